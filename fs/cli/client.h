@@ -1,0 +1,27 @@
+// How the commands find the mount they mean and ask its daemon. Stateless.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+
+#include "fs/cli/mountinfo.h"
+
+namespace ckptfs::fs::cli {
+
+// A path, as the mount it lies in and what it is called there.
+struct Target {
+  MountEntry mount;
+  std::string path;  // from the mount's root: "/", "/steps/global_step100"
+};
+
+// Without a path: the only ckptfs mount (ENOENT where there is none, EINVAL naming them where there are several).
+// With one: the ckptfs mount it lies in (ENOENT).
+Result<Target> find_target(const std::optional<std::string>& path);
+// As above, on mounts and a path (absolute) already known. Pure.
+Result<Target> find_target(const std::vector<MountEntry>& mounts, const std::optional<std::string>& path);
+
+// One request to the daemon of that mount, whose socket its root's user.ckptfs.socket names.
+Result<nlohmann::json> ask_daemon(const MountEntry& mount, const std::string& command, const nlohmann::json& arguments);
+
+}  // namespace ckptfs::fs::cli

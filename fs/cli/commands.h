@@ -1,0 +1,20 @@
+// The subcommands. Each add_X adds one to the command line; when it is the one chosen, `chosen` becomes what runs it and
+// returns the exit code (system.h). Main thread only.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+
+namespace ckptfs::fs::cli {
+
+using Chosen = std::function<int()>;
+
+void add_mount(CLI::App& app, Chosen& chosen);
+void add_umount(CLI::App& app, Chosen& chosen);
+void add_save(CLI::App& app, Chosen& chosen);
+void add_ls(CLI::App& app, Chosen& chosen);
+void add_status(CLI::App& app, Chosen& chosen);
+void add_fsck(CLI::App& app, Chosen& chosen);
+void add_doctor(CLI::App& app, Chosen& chosen);
+
+}  // namespace ckptfs::fs::cli

@@ -1,0 +1,178 @@
+#include "fs/cli/daemon.h"
+
+#include <spdlog/spdlog.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <csignal>
+#include <fstream>
+#include <memory>
+
+#include "fs/cli/system.h"
+#include "fs/control/commands.h"
+#include "fs/control/server.h"
+#include "io/control_message.h"
+#include "io/image.h"
+#include "io/lease.h"
+
+namespace ckptfs::fs::cli {
+namespace {
+
+constexpr rlim_t kWantedDescriptors = 1 << 20;
+
+// What the signal handler ends; the handlers are removed before it goes.
+std::atomic<Mount*> served{nullptr};
+
+void end_served(int) {
+  if (Mount* mount = served.load()) mount->stop();
+}
+
+// The three signals end the mount cleanly while this lives.
+class EndSignals {
+ public:
+  explicit EndSignals(Mount& mount) {
+    served = &mount;
+    install(end_served);
+  }
+  ~EndSignals() {
+    install(SIG_IGN);
+    served = nullptr;
+  }
+  EndSignals(const EndSignals&) = delete;
+  EndSignals& operator=(const EndSignals&) = delete;
+
+ private:
+  static void install(void (*handler)(int)) {
+    struct sigaction action {};
+    action.sa_handler = handler;
+    action.sa_flags = SA_RESTART;
+    for (const int signal : {SIGTERM, SIGINT, SIGHUP}) sigaction(signal, &action, nullptr);
+  }
+};
+
+void raise_descriptor_limit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return spdlog::warn("RLIMIT_NOFILE: {}", last_error().message());
+  rlim_t wanted = kWantedDescriptors;
+  if (auto most = read_text("/proc/sys/fs/nr_open")) {
+    wanted = std::min<rlim_t>(wanted, std::strtoull(most.value().c_str(), nullptr, 10));
+  }
+  limit.rlim_max = std::max(limit.rlim_max, wanted);
+  limit.rlim_cur = limit.rlim_max;
+  if (setrlimit(RLIMIT_NOFILE, &limit) == 0) return;
+  spdlog::warn("RLIMIT_NOFILE to {}: {}", limit.rlim_cur, last_error().message());
+  getrlimit(RLIMIT_NOFILE, &limit);
+  limit.rlim_cur = limit.rlim_max;
+  if (setrlimit(RLIMIT_NOFILE, &limit) != 0) spdlog::warn("RLIMIT_NOFILE: {}", last_error().message());
+}
+
+// The kernel writes back through us when memory is short: it must neither wait for us while we wait for it, nor kill us.
+void settle_process() {
+  if (prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) != 0) spdlog::warn("PR_SET_IO_FLUSHER: {}", last_error().message());
+  std::ofstream score("/proc/self/oom_score_adj");
+  score << -900 << std::flush;
+  if (!score) spdlog::warn("/proc/self/oom_score_adj to -900: {}", last_error().message());
+  raise_descriptor_limit();
+  std::signal(SIGPIPE, SIG_IGN);
+  io::ignore_lease_signals();
+}
+
+// The image under the store, where there is one: unmounted again at the end, by whichever daemon it was mounted.
+class ServedImage {
+ public:
+  static Result<ServedImage> open(const MountPlan& plan) {
+    ServedImage result;
+    result.folder_ = plan.store;
+    TRY_ASSIGN(const auto mounts, io::mount_table());
+    if (plan.image_size) {
+      TRY_ASSIGN(result.image_, io::mount_image(plan.store, {*plan.image_size, plan.sparse, plan.sector}));
+    } else if (io::has_image(plan.store)) {
+      TRY_ASSIGN(result.image_, io::find_image(plan.store));
+    } else {
+      return result;
+    }
+    result.folder_ = result.image_->folder;
+    result.found_mounted_ = mounted_at(mounts, result.folder_).has_value();
+    spdlog::info("image {} on {} at {}, {}", result.image_->image, result.image_->device, result.image_->folder,
+                 result.image_->direct ? "direct I/O" : "buffered: the loop driver takes no direct I/O here");
+    return result;
+  }
+  const std::string& folder() const { return folder_; }
+  // Another daemon may be using an image that was there already, so one that could not start leaves it alone.
+  Result<> close(bool started) {
+    if (!image_ || (found_mounted_ && !started)) return success();
+    return io::unmount_image(*image_);
+  }
+
+ private:
+  std::string folder_;
+  std::optional<io::MountedImage> image_;
+  bool found_mounted_ = false;
+};
+
+MountOptions mount_options(const MountPlan& plan, const std::string& store_folder) {
+  MountOptions options;
+  options.store = store_folder;
+  options.store_name = plan.store;
+  options.mountpoint = plan.mountpoint;
+  options.passthrough = plan.options.passthrough;
+  options.odirect = plan.options.odirect;
+  options.uid = plan.options.uid;
+  options.gid = plan.options.gid;
+  options.quiet_seconds = plan.options.quiet_seconds;
+  return options;
+}
+
+// From the store's start to its end; the image is there. Errors of the start go to `report` alone, later ones to the log.
+Result<> serve_store(const MountPlan& plan, const std::string& store_folder, const StartReport& report) {
+  std::unique_ptr<ControlServer> control;
+  MountOptions options = mount_options(plan, store_folder);
+  options.before_close = [&control] {
+    if (control) control->stop();
+  };
+  TRY_ASSIGN(const std::unique_ptr<Mount> mount, Mount::start(options));
+  const EndSignals signals(*mount);
+  control = std::make_unique<ControlServer>(std::string(io::kSocketFolder) + "/" + mount->store().id() + ".sock");
+  add_commands(*control, *mount);
+  const Result<> listening = control->start();
+  if (listening) {
+    spdlog::info("{} is mounted at {} (ckptfs {}, pid {})", plan.store, plan.mountpoint, CKPTFS_VERSION, getpid());
+    report(success());
+  } else {
+    mount->stop();
+  }
+  const Result<> served_to_end = mount->run();
+  control->stop();
+  if (!listening) return listening;
+  return served_to_end;
+}
+
+}  // namespace
+
+int serve(const MountPlan& plan, const StartReport& report) {
+  bool started = false;
+  const StartReport note_start = [&](const Result<>& outcome) {
+    started = outcome.has_value();
+    report(outcome);
+  };
+  const auto failed = [&](const Error& error) {
+    spdlog::error("{}", error.message());
+    if (!started) report(error);
+    return kFailed;
+  };
+
+  settle_process();
+  auto image = ServedImage::open(plan);
+  if (!image) return failed(image.error());
+  const Result<> ended = serve_store(plan, image.value().folder(), note_start);
+  const Result<> closed = image.value().close(started);
+  if (!closed) spdlog::error("the image stays mounted: {}", closed.error().message());
+  if (!ended) return failed(ended.error());
+  spdlog::info("{} is unmounted from {}", plan.store, plan.mountpoint);
+  return closed ? kSuccess : kFailed;
+}
+
+}  // namespace ckptfs::fs::cli

@@ -1,0 +1,32 @@
+// Finds the process behind a mount and waits for its end, without ever waiting for a daemon that hangs.
+#pragma once
+
+#include <sys/types.h>
+
+#include <functional>
+#include <optional>
+
+#include "fs/cli/mountinfo.h"
+#include "io/fd.h"
+
+namespace ckptfs::fs::cli {
+
+// A handle on the daemon, from before the unmount, so that its number can mean no other process.
+struct DaemonHandle {
+  pid_t pid = 0;
+  io::Fd process;  // pidfd
+};
+
+struct DaemonProbe {
+  bool dead = false;                   // the kernel says so (ENOTCONN)
+  std::optional<DaemonHandle> daemon;  // where it answered
+};
+
+// Asks the mount's status for the pid, in a child that is given up after a few seconds (a thread that waits for a hung
+// FUSE daemon cannot be ended).
+DaemonProbe probe_daemon(const MountEntry& mount);
+
+// Returns when the process has ended; calls `still_waiting` once after a second.
+void wait_for_end(const DaemonHandle& daemon, const std::function<void()>& still_waiting);
+
+}  // namespace ckptfs::fs::cli

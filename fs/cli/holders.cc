@@ -1,0 +1,88 @@
+#include "fs/cli/holders.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <charconv>
+#include <cstdio>
+#include <filesystem>
+#include <set>
+#include <sstream>
+
+#include "fs/cli/system.h"
+
+namespace ckptfs::fs::cli {
+namespace {
+
+namespace files = std::filesystem;
+
+// The device of what a link in /proc/PID leads to, from the kernel's own cache.
+bool is_on(const files::path& link, const MountEntry& mount) {
+  struct statx stx {};
+  if (statx(AT_FDCWD, link.c_str(), AT_STATX_DONT_SYNC, STATX_TYPE, &stx) != 0) return false;
+  return std::to_string(stx.stx_dev_major) + ":" + std::to_string(stx.stx_dev_minor) == mount.device;
+}
+
+std::string target_of(const files::path& link) {
+  std::error_code error;
+  const files::path target = files::read_symlink(link, error);
+  return error ? link.string() : target.string();
+}
+
+std::string command_of(const files::path& process) {
+  const auto command = read_text(process / "comm");
+  return command ? command.value().substr(0, command.value().find('\n')) : "?";
+}
+
+// 7f12-7f13 rw-s 00000000 00:2c 42 /ckpt/a b
+std::set<std::string> mapped_files(const files::path& process, const MountEntry& mount) {
+  std::set<std::string> found;
+  const auto maps = read_text(process / "maps");
+  if (!maps) return found;
+  std::istringstream stream(maps.value());
+  for (std::string line; std::getline(stream, line);) {
+    unsigned major = 0, minor = 0;
+    int path_at = 0;
+    if (std::sscanf(line.c_str(), "%*s %*s %*s %x:%x %*s %n", &major, &minor, &path_at) < 2 || path_at == 0) continue;
+    if (std::to_string(major) + ":" + std::to_string(minor) == mount.device) found.insert(line.substr(static_cast<size_t>(path_at)));
+  }
+  return found;
+}
+
+// What one process holds; paths and how.
+std::vector<std::pair<std::string, std::string>> held_by(const files::path& process, const MountEntry& mount) {
+  std::vector<std::pair<std::string, std::string>> held;
+  if (is_on(process / "cwd", mount)) held.emplace_back(target_of(process / "cwd"), "working directory");
+  if (is_on(process / "root", mount)) held.emplace_back(target_of(process / "root"), "root");
+  std::set<std::string> seen;
+  std::error_code error;
+  for (files::directory_iterator entry(process / "fd", error), end; !error && entry != end; entry.increment(error)) {
+    if (!is_on(entry->path(), mount)) continue;
+    const std::string path = target_of(entry->path());
+    if (seen.insert(path).second) held.emplace_back(path, "open");
+  }
+  for (const std::string& path : mapped_files(process, mount)) {
+    if (!seen.contains(path)) held.emplace_back(path, "mapped");
+  }
+  return held;
+}
+
+}  // namespace
+
+std::vector<Holder> find_holders(const MountEntry& mount, size_t limit) {
+  std::vector<Holder> holders;
+  std::error_code error;
+  for (files::directory_iterator entry("/proc", error), end; !error && entry != end; entry.increment(error)) {
+    const std::string name = entry->path().filename();
+    pid_t pid = 0;
+    const auto parsed = std::from_chars(name.data(), name.data() + name.size(), pid);
+    if (parsed.ec != std::errc() || parsed.ptr != name.data() + name.size()) continue;
+    for (auto& [path, how] : held_by(entry->path(), mount)) {
+      if (holders.size() == limit) return holders;
+      holders.push_back({pid, command_of(entry->path()), path, how});
+    }
+  }
+  return holders;
+}
+
+}  // namespace ckptfs::fs::cli

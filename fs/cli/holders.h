@@ -1,0 +1,24 @@
+// Who keeps a mount busy: processes with a file, a folder or a mapping of it in use. Looks through /proc; asks the file
+// system itself nothing, so that a daemon that hangs does not hang the search. Stateless.
+#pragma once
+
+#include <sys/types.h>
+
+#include <string>
+#include <vector>
+
+#include "fs/cli/mountinfo.h"
+
+namespace ckptfs::fs::cli {
+
+struct Holder {
+  pid_t pid = 0;
+  std::string command;
+  std::string path;  // as the process sees it
+  std::string how;   // "open", "working directory", "root", "mapped"
+};
+
+// At most `limit`, one for each process and path.
+std::vector<Holder> find_holders(const MountEntry& mount, size_t limit);
+
+}  // namespace ckptfs::fs::cli

@@ -1,0 +1,91 @@
+// ckptfs ls: the steps of one series or of all.
+#include <cstdio>
+#include <ctime>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "fs/cli/client.h"
+#include "fs/cli/commands.h"
+#include "fs/cli/format.h"
+#include "fs/cli/system.h"
+
+namespace ckptfs::fs::cli {
+namespace {
+
+using nlohmann::json;
+
+Colour colour_of(const std::string& state) {
+  if (state == "complete" || state == "sealed") return Colour::green;
+  if (state == "being removed") return Colour::red;
+  return Colour::yellow;
+}
+
+// The rows of one series, which stand together.
+std::string series_table(const std::vector<json>& steps) {
+  using Align = Table::Align;
+  Table table({{"TAG"}, {"STATE"}, {"KIND"}, {"FILES", Align::right}, {"SIZE", Align::right}, {"AGE", Align::right},
+               {"PINNED"}});
+  const int64_t now = std::time(nullptr);
+  std::string notes;
+  for (const json& step : steps) {
+    const std::string tag = step.value("tag", "");
+    const std::string state = step.value("state", "unknown");
+    table.add({{tag},
+               {state, colour_of(state)},
+               {step.value("kind", "")},
+               {std::to_string(step.value("files", uint64_t{0}))},
+               {human_size(step.value("bytes", uint64_t{0}))},
+               {human_age(now - step.value("mtime", int64_t{0}))},
+               {step.value("pinned", false) ? "pinned" : ""}});
+    std::string stale;
+    for (const json& name : step.value("perhaps_stale", json::array())) stale += " " + name.get<std::string>();
+    if (!stale.empty()) notes += printable("  " + tag + ": perhaps stale:" + stale) + "\n";
+  }
+  return table.text(stdout_is_terminal()) + notes;
+}
+
+void print_steps(const json& steps) {
+  std::vector<std::pair<std::string, std::vector<json>>> series;
+  for (const json& step : steps) {
+    const std::string name = step.value("series", "");
+    if (series.empty() || series.back().first != name) series.push_back({name, {}});
+    series.back().second.push_back(step);
+  }
+  for (size_t i = 0; i < series.size(); ++i) {
+    std::printf("%s%s: %s\n%s", i == 0 ? "" : "\n", printable(series[i].first).c_str(),
+                counted(series[i].second.size(), "step").c_str(), series_table(series[i].second).c_str());
+  }
+  if (series.empty()) std::printf("No steps yet: save_checkpoint into MOUNTPOINT/steps, or ckptfs save TAG.\n");
+}
+
+int run(const std::string& path, bool as_json) {
+  auto target = find_target(path.empty() ? std::nullopt : std::optional(path));
+  if (!target) return fail(target.error());
+  auto result = ask_daemon(target.value().mount, "ls", {{"path", target.value().path}});
+  if (!result) return fail(path.empty() ? target.value().mount.mountpoint : path, result.error());
+  if (as_json) {
+    print_json(result.value());
+  } else {
+    print_steps(result.value().value("steps", json::array()));
+  }
+  return kSuccess;
+}
+
+}  // namespace
+
+void add_ls(CLI::App& app, Chosen& chosen) {
+  struct Arguments {
+    std::string path;
+    bool as_json = false;
+  };
+  auto arguments = std::make_shared<Arguments>();
+  CLI::App* command = app.add_subcommand("ls", "List steps: state, kind, files, size, age");
+  command->add_option("PATH", arguments->path, "A mount, a series or a step (default: the only mount)");
+  command->add_flag("--json", arguments->as_json, "Print as JSON");
+  command->footer(
+      "SIZE is apparent: blocks shared between steps are counted in each.\n"
+      "Example:\n  ckptfs ls\n  ckptfs ls --json /ckpt/steps");
+  command->callback([arguments, &chosen] { chosen = [arguments] { return run(arguments->path, arguments->as_json); }; });
+}
+
+}  // namespace ckptfs::fs::cli

@@ -1,0 +1,44 @@
+// The command `ckptfs`.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "fs/cli/commands.h"
+#include "fs/cli/mount_options.h"
+#include "fs/cli/system.h"
+
+namespace ckptfs::fs::cli {
+namespace {
+
+int run(int argc, char** argv) {
+  CLI::App app{"ckptfs keeps training checkpoints: a mount where a save is a clone, not a copy.", "ckptfs"};
+  app.set_version_flag("--version", "ckptfs " CKPTFS_VERSION);
+  app.require_subcommand(1);
+  app.footer(
+      "First steps:\n"
+      "  ckptfs doctor /data                      what this machine has and lacks\n"
+      "  ckptfs mount /data/store /ckpt           on XFS with reflink\n"
+      "  ckptfs mount --image 200G /data/store /ckpt   anywhere else\n"
+      "`ckptfs COMMAND --help` shows each command with an example.");
+  Chosen chosen;
+  for (const auto add : {add_mount, add_umount, add_save, add_ls, add_status, add_fsck, add_doctor}) add(app, chosen);
+
+  std::vector<std::string> arguments = normalize_arguments({argv, argv + argc});
+  try {
+    // CLI11 takes them from the back.
+    app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend() - 1));
+  } catch (const CLI::ParseError& e) {
+    if (e.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success)) return app.exit(e);  // --help, --version
+    const auto used = app.get_subcommands();
+    const std::string command = used.empty() ? "ckptfs" : "ckptfs " + used.front()->get_name();
+    std::fprintf(stderr, "ckptfs: %s; see `%s --help`\n", e.what(), command.c_str());
+    return kUsage;
+  }
+  return chosen();
+}
+
+}  // namespace
+}  // namespace ckptfs::fs::cli
+
+int main(int argc, char** argv) { return ckptfs::fs::cli::run(argc, argv); }

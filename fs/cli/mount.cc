@@ -1,0 +1,81 @@
+// ckptfs mount: a store at a mountpoint.
+#include <unistd.h>
+
+#include <memory>
+
+#include "fs/cli/commands.h"
+#include "fs/cli/daemon.h"
+#include "fs/cli/log.h"
+#include "fs/cli/mount_plan.h"
+#include "fs/cli/system.h"
+
+namespace ckptfs::fs::cli {
+namespace {
+
+int run_in_foreground(const MountPlan& plan) {
+  if (auto log = open_log(plan.log, true, plan.log_level); !log) return fail(log.error());
+  // What serve() reports is in the log already, which is stderr unless --log says otherwise.
+  return serve(plan, [&](const Result<>& started) {
+    if (!started && !plan.log.empty()) fail(plan.store, started.error());
+  });
+}
+
+int run_as_daemon(const MountPlan& plan) {
+  return daemonize(plan.store, [&plan](const StartReport& report) {
+    if (auto log = open_log(plan.log, false, plan.log_level); !log) {
+      report(log);
+      return static_cast<int>(kFailed);
+    }
+    return serve(plan, report);
+  });
+}
+
+int run(const MountArguments& arguments) {
+  const auto plan = plan_mount(arguments);
+  if (!plan) {
+    fail(plan.error());
+    return plan.error().errno_value() == EINVAL ? kUsage : kFailed;
+  }
+  if (geteuid() != 0) {
+    return fail(plan.value().mountpoint, Error(EPERM, "mounting needs root; sudo ckptfs mount ... (the mount then belongs "
+                                                      "to you: -o uid= defaults to who called sudo)"));
+  }
+  if (auto apart = check_nesting(plan.value()); !apart) return fail(apart.error());
+  if (auto clear = clear_mountpoint(plan.value().mountpoint); !clear) return fail(clear.error());
+  return plan.value().foreground ? run_in_foreground(plan.value()) : run_as_daemon(plan.value());
+}
+
+}  // namespace
+
+void add_mount(CLI::App& app, Chosen& chosen) {
+  auto arguments = std::make_shared<MountArguments>();
+  CLI::App* command = app.add_subcommand("mount", "Mount a store (made at its first mount)");
+  command->add_option("STORE", arguments->store, "Folder that holds everything")->required();
+  command->add_option("MOUNTPOINT", arguments->mountpoint, "An existing folder")->required();
+  command->add_flag("-f,--foreground", arguments->foreground, "Stay in the foreground, log to stderr");
+  command->add_option("--image", arguments->image,
+                      "Make STORE/image.xfs of this size (K, M, G, T; at least 512M) and put the store in it;\n"
+                      "later mounts find it by themselves");
+  command->add_flag("--sparse", arguments->sparse, "Do not allocate the image in full: a full disk then breaks it");
+  command->add_option("--sector", arguments->sector, "The image's logical sector, 512 or 4096")
+      ->check(CLI::IsMember({512, 4096}));
+  command
+      ->add_option("-o", arguments->options,
+                   "Comma list of passthrough=auto|on|off, odirect=safe|raw, uid=N, gid=N, quiet=30s")
+      ->type_size(1)
+      ->allow_extra_args(false);
+  command->add_option("--log", arguments->log, "Log to this file (default: syslog, with -f stderr)");
+  command->add_option("--log-level", arguments->log_level, kLogLevels)
+      ->check([](const std::string& level) -> std::string {
+        return is_log_level(level) ? "" : "--log-level: one of " + std::string(kLogLevels);
+      });
+  command->footer(
+      "Returns when the mount is there; ends with `ckptfs umount MOUNTPOINT`. A dead mount at MOUNTPOINT is replaced.\n"
+      "Examples:\n"
+      "  ckptfs mount /data/store /ckpt\n"
+      "  ckptfs mount --image 200G -o uid=1000,gid=1000 --log /var/log/ckptfs.log /data/store /ckpt\n"
+      "  /etc/fstab:  /data/store  /ckpt  fuse.ckptfs  defaults,nofail  0 0");
+  command->callback([arguments, &chosen] { chosen = [arguments] { return run(*arguments); }; });
+}
+
+}  // namespace ckptfs::fs::cli

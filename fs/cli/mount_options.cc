@@ -1,0 +1,104 @@
+#include "fs/cli/mount_options.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <filesystem>
+#include <sstream>
+
+namespace ckptfs::fs::cli {
+namespace {
+
+constexpr const char* kKnown = "passthrough=auto|on|off, odirect=safe|raw, uid=N, gid=N, quiet=30s";
+// mount(8)'s own, and what it adds by default.
+constexpr std::array kIgnored{"rw",    "defaults", "auto",  "noauto", "nofail", "_netdev", "user",
+                              "users", "nouser",   "owner", "dev",    "suid",   "exec",    "async"};
+
+Error bad(const std::string& option) {
+  return Error(EINVAL, "-o " + option + ": not understood; the options are " + kKnown);
+}
+
+Result<uint32_t> number(const std::string& option, const std::string& text) {
+  uint32_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) return bad(option);
+  return value;
+}
+
+// "30", "30s", "5m", "2h"
+Result<unsigned> seconds(const std::string& option, std::string text) {
+  uint64_t unit = 1;
+  if (!text.empty() && (text.back() == 's' || text.back() == 'm' || text.back() == 'h')) {
+    unit = text.back() == 's' ? 1 : text.back() == 'm' ? 60 : 3600;
+    text.pop_back();
+  }
+  TRY_ASSIGN(const uint32_t value, number(option, text));
+  if (value * unit > UINT32_MAX) return bad(option);
+  return static_cast<unsigned>(value * unit);
+}
+
+bool ignored(const std::string& option) {
+  return option.empty() || option.starts_with("x-") || option.starts_with("comment=") ||
+         std::find(kIgnored.begin(), kIgnored.end(), option) != kIgnored.end();
+}
+
+Result<> apply_option(ParsedOptions& parsed, const std::string& option) {
+  const size_t equals = option.find('=');
+  const std::string name = option.substr(0, equals);
+  const std::string value = equals == std::string::npos ? "" : option.substr(equals + 1);
+  if (option == "passthrough=auto") {
+    parsed.passthrough = PassthroughOption::automatic;
+  } else if (option == "passthrough=on") {
+    parsed.passthrough = PassthroughOption::on;
+  } else if (option == "passthrough=off") {
+    parsed.passthrough = PassthroughOption::off;
+  } else if (option == "odirect=safe") {
+    parsed.odirect = OdirectOption::safe;
+  } else if (option == "odirect=raw") {
+    parsed.odirect = OdirectOption::raw;
+  } else if (name == "uid") {
+    TRY_ASSIGN(parsed.uid, number(option, value));
+  } else if (name == "gid") {
+    TRY_ASSIGN(parsed.gid, number(option, value));
+  } else if (name == "quiet") {
+    TRY_ASSIGN(parsed.quiet_seconds, seconds(option, value));
+  } else if (!ignored(option)) {
+    return bad(option);
+  }
+  return success();
+}
+
+}  // namespace
+
+Result<ParsedOptions> parse_mount_options(const std::vector<std::string>& lists) {
+  ParsedOptions parsed;
+  for (const std::string& list : lists) {
+    std::istringstream stream(list);
+    for (std::string option; std::getline(stream, option, ',');) TRY(apply_option(parsed, option));
+  }
+  return parsed;
+}
+
+std::vector<std::string> normalize_arguments(std::vector<std::string> arguments) {
+  if (arguments.empty()) return arguments;
+  const std::string program = std::filesystem::path(arguments[0]).filename();
+  if (program.starts_with("mount.")) {
+    std::vector<std::string> kept{"ckptfs", "mount"};
+    for (size_t i = 1; i < arguments.size(); ++i) {
+      const std::string& argument = arguments[i];
+      const bool flags = argument.size() > 1 && argument[0] == '-' &&
+                         argument.find_first_not_of("snv", 1) == std::string::npos;
+      if (flags) continue;
+      if (argument == "-t") {
+        ++i;
+        continue;
+      }
+      kept.push_back(argument);
+    }
+    return kept;
+  }
+  if (arguments.size() > 1 && arguments[1].starts_with("/")) arguments.insert(arguments.begin() + 1, "mount");
+  return arguments;
+}
+
+}  // namespace ckptfs::fs::cli

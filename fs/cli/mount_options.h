@@ -1,0 +1,27 @@
+// The comma lists behind `ckptfs mount -o`. Pure; any thread.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "fs/mount.h"
+
+namespace ckptfs::fs::cli {
+
+struct ParsedOptions {
+  PassthroughOption passthrough = PassthroughOption::automatic;
+  OdirectOption odirect = OdirectOption::safe;
+  std::optional<uint32_t> uid, gid;
+  unsigned quiet_seconds = 30;
+};
+
+// EINVAL, in words that name the known options, for one that is unknown or has a bad value. Later ones win. What
+// mount(8) and fstab pass of their own (rw, defaults, nofail, _netdev, x-*, ...) is accepted and ignored.
+Result<ParsedOptions> parse_mount_options(const std::vector<std::string>& lists);
+
+// `mount -t fuse.ckptfs` and fstab do not know the subcommand: mount.fuse runs `ckptfs STORE MOUNTPOINT -o ...`, and
+// mount(8) `mount.ckptfs STORE MOUNTPOINT [-sfnv] [-t TYPE] -o ...`. Both become `ckptfs mount ...`; anything else
+// stays as it is. `arguments` is argv.
+std::vector<std::string> normalize_arguments(std::vector<std::string> arguments);
+
+}  // namespace ckptfs::fs::cli

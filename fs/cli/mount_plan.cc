@@ -1,0 +1,82 @@
+#include "fs/cli/mount_plan.h"
+
+#include <sys/mount.h>
+#include <sys/stat.h>
+
+#include <cstdio>
+
+#include "fs/cli/system.h"
+#include "io/image.h"
+
+namespace ckptfs::fs::cli {
+namespace {
+
+constexpr int kMaximumStackedMounts = 16;
+
+}  // namespace
+
+Result<MountPlan> plan_mount(const MountArguments& arguments) {
+  MountPlan plan;
+  TRY_ASSIGN(plan.options, parse_mount_options(arguments.options));
+  if (!arguments.image.empty()) {
+    TRY_ASSIGN(plan.image_size, io::parse_size(arguments.image));
+    if (*plan.image_size < io::kMinimumImageSize) {
+      return Error(EINVAL, "--image " + arguments.image + ": an image has at least 512M");
+    }
+  } else if (arguments.sparse) {
+    return Error(EINVAL, "--sparse: goes with --image SIZE");
+  }
+  TRY_ASSIGN(plan.store, absolute_path(arguments.store));
+  TRY_ASSIGN(plan.mountpoint, absolute_path(arguments.mountpoint));
+  if (!arguments.log.empty()) {
+    TRY_ASSIGN(plan.log, absolute_path(arguments.log));
+  }
+  plan.sparse = arguments.sparse;
+  plan.sector = arguments.sector;
+  plan.foreground = arguments.foreground;
+  plan.log_level = arguments.log_level;
+  return plan;
+}
+
+Result<> check_nesting(const MountPlan& plan) {
+  if (lies_within(plan.store, plan.mountpoint)) {
+    return Error(EINVAL, plan.store + ": the store (and its image) lies below the mountpoint " + plan.mountpoint +
+                             "; the mount would hide it: choose another folder for one of them");
+  }
+  if (lies_within(plan.mountpoint, plan.store)) {
+    return Error(EINVAL, plan.mountpoint + ": the mountpoint lies in the store " + plan.store +
+                             "; choose a folder outside it");
+  }
+  if (!plan.log.empty() && lies_within(plan.log, plan.mountpoint)) {
+    return Error(EINVAL, plan.log + ": the log lies below the mountpoint " + plan.mountpoint +
+                             "; the daemon would wait for itself: choose a file elsewhere");
+  }
+  return success();
+}
+
+Result<> clear_mountpoint(const std::string& mountpoint) {
+  for (int i = 0; i < kMaximumStackedMounts; ++i) {
+    TRY_ASSIGN(const auto mounts, io::mount_table());
+    const auto mounted = mounted_at(mounts, mountpoint);
+    struct stat st {};
+    if (::stat(mountpoint.c_str(), &st) == 0) {
+      if (mounted && is_ckptfs(*mounted)) {
+        return Error(EBUSY, mountpoint + ": ckptfs is mounted there already (store " + mounted->source +
+                                "); use it, or end it first: ckptfs umount " + mountpoint);
+      }
+      if (!S_ISDIR(st.st_mode)) return Error(ENOTDIR, mountpoint + ": is no directory; a mountpoint has to be one");
+      return success();
+    }
+    if (errno == ENOENT) return Error(ENOENT, mountpoint + ": there is no such folder; make it: mkdir " + mountpoint);
+    if (errno != ENOTCONN) return last_error(mountpoint);
+    if (!mounted || !is_ckptfs(*mounted)) {
+      return Error(ENOTCONN, mountpoint + ": a dead mount of another file system; take it away: umount -l " + mountpoint);
+    }
+    if (::umount2(mountpoint.c_str(), MNT_DETACH | UMOUNT_NOFOLLOW) != 0) return last_error(mountpoint);
+    std::fprintf(stderr, "ckptfs: %s: the daemon of store %s had died; its dead mount was detached\n",
+                 mountpoint.c_str(), mounted->source.c_str());
+  }
+  return Error(EBUSY, mountpoint + ": too many dead mounts on top of each other; umount -l " + mountpoint);
+}
+
+}  // namespace ckptfs::fs::cli

@@ -1,0 +1,103 @@
+// ckptfs status: what a mount is doing, and how.
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "fs/cli/client.h"
+#include "fs/cli/commands.h"
+#include "fs/cli/format.h"
+#include "fs/cli/system.h"
+
+namespace ckptfs::fs::cli {
+namespace {
+
+using nlohmann::json;
+
+void line(const char* title, const std::string& text) { std::printf("%-12s %s\n", title, printable(text).c_str()); }
+
+std::string scalar(const json& value) { return value.is_string() ? value.get<std::string>() : value.dump(); }
+
+std::string size_of(const json& object, const char* key) { return human_size(object.value(key, uint64_t{0})); }
+
+void print_mode(const json& status) {
+  const json passthrough = status.value("passthrough", json::object());
+  const std::string reason = passthrough.value("reason", "");
+  const std::string mode = passthrough.value("active", false) ? "passthrough" : "direct (every byte goes through the daemon)";
+  line("mode", mode + (reason.empty() ? "" : ": " + reason));
+  const json alignment = status.value("alignment", json::object());
+  const bool harmful = alignment.value("harmful", false);
+  const bool safe = status.value("odirect", "safe") == "safe";
+  std::string effect = "harmless for DeepSpeed";
+  if (harmful) effect = safe ? "served in the daemon" : "NOT served in the daemon: DeepSpeed's unaligned reads fail silently";
+  line("O_DIRECT", status.value("odirect", "safe") + "; the device wants memory at " +
+                       std::to_string(alignment.value("memory", 0)) + ", offsets at " +
+                       std::to_string(alignment.value("offset", 0)) + " bytes: " + effect);
+}
+
+void print_space(const json& space) {
+  line("space", size_of(space, "free") + " free of " + size_of(space, "total") + " (kept back: reserve " +
+                    size_of(space, "reserve") + ", ballast " + size_of(space, "ballast") + ")");
+  line("owed", size_of(space, "owed") + " that overwriting the live swap files would newly take");
+}
+
+void print_recovery(const json& recovery) {
+  const auto count = [&](const char* key) { return recovery.value(key, uint64_t{0}); };
+  line("last end", recovery.value("clean", true) ? "clean" : "not clean: the store was recovered at this start");
+  line("content", counted(count("inodes"), "inode") + ", " + counted(count("blobs"), "blob"));
+  if (count("orphan_blobs") > 0) {
+    line("orphans", counted(count("orphan_blobs"), "nameless blob") + " kept; ckptfs fsck STORE lists them");
+  }
+  for (const json& path : recovery.value("damaged", json::array())) line("DAMAGED", scalar(path));
+}
+
+void print_counters(const json& counters) {
+  std::string text;
+  for (const auto& [name, value] : counters.items()) {
+    if (value == 0) continue;
+    text += (text.empty() ? "" : ", ") + name + " " + scalar(value);
+  }
+  if (!text.empty()) line("counters", text);
+}
+
+void print_status(const json& status) {
+  line("mountpoint", status.value("mountpoint", ""));
+  line("store", status.value("store", "") + " (id " + status.value("mount_id", "") + ")");
+  line("daemon", "pid " + std::to_string(status.value("pid", 0)) + ", version " + status.value("version", ""));
+  print_mode(status);
+  print_space(status.value("space", json::object()));
+  print_recovery(status.value("recovery", json::object()));
+  line("open files", std::to_string(status.value("open_files", uint64_t{0})));
+  print_counters(status.value("counters", json::object()));
+  for (const json& warning : status.value("warnings", json::array())) line("WARNING", scalar(warning));
+}
+
+int run(const std::string& mountpoint, bool as_json) {
+  auto target = find_target(mountpoint.empty() ? std::nullopt : std::optional(mountpoint));
+  if (!target) return fail(target.error());
+  auto status = ask_daemon(target.value().mount, "status", json::object());
+  if (!status) return fail(target.value().mount.mountpoint, status.error());
+  if (as_json) {
+    print_json(status.value());
+  } else {
+    print_status(status.value());
+  }
+  return kSuccess;
+}
+
+}  // namespace
+
+void add_status(CLI::App& app, Chosen& chosen) {
+  struct Arguments {
+    std::string mountpoint;
+    bool as_json = false;
+  };
+  auto arguments = std::make_shared<Arguments>();
+  CLI::App* command = app.add_subcommand("status", "Show a mount's mode, space, recovery and counters");
+  command->add_option("MOUNTPOINT", arguments->mountpoint, "The mount (default: the only one)");
+  command->add_flag("--json", arguments->as_json, "Print as JSON");
+  command->footer("Example:\n  ckptfs status\n  ckptfs status --json /ckpt | jq .space");
+  command->callback(
+      [arguments, &chosen] { chosen = [arguments] { return run(arguments->mountpoint, arguments->as_json); }; });
+}
+
+}  // namespace ckptfs::fs::cli

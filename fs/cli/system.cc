@@ -1,0 +1,55 @@
+#include "fs/cli/system.h"
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "fs/cli/format.h"
+
+namespace ckptfs::fs::cli {
+
+Result<std::string> read_text(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) return last_error(path);
+  std::ostringstream text;
+  text << file.rdbuf();
+  if (file.bad()) return Error(EIO, path + ": cannot be read");
+  return text.str();
+}
+
+Result<std::string> absolute_path(const std::string& path) {
+  namespace files = std::filesystem;
+  std::error_code error;
+  files::path absolute = files::absolute(path, error);
+  if (error) return Error(error.value(), path + ": " + error.message());
+  if (!absolute.has_filename()) absolute = absolute.parent_path();  // a slash at the end
+  files::path resolved = files::weakly_canonical(absolute, error);
+  if (error) {
+    const files::path parent = files::weakly_canonical(absolute.parent_path(), error);
+    if (error) return Error(error.value(), path + ": " + error.message());
+    resolved = parent / absolute.filename();
+  }
+  return resolved.lexically_normal().string();
+}
+
+int fail(const Error& error) {
+  std::fprintf(stderr, "ckptfs: %s\n", printable(error.message()).c_str());
+  return kFailed;
+}
+
+int fail(const std::string& path, const Error& error) {
+  const bool named = error.message().find(path) != std::string::npos;
+  return fail(named ? error : Error(error.errno_value(), path + ": " + error.message()));
+}
+
+void print_json(const nlohmann::json& value) {
+  std::printf("%s\n", value.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+}
+
+bool stdout_is_terminal() { return isatty(STDOUT_FILENO) == 1; }
+
+}  // namespace ckptfs::fs::cli

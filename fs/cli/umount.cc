@@ -1,0 +1,123 @@
+// ckptfs umount: ends a mount, or takes a dead one away, and says who is in the way.
+#include <sys/mount.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <memory>
+
+#include "fs/cli/client.h"
+#include "fs/cli/commands.h"
+#include "fs/cli/daemon_probe.h"
+#include "fs/cli/format.h"
+#include "fs/cli/holders.h"
+#include "fs/cli/system.h"
+#include "io/image.h"
+
+namespace ckptfs::fs::cli {
+namespace {
+
+constexpr size_t kMaximumHolders = 20;
+
+void print_holders(const MountEntry& mount) {
+  if (const auto mounts = io::mount_table()) {
+    for (const std::string& above : mounts_on(mounts.value(), mount)) {
+      std::fprintf(stderr, "  mounted on top: %s\n", printable(above).c_str());
+    }
+  }
+  const auto holders = find_holders(mount, kMaximumHolders);
+  for (const Holder& holder : holders) {
+    std::fprintf(stderr, "  pid %d (%s) %s: %s\n", holder.pid, printable(holder.command).c_str(), holder.how.c_str(),
+                 printable(holder.path).c_str());
+  }
+  if (holders.size() == kMaximumHolders) std::fprintf(stderr, "  (perhaps more)\n");
+  if (holders.empty()) std::fprintf(stderr, "  nobody that this user may see; try as root\n");
+}
+
+int fail_busy(const MountEntry& mount) {
+  fail(mount.mountpoint, Error(EBUSY, "busy; end these first:"));
+  print_holders(mount);
+  return kFailed;
+}
+
+std::optional<MountEntry> image_mount_of(const std::string& store) {
+  const auto mounts = io::mount_table();
+  if (!mounts) return std::nullopt;
+  auto mounted = mounted_at(mounts.value(), store + "/fs");
+  if (!mounted || mounted->type != "xfs" || !io::has_image(store)) return std::nullopt;
+  return mounted;
+}
+
+// What a daemon that died could not do any more.
+int unmount_left_image(const std::string& store) {
+  const auto mounted = image_mount_of(store);
+  if (!mounted) return kSuccess;
+  io::MountedImage image;
+  image.image = store + "/image.xfs";
+  image.folder = mounted->mountpoint;
+  image.device = mounted->source;
+  const auto unmounted = io::unmount_image(image);
+  if (unmounted) {
+    std::printf("The image of %s, which the dead daemon had left mounted, was unmounted too.\n", store.c_str());
+    return kSuccess;
+  }
+  return fail(image.folder, unmounted.error());
+}
+
+int detach_dead(const MountEntry& mount) {
+  if (::umount2(mount.mountpoint.c_str(), MNT_DETACH | UMOUNT_NOFOLLOW) != 0) {
+    return fail(mount.mountpoint, last_error("a dead mount that could not be detached"));
+  }
+  std::printf("%s: the daemon had died; its mount was detached.\n", mount.mountpoint.c_str());
+  return unmount_left_image(mount.source);
+}
+
+// The daemon writes all down and unmounts its image after the mount itself has gone.
+int wait_for_daemon(const MountEntry& mount, const std::optional<DaemonHandle>& daemon) {
+  if (!daemon) {
+    std::fprintf(stderr,
+                 "ckptfs: %s: unmounted; its daemon did not answer, so its end was not waited for "
+                 "(see pgrep -a ckptfs)\n",
+                 mount.mountpoint.c_str());
+    return kSuccess;
+  }
+  wait_for_end(*daemon, [&] {
+    std::fprintf(stderr, "ckptfs: waiting for the daemon (pid %d) to write everything down\n", daemon->pid);
+  });
+  const auto left = image_mount_of(mount.source);
+  if (!left) return kSuccess;
+  fail(left->mountpoint, Error(EBUSY, "the image is still mounted; end these, then umount " + left->mountpoint + ":"));
+  print_holders(*left);
+  return kFailed;
+}
+
+Result<MountEntry> mount_to_end(const std::optional<std::string>& mountpoint) {
+  TRY_ASSIGN(const Target target, find_target(mountpoint));
+  if (target.path == target.mount.root) return target.mount;
+  return Error(EINVAL, *mountpoint + ": is no mountpoint; it lies on " + target.mount.mountpoint);
+}
+
+int run(const std::string& path) {
+  const auto mount = mount_to_end(path.empty() ? std::nullopt : std::optional(path));
+  if (!mount) return fail(mount.error());
+  const std::string& mountpoint = mount.value().mountpoint;
+  if (geteuid() != 0) return fail(mountpoint, Error(EPERM, "unmounting needs root; sudo ckptfs umount " + mountpoint));
+  const DaemonProbe probe = probe_daemon(mount.value());
+  if (probe.dead) return detach_dead(mount.value());
+  if (::umount2(mountpoint.c_str(), UMOUNT_NOFOLLOW) == 0) return wait_for_daemon(mount.value(), probe.daemon);
+  if (errno == EBUSY) return fail_busy(mount.value());
+  return fail(mountpoint, last_error());
+}
+
+}  // namespace
+
+void add_umount(CLI::App& app, Chosen& chosen) {
+  auto mountpoint = std::make_shared<std::string>();
+  CLI::App* command = app.add_subcommand("umount", "Unmount, and wait until everything is written down");
+  command->add_option("MOUNTPOINT", *mountpoint, "The mount (default: the only one)");
+  command->footer(
+      "Says who holds files open where the mount is busy. Takes a dead mount away as well.\n"
+      "Example:\n  ckptfs umount /ckpt");
+  command->callback([mountpoint, &chosen] { chosen = [mountpoint] { return run(*mountpoint); }; });
+}
+
+}  // namespace ckptfs::fs::cli

@@ -1,0 +1,112 @@
+#include "fs/control/commands.h"
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <vector>
+
+#include "meta/save.h"
+#include "meta/steps.h"
+
+namespace ckptfs::fs {
+namespace {
+
+using nlohmann::json;
+
+std::vector<std::string> split(const std::string& text, char separator) {
+  std::vector<std::string> parts;
+  std::istringstream stream(text);
+  for (std::string part; std::getline(stream, part, separator);) {
+    if (!part.empty()) parts.push_back(part);
+  }
+  return parts;
+}
+
+Result<> check(const meta::Tree& tree, const Credentials& who, meta::InodeNumber inode, unsigned wanted,
+               const std::string& path) {
+  TRY_ASSIGN(const meta::InodeRecord record, tree.inode(inode));
+  if (may_access(who, record, wanted)) return success();
+  return Error(EACCES, path + ": permission denied; ask its owner (uid " + std::to_string(record.uid) + ") or root");
+}
+
+json to_json(const meta::StepInfo& step) {
+  return {{"series", step.series},
+          {"tag", step.tag},
+          {"kind", step.kind},
+          {"state", step.state},
+          {"files", step.files},
+          {"bytes", step.bytes},
+          {"mtime", step.mtime.tv_sec},
+          {"saved", step.record.source != 0 ? json(step.record.saved.tv_sec) : json()},
+          {"sealed", step.record.sealed},
+          {"pinned", step.record.pinned},
+          {"perhaps_stale", split(step.record.stale, '\n')}};
+}
+
+// The steps at `path`: of a series, or the step itself.
+Result<std::vector<meta::StepInfo>> steps_at(meta::Store& store, meta::InodeNumber inode, const std::string& path) {
+  TRY_ASSIGN(const meta::InodeRecord record, store.tree().inode(inode));
+  if ((record.flags & meta::kSeries) != 0) return meta::list_steps(store, inode);
+  if (!record.is_dir()) return Error(ENOTDIR, path + ": is no directory; name a series (/steps) or a step");
+  auto step = meta::step_info(store, inode);
+  if (!step) return Error(EINVAL, path + ": neither a series nor a step; `ckptfs ls` without a path lists all");
+  return std::vector<meta::StepInfo>{std::move(step).value()};
+}
+
+Result<json> list(meta::Store& store, const Peer& peer, const std::string& path) {
+  const meta::Tree& tree = store.tree();
+  TRY_ASSIGN(const meta::InodeNumber inode, resolve_as(tree, peer.credentials, path, kRead | kSearch));
+  const bool all = inode == meta::kRootInode;
+  TRY_ASSIGN(const auto steps, all ? meta::list_steps(store) : steps_at(store, inode, path));
+  std::map<std::string, bool> readable;
+  json rows = json::array();
+  for (const meta::StepInfo& step : steps) {
+    auto known = readable.find(step.series);
+    if (known == readable.end()) {
+      const bool may = resolve_as(tree, peer.credentials, step.series, kRead | kSearch).has_value();
+      known = readable.emplace(step.series, may).first;
+    }
+    if (!all || known->second) rows.push_back(to_json(step));
+  }
+  return json{{"steps", std::move(rows)}};
+}
+
+Result<json> save(Mount& mount, const Peer& peer, const json& arguments) {
+  const std::string series = arguments.value("series", "/steps");
+  TRY(resolve_as(mount.store().tree(), peer.credentials, series, kWrite | kSearch));
+  const meta::Caller caller{peer.credentials.uid, peer.credentials.gid, peer.pid};
+  return mount.save(caller, series, arguments.at("tag").get<std::string>());
+}
+
+}  // namespace
+
+Result<meta::InodeNumber> resolve_as(const meta::Tree& tree, const Credentials& who, const std::string& path,
+                                     unsigned wanted) {
+  meta::InodeNumber inode = meta::kRootInode;
+  std::string walked = "/";
+  for (const std::string& name : split(path, '/')) {
+    if (name == ".") continue;
+    if (name == "..") return Error(EINVAL, path + ": \"..\" is not understood here; name it from the mount's root");
+    TRY(check(tree, who, inode, kSearch, walked));
+    auto child = tree.lookup(inode, name);
+    walked += (walked.size() > 1 ? "/" : "") + name;
+    if (!child) return Error(child.error().errno_value(), walked + ": " + Error(child.error().errno_value()).message());
+    inode = child.value().stat.st_ino;
+  }
+  TRY(check(tree, who, inode, wanted, walked));
+  return inode;
+}
+
+void add_commands(ControlServer& server, Mount& mount) {
+  server.add("status", ControlServer::Pace::quick, [&mount](const Peer& peer, const json&) -> Result<json> {
+    TRY(resolve_as(mount.store().tree(), peer.credentials, "/", kRead | kSearch));
+    return mount.status();
+  });
+  server.add("ls", ControlServer::Pace::slow, [&mount](const Peer& peer, const json& arguments) -> Result<json> {
+    return list(mount.store(), peer, arguments.value("path", "/"));
+  });
+  server.add("save", ControlServer::Pace::slow,
+             [&mount](const Peer& peer, const json& arguments) { return save(mount, peer, arguments); });
+}
+
+}  // namespace ckptfs::fs

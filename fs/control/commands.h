@@ -1,0 +1,25 @@
+// What the daemon answers on its control socket: status, save, ls. Each request is checked against the permissions of
+// the inode it is about, as the kernel would check a caller of the mount.
+#pragma once
+
+#include <string>
+
+#include "fs/control/permission.h"
+#include "fs/control/server.h"
+#include "fs/mount.h"
+#include "meta/tree.h"
+
+namespace ckptfs::fs {
+
+// Adds the commands to the server. `mount` must outlive the server's stop().
+//   status {}                      -> Mount::status
+//   save {"series", "tag"}         -> Mount::save; needs write and search permission on the series
+//   ls {"path"}                    -> {"steps": [...]}: of the series at `path`, of that one step, or, for "/", of every
+//                                     series that the caller may read
+void add_commands(ControlServer& server, Mount& mount);
+
+// Walks `path` from the root as `who` would: search permission on the way, `wanted` at its end. EACCES names where.
+Result<meta::InodeNumber> resolve_as(const meta::Tree& tree, const Credentials& who, const std::string& path,
+                                     unsigned wanted);
+
+}  // namespace ckptfs::fs

@@ -1,0 +1,323 @@
+#include "fs/control/server.h"
+
+#include <spdlog/spdlog.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <boost/asio.hpp>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include "io/control_message.h"
+#include "io/fd.h"
+
+namespace ckptfs::fs {
+namespace {
+
+namespace asio = boost::asio;
+using nlohmann::json;
+using Stream = asio::local::stream_protocol;
+using boost::system::error_code;
+
+// What one user may hold open, so that no user can keep the others out.
+constexpr unsigned kConnectionsPerUser = 64;
+constexpr auto kFarewell = std::chrono::seconds(2);
+constexpr auto kAcceptPause = std::chrono::milliseconds(100);
+
+struct Command {
+  ControlServer::Pace pace = ControlServer::Pace::quick;
+  ControlServer::Handler handler;
+};
+
+std::string reply_line(const Result<json>& result) {
+  json reply;
+  if (result) {
+    reply = {{"ok", true}, {"result", result.value()}};
+  } else {
+    reply = {{"ok", false}, {"errno", result.error().errno_value()}, {"error", result.error().message()}};
+  }
+  std::string line = reply.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
+  if (line.size() <= io::kMaximumMessage) return line;
+  return reply_line(Error(EMSGSIZE, "the reply would be longer than the control socket carries"));
+}
+
+std::string answer(const Command& command, const Peer& peer, const json& arguments) {
+  try {
+    return reply_line(command.handler(peer, arguments));
+  } catch (const std::exception& e) {  // arguments of the wrong type
+    return reply_line(Error(EINVAL, std::string("the request's arguments: ") + e.what()));
+  }
+}
+
+Result<sockaddr_un> address_of(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof address.sun_path) return Error(ENAMETOOLONG, path + ": too long for a socket's path");
+  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+  return address;
+}
+
+// Makes way for a new socket: removes one that nobody listens on.
+Result<> remove_stale_socket(const std::string& path) {
+  TRY_ASSIGN(const sockaddr_un address, address_of(path));
+  const io::Fd probe(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!probe) return last_error("socket");
+  if (::connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) {
+    return Error(EADDRINUSE, path + ": another daemon listens there; if its store was copied from (or to) this one, " +
+                                 "change \"id\" in one of their config.json");
+  }
+  if (errno == ENOENT) return success();
+  if (errno != ECONNREFUSED) return last_error(path);
+  if (::unlink(path.c_str()) != 0 && errno != ENOENT) return last_error(path);
+  spdlog::info("control: {}: removed a socket that nobody listens on", path);
+  return success();
+}
+
+Result<> make_folder(const std::string& socket_path) {
+  const std::string folder = std::filesystem::path(socket_path).parent_path();
+  if (::mkdir(folder.c_str(), 0755) == 0) {
+    if (::chmod(folder.c_str(), 0755) != 0) return last_error(folder);  // whatever the umask said
+    return success();
+  }
+  if (errno != EEXIST) return last_error(folder);
+  return success();
+}
+
+}  // namespace
+
+// All members but `commands` and `path` are touched by the context's thread only, once it runs.
+struct ControlServer::Internals {
+  explicit Internals(const std::string& socket_path) : path(socket_path) {}
+
+  Result<> listen();
+  void accept_next();
+  void welcome(Stream::socket socket);
+  void run_slow(const std::shared_ptr<Connection>& connection, const Command& command, json arguments);
+  void forget(const std::shared_ptr<Connection>& connection);
+  void begin_stop();
+  void say_farewell();
+  void remove_socket() const;
+
+  const std::string path;
+  std::map<std::string, Command> commands;  // fixed from start() on
+  asio::io_context context{1};
+  std::optional<asio::executor_work_guard<asio::io_context::executor_type>> work;
+  Stream::acceptor acceptor{context};
+  asio::steady_timer pause{context};
+  asio::steady_timer farewell{context};
+  std::set<std::shared_ptr<Connection>> connections;
+  std::map<uint32_t, unsigned> connections_of_user;
+  std::map<uint64_t, std::thread> slow;
+  uint64_t next_slow = 0;
+  bool stopping = false;
+  std::pair<dev_t, ino_t> identity{};  // of the socket, so that no other's is removed
+  std::thread thread;
+};
+
+// One client. Alternates between reading a request and answering it. Context thread only.
+class ControlServer::Connection : public std::enable_shared_from_this<Connection> {
+ public:
+  Connection(Internals& server, Stream::socket socket, Peer peer)
+      : server_(server), socket_(std::move(socket)), peer_(std::move(peer)) {}
+
+  const Peer& peer() const { return peer_; }
+  bool idle() const { return idle_; }
+
+  void read() {
+    idle_ = true;
+    asio::async_read_until(socket_, asio::dynamic_buffer(input_, io::kMaximumRequest), '\n',
+                           [self = shared_from_this()](const error_code& error, size_t length) {
+                             self->idle_ = false;
+                             if (!error) return self->take(length);
+                             if (error != asio::error::not_found) return self->close();
+                             self->last_ = true;
+                             self->send(reply_line(Error(EMSGSIZE, "a request may have 1 MiB")));
+                           });
+  }
+
+  void send(std::string line) {
+    output_ = std::move(line);
+    asio::async_write(socket_, asio::buffer(output_), [self = shared_from_this()](const error_code& error, size_t) {
+      if (error || self->last_ || self->server_.stopping) return self->close();
+      self->read();
+    });
+  }
+
+  void refuse(const Error& error) {
+    last_ = true;
+    send(reply_line(error));
+  }
+
+  void close() {
+    error_code ignored;  // closing is all that is left to do
+    socket_.close(ignored);
+    server_.forget(shared_from_this());
+  }
+
+ private:
+  void take(size_t length) {
+    const json request = json::parse(input_.begin(), input_.begin() + static_cast<ptrdiff_t>(length), nullptr, false);
+    input_.erase(0, length);
+    if (!request.is_object() || !request.contains("command") || !request["command"].is_string()) {
+      return send(reply_line(Error(EINVAL, "a request is {\"command\": NAME, \"arguments\": {...}}, on one line")));
+    }
+    json arguments = request.contains("arguments") ? request["arguments"] : json::object();
+    if (!arguments.is_object()) return send(reply_line(Error(EINVAL, "\"arguments\" must be an object")));
+    const auto found = server_.commands.find(request["command"].get<std::string>());
+    if (found == server_.commands.end()) {
+      return send(reply_line(Error(EOPNOTSUPP, "this daemon knows no command " + request["command"].dump() +
+                                                   "; is it of an older version?")));
+    }
+    if (found->second.pace == Pace::quick) return send(answer(found->second, peer_, arguments));
+    server_.run_slow(shared_from_this(), found->second, std::move(arguments));
+  }
+
+  Internals& server_;
+  Stream::socket socket_;
+  Peer peer_;
+  std::string input_;
+  std::string output_;
+  bool idle_ = false;  // waiting for a request
+  bool last_ = false;  // closes after the reply
+};
+
+Result<> ControlServer::Internals::listen() {
+  TRY(make_folder(path));
+  TRY(remove_stale_socket(path));
+  error_code error;
+  acceptor.open(Stream(), error);
+  if (!error) acceptor.bind(Stream::endpoint(path), error);
+  if (error) return Error(error.value(), path + ": " + error.message());
+  struct stat st {};
+  if (::chmod(path.c_str(), 0666) != 0 || ::stat(path.c_str(), &st) != 0) return last_error(path);
+  identity = {st.st_dev, st.st_ino};
+  acceptor.listen(Stream::acceptor::max_listen_connections, error);
+  if (error) return Error(error.value(), path + ": " + error.message());
+  return success();
+}
+
+void ControlServer::Internals::accept_next() {
+  acceptor.async_accept([this](const error_code& error, Stream::socket socket) {
+    if (stopping || error == asio::error::operation_aborted) return;
+    if (!error) {
+      welcome(std::move(socket));
+      return accept_next();
+    }
+    spdlog::warn("control: {}: accept: {}", path, error.message());
+    pause.expires_after(kAcceptPause);
+    pause.async_wait([this](const error_code& cancelled) {
+      if (!cancelled && !stopping) accept_next();
+    });
+  });
+}
+
+void ControlServer::Internals::welcome(Stream::socket socket) {
+  auto peer = peer_of(socket.native_handle());
+  if (!peer) return spdlog::warn("control: {}: {}", path, peer.error().message());
+  auto connection = std::make_shared<Connection>(*this, std::move(socket), std::move(peer).value());
+  connections.insert(connection);
+  if (++connections_of_user[connection->peer().credentials.uid] > kConnectionsPerUser) {
+    return connection->refuse(Error(EUSERS, "too many connections of this user to the control socket"));
+  }
+  connection->read();
+}
+
+void ControlServer::Internals::run_slow(const std::shared_ptr<Connection>& connection, const Command& command,
+                                        json arguments) {
+  const uint64_t id = next_slow++;
+  auto body = [this, id, connection, &command, arguments = std::move(arguments),
+               busy = asio::make_work_guard(context)] {
+    auto finish = [this, id, connection, line = answer(command, connection->peer(), arguments)] {
+      slow.at(id).join();
+      slow.erase(id);
+      connection->send(line);
+      if (stopping && slow.empty()) say_farewell();
+    };
+    asio::post(context, std::move(finish));
+  };
+  try {
+    slow.emplace(id, std::thread(std::move(body)));
+  } catch (const std::system_error& e) {
+    connection->send(reply_line(Error(EAGAIN, std::string("no thread for the request: ") + e.what())));
+  }
+}
+
+void ControlServer::Internals::forget(const std::shared_ptr<Connection>& connection) {
+  if (connections.erase(connection) == 0) return;
+  const auto user = connections_of_user.find(connection->peer().credentials.uid);
+  if (--user->second == 0) connections_of_user.erase(user);
+  if (stopping && connections.empty()) farewell.cancel();
+}
+
+void ControlServer::Internals::begin_stop() {
+  stopping = true;
+  error_code ignored;  // closing is all that is left to do
+  acceptor.close(ignored);
+  pause.cancel();
+  const auto now = connections;  // close() changes the set
+  for (const auto& connection : now) {
+    if (connection->idle()) connection->close();
+  }
+  if (slow.empty()) say_farewell();
+  work.reset();
+}
+
+// Gives clients a moment to take their last reply.
+void ControlServer::Internals::say_farewell() {
+  if (connections.empty()) return;
+  farewell.expires_after(kFarewell);
+  farewell.async_wait([this](const error_code&) {
+    const auto now = connections;
+    for (const auto& connection : now) connection->close();
+  });
+}
+
+void ControlServer::Internals::remove_socket() const {
+  struct stat st {};
+  if (::stat(path.c_str(), &st) != 0 || identity != std::pair(st.st_dev, st.st_ino)) return;
+  if (::unlink(path.c_str()) != 0) spdlog::warn("control: {}: {}", path, last_error().message());
+}
+
+ControlServer::ControlServer(const std::string& socket_path) : internals_(std::make_unique<Internals>(socket_path)) {}
+
+ControlServer::~ControlServer() { stop(); }
+
+void ControlServer::add(const std::string& command, Pace pace, Handler handler) {
+  internals_->commands[command] = {pace, std::move(handler)};
+}
+
+Result<> ControlServer::start() {
+  if (auto listening = internals_->listen(); !listening) {
+    internals_->remove_socket();
+    return listening;
+  }
+  internals_->work.emplace(asio::make_work_guard(internals_->context));
+  internals_->accept_next();
+  try {
+    internals_->thread = std::thread([server = internals_.get()] { server->context.run(); });
+  } catch (const std::system_error& e) {
+    internals_->remove_socket();
+    return Error(e.code().value(), std::string("control: ") + e.what());
+  }
+  return success();
+}
+
+void ControlServer::stop() {
+  if (!internals_->thread.joinable()) return;
+  internals_->remove_socket();
+  asio::post(internals_->context, [server = internals_.get()] { server->begin_stop(); });
+  internals_->thread.join();
+}
+
+const std::string& ControlServer::socket_path() const { return internals_->path; }
+
+}  // namespace ckptfs::fs

@@ -1,0 +1,47 @@
+// The control socket's server: commands, each a function, answered over a Unix stream socket; io/control_message.h has
+// the messages. Every user may connect; who asks is told to the handler, which decides (permission.h).
+//
+// One Boost.Asio context on one thread of its own. Quick commands run on that thread; slow ones each on a thread of
+// their own, so that they hold nobody up. Requests of one connection are answered in order, connections independently.
+//
+// Thread safety: add() before start(); start() and stop() from one thread. Handlers must not outlive what they capture:
+// stop() returns when none runs any more.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+#include "fs/control/peer.h"
+#include "io/result.h"
+
+namespace ckptfs::fs {
+
+class ControlServer {
+ public:
+  // A request's arguments are always an object. The error's errno and words go to the client.
+  using Handler = std::function<Result<nlohmann::json>(const Peer&, const nlohmann::json& arguments)>;
+  enum class Pace { quick, slow };
+
+  explicit ControlServer(const std::string& socket_path);
+  ~ControlServer();  // stops
+
+  void add(const std::string& command, Pace pace, Handler handler);
+
+  // Makes the socket (mode 0666; its folder, where missing, 0755) and serves it. A socket that nobody listens on is
+  // replaced; EADDRINUSE where somebody does.
+  Result<> start();
+  // Removes the socket, waits for the slow commands that run and sends their replies, closes all connections.
+  // Harmless a second time.
+  void stop();
+
+  const std::string& socket_path() const;
+
+ private:
+  struct Internals;
+  class Connection;
+  std::unique_ptr<Internals> internals_;
+};
+
+}  // namespace ckptfs::fs

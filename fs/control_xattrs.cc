@@ -1,0 +1,172 @@
+#include "fs/control_xattrs.h"
+
+#include <spdlog/spdlog.h>
+
+#include <cerrno>
+#include <chrono>
+#include <thread>
+
+#include "fs/filesystem.h"
+#include "io/control_message.h"
+#include "meta/steps.h"
+
+namespace ckptfs::fs {
+
+namespace {
+
+Error unknown(const std::string& name) {
+  return Error(EOPNOTSUPP, std::string(ControlXattrs::kPrefix) + name + ": no such control");
+}
+
+// A path in the mount, from the mount's root or with the mountpoint before it.
+std::string inside_mount(const std::string& path, const std::string& mountpoint) {
+  if (path == mountpoint) return "/";
+  if (path.starts_with(mountpoint + "/")) return path.substr(mountpoint.size());
+  return path;
+}
+
+Result<bool> parse_flag(const std::string& value) {
+  if (value == "1") return true;
+  if (value == "0") return false;
+  return Error(EINVAL, "the value is 0 or 1");
+}
+
+}  // namespace
+
+Result<std::string> ControlXattrs::get(meta::InodeNumber inode, const std::string& name) const {
+  if (name == "save") return Error(ENODATA);
+  if (name == "socket") {
+    if (inode != meta::kRootInode) return Error(ENODATA);
+    return std::string(io::kSocketFolder) + "/" + fs_.store.id() + ".sock";
+  }
+  if (name == "source") {
+    TRY_ASSIGN(const auto source, meta::save_source(fs_.store, inode));
+    return fs_.tree.path_of(source);
+  }
+  if (name == "last_error") {
+    const std::lock_guard lock(mutex_);
+    const auto error = last_errors_.find(inode);
+    if (error == last_errors_.end()) return Error(ENODATA);
+    return error->second;
+  }
+  if (name == "write_error") {
+    auto text = fs_.write_errors.last(inode);
+    if (!text) return Error(ENODATA);
+    return *std::move(text);
+  }
+  if (name == "seal" || name == "pin") {
+    const auto info = meta::step_info(fs_.store, inode);
+    if (!info) return Error(ENODATA);
+    const bool set = name == "seal" ? info.value().record.sealed : info.value().record.pinned;
+    return std::string(set ? "1" : "0");
+  }
+  if (name == "state") return state(inode);
+  return unknown(name);
+}
+
+Result<std::string> ControlXattrs::state(meta::InodeNumber inode) const {
+  TRY_ASSIGN(const meta::InodeRecord record, fs_.tree.inode(inode));
+  if (record.is_regular()) {
+    if (fs_.tree.is_damaged(inode)) return std::string("damaged");
+    return std::string((record.flags & meta::kFrozen) != 0 ? "frozen" : "live");
+  }
+  const auto info = meta::step_info(fs_.store, inode);
+  if (!info) return Error(ENODATA);
+  return info.value().state;
+}
+
+void ControlXattrs::set(meta::InodeNumber inode, const std::string& name, const std::string& value,
+                        const meta::Caller& caller, std::function<void(const Result<>&)> done) {
+  const auto in_background = [this, inode, done](auto work) {
+    const auto started = fs_.tasks.start([this, inode, done, work = std::move(work)] {
+      const Result<> result = work();
+      remember(inode, result);
+      done(result);
+    });
+    if (!started) done(started.error());
+  };
+  if (name == "save") {
+    in_background([this, inode, value, caller]() -> Result<> {
+      TRY(save(inode, value, caller));
+      return success();
+    });
+  } else if (name == "seal") {
+    in_background([this, inode, value]() -> Result<> {
+      if (value != "1") return Error(EINVAL, "a seal is for good: the value is 1");
+      return seal(inode);
+    });
+  } else if (name == "pin") {
+    in_background([this, inode, value]() -> Result<> {
+      TRY_ASSIGN(const bool pinned, parse_flag(value));
+      return meta::set_pinned(fs_.store, inode, pinned);
+    });
+  } else if (name == "source") {
+    const Result<> result = set_source(inode, value);
+    remember(inode, result);
+    done(result);
+  } else {
+    done(unknown(name));
+  }
+}
+
+Result<meta::SaveResult> ControlXattrs::save(meta::InodeNumber series, const std::string& tag,
+                                             const meta::Caller& caller) {
+  const auto begin = std::chrono::steady_clock::now();
+  auto result = meta::save(fs_.store, {series, tag, caller});
+  const auto took = std::chrono::steady_clock::now() - begin;
+  add(fs_.counters.save_microseconds,
+      static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(took).count()));
+  const std::string step = fs_.tree.path_of(series) + "/" + tag;
+  if (!result) {
+    add(fs_.counters.saves_failed);
+    remember(series, result.error());
+    spdlog::warn("save {} failed: {}", step, result.error().message());
+    return result;
+  }
+  add(fs_.counters.saves);
+  remember(series, success());
+  const meta::SaveResult& saved = result.value();
+  spdlog::info("save {}: {} files, {} cloned, {} bytes, {:.3f} s{}", step, saved.files, saved.cloned, saved.bytes,
+               saved.seconds, saved.already_saved ? ", was saved already" : "");
+  for (const std::string& warning : saved.warnings) spdlog::warn("save {}: {}", step, warning);
+  fs_.files.invalidate(series);
+  if (saved.step != 0) fs_.files.invalidate(saved.step);
+  return result;
+}
+
+Result<> ControlXattrs::set_source(meta::InodeNumber series, const std::string& path) {
+  TRY_ASSIGN(const meta::InodeNumber source, fs_.tree.resolve(inside_mount(path, fs_.options.mountpoint)));
+  return meta::set_source(fs_.store, series, source);
+}
+
+Result<> ControlXattrs::seal(meta::InodeNumber step) {
+  // close() returns before the kernel's RELEASE has come here: a file that was closed a moment ago is waited for.
+  constexpr auto kPatience = std::chrono::milliseconds(200);
+  const auto until = std::chrono::steady_clock::now() + kPatience;
+  Result<> result = meta::seal(fs_.store, step);
+  while (!result && result.error().errno_value() == EBUSY && std::chrono::steady_clock::now() < until) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    result = meta::seal(fs_.store, step);
+  }
+  if (result) {
+    add(fs_.counters.seals);
+    fs_.files.invalidate(step);
+  }
+  return result;
+}
+
+void ControlXattrs::remember(meta::InodeNumber series, const Result<>& result) {
+  const std::lock_guard lock(mutex_);
+  if (result) {
+    last_errors_.erase(series);
+  } else {
+    last_errors_[series] = result.error().message();
+  }
+}
+
+void ControlXattrs::forget(meta::InodeNumber inode) {
+  const std::lock_guard lock(mutex_);
+  last_errors_.erase(inode);
+}
+
+}  // namespace ckptfs::fs

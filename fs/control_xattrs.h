@@ -1,0 +1,50 @@
+// The xattrs user.ckptfs.*: control of series and steps from a shell or any language (docs/control.md). None is listed,
+// so that no copy carries one away; a name that is not known is EOPNOTSUPP.
+//
+// Thread safety: all of it. Lock: mutex_ (a leaf).
+#pragma once
+
+#include <functional>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+
+#include "io/result.h"
+#include "meta/save.h"
+#include "meta/types.h"
+
+namespace ckptfs::fs {
+
+class Filesystem;
+
+class ControlXattrs {
+ public:
+  static constexpr std::string_view kPrefix = "user.ckptfs.";
+  explicit ControlXattrs(Filesystem& fs) : fs_(fs) {}
+
+  // `name` is what follows kPrefix.
+  Result<std::string> get(meta::InodeNumber inode, const std::string& name) const;
+  // Sets it; `done` is called once, perhaps on another thread and much later (a save, a seal).
+  void set(meta::InodeNumber inode, const std::string& name, const std::string& value, const meta::Caller& caller,
+           std::function<void(const Result<>&)> done);
+
+  // Takes a save as setxattr does, on the calling thread: counted, its error kept for last_error.
+  Result<meta::SaveResult> save(meta::InodeNumber series, const std::string& tag, const meta::Caller& caller);
+
+  // The inode is gone.
+  void forget(meta::InodeNumber inode);
+
+ private:
+  Result<> set_source(meta::InodeNumber series, const std::string& path);
+  Result<> seal(meta::InodeNumber step);
+  Result<std::string> state(meta::InodeNumber inode) const;
+  // Keeps the outcome for last_error.
+  void remember(meta::InodeNumber series, const Result<>& result);
+
+  Filesystem& fs_;
+  mutable std::mutex mutex_;
+  std::unordered_map<meta::InodeNumber, std::string> last_errors_;  // guarded by mutex_; of series, in words
+};
+
+}  // namespace ckptfs::fs

@@ -1,0 +1,118 @@
+#include "fs/filesystem.h"
+
+#include <fmt/chrono.h>
+#include <spdlog/spdlog.h>
+
+#include <ctime>
+
+#include "fs/passthrough.h"
+#include "io/fault.h"
+
+namespace ckptfs::fs {
+
+Filesystem::Filesystem(const MountOptions& mount_options, meta::Store& mounted_store)
+    : options(mount_options),
+      store(mounted_store),
+      tree(mounted_store.tree()),
+      notifications(
+          [this](const Notifications::Change& change) {
+            // What the kernel does not remember is no error.
+            if (change.name.empty()) {
+              fuse_lowlevel_notify_inval_inode(session, change.inode, -1, 0);
+            } else {
+              fuse_lowlevel_notify_inval_entry(session, change.inode, change.name.c_str(), change.name.size());
+            }
+          },
+          counters),
+      files(environment()),
+      control(*this) {}
+
+OpenFileTable::Environment Filesystem::environment() {
+  OpenFileTable::Environment environment;
+  environment.open_blob = [this](meta::InodeNumber inode) { return tree.open_blob(inode, O_RDONLY); };
+  environment.open_backing = [this](int descriptor) -> Result<int> {
+    if (!modes.passthrough) return 0;
+    Result<int> id = open_backing(fuse_session_fd(session), descriptor);
+    if (!id) {
+      add(counters.passthrough_fallbacks);
+      spdlog::warn("{}; the file is served by the daemon until its last close", id.error().message());
+    }
+    return id;
+  };
+  environment.close_backing = [this](int backing_id) {
+    if (const auto closed = close_backing(fuse_session_fd(session), backing_id); !closed) {
+      spdlog::error("{} ({})", closed.error().message(), backing_id);
+    }
+  };
+  environment.invalidate = [this](meta::InodeNumber inode) { notifications.attributes_changed(inode); };
+  environment.invalidate_name = [this](meta::InodeNumber folder, const std::string& name) {
+    notifications.name_changed(folder, name);
+  };
+  environment.reap = [this](meta::InodeNumber inode) {
+    write_errors.clear(inode);
+    control.forget(inode);
+    tree.reap(inode);
+  };
+  environment.write_back = [this](OpenFile& file, int descriptor) -> Result<> {
+    if (modes.passthrough) return success();  // mappings are of the blob itself, and a clone takes its dirty pages
+    const int result = fuse_lowlevel_notify_inval_inode(session, file.inode, 0, 0);
+    if (result != 0 && result != -ENOENT) {
+      return Error(-result, "writing back mapped pages of " + tree.path_of(file.inode));
+    }
+    return sync_data(file, descriptor);
+  };
+  return environment;
+}
+
+double Filesystem::attribute_timeout(const meta::Attributes& attributes) const {
+  const meta::InodeRecord& record = attributes.record;
+  if (!record.is_live_file()) return kLongTimeout;
+  if ((record.flags & meta::kRecovered) != 0) return 0;
+  return files.open_for_writing(attributes.stat.st_ino) ? 0 : kLongTimeout;
+}
+
+fuse_entry_param Filesystem::entry_of(const meta::Attributes& attributes) const {
+  fuse_entry_param entry{};
+  entry.ino = attributes.stat.st_ino;
+  entry.attr = attributes.stat;
+  entry.attr_timeout = attribute_timeout(attributes);
+  entry.entry_timeout = kLongTimeout;
+  return entry;
+}
+
+void Filesystem::dropped(const meta::Dropped& dropped) {
+  if (dropped.last_name) files.dropped(dropped.inode);
+}
+
+void Filesystem::write_failed(meta::InodeNumber inode, const char* operation, const Error& error) {
+  add(counters.write_errors);
+  const std::string path = tree.path_of(inode);
+  const std::time_t now = std::time(nullptr);
+  const std::string text = fmt::format("{:%Y-%m-%d %H:%M:%S} {}: {}", fmt::localtime(now), operation, error.message());
+  if (write_errors.record(inode, error.errno_value(), text)) {
+    spdlog::error("{} of {} failed: {}", operation, path, error.message());
+  }
+}
+
+Result<> Filesystem::sync_data(OpenFile& file, int descriptor) {
+  Result<> synced = io::fault_point("fs.fdatasync");
+  if (synced) synced = io::fdatasync_fd(descriptor);
+  if (!synced) {
+    file.errors.record(synced.error().errno_value());
+    write_failed(file.inode, "fdatasync", synced.error());
+  }
+  return synced;
+}
+
+uint64_t Filesystem::owed_by_others(meta::InodeNumber inode) const {
+  uint64_t owed = 0;
+  for (const meta::InodeNumber other : files.open_for_writing()) {
+    if (other == inode) continue;
+    const auto record = tree.inode(other);
+    // A file that has been removed since owes nothing that a save could be refused for.
+    if (record && (record.value().flags & meta::kSwap) != 0) owed += record.value().owed;
+  }
+  return owed;
+}
+
+}  // namespace ckptfs::fs

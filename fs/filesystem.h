@@ -1,0 +1,70 @@
+// What the operations of the mount work on: the store below, the tables above, and the few rules that several
+// operations share. One for each mount; libfuse's user data points to it.
+//
+// Thread safety: the members are safe each on its own; `modes` and `session` are set before the first request.
+#pragma once
+
+#include <fuse_lowlevel.h>
+
+#include <memory>
+#include <string>
+
+#include "fs/control_xattrs.h"
+#include "fs/counters.h"
+#include "fs/handles.h"
+#include "fs/mount.h"
+#include "fs/notifications.h"
+#include "fs/open_files.h"
+#include "fs/open_modes.h"
+#include "fs/tasks.h"
+#include "fs/write_errors.h"
+#include "meta/store.h"
+#include "meta/tree.h"
+
+namespace ckptfs::fs {
+
+static_assert(sizeof(fuse_ino_t) >= sizeof(meta::InodeNumber), "inode numbers are libfuse's own");
+static_assert(FUSE_ROOT_ID == meta::kRootInode, "the root has the number that FUSE demands");
+
+// The daemon alone changes names and attributes, and tells the kernel: what the kernel caches holds for a day.
+inline constexpr double kLongTimeout = 86400.0;
+
+class Filesystem {
+ public:
+  Filesystem(const MountOptions& mount_options, meta::Store& mounted_store);
+
+  const MountOptions options;
+  meta::Store& store;
+  meta::Tree& tree;
+  Counters counters;
+  OpenModes modes;
+  fuse_session* session = nullptr;
+  Notifications notifications;
+  WriteErrors write_errors;
+  OpenFileTable files;
+  Handles<Handle> handles;
+  Handles<DirectoryHandle> directories;
+  ControlXattrs control;
+  Tasks tasks;
+
+  // How long the kernel may believe these attributes. A live file's, while anybody writes it past the daemon, not at all.
+  double attribute_timeout(const meta::Attributes& attributes) const;
+  fuse_entry_param entry_of(const meta::Attributes& attributes) const;
+
+  // After an unlink, rmdir or overwriting rename.
+  void dropped(const meta::Dropped& dropped);
+
+  // A write, allocation or write-back of `inode` failed: counted, logged, kept for write_error.
+  void write_failed(meta::InodeNumber inode, const char* operation, const Error& error);
+
+  // fdatasync of an open file's blob through its shared descriptor; a failure is recorded for every handle open now.
+  Result<> sync_data(OpenFile& file, int descriptor);
+
+  // Blocks that the other files open for writing now will need, for Tree::prepare_writing.
+  uint64_t owed_by_others(meta::InodeNumber inode) const;
+
+ private:
+  OpenFileTable::Environment environment();
+};
+
+}  // namespace ckptfs::fs

@@ -1,0 +1,57 @@
+// A mounted ckptfs: the store, the kernel session and the threads between them.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+
+#include "io/result.h"
+#include "meta/store.h"
+
+namespace ckptfs::fs {
+
+enum class PassthroughOption { automatic, on, off };
+enum class OdirectOption { safe, raw };
+
+struct MountOptions {
+  std::string store;       // absolute; the folder with meta/ and blobs/ (inside the image where there is one)
+  std::string store_name;  // what the user called it, for messages and `mount`'s source column
+  std::string mountpoint;  // absolute
+  PassthroughOption passthrough = PassthroughOption::automatic;
+  OdirectOption odirect = OdirectOption::safe;
+  std::optional<uint32_t> uid, gid;  // owner of the root and /steps; default SUDO_UID, else the mountpoint's owner
+  unsigned quiet_seconds = 30;       // -o quiet=
+  unsigned max_threads = 32;
+  // Called by run() when no request is served any more, before the store closes: whoever else uses the store or the
+  // mount (the control socket) must be done with it when this returns.
+  std::function<void()> before_close;
+};
+
+class Mount {
+ public:
+  // Opens the store and mounts it; the kernel may send requests as soon as this returns, run() answers them.
+  static Result<std::unique_ptr<Mount>> start(const MountOptions& options);
+  // Serves until unmounted or stop() is called; then makes everything durable and closes the store.
+  Result<> run();
+  // Ends run(). Async-signal-safe.
+  void stop();
+  ~Mount();
+
+  meta::Store& store();
+  const MountOptions& options() const;
+  // Everything `ckptfs status --json` shows: mode and why, alignment, space, recovery, counters, open files.
+  nlohmann::json status() const;
+  // Takes a save as setxattr does (thread of its own, notifications, counters), for the control socket.
+  Result<nlohmann::json> save(const meta::Caller& caller, const std::string& series_path, const std::string& tag);
+
+  struct Internals;
+
+ private:
+  explicit Mount(std::unique_ptr<Internals> internals);
+  std::unique_ptr<Internals> internals_;
+};
+
+}  // namespace ckptfs::fs

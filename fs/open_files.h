@@ -1,0 +1,153 @@
+// The node table: which inodes the kernel remembers, which are open, and what their opens share.
+//
+// How opens, closes and forgets meet
+// ----------------------------------
+// *Lookup counts.* Every entry in a reply to the kernel adds one to its inode's lookup count, FORGET takes them back.
+// An inode that lost its last name (`dropped`) is reaped, that is, leaves the index, when the kernel has forgotten it
+// *and* nothing has it open. RELEASE and FORGET of one file are two messages that two threads may process in either
+// order, so whichever comes last reaps. Inode numbers never come back, so a late message can only hit nothing.
+//
+// *Opens.* An inode's first open makes its OpenFile, the last close takes it out of the table; an open that comes
+// between makes a new one. All opens of an OpenFile share one read-only descriptor of the blob and, under passthrough,
+// one backing id made from it. Both rules are the kernel's: it answers EIO for a passthrough open with a second backing
+// id beside a first, and for a plain direct open beside a passthrough one. So:
+//   - the mode is decided once for each OpenFile: with a backing id (passthrough) or without (direct), for as long as
+//     anything has the file open;
+//   - an open that must come through the daemon all the same (fs/open_modes.h) carries the backing id *and* direct_io,
+//     which disturbs no one;
+//   - an inode's blob never changes while it has an OpenFile (meta's rule, asked through open_at_all).
+// The shared descriptor is read-only on purpose: as long as no open writes through the daemon, the daemon has nothing
+// open for writing, and a lease probe (io/lease.h) tells truly whether someone else has.
+//
+// *Making the backing id* needs an ioctl, which no lock is held across. Two first opens may so both make one; the first
+// to install it wins and the other closes its own, which no reply has named. A file whose backing id could not be made
+// is direct until its last close, for the other opener too.
+//
+// *Closing.* The kernel ends its own passthrough state of a file before it sends RELEASE, so at the count of 0 the
+// backing id is no longer used, and an OPEN that overtakes the RELEASE only finds the count at 1 instead. The
+// descriptor and the id are closed by whoever counted down to 0, after the lock.
+//
+// *Write-back errors.* The descriptors of a file share one error state in the kernel, which tells it once. So it is kept
+// here as a sequence number with the last errno: each handle remembers what it has seen, and its fsync reports what is
+// new to it (as the kernel's errseq_t).
+//
+// Lock: mutex_ guards both maps and the fields of OpenFile marked so. It is a leaf: nothing is called with it held, no
+// system call is made, no reply sent. (The lock order of the whole daemon: meta's Gate, then Tree, then Index; the fs/
+// locks - this one, Notifications', Tasks', ControlXattrs', Session's - are leaves and never held together.)
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "io/fd.h"
+#include "io/result.h"
+#include "meta/tree.h"
+
+namespace ckptfs::fs {
+
+using meta::InodeNumber;
+
+// A sticky error that each reader sees once. Any thread.
+class ErrorSequence {
+ public:
+  // What a new handle has seen: everything so far.
+  uint64_t now() const { return state_.load(std::memory_order_acquire); }
+  void record(int errno_value);
+  // The errno recorded since `seen` was last brought up to date, or 0; brings it up to date.
+  int check(std::atomic<uint64_t>& seen) const;
+
+ private:
+  std::atomic<uint64_t> state_{0};  // sequence number << 16 | errno
+};
+
+// What all opens of one inode share. Owned by the table and by the handles; made and counted by OpenFileTable only.
+struct OpenFile {
+  explicit OpenFile(InodeNumber number) : inode(number) {}
+
+  const InodeNumber inode;
+  ErrorSequence errors;
+
+  unsigned opens = 0;     // guarded by OpenFileTable::mutex_
+  unsigned writers = 0;   // guarded by OpenFileTable::mutex_; of `opens`, those for writing
+  io::Fd descriptor;      // guarded by OpenFileTable::mutex_; O_RDONLY, unchanged from its installation to the last close
+  int backing_id = 0;     // guarded by OpenFileTable::mutex_; likewise; 0: direct
+};
+
+class OpenFileTable final : public meta::OpenFiles {
+ public:
+  // What the table needs from outside; called with no lock held, from any thread.
+  struct Environment {
+    std::function<Result<io::Fd>(InodeNumber)> open_blob;          // O_RDONLY
+    std::function<Result<int>(int descriptor)> open_backing;       // 0: this mount has no passthrough
+    std::function<void(int backing_id)> close_backing;
+    std::function<void(InodeNumber)> invalidate;                   // queues; never waits
+    std::function<void(InodeNumber, const std::string&)> invalidate_name;  // queues; never waits
+    std::function<void(InodeNumber)> reap;                         // its last name, open and lookup are gone
+    std::function<Result<>(OpenFile&, int descriptor)> write_back; // of a file that is open for writing
+  };
+  explicit OpenFileTable(Environment environment) : environment_(std::move(environment)) {}
+
+  // --- lookup counts and names
+  void add_lookup(InodeNumber inode);
+  void forget(InodeNumber inode, uint64_t count);
+  // The inode has lost its last name.
+  void dropped(InodeNumber inode);
+
+  // --- opens. Counts one; `writing` also as a writer. first_writer: nobody wrote before.
+  struct Begun {
+    std::shared_ptr<OpenFile> file;
+    bool first_writer = false;
+  };
+  Begun begin(InodeNumber inode, bool writing);
+  // The file's descriptor and mode; made at its first open. Valid until the end() of the open that asks.
+  struct Backing {
+    int descriptor = -1;
+    int backing_id = 0;
+  };
+  Result<Backing> backing(OpenFile& file);
+  // Counts one down; true: it was the last for writing. The caller has closed its own descriptors of the file before.
+  bool end(const std::shared_ptr<OpenFile>& file, bool writing);
+
+  // --- for the whole mount
+  std::vector<InodeNumber> open_for_writing() const;
+  size_t open_count() const;
+  size_t remembered_count() const;
+  // After the session has ended: forgets every lookup and open; the inodes to reap, and those that were still open for
+  // writing (RELEASEs that the kernel did not send any more).
+  struct Leftover {
+    std::vector<InodeNumber> reap;
+    std::vector<InodeNumber> writing;
+  };
+  Leftover clear();
+
+  // --- meta::OpenFiles
+  bool open_for_writing(InodeNumber inode) const override;
+  bool open_at_all(InodeNumber inode) const override;
+  Result<> write_back(const std::vector<InodeNumber>& inodes) override;
+  void invalidate(InodeNumber inode) override { environment_.invalidate(inode); }
+  void invalidate_name(InodeNumber folder, const std::string& name) override {
+    environment_.invalidate_name(folder, name);
+  }
+
+ private:
+  struct Node {
+    uint64_t lookups = 0;
+    bool dropped = false;
+  };
+
+  // Takes the node out if the kernel has forgotten it and nothing has it open; true: it is to be reaped. Under mutex_.
+  bool take_if_gone(InodeNumber inode);
+
+  const Environment environment_;
+  mutable std::mutex mutex_;
+  std::unordered_map<InodeNumber, Node> nodes_;                      // guarded by mutex_
+  std::unordered_map<InodeNumber, std::shared_ptr<OpenFile>> open_;  // guarded by mutex_
+};
+
+}  // namespace ckptfs::fs

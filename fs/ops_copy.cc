@@ -1,0 +1,70 @@
+// copy_file_range: what `cp` sends, one call a file. The copy shares the source's blocks.
+#include <cerrno>
+
+#include "fs/copy_range.h"
+#include "fs/ops.h"
+#include "fs/reply.h"
+
+namespace ckptfs::fs {
+
+namespace {
+
+bool overlap(off_t a, off_t b, size_t length) {
+  const auto distance = static_cast<uint64_t>(a < b ? b - a : a - b);
+  return distance < length;
+}
+
+struct CopyRequest {
+  meta::InodeNumber from = 0;
+  int from_descriptor = -1;
+  off_t from_offset = 0;
+  meta::InodeNumber to = 0;
+  off_t to_offset = 0;
+  size_t length = 0;
+};
+
+Result<uint64_t> copy(Filesystem& fs, const CopyRequest& request) {
+  TRY_ASSIGN(const meta::InodeRecord destination, fs.tree.inode(request.to));
+  if ((destination.flags & meta::kFrozen) != 0) {
+    return Error(EPERM, "a file of a step is never written again; copy it and write the copy");
+  }
+  if (request.from == request.to && overlap(request.from_offset, request.to_offset, request.length)) {
+    return Error(EINVAL);
+  }
+  // For this call only: while no open writes through the daemon, it holds nothing open for writing (lease probes).
+  TRY_ASSIGN(const io::Fd blob, fs.tree.open_blob(request.to, O_RDWR));
+  const Copied copied = copy_range(
+      {request.from_descriptor, blob.get(), request.from_offset, request.to_offset, request.length});
+  add(fs.counters.clones, copied.cloned > 0 ? 1 : 0);
+  add(fs.counters.bytes_cloned, copied.cloned);
+  add(fs.counters.bytes_copied, copied.copied);
+  add(fs.counters.clone_fallbacks, copied.clone_refused ? 1 : 0);
+  if (copied.error) {
+    fs.write_failed(request.to, "copy_file_range", *copied.error);
+    if (copied.bytes() == 0) return *copied.error;
+  }
+  return copied.bytes();
+}
+
+void op_copy_file_range(fuse_req_t req, fuse_ino_t from, off_t from_offset, fuse_file_info* from_info, fuse_ino_t to,
+                        off_t to_offset, fuse_file_info*, size_t length, int flags) {
+  const Reply reply(req, Operation::copy_file_range, to);
+  if (flags != 0) return reply.error(EINVAL);
+  const CopyRequest request{from,      Handles<Handle>::get(from_info->fh).descriptor, from_offset, to, to_offset, length};
+  through_gate(reply.fs(), to, [reply, request] {
+    const auto copied = copy(reply.fs(), request);
+    if (!copied) return reply.error(copied.error());
+    fuse_reply_write(reply.request(), copied.value());
+    // The source shares its blocks now, and owes them should it be a live swap file.
+    const auto source = reply.fs().tree.inode(request.from);
+    if (source && source.value().is_live_file() && (source.value().flags & meta::kSwap) != 0) {
+      reply.fs().tree.finished_writing(request.from);
+    }
+  });
+}
+
+}  // namespace
+
+void add_copy_operations(fuse_lowlevel_ops& ops) { ops.copy_file_range = op_copy_file_range; }
+
+}  // namespace ckptfs::fs

@@ -1,0 +1,110 @@
+// Data that comes through the daemon (read, write), and what changes or inspects a file's blocks in any mode: fallocate
+// and lseek. Under passthrough reads and writes never come here.
+#include <fcntl.h>
+#include <linux/falloc.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "fs/ops.h"
+#include "fs/reply.h"
+#include "io/fault.h"
+
+namespace ckptfs::fs {
+
+namespace {
+
+void op_read(fuse_req_t req, fuse_ino_t inode, size_t size, off_t offset, fuse_file_info* info) {
+  const Reply reply(req, Operation::read, inode);
+  const Handle& handle = Handles<Handle>::get(info->fh);
+  if (!handle.data) return reply.error(Error(EIO, "a read of a passthrough open came to the daemon"));
+  const auto data = handle.data->read(size, offset);
+  if (!data) {
+    add(reply.fs().counters.read_errors);
+    return reply.error(data.error());
+  }
+  reply.data(data.value());
+}
+
+// A write by one who may not keep suid and sgid clears them.
+void clear_privileges(const Reply& reply, Handle& handle) {
+  if (!handle.clears_privileges.load(std::memory_order_relaxed) || fuse_req_ctx(reply.request())->uid == 0) return;
+  Filesystem& fs = reply.fs();
+  const auto record = fs.tree.inode(reply.inode());
+  if (!record || !has_privileges(record.value().mode)) return;
+  meta::AttributeChange change;
+  change.mode = without_privileges(record.value().mode) & 07777u;
+  if (const auto changed = fs.tree.change_attributes(reply.inode(), change); !changed) {
+    fs.write_failed(reply.inode(), "clearing suid", changed.error());
+    return;
+  }
+  handle.clears_privileges = false;
+  fs.files.invalidate(reply.inode());
+}
+
+void op_write(fuse_req_t req, fuse_ino_t inode, const char* data, size_t size, off_t offset, fuse_file_info* info) {
+  const Reply reply(req, Operation::write, inode);
+  Handle& handle = Handles<Handle>::get(info->fh);
+  if (!handle.data) return reply.error(Error(EIO, "a write of a passthrough open came to the daemon"));
+  clear_privileges(reply, handle);
+  const DataPath::Written written =
+      handle.data->write(std::span(reinterpret_cast<const std::byte*>(data), size), offset);
+  if (written.error) reply.fs().write_failed(inode, "write", *written.error);
+  if (written.error && written.bytes == 0) return reply.error(*written.error);
+  fuse_reply_write(req, written.bytes);
+}
+
+constexpr bool is_known_fallocate(int mode) {
+  constexpr int kKeep = FALLOC_FL_KEEP_SIZE;
+  return mode == 0 || mode == kKeep || mode == (FALLOC_FL_PUNCH_HOLE | kKeep) || mode == FALLOC_FL_ZERO_RANGE ||
+         mode == (FALLOC_FL_ZERO_RANGE | kKeep);
+}
+
+Result<> allocate(Filesystem& fs, meta::InodeNumber inode, int mode, off_t offset, off_t length) {
+  TRY(io::fault_point("fs.fallocate"));
+  // For this call only: while no open writes through the daemon, it holds nothing open for writing (lease probes).
+  TRY_ASSIGN(const io::Fd blob, fs.tree.open_blob(inode, O_WRONLY));
+  int result = 0;
+  do {
+    result = ::fallocate(blob.get(), mode, offset, length);
+  } while (result != 0 && errno == EINTR);
+  if (result != 0) return last_error("fallocate");
+  return success();
+}
+
+void op_fallocate(fuse_req_t req, fuse_ino_t inode, int mode, off_t offset, off_t length, fuse_file_info*) {
+  const Reply reply(req, Operation::fallocate, inode);
+  if (!is_known_fallocate(mode)) return reply.error(EOPNOTSUPP);
+  through_gate(reply.fs(), inode, [reply, mode, offset, length] {
+    const auto allocated = allocate(reply.fs(), reply.inode(), mode, offset, length);
+    if (!allocated && (allocated.error().errno_value() == ENOSPC || allocated.error().errno_value() == EIO)) {
+      reply.fs().write_failed(reply.inode(), "fallocate", allocated.error());
+    }
+    reply.result(allocated);
+  });
+}
+
+void op_lseek(fuse_req_t req, fuse_ino_t inode, off_t offset, int whence, fuse_file_info* info) {
+  const Reply reply(req, Operation::lseek, inode);
+  if (whence != SEEK_DATA && whence != SEEK_HOLE) return reply.error(EINVAL);
+  const off_t found = ::lseek(Handles<Handle>::get(info->fh).descriptor, offset, whence);
+  if (found < 0) return reply.error(last_error("lseek"));
+  fuse_reply_lseek(req, found);
+}
+
+// Python's open() asks for TCGETS on every file.
+void op_ioctl(fuse_req_t req, fuse_ino_t inode, unsigned, void*, fuse_file_info*, unsigned, const void*, size_t, size_t) {
+  Reply(req, Operation::ioctl, inode).error(ENOTTY);
+}
+
+}  // namespace
+
+void add_data_operations(fuse_lowlevel_ops& ops) {
+  ops.read = op_read;
+  ops.write = op_write;
+  ops.fallocate = op_fallocate;
+  ops.lseek = op_lseek;
+  ops.ioctl = op_ioctl;
+}
+
+}  // namespace ckptfs::fs

@@ -1,0 +1,182 @@
+// Opens of regular files, their ends, and fsync. How opens share a file, and when they end: fs/open_files.h; which way
+// their data goes: fs/open_modes.h.
+#include <spdlog/spdlog.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+
+#include "fs/ops.h"
+#include "fs/reply.h"
+
+namespace ckptfs::fs {
+
+namespace {
+
+// An open on its way: counted already, uncounted by the destructor unless it is taken over by a handle.
+class PendingOpen {
+ public:
+  PendingOpen(Filesystem& fs, meta::InodeNumber inode, bool writing)
+      : fs_(fs), writing_(writing), begun_(fs.files.begin(inode, writing)) {}
+  PendingOpen(const PendingOpen&) = delete;
+  PendingOpen& operator=(const PendingOpen&) = delete;
+  ~PendingOpen() {
+    if (!begun_.file) return;
+    const meta::InodeNumber inode = begun_.file->inode;
+    if (fs_.files.end(begun_.file, writing_)) fs_.tree.finished_writing(inode);
+  }
+
+  OpenFile& file() const { return *begun_.file; }
+  bool first_writer() const { return begun_.first_writer; }
+  std::shared_ptr<OpenFile> take() { return std::move(begun_.file); }
+
+ private:
+  Filesystem& fs_;
+  const bool writing_;
+  OpenFileTable::Begun begun_;
+};
+
+// The last of an open file that the kernel held: its own descriptors first, then the counts.
+void end_handle(Filesystem& fs, std::unique_ptr<Handle> handle) {
+  const std::shared_ptr<OpenFile> file = handle->file;
+  const bool writing = handle->writing;
+  handle.reset();
+  if (fs.files.end(file, writing)) fs.tree.finished_writing(file->inode);
+}
+
+Result<std::unique_ptr<DataPath>> make_data_path(Filesystem& fs, const OpenFile& file, int shared, int flags) {
+  DataPath::Descriptors descriptors;
+  descriptors.shared = shared;
+  if (opens_for_writing(flags)) {
+    // The blob is never opened with O_APPEND: the kernel says where to write.
+    TRY_ASSIGN(descriptors.own, fs.tree.open_blob(file.inode, flags & (O_ACCMODE | O_SYNC | O_DSYNC)));
+  }
+  if ((flags & O_DIRECT) != 0) {
+    auto direct = fs.tree.open_blob(file.inode, flags & (O_ACCMODE | O_SYNC | O_DSYNC | O_DIRECT));
+    if (direct) {
+      descriptors.direct = std::move(direct).value();
+    } else if (direct.error().errno_value() == EINVAL) {
+      add(fs.counters.direct_fallbacks);
+      spdlog::warn("{} cannot be opened with O_DIRECT: buffered instead", fs.tree.path_of(file.inode));
+    } else {
+      return direct.error();
+    }
+  }
+  return std::make_unique<DataPath>(std::move(descriptors), fs.modes.own_alignment(), fs.counters);
+}
+
+// Everything of an open but the reply. Fills in what the kernel is to know (fh, backing id, direct_io).
+Result<std::unique_ptr<Handle>> open_file(Filesystem& fs, meta::InodeNumber inode, const meta::Caller& caller,
+                                          fuse_file_info& info) {
+  TRY_ASSIGN(const meta::InodeRecord record, fs.tree.inode(inode));
+  if (!record.is_regular()) return Error(record.is_dir() ? EISDIR : ENXIO);
+  if (fs.tree.is_damaged(inode)) return Error(EIO, "damaged: its blob is missing or short (see `ckptfs status`)");
+  const bool writing = opens_for_writing(info.flags);
+  PendingOpen pending(fs, inode, writing);
+  if (writing) TRY(fs.tree.prepare_writing(inode, caller, fs.owed_by_others(inode)));
+  if ((info.flags & O_TRUNC) != 0) {
+    TRY(fs.tree.truncate(inode, 0));
+    fs.write_errors.clear(inode);
+  }
+  TRY_ASSIGN(const auto backing, fs.files.backing(pending.file()));
+
+  auto handle = std::make_unique<Handle>();
+  handle->descriptor = backing.descriptor;
+  handle->writing = writing;
+  handle->seen_errors = pending.file().errors.now();
+  handle->clears_privileges = writing && has_privileges(record.mode);
+  const bool passthrough = backing.backing_id != 0;
+  const bool through_daemon =
+      !passthrough || fs.modes.through_daemon(info.flags, record, writing && fs.tree.short_of_space());
+  if (through_daemon) {
+    TRY_ASSIGN(handle->data, make_data_path(fs, pending.file(), backing.descriptor, info.flags));
+  }
+  info.backing_id = backing.backing_id;
+  info.direct_io = through_daemon ? 1 : 0;
+  info.parallel_direct_writes = through_daemon ? 1 : 0;
+  add(!passthrough ? fs.counters.opens_direct
+                   : through_daemon ? fs.counters.opens_through_daemon : fs.counters.opens_passthrough);
+  // Until now the kernel might have believed its attributes for a day.
+  if (pending.first_writer()) fs.files.invalidate(inode);
+  handle->file = pending.take();
+  return handle;
+}
+
+void op_open(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
+  const Reply reply(req, Operation::open, inode);
+  const auto work = [reply, info = *info]() mutable {
+    Filesystem& fs = reply.fs();
+    auto opened = open_file(fs, reply.inode(), reply.caller(), info);
+    if (!opened) return reply.error(opened.error());
+    info.fh = fs.handles.add(std::move(opened).value());
+    // The request was interrupted: there will be no release.
+    if (fuse_reply_open(reply.request(), &info) != 0) end_handle(fs, fs.handles.take(info.fh));
+  };
+  if (opens_for_writing(info->flags) || (info->flags & O_TRUNC) != 0) {
+    through_gate(reply.fs(), inode, work);
+  } else {
+    auto now = work;
+    now();
+  }
+}
+
+void create(const Reply& reply, mode_t mode, fuse_file_info info) {
+  Filesystem& fs = reply.fs();
+  const meta::NewNode node{.mode = (mode & 07777u) | S_IFREG, .rdev = 0, .target = {}};
+  const auto made = fs.tree.make(reply.inode(), reply.name(), node, reply.caller());
+  if (!made) {
+    // Somebody else (a save) made it since the kernel looked: it looks again.
+    const bool look_again = made.error().errno_value() == EEXIST && (info.flags & O_EXCL) == 0;
+    return reply.error(look_again ? Error(ESTALE) : made.error());
+  }
+  const meta::InodeNumber inode = made.value().stat.st_ino;
+  info.flags &= ~O_TRUNC;
+  auto opened = open_file(fs, inode, reply.caller(), info);
+  if (!opened) {
+    if (const auto dropped = fs.tree.unlink(reply.inode(), reply.name())) fs.dropped(dropped.value());
+    return reply.error(opened.error());
+  }
+  const fuse_entry_param entry = fs.entry_of(made.value());
+  fs.files.add_lookup(inode);
+  info.fh = fs.handles.add(std::move(opened).value());
+  if (fuse_reply_create(reply.request(), &entry, &info) != 0) {
+    end_handle(fs, fs.handles.take(info.fh));
+    fs.files.forget(inode, 1);
+  }
+}
+
+void op_create(fuse_req_t req, fuse_ino_t parent, const char* name, mode_t mode, fuse_file_info* info) {
+  const Reply reply(req, Operation::create, parent, name);
+  if (parent == meta::kRootInode && reply.name() == "views") {
+    return reply.error(Error(EBUSY, "/views is a name of ckptfs itself"));
+  }
+  through_gate(reply.fs(), parent, [reply, mode, info = *info] { create(reply, mode, info); });
+}
+
+void op_release(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
+  const Reply reply(req, Operation::release, inode);
+  if (auto handle = reply.fs().handles.take(info->fh)) end_handle(reply.fs(), std::move(handle));
+  reply.ok();
+}
+
+void op_fsync(fuse_req_t req, fuse_ino_t inode, int, fuse_file_info* info) {
+  const Reply reply(req, Operation::fsync, inode);
+  Filesystem& fs = reply.fs();
+  Handle& handle = Handles<Handle>::get(info->fh);
+  const auto synced = fs.sync_data(*handle.file, handle.descriptor);
+  if (const int earlier = handle.file->errors.check(handle.seen_errors); earlier != 0) {
+    return reply.error(synced ? Error(earlier, "an earlier write-back of this file failed") : synced.error());
+  }
+  if (!synced) return reply.error(synced.error());
+  reply.result(fs.tree.sync());
+}
+
+}  // namespace
+
+void add_open_operations(fuse_lowlevel_ops& ops) {
+  ops.create = op_create;
+  ops.open = op_open;
+  ops.release = op_release;
+  ops.fsync = op_fsync;
+}
+
+}  // namespace ckptfs::fs

@@ -1,0 +1,73 @@
+// Extended attributes: the user's own are kept in the index, user.ckptfs.* are controls (fs/control_xattrs.h), ACLs and
+// the rest of system.* are not supported.
+#include <cerrno>
+#include <string_view>
+
+#include "fs/ops.h"
+#include "fs/reply.h"
+
+namespace ckptfs::fs {
+
+namespace {
+
+bool is_control(std::string_view name) { return name.starts_with(ControlXattrs::kPrefix); }
+std::string control_name(std::string_view name) { return std::string(name.substr(ControlXattrs::kPrefix.size())); }
+bool is_unsupported(std::string_view name) { return name.starts_with("system."); }
+
+// A size of 0 asks for the length.
+void answer(const Reply& reply, const std::string& value, size_t size) {
+  if (size == 0) {
+    fuse_reply_xattr(reply.request(), value.size());
+  } else if (value.size() > size) {
+    reply.error(ERANGE);
+  } else {
+    fuse_reply_buf(reply.request(), value.data(), value.size());
+  }
+}
+
+void op_setxattr(fuse_req_t req, fuse_ino_t inode, const char* name, const char* value, size_t size, int flags) {
+  const Reply reply(req, Operation::setxattr, inode);
+  if (is_unsupported(name)) return reply.error(EOPNOTSUPP);
+  const std::string content(value, size);
+  if (is_control(name)) {
+    reply.fs().control.set(inode, control_name(name), content, reply.caller(),
+                           [reply](const Result<>& result) { reply.result(result); });
+    return;
+  }
+  reply.result(reply.fs().tree.set_xattr(inode, name, content, flags));
+}
+
+void op_getxattr(fuse_req_t req, fuse_ino_t inode, const char* name, size_t size) {
+  const Reply reply(req, Operation::getxattr, inode);
+  if (is_unsupported(name)) return reply.error(EOPNOTSUPP);
+  const auto value = is_control(name) ? reply.fs().control.get(inode, control_name(name))
+                                      : reply.fs().tree.xattr(inode, name);
+  if (!value) return reply.error(value.error());
+  answer(reply, value.value(), size);
+}
+
+void op_listxattr(fuse_req_t req, fuse_ino_t inode, size_t size) {
+  const Reply reply(req, Operation::listxattr, inode);
+  const auto names = reply.fs().tree.list_xattrs(inode);
+  if (!names) return reply.error(names.error());
+  std::string list;
+  for (const std::string& name : names.value()) list.append(name).push_back('\0');
+  answer(reply, list, size);
+}
+
+void op_removexattr(fuse_req_t req, fuse_ino_t inode, const char* name) {
+  const Reply reply(req, Operation::removexattr, inode);
+  if (is_unsupported(name) || is_control(name)) return reply.error(EOPNOTSUPP);
+  reply.result(reply.fs().tree.remove_xattr(inode, name));
+}
+
+}  // namespace
+
+void add_xattr_operations(fuse_lowlevel_ops& ops) {
+  ops.setxattr = op_setxattr;
+  ops.getxattr = op_getxattr;
+  ops.listxattr = op_listxattr;
+  ops.removexattr = op_removexattr;
+}
+
+}  // namespace ckptfs::fs

@@ -1,0 +1,71 @@
+#include "fs/reply.h"
+
+#include <spdlog/spdlog.h>
+
+#include <cerrno>
+
+namespace ckptfs::fs {
+
+Reply::Reply(fuse_req_t request, Operation operation, meta::InodeNumber inode, std::string name)
+    : request_(request), operation_(operation), inode_(inode), name_(std::move(name)) {
+  fs().counters.count(operation);
+}
+
+meta::Caller Reply::caller() const {
+  const fuse_ctx* context = fuse_req_ctx(request_);
+  return {context->uid, context->gid, context->pid};
+}
+
+void Reply::error(const Error& error) const {
+  log(error);
+  const int value = error.errno_value();
+  fuse_reply_err(request_, value > 0 ? value : EIO);
+}
+
+void Reply::log(const Error& error) const {
+  const char* operation = kOperationNames[static_cast<size_t>(operation_)];
+  switch (error.errno_value()) {
+    // What programs ask for all day.
+    case ENOENT: case EEXIST: case ENODATA: case ERANGE: case ENOTEMPTY: case ENOTDIR: case EISDIR: case EOPNOTSUPP:
+    case ENOTTY: case ENXIO: case EINVAL: case EMLINK: case ENAMETOOLONG: case EAGAIN:
+      spdlog::debug("{} {} {}: {}", operation, inode_, name_, error.message());
+      return;
+    default: break;
+  }
+  std::string path = fs().tree.path_of(inode_);
+  if (!name_.empty()) path += (path.empty() || path.back() != '/' ? "/" : "") + name_;
+  switch (error.errno_value()) {
+    case EPERM: case EBUSY: case EACCES: case ESTALE:
+      spdlog::info("{} {} refused: {}", operation, path, error.message());
+      return;
+    default:
+      spdlog::error("{} {} failed: {}", operation, path, error.message());
+      return;
+  }
+}
+
+void Reply::result(const Result<>& result) const {
+  if (result) {
+    ok();
+  } else {
+    error(result.error());
+  }
+}
+
+void Reply::entry(const meta::Attributes& attributes) const {
+  Filesystem& filesystem = fs();
+  const fuse_entry_param entry = filesystem.entry_of(attributes);
+  filesystem.files.add_lookup(entry.ino);
+  // The request was interrupted: the kernel took no reference.
+  if (fuse_reply_entry(request_, &entry) != 0) filesystem.files.forget(entry.ino, 1);
+}
+
+void Reply::attributes(const meta::Attributes& attributes) const {
+  fuse_reply_attr(request_, &attributes.stat, fs().attribute_timeout(attributes));
+}
+
+void Reply::data(std::span<const std::byte> data) const {
+  fuse_reply_buf(request_, reinterpret_cast<const char*>(data.data()), data.size());
+}
+
+}  // namespace ckptfs::fs

@@ -1,0 +1,58 @@
+// An operation's request and its answer to the kernel. Here, and only here, an Error becomes an errno: common ones
+// silently, those that a person should know of with operation, path and words in the log.
+//
+// A Reply is a value: an operation that has to wait at the gate keeps a copy for when it begins anew. Exactly one of the
+// answering members is called for each request, with no lock held.
+#pragma once
+
+#include <array>
+#include <initializer_list>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "fs/filesystem.h"
+
+namespace ckptfs::fs {
+
+class Reply {
+ public:
+  // `inode` and `name` say what the request is about: a file, or a name in a directory.
+  Reply(fuse_req_t request, Operation operation, meta::InodeNumber inode, std::string name = {});
+
+  Filesystem& fs() const { return *static_cast<Filesystem*>(fuse_req_userdata(request_)); }
+  fuse_req_t request() const { return request_; }
+  meta::InodeNumber inode() const { return inode_; }
+  const std::string& name() const { return name_; }
+  meta::Caller caller() const;
+
+  void error(const Error& error) const;
+  void error(int errno_value) const { error(Error(errno_value)); }
+  void ok() const { fuse_reply_err(request_, 0); }
+  void result(const Result<>& result) const;
+  // Counts a lookup of it.
+  void entry(const meta::Attributes& attributes) const;
+  void attributes(const meta::Attributes& attributes) const;
+  void data(std::span<const std::byte> data) const;
+
+ private:
+  void log(const Error& error) const;
+
+  fuse_req_t request_;
+  Operation operation_;
+  meta::InodeNumber inode_;
+  std::string name_;
+};
+
+// Runs `work`, which answers the request, with a pass of the gate for `inodes`; or parks it until the gate opens.
+template <class Work>
+void through_gate(Filesystem& fs, std::array<meta::InodeNumber, 2> inodes, Work work) {
+  const auto pass = fs.tree.gate().enter({inodes[0], inodes[1]}, [&fs, inodes, work] { through_gate(fs, inodes, work); });
+  if (pass) work();
+}
+template <class Work>
+void through_gate(Filesystem& fs, meta::InodeNumber inode, Work work) {
+  through_gate(fs, std::array<meta::InodeNumber, 2>{inode, inode}, std::move(work));
+}
+
+}  // namespace ckptfs::fs

@@ -1,0 +1,168 @@
+#include "fs/session.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <spdlog/spdlog.h>
+#include <sys/eventfd.h>
+#include <sys/mount.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+
+namespace ckptfs::fs {
+
+namespace {
+
+// What libfuse said last, for the words of an error.
+std::mutex fuse_log_mutex;
+std::string last_fuse_message;  // guarded by fuse_log_mutex
+
+void log_fuse(fuse_log_level level, const char* format, va_list arguments) {
+  char text[512];
+  std::vsnprintf(text, sizeof(text), format, arguments);
+  std::string message(text);
+  while (!message.empty() && message.back() == '\n') message.pop_back();
+  if (level <= FUSE_LOG_ERR) {
+    spdlog::error("libfuse: {}", message);
+  } else if (level <= FUSE_LOG_WARNING) {
+    spdlog::warn("libfuse: {}", message);
+  } else {
+    spdlog::debug("libfuse: {}", message);
+  }
+  const std::lock_guard lock(fuse_log_mutex);
+  last_fuse_message = std::move(message);
+}
+
+Error fuse_error(const std::string& what) {
+  const std::lock_guard lock(fuse_log_mutex);
+  return Error(EIO, last_fuse_message.empty() ? what : what + ": " + last_fuse_message);
+}
+
+// fuse_args, freed with it.
+class Arguments {
+ public:
+  Arguments() { fuse_opt_add_arg(&arguments_, "ckptfs"); }
+  Arguments(const Arguments&) = delete;
+  Arguments& operator=(const Arguments&) = delete;
+  ~Arguments() {
+    fuse_opt_free_args(&arguments_);
+    std::free(options_);
+  }
+  bool option(const std::string& option) { return fuse_opt_add_opt_escaped(&options_, option.c_str()) == 0; }
+  fuse_args* get() {
+    if (fuse_opt_add_arg(&arguments_, "-o") != 0 || fuse_opt_add_arg(&arguments_, options_) != 0) return nullptr;
+    return &arguments_;
+  }
+
+ private:
+  fuse_args arguments_ = FUSE_ARGS_INIT(0, nullptr);
+  char* options_ = nullptr;
+};
+
+// Interrupts the sem_wait that fuse_session_loop_mt sleeps in.
+constexpr int kWakeSignal = SIGUSR2;
+void wake_nothing(int) {}
+
+void install_wake_signal() {
+  struct sigaction action {};
+  action.sa_handler = wake_nothing;
+  sigemptyset(&action.sa_mask);
+  sigaction(kWakeSignal, &action, nullptr);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Session>> Session::mount(const Options& options, const fuse_lowlevel_ops& ops, void* user_data) {
+  fuse_set_log_func(log_fuse);
+  install_wake_signal();
+  io::Fd wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake) return last_error("eventfd");
+  std::unique_ptr<Session> session(new Session(options, std::move(wake)));
+
+  Arguments arguments;
+  const bool added = arguments.option("allow_other") && arguments.option("default_permissions") &&
+                     arguments.option("subtype=ckptfs") && arguments.option("fsname=" + options.source);
+  fuse_args* const fuse_arguments = added ? arguments.get() : nullptr;
+  if (fuse_arguments == nullptr) return Error(ENOMEM);
+  session->session_.reset(fuse_session_new(fuse_arguments, &ops, sizeof(ops), user_data));
+  if (!session->session_) return fuse_error("no FUSE session");
+  if (fuse_session_mount(session->get(), options.mountpoint.c_str()) != 0) {
+    return fuse_error("mounting at " + options.mountpoint);
+  }
+  TRY(session->handshake());
+  session->stopper_ = std::thread([raw = session.get()] { raw->wait_for_stop(); });
+  return session;
+}
+
+Result<> Session::handshake() {
+  fuse_buf request{};
+  const int received = fuse_session_receive_buf(get(), &request);
+  if (received > 0) fuse_session_process_buf(get(), &request);
+  std::free(request.mem);
+  if (received <= 0) return Error(received < 0 ? -received : EIO, "the kernel sent no FUSE_INIT");
+  if (fuse_session_exited(get()) != 0) return fuse_error("the kernel's FUSE_INIT could not be answered");
+  return success();
+}
+
+Session::~Session() {
+  loop_ended_ = true;
+  stop();
+  if (stopper_.joinable()) stopper_.join();
+  if (session_) fuse_session_unmount(get());
+}
+
+Result<> Session::loop() {
+  fuse_loop_config* const config = fuse_loop_cfg_create();
+  if (config == nullptr) return Error(ENOMEM);
+  fuse_loop_cfg_set_clone_fd(config, 0);
+  fuse_loop_cfg_set_max_threads(config, options_.max_threads);
+  loop_thread_ = pthread_self();
+  looping_ = true;
+  const int result = fuse_session_loop_mt(get(), config);
+  loop_ended_ = true;
+  fuse_loop_cfg_destroy(config);
+  if (result < 0) return Error(-result, "the FUSE loop ended");
+  return success();
+}
+
+void Session::stop() {
+  const uint64_t one = 1;
+  // The counter of an eventfd cannot be full here: a failure means that it is set already.
+  [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof(one));
+}
+
+bool Session::loop_ends_within(int milliseconds) const {
+  const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(milliseconds);
+  while (!loop_ended_ && std::chrono::steady_clock::now() < until) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return loop_ended_;
+}
+
+void Session::wait_for_stop() {
+  pollfd waiting{wake_.get(), POLLIN, 0};
+  while (::poll(&waiting, 1, -1) < 0 && errno == EINTR) {
+  }
+  if (loop_ended_) return;
+  const std::string& mountpoint = options_.mountpoint;
+  if (::umount2(mountpoint.c_str(), UMOUNT_NOFOLLOW) != 0) {
+    spdlog::warn("{} is in use ({}): detached; waiting up to {} s for its files to be closed", mountpoint,
+                 last_error().message(), kGraceMilliseconds / 1000);
+    ::umount2(mountpoint.c_str(), MNT_DETACH | UMOUNT_NOFOLLOW);
+  }
+  if (loop_ends_within(kGraceMilliseconds)) return;
+  spdlog::warn("{}: files are still open; leaving all the same", mountpoint);
+  forced_ = true;
+  fuse_session_exit(get());
+  while (!loop_ended_) {
+    if (looping_) pthread_kill(loop_thread_, kWakeSignal);
+    loop_ends_within(50);
+  }
+}
+
+}  // namespace ckptfs::fs

@@ -1,0 +1,64 @@
+// The session with the kernel: mounting, the handshake, the loop of workers, and its end.
+//
+// Thread safety: stop() may be called from any thread and from a signal handler; everything else from one thread.
+#pragma once
+
+#include <fuse_lowlevel.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "io/fd.h"
+#include "io/result.h"
+
+namespace ckptfs::fs {
+
+class Session {
+ public:
+  struct Options {
+    std::string mountpoint;
+    std::string source;  // what `mount` shows as the device
+    unsigned max_threads = 32;
+  };
+
+  // Mounts, and answers FUSE_INIT: afterwards the kernel's offers are known and backing files can be tried, while all
+  // other requests still wait. `user_data` is what fuse_req_userdata gives the operations.
+  static Result<std::unique_ptr<Session>> mount(const Options& options, const fuse_lowlevel_ops& ops, void* user_data);
+  ~Session();
+
+  fuse_session* get() const { return session_.get(); }
+
+  // Serves requests until the file system is unmounted, the connection is cut, or stop().
+  Result<> loop();
+  // Unmounts. Files that are still open are served for a while (kGrace); then the loop ends all the same.
+  // Async-signal-safe.
+  void stop();
+
+  // After the loop: has the kernel let go of the mount, or did we leave with files open?
+  bool was_forced() const { return forced_; }
+
+ private:
+  struct Deleter {
+    void operator()(fuse_session* session) const { fuse_session_destroy(session); }
+  };
+
+  Session(const Options& options, io::Fd wake) : options_(options), wake_(std::move(wake)) {}
+  Result<> handshake();
+  void wait_for_stop();
+  bool loop_ends_within(int milliseconds) const;
+
+  static constexpr int kGraceMilliseconds = 10000;
+
+  const Options options_;
+  const io::Fd wake_;  // eventfd: stop() writes to it
+  std::unique_ptr<fuse_session, Deleter> session_;
+  std::thread stopper_;
+  pthread_t loop_thread_{};  // set before looping_
+  std::atomic<bool> looping_{false};
+  std::atomic<bool> loop_ended_{false};
+  std::atomic<bool> forced_{false};
+};
+
+}  // namespace ckptfs::fs

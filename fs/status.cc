@@ -1,0 +1,96 @@
+#include "fs/status.h"
+
+#include <unistd.h>
+
+#include <nlohmann/json.hpp>
+
+
+namespace ckptfs::fs {
+
+using nlohmann::json;
+
+namespace {
+
+json counters_of(const Counters& counters) {
+  json operations = json::object();
+  for (size_t i = 0; i < kOperationNames.size(); ++i) {
+    if (const uint64_t count = value(counters.operations[i]); count != 0) operations[kOperationNames[i]] = count;
+  }
+  return {{"operations", std::move(operations)},
+          {"opens_passthrough", value(counters.opens_passthrough)},
+          {"opens_through_daemon", value(counters.opens_through_daemon)},
+          {"opens_direct", value(counters.opens_direct)},
+          {"bytes_read", value(counters.bytes_read)},
+          {"bytes_written", value(counters.bytes_written)},
+          {"clones", value(counters.clones)},
+          {"bytes_cloned", value(counters.bytes_cloned)},
+          {"bytes_copied", value(counters.bytes_copied)},
+          {"direct_fallbacks", value(counters.direct_fallbacks)},
+          {"passthrough_fallbacks", value(counters.passthrough_fallbacks)},
+          {"clone_fallbacks", value(counters.clone_fallbacks)},
+          {"write_errors", value(counters.write_errors)},
+          {"read_errors", value(counters.read_errors)},
+          {"saves", value(counters.saves)},
+          {"saves_failed", value(counters.saves_failed)},
+          {"save_seconds", static_cast<double>(value(counters.save_microseconds)) / 1e6},
+          {"seals", value(counters.seals)},
+          {"notifications", value(counters.notifications)}};
+}
+
+json space_of(const meta::SpaceReport& space) {
+  return {{"total", space.total},     {"free", space.free},       {"raw_free", space.raw_free},
+          {"reserve", space.reserve}, {"ballast", space.ballast}, {"owed", space.owed}};
+}
+
+json recovery_of(const meta::RecoveryReport& recovery) {
+  return {{"clean", recovery.clean},
+          {"inodes", recovery.inodes},
+          {"blobs", recovery.blobs},
+          {"removed_blobs", recovery.removed_blobs},
+          {"orphan_blobs", recovery.orphan_blobs},
+          {"damaged", recovery.damaged}};
+}
+
+json warnings_of(const Filesystem& fs) {
+  json warnings = json::array();
+  const meta::RecoveryReport& recovery = fs.store.recovery();
+  if (!recovery.damaged.empty()) {
+    warnings.push_back(std::to_string(recovery.damaged.size()) + " files are damaged: opening them is EIO");
+  }
+  if (recovery.orphan_blobs != 0) {
+    warnings.push_back(std::to_string(recovery.orphan_blobs) + " blobs have no name; `ckptfs fsck` lists them");
+  }
+  if (fs.tree.short_of_space()) {
+    warnings.push_back("space is short: swap files are written through the daemon; remove steps");
+  }
+  if (const uint64_t errors = value(fs.counters.write_errors); errors != 0) {
+    warnings.push_back(std::to_string(errors) + " writes failed: see the log, and user.ckptfs.write_error of the files");
+  }
+  if (!fs.modes.passthrough && fs.options.passthrough == PassthroughOption::automatic) {
+    warnings.push_back("no passthrough: " + fs.modes.reason);
+  }
+  return warnings;
+}
+
+}  // namespace
+
+json status_of(const Filesystem& fs) {
+  const io::DirectAlignment& alignment = fs.modes.alignment;
+  return {{"mountpoint", fs.options.mountpoint},
+          {"store", fs.options.store_name.empty() ? fs.options.store : fs.options.store_name},
+          {"mount_id", fs.store.id()},
+          {"pid", ::getpid()},
+          {"version", CKPTFS_VERSION},
+          {"passthrough", {{"active", fs.modes.passthrough}, {"reason", fs.modes.reason}}},
+          {"odirect", fs.modes.odirect == OdirectOption::safe ? "safe" : "raw"},
+          {"alignment",
+           {{"memory", alignment.memory}, {"offset", alignment.offset}, {"harmful", alignment.harmful()}}},
+          {"space", space_of(fs.store.space())},
+          {"recovery", recovery_of(fs.store.recovery())},
+          {"counters", counters_of(fs.counters)},
+          {"open_files", fs.files.open_count()},
+          {"remembered_inodes", fs.files.remembered_count()},
+          {"warnings", warnings_of(fs)}};
+}
+
+}  // namespace ckptfs::fs

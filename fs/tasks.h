@@ -1,0 +1,36 @@
+// Threads for the few operations that take long (save, seal): each runs on one of its own, so that no worker of the
+// session waits.
+//
+// Thread safety: all of it. Lock: mutex_ (a leaf), never held while a task runs.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <list>
+#include <mutex>
+#include <thread>
+
+#include "io/result.h"
+
+namespace ckptfs::fs {
+
+class Tasks {
+ public:
+  ~Tasks() { wait(); }
+
+  // Runs `work` on a new thread. EAGAIN when there is no thread to be had.
+  Result<> start(std::function<void()> work);
+  // Returns when all have ended; no other thread starts any meanwhile.
+  void wait();
+
+ private:
+  struct Task {
+    std::thread thread;
+    std::atomic<bool> ended{false};
+  };
+
+  std::mutex mutex_;
+  std::list<Task> tasks_;  // guarded by mutex_
+};
+
+}  // namespace ckptfs::fs

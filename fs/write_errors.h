@@ -1,0 +1,37 @@
+// The last failed write of each file, in words, for the xattr user.ckptfs.write_error: DeepSpeed never looks at the
+// results of its writes. Kept in memory, for the files that failed last, until the file is emptied or removed.
+//
+// Thread safety: all of it. Lock: mutex_ (a leaf).
+#pragma once
+
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+
+#include "meta/types.h"
+
+namespace ckptfs::fs {
+
+class WriteErrors {
+ public:
+  static constexpr size_t kMaximum = 4096;  // files; the oldest goes
+
+  // True: this file had no error of this errno so far (worth a line in the log).
+  bool record(meta::InodeNumber inode, int errno_value, std::string text);
+  std::optional<std::string> last(meta::InodeNumber inode) const;
+  void clear(meta::InodeNumber inode);
+
+ private:
+  struct Entry {
+    int errno_value = 0;
+    std::string text;
+  };
+
+  mutable std::mutex mutex_;
+  std::unordered_map<meta::InodeNumber, Entry> entries_;  // guarded by mutex_
+  std::deque<meta::InodeNumber> order_;                   // guarded by mutex_; of insertion, may name cleared ones
+};
+
+}  // namespace ckptfs::fs

@@ -1,0 +1,67 @@
+#include "io/aligned_buffer.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <charconv>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "io/fault.h"
+#include "io/retry.h"
+
+namespace ckptfs::io {
+
+namespace {
+
+constexpr DirectAlignment kUnknownAlignment{4096, 4096};
+
+std::optional<size_t> parse_number(std::string_view text) {
+  size_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value == 0) return std::nullopt;
+  return value;
+}
+
+// "MEMORY" or "MEMORY:OFFSET" over what the kernel said; a number that is none changes nothing.
+DirectAlignment overridden(DirectAlignment asked, const std::string& value) {
+  const std::string_view text = value;
+  const size_t colon = text.find(':');
+  asked.memory = parse_number(text.substr(0, colon)).value_or(asked.memory);
+  if (colon != std::string_view::npos) asked.offset = parse_number(text.substr(colon + 1)).value_or(asked.offset);
+  return asked;
+}
+
+DirectAlignment ask_kernel(int fd) {
+  struct statx answer {};
+  const int status =
+      retry_interrupted([&] { return ::statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &answer); });
+  if (status != 0 || (answer.stx_mask & STATX_DIOALIGN) == 0) return kUnknownAlignment;
+  // Zeros: the file takes no direct I/O at all.
+  if (answer.stx_dio_mem_align == 0 || answer.stx_dio_offset_align == 0) return kUnknownAlignment;
+  return {answer.stx_dio_mem_align, answer.stx_dio_offset_align};
+}
+
+}  // namespace
+
+std::span<std::byte> AlignedBuffer::get(size_t size) {
+  if (size > size_) {
+    const size_t rounded = (size + kAlignment - 1) / kAlignment * kAlignment;
+    if (rounded < size) return {};
+    data_.reset();
+    size_ = 0;
+    data_.reset(static_cast<std::byte*>(std::aligned_alloc(kAlignment, rounded)));
+    if (!data_) return {};
+    size_ = rounded;
+  }
+  return {data_.get(), size};
+}
+
+DirectAlignment direct_alignment(int fd) {
+  const DirectAlignment asked = ask_kernel(fd);
+  const std::optional<std::string> value = fault_value("dioalign");
+  return value ? overridden(asked, *value) : asked;
+}
+
+}  // namespace ckptfs::io

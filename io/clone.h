@@ -1,0 +1,50 @@
+// Sharing of blocks between files of one file system (XFS or btrfs with reflink). Stateless; any thread.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "io/fd.h"
+
+namespace ckptfs::io {
+
+// FICLONE: `to` becomes, at one point in time, what `from` holds.
+Result<> clone(int from, int to);
+// FICLONERANGE. Offsets and length are multiples of the file system's block, or the range ends at `from`'s end.
+// length 0 means to the end of `from`.
+Result<> clone_range(int from, off_t from_offset, int to, off_t to_offset, uint64_t length);
+// FIDEDUPERANGE: the kernel compares and shares if equal. The bytes that are now shared (0: they differ), at most
+// `length`; may be short (1 GiB a call).
+Result<uint64_t> dedupe_range(int from, off_t from_offset, int to, off_t to_offset, uint64_t length);
+
+struct SharingCapability {
+  bool clone = false;
+  bool dedupe = false;
+  bool extent_size_hint = false;
+  std::string filesystem;  // "xfs", "btrfs", "ext4", ..., from statfs's magic
+};
+// Tries clone, dedupe and hint on scratch files without a name in `folder`. `clone` also demands that FIEMAP shows the
+// blocks as shared. What the file system lacks is false; an Error is a failure of the probe (no such folder, disk full).
+Result<SharingCapability> probe_sharing(const std::string& folder);
+
+// The copy-on-write extent hint for a file of `size` bytes: size rounded up to a power of two, between 128 KiB and
+// 16 MiB.
+uint32_t cow_extent_hint(uint64_t size);
+// Sets it (FS_IOC_FSSETXATTR). EOPNOTSUPP where the file system has none.
+Result<> set_cow_extent_hint(int fd, uint32_t bytes);
+// What is set; 0 where none is.
+Result<uint32_t> get_cow_extent_hint(int fd);
+
+// Blocks of the file as FIEMAP reports them.
+struct ExtentSummary {
+  uint64_t extents = 0;
+  uint64_t shared_bytes = 0;  // in extents flagged SHARED
+  uint64_t mapped_bytes = 0;  // in all extents; what is missing up to the file's size are holes
+};
+Result<ExtentSummary> summarize_extents(int fd);
+
+// Bytes that overwriting all of the file's first `size` bytes would newly allocate: shared or missing, counted in whole
+// aligned `unit`s (so at most `size` rounded up). What is allocated but not written yet (fallocate) owes nothing.
+Result<uint64_t> owed_bytes(int fd, uint64_t size, uint64_t unit);
+
+}  // namespace ckptfs::io

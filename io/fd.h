@@ -1,0 +1,59 @@
+// Owned file descriptors and full-length reads and writes. Every call retries EINTR. Thread safety: an Fd is a plain
+// owner, not shared between threads while it changes; the free functions keep no state.
+#pragma once
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "io/result.h"
+
+namespace ckptfs::io {
+
+// Owns one descriptor and closes it. Move-only.
+class Fd {
+ public:
+  Fd() = default;
+  explicit Fd(int fd) : fd_(fd) {}
+  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Fd& operator=(Fd&& other) noexcept {
+    reset(std::exchange(other.fd_, -1));
+    return *this;
+  }
+  ~Fd() { reset(); }
+
+  int get() const { return fd_; }
+  explicit operator bool() const { return fd_ >= 0; }
+  void reset(int fd = -1);
+  int release() { return std::exchange(fd_, -1); }
+
+ private:
+  int fd_ = -1;
+};
+
+// openat(2) with O_CLOEXEC added. The error names `path`.
+Result<Fd> open_at(int dir_fd, const std::string& path, int flags, mode_t mode = 0600);
+Result<struct stat> stat_fd(int fd);
+Result<struct stat> stat_at(int dir_fd, const std::string& path, int flags = AT_SYMLINK_NOFOLLOW);
+
+// Reads until `buffer` is full or the file ends; the bytes read.
+Result<size_t> read_full(int fd, std::span<std::byte> buffer, off_t offset);
+// Writes all of `data`. On an error part of it may have been written.
+Result<> write_full(int fd, std::span<const std::byte> data, off_t offset);
+// A whole small file as text, and its durable replacement: written beside it, fsynced, renamed over it, folder fsynced.
+Result<std::string> read_file(const std::string& path);
+Result<> replace_file(const std::string& path, const std::string& content);
+// fsync of the folder that holds `path`: makes a name just made, renamed or removed there durable.
+Result<> sync_parent(const std::string& path);
+
+Result<> fsync_fd(int fd);
+Result<> fdatasync_fd(int fd);
+Result<> syncfs_fd(int fd);
+
+}  // namespace ckptfs::io

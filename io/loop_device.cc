@@ -1,0 +1,106 @@
+#include "io/loop_device.h"
+
+#include <spdlog/spdlog.h>
+
+#include <chrono>
+#include <filesystem>
+#include <sstream>
+#include <thread>
+
+#include "io/fd.h"
+#include "io/process.h"
+
+namespace ckptfs::io {
+
+namespace {
+
+std::string sysfs_folder(const std::string& device) {
+  return "/sys/block/" + std::filesystem::path(device).filename().string();
+}
+
+// One line of a file of sysfs.
+Result<std::string> read_line(const std::string& path) {
+  TRY_ASSIGN(std::string text, read_file(path));
+  return text.substr(0, text.find('\n'));
+}
+
+Result<LoopDevice> describe(const std::string& device) {
+  LoopDevice loop;
+  loop.device = device;
+  TRY_ASSIGN(loop.numbers, read_line(sysfs_folder(device) + "/dev"));
+  TRY_ASSIGN(const std::string direct, read_line(sysfs_folder(device) + "/loop/dio"));
+  loop.direct = direct == "1";
+  return loop;
+}
+
+// The file that the device stands on; empty where it is detached.
+Result<std::string> backing_file(const std::string& device) {
+  Result<std::string> file = read_line(sysfs_folder(device) + "/loop/backing_file");
+  if (file) return file;
+  const int e = file.error().errno_value();
+  if (e == ENOENT || e == ENODEV || e == ENXIO) return std::string();
+  return file;
+}
+
+}  // namespace
+
+Result<std::vector<LoopDevice>> loops_of(const std::string& file) {
+  TRY_ASSIGN(const std::string listed,
+             run_checked({"losetup", "--list", "--noheadings", "--raw", "--output", "NAME", "--associated", file}));
+  std::vector<LoopDevice> loops;
+  std::istringstream lines(listed);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.empty()) continue;
+    TRY_ASSIGN(LoopDevice loop, describe(line));
+    loops.push_back(std::move(loop));
+  }
+  return loops;
+}
+
+Result<LoopDevice> attach_loop(const std::string& file, uint32_t sector) {
+  const std::vector<std::string> plain = {"losetup", "--find", "--show", "--nooverlap", "--sector-size",
+                                          std::to_string(sector)};
+  std::vector<std::string> arguments = plain;
+  arguments.insert(arguments.end(), {"--direct-io=on", file});
+  Result<std::string> shown = run_checked(arguments);
+  if (!shown) {
+    spdlog::warn("{}: a loop device with direct I/O was refused ({}); trying without", file, shown.error().message());
+    arguments = plain;
+    arguments.push_back(file);
+    shown = run_checked(arguments);
+  }
+  if (!shown) return std::move(shown).error();
+  const std::string device = shown.value().substr(0, shown.value().find('\n'));
+  Result<LoopDevice> loop = describe(device);
+  if (!loop) {
+    const Result<> detached = detach_loop(device);
+    if (!detached) spdlog::error("{}: {}", device, detached.error().message());
+    return loop;
+  }
+  if (!loop.value().direct) {
+    spdlog::warn("{}: the loop driver works without direct I/O here: data is cached twice, and slower", file);
+  }
+  return loop;
+}
+
+Result<> detach_loop(const std::string& device) {
+  TRY_ASSIGN(const std::string before, backing_file(device));
+  if (before.empty()) return success();
+  TRY(run_checked({"losetup", "--detach", device}));
+  // losetup succeeds also where the kernel only notes that the device is to go with its last user (a scan by udev is
+  // one, for moments).
+  for (int attempt = 0; attempt < 50; ++attempt) {
+    TRY_ASSIGN(const std::string after, backing_file(device));
+    if (after != before) return success();
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+  return Error(EBUSY, device + " still stands on " + before + ": something else has it open or mounted");
+}
+
+Result<> refuse_discards(const std::string& device) {
+  const std::string path = sysfs_folder(device) + "/queue/discard_max_bytes";
+  TRY_ASSIGN(const Fd fd, open_at(AT_FDCWD, path, O_WRONLY));
+  return write_full(fd.get(), std::as_bytes(std::span("0", 1)), 0);
+}
+
+}  // namespace ckptfs::io

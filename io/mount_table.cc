@@ -1,0 +1,120 @@
+#include "io/mount_table.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <climits>
+#include <filesystem>
+#include <optional>
+#include <sstream>
+#include <utility>
+
+#include "io/fd.h"
+
+namespace ckptfs::io {
+
+namespace {
+
+namespace stdfs = std::filesystem;
+
+// The kernel writes space, tab, newline and backslash as \ooo.
+std::string unescape(const std::string& text) {
+  std::string result;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const bool escaped = text[i] == '\\' && i + 3 < text.size() &&
+                         std::all_of(text.begin() + static_cast<ptrdiff_t>(i) + 1,
+                                     text.begin() + static_cast<ptrdiff_t>(i) + 4, [](char c) { return c >= '0' && c <= '7'; });
+    if (!escaped) {
+      result += text[i];
+      continue;
+    }
+    result += static_cast<char>((text[i + 1] - '0') * 64 + (text[i + 2] - '0') * 8 + (text[i + 3] - '0'));
+    i += 3;
+  }
+  return result;
+}
+
+// ID PARENT MAJOR:MINOR ROOT MOUNTPOINT OPTIONS [OPTIONAL...] - TYPE SOURCE SUPEROPTIONS
+std::optional<MountEntry> parse_entry(const std::string& line) {
+  std::istringstream words(line);
+  std::string skipped;
+  MountEntry entry;
+  words >> entry.id >> entry.parent >> entry.device >> entry.root >> entry.mountpoint;
+  while (words >> skipped && skipped != "-") {
+  }
+  if (!(words >> entry.type >> entry.source)) return std::nullopt;
+  entry.root = unescape(entry.root);
+  entry.mountpoint = unescape(entry.mountpoint);
+  entry.source = unescape(entry.source);
+  return entry;
+}
+
+bool lies_under(const std::string& path, const std::string& folder) {
+  return path.starts_with(folder) && (path.size() == folder.size() || path[folder.size()] == '/');
+}
+
+bool link_lies_under(const stdfs::path& link, const std::string& folder) {
+  char target[PATH_MAX];
+  const ssize_t length = ::readlink(link.c_str(), target, sizeof target);
+  return length > 0 && lies_under(std::string(target, static_cast<size_t>(length)), folder);
+}
+
+bool maps_under(const stdfs::path& process, const std::string& folder) {
+  const Result<std::string> maps = read_file((process / "maps").string());
+  if (!maps) return false;
+  std::istringstream lines(maps.value());
+  for (std::string line; std::getline(lines, line);) {
+    const size_t path = line.find('/');
+    if (path != std::string::npos && lies_under(line.substr(path), folder)) return true;
+  }
+  return false;
+}
+
+bool holds(const stdfs::path& process, const std::string& folder) {
+  for (const char* link : {"cwd", "root", "exe"}) {
+    if (link_lies_under(process / link, folder)) return true;
+  }
+  std::error_code ignored;  // the process may end while we look
+  for (stdfs::directory_iterator file(process / "fd", ignored), end; !ignored && file != end; file.increment(ignored)) {
+    if (link_lies_under(file->path(), folder)) return true;
+  }
+  return maps_under(process, folder);
+}
+
+std::string describe(const stdfs::path& process) {
+  const Result<std::string> name = read_file((process / "comm").string());
+  std::string text = name ? name.value() : "?";
+  if (!text.empty() && text.back() == '\n') text.pop_back();
+  return text + " (pid " + process.filename().string() + ")";
+}
+
+}  // namespace
+
+Result<std::vector<MountEntry>> mount_table() {
+  TRY_ASSIGN(const std::string text, read_file("/proc/self/mountinfo"));
+  return parse_mount_table(text);
+}
+
+std::vector<MountEntry> parse_mount_table(const std::string& text) {
+  std::vector<MountEntry> entries;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    if (auto entry = parse_entry(line)) entries.push_back(std::move(*entry));
+  }
+  return entries;
+}
+
+std::vector<std::string> holders_of(const std::string& folder) {
+  std::vector<std::string> found;
+  std::error_code ignored;
+  for (stdfs::directory_iterator process("/proc", ignored), end; !ignored && process != end; process.increment(ignored)) {
+    const std::string name = process->path().filename().string();
+    const bool is_process = std::all_of(name.begin(), name.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
+    if (is_process && holds(process->path(), folder)) found.push_back(describe(process->path()));
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+}  // namespace ckptfs::io

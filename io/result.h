@@ -1,0 +1,57 @@
+// Errors are values: Result<T> is a T or an Error. An Error is a std::error_code (an errno, in the system category)
+// and, where a person will read it, a sentence that names the thing and the way out. It becomes an errno in one place,
+// the FUSE boundary (fs/reply.h).
+#pragma once
+
+#include <boost/outcome/basic_result.hpp>
+#include <cerrno>
+#include <string>
+#include <system_error>
+#include <utility>
+
+namespace ckptfs {
+
+class [[nodiscard]] Error {
+ public:
+  Error() = default;
+  explicit Error(int errno_value, std::string what = {}) : code_(errno_value, std::system_category()), what_(std::move(what)) {}
+
+  int errno_value() const { return code_.value(); }
+  const std::error_code& code() const { return code_; }
+  // What went wrong in words; the errno's own text where nothing more is known.
+  std::string message() const {
+    return what_.empty() ? code_.message() : what_;
+  }
+
+ private:
+  std::error_code code_;
+  std::string what_;
+};
+
+// The calling thread's errno as an Error; `what` is prefixed to the errno's text.
+inline Error last_error(const std::string& what = {}) {
+  const int e = errno;
+  return Error(e, what.empty() ? std::string() : what + ": " + std::system_category().message(e));
+}
+
+template <class T = void>
+using Result = boost::outcome_v2::basic_result<T, Error, boost::outcome_v2::policy::terminate>;
+
+inline auto success() { return boost::outcome_v2::success(); }
+
+}  // namespace ckptfs
+
+// TRY(expr): leave the function with expr's error, if it has one.  TRY_ASSIGN(auto x, expr): else x is its value.
+// (Boost.Outcome's own TRY changed its syntax between the releases that Debian ships.)
+#define CKPTFS_CONCAT2(a, b) a##b
+#define CKPTFS_CONCAT(a, b) CKPTFS_CONCAT2(a, b)
+#define TRY(expr)                                                    \
+  do {                                                               \
+    auto&& try_result = (expr);                                      \
+    if (!try_result) return std::move(try_result).error();           \
+  } while (false)
+#define TRY_ASSIGN(decl, expr) TRY_ASSIGN_IMPL(CKPTFS_CONCAT(try_result_, __LINE__), decl, expr)
+#define TRY_ASSIGN_IMPL(tmp, decl, expr)       \
+  auto tmp = (expr);                           \
+  if (!tmp) return std::move(tmp).error();     \
+  decl = std::move(tmp).value()

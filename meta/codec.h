@@ -1,0 +1,38 @@
+// How keys and values lie in the index (docs/store-format.md). Keys are big-endian, so that order is meaning; values are
+// little-endian behind one version byte. Pure functions; a value that cannot be decoded is EIO.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "io/result.h"
+#include "meta/types.h"
+
+namespace ckptfs::meta {
+
+inline constexpr char kValueVersion = 1;
+
+std::string number_key(uint64_t number);
+// parent or inode, then a name (entries, xattrs)
+std::string name_key(uint64_t number, std::string_view name);
+uint64_t key_number(std::string_view key);
+std::string_view key_name(std::string_view key);
+
+struct EntryRecord {
+  InodeNumber inode = 0;
+  uint32_t type = 0;  // S_IFMT bits
+};
+
+std::string encode(const InodeRecord& record);
+std::string encode(const BlobRecord& record);
+std::string encode(const StepRecord& record);
+std::string encode(const EntryRecord& record);
+std::string encode_number(uint64_t number);
+
+Result<InodeRecord> decode_inode(std::string_view value);
+Result<BlobRecord> decode_blob(std::string_view value);
+Result<StepRecord> decode_step(std::string_view value);
+Result<EntryRecord> decode_entry(std::string_view value);
+Result<uint64_t> decode_number(std::string_view value);
+
+}  // namespace ckptfs::meta

@@ -1,0 +1,204 @@
+#include "meta/fsck.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <map>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "meta/blobs.h"
+#include "meta/index.h"
+#include "meta/store.h"
+
+namespace ckptfs::meta {
+namespace {
+
+std::string inode_name(InodeNumber number) { return "inode " + std::to_string(number); }
+
+// Everything the index says, read once; then each table is held against the others.
+class Checker {
+ public:
+  Checker(const Index& index, const Blobs& blobs, FsckReport& report) : index_(index), blobs_(blobs), report_(report) {}
+
+  Result<> run() {
+    TRY_ASSIGN(const uint64_t clean, index_.number(kCleanKey));
+    report_.clean_unmount = clean != 0;
+    TRY(index_.for_each_inode([this](InodeNumber number, const InodeRecord& record) -> Result<> {
+      inodes_.emplace(number, record);
+      return success();
+    }));
+    TRY(index_.for_each_blob([this](BlobNumber number, const BlobRecord& record) -> Result<> {
+      records_.emplace(number, record);
+      return success();
+    }));
+    TRY(count_entries());
+    check_inodes();
+    TRY(check_blobs());
+    TRY(check_steps());
+    TRY(check_limits());
+    report_.inodes = inodes_.size();
+    report_.blobs = records_.size();
+    return success();
+  }
+
+ private:
+  void problem(std::string text) { report_.problems.push_back(std::move(text)); }
+
+  Result<> count_entries() {
+    return index_.for_each_entry([this](InodeNumber parent, const DirectoryEntry& entry) -> Result<> {
+      const std::string where = "'" + entry.name + "' in " + inode_name(parent);
+      const auto folder = inodes_.find(parent);
+      if (folder == inodes_.end() || !folder->second.is_dir()) problem(where + ": the folder is missing");
+      const auto child = inodes_.find(entry.inode);
+      if (child == inodes_.end()) {
+        problem(where + ": it leads to the missing " + inode_name(entry.inode));
+        return success();
+      }
+      if ((child->second.mode & S_IFMT) != entry.type) problem(where + ": its kind is not that of its inode");
+      ++names_[entry.inode];
+      if (child->second.is_dir()) {
+        ++folders_in_[parent];
+        if (child->second.parent != parent) problem(where + ": its inode says it lies elsewhere");
+      }
+      return success();
+    });
+  }
+
+  void check_inodes() {
+    for (const auto& [number, record] : inodes_) {
+      const uint32_t names = names_[number];
+      if (record.is_dir()) {
+        const bool root = number == kRootInode;
+        if (names != (root ? 0U : 1U) && record.nlink != 0) problem(inode_name(number) + ": a directory with " + std::to_string(names) + " names");
+        if (record.nlink != 0 && record.nlink != 2 + folders_in_[number]) {
+          problem(inode_name(number) + ": its link count is " + std::to_string(record.nlink) + ", should be " +
+                  std::to_string(2 + folders_in_[number]));
+        }
+      } else if (record.nlink != names) {
+        problem(inode_name(number) + ": its link count is " + std::to_string(record.nlink) + ", it has " +
+                std::to_string(names) + " names");
+      }
+      if (record.is_regular()) {
+        ++references_[record.blob];
+        check_file(number, record);
+      }
+    }
+  }
+
+  void check_file(InodeNumber number, const InodeRecord& record) {
+    const auto blob = records_.find(record.blob);
+    const std::string where = inode_name(number) + ": blob " + Blobs::name(record.blob);
+    if (blob == records_.end()) return problem(where + " is not in the index");
+    const BlobState wanted = record.is_live_file() ? BlobState::live : BlobState::frozen;
+    if (blob->second.state != wanted) problem(where + " is not " + (record.is_live_file() ? "live" : "frozen"));
+  }
+
+  Result<> check_blobs() {
+    TRY_ASSIGN(const auto present, blobs_.list());
+    const std::unordered_set<BlobNumber> files(present.begin(), present.end());
+    for (const auto& [number, record] : records_) {
+      // What the next start deletes anyway.
+      if (record.state == BlobState::tentative || record.state == BlobState::doomed) continue;
+      const std::string where = "blob " + Blobs::name(number);
+      if (references_[number] != record.references) {
+        problem(where + ": " + std::to_string(record.references) + " references are recorded, the tree has " +
+                std::to_string(references_[number]));
+      }
+      if (!files.contains(number)) {
+        problem(where + ": its file is missing");
+        continue;
+      }
+      TRY_ASSIGN(const struct stat st, blobs_.stat(number));
+      report_.bytes += static_cast<uint64_t>(st.st_size);
+      if (record.state == BlobState::frozen && static_cast<uint64_t>(st.st_size) != record.length) {
+        problem(where + ": it is frozen with " + std::to_string(record.length) + " bytes, its file has " +
+                std::to_string(st.st_size));
+      }
+    }
+    for (const BlobNumber number : present) {
+      if (records_.contains(number)) continue;
+      TRY_ASSIGN(const struct stat st, blobs_.stat(number));
+      if (st.st_size > 0) report_.orphans.push_back(Blobs::name(number));
+    }
+    return success();
+  }
+
+  Result<> check_steps() {
+    return index_.for_each_step([this](InodeNumber number, const StepRecord& record) -> Result<> {
+      const auto inode = inodes_.find(number);
+      if (inode == inodes_.end() || !inode->second.is_dir()) {
+        problem("step record of the missing " + inode_name(number));
+      } else if (record.sealed != ((inode->second.flags & kSealed) != 0)) {
+        problem(inode_name(number) + ": step record and directory disagree on whether it is sealed");
+      }
+      return success();
+    });
+  }
+
+  Result<> check_limits() {
+    TRY_ASSIGN(const uint64_t limit, index_.number(kInodeLimitKey));
+    if (!inodes_.empty() && inodes_.rbegin()->first >= limit) {
+      problem(inode_name(inodes_.rbegin()->first) + " lies above the allotted numbers (" + std::to_string(limit) + ")");
+    }
+    return success();
+  }
+
+  const Index& index_;
+  const Blobs& blobs_;
+  FsckReport& report_;
+  std::map<InodeNumber, InodeRecord> inodes_;
+  std::map<BlobNumber, BlobRecord> records_;
+  std::unordered_map<InodeNumber, uint32_t> names_;
+  std::unordered_map<InodeNumber, uint32_t> folders_in_;
+  std::unordered_map<BlobNumber, uint64_t> references_;
+};
+
+struct LockedStore {
+  io::Fd lock;
+  io::Fd blobs;
+  std::unique_ptr<Index> index;
+};
+
+// Shared with nobody: a mounted store is refused.
+Result<LockedStore> open_for_checking(const std::string& folder) {
+  LockedStore store;
+  TRY_ASSIGN(store.lock, io::open_at(AT_FDCWD, folder + "/lock", O_RDONLY));
+  if (::flock(store.lock.get(), LOCK_EX | LOCK_NB) != 0) {
+    return Error(EBUSY, folder + ": the store is mounted; unmount it first (ckptfs umount)");
+  }
+  TRY_ASSIGN(store.blobs, io::open_at(AT_FDCWD, folder + "/blobs", O_RDONLY | O_DIRECTORY));
+  Index::Options options;
+  options.folder = folder + "/meta";
+  options.durable_file = folder + "/durable";
+  options.blobs_fd = store.blobs.get();
+  options.read_only = true;
+  TRY_ASSIGN(store.index, Index::open(options));
+  return store;
+}
+
+}  // namespace
+
+Result<FsckReport> fsck(const std::string& folder) {
+  TRY_ASSIGN(const LockedStore store, open_for_checking(folder));
+  FsckReport report;
+  TRY(Checker(*store.index, Blobs(store.blobs.get()), report).run());
+  return report;
+}
+
+Result<uint64_t> remove_orphans(const std::string& folder) {
+  TRY_ASSIGN(const LockedStore store, open_for_checking(folder));
+  FsckReport report;
+  const Blobs blobs(store.blobs.get());
+  TRY(Checker(*store.index, blobs, report).run());
+  if (!report.problems.empty()) {
+    return Error(EUCLEAN, folder + ": the store has problems (ckptfs fsck lists them); nameless blobs may be what is "
+                                   "missing, so none was removed");
+  }
+  for (const std::string& name : report.orphans) TRY(blobs.remove(*Blobs::parse_name(name)));
+  TRY(io::fsync_fd(store.blobs.get()));
+  return uint64_t{report.orphans.size()};
+}
+
+}  // namespace ckptfs::meta

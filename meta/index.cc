@@ -1,0 +1,331 @@
+#include "meta/index.h"
+
+#include <fcntl.h>
+#include <rocksdb/cache.h>
+#include <rocksdb/db.h>
+#include <rocksdb/filter_policy.h>
+#include <rocksdb/table.h>
+#include <rocksdb/write_batch.h>
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <array>
+#include <span>
+#include <charconv>
+
+namespace ckptfs::meta {
+namespace {
+
+constexpr std::array<const char*, kTables> kTableNames = {"default", "inodes", "entries", "blobs",
+                                                          "xattrs",  "steps",  "digests"};
+constexpr uint64_t kBallast = uint64_t{64} << 20;
+
+Error from_status(const rocksdb::Status& status) {
+  if (status.IsNotFound()) return Error(ENOENT);
+  if (status.IsNoSpace()) return Error(ENOSPC, "the index: " + status.ToString());
+  return Error(EIO, "the index: " + status.ToString());
+}
+
+rocksdb::Options database_options(bool create) {
+  rocksdb::Options o;
+  o.create_if_missing = create;
+  o.create_missing_column_families = create;
+  o.error_if_exists = create;
+  // A torn tail is what a power loss leaves; damage before it must not silently drop what follows.
+  o.wal_recovery_mode = rocksdb::WALRecoveryMode::kTolerateCorruptedTailRecords;
+  o.max_open_files = 256;
+  o.max_background_jobs = 2;
+  o.keep_log_file_num = 4;
+  o.max_log_file_size = 4 << 20;
+  o.max_total_wal_size = 64 << 20;
+  o.max_manifest_file_size = 16 << 20;
+  o.info_log_level = rocksdb::InfoLogLevel::WARN_LEVEL;
+  return o;
+}
+
+rocksdb::ColumnFamilyOptions table_options(const std::shared_ptr<rocksdb::Cache>& cache) {
+  rocksdb::ColumnFamilyOptions o;
+  o.write_buffer_size = 8 << 20;
+  o.compression = rocksdb::kNoCompression;
+  rocksdb::BlockBasedTableOptions table;
+  table.block_cache = cache;
+  table.cache_index_and_filter_blocks = true;
+  table.filter_policy.reset(rocksdb::NewBloomFilterPolicy(10));
+  o.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));
+  return o;
+}
+
+}  // namespace
+
+Batch::Batch(Index& index) : index_(index), batch_(std::make_unique<rocksdb::WriteBatch>()) {}
+Batch::~Batch() = default;
+Batch::Batch(Batch&&) noexcept = default;
+
+void Batch::put(InodeNumber number, const InodeRecord& record) {
+  batch_->Put(index_.handle(Table::inodes), number_key(number), encode(record));
+}
+void Batch::erase_inode(InodeNumber number) { batch_->Delete(index_.handle(Table::inodes), number_key(number)); }
+void Batch::put_entry(InodeNumber parent, const std::string& name, const EntryRecord& entry) {
+  batch_->Put(index_.handle(Table::entries), name_key(parent, name), encode(entry));
+}
+void Batch::erase_entry(InodeNumber parent, const std::string& name) {
+  batch_->Delete(index_.handle(Table::entries), name_key(parent, name));
+}
+void Batch::put_blob(BlobNumber number, const BlobRecord& record) {
+  batch_->Put(index_.handle(Table::blobs), number_key(number), encode(record));
+}
+void Batch::erase_blob(BlobNumber number) { batch_->Delete(index_.handle(Table::blobs), number_key(number)); }
+void Batch::put_xattr(InodeNumber inode, const std::string& name, const std::string& value) {
+  batch_->Put(index_.handle(Table::xattrs), name_key(inode, name), value);
+}
+void Batch::erase_xattr(InodeNumber inode, const std::string& name) {
+  batch_->Delete(index_.handle(Table::xattrs), name_key(inode, name));
+}
+void Batch::put_step(InodeNumber inode, const StepRecord& record) {
+  batch_->Put(index_.handle(Table::steps), number_key(inode), encode(record));
+}
+void Batch::erase_step(InodeNumber inode) { batch_->Delete(index_.handle(Table::steps), number_key(inode)); }
+void Batch::put_number(const char* key, uint64_t value) {
+  batch_->Put(index_.handle(Table::kv), key, encode_number(value));
+}
+bool Batch::empty() const { return batch_->Count() == 0; }
+
+Index::Index(const Options& options) : options_(options) {}
+
+Index::~Index() {
+  if (!db_) return;
+  for (auto* handle : handles_) db_->DestroyColumnFamilyHandle(handle);
+  if (const auto status = db_->Close(); !status.ok()) spdlog::error("closing the index: {}", status.ToString());
+}
+
+Result<std::unique_ptr<Index>> Index::open(const Options& options) {
+  std::unique_ptr<Index> index(new Index(options));
+  TRY(index->open_database());
+  if (!options.create) TRY(index->check_durable());
+  if (!options.read_only) {
+    TRY_ASSIGN(index->durable_fd_, io::open_at(AT_FDCWD, options.durable_file, O_RDWR | O_CREAT));
+    index->restore_ballast(UINT64_MAX);
+  }
+  return index;
+}
+
+Result<> Index::open_database() {
+  const auto cache = rocksdb::NewLRUCache(16 << 20);
+  std::vector<rocksdb::ColumnFamilyDescriptor> tables;
+  for (const char* name : kTableNames) tables.emplace_back(name, table_options(cache));
+  rocksdb::DB* db = nullptr;
+  const auto db_options = database_options(options_.create);
+  const auto status = options_.read_only
+                          ? rocksdb::DB::OpenForReadOnly(db_options, options_.folder, tables, &handles_, &db)
+                          : rocksdb::DB::Open(db_options, options_.folder, tables, &handles_, &db);
+  if (!status.ok()) {
+    return Error(EIO, options_.folder + ": the index cannot be opened: " + status.ToString() +
+                          "; nothing was changed; restore this folder from a copy, or keep blobs/ and ask for help");
+  }
+  db_.reset(db);
+  return success();
+}
+
+// An index that ends before what was once durable has lost part of its log: going on would treat the checkpoints named
+// there as garbage.
+Result<> Index::check_durable() const {
+  auto text = io::read_file(options_.durable_file);
+  if (!text) return text.error().errno_value() == ENOENT ? Result<>(success()) : Result<>(std::move(text).error());
+  uint64_t durable = 0;
+  std::from_chars(text.value().data(), text.value().data() + text.value().size(), durable);
+  const uint64_t present = db_->GetLatestSequenceNumber();
+  if (present >= durable) return success();
+  return Error(EIO, options_.folder + ": the index has lost changes that were durable (it ends at " +
+                        std::to_string(present) + ", was durable to " + std::to_string(durable) +
+                        "); nothing was changed; restore this folder from a copy");
+}
+
+Result<std::string> Index::get(Table table, const std::string& key) const {
+  std::string value;
+  const auto status = db_->Get({}, handle(table), key, &value);
+  if (!status.ok()) return from_status(status);
+  return value;
+}
+
+Result<InodeRecord> Index::inode(InodeNumber number) const {
+  TRY_ASSIGN(const std::string value, get(Table::inodes, number_key(number)));
+  return decode_inode(value);
+}
+Result<EntryRecord> Index::entry(InodeNumber parent, const std::string& name) const {
+  TRY_ASSIGN(const std::string value, get(Table::entries, name_key(parent, name)));
+  return decode_entry(value);
+}
+Result<BlobRecord> Index::blob(BlobNumber number) const {
+  TRY_ASSIGN(const std::string value, get(Table::blobs, number_key(number)));
+  return decode_blob(value);
+}
+Result<std::string> Index::xattr(InodeNumber inode, const std::string& name) const {
+  return get(Table::xattrs, name_key(inode, name));
+}
+Result<StepRecord> Index::step(InodeNumber inode) const {
+  TRY_ASSIGN(const std::string value, get(Table::steps, number_key(inode)));
+  return decode_step(value);
+}
+Result<uint64_t> Index::number(const char* key) const {
+  TRY_ASSIGN(const std::string value, get(Table::kv, key));
+  return decode_number(value);
+}
+
+Result<> Index::scan(Table table, const std::string& prefix,
+                     const std::function<Result<>(std::string_view, std::string_view)>& visit) const {
+  const std::unique_ptr<rocksdb::Iterator> it(db_->NewIterator({}, handle(table)));
+  for (it->Seek(prefix); it->Valid() && it->key().starts_with(prefix); it->Next()) {
+    TRY(visit(it->key().ToStringView(), it->value().ToStringView()));
+  }
+  if (!it->status().ok()) return from_status(it->status());
+  return success();
+}
+
+Result<std::vector<DirectoryEntry>> Index::entries(InodeNumber parent) const {
+  std::vector<DirectoryEntry> list;
+  TRY(scan(Table::entries, number_key(parent), [&](std::string_view key, std::string_view value) -> Result<> {
+    TRY_ASSIGN(const EntryRecord entry, decode_entry(value));
+    list.push_back({std::string(key_name(key)), entry.inode, entry.type});
+    return success();
+  }));
+  return list;
+}
+
+Result<bool> Index::has_entries(InodeNumber parent) const {
+  const std::string prefix = number_key(parent);
+  const std::unique_ptr<rocksdb::Iterator> it(db_->NewIterator({}, handle(Table::entries)));
+  it->Seek(prefix);
+  if (!it->status().ok()) return from_status(it->status());
+  return it->Valid() && it->key().starts_with(prefix);
+}
+
+Result<std::vector<std::string>> Index::xattr_names(InodeNumber inode) const {
+  std::vector<std::string> names;
+  TRY(scan(Table::xattrs, number_key(inode), [&](std::string_view key, std::string_view) -> Result<> {
+    names.emplace_back(key_name(key));
+    return success();
+  }));
+  return names;
+}
+
+Result<> Index::for_each_inode(const std::function<Result<>(InodeNumber, const InodeRecord&)>& visit) const {
+  return scan(Table::inodes, {}, [&](std::string_view key, std::string_view value) -> Result<> {
+    TRY_ASSIGN(const InodeRecord record, decode_inode(value));
+    return visit(key_number(key), record);
+  });
+}
+Result<> Index::for_each_blob(const std::function<Result<>(BlobNumber, const BlobRecord&)>& visit) const {
+  return scan(Table::blobs, {}, [&](std::string_view key, std::string_view value) -> Result<> {
+    TRY_ASSIGN(const BlobRecord record, decode_blob(value));
+    return visit(key_number(key), record);
+  });
+}
+Result<> Index::for_each_step(const std::function<Result<>(InodeNumber, const StepRecord&)>& visit) const {
+  return scan(Table::steps, {}, [&](std::string_view key, std::string_view value) -> Result<> {
+    TRY_ASSIGN(const StepRecord record, decode_step(value));
+    return visit(key_number(key), record);
+  });
+}
+Result<> Index::for_each_entry(const std::function<Result<>(InodeNumber, const DirectoryEntry&)>& visit) const {
+  return scan(Table::entries, {}, [&](std::string_view key, std::string_view value) -> Result<> {
+    TRY_ASSIGN(const EntryRecord entry, decode_entry(value));
+    return visit(key_number(key), {std::string(key_name(key)), entry.inode, entry.type});
+  });
+}
+
+Result<> Index::commit(Batch batch) {
+  if (batch.empty()) return success();
+  auto status = db_->Write({}, batch.batch_.get());
+  if (!status.ok() && status.IsNoSpace() && release_ballast()) {
+    // The failed write put RocksDB into read-only mode; with the ballast gone it can go on.
+    status = db_->Resume();
+    if (status.ok()) status = db_->Write({}, batch.batch_.get());
+  }
+  if (!status.ok()) {
+    spdlog::error("a change could not be recorded: {}", status.ToString());
+    return from_status(status);
+  }
+  commits_.fetch_add(1, std::memory_order_release);
+  return success();
+}
+
+bool Index::dirty() const {
+  const std::lock_guard lock(sync_mutex_);
+  return synced_ < commits_.load(std::memory_order_acquire);
+}
+
+Result<> Index::sync() {
+  std::unique_lock lock(sync_mutex_);
+  const uint64_t wanted = commits_.load(std::memory_order_acquire);
+  while (synced_ < wanted) {
+    if (syncing_) {
+      sync_done_.wait(lock);
+      continue;
+    }
+    syncing_ = true;
+    const uint64_t covered = commits_.load(std::memory_order_acquire);
+    lock.unlock();
+    auto result = sync_now();
+    lock.lock();
+    syncing_ = false;
+    if (result) synced_ = covered;
+    sync_done_.notify_all();
+    if (!result) return result;
+  }
+  return success();
+}
+
+Result<> Index::sync_now() {
+  const uint64_t sequence = db_->GetLatestSequenceNumber();
+  if (blobs_changed_.exchange(false, std::memory_order_acq_rel)) {
+    if (auto result = io::fsync_fd(options_.blobs_fd); !result) {
+      blobs_changed_.store(true, std::memory_order_release);
+      return result;
+    }
+  }
+  auto status = db_->SyncWAL();
+  if (!status.ok() && status.IsNoSpace() && release_ballast()) {
+    status = db_->Resume();
+    if (status.ok()) status = db_->SyncWAL();
+  }
+  if (!status.ok()) {
+    spdlog::error("the index could not be synced: {}", status.ToString());
+    return from_status(status);
+  }
+  std::string text = std::to_string(sequence);
+  text.resize(20, '\n');
+  return io::write_full(durable_fd_.get(), std::as_bytes(std::span(text)), 0);
+}
+
+void Index::restore_ballast(uint64_t free_bytes) {
+  const std::lock_guard lock(ballast_mutex_);
+  if (ballast_bytes() == kBallast || free_bytes < 4 * kBallast) return;
+  const std::string path = options_.folder + "/ballast";
+  auto fd = io::open_at(AT_FDCWD, path, O_RDWR | O_CREAT);
+  if (!fd) {
+    spdlog::warn("no ballast: {}", fd.error().message());
+    return;
+  }
+  if (::fallocate(fd.value().get(), 0, 0, static_cast<off_t>(kBallast)) != 0) {
+    spdlog::warn("no ballast: {}; removals on a full store may fail until there is room",
+                 last_error(path).message());
+    ::unlink(path.c_str());
+    return;
+  }
+  ballast_bytes_.store(kBallast, std::memory_order_relaxed);
+}
+
+bool Index::release_ballast() {
+  const std::lock_guard lock(ballast_mutex_);
+  if (ballast_bytes() == 0) return false;
+  const std::string path = options_.folder + "/ballast";
+  if (::unlink(path.c_str()) != 0) {
+    spdlog::error("the ballast cannot be released: {}", last_error(path).message());
+    return false;
+  }
+  ballast_bytes_.store(0, std::memory_order_relaxed);
+  spdlog::warn("the store is full: released {} MiB of ballast for the index", kBallast >> 20);
+  return true;
+}
+
+}  // namespace ckptfs::meta

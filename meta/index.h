@@ -1,0 +1,143 @@
+// The index: RocksDB, one column family a table, and the one write path into it. Only meta/ uses it.
+//
+// A change of the tree is one Batch. commit() applies it atomically; it survives a kill of the process at once and a
+// power loss after the next sync(). When RocksDB runs out of space the ballast (a file of 64 MiB beside it) is released
+// and the write tried again, so that removals can always be recorded.
+//
+// Thread safety: all of it. Locks: sync_mutex_, ballast_mutex_, both held without calling out except as said there.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "io/fd.h"
+#include "meta/codec.h"
+#include "meta/types.h"
+
+namespace rocksdb {
+class DB;
+class ColumnFamilyHandle;
+class WriteBatch;
+class Status;
+}  // namespace rocksdb
+
+namespace ckptfs::meta {
+
+// The tables, in the order of their column families. `digests` is reserved (format version 1 has it empty).
+enum class Table : uint8_t { kv, inodes, entries, blobs, xattrs, steps, digests };
+inline constexpr size_t kTables = 7;
+
+// Keys of the table `kv`.
+inline constexpr const char* kFormatKey = "format";
+inline constexpr const char* kCleanKey = "clean";
+inline constexpr const char* kInodeLimitKey = "inode_limit";  // numbers from here on have never been used
+inline constexpr const char* kBlobLimitKey = "blob_limit";
+
+class Index;
+
+// Changes that become true together. Not thread-safe; used once.
+class Batch {
+ public:
+  explicit Batch(Index& index);
+  ~Batch();
+  Batch(Batch&&) noexcept;
+
+  void put(InodeNumber number, const InodeRecord& record);
+  void erase_inode(InodeNumber number);
+  void put_entry(InodeNumber parent, const std::string& name, const EntryRecord& entry);
+  void erase_entry(InodeNumber parent, const std::string& name);
+  void put_blob(BlobNumber number, const BlobRecord& record);
+  void erase_blob(BlobNumber number);
+  void put_xattr(InodeNumber inode, const std::string& name, const std::string& value);
+  void erase_xattr(InodeNumber inode, const std::string& name);
+  void put_step(InodeNumber inode, const StepRecord& record);
+  void erase_step(InodeNumber inode);
+  void put_number(const char* key, uint64_t value);
+  bool empty() const;
+
+ private:
+  friend class Index;
+  Index& index_;
+  std::unique_ptr<rocksdb::WriteBatch> batch_;
+};
+
+class Index {
+ public:
+  struct Options {
+    std::string folder;       // STORE/meta
+    std::string durable_file; // STORE/durable: the sequence number up to which the index was durable, after each sync
+    int blobs_fd = -1;        // fsynced before names when new blobs were made
+    bool create = false;
+    bool read_only = false;   // fsck; no ballast
+  };
+  // EIO, in words, where the index is damaged, or older than what was durable (a lost or truncated log).
+  static Result<std::unique_ptr<Index>> open(const Options& options);
+  ~Index();
+
+  // ENOENT where there is none.
+  Result<InodeRecord> inode(InodeNumber number) const;
+  Result<EntryRecord> entry(InodeNumber parent, const std::string& name) const;
+  Result<BlobRecord> blob(BlobNumber number) const;
+  Result<std::string> xattr(InodeNumber inode, const std::string& name) const;
+  Result<StepRecord> step(InodeNumber inode) const;
+  Result<uint64_t> number(const char* key) const;
+
+  Result<std::vector<DirectoryEntry>> entries(InodeNumber parent) const;
+  Result<bool> has_entries(InodeNumber parent) const;
+  Result<std::vector<std::string>> xattr_names(InodeNumber inode) const;
+
+  // Visit a whole table in the order of its keys, as of the moment of the call; an error from `visit` ends it.
+  Result<> for_each_inode(const std::function<Result<>(InodeNumber, const InodeRecord&)>& visit) const;
+  Result<> for_each_blob(const std::function<Result<>(BlobNumber, const BlobRecord&)>& visit) const;
+  Result<> for_each_step(const std::function<Result<>(InodeNumber, const StepRecord&)>& visit) const;
+  Result<> for_each_entry(const std::function<Result<>(InodeNumber, const DirectoryEntry&)>& visit) const;
+
+  // The one write path.
+  Result<> commit(Batch batch);
+  // Makes all that was committed before the call durable: fsync of blobs/ where it has new files, then of the log.
+  // Concurrent calls share one.
+  Result<> sync();
+  bool dirty() const;
+  // A file was made or removed in blobs/ since the last sync.
+  void note_blobs_changed() { blobs_changed_.store(true, std::memory_order_release); }
+
+  // Bytes of the ballast now; makes it again when `free_bytes` (of the file system) leaves room.
+  uint64_t ballast_bytes() const { return ballast_bytes_.load(std::memory_order_relaxed); }
+  void restore_ballast(uint64_t free_bytes);
+
+ private:
+  friend class Batch;
+  explicit Index(const Options& options);
+  Result<> open_database();
+  Result<> check_durable() const;
+  Result<> sync_now();
+  bool release_ballast();
+  Result<std::string> get(Table table, const std::string& key) const;
+  Result<> scan(Table table, const std::string& prefix,
+                const std::function<Result<>(std::string_view, std::string_view)>& visit) const;
+  rocksdb::ColumnFamilyHandle* handle(Table table) const { return handles_[static_cast<size_t>(table)]; }
+
+  const Options options_;
+  std::unique_ptr<rocksdb::DB> db_;
+  std::vector<rocksdb::ColumnFamilyHandle*> handles_;
+  io::Fd durable_fd_;
+
+  mutable std::mutex sync_mutex_;        // guards syncing_ and synced_; not held while syncing
+  std::condition_variable sync_done_;
+  bool syncing_ = false;
+  uint64_t synced_ = 0;                  // value of commits_ up to which all is durable
+  std::atomic<uint64_t> commits_{0};
+  std::atomic<bool> blobs_changed_{false};
+
+  std::mutex ballast_mutex_;             // held while the ballast is made or released
+  std::atomic<uint64_t> ballast_bytes_{0};
+};
+
+}  // namespace ckptfs::meta

@@ -1,0 +1,31 @@
+// Names that mean something: DeepSpeed's swap folders, the root's reserved names, step tags.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "io/result.h"
+
+namespace ckptfs::meta {
+
+inline constexpr const char* kStepsName = "steps";
+inline constexpr const char* kViewsName = "views";
+inline constexpr size_t kMaximumName = 255;
+// xattrs by which the mount is controlled; never listed.
+inline constexpr const char* kControlPrefix = "user.ckptfs.";
+inline constexpr const char* kSourceXattr = "user.ckptfs.source";
+
+// "zero_stage_3"
+bool is_swap_folder_name(std::string_view name);
+// "rank12" -> 12
+std::optional<unsigned> rank_of(std::string_view name);
+// 7 -> "rank07", as DeepSpeed reads it
+std::string checkpoint_rank_name(unsigned rank);
+// EINVAL, in words, for a reserved or impossible tag.
+Result<> check_tag(std::string_view tag);
+// The number a step's name carries (global_step100, checkpoint-500, step_7, epoch=3-step=900); none: no step's name.
+std::optional<uint64_t> step_number(std::string_view name);
+
+}  // namespace ckptfs::meta

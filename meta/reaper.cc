@@ -1,0 +1,76 @@
+#include "meta/reaper.h"
+
+#include <spdlog/spdlog.h>
+
+#include <chrono>
+
+#include "io/fault.h"
+
+namespace ckptfs::meta {
+namespace {
+constexpr std::chrono::seconds kInterval{1};
+}
+
+Reaper::Reaper(Index& index, const Blobs& blobs, const Space& space)
+    : index_(index), blobs_(blobs), space_(space), thread_([this] { run(); }) {}
+
+Reaper::~Reaper() { stop(); }
+
+void Reaper::doom(BlobNumber blob) {
+  const auto space = space_.report();
+  const bool low = !space || space.value().raw_free < space.value().reserve;
+  const std::lock_guard lock(mutex_);
+  doomed_.push_back(blob);
+  if (!low) return;
+  urgent_ = true;
+  wake_.notify_one();
+}
+
+void Reaper::stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_one();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Reaper::run() {
+  for (bool last = false; !last;) {
+    std::vector<BlobNumber> doomed;
+    {
+      std::unique_lock lock(mutex_);
+      wake_.wait_for(lock, kInterval, [this] { return urgent_ || stopping_; });
+      last = stopping_;
+      urgent_ = false;
+      doomed.swap(doomed_);
+    }
+    round(doomed);
+  }
+}
+
+void Reaper::round(const std::vector<BlobNumber>& doomed) {
+  const auto removed = doomed.empty() ? index_.sync() : remove(doomed);
+  if (!removed) {
+    spdlog::error("what changed is not durable yet, trying again: {}", removed.error().message());
+    const std::lock_guard lock(mutex_);
+    doomed_.insert(doomed_.end(), doomed.begin(), doomed.end());
+  }
+  if (index_.ballast_bytes() != 0) return;
+  if (const auto space = space_.report()) index_.restore_ballast(space.value().free);
+}
+
+Result<> Reaper::remove(const std::vector<BlobNumber>& doomed) {
+  TRY(index_.sync());
+  TRY(io::fault_point("reaper.before_remove"));
+  Batch batch(index_);
+  for (const BlobNumber blob : doomed) {
+    TRY(blobs_.remove(blob));
+    batch.erase_blob(blob);
+  }
+  TRY(io::fault_point("reaper.after_remove"));
+  TRY(io::fsync_fd(blobs_.folder_fd()));
+  return index_.commit(std::move(batch));
+}
+
+}  // namespace ckptfs::meta

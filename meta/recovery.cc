@@ -1,0 +1,125 @@
+#include "meta/recovery.h"
+
+#include <fcntl.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "io/lease.h"
+
+namespace ckptfs::meta {
+namespace {
+
+class Recoverer {
+ public:
+  Recoverer(Index& index, const Blobs& blobs, Space& space) : index_(index), blobs_(blobs), space_(space), batch_(index) {}
+
+  Result<Recovery> run() {
+    TRY_ASSIGN(const uint64_t clean, index_.number(kCleanKey));
+    recovery_.report.clean = clean != 0;
+    TRY_ASSIGN(inode_limit_, index_.number(kInodeLimitKey));
+    TRY_ASSIGN(blob_limit_, index_.number(kBlobLimitKey));
+    TRY(read_blobs());
+    TRY(read_inodes());
+    if (!recovery_.report.clean) TRY(sweep_nameless());
+    batch_.put_number(kCleanKey, 0);
+    TRY(index_.commit(std::move(batch_)));
+    TRY(index_.sync());
+    recovery_.start.next_inode = inode_limit_;
+    recovery_.start.next_blob = blob_limit_;
+    return std::move(recovery_);
+  }
+
+ private:
+  // Blobs that a durable record dooms go now.
+  Result<> read_blobs() {
+    return index_.for_each_blob([this](BlobNumber number, const BlobRecord& record) -> Result<> {
+      blob_limit_ = std::max(blob_limit_, number + 1);
+      if (record.state == BlobState::tentative || record.state == BlobState::doomed) return remove(number);
+      lengths_.emplace(number, record.state == BlobState::frozen ? record.length : 0);
+      ++recovery_.report.blobs;
+      return success();
+    });
+  }
+
+  Result<> remove(BlobNumber number) {
+    TRY(blobs_.remove(number));
+    batch_.erase_blob(number);
+    removed_.insert(number);
+    ++recovery_.report.removed_blobs;
+    return success();
+  }
+
+  Result<> read_inodes() {
+    return index_.for_each_inode([this](InodeNumber number, const InodeRecord& record) -> Result<> {
+      ++recovery_.report.inodes;
+      inode_limit_ = std::max(inode_limit_, number + 1);
+      space_.adjust_owed(0, record.owed);
+      if (record.nlink == 0) recovery_.nameless.push_back(number);
+      if (record.is_regular() && !recovery_.report.clean) TRY(check_file(number, record));
+      return success();
+    });
+  }
+
+  // After a crash every live blob counts as changed, and may still be written by a process that outlived the daemon.
+  Result<> check_file(InodeNumber number, const InodeRecord& record) {
+    const auto st = blobs_.stat(record.blob);
+    if (!st && st.error().errno_value() != ENOENT) return st.error();
+    const auto length = lengths_.find(record.blob);
+    if (!st || length == lengths_.end() || static_cast<uint64_t>(st.value().st_size) < length->second) {
+      recovery_.report.damaged.push_back(number);
+      recovery_.start.damaged.insert(number);
+      return success();
+    }
+    if (!record.is_live_file()) return success();
+    if (record.saved_blob != 0) {
+      InodeRecord changed = record;
+      changed.saved_blob = 0;
+      batch_.put(number, changed);
+    }
+    TRY_ASSIGN(const io::Fd fd, blobs_.open(record.blob, O_RDONLY));
+    const auto busy = io::has_writer(fd.get());
+    if (!busy || busy.value()) recovery_.start.recovered.insert(number);
+    return success();
+  }
+
+  // A nameless blob is deleted only where it cannot have been named durably (its number was never durably allotted), or
+  // holds nothing. Any other stays: a lost piece of index must never delete checkpoints.
+  Result<> sweep_nameless() {
+    TRY_ASSIGN(const std::vector<BlobNumber> present, blobs_.list());
+    const BlobNumber limit = blob_limit_;
+    for (const BlobNumber number : present) {
+      if (lengths_.contains(number) || removed_.contains(number)) continue;
+      TRY_ASSIGN(const struct stat st, blobs_.stat(number));
+      if (number >= limit || st.st_size == 0) {
+        TRY(remove(number));
+      } else {
+        ++recovery_.report.orphan_blobs;
+        spdlog::warn("blobs/{}: {} bytes that nothing names; kept (ckptfs fsck lists such blobs)", Blobs::name(number),
+                     st.st_size);
+      }
+      blob_limit_ = std::max(blob_limit_, number + 1);
+    }
+    index_.note_blobs_changed();
+    return success();
+  }
+
+  Index& index_;
+  const Blobs& blobs_;
+  Space& space_;
+  Batch batch_;
+  Recovery recovery_;
+  InodeNumber inode_limit_ = 0;
+  BlobNumber blob_limit_ = 0;
+  std::unordered_map<BlobNumber, uint64_t> lengths_;  // live: 0
+  std::unordered_set<BlobNumber> removed_;
+};
+
+}  // namespace
+
+Result<Recovery> recover(Index& index, const Blobs& blobs, Space& space) {
+  return Recoverer(index, blobs, space).run();
+}
+
+}  // namespace ckptfs::meta

@@ -1,0 +1,35 @@
+// What happens at a start, before the first request: the index is read once, what the last daemon left half done is
+// ended, and what is damaged is found (design section 5).
+#pragma once
+
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "meta/blobs.h"
+#include "meta/index.h"
+#include "meta/space.h"
+#include "meta/tree.h"
+
+namespace ckptfs::meta {
+
+struct RecoveryReport {
+  bool clean = true;             // the last unmount was
+  uint64_t inodes = 0;
+  uint64_t blobs = 0;
+  uint64_t removed_blobs = 0;    // doomed, tentative, never named, or empty
+  uint64_t orphan_blobs = 0;     // nameless, with content: kept
+  std::vector<InodeNumber> damaged;
+};
+
+struct Recovery {
+  RecoveryReport report;
+  Tree::Start start;                       // all but `doomed`
+  std::vector<InodeNumber> nameless;       // inodes without a name: to be reaped
+};
+
+// Changes the index and blobs/ as said above, adds what swap files owe to `space`, and clears the clean-unmount mark,
+// durably.
+Result<Recovery> recover(Index& index, const Blobs& blobs, Space& space);
+
+}  // namespace ckptfs::meta

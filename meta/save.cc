@@ -1,0 +1,424 @@
+#include "meta/save.h"
+
+#include <fcntl.h>
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+
+#include "io/clone.h"
+#include "io/fault.h"
+#include "io/lease.h"
+#include "io/parallel.h"
+#include "meta/names.h"
+#include "meta/save_plan.h"
+#include "meta/time.h"
+
+namespace ckptfs::meta {
+namespace {
+
+constexpr unsigned kCloneThreads = 4;
+constexpr int kAttempts = 8;  // plans that the source outran before the gate closed
+
+// One file on its way into the step.
+struct Taken {
+  PlannedFile plan;
+  io::Fd live;               // O_RDONLY
+  BlobNumber blob = 0;       // frozen blob the step will name
+  bool cloned = false;       // else `blob` is the one it was last saved as
+  bool writer_open = false;  // goes on changing: cannot count as saved
+  struct stat stat {};       // of the frozen blob
+};
+
+// One save, from the request to the published step. The order of its steps is design section 6's.
+class Save {
+ public:
+  Save(Store& store, const SaveRequest& request) : store_(store), tree_(store.tree()), request_(request) {}
+
+  Result<SaveResult> run() {
+    const auto begun = std::chrono::steady_clock::now();
+    TRY(check_tag(request_.tag));
+    TRY_ASSIGN(source_, save_source(store_, request_.series));
+    TRY(look_at_step());
+    auto taken = take();
+    if (!taken) {
+      abandon();
+      return std::move(taken).error();
+    }
+    if (result_.already_saved) return std::move(result_);
+    if (auto published = finish(); !published) {
+      abandon();
+      return std::move(published).error();
+    }
+    result_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+    return std::move(result_);
+  }
+
+ private:
+  // What stands under the tag already.
+  Result<> look_at_step() {
+    TRY_ASSIGN(const InodeRecord series, tree_.inode(request_.series));
+    if (!series.is_dir()) return Error(ENOTDIR);
+    const auto entry = store_.index().entry(request_.series, request_.tag);
+    if (!entry) return entry.error().errno_value() == ENOENT ? Result<>(success()) : Result<>(entry.error());
+    result_.step = entry.value().inode;
+    TRY_ASSIGN(const InodeRecord step, tree_.inode(result_.step));
+    if (!step.is_dir()) return Error(EEXIST, path() + ": it exists and is no directory; choose another tag");
+    if ((step.flags & kSealed) != 0) return Error(EPERM, path() + ": the step is sealed; choose another tag");
+    holds_swap_state_ = store_.index().entry(result_.step, kTensorsName) || store_.index().entry(result_.step, kParamsName);
+    return success();
+  }
+
+  std::string path() const { return tree_.path_of(request_.series) + "/" + request_.tag; }
+  Error exists() const {
+    return Error(EEXIST, path() + ": the step holds swap state already, and it is not what a save would take now; "
+                                  "choose another tag");
+  }
+
+  // Plans, writes back, closes the gate, clones, opens the gate. Nothing of it shows in the tree yet.
+  Result<> take() {
+    for (int attempt = 0; attempt < kAttempts; ++attempt) {
+      TRY_ASSIGN(SavePlan plan, plan_save(tree_, source_));
+      if (plan.files.empty()) {
+        return Error(ENOENT, tree_.path_of(source_) + ": it holds no swap files yet; save after the first step");
+      }
+      TRY(open_files(plan));
+      TRY(write_back());
+      tree_.gate().close(plan.guarded);
+      auto cloned = clone_behind_gate(plan);
+      tree_.gate().open();
+      TRY(cloned);
+      if (cloned.value()) {
+        result_.warnings = std::move(plan.warnings);
+        return success();
+      }
+    }
+    return Error(EBUSY, tree_.path_of(source_) + ": files keep coming and going there; save between two training steps");
+  }
+
+  Result<> open_files(const SavePlan& plan) {
+    taken_.clear();
+    taken_.reserve(plan.files.size());
+    for (const PlannedFile& file : plan.files) {
+      Taken taken;
+      taken.plan = file;
+      TRY_ASSIGN(taken.live, tree_.open_blob(file.source, O_RDONLY));
+      taken_.push_back(std::move(taken));
+    }
+    return success();
+  }
+
+  // With no gate closed: the clones behind it then find little to write.
+  Result<> write_back() {
+    std::vector<InodeNumber> open;
+    for (const Taken& taken : taken_) {
+      if (store_.open_files().open_for_writing(taken.plan.source)) open.push_back(taken.plan.source);
+    }
+    if (!open.empty()) TRY(store_.open_files().write_back(open));
+    return io::for_each_parallel(taken_.size(), kCloneThreads, [this](size_t i) -> Result<> {
+      constexpr unsigned kWrite = SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
+      const Taken& taken = taken_[i];
+      if (taken.plan.record.saved_blob != 0) return success();
+      if (::sync_file_range(taken.live.get(), 0, 0, kWrite) != 0) return last_error(taken.plan.name);
+      return success();
+    });
+  }
+
+  // False: the source is not what was planned any more; begin again.
+  Result<bool> clone_behind_gate(const SavePlan& plan) {
+    TRY_ASSIGN(const SavePlan present, plan_save(tree_, source_));
+    if (present.guarded != plan.guarded || present.files.size() != plan.files.size()) return false;
+    for (size_t i = 0; i < taken_.size(); ++i) taken_[i].plan = present.files[i];
+    TRY(find_changed());
+    if (holds_swap_state_) {
+      TRY(compare_with_step());
+      result_.already_saved = true;
+      return true;
+    }
+    TRY(reserve());
+    TRY(io::for_each_parallel(taken_.size(), kCloneThreads, [this](size_t i) { return clone_one(taken_[i]); }));
+    std::vector<InodeNumber> watched;
+    for (const Taken& taken : taken_) {
+      if (!taken.writer_open) watched.push_back(taken.plan.source);
+    }
+    tree_.watch(watched);
+    return true;
+  }
+
+  Result<> find_changed() {
+    for (Taken& taken : taken_) {
+      const PlannedFile& plan = taken.plan;
+      taken.writer_open = store_.open_files().open_for_writing(plan.source);
+      if (!taken.writer_open) {
+        TRY_ASSIGN(taken.writer_open, io::has_writer(taken.live.get()));
+      }
+      taken.blob = 0;
+      if (taken.writer_open || plan.record.saved_blob == 0) continue;
+      const auto blob = store_.index().blob(plan.record.saved_blob);
+      if (blob && blob.value().state == BlobState::frozen) taken.blob = plan.record.saved_blob;
+    }
+    return success();
+  }
+
+  // The tag was saved before: the same save again is no error.
+  Result<> compare_with_step() const {
+    TRY_ASSIGN(const StepRecord record, store_.index().step(result_.step));
+    if (record.source != source_) return exists();
+    size_t present = 0;
+    for (const char* group : {kTensorsName, kParamsName}) {
+      const auto folder = store_.index().entry(result_.step, group);
+      if (!folder) continue;
+      TRY_ASSIGN(const auto ranks, tree_.list(folder.value().inode));
+      for (const DirectoryEntry& rank : ranks) {
+        TRY_ASSIGN(const auto files, tree_.list(rank.inode));
+        present += files.size();
+      }
+    }
+    if (present != taken_.size()) return exists();
+    for (const Taken& taken : taken_) {
+      const auto saved = tree_.resolve(path() + "/" + taken.plan.group + "/" + taken.plan.folder + "/" + taken.plan.name);
+      if (!saved || taken.blob == 0) return exists();
+      TRY_ASSIGN(const InodeRecord record_there, tree_.inode(saved.value()));
+      if (record_there.blob != taken.blob) return exists();
+    }
+    return success();
+  }
+
+  // Numbers for the clones, promised as tentative: a crash before the step is published deletes them. From here on each
+  // live file to be cloned owes its length.
+  Result<> reserve() {
+    TRY(check_space());
+    Tree::Change change = tree_.begin();
+    const auto count = static_cast<uint64_t>(
+        std::count_if(taken_.begin(), taken_.end(), [](const Taken& taken) { return taken.blob == 0; }));
+    BlobNumber next = tree_.allot_blobs(change, count);
+    for (Taken& taken : taken_) {
+      if (taken.blob != 0) continue;
+      taken.blob = next++;
+      taken.cloned = true;
+      change.batch.put_blob(taken.blob, {BlobState::tentative, 0, 0});
+      tentative_.push_back(taken.blob);
+      TRY_ASSIGN(InodeRecord record, tree_.inode(taken.plan.source));
+      record.saved_blob = 0;
+      tree_.set_owed(change, record, owed_afterwards(taken));
+      change.batch.put(taken.plan.source, record);
+    }
+    return tree_.commit(std::move(change));
+  }
+
+  static uint64_t owed_afterwards(const Taken& taken) {
+    struct stat st {};
+    if (::fstat(taken.live.get(), &st) != 0) return 0;
+    const auto size = static_cast<uint64_t>(st.st_size);
+    const uint64_t unit = io::cow_extent_hint(size);
+    return (size + unit - 1) / unit * unit;
+  }
+
+  // After the save each overwrite of a live file needs new blocks, and under passthrough nobody would see it fail.
+  Result<> check_space() {
+    if (enough_space()) return success();
+    TRY(tree_.recount_owed());
+    if (enough_space()) return success();
+    const SpaceReport space = store_.space();
+    return Error(ENOSPC, path() + ": the swap files would owe " + std::to_string(owed_after_save() >> 20) +
+                             " MiB after this save, " + std::to_string(space.free >> 20) +
+                             " MiB are free (without the reserve of " + std::to_string(space.reserve >> 20) +
+                             " MiB); remove steps, or use a larger store");
+  }
+  uint64_t owed_after_save() const {
+    uint64_t owed = store_.space().owed;
+    for (const Taken& taken : taken_) {
+      if (taken.blob != 0) continue;
+      const auto record = tree_.inode(taken.plan.source);
+      owed += owed_afterwards(taken) - (record ? record.value().owed : 0);
+    }
+    return owed;
+  }
+  bool enough_space() const { return store_.space().free >= owed_after_save(); }
+
+  Result<> clone_one(Taken& taken) const {
+    if (!taken.cloned) {
+      TRY_ASSIGN(taken.stat, store_.blobs().stat(taken.blob));
+      return success();
+    }
+    TRY_ASSIGN(const io::Fd frozen, store_.blobs().create(taken.blob));
+    TRY(io::clone(taken.live.get(), frozen.get()));
+    TRY_ASSIGN(taken.stat, io::stat_fd(frozen.get()));
+    return success();
+  }
+
+  // Durable clones, then the step, in one batch, durable too.
+  Result<> finish() {
+    for (Taken& taken : taken_) taken.live.reset();
+    TRY(io::fault_point("save.after_clones"));
+    if (!tentative_.empty()) TRY(io::syncfs_fd(store_.blobs().folder_fd()));
+    TRY(io::fault_point("save.before_publish"));
+    TRY(publish());
+    TRY(tree_.sync());
+    return io::fault_point("save.after_publish");
+  }
+
+  Result<> publish() {
+    const auto untouched = tree_.untouched();
+    Tree::Change change = tree_.begin();
+    TRY(put_step(change));
+    for (const Taken& taken : taken_) {
+      TRY_ASSIGN(const InodeNumber folder, folder_for(change, taken.plan));
+      TRY(put_file(change, folder, taken));
+      if (taken.cloned && untouched.contains(taken.plan.source)) {
+        TRY_ASSIGN(InodeRecord live, tree_.inode(taken.plan.source));
+        live.saved_blob = taken.blob;
+        change.batch.put(taken.plan.source, live);
+      }
+    }
+    for (const auto& [number, record] : new_folders_) change.batch.put(number, record);
+    TRY(tree_.commit(std::move(change)));
+    tentative_.clear();
+    return success();
+  }
+
+  InodeRecord new_folder(InodeNumber parent) const {
+    InodeRecord record;
+    record.mode = S_IFDIR | 0755;
+    record.uid = request_.caller.uid;
+    record.gid = request_.caller.gid;
+    record.nlink = 2;
+    record.parent = parent;
+    record.atime = record.mtime = record.ctime = now();
+    return record;
+  }
+
+  Result<> put_step(Tree::Change& change) {
+    const InodeNumber series_number = request_.series;
+    TRY_ASSIGN(InodeRecord series, tree_.inode(series_number));
+    if (series.nlink == 0) return Error(ENOENT, "the series is gone");
+    series.flags |= kSeries;
+    const auto entry = store_.index().entry(series_number, request_.tag);
+    if (entry.has_value() != (result_.step != 0) || (entry && entry.value().inode != result_.step)) {
+      return Error(EEXIST, path() + ": somebody else made or removed it meanwhile; save again");
+    }
+    InodeRecord step;
+    if (result_.step == 0) {
+      result_.step = tree_.allot_inode(change);
+      step = new_folder(series_number);
+      step.flags = kStep;
+      tree_.add_child(change, series_number, series, request_.tag, result_.step, step);
+    } else {
+      TRY_ASSIGN(step, tree_.inode(result_.step));
+      if ((step.flags & kSealed) != 0) return Error(EPERM, path() + ": the step was sealed meanwhile");
+      step.flags |= kStep;
+    }
+    change.batch.put(series_number, series);
+    new_folders_.emplace(result_.step, step);
+    StepRecord record;
+    if (auto present = store_.index().step(result_.step)) record = std::move(present).value();
+    record.source = source_;
+    record.saved = now();
+    record.stale = stale_names();
+    change.batch.put_step(result_.step, record);
+    return success();
+  }
+
+  std::string stale_names() {
+    std::string names;
+    size_t count = 0;
+    for (const Taken& taken : taken_) {
+      if (!taken.plan.stale) continue;
+      ++count;
+      names += taken.plan.group + "/" + taken.plan.folder + "/" + taken.plan.name + "\n";
+    }
+    if (count > 0) {
+      result_.warnings.push_back(std::to_string(count) +
+                                 " perhaps stale (not written since the newest writer process of their folder began): " +
+                                 names.substr(0, names.find('\n')) + (count > 1 ? ", ..." : ""));
+    }
+    return names;
+  }
+
+  // step/group and step/group/rankRR, made when first asked for.
+  Result<InodeNumber> folder_for(Tree::Change& change, const PlannedFile& plan) {
+    InodeNumber parent = result_.step;
+    std::string key;
+    for (const std::string& name : {plan.group, plan.folder}) {
+      key += "/" + name;
+      auto [at, fresh] = folders_.try_emplace(key, 0);
+      if (fresh) {
+        at->second = tree_.allot_inode(change);
+        const InodeRecord record = new_folder(parent);
+        tree_.add_child(change, parent, new_folders_.at(parent), name, at->second, record);
+        new_folders_.emplace(at->second, record);
+      }
+      parent = at->second;
+    }
+    return parent;
+  }
+
+  Result<> put_file(Tree::Change& change, InodeNumber folder, const Taken& taken) {
+    TRY_ASSIGN(InodeRecord record, tree_.inode(taken.plan.source));
+    record.nlink = 1;
+    record.flags = kFrozen;
+    record.parent = folder;
+    record.blob = taken.blob;
+    record.saved_blob = 0;
+    record.owed = 0;
+    record.size = static_cast<uint64_t>(taken.stat.st_size);
+    record.blocks = static_cast<uint64_t>(taken.stat.st_blocks);
+    record.atime = record.mtime = taken.plan.mtime;
+    record.ctime = now();
+    tree_.add_child(change, folder, new_folders_.at(folder), taken.plan.name, tree_.allot_inode(change), record);
+
+    BlobRecord blob{BlobState::frozen, 1, record.size};
+    if (!taken.cloned) {
+      TRY_ASSIGN(blob, store_.index().blob(taken.blob));
+      if (blob.state != BlobState::frozen) {
+        return Error(EAGAIN, path() + ": a step it shares with was removed meanwhile; save again");
+      }
+      ++blob.references;
+    }
+    change.batch.put_blob(taken.blob, blob);
+    ++result_.files;
+    result_.cloned += taken.cloned ? 1 : 0;
+    result_.bytes += record.size;
+    return success();
+  }
+
+  // A save that failed leaves nothing: its clones are doomed.
+  void abandon() {
+    tree_.untouched();
+    taken_.clear();
+    if (tentative_.empty()) return;
+    Tree::Change change = tree_.begin();
+    for (const BlobNumber blob : tentative_) {
+      change.batch.put_blob(blob, {BlobState::doomed, 0, 0});
+      change.doomed.push_back(blob);
+    }
+    if (const auto done = tree_.commit(std::move(change)); !done) {
+      spdlog::warn("clones of a save that failed stay until the next mount: {}", done.error().message());
+    }
+    tentative_.clear();
+  }
+
+  Store& store_;
+  Tree& tree_;
+  const SaveRequest& request_;
+  InodeNumber source_ = 0;
+  bool holds_swap_state_ = false;
+  std::vector<Taken> taken_;
+  std::vector<BlobNumber> tentative_;
+  std::map<std::string, InodeNumber> folders_;         // by path in the step
+  std::map<InodeNumber, InodeRecord> new_folders_;     // as they will be
+  SaveResult result_;
+};
+
+}  // namespace
+
+Result<SaveResult> save(Store& store, const SaveRequest& request) {
+  const std::lock_guard one_at_a_time(store.save_mutex());
+  auto result = Save(store, request).run();
+  if (!result && result.error().errno_value() == EAGAIN) result = Save(store, request).run();
+  return result;
+}
+
+}  // namespace ckptfs::meta

@@ -1,0 +1,82 @@
+#include "meta/save_plan.h"
+
+#include <tuple>
+
+#include "meta/names.h"
+#include "meta/time.h"
+
+namespace ckptfs::meta {
+namespace {
+
+class Planner {
+ public:
+  Planner(const Tree& tree, SavePlan& plan) : tree_(tree), plan_(plan) {}
+
+  Result<> run(InodeNumber source) {
+    plan_.guarded.insert(source);
+    TRY_ASSIGN(const auto groups, tree_.list(source));
+    for (const DirectoryEntry& entry : groups) {
+      if (entry.type != S_IFDIR) continue;
+      plan_.guarded.insert(entry.inode);
+      if (entry.name == "optimizer") {
+        TRY(take_group(entry, kTensorsName));
+      } else if (entry.name.ends_with("params")) {
+        TRY(take_group(entry, kParamsName));
+      }
+    }
+    for (auto& [key, file] : files_) plan_.files.push_back(std::move(file));
+    return success();
+  }
+
+ private:
+  Result<> take_group(const DirectoryEntry& group, const char* target) {
+    TRY_ASSIGN(const auto ranks, tree_.list(group.inode));
+    for (const DirectoryEntry& rank : ranks) {
+      const auto number = rank_of(rank.name);
+      if (rank.type != S_IFDIR || !number) continue;
+      plan_.guarded.insert(rank.inode);
+      TRY(take_rank(rank, target, checkpoint_rank_name(*number), group.name));
+    }
+    return success();
+  }
+
+  Result<> take_rank(const DirectoryEntry& rank, const std::string& group, const std::string& folder,
+                     const std::string& from) {
+    TRY_ASSIGN(const InodeRecord record, tree_.inode(rank.inode));
+    TRY_ASSIGN(const auto files, tree_.list(rank.inode));
+    for (const DirectoryEntry& entry : files) {
+      if (entry.type != S_IFREG || entry.name.find("gradient") != std::string::npos) continue;
+      plan_.guarded.insert(entry.inode);
+      TRY_ASSIGN(const Attributes attributes, tree_.attributes(entry.inode));
+      PlannedFile file{entry.inode, group, folder, entry.name, attributes.record, attributes.stat.st_mtim, false};
+      file.stale = nanoseconds(file.mtime) < record.newest_writer;
+      add(std::move(file), from);
+    }
+    return success();
+  }
+
+  // The parameter folders of two dtypes can hold the same name: the one written last is the run's.
+  void add(PlannedFile file, const std::string& from) {
+    const Key key{file.group, file.folder, file.name};
+    const auto [at, fresh] = files_.try_emplace(key, file);
+    if (fresh) return;
+    plan_.warnings.push_back(file.folder + "/" + file.name + " is there for two dtypes (one in " + from +
+                             "); the one written last is taken");
+    if (later(file.mtime, at->second.mtime)) at->second = std::move(file);
+  }
+
+  using Key = std::tuple<std::string, std::string, std::string>;
+  const Tree& tree_;
+  SavePlan& plan_;
+  std::map<Key, PlannedFile> files_;
+};
+
+}  // namespace
+
+Result<SavePlan> plan_save(const Tree& tree, InodeNumber source) {
+  SavePlan plan;
+  TRY(Planner(tree, plan).run(source));
+  return plan;
+}
+
+}  // namespace ckptfs::meta

@@ -1,0 +1,196 @@
+// Sealing a step: every live file in it becomes frozen, everything in it immutable, in one batch behind a closed gate.
+#include <fcntl.h>
+#include <spdlog/spdlog.h>
+
+#include <map>
+#include <unordered_set>
+
+#include "io/clone.h"
+#include "io/fault.h"
+#include "io/lease.h"
+#include "meta/steps.h"
+#include "meta/time.h"
+
+namespace ckptfs::meta {
+namespace {
+
+// A file or directory of the step, with all its names in it.
+struct Member {
+  InodeRecord record;
+  std::vector<std::pair<InodeNumber, std::string>> names;  // folder, name
+  BlobNumber clone = 0;  // frozen instead of its own blob, where that cannot be
+};
+
+class Seal {
+ public:
+  Seal(Store& store, InodeNumber step) : store_(store), tree_(store.tree()), step_(step) {}
+
+  Result<> run() {
+    TRY_ASSIGN(const bool step, is_step(tree_, step_));
+    if (!step) return Error(EINVAL, tree_.path_of(step_) + ": it is no step; seal a step of a series");
+    TRY_ASSIGN(const InodeRecord record, tree_.inode(step_));
+    if ((record.flags & kSealed) != 0) return success();
+    TRY(collect());
+    TRY(io::syncfs_fd(store_.blobs().folder_fd()));  // so that little is left to write behind the gate
+    std::unordered_set<InodeNumber> guarded;
+    for (const auto& [number, member] : members_) guarded.insert(number);
+    tree_.gate().close(guarded);
+    auto frozen = freeze(guarded);
+    tree_.gate().open();
+    if (!frozen) {
+      abandon();
+      return frozen;
+    }
+    for (const auto& [folder, name] : replaced_) store_.open_files().invalidate_name(folder, name);
+    return tree_.sync();
+  }
+
+ private:
+  Result<> collect() {
+    members_.clear();
+    TRY_ASSIGN(members_[step_].record, tree_.inode(step_));
+    return collect_below(step_);
+  }
+
+  Result<> collect_below(InodeNumber folder) {
+    TRY_ASSIGN(const auto entries, tree_.list(folder));
+    for (const DirectoryEntry& entry : entries) {
+      Member& member = members_[entry.inode];
+      member.names.emplace_back(folder, entry.name);
+      TRY_ASSIGN(member.record, tree_.inode(entry.inode));
+      if (member.record.is_dir()) TRY(collect_below(entry.inode));
+    }
+    return success();
+  }
+
+  Result<> freeze(const std::unordered_set<InodeNumber>& guarded) {
+    TRY(collect());
+    for (const auto& [number, member] : members_) {
+      if (!guarded.contains(number)) return Error(EBUSY, tree_.path_of(step_) + ": files are still being made in it");
+    }
+    for (auto& [number, member] : members_) {
+      if (member.record.is_live_file()) TRY(check_file(number, member));
+    }
+    TRY(io::syncfs_fd(store_.blobs().folder_fd()));
+    TRY(io::fault_point("seal.before_publish"));
+    return publish();
+  }
+
+  // EBUSY while a writer is open. What cannot be frozen itself (names outside the step, or a mapping that outlived its
+  // descriptor) is frozen as a clone.
+  Result<> check_file(InodeNumber number, Member& member) {
+    if (tree_.is_damaged(number)) return Error(EIO, tree_.path_of(number) + ": its data is missing or short");
+    const Error busy(EBUSY, tree_.path_of(number) + ": a writer has it open; close it before sealing");
+    if (store_.open_files().open_for_writing(number)) return busy;
+    TRY_ASSIGN(const io::Fd fd, store_.blobs().open(member.record.blob, O_RDONLY));
+    TRY_ASSIGN(const bool written, io::has_writer(fd.get()));
+    if (written && store_.open_files().open_at_all(number)) return busy;
+    if (written) spdlog::warn("{}: a mapping of it goes on without a descriptor; sealing a copy", tree_.path_of(number));
+    if (!written && member.record.nlink == member.names.size()) return success();
+    return make_clone(member, fd.get());
+  }
+
+  Result<> make_clone(Member& member, int live) {
+    {
+      Tree::Change change = tree_.begin();
+      member.clone = tree_.allot_blobs(change, 1);
+      change.batch.put_blob(member.clone, {BlobState::tentative, 0, 0});
+      TRY(tree_.commit(std::move(change)));
+    }
+    TRY_ASSIGN(const io::Fd frozen, store_.blobs().create(member.clone));
+    return io::clone(live, frozen.get());
+  }
+
+  Result<> publish() {
+    Tree::Change change = tree_.begin();
+    for (auto& [number, member] : members_) {
+      if (member.record.is_live_file()) {
+        TRY(freeze_file(change, number, member));
+      } else if (member.record.is_regular() && member.record.nlink > member.names.size()) {
+        TRY(split_frozen(change, number, member));
+      } else {
+        TRY_ASSIGN(InodeRecord record, store_.index().inode(number));
+        record.flags |= kSealed;
+        if (number == step_) record.flags |= kStep;
+        change.batch.put(number, record);
+      }
+    }
+    StepRecord step;
+    if (auto known = store_.index().step(step_)) step = std::move(known).value();
+    step.sealed = true;
+    change.batch.put_step(step_, step);
+    TRY(tree_.commit(std::move(change)));
+    for (auto& [number, member] : members_) member.clone = 0;
+    return success();
+  }
+
+  Result<> freeze_file(Tree::Change& change, InodeNumber number, Member& member) {
+    const BlobNumber blob = member.clone != 0 ? member.clone : member.record.blob;
+    TRY_ASSIGN(const struct stat st, store_.blobs().stat(blob));
+    TRY_ASSIGN(const struct stat live, store_.blobs().stat(member.record.blob));
+    TRY_ASSIGN(InodeRecord record, store_.index().inode(number));
+    record.flags = (record.flags | kFrozen | kSealed) & ~uint32_t{kSwap};
+    record.saved_blob = 0;
+    record.size = static_cast<uint64_t>(st.st_size);
+    record.blocks = static_cast<uint64_t>(st.st_blocks);
+    record.atime = live.st_atim;
+    record.mtime = live.st_mtim;
+    if (later(live.st_ctim, record.ctime)) record.ctime = live.st_ctim;
+    record.blob = blob;
+    change.batch.put_blob(blob, {BlobState::frozen, 1, record.size});
+    if (member.record.nlink > member.names.size()) return give_own_inode(change, number, member, record);
+    if (member.clone != 0) TRY(tree_.drop_reference(change, member.record.blob));
+    change.batch.put(number, record);
+    return success();
+  }
+
+  // A frozen file with names outside the step: those in it get an inode of their own that names the same blob.
+  Result<> split_frozen(Tree::Change& change, InodeNumber number, Member& member) {
+    TRY_ASSIGN(InodeRecord record, store_.index().inode(number));
+    record.flags |= kSealed;
+    TRY_ASSIGN(BlobRecord blob, store_.index().blob(record.blob));
+    ++blob.references;
+    change.batch.put_blob(record.blob, blob);
+    return give_own_inode(change, number, member, record);
+  }
+
+  Result<> give_own_inode(Tree::Change& change, InodeNumber number, Member& member, InodeRecord record) {
+    TRY_ASSIGN(InodeRecord outside, store_.index().inode(number));
+    outside.nlink -= static_cast<uint32_t>(member.names.size());
+    change.batch.put(number, outside);
+    const InodeNumber own = tree_.allot_inode(change);
+    record.nlink = static_cast<uint32_t>(member.names.size());
+    record.parent = member.names.front().first;
+    change.batch.put(own, record);
+    for (const auto& [folder, name] : member.names) change.batch.put_entry(folder, name, {own, S_IFREG});
+    replaced_.insert(replaced_.end(), member.names.begin(), member.names.end());
+    return success();
+  }
+
+  void abandon() {
+    Tree::Change change = tree_.begin();
+    for (auto& [number, member] : members_) {
+      if (member.clone == 0) continue;
+      change.batch.put_blob(member.clone, {BlobState::doomed, 0, 0});
+      change.doomed.push_back(member.clone);
+    }
+    if (const auto done = tree_.commit(std::move(change)); !done) {
+      spdlog::warn("clones of a seal that failed stay until the next mount: {}", done.error().message());
+    }
+  }
+
+  Store& store_;
+  Tree& tree_;
+  const InodeNumber step_;
+  std::map<InodeNumber, Member> members_;
+  std::vector<std::pair<InodeNumber, std::string>> replaced_;  // names that lead to another inode now
+};
+
+}  // namespace
+
+Result<> seal(Store& store, InodeNumber step) {
+  const std::lock_guard one_at_a_time(store.save_mutex());  // the gate has one closer at a time
+  return Seal(store, step).run();
+}
+
+}  // namespace ckptfs::meta

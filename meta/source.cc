@@ -1,0 +1,78 @@
+// Which zero_stage_N folder a series' saves take.
+#include <charconv>
+#include <vector>
+
+#include "meta/names.h"
+#include "meta/save.h"
+
+namespace ckptfs::meta {
+namespace {
+
+Result<std::vector<InodeNumber>> swap_folders(const Tree& tree, InodeNumber folder) {
+  std::vector<InodeNumber> found;
+  TRY_ASSIGN(const auto entries, tree.list(folder));
+  for (const DirectoryEntry& entry : entries) {
+    if (entry.type != S_IFDIR) continue;
+    TRY_ASSIGN(const InodeRecord record, tree.inode(entry.inode));
+    if ((record.flags & kSwap) != 0) {
+      found.push_back(entry.inode);
+    } else if ((record.flags & kStep) == 0) {
+      TRY_ASSIGN(const auto below, swap_folders(tree, entry.inode));
+      found.insert(found.end(), below.begin(), below.end());
+    }
+  }
+  return found;
+}
+
+Result<> check_series(const Tree& tree, InodeNumber series) {
+  TRY_ASSIGN(const InodeRecord record, tree.inode(series));
+  if (!record.is_dir()) return Error(ENOTDIR);
+  TRY_ASSIGN(const InodeNumber step, tree.step_of(series));
+  if (series == kRootInode || (record.flags & kSwap) != 0 || step != 0) {
+    return Error(EINVAL, tree.path_of(series) + ": neither the root, nor a zero_stage_N folder, nor what lies in a step "
+                                                "can be a series; use /steps, or make a directory");
+  }
+  return success();
+}
+
+}  // namespace
+
+Result<InodeNumber> save_source(Store& store, InodeNumber series) {
+  TRY(check_series(store.tree(), series));
+  const auto set = store.index().xattr(series, kSourceXattr);
+  if (set) {
+    InodeNumber source = 0;
+    std::from_chars(set.value().data(), set.value().data() + set.value().size(), source);
+    const auto record = store.tree().inode(source);
+    if (record && record.value().nlink > 0) return source;
+    return Error(ENOENT, store.tree().path_of(series) + ": its source is gone; set user.ckptfs.source anew");
+  }
+  if (set.error().errno_value() != ENOENT) return set.error();
+  TRY_ASSIGN(const auto found, swap_folders(store.tree(), kRootInode));
+  if (found.size() == 1) return found.front();
+  if (found.empty()) {
+    return Error(ENOENT, "the mount has no zero_stage_N folder yet; set DeepSpeed's nvme_path to the mount and train a "
+                         "step first");
+  }
+  std::string paths;
+  for (const InodeNumber folder : found) paths += (paths.empty() ? "" : ", ") + store.tree().path_of(folder);
+  return Error(EINVAL, "the mount has several zero_stage_N folders (" + paths +
+                           "); choose one: setfattr -n user.ckptfs.source -v PATH SERIES");
+}
+
+Result<> set_source(Store& store, InodeNumber series, InodeNumber source) {
+  TRY(check_series(store.tree(), series));
+  TRY_ASSIGN(const InodeRecord record, store.tree().inode(source));
+  const std::string path = store.tree().path_of(source);
+  if (!record.is_dir() || (record.flags & kSwap) == 0 || !is_swap_folder_name(path.substr(path.rfind('/') + 1))) {
+    return Error(EINVAL, path + ": it is no zero_stage_N folder");
+  }
+  Tree::Change change = store.tree().begin();
+  TRY_ASSIGN(InodeRecord series_record, store.index().inode(series));
+  series_record.flags |= kSeries;
+  change.batch.put(series, series_record);
+  change.batch.put_xattr(series, kSourceXattr, std::to_string(source));
+  return store.tree().commit(std::move(change));
+}
+
+}  // namespace ckptfs::meta

@@ -1,0 +1,23 @@
+#include "meta/space.h"
+
+#include <sys/statvfs.h>
+
+#include <algorithm>
+
+namespace ckptfs::meta {
+
+Result<SpaceReport> Space::report() const {
+  struct statvfs fs {};
+  if (::fstatvfs(folder_fd_, &fs) != 0) return last_error("the store's free space");
+  SpaceReport report;
+  report.total = uint64_t{fs.f_blocks} * fs.f_frsize;
+  report.raw_free = uint64_t{fs.f_bavail} * fs.f_frsize;
+  report.reserve = std::max(uint64_t{256} << 20, report.total / 50);
+  report.free = report.raw_free > report.reserve ? report.raw_free - report.reserve : 0;
+  report.owed = owed();
+  report.inodes = fs.f_files;
+  report.inodes_free = fs.f_favail;
+  return report;
+}
+
+}  // namespace ckptfs::meta

@@ -1,0 +1,39 @@
+// How full the store is, and what it must keep free. Swap files that share blocks with steps *owe*: their next
+// overwrite allocates. Saves and opens for writing are refused while that could fail where nobody would see it
+// (docs/architecture.md, "A full store").
+// Thread safety: all of it, without locks.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "io/result.h"
+
+namespace ckptfs::meta {
+
+struct SpaceReport {
+  uint64_t total = 0;     // of the file system below, bytes
+  uint64_t free = 0;      // without the reserve: what users may fill (the ballast is in use already)
+  uint64_t raw_free = 0;  // as the file system says
+  uint64_t reserve = 0;   // the larger of 256 MiB and 2 %
+  uint64_t ballast = 0;
+  uint64_t owed = 0;      // by all live swap files
+  uint64_t inodes = 0;
+  uint64_t inodes_free = 0;
+};
+
+class Space {
+ public:
+  explicit Space(int folder_fd) : folder_fd_(folder_fd) {}
+
+  Result<SpaceReport> report() const;
+  uint64_t owed() const { return owed_.load(std::memory_order_relaxed); }
+  // One file's owed bytes changed.
+  void adjust_owed(uint64_t from, uint64_t to) { owed_.fetch_add(to - from, std::memory_order_relaxed); }
+
+ private:
+  const int folder_fd_;
+  std::atomic<uint64_t> owed_{0};
+};
+
+}  // namespace ckptfs::meta

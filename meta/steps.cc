@@ -1,0 +1,160 @@
+#include "meta/steps.h"
+
+#include <algorithm>
+#include <functional>
+#include <tuple>
+
+#include "meta/names.h"
+#include "meta/save_plan.h"
+
+namespace ckptfs::meta {
+namespace {
+
+bool is_checkpoint_file(const DirectoryEntry& entry, bool has_config) {
+  const std::string& name = entry.name;
+  if (entry.type == S_IFDIR) return name == kTensorsName || name == kParamsName;
+  return name.ends_with("model_states.pt") || name.ends_with("optim_states.pt") || name == "trainer_state.json" ||
+         name == ".metadata" || (has_config && name.ends_with(".safetensors"));
+}
+
+bool has_name(const std::vector<DirectoryEntry>& entries, const std::string& name) {
+  return std::any_of(entries.begin(), entries.end(), [&](const DirectoryEntry& entry) { return entry.name == name; });
+}
+
+bool holds_checkpoint(const std::vector<DirectoryEntry>& entries) {
+  const bool has_config = has_name(entries, "config.json");
+  return std::any_of(entries.begin(), entries.end(),
+                     [&](const DirectoryEntry& entry) { return is_checkpoint_file(entry, has_config); });
+}
+
+bool any_ends_with(const std::vector<DirectoryEntry>& entries, std::string_view suffix) {
+  return std::any_of(entries.begin(), entries.end(),
+                     [&](const DirectoryEntry& entry) { return entry.name.ends_with(suffix); });
+}
+
+std::string kind_of(const std::vector<DirectoryEntry>& entries) {
+  if (has_name(entries, "trainer_state.json")) return "hf";
+  if (any_ends_with(entries, "model_states.pt") || any_ends_with(entries, "optim_states.pt")) return "deepspeed";
+  if (has_name(entries, ".metadata")) return "dcp";
+  if (has_name(entries, kTensorsName) || has_name(entries, kParamsName)) return "swap state only";
+  return "other";
+}
+
+// What can be judged without reading formats: a save alone is complete when it returned, and sealed is complete.
+std::string state_of(const StepInfo& step) {
+  if (step.record.being_removed) return "being removed";
+  if (step.record.sealed) return "sealed";
+  return step.kind == "swap state only" && step.record.source != 0 ? "complete" : "unknown";
+}
+
+Result<> count_files(const Tree& tree, InodeNumber folder, StepInfo& step) {
+  TRY_ASSIGN(const auto entries, tree.list(folder));
+  for (const DirectoryEntry& entry : entries) {
+    if (entry.type == S_IFDIR) {
+      TRY(count_files(tree, entry.inode, step));
+    } else if (entry.type == S_IFREG) {
+      TRY_ASSIGN(const Attributes attributes, tree.attributes(entry.inode));
+      ++step.files;
+      step.bytes += static_cast<uint64_t>(attributes.stat.st_size);
+    }
+  }
+  return success();
+}
+
+Result<> visit_folders(const Tree& tree, InodeNumber folder,
+                       const std::function<bool(InodeNumber, const InodeRecord&)>& enter) {
+  TRY_ASSIGN(const auto entries, tree.list(folder));
+  for (const DirectoryEntry& entry : entries) {
+    if (entry.type != S_IFDIR) continue;
+    TRY_ASSIGN(const InodeRecord record, tree.inode(entry.inode));
+    if (enter(entry.inode, record)) TRY(visit_folders(tree, entry.inode, enter));
+  }
+  return success();
+}
+
+std::string name_of(const std::string& path) { return path.substr(path.rfind('/') + 1); }
+std::string folder_of(const std::string& path) { return path.rfind('/') == 0 ? "/" : path.substr(0, path.rfind('/')); }
+
+}  // namespace
+
+Result<bool> is_step(const Tree& tree, InodeNumber directory) {
+  TRY_ASSIGN(const InodeRecord record, tree.inode(directory));
+  if (!record.is_dir() || directory == kRootInode) return false;
+  if ((record.flags & kStep) != 0) return true;
+  if (record.parent == kRootInode || !step_number(name_of(tree.path_of(directory)))) return false;
+  TRY_ASSIGN(const auto entries, tree.list(directory));
+  return holds_checkpoint(entries);
+}
+
+Result<std::vector<InodeNumber>> list_series(const Tree& tree) {
+  std::vector<InodeNumber> series;
+  TRY(visit_folders(tree, kRootInode, [&](InodeNumber number, const InodeRecord& record) {
+    if ((record.flags & kSeries) != 0) series.push_back(number);
+    return (record.flags & (kStep | kSwap)) == 0;
+  }));
+  return series;
+}
+
+Result<StepInfo> step_info(Store& store, InodeNumber number) {
+  const Tree& tree = store.tree();
+  StepInfo step;
+  step.inode = number;
+  const std::string path = tree.path_of(number);
+  step.series = folder_of(path);
+  step.tag = name_of(path);
+  TRY_ASSIGN(const Attributes attributes, tree.attributes(number));
+  step.mtime = attributes.stat.st_mtim;
+  if (auto record = store.index().step(number)) {
+    step.record = std::move(record).value();
+  } else if (record.error().errno_value() != ENOENT) {
+    return record.error();
+  }
+  TRY_ASSIGN(const auto entries, tree.list(number));
+  step.kind = kind_of(entries);
+  step.state = state_of(step);
+  TRY(count_files(tree, number, step));
+  return step;
+}
+
+Result<std::vector<StepInfo>> list_steps(Store& store, InodeNumber series) {
+  std::vector<InodeNumber> all{series};
+  if (series == 0) {
+    TRY_ASSIGN(all, list_series(store.tree()));
+  }
+  std::vector<StepInfo> steps;
+  for (const InodeNumber one : all) {
+    TRY_ASSIGN(const auto entries, store.tree().list(one));
+    for (const DirectoryEntry& entry : entries) {
+      if (entry.type != S_IFDIR) continue;
+      TRY_ASSIGN(const bool step, is_step(store.tree(), entry.inode));
+      if (!step) continue;
+      TRY_ASSIGN(StepInfo info, step_info(store, entry.inode));
+      steps.push_back(std::move(info));
+    }
+  }
+  std::sort(steps.begin(), steps.end(), [](const StepInfo& a, const StepInfo& b) {
+    return std::forward_as_tuple(a.series, step_number(a.tag).value_or(UINT64_MAX), a.tag) <
+           std::forward_as_tuple(b.series, step_number(b.tag).value_or(UINT64_MAX), b.tag);
+  });
+  return steps;
+}
+
+Result<> set_pinned(Store& store, InodeNumber number, bool pinned) {
+  Tree& tree = store.tree();
+  TRY_ASSIGN(const bool step, is_step(tree, number));
+  if (!step) return Error(EINVAL, tree.path_of(number) + ": it is no step; pin a step of a series");
+  {
+    Tree::Change change = tree.begin();
+    TRY_ASSIGN(InodeRecord record, store.index().inode(number));
+    record.flags |= kStep;
+    StepRecord present;
+    if (auto known = store.index().step(number)) present = std::move(known).value();
+    present.pinned = pinned;
+    change.batch.put(number, record);
+    change.batch.put_step(number, present);
+    TRY(tree.commit(std::move(change)));
+  }
+  return tree.sync();
+}
+
+}  // namespace ckptfs::meta

@@ -1,0 +1,37 @@
+// Steps as things: which there are, sealing, pinning (design sections 2 and 6).
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "meta/store.h"
+
+namespace ckptfs::meta {
+
+struct StepInfo {
+  InodeNumber inode = 0;
+  std::string series;  // path of the series, "/steps"
+  std::string tag;
+  StepRecord record;
+  uint64_t files = 0;
+  uint64_t bytes = 0;  // apparent
+  timespec mtime{};
+  std::string kind;    // "swap state only", "deepspeed", "hf", "dcp", "other"
+  std::string state;   // "complete", "sealed", "being removed", "unknown"
+};
+
+// True for a child directory of a series that save, seal or pin made a step, or that has a step's name and holds a
+// recognised checkpoint file.
+Result<bool> is_step(const Tree& tree, InodeNumber directory);
+// Every series of the mount.
+Result<std::vector<InodeNumber>> list_series(const Tree& tree);
+// All steps of one series, or of every series (series = 0), sorted by series, then by step number and tag.
+Result<std::vector<StepInfo>> list_steps(Store& store, InodeNumber series = 0);
+Result<StepInfo> step_info(Store& store, InodeNumber step);
+
+// Makes a step read-only for good. EBUSY while a writer is open in it, naming the file; EINVAL for what is no step.
+// Durable on return.
+Result<> seal(Store& store, InodeNumber step);
+Result<> set_pinned(Store& store, InodeNumber step, bool pinned);
+
+}  // namespace ckptfs::meta

@@ -1,0 +1,261 @@
+#include "meta/store.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <spdlog/spdlog.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "meta/names.h"
+#include "meta/reaper.h"
+#include "meta/time.h"
+
+namespace ckptfs::meta {
+namespace {
+
+constexpr uint64_t kFormat = 1;
+
+// Where nothing is mounted nothing is open.
+class NothingOpen : public OpenFiles {
+ public:
+  bool open_for_writing(InodeNumber) const override { return false; }
+  bool open_at_all(InodeNumber) const override { return false; }
+  Result<> write_back(const std::vector<InodeNumber>&) override { return success(); }
+  void invalidate(InodeNumber) override {}
+  void invalidate_name(InodeNumber, const std::string&) override {}
+};
+
+std::string new_id() {
+  std::random_device random;
+  char text[17];
+  std::snprintf(text, sizeof text, "%08x%08x", random(), random());
+  return text;
+}
+
+Result<> make_folder(const std::string& path) {
+  if (::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) return last_error(path);
+  return success();
+}
+
+bool exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
+
+bool is_empty(const std::string& folder) {
+  std::error_code error;
+  return std::filesystem::is_empty(folder, error) || error;
+}
+
+InodeRecord directory_record(uint32_t uid, uint32_t gid, InodeNumber parent) {
+  InodeRecord record;
+  record.mode = S_IFDIR | 0755;
+  record.uid = uid;
+  record.gid = gid;
+  record.nlink = 2;
+  record.parent = parent;
+  record.atime = record.mtime = record.ctime = now();
+  return record;
+}
+
+Result<> fill_new_index(Index& index, const StoreOptions& options) {
+  constexpr InodeNumber kStepsInode = 2;
+  InodeRecord root = directory_record(options.owner_uid, options.owner_gid, 0);
+  ++root.nlink;
+  InodeRecord steps = directory_record(options.owner_uid, options.owner_gid, kRootInode);
+  steps.flags = kSeries;
+  Batch batch(index);
+  batch.put(kRootInode, root);
+  batch.put(kStepsInode, steps);
+  batch.put_entry(kRootInode, kStepsName, {kStepsInode, S_IFDIR});
+  batch.put_number(kFormatKey, kFormat);
+  batch.put_number(kCleanKey, 1);
+  batch.put_number(kInodeLimitKey, kStepsInode + 1);
+  batch.put_number(kBlobLimitKey, 1);
+  TRY(index.commit(std::move(batch)));
+  return index.sync();
+}
+
+// Makes a store. The index is made aside and renamed, config.json comes last: a making that was cut short is begun anew.
+Result<> make_store(const StoreOptions& options) {
+  const std::string& folder = options.folder;
+  TRY(make_folder(folder + "/blobs"));
+  TRY_ASSIGN(const io::Fd blobs, io::open_at(AT_FDCWD, folder + "/blobs", O_RDONLY | O_DIRECTORY));
+  if (!exists(folder + "/meta")) {
+    const std::string aside = folder + "/meta.new";
+    std::error_code error;
+    std::filesystem::remove_all(aside, error);
+    {
+      Index::Options index_options;
+      index_options.folder = aside;
+      index_options.durable_file = folder + "/durable";
+      index_options.blobs_fd = blobs.get();
+      index_options.create = true;
+      TRY_ASSIGN(const auto index, Index::open(index_options));
+      TRY(fill_new_index(*index, options));
+    }
+    if (::rename(aside.c_str(), (folder + "/meta").c_str()) != 0) return last_error(aside);
+    TRY_ASSIGN(const io::Fd parent, io::open_at(AT_FDCWD, folder, O_RDONLY | O_DIRECTORY));
+    TRY(io::fsync_fd(parent.get()));
+  }
+  const nlohmann::json config = {{"format", kFormat}, {"id", new_id()}, {"created", now().tv_sec}};
+  TRY(io::replace_file(folder + "/config.json", config.dump(2) + "\n"));
+  spdlog::info("{}: made a new store", folder);
+  return success();
+}
+
+// True where a store may be made: nothing is in the folder but what a making that was cut short leaves.
+bool may_become_store(const std::string& folder) {
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    const std::string name = entry.path().filename();
+    const bool ours = name == "blobs" || name == "meta" || name == "meta.new" || name == "durable" || name == "lock" ||
+                      name == "lost+found" || name == "config.json.new";
+    if (!ours) return false;
+  }
+  return !error && is_empty(folder + "/blobs");
+}
+
+Result<std::string> read_config(const std::string& folder) {
+  TRY_ASSIGN(const std::string text, io::read_file(folder + "/config.json"));
+  const auto config = nlohmann::json::parse(text, nullptr, false);
+  if (!config.is_object() || !config.contains("format") || !config["format"].is_number_unsigned() ||
+      !config.contains("id") || !config["id"].is_string()) {
+    return Error(EIO, folder + "/config.json: it is damaged; restore it from a copy");
+  }
+  const auto format = config["format"].get<uint64_t>();
+  if (format != kFormat) {
+    return Error(EPROTONOSUPPORT, folder + ": the store has format version " + std::to_string(format) +
+                                      ", this ckptfs knows version " + std::to_string(kFormat) +
+                                      "; use the ckptfs that made it");
+  }
+  return config["id"].get<std::string>();
+}
+
+Result<io::Fd> take_lock(const std::string& folder) {
+  TRY_ASSIGN(io::Fd fd, io::open_at(AT_FDCWD, folder + "/lock", O_RDWR | O_CREAT));
+  if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
+    const auto owner = io::read_file(folder + "/lock");
+    return Error(EBUSY, folder + ": the store is in use by another ckptfs (pid " +
+                            (owner ? owner.value().substr(0, owner.value().find('\n')) : "unknown") +
+                            "); unmount it first");
+  }
+  const std::string pid = std::to_string(::getpid()) + "\n";
+  if (::ftruncate(fd.get(), 0) != 0) return last_error(folder + "/lock");
+  TRY(io::write_full(fd.get(), std::as_bytes(std::span(pid)), 0));
+  return fd;
+}
+
+// Blobs with content and no index: going on would lose them.
+Result<> refuse_lost_index(const std::string& folder) {
+  if (exists(folder + "/meta/CURRENT")) return success();
+  return Error(EIO, folder + "/meta: the index is missing or empty" +
+                        (is_empty(folder + "/blobs") ? "" : " beside blobs/ with content") +
+                        "; nothing was changed; restore meta/ from a copy");
+}
+
+}  // namespace
+
+struct Store::Internals {
+  std::string folder;
+  std::string id;
+  io::Fd lock;
+  io::Fd blobs_fd;
+  io::SharingCapability capability;
+  RecoveryReport recovery;
+  std::unique_ptr<Blobs> blobs;
+  std::unique_ptr<Space> space;
+  std::unique_ptr<Index> index;
+  std::unique_ptr<Reaper> reaper;
+  std::unique_ptr<Tree> tree;
+  NothingOpen nothing_open;
+  OpenFiles* open_files = &nothing_open;
+  std::mutex save_mutex;
+};
+
+Result<std::unique_ptr<Store>> Store::open(const StoreOptions& options) {
+  const std::string& folder = options.folder;
+  if (options.create) TRY(make_folder(folder));
+  auto in = std::make_unique<Internals>();
+  in->folder = folder;
+  TRY_ASSIGN(in->capability, io::probe_sharing(folder));
+  if (!in->capability.clone) {
+    return Error(EOPNOTSUPP, folder + ": it is on " + in->capability.filesystem +
+                                 ", which cannot share blocks between files; choose a folder on XFS or btrfs, or let "
+                                 "ckptfs make one: ckptfs mount --image SIZE STORE MOUNTPOINT");
+  }
+  TRY_ASSIGN(in->lock, take_lock(folder));
+  if (!exists(folder + "/config.json")) {
+    if (!options.create || !may_become_store(folder)) {
+      return Error(EINVAL, folder + ": it is no store (config.json is missing) and not empty; name a store, or an empty "
+                                    "folder to make one");
+    }
+    TRY(make_store(options));
+  }
+  TRY_ASSIGN(in->id, read_config(folder));
+  TRY(refuse_lost_index(folder));
+  TRY_ASSIGN(in->blobs_fd, io::open_at(AT_FDCWD, folder + "/blobs", O_RDONLY | O_DIRECTORY));
+  in->blobs = std::make_unique<Blobs>(in->blobs_fd.get());
+  in->space = std::make_unique<Space>(in->blobs_fd.get());
+
+  Index::Options index_options;
+  index_options.folder = folder + "/meta";
+  index_options.durable_file = folder + "/durable";
+  index_options.blobs_fd = in->blobs_fd.get();
+  TRY_ASSIGN(in->index, Index::open(index_options));
+  TRY_ASSIGN(const uint64_t format, in->index->number(kFormatKey));
+  if (format != kFormat) return Error(EPROTONOSUPPORT, folder + "/meta: the index has format version " +
+                                                           std::to_string(format) + ", this ckptfs knows version " +
+                                                           std::to_string(kFormat));
+  TRY_ASSIGN(Recovery recovery, recover(*in->index, *in->blobs, *in->space));
+  in->reaper = std::make_unique<Reaper>(*in->index, *in->blobs, *in->space);
+  recovery.start.doomed = [reaper = in->reaper.get()](BlobNumber blob) { reaper->doom(blob); };
+  in->recovery = std::move(recovery.report);
+  in->tree = std::make_unique<Tree>(*in->index, *in->blobs, *in->space, std::move(recovery.start));
+  for (const InodeNumber nameless : recovery.nameless) in->tree->reap(nameless);
+  for (const InodeNumber damaged : in->recovery.damaged) {
+    spdlog::error("{}: its data is missing or short", in->tree->path_of(damaged));
+  }
+  return std::unique_ptr<Store>(new Store(std::move(in)));
+}
+
+Store::Store(std::unique_ptr<Internals> internals) : internals_(std::move(internals)) {}
+
+Store::~Store() = default;
+
+Result<> Store::close() {
+  internals_->reaper->stop();
+  // Data first: what was written through passthrough and never fsynced is in the page cache still.
+  TRY(io::syncfs_fd(internals_->blobs_fd.get()));
+  Batch batch(*internals_->index);
+  batch.put_number(kCleanKey, 1);
+  TRY(internals_->index->commit(std::move(batch)));
+  return internals_->index->sync();
+}
+
+Tree& Store::tree() { return *internals_->tree; }
+Index& Store::index() { return *internals_->index; }
+const std::string& Store::folder() const { return internals_->folder; }
+const std::string& Store::id() const { return internals_->id; }
+const Blobs& Store::blobs() const { return *internals_->blobs; }
+const io::SharingCapability& Store::capability() const { return internals_->capability; }
+const RecoveryReport& Store::recovery() const { return internals_->recovery; }
+std::mutex& Store::save_mutex() { return internals_->save_mutex; }
+
+SpaceReport Store::space() const {
+  auto report = internals_->space->report();
+  if (!report) {
+    spdlog::error("{}", report.error().message());
+    return {};
+  }
+  report.value().ballast = internals_->index->ballast_bytes();
+  return report.value();
+}
+
+void Store::set_open_files(OpenFiles* open_files) {
+  internals_->open_files = open_files != nullptr ? open_files : &internals_->nothing_open;
+}
+OpenFiles& Store::open_files() const { return *internals_->open_files; }
+
+}  // namespace ckptfs::meta

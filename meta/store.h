@@ -1,0 +1,59 @@
+// A store: the folder that holds everything (meta/, blobs/, config.json, lock, durable), opened by one daemon.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "io/clone.h"
+#include "meta/blobs.h"
+#include "meta/index.h"
+#include "meta/recovery.h"
+#include "meta/space.h"
+#include "meta/tree.h"
+
+namespace ckptfs::meta {
+
+struct StoreOptions {
+  std::string folder;      // the store itself (for an image: STORE/fs)
+  uint32_t owner_uid = 0;  // of the root and /steps when the store is made
+  uint32_t owner_gid = 0;
+  bool create = true;      // make it where the folder is empty or missing
+};
+
+class Store {
+ public:
+  // Takes the lock (EBUSY: another daemon has it), checks format version and capability (EOPNOTSUPP without reflink,
+  // naming the way out), refuses a missing, empty or truncated index beside blobs with content, recovers.
+  static Result<std::unique_ptr<Store>> open(const StoreOptions& options);
+  // Unmount: everything durable, clean mark written. The destructor without it leaves the store as a crash would.
+  Result<> close();
+  ~Store();
+
+  Tree& tree();
+  Index& index();
+  const std::string& folder() const;
+  const std::string& id() const;  // from config.json, 16 hex digits
+  const Blobs& blobs() const;
+  const io::SharingCapability& capability() const;
+  const RecoveryReport& recovery() const;
+  // All zeros where the file system does not answer (logged).
+  SpaceReport space() const;
+
+  // The mount's open files; set once before the first request. Without it nothing counts as open.
+  void set_open_files(OpenFiles* open_files);
+  OpenFiles& open_files() const;
+
+  // One save at a time.
+  std::mutex& save_mutex();
+
+  struct Internals;
+
+ private:
+  explicit Store(std::unique_ptr<Internals> internals);
+  std::unique_ptr<Internals> internals_;
+};
+
+}  // namespace ckptfs::meta

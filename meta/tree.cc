@@ -1,0 +1,274 @@
+// Tree: reading, attributes, xattrs, and the helpers that all changes share. Names are in tree_names.cc, data in
+// tree_data.cc.
+#include "meta/tree.h"
+
+#include <fcntl.h>
+#include <spdlog/spdlog.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "io/lease.h"
+#include "meta/names.h"
+#include "meta/time.h"
+
+namespace ckptfs::meta {
+namespace {
+constexpr uint64_t kNumberBlock = 256;  // numbers allotted at a time
+constexpr uint64_t kDirectorySize = 4096;
+}  // namespace
+
+Tree::Tree(Index& index, const Blobs& blobs, Space& space, Start start)
+    : index_(index),
+      blobs_(blobs),
+      space_(space),
+      doomed_(std::move(start.doomed)),
+      damaged_(std::move(start.damaged)),
+      next_inode_(start.next_inode),
+      inode_limit_(start.next_inode),
+      next_blob_(start.next_blob),
+      blob_limit_(start.next_blob),
+      recovered_(std::move(start.recovered)) {}
+
+Result<InodeRecord> Tree::inode(InodeNumber number) const {
+  TRY_ASSIGN(InodeRecord record, index_.inode(number));
+  if (is_recovered(number)) record.flags |= kRecovered;
+  return record;
+}
+
+Result<InodeRecord> Tree::directory(InodeNumber number) const {
+  TRY_ASSIGN(InodeRecord record, index_.inode(number));
+  if (!record.is_dir()) return Error(ENOTDIR);
+  return record;
+}
+
+void Tree::fill_stat(InodeNumber number, Attributes& attributes) const {
+  const InodeRecord& record = attributes.record;
+  struct stat& st = attributes.stat;
+  st.st_ino = number;
+  st.st_mode = record.mode;
+  st.st_uid = record.uid;
+  st.st_gid = record.gid;
+  st.st_nlink = record.nlink;
+  st.st_rdev = record.rdev;
+  st.st_blksize = 4096;
+  st.st_size = static_cast<off_t>(record.is_dir() ? kDirectorySize : record.size);
+  st.st_blocks = static_cast<blkcnt_t>(record.blocks);
+  st.st_atim = record.atime;
+  st.st_mtim = record.mtime;
+  st.st_ctim = record.ctime;
+}
+
+Result<Attributes> Tree::attributes(InodeNumber number) const {
+  TRY_ASSIGN(InodeRecord record, inode(number));
+  Attributes attributes;
+  attributes.record = std::move(record);
+  fill_stat(number, attributes);
+  if (!attributes.record.is_live_file() || is_damaged(number)) return attributes;
+  TRY_ASSIGN(const struct stat blob, blobs_.stat(attributes.record.blob));
+  struct stat& st = attributes.stat;
+  st.st_size = blob.st_size;
+  st.st_blocks = blob.st_blocks;
+  st.st_atim = blob.st_atim;
+  st.st_mtim = blob.st_mtim;
+  if (later(blob.st_ctim, st.st_ctim)) st.st_ctim = blob.st_ctim;
+  return attributes;
+}
+
+Result<Attributes> Tree::lookup(InodeNumber parent, const std::string& name) const {
+  if (name.size() > kMaximumName) return Error(ENAMETOOLONG);
+  TRY_ASSIGN(const EntryRecord entry, index_.entry(parent, name));
+  return attributes(entry.inode);
+}
+
+Result<std::vector<DirectoryEntry>> Tree::list(InodeNumber number) const { return index_.entries(number); }
+
+std::string Tree::path_of(InodeNumber number) const {
+  std::string path;
+  while (number != kRootInode) {
+    const auto record = index_.inode(number);
+    if (!record || record.value().parent == 0) return "(inode " + std::to_string(number) + ")" + path;
+    const auto entries = index_.entries(record.value().parent);
+    if (!entries) return "(inode " + std::to_string(number) + ")" + path;
+    const auto found = std::find_if(entries.value().begin(), entries.value().end(),
+                                    [number](const DirectoryEntry& entry) { return entry.inode == number; });
+    path.insert(0, "/" + (found == entries.value().end() ? "(removed)" : found->name));
+    number = record.value().parent;
+  }
+  return path.empty() ? "/" : path;
+}
+
+Result<InodeNumber> Tree::resolve(const std::string& path) const {
+  InodeNumber number = kRootInode;
+  size_t begin = 0;
+  while (begin < path.size()) {
+    const size_t end = std::min(path.find('/', begin), path.size());
+    const std::string name = path.substr(begin, end - begin);
+    if (!name.empty() && name != ".") {
+      const auto entry = index_.entry(number, name);
+      if (!entry) return Error(entry.error().errno_value(), path + ": " + entry.error().message());
+      number = entry.value().inode;
+    }
+    begin = end + 1;
+  }
+  return number;
+}
+
+Result<> Tree::change_attributes(InodeNumber number, const AttributeChange& wanted) {
+  Change change = begin();
+  TRY_ASSIGN(InodeRecord record, index_.inode(number));
+  TRY(refuse_sealed(number, record, "changing attributes"));
+  if (wanted.mode) record.mode = (record.mode & S_IFMT) | (*wanted.mode & 07777);
+  if (wanted.uid) record.uid = *wanted.uid;
+  if (wanted.gid) record.gid = *wanted.gid;
+  record.ctime = now();
+  if (record.is_live_file()) {
+    if (wanted.atime || wanted.mtime) {
+      const timespec omit{0, UTIME_OMIT};
+      TRY(blobs_.set_times(record.blob, wanted.atime.value_or(omit), wanted.mtime.value_or(omit)));
+    }
+  } else {
+    if (wanted.atime) record.atime = *wanted.atime;
+    if (wanted.mtime) record.mtime = *wanted.mtime;
+  }
+  change.batch.put(number, record);
+  return commit(std::move(change));
+}
+
+Result<std::string> Tree::xattr(InodeNumber number, const std::string& name) const {
+  auto value = index_.xattr(number, name);
+  if (!value && value.error().errno_value() == ENOENT) return Error(ENODATA);
+  return value;
+}
+
+Result<> Tree::set_xattr(InodeNumber number, const std::string& name, const std::string& value, int flags) {
+  Change change = begin();
+  TRY_ASSIGN(InodeRecord record, index_.inode(number));
+  TRY(refuse_sealed(number, record, "setting an xattr"));
+  const auto present = index_.xattr(number, name);
+  if (!present && present.error().errno_value() != ENOENT) return present.error();
+  if (present && (flags & XATTR_CREATE) != 0) return Error(EEXIST);
+  if (!present && (flags & XATTR_REPLACE) != 0) return Error(ENODATA);
+  record.ctime = now();
+  change.batch.put_xattr(number, name, value);
+  change.batch.put(number, record);
+  return commit(std::move(change));
+}
+
+Result<std::vector<std::string>> Tree::list_xattrs(InodeNumber number) const {
+  TRY_ASSIGN(auto names, index_.xattr_names(number));
+  std::erase_if(names, [](const std::string& name) { return name.starts_with(kControlPrefix); });
+  return names;
+}
+
+Result<> Tree::remove_xattr(InodeNumber number, const std::string& name) {
+  Change change = begin();
+  TRY_ASSIGN(InodeRecord record, index_.inode(number));
+  TRY(refuse_sealed(number, record, "removing an xattr"));
+  TRY(xattr(number, name));
+  record.ctime = now();
+  change.batch.erase_xattr(number, name);
+  change.batch.put(number, record);
+  return commit(std::move(change));
+}
+
+Result<> Tree::sync() { return index_.sync(); }
+
+bool Tree::is_damaged(InodeNumber number) const { return damaged_.contains(number); }
+
+bool Tree::is_recovered(InodeNumber number) const {
+  {
+    const std::lock_guard lock(recovered_mutex_);
+    if (recovered_.empty() || !recovered_.contains(number)) return false;
+  }
+  const auto record = index_.inode(number);
+  if (record) {
+    const auto fd = blobs_.open(record.value().blob, O_RDONLY);
+    if (fd) {
+      const auto busy = io::has_writer(fd.value().get());
+      if (!busy || busy.value()) return true;
+    }
+  }
+  const std::lock_guard lock(recovered_mutex_);
+  recovered_.erase(number);
+  return false;
+}
+
+// --- what all changes share
+
+Result<> Tree::commit(Change change) {
+  TRY(index_.commit(std::move(change.batch)));
+  for (const auto& [from, to] : change.owed) space_.adjust_owed(from, to);
+  for (const BlobNumber blob : change.doomed) doomed_(blob);
+  return success();
+}
+
+InodeNumber Tree::allot_inode(Change& change) {
+  const InodeNumber number = next_inode_++;
+  if (next_inode_ > inode_limit_) {
+    inode_limit_ = next_inode_ + kNumberBlock;
+    change.batch.put_number(kInodeLimitKey, inode_limit_);
+  }
+  return number;
+}
+
+BlobNumber Tree::allot_blobs(Change& change, uint64_t count) {
+  const BlobNumber first = next_blob_;
+  next_blob_ += count;
+  if (next_blob_ > blob_limit_) {
+    blob_limit_ = next_blob_ + kNumberBlock;
+    change.batch.put_number(kBlobLimitKey, blob_limit_);
+  }
+  return first;
+}
+
+void Tree::add_child(Change& change, InodeNumber parent_number, InodeRecord& parent, const std::string& name,
+                     InodeNumber number, const InodeRecord& child) {
+  parent.mtime = parent.ctime = now();
+  if (child.is_dir()) ++parent.nlink;
+  change.batch.put(number, child);
+  change.batch.put_entry(parent_number, name, {number, child.mode & S_IFMT});
+}
+
+Result<> Tree::drop_reference(Change& change, BlobNumber blob) {
+  TRY_ASSIGN(BlobRecord record, index_.blob(blob));
+  if (record.references > 1) {
+    --record.references;
+    change.batch.put_blob(blob, record);
+    return success();
+  }
+  record.references = 0;
+  record.state = BlobState::doomed;
+  change.batch.put_blob(blob, record);
+  change.doomed.push_back(blob);
+  return success();
+}
+
+void Tree::set_owed(Change& change, InodeRecord& record, uint64_t owed) {
+  if (record.owed == owed) return;
+  change.owed.emplace_back(record.owed, owed);
+  record.owed = owed;
+}
+
+Result<InodeNumber> Tree::step_of(InodeNumber number) const {
+  while (number != kRootInode && number != 0) {
+    TRY_ASSIGN(const InodeRecord record, index_.inode(number));
+    if ((record.flags & kStep) != 0) return number;
+    number = record.parent;
+  }
+  return InodeNumber{0};
+}
+
+Result<> Tree::refuse_sealed(InodeNumber number, const InodeRecord& record, const std::string& what) const {
+  if ((record.flags & kSealed) == 0) return success();
+  return Error(EPERM, path_of(number) + ": " + what + " is not possible in a sealed step; copy what you need out of it");
+}
+
+void Tree::watch(const std::vector<InodeNumber>& inodes) {
+  const std::lock_guard lock(mutex_);
+  watched_.clear();
+  watched_.insert(inodes.begin(), inodes.end());
+}
+
+}  // namespace ckptfs::meta

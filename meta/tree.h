@@ -1,0 +1,196 @@
+// The tree of inodes: names, attributes, xattrs, and which blob a file is. The only way to change the index (through
+// Index's one write path), and the only place that makes, truncates or dooms blobs.
+//
+// It knows nothing of FUSE. What it has to know about open files it asks through OpenFiles. Permissions are the
+// kernel's business (default_permissions), but for what design.md forbids to everybody: writing into frozen files and
+// sealed steps (EPERM), removing or renaming /steps and /views (EBUSY).
+//
+// Thread safety: every member may be called from any thread. Lock: mutex_ (order: before Index's own), held for the
+// length of one change of the index, never across a sync, a clone, or a call into OpenFiles.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "io/fd.h"
+#include "meta/blobs.h"
+#include "meta/gate.h"
+#include "meta/index.h"
+#include "meta/space.h"
+#include "meta/types.h"
+
+namespace ckptfs::meta {
+
+// What the mount knows about open files; implemented by fs/, and by a stand-in where nothing is mounted.
+class OpenFiles {
+ public:
+  virtual ~OpenFiles() = default;
+  virtual bool open_for_writing(InodeNumber inode) const = 0;
+  virtual bool open_at_all(InodeNumber inode) const = 0;
+  // Brings what the kernel still holds of these files (dirty pages of mappings in direct mode) into their blobs.
+  // Called with no lock and no gate held; may wait for the daemon's own workers.
+  virtual Result<> write_back(const std::vector<InodeNumber>& inodes) = 0;
+  // The kernel's cached attributes and pages of `inode` are out of date. Never waits; sent by a thread of its own.
+  virtual void invalidate(InodeNumber inode) = 0;
+  // What the kernel remembers under this name is out of date. Never waits, as above.
+  virtual void invalidate_name(InodeNumber folder, const std::string& name) = 0;
+};
+
+struct Attributes {
+  InodeRecord record;
+  struct stat stat {};  // complete: st_ino, size, blocks and times exact as of now
+};
+
+struct NewNode {
+  uint32_t mode = 0;  // with the kind; umask applied
+  uint64_t rdev = 0;
+  std::string target;  // symlink
+};
+
+// Only what is set changes.
+struct AttributeChange {
+  std::optional<uint32_t> mode, uid, gid;
+  std::optional<timespec> atime, mtime;
+};
+
+// What a removal or an overwriting rename dropped.
+struct Dropped {
+  InodeNumber inode = 0;
+  bool last_name = false;  // then reap() it after its last release and forget
+};
+
+class Tree {
+ public:
+  // The numbers that may be used next, and who is told of blobs whose last name is gone (by a committed batch).
+  struct Start {
+    InodeNumber next_inode = 0;
+    BlobNumber next_blob = 0;
+    std::function<void(BlobNumber)> doomed;
+    std::unordered_set<InodeNumber> damaged;    // blob missing or short
+    std::unordered_set<InodeNumber> recovered;  // a writer may have survived the last daemon
+  };
+  Tree(Index& index, const Blobs& blobs, Space& space, Start start);
+
+  // --- reading
+  Result<InodeRecord> inode(InodeNumber number) const;
+  Result<Attributes> attributes(InodeNumber number) const;
+  // EIO for a damaged file is left to open: its attributes still show.
+  Result<Attributes> lookup(InodeNumber parent, const std::string& name) const;
+  // Without "." and "..". Sorted by name.
+  Result<std::vector<DirectoryEntry>> list(InodeNumber directory) const;
+  // Path from the root ("/a/b"), for logs and messages; a regular file's is where it was made or last renamed.
+  std::string path_of(InodeNumber number) const;
+  // Walks "/a/b" or "a/b" from the root; symlinks are not followed.
+  Result<InodeNumber> resolve(const std::string& path) const;
+
+  // --- names. ctime and mtime of what POSIX says change are set here. EPERM in sealed steps.
+  Result<Attributes> make(InodeNumber parent, const std::string& name, const NewNode& node, const Caller& caller);
+  Result<Attributes> link(InodeNumber inode, InodeNumber parent, const std::string& name);
+  Result<Dropped> unlink(InodeNumber parent, const std::string& name);
+  Result<Dropped> remove_directory(InodeNumber parent, const std::string& name);
+  // flags: 0 or RENAME_NOREPLACE; RENAME_EXCHANGE and others are EINVAL.
+  Result<std::optional<Dropped>> rename(InodeNumber parent, const std::string& name, InodeNumber new_parent,
+                                        const std::string& new_name, unsigned flags);
+  // After the last release and forget of an inode without a name: it goes from the index, and its blob, if no one else
+  // names it, is doomed. Harmless for an inode that still has a name.
+  void reap(InodeNumber inode);
+
+  // --- attributes
+  Result<> change_attributes(InodeNumber inode, const AttributeChange& change);
+  // Live files only (EPERM when frozen). Counts as a change since the last save.
+  Result<> truncate(InodeNumber inode, uint64_t size);
+
+  // --- xattrs as the user's own (user.*, trusted.*, security.*); the user.ckptfs.* ones are fs/control_xattrs.
+  Result<std::string> xattr(InodeNumber inode, const std::string& name) const;              // ENODATA
+  Result<> set_xattr(InodeNumber inode, const std::string& name, const std::string& value, int flags);
+  Result<std::vector<std::string>> list_xattrs(InodeNumber inode) const;
+  Result<> remove_xattr(InodeNumber inode, const std::string& name);
+
+  // --- data
+  // The file's blob, opened with `flags` (access mode, O_DIRECT, O_SYNC, O_DSYNC are honoured; others dropped).
+  // Damaged: EIO. Frozen and for writing: EPERM.
+  Result<io::Fd> open_blob(InodeNumber inode, int flags) const;
+  // To be called before a file may be written through any descriptor: EPERM when frozen or sealed, EIO when damaged,
+  // ENOSPC when it is a swap file and the store could not take what the files then open for writing owe (`others_owed`:
+  // the sum for those open already). Forgets the blob it was saved as; notes the writer process of a rank folder.
+  Result<> prepare_writing(InodeNumber inode, const Caller& caller, uint64_t others_owed);
+  // After the last close for writing: a swap file's owed bytes are read from its extents again.
+  void finished_writing(InodeNumber inode);
+  // True where swap files must be written through the daemon, so that every failure is seen (free space is below twice
+  // what is owed).
+  bool short_of_space() const;
+
+  // --- durability. Makes every change made so far durable (data of new blobs' names first); concurrent calls share.
+  Result<> sync();
+
+  bool is_damaged(InodeNumber inode) const;
+  Gate& gate() { return gate_; }
+
+  // --- for save, seal and the like, in meta/ only
+  // A change under way: the tree's lock and the batch that will make it true.
+  class Change {
+   public:
+    Batch batch;
+    // A blob whose last reference this change drops; told on once it is committed.
+    std::vector<BlobNumber> doomed;
+    std::vector<std::pair<uint64_t, uint64_t>> owed;  // from, to
+
+   private:
+    friend class Tree;
+    explicit Change(Tree& tree) : batch(tree.index_), lock_(tree.mutex_) {}
+    std::unique_lock<std::mutex> lock_;
+  };
+  Change begin() { return Change(*this); }
+  Result<> commit(Change change);
+  InodeNumber allot_inode(Change& change);
+  BlobNumber allot_blobs(Change& change, uint64_t count);
+  // Puts a new directory or file below `parent` into the change; `parent` is updated, not yet put.
+  void add_child(Change& change, InodeNumber parent_number, InodeRecord& parent, const std::string& name,
+                 InodeNumber number, const InodeRecord& child);
+  Result<> drop_reference(Change& change, BlobNumber blob);
+  void set_owed(Change& change, InodeRecord& record, uint64_t owed);
+  // The step that `inode` (a directory) lies in or is; 0: none.
+  Result<InodeNumber> step_of(InodeNumber directory) const;
+  // From now on, which of these are opened for writing or truncated; untouched() takes the answer and ends the watch.
+  void watch(const std::vector<InodeNumber>& inodes);
+  std::unordered_set<InodeNumber> untouched();
+  // True while a writer that survived the last daemon has it open; forgets it once that is over.
+  bool is_recovered(InodeNumber inode) const;
+  // Reads the extents of each swap file that owes again; the sum afterwards.
+  Result<> recount_owed();
+
+ private:
+  Result<InodeRecord> directory(InodeNumber number) const;
+  Result<> refuse_sealed(InodeNumber directory, const InodeRecord& record, const std::string& what) const;
+  Result<bool> begin_removal(Change& change, InodeNumber parent, const InodeRecord& record);
+  Result<> drop_name(Change& change, InodeNumber number, InodeRecord& record);
+  Result<> replace_target(Change& change, const InodeRecord& moved, InodeNumber number, InodeRecord& target);
+  Result<> relabel_swap(Change& change, InodeNumber number, InodeRecord& record, bool swap);
+  Result<bool> is_below(InodeNumber directory, InodeNumber ancestor) const;
+  void fill_stat(InodeNumber number, Attributes& attributes) const;
+  void note_writer(Change& change, InodeNumber folder, const Caller& caller);
+  BlobNumber reserve_blob_number();
+
+  Index& index_;
+  const Blobs& blobs_;
+  Space& space_;
+  Gate gate_;
+  const std::function<void(BlobNumber)> doomed_;
+  const std::unordered_set<InodeNumber> damaged_;
+
+  std::mutex mutex_;                             // one change of the tree at a time
+  InodeNumber next_inode_;                       // guarded by mutex_
+  InodeNumber inode_limit_;                      // guarded by mutex_; recorded in the index
+  BlobNumber next_blob_;                         // guarded by mutex_
+  BlobNumber blob_limit_;                        // guarded by mutex_; recorded in the index
+  std::unordered_set<InodeNumber> watched_;      // guarded by mutex_
+  mutable std::mutex recovered_mutex_;           // leaf lock
+  mutable std::unordered_set<InodeNumber> recovered_;  // guarded by recovered_mutex_
+};
+
+}  // namespace ckptfs::meta

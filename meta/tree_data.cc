@@ -1,0 +1,124 @@
+// Tree: which blob a file is, who may write it, and what it owes.
+#include <fcntl.h>
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include "io/clone.h"
+#include "io/fault.h"
+#include "meta/process.h"
+#include "meta/time.h"
+#include "meta/tree.h"
+
+namespace ckptfs::meta {
+
+Result<io::Fd> Tree::open_blob(InodeNumber number, int flags) const {
+  TRY_ASSIGN(const InodeRecord record, index_.inode(number));
+  if (!record.is_regular()) return Error(S_ISDIR(record.mode) ? EISDIR : EINVAL);
+  if (is_damaged(number)) return Error(EIO, path_of(number) + ": its data is missing or short (see ckptfs status)");
+  if ((flags & O_ACCMODE) != O_RDONLY && !record.is_live_file()) return Error(EPERM);
+  auto fd = blobs_.open(record.blob, flags & (O_ACCMODE | O_DIRECT | O_SYNC | O_DSYNC));
+  if (!fd && fd.error().errno_value() == ENOENT) return Error(EIO, path_of(number) + ": its data is missing");
+  return fd;
+}
+
+// Which process writes a rank folder's files tells, at a save, which files an earlier run left behind.
+void Tree::note_writer(Change& change, InodeNumber folder, const Caller& caller) {
+  const uint64_t begun = process_start(caller.pid);
+  auto record = index_.inode(folder);
+  if (begun == 0 || !record || record.value().newest_writer >= begun) return;
+  record.value().newest_writer = begun;
+  change.batch.put(folder, record.value());
+}
+
+Result<> Tree::prepare_writing(InodeNumber number, const Caller& caller, uint64_t others_owed) {
+  Change change = begin();
+  watched_.erase(number);
+  TRY_ASSIGN(InodeRecord record, index_.inode(number));
+  if (!record.is_regular()) return Error(EINVAL);
+  if (!record.is_live_file()) {
+    return Error(EPERM, path_of(number) + ": it is frozen, as all that a save made or a sealed step holds; "
+                                          "copy it (cp) and write into the copy");
+  }
+  if (is_damaged(number)) return Error(EIO, path_of(number) + ": its data is missing or short (see ckptfs status)");
+  if ((record.flags & kSwap) == 0) return success();
+  if (record.owed + others_owed > 0) {
+    TRY_ASSIGN(const SpaceReport space, space_.report());
+    if (space.free < record.owed + others_owed) {
+      return Error(ENOSPC, path_of(number) + ": the swap files open for writing need " +
+                               std::to_string((record.owed + others_owed) >> 20) + " MiB of new blocks, " +
+                               std::to_string(space.free >> 20) + " MiB are free; remove steps");
+    }
+  }
+  if (record.saved_blob != 0) {
+    record.saved_blob = 0;
+    change.batch.put(number, record);
+  }
+  note_writer(change, record.parent, caller);
+  return commit(std::move(change));
+}
+
+void Tree::finished_writing(InodeNumber number) {
+  const auto result = [&]() -> Result<> {
+    TRY_ASSIGN(const InodeRecord before, index_.inode(number));
+    if ((before.flags & kSwap) == 0 || before.nlink == 0) return success();
+    TRY_ASSIGN(const io::Fd fd, blobs_.open(before.blob, O_RDONLY));
+    TRY_ASSIGN(const struct stat st, io::stat_fd(fd.get()));
+    const auto size = static_cast<uint64_t>(st.st_size);
+    const uint32_t hint = io::cow_extent_hint(size);
+    if (auto set = io::set_cow_extent_hint(fd.get(), hint); !set && set.error().errno_value() != EOPNOTSUPP) return set;
+    TRY_ASSIGN(const uint64_t owed, io::owed_bytes(fd.get(), size, hint));
+    Change change = begin();
+    TRY_ASSIGN(InodeRecord record, index_.inode(number));
+    // A save that began meanwhile knows better.
+    if (record.owed != before.owed || record.owed == owed || record.nlink == 0) return success();
+    set_owed(change, record, owed);
+    change.batch.put(number, record);
+    return commit(std::move(change));
+  }();
+  if (!result && result.error().errno_value() != ENOENT) {
+    spdlog::warn("{}: what it owes was not read again: {}", path_of(number), result.error().message());
+  }
+}
+
+bool Tree::short_of_space() const {
+  const uint64_t owed = space_.owed();
+  if (owed == 0) return false;
+  const auto space = space_.report();
+  return !space || space.value().free < 2 * owed;
+}
+
+Result<> Tree::recount_owed() {
+  std::vector<InodeNumber> owing;
+  TRY(index_.for_each_inode([&](InodeNumber number, const InodeRecord& record) -> Result<> {
+    if (record.owed != 0) owing.push_back(number);
+    return success();
+  }));
+  for (const InodeNumber number : owing) finished_writing(number);
+  return success();
+}
+
+Result<> Tree::truncate(InodeNumber number, uint64_t size) {
+  {
+    Change change = begin();
+    watched_.erase(number);
+    TRY_ASSIGN(InodeRecord record, index_.inode(number));
+    if (!record.is_regular()) return Error(S_ISDIR(record.mode) ? EISDIR : EINVAL);
+    if (!record.is_live_file()) return Error(EPERM, path_of(number) + ": it is frozen; copy it and truncate the copy");
+    if (record.saved_blob != 0) {
+      record.saved_blob = 0;
+      change.batch.put(number, record);
+      TRY(commit(std::move(change)));
+    }
+  }
+  TRY_ASSIGN(const io::Fd fd, open_blob(number, O_WRONLY));
+  if (::ftruncate(fd.get(), static_cast<off_t>(size)) != 0) return last_error();
+  finished_writing(number);
+  return success();
+}
+
+std::unordered_set<InodeNumber> Tree::untouched() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(watched_, {});
+}
+
+}  // namespace ckptfs::meta

@@ -1,0 +1,302 @@
+// Tree: names. Each function is one change: check, build the batch, commit.
+#include <fcntl.h>
+#include <linux/fs.h>
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include "io/fault.h"
+#include "meta/names.h"
+#include "meta/time.h"
+#include "meta/tree.h"
+
+namespace ckptfs::meta {
+namespace {
+
+bool is_reserved(InodeNumber parent, const std::string& name) {
+  return parent == kRootInode && (name == kStepsName || name == kViewsName);
+}
+
+Result<> check_name(const std::string& name) {
+  if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos) return Error(EINVAL);
+  if (name.size() > kMaximumName) return Error(ENAMETOOLONG);
+  return success();
+}
+
+InodeRecord new_record(const NewNode& node, const InodeRecord& parent, InodeNumber parent_number, const Caller& caller) {
+  InodeRecord record;
+  record.mode = node.mode;
+  record.uid = caller.uid;
+  record.gid = caller.gid;
+  if ((parent.mode & S_ISGID) != 0) {
+    record.gid = parent.gid;
+    if (S_ISDIR(node.mode)) record.mode |= S_ISGID;
+  }
+  record.nlink = S_ISDIR(node.mode) ? 2 : 1;
+  record.rdev = node.rdev;
+  record.target = node.target;
+  record.size = node.target.size();
+  record.parent = parent_number;
+  record.atime = record.mtime = record.ctime = now();
+  return record;
+}
+
+}  // namespace
+
+Result<Attributes> Tree::make(InodeNumber parent_number, const std::string& name, const NewNode& node,
+                              const Caller& caller) {
+  TRY(check_name(name));
+  if (parent_number == kRootInode && name == kViewsName) {
+    return Error(EBUSY, "/views is reserved for the views of steps; choose another name");
+  }
+  const bool regular = S_ISREG(node.mode);
+  BlobNumber blob = 0;
+  if (regular) {
+    blob = reserve_blob_number();
+    TRY(blobs_.create(blob));
+    TRY(io::fault_point("create.after_blob"));
+  }
+  auto made = [&]() -> Result<Attributes> {
+    Change change = begin();
+    TRY_ASSIGN(InodeRecord parent, directory(parent_number));
+    if (parent.nlink == 0) return Error(ENOENT);
+    TRY(refuse_sealed(parent_number, parent, "making " + name));
+    if (index_.entry(parent_number, name)) return Error(EEXIST);
+    InodeRecord record = new_record(node, parent, parent_number, caller);
+    record.blob = blob;
+    const bool swap = (parent.flags & kSwap) != 0 || (record.is_dir() && is_swap_folder_name(name));
+    if (swap && (record.is_dir() || regular)) record.flags |= kSwap;
+    const InodeNumber number = allot_inode(change);
+    if (regular) {
+      allot_blobs(change, 0);
+      change.batch.put_blob(blob, {BlobState::live, 1, 0});
+    }
+    add_child(change, parent_number, parent, name, number, record);
+    change.batch.put(parent_number, parent);
+    TRY(commit(std::move(change)));
+    Attributes attributes;
+    attributes.record = std::move(record);
+    fill_stat(number, attributes);
+    return attributes;
+  }();
+  if (!regular) return made;
+  index_.note_blobs_changed();
+  if (made) return attributes(made.value().stat.st_ino);
+  if (const auto removed = blobs_.remove(blob); !removed) {
+    spdlog::warn("{}: a blob that was never named stays: {}", name, removed.error().message());
+  }
+  return made;
+}
+
+Result<Attributes> Tree::link(InodeNumber number, InodeNumber parent_number, const std::string& name) {
+  TRY(check_name(name));
+  {
+    Change change = begin();
+    TRY_ASSIGN(InodeRecord record, index_.inode(number));
+    if (record.is_dir()) return Error(EPERM);
+    if (record.nlink == 0) return Error(ENOENT);
+    TRY(refuse_sealed(number, record, "linking"));
+    TRY_ASSIGN(InodeRecord parent, directory(parent_number));
+    if (parent.nlink == 0) return Error(ENOENT);
+    TRY(refuse_sealed(parent_number, parent, "linking " + name));
+    if (index_.entry(parent_number, name)) return Error(EEXIST);
+    ++record.nlink;
+    record.ctime = now();
+    add_child(change, parent_number, parent, name, number, record);
+    change.batch.put(parent_number, parent);
+    TRY(commit(std::move(change)));
+  }
+  return attributes(number);
+}
+
+// A removal inside a sealed step: `rm -r` cannot be told from `rm`, so the step becomes "being removed" with it, unless
+// it is pinned. True when the change must be durable before the reply.
+Result<bool> Tree::begin_removal(Change& change, InodeNumber parent_number, const InodeRecord& parent) {
+  if ((parent.flags & kSealed) == 0) return false;
+  TRY_ASSIGN(const InodeNumber step_number, step_of(parent_number));
+  TRY_ASSIGN(StepRecord step, index_.step(step_number));
+  if (step.pinned) {
+    return Error(EPERM, path_of(step_number) + ": the step is sealed and pinned; unpin it first (setfattr -n " +
+                            "user.ckptfs.pin -v 0)");
+  }
+  if (step.being_removed) return false;
+  step.being_removed = true;
+  change.batch.put_step(step_number, step);
+  return true;
+}
+
+Result<> Tree::drop_name(Change& change, InodeNumber number, InodeRecord& record) {
+  record.nlink = record.is_dir() ? 0 : record.nlink - 1;
+  record.ctime = now();
+  if (record.nlink == 0) set_owed(change, record, 0);
+  if (record.is_dir() && (record.flags & kStep) != 0) change.batch.erase_step(number);
+  change.batch.put(number, record);
+  return success();
+}
+
+Result<Dropped> Tree::unlink(InodeNumber parent_number, const std::string& name) {
+  bool durable = false;
+  Dropped dropped;
+  {
+    Change change = begin();
+    TRY_ASSIGN(const EntryRecord entry, index_.entry(parent_number, name));
+    TRY_ASSIGN(InodeRecord record, index_.inode(entry.inode));
+    if (record.is_dir()) return Error(EISDIR);
+    TRY_ASSIGN(InodeRecord parent, directory(parent_number));
+    TRY_ASSIGN(durable, begin_removal(change, parent_number, parent));
+    change.batch.erase_entry(parent_number, name);
+    parent.mtime = parent.ctime = now();
+    change.batch.put(parent_number, parent);
+    TRY(drop_name(change, entry.inode, record));
+    dropped = {entry.inode, record.nlink == 0};
+    TRY(commit(std::move(change)));
+  }
+  TRY(io::fault_point("unlink.after_batch"));
+  if (durable) TRY(sync());
+  return dropped;
+}
+
+Result<Dropped> Tree::remove_directory(InodeNumber parent_number, const std::string& name) {
+  if (is_reserved(parent_number, name)) return Error(EBUSY, "/" + name + " cannot be removed");
+  bool durable = false;
+  Dropped dropped;
+  {
+    Change change = begin();
+    TRY_ASSIGN(const EntryRecord entry, index_.entry(parent_number, name));
+    TRY_ASSIGN(InodeRecord record, directory(entry.inode));
+    TRY_ASSIGN(const bool full, index_.has_entries(entry.inode));
+    if (full) return Error(ENOTEMPTY);
+    TRY_ASSIGN(InodeRecord parent, directory(parent_number));
+    TRY_ASSIGN(durable, begin_removal(change, parent_number, parent));
+    if ((record.flags & kStep) != 0) TRY(begin_removal(change, entry.inode, record));
+    change.batch.erase_entry(parent_number, name);
+    parent.mtime = parent.ctime = now();
+    --parent.nlink;
+    change.batch.put(parent_number, parent);
+    TRY(drop_name(change, entry.inode, record));
+    dropped = {entry.inode, true};
+    TRY(commit(std::move(change)));
+  }
+  if (durable) TRY(sync());
+  return dropped;
+}
+
+Result<bool> Tree::is_below(InodeNumber number, InodeNumber ancestor) const {
+  while (number != 0) {
+    if (number == ancestor) return true;
+    if (number == kRootInode) return false;
+    TRY_ASSIGN(const InodeRecord record, index_.inode(number));
+    number = record.parent;
+  }
+  return false;
+}
+
+// The target of a rename goes: an empty directory for a directory, anything else for anything else.
+Result<> Tree::replace_target(Change& change, const InodeRecord& moved, InodeNumber number, InodeRecord& target) {
+  if (moved.is_dir() && !target.is_dir()) return Error(ENOTDIR);
+  if (!moved.is_dir() && target.is_dir()) return Error(EISDIR);
+  if (target.is_dir()) {
+    TRY_ASSIGN(const bool full, index_.has_entries(number));
+    if (full) return Error(ENOTEMPTY);
+    if ((target.flags & kStep) != 0) TRY(begin_removal(change, number, target));
+  }
+  return drop_name(change, number, target);
+}
+
+// What moves into or out of a zero_stage_N folder becomes or ceases to be swap state, with all below it.
+Result<> Tree::relabel_swap(Change& change, InodeNumber number, InodeRecord& record, bool swap) {
+  if (((record.flags & kSwap) != 0) == swap || (!record.is_dir() && !record.is_regular())) return success();
+  record.flags = swap ? record.flags | kSwap : record.flags & ~uint32_t{kSwap};
+  record.saved_blob = 0;
+  if (record.is_live_file()) {
+    uint64_t owed = 0;
+    if (swap) {
+      TRY_ASSIGN(const struct stat blob, blobs_.stat(record.blob));
+      owed = static_cast<uint64_t>(blob.st_size);
+    }
+    set_owed(change, record, owed);
+  }
+  change.batch.put(number, record);
+  if (!record.is_dir()) return success();
+  TRY_ASSIGN(const auto children, index_.entries(number));
+  for (const DirectoryEntry& child : children) {
+    TRY_ASSIGN(InodeRecord child_record, index_.inode(child.inode));
+    const bool child_swap = swap || (child_record.is_dir() && is_swap_folder_name(child.name));
+    TRY(relabel_swap(change, child.inode, child_record, child_swap));
+  }
+  return success();
+}
+
+Result<std::optional<Dropped>> Tree::rename(InodeNumber old_number, const std::string& name, InodeNumber new_number,
+                                            const std::string& new_name, unsigned flags) {
+  if ((flags & ~unsigned{RENAME_NOREPLACE}) != 0) return Error(EINVAL);
+  TRY(check_name(new_name));
+  if (is_reserved(old_number, name) || is_reserved(new_number, new_name)) {
+    return Error(EBUSY, "/steps and /views cannot be renamed or replaced");
+  }
+  Change change = begin();
+  TRY_ASSIGN(const EntryRecord entry, index_.entry(old_number, name));
+  TRY_ASSIGN(InodeRecord moved, index_.inode(entry.inode));
+  TRY_ASSIGN(InodeRecord old_parent, directory(old_number));
+  TRY_ASSIGN(InodeRecord new_parent, directory(new_number));
+  if (new_parent.nlink == 0) return Error(ENOENT);
+  TRY(refuse_sealed(old_number, old_parent, "renaming " + name));
+  TRY(refuse_sealed(new_number, new_parent, "renaming to " + new_name));
+  if (moved.is_dir()) {
+    TRY_ASSIGN(const bool below, is_below(new_number, entry.inode));
+    if (below) return Error(EINVAL);
+  }
+  const bool same_folder = old_number == new_number;
+  InodeRecord& into = same_folder ? old_parent : new_parent;
+
+  std::optional<Dropped> dropped;
+  if (const auto target_entry = index_.entry(new_number, new_name)) {
+    if ((flags & RENAME_NOREPLACE) != 0) return Error(EEXIST);
+    const InodeNumber target_number = target_entry.value().inode;
+    if (target_number == entry.inode) return std::optional<Dropped>();
+    TRY_ASSIGN(InodeRecord target, index_.inode(target_number));
+    TRY(replace_target(change, moved, target_number, target));
+    if (target.is_dir()) --into.nlink;
+    dropped = Dropped{target_number, target.nlink == 0};
+  }
+
+  const bool swap = (into.flags & kSwap) != 0 || (moved.is_dir() && is_swap_folder_name(new_name));
+  TRY(relabel_swap(change, entry.inode, moved, swap));
+  moved.parent = new_number;
+  moved.ctime = now();
+  if (moved.is_dir() && !same_folder) {
+    --old_parent.nlink;
+    ++new_parent.nlink;
+  }
+  change.batch.erase_entry(old_number, name);
+  change.batch.put_entry(new_number, new_name, {entry.inode, entry.type});
+  change.batch.put(entry.inode, moved);
+  into.mtime = into.ctime = old_parent.mtime = old_parent.ctime = now();
+  change.batch.put(old_number, old_parent);
+  if (!same_folder) change.batch.put(new_number, new_parent);
+  TRY(commit(std::move(change)));
+  return dropped;
+}
+
+void Tree::reap(InodeNumber number) {
+  const auto reaped = [&]() -> Result<> {
+    Change change = begin();
+    TRY_ASSIGN(const InodeRecord record, index_.inode(number));
+    if (record.nlink != 0) return success();
+    TRY_ASSIGN(const auto names, index_.xattr_names(number));
+    for (const std::string& name : names) change.batch.erase_xattr(number, name);
+    change.batch.erase_inode(number);
+    if (record.blob != 0) TRY(drop_reference(change, record.blob));
+    return commit(std::move(change));
+  }();
+  // What could not be recorded now is done at the next start: the inode without a name is on record.
+  if (!reaped && reaped.error().errno_value() != ENOENT) {
+    spdlog::warn("inode {} stays until the next mount: {}", number, reaped.error().message());
+  }
+}
+
+BlobNumber Tree::reserve_blob_number() {
+  const std::lock_guard lock(mutex_);
+  return next_blob_++;
+}
+
+}  // namespace ckptfs::meta

@@ -1,0 +1,97 @@
+// The words of the store (docs/architecture.md) as plain values. No behaviour, no locks.
+#pragma once
+
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <time.h>
+
+#include <cstdint>
+#include <string>
+
+namespace ckptfs::meta {
+
+// Never changes, never comes back. 1 is the root.
+using InodeNumber = uint64_t;
+inline constexpr InodeNumber kRootInode = 1;
+// Inodes of views (fs/views) start here; the index never allots one that high.
+inline constexpr InodeNumber kFirstVirtualInode = uint64_t{1} << 62;
+
+// One backing file in blobs/. 0 is none.
+using BlobNumber = uint64_t;
+
+// What is true of an inode beyond its mode.
+enum InodeFlag : uint32_t {
+  kSeries = 1,      // directory: its children may be steps
+  kStep = 2,        // directory: a save made it, or it was sealed or pinned; has a record in `steps`
+  kSealed = 4,      // in a sealed step (the step's own directory included)
+  kFrozen = 8,      // regular file: names a frozen blob
+  kSwap = 16,       // in (or itself) a zero_stage_N folder: what saves take, and what owes blocks
+  kRecovered = 32,  // regular file, in memory only: a writer may have survived the last daemon
+};
+
+struct InodeRecord {
+  uint32_t mode = 0;
+  uint32_t uid = 0;
+  uint32_t gid = 0;
+  uint32_t nlink = 0;
+  uint64_t rdev = 0;
+  uint32_t flags = 0;
+  // A directory's parent; a regular file's directory when it was made or last renamed (a hint: hard links have more).
+  InodeNumber parent = 0;
+  BlobNumber blob = 0;
+  // Live swap file: the frozen blob it was last saved as, if nothing has changed it since; else 0.
+  BlobNumber saved_blob = 0;
+  // Live swap file: bytes that overwriting all of it would newly allocate (design section 6).
+  uint64_t owed = 0;
+  // Valid for all but live regular files, whose size, blocks, atime and mtime are those of the blob.
+  uint64_t size = 0;
+  uint64_t blocks = 0;  // of 512 bytes
+  timespec atime{};
+  timespec mtime{};
+  timespec ctime{};  // live regular files: the later of this and the blob's
+  // Rank folder of swap files: when the newest process that opened a file in it for writing began (CLOCK_REALTIME ns).
+  uint64_t newest_writer = 0;
+  std::string target;  // symlink
+
+  bool is_dir() const { return S_ISDIR(mode); }
+  bool is_regular() const { return S_ISREG(mode); }
+  bool is_live_file() const { return is_regular() && (flags & kFrozen) == 0; }
+};
+
+enum class BlobState : uint8_t {
+  live = 1,       // one inode, written in place
+  frozen = 2,     // never written again; counted references
+  tentative = 3,  // promised to a save that has not been published: deleted at the next start
+  doomed = 4,     // its last name is durably gone, or will be at the next sync: the reaper deletes it
+};
+
+struct BlobRecord {
+  BlobState state = BlobState::live;
+  uint64_t references = 1;
+  uint64_t length = 0;  // frozen only
+};
+
+// What `save`, `seal` and `pin` know of a step; keyed by the step directory's inode.
+struct StepRecord {
+  InodeNumber source = 0;   // the zero_stage_N folder a save took; 0: none did
+  timespec saved{};         // when the save was published
+  bool sealed = false;
+  bool pinned = false;
+  bool being_removed = false;
+  std::string stale;  // names of perhaps stale files, one a line
+};
+
+// Who asks.
+struct Caller {
+  uint32_t uid = 0;
+  uint32_t gid = 0;
+  pid_t pid = 0;  // a thread's, as FUSE reports it; 0: the daemon itself
+};
+
+struct DirectoryEntry {
+  std::string name;
+  InodeNumber inode = 0;
+  uint32_t type = 0;  // S_IFMT bits
+};
+
+}  // namespace ckptfs::meta

@@ -1,0 +1,79 @@
+#include "meta/names.h"
+
+#include <gtest/gtest.h>
+
+#include "meta/codec.h"
+#include "meta/gate.h"
+
+namespace ckptfs::meta {
+namespace {
+
+TEST(Names, StepNumbers) {
+  EXPECT_EQ(step_number("global_step100"), 100U);
+  EXPECT_EQ(step_number("checkpoint-500"), 500U);
+  EXPECT_EQ(step_number("step_7"), 7U);
+  EXPECT_EQ(step_number("epoch=3-step=900"), 900U);
+  EXPECT_EQ(step_number("epoch=3-step=900.ckpt"), 900U);
+  EXPECT_EQ(step_number("best_model"), std::nullopt);
+  EXPECT_EQ(step_number("checkpoint-"), std::nullopt);
+}
+
+TEST(Names, SwapFoldersAndRanks) {
+  EXPECT_TRUE(is_swap_folder_name("zero_stage_3"));
+  EXPECT_FALSE(is_swap_folder_name("zero_stage_"));
+  EXPECT_FALSE(is_swap_folder_name("zero_stage_3x"));
+  EXPECT_EQ(rank_of("rank12"), 12U);
+  EXPECT_EQ(rank_of("rank"), std::nullopt);
+  EXPECT_EQ(checkpoint_rank_name(7), "rank07");
+  EXPECT_EQ(checkpoint_rank_name(123), "rank123");
+}
+
+TEST(Codec, RecordsComeBack) {
+  InodeRecord inode;
+  inode.mode = S_IFREG | 0640;
+  inode.uid = 7;
+  inode.flags = kSwap | kRecovered;
+  inode.blob = 0x1234567890;
+  inode.owed = 99;
+  inode.mtime = {-5, 999999999};
+  inode.target = "there";
+  const auto back = decode_inode(encode(inode));
+  ASSERT_TRUE(back);
+  EXPECT_EQ(back.value().mode, inode.mode);
+  EXPECT_EQ(back.value().flags, uint32_t{kSwap});
+  EXPECT_EQ(back.value().blob, inode.blob);
+  EXPECT_EQ(back.value().mtime.tv_sec, -5);
+  EXPECT_EQ(back.value().target, "there");
+}
+
+TEST(Codec, EveryTruncationIsAnError) {
+  const std::string whole = encode(StepRecord{5, {1, 2}, true, false, true, "a\nb\n"});
+  EXPECT_TRUE(decode_step(whole));
+  for (size_t size = 0; size < whole.size(); ++size) EXPECT_FALSE(decode_step(whole.substr(0, size))) << size;
+  EXPECT_FALSE(decode_step(whole + "x"));
+  std::string other = whole;
+  other[0] = kValueVersion + 1;
+  EXPECT_FALSE(decode_step(other));
+}
+
+TEST(Codec, KeysSortAsNumbers) {
+  EXPECT_LT(number_key(255), number_key(256));
+  EXPECT_LT(name_key(1, "z"), name_key(2, "a"));
+  EXPECT_EQ(key_number(name_key(77, "n")), 77U);
+  EXPECT_EQ(key_name(name_key(77, "n")), "n");
+}
+
+TEST(Gate, ParksWhatItGuardsAndLetsTheRestPass) {
+  Gate gate;
+  int ran = 0;
+  gate.close({5});
+  EXPECT_TRUE(gate.enter({6}, [] {}));
+  EXPECT_FALSE(gate.enter({6, 5}, [&] { ++ran; }));
+  EXPECT_EQ(ran, 0);
+  gate.open();
+  EXPECT_EQ(ran, 1);
+  EXPECT_TRUE(gate.enter({5}, [] {}));
+}
+
+}  // namespace
+}  // namespace ckptfs::meta

@@ -1,0 +1,141 @@
+#include "io/fault.h"
+#include "tests/meta/scratch_store.h"
+
+namespace ckptfs::meta {
+namespace {
+
+constexpr const char* kLive = "/zero_stage_3/optimizer/rank0/0_2.tensor.swp";
+
+using RecoveryTest = ScratchStore;
+
+std::string text_of(const std::string& path) {
+  const auto text = io::read_file(path);
+  return text ? text.value() : "";
+}
+
+TEST_F(RecoveryTest, AfterACrashEverythingCountsAsChanged) {
+  make_swap_state();
+  ASSERT_TRUE(save("s1"));
+  crash();
+  open();
+  EXPECT_FALSE(store_->recovery().clean);
+  EXPECT_EQ(save("s2").value().cloned, 8U);
+  reopen();
+  EXPECT_TRUE(store_->recovery().clean);
+  EXPECT_EQ(save("s3").value().cloned, 0U);
+  expect_clean_fsck();
+}
+
+#ifdef CKPTFS_FAULT_POINTS
+TEST_F(RecoveryTest, ClonesOfASaveThatWasNeverPublishedGo) {
+  make_swap_state();
+  const size_t before = blob_files();
+  io::set_fault("save.before_publish", "error:5");
+  EXPECT_EQ(save("s1").error().errno_value(), EIO);
+  io::set_fault("save.before_publish", "");
+  EXPECT_FALSE(tree().resolve("/steps/s1"));
+  crash();
+  open();
+  EXPECT_EQ(blob_files(), before);
+  expect_clean_fsck();
+}
+#endif
+
+TEST_F(RecoveryTest, AMissingOrShortBlobIsDamageAndStopsNothing) {
+  make_swap_state();
+  ASSERT_TRUE(save("s1"));
+  make_file("/other", "fine");
+  const std::string saved = "/steps/s1/offloaded_tensors/rank00/0_2.tensor.swp";
+  const BlobNumber missing = tree().inode(at(kLive)).value().blob;
+  const BlobNumber shorter = tree().inode(at(saved)).value().blob;
+  crash();
+  ASSERT_EQ(::unlink((folder_ + "/blobs/" + Blobs::name(missing)).c_str()), 0);
+  ASSERT_EQ(::truncate((folder_ + "/blobs/" + Blobs::name(shorter)).c_str(), 10), 0);
+  open();
+  EXPECT_EQ(store_->recovery().damaged.size(), 2U);
+  EXPECT_EQ(tree().open_blob(at(kLive), O_RDONLY).error().errno_value(), EIO);
+  EXPECT_EQ(tree().open_blob(at(saved), O_RDONLY).error().errno_value(), EIO);
+  EXPECT_EQ(tree().prepare_writing(at(kLive), user(), 0).error().errno_value(), EIO);
+  EXPECT_EQ(read("/other"), "fine");
+  close();
+  const auto report = fsck(folder_);
+  ASSERT_TRUE(report);
+  EXPECT_EQ(report.value().problems.size(), 2U);
+}
+
+TEST_F(RecoveryTest, ANamelessBlobWithContentStays) {
+  make_file("/f", "named");
+  const BlobNumber next = tree().inode(at("/f")).value().blob + 1;
+  crash();
+  std::filesystem::copy_file(folder_ + "/blobs/" + Blobs::name(next - 1), folder_ + "/blobs/" + Blobs::name(next));
+  open();
+  EXPECT_EQ(store_->recovery().orphan_blobs, 1U);
+  make_file("/g", "does not meet it");
+  EXPECT_EQ(blob_files(), 3U);
+  close();
+  EXPECT_EQ(fsck(folder_).value().orphans.size(), 1U);
+  EXPECT_EQ(remove_orphans(folder_).value(), 1U);
+  expect_clean_fsck();
+}
+
+TEST_F(RecoveryTest, ALostIndexIsRefusedAndNoBlobTouched) {
+  make_file("/f", "precious");
+  close();
+  const std::string meta = folder_ + "/meta";
+  std::filesystem::rename(meta, meta + ".aside");
+  const auto missing = Store::open({folder_, 0, 0, true});
+  ASSERT_FALSE(missing);
+  EXPECT_NE(missing.error().message().find("index is missing"), std::string::npos) << missing.error().message();
+  std::filesystem::create_directory(meta);
+  EXPECT_FALSE(Store::open({folder_, 0, 0, true}));
+  std::filesystem::remove(meta);
+  std::filesystem::rename(meta + ".aside", meta);
+  open();
+  EXPECT_EQ(read("/f"), "precious");
+}
+
+TEST_F(RecoveryTest, AnIndexThatLostItsDurableTailIsRefused) {
+  for (int i = 0; i < 10; ++i) make_file("/f" + std::to_string(i), "precious");
+  ASSERT_TRUE(tree().sync());
+  crash();
+  for (const auto& entry : std::filesystem::directory_iterator(folder_ + "/meta")) {
+    if (entry.path().extension() == ".log") std::filesystem::resize_file(entry.path(), entry.file_size() / 2);
+  }
+  const size_t before = std::distance(std::filesystem::directory_iterator(folder_ + "/blobs"), {});
+  const auto refused = Store::open({folder_, 0, 0, true});
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().message().find("nothing was changed"), std::string::npos) << refused.error().message();
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_ + "/blobs"), {}), static_cast<ptrdiff_t>(before));
+}
+
+TEST_F(RecoveryTest, AnUnknownFormatIsRefusedWithBothVersions) {
+  close();
+  std::string config = text_of(folder_ + "/config.json");
+  config.replace(config.find("\"format\": 1"), 11, "\"format\": 9");
+  ASSERT_TRUE(io::replace_file(folder_ + "/config.json", config));
+  const auto refused = Store::open({folder_, 0, 0, true});
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().message().find("version 9"), std::string::npos);
+  EXPECT_NE(refused.error().message().find("version 1"), std::string::npos);
+}
+
+TEST_F(RecoveryTest, ASecondDaemonIsRefused) {
+  const auto second = Store::open({folder_, 0, 0, true});
+  ASSERT_FALSE(second);
+  EXPECT_EQ(second.error().errno_value(), EBUSY);
+  EXPECT_EQ(fsck(folder_).error().errno_value(), EBUSY);
+}
+
+TEST_F(RecoveryTest, AFileThatASurvivorWritesIsMarked) {
+  make_file("/f", "data");
+  const auto survivor = tree().open_blob(at("/f"), O_RDWR);
+  ASSERT_TRUE(survivor);
+  crash();
+  open();
+  EXPECT_NE(tree().inode(at("/f")).value().flags & kRecovered, 0U);
+  const_cast<io::Fd&>(survivor.value()).reset();
+  EXPECT_EQ(tree().inode(at("/f")).value().flags & kRecovered, 0U);
+}
+
+}  // namespace
+}  // namespace ckptfs::meta

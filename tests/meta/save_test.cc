@@ -1,0 +1,191 @@
+#include "io/clone.h"
+#include "tests/meta/scratch_store.h"
+
+#include <sys/mman.h>
+
+namespace ckptfs::meta {
+namespace {
+
+constexpr const char* kLive = "/zero_stage_3/optimizer/rank0/0_2.tensor.swp";
+constexpr const char* kSaved = "/steps/s1/offloaded_tensors/rank00/0_2.tensor.swp";
+
+class SaveTest : public ScratchStore {
+ protected:
+  void SetUp() override {
+    ScratchStore::SetUp();
+    if (!IsSkipped()) make_swap_state();
+  }
+};
+
+TEST_F(SaveTest, AStepHoldsWhatTheLiveFilesHeld) {
+  const std::string before = read(kLive);
+  const auto saved = save("s1");
+  ASSERT_TRUE(saved) << saved.error().message();
+  EXPECT_EQ(saved.value().files, 8U);
+  EXPECT_EQ(saved.value().cloned, 8U);
+  write(kLive, "changed");
+  EXPECT_EQ(read(kSaved), before);
+  EXPECT_FALSE(tree().resolve("/steps/s1/offloaded_tensors/rank00/0_2_gradient_0_1024.tensor.swp"));
+  EXPECT_EQ(read("/steps/s1/offloaded_params/rank01/7_param.tensor.swp").substr(1 << 20), "rank1");
+  expect_clean_fsck();
+}
+
+TEST_F(SaveTest, AnUnchangedStateIsNotClonedAgain) {
+  ASSERT_TRUE(save("s1"));
+  const size_t blobs = blob_files();
+  const auto again = save("s2");
+  ASSERT_TRUE(again) << again.error().message();
+  EXPECT_EQ(again.value().cloned, 0U);
+  EXPECT_EQ(blob_files(), blobs);
+  write(kLive, "x");
+  EXPECT_EQ(save("s3").value().cloned, 1U);
+  expect_clean_fsck();
+}
+
+TEST_F(SaveTest, TheSameTagIsTheSameSaveOrAnError) {
+  ASSERT_TRUE(save("s1"));
+  const auto again = save("s1");
+  ASSERT_TRUE(again) << again.error().message();
+  EXPECT_TRUE(again.value().already_saved);
+  write(kLive, "x");
+  EXPECT_EQ(save("s1").error().errno_value(), EEXIST);
+}
+
+TEST_F(SaveTest, AWriterWhoHasItOpenIsNeverTakenForUnchanged) {
+  open_files_.writers.insert(at(kLive));
+  ASSERT_TRUE(save("s1"));
+  EXPECT_EQ(save("s2").value().cloned, 1U);
+}
+
+TEST_F(SaveTest, AMappingThatOutlivedItsDescriptorCountsAsChange) {
+  ASSERT_TRUE(save("s1"));
+  void* mapping = nullptr;
+  {
+    const auto fd = tree().open_blob(at(kLive), O_RDWR);
+    ASSERT_TRUE(fd);
+    mapping = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd.value().get(), 0);
+    ASSERT_NE(mapping, MAP_FAILED);
+  }
+  *static_cast<char*>(mapping) = '!';
+  EXPECT_EQ(save("s2").value().cloned, 1U);
+  EXPECT_EQ(read("/steps/s2/offloaded_tensors/rank00/0_2.tensor.swp")[0], '!');
+  EXPECT_NE(read(kSaved)[0], '!');
+  ::munmap(mapping, 4096);
+}
+
+TEST_F(SaveTest, SavedFilesAreFrozen) {
+  ASSERT_TRUE(save("s1"));
+  EXPECT_EQ(tree().prepare_writing(at(kSaved), user(), 0).error().errno_value(), EPERM);
+  EXPECT_EQ(tree().truncate(at(kSaved), 0).error().errno_value(), EPERM);
+  EXPECT_EQ(tree().open_blob(at(kSaved), O_RDWR).error().errno_value(), EPERM);
+}
+
+TEST_F(SaveTest, BadTagsAndSourcesAreErrorsInWords) {
+  for (const char* tag : {"", ".", "..", "latest", "a/b", "a\nb"}) {
+    EXPECT_EQ(save(tag).error().errno_value(), EINVAL) << tag;
+  }
+  make_folder("/other");
+  make_folder("/other/zero_stage_2");
+  const auto several = save("s1");
+  ASSERT_FALSE(several);
+  EXPECT_EQ(several.error().errno_value(), EINVAL);
+  EXPECT_NE(several.error().message().find("/other/zero_stage_2"), std::string::npos);
+  ASSERT_TRUE(set_source(*store_, at("/steps"), at("/zero_stage_3")));
+  EXPECT_TRUE(save("s1"));
+}
+
+TEST_F(SaveTest, RemovingAStepFreesItsBlobs) {
+  const size_t live = blob_files();
+  ASSERT_TRUE(save("s1"));
+  for (const std::string group : {"offloaded_tensors", "offloaded_params"}) {
+    for (const std::string rank : {"rank00", "rank01"}) {
+      const std::string folder = "/steps/s1/" + group + "/" + rank;
+      const auto entries = tree().list(at(folder));
+      ASSERT_TRUE(entries);
+      for (const DirectoryEntry& entry : entries.value()) remove(folder + "/" + entry.name);
+    }
+  }
+  reopen();
+  EXPECT_EQ(blob_files(), live);
+  expect_clean_fsck();
+}
+
+TEST_F(SaveTest, ASaveThatWouldOweMoreThanIsFreeFailsWhole) {
+  const std::string filler = folder_ + "/filler";
+  const SpaceReport space = store_->space();
+  {
+    const auto fd = io::open_at(AT_FDCWD, filler, O_RDWR | O_CREAT);
+    ASSERT_TRUE(fd);
+    ASSERT_EQ(::posix_fallocate(fd.value().get(), 0, static_cast<off_t>(space.raw_free - space.reserve - (4 << 20))), 0);
+  }
+  const size_t blobs = blob_files();
+  const auto refused = save("s1");
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().errno_value(), ENOSPC);
+  EXPECT_FALSE(tree().resolve("/steps/s1"));
+  EXPECT_EQ(blob_files(), blobs);
+  std::filesystem::remove(filler);
+  EXPECT_TRUE(save("s1"));
+  expect_clean_fsck();
+}
+
+TEST_F(SaveTest, WhatIsOwedIsPaidByOverwriting) {
+  ASSERT_TRUE(save("s1"));
+  const uint64_t owed = store_->space().owed;
+  EXPECT_GE(owed, 8U << 20);
+  write(kLive, read(kLive));
+  EXPECT_LT(store_->space().owed, owed);
+}
+
+TEST_F(SaveTest, SealedStepsAreImmutableAndCanBeRemoved) {
+  ASSERT_TRUE(save("s1"));
+  make_file("/steps/s1/zero_pp_rank_0_mp_rank_00_model_states.pt", "weights");
+  const InodeNumber file = at("/steps/s1/zero_pp_rank_0_mp_rank_00_model_states.pt");
+  open_files_.writers.insert(file);
+  EXPECT_EQ(seal(*store_, at("/steps/s1")).error().errno_value(), EBUSY);
+  open_files_.writers.clear();
+  ASSERT_TRUE(seal(*store_, at("/steps/s1")));
+  const InodeNumber step = at("/steps/s1");
+  EXPECT_EQ(tree().make(step, "new", {S_IFREG, 0, {}}, user()).error().errno_value(), EPERM);
+  EXPECT_EQ(tree().link(file, kRootInode, "out").error().errno_value(), EPERM);
+  EXPECT_EQ(tree().rename(step, "offloaded_tensors", kRootInode, "out", 0).error().errno_value(), EPERM);
+  EXPECT_EQ(tree().truncate(file, 0).error().errno_value(), EPERM);
+  EXPECT_EQ(tree().change_attributes(file, {0600, {}, {}, {}, {}}).error().errno_value(), EPERM);
+  EXPECT_EQ(save("s1").error().errno_value(), EPERM);
+  ASSERT_TRUE(tree().rename(at("/steps"), "s1", at("/steps"), "renamed", 0));
+  ASSERT_TRUE(set_pinned(*store_, step, true));
+  EXPECT_EQ(tree().unlink(step, "zero_pp_rank_0_mp_rank_00_model_states.pt").error().errno_value(), EPERM);
+  ASSERT_TRUE(set_pinned(*store_, step, false));
+  remove("/steps/renamed/zero_pp_rank_0_mp_rank_00_model_states.pt");
+  EXPECT_EQ(step_info(*store_, step).value().state, "being removed");
+  expect_clean_fsck();
+}
+
+TEST_F(SaveTest, SealingGivesNamesInsideTheStepTheirOwnInode) {
+  ASSERT_TRUE(save("s1"));
+  make_file("/outside", "shared");
+  ASSERT_TRUE(tree().link(at("/outside"), at("/steps/s1"), "inside"));
+  ASSERT_TRUE(seal(*store_, at("/steps/s1")));
+  EXPECT_NE(at("/outside"), at("/steps/s1/inside"));
+  EXPECT_EQ(open_files_.invalidated.size(), 1U);
+  write("/outside", "CHANGED");
+  EXPECT_EQ(read("/steps/s1/inside"), "shared");
+  expect_clean_fsck();
+}
+
+TEST_F(SaveTest, PerhapsStaleFilesAreNamed) {
+  // The newest writer of rank0 began long after its files were written.
+  Tree::Change change = tree().begin();
+  InodeRecord folder = store_->index().inode(at("/zero_stage_3/optimizer/rank0")).value();
+  folder.newest_writer = UINT64_MAX;
+  change.batch.put(at("/zero_stage_3/optimizer/rank0"), folder);
+  ASSERT_TRUE(tree().commit(std::move(change)));
+  const auto saved = save("s1");
+  ASSERT_TRUE(saved) << saved.error().message();
+  ASSERT_EQ(saved.value().warnings.size(), 1U);
+  EXPECT_NE(saved.value().warnings[0].find("3 perhaps stale"), std::string::npos) << saved.value().warnings[0];
+  EXPECT_NE(step_info(*store_, at("/steps/s1")).value().record.stale.find("exp_avg-0_2"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace ckptfs::meta

@@ -1,0 +1,189 @@
+// A store on a real XFS image, made once for each test program, with a folder for each test.
+#pragma once
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mount.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+
+#include "io/image.h"
+#include "io/lease.h"
+#include "meta/fsck.h"
+#include "meta/save.h"
+#include "meta/steps.h"
+#include "meta/store.h"
+
+namespace ckptfs::meta {
+
+// The image that all tests of the program share; unmounted and deleted at its end.
+class ImageEnvironment : public testing::Environment {
+ public:
+  void SetUp() override {
+    io::ignore_lease_signals();
+    char folder[] = "/dev/shm/ckptfs-meta-XXXXXX";
+    if (::geteuid() != 0 || ::mkdtemp(folder) == nullptr) {
+      reason_ = "needs root and /dev/shm";
+      return;
+    }
+    root_ = folder;
+    io::ImageOptions options;
+    options.size = uint64_t{1} << 30;
+    options.sparse = true;
+    auto image = io::mount_image(root_, options);
+    if (!image) {
+      reason_ = "no XFS image: " + image.error().message();
+      return;
+    }
+    image_ = std::make_unique<io::MountedImage>(std::move(image).value());
+  }
+  void TearDown() override {
+    if (image_) {
+      const auto unmounted = io::unmount_image(*image_);
+      EXPECT_TRUE(unmounted) << unmounted.error().message();
+    }
+    if (!root_.empty()) std::filesystem::remove_all(root_);
+  }
+  const std::string& reason() const { return reason_; }
+  std::string folder() const { return image_ ? image_->folder : ""; }
+
+ private:
+  std::string root_;
+  std::string reason_;
+  std::unique_ptr<io::MountedImage> image_;
+};
+
+ImageEnvironment& image_environment();
+
+// Open files as a test says.
+class StubOpenFiles : public OpenFiles {
+ public:
+  std::set<InodeNumber> writers, readers;
+  std::vector<std::pair<InodeNumber, std::string>> invalidated;
+
+  bool open_for_writing(InodeNumber inode) const override { return writers.contains(inode); }
+  bool open_at_all(InodeNumber inode) const override { return writers.contains(inode) || readers.contains(inode); }
+  Result<> write_back(const std::vector<InodeNumber>&) override { return success(); }
+  void invalidate(InodeNumber) override {}
+  void invalidate_name(InodeNumber folder, const std::string& name) override { invalidated.emplace_back(folder, name); }
+};
+
+class ScratchStore : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!image_environment().reason().empty()) GTEST_SKIP() << image_environment().reason();
+    folder_ = image_environment().folder() + "/" + testing::UnitTest::GetInstance()->current_test_info()->name();
+    open();
+  }
+  void TearDown() override {
+    if (store_) close();
+    if (!folder_.empty()) std::filesystem::remove_all(folder_);
+  }
+
+  static Caller user() { return {1000, 1000, ::getpid()}; }
+
+  void open() {
+    auto store = Store::open({folder_, 1000, 1000, true});
+    ASSERT_TRUE(store) << store.error().message();
+    store_ = std::move(store).value();
+    store_->set_open_files(&open_files_);
+  }
+  void close() {
+    const auto closed = store_->close();
+    ASSERT_TRUE(closed) << closed.error().message();
+    store_.reset();
+  }
+  void reopen() {
+    close();
+    open();
+  }
+  // As `kill -9` leaves it: the destructors run, but nothing is synced, and the store counts as not unmounted.
+  void crash() { store_.reset(); }
+  Tree& tree() { return store_->tree(); }
+
+  InodeNumber at(const std::string& path) {
+    const auto number = tree().resolve(path);
+    EXPECT_TRUE(number) << number.error().message();
+    return number ? number.value() : 0;
+  }
+  InodeNumber make_folder(const std::string& path) {
+    const auto made = tree().make(at(parent_of(path)), name_of(path), {S_IFDIR | 0755, 0, {}}, user());
+    EXPECT_TRUE(made) << path << ": " << made.error().message();
+    return made ? made.value().stat.st_ino : 0;
+  }
+  InodeNumber make_file(const std::string& path, const std::string& content = {}) {
+    const auto made = tree().make(at(parent_of(path)), name_of(path), {S_IFREG | 0644, 0, {}}, user());
+    EXPECT_TRUE(made) << path << ": " << made.error().message();
+    if (made && !content.empty()) write(path, content);
+    return made ? made.value().stat.st_ino : 0;
+  }
+  // As a writer would: open for writing, write, sync, close.
+  void write(const std::string& path, const std::string& content, off_t offset = 0) {
+    const InodeNumber file = at(path);
+    const auto prepared = tree().prepare_writing(file, user(), 0);
+    ASSERT_TRUE(prepared) << prepared.error().message();
+    {
+      const auto fd = tree().open_blob(file, O_WRONLY);
+      ASSERT_TRUE(fd) << fd.error().message();
+      const auto written = io::write_full(fd.value().get(), std::as_bytes(std::span(content)), offset);
+      ASSERT_TRUE(written) << written.error().message();
+      ASSERT_TRUE(io::fdatasync_fd(fd.value().get()));
+    }
+    tree().finished_writing(file);
+  }
+  std::string read(const std::string& path) {
+    const auto fd = tree().open_blob(at(path), O_RDONLY);
+    if (!fd) return "(" + fd.error().message() + ")";
+    std::string content(64 << 20, '\0');
+    const auto size = io::read_full(fd.value().get(), std::as_writable_bytes(std::span(content)), 0);
+    content.resize(size ? size.value() : 0);
+    return content;
+  }
+  void remove(const std::string& path) {
+    const auto dropped = tree().unlink(at(parent_of(path)), name_of(path));
+    ASSERT_TRUE(dropped) << dropped.error().message();
+    if (dropped.value().last_name) tree().reap(dropped.value().inode);
+  }
+  Result<SaveResult> save(const std::string& tag) { return meta::save(*store_, {at("/steps"), tag, user()}); }
+
+  // Two ranks of a small model's swap state.
+  void make_swap_state() {
+    make_folder("/zero_stage_3");
+    make_folder("/zero_stage_3/optimizer");
+    make_folder("/zero_stage_3/bfloat16params");
+    for (const std::string rank : {"rank0", "rank1"}) {
+      make_folder("/zero_stage_3/optimizer/" + rank);
+      make_folder("/zero_stage_3/bfloat16params/" + rank);
+      for (const std::string name : {"0_2", "exp_avg-0_2", "exp_avg_sq-0_2", "0_2_gradient_0_1024"}) {
+        make_file("/zero_stage_3/optimizer/" + rank + "/" + name + ".tensor.swp", std::string(1 << 20, name[0]) + rank);
+      }
+      make_file("/zero_stage_3/bfloat16params/" + rank + "/7_param.tensor.swp", std::string(1 << 20, 'p') + rank);
+    }
+  }
+  size_t blob_files() const {
+    const auto list = store_->blobs().list();
+    return list ? list.value().size() : 0;
+  }
+  void expect_clean_fsck() {
+    if (store_) close();
+    const auto report = fsck(folder_);
+    ASSERT_TRUE(report) << report.error().message();
+    EXPECT_EQ(report.value().problems, std::vector<std::string>());
+    EXPECT_EQ(report.value().orphans, std::vector<std::string>());
+  }
+
+  static std::string parent_of(const std::string& path) { return path.substr(0, path.rfind('/')); }
+  static std::string name_of(const std::string& path) { return path.substr(path.rfind('/') + 1); }
+
+  std::string folder_;
+  StubOpenFiles open_files_;
+  std::unique_ptr<Store> store_;
+};
+
+}  // namespace ckptfs::meta

@@ -1,0 +1,89 @@
+#include <linux/fs.h>
+
+#include "tests/meta/scratch_store.h"
+
+namespace ckptfs::meta {
+namespace {
+
+using TreeTest = ScratchStore;
+
+TEST_F(TreeTest, InodeNumbersSurviveARemountAndNeverComeBack) {
+  const InodeNumber kept = make_file("/kept", "content");
+  const InodeNumber removed = make_file("/removed");
+  remove("/removed");
+  reopen();
+  EXPECT_EQ(at("/kept"), kept);
+  EXPECT_EQ(read("/kept"), "content");
+  EXPECT_GT(make_file("/new"), removed);
+  expect_clean_fsck();
+}
+
+TEST_F(TreeTest, NamesFollowPosix) {
+  make_folder("/a");
+  make_file("/a/f", "1");
+  make_folder("/b");
+  EXPECT_EQ(tree().make(at("/a"), "f", {S_IFREG, 0, {}}, user()).error().errno_value(), EEXIST);
+  EXPECT_EQ(tree().remove_directory(kRootInode, "a").error().errno_value(), ENOTEMPTY);
+  EXPECT_EQ(tree().rename(kRootInode, "a", at("/a"), "inside", 0).error().errno_value(), EINVAL);
+  EXPECT_EQ(tree().rename(at("/a"), "f", kRootInode, "b", 0).error().errno_value(), EISDIR);
+  EXPECT_EQ(tree().rename(kRootInode, "b", kRootInode, "a", RENAME_NOREPLACE).error().errno_value(), EEXIST);
+  EXPECT_EQ(tree().rename(kRootInode, "steps", kRootInode, "c", 0).error().errno_value(), EBUSY);
+  EXPECT_EQ(tree().remove_directory(kRootInode, "steps").error().errno_value(), EBUSY);
+  EXPECT_EQ(tree().make(kRootInode, "views", {S_IFDIR, 0, {}}, user()).error().errno_value(), EBUSY);
+  ASSERT_TRUE(tree().rename(at("/a"), "f", at("/b"), "g", 0));
+  EXPECT_EQ(read("/b/g"), "1");
+  ASSERT_TRUE(tree().link(at("/b/g"), at("/a"), "h"));
+  EXPECT_EQ(tree().attributes(at("/a/h")).value().stat.st_nlink, 2U);
+  remove("/b/g");
+  EXPECT_EQ(read("/a/h"), "1");
+  ASSERT_TRUE(tree().rename(kRootInode, "b", at("/a"), "b", 0));
+  EXPECT_EQ(tree().attributes(at("/a")).value().stat.st_nlink, 3U);
+  expect_clean_fsck();
+}
+
+TEST_F(TreeTest, ARemovedFileKeepsItsBlobUntilReaped) {
+  make_file("/f", "data");
+  const InodeNumber file = at("/f");
+  const auto dropped = tree().unlink(kRootInode, "f");
+  ASSERT_TRUE(dropped);
+  EXPECT_TRUE(dropped.value().last_name);
+  EXPECT_TRUE(tree().open_blob(file, O_RDONLY));
+  tree().reap(file);
+  EXPECT_EQ(tree().attributes(file).error().errno_value(), ENOENT);
+  close();
+  open();
+  EXPECT_EQ(blob_files(), 0U);
+  expect_clean_fsck();
+}
+
+TEST_F(TreeTest, ANamelessInodeGoesAtTheNextStart) {
+  make_file("/f", "data");
+  ASSERT_TRUE(tree().unlink(kRootInode, "f"));
+  crash();
+  open();
+  reopen();
+  EXPECT_EQ(blob_files(), 0U);
+  expect_clean_fsck();
+}
+
+TEST_F(TreeTest, ControlXattrsAreNeverListed) {
+  make_folder("/zero_stage_3");
+  ASSERT_TRUE(set_source(*store_, at("/steps"), at("/zero_stage_3")));
+  ASSERT_TRUE(tree().set_xattr(at("/steps"), "user.mine", "1", 0));
+  EXPECT_EQ(tree().list_xattrs(at("/steps")).value(), std::vector<std::string>{"user.mine"});
+}
+
+TEST_F(TreeTest, WhatMovesIntoAZeroStageFolderIsSwapState) {
+  make_folder("/d");
+  make_file("/d/f", std::string(300000, 'x'));
+  EXPECT_EQ(tree().inode(at("/d/f")).value().flags & kSwap, 0U);
+  ASSERT_TRUE(tree().rename(kRootInode, "d", kRootInode, "zero_stage_2", 0));
+  EXPECT_NE(tree().inode(at("/zero_stage_2/f")).value().flags & kSwap, 0U);
+  EXPECT_GE(store_->space().owed, 300000U);
+  ASSERT_TRUE(tree().rename(kRootInode, "zero_stage_2", kRootInode, "d", 0));
+  EXPECT_EQ(tree().inode(at("/d/f")).value().flags & kSwap, 0U);
+  EXPECT_EQ(store_->space().owed, 0U);
+}
+
+}  // namespace
+}  // namespace ckptfs::meta

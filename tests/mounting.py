@@ -1,0 +1,449 @@
+"""Images, stores and mounts for the system tests; whatever these make, they take down again.
+
+    with workspace("name") as work, xfs(work) as disk:
+        with mounted(Store(disk / "store"), work / "mnt", mode="passthrough") as mount:
+            ...
+
+A workspace is a folder of its own under CKPTFS_TMP (default /dev/shm). When it ends, in whatever way but SIGKILL, the
+daemons that serve from it are killed, all that is mounted below it is unmounted, loop devices over files in it are
+detached, and it is removed. What a killed test left behind, the next test with the same name takes away.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import pathlib
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+BUILD = pathlib.Path(os.environ.get("CKPTFS_BUILD", REPOSITORY / "build"))
+CKPTFS = os.environ.get("CKPTFS", str(REPOSITORY / "build" / "ckptfs"))
+CKPTFS_DEBUG = os.environ.get("CKPTFS_DEBUG", str(REPOSITORY / "build" / "debug" / "ckptfs"))
+LEVEL = os.environ.get("CKPTFS_TEST_LEVEL", "normal")
+MODES = ("passthrough", "direct")
+PREFIX = "ckptfs-test-"
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+
+class Failure(AssertionError):
+    """What the test is about is not so."""
+
+
+class Skip(Exception):
+    """The machine lacks what the test needs; the message says what."""
+
+
+def by_level(quick, normal, long):
+    return {"quick": quick, "normal": normal, "long": long}[LEVEL]
+
+
+def run(*command, check=True, timeout=120, **options):
+    """Runs a command with its output captured; a status other than 0 is a Failure that shows it, unless check=False."""
+    command = [str(word) for word in command]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, **options)
+    except subprocess.TimeoutExpired as late:
+        raise Failure(f"{' '.join(command)}: no end after {timeout} s; output: {late.stdout} {late.stderr}") from late
+    if check and done.returncode != 0:
+        raise Failure(f"{' '.join(command)}: status {done.returncode}: {done.stdout.strip()} {done.stderr.strip()}")
+    return done
+
+
+def helper(name):
+    """The C program tests/helpers/NAME.c: the build's, or one compiled for this run where the build has none."""
+    built = BUILD / "helpers" / name
+    source = REPOSITORY / "tests" / "helpers" / f"{name}.c"
+    if built.exists() and built.stat().st_mtime >= source.stat().st_mtime:
+        return str(built)
+    folder = _temporary() / f"{PREFIX}helpers"
+    folder.mkdir(exist_ok=True)
+    made = folder / name
+    if not made.exists() or made.stat().st_mtime < source.stat().st_mtime:
+        part = folder / f"{name}.{os.getpid()}"
+        run("cc", "-O2", "-g", "-Wall", "-Wextra", "-pthread", "-o", part, source)
+        part.rename(made)
+    return str(made)
+
+
+def wait_until(what, condition, seconds=10.0, pause=0.01):
+    """Polls until condition() is true; a Failure naming `what` after `seconds`."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise Failure(f"not so after {seconds:g} s: {what}")
+        time.sleep(pause)
+
+
+# --- workspaces
+
+
+def _temporary():
+    return pathlib.Path(os.environ.get("CKPTFS_TMP", "/dev/shm"))
+
+
+def _mounts_below(folder):
+    """Mountpoints at or below the folder, the last mounted first."""
+    found = []
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
+        for line in lines:
+            point = line.split(" ")[4].encode("utf-8", "surrogateescape").decode("unicode_escape")
+            if point == str(folder) or point.startswith(f"{folder}/"):
+                found.append(point)
+    return list(reversed(found))
+
+
+def _daemons_of(folder):
+    """Processes of a ckptfs binary that name something in the folder."""
+    for entry in pathlib.Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            if words[0].endswith(b"ckptfs") and any(os.fsencode(f"{folder}/") in word for word in words):
+                yield int(entry.name)
+
+
+def _take_down(folder):
+    for pid in _daemons_of(folder):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    for _ in range(50):
+        points = _mounts_below(folder)
+        if not points:
+            break
+        for point in points:
+            run("umount", point, check=False)
+        time.sleep(0.1)
+    for point in _mounts_below(folder):
+        run("umount", "-l", point, check=False)
+    for image in folder.rglob("*.xfs"):
+        detach(image)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def detach(image):
+    """Detaches every loop device over the file."""
+    for line in run("losetup", "-j", image, check=False).stdout.splitlines():
+        run("losetup", "-d", line.split(":")[0], check=False)
+
+
+def _sweep(name):
+    """Takes away what a killed test of this name left."""
+    for folder in _temporary().glob(f"{PREFIX}{name}-*"):
+        pid = folder.name.rsplit("-", 1)[1].split(".")[0]
+        if not pid.isdigit() or not pathlib.Path(f"/proc/{pid}").exists():
+            _take_down(folder)
+
+
+@contextlib.contextmanager
+def workspace(name):
+    if os.geteuid() != 0:
+        raise Skip("needs root, for mounts and loop devices")
+    _sweep(name)
+    folder = pathlib.Path(tempfile.mkdtemp(prefix=f"{PREFIX}{name}-{os.getpid()}.", dir=_temporary()))
+    folder.chmod(0o755)
+
+    def leave(_signal, _frame):
+        raise SystemExit("ended by a signal")
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield folder
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        _take_down(folder)
+
+
+@contextlib.contextmanager
+def xfs(work, size=4 * GIB, sector=512, name="disk"):
+    """A fresh XFS with reflink over a sparse image, mounted at work/name."""
+    image, point = work / f"{name}.xfs", work / name
+    with open(image, "wb") as made:
+        made.truncate(size)
+    point.mkdir()
+    device = run("losetup", "--show", "-f", "--sector-size", sector, image).stdout.strip()
+    try:
+        run("mkfs.xfs", "-q", "-f", "-m", "reflink=1", "-s", f"size={sector}", device)
+        run("mount", "-t", "xfs", "-o", "nouuid", device, point)
+        try:
+            yield point
+        finally:
+            unmount(point)
+    finally:
+        run("losetup", "-d", device, check=False)
+        image.unlink()
+
+
+def unmount(point, seconds=10.0):
+    """umount, again while something of the kernel's still holds it; then lazily, with a word on stderr."""
+    end = time.monotonic() + seconds
+    while os.path.ismount(point):
+        last = run("umount", point, check=False)
+        if last.returncode != 0 and time.monotonic() > end:
+            print(f"{point}: {last.stderr.strip()}; unmounting lazily", file=sys.stderr)
+            run("umount", "-l", point, check=False)
+            return
+        time.sleep(0.05)
+
+
+def power_cut(point):
+    """Shuts the XFS down as a power cut would: what is not in its log by now never gets there."""
+    run("xfs_io", "-x", "-c", "shutdown", point)
+
+
+# --- stores and mounts
+
+
+class Store:
+    """A store folder, perhaps with an image of its own (image="1G")."""
+
+    def __init__(self, folder, image=None, sector=512):
+        self.folder = pathlib.Path(folder)
+        self.image = image
+        self.sector = sector
+
+    @property
+    def inner(self):
+        """The folder with meta/ and blobs/."""
+        return self.folder / "fs" if self.image else self.folder
+
+    @property
+    def blobs(self):
+        return self.inner / "blobs"
+
+    def fsck(self, binary=None, check=True):
+        """`ckptfs fsck`; the store must not be mounted."""
+        done = run(binary or CKPTFS, "fsck", self.folder, check=False)
+        if check and done.returncode != 0:
+            raise Failure(f"fsck of {self.folder}: status {done.returncode}: {done.stdout}{done.stderr}")
+        return done
+
+
+class Mount:
+    """A store mounted by a daemon of its own."""
+
+    def __init__(self, store, point, mode="passthrough", odirect="safe", binary=None, faults=None, options=()):
+        self.store = store
+        self.path = pathlib.Path(point)
+        self.mode = mode
+        self.odirect = odirect
+        self.binary = str(binary or (CKPTFS_DEBUG if faults else CKPTFS))
+        self.faults = faults
+        self.options = tuple(options)
+        self.pid = None
+        self.log = self.path.parent / f"{self.path.name}.log"
+
+    def command(self):
+        words = [self.binary, "mount", "--log", str(self.log), "--log-level", "info"]
+        if self.store.image:
+            words += ["--image", self.store.image, "--sector", str(self.store.sector)]
+        words += ["-o", f"passthrough={'on' if self.mode == 'passthrough' else 'off'}", "-o", f"odirect={self.odirect}"]
+        words += ["-o", "quiet=0s"]
+        for option in self.options:
+            words += ["-o", option]
+        return words + [str(self.store.folder), str(self.path)]
+
+    def try_start(self):
+        """`ckptfs mount`: the finished process."""
+        if not os.path.exists(self.binary):
+            raise Failure(f"there is no {self.binary}: run scripts/build")
+        with contextlib.suppress(FileExistsError, OSError):
+            self.path.mkdir()
+        environment = dict(os.environ)
+        environment.pop("CKPTFS_FAULTS", None)
+        if self.faults:
+            environment["CKPTFS_FAULTS"] = self.faults
+        return run(*self.command(), check=False, env=environment)
+
+    def start(self):
+        done = self.try_start()
+        if done.returncode != 0:
+            raise Failure(f"{' '.join(self.command())}: status {done.returncode}: {done.stdout}{done.stderr}")
+        status = self.status()
+        self.pid = status["pid"]
+        if (self.mode == "passthrough") != status["passthrough"]["active"]:
+            raise Failure(f"asked for {self.mode}, got {status['passthrough']}")
+        return self
+
+    def status(self):
+        return json.loads(run(self.binary, "status", "--json", self.path).stdout)
+
+    def stop(self, attempts=50):
+        """`ckptfs umount`, again for a while where something is busy; the daemon's end is waited for."""
+        for attempt in range(attempts):
+            done = run(self.binary, "umount", self.path, check=False)
+            if done.returncode == 0:
+                break
+            if attempt == attempts - 1:
+                raise Failure(f"ckptfs umount {self.path}: {done.stdout}{done.stderr}")
+            time.sleep(0.1)
+        self.wait_for_end()
+
+    def kill(self):
+        """kill -9 of the daemon."""
+        os.kill(self.pid, signal.SIGKILL)
+        self.wait_for_end()
+
+    def wait_for_end(self):
+        pid = self.pid
+        if pid is not None:
+            wait_until(f"end of the daemon {pid}", lambda: not _alive(pid), 60)
+        self.pid = None
+
+    def alive(self):
+        return self.pid is not None and _alive(self.pid)
+
+    def remount(self):
+        self.stop()
+        return self.start()
+
+    # Saves, seals and the like: as a user without a library of ours does them.
+
+    def control(self, path, name, value):
+        os.setxattr(self.path / path, f"user.ckptfs.{name}", value.encode())
+
+    def ask(self, path, name):
+        return os.getxattr(self.path / path, f"user.ckptfs.{name}").decode()
+
+    def save(self, tag, series="steps"):
+        self.control(series, "save", tag)
+
+    def seal(self, step):
+        self.control(step, "seal", "1")
+
+    def remove_step(self, step):
+        shutil.rmtree(self.path / step)
+
+    def rename_step(self, old, new):
+        os.rename(self.path / old, self.path / new)
+
+    def read_log(self):
+        with contextlib.suppress(OSError):
+            return self.log.read_text(errors="replace")[-4000:]
+        return ""
+
+
+class Plain:
+    """Plain XFS with the face of a Mount: it shows that a test and its model of what should happen are right.
+
+    A save is a reflink copy made immutable (EPERM for writers, as in a step); sealing makes the folders immutable too.
+    """
+
+    plain = True
+
+    def __init__(self, folder):
+        self.path = pathlib.Path(folder)
+        self.mode = "plain"
+        (self.path / "steps").mkdir(parents=True, exist_ok=True)
+
+    def start(self):
+        return self
+
+    def stop(self):
+        pass
+
+    def alive(self):
+        return True
+
+    def remount(self):
+        return self
+
+    def save(self, tag):
+        step = self.path / "steps" / tag
+        if (step / "offloaded_tensors").exists():
+            raise OSError(errno.EEXIST, "saved already")
+        stage = self.path / "zero_stage_3"
+        for kind, to in (("optimizer", "offloaded_tensors"), ("bfloat16params", "offloaded_params")):
+            for source in sorted(stage.glob(f"{kind}/rank*/*.tensor.swp")):
+                if "gradient" in source.name:
+                    continue
+                folder = step / to / f"rank{int(source.parent.name[4:]):02d}"
+                folder.mkdir(parents=True, exist_ok=True)
+                run("cp", "-p", "--reflink=always", source, folder / source.name)
+                run("chattr", "+i", folder / source.name)
+
+    def seal(self, step):
+        run("chattr", "-R", "+i", self.path / step)
+
+    def remove_step(self, step):
+        run("chattr", "-R", "-i", self.path / step)
+        shutil.rmtree(self.path / step)
+
+    def rename_step(self, old, new):
+        immutable = "i" in run("lsattr", "-d", self.path / old).stdout.split()[0]
+        run("chattr", "-i", self.path / old)
+        os.rename(self.path / old, self.path / new)
+        if immutable:
+            run("chattr", "+i", self.path / new)
+
+    def read_log(self):
+        return ""
+
+
+def _alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as line:
+            return line.read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def mounted(store, point, **options):
+    """A started Mount, stopped at the end; where that fails or the body did, killed."""
+    mount = Mount(store, point, **options)
+    try:
+        mount.start()
+        yield mount
+        if mount.alive():
+            mount.stop()
+    except BaseException:
+        print(f"--- the daemon's log, its end ({mount.mode}):\n{mount.read_log()}---", file=sys.stderr)
+        raise
+    finally:
+        abandon(mount)
+
+
+def abandon(mount):
+    """kill -9 and a lazy unmount, if there is still something."""
+    if mount.alive():
+        mount.kill()
+    if str(mount.path) in _mounts_below(mount.path):
+        run("umount", "-l", mount.path, check=False)
+
+
+# --- looking below
+
+_FIEMAP = 0xC020660B
+
+
+def extents(path):
+    """FIEMAP: (number of extents, how many of them are shared)."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        room = 4096
+        buffer = bytearray(struct.pack("=QQLLLL", 0, (1 << 64) - 1, 1, 0, room, 0) + bytes(56 * room))
+        fcntl.ioctl(file, _FIEMAP, buffer)
+    count = struct.unpack_from("=L", buffer, 20)[0]
+    flags = (struct.unpack_from("=L", buffer, 32 + 56 * index + 40)[0] for index in range(count))
+    return count, sum(1 for flag in flags if flag & 0x2000)
+
+
+def used_bytes(path):
+    figures = os.statvfs(path)
+    return (figures.f_blocks - figures.f_bfree) * figures.f_frsize
+
+
+def free_bytes(path):
+    figures = os.statvfs(path)
+    return figures.f_bavail * figures.f_frsize

@@ -180,10 +180,17 @@ Result<std::unique_ptr<Mount>> Mount::start(const MountOptions& options) {
   Filesystem& fs = *internals->filesystem;
 
   const std::string source = options.store_name.empty() ? options.store : options.store_name;
-  const fuse_lowlevel_ops ops = operations();
-  TRY_ASSIGN(internals->session, Session::mount({options.mountpoint, source, options.max_threads}, ops, &fs));
-  fs.session = internals->session->get();
-  TRY(settle_modes(fs));
+  const auto mounted = [&]() -> Result<> {
+    TRY_ASSIGN(internals->session,
+               Session::mount({options.mountpoint, source, options.max_threads}, operations(), &fs));
+    fs.session = internals->session->get();
+    return settle_modes(fs);
+  }();
+  if (!mounted) {
+    internals->session.reset();
+    if (const auto closed = internals->store->close(); !closed) spdlog::error("closing the store: {}", closed.error().message());
+    return mounted.error();
+  }
   internals->store->set_open_files(&fs.files);
   fs.notifications.start();
   spdlog::info("{} is mounted at {}", source, options.mountpoint);

@@ -7,7 +7,11 @@
 namespace ckptfs::fs {
 
 Reply::Reply(fuse_req_t request, Operation operation, meta::InodeNumber inode, std::string name)
-    : request_(request), operation_(operation), inode_(inode), name_(std::move(name)) {
+    : request_(request),
+      fs_(static_cast<Filesystem*>(fuse_req_userdata(request))),
+      operation_(operation),
+      inode_(inode),
+      name_(std::move(name)) {
   fs().counters.count(operation);
 }
 

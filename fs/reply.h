@@ -20,7 +20,8 @@ class Reply {
   // `inode` and `name` say what the request is about: a file, or a name in a directory.
   Reply(fuse_req_t request, Operation operation, meta::InodeNumber inode, std::string name = {});
 
-  Filesystem& fs() const { return *static_cast<Filesystem*>(fuse_req_userdata(request_)); }
+  Filesystem& fs() const { return *fs_; }
+  // Gone once the request is answered; everything else here stays.
   fuse_req_t request() const { return request_; }
   meta::InodeNumber inode() const { return inode_; }
   const std::string& name() const { return name_; }
@@ -39,6 +40,7 @@ class Reply {
   void log(const Error& error) const;
 
   fuse_req_t request_;
+  Filesystem* fs_;
   Operation operation_;
   meta::InodeNumber inode_;
   std::string name_;

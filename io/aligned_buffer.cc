@@ -35,8 +35,7 @@ DirectAlignment overridden(DirectAlignment asked, const std::string& value) {
 
 DirectAlignment ask_kernel(int fd) {
   struct statx answer {};
-  const int status =
-      retry_interrupted([&] { return ::statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &answer); });
+  const int status = retry_interrupted([&] { return ::statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &answer); });
   if (status != 0 || (answer.stx_mask & STATX_DIOALIGN) == 0) return kUnknownAlignment;
   // Zeros: the file takes no direct I/O at all.
   if (answer.stx_dio_mem_align == 0 || answer.stx_dio_offset_align == 0) return kUnknownAlignment;

@@ -18,7 +18,8 @@ using nlohmann::json;
 Result<Fd> connect_to(const std::string& socket_path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
-  if (socket_path.size() >= sizeof address.sun_path) return Error(ENAMETOOLONG, socket_path + ": too long for a socket");
+  if (socket_path.size() >= sizeof address.sun_path)
+    return Error(ENAMETOOLONG, socket_path + ": too long for a socket");
   std::memcpy(address.sun_path, socket_path.c_str(), socket_path.size() + 1);
   Fd connection(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!connection) return last_error("socket");

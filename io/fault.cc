@@ -20,8 +20,8 @@ namespace ckptfs::io {
 namespace {
 
 struct Fault {
-  std::string value;    // without the count
-  uint64_t fire_at = 0; // 0: at every hit
+  std::string value;     // without the count
+  uint64_t fire_at = 0;  // 0: at every hit
   uint64_t hits = 0;
 };
 

@@ -33,7 +33,8 @@ Result<> check_space(const std::string& path, uint64_t size) {
   const uint64_t available = uint64_t{space.f_bavail} * space.f_frsize;
   if (available >= size) return success();
   return Error(ENOSPC, folder + ": an image of " + format_size(size) + " does not fit, " +
-                           format_size(available >> 20 << 20) + " are free; choose a smaller one (--sparse allocates "
+                           format_size(available >> 20 << 20) +
+                           " are free; choose a smaller one (--sparse allocates "
                            "only as it fills, but breaks when the disk under it is full)");
 }
 
@@ -46,8 +47,8 @@ Result<> give_size(int fd, const std::string& path, const ImageOptions& options)
   TRY(check_space(path, static_cast<uint64_t>(size)));
   if (retry_interrupted([&] { return ::fallocate(fd, 0, 0, size); }) != 0) {
     const int e = errno;
-    const std::string words = "allocating " + format_size(options.size) + " for " + path + ": " +
-                              std::system_category().message(e);
+    const std::string words =
+        "allocating " + format_size(options.size) + " for " + path + ": " + std::system_category().message(e);
     return Error(e, e == EOPNOTSUPP ? words + " (this file system cannot; --sparse needs no allocation)" : words);
   }
   return success();

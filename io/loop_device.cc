@@ -58,8 +58,8 @@ Result<std::vector<LoopDevice>> loops_of(const std::string& file) {
 }
 
 Result<LoopDevice> attach_loop(const std::string& file, uint32_t sector) {
-  const std::vector<std::string> plain = {"losetup", "--find", "--show", "--nooverlap", "--sector-size",
-                                          std::to_string(sector)};
+  const std::vector<std::string> plain = {"losetup",     "--find",        "--show",
+                                          "--nooverlap", "--sector-size", std::to_string(sector)};
   std::vector<std::string> arguments = plain;
   arguments.insert(arguments.end(), {"--direct-io=on", file});
   Result<std::string> shown = run_checked(arguments);

@@ -22,9 +22,10 @@ namespace stdfs = std::filesystem;
 std::string unescape(const std::string& text) {
   std::string result;
   for (size_t i = 0; i < text.size(); ++i) {
-    const bool escaped = text[i] == '\\' && i + 3 < text.size() &&
-                         std::all_of(text.begin() + static_cast<ptrdiff_t>(i) + 1,
-                                     text.begin() + static_cast<ptrdiff_t>(i) + 4, [](char c) { return c >= '0' && c <= '7'; });
+    const bool escaped =
+        text[i] == '\\' && i + 3 < text.size() &&
+        std::all_of(text.begin() + static_cast<ptrdiff_t>(i) + 1, text.begin() + static_cast<ptrdiff_t>(i) + 4,
+                    [](char c) { return c >= '0' && c <= '7'; });
     if (!escaped) {
       result += text[i];
       continue;
@@ -108,7 +109,8 @@ std::vector<MountEntry> parse_mount_table(const std::string& text) {
 std::vector<std::string> holders_of(const std::string& folder) {
   std::vector<std::string> found;
   std::error_code ignored;
-  for (stdfs::directory_iterator process("/proc", ignored), end; !ignored && process != end; process.increment(ignored)) {
+  for (stdfs::directory_iterator process("/proc", ignored), end; !ignored && process != end;
+       process.increment(ignored)) {
     const std::string name = process->path().filename().string();
     const bool is_process = std::all_of(name.begin(), name.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
     if (is_process && holds(process->path(), folder)) found.push_back(describe(process->path()));

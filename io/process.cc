@@ -50,12 +50,12 @@ class SpawnSettings {
     sigset_t none;
     sigset_t usual;
     ::sigemptyset(&none);
-    ::sigemptyset(&usual);
-    for (const int signal : {SIGPIPE, SIGIO, SIGINT, SIGTERM, SIGHUP}) ::sigaddset(&usual, signal);
+    ::sigfillset(&usual);
     const int steps[] = {
         ::posix_spawn_file_actions_addopen(&actions_, STDIN_FILENO, "/dev/null", O_RDONLY, 0),
         ::posix_spawn_file_actions_adddup2(&actions_, out, STDOUT_FILENO),
         ::posix_spawn_file_actions_adddup2(&actions_, err, STDERR_FILENO),
+        ::posix_spawn_file_actions_addclosefrom_np(&actions_, STDERR_FILENO + 1),
         ::posix_spawnattr_setsigmask(&attributes_, &none),
         ::posix_spawnattr_setsigdefault(&attributes_, &usual),
         ::posix_spawnattr_setflags(&attributes_, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF),
@@ -144,7 +144,8 @@ std::string joined(const std::vector<std::string>& words) {
 Result<std::string> find_program(const std::string& name) {
   if (name.find('/') != std::string::npos) return name;
   const char* path = std::getenv("PATH");
-  const std::string folders = (path == nullptr ? std::string() : std::string(path) + ":") + "/usr/sbin:/sbin:/usr/bin:/bin";
+  const std::string folders =
+      (path == nullptr ? std::string() : std::string(path) + ":") + "/usr/sbin:/sbin:/usr/bin:/bin";
   for (std::string_view rest = folders; !rest.empty();) {
     const std::string_view folder = rest.substr(0, rest.find(':'));
     rest.remove_prefix(std::min(rest.size(), folder.size() + 1));
@@ -172,8 +173,8 @@ Result<std::string> run_checked(const std::vector<std::string>& arguments) {
   if (output.status == 0) return std::move(output.out);
   std::string words = trimmed(std::move(output.err));
   if (words.empty()) words = trimmed(std::move(output.out));
-  return Error(EIO, joined(arguments) + ": exit status " + std::to_string(output.status) + (words.empty() ? "" : ": ") +
-                        words);
+  return Error(
+      EIO, joined(arguments) + ": exit status " + std::to_string(output.status) + (words.empty() ? "" : ": ") + words);
 }
 
 }  // namespace ckptfs::io

@@ -25,6 +25,17 @@ class Report:
         self.selection = selection
         self.passed, self.failed, self.skipped = [], [], []
 
+    def modes(self):
+        """The open modes that this machine has."""
+        if tuple(int(part) for part in os.uname().release.split(".")[:2]) >= (6, 9):
+            return MODES
+        self.skip("passthrough", "kernel: passthrough needs Linux 6.9")
+        return tuple(mode for mode in MODES if mode != "passthrough")
+
+    def skip(self, name, reason):
+        self.skipped.append(str(reason))
+        print(f"skip  {name}: {reason}", flush=True)
+
     def wants(self, name):
         return not self.selection or any(word in name for word in self.selection)
 
@@ -35,8 +46,7 @@ class Report:
         try:
             function(*arguments)
         except Skip as reason:
-            self.skipped.append(f"{name}: {reason}")
-            print(f"skip  {name}: {reason}", flush=True)
+            self.skip(name, reason)
         except Exception as problem:  # every problem of a case is that case's failure, and the others still run
             self.failed.append(name)
             print(f"FAIL  {name}: {type(problem).__name__}: {problem}", flush=True)
@@ -51,7 +61,7 @@ class Report:
             print("failed: " + ", ".join(self.failed))
             sys.exit(1)
         if self.skipped:
-            print("; ".join(self.skipped))
+            print("; ".join(dict.fromkeys(self.skipped)))
             sys.exit(77)
         if not self.passed:
             print("no case was run")
@@ -67,6 +77,15 @@ def arguments(description, **more):
     for name, (default, text) in more.items():
         parser.add_argument(f"--{name}", default=default, type=type(default) if default is not None else str, help=text)
     return parser.parse_args()
+
+
+def guarded(main):
+    """Runs main(); where the machine lacks what all of it needs, skips with the reason."""
+    try:
+        main()
+    except Skip as reason:
+        print(reason)
+        sys.exit(77)
 
 
 # --- expectations
@@ -202,13 +221,17 @@ def run_cases(report, cases, mount, label):
 
 def main_in_each_mode(description, name, cases):
     """cases: functions of (folder, mount). With --plain the mount is plain XFS."""
+    guarded(lambda: _run_in_each_mode(description, name, cases))
+
+
+def _run_in_each_mode(description, name, cases):
     options = arguments(description)
     report = Report(options.cases)
     with workspace(name) as work, xfs(work) as disk:
         if options.plain:
             run_cases(report, cases, Plain(disk / "plain"), "plain")
         else:
-            for mode in MODES:
+            for mode in report.modes():
                 store = Store(disk / mode)
                 with mounted(store, work / f"mnt-{mode}", mode=mode) as mount:
                     run_cases(report, cases, mount, mode)
@@ -218,6 +241,10 @@ def main_in_each_mode(description, name, cases):
 
 def main_with_fresh_stores(description, name, cases):
     """cases: functions of (mount), each on a new store, in each open mode, with a fsck behind it."""
+    guarded(lambda: _run_with_fresh_stores(description, name, cases))
+
+
+def _run_with_fresh_stores(description, name, cases):
     options = arguments(description)
     report = Report(options.cases)
 
@@ -229,7 +256,7 @@ def main_with_fresh_stores(description, name, cases):
         shutil.rmtree(store.folder)
 
     with workspace(name) as work, xfs(work) as disk:
-        for mode in MODES:
+        for mode in report.modes():
             for function in cases:
                 report.run(f"{mode}: {function.__name__}", run_one, function, disk, work, mode)
     report.finish()

@@ -139,7 +139,7 @@ Result<> serve_store(const MountPlan& plan, const std::string& store_folder, con
   add_commands(*control, *mount);
   const Result<> listening = control->start();
   if (listening) {
-    spdlog::info("{} is mounted at {} (ckptfs {}, pid {})", plan.store, plan.mountpoint, CKPTFS_VERSION, getpid());
+    spdlog::info("ckptfs {}, pid {}, control socket {}", CKPTFS_VERSION, getpid(), control->socket_path());
     report(success());
   } else {
     mount->stop();

@@ -200,7 +200,7 @@ std::vector<Check> check_folder(const std::string& folder) {
   const auto capability = io::probe_sharing(folder);
   std::vector<Check> checks;
   if (!capability) {
-    checks.push_back({"file system", Verdict::fail, folder + ": " + capability.error().message(),
+    checks.push_back({"file system", Verdict::fail, capability.error().message(),
                       "name an existing folder that can be written to"});
   } else {
     checks.push_back(check_sharing(folder, capability.value()));

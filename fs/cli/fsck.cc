@@ -1,4 +1,6 @@
 // ckptfs fsck: checks a store that is not mounted.
+#include <unistd.h>
+
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -86,6 +88,7 @@ json to_json(const Outcome& outcome) {
 int run(const FsckArguments& arguments) {
   auto store = absolute_path(arguments.store);
   if (!store) return fail(arguments.store, store.error());
+  if (access(store.value().c_str(), F_OK) != 0) return fail(last_error(store.value() + ": there is no store"));
   auto image = ImageForCheck::open(store.value());
   if (!image) return fail(store.value(), image.error());
   const auto outcome = check(image.value().folder(), arguments.remove_orphans);

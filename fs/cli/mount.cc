@@ -62,12 +62,13 @@ void add_mount(CLI::App& app, Chosen& chosen) {
   command
       ->add_option("-o", arguments->options,
                    "Comma list of passthrough=auto|on|off, odirect=safe|raw, uid=N, gid=N, quiet=30s")
+      ->option_text("LIST")
       ->type_size(1)
       ->allow_extra_args(false);
   command->add_option("--log", arguments->log, "Log to this file (default: syslog, with -f stderr)");
   command->add_option("--log-level", arguments->log_level, kLogLevels)
       ->check([](const std::string& level) -> std::string {
-        return is_log_level(level) ? "" : "--log-level: one of " + std::string(kLogLevels);
+        return is_log_level(level) ? "" : "one of " + std::string(kLogLevels);
       });
   command->footer(
       "Returns when the mount is there; ends with `ckptfs umount MOUNTPOINT`. A dead mount at MOUNTPOINT is replaced.\n"

@@ -50,13 +50,18 @@ void print_recovery(const json& recovery) {
   for (const json& path : recovery.value("damaged", json::array())) line("DAMAGED", scalar(path));
 }
 
-void print_counters(const json& counters) {
+// What is not zero; a group of counters is a line of its own.
+void print_counters(const char* title, const json& counters) {
   std::string text;
   for (const auto& [name, value] : counters.items()) {
-    if (value == 0) continue;
-    text += (text.empty() ? "" : ", ") + name + " " + scalar(value);
+    if (value.is_object()) {
+      print_counters(name.c_str(), value);
+    } else if (value != 0) {
+      const bool bytes = name.starts_with("bytes_") && value.is_number_unsigned();
+      text += (text.empty() ? "" : ", ") + name + " " + (bytes ? human_size(value.get<uint64_t>()) : scalar(value));
+    }
   }
-  if (!text.empty()) line("counters", text);
+  if (!text.empty()) line(title, text);
 }
 
 void print_status(const json& status) {
@@ -67,7 +72,7 @@ void print_status(const json& status) {
   print_space(status.value("space", json::object()));
   print_recovery(status.value("recovery", json::object()));
   line("open files", std::to_string(status.value("open_files", uint64_t{0})));
-  print_counters(status.value("counters", json::object()));
+  print_counters("counters", status.value("counters", json::object()));
   for (const json& warning : status.value("warnings", json::array())) line("WARNING", scalar(warning));
 }
 

@@ -33,7 +33,9 @@ class ImageTest : public ::testing::Test {
     ASSERT_OK(loops);
     for (const LoopDevice& loop : loops.value()) EXPECT_OK(detach_loop(loop.device));
   }
-  std::string store(const std::string& name = {}) const { return folder_.path(name.empty() ? "store" : "store/" + name); }
+  std::string store(const std::string& name = {}) const {
+    return folder_.path(name.empty() ? "store" : "store/" + name);
+  }
   std::string outside(const std::string& name) const { return folder_.path(name); }
 
   static ImageOptions sparse(uint64_t size = kMinimumImageSize) { return {.size = size, .sparse = true}; }
@@ -268,7 +270,8 @@ TEST(ParseSizeTest, AnythingElse) {
                            "99999999T", "99999999999999999999K"}) {
     const auto size = parse_size(text);
     EXPECT_ERRNO(EINVAL, size) << text;
-    EXPECT_NE(size.error().message().find('\'' + std::string(text) + '\''), std::string::npos) << size.error().message();
+    EXPECT_NE(size.error().message().find('\'' + std::string(text) + '\''), std::string::npos)
+        << size.error().message();
   }
 }
 

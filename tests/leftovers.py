@@ -1,0 +1,77 @@
+"""Scratch folders for tests, and the ending of what a test left: processes, mounts, loop devices."""
+
+import contextlib
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import time
+
+
+def end_session(process, grace):
+    """Ends all that is left in the session that `process` leads: SIGTERM, then SIGKILL after `grace` seconds."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            break
+        deadline = time.monotonic() + grace
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+    process.wait()
+
+
+def mounts_below(folder):
+    """(device number, mount point, type) of the mounts below a folder, innermost last."""
+    found = []
+    for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines():
+        before, after = line.split(" - ", 1)
+        fields = before.split()
+        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4])
+        if point.startswith(f"{folder}/"):
+            found.append((fields[2], point, after.split()[0]))
+    return found
+
+
+def loops_below(folder):
+    """Loop devices whose file lies below a folder."""
+    found = []
+    for backing in pathlib.Path("/sys/block").glob("loop*/loop/backing_file"):
+        with contextlib.suppress(OSError):
+            if backing.read_text().startswith(f"{folder}/"):
+                found.append(f"/dev/{backing.parts[3]}")
+    return found
+
+
+def clean(folder):
+    """Unmounts and detaches what is left below a folder; returns what that was."""
+    complaints = []
+    for device, point, kind in reversed(mounts_below(folder)):
+        complaints.append(f"mount of {kind} at {point}")
+        connection = pathlib.Path("/sys/fs/fuse/connections") / device.split(":")[1] / "abort"
+        if kind.startswith("fuse") and connection.exists():
+            with contextlib.suppress(OSError):
+                connection.write_text("1")
+        subprocess.run(["umount", "-l", point], capture_output=True, check=False)
+    for loop in loops_below(folder):
+        if not complaints:
+            complaints.append(f"loop device {loop}")
+        subprocess.run(["losetup", "-d", loop], capture_output=True, check=False)
+    return complaints
+
+
+@contextlib.contextmanager
+def scratch_folder(parent, name):
+    """A fresh folder, and a list that tells at the end what was left mounted in it. Both are cleaned away."""
+    folder = parent / re.sub(r"[^\w.-]+", "_", name)
+    clean(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    complaints = []
+    try:
+        yield folder, complaints
+    finally:
+        complaints += clean(folder)
+        shutil.rmtree(folder, ignore_errors=True)

@@ -213,6 +213,8 @@ def run_cases(report, cases, mount, label):
     for function in cases:
         name = f"{label}: {function.__name__}"
         if report.wants(name):
+            if not mount.alive():
+                mount.start()  # over the dead mount; the case it died in has failed
             folder = mount.path / function.__name__
             folder.mkdir()
             os.chmod(folder, 0o755)

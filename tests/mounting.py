@@ -418,7 +418,8 @@ def _written_by_us(path):
 def _alive(pid):
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8") as line:
-            return line.read().rpartition(")")[2].split()[0] not in "ZX"
+            state = line.read().rpartition(")")[2].split()[0]
+        return state not in "ZX" or len(os.listdir(f"/proc/{pid}/task")) > 1  # threads may outlive their leader
     except OSError:
         return False
 

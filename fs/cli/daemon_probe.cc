@@ -16,6 +16,7 @@ namespace ckptfs::fs::cli {
 namespace {
 
 constexpr int kProbeLimitMs = 5000;
+constexpr int kGraceMs = 2000;
 
 struct Answer {
   pid_t pid = 0;
@@ -33,6 +34,14 @@ struct Answer {
   ::_exit(written ? 0 : 1);
 }
 
+// As long as the child's request waits in the kernel it ends at once; a request that the daemon has taken up holds it for
+// as long as the daemon hangs.
+void wait_a_moment(pid_t child) {
+  const io::Fd process(static_cast<int>(::syscall(SYS_pidfd_open, child, 0)));
+  pollfd ended{process.get(), POLLIN, 0};
+  if (process && ::poll(&ended, 1, kGraceMs) == 1) ::waitpid(child, nullptr, 0);
+}
+
 Answer ask_in_child(const MountEntry& mount) {
   std::array<int, 2> ends{};
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) return {};
@@ -47,9 +56,8 @@ Answer ask_in_child(const MountEntry& mount) {
   const bool answered =
       ::poll(&ready, 1, kProbeLimitMs) == 1 && ::read(read_end.get(), &answer, sizeof answer) == sizeof answer;
   ::kill(child, SIGKILL);
-  if (!answered) return {};  // and no waitpid: the child may hang for as long as the daemon does
-  ::waitpid(child, nullptr, 0);
-  return answer;
+  wait_a_moment(child);
+  return answered ? answer : Answer{};
 }
 
 std::optional<DaemonHandle> handle_on(pid_t pid) {

@@ -5,6 +5,7 @@
 
 #include <cstdio>
 
+#include "fs/cli/daemon_probe.h"
 #include "fs/cli/system.h"
 #include "io/image.h"
 
@@ -12,6 +13,17 @@ namespace ckptfs::fs::cli {
 namespace {
 
 constexpr int kMaximumStackedMounts = 16;
+
+Result<> check_folder_at(const std::string& mountpoint) {
+  struct stat st {};
+  if (::stat(mountpoint.c_str(), &st) == 0) {
+    if (S_ISDIR(st.st_mode)) return success();
+    return Error(ENOTDIR, mountpoint + ": is no directory; a mountpoint has to be one");
+  }
+  if (errno == ENOENT) return Error(ENOENT, mountpoint + ": there is no such folder; make it: mkdir " + mountpoint);
+  if (errno != ENOTCONN) return last_error(mountpoint);
+  return Error(ENOTCONN, mountpoint + ": a dead mount of another file system; take it away: umount -l " + mountpoint);
+}
 
 }  // namespace
 
@@ -58,19 +70,13 @@ Result<> clear_mountpoint(const std::string& mountpoint) {
   for (int i = 0; i < kMaximumStackedMounts; ++i) {
     TRY_ASSIGN(const auto mounts, io::mount_table());
     const auto mounted = mounted_at(mounts, mountpoint);
-    struct stat st {};
-    if (::stat(mountpoint.c_str(), &st) == 0) {
-      if (mounted && is_ckptfs(*mounted)) {
-        return Error(EBUSY, mountpoint + ": ckptfs is mounted there already (store " + mounted->source +
-                                "); use it, or end it first: ckptfs umount " + mountpoint);
-      }
-      if (!S_ISDIR(st.st_mode)) return Error(ENOTDIR, mountpoint + ": is no directory; a mountpoint has to be one");
-      return success();
-    }
-    if (errno == ENOENT) return Error(ENOENT, mountpoint + ": there is no such folder; make it: mkdir " + mountpoint);
-    if (errno != ENOTCONN) return last_error(mountpoint);
-    if (!mounted || !is_ckptfs(*mounted)) {
-      return Error(ENOTCONN, mountpoint + ": a dead mount of another file system; take it away: umount -l " + mountpoint);
+    if (!mounted || !is_ckptfs(*mounted)) return check_folder_at(mountpoint);
+    // Not by stat: the kernel goes on answering that from its cache.
+    const DaemonProbe probe = probe_daemon(*mounted);
+    if (!probe.dead) {
+      return Error(EBUSY, mountpoint + ": ckptfs is mounted there already (store " + mounted->source + ")" +
+                              (probe.daemon ? "; use it" : ", though its daemon does not answer; see its log") +
+                              ", or end it first: ckptfs umount " + mountpoint);
     }
     if (::umount2(mountpoint.c_str(), MNT_DETACH | UMOUNT_NOFOLLOW) != 0) return last_error(mountpoint);
     std::fprintf(stderr, "ckptfs: %s: the daemon of store %s had died; its dead mount was detached\n",

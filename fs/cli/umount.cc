@@ -33,10 +33,9 @@ void print_holders(const MountEntry& mount) {
   if (holders.empty()) std::fprintf(stderr, "  nobody that this user may see; try as root\n");
 }
 
-int fail_busy(const MountEntry& mount) {
+void print_busy(const MountEntry& mount) {
   fail(mount.mountpoint, Error(EBUSY, "busy; end these first:"));
   print_holders(mount);
-  return kFailed;
 }
 
 std::optional<MountEntry> image_mount_of(const std::string& store) {
@@ -104,7 +103,13 @@ int run(const std::string& path) {
   const DaemonProbe probe = probe_daemon(mount.value());
   if (probe.dead) return detach_dead(mount.value());
   if (::umount2(mountpoint.c_str(), UMOUNT_NOFOLLOW) == 0) return wait_for_daemon(mount.value(), probe.daemon);
-  if (errno == EBUSY) return fail_busy(mount.value());
+  if (errno == EBUSY) {
+    print_busy(mount.value());
+    if (!probe.daemon) {
+      std::fprintf(stderr, "  The daemon does not answer. If it hangs, kill it (pgrep -a ckptfs) and run this again.\n");
+    }
+    return kFailed;
+  }
   return fail(mountpoint, last_error());
 }
 

@@ -48,9 +48,13 @@ Result<std::vector<meta::StepInfo>> steps_at(meta::Store& store, meta::InodeNumb
   TRY_ASSIGN(const meta::InodeRecord record, store.tree().inode(inode));
   if ((record.flags & meta::kSeries) != 0) return meta::list_steps(store, inode);
   if (!record.is_dir()) return Error(ENOTDIR, path + ": is no directory; name a series (/steps) or a step");
-  auto step = meta::step_info(store, inode);
-  if (!step) return Error(EINVAL, path + ": neither a series nor a step; `ckptfs ls` without a path lists all");
-  return std::vector<meta::StepInfo>{std::move(step).value()};
+  TRY_ASSIGN(const meta::InodeRecord parent, store.tree().inode(record.parent));
+  if ((parent.flags & meta::kSeries) != 0) {
+    TRY_ASSIGN(auto steps, meta::list_steps(store, record.parent));
+    std::erase_if(steps, [&](const meta::StepInfo& step) { return step.inode != inode; });
+    if (!steps.empty()) return steps;
+  }
+  return Error(EINVAL, path + ": neither a series nor a step; `ckptfs ls` without a path lists all");
 }
 
 Result<json> list(meta::Store& store, const Peer& peer, const std::string& path) {

@@ -1,0 +1,368 @@
+"""Runs train.py on plain XFS, tmpfs, in memory or on a ckptfs mount, always at the same path, and compares the outcomes.
+
+    def main():
+        with scene("name") as scene:                  # a private mount namespace, a workspace, DeepSpeed installed
+            truth = scene.run(PlainXfs(), ranks=1)
+            ours = scene.run(Ckptfs(mode="passthrough"), ranks=1)
+            same_outcome(ours, truth)
+
+The same path for every backend, since DeepSpeed writes the path of the swap folder into its .pt files. A run is: mount,
+train and save (by setxattr too, where the backend can), perhaps resume in a new process, read everything, unmount.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from checking import equal, true
+from mounting import BUILD, GIB, MIB, Failure, Store, mounted, run, unmount, workspace, xfs
+
+TAG, XATTR_TAG = "global_step4", "saved4"
+SWAP = "zero_stage_3"
+RUN_TIMEOUT = 300
+
+
+# --- backends: where the swap files and the checkpoint lie
+
+
+class PlainXfs:
+    """XFS on a loop device: what a user has without us."""
+
+    saves = False
+
+    def __init__(self, sector=512, image=None):
+        self.label = f"plain XFS{'' if sector == 512 else f', {sector}-byte sectors'}"
+        self.sector = sector
+
+    @contextlib.contextmanager
+    def place(self, scene):
+        with xfs(scene.work, name=scene.point.name, size=2 * GIB, sector=self.sector):
+            yield None
+
+
+class Tmpfs:
+    """No device, so no alignment rule: true for every shape."""
+
+    saves = False
+    label = "tmpfs"
+
+    @contextlib.contextmanager
+    def place(self, scene):
+        scene.point.mkdir(exist_ok=True)
+        run("mount", "-t", "tmpfs", "-o", "size=2G", "tmpfs", scene.point)
+        try:
+            yield None
+        finally:
+            unmount(scene.point)
+
+
+class Memory:
+    """DeepSpeed's cpu/cpu: nothing is swapped."""
+
+    saves = False
+    label = "cpu/cpu"
+
+    @contextlib.contextmanager
+    def place(self, scene):
+        scene.point.mkdir(exist_ok=True)
+        yield None
+
+
+class Ckptfs:
+    """A store on a fresh XFS (or in an image of its own, which ckptfs makes), mounted by a daemon of its own."""
+
+    saves = True
+
+    def __init__(self, mode="passthrough", odirect="safe", faults=None, sector=None):
+        self.mode, self.odirect, self.faults, self.sector = mode, odirect, faults, sector
+        self.label = ", ".join(filter(None, [f"ckptfs {mode}", f"odirect={odirect}", faults,
+                                             sector and f"{sector}-byte sectors"]))
+
+    @contextlib.contextmanager
+    def place(self, scene):
+        options = {"mode": self.mode, "odirect": self.odirect, "faults": self.faults}
+        with contextlib.ExitStack() as stack:
+            if self.sector:
+                folder = scene.work / "store"
+                stack.callback(shutil.rmtree, folder, ignore_errors=True)
+                store = Store(folder, image="2G", sector=self.sector)
+            else:
+                store = Store(stack.enter_context(xfs(scene.work, name="disk", size=2 * GIB)) / "store")
+            with mounted(store, scene.point, **options) as mount:
+                yield mount
+            store.fsck()
+
+
+# --- outcomes
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What one run left: the ranks' results, digests of the checkpoint's files, and what the mount said."""
+
+    label: str
+    ranks: list
+    files: dict
+    resumed: list = None
+    status: dict = None
+    reads: int = 0
+
+
+def digest(path, length=None):
+    with open(path, "rb") as file:
+        return hashlib.sha256(file.read() if length is None else file.read(length)).hexdigest()
+
+
+def checkpoint_files(folder, ranks):
+    """name -> (size, digest) of a checkpoint's files; of swap files only what their tensor takes (the rest is stale)."""
+    lengths = {f"rank{result['rank']:02d}/{name}": length for result in ranks
+               for name, length in result["state_files"].items()}
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            name = "/".join(path.parts[-2:])
+            found[str(path.relative_to(folder))] = (path.stat().st_size, digest(path, lengths.get(name)))
+    return found
+
+
+def differences(ours, truth):
+    """What differs between two outcomes, in words; empty where all is equal to the last bit."""
+    found = []
+    for mine, wanted in zip(ours.ranks, truth.ranks, strict=True):
+        for what in ("losses", "groups", "parameters"):
+            found += _differences(f"rank {wanted['rank']}: {what}", mine[what], wanted[what])
+        if "param_files" in mine and "param_files" in wanted:
+            for what in ("param_files", "state_files"):
+                found += _differences(f"rank {wanted['rank']}: {what}", mine[what], wanted[what])
+    return found
+
+
+def _differences(what, mine, wanted):
+    if isinstance(wanted, dict):
+        names = sorted(mine.keys() | wanted.keys())
+        bad = [name for name in names if mine.get(name) != wanted.get(name)]
+        return [f"{what}: {len(bad)} of {len(names)} differ, the first: {bad[0]}"] if bad else []
+    bad = [index for index, pair in enumerate(zip(mine, wanted, strict=True)) if pair[0] != pair[1]]
+    if not bad:
+        return []
+    got, right = (float.fromhex(values[bad[0]]) for values in (mine, wanted))
+    return [f"{what} differ from step {bad[0]} on: {got!r} instead of {right!r}"]
+
+
+def same_outcome(ours, truth):
+    """Judge: every loss and every tensor equal, to the last bit."""
+    found = differences(ours, truth)
+    true(not found, f"{ours.label} against {truth.label}: " + "; ".join(found))
+
+
+def same_checkpoint(ours, truth):
+    """Judge: the same files; .pt files byte for byte, swap files over their tensors' length."""
+    true(any(name.endswith("_states.pt") for name in truth.files), "the reference saved no .pt file")
+    true(any(name.endswith(".tensor.swp") for name in truth.files), "the reference saved no swap file")
+    found = _differences("files of the checkpoint", ours.files, truth.files)
+    true(not found, f"{ours.label} against {truth.label}: " + "; ".join(found))
+
+
+def same_resume(ours, truth):
+    """Judge: a new process that loads the checkpoint goes on as it does on plain XFS."""
+    true(truth.resumed and ours.resumed, "a run was not resumed")
+    for mine, wanted in zip(ours.resumed, truth.resumed, strict=True):
+        for what in ("resumed_at", "losses", "groups", "parameters"):
+            equal(mine[what], wanted[what], f"{ours.label} resumed, against {truth.label}: rank {wanted['rank']}: {what}")
+
+
+def judge_xattr_save(root, ranks):
+    """Judge: the save by setxattr holds what copytree took at the same moment, the parameters, and no gradients."""
+    ours, theirs = root / "steps" / XATTR_TAG, root / "steps" / TAG
+    same_tree(ours / "offloaded_tensors", theirs / "offloaded_tensors")
+    for rank in range(ranks):
+        live = root / SWAP / "optimizer" / f"rank{rank}"
+        true(any("gradient" in path.name for path in live.iterdir()), "no gradient was swapped: the shapes are too small")
+        same_tree(ours / "offloaded_params" / f"rank{rank:02d}", root / SWAP / "bfloat16params" / f"rank{rank}")
+    names = tree(ours)
+    true(not [name for name in names if "gradient" in name], f"{ours} holds gradients: {names}")
+    equal(sorted({name.split("/")[0] for name in names}), ["offloaded_params", "offloaded_tensors"], f"what {ours} holds")
+
+
+def tree(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir())
+
+
+def same_tree(ours, theirs):
+    names = tree(theirs)
+    true(names, f"{theirs} is empty")
+    equal(tree(ours), names, f"names in {ours}, against {theirs}")
+    for name in names:
+        equal(digest(ours / name), digest(theirs / name), f"{ours / name}, against {theirs / name}")
+
+
+# --- running
+
+
+class Reader(threading.Thread):
+    """Opens every swap file as any other program would, keeps it open, and reads in it as long as the training runs."""
+
+    def __init__(self, root):
+        super().__init__(daemon=True)
+        self.root, self.files, self.reads, self.ended = root, {}, 0, threading.Event()
+
+    def run(self):
+        while not self.ended.wait(0.02):
+            for path in (self.root / SWAP).rglob("*.tensor.swp"):
+                with contextlib.suppress(FileNotFoundError):
+                    if path not in self.files:
+                        self.files[path] = open(path, "rb", buffering=0)
+            for file in list(self.files.values()):
+                file.seek(0)
+                self.reads += bool(file.read(256 << 10))
+
+    def stop(self):
+        self.ended.set()
+        self.join()
+        for file in self.files.values():
+            file.close()
+        true(len(self.files) > 8 and self.reads > 100, f"the reader read {self.reads} times in {len(self.files)} files")
+        return self.reads
+
+
+class Scene:
+    """One workspace in a private mount namespace, and the runs in it."""
+
+    def __init__(self, work):
+        self.work = work
+        self.point = work / "ckpt"
+        self.outcomes = {}
+        self.number = 0
+
+    def run(self, backend, shape="aligned", ranks=1, resume=True, reader=False, pipeline=False):
+        """Trains, saves, resumes and reads it all; an Outcome. The mount is fresh, and gone afterwards."""
+        self.number += 1
+        swapped = not isinstance(backend, Memory)
+        common = ["--nvme", str(self.point) if swapped else "none", "--shape", shape, "--tag", TAG]
+        common += ["--pipeline"] if pipeline else []
+        with backend.place(self) as mount:
+            series = self.point / "steps"
+            save = []
+            if swapped:
+                series.mkdir(exist_ok=True)
+                save += ["--save", str(series)]
+            if backend.saves:
+                save += ["--xattr-save", str(series), XATTR_TAG]
+            watcher = Reader(self.point) if reader else None
+            if watcher:
+                watcher.start()
+            results = self.train("first", ranks, common + save)
+            outcome = Outcome(backend.label, results, checkpoint_files(series, results) if swapped else {})
+            if watcher:
+                outcome.reads = watcher.stop()
+            if backend.saves:
+                judge_xattr_save(self.point, ranks)
+                outcome.files = {name: value for name, value in outcome.files.items()
+                                 if not name.startswith(f"{XATTR_TAG}/")}
+            if resume and swapped:
+                outcome.resumed = self.train("resumed", ranks, common + ["--resume", str(series), "--steps", "3"])
+                equal(outcome.resumed[0]["resumed_at"], len(results[0]["losses"]), "the step that was resumed")
+            if mount:
+                outcome.status = mount.status()
+                self.check_status(outcome.status)
+            return outcome
+
+    def reference(self, backend, **options):
+        """As run(), but each once."""
+        key = (backend.label, *sorted(options.items()))
+        if key not in self.outcomes:
+            start = time.monotonic()
+            self.outcomes[key] = self.run(backend, **options)
+            print(f"      reference: {backend.label}, {options} ({time.monotonic() - start:.1f} s)", flush=True)
+        return self.outcomes[key]
+
+    @staticmethod
+    def check_status(status):
+        equal(status["recovery"]["damaged"], [], "damaged names")
+        equal(status["recovery"]["orphan_blobs"], 0, "orphan blobs")
+
+    def train(self, name, ranks, arguments):
+        """Runs the ranks of one training to their end; their results. Their output: a log in the workspace."""
+        out = self.work / f"{self.number}-{name}"
+        log = out.with_suffix(".log")
+        with open(log, "wb") as output:
+            processes = start_ranks(ranks, [*arguments, "--out", str(out)], output)
+            wait_for_ranks(processes, log)
+        return [json.loads(pathlib.Path(f"{out}.{rank}").read_text()) for rank in range(ranks)]
+
+
+def python():
+    return str(BUILD / "venv" / "bin" / "python")
+
+
+def environment():
+    """What DeepSpeed on the CPU needs; the same compiler as in venv.sh, or it would compile its extensions again."""
+    keep = {name: value for name, value in os.environ.items() if not name.startswith(("CKPTFS", "DS_", "TORCH_"))}
+    return dict(keep, DS_ACCELERATOR="cpu", TORCH_EXTENSIONS_DIR=str(BUILD / "torch_extensions"), CC="gcc", CXX="g++",
+                PATH=f"{BUILD / 'venv' / 'bin'}:{os.environ['PATH']}", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1",
+                CUDA_VISIBLE_DEVICES="", PYTHONDONTWRITEBYTECODE="1", MASTER_ADDR="127.0.0.1")
+
+
+def start_ranks(ranks, arguments, output):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return [subprocess.Popen([python(), str(HERE / "train.py"), *arguments], stdin=subprocess.DEVNULL, stdout=output,
+                             stderr=output, env=dict(environment(), RANK=str(rank), LOCAL_RANK=str(rank),
+                                                     WORLD_SIZE=str(ranks), LOCAL_SIZE=str(ranks),
+                                                     MASTER_PORT=str(port)))
+            for rank in range(ranks)]
+
+
+def wait_for_ranks(processes, log):
+    """Until all have ended; where one failed or is late, the others are ended and its log is shown."""
+    end = time.monotonic() + RUN_TIMEOUT
+    try:
+        while any(process.poll() is None for process in processes):
+            if any(process.returncode for process in processes) or time.monotonic() > end:
+                break
+            time.sleep(0.05)
+    finally:
+        for process in processes:
+            if process.poll() is None and (any(other.returncode for other in processes) or time.monotonic() > end
+                                           or sys.exc_info()[0]):
+                process.kill()
+        codes = [process.wait() for process in processes]
+    if any(codes):
+        tail = "\n".join(pathlib.Path(log).read_text(errors="replace").splitlines()[-30:])
+        raise Failure(f"train.py ended with {codes}:\n{tail}")
+
+
+def install():
+    """DeepSpeed in build/venv, once."""
+    subprocess.run([str(HERE / "venv.sh")], check=True)
+
+
+def in_private_namespace():
+    """Starts this script again where its mounts are its own: nobody else sees or holds them."""
+    if os.environ.get("CKPTFS_PRIVATE") != str(os.getpid()):
+        os.environ["CKPTFS_PRIVATE"] = str(os.getpid())  # exec keeps the number, so it is set for this start alone
+        os.execvp("unshare", ["unshare", "--mount", "--propagation", "private", sys.executable, *sys.argv])
+
+
+@contextlib.contextmanager
+def scene(name):
+    if os.geteuid() == 0:
+        in_private_namespace()
+    with workspace(name) as work:
+        install()
+        yield Scene(work)

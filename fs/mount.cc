@@ -81,6 +81,7 @@ void op_init(void* user_data, fuse_conn_info* connection) {
   connection->max_background = kMaximumBackground;
   connection->congestion_threshold = kCongestionThreshold;
   connection->no_interrupt = 1;  // nothing here can be interrupted half-way
+  fuse_session_exit(fs.session);  // Session::mount answers this one request only
 }
 
 fuse_lowlevel_ops operations() {
@@ -181,9 +182,9 @@ Result<std::unique_ptr<Mount>> Mount::start(const MountOptions& options) {
 
   const std::string source = options.store_name.empty() ? options.store : options.store_name;
   const auto mounted = [&]() -> Result<> {
-    TRY_ASSIGN(internals->session,
-               Session::mount({options.mountpoint, source, options.max_threads}, operations(), &fs));
+    TRY_ASSIGN(internals->session, Session::make({options.mountpoint, source, options.max_threads}, operations(), &fs));
     fs.session = internals->session->get();
+    TRY(internals->session->mount());
     return settle_modes(fs);
   }();
   if (!mounted) {

@@ -77,7 +77,7 @@ void install_wake_signal() {
 
 }  // namespace
 
-Result<std::unique_ptr<Session>> Session::mount(const Options& options, const fuse_lowlevel_ops& ops, void* user_data) {
+Result<std::unique_ptr<Session>> Session::make(const Options& options, const fuse_lowlevel_ops& ops, void* user_data) {
   fuse_set_log_func(log_fuse);
   install_wake_signal();
   io::Fd wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -91,21 +91,16 @@ Result<std::unique_ptr<Session>> Session::mount(const Options& options, const fu
   if (fuse_arguments == nullptr) return Error(ENOMEM);
   session->session_.reset(fuse_session_new(fuse_arguments, &ops, sizeof(ops), user_data));
   if (!session->session_) return fuse_error("no FUSE session");
-  if (fuse_session_mount(session->get(), options.mountpoint.c_str()) != 0) {
-    return fuse_error("mounting at " + options.mountpoint);
-  }
-  TRY(session->handshake());
-  session->stopper_ = std::thread([raw = session.get()] { raw->wait_for_stop(); });
   return session;
 }
 
-Result<> Session::handshake() {
-  fuse_buf request{};
-  const int received = fuse_session_receive_buf(get(), &request);
-  if (received > 0) fuse_session_process_buf(get(), &request);
-  std::free(request.mem);
-  if (received <= 0) return Error(received < 0 ? -received : EIO, "the kernel sent no FUSE_INIT");
-  if (fuse_session_exited(get()) != 0) return fuse_error("the kernel's FUSE_INIT could not be answered");
+Result<> Session::mount() {
+  if (fuse_session_mount(get(), options_.mountpoint.c_str()) != 0) return fuse_error("mounting at " + options_.mountpoint);
+  // libfuse's own loop, which `init` ends after one request: only its buffers can grow to the max_write agreed on.
+  const int result = fuse_session_loop(get());
+  if (result < 0) return fuse_error("the kernel's FUSE_INIT could not be answered");
+  fuse_session_reset(get());
+  stopper_ = std::thread([this] { wait_for_stop(); });
   return success();
 }
 

@@ -23,10 +23,13 @@ class Session {
     unsigned max_threads = 32;
   };
 
-  // Mounts, and answers FUSE_INIT: afterwards the kernel's offers are known and backing files can be tried, while all
-  // other requests still wait. `user_data` is what fuse_req_userdata gives the operations.
-  static Result<std::unique_ptr<Session>> mount(const Options& options, const fuse_lowlevel_ops& ops, void* user_data);
+  // `user_data` is what fuse_req_userdata gives the operations. Nothing is mounted yet.
+  static Result<std::unique_ptr<Session>> make(const Options& options, const fuse_lowlevel_ops& ops, void* user_data);
   ~Session();
+
+  // Mounts, and answers FUSE_INIT: afterwards the kernel's offers are known and backing files can be tried, while all
+  // other requests still wait. The `init` operation ends this by fuse_session_exit.
+  Result<> mount();
 
   fuse_session* get() const { return session_.get(); }
 
@@ -45,7 +48,6 @@ class Session {
   };
 
   Session(const Options& options, io::Fd wake) : options_(options), wake_(std::move(wake)) {}
-  Result<> handshake();
   void wait_for_stop();
   bool loop_ends_within(int milliseconds) const;
 

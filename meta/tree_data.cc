@@ -40,7 +40,8 @@ Result<> Tree::prepare_writing(InodeNumber number, const Caller& caller, uint64_
                                           "copy it (cp) and write into the copy");
   }
   if (is_damaged(number)) return Error(EIO, path_of(number) + ": its data is missing or short (see ckptfs status)");
-  if ((record.flags & kSwap) == 0) return success();
+  // A hard link may have taken the name in the stage, and the flag, away since a save took the file.
+  if ((record.flags & kSwap) == 0 && record.saved_blob == 0) return success();
   if (record.owed + others_owed > 0) {
     TRY_ASSIGN(const SpaceReport space, space_.report());
     if (space.free < record.owed + others_owed) {
@@ -60,7 +61,7 @@ Result<> Tree::prepare_writing(InodeNumber number, const Caller& caller, uint64_
 void Tree::finished_writing(InodeNumber number) {
   const auto result = [&]() -> Result<> {
     TRY_ASSIGN(const InodeRecord before, index_.inode(number));
-    if ((before.flags & kSwap) == 0 || before.nlink == 0) return success();
+    if (((before.flags & kSwap) == 0 && before.owed == 0) || before.nlink == 0) return success();
     TRY_ASSIGN(const io::Fd fd, blobs_.open(before.blob, O_RDONLY));
     TRY_ASSIGN(const struct stat st, io::stat_fd(fd.get()));
     const auto size = static_cast<uint64_t>(st.st_size);

@@ -6,6 +6,7 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -373,6 +374,7 @@ def main():
         print("\n".join(names))
         return 0
     shutil.rmtree(LOGS, ignore_errors=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a stopped run cleans up, too
     try:
         runner.run()
     except KeyboardInterrupt:

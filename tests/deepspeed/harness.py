@@ -10,15 +10,14 @@ The same path for every backend, since DeepSpeed writes the path of the swap fol
 train and save (by setxattr too, where the backend can), perhaps resume in a new process, read everything, unmount.
 """
 
+import argparse
 import contextlib
 import dataclasses
 import hashlib
 import json
 import os
 import pathlib
-import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -28,8 +27,8 @@ import time
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from checking import equal, true
-from mounting import BUILD, GIB, MIB, Failure, Store, mounted, run, unmount, workspace, xfs
+from checking import Report, equal, guarded, true
+from mounting import BUILD, GIB, LEVEL, Failure, Store, mounted, run, unmount, workspace, xfs
 
 TAG, XATTR_TAG = "global_step4", "saved4"
 SWAP = "zero_stage_3"
@@ -44,13 +43,11 @@ class PlainXfs:
 
     saves = False
 
-    def __init__(self, sector=512, image=None):
-        self.label = f"plain XFS{'' if sector == 512 else f', {sector}-byte sectors'}"
-        self.sector = sector
+    label = "plain XFS"
 
     @contextlib.contextmanager
     def place(self, scene):
-        with xfs(scene.work, name=scene.point.name, size=2 * GIB, sector=self.sector):
+        with xfs(scene.work, name=scene.point.name, size=2 * GIB):
             yield None
 
 
@@ -183,6 +180,16 @@ def same_resume(ours, truth):
     for mine, wanted in zip(ours.resumed, truth.resumed, strict=True):
         for what in ("resumed_at", "losses", "groups", "parameters"):
             equal(mine[what], wanted[what], f"{ours.label} resumed, against {truth.label}: rank {wanted['rank']}: {what}")
+
+
+def judge_as_plain_xfs(scene, backend, ranks, **options):
+    """Both judges over an aligned run: outcome, checkpoint and resume against plain XFS. Returns the outcome."""
+    truth = scene.reference(PlainXfs(), ranks=ranks)
+    ours = scene.run(backend, ranks=ranks, **options)
+    same_outcome(ours, truth)
+    same_checkpoint(ours, truth)
+    same_resume(ours, truth)
+    return ours
 
 
 def judge_xattr_save(root, ranks):
@@ -357,6 +364,31 @@ def in_private_namespace():
     if os.environ.get("CKPTFS_PRIVATE") != str(os.getpid()):
         os.environ["CKPTFS_PRIVATE"] = str(os.getpid())  # exec keeps the number, so it is set for this start alone
         os.execvp("unshare", ["unshare", "--mount", "--propagation", "private", sys.executable, *sys.argv])
+
+
+class ScriptReport(Report):
+    long = LEVEL == "long"
+
+
+def case_modes(report, normal, long):
+    """Of the rows (ranks, mode, ...) those of this level that the machine can run."""
+    modes = report.modes()
+    return [row for row in (normal + long if report.long else normal) if row[1] in modes]
+
+
+def main(description, name, cases):
+    """A test script: cases(scene, report), each reported; words on the command line choose among them."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("words", nargs="*", help="run only the cases whose name holds one of these")
+    options = parser.parse_args()
+
+    def judge():
+        report = ScriptReport(options.words)
+        with scene(name) as made:
+            cases(made, report)
+        report.finish()
+
+    guarded(judge)
 
 
 @contextlib.contextmanager

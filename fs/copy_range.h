@@ -19,16 +19,16 @@ struct CopyRange {
 };
 
 struct Copied {
-  uint64_t cloned = 0;             // bytes that now share blocks
-  uint64_t copied = 0;             // bytes that were copied
-  bool clone_refused = false;      // sharing was possible by its offsets, but the file system did not
-  std::optional<Error> error;      // why it ended early, if that was an error
+  uint64_t cloned = 0;         // bytes that now share blocks
+  uint64_t copied = 0;         // bytes that were copied
+  bool clone_refused = false;  // sharing was possible by its offsets, but the file system did not
+  std::optional<Error> error;  // why it ended early, if that was an error
 
   uint64_t bytes() const { return cloned + copied; }
 };
 
-// Copies up to `length` bytes, never beyond the end of `from`; fewer are legal (long copies that cannot share blocks are
-// cut at kMaximumCopy). The ranges do not overlap. Stateless; any thread.
+// Copies up to `length` bytes, never beyond the end of `from`; fewer are legal (long copies that cannot share blocks
+// are cut at kMaximumCopy). The ranges do not overlap. Stateless; any thread.
 inline constexpr uint64_t kMaximumCopy = uint64_t{256} << 20;
 Copied copy_range(const CopyRange& range);
 

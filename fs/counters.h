@@ -15,15 +15,46 @@ inline uint64_t value(const Counter& counter) { return counter.load(std::memory_
 
 // The requests of the kernel by kind; kOperationNames is in the same order.
 enum class Operation : size_t {
-  lookup, forget, getattr, setattr, readlink, mknod, mkdir, unlink, rmdir, symlink, rename, link, create, open, read,
-  write, release, fsync, opendir, readdir, readdirplus, releasedir, fsyncdir, statfs, setxattr, getxattr, listxattr,
-  removexattr, fallocate, lseek, copy_file_range, ioctl, count
+  lookup,
+  forget,
+  getattr,
+  setattr,
+  readlink,
+  mknod,
+  mkdir,
+  unlink,
+  rmdir,
+  symlink,
+  rename,
+  link,
+  create,
+  open,
+  read,
+  write,
+  release,
+  fsync,
+  opendir,
+  readdir,
+  readdirplus,
+  releasedir,
+  fsyncdir,
+  statfs,
+  setxattr,
+  getxattr,
+  listxattr,
+  removexattr,
+  fallocate,
+  lseek,
+  copy_file_range,
+  ioctl,
+  count
 };
 inline constexpr std::array<const char*, static_cast<size_t>(Operation::count)> kOperationNames = {
-    "lookup", "forget",  "getattr",   "setattr",  "readlink", "mknod",       "mkdir",      "unlink",
-    "rmdir",  "symlink", "rename",    "link",     "create",   "open",        "read",       "write",
-    "release", "fsync",  "opendir",   "readdir",  "readdirplus", "releasedir", "fsyncdir", "statfs",
-    "setxattr", "getxattr", "listxattr", "removexattr", "fallocate", "lseek", "copy_file_range", "ioctl"};
+    "lookup",     "forget",   "getattr",         "setattr",  "readlink", "mknod",     "mkdir",
+    "unlink",     "rmdir",    "symlink",         "rename",   "link",     "create",    "open",
+    "read",       "write",    "release",         "fsync",    "opendir",  "readdir",   "readdirplus",
+    "releasedir", "fsyncdir", "statfs",          "setxattr", "getxattr", "listxattr", "removexattr",
+    "fallocate",  "lseek",    "copy_file_range", "ioctl"};
 static_assert(kOperationNames.back() != nullptr, "every operation has a name");
 
 struct Counters {
@@ -33,16 +64,16 @@ struct Counters {
   Counter opens_through_daemon{0};  // on a mount in passthrough mode, but this one comes through the daemon
   Counter opens_direct{0};          // on a mount, or of a file, without passthrough
 
-  Counter bytes_read{0};            // through the daemon
-  Counter bytes_written{0};         // through the daemon
-  Counter clones{0};                // ranges shared by copy_file_range
+  Counter bytes_read{0};     // through the daemon
+  Counter bytes_written{0};  // through the daemon
+  Counter clones{0};         // ranges shared by copy_file_range
   Counter bytes_cloned{0};
-  Counter bytes_copied{0};          // by copy_file_range, where blocks could not be shared
+  Counter bytes_copied{0};  // by copy_file_range, where blocks could not be shared
 
-  Counter direct_fallbacks{0};      // O_DIRECT below was refused: buffered instead
-  Counter passthrough_fallbacks{0}; // a file that got no backing id: direct instead
-  Counter clone_fallbacks{0};       // a range that could not be shared: copied instead
-  Counter write_errors{0};          // writes, allocations and write-backs that failed
+  Counter direct_fallbacks{0};       // O_DIRECT below was refused: buffered instead
+  Counter passthrough_fallbacks{0};  // a file that got no backing id: direct instead
+  Counter clone_fallbacks{0};        // a range that could not be shared: copied instead
+  Counter write_errors{0};           // writes, allocations and write-backs that failed
   Counter read_errors{0};
 
   Counter saves{0};

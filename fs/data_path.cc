@@ -20,9 +20,7 @@ thread_local io::AlignedBuffer bounce;
 constexpr off_t align_down(off_t value, off_t alignment) { return value - value % alignment; }
 constexpr off_t align_up(off_t value, off_t alignment) { return align_down(value + alignment - 1, alignment); }
 
-bool is_aligned(const void* memory, size_t alignment) {
-  return reinterpret_cast<uintptr_t>(memory) % alignment == 0;
-}
+bool is_aligned(const void* memory, size_t alignment) { return reinterpret_cast<uintptr_t>(memory) % alignment == 0; }
 
 ssize_t pread_retrying(int fd, std::span<std::byte> buffer, off_t offset) {
   ssize_t n = 0;
@@ -134,7 +132,8 @@ DataPath::Written DataPath::write_direct(std::span<const std::byte> body, off_t 
   }
   size_t done = 0;
   while (done < source.size()) {
-    const ssize_t n = pwrite_retrying(descriptors_.direct.get(), source.subspan(done), offset + static_cast<off_t>(done));
+    const ssize_t n =
+        pwrite_retrying(descriptors_.direct.get(), source.subspan(done), offset + static_cast<off_t>(done));
     const bool refused = n < 0 && errno == EINVAL;
     if (n < 0 && !refused) return {done, last_error("write")};
     if (n == 0) return {done, Error(EIO, "write: no progress")};
@@ -154,9 +153,10 @@ void DataPath::direct_was_refused(const char* operation) {
   add(counters_.direct_fallbacks);
   static std::atomic<bool> logged{false};
   if (!logged.exchange(true)) {
-    spdlog::warn("O_DIRECT {} refused by the store's file system (alignment taken for memory {}, offset {}): such opens "
-                 "are buffered instead",
-                 operation, alignment_.memory, alignment_.offset);
+    spdlog::warn(
+        "O_DIRECT {} refused by the store's file system (alignment taken for memory {}, offset {}): such opens "
+        "are buffered instead",
+        operation, alignment_.memory, alignment_.offset);
   }
 }
 

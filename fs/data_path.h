@@ -8,7 +8,8 @@
 // inside a block do not lose each other's bytes. Other opens are buffered on the blob.
 //
 // Thread safety: a DataPath may be used by any number of threads at once; it holds no lock.
-// Errors: as the kernel gave them. EINVAL from O_DIRECT turns this DataPath to buffered for good (counted, logged once).
+// Errors: as the kernel gave them. EINVAL from O_DIRECT turns this DataPath to buffered for good (counted, logged
+// once).
 #pragma once
 
 #include <sys/types.h>
@@ -28,9 +29,9 @@ namespace ckptfs::fs {
 class DataPath {
  public:
   struct Descriptors {
-    io::Fd own;         // buffered, with the handle's access mode; none: `shared` is used
-    int shared = -1;    // the inode's own read-only descriptor; outlives the DataPath
-    io::Fd direct;      // O_DIRECT, with the handle's access mode; none for a buffered handle
+    io::Fd own;       // buffered, with the handle's access mode; none: `shared` is used
+    int shared = -1;  // the inode's own read-only descriptor; outlives the DataPath
+    io::Fd direct;    // O_DIRECT, with the handle's access mode; none for a buffered handle
   };
   DataPath(Descriptors descriptors, io::DirectAlignment alignment, Counters& counters)
       : descriptors_(std::move(descriptors)), alignment_(alignment), counters_(counters) {}

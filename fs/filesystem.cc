@@ -94,6 +94,17 @@ void Filesystem::write_failed(meta::InodeNumber inode, const char* operation, co
   }
 }
 
+Result<> Filesystem::clear_privileges(meta::InodeNumber inode, const meta::Caller& caller) {
+  if (caller.uid == 0) return success();
+  TRY_ASSIGN(const meta::InodeRecord record, tree.inode(inode));
+  if (record.is_dir() || !has_privileges(record.mode)) return success();
+  meta::AttributeChange change;
+  change.mode = without_privileges(record.mode) & 07777u;
+  TRY(tree.change_attributes(inode, change));
+  files.invalidate(inode);
+  return success();
+}
+
 Result<> Filesystem::sync_data(OpenFile& file, int descriptor) {
   Result<> synced = io::fault_point("fs.fdatasync");
   if (synced) synced = io::fdatasync_fd(descriptor);

@@ -47,7 +47,8 @@ class Filesystem {
   ControlXattrs control;
   Tasks tasks;
 
-  // How long the kernel may believe these attributes. A live file's, while anybody writes it past the daemon, not at all.
+  // How long the kernel may believe these attributes. A live file's, while anybody writes it past the daemon, not at
+  // all.
   double attribute_timeout(const meta::Attributes& attributes) const;
   fuse_entry_param entry_of(const meta::Attributes& attributes) const;
 
@@ -56,6 +57,10 @@ class Filesystem {
 
   // A write, allocation or write-back of `inode` failed: counted, logged, kept for write_error.
   void write_failed(meta::InodeNumber inode, const char* operation, const Error& error);
+
+  // A change of the content by one who may not keep suid and sgid clears them; the kernel leaves that to us
+  // (FUSE_HANDLE_KILLPRIV_V2). The mode of a file that is being written must not stay as it was: a failure is an error.
+  Result<> clear_privileges(meta::InodeNumber inode, const meta::Caller& caller);
 
   // fdatasync of an open file's blob through its shared descriptor; a failure is recorded for every handle open now.
   Result<> sync_data(OpenFile& file, int descriptor);

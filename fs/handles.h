@@ -2,7 +2,7 @@
 // OPENDIR until its RELEASE; the kernel names it in no request after that. Those whose RELEASE never came (the
 // connection was cut) are ended with the table.
 //
-// Thread safety: Handles: all of it; lock: mutex_ (a leaf). Handle: its fields are constant but for the atomics.
+// Thread safety: Handles: all of it; lock: mutex_ (a leaf). Handle: its fields are constant but for seen_errors.
 #pragma once
 
 #include <atomic>
@@ -21,11 +21,11 @@ namespace ckptfs::fs {
 // An open regular file.
 struct Handle {
   std::shared_ptr<OpenFile> file;
-  int descriptor = -1;               // the inode's shared one, O_RDONLY
+  int descriptor = -1;  // the inode's shared one, O_RDONLY
   bool writing = false;
-  std::unique_ptr<DataPath> data;    // none: passthrough, reads and writes do not come here
+  std::unique_ptr<DataPath> data;  // none: passthrough, reads and writes do not come here
   std::atomic<uint64_t> seen_errors{0};
-  std::atomic<bool> clears_privileges{false};  // suid or sgid are to be cleared at the next write by another than root
+  bool clears_privileges = false;  // it had suid or sgid when opened: a write by another than root clears them
 };
 
 // An open directory: a snapshot of its entries, taken when it is opened or rewound.

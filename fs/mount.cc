@@ -80,7 +80,7 @@ void op_init(void* user_data, fuse_conn_info* connection) {
   connection->max_write = kMaximumWrite;
   connection->max_background = kMaximumBackground;
   connection->congestion_threshold = kCongestionThreshold;
-  connection->no_interrupt = 1;  // nothing here can be interrupted half-way
+  connection->no_interrupt = 1;   // nothing here can be interrupted half-way
   fuse_session_exit(fs.session);  // Session::mount answers this one request only
 }
 
@@ -189,7 +189,8 @@ Result<std::unique_ptr<Mount>> Mount::start(const MountOptions& options) {
   }();
   if (!mounted) {
     internals->session.reset();
-    if (const auto closed = internals->store->close(); !closed) spdlog::error("closing the store: {}", closed.error().message());
+    if (const auto closed = internals->store->close(); !closed)
+      spdlog::error("closing the store: {}", closed.error().message());
     return mounted.error();
   }
   internals->store->set_open_files(&fs.files);
@@ -239,10 +240,14 @@ Result<nlohmann::json> Mount::save(const meta::Caller& caller, const std::string
   Filesystem& fs = *internals_->filesystem;
   TRY_ASSIGN(const meta::InodeNumber series, fs.tree.resolve(series_path));
   TRY_ASSIGN(const meta::SaveResult saved, fs.control.save(series, tag, caller));
-  return nlohmann::json{{"step", fs.tree.path_of(saved.step)}, {"tag", tag},
-                        {"files", saved.files},                {"cloned", saved.cloned},
-                        {"bytes", saved.bytes},                {"seconds", saved.seconds},
-                        {"already_saved", saved.already_saved}, {"warnings", saved.warnings}};
+  return nlohmann::json{{"step", fs.tree.path_of(saved.step)},
+                        {"tag", tag},
+                        {"files", saved.files},
+                        {"cloned", saved.cloned},
+                        {"bytes", saved.bytes},
+                        {"seconds", saved.seconds},
+                        {"already_saved", saved.already_saved},
+                        {"warnings", saved.warnings}};
 }
 
 }  // namespace ckptfs::fs

@@ -1,5 +1,5 @@
-// Tells the kernel, from a thread of its own, that what it caches of an inode or a name is out of date. The kernel may take locks
-// for that which a request waiting for us holds, so it is never done by a thread that serves requests.
+// Tells the kernel, from a thread of its own, that what it caches of an inode or a name is out of date. The kernel may
+// take locks for that which a request waiting for us holds, so it is never done by a thread that serves requests.
 //
 // Thread safety: all of it. Lock: mutex_ (a leaf), never held while the kernel is told.
 #pragma once
@@ -48,9 +48,9 @@ class Notifications {
   Counters& counters_;
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::deque<Change> queue_;   // guarded by mutex_
-  std::set<Change> queued_;    // guarded by mutex_; what queue_ holds
-  bool running_ = false;       // guarded by mutex_
+  std::deque<Change> queue_;  // guarded by mutex_
+  std::set<Change> queued_;   // guarded by mutex_; what queue_ holds
+  bool running_ = false;      // guarded by mutex_
   std::thread thread_;
 };
 

@@ -27,9 +27,9 @@
 // backing id is no longer used, and an OPEN that overtakes the RELEASE only finds the count at 1 instead. The
 // descriptor and the id are closed by whoever counted down to 0, after the lock.
 //
-// *Write-back errors.* The descriptors of a file share one error state in the kernel, which tells it once. So it is kept
-// here as a sequence number with the last errno: each handle remembers what it has seen, and its fsync reports what is
-// new to it (as the kernel's errseq_t).
+// *Write-back errors.* The descriptors of a file share one error state in the kernel, which tells it once. So it is
+// kept here as a sequence number with the last errno: each handle remembers what it has seen, and its fsync reports
+// what is new to it (as the kernel's errseq_t).
 //
 // Lock: mutex_ guards both maps and the fields of OpenFile marked so. It is a leaf: nothing is called with it held, no
 // system call is made, no reply sent. (The lock order of the whole daemon: meta's Gate, then Tree, then Index; the fs/
@@ -73,23 +73,23 @@ struct OpenFile {
   const InodeNumber inode;
   ErrorSequence errors;
 
-  unsigned opens = 0;     // guarded by OpenFileTable::mutex_
-  unsigned writers = 0;   // guarded by OpenFileTable::mutex_; of `opens`, those for writing
-  io::Fd descriptor;      // guarded by OpenFileTable::mutex_; O_RDONLY, unchanged from its installation to the last close
-  int backing_id = 0;     // guarded by OpenFileTable::mutex_; likewise; 0: direct
+  unsigned opens = 0;    // guarded by OpenFileTable::mutex_
+  unsigned writers = 0;  // guarded by OpenFileTable::mutex_; of `opens`, those for writing
+  io::Fd descriptor;   // guarded by OpenFileTable::mutex_; O_RDONLY, unchanged from its installation to the last close
+  int backing_id = 0;  // guarded by OpenFileTable::mutex_; likewise; 0: direct
 };
 
 class OpenFileTable final : public meta::OpenFiles {
  public:
   // What the table needs from outside; called with no lock held, from any thread.
   struct Environment {
-    std::function<Result<io::Fd>(InodeNumber)> open_blob;          // O_RDONLY
-    std::function<Result<int>(int descriptor)> open_backing;       // 0: this mount has no passthrough
+    std::function<Result<io::Fd>(InodeNumber)> open_blob;     // O_RDONLY
+    std::function<Result<int>(int descriptor)> open_backing;  // 0: this mount has no passthrough
     std::function<void(int backing_id)> close_backing;
-    std::function<void(InodeNumber)> invalidate;                   // queues; never waits
+    std::function<void(InodeNumber)> invalidate;                           // queues; never waits
     std::function<void(InodeNumber, const std::string&)> invalidate_name;  // queues; never waits
-    std::function<void(InodeNumber)> reap;                         // its last name, open and lookup are gone
-    std::function<Result<>(OpenFile&, int descriptor)> write_back; // of a file that is open for writing
+    std::function<void(InodeNumber)> reap;                                 // its last name, open and lookup are gone
+    std::function<Result<>(OpenFile&, int descriptor)> write_back;         // of a file that is open for writing
   };
   explicit OpenFileTable(Environment environment) : environment_(std::move(environment)) {}
 

@@ -33,8 +33,8 @@ Result<uint64_t> copy(Filesystem& fs, const CopyRequest& request) {
   }
   // For this call only: while no open writes through the daemon, it holds nothing open for writing (lease probes).
   TRY_ASSIGN(const io::Fd blob, fs.tree.open_blob(request.to, O_RDWR));
-  const Copied copied = copy_range(
-      {request.from_descriptor, blob.get(), request.from_offset, request.to_offset, request.length});
+  const Copied copied =
+      copy_range({request.from_descriptor, blob.get(), request.from_offset, request.to_offset, request.length});
   add(fs.counters.clones, copied.cloned > 0 ? 1 : 0);
   add(fs.counters.bytes_cloned, copied.cloned);
   add(fs.counters.bytes_copied, copied.copied);
@@ -50,10 +50,13 @@ void op_copy_file_range(fuse_req_t req, fuse_ino_t from, off_t from_offset, fuse
                         off_t to_offset, fuse_file_info*, size_t length, int flags) {
   const Reply reply(req, Operation::copy_file_range, to);
   if (flags != 0) return reply.error(EINVAL);
-  const CopyRequest request{from,      Handles<Handle>::get(from_info->fh).descriptor, from_offset, to, to_offset, length};
+  const CopyRequest request{from, Handles<Handle>::get(from_info->fh).descriptor, from_offset, to, to_offset, length};
   through_gate(reply.fs(), to, [reply, request] {
     const auto copied = copy(reply.fs(), request);
     if (!copied) return reply.error(copied.error());
+    if (const auto cleared = reply.fs().clear_privileges(reply.inode(), reply.caller()); !cleared) {
+      return reply.error(cleared.error());
+    }
     fuse_reply_write(reply.request(), copied.value());
     // The source shares its blocks now, and owes them should it be a live swap file.
     const auto source = reply.fs().tree.inode(request.from);

@@ -26,31 +26,19 @@ void op_read(fuse_req_t req, fuse_ino_t inode, size_t size, off_t offset, fuse_f
   reply.data(data.value());
 }
 
-// A write by one who may not keep suid and sgid clears them.
-void clear_privileges(const Reply& reply, Handle& handle) {
-  if (!handle.clears_privileges.load(std::memory_order_relaxed) || fuse_req_ctx(reply.request())->uid == 0) return;
-  Filesystem& fs = reply.fs();
-  const auto record = fs.tree.inode(reply.inode());
-  if (!record || !has_privileges(record.value().mode)) return;
-  meta::AttributeChange change;
-  change.mode = without_privileges(record.value().mode) & 07777u;
-  if (const auto changed = fs.tree.change_attributes(reply.inode(), change); !changed) {
-    fs.write_failed(reply.inode(), "clearing suid", changed.error());
-    return;
-  }
-  handle.clears_privileges = false;
-  fs.files.invalidate(reply.inode());
-}
-
 void op_write(fuse_req_t req, fuse_ino_t inode, const char* data, size_t size, off_t offset, fuse_file_info* info) {
   const Reply reply(req, Operation::write, inode);
-  Handle& handle = Handles<Handle>::get(info->fh);
+  const Handle& handle = Handles<Handle>::get(info->fh);
   if (!handle.data) return reply.error(Error(EIO, "a write of a passthrough open came to the daemon"));
-  clear_privileges(reply, handle);
+  if (handle.clears_privileges) {
+    if (const auto cleared = reply.fs().clear_privileges(inode, reply.caller()); !cleared) {
+      return reply.error(cleared.error());
+    }
+  }
   const DataPath::Written written =
       handle.data->write(std::span(reinterpret_cast<const std::byte*>(data), size), offset);
   if (written.error) reply.fs().write_failed(inode, "write", *written.error);
-  if (written.error && written.bytes == 0) return reply.error(*written.error);
+  if (written.error && written.bytes == 0) return reply.logged_error(*written.error);
   fuse_reply_write(req, written.bytes);
 }
 
@@ -79,8 +67,9 @@ void op_fallocate(fuse_req_t req, fuse_ino_t inode, int mode, off_t offset, off_
     const auto allocated = allocate(reply.fs(), reply.inode(), mode, offset, length);
     if (!allocated && (allocated.error().errno_value() == ENOSPC || allocated.error().errno_value() == EIO)) {
       reply.fs().write_failed(reply.inode(), "fallocate", allocated.error());
+      return reply.logged_error(allocated.error());
     }
-    reply.result(allocated);
+    reply.result(allocated ? reply.fs().clear_privileges(reply.inode(), reply.caller()) : allocated);
   });
 }
 
@@ -93,7 +82,8 @@ void op_lseek(fuse_req_t req, fuse_ino_t inode, off_t offset, int whence, fuse_f
 }
 
 // Python's open() asks for TCGETS on every file.
-void op_ioctl(fuse_req_t req, fuse_ino_t inode, unsigned, void*, fuse_file_info*, unsigned, const void*, size_t, size_t) {
+void op_ioctl(fuse_req_t req, fuse_ino_t inode, unsigned, void*, fuse_file_info*, unsigned, const void*, size_t,
+              size_t) {
   Reply(req, Operation::ioctl, inode).error(ENOTTY);
 }
 

@@ -75,6 +75,7 @@ Result<std::unique_ptr<Handle>> open_file(Filesystem& fs, meta::InodeNumber inod
   if (writing) TRY(fs.tree.prepare_writing(inode, caller, fs.owed_by_others(inode)));
   if ((info.flags & O_TRUNC) != 0) {
     TRY(fs.tree.truncate(inode, 0));
+    TRY(fs.clear_privileges(inode, caller));
     fs.write_errors.clear(inode);
   }
   TRY_ASSIGN(const auto backing, fs.files.backing(pending.file()));
@@ -93,8 +94,9 @@ Result<std::unique_ptr<Handle>> open_file(Filesystem& fs, meta::InodeNumber inod
   info.backing_id = backing.backing_id;
   info.direct_io = through_daemon ? 1 : 0;
   info.parallel_direct_writes = through_daemon ? 1 : 0;
-  add(!passthrough ? fs.counters.opens_direct
-                   : through_daemon ? fs.counters.opens_through_daemon : fs.counters.opens_passthrough);
+  add(!passthrough     ? fs.counters.opens_direct
+      : through_daemon ? fs.counters.opens_through_daemon
+                       : fs.counters.opens_passthrough);
   // Until now the kernel might have believed its attributes for a day.
   if (pending.first_writer()) fs.files.invalidate(inode);
   handle->file = pending.take();
@@ -164,9 +166,10 @@ void op_fsync(fuse_req_t req, fuse_ino_t inode, int, fuse_file_info* info) {
   Handle& handle = Handles<Handle>::get(info->fh);
   const auto synced = fs.sync_data(*handle.file, handle.descriptor);
   if (const int earlier = handle.file->errors.check(handle.seen_errors); earlier != 0) {
-    return reply.error(synced ? Error(earlier, "an earlier write-back of this file failed") : synced.error());
+    if (!synced) return reply.logged_error(synced.error());
+    return reply.error(Error(earlier, "an earlier write-back of this file failed"));
   }
-  if (!synced) return reply.error(synced.error());
+  if (!synced) return reply.logged_error(synced.error());
   reply.result(fs.tree.sync());
 }
 

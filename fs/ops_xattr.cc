@@ -40,8 +40,8 @@ void op_setxattr(fuse_req_t req, fuse_ino_t inode, const char* name, const char*
 void op_getxattr(fuse_req_t req, fuse_ino_t inode, const char* name, size_t size) {
   const Reply reply(req, Operation::getxattr, inode);
   if (is_unsupported(name)) return reply.error(EOPNOTSUPP);
-  const auto value = is_control(name) ? reply.fs().control.get(inode, control_name(name))
-                                      : reply.fs().tree.xattr(inode, name);
+  const auto value =
+      is_control(name) ? reply.fs().control.get(inode, control_name(name)) : reply.fs().tree.xattr(inode, name);
   if (!value) return reply.error(value.error());
   answer(reply, value.value(), size);
 }

@@ -22,6 +22,10 @@ meta::Caller Reply::caller() const {
 
 void Reply::error(const Error& error) const {
   log(error);
+  logged_error(error);
+}
+
+void Reply::logged_error(const Error& error) const {
   const int value = error.errno_value();
   fuse_reply_err(request_, value > 0 ? value : EIO);
 }
@@ -30,16 +34,32 @@ void Reply::log(const Error& error) const {
   const char* operation = kOperationNames[static_cast<size_t>(operation_)];
   switch (error.errno_value()) {
     // What programs ask for all day.
-    case ENOENT: case EEXIST: case ENODATA: case ERANGE: case ENOTEMPTY: case ENOTDIR: case EISDIR: case EOPNOTSUPP:
-    case ENOTTY: case ENXIO: case EINVAL: case EMLINK: case ENAMETOOLONG: case EAGAIN:
+    case ENOENT:
+    case EEXIST:
+    case ENODATA:
+    case ERANGE:
+    case ENOTEMPTY:
+    case ENOTDIR:
+    case EISDIR:
+    case EOPNOTSUPP:
+    case ENOTTY:
+    case ENXIO:
+    case EINVAL:
+    case EMLINK:
+    case ENAMETOOLONG:
+    case EAGAIN:
       spdlog::debug("{} {} {}: {}", operation, inode_, name_, error.message());
       return;
-    default: break;
+    default:
+      break;
   }
   std::string path = fs().tree.path_of(inode_);
   if (!name_.empty()) path += (path.empty() || path.back() != '/' ? "/" : "") + name_;
   switch (error.errno_value()) {
-    case EPERM: case EBUSY: case EACCES: case ESTALE:
+    case EPERM:
+    case EBUSY:
+    case EACCES:
+    case ESTALE:
       spdlog::info("{} {} refused: {}", operation, path, error.message());
       return;
     default:

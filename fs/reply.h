@@ -1,8 +1,8 @@
 // An operation's request and its answer to the kernel. Here, and only here, an Error becomes an errno: common ones
 // silently, those that a person should know of with operation, path and words in the log.
 //
-// A Reply is a value: an operation that has to wait at the gate keeps a copy for when it begins anew. Exactly one of the
-// answering members is called for each request, with no lock held.
+// A Reply is a value: an operation that has to wait at the gate keeps a copy for when it begins anew. Exactly one of
+// the answering members is called for each request, with no lock held.
 #pragma once
 
 #include <array>
@@ -29,6 +29,8 @@ class Reply {
 
   void error(const Error& error) const;
   void error(int errno_value) const { error(Error(errno_value)); }
+  // As error, for what Filesystem::write_failed has logged (once; a full disk fails thousands of writes).
+  void logged_error(const Error& error) const;
   void ok() const { fuse_reply_err(request_, 0); }
   void result(const Result<>& result) const;
   // Counts a lookup of it.
@@ -49,7 +51,8 @@ class Reply {
 // Runs `work`, which answers the request, with a pass of the gate for `inodes`; or parks it until the gate opens.
 template <class Work>
 void through_gate(Filesystem& fs, std::array<meta::InodeNumber, 2> inodes, Work work) {
-  const auto pass = fs.tree.gate().enter({inodes[0], inodes[1]}, [&fs, inodes, work] { through_gate(fs, inodes, work); });
+  const auto pass =
+      fs.tree.gate().enter({inodes[0], inodes[1]}, [&fs, inodes, work] { through_gate(fs, inodes, work); });
   if (pass) work();
 }
 template <class Work>

@@ -95,7 +95,8 @@ Result<std::unique_ptr<Session>> Session::make(const Options& options, const fus
 }
 
 Result<> Session::mount() {
-  if (fuse_session_mount(get(), options_.mountpoint.c_str()) != 0) return fuse_error("mounting at " + options_.mountpoint);
+  if (fuse_session_mount(get(), options_.mountpoint.c_str()) != 0)
+    return fuse_error("mounting at " + options_.mountpoint);
   // libfuse's own loop, which `init` ends after one request: only its buffers can grow to the max_write agreed on.
   const int result = fuse_session_loop(get());
   if (result < 0) return fuse_error("the kernel's FUSE_INIT could not be answered");

@@ -4,7 +4,6 @@
 
 #include <nlohmann/json.hpp>
 
-
 namespace ckptfs::fs {
 
 using nlohmann::json;
@@ -64,7 +63,8 @@ json warnings_of(const Filesystem& fs) {
     warnings.push_back("space is short: swap files are written through the daemon; remove steps");
   }
   if (const uint64_t errors = value(fs.counters.write_errors); errors != 0) {
-    warnings.push_back(std::to_string(errors) + " writes failed: see the log, and user.ckptfs.write_error of the files");
+    warnings.push_back(std::to_string(errors) +
+                       " writes failed: see the log, and user.ckptfs.write_error of the files");
   }
   if (!fs.modes.passthrough && fs.options.passthrough == PassthroughOption::automatic) {
     warnings.push_back("no passthrough: " + fs.modes.reason);
@@ -83,8 +83,7 @@ json status_of(const Filesystem& fs) {
           {"version", CKPTFS_VERSION},
           {"passthrough", {{"active", fs.modes.passthrough}, {"reason", fs.modes.reason}}},
           {"odirect", fs.modes.odirect == OdirectOption::safe ? "safe" : "raw"},
-          {"alignment",
-           {{"memory", alignment.memory}, {"offset", alignment.offset}, {"harmful", alignment.harmful()}}},
+          {"alignment", {{"memory", alignment.memory}, {"offset", alignment.offset}, {"harmful", alignment.harmful()}}},
           {"space", space_of(fs.store.space())},
           {"recovery", recovery_of(fs.store.recovery())},
           {"counters", counters_of(fs.counters)},

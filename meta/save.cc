@@ -80,7 +80,7 @@ class Save {
   // Plans, writes back, closes the gate, clones, opens the gate. Nothing of it shows in the tree yet.
   Result<> take() {
     for (int attempt = 0; attempt < kAttempts; ++attempt) {
-      TRY_ASSIGN(SavePlan plan, plan_save(tree_, source_));
+      TRY_ASSIGN(SavePlan plan, plan_save(tree_, source_, false));
       if (plan.files.empty()) {
         return Error(ENOENT, tree_.path_of(source_) + ": it holds no swap files yet; save after the first step");
       }
@@ -90,10 +90,7 @@ class Save {
       auto cloned = clone_behind_gate(plan);
       tree_.gate().open();
       TRY(cloned);
-      if (cloned.value()) {
-        result_.warnings = std::move(plan.warnings);
-        return success();
-      }
+      if (cloned.value()) return success();
     }
     return Error(EBUSY, tree_.path_of(source_) + ": files keep coming and going there; save between two training steps");
   }
@@ -128,9 +125,15 @@ class Save {
 
   // False: the source is not what was planned any more; begin again.
   Result<bool> clone_behind_gate(const SavePlan& plan) {
-    TRY_ASSIGN(const SavePlan present, plan_save(tree_, source_));
+    TRY_ASSIGN(SavePlan present, plan_save(tree_, source_, true));
     if (present.guarded != plan.guarded || present.files.size() != plan.files.size()) return false;
-    for (size_t i = 0; i < taken_.size(); ++i) taken_[i].plan = present.files[i];
+    for (size_t i = 0; i < taken_.size(); ++i) {
+      if (taken_[i].plan.source != present.files[i].source) {
+        TRY_ASSIGN(taken_[i].live, tree_.open_blob(present.files[i].source, O_RDONLY));
+      }
+      taken_[i].plan = std::move(present.files[i]);
+    }
+    result_.warnings = std::move(present.warnings);
     TRY(find_changed());
     if (holds_swap_state_) {
       TRY(compare_with_step());
@@ -200,7 +203,7 @@ class Save {
       taken.cloned = true;
       change.batch.put_blob(taken.blob, {BlobState::tentative, 0, 0});
       tentative_.push_back(taken.blob);
-      TRY_ASSIGN(InodeRecord record, tree_.inode(taken.plan.source));
+      TRY_ASSIGN(InodeRecord record, store_.index().inode(taken.plan.source));
       record.saved_blob = 0;
       tree_.set_owed(change, record, owed_afterwards(taken));
       change.batch.put(taken.plan.source, record);
@@ -209,17 +212,17 @@ class Save {
   }
 
   static uint64_t owed_afterwards(const Taken& taken) {
-    struct stat st {};
-    if (::fstat(taken.live.get(), &st) != 0) return 0;
-    const auto size = static_cast<uint64_t>(st.st_size);
-    const uint64_t unit = io::cow_extent_hint(size);
-    return (size + unit - 1) / unit * unit;
+    const uint64_t unit = io::cow_extent_hint(taken.plan.size);
+    return (taken.plan.size + unit - 1) / unit * unit;
   }
 
   // After the save each overwrite of a live file needs new blocks, and under passthrough nobody would see it fail.
   Result<> check_space() {
     if (enough_space()) return success();
     TRY(tree_.recount_owed());
+    for (Taken& taken : taken_) {
+      TRY_ASSIGN(taken.plan.record, tree_.inode(taken.plan.source));
+    }
     if (enough_space()) return success();
     const SpaceReport space = store_.space();
     return Error(ENOSPC, path() + ": the swap files would owe " + std::to_string(owed_after_save() >> 20) +
@@ -230,9 +233,7 @@ class Save {
   uint64_t owed_after_save() const {
     uint64_t owed = store_.space().owed;
     for (const Taken& taken : taken_) {
-      if (taken.blob != 0) continue;
-      const auto record = tree_.inode(taken.plan.source);
-      owed += owed_afterwards(taken) - (record ? record.value().owed : 0);
+      if (taken.blob == 0) owed += owed_afterwards(taken) - taken.plan.record.owed;
     }
     return owed;
   }
@@ -266,11 +267,12 @@ class Save {
     TRY(put_step(change));
     for (const Taken& taken : taken_) {
       TRY_ASSIGN(const InodeNumber folder, folder_for(change, taken.plan));
-      TRY(put_file(change, folder, taken));
-      if (taken.cloned && untouched.contains(taken.plan.source)) {
-        TRY_ASSIGN(InodeRecord live, tree_.inode(taken.plan.source));
-        live.saved_blob = taken.blob;
-        change.batch.put(taken.plan.source, live);
+      auto live = store_.index().inode(taken.plan.source);
+      // It may be gone since the gate opened; the step holds what it was.
+      TRY(put_file(change, folder, taken, live ? live.value() : taken.plan.record));
+      if (live && taken.cloned && untouched.contains(taken.plan.source)) {
+        live.value().saved_blob = taken.blob;
+        change.batch.put(taken.plan.source, live.value());
       }
     }
     for (const auto& [number, record] : new_folders_) change.batch.put(number, record);
@@ -355,8 +357,7 @@ class Save {
     return parent;
   }
 
-  Result<> put_file(Tree::Change& change, InodeNumber folder, const Taken& taken) {
-    TRY_ASSIGN(InodeRecord record, tree_.inode(taken.plan.source));
+  Result<> put_file(Tree::Change& change, InodeNumber folder, const Taken& taken, InodeRecord record) {
     record.nlink = 1;
     record.flags = kFrozen;
     record.parent = folder;

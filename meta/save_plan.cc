@@ -10,7 +10,7 @@ namespace {
 
 class Planner {
  public:
-  Planner(const Tree& tree, SavePlan& plan) : tree_(tree), plan_(plan) {}
+  Planner(const Tree& tree, bool ask_blobs, SavePlan& plan) : tree_(tree), ask_blobs_(ask_blobs), plan_(plan) {}
 
   Result<> run(InodeNumber source) {
     plan_.guarded.insert(source);
@@ -47,9 +47,16 @@ class Planner {
     for (const DirectoryEntry& entry : files) {
       if (entry.type != S_IFREG || entry.name.find("gradient") != std::string::npos) continue;
       plan_.guarded.insert(entry.inode);
-      TRY_ASSIGN(const Attributes attributes, tree_.attributes(entry.inode));
-      PlannedFile file{entry.inode, group, folder, entry.name, attributes.record, attributes.stat.st_mtim, false};
-      file.stale = nanoseconds(file.mtime) < record.newest_writer;
+      PlannedFile file{entry.inode, group, folder, entry.name, {}, 0, {}, false};
+      if (ask_blobs_) {
+        TRY_ASSIGN(const Attributes attributes, tree_.attributes(entry.inode));
+        file.record = attributes.record;
+        file.size = static_cast<uint64_t>(attributes.stat.st_size);
+        file.mtime = attributes.stat.st_mtim;
+        file.stale = nanoseconds(file.mtime) < record.newest_writer;
+      } else {
+        TRY_ASSIGN(file.record, tree_.inode(entry.inode));
+      }
       add(std::move(file), from);
     }
     return success();
@@ -67,15 +74,16 @@ class Planner {
 
   using Key = std::tuple<std::string, std::string, std::string>;
   const Tree& tree_;
+  const bool ask_blobs_;
   SavePlan& plan_;
   std::map<Key, PlannedFile> files_;
 };
 
 }  // namespace
 
-Result<SavePlan> plan_save(const Tree& tree, InodeNumber source) {
+Result<SavePlan> plan_save(const Tree& tree, InodeNumber source, bool ask_blobs) {
   SavePlan plan;
-  TRY(Planner(tree, plan).run(source));
+  TRY(Planner(tree, ask_blobs, plan).run(source));
   return plan;
 }
 

@@ -21,6 +21,7 @@ struct PlannedFile {
   std::string folder;  // "rank00"
   std::string name;
   InodeRecord record;
+  uint64_t size = 0;   // of the live file, as mtime and stale: only where the plan asked the blobs
   timespec mtime{};
   bool stale = false;  // not written since the newest writer process of its rank folder began
 };
@@ -31,6 +32,7 @@ struct SavePlan {
   std::vector<std::string> warnings;
 };
 
-Result<SavePlan> plan_save(const Tree& tree, InodeNumber source);
+// ask_blobs: also sizes and times, a system call a file; without it a file that two dtypes have is taken from either.
+Result<SavePlan> plan_save(const Tree& tree, InodeNumber source, bool ask_blobs);
 
 }  // namespace ckptfs::meta

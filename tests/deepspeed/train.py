@@ -6,6 +6,7 @@ agree to the last bit. The result is one JSON file a rank: losses as hexadecimal
 """
 
 import argparse
+import ctypes
 import glob
 import hashlib
 import json
@@ -31,6 +32,9 @@ def parse_arguments():
     parser.add_argument("--resume", metavar="DIR", help="load_checkpoint from here before the first step")
     parser.add_argument("--xattr-save", nargs=2, metavar=("SERIES", "TAG"),
                         help="before save_checkpoint, at the same moment, rank 0 saves by setxattr under this tag")
+    parser.add_argument("--measure", nargs=2, metavar=("FOLDER", "STAT"),
+                        help="what each save costs: with a syncfs of FOLDER, as counted by the block device's STAT file")
+    parser.add_argument("--progress", metavar="FILE", help="append a line to this file at each step")
     parser.add_argument("--out", required=True, help="the result, .RANK is appended")
     return parser.parse_args()
 
@@ -49,7 +53,7 @@ def deepspeed_config(options, width):
         zero["offload_param"] = {"device": "cpu", "pin_memory": False}
     else:
         zero["offload_optimizer"] = {"device": "nvme", "nvme_path": options.nvme, "pin_memory": False,
-                                     "buffer_count": 8 if options.pipeline else 4,
+                                     "buffer_count": 12 if options.pipeline else 4,
                                      "pipeline_read": options.pipeline, "pipeline_write": options.pipeline}
         zero["offload_param"] = {"device": "nvme", "nvme_path": options.nvme, "pin_memory": False,
                                  "buffer_count": 8, "buffer_size": 2 * width * width}
@@ -81,7 +85,35 @@ def build(torch, deepspeed, config, width, layers):
     return deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
 
 
-def train(torch, engine, width, first, steps, rank):
+class Cost:
+    """Seconds, and bytes written to the device, until all of it is there."""
+
+    def __init__(self, measure):
+        self.folder, self.stat = measure or (None, None)
+
+    def settle(self):
+        if self.folder:
+            folder = os.open(self.folder, os.O_RDONLY)
+            if ctypes.CDLL(None, use_errno=True).syncfs(folder) != 0:
+                raise OSError(ctypes.get_errno(), "syncfs", self.folder)
+            os.close(folder)
+
+    def written(self):
+        if not self.stat:
+            return 0
+        with open(self.stat, encoding="ascii") as file:
+            return int(file.read().split()[6]) * 512
+
+    def of(self, action):
+        self.settle()
+        before, start = self.written(), time.monotonic()
+        action()
+        returned = time.monotonic() - start
+        self.settle()
+        return {"returned": returned, "synced": time.monotonic() - start, "bytes": self.written() - before}
+
+
+def train(torch, engine, width, first, steps, rank, progress):
     losses = []
     for step in range(first, first + steps):
         generator = torch.Generator().manual_seed(1_000_003 * (step % 2) + rank)
@@ -91,6 +123,9 @@ def train(torch, engine, width, first, steps, rank):
         engine.backward(loss)
         engine.step()
         losses.append(float(loss.detach()).hex())
+        if progress and rank == 0:
+            with open(progress, "a", encoding="ascii") as file:
+                file.write(f"step {step + 1}: loss {float(loss.detach()):.6f}\n")
     return losses
 
 
@@ -156,20 +191,16 @@ def param_files(nvme, engine, rank):
 
 def checkpoint(engine, options, rank, dist, result):
     """The save by setxattr, and right after it, with nothing in between, DeepSpeed's own."""
+    cost = Cost(options.measure if rank == 0 else None)
     if options.xattr_save:
         series, tag = options.xattr_save
         dist.barrier()
-        start = time.monotonic()
         if rank == 0:
-            os.setxattr(series, "user.ckptfs.save", tag.encode())
-        result["xattr_seconds"] = time.monotonic() - start
+            result["xattr_cost"] = cost.of(lambda: os.setxattr(series, "user.ckptfs.save", tag.encode()))
         dist.barrier()
     if options.save:
-        os.sync()
         dist.barrier()
-        start = time.monotonic()
-        engine.save_checkpoint(options.save, tag=options.tag)
-        result["save_seconds"] = time.monotonic() - start
+        result["save_cost"] = cost.of(lambda: engine.save_checkpoint(options.save, tag=options.tag))
 
 
 def main():
@@ -195,7 +226,7 @@ def main():
         first = engine.global_steps
         result["resumed_at"] = first
     start = time.monotonic()
-    result["losses"] = train(torch, engine, width, first, options.steps, rank)
+    result["losses"] = train(torch, engine, width, first, options.steps, rank, options.progress)
     result["train_seconds"] = time.monotonic() - start
     checkpoint(engine, options, rank, dist, result)
 

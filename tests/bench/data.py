@@ -1,0 +1,209 @@
+"""Data rows: libaio, O_DIRECT, 1 MiB, depth 8 for each file; read, and overwrite with a final fsync."""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import time
+
+import machine
+import measure
+import mounting
+import plan
+
+SWAP = "zero_stage_3/optimizer/rank0"
+PASSTHROUGH_HP = mounting.REPOSITORY / "build" / "deps" / "bin" / "passthrough_hp"
+CASES = (("read", 1), ("overwrite", 1), ("read", 4), ("overwrite", 4))
+
+# Where the bytes lie: the offset of fio's buffers in a page, and of its requests in the file.
+ALIGNED = {"memory": 0, "offset": 0}
+BUFFERS = {"memory": 52, "offset": 0}
+OFFSETS = {"memory": 52, "offset": 52}
+
+
+def section(context):
+    native = context.disk / "native"
+    make_files(native, context.sizes)
+    in_passthrough(context, native)
+    through_daemon(context, native, "passthrough", "passthrough, odirect=safe")
+    through_daemon(context, native, "direct", "passthrough=off")
+    mounting.run("rm", "-r", native)
+
+
+def in_passthrough(context, native):
+    title = "passthrough, odirect=raw"
+    with context.mounted(f"data: {title}", "passthrough", "raw") as mount, passthrough_hp(context, native) as other:
+        files = mount.path / SWAP
+        make_files(files, context.sizes)
+        before_saves(context, {"native": native, "ours": files, "hp": other}, title)
+        for case in CASES:
+            if case[0] == "overwrite":
+                right_after_a_save(context, mount, native, title, case)
+        later(context, mount, native, title)
+
+
+def before_saves(context, folders, title):
+    for case in CASES:
+        figures = context.rounds({name: runner(context, folder, case) for name, folder in folders.items() if folder})
+        add(context, "before", title, case, figures["ours"], figures["native"], plan.data_bar())
+        if "hp" in figures:
+            add(context, "before", title, case, figures["ours"], figures["hp"], alternative="passthrough_hp")
+    if not folders["hp"]:
+        context.add(SECTIONS["before"], measure.Missing(f"{title} against passthrough_hp", "scripts/setup built none"))
+
+
+def right_after_a_save(context, mount, native, title, case):
+    """Overwrites that find every block shared, natively after cp --reflink=always, and those that do not."""
+    files = mount.path / SWAP
+
+    def after_save():
+        mount.save("shared")
+        rate = transfer(files, context.sizes, case, ALIGNED)
+        remove_steps(mount)
+        return rate
+
+    def after_copy():
+        copy = context.disk / "copy"
+        mounting.run("cp", "-r", "--reflink=always", native, copy)
+        machine.sync_filesystem(context.disk)
+        rate = transfer(native, context.sizes, case, ALIGNED)
+        shutil.rmtree(copy)
+        machine.sync_filesystem(context.disk)
+        return rate
+
+    figures = context.rounds(
+        {
+            "native": runner(context, native, case),
+            "after copy": after_copy,
+            "plain": runner(context, files, case),
+            "after save": after_save,
+        }
+    )
+    ours = figures["after save"]
+    add(context, "right after", title, case, ours, figures["native"], plan.data_bar())
+    add(context, "right after", title, case, ours, figures["after copy"], alternative="native, after cp --reflink")
+    add(context, "right after", title, case, ours, figures["plain"], alternative="ckptfs, without a save")
+
+
+def later(context, mount, native, title):
+    """The files have been saved, the step is kept, and every block was overwritten once since."""
+    files = mount.path / SWAP
+    mount.save("kept")
+    for case in CASES:
+        if case[0] == "overwrite":
+            transfer(files, context.sizes, case, ALIGNED)
+    for case in CASES:
+        contestants = {"native": runner(context, native, case), "ours": runner(context, files, case)}
+        figures = context.rounds(contestants)
+        add(context, "later", title, case, figures["ours"], figures["native"], plan.data_bar())
+
+
+def through_daemon(context, native, mode, title):
+    """Every O_DIRECT open is served by the daemon; natively the same file takes aligned requests only."""
+    kinds = {"aligned": ALIGNED, "buffers 52 bytes off": BUFFERS, "buffers and offsets 52 bytes off": OFFSETS}
+    with context.mounted(f"data: {title}", mode, "safe") as mount:
+        files = mount.path / SWAP
+        make_files(files, context.sizes)
+        for case in CASES:
+            contestants = {"native": runner(context, native, case)}
+            for name, kind in kinds.items():
+                contestants[name] = runner(context, files, case, kind)
+            figures = context.rounds(contestants)
+            for name in kinds:
+                add(context, "daemon", f"{title}, {name}", case, figures[name], figures["native"], plan.DAEMON_BAR)
+
+
+SECTIONS = {
+    "before": "Data in passthrough, before any save",
+    "right after": "Data in passthrough, the first overwrite after a save",
+    "later": "Data in passthrough, later, the step kept",
+    "daemon": "Data through the daemon",
+}
+
+
+def add(context, part, title, case, ours, theirs, bar=None, alternative="native XFS"):
+    what, count = case
+    text = f"{what}, {count} file{'s' if count > 1 else ''}: {title}"
+    context.add(SECTIONS[part], measure.Row(text, alternative, measure.RATE, ours, theirs, bar))
+
+
+def names(count):
+    return ["0_0.tensor.swp"] if count == 1 else [f"0_{number}.tensor.swp" for number in range(1, count + 1)]
+
+
+def runner(context, folder, case, kind=ALIGNED):
+    return lambda: transfer(folder, context.sizes, case, kind)
+
+
+def make_files(folder, sizes):
+    """One file and four, written by O_DIRECT."""
+    folder.mkdir(parents=True)
+    for count in (1, 4):
+        transfer(folder, sizes, ("overwrite", count), ALIGNED)
+
+
+def transfer(folder, sizes, case, kind):
+    """Reads or overwrites the files whole, each by its own thread; bytes a second, the final fsync included."""
+    what, count = case
+    size = sizes.one_file if count == 1 else sizes.four_files
+    # A request that begins off a block must not reach past the end.
+    length = size - (plan.MIB if kind["offset"] else 0)
+    words = ["fio", "--output-format=json", "--thread", "--group_reporting", "--ioengine=libaio", "--direct=1"]
+    words += ["--bs=1M", "--iodepth=8", "--fallocate=none", "--invalidate=0", "--scramble_buffers=0", "--gtod_reduce=1"]
+    words += [f"--rw={'read' if what == 'read' else 'write'}", f"--size={length}", f"--offset={kind['offset']}"]
+    if what == "overwrite":
+        words.append("--end_fsync=1")
+    if kind["memory"]:
+        words.append(f"--iomem_align={kind['memory']}")  # added to the page that fio's buffers begin at
+    for name in names(count):
+        words += [f"--name={name}", f"--filename={folder / name}"]
+    done = mounting.run(*words)
+    (job,) = json.loads(done.stdout[done.stdout.index("{") :])["jobs"]
+    if job["error"]:
+        raise mounting.Failure(f"{' '.join(words)}: error {job['error']}: {done.stderr}")
+    side = job["read" if what == "read" else "write"]
+    if side["io_bytes"] != length * count:
+        raise mounting.Failure(f"{' '.join(words)}: {side['io_bytes']} bytes instead of {length * count}")
+    return side["io_bytes"] * 1000 / side["runtime"]
+
+
+def remove_steps(mount):
+    """Removes all steps, and waits until the reaper has deleted their blobs, so that the next round has the space."""
+    for step in list((mount.path / "steps").iterdir()):
+        shutil.rmtree(step)
+    live = sum(len(found) for _, _, found in os.walk(mount.path))
+
+    def reaped():
+        return sum(len(found) for _, _, found in os.walk(mount.store.blobs)) <= live
+
+    mounting.wait_until(f"the blobs of removed steps are deleted ({live} are live)", reaped, 60, 0.05)
+    machine.sync_filesystem(mount.store.folder)
+
+
+@contextlib.contextmanager
+def passthrough_hp(context, source):
+    """libfuse's own example over the native files, or None where it was not built."""
+    if not PASSTHROUGH_HP.exists():
+        yield None
+        return
+    point = context.work / "hp"
+    point.mkdir()
+    process = subprocess.Popen(
+        [PASSTHROUGH_HP, "--foreground", source, point], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        mounting.wait_until(
+            "passthrough_hp is mounted", lambda: process.poll() is not None or mounting.is_mountpoint(point)
+        )
+        if process.poll() is not None:
+            raise mounting.Failure(f"passthrough_hp ended with status {process.returncode}")
+        yield point
+    finally:
+        if mounting.is_mountpoint(point):
+            mounting.unmount(point)
+        end = time.monotonic() + 10
+        while process.poll() is None and time.monotonic() < end:
+            time.sleep(0.05)
+        process.kill()
+        process.wait()

@@ -1,0 +1,93 @@
+"""The machine, the disk that everything is measured on, and what is looked up about both."""
+
+import contextlib
+import ctypes
+import os
+import pathlib
+import platform
+
+import mounting
+
+HEADROOM = 3 * mounting.GIB  # memory left to the rest of the machine while an image fills its part
+
+
+def cores():
+    return len(os.sched_getaffinity(0))
+
+
+def memory(field="MemTotal"):
+    for line in pathlib.Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * mounting.KIB
+    raise mounting.Failure(f"/proc/meminfo has no {field}")
+
+
+def processor():
+    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def choose_folder(wanted, size):
+    """Where the image goes: the folder asked for, else /dev/shm where memory suffices, else build/."""
+    if wanted:
+        return pathlib.Path(wanted).resolve()
+    shared = pathlib.Path("/dev/shm")
+    if shared.is_dir() and min(mounting.free_bytes(shared), memory("MemAvailable") - HEADROOM) >= size:
+        return shared
+    return mounting.REPOSITORY / "build"
+
+
+@contextlib.contextmanager
+def disk(work, size):
+    """An XFS with reflink, mounted at work/disk, on a loop device with direct I/O over an image that is allocated and
+    written in full: no row then pays for the first touch of memory. Yields the folder and whether direct I/O took."""
+    image, point = work / "disk.xfs", work / "disk"
+    with open(image, "wb") as made:
+        zeros = bytes(8 * mounting.MIB)
+        for _ in range(size // len(zeros)):
+            made.write(zeros)
+    point.mkdir()
+    mounting.run("mkfs.xfs", "-q", "-f", "-K", "-m", "reflink=1", image)
+    device = attach(image)
+    try:
+        mounting.run("mount", "-t", "xfs", "-o", "nouuid", device, point)
+        try:
+            yield point, pathlib.Path(f"/sys/block/{device[5:]}/loop/dio").read_text().strip() == "1"
+        finally:
+            mounting.unmount(point)
+    finally:
+        mounting.run("losetup", "-d", device, check=False)
+
+
+def attach(image):
+    """With direct I/O where the loop driver takes it."""
+    direct = mounting.run("losetup", "--show", "--direct-io=on", "-f", image, check=False)
+    if direct.returncode == 0:
+        return direct.stdout.strip()
+    return mounting.run("losetup", "--show", "-f", image).stdout.strip()
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def sync_filesystem(folder):
+    """syncfs(2): what `sync -f FOLDER` does, without the cost of a process."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        if _libc.syncfs(descriptor) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), str(folder))
+    finally:
+        os.close(descriptor)
+
+
+def daemon_memory(pid):
+    """(VmRSS, VmHWM) in bytes."""
+    fields = {}
+    for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name in ("VmRSS", "VmHWM"):
+            fields[name] = int(value.split()[0]) * mounting.KIB
+    return fields["VmRSS"], fields["VmHWM"]

@@ -1,0 +1,140 @@
+"""Measures ckptfs against its alternatives and writes docs/benchmarks.md; scripts/bench calls it."""
+
+import argparse
+import datetime
+import os
+import pathlib
+import platform
+import shutil
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+import data
+import machine
+import mounting
+import names
+import plan
+import report
+import saves
+
+DOCUMENT = mounting.REPOSITORY / "docs" / "benchmarks.md"
+PARTS = {"data": data.section, "saves": saves.section, "names": names.section}
+
+EXAMPLES = """\
+Ratios are taken pair by pair in the same run; the bars are those of the project, and are judged only here. The image
+lies in /dev/shm where there is memory for it, else in build/. Run it as root, on an idle machine.
+
+examples:
+  scripts/bench                     everything, about 12 minutes on 2 cores; writes docs/benchmarks.md
+  scripts/bench --quick             a look: small sizes, 3 rounds, nothing written
+  scripts/bench --only saves        one part, nothing written
+"""
+
+
+def arguments():
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench", description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--pairs", type=int, metavar="N", help="rounds that count (default 9; 3 with --quick)")
+    parser.add_argument("--quick", action="store_true", help="small sizes and 3 rounds: a look, no result")
+    parser.add_argument("--only", choices=PARTS, action="append", help="this part only; may be repeated")
+    parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md also after --quick or --only")
+    parser.add_argument("--strict", action="store_true", help="exit with status 1 when a bar is missed")
+    parser.add_argument("--folder", metavar="PATH", help="where the image goes")
+    parsed = parser.parse_args()
+    parsed.pairs = parsed.pairs or (3 if parsed.quick else 9)
+    if parsed.pairs < 2:
+        parser.error("--pairs: at least 2")
+    return parsed
+
+
+def main():
+    options = arguments()
+    if shutil.which("fio") is None:
+        print("bench: there is no fio: run scripts/setup", file=sys.stderr)
+        return 1
+    sizes = plan.QUICK if options.quick else plan.FULL
+    folder = machine.choose_folder(options.folder, sizes.image)
+    os.environ["CKPTFS_TMP"] = str(folder)
+    began = time.monotonic()
+    try:
+        with mounting.workspace("bench") as work, machine.disk(work, sizes.image) as (disk, direct):
+            context = plan.Context(sizes, options.pairs, work, disk)
+            context.listener = Printer()
+            facts = facts_of(options, context, folder, direct)
+            print(f"{facts['machine']}\n{facts['place']}{facts['warning']}", flush=True)
+            for name in options.only or PARTS:
+                PARTS[name](context)
+    except (mounting.Skip, mounting.Failure) as wrong:
+        print(f"bench: {wrong}", file=sys.stderr)
+        return 1
+    facts["minutes"] = (time.monotonic() - began) / 60
+    return finish(options, context, facts)
+
+
+class Printer:
+    """Prints each result as it comes, under its section."""
+
+    def __init__(self):
+        self.section = None
+
+    def __call__(self, section, result):
+        if section != self.section:
+            print(f"\n{section}")
+            self.section = section
+        print(f"  {report.line(result)}", flush=True)
+
+
+def facts_of(options, context, folder, direct):
+    warning = ""
+    if options.quick:
+        warning = "\n**A look only (`--quick`): small sizes and few rounds. These are no results.**\n"
+    where = "in memory (/dev/shm)" if folder == pathlib.Path("/dev/shm") else f"on {kind_of(folder)}"
+    return {
+        "command": command(options),
+        "machine": (
+            f"Linux {platform.release()}, {machine.cores()} cores ({machine.processor()}), "
+            f"{machine.memory() / plan.GIB:.0f} GiB of memory"
+        ),
+        "place": (
+            f"Everything lies on one XFS with reflink, on a loop device with direct I/O {'on' if direct else 'off'}, "
+            f"over an image of {context.sizes.image / plan.GIB:.0f} GiB {where}, allocated in full"
+        ),
+        "when": datetime.date.today().isoformat(),
+        "version": mounting.run(mounting.CKPTFS, "--version").stdout.split()[-1],
+        "pairs": options.pairs,
+        "warning": warning,
+    }
+
+
+def command(options):
+    words = ["sudo scripts/bench"]
+    words += ["--quick"] * options.quick
+    if options.pairs != (3 if options.quick else 9):
+        words += [f"--pairs {options.pairs}"]
+    words += [f"--only {name}" for name in options.only or ()]
+    return " ".join(words + ["--write"] * options.write)
+
+
+def kind_of(folder):
+    return mounting.run("stat", "-f", "-c", "%T", folder).stdout.strip()
+
+
+def finish(options, context, facts):
+    print("\nThe daemon's memory (resident, peak)")
+    for title, now, peak in context.memory:
+        print(f"  {title}: {report.mib(now)}, {report.mib(peak)}")
+    if options.write or not (options.quick or options.only):
+        DOCUMENT.write_text(report.document(context, facts))
+        print(f"\nwritten: {DOCUMENT.relative_to(mounting.REPOSITORY)}")
+    missed = [result.title for _, result in context.results if result.missed]
+    print(f"\n{len(missed)} bars missed, in {facts['minutes']:.1f} minutes")
+    for title in missed:
+        print(f"  {title}")
+    return 1 if missed and options.strict else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""Operations on names, one thread, from Python (whose own cost is on both sides): reported, no bar."""
+
+import os
+import time
+
+import measure
+
+SECTION = "Operations on names"
+
+
+def section(context):
+    native = context.disk / "native"
+    with context.mounted("names", "passthrough", "safe") as mount:
+        folders = {"native": native, "ours": mount.path / "names"}
+        for folder in folders.values():
+            folder.mkdir()
+            for name in all_names(context):
+                os.close(os.open(folder / name, os.O_CREAT | os.O_WRONLY))
+        for title, operation in (
+            ("open and close", open_close),
+            ("stat", stat),
+            ("create and unlink", create_unlink),
+            (f"readdir of {context.sizes.names} (each entry)", readdir),
+        ):
+            figures = context.rounds({name: timed(operation, context, folder) for name, folder in folders.items()})
+            row = measure.Row(title, "native XFS", measure.MICROSECONDS, figures["ours"], figures["native"])
+            context.add(SECTION, row)
+    for name in all_names(context):
+        os.unlink(native / name)
+    native.rmdir()
+
+
+def all_names(context):
+    return [f"{number:06d}" for number in range(context.sizes.names)]
+
+
+def timed(operation, context, folder):
+    """Seconds for each operation."""
+
+    def measured():
+        paths = [f"{folder}/{name}" for name in all_names(context)]
+        began = time.monotonic()
+        number = operation(str(folder), paths)
+        return (time.monotonic() - began) / number
+
+    return measured
+
+
+def open_close(_folder, paths):
+    for path in paths:
+        os.close(os.open(path, os.O_RDONLY))
+    return len(paths)
+
+
+def stat(_folder, paths):
+    for path in paths:
+        os.stat(path)
+    return len(paths)
+
+
+def create_unlink(_folder, paths):
+    paths = paths[: max(len(paths) // 10, 1)]
+    for path in paths:
+        os.close(os.open(path + ".new", os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        os.unlink(path + ".new")
+    return len(paths)
+
+
+def readdir(folder, paths):
+    if len(os.listdir(folder)) != len(paths):
+        raise AssertionError(f"{folder} does not list {len(paths)} names")
+    return len(paths)

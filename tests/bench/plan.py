@@ -1,0 +1,68 @@
+"""What a run measures: its sizes, its bars, and the places that its parts share."""
+
+import collections.abc
+import contextlib
+import dataclasses
+import pathlib
+
+import machine
+import measure
+import mounting
+
+GIB, MIB, KIB = mounting.GIB, mounting.MIB, mounting.KIB
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """What --quick makes smaller."""
+
+    image: int
+    one_file: int
+    four_files: int  # each of them
+    save_shapes: tuple  # (number of files, bytes of each)
+    names: int  # files in the folder of the operations on names
+    unchanged_saves: int = 50
+
+
+FULL = Sizes(8 * GIB, 512 * MIB, 128 * MIB, ((24, 64 * MIB), (2000, 512 * KIB)), 10_000)
+QUICK = Sizes(2 * GIB, 128 * MIB, 32 * MIB, ((24, 8 * MIB), (200, 512 * KIB)), 1_000)
+
+
+@dataclasses.dataclass
+class Context:
+    """One run: sizes and number of rounds, the folders, and the results, in the order of the report."""
+
+    sizes: Sizes
+    pairs: int
+    work: pathlib.Path
+    disk: pathlib.Path
+    results: list = dataclasses.field(default_factory=list)  # (section, Row | Limit | Missing)
+    memory: list = dataclasses.field(default_factory=list)  # (what ran, VmRSS, VmHWM)
+    listener: collections.abc.Callable = lambda _section, _result: None  # hears of each result
+
+    def add(self, section, result):
+        self.results.append((section, result))
+        self.listener(section, result)
+
+    def rounds(self, contestants):
+        return measure.rounds(contestants, self.pairs)
+
+    @contextlib.contextmanager
+    def mounted(self, title, mode, odirect):
+        """A fresh store on the disk, mounted; at its end the daemon's memory is noted and the store removed."""
+        store = mounting.Store(self.disk / "store")
+        with mounting.mounted(store, self.work / "mnt", mode=mode, odirect=odirect, options=("quiet=30s",)) as mount:
+            yield mount
+            self.memory.append((title, *machine.daemon_memory(mount.pid)))
+        mounting.run("rm", "-r", store.folder)
+        machine.sync_filesystem(self.disk)
+
+
+def data_bar():
+    """The issue's bar for passthrough: 0.95 of native, 0.90 where there are only 2 cores."""
+    return measure.Bar(0.90 if machine.cores() <= 2 else 0.95, at_least=True)
+
+
+DAEMON_BAR = measure.Bar(0.85, at_least=True)  # through the daemon, at any alignment
+SAVE_BAR = measure.Bar(1.0, at_least=False)  # of the time of cp -r --reflink=always plus sync
+GROWTH_LIMIT = 8 * MIB  # of df, over the saves of an unchanged state

@@ -1,0 +1,126 @@
+"""The results as text for a terminal, and as docs/benchmarks.md."""
+
+import measure
+
+HEAD = """\
+# Benchmarks
+
+Written by `scripts/bench`; do not edit by hand. To measure again, on an idle machine, as root:
+
+    {command}
+
+- Machine: {machine}.
+- {place}.
+- Measured: {when}, with ckptfs {version}, in {minutes:.0f} minutes.
+
+Each row compares ckptfs with its alternative in the same run, in {pairs} interleaved rounds (after one that is not
+counted) whose order rotates. The figures are medians; the ratio is ckptfs over the alternative, pair by pair: its
+median, then the quartiles and the extremes. *Bar* is what the project holds the median to; rows without one are
+reported only. A bar is judged here, never by a test. The image lies in /dev/shm where there is memory for it, else on
+the disk of the repository.
+{warning}"""
+
+NOTES = {
+    "Data in passthrough, before any save": """\
+fio with libaio, O_DIRECT, 1 MiB, depth 8 for each file, each file read or overwritten whole by a thread of its own;
+overwrites end with an fsync, which is part of the time. One file is {one_file} MiB; of four each is {four_files} MiB.
+passthrough_hp is libfuse's own example, over the native files. Higher is better. The bar is 0.95 of native, 0.90 where
+there are only 2 cores.""",
+    "Data in passthrough, the first overwrite after a save": """\
+Every block is shared with the step, so that the overwrite allocates. The same is shown against a native file that was
+just copied by `cp --reflink=always`, and against ckptfs without a save. The step is removed between the rounds.""",
+    "Data in passthrough, later, the step kept": """\
+A save was taken, its step is kept, and every block was overwritten once since.""",
+    "Data through the daemon": """\
+O_DIRECT requests that native XFS would refuse (or serve wrongly on some devices) go through aligned memory of the
+daemon. The alternative is native XFS with aligned requests. "52 bytes off": fio's `iomem_align` and `offset`.""",
+    "Saves": """\
+`setxattr(MOUNT/steps, "user.ckptfs.save", TAG)`, durable when it returns, against copies on the same XFS. Before the
+clock starts, every file was opened and a block of 4 KiB of it rewritten since the last save, and all was synced. The
+alternatives' `sync` is one syncfs of this file system only, without a process of its own. Lower is better. The step, or
+the copy, is removed between the rounds.""",
+    "Saves of an unchanged state": """\
+Each save under a tag of its own, nothing written in between.""",
+    "Operations on names": """\
+One thread, from Python, whose own cost is on both sides. Lower is better.""",
+}
+
+DAEMON = """\
+## The daemon's memory
+
+At the end of each part, and its peak.
+
+| part | resident | peak |
+|---|---:|---:|
+"""
+
+
+def line(result):
+    """One result on one line, for the terminal."""
+    if isinstance(result, measure.Missing):
+        return f"{result.title}: not measured: {result.reason}"
+    if isinstance(result, measure.Note):
+        return f"{result.title}: {result.text}"
+    if isinstance(result, measure.Limit):
+        title, figure, limit = limit_figure(result)
+        return f"{title}: {figure} (at most {limit}) {result.verdict}"
+    low, high = result.quartiles
+    bar = f"  bar {result.bar} {result.verdict}" if result.bar else ""
+    return (
+        f"{result.title}: {result.show(result.ours)}; {result.alternative}: {result.show(result.theirs)}; "
+        f"ratio {result.ratio:.2f} [{low:.2f} .. {high:.2f}]{bar}"
+    )
+
+
+def limit_figure(result):
+    unit = f" {result.unit}" if result.unit else ""
+    decimals = 1 if result.unit else 0
+    return result.title, f"{result.figure:.{decimals}f}{unit}", f"{result.limit:.0f}{unit}"
+
+
+def document(context, facts):
+    """docs/benchmarks.md."""
+    parts = [HEAD.format(**facts)]
+    for section in dict.fromkeys(section for section, _ in context.results):
+        results = [result for of, result in context.results if of == section]
+        parts.append(f"## {section}\n")
+        if section in NOTES:
+            sizes = {"one_file": context.sizes.one_file >> 20, "four_files": context.sizes.four_files >> 20}
+            parts.append(NOTES[section].format(**sizes) + "\n")
+        parts.append(table(results))
+    parts.append(DAEMON + "\n".join(f"| {title} | {mib(now)} | {mib(peak)} |" for title, now, peak in context.memory))
+    return "\n".join(parts) + "\n"
+
+
+def mib(number):
+    return f"{number / (1 << 20):.0f} MiB"
+
+
+def table(results):
+    rows = []
+    if any(isinstance(result, measure.Row) for result in results):
+        rows += ["| | ckptfs | alternative | | ratio | quartiles | min .. max | bar | |"]
+        rows += ["|---|---:|---|---:|---:|---|---|---|---|"]
+    else:
+        rows += ["| | | at most | |", "|---|---:|---:|---|"]
+    rows += [cells(result) for result in results]
+    return "\n".join(rows) + "\n"
+
+
+def cells(result):
+    if isinstance(result, measure.Missing):
+        return f"| {result.title} | not measured: {result.reason} |"
+    if isinstance(result, measure.Note):
+        return f"| {result.title} | {result.text} | | |"
+    if isinstance(result, measure.Limit):
+        return f"| {' | '.join(limit_figure(result))} | {verdict(result)} |"
+    low, high = result.quartiles
+    return (
+        f"| {result.title} | {result.show(result.ours)} | {result.alternative} | {result.show(result.theirs)} "
+        f"| **{result.ratio:.2f}** | {low:.2f} .. {high:.2f} | {min(result.ratios):.2f} .. {max(result.ratios):.2f} "
+        f"| {result.bar or ''} | {verdict(result)} |"
+    )
+
+
+def verdict(result):
+    return f"**{result.verdict}**" if result.missed else result.verdict

@@ -1,0 +1,409 @@
+"""The demo: a DeepSpeed run on a ckptfs mount, step by step, for a person to read. scripts/demo starts it."""
+
+import argparse
+import contextlib
+import fcntl
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import harness
+from leftovers import loops_below, mounts_below
+
+CKPTFS = str(harness.BUILD / "ckptfs")
+MODEL = ["--width", "1536", "--layers", "6"]
+ODD_MODEL = ["--shape", "odd"]
+STEPS = 6
+TAG = f"global_step{STEPS}"
+SAVED = f"saved{STEPS}"
+FICLONE = 0x40049409
+STEPS_LEFT_OUT = 2  # of the odd run's losses, the first ones say nothing: the garbage comes with the first gradients
+
+
+# --- what it looks like
+
+
+class Screen:
+    """Headings, commands and tables; in colour, and with a line of progress, only on a terminal."""
+
+    def __init__(self):
+        self.terminal = sys.stdout.isatty()
+        self.color = self.terminal and "NO_COLOR" not in os.environ
+        self.number = 0
+
+    def paint(self, code, text):
+        return f"\033[{code}m{text}\033[0m" if self.color else text
+
+    def heading(self, text):
+        self.number += 1
+        print("\n" + self.paint("1;36", f"{self.number}. {text}"), flush=True)
+
+    def say(self, text=""):
+        print(f"   {text}" if text else "", flush=True)
+
+    def command(self, *words):
+        print("   " + self.paint("1", "$ " + " ".join(str(word) for word in words)), flush=True)
+
+    def progress(self, text):
+        if self.terminal:
+            print(f"\r\033[K   {self.paint('2', text)}", end="", flush=True)
+
+    def end_progress(self):
+        if self.terminal:
+            print("\r\033[K", end="", flush=True)
+
+    def table(self, header, rows, marks=None):
+        """Columns as wide as they need; marks: row number -> colour."""
+        widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
+
+        def line(row):
+            first, *others = (cell.ljust(width) if index == 0 else cell.rjust(width)
+                              for index, (cell, width) in enumerate(zip(row, widths)))
+            return "  ".join([first, *others])
+
+        self.say(self.paint("2", line(header)))
+        for index, row in enumerate(rows):
+            self.say(self.paint(marks[index], line(row)) if marks and index in marks else line(row))
+
+
+def amount(count):
+    return f"{count / 1e6:,.1f} MB"
+
+
+def seconds(value):
+    return f"{value:.3f} s" if value < 10 else f"{value:.1f} s"
+
+
+# --- commands and places
+
+
+class Problem(Exception):
+    """The demo cannot go on; the message says why and what to do."""
+
+
+def run(*words):
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise Problem(f"{' '.join(str(word) for word in words)}: {(done.stderr or done.stdout).strip()}")
+    return done.stdout
+
+
+def has_reflink(folder):
+    source, target = folder / ".probe", folder / ".probe-clone"
+    try:
+        source.write_bytes(b"x" * 4096)
+        with open(source, "rb") as one, open(target, "wb") as other:
+            fcntl.ioctl(other, FICLONE, one.fileno())
+        return True
+    except OSError:
+        return False
+    finally:
+        source.unlink(missing_ok=True)
+        target.unlink(missing_ok=True)
+
+
+def device_stat(folder):
+    """The file in which the kernel counts what is written to the device under the folder."""
+    number = os.stat(folder).st_dev
+    stat = pathlib.Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/stat")
+    if not stat.exists():
+        raise Problem(f"{folder} is on no block device of its own, so that nothing tells what is written to it; "
+                      "give another folder, on XFS or ext4")
+    return stat
+
+
+class Places:
+    """Everything that the demo makes, all below one folder, and its taking down."""
+
+    def __init__(self, folder):
+        self.folder = folder / "ckptfs-demo"
+        self.store, self.mount = self.folder / "store", self.folder / "ckpt"
+        self.plain, self.tmpfs, self.backup = self.folder / "plain", self.folder / "tmpfs", self.folder / "backup"
+        self.image = self.folder / "plain.xfs"
+        self.scratch = self.folder / "results"
+
+    def make(self):
+        for path in (self.store, self.mount, self.plain, self.tmpfs, self.backup, self.scratch):
+            path.mkdir(parents=True)
+        need, free = 5 << 30, shutil.disk_usage(self.folder).free
+        if free < need:
+            raise Problem(f"{self.folder} has {free / 1e9:.1f} GB free, the demo wants {need / 1e9:.1f}; give a folder")
+
+    def mount_plain(self):
+        """An XFS on a loop device: the same ground as under an image of ckptfs, without ckptfs."""
+        with open(self.image, "wb") as image:
+            os.posix_fallocate(image.fileno(), 0, 2 << 30)
+        device = run("losetup", "--show", "-f", self.image).strip()
+        subprocess.run(["losetup", "--direct-io=on", device], capture_output=True, check=False)  # as ckptfs does
+        run("mkfs.xfs", "-q", "-f", device)
+        run("mount", device, self.plain)
+
+    def mounted(self):
+        return any(pathlib.Path(point) == self.mount for _, point, _ in mounts_below(str(self.folder)))
+
+    def take_down(self):
+        """Back to nothing; also what a demo that was killed left, or one with --keep."""
+        if self.mounted():
+            run(CKPTFS, "umount", self.mount)
+        for _, point, _ in reversed(mounts_below(str(self.folder))):
+            run("umount", point)
+        for loop in loops_below(str(self.folder)):
+            subprocess.run(["losetup", "-d", loop], capture_output=True, check=False)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+# --- the acts
+
+
+class Demo:
+    def __init__(self, places, screen, log):
+        self.places, self.screen, self.log = places, screen, log
+        self.ground = None  # the folder whose file system the store is on
+        self.ours = self.theirs = None
+
+    def train(self, what, name, swap, *arguments):
+        """One training, with its steps shown as they come; the result. DeepSpeed's own output goes to the log."""
+        progress, out = self.places.scratch / f"{name}.progress", self.places.scratch / name
+        progress.touch()
+        words = ["--nvme", str(swap), "--progress", str(progress), "--out", str(out), *map(str, arguments)]
+        with open(self.log, "ab") as output:
+            output.write(f"\n=== {what}: train.py {' '.join(words)}\n".encode())
+            output.flush()
+            processes = harness.start_ranks(1, words, output)
+            start = time.monotonic()
+            try:
+                while processes[0].poll() is None:
+                    lines = progress.read_text().splitlines()
+                    now = lines[-1] if lines else "loading torch and DeepSpeed"
+                    self.screen.progress(f"{what}: {now} ({time.monotonic() - start:.0f} s)")
+                    time.sleep(0.1)
+            finally:
+                self.screen.end_progress()
+                harness.wait_for_ranks(processes, self.log)
+        return json.loads(pathlib.Path(f"{out}.0").read_text())
+
+    def mount(self):
+        places = self.places
+        self.screen.heading("Mount")
+        words = [CKPTFS, "mount"]
+        reflink = has_reflink(places.store)
+        if not reflink:
+            words += ["--image", "2G"]
+            self.screen.say(f"{places.folder} is on a file system without reflink, so the store gets an image (XFS).")
+        words += ["-o", "quiet=0s", "--log", self.log.with_name("demo-ckptfs.log"), places.store, places.mount]
+        self.screen.command("ckptfs", *words[1:])
+        run(*words)
+        self.ground = places.store if reflink else places.store / "fs"
+        status = json.loads(run(CKPTFS, "status", "--json", places.mount))
+        passthrough = status["passthrough"]
+        self.screen.say(f"passthrough: {'on' if passthrough['active'] else 'off'}"
+                        + (f" ({passthrough['reason']})" if passthrough.get("reason") else ""))
+        alignment = status["alignment"]
+        if alignment["harmful"]:
+            self.screen.say(f"The device wants memory aligned to {alignment['memory']} bytes, which DeepSpeed does not "
+                            "care for: its O_DIRECT")
+            self.screen.say("files are served by the daemon, at any alignment (see 6).")
+        places.mount_plain()
+
+    def run_both(self):
+        screen, places = self.screen, self.places
+        screen.heading("Train, and save at the end in both ways: on plain XFS, and on the mount")
+        screen.say('ds_config: "zero_optimization": {"stage": 3,')
+        for what in ("optimizer", "param"):
+            end = "}}" if what == "param" else "},"
+            screen.say(f'    "offload_{what}": {{"device": "nvme", "nvme_path": "{places.mount}"{end}')
+        screen.say(f'engine.save_checkpoint("{places.mount}/steps")      # DeepSpeed as it is, nothing patched')
+        common = [*MODEL, "--steps", STEPS, "--tag", TAG]
+        places.plain.joinpath("steps").mkdir()
+        self.theirs = self.train("plain XFS", "plain", places.plain, *common, "--save", places.plain / "steps",
+                                 "--measure", places.plain, device_stat(places.plain))
+        self.ours = self.train("ckptfs", "ckptfs", places.mount, *common, "--save", places.mount / "steps",
+                               "--xattr-save", places.mount / "steps", SAVED,
+                               "--measure", self.ground, device_stat(self.ground))
+        self.losses(["plain XFS", "ckptfs"], [self.theirs, self.ours])
+        equal = [key for key in ("losses", "groups", "parameters") if self.theirs[key] == self.ours[key]]
+        if len(equal) != 3:
+            raise Problem(f"the two runs differ, and should not: only {equal} are equal; see {self.log}")
+        screen.say(screen.paint("32", "Equal to the last bit: every loss, every weight, every moment of Adam."))
+
+    def losses(self, names, results, marks=None, first=0):
+        count = len(results[0]["losses"])
+        header = ["loss at step", *(str(step + 1) for step in range(first, count))]
+        rows = [[name, *(f"{float.fromhex(loss):.6f}" for loss in result["losses"][first:])]
+                for name, result in zip(names, results)]
+        self.screen.table(header, rows, marks)
+
+    def costs(self):
+        screen, places = self.screen, self.places
+        screen.heading("What each way of saving cost")
+        swap = places.plain / harness.SWAP / "optimizer" / "rank0"
+        copy = measure_copytree(swap, places.plain / "copy", places.plain)
+        shutil.rmtree(places.plain / "copy")
+        state = sum(self.ours["state_files"].values())
+        rows = [["plain XFS: shutil.copytree of the swap files", copy],
+                ["plain XFS: engine.save_checkpoint", self.theirs["save_cost"]],
+                ["ckptfs: engine.save_checkpoint", self.ours["save_cost"]],
+                ["ckptfs: setfattr -n user.ckptfs.save", self.ours["xattr_cost"]]]
+        screen.table(["", "returned", "on the disk", "written to the device"],
+                     [[name, seconds(cost["returned"]), seconds(cost["synced"]), amount(cost["bytes"])]
+                      for name, cost in rows], {len(rows) - 1: "32"})
+        screen.say(f"Optimizer state: {amount(state)}. \"On the disk\" includes a sync; a save by setfattr is durable when "
+                   "it returns.")
+        screen.say("save_checkpoint is a Python copytree inside: until ckptfs adopts such copies it writes them in full.")
+
+    def look(self):
+        screen, places = self.screen, self.places
+        screen.heading("Look: a step is an ordinary directory, in DeepSpeed's own layout")
+        self.show(CKPTFS, "ls", places.mount, shown=["ckptfs", "ls"])
+        self.show("ls", "-l", places.mount / "steps" / SAVED / "offloaded_tensors" / "rank00")
+        self.show("du", "-sh", "--apparent-size", places.mount / "steps" / TAG, places.mount / "steps" / SAVED)
+        self.show("df", "-h", places.mount)
+        screen.say("A save without a sync or a copy is one line, from any language:")
+        screen.command("setfattr", "-n", "user.ckptfs.save", "-v", "again", places.mount / "steps")
+        start = time.monotonic()
+        os.setxattr(places.mount / "steps", "user.ckptfs.save", b"again")
+        screen.say(f"{time.monotonic() - start:.3f} s")
+
+    def show(self, *words, shown=None):
+        self.screen.command(*(shown or words))
+        for line in run(*words).rstrip().splitlines():
+            self.screen.say(line)
+
+    def copy_out(self):
+        screen, places = self.screen, self.places
+        screen.heading("Copy a step out: a complete DeepSpeed checkpoint, and nothing else")
+        step = places.mount / "steps" / TAG
+        start = time.monotonic()
+        self.show("cp", "-r", step, places.backup)
+        screen.say(f"{time.monotonic() - start:.2f} s")
+        self.show("diff", "-r", step, places.backup / TAG)
+        screen.say("no difference; and the save by setfattr, taken at the same moment, holds the same tensors:")
+        self.show("diff", "-r", step / "offloaded_tensors", places.mount / "steps" / SAVED / "offloaded_tensors")
+        screen.say("no difference")
+
+    def resume(self):
+        screen, places = self.screen, self.places
+        screen.heading("Resume in a new process")
+        results = [self.train(f"{name}, resumed", f"{name}-resumed", root, *MODEL, "--steps", 3, "--tag", TAG,
+                              "--resume", root / "steps")
+                   for name, root in (("plain XFS", places.plain), ("ckptfs", places.mount))]
+        self.losses(["plain XFS, resumed", "ckptfs, resumed"], results)
+        if results[0]["losses"] != results[1]["losses"]:
+            raise Problem(f"the resumed runs differ, and should not; see {self.log}")
+        screen.say(screen.paint("32", f"Both went on from step {results[1]['resumed_at']}, equal to the last bit."))
+
+    def odd(self):
+        screen, places = self.screen, self.places
+        screen.heading("The shape that goes wrong without ckptfs")
+        screen.say("Layers of 1100 x 1100: DeepSpeed reads gradients by O_DIRECT into buffers that are not aligned. This "
+                   "device refuses")
+        screen.say("that (EINVAL), DeepSpeed does not look, and trains on garbage. In memory (tmpfs) nothing can be "
+                   "refused: the truth.")
+        run("mount", "-t", "tmpfs", "-o", "size=1G", "tmpfs", places.tmpfs)
+        roots = {"tmpfs": places.tmpfs, "plain XFS": places.plain / "odd", "ckptfs": places.mount / "odd"}
+        results = {}
+        for name, root in roots.items():
+            root.mkdir(exist_ok=True)
+            results[name] = self.train(f"{name}, odd shape", f"{name}-odd", root, *ODD_MODEL, "--steps", 5)
+            shutil.rmtree(root, ignore_errors=name == "tmpfs")
+        truth = results.pop("tmpfs")
+        right = {name: result["losses"] == truth["losses"] for name, result in results.items()}
+        marks = {index + 1: "32" if right[name] else "31" for index, name in enumerate(results)}
+        names = ["tmpfs (the truth)", *(f"{name}: {'right' if right[name] else 'WRONG'}" for name in results)]
+        self.losses(names, [truth, *results.values()], marks)
+        if not right["ckptfs"]:
+            raise Problem(f"ckptfs trained wrong; see {self.log}")
+        if right["plain XFS"]:
+            screen.say("On this machine plain XFS got it right too: its loop device takes any alignment.")
+        else:
+            screen.say("No error, no warning, no line in any log: only the numbers differ.")
+
+    def where_next(self, keep):
+        screen, places = self.screen, self.places
+        screen.heading("Where to go on")
+        screen.say("README.md               how to mount for your own training: two commands and one line of ds_config")
+        screen.say("docs/                   how it works, what is stored how, benchmarks")
+        screen.say("ckptfs doctor FOLDER    what this machine has and lacks")
+        screen.say("scripts/test            checks all of it on this machine; scripts/bench measures")
+        screen.say(f"{self.log}    what DeepSpeed said meanwhile")
+        if keep:
+            screen.say()
+            screen.say(f"The mount is still up: {places.mount}. When done:")
+            screen.command(CKPTFS, "umount", places.mount, "&&", "rm", "-r", places.folder)
+
+
+def measure_copytree(source, target, folder):
+    import train
+
+    return train.Cost((folder, device_stat(folder))).of(
+        lambda: shutil.copytree(source, target, ignore=shutil.ignore_patterns("*gradient*")))
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--keep", action="store_true")
+    parser.add_argument("--log", type=pathlib.Path, required=True)
+    parser.add_argument("folder", type=pathlib.Path)
+    return parser.parse_args()
+
+
+def stop(_signal, _frame):
+    raise Problem("interrupted; all is taken down")
+
+
+def play(demo, keep):
+    demo.mount()
+    demo.run_both()
+    demo.costs()
+    demo.look()
+    demo.copy_out()
+    demo.resume()
+    demo.odd()
+    demo.where_next(keep)
+
+
+def main():
+    options = parse_arguments()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, stop)
+    places, screen = Places(options.folder.resolve()), Screen()
+    kept = False
+    try:
+        places.take_down()
+        places.make()
+        play(Demo(places, screen, options.log), options.keep)
+        kept = options.keep
+    except (Problem, harness.Failure, OSError) as problem:
+        screen.end_progress()
+        print(f"demo: {problem}", file=sys.stderr)
+        print(f"demo: the whole log: {options.log}", file=sys.stderr)
+        return 1
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        if kept:
+            release_plain(places)
+        else:
+            places.take_down()
+    return 0
+
+
+def release_plain(places):
+    """With --keep only the mount stays."""
+    for path in (places.plain, places.tmpfs):
+        with contextlib.suppress(Problem):
+            run("umount", path)
+    subprocess.run(["losetup", "-j", places.image], check=False, capture_output=True)
+    for loop in loops_below(str(places.folder)):
+        if pathlib.Path(f"/sys/block/{loop[5:]}/loop/backing_file").read_text().strip() == str(places.image):
+            run("losetup", "-d", loop)
+    places.image.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

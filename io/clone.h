@@ -24,7 +24,8 @@ struct SharingCapability {
   std::string filesystem;  // "xfs", "btrfs", "ext4", ..., from statfs's magic
 };
 // Tries clone, dedupe and hint on scratch files without a name in `folder`. `clone` also demands that FIEMAP shows the
-// blocks as shared. What the file system lacks is false; an Error is a failure of the probe (no such folder, disk full).
+// blocks as shared. What the file system lacks is false; an Error is a failure of the probe (no such folder, disk
+// full).
 Result<SharingCapability> probe_sharing(const std::string& folder);
 
 // The copy-on-write extent hint for a file of `size` bytes: size rounded up to a power of two, between 128 KiB and

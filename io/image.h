@@ -10,9 +10,9 @@
 namespace ckptfs::io {
 
 struct ImageOptions {
-  uint64_t size = 0;     // bytes, at least kMinimumImageSize
-  bool sparse = false;   // default: allocated in full, since a sparse image on a full disk breaks XFS
-  uint32_t sector = 512; // logical sector of the loop device and of XFS: 512 or 4096
+  uint64_t size = 0;      // bytes, at least kMinimumImageSize
+  bool sparse = false;    // default: allocated in full, since a sparse image on a full disk breaks XFS
+  uint32_t sector = 512;  // logical sector of the loop device and of XFS: 512 or 4096
 };
 inline constexpr uint64_t kMinimumImageSize = uint64_t{512} << 20;
 
@@ -20,10 +20,10 @@ inline constexpr uint64_t kMinimumImageSize = uint64_t{512} << 20;
 Result<uint64_t> parse_size(const std::string& text);
 
 struct MountedImage {
-  std::string image;   // STORE/image.xfs
-  std::string folder;  // STORE/fs, where it is mounted
-  std::string device;  // /dev/loopN
-  bool direct = false; // loop with direct I/O
+  std::string image;    // STORE/image.xfs
+  std::string folder;   // STORE/fs, where it is mounted
+  std::string device;   // /dev/loopN
+  bool direct = false;  // loop with direct I/O
 };
 // Makes the image where there is none (never overwrites one: a size other than the present one is an error), attaches
 // it by loop with direct I/O where the driver takes it, mounts it at store/fs. An image that is mounted there already

@@ -10,7 +10,7 @@
 namespace ckptfs::io {
 
 struct MountEntry {
-  int id = 0;              // of the mount, and of the one it stands on
+  int id = 0;  // of the mount, and of the one it stands on
   int parent = 0;
   std::string device;      // "MAJOR:MINOR"
   std::string root;        // which folder of the file system this is: "/", but for bind mounts

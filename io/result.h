@@ -14,14 +14,13 @@ namespace ckptfs {
 class [[nodiscard]] Error {
  public:
   Error() = default;
-  explicit Error(int errno_value, std::string what = {}) : code_(errno_value, std::system_category()), what_(std::move(what)) {}
+  explicit Error(int errno_value, std::string what = {})
+      : code_(errno_value, std::system_category()), what_(std::move(what)) {}
 
   int errno_value() const { return code_.value(); }
   const std::error_code& code() const { return code_; }
   // What went wrong in words; the errno's own text where nothing more is known.
-  std::string message() const {
-    return what_.empty() ? code_.message() : what_;
-  }
+  std::string message() const { return what_.empty() ? code_.message() : what_; }
 
  private:
   std::error_code code_;
@@ -45,13 +44,13 @@ inline auto success() { return boost::outcome_v2::success(); }
 // (Boost.Outcome's own TRY changed its syntax between the releases that Debian ships.)
 #define CKPTFS_CONCAT2(a, b) a##b
 #define CKPTFS_CONCAT(a, b) CKPTFS_CONCAT2(a, b)
-#define TRY(expr)                                                    \
-  do {                                                               \
-    auto&& try_result = (expr);                                      \
-    if (!try_result) return std::move(try_result).error();           \
+#define TRY(expr)                                          \
+  do {                                                     \
+    auto&& try_result = (expr);                            \
+    if (!try_result) return std::move(try_result).error(); \
   } while (false)
 #define TRY_ASSIGN(decl, expr) TRY_ASSIGN_IMPL(CKPTFS_CONCAT(try_result_, __LINE__), decl, expr)
-#define TRY_ASSIGN_IMPL(tmp, decl, expr)       \
-  auto tmp = (expr);                           \
-  if (!tmp) return std::move(tmp).error();     \
+#define TRY_ASSIGN_IMPL(tmp, decl, expr)   \
+  auto tmp = (expr);                       \
+  if (!tmp) return std::move(tmp).error(); \
   decl = std::move(tmp).value()

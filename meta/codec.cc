@@ -16,7 +16,9 @@ class Encoder {
   }
   Encoder& u32(uint32_t v) { return raw(htole32(v)); }
   Encoder& u64(uint64_t v) { return raw(htole64(v)); }
-  Encoder& time(const timespec& t) { return u64(static_cast<uint64_t>(t.tv_sec)).u32(static_cast<uint32_t>(t.tv_nsec)); }
+  Encoder& time(const timespec& t) {
+    return u64(static_cast<uint64_t>(t.tv_sec)).u32(static_cast<uint32_t>(t.tv_nsec));
+  }
   Encoder& text(std::string_view s) {
     u32(static_cast<uint32_t>(s.size()));
     bytes_.append(s);

@@ -1,5 +1,5 @@
-// How keys and values lie in the index (docs/store-format.md). Keys are big-endian, so that order is meaning; values are
-// little-endian behind one version byte. Pure functions; a value that cannot be decoded is EIO.
+// How keys and values lie in the index (docs/store-format.md). Keys are big-endian, so that order is meaning; values
+// are little-endian behind one version byte. Pure functions; a value that cannot be decoded is EIO.
 #pragma once
 
 #include <string>

@@ -71,7 +71,8 @@ class Checker {
       const uint32_t names = names_[number];
       if (record.is_dir()) {
         const bool root = number == kRootInode;
-        if (names != (root ? 0U : 1U) && record.nlink != 0) problem(inode_name(number) + ": a directory with " + std::to_string(names) + " names");
+        if (names != (root ? 0U : 1U) && record.nlink != 0)
+          problem(inode_name(number) + ": a directory with " + std::to_string(names) + " names");
         if (record.nlink != 0 && record.nlink != 2 + folders_in_[number]) {
           problem(inode_name(number) + ": its link count is " + std::to_string(record.nlink) + ", should be " +
                   std::to_string(2 + folders_in_[number]));
@@ -193,8 +194,9 @@ Result<uint64_t> remove_orphans(const std::string& folder) {
   const Blobs blobs(store.blobs.get());
   TRY(Checker(*store.index, blobs, report).run());
   if (!report.problems.empty()) {
-    return Error(EUCLEAN, folder + ": the store has problems (ckptfs fsck lists them); nameless blobs may be what is "
-                                   "missing, so none was removed");
+    return Error(EUCLEAN, folder +
+                              ": the store has problems (ckptfs fsck lists them); nameless blobs may be what is "
+                              "missing, so none was removed");
   }
   for (const std::string& name : report.orphans) TRY(blobs.remove(*Blobs::parse_name(name)));
   TRY(io::fsync_fd(store.blobs.get()));

@@ -50,11 +50,11 @@ class Gate {
 
   std::mutex mutex_;
   std::condition_variable idle_;
-  unsigned epoch_ = 0;                            // guarded by mutex_; 0 or 1, flipped by close
-  std::array<size_t, 2> in_flight_{};             // guarded by mutex_; operations that entered in each epoch
-  bool closed_ = false;                           // guarded by mutex_
-  std::unordered_set<InodeNumber> guarded_;       // guarded by mutex_
-  std::vector<std::function<void()>> parked_;     // guarded by mutex_
+  unsigned epoch_ = 0;                         // guarded by mutex_; 0 or 1, flipped by close
+  std::array<size_t, 2> in_flight_{};          // guarded by mutex_; operations that entered in each epoch
+  bool closed_ = false;                        // guarded by mutex_
+  std::unordered_set<InodeNumber> guarded_;    // guarded by mutex_
+  std::vector<std::function<void()>> parked_;  // guarded by mutex_
 };
 
 }  // namespace ckptfs::meta

@@ -10,8 +10,8 @@
 #include <unistd.h>
 
 #include <array>
-#include <span>
 #include <charconv>
+#include <span>
 
 namespace ckptfs::meta {
 namespace {
@@ -307,8 +307,7 @@ void Index::restore_ballast(uint64_t free_bytes) {
     return;
   }
   if (::fallocate(fd.value().get(), 0, 0, static_cast<off_t>(kBallast)) != 0) {
-    spdlog::warn("no ballast: {}; removals on a full store may fail until there is room",
-                 last_error(path).message());
+    spdlog::warn("no ballast: {}; removals on a full store may fail until there is room", last_error(path).message());
     ::unlink(path.c_str());
     return;
   }

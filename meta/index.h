@@ -71,11 +71,11 @@ class Batch {
 class Index {
  public:
   struct Options {
-    std::string folder;       // STORE/meta
-    std::string durable_file; // STORE/durable: the sequence number up to which the index was durable, after each sync
-    int blobs_fd = -1;        // fsynced before names when new blobs were made
+    std::string folder;        // STORE/meta
+    std::string durable_file;  // STORE/durable: the sequence number up to which the index was durable, after each sync
+    int blobs_fd = -1;         // fsynced before names when new blobs were made
     bool create = false;
-    bool read_only = false;   // fsck; no ballast
+    bool read_only = false;  // fsck; no ballast
   };
   // EIO, in words, where the index is damaged, or older than what was durable (a lost or truncated log).
   static Result<std::unique_ptr<Index>> open(const Options& options);
@@ -129,14 +129,14 @@ class Index {
   std::vector<rocksdb::ColumnFamilyHandle*> handles_;
   io::Fd durable_fd_;
 
-  mutable std::mutex sync_mutex_;        // guards syncing_ and synced_; not held while syncing
+  mutable std::mutex sync_mutex_;  // guards syncing_ and synced_; not held while syncing
   std::condition_variable sync_done_;
   bool syncing_ = false;
-  uint64_t synced_ = 0;                  // value of commits_ up to which all is durable
+  uint64_t synced_ = 0;  // value of commits_ up to which all is durable
   std::atomic<uint64_t> commits_{0};
   std::atomic<bool> blobs_changed_{false};
 
-  std::mutex ballast_mutex_;             // held while the ballast is made or released
+  std::mutex ballast_mutex_;  // held while the ballast is made or released
   std::atomic<uint64_t> ballast_bytes_{0};
 };
 

@@ -42,15 +42,15 @@ Result<> check_tag(std::string_view tag) {
     return Error(EINVAL, "'" + shown + "' is a reserved name; choose another tag, as global_step100");
   }
   if (tag.size() > kMaximumName) return Error(ENAMETOOLONG, "a tag has at most 255 bytes");
-  const bool bad = std::any_of(tag.begin(), tag.end(), [](char c) {
-    return c == '/' || static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
-  });
+  const bool bad = std::any_of(tag.begin(), tag.end(),
+                               [](char c) { return c == '/' || static_cast<unsigned char>(c) < 0x20 || c == 0x7f; });
   if (bad) return Error(EINVAL, "a tag is one name: no slash, no control character");
   return success();
 }
 
 std::optional<uint64_t> step_number(std::string_view name) {
-  for (const std::string_view prefix : std::array<std::string_view, 5>{"global_step", "checkpoint-", "step_", "step-", "step"}) {
+  for (const std::string_view prefix :
+       std::array<std::string_view, 5>{"global_step", "checkpoint-", "step_", "step-", "step"}) {
     if (const auto number = number_behind(name, prefix)) return number;
   }
   const size_t at = name.rfind("step=");

@@ -1,7 +1,7 @@
 // The reaper: makes the index durable once a second, and deletes blobs whose last name is durably gone.
 //
-// Order, so that a power loss can never leave a name without its blob, nor forget that a blob is garbage: the batch that
-// doomed it is synced; the file is removed; blobs/ is synced; only then does the blob's record go.
+// Order, so that a power loss can never leave a name without its blob, nor forget that a blob is garbage: the batch
+// that doomed it is synced; the file is removed; blobs/ is synced; only then does the blob's record go.
 //
 // Thread safety: doom() from any thread. Lock: mutex_, never held while anything is synced or removed.
 #pragma once

@@ -13,7 +13,8 @@ namespace {
 
 class Recoverer {
  public:
-  Recoverer(Index& index, const Blobs& blobs, Space& space) : index_(index), blobs_(blobs), space_(space), batch_(index) {}
+  Recoverer(Index& index, const Blobs& blobs, Space& space)
+      : index_(index), blobs_(blobs), space_(space), batch_(index) {}
 
   Result<Recovery> run() {
     TRY_ASSIGN(const uint64_t clean, index_.number(kCleanKey));

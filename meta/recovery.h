@@ -14,18 +14,18 @@
 namespace ckptfs::meta {
 
 struct RecoveryReport {
-  bool clean = true;             // the last unmount was
+  bool clean = true;  // the last unmount was
   uint64_t inodes = 0;
   uint64_t blobs = 0;
-  uint64_t removed_blobs = 0;    // doomed, tentative, never named, or empty
-  uint64_t orphan_blobs = 0;     // nameless, with content: kept
+  uint64_t removed_blobs = 0;  // doomed, tentative, never named, or empty
+  uint64_t orphan_blobs = 0;   // nameless, with content: kept
   std::vector<InodeNumber> damaged;
 };
 
 struct Recovery {
   RecoveryReport report;
-  Tree::Start start;                       // all but `doomed`
-  std::vector<InodeNumber> nameless;       // inodes without a name: to be reaped
+  Tree::Start start;                  // all but `doomed`
+  std::vector<InodeNumber> nameless;  // inodes without a name: to be reaped
 };
 
 // Changes the index and blobs/ as said above, adds what swap files owe to `space`, and clears the clean-unmount mark,

@@ -67,14 +67,16 @@ class Save {
     TRY_ASSIGN(const InodeRecord step, tree_.inode(result_.step));
     if (!step.is_dir()) return Error(EEXIST, path() + ": it exists and is no directory; choose another tag");
     if ((step.flags & kSealed) != 0) return Error(EPERM, path() + ": the step is sealed; choose another tag");
-    holds_swap_state_ = store_.index().entry(result_.step, kTensorsName) || store_.index().entry(result_.step, kParamsName);
+    holds_swap_state_ =
+        store_.index().entry(result_.step, kTensorsName) || store_.index().entry(result_.step, kParamsName);
     return success();
   }
 
   std::string path() const { return tree_.path_of(request_.series) + "/" + request_.tag; }
   Error exists() const {
-    return Error(EEXIST, path() + ": the step holds swap state already, and it is not what a save would take now; "
-                                  "choose another tag");
+    return Error(EEXIST, path() +
+                             ": the step holds swap state already, and it is not what a save would take now; "
+                             "choose another tag");
   }
 
   // Plans, writes back, closes the gate, clones, opens the gate. Nothing of it shows in the tree yet.
@@ -92,7 +94,8 @@ class Save {
       TRY(cloned);
       if (cloned.value()) return success();
     }
-    return Error(EBUSY, tree_.path_of(source_) + ": files keep coming and going there; save between two training steps");
+    return Error(EBUSY,
+                 tree_.path_of(source_) + ": files keep coming and going there; save between two training steps");
   }
 
   Result<> open_files(const SavePlan& plan) {
@@ -181,7 +184,8 @@ class Save {
     }
     if (present != taken_.size()) return exists();
     for (const Taken& taken : taken_) {
-      const auto saved = tree_.resolve(path() + "/" + taken.plan.group + "/" + taken.plan.folder + "/" + taken.plan.name);
+      const auto saved =
+          tree_.resolve(path() + "/" + taken.plan.group + "/" + taken.plan.folder + "/" + taken.plan.name);
       if (!saved || taken.blob == 0) return exists();
       TRY_ASSIGN(const InodeRecord record_there, tree_.inode(saved.value()));
       if (record_there.blob != taken.blob) return exists();
@@ -332,9 +336,10 @@ class Save {
       names += taken.plan.group + "/" + taken.plan.folder + "/" + taken.plan.name + "\n";
     }
     if (count > 0) {
-      result_.warnings.push_back(std::to_string(count) +
-                                 " perhaps stale (not written since the newest writer process of their folder began): " +
-                                 names.substr(0, names.find('\n')) + (count > 1 ? ", ..." : ""));
+      result_.warnings.push_back(
+          std::to_string(count) +
+          " perhaps stale (not written since the newest writer process of their folder began): " +
+          names.substr(0, names.find('\n')) + (count > 1 ? ", ..." : ""));
     }
     return names;
   }
@@ -408,8 +413,8 @@ class Save {
   bool holds_swap_state_ = false;
   std::vector<Taken> taken_;
   std::vector<BlobNumber> tentative_;
-  std::map<std::string, InodeNumber> folders_;         // by path in the step
-  std::map<InodeNumber, InodeRecord> new_folders_;     // as they will be
+  std::map<std::string, InodeNumber> folders_;      // by path in the step
+  std::map<InodeNumber, InodeRecord> new_folders_;  // as they will be
   SaveResult result_;
 };
 

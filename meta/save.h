@@ -17,10 +17,10 @@ struct SaveRequest {
 struct SaveResult {
   InodeNumber step = 0;
   uint64_t files = 0;
-  uint64_t cloned = 0;          // the others named the blob they were last saved as
-  uint64_t bytes = 0;           // apparent
+  uint64_t cloned = 0;  // the others named the blob they were last saved as
+  uint64_t bytes = 0;   // apparent
   double seconds = 0;
-  bool already_saved = false;   // the tag was saved before and nothing had changed since
+  bool already_saved = false;         // the tag was saved before and nothing had changed since
   std::vector<std::string> warnings;  // perhaps stale files, names taken twice, ...
 };
 

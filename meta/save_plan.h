@@ -1,6 +1,6 @@
 // Which files a save takes from a zero_stage_N folder, and where in the step they go. Reads the tree only.
-//   optimizer/rank{R}/*                       -> offloaded_tensors/rank{RR}/*   (all but gradients, as DeepSpeed copies)
-//   {float16,bfloat16,...}params/rank{R}/*    -> offloaded_params/rank{RR}/*
+//   optimizer/rank{R}/*                       -> offloaded_tensors/rank{RR}/*   (all but gradients, as DeepSpeed
+//   copies) {float16,bfloat16,...}params/rank{R}/*    -> offloaded_params/rank{RR}/*
 #pragma once
 
 #include <map>
@@ -21,14 +21,14 @@ struct PlannedFile {
   std::string folder;  // "rank00"
   std::string name;
   InodeRecord record;
-  uint64_t size = 0;   // of the live file, as mtime and stale: only where the plan asked the blobs
+  uint64_t size = 0;  // of the live file, as mtime and stale: only where the plan asked the blobs
   timespec mtime{};
   bool stale = false;  // not written since the newest writer process of its rank folder began
 };
 
 struct SavePlan {
-  std::vector<PlannedFile> files;                // sorted by group, folder, name
-  std::unordered_set<InodeNumber> guarded;       // folders and files: what the gate closes for
+  std::vector<PlannedFile> files;           // sorted by group, folder, name
+  std::unordered_set<InodeNumber> guarded;  // folders and files: what the gate closes for
   std::vector<std::string> warnings;
 };
 

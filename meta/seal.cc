@@ -18,7 +18,7 @@ namespace {
 struct Member {
   InodeRecord record;
   std::vector<std::pair<InodeNumber, std::string>> names;  // folder, name
-  BlobNumber clone = 0;  // frozen instead of its own blob, where that cannot be
+  BlobNumber clone = 0;                                    // frozen instead of its own blob, where that cannot be
 };
 
 class Seal {
@@ -85,7 +85,8 @@ class Seal {
     TRY_ASSIGN(const io::Fd fd, store_.blobs().open(member.record.blob, O_RDONLY));
     TRY_ASSIGN(const bool written, io::has_writer(fd.get()));
     if (written && store_.open_files().open_at_all(number)) return busy;
-    if (written) spdlog::warn("{}: a mapping of it goes on without a descriptor; sealing a copy", tree_.path_of(number));
+    if (written)
+      spdlog::warn("{}: a mapping of it goes on without a descriptor; sealing a copy", tree_.path_of(number));
     if (!written && member.record.nlink == member.names.size()) return success();
     return make_clone(member, fd.get());
   }

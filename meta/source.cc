@@ -29,8 +29,9 @@ Result<> check_series(const Tree& tree, InodeNumber series) {
   if (!record.is_dir()) return Error(ENOTDIR);
   TRY_ASSIGN(const InodeNumber step, tree.step_of(series));
   if (series == kRootInode || (record.flags & kSwap) != 0 || step != 0) {
-    return Error(EINVAL, tree.path_of(series) + ": neither the root, nor a zero_stage_N folder, nor what lies in a step "
-                                                "can be a series; use /steps, or make a directory");
+    return Error(EINVAL, tree.path_of(series) +
+                             ": neither the root, nor a zero_stage_N folder, nor what lies in a step "
+                             "can be a series; use /steps, or make a directory");
   }
   return success();
 }
@@ -51,8 +52,9 @@ Result<InodeNumber> save_source(Store& store, InodeNumber series) {
   TRY_ASSIGN(const auto found, swap_folders(store.tree(), kRootInode));
   if (found.size() == 1) return found.front();
   if (found.empty()) {
-    return Error(ENOENT, "the mount has no zero_stage_N folder yet; set DeepSpeed's nvme_path to the mount and train a "
-                         "step first");
+    return Error(ENOENT,
+                 "the mount has no zero_stage_N folder yet; set DeepSpeed's nvme_path to the mount and train a "
+                 "step first");
   }
   std::string paths;
   for (const InodeNumber folder : found) paths += (paths.empty() ? "" : ", ") + store.tree().path_of(folder);

@@ -17,7 +17,7 @@ struct SpaceReport {
   uint64_t raw_free = 0;  // as the file system says
   uint64_t reserve = 0;   // the larger of 256 MiB and 2 %
   uint64_t ballast = 0;
-  uint64_t owed = 0;      // by all live swap files
+  uint64_t owed = 0;  // by all live swap files
   uint64_t inodes = 0;
   uint64_t inodes_free = 0;
 };

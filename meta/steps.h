@@ -16,8 +16,8 @@ struct StepInfo {
   uint64_t files = 0;
   uint64_t bytes = 0;  // apparent
   timespec mtime{};
-  std::string kind;    // "swap state only", "deepspeed", "hf", "dcp", "other"
-  std::string state;   // "complete", "sealed", "being removed", "unknown"
+  std::string kind;   // "swap state only", "deepspeed", "hf", "dcp", "other"
+  std::string state;  // "complete", "sealed", "being removed", "unknown"
 };
 
 // True for a child directory of a series that save, seal or pin made a step, or that has a step's name and holds a

@@ -77,7 +77,8 @@ Result<> fill_new_index(Index& index, const StoreOptions& options) {
   return index.sync();
 }
 
-// Makes a store. The index is made aside and renamed, config.json comes last: a making that was cut short is begun anew.
+// Makes a store. The index is made aside and renamed, config.json comes last: a making that was cut short is begun
+// anew.
 Result<> make_store(const StoreOptions& options) {
   const std::string& folder = options.folder;
   TRY(make_folder(folder + "/blobs"));
@@ -188,8 +189,9 @@ Result<std::unique_ptr<Store>> Store::open(const StoreOptions& options) {
   TRY_ASSIGN(in->lock, take_lock(folder));
   if (!exists(folder + "/config.json")) {
     if (!options.create || !may_become_store(folder)) {
-      return Error(EINVAL, folder + ": it is no store (config.json is missing) and not empty; name a store, or an empty "
-                                    "folder to make one");
+      return Error(EINVAL, folder +
+                               ": it is no store (config.json is missing) and not empty; name a store, or an empty "
+                               "folder to make one");
     }
     TRY(make_store(options));
   }
@@ -205,9 +207,9 @@ Result<std::unique_ptr<Store>> Store::open(const StoreOptions& options) {
   index_options.blobs_fd = in->blobs_fd.get();
   TRY_ASSIGN(in->index, Index::open(index_options));
   TRY_ASSIGN(const uint64_t format, in->index->number(kFormatKey));
-  if (format != kFormat) return Error(EPROTONOSUPPORT, folder + "/meta: the index has format version " +
-                                                           std::to_string(format) + ", this ckptfs knows version " +
-                                                           std::to_string(kFormat));
+  if (format != kFormat)
+    return Error(EPROTONOSUPPORT, folder + "/meta: the index has format version " + std::to_string(format) +
+                                      ", this ckptfs knows version " + std::to_string(kFormat));
   TRY_ASSIGN(Recovery recovery, recover(*in->index, *in->blobs, *in->space));
   in->reaper = std::make_unique<Reaper>(*in->index, *in->blobs, *in->space);
   recovery.start.doomed = [reaper = in->reaper.get()](BlobNumber blob) { reaper->doom(blob); };

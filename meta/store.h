@@ -20,7 +20,7 @@ struct StoreOptions {
   std::string folder;      // the store itself (for an image: STORE/fs)
   uint32_t owner_uid = 0;  // of the root and /steps when the store is made
   uint32_t owner_gid = 0;
-  bool create = true;      // make it where the folder is empty or missing
+  bool create = true;  // make it where the folder is empty or missing
 };
 
 class Store {

@@ -262,7 +262,8 @@ Result<InodeNumber> Tree::step_of(InodeNumber number) const {
 
 Result<> Tree::refuse_sealed(InodeNumber number, const InodeRecord& record, const std::string& what) const {
   if ((record.flags & kSealed) == 0) return success();
-  return Error(EPERM, path_of(number) + ": " + what + " is not possible in a sealed step; copy what you need out of it");
+  return Error(EPERM,
+               path_of(number) + ": " + what + " is not possible in a sealed step; copy what you need out of it");
 }
 
 void Tree::watch(const std::vector<InodeNumber>& inodes) {

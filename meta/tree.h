@@ -106,7 +106,7 @@ class Tree {
   Result<> truncate(InodeNumber inode, uint64_t size);
 
   // --- xattrs as the user's own (user.*, trusted.*, security.*); the user.ckptfs.* ones are fs/control_xattrs.
-  Result<std::string> xattr(InodeNumber inode, const std::string& name) const;              // ENODATA
+  Result<std::string> xattr(InodeNumber inode, const std::string& name) const;  // ENODATA
   Result<> set_xattr(InodeNumber inode, const std::string& name, const std::string& value, int flags);
   Result<std::vector<std::string>> list_xattrs(InodeNumber inode) const;
   Result<> remove_xattr(InodeNumber inode, const std::string& name);
@@ -183,13 +183,13 @@ class Tree {
   const std::function<void(BlobNumber)> doomed_;
   const std::unordered_set<InodeNumber> damaged_;
 
-  std::mutex mutex_;                             // one change of the tree at a time
-  InodeNumber next_inode_;                       // guarded by mutex_
-  InodeNumber inode_limit_;                      // guarded by mutex_; recorded in the index
-  BlobNumber next_blob_;                         // guarded by mutex_
-  BlobNumber blob_limit_;                        // guarded by mutex_; recorded in the index
-  std::unordered_set<InodeNumber> watched_;      // guarded by mutex_
-  mutable std::mutex recovered_mutex_;           // leaf lock
+  std::mutex mutex_;                                   // one change of the tree at a time
+  InodeNumber next_inode_;                             // guarded by mutex_
+  InodeNumber inode_limit_;                            // guarded by mutex_; recorded in the index
+  BlobNumber next_blob_;                               // guarded by mutex_
+  BlobNumber blob_limit_;                              // guarded by mutex_; recorded in the index
+  std::unordered_set<InodeNumber> watched_;            // guarded by mutex_
+  mutable std::mutex recovered_mutex_;                 // leaf lock
   mutable std::unordered_set<InodeNumber> recovered_;  // guarded by recovered_mutex_
 };
 

@@ -36,8 +36,9 @@ Result<> Tree::prepare_writing(InodeNumber number, const Caller& caller, uint64_
   TRY_ASSIGN(InodeRecord record, index_.inode(number));
   if (!record.is_regular()) return Error(EINVAL);
   if (!record.is_live_file()) {
-    return Error(EPERM, path_of(number) + ": it is frozen, as all that a save made or a sealed step holds; "
-                                          "copy it (cp) and write into the copy");
+    return Error(EPERM, path_of(number) +
+                            ": it is frozen, as all that a save made or a sealed step holds; "
+                            "copy it (cp) and write into the copy");
   }
   if (is_damaged(number)) return Error(EIO, path_of(number) + ": its data is missing or short (see ckptfs status)");
   // A hard link may have taken the name in the stage, and the flag, away since a save took the file.

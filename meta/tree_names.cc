@@ -22,7 +22,8 @@ Result<> check_name(const std::string& name) {
   return success();
 }
 
-InodeRecord new_record(const NewNode& node, const InodeRecord& parent, InodeNumber parent_number, const Caller& caller) {
+InodeRecord new_record(const NewNode& node, const InodeRecord& parent, InodeNumber parent_number,
+                       const Caller& caller) {
   InodeRecord record;
   record.mode = node.mode;
   record.uid = caller.uid;

@@ -73,8 +73,8 @@ struct BlobRecord {
 
 // What `save`, `seal` and `pin` know of a step; keyed by the step directory's inode.
 struct StepRecord {
-  InodeNumber source = 0;   // the zero_stage_N folder a save took; 0: none did
-  timespec saved{};         // when the save was published
+  InodeNumber source = 0;  // the zero_stage_N folder a save took; 0: none did
+  timespec saved{};        // when the save was published
   bool sealed = false;
   bool pinned = false;
   bool being_removed = false;

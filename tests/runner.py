@@ -254,11 +254,11 @@ class Runner:
     def script(self, name, path):
         if not os.access(path, os.X_OK):
             return self.report.add(name, "FAIL", 0, "not executable (chmod +x)")
-        if not self.build("release") or not self.build("debug", "ckptfs"):
+        if not self.build("release") or not self.build("asan"):
             return self.report.add(name, "FAIL", 0, "the build failed")
         timeout = int(script_field(path, "timeout", str(DEFAULT_TIMEOUT)))
         log = log_path(name)
-        env = dict(os.environ, CKPTFS=str(BUILD / "ckptfs"), CKPTFS_DEBUG=str(BUILD / "debug" / "ckptfs"),
+        env = dict(os.environ, CKPTFS=str(BUILD / "ckptfs"), CKPTFS_DEBUG=str(BUILD / "asan" / "ckptfs"),
                    CKPTFS_BUILD=str(BUILD), CKPTFS_TEST_LEVEL=self.level, PYTHONUNBUFFERED="1",
                    PYTHONDONTWRITEBYTECODE="1")
         with leftovers.scratch_folder(SCRATCH, name) as (folder, complaints):

@@ -69,7 +69,8 @@ void raise_descriptor_limit() {
   if (setrlimit(RLIMIT_NOFILE, &limit) != 0) spdlog::warn("RLIMIT_NOFILE: {}", last_error().message());
 }
 
-// The kernel writes back through us when memory is short: it must neither wait for us while we wait for it, nor kill us.
+// The kernel writes back through us when memory is short: it must neither wait for us while we wait for it, nor kill
+// us.
 void settle_process() {
   if (prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) != 0) spdlog::warn("PR_SET_IO_FLUSHER: {}", last_error().message());
   std::ofstream score("/proc/self/oom_score_adj");
@@ -126,7 +127,8 @@ MountOptions mount_options(const MountPlan& plan, const std::string& store_folde
   return options;
 }
 
-// From the store's start to its end; the image is there. Errors of the start go to `report` alone, later ones to the log.
+// From the store's start to its end; the image is there. Errors of the start go to `report` alone, later ones to the
+// log.
 Result<> serve_store(const MountPlan& plan, const std::string& store_folder, const StartReport& report) {
   std::unique_ptr<ControlServer> control;
   MountOptions options = mount_options(plan, store_folder);

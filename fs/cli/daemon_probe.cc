@@ -34,8 +34,8 @@ struct Answer {
   ::_exit(written ? 0 : 1);
 }
 
-// As long as the child's request waits in the kernel it ends at once; a request that the daemon has taken up holds it for
-// as long as the daemon hangs.
+// As long as the child's request waits in the kernel it ends at once; a request that the daemon has taken up holds it
+// for as long as the daemon hangs.
 void wait_a_moment(pid_t child) {
   const io::Fd process(static_cast<int>(::syscall(SYS_pidfd_open, child, 0)));
   pollfd ended{process.get(), POLLIN, 0};

@@ -26,9 +26,7 @@ std::vector<Check> examine(const std::string& folder) {
   return checks;
 }
 
-const char* word(Verdict verdict) {
-  return verdict == Verdict::ok ? "ok" : verdict == Verdict::warn ? "warn" : "FAIL";
-}
+const char* word(Verdict verdict) { return verdict == Verdict::ok ? "ok" : verdict == Verdict::warn ? "warn" : "FAIL"; }
 
 void print_checks(const std::vector<Check>& checks) {
   for (const Check& check : checks) {

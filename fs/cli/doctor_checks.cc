@@ -112,18 +112,19 @@ Check check_alignment(const std::string& folder) {
   const auto file = scratch_file(folder);
   if (!file) return {"O_DIRECT", Verdict::fail, file.error().message(), "name a folder that can be written to"};
   const io::DirectAlignment alignment = io::direct_alignment(file.value().get());
-  Check check{"O_DIRECT", Verdict::ok,
-              "memory at " + std::to_string(alignment.memory) + ", offsets at " + std::to_string(alignment.offset) +
-                  " bytes",
-              ""};
+  Check check{
+      "O_DIRECT", Verdict::ok,
+      "memory at " + std::to_string(alignment.memory) + ", offsets at " + std::to_string(alignment.offset) + " bytes",
+      ""};
   if (!alignment.harmful()) {
     check.found += ": harmless for DeepSpeed";
     return check;
   }
   check.verdict = Verdict::warn;
   check.found += ": DeepSpeed's unaligned reads fail here without a word, and it trains on garbage";
-  check.advice = "use the mount with -o odirect=safe (the default), which serves them in the daemon; plain files here "
-                 "stay harmful";
+  check.advice =
+      "use the mount with -o odirect=safe (the default), which serves them in the daemon; plain files here "
+      "stay harmful";
   return check;
 }
 
@@ -156,7 +157,8 @@ Check check_fuse_device() {
   if (device) return check;
   check.verdict = Verdict::fail;
   check.found = device.error().message();
-  check.advice = device.error().errno_value() == EACCES ? "run as root" : "modprobe fuse; in a container: --device /dev/fuse";
+  check.advice =
+      device.error().errno_value() == EACCES ? "run as root" : "modprobe fuse; in a container: --device /dev/fuse";
   return check;
 }
 
@@ -164,7 +166,8 @@ Check check_privileges() {
   Check check{"privileges", Verdict::ok, "root with CAP_SYS_ADMIN in the initial user namespace", ""};
   if (geteuid() != 0 || !has_sys_admin()) {
     check.verdict = Verdict::fail;
-    check.found = geteuid() != 0 ? "not root: nothing can be mounted" : "root without CAP_SYS_ADMIN: nothing can be mounted";
+    check.found =
+        geteuid() != 0 ? "not root: nothing can be mounted" : "root without CAP_SYS_ADMIN: nothing can be mounted";
     check.advice = geteuid() != 0 ? "sudo ckptfs ..." : "in a container: --cap-add SYS_ADMIN";
   } else if (!in_initial_user_namespace()) {
     check.verdict = Verdict::warn;
@@ -200,8 +203,8 @@ std::vector<Check> check_folder(const std::string& folder) {
   const auto capability = io::probe_sharing(folder);
   std::vector<Check> checks;
   if (!capability) {
-    checks.push_back({"file system", Verdict::fail, capability.error().message(),
-                      "name an existing folder that can be written to"});
+    checks.push_back(
+        {"file system", Verdict::fail, capability.error().message(), "name an existing folder that can be written to"});
   } else {
     checks.push_back(check_sharing(folder, capability.value()));
     checks.push_back(check_alignment(folder));

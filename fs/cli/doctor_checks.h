@@ -17,8 +17,8 @@ struct Check {
   std::string advice;  // how to get what is missing; empty when ok
 };
 
-Check check_kernel(const std::string& release);  // "6.12.3-amd64"; pure
-Check check_libfuse(const std::string& version); // "3.17.2"; pure
+Check check_kernel(const std::string& release);   // "6.12.3-amd64"; pure
+Check check_libfuse(const std::string& version);  // "3.17.2"; pure
 Check check_fuse_device();
 Check check_privileges();
 Check check_page_limit();

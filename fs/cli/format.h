@@ -8,10 +8,11 @@
 
 namespace ckptfs::fs::cli {
 
-std::string human_size(uint64_t bytes);       // "512 B", "1.5 GiB"
-std::string human_duration(double seconds);   // "0.4 ms", "2.3 s", "3 min 20 s"
-std::string human_age(int64_t seconds);       // "5 s", "3 min", "2 h", "4 d"
-std::string counted(uint64_t count, const std::string& singular, const std::string& plural = {});  // "1 file", "2 files"
+std::string human_size(uint64_t bytes);      // "512 B", "1.5 GiB"
+std::string human_duration(double seconds);  // "0.4 ms", "2.3 s", "3 min 20 s"
+std::string human_age(int64_t seconds);      // "5 s", "3 min", "2 h", "4 d"
+std::string counted(uint64_t count, const std::string& singular,
+                    const std::string& plural = {});  // "1 file", "2 files"
 
 // Names come from whoever made them: control characters, which a terminal would obey, become '?'.
 std::string printable(const std::string& text);

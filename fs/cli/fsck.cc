@@ -64,9 +64,9 @@ void print_report(const FsckArguments& arguments, const Outcome& outcome) {
   const meta::FsckReport& report = outcome.report;
   for (const std::string& problem : report.problems) std::printf("%s\n", printable(problem).c_str());
   for (const std::string& orphan : report.orphans) std::printf("note: %s\n", printable(orphan).c_str());
-  std::printf("%s: %s, %s, %s; last unmount %s; %s\n", arguments.store.c_str(),
-              counted(report.inodes, "inode").c_str(), counted(report.blobs, "blob").c_str(),
-              human_size(report.bytes).c_str(), report.clean_unmount ? "clean" : "not clean",
+  std::printf("%s: %s, %s, %s; last unmount %s; %s\n", arguments.store.c_str(), counted(report.inodes, "inode").c_str(),
+              counted(report.blobs, "blob").c_str(), human_size(report.bytes).c_str(),
+              report.clean_unmount ? "clean" : "not clean",
               report.problems.empty() ? "no problems" : counted(report.problems.size(), "problem").c_str());
   if (arguments.remove_orphans && report.problems.empty()) {
     std::printf("removed %s\n", counted(outcome.removed_orphans, "orphan").c_str());
@@ -79,9 +79,12 @@ void print_report(const FsckArguments& arguments, const Outcome& outcome) {
 
 json to_json(const Outcome& outcome) {
   const meta::FsckReport& report = outcome.report;
-  return {{"problems", report.problems}, {"orphans", report.orphans},
-          {"inodes", report.inodes},     {"blobs", report.blobs},
-          {"bytes", report.bytes},       {"clean_unmount", report.clean_unmount},
+  return {{"problems", report.problems},
+          {"orphans", report.orphans},
+          {"inodes", report.inodes},
+          {"blobs", report.blobs},
+          {"bytes", report.bytes},
+          {"clean_unmount", report.clean_unmount},
           {"removed_orphans", outcome.removed_orphans}};
 }
 

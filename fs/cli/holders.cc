@@ -44,7 +44,8 @@ std::set<std::string> mapped_files(const files::path& process, const MountEntry&
     unsigned major = 0, minor = 0;
     int path_at = 0;
     if (std::sscanf(line.c_str(), "%*s %*s %*s %x:%x %*s %n", &major, &minor, &path_at) < 2 || path_at == 0) continue;
-    if (std::to_string(major) + ":" + std::to_string(minor) == mount.device) found.insert(line.substr(static_cast<size_t>(path_at)));
+    if (std::to_string(major) + ":" + std::to_string(minor) == mount.device)
+      found.insert(line.substr(static_cast<size_t>(path_at)));
   }
   return found;
 }

@@ -23,7 +23,12 @@ Colour colour_of(const std::string& state) {
 // The rows of one series, which stand together.
 std::string series_table(const std::vector<json>& steps) {
   using Align = Table::Align;
-  Table table({{"TAG"}, {"STATE"}, {"KIND"}, {"FILES", Align::right}, {"SIZE", Align::right}, {"AGE", Align::right},
+  Table table({{"TAG"},
+               {"STATE"},
+               {"KIND"},
+               {"FILES", Align::right},
+               {"SIZE", Align::right},
+               {"AGE", Align::right},
                {"PINNED"}});
   const int64_t now = std::time(nullptr);
   std::string notes;
@@ -85,7 +90,8 @@ void add_ls(CLI::App& app, Chosen& chosen) {
   command->footer(
       "SIZE is apparent: blocks shared between steps are counted in each.\n"
       "Example:\n  ckptfs ls\n  ckptfs ls --json /ckpt/steps");
-  command->callback([arguments, &chosen] { chosen = [arguments] { return run(arguments->path, arguments->as_json); }; });
+  command->callback(
+      [arguments, &chosen] { chosen = [arguments] { return run(arguments->path, arguments->as_json); }; });
 }
 
 }  // namespace ckptfs::fs::cli

@@ -37,8 +37,9 @@ int run(const MountArguments& arguments) {
     return plan.error().errno_value() == EINVAL ? kUsage : kFailed;
   }
   if (geteuid() != 0) {
-    return fail(plan.value().mountpoint, Error(EPERM, "mounting needs root; sudo ckptfs mount ... (the mount then belongs "
-                                                      "to you: -o uid= defaults to who called sudo)"));
+    return fail(plan.value().mountpoint, Error(EPERM,
+                                               "mounting needs root; sudo ckptfs mount ... (the mount then belongs "
+                                               "to you: -o uid= defaults to who called sudo)"));
   }
   if (auto apart = check_nesting(plan.value()); !apart) return fail(apart.error());
   if (auto clear = clear_mountpoint(plan.value().mountpoint); !clear) return fail(clear.error());

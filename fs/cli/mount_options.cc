@@ -86,8 +86,8 @@ std::vector<std::string> normalize_arguments(std::vector<std::string> arguments)
     std::vector<std::string> kept{"ckptfs", "mount"};
     for (size_t i = 1; i < arguments.size(); ++i) {
       const std::string& argument = arguments[i];
-      const bool flags = argument.size() > 1 && argument[0] == '-' &&
-                         argument.find_first_not_of("snv", 1) == std::string::npos;
+      const bool flags =
+          argument.size() > 1 && argument[0] == '-' && argument.find_first_not_of("snv", 1) == std::string::npos;
       if (flags) continue;
       if (argument == "-t") {
         ++i;

@@ -56,8 +56,8 @@ Result<> check_nesting(const MountPlan& plan) {
                              "; the mount would hide it: choose another folder for one of them");
   }
   if (lies_within(plan.mountpoint, plan.store)) {
-    return Error(EINVAL, plan.mountpoint + ": the mountpoint lies in the store " + plan.store +
-                             "; choose a folder outside it");
+    return Error(EINVAL,
+                 plan.mountpoint + ": the mountpoint lies in the store " + plan.store + "; choose a folder outside it");
   }
   if (!plan.log.empty() && lies_within(plan.log, plan.mountpoint)) {
     return Error(EINVAL, plan.log + ": the log lies below the mountpoint " + plan.mountpoint +

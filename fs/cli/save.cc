@@ -45,8 +45,7 @@ std::string sentence(const json& result, const std::string& tag, const std::stri
   const auto files = result.value("files", uint64_t{0});
   const auto cloned = result.value("cloned", uint64_t{0});
   const std::string name = printable(series + "/" + tag);
-  const std::string what =
-      counted(files, "swap file") + ", " + human_size(result.value("bytes", uint64_t{0}));
+  const std::string what = counted(files, "swap file") + ", " + human_size(result.value("bytes", uint64_t{0}));
   if (result.value("already_saved", false)) {
     return name + " was saved before, and nothing has changed since (" + what + ").";
   }

@@ -22,13 +22,15 @@ std::string size_of(const json& object, const char* key) { return human_size(obj
 void print_mode(const json& status) {
   const json passthrough = status.value("passthrough", json::object());
   const std::string reason = passthrough.value("reason", "");
-  const std::string mode = passthrough.value("active", false) ? "passthrough" : "direct (every byte goes through the daemon)";
+  const std::string mode =
+      passthrough.value("active", false) ? "passthrough" : "direct (every byte goes through the daemon)";
   line("mode", mode + (reason.empty() ? "" : ": " + reason));
   const json alignment = status.value("alignment", json::object());
   const bool harmful = alignment.value("harmful", false);
   const bool safe = status.value("odirect", "safe") == "safe";
   std::string effect = "harmless for DeepSpeed";
-  if (harmful) effect = safe ? "served in the daemon" : "NOT served in the daemon: DeepSpeed's unaligned reads fail silently";
+  if (harmful)
+    effect = safe ? "served in the daemon" : "NOT served in the daemon: DeepSpeed's unaligned reads fail silently";
   line("O_DIRECT", status.value("odirect", "safe") + "; the device wants memory at " +
                        std::to_string(alignment.value("memory", 0)) + ", offsets at " +
                        std::to_string(alignment.value("offset", 0)) + " bytes: " + effect);

@@ -106,7 +106,8 @@ int run(const std::string& path) {
   if (errno == EBUSY) {
     print_busy(mount.value());
     if (!probe.daemon) {
-      std::fprintf(stderr, "  The daemon does not answer. If it hangs, kill it (pgrep -a ckptfs) and run this again.\n");
+      std::fprintf(stderr,
+                   "  The daemon does not answer. If it hangs, kill it (pgrep -a ckptfs) and run this again.\n");
     }
     return kFailed;
   }

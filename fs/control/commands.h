@@ -14,7 +14,8 @@ namespace ckptfs::fs {
 // Adds the commands to the server. `mount` must outlive the server's stop().
 //   status {}                      -> Mount::status
 //   save {"series", "tag"}         -> Mount::save; needs write and search permission on the series
-//   ls {"path"}                    -> {"steps": [...]}: of the series at `path`, of that one step, or, for "/", of every
+//   ls {"path"}                    -> {"steps": [...]}: of the series at `path`, of that one step, or, for "/", of
+//   every
 //                                     series that the caller may read
 void add_commands(ControlServer& server, Mount& mount);
 

@@ -174,8 +174,8 @@ class ControlServer::Connection : public std::enable_shared_from_this<Connection
     if (!arguments.is_object()) return send(reply_line(Error(EINVAL, "\"arguments\" must be an object")));
     const auto found = server_.commands.find(request["command"].get<std::string>());
     if (found == server_.commands.end()) {
-      return send(reply_line(Error(EOPNOTSUPP, "this daemon knows no command " + request["command"].dump() +
-                                                   "; is it of an older version?")));
+      return send(reply_line(Error(
+          EOPNOTSUPP, "this daemon knows no command " + request["command"].dump() + "; is it of an older version?")));
     }
     if (found->second.pace == Pace::quick) return send(answer(found->second, peer_, arguments));
     server_.run_slow(shared_from_this(), found->second, std::move(arguments));

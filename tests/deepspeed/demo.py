@@ -22,7 +22,6 @@ STEPS = 6
 TAG = f"global_step{STEPS}"
 SAVED = f"saved{STEPS}"
 FICLONE = 0x40049409
-STEPS_LEFT_OUT = 2  # of the odd run's losses, the first ones say nothing: the garbage comes with the first gradients
 
 
 # --- what it looks like
@@ -72,7 +71,7 @@ class Screen:
 
 
 def amount(count):
-    return f"{count / 1e6:,.1f} MB"
+    return f"{count / 1e6:,.1f} MB" if count >= 1e6 else f"{count / 1e3:,.0f} KB"
 
 
 def seconds(value):
@@ -86,8 +85,8 @@ class Problem(Exception):
     """The demo cannot go on; the message says why and what to do."""
 
 
-def run(*words):
-    done = subprocess.run([str(word) for word in words], capture_output=True, text=True)
+def run(*words, cwd=None):
+    done = subprocess.run([str(word) for word in words], cwd=cwd, capture_output=True, text=True)
     if done.returncode != 0:
         raise Problem(f"{' '.join(str(word) for word in words)}: {(done.stderr or done.stdout).strip()}")
     return done.stdout
@@ -182,32 +181,36 @@ class Demo:
                     now = lines[-1] if lines else "loading torch and DeepSpeed"
                     self.screen.progress(f"{what}: {now} ({time.monotonic() - start:.0f} s)")
                     time.sleep(0.1)
+            except BaseException:
+                processes[0].kill()
+                processes[0].wait()
+                raise
             finally:
                 self.screen.end_progress()
-                harness.wait_for_ranks(processes, self.log)
+            harness.wait_for_ranks(processes, self.log)
         return json.loads(pathlib.Path(f"{out}.0").read_text())
 
     def mount(self):
-        places = self.places
-        self.screen.heading("Mount")
-        words = [CKPTFS, "mount"]
+        places, screen = self.places, self.screen
+        screen.heading("Mount")
+        screen.say(f"All of this happens in {places.folder}.")
         reflink = has_reflink(places.store)
         if not reflink:
-            words += ["--image", "2G"]
-            self.screen.say(f"{places.folder} is on a file system without reflink, so the store gets an image (XFS).")
-        words += ["-o", "quiet=0s", "--log", self.log.with_name("demo-ckptfs.log"), places.store, places.mount]
-        self.screen.command("ckptfs", *words[1:])
-        run(*words)
+            screen.say("That is on a file system without reflink, so the store gets an image (XFS).")
+        log = ["-o", "quiet=0s", "--log", self.log.with_name("demo-ckptfs.log")]
+        words = [*([] if reflink else ["--image", "2G"]), "store", "ckpt"]
+        screen.command("ckptfs", "mount", *words)
+        run(CKPTFS, "mount", *log, *words, cwd=places.folder)
         self.ground = places.store if reflink else places.store / "fs"
         status = json.loads(run(CKPTFS, "status", "--json", places.mount))
         passthrough = status["passthrough"]
-        self.screen.say(f"passthrough: {'on' if passthrough['active'] else 'off'}"
+        screen.say(f"passthrough: {'on' if passthrough['active'] else 'off'}"
                         + (f" ({passthrough['reason']})" if passthrough.get("reason") else ""))
         alignment = status["alignment"]
         if alignment["harmful"]:
-            self.screen.say(f"The device wants memory aligned to {alignment['memory']} bytes, which DeepSpeed does not "
-                            "care for: its O_DIRECT")
-            self.screen.say("files are served by the daemon, at any alignment (see 6).")
+            screen.say(f"The device wants memory aligned to {alignment['memory']} bytes, and DeepSpeed does not keep "
+                            "to that:")
+            screen.say("its O_DIRECT is served by the daemon, which takes any alignment (more on that below).")
         places.mount_plain()
 
     def run_both(self):
@@ -216,8 +219,8 @@ class Demo:
         screen.say('ds_config: "zero_optimization": {"stage": 3,')
         for what in ("optimizer", "param"):
             end = "}}" if what == "param" else "},"
-            screen.say(f'    "offload_{what}": {{"device": "nvme", "nvme_path": "{places.mount}"{end}')
-        screen.say(f'engine.save_checkpoint("{places.mount}/steps")      # DeepSpeed as it is, nothing patched')
+            screen.say(f'    "offload_{what}": {{"device": "nvme", "nvme_path": "ckpt"{end}')
+        screen.say('engine.save_checkpoint("ckpt/steps")      # DeepSpeed as it is, nothing patched')
         common = [*MODEL, "--steps", STEPS, "--tag", TAG]
         places.plain.joinpath("steps").mkdir()
         self.theirs = self.train("plain XFS", "plain", places.plain, *common, "--save", places.plain / "steps",
@@ -231,10 +234,10 @@ class Demo:
             raise Problem(f"the two runs differ, and should not: only {equal} are equal; see {self.log}")
         screen.say(screen.paint("32", "Equal to the last bit: every loss, every weight, every moment of Adam."))
 
-    def losses(self, names, results, marks=None, first=0):
-        count = len(results[0]["losses"])
-        header = ["loss at step", *(str(step + 1) for step in range(first, count))]
-        rows = [[name, *(f"{float.fromhex(loss):.6f}" for loss in result["losses"][first:])]
+    def losses(self, names, results, marks=None):
+        first = results[0].get("resumed_at", 0)
+        header = ["loss at step", *(str(first + step + 1) for step in range(len(results[0]["losses"])))]
+        rows = [[name, *(f"{float.fromhex(loss):.6f}" for loss in result["losses"])]
                 for name, result in zip(names, results)]
         self.screen.table(header, rows, marks)
 
@@ -259,32 +262,33 @@ class Demo:
     def look(self):
         screen, places = self.screen, self.places
         screen.heading("Look: a step is an ordinary directory, in DeepSpeed's own layout")
-        self.show(CKPTFS, "ls", places.mount, shown=["ckptfs", "ls"])
-        self.show("ls", "-l", places.mount / "steps" / SAVED / "offloaded_tensors" / "rank00")
-        self.show("du", "-sh", "--apparent-size", places.mount / "steps" / TAG, places.mount / "steps" / SAVED)
-        self.show("df", "-h", places.mount)
-        screen.say("A save without a sync or a copy is one line, from any language:")
-        screen.command("setfattr", "-n", "user.ckptfs.save", "-v", "again", places.mount / "steps")
+        self.show("ckptfs", "ls", "ckpt")
+        self.show("ls", f"ckpt/steps/{TAG}", f"ckpt/steps/{TAG}/offloaded_tensors/rank00")
+        self.show("du", "-sh", f"ckpt/steps/{TAG}", f"ckpt/steps/{SAVED}")
+        screen.say(f"(du counts shared blocks in each: {SAVED} shares all of its blocks with the live swap files)")
+        self.show("df", "-h", "ckpt")
+        screen.say("A save is one line, in any language:")
+        screen.command("setfattr", "-n", "user.ckptfs.save", "-v", "again", "ckpt/steps")
         start = time.monotonic()
         os.setxattr(places.mount / "steps", "user.ckptfs.save", b"again")
         screen.say(f"{time.monotonic() - start:.3f} s")
 
-    def show(self, *words, shown=None):
-        self.screen.command(*(shown or words))
-        for line in run(*words).rstrip().splitlines():
+    def show(self, *words):
+        """A command, run in the demo's folder, and what it prints."""
+        self.screen.command(*words)
+        for line in run(CKPTFS if words[0] == "ckptfs" else words[0], *words[1:], cwd=self.places.folder).splitlines():
             self.screen.say(line)
 
     def copy_out(self):
-        screen, places = self.screen, self.places
+        screen = self.screen
         screen.heading("Copy a step out: a complete DeepSpeed checkpoint, and nothing else")
-        step = places.mount / "steps" / TAG
         start = time.monotonic()
-        self.show("cp", "-r", step, places.backup)
+        self.show("cp", "-r", f"ckpt/steps/{TAG}", "backup/")
         screen.say(f"{time.monotonic() - start:.2f} s")
-        self.show("diff", "-r", step, places.backup / TAG)
-        screen.say("no difference; and the save by setfattr, taken at the same moment, holds the same tensors:")
-        self.show("diff", "-r", step / "offloaded_tensors", places.mount / "steps" / SAVED / "offloaded_tensors")
-        screen.say("no difference")
+        self.show("diff", "-r", f"ckpt/steps/{TAG}", f"backup/{TAG}")
+        screen.say("No difference. And the save by setfattr, taken at the same moment, holds the same tensors:")
+        self.show("diff", "-r", f"ckpt/steps/{TAG}/offloaded_tensors", f"ckpt/steps/{SAVED}/offloaded_tensors")
+        screen.say("No difference.")
 
     def resume(self):
         screen, places = self.screen, self.places
@@ -296,6 +300,7 @@ class Demo:
         if results[0]["losses"] != results[1]["losses"]:
             raise Problem(f"the resumed runs differ, and should not; see {self.log}")
         screen.say(screen.paint("32", f"Both went on from step {results[1]['resumed_at']}, equal to the last bit."))
+        screen.say("(DeepSpeed itself drops Adam's moments when it loads from NVMe, here and there alike: the loss shows it.)")
 
     def odd(self):
         screen, places = self.screen, self.places
@@ -334,7 +339,7 @@ class Demo:
         if keep:
             screen.say()
             screen.say(f"The mount is still up: {places.mount}. When done:")
-            screen.command(CKPTFS, "umount", places.mount, "&&", "rm", "-r", places.folder)
+            screen.command(f"{CKPTFS} umount {places.mount} && rm -r {places.folder}")
 
 
 def measure_copytree(source, target, folder):

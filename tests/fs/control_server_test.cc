@@ -122,7 +122,8 @@ TEST_F(ControlServerTest, EveryUserMayConnect) {
 TEST_F(ControlServerTest, SeveralRequestsOnOneConnectionAreAnsweredInOrder) {
   ASSERT_TRUE(server_->start());
   const io::Fd fd = connect();
-  send_all(fd.get(), "{\"command\":\"echo\",\"arguments\":{\"n\":1}}\n{\"command\":\"typed\",\"arguments\":{\"tag\":\"2\"}}\n");
+  send_all(fd.get(),
+           "{\"command\":\"echo\",\"arguments\":{\"n\":1}}\n{\"command\":\"typed\",\"arguments\":{\"tag\":\"2\"}}\n");
   send_all(fd.get(), "not json\n{\"command\":\"echo\"}\n");
   EXPECT_EQ(json::parse(read_line(fd.get()))["result"]["n"], 1);
   EXPECT_EQ(json::parse(read_line(fd.get()))["result"], "2");

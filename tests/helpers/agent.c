@@ -27,7 +27,7 @@
 enum { kBlock = 1 << 20, kDepth = 8, kMappings = 4096, kAlignment = 4096 };
 
 struct mapping {
-  char *address;
+  char* address;
   size_t length;
 };
 static struct mapping mappings[kMappings];
@@ -46,14 +46,14 @@ static void answer(int error) {
   }
 }
 
-static void *buffer_of(size_t length) {
-  void *memory = NULL;
+static void* buffer_of(size_t length) {
+  void* memory = NULL;
   if (posix_memalign(&memory, kAlignment, length + kAlignment) != 0) abort();
   return memory;
 }
 
 // 0 or an errno. Whole length, or an error: a short transfer is EIO.
-static int transfer(int fd, char *data, size_t length, off_t offset, int opcode) {
+static int transfer(int fd, char* data, size_t length, off_t offset, int opcode) {
   aio_context_t context = 0;
   if (syscall(SYS_io_setup, kDepth, &context) != 0) return errno;
   struct iocb blocks[kDepth];
@@ -63,7 +63,7 @@ static int transfer(int fd, char *data, size_t length, off_t offset, int opcode)
   while (finished < length && error == 0) {
     while (submitted < length && free_count > 0) {
       int slot = free_slots[--free_count];
-      struct iocb *block = &blocks[slot];
+      struct iocb* block = &blocks[slot];
       memset(block, 0, sizeof *block);
       block->aio_data = (uint64_t)slot;
       block->aio_lio_opcode = (uint16_t)opcode;
@@ -71,7 +71,7 @@ static int transfer(int fd, char *data, size_t length, off_t offset, int opcode)
       block->aio_buf = (uint64_t)(uintptr_t)(data + submitted);
       block->aio_nbytes = length - submitted < kBlock ? length - submitted : kBlock;
       block->aio_offset = offset + (off_t)submitted;
-      struct iocb *list[1] = {block};
+      struct iocb* list[1] = {block};
       if (syscall(SYS_io_submit, context, 1, list) != 1) {
         error = errno;
         break;
@@ -82,7 +82,7 @@ static int transfer(int fd, char *data, size_t length, off_t offset, int opcode)
     if (kDepth - free_count == 0) break;
     long count = syscall(SYS_io_getevents, context, 1, kDepth, events, NULL);
     for (long i = 0; i < count; i++) {
-      struct iocb *block = &blocks[events[i].data];
+      struct iocb* block = &blocks[events[i].data];
       if (events[i].res < 0) {
         error = (int)-events[i].res;
       } else if ((uint64_t)events[i].res != block->aio_nbytes) {
@@ -96,8 +96,8 @@ static int transfer(int fd, char *data, size_t length, off_t offset, int opcode)
   return error;
 }
 
-static void do_aio(size_t length, off_t offset, const char *path) {
-  char *data = buffer_of(length);
+static void do_aio(size_t length, off_t offset, const char* path) {
+  char* data = buffer_of(length);
   if (fread(data, 1, length, stdin) != length) exit(1);
   int fd = open(path, O_WRONLY | O_CREAT | O_DIRECT, 0600);
   int error = fd < 0 ? errno : transfer(fd, data, length, offset, IOCB_CMD_PWRITE);
@@ -112,8 +112,8 @@ static void do_aio(size_t length, off_t offset, const char *path) {
   }
 }
 
-static void do_aioread(size_t length, off_t offset, const char *path) {
-  char *data = buffer_of(length);
+static void do_aioread(size_t length, off_t offset, const char* path) {
+  char* data = buffer_of(length);
   int fd = open(path, O_RDONLY | O_DIRECT);
   int error = fd < 0 ? errno : transfer(fd, data, length, offset, IOCB_CMD_PREAD);
   if (fd >= 0) close(fd);
@@ -126,7 +126,7 @@ static void do_aioread(size_t length, off_t offset, const char *path) {
   free(data);
 }
 
-static void do_map(size_t length, const char *path) {
+static void do_map(size_t length, const char* path) {
   int id = 0;
   while (id < kMappings && mappings[id].address != NULL) id++;
   int fd = id < kMappings ? open(path, O_RDWR) : -1;
@@ -134,7 +134,7 @@ static void do_map(size_t length, const char *path) {
     answer(id < kMappings ? errno : EMFILE);
     return;
   }
-  char *address = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  char* address = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   int error = errno;
   close(fd);
   if (address == MAP_FAILED) {
@@ -146,7 +146,7 @@ static void do_map(size_t length, const char *path) {
 }
 
 static void do_store(int id, off_t offset, size_t length) {
-  char *data = buffer_of(length);
+  char* data = buffer_of(length);
   if (fread(data, 1, length, stdin) != length) exit(1);
   if (sigsetjmp(bus_error, 1) != 0) {
     answer(EFAULT);
@@ -158,7 +158,7 @@ static void do_store(int id, off_t offset, size_t length) {
 }
 
 static void do_load(int id, off_t offset, size_t length) {
-  char *data = buffer_of(length);
+  char* data = buffer_of(length);
   if (sigsetjmp(bus_error, 1) != 0) {
     answer(EFAULT);
   } else {
@@ -175,7 +175,7 @@ static void do_unmap(int id) {
   answer(failed != 0 ? errno : 0);
 }
 
-static int obey(char *line) {
+static int obey(char* line) {
   line[strcspn(line, "\n")] = '\0';
   long long offset = 0, length = 0;
   int id = 0, at = 0;

@@ -3,10 +3,10 @@
 //   odirect_any FILE SIZE OPERATIONS THREADS SEED ALIGNMENT [buffered]
 //
 // ALIGNMENT 1 means from any buffer, at any offset, of any length; otherwise all three are multiples of it. `buffered`
-// leaves O_DIRECT out. Half of the operations are pread and pwrite, half libaio in batches of up to 8. The file is first
-// made by appending pieces of odd length, the size asked of stat after each. Then the threads own ranges of it with
-// borders at any byte, so that they meet inside sectors; each writes its own ranges, reads anywhere, and compares what
-// is its own. At the end all of the file is compared, through an O_DIRECT and through a buffered descriptor. Exit
+// leaves O_DIRECT out. Half of the operations are pread and pwrite, half libaio in batches of up to 8. The file is
+// first made by appending pieces of odd length, the size asked of stat after each. Then the threads own ranges of it
+// with borders at any byte, so that they meet inside sectors; each writes its own ranges, reads anywhere, and compares
+// what is its own. At the end all of the file is compared, through an O_DIRECT and through a buffered descriptor. Exit
 // status 1 at the first difference or error, which is printed.
 #define _GNU_SOURCE
 #include <errno.h>
@@ -23,10 +23,10 @@
 
 enum { kDepth = 8, kLongest = 1 << 20, kSlack = 8192, kRanges = 64, kTail = 4096 };
 
-static const char *path;
+static const char* path;
 static size_t size, alignment;
 static int flags;
-static char *reference;
+static char* reference;
 static size_t borders[kRanges + 1];  // range i is [borders[i], borders[i + 1]); it belongs to thread i % threads
 static int threads;
 
@@ -37,39 +37,39 @@ struct worker {
   uint64_t random;
   int fd;
   aio_context_t context;
-  char *memory[kDepth];
+  char* memory[kDepth];
 };
 
 struct request {
-  char *data;
+  char* data;
   size_t offset, length;
   int writes;
 };
 
-static void fail(const char *what, size_t offset, size_t length, long long got) {
+static void fail(const char* what, size_t offset, size_t length, long long got) {
   printf("odirect_any: %s at offset %zu, length %zu: %lld\n", what, offset, length, got);
   fflush(stdout);
   _exit(1);
 }
 
-static uint64_t next(uint64_t *state) {
+static uint64_t next(uint64_t* state) {
   *state ^= *state << 13;
   *state ^= *state >> 7;
   *state ^= *state << 17;
   return *state;
 }
 
-static size_t below(uint64_t *state, size_t bound) { return bound == 0 ? 0 : (size_t)(next(state) % bound); }
+static size_t below(uint64_t* state, size_t bound) { return bound == 0 ? 0 : (size_t)(next(state) % bound); }
 
-static void fill(uint64_t *state, char *data, size_t length) {
+static void fill(uint64_t* state, char* data, size_t length) {
   for (size_t i = 0; i < length; i += 8) {
     uint64_t word = next(state);
     memcpy(data + i, &word, length - i < 8 ? length - i : 8);
   }
 }
 
-static void *allocate(size_t length) {
-  void *memory = NULL;
+static void* allocate(size_t length) {
+  void* memory = NULL;
   if (posix_memalign(&memory, 4096, length) != 0) abort();
   return memory;
 }
@@ -77,18 +77,18 @@ static void *allocate(size_t length) {
 static size_t down(size_t value) { return value - value % alignment; }
 
 // Somewhere in the buffer, as unaligned as is allowed.
-static char *place(struct worker *self, int slot) {
+static char* place(struct worker* self, int slot) {
   return self->memory[slot] + (alignment == 1 ? below(&self->random, 4096) : down(below(&self->random, 4096)));
 }
 
 // A length as they come: a few bytes, about a sector, some pages, up to 1 MiB.
-static size_t some_length(struct worker *self) {
+static size_t some_length(struct worker* self) {
   static const size_t tops[] = {16, 1200, 9000, 70000, kLongest};
   return 1 + below(&self->random, tops[below(&self->random, 5)] - 1);
 }
 
 // A request inside [from, to).
-static struct request some_request(struct worker *self, int slot, size_t from, size_t to, int writes) {
+static struct request some_request(struct worker* self, int slot, size_t from, size_t to, int writes) {
   size_t length = some_length(self);
   if (length > to - from) length = to - from;
   size_t offset = from + below(&self->random, to - from - length + 1);
@@ -101,10 +101,10 @@ static struct request some_request(struct worker *self, int slot, size_t from, s
   return (struct request){place(self, slot), offset, length, writes};
 }
 
-static int owned(const struct worker *self, int range) { return range % threads == self->number; }
+static int owned(const struct worker* self, int range) { return range % threads == self->number; }
 
 // Compares what of the request lies in this thread's ranges.
-static void compare(const struct worker *self, const struct request *request) {
+static void compare(const struct worker* self, const struct request* request) {
   for (int i = 0; i < kRanges; i++) {
     if (!owned(self, i)) continue;
     size_t from = borders[i] > request->offset ? borders[i] : request->offset;
@@ -118,22 +118,23 @@ static void compare(const struct worker *self, const struct request *request) {
   }
 }
 
-static void prepare(struct worker *self, struct request *request) {
+static void prepare(struct worker* self, struct request* request) {
   if (!request->writes) return;
   fill(&self->random, request->data, request->length);
   memcpy(reference + request->offset, request->data, request->length);
 }
 
-static void finish(const struct worker *self, const struct request *request, long long done) {
-  if (done != (long long)request->length) fail(request->writes ? "write" : "read", request->offset, request->length, done);
+static void finish(const struct worker* self, const struct request* request, long long done) {
+  if (done != (long long)request->length)
+    fail(request->writes ? "write" : "read", request->offset, request->length, done);
   if (!request->writes) compare(self, request);
 }
 
-static void one_call(struct worker *self) {
+static void one_call(struct worker* self) {
   int range = (int)below(&self->random, kRanges / (size_t)threads) * threads + self->number;
   int writes = below(&self->random, 2) == 0;
-  struct request request = writes ? some_request(self, 0, borders[range], borders[range + 1], 1)
-                                  : some_request(self, 0, 0, size, 0);
+  struct request request =
+      writes ? some_request(self, 0, borders[range], borders[range + 1], 1) : some_request(self, 0, 0, size, 0);
   if (request.length == 0) return;
   prepare(self, &request);
   long long done = writes ? pwrite(self->fd, request.data, request.length, (off_t)request.offset)
@@ -142,7 +143,7 @@ static void one_call(struct worker *self) {
 }
 
 // Up to kDepth at once, each in another range of this thread's, since those in flight together have no order.
-static void one_batch(struct worker *self) {
+static void one_batch(struct worker* self) {
   struct request requests[kDepth];
   struct iocb blocks[kDepth], *list[kDepth];
   int count = 0, own = kRanges / threads, first = (int)below(&self->random, (size_t)own);
@@ -174,8 +175,8 @@ static void one_batch(struct worker *self) {
   }
 }
 
-static void *work(void *argument) {
-  struct worker *self = argument;
+static void* work(void* argument) {
+  struct worker* self = argument;
   for (long i = 0; i < self->operations; i++) {
     if (below(&self->random, 2) == 0) {
       one_call(self);
@@ -187,15 +188,16 @@ static void *work(void *argument) {
   return NULL;
 }
 
-static void open_worker(struct worker *self, int number, long operations, uint64_t seed) {
-  *self = (struct worker){.number = number, .operations = operations, .random = seed * 2654435761u + 77u * (uint64_t)number + 1};
+static void open_worker(struct worker* self, int number, long operations, uint64_t seed) {
+  *self = (struct worker){
+      .number = number, .operations = operations, .random = seed * 2654435761u + 77u * (uint64_t)number + 1};
   self->fd = open(path, O_RDWR | flags);
   if (self->fd < 0) fail("open", 0, 0, -errno);
   if (syscall(SYS_io_setup, kDepth, &self->context) != 0) fail("io_setup", 0, 0, -errno);
   for (int i = 0; i < kDepth; i++) self->memory[i] = allocate(kLongest + kSlack);
 }
 
-static void close_worker(struct worker *self) {
+static void close_worker(struct worker* self) {
   syscall(SYS_io_destroy, self->context);
   for (int i = 0; i < kDepth; i++) free(self->memory[i]);
   if (close(self->fd) != 0) fail("close", 0, 0, -errno);
@@ -208,7 +210,7 @@ static void expect_size(size_t wanted) {
 }
 
 // Makes the file by writes that each begin at its end; a read across the end is short, one beyond it empty.
-static void grow(struct worker *self) {
+static void grow(struct worker* self) {
   size_t end = 0;
   while (end < size) {
     struct request request = {place(self, 0), end, down(some_length(self) + alignment - 1), 1};
@@ -229,12 +231,13 @@ static void grow(struct worker *self) {
 static void compare_all(int with_flags) {
   int fd = open(path, O_RDONLY | with_flags);
   if (fd < 0) fail("open", 0, 0, -errno);
-  char *memory = allocate(kLongest);
+  char* memory = allocate(kLongest);
   for (size_t at = 0; at < size;) {
     ssize_t done = pread(fd, memory, kLongest, (off_t)at);
     if (done <= 0) fail("read of all", at, kLongest, done < 0 ? -errno : done);
     for (ssize_t i = 0; i < done; i++) {
-      if (memory[i] != reference[at + (size_t)i]) fail("at the end another byte than was written", at + (size_t)i, 0, memory[i]);
+      if (memory[i] != reference[at + (size_t)i])
+        fail("at the end another byte than was written", at + (size_t)i, 0, memory[i]);
     }
     at += (size_t)done;
   }
@@ -242,7 +245,7 @@ static void compare_all(int with_flags) {
   close(fd);
 }
 
-int main(int argc, char **argv) {
+int main(int argc, char** argv) {
   if (argc < 7) {
     fprintf(stderr, "odirect_any FILE SIZE OPERATIONS THREADS SEED ALIGNMENT [buffered]\n");
     return 2;
@@ -278,6 +281,7 @@ int main(int argc, char **argv) {
   compare_all(flags);
   compare_all(0);
   expect_size(size);
-  printf("ok: %ld operations, %d threads, seed %llu, alignment %zu\n", operations, threads, (unsigned long long)seed, alignment);
+  printf("ok: %ld operations, %d threads, seed %llu, alignment %zu\n", operations, threads, (unsigned long long)seed,
+         alignment);
   return 0;
 }

@@ -116,7 +116,8 @@ TEST_F(SaveTest, ASaveThatWouldOweMoreThanIsFreeFailsWhole) {
   {
     const auto fd = io::open_at(AT_FDCWD, filler, O_RDWR | O_CREAT);
     ASSERT_TRUE(fd);
-    ASSERT_EQ(::posix_fallocate(fd.value().get(), 0, static_cast<off_t>(space.raw_free - space.reserve - (4 << 20))), 0);
+    ASSERT_EQ(::posix_fallocate(fd.value().get(), 0, static_cast<off_t>(space.raw_free - space.reserve - (4 << 20))),
+              0);
   }
   const size_t blobs = blob_files();
   const auto refused = save("s1");

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <map>
+#include <unordered_map>
 
 #include "io/clone.h"
 #include "io/fault.h"
@@ -20,16 +21,18 @@ namespace ckptfs::meta {
 namespace {
 
 constexpr unsigned kCloneThreads = 4;
+constexpr size_t kShownNames = 20;
 constexpr int kAttempts = 8;  // plans that the source outran before the gate closed
 
 // One file on its way into the step.
 struct Taken {
   PlannedFile plan;
-  io::Fd live;               // O_RDONLY
-  BlobNumber blob = 0;       // frozen blob the step will name
-  bool cloned = false;       // else `blob` is the one it was last saved as
-  bool writer_open = false;  // goes on changing: cannot count as saved
-  struct stat stat {};       // of the frozen blob
+  io::Fd live;                  // O_RDONLY
+  BlobNumber blob = 0;          // frozen blob the step will name
+  bool cloned = false;          // else `blob` is the one it was last saved as
+  const Taken* same = nullptr;  // an earlier name of the same file: shares its blob
+  bool writer_open = false;     // goes on changing: cannot count as saved
+  struct stat stat {};          // of the frozen blob
 };
 
 // One save, from the request to the published step. The order of its steps is design section 6's.
@@ -137,6 +140,7 @@ class Save {
       taken_[i].plan = std::move(present.files[i]);
     }
     result_.warnings = std::move(present.warnings);
+    find_second_names();
     TRY(find_changed());
     if (holds_swap_state_) {
       TRY(compare_with_step());
@@ -145,12 +149,26 @@ class Save {
     }
     TRY(reserve());
     TRY(io::for_each_parallel(taken_.size(), kCloneThreads, [this](size_t i) { return clone_one(taken_[i]); }));
+    for (Taken& taken : taken_) {
+      if (taken.same == nullptr) continue;
+      taken.blob = taken.same->blob;
+      taken.stat = taken.same->stat;
+    }
     std::vector<InodeNumber> watched;
     for (const Taken& taken : taken_) {
       if (!taken.writer_open) watched.push_back(taken.plan.source);
     }
     tree_.watch(watched);
     return true;
+  }
+
+  // Hard links: one file is cloned once.
+  void find_second_names() {
+    std::unordered_map<InodeNumber, const Taken*> first;
+    for (Taken& taken : taken_) {
+      const auto [at, fresh] = first.try_emplace(taken.plan.source, &taken);
+      taken.same = fresh ? nullptr : at->second;
+    }
   }
 
   Result<> find_changed() {
@@ -170,8 +188,8 @@ class Save {
 
   // The tag was saved before: the same save again is no error.
   Result<> compare_with_step() const {
-    TRY_ASSIGN(const StepRecord record, store_.index().step(result_.step));
-    if (record.source != source_) return exists();
+    const auto record = store_.index().step(result_.step);
+    if (!record || record.value().source != source_) return exists();
     size_t present = 0;
     for (const char* group : {kTensorsName, kParamsName}) {
       const auto folder = store_.index().entry(result_.step, group);
@@ -198,11 +216,11 @@ class Save {
   Result<> reserve() {
     TRY(check_space());
     Tree::Change change = tree_.begin();
-    const auto count = static_cast<uint64_t>(
-        std::count_if(taken_.begin(), taken_.end(), [](const Taken& taken) { return taken.blob == 0; }));
+    const auto count = static_cast<uint64_t>(std::count_if(
+        taken_.begin(), taken_.end(), [](const Taken& taken) { return taken.blob == 0 && taken.same == nullptr; }));
     BlobNumber next = tree_.allot_blobs(change, count);
     for (Taken& taken : taken_) {
-      if (taken.blob != 0) continue;
+      if (taken.blob != 0 || taken.same != nullptr) continue;
       taken.blob = next++;
       taken.cloned = true;
       change.batch.put_blob(taken.blob, {BlobState::tentative, 0, 0});
@@ -237,13 +255,14 @@ class Save {
   uint64_t owed_after_save() const {
     uint64_t owed = store_.space().owed;
     for (const Taken& taken : taken_) {
-      if (taken.blob == 0) owed += owed_afterwards(taken) - taken.plan.record.owed;
+      if (taken.blob == 0 && taken.same == nullptr) owed += owed_afterwards(taken) - taken.plan.record.owed;
     }
     return owed;
   }
   bool enough_space() const { return store_.space().free >= owed_after_save(); }
 
   Result<> clone_one(Taken& taken) const {
+    if (taken.same != nullptr) return success();
     if (!taken.cloned) {
       TRY_ASSIGN(taken.stat, store_.blobs().stat(taken.blob));
       return success();
@@ -328,20 +347,22 @@ class Save {
   }
 
   std::string stale_names() {
-    std::string names;
+    std::string lines;
+    std::string shown;
     size_t count = 0;
     for (const Taken& taken : taken_) {
       if (!taken.plan.stale) continue;
-      ++count;
-      names += taken.plan.group + "/" + taken.plan.folder + "/" + taken.plan.name + "\n";
+      const std::string name = taken.plan.group + "/" + taken.plan.folder + "/" + taken.plan.name;
+      lines += name + "\n";
+      if (++count <= kShownNames) shown += (shown.empty() ? "" : ", ") + name;
     }
     if (count > 0) {
+      if (count > kShownNames) shown += " and " + std::to_string(count - kShownNames) + " more (ckptfs ls names them)";
       result_.warnings.push_back(
           std::to_string(count) +
-          " perhaps stale (not written since the newest writer process of their folder began): " +
-          names.substr(0, names.find('\n')) + (count > 1 ? ", ..." : ""));
+          " perhaps stale (not written since the newest writer process of their folder began): " + shown);
     }
-    return names;
+    return lines;
   }
 
   // step/group and step/group/rankRR, made when first asked for.
@@ -375,15 +396,15 @@ class Save {
     record.ctime = now();
     tree_.add_child(change, folder, new_folders_.at(folder), taken.plan.name, tree_.allot_inode(change), record);
 
-    BlobRecord blob{BlobState::frozen, 1, record.size};
-    if (!taken.cloned) {
-      TRY_ASSIGN(blob, store_.index().blob(taken.blob));
-      if (blob.state != BlobState::frozen) {
+    const auto [blob, fresh] = blob_records_.try_emplace(taken.blob, BlobRecord{BlobState::frozen, 0, record.size});
+    if (fresh && !taken.cloned) {
+      TRY_ASSIGN(blob->second, store_.index().blob(taken.blob));
+      if (blob->second.state != BlobState::frozen) {
         return Error(EAGAIN, path() + ": a step it shares with was removed meanwhile; save again");
       }
-      ++blob.references;
     }
-    change.batch.put_blob(taken.blob, blob);
+    ++blob->second.references;
+    change.batch.put_blob(taken.blob, blob->second);
     ++result_.files;
     result_.cloned += taken.cloned ? 1 : 0;
     result_.bytes += record.size;
@@ -414,6 +435,7 @@ class Save {
   std::vector<Taken> taken_;
   std::vector<BlobNumber> tentative_;
   std::map<std::string, InodeNumber> folders_;      // by path in the step
+  std::map<BlobNumber, BlobRecord> blob_records_;   // as they will be
   std::map<InodeNumber, InodeRecord> new_folders_;  // as they will be
   SaveResult result_;
 };

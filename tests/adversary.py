@@ -198,11 +198,9 @@ class Adversary:
         offset = self.dice.randrange(length)
         data = self.bytes(self.dice.randrange(1, 20000))[:length - offset]
         self.note(f"  store {number} {offset} {len(data)}")
-        if file is not None:
-            self.agent.store(number, offset, data)
+        self.agent.store(number, offset, data)
+        if file is not None:  # else what it mapped was sealed, and the store must not reach the step
             self.put(file, offset, data)
-        else:  # what it mapped was sealed: the store must not reach the step
-            self.agent.store(number, offset, data)
         if self.dice.random() < 0.3:
             self.agent.msync(number)
         elif file is not None and self.dice.random() < 0.3:
@@ -328,7 +326,7 @@ class Adversary:
                 copies[id(file)] = File(file.data, frozen=True)
                 for mapping in self.mappings.values():
                     if mapping[0] is file and not outside:
-                        mapping[0] = None
+                        mapping[:] = [None, min(mapping[1], len(file.data))]
             self.files[name] = copies[id(file)]
         for descriptor, file in list(self.readers):
             if id(file) in copies:

@@ -51,6 +51,26 @@ TEST_F(SaveTest, TheSameTagIsTheSameSaveOrAnError) {
   EXPECT_EQ(save("s1").error().errno_value(), EEXIST);
 }
 
+TEST_F(SaveTest, TwoNamesOfOneFileShareOneBlob) {
+  ASSERT_TRUE(tree().link(at(kLive), at("/zero_stage_3/optimizer/rank0"), "other.tensor.swp"));
+  const uint64_t owed = store_->space().owed;
+  const auto saved = save("s1");
+  ASSERT_TRUE(saved) << saved.error().message();
+  EXPECT_EQ(saved.value().files, 9U);
+  EXPECT_EQ(saved.value().cloned, 8U);
+  EXPECT_EQ(read("/steps/s1/offloaded_tensors/rank00/other.tensor.swp"), read(kLive));
+  ASSERT_TRUE(save("s2"));
+  remove("/zero_stage_3/optimizer/rank0/other.tensor.swp");
+  EXPECT_LE(store_->space().owed, owed + 8 * (uint64_t{2} << 20));
+  expect_clean_fsck();
+}
+
+TEST_F(SaveTest, AStepMadeByOthersWithSwapStateIsLeftAlone) {
+  make_folder("/steps/s1");
+  make_folder("/steps/s1/offloaded_tensors");
+  EXPECT_EQ(save("s1").error().errno_value(), EEXIST);
+}
+
 TEST_F(SaveTest, AWriterWhoHasItOpenIsNeverTakenForUnchanged) {
   open_files_.writers.insert(at(kLive));
   ASSERT_TRUE(save("s1"));

@@ -165,6 +165,7 @@ struct LockedStore {
 // Shared with nobody: a mounted store is refused.
 Result<LockedStore> open_for_checking(const std::string& folder) {
   LockedStore store;
+  TRY(read_store_id(folder));
   TRY_ASSIGN(store.lock, io::open_at(AT_FDCWD, folder + "/lock", O_RDONLY));
   if (::flock(store.lock.get(), LOCK_EX | LOCK_NB) != 0) {
     return Error(EBUSY, folder + ": the store is mounted; unmount it first (ckptfs umount)");

@@ -89,7 +89,10 @@ class Save {
       if (plan.files.empty()) {
         return Error(ENOENT, tree_.path_of(source_) + ": it holds no swap files yet; save after the first step");
       }
-      TRY(open_files(plan));
+      if (auto opened = open_files(plan); !opened) {
+        if (opened.error().errno_value() == ENOENT) continue;  // gone since it was planned
+        return opened;
+      }
       TRY(write_back());
       tree_.gate().close(plan.guarded);
       auto cloned = clone_behind_gate(plan);
@@ -247,10 +250,10 @@ class Save {
     }
     if (enough_space()) return success();
     const SpaceReport space = store_.space();
-    return Error(ENOSPC, path() + ": the swap files would owe " + std::to_string(owed_after_save() >> 20) +
-                             " MiB after this save, " + std::to_string(space.free >> 20) +
-                             " MiB are free (without the reserve of " + std::to_string(space.reserve >> 20) +
-                             " MiB); remove steps, or use a larger store");
+    return Error(ENOSPC, path() + ": not enough space: the swap files would owe " +
+                             std::to_string(owed_after_save() >> 20) + " MiB after this save, " +
+                             std::to_string(space.free >> 20) + " MiB are free (without the reserve of " +
+                             std::to_string(space.reserve >> 20) + " MiB); remove steps, or use a larger store");
   }
   uint64_t owed_after_save() const {
     uint64_t owed = store_.space().owed;

@@ -118,22 +118,6 @@ bool may_become_store(const std::string& folder) {
   return !error && is_empty(folder + "/blobs");
 }
 
-Result<std::string> read_config(const std::string& folder) {
-  TRY_ASSIGN(const std::string text, io::read_file(folder + "/config.json"));
-  const auto config = nlohmann::json::parse(text, nullptr, false);
-  if (!config.is_object() || !config.contains("format") || !config["format"].is_number_unsigned() ||
-      !config.contains("id") || !config["id"].is_string()) {
-    return Error(EIO, folder + "/config.json: it is damaged; restore it from a copy");
-  }
-  const auto format = config["format"].get<uint64_t>();
-  if (format != kFormat) {
-    return Error(EPROTONOSUPPORT, folder + ": the store has format version " + std::to_string(format) +
-                                      ", this ckptfs knows version " + std::to_string(kFormat) +
-                                      "; use the ckptfs that made it");
-  }
-  return config["id"].get<std::string>();
-}
-
 Result<io::Fd> take_lock(const std::string& folder) {
   TRY_ASSIGN(io::Fd fd, io::open_at(AT_FDCWD, folder + "/lock", O_RDWR | O_CREAT));
   if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
@@ -157,6 +141,22 @@ Result<> refuse_lost_index(const std::string& folder) {
 }
 
 }  // namespace
+
+Result<std::string> read_store_id(const std::string& folder) {
+  TRY_ASSIGN(const std::string text, io::read_file(folder + "/config.json"));
+  const auto config = nlohmann::json::parse(text, nullptr, false);
+  if (!config.is_object() || !config.contains("format") || !config["format"].is_number_unsigned() ||
+      !config.contains("id") || !config["id"].is_string()) {
+    return Error(EIO, folder + "/config.json: it is damaged; restore it from a copy");
+  }
+  const auto format = config["format"].get<uint64_t>();
+  if (format != kFormat) {
+    return Error(EPROTONOSUPPORT, folder + ": the store has format version " + std::to_string(format) +
+                                      ", this ckptfs knows version " + std::to_string(kFormat) +
+                                      "; use the ckptfs that made it");
+  }
+  return config["id"].get<std::string>();
+}
 
 struct Store::Internals {
   std::string folder;
@@ -186,16 +186,15 @@ Result<std::unique_ptr<Store>> Store::open(const StoreOptions& options) {
                                  ", which cannot share blocks between files; choose a folder on XFS or btrfs, or let "
                                  "ckptfs make one: ckptfs mount --image SIZE STORE MOUNTPOINT");
   }
-  TRY_ASSIGN(in->lock, take_lock(folder));
-  if (!exists(folder + "/config.json")) {
-    if (!options.create || !may_become_store(folder)) {
-      return Error(EINVAL, folder +
-                               ": it is no store (config.json is missing) and not empty; name a store, or an empty "
-                               "folder to make one");
-    }
-    TRY(make_store(options));
+  const bool fresh = !exists(folder + "/config.json");
+  if (fresh && (!options.create || !may_become_store(folder))) {
+    return Error(EINVAL, folder +
+                             ": it is no store (config.json is missing) and not empty; name a store, or an empty "
+                             "folder to make one");
   }
-  TRY_ASSIGN(in->id, read_config(folder));
+  TRY_ASSIGN(in->lock, take_lock(folder));
+  if (fresh) TRY(make_store(options));
+  TRY_ASSIGN(in->id, read_store_id(folder));
   TRY(refuse_lost_index(folder));
   TRY_ASSIGN(in->blobs_fd, io::open_at(AT_FDCWD, folder + "/blobs", O_RDONLY | O_DIRECTORY));
   in->blobs = std::make_unique<Blobs>(in->blobs_fd.get());

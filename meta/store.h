@@ -23,6 +23,10 @@ struct StoreOptions {
   bool create = true;  // make it where the folder is empty or missing
 };
 
+// The id in the folder's config.json. ENOENT where there is none; EPROTONOSUPPORT, naming both, for another format
+// version.
+Result<std::string> read_store_id(const std::string& folder);
+
 class Store {
  public:
   // Takes the lock (EBUSY: another daemon has it), checks format version and capability (EOPNOTSUPP without reflink,

@@ -168,6 +168,7 @@ class Tree {
   Result<InodeRecord> directory(InodeNumber number) const;
   Result<> refuse_sealed(InodeNumber directory, const InodeRecord& record, const std::string& what) const;
   Result<bool> begin_removal(Change& change, InodeNumber parent, const InodeRecord& record);
+  Result<> try_prepare_writing(InodeNumber number, const Caller& caller, uint64_t others_owed);
   Result<> drop_name(Change& change, InodeNumber number, InodeRecord& record);
   Result<> replace_target(Change& change, const InodeRecord& moved, InodeNumber number, InodeRecord& target);
   Result<> relabel_swap(Change& change, InodeNumber number, InodeRecord& record, bool swap);

@@ -31,6 +31,16 @@ void Tree::note_writer(Change& change, InodeNumber folder, const Caller& caller)
 }
 
 Result<> Tree::prepare_writing(InodeNumber number, const Caller& caller, uint64_t others_owed) {
+  auto prepared = try_prepare_writing(number, caller, others_owed);
+  if (prepared || prepared.error().errno_value() != ENOSPC) return prepared;
+  // What was written through the page cache owes until it is written back: look again before refusing.
+  TRY_ASSIGN(const io::Fd blob, open_blob(number, O_RDONLY));
+  TRY(io::fdatasync_fd(blob.get()));
+  finished_writing(number);
+  return try_prepare_writing(number, caller, others_owed);
+}
+
+Result<> Tree::try_prepare_writing(InodeNumber number, const Caller& caller, uint64_t others_owed) {
   Change change = begin();
   watched_.erase(number);
   TRY_ASSIGN(InodeRecord record, index_.inode(number));

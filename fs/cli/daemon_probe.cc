@@ -76,7 +76,8 @@ std::optional<DaemonHandle> handle_on(pid_t pid) {
 
 DaemonProbe probe_daemon(const MountEntry& mount) {
   const Answer answer = ask_in_child(mount);
-  return {answer.error == ENOTCONN, handle_on(answer.pid)};
+  // ECONNABORTED: the first to ask after it died.
+  return {answer.error == ENOTCONN || answer.error == ECONNABORTED, handle_on(answer.pid)};
 }
 
 void wait_for_end(const DaemonHandle& daemon, const std::function<void()>& still_waiting) {

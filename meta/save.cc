@@ -8,6 +8,7 @@
 #include <chrono>
 #include <map>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "io/clone.h"
 #include "io/fault.h"
@@ -22,7 +23,6 @@ namespace {
 
 constexpr unsigned kCloneThreads = 4;
 constexpr size_t kShownNames = 20;
-constexpr int kAttempts = 8;  // plans that the source outran before the gate closed
 
 // One file on its way into the step.
 struct Taken {
@@ -84,33 +84,31 @@ class Save {
 
   // Plans, writes back, closes the gate, clones, opens the gate. Nothing of it shows in the tree yet.
   Result<> take() {
-    for (int attempt = 0; attempt < kAttempts; ++attempt) {
-      TRY_ASSIGN(SavePlan plan, plan_save(tree_, source_, false));
-      if (plan.files.empty()) {
-        return Error(ENOENT, tree_.path_of(source_) + ": it holds no swap files yet; save after the first step");
-      }
-      if (auto opened = open_files(plan); !opened) {
-        if (opened.error().errno_value() == ENOENT) continue;  // gone since it was planned
-        return opened;
-      }
-      TRY(write_back());
-      tree_.gate().close(plan.guarded);
-      auto cloned = clone_behind_gate(plan);
-      tree_.gate().open();
-      TRY(cloned);
-      if (cloned.value()) return success();
-    }
-    return Error(EBUSY,
-                 tree_.path_of(source_) + ": files keep coming and going there; save between two training steps");
+    TRY_ASSIGN(SavePlan plan, plan_save(tree_, source_, false));
+    TRY(open_files(std::move(plan.files)));
+    TRY(write_back());
+    tree_.gate().close(plan.guarded);
+    auto cloned = clone_behind_gate(std::move(plan.guarded));
+    tree_.gate().open();
+    return cloned;
   }
 
-  Result<> open_files(const SavePlan& plan) {
+  // What is open already stays so; what is gone since it was planned is left out.
+  Result<> open_files(std::vector<PlannedFile> files) {
+    std::unordered_map<InodeNumber, io::Fd> open;
+    for (Taken& taken : taken_) open.try_emplace(taken.plan.source, std::move(taken.live));
     taken_.clear();
-    taken_.reserve(plan.files.size());
-    for (const PlannedFile& file : plan.files) {
+    taken_.reserve(files.size());
+    for (PlannedFile& file : files) {
       Taken taken;
-      taken.plan = file;
-      TRY_ASSIGN(taken.live, tree_.open_blob(file.source, O_RDONLY));
+      if (const auto at = open.find(file.source); at != open.end() && at->second) {
+        taken.live = std::move(at->second);
+      } else {
+        auto live = tree_.open_blob(file.source, O_RDONLY);
+        if (!live && live.error().errno_value() == ENOENT) continue;
+        TRY_ASSIGN(taken.live, std::move(live));
+      }
+      taken.plan = std::move(file);
       taken_.push_back(std::move(taken));
     }
     return success();
@@ -132,23 +130,29 @@ class Save {
     });
   }
 
-  // False: the source is not what was planned any more; begin again.
-  Result<bool> clone_behind_gate(const SavePlan& plan) {
-    TRY_ASSIGN(SavePlan present, plan_save(tree_, source_, true));
-    if (present.guarded != plan.guarded || present.files.size() != plan.files.size()) return false;
-    for (size_t i = 0; i < taken_.size(); ++i) {
-      if (taken_[i].plan.source != present.files[i].source) {
-        TRY_ASSIGN(taken_[i].live, tree_.open_blob(present.files[i].source, O_RDONLY));
-      }
-      taken_[i].plan = std::move(present.files[i]);
+  // Folders that the gate guards get no new names, so the plan settles after a round or two.
+  Result<SavePlan> plan_behind_gate(std::unordered_set<InodeNumber> guarded) {
+    for (;;) {
+      TRY_ASSIGN(SavePlan plan, plan_save(tree_, source_, true));
+      if (plan.guarded == guarded) return plan;
+      guarded = plan.guarded;
+      tree_.gate().close(guarded);
     }
-    result_.warnings = std::move(present.warnings);
+  }
+
+  Result<> clone_behind_gate(std::unordered_set<InodeNumber> guarded) {
+    TRY_ASSIGN(SavePlan plan, plan_behind_gate(std::move(guarded)));
+    if (plan.files.empty()) {
+      return Error(ENOENT, tree_.path_of(source_) + ": it holds no swap files yet; save after the first step");
+    }
+    result_.warnings = std::move(plan.warnings);
+    TRY(open_files(std::move(plan.files)));
     find_second_names();
     TRY(find_changed());
     if (holds_swap_state_) {
       TRY(compare_with_step());
       result_.already_saved = true;
-      return true;
+      return success();
     }
     TRY(reserve());
     TRY(io::for_each_parallel(taken_.size(), kCloneThreads, [this](size_t i) { return clone_one(taken_[i]); }));
@@ -162,7 +166,7 @@ class Save {
       if (!taken.writer_open) watched.push_back(taken.plan.source);
     }
     tree_.watch(watched);
-    return true;
+    return success();
   }
 
   // Hard links: one file is cloned once.

@@ -41,7 +41,7 @@ Result<std::string> socket_of(const std::string& mountpoint) {
   std::array<char, 4096> path{};
   const ssize_t length = getxattr(mountpoint.c_str(), "user.ckptfs.socket", path.data(), path.size());
   if (length >= 0) return std::string(path.data(), static_cast<size_t>(length));
-  if (errno == ENOTCONN) {
+  if (errno == ENOTCONN || errno == ECONNABORTED) {
     return Error(ENOTCONN, mountpoint +
                                ": its daemon is dead; mount it again (ckptfs mount replaces a dead mount), or " +
                                "take it away: ckptfs umount " + mountpoint);

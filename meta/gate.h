@@ -40,7 +40,7 @@ class Gate {
   Pass enter(std::initializer_list<InodeNumber> inodes, std::function<void()> retry);
 
   // Closes the gate for `inodes` and waits until the operations that are in flight now have ended (they are short). One
-  // closer at a time.
+  // closer at a time; it may close the closed gate again for other inodes.
   void close(std::unordered_set<InodeNumber> inodes);
   // Opens it and runs what was parked.
   void open();

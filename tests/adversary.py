@@ -17,8 +17,11 @@ from mounting import KIB, run
 from training import STAGE, name_in_step, names_below
 
 FOLDERS = (f"{STAGE}/optimizer/rank0", f"{STAGE}/optimizer/rank1", f"{STAGE}/bfloat16params/rank0", "work", "work/sub")
-SWAP = {f"{STAGE}/optimizer/rank0": ("0_2", "exp_avg-0_2", "exp_avg_sq-0_2", "3_5"),
-        f"{STAGE}/optimizer/rank1": ("0_2", "exp_avg-0_2"), f"{STAGE}/bfloat16params/rank0": ("7_param",)}
+SWAP = {
+    f"{STAGE}/optimizer/rank0": ("0_2", "exp_avg-0_2", "exp_avg_sq-0_2", "3_5"),
+    f"{STAGE}/optimizer/rank1": ("0_2", "exp_avg-0_2"),
+    f"{STAGE}/bfloat16params/rank0": ("7_param",),
+}
 LONGEST = 400 * KIB
 PAGE = 4096
 
@@ -37,8 +40,8 @@ class Adversary:
         self.mount = mount
         self.plain = hasattr(mount, "plain")
         self.dice = random.Random(seed)
-        self.files = {}    # path -> File
-        self.steps = {}    # tag -> sealed?
+        self.files = {}  # path -> File
+        self.steps = {}  # tag -> sealed?
         self.mappings = {}  # number -> [File or None, length]
         self.readers = []  # (descriptor, File)
         self.writers = []  # (descriptor, File)
@@ -49,11 +52,32 @@ class Adversary:
         for folder in FOLDERS:
             (mount.path / folder).mkdir(parents=True, exist_ok=True)
         self.operations = [
-            (8, self.buffered_write), (10, self.aio_overwrite), (4, self.truncate), (3, self.rewrite), (3, self.punch),
-            (5, self.map), (10, self.store), (2, self.unmap), (4, self.rename), (3, self.link), (6, self.copy),
-            (2, self.load), (6, self.save), (2, self.seal), (3, self.extra_file), (3, self.remove_file),
-            (2, self.remove_step), (1, self.rename_step), (5, self.hold_reader), (2, self.hold_writer),
-            (5, self.use_writer), (6, self.look), (6, self.write_into_a_step), (4, self.create), (0.4, self.remount)]
+            (8, self.buffered_write),
+            (10, self.aio_overwrite),
+            (4, self.truncate),
+            (3, self.rewrite),
+            (3, self.punch),
+            (5, self.map),
+            (10, self.store),
+            (2, self.unmap),
+            (4, self.rename),
+            (3, self.link),
+            (6, self.copy),
+            (2, self.load),
+            (6, self.save),
+            (2, self.seal),
+            (3, self.extra_file),
+            (3, self.remove_file),
+            (2, self.remove_step),
+            (1, self.rename_step),
+            (5, self.hold_reader),
+            (2, self.hold_writer),
+            (5, self.use_writer),
+            (6, self.look),
+            (6, self.write_into_a_step),
+            (4, self.create),
+            (0.4, self.remount),
+        ]
 
     def close(self):
         self.let_go()
@@ -126,7 +150,7 @@ class Adversary:
     def put(self, file, offset, data):
         if len(file.data) < offset:
             file.data.extend(bytes(offset - len(file.data)))
-        file.data[offset:offset + len(data)] = data
+        file.data[offset : offset + len(data)] = data
 
     def buffered_write(self):
         name = self.choose(self.live())
@@ -134,7 +158,7 @@ class Adversary:
             return self.create()
         file = self.files[name]
         offset = self.dice.randrange(len(file.data) + 5000) % LONGEST
-        data = self.bytes(self.some_length())[:LONGEST - offset]
+        data = self.bytes(self.some_length())[: LONGEST - offset]
         self.note(f"  pwrite {name} {offset} {len(data)}")
         with opened(self.path(name), self.dice.choice((os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_DSYNC))) as target:
             pwrite_all(target, data, offset)
@@ -175,7 +199,7 @@ class Adversary:
             length = min(self.dice.randrange(1, 100000), len(data) - offset)
             self.note(f"  punch {name} {offset} {length}")
             run("fallocate", "-p", "-o", offset, "-l", length, self.path(name))
-            data[offset:offset + length] = bytes(length)
+            data[offset : offset + length] = bytes(length)
 
     # --- mappings whose descriptor is closed
 
@@ -196,7 +220,7 @@ class Adversary:
         if length == 0:
             return None
         offset = self.dice.randrange(length)
-        data = self.bytes(self.dice.randrange(1, 20000))[:length - offset]
+        data = self.bytes(self.dice.randrange(1, 20000))[: length - offset]
         self.note(f"  store {number} {offset} {len(data)}")
         self.agent.store(number, offset, data)
         if file is not None:  # else what it mapped was sealed, and the store must not reach the step
@@ -217,7 +241,11 @@ class Adversary:
 
     def rename(self):
         name, to = self.choose(self.movable()), self.new_name()
-        if not name or to == name or (to in self.files and (self.files[to].frozen or self.files[to] is self.files[name])):
+        if (
+            not name
+            or to == name
+            or (to in self.files and (self.files[to].frozen or self.files[to] is self.files[name]))
+        ):
             return
         self.note(f"  rename {name} {to}")
         os.rename(self.path(name), self.path(to))
@@ -238,7 +266,11 @@ class Adversary:
     def copy(self):
         """cp, or reading and writing, of anything to a live name."""
         name, to = self.choose(self.files), self.new_name()
-        if not name or name == to or (to in self.files and (self.files[to].frozen or self.files[to] is self.files[name])):
+        if (
+            not name
+            or name == to
+            or (to in self.files and (self.files[to].frozen or self.files[to] is self.files[name]))
+        ):
             return
         how = self.dice.choice(("cp", "copyfile", "cp --reflink=never"))
         self.note(f"  {how} {name} {to}")
@@ -260,8 +292,11 @@ class Adversary:
                 self.files.setdefault(to, File()).data[:] = self.files[name].data
 
     def remove_file(self):
-        names = [name for name in self.files if not self.in_step(name)
-                 or (not self.sealed(name) and not (self.plain and self.files[name].frozen))]
+        names = [
+            name
+            for name in self.files
+            if not self.in_step(name) or (not self.sealed(name) and not (self.plain and self.files[name].frozen))
+        ]
         name = self.choose(names)
         if name and len(self.live()) > 5:
             self.note(f"  unlink {name}")
@@ -407,7 +442,11 @@ class Adversary:
         """Through held readers, and one file by name."""
         for descriptor, file in self.readers:
             offset = self.dice.randrange(LONGEST)
-            same_bytes(os.pread(descriptor, 50000, offset), bytes(file.data[offset:offset + 50000]), f"a held reader at {offset}")
+            same_bytes(
+                os.pread(descriptor, 50000, offset),
+                bytes(file.data[offset : offset + 50000]),
+                f"a held reader at {offset}",
+            )
             equal(os.fstat(descriptor).st_size, len(file.data), "fstat of a held reader")
         name = self.choose(self.files)
         if name:

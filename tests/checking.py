@@ -1,7 +1,7 @@
 """The small frame of the system tests: cases, what they expect, and how a file of them is run.
 
-Each case prints one line; any failed one makes the exit status 1; any skipped one, with none failed, 77 and its reason on
-the last line.
+Each case prints one line; any failed one makes the exit status 1; any skipped one, with none failed, 77 and its reason
+on the last line.
 """
 
 import argparse
@@ -112,8 +112,10 @@ def same_bytes(got, wanted, what):
         return
     common = min(len(got), len(wanted))
     at = next((index for index in range(common) if got[index] != wanted[index]), common)
-    raise Failure(f"{what}: {len(got)} bytes against {len(wanted)} wanted; they differ from offset {at} on: "
-                  f"{bytes(got[at:at + 16]).hex()} against {bytes(wanted[at:at + 16]).hex()}")
+    raise Failure(
+        f"{what}: {len(got)} bytes against {len(wanted)} wanted; they differ from offset {at} on: "
+        f"{bytes(got[at:at + 16]).hex()} against {bytes(wanted[at:at + 16]).hex()}"
+    )
 
 
 @contextlib.contextmanager
@@ -125,8 +127,9 @@ def raises(number, *others, what=""):
         yield
     except OSError as problem:
         if problem.errno not in wanted:
-            raise Failure(f"{what}: {errno.errorcode.get(problem.errno, problem.errno)} instead of {names}: "
-                          f"{problem}") from problem
+            raise Failure(
+                f"{what}: {errno.errorcode.get(problem.errno, problem.errno)} instead of {names}: " f"{problem}"
+            ) from problem
     else:
         raise Failure(f"{what}: no error instead of {names}")
 
@@ -147,7 +150,7 @@ def write(path, data, flags=os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode=0o644):
 def write_all(file, data):
     view = memoryview(data)
     while view:
-        view = view[os.write(file, view):]
+        view = view[os.write(file, view) :]
 
 
 def pwrite_all(file, data, offset):

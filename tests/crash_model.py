@@ -34,7 +34,7 @@ class Log:
             with open(self.path, "rb") as file:
                 file.seek(self._offset)
                 data = file.read()
-            data = data[:data.rfind(b"\n") + 1]
+            data = data[: data.rfind(b"\n") + 1]
             self._offset += len(data)
             for line in data.splitlines():
                 self._take(json.loads(line))
@@ -72,9 +72,9 @@ class Content:
 
     def __init__(self):
         self.certain = b""
-        self.later = []      # contents after each operation since then
+        self.later = []  # contents after each operation since then
         self.synced = False  # ever
-        self.named = 0       # number of the last change of its name
+        self.named = 0  # number of the last change of its name
 
     def now(self):
         return self.later[-1] if self.later else self.certain
@@ -105,9 +105,9 @@ class Files:
 
     def __init__(self, operations, power):
         self.power = power
-        self.names = {}        # name -> Content, as of the last operation
-        self.possible = [{}]   # states of the names, from the last certain one on
-        self.first = 0         # number of the first of these: how many changes of names it is the result of
+        self.names = {}  # name -> Content, as of the last operation
+        self.possible = [{}]  # states of the names, from the last certain one on
+        self.first = 0  # number of the first of these: how many changes of names it is the result of
         for operation in operations:
             self.apply(operation, operation["done"] is not None)
 
@@ -122,7 +122,7 @@ class Files:
             data, offset = content.now(), operation.get("offset", 0)
             data = data.ljust(offset, b"\0")
             written = noise(operation["length"], operation["seed"])
-            content.change(data[:offset] + written + data[offset + len(written):])
+            content.change(data[:offset] + written + data[offset + len(written) :])
         elif kind == "truncate":
             length = operation["length"]
             content.change(content.now()[:length].ljust(length, b"\0"))
@@ -150,7 +150,7 @@ class Files:
 
     def forget_before(self, number):
         if number > self.first:
-            del self.possible[:number - self.first]
+            del self.possible[: number - self.first]
             self.first = number
 
     def check(self, folder):
@@ -158,8 +158,10 @@ class Files:
         states = [state for state in self.possible if set(state) == there]
         if not states:
             closest = self.possible[-1]
-            raise Failure(f"{folder}: missing {sorted(set(closest) - there)}, too many {sorted(there - set(closest))}, and no "
-                          f"other of {len(self.possible)} possible states fits")
+            raise Failure(
+                f"{folder}: missing {sorted(set(closest) - there)}, too many {sorted(there - set(closest))}, and no "
+                f"other of {len(self.possible)} possible states fits"
+            )
         problems = []
         for state in states:
             try:
@@ -199,7 +201,7 @@ class Steps:
             elif kind == "swap":
                 content = self.live.setdefault(operation["name"], Content())
                 data = noise(operation["length"], operation["seed"])
-                content.change(data + content.now()[len(data):])
+                content.change(data + content.now()[len(data) :])
                 if done:
                     content.settle()
 

@@ -46,11 +46,13 @@ class Scribe:
         self.journal = journal
         self.dice = random.Random(seed)
         self.sizes = {}  # name -> size
-        self.held = {}   # name -> descriptor
+        self.held = {}  # name -> descriptor
         self.made = 0
 
     def act(self):
-        kinds = ["pwrite"] * 5 + ["fsync"] * 3 + ["truncate", "rename", "unlink", "replace", "create", "create", "fsyncdir"]
+        kinds = (
+            ["pwrite"] * 5 + ["fsync"] * 3 + ["truncate", "rename", "unlink", "replace", "create", "create", "fsyncdir"]
+        )
         kind = self.dice.choice(kinds)
         if kind in ("create", "replace", "fsyncdir") or not self.sizes:
             getattr(self, kind if kind in ("replace", "fsyncdir") else "create")()
@@ -86,8 +88,14 @@ class Scribe:
         length, seed = self.dice.choice((1, 700, 4096, 30000, 150000)), self.dice.randrange(1 << 40)
         length = min(length, LONGEST - offset)
         if length > 0:
-            self.journal.logged(lambda: pwrite_all(self.descriptor(name), noise(length, seed), offset), "pwrite", name=name,
-                                offset=offset, seed=seed, length=length)
+            self.journal.logged(
+                lambda: pwrite_all(self.descriptor(name), noise(length, seed), offset),
+                "pwrite",
+                name=name,
+                offset=offset,
+                seed=seed,
+                length=length,
+            )
             self.sizes[name] = max(self.sizes[name], offset + length)
 
     def truncate(self, name):
@@ -164,7 +172,9 @@ class Trainer:
             if name not in self.state or self.dice.random() < 0.6:
                 seed = self.dice.randrange(1 << 40)
                 length = self.state[name][1] if name in self.state else 4 * KIB * self.dice.randrange(1, 150)
-                self.journal.logged(lambda: self.write(name, noise(length, seed)), "swap", name=name, seed=seed, length=length)
+                self.journal.logged(
+                    lambda: self.write(name, noise(length, seed)), "swap", name=name, seed=seed, length=length
+                )
                 self.state[name] = [seed, length]
 
     def write(self, name, data):
@@ -176,7 +186,11 @@ class Trainer:
         self.saves += 1
         tag = f"step-{self.seed}-{self.saves}"
         state = {name_in_step(name): row for name, row in self.state.items()}
-        how = self.save_plainly if self.plain else lambda name: os.setxattr(self.root / "steps", "user.ckptfs.save", name.encode())
+        how = (
+            self.save_plainly
+            if self.plain
+            else lambda name: os.setxattr(self.root / "steps", "user.ckptfs.save", name.encode())
+        )
         self.journal.logged(lambda: how(tag), "save", tag=tag, state=state)
         self.steps.append(tag)
 
@@ -194,7 +208,9 @@ class Trainer:
 def main():
     kind, root, log, seed = sys.argv[1:5]
     journal = Journal(log)
-    worker = Scribe(root, journal, int(seed)) if kind == "scribe" else Trainer(root, journal, int(seed), "plain" in sys.argv)
+    worker = (
+        Scribe(root, journal, int(seed)) if kind == "scribe" else Trainer(root, journal, int(seed), "plain" in sys.argv)
+    )
     try:
         while True:
             worker.act()

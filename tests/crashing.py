@@ -26,9 +26,12 @@ class Workers:
         self.errors = {kind: open(log.path.with_suffix(".err"), "wb") for kind, log in self.logs.items()}
         self.processes = {}
         for kind, place in (("scribe", self.folder), ("trainer", self.root)):
-            words = [sys.executable, WORKERS, kind, place, self.logs[kind].path, str(seed)] + (["plain"] if plain else [])
-            self.processes[kind] = subprocess.Popen([str(word) for word in words], stderr=self.errors[kind],
-                                                    start_new_session=True)
+            words = [sys.executable, WORKERS, kind, place, self.logs[kind].path, str(seed)] + (
+                ["plain"] if plain else []
+            )
+            self.processes[kind] = subprocess.Popen(
+                [str(word) for word in words], stderr=self.errors[kind], start_new_session=True
+            )
 
     def wait_for(self, what, condition, seconds=60):
         """Until condition(scribe's operations, trainer's operations) holds; a worker that ends before is a Failure."""
@@ -49,13 +52,21 @@ class Workers:
 
     def wait_for_moment(self, dice):
         """Something is done and saved; then, by dice, until a save, a removal or any operation is under way."""
-        self.wait_for("two saves", lambda _, trainer: sum(1 for one in trainer if one["op"] == "save" and one["done"]) >= 2)
+        self.wait_for(
+            "two saves", lambda _, trainer: sum(1 for one in trainer if one["op"] == "save" and one["done"]) >= 2
+        )
         wanted = dice.choice(("save", "save", "save", "remove", "swap", "any"))
         since = time.monotonic() + dice.random() * 0.5
         if wanted != "any":
             with contextlib.suppress(Failure):
-                self.wait_for(wanted, lambda _, trainer: trainer and trainer[-1]["op"] == wanted
-                              and trainer[-1]["done"] is None and trainer[-1]["t"] > since, 5)
+                self.wait_for(
+                    wanted,
+                    lambda _, trainer: trainer
+                    and trainer[-1]["op"] == wanted
+                    and trainer[-1]["done"] is None
+                    and trainer[-1]["t"] > since,
+                    5,
+                )
         time.sleep(dice.random() * dice.choice((0.0, 0.001, 0.005, 0.03)))
 
     def end(self):
@@ -107,8 +118,10 @@ class Counts:
         self.any += saving or writing
 
     def __str__(self):
-        return (f"{self.rounds} rounds, {self.any} with something in flight: a save in {self.saving}, "
-                f"a write or another change in {self.writing}")
+        return (
+            f"{self.rounds} rounds, {self.any} with something in flight: a save in {self.saving}, "
+            f"a write or another change in {self.writing}"
+        )
 
     def check(self):
         if self.any < 0.8 * self.rounds:

@@ -52,8 +52,9 @@ def step_of(state):
 
 
 def names_below(folder):
-    return sorted(os.path.relpath(os.path.join(where, name), folder)
-                  for where, _, files in os.walk(folder) for name in files)
+    return sorted(
+        os.path.relpath(os.path.join(where, name), folder) for where, _, files in os.walk(folder) for name in files
+    )
 
 
 def check_step(step, wanted, what="step"):

@@ -1,8 +1,8 @@
 """What must be there after a crash, by the logs of crash_workers.py.
 
-Two kinds of crash. After kill -9 all that a call returned for is there. After a power cut: a file as its last fsync left
-it, but for what was written later, which is there or not, sector by sector; names as after some prefix of the
-operations that holds all up to the last sync; and every save that returned. An operation that had not returned has
+Two kinds of crash. After kill -9 all that a call returned for is there. After a power cut: a file as its last fsync
+left it, under its name of then, but for what was written later, which is there or not, sector by sector; names as after
+some prefix of the operations; and every save that returned. An operation that had not returned has
 happened, or not, or (a write) in parts. A save is there whole or not at all.
 """
 

@@ -1,4 +1,4 @@
-"""What runs while the daemon is killed or the power is cut: a scribe (ordinary files) and a trainer (swap files, saves).
+"""What runs while the daemon is killed or the power cut: a scribe (ordinary files), a trainer (swap files, saves).
 
     crash_workers.py scribe|trainer ROOT LOG SEED [plain]
 

@@ -146,7 +146,10 @@ class Save {
       return Error(ENOENT, tree_.path_of(source_) + ": it holds no swap files yet; save after the first step");
     }
     result_.warnings = std::move(plan.warnings);
+    const size_t planned = plan.files.size();
     TRY(open_files(std::move(plan.files)));
+    if (taken_.size() != planned)
+      return Error(EIO, path() + ": a swap file vanished behind the gate; nothing was saved");
     find_second_names();
     TRY(find_changed());
     if (holds_swap_state_) {

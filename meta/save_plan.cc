@@ -55,7 +55,10 @@ class Planner {
         file.mtime = attributes.stat.st_mtim;
         file.stale = nanoseconds(file.mtime) < record.newest_writer;
       } else {
-        TRY_ASSIGN(file.record, tree_.inode(entry.inode));
+        // No gate is closed yet: what goes meanwhile is not in the plan that counts either.
+        auto present = tree_.inode(entry.inode);
+        if (!present && present.error().errno_value() == ENOENT) continue;
+        TRY_ASSIGN(file.record, std::move(present));
       }
       add(std::move(file), from);
     }

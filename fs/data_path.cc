@@ -20,6 +20,8 @@ thread_local io::AlignedBuffer bounce;
 constexpr off_t align_down(off_t value, off_t alignment) { return value - value % alignment; }
 constexpr off_t align_up(off_t value, off_t alignment) { return align_down(value + alignment - 1, alignment); }
 
+constexpr off_t kPage = 4096;
+
 bool is_aligned(const void* memory, size_t alignment) { return reinterpret_cast<uintptr_t>(memory) % alignment == 0; }
 
 ssize_t pread_retrying(int fd, std::span<std::byte> buffer, off_t offset) {
@@ -106,10 +108,9 @@ DataPath::Written DataPath::write(std::span<const std::byte> data, off_t offset)
     return !total.error.has_value();
   };
   if (is_direct()) {
-    const off_t block = static_cast<off_t>(alignment_.offset);
     const off_t end = offset + static_cast<off_t>(data.size());
-    const off_t body_start = std::min(align_up(offset, block), end);
-    const off_t body_end = std::max(align_down(end, block), body_start);
+    const off_t body_start = std::min(align_up(offset, border(offset)), end);
+    const off_t body_end = std::max(align_down(end, border(end)), body_start);
     const size_t head = static_cast<size_t>(body_start - offset);
     const size_t body = static_cast<size_t>(body_end - body_start);
     if (append(data.first(head), false) && append(data.subspan(head, body), true)) {
@@ -120,6 +121,13 @@ DataPath::Written DataPath::write(std::span<const std::byte> data, off_t offset)
   }
   add(counters_.bytes_written, total.bytes);
   return total;
+}
+
+// What a body that begins or ends near `at` is aligned to. A buffered head or tail takes its whole page: a direct write
+// to the rest of that page would have to write it back first.
+off_t DataPath::border(off_t at) const {
+  const off_t block = static_cast<off_t>(alignment_.offset);
+  return at % block == 0 ? block : std::max(block, kPage);
 }
 
 DataPath::Written DataPath::write_direct(std::span<const std::byte> body, off_t offset) {

@@ -3,7 +3,8 @@
 // Opens with O_DIRECT may read and write at any offset, length and memory alignment, whatever the disk demands, and
 // still go past the page cache below: reads into an aligned bounce that covers the range in whole blocks (and ends with
 // the file's last block: an O_DIRECT read beyond it is EIO while someone extends the file), writes with their body of
-// whole blocks direct, from the request's own memory where that is aligned, and head and tail buffered. Nothing here
+// whole blocks direct, from the request's own memory where that is aligned, and head and tail buffered, to the end of
+// their page. Nothing here
 // reads a block to write it back changed: the kernel does that under the file's own lock, so two writers that meet
 // inside a block do not lose each other's bytes. Other opens are buffered on the blob.
 //
@@ -53,6 +54,7 @@ class DataPath {
  private:
   Result<std::span<const std::byte>> read_buffered(size_t size, off_t offset);
   Result<std::span<const std::byte>> read_direct(size_t size, off_t offset);
+  off_t border(off_t at) const;
   Written write_direct(std::span<const std::byte> body, off_t offset);
   void direct_was_refused(const char* operation);
 

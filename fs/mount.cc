@@ -1,5 +1,6 @@
 #include "fs/mount.h"
 
+#include <fcntl.h>
 #include <malloc.h>
 #include <spdlog/spdlog.h>
 #include <sys/stat.h>
@@ -141,10 +142,12 @@ meta::StoreOptions store_options(const MountOptions& options) {
   return result;
 }
 
-// After a loop that ended by itself: is the dead mount still there (its connection was cut)?
+// After a loop that ended by itself: is the dead mount still there (its connection was cut)? Asked past the kernel's
+// attribute cache, which would answer for the dead.
 bool connection_was_cut(const std::string& mountpoint) {
-  struct stat status {};
-  return ::lstat(mountpoint.c_str(), &status) != 0 && errno == ENOTCONN;
+  struct statx status {};
+  constexpr int kAsk = AT_SYMLINK_NOFOLLOW | AT_STATX_FORCE_SYNC;
+  return ::statx(AT_FDCWD, mountpoint.c_str(), kAsk, STATX_BASIC_STATS, &status) != 0 && errno == ENOTCONN;
 }
 
 // Does somebody still write one of these files, past a daemon that is leaving?
@@ -202,10 +205,10 @@ Result<std::unique_ptr<Mount>> Mount::start(const MountOptions& options) {
 Result<> Mount::run() {
   Filesystem& fs = *internals_->filesystem;
   const Result<> looped = internals_->session->loop();
-  bool dirty = internals_->session->was_forced() || connection_was_cut(internals_->options.mountpoint);
+  bool dirty = !looped || internals_->session->was_forced() || connection_was_cut(internals_->options.mountpoint);
+  if (internals_->options.before_close) internals_->options.before_close();
   fs.tasks.wait();
   fs.notifications.stop();
-  if (internals_->options.before_close) internals_->options.before_close();
 
   // The kernel does not send every RELEASE and FORGET when a mount ends.
   fs.directories.clear();

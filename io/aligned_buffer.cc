@@ -1,6 +1,7 @@
 #include "io/aligned_buffer.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 
 #include <charconv>
@@ -15,6 +16,7 @@ namespace ckptfs::io {
 
 namespace {
 
+constexpr size_t kHugePage = size_t{2} << 20;
 constexpr DirectAlignment kUnknownAlignment{4096, 4096};
 
 std::optional<size_t> parse_number(std::string_view text) {
@@ -46,12 +48,15 @@ DirectAlignment ask_kernel(int fd) {
 
 std::span<std::byte> AlignedBuffer::get(size_t size) {
   if (size > size_) {
-    const size_t rounded = (size + kAlignment - 1) / kAlignment * kAlignment;
+    const size_t alignment = size >= kHugePage / 2 ? kHugePage : kAlignment;
+    const size_t rounded = (size + alignment - 1) / alignment * alignment;
     if (rounded < size) return {};
     data_.reset();
     size_ = 0;
-    data_.reset(static_cast<std::byte*>(std::aligned_alloc(kAlignment, rounded)));
+    data_.reset(static_cast<std::byte*>(std::aligned_alloc(alignment, rounded)));
     if (!data_) return {};
+    // Advice only: without huge pages it is memory all the same.
+    if (alignment == kHugePage) ::madvise(data_.get(), rounded, MADV_HUGEPAGE);
     size_ = rounded;
   }
   return {data_.get(), size};

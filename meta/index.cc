@@ -37,7 +37,7 @@ rocksdb::Options database_options(bool create) {
   o.max_background_jobs = 2;
   o.keep_log_file_num = 4;
   o.max_log_file_size = 4 << 20;
-  o.max_total_wal_size = 64 << 20;
+  o.max_total_wal_size = 4 << 20;  // what a mount reads again, and what the log adds to the compressed tables on disk
   o.max_manifest_file_size = 16 << 20;
   o.info_log_level = rocksdb::InfoLogLevel::WARN_LEVEL;
   return o;
@@ -45,8 +45,10 @@ rocksdb::Options database_options(bool create) {
 
 rocksdb::ColumnFamilyOptions table_options(const std::shared_ptr<rocksdb::Cache>& cache) {
   rocksdb::ColumnFamilyOptions o;
-  o.write_buffer_size = 8 << 20;
-  o.compression = rocksdb::kNoCompression;
+  o.write_buffer_size = 4 << 20;
+  o.max_write_buffer_number = 4;
+  o.compression = rocksdb::kLZ4Compression;
+  o.bottommost_compression = rocksdb::kZSTD;
   rocksdb::BlockBasedTableOptions table;
   table.block_cache = cache;
   table.cache_index_and_filter_blocks = true;

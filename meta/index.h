@@ -105,6 +105,8 @@ class Index {
   // Concurrent calls share one.
   Result<> sync();
   bool dirty() const;
+  // How many batches have been committed.
+  uint64_t commits() const { return commits_.load(std::memory_order_acquire); }
   // A file was made or removed in blobs/ since the last sync.
   void note_blobs_changed() { blobs_changed_.store(true, std::memory_order_release); }
 

@@ -6,9 +6,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <map>
 #include <unordered_map>
-#include <unordered_set>
 
 #include "io/clone.h"
 #include "io/fault.h"
@@ -24,10 +24,15 @@ namespace {
 constexpr unsigned kCloneThreads = 4;
 constexpr size_t kShownNames = 20;
 
+// So many source files are held open from the plan to the clone; any beyond are opened again for each.
+constexpr size_t kHeldOpen = 4096;
+
 // One file on its way into the step.
 struct Taken {
   PlannedFile plan;
-  io::Fd live;                  // O_RDONLY
+  io::Fd live;        // O_RDONLY, where it is held
+  uint64_t size = 0;  // of the live file behind the gate, as mtime
+  timespec mtime{};
   BlobNumber blob = 0;          // frozen blob the step will name
   bool cloned = false;          // else `blob` is the one it was last saved as
   const Taken* same = nullptr;  // an earlier name of the same file: shares its blob
@@ -84,92 +89,132 @@ class Save {
 
   // Plans, writes back, closes the gate, clones, opens the gate. Nothing of it shows in the tree yet.
   Result<> take() {
-    TRY_ASSIGN(SavePlan plan, plan_save(tree_, source_, false));
-    TRY(open_files(std::move(plan.files)));
+    TRY_ASSIGN(SavePlan plan, plan_save(tree_, source_));
+    take_over(plan);
     TRY(write_back());
     tree_.gate().close(plan.guarded);
-    auto cloned = clone_behind_gate(std::move(plan.guarded));
+    auto cloned = clone_behind_gate(std::move(plan));
     tree_.gate().open();
     return cloned;
   }
 
-  // What is open already stays so; what is gone since it was planned is left out.
-  Result<> open_files(std::vector<PlannedFile> files) {
+  // What an earlier plan opened stays open.
+  void take_over(SavePlan& plan) {
+    version_ = plan.version;
     std::unordered_map<InodeNumber, io::Fd> open;
     for (Taken& taken : taken_) open.try_emplace(taken.plan.source, std::move(taken.live));
     taken_.clear();
-    taken_.reserve(files.size());
-    for (PlannedFile& file : files) {
-      Taken taken;
-      if (const auto at = open.find(file.source); at != open.end() && at->second) {
-        taken.live = std::move(at->second);
-      } else {
-        auto live = tree_.open_blob(file.source, O_RDONLY);
-        if (!live && live.error().errno_value() == ENOENT) continue;
-        TRY_ASSIGN(taken.live, std::move(live));
-      }
+    taken_.reserve(plan.files.size());
+    for (PlannedFile& file : plan.files) {
+      Taken& taken = taken_.emplace_back();
+      if (const auto at = open.find(file.source); at != open.end()) taken.live = std::move(at->second);
       taken.plan = std::move(file);
-      taken_.push_back(std::move(taken));
     }
-    return success();
   }
 
-  // With no gate closed: the clones behind it then find little to write.
+  // The descriptor that is held, or one in `own`.
+  Result<int> open_live(Taken& taken, io::Fd& own) const {
+    if (taken.live) return taken.live.get();
+    TRY_ASSIGN(io::Fd fd, tree_.open_blob(taken.plan.source, taken.plan.record, O_RDONLY));
+    const int number = fd.get();
+    const auto position = static_cast<size_t>(&taken - taken_.data());
+    (position < kHeldOpen ? taken.live : own) = std::move(fd);
+    return number;
+  }
+
+  // With no gate closed: the clones behind it then find little to write. What is gone since it was planned is in no
+  // later plan.
   Result<> write_back() {
     std::vector<InodeNumber> open;
     for (const Taken& taken : taken_) {
       if (store_.open_files().open_for_writing(taken.plan.source)) open.push_back(taken.plan.source);
     }
     if (!open.empty()) TRY(store_.open_files().write_back(open));
-    return io::for_each_parallel(taken_.size(), kCloneThreads, [this](size_t i) -> Result<> {
+    return for_each_taken([this](Taken& taken) -> Result<> {
       constexpr unsigned kWrite = SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
-      const Taken& taken = taken_[i];
+      io::Fd own;
+      const auto live = open_live(taken, own);
+      if (!live) return tree_.inode(taken.plan.source) ? Result<>(live.error()) : Result<>(success());
       if (taken.plan.record.saved_blob != 0) return success();
-      if (::sync_file_range(taken.live.get(), 0, 0, kWrite) != 0) return last_error(taken.plan.name);
+      if (::sync_file_range(live.value(), 0, 0, kWrite) != 0) return last_error(taken.plan.name);
       return success();
     });
   }
 
-  // Folders that the gate guards get no new names, so the plan settles after a round or two.
-  Result<SavePlan> plan_behind_gate(std::unordered_set<InodeNumber> guarded) {
-    for (;;) {
-      TRY_ASSIGN(SavePlan plan, plan_save(tree_, source_, true));
-      if (plan.guarded == guarded) return plan;
-      guarded = plan.guarded;
-      tree_.gate().close(guarded);
-    }
+  Result<> for_each_taken(const std::function<Result<>(Taken&)>& work) {
+    return io::for_each_parallel(taken_.size(), kCloneThreads, [&](size_t i) { return work(taken_[i]); });
   }
 
-  Result<> clone_behind_gate(std::unordered_set<InodeNumber> guarded) {
-    TRY_ASSIGN(SavePlan plan, plan_behind_gate(std::move(guarded)));
-    if (plan.files.empty()) {
+  // Folders that the gate guards get no new names, so the plan settles after a round or two.
+  Result<> settle_plan(SavePlan& plan) {
+    while (plan.version != tree_.version()) {
+      TRY_ASSIGN(SavePlan again, plan_save(tree_, source_));
+      const bool settled = again.guarded == plan.guarded;
+      plan = std::move(again);
+      take_over(plan);
+      if (settled) break;
+      tree_.gate().close(plan.guarded);
+    }
+    return success();
+  }
+
+  Result<> clone_behind_gate(SavePlan plan) {
+    TRY(settle_plan(plan));
+    if (taken_.empty()) {
       return Error(ENOENT, tree_.path_of(source_) + ": it holds no swap files yet; save after the first step");
     }
-    result_.warnings = std::move(plan.warnings);
-    const size_t planned = plan.files.size();
-    TRY(open_files(std::move(plan.files)));
-    if (taken_.size() != planned)
-      return Error(EIO, path() + ": a swap file vanished behind the gate; nothing was saved");
+    TRY(for_each_taken([this](Taken& taken) { return look_at(taken); }));
+    choose_between_dtypes();
     find_second_names();
-    TRY(find_changed());
+    find_saved();
     if (holds_swap_state_) {
       TRY(compare_with_step());
       result_.already_saved = true;
       return success();
     }
     TRY(reserve());
-    TRY(io::for_each_parallel(taken_.size(), kCloneThreads, [this](size_t i) { return clone_one(taken_[i]); }));
+    TRY(for_each_taken([this](Taken& taken) { return clone_one(taken); }));
     for (Taken& taken : taken_) {
       if (taken.same == nullptr) continue;
       taken.blob = taken.same->blob;
       taken.stat = taken.same->stat;
     }
-    std::vector<InodeNumber> watched;
-    for (const Taken& taken : taken_) {
-      if (!taken.writer_open) watched.push_back(taken.plan.source);
-    }
-    tree_.watch(watched);
     return success();
+  }
+
+  Result<> look_at(Taken& taken) const {
+    io::Fd own;
+    const auto live = open_live(taken, own);
+    if (!live) {
+      return Error(live.error().errno_value(), path() + ": " + taken.plan.name + " cannot be read: " +
+                                                   live.error().message() + "; nothing was saved");
+    }
+    TRY_ASSIGN(const struct stat st, io::stat_fd(live.value()));
+    taken.size = static_cast<uint64_t>(st.st_size);
+    taken.mtime = st.st_mtim;
+    taken.writer_open = store_.open_files().open_for_writing(taken.plan.source);
+    if (!taken.writer_open) {
+      TRY_ASSIGN(taken.writer_open, io::has_writer(live.value()));
+    }
+    return success();
+  }
+
+  // A run that changed its dtype left its old files: the one written last is the run's.
+  void choose_between_dtypes() {
+    std::vector<Taken> chosen;
+    chosen.reserve(taken_.size());
+    for (Taken& taken : taken_) {
+      const PlannedFile& plan = taken.plan;
+      const PlannedFile* const last = chosen.empty() ? nullptr : &chosen.back().plan;
+      if (last == nullptr || last->name != plan.name || last->folder != plan.folder || last->group != plan.group) {
+        chosen.push_back(std::move(taken));
+        continue;
+      }
+      result_.warnings.push_back(plan.folder + "/" + plan.name +
+                                 " is there for two dtypes; the one written last is taken");
+      if (later(taken.mtime, chosen.back().mtime)) chosen.back() = std::move(taken);
+    }
+    taken_ = std::move(chosen);
   }
 
   // Hard links: one file is cloned once.
@@ -181,19 +226,14 @@ class Save {
     }
   }
 
-  Result<> find_changed() {
+  // What has not changed since it was last saved names that blob again.
+  void find_saved() {
     for (Taken& taken : taken_) {
-      const PlannedFile& plan = taken.plan;
-      taken.writer_open = store_.open_files().open_for_writing(plan.source);
-      if (!taken.writer_open) {
-        TRY_ASSIGN(taken.writer_open, io::has_writer(taken.live.get()));
-      }
-      taken.blob = 0;
-      if (taken.writer_open || plan.record.saved_blob == 0) continue;
-      const auto blob = store_.index().blob(plan.record.saved_blob);
-      if (blob && blob.value().state == BlobState::frozen) taken.blob = plan.record.saved_blob;
+      const BlobNumber saved = taken.plan.record.saved_blob;
+      if (taken.writer_open || saved == 0) continue;
+      const auto blob = store_.index().blob(saved);
+      if (blob && blob.value().state == BlobState::frozen) taken.blob = saved;
     }
-    return success();
   }
 
   // The tag was saved before: the same save again is no error.
@@ -222,10 +262,12 @@ class Save {
   }
 
   // Numbers for the clones, promised as tentative: a crash before the step is published deletes them. From here on each
-  // live file to be cloned owes its length.
+  // live file to be cloned owes its length, and counts as saved until somebody opens it for writing; a blob that never
+  // gets frozen, since the save failed, counts for nothing.
   Result<> reserve() {
     TRY(check_space());
     Tree::Change change = tree_.begin();
+    const bool as_planned = store_.index().commits() == version_;
     const auto count = static_cast<uint64_t>(std::count_if(
         taken_.begin(), taken_.end(), [](const Taken& taken) { return taken.blob == 0 && taken.same == nullptr; }));
     BlobNumber next = tree_.allot_blobs(change, count);
@@ -235,8 +277,11 @@ class Save {
       taken.cloned = true;
       change.batch.put_blob(taken.blob, {BlobState::tentative, 0, 0});
       tentative_.push_back(taken.blob);
-      TRY_ASSIGN(InodeRecord record, store_.index().inode(taken.plan.source));
-      record.saved_blob = 0;
+      InodeRecord record = taken.plan.record;
+      if (!as_planned) {
+        TRY_ASSIGN(record, store_.index().inode(taken.plan.source));
+      }
+      record.saved_blob = taken.writer_open ? 0 : taken.blob;
       tree_.set_owed(change, record, owed_afterwards(taken));
       change.batch.put(taken.plan.source, record);
     }
@@ -244,8 +289,8 @@ class Save {
   }
 
   static uint64_t owed_afterwards(const Taken& taken) {
-    const uint64_t unit = io::cow_extent_hint(taken.plan.size);
-    return (taken.plan.size + unit - 1) / unit * unit;
+    const uint64_t unit = io::cow_extent_hint(taken.size);
+    return (taken.size + unit - 1) / unit * unit;
   }
 
   // After the save each overwrite of a live file needs new blocks, and under passthrough nobody would see it fail.
@@ -278,7 +323,9 @@ class Save {
       return success();
     }
     TRY_ASSIGN(const io::Fd frozen, store_.blobs().create(taken.blob));
-    TRY(io::clone(taken.live.get(), frozen.get()));
+    io::Fd own;
+    TRY_ASSIGN(const int live, open_live(taken, own));
+    TRY(io::clone(live, frozen.get()));
     TRY_ASSIGN(taken.stat, io::stat_fd(frozen.get()));
     return success();
   }
@@ -295,18 +342,11 @@ class Save {
   }
 
   Result<> publish() {
-    const auto untouched = tree_.untouched();
     Tree::Change change = tree_.begin();
     TRY(put_step(change));
     for (const Taken& taken : taken_) {
       TRY_ASSIGN(const InodeNumber folder, folder_for(change, taken.plan));
-      auto live = store_.index().inode(taken.plan.source);
-      // It may be gone since the gate opened; the step holds what it was.
-      TRY(put_file(change, folder, taken, live ? live.value() : taken.plan.record));
-      if (live && taken.cloned && untouched.contains(taken.plan.source)) {
-        live.value().saved_blob = taken.blob;
-        change.batch.put(taken.plan.source, live.value());
-      }
+      TRY(put_file(change, folder, taken));
     }
     for (const auto& [number, record] : new_folders_) change.batch.put(number, record);
     TRY(tree_.commit(std::move(change)));
@@ -361,7 +401,7 @@ class Save {
     std::string shown;
     size_t count = 0;
     for (const Taken& taken : taken_) {
-      if (!taken.plan.stale) continue;
+      if (nanoseconds(taken.mtime) >= taken.plan.newest_writer) continue;
       const std::string name = taken.plan.group + "/" + taken.plan.folder + "/" + taken.plan.name;
       lines += name + "\n";
       if (++count <= kShownNames) shown += (shown.empty() ? "" : ", ") + name;
@@ -393,7 +433,8 @@ class Save {
     return parent;
   }
 
-  Result<> put_file(Tree::Change& change, InodeNumber folder, const Taken& taken, InodeRecord record) {
+  Result<> put_file(Tree::Change& change, InodeNumber folder, const Taken& taken) {
+    InodeRecord record = taken.plan.record;  // as it was behind the gate
     record.nlink = 1;
     record.flags = kFrozen;
     record.parent = folder;
@@ -402,7 +443,7 @@ class Save {
     record.owed = 0;
     record.size = static_cast<uint64_t>(taken.stat.st_size);
     record.blocks = static_cast<uint64_t>(taken.stat.st_blocks);
-    record.atime = record.mtime = taken.plan.mtime;
+    record.atime = record.mtime = taken.mtime;
     record.ctime = now();
     tree_.add_child(change, folder, new_folders_.at(folder), taken.plan.name, tree_.allot_inode(change), record);
 
@@ -423,7 +464,6 @@ class Save {
 
   // A save that failed leaves nothing: its clones are doomed.
   void abandon() {
-    tree_.untouched();
     taken_.clear();
     if (tentative_.empty()) return;
     Tree::Change change = tree_.begin();
@@ -442,6 +482,7 @@ class Save {
   const SaveRequest& request_;
   InodeNumber source_ = 0;
   bool holds_swap_state_ = false;
+  uint64_t version_ = 0;  // of the tree that taken_ was planned from
   std::vector<Taken> taken_;
   std::vector<BlobNumber> tentative_;
   std::map<std::string, InodeNumber> folders_;      // by path in the step

@@ -3,7 +3,6 @@
 //   copies) {float16,bfloat16,...}params/rank{R}/*    -> offloaded_params/rank{RR}/*
 #pragma once
 
-#include <map>
 #include <string>
 #include <unordered_set>
 #include <vector>
@@ -21,18 +20,17 @@ struct PlannedFile {
   std::string folder;  // "rank00"
   std::string name;
   InodeRecord record;
-  uint64_t size = 0;  // of the live file, as mtime and stale: only where the plan asked the blobs
-  timespec mtime{};
-  bool stale = false;  // not written since the newest writer process of its rank folder began
+  uint64_t newest_writer = 0;  // of its rank folder: when the newest process that wrote there began
 };
 
 struct SavePlan {
-  std::vector<PlannedFile> files;           // sorted by group, folder, name
+  uint64_t version = 0;                     // of the tree (Tree::version), before any of it was read
+  std::vector<PlannedFile> files;           // sorted by group, folder, name; the parameter folders of two dtypes can
+                                            // hold the same name: then it is there twice
   std::unordered_set<InodeNumber> guarded;  // folders and files: what the gate closes for
-  std::vector<std::string> warnings;
 };
 
-// ask_blobs: also sizes and times, a system call a file; without it a file that two dtypes have is taken from either.
-Result<SavePlan> plan_save(const Tree& tree, InodeNumber source, bool ask_blobs);
+// Asks the index only. What goes meanwhile, where no gate is closed, is left out.
+Result<SavePlan> plan_save(Tree& tree, InodeNumber source);
 
 }  // namespace ckptfs::meta

@@ -266,10 +266,4 @@ Result<> Tree::refuse_sealed(InodeNumber number, const InodeRecord& record, cons
                path_of(number) + ": " + what + " is not possible in a sealed step; copy what you need out of it");
 }
 
-void Tree::watch(const std::vector<InodeNumber>& inodes) {
-  const std::lock_guard lock(mutex_);
-  watched_.clear();
-  watched_.insert(inodes.begin(), inodes.end());
-}
-
 }  // namespace ckptfs::meta

@@ -115,6 +115,7 @@ class Tree {
   // The file's blob, opened with `flags` (access mode, O_DIRECT, O_SYNC, O_DSYNC are honoured; others dropped).
   // Damaged: EIO. Frozen and for writing: EPERM.
   Result<io::Fd> open_blob(InodeNumber inode, int flags) const;
+  Result<io::Fd> open_blob(InodeNumber inode, const InodeRecord& record, int flags) const;
   // To be called before a file may be written through any descriptor: EPERM when frozen or sealed, EIO when damaged,
   // ENOSPC when it is a swap file and the store could not take what the files then open for writing owe (`others_owed`:
   // the sum for those open already). Forgets the blob it was saved as; notes the writer process of a rank folder.
@@ -147,6 +148,11 @@ class Tree {
   };
   Change begin() { return Change(*this); }
   Result<> commit(Change change);
+  // While this stays what it was, nothing in the tree has changed.
+  uint64_t version() {
+    const std::lock_guard lock(mutex_);
+    return index_.commits();
+  }
   InodeNumber allot_inode(Change& change);
   BlobNumber allot_blobs(Change& change, uint64_t count);
   // Puts a new directory or file below `parent` into the change; `parent` is updated, not yet put.
@@ -156,9 +162,6 @@ class Tree {
   void set_owed(Change& change, InodeRecord& record, uint64_t owed);
   // The step that `inode` (a directory) lies in or is; 0: none.
   Result<InodeNumber> step_of(InodeNumber directory) const;
-  // From now on, which of these are opened for writing or truncated; untouched() takes the answer and ends the watch.
-  void watch(const std::vector<InodeNumber>& inodes);
-  std::unordered_set<InodeNumber> untouched();
   // True while a writer that survived the last daemon has it open; forgets it once that is over.
   bool is_recovered(InodeNumber inode) const;
   // Reads the extents of each swap file that owes again; the sum afterwards.
@@ -189,7 +192,6 @@ class Tree {
   InodeNumber inode_limit_;                            // guarded by mutex_; recorded in the index
   BlobNumber next_blob_;                               // guarded by mutex_
   BlobNumber blob_limit_;                              // guarded by mutex_; recorded in the index
-  std::unordered_set<InodeNumber> watched_;            // guarded by mutex_
   mutable std::mutex recovered_mutex_;                 // leaf lock
   mutable std::unordered_set<InodeNumber> recovered_;  // guarded by recovered_mutex_
 };

@@ -13,6 +13,10 @@ namespace ckptfs::meta {
 
 Result<io::Fd> Tree::open_blob(InodeNumber number, int flags) const {
   TRY_ASSIGN(const InodeRecord record, index_.inode(number));
+  return open_blob(number, record, flags);
+}
+
+Result<io::Fd> Tree::open_blob(InodeNumber number, const InodeRecord& record, int flags) const {
   if (!record.is_regular()) return Error(S_ISDIR(record.mode) ? EISDIR : EINVAL);
   if (is_damaged(number)) return Error(EIO, path_of(number) + ": its data is missing or short (see ckptfs status)");
   if ((flags & O_ACCMODE) != O_RDONLY && !record.is_live_file()) return Error(EPERM);
@@ -42,7 +46,6 @@ Result<> Tree::prepare_writing(InodeNumber number, const Caller& caller, uint64_
 
 Result<> Tree::try_prepare_writing(InodeNumber number, const Caller& caller, uint64_t others_owed) {
   Change change = begin();
-  watched_.erase(number);
   TRY_ASSIGN(InodeRecord record, index_.inode(number));
   if (!record.is_regular()) return Error(EINVAL);
   if (!record.is_live_file()) {
@@ -112,7 +115,6 @@ Result<> Tree::recount_owed() {
 Result<> Tree::truncate(InodeNumber number, uint64_t size) {
   {
     Change change = begin();
-    watched_.erase(number);
     TRY_ASSIGN(InodeRecord record, index_.inode(number));
     if (!record.is_regular()) return Error(S_ISDIR(record.mode) ? EISDIR : EINVAL);
     if (!record.is_live_file()) return Error(EPERM, path_of(number) + ": it is frozen; copy it and truncate the copy");
@@ -126,11 +128,6 @@ Result<> Tree::truncate(InodeNumber number, uint64_t size) {
   if (::ftruncate(fd.get(), static_cast<off_t>(size)) != 0) return last_error();
   finished_writing(number);
   return success();
-}
-
-std::unordered_set<InodeNumber> Tree::untouched() {
-  const std::lock_guard lock(mutex_);
-  return std::exchange(watched_, {});
 }
 
 }  // namespace ckptfs::meta

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <spdlog/spdlog.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -24,8 +25,13 @@ namespace {
 constexpr unsigned kCloneThreads = 4;
 constexpr size_t kShownNames = 20;
 
-// So many source files are held open from the plan to the clone; any beyond are opened again for each.
-constexpr size_t kHeldOpen = 4096;
+// So many source files are held open from the plan to the clone; any beyond are opened again for each use.
+size_t held_open() {
+  constexpr rlim_t kMost = 4096;
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return 0;
+  return std::min(kMost, limit.rlim_cur / 4);
+}
 
 // One file on its way into the step.
 struct Taken {
@@ -118,7 +124,7 @@ class Save {
     TRY_ASSIGN(io::Fd fd, tree_.open_blob(taken.plan.source, taken.plan.record, O_RDONLY));
     const int number = fd.get();
     const auto position = static_cast<size_t>(&taken - taken_.data());
-    (position < kHeldOpen ? taken.live : own) = std::move(fd);
+    (position < held_open_ ? taken.live : own) = std::move(fd);
     return number;
   }
 
@@ -482,6 +488,7 @@ class Save {
   const SaveRequest& request_;
   InodeNumber source_ = 0;
   bool holds_swap_state_ = false;
+  const size_t held_open_ = held_open();
   uint64_t version_ = 0;  // of the tree that taken_ was planned from
   std::vector<Taken> taken_;
   std::vector<BlobNumber> tentative_;

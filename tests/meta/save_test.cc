@@ -2,6 +2,7 @@
 #include "tests/meta/scratch_store.h"
 
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 namespace ckptfs::meta {
 namespace {
@@ -91,6 +92,88 @@ TEST_F(SaveTest, AMappingThatOutlivedItsDescriptorCountsAsChange) {
   EXPECT_EQ(read("/steps/s2/offloaded_tensors/rank00/0_2.tensor.swp")[0], '!');
   EXPECT_NE(read(kSaved)[0], '!');
   ::munmap(mapping, 4096);
+}
+
+TEST_F(SaveTest, FilesThatComeAndGoBeforeTheGateAreTakenAsTheyAreBehindIt) {
+  open_files_.writers.insert(at("/zero_stage_3/optimizer/rank1/0_2.tensor.swp"));
+  open_files_.meanwhile = [this] {
+    remove(kLive);
+    make_file("/zero_stage_3/optimizer/rank0/3_3.tensor.swp", "new");
+    make_folder("/zero_stage_3/optimizer/rank2");
+    make_file("/zero_stage_3/optimizer/rank2/4_4.tensor.swp", "of a new rank");
+    write("/zero_stage_3/optimizer/rank0/exp_avg-0_2.tensor.swp", "later");
+  };
+  const auto saved = save("s1");
+  ASSERT_TRUE(saved) << saved.error().message();
+  EXPECT_EQ(saved.value().files, 9U);
+  EXPECT_FALSE(tree().resolve(kSaved));
+  EXPECT_EQ(read("/steps/s1/offloaded_tensors/rank00/3_3.tensor.swp"), "new");
+  EXPECT_EQ(read("/steps/s1/offloaded_tensors/rank02/4_4.tensor.swp"), "of a new rank");
+  EXPECT_EQ(read("/steps/s1/offloaded_tensors/rank00/exp_avg-0_2.tensor.swp").substr(0, 5), "later");
+  expect_clean_fsck();
+}
+
+TEST_F(SaveTest, DataThatIsMissingFailsTheSaveWhole) {
+  const auto record = tree().inode(at(kLive));
+  ASSERT_TRUE(record);
+  ASSERT_TRUE(store_->blobs().remove(record.value().blob));
+  const auto saved = save("s1");
+  EXPECT_EQ(saved.error().errno_value(), EIO);
+  EXPECT_NE(saved.error().message().find("0_2.tensor.swp"), std::string::npos) << saved.error().message();
+  EXPECT_FALSE(tree().resolve("/steps/s1"));
+  EXPECT_EQ(blob_files(), 9U);  // of ten live files
+}
+
+TEST_F(SaveTest, WhatASaveThatFailedHadClonedDoesNotCountAsSaved) {
+  open_files_.writers.insert(at("/zero_stage_3/optimizer/rank1/0_2.tensor.swp"));
+  open_files_.meanwhile = [this] { make_folder("/steps/s1"); };  // found when all is cloned
+  EXPECT_EQ(save("s1").error().errno_value(), EEXIST);
+  open_files_.meanwhile = nullptr;
+  const auto saved = save("s2");
+  ASSERT_TRUE(saved) << saved.error().message();
+  EXPECT_EQ(saved.value().cloned, 8U);
+  EXPECT_EQ(read("/steps/s2/offloaded_tensors/rank00/0_2.tensor.swp"), read(kLive));
+  expect_clean_fsck();
+}
+
+TEST_F(SaveTest, OfANameThatTwoDtypesHaveTheOneWrittenLastIsTaken) {
+  make_folder("/zero_stage_3/float16params");
+  make_folder("/zero_stage_3/float16params/rank0");
+  make_file("/zero_stage_3/float16params/rank0/7_param.tensor.swp", "old");
+  write("/zero_stage_3/bfloat16params/rank0/7_param.tensor.swp", "last");
+  const auto saved = save("s1");
+  ASSERT_TRUE(saved) << saved.error().message();
+  EXPECT_EQ(saved.value().files, 8U);
+  ASSERT_EQ(saved.value().warnings.size(), 1U);
+  EXPECT_NE(saved.value().warnings[0].find("two dtypes"), std::string::npos) << saved.value().warnings[0];
+  EXPECT_EQ(read("/steps/s1/offloaded_params/rank00/7_param.tensor.swp").substr(0, 4), "last");
+}
+
+// Lowers the soft limit on descriptors for a scope.
+class FewDescriptors {
+ public:
+  explicit FewDescriptors(rlim_t count) {
+    ::getrlimit(RLIMIT_NOFILE, &before_);
+    rlimit few = before_;
+    few.rlim_cur = count;
+    ::setrlimit(RLIMIT_NOFILE, &few);
+  }
+  ~FewDescriptors() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_{};
+};
+
+TEST_F(SaveTest, MoreFilesThanDescriptorsCanBeSaved) {
+  constexpr int kFiles = 300;
+  for (int i = 0; i < kFiles; ++i) {
+    make_file("/zero_stage_3/optimizer/rank0/" + std::to_string(i) + "_9.tensor.swp", std::to_string(i));
+  }
+  const FewDescriptors few(200);
+  const auto saved = save("s1");
+  ASSERT_TRUE(saved) << saved.error().message();
+  EXPECT_EQ(saved.value().files, 8U + kFiles);
+  EXPECT_EQ(read("/steps/s1/offloaded_tensors/rank00/299_9.tensor.swp"), "299");
 }
 
 TEST_F(SaveTest, SavedFilesAreFrozen) {

@@ -8,6 +8,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -66,10 +67,14 @@ class StubOpenFiles : public OpenFiles {
  public:
   std::set<InodeNumber> writers, readers;
   std::vector<std::pair<InodeNumber, std::string>> invalidated;
+  std::function<void()> meanwhile;  // called where a save writes back what is open: after its plan, before its gate
 
   bool open_for_writing(InodeNumber inode) const override { return writers.contains(inode); }
   bool open_at_all(InodeNumber inode) const override { return writers.contains(inode) || readers.contains(inode); }
-  Result<> write_back(const std::vector<InodeNumber>&) override { return success(); }
+  Result<> write_back(const std::vector<InodeNumber>&) override {
+    if (meanwhile) meanwhile();
+    return success();
+  }
   void invalidate(InodeNumber) override {}
   void invalidate_name(InodeNumber folder, const std::string& name) override { invalidated.emplace_back(folder, name); }
 };

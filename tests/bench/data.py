@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import time
 
@@ -112,6 +113,33 @@ def through_daemon(context, native, mode, title):
             figures = context.rounds(contestants)
             for name in kinds:
                 add(context, "daemon", f"{title}, {name}", case, figures[name], figures["native"], plan.DAEMON_BAR)
+            if mode == "direct":
+                rate = statistics.median(figures["native"])
+                costs = {"native": processor_seconds(context, native, case, ALIGNED)}
+                costs |= {name: processor_seconds(context, files, case, kind) for name, kind in kinds.items()}
+                add_costs(context, case, rate, costs)
+
+
+def processor_seconds(context, folder, case, kind):
+    """Seconds of all processors for each GiB: what more loops take, so that fio's own start is not in it."""
+    loops = 8
+
+    def busy(count):
+        before = machine.busy_seconds()
+        transfer(folder, context.sizes, case, kind, count)
+        return machine.busy_seconds() - before
+
+    size = context.sizes.one_file if case[1] == 1 else 4 * context.sizes.four_files
+    return (busy(1 + loops) - busy(1)) / (loops * size / plan.GIB)
+
+
+def add_costs(context, case, native_rate, costs):
+    for name, seconds in costs.items():
+        most = machine.cores() / seconds
+        text = f"{seconds:.2f} s a GiB: {machine.cores()} cores carry at most {most:.1f} GiB/s"
+        if name != "native":
+            text += f", {most * plan.GIB / native_rate:.2f} of what native reached"
+        context.add(SECTIONS["processors"], measure.Note(f"{describe(case)}: {name}", text))
 
 
 SECTIONS = {
@@ -119,13 +147,18 @@ SECTIONS = {
     "right after": "Data in passthrough, the first overwrite after a save",
     "later": "Data in passthrough, later, the step kept",
     "daemon": "Data through the daemon",
+    "processors": "Data through the daemon: what the processors allow",
 }
 
 
 def add(context, part, title, case, ours, theirs, bar=None, alternative="native XFS"):
-    what, count = case
-    text = f"{what}, {count} file{'s' if count > 1 else ''}: {title}"
+    text = f"{describe(case)}: {title}"
     context.add(SECTIONS[part], measure.Row(text, alternative, measure.RATE, ours, theirs, bar))
+
+
+def describe(case):
+    what, count = case
+    return f"{what}, {count} file{'s' if count > 1 else ''}"
 
 
 def names(count):
@@ -143,7 +176,7 @@ def make_files(folder, sizes):
         transfer(folder, sizes, ("overwrite", count), ALIGNED)
 
 
-def transfer(folder, sizes, case, kind):
+def transfer(folder, sizes, case, kind, loops=1):
     """Reads or overwrites the files whole, each by its own thread; bytes a second, the final fsync included."""
     what, count = case
     size = sizes.one_file if count == 1 else sizes.four_files
@@ -152,6 +185,7 @@ def transfer(folder, sizes, case, kind):
     words = ["fio", "--output-format=json", "--thread", "--group_reporting", "--ioengine=libaio", "--direct=1"]
     words += ["--bs=1M", "--iodepth=8", "--fallocate=none", "--invalidate=0", "--scramble_buffers=0", "--gtod_reduce=1"]
     words += [f"--rw={'read' if what == 'read' else 'write'}", f"--size={length}", f"--offset={kind['offset']}"]
+    words.append(f"--loops={loops}")
     if what == "overwrite":
         words.append("--end_fsync=1")
     if kind["memory"]:
@@ -163,8 +197,8 @@ def transfer(folder, sizes, case, kind):
     if job["error"]:
         raise mounting.Failure(f"{' '.join(words)}: error {job['error']}: {done.stderr}")
     side = job["read" if what == "read" else "write"]
-    if side["io_bytes"] != length * count:
-        raise mounting.Failure(f"{' '.join(words)}: {side['io_bytes']} bytes instead of {length * count}")
+    if side["io_bytes"] != length * count * loops:
+        raise mounting.Failure(f"{' '.join(words)}: {side['io_bytes']} bytes instead of {length * count * loops}")
     return side["io_bytes"] * 1000 / side["runtime"]
 
 

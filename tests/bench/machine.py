@@ -15,6 +15,14 @@ def cores():
     return len(os.sched_getaffinity(0))
 
 
+def busy_seconds():
+    """What all processors together have spent on anything since the machine started."""
+    user, nice, system, _idle, _wait, interrupts, soft = (
+        int(word) for word in pathlib.Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:8]
+    )
+    return (user + nice + system + interrupts + soft) / os.sysconf("SC_CLK_TCK")
+
+
 def memory(field="MemTotal"):
     for line in pathlib.Path("/proc/meminfo").read_text().splitlines():
         if line.startswith(f"{field}:"):

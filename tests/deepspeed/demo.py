@@ -173,21 +173,17 @@ class Demo:
         with open(self.log, "ab") as output:
             output.write(f"\n=== {what}: train.py {' '.join(words)}\n".encode())
             output.flush()
-            processes = harness.start_ranks(1, words, output)
             start = time.monotonic()
-            try:
-                while processes[0].poll() is None:
-                    lines = progress.read_text().splitlines()
-                    now = lines[-1] if lines else "loading torch and DeepSpeed"
-                    self.screen.progress(f"{what}: {now} ({time.monotonic() - start:.0f} s)")
-                    time.sleep(0.1)
-            except BaseException:
-                processes[0].kill()
-                processes[0].wait()
-                raise
-            finally:
-                self.screen.end_progress()
-            harness.wait_for_ranks(processes, self.log)
+            with harness.ranks_running(1, words, output) as processes:
+                try:
+                    while processes[0].poll() is None:
+                        lines = progress.read_text().splitlines()
+                        now = lines[-1] if lines else "loading torch and DeepSpeed"
+                        self.screen.progress(f"{what}: {now} ({time.monotonic() - start:.0f} s)")
+                        time.sleep(0.1)
+                finally:
+                    self.screen.end_progress()
+                harness.wait_for_ranks(processes, self.log)
         return json.loads(pathlib.Path(f"{out}.0").read_text())
 
     def mount(self):

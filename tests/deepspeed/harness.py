@@ -307,8 +307,8 @@ class Scene:
         out = self.work / f"{self.number}-{name}"
         log = out.with_suffix(".log")
         with open(log, "wb") as output:
-            processes = start_ranks(ranks, [*arguments, "--out", str(out)], output)
-            wait_for_ranks(processes, log)
+            with ranks_running(ranks, [*arguments, "--out", str(out)], output) as processes:
+                wait_for_ranks(processes, log)
         return [json.loads(pathlib.Path(f"{out}.{rank}").read_text()) for rank in range(ranks)]
 
 
@@ -324,32 +324,35 @@ def environment():
                 CUDA_VISIBLE_DEVICES="", PYTHONDONTWRITEBYTECODE="1", MASTER_ADDR="127.0.0.1")
 
 
-def start_ranks(ranks, arguments, output):
+@contextlib.contextmanager
+def ranks_running(count, arguments, output):
+    """The processes of a training. At the end none is left, nor what DeepSpeed leaves in /dev/shm, 66 MiB a rank."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    return [subprocess.Popen([python(), str(HERE / "train.py"), *arguments], stdin=subprocess.DEVNULL, stdout=output,
-                             stderr=output, env=dict(environment(), RANK=str(rank), LOCAL_RANK=str(rank),
-                                                     WORLD_SIZE=str(ranks), LOCAL_SIZE=str(ranks),
-                                                     MASTER_PORT=str(port)))
-            for rank in range(ranks)]
+    shared = dict(environment(), WORLD_SIZE=str(count), LOCAL_SIZE=str(count), MASTER_PORT=str(port))
+    processes = [subprocess.Popen([python(), str(HERE / "train.py"), *arguments], stdin=subprocess.DEVNULL,
+                                  stdout=output, stderr=output, env=dict(shared, RANK=str(rank), LOCAL_RANK=str(rank)))
+                 for rank in range(count)]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+        for buffer in pathlib.Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{port}_*"):
+            buffer.unlink()
 
 
 def wait_for_ranks(processes, log):
-    """Until all have ended; where one failed or is late, the others are ended and its log is shown."""
+    """Until all have ended. A Failure with the log's end where one failed, or all are late."""
     end = time.monotonic() + RUN_TIMEOUT
-    try:
-        while any(process.poll() is None for process in processes):
-            if any(process.returncode for process in processes) or time.monotonic() > end:
-                break
-            time.sleep(0.05)
-    finally:
-        for process in processes:
-            if process.poll() is None and (any(other.returncode for other in processes) or time.monotonic() > end
-                                           or sys.exc_info()[0]):
-                process.kill()
-        codes = [process.wait() for process in processes]
-    if any(codes):
+    while any(process.poll() is None for process in processes) and time.monotonic() < end:
+        if any(process.returncode for process in processes):
+            break
+        time.sleep(0.05)
+    codes = [process.returncode for process in processes]  # None: still running
+    if any(code != 0 for code in codes):
         tail = "\n".join(pathlib.Path(log).read_text(errors="replace").splitlines()[-30:])
         raise Failure(f"train.py ended with {codes}:\n{tail}")
 

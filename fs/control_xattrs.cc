@@ -76,7 +76,7 @@ Result<std::string> ControlXattrs::state(meta::InodeNumber inode) const {
 }
 
 void ControlXattrs::set(meta::InodeNumber inode, const std::string& name, const std::string& value,
-                        const meta::Caller& caller, std::function<void(const Result<>&)> done) {
+                        const meta::Caller& caller, const std::function<void(const Result<>&)>& done) {
   const auto in_background = [this, inode, done](auto work) {
     const auto started = fs_.tasks.start([this, inode, done, work = std::move(work)] {
       const Result<> result = work();

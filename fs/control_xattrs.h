@@ -27,7 +27,7 @@ class ControlXattrs {
   Result<std::string> get(meta::InodeNumber inode, const std::string& name) const;
   // Sets it; `done` is called once, perhaps on another thread and much later (a save, a seal).
   void set(meta::InodeNumber inode, const std::string& name, const std::string& value, const meta::Caller& caller,
-           std::function<void(const Result<>&)> done);
+           const std::function<void(const Result<>&)>& done);
 
   // Takes a save as setxattr does, on the calling thread: counted, its error kept for last_error.
   Result<meta::SaveResult> save(meta::InodeNumber series, const std::string& tag, const meta::Caller& caller);

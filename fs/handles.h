@@ -56,7 +56,9 @@ class Handles {
     handles_.emplace(number, std::move(handle));
     return number;
   }
-  static T& get(uint64_t number) { return *reinterpret_cast<T*>(number); }
+  static T& get(uint64_t number) {
+    return *reinterpret_cast<T*>(number);  // NOLINT(performance-no-int-to-ptr): `fh` is a number
+  }
   // Out of the table, to be ended by the caller.
   std::unique_ptr<T> take(uint64_t number) {
     const std::lock_guard lock(mutex_);

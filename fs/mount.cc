@@ -31,7 +31,7 @@ namespace {
 
 // Requests of 1 MiB whose memory begins inside a page span 257 pages; libfuse derives the number from max_write.
 constexpr unsigned kPage = 4096;
-constexpr unsigned kMaximumWrite = (1u << 20) + kPage;
+constexpr unsigned kMaximumWrite = Workers::kLargestWrite;
 constexpr unsigned kMaximumPages = kMaximumWrite / kPage;
 constexpr unsigned kMaximumBackground = 128;  // fewer starve asynchronous direct I/O and delay RELEASE
 constexpr unsigned kCongestionThreshold = 96;
@@ -204,7 +204,7 @@ Result<std::unique_ptr<Mount>> Mount::start(const MountOptions& options) {
 
 Result<> Mount::run() {
   Filesystem& fs = *internals_->filesystem;
-  const Result<> looped = internals_->session->loop();
+  Result<> looped = internals_->session->loop();
   bool dirty = !looped || internals_->session->was_forced() || connection_was_cut(internals_->options.mountpoint);
   if (internals_->options.before_close) internals_->options.before_close();
   fs.tasks.wait();

@@ -25,7 +25,7 @@ class Notifications {
   struct Change {
     meta::InodeNumber inode = 0;
     std::string name;
-    auto operator<=>(const Change&) const = default;
+    auto operator<=>(const Change&) const = default;  // NOLINT(modernize-use-nullptr): in what is generated
   };
   // `tell` reaches the kernel; called on the thread only.
   Notifications(std::function<void(const Change&)> tell, Counters& counters)

@@ -1,8 +1,6 @@
 #include "fs/session.h"
 
 #include <poll.h>
-#include <pthread.h>
-#include <signal.h>
 #include <spdlog/spdlog.h>
 #include <sys/eventfd.h>
 #include <sys/mount.h>
@@ -64,22 +62,10 @@ class Arguments {
   char* options_ = nullptr;
 };
 
-// Interrupts the sem_wait that fuse_session_loop_mt sleeps in.
-constexpr int kWakeSignal = SIGUSR2;
-void wake_nothing(int) {}
-
-void install_wake_signal() {
-  struct sigaction action {};
-  action.sa_handler = wake_nothing;
-  sigemptyset(&action.sa_mask);
-  sigaction(kWakeSignal, &action, nullptr);
-}
-
 }  // namespace
 
 Result<std::unique_ptr<Session>> Session::make(const Options& options, const fuse_lowlevel_ops& ops, void* user_data) {
   fuse_set_log_func(log_fuse);
-  install_wake_signal();
   io::Fd wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake) return last_error("eventfd");
   std::unique_ptr<Session> session(new Session(options, std::move(wake)));
@@ -91,6 +77,7 @@ Result<std::unique_ptr<Session>> Session::make(const Options& options, const fus
   if (fuse_arguments == nullptr) return Error(ENOMEM);
   session->session_.reset(fuse_session_new(fuse_arguments, &ops, sizeof(ops), user_data));
   if (!session->session_) return fuse_error("no FUSE session");
+  session->workers_.emplace(session->get(), options.max_threads);
   return session;
 }
 
@@ -113,17 +100,9 @@ Session::~Session() {
 }
 
 Result<> Session::loop() {
-  fuse_loop_config* const config = fuse_loop_cfg_create();
-  if (config == nullptr) return Error(ENOMEM);
-  fuse_loop_cfg_set_clone_fd(config, 0);
-  fuse_loop_cfg_set_max_threads(config, options_.max_threads);
-  loop_thread_ = pthread_self();
-  looping_ = true;
-  const int result = fuse_session_loop_mt(get(), config);
+  const auto served = workers_->run();
   loop_ended_ = true;
-  fuse_loop_cfg_destroy(config);
-  if (result < 0) return Error(-result, "the FUSE loop ended");
-  return success();
+  return served;
 }
 
 void Session::stop() {
@@ -154,11 +133,7 @@ void Session::wait_for_stop() {
   if (loop_ends_within(kGraceMilliseconds)) return;
   spdlog::warn("{}: files are still open; leaving all the same", mountpoint);
   forced_ = true;
-  fuse_session_exit(get());
-  while (!loop_ended_) {
-    if (looping_) pthread_kill(loop_thread_, kWakeSignal);
-    loop_ends_within(50);
-  }
+  workers_->stop();
 }
 
 }  // namespace ckptfs::fs

@@ -7,9 +7,11 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 
+#include "fs/workers.h"
 #include "io/fd.h"
 #include "io/result.h"
 
@@ -56,9 +58,8 @@ class Session {
   const Options options_;
   const io::Fd wake_;  // eventfd: stop() writes to it
   std::unique_ptr<fuse_session, Deleter> session_;
+  std::optional<Workers> workers_;
   std::thread stopper_;
-  pthread_t loop_thread_{};  // set before looping_
-  std::atomic<bool> looping_{false};
   std::atomic<bool> loop_ended_{false};
   std::atomic<bool> forced_{false};
 };

@@ -139,14 +139,14 @@ Result<> serve_store(const MountPlan& plan, const std::string& store_folder, con
   const EndSignals signals(*mount);
   control = std::make_unique<ControlServer>(std::string(io::kSocketFolder) + "/" + mount->store().id() + ".sock");
   add_commands(*control, *mount);
-  const Result<> listening = control->start();
+  Result<> listening = control->start();
   if (listening) {
     spdlog::info("ckptfs {}, pid {}, control socket {}", CKPTFS_VERSION, getpid(), control->socket_path());
     report(success());
   } else {
     mount->stop();
   }
-  const Result<> served_to_end = mount->run();
+  Result<> served_to_end = mount->run();
   control->stop();
   if (!listening) return listening;
   return served_to_end;

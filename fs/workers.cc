@@ -1,0 +1,126 @@
+#include "fs/workers.h"
+
+#include <linux/fuse.h>
+#include <pthread.h>
+#include <signal.h>
+#include <spdlog/spdlog.h>
+
+#include <chrono>
+#include <system_error>
+
+#include "io/aligned_buffer.h"
+
+namespace ckptfs::fs {
+
+namespace {
+
+constexpr size_t kPage = 4096;
+constexpr size_t kWriteHeader = sizeof(fuse_in_header) + sizeof(fuse_write_in);
+// libfuse receives up to max_write and a page for the headers.
+constexpr size_t kReceive = kPage + Workers::kLargestWrite + kPage;
+
+// Interrupts the read that a thread waits in.
+constexpr int kWakeSignal = SIGUSR2;
+void wake_nothing(int) {}
+
+void install_wake_signal() {
+  struct sigaction action {};
+  action.sa_handler = wake_nothing;
+  sigemptyset(&action.sa_mask);
+  sigaction(kWakeSignal, &action, nullptr);
+}
+
+// Signals that are the main thread's to take are blocked in threads begun within its scope.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t blocked;
+    sigemptyset(&blocked);
+    for (const int number : {SIGTERM, SIGINT, SIGHUP, SIGQUIT}) sigaddset(&blocked, number);
+    pthread_sigmask(SIG_BLOCK, &blocked, &before_);
+  }
+  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+
+ private:
+  sigset_t before_{};
+};
+
+}  // namespace
+
+Result<> Workers::run() {
+  install_wake_signal();
+  std::unique_lock lock(mutex_);
+  TRY(add_thread());
+  changed_.wait(lock, [this] { return stopped_ || serving_ == 0; });
+  // A signal is lost on a thread that is about to wait, so again until all have ended.
+  while (!changed_.wait_for(lock, std::chrono::milliseconds(20), [this] { return serving_ == 0; })) {
+    for (std::thread& thread : threads_) pthread_kill(thread.native_handle(), kWakeSignal);
+  }
+  std::list<std::thread> ended = std::move(threads_);
+  lock.unlock();
+  for (std::thread& thread : ended) thread.join();
+  return outcome_;
+}
+
+void Workers::stop() {
+  fuse_session_exit(session_);
+  const std::lock_guard lock(mutex_);
+  stopped_ = true;
+  changed_.notify_all();
+}
+
+// With mutex_ held.
+Result<> Workers::add_thread() {
+  const SignalsBlocked blocked;
+  try {
+    threads_.emplace_back([this] { serve(); });
+  } catch (const std::system_error& error) {
+    return Error(EAGAIN, std::string("no thread to serve requests: ") + error.what());
+  }
+  ++serving_;
+  ++waiting_;
+  return success();
+}
+
+void Workers::serve() {
+  pthread_setname_np(pthread_self(), "fuse_worker");
+  io::AlignedBuffer memory;
+  const auto room = memory.get(kReceive);
+  Result<> outcome = success();
+  if (room.empty()) outcome = Error(ENOMEM, "no memory to receive requests into");
+  while (outcome && !fuse_session_exited(session_)) {
+    fuse_buf request{};
+    request.mem = room.data() + kPage - kWriteHeader;
+    const int received = fuse_session_receive_buf(session_, &request);
+    if (received > 0) {
+      serve_one(request);
+    } else if (received != -EINTR) {
+      if (received < 0) outcome = Error(-received, "receiving requests from the kernel");
+      break;
+    }
+  }
+  const std::lock_guard lock(mutex_);
+  --serving_;
+  --waiting_;
+  if (!outcome && outcome_) outcome_ = outcome;
+  stopped_ = true;
+  fuse_session_exit(session_);
+  changed_.notify_all();
+}
+
+void Workers::serve_one(fuse_buf& request) {
+  {
+    const std::lock_guard lock(mutex_);
+    --waiting_;
+    if (waiting_ == 0 && serving_ < most_ && !stopped_) {
+      if (const auto added = add_thread(); !added) spdlog::warn("{}; {} serve", added.error().message(), serving_);
+    }
+  }
+  fuse_session_process_buf(session_, &request);
+  const std::lock_guard lock(mutex_);
+  ++waiting_;
+}
+
+}  // namespace ckptfs::fs

@@ -1,0 +1,52 @@
+// The threads that serve a session's requests. What libfuse's own loop (fuse_session_loop_mt) does, but each thread
+// receives into memory of ours on huge pages, in which the payload of a write begins at a page: it is written by
+// O_DIRECT from there, and pinning 256 small pages costs as much as copying them (docs/benchmarks.md).
+//
+// A thread is added whenever a request arrives and no other thread waits for the next, up to a limit; none ends before
+// the session does.
+//
+// Thread safety: stop() from any thread, at any time; run() once.
+#pragma once
+
+#include <fuse_lowlevel.h>
+
+#include <condition_variable>
+#include <list>
+#include <mutex>
+#include <thread>
+
+#include "io/result.h"
+
+namespace ckptfs::fs {
+
+class Workers {
+ public:
+  // Largest write that the receive memory has room for.
+  static constexpr size_t kLargestWrite = (size_t{1} << 20) + 4096;
+
+  Workers(fuse_session* session, unsigned most) : session_(session), most_(most) {}
+
+  // Serves until the session exits: it was unmounted, its connection was cut, stop(), or a request could not be
+  // received (the error). All threads have ended then.
+  Result<> run();
+  // Ends the session: threads that wait for requests end at once, others after the one they serve.
+  void stop();
+
+ private:
+  Result<> add_thread();
+  void serve();
+  void serve_one(fuse_buf& request);
+
+  fuse_session* const session_;
+  const unsigned most_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::list<std::thread> threads_;  // guarded by mutex_; only ever grows until run() joins them
+  unsigned serving_ = 0;            // guarded by mutex_; threads that have not ended
+  unsigned waiting_ = 0;            // guarded by mutex_; of these, waiting for a request
+  bool stopped_ = false;            // guarded by mutex_
+  Result<> outcome_ = success();    // guarded by mutex_
+};
+
+}  // namespace ckptfs::fs

@@ -4,7 +4,9 @@
 #include <unistd.h>
 
 #include <charconv>
+#include <mutex>
 #include <string>
+#include <unordered_map>
 
 #include "io/fd.h"
 #include "meta/time.h"
@@ -43,24 +45,45 @@ uint64_t boot_time() {
   return nanoseconds(now()) - nanoseconds(boot);
 }
 
-}  // namespace
-
-uint64_t process_start(pid_t tid) {
-  struct Answer {
-    pid_t tid = 0;
-    uint64_t asked = 0;
-    uint64_t start = 0;
-  };
-  thread_local Answer last;
-  constexpr uint64_t kRemember = 1'000'000'000;
-  if (tid <= 0) return 0;
-  const uint64_t asked = nanoseconds(now());
-  if (last.tid == tid && asked - last.asked < kRemember) return last.start;
+uint64_t ask_process_start(pid_t tid) {
   static const uint64_t boot = boot_time();
   const uint64_t ticks = start_ticks(process_of(tid));
   const auto per_second = static_cast<uint64_t>(::sysconf(_SC_CLK_TCK));
-  last = {tid, asked, ticks == 0 ? 0 : boot + ticks * (1'000'000'000 / per_second)};
-  return last.start;
+  return ticks == 0 ? 0 : boot + ticks * (1'000'000'000 / per_second);
+}
+
+// Remembered for a second: a trainer opens its swap files in bursts, and no kernel gives a number again so soon.
+class Answers {
+ public:
+  uint64_t of(pid_t tid) {
+    const uint64_t time = nanoseconds(now());
+    {
+      const std::lock_guard lock(mutex_);
+      if (time - cleared_ > kRemember) {
+        starts_.clear();
+        cleared_ = time;
+      }
+      if (const auto at = starts_.find(tid); at != starts_.end()) return at->second;
+    }
+    const uint64_t start = ask_process_start(tid);
+    const std::lock_guard lock(mutex_);
+    starts_.emplace(tid, start);
+    return start;
+  }
+
+ private:
+  static constexpr uint64_t kRemember = 1'000'000'000;
+
+  std::mutex mutex_;
+  uint64_t cleared_ = 0;                        // guarded by mutex_
+  std::unordered_map<pid_t, uint64_t> starts_;  // guarded by mutex_; by thread
+};
+
+}  // namespace
+
+uint64_t process_start(pid_t tid) {
+  static Answers answers;
+  return tid <= 0 ? 0 : answers.of(tid);
 }
 
 }  // namespace ckptfs::meta

@@ -1,0 +1,1 @@
+"""ckptfs for Python."""

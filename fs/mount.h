@@ -24,7 +24,6 @@ struct MountOptions {
   OdirectOption odirect = OdirectOption::safe;
   std::optional<uint32_t> uid, gid;  // owner of the root and /steps; default SUDO_UID, else the mountpoint's owner
   unsigned quiet_seconds = 30;       // -o quiet=
-  unsigned max_threads = 32;
   // Called by run() when no request is served any more, before the store closes: whoever else uses the store or the
   // mount (the control socket) must be done with it when this returns.
   std::function<void()> before_close;

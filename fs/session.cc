@@ -77,7 +77,7 @@ Result<std::unique_ptr<Session>> Session::make(const Options& options, const fus
   if (fuse_arguments == nullptr) return Error(ENOMEM);
   session->session_.reset(fuse_session_new(fuse_arguments, &ops, sizeof(ops), user_data));
   if (!session->session_) return fuse_error("no FUSE session");
-  session->workers_.emplace(session->get(), options.max_threads);
+  session->workers_.emplace(session->get(), Workers::suitable());
   return session;
 }
 

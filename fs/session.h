@@ -22,7 +22,6 @@ class Session {
   struct Options {
     std::string mountpoint;
     std::string source;  // what `mount` shows as the device
-    unsigned max_threads = 32;
   };
 
   // `user_data` is what fuse_req_userdata gives the operations. Nothing is mounted yet.

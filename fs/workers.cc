@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <chrono>
 #include <system_error>
 
@@ -48,6 +49,8 @@ class SignalsBlocked {
 };
 
 }  // namespace
+
+unsigned Workers::suitable() { return std::clamp(4 * std::thread::hardware_concurrency(), 8U, 32U); }
 
 Result<> Workers::run() {
   install_wake_signal();

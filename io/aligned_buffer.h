@@ -1,4 +1,5 @@
-// Memory that O_DIRECT can use: page-aligned, grown on demand, never shrunk. Owned by one thread at a time.
+// Memory that O_DIRECT can use: page-aligned, from 1 MiB up on huge pages where the kernel has some (it pins one of
+// those much faster than 512 small ones), grown on demand, never shrunk. Owned by one thread at a time.
 #pragma once
 
 #include <cstddef>

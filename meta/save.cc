@@ -107,13 +107,13 @@ class Save {
   // What an earlier plan opened stays open.
   void take_over(SavePlan& plan) {
     version_ = plan.version;
-    std::unordered_map<InodeNumber, io::Fd> open;
-    for (Taken& taken : taken_) open.try_emplace(taken.plan.source, std::move(taken.live));
+    std::unordered_map<BlobNumber, io::Fd> open;
+    for (Taken& taken : taken_) open.try_emplace(taken.plan.record.blob, std::move(taken.live));
     taken_.clear();
     taken_.reserve(plan.files.size());
     for (PlannedFile& file : plan.files) {
       Taken& taken = taken_.emplace_back();
-      if (const auto at = open.find(file.source); at != open.end()) taken.live = std::move(at->second);
+      if (const auto at = open.find(file.record.blob); at != open.end()) taken.live = std::move(at->second);
       taken.plan = std::move(file);
     }
   }

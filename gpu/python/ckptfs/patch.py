@@ -9,6 +9,8 @@ that are not both on the same ckptfs mount are copied as before. Takes nothing b
 imported more than once.
 """
 
+import errno
+import logging
 import os
 import pathlib
 import runpy
@@ -16,6 +18,7 @@ import shutil
 import sys
 
 _CHUNK = 1 << 30  # of one copy_file_range; a longer call is legal, and answered with less
+_log = logging.getLogger("ckptfs")
 _known = {}  # st_dev -> is that a ckptfs mount?
 
 
@@ -58,7 +61,8 @@ def _replacement(sendfile):
         try:
             _copy_file_range(source, target)
         except OSError as error:
-            if os.lseek(target, 0, os.SEEK_CUR) == 0 and error.errno != shutil.errno.ENOSPC:
+            if os.lseek(target, 0, os.SEEK_CUR) == 0 and error.errno != errno.ENOSPC:
+                _log.warning("%s: not shared, copied: %s", fdst.name, error)
                 return sendfile(fsrc, fdst)
             error.filename, error.filename2 = fsrc.name, fdst.name
             raise

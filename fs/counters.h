@@ -71,6 +71,7 @@ struct Counters {
   Counter bytes_copied{0};  // by copy_file_range, where blocks could not be shared
 
   Counter direct_fallbacks{0};       // O_DIRECT below was refused: buffered instead
+  Counter io_uring_fallbacks{0};     // an overwrite at an unaligned offset that waited for the disk in the system call
   Counter passthrough_fallbacks{0};  // a file that got no backing id: direct instead
   Counter clone_fallbacks{0};        // a range that could not be shared: copied instead
   Counter write_errors{0};           // writes, allocations and write-backs that failed

@@ -4,7 +4,7 @@
 // still go past the page cache below: reads into an aligned bounce that covers the range in whole blocks (and ends with
 // the file's last block: an O_DIRECT read beyond it is EIO while someone extends the file), writes with their body of
 // whole blocks direct, from the request's own memory where that is aligned, and head and tail buffered, to the end of
-// their page. Nothing here reads a block to write it back changed: the kernel does that under the file's own lock, so
+// their page, the tail while the body is in flight. Nothing here reads a block to write it back changed: the kernel does that under the file's own lock, so
 // two writers that meet inside a block do not lose each other's bytes. Other opens are buffered on the blob.
 //
 // Thread safety: a DataPath may be used by any number of threads at once; it holds no lock.
@@ -54,7 +54,11 @@ class DataPath {
   Result<std::span<const std::byte>> read_buffered(size_t size, off_t offset);
   Result<std::span<const std::byte>> read_direct(size_t size, off_t offset);
   off_t border(off_t at) const;
+  Written write_in_parts(std::span<const std::byte> data, off_t offset);
   Written write_direct(std::span<const std::byte> body, off_t offset);
+  Written write_body_and_tail(std::span<const std::byte> body, std::span<const std::byte> tail, off_t offset);
+  bool begin_body(std::span<const std::byte> body, off_t offset, off_t end);
+  std::span<const std::byte> aligned(std::span<const std::byte> body) const;
   void direct_was_refused(const char* operation);
 
   const Descriptors descriptors_;

@@ -25,6 +25,7 @@ json counters_of(const Counters& counters) {
           {"bytes_cloned", value(counters.bytes_cloned)},
           {"bytes_copied", value(counters.bytes_copied)},
           {"direct_fallbacks", value(counters.direct_fallbacks)},
+          {"io_uring_fallbacks", value(counters.io_uring_fallbacks)},
           {"passthrough_fallbacks", value(counters.passthrough_fallbacks)},
           {"clone_fallbacks", value(counters.clone_fallbacks)},
           {"write_errors", value(counters.write_errors)},

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <system_error>
 
 #include "io/aligned_buffer.h"
@@ -17,8 +18,20 @@ namespace {
 
 constexpr size_t kPage = 4096;
 constexpr size_t kWriteHeader = sizeof(fuse_in_header) + sizeof(fuse_write_in);
-// libfuse receives up to max_write and a page for the headers.
-constexpr size_t kReceive = kPage + Workers::kLargestWrite + kPage;
+// libfuse receives up to max_write and a page for the headers; the payload begins anywhere in the second page.
+constexpr size_t kReceive = kPage + kPage + Workers::kLargestWrite + kPage;
+
+// Where in its page the payload of the next write should begin, after `request`: where the file's bytes do, so that
+// those which begin a page of the file begin one of the memory too, and need no copy for O_DIRECT. Writes at unaligned
+// offsets mostly come in streams whose offsets differ by whole pages; any other is copied, that is all.
+size_t expected_shift(const fuse_buf& request, size_t shift) {
+  fuse_in_header header{};
+  std::memcpy(&header, request.mem, sizeof header);
+  if (header.opcode != FUSE_WRITE || request.size < kWriteHeader) return shift;
+  fuse_write_in write{};
+  std::memcpy(&write, static_cast<const std::byte*>(request.mem) + sizeof header, sizeof write);
+  return write.offset % kPage;
+}
 
 // Interrupts the read that a thread waits in.
 constexpr int kWakeSignal = SIGUSR2;
@@ -93,11 +106,13 @@ void Workers::serve() {
   const auto room = memory.get(kReceive);
   Result<> outcome = success();
   if (room.empty()) outcome = Error(ENOMEM, "no memory to receive requests into");
+  size_t shift = 0;
   while (outcome && !fuse_session_exited(session_)) {
     fuse_buf request{};
-    request.mem = room.data() + kPage - kWriteHeader;
+    request.mem = room.data() + kPage + shift - kWriteHeader;
     const int received = fuse_session_receive_buf(session_, &request);
     if (received > 0) {
+      shift = expected_shift(request, shift);
       serve_one(request);
     } else if (received != -EINTR) {
       if (received < 0) outcome = Error(-received, "receiving requests from the kernel");

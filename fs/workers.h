@@ -1,6 +1,6 @@
 // The threads that serve a session's requests. What libfuse's own loop (fuse_session_loop_mt) does, but each thread
-// receives into memory of ours on huge pages, in which the payload of a write begins at a page: it is written by
-// O_DIRECT from there, and the kernel pins one large page much faster than 256 small ones.
+// receives into memory of ours on huge pages, in which the payload of a write is aligned as in the file: it is written
+// by O_DIRECT from there, and the kernel pins one large page much faster than 256 small ones.
 //
 // A thread is added whenever a request arrives and no other thread waits for the next, up to a limit; none ends before
 // the session does.

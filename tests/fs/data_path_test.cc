@@ -180,7 +180,34 @@ TEST_F(DataPathTest, ErrorsReachTheCaller) {
   EXPECT_EQ(written.bytes, 0u);
 }
 
+// Inside the file the body of an unaligned overwrite is in flight beside its tail; at its end it is not.
+TEST_F(DataPathTest, UnalignedOverwritesNeedNoFallback) {
+  DataPath path = direct_path(real_);
+  auto model = bytes(1 << 20, 7);
+  ASSERT_EQ(path.write(model, 0).bytes, model.size());
+  const auto content = bytes(300001, 8);
+  ASSERT_EQ(path.write(content, 52).bytes, content.size());
+  std::copy(content.begin(), content.end(), model.begin() + 52);
+  EXPECT_EQ(read_of(path, model.size(), 0), model);
+  ASSERT_EQ(path.write(content, (1 << 20) - 1000).bytes, content.size());
+  EXPECT_EQ(read_of(path, content.size(), (1 << 20) - 1000), content);
+  EXPECT_EQ(value(counters_.io_uring_fallbacks), 0u);
+  EXPECT_EQ(value(counters_.direct_fallbacks), 0u);
+}
+
 #ifdef CKPTFS_FAULT_POINTS
+// Containers forbid io_uring.
+TEST_F(DataPathTest, WithoutIoUringUnalignedOverwritesWorkAndAreCounted) {
+  DataPath path = direct_path(real_);
+  ASSERT_EQ(path.write(bytes(1 << 20, 9), 0).bytes, size_t{1} << 20);
+  const auto content = bytes(300001, 10);
+  io::set_fault("io_uring", "error:EPERM");
+  std::thread([&] { EXPECT_EQ(path.write(content, 52).bytes, content.size()); }).join();
+  io::set_fault("io_uring", "");
+  EXPECT_EQ(value(counters_.io_uring_fallbacks), 1u);
+  EXPECT_EQ(read_of(path, content.size(), 52), content);
+}
+
 TEST_F(DataPathTest, FaultPointFailsAWrite) {
   DataPath path = direct_path(real_);
   io::set_fault("fs.write", "error:28");

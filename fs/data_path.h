@@ -4,8 +4,9 @@
 // still go past the page cache below: reads into an aligned bounce that covers the range in whole blocks (and ends with
 // the file's last block: an O_DIRECT read beyond it is EIO while someone extends the file), writes with their body of
 // whole blocks direct, from the request's own memory where that is aligned, and head and tail buffered, to the end of
-// their page, the tail while the body is in flight. Nothing here reads a block to write it back changed: the kernel does that under the file's own lock, so
-// two writers that meet inside a block do not lose each other's bytes. Other opens are buffered on the blob.
+// their page, the tail while the body is in flight. Nothing here reads a block to write it back changed: the kernel
+// does that under the file's own lock, so two writers that meet inside a block do not lose each other's bytes. Other
+// opens are buffered on the blob.
 //
 // Thread safety: a DataPath may be used by any number of threads at once; it holds no lock.
 // Errors: as the kernel gave them. EINVAL from O_DIRECT turns this DataPath to buffered for good (counted, logged

@@ -22,7 +22,9 @@
 namespace ckptfs::meta {
 namespace {
 
-constexpr unsigned kCloneThreads = 4;
+constexpr unsigned kThreads = 4;
+// Clones meet at the reference counts of XFS's allocation group: more than two wait for each other, asleep.
+constexpr unsigned kCloneThreads = 2;
 constexpr size_t kShownNames = 20;
 
 // So many source files are held open from the plan to the clone; any beyond are opened again for each use.
@@ -41,6 +43,7 @@ struct Taken {
   timespec mtime{};
   BlobNumber blob = 0;          // frozen blob the step will name
   bool cloned = false;          // else `blob` is the one it was last saved as
+  bool spare = false;           // cloned, into a blob that is there already
   const Taken* same = nullptr;  // an earlier name of the same file: shares its blob
   bool writer_open = false;     // goes on changing: cannot count as saved
   struct stat stat {};          // of the frozen blob
@@ -66,6 +69,7 @@ class Save {
       abandon();
       return std::move(published).error();
     }
+    store_.spares().prepare(result_.cloned);
     result_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
     return std::move(result_);
   }
@@ -147,8 +151,8 @@ class Save {
     });
   }
 
-  Result<> for_each_taken(const std::function<Result<>(Taken&)>& work) {
-    return io::for_each_parallel(taken_.size(), kCloneThreads, [&](size_t i) { return work(taken_[i]); });
+  Result<> for_each_taken(const std::function<Result<>(Taken&)>& work, unsigned threads = kThreads) {
+    return io::for_each_parallel(taken_.size(), threads, [&](size_t i) { return work(taken_[i]); });
   }
 
   // Folders that the gate guards get no new names, so the plan settles after a round or two.
@@ -179,7 +183,7 @@ class Save {
       return success();
     }
     TRY(reserve());
-    TRY(for_each_taken([this](Taken& taken) { return clone_one(taken); }));
+    TRY(for_each_taken([this](Taken& taken) { return clone_one(taken); }, kCloneThreads));
     for (Taken& taken : taken_) {
       if (taken.same == nullptr) continue;
       taken.blob = taken.same->blob;
@@ -267,22 +271,28 @@ class Save {
     return success();
   }
 
-  // Numbers for the clones, promised as tentative: a crash before the step is published deletes them. From here on each
-  // live file to be cloned owes its length, and counts as saved until somebody opens it for writing; a blob that never
-  // gets frozen, since the save failed, counts for nothing.
+  // Numbers for the clones, those of spare blobs first, promised as tentative: a crash before the step is published
+  // deletes them. From here on each live file to be cloned owes its length, and counts as saved until somebody opens it
+  // for writing; a blob that never gets frozen, since the save failed, counts for nothing.
   Result<> reserve() {
     TRY(check_space());
+    const auto count = static_cast<size_t>(std::count_if(
+        taken_.begin(), taken_.end(), [](const Taken& taken) { return taken.blob == 0 && taken.same == nullptr; }));
+    tentative_ = store_.spares().take(count);
+    const size_t spares = tentative_.size();
     Tree::Change change = tree_.begin();
     const bool as_planned = store_.index().commits() == version_;
-    const auto count = static_cast<uint64_t>(std::count_if(
-        taken_.begin(), taken_.end(), [](const Taken& taken) { return taken.blob == 0 && taken.same == nullptr; }));
-    BlobNumber next = tree_.allot_blobs(change, count);
+    const BlobNumber first = tree_.allot_blobs(change, count - spares);
+    for (BlobNumber next = first; tentative_.size() < count; ++next) {
+      change.batch.put_blob(next, {BlobState::tentative, 0, 0});
+      tentative_.push_back(next);
+    }
+    size_t used = 0;
     for (Taken& taken : taken_) {
       if (taken.blob != 0 || taken.same != nullptr) continue;
-      taken.blob = next++;
+      taken.spare = used < spares;
+      taken.blob = tentative_[used++];
       taken.cloned = true;
-      change.batch.put_blob(taken.blob, {BlobState::tentative, 0, 0});
-      tentative_.push_back(taken.blob);
       InodeRecord record = taken.plan.record;
       if (!as_planned) {
         TRY_ASSIGN(record, store_.index().inode(taken.plan.source));
@@ -328,7 +338,8 @@ class Save {
       TRY_ASSIGN(taken.stat, store_.blobs().stat(taken.blob));
       return success();
     }
-    TRY_ASSIGN(const io::Fd frozen, store_.blobs().create(taken.blob));
+    auto clone = taken.spare ? store_.blobs().open(taken.blob, O_RDWR) : store_.blobs().create(taken.blob);
+    TRY_ASSIGN(const io::Fd frozen, std::move(clone));
     io::Fd own;
     TRY_ASSIGN(const int live, open_live(taken, own));
     TRY(io::clone(live, frozen.get()));

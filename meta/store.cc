@@ -170,6 +170,7 @@ struct Store::Internals {
   std::unique_ptr<Index> index;
   std::unique_ptr<Reaper> reaper;
   std::unique_ptr<Tree> tree;
+  std::unique_ptr<SpareBlobs> spares;
   NothingOpen nothing_open;
   OpenFiles* open_files = &nothing_open;
   std::mutex save_mutex;
@@ -214,6 +215,7 @@ Result<std::unique_ptr<Store>> Store::open(const StoreOptions& options) {
   recovery.start.doomed = [reaper = in->reaper.get()](BlobNumber blob) { reaper->doom(blob); };
   in->recovery = std::move(recovery.report);
   in->tree = std::make_unique<Tree>(*in->index, *in->blobs, *in->space, std::move(recovery.start));
+  in->spares = std::make_unique<SpareBlobs>(*in->tree, *in->blobs);
   for (const InodeNumber nameless : recovery.nameless) in->tree->reap(nameless);
   for (const InodeNumber damaged : in->recovery.damaged) {
     spdlog::error("{}: its data is missing or short", in->tree->path_of(damaged));
@@ -226,6 +228,7 @@ Store::Store(std::unique_ptr<Internals> internals) : internals_(std::move(intern
 Store::~Store() = default;
 
 Result<> Store::close() {
+  internals_->spares->stop();
   internals_->reaper->stop();
   // Data first: what was written through passthrough and never fsynced is in the page cache still.
   TRY(io::syncfs_fd(internals_->blobs_fd.get()));
@@ -240,6 +243,7 @@ Index& Store::index() { return *internals_->index; }
 const std::string& Store::folder() const { return internals_->folder; }
 const std::string& Store::id() const { return internals_->id; }
 const Blobs& Store::blobs() const { return *internals_->blobs; }
+SpareBlobs& Store::spares() const { return *internals_->spares; }
 const io::SharingCapability& Store::capability() const { return internals_->capability; }
 const RecoveryReport& Store::recovery() const { return internals_->recovery; }
 std::mutex& Store::save_mutex() { return internals_->save_mutex; }

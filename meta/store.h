@@ -12,6 +12,7 @@
 #include "meta/index.h"
 #include "meta/recovery.h"
 #include "meta/space.h"
+#include "meta/spare_blobs.h"
 #include "meta/tree.h"
 
 namespace ckptfs::meta {
@@ -41,6 +42,7 @@ class Store {
   const std::string& folder() const;
   const std::string& id() const;  // from config.json, 16 hex digits
   const Blobs& blobs() const;
+  SpareBlobs& spares() const;
   const io::SharingCapability& capability() const;
   const RecoveryReport& recovery() const;
   // All zeros where the file system does not answer (logged).

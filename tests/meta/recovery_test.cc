@@ -41,6 +41,18 @@ TEST_F(RecoveryTest, ClonesOfASaveThatWasNeverPublishedGo) {
 }
 #endif
 
+TEST_F(RecoveryTest, SpareBlobsGo) {
+  make_swap_state();
+  ASSERT_TRUE(save("s1"));
+  ASSERT_TRUE(spares_become(8));
+  const size_t filled = blob_files();
+  EXPECT_EQ(store_->blobs().list().value().size(), filled + 8);
+  crash();
+  open();
+  EXPECT_EQ(store_->blobs().list().value().size(), filled);
+  expect_clean_fsck();
+}
+
 TEST_F(RecoveryTest, AMissingOrShortBlobIsDamageAndStopsNothing) {
   make_swap_state();
   ASSERT_TRUE(save("s1"));

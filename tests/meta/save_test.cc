@@ -1,4 +1,5 @@
 #include "io/clone.h"
+#include "io/fault.h"
 #include "tests/meta/scratch_store.h"
 
 #include <sys/mman.h>
@@ -175,6 +176,44 @@ TEST_F(SaveTest, MoreFilesThanDescriptorsCanBeSaved) {
   EXPECT_EQ(saved.value().files, 8U + kFiles);
   EXPECT_EQ(read("/steps/s1/offloaded_tensors/rank00/299_9.tensor.swp"), "299");
 }
+
+TEST_F(SaveTest, TheNextSaveClonesIntoSpareBlobs) {
+  ASSERT_TRUE(save("s1"));
+  ASSERT_TRUE(spares_become(8));
+  const auto before = store_->blobs().list();
+  write(kLive, "changed");
+  const auto again = save("s2");
+  ASSERT_TRUE(again) << again.error().message();
+  EXPECT_EQ(again.value().cloned, 1U);
+  const BlobNumber blob = tree().inode(at("/steps/s2/offloaded_tensors/rank00/0_2.tensor.swp")).value().blob;
+  EXPECT_TRUE(std::find(before.value().begin(), before.value().end(), blob) != before.value().end());
+  EXPECT_EQ(read("/steps/s2/offloaded_tensors/rank00/0_2.tensor.swp"), read(kLive));
+  EXPECT_EQ(store_->spares().ready(), 7U);
+  const size_t filled = blob_files();
+  close();
+  open();
+  EXPECT_EQ(store_->blobs().list().value().size(), filled);  // none is left behind
+  expect_clean_fsck();
+}
+
+#ifdef CKPTFS_FAULT_POINTS
+TEST_F(SaveTest, WithFewerSparesThanFilesASaveCreatesTheRest) {
+  io::set_fault("spares.create", "4:error:ENOSPC");
+  ASSERT_TRUE(save("s1"));
+  ASSERT_TRUE(spares_become(3));
+  io::set_fault("spares.create", "");
+  for (const std::string rank : {"rank0", "rank1"}) {
+    for (const std::string name : {"0_2", "exp_avg-0_2"}) {
+      write("/zero_stage_3/optimizer/" + rank + "/" + name + ".tensor.swp", "changed");
+    }
+  }
+  const auto again = save("s2");
+  ASSERT_TRUE(again) << again.error().message();
+  EXPECT_EQ(again.value().cloned, 4U);
+  EXPECT_EQ(read("/steps/s2/offloaded_tensors/rank00/0_2.tensor.swp"), read(kLive));
+  expect_clean_fsck();
+}
+#endif
 
 TEST_F(SaveTest, SavedFilesAreFrozen) {
   ASSERT_TRUE(save("s1"));

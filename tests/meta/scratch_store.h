@@ -6,6 +6,7 @@
 #include <sys/mount.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
@@ -171,9 +172,19 @@ class ScratchStore : public testing::Test {
       make_file("/zero_stage_3/bfloat16params/" + rank + "/7_param.tensor.swp", std::string(1 << 20, 'p') + rank);
     }
   }
+  // Blobs that hold something: spare ones are empty.
   size_t blob_files() const {
     const auto list = store_->blobs().list();
-    return list ? list.value().size() : 0;
+    if (!list) return 0;
+    return static_cast<size_t>(std::count_if(list.value().begin(), list.value().end(), [this](BlobNumber blob) {
+      const auto st = store_->blobs().stat(blob);
+      return st && st.value().st_size > 0;
+    }));
+  }
+  // Waits until as many spare blobs are there; false: it takes too long.
+  bool spares_become(size_t count) const {
+    for (int i = 0; i < 1000 && store_->spares().ready() != count; ++i) ::usleep(10000);
+    return store_->spares().ready() == count;
   }
   void expect_clean_fsck() {
     if (store_) close();

@@ -1,0 +1,116 @@
+#include "meta/spare_blobs.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <span>
+
+#include "io/fault.h"
+
+namespace ckptfs::meta {
+namespace {
+
+constexpr size_t kMost = 16384;  // 8 MiB of XFS's inodes
+
+void doom(Tree& tree, std::span<const BlobNumber> blobs) {
+  if (blobs.empty()) return;
+  Tree::Change change = tree.begin();
+  for (const BlobNumber blob : blobs) {
+    change.batch.put_blob(blob, {BlobState::doomed, 0, 0});
+    change.doomed.push_back(blob);
+  }
+  if (const auto done = tree.commit(std::move(change)); !done) {
+    spdlog::warn("empty blobs stay until the next mount: {}", done.error().message());
+  }
+}
+
+}  // namespace
+
+SpareBlobs::SpareBlobs(Tree& tree, const Blobs& blobs) : tree_(tree), blobs_(blobs), thread_([this] { run(); }) {}
+
+SpareBlobs::~SpareBlobs() { end_thread(); }
+
+std::vector<BlobNumber> SpareBlobs::take(size_t count) {
+  const std::lock_guard lock(mutex_);
+  count = std::min(count, ready_.size());
+  const auto first = ready_.end() - static_cast<std::ptrdiff_t>(count);
+  std::vector<BlobNumber> taken(first, ready_.end());
+  ready_.erase(first, ready_.end());
+  return taken;
+}
+
+void SpareBlobs::prepare(size_t count) {
+  {
+    const std::lock_guard lock(mutex_);
+    wanted_ = std::min(count, kMost);
+  }
+  wake_.notify_one();
+}
+
+size_t SpareBlobs::ready() const {
+  const std::lock_guard lock(mutex_);
+  return ready_.size();
+}
+
+void SpareBlobs::stop() {
+  end_thread();
+  doom(tree_, take(kMost));
+}
+
+void SpareBlobs::end_thread() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_one();
+  if (thread_.joinable()) thread_.join();
+}
+
+void SpareBlobs::run() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    wake_.wait(lock, [this] { return stopping_ || wanted_ > ready_.size(); });
+    if (stopping_) return;
+    const size_t missing = wanted_ - ready_.size();
+    wanted_ = 0;
+    lock.unlock();
+    make(missing);
+    lock.lock();
+  }
+}
+
+// A failure leaves fewer, or none: saves then create what they need, and report what fails there.
+void SpareBlobs::make(size_t count) {
+  const auto numbers = allot(count);
+  if (!numbers) {
+    spdlog::warn("no blobs are made ahead of the next save: {}", numbers.error().message());
+    return;
+  }
+  for (auto at = numbers.value().begin(); at != numbers.value().end(); ++at) {
+    Result<> made = io::fault_point("spares.create");
+    if (made) {
+      if (const auto created = blobs_.create(*at); !created) made = created.error();
+    }
+    if (!made) {
+      spdlog::warn("fewer blobs than the last save took are made ahead of the next: {}", made.error().message());
+      doom(tree_, {at, numbers.value().end()});
+      return;
+    }
+    const std::lock_guard lock(mutex_);
+    ready_.push_back(*at);
+  }
+}
+
+Result<std::vector<BlobNumber>> SpareBlobs::allot(size_t count) {
+  Tree::Change change = tree_.begin();
+  std::vector<BlobNumber> numbers(count);
+  BlobNumber next = tree_.allot_blobs(change, count);
+  for (BlobNumber& number : numbers) {
+    number = next++;
+    change.batch.put_blob(number, {BlobState::tentative, 0, 0});
+  }
+  TRY(tree_.commit(std::move(change)));
+  return numbers;
+}
+
+}  // namespace ckptfs::meta

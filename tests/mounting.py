@@ -226,6 +226,10 @@ class Store:
     def blobs(self):
         return self.inner / "blobs"
 
+    def filled_blobs(self):
+        """How many blobs hold something; spare ones, made ahead of the next save, are empty."""
+        return sum(1 for path in self.blobs.rglob("*") if path.is_file() and path.stat().st_size > 0)
+
     def fsck(self, binary=None, check=True):
         """`ckptfs fsck`; the store must not be mounted."""
         done = run(binary or CKPTFS, "fsck", self.folder, check=False)

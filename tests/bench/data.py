@@ -207,11 +207,12 @@ def remove_steps(mount):
     for step in list((mount.path / "steps").iterdir()):
         shutil.rmtree(step)
     live = sum(len(found) for _, _, found in os.walk(mount.path))
-
-    def reaped():
-        return sum(len(found) for _, _, found in os.walk(mount.store.blobs)) <= live
-
-    mounting.wait_until(f"the blobs of removed steps are deleted ({live} are live)", reaped, 60, 0.05)
+    mounting.wait_until(
+        f"the blobs of removed steps are deleted ({live} are live)",
+        lambda: mount.store.filled_blobs() <= live,
+        60,
+        0.05,
+    )
     machine.sync_filesystem(mount.store.folder)
 
 

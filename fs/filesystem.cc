@@ -3,6 +3,7 @@
 #include <fmt/chrono.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <ctime>
 
 #include "fs/passthrough.h"
@@ -25,6 +26,7 @@ Filesystem::Filesystem(const MountOptions& mount_options, meta::Store& mounted_s
           },
           counters),
       files(environment()),
+      adoptions(*this),
       control(*this) {}
 
 OpenFileTable::Environment Filesystem::environment() {
@@ -53,7 +55,9 @@ OpenFileTable::Environment Filesystem::environment() {
     control.forget(inode);
     tree.reap(inode);
   };
+  environment.cut = [this](meta::InodeNumber inode) { return adoptions.cut(inode); };
   environment.write_back = [this](OpenFile& file, int descriptor) -> Result<> {
+    TRY(adoptions.cut(file.inode));
     if (modes.passthrough) return success();  // mappings are of the blob itself, and a clone takes its dirty pages
     const int result = fuse_lowlevel_notify_inval_inode(session, file.inode, 0, 0);
     if (result != 0 && result != -ENOENT) {
@@ -71,10 +75,20 @@ double Filesystem::attribute_timeout(const meta::Attributes& attributes) const {
   return files.open_for_writing(attributes.stat.st_ino) ? 0 : kLongTimeout;
 }
 
+struct stat Filesystem::shown(const meta::Attributes& attributes) const {
+  constexpr uint64_t kBlock = 512;
+  struct stat stat = attributes.stat;
+  if (const auto end = adoptions.size(stat.st_ino)) {
+    stat.st_size = static_cast<off_t>(*end);
+    stat.st_blocks = std::min(stat.st_blocks, static_cast<blkcnt_t>((*end + kBlock - 1) / kBlock));
+  }
+  return stat;
+}
+
 fuse_entry_param Filesystem::entry_of(const meta::Attributes& attributes) const {
   fuse_entry_param entry{};
   entry.ino = attributes.stat.st_ino;
-  entry.attr = attributes.stat;
+  entry.attr = shown(attributes);
   entry.attr_timeout = attribute_timeout(attributes);
   entry.entry_timeout = kLongTimeout;
   return entry;

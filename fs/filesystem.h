@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 
+#include "fs/adoptions.h"
 #include "fs/control_xattrs.h"
 #include "fs/counters.h"
 #include "fs/handles.h"
@@ -42,6 +43,7 @@ class Filesystem {
   Notifications notifications;
   WriteErrors write_errors;
   OpenFileTable files;
+  Adoptions adoptions;
   Handles<Handle> handles;
   Handles<DirectoryHandle> directories;
   ControlXattrs control;
@@ -50,6 +52,8 @@ class Filesystem {
   // How long the kernel may believe these attributes. A live file's, while anybody writes it past the daemon, not at
   // all.
   double attribute_timeout(const meta::Attributes& attributes) const;
+  // As the user is to see them: a file that is being adopted ends where it was written to.
+  struct stat shown(const meta::Attributes& attributes) const;
   fuse_entry_param entry_of(const meta::Attributes& attributes) const;
 
   // After an unlink, rmdir or overwriting rename.

@@ -198,6 +198,7 @@ Result<std::unique_ptr<Mount>> Mount::start(const MountOptions& options) {
   }
   internals->store->set_open_files(&fs.files);
   fs.notifications.start();
+  fs.adoptions.start();
   spdlog::info("{} is mounted at {}", source, options.mountpoint);
   return std::unique_ptr<Mount>(new Mount(std::move(internals)));
 }
@@ -213,6 +214,10 @@ Result<> Mount::run() {
   // The kernel does not send every RELEASE and FORGET when a mount ends.
   fs.directories.clear();
   fs.handles.clear();
+  if (const auto settled = fs.adoptions.stop(); !settled) {
+    spdlog::error("{}", settled.error().message());
+    dirty = true;
+  }
   const OpenFileTable::Leftover leftover = fs.files.clear();
   internals_->session.reset();
   dirty = dirty || (fs.modes.passthrough && has_survivors(fs.tree, leftover.writing));

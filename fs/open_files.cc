@@ -23,9 +23,17 @@ int ErrorSequence::check(std::atomic<uint64_t>& seen) const {
   return seen.exchange(current, std::memory_order_acq_rel) == current ? 0 : static_cast<int>(current & kErrnoMask);
 }
 
-void OpenFileTable::add_lookup(InodeNumber inode) {
+void OpenFileTable::add_lookup(InodeNumber inode, const std::string& name) {
   const std::lock_guard lock(mutex_);
-  ++nodes_[inode].lookups;
+  Node& node = nodes_[inode];
+  ++node.lookups;
+  if (node.name != name) node.name = name;
+}
+
+std::string OpenFileTable::name_of(InodeNumber inode) const {
+  const std::lock_guard lock(mutex_);
+  const auto node = nodes_.find(inode);
+  return node == nodes_.end() ? std::string() : node->second.name;
 }
 
 bool OpenFileTable::take_if_gone(InodeNumber inode) {
@@ -64,7 +72,10 @@ OpenFileTable::Begun OpenFileTable::begin(InodeNumber inode, bool writing) {
   auto& file = open_[inode];
   if (!file) file = std::make_shared<OpenFile>(inode);
   ++file->opens;
-  if (writing) ++file->writers;
+  if (writing) {
+    ++file->writers;
+    ++file->changes;
+  }
   return {file, writing && file->writers == 1};
 }
 
@@ -87,6 +98,22 @@ Result<OpenFileTable::Backing> OpenFileTable::backing(OpenFile& file) {
   }
   if (mine != 0) environment_.close_backing(mine);
   return used;
+}
+
+bool OpenFileTable::is_only_open(const OpenFile& file) const {
+  const std::lock_guard lock(mutex_);
+  return file.opens == 1;
+}
+
+bool OpenFileTable::has_writers(const OpenFile& file) const {
+  const std::lock_guard lock(mutex_);
+  return file.writers > 0;
+}
+
+void OpenFileTable::changes(InodeNumber inode) {
+  const std::lock_guard lock(mutex_);
+  const auto file = open_.find(inode);
+  if (file != open_.end()) ++file->second->changes;
 }
 
 bool OpenFileTable::end(const std::shared_ptr<OpenFile>& file, bool writing) {

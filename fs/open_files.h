@@ -72,6 +72,7 @@ struct OpenFile {
 
   const InodeNumber inode;
   ErrorSequence errors;
+  std::atomic<uint64_t> changes{0};  // opens for writing and new sizes so far: while it stays, so does the content
 
   unsigned opens = 0;    // guarded by OpenFileTable::mutex_
   unsigned writers = 0;  // guarded by OpenFileTable::mutex_; of `opens`, those for writing
@@ -90,12 +91,15 @@ class OpenFileTable final : public meta::OpenFiles {
     std::function<void(InodeNumber, const std::string&)> invalidate_name;  // queues; never waits
     std::function<void(InodeNumber)> reap;                                 // its last name, open and lookup are gone
     std::function<Result<>(OpenFile&, int descriptor)> write_back;         // of a file that is open for writing
+    std::function<Result<>(InodeNumber)> cut;                              // meta::OpenFiles::cut
   };
   explicit OpenFileTable(Environment environment) : environment_(std::move(environment)) {}
 
   // --- lookup counts and names
-  void add_lookup(InodeNumber inode);
+  void add_lookup(InodeNumber inode, const std::string& name);
   void forget(InodeNumber inode, uint64_t count);
+  // The name by which the kernel learned of the inode last; empty where it remembers none.
+  std::string name_of(InodeNumber inode) const;
   // The inode has lost its last name.
   void dropped(InodeNumber inode);
 
@@ -111,6 +115,11 @@ class OpenFileTable final : public meta::OpenFiles {
     int backing_id = 0;
   };
   Result<Backing> backing(OpenFile& file);
+  // Has nobody else the file open?
+  bool is_only_open(const OpenFile& file) const;
+  bool has_writers(const OpenFile& file) const;
+  // Somebody is about to change the size of a file without opening it.
+  void changes(InodeNumber inode);
   // Counts one down; true: it was the last for writing. The caller has closed its own descriptors of the file before.
   bool end(const std::shared_ptr<OpenFile>& file, bool writing);
 
@@ -130,6 +139,7 @@ class OpenFileTable final : public meta::OpenFiles {
   bool open_for_writing(InodeNumber inode) const override;
   bool open_at_all(InodeNumber inode) const override;
   Result<> write_back(const std::vector<InodeNumber>& inodes) override;
+  Result<> cut(InodeNumber inode) override { return environment_.cut(inode); }
   void invalidate(InodeNumber inode) override { environment_.invalidate(inode); }
   void invalidate_name(InodeNumber folder, const std::string& name) override {
     environment_.invalidate_name(folder, name);
@@ -139,6 +149,7 @@ class OpenFileTable final : public meta::OpenFiles {
   struct Node {
     uint64_t lookups = 0;
     bool dropped = false;
+    std::string name;
   };
 
   // Takes the node out if the kernel has forgotten it and nothing has it open; true: it is to be reaped. Under mutex_.

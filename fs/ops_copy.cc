@@ -31,6 +31,7 @@ Result<uint64_t> copy(Filesystem& fs, const CopyRequest& request) {
   if (request.from == request.to && overlap(request.from_offset, request.to_offset, request.length)) {
     return Error(EINVAL);
   }
+  TRY(fs.adoptions.cut(request.to));
   // For this call only: while no open writes through the daemon, it holds nothing open for writing (lease probes).
   TRY_ASSIGN(const io::Fd blob, fs.tree.open_blob(request.to, O_RDWR));
   const Copied copied =

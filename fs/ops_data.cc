@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <optional>
 
 #include "fs/ops.h"
 #include "fs/reply.h"
@@ -35,8 +36,10 @@ void op_write(fuse_req_t req, fuse_ino_t inode, const char* data, size_t size, o
       return reply.error(cleared.error());
     }
   }
-  const DataPath::Written written =
-      handle.data->write(std::span(reinterpret_cast<const std::byte*>(data), size), offset);
+  const auto bytes = std::span(reinterpret_cast<const std::byte*>(data), size);
+  std::optional<DataPath::Written> adopted;
+  if (handle.adoption) adopted = handle.adoption->write(bytes, offset);
+  const DataPath::Written written = adopted ? *adopted : handle.data->write(bytes, offset);
   if (written.error) reply.fs().write_failed(inode, "write", *written.error);
   if (written.error && written.bytes == 0) return reply.logged_error(*written.error);
   fuse_reply_write(req, written.bytes);
@@ -50,6 +53,7 @@ constexpr bool is_known_fallocate(int mode) {
 
 Result<> allocate(Filesystem& fs, meta::InodeNumber inode, int mode, off_t offset, off_t length) {
   TRY(io::fault_point("fs.fallocate"));
+  TRY(fs.adoptions.cut(inode));
   // For this call only: while no open writes through the daemon, it holds nothing open for writing (lease probes).
   TRY_ASSIGN(const io::Fd blob, fs.tree.open_blob(inode, O_WRONLY));
   int result = 0;
@@ -76,6 +80,7 @@ void op_fallocate(fuse_req_t req, fuse_ino_t inode, int mode, off_t offset, off_
 void op_lseek(fuse_req_t req, fuse_ino_t inode, off_t offset, int whence, fuse_file_info* info) {
   const Reply reply(req, Operation::lseek, inode);
   if (whence != SEEK_DATA && whence != SEEK_HOLE) return reply.error(EINVAL);
+  if (const auto cut = reply.fs().adoptions.cut(inode); !cut) return reply.error(cut.error());
   const off_t found = ::lseek(Handles<Handle>::get(info->fh).descriptor, offset, whence);
   if (found < 0) return reply.error(last_error("lseek"));
   fuse_reply_lseek(req, found);

@@ -51,7 +51,7 @@ class Listing {
     if (!found) return true;
     entry = reply_.fs().entry_of(found.value());
     if (!put(listed.name.c_str(), entry, next)) return false;
-    reply_.fs().files.add_lookup(entry.ino);
+    reply_.fs().files.add_lookup(entry.ino, listed.name);
     counted_.push_back(entry.ino);
     return true;
   }

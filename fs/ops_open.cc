@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include <cerrno>
+#include <optional>
 
 #include "fs/ops.h"
 #include "fs/reply.h"
@@ -39,7 +40,10 @@ class PendingOpen {
 void end_handle(Filesystem& fs, std::unique_ptr<Handle> handle) {
   const std::shared_ptr<OpenFile> file = handle->file;
   const bool writing = handle->writing;
+  if (handle->reader != 0) fs.adoptions.guesses.closed(handle->reader, file->inode);
+  std::shared_ptr<Adoption> adoption = std::move(handle->adoption);
   handle.reset();
+  if (adoption) fs.adoptions.closed(std::move(adoption));
   if (fs.files.end(file, writing)) fs.tree.finished_writing(file->inode);
 }
 
@@ -64,32 +68,24 @@ Result<std::unique_ptr<DataPath>> make_data_path(Filesystem& fs, const OpenFile&
   return std::make_unique<DataPath>(std::move(descriptors), fs.modes.own_alignment(), fs.counters);
 }
 
-// Everything of an open but the reply. Fills in what the kernel is to know (fh, backing id, direct_io).
-Result<std::unique_ptr<Handle>> open_file(Filesystem& fs, meta::InodeNumber inode, const meta::Caller& caller,
-                                          fuse_file_info& info) {
-  TRY_ASSIGN(const meta::InodeRecord record, fs.tree.inode(inode));
-  if (!record.is_regular()) return Error(record.is_dir() ? EISDIR : ENXIO);
-  if (fs.tree.is_damaged(inode)) return Error(EIO, "damaged: its blob is missing or short (see `ckptfs status`)");
-  const bool writing = opens_for_writing(info.flags);
-  PendingOpen pending(fs, inode, writing);
-  if (writing) TRY(fs.tree.prepare_writing(inode, caller, fs.owed_by_others(inode)));
-  if ((info.flags & O_TRUNC) != 0) {
-    TRY(fs.tree.truncate(inode, 0));
-    TRY(fs.clear_privileges(inode, caller));
-    fs.write_errors.clear(inode);
-  }
-  TRY_ASSIGN(const auto backing, fs.files.backing(pending.file()));
+// A file that was adopted a moment ago ends where it ends, and is settled before somebody may sync it past the daemon.
+Result<> end_adoption(Filesystem& fs, OpenFile& file, bool writing) {
+  if (!writing) return fs.adoptions.cut(file.inode);
+  TRY_ASSIGN(const io::Fd blob, fs.tree.open_blob(file.inode, O_RDONLY));
+  const auto sync = [&] { return fs.sync_data(file, blob.get()); };
+  return fs.adoptions.settle(file.inode, blob.get(), sync);
+}
 
-  auto handle = std::make_unique<Handle>();
-  handle->descriptor = backing.descriptor;
-  handle->writing = writing;
-  handle->seen_errors = pending.file().errors.now();
-  handle->clears_privileges = writing && has_privileges(record.mode);
+// Past the daemon, or through it. Fills in what the kernel is to know of that.
+Result<> choose_way(Filesystem& fs, OpenFile& file, const meta::InodeRecord& record, Handle& handle,
+                    fuse_file_info& info) {
+  TRY_ASSIGN(const auto backing, fs.files.backing(file));
+  handle.descriptor = backing.descriptor;
   const bool passthrough = backing.backing_id != 0;
-  const bool through_daemon =
-      !passthrough || fs.modes.through_daemon(info.flags, record, writing && fs.tree.short_of_space());
+  const bool through_daemon = !passthrough || handle.adoption ||
+                              fs.modes.through_daemon(info.flags, record, handle.writing && fs.tree.short_of_space());
   if (through_daemon) {
-    TRY_ASSIGN(handle->data, make_data_path(fs, pending.file(), backing.descriptor, info.flags));
+    TRY_ASSIGN(handle.data, make_data_path(fs, file, backing.descriptor, info.flags));
   }
   info.backing_id = backing.backing_id;
   info.direct_io = through_daemon ? 1 : 0;
@@ -97,8 +93,42 @@ Result<std::unique_ptr<Handle>> open_file(Filesystem& fs, meta::InodeNumber inod
   add(!passthrough     ? fs.counters.opens_direct
       : through_daemon ? fs.counters.opens_through_daemon
                        : fs.counters.opens_passthrough);
+  return success();
+}
+
+// Everything of an open but the reply. Fills in what the kernel is to know (fh, backing id, direct_io). `empty_name`:
+// what the file is called, if it was made or is emptied by this open.
+Result<std::unique_ptr<Handle>> open_file(Filesystem& fs, meta::InodeNumber inode, const meta::Caller& caller,
+                                          fuse_file_info& info, const std::optional<std::string>& empty_name) {
+  TRY_ASSIGN(const meta::InodeRecord record, fs.tree.inode(inode));
+  if (!record.is_regular()) return Error(record.is_dir() ? EISDIR : ENXIO);
+  if (fs.tree.is_damaged(inode)) return Error(EIO, "damaged: its blob is missing or short (see `ckptfs status`)");
+  const bool writing = opens_for_writing(info.flags);
+  PendingOpen pending(fs, inode, writing);
+  if (fs.adoptions.knows(inode)) TRY(end_adoption(fs, pending.file(), writing));
+  if (writing) TRY(fs.tree.prepare_writing(inode, caller, fs.owed_by_others(inode)));
+  if ((info.flags & O_TRUNC) != 0) {
+    TRY(fs.tree.truncate(inode, 0));
+    TRY(fs.clear_privileges(inode, caller));
+    fs.write_errors.clear(inode);
+  }
+  auto handle = std::make_unique<Handle>();
+  handle->writing = writing;
+  handle->seen_errors = pending.file().errors.now();
+  handle->clears_privileges = writing && has_privileges(record.mode);
+  if (empty_name && Adoptions::may_adopt(info.flags)) {
+    TRY_ASSIGN(handle->adoption, fs.adoptions.begin(pending.file(), *empty_name, caller));
+  }
+  if (const auto served = choose_way(fs, pending.file(), record, *handle, info); !served) {
+    if (handle->adoption) fs.adoptions.closed(std::move(handle->adoption));
+    return served.error();
+  }
   // Until now the kernel might have believed its attributes for a day.
   if (pending.first_writer()) fs.files.invalidate(inode);
+  if (!writing) {
+    handle->reader = caller.pid;
+    fs.adoptions.guesses.opened(caller.pid, inode);
+  }
   handle->file = pending.take();
   return handle;
 }
@@ -107,7 +137,9 @@ void op_open(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
   const Reply reply(req, Operation::open, inode);
   const auto work = [reply, info = *info]() mutable {
     Filesystem& fs = reply.fs();
-    auto opened = open_file(fs, reply.inode(), reply.caller(), info);
+    std::optional<std::string> empty_name;
+    if ((info.flags & O_TRUNC) != 0) empty_name = fs.files.name_of(reply.inode());
+    auto opened = open_file(fs, reply.inode(), reply.caller(), info, empty_name);
     if (!opened) return reply.error(opened.error());
     info.fh = fs.handles.add(std::move(opened).value());
     // The request was interrupted: there will be no release.
@@ -132,13 +164,13 @@ void create(const Reply& reply, mode_t mode, fuse_file_info info) {
   }
   const meta::InodeNumber inode = made.value().stat.st_ino;
   info.flags &= ~O_TRUNC;
-  auto opened = open_file(fs, inode, reply.caller(), info);
+  auto opened = open_file(fs, inode, reply.caller(), info, reply.name());
   if (!opened) {
     if (const auto dropped = fs.tree.unlink(reply.inode(), reply.name())) fs.dropped(dropped.value());
     return reply.error(opened.error());
   }
   const fuse_entry_param entry = fs.entry_of(made.value());
-  fs.files.add_lookup(inode);
+  fs.files.add_lookup(inode, reply.name());
   info.fh = fs.handles.add(std::move(opened).value());
   if (fuse_reply_create(reply.request(), &entry, &info) != 0) {
     end_handle(fs, fs.handles.take(info.fh));
@@ -164,7 +196,9 @@ void op_fsync(fuse_req_t req, fuse_ino_t inode, int, fuse_file_info* info) {
   const Reply reply(req, Operation::fsync, inode);
   Filesystem& fs = reply.fs();
   Handle& handle = Handles<Handle>::get(info->fh);
-  const auto synced = fs.sync_data(*handle.file, handle.descriptor);
+  const auto sync = [&] { return fs.sync_data(*handle.file, handle.descriptor); };
+  auto synced = fs.adoptions.settle(inode, handle.descriptor, sync);
+  if (synced) synced = sync();
   if (const int earlier = handle.file->errors.check(handle.seen_errors); earlier != 0) {
     if (!synced) return reply.logged_error(synced.error());
     return reply.error(Error(earlier, "an earlier write-back of this file failed"));

@@ -79,13 +79,14 @@ void Reply::result(const Result<>& result) const {
 void Reply::entry(const meta::Attributes& attributes) const {
   Filesystem& filesystem = fs();
   const fuse_entry_param entry = filesystem.entry_of(attributes);
-  filesystem.files.add_lookup(entry.ino);
+  filesystem.files.add_lookup(entry.ino, name_);
   // The request was interrupted: the kernel took no reference.
   if (fuse_reply_entry(request_, &entry) != 0) filesystem.files.forget(entry.ino, 1);
 }
 
 void Reply::attributes(const meta::Attributes& attributes) const {
-  fuse_reply_attr(request_, &attributes.stat, fs().attribute_timeout(attributes));
+  const struct stat shown = fs().shown(attributes);
+  fuse_reply_attr(request_, &shown, fs().attribute_timeout(attributes));
 }
 
 void Reply::data(std::span<const std::byte> data) const {

@@ -100,7 +100,7 @@ Session::~Session() {
 }
 
 Result<> Session::loop() {
-  const auto served = workers_->run();
+  Result<> served = workers_->run();
   loop_ended_ = true;
   return served;
 }

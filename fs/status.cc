@@ -24,6 +24,9 @@ json counters_of(const Counters& counters) {
           {"clones", value(counters.clones)},
           {"bytes_cloned", value(counters.bytes_cloned)},
           {"bytes_copied", value(counters.bytes_copied)},
+          {"adoptions", value(counters.adoptions)},
+          {"bytes_adopted", value(counters.bytes_adopted)},
+          {"adoption_fallbacks", value(counters.adoption_fallbacks)},
           {"direct_fallbacks", value(counters.direct_fallbacks)},
           {"io_uring_fallbacks", value(counters.io_uring_fallbacks)},
           {"passthrough_fallbacks", value(counters.passthrough_fallbacks)},
@@ -48,6 +51,7 @@ json recovery_of(const meta::RecoveryReport& recovery) {
           {"blobs", recovery.blobs},
           {"removed_blobs", recovery.removed_blobs},
           {"orphan_blobs", recovery.orphan_blobs},
+          {"cut_files", recovery.cut_files},
           {"damaged", recovery.damaged}};
 }
 

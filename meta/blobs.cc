@@ -47,6 +47,11 @@ Result<> Blobs::set_times(BlobNumber number, const timespec& atime, const timesp
   return success();
 }
 
+Result<> Blobs::set_unsettled(int fd, bool unsettled) {
+  if (::fchmod(fd, unsettled ? S_ISVTX | 0600 : 0600) != 0) return last_error("fchmod");
+  return success();
+}
+
 Result<std::vector<BlobNumber>> Blobs::list() const {
   TRY_ASSIGN(io::Fd fd, io::open_at(folder_fd_, ".", O_RDONLY | O_DIRECTORY));
   const std::unique_ptr<DIR, int (*)(DIR*)> directory(::fdopendir(fd.get()), &::closedir);

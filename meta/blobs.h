@@ -27,6 +27,9 @@ class Blobs {
   // Absent already is success.
   Result<> remove(BlobNumber number) const;
   Result<> set_times(BlobNumber number, const timespec& atime, const timespec& mtime) const;
+  // A blob whose content may not be its file's after a power loss, or after a kill of the daemon: meta/frontiers.h.
+  static bool is_unsettled(const struct stat& blob) { return (blob.st_mode & S_ISVTX) != 0; }
+  static Result<> set_unsettled(int fd, bool unsettled);
   // All numbers in the folder; other names are left alone and not listed.
   Result<std::vector<BlobNumber>> list() const;
 

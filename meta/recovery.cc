@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <unordered_map>
@@ -13,8 +14,8 @@ namespace {
 
 class Recoverer {
  public:
-  Recoverer(Index& index, const Blobs& blobs, Space& space)
-      : index_(index), blobs_(blobs), space_(space), batch_(index) {}
+  Recoverer(Index& index, const Blobs& blobs, const Frontiers& frontiers, Space& space)
+      : index_(index), blobs_(blobs), frontiers_(frontiers), space_(space), batch_(index) {}
 
   Result<Recovery> run() {
     TRY_ASSIGN(const uint64_t clean, index_.number(kCleanKey));
@@ -79,10 +80,22 @@ class Recoverer {
       changed.saved_blob = 0;
       batch_.put(number, changed);
     }
+    if (Blobs::is_unsettled(st.value())) TRY(cut(record.blob, static_cast<uint64_t>(st.value().st_size)));
     TRY_ASSIGN(const io::Fd fd, blobs_.open(record.blob, O_RDONLY));
     const auto busy = io::has_writer(fd.get());
     if (!busy || busy.value()) recovery_.start.recovered.insert(number);
     return success();
+  }
+
+  // The blob may hold what was guessed and never written (meta/frontiers.h). Durable before it counts as settled.
+  Result<> cut(BlobNumber blob, uint64_t size) {
+    const uint64_t end = frontiers_.left(blob).value_or(0);
+    TRY_ASSIGN(const io::Fd fd, blobs_.open(blob, O_RDWR));
+    if (end < size && ::ftruncate(fd.get(), static_cast<off_t>(end)) != 0) return last_error(Blobs::name(blob));
+    TRY(io::fsync_fd(fd.get()));
+    TRY(Blobs::set_unsettled(fd.get(), false));
+    ++recovery_.report.cut_files;
+    return io::fsync_fd(fd.get());
   }
 
   // A nameless blob is deleted only where it cannot have been named durably (its number was never durably allotted), or
@@ -108,6 +121,7 @@ class Recoverer {
 
   Index& index_;
   const Blobs& blobs_;
+  const Frontiers& frontiers_;
   Space& space_;
   Batch batch_;
   Recovery recovery_;
@@ -119,8 +133,8 @@ class Recoverer {
 
 }  // namespace
 
-Result<Recovery> recover(Index& index, const Blobs& blobs, Space& space) {
-  return Recoverer(index, blobs, space).run();
+Result<Recovery> recover(Index& index, const Blobs& blobs, const Frontiers& frontiers, Space& space) {
+  return Recoverer(index, blobs, frontiers, space).run();
 }
 
 }  // namespace ckptfs::meta

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "meta/blobs.h"
+#include "meta/frontiers.h"
 #include "meta/index.h"
 #include "meta/space.h"
 #include "meta/tree.h"
@@ -19,6 +20,7 @@ struct RecoveryReport {
   uint64_t blobs = 0;
   uint64_t removed_blobs = 0;  // doomed, tentative, never named, or empty
   uint64_t orphan_blobs = 0;   // nameless, with content: kept
+  uint64_t cut_files = 0;      // had been adopted and never synced: end where they were written to, or are empty
   std::vector<InodeNumber> damaged;
 };
 
@@ -30,6 +32,6 @@ struct Recovery {
 
 // Changes the index and blobs/ as said above, adds what swap files owe to `space`, and clears the clean-unmount mark,
 // durably.
-Result<Recovery> recover(Index& index, const Blobs& blobs, Space& space);
+Result<Recovery> recover(Index& index, const Blobs& blobs, const Frontiers& frontiers, Space& space);
 
 }  // namespace ckptfs::meta

@@ -199,10 +199,11 @@ class Save {
       return Error(live.error().errno_value(), path() + ": " + taken.plan.name + " cannot be read: " +
                                                    live.error().message() + "; nothing was saved");
     }
+    taken.writer_open = store_.open_files().open_for_writing(taken.plan.source);
+    if (taken.writer_open) TRY(store_.open_files().cut(taken.plan.source));
     TRY_ASSIGN(const struct stat st, io::stat_fd(live.value()));
     taken.size = static_cast<uint64_t>(st.st_size);
     taken.mtime = st.st_mtim;
-    taken.writer_open = store_.open_files().open_for_writing(taken.plan.source);
     if (!taken.writer_open) {
       TRY_ASSIGN(taken.writer_open, io::has_writer(live.value()));
     }

@@ -25,6 +25,7 @@ class NothingOpen : public OpenFiles {
   bool open_for_writing(InodeNumber) const override { return false; }
   bool open_at_all(InodeNumber) const override { return false; }
   Result<> write_back(const std::vector<InodeNumber>&) override { return success(); }
+  Result<> cut(InodeNumber) override { return success(); }
   void invalidate(InodeNumber) override {}
   void invalidate_name(InodeNumber, const std::string&) override {}
 };
@@ -168,6 +169,7 @@ struct Store::Internals {
   std::unique_ptr<Blobs> blobs;
   std::unique_ptr<Space> space;
   std::unique_ptr<Index> index;
+  std::unique_ptr<Frontiers> frontiers;
   std::unique_ptr<Reaper> reaper;
   std::unique_ptr<Tree> tree;
   std::unique_ptr<SpareBlobs> spares;
@@ -210,7 +212,9 @@ Result<std::unique_ptr<Store>> Store::open(const StoreOptions& options) {
   if (format != kFormat)
     return Error(EPROTONOSUPPORT, folder + "/meta: the index has format version " + std::to_string(format) +
                                       ", this ckptfs knows version " + std::to_string(kFormat));
-  TRY_ASSIGN(Recovery recovery, recover(*in->index, *in->blobs, *in->space));
+  TRY_ASSIGN(in->frontiers, Frontiers::open(folder + "/frontiers"));
+  TRY_ASSIGN(Recovery recovery, recover(*in->index, *in->blobs, *in->frontiers, *in->space));
+  TRY(in->frontiers->begin());
   in->reaper = std::make_unique<Reaper>(*in->index, *in->blobs, *in->space);
   recovery.start.doomed = [reaper = in->reaper.get()](BlobNumber blob) { reaper->doom(blob); };
   in->recovery = std::move(recovery.report);
@@ -244,6 +248,7 @@ const std::string& Store::folder() const { return internals_->folder; }
 const std::string& Store::id() const { return internals_->id; }
 const Blobs& Store::blobs() const { return *internals_->blobs; }
 SpareBlobs& Store::spares() const { return *internals_->spares; }
+Frontiers& Store::frontiers() const { return *internals_->frontiers; }
 const io::SharingCapability& Store::capability() const { return internals_->capability; }
 const RecoveryReport& Store::recovery() const { return internals_->recovery; }
 std::mutex& Store::save_mutex() { return internals_->save_mutex; }

@@ -9,6 +9,7 @@
 
 #include "io/clone.h"
 #include "meta/blobs.h"
+#include "meta/frontiers.h"
 #include "meta/index.h"
 #include "meta/recovery.h"
 #include "meta/space.h"
@@ -43,6 +44,7 @@ class Store {
   const std::string& id() const;  // from config.json, 16 hex digits
   const Blobs& blobs() const;
   SpareBlobs& spares() const;
+  Frontiers& frontiers() const;
   const io::SharingCapability& capability() const;
   const RecoveryReport& recovery() const;
   // All zeros where the file system does not answer (logged).

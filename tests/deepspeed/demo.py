@@ -253,7 +253,8 @@ class Demo:
                       for name, cost in rows], {len(rows) - 1: "32"})
         screen.say(f"Optimizer state: {amount(state)}. \"On the disk\" includes a sync; a save by setfattr is durable when "
                    "it returns.")
-        screen.say("save_checkpoint is a Python copytree inside: until ckptfs adopts such copies it writes them in full.")
+        screen.say("save_checkpoint is a Python copytree inside: ckptfs compares what it writes with what is there already, "
+                   "and writes what differs.")
 
     def look(self):
         screen, places = self.screen, self.places

@@ -34,6 +34,7 @@ class OpenFilesTest : public ::testing::Test {
       written_back_.push_back(file.inode);
       return success();
     };
+    environment.cut = [](InodeNumber) { return success(); };
     return environment;
   }
 
@@ -113,8 +114,8 @@ TEST_F(OpenFilesTest, AFileWithoutBackingIdStaysDirectForEveryOpener) {
 TEST_F(OpenFilesTest, ReapsAfterReleaseAndForgetInEitherOrder) {
   for (const bool forget_first : {true, false}) {
     reaped_.clear();
-    table_.add_lookup(9);
-    table_.add_lookup(9);
+    table_.add_lookup(9, "name");
+    table_.add_lookup(9, "name");
     const auto open = table_.begin(9, true);
     table_.dropped(9);
     EXPECT_TRUE(reaped_.empty());
@@ -139,7 +140,7 @@ TEST_F(OpenFilesTest, ReapsAtOnceWhatTheKernelDoesNotKnow) {
 }
 
 TEST_F(OpenFilesTest, NeverReapsWhatHasAName) {
-  table_.add_lookup(6);
+  table_.add_lookup(6, "name");
   const auto open = table_.begin(6, false);
   table_.forget(6, 5);  // more than was given: it counts to 0
   table_.end(open.file, false);
@@ -161,8 +162,8 @@ TEST_F(OpenFilesTest, WritesBackOnlyWhatIsOpenForWriting) {
 }
 
 TEST_F(OpenFilesTest, ClearTellsWhatWasLeft) {
-  table_.add_lookup(11);
-  table_.add_lookup(12);
+  table_.add_lookup(11, "name");
+  table_.add_lookup(12, "name");
   table_.dropped(12);
   const auto writer = table_.begin(11, true);
   const auto leftover = table_.clear();

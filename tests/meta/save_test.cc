@@ -114,6 +114,14 @@ TEST_F(SaveTest, FilesThatComeAndGoBeforeTheGateAreTakenAsTheyAreBehindIt) {
   expect_clean_fsck();
 }
 
+// A load that copies over a live file may begin between the write-back and the gate.
+TEST_F(SaveTest, WhatIsBeingAdoptedIsCutBehindTheGate) {
+  open_files_.writers.insert(at("/zero_stage_3/optimizer/rank1/0_2.tensor.swp"));
+  open_files_.meanwhile = [this] { open_files_.writers.insert(at(kLive)); };
+  ASSERT_TRUE(save("s1"));
+  EXPECT_EQ(std::count(open_files_.cuts.begin(), open_files_.cuts.end(), at(kLive)), 1);
+}
+
 TEST_F(SaveTest, DataThatIsMissingFailsTheSaveWhole) {
   const auto record = tree().inode(at(kLive));
   ASSERT_TRUE(record);

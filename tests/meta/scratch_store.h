@@ -68,12 +68,17 @@ class StubOpenFiles : public OpenFiles {
  public:
   std::set<InodeNumber> writers, readers;
   std::vector<std::pair<InodeNumber, std::string>> invalidated;
+  std::vector<InodeNumber> cuts;
   std::function<void()> meanwhile;  // called where a save writes back what is open: after its plan, before its gate
 
   bool open_for_writing(InodeNumber inode) const override { return writers.contains(inode); }
   bool open_at_all(InodeNumber inode) const override { return writers.contains(inode) || readers.contains(inode); }
   Result<> write_back(const std::vector<InodeNumber>&) override {
     if (meanwhile) meanwhile();
+    return success();
+  }
+  Result<> cut(InodeNumber inode) override {
+    cuts.push_back(inode);
     return success();
   }
   void invalidate(InodeNumber) override {}

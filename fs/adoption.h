@@ -1,0 +1,106 @@
+// Adopting a copy (design section 8): how a file that is copied by READs and WRITEs costs no second copy on the disk.
+//
+// A file that was just made or emptied, and that will probably hold what another does (fs/guesses.h), becomes a clone
+// of that guess with its first WRITE (a copier may send something better: COPY_FILE_RANGE). Its writer's WRITEs,
+// strictly one after another from 0, are compared with what is there: equal bytes are dropped, others are written, and
+// copy-on-write makes either right. How far they came is the *frontier*: the file ends there for everybody, though its
+// blob goes on.
+//
+// Anything else (a write elsewhere, another open, a new size or time, fallocate, a copy into it, fsync, a save) first
+// *cuts* the blob at the frontier, as does the last close. From then on the file is like any other, but for one thing:
+// it stays *unsettled* (meta/frontiers.h) until it is synced, by fsync or in the background.
+//
+// Only files that nobody else has open, opened for writing only (nobody can map them, then), without O_DIRECT
+// (DeepSpeed's swap writes), O_SYNC, O_DSYNC or O_APPEND.
+//
+// Compared is with the guess itself, whose pages its reader has just brought into the page cache, as long as nobody
+// could change it; else with the file's own clone.
+//
+// Thread safety: Adoption: all of it; lock: mutex_, held while bytes are compared and written, and while the blob is
+// cut: whoever cuts waits for the one request that is under way. Order: after meta's Gate, before the leaves.
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "fs/counters.h"
+#include "fs/data_path.h"
+#include "fs/open_files.h"
+#include "io/fd.h"
+#include "meta/frontiers.h"
+
+namespace ckptfs::fs {
+
+class Adoption {
+ public:
+  // What the file will probably hold: an open file, and its shared descriptor.
+  struct Guess {
+    std::shared_ptr<OpenFile> file;
+    int descriptor = -1;
+    bool frozen = false;     // never changes
+    uint64_t changes = 0;    // of `file`, when nobody could change it; else of no use
+    bool unchanged = false;  // nobody could change it then
+  };
+  Adoption(InodeNumber inode, std::string name, Guess guess, meta::Frontiers& frontiers, Counters& counters)
+      : inode_(inode), name_(std::move(name)), guess_(std::move(guess)), frontiers_(frontiers), counters_(counters) {}
+
+  InodeNumber inode() const { return inode_; }
+  const std::string& name() const { return name_; }
+  const Guess& guess() const { return guess_; }
+
+  // Nobody cuts while this is held: from before others can find the adoption until prepare() was called, or not.
+  std::unique_lock<std::mutex> hold() { return std::unique_lock(mutex_); }
+  // `blob` (O_RDWR, empty) is to become a clone of the guess, with the first write.
+  void prepare(const std::unique_lock<std::mutex>& held, io::Fd blob, meta::BlobNumber number);
+
+  // None: not, or no longer, adopting: the caller writes.
+  std::optional<DataPath::Written> write(std::span<const std::byte> data, off_t offset);
+  // The blob ends at the frontier from now on, and nothing is compared any more.
+  Result<> cut();
+  // Cuts, has `sync` make the content durable, and gives the slot back: the file is like any other, durably after the
+  // next fsync. `blob`: any descriptor of it.
+  Result<> settle(int blob, const std::function<Result<>()>& sync);
+
+  bool is_settled();
+  // The frontier, where the blob goes on behind it.
+  std::optional<uint64_t> size() const;
+  // Was more wrong than right?
+  bool disappointed() const { return disappointed_.load(std::memory_order_relaxed); }
+
+ private:
+  Result<bool> start();
+  Result<> undo_start();
+  Result<DataPath::Written> compare(std::span<const std::byte> data, uint64_t frontier);
+  Result<> cut_locked();
+  Result<bool> equals(std::span<const std::byte> data, uint64_t offset, std::span<std::byte> there) const;
+  Result<> write_differing(std::span<const std::byte> data, std::span<const std::byte> there, uint64_t offset,
+                           size_t& written);
+
+  const InodeNumber inode_;
+  const std::string name_;
+  const Guess guess_;
+  meta::Frontiers& frontiers_;
+  Counters& counters_;
+
+  std::mutex mutex_;
+  io::Fd blob_;                  // guarded by mutex_; O_RDWR, from prepare() until it is cut
+  meta::BlobNumber number_ = 0;  // guarded by mutex_; of the blob
+  meta::Frontiers::Slot slot_;   // guarded by mutex_; until it is settled
+  uint64_t clone_size_ = 0;      // guarded by mutex_
+  uint64_t compared_ = 0;        // guarded by mutex_
+  uint64_t mismatched_ = 0;      // guarded by mutex_
+  timespec written_{};           // guarded by mutex_; the last write
+  std::atomic<uint64_t> frontier_{0};
+  std::atomic<bool> adopting_{false};
+  std::atomic<bool> disappointed_{false};
+};
+
+}  // namespace ckptfs::fs

@@ -1,0 +1,77 @@
+// The files that are being adopted (fs/adoption.h), or were until a moment ago and are not synced yet. Knows them by
+// inode, begins them, and settles in the background, within a second or so, those whose last close has come.
+//
+// Thread safety: all of it. Lock: mutex_ (a leaf), never held while an Adoption does anything.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "fs/adoption.h"
+#include "fs/guesses.h"
+
+namespace ckptfs::fs {
+
+class Filesystem;
+
+class Adoptions {
+ public:
+  explicit Adoptions(Filesystem& fs) : fs_(fs) {}
+  ~Adoptions();
+
+  void start();
+  // Ends the thread and settles all: what is left, and why, else. Harmless a second time.
+  Result<> stop();
+
+  Guesses guesses;
+
+  // May an open with these flags, of a file that was just made or emptied, adopt?
+  static bool may_adopt(int flags);
+  // Of a file that is empty, and has no other open than the one on its way. Null: there is no guess, or it cannot be;
+  // the file is written plainly. An error: the open must fail.
+  Result<std::shared_ptr<Adoption>> begin(const OpenFile& file, const std::string& name, const meta::Caller& caller);
+  // The handle that wrote has gone, or will never come.
+  void closed(std::shared_ptr<Adoption> adoption);
+
+  // Is it being adopted, or was until a moment ago?
+  bool knows(InodeNumber inode) const { return find(inode) != nullptr; }
+  // To be called before anything but the adopting handle's WRITEs happens to a file. Nothing to do for most.
+  Result<> cut(InodeNumber inode);
+  // Before an fsync, which makes it durable. `sync`: of the file's data.
+  Result<> settle(InodeNumber inode, int blob, const std::function<Result<>()>& sync);
+  // Where the file ends, if its blob goes on.
+  std::optional<uint64_t> size(InodeNumber inode) const;
+
+ private:
+  struct Closed {
+    std::shared_ptr<Adoption> adoption;
+    io::Fd blob;  // O_RDONLY
+  };
+
+  std::shared_ptr<Adoption> find(InodeNumber inode) const;
+  std::vector<Closed> take_all_closed();
+  std::vector<Closed> take_closed(InodeNumber inode);
+  void forget(const Adoption& adoption);
+  Result<Adoption::Guess> open_guess(InodeNumber guess);
+  void close_guess(const Adoption& adoption);
+  void run();
+  void settle_closed(std::vector<Closed> closed);
+
+  Filesystem& fs_;
+  std::atomic<size_t> count_{0};  // of adoptions_
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;
+  std::unordered_map<InodeNumber, std::shared_ptr<Adoption>> adoptions_;  // guarded by mutex_
+  std::vector<Closed> closed_;                                            // guarded by mutex_
+  bool running_ = false;                                                  // guarded by mutex_
+  std::thread thread_;
+};
+
+}  // namespace ckptfs::fs

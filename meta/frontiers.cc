@@ -1,0 +1,118 @@
+#include "meta/frontiers.h"
+
+#include <fcntl.h>
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <array>
+#include <span>
+#include <utility>
+
+#include "io/fault.h"
+
+namespace ckptfs::meta {
+namespace {
+
+constexpr size_t kHeader = 4096;
+constexpr size_t kSlots = 1024;  // files being adopted at the same time, or closed a moment ago
+using Entry = std::array<uint64_t, 2>;
+
+Result<std::string> boot_id() {
+  if (const auto given = io::fault_value("boot_id")) return *given;
+  TRY_ASSIGN(std::string id, io::read_file("/proc/sys/kernel/random/boot_id"));
+  id.erase(id.find_last_not_of('\n') + 1);
+  return id;
+}
+
+off_t offset_of(size_t position) { return static_cast<off_t>(kHeader + position * sizeof(Entry)); }
+
+}  // namespace
+
+Result<std::unique_ptr<Frontiers>> Frontiers::open(const std::string& file) {
+  TRY_ASSIGN(std::string boot, boot_id());
+  TRY_ASSIGN(io::Fd fd, io::open_at(AT_FDCWD, file, O_RDWR | O_CREAT, 0600));
+  std::unique_ptr<Frontiers> frontiers(new Frontiers(std::move(fd), std::move(boot)));
+  TRY(frontiers->read());
+  return frontiers;
+}
+
+std::string Frontiers::header() const {
+  std::string text = "ckptfs frontiers 1, boot " + boot_ + "\n";
+  text.resize(kHeader, '\0');
+  return text;
+}
+
+Result<> Frontiers::read() {
+  std::string found(kHeader, '\0');
+  TRY_ASSIGN(const size_t got, io::read_full(file_.get(), std::as_writable_bytes(std::span(found)), 0));
+  if (got != kHeader || found != header()) return success();
+  std::vector<Entry> slots(kSlots);
+  TRY_ASSIGN(const size_t bytes, io::read_full(file_.get(), std::as_writable_bytes(std::span(slots)), kHeader));
+  slots.resize(bytes / sizeof(Entry));
+  for (const auto& [blob, frontier] : slots) {
+    if (blob != 0) left_.emplace(blob, frontier);
+  }
+  return success();
+}
+
+std::optional<uint64_t> Frontiers::left(BlobNumber blob) const {
+  const auto found = left_.find(blob);
+  return found == left_.end() ? std::nullopt : std::optional(found->second);
+}
+
+Result<> Frontiers::begin() {
+  left_.clear();
+  if (::ftruncate(file_.get(), 0) != 0) return last_error("frontiers");
+  const std::string text = header();
+  TRY(io::write_full(file_.get(), std::as_bytes(std::span(text)), 0));
+  const std::lock_guard lock(mutex_);
+  free_.clear();
+  for (size_t position = kSlots; position > 0; --position) free_.push_back(position - 1);
+  return success();
+}
+
+Result<> Frontiers::write(size_t position, BlobNumber blob, uint64_t frontier) const {
+  const Entry entry{blob, frontier};
+  return io::write_full(file_.get(), std::as_bytes(std::span(entry)), offset_of(position));
+}
+
+Result<std::optional<Frontiers::Slot>> Frontiers::take(BlobNumber blob) {
+  size_t position = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    if (free_.empty()) return std::optional<Slot>();
+    position = free_.back();
+    free_.pop_back();
+  }
+  Slot slot(*this, position, blob);
+  TRY(slot.set(0));
+  return std::optional(std::move(slot));
+}
+
+Frontiers::Slot::Slot(Slot&& other) noexcept
+    : owner_(std::exchange(other.owner_, nullptr)), position_(other.position_), blob_(other.blob_) {}
+
+Frontiers::Slot& Frontiers::Slot::operator=(Slot&& other) noexcept {
+  if (this != &other) {
+    release();
+    owner_ = std::exchange(other.owner_, nullptr);
+    position_ = other.position_;
+    blob_ = other.blob_;
+  }
+  return *this;
+}
+
+Result<> Frontiers::Slot::set(uint64_t frontier) { return owner_->write(position_, blob_, frontier); }
+
+void Frontiers::Slot::release() {
+  if (owner_ == nullptr) return;
+  if (const auto emptied = owner_->write(position_, 0, 0); !emptied) {
+    // The blob is settled: whatever the slot says of it, nobody asks.
+    spdlog::warn("frontiers: {}", emptied.error().message());
+  }
+  const std::lock_guard lock(owner_->mutex_);
+  owner_->free_.push_back(position_);
+  owner_ = nullptr;
+}
+
+}  // namespace ckptfs::meta

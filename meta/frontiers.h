@@ -1,0 +1,76 @@
+// Where files that are being adopted (fs/adoption.h) end for now: such a blob holds more than was written so far.
+//
+// A blob is *unsettled* from before it becomes a clone of a guess until its true content is durable: its mode says so
+// (Blobs::set_unsettled), in the same log as its blocks and so never later than they. After a power loss nothing is
+// known of it, and it is emptied, as any file that was never synced may be. After a kill of the daemon it is cut where
+// its frontier was: the file STORE/frontiers, which the kernel keeps, has that for each unsettled blob.
+//
+// Format: a line that names the format and the boot, padded to 4096 bytes; then slots of blob and frontier, each 64
+// bits in the machine's own order (it never outlives the boot). Written with pwrite, not through a mapping: a disk that
+// fails is an error, and not the end of the mount.
+//
+// Thread safety: take() from any thread; a Slot belongs to one thread at a time and not longer than its Frontiers.
+// Lock: mutex_ (a leaf).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "io/fd.h"
+#include "meta/types.h"
+
+namespace ckptfs::meta {
+
+class Frontiers {
+ public:
+  // In place of a frontier: the file is as long as its blob.
+  static constexpr uint64_t kWhole = UINT64_MAX;
+
+  // Reads what the last daemon left. Made where it is missing.
+  static Result<std::unique_ptr<Frontiers>> open(const std::string& file);
+  // Where the blob ends, if a daemon of this boot said so.
+  std::optional<uint64_t> left(BlobNumber blob) const;
+  // Forgets what was left, and belongs to this boot from now on.
+  Result<> begin();
+
+  class Slot {
+   public:
+    Slot() = default;
+    Slot(Slot&& other) noexcept;
+    Slot& operator=(Slot&& other) noexcept;
+    ~Slot() { release(); }
+
+    explicit operator bool() const { return owner_ != nullptr; }
+    Result<> set(uint64_t frontier);
+
+   private:
+    friend class Frontiers;
+    Slot(Frontiers& owner, size_t position, BlobNumber blob) : owner_(&owner), position_(position), blob_(blob) {}
+    void release();
+
+    Frontiers* owner_ = nullptr;
+    size_t position_ = 0;
+    BlobNumber blob_ = 0;
+  };
+  // A slot for `blob`, with frontier 0. None when all are taken; an error when the disk took it not.
+  Result<std::optional<Slot>> take(BlobNumber blob);
+
+ private:
+  Frontiers(io::Fd file, std::string boot) : file_(std::move(file)), boot_(std::move(boot)) {}
+  Result<> read();
+  Result<> write(size_t position, BlobNumber blob, uint64_t frontier) const;
+  std::string header() const;
+
+  const io::Fd file_;
+  const std::string boot_;
+  std::unordered_map<BlobNumber, uint64_t> left_;  // until begin()
+  std::mutex mutex_;
+  std::vector<size_t> free_;  // guarded by mutex_
+};
+
+}  // namespace ckptfs::meta

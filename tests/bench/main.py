@@ -11,6 +11,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
+import copies
 import data
 import machine
 import mounting
@@ -20,14 +21,14 @@ import report
 import saves
 
 DOCUMENT = mounting.REPOSITORY / "docs" / "benchmarks.md"
-PARTS = {"data": data.section, "saves": saves.section, "names": names.section}
+PARTS = {"data": data.section, "saves": saves.section, "copies": copies.section, "names": names.section}
 
 EXAMPLES = """\
 Ratios are taken pair by pair in the same run; the bars are those of the project, and are judged only here. The image
 lies in /dev/shm where there is memory for it, else in build/. Run it as root, on an idle machine.
 
 examples:
-  scripts/bench                     everything, about 12 minutes on 2 cores; writes docs/benchmarks.md
+  scripts/bench                     everything, about 15 minutes on 2 cores; writes docs/benchmarks.md
   scripts/bench --quick             a look: small sizes, 3 rounds, nothing written
   scripts/bench --only saves        one part, nothing written
 """

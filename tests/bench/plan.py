@@ -21,11 +21,13 @@ class Sizes:
     four_files: int  # each of them
     save_shapes: tuple  # (number of files, bytes of each)
     names: int  # files in the folder of the operations on names
+    copied_files: int
+    copied_size: int  # of each
     unchanged_saves: int = 50
 
 
-FULL = Sizes(8 * GIB, 512 * MIB, 128 * MIB, ((24, 64 * MIB), (2000, 512 * KIB)), 10_000)
-QUICK = Sizes(2 * GIB, 128 * MIB, 32 * MIB, ((24, 8 * MIB), (200, 512 * KIB)), 1_000)
+FULL = Sizes(8 * GIB, 512 * MIB, 128 * MIB, ((24, 64 * MIB), (2000, 512 * KIB)), 10_000, 6, 64 * MIB)
+QUICK = Sizes(2 * GIB, 128 * MIB, 32 * MIB, ((24, 8 * MIB), (200, 512 * KIB)), 1_000, 4, 8 * MIB)
 
 
 @dataclasses.dataclass

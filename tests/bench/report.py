@@ -46,6 +46,12 @@ alternatives' `sync` is one syncfs of this file system only, without a process o
 the copy, is removed between the rounds.""",
     "Saves of an unchanged state": """\
 Each save under a tag of its own, nothing written in between.""",
+    "Copies": """\
+A tree of large files, copied within the mount by what people use, against the same on native XFS; the source is not in
+memory. The time includes a sync. `cp -r` shares on both sides; `shutil` of Python before 3.14, `cp --reflink=never`,
+`tar`, `rsync` and `dd` read and write. Contents are compared each time. Lower is better.""",
+    "Copies: what they write, and the space they take": """\
+Bytes written to the block device, and growth of df, both after the sync; of the last round.""",
     "Operations on names": """\
 One thread, from Python, whose own cost is on both sides. Lower is better.""",
 }

@@ -28,11 +28,12 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from checking import Report, equal, guarded, true
-from mounting import BUILD, GIB, LEVEL, Failure, Store, mounted, run, unmount, workspace, xfs
+from mounting import BUILD, GIB, KIB, LEVEL, Failure, Store, mounted, run, unmount, wait_until, workspace, xfs
 
 TAG, XATTR_TAG = "global_step4", "saved4"
 SWAP = "zero_stage_3"
 RUN_TIMEOUT = 300
+SMALLEST_ADOPTED = 128 * KIB
 
 
 # --- backends: where the swap files and the checkpoint lie
@@ -205,6 +206,16 @@ def judge_xattr_save(root, ranks):
     equal(sorted({name.split("/")[0] for name in names}), ["offloaded_params", "offloaded_tensors"], f"what {ours} holds")
 
 
+def judge_adoption(mount, copies):
+    """Judge: all that the copytree inside save_checkpoint, and that inside load_checkpoint, wrote was there already."""
+    if sys.version_info >= (3, 14):
+        return  # it shares by copy_file_range
+    sizes = [path.stat().st_size for path in (mount.path / "steps" / TAG / "offloaded_tensors").rglob("*.swp")]
+    wanted = copies * sum(size for size in sizes if size >= SMALLEST_ADOPTED)
+    true(wanted > 0, f"the files are too small to be adopted: {sizes}")
+    wait_until(f"{wanted} bytes are adopted", lambda: mount.status()["counters"]["bytes_adopted"] >= wanted, 5)
+
+
 def tree(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir())
 
@@ -278,11 +289,14 @@ class Scene:
                 outcome.reads = watcher.stop()
             if backend.saves:
                 judge_xattr_save(self.point, ranks)
+                judge_adoption(mount, 1)
                 outcome.files = {name: value for name, value in outcome.files.items()
                                  if not name.startswith(f"{XATTR_TAG}/")}
             if resume and swapped:
                 outcome.resumed = self.train("resumed", ranks, common + ["--resume", str(series), "--steps", "3"])
                 equal(outcome.resumed[0]["resumed_at"], len(results[0]["losses"]), "the step that was resumed")
+                if backend.saves:
+                    judge_adoption(mount, 2)
             if mount:
                 outcome.status = mount.status()
                 self.check_status(outcome.status)

@@ -1,0 +1,93 @@
+"""Copies of a tree by the tools that people use: what they take in time, in bytes written to the device, and in space."""
+
+import os
+import pathlib
+import shlex
+import shutil
+import sys
+import time
+
+import machine
+import measure
+import mounting
+import plan
+
+TIMES = "Copies"
+COSTS = "Copies: what they write, and the space they take"
+PACKAGE = mounting.REPOSITORY / "gpu" / "python"
+COPYTREE = f"{shlex.quote(sys.executable)} -c 'import shutil, sys; shutil.copytree(*sys.argv[1:])' $from $to"
+METHODS = {
+    "cp -r": "cp -r $from $to",
+    "cp -r --reflink=never": "cp -r --reflink=never $from $to",
+    "tar | tar": "mkdir $to && tar -C $from -cf - . | tar -C $to -xf -",
+    "rsync -a -W": "rsync -a -W $from/ $to/",
+    "rsync -a --inplace": "rsync -a --inplace $from/ $to/",
+    "dd bs=1M of each file": "mkdir $to && for f in $from/*; do dd if=$f of=$to/${f##*/} bs=1M status=none; done",
+    "shutil.copytree": COPYTREE,
+    "shutil.copytree, ckptfs.patch": f"PYTHONPATH={shlex.quote(str(PACKAGE))} "
+    + COPYTREE.replace("import shutil", "import ckptfs.patch, shutil"),
+}
+
+
+def section(context):
+    with context.mounted("copies", "passthrough", "safe") as mount:
+        sides = {"ours": mount.path / "copies", "native": context.disk / "native"}
+        for folder in sides.values():
+            fill(folder / "from", context.sizes.copied_files, context.sizes.copied_size)
+        live = mount.store.filled_blobs()
+        for title, command in METHODS.items():
+            costs = {}
+            figures = context.rounds(
+                {side: timed(context, mount, live, command, folder, costs, side) for side, folder in sides.items()}
+            )
+            context.add(TIMES, measure.Row(title, "native XFS", measure.SECONDS, figures["ours"], figures["native"]))
+            context.add(COSTS, measure.Note(title, "; ".join(costs[side] for side in sides)))
+        shutil.rmtree(sides["native"])
+
+
+def fill(folder, count, size):
+    folder.mkdir(parents=True)
+    for number in range(count):
+        with open(folder / f"0_{number}.tensor.swp", "wb") as file:
+            for _ in range(size // plan.MIB):
+                file.write(os.urandom(plan.MIB))
+
+
+def timed(context, mount, live, command, folder, costs, side):
+    """Seconds of one copy with the sync behind it, the source cold; notes what it cost."""
+    target = folder / "to"
+    label = {"ours": "ckptfs", "native": "native XFS"}[side]
+    variables = {"from": str(folder / "from"), "to": str(target)}
+
+    def measured():
+        settle(context)
+        pathlib.Path("/proc/sys/vm/drop_caches").write_text("1")
+        written, used = written_bytes(context.disk), mounting.used_bytes(context.disk)
+        began = time.monotonic()
+        mounting.run("bash", "-euc", "set -o pipefail; " + command, env={**os.environ, **variables})
+        machine.sync_filesystem(context.disk)
+        took = time.monotonic() - began
+        written, used = written_bytes(context.disk) - written, mounting.used_bytes(context.disk) - used
+        costs[side] = f"{label}: {written / plan.MIB:.0f} MiB written, {used / plan.MIB:.0f} MiB used"
+        mounting.run("diff", "-r", folder / "from", target)
+        shutil.rmtree(target)
+        mounting.wait_until("the copy's blobs are deleted", lambda: mount.store.filled_blobs() <= live, 60, 0.05)
+        return took
+
+    return measured
+
+
+def settle(context):
+    """So that neither what was removed nor what is still to be written is counted."""
+    machine.sync_filesystem(context.disk)
+    used = None
+    while used != (used := mounting.used_bytes(context.disk)):
+        time.sleep(0.2)
+        machine.sync_filesystem(context.disk)
+
+
+def written_bytes(folder):
+    """What the kernel has written to the device under the folder since it was attached."""
+    number = os.stat(folder).st_dev
+    stat = pathlib.Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/stat").read_text()
+    return int(stat.split()[6]) * 512

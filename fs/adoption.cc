@@ -35,12 +35,16 @@ void Adoption::prepare(const std::unique_lock<std::mutex>&, io::Fd blob, meta::B
   number_ = number;
 }
 
-// False: it could not, and the file is to be written plainly.
+// False: it could not, and the file is to be written plainly. It shows as empty meanwhile.
 Result<bool> Adoption::start() {
-  auto started = [&]() -> Result<bool> {
+  const auto started = [&]() -> Result<bool> {
+    TRY_ASSIGN(const struct stat before, io::stat_fd(blob_.get()));
+    if (before.st_size != 0) return false;  // somebody has made it longer
     TRY_ASSIGN(auto slot, frontiers_.take(number_));
-    if (!slot) return false;
+    if (!slot) return Error(EAGAIN, "too many copies at the same time");
     slot_ = std::move(*slot);
+    written_ = now();
+    adopting_.store(true, std::memory_order_release);
     TRY(meta::Blobs::set_unsettled(blob_.get(), true));
     TRY(io::fault_point("adopt.clone"));
     TRY(io::clone(guess_.descriptor, blob_.get()));
@@ -49,28 +53,28 @@ Result<bool> Adoption::start() {
     return true;
   }();
   if (started && started.value()) {
-    adopting_.store(true, std::memory_order_release);
     add(counters_.adoptions);
+    shared_();
     return true;
   }
-  add(counters_.adoption_fallbacks);
-  spdlog::warn("{} is copied, not adopted: {}", name_,
-               started ? "too many copies at the same time" : started.error().message());
-  if (auto undone = undo_start(); !undone) {
-    // Until it can be emptied, it shows as empty.
-    clone_size_ = UINT64_MAX;
-    adopting_.store(true, std::memory_order_release);
-    return undone.error();
+  if (!started) {
+    add(counters_.adoption_fallbacks);
+    spdlog::warn("{} is copied, not adopted: {}", name_, started.error().message());
   }
+  if (slot_) TRY(undo_start());
+  blob_.reset();
   return false;
 }
 
+// On an error it goes on showing as empty, and is cut when that can be.
 Result<> Adoption::undo_start() {
+  ending_ = true;
+  clone_size_ = UINT64_MAX;
   TRY(io::fault_point("adopt.undo"));
   if (::ftruncate(blob_.get(), 0) != 0) return last_error("ftruncate");
   TRY(meta::Blobs::set_unsettled(blob_.get(), false));
-  slot_ = {};
-  blob_.reset();
+  slot_.give_back();
+  adopting_.store(false, std::memory_order_release);
   return success();
 }
 
@@ -79,40 +83,41 @@ std::optional<uint64_t> Adoption::size() const {
   return frontier_.load(std::memory_order_acquire);
 }
 
-std::optional<DataPath::Written> Adoption::write(std::span<const std::byte> data, off_t offset) {
+DataPath::Written Adoption::write(std::span<const std::byte> data, off_t offset) {
   const std::lock_guard lock(mutex_);
-  if (!blob_) return std::nullopt;
+  if (!blob_) return {};
   if (!adopting_.load(std::memory_order_relaxed) && offset == 0) {
     const auto started = start();
-    if (!started) return DataPath::Written{0, started.error()};
-    if (!started.value()) return std::nullopt;
+    if (!started) return {0, started.error()};
+    if (!started.value()) return {};
   }
   const uint64_t frontier = frontier_.load(std::memory_order_relaxed);
   const bool hopeless = mismatched_ >= kPatience && mismatched_ > compared_ / 2;
   if (hopeless) disappointed_ = true;
-  if (hopeless || static_cast<uint64_t>(offset) != frontier || frontier + data.size() > clone_size_) {
-    if (auto ended = cut_locked(); !ended) return DataPath::Written{0, ended.error()};
-    return std::nullopt;
+  DataPath::Written written;
+  if (!hopeless && !ending_ && static_cast<uint64_t>(offset) == frontier) {
+    written = compare(data.first(std::min<uint64_t>(data.size(), clone_size_ - frontier)), frontier);
   }
-  auto written = compare(data, frontier);
-  if (!written) return DataPath::Written{0, written.error()};
-  return std::move(written).value();
+  if (written.error || written.bytes == data.size()) return written;
+  if (auto ended = cut_locked(); !ended) written.error = ended.error();
+  return written;
 }
 
-Result<DataPath::Written> Adoption::compare(std::span<const std::byte> data, uint64_t frontier) {
+DataPath::Written Adoption::compare(std::span<const std::byte> data, uint64_t frontier) {
   const auto there = compared_with.get(data.size());
-  if (there.size() < data.size()) return Error(ENOMEM);
+  if (there.size() < data.size()) return {0, Error(ENOMEM)};
+  const auto equal = equals(data, frontier, there);
+  if (!equal) return {0, equal.error()};
   DataPath::Written written{data.size(), std::nullopt};
-  TRY_ASSIGN(const bool equal, equals(data, frontier, there));
-  if (!equal) {
-    size_t done = 0;
-    if (auto differing = write_differing(data, there, frontier, done); !differing) {
-      written = {done, std::move(differing).error()};
+  if (!equal.value()) {
+    written.bytes = 0;
+    if (auto differing = write_differing(data, there, frontier, written.bytes); !differing) {
+      written.error = differing.error();
     }
   }
   compared_ += written.bytes;
   written_ = now();
-  TRY(slot_.set(frontier + written.bytes));
+  if (auto noted = slot_.set(frontier + written.bytes); !noted) return {0, noted.error()};
   frontier_.store(frontier + written.bytes, std::memory_order_release);
   return written;
 }
@@ -165,11 +170,13 @@ Result<> Adoption::cut_locked() {
     blob_.reset();
     return success();
   }
+  ending_ = true;
   const uint64_t frontier = frontier_.load(std::memory_order_relaxed);
   TRY(io::fault_point("adopt.cut"));
   if (frontier < clone_size_ && ::ftruncate(blob_.get(), static_cast<off_t>(frontier)) != 0) {
     return last_error("ftruncate");
   }
+  clone_size_ = frontier;
   const timespec times[2] = {{0, UTIME_OMIT}, written_};
   if (::futimens(blob_.get(), times) != 0) return last_error("futimens");
   TRY(slot_.set(meta::Frontiers::kWhole));
@@ -184,13 +191,22 @@ bool Adoption::is_settled() {
   return !blob_ && !slot_;
 }
 
-Result<> Adoption::settle(int blob, const std::function<Result<>()>& sync) {
+void Adoption::abandon() {
   const std::lock_guard lock(mutex_);
-  TRY(cut_locked());
-  if (!slot_) return success();
+  blob_.reset();
+  if (slot_) slot_.give_back();
+  adopting_.store(false, std::memory_order_release);
+}
+
+// The sync may take long, and nobody waits for it with the lock: what is written meanwhile is written plainly.
+Result<> Adoption::settle(int blob, const std::function<Result<>()>& sync) {
+  TRY(cut());
+  if (is_settled()) return success();
   TRY(sync());
+  const std::lock_guard lock(mutex_);
+  if (!slot_) return success();
   TRY(meta::Blobs::set_unsettled(blob, false));
-  slot_ = {};
+  slot_.give_back();
   return success();
 }
 

@@ -49,8 +49,15 @@ class Adoption {
     uint64_t changes = 0;    // of `file`, when nobody could change it; else of no use
     bool unchanged = false;  // nobody could change it then
   };
-  Adoption(InodeNumber inode, std::string name, Guess guess, meta::Frontiers& frontiers, Counters& counters)
-      : inode_(inode), name_(std::move(name)), guess_(std::move(guess)), frontiers_(frontiers), counters_(counters) {}
+  // `shared`: called once the file has become a clone.
+  Adoption(InodeNumber inode, std::string name, Guess guess, meta::Frontiers& frontiers, Counters& counters,
+           std::function<void()> shared)
+      : inode_(inode),
+        name_(std::move(name)),
+        guess_(std::move(guess)),
+        frontiers_(frontiers),
+        counters_(counters),
+        shared_(std::move(shared)) {}
 
   InodeNumber inode() const { return inode_; }
   const std::string& name() const { return name_; }
@@ -61,8 +68,8 @@ class Adoption {
   // `blob` (O_RDWR, empty) is to become a clone of the guess, with the first write.
   void prepare(const std::unique_lock<std::mutex>& held, io::Fd blob, meta::BlobNumber number);
 
-  // None: not, or no longer, adopting: the caller writes.
-  std::optional<DataPath::Written> write(std::span<const std::byte> data, off_t offset);
+  // What it took of `data`, from its beginning; the rest, where there is no error, is the caller's to write.
+  DataPath::Written write(std::span<const std::byte> data, off_t offset);
   // The blob ends at the frontier from now on, and nothing is compared any more.
   Result<> cut();
   // Cuts, has `sync` make the content durable, and gives the slot back: the file is like any other, durably after the
@@ -70,6 +77,8 @@ class Adoption {
   Result<> settle(int blob, const std::function<Result<>()>& sync);
 
   bool is_settled();
+  // The file is gone for good, with its blob.
+  void abandon();
   // The frontier, where the blob goes on behind it.
   std::optional<uint64_t> size() const;
   // Was more wrong than right?
@@ -78,7 +87,7 @@ class Adoption {
  private:
   Result<bool> start();
   Result<> undo_start();
-  Result<DataPath::Written> compare(std::span<const std::byte> data, uint64_t frontier);
+  DataPath::Written compare(std::span<const std::byte> data, uint64_t frontier);
   Result<> cut_locked();
   Result<bool> equals(std::span<const std::byte> data, uint64_t offset, std::span<std::byte> there) const;
   Result<> write_differing(std::span<const std::byte> data, std::span<const std::byte> there, uint64_t offset,
@@ -89,11 +98,13 @@ class Adoption {
   const Guess guess_;
   meta::Frontiers& frontiers_;
   Counters& counters_;
+  const std::function<void()> shared_;
 
   std::mutex mutex_;
   io::Fd blob_;                  // guarded by mutex_; O_RDWR, from prepare() until it is cut
   meta::BlobNumber number_ = 0;  // guarded by mutex_; of the blob
   meta::Frontiers::Slot slot_;   // guarded by mutex_; until it is settled
+  bool ending_ = false;          // guarded by mutex_; it was to be cut: nothing is compared any more
   uint64_t clone_size_ = 0;      // guarded by mutex_
   uint64_t compared_ = 0;        // guarded by mutex_
   uint64_t mismatched_ = 0;      // guarded by mutex_

@@ -18,6 +18,9 @@ constexpr size_t kMany = 64;            // closed copies that are settled at onc
 constexpr off_t kSmallest = 128 << 10;  // below, a copy costs less than a clone
 }  // namespace
 
+Adoptions::Adoptions(Filesystem& fs)
+    : guesses(fs.tree, [&fs](InodeNumber inode) { return fs.files.name_of(inode); }), fs_(fs) {}
+
 bool Adoptions::may_adopt(int flags) {
   constexpr int kNever = O_DIRECT | O_SYNC | O_DSYNC | O_APPEND;
   return (flags & O_ACCMODE) == O_WRONLY && (flags & kNever) == 0;
@@ -40,19 +43,17 @@ Result<> Adoptions::stop() {
   }
   wake_.notify_one();
   if (thread_.joinable()) thread_.join();
-  settle_closed(take_all_closed());
+  settle_closed();
   // Handles whose RELEASE never came.
   std::vector<std::shared_ptr<Adoption>> open;
   {
     const std::lock_guard lock(mutex_);
     for (const auto& [inode, adoption] : adoptions_) {
-      const Adoption* const wanted = adoption.get();
-      const auto same = [wanted](const Closed& one) { return one.adoption.get() == wanted; };
-      if (std::none_of(closed_.begin(), closed_.end(), same)) open.push_back(adoption);
+      if (std::find(closed_.begin(), closed_.end(), adoption) == closed_.end()) open.push_back(adoption);
     }
   }
-  for (std::shared_ptr<Adoption>& adoption : open) closed(std::move(adoption));
-  settle_closed(take_all_closed());
+  for (const std::shared_ptr<Adoption>& adoption : open) closed(adoption);
+  settle_closed();
   const std::lock_guard lock(mutex_);
   if (adoptions_.empty()) return success();
   return Error(EIO, std::to_string(adoptions_.size()) + " copies could not be synced");
@@ -73,7 +74,7 @@ void Adoptions::forget(const Adoption& adoption) {
   count_.store(adoptions_.size(), std::memory_order_release);
 }
 
-// Counted as open until close_guess, so that its descriptor stays, and its count of changes.
+// Counted as open until closed(), so that its descriptor stays, and its count of changes.
 Result<Adoption::Guess> Adoptions::open_guess(InodeNumber inode) {
   TRY_ASSIGN(const meta::InodeRecord record, fs_.tree.inode(inode));
   Adoption::Guess guess;
@@ -93,28 +94,27 @@ Result<Adoption::Guess> Adoptions::open_guess(InodeNumber inode) {
   return guess;
 }
 
-void Adoptions::close_guess(const Adoption& adoption) {
-  const InodeNumber inode = adoption.guess().file->inode;
-  fs_.files.end(adoption.guess().file, false);
-  const auto record = fs_.tree.inode(inode);
-  // It shares its blocks now, and owes them should it be a live swap file.
-  if (record && record.value().is_live_file() && (record.value().flags & meta::kSwap) != 0) {
-    fs_.tree.finished_writing(inode);
+std::shared_ptr<Adoption> Adoptions::begin(const OpenFile& file, const std::string& name, const meta::Caller& caller) {
+  auto begun = try_begin(file, name, caller);
+  if (begun) return std::move(begun).value();
+  if (begun.error().errno_value() != ENOENT) {  // the guess may have been removed this moment
+    add(fs_.counters.adoption_fallbacks);
+    spdlog::warn("{} is copied, not adopted: {}", name, begun.error().message());
   }
+  return nullptr;
 }
 
-Result<std::shared_ptr<Adoption>> Adoptions::begin(const OpenFile& file, const std::string& name,
-                                                   const meta::Caller& caller) {
+Result<std::shared_ptr<Adoption>> Adoptions::try_begin(const OpenFile& file, const std::string& name,
+                                                       const meta::Caller& caller) {
   const auto nothing = std::shared_ptr<Adoption>();
-  const auto guessed = guesses.find(caller.pid, name, [this](InodeNumber inode) { return fs_.files.name_of(inode); });
-  if (!guessed || *guessed == file.inode) return nothing;
-  settle_closed(take_closed(file.inode));
-  if (find(file.inode)) return nothing;
   TRY_ASSIGN(const meta::InodeRecord record, fs_.tree.inode(file.inode));
+  const auto guessed = guesses.find(record.parent, name, caller);
+  if (!guessed || *guessed == file.inode || find(file.inode)) return nothing;
   TRY_ASSIGN(Adoption::Guess guess, open_guess(*guessed));
+  // The guess shares its blocks then, and owes them should it be a live swap file.
+  const auto shared = [this, source = *guessed] { fs_.tree.finished_writing(source); };
   const auto adoption =
-      std::make_shared<Adoption>(file.inode, name, std::move(guess), fs_.store.frontiers(), fs_.counters);
-
+      std::make_shared<Adoption>(file.inode, name, std::move(guess), fs_.store.frontiers(), fs_.counters, shared);
   const auto held = adoption->hold();
   {
     const std::lock_guard lock(mutex_);
@@ -122,57 +122,44 @@ Result<std::shared_ptr<Adoption>> Adoptions::begin(const OpenFile& file, const s
     count_.store(adoptions_.size(), std::memory_order_release);
   }
   // Whoever opens the file from here on finds the adoption, and waits to cut it.
-  const auto begun = [&]() -> Result<bool> {
+  const auto prepared = [&]() -> Result<bool> {
     if (!fs_.files.is_only_open(file)) return false;
-    const auto size = io::stat_fd(adoption->guess().descriptor);
-    if (!size || size.value().st_size < kSmallest) return false;
+    TRY_ASSIGN(const struct stat size, io::stat_fd(adoption->guess().descriptor));
+    if (size.st_size < kSmallest) return false;
     {
       // A mapping that outlived its descriptor would see what nobody wrote.
       TRY_ASSIGN(const io::Fd probe, fs_.tree.open_blob(file.inode, O_RDONLY));
-      const auto in_use = io::has_opener(probe.get());
-      if (!in_use || in_use.value()) return false;
+      TRY_ASSIGN(const bool in_use, io::has_opener(probe.get()));
+      if (in_use) return false;
     }
     TRY_ASSIGN(io::Fd blob, fs_.tree.open_blob(file.inode, O_RDWR));
     adoption->prepare(held, std::move(blob), record.blob);
     return true;
   }();
-  if (begun && begun.value()) return adoption;
+  if (prepared && prepared.value()) return adoption;
   forget(*adoption);
   fs_.files.end(adoption->guess().file, false);
-  if (!begun) return begun.error();
+  if (!prepared) return prepared.error();
   return nothing;
 }
 
-void Adoptions::closed(std::shared_ptr<Adoption> adoption) {
+void Adoptions::closed(const std::shared_ptr<Adoption>& adoption) {
   if (const auto cut = adoption->cut(); !cut) fs_.write_failed(adoption->inode(), "the end of its copy", cut.error());
+  // What the kernel was told before the cut was the size then.
+  fs_.files.invalidate(adoption->inode());
   if (adoption->disappointed()) guesses.disappointed(adoption->name());
-  close_guess(*adoption);
+  fs_.files.end(adoption->guess().file, false);
   if (adoption->is_settled()) return forget(*adoption);
-  auto blob = fs_.tree.open_blob(adoption->inode(), O_RDONLY);
-  if (!blob) {
-    spdlog::warn("{}: not synced in the background: {}", adoption->name(), blob.error().message());
-    return;
-  }
   const std::lock_guard lock(mutex_);
-  closed_.push_back({std::move(adoption), std::move(blob).value()});
-  if (closed_.size() >= kMany) wake_.notify_one();
+  closed_.push_back(adoption);
+  many_ = closed_.size() >= kMany;
+  if (many_) wake_.notify_one();
 }
 
-std::vector<Adoptions::Closed> Adoptions::take_all_closed() {
+std::vector<std::shared_ptr<Adoption>> Adoptions::take_closed() {
   const std::lock_guard lock(mutex_);
+  many_ = false;
   return std::exchange(closed_, {});
-}
-
-std::vector<Adoptions::Closed> Adoptions::take_closed(InodeNumber inode) {
-  std::vector<Closed> taken;
-  if (count_.load(std::memory_order_acquire) == 0) return taken;
-  const std::lock_guard lock(mutex_);
-  const auto found = std::find_if(closed_.begin(), closed_.end(),
-                                  [inode](const Closed& one) { return one.adoption->inode() == inode; });
-  if (found == closed_.end()) return taken;
-  taken.push_back(std::move(*found));
-  closed_.erase(found);
-  return taken;
 }
 
 Result<> Adoptions::cut(InodeNumber inode) {
@@ -196,26 +183,43 @@ std::optional<uint64_t> Adoptions::size(InodeNumber inode) const {
 void Adoptions::run() {
   std::unique_lock lock(mutex_);
   while (running_) {
-    wake_.wait_for(lock, kInterval, [this] { return !running_ || closed_.size() >= kMany; });
-    std::vector<Closed> closed = std::exchange(closed_, {});
+    wake_.wait_for(lock, kInterval, [this] { return !running_ || many_; });
     lock.unlock();
-    settle_closed(std::move(closed));
+    settle_closed();
     lock.lock();
   }
 }
 
-void Adoptions::settle_closed(std::vector<Closed> closed) {
-  for (Closed& one : closed) {
-    const int blob = one.blob.get();
-    if (const auto settled = one.adoption->settle(blob, [&] { return io::fdatasync_fd(blob); }); !settled) {
-      spdlog::error("{}: not synced yet, trying again: {}", fs_.tree.path_of(one.adoption->inode()),
-                    settled.error().message());
-      const std::lock_guard lock(mutex_);
-      closed_.push_back(std::move(one));
+void Adoptions::settle_closed() {
+  for (std::shared_ptr<Adoption>& adoption : take_closed()) {
+    const auto settled = settle_in_background(*adoption);
+    if (settled) {
+      forget(*adoption);
       continue;
     }
-    forget(*one.adoption);
+    spdlog::error("{}: not synced yet, trying again: {}", fs_.tree.path_of(adoption->inode()),
+                  settled.error().message());
+    const std::lock_guard lock(mutex_);
+    closed_.push_back(std::move(adoption));
   }
+}
+
+Result<> Adoptions::settle_in_background(Adoption& adoption) {
+  const InodeNumber inode = adoption.inode();
+  const auto blob = fs_.tree.open_blob(inode, O_RDONLY);
+  if (!blob && blob.error().errno_value() == ENOENT) {  // it was removed
+    adoption.abandon();
+    return success();
+  }
+  if (!blob) return blob.error();
+  return adoption.settle(blob.value().get(), [&]() -> Result<> {
+    auto synced = io::fdatasync_fd(blob.value().get());
+    if (!synced) {
+      fs_.files.record_error(inode, synced.error().errno_value());
+      fs_.write_failed(inode, "fdatasync", synced.error());
+    }
+    return synced;
+  });
 }
 
 }  // namespace ckptfs::fs

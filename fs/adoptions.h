@@ -23,7 +23,7 @@ class Filesystem;
 
 class Adoptions {
  public:
-  explicit Adoptions(Filesystem& fs) : fs_(fs) {}
+  explicit Adoptions(Filesystem& fs);
   ~Adoptions();
 
   void start();
@@ -35,10 +35,10 @@ class Adoptions {
   // May an open with these flags, of a file that was just made or emptied, adopt?
   static bool may_adopt(int flags);
   // Of a file that is empty, and has no other open than the one on its way. Null: there is no guess, or it cannot be;
-  // the file is written plainly. An error: the open must fail.
-  Result<std::shared_ptr<Adoption>> begin(const OpenFile& file, const std::string& name, const meta::Caller& caller);
+  // the file is written plainly.
+  std::shared_ptr<Adoption> begin(const OpenFile& file, const std::string& name, const meta::Caller& caller);
   // The handle that wrote has gone, or will never come.
-  void closed(std::shared_ptr<Adoption> adoption);
+  void closed(const std::shared_ptr<Adoption>& adoption);
 
   // Is it being adopted, or was until a moment ago?
   bool knows(InodeNumber inode) const { return find(inode) != nullptr; }
@@ -50,27 +50,24 @@ class Adoptions {
   std::optional<uint64_t> size(InodeNumber inode) const;
 
  private:
-  struct Closed {
-    std::shared_ptr<Adoption> adoption;
-    io::Fd blob;  // O_RDONLY
-  };
-
   std::shared_ptr<Adoption> find(InodeNumber inode) const;
-  std::vector<Closed> take_all_closed();
-  std::vector<Closed> take_closed(InodeNumber inode);
   void forget(const Adoption& adoption);
+  Result<std::shared_ptr<Adoption>> try_begin(const OpenFile& file, const std::string& name,
+                                              const meta::Caller& caller);
   Result<Adoption::Guess> open_guess(InodeNumber guess);
-  void close_guess(const Adoption& adoption);
+  std::vector<std::shared_ptr<Adoption>> take_closed();
   void run();
-  void settle_closed(std::vector<Closed> closed);
+  void settle_closed();
+  Result<> settle_in_background(Adoption& adoption);
 
   Filesystem& fs_;
   std::atomic<size_t> count_{0};  // of adoptions_
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   std::unordered_map<InodeNumber, std::shared_ptr<Adoption>> adoptions_;  // guarded by mutex_
-  std::vector<Closed> closed_;                                            // guarded by mutex_
-  bool running_ = false;                                                  // guarded by mutex_
+  std::vector<std::shared_ptr<Adoption>> closed_;                         // guarded by mutex_; to be settled
+  bool many_ = false;     // guarded by mutex_; of them, since the last look
+  bool running_ = false;  // guarded by mutex_
   std::thread thread_;
 };
 

@@ -140,11 +140,17 @@ DataPath::Written DataPath::write_body_and_tail(std::span<const std::byte> body,
   return {total.bytes + last->bytes, std::move(last->error)};
 }
 
-// Whether the body, of a write up to `end`, is in flight. Beyond the end of the file XFS waits for it all the same, and
-// a body that failed would leave a hole before its tail.
+// Whether the body, of a write up to `end`, is in flight, without the file's lock. Not so
+// - beyond the end of the file, where XFS waits for it all the same, and a body that failed would leave a hole;
+// - where it shares a block with a head or tail: that one, buffered, would read the block before the body has reached
+// it;
+// - where others have the file open: their pages may be larger than a block, and a tail make them dirty.
 bool DataPath::begin_body(std::span<const std::byte> body, off_t offset, off_t end) {
   struct stat status {};
   if (body.empty() || ::fstat(descriptors_.direct.get(), &status) != 0 || end > status.st_size) return false;
+  const bool whole_blocks =
+      offset % status.st_blksize == 0 && body.size() % static_cast<size_t>(status.st_blksize) == 0;
+  if (!whole_blocks || !is_only_open_()) return false;
   const auto source = aligned(body);
   if (source.empty()) return false;
   const auto begun = body_in_flight.begin(descriptors_.direct.get(), source, offset);

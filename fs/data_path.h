@@ -17,6 +17,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <functional>
 #include <optional>
 #include <span>
 
@@ -34,8 +35,14 @@ class DataPath {
     int shared = -1;  // the inode's own read-only descriptor; outlives the DataPath
     io::Fd direct;    // O_DIRECT, with the handle's access mode; none for a buffered handle
   };
-  DataPath(Descriptors descriptors, io::DirectAlignment alignment, Counters& counters)
-      : descriptors_(std::move(descriptors)), alignment_(alignment), counters_(counters) {}
+  // `is_only_open`: nobody else has the file open now; what is read and written past this DataPath is left as it is.
+  DataPath(
+      Descriptors descriptors, io::DirectAlignment alignment, Counters& counters,
+      std::function<bool()> is_only_open = [] { return true; })
+      : descriptors_(std::move(descriptors)),
+        alignment_(alignment),
+        counters_(counters),
+        is_only_open_(std::move(is_only_open)) {}
 
   // Up to `size` bytes at `offset`, fewer only at the end of the file. In memory of the calling thread, valid until its
   // next call.
@@ -65,6 +72,7 @@ class DataPath {
   const Descriptors descriptors_;
   const io::DirectAlignment alignment_;
   Counters& counters_;
+  const std::function<bool()> is_only_open_;
   std::atomic<bool> direct_refused_{false};
 };
 

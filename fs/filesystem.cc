@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <ctime>
+#include <utility>
 
 #include "fs/passthrough.h"
 #include "io/fault.h"
@@ -78,7 +79,16 @@ double Filesystem::attribute_timeout(const meta::Attributes& attributes) const {
 struct stat Filesystem::shown(const meta::Attributes& attributes) const {
   constexpr uint64_t kBlock = 512;
   struct stat stat = attributes.stat;
-  if (const auto end = adoptions.size(stat.st_ino)) {
+  const meta::InodeNumber inode = stat.st_ino;
+  if (!adoptions.knows(inode)) return stat;
+  // Asked again, since the blob may be cut at any moment: what is asked after `end` was none is the file's own size.
+  auto end = adoptions.size(inode);
+  for (int i = 0; i < 2; ++i) {
+    if (const auto fresh = tree.attributes(inode)) stat = fresh.value().stat;
+    const auto before = std::exchange(end, adoptions.size(inode));
+    if (end || !before) break;
+  }
+  if (end) {
     stat.st_size = static_cast<off_t>(*end);
     stat.st_blocks = std::min(stat.st_blocks, static_cast<blkcnt_t>((*end + kBlock - 1) / kBlock));
   }

@@ -1,5 +1,7 @@
-// What a file that is about to be written will hold (design section 8): the one of the same name that the same thread
-// has open for reading, as shutil.copyfile does. A name whose guess was wrong is not guessed again for a while.
+// What a file that is about to be written will hold (design section 8): the file of the same name that the same thread
+// has open for reading, as shutil.copyfile does; else, in a step, the one at the same place in the step that was made
+// last before it (tar, rsync, and who saves much the same again), if its writer may read that. A name whose guess was
+// wrong is not guessed again for a while.
 //
 // Thread safety: all of it. Lock: mutex_ (a leaf).
 #pragma once
@@ -14,25 +16,39 @@
 #include <unordered_map>
 #include <vector>
 
+#include "meta/tree.h"
 #include "meta/types.h"
 
 namespace ckptfs::fs {
 
 class Guesses {
  public:
+  // `name_of` tells the name by which the kernel knows an inode.
+  Guesses(const meta::Tree& tree, std::function<std::string(meta::InodeNumber)> name_of)
+      : tree_(tree), name_of_(std::move(name_of)) {}
+
   // `thread` has `inode` open for reading, from now on to the same call of closed().
   void opened(pid_t thread, meta::InodeNumber inode);
   void closed(pid_t thread, meta::InodeNumber inode);
 
-  // The last that `thread` opened of those it has open for reading whose name is `name`; `name_of` tells an inode's.
-  std::optional<meta::InodeNumber> find(pid_t thread, const std::string& name,
-                                        const std::function<std::string(meta::InodeNumber)>& name_of) const;
+  // For a new file `name` in `folder`.
+  std::optional<meta::InodeNumber> find(meta::InodeNumber folder, const std::string& name,
+                                        const meta::Caller& writer) const;
   void disappointed(const std::string& name);
 
  private:
+  bool is_disappointment(const std::string& name) const;
+  std::optional<meta::InodeNumber> find_reading(pid_t thread, const std::string& name) const;
+  std::optional<meta::InodeNumber> find_neighbour(meta::InodeNumber folder, const std::string& name,
+                                                  const meta::Caller& writer) const;
+  std::optional<meta::InodeNumber> previous_step(meta::InodeNumber series, meta::InodeNumber step) const;
+
   static constexpr std::chrono::minutes kForget{10};
+  static constexpr size_t kDeepest = 16;  // folders between a file and its step
   static constexpr size_t kMaximumNames = 4096;
 
+  const meta::Tree& tree_;
+  const std::function<std::string(meta::InodeNumber)> name_of_;
   mutable std::mutex mutex_;
   std::unordered_map<pid_t, std::vector<meta::InodeNumber>> reading_;                       // guarded by mutex_
   std::unordered_map<std::string, std::chrono::steady_clock::time_point> disappointments_;  // guarded by mutex_

@@ -116,6 +116,12 @@ void OpenFileTable::changes(InodeNumber inode) {
   if (file != open_.end()) ++file->second->changes;
 }
 
+void OpenFileTable::record_error(InodeNumber inode, int errno_value) {
+  const std::lock_guard lock(mutex_);
+  const auto file = open_.find(inode);
+  if (file != open_.end()) file->second->errors.record(errno_value);
+}
+
 bool OpenFileTable::end(const std::shared_ptr<OpenFile>& file, bool writing) {
   bool last_writer = false;
   bool reap = false;

@@ -120,6 +120,8 @@ class OpenFileTable final : public meta::OpenFiles {
   bool has_writers(const OpenFile& file) const;
   // Somebody is about to change the size of a file without opening it.
   void changes(InodeNumber inode);
+  // For every handle that is open now.
+  void record_error(InodeNumber inode, int errno_value);
   // Counts one down; true: it was the last for writing. The caller has closed its own descriptors of the file before.
   bool end(const std::shared_ptr<OpenFile>& file, bool writing);
 

@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <optional>
+#include <span>
 
 #include "fs/ops.h"
 #include "fs/reply.h"
@@ -27,6 +27,14 @@ void op_read(fuse_req_t req, fuse_ino_t inode, size_t size, off_t offset, fuse_f
   reply.data(data.value());
 }
 
+DataPath::Written write(const Handle& handle, std::span<const std::byte> data, off_t offset) {
+  DataPath::Written taken;
+  if (handle.adoption) taken = handle.adoption->write(data, offset);
+  if (taken.error || taken.bytes == data.size()) return taken;
+  DataPath::Written rest = handle.data->write(data.subspan(taken.bytes), offset + static_cast<off_t>(taken.bytes));
+  return {taken.bytes + rest.bytes, std::move(rest.error)};
+}
+
 void op_write(fuse_req_t req, fuse_ino_t inode, const char* data, size_t size, off_t offset, fuse_file_info* info) {
   const Reply reply(req, Operation::write, inode);
   const Handle& handle = Handles<Handle>::get(info->fh);
@@ -36,10 +44,7 @@ void op_write(fuse_req_t req, fuse_ino_t inode, const char* data, size_t size, o
       return reply.error(cleared.error());
     }
   }
-  const auto bytes = std::span(reinterpret_cast<const std::byte*>(data), size);
-  std::optional<DataPath::Written> adopted;
-  if (handle.adoption) adopted = handle.adoption->write(bytes, offset);
-  const DataPath::Written written = adopted ? *adopted : handle.data->write(bytes, offset);
+  const DataPath::Written written = write(handle, std::span(reinterpret_cast<const std::byte*>(data), size), offset);
   if (written.error) reply.fs().write_failed(inode, "write", *written.error);
   if (written.error && written.bytes == 0) return reply.logged_error(*written.error);
   fuse_reply_write(req, written.bytes);

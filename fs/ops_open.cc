@@ -41,9 +41,9 @@ void end_handle(Filesystem& fs, std::unique_ptr<Handle> handle) {
   const std::shared_ptr<OpenFile> file = handle->file;
   const bool writing = handle->writing;
   if (handle->reader != 0) fs.adoptions.guesses.closed(handle->reader, file->inode);
-  std::shared_ptr<Adoption> adoption = std::move(handle->adoption);
+  const std::shared_ptr<Adoption> adoption = std::move(handle->adoption);
   handle.reset();
-  if (adoption) fs.adoptions.closed(std::move(adoption));
+  if (adoption) fs.adoptions.closed(adoption);
   if (fs.files.end(file, writing)) fs.tree.finished_writing(file->inode);
 }
 
@@ -65,7 +65,8 @@ Result<std::unique_ptr<DataPath>> make_data_path(Filesystem& fs, const OpenFile&
       return direct.error();
     }
   }
-  return std::make_unique<DataPath>(std::move(descriptors), fs.modes.own_alignment(), fs.counters);
+  return std::make_unique<DataPath>(std::move(descriptors), fs.modes.own_alignment(), fs.counters,
+                                    [&fs, &file] { return fs.files.is_only_open(file); });
 }
 
 // A file that was adopted a moment ago ends where it ends, and is settled before somebody may sync it past the daemon.
@@ -117,15 +118,15 @@ Result<std::unique_ptr<Handle>> open_file(Filesystem& fs, meta::InodeNumber inod
   handle->seen_errors = pending.file().errors.now();
   handle->clears_privileges = writing && has_privileges(record.mode);
   if (empty_name && Adoptions::may_adopt(info.flags)) {
-    TRY_ASSIGN(handle->adoption, fs.adoptions.begin(pending.file(), *empty_name, caller));
+    handle->adoption = fs.adoptions.begin(pending.file(), *empty_name, caller);
   }
   if (const auto served = choose_way(fs, pending.file(), record, *handle, info); !served) {
-    if (handle->adoption) fs.adoptions.closed(std::move(handle->adoption));
+    if (handle->adoption) fs.adoptions.closed(handle->adoption);
     return served.error();
   }
   // Until now the kernel might have believed its attributes for a day.
   if (pending.first_writer()) fs.files.invalidate(inode);
-  if (!writing) {
+  if (!writing && caller.pid != 0) {  // 0: of another pid namespace
     handle->reader = caller.pid;
     fs.adoptions.guesses.opened(caller.pid, inode);
   }
@@ -197,8 +198,10 @@ void op_fsync(fuse_req_t req, fuse_ino_t inode, int, fuse_file_info* info) {
   Filesystem& fs = reply.fs();
   Handle& handle = Handles<Handle>::get(info->fh);
   const auto sync = [&] { return fs.sync_data(*handle.file, handle.descriptor); };
-  auto synced = fs.adoptions.settle(inode, handle.descriptor, sync);
-  if (synced) synced = sync();
+  if (const auto settled = fs.adoptions.settle(inode, handle.descriptor, sync); !settled) {
+    return reply.error(settled.error());
+  }
+  const auto synced = sync();
   if (const int earlier = handle.file->errors.check(handle.seen_errors); earlier != 0) {
     if (!synced) return reply.logged_error(synced.error());
     return reply.error(Error(earlier, "an earlier write-back of this file failed"));

@@ -8,24 +8,25 @@
 
 namespace ckptfs::io {
 
-WriteInFlight::WriteInFlight() : ring_(std::make_unique<io_uring>()) {
-  int outcome = 0;
-  if (const auto fault = fault_point("io_uring"); !fault) {
-    outcome = -fault.error().errno_value();
-  } else {
-    outcome = io_uring_queue_init(1, ring_.get(), 0);
-  }
-  if (outcome == 0) return;
-  status_ = Error(-outcome, "io_uring_queue_init");
+WriteInFlight::WriteInFlight() = default;
+WriteInFlight::~WriteInFlight() { drop_ring(); }
+
+Result<> WriteInFlight::make_ring() {
+  TRY(fault_point("io_uring"));
+  auto ring = std::make_unique<io_uring>();
+  const int outcome = io_uring_queue_init(1, ring.get(), 0);
+  if (outcome != 0) return Error(-outcome, "io_uring_queue_init");
+  ring_ = std::move(ring);
+  return success();
+}
+
+void WriteInFlight::drop_ring() {
+  if (ring_) io_uring_queue_exit(ring_.get());
   ring_.reset();
 }
 
-WriteInFlight::~WriteInFlight() {
-  if (ring_) io_uring_queue_exit(ring_.get());
-}
-
 Result<> WriteInFlight::begin(int fd, std::span<const std::byte> data, off_t offset) {
-  if (!ring_) return status_;
+  if (!ring_) TRY(make_ring());
   io_uring_sqe* const entry = io_uring_get_sqe(ring_.get());
   if (entry == nullptr) return Error(EBUSY, "io_uring: a write is in flight already");
   io_uring_prep_write(entry, fd, data.data(), static_cast<unsigned>(data.size()), static_cast<uint64_t>(offset));
@@ -33,7 +34,9 @@ Result<> WriteInFlight::begin(int fd, std::span<const std::byte> data, off_t off
   do {
     submitted = io_uring_submit(ring_.get());
   } while (submitted == -EINTR);
-  return submitted == 1 ? Result<>(success()) : Error(-submitted, "io_uring_submit");
+  if (submitted == 1) return success();
+  drop_ring();  // with the entry, which would be submitted with the next
+  return Error(submitted < 0 ? -submitted : EAGAIN, "io_uring_submit");
 }
 
 Result<size_t> WriteInFlight::finish() {

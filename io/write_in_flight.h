@@ -5,7 +5,7 @@
 // does not have to wait for the disk.
 //
 // Thread safety: owned by one thread. Errors: io_uring may be missing or forbidden (ENOSYS, EPERM: containers): begin()
-// then fails at each call, cheaply, and nothing was written.
+// then fails, and nothing was written.
 #pragma once
 
 #include <sys/types.h>
@@ -27,14 +27,17 @@ class WriteInFlight {
   WriteInFlight(const WriteInFlight&) = delete;
   WriteInFlight& operator=(const WriteInFlight&) = delete;
 
-  // After success, `fd` and the memory of `data` have to stay until finish(), which must be called.
+  // Makes the ring, where there is none. After success, `fd` and the memory of `data` have to stay until finish(),
+  // which must be called.
   Result<> begin(int fd, std::span<const std::byte> data, off_t offset);
   // Waits. The bytes that were written, perhaps fewer than asked for.
   Result<size_t> finish();
 
  private:
-  std::unique_ptr<io_uring> ring_;  // null: there is none, for the reason in status_
-  Result<> status_ = success();
+  Result<> make_ring();
+  void drop_ring();
+
+  std::unique_ptr<io_uring> ring_;
 };
 
 }  // namespace ckptfs::io

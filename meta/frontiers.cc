@@ -4,6 +4,7 @@
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <span>
 #include <utility>
@@ -60,14 +61,17 @@ std::optional<uint64_t> Frontiers::left(BlobNumber blob) const {
   return found == left_.end() ? std::nullopt : std::optional(found->second);
 }
 
-Result<> Frontiers::begin() {
-  left_.clear();
+Result<> Frontiers::begin(const std::vector<BlobNumber>& uncut) {
   if (::ftruncate(file_.get(), 0) != 0) return last_error("frontiers");
   const std::string text = header();
   TRY(io::write_full(file_.get(), std::as_bytes(std::span(text)), 0));
   const std::lock_guard lock(mutex_);
   free_.clear();
-  for (size_t position = kSlots; position > 0; --position) free_.push_back(position - 1);
+  for (size_t position = kSlots; position > uncut.size(); --position) free_.push_back(position - 1);
+  for (size_t position = 0; position < std::min(uncut.size(), kSlots); ++position) {
+    TRY(write(position, uncut[position], left(uncut[position]).value_or(0)));
+  }
+  left_.clear();
   return success();
 }
 
@@ -85,7 +89,10 @@ Result<std::optional<Frontiers::Slot>> Frontiers::take(BlobNumber blob) {
     free_.pop_back();
   }
   Slot slot(*this, position, blob);
-  TRY(slot.set(0));
+  if (auto set = slot.set(0); !set) {
+    slot.give_back();
+    return std::move(set).error();
+  }
   return std::optional(std::move(slot));
 }
 
@@ -94,7 +101,6 @@ Frontiers::Slot::Slot(Slot&& other) noexcept
 
 Frontiers::Slot& Frontiers::Slot::operator=(Slot&& other) noexcept {
   if (this != &other) {
-    release();
     owner_ = std::exchange(other.owner_, nullptr);
     position_ = other.position_;
     blob_ = other.blob_;
@@ -104,7 +110,7 @@ Frontiers::Slot& Frontiers::Slot::operator=(Slot&& other) noexcept {
 
 Result<> Frontiers::Slot::set(uint64_t frontier) { return owner_->write(position_, blob_, frontier); }
 
-void Frontiers::Slot::release() {
+void Frontiers::Slot::give_back() {
   if (owner_ == nullptr) return;
   if (const auto emptied = owner_->write(position_, 0, 0); !emptied) {
     // The blob is settled: whatever the slot says of it, nobody asks.

@@ -10,6 +10,7 @@
 // fails is an error, and not the end of the mount.
 //
 // Thread safety: take() from any thread; a Slot belongs to one thread at a time and not longer than its Frontiers.
+// A Slot that is destroyed without give_back() leaves its entry: the blob is unsettled still.
 // Lock: mutex_ (a leaf).
 #pragma once
 
@@ -35,23 +36,24 @@ class Frontiers {
   static Result<std::unique_ptr<Frontiers>> open(const std::string& file);
   // Where the blob ends, if a daemon of this boot said so.
   std::optional<uint64_t> left(BlobNumber blob) const;
-  // Forgets what was left, and belongs to this boot from now on.
-  Result<> begin();
+  // Forgets what was left, but of the blobs that could not be cut, and belongs to this boot from now on.
+  Result<> begin(const std::vector<BlobNumber>& uncut);
 
   class Slot {
    public:
     Slot() = default;
     Slot(Slot&& other) noexcept;
     Slot& operator=(Slot&& other) noexcept;
-    ~Slot() { release(); }
+    ~Slot() = default;
 
     explicit operator bool() const { return owner_ != nullptr; }
     Result<> set(uint64_t frontier);
+    // The blob is settled.
+    void give_back();
 
    private:
     friend class Frontiers;
     Slot(Frontiers& owner, size_t position, BlobNumber blob) : owner_(&owner), position_(position), blob_(blob) {}
-    void release();
 
     Frontiers* owner_ = nullptr;
     size_t position_ = 0;

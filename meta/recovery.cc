@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "io/fault.h"
 #include "io/lease.h"
 
 namespace ckptfs::meta {
@@ -80,7 +81,15 @@ class Recoverer {
       changed.saved_blob = 0;
       batch_.put(number, changed);
     }
-    if (Blobs::is_unsettled(st.value())) TRY(cut(record.blob, static_cast<uint64_t>(st.value().st_size)));
+    if (Blobs::is_unsettled(st.value())) {
+      if (const auto done = cut(record.blob, static_cast<uint64_t>(st.value().st_size)); !done) {
+        spdlog::error("inode {}: a copy that was under way cannot be cut: {}", number, done.error().message());
+        recovery_.report.damaged.push_back(number);
+        recovery_.start.damaged.insert(number);
+        recovery_.uncut.push_back(record.blob);
+        return success();
+      }
+    }
     TRY_ASSIGN(const io::Fd fd, blobs_.open(record.blob, O_RDONLY));
     const auto busy = io::has_writer(fd.get());
     if (!busy || busy.value()) recovery_.start.recovered.insert(number);
@@ -90,6 +99,7 @@ class Recoverer {
   // The blob may hold what was guessed and never written (meta/frontiers.h). Durable before it counts as settled.
   Result<> cut(BlobNumber blob, uint64_t size) {
     const uint64_t end = frontiers_.left(blob).value_or(0);
+    TRY(io::fault_point("recovery.cut"));
     TRY_ASSIGN(const io::Fd fd, blobs_.open(blob, O_RDWR));
     if (end < size && ::ftruncate(fd.get(), static_cast<off_t>(end)) != 0) return last_error(Blobs::name(blob));
     TRY(io::fsync_fd(fd.get()));

@@ -28,6 +28,7 @@ struct Recovery {
   RecoveryReport report;
   Tree::Start start;                  // all but `doomed`
   std::vector<InodeNumber> nameless;  // inodes without a name: to be reaped
+  std::vector<BlobNumber> uncut;      // unsettled still: of files that are damaged until the next start can cut them
 };
 
 // Changes the index and blobs/ as said above, adds what swap files owe to `space`, and clears the clean-unmount mark,

@@ -200,7 +200,7 @@ class Save {
                                                    live.error().message() + "; nothing was saved");
     }
     taken.writer_open = store_.open_files().open_for_writing(taken.plan.source);
-    if (taken.writer_open) TRY(store_.open_files().cut(taken.plan.source));
+    TRY(store_.open_files().cut(taken.plan.source));
     TRY_ASSIGN(const struct stat st, io::stat_fd(live.value()));
     taken.size = static_cast<uint64_t>(st.st_size);
     taken.mtime = st.st_mtim;

@@ -82,6 +82,7 @@ class Seal {
     if (tree_.is_damaged(number)) return Error(EIO, tree_.path_of(number) + ": its data is missing or short");
     const Error busy(EBUSY, tree_.path_of(number) + ": a writer has it open; close it before sealing");
     if (store_.open_files().open_for_writing(number)) return busy;
+    TRY(store_.open_files().cut(number));
     TRY_ASSIGN(const io::Fd fd, store_.blobs().open(member.record.blob, O_RDONLY));
     TRY_ASSIGN(const bool written, io::has_writer(fd.get()));
     if (written && store_.open_files().open_at_all(number)) return busy;

@@ -91,6 +91,11 @@ void SpareBlobs::make(size_t count) {
     if (made) {
       if (const auto created = blobs_.create(*at); !created) made = created.error();
     }
+    const bool stopping = [this] {
+      const std::lock_guard lock(mutex_);
+      return stopping_;
+    }();
+    if (stopping) return doom(tree_, {at, numbers.value().end()});
     if (!made) {
       spdlog::warn("fewer blobs than the last save took are made ahead of the next: {}", made.error().message());
       doom(tree_, {at, numbers.value().end()});

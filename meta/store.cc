@@ -214,7 +214,7 @@ Result<std::unique_ptr<Store>> Store::open(const StoreOptions& options) {
                                       ", this ckptfs knows version " + std::to_string(kFormat));
   TRY_ASSIGN(in->frontiers, Frontiers::open(folder + "/frontiers"));
   TRY_ASSIGN(Recovery recovery, recover(*in->index, *in->blobs, *in->frontiers, *in->space));
-  TRY(in->frontiers->begin());
+  TRY(in->frontiers->begin(recovery.uncut));
   in->reaper = std::make_unique<Reaper>(*in->index, *in->blobs, *in->space);
   recovery.start.doomed = [reaper = in->reaper.get()](BlobNumber blob) { reaper->doom(blob); };
   in->recovery = std::move(recovery.report);

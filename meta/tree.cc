@@ -82,6 +82,11 @@ Result<Attributes> Tree::lookup(InodeNumber parent, const std::string& name) con
   return attributes(entry.inode);
 }
 
+Result<InodeNumber> Tree::child(InodeNumber parent, const std::string& name) const {
+  TRY_ASSIGN(const EntryRecord entry, index_.entry(parent, name));
+  return entry.inode;
+}
+
 Result<std::vector<DirectoryEntry>> Tree::list(InodeNumber number) const { return index_.entries(number); }
 
 std::string Tree::path_of(InodeNumber number) const {

@@ -81,6 +81,7 @@ class Tree {
   // --- reading
   Result<InodeRecord> inode(InodeNumber number) const;
   Result<Attributes> attributes(InodeNumber number) const;
+  Result<InodeNumber> child(InodeNumber parent, const std::string& name) const;
   // EIO for a damaged file is left to open: its attributes still show.
   Result<Attributes> lookup(InodeNumber parent, const std::string& name) const;
   // Without "." and "..". Sorted by name.

@@ -9,7 +9,6 @@
 #include <boost/asio.hpp>
 #include <chrono>
 #include <cstring>
-#include <ctime>
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -67,48 +66,20 @@ Result<sockaddr_un> address_of(const std::string& path) {
   return address;
 }
 
-// True where somebody listens; ENOENT where there is no socket.
-Result<bool> is_listened_on(const std::string& path) {
+// Makes way for a new socket: removes one that nobody listens on.
+Result<> remove_stale_socket(const std::string& path) {
   TRY_ASSIGN(const sockaddr_un address, address_of(path));
-  const io::Fd probe(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  const io::Fd probe(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!probe) return last_error("socket");
-  if (::connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) return true;
-  if (errno == EAGAIN) return true;  // and is busy
-  if (errno == ECONNREFUSED) return false;
-  return last_error(path);
-}
-
-Result<> remove_socket_of_nobody(const std::string& path) {
+  if (::connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) {
+    return Error(EADDRINUSE, path + ": another daemon listens there; if its store was copied from (or to) this one, " +
+                                 "change \"id\" in one of their config.json");
+  }
+  if (errno == ENOENT) return success();
+  if (errno != ECONNREFUSED) return last_error(path);
   if (::unlink(path.c_str()) != 0 && errno != ENOENT) return last_error(path);
   spdlog::info("control: {}: removed a socket that nobody listens on", path);
   return success();
-}
-
-// Makes way for a new socket.
-Result<> remove_stale_socket(const std::string& path) {
-  const auto listened = is_listened_on(path);
-  if (!listened && listened.error().errno_value() == ENOENT) return success();
-  if (!listened) return listened.error();
-  if (!listened.value()) return remove_socket_of_nobody(path);
-  return Error(EADDRINUSE, path + ": another daemon listens there; if its store was copied from (or to) this one, " +
-                               "change \"id\" in one of their config.json");
-}
-
-// What daemons that were killed left beside it, if their stores were never mounted again. Between bind and listen a
-// daemon's socket looks like that too, but not for a minute.
-void remove_left_sockets(const std::string& folder) {
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
-    const std::string path = entry.path();
-    struct stat st {};
-    if (!path.ends_with(".sock") || ::lstat(path.c_str(), &st) != 0 || !S_ISSOCK(st.st_mode)) continue;
-    if (::time(nullptr) - st.st_mtim.tv_sec < 60) continue;
-    const auto listened = is_listened_on(path);
-    if (!listened || listened.value()) continue;
-    if (const auto removed = remove_socket_of_nobody(path); !removed) {
-      spdlog::warn("control: {}", removed.error().message());
-    }
-  }
 }
 
 Result<> make_folder(const std::string& socket_path) {
@@ -222,7 +193,6 @@ class ControlServer::Connection : public std::enable_shared_from_this<Connection
 Result<> ControlServer::Internals::listen() {
   TRY(make_folder(path));
   TRY(remove_stale_socket(path));
-  remove_left_sockets(std::filesystem::path(path).parent_path());
   error_code error;
   acceptor.open(Stream(), error);
   if (!error) acceptor.bind(Stream::endpoint(path), error);

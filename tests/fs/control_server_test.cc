@@ -1,6 +1,5 @@
 #include "fs/control/server.h"
 
-#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -59,15 +58,6 @@ class ControlServerTest : public testing::Test {
     std::strcpy(address.sun_path, path_.c_str());
     EXPECT_EQ(::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
     return fd;
-  }
-  // What a daemon that was killed leaves.
-  static void leave_socket(const std::string& path) {
-    const io::Fd dead(::socket(AF_UNIX, SOCK_STREAM, 0));
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    std::strcpy(address.sun_path, path.c_str());
-    ASSERT_EQ(::bind(dead.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
-    ASSERT_TRUE(std::filesystem::exists(path));
   }
   static std::string read_line(int fd) {
     std::string line;
@@ -193,29 +183,20 @@ TEST_F(ControlServerTest, OneUserCannotTakeAllConnections) {
 
 TEST_F(ControlServerTest, AStaleSocketIsReplacedAndALiveOneIsNot) {
   std::filesystem::create_directories(folder_ + "/run");
-  leave_socket(path_);
+  {
+    const io::Fd dead(::socket(AF_UNIX, SOCK_STREAM, 0));
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::strcpy(address.sun_path, path_.c_str());
+    ASSERT_EQ(::bind(dead.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  }
+  ASSERT_TRUE(std::filesystem::exists(path_));
   ASSERT_TRUE(server_->start());
   ControlServer second(path_);
   const auto refused = second.start();
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().errno_value(), EADDRINUSE);
   EXPECT_TRUE(request("echo"));  // the failed start took nothing away
-}
-
-TEST_F(ControlServerTest, WhatKilledDaemonsLeftBesideItGoes) {
-  const std::string run = folder_ + "/run";
-  std::filesystem::create_directories(run);
-  leave_socket(run + "/left.sock");
-  leave_socket(run + "/fresh.sock");
-  const timespec long_ago[2] = {{1000, 0}, {1000, 0}};
-  ASSERT_EQ(::utimensat(AT_FDCWD, (run + "/left.sock").c_str(), long_ago, 0), 0);
-  ControlServer other(run + "/other.sock");
-  ASSERT_TRUE(other.start());
-  ASSERT_EQ(::utimensat(AT_FDCWD, (run + "/other.sock").c_str(), long_ago, 0), 0);
-  ASSERT_TRUE(server_->start());
-  EXPECT_FALSE(std::filesystem::exists(run + "/left.sock"));
-  EXPECT_TRUE(std::filesystem::exists(run + "/fresh.sock"));
-  EXPECT_TRUE(std::filesystem::exists(run + "/other.sock"));
 }
 
 TEST_F(ControlServerTest, TheSocketIsRemovedAtTheEnd) {

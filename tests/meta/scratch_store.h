@@ -12,6 +12,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <set>
 #include <string>
 
@@ -68,6 +69,7 @@ class StubOpenFiles : public OpenFiles {
  public:
   std::set<InodeNumber> writers, readers;
   std::vector<std::pair<InodeNumber, std::string>> invalidated;
+  std::mutex mutex;
   std::vector<InodeNumber> cuts;
   std::function<void()> meanwhile;  // called where a save writes back what is open: after its plan, before its gate
 
@@ -78,6 +80,7 @@ class StubOpenFiles : public OpenFiles {
     return success();
   }
   Result<> cut(InodeNumber inode) override {
+    const std::lock_guard lock(mutex);  // a save asks from several threads
     cuts.push_back(inode);
     return success();
   }

@@ -12,6 +12,7 @@
 #include "io/clone.h"
 #include "io/fault.h"
 #include "meta/blobs.h"
+#include "meta/time.h"
 
 namespace ckptfs::fs {
 
@@ -21,12 +22,6 @@ constexpr size_t kBlock = 4096;
 constexpr uint64_t kPatience = uint64_t{64} << 20;  // wrong bytes before a guess is given up
 
 thread_local io::AlignedBuffer compared_with;
-
-timespec now() {
-  timespec time{};
-  ::clock_gettime(CLOCK_REALTIME_COARSE, &time);
-  return time;
-}
 
 }  // namespace
 
@@ -43,7 +38,7 @@ Result<bool> Adoption::start() {
     TRY_ASSIGN(auto slot, frontiers_.take(number_));
     if (!slot) return Error(EAGAIN, "too many copies at the same time");
     slot_ = std::move(*slot);
-    written_ = now();
+    written_ = meta::now();
     adopting_.store(true, std::memory_order_release);
     TRY(meta::Blobs::set_unsettled(blob_.get(), true));
     TRY(io::fault_point("adopt.clone"));
@@ -116,7 +111,7 @@ DataPath::Written Adoption::compare(std::span<const std::byte> data, uint64_t fr
     }
   }
   compared_ += written.bytes;
-  written_ = now();
+  written_ = meta::now();
   if (auto noted = slot_.set(frontier + written.bytes); !noted) return {0, noted.error()};
   frontier_.store(frontier + written.bytes, std::memory_order_release);
   return written;

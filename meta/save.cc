@@ -1,7 +1,6 @@
 #include "meta/save.h"
 
 #include <fcntl.h>
-#include <spdlog/spdlog.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -18,6 +17,7 @@
 #include "meta/names.h"
 #include "meta/save_plan.h"
 #include "meta/time.h"
+#include "meta/unpublished.h"
 
 namespace ckptfs::meta {
 namespace {
@@ -483,15 +483,7 @@ class Save {
   // A save that failed leaves nothing: its clones are doomed.
   void abandon() {
     taken_.clear();
-    if (tentative_.empty()) return;
-    Tree::Change change = tree_.begin();
-    for (const BlobNumber blob : tentative_) {
-      change.batch.put_blob(blob, {BlobState::doomed, 0, 0});
-      change.doomed.push_back(blob);
-    }
-    if (const auto done = tree_.commit(std::move(change)); !done) {
-      spdlog::warn("clones of a save that failed stay until the next mount: {}", done.error().message());
-    }
+    doom_unpublished(tree_, tentative_, "clones of a save that failed");
     tentative_.clear();
   }
 

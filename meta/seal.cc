@@ -4,12 +4,14 @@
 
 #include <map>
 #include <unordered_set>
+#include <vector>
 
 #include "io/clone.h"
 #include "io/fault.h"
 #include "io/lease.h"
 #include "meta/steps.h"
 #include "meta/time.h"
+#include "meta/unpublished.h"
 
 namespace ckptfs::meta {
 namespace {
@@ -170,15 +172,11 @@ class Seal {
   }
 
   void abandon() {
-    Tree::Change change = tree_.begin();
-    for (auto& [number, member] : members_) {
-      if (member.clone == 0) continue;
-      change.batch.put_blob(member.clone, {BlobState::doomed, 0, 0});
-      change.doomed.push_back(member.clone);
+    std::vector<BlobNumber> clones;
+    for (const auto& [number, member] : members_) {
+      if (member.clone != 0) clones.push_back(member.clone);
     }
-    if (const auto done = tree_.commit(std::move(change)); !done) {
-      spdlog::warn("clones of a seal that failed stay until the next mount: {}", done.error().message());
-    }
+    doom_unpublished(tree_, clones, "clones of a seal that failed");
   }
 
   Store& store_;

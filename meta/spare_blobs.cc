@@ -3,27 +3,15 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
-#include <span>
 
 #include "io/fault.h"
+#include "meta/unpublished.h"
 
 namespace ckptfs::meta {
 namespace {
 
 constexpr size_t kMost = 16384;  // 8 MiB of XFS's inodes
-
-void doom(Tree& tree, std::span<const BlobNumber> blobs) {
-  if (blobs.empty()) return;
-  Tree::Change change = tree.begin();
-  for (const BlobNumber blob : blobs) {
-    change.batch.put_blob(blob, {BlobState::doomed, 0, 0});
-    change.doomed.push_back(blob);
-  }
-  if (const auto done = tree.commit(std::move(change)); !done) {
-    spdlog::warn("empty blobs stay until the next mount: {}", done.error().message());
-  }
-}
-
+constexpr const char* kWhat = "empty blobs";
 }  // namespace
 
 SpareBlobs::SpareBlobs(Tree& tree, const Blobs& blobs) : tree_(tree), blobs_(blobs), thread_([this] { run(); }) {}
@@ -54,7 +42,7 @@ size_t SpareBlobs::ready() const {
 
 void SpareBlobs::stop() {
   end_thread();
-  doom(tree_, take(kMost));
+  doom_unpublished(tree_, take(kMost), kWhat);
 }
 
 void SpareBlobs::end_thread() {
@@ -86,24 +74,27 @@ void SpareBlobs::make(size_t count) {
     spdlog::warn("no blobs are made ahead of the next save: {}", numbers.error().message());
     return;
   }
-  for (auto at = numbers.value().begin(); at != numbers.value().end(); ++at) {
-    Result<> made = io::fault_point("spares.create");
-    if (made) {
-      if (const auto created = blobs_.create(*at); !created) made = created.error();
-    }
-    const bool stopping = [this] {
-      const std::lock_guard lock(mutex_);
-      return stopping_;
-    }();
-    if (stopping) return doom(tree_, {at, numbers.value().end()});
-    if (!made) {
-      spdlog::warn("fewer blobs than the last save took are made ahead of the next: {}", made.error().message());
-      doom(tree_, {at, numbers.value().end()});
-      return;
+  auto at = numbers.value().begin();
+  for (; at != numbers.value().end() && !is_stopping(); ++at) {
+    if (const auto created = create(*at); !created) {
+      spdlog::warn("fewer blobs than the last save took are made ahead of the next: {}", created.error().message());
+      break;
     }
     const std::lock_guard lock(mutex_);
     ready_.push_back(*at);
   }
+  doom_unpublished(tree_, {at, numbers.value().end()}, kWhat);
+}
+
+bool SpareBlobs::is_stopping() const {
+  const std::lock_guard lock(mutex_);
+  return stopping_;
+}
+
+Result<> SpareBlobs::create(BlobNumber number) const {
+  TRY(io::fault_point("spares.create"));
+  TRY(blobs_.create(number));
+  return success();
 }
 
 Result<std::vector<BlobNumber>> SpareBlobs::allot(size_t count) {

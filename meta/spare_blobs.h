@@ -35,6 +35,8 @@ class SpareBlobs {
   void end_thread();
   void run();
   void make(size_t count);
+  bool is_stopping() const;
+  Result<> create(BlobNumber number) const;
   Result<std::vector<BlobNumber>> allot(size_t count);
 
   Tree& tree_;

@@ -36,17 +36,4 @@ Result<> set_cow_extent_hint(int fd, uint32_t bytes);
 // What is set; 0 where none is.
 Result<uint32_t> get_cow_extent_hint(int fd);
 
-// Blocks of the file as FIEMAP reports them, after its dirty pages have been written.
-struct ExtentSummary {
-  uint64_t extents = 0;
-  uint64_t shared_bytes = 0;  // in extents flagged SHARED
-  uint64_t mapped_bytes = 0;  // in all extents; what is missing up to the file's size are holes
-};
-Result<ExtentSummary> summarize_extents(int fd);
-
-// Bytes that overwriting all of the file's first `size` bytes would newly allocate: shared or missing, counted in whole
-// aligned `unit`s (so at most `size` rounded up). What is allocated but not written yet (fallocate) owes nothing. Waits
-// for no write-back: shared blocks under dirty pages still count, never the other way; exact after fdatasync.
-Result<uint64_t> owed_bytes(int fd, uint64_t size, uint64_t unit);
-
 }  // namespace ckptfs::io

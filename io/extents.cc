@@ -1,4 +1,5 @@
-// The half of io/clone.h that asks FIEMAP.
+#include "io/extents.h"
+
 #include <linux/fiemap.h>
 #include <linux/fs.h>
 #include <sys/ioctl.h>
@@ -7,38 +8,11 @@
 #include <cstring>
 #include <memory>
 
-#include "io/clone.h"
 #include "io/retry.h"
 
 namespace ckptfs::io {
 
 namespace {
-
-// Calls visit(extent) for each extent of the file, in order. flags: FIEMAP_FLAG_SYNC writes dirty pages first.
-template <class Visit>
-Result<> for_each_extent(int fd, uint32_t flags, Visit&& visit) {
-  constexpr uint32_t kPage = 256;
-  constexpr size_t kBytes = sizeof(fiemap) + kPage * sizeof(fiemap_extent);
-  const std::unique_ptr<uint64_t[]> memory(new (std::nothrow) uint64_t[kBytes / sizeof(uint64_t)]);
-  if (!memory) return Error(ENOMEM);
-  static_assert(kBytes % sizeof(uint64_t) == 0 && alignof(fiemap) <= alignof(uint64_t));
-  auto* map = reinterpret_cast<fiemap*>(memory.get());
-  uint64_t position = 0;
-  for (;;) {
-    std::memset(memory.get(), 0, kBytes);
-    map->fm_start = position;
-    map->fm_length = FIEMAP_MAX_OFFSET - position;
-    map->fm_flags = flags;
-    map->fm_extent_count = kPage;
-    if (retry_interrupted([&] { return ::ioctl(fd, FS_IOC_FIEMAP, map); }) != 0) return last_error("FIEMAP");
-    for (const fiemap_extent* extent = map->fm_extents; extent != map->fm_extents + map->fm_mapped_extents; ++extent) {
-      visit(*extent);
-      if ((extent->fe_flags & FIEMAP_EXTENT_LAST) != 0) return success();
-      position = extent->fe_logical + extent->fe_length;
-    }
-    if (map->fm_mapped_extents < kPage) return success();
-  }
-}
 
 // Adds up whole units touched by ranges that arrive in ascending order, each unit once.
 class UnitCounter {
@@ -63,12 +37,39 @@ class UnitCounter {
 
 }  // namespace
 
+Result<> for_each_extent(int fd, WriteBack write_back, const std::function<Result<>(const Extent&)>& visit) {
+  constexpr uint32_t kPage = 256;
+  constexpr uint32_t kNowhere = FIEMAP_EXTENT_UNKNOWN | FIEMAP_EXTENT_DELALLOC;
+  constexpr size_t kBytes = sizeof(fiemap) + kPage * sizeof(fiemap_extent);
+  const std::unique_ptr<uint64_t[]> memory(new (std::nothrow) uint64_t[kBytes / sizeof(uint64_t)]);
+  if (!memory) return Error(ENOMEM);
+  static_assert(kBytes % sizeof(uint64_t) == 0 && alignof(fiemap) <= alignof(uint64_t));
+  auto* map = reinterpret_cast<fiemap*>(memory.get());
+  uint64_t position = 0;
+  for (;;) {
+    std::memset(memory.get(), 0, kBytes);
+    map->fm_start = position;
+    map->fm_length = FIEMAP_MAX_OFFSET - position;
+    map->fm_flags = write_back == WriteBack::first ? FIEMAP_FLAG_SYNC : 0;
+    map->fm_extent_count = kPage;
+    if (retry_interrupted([&] { return ::ioctl(fd, FS_IOC_FIEMAP, map); }) != 0) return last_error("FIEMAP");
+    for (const fiemap_extent* extent = map->fm_extents; extent != map->fm_extents + map->fm_mapped_extents; ++extent) {
+      TRY(visit({extent->fe_logical, extent->fe_physical, extent->fe_length,
+                 (extent->fe_flags & FIEMAP_EXTENT_SHARED) != 0, (extent->fe_flags & kNowhere) == 0}));
+      if ((extent->fe_flags & FIEMAP_EXTENT_LAST) != 0) return success();
+      position = extent->fe_logical + extent->fe_length;
+    }
+    if (map->fm_mapped_extents < kPage) return success();
+  }
+}
+
 Result<ExtentSummary> summarize_extents(int fd) {
   ExtentSummary summary;
-  TRY(for_each_extent(fd, FIEMAP_FLAG_SYNC, [&](const fiemap_extent& extent) {
+  TRY(for_each_extent(fd, WriteBack::first, [&](const Extent& extent) -> Result<> {
     ++summary.extents;
-    summary.mapped_bytes += extent.fe_length;
-    if ((extent.fe_flags & FIEMAP_EXTENT_SHARED) != 0) summary.shared_bytes += extent.fe_length;
+    summary.mapped_bytes += extent.length;
+    if (extent.shared) summary.shared_bytes += extent.length;
+    return success();
   }));
   return summary;
 }
@@ -77,12 +78,13 @@ Result<uint64_t> owed_bytes(int fd, uint64_t size, uint64_t unit) {
   if (unit == 0) return Error(EINVAL, "owed bytes are counted in units of at least one byte");
   UnitCounter owed(unit);
   uint64_t covered = 0;  // up to here the extents are known
-  TRY(for_each_extent(fd, 0, [&](const fiemap_extent& extent) {
-    const uint64_t begin = std::min<uint64_t>(extent.fe_logical, size);
-    const uint64_t end = std::min<uint64_t>(extent.fe_logical + extent.fe_length, size);
+  TRY(for_each_extent(fd, WriteBack::no, [&](const Extent& extent) -> Result<> {
+    const uint64_t begin = std::min<uint64_t>(extent.logical, size);
+    const uint64_t end = std::min<uint64_t>(extent.logical + extent.length, size);
     owed.touch(covered, begin);
-    if ((extent.fe_flags & FIEMAP_EXTENT_SHARED) != 0) owed.touch(begin, end);
+    if (extent.shared) owed.touch(begin, end);
     covered = std::max(covered, end);
+    return success();
   }));
   owed.touch(covered, size);
   return owed.bytes();

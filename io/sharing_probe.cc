@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "io/clone.h"
+#include "io/extents.h"
 #include "io/retry.h"
 
 namespace ckptfs::io {

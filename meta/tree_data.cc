@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "io/clone.h"
+#include "io/extents.h"
 #include "io/fault.h"
 #include "meta/process.h"
 #include "meta/time.h"

@@ -1,4 +1,5 @@
 #include "io/clone.h"
+#include "io/extents.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>

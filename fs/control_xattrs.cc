@@ -61,6 +61,7 @@ Result<std::string> ControlXattrs::get(meta::InodeNumber inode, const std::strin
     return std::string(set ? "1" : "0");
   }
   if (name == "state") return state(inode);
+  if (name == "identical_to") return identical_to(inode);
   return unknown(name);
 }
 
@@ -73,6 +74,34 @@ Result<std::string> ControlXattrs::state(meta::InodeNumber inode) const {
   const auto info = meta::step_info(fs_.store, inode);
   if (!info) return Error(ENODATA);
   return info.value().state;
+}
+
+// Of a step: the one made before it, if all tensors are the same. Of a file in a step: likewise, of that file.
+Result<std::string> ControlXattrs::identical_to(meta::InodeNumber inode) const {
+  TRY_ASSIGN(const meta::InodeRecord record, fs_.tree.inode(inode));
+  meta::Place place{.series = record.parent, .step = inode, .path = {}};
+  if (record.is_regular()) {
+    TRY_ASSIGN(auto found, meta::place_of(fs_.tree, inode));
+    if (!found) return Error(ENODATA);
+    place = std::move(*found);
+  } else {
+    TRY_ASSIGN(const bool step, meta::is_step(fs_.tree, inode));
+    if (!step) return Error(ENODATA);
+  }
+  TRY_ASSIGN(const auto steps, meta::neighbours(fs_.tree, place.series, place.step));
+  if (!steps.before) return Error(ENODATA);
+  TRY_ASSIGN(const meta::Sameness sameness, sameness_with(place, inode, *steps.before));
+  if (sameness != meta::Sameness::same) return Error(ENODATA);
+  const std::string path = fs_.tree.path_of(*steps.before);
+  return path.substr(path.rfind('/') + 1);
+}
+
+Result<meta::Sameness> ControlXattrs::sameness_with(const meta::Place& place, meta::InodeNumber inode,
+                                                    meta::InodeNumber before) const {
+  if (place.path.empty()) return meta::compare_tensors(fs_.store, inode, before);
+  const auto other = meta::file_at(fs_.tree, before, place.path);
+  if (!other) return meta::Sameness::different;
+  return meta::compare_files(fs_.store, inode, *other);
 }
 
 void ControlXattrs::set(meta::InodeNumber inode, const std::string& name, const std::string& value,

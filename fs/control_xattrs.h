@@ -11,6 +11,7 @@
 #include <unordered_map>
 
 #include "io/result.h"
+#include "meta/neighbours.h"
 #include "meta/save.h"
 #include "meta/types.h"
 
@@ -38,6 +39,9 @@ class ControlXattrs {
  private:
   Result<> set_source(meta::InodeNumber series, const std::string& path);
   Result<> seal(meta::InodeNumber step);
+  Result<std::string> identical_to(meta::InodeNumber inode) const;
+  Result<meta::Sameness> sameness_with(const meta::Place& place, meta::InodeNumber inode,
+                                       meta::InodeNumber before) const;
   Result<std::string> state(meta::InodeNumber inode) const;
   // Keeps the outcome for last_error.
   void remember(meta::InodeNumber series, const Result<>& result);

@@ -28,7 +28,9 @@ Filesystem::Filesystem(const MountOptions& mount_options, meta::Store& mounted_s
           counters),
       files(environment()),
       adoptions(*this),
-      control(*this) {}
+      control(*this),
+      caretaker(mounted_store, {.quiet = std::chrono::seconds(options.quiet_seconds),
+                                .scrub = std::chrono::seconds(options.scrub_seconds)}) {}
 
 OpenFileTable::Environment Filesystem::environment() {
   OpenFileTable::Environment environment;

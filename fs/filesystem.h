@@ -19,6 +19,7 @@
 #include "fs/open_modes.h"
 #include "fs/tasks.h"
 #include "fs/write_errors.h"
+#include "meta/caretaker.h"
 #include "meta/store.h"
 #include "meta/tree.h"
 
@@ -48,6 +49,7 @@ class Filesystem {
   Handles<DirectoryHandle> directories;
   ControlXattrs control;
   Tasks tasks;
+  meta::Caretaker caretaker;
 
   // How long the kernel may believe these attributes. A live file's, while anybody writes it past the daemon, not at
   // all.

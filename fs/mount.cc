@@ -166,6 +166,7 @@ Mount::Mount(std::unique_ptr<Internals> internals) : internals_(std::move(intern
 
 Mount::~Mount() {
   if (!internals_) return;
+  internals_->filesystem->caretaker.stop();
   internals_->filesystem->tasks.wait();
   internals_->filesystem->notifications.stop();
   internals_->session.reset();
@@ -199,6 +200,7 @@ Result<std::unique_ptr<Mount>> Mount::start(const MountOptions& options) {
   internals->store->set_open_files(&fs.files);
   fs.notifications.start();
   fs.adoptions.start();
+  fs.caretaker.start();
   spdlog::info("{} is mounted at {}", source, options.mountpoint);
   return std::unique_ptr<Mount>(new Mount(std::move(internals)));
 }
@@ -208,6 +210,7 @@ Result<> Mount::run() {
   Result<> looped = internals_->session->loop();
   bool dirty = !looped || internals_->session->was_forced() || connection_was_cut(internals_->options.mountpoint);
   if (internals_->options.before_close) internals_->options.before_close();
+  fs.caretaker.stop();
   fs.tasks.wait();
   fs.notifications.stop();
 

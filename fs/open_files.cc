@@ -190,6 +190,11 @@ bool OpenFileTable::open_at_all(InodeNumber inode) const {
   return open_.contains(inode);
 }
 
+bool OpenFileTable::writing() const {
+  const std::lock_guard lock(mutex_);
+  return std::ranges::any_of(open_, [](const auto& open) { return open.second->writers > 0; });
+}
+
 Result<> OpenFileTable::write_back(const std::vector<InodeNumber>& inodes) {
   // Each file is counted as open meanwhile, so that its descriptor stays.
   for (const InodeNumber inode : inodes) {

@@ -140,6 +140,7 @@ class OpenFileTable final : public meta::OpenFiles {
   // --- meta::OpenFiles
   bool open_for_writing(InodeNumber inode) const override;
   bool open_at_all(InodeNumber inode) const override;
+  bool writing() const override;
   Result<> write_back(const std::vector<InodeNumber>& inodes) override;
   Result<> cut(InodeNumber inode) override { return environment_.cut(inode); }
   void invalidate(InodeNumber inode) override { environment_.invalidate(inode); }

@@ -55,6 +55,17 @@ json recovery_of(const meta::RecoveryReport& recovery) {
           {"damaged", recovery.damaged}};
 }
 
+json care_of(const meta::CaretakerReport& care) {
+  return {{"digested_files", care.digested_files},
+          {"bytes_digested", care.digested_bytes},
+          {"waiting_files", care.waiting_files},
+          {"bytes_shared", care.shared_bytes},
+          {"bytes_scrubbed", care.scrubbed_bytes},
+          {"failures", care.failures},
+          {"damaged", care.damaged},
+          {"identical", care.identical}};
+}
+
 json warnings_of(const Filesystem& fs) {
   json warnings = json::array();
   const meta::RecoveryReport& recovery = fs.store.recovery();
@@ -66,6 +77,14 @@ json warnings_of(const Filesystem& fs) {
   }
   if (fs.tree.short_of_space()) {
     warnings.push_back("space is short: swap files are written through the daemon; remove steps");
+  }
+  const meta::CaretakerReport care = fs.caretaker.report();
+  if (!care.damaged.empty()) {
+    warnings.push_back(std::to_string(care.damaged.size()) +
+                       " files no longer hold what was written: `ckptfs verify` names them");
+  }
+  for (const std::string& step : care.identical) {
+    warnings.push_back(step + ": its tensors are, bit for bit, those of the step before");
   }
   if (const uint64_t errors = value(fs.counters.write_errors); errors != 0) {
     warnings.push_back(std::to_string(errors) +
@@ -92,6 +111,7 @@ json status_of(const Filesystem& fs) {
           {"space", space_of(fs.store.space())},
           {"recovery", recovery_of(fs.store.recovery())},
           {"counters", counters_of(fs.counters)},
+          {"care", care_of(fs.caretaker.report())},
           {"open_files", fs.files.open_count()},
           {"remembered_inodes", fs.files.remembered_count()},
           {"warnings", warnings_of(fs)}};

@@ -90,4 +90,61 @@ Result<uint64_t> owed_bytes(int fd, uint64_t size, uint64_t unit) {
   return owed.bytes();
 }
 
+namespace {
+
+// A file's extents one after the other, with what lies between them as extents without a place.
+class Blocks {
+ public:
+  static Result<Blocks> of(int fd) {
+    Blocks blocks;
+    TRY(for_each_extent(fd, WriteBack::first, [&](const Extent& extent) -> Result<> {
+      blocks.extents_.push_back(extent);
+      return success();
+    }));
+    return blocks;
+  }
+
+  struct Piece {
+    uint64_t end = UINT64_MAX;  // of the stretch of one kind that `offset` lies in
+    bool hole = true;
+    bool located = false;
+    uint64_t physical = 0;  // of `offset`
+  };
+  // Offsets must ascend from call to call.
+  Piece at(uint64_t offset) {
+    while (next_ < extents_.size() && extents_[next_].logical + extents_[next_].length <= offset) ++next_;
+    if (next_ == extents_.size()) return {};
+    const Extent& extent = extents_[next_];
+    if (offset < extent.logical) return {.end = extent.logical};
+    return {extent.logical + extent.length, false, extent.located, extent.physical + (offset - extent.logical)};
+  }
+
+ private:
+  std::vector<Extent> extents_;
+  size_t next_ = 0;
+};
+
+}  // namespace
+
+Result<std::vector<Range>> unshared_ranges(int a, int b, uint64_t length) {
+  TRY_ASSIGN(Blocks first, Blocks::of(a));
+  TRY_ASSIGN(Blocks second, Blocks::of(b));
+  std::vector<Range> ranges;
+  for (uint64_t offset = 0; offset < length;) {
+    const Blocks::Piece in_a = first.at(offset);
+    const Blocks::Piece in_b = second.at(offset);
+    const uint64_t end = std::min({in_a.end, in_b.end, length});
+    const bool same_blocks = in_a.located && in_b.located && in_a.physical == in_b.physical;
+    if (!same_blocks && !(in_a.hole && in_b.hole)) {
+      if (!ranges.empty() && ranges.back().offset + ranges.back().length == offset) {
+        ranges.back().length += end - offset;
+      } else {
+        ranges.push_back({offset, end - offset});
+      }
+    }
+    offset = end;
+  }
+  return ranges;
+}
+
 }  // namespace ckptfs::io

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 #include "io/result.h"
 
@@ -35,5 +36,13 @@ Result<ExtentSummary> summarize_extents(int fd);
 // aligned `unit`s (so at most `size` rounded up). What is allocated but not written yet (fallocate) owes nothing. Waits
 // for no write-back: shared blocks under dirty pages still count, never the other way; exact after fdatasync.
 Result<uint64_t> owed_bytes(int fd, uint64_t size, uint64_t unit);
+
+struct Range {
+  uint64_t offset = 0;
+  uint64_t length = 0;
+};
+// What of the first `length` bytes two files do not have in common on the disk: neither the same blocks at the same
+// offset, nor a hole in both. Ascending; neighbours are joined. Dirty pages are written first.
+Result<std::vector<Range>> unshared_ranges(int a, int b, uint64_t length);
 
 }  // namespace ckptfs::io

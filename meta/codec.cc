@@ -2,6 +2,7 @@
 
 #include <endian.h>
 
+#include <algorithm>
 #include <cstring>
 
 namespace ckptfs::meta {
@@ -22,6 +23,10 @@ class Encoder {
   Encoder& text(std::string_view s) {
     u32(static_cast<uint32_t>(s.size()));
     bytes_.append(s);
+    return *this;
+  }
+  Encoder& bytes(std::span<const std::byte> b) {
+    bytes_.append(reinterpret_cast<const char*>(b.data()), b.size());
     return *this;
   }
   std::string take() { return std::move(bytes_); }
@@ -48,6 +53,7 @@ class Decoder {
     t.tv_nsec = static_cast<long>(u32());
     return t;
   }
+  io::Digest digest() { return raw<io::Digest>(); }
   std::string text() {
     const size_t size = u32();
     if (size > rest_.size()) {
@@ -87,6 +93,8 @@ std::string number_key(uint64_t number) {
   const uint64_t be = htobe64(number);
   return {reinterpret_cast<const char*>(&be), sizeof be};
 }
+
+std::string digests_key(BlobNumber blob, uint64_t group) { return number_key(blob) + number_key(group); }
 
 std::string name_key(uint64_t number, std::string_view name) {
   std::string key = number_key(number);
@@ -148,7 +156,15 @@ Result<InodeRecord> decode_inode(std::string_view value) {
 }
 
 std::string encode(const BlobRecord& r) {
-  return Encoder().u8(static_cast<uint8_t>(r.state)).u64(r.references).u64(r.length).take();
+  return Encoder()
+      .u8(static_cast<uint8_t>(r.state))
+      .u64(r.references)
+      .u64(r.length)
+      .u8(static_cast<uint8_t>(r.digest.state))
+      .u64(r.digest.length)
+      .time(r.digest.mtime)
+      .bytes(r.digest.root)
+      .take();
 }
 
 Result<BlobRecord> decode_blob(std::string_view value) {
@@ -157,6 +173,10 @@ Result<BlobRecord> decode_blob(std::string_view value) {
   r.state = static_cast<BlobState>(d.u8());
   r.references = d.u64();
   r.length = d.u64();
+  r.digest.state = static_cast<DigestState>(d.u8());
+  r.digest.length = d.u64();
+  r.digest.mtime = d.time();
+  r.digest.root = d.digest();
   return d.finish(r, "blob");
 }
 
@@ -186,6 +206,15 @@ Result<EntryRecord> decode_entry(std::string_view value) {
   r.inode = d.u64();
   r.type = d.u32();
   return d.finish(r, "entry");
+}
+
+std::string encode(std::span<const io::Digest> digests) { return Encoder().bytes(std::as_bytes(digests)).take(); }
+
+Result<std::vector<io::Digest>> decode_digests(std::string_view value) {
+  Decoder d(value);
+  std::vector<io::Digest> digests((value.size() - 1) / sizeof(io::Digest));
+  for (io::Digest& digest : digests) digest = d.digest();
+  return d.finish(std::move(digests), "digests");
 }
 
 std::string encode_number(uint64_t number) { return Encoder().u64(number).take(); }

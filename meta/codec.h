@@ -2,8 +2,10 @@
 // are little-endian behind one version byte. Pure functions; a value that cannot be decoded is EIO.
 #pragma once
 
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "io/result.h"
 #include "meta/types.h"
@@ -13,6 +15,8 @@ namespace ckptfs::meta {
 inline constexpr char kValueVersion = 1;
 
 std::string number_key(uint64_t number);
+// blob, then which of its groups of digests
+std::string digests_key(BlobNumber blob, uint64_t group);
 // parent or inode, then a name (entries, xattrs)
 std::string name_key(uint64_t number, std::string_view name);
 uint64_t key_number(std::string_view key);
@@ -27,12 +31,14 @@ std::string encode(const InodeRecord& record);
 std::string encode(const BlobRecord& record);
 std::string encode(const StepRecord& record);
 std::string encode(const EntryRecord& record);
+std::string encode(std::span<const io::Digest> digests);
 std::string encode_number(uint64_t number);
 
 Result<InodeRecord> decode_inode(std::string_view value);
 Result<BlobRecord> decode_blob(std::string_view value);
 Result<StepRecord> decode_step(std::string_view value);
 Result<EntryRecord> decode_entry(std::string_view value);
+Result<std::vector<io::Digest>> decode_digests(std::string_view value);
 Result<uint64_t> decode_number(std::string_view value);
 
 }  // namespace ckptfs::meta

@@ -9,6 +9,7 @@
 #include <unordered_set>
 
 #include "meta/blobs.h"
+#include "meta/digests.h"
 #include "meta/index.h"
 #include "meta/store.h"
 
@@ -106,6 +107,9 @@ class Checker {
       if (references_[number] != record.references) {
         problem(where + ": " + std::to_string(record.references) + " references are recorded, the tree has " +
                 std::to_string(references_[number]));
+      }
+      if (record.digest.state != DigestState::none && !digests_of(index_, number, record.digest)) {
+        problem(where + ": digests of it are missing");
       }
       if (!files.contains(number)) {
         problem(where + ": its file is missing");

@@ -76,7 +76,18 @@ void Batch::erase_entry(InodeNumber parent, const std::string& name) {
 void Batch::put_blob(BlobNumber number, const BlobRecord& record) {
   batch_->Put(index_.handle(Table::blobs), number_key(number), encode(record));
 }
-void Batch::erase_blob(BlobNumber number) { batch_->Delete(index_.handle(Table::blobs), number_key(number)); }
+void Batch::erase_blob(BlobNumber number, const BlobDigest& digest) {
+  batch_->Delete(index_.handle(Table::blobs), number_key(number));
+  if (digest.state != DigestState::none) erase_digests(number, 0, digest_groups(digest.length));
+}
+void Batch::put_digests(BlobNumber blob, uint64_t group, std::span<const io::Digest> digests) {
+  batch_->Put(index_.handle(Table::digests), digests_key(blob, group), encode(digests));
+}
+void Batch::erase_digests(BlobNumber blob, uint64_t first_group, uint64_t groups) {
+  for (uint64_t group = first_group; group < groups; ++group) {
+    batch_->Delete(index_.handle(Table::digests), digests_key(blob, group));
+  }
+}
 void Batch::put_xattr(InodeNumber inode, const std::string& name, const std::string& value) {
   batch_->Put(index_.handle(Table::xattrs), name_key(inode, name), value);
 }
@@ -167,6 +178,10 @@ Result<std::string> Index::xattr(InodeNumber inode, const std::string& name) con
 Result<StepRecord> Index::step(InodeNumber inode) const {
   TRY_ASSIGN(const std::string value, get(Table::steps, number_key(inode)));
   return decode_step(value);
+}
+Result<std::vector<io::Digest>> Index::digests(BlobNumber blob, uint64_t group) const {
+  TRY_ASSIGN(const std::string value, get(Table::digests, digests_key(blob, group)));
+  return decode_digests(value);
 }
 Result<uint64_t> Index::number(const char* key) const {
   TRY_ASSIGN(const std::string value, get(Table::kv, key));

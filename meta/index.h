@@ -13,6 +13,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -30,7 +31,7 @@ class Status;
 
 namespace ckptfs::meta {
 
-// The tables, in the order of their column families. `digests` is reserved (format version 1 has it empty).
+// The tables, in the order of their column families.
 enum class Table : uint8_t { kv, inodes, entries, blobs, xattrs, steps, digests };
 inline constexpr size_t kTables = 7;
 
@@ -39,6 +40,13 @@ inline constexpr const char* kFormatKey = "format";
 inline constexpr const char* kCleanKey = "clean";
 inline constexpr const char* kInodeLimitKey = "inode_limit";  // numbers from here on have never been used
 inline constexpr const char* kBlobLimitKey = "blob_limit";
+inline constexpr const char* kScrubbedKey = "scrubbed";  // the scrub goes on behind this blob
+
+// A blob is digested in chunks; so many digests stand in one value of the table `digests`.
+inline constexpr uint64_t kDigestChunk = uint64_t{1} << 20;
+inline constexpr uint64_t kDigestGroup = 256;
+constexpr uint64_t digest_chunks(uint64_t length) { return (length + kDigestChunk - 1) / kDigestChunk; }
+constexpr uint64_t digest_groups(uint64_t length) { return (digest_chunks(length) + kDigestGroup - 1) / kDigestGroup; }
 
 class Index;
 
@@ -54,7 +62,11 @@ class Batch {
   void put_entry(InodeNumber parent, const std::string& name, const EntryRecord& entry);
   void erase_entry(InodeNumber parent, const std::string& name);
   void put_blob(BlobNumber number, const BlobRecord& record);
-  void erase_blob(BlobNumber number);
+  // Its digests too, of which `digest` is the record's.
+  void erase_blob(BlobNumber number, const BlobDigest& digest);
+  // One group of a blob's digests (meta/digests.h).
+  void put_digests(BlobNumber blob, uint64_t group, std::span<const io::Digest> digests);
+  void erase_digests(BlobNumber blob, uint64_t first_group, uint64_t groups);  // from `first_group` on
   void put_xattr(InodeNumber inode, const std::string& name, const std::string& value);
   void erase_xattr(InodeNumber inode, const std::string& name);
   void put_step(InodeNumber inode, const StepRecord& record);
@@ -88,6 +100,7 @@ class Index {
   Result<std::string> xattr(InodeNumber inode, const std::string& name) const;
   Result<StepRecord> step(InodeNumber inode) const;
   Result<uint64_t> number(const char* key) const;
+  Result<std::vector<io::Digest>> digests(BlobNumber blob, uint64_t group) const;
 
   Result<std::vector<DirectoryEntry>> entries(InodeNumber parent) const;
   Result<bool> has_entries(InodeNumber parent) const;

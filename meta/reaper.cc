@@ -66,7 +66,8 @@ Result<> Reaper::remove(const std::vector<BlobNumber>& doomed) {
   Batch batch(index_);
   for (const BlobNumber blob : doomed) {
     TRY(blobs_.remove(blob));
-    batch.erase_blob(blob);
+    TRY_ASSIGN(const BlobRecord record, index_.blob(blob));
+    batch.erase_blob(blob, record.digest);
   }
   TRY(io::fault_point("reaper.after_remove"));
   TRY(io::fsync_fd(blobs_.folder_fd()));

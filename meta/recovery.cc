@@ -9,6 +9,7 @@
 
 #include "io/fault.h"
 #include "io/lease.h"
+#include "meta/time.h"
 
 namespace ckptfs::meta {
 namespace {
@@ -39,16 +40,16 @@ class Recoverer {
   Result<> read_blobs() {
     return index_.for_each_blob([this](BlobNumber number, const BlobRecord& record) -> Result<> {
       blob_limit_ = std::max(blob_limit_, number + 1);
-      if (record.state == BlobState::tentative || record.state == BlobState::doomed) return remove(number);
+      if (record.state == BlobState::tentative || record.state == BlobState::doomed) return remove(number, record);
       lengths_.emplace(number, record.state == BlobState::frozen ? record.length : 0);
       ++recovery_.report.blobs;
       return success();
     });
   }
 
-  Result<> remove(BlobNumber number) {
+  Result<> remove(BlobNumber number, const BlobRecord& record) {
     TRY(blobs_.remove(number));
-    batch_.erase_blob(number);
+    batch_.erase_blob(number, record.digest);
     removed_.insert(number);
     ++recovery_.report.removed_blobs;
     return success();
@@ -76,11 +77,7 @@ class Recoverer {
       return success();
     }
     if (!record.is_live_file()) return success();
-    if (record.saved_blob != 0) {
-      InodeRecord changed = record;
-      changed.saved_blob = 0;
-      batch_.put(number, changed);
-    }
+    TRY(mark_changed(number, record, st.value()));
     if (Blobs::is_unsettled(st.value())) {
       if (const auto done = cut(record.blob, static_cast<uint64_t>(st.value().st_size)); !done) {
         spdlog::error("inode {}: a copy that was under way cannot be cut: {}", number, done.error().message());
@@ -93,6 +90,25 @@ class Recoverer {
     TRY_ASSIGN(const io::Fd fd, blobs_.open(record.blob, O_RDONLY));
     const auto busy = io::has_writer(fd.get());
     if (!busy || busy.value()) recovery_.start.recovered.insert(number);
+    return success();
+  }
+
+  // What the index says of an unchanged file may be older than the file.
+  Result<> mark_changed(InodeNumber number, const InodeRecord& record, const struct stat& blob_stat) {
+    InodeRecord changed = record;
+    changed.saved_blob = 0;
+    if ((record.flags & kDigested) != 0) {
+      TRY_ASSIGN(BlobRecord blob, index_.blob(record.blob));
+      BlobDigest& digest = blob.digest;
+      const bool same = digest.length == static_cast<uint64_t>(blob_stat.st_size) &&
+                        !later(blob_stat.st_mtim, digest.mtime) && !later(digest.mtime, blob_stat.st_mtim);
+      if (!same) {
+        changed.flags &= ~uint32_t{kDigested};
+        if (digest.state != DigestState::none) digest.state = DigestState::changed;
+        batch_.put_blob(record.blob, blob);
+      }
+    }
+    if (changed.saved_blob != record.saved_blob || changed.flags != record.flags) batch_.put(number, changed);
     return success();
   }
 
@@ -117,7 +133,7 @@ class Recoverer {
       if (lengths_.contains(number) || removed_.contains(number)) continue;
       TRY_ASSIGN(const struct stat st, blobs_.stat(number));
       if (number >= limit || st.st_size == 0) {
-        TRY(remove(number));
+        TRY(remove(number, {}));
       } else {
         ++recovery_.report.orphan_blobs;
         spdlog::warn("blobs/{}: {} bytes that nothing names; kept (ckptfs fsck lists such blobs)", Blobs::name(number),

@@ -285,7 +285,7 @@ class Save {
     const bool as_planned = store_.index().commits() == version_;
     const BlobNumber first = tree_.allot_blobs(change, count - spares);
     for (BlobNumber next = first; tentative_.size() < count; ++next) {
-      change.batch.put_blob(next, {BlobState::tentative, 0, 0});
+      change.batch.put_blob(next, {.state = BlobState::tentative, .references = 0});
       tentative_.push_back(next);
     }
     size_t used = 0;
@@ -465,7 +465,8 @@ class Save {
     record.ctime = now();
     tree_.add_child(change, folder, new_folders_.at(folder), taken.plan.name, tree_.allot_inode(change), record);
 
-    const auto [blob, fresh] = blob_records_.try_emplace(taken.blob, BlobRecord{BlobState::frozen, 0, record.size});
+    const auto [blob, fresh] = blob_records_.try_emplace(
+        taken.blob, BlobRecord{.state = BlobState::frozen, .references = 0, .length = record.size});
     if (fresh && !taken.cloned) {
       TRY_ASSIGN(blob->second, store_.index().blob(taken.blob));
       if (blob->second.state != BlobState::frozen) {

@@ -98,7 +98,7 @@ class Seal {
     {
       Tree::Change change = tree_.begin();
       member.clone = tree_.allot_blobs(change, 1);
-      change.batch.put_blob(member.clone, {BlobState::tentative, 0, 0});
+      change.batch.put_blob(member.clone, {.state = BlobState::tentative, .references = 0});
       TRY(tree_.commit(std::move(change)));
     }
     TRY_ASSIGN(const io::Fd frozen, store_.blobs().create(member.clone));
@@ -133,7 +133,7 @@ class Seal {
     TRY_ASSIGN(const struct stat st, store_.blobs().stat(blob));
     TRY_ASSIGN(const struct stat live, store_.blobs().stat(member.record.blob));
     TRY_ASSIGN(InodeRecord record, store_.index().inode(number));
-    record.flags = (record.flags | kFrozen | kSealed) & ~uint32_t{kSwap};
+    record.flags = (record.flags | kFrozen | kSealed) & ~uint32_t{kSwap | kDigested};
     record.saved_blob = 0;
     record.size = static_cast<uint64_t>(st.st_size);
     record.blocks = static_cast<uint64_t>(st.st_blocks);
@@ -141,7 +141,11 @@ class Seal {
     record.mtime = live.st_mtim;
     if (later(live.st_ctim, record.ctime)) record.ctime = live.st_ctim;
     record.blob = blob;
-    change.batch.put_blob(blob, {BlobState::frozen, 1, record.size});
+    TRY_ASSIGN(BlobRecord frozen, store_.index().blob(blob));
+    frozen.state = BlobState::frozen;
+    frozen.references = 1;
+    frozen.length = record.size;
+    change.batch.put_blob(blob, frozen);
     if (member.record.nlink > member.names.size()) return give_own_inode(change, number, member, record);
     if (member.clone != 0) TRY(tree_.drop_reference(change, member.record.blob));
     change.batch.put(number, record);

@@ -103,7 +103,7 @@ Result<std::vector<BlobNumber>> SpareBlobs::allot(size_t count) {
   BlobNumber next = tree_.allot_blobs(change, count);
   for (BlobNumber& number : numbers) {
     number = next++;
-    change.batch.put_blob(number, {BlobState::tentative, 0, 0});
+    change.batch.put_blob(number, {.state = BlobState::tentative, .references = 0});
   }
   TRY(tree_.commit(std::move(change)));
   return numbers;

@@ -17,13 +17,14 @@
 namespace ckptfs::meta {
 namespace {
 
-constexpr uint64_t kFormat = 1;
+constexpr uint64_t kFormat = 2;
 
 // Where nothing is mounted nothing is open.
 class NothingOpen : public OpenFiles {
  public:
   bool open_for_writing(InodeNumber) const override { return false; }
   bool open_at_all(InodeNumber) const override { return false; }
+  bool writing() const override { return false; }
   Result<> write_back(const std::vector<InodeNumber>&) override { return success(); }
   Result<> cut(InodeNumber) override { return success(); }
   void invalidate(InodeNumber) override {}
@@ -242,8 +243,8 @@ Result<> Store::close() {
   return internals_->index->sync();
 }
 
-Tree& Store::tree() { return *internals_->tree; }
-Index& Store::index() { return *internals_->index; }
+Tree& Store::tree() const { return *internals_->tree; }
+Index& Store::index() const { return *internals_->index; }
 const std::string& Store::folder() const { return internals_->folder; }
 const std::string& Store::id() const { return internals_->id; }
 const Blobs& Store::blobs() const { return *internals_->blobs; }

@@ -38,8 +38,8 @@ class Store {
   Result<> close();
   ~Store();
 
-  Tree& tree();
-  Index& index();
+  Tree& tree() const;
+  Index& index() const;
   const std::string& folder() const;
   const std::string& id() const;  // from config.json, 16 hex digits
   const Blobs& blobs() const;

@@ -32,6 +32,8 @@ class OpenFiles {
   virtual ~OpenFiles() = default;
   virtual bool open_for_writing(InodeNumber inode) const = 0;
   virtual bool open_at_all(InodeNumber inode) const = 0;
+  // Has anybody any file open for writing?
+  virtual bool writing() const = 0;
   // Brings what the kernel still holds of these files (dirty pages of mappings in direct mode) into their blobs.
   // Called with no lock and no gate held; may wait for the daemon's own workers.
   virtual Result<> write_back(const std::vector<InodeNumber>& inodes) = 0;
@@ -175,6 +177,7 @@ class Tree {
   Result<> refuse_sealed(InodeNumber directory, const InodeRecord& record, const std::string& what) const;
   Result<bool> begin_removal(Change& change, InodeNumber parent, const InodeRecord& record);
   Result<> try_prepare_writing(InodeNumber number, const Caller& caller, uint64_t others_owed);
+  Result<> forget_digests(Change& change, InodeNumber number, InodeRecord& record);
   Result<> drop_name(Change& change, InodeNumber number, InodeRecord& record);
   Result<> replace_target(Change& change, const InodeRecord& moved, InodeNumber number, InodeRecord& target);
   Result<> relabel_swap(Change& change, InodeNumber number, InodeRecord& record, bool swap);

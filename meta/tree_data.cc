@@ -55,8 +55,9 @@ Result<> Tree::try_prepare_writing(InodeNumber number, const Caller& caller, uin
                             "copy it (cp) and write into the copy");
   }
   if (is_damaged(number)) return Error(EIO, path_of(number) + ": its data is missing or short (see ckptfs status)");
+  if ((record.flags & kDigested) != 0) TRY(forget_digests(change, number, record));
   // A hard link may have taken the name in the stage, and the flag, away since a save took the file.
-  if ((record.flags & kSwap) == 0 && record.saved_blob == 0) return success();
+  if ((record.flags & kSwap) == 0 && record.saved_blob == 0) return commit(std::move(change));
   if (record.owed + others_owed > 0) {
     TRY_ASSIGN(const SpaceReport space, space_.report());
     if (space.free < record.owed + others_owed) {
@@ -71,6 +72,17 @@ Result<> Tree::try_prepare_writing(InodeNumber number, const Caller& caller, uin
   }
   note_writer(change, record.parent, caller);
   return commit(std::move(change));
+}
+
+// From now on the file may hold something else than its digests say.
+Result<> Tree::forget_digests(Change& change, InodeNumber number, InodeRecord& record) {
+  record.flags &= ~uint32_t{kDigested};
+  change.batch.put(number, record);
+  TRY_ASSIGN(BlobRecord blob, index_.blob(record.blob));
+  if (blob.digest.state == DigestState::none) return success();
+  blob.digest.state = DigestState::changed;
+  change.batch.put_blob(record.blob, blob);
+  return success();
 }
 
 void Tree::finished_writing(InodeNumber number) {
@@ -119,11 +131,12 @@ Result<> Tree::truncate(InodeNumber number, uint64_t size) {
     TRY_ASSIGN(InodeRecord record, index_.inode(number));
     if (!record.is_regular()) return Error(S_ISDIR(record.mode) ? EISDIR : EINVAL);
     if (!record.is_live_file()) return Error(EPERM, path_of(number) + ": it is frozen; copy it and truncate the copy");
+    if ((record.flags & kDigested) != 0) TRY(forget_digests(change, number, record));
     if (record.saved_blob != 0) {
       record.saved_blob = 0;
       change.batch.put(number, record);
-      TRY(commit(std::move(change)));
     }
+    TRY(commit(std::move(change)));
   }
   TRY_ASSIGN(const io::Fd fd, open_blob(number, O_WRONLY));
   if (::ftruncate(fd.get(), static_cast<off_t>(size)) != 0) return last_error();

@@ -69,7 +69,7 @@ Result<Attributes> Tree::make(InodeNumber parent_number, const std::string& name
     const InodeNumber number = allot_inode(change);
     if (regular) {
       allot_blobs(change, 0);
-      change.batch.put_blob(blob, {BlobState::live, 1, 0});
+      change.batch.put_blob(blob, {});
     }
     add_child(change, parent_number, parent, name, number, record);
     change.batch.put(parent_number, parent);

@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <string>
 
+#include "io/digest.h"
+
 namespace ckptfs::meta {
 
 // Never changes, never comes back. 1 is the root.
@@ -27,6 +29,7 @@ enum InodeFlag : uint32_t {
   kFrozen = 8,      // regular file: names a frozen blob
   kSwap = 16,       // in (or itself) a zero_stage_N folder: what saves take, and what owes blocks
   kRecovered = 32,  // regular file, in memory only: a writer may have survived the last daemon
+  kDigested = 64,   // live file: not opened for writing since its digests were taken (or began to be)
 };
 
 struct InodeRecord {
@@ -65,10 +68,26 @@ enum class BlobState : uint8_t {
   doomed = 4,     // its last name is durably gone, or will be at the next sync: the reaper deletes it
 };
 
+// What is known of a blob's content (meta/digests.h).
+enum class DigestState : uint8_t {
+  none = 0,
+  taken = 1,    // the blob held what its digests say
+  changed = 2,  // its file has been opened for writing since
+  damaged = 3,  // nobody wrote to it, and it no longer holds what its digests say
+};
+
+struct BlobDigest {
+  DigestState state = DigestState::none;
+  uint64_t length = 0;  // of what was digested
+  timespec mtime{};     // of the blob then
+  io::Digest root{};    // of all chunks' digests: equal roots, equal content
+};
+
 struct BlobRecord {
   BlobState state = BlobState::live;
   uint64_t references = 1;
   uint64_t length = 0;  // frozen only
+  BlobDigest digest{};
 };
 
 // What `save`, `seal` and `pin` know of a step; keyed by the step directory's inode.

@@ -8,7 +8,7 @@ void doom_unpublished(Tree& tree, std::span<const BlobNumber> blobs, const char*
   if (blobs.empty()) return;
   Tree::Change change = tree.begin();
   for (const BlobNumber blob : blobs) {
-    change.batch.put_blob(blob, {BlobState::doomed, 0, 0});
+    change.batch.put_blob(blob, {.state = BlobState::doomed, .references = 0});
     change.doomed.push_back(blob);
   }
   if (const auto done = tree.commit(std::move(change)); !done) {

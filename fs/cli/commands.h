@@ -13,6 +13,8 @@ void add_mount(CLI::App& app, Chosen& chosen);
 void add_umount(CLI::App& app, Chosen& chosen);
 void add_save(CLI::App& app, Chosen& chosen);
 void add_ls(CLI::App& app, Chosen& chosen);
+void add_diff(CLI::App& app, Chosen& chosen);
+void add_verify(CLI::App& app, Chosen& chosen);
 void add_status(CLI::App& app, Chosen& chosen);
 void add_fsck(CLI::App& app, Chosen& chosen);
 void add_doctor(CLI::App& app, Chosen& chosen);

@@ -13,6 +13,7 @@
 
 #include "fs/cli/system.h"
 #include "fs/control/commands.h"
+#include "fs/control/content_commands.h"
 #include "fs/control/server.h"
 #include "io/control_message.h"
 #include "io/image.h"
@@ -124,6 +125,7 @@ MountOptions mount_options(const MountPlan& plan, const std::string& store_folde
   options.uid = plan.options.uid;
   options.gid = plan.options.gid;
   options.quiet_seconds = plan.options.quiet_seconds;
+  options.scrub_seconds = plan.options.scrub_seconds;
   return options;
 }
 
@@ -139,6 +141,7 @@ Result<> serve_store(const MountPlan& plan, const std::string& store_folder, con
   const EndSignals signals(*mount);
   control = std::make_unique<ControlServer>(std::string(io::kSocketFolder) + "/" + mount->store().id() + ".sock");
   add_commands(*control, *mount);
+  add_content_commands(*control, mount->store());
   Result<> listening = control->start();
   if (listening) {
     spdlog::info("ckptfs {}, pid {}, control socket {}", CKPTFS_VERSION, getpid(), control->socket_path());

@@ -62,7 +62,7 @@ void add_mount(CLI::App& app, Chosen& chosen) {
       ->check(CLI::IsMember({512, 4096}));
   command
       ->add_option("-o", arguments->options,
-                   "Comma list of passthrough=auto|on|off, odirect=safe|raw, uid=N, gid=N, quiet=30s")
+                   "Comma list of passthrough=auto|on|off, odirect=safe|raw, uid=N, gid=N, quiet=30s, scrub=14d")
       ->option_text("LIST")
       ->type_size(1)
       ->allow_extra_args(false);

@@ -9,7 +9,7 @@
 namespace ckptfs::fs::cli {
 namespace {
 
-constexpr const char* kKnown = "passthrough=auto|on|off, odirect=safe|raw, uid=N, gid=N, quiet=30s";
+constexpr const char* kKnown = "passthrough=auto|on|off, odirect=safe|raw, uid=N, gid=N, quiet=30s, scrub=14d";
 // mount(8)'s own, and what it adds by default.
 constexpr std::array kIgnored{"rw",    "defaults", "auto",  "noauto", "nofail", "_netdev", "user",
                               "users", "nouser",   "owner", "dev",    "suid",   "exec",    "async"};
@@ -25,11 +25,13 @@ Result<uint32_t> number(const std::string& option, const std::string& text) {
   return value;
 }
 
-// "30", "30s", "5m", "2h"
+// "30", "30s", "5m", "2h", "14d"
 Result<unsigned> seconds(const std::string& option, std::string text) {
+  static constexpr std::array<std::pair<char, uint64_t>, 4> kUnits{{{'s', 1}, {'m', 60}, {'h', 3600}, {'d', 86400}}};
   uint64_t unit = 1;
-  if (!text.empty() && (text.back() == 's' || text.back() == 'm' || text.back() == 'h')) {
-    unit = text.back() == 's' ? 1 : text.back() == 'm' ? 60 : 3600;
+  const auto named = std::ranges::find_if(kUnits, [&](const auto& known) { return text.ends_with(known.first); });
+  if (named != kUnits.end()) {
+    unit = named->second;
     text.pop_back();
   }
   TRY_ASSIGN(const uint32_t value, number(option, text));
@@ -62,6 +64,8 @@ Result<> apply_option(ParsedOptions& parsed, const std::string& option) {
     TRY_ASSIGN(parsed.gid, number(option, value));
   } else if (name == "quiet") {
     TRY_ASSIGN(parsed.quiet_seconds, seconds(option, value));
+  } else if (name == "scrub") {
+    TRY_ASSIGN(parsed.scrub_seconds, seconds(option, value));
   } else if (!ignored(option)) {
     return bad(option);
   }

@@ -52,6 +52,15 @@ void print_recovery(const json& recovery) {
   for (const json& path : recovery.value("damaged", json::array())) line("DAMAGED", scalar(path));
 }
 
+void print_care(const json& care) {
+  const auto count = [&](const char* key) { return care.value(key, uint64_t{0}); };
+  line("digests", counted(count("digested_files"), "file") + " (" + size_of(care, "bytes_digested") +
+                      ") since the mount, " + counted(count("waiting_files"), "file") + " waiting; " +
+                      size_of(care, "bytes_scrubbed") + " read again");
+  line("dedup", size_of(care, "bytes_shared") + " that were there twice are shared, since the mount");
+  for (const json& path : care.value("damaged", json::array())) line("DAMAGED", scalar(path));
+}
+
 // What is not zero; a group of counters is a line of its own.
 void print_counters(const char* title, const json& counters) {
   std::string text;
@@ -73,6 +82,7 @@ void print_status(const json& status) {
   print_mode(status);
   print_space(status.value("space", json::object()));
   print_recovery(status.value("recovery", json::object()));
+  print_care(status.value("care", json::object()));
   line("open files", std::to_string(status.value("open_files", uint64_t{0})));
   print_counters("counters", status.value("counters", json::object()));
   for (const json& warning : status.value("warnings", json::array())) line("WARNING", scalar(warning));

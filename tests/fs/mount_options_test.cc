@@ -32,6 +32,7 @@ TEST(MountOptions, QuietTakesUnits) {
   EXPECT_EQ(parse_mount_options({"quiet=45s"}).value().quiet_seconds, 45u);
   EXPECT_EQ(parse_mount_options({"quiet=2m"}).value().quiet_seconds, 120u);
   EXPECT_EQ(parse_mount_options({"quiet=1h"}).value().quiet_seconds, 3600u);
+  EXPECT_EQ(parse_mount_options({"scrub=2d"}).value().scrub_seconds, 2u * 86400);
 }
 
 TEST(MountOptions, WhatMountAndFstabAddIsIgnored) {
@@ -50,7 +51,7 @@ TEST_P(BadOption, IsRefusedNamingItAndTheKnownOnes) {
 
 INSTANTIATE_TEST_SUITE_P(MountOptions, BadOption,
                          testing::Values("ro", "nosuid", "passthrough", "passthrough=yes", "odirect=", "uid=", "uid=-1",
-                                         "uid=root", "gid=1x", "uid=4294967296", "quiet=", "quiet=s", "quiet=10d",
+                                         "uid=root", "gid=1x", "uid=4294967296", "quiet=", "quiet=s", "quiet=10w",
                                          "quiet=9999999h"));
 
 TEST(MountOptions, FstabCallsBecomeTheMountCommand) {

@@ -74,6 +74,7 @@ class StubOpenFiles : public OpenFiles {
   std::function<void()> meanwhile;  // called where a save writes back what is open: after its plan, before its gate
 
   bool open_for_writing(InodeNumber inode) const override { return writers.contains(inode); }
+  bool writing() const override { return !writers.empty(); }
   bool open_at_all(InodeNumber inode) const override { return writers.contains(inode) || readers.contains(inode); }
   Result<> write_back(const std::vector<InodeNumber>&) override {
     if (meanwhile) meanwhile();

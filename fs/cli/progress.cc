@@ -1,0 +1,28 @@
+#include "fs/cli/progress.h"
+
+#include <unistd.h>
+
+#include <cstdio>
+
+#include "fs/cli/format.h"
+
+namespace ckptfs::fs::cli {
+
+Progress::Progress(std::string what) : what_(std::move(what)), terminal_(isatty(STDERR_FILENO) == 1) {}
+
+Progress::~Progress() {
+  if (shown_) std::fprintf(stderr, "\r\033[K");
+}
+
+void Progress::show(uint64_t bytes, uint64_t total) {
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began_).count();
+  if (!terminal_ || seconds < 1) return;
+  const std::string of = total == 0 ? "" : " of " + human_size(total);
+  const auto rate = static_cast<uint64_t>(static_cast<double>(bytes) / seconds);
+  std::fprintf(stderr, "\r\033[K%s: %s%s, %s/s", what_.c_str(), human_size(bytes).c_str(), of.c_str(),
+               human_size(rate).c_str());
+  std::fflush(stderr);
+  shown_ = true;
+}
+
+}  // namespace ckptfs::fs::cli

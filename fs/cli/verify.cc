@@ -1,0 +1,116 @@
+// ckptfs verify: steps against the digests that were taken of them.
+#include <unistd.h>
+
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "fs/cli/client.h"
+#include "fs/cli/commands.h"
+#include "fs/cli/format.h"
+#include "fs/cli/progress.h"
+#include "fs/cli/system.h"
+
+namespace ckptfs::fs::cli {
+namespace {
+
+using nlohmann::json;
+
+struct Outcome {
+  std::map<std::string, json> files;  // by path
+  uint64_t bytes = 0;
+
+  uint64_t count(const std::string& state) const {
+    uint64_t count = 0;
+    for (const auto& [path, file] : files) count += file.value("state", "") == state ? 1 : 0;
+    return count;
+  }
+};
+
+// A file that took several requests is there several times: damage in one part is damage.
+void merge(Outcome& outcome, const json& answer) {
+  for (const json& file : answer.value("files", json::array())) {
+    const auto [known, fresh] = outcome.files.try_emplace(file.value("path", ""), file);
+    if (fresh) continue;
+    if (known->second.value("state", "") != "damaged") known->second["state"] = file.value("state", "");
+    for (const json& range : file.value("damaged", json::array())) known->second["damaged"].push_back(range);
+  }
+  outcome.bytes += answer.value("bytes", uint64_t{0});
+}
+
+Result<Outcome> verify(const Target& target) {
+  Outcome outcome;
+  Progress progress("verifying");
+  uint64_t total = 0;
+  for (json request = {{"path", target.path}}; true;) {
+    TRY_ASSIGN(const json answer, ask_daemon(target.mount, "verify", request));
+    merge(outcome, answer);
+    total = answer.value("total", total);
+    progress.show(outcome.bytes, total);
+    if (!answer.contains("next")) return outcome;
+    request["from"] = answer["next"];
+  }
+}
+
+void print_damage(const std::string& path, const json& file) {
+  for (const json& range : file.value("damaged", json::array())) {
+    std::printf("DAMAGED %s: %s from byte %llu on\n", printable(path).c_str(),
+                human_size(range.value("length", uint64_t{0})).c_str(),
+                static_cast<unsigned long long>(range.value("offset", uint64_t{0})));
+  }
+}
+
+void print(const Outcome& outcome) {
+  for (const auto& [path, file] : outcome.files) {
+    if (file.value("state", "") == "damaged") print_damage(path, file);
+  }
+  std::printf("%s read: %s ok", human_size(outcome.bytes).c_str(), counted(outcome.count("ok"), "file").c_str());
+  const auto part = [&](const char* state, const char* words) {
+    if (const uint64_t count = outcome.count(state); count != 0)
+      std::printf(", %llu %s", static_cast<unsigned long long>(count), words);
+  };
+  part("damaged", "DAMAGED");
+  part("changed", "changed since");
+  part("unhashed", "not yet hashed");
+  std::printf("\n");
+  if (outcome.count("damaged") != 0) {
+    std::printf("Damaged files no longer hold what was written: restore them from a copy, or remove the step.\n");
+  }
+}
+
+int run(const std::string& path, bool as_json) {
+  auto target = find_target(path.empty() ? std::nullopt : std::optional(path));
+  if (!target) return fail(target.error());
+  const auto outcome = verify(target.value());
+  if (!outcome) return fail(path.empty() ? target.value().mount.mountpoint : path, outcome.error());
+  if (as_json) {
+    json files = json::array();
+    for (const auto& [name, file] : outcome.value().files) files.push_back(file);
+    print_json({{"files", std::move(files)}, {"bytes", outcome.value().bytes}});
+  } else {
+    print(outcome.value());
+  }
+  return outcome.value().count("damaged") == 0 ? kSuccess : kFailed;
+}
+
+}  // namespace
+
+void add_verify(CLI::App& app, Chosen& chosen) {
+  struct Arguments {
+    std::string path;
+    bool as_json = false;
+  };
+  auto arguments = std::make_shared<Arguments>();
+  CLI::App* command = app.add_subcommand("verify", "Read steps back and compare them with their digests");
+  command->add_option("PATH", arguments->path,
+                      "A mount, a series, a step or a file (default: all steps of the only mount)");
+  command->add_flag("--json", arguments->as_json, "Print as JSON");
+  command->footer(
+      "Digests are taken in the background, some time after a file was written. Exits with 1 where a file is damaged.\n"
+      "Example:\n  ckptfs verify\n  ckptfs verify /ckpt/steps/global_step100");
+  command->callback(
+      [arguments, &chosen] { chosen = [arguments] { return run(arguments->path, arguments->as_json); }; });
+}
+
+}  // namespace ckptfs::fs::cli

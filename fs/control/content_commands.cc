@@ -1,0 +1,187 @@
+#include "fs/control/content_commands.h"
+
+#include <algorithm>
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "fs/control/commands.h"
+#include "meta/digests.h"
+#include "meta/step_diff.h"
+#include "meta/steps.h"
+
+namespace ckptfs::fs {
+namespace {
+
+using nlohmann::json;
+using Clock = std::chrono::steady_clock;
+
+// Says stop when the time of one request is over.
+meta::Pause until(Clock::time_point end) {
+  return [end](std::chrono::nanoseconds) { return Clock::now() < end; };
+}
+Clock::time_point end_of_request() { return Clock::now() + std::chrono::seconds(1); }
+
+// Where a request goes on.
+struct Position {
+  std::string file;
+  uint64_t at = 0;
+
+  static Position of(const json& arguments) {
+    const json from = arguments.value("from", json::object());
+    return {from.value("file", ""), from.value("at", uint64_t{0})};
+  }
+  json to_json() const { return {{"file", file}, {"at", at}}; }
+};
+
+struct FoundFile {
+  std::string path;  // from the mount's root
+  meta::InodeNumber inode = 0;
+};
+
+// The regular files below a folder.
+class Walk {
+ public:
+  Walk(const meta::Tree& tree, const Credentials& who) : tree_(tree), who_(who) {}
+
+  Result<> add(meta::InodeNumber inode, const std::string& path) {
+    TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(inode));
+    if (!may_access(who_, record, record.is_dir() ? kRead | kSearch : kRead)) {
+      return Error(EACCES,
+                   path + ": permission denied; ask its owner (uid " + std::to_string(record.uid) + ") or root");
+    }
+    if (record.is_regular()) files_.push_back({path, inode});
+    if (!record.is_dir()) return success();
+    TRY_ASSIGN(const auto entries, tree_.list(inode));
+    for (const meta::DirectoryEntry& entry : entries) {
+      TRY(add(entry.inode, (path == "/" ? "" : path) + "/" + entry.name));
+    }
+    return success();
+  }
+  const std::vector<FoundFile>& files() const { return files_; }
+
+ private:
+  const meta::Tree& tree_;
+  const Credentials& who_;
+  std::vector<FoundFile> files_;
+};
+
+// In the order of their paths.
+Result<std::vector<FoundFile>> files_below(meta::Store& store, const Peer& peer, const std::string& path) {
+  const meta::Tree& tree = store.tree();
+  TRY_ASSIGN(const meta::InodeNumber top, resolve_as(tree, peer.credentials, path, kRead));
+  Walk walk(tree, peer.credentials);
+  if (top == meta::kRootInode) {
+    TRY_ASSIGN(const auto steps, meta::list_steps(store));
+    for (const meta::StepInfo& step : steps) TRY(walk.add(step.inode, step.series + "/" + step.tag));
+  } else {
+    TRY(walk.add(top, tree.path_of(top)));
+  }
+  std::vector<FoundFile> files = walk.files();
+  std::ranges::sort(files, {}, &FoundFile::path);
+  return files;
+}
+
+json to_json(const FoundFile& file, const meta::Verified& verified) {
+  json damaged = json::array();
+  for (const io::Range& range : verified.damaged)
+    damaged.push_back({{"offset", range.offset}, {"length", range.length}});
+  return {{"path", file.path}, {"state", meta::name_of(verified.verdict)}, {"damaged", std::move(damaged)}};
+}
+
+uint64_t total_bytes(const meta::Tree& tree, const std::vector<FoundFile>& files) {
+  uint64_t total = 0;
+  for (const FoundFile& file : files) {
+    if (const auto attributes = tree.attributes(file.inode))
+      total += static_cast<uint64_t>(attributes.value().stat.st_size);
+  }
+  return total;
+}
+
+Result<json> verify(meta::Store& store, const Peer& peer, const json& arguments) {
+  TRY_ASSIGN(const auto files, files_below(store, peer, arguments.value("path", "/")));
+  const Position from = Position::of(arguments);
+  json answer = {{"files", json::array()}, {"bytes", 0}};
+  if (from.file.empty()) answer["total"] = total_bytes(store.tree(), files);
+  uint64_t bytes = 0;
+  const auto end = end_of_request();
+  for (const FoundFile& file : files) {
+    if (file.path < from.file) continue;
+    if (Clock::now() >= end) {
+      answer["next"] = Position{file.path, 0}.to_json();
+      break;
+    }
+    const auto verified = meta::verify(store, file.inode, file.path == from.file ? from.at : 0, until(end));
+    if (!verified && verified.error().errno_value() == ENOENT) continue;  // removed meanwhile
+    TRY(verified);
+    answer["files"].push_back(to_json(file, verified.value()));
+    bytes += verified.value().bytes;
+    if (verified.value().done) continue;
+    answer["next"] = Position{file.path, verified.value().next}.to_json();
+    break;
+  }
+  answer["bytes"] = bytes;
+  return answer;
+}
+
+Result<meta::InodeNumber> step_at(meta::Store& store, const Peer& peer, const std::string& path) {
+  TRY_ASSIGN(const meta::InodeNumber step, resolve_as(store.tree(), peer.credentials, path, kRead | kSearch));
+  TRY_ASSIGN(const meta::InodeRecord record, store.tree().inode(step));
+  if (!record.is_dir()) return Error(ENOTDIR, path + ": it is no folder; name two steps");
+  Walk walk(store.tree(), peer.credentials);
+  TRY(walk.add(step, path));  // may all of it be read?
+  return step;
+}
+
+uint64_t size_of(const meta::Tree& tree, meta::InodeNumber file) {
+  const auto attributes = tree.attributes(file);
+  return attributes ? static_cast<uint64_t>(attributes.value().stat.st_size) : 0;
+}
+
+json only_in_one(const meta::Tree& tree, const meta::FilePair& pair) {
+  const uint64_t size = size_of(tree, pair.first ? *pair.first : *pair.second);
+  return {
+      {"path", pair.path}, {"change", pair.first ? "removed" : "added"}, {"bytes", size}, {"size", size}, {"read", 0}};
+}
+
+Result<json> diff(meta::Store& store, const Peer& peer, const json& arguments) {
+  TRY_ASSIGN(const meta::InodeNumber first, step_at(store, peer, arguments.at("first").get<std::string>()));
+  TRY_ASSIGN(const meta::InodeNumber second, step_at(store, peer, arguments.at("second").get<std::string>()));
+  TRY_ASSIGN(const auto pairs, meta::pair_files(store.tree(), first, second));
+  const Position from = Position::of(arguments);
+  json answer = {{"files", json::array()}};
+  const auto end = end_of_request();
+  for (const meta::FilePair& pair : pairs) {
+    if (pair.path < from.file) continue;
+    if (Clock::now() >= end) {
+      answer["next"] = Position{pair.path, 0}.to_json();
+      break;
+    }
+    if (!pair.first || !pair.second) {
+      answer["files"].push_back(only_in_one(store.tree(), pair));
+      continue;
+    }
+    const uint64_t at = pair.path == from.file ? from.at : 0;
+    TRY_ASSIGN(const meta::FileDiff found, meta::diff_files(store, *pair.first, *pair.second, at, until(end)));
+    answer["files"].push_back({{"path", pair.path},
+                               {"change", found.changed == 0 ? "same" : "changed"},
+                               {"bytes", found.changed},
+                               {"size", size_of(store.tree(), *pair.second)},
+                               {"read", found.read}});
+    if (found.done) continue;
+    answer["next"] = Position{pair.path, found.next}.to_json();
+    break;
+  }
+  return answer;
+}
+
+}  // namespace
+
+void add_content_commands(ControlServer& server, meta::Store& store) {
+  server.add("verify", ControlServer::Pace::slow,
+             [&store](const Peer& peer, const json& arguments) { return verify(store, peer, arguments); });
+  server.add("diff", ControlServer::Pace::slow,
+             [&store](const Peer& peer, const json& arguments) { return diff(store, peer, arguments); });
+}
+
+}  // namespace ckptfs::fs

@@ -1,0 +1,106 @@
+// The caretaker: a thread that looks after what lies in the store while nobody waits for it. Again and again it
+//   - takes the digests of every frozen blob, and of every file outside the swap folders that has been quiet for a
+//   while,
+//   - has files share what they hold twice: equal chunks of the file at the same place in the steps made before and
+//     after, and equal files anywhere,
+//   - reads all blobs against their digests, slowly, over and over (the scrub),
+//   - says which steps hold exactly the tensors of the step before.
+// While somebody writes it reads for a twentieth of the time only.
+//
+// Thread safety: report() from any thread; start() and stop() from one. Lock: mutex_ (a leaf).
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "meta/digests.h"
+#include "meta/store.h"
+
+namespace ckptfs::meta {
+
+struct CaretakerOptions {
+  std::chrono::seconds quiet{30};          // since a file was written last
+  std::chrono::seconds scrub{14 * 86400};  // in which all blobs are read once; 0: never
+};
+
+struct CaretakerReport {
+  uint64_t digested_files = 0;  // since the mount
+  uint64_t digested_bytes = 0;
+  uint64_t waiting_files = 0;          // for their digests
+  uint64_t shared_bytes = 0;           // had twice before, since the mount
+  uint64_t scrubbed_bytes = 0;         // since the mount
+  uint64_t failures = 0;               // of any of it; each is logged
+  std::vector<std::string> damaged;    // paths
+  std::vector<std::string> identical;  // steps with the tensors of the step before
+};
+
+class Caretaker {
+ public:
+  using Time = std::chrono::nanoseconds;
+
+  Caretaker(Store& store, CaretakerOptions options) : store_(store), options_(options) {}
+  ~Caretaker() { stop(); }
+
+  void start();
+  void stop();
+  CaretakerReport report() const;
+
+ private:
+  struct File {
+    BlobNumber blob = 0;
+    InodeNumber inode = 0;  // one of those that name the blob
+  };
+  struct Inventory {
+    std::vector<File> undigested;
+    std::vector<File> digested;  // ascending by blob
+    std::vector<BlobNumber> damaged;
+    uint64_t bytes = 0;  // of `digested`
+  };
+
+  void run();
+  Result<Time> look_after_all();
+  Result<Inventory> take_inventory();
+  Result<bool> look_after(const File& file);
+  Result<bool> digest(const File& file);
+  bool is_quiet(const File& file) const;
+  Result<> share(const File& file);
+  Result<> share_with(BlobNumber from, BlobNumber to);
+  Result<> note_damaged(const std::vector<BlobNumber>& blobs);
+  Result<> find_identical_steps();
+  Result<> scrub(Time passed);
+  Result<uint64_t> scrub_next();
+  Result<> record_scrubbed();
+  void failed(const std::string& what, const Error& error);
+  bool pause(Time read);
+  bool wait(Time time);  // false: the end
+
+  Store& store_;
+  const CaretakerOptions options_;
+
+  // The thread's own.
+  uint64_t version_ = 0;                                   // of the tree when all of it was looked at
+  bool postponed_ = false;                                 // some file was not quiet yet
+  Inventory inventory_;                                    // of the last round that looked
+  std::unordered_multimap<uint64_t, BlobNumber> by_root_;  // the first bytes of each root
+  std::set<InodeNumber> judged_;  // steps whose tensors were compared with those of the step before
+  BlobNumber scrubbed_ = 0;       // the scrub goes on behind it
+  double scrub_credit_ = 0;       // bytes that may be read
+  std::chrono::steady_clock::time_point scrub_recorded_;
+  std::chrono::steady_clock::time_point written_;  // when somebody had a file open for writing last
+
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;
+  bool stopping_ = false;   // guarded by mutex_
+  CaretakerReport report_;  // guarded by mutex_
+  std::thread thread_;
+};
+
+}  // namespace ckptfs::meta

@@ -14,17 +14,15 @@ namespace ckptfs::fs {
 
 namespace {
 constexpr std::chrono::seconds kInterval{1};
-constexpr size_t kMany = 64;            // closed copies that are settled at once: each holds a slot and a descriptor
+constexpr size_t kMany = 64;  // closed copies that are settled at once: each holds a slot and a descriptor
+constexpr int kNever = O_DIRECT | O_SYNC | O_DSYNC | O_APPEND;
 constexpr off_t kSmallest = 128 << 10;  // below, a copy costs less than a clone
 }  // namespace
 
 Adoptions::Adoptions(Filesystem& fs)
     : guesses(fs.tree, [&fs](InodeNumber inode) { return fs.files.name_of(inode); }), fs_(fs) {}
 
-bool Adoptions::may_adopt(int flags) {
-  constexpr int kNever = O_DIRECT | O_SYNC | O_DSYNC | O_APPEND;
-  return (flags & O_ACCMODE) == O_WRONLY && (flags & kNever) == 0;
-}
+bool Adoptions::may_adopt(int flags) { return (flags & O_ACCMODE) == O_WRONLY && (flags & kNever) == 0; }
 
 Adoptions::~Adoptions() {
   if (const auto stopped = stop(); !stopped) spdlog::error("{}", stopped.error().message());
@@ -141,6 +139,27 @@ Result<std::shared_ptr<Adoption>> Adoptions::try_begin(const OpenFile& file, con
   fs_.files.end(adoption->guess().file, false);
   if (!prepared) return prepared.error();
   return nothing;
+}
+
+std::unique_ptr<BlockAdoption> Adoptions::begin_blocks(const OpenFile& file, const std::string& name, int flags,
+                                                       const meta::Caller& caller) {
+  if ((flags & kNever) != 0 || !opens_for_writing(flags)) return nullptr;
+  const auto record = fs_.tree.inode(file.inode);
+  if (!record) return nullptr;
+  auto candidates = guesses.candidates(record.value().parent, name, may_adopt(flags), caller);
+  std::erase_if(candidates, [&](InodeNumber candidate) {
+    const auto attributes = fs_.tree.attributes(candidate);
+    return !attributes || attributes.value().stat.st_size < kSmallest || candidate == file.inode;
+  });
+  if (candidates.empty()) return nullptr;
+  return std::make_unique<BlockAdoption>(name, std::move(candidates),
+                                         BlockAdoption::Environment{
+                                             [this](InodeNumber inode) { return fs_.tree.open_blob(inode, O_RDONLY); },
+                                             [this](InodeNumber inode) { return open_guess(inode); },
+                                             [this](const Adoption::Guess& guess) { fs_.files.end(guess.file, false); },
+                                             [this](InodeNumber inode) { fs_.tree.finished_writing(inode); },
+                                         },
+                                         fs_.counters);
 }
 
 void Adoptions::closed(const std::shared_ptr<Adoption>& adoption) {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "fs/adoption.h"
+#include "fs/block_adoption.h"
 #include "fs/guesses.h"
 
 namespace ckptfs::fs {
@@ -37,6 +38,9 @@ class Adoptions {
   // Of a file that is empty, and has no other open than the one on its way. Null: there is no guess, or it cannot be;
   // the file is written plainly.
   std::shared_ptr<Adoption> begin(const OpenFile& file, const std::string& name, const meta::Caller& caller);
+  // For one that cannot begin as a clone; nothing has to be told of its end. Null: nothing there is like it.
+  std::unique_ptr<BlockAdoption> begin_blocks(const OpenFile& file, const std::string& name, int flags,
+                                              const meta::Caller& caller);
   // The handle that wrote has gone, or will never come.
   void closed(const std::shared_ptr<Adoption>& adoption);
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "fs/control/permission.h"
+#include "meta/names.h"
 
 namespace ckptfs::fs {
 
@@ -56,8 +57,40 @@ std::optional<InodeNumber> Guesses::find_reading(pid_t thread, const std::string
 
 std::optional<InodeNumber> Guesses::find_neighbour(InodeNumber folder, const std::string& name,
                                                    const Caller& writer) const {
-  // From the new file up to its step.
-  std::vector<std::string> path{name};
+  const auto before = previous_folder(folder, writer);
+  const auto found = before ? tree_.child(*before, name) : Error(ENOENT);
+  if (!found || !may_read(found.value(), writer)) return std::nullopt;
+  return found.value();
+}
+
+std::vector<InodeNumber> Guesses::candidates(InodeNumber folder, const std::string& name, bool may_clone,
+                                             const Caller& writer) const {
+  const auto before = previous_folder(folder, writer);
+  if (!before) return {};
+  std::vector<InodeNumber> found;
+  if (const auto same = tree_.child(*before, name)) {
+    if (!may_clone && may_read(same.value(), writer)) found.push_back(same.value());
+    return found;
+  }
+  const auto entries = tree_.list(*before);
+  if (!entries) return found;
+  for (const meta::DirectoryEntry& entry : entries.value()) {
+    if (!S_ISREG(entry.type) || tree_.child(folder, entry.name) || !may_read(entry.inode, writer)) continue;
+    found.push_back(entry.inode);
+    if (found.size() == kMostCandidates) break;
+  }
+  return found;
+}
+
+bool Guesses::may_read(InodeNumber inode, const Caller& reader) const {
+  const auto record = tree_.inode(inode);
+  return record && record.value().is_regular() && may_access({reader.uid, reader.gid, {}}, record.value(), kRead);
+}
+
+// The folder at the same place in the step that was made last before the one that `folder` lies in, or is.
+std::optional<InodeNumber> Guesses::previous_folder(InodeNumber folder, const Caller& writer) const {
+  // From the folder up to its step.
+  std::vector<std::string> path;
   std::optional<InodeNumber> at;
   while (!at) {
     const auto record = tree_.inode(folder);
@@ -66,7 +99,10 @@ std::optional<InodeNumber> Guesses::find_neighbour(InodeNumber folder, const std
     const auto above = tree_.inode(parent);
     if (!above) return std::nullopt;
     if ((above.value().flags & meta::kSeries) != 0) {
-      at = previous_step(parent, folder);
+      // `runs` and `best_model` may lie between checkpoint-1 and checkpoint-2.
+      const bool numbered = meta::step_number(name_of_(folder)).has_value();
+      at = newest_step(parent, folder, numbered);
+      if (!at) at = newest_step(parent, folder, !numbered);
       if (!at) return std::nullopt;
     } else {
       path.push_back(name_of_(folder));
@@ -75,27 +111,33 @@ std::optional<InodeNumber> Guesses::find_neighbour(InodeNumber folder, const std
   }
   // And from the step before down again, as the writer might go.
   const Credentials credentials{writer.uid, writer.gid, {}};
+  const auto may_enter = [&](InodeNumber number) {
+    const auto record = tree_.inode(number);
+    return record && record.value().is_dir() && may_access(credentials, record.value(), kSearch);
+  };
   for (auto part = path.rbegin(); part != path.rend(); ++part) {
-    const auto record = tree_.inode(*at);
-    if (!record || !record.value().is_dir() || !may_access(credentials, record.value(), kSearch)) return std::nullopt;
-    const auto next = tree_.child(*at, *part);
-    if (!next) return std::nullopt;
-    at = next.value();
+    if (!may_enter(*at)) return std::nullopt;
+    if (const auto next = tree_.child(*at, *part)) {
+      at = next.value();
+    } else {
+      // The checkpoint-N of a Trainer holds the global_stepN of its DeepSpeed.
+      at = meta::step_number(*part) ? newest_step(*at, UINT64_MAX, true) : std::nullopt;
+      if (!at) return std::nullopt;
+    }
   }
-  const auto record = tree_.inode(*at);
-  if (!record || !record.value().is_regular() || !may_access(credentials, record.value(), kRead)) return std::nullopt;
-  return at;
+  return may_enter(*at) ? at : std::nullopt;
 }
 
 // Inode numbers tell the order in which directories were made.
-std::optional<InodeNumber> Guesses::previous_step(InodeNumber series, InodeNumber step) const {
+std::optional<InodeNumber> Guesses::newest_step(InodeNumber series, InodeNumber before, bool numbered) const {
   const auto steps = tree_.list(series);
   if (!steps) return std::nullopt;
-  std::optional<InodeNumber> previous;
+  std::optional<InodeNumber> newest;
   for (const meta::DirectoryEntry& entry : steps.value()) {
-    if (S_ISDIR(entry.type) && entry.inode < step && (!previous || entry.inode > *previous)) previous = entry.inode;
+    if (!S_ISDIR(entry.type) || entry.inode >= before || (newest && entry.inode < *newest)) continue;
+    if (meta::step_number(entry.name).has_value() == numbered) newest = entry.inode;
   }
-  return previous;
+  return newest;
 }
 
 void Guesses::disappointed(const std::string& name) {

@@ -34,6 +34,10 @@ class Guesses {
   // For a new file `name` in `folder`.
   std::optional<meta::InodeNumber> find(meta::InodeNumber folder, const std::string& name,
                                         const meta::Caller& writer) const;
+  // For one that find() says nothing of, since the step before has no such name: what that has at its place and the new
+  // one lacks, and to which it may yet be renamed. For one that may not begin as a clone, also the file of its name.
+  std::vector<meta::InodeNumber> candidates(meta::InodeNumber folder, const std::string& name, bool may_clone,
+                                            const meta::Caller& writer) const;
   void disappointed(const std::string& name);
 
  private:
@@ -41,11 +45,15 @@ class Guesses {
   std::optional<meta::InodeNumber> find_reading(pid_t thread, const std::string& name) const;
   std::optional<meta::InodeNumber> find_neighbour(meta::InodeNumber folder, const std::string& name,
                                                   const meta::Caller& writer) const;
-  std::optional<meta::InodeNumber> previous_step(meta::InodeNumber series, meta::InodeNumber step) const;
+  std::optional<meta::InodeNumber> previous_folder(meta::InodeNumber folder, const meta::Caller& writer) const;
+  bool may_read(meta::InodeNumber inode, const meta::Caller& reader) const;
+  // The directory in `series` that was made last before `before`, of those with a step's name, or of the others.
+  std::optional<meta::InodeNumber> newest_step(meta::InodeNumber series, meta::InodeNumber before, bool numbered) const;
 
   static constexpr std::chrono::minutes kForget{10};
   static constexpr size_t kDeepest = 16;  // folders between a file and its step
   static constexpr size_t kMaximumNames = 4096;
+  static constexpr size_t kMostCandidates = 1024;
 
   const meta::Tree& tree_;
   const std::function<std::string(meta::InodeNumber)> name_of_;

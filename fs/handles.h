@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "fs/adoption.h"
+#include "fs/block_adoption.h"
 #include "fs/data_path.h"
 #include "fs/open_files.h"
 #include "meta/types.h"
@@ -26,9 +27,10 @@ struct Handle {
   bool writing = false;
   std::unique_ptr<DataPath> data;  // none: passthrough, reads and writes do not come here
   std::atomic<uint64_t> seen_errors{0};
-  std::shared_ptr<Adoption> adoption;  // its WRITEs go there first
-  pid_t reader = 0;                    // the thread that opened it for reading only; Guesses counts it
-  bool clears_privileges = false;      // it had suid or sgid when opened: a write by another than root clears them
+  std::shared_ptr<Adoption> adoption;     // its WRITEs go there first
+  std::unique_ptr<BlockAdoption> blocks;  // or there
+  pid_t reader = 0;                       // the thread that opened it for reading only; Guesses counts it
+  bool clears_privileges = false;         // it had suid or sgid when opened: a write by another than root clears them
 };
 
 // An open directory: a snapshot of its entries, taken when it is opened or rewound.

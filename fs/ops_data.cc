@@ -28,6 +28,7 @@ void op_read(fuse_req_t req, fuse_ino_t inode, size_t size, off_t offset, fuse_f
 }
 
 DataPath::Written write(const Handle& handle, std::span<const std::byte> data, off_t offset) {
+  if (handle.blocks) return handle.blocks->write(data, offset, *handle.data);
   DataPath::Written taken;
   if (handle.adoption) taken = handle.adoption->write(data, offset);
   if (taken.error || taken.bytes == data.size()) return taken;

@@ -83,7 +83,7 @@ Result<> choose_way(Filesystem& fs, OpenFile& file, const meta::InodeRecord& rec
   TRY_ASSIGN(const auto backing, fs.files.backing(file));
   handle.descriptor = backing.descriptor;
   const bool passthrough = backing.backing_id != 0;
-  const bool through_daemon = !passthrough || handle.adoption ||
+  const bool through_daemon = !passthrough || handle.adoption || handle.blocks ||
                               fs.modes.through_daemon(info.flags, record, handle.writing && fs.tree.short_of_space());
   if (through_daemon) {
     TRY_ASSIGN(handle.data, make_data_path(fs, file, backing.descriptor, info.flags));
@@ -119,6 +119,9 @@ Result<std::unique_ptr<Handle>> open_file(Filesystem& fs, meta::InodeNumber inod
   handle->clears_privileges = writing && has_privileges(record.mode);
   if (empty_name && Adoptions::may_adopt(info.flags)) {
     handle->adoption = fs.adoptions.begin(pending.file(), *empty_name, caller);
+  }
+  if (empty_name && !handle->adoption && (record.flags & meta::kSwap) == 0) {
+    handle->blocks = fs.adoptions.begin_blocks(pending.file(), *empty_name, info.flags, caller);
   }
   if (const auto served = choose_way(fs, pending.file(), record, *handle, info); !served) {
     if (handle->adoption) fs.adoptions.closed(handle->adoption);

@@ -17,6 +17,11 @@ bool is_checkpoint_file(const DirectoryEntry& entry, bool has_config) {
          name == ".metadata" || (has_config && name.ends_with(".safetensors"));
 }
 
+// Can this entry be what was missing to a checkpoint?
+bool may_complete_checkpoint(const DirectoryEntry& entry) {
+  return entry.name == "config.json" || is_checkpoint_file(entry, true);
+}
+
 bool has_name(const std::vector<DirectoryEntry>& entries, const std::string& name) {
   return std::any_of(entries.begin(), entries.end(), [&](const DirectoryEntry& entry) { return entry.name == name; });
 }
@@ -72,6 +77,15 @@ Result<> visit_folders(const Tree& tree, InodeNumber folder,
   return success();
 }
 
+// Is one of the folders on the path a step by its name?
+bool leads_through_step(const std::string& path) {
+  for (size_t begin = 1, end = 0; begin < path.size(); begin = end + 1) {
+    end = std::min(path.find('/', begin), path.size());
+    if (step_number(std::string_view(path).substr(begin, end - begin))) return true;
+  }
+  return false;
+}
+
 std::string name_of(const std::string& path) { return path.substr(path.rfind('/') + 1); }
 std::string folder_of(const std::string& path) { return path.rfind('/') == 0 ? "/" : path.substr(0, path.rfind('/')); }
 
@@ -84,6 +98,27 @@ Result<bool> is_step(const Tree& tree, InodeNumber directory) {
   if (record.parent == kRootInode || !step_number(name_of(tree.path_of(directory)))) return false;
   TRY_ASSIGN(const auto entries, tree.list(directory));
   return holds_checkpoint(entries);
+}
+
+Result<> note_entry(Tree& tree, InodeNumber folder, const DirectoryEntry& entry) {
+  return may_complete_checkpoint(entry) ? note_directory(tree, folder) : Result<>(success());
+}
+
+Result<> note_directory(Tree& tree, InodeNumber directory) {
+  TRY_ASSIGN(const InodeRecord record, tree.inode(directory));
+  if (record.parent == 0 || record.parent == kRootInode || (record.flags & kSwap) != 0) return success();
+  TRY_ASSIGN(const InodeRecord above, tree.inode(record.parent));
+  if ((above.flags & kSeries) != 0) return success();
+  TRY_ASSIGN(const bool step, is_step(tree, directory));
+  if (!step) return success();
+  TRY_ASSIGN(const InodeNumber outer, tree.step_of(record.parent));
+  if (outer != 0 || leads_through_step(tree.path_of(record.parent))) return success();
+  Tree::Change change = tree.begin();
+  TRY_ASSIGN(InodeRecord series, tree.inode(record.parent));
+  if (series.nlink == 0) return success();
+  series.flags |= kSeries;
+  change.batch.put(record.parent, series);
+  return tree.commit(std::move(change));
 }
 
 Result<std::vector<InodeNumber>> list_series(const Tree& tree) {

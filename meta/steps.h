@@ -23,6 +23,11 @@ struct StepInfo {
 // True for a child directory of a series that save, seal or pin made a step, or that has a step's name and holds a
 // recognised checkpoint file.
 Result<bool> is_step(const Tree& tree, InodeNumber directory);
+// `folder` now has `entry`. Where that makes it a step, its parent is a series from now on, unless that is the root or
+// lies in a step.
+Result<> note_entry(Tree& tree, InodeNumber folder, const DirectoryEntry& entry);
+// A directory was given this name: as above.
+Result<> note_directory(Tree& tree, InodeNumber directory);
 // Every series of the mount.
 Result<std::vector<InodeNumber>> list_series(const Tree& tree);
 // All steps of one series, or of every series (series = 0), sorted by series, then by step number and tag.

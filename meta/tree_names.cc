@@ -6,6 +6,7 @@
 
 #include "io/fault.h"
 #include "meta/names.h"
+#include "meta/steps.h"
 #include "meta/time.h"
 #include "meta/tree.h"
 
@@ -39,6 +40,12 @@ InodeRecord new_record(const NewNode& node, const InodeRecord& parent, InodeNumb
   record.parent = parent_number;
   record.atime = record.mtime = record.ctime = now();
   return record;
+}
+
+// The change itself is made; a series that is not noted now is with the next file of a step.
+void warn(const Tree& tree, InodeNumber folder, const Result<>& noted) {
+  if (noted || noted.error().errno_value() == ENOENT) return;
+  spdlog::warn("{}: whether it is a step was not looked at: {}", tree.path_of(folder), noted.error().message());
 }
 
 }  // namespace
@@ -79,6 +86,8 @@ Result<Attributes> Tree::make(InodeNumber parent_number, const std::string& name
     fill_stat(number, attributes);
     return attributes;
   }();
+  if (made)
+    warn(*this, parent_number, note_entry(*this, parent_number, {name, made.value().stat.st_ino, node.mode & S_IFMT}));
   if (!regular) return made;
   index_.note_blobs_changed();
   if (made) return attributes(made.value().stat.st_ino);
@@ -106,6 +115,7 @@ Result<Attributes> Tree::link(InodeNumber number, InodeNumber parent_number, con
     change.batch.put(parent_number, parent);
     TRY(commit(std::move(change)));
   }
+  warn(*this, parent_number, note_entry(*this, parent_number, {name, number, S_IFREG}));
   return attributes(number);
 }
 
@@ -275,6 +285,8 @@ Result<std::optional<Dropped>> Tree::rename(InodeNumber old_number, const std::s
   change.batch.put(old_number, old_parent);
   if (!same_folder) change.batch.put(new_number, new_parent);
   TRY(commit(std::move(change)));
+  warn(*this, new_number, note_entry(*this, new_number, {new_name, entry.inode, entry.type}));
+  if (moved.is_dir()) warn(*this, entry.inode, note_directory(*this, entry.inode));
   return dropped;
 }
 

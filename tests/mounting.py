@@ -478,6 +478,21 @@ def used_bytes(path):
     return (figures.f_blocks - figures.f_bfree) * figures.f_frsize
 
 
+def device_stat(folder):
+    """The file in which the kernel counts what is written to the device under the folder."""
+    number = os.stat(folder).st_dev
+    stat = pathlib.Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/stat")
+    if not stat.exists():
+        raise Failure(f"{folder} is on no block device of its own, so that nothing tells what is written to it; "
+                      "give another folder, on XFS or ext4")
+    return stat
+
+
+def written_bytes(folder):
+    """What the kernel has written to the device under the folder since it was attached."""
+    return int(device_stat(folder).read_text().split()[6]) * 512
+
+
 def free_bytes(path):
     figures = os.statvfs(path)
     return figures.f_bavail * figures.f_frsize

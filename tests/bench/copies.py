@@ -62,12 +62,12 @@ def timed(context, mount, live, command, folder, costs, side):
     def measured():
         settle(context)
         pathlib.Path("/proc/sys/vm/drop_caches").write_text("1")
-        written, used = written_bytes(context.disk), mounting.used_bytes(context.disk)
+        written, used = mounting.written_bytes(context.disk), mounting.used_bytes(context.disk)
         began = time.monotonic()
         mounting.run("bash", "-euc", "set -o pipefail; " + command, env={**os.environ, **variables})
         machine.sync_filesystem(context.disk)
         took = time.monotonic() - began
-        written, used = written_bytes(context.disk) - written, mounting.used_bytes(context.disk) - used
+        written, used = mounting.written_bytes(context.disk) - written, mounting.used_bytes(context.disk) - used
         costs[side] = f"{label}: {written / plan.MIB:.0f} MiB written, {used / plan.MIB:.0f} MiB used"
         mounting.run("diff", "-r", folder / "from", target)
         shutil.rmtree(target)
@@ -84,10 +84,3 @@ def settle(context):
     while used != (used := mounting.used_bytes(context.disk)):
         time.sleep(0.2)
         machine.sync_filesystem(context.disk)
-
-
-def written_bytes(folder):
-    """What the kernel has written to the device under the folder since it was attached."""
-    number = os.stat(folder).st_dev
-    stat = pathlib.Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/stat").read_text()
-    return int(stat.split()[6]) * 512

@@ -14,6 +14,7 @@ import time
 
 import harness
 from leftovers import loops_below, mounts_below
+from mounting import device_stat
 
 CKPTFS = str(harness.BUILD / "ckptfs")
 MODEL = ["--width", "1536", "--layers", "6"]
@@ -104,16 +105,6 @@ def has_reflink(folder):
     finally:
         source.unlink(missing_ok=True)
         target.unlink(missing_ok=True)
-
-
-def device_stat(folder):
-    """The file in which the kernel counts what is written to the device under the folder."""
-    number = os.stat(folder).st_dev
-    stat = pathlib.Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/stat")
-    if not stat.exists():
-        raise Problem(f"{folder} is on no block device of its own, so that nothing tells what is written to it; "
-                      "give another folder, on XFS or ext4")
-    return stat
 
 
 class Places:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs torch and deepspeed into build/venv and compiles DeepSpeed's extensions. See usage() below.
+# Installs torch, deepspeed and transformers into build/venv and compiles DeepSpeed's extensions. See usage() below.
 set -euo pipefail
 
 readonly here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -13,7 +13,7 @@ usage() {
   cat <<'END'
 Usage: tests/deepspeed/venv.sh [--help]
 
-Installs the real DeepSpeed (requirements.txt, from PyPI: some 90 s, 5.4 GB) into build/venv, and compiles the
+Installs the real DeepSpeed and Trainer (requirements.txt, from PyPI: some 90 s, 5.4 GB) into build/venv, and compiles the
 extensions that it needs on the CPU into build/torch_extensions (about 4 minutes on 2 cores). Running it again does
 nothing and says nothing. Output of pip and of the compiler: build/venv.log.
 END
@@ -33,7 +33,7 @@ logged() {
 
 # What the compiled extensions depend on: they are built for the processor they are built on.
 machine() {
-  cat "$here/requirements.txt"
+  grep -Ev '^(transformers|accelerate|safetensors)==' "$here/requirements.txt"
   grep -m1 '^flags' /proc/cpuinfo || uname -m
   g++ -dumpfullversion
 }
@@ -41,7 +41,7 @@ machine() {
 install_packages() {
   local stamp=$venv/.requirements
   cmp -s "$here/requirements.txt" "$stamp" && "$venv/bin/python" -c '' 2>/dev/null && return
-  say "installing torch and deepspeed into build/venv (about 90 s, 5.4 GB)"
+  say "installing torch, deepspeed and transformers into build/venv (about 90 s, 5.4 GB)"
   "$venv/bin/python" -c '' 2>/dev/null || logged python3 -m venv --clear "$venv"
   logged "$venv/bin/pip" install --disable-pip-version-check --progress-bar off -r "$here/requirements.txt"
   cp "$here/requirements.txt" "$stamp"

@@ -73,6 +73,43 @@ TEST_F(TreeTest, ControlXattrsAreNeverListed) {
   EXPECT_EQ(tree().list_xattrs(at("/steps")).value(), std::vector<std::string>{"user.mine"});
 }
 
+TEST_F(TreeTest, ADirectoryBecomesASeriesWithItsFirstStep) {
+  const auto is_series = [&](const std::string& path) { return (tree().inode(at(path)).value().flags & kSeries) != 0; };
+  for (const std::string series : {"/a", "/b", "/c", "/d", "/checkpoint-0"}) make_folder(series);
+  // A file of a checkpoint of its own, or the second of two that tell together.
+  make_folder("/a/checkpoint-5");
+  make_file("/a/checkpoint-5/config.json");
+  make_file("/a/trainer_state.json");
+  make_file("/a/checkpoint-5/notes.txt");
+  EXPECT_FALSE(is_series("/a"));
+  make_file("/a/checkpoint-5/model.safetensors");
+  EXPECT_TRUE(is_series("/a"));
+  // What lies in a step, or in the root, makes no series.
+  make_folder("/a/checkpoint-5/global_step5");
+  make_file("/a/checkpoint-5/global_step5/mp_rank_00_model_states.pt");
+  EXPECT_FALSE(is_series("/a/checkpoint-5"));
+  make_file("/checkpoint-0/trainer_state.json");
+  EXPECT_EQ(tree().inode(kRootInode).value().flags & kSeries, 0U);
+  // As DeepSpeed's Trainer begins: the step within comes first.
+  make_folder("/b/checkpoint-5");
+  make_folder("/b/checkpoint-5/global_step5");
+  make_file("/b/checkpoint-5/global_step5/mp_rank_00_model_states.pt");
+  EXPECT_FALSE(is_series("/b") || is_series("/b/checkpoint-5"));
+  make_file("/b/checkpoint-5/trainer_state.json");
+  EXPECT_TRUE(is_series("/b"));
+  // Renamed to what tells: the file, and the folder.
+  make_folder("/c/step7");
+  make_file("/c/step7/tmp");
+  ASSERT_TRUE(tree().rename(at("/c/step7"), "tmp", at("/c/step7"), ".metadata", 0));
+  EXPECT_TRUE(is_series("/c"));
+  make_folder("/d/tmp-checkpoint-5");
+  make_file("/d/tmp-checkpoint-5/trainer_state.json");
+  EXPECT_FALSE(is_series("/d"));
+  ASSERT_TRUE(tree().rename(at("/d"), "tmp-checkpoint-5", at("/d"), "checkpoint-5", 0));
+  EXPECT_TRUE(is_series("/d"));
+  expect_clean_fsck();
+}
+
 TEST_F(TreeTest, WhatMovesIntoAZeroStageFolderIsSwapState) {
   make_folder("/d");
   make_file("/d/f", std::string(300000, 'x'));

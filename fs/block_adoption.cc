@@ -1,0 +1,156 @@
+#include "fs/block_adoption.h"
+
+#include <spdlog/spdlog.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "io/aligned_buffer.h"
+#include "io/clone.h"
+#include "io/fault.h"
+
+namespace ckptfs::fs {
+
+namespace {
+
+constexpr size_t kBlock = 4096;
+constexpr size_t kSmallestRun = 64 << 10;           // below, a call costs more than the blocks
+constexpr size_t kLongestLook = 64 << 10;           // of the first WRITE
+constexpr uint64_t kPatience = uint64_t{64} << 20;  // wrong bytes before a guess is given up
+
+thread_local io::AlignedBuffer compared_with;
+
+// What the file has at `offset`, as much of `size` as there is.
+Result<std::span<const std::byte>> read_there(int descriptor, size_t size, uint64_t offset) {
+  const auto there = compared_with.get(size);
+  if (there.size() < size) return Error(ENOMEM);
+  TRY_ASSIGN(const size_t got, io::read_full(descriptor, there, static_cast<off_t>(offset)));
+  return std::span<const std::byte>(there.first(got));
+}
+
+bool unchanged(const Adoption::Guess& guess) {
+  return guess.frozen || (guess.unchanged && guess.file->changes.load() == guess.changes);
+}
+
+}  // namespace
+
+BlockAdoption::~BlockAdoption() {
+  if (guess_) environment_.close(*guess_);
+}
+
+void BlockAdoption::give_up(const Error& reason) {
+  if (ended_.exchange(true)) return;
+  add(counters_.adoption_fallbacks);
+  spdlog::warn("{} is written, not adopted: {}", name_, reason.message());
+}
+
+DataPath::Written BlockAdoption::write(std::span<const std::byte> data, off_t offset, DataPath& plain) {
+  const Adoption::Guess* guess = ended_ ? nullptr : guess_for(data, offset, plain.buffered());
+  if (guess == nullptr) return plain.write(data, offset);
+  DataPath::Written written;
+  for (const Part& part : parts(*guess, data, static_cast<uint64_t>(offset))) {
+    const auto at = offset + static_cast<off_t>(part.begin);
+    const size_t size = part.end - part.begin;
+    if (!part.shared || !share(*guess, plain.buffered(), at, size)) {
+      auto rest = plain.write(data.subspan(part.begin, size), at);
+      if (rest.bytes < size) return {written.bytes + rest.bytes, std::move(rest.error)};
+    }
+    written.bytes += size;
+  }
+  return written;
+}
+
+// Null: there is none.
+const Adoption::Guess* BlockAdoption::guess_for(std::span<const std::byte> data, off_t offset, int blob) {
+  const std::lock_guard lock(mutex_);
+  if (guess_) return &*guess_;
+  const auto chosen = choose(data, offset, blob);
+  candidates_.clear();
+  if (!chosen || !chosen.value()) {
+    if (!chosen) give_up(chosen.error());
+    ended_ = true;
+    return nullptr;
+  }
+  auto opened = environment_.open(*chosen.value());
+  if (!opened) {
+    give_up(opened.error());
+    return nullptr;
+  }
+  guess_ = std::move(opened).value();
+  if (!unchanged(*guess_)) {  // somebody is writing it
+    ended_ = true;
+    return nullptr;
+  }
+  add(counters_.adoptions);
+  return &*guess_;
+}
+
+Result<std::optional<InodeNumber>> BlockAdoption::choose(std::span<const std::byte> data, off_t offset,
+                                                         int blob) const {
+  TRY_ASSIGN(const struct stat own, io::stat_fd(blob));
+  const auto begin = data.first(std::min(data.size(), kLongestLook));
+  for (const InodeNumber candidate : candidates_) {
+    const auto descriptor = environment_.look(candidate);
+    if (!descriptor && descriptor.error().errno_value() == ENOENT) continue;  // removed meanwhile
+    if (!descriptor) return descriptor.error();
+    TRY_ASSIGN(const struct stat st, io::stat_fd(descriptor.value().get()));
+    if (own.st_size > 0 && st.st_size != own.st_size) continue;
+    TRY_ASSIGN(const auto there, read_there(descriptor.value().get(), begin.size(), static_cast<uint64_t>(offset)));
+    if (there.size() == begin.size() && std::memcmp(there.data(), begin.data(), begin.size()) == 0) return {candidate};
+  }
+  return std::optional<InodeNumber>();
+}
+
+// One after another, all of `data`: runs of whole blocks that the guess has too, and what lies between them.
+std::vector<BlockAdoption::Part> BlockAdoption::parts(const Adoption::Guess& guess, std::span<const std::byte> data,
+                                                      uint64_t offset) {
+  std::vector<Part> found;
+  const auto put = [&found](size_t begin, size_t end, bool shared) {
+    if (begin == end) return;
+    const bool together = !shared && !found.empty() && !found.back().shared;
+    if (together) found.back().end = end;
+    if (!together) found.push_back({begin, end, shared});
+  };
+  const auto there = read_there(guess.descriptor, data.size(), offset);
+  if (!there) give_up(there.error());
+  const size_t head = std::min(data.size(), (kBlock - offset % kBlock) % kBlock);
+  const size_t comparable = there && there.value().size() > head ? (there.value().size() - head) / kBlock : 0;
+  const size_t last = head + comparable * kBlock;
+  const auto equal = [&](size_t at) { return std::memcmp(data.data() + at, there.value().data() + at, kBlock) == 0; };
+  put(0, head, false);
+  uint64_t mismatched = 0;
+  for (size_t begin = head; begin < last;) {
+    const bool same = equal(begin);
+    size_t end = begin + kBlock;
+    while (end < last && equal(end) == same) end += kBlock;
+    if (!same) mismatched += end - begin;
+    put(begin, end, same && end - begin >= kSmallestRun);
+    begin = end;
+  }
+  put(last, data.size(), false);
+  const uint64_t wrong = mismatched_ += mismatched;
+  if (const uint64_t all = compared_ += last - head; wrong >= kPatience && wrong > all / 2) ended_ = true;
+  return found;
+}
+
+// False: it is to be written.
+bool BlockAdoption::share(const Adoption::Guess& guess, int blob, off_t offset, size_t size) {
+  const auto cloned = [&]() -> Result<> {
+    TRY(io::fault_point("adopt.clone_range"));
+    return io::clone_range(guess.descriptor, offset, blob, offset, size);
+  }();
+  if (!cloned) {
+    give_up(cloned.error());
+    return false;
+  }
+  environment_.shared(guess.file->inode);
+  if (!unchanged(guess)) {  // whoever opens it for writing is counted before he can write
+    ended_ = true;
+    return false;
+  }
+  add(counters_.bytes_adopted, size);
+  return true;
+}
+
+}  // namespace ckptfs::fs

@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 
+import child
 import machine
 import measure
 import mounting
@@ -14,6 +15,8 @@ import plan
 
 TIMES = "Copies"
 COSTS = "Copies: what they write, and the space they take"
+LABELS = {"ours": "ckptfs", "native": "native XFS"}
+STATES = mounting.REPOSITORY / "tests" / "bench" / "states.py"
 PACKAGE = mounting.REPOSITORY / "gpu" / "python"
 COPYTREE = f"{shlex.quote(sys.executable)} -c 'import shutil, sys; shutil.copytree(*sys.argv[1:])' $from $to"
 METHODS = {
@@ -43,6 +46,7 @@ def section(context):
             context.add(TIMES, measure.Row(title, "native XFS", measure.SECONDS, figures["ours"], figures["native"]))
             context.add(COSTS, measure.Note(title, "; ".join(costs[side] for side in sides)))
         shutil.rmtree(sides["native"])
+    frozen_weights(context)
 
 
 def fill(folder, count, size):
@@ -56,22 +60,78 @@ def fill(folder, count, size):
 def timed(context, mount, live, command, folder, costs, side):
     """Seconds of one copy with the sync behind it, the source cold; notes what it cost."""
     target = folder / "to"
-    label = {"ours": "ckptfs", "native": "native XFS"}[side]
     variables = {"from": str(folder / "from"), "to": str(target)}
 
     def measured():
-        settle(context)
-        pathlib.Path("/proc/sys/vm/drop_caches").write_text("1")
-        written, used = mounting.written_bytes(context.disk), mounting.used_bytes(context.disk)
-        began = time.monotonic()
-        mounting.run("bash", "-euc", "set -o pipefail; " + command, env={**os.environ, **variables})
-        machine.sync_filesystem(context.disk)
-        took = time.monotonic() - began
-        written, used = mounting.written_bytes(context.disk) - written, mounting.used_bytes(context.disk) - used
-        costs[side] = f"{label}: {written / plan.MIB:.0f} MiB written, {used / plan.MIB:.0f} MiB used"
+        copy = ("bash", "-euc", "set -o pipefail; " + command)
+        took, costs[side] = cost(context, side, lambda: mounting.run(*copy, env={**os.environ, **variables}))
         mounting.run("diff", "-r", folder / "from", target)
-        shutil.rmtree(target)
-        mounting.wait_until("the copy's blobs are deleted", lambda: mount.store.filled_blobs() <= live, 60, 0.05)
+        remove(mount, live, target)
+        return took
+
+    return measured
+
+
+def cost(context, side, action):
+    """Seconds of the action with the sync behind it, nothing in memory before; and what it cost, in words."""
+    settle(context)
+    pathlib.Path("/proc/sys/vm/drop_caches").write_text("1")
+    written, used = mounting.written_bytes(context.disk), mounting.used_bytes(context.disk)
+    began = time.monotonic()
+    action()
+    machine.sync_filesystem(context.disk)
+    took = time.monotonic() - began
+    written, used = mounting.written_bytes(context.disk) - written, mounting.used_bytes(context.disk) - used
+    return took, f"{LABELS[side]}: {written / plan.MIB:.0f} MiB written, {used / plan.MIB:.0f} MiB used"
+
+
+def remove(mount, live, folder):
+    shutil.rmtree(folder)
+    mounting.wait_until("the copy's blobs are deleted", lambda: mount.store.filled_blobs() <= live, 60, 0.05)
+
+
+def frozen_weights(context):
+    """A second save of a state of which a few tensors have changed."""
+    titles = {how: f"{how} of mostly frozen weights" for how in ("torch.save", "safetensors")}
+    if reason := child.lacks("torch", "safetensors"):
+        for title in titles.values():
+            context.add(TIMES, measure.Missing(title, reason))
+        return
+    size = context.sizes.copied_files * context.sizes.copied_size
+    with (
+        context.mounted("saves of mostly frozen weights", "passthrough", "safe") as mount,
+        child.running(context.work / "states.log", STATES, size) as saver,
+    ):
+        sides = {"ours": mount.path / "steps", "native": context.disk / "native"}
+        for how, title in titles.items():
+            for folder in sides.values():
+                (folder / "checkpoint-1").mkdir(parents=True)
+                saver.ask(do="make", how=how, path="", version=0)
+                saver.ask(do="save", how=how, path=str(folder / "checkpoint-1" / "model"))
+            live, costs = mount.store.filled_blobs(), {}
+            figures = context.rounds(
+                {side: saved(context, mount, live, saver, how, folder, costs, side) for side, folder in sides.items()}
+            )
+            context.add(TIMES, measure.Row(title, "native XFS", measure.SECONDS, figures["ours"], figures["native"]))
+            context.add(COSTS, measure.Note(title, "; ".join(costs[side] for side in sides)))
+            for folder in sides.values():
+                shutil.rmtree(folder / "checkpoint-1")
+        shutil.rmtree(sides["native"])
+
+
+def saved(context, mount, live, saver, how, series, costs, side):
+    target, version = series / "checkpoint-2", 0
+
+    def measured():
+        nonlocal version
+        version += 1
+        question = {"how": how, "path": str(target / "model")}
+        target.mkdir()
+        saver.ask(do="make", version=version, **question)
+        took, costs[side] = cost(context, side, lambda: saver.ask(do="save", **question))
+        if not saver.ask(do="compare", **question):
+            raise mounting.Failure(f"{target}: what was saved by {how} is not what is loaded")
+        remove(mount, live, target)
         return took
 
     return measured

@@ -19,9 +19,16 @@ import names
 import plan
 import report
 import saves
+import trainers
 
 DOCUMENT = mounting.REPOSITORY / "docs" / "benchmarks.md"
-PARTS = {"data": data.section, "saves": saves.section, "copies": copies.section, "names": names.section}
+PARTS = {
+    "data": data.section,
+    "saves": saves.section,
+    "copies": copies.section,
+    "trainer": trainers.section,
+    "names": names.section,
+}
 
 EXAMPLES = """\
 Ratios are taken pair by pair in the same run; the bars are those of the project, and are judged only here. The image

@@ -110,7 +110,7 @@ def main():
         result["used"] = space(options.measure[0])
     trainer = make_trainer(options, model, result["saves"])
     if options.paced:
-        print("ready", flush=True)
+        print(json.dumps("ready"), flush=True)
     trainer.train(resume_from_checkpoint=options.resume)
     with open(options.out, "w", encoding="utf-8") as out:
         json.dump(result, out, indent=1)

@@ -1,0 +1,55 @@
+"""Programs of build/venv (torch, safetensors, transformers) that do one thing at each line they are told."""
+
+import contextlib
+import json
+import os
+import subprocess
+
+import mounting
+
+PYTHON = mounting.BUILD / "venv" / "bin" / "python"
+INSTALL = "tests/deepspeed/venv.sh installs it"
+
+
+def lacks(*modules):
+    """Why no such program can run here; None: it can."""
+    if not PYTHON.exists():
+        return f"there is no build/venv: {INSTALL}"
+    done = mounting.run(PYTHON, "-c", f"import importlib.util as u; print([m for m in {modules} if not u.find_spec(m)])")
+    return None if done.stdout.strip() == "[]" else f"build/venv lacks {done.stdout.strip()}: {INSTALL}"
+
+
+class Child:
+    """Each line it is told it answers by one line of JSON."""
+
+    def __init__(self, process, log):
+        self.process, self.log = process, log
+
+    def answer(self):
+        line = self.process.stdout.readline()
+        if not line:
+            raise mounting.Failure(f"{self.process.args[1]} has ended: {self.log.read_text(errors='replace')[-2000:]}")
+        return json.loads(line)
+
+    def ask(self, **question):
+        self.process.stdin.write(json.dumps(question) + "\n")
+        self.process.stdin.flush()
+        return self.answer()
+
+
+@contextlib.contextmanager
+def running(log, *words):
+    """A Child, once it has said that it is ready."""
+    environment = dict(os.environ, CUDA_VISIBLE_DEVICES="", DS_ACCELERATOR="cpu", PYTHONDONTWRITEBYTECODE="1")
+    with open(log, "wb") as errors:
+        process = subprocess.Popen([str(PYTHON), *map(str, words)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                   stderr=errors, text=True, env=environment)
+    try:
+        child = Child(process, log)
+        child.answer()
+        yield child
+    finally:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()

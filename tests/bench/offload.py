@@ -1,0 +1,88 @@
+"""What DeepSpeed's own copies of the offloaded tensors cost: the copytree in save_checkpoint, and that in
+load_checkpoint."""
+
+import json
+import shutil
+import statistics
+import sys
+
+import child
+import measure
+import mounting
+import plan
+
+sys.path.append(str(mounting.REPOSITORY / "tests" / "deepspeed"))
+
+import harness
+
+TIMES = "DeepSpeed's copies"
+COSTS = "DeepSpeed's copies: what they write to the device"
+TAG = "global_step1"
+PATCH_BAR = measure.Bar(0.1, at_least=False)
+PLAIN_BAR = measure.Bar(1.0, at_least=False)
+WRITTEN_BAR = 0.01  # of what is copied
+SIDES = {"native": "native XFS", "ours": "ckptfs", "patched": "ckptfs, ckptfs.patch"}
+
+
+def section(context):
+    if reason := child.lacks("torch", "deepspeed"):
+        context.add(TIMES, measure.Missing("copytree in save_checkpoint", reason))
+        return
+    harness.install()
+    for ranks in (1, 2):
+        against_native(context, ranks)
+
+
+def against_native(context, ranks):
+    found = {}
+    with context.mounted(f"DeepSpeed, {ranks} ranks", "passthrough", "safe") as mount:
+        for side in SIDES:
+            root = context.disk / "native" if side == "native" else mount.path
+            root.mkdir(exist_ok=True)
+            found[side] = trained(context, ranks, root, side)
+            for name in ("zero_stage_3", "steps"):
+                mounting.run("bash", "-c", f"rm -rf {root / name}/*")
+        shutil.rmtree(context.disk / "native")
+    for what in ("save", "load"):
+        title = f"copytree in {what}_checkpoint, {ranks} ranks"
+        times = {side: [copy["synced"] for copy in found[side][what][1:]] for side in SIDES}
+        for side, bar in (("ours", PLAIN_BAR), ("patched", PATCH_BAR)):
+            label = "" if side == "ours" else ", ckptfs.patch"
+            row = measure.Row(title + label, "native XFS", measure.SECONDS, times[side], times["native"], bar)
+            context.add(TIMES, row)
+        for side in SIDES:
+            copied = found[side]["bytes"]
+            written = statistics.median(copy["bytes"] for copy in found[side][what][1:])
+            if side == "native":
+                context.add(COSTS, measure.Note(f"{title}, {SIDES[side]}", f"{written / plan.MIB:.1f} MiB"))
+                continue
+            limit = WRITTEN_BAR * copied / plan.MIB
+            context.add(COSTS, measure.Limit(f"{title}, {SIDES[side]}", written / plan.MIB, limit, "MiB"))
+    for side in SIDES:
+        back = statistics.median(found[side]["write_back"][1:]) / plan.MIB
+        title = f"the rest of load_checkpoint, {ranks} ranks, {SIDES[side]}"
+        context.add(COSTS, measure.Note(title, f"{back:.1f} MiB of {found[side]['bytes'] / plan.MIB:.0f} MiB copied"))
+
+
+def trained(context, ranks, root, side):
+    """What each copytree cost in a run that saves, and in one that loads."""
+    width = context.sizes.offloaded_width
+    disk = (context.disk, mounting.device_stat(context.disk))
+    common = ["--nvme", root, "--width", width, "--layers", 9, "--steps", 1, "--tag", TAG, "--repeat", context.pairs + 1]
+    common += ["--measure", *disk]
+    series = root / "steps"
+    series.mkdir(exist_ok=True)
+    first = run(context, ranks, [*common, "--save", series], side)
+    copied = sum(path.stat().st_size for path in (series / TAG / "offloaded_tensors").rglob("*.swp"))
+    second = run(context, ranks, [*common, "--resume", series], side)
+    loads = [load["bytes"] - copy["bytes"] for load, copy in zip(second["loads"], second["copies"], strict=True)]
+    return {"save": first["copies"], "load": second["copies"], "write_back": loads, "bytes": copied}
+
+
+def run(context, ranks, arguments, side):
+    out, log = context.work / "offload", context.work / "offload.log"
+    with open(log, "wb") as output:
+        words = [str(word) for word in [*arguments, "--out", out]]
+        with harness.ranks_running(ranks, words, output, patched=side == "patched") as processes:
+            harness.wait_for_ranks(processes, log)
+    return json.loads(out.with_name("offload.0").read_text())

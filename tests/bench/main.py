@@ -16,6 +16,7 @@ import data
 import machine
 import mounting
 import names
+import offload
 import plan
 import report
 import saves
@@ -27,6 +28,7 @@ PARTS = {
     "saves": saves.section,
     "copies": copies.section,
     "trainer": trainers.section,
+    "deepspeed": offload.section,
     "names": names.section,
 }
 

@@ -23,11 +23,12 @@ class Sizes:
     names: int  # files in the folder of the operations on names
     copied_files: int
     copied_size: int  # of each
+    offloaded_width: int  # of DeepSpeed's model: 9 layers of its square, 12 bytes a parameter
     unchanged_saves: int = 50
 
 
-FULL = Sizes(8 * GIB, 512 * MIB, 128 * MIB, ((24, 64 * MIB), (2000, 512 * KIB)), 10_000, 6, 64 * MIB)
-QUICK = Sizes(2 * GIB, 128 * MIB, 32 * MIB, ((24, 8 * MIB), (200, 512 * KIB)), 1_000, 4, 8 * MIB)
+FULL = Sizes(8 * GIB, 512 * MIB, 128 * MIB, ((24, 64 * MIB), (2000, 512 * KIB)), 10_000, 6, 64 * MIB, 3072)
+QUICK = Sizes(2 * GIB, 128 * MIB, 32 * MIB, ((24, 8 * MIB), (200, 512 * KIB)), 1_000, 4, 8 * MIB, 1024)
 
 
 @dataclasses.dataclass

@@ -28,7 +28,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from checking import Report, equal, guarded, true
-from mounting import BUILD, GIB, KIB, LEVEL, Failure, Store, mounted, run, unmount, wait_until, workspace, xfs
+from mounting import BUILD, GIB, KIB, LEVEL, REPOSITORY, Failure, Store, mounted, run, unmount, wait_until, workspace, xfs
 
 TAG, XATTR_TAG = "global_step4", "saved4"
 SWAP = "zero_stage_3"
@@ -339,13 +339,16 @@ def environment():
 
 
 @contextlib.contextmanager
-def ranks_running(count, arguments, output):
-    """The processes of a training. At the end none is left, nor what DeepSpeed leaves in /dev/shm, 66 MiB a rank."""
+def ranks_running(count, arguments, output, patched=False):
+    """The processes of a training, perhaps by `python -m ckptfs.patch`. At the end none is left, nor what DeepSpeed leaves in /dev/shm, 66 MiB a rank."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     shared = dict(environment(), WORLD_SIZE=str(count), LOCAL_SIZE=str(count), MASTER_PORT=str(port))
-    processes = [subprocess.Popen([python(), str(HERE / "train.py"), *arguments], stdin=subprocess.DEVNULL,
+    if patched:
+        shared["PYTHONPATH"] = str(REPOSITORY / "gpu" / "python")
+    program = [*(["-m", "ckptfs.patch"] if patched else []), str(HERE / "train.py")]
+    processes = [subprocess.Popen([python(), *program, *arguments], stdin=subprocess.DEVNULL,
                                   stdout=output, stderr=output, env=dict(shared, RANK=str(rank), LOCAL_RANK=str(rank)))
                  for rank in range(count)]
     try:

@@ -11,6 +11,7 @@ import glob
 import hashlib
 import json
 import os
+import shutil
 import sys
 import time
 
@@ -34,6 +35,7 @@ def parse_arguments():
                         help="before save_checkpoint, at the same moment, rank 0 saves by setxattr under this tag")
     parser.add_argument("--measure", nargs=2, metavar=("FOLDER", "STAT"),
                         help="what each save costs: with a syncfs of FOLDER, as counted by the block device's STAT file")
+    parser.add_argument("--repeat", type=int, default=1, help="resume, or train and save, so often; the last one stays")
     parser.add_argument("--progress", metavar="FILE", help="append a line to this file at each step")
     parser.add_argument("--out", required=True, help="the result, .RANK is appended")
     return parser.parse_args()
@@ -113,6 +115,24 @@ class Cost:
         return {"returned": returned, "synced": time.monotonic() - start, "bytes": self.written() - before}
 
 
+def note_copies(cost, dist, noted):
+    """What DeepSpeed's copytrees cost, from when the first rank begins to when the last one is done."""
+    plain = shutil.copytree
+
+    def copytree(*arguments, **named):
+        def copy():
+            dist.barrier()
+            plain(*arguments, **named)
+            dist.barrier()
+
+        shutil.copytree = plain  # it calls itself
+        noted.append(cost.of(copy))
+        dist.barrier()
+        shutil.copytree = copytree
+
+    shutil.copytree = copytree
+
+
 def train(torch, engine, width, first, steps, rank, progress):
     losses = []
     for step in range(first, first + steps):
@@ -189,6 +209,12 @@ def param_files(nvme, engine, rank):
     return found
 
 
+def resume(engine, options):
+    loaded, _ = engine.load_checkpoint(options.resume, tag=options.tag)
+    if not loaded:
+        raise SystemExit(f"train: nothing to resume from in {options.resume}")
+
+
 def checkpoint(engine, options, rank, dist, result):
     """The save by setxattr, and right after it, with nothing in between, DeepSpeed's own."""
     cost = Cost(options.measure if rank == 0 else None)
@@ -218,17 +244,23 @@ def main():
     deepspeed.init_distributed(dist_backend="gloo")
     engine = build(torch, deepspeed, deepspeed_config(options, width), width, options.layers)
 
-    result, first = {"rank": rank}, 0
+    result, first = {"rank": rank, "losses": [], "copies": [], "loads": []}, 0
+    cost = Cost(options.measure if rank == 0 else None)
+    if options.measure:
+        note_copies(cost, dist, result["copies"])
     if options.resume:
-        loaded, _ = engine.load_checkpoint(options.resume, tag=options.tag)
-        if not loaded:
-            raise SystemExit(f"train: nothing to resume from in {options.resume}")
+        for _ in range(options.repeat):
+            result["loads"].append(cost.of(lambda: resume(engine, options)))
         first = engine.global_steps
         result["resumed_at"] = first
-    start = time.monotonic()
-    result["losses"] = train(torch, engine, width, first, options.steps, rank, options.progress)
-    result["train_seconds"] = time.monotonic() - start
-    checkpoint(engine, options, rank, dist, result)
+    for number in range(options.repeat if options.save else 1):
+        if number > 0 and rank == 0:
+            shutil.rmtree(os.path.join(options.save, options.tag))
+        start = time.monotonic()
+        result["losses"] += train(torch, engine, width, first, options.steps, rank, options.progress)
+        result["train_seconds"] = time.monotonic() - start
+        first += options.steps
+        checkpoint(engine, options, rank, dist, result)
 
     result["groups"], result["state_files"] = group_tensors(torch, engine)
     if options.nvme != "none":

@@ -19,6 +19,7 @@ namespace ckptfs::fs {
 namespace {
 
 constexpr size_t kBlock = 4096;
+constexpr size_t kSampled = size_t{64} << 10;       // one block of so many bytes is looked at
 constexpr uint64_t kPatience = uint64_t{64} << 20;  // wrong bytes before a guess is given up
 
 thread_local io::AlignedBuffer compared_with;
@@ -87,8 +88,7 @@ DataPath::Written Adoption::write(std::span<const std::byte> data, off_t offset)
     if (!started.value()) return {};
   }
   const uint64_t frontier = frontier_.load(std::memory_order_relaxed);
-  const bool hopeless = mismatched_ >= kPatience && mismatched_ > compared_ / 2;
-  if (hopeless) disappointed_ = true;
+  const bool hopeless = mismatched_ >= kPatience && is_wrong();
   DataPath::Written written;
   if (!hopeless && !ending_ && static_cast<uint64_t>(offset) == frontier) {
     written = compare(data.first(std::min<uint64_t>(data.size(), clone_size_ - frontier)), frontier);
@@ -98,44 +98,78 @@ DataPath::Written Adoption::write(std::span<const std::byte> data, off_t offset)
   return written;
 }
 
+// What cannot be compared is written plainly, and so is all that follows: whoever writes does not need the guess.
 DataPath::Written Adoption::compare(std::span<const std::byte> data, uint64_t frontier) {
   const auto there = compared_with.get(data.size());
   if (there.size() < data.size()) return {0, Error(ENOMEM)};
-  const auto equal = equals(data, frontier, there);
-  if (!equal) return {0, equal.error()};
-  DataPath::Written written{data.size(), std::nullopt};
-  if (!equal.value()) {
-    written.bytes = 0;
-    if (auto differing = write_differing(data, there, frontier, written.bytes); !differing) {
-      written.error = differing.error();
-    }
+  const auto alike = read_alike(data, frontier, there);
+  if (!alike) {
+    ending_ = true;
+    add(counters_.adoption_fallbacks);
+    spdlog::warn("{} is written on plainly: what it was expected to hold cannot be read: {}", name_,
+                 alike.error().message());
+    return {};
   }
+  const uint64_t before = mismatched_;
+  DataPath::Written written{data.size(), std::nullopt};
+  if (alike.value()) {
+    written = write_differing(data, there, frontier);
+  } else if (auto all = put(data, frontier); !all) {
+    written = {0, all.error()};
+  }
+  estranged_ = mismatched_ - before == data.size();
   compared_ += written.bytes;
   written_ = meta::now();
-  if (auto noted = slot_.set(frontier + written.bytes); !noted) return {0, noted.error()};
+  if (auto noted = slot_.set(frontier + written.bytes); !noted) written = {0, noted.error()};
+  // Behind the frontier the blob may hold a part of what failed: it is no longer what it is compared with.
+  if (written.error) ending_ = true;
   frontier_.store(frontier + written.bytes, std::memory_order_release);
   return written;
 }
 
-// Reads what is there into `there`, and compares.
-Result<bool> Adoption::equals(std::span<const std::byte> data, uint64_t offset, std::span<std::byte> there) const {
+Result<> Adoption::read_there(uint64_t offset, std::span<std::byte> there) const {
   const auto at = static_cast<off_t>(offset);
-  bool read = false;
+  TRY(io::fault_point("adopt.read"));
   if (guess_.frozen || guess_.unchanged) {
     TRY_ASSIGN(const size_t got, io::read_full(guess_.descriptor, there, at));
     // Whoever opens the guess for writing is counted before he can write.
-    read = got == there.size() && (guess_.frozen || guess_.file->changes.load() == guess_.changes);
+    if (got == there.size() && (guess_.frozen || guess_.file->changes.load() == guess_.changes)) return success();
   }
-  if (!read) {
-    TRY_ASSIGN(const size_t got, io::read_full(blob_.get(), there, at));
-    if (got < there.size()) return Error(EIO, "a clone is shorter than it was");
-  }
-  return std::memcmp(data.data(), there.data(), data.size()) == 0;
+  TRY_ASSIGN(const size_t got, io::read_full(blob_.get(), there, at));
+  if (got < there.size()) return Error(EIO, "a clone is shorter than it was");
+  return success();
 }
 
-// Writes the file's blocks of `data` that differ from `there`, in runs; `written`: how much of `data` is there now.
-Result<> Adoption::write_differing(std::span<const std::byte> data, std::span<const std::byte> there, uint64_t offset,
-                                   size_t& written) {
+// Reads what is there. False: nothing of it is equal, as it seems, and not all of it was read.
+Result<bool> Adoption::read_alike(std::span<const std::byte> data, uint64_t offset, std::span<std::byte> there) const {
+  if (estranged_) {
+    TRY_ASSIGN(const bool alike, is_alike(data, offset, there));
+    if (!alike) return false;
+  }
+  TRY(read_there(offset, there));
+  return true;
+}
+
+// By samples.
+Result<bool> Adoption::is_alike(std::span<const std::byte> data, uint64_t offset, std::span<std::byte> there) const {
+  for (size_t at = 0; at < data.size(); at += kSampled) {
+    const size_t length = std::min(kBlock, data.size() - at);
+    TRY(read_there(offset + at, there.subspan(at, length)));
+    if (std::memcmp(data.data() + at, there.data() + at, length) == 0) return true;
+  }
+  return false;
+}
+
+Result<> Adoption::put(std::span<const std::byte> data, uint64_t offset) {
+  TRY(io::write_full(blob_.get(), data, static_cast<off_t>(offset)));
+  TRY(io::fault_point("adopt.write"));
+  mismatched_ += data.size();
+  return success();
+}
+
+// Writes the file's blocks of `data` that differ from `there`, in runs.
+DataPath::Written Adoption::write_differing(std::span<const std::byte> data, std::span<const std::byte> there,
+                                            uint64_t offset) {
   const auto block_end = [&](size_t at) { return std::min(data.size(), at + kBlock - (offset + at) % kBlock); };
   const auto differs = [&](size_t at) {
     return std::memcmp(data.data() + at, there.data() + at, block_end(at) - at) != 0;
@@ -144,14 +178,17 @@ Result<> Adoption::write_differing(std::span<const std::byte> data, std::span<co
     size_t end = block_end(at);
     if (differs(at)) {
       while (end < data.size() && differs(end)) end = block_end(end);
-      TRY(io::fault_point("adopt.write"));
-      TRY(io::write_full(blob_.get(), data.subspan(at, end - at), static_cast<off_t>(offset + at)));
-      mismatched_ += end - at;
+      if (auto written = put(data.subspan(at, end - at), offset + at); !written) return {at, written.error()};
     }
     at = end;
-    written = at;
   }
-  return success();
+  return {data.size(), std::nullopt};
+}
+
+std::optional<bool> Adoption::was_right() {
+  const std::lock_guard lock(mutex_);
+  if (compared_ == 0) return std::nullopt;
+  return !is_wrong();
 }
 
 Result<> Adoption::cut() {

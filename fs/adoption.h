@@ -14,7 +14,8 @@
 // (DeepSpeed's swap writes), O_SYNC, O_DSYNC or O_APPEND.
 //
 // Compared is with the guess itself, whose pages its reader has just brought into the page cache, as long as nobody
-// could change it; else with the file's own clone.
+// could change it; else with the file's own clone. After a WRITE of which nothing was there, a look at a few blocks
+// decides whether the next one is compared at all: a wrong guess costs little.
 //
 // Thread safety: Adoption: all of it; lock: mutex_, held while bytes are compared and written, and while the blob is
 // cut: whoever cuts waits for the one request that is under way. Order: after meta's Gate, before the leaves.
@@ -33,6 +34,7 @@
 
 #include "fs/counters.h"
 #include "fs/data_path.h"
+#include "fs/guesses.h"
 #include "fs/open_files.h"
 #include "io/fd.h"
 #include "meta/frontiers.h"
@@ -45,6 +47,7 @@ class Adoption {
   struct Guess {
     std::shared_ptr<OpenFile> file;
     int descriptor = -1;
+    Guesses::By by = Guesses::By::reader;
     bool frozen = false;     // never changes
     uint64_t changes = 0;    // of `file`, when nobody could change it; else of no use
     bool unchanged = false;  // nobody could change it then
@@ -81,17 +84,20 @@ class Adoption {
   void abandon();
   // The frontier, where the blob goes on behind it.
   std::optional<uint64_t> size() const;
-  // Was more wrong than right?
-  bool disappointed() const { return disappointed_.load(std::memory_order_relaxed); }
+  // Was more right than wrong? None: nothing was compared.
+  std::optional<bool> was_right();
 
  private:
   Result<bool> start();
   Result<> undo_start();
   DataPath::Written compare(std::span<const std::byte> data, uint64_t frontier);
   Result<> cut_locked();
-  Result<bool> equals(std::span<const std::byte> data, uint64_t offset, std::span<std::byte> there) const;
-  Result<> write_differing(std::span<const std::byte> data, std::span<const std::byte> there, uint64_t offset,
-                           size_t& written);
+  bool is_wrong() const { return mismatched_ > compared_ / 2; }
+  Result<> read_there(uint64_t offset, std::span<std::byte> there) const;
+  Result<bool> read_alike(std::span<const std::byte> data, uint64_t offset, std::span<std::byte> there) const;
+  Result<bool> is_alike(std::span<const std::byte> data, uint64_t offset, std::span<std::byte> there) const;
+  Result<> put(std::span<const std::byte> data, uint64_t offset);
+  DataPath::Written write_differing(std::span<const std::byte> data, std::span<const std::byte> there, uint64_t offset);
 
   const InodeNumber inode_;
   const std::string name_;
@@ -108,10 +114,10 @@ class Adoption {
   uint64_t clone_size_ = 0;      // guarded by mutex_
   uint64_t compared_ = 0;        // guarded by mutex_
   uint64_t mismatched_ = 0;      // guarded by mutex_
+  bool estranged_ = false;       // guarded by mutex_; nothing of the last WRITE was there
   timespec written_{};           // guarded by mutex_; the last write
   std::atomic<uint64_t> frontier_{0};
   std::atomic<bool> adopting_{false};
-  std::atomic<bool> disappointed_{false};
 };
 
 }  // namespace ckptfs::fs

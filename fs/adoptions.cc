@@ -107,10 +107,11 @@ Result<std::shared_ptr<Adoption>> Adoptions::try_begin(const OpenFile& file, con
   const auto nothing = std::shared_ptr<Adoption>();
   TRY_ASSIGN(const meta::InodeRecord record, fs_.tree.inode(file.inode));
   const auto guessed = guesses.find(record.parent, name, caller);
-  if (!guessed || *guessed == file.inode || find(file.inode)) return nothing;
-  TRY_ASSIGN(Adoption::Guess guess, open_guess(*guessed));
+  if (!guessed || guessed->inode == file.inode || find(file.inode)) return nothing;
+  TRY_ASSIGN(Adoption::Guess guess, open_guess(guessed->inode));
+  guess.by = guessed->by;
   // The guess shares its blocks then, and owes them should it be a live swap file.
-  const auto shared = [this, source = *guessed] { fs_.tree.finished_writing(source); };
+  const auto shared = [this, source = guessed->inode] { fs_.tree.finished_writing(source); };
   const auto adoption =
       std::make_shared<Adoption>(file.inode, name, std::move(guess), fs_.store.frontiers(), fs_.counters, shared);
   const auto held = adoption->hold();
@@ -166,7 +167,10 @@ void Adoptions::closed(const std::shared_ptr<Adoption>& adoption) {
   if (const auto cut = adoption->cut(); !cut) fs_.write_failed(adoption->inode(), "the end of its copy", cut.error());
   // What the kernel was told before the cut was the size then.
   fs_.files.invalidate(adoption->inode());
-  if (adoption->disappointed()) guesses.disappointed(adoption->name());
+  if (const auto right = adoption->was_right()) {
+    if (!*right) add(fs_.counters.wrong_guesses);
+    guesses.judge(adoption->name(), adoption->guess().by, *right);
+  }
   fs_.files.end(adoption->guess().file, false);
   if (adoption->is_settled()) return forget(*adoption);
   const std::lock_guard lock(mutex_);

@@ -72,6 +72,7 @@ struct Counters {
 
   Counter adoptions{0};      // files that began as a clone of what they would probably hold
   Counter bytes_adopted{0};  // written by others to such files, and there already
+  Counter wrong_guesses{0};  // of these files, that held something else for the most part
 
   Counter adoption_fallbacks{0};     // files that could not be cloned: written plainly instead
   Counter direct_fallbacks{0};       // O_DIRECT below was refused: buffered instead

@@ -11,7 +11,6 @@ namespace ckptfs::fs {
 
 using meta::Caller;
 using meta::InodeNumber;
-using std::chrono::steady_clock;
 
 void Guesses::opened(pid_t thread, meta::InodeNumber inode) {
   const std::lock_guard lock(mutex_);
@@ -28,16 +27,33 @@ void Guesses::closed(pid_t thread, meta::InodeNumber inode) {
   if (inodes.empty()) reading_.erase(at);
 }
 
-bool Guesses::is_disappointment(const std::string& name) const {
+// To be asked once for each file that there is a guess for: it counts them.
+bool Guesses::is_trusted(const std::string& name, By by) {
   const std::lock_guard lock(mutex_);
-  const auto found = disappointments_.find(name);
-  return found != disappointments_.end() && steady_clock::now() - found->second < kForget;
+  const auto found = distrusted_.find({by, name});
+  if (found == distrusted_.end() || found->second.left == 0) return true;
+  --found->second.left;
+  return false;
 }
 
-std::optional<InodeNumber> Guesses::find(InodeNumber folder, const std::string& name, const Caller& writer) const {
-  if (is_disappointment(name)) return std::nullopt;
+void Guesses::judge(const std::string& name, By by, bool right) {
+  const std::lock_guard lock(mutex_);
+  if (right) {
+    distrusted_.erase({by, name});
+    return;
+  }
+  if (distrusted_.size() >= kMaximumNames) distrusted_.clear();
+  Distrust& distrust = distrusted_[{by, name}];
+  distrust.pause = std::clamp(distrust.pause * 2, kFirstPause, kLongestPause);
+  distrust.left = distrust.pause;
+}
+
+std::optional<Guesses::Found> Guesses::find(InodeNumber folder, const std::string& name, const Caller& writer) {
   const auto reading = writer.pid != 0 ? find_reading(writer.pid, name) : std::nullopt;
-  return reading ? reading : find_neighbour(folder, name, writer);
+  if (reading && is_trusted(name, By::reader)) return Found{*reading, By::reader};
+  const auto neighbour = find_neighbour(folder, name, writer);
+  if (neighbour && is_trusted(name, By::step)) return Found{*neighbour, By::step};
+  return std::nullopt;
 }
 
 // The last it opened.
@@ -138,12 +154,6 @@ std::optional<InodeNumber> Guesses::newest_step(InodeNumber series, InodeNumber 
     if (meta::step_number(entry.name).has_value() == numbered) newest = entry.inode;
   }
   return newest;
-}
-
-void Guesses::disappointed(const std::string& name) {
-  const std::lock_guard lock(mutex_);
-  if (disappointments_.size() >= kMaximumNames) disappointments_.clear();
-  disappointments_[name] = steady_clock::now();
 }
 
 }  // namespace ckptfs::fs

@@ -1,19 +1,21 @@
 // What a file that is about to be written will hold (design section 8): the file of the same name that the same thread
 // has open for reading, as shutil.copyfile does; else, in a step, the one at the same place in the step that was made
-// last before it (tar, rsync, and who saves much the same again), if its writer may read that. A name whose guess was
-// wrong is not guessed again for a while.
+// last before it (tar, rsync, and who saves much the same again), if its writer may read that. After a wrong guess the
+// next files of that name are not guessed in that way: the more, the more often it was wrong. So a state that changes
+// from step to step costs next to nothing.
 //
 // Thread safety: all of it. Lock: mutex_ (a leaf).
 #pragma once
 
 #include <sys/types.h>
 
-#include <chrono>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "meta/tree.h"
@@ -31,17 +33,28 @@ class Guesses {
   void opened(pid_t thread, meta::InodeNumber inode);
   void closed(pid_t thread, meta::InodeNumber inode);
 
+  enum class By { reader, step };
+  struct Found {
+    meta::InodeNumber inode = 0;
+    By by = By::reader;
+  };
   // For a new file `name` in `folder`.
-  std::optional<meta::InodeNumber> find(meta::InodeNumber folder, const std::string& name,
-                                        const meta::Caller& writer) const;
+  std::optional<Found> find(meta::InodeNumber folder, const std::string& name, const meta::Caller& writer);
+  // What came of it.
+  void judge(const std::string& name, By by, bool right);
   // For one that find() says nothing of, since the step before has no such name: what that has at its place and the new
   // one lacks, and to which it may yet be renamed. For one that may not begin as a clone, also the file of its name.
   std::vector<meta::InodeNumber> candidates(meta::InodeNumber folder, const std::string& name, bool may_clone,
                                             const meta::Caller& writer) const;
-  void disappointed(const std::string& name);
 
  private:
-  bool is_disappointment(const std::string& name) const;
+  struct Distrust {
+    unsigned pause = 0;  // after the last wrong guess
+    unsigned left = 0;   // of it
+  };
+  using Key = std::pair<By, std::string>;
+
+  bool is_trusted(const std::string& name, By by);
   std::optional<meta::InodeNumber> find_reading(pid_t thread, const std::string& name) const;
   std::optional<meta::InodeNumber> find_neighbour(meta::InodeNumber folder, const std::string& name,
                                                   const meta::Caller& writer) const;
@@ -50,7 +63,8 @@ class Guesses {
   // The directory in `series` that was made last before `before`, of those with a step's name, or of the others.
   std::optional<meta::InodeNumber> newest_step(meta::InodeNumber series, meta::InodeNumber before, bool numbered) const;
 
-  static constexpr std::chrono::minutes kForget{10};
+  static constexpr unsigned kFirstPause = 4;  // files; doubled with each wrong guess
+  static constexpr unsigned kLongestPause = 64;
   static constexpr size_t kDeepest = 16;  // folders between a file and its step
   static constexpr size_t kMaximumNames = 4096;
   static constexpr size_t kMostCandidates = 1024;
@@ -58,8 +72,8 @@ class Guesses {
   const meta::Tree& tree_;
   const std::function<std::string(meta::InodeNumber)> name_of_;
   mutable std::mutex mutex_;
-  std::unordered_map<pid_t, std::vector<meta::InodeNumber>> reading_;                       // guarded by mutex_
-  std::unordered_map<std::string, std::chrono::steady_clock::time_point> disappointments_;  // guarded by mutex_
+  std::unordered_map<pid_t, std::vector<meta::InodeNumber>> reading_;  // guarded by mutex_
+  std::map<Key, Distrust> distrusted_;                                 // guarded by mutex_
 };
 
 }  // namespace ckptfs::fs

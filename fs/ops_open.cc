@@ -117,10 +117,10 @@ Result<std::unique_ptr<Handle>> open_file(Filesystem& fs, meta::InodeNumber inod
   handle->writing = writing;
   handle->seen_errors = pending.file().errors.now();
   handle->clears_privileges = writing && has_privileges(record.mode);
-  if (empty_name && Adoptions::may_adopt(info.flags)) {
+  if (empty_name && fs.options.adopt && Adoptions::may_adopt(info.flags)) {
     handle->adoption = fs.adoptions.begin(pending.file(), *empty_name, caller);
   }
-  if (empty_name && !handle->adoption && (record.flags & meta::kSwap) == 0) {
+  if (empty_name && fs.options.adopt && !handle->adoption && (record.flags & meta::kSwap) == 0) {
     handle->blocks = fs.adoptions.begin_blocks(pending.file(), *empty_name, info.flags, caller);
   }
   if (const auto served = choose_way(fs, pending.file(), record, *handle, info); !served) {

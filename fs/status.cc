@@ -26,6 +26,7 @@ json counters_of(const Counters& counters) {
           {"bytes_copied", value(counters.bytes_copied)},
           {"adoptions", value(counters.adoptions)},
           {"bytes_adopted", value(counters.bytes_adopted)},
+          {"wrong_guesses", value(counters.wrong_guesses)},
           {"adoption_fallbacks", value(counters.adoption_fallbacks)},
           {"direct_fallbacks", value(counters.direct_fallbacks)},
           {"io_uring_fallbacks", value(counters.io_uring_fallbacks)},

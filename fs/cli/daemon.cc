@@ -126,6 +126,7 @@ MountOptions mount_options(const MountPlan& plan, const std::string& store_folde
   options.gid = plan.options.gid;
   options.quiet_seconds = plan.options.quiet_seconds;
   options.scrub_seconds = plan.options.scrub_seconds;
+  options.adopt = plan.options.adopt;
   return options;
 }
 

@@ -9,7 +9,8 @@
 namespace ckptfs::fs::cli {
 namespace {
 
-constexpr const char* kKnown = "passthrough=auto|on|off, odirect=safe|raw, uid=N, gid=N, quiet=30s, scrub=14d";
+constexpr const char* kKnown =
+    "passthrough=auto|on|off, odirect=safe|raw, adopt=on|off, uid=N, gid=N, quiet=30s, scrub=14d";
 // mount(8)'s own, and what it adds by default.
 constexpr std::array kIgnored{"rw",    "defaults", "auto",  "noauto", "nofail", "_netdev", "user",
                               "users", "nouser",   "owner", "dev",    "suid",   "exec",    "async"};
@@ -58,6 +59,10 @@ Result<> apply_option(ParsedOptions& parsed, const std::string& option) {
     parsed.odirect = OdirectOption::safe;
   } else if (option == "odirect=raw") {
     parsed.odirect = OdirectOption::raw;
+  } else if (option == "adopt=on") {
+    parsed.adopt = true;
+  } else if (option == "adopt=off") {
+    parsed.adopt = false;
   } else if (name == "uid") {
     TRY_ASSIGN(parsed.uid, number(option, value));
   } else if (name == "gid") {

@@ -14,6 +14,7 @@ struct ParsedOptions {
   std::optional<uint32_t> uid, gid;
   unsigned quiet_seconds = 30;
   unsigned scrub_seconds = 14 * 86400;
+  bool adopt = true;
 };
 
 // EINVAL, in words that name the known options, for one that is unknown or has a bad value. Later ones win. What

@@ -16,16 +16,19 @@ TEST(MountOptions, Defaults) {
   EXPECT_EQ(parsed.value().odirect, OdirectOption::safe);
   EXPECT_FALSE(parsed.value().uid);
   EXPECT_EQ(parsed.value().quiet_seconds, 30u);
+  EXPECT_TRUE(parsed.value().adopt);
 }
 
 TEST(MountOptions, SeveralListsTheLastWins) {
-  const auto parsed = parse_mount_options({"passthrough=off,odirect=raw,uid=1000", "gid=7,quiet=0,passthrough=on"});
+  const auto parsed =
+      parse_mount_options({"passthrough=off,odirect=raw,uid=1000,adopt=on", "gid=7,quiet=0,passthrough=on,adopt=off"});
   ASSERT_TRUE(parsed);
   EXPECT_EQ(parsed.value().passthrough, PassthroughOption::on);
   EXPECT_EQ(parsed.value().odirect, OdirectOption::raw);
   EXPECT_EQ(parsed.value().uid, 1000u);
   EXPECT_EQ(parsed.value().gid, 7u);
   EXPECT_EQ(parsed.value().quiet_seconds, 0u);
+  EXPECT_FALSE(parsed.value().adopt);
 }
 
 TEST(MountOptions, QuietTakesUnits) {
@@ -50,9 +53,9 @@ TEST_P(BadOption, IsRefusedNamingItAndTheKnownOnes) {
 }
 
 INSTANTIATE_TEST_SUITE_P(MountOptions, BadOption,
-                         testing::Values("ro", "nosuid", "passthrough", "passthrough=yes", "odirect=", "uid=", "uid=-1",
-                                         "uid=root", "gid=1x", "uid=4294967296", "quiet=", "quiet=s", "quiet=10w",
-                                         "quiet=9999999h"));
+                         testing::Values("ro", "nosuid", "passthrough", "passthrough=yes", "odirect=", "adopt=no",
+                                         "uid=", "uid=-1", "uid=root", "gid=1x", "uid=4294967296", "quiet=", "quiet=s",
+                                         "quiet=10w", "quiet=9999999h"));
 
 TEST(MountOptions, FstabCallsBecomeTheMountCommand) {
   EXPECT_EQ(normalize_arguments({"/usr/bin/ckptfs", "/data/store", "/ckpt", "-o", "rw"}),

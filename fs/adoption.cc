@@ -20,6 +20,8 @@ namespace {
 
 constexpr size_t kBlock = 4096;
 constexpr size_t kSampled = size_t{64} << 10;       // one block of so many bytes is looked at
+constexpr uint64_t kStreak = uint64_t{1} << 20;     // wrong bytes, one after another, before a clone is dropped
+constexpr unsigned kMostClones = 16;                // of one file: each walks the extents of all that follows
 constexpr uint64_t kPatience = uint64_t{64} << 20;  // wrong bytes before a guess is given up
 
 thread_local io::AlignedBuffer compared_with;
@@ -31,47 +33,49 @@ void Adoption::prepare(const std::unique_lock<std::mutex>&, io::Fd blob, meta::B
   number_ = number;
 }
 
-// False: it could not, and the file is to be written plainly. It shows as empty meanwhile.
-Result<bool> Adoption::start() {
+// The blob goes on as the guess does, from the first whole block of `data` on; how many bytes lie before, which it
+// writes. None: there is no such block, or, ending_: it cannot.
+Result<std::optional<size_t>> Adoption::start(std::span<const std::byte> data, uint64_t frontier) {
+  const size_t head = (kBlock - frontier % kBlock) % kBlock;
+  if (head + kBlock > data.size()) return std::optional<size_t>();
+  const bool first = !slot_;
   const auto started = [&]() -> Result<bool> {
     TRY_ASSIGN(const struct stat before, io::stat_fd(blob_.get()));
-    if (before.st_size != 0) return false;  // somebody has made it longer
-    TRY_ASSIGN(auto slot, frontiers_.take(number_));
-    if (!slot) return Error(EAGAIN, "too many copies at the same time");
-    slot_ = std::move(*slot);
+    if (static_cast<uint64_t>(before.st_size) != frontier) return false;  // a WRITE before this one failed
+    if (!slot_) {
+      TRY_ASSIGN(auto slot, frontiers_.take(number_));
+      if (!slot) return Error(EAGAIN, "too many copies at the same time");
+      slot_ = std::move(*slot);
+    }
+    TRY(io::write_full(blob_.get(), data.first(head), static_cast<off_t>(frontier)));
+    TRY(slot_.set(frontier + head));
     written_ = meta::now();
+    frontier_.store(frontier + head, std::memory_order_release);
     adopting_.store(true, std::memory_order_release);
     TRY(meta::Blobs::set_unsettled(blob_.get(), true));
     TRY(io::fault_point("adopt.clone"));
-    TRY(io::clone(guess_.descriptor, blob_.get()));
+    const auto border = static_cast<off_t>(frontier + head);
+    TRY(io::clone_range(guess_.descriptor, border, blob_.get(), border, 0));
     TRY_ASSIGN(const struct stat st, io::stat_fd(blob_.get()));
     clone_size_ = static_cast<uint64_t>(st.st_size);
     return true;
   }();
   if (started && started.value()) {
-    add(counters_.adoptions);
+    if (first) add(counters_.adoptions);
+    ++clones_;
+    strange_ = 0;
     shared_();
-    return true;
+    return std::optional(head);
   }
+  ending_ = true;
   if (!started) {
     add(counters_.adoption_fallbacks);
     spdlog::warn("{} is copied, not adopted: {}", name_, started.error().message());
+    // On an error it goes on ending where it ends, and is cut when that can be.
+    clone_size_ = UINT64_MAX;
+    TRY(io::fault_point("adopt.undo"));
   }
-  if (slot_) TRY(undo_start());
-  blob_.reset();
-  return false;
-}
-
-// On an error it goes on showing as empty, and is cut when that can be.
-Result<> Adoption::undo_start() {
-  ending_ = true;
-  clone_size_ = UINT64_MAX;
-  TRY(io::fault_point("adopt.undo"));
-  if (::ftruncate(blob_.get(), 0) != 0) return last_error("ftruncate");
-  TRY(meta::Blobs::set_unsettled(blob_.get(), false));
-  slot_.give_back();
-  adopting_.store(false, std::memory_order_release);
-  return success();
+  return std::optional<size_t>();
 }
 
 std::optional<uint64_t> Adoption::size() const {
@@ -82,32 +86,66 @@ std::optional<uint64_t> Adoption::size() const {
 DataPath::Written Adoption::write(std::span<const std::byte> data, off_t offset) {
   const std::lock_guard lock(mutex_);
   if (!blob_) return {};
-  if (!adopting_.load(std::memory_order_relaxed) && offset == 0) {
-    const auto started = start();
-    if (!started) return {0, started.error()};
-    if (!started.value()) return {};
-  }
   const uint64_t frontier = frontier_.load(std::memory_order_relaxed);
   const bool hopeless = mismatched_ >= kPatience && is_wrong();
   DataPath::Written written;
   if (!hopeless && !ending_ && static_cast<uint64_t>(offset) == frontier) {
-    written = compare(data.first(std::min<uint64_t>(data.size(), clone_size_ - frontier)), frontier);
+    const auto there = compared_with.get(data.size());
+    if (there.size() < data.size()) return {0, Error(ENOMEM)};
+    if (!adopting_.load(std::memory_order_relaxed)) {
+      const auto begun = begin(data, frontier, there);
+      if (!begun) return {0, begun.error()};
+      if (!begun.value() && !ending_) return {};
+      written.bytes = begun.value().value_or(0);
+    }
+    if (!ending_) {
+      const auto rest = data.subspan(written.bytes);
+      const uint64_t at = frontier + written.bytes;
+      const auto compared = compare(rest.first(std::min<uint64_t>(rest.size(), clone_size_ - at)), at, there);
+      written = {written.bytes + compared.bytes, compared.error};
+    }
   }
   if (written.error || written.bytes == data.size()) return written;
   if (auto ended = cut_locked(); !ended) written.error = ended.error();
   return written;
 }
 
-// What cannot be compared is written plainly, and so is all that follows: whoever writes does not need the guess.
-DataPath::Written Adoption::compare(std::span<const std::byte> data, uint64_t frontier) {
-  const auto there = compared_with.get(data.size());
-  if (there.size() < data.size()) return {0, Error(ENOMEM)};
+// Starts where half of what is written is there already, as it seems; see start(). None, and not ending_: it does not,
+// and `data` is written plainly.
+Result<std::optional<size_t>> Adoption::begin(std::span<const std::byte> data, uint64_t frontier,
+                                              std::span<std::byte> there) {
+  size_t equal = 0, looked_at = 0;
+  for (size_t at = 0; at < data.size(); at += kSampled, ++looked_at) {
+    const size_t length = std::min(kBlock, data.size() - at);
+    const auto got = io::read_full(guess_.descriptor, there.first(length), static_cast<off_t>(frontier + at));
+    if (!got) {
+      guess_unreadable(got.error());
+      return std::optional<size_t>();
+    }
+    if (got.value() == length && std::memcmp(data.data() + at, there.data(), length) == 0) ++equal;
+  }
+  if (equal * 2 >= looked_at) {
+    TRY_ASSIGN(const auto started, start(data, frontier));
+    if (started || ending_) return started;
+  }
+  compared_ += data.size();
+  mismatched_ += data.size();
+  frontier_.store(frontier + data.size(), std::memory_order_release);
+  return std::optional<size_t>();
+}
+
+// Whoever writes does not need the guess: from here on the file is written plainly.
+void Adoption::guess_unreadable(const Error& error) {
+  ending_ = true;
+  add(counters_.adoption_fallbacks);
+  spdlog::warn("{} is written on plainly: what it was expected to hold cannot be read: {}", name_, error.message());
+}
+
+DataPath::Written Adoption::compare(std::span<const std::byte> data, uint64_t frontier, std::span<std::byte> there) {
+  there = there.first(data.size());
   const auto alike = read_alike(data, frontier, there);
   if (!alike) {
-    ending_ = true;
-    add(counters_.adoption_fallbacks);
-    spdlog::warn("{} is written on plainly: what it was expected to hold cannot be read: {}", name_,
-                 alike.error().message());
+    guess_unreadable(alike.error());
     return {};
   }
   const uint64_t before = mismatched_;
@@ -117,13 +155,16 @@ DataPath::Written Adoption::compare(std::span<const std::byte> data, uint64_t fr
   } else if (auto all = put(data, frontier); !all) {
     written = {0, all.error()};
   }
-  estranged_ = mismatched_ - before == data.size();
+  strange_ = mismatched_ - before == data.size() ? strange_ + data.size() : 0;
   compared_ += written.bytes;
   written_ = meta::now();
   if (auto noted = slot_.set(frontier + written.bytes); !noted) written = {0, noted.error()};
   // Behind the frontier the blob may hold a part of what failed: it is no longer what it is compared with.
   if (written.error) ending_ = true;
   frontier_.store(frontier + written.bytes, std::memory_order_release);
+  if (written.error || strange_ < kStreak || clones_ >= kMostClones) return written;
+  // What was written is there, whatever becomes of the clone.
+  if (auto dropped = drop_clone(); !dropped) ending_ = true;
   return written;
 }
 
@@ -142,7 +183,7 @@ Result<> Adoption::read_there(uint64_t offset, std::span<std::byte> there) const
 
 // Reads what is there. False: nothing of it is equal, as it seems, and not all of it was read.
 Result<bool> Adoption::read_alike(std::span<const std::byte> data, uint64_t offset, std::span<std::byte> there) const {
-  if (estranged_) {
+  if (strange_ > 0) {
     TRY_ASSIGN(const bool alike, is_alike(data, offset, there));
     if (!alike) return false;
   }
@@ -198,11 +239,16 @@ Result<> Adoption::cut() {
 
 Result<> Adoption::cut_locked() {
   if (!blob_) return success();
-  if (!adopting_.load(std::memory_order_relaxed)) {
-    blob_.reset();
-    return success();
-  }
   ending_ = true;
+  TRY(drop_clone());
+  add(counters_.bytes_adopted, compared_ - mismatched_);
+  blob_.reset();
+  return success();
+}
+
+// The blob ends at the frontier, and is written plainly, unless it is started again.
+Result<> Adoption::drop_clone() {
+  if (!adopting_.load(std::memory_order_relaxed)) return success();
   const uint64_t frontier = frontier_.load(std::memory_order_relaxed);
   TRY(io::fault_point("adopt.cut"));
   if (frontier < clone_size_ && ::ftruncate(blob_.get(), static_cast<off_t>(frontier)) != 0) {
@@ -212,8 +258,6 @@ Result<> Adoption::cut_locked() {
   const timespec times[2] = {{0, UTIME_OMIT}, written_};
   if (::futimens(blob_.get(), times) != 0) return last_error("futimens");
   TRY(slot_.set(meta::Frontiers::kWhole));
-  add(counters_.bytes_adopted, compared_ - mismatched_);
-  blob_.reset();
   adopting_.store(false, std::memory_order_release);
   return success();
 }

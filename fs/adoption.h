@@ -1,10 +1,11 @@
 // Adopting a copy (design section 8): how a file that is copied by READs and WRITEs costs no second copy on the disk.
 //
-// A file that was just made or emptied, and that will probably hold what another does (fs/guesses.h), becomes a clone
-// of that guess with its first WRITE (a copier may send something better: COPY_FILE_RANGE). Its writer's WRITEs,
-// strictly one after another from 0, are compared with what is there: equal bytes are dropped, others are written, and
-// copy-on-write makes either right. How far they came is the *frontier*: the file ends there for everybody, though its
-// blob goes on.
+// A file that was just made or emptied will probably hold what another does (fs/guesses.h). Its writer's WRITEs,
+// strictly one after another from 0, are compared with that guess by samples. From the first one on that is much the
+// same, the blob goes on as a clone of the guess, and WRITEs are compared with what is there: equal bytes are dropped,
+// others are written, and copy-on-write makes either right. How far they came is the *frontier*: the file ends there
+// for everybody, though its blob goes on. After a MiB of which nothing was there the clone is dropped, until a WRITE is
+// much the same again: so a wrong guess costs little, and a right one is used wherever it is right.
 //
 // Anything else (a write elsewhere, another open, a new size or time, fallocate, a copy into it, fsync, a save) first
 // *cuts* the blob at the frontier, as does the last close. From then on the file is like any other, but for one thing:
@@ -14,8 +15,7 @@
 // (DeepSpeed's swap writes), O_SYNC, O_DSYNC or O_APPEND.
 //
 // Compared is with the guess itself, whose pages its reader has just brought into the page cache, as long as nobody
-// could change it; else with the file's own clone. After a WRITE of which nothing was there, a look at a few blocks
-// decides whether the next one is compared at all: a wrong guess costs little.
+// could change it; else with the file's own clone.
 //
 // Thread safety: Adoption: all of it; lock: mutex_, held while bytes are compared and written, and while the blob is
 // cut: whoever cuts waits for the one request that is under way. Order: after meta's Gate, before the leaves.
@@ -68,7 +68,7 @@ class Adoption {
 
   // Nobody cuts while this is held: from before others can find the adoption until prepare() was called, or not.
   std::unique_lock<std::mutex> hold() { return std::unique_lock(mutex_); }
-  // `blob` (O_RDWR, empty) is to become a clone of the guess, with the first write.
+  // `blob` (O_RDWR, empty) may go on as the guess does.
   void prepare(const std::unique_lock<std::mutex>& held, io::Fd blob, meta::BlobNumber number);
 
   // What it took of `data`, from its beginning; the rest, where there is no error, is the caller's to write.
@@ -88,10 +88,12 @@ class Adoption {
   std::optional<bool> was_right();
 
  private:
-  Result<bool> start();
-  Result<> undo_start();
-  DataPath::Written compare(std::span<const std::byte> data, uint64_t frontier);
+  Result<std::optional<size_t>> begin(std::span<const std::byte> data, uint64_t frontier, std::span<std::byte> there);
+  Result<std::optional<size_t>> start(std::span<const std::byte> data, uint64_t frontier);
+  DataPath::Written compare(std::span<const std::byte> data, uint64_t frontier, std::span<std::byte> there);
+  void guess_unreadable(const Error& error);
   Result<> cut_locked();
+  Result<> drop_clone();
   bool is_wrong() const { return mismatched_ > compared_ / 2; }
   Result<> read_there(uint64_t offset, std::span<std::byte> there) const;
   Result<bool> read_alike(std::span<const std::byte> data, uint64_t offset, std::span<std::byte> there) const;
@@ -114,7 +116,8 @@ class Adoption {
   uint64_t clone_size_ = 0;      // guarded by mutex_
   uint64_t compared_ = 0;        // guarded by mutex_
   uint64_t mismatched_ = 0;      // guarded by mutex_
-  bool estranged_ = false;       // guarded by mutex_; nothing of the last WRITE was there
+  uint64_t strange_ = 0;         // guarded by mutex_; bytes of the last WRITEs of which nothing was there
+  unsigned clones_ = 0;          // guarded by mutex_; how often it was started
   timespec written_{};           // guarded by mutex_; the last write
   std::atomic<uint64_t> frontier_{0};
   std::atomic<bool> adopting_{false};

@@ -109,6 +109,7 @@ Result<std::unique_ptr<Handle>> open_file(Filesystem& fs, meta::InodeNumber inod
   if (fs.adoptions.knows(inode)) TRY(end_adoption(fs, pending.file(), writing));
   if (writing) TRY(fs.tree.prepare_writing(inode, caller, fs.owed_by_others(inode)));
   if ((info.flags & O_TRUNC) != 0) {
+    fs.files.changes(inode);
     TRY(fs.tree.truncate(inode, 0));
     TRY(fs.clear_privileges(inode, caller));
     fs.write_errors.clear(inode);

@@ -1,5 +1,6 @@
 """Copies of a tree by the tools that people use: what they take in time, in bytes written to the device, and in space."""
 
+import itertools
 import os
 import pathlib
 import shlex
@@ -14,6 +15,8 @@ import mounting
 import plan
 
 TIMES = "Copies"
+WRONG_GUESSES = "Copies: what a wrong guess costs"
+STEPS = 10  # of a run in which every file changes in every step
 COSTS = "Copies: what they write, and the space they take"
 LABELS = {"ours": "ckptfs", "native": "native XFS"}
 STATES = mounting.REPOSITORY / "tests" / "bench" / "states.py"
@@ -47,6 +50,60 @@ def section(context):
             context.add(COSTS, measure.Note(title, "; ".join(costs[side] for side in sides)))
         shutil.rmtree(sides["native"])
     frozen_weights(context)
+    wrong_guesses(context)
+
+
+def wrong_guesses(context):
+    """A step is written whose files have the names and lengths of the one before, and other bytes."""
+    for mode in ("passthrough", "direct"):
+        with (
+            context.mounted(f"wrong guesses, {mode}", mode, "safe") as guessing,
+            context.mounted(f"adopt=off, {mode}", mode, "safe", "store-off", ("adopt=off",)) as plain,
+        ):
+            sides = {"ours": guessing, "theirs": plain}
+            large = (context.sizes.copied_files, context.sizes.copied_size)
+            for (count, size), steps in ((large, 1), ((48, plan.MIB), 1), ((48, plan.MIB), STEPS)):
+                figures = context.rounds(
+                    {side: rewritten(context, mount, count, size, steps) for side, mount in sides.items()}
+                )
+                names = "names of their own" if steps == 1 else f"{steps} steps"
+                title = f"{mode}, {count} files of {size // plan.MIB} MiB, {names}"
+                row = (title, "adopt=off", measure.SECONDS, figures["ours"], figures["theirs"])
+                context.add(WRONG_GUESSES, measure.Row(*row, plan.WRONG_GUESS_BAR))
+            if guessing.status()["counters"]["wrong_guesses"] == 0:
+                raise mounting.Failure("no guess was made: nothing was measured")
+
+
+def rewritten(context, mount, count, size, steps):
+    """Seconds of writing the steps, with the sync behind it. Names are new in each round: nothing was learnt of them."""
+    data = [os.urandom(size) for _ in range(2)]
+    rounds = itertools.count()
+
+    def measured():
+        round_ = next(rounds)
+        names = [f"{round_}_{size}_{steps}_{number}.pt" for number in range(count)]
+        write_step(mount, 0, names, data[0])
+        settle(context)
+        began = time.monotonic()
+        for step in range(1, steps + 1):
+            write_step(mount, step, names, data[step % 2])
+        machine.sync_filesystem(context.disk)
+        took = time.monotonic() - began
+        for step in range(steps + 1):
+            shutil.rmtree(mount.path / "steps" / f"checkpoint-{step}")
+        return took
+
+    return measured
+
+
+def write_step(mount, step, names, data):
+    """As torch.save: in large pieces."""
+    folder = mount.path / "steps" / f"checkpoint-{step}"
+    folder.mkdir()
+    for name in names:
+        with open(folder / name, "wb", buffering=0) as file:
+            for at in range(0, len(data), 4 * plan.MIB):
+                file.write(memoryview(data)[at : at + 4 * plan.MIB])
 
 
 def fill(folder, count, size):

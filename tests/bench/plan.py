@@ -51,10 +51,11 @@ class Context:
         return measure.rounds(contestants, self.pairs)
 
     @contextlib.contextmanager
-    def mounted(self, title, mode, odirect):
+    def mounted(self, title, mode, odirect, name="store", options=()):
         """A fresh store on the disk, mounted; at its end the daemon's memory is noted and the store removed."""
-        store = mounting.Store(self.disk / "store")
-        with mounting.mounted(store, self.work / "mnt", mode=mode, odirect=odirect, options=("quiet=30s",)) as mount:
+        store = mounting.Store(self.disk / name)
+        options = ("quiet=30s", *options)
+        with mounting.mounted(store, self.work / f"mnt-{name}", mode=mode, odirect=odirect, options=options) as mount:
             yield mount
             self.memory.append((title, *machine.daemon_memory(mount.pid)))
         mounting.run("rm", "-r", store.folder)
@@ -67,5 +68,6 @@ def data_bar():
 
 
 DAEMON_BAR = measure.Bar(0.85, at_least=True)  # through the daemon, at any alignment
+WRONG_GUESS_BAR = measure.Bar(1.05, at_least=False)  # of the time with adoption switched off
 SAVE_BAR = measure.Bar(1.0, at_least=False)  # of the time of cp -r --reflink=always plus sync
 GROWTH_LIMIT = 8 * MIB  # of df, over the saves of an unchanged state

@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "meta/digests.h"
+#include "meta/names.h"
 #include "meta/save_plan.h"
 
 namespace ckptfs::meta {
@@ -100,9 +101,12 @@ std::optional<InodeNumber> file_at(const Tree& tree, InodeNumber step, const std
 
 Result<NeighbourSteps> neighbours(const Tree& tree, InodeNumber series, InodeNumber step) {
   TRY_ASSIGN(const auto entries, tree.list(series));
+  const auto own = std::ranges::find(entries, step, &DirectoryEntry::inode);
+  if (own == entries.end()) return Error(ENOENT);
+  const bool numbered = step_number(own->name).has_value();
   NeighbourSteps found;
   for (const DirectoryEntry& entry : entries) {
-    if (entry.type != S_IFDIR) continue;
+    if (entry.type != S_IFDIR || step_number(entry.name).has_value() != numbered) continue;
     if (entry.inode < step && entry.inode > found.before.value_or(0)) found.before = entry.inode;
     if (entry.inode > step && entry.inode < found.after.value_or(UINT64_MAX)) found.after = entry.inode;
   }

@@ -21,7 +21,8 @@ Result<std::optional<Place>> place_of(const Tree& tree, InodeNumber file);
 // The file there in another step; none where there is no regular file.
 std::optional<InodeNumber> file_at(const Tree& tree, InodeNumber step, const std::vector<std::string>& path);
 
-// The steps made just before and after `step` in its series. (Inode numbers tell the order in which folders were made.)
+// The steps made just before and after `step` in its series, as inode numbers tell; `runs` or `best_model` may lie
+// between checkpoint-1 and checkpoint-2: a step with a number has neighbours with a number, any other has others.
 struct NeighbourSteps {
   std::optional<InodeNumber> before;
   std::optional<InodeNumber> after;

@@ -267,6 +267,15 @@ TEST_F(DigestsTest, StepsWithTheSameTensorsAreFound) {
   EXPECT_EQ(compare_tensors(*store_, step, before).value(), Sameness::different);
 }
 
+TEST_F(DigestsTest, WhatIsNoStepIsNoNeighbour) {
+  make_folder("/steps/runs");
+  make_folder("/steps/global_step3");
+  const auto near = neighbours(tree(), at("/steps"), at("/steps/global_step2"));
+  ASSERT_TRUE(near) << near.error().message();
+  EXPECT_EQ(near.value().before, at("/steps/global_step1"));
+  EXPECT_EQ(near.value().after, at("/steps/global_step3"));
+}
+
 TEST_F(DigestsTest, SavesThatChangedNothingAreTheSame) {
   make_swap_state();
   ASSERT_TRUE(save("s1"));

@@ -4,10 +4,12 @@
 
 #include <cerrno>
 #include <chrono>
+#include <limits>
 #include <thread>
 
 #include "fs/filesystem.h"
 #include "io/control_message.h"
+#include "meta/accounting.h"
 #include "meta/steps.h"
 
 namespace ckptfs::fs {
@@ -62,7 +64,33 @@ Result<std::string> ControlXattrs::get(meta::InodeNumber inode, const std::strin
   }
   if (name == "state") return state(inode);
   if (name == "identical_to") return identical_to(inode);
+  if (name.starts_with(kBytes)) return bytes(inode, name.substr(kBytes.size()));
   return unknown(name);
+}
+
+Result<std::string> ControlXattrs::bytes(meta::InodeNumber inode, const std::string& which) const {
+  TRY(longest(inode, std::string(kBytes) + which));
+  TRY_ASSIGN(const meta::InodeRecord record, fs_.tree.inode(inode));
+  meta::Accounting& accounting = fs_.store.accounting();
+  meta::Usage usage;
+  if (record.is_regular()) {
+    TRY_ASSIGN(usage, accounting.account_file(inode));
+  } else {
+    TRY_ASSIGN(const meta::Account account, accounting.account({{{inode}, 0}}));
+    usage = account.owners.front();
+  }
+  if (which == "apparent") return std::to_string(usage.apparent);
+  return std::to_string(which == "exclusive" ? usage.exclusive : usage.shared);
+}
+
+Result<size_t> ControlXattrs::longest(meta::InodeNumber inode, const std::string& name) const {
+  constexpr size_t kDigits = std::numeric_limits<uint64_t>::digits10 + 1;
+  if (name != "bytes.apparent" && name != "bytes.exclusive" && name != "bytes.shared") return unknown(name);
+  TRY_ASSIGN(const meta::InodeRecord record, fs_.tree.inode(inode));
+  if (record.is_regular() || (record.flags & meta::kSeries) != 0) return kDigits;
+  TRY_ASSIGN(const bool step, meta::is_step(fs_.tree, inode));
+  if (step) return kDigits;
+  return Error(ENODATA);
 }
 
 Result<std::string> ControlXattrs::state(meta::InodeNumber inode) const {

@@ -22,8 +22,13 @@ class Filesystem;
 class ControlXattrs {
  public:
   static constexpr std::string_view kPrefix = "user.ckptfs.";
+  static constexpr std::string_view kBytes = "bytes.";
   explicit ControlXattrs(Filesystem& fs) : fs_(fs) {}
 
+  // bytes.*: what the disk tells, which may take a while; to be asked on a thread of its own.
+  static bool is_slow(std::string_view name) { return name.starts_with(kBytes); }
+  // An upper bound of what get() will return, for a slow one.
+  Result<size_t> longest(meta::InodeNumber inode, const std::string& name) const;
   // `name` is what follows kPrefix.
   Result<std::string> get(meta::InodeNumber inode, const std::string& name) const;
   // Sets it; `done` is called once, perhaps on another thread and much later (a save, a seal).
@@ -43,6 +48,7 @@ class ControlXattrs {
   Result<meta::Sameness> sameness_with(const meta::Place& place, meta::InodeNumber inode,
                                        meta::InodeNumber before) const;
   Result<std::string> state(meta::InodeNumber inode) const;
+  Result<std::string> bytes(meta::InodeNumber inode, const std::string& which) const;
   // Keeps the outcome for last_error.
   void remember(meta::InodeNumber series, const Result<>& result);
 

@@ -37,11 +37,32 @@ void op_setxattr(fuse_req_t req, fuse_ino_t inode, const char* name, const char*
   reply.result(reply.fs().tree.set_xattr(inode, name, content, flags));
 }
 
+void answer_control(const Reply& reply, const std::string& name, size_t size) {
+  const auto value = reply.fs().control.get(reply.inode(), name);
+  if (!value) return reply.error(value.error());
+  answer(reply, value.value(), size);
+}
+
+// What takes long is found on a thread of its own, and not for its length alone: that may be more than it turns out.
+void answer_slow_control(const Reply& reply, const std::string& name, size_t size) {
+  if (size == 0) {
+    const auto longest = reply.fs().control.longest(reply.inode(), name);
+    if (!longest) return reply.error(longest.error());
+    fuse_reply_xattr(reply.request(), longest.value());
+    return;
+  }
+  const auto started = reply.fs().tasks.start([reply, name, size] { answer_control(reply, name, size); });
+  if (!started) reply.error(started.error());
+}
+
 void op_getxattr(fuse_req_t req, fuse_ino_t inode, const char* name, size_t size) {
   const Reply reply(req, Operation::getxattr, inode);
   if (is_unsupported(name)) return reply.error(EOPNOTSUPP);
-  const auto value =
-      is_control(name) ? reply.fs().control.get(inode, control_name(name)) : reply.fs().tree.xattr(inode, name);
+  if (is_control(name)) {
+    const std::string control = control_name(name);
+    return (ControlXattrs::is_slow(control) ? answer_slow_control : answer_control)(reply, control, size);
+  }
+  const auto value = reply.fs().tree.xattr(inode, name);
   if (!value) return reply.error(value.error());
   answer(reply, value.value(), size);
 }

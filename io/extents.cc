@@ -39,7 +39,7 @@ class UnitCounter {
 
 Result<> for_each_extent(int fd, WriteBack write_back, const std::function<Result<>(const Extent&)>& visit) {
   constexpr uint32_t kPage = 256;
-  constexpr uint32_t kNowhere = FIEMAP_EXTENT_UNKNOWN | FIEMAP_EXTENT_DELALLOC;
+  constexpr uint32_t kNowhere = FIEMAP_EXTENT_UNKNOWN | FIEMAP_EXTENT_DELALLOC | FIEMAP_EXTENT_DATA_INLINE;
   constexpr size_t kBytes = sizeof(fiemap) + kPage * sizeof(fiemap_extent);
   const std::unique_ptr<uint64_t[]> memory(new (std::nothrow) uint64_t[kBytes / sizeof(uint64_t)]);
   if (!memory) return Error(ENOMEM);

@@ -14,7 +14,7 @@ struct Extent {
   uint64_t physical = 0;  // offset on the device, bytes; meaningless unless `located`
   uint64_t length = 0;
   bool shared = false;   // another file, or this one elsewhere, has these blocks too
-  bool located = false;  // false: has no blocks yet (written in memory only)
+  bool located = false;  // false: has no blocks (written in memory only, or kept in the inode)
 };
 
 enum class WriteBack : bool { no, first };

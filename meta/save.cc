@@ -314,6 +314,7 @@ class Save {
   Result<> check_space() {
     if (enough_space()) return success();
     TRY(tree_.recount_owed());
+    tree_.reclaim_space();
     for (Taken& taken : taken_) {
       TRY_ASSIGN(taken.plan.record, tree_.inode(taken.plan.source));
     }

@@ -31,6 +31,8 @@ Result<SaveResult> save(Store& store, const SaveRequest& request);
 
 // The zero_stage_N folder that saves into `series` take: its `source`, else the only one of the mount.
 Result<InodeNumber> save_source(Store& store, InodeNumber series);
+// Every zero_stage_N folder of the mount.
+Result<std::vector<InodeNumber>> list_swap_folders(const Tree& tree);
 // Makes the directory a series (not the root, a zero_stage_N, or what lies in a step: EINVAL) and sets its source.
 Result<> set_source(Store& store, InodeNumber series, InodeNumber source);
 

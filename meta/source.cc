@@ -38,6 +38,8 @@ Result<> check_series(const Tree& tree, InodeNumber series) {
 
 }  // namespace
 
+Result<std::vector<InodeNumber>> list_swap_folders(const Tree& tree) { return swap_folders(tree, kRootInode); }
+
 Result<InodeNumber> save_source(Store& store, InodeNumber series) {
   TRY(check_series(store.tree(), series));
   const auto set = store.index().xattr(series, kSourceXattr);
@@ -49,7 +51,7 @@ Result<InodeNumber> save_source(Store& store, InodeNumber series) {
     return Error(ENOENT, store.tree().path_of(series) + ": its source is gone; set user.ckptfs.source anew");
   }
   if (set.error().errno_value() != ENOENT) return set.error();
-  TRY_ASSIGN(const auto found, swap_folders(store.tree(), kRootInode));
+  TRY_ASSIGN(const auto found, list_swap_folders(store.tree()));
   if (found.size() == 1) return found.front();
   if (found.empty()) {
     return Error(ENOENT,

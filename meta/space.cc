@@ -20,4 +20,10 @@ Result<SpaceReport> Space::report() const {
   return report;
 }
 
+Result<> Space::free_preallocated(io::OpenFilesToo open_files) const {
+  auto freed = io::free_preallocated(folder_fd_, open_files);
+  if (!freed && freed.error().errno_value() == EOPNOTSUPP) return success();
+  return freed;
+}
+
 }  // namespace ckptfs::meta

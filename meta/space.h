@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "io/preallocated.h"
 #include "io/result.h"
 
 namespace ckptfs::meta {
@@ -31,9 +32,16 @@ class Space {
   // One file's owed bytes changed.
   void adjust_owed(uint64_t from, uint64_t to) { owed_.fetch_add(to - from, std::memory_order_relaxed); }
 
+  // Gives back what the file system allocated ahead of writers; nothing, where it is one that cannot.
+  Result<> free_preallocated(io::OpenFilesToo open_files) const;
+  // A file has been closed after writing; whether one was since this was asked last.
+  void note_written() { written_.store(true, std::memory_order_relaxed); }
+  bool take_written() { return written_.exchange(false, std::memory_order_relaxed); }
+
  private:
   const int folder_fd_;
   std::atomic<uint64_t> owed_{0};
+  std::atomic<bool> written_{false};
 };
 
 }  // namespace ckptfs::meta

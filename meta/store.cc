@@ -6,18 +6,22 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <random>
 
+#include "meta/accounting.h"
 #include "meta/names.h"
 #include "meta/reaper.h"
 #include "meta/time.h"
+#include "meta/trimmer.h"
 
 namespace ckptfs::meta {
 namespace {
 
 constexpr uint64_t kFormat = 2;
+constexpr std::chrono::seconds kTrimInterval{30};
 
 // Where nothing is mounted nothing is open.
 class NothingOpen : public OpenFiles {
@@ -174,6 +178,8 @@ struct Store::Internals {
   std::unique_ptr<Reaper> reaper;
   std::unique_ptr<Tree> tree;
   std::unique_ptr<SpareBlobs> spares;
+  std::unique_ptr<Accounting> accounting;
+  std::unique_ptr<Trimmer> trimmer;
   NothingOpen nothing_open;
   OpenFiles* open_files = &nothing_open;
   std::mutex save_mutex;
@@ -221,6 +227,10 @@ Result<std::unique_ptr<Store>> Store::open(const StoreOptions& options) {
   in->recovery = std::move(recovery.report);
   in->tree = std::make_unique<Tree>(*in->index, *in->blobs, *in->space, std::move(recovery.start));
   in->spares = std::make_unique<SpareBlobs>(*in->tree, *in->blobs);
+  in->accounting = std::make_unique<Accounting>(
+      *in->tree, *in->index, *in->blobs,
+      [internals = in.get()](InodeNumber inode) { return internals->open_files->open_for_writing(inode); });
+  in->trimmer = std::make_unique<Trimmer>(*in->space, kTrimInterval);
   for (const InodeNumber nameless : recovery.nameless) in->tree->reap(nameless);
   for (const InodeNumber damaged : in->recovery.damaged) {
     spdlog::error("{}: its data is missing or short", in->tree->path_of(damaged));
@@ -250,6 +260,7 @@ const std::string& Store::id() const { return internals_->id; }
 const Blobs& Store::blobs() const { return *internals_->blobs; }
 SpareBlobs& Store::spares() const { return *internals_->spares; }
 Frontiers& Store::frontiers() const { return *internals_->frontiers; }
+Accounting& Store::accounting() const { return *internals_->accounting; }
 const io::SharingCapability& Store::capability() const { return internals_->capability; }
 const RecoveryReport& Store::recovery() const { return internals_->recovery; }
 std::mutex& Store::save_mutex() { return internals_->save_mutex; }

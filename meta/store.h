@@ -18,6 +18,8 @@
 
 namespace ckptfs::meta {
 
+class Accounting;
+
 struct StoreOptions {
   std::string folder;      // the store itself (for an image: STORE/fs)
   uint32_t owner_uid = 0;  // of the root and /steps when the store is made
@@ -45,6 +47,7 @@ class Store {
   const Blobs& blobs() const;
   SpareBlobs& spares() const;
   Frontiers& frontiers() const;
+  Accounting& accounting() const;
   const io::SharingCapability& capability() const;
   const RecoveryReport& recovery() const;
   // All zeros where the file system does not answer (logged).

@@ -169,8 +169,10 @@ class Tree {
   Result<InodeNumber> step_of(InodeNumber directory) const;
   // True while a writer that survived the last daemon has it open; forgets it once that is over.
   bool is_recovered(InodeNumber inode) const;
-  // Reads the extents of each swap file that owes again; the sum afterwards.
+  // Reads the extents of each swap file that owes again.
   Result<> recount_owed();
+  // Before something is refused for want of space: gives back what was allocated ahead of writers.
+  void reclaim_space() const;
 
  private:
   Result<InodeRecord> directory(InodeNumber number) const;

@@ -42,6 +42,7 @@ Result<> Tree::prepare_writing(InodeNumber number, const Caller& caller, uint64_
   TRY_ASSIGN(const io::Fd blob, open_blob(number, O_RDONLY));
   TRY(io::fdatasync_fd(blob.get()));
   finished_writing(number);
+  reclaim_space();
   return try_prepare_writing(number, caller, others_owed);
 }
 
@@ -86,6 +87,7 @@ Result<> Tree::forget_digests(Change& change, InodeNumber number, InodeRecord& r
 }
 
 void Tree::finished_writing(InodeNumber number) {
+  space_.note_written();
   const auto result = [&]() -> Result<> {
     TRY_ASSIGN(const InodeRecord before, index_.inode(number));
     if (((before.flags & kSwap) == 0 && before.owed == 0) || before.nlink == 0) return success();
@@ -113,6 +115,12 @@ bool Tree::short_of_space() const {
   if (owed == 0) return false;
   const auto space = space_.report();
   return !space || space.value().free < 2 * owed;
+}
+
+void Tree::reclaim_space() const {
+  auto freed = io::syncfs_fd(blobs_.folder_fd());  // before it, XFS keeps what it took ahead of buffered writers
+  if (freed) freed = space_.free_preallocated(io::OpenFilesToo::yes);
+  if (!freed) spdlog::warn("space is short, and none was reclaimed: {}", freed.error().message());
 }
 
 Result<> Tree::recount_owed() {

@@ -496,3 +496,12 @@ def written_bytes(folder):
 def free_bytes(path):
     figures = os.statvfs(path)
     return figures.f_bavail * figures.f_frsize
+
+
+def free_preallocated(point):
+    """XFS_IOC_FREE_EOFBLOCKS: XFS gives back what it allocated ahead of writers."""
+    folder = os.open(point, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.ioctl(folder, 0x8080583A, struct.pack("=LL", 1, 1) + bytes(120))  # version, wait for busy files
+    finally:
+        os.close(folder)

@@ -12,6 +12,7 @@ using Chosen = std::function<int()>;
 void add_mount(CLI::App& app, Chosen& chosen);
 void add_umount(CLI::App& app, Chosen& chosen);
 void add_save(CLI::App& app, Chosen& chosen);
+void add_du(CLI::App& app, Chosen& chosen);
 void add_ls(CLI::App& app, Chosen& chosen);
 void add_diff(CLI::App& app, Chosen& chosen);
 void add_verify(CLI::App& app, Chosen& chosen);

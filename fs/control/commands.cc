@@ -5,6 +5,7 @@
 #include <sstream>
 #include <vector>
 
+#include "meta/accounting.h"
 #include "meta/save.h"
 #include "meta/steps.h"
 
@@ -57,22 +58,64 @@ Result<std::vector<meta::StepInfo>> steps_at(meta::Store& store, meta::InodeNumb
   return Error(EINVAL, path + ": neither a series nor a step; `ckptfs ls` without a path lists all");
 }
 
-Result<json> list(meta::Store& store, const Peer& peer, const std::string& path) {
+// The steps at `path` that the caller may see.
+Result<std::vector<meta::StepInfo>> visible_steps(meta::Store& store, const Peer& peer, const std::string& path) {
   const meta::Tree& tree = store.tree();
   TRY_ASSIGN(const meta::InodeNumber inode, resolve_as(tree, peer.credentials, path, kRead | kSearch));
   const bool all = inode == meta::kRootInode;
-  TRY_ASSIGN(const auto steps, all ? meta::list_steps(store) : steps_at(store, inode, path));
+  if (!all) return steps_at(store, inode, path);
+  TRY_ASSIGN(auto steps, meta::list_steps(store));
   std::map<std::string, bool> readable;
-  json rows = json::array();
-  for (const meta::StepInfo& step : steps) {
+  std::erase_if(steps, [&](const meta::StepInfo& step) {
     auto known = readable.find(step.series);
     if (known == readable.end()) {
       const bool may = resolve_as(tree, peer.credentials, step.series, kRead | kSearch).has_value();
       known = readable.emplace(step.series, may).first;
     }
-    if (!all || known->second) rows.push_back(to_json(step));
-  }
+    return !known->second;
+  });
+  return steps;
+}
+
+Result<json> list(meta::Store& store, const Peer& peer, const std::string& path) {
+  TRY_ASSIGN(const auto steps, visible_steps(store, peer, path));
+  json rows = json::array();
+  for (const meta::StepInfo& step : steps) rows.push_back(to_json(step));
   return json{{"steps", std::move(rows)}};
+}
+
+json to_json(const meta::Usage& usage) {
+  return {{"apparent", usage.apparent}, {"exclusive", usage.exclusive}, {"shared", usage.shared}};
+}
+
+// Each step for itself, each series' steps together, and what is no step.
+Result<json> disk_use(meta::Store& store, const Peer& peer, const std::string& path) {
+  TRY_ASSIGN(const auto steps, visible_steps(store, peer, path));
+  std::vector<std::string> series;
+  std::vector<meta::AskedOwner> owners;
+  for (const meta::StepInfo& step : steps) {
+    if (series.empty() || series.back() != step.series) series.push_back(step.series);
+    owners.push_back({{step.inode}, series.size() - 1});
+  }
+  TRY_ASSIGN(auto swap_folders, meta::list_swap_folders(store.tree()));
+  owners.push_back({std::move(swap_folders), series.size()});
+  owners.push_back({{meta::kRootInode}, series.size() + 1});
+  TRY_ASSIGN(const meta::Account account, store.accounting().account(owners));
+
+  json rows = json::array();
+  for (size_t i = 0; i < steps.size(); ++i) {
+    json row = to_json(account.owners[i]);
+    row["series"] = steps[i].series;
+    row["tag"] = steps[i].tag;
+    rows.push_back(std::move(row));
+  }
+  json together = json::object();
+  for (size_t i = 0; i < series.size(); ++i) together[series[i]] = to_json(account.groups[i]);
+  return json{{"steps", std::move(rows)},
+              {"series", std::move(together)},
+              {"live", to_json(account.groups[series.size()])},
+              {"rest", to_json(account.groups[series.size() + 1])},
+              {"nobody", to_json(account.nobody)}};
 }
 
 Result<json> save(Mount& mount, const Peer& peer, const json& arguments) {
@@ -108,6 +151,9 @@ void add_commands(ControlServer& server, Mount& mount) {
   });
   server.add("ls", ControlServer::Pace::slow, [&mount](const Peer& peer, const json& arguments) -> Result<json> {
     return list(mount.store(), peer, arguments.value("path", "/"));
+  });
+  server.add("du", ControlServer::Pace::slow, [&mount](const Peer& peer, const json& arguments) -> Result<json> {
+    return disk_use(mount.store(), peer, arguments.value("path", "/"));
   });
   server.add("save", ControlServer::Pace::slow,
              [&mount](const Peer& peer, const json& arguments) { return save(mount, peer, arguments); });

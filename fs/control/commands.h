@@ -1,5 +1,5 @@
-// What the daemon answers on its control socket: status, save, ls. Each request is checked against the permissions of
-// the inode it is about, as the kernel would check a caller of the mount.
+// What the daemon answers on its control socket: status, save, ls, du. Each request is checked against the permissions
+// of the inode it is about, as the kernel would check a caller of the mount.
 #pragma once
 
 #include <string>
@@ -17,6 +17,9 @@ namespace ckptfs::fs {
 //   ls {"path"}                    -> {"steps": [...]}: of the series at `path`, of that one step, or, for "/", of
 //   every
 //                                     series that the caller may read
+//   du {"path"}                    -> {"steps": [...], "series": {...}, "live", "rest", "nobody"}: what these steps,
+//   and
+//                                     the steps of a series together, cost on the disk; what is none of them likewise
 void add_commands(ControlServer& server, Mount& mount);
 
 // Walks `path` from the root as `who` would: search permission on the way, `wanted` at its end. EACCES names where.

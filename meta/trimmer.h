@@ -1,0 +1,33 @@
+// Gives back, in the background and now and then, what XFS allocated ahead of files that nobody writes any more:
+// copy-on- write takes whole extent hints, of which a small change fills little.
+//
+// Thread safety: all of it. Lock: mutex_, never held across a system call.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#include "meta/space.h"
+
+namespace ckptfs::meta {
+
+class Trimmer {
+ public:
+  // At most once in each `interval`, and only if a file was written a short while ago.
+  Trimmer(Space& space, std::chrono::milliseconds interval);
+  ~Trimmer();
+
+ private:
+  void run();
+
+  Space& space_;
+  const std::chrono::milliseconds interval_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool stopping_ = false;  // guarded by mutex_
+  std::thread thread_;
+};
+
+}  // namespace ckptfs::meta

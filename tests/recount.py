@@ -1,0 +1,145 @@
+"""What everything in a mount costs on the disk, counted block by block from outside (tests/posix/test_accounting).
+
+Which blob a file is, only the daemon knows. So every file begins with a mark of 16 bytes of its own, written anew with
+each change (`mark`), and its blob has a time of its own. A blob with the same mark as another is its clone, made by a
+save or a seal, and has another time than the file.
+"""
+
+import collections
+import errno
+import fcntl
+import itertools
+import os
+import pathlib
+import struct
+
+from checking import true
+from mounting import Failure
+
+BLOCK = 4096
+MARK = 16
+_FIEMAP = 0xC020660B
+_SHARED = 0x2000
+_numbers = itertools.count(1)
+
+
+def mark(path):
+    """Writes the next mark at the file's start, and gives it a time of its own."""
+    number = next(_numbers)
+    file = os.open(path, os.O_WRONLY)
+    try:
+        os.pwrite(file, b"mark" + number.to_bytes(MARK - 4, "little"), 0)
+    finally:
+        os.close(file)
+    os.utime(path, ns=(number, 10**18 + number))
+
+
+class Blob:
+    """One file in blobs/, as it lies on the disk."""
+
+    def __init__(self, path):
+        file = os.open(path, os.O_RDONLY)
+        try:
+            self.blocks = list(_blocks(file))  # (number on the disk, flagged as shared), in the file's order
+            self.mark = os.pread(file, MARK, 0)
+            self.time = os.fstat(file).st_mtime_ns
+        finally:
+            os.close(file)
+        self.inodes = set()
+
+
+def _blocks(file):
+    room = 1000
+    position = 0
+    while True:
+        request = bytearray(struct.pack("=QQLLLL", position, (1 << 63) - 1 - position, 1, 0, room, 0) + bytes(56 * room))
+        fcntl.ioctl(file, _FIEMAP, request)
+        count = struct.unpack_from("=L", request, 20)[0]
+        for index in range(count):
+            logical, physical, length = struct.unpack_from("=QQQ", request, 32 + 56 * index)
+            flags = struct.unpack_from("=L", request, 32 + 56 * index + 40)[0]
+            true(physical % BLOCK == 0 and length % BLOCK == 0, "extents of whole blocks")
+            for block in range(physical // BLOCK, (physical + length) // BLOCK):
+                yield block, bool(flags & _SHARED)
+            position = logical + length
+        if count < room:
+            return
+
+
+class Unsettled(Failure):
+    """Something is on its way still: a removed blob, a count of the file system's."""
+
+
+class Recount:
+    """The tree and the blobs as of now. Nothing may change meanwhile; Unsettled, where something does."""
+
+    def __init__(self, mount):
+        self.root = mount.path
+        self.names = collections.defaultdict(set)  # inode -> its names from the root
+        self.lengths = {}
+        self.blobs = [blob for blob in self._read_blobs(mount.store.blobs) if blob.blocks]
+        self._read_tree(mount)
+        self.holders = collections.defaultdict(set)  # block -> inodes that have it
+        for blob in self.blobs:
+            if not blob.inodes:
+                raise Unsettled(f"a blob that nothing names: {blob.mark}")
+            for block, _ in blob.blocks:
+                self.holders[block] |= blob.inodes
+        counts = collections.Counter(block for blob in self.blobs for block, _ in blob.blocks)
+        if any(flag != (counts[block] > 1) for blob in self.blobs for block, flag in blob.blocks):
+            raise Unsettled("the file system counts a block that no blob has")
+
+    @staticmethod
+    def _read_blobs(folder):
+        for entry in os.scandir(folder):
+            try:
+                yield Blob(entry.path)
+            except FileNotFoundError as gone:
+                raise Unsettled("a blob is being removed") from gone
+
+    def _read_tree(self, mount):
+        by_mark = collections.defaultdict(list)
+        for blob in self.blobs:
+            by_mark[blob.mark].append(blob)
+        for where, _, files in os.walk(self.root):
+            for name in files:
+                path = pathlib.Path(where, name)
+                status = os.stat(path)
+                self.names[status.st_ino].add(str(path.relative_to(self.root)))
+                self.lengths[status.st_ino] = status.st_size
+                frozen = os.getxattr(path, "user.ckptfs.state") == b"frozen"
+                with open(path, "rb") as file:
+                    found = by_mark[file.read(MARK)]
+                mine = found
+                if len(found) > 1:
+                    mine = [blob for blob in found if (blob.time == status.st_mtime_ns) != frozen]
+                if len(mine) != 1:
+                    raise Unsettled(f"{path} may be {len(mine)} of {len(found)} blobs with its mark")
+                mine[0].inodes.add(status.st_ino)
+
+    def usage(self, lies_in):
+        """Of the names for which lies_in(name): as the daemon calls it."""
+        whole = {inode for inode, names in self.names.items() if all(map(lies_in, names))}
+        partly = {inode for inode, names in self.names.items() if any(map(lies_in, names))}
+        used = {block for blob in self.blobs if blob.inodes & partly for block, _ in blob.blocks}
+        exclusive = sum(1 for block in used if self.holders[block] <= whole)
+        return {
+            "apparent": sum(self.lengths[inode] for inode in partly),
+            "exclusive": exclusive * BLOCK,
+            "shared": (len(used) - exclusive) * BLOCK,
+        }
+
+    def usage_of_file(self, inode):
+        return self.usage(lambda name: name in self.names[inode])
+
+
+def usage_by_xattr(path):
+    """What the mount says of it; None where it has none to say."""
+    try:
+        return {
+            which: int(os.getxattr(path, f"user.ckptfs.bytes.{which}")) for which in ("apparent", "exclusive", "shared")
+        }
+    except OSError as problem:
+        if problem.errno != errno.ENODATA:
+            raise
+        return None

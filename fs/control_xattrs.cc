@@ -33,6 +33,11 @@ Result<bool> parse_flag(const std::string& value) {
   return Error(EINVAL, "the value is 0 or 1");
 }
 
+std::string bytes_of(const meta::Usage& usage, const std::string& name) {
+  if (name == "bytes.apparent") return std::to_string(usage.apparent);
+  return std::to_string(name == "bytes.exclusive" ? usage.exclusive : usage.shared);
+}
+
 }  // namespace
 
 Result<std::string> ControlXattrs::get(meta::InodeNumber inode, const std::string& name) const {
@@ -64,23 +69,22 @@ Result<std::string> ControlXattrs::get(meta::InodeNumber inode, const std::strin
   }
   if (name == "state") return state(inode);
   if (name == "identical_to") return identical_to(inode);
-  if (name.starts_with(kBytes)) return bytes(inode, name.substr(kBytes.size()));
+  if (name.starts_with(kBytes)) return bytes(inode, name);
   return unknown(name);
 }
 
-Result<std::string> ControlXattrs::bytes(meta::InodeNumber inode, const std::string& which) const {
-  TRY(longest(inode, std::string(kBytes) + which));
+Result<std::optional<std::string>> ControlXattrs::get_quickly(meta::InodeNumber inode, const std::string& name) const {
+  TRY(longest(inode, name));
   TRY_ASSIGN(const meta::InodeRecord record, fs_.tree.inode(inode));
-  meta::Accounting& accounting = fs_.store.accounting();
-  meta::Usage usage;
-  if (record.is_regular()) {
-    TRY_ASSIGN(usage, accounting.account_file(inode));
-  } else {
-    TRY_ASSIGN(const meta::Account account, accounting.account({{{inode}, 0}}));
-    usage = account.owners.front();
-  }
-  if (which == "apparent") return std::to_string(usage.apparent);
-  return std::to_string(which == "exclusive" ? usage.exclusive : usage.shared);
+  if (!record.is_regular()) return std::optional<std::string>();
+  TRY_ASSIGN(const auto usage, fs_.store.accounting().look_at_file(inode));
+  return usage ? std::optional(bytes_of(*usage, name)) : std::nullopt;
+}
+
+Result<std::string> ControlXattrs::bytes(meta::InodeNumber inode, const std::string& name) const {
+  TRY(longest(inode, name));
+  TRY_ASSIGN(const meta::Account account, fs_.store.accounting().account({{{inode}, 0}}));
+  return bytes_of(account.owners.front(), name);
 }
 
 Result<size_t> ControlXattrs::longest(meta::InodeNumber inode, const std::string& name) const {

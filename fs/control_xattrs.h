@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -25,8 +26,10 @@ class ControlXattrs {
   static constexpr std::string_view kBytes = "bytes.";
   explicit ControlXattrs(Filesystem& fs) : fs_(fs) {}
 
-  // bytes.*: what the disk tells, which may take a while; to be asked on a thread of its own.
+  // bytes.*: what the disk tells, which may take a while. Where get_quickly() has none, get() is to be called on a
+  // thread of its own.
   static bool is_slow(std::string_view name) { return name.starts_with(kBytes); }
+  Result<std::optional<std::string>> get_quickly(meta::InodeNumber inode, const std::string& name) const;
   // An upper bound of what get() will return, for a slow one.
   Result<size_t> longest(meta::InodeNumber inode, const std::string& name) const;
   // `name` is what follows kPrefix.
@@ -48,7 +51,7 @@ class ControlXattrs {
   Result<meta::Sameness> sameness_with(const meta::Place& place, meta::InodeNumber inode,
                                        meta::InodeNumber before) const;
   Result<std::string> state(meta::InodeNumber inode) const;
-  Result<std::string> bytes(meta::InodeNumber inode, const std::string& which) const;
+  Result<std::string> bytes(meta::InodeNumber inode, const std::string& name) const;
   // Keeps the outcome for last_error.
   void remember(meta::InodeNumber series, const Result<>& result);
 

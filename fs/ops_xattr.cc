@@ -51,6 +51,9 @@ void answer_slow_control(const Reply& reply, const std::string& name, size_t siz
     fuse_reply_xattr(reply.request(), longest.value());
     return;
   }
+  const auto value = reply.fs().control.get_quickly(reply.inode(), name);
+  if (!value) return reply.error(value.error());
+  if (value.value()) return answer(reply, *value.value(), size);
   const auto started = reply.fs().tasks.start([reply, name, size] { answer_control(reply, name, size); });
   if (!started) reply.error(started.error());
 }

@@ -267,30 +267,29 @@ ExtentCache::Blob Accounting::kind_of(const Holder& holder) const {
   return idle ? ExtentCache::Blob::idle : ExtentCache::Blob::busy;
 }
 
-Result<Usage> Accounting::account_file(InodeNumber file) {
+Result<std::optional<Usage>> Accounting::look_at_file(InodeNumber file) const {
   TRY_ASSIGN(const InodeRecord record, index_.inode(file));
   if (!record.is_regular()) return Error(EINVAL);
   Usage usage;
   TRY_ASSIGN(usage.apparent, length_of(record));
   const auto blob = blobs_.open(record.blob, O_RDONLY);
-  if (!blob) return blob.error().errno_value() == ENOENT ? Result<Usage>(usage) : Result<Usage>(blob.error());
+  if (!blob && blob.error().errno_value() == ENOENT) return std::optional(usage);
+  if (!blob) return blob.error();
   TRY_ASSIGN(const BlobRecord references, index_.blob(record.blob));
   OwnExtents extents(limits_.pieces / 8);
   const auto read = extents.read(blob.value().get());
-  if (!read && read.error().errno_value() != ENOBUFS) return read.error();
+  if (!read && read.error().errno_value() == ENOBUFS) return std::optional<Usage>();
+  TRY(read);
   const auto shared = extents.shared();
-  if (read && references.references > 1) {
+  if (references.references > 1) {
     usage.shared = extents.alone() + shared.bytes;
-    return usage;
+    return std::optional(usage);
   }
-  // Whom a block is shared with shows in its flag only where that cannot be this file itself.
-  if (read && !shared.twice) {
-    usage.exclusive = extents.alone();
-    usage.shared = shared.bytes;
-    return usage;
-  }
-  TRY_ASSIGN(const Account all, account({{{file}, 0}}));
-  return all.owners.front();
+  // A block that is flagged as shared and that the file has once is another's too. One that it has twice may be.
+  if (shared.twice) return std::optional<Usage>();
+  usage.exclusive = extents.alone();
+  usage.shared = shared.bytes;
+  return std::optional(usage);
 }
 
 }  // namespace ckptfs::meta

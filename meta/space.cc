@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "io/preallocated.h"
+
 namespace ckptfs::meta {
 
 Result<SpaceReport> Space::report() const {

@@ -7,8 +7,11 @@
 #include <atomic>
 #include <cstdint>
 
-#include "io/preallocated.h"
 #include "io/result.h"
+
+namespace ckptfs::io {
+enum class OpenFilesToo : bool;  // io/preallocated.h
+}
 
 namespace ckptfs::meta {
 

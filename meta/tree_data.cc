@@ -6,6 +6,7 @@
 #include "io/clone.h"
 #include "io/extents.h"
 #include "io/fault.h"
+#include "io/preallocated.h"
 #include "meta/process.h"
 #include "meta/time.h"
 #include "meta/tree.h"

@@ -2,6 +2,8 @@
 
 #include <spdlog/spdlog.h>
 
+#include "io/preallocated.h"
+
 namespace ckptfs::meta {
 namespace {
 constexpr int kRounds = 3;  // after a file was written: XFS lets go of it when the kernel's flusher has been there

@@ -10,6 +10,7 @@
 
 #include "io/clone.h"
 #include "io/extents.h"
+#include "io/preallocated.h"
 #include "meta/trimmer.h"
 #include "tests/meta/scratch_store.h"
 
@@ -90,10 +91,11 @@ class AccountingTest : public ScratchStore {
   }
   // By its own extents, and by a sweep over all: the two must agree.
   Usage of_file(const std::string& path) {
-    const auto usage = store_->accounting().account_file(at(path));
+    const auto usage = store_->accounting().look_at_file(at(path));
     EXPECT_TRUE(usage) << usage.error().message();
-    EXPECT_EQ(usage.value(), of(path)) << path;
-    return usage.value();
+    const Usage swept = of(path);
+    if (usage && usage.value()) EXPECT_EQ(*usage.value(), swept) << path;
+    return swept;
   }
   io::Fd blob_of(const std::string& path) {
     auto fd = store_->blobs().open(tree().inode(at(path)).value().blob, O_RDWR);
@@ -202,6 +204,7 @@ TEST_F(AccountingTest, WhatIsSharedWithinAFileIsItsOwn) {
     ASSERT_TRUE(io::clone_range(blob.get(), 0, blob.get(), kMiB, kMiB));
   }
   EXPECT_EQ(of_file("/f"), (Usage{2 * kMiB, kMiB, 0}));
+  EXPECT_FALSE(store_->accounting().look_at_file(at("/f")).value());
   clone_file("/f", "/g");
   EXPECT_EQ(of_file("/f"), (Usage{2 * kMiB, 0, kMiB}));
   EXPECT_EQ(of_all({{{at("/f"), at("/g")}, 0}}).owners.front(), (Usage{4 * kMiB, kMiB, 0}));

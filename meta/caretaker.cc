@@ -56,7 +56,11 @@ bool Caretaker::wait(Time time) {
   return !wake_.wait_for(lock, time, [this] { return stopping_; });
 }
 
-bool Caretaker::pause(Time read) { return wait(store_.open_files().writing() ? read * (kShare - 1) : Time(0)); }
+bool Caretaker::pause(Time read) {
+  const auto now = Clock::now();
+  if (store_.open_files().writing()) written_ = now;
+  return wait(now - written_ < kStillWriting ? read * (kShare - 1) : Time(0));
+}
 
 void Caretaker::failed(const std::string& what, const Error& error) {
   spdlog::warn("{}: {}", what, error.message());

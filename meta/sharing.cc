@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "io/clone.h"
+#include "meta/accounting.h"
 
 namespace ckptfs::meta {
 namespace {
@@ -55,8 +56,10 @@ Result<uint64_t> share_equal_chunks(Store& store, BlobNumber from, BlobNumber to
   for (const io::Range& part : equal_parts(ranges, older, newer)) {
     const auto offset = static_cast<off_t>(part.offset);
     const auto began = std::chrono::steady_clock::now();
-    TRY_ASSIGN(const uint64_t done, io::dedupe_range(older.fd.get(), offset, newer.fd.get(), offset, part.length));
-    shared += done;
+    const auto done = io::dedupe_range(older.fd.get(), offset, newer.fd.get(), offset, part.length);
+    store.accounting().forget(to);  // whether all of it was shared or the kernel gave up on the way
+    if (!done) return done.error();
+    shared += done.value();
     if (!pause(std::chrono::steady_clock::now() - began)) break;
   }
   return shared;

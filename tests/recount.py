@@ -52,7 +52,8 @@ def _blocks(file):
     room = 1000
     position = 0
     while True:
-        request = bytearray(struct.pack("=QQLLLL", position, (1 << 63) - 1 - position, 1, 0, room, 0) + bytes(56 * room))
+        head = struct.pack("=QQLLLL", position, (1 << 63) - 1 - position, 1, 0, room, 0)
+        request = bytearray(head + bytes(56 * room))
         fcntl.ioctl(file, _FIEMAP, request)
         count = struct.unpack_from("=L", request, 20)[0]
         for index in range(count):
@@ -71,7 +72,7 @@ class Unsettled(Failure):
 
 
 class Recount:
-    """The tree and the blobs as of now. Nothing may change meanwhile; Unsettled, where something does."""
+    """The tree and the blobs as of now. Nobody may change the tree meanwhile. Unsettled: the daemon was at work."""
 
     def __init__(self, mount):
         self.root = mount.path
@@ -79,6 +80,7 @@ class Recount:
         self.lengths = {}
         self.blobs = [blob for blob in self._read_blobs(mount.store.blobs) if blob.blocks]
         self._read_tree(mount)
+        self.state = sorted((blob.mark, blob.time, blob.blocks) for blob in self.blobs)
         self.holders = collections.defaultdict(set)  # block -> inodes that have it
         for blob in self.blobs:
             if not blob.inodes:

@@ -17,9 +17,8 @@ namespace ckptfs::fs {
 //   ls {"path"}                    -> {"steps": [...]}: of the series at `path`, of that one step, or, for "/", of
 //   every
 //                                     series that the caller may read
-//   du {"path"}                    -> {"steps": [...], "series": {...}, "live", "rest", "nobody"}: what these steps,
-//   and
-//                                     the steps of a series together, cost on the disk; what is none of them likewise
+//   du {"path"}                    -> {"steps": [...], "series": {...}, "live", "rest", "nobody"}: what they cost on
+//                                     the disk; in "series" all steps of each together, behind it what is no step
 void add_commands(ControlServer& server, Mount& mount);
 
 // Walks `path` from the root as `who` would: search permission on the way, `wanted` at its end. EACCES names where.

@@ -94,7 +94,9 @@ class AccountingTest : public ScratchStore {
     const auto usage = store_->accounting().look_at_file(at(path));
     EXPECT_TRUE(usage) << usage.error().message();
     const Usage swept = of(path);
-    if (usage && usage.value()) EXPECT_EQ(*usage.value(), swept) << path;
+    if (usage && usage.value()) {
+      EXPECT_EQ(*usage.value(), swept) << path;
+    }
     return swept;
   }
   io::Fd blob_of(const std::string& path) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 
@@ -18,7 +19,8 @@ constexpr Owner kNobody = 0;  // those asked for are counted from 1
 struct Named {
   InodeNumber inode = 0;
   Owner owner = kNobody;
-  auto operator<=>(const Named&) const = default;
+  bool operator==(const Named&) const = default;
+  bool operator<(const Named& other) const { return std::tie(inode, owner) < std::tie(other.inode, other.owner); }
 };
 
 // Which owner a folder belongs to: that of the nearest root at or above it.
@@ -192,7 +194,9 @@ Result<std::vector<Accounting::Holder>> Accounting::find_holders(const std::vect
     BlobNumber blob = 0;
     Owner owner = kNobody;
     InodeNumber live = 0;
-    auto operator<=>(const Hold&) const = default;
+    bool operator<(const Hold& other) const {
+      return std::tie(blob, owner, live) < std::tie(other.blob, other.owner, other.live);
+    }
   };
   std::vector<Hold> holds;
   auto name = names.begin();

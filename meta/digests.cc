@@ -2,9 +2,11 @@
 
 #include <fcntl.h>
 #include <spdlog/spdlog.h>
-#include <sys/uio.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
 
 #include "io/aligned_buffer.h"
 #include "io/fault.h"
@@ -34,10 +36,10 @@ class ChunkReader {
   // What is in memory as a whole comes from there. Valid until the next call.
   Result<std::span<const std::byte>> read(uint64_t chunk) {
     TRY_ASSIGN(const auto room, room_for(chunk));
-    const iovec part{room.data(), room.size()};
     const auto offset = static_cast<off_t>(chunk * kDigestChunk);
-    if (::preadv2(cached_.get(), &part, 1, offset, RWF_NOWAIT) == static_cast<ssize_t>(room.size())) return {room};
-    return read_from_disk(chunk);
+    if (!is_in_memory(offset, room.size())) return read_from_disk(chunk);
+    TRY_ASSIGN(const size_t got, io::read_full(cached_.get(), room, offset));
+    return got == room.size() ? Result<std::span<const std::byte>>(room) : became_shorter();
   }
 
   Result<std::span<const std::byte>> read_from_disk(uint64_t chunk) {
@@ -49,13 +51,27 @@ class ChunkReader {
         return ::pread(direct_.get(), room.data() + got, kDigestChunk - got, offset + static_cast<off_t>(got));
       });
       if (n < 0) return last_error("reading the blob");
-      if (n == 0) return Error(EIO, "the blob became shorter while it was read");
+      if (n == 0) return became_shorter();
       got += static_cast<size_t>(n);
     }
     return {room};
   }
 
  private:
+  static Error became_shorter() { return Error(EIO, "the blob became shorter while it was read"); }
+
+  // By mincore: asking with RWF_NOWAIT would have the kernel read ahead.
+  bool is_in_memory(off_t offset, size_t length) const {
+    std::array<unsigned char, kDigestChunk / 4096> pages{};
+    void* const map = ::mmap(nullptr, length, PROT_READ, MAP_SHARED, cached_.get(), offset);
+    if (map == MAP_FAILED) return false;
+    const bool told = ::mincore(map, length, pages.data()) == 0;
+    ::munmap(map, length);
+    const size_t page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+    const auto end = pages.begin() + static_cast<std::ptrdiff_t>((length + page - 1) / page);
+    return told && std::all_of(pages.begin(), end, [](unsigned char state) { return (state & 1) != 0; });
+  }
+
   Result<std::span<std::byte>> room_for(uint64_t chunk) {
     const auto room = buffer_.get(kDigestChunk);
     if (room.empty()) return Error(ENOMEM);

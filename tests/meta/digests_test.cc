@@ -1,5 +1,7 @@
 #include "meta/digests.h"
 
+#include <fstream>
+
 #include "io/clone.h"
 #include "meta/caretaker.h"
 #include "meta/neighbours.h"
@@ -178,6 +180,34 @@ TEST_F(DigestsTest, LongFilesHaveSeveralGroups) {
   remove(kFile);
   reopen();
   EXPECT_FALSE(store_->index().digests(blob, 0));
+}
+
+// Bytes that this process had read from block devices.
+uint64_t read_from_devices() {
+  std::ifstream file("/proc/self/io");
+  for (std::string key; file >> key;) {
+    uint64_t value = 0;
+    file >> value;
+    if (key == "read_bytes:") return value;
+  }
+  return 0;
+}
+
+TEST_F(DigestsTest, WhatIsInMemoryIsNotReadFromTheDiskAndTheRestOnce) {
+  constexpr size_t kSize = 16 * kMiB;
+  make_file(kFile, std::string(kSize, 'a'));
+  make_file(kNext, std::string(kSize, 'b'));
+  {
+    const auto cold = tree().open_blob(at(kNext), O_RDONLY);
+    ASSERT_EQ(::posix_fadvise(cold.value().get(), 0, 0, POSIX_FADV_DONTNEED), 0);
+  }
+  const uint64_t before = read_from_devices();
+  ASSERT_EQ(take(kFile), Taking::taken);
+  const uint64_t between = read_from_devices();
+  ASSERT_EQ(take(kNext), Taking::taken);
+  EXPECT_LT(between - before, kMiB);
+  EXPECT_GE(read_from_devices() - between, kSize);
+  EXPECT_LT(read_from_devices() - between, kSize + kMiB);
 }
 
 TEST_F(DigestsTest, ASealKeepsThem) {

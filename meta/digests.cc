@@ -293,6 +293,12 @@ Result<Verified> verify(Store& store, InodeNumber file, uint64_t from, const Pau
   return Verification(store, file, from).run(pause);
 }
 
+Result<Verdict> known_verdict(const Store& store, InodeNumber file) {
+  TRY_ASSIGN(const InodeRecord record, store.tree().inode(file));
+  TRY_ASSIGN(const BlobRecord blob, store.index().blob(record.blob));
+  return standing(record, blob.digest);
+}
+
 Result<std::vector<std::string>> paths_of_blob(const Store& store, BlobNumber blob) {
   std::vector<InodeNumber> inodes;
   TRY(store.index().for_each_inode([&](InodeNumber number, const InodeRecord& record) -> Result<> {

@@ -58,6 +58,9 @@ struct Verified {
 // path that names the blob, and recorded; a whole reading without damage takes such a record back.
 Result<Verified> verify(Store& store, InodeNumber file, uint64_t from, const Pause& pause);
 
+// The same without reading: as its digests were left by who read it last.
+Result<Verdict> known_verdict(const Store& store, InodeNumber file);
+
 // Every path by which a blob is named.
 Result<std::vector<std::string>> paths_of_blob(const Store& store, BlobNumber blob);
 

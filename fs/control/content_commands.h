@@ -11,7 +11,8 @@ namespace ckptfs::fs {
 // folder on the way.
 //   verify {"path", "from"}          -> {"files": [{"path", "state", "damaged": [{"offset", "length"}]}], "bytes",
 //                                        "total", "next"}: of all files below `path`, "/": of all steps. "bytes" were
-//                                        read now, of "total". A file that takes several requests is there in each.
+//                                        read now, of "total". A file that takes several requests is there in each;
+//                                        of files that name one blob the first is read.
 //   diff {"first", "second", "from"} -> {"files": [{"path", "change", "bytes", "size", "read"}], "next"}: `change` is
 //                                        "same", "changed", "added" or "removed" (as seen from `first`)
 // `from` is the `next` of the answer before; the first request has none, nor has the last answer.

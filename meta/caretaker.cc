@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <unordered_set>
 
 #include "io/background.h"
 #include "meta/neighbours.h"
@@ -24,6 +23,9 @@ constexpr Time kStillWriting = std::chrono::seconds(10);  // a trainer opens and
 constexpr Time kRecordScrubbed = std::chrono::minutes(5);
 constexpr Time kShortest = std::chrono::milliseconds(250);
 constexpr Time kLongest = std::chrono::seconds(15);
+
+// What is removed while it is looked at is no failure.
+bool has_gone(const Error& error) { return error.errno_value() == ENOENT; }
 
 uint64_t first_bytes(const io::Digest& root) {
   uint64_t bytes = 0;
@@ -75,7 +77,7 @@ void Caretaker::run() {
   Time rest = kShortest;
   for (auto began = Clock::now(); wait(rest);) {
     const auto looked = look_after_all();
-    if (!looked) failed("looking after the store", looked.error());
+    if (!looked && !has_gone(looked.error())) failed("looking after the store", looked.error());
     const auto passed = Clock::now() - began;
     began += passed;
     if (const auto done = scrub(passed); !done) failed("the scrub", done.error());
@@ -96,7 +98,7 @@ Result<Caretaker::Time> Caretaker::look_after_all() {
   for (const File& file : inventory_.undigested) {
     if (!wait(Time(0))) return looked;
     const auto done = look_after(file);
-    if (!done) failed(store_.tree().path_of(file.inode), done.error());
+    if (!done && !has_gone(done.error())) failed(store_.tree().path_of(file.inode), done.error());
     if (!done || !done.value()) postponed_ = true;
   }
   version_ = version;
@@ -155,15 +157,12 @@ bool Caretaker::is_quiet(const File& file) const {
 // False: it is not quiet yet, or went.
 Result<bool> Caretaker::digest(const File& file) {
   if (!is_quiet(file)) return false;
-  uint64_t bytes = 0;
-  TRY_ASSIGN(const Taking taking, take_digests(store_, file.inode, [&](Time read) {
-               bytes += kDigestChunk;
-               return pause(read);
-             }));
+  TRY_ASSIGN(const Taking taking, take_digests(store_, file.inode, [this](Time read) { return pause(read); }));
   if (taking != Taking::taken) return false;
+  TRY_ASSIGN(const BlobRecord record, store_.index().blob(file.blob));
   const std::lock_guard lock(mutex_);
   ++report_.digested_files;
-  report_.digested_bytes += bytes;
+  report_.digested_bytes += record.digest.length;
   --report_.waiting_files;
   return true;
 }
@@ -252,7 +251,7 @@ Result<uint64_t> Caretaker::scrub_next() {
   scrubbed_ = next->blob;
   const auto verified = verify(store_, next->inode, 0, [this](Time read) { return pause(read); });
   if (verified) return verified.value().bytes;
-  if (verified.error().errno_value() == ENOENT) return uint64_t{0};
+  if (has_gone(verified.error())) return uint64_t{0};
   return verified.error();
 }
 

@@ -212,7 +212,7 @@ std::string encode(std::span<const io::Digest> digests) { return Encoder().bytes
 
 Result<std::vector<io::Digest>> decode_digests(std::string_view value) {
   Decoder d(value);
-  std::vector<io::Digest> digests((value.size() - 1) / sizeof(io::Digest));
+  std::vector<io::Digest> digests(value.size() / sizeof(io::Digest));  // the version byte fills none
   for (io::Digest& digest : digests) digest = d.digest();
   return d.finish(std::move(digests), "digests");
 }

@@ -84,6 +84,10 @@ class ChunkReader {
   io::AlignedBuffer buffer_;
 };
 
+Error digests_missing(BlobNumber blob) {
+  return Error(EIO, "blob " + Blobs::name(blob) + ": digests of it are missing in the index");
+}
+
 io::Digest root_of(const std::vector<io::Digest>& digests) { return io::digest_of(std::as_bytes(std::span(digests))); }
 
 // Marks the file as not written to from here on. False: it is no file of which digests are taken.
@@ -110,7 +114,8 @@ Result<bool> record_digests(Store& store, InodeNumber file, const InodeRecord& r
   Tree::Change change = store.tree().begin();
   const auto record = store.index().inode(file);
   if (!record || record.value().blob != read.blob) return false;
-  if (record.value().is_live_file() && (record.value().flags & kDigested) == 0) return false;
+  // It may have been written to, and sealed, since.
+  if (read.is_live_file() && (record.value().flags & kDigested) == 0) return false;
   TRY_ASSIGN(BlobRecord blob, store.index().blob(read.blob));
   const uint64_t groups = digest_groups(reader.size());
   change.batch.erase_digests(read.blob, groups, digest_groups(blob.digest.length));
@@ -164,16 +169,18 @@ class Verification {
     const uint64_t chunks = digest_chunks(digest_.length);
     std::vector<io::Digest> group;
     for (uint64_t chunk = from_; chunk < chunks; ++chunk) {
-      if (group.empty() || chunk % kDigestGroup == 0) {
+      const uint64_t at = chunk % kDigestGroup;
+      if (group.empty() || at == 0) {
         TRY_ASSIGN(group, store_.index().digests(record_.blob, chunk / kDigestGroup));
       }
+      if (at >= group.size()) return digests_missing(record_.blob);
       const auto began = Clock::now();
       const auto data = reader.value().read_from_disk(chunk);
       const auto took = Clock::now() - began;
       const uint64_t offset = chunk * kDigestChunk;
       const uint64_t length = std::min(kDigestChunk, digest_.length - offset);
-      const uint64_t at = chunk % kDigestGroup;
-      if (!data || at >= group.size() || io::digest_of(data.value()) != group[at]) note_damage({offset, length});
+      if (!data && data.error().errno_value() != EIO) return data.error();
+      if (!data || io::digest_of(data.value()) != group[at]) note_damage({offset, length});
       result_.bytes += length;
       result_.next = chunk + 1;
       if (!pause(took) && result_.next < chunks) return success();
@@ -269,9 +276,7 @@ Result<std::vector<io::Digest>> digests_of(const Index& index, BlobNumber blob, 
     TRY_ASSIGN(const auto some, index.digests(blob, group));
     all.insert(all.end(), some.begin(), some.end());
   }
-  if (all.size() != digest_chunks(digest.length)) {
-    return Error(EIO, "blob " + Blobs::name(blob) + ": digests are missing in the index");
-  }
+  if (all.size() != digest_chunks(digest.length)) return digests_missing(blob);
   return all;
 }
 

@@ -54,14 +54,14 @@ struct Verified {
   uint64_t next = 0;   // chunk to go on from; past the last: done
   bool done = false;
 };
-// Reads the file from the disk, from chunk `from` on until `pause` says stop, and compares. Damage is logged with every
-// path that names the blob, and recorded; a whole reading without damage takes such a record back.
+// Reads the file from the disk, from chunk `from` on until `pause` says stop, and compares. Damage is logged with the
+// paths of all files that name the blob, and recorded; a whole reading without damage takes such a record back.
 Result<Verified> verify(Store& store, InodeNumber file, uint64_t from, const Pause& pause);
 
 // The same without reading: as its digests were left by who read it last.
 Result<Verdict> known_verdict(const Store& store, InodeNumber file);
 
-// Every path by which a blob is named.
+// A path of each file that names the blob (of a hard link: where it was made or last renamed).
 Result<std::vector<std::string>> paths_of_blob(const Store& store, BlobNumber blob);
 
 }  // namespace ckptfs::meta

@@ -1,11 +1,11 @@
 #include "meta/neighbours.h"
 
 #include <algorithm>
-#include <functional>
 
 #include "meta/digests.h"
 #include "meta/names.h"
 #include "meta/save_plan.h"
+#include "meta/steps.h"
 
 namespace ckptfs::meta {
 namespace {
@@ -33,19 +33,6 @@ bool holds_tensors(const std::string& name) {
   return std::ranges::any_of(kEndings, [&](std::string_view ending) { return name.ends_with(ending); });
 }
 
-using Visit = std::function<Result<>(const std::vector<std::string>& path, InodeNumber file)>;
-
-Result<> for_each_file(const Tree& tree, InodeNumber folder, std::vector<std::string>& path, const Visit& visit) {
-  TRY_ASSIGN(const auto entries, tree.list(folder));
-  for (const DirectoryEntry& entry : entries) {
-    path.push_back(entry.name);
-    if (entry.type == S_IFDIR) TRY(for_each_file(tree, entry.inode, path, visit));
-    if (entry.type == S_IFREG) TRY(visit(path, entry.inode));
-    path.pop_back();
-  }
-  return success();
-}
-
 struct TensorFile {
   std::vector<std::string> path;
   InodeNumber inode = 0;
@@ -54,8 +41,7 @@ struct TensorFile {
 Result<std::vector<TensorFile>> tensor_files(const Tree& tree, InodeNumber step) {
   std::vector<TensorFile> offloaded;
   std::vector<TensorFile> others;
-  std::vector<std::string> path;
-  TRY(for_each_file(tree, step, path, [&](const std::vector<std::string>& where, InodeNumber file) -> Result<> {
+  TRY(for_each_file(tree, step, [&](const std::vector<std::string>& where, InodeNumber file) -> Result<> {
     const bool swapped = where.front() == kTensorsName || where.front() == kParamsName;
     if (swapped) offloaded.push_back({where, file});
     if (!swapped && holds_tensors(where.back())) others.push_back({where, file});

@@ -133,7 +133,7 @@ class Seal {
     TRY_ASSIGN(const struct stat st, store_.blobs().stat(blob));
     TRY_ASSIGN(const struct stat live, store_.blobs().stat(member.record.blob));
     TRY_ASSIGN(InodeRecord record, store_.index().inode(number));
-    record.flags = (record.flags | kFrozen | kSealed) & ~uint32_t{kSwap | kDigested};
+    record.flags = (record.flags | kFrozen | kSealed) & ~uint32_t{kSwap};
     record.saved_blob = 0;
     record.size = static_cast<uint64_t>(st.st_size);
     record.blocks = static_cast<uint64_t>(st.st_blocks);

@@ -1,6 +1,7 @@
 #include "meta/step_diff.h"
 
 #include <fcntl.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstring>
@@ -8,20 +9,21 @@
 
 #include "io/aligned_buffer.h"
 #include "meta/neighbours.h"
+#include "meta/steps.h"
 
 namespace ckptfs::meta {
 namespace {
 
 constexpr uint64_t kBlock = 4096;
 
-Result<> collect(const Tree& tree, InodeNumber folder, const std::string& prefix,
-                 std::map<std::string, InodeNumber>& files) {
-  TRY_ASSIGN(const auto entries, tree.list(folder));
-  for (const DirectoryEntry& entry : entries) {
-    if (entry.type == S_IFDIR) TRY(collect(tree, entry.inode, prefix + entry.name + "/", files));
-    if (entry.type == S_IFREG) files.emplace(prefix + entry.name, entry.inode);
-  }
-  return success();
+// By path from the folder down.
+Result<std::map<std::string, InodeNumber>> files_below(const Tree& tree, InodeNumber folder) {
+  std::map<std::string, InodeNumber> files;
+  TRY(for_each_file(tree, folder, [&](const std::vector<std::string>& path, InodeNumber file) -> Result<> {
+    files.emplace(fmt::format("{}", fmt::join(path, "/")), file);
+    return success();
+  }));
+  return files;
 }
 
 struct Side {
@@ -95,10 +97,8 @@ class FileComparison {
 }  // namespace
 
 Result<std::vector<FilePair>> pair_files(const Tree& tree, InodeNumber first, InodeNumber second) {
-  std::map<std::string, InodeNumber> in_first;
-  std::map<std::string, InodeNumber> in_second;
-  TRY(collect(tree, first, "", in_first));
-  TRY(collect(tree, second, "", in_second));
+  TRY_ASSIGN(const auto in_first, files_below(tree, first));
+  TRY_ASSIGN(const auto in_second, files_below(tree, second));
   std::map<std::string, FilePair> pairs;
   for (const auto& [path, inode] : in_first) pairs[path].first = inode;
   for (const auto& [path, inode] : in_second) pairs[path].second = inode;

@@ -52,16 +52,22 @@ std::string state_of(const StepInfo& step) {
   return step.kind == "swap state only" && step.record.source != 0 ? "complete" : "unknown";
 }
 
-Result<> count_files(const Tree& tree, InodeNumber folder, StepInfo& step) {
+Result<> count_files(const Tree& tree, StepInfo& step) {
+  return for_each_file(tree, step.inode, [&](const auto&, InodeNumber file) -> Result<> {
+    TRY_ASSIGN(const Attributes attributes, tree.attributes(file));
+    ++step.files;
+    step.bytes += static_cast<uint64_t>(attributes.stat.st_size);
+    return success();
+  });
+}
+
+Result<> visit_files(const Tree& tree, InodeNumber folder, std::vector<std::string>& path, const VisitFile& visit) {
   TRY_ASSIGN(const auto entries, tree.list(folder));
   for (const DirectoryEntry& entry : entries) {
-    if (entry.type == S_IFDIR) {
-      TRY(count_files(tree, entry.inode, step));
-    } else if (entry.type == S_IFREG) {
-      TRY_ASSIGN(const Attributes attributes, tree.attributes(entry.inode));
-      ++step.files;
-      step.bytes += static_cast<uint64_t>(attributes.stat.st_size);
-    }
+    path.push_back(entry.name);
+    if (entry.type == S_IFDIR) TRY(visit_files(tree, entry.inode, path, visit));
+    if (entry.type == S_IFREG) TRY(visit(path, entry.inode));
+    path.pop_back();
   }
   return success();
 }
@@ -121,6 +127,11 @@ Result<> note_directory(Tree& tree, InodeNumber directory) {
   return tree.commit(std::move(change));
 }
 
+Result<> for_each_file(const Tree& tree, InodeNumber folder, const VisitFile& visit) {
+  std::vector<std::string> path;
+  return visit_files(tree, folder, path, visit);
+}
+
 Result<std::vector<InodeNumber>> list_series(const Tree& tree) {
   std::vector<InodeNumber> series;
   TRY(visit_folders(tree, kRootInode, [&](InodeNumber number, const InodeRecord& record) {
@@ -147,7 +158,7 @@ Result<StepInfo> step_info(Store& store, InodeNumber number) {
   TRY_ASSIGN(const auto entries, tree.list(number));
   step.kind = kind_of(entries);
   step.state = state_of(step);
-  TRY(count_files(tree, number, step));
+  TRY(count_files(tree, step));
   return step;
 }
 

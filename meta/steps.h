@@ -1,6 +1,7 @@
 // Steps as things: which there are, sealing, pinning (design sections 2 and 6).
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,9 @@ Result<bool> is_step(const Tree& tree, InodeNumber directory);
 Result<> note_entry(Tree& tree, InodeNumber folder, const DirectoryEntry& entry);
 // A directory was given this name: as above.
 Result<> note_directory(Tree& tree, InodeNumber directory);
+// Visits every regular file below a folder; `path`: the names from there down, the file's own last.
+using VisitFile = std::function<Result<>(const std::vector<std::string>& path, InodeNumber file)>;
+Result<> for_each_file(const Tree& tree, InodeNumber folder, const VisitFile& visit);
 // Every series of the mount.
 Result<std::vector<InodeNumber>> list_series(const Tree& tree);
 // All steps of one series, or of every series (series = 0), sorted by series, then by step number and tag.

@@ -29,7 +29,7 @@ enum InodeFlag : uint32_t {
   kFrozen = 8,      // regular file: names a frozen blob
   kSwap = 16,       // in (or itself) a zero_stage_N folder: what saves take, and what owes blocks
   kRecovered = 32,  // regular file, in memory only: a writer may have survived the last daemon
-  kDigested = 64,   // live file: not opened for writing since its digests were taken (or began to be)
+  kDigested = 64,   // file: not opened for writing, while it was live, since its digests were taken or began to be
 };
 
 struct InodeRecord {

@@ -132,6 +132,24 @@ TEST_F(DigestsTest, AWriteWhileTheyAreTakenThrowsThemAway) {
   EXPECT_EQ(verified(kFile).verdict, Verdict::undigested);
 }
 
+TEST_F(DigestsTest, AWriteAndASealWhileTheyAreTakenThrowThemAway) {
+  make_file(kFile, content('a'));
+  bool written = false;
+  const auto taking = take_digests(*store_, at(kFile), [&](std::chrono::nanoseconds) {
+    if (!written) {
+      write(kFile, "x", 3);
+      EXPECT_TRUE(seal(*store_, at("/steps/global_step1")));
+    }
+    written = true;
+    return true;
+  });
+  ASSERT_TRUE(taking) << taking.error().message();
+  EXPECT_EQ(taking.value(), Taking::postponed);
+  EXPECT_EQ(verified(kFile).verdict, Verdict::undigested);
+  ASSERT_EQ(take(kFile), Taking::taken);
+  EXPECT_EQ(verified(kFile).verdict, Verdict::ok);
+}
+
 TEST_F(DigestsTest, AWriteWhileAFileIsVerifiedIsNoDamage) {
   make_file(kFile, content('a'));
   ASSERT_EQ(take(kFile), Taking::taken);
@@ -336,6 +354,7 @@ TEST_F(CaretakerTest, DigestsAndSharesWhatIsQuiet) {
   EXPECT_TRUE(becomes([&] { return caretaker.report().shared_bytes == 2 * content('a').size(); }));
   EXPECT_TRUE(becomes([&] { return caretaker.report().identical.size() == 1; }));
   EXPECT_EQ(caretaker.report().digested_files, 3U) << "swap files are none of its";
+  EXPECT_EQ(caretaker.report().digested_bytes, 3 * content('a').size());
   ASSERT_TRUE(save("s1"));
   EXPECT_TRUE(becomes([&] { return caretaker.report().digested_files == 3 + 8U; }));
   caretaker.stop();

@@ -1,7 +1,6 @@
 #include "fs/adoption.h"
 
 #include <fcntl.h>
-#include <spdlog/spdlog.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -11,6 +10,7 @@
 #include "io/aligned_buffer.h"
 #include "io/clone.h"
 #include "io/fault.h"
+#include "io/log.h"
 #include "meta/blobs.h"
 #include "meta/time.h"
 
@@ -70,7 +70,7 @@ Result<std::optional<size_t>> Adoption::start(std::span<const std::byte> data, u
   ending_ = true;
   if (!started) {
     add(counters_.adoption_fallbacks);
-    spdlog::warn("{} is copied, not adopted: {}", name_, started.error().message());
+    log::warn("{} is copied, not adopted: {}", name_, started.error().message());
     // On an error it goes on ending where it ends, and is cut when that can be.
     clone_size_ = UINT64_MAX;
     TRY(io::fault_point("adopt.undo"));
@@ -138,7 +138,7 @@ Result<std::optional<size_t>> Adoption::begin(std::span<const std::byte> data, u
 void Adoption::guess_unreadable(const Error& error) {
   ending_ = true;
   add(counters_.adoption_fallbacks);
-  spdlog::warn("{} is written on plainly: what it was expected to hold cannot be read: {}", name_, error.message());
+  log::warn("{} is written on plainly: what it was expected to hold cannot be read: {}", name_, error.message());
 }
 
 DataPath::Written Adoption::compare(std::span<const std::byte> data, uint64_t frontier, std::span<std::byte> there) {

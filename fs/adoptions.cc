@@ -1,7 +1,6 @@
 #include "fs/adoptions.h"
 
 #include <fcntl.h>
-#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <chrono>
@@ -9,6 +8,7 @@
 
 #include "fs/filesystem.h"
 #include "io/lease.h"
+#include "io/log.h"
 
 namespace ckptfs::fs {
 
@@ -25,7 +25,7 @@ Adoptions::Adoptions(Filesystem& fs)
 bool Adoptions::may_adopt(int flags) { return (flags & O_ACCMODE) == O_WRONLY && (flags & kNever) == 0; }
 
 Adoptions::~Adoptions() {
-  if (const auto stopped = stop(); !stopped) spdlog::error("{}", stopped.error().message());
+  if (const auto stopped = stop(); !stopped) log::error("{}", stopped.error().message());
 }
 
 void Adoptions::start() {
@@ -97,7 +97,7 @@ std::shared_ptr<Adoption> Adoptions::begin(const OpenFile& file, const std::stri
   if (begun) return std::move(begun).value();
   if (begun.error().errno_value() != ENOENT) {  // the guess may have been removed this moment
     add(fs_.counters.adoption_fallbacks);
-    spdlog::warn("{} is copied, not adopted: {}", name, begun.error().message());
+    log::warn("{} is copied, not adopted: {}", name, begun.error().message());
   }
   return nullptr;
 }
@@ -220,8 +220,7 @@ void Adoptions::settle_closed() {
       forget(*adoption);
       continue;
     }
-    spdlog::error("{}: not synced yet, trying again: {}", fs_.tree.path_of(adoption->inode()),
-                  settled.error().message());
+    log::error("{}: not synced yet, trying again: {}", fs_.tree.path_of(adoption->inode()), settled.error().message());
     const std::lock_guard lock(mutex_);
     closed_.push_back(std::move(adoption));
   }

@@ -1,6 +1,5 @@
 #include "fs/block_adoption.h"
 
-#include <spdlog/spdlog.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -9,6 +8,7 @@
 #include "io/aligned_buffer.h"
 #include "io/clone.h"
 #include "io/fault.h"
+#include "io/log.h"
 
 namespace ckptfs::fs {
 
@@ -42,7 +42,7 @@ BlockAdoption::~BlockAdoption() {
 void BlockAdoption::give_up(const Error& reason) {
   if (ended_.exchange(true)) return;
   add(counters_.adoption_fallbacks);
-  spdlog::warn("{} is written, not adopted: {}", name_, reason.message());
+  log::warn("{} is written, not adopted: {}", name_, reason.message());
 }
 
 DataPath::Written BlockAdoption::write(std::span<const std::byte> data, off_t offset, DataPath& plain) {

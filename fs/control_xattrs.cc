@@ -1,7 +1,5 @@
 #include "fs/control_xattrs.h"
 
-#include <spdlog/spdlog.h>
-
 #include <cerrno>
 #include <chrono>
 #include <limits>
@@ -9,6 +7,7 @@
 
 #include "fs/filesystem.h"
 #include "io/control_message.h"
+#include "io/log.h"
 #include "meta/accounting.h"
 #include "meta/steps.h"
 
@@ -181,15 +180,15 @@ Result<meta::SaveResult> ControlXattrs::save(meta::InodeNumber series, const std
   if (!result) {
     add(fs_.counters.saves_failed);
     remember(series, result.error());
-    spdlog::warn("save {} failed: {}", step, result.error().message());
+    log::warn("save {} failed: {}", step, result.error().message());
     return result;
   }
   add(fs_.counters.saves);
   remember(series, success());
   const meta::SaveResult& saved = result.value();
-  spdlog::info("save {}: {} files, {} cloned, {} bytes, {:.3f} s{}", step, saved.files, saved.cloned, saved.bytes,
-               saved.seconds, saved.already_saved ? ", was saved already" : "");
-  for (const std::string& warning : saved.warnings) spdlog::warn("save {}: {}", step, warning);
+  log::info("save {}: {} files, {} cloned, {} bytes, {:.3f} s{}", step, saved.files, saved.cloned, saved.bytes,
+            saved.seconds, saved.already_saved ? ", was saved already" : "");
+  for (const std::string& warning : saved.warnings) log::warn("save {}: {}", step, warning);
   fs_.files.invalidate(series);
   if (saved.step != 0) fs_.files.invalidate(saved.step);
   return result;

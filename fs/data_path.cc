@@ -1,6 +1,5 @@
 #include "fs/data_path.h"
 
-#include <spdlog/spdlog.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,6 +8,7 @@
 #include <cstring>
 
 #include "io/fault.h"
+#include "io/log.h"
 #include "io/write_in_flight.h"
 
 namespace ckptfs::fs {
@@ -158,7 +158,7 @@ bool DataPath::begin_body(std::span<const std::byte> body, off_t offset, off_t e
   add(counters_.io_uring_fallbacks);
   static std::atomic<bool> logged{false};
   if (!logged.exchange(true)) {
-    spdlog::warn("{}: overwrites at unaligned offsets wait for the disk one by one", begun.error().message());
+    log::warn("{}: overwrites at unaligned offsets wait for the disk one by one", begun.error().message());
   }
   return false;
 }
@@ -204,7 +204,7 @@ void DataPath::direct_was_refused(const char* operation) {
   add(counters_.direct_fallbacks);
   static std::atomic<bool> logged{false};
   if (!logged.exchange(true)) {
-    spdlog::warn(
+    log::warn(
         "O_DIRECT {} refused by the store's file system (alignment taken for memory {}, offset {}): such opens "
         "are buffered instead",
         operation, alignment_.memory, alignment_.offset);

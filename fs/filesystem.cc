@@ -1,7 +1,6 @@
 #include "fs/filesystem.h"
 
 #include <fmt/chrono.h>
-#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <ctime>
@@ -9,6 +8,7 @@
 
 #include "fs/passthrough.h"
 #include "io/fault.h"
+#include "io/log.h"
 
 namespace ckptfs::fs {
 
@@ -40,13 +40,13 @@ OpenFileTable::Environment Filesystem::environment() {
     Result<int> id = open_backing(fuse_session_fd(session), descriptor);
     if (!id) {
       add(counters.passthrough_fallbacks);
-      spdlog::warn("{}; the file is served by the daemon until its last close", id.error().message());
+      log::warn("{}; the file is served by the daemon until its last close", id.error().message());
     }
     return id;
   };
   environment.close_backing = [this](int backing_id) {
     if (const auto closed = close_backing(fuse_session_fd(session), backing_id); !closed) {
-      spdlog::error("{} ({})", closed.error().message(), backing_id);
+      log::error("{} ({})", closed.error().message(), backing_id);
     }
   };
   environment.invalidate = [this](meta::InodeNumber inode) { notifications.attributes_changed(inode); };
@@ -116,7 +116,7 @@ void Filesystem::write_failed(meta::InodeNumber inode, const char* operation, co
   const std::time_t now = std::time(nullptr);
   const std::string text = fmt::format("{:%Y-%m-%d %H:%M:%S} {}: {}", fmt::localtime(now), operation, error.message());
   if (write_errors.record(inode, error.errno_value(), text)) {
-    spdlog::error("{} of {} failed: {}", operation, path, error.message());
+    log::error("{} of {} failed: {}", operation, path, error.message());
   }
 }
 

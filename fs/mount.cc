@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <malloc.h>
-#include <spdlog/spdlog.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -17,6 +16,7 @@
 #include "fs/status.h"
 #include "io/fault.h"
 #include "io/lease.h"
+#include "io/log.h"
 
 namespace ckptfs::fs {
 
@@ -48,10 +48,10 @@ void raise_pages_limit() {
     return io::write_full(file.get(), std::as_bytes(std::span(wanted)), 0);
   }();
   if (raised) {
-    spdlog::info("{} raised from {} to {}", kPagesLimit, present, wanted);
+    log::info("{} raised from {} to {}", kPagesLimit, present, wanted);
   } else {
-    spdlog::warn("{} stays at {}: {}; unaligned requests of 1 MiB will come in two parts", kPagesLimit, present,
-                 raised.error().message());
+    log::warn("{} stays at {}: {}; unaligned requests of 1 MiB will come in two parts", kPagesLimit, present,
+              raised.error().message());
   }
 }
 
@@ -62,7 +62,7 @@ void op_init(void* user_data, fuse_conn_info* connection) {
         uint64_t{FUSE_CAP_ASYNC_READ}, uint64_t{FUSE_CAP_PARALLEL_DIROPS}, uint64_t{FUSE_CAP_READDIRPLUS},
         uint64_t{FUSE_CAP_READDIRPLUS_AUTO}, uint64_t{FUSE_CAP_DIRECT_IO_ALLOW_MMAP},
         uint64_t{FUSE_CAP_NO_EXPORT_SUPPORT}}) {
-    if (!fuse_set_feature_flag(connection, wanted)) spdlog::warn("the kernel lacks FUSE capability {:#x}", wanted);
+    if (!fuse_set_feature_flag(connection, wanted)) log::warn("the kernel lacks FUSE capability {:#x}", wanted);
   }
   for (const uint64_t unwanted :
        {uint64_t{FUSE_CAP_WRITEBACK_CACHE}, uint64_t{FUSE_CAP_SPLICE_READ}, uint64_t{FUSE_CAP_SPLICE_WRITE},
@@ -117,9 +117,9 @@ Result<> settle_modes(Filesystem& fs) {
     return Error(EOPNOTSUPP, "-o passthrough=on is impossible here: " + modes.reason +
                                  "; leave the option out to serve files through the daemon");
   }
-  spdlog::info("open mode {}: {}; O_DIRECT {} (memory {}, offset {}: {})", modes.passthrough ? "passthrough" : "direct",
-               modes.reason, modes.odirect == OdirectOption::safe ? "safe" : "raw", modes.alignment.memory,
-               modes.alignment.offset, modes.alignment.harmful() ? "harmful" : "harmless");
+  log::info("open mode {}: {}; O_DIRECT {} (memory {}, offset {}: {})", modes.passthrough ? "passthrough" : "direct",
+            modes.reason, modes.odirect == OdirectOption::safe ? "safe" : "raw", modes.alignment.memory,
+            modes.alignment.offset, modes.alignment.harmful() ? "harmful" : "harmless");
   return success();
 }
 
@@ -194,14 +194,14 @@ Result<std::unique_ptr<Mount>> Mount::start(const MountOptions& options) {
   if (!mounted) {
     internals->session.reset();
     if (const auto closed = internals->store->close(); !closed)
-      spdlog::error("closing the store: {}", closed.error().message());
+      log::error("closing the store: {}", closed.error().message());
     return mounted.error();
   }
   internals->store->set_open_files(&fs.files);
   fs.notifications.start();
   fs.adoptions.start();
   fs.caretaker.start();
-  spdlog::info("{} is mounted at {}", source, options.mountpoint);
+  log::info("{} is mounted at {}", source, options.mountpoint);
   return std::unique_ptr<Mount>(new Mount(std::move(internals)));
 }
 
@@ -218,7 +218,7 @@ Result<> Mount::run() {
   fs.directories.clear();
   fs.handles.clear();
   if (const auto settled = fs.adoptions.stop(); !settled) {
-    spdlog::error("{}", settled.error().message());
+    log::error("{}", settled.error().message());
     dirty = true;
   }
   const OpenFileTable::Leftover leftover = fs.files.clear();
@@ -230,11 +230,11 @@ Result<> Mount::run() {
   }
   Result<> closed = fs.tree.sync();
   if (dirty) {
-    spdlog::warn("{}: ended with files in use; the next mount looks at every file", internals_->options.mountpoint);
+    log::warn("{}: ended with files in use; the next mount looks at every file", internals_->options.mountpoint);
   } else if (closed) {
     closed = internals_->store->close();
   }
-  if (!closed) spdlog::error("closing the store: {}", closed.error().message());
+  if (!closed) log::error("closing the store: {}", closed.error().message());
   TRY(closed);
   return looped;
 }

@@ -1,6 +1,5 @@
 // Opens of regular files, their ends, and fsync. How opens share a file, and when they end: fs/open_files.h; which way
 // their data goes: fs/open_modes.h.
-#include <spdlog/spdlog.h>
 #include <sys/stat.h>
 
 #include <cerrno>
@@ -8,6 +7,7 @@
 
 #include "fs/ops.h"
 #include "fs/reply.h"
+#include "io/log.h"
 
 namespace ckptfs::fs {
 
@@ -60,7 +60,7 @@ Result<std::unique_ptr<DataPath>> make_data_path(Filesystem& fs, const OpenFile&
       descriptors.direct = std::move(direct).value();
     } else if (direct.error().errno_value() == EINVAL) {
       add(fs.counters.direct_fallbacks);
-      spdlog::warn("{} cannot be opened with O_DIRECT: buffered instead", fs.tree.path_of(file.inode));
+      log::warn("{} cannot be opened with O_DIRECT: buffered instead", fs.tree.path_of(file.inode));
     } else {
       return direct.error();
     }

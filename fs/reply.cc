@@ -1,8 +1,8 @@
 #include "fs/reply.h"
 
-#include <spdlog/spdlog.h>
-
 #include <cerrno>
+
+#include "io/log.h"
 
 namespace ckptfs::fs {
 
@@ -48,7 +48,7 @@ void Reply::log(const Error& error) const {
     case EMLINK:
     case ENAMETOOLONG:
     case EAGAIN:
-      spdlog::debug("{} {} {}: {}", operation, inode_, name_, error.message());
+      log::debug("{} {} {}: {}", operation, inode_, name_, error.message());
       return;
     default:
       break;
@@ -60,10 +60,10 @@ void Reply::log(const Error& error) const {
     case EBUSY:
     case EACCES:
     case ESTALE:
-      spdlog::info("{} {} refused: {}", operation, path, error.message());
+      log::info("{} {} refused: {}", operation, path, error.message());
       return;
     default:
-      spdlog::error("{} {} failed: {}", operation, path, error.message());
+      log::error("{} {} failed: {}", operation, path, error.message());
       return;
   }
 }

@@ -1,7 +1,6 @@
 #include "fs/session.h"
 
 #include <poll.h>
-#include <spdlog/spdlog.h>
 #include <sys/eventfd.h>
 #include <sys/mount.h>
 #include <unistd.h>
@@ -11,6 +10,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
+
+#include "io/log.h"
 
 namespace ckptfs::fs {
 
@@ -26,11 +27,11 @@ void log_fuse(fuse_log_level level, const char* format, va_list arguments) {
   std::string message(text);
   while (!message.empty() && message.back() == '\n') message.pop_back();
   if (level <= FUSE_LOG_ERR) {
-    spdlog::error("libfuse: {}", message);
+    log::error("libfuse: {}", message);
   } else if (level <= FUSE_LOG_WARNING) {
-    spdlog::warn("libfuse: {}", message);
+    log::warn("libfuse: {}", message);
   } else {
-    spdlog::debug("libfuse: {}", message);
+    log::debug("libfuse: {}", message);
   }
   const std::lock_guard lock(fuse_log_mutex);
   last_fuse_message = std::move(message);
@@ -126,12 +127,12 @@ void Session::wait_for_stop() {
   if (loop_ended_) return;
   const std::string& mountpoint = options_.mountpoint;
   if (::umount2(mountpoint.c_str(), UMOUNT_NOFOLLOW) != 0) {
-    spdlog::warn("{} is in use ({}): detached; waiting up to {} s for its files to be closed", mountpoint,
-                 last_error().message(), kGraceMilliseconds / 1000);
+    log::warn("{} is in use ({}): detached; waiting up to {} s for its files to be closed", mountpoint,
+              last_error().message(), kGraceMilliseconds / 1000);
     ::umount2(mountpoint.c_str(), MNT_DETACH | UMOUNT_NOFOLLOW);
   }
   if (loop_ends_within(kGraceMilliseconds)) return;
-  spdlog::warn("{}: files are still open; leaving all the same", mountpoint);
+  log::warn("{}: files are still open; leaving all the same", mountpoint);
   forced_ = true;
   workers_->stop();
 }

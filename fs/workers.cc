@@ -3,7 +3,6 @@
 #include <linux/fuse.h>
 #include <pthread.h>
 #include <signal.h>
-#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <chrono>
@@ -11,6 +10,7 @@
 #include <system_error>
 
 #include "io/aligned_buffer.h"
+#include "io/log.h"
 
 namespace ckptfs::fs {
 
@@ -133,7 +133,7 @@ void Workers::serve_one(fuse_buf& request) {
     const std::lock_guard lock(mutex_);
     --waiting_;
     if (waiting_ == 0 && serving_ < most_ && !stopped_) {
-      if (const auto added = add_thread(); !added) spdlog::warn("{}; {} serve", added.error().message(), serving_);
+      if (const auto added = add_thread(); !added) log::warn("{}; {} serve", added.error().message(), serving_);
     }
   }
   fuse_session_process_buf(session_, &request);

@@ -1,11 +1,11 @@
 #include "io/background.h"
 
 #include <linux/ioprio.h>
-#include <spdlog/spdlog.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "io/log.h"
 #include "io/result.h"
 
 namespace ckptfs::io {
@@ -14,10 +14,10 @@ void become_background_thread() {
   // Not SCHED_IDLE: the thread takes locks that others wait for.
   constexpr int kNice = 10;
   if (::syscall(SYS_ioprio_set, IOPRIO_WHO_PROCESS, 0, IOPRIO_PRIO_VALUE(IOPRIO_CLASS_IDLE, 0)) != 0) {
-    spdlog::warn("background I/O goes on at normal priority: {}", last_error("ioprio_set").message());
+    log::warn("background I/O goes on at normal priority: {}", last_error("ioprio_set").message());
   }
   if (::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), kNice) != 0) {
-    spdlog::warn("background work goes on at normal priority: {}", last_error("setpriority").message());
+    log::warn("background work goes on at normal priority: {}", last_error("setpriority").message());
   }
 }
 

@@ -1,6 +1,5 @@
 #include "io/image.h"
 
-#include <spdlog/spdlog.h>
 #include <sys/mount.h>
 #include <unistd.h>
 
@@ -10,6 +9,7 @@
 
 #include "io/fd.h"
 #include "io/image_file.h"
+#include "io/log.h"
 #include "io/loop_device.h"
 #include "io/mount_table.h"
 
@@ -96,8 +96,8 @@ Result<> mount_xfs(const MountedImage& image) {
 void keep_allocated(const MountedImage& image) {
   const Result<> kept = refuse_discards(image.device);
   if (!kept) {
-    spdlog::warn("{}: discards cannot be refused ({}): fstrim would make {} sparse", image.device,
-                 kept.error().message(), image.image);
+    log::warn("{}: discards cannot be refused ({}): fstrim would make {} sparse", image.device, kept.error().message(),
+              image.image);
   }
 }
 
@@ -105,7 +105,7 @@ Result<> attach_and_mount(MountedImage& image, const ImageFacts& facts) {
   TRY_ASSIGN(const LoopDevice loop, attach_loop(image.image, facts.sector));
   Rollback detach([&] {
     const Result<> detached = detach_loop(loop.device);
-    if (!detached) spdlog::error("{}", detached.error().message());
+    if (!detached) log::error("{}", detached.error().message());
   });
   image.device = loop.device;
   image.direct = loop.direct;
@@ -132,7 +132,7 @@ Result<MountedImage> mount_present(MountedImage image) {
   }
   image.device = loops.front().device;
   image.direct = loops.front().direct;
-  spdlog::info("{}: {} from before is used again", image.image, mounted ? "the mount" : "the loop device");
+  log::info("{}: {} from before is used again", image.image, mounted ? "the mount" : "the loop device");
   if (!mounted) TRY(mount_xfs(image));
   return image;
 }

@@ -1,13 +1,12 @@
 #include "io/loop_device.h"
 
-#include <spdlog/spdlog.h>
-
 #include <chrono>
 #include <filesystem>
 #include <sstream>
 #include <thread>
 
 #include "io/fd.h"
+#include "io/log.h"
 #include "io/process.h"
 
 namespace ckptfs::io {
@@ -29,7 +28,7 @@ Result<LoopDevice> describe(const std::string& device) {
   loop.device = device;
   TRY_ASSIGN(loop.numbers, read_line(sysfs_folder(device) + "/dev"));
   TRY_ASSIGN(const std::string direct, read_line(sysfs_folder(device) + "/loop/dio"));
-  loop.direct = direct == "1";
+  loop.direct = direct.starts_with("1");
   return loop;
 }
 
@@ -64,7 +63,7 @@ Result<LoopDevice> attach_loop(const std::string& file, uint32_t sector) {
   arguments.insert(arguments.end(), {"--direct-io=on", file});
   Result<std::string> shown = run_checked(arguments);
   if (!shown) {
-    spdlog::warn("{}: a loop device with direct I/O was refused ({}); trying without", file, shown.error().message());
+    log::warn("{}: a loop device with direct I/O was refused ({}); trying without", file, shown.error().message());
     arguments = plain;
     arguments.push_back(file);
     shown = run_checked(arguments);
@@ -74,11 +73,11 @@ Result<LoopDevice> attach_loop(const std::string& file, uint32_t sector) {
   Result<LoopDevice> loop = describe(device);
   if (!loop) {
     const Result<> detached = detach_loop(device);
-    if (!detached) spdlog::error("{}: {}", device, detached.error().message());
+    if (!detached) log::error("{}: {}", device, detached.error().message());
     return loop;
   }
   if (!loop.value().direct) {
-    spdlog::warn("{}: the loop driver works without direct I/O here: data is cached twice, and slower", file);
+    log::warn("{}: the loop driver works without direct I/O here: data is cached twice, and slower", file);
   }
   return loop;
 }

@@ -1,11 +1,10 @@
 #include "meta/caretaker.h"
 
-#include <spdlog/spdlog.h>
-
 #include <algorithm>
 #include <cstring>
 
 #include "io/background.h"
+#include "io/log.h"
 #include "meta/neighbours.h"
 #include "meta/sharing.h"
 #include "meta/steps.h"
@@ -65,7 +64,7 @@ bool Caretaker::pause(Time read) {
 }
 
 void Caretaker::failed(const std::string& what, const Error& error) {
-  spdlog::warn("{}: {}", what, error.message());
+  log::warn("{}: {}", what, error.message());
   const std::lock_guard lock(mutex_);
   ++report_.failures;
 }
@@ -218,8 +217,8 @@ Result<> Caretaker::find_identical_steps() {
     const std::string path = step.series + "/" + step.tag;
     identical.push_back(path);
     if (!judged_.insert(step.inode).second) continue;
-    spdlog::warn("{}: its tensors are, bit for bit, those of {}: did the optimizer change anything?", path,
-                 store_.tree().path_of(*near.before));
+    log::warn("{}: its tensors are, bit for bit, those of {}: did the optimizer change anything?", path,
+              store_.tree().path_of(*near.before));
   }
   const std::lock_guard lock(mutex_);
   report_.identical = std::move(identical);

@@ -1,7 +1,6 @@
 #include "meta/digests.h"
 
 #include <fcntl.h>
-#include <spdlog/spdlog.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -11,6 +10,7 @@
 #include "io/aligned_buffer.h"
 #include "io/fault.h"
 #include "io/lease.h"
+#include "io/log.h"
 #include "io/retry.h"
 
 namespace ckptfs::meta {
@@ -221,8 +221,8 @@ class Verification {
     TRY_ASSIGN(const auto paths, paths_of_blob(store_, record_.blob));
     for (const std::string& path : paths) {
       for (const io::Range& range : result_.damaged) {
-        spdlog::error("{}: damaged: {} bytes from {} on are not what was written (blob {})", path, range.length,
-                      range.offset, Blobs::name(record_.blob));
+        log::error("{}: damaged: {} bytes from {} on are not what was written (blob {})", path, range.length,
+                   range.offset, Blobs::name(record_.blob));
       }
     }
     return success();

@@ -1,7 +1,6 @@
 #include "meta/frontiers.h"
 
 #include <fcntl.h>
-#include <spdlog/spdlog.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 #include <utility>
 
 #include "io/fault.h"
+#include "io/log.h"
 
 namespace ckptfs::meta {
 namespace {
@@ -114,7 +114,7 @@ void Frontiers::Slot::give_back() {
   if (owner_ == nullptr) return;
   if (const auto emptied = owner_->write(position_, 0, 0); !emptied) {
     // The blob is settled: whatever the slot says of it, nobody asks.
-    spdlog::warn("frontiers: {}", emptied.error().message());
+    log::warn("frontiers: {}", emptied.error().message());
   }
   const std::lock_guard lock(owner_->mutex_);
   owner_->free_.push_back(position_);

@@ -6,12 +6,13 @@
 #include <rocksdb/filter_policy.h>
 #include <rocksdb/table.h>
 #include <rocksdb/write_batch.h>
-#include <spdlog/spdlog.h>
 #include <unistd.h>
 
 #include <array>
 #include <charconv>
 #include <span>
+
+#include "io/log.h"
 
 namespace ckptfs::meta {
 namespace {
@@ -108,7 +109,7 @@ Index::Index(const Options& options) : options_(options) {}
 Index::~Index() {
   if (!db_) return;
   for (auto* handle : handles_) db_->DestroyColumnFamilyHandle(handle);
-  if (const auto status = db_->Close(); !status.ok()) spdlog::error("closing the index: {}", status.ToString());
+  if (const auto status = db_->Close(); !status.ok()) log::error("closing the index: {}", status.ToString());
 }
 
 Result<std::unique_ptr<Index>> Index::open(const Options& options) {
@@ -259,7 +260,7 @@ Result<> Index::commit(Batch batch) {
     if (status.ok()) status = db_->Write({}, batch.batch_.get());
   }
   if (!status.ok()) {
-    spdlog::error("a change could not be recorded: {}", status.ToString());
+    log::error("a change could not be recorded: {}", status.ToString());
     return from_status(status);
   }
   commits_.fetch_add(1, std::memory_order_release);
@@ -306,7 +307,7 @@ Result<> Index::sync_now() {
     if (status.ok()) status = db_->SyncWAL();
   }
   if (!status.ok()) {
-    spdlog::error("the index could not be synced: {}", status.ToString());
+    log::error("the index could not be synced: {}", status.ToString());
     return from_status(status);
   }
   std::string text = std::to_string(sequence);
@@ -320,11 +321,11 @@ void Index::restore_ballast(uint64_t free_bytes) {
   const std::string path = options_.folder + "/ballast";
   auto fd = io::open_at(AT_FDCWD, path, O_RDWR | O_CREAT);
   if (!fd) {
-    spdlog::warn("no ballast: {}", fd.error().message());
+    log::warn("no ballast: {}", fd.error().message());
     return;
   }
   if (::fallocate(fd.value().get(), 0, 0, static_cast<off_t>(kBallast)) != 0) {
-    spdlog::warn("no ballast: {}; removals on a full store may fail until there is room", last_error(path).message());
+    log::warn("no ballast: {}; removals on a full store may fail until there is room", last_error(path).message());
     ::unlink(path.c_str());
     return;
   }
@@ -336,11 +337,11 @@ bool Index::release_ballast() {
   if (ballast_bytes() == 0) return false;
   const std::string path = options_.folder + "/ballast";
   if (::unlink(path.c_str()) != 0) {
-    spdlog::error("the ballast cannot be released: {}", last_error(path).message());
+    log::error("the ballast cannot be released: {}", last_error(path).message());
     return false;
   }
   ballast_bytes_.store(0, std::memory_order_relaxed);
-  spdlog::warn("the store is full: released {} MiB of ballast for the index", kBallast >> 20);
+  log::warn("the store is full: released {} MiB of ballast for the index", kBallast >> 20);
   return true;
 }
 

@@ -1,10 +1,9 @@
 #include "meta/reaper.h"
 
-#include <spdlog/spdlog.h>
-
 #include <chrono>
 
 #include "io/fault.h"
+#include "io/log.h"
 
 namespace ckptfs::meta {
 namespace {
@@ -52,7 +51,7 @@ void Reaper::run() {
 void Reaper::round(const std::vector<BlobNumber>& doomed) {
   const auto removed = doomed.empty() ? index_.sync() : remove(doomed);
   if (!removed) {
-    spdlog::error("what changed is not durable yet, trying again: {}", removed.error().message());
+    log::error("what changed is not durable yet, trying again: {}", removed.error().message());
     const std::lock_guard lock(mutex_);
     doomed_.insert(doomed_.end(), doomed.begin(), doomed.end());
   }

@@ -1,7 +1,6 @@
 #include "meta/recovery.h"
 
 #include <fcntl.h>
-#include <spdlog/spdlog.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,6 +8,7 @@
 
 #include "io/fault.h"
 #include "io/lease.h"
+#include "io/log.h"
 #include "meta/time.h"
 
 namespace ckptfs::meta {
@@ -80,7 +80,7 @@ class Recoverer {
     TRY(mark_changed(number, record, st.value()));
     if (Blobs::is_unsettled(st.value())) {
       if (const auto done = cut(record.blob, static_cast<uint64_t>(st.value().st_size)); !done) {
-        spdlog::error("inode {}: a copy that was under way cannot be cut: {}", number, done.error().message());
+        log::error("inode {}: a copy that was under way cannot be cut: {}", number, done.error().message());
         recovery_.report.damaged.push_back(number);
         recovery_.start.damaged.insert(number);
         recovery_.uncut.push_back(record.blob);
@@ -136,8 +136,8 @@ class Recoverer {
         TRY(remove(number, {}));
       } else {
         ++recovery_.report.orphan_blobs;
-        spdlog::warn("blobs/{}: {} bytes that nothing names; kept (ckptfs fsck lists such blobs)", Blobs::name(number),
-                     st.st_size);
+        log::warn("blobs/{}: {} bytes that nothing names; kept (ckptfs fsck lists such blobs)", Blobs::name(number),
+                  st.st_size);
       }
       blob_limit_ = std::max(blob_limit_, number + 1);
     }

@@ -1,6 +1,5 @@
 // Sealing a step: every live file in it becomes frozen, everything in it immutable, in one batch behind a closed gate.
 #include <fcntl.h>
-#include <spdlog/spdlog.h>
 
 #include <map>
 #include <unordered_set>
@@ -9,6 +8,7 @@
 #include "io/clone.h"
 #include "io/fault.h"
 #include "io/lease.h"
+#include "io/log.h"
 #include "meta/steps.h"
 #include "meta/time.h"
 #include "meta/unpublished.h"
@@ -88,8 +88,7 @@ class Seal {
     TRY_ASSIGN(const io::Fd fd, store_.blobs().open(member.record.blob, O_RDONLY));
     TRY_ASSIGN(const bool written, io::has_writer(fd.get()));
     if (written && store_.open_files().open_at_all(number)) return busy;
-    if (written)
-      spdlog::warn("{}: a mapping of it goes on without a descriptor; sealing a copy", tree_.path_of(number));
+    if (written) log::warn("{}: a mapping of it goes on without a descriptor; sealing a copy", tree_.path_of(number));
     if (!written && member.record.nlink == member.names.size()) return success();
     return make_clone(member, fd.get());
   }

@@ -1,10 +1,9 @@
 #include "meta/spare_blobs.h"
 
-#include <spdlog/spdlog.h>
-
 #include <algorithm>
 
 #include "io/fault.h"
+#include "io/log.h"
 #include "meta/unpublished.h"
 
 namespace ckptfs::meta {
@@ -71,13 +70,13 @@ void SpareBlobs::run() {
 void SpareBlobs::make(size_t count) {
   const auto numbers = allot(count);
   if (!numbers) {
-    spdlog::warn("no blobs are made ahead of the next save: {}", numbers.error().message());
+    log::warn("no blobs are made ahead of the next save: {}", numbers.error().message());
     return;
   }
   auto at = numbers.value().begin();
   for (; at != numbers.value().end() && !is_stopping(); ++at) {
     if (const auto created = create(*at); !created) {
-      spdlog::warn("fewer blobs than the last save took are made ahead of the next: {}", created.error().message());
+      log::warn("fewer blobs than the last save took are made ahead of the next: {}", created.error().message());
       break;
     }
     const std::lock_guard lock(mutex_);

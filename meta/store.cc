@@ -2,7 +2,6 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <spdlog/spdlog.h>
 #include <sys/file.h>
 #include <unistd.h>
 
@@ -11,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
+#include "io/log.h"
 #include "meta/accounting.h"
 #include "meta/names.h"
 #include "meta/reaper.h"
@@ -108,7 +108,7 @@ Result<> make_store(const StoreOptions& options) {
   }
   const nlohmann::json config = {{"format", kFormat}, {"id", new_id()}, {"created", now().tv_sec}};
   TRY(io::replace_file(folder + "/config.json", config.dump(2) + "\n"));
-  spdlog::info("{}: made a new store", folder);
+  log::info("{}: made a new store", folder);
   return success();
 }
 
@@ -233,7 +233,7 @@ Result<std::unique_ptr<Store>> Store::open(const StoreOptions& options) {
   in->trimmer = std::make_unique<Trimmer>(*in->space, kTrimInterval);
   for (const InodeNumber nameless : recovery.nameless) in->tree->reap(nameless);
   for (const InodeNumber damaged : in->recovery.damaged) {
-    spdlog::error("{}: its data is missing or short", in->tree->path_of(damaged));
+    log::error("{}: its data is missing or short", in->tree->path_of(damaged));
   }
   return std::unique_ptr<Store>(new Store(std::move(in)));
 }
@@ -268,7 +268,7 @@ std::mutex& Store::save_mutex() { return internals_->save_mutex; }
 SpaceReport Store::space() const {
   auto report = internals_->space->report();
   if (!report) {
-    spdlog::error("{}", report.error().message());
+    log::error("{}", report.error().message());
     return {};
   }
   report.value().ballast = internals_->index->ballast_bytes();

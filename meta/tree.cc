@@ -3,13 +3,13 @@
 #include "meta/tree.h"
 
 #include <fcntl.h>
-#include <spdlog/spdlog.h>
 #include <sys/xattr.h>
 #include <unistd.h>
 
 #include <algorithm>
 
 #include "io/lease.h"
+#include "io/log.h"
 #include "meta/names.h"
 #include "meta/time.h"
 

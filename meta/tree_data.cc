@@ -1,11 +1,11 @@
 // Tree: which blob a file is, who may write it, and what it owes.
 #include <fcntl.h>
-#include <spdlog/spdlog.h>
 #include <unistd.h>
 
 #include "io/clone.h"
 #include "io/extents.h"
 #include "io/fault.h"
+#include "io/log.h"
 #include "io/preallocated.h"
 #include "meta/process.h"
 #include "meta/time.h"
@@ -107,7 +107,7 @@ void Tree::finished_writing(InodeNumber number) {
     return commit(std::move(change));
   }();
   if (!result && result.error().errno_value() != ENOENT) {
-    spdlog::warn("{}: what it owes was not read again: {}", path_of(number), result.error().message());
+    log::warn("{}: what it owes was not read again: {}", path_of(number), result.error().message());
   }
 }
 
@@ -121,7 +121,7 @@ bool Tree::short_of_space() const {
 void Tree::reclaim_space() const {
   auto freed = io::syncfs_fd(blobs_.folder_fd());  // before it, XFS keeps what it took ahead of buffered writers
   if (freed) freed = space_.free_preallocated(io::OpenFilesToo::yes);
-  if (!freed) spdlog::warn("space is short, and none was reclaimed: {}", freed.error().message());
+  if (!freed) log::warn("space is short, and none was reclaimed: {}", freed.error().message());
 }
 
 Result<> Tree::recount_owed() {

@@ -1,10 +1,10 @@
 // Tree: names. Each function is one change: check, build the batch, commit.
 #include <fcntl.h>
 #include <linux/fs.h>
-#include <spdlog/spdlog.h>
 #include <unistd.h>
 
 #include "io/fault.h"
+#include "io/log.h"
 #include "meta/names.h"
 #include "meta/steps.h"
 #include "meta/time.h"
@@ -45,7 +45,7 @@ InodeRecord new_record(const NewNode& node, const InodeRecord& parent, InodeNumb
 // The change itself is made; a series that is not noted now is with the next file of a step.
 void warn(const Tree& tree, InodeNumber folder, const Result<>& noted) {
   if (noted || noted.error().errno_value() == ENOENT) return;
-  spdlog::warn("{}: whether it is a step was not looked at: {}", tree.path_of(folder), noted.error().message());
+  log::warn("{}: whether it is a step was not looked at: {}", tree.path_of(folder), noted.error().message());
 }
 
 }  // namespace
@@ -92,7 +92,7 @@ Result<Attributes> Tree::make(InodeNumber parent_number, const std::string& name
   index_.note_blobs_changed();
   if (made) return attributes(made.value().stat.st_ino);
   if (const auto removed = blobs_.remove(blob); !removed) {
-    spdlog::warn("{}: a blob that was never named stays: {}", name, removed.error().message());
+    log::warn("{}: a blob that was never named stays: {}", name, removed.error().message());
   }
   return made;
 }
@@ -303,7 +303,7 @@ void Tree::reap(InodeNumber number) {
   }();
   // What could not be recorded now is done at the next start: the inode without a name is on record.
   if (!reaped && reaped.error().errno_value() != ENOENT) {
-    spdlog::warn("inode {} stays until the next mount: {}", number, reaped.error().message());
+    log::warn("inode {} stays until the next mount: {}", number, reaped.error().message());
   }
 }
 

@@ -1,7 +1,6 @@
 #include "meta/trimmer.h"
 
-#include <spdlog/spdlog.h>
-
+#include "io/log.h"
 #include "io/preallocated.h"
 
 namespace ckptfs::meta {
@@ -30,7 +29,7 @@ void Trimmer::run() {
     --rounds;
     lock.unlock();
     if (const auto freed = space_.free_preallocated(io::OpenFilesToo::no); !freed) {
-      spdlog::warn("the store keeps what was allocated ahead for a while: {}", freed.error().message());
+      log::warn("the store keeps what was allocated ahead for a while: {}", freed.error().message());
     }
     lock.lock();
   }

@@ -1,6 +1,6 @@
 #include "meta/unpublished.h"
 
-#include <spdlog/spdlog.h>
+#include "io/log.h"
 
 namespace ckptfs::meta {
 
@@ -12,7 +12,7 @@ void doom_unpublished(Tree& tree, std::span<const BlobNumber> blobs, const char*
     change.doomed.push_back(blob);
   }
   if (const auto done = tree.commit(std::move(change)); !done) {
-    spdlog::warn("{} stay until the next mount: {}", what, done.error().message());
+    log::warn("{} stay until the next mount: {}", what, done.error().message());
   }
 }
 

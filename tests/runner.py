@@ -19,6 +19,7 @@ LOGS = BUILD / "test-logs"
 SCRATCH = BUILD / "tmp"
 LAYERS = ("io", "meta", "fs")
 SCRIPT_GROUPS = ("cli", "posix", "crash", "deepspeed", "bench")
+PREPARATIONS = {"deepspeed": ("build/venv", ROOT / "tests" / "deepspeed" / "venv.sh")}
 DEFAULT_TIMEOUT = 120
 UNIT_TIMEOUT = 600
 GRACE = 15  # seconds that a test gets to clean up after SIGTERM
@@ -90,19 +91,42 @@ def log_path(name):
     return path
 
 
-def execute(command, log, timeout=None, env=None):
-    """Runs in a process group of its own, output to the log. Returns (exit code or None past the timeout, seconds)."""
-    start = time.monotonic()
+def begin(command, log, env=None):
+    """Starts it in a session of its own, output to the log."""
     with open(log, "w") as out:
-        process = subprocess.Popen(command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-                                   start_new_session=True)
-        try:
-            code = process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            code = None
-        finally:
-            leftovers.end_session(process, GRACE)
+        return subprocess.Popen(command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                                start_new_session=True)
+
+
+def execute(command, log, timeout=None, env=None):
+    """Runs it so. Returns (exit code or None past the timeout, seconds)."""
+    start = time.monotonic()
+    process = begin(command, log, env)
+    try:
+        code = process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        code = None
+    finally:
+        leftovers.end_session(process, GRACE)
     return code, time.monotonic() - start
+
+
+class Preparation:
+    """What a group's tests need and takes minutes: made with what the tests before them leave of the machine."""
+
+    def __init__(self, name, command):
+        self.name = name
+        self.log = log_path(name)
+        self.process = begin(["nice", "-n", "19", command], self.log)
+
+    def finish(self, report):
+        start = time.monotonic()
+        outcome = "FAIL" if self.process.wait() else "ok"
+        report.add(self.name, outcome, time.monotonic() - start, "waited for", read_log(self.log), count=False)
+
+    def stop(self):
+        if self.process.poll() is None:
+            leftovers.end_session(self.process, GRACE)
 
 
 def read_log(log):
@@ -117,6 +141,7 @@ class Runner:
         self.pattern = re.compile(pattern) if pattern else None
         self.report = report
         self.builds = {}
+        self.preparations = {}
 
     def wants(self, name):
         return self.pattern is None or bool(self.pattern.search(name))
@@ -244,12 +269,23 @@ class Runner:
 
     # script tests ----------------------------------------------------------------------------------------------------
 
+    def wanted_scripts(self, group):
+        """(name, path) of a group's tests that this run is to run."""
+        found = [(f"{group}/{path.name}", path) for path in script_tests(group)
+                 if self.level in script_field(path, "levels", "normal long").split()]
+        return [(name, path) for name, path in found if self.wants(name)]
+
+    def prepare(self):
+        for group, preparation in PREPARATIONS.items():
+            if self.wanted_scripts(group):
+                self.preparations[group] = Preparation(*preparation)
+
     def scripts(self):
         for group in SCRIPT_GROUPS:
-            for path in script_tests(group):
-                name = f"{group}/{path.name}"
-                if self.wants(name) and self.level in script_field(path, "levels", "normal long").split():
-                    self.script(name, path)
+            if group in self.preparations:
+                self.preparations[group].finish(self.report)
+            for name, path in self.wanted_scripts(group):
+                self.script(name, path)
 
     def script(self, name, path):
         if not os.access(path, os.X_OK):
@@ -283,19 +319,22 @@ class Runner:
         for prefix in ("unit", "tsan") if self.level == "long" else ("unit",):
             for layer in LAYERS:
                 found += cases(layer, f"{prefix}/{layer}.")
-        for group in SCRIPT_GROUPS:
-            found += [f"{group}/{path.name}" for path in script_tests(group)
-                      if self.level in script_field(path, "levels", "normal long").split()]
-        return [name for name in found if self.wants(name)]
+        found = [name for name in found if self.wants(name)]
+        return found + [name for group in SCRIPT_GROUPS for name, path in self.wanted_scripts(group)]
 
     def run(self):
-        self.lint()
-        if self.pattern is None:
-            self.build("release")
-        self.unit("asan", "unit")
-        if self.level == "long":
-            self.unit("tsan", "tsan")
-        self.scripts()
+        self.prepare()
+        try:
+            self.lint()
+            if self.pattern is None:
+                self.build("release")
+            self.unit("asan", "unit")
+            if self.level == "long":
+                self.unit("tsan", "tsan")
+            self.scripts()
+        finally:
+            for preparation in self.preparations.values():
+                preparation.stop()
 
 
 SANITIZERS = {

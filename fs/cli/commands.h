@@ -2,8 +2,11 @@
 // and returns the exit code (system.h). Main thread only.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <functional>
+
+namespace CLI {
+class App;
+}
 
 namespace ckptfs::fs::cli {
 

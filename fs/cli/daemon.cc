@@ -1,6 +1,5 @@
 #include "fs/cli/daemon.h"
 
-#include <spdlog/spdlog.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -18,6 +17,7 @@
 #include "io/control_message.h"
 #include "io/image.h"
 #include "io/lease.h"
+#include "io/log.h"
 
 namespace ckptfs::fs::cli {
 namespace {
@@ -56,7 +56,7 @@ class EndSignals {
 
 void raise_descriptor_limit() {
   rlimit limit{};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return spdlog::warn("RLIMIT_NOFILE: {}", last_error().message());
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return log::warn("RLIMIT_NOFILE: {}", last_error().message());
   rlim_t wanted = kWantedDescriptors;
   if (auto most = read_text("/proc/sys/fs/nr_open")) {
     wanted = std::min<rlim_t>(wanted, std::strtoull(most.value().c_str(), nullptr, 10));
@@ -64,19 +64,19 @@ void raise_descriptor_limit() {
   limit.rlim_max = std::max(limit.rlim_max, wanted);
   limit.rlim_cur = limit.rlim_max;
   if (setrlimit(RLIMIT_NOFILE, &limit) == 0) return;
-  spdlog::warn("RLIMIT_NOFILE to {}: {}", limit.rlim_cur, last_error().message());
+  log::warn("RLIMIT_NOFILE to {}: {}", limit.rlim_cur, last_error().message());
   getrlimit(RLIMIT_NOFILE, &limit);
   limit.rlim_cur = limit.rlim_max;
-  if (setrlimit(RLIMIT_NOFILE, &limit) != 0) spdlog::warn("RLIMIT_NOFILE: {}", last_error().message());
+  if (setrlimit(RLIMIT_NOFILE, &limit) != 0) log::warn("RLIMIT_NOFILE: {}", last_error().message());
 }
 
 // The kernel writes back through us when memory is short: it must neither wait for us while we wait for it, nor kill
 // us.
 void settle_process() {
-  if (prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) != 0) spdlog::warn("PR_SET_IO_FLUSHER: {}", last_error().message());
+  if (prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) != 0) log::warn("PR_SET_IO_FLUSHER: {}", last_error().message());
   std::ofstream score("/proc/self/oom_score_adj");
   score << -900 << std::flush;
-  if (!score) spdlog::warn("/proc/self/oom_score_adj to -900: {}", last_error().message());
+  if (!score) log::warn("/proc/self/oom_score_adj to -900: {}", last_error().message());
   raise_descriptor_limit();
   std::signal(SIGPIPE, SIG_IGN);
   io::ignore_lease_signals();
@@ -98,8 +98,8 @@ class ServedImage {
     }
     result.folder_ = result.image_->folder;
     result.found_mounted_ = mounted_at(mounts, result.folder_).has_value();
-    spdlog::info("image {} on {} at {}, {}", result.image_->image, result.image_->device, result.image_->folder,
-                 result.image_->direct ? "direct I/O" : "buffered: the loop driver takes no direct I/O here");
+    log::info("image {} on {} at {}, {}", result.image_->image, result.image_->device, result.image_->folder,
+              result.image_->direct ? "direct I/O" : "buffered: the loop driver takes no direct I/O here");
     return result;
   }
   const std::string& folder() const { return folder_; }
@@ -145,7 +145,7 @@ Result<> serve_store(const MountPlan& plan, const std::string& store_folder, con
   add_content_commands(*control, mount->store());
   Result<> listening = control->start();
   if (listening) {
-    spdlog::info("ckptfs {}, pid {}, control socket {}", CKPTFS_VERSION, getpid(), control->socket_path());
+    log::info("ckptfs {}, pid {}, control socket {}", CKPTFS_VERSION, getpid(), control->socket_path());
     report(success());
   } else {
     mount->stop();
@@ -165,7 +165,7 @@ int serve(const MountPlan& plan, const StartReport& report) {
     report(outcome);
   };
   const auto failed = [&](const Error& error) {
-    spdlog::error("{}", error.message());
+    log::error("{}", error.message());
     if (!started) report(error);
     return kFailed;
   };
@@ -175,9 +175,9 @@ int serve(const MountPlan& plan, const StartReport& report) {
   if (!image) return failed(image.error());
   const Result<> ended = serve_store(plan, image.value().folder(), note_start);
   const Result<> closed = image.value().close(started);
-  if (!closed) spdlog::error("the image stays mounted: {}", closed.error().message());
+  if (!closed) log::error("the image stays mounted: {}", closed.error().message());
   if (!ended) return failed(ended.error());
-  spdlog::info("{} is unmounted from {}", plan.store, plan.mountpoint);
+  log::info("{} is unmounted from {}", plan.store, plan.mountpoint);
   return closed ? kSuccess : kFailed;
 }
 

@@ -1,4 +1,5 @@
 // ckptfs diff: which files of two steps differ, and by how much.
+#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <map>
 #include <memory>

@@ -1,6 +1,7 @@
 // ckptfs doctor: what this machine has and lacks.
 #include <fuse_lowlevel.h>
 #include <sys/utsname.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <cstdio>

@@ -1,11 +1,9 @@
 // ckptfs du: what steps cost on the disk, whoever shares with whom.
 #include <cstdio>
-#include <memory>
 #include <nlohmann/json.hpp>
 
-#include "fs/cli/client.h"
-#include "fs/cli/commands.h"
 #include "fs/cli/format.h"
+#include "fs/cli/path_command.h"
 #include "fs/cli/system.h"
 
 namespace ckptfs::fs::cli {
@@ -48,38 +46,29 @@ void print_usage(const json& result, bool one_step) {
   std::printf("EXCLUSIVE is what removing just this would free.\n");
 }
 
-int run(const std::string& path, bool as_json) {
-  auto target = find_target(path.empty() ? std::nullopt : std::optional(path));
-  if (!target) return fail(target.error());
-  auto result = ask_daemon(target.value().mount, "du", {{"path", target.value().path}});
-  if (!result) return fail(path.empty() ? target.value().mount.mountpoint : path, result.error());
+Result<int> run(const Target& target, bool as_json) {
+  TRY_ASSIGN(const json result, ask_daemon(target.mount, "du", {{"path", target.path}}));
   if (as_json) {
-    print_json(result.value());
-  } else {
-    const json steps = result.value().value("steps", json::array());
-    const bool one_step = steps.size() == 1 && target.value().path.ends_with("/" + steps[0].value("tag", ""));
-    print_usage(result.value(), one_step);
+    print_json(result);
+    return kSuccess;
   }
+  const json steps = result.value("steps", json::array());
+  const bool one_step = steps.size() == 1 && target.path.ends_with("/" + steps[0].value("tag", ""));
+  print_usage(result, one_step);
   return kSuccess;
 }
 
 }  // namespace
 
 void add_du(CLI::App& app, Chosen& chosen) {
-  struct Arguments {
-    std::string path;
-    bool as_json = false;
-  };
-  auto arguments = std::make_shared<Arguments>();
-  CLI::App* command = app.add_subcommand("du", "What each step costs on the disk, and all of them together");
-  command->add_option("PATH", arguments->path, "A mount, a series or a step (default: the only mount)");
-  command->add_flag("--json", arguments->as_json, "Print as JSON");
-  command->footer(
-      "APPARENT is the length of the files, EXCLUSIVE what removing just this step would free, SHARED what else it\n"
-      "uses on the disk, each block once. (together): all steps of the series as one.\n"
-      "Example:\n  ckptfs du\n  ckptfs du --json /ckpt/steps");
-  command->callback(
-      [arguments, &chosen] { chosen = [arguments] { return run(arguments->path, arguments->as_json); }; });
+  add_path_command(
+      app, chosen,
+      {"du", "What each step costs on the disk, and all of them together", "PATH",
+       "A mount, a series or a step (default: the only mount)",
+       "APPARENT is the length of the files, EXCLUSIVE what removing just this step would free, SHARED what else it\n"
+       "uses on the disk, each block once. (together): all steps of the series as one.\n"
+       "Example:\n  ckptfs du\n  ckptfs du --json /ckpt/steps",
+       run});
 }
 
 }  // namespace ckptfs::fs::cli

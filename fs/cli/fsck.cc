@@ -1,5 +1,6 @@
 // ckptfs fsck: checks a store that is not mounted.
 #include <unistd.h>
+#include <CLI/CLI.hpp>
 
 #include <cstdio>
 #include <memory>

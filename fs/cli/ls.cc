@@ -1,12 +1,10 @@
 // ckptfs ls: the steps of one series or of all.
 #include <cstdio>
 #include <ctime>
-#include <memory>
 #include <nlohmann/json.hpp>
 
-#include "fs/cli/client.h"
-#include "fs/cli/commands.h"
 #include "fs/cli/format.h"
+#include "fs/cli/path_command.h"
 #include "fs/cli/system.h"
 
 namespace ckptfs::fs::cli {
@@ -63,15 +61,12 @@ void print_steps(const json& steps) {
   if (series.empty()) std::printf("No steps yet: save_checkpoint into MOUNTPOINT/steps, or ckptfs save TAG.\n");
 }
 
-int run(const std::string& path, bool as_json) {
-  auto target = find_target(path.empty() ? std::nullopt : std::optional(path));
-  if (!target) return fail(target.error());
-  auto result = ask_daemon(target.value().mount, "ls", {{"path", target.value().path}});
-  if (!result) return fail(path.empty() ? target.value().mount.mountpoint : path, result.error());
+Result<int> run(const Target& target, bool as_json) {
+  TRY_ASSIGN(const json result, ask_daemon(target.mount, "ls", {{"path", target.path}}));
   if (as_json) {
-    print_json(result.value());
+    print_json(result);
   } else {
-    print_steps(result.value().value("steps", json::array()));
+    print_steps(result.value("steps", json::array()));
   }
   return kSuccess;
 }
@@ -79,19 +74,12 @@ int run(const std::string& path, bool as_json) {
 }  // namespace
 
 void add_ls(CLI::App& app, Chosen& chosen) {
-  struct Arguments {
-    std::string path;
-    bool as_json = false;
-  };
-  auto arguments = std::make_shared<Arguments>();
-  CLI::App* command = app.add_subcommand("ls", "List steps: state, kind, files, size, age");
-  command->add_option("PATH", arguments->path, "A mount, a series or a step (default: the only mount)");
-  command->add_flag("--json", arguments->as_json, "Print as JSON");
-  command->footer(
-      "SIZE is apparent: blocks shared between steps are counted in each.\n"
-      "Example:\n  ckptfs ls\n  ckptfs ls --json /ckpt/steps");
-  command->callback(
-      [arguments, &chosen] { chosen = [arguments] { return run(arguments->path, arguments->as_json); }; });
+  add_path_command(app, chosen,
+                   {"ls", "List steps: state, kind, files, size, age", "PATH",
+                    "A mount, a series or a step (default: the only mount)",
+                    "SIZE is apparent: blocks shared between steps are counted in each.\n"
+                    "Example:\n  ckptfs ls\n  ckptfs ls --json /ckpt/steps",
+                    run});
 }
 
 }  // namespace ckptfs::fs::cli

@@ -1,5 +1,6 @@
 // ckptfs mount: a store at a mountpoint.
 #include <unistd.h>
+#include <CLI/CLI.hpp>
 
 #include <memory>
 

@@ -1,4 +1,5 @@
 // ckptfs save: a point-in-time clone of the live swap files into a step.
+#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>

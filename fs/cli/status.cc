@@ -1,11 +1,9 @@
 // ckptfs status: what a mount is doing, and how.
 #include <cstdio>
-#include <memory>
 #include <nlohmann/json.hpp>
 
-#include "fs/cli/client.h"
-#include "fs/cli/commands.h"
 #include "fs/cli/format.h"
+#include "fs/cli/path_command.h"
 #include "fs/cli/system.h"
 
 namespace ckptfs::fs::cli {
@@ -88,15 +86,12 @@ void print_status(const json& status) {
   for (const json& warning : status.value("warnings", json::array())) line("WARNING", scalar(warning));
 }
 
-int run(const std::string& mountpoint, bool as_json) {
-  auto target = find_target(mountpoint.empty() ? std::nullopt : std::optional(mountpoint));
-  if (!target) return fail(target.error());
-  auto status = ask_daemon(target.value().mount, "status", json::object());
-  if (!status) return fail(target.value().mount.mountpoint, status.error());
+Result<int> run(const Target& target, bool as_json) {
+  TRY_ASSIGN(const json status, ask_daemon(target.mount, "status", json::object()));
   if (as_json) {
-    print_json(status.value());
+    print_json(status);
   } else {
-    print_status(status.value());
+    print_status(status);
   }
   return kSuccess;
 }
@@ -104,17 +99,10 @@ int run(const std::string& mountpoint, bool as_json) {
 }  // namespace
 
 void add_status(CLI::App& app, Chosen& chosen) {
-  struct Arguments {
-    std::string mountpoint;
-    bool as_json = false;
-  };
-  auto arguments = std::make_shared<Arguments>();
-  CLI::App* command = app.add_subcommand("status", "Show a mount's mode, space, recovery and counters");
-  command->add_option("MOUNTPOINT", arguments->mountpoint, "The mount (default: the only one)");
-  command->add_flag("--json", arguments->as_json, "Print as JSON");
-  command->footer("Example:\n  ckptfs status\n  ckptfs status --json /ckpt | jq .space");
-  command->callback(
-      [arguments, &chosen] { chosen = [arguments] { return run(arguments->mountpoint, arguments->as_json); }; });
+  add_path_command(
+      app, chosen,
+      {"status", "Show a mount's mode, space, recovery and counters", "MOUNTPOINT", "The mount (default: the only one)",
+       "Example:\n  ckptfs status\n  ckptfs status --json /ckpt | jq .space", run});
 }
 
 }  // namespace ckptfs::fs::cli

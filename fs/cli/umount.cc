@@ -1,6 +1,7 @@
 // ckptfs umount: ends a mount, or takes a dead one away, and says who is in the way.
 #include <sys/mount.h>
 #include <unistd.h>
+#include <CLI/CLI.hpp>
 
 #include <cstdio>
 #include <memory>

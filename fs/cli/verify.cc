@@ -1,14 +1,10 @@
 // ckptfs verify: steps against the digests that were taken of them.
-#include <unistd.h>
-
 #include <cstdio>
 #include <map>
-#include <memory>
 #include <nlohmann/json.hpp>
 
-#include "fs/cli/client.h"
-#include "fs/cli/commands.h"
 #include "fs/cli/format.h"
+#include "fs/cli/path_command.h"
 #include "fs/cli/progress.h"
 #include "fs/cli/system.h"
 
@@ -79,38 +75,28 @@ void print(const Outcome& outcome) {
   }
 }
 
-int run(const std::string& path, bool as_json) {
-  auto target = find_target(path.empty() ? std::nullopt : std::optional(path));
-  if (!target) return fail(target.error());
-  const auto outcome = verify(target.value());
-  if (!outcome) return fail(path.empty() ? target.value().mount.mountpoint : path, outcome.error());
+Result<int> run(const Target& target, bool as_json) {
+  TRY_ASSIGN(const Outcome outcome, verify(target));
   if (as_json) {
     json files = json::array();
-    for (const auto& [name, file] : outcome.value().files) files.push_back(file);
-    print_json({{"files", std::move(files)}, {"bytes", outcome.value().bytes}});
+    for (const auto& [name, file] : outcome.files) files.push_back(file);
+    print_json({{"files", std::move(files)}, {"bytes", outcome.bytes}});
   } else {
-    print(outcome.value());
+    print(outcome);
   }
-  return outcome.value().count("damaged") == 0 ? kSuccess : kFailed;
+  return outcome.count("damaged") == 0 ? kSuccess : kFailed;
 }
 
 }  // namespace
 
 void add_verify(CLI::App& app, Chosen& chosen) {
-  struct Arguments {
-    std::string path;
-    bool as_json = false;
-  };
-  auto arguments = std::make_shared<Arguments>();
-  CLI::App* command = app.add_subcommand("verify", "Read steps back and compare them with their digests");
-  command->add_option("PATH", arguments->path,
-                      "A mount, a series, a step or a file (default: all steps of the only mount)");
-  command->add_flag("--json", arguments->as_json, "Print as JSON");
-  command->footer(
-      "Digests are taken in the background, some time after a file was written. Exits with 1 where a file is damaged.\n"
-      "Example:\n  ckptfs verify\n  ckptfs verify /ckpt/steps/global_step100");
-  command->callback(
-      [arguments, &chosen] { chosen = [arguments] { return run(arguments->path, arguments->as_json); }; });
+  add_path_command(app, chosen,
+                   {"verify", "Read steps back and compare them with their digests", "PATH",
+                    "A mount, a series, a step or a file (default: all steps of the only mount)",
+                    "Digests are taken in the background, some time after a file was written. Exits with 1 where a "
+                    "file is damaged.\n"
+                    "Example:\n  ckptfs verify\n  ckptfs verify /ckpt/steps/global_step100",
+                    run});
 }
 
 }  // namespace ckptfs::fs::cli

@@ -1,6 +1,5 @@
 #include "fs/control/server.h"
 
-#include <spdlog/spdlog.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -19,6 +18,7 @@
 
 #include "io/control_message.h"
 #include "io/fd.h"
+#include "io/log.h"
 
 namespace ckptfs::fs {
 namespace {
@@ -78,7 +78,7 @@ Result<> remove_stale_socket(const std::string& path) {
   if (errno == ENOENT) return success();
   if (errno != ECONNREFUSED) return last_error(path);
   if (::unlink(path.c_str()) != 0 && errno != ENOENT) return last_error(path);
-  spdlog::info("control: {}: removed a socket that nobody listens on", path);
+  log::info("control: {}: removed a socket that nobody listens on", path);
   return success();
 }
 
@@ -212,7 +212,7 @@ void ControlServer::Internals::accept_next() {
       welcome(std::move(socket));
       return accept_next();
     }
-    spdlog::warn("control: {}: accept: {}", path, error.message());
+    log::warn("control: {}: accept: {}", path, error.message());
     pause.expires_after(kAcceptPause);
     pause.async_wait([this](const error_code& cancelled) {
       if (!cancelled && !stopping) accept_next();
@@ -222,7 +222,7 @@ void ControlServer::Internals::accept_next() {
 
 void ControlServer::Internals::welcome(Stream::socket socket) {
   auto peer = peer_of(socket.native_handle());
-  if (!peer) return spdlog::warn("control: {}: {}", path, peer.error().message());
+  if (!peer) return log::warn("control: {}: {}", path, peer.error().message());
   auto connection = std::make_shared<Connection>(*this, std::move(socket), std::move(peer).value());
   connections.insert(connection);
   if (++connections_of_user[connection->peer().credentials.uid] > kConnectionsPerUser) {
@@ -284,7 +284,7 @@ void ControlServer::Internals::say_farewell() {
 void ControlServer::Internals::remove_socket() const {
   struct stat st {};
   if (::stat(path.c_str(), &st) != 0 || identity != std::pair(st.st_dev, st.st_ino)) return;
-  if (::unlink(path.c_str()) != 0) spdlog::warn("control: {}: {}", path, last_error().message());
+  if (::unlink(path.c_str()) != 0) log::warn("control: {}: {}", path, last_error().message());
 }
 
 ControlServer::ControlServer(const std::string& socket_path) : internals_(std::make_unique<Internals>(socket_path)) {}

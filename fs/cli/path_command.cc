@@ -1,0 +1,37 @@
+#include "fs/cli/path_command.h"
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <optional>
+
+#include "fs/cli/system.h"
+
+namespace ckptfs::fs::cli {
+namespace {
+
+struct Arguments {
+  std::string path;
+  bool as_json = false;
+};
+
+int run(const PathCommand& command, const Arguments& arguments) {
+  const auto target = find_target(arguments.path.empty() ? std::nullopt : std::optional(arguments.path));
+  if (!target) return fail(target.error());
+  const auto code = command.run(target.value(), arguments.as_json);
+  if (!code) return fail(arguments.path.empty() ? target.value().mount.mountpoint : arguments.path, code.error());
+  return code.value();
+}
+
+}  // namespace
+
+void add_path_command(CLI::App& app, Chosen& chosen, const PathCommand& command) {
+  auto arguments = std::make_shared<Arguments>();
+  CLI::App* subcommand = app.add_subcommand(command.name, command.description);
+  subcommand->add_option(command.argument, arguments->path, command.about_argument);
+  subcommand->add_flag("--json", arguments->as_json, "Print as JSON");
+  subcommand->footer(command.footer);
+  subcommand->callback(
+      [command, arguments, &chosen] { chosen = [command, arguments] { return run(command, *arguments); }; });
+}
+
+}  // namespace ckptfs::fs::cli

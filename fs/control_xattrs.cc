@@ -109,19 +109,11 @@ Result<std::string> ControlXattrs::state(meta::InodeNumber inode) const {
 
 // Of a step: the one made before it, if all tensors are the same. Of a file in a step: likewise, of that file.
 Result<std::string> ControlXattrs::identical_to(meta::InodeNumber inode) const {
-  TRY_ASSIGN(const meta::InodeRecord record, fs_.tree.inode(inode));
-  meta::Place place{.series = record.parent, .step = inode, .path = {}};
-  if (record.is_regular()) {
-    TRY_ASSIGN(auto found, meta::place_of(fs_.tree, inode));
-    if (!found) return Error(ENODATA);
-    place = std::move(*found);
-  } else {
-    TRY_ASSIGN(const bool step, meta::is_step(fs_.tree, inode));
-    if (!step) return Error(ENODATA);
-  }
-  TRY_ASSIGN(const auto steps, meta::neighbours(fs_.tree, place.series, place.step));
+  TRY_ASSIGN(const auto place, meta::place_of(fs_.tree, inode));
+  if (!place) return Error(ENODATA);
+  TRY_ASSIGN(const auto steps, meta::neighbours(fs_.tree, place->series, place->step));
   if (!steps.before) return Error(ENODATA);
-  TRY_ASSIGN(const meta::Sameness sameness, sameness_with(place, inode, *steps.before));
+  TRY_ASSIGN(const meta::Sameness sameness, sameness_with(*place, inode, *steps.before));
   if (sameness != meta::Sameness::same) return Error(ENODATA);
   const std::string path = fs_.tree.path_of(*steps.before);
   return path.substr(path.rfind('/') + 1);

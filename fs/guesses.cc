@@ -6,6 +6,7 @@
 
 #include "fs/control/permission.h"
 #include "meta/names.h"
+#include "meta/neighbours.h"
 
 namespace ckptfs::fs {
 
@@ -27,32 +28,15 @@ void Guesses::closed(pid_t thread, meta::InodeNumber inode) {
   if (inodes.empty()) reading_.erase(at);
 }
 
-// To be asked once for each file that there is a guess for: it counts them.
-bool Guesses::is_trusted(const std::string& name, By by) {
-  const std::lock_guard lock(mutex_);
-  const auto found = distrusted_.find({by, name});
-  if (found == distrusted_.end() || found->second.left == 0) return true;
-  --found->second.left;
-  return false;
-}
-
 void Guesses::judge(const std::string& name, By by, bool right) {
-  const std::lock_guard lock(mutex_);
-  if (right) {
-    distrusted_.erase({by, name});
-    return;
-  }
-  if (distrusted_.size() >= kMaximumNames) distrusted_.clear();
-  Distrust& distrust = distrusted_[{by, name}];
-  distrust.pause = std::clamp(distrust.pause * 2, kFirstPause, kLongestPause);
-  distrust.left = distrust.pause;
+  (by == By::reader ? readers_ : steps_).learn(name, right);
 }
 
 std::optional<Guesses::Found> Guesses::find(InodeNumber folder, const std::string& name, const Caller& writer) {
   const auto reading = writer.pid != 0 ? find_reading(writer.pid, name) : std::nullopt;
-  if (reading && is_trusted(name, By::reader)) return Found{*reading, By::reader};
+  if (reading && readers_.ask(name)) return Found{*reading, By::reader};
   const auto neighbour = find_neighbour(folder, name, writer);
-  if (neighbour && is_trusted(name, By::step)) return Found{*neighbour, By::step};
+  if (neighbour && steps_.ask(name)) return Found{*neighbour, By::step};
   return std::nullopt;
 }
 
@@ -105,39 +89,27 @@ bool Guesses::may_read(InodeNumber inode, const Caller& reader) const {
 
 // The folder at the same place in the step that was made last before the one that `folder` lies in, or is.
 std::optional<InodeNumber> Guesses::previous_folder(InodeNumber folder, const Caller& writer) const {
-  // From the folder up to its step.
-  std::vector<std::string> path;
-  std::optional<InodeNumber> at;
-  while (!at) {
-    const auto record = tree_.inode(folder);
-    if (!record || record.value().parent == 0 || path.size() > kDeepest) return std::nullopt;
-    const InodeNumber parent = record.value().parent;
-    const auto above = tree_.inode(parent);
-    if (!above) return std::nullopt;
-    if ((above.value().flags & meta::kSeries) != 0) {
-      // `runs` and `best_model` may lie between checkpoint-1 and checkpoint-2.
-      const bool numbered = meta::step_number(name_of_(folder)).has_value();
-      at = newest_step(parent, folder, numbered);
-      if (!at) at = newest_step(parent, folder, !numbered);
-      if (!at) return std::nullopt;
-    } else {
-      path.push_back(name_of_(folder));
-      folder = parent;
-    }
-  }
-  // And from the step before down again, as the writer might go.
+  const auto place = meta::place_of(tree_, folder);
+  if (!place || !place.value()) return std::nullopt;
+  const auto& [series, step, path] = *place.value();
+  // `runs` and `best_model` may lie between checkpoint-1 and checkpoint-2.
+  const bool numbered = meta::step_number(name_of_(step)).has_value();
+  auto at = newest_step(series, step, numbered);
+  if (!at) at = newest_step(series, step, !numbered);
+  if (!at) return std::nullopt;
+  // From there down again, as the writer might go.
   const Credentials credentials{writer.uid, writer.gid, {}};
   const auto may_enter = [&](InodeNumber number) {
     const auto record = tree_.inode(number);
     return record && record.value().is_dir() && may_access(credentials, record.value(), kSearch);
   };
-  for (auto part = path.rbegin(); part != path.rend(); ++part) {
+  for (const std::string& name : path) {
     if (!may_enter(*at)) return std::nullopt;
-    if (const auto next = tree_.child(*at, *part)) {
+    if (const auto next = tree_.child(*at, name)) {
       at = next.value();
     } else {
       // The checkpoint-N of a Trainer holds the global_stepN of its DeepSpeed.
-      at = meta::step_number(*part) ? newest_step(*at, UINT64_MAX, true) : std::nullopt;
+      at = meta::step_number(name) ? newest_step(*at, UINT64_MAX, true) : std::nullopt;
       if (!at) return std::nullopt;
     }
   }

@@ -1,8 +1,7 @@
 // What a file that is about to be written will hold (design section 8): the file of the same name that the same thread
 // has open for reading, as shutil.copyfile does; else, in a step, the one at the same place in the step that was made
-// last before it (tar, rsync, and who saves much the same again), if its writer may read that. After a wrong guess the
-// next files of that name are not guessed in that way: the more, the more often it was wrong. So a state that changes
-// from step to step costs next to nothing.
+// last before it (tar, rsync, and who saves much the same again), if its writer may read that. Each of the two ways is
+// trusted as far as it was right (fs/trust.h), so that a state that changes from step to step costs next to nothing.
 //
 // Thread safety: all of it. Lock: mutex_ (a leaf).
 #pragma once
@@ -10,14 +9,13 @@
 #include <sys/types.h>
 
 #include <functional>
-#include <map>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
+#include "fs/trust.h"
 #include "meta/tree.h"
 #include "meta/types.h"
 
@@ -48,13 +46,6 @@ class Guesses {
                                             const meta::Caller& writer) const;
 
  private:
-  struct Distrust {
-    unsigned pause = 0;  // after the last wrong guess
-    unsigned left = 0;   // of it
-  };
-  using Key = std::pair<By, std::string>;
-
-  bool is_trusted(const std::string& name, By by);
   std::optional<meta::InodeNumber> find_reading(pid_t thread, const std::string& name) const;
   std::optional<meta::InodeNumber> find_neighbour(meta::InodeNumber folder, const std::string& name,
                                                   const meta::Caller& writer) const;
@@ -63,17 +54,15 @@ class Guesses {
   // The directory in `series` that was made last before `before`, of those with a step's name, or of the others.
   std::optional<meta::InodeNumber> newest_step(meta::InodeNumber series, meta::InodeNumber before, bool numbered) const;
 
-  static constexpr unsigned kFirstPause = 4;  // files; doubled with each wrong guess
-  static constexpr unsigned kLongestPause = 64;
-  static constexpr size_t kDeepest = 16;  // folders between a file and its step
-  static constexpr size_t kMaximumNames = 4096;
   static constexpr size_t kMostCandidates = 1024;
 
   const meta::Tree& tree_;
   const std::function<std::string(meta::InodeNumber)> name_of_;
   mutable std::mutex mutex_;
   std::unordered_map<pid_t, std::vector<meta::InodeNumber>> reading_;  // guarded by mutex_
-  std::map<Key, Distrust> distrusted_;                                 // guarded by mutex_
+  // A copier is hardly ever wrong; of a step much the same files change as of the one before.
+  Trust readers_{{.first_pause = 4, .longest_pause = 64, .alike = false}};
+  Trust steps_{{.first_pause = 16, .longest_pause = 256, .alike = true}};
 };
 
 }  // namespace ckptfs::fs

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstring>
 #include <system_error>
+#include <utility>
 
 #include "io/aligned_buffer.h"
 #include "io/log.h"
@@ -32,6 +33,11 @@ size_t expected_shift(const fuse_buf& request, size_t shift) {
   std::memcpy(&write, static_cast<const std::byte*>(request.mem) + sizeof header, sizeof write);
   return write.offset % alignof(uint64_t) == 0 ? write.offset % kPage : 0;  // headers are read where they lie
 }
+
+// Requests that come one at a time: so many, and so close to each other.
+constexpr unsigned kPrompt = 32;
+constexpr std::chrono::microseconds kClose{500};
+constexpr std::chrono::seconds kLetGo{1};  // after the last of them
 
 // Interrupts the read that a thread waits in.
 constexpr int kWakeSignal = SIGUSR2;
@@ -69,7 +75,7 @@ Result<> Workers::run() {
   install_wake_signal();
   std::unique_lock lock(mutex_);
   TRY(add_thread());
-  changed_.wait(lock, [this] { return stopped_ || serving_ == 0; });
+  wait_for_end(lock);
   // A signal is lost on a thread that is about to wait, so again until all have ended.
   while (!changed_.wait_for(lock, std::chrono::milliseconds(20), [this] { return serving_ == 0; })) {
     for (std::thread& thread : threads_) pthread_kill(thread.native_handle(), kWakeSignal);
@@ -78,6 +84,32 @@ Result<> Workers::run() {
   lock.unlock();
   for (std::thread& thread : ended) thread.join();
   return outcome_;
+}
+
+void Workers::wait_for_end(std::unique_lock<std::mutex>& lock) {
+  while (!stopped_ && serving_ != 0) {
+    if (!wake_latency_.is_held()) {
+      changed_.wait(lock);
+    } else if (changed_.wait_for(lock, kLetGo) == std::cv_status::timeout && !std::exchange(prompt_, false)) {
+      wake_latency_.let_go();
+    }
+  }
+  wake_latency_.let_go();
+}
+
+// With mutex_ held.
+void Workers::note_arrival() {
+  const auto now = Clock::now();
+  const bool alone = waiting_ + 1 == serving_;
+  one_at_a_time_ = alone && now - std::exchange(arrived_, now) < kClose ? one_at_a_time_ + 1 : 0;
+  if (one_at_a_time_ < kPrompt || latency_refused_) return;
+  prompt_ = true;
+  if (wake_latency_.is_held()) return;
+  if (const auto held = wake_latency_.hold(); !held) {
+    latency_refused_ = true;
+    log::info("processors are not kept from halting during copies: {}", held.error().message());
+  }
+  changed_.notify_all();
 }
 
 void Workers::stop() {
@@ -132,6 +164,7 @@ void Workers::serve_one(fuse_buf& request) {
   {
     const std::lock_guard lock(mutex_);
     --waiting_;
+    note_arrival();
     if (waiting_ == 0 && serving_ < most_ && !stopped_) {
       if (const auto added = add_thread(); !added) log::warn("{}; {} serve", added.error().message(), serving_);
     }

@@ -5,17 +5,22 @@
 // A thread is added whenever a request arrives and no other thread waits for the next, up to a limit; none ends before
 // the session does.
 //
+// While requests come one at a time, each soon after the last (a copy by READs and WRITEs: 64 KiB each), most of their
+// time goes into waking processors, so then these are kept from halting (io/wake_latency.h), until a second after.
+//
 // Thread safety: stop() from any thread, at any time; run() once.
 #pragma once
 
 #include <fuse_lowlevel.h>
 
+#include <chrono>
 #include <condition_variable>
 #include <list>
 #include <mutex>
 #include <thread>
 
 #include "io/result.h"
+#include "io/wake_latency.h"
 
 namespace ckptfs::fs {
 
@@ -37,7 +42,11 @@ class Workers {
   void stop();
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   Result<> add_thread();
+  void wait_for_end(std::unique_lock<std::mutex>& lock);
+  void note_arrival();
   void serve();
   void serve_one(fuse_buf& request);
 
@@ -51,6 +60,12 @@ class Workers {
   unsigned waiting_ = 0;            // guarded by mutex_; of these, waiting for a request
   bool stopped_ = false;            // guarded by mutex_
   Result<> outcome_ = success();    // guarded by mutex_
+
+  Clock::time_point arrived_;     // guarded by mutex_; the last request
+  unsigned one_at_a_time_ = 0;    // guarded by mutex_; requests that did, one after another
+  bool prompt_ = false;           // guarded by mutex_; enough of them, since the last look
+  bool latency_refused_ = false;  // guarded by mutex_
+  io::WakeLatency wake_latency_;  // guarded by mutex_
 };
 
 }  // namespace ckptfs::fs

@@ -108,14 +108,18 @@ Result<bool> is_written(const Store& store, InodeNumber file, const InodeRecord&
   return io::has_writer(reader.fd());
 }
 
-// False: it was written to, or went, while it was read.
+// Since `read`: it may have been written to, and sealed since; or it went.
+bool has_changed(const Index& index, InodeNumber file, const InodeRecord& read) {
+  const auto record = index.inode(file);
+  if (!record || record.value().blob != read.blob) return true;
+  return read.is_live_file() && (record.value().flags & kDigested) == 0;
+}
+
+// False: it changed while it was read.
 Result<bool> record_digests(Store& store, InodeNumber file, const InodeRecord& read, const ChunkReader& reader,
                             const std::vector<io::Digest>& digests) {
   Tree::Change change = store.tree().begin();
-  const auto record = store.index().inode(file);
-  if (!record || record.value().blob != read.blob) return false;
-  // It may have been written to, and sealed, since.
-  if (read.is_live_file() && (record.value().flags & kDigested) == 0) return false;
+  if (has_changed(store.index(), file, read)) return false;
   TRY_ASSIGN(BlobRecord blob, store.index().blob(read.blob));
   const uint64_t groups = digest_groups(reader.size());
   change.batch.erase_digests(read.blob, groups, digest_groups(blob.digest.length));
@@ -258,9 +262,11 @@ Result<Taking> take_digests(Store& store, InodeNumber file, const Pause& pause) 
   digests.reserve(digest_chunks(reader.size()));
   for (uint64_t chunk = 0; chunk < digest_chunks(reader.size()); ++chunk) {
     const auto began = Clock::now();
-    TRY_ASSIGN(const auto data, reader.read(chunk));
+    const auto data = reader.read(chunk);
     const auto took = Clock::now() - began;
-    digests.push_back(io::digest_of(data));
+    if (!data && has_changed(store.index(), file, record)) return Taking::postponed;  // it was cut
+    if (!data) return data.error();
+    digests.push_back(io::digest_of(data.value()));
     if (!pause(took)) return Taking::stopped;
   }
   TRY_ASSIGN(const bool recorded, record_digests(store, file, record, reader, digests));

@@ -52,15 +52,15 @@ Result<std::vector<TensorFile>> tensor_files(const Tree& tree, InodeNumber step)
 
 }  // namespace
 
-Result<std::optional<Place>> place_of(const Tree& tree, InodeNumber file) {
+Result<std::optional<Place>> place_of(const Tree& tree, InodeNumber inode) {
   Place place;
-  InodeNumber at = file;
+  InodeNumber at = inode;
   while (place.path.size() < kDeepest) {
     TRY_ASSIGN(const InodeRecord record, tree.inode(at));
     if (record.parent == 0) break;
     TRY_ASSIGN(const InodeRecord parent, tree.inode(record.parent));
     if ((parent.flags & kSeries) != 0) {
-      if (at == file) break;
+      if (!record.is_dir()) break;
       std::reverse(place.path.begin(), place.path.end());
       place.series = record.parent;
       place.step = at;

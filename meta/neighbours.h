@@ -10,14 +10,14 @@
 
 namespace ckptfs::meta {
 
-// Where a file stands in a step.
+// Where a file or a folder stands in a step.
 struct Place {
   InodeNumber series = 0;
   InodeNumber step = 0;
-  std::vector<std::string> path;  // names below the step, the file's own last
+  std::vector<std::string> path;  // names below the step, its own last; the step itself: none
 };
-// None: it lies in no child directory of a series. A hard link's is where it was made or last renamed.
-Result<std::optional<Place>> place_of(const Tree& tree, InodeNumber file);
+// None: it neither is nor lies in a child directory of a series. A hard link's is where it was made or last renamed.
+Result<std::optional<Place>> place_of(const Tree& tree, InodeNumber inode);
 // The file there in another step; none where there is no regular file.
 std::optional<InodeNumber> file_at(const Tree& tree, InodeNumber step, const std::vector<std::string>& path);
 

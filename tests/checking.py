@@ -224,12 +224,12 @@ def run_cases(report, cases, mount, label):
             report.run(name, function, folder, mount)
 
 
-def main_in_each_mode(description, name, cases):
+def main_in_each_mode(description, name, cases, mount_options=()):
     """cases: functions of (folder, mount). With --plain the mount is plain XFS."""
-    guarded(lambda: _run_in_each_mode(description, name, cases))
+    guarded(lambda: _run_in_each_mode(description, name, cases, mount_options))
 
 
-def _run_in_each_mode(description, name, cases):
+def _run_in_each_mode(description, name, cases, mount_options):
     options = arguments(description)
     report = Report(options.cases)
     with workspace(name) as work, xfs(work) as disk:
@@ -238,7 +238,7 @@ def _run_in_each_mode(description, name, cases):
         else:
             for mode in report.modes():
                 store = Store(disk / mode)
-                with mounted(store, work / f"mnt-{mode}", mode=mode) as mount:
+                with mounted(store, work / f"mnt-{mode}", mode=mode, options=mount_options) as mount:
                     run_cases(report, cases, mount, mode)
                 report.run(f"{mode}: fsck", store.fsck)
     report.finish()

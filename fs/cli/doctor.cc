@@ -21,8 +21,9 @@ using nlohmann::json;
 std::vector<Check> examine(const std::string& folder) {
   utsname names{};
   uname(&names);
-  std::vector<Check> checks{check_kernel(names.release), check_libfuse(fuse_pkgversion()), check_fuse_device(),
-                            check_privileges(), check_page_limit()};
+  std::vector<Check> checks{check_kernel(names.release), check_libfuse(fuse_pkgversion()),
+                            check_fuse_device(),         check_privileges(),
+                            check_page_limit(),          check_wake_ups()};
   for (Check& check : check_folder(folder)) checks.push_back(std::move(check));
   return checks;
 }

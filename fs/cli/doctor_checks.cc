@@ -20,6 +20,8 @@ namespace {
 
 constexpr const char* kPageLimit = "/proc/sys/fs/fuse/max_pages_limit";
 constexpr unsigned long kWantedPages = 257;
+constexpr const char* kIdleDriver = "/sys/devices/system/cpu/cpuidle/current_driver";
+constexpr const char* kHaltPoll = "/sys/module/haltpoll/parameters/guest_halt_poll_ns";
 
 struct Version {
   unsigned major = 0, minor = 0;
@@ -197,6 +199,24 @@ Check check_page_limit() {
   check.verdict = Verdict::warn;
   check.advice = "sysctl fs.fuse.max_pages_limit=257, before the mount";
   return check;
+}
+
+// A request through the daemon wakes two processors; to wake one that has halted takes the hypervisor.
+Check check_wake_ups(const std::string& idle_driver, const std::string& polled_ns) {
+  Check check{"wake-ups", Verdict::ok, "idle processors poll before they halt, or need no hypervisor", ""};
+  if (idle_driver != "haltpoll" || polled_ns != "0") return check;
+  check.verdict = Verdict::warn;
+  check.found = "idle processors halt at once: what goes through the daemon may take twice as long";
+  check.advice = std::string("echo 200000 > ") + kHaltPoll;
+  return check;
+}
+
+Check check_wake_ups() {
+  const auto line = [](const char* path) {
+    const auto text = read_text(path);
+    return text ? text.value().substr(0, text.value().find('\n')) : std::string();
+  };
+  return check_wake_ups(line(kIdleDriver), line(kHaltPoll));
 }
 
 std::vector<Check> check_folder(const std::string& folder) {

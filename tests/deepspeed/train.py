@@ -106,8 +106,10 @@ class Cost:
         with open(self.stat, encoding="ascii") as file:
             return int(file.read().split()[6]) * 512
 
-    def of(self, action):
+    def of(self, action, wait=lambda: None):
+        """`wait`: for the others, before the clock starts."""
         self.settle()
+        wait()
         before, start = self.written(), time.monotonic()
         action()
         returned = time.monotonic() - start
@@ -116,17 +118,16 @@ class Cost:
 
 
 def note_copies(cost, dist, noted):
-    """What DeepSpeed's copytrees cost, from when the first rank begins to when the last one is done."""
+    """What DeepSpeed's copytrees cost, from when all ranks begin to when the last one is done."""
     plain = shutil.copytree
 
     def copytree(*arguments, **named):
         def copy():
-            dist.barrier()
             plain(*arguments, **named)
             dist.barrier()
 
         shutil.copytree = plain  # it calls itself
-        noted.append(cost.of(copy))
+        noted.append(cost.of(copy, dist.barrier))
         dist.barrier()
         shutil.copytree = copytree
 

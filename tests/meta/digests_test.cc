@@ -132,6 +132,21 @@ TEST_F(DigestsTest, AWriteWhileTheyAreTakenThrowsThemAway) {
   EXPECT_EQ(verified(kFile).verdict, Verdict::undigested);
 }
 
+TEST_F(DigestsTest, ACutWhileTheyAreTakenIsNoFailure) {
+  make_file(kFile, content('a'));
+  bool cut = false;
+  const auto taking = take_digests(*store_, at(kFile), [&](std::chrono::nanoseconds) {
+    if (!cut) {
+      write(kFile, "x", 3);
+      EXPECT_TRUE(tree().truncate(at(kFile), 0));
+    }
+    cut = true;
+    return true;
+  });
+  ASSERT_TRUE(taking) << taking.error().message();
+  EXPECT_EQ(taking.value(), Taking::postponed);
+}
+
 TEST_F(DigestsTest, AWriteAndASealWhileTheyAreTakenThrowThemAway) {
   make_file(kFile, content('a'));
   bool written = false;

@@ -1,0 +1,45 @@
+// Which guesses are worth making: after a wrong one the next files of that name, and perhaps those whose names differ
+// from it only in numbers, are not guessed for a while, which is longer each time. A name of which the last guess was
+// right is guessed whatever came of the others: the frozen layers among those that are trained.
+//
+// Thread safety: all of it. Lock: mutex_ (a leaf).
+#pragma once
+
+#include <map>
+#include <mutex>
+#include <string>
+
+namespace ckptfs::fs {
+
+class Trust {
+ public:
+  struct Terms {
+    unsigned first_pause = 0;  // files; doubled with each wrong guess
+    unsigned longest_pause = 0;
+    bool alike = false;  // names that differ only in numbers, too
+  };
+  explicit Trust(Terms terms) : terms_(terms) {}
+
+  // To be asked once for each file that there is a guess for: it counts them.
+  bool ask(const std::string& name);
+  // What came of a guess.
+  void learn(const std::string& name, bool right);
+
+ private:
+  struct Record {
+    unsigned pause = 0;  // after the last guess; 0: it was right
+    unsigned left = 0;   // of it
+    bool ask();
+  };
+  using Records = std::map<std::string, Record>;
+  void learn(Records& records, const std::string& key, bool right) const;
+
+  static constexpr size_t kMostRecords = 4096;
+
+  const Terms terms_;
+  std::mutex mutex_;
+  Records names_;     // guarded by mutex_
+  Records patterns_;  // guarded by mutex_; by names without their numbers
+};
+
+}  // namespace ckptfs::fs

@@ -92,10 +92,7 @@ std::optional<InodeNumber> Guesses::previous_folder(InodeNumber folder, const Ca
   const auto place = meta::place_of(tree_, folder);
   if (!place || !place.value()) return std::nullopt;
   const auto& [series, step, path] = *place.value();
-  // `runs` and `best_model` may lie between checkpoint-1 and checkpoint-2.
-  const bool numbered = meta::step_number(name_of_(step)).has_value();
-  auto at = newest_step(series, step, numbered);
-  if (!at) at = newest_step(series, step, !numbered);
+  auto at = step_before(series, step);
   if (!at) return std::nullopt;
   // From there down again, as the writer might go.
   const Credentials credentials{writer.uid, writer.gid, {}};
@@ -114,6 +111,29 @@ std::optional<InodeNumber> Guesses::previous_folder(InodeNumber folder, const Ca
     }
   }
   return may_enter(*at) ? at : std::nullopt;
+}
+
+std::optional<InodeNumber> Guesses::remembered_before(InodeNumber step) const {
+  const std::lock_guard lock(mutex_);
+  const auto known = before_.find(step);
+  return known == before_.end() ? std::nullopt : std::optional(known->second);
+}
+
+// Remembered: to list a series from which many steps were removed takes a millisecond, and each file of a step asks.
+std::optional<InodeNumber> Guesses::step_before(InodeNumber series, InodeNumber step) const {
+  if (const auto known = remembered_before(step)) {
+    if (*known == 0) return std::nullopt;
+    const auto record = tree_.inode(*known);
+    if (record && record.value().parent == series) return known;
+  }
+  // `runs` and `best_model` may lie between checkpoint-1 and checkpoint-2.
+  const bool numbered = meta::step_number(name_of_(step)).has_value();
+  auto found = newest_step(series, step, numbered);
+  if (!found) found = newest_step(series, step, !numbered);
+  const std::lock_guard lock(mutex_);
+  if (before_.size() >= kMostSteps) before_.clear();
+  before_[step] = found.value_or(0);
+  return found;
 }
 
 // Inode numbers tell the order in which directories were made.

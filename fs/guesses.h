@@ -51,15 +51,19 @@ class Guesses {
                                                   const meta::Caller& writer) const;
   std::optional<meta::InodeNumber> previous_folder(meta::InodeNumber folder, const meta::Caller& writer) const;
   bool may_read(meta::InodeNumber inode, const meta::Caller& reader) const;
+  std::optional<meta::InodeNumber> step_before(meta::InodeNumber series, meta::InodeNumber step) const;
+  std::optional<meta::InodeNumber> remembered_before(meta::InodeNumber step) const;
   // The directory in `series` that was made last before `before`, of those with a step's name, or of the others.
   std::optional<meta::InodeNumber> newest_step(meta::InodeNumber series, meta::InodeNumber before, bool numbered) const;
 
   static constexpr size_t kMostCandidates = 1024;
+  static constexpr size_t kMostSteps = 1024;
 
   const meta::Tree& tree_;
   const std::function<std::string(meta::InodeNumber)> name_of_;
   mutable std::mutex mutex_;
-  std::unordered_map<pid_t, std::vector<meta::InodeNumber>> reading_;  // guarded by mutex_
+  std::unordered_map<pid_t, std::vector<meta::InodeNumber>> reading_;        // guarded by mutex_
+  mutable std::unordered_map<meta::InodeNumber, meta::InodeNumber> before_;  // guarded by mutex_; steps; 0: none
   // A copier is hardly ever wrong; of a step much the same files change as of the one before.
   Trust readers_{{.first_pause = 4, .longest_pause = 64, .alike = false}};
   Trust steps_{{.first_pause = 16, .longest_pause = 256, .alike = true}};

@@ -32,6 +32,12 @@ def load(how, path):
     return torch.load(path) if how == "torch.save" else safetensors.torch.load_file(path)
 
 
+def holds(how, path, tensors):
+    """Nothing of the file stays mapped behind it: a removed file that is mapped takes space."""
+    there = load(how, path)
+    return there.keys() == tensors.keys() and all(torch.equal(there[name], tensors[name]) for name in there)
+
+
 def main():
     torch.set_num_threads(1)
     size, tensors = int(sys.argv[1]), {}
@@ -46,8 +52,7 @@ def main():
             save(how, tensors, path)
             answer = os.stat(path).st_size
         else:
-            there = load(how, path)
-            answer = there.keys() == tensors.keys() and all(torch.equal(there[name], tensors[name]) for name in there)
+            answer = holds(how, path, tensors)
         print(json.dumps(answer), flush=True)
 
 

@@ -124,7 +124,8 @@ std::optional<InodeNumber> Guesses::step_before(InodeNumber series, InodeNumber 
   if (const auto known = remembered_before(step)) {
     if (*known == 0) return std::nullopt;
     const auto record = tree_.inode(*known);
-    if (record && record.value().parent == series) return known;
+    const bool stands = record && record.value().nlink > 0 && record.value().parent == series;
+    if (stands) return known;
   }
   // `runs` and `best_model` may lie between checkpoint-1 and checkpoint-2.
   const bool numbered = meta::step_number(name_of_(step)).has_value();

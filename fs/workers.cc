@@ -12,6 +12,7 @@
 
 #include "io/aligned_buffer.h"
 #include "io/log.h"
+#include "io/wake_latency.h"
 
 namespace ckptfs::fs {
 
@@ -87,29 +88,34 @@ Result<> Workers::run() {
 }
 
 void Workers::wait_for_end(std::unique_lock<std::mutex>& lock) {
-  while (!stopped_ && serving_ != 0) {
-    if (!wake_latency_.is_held()) {
-      changed_.wait(lock);
-    } else if (changed_.wait_for(lock, kLetGo) == std::cv_status::timeout && !std::exchange(prompt_, false)) {
-      wake_latency_.let_go();
+  io::WakeLatency latency;
+  bool refused = false;
+  const auto ended = [this] { return stopped_ || serving_ == 0; };
+  while (!ended()) {
+    if (latency.is_held()) {
+      changed_.wait_for(lock, kLetGo, ended);
+    } else {
+      changed_.wait(lock, [&] { return ended() || (prompt_ && !refused); });
     }
+    const bool wanted = std::exchange(prompt_, false);
+    if (wanted == latency.is_held()) continue;
+    lock.unlock();
+    if (!wanted) latency.let_go();
+    if (const auto held = wanted ? latency.hold() : success(); !held) {
+      refused = true;
+      log::warn("processors are not kept from halting during copies: {}", held.error().message());
+    }
+    lock.lock();
   }
-  wake_latency_.let_go();
 }
 
 // With mutex_ held.
 void Workers::note_arrival() {
   const auto now = Clock::now();
   const bool alone = waiting_ + 1 == serving_;
-  one_at_a_time_ = alone && now - std::exchange(arrived_, now) < kClose ? one_at_a_time_ + 1 : 0;
-  if (one_at_a_time_ < kPrompt || latency_refused_) return;
-  prompt_ = true;
-  if (wake_latency_.is_held()) return;
-  if (const auto held = wake_latency_.hold(); !held) {
-    latency_refused_ = true;
-    log::info("processors are not kept from halting during copies: {}", held.error().message());
-  }
-  changed_.notify_all();
+  const bool close = now - std::exchange(arrived_, now) < kClose;
+  one_at_a_time_ = alone && close ? one_at_a_time_ + 1 : 0;
+  if (one_at_a_time_ >= kPrompt && !std::exchange(prompt_, true)) changed_.notify_all();
 }
 
 void Workers::stop() {

@@ -6,7 +6,7 @@
 // the session does.
 //
 // While requests come one at a time, each soon after the last (a copy by READs and WRITEs: 64 KiB each), most of their
-// time goes into waking processors, so then these are kept from halting (io/wake_latency.h), until a second after.
+// time goes into waking processors, so then run() keeps these from halting (io/wake_latency.h), until a second after.
 //
 // Thread safety: stop() from any thread, at any time; run() once.
 #pragma once
@@ -20,7 +20,6 @@
 #include <thread>
 
 #include "io/result.h"
-#include "io/wake_latency.h"
 
 namespace ckptfs::fs {
 
@@ -61,11 +60,9 @@ class Workers {
   bool stopped_ = false;            // guarded by mutex_
   Result<> outcome_ = success();    // guarded by mutex_
 
-  Clock::time_point arrived_;     // guarded by mutex_; the last request
-  unsigned one_at_a_time_ = 0;    // guarded by mutex_; requests that did, one after another
-  bool prompt_ = false;           // guarded by mutex_; enough of them, since the last look
-  bool latency_refused_ = false;  // guarded by mutex_
-  io::WakeLatency wake_latency_;  // guarded by mutex_
+  Clock::time_point arrived_;   // guarded by mutex_; the last request
+  unsigned one_at_a_time_ = 0;  // guarded by mutex_; requests that did, one after another
+  bool prompt_ = false;         // guarded by mutex_; enough of them, since the last look
 };
 
 }  // namespace ckptfs::fs

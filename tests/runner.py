@@ -101,7 +101,7 @@ def begin(command, log, env=None):
 
 
 def execute(command, log, timeout=None, env=None):
-    """Runs it so. Returns (exit code or None past the timeout, seconds)."""
+    """Runs it to its end. Returns (exit code or None past the timeout, seconds)."""
     start = time.monotonic()
     process = begin(command, log, env)
     try:

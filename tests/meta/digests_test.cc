@@ -1,6 +1,8 @@
 #include "meta/digests.h"
 
 #include <fstream>
+#include <functional>
+#include <utility>
 
 #include "io/clone.h"
 #include "meta/caretaker.h"
@@ -26,10 +28,18 @@ class DigestsTest : public ScratchStore {
     make_folder("/steps/global_step1");
     make_folder("/steps/global_step2");
   }
-  Taking take(const std::string& path) {
-    const auto taking = take_digests(*store_, at(path), go_on);
+  Taking take(const std::string& path, const Pause& pause = go_on) {
+    const auto taking = take_digests(*store_, at(path), pause);
     EXPECT_TRUE(taking) << taking.error().message();
     return taking ? taking.value() : Taking::stopped;
+  }
+  // `action` comes after the first chunk.
+  Taking take_and_meanwhile(const std::string& path, const std::function<void()>& action) {
+    bool done = false;
+    return take(path, [&](std::chrono::nanoseconds) {
+      if (!std::exchange(done, true)) action();
+      return true;
+    });
   }
   Verified verified(const std::string& path) {
     const auto verified = verify(*store_, at(path), 0, go_on);
@@ -121,45 +131,26 @@ TEST_F(DigestsTest, AreNotTakenOfWhatIsWritten) {
 
 TEST_F(DigestsTest, AWriteWhileTheyAreTakenThrowsThemAway) {
   make_file(kFile, content('a'));
-  bool written = false;
-  const auto taking = take_digests(*store_, at(kFile), [&](std::chrono::nanoseconds) {
-    if (!written) write(kFile, "x", 3);
-    written = true;
-    return true;
-  });
-  ASSERT_TRUE(taking);
-  EXPECT_EQ(taking.value(), Taking::postponed);
+  EXPECT_EQ(take_and_meanwhile(kFile, [&] { write(kFile, "x", 3); }), Taking::postponed);
   EXPECT_EQ(verified(kFile).verdict, Verdict::undigested);
 }
 
 TEST_F(DigestsTest, ACutWhileTheyAreTakenIsNoFailure) {
   make_file(kFile, content('a'));
-  bool cut = false;
-  const auto taking = take_digests(*store_, at(kFile), [&](std::chrono::nanoseconds) {
-    if (!cut) {
-      write(kFile, "x", 3);
-      EXPECT_TRUE(tree().truncate(at(kFile), 0));
-    }
-    cut = true;
-    return true;
-  });
-  ASSERT_TRUE(taking) << taking.error().message();
-  EXPECT_EQ(taking.value(), Taking::postponed);
+  const auto cut = [&] {
+    write(kFile, "x", 3);
+    EXPECT_TRUE(tree().truncate(at(kFile), 0));
+  };
+  EXPECT_EQ(take_and_meanwhile(kFile, cut), Taking::postponed);
 }
 
 TEST_F(DigestsTest, AWriteAndASealWhileTheyAreTakenThrowThemAway) {
   make_file(kFile, content('a'));
-  bool written = false;
-  const auto taking = take_digests(*store_, at(kFile), [&](std::chrono::nanoseconds) {
-    if (!written) {
-      write(kFile, "x", 3);
-      EXPECT_TRUE(seal(*store_, at("/steps/global_step1")));
-    }
-    written = true;
-    return true;
-  });
-  ASSERT_TRUE(taking) << taking.error().message();
-  EXPECT_EQ(taking.value(), Taking::postponed);
+  const auto write_and_seal = [&] {
+    write(kFile, "x", 3);
+    EXPECT_TRUE(seal(*store_, at("/steps/global_step1")));
+  };
+  EXPECT_EQ(take_and_meanwhile(kFile, write_and_seal), Taking::postponed);
   EXPECT_EQ(verified(kFile).verdict, Verdict::undigested);
   ASSERT_EQ(take(kFile), Taking::taken);
   EXPECT_EQ(verified(kFile).verdict, Verdict::ok);

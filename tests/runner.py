@@ -18,7 +18,7 @@ BUILD = ROOT / "build"
 LOGS = BUILD / "test-logs"
 SCRATCH = BUILD / "tmp"
 LAYERS = ("io", "meta", "fs")
-SCRIPT_GROUPS = ("cli", "posix", "crash", "deepspeed", "bench")
+SCRIPT_GROUPS = ("fuzz", "cli", "posix", "crash", "deepspeed", "bench")
 PREPARATIONS = {"deepspeed": ("build/venv", ROOT / "tests" / "deepspeed" / "venv.sh")}
 # A session is a scheduling group of its own where the kernel has autogroups, and `nice` counts only within it.
 BEHIND_ALL = '{ echo 19 >/proc/self/autogroup; } 2>/dev/null; exec nice -n 19 "$0"'
@@ -29,7 +29,7 @@ TAIL_LINES = 40
 SKIPPED = 77
 
 EXAMPLES = """\
-A script test is an executable tests/{cli,posix,crash,deepspeed,bench}/test_*: it exits 0 (passed), 77 (skipped, the
+A script test is an executable tests/{fuzz,cli,posix,crash,deepspeed,bench}/test_*: it exits 0 (passed), 77 (skipped, the
 last line of its output says why) or otherwise (failed). Near its head stand '# timeout: SECONDS' and
 '# levels: quick normal long'. It gets CKPTFS, CKPTFS_DEBUG (with fault points), CKPTFS_BUILD, CKPTFS_TEST_LEVEL and
 CKPTFS_TMP (a fresh folder, removed afterwards; what it leaves mounted there makes it fail). Logs: build/test-logs/.
@@ -220,7 +220,7 @@ class Runner:
 
     def unit(self, preset, prefix):
         """The gtest executables of one preset; a line and a count for each of their cases."""
-        executables = {layer: f"{prefix}/{layer}." for layer in LAYERS if list((ROOT / "tests" / layer).glob("*_test.cc"))}
+        executables = {layer: f"{prefix}/{layer}." for layer in LAYERS if list((ROOT / "tests" / layer).rglob("*_test.cc"))}
         executables = {layer: name for layer, name in executables.items() if any(map(self.wants, cases(layer, name)))}
         if not executables:
             return
@@ -354,7 +354,7 @@ def sources(*globs):
 def cases(layer, prefix):
     """Names of a layer's gtest cases as its sources tell (those with parameters without them)."""
     pattern = re.compile(r"^(?:TYPED_)?TEST(?:_F|_P)?\(\s*(\w+),\s*(\w+)\s*\)", re.MULTILINE)
-    files = sorted((ROOT / "tests" / layer).glob("*_test.cc"))
+    files = sorted((ROOT / "tests" / layer).rglob("*_test.cc"))
     return [f"{prefix}{suite}.{case}" for path in files for suite, case in pattern.findall(path.read_text())]
 
 

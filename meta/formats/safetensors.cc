@@ -1,0 +1,199 @@
+#include "meta/formats/safetensors.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <tuple>
+
+#include "io/fd.h"
+
+namespace ckptfs::meta::formats {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr const char* kMetadata = "__metadata__";
+constexpr uint64_t kLengthSize = sizeof(uint64_t);
+constexpr uint64_t kAlignment = 8;
+constexpr size_t kMostDimensions = 64;  // as torch has it
+
+Error bad_header(const std::string& what) { return Error(EBADMSG, "not a safetensors header: " + what); }
+
+// Takes the header as it is parsed: a tree of it would take many times its size. What a function returns false for ends
+// the parsing, with why_ told.
+class HeaderReader : public nlohmann::json_sax<Json> {
+ public:
+  bool null() override { return unexpected(); }
+  bool boolean(bool) override { return unexpected(); }
+  bool number_integer(number_integer_t) override { return unexpected(); }
+  bool number_float(number_float_t, const string_t&) override { return unexpected(); }
+  bool binary(binary_t&) override { return unexpected(); }
+
+  bool number_unsigned(number_unsigned_t number) override {
+    if (list_ == nullptr || list_->size() == kMostDimensions) return unexpected();
+    list_->push_back(number);
+    return true;
+  }
+
+  bool string(string_t& text) override {
+    if (depth_ != 2 || list_ != nullptr) return unexpected();
+    if (in_metadata_) {
+      header.metadata[field_] = text;
+      return true;
+    }
+    if (field_ != "dtype") return unexpected();
+    dtype_ = dtype_of_safetensors(text);
+    if (!dtype_) why = Error(ENOTSUP, "tensor " + name_ + " is of type " + text + ", which is not known");
+    return dtype_.has_value();
+  }
+
+  bool start_object(size_t) override {
+    if (depth_ == 2 || list_ != nullptr) return unexpected();
+    ++depth_;
+    in_metadata_ = depth_ == 2 && name_ == kMetadata;
+    dtype_.reset();
+    shape_.clear();
+    offsets_.clear();
+    has_shape_ = false;
+    return true;
+  }
+
+  bool end_object() override {
+    if (--depth_ == 0 || in_metadata_) return true;
+    if (!dtype_ || !has_shape_ || offsets_.size() != 2 || offsets_[0] > offsets_[1]) {
+      return fails("tensor " + name_ + " lacks a dtype, a shape or data_offsets");
+    }
+    header.tensors.push_back({name_, *dtype_, shape_, offsets_[0], offsets_[1] - offsets_[0]});
+    return true;
+  }
+
+  bool start_array(size_t) override {
+    if (depth_ != 2 || in_metadata_ || list_ != nullptr) return unexpected();
+    if (field_ == "shape") {
+      list_ = &shape_;
+      has_shape_ = true;
+    } else if (field_ == "data_offsets") {
+      list_ = &offsets_;
+    } else {
+      return unexpected();
+    }
+    list_->clear();
+    return true;
+  }
+
+  bool end_array() override {
+    list_ = nullptr;
+    return true;
+  }
+
+  bool key(string_t& key) override {
+    (depth_ == 1 ? name_ : field_) = key;
+    return true;
+  }
+
+  bool parse_error(size_t position, const std::string&, const nlohmann::detail::exception&) override {
+    return fails("byte " + std::to_string(position) + " of its JSON is wrong");
+  }
+
+  SafetensorsHeader header;
+  Error why;
+
+ private:
+  bool fails(const std::string& what) {
+    why = bad_header(what);
+    return false;
+  }
+  bool unexpected() {
+    return fails("its JSON has what no header has, in " + (name_.empty() ? "the beginning" : name_));
+  }
+
+  unsigned depth_ = 0;  // of objects
+  std::string name_;
+  std::string field_;
+  bool in_metadata_ = false;
+  std::optional<Dtype> dtype_;
+  bool has_shape_ = false;
+  std::vector<uint64_t> shape_;
+  std::vector<uint64_t> offsets_;
+  std::vector<uint64_t>* list_ = nullptr;  // that numbers are added to
+};
+
+std::optional<uint64_t> bytes_of(const SafeTensor& tensor) {
+  uint64_t bytes = size_of(tensor.dtype);
+  for (const uint64_t length : tensor.shape) {
+    if (length != 0 && bytes > std::numeric_limits<uint64_t>::max() / length) return std::nullopt;
+    bytes *= length;
+  }
+  return bytes;
+}
+
+// Sorts the tensors as they lie in the file, and has their offsets count from its beginning.
+Result<> place(SafetensorsHeader& header, uint64_t begin, uint64_t end) {
+  std::sort(header.tensors.begin(), header.tensors.end(), [](const SafeTensor& a, const SafeTensor& b) {
+    return std::tie(a.offset, a.size) < std::tie(b.offset, b.size);
+  });
+  std::set<std::string_view> names;
+  uint64_t at = begin;
+  for (SafeTensor& tensor : header.tensors) {
+    if (!names.insert(tensor.name).second) return bad_header("tensor " + tensor.name + " is there twice");
+    if (tensor.offset != at - begin) return bad_header("there is a gap or an overlap before tensor " + tensor.name);
+    if (bytes_of(tensor) != tensor.size)
+      return bad_header("tensor " + tensor.name + " has not the length of its shape");
+    if (tensor.size > end - at) return bad_header("the file ends before tensor " + tensor.name + " does");
+    tensor.offset = at;
+    at += tensor.size;
+  }
+  if (at != end) return bad_header("the file is longer than its tensors");
+  return success();
+}
+
+}  // namespace
+
+Result<SafetensorsHeader> read_safetensors_header(int file) {
+  TRY_ASSIGN(const struct stat st, io::stat_fd(file));
+  const auto file_size = static_cast<uint64_t>(st.st_size);
+  uint64_t length = 0;
+  TRY_ASSIGN(const size_t got, io::read_full(file, std::as_writable_bytes(std::span(&length, 1)), 0));
+  if (got < kLengthSize || file_size < kLengthSize) return bad_header("the file is shorter than 8 bytes");
+  if (length > file_size - kLengthSize) {
+    return bad_header("it would have " + std::to_string(length) + " bytes, more than the file");
+  }
+  if (length > kMostSafetensorsHeader) {
+    return bad_header("it has " + std::to_string(length) + " bytes: at most " + std::to_string(kMostSafetensorsHeader) +
+                      " are read");
+  }
+  std::string json(length, '\0');
+  TRY_ASSIGN(const size_t filled, io::read_full(file, std::as_writable_bytes(std::span(json)), kLengthSize));
+  if (filled < length) return bad_header("it is cut short");
+  HeaderReader reader;
+  if (!Json::sax_parse(json, &reader)) return reader.why;
+  TRY(place(reader.header, kLengthSize + length, file_size));
+  return std::move(reader.header);
+}
+
+std::string safetensors_header(const SafetensorsHeader& header) {
+  const auto quoted = [](std::string_view text) {
+    return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
+  };
+  std::string text = "{";
+  if (!header.metadata.empty()) text += quoted(kMetadata) + ':' + Json(header.metadata).dump() + ',';
+  uint64_t at = 0;
+  for (const SafeTensor& tensor : header.tensors) {
+    text += quoted(tensor.name) + R"(:{"dtype":)" + quoted(safetensors_name(tensor.dtype)) + R"(,"shape":)" +
+            Json(tensor.shape).dump() + R"(,"data_offsets":[)" + std::to_string(at) + ',' +
+            std::to_string(at + tensor.size) + "]},";
+    at += tensor.size;
+  }
+  if (text.back() == ',') text.pop_back();
+  text += '}';
+  text.resize((text.size() + kAlignment - 1) / kAlignment * kAlignment, ' ');
+  const uint64_t length = text.size();
+  std::string whole(kLengthSize, '\0');
+  std::memcpy(whole.data(), &length, kLengthSize);
+  return whole + text;
+}
+
+}  // namespace ckptfs::meta::formats

@@ -18,6 +18,8 @@
 #include "fs/open_files.h"
 #include "fs/open_modes.h"
 #include "fs/tasks.h"
+#include "fs/views/view_handle.h"
+#include "fs/views/views.h"
 #include "fs/write_errors.h"
 #include "meta/caretaker.h"
 #include "meta/store.h"
@@ -47,6 +49,8 @@ class Filesystem {
   Adoptions adoptions;
   Handles<Handle> handles;
   Handles<DirectoryHandle> directories;
+  views::Views views;
+  Handles<ViewHandle> view_handles;
   ControlXattrs control;
   Tasks tasks;
   meta::Caretaker caretaker;

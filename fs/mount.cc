@@ -11,6 +11,7 @@
 
 #include "fs/filesystem.h"
 #include "fs/ops.h"
+#include "fs/views/ops_views.h"
 #include "fs/passthrough.h"
 #include "fs/session.h"
 #include "fs/status.h"
@@ -95,7 +96,7 @@ fuse_lowlevel_ops operations() {
   add_data_operations(ops);
   add_copy_operations(ops);
   add_xattr_operations(ops);
-  return ops;
+  return with_views(ops);
 }
 
 // The store's alignment, asked of a scratch file in blobs/.
@@ -170,6 +171,7 @@ Mount::~Mount() {
   internals_->filesystem->tasks.wait();
   internals_->filesystem->notifications.stop();
   internals_->session.reset();
+  internals_->filesystem->view_handles.clear();
   internals_->filesystem->handles.clear();
 }
 
@@ -216,6 +218,7 @@ Result<> Mount::run() {
 
   // The kernel does not send every RELEASE and FORGET when a mount ends.
   fs.directories.clear();
+  fs.view_handles.clear();
   fs.handles.clear();
   if (const auto settled = fs.adoptions.stop(); !settled) {
     log::error("{}", settled.error().message());

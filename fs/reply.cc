@@ -59,6 +59,7 @@ void Reply::log(const Error& error) const {
     case EPERM:
     case EBUSY:
     case EACCES:
+    case EROFS:
     case ESTALE:
       log::info("{} {} refused: {}", operation, path, error.message());
       return;

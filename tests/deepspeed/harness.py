@@ -339,15 +339,16 @@ def environment():
 
 
 @contextlib.contextmanager
-def ranks_running(count, arguments, output, patched=False):
-    """The processes of a training, perhaps by `python -m ckptfs.patch`. At the end none is left, nor what DeepSpeed leaves in /dev/shm, 66 MiB a rank."""
+def ranks_running(count, arguments, output, patched=False, script="train.py"):
+    """The processes of a training, perhaps by `python -m ckptfs.patch`. At the end none is left, nor what DeepSpeed
+    leaves in /dev/shm, 66 MiB a rank."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     shared = dict(environment(), WORLD_SIZE=str(count), LOCAL_SIZE=str(count), MASTER_PORT=str(port))
     if patched:
         shared["PYTHONPATH"] = str(REPOSITORY / "gpu" / "python")
-    program = [*(["-m", "ckptfs.patch"] if patched else []), str(HERE / "train.py")]
+    program = [*(["-m", "ckptfs.patch"] if patched else []), str(HERE / script)]
     processes = [subprocess.Popen([python(), *program, *arguments], stdin=subprocess.DEVNULL,
                                   stdout=output, stderr=output, env=dict(shared, RANK=str(rank), LOCAL_RANK=str(rank)))
                  for rank in range(count)]
@@ -371,7 +372,7 @@ def wait_for_ranks(processes, log):
     codes = [process.returncode for process in processes]  # None: still running
     if any(code != 0 for code in codes):
         tail = "\n".join(pathlib.Path(log).read_text(errors="replace").splitlines()[-30:])
-        raise Failure(f"train.py ended with {codes}:\n{tail}")
+        raise Failure(f"a rank ended with {codes}:\n{tail}")
 
 
 def install():

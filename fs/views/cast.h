@@ -1,0 +1,20 @@
+// Floating point elements of one type as those of another, rounded to nearest, ties to even, as torch casts.
+// Thread safety: pure.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "meta/formats/dtype.h"
+
+namespace ckptfs::fs {
+
+using meta::formats::Dtype;
+
+// float32, float16 or bfloat16
+bool is_castable(Dtype dtype);
+
+// Casts whole elements of `from` (any alignment) to as many of `to`. Both types are castable.
+void cast(std::span<const std::byte> source, Dtype from, std::span<std::byte> target, Dtype to);
+
+}  // namespace ckptfs::fs

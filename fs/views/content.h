@@ -1,0 +1,61 @@
+// What a file of a view holds: texts, and tensors as they lie in the step's files or cast to another type, one after
+// the other. Nothing is kept of it: each read makes the bytes that it is asked for.
+//
+// Thread safety: constant once built; read() from any thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "fs/views/cast.h"
+#include "io/result.h"
+#include "meta/formats/tensor_map.h"
+
+namespace ckptfs::fs::views {
+
+using meta::formats::Piece;
+using meta::formats::Tensor;
+
+// Reads bytes of a file of the step, by its index in StepFiles::list(). Short: the file has ended.
+using ReadPiece = std::function<Result<size_t>(uint32_t file, std::span<std::byte> buffer, uint64_t offset)>;
+
+class Content {
+ public:
+  void add(std::string text);
+  // `to` other than the tensor's own: both are castable.
+  void add(const Tensor& tensor, Dtype to);
+  void add(const Tensor& tensor) { add(tensor, tensor.dtype); }
+  // A whole file, or a part of one.
+  void add(const Piece& piece) { add(piece, Dtype::uint8, Dtype::uint8); }
+
+  uint64_t size() const { return size_; }
+  // The files of the step that it is made from.
+  std::set<uint32_t> files() const;
+  // Fills the buffer, or as much of it as the content has from `offset` on. EIO: a file of the step is shorter than it
+  // was; naming none, that is the caller's.
+  Result<size_t> read(std::span<std::byte> buffer, uint64_t offset, const ReadPiece& read_piece) const;
+
+ private:
+  // Bytes [begin, begin + size) of the content.
+  struct Part {
+    uint64_t begin = 0;
+    uint64_t size = 0;
+    Piece piece;
+    std::shared_ptr<const std::string> text;  // none: the piece
+    Dtype from = Dtype::uint8;
+    Dtype to = Dtype::uint8;
+  };
+
+  void add(const Piece& piece, Dtype from, Dtype to);
+  static Result<> fill(const Part& part, std::span<std::byte> target, uint64_t at, const ReadPiece& read_piece);
+
+  std::vector<Part> parts_;
+  uint64_t size_ = 0;
+};
+
+}  // namespace ckptfs::fs::views

@@ -1,0 +1,292 @@
+// The operations on views: lookup, attributes, listing, links and reading. Whatever would change one is EROFS.
+#include "fs/views/ops_views.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <string_view>
+#include <vector>
+
+#include "fs/reply.h"
+#include "io/aligned_buffer.h"
+#include "meta/names.h"
+
+namespace ckptfs::fs {
+
+namespace {
+
+using views::StepView;
+using views::View;
+using views::Views;
+
+thread_local io::AlignedBuffer reply_buffer;
+
+// A live step's view follows its files, and steps come and go; what is inside a sealed one never changes.
+double timeout_of(const Views::Found& found) {
+  return found.of && found.of->sealed && found.node != 0 ? kLongTimeout : 0;
+}
+
+fuse_entry_param entry_of(const Views::Found& found) {
+  fuse_entry_param entry{};
+  entry.ino = found.number;
+  entry.attr = found.stat;
+  entry.attr_timeout = entry.entry_timeout = timeout_of(found);
+  return entry;
+}
+
+void reply_entry(const Reply& reply, const Result<Views::Found>& found) {
+  if (!found) return reply.error(found.error());
+  const fuse_entry_param entry = entry_of(found.value());
+  fuse_reply_entry(reply.request(), &entry);
+}
+
+void op_lookup(fuse_req_t req, fuse_ino_t parent, const char* name) {
+  const Reply reply(req, Operation::lookup, parent, name);
+  reply_entry(reply, reply.fs().views.lookup(parent, reply.name()));
+}
+
+void op_getattr(fuse_req_t req, fuse_ino_t inode, fuse_file_info*) {
+  const Reply reply(req, Operation::getattr, inode);
+  const auto found = reply.fs().views.find(inode);
+  if (!found) return reply.error(found.error());
+  fuse_reply_attr(req, &found.value().stat, timeout_of(found.value()));
+}
+
+void op_readlink(fuse_req_t req, fuse_ino_t inode) {
+  const Reply reply(req, Operation::readlink, inode);
+  const auto found = reply.fs().views.find(inode);
+  if (!found) return reply.error(found.error());
+  if (!S_ISLNK(found.value().stat.st_mode)) return reply.error(EINVAL);
+  fuse_reply_readlink(req, found.value().of->view.node(found.value().node)->text->c_str());
+}
+
+void op_opendir(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
+  const Reply reply(req, Operation::opendir, inode);
+  auto listed = reply.fs().views.list(inode);
+  if (!listed) return reply.error(listed.error());
+  auto directory = std::make_unique<DirectoryHandle>();
+  directory->replace(std::move(listed).value());
+  info->fh = reply.fs().directories.add(std::move(directory));
+  if (fuse_reply_open(req, info) != 0) reply.fs().directories.take(info->fh);
+}
+
+// As in ops_directory.cc: "." and ".." come first; entry i of the snapshot is at offset i + kDots. With `plus` the
+// kernel is given no attributes (number 0): each would have to be looked for.
+constexpr size_t kDots = 2;
+
+void list(const Reply& reply, size_t size, off_t offset, const fuse_file_info& info, bool plus) {
+  const auto entries = Handles<DirectoryHandle>::get(info.fh).snapshot();
+  std::vector<char> buffer(size);
+  size_t used = 0;
+  for (size_t at = static_cast<size_t>(offset); at < entries->size() + kDots; ++at) {
+    const meta::DirectoryEntry dot{at == 0 ? "." : "..", reply.inode(), S_IFDIR};
+    const meta::DirectoryEntry& listed = at < kDots ? dot : (*entries)[at - kDots];
+    fuse_entry_param entry{};
+    entry.attr.st_ino = listed.inode;
+    entry.attr.st_mode = listed.type;
+    char* const place = buffer.data() + used;
+    const size_t room = buffer.size() - used;
+    const char* const name = listed.name.c_str();
+    const auto next = static_cast<off_t>(at) + 1;
+    const size_t needed = plus ? fuse_add_direntry_plus(reply.request(), place, room, name, &entry, next)
+                               : fuse_add_direntry(reply.request(), place, room, name, &entry.attr, next);
+    if (needed > room) break;
+    used += needed;
+  }
+  fuse_reply_buf(reply.request(), buffer.data(), used);
+}
+
+void op_readdir(fuse_req_t req, fuse_ino_t inode, size_t size, off_t offset, fuse_file_info* info) {
+  list(Reply(req, Operation::readdir, inode), size, offset, *info, false);
+}
+
+void op_readdirplus(fuse_req_t req, fuse_ino_t inode, size_t size, off_t offset, fuse_file_info* info) {
+  list(Reply(req, Operation::readdirplus, inode), size, offset, *info, true);
+}
+
+void op_releasedir(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
+  const Reply reply(req, Operation::releasedir, inode);
+  reply.fs().directories.take(info->fh);
+  reply.ok();
+}
+
+void op_open(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
+  const Reply reply(req, Operation::open, inode);
+  if ((info->flags & O_ACCMODE) != O_RDONLY) return reply.error(EROFS);
+  auto found = reply.fs().views.find(inode);
+  if (!found) return reply.error(found.error());
+  if (!S_ISREG(found.value().stat.st_mode)) return reply.error(EISDIR);
+  info->keep_cache = found.value().of->sealed ? 1 : 0;
+  info->fh = reply.fs().view_handles.add(
+      std::make_unique<ViewHandle>(reply.fs(), std::move(found.value().of), found.value().node));
+  if (fuse_reply_open(req, info) != 0) reply.fs().view_handles.take(info->fh);
+}
+
+void op_read(fuse_req_t req, fuse_ino_t inode, size_t size, off_t offset, fuse_file_info* info) {
+  const Reply reply(req, Operation::read, inode);
+  const auto buffer = reply_buffer.get(size);
+  if (buffer.size() < size) return reply.error(ENOMEM);
+  const auto got = Handles<ViewHandle>::get(info->fh).read(buffer.first(size), static_cast<uint64_t>(offset));
+  if (!got) {
+    add(reply.fs().counters.read_errors);
+    return reply.error(got.error());
+  }
+  reply.data(buffer.first(got.value()));
+}
+
+void op_release(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
+  const Reply reply(req, Operation::release, inode);
+  reply.fs().view_handles.take(info->fh);
+  reply.ok();
+}
+
+void op_lseek(fuse_req_t req, fuse_ino_t inode, off_t offset, int whence, fuse_file_info* info) {
+  const Reply reply(req, Operation::lseek, inode);
+  const auto size = static_cast<off_t>(Handles<ViewHandle>::get(info->fh).size());
+  if (whence != SEEK_DATA && whence != SEEK_HOLE) return reply.error(EINVAL);
+  if (offset < 0 || offset >= size) return reply.error(ENXIO);
+  fuse_reply_lseek(req, whence == SEEK_DATA ? offset : size);
+}
+
+void op_fsync(fuse_req_t req, fuse_ino_t inode, int, fuse_file_info*) { Reply(req, Operation::fsync, inode).ok(); }
+
+void op_fsyncdir(fuse_req_t req, fuse_ino_t inode, int, fuse_file_info*) {
+  Reply(req, Operation::fsyncdir, inode).ok();
+}
+
+void op_getxattr(fuse_req_t req, fuse_ino_t inode, const char* name, size_t) {
+  Reply(req, Operation::getxattr, inode, name).error(ENODATA);
+}
+
+void op_listxattr(fuse_req_t req, fuse_ino_t inode, size_t size) {
+  const Reply reply(req, Operation::listxattr, inode);
+  if (size == 0) {
+    fuse_reply_xattr(req, 0);
+  } else {
+    fuse_reply_buf(req, nullptr, 0);
+  }
+}
+
+// The kernel then copies through its cache.
+void op_copy_file_range(fuse_req_t req, fuse_ino_t inode, off_t, fuse_file_info*, fuse_ino_t, off_t, fuse_file_info*,
+                        size_t, int) {
+  Reply(req, Operation::copy_file_range, inode).error(EOPNOTSUPP);
+}
+
+void op_ioctl(fuse_req_t req, fuse_ino_t inode, unsigned, void*, fuse_file_info*, unsigned, const void*, size_t,
+              size_t) {
+  Reply(req, Operation::ioctl, inode).error(ENOTTY);
+}
+
+fuse_lowlevel_ops view_operations() {
+  fuse_lowlevel_ops ops{};
+  ops.lookup = op_lookup;
+  ops.getattr = op_getattr;
+  ops.readlink = op_readlink;
+  ops.opendir = op_opendir;
+  ops.readdir = op_readdir;
+  ops.readdirplus = op_readdirplus;
+  ops.releasedir = op_releasedir;
+  ops.open = op_open;
+  ops.read = op_read;
+  ops.release = op_release;
+  ops.lseek = op_lseek;
+  ops.fsync = op_fsync;
+  ops.fsyncdir = op_fsyncdir;
+  ops.getxattr = op_getxattr;
+  ops.listxattr = op_listxattr;
+  ops.copy_file_range = op_copy_file_range;
+  ops.ioctl = op_ioctl;
+  return ops;
+}
+
+// The two tables that requests go to, by the number of the inode that they are about. Set once, before the first.
+fuse_lowlevel_ops of_tree;
+fuse_lowlevel_ops of_views;
+
+template <auto Member>
+struct Route;
+template <class... Arguments, void (*fuse_lowlevel_ops::*Member)(fuse_req_t, fuse_ino_t, Arguments...)>
+struct Route<Member> {
+  static void call(fuse_req_t req, fuse_ino_t inode, Arguments... arguments) {
+    const auto operation = (views::is_virtual(inode) ? of_views : of_tree).*Member;
+    if (operation == nullptr) {
+      fuse_reply_err(req, EROFS);
+    } else {
+      operation(req, inode, arguments...);
+    }
+  }
+};
+
+template <auto... Members>
+void route(fuse_lowlevel_ops& ops) {
+  ((ops.*Members = Route<Members>::call), ...);
+}
+
+// Those that are about two inodes: neither end can be in a view, but for the source of a copy.
+void op_symlink(fuse_req_t req, const char* target, fuse_ino_t parent, const char* name) {
+  if (views::is_virtual(parent)) {
+    fuse_reply_err(req, EROFS);
+  } else {
+    of_tree.symlink(req, target, parent, name);
+  }
+}
+
+void op_link(fuse_req_t req, fuse_ino_t inode, fuse_ino_t parent, const char* name) {
+  if (views::is_virtual(inode) || views::is_virtual(parent)) {
+    fuse_reply_err(req, views::is_virtual(parent) ? EROFS : EXDEV);
+  } else {
+    of_tree.link(req, inode, parent, name);
+  }
+}
+
+void op_rename(fuse_req_t req, fuse_ino_t parent, const char* name, fuse_ino_t new_parent, const char* new_name,
+               unsigned flags) {
+  if (views::is_virtual(parent) || views::is_virtual(new_parent)) {
+    fuse_reply_err(req, EROFS);
+  } else {
+    of_tree.rename(req, parent, name, new_parent, new_name, flags);
+  }
+}
+
+// The kernel counts lookups of views, too; they are remembered nowhere.
+void op_forget(fuse_req_t req, fuse_ino_t inode, uint64_t lookups) {
+  if (views::is_virtual(inode)) {
+    fuse_reply_none(req);
+  } else {
+    of_tree.forget(req, inode, lookups);
+  }
+}
+
+// The one name in the root that is virtual.
+void op_lookup_anywhere(fuse_req_t req, fuse_ino_t parent, const char* name) {
+  if (parent == meta::kRootInode && std::string_view(name) == meta::kViewsName) {
+    const Reply reply(req, Operation::lookup, parent, name);
+    reply_entry(reply, reply.fs().views.find(views::kRoot));
+  } else {
+    Route<&fuse_lowlevel_ops::lookup>::call(req, parent, name);
+  }
+}
+
+}  // namespace
+
+fuse_lowlevel_ops with_views(const fuse_lowlevel_ops& operations) {
+  using Ops = fuse_lowlevel_ops;
+  of_tree = operations;
+  of_views = view_operations();
+  Ops ops = operations;
+  route<&Ops::getattr, &Ops::setattr, &Ops::readlink, &Ops::mknod, &Ops::mkdir, &Ops::unlink, &Ops::rmdir, &Ops::create,
+        &Ops::open, &Ops::read, &Ops::write, &Ops::release, &Ops::fsync, &Ops::opendir, &Ops::readdir,
+        &Ops::readdirplus, &Ops::releasedir, &Ops::fsyncdir, &Ops::setxattr, &Ops::getxattr, &Ops::listxattr,
+        &Ops::removexattr, &Ops::fallocate, &Ops::lseek, &Ops::copy_file_range, &Ops::ioctl>(ops);
+  ops.lookup = op_lookup_anywhere;
+  ops.symlink = op_symlink;
+  ops.link = op_link;
+  ops.rename = op_rename;
+  ops.forget = op_forget;
+  return ops;
+}
+
+}  // namespace ckptfs::fs

@@ -1,0 +1,367 @@
+#include "fs/views/view.h"
+
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+#include <unordered_set>
+#include <utility>
+
+#include "meta/formats/safetensors.h"
+
+namespace ckptfs::fs::views {
+namespace {
+
+using meta::formats::Parameter;
+using meta::formats::SafetensorsHeader;
+using Json = nlohmann::ordered_json;
+
+constexpr uint64_t kLargestShard = 5'000'000'000;  // transformers' default, "5GB"
+constexpr uint32_t kFirstHash = 2166136261;
+constexpr const char* kModel = "model";
+
+struct ModelType {
+  const char* name;
+  Dtype dtype;
+};
+constexpr std::array kModelTypes{ModelType{"fp32", Dtype::float32}, ModelType{"bf16", Dtype::bfloat16},
+                                 ModelType{"fp16", Dtype::float16}};
+
+// FNV-1a
+NodeNumber hash_of(const std::string& path) {
+  uint32_t hash = kFirstHash;
+  for (const char c : path) hash = (hash ^ static_cast<uint8_t>(c)) * 16777619;
+  return (hash ^ (hash >> kNodeBits)) & ((NodeNumber{1} << kNodeBits) - 1);
+}
+
+Dtype cast_type(Dtype from, Dtype to) { return is_castable(from) ? to : from; }
+
+uint64_t bytes_of(const Tensor& tensor, Dtype as) {
+  return meta::formats::elements_of(tensor.shape).value_or(0) * size_of(as);
+}
+
+std::string dumped(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
+
+// A piece is [index of the file, offset, bytes].
+Json described(const Parameter& parameter, const std::string& state, const Tensor& tensor) {
+  Json pieces = Json::array();
+  for (const Piece& piece : tensor.pieces) pieces.push_back({piece.file, piece.offset, piece.size});
+  Json entry = {{"name", parameter.name},
+                {"state", state},
+                {"dtype", torch_name(tensor.dtype)},
+                {"shape", tensor.shape},
+                {"pieces", std::move(pieces)}};
+  if (parameter.ds_id) entry["ds_id"] = *parameter.ds_id;
+  return entry;
+}
+
+// "model.bf16", 0 of 1 -> "model.bf16.safetensors"; of 2: "model.bf16-00001-of-00002.safetensors"
+std::string shard_name(const std::string& model, size_t number, size_t count) {
+  if (count == 1) return model + ".safetensors";
+  char shard[32];
+  std::snprintf(shard, sizeof(shard), "-%05zu-of-%05zu", number + 1, count);
+  return model + shard + ".safetensors";
+}
+
+}  // namespace
+
+std::string file_name_of(const std::string& name) {
+  if (name == "." || name == "..") return "%2E" + name.substr(1);
+  std::string file_name;
+  for (const char c : name) {
+    if (c == '/' || c == '%' || static_cast<uint8_t>(c) < ' ') {
+      char escaped[4];
+      std::snprintf(escaped, sizeof(escaped), "%%%02X", static_cast<unsigned>(static_cast<uint8_t>(c)));
+      file_name += escaped;
+    } else {
+      file_name += c;
+    }
+  }
+  return file_name;
+}
+
+View::View(Source source) : source_(std::move(source)) {
+  nodes_[0].access = source_.folder;
+  paths_[0] = "";
+  add_by_name();
+  add_groups();
+  add_models();
+  add_model_files();
+  add_manifest();
+  paths_.clear();
+}
+
+const View::Node* View::node(NodeNumber number) const {
+  const auto found = nodes_.find(number);
+  return found == nodes_.end() ? nullptr : &found->second;
+}
+
+mode_t View::type_of(const Node& node) {
+  if (node.kind == Kind::directory) return S_IFDIR;
+  return node.kind == Kind::link ? S_IFLNK : S_IFREG;
+}
+
+NodeNumber View::add(NodeNumber parent, const std::string& name, Node node) {
+  std::string path = paths_[parent] + '/' + name;
+  NodeNumber number = hash_of(path);
+  while (number == 0 || nodes_.contains(number)) number = (number + 1) & ((NodeNumber{1} << kNodeBits) - 1);
+  node.parent = parent;
+  if (node.kind == Kind::directory) paths_[number] = std::move(path);
+  nodes_.emplace(number, std::move(node));
+  nodes_[parent].children[name] = number;
+  return number;
+}
+
+NodeNumber View::folder(NodeNumber parent, const std::string& name) {
+  const auto& children = nodes_[parent].children;
+  if (const auto found = children.find(name); found != children.end()) return found->second;
+  Node node;
+  node.access = source_.folder;
+  return add(parent, name, std::move(node));
+}
+
+void View::add_link(NodeNumber parent, const std::string& name, const std::string& target) {
+  Node node;
+  node.kind = Kind::link;
+  node.access = {source_.folder.uid, source_.folder.gid, 0777};
+  node.size = target.size();
+  node.text = std::make_shared<const std::string>(target);
+  add(parent, name, std::move(node));
+}
+
+void View::add_text(const std::string& name, std::string text, const Access& access) {
+  Node node;
+  node.kind = Kind::text;
+  node.access = access;
+  node.size = text.size();
+  node.text = std::make_shared<const std::string>(std::move(text));
+  add(0, name, std::move(node));
+}
+
+// Whoever may read all of them may read what is made from them.
+Access View::access_of(const std::vector<Piece>& pieces) const {
+  if (pieces.empty()) return {source_.folder.uid, source_.folder.gid, source_.folder.mode & 0444};
+  Access common = source_.access[pieces.front().file];
+  common.mode &= 0444;
+  for (const Piece& piece : pieces) {
+    const Access& other = source_.access[piece.file];
+    common.mode &= other.mode;
+    // Of several owners none but root is sure to be able to read all.
+    if (other.uid != common.uid || other.gid != common.gid)
+      common = {0, 0, common.mode & (other.mode & 0004 ? 0444 : 0400)};
+  }
+  return common;
+}
+
+Access View::access_of_all() const {
+  std::vector<Piece> all;
+  for (const Parameter& parameter : source_.map.parameters) {
+    for (const auto& [state, tensor] : parameter.states)
+      all.insert(all.end(), tensor.pieces.begin(), tensor.pieces.end());
+  }
+  return access_of(all);
+}
+
+void View::add_by_name() {
+  if (source_.map.parameters.empty()) return;
+  const NodeNumber by_name = folder(0, "by_name");
+  std::optional<NodeNumber> tensors;
+  for (const Parameter& parameter : source_.map.parameters) {
+    const std::string name = file_name_of(parameter.name);
+    const NodeNumber of_parameter = folder(by_name, name);
+    for (const auto& [state, tensor] : parameter.states) {
+      Node node;
+      node.kind = Kind::tensor;
+      node.access = access_of(tensor.pieces);
+      node.size = bytes_of(tensor, tensor.dtype);
+      node.tensor = &tensor;
+      if (!nodes_[of_parameter].children.contains(file_name_of(state))) {
+        add(of_parameter, file_name_of(state), std::move(node));
+      }
+    }
+    if (!parameter.ds_id) continue;
+    if (!tensors) tensors = folder(0, "tensors");
+    add_link(*tensors, std::to_string(*parameter.ds_id), "../by_name/" + name);
+  }
+  for (const auto& [name, same_as] : source_.map.tied) {
+    const bool known = nodes_[by_name].children.contains(file_name_of(same_as));
+    if (known) add_link(by_name, file_name_of(name), file_name_of(same_as));
+  }
+}
+
+void View::add_groups() {
+  for (const meta::formats::SwapFile& swap : source_.map.undivided) {
+    char rank[16];
+    std::snprintf(rank, sizeof(rank), "rank%02u", swap.rank);
+    const std::string group = std::to_string(swap.first) + '_' + std::to_string(swap.last);
+    add_file(folder(folder(folder(0, "groups"), group), rank), file_name_of(swap.state), swap.file);
+  }
+}
+
+// A file of the step as it is.
+void View::add_file(NodeNumber parent, const std::string& name, size_t index) {
+  Node node;
+  node.kind = Kind::whole_file;
+  node.access = source_.access[index];
+  node.access.mode &= 0444;
+  node.size = source_.files[index].size;
+  node.which = index;
+  add(parent, name, std::move(node));
+}
+
+// What a model is made of: the master weights; of what is not trained, what there is.
+std::vector<View::Weight> View::weights() const {
+  std::vector<Weight> weights;
+  std::unordered_set<std::string_view> names;
+  for (const Parameter& parameter : source_.map.parameters) {
+    if (!names.insert(parameter.name).second) continue;
+    auto state = parameter.states.find("fp32");
+    if (state == parameter.states.end()) state = parameter.states.find("param");
+    if (state != parameter.states.end()) weights.push_back({&parameter.name, &state->second});
+  }
+  return weights;
+}
+
+void View::add_models() {
+  const auto all = weights();
+  if (all.empty()) return;
+  for (const ModelType& type : kModelTypes) add_model(type.name, type.dtype, all);
+  const Dtype computes_in = compute_type(all);
+  const auto* const type = std::find_if(kModelTypes.begin(), kModelTypes.end(),
+                                        [&](const ModelType& candidate) { return candidate.dtype == computes_in; });
+  const std::string name = std::string(kModel) + '.' + type->name;
+  const bool whole = nodes_[0].children.contains(name + ".safetensors");
+  if (whole) {
+    add_link(0, "model.safetensors", name + ".safetensors");
+  } else {
+    add_link(0, "model.safetensors.index.json", std::string("model.safetensors.index.") + type->name + ".json");
+  }
+}
+
+// The type that the model computes in, as its parameters tell; where none is there, that of the largest weight.
+Dtype View::compute_type(const std::vector<Weight>& weights) const {
+  for (const Parameter& parameter : source_.map.parameters) {
+    const auto state = parameter.states.find("param");
+    const bool tells = parameter.kind != Parameter::Kind::buffer && state != parameter.states.end();
+    if (tells && is_castable(state->second.dtype)) return state->second.dtype;
+  }
+  for (const Weight& weight : weights) {
+    if (is_castable(weight.tensor->dtype)) return weight.tensor->dtype;
+  }
+  return Dtype::float32;
+}
+
+void View::add_model(const std::string& type, Dtype dtype, const std::vector<Weight>& weights) {
+  std::vector<size_t> begins{0};
+  uint64_t in_shard = 0, total = 0;
+  for (size_t at = 0; at < weights.size(); ++at) {
+    const uint64_t size = bytes_of(*weights[at].tensor, cast_type(weights[at].tensor->dtype, dtype));
+    if (in_shard > 0 && in_shard + size > kLargestShard) {
+      begins.push_back(at);
+      in_shard = 0;
+    }
+    in_shard += size;
+    total += size;
+  }
+  const std::string model = std::string(kModel) + '.' + type;
+  std::string map;
+  for (size_t shard = 0; shard < begins.size(); ++shard) {
+    const size_t end = shard + 1 < begins.size() ? begins[shard + 1] : weights.size();
+    const std::string name = shard_name(model, shard, begins.size());
+    add_shard(name, dtype, std::span(weights).subspan(begins[shard], end - begins[shard]));
+    if (begins.size() == 1) return;
+    for (size_t at = begins[shard]; at < end; ++at) {
+      map += (map.empty() ? "\n" : ",\n") + dumped(*weights[at].name) + ": " + dumped(name);
+    }
+  }
+  const std::string head = "{\"metadata\": {\"total_size\": " + std::to_string(total) + "},\n\"weight_map\": {";
+  add_text("model.safetensors.index." + type + ".json", head + map + "}}\n", access_of_all());
+}
+
+void View::add_shard(const std::string& name, Dtype dtype, std::span<const Weight> weights) {
+  SafetensorsHeader header;
+  header.metadata["format"] = "pt";
+  Model model;
+  model.dtype = dtype;
+  std::vector<Piece> pieces;
+  uint64_t size = 0;
+  for (const Weight& weight : weights) {
+    const Dtype as = cast_type(weight.tensor->dtype, dtype);
+    const uint64_t bytes = bytes_of(*weight.tensor, as);
+    header.tensors.push_back({*weight.name, as, weight.tensor->shape, 0, bytes});
+    model.tensors.push_back(weight.tensor);
+    pieces.insert(pieces.end(), weight.tensor->pieces.begin(), weight.tensor->pieces.end());
+    size += bytes;
+  }
+  model.header = meta::formats::safetensors_header(header);
+  Node node;
+  node.kind = Kind::model;
+  node.access = access_of(pieces);
+  node.size = model.header.size() + size;
+  node.which = models_.size();
+  models_.push_back(std::move(model));
+  add(0, name, std::move(node));
+}
+
+// What transformers wants beside the weights, from the step's own folder.
+void View::add_model_files() {
+  constexpr std::array<std::string_view, 5> endings{".json", ".txt", ".model", ".jinja", ".tiktoken"};
+  for (size_t index = 0; index < source_.files.size(); ++index) {
+    const std::string& path = source_.files[index].path;
+    const bool wanted = path.find('/') == std::string::npos && !path.ends_with(".index.json") &&
+                        path != "trainer_state.json" && !nodes_[0].children.contains(path) &&
+                        std::any_of(endings.begin(), endings.end(), [&](auto e) { return path.ends_with(e); });
+    if (wanted) add_file(0, path, index);
+  }
+}
+
+// Written out piece by piece: a tree of it would take many times its size.
+void View::add_manifest() {
+  std::string text = "{\"version\": 1,\n\"files\": [";
+  const auto separator = [&text] {
+    return [&text, first = true]() mutable { text += std::exchange(first, false) ? "\n" : ",\n"; };
+  };
+  auto next_file = separator();
+  for (const auto& [path, size] : source_.files) {
+    next_file();
+    text += dumped({{"path", path}, {"bytes", size}});
+  }
+  text += "],\n\"tensors\": [";
+  auto next_tensor = separator();
+  for (const Parameter& parameter : source_.map.parameters) {
+    for (const auto& [state, tensor] : parameter.states) {
+      next_tensor();
+      text += dumped(described(parameter, state, tensor));
+    }
+  }
+  Json tied = Json::array(), problems = Json::array();
+  for (const auto& [name, same_as] : source_.map.tied) tied.push_back({{"name", name}, {"same_as", same_as}});
+  for (const auto& [file, reason] : source_.map.problems) problems.push_back({{"file", file}, {"reason", reason}});
+  text += "],\n\"tied\": " + dumped(tied) + ",\n\"problems\": " + dumped(problems) + "}\n";
+  add_text("manifest.json", std::move(text), access_of_all());
+}
+
+Content View::content(const Node& node) const {
+  Content content;
+  switch (node.kind) {
+    case Kind::tensor:
+      content.add(*node.tensor);
+      break;
+    case Kind::model: {
+      const Model& model = models_[node.which];
+      content.add(model.header);
+      for (const Tensor* const tensor : model.tensors) content.add(*tensor, cast_type(tensor->dtype, model.dtype));
+      break;
+    }
+    case Kind::whole_file:
+      content.add(Piece{static_cast<uint32_t>(node.which), 0, node.size});
+      break;
+    case Kind::text:
+      content.add(*node.text);
+      break;
+    default:
+      break;
+  }
+  return content;
+}
+
+}  // namespace ckptfs::fs::views

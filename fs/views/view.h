@@ -1,0 +1,110 @@
+// The view of one step: a tree of virtual files made from its tensor map (design section 3).
+//
+//   by_name/<parameter>/{fp32,exp_avg,exp_avg_sq,param}   one tensor, ranks joined, little-endian
+//   by_name/<second name> -> <parameter>                  tied parameters
+//   tensors/<ds_id> -> ../by_name/<parameter>
+//   groups/<first>_<last>/rank<NN>/<state>                what only swap files tell, with their padding
+//   model.{fp32,bf16,fp16}.safetensors                    in shards with an index from 5 GB up, as HF reads them
+//   model.safetensors -> the one in the type that the model computes in
+//   config.json, tokenizer files                          as they lie in the step
+//   manifest.json
+//
+// A node's number comes from its path, so that it stays when other nodes come or go. Of a tensor only its place in the
+// map is kept: contents are made when they are opened.
+//
+// Thread safety: constant once built.
+#pragma once
+
+#include <sys/stat.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "fs/views/content.h"
+#include "fs/views/numbers.h"
+#include "meta/formats/tensor_map.h"
+
+namespace ckptfs::fs::views {
+
+// Who may read: of a file, a folder, or all files that something is made from.
+struct Access {
+  uint32_t uid = 0;
+  uint32_t gid = 0;
+  uint32_t mode = 0;  // permission bits
+};
+
+// What a view is made from.
+struct Source {
+  std::vector<meta::formats::StepFiles::File> files;
+  std::vector<Access> access;  // of each file
+  Access folder;               // of the step
+  meta::formats::TensorMap map;
+};
+
+class View {
+ public:
+  enum class Kind : uint8_t { directory, tensor, model, whole_file, text, link };
+  struct Node {
+    Kind kind = Kind::directory;
+    NodeNumber parent = 0;
+    Access access;
+    uint64_t size = 0;
+    std::map<std::string, NodeNumber> children;  // directory
+    const Tensor* tensor = nullptr;              // tensor
+    size_t which = 0;                            // model: its index in models_; whole_file: of the step's files
+    std::shared_ptr<const std::string> text;     // text; link: its target
+  };
+
+  explicit View(Source source);
+  View(const View&) = delete;
+  View& operator=(const View&) = delete;
+
+  // Node 0 is the view's own directory. None: there is no such node (any more).
+  const Node* node(NodeNumber number) const;
+  Content content(const Node& node) const;
+  static mode_t type_of(const Node& node);
+
+ private:
+  // One safetensors file: all weights, or a shard of them.
+  struct Model {
+    Dtype dtype = Dtype::float32;
+    std::vector<const Tensor*> tensors;
+    std::string header;
+  };
+  struct Weight {
+    const std::string* name = nullptr;
+    const Tensor* tensor = nullptr;
+  };
+
+  NodeNumber add(NodeNumber parent, const std::string& name, Node node);
+  NodeNumber folder(NodeNumber parent, const std::string& name);
+  void add_link(NodeNumber parent, const std::string& name, const std::string& target);
+  void add_text(const std::string& name, std::string text, const Access& access);
+  void add_file(NodeNumber parent, const std::string& name, size_t index);
+  void add_by_name();
+  void add_groups();
+  void add_models();
+  void add_model(const std::string& type, Dtype dtype, const std::vector<Weight>& weights);
+  void add_shard(const std::string& name, Dtype dtype, std::span<const Weight> weights);
+  void add_model_files();
+  void add_manifest();
+  std::vector<Weight> weights() const;
+  Dtype compute_type(const std::vector<Weight>& weights) const;
+  Access access_of(const std::vector<Piece>& pieces) const;
+  Access access_of_all() const;
+
+  const Source source_;
+  std::unordered_map<NodeNumber, Node> nodes_;
+  std::unordered_map<NodeNumber, std::string> paths_;  // while it is built
+  std::vector<Model> models_;
+};
+
+// The name of a file for what has any name: '/' and what else no name can have is written as %XX.
+std::string file_name_of(const std::string& name);
+
+}  // namespace ckptfs::fs::views

@@ -1,0 +1,12 @@
+// Reads a step of whatever kind: DeepSpeed's, that of a Trainer with DeepSpeed in it, or weights that Hugging Face
+// wrote.
+#pragma once
+
+#include "meta/formats/tensor_map.h"
+
+namespace ckptfs::meta::formats {
+
+// What cannot be read is among the problems, and the rest is there.
+TensorMap read_checkpoint(const StepFiles& files);
+
+}  // namespace ckptfs::meta::formats

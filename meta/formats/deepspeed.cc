@@ -1,0 +1,601 @@
+#include "meta/formats/deepspeed.h"
+
+#include <algorithm>
+#include <functional>
+#include <span>
+#include <unordered_map>
+#include <utility>
+
+#include "meta/formats/deepspeed_names.h"
+#include "meta/formats/torch_file.h"
+#include "meta/names.h"
+
+namespace ckptfs::meta::formats {
+namespace {
+
+using Value = Pickle::Value;
+
+constexpr unsigned kMostRanks = 1 << 16;
+constexpr const char* kMaster = "fp32";
+constexpr const char* kCompute = "param";
+
+// What one rank holds of a group: elements of one state, back to back.
+struct Flat {
+  Piece piece;
+  Dtype dtype = Dtype::float32;
+  uint64_t elements() const { return piece.size / size_of(dtype); }
+};
+using Flats = std::vector<std::optional<Flat>>;  // by rank
+
+struct Member {
+  std::string name;
+  Shape shape;
+  uint64_t elements = 0;
+  uint64_t padding = 0;  // elements behind it, in stages 1 and 2
+};
+
+// Parameters that the optimizer has as one.
+struct Group {
+  std::vector<Member> members;
+  std::optional<GroupName> name;
+  std::map<std::string, Flats> states;
+};
+
+struct RankFiles {
+  std::optional<uint32_t> model;
+  std::optional<uint32_t> optimizer;
+  std::map<std::string, uint32_t> swapped;  // by name, of offloaded_tensors
+  std::map<uint64_t, uint32_t> params;      // by ds_id, of offloaded_params
+};
+
+std::optional<Value> find(const std::optional<Value>& dict, std::string_view key) {
+  return dict ? dict->find(key) : std::nullopt;
+}
+
+// The value of a number in a dict, as the state of torch's optimizers is kept.
+std::optional<Value> find(const std::optional<Value>& dict, int64_t key) {
+  for (size_t at = 0; dict && at < dict->pairs(); ++at) {
+    const auto [number, value] = dict->pair(at);
+    if (number.integer() == key) return value;
+  }
+  return std::nullopt;
+}
+
+// A dict of texts by them; find() would look through all of it for each.
+std::unordered_map<std::string_view, Value> by_name(const std::optional<Value>& dict) {
+  std::unordered_map<std::string_view, Value> found;
+  for (size_t at = 0; dict && at < dict->pairs(); ++at) {
+    const auto [name, value] = dict->pair(at);
+    if (name.text()) found.insert_or_assign(*name.text(), value);
+  }
+  return found;
+}
+
+// A number, or an enum made of one.
+std::optional<int64_t> number_of(const std::optional<Value>& value) {
+  if (!value) return std::nullopt;
+  if (value->integer()) return value->integer();
+  const auto arguments = value->arguments();
+  return arguments && arguments->size() == 1 ? (*arguments)[0].integer() : std::nullopt;
+}
+
+// The largest, where it is a list.
+std::optional<int64_t> largest_of(const std::optional<Value>& value) {
+  auto largest = number_of(value);
+  for (size_t at = 0; value && at < value->size(); ++at) largest = std::max(largest, (*value)[at].integer());
+  return largest;
+}
+
+std::optional<Shape> shape_of(const Value& value) {
+  Shape shape;
+  for (size_t at = 0; at < value.size(); ++at) {
+    const auto length = value[at].integer();
+    if (!length || *length < 0) return std::nullopt;
+    shape.push_back(static_cast<uint64_t>(*length));
+  }
+  return elements_of(shape) ? std::optional(shape) : std::nullopt;
+}
+
+uint64_t divide_up(uint64_t number, uint64_t by) { return (number + by - 1) / by; }
+
+class Reader {
+ public:
+  Reader(const StepFiles& files, const std::string& folder) : files_(files), folder_(folder) {}
+
+  TensorMap read() {
+    index_files();
+    if (!read_first_model()) {
+      leave_undivided();
+      return std::move(map_);
+    }
+    for (unsigned rank = 0; rank < ranks_.size(); ++rank) read_optimizer(rank);
+    read_frozen_of_others();
+    for (Group& group : groups_) compose(group);
+    compose_frozen();
+    return std::move(map_);
+  }
+
+ private:
+  void problem(std::optional<uint32_t> file, const std::string& reason) {
+    map_.problems.push_back({file ? files_.list()[*file].path : std::string(), reason});
+  }
+
+  RankFiles& rank(unsigned number) {
+    if (number >= ranks_.size()) ranks_.resize(number + 1);
+    return ranks_[number];
+  }
+
+  void index_files() {
+    for (uint32_t index = 0; index < files_.list().size(); ++index) {
+      const std::string& path = files_.list()[index].path;
+      if (path.starts_with(folder_)) index_file(index, std::string_view(path).substr(folder_.size()));
+    }
+  }
+
+  void index_file(uint32_t index, std::string_view path) {
+    const size_t slash = path.find('/');
+    if (slash == std::string_view::npos) return index_states(index, path);
+    const std::string_view kind = path.substr(0, slash);
+    path.remove_prefix(slash + 1);
+    const size_t next = path.find('/');
+    if (next == std::string_view::npos) return;
+    const auto number = rank_of(path.substr(0, next));
+    if (!number || *number >= kMostRanks) return;
+    const std::string name(path.substr(next + 1));
+    if (kind == "offloaded_tensors" && parse_group_name(name)) rank(*number).swapped[name] = index;
+    if (kind == "offloaded_params") {
+      if (const auto id = parse_param_name(name)) rank(*number).params[*id] = index;
+    }
+  }
+
+  void index_states(uint32_t index, std::string_view name) {
+    const auto states = parse_states_name(name);
+    if (!states) {
+      const bool foreign = name.ends_with("_model_states.pt") || name.ends_with("_optim_states.pt");
+      if (foreign) problem(index, "experts and pipeline stages are not read");
+      return;
+    }
+    if (states->model_rank != 0) return problem(index, "model parallel checkpoints are not read");
+    if (states->rank && *states->rank >= kMostRanks) return problem(index, "its rank cannot be one");
+    if (!states->rank) {
+      common_model_ = index;
+    } else if (states->kind == StatesName::Kind::model) {
+      rank(*states->rank).model = index;
+    } else {
+      rank(*states->rank).optimizer = index;
+    }
+  }
+
+  // Calls `with` on a torch file that is open during the call.
+  void with_file(uint32_t index, const std::function<void(TorchFile&)>& with) {
+    const auto descriptor = files_.open(index);
+    if (!descriptor) return problem(index, descriptor.error().message());
+    auto file = TorchFile::open(descriptor.value().get());
+    if (!file) return problem(index, file.error().message());
+    with(file.value());
+  }
+
+  // The tensor's bytes; none, with the problem told: it is none, or cannot be read.
+  std::optional<Flat> flat_of(uint32_t index, TorchFile& file, const Value& value, const std::string& what) {
+    const auto tensor = TorchFile::tensor(value);
+    if (!tensor || !tensor.value()) {
+      problem(index, what + ": " + (tensor ? "not a tensor" : tensor.error().message()));
+      return std::nullopt;
+    }
+    const auto range = file.range(*tensor.value());
+    if (!range) {
+      problem(index, what + ": " + range.error().message());
+      return std::nullopt;
+    }
+    return Flat{{index, range.value().offset, range.value().size}, tensor.value()->dtype};
+  }
+
+  // model_states.pt of the first rank, which tells what there is.
+  bool read_first_model() {
+    const auto first = common_model_ ? common_model_ : ranks_.empty() ? std::nullopt : ranks_[0].model;
+    if (!first) {
+      problem(std::nullopt,
+              "swap state only: without the model_states.pt of rank 0 nothing tells the parameters' names");
+      return false;
+    }
+    bool read = false;
+    with_file(*first, [&](TorchFile& file) {
+      const Value root = file.root();
+      if (const auto world = number_of(root.find("dp_world_size"))) expect_ranks(*world);
+      read_groups(*first, root.find("param_shapes"));
+      read_frozen_shapes(*first, root.find("frozen_param_shapes"));
+      read_fragments(*first, 0, file);
+      read_buffers(*first, file);
+      read_tied(root.find("shared_params"));
+      if (common_model_) read_compute(*first, file);
+      read_compute_dtype(root.find("ds_config"));
+      read = true;
+    });
+    return read;
+  }
+
+  // As a save alone leaves them.
+  void leave_undivided() {
+    for (unsigned number = 0; number < ranks_.size(); ++number) {
+      for (const auto& [name, index] : ranks_[number].swapped) {
+        const auto group = parse_group_name(name);
+        map_.undivided.push_back({group->first, group->last, number, group->state, index});
+      }
+    }
+  }
+
+  void expect_ranks(int64_t count) {
+    if (count <= 0 || count > kMostRanks) return problem(std::nullopt, "the number of ranks cannot be one");
+    const auto world = static_cast<size_t>(count);
+    if (ranks_.size() > world) {
+      problem(std::nullopt, "files of more than its " + std::to_string(world) + " ranks lie here, of another save");
+    }
+    ranks_.resize(world);
+  }
+
+  void read_groups(uint32_t file, const std::optional<Value>& shapes) {
+    if (!shapes) return problem(file, "it has no param_shapes");
+    for (size_t at = 0; at < shapes->size(); ++at) {
+      Group group;
+      const Value dict = (*shapes)[at];
+      for (size_t member = 0; member < dict.pairs(); ++member) {
+        const auto [name, lengths] = dict.pair(member);
+        const auto shape = shape_of(lengths);
+        if (!name.text() || !shape) {
+          problem(file, "param_shapes: the shape of a parameter cannot be one");
+          continue;
+        }
+        group.members.push_back({std::string(*name.text()), *shape, *elements_of(*shape), 0});
+      }
+      groups_.push_back(std::move(group));
+    }
+  }
+
+  void read_frozen_shapes(uint32_t file, const std::optional<Value>& shapes) {
+    for (size_t at = 0; shapes && at < shapes->pairs(); ++at) {
+      const auto [name, lengths] = shapes->pair(at);
+      const auto shape = shape_of(lengths);
+      if (!name.text() || !shape) {
+        problem(file, "frozen_param_shapes: the shape of a parameter cannot be one");
+        continue;
+      }
+      frozen_.push_back({std::string(*name.text()), *shape, *elements_of(*shape), 0});
+    }
+  }
+
+  // The rank's parts of frozen parameters.
+  void read_fragments(uint32_t index, unsigned rank_number, TorchFile& file) {
+    const auto fragments = by_name(file.root().find("frozen_param_fragments"));
+    for (const Member& member : frozen_) {
+      const auto fragment = fragments.find(member.name);
+      if (fragment == fragments.end()) {
+        problem(index, "frozen_param_fragments lacks " + member.name);
+        continue;
+      }
+      Flats& flats = fragments_[member.name];
+      flats.resize(common_model_ ? 1 : ranks_.size());
+      flats[rank_number] = flat_of(index, file, fragment->second, "frozen parameter " + member.name);
+    }
+  }
+
+  void read_frozen_of_others() {
+    if (frozen_.empty() || common_model_) return;
+    for (unsigned number = 1; number < ranks_.size(); ++number) {
+      const auto model = ranks_[number].model;
+      if (!model) {
+        problem(std::nullopt, "rank " + std::to_string(number) + " has no model_states.pt");
+        continue;
+      }
+      with_file(*model, [&](TorchFile& file) { read_fragments(*model, number, file); });
+    }
+  }
+
+  void read_buffers(uint32_t index, TorchFile& file) {
+    const auto names = file.root().find("buffer_names");
+    const auto module = by_name(file.root().find("module"));
+    for (size_t at = 0; names && at < names->size(); ++at) {
+      const auto name = (*names)[at].text();
+      const auto value = name ? module.find(*name) : module.end();
+      if (value == module.end()) {
+        problem(index, "module lacks a buffer that buffer_names has");
+        continue;
+      }
+      if (auto tensor = whole(index, file, value->second, "buffer " + std::string(*name))) {
+        map_.parameters.push_back({std::string(*name), Parameter::Kind::buffer, std::nullopt, {}});
+        map_.parameters.back().states.emplace(kCompute, std::move(*tensor));
+      }
+    }
+  }
+
+  // A tensor that one file holds all of.
+  std::optional<Tensor> whole(uint32_t index, TorchFile& file, const Value& value, const std::string& what) {
+    const auto flat = flat_of(index, file, value, what);
+    if (!flat) return std::nullopt;
+    return Tensor{flat->dtype, TorchFile::tensor(value).value()->shape, {flat->piece}};
+  }
+
+  void read_tied(const std::optional<Value>& shared) {
+    for (size_t at = 0; shared && at < shared->pairs(); ++at) {
+      const auto [name, same_as] = shared->pair(at);
+      if (name.text() && same_as.text()) map_.tied.push_back({std::string(*name.text()), std::string(*same_as.text())});
+    }
+  }
+
+  // Stages 1 and 2: the model has its parameters whole.
+  void read_compute(uint32_t index, TorchFile& file) {
+    const auto module = by_name(file.root().find("module"));
+    for (const Group& group : groups_) {
+      for (const Member& member : group.members) {
+        const auto value = module.find(member.name);
+        if (value == module.end()) continue;
+        if (auto tensor = whole(index, file, value->second, member.name))
+          compute_.emplace(member.name, std::move(*tensor));
+      }
+    }
+  }
+
+  void read_compute_dtype(const std::optional<Value>& config) {
+    const auto enabled = [&](std::string_view kind) {
+      const auto value = find(find(config, kind), "enabled");
+      return value && value->boolean() == true;
+    };
+    compute_dtype_ = enabled("bf16") || enabled("bfloat16") ? Dtype::bfloat16
+                     : enabled("fp16")                      ? Dtype::float16
+                                                            : Dtype::float32;
+  }
+
+  void read_optimizer(unsigned number) {
+    const auto index = ranks_[number].optimizer;
+    if (!index) return problem(std::nullopt, "rank " + std::to_string(number) + " has no optim_states.pt");
+    with_file(*index, [&](TorchFile& file) {
+      const auto state = file.root().find("optimizer_state_dict");
+      const auto stage = number_of(find(state, "zero_stage"));
+      if (!stage || *stage < 1 || *stage > 3) return problem(*index, "it is of no stage of ZeRO from 1 to 3");
+      const auto partitions = largest_of(find(state, "partition_count"));
+      if (partitions && *partitions != static_cast<int64_t>(ranks_.size())) {
+        problem(*index, "it is one of " + std::to_string(*partitions) + " ranks, and there are " +
+                            std::to_string(ranks_.size()));
+      }
+      stage_ = static_cast<unsigned>(*stage);
+      if (stage_ == 3) {
+        read_sub_groups(*index, number, file, *state);
+      } else {
+        read_partitions(*index, number, file, *state);
+      }
+    });
+  }
+
+  Flats& flats_of(Group& group, const std::string& state) {
+    Flats& flats = group.states[state];
+    if (flats.size() < ranks_.size()) flats.resize(ranks_.size());
+    return flats;
+  }
+
+  // Stage 3.
+  void read_sub_groups(uint32_t index, unsigned number, TorchFile& file, const Value& state) {
+    const auto masters = state.find("fp32_flat_groups");
+    const auto states = find(state.find("optimizer_state_dict"), "state");
+    if (!masters || masters->size() != groups_.size()) {
+      return problem(index, "it has not the groups that param_shapes of rank 0 has");
+    }
+    for (size_t at = 0; at < groups_.size(); ++at) {
+      Group& group = groups_[at];
+      const Value master = (*masters)[at];
+      const auto name = group_name(master);
+      if (name && !group.name) group.name = parse_group_name(*name + ".tensor.swp");
+      if (name && ranks_[number].swapped.contains(*name + ".tensor.swp")) {
+        read_swapped(number, group, *name);
+      } else {
+        if (auto flat = flat_of(index, file, master, "fp32_flat_groups")) flats_of(group, kMaster)[number] = flat;
+        read_states(index, number, file, group, find(states, static_cast<int64_t>(at)));
+      }
+    }
+  }
+
+  // "0_6": the ds_ids of its first and last parameter, which DeepSpeed sets on the tensor.
+  static std::optional<std::string> group_name(const Value& master) {
+    const auto tensor = TorchFile::tensor(master);
+    if (!tensor || !tensor.value() || !tensor.value()->attributes) return std::nullopt;
+    const auto id = tensor.value()->attributes->find("ds_id");
+    const auto text = id ? id->text() : std::nullopt;
+    return text ? std::optional(std::string(*text)) : std::nullopt;
+  }
+
+  void read_swapped(unsigned number, Group& group, const std::string& name) {
+    uint64_t elements = 0;
+    for (const Member& member : group.members) elements += divide_up(member.elements, ranks_.size());
+    const std::string suffix = name + ".tensor.swp";
+    for (const auto& [file_name, index] : ranks_[number].swapped) {
+      const auto parsed = parse_group_name(file_name);
+      if (!file_name.ends_with(suffix) || (parsed->state != kMaster && file_name != parsed->state + "-" + suffix)) {
+        continue;
+      }
+      const uint64_t size = elements * size_of(Dtype::float32);
+      if (files_.list()[index].size < size) {
+        problem(index, "it has fewer than the " + std::to_string(size) + " bytes of its parameters");
+        continue;
+      }
+      flats_of(group, parsed->state)[number] = Flat{{index, 0, size}, Dtype::float32};
+    }
+  }
+
+  // What the optimizer keeps for each element of the group, in memory.
+  void read_states(uint32_t index, unsigned number, TorchFile& file, Group& group, const std::optional<Value>& state) {
+    const auto& master = flats_of(group, kMaster)[number];
+    for (size_t at = 0; state && at < state->pairs(); ++at) {
+      const auto [key, value] = state->pair(at);
+      const auto tensor = TorchFile::tensor(value);
+      const bool is_state = key.text() && tensor && tensor.value() && !tensor.value()->shape.empty();
+      if (!is_state || !master || tensor.value()->elements() < master->elements()) continue;
+      const std::string name(*key.text());
+      if (auto flat = flat_of(index, file, value, name)) flats_of(group, name)[number] = flat;
+    }
+  }
+
+  // Stages 1 and 2.
+  void read_partitions(uint32_t index, unsigned number, TorchFile& file, const Value& state) {
+    const auto masters = state.find("single_partition_of_fp32_groups");
+    const auto base = state.find("base_optimizer_state");
+    if (!masters || masters->size() != groups_.size()) {
+      return problem(index, "it has not the groups that param_shapes of rank 0 has");
+    }
+    if (number == 0) read_paddings(state.find("param_alignment_paddings"));
+    const auto states = find(base, "state");
+    for (size_t at = 0; at < groups_.size(); ++at) {
+      Group& group = groups_[at];
+      if (auto flat = flat_of(index, file, (*masters)[at], "single_partition_of_fp32_groups")) {
+        flats_of(group, kMaster)[number] = flat;
+      }
+      const bool listed = base && !states && at < base->size();  // elastic
+      read_states(index, number, file, group,
+                  listed ? std::optional((*base)[at]) : find(states, static_cast<int64_t>(at)));
+    }
+  }
+
+  void read_paddings(const std::optional<Value>& paddings) {
+    for (size_t at = 0; paddings && at < std::min(paddings->size(), groups_.size()); ++at) {
+      const Value of_group = (*paddings)[at];
+      std::vector<Member>& members = groups_[at].members;
+      for (size_t member = 0; member < std::min(of_group.size(), members.size()); ++member) {
+        const auto padding = of_group[member].integer();
+        if (padding && *padding > 0) members[member].padding = static_cast<uint64_t>(*padding);
+      }
+    }
+  }
+
+  // The group's parameters, each with all of its states that are whole.
+  void compose(Group& group) {
+    const size_t first = map_.parameters.size();
+    for (const Member& member : group.members) {
+      map_.parameters.push_back({member.name, Parameter::Kind::trained, std::nullopt, {}});
+    }
+    const auto of_group = std::span(map_.parameters).subspan(first);
+    if (group.name && !of_group.empty()) {
+      of_group.front().ds_id = group.name->first;
+      of_group.back().ds_id = group.name->last;
+    }
+    for (const auto& [state, flats] : group.states) compose_state(group, state, flats, of_group);
+    for (Parameter& parameter : of_group) compose_compute(parameter);
+  }
+
+  void compose_state(const Group& group, const std::string& state, const Flats& flats,
+                     std::span<Parameter> parameters) {
+    for (size_t number = 0; number < flats.size(); ++number) {
+      if (!flats[number]) {
+        return problem(std::nullopt, state + " of " + group.members.front().name + " and what lies with it: rank " +
+                                         std::to_string(number) + " has none");
+      }
+    }
+    uint64_t at = 0;  // elements: of each rank's part, or of all parts end to end
+    for (size_t member = 0; member < group.members.size(); ++member) {
+      const Member& of = group.members[member];
+      auto tensor = stage_ == 3 ? joined(of, flats, at) : cut_out(of, flats, at);
+      if (!tensor) {
+        return problem(flats.front()->piece.file, state + " ends within " + of.name);
+      }
+      parameters[member].states.emplace(state, std::move(*tensor));
+      at += stage_ == 3 ? divide_up(of.elements, flats.size()) : of.elements + of.padding;
+    }
+  }
+
+  // Of each rank the same part, the last ones cut: what they have beyond the parameter is padding.
+  static std::optional<Tensor> joined(const Member& member, const Flats& flats, uint64_t at) {
+    Tensor tensor{flats.front()->dtype, member.shape, {}};
+    const uint64_t part = divide_up(member.elements, flats.size());
+    const uint64_t element = size_of(tensor.dtype);
+    for (size_t rank = 0; rank < flats.size(); ++rank) {
+      const uint64_t begin = std::min(member.elements, rank * part), end = std::min(member.elements, begin + part);
+      const Flat& flat = *flats[rank];
+      if (flat.dtype != tensor.dtype || at + (end - begin) > flat.elements()) return std::nullopt;
+      if (begin < end) {
+        tensor.pieces.push_back({flat.piece.file, flat.piece.offset + at * element, (end - begin) * element});
+      }
+    }
+    return tensor;
+  }
+
+  // The elements from `at` on, of all ranks' parts end to end.
+  static std::optional<Tensor> cut_out(const Member& member, const Flats& flats, uint64_t at) {
+    Tensor tensor{flats.front()->dtype, member.shape, {}};
+    const uint64_t element = size_of(tensor.dtype);
+    uint64_t left = member.elements;
+    for (const auto& flat : flats) {
+      if (flat->dtype != tensor.dtype) return std::nullopt;
+      if (at >= flat->elements()) {
+        at -= flat->elements();
+        continue;
+      }
+      const uint64_t count = std::min(left, flat->elements() - at);
+      if (count == 0) break;
+      tensor.pieces.push_back({flat->piece.file, flat->piece.offset + at * element, count * element});
+      left -= count;
+      at = 0;
+    }
+    return left == 0 ? std::optional(std::move(tensor)) : std::nullopt;
+  }
+
+  // The parameter as the model computes with it, where a file has it.
+  void compose_compute(Parameter& parameter) {
+    if (const auto found = compute_.find(parameter.name); found != compute_.end()) {
+      parameter.states.emplace(kCompute, std::move(found->second));
+      return;
+    }
+    if (!parameter.ds_id) return;
+    const auto master = parameter.states.find(kMaster);
+    if (master == parameter.states.end()) return;
+    add_swapped_param(parameter, master->second.shape);
+  }
+
+  void add_swapped_param(Parameter& parameter, const Shape& shape) {
+    const Member member{parameter.name, shape, *elements_of(shape), 0};
+    Flats flats;
+    for (const RankFiles& files : ranks_) {
+      const auto file = files.params.find(*parameter.ds_id);
+      if (file == files.params.end()) return;
+      flats.emplace_back(Flat{{file->second, 0, files_.list()[file->second].size}, compute_dtype_});
+    }
+    if (auto tensor = joined(member, flats, 0)) parameter.states.emplace(kCompute, std::move(*tensor));
+  }
+
+  void compose_frozen() {
+    for (const Member& member : frozen_) {
+      Parameter parameter{member.name, Parameter::Kind::frozen, std::nullopt, {}};
+      const Flats& flats = fragments_[member.name];
+      const bool whole = !flats.empty() && std::all_of(flats.begin(), flats.end(), [](const auto& f) { return !!f; });
+      auto tensor = whole ? joined(member, flats, 0) : std::nullopt;
+      if (tensor) {
+        parameter.states.emplace(kCompute, std::move(*tensor));
+      } else {
+        problem(std::nullopt, "frozen parameter " + member.name +
+                                  " is not all there (DeepSpeed leaves one that it swaps to NVMe out of checkpoints)");
+      }
+      map_.parameters.push_back(std::move(parameter));
+    }
+  }
+
+  const StepFiles& files_;
+  const std::string& folder_;
+  TensorMap map_;
+  std::vector<RankFiles> ranks_;
+  std::optional<uint32_t> common_model_;  // of stages 1 and 2
+  unsigned stage_ = 3;
+  std::vector<Group> groups_;
+  std::vector<Member> frozen_;
+  std::map<std::string, Flats> fragments_;  // of frozen parameters
+  std::map<std::string, Tensor> compute_;   // stages 1 and 2
+  Dtype compute_dtype_ = Dtype::float32;
+};
+
+}  // namespace
+
+bool is_deepspeed(const StepFiles& files, const std::string& folder) {
+  return std::any_of(files.list().begin(), files.list().end(), [&](const StepFiles::File& file) {
+    if (!file.path.starts_with(folder)) return false;
+    const std::string_view name = std::string_view(file.path).substr(folder.size());
+    return parse_states_name(name).has_value() || name.starts_with("offloaded_tensors/");
+  });
+}
+
+TensorMap read_deepspeed(const StepFiles& files, const std::string& folder) { return Reader(files, folder).read(); }
+
+}  // namespace ckptfs::meta::formats

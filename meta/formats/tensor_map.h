@@ -1,0 +1,90 @@
+// Which tensors a step holds, and which bytes of which of its files each is: what the readers of formats find, and what
+// views are made from. Plain data; shapes are in elements, outermost first, sizes and offsets in bytes.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "io/fd.h"
+#include "io/result.h"
+#include "meta/formats/dtype.h"
+
+namespace ckptfs::meta::formats {
+
+// A step's files, as its readers see them. Thread safety: one thread at a time.
+class StepFiles {
+ public:
+  struct File {
+    std::string path;  // below the step
+    uint64_t size = 0;
+  };
+  StepFiles() = default;
+  StepFiles(const StepFiles&) = delete;
+  StepFiles& operator=(const StepFiles&) = delete;
+  virtual ~StepFiles() = default;
+
+  virtual const std::vector<File>& list() const = 0;
+  // For reading; `index`: in list().
+  virtual Result<io::Fd> open(uint32_t index) const = 0;
+};
+
+using Shape = std::vector<uint64_t>;
+
+// Bytes of one file.
+struct Piece {
+  uint32_t file = 0;  // its index in StepFiles::list()
+  uint64_t offset = 0;
+  uint64_t size = 0;
+};
+
+// A whole tensor: the pieces in that order are its elements, row by row.
+struct Tensor {
+  Dtype dtype = Dtype::float32;
+  Shape shape;
+  std::vector<Piece> pieces;
+};
+
+// A parameter or a buffer of the model, with what the optimizer keeps of it.
+struct Parameter {
+  enum class Kind { trained, frozen, buffer };
+  std::string name;
+  Kind kind = Kind::trained;
+  std::optional<uint64_t> ds_id;         // DeepSpeed's number for it, where files make it certain
+  std::map<std::string, Tensor> states;  // "fp32", "exp_avg", ...; "param": as the model computes with it
+};
+
+// A parameter that has a second name.
+struct Tied {
+  std::string name;
+  std::string same_as;
+};
+
+// A swap file of which nothing tells what parameters it holds; with its padding.
+struct SwapFile {
+  uint64_t first = 0;  // ds_ids of the first and last parameter of its group
+  uint64_t last = 0;
+  unsigned rank = 0;
+  std::string state;
+  uint32_t file = 0;
+};
+
+// What could not be read, and the rest of the step shows without.
+struct Problem {
+  std::string file;  // below the step; empty: the step as a whole
+  std::string reason;
+};
+
+struct TensorMap {
+  std::vector<Parameter> parameters;  // in the order of the checkpoint
+  std::vector<Tied> tied;
+  std::vector<SwapFile> undivided;
+  std::vector<Problem> problems;
+};
+
+// None: more than fits into 60 bits.
+std::optional<uint64_t> elements_of(const Shape& shape);
+
+}  // namespace ckptfs::meta::formats

@@ -1,0 +1,153 @@
+"""Trains a small model that has one of everything with the real DeepSpeed, saves it, and tells what each tensor is.
+
+Odd sizes, parameters too small to swap, two groups of parameters, one that is frozen, two that are tied, buffers of two
+types. One process is one rank, as in train.py. Rank 0 writes the truth: for each parameter the digest and the length of
+each of its states, as the engine itself tells them at the save (safe_get_full_fp32_param and the like).
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+
+WIDTH = 901  # odd, and large enough that three ranks swap
+STATES = ("exp_avg", "exp_avg_sq")
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--stage", type=int, default=3)
+    parser.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), default="bf16")
+    parser.add_argument("--nvme", required=True, help="the folder to swap to, or 'none' to keep all in memory")
+    parser.add_argument("--pipeline", action="store_true", help="pipelined swapping of the optimizer")
+    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--save", metavar="DIR", required=True)
+    parser.add_argument("--tag", required=True)
+    parser.add_argument("--out", required=True, help="the truth, as JSON")
+    return parser.parse_args()
+
+
+def deepspeed_config(options):
+    zero = {"stage": options.stage, "overlap_comm": False, "contiguous_gradients": True}
+    if options.stage == 3:
+        zero.update(sub_group_size=WIDTH * WIDTH * 3 // 2, stage3_param_persistence_threshold=4096)
+    if options.nvme != "none":
+        count = 12 if options.pipeline else 4
+        zero["offload_optimizer"] = {"device": "nvme", "nvme_path": options.nvme, "pin_memory": False,
+                                     "buffer_count": count, "pipeline_read": options.pipeline,
+                                     "pipeline_write": options.pipeline}
+    else:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
+    config = {
+        "train_micro_batch_size_per_gpu": 2,
+        "steps_per_print": 1 << 30,
+        "optimizer": {"type": "Adam", "params": {"lr": 1e-3}},
+        "zero_optimization": zero,
+        "aio": {"block_size": 1 << 20, "queue_depth": 8, "intra_op_parallelism": 1, "single_submit": False,
+                "overlap_events": True},
+    }
+    if options.dtype != "fp32":
+        config[options.dtype] = {"enabled": True}
+        if options.dtype == "fp16":
+            config["fp16"]["initial_scale_power"] = 4
+    return config
+
+
+def model_class(torch):
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = torch.nn.Embedding(97, WIDTH)
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(WIDTH, WIDTH) for _ in range(3))
+            self.norm = torch.nn.LayerNorm(WIDTH)
+            self.frozen = torch.nn.Linear(WIDTH, 77, bias=False)
+            self.head = torch.nn.Linear(WIDTH, 97, bias=False)
+            self.head.weight = self.embedding.weight
+            self.scalar = torch.nn.Parameter(torch.ones(1))
+            self.register_buffer("seen", torch.tensor(3, dtype=torch.int64))
+            self.register_buffer("mean", torch.arange(5, dtype=torch.float32) / 3)
+            self.register_buffer("scratch", torch.zeros(4), persistent=False)
+            self.frozen.weight.requires_grad_(False)
+
+        def forward(self, tokens, target):
+            x = self.embedding(tokens)
+            for layer in self.layers:
+                x = x + torch.tanh(layer(x))
+            x = self.norm(x) * self.scalar
+            x = x + self.frozen(x).sum(-1, keepdim=True)
+            return torch.nn.functional.cross_entropy(self.head(x).float().view(-1, 97), target.view(-1))
+
+    return Model
+
+
+def build(torch, deepspeed, options):
+    config = deepspeed_config(options)
+    make = model_class(torch)
+    if options.stage == 3:
+        with deepspeed.zero.Init(config_dict_or_path=config):
+            model = make()
+    else:
+        model = make()
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [{"params": [p for p in trained if getattr(p, "ds_shape", p.shape).numel() > WIDTH], "weight_decay": 0.01},
+              {"params": [p for p in trained if getattr(p, "ds_shape", p.shape).numel() <= WIDTH], "weight_decay": 0.0}]
+    return deepspeed.initialize(model=model, model_parameters=groups, config=config)[0]
+
+
+def train(torch, engine, steps, rank):
+    for step in range(steps):
+        generator = torch.Generator().manual_seed(1_000_003 * step + rank)
+        tokens = torch.randint(97, (2, 7), generator=generator)
+        target = torch.randint(97, (2, 7), generator=generator)
+        engine.backward(engine(tokens, target))
+        engine.step()
+
+
+def described(torch, tensor):
+    data = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    return {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape),
+            "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def truth(torch, deepspeed, engine, stage):
+    """name -> state -> what it is; collective."""
+    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+    found = {}
+    for name, parameter in engine.module.named_parameters():
+        states = {}
+        with deepspeed.zero.GatheredParameters([parameter], enabled=stage == 3):
+            states["param"] = described(torch, parameter.data)
+        if parameter.requires_grad:
+            states["fp32"] = described(torch, safe_get_full_fp32_param(parameter))
+            for state in STATES:
+                states[state] = described(torch, safe_get_full_optimizer_state(parameter, state))
+        found[name] = states
+    for name in engine.module.state_dict().keys() & dict(engine.module.named_buffers()).keys():
+        found[name] = {"param": described(torch, engine.module.get_buffer(name))}
+    return found
+
+
+def main():
+    options = parse_arguments()
+    rank = int(os.environ["RANK"])
+    import torch
+    import deepspeed
+    from deepspeed import comm as dist
+
+    torch.set_num_threads(1)
+    torch.manual_seed(20_240_229)
+    deepspeed.init_distributed(dist_backend="gloo")
+    engine = build(torch, deepspeed, options)
+    train(torch, engine, options.steps, rank)
+    engine.save_checkpoint(options.save, tag=options.tag)
+    found = truth(torch, deepspeed, engine, options.stage)
+    if rank == 0:
+        with open(options.out, "w", encoding="utf-8") as out:
+            json.dump(found, out, indent=1, sort_keys=True)
+    dist.barrier()
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

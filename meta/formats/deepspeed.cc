@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <span>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "meta/formats/deepspeed_names.h"
@@ -18,6 +20,9 @@ using Value = Pickle::Value;
 constexpr unsigned kMostRanks = 1 << 16;
 constexpr const char* kMaster = "fp32";
 constexpr const char* kCompute = "param";
+// What our Python helper leaves with a step (gpu/python/ckptfs/deepspeed.py): {"layers.0.weight": 3, ...}
+constexpr std::string_view kIds = "ckptfs.ds_ids.json";
+constexpr uint64_t kMostIds = uint64_t{16} << 20;  // bytes of it
 
 // What one rank holds of a group: elements of one state, back to back.
 struct Flat {
@@ -110,6 +115,7 @@ class Reader {
     }
     for (unsigned rank = 0; rank < ranks_.size(); ++rank) read_optimizer(rank);
     read_frozen_of_others();
+    read_ids();
     for (Group& group : groups_) compose(group);
     compose_frozen();
     return std::move(map_);
@@ -149,6 +155,7 @@ class Reader {
   }
 
   void index_states(uint32_t index, std::string_view name) {
+    if (name == kIds) ids_ = index;
     const auto states = parse_states_name(name);
     if (!states) {
       const bool foreign = name.ends_with("_model_states.pt") || name.ends_with("_optim_states.pt");
@@ -321,15 +328,30 @@ class Reader {
     }
   }
 
-  // Stages 1 and 2: the model has its parameters whole.
+  // Stages 1 and 2: the model has its parameters whole. Stage 1 names frozen ones nowhere else.
   void read_compute(uint32_t index, TorchFile& file) {
-    const auto module = by_name(file.root().find("module"));
+    const auto module = file.root().find("module");
+    const auto named = by_name(module);
+    std::unordered_set<std::string> known;
     for (const Group& group : groups_) {
       for (const Member& member : group.members) {
-        const auto value = module.find(member.name);
-        if (value == module.end()) continue;
-        if (auto tensor = whole(index, file, value->second, member.name))
+        known.insert(member.name);
+        const auto value = named.find(member.name);
+        if (value == named.end()) continue;
+        if (auto tensor = whole(index, file, value->second, member.name)) {
           compute_.emplace(member.name, std::move(*tensor));
+        }
+      }
+    }
+    for (const Member& member : frozen_) known.insert(member.name);
+    for (const Tied& tied : map_.tied) known.insert(tied.name);
+    for (const Parameter& buffer : map_.parameters) known.insert(buffer.name);
+    for (size_t at = 0; module && at < module->pairs(); ++at) {
+      const auto [name, value] = module->pair(at);
+      if (!name.text() || !known.insert(std::string(*name.text())).second) continue;
+      if (auto tensor = whole(index, file, value, std::string(*name.text()))) {
+        map_.parameters.push_back({std::string(*name.text()), Parameter::Kind::frozen, std::nullopt, {}});
+        map_.parameters.back().states.emplace(kCompute, std::move(*tensor));
       }
     }
   }
@@ -463,6 +485,21 @@ class Reader {
     }
   }
 
+  void read_ids() {
+    if (!ids_) return;
+    const uint64_t size = files_.list()[*ids_].size;
+    if (size > kMostIds) return problem(*ids_, "it is larger than any such map");
+    const auto file = files_.open(*ids_);
+    if (!file) return problem(*ids_, file.error().message());
+    std::string text(size, '\0');
+    const auto got = io::read_full(file.value().get(), std::as_writable_bytes(std::span(text)), 0);
+    const auto ids = nlohmann::json::parse(text, nullptr, false);
+    if (!got || !ids.is_object()) return problem(*ids_, "it is no map of names to numbers");
+    for (const auto& [name, id] : ids.items()) {
+      if (id.is_number_unsigned()) known_ids_.emplace(name, id.get<uint64_t>());
+    }
+  }
+
   // The group's parameters, each with all of its states that are whole.
   void compose(Group& group) {
     const size_t first = map_.parameters.size();
@@ -473,6 +510,9 @@ class Reader {
     if (group.name && !of_group.empty()) {
       of_group.front().ds_id = group.name->first;
       of_group.back().ds_id = group.name->last;
+    }
+    for (Parameter& parameter : of_group) {
+      if (const auto id = known_ids_.find(parameter.name); id != known_ids_.end()) parameter.ds_id = id->second;
     }
     for (const auto& [state, flats] : group.states) compose_state(group, state, flats, of_group);
     for (Parameter& parameter : of_group) compose_compute(parameter);
@@ -560,6 +600,7 @@ class Reader {
   void compose_frozen() {
     for (const Member& member : frozen_) {
       Parameter parameter{member.name, Parameter::Kind::frozen, std::nullopt, {}};
+      if (const auto id = known_ids_.find(member.name); id != known_ids_.end()) parameter.ds_id = id->second;
       const Flats& flats = fragments_[member.name];
       const bool whole = !flats.empty() && std::all_of(flats.begin(), flats.end(), [](const auto& f) { return !!f; });
       auto tensor = whole ? joined(member, flats, 0) : std::nullopt;
@@ -578,6 +619,8 @@ class Reader {
   TensorMap map_;
   std::vector<RankFiles> ranks_;
   std::optional<uint32_t> common_model_;  // of stages 1 and 2
+  std::optional<uint32_t> ids_;           // our own map of names to ds_ids
+  std::unordered_map<std::string, uint64_t> known_ids_;
   unsigned stage_ = 3;
   std::vector<Group> groups_;
   std::vector<Member> frozen_;

@@ -346,8 +346,7 @@ def ranks_running(count, arguments, output, patched=False, script="train.py"):
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     shared = dict(environment(), WORLD_SIZE=str(count), LOCAL_SIZE=str(count), MASTER_PORT=str(port))
-    if patched:
-        shared["PYTHONPATH"] = str(REPOSITORY / "gpu" / "python")
+    shared["PYTHONPATH"] = str(REPOSITORY / "gpu" / "python")
     program = [*(["-m", "ckptfs.patch"] if patched else []), str(HERE / script)]
     processes = [subprocess.Popen([python(), *program, *arguments], stdin=subprocess.DEVNULL,
                                   stdout=output, stderr=output, env=dict(shared, RANK=str(rank), LOCAL_RANK=str(rank)))

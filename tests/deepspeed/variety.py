@@ -21,6 +21,7 @@ def parse_arguments():
     parser.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), default="bf16")
     parser.add_argument("--nvme", required=True, help="the folder to swap to, or 'none' to keep all in memory")
     parser.add_argument("--pipeline", action="store_true", help="pipelined swapping of the optimizer")
+    parser.add_argument("--width", type=int, default=WIDTH)
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--save", metavar="DIR", required=True)
     parser.add_argument("--tag", required=True)
@@ -28,21 +29,22 @@ def parse_arguments():
     return parser.parse_args()
 
 
-def deepspeed_config(options):
+def deepspeed_config(options, scheduler=False):
     zero = {"stage": options.stage, "overlap_comm": False, "contiguous_gradients": True}
     if options.stage == 3:
-        zero.update(sub_group_size=WIDTH * WIDTH * 3 // 2, stage3_param_persistence_threshold=4096)
+        zero.update(sub_group_size=options.width * options.width * 3 // 2, stage3_param_persistence_threshold=4096)
     if options.nvme != "none":
         count = 12 if options.pipeline else 4
         zero["offload_optimizer"] = {"device": "nvme", "nvme_path": options.nvme, "pin_memory": False,
                                      "buffer_count": count, "pipeline_read": options.pipeline,
                                      "pipeline_write": options.pipeline}
-    else:
+    elif options.stage == 3:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
     config = {
         "train_micro_batch_size_per_gpu": 2,
         "steps_per_print": 1 << 30,
-        "optimizer": {"type": "Adam", "params": {"lr": 1e-3}},
+        # Where it is not offloaded DeepSpeed would compile an Adam of its own.
+        "optimizer": {"type": "Adam", "params": {"lr": 1e-3, "torch_adam": "offload_optimizer" not in zero}},
         "zero_optimization": zero,
         "aio": {"block_size": 1 << 20, "queue_depth": 8, "intra_op_parallelism": 1, "single_submit": False,
                 "overlap_events": True},
@@ -51,18 +53,21 @@ def deepspeed_config(options):
         config[options.dtype] = {"enabled": True}
         if options.dtype == "fp16":
             config["fp16"]["initial_scale_power"] = 4
+    if scheduler:
+        config["scheduler"] = {"type": "WarmupLR", "params": {"warmup_min_lr": 1e-4, "warmup_max_lr": 1e-3,
+                                                              "warmup_num_steps": 7, "warmup_type": "linear"}}
     return config
 
 
-def model_class(torch):
+def model_class(torch, width):
     class Model(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.embedding = torch.nn.Embedding(97, WIDTH)
-            self.layers = torch.nn.ModuleList(torch.nn.Linear(WIDTH, WIDTH) for _ in range(3))
-            self.norm = torch.nn.LayerNorm(WIDTH)
-            self.frozen = torch.nn.Linear(WIDTH, 77, bias=False)
-            self.head = torch.nn.Linear(WIDTH, 97, bias=False)
+            self.embedding = torch.nn.Embedding(97, width)
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(width, width) for _ in range(3))
+            self.norm = torch.nn.LayerNorm(width)
+            self.frozen = torch.nn.Linear(width, 77, bias=False)
+            self.head = torch.nn.Linear(width, 97, bias=False)
             self.head.weight = self.embedding.weight
             self.scalar = torch.nn.Parameter(torch.ones(1))
             self.register_buffer("seen", torch.tensor(3, dtype=torch.int64))
@@ -81,27 +86,33 @@ def model_class(torch):
     return Model
 
 
-def build(torch, deepspeed, options):
-    config = deepspeed_config(options)
-    make = model_class(torch)
+def build(torch, deepspeed, options, scheduler=False):
+    config = deepspeed_config(options, scheduler)
+    make = model_class(torch, options.width)
     if options.stage == 3:
         with deepspeed.zero.Init(config_dict_or_path=config):
             model = make()
     else:
         model = make()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [{"params": [p for p in trained if getattr(p, "ds_shape", p.shape).numel() > WIDTH], "weight_decay": 0.01},
-              {"params": [p for p in trained if getattr(p, "ds_shape", p.shape).numel() <= WIDTH], "weight_decay": 0.0}]
+    large = [getattr(parameter, "ds_shape", parameter.shape).numel() > options.width for parameter in trained]
+    groups = [{"params": [p for p, is_large in zip(trained, large) if is_large], "weight_decay": 0.01},
+              {"params": [p for p, is_large in zip(trained, large) if not is_large], "weight_decay": 0.0}]
     return deepspeed.initialize(model=model, model_parameters=groups, config=config)[0]
 
 
-def train(torch, engine, steps, rank):
-    for step in range(steps):
+def train(torch, engine, steps, rank, first=0):
+    """The losses, as hexadecimal floats."""
+    losses = []
+    for step in range(first, first + steps):
         generator = torch.Generator().manual_seed(1_000_003 * step + rank)
         tokens = torch.randint(97, (2, 7), generator=generator)
         target = torch.randint(97, (2, 7), generator=generator)
-        engine.backward(engine(tokens, target))
+        loss = engine(tokens, target)
+        engine.backward(loss)
         engine.step()
+        losses.append(float(loss.detach()).hex())
+    return losses
 
 
 def described(torch, tensor):
@@ -113,6 +124,9 @@ def described(torch, tensor):
 def truth(torch, deepspeed, engine, stage):
     """name -> state -> what it is; collective."""
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+    if stage < 3:  # DeepSpeed links the states when the first group has stepped, and the others have none yet
+        engine.optimizer._hp_optimizer_states_linked = False
+        engine.optimizer._lazy_init_hp_params_optimizer_state()
     found = {}
     for name, parameter in engine.module.named_parameters():
         states = {}
@@ -134,10 +148,13 @@ def main():
     import torch
     import deepspeed
     from deepspeed import comm as dist
+    from deepspeed.accelerator import get_accelerator
 
     torch.set_num_threads(1)
     torch.manual_seed(20_240_229)
     deepspeed.init_distributed(dist_backend="gloo")
+    if options.dtype == "fp16":  # torch computes it on any processor; DeepSpeed wants instructions for it
+        get_accelerator().is_fp16_supported = lambda: True
     engine = build(torch, deepspeed, options)
     train(torch, engine, options.steps, rank)
     engine.save_checkpoint(options.save, tag=options.tag)

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 #include <vector>
 
@@ -17,14 +16,16 @@ using namespace ckptfs::meta::formats;  // NOLINT(google-build-using-namespace)
 
 class Input : public StepFiles {
  public:
+  // The stage (1 byte), the length of the first file (2 bytes), both files.
   Input(const uint8_t* data, size_t size) {
-    uint16_t model = 0;
-    if (size >= sizeof(model)) std::memcpy(&model, data, sizeof(model));
-    const size_t begin = std::min(size, sizeof(model)), length = std::min<size_t>(model, size - begin);
-    add("zero_pp_rank_0_mp_rank_00_model_states.pt", data + begin, length);
-    add("zero_pp_rank_0_mp_rank_00_optim_states.pt", data + begin + length, size - begin - length);
+    constexpr size_t head = 3;
+    if (size < head) return;
+    const size_t length = std::min<size_t>(data[1] | size_t{data[2]} << 8, size - head);
+    const char* const model = data[0] == 3 ? "zero_pp_rank_0_mp_rank_00_model_states.pt" : "mp_rank_00_model_states.pt";
+    add(model, data + head, length);
+    add("zero_pp_rank_0_mp_rank_00_optim_states.pt", data + head + length, size - head - length);
     const std::vector<uint8_t> swapped(4096);
-    for (const char* name : {"0_1.tensor.swp", "exp_avg-0_1.tensor.swp"}) {
+    for (const char* name : {"1_3.tensor.swp", "exp_avg-1_3.tensor.swp"}) {
       add(std::string("offloaded_tensors/rank00/") + name, swapped.data(), swapped.size());
     }
   }

@@ -1,0 +1,349 @@
+"""DeepSpeed checkpoints with an NVMe optimizer that lose nothing.
+
+    import ckptfs.deepspeed
+
+    ckptfs.deepspeed.check("/ckpt").raise_if_unsafe()          # may DeepSpeed read garbage there?
+    ckptfs.deepspeed.save_checkpoint(engine, "/ckpt/steps")    # `latest` only when every rank's files are durable
+    ckptfs.deepspeed.load_checkpoint(engine, "/ckpt/steps")    # moments, step, hyperparameters, small sub-groups, scaler
+
+DeepSpeed's own load brings back the master weights of what it swaps, and nothing else: Adam's moments begin at zero, its
+step at 0, the learning rate at its first value, and what was too small to swap keeps its random start. Here the run goes
+on as if it had never stopped, to the last bit. Both functions are called by every rank, as DeepSpeed's own.
+
+What this knows of DeepSpeed's inside is in `_check_inside`: a version that looks different there is refused by name, and
+nothing is changed. Works on any path, not only on a ckptfs mount.
+"""
+
+import copy
+import dataclasses
+import errno
+import json
+import logging
+import mmap
+import os
+import pathlib
+import tempfile
+
+_log = logging.getLogger("ckptfs")
+
+TESTED = ("0.19.8",)
+IDS = "ckptfs.ds_ids.json"  # in the step: name -> ds_id, for the views
+
+
+class NotSupported(RuntimeError):
+    """This DeepSpeed, or this configuration, is not one that the function knows; nothing was changed."""
+
+
+# --- alignment
+
+
+@dataclasses.dataclass(frozen=True)
+class Alignment:
+    """Whether O_DIRECT below `path` takes the requests that DeepSpeed makes; it never looks at what became of them."""
+
+    path: str
+    safe: bool
+    reason: str
+
+    def raise_if_unsafe(self):
+        if not self.safe:
+            raise RuntimeError(f"{self.path}: {self.reason}")
+
+
+_BLOCK = 1 << 20
+_MEMORY = (4, 64, 508)  # offsets of gradients in DeepSpeed's buffers are multiples of 4 bytes
+_OFFSET = 1024  # of its files and lengths
+
+
+def check(path):
+    """Makes the requests that DeepSpeed would make, on a file of its own below `path` (a folder); an Alignment."""
+    path = os.fspath(path)
+    with tempfile.NamedTemporaryFile(dir=path, prefix=".ckptfs-check-") as file, mmap.mmap(-1, 3 * _BLOCK) as memory:
+        data = os.urandom(_BLOCK)
+        os.pwrite(file.fileno(), data, 0)
+        os.fsync(file.fileno())
+        try:
+            direct = os.open(file.name, os.O_RDONLY | os.O_DIRECT)
+        except OSError as problem:
+            return Alignment(path, False, f"O_DIRECT is refused ({os.strerror(problem.errno)})")
+        try:
+            return _check_reads(path, direct, memory, data)
+        finally:
+            os.close(direct)
+
+
+def _check_reads(path, direct, memory, data):
+    for shift, offset, size in [(shift, 0, _BLOCK) for shift in _MEMORY] + [(0, _OFFSET, _OFFSET)]:
+        what = f"O_DIRECT into memory {shift} bytes off" if shift else f"O_DIRECT of {size} bytes at {offset}"
+        with memoryview(memory) as whole, whole[shift : shift + size] as buffer:
+            try:
+                got = os.preadv(direct, [buffer], offset)
+            except OSError as problem:
+                if problem.errno != errno.EINVAL:
+                    raise
+                return Alignment(path, False, f"{what} is refused, and DeepSpeed, which does not look, trains on garbage: "
+                                              "use a ckptfs mount with -o odirect=safe (the default)")
+            if got != size or bytes(buffer) != data[offset : offset + size]:
+                return Alignment(path, False, f"{what} reads something else than was written")
+    return Alignment(path, True, "O_DIRECT takes what DeepSpeed asks for")
+
+
+# --- saving
+
+
+def save_checkpoint(engine, save_dir, tag=None, client_state=None, save_latest=True, **options):
+    """engine.save_checkpoint; leaves the names of DeepSpeed's ids with the step; `latest` once all of it is durable."""
+    import torch.distributed as dist
+
+    tag = str(tag if tag is not None else f"global_step{engine.global_steps}")
+    saved = engine.save_checkpoint(save_dir, tag=tag, client_state=client_state or {}, save_latest=False, **options)
+    step = pathlib.Path(save_dir) / tag
+    if engine.global_rank == 0:
+        ids = {name: parameter.ds_id for name, parameter in engine.module.named_parameters()
+               if hasattr(parameter, "ds_id")}
+        if ids:
+            (step / IDS).write_text(json.dumps(ids))
+    dist.barrier()  # all files are there
+    _sync(step, engine.global_rank, dist.get_world_size())
+    dist.barrier()  # and durable
+    if save_latest and engine.global_rank == 0:
+        _replace(pathlib.Path(save_dir) / "latest", tag)
+    dist.barrier()
+    return saved
+
+
+def _sync(step, rank, ranks):
+    """This rank's share of the step's files and folders."""
+    paths = sorted(path for path in [step, *step.rglob("*")] if not path.is_symlink())
+    for path in paths[rank::ranks]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _replace(path, text):
+    """The file holds the old text or the new one, whatever happens."""
+    beside = path.with_name(f".{path.name}.ckptfs")
+    with open(beside, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+# --- loading
+
+
+def load_checkpoint(engine, load_dir, tag=None, **options):
+    """engine.load_checkpoint, and what it leaves out. Before the first step of the process, or after any.
+
+    Raises NotSupported before anything is changed: for a DeepSpeed that is not known, and for a checkpoint of other
+    ranks, sub-groups or parameters.
+    """
+    optimizer = engine.optimizer
+    if not getattr(optimizer, "swap_optimizer", False):
+        return engine.load_checkpoint(load_dir, tag, **options)
+    _check_inside(engine, options)
+    if tag is None:
+        tag = (pathlib.Path(load_dir) / "latest").read_text(encoding="utf-8").strip()
+    state = _Saved(engine, load_dir, str(tag))
+    result = engine.load_checkpoint(load_dir, str(tag), **options)
+    if result[0] is None:
+        return result
+    state.restore()
+    return result
+
+
+def _require(condition, what):
+    if not condition:
+        import deepspeed
+        raise NotSupported(f"DeepSpeed {deepspeed.__version__}: {what} (known: {', '.join(TESTED)}); nothing was changed")
+
+
+_INSIDE = {
+    "engine": ("_get_zero_ckpt_name", "use_node_local_storage", "local_rank", "global_rank", "lr_scheduler"),
+    "engine.optimizer": ("optimizer_swapper", "optimizer", "fp32_partitioned_groups_flat", "partition_count",
+                         "loss_scaler", "dynamic_loss_scale", "overflow", "checkpoint_event_prologue",
+                         "checkpoint_event_epilogue", "_reassign_or_swap_out_partitioned_parameters",
+                         "_swappable_optimizer_subgroup", "_set_fp32_optimizer_param_groups",
+                         "_clear_fp32_optimizer_param_groups"),
+    "engine.optimizer.optimizer_swapper": ("swap_params_info", "swap_folder", "dtype", "swap_element_size",
+                                           "_io_aligned_numel"),
+}
+_INSIDE_INFO = ("has_state_tensors", "add_state_tensors", "get_swap_paths", "numel")
+
+
+def _check_inside(engine, options):
+    import deepspeed
+    if deepspeed.__version__ not in TESTED:
+        _log.warning("DeepSpeed %s was never tried with ckptfs.deepspeed; known: %s", deepspeed.__version__,
+                     ", ".join(TESTED))
+    for where, names in _INSIDE.items():
+        thing = engine
+        for part in where.split(".")[1:]:
+            thing = getattr(thing, part)
+        for name in names:
+            _require(hasattr(thing, name), f"{where} has no {name}")
+    optimizer = engine.optimizer
+    for info in optimizer.optimizer_swapper.swap_params_info.values():
+        for name in _INSIDE_INFO:
+            _require(hasattr(info, name), f"what it knows of a swapped sub-group has no {name}")
+    for name, wanted in (("zenflow", False), ("use_muon", False), ("partial_offload", 1.0)):
+        _require(not hasattr(optimizer, name) or not getattr(optimizer, name) or getattr(optimizer, name) == wanted,
+                 f"{name} is not supported")
+    for name in ("load_optimizer_states", "load_lr_scheduler_states"):
+        _require(options.get(name, True), f"{name}=False is not supported: use engine.load_checkpoint")
+    _require(not options.get("load_module_only", False), "load_module_only is not supported: use engine.load_checkpoint")
+    adam = optimizer.optimizer
+    if type(adam).__name__ == "DeepSpeedCPUAdam":
+        _require(hasattr(adam, "opt_id") and hasattr(getattr(adam, "ds_opt_adam", None), "adam_update"),
+                 "its CPUAdam has no adam_update")
+
+
+class _Saved:
+    """What a rank's optim_states.pt holds beside the master weights, matched with the optimizer as it is now."""
+
+    def __init__(self, engine, load_dir, tag):
+        import torch
+        self.engine, self.optimizer = engine, engine.optimizer
+        self.swapper, self.adam = self.optimizer.optimizer_swapper, self.optimizer.optimizer
+        self.flat = self.optimizer.fp32_partitioned_groups_flat
+        # Mapped: pipelined runs leave whole recycled buffers in the file, which nobody needs.
+        self.saved = torch.load(engine._get_zero_ckpt_name(load_dir, tag), map_location="cpu", weights_only=False,
+                                mmap=True)["optimizer_state_dict"]
+        rank = engine.local_rank if engine.use_node_local_storage() else engine.global_rank
+        self.folder = pathlib.Path(load_dir) / tag / "offloaded_tensors" / f"rank{rank:0>2d}"
+        self._check_same_model()
+        self.states = self._match_states()
+        self.swapped = {index: self._swapped_names(index) for index in range(len(self.flat))
+                        if self.optimizer._swappable_optimizer_subgroup(index)}
+        self._check_files()
+
+    def _check_same_model(self):
+        _require(self.saved["partition_count"] == self.optimizer.partition_count,
+                 f"the checkpoint is of {self.saved['partition_count']} ranks, this run of "
+                 f"{self.optimizer.partition_count}")
+        theirs = [getattr(group, "ds_id", None) for group in self.saved["fp32_flat_groups"]]
+        ours = [group.ds_id for group in self.flat]
+        _require(theirs == ours, f"the checkpoint's sub-groups are {theirs}, this run's {ours}: the model or "
+                                 "sub_group_size differ")
+        groups = self.saved["optimizer_state_dict"]["param_groups"]
+        _require(len(groups) == len(self.adam.param_groups), "the checkpoint has other groups of parameters")
+
+    def _match_states(self):
+        """For each sub-group its saved state and its saved group of hyperparameters."""
+        saved, found = self.saved["optimizer_state_dict"], {}
+        self.optimizer._set_fp32_optimizer_param_groups()
+        try:
+            for live, theirs in zip(self.adam.param_groups, saved["param_groups"], strict=True):
+                _require(len(live["params"]) == len(theirs["params"]), "the checkpoint has other groups of parameters")
+                for parameter, number in zip(live["params"], theirs["params"], strict=True):
+                    found[id(parameter)] = (saved["state"].get(number, {}), theirs)
+        finally:
+            self.optimizer._clear_fp32_optimizer_param_groups()
+        return found
+
+    def _state(self, index):
+        return self.states[id(self.flat[index])][0]
+
+    def _swapped_names(self, index):
+        import torch
+        return [name for name, value in self._state(index).items() if torch.is_tensor(value) and value.dim() > 0]
+
+    def _files(self, index):
+        return [self.flat[index].ds_id] + [f"{name}-{self.flat[index].ds_id}" for name in self.swapped[index]]
+
+    def _check_files(self):
+        for index, group in enumerate(self.flat):
+            if index not in self.swapped:
+                same = self.saved["fp32_flat_groups"][index].numel() == group.numel()
+                _require(same, f"sub-group {group.ds_id} of the checkpoint has another length")
+                continue
+            info = self.swapper.swap_params_info[group.ds_id]
+            needed = self.swapper._io_aligned_numel(info.numel()) * self.swapper.swap_element_size
+            for name in self._files(index):
+                path = self.folder / f"{name}.tensor.swp"
+                _require(path.exists() and path.stat().st_size >= needed, f"{path} is missing or shorter than {needed}")
+
+    def restore(self):
+        import torch
+        with torch.no_grad():
+            self.optimizer.checkpoint_event_prologue()
+            for index in range(len(self.flat)):
+                if index in self.swapped:
+                    self._restore_swapped(index)
+                else:
+                    self._restore_small(index)
+            self._restore_settings()
+            self._restore_powers()
+            self.optimizer.checkpoint_event_epilogue()  # by every rank: it gathers
+
+    def _restore_swapped(self, index):
+        """The copied files are read at the next step, if the swapper knows that there is a state; memory is not needed."""
+        import torch
+        group, state, names = self.flat[index], self._state(index), self.swapped[index]
+        info = self.swapper.swap_params_info[group.ds_id]
+        if info.has_state_tensors:  # steps were made in this process: the load itself has read the states
+            self.adam.state[group].update({key: copy.deepcopy(value) for key, value in state.items()
+                                           if key not in names})
+        elif state:
+            live = {}
+            for key, value in state.items():
+                live[key] = torch.empty(0, dtype=self.swapper.dtype) if key in names else copy.deepcopy(value)
+                if key in names:
+                    live[key].ds_id = f"{key}-{group.ds_id}"
+            self.adam.state[group] = live
+            info.add_state_tensors([live[name] for name in names])
+        wanted = {os.path.join(self.swapper.swap_folder, f"{name}.tensor.swp") for name in self._files(index)}
+        if set(info.get_swap_paths()) != wanted:
+            raise RuntimeError(f"sub-group {group.ds_id} is swapped to {info.get_swap_paths()} instead of {wanted}: do not "
+                               "go on with this engine")
+
+    def _restore_small(self, index):
+        import torch
+        group, state = self.flat[index], self._state(index)
+        group.data.copy_(self.saved["fp32_flat_groups"][index].data)
+        if state:
+            self.adam.state[group] = {key: value.detach().clone() if torch.is_tensor(value) else copy.deepcopy(value)
+                                      for key, value in state.items()}
+        else:
+            self.adam.state.pop(group, None)
+        self.optimizer._reassign_or_swap_out_partitioned_parameters(index)  # and the 16-bit parameters from it
+
+    def _restore_settings(self):
+        for live, theirs in zip(self.adam.param_groups, self.saved["optimizer_state_dict"]["param_groups"], strict=True):
+            live.update({key: copy.deepcopy(value) for key, value in theirs.items() if key != "params"})
+        self.optimizer.loss_scaler = self.saved["loss_scaler"]
+        self.optimizer.dynamic_loss_scale = self.saved["dynamic_loss_scale"]
+        self.optimizer.overflow = self.saved["overflow"]
+        scheduler = self.engine.lr_scheduler
+        if getattr(scheduler, "_last_lr", None) is not None:
+            scheduler._last_lr = [group["lr"] for group in self.adam.param_groups]
+
+    def _restore_powers(self):
+        """CPUAdam multiplies beta up step by step, in float; after a jump it takes the power, which differs in the last
+        bit. So it is walked through the steps, with tensors of no elements."""
+        import torch
+        if type(self.adam).__name__ != "DeepSpeedCPUAdam" or getattr(self.engine.lr_scheduler, "cycle_momentum", False):
+            return
+        steps = [(int(state["step"]), group["betas"]) for state, group in map(self.states.get, map(id, self.flat))
+                 if "step" in state]
+        if not steps:
+            return
+        nothing = torch.empty(0)
+
+        def tick(step, betas):
+            self.adam.ds_opt_adam.adam_update(self.adam.opt_id, step, 0.0, betas[0], betas[1], 1e-8, 0.0, True, nothing,
+                                              nothing, nothing, nothing)
+
+        for step in range(1, steps[0][0] + 1):
+            tick(step, steps[0][1])
+        for step, betas in steps:
+            tick(step, betas)

@@ -1,0 +1,70 @@
+"""Trains the model of variety.py in one go, or up to a save, or on from one, by ckptfs.deepspeed; tells all of the state.
+
+One process is one rank. Each rank writes its losses, and digests of what the optimizer holds, as JSON.
+"""
+
+import argparse
+import json
+import os
+import sys
+
+import variety
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--nvme", required=True)
+    parser.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), default="bf16")
+    parser.add_argument("--stage", type=int, default=3)
+    parser.add_argument("--pipeline", action="store_true")
+    parser.add_argument("--width", type=int, default=variety.WIDTH)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--save", metavar="DIR", help="save here after the last step")
+    parser.add_argument("--resume", metavar="DIR", help="go on from here")
+    parser.add_argument("--plain", action="store_true", help="resume by DeepSpeed's own load_checkpoint")
+    parser.add_argument("--out", required=True, help="the result, .RANK is appended")
+    return parser.parse_args()
+
+
+def state_of(torch, deepspeed, engine):
+    """Digest of every parameter and of every state of it, gathered; and what the optimizer is set to."""
+    found = {name: {state: one["sha256"] for state, one in states.items()}
+             for name, states in variety.truth(torch, deepspeed, engine, 3).items()}
+    found["settings"] = [{key: repr(value) for key, value in sorted(group.items()) if key != "params"}
+                         for group in engine.optimizer.optimizer.param_groups]
+    found["loss scale"] = repr(engine.optimizer.cur_scale if hasattr(engine.optimizer, "cur_scale") else None)
+    found["steps"] = sorted(int(state["step"]) for state in engine.optimizer.optimizer.state.values())
+    return found
+
+
+def main():
+    options = parse_arguments()
+    rank = int(os.environ["RANK"])
+    import deepspeed
+    import torch
+    from deepspeed import comm as dist
+
+    import ckptfs.deepspeed
+
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    torch.manual_seed(20_240_229 + (1 if options.resume else 0))  # a resume must not live on the same random start
+    deepspeed.init_distributed(dist_backend="gloo")
+    engine = variety.build(torch, deepspeed, options, scheduler=True)
+    first = 0
+    if options.resume:
+        load = engine.load_checkpoint if options.plain else lambda path: ckptfs.deepspeed.load_checkpoint(engine, path)
+        load(options.resume)
+        first = engine.global_steps
+    losses = variety.train(torch, engine, options.steps, rank, first)
+    if options.save:
+        ckptfs.deepspeed.save_checkpoint(engine, options.save)
+    result = {"losses": losses, "first": first, "state": state_of(torch, deepspeed, engine)}
+    with open(f"{options.out}.{rank}", "w", encoding="utf-8") as out:
+        json.dump(result, out, indent=1, sort_keys=True)
+    dist.barrier()
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

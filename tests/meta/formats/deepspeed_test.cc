@@ -1,0 +1,152 @@
+#include "meta/formats/deepspeed.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "io/fd.h"
+
+namespace ckptfs::meta::formats {
+namespace {
+
+using testing::HasSubstr;
+
+// A step in memory.
+class Files : public StepFiles {
+ public:
+  void add(const std::string& path, const std::string& content) {
+    io::Fd file(::memfd_create("file", MFD_CLOEXEC));
+    EXPECT_TRUE(io::write_full(file.get(), std::as_bytes(std::span(content)), 0));
+    files_.push_back({path, content.size()});
+    contents_.push_back(std::move(file));
+  }
+  const std::vector<File>& list() const override { return files_; }
+  Result<io::Fd> open(uint32_t index) const override { return io::Fd(::dup(contents_[index].get())); }
+
+ private:
+  std::vector<File> files_;
+  std::vector<io::Fd> contents_;
+};
+
+// What DeepSpeed 0.19.8 wrote (tests/fuzz/corpus/deepspeed, whose layout tests/fuzz/deepspeed_fuzzer.cc tells).
+struct Sample {
+  explicit Sample(const std::string& name) {
+    const auto content = io::read_file(CKPTFS_SOURCE_DIR "/tests/fuzz/corpus/deepspeed/" + name);
+    EXPECT_TRUE(content) << content.error().message();
+    const std::string& bytes = content.value();
+    const size_t length = static_cast<uint8_t>(bytes[1]) | static_cast<size_t>(static_cast<uint8_t>(bytes[2])) << 8;
+    model = bytes.substr(3, length);
+    optimizer = bytes.substr(3 + length);
+  }
+  std::string model;
+  std::string optimizer;
+};
+
+constexpr const char* kModel = "zero_pp_rank_0_mp_rank_00_model_states.pt";
+constexpr const char* kOptimizer = "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt";
+
+const Parameter& find(const TensorMap& map, const std::string& name) {
+  const auto found = std::find_if(map.parameters.begin(), map.parameters.end(),
+                                  [&](const Parameter& parameter) { return parameter.name == name; });
+  EXPECT_NE(found, map.parameters.end()) << name;
+  return *found;
+}
+
+TEST(DeepSpeed, StageThreeInMemory) {
+  const Sample sample("stage_3");
+  Files files;
+  files.add(std::string("global_step1/") + kModel, sample.model);
+  files.add(std::string("global_step1/") + kOptimizer, sample.optimizer);
+  EXPECT_FALSE(is_deepspeed(files, ""));
+  ASSERT_TRUE(is_deepspeed(files, "global_step1/"));
+  const TensorMap map = read_deepspeed(files, "global_step1/");
+  EXPECT_TRUE(map.problems.empty()) << map.problems.front().reason;
+  const Parameter& embedding = find(map, "embedding.weight");
+  EXPECT_EQ(embedding.ds_id, 0U);
+  EXPECT_EQ(embedding.states.size(), 3U);
+  const Tensor& moment = embedding.states.at("exp_avg_sq");
+  EXPECT_EQ(moment.shape, (Shape{97, 3}));
+  ASSERT_EQ(moment.pieces.size(), 1U);
+  EXPECT_EQ(moment.pieces[0].file, 1U);
+  EXPECT_EQ(moment.pieces[0].size, 97U * 3 * 4);
+  EXPECT_EQ(find(map, "frozen.weight").kind, Parameter::Kind::frozen);
+  EXPECT_EQ(find(map, "frozen.weight").states.at("param").dtype, Dtype::bfloat16);
+  EXPECT_EQ(find(map, "seen").states.at("param").dtype, Dtype::int64);
+  ASSERT_EQ(map.tied.size(), 1U);
+  EXPECT_EQ(map.tied[0].name, "head.weight");
+}
+
+TEST(DeepSpeed, ASwapFileIsTheTruth) {
+  const Sample sample("stage_3");
+  Files files;
+  files.add(kModel, sample.model);
+  files.add(kOptimizer, sample.optimizer);
+  files.add("offloaded_tensors/rank00/0_0.tensor.swp", std::string(2048, 'm'));
+  files.add("offloaded_tensors/rank00/exp_avg-0_0.tensor.swp", std::string(100, 'm'));
+  const TensorMap map = read_deepspeed(files, "");
+  const Parameter& embedding = find(map, "embedding.weight");
+  EXPECT_EQ(embedding.states.at("fp32").pieces[0].file, 2U);
+  EXPECT_EQ(embedding.states.at("fp32").pieces[0].size, 97U * 3 * 4);
+  EXPECT_FALSE(embedding.states.contains("exp_avg")) << "of a file that is too short";
+  ASSERT_FALSE(map.problems.empty());
+  EXPECT_EQ(map.problems[0].file, "offloaded_tensors/rank00/exp_avg-0_0.tensor.swp");
+}
+
+TEST(DeepSpeed, StageTwo) {
+  const Sample sample("stage_2");
+  Files files;
+  files.add("mp_rank_00_model_states.pt", sample.model);
+  files.add(kOptimizer, sample.optimizer);
+  const TensorMap map = read_deepspeed(files, "");
+  EXPECT_TRUE(map.problems.empty()) << map.problems.front().reason;
+  const Parameter& embedding = find(map, "embedding.weight");
+  EXPECT_EQ(embedding.states.size(), 4U);
+  EXPECT_EQ(embedding.states.at("param").pieces[0].file, 0U);
+  EXPECT_EQ(embedding.states.at("fp32").pieces[0].file, 1U);
+}
+
+TEST(DeepSpeed, OurMapGivesEachParameterItsNumber) {
+  const Sample sample("stage_3");
+  Files files;
+  files.add(kModel, sample.model);
+  files.add(kOptimizer, sample.optimizer);
+  files.add("ckptfs.ds_ids.json", R"({"layers.1.weight": 77, "frozen.weight": 78, "unknown": 3, "norm.bias": -1})");
+  const TensorMap map = read_deepspeed(files, "");
+  EXPECT_EQ(find(map, "layers.1.weight").ds_id, 77U);
+  EXPECT_EQ(find(map, "frozen.weight").ds_id, 78U);
+}
+
+TEST(DeepSpeed, WhatIsMissingIsNamedAndTheRestShows) {
+  const Sample sample("stage_3");
+  Files without_optimizer;
+  without_optimizer.add(kModel, sample.model);
+  const TensorMap some = read_deepspeed(without_optimizer, "");
+  EXPECT_TRUE(find(some, "embedding.weight").states.empty());
+  EXPECT_FALSE(find(some, "frozen.weight").states.empty());
+  ASSERT_EQ(some.problems.size(), 1U);
+  EXPECT_THAT(some.problems[0].reason, HasSubstr("rank 0 has no optim_states.pt"));
+
+  Files swap_only;
+  swap_only.add("offloaded_tensors/rank01/exp_avg-15_3.tensor.swp", "data");
+  const TensorMap none = read_deepspeed(swap_only, "");
+  ASSERT_EQ(none.undivided.size(), 1U);
+  EXPECT_EQ(none.undivided[0].rank, 1U);
+  EXPECT_EQ(none.undivided[0].state, "exp_avg");
+
+  Files damaged;
+  damaged.add(kModel, sample.model.substr(0, 5000));
+  damaged.add(kOptimizer, sample.optimizer);
+  const TensorMap nothing = read_deepspeed(damaged, "");
+  ASSERT_FALSE(nothing.problems.empty());
+  EXPECT_EQ(nothing.problems[0].file, kModel);
+
+  Files foreign;
+  foreign.add("zero_pp_rank_0_mp_rank_01_model_states.pt", sample.model);
+  EXPECT_THAT(read_deepspeed(foreign, "").problems[0].reason, HasSubstr("model parallel"));
+}
+
+}  // namespace
+}  // namespace ckptfs::meta::formats

@@ -118,7 +118,7 @@ void op_open(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
   auto found = reply.fs().views.find(inode);
   if (!found) return reply.error(found.error());
   if (!S_ISREG(found.value().stat.st_mode)) return reply.error(EISDIR);
-  info->keep_cache = found.value().of->sealed ? 1 : 0;
+  info->keep_cache = reply.fs().views.may_keep(found.value()) ? 1 : 0;
   info->fh = reply.fs().view_handles.add(
       std::make_unique<ViewHandle>(reply.fs(), std::move(found.value().of), found.value().node));
   if (fuse_reply_open(req, info) != 0) reply.fs().view_handles.take(info->fh);

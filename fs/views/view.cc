@@ -237,8 +237,9 @@ void View::add_models() {
   }
 }
 
-// The type that the model computes in, as its parameters tell; where none is there, that of the largest weight.
+// The type that the model computes in, as the checkpoint says, or its parameters tell, or the first weight.
 Dtype View::compute_type(const std::vector<Weight>& weights) const {
+  if (source_.map.computes_in) return *source_.map.computes_in;
   for (const Parameter& parameter : source_.map.parameters) {
     const auto state = parameter.states.find("param");
     const bool tells = parameter.kind != Parameter::Kind::buffer && state != parameter.states.end();

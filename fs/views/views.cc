@@ -218,6 +218,15 @@ Result<Views::Found> Views::find(InodeNumber number) {
   return leads ? leading(real) : Error(ENOENT);
 }
 
+bool Views::may_keep(const Found& found) {
+  const std::lock_guard lock(mutex_);
+  if (opened_.size() >= kMostOpened) opened_.clear();
+  std::weak_ptr<const StepView>& last = opened_[found.number];
+  const bool same = last.lock() == found.of;
+  last = found.of;
+  return same;
+}
+
 Result<std::vector<meta::DirectoryEntry>> Views::list(InodeNumber directory) {
   TRY_ASSIGN(const Found in, find(directory));
   std::vector<meta::DirectoryEntry> entries;

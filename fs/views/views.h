@@ -54,6 +54,8 @@ class Views {
   // ENOENT: there is none of that name or number.
   Result<Found> lookup(InodeNumber directory, const std::string& name);
   Result<Found> find(InodeNumber number);
+  // Whether the kernel may keep what it has of this file: it was last opened in the same view. Notes that it is now.
+  bool may_keep(const Found& found);
   // Without "." and "..". Sorted by name.
   Result<std::vector<meta::DirectoryEntry>> list(InodeNumber directory);
 
@@ -73,12 +75,15 @@ class Views {
   void keep(InodeNumber step, Cached cached);
 
   static constexpr size_t kMostCached = 8;
+  static constexpr size_t kMostOpened = 65536;
   static constexpr std::chrono::milliseconds kBelieved{200};  // how long a live step's files are taken for unchanged
 
   meta::Store& store_;
   meta::Tree& tree_;
   std::mutex mutex_;
   std::unordered_map<InodeNumber, Cached> cache_;  // guarded by mutex_
+  // Guarded by mutex_; by inode number: the view in which a file was opened last.
+  std::unordered_map<InodeNumber, std::weak_ptr<const StepView>> opened_;
 };
 
 }  // namespace ckptfs::fs::views

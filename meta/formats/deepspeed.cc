@@ -361,9 +361,9 @@ class Reader {
       const auto value = find(find(config, kind), "enabled");
       return value && value->boolean() == true;
     };
-    compute_dtype_ = enabled("bf16") || enabled("bfloat16") ? Dtype::bfloat16
-                     : enabled("fp16")                      ? Dtype::float16
-                                                            : Dtype::float32;
+    map_.computes_in = enabled("bf16") || enabled("bfloat16") ? Dtype::bfloat16
+                       : enabled("fp16")                      ? Dtype::float16
+                                                              : Dtype::float32;
   }
 
   void read_optimizer(unsigned number) {
@@ -592,7 +592,7 @@ class Reader {
     for (const RankFiles& files : ranks_) {
       const auto file = files.params.find(*parameter.ds_id);
       if (file == files.params.end()) return;
-      flats.emplace_back(Flat{{file->second, 0, files_.list()[file->second].size}, compute_dtype_});
+      flats.emplace_back(Flat{{file->second, 0, files_.list()[file->second].size}, *map_.computes_in});
     }
     if (auto tensor = joined(member, flats, 0)) parameter.states.emplace(kCompute, std::move(*tensor));
   }
@@ -626,7 +626,6 @@ class Reader {
   std::vector<Member> frozen_;
   std::map<std::string, Flats> fragments_;  // of frozen parameters
   std::map<std::string, Tensor> compute_;   // stages 1 and 2
-  Dtype compute_dtype_ = Dtype::float32;
 };
 
 }  // namespace

@@ -79,6 +79,7 @@ struct Problem {
 
 struct TensorMap {
   std::vector<Parameter> parameters;  // in the order of the checkpoint
+  std::optional<Dtype> computes_in;   // what the model computed in, where the checkpoint says so
   std::vector<Tied> tied;
   std::vector<SwapFile> undivided;
   std::vector<Problem> problems;

@@ -87,6 +87,8 @@ def model_class(torch, width):
 
 
 def build(torch, deepspeed, options, scheduler=False):
+    if options.dtype == "fp16":  # torch computes it on any processor; DeepSpeed wants instructions for it
+        deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True
     config = deepspeed_config(options, scheduler)
     make = model_class(torch, options.width)
     if options.stage == 3:
@@ -148,13 +150,10 @@ def main():
     import torch
     import deepspeed
     from deepspeed import comm as dist
-    from deepspeed.accelerator import get_accelerator
 
     torch.set_num_threads(1)
     torch.manual_seed(20_240_229)
     deepspeed.init_distributed(dist_backend="gloo")
-    if options.dtype == "fp16":  # torch computes it on any processor; DeepSpeed wants instructions for it
-        get_accelerator().is_fp16_supported = lambda: True
     engine = build(torch, deepspeed, options)
     train(torch, engine, options.steps, rank)
     engine.save_checkpoint(options.save, tag=options.tag)

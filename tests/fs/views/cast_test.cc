@@ -71,10 +71,12 @@ TEST(Cast, RoundsToNearestEven) {
 // What is left over at the end of a chunk goes another way than the rest.
 TEST(Cast, IsTheSameWhereverAValueLies) {
   const auto values = trying();
-  const auto all = cast_all<uint16_t>(values, Dtype::float32, Dtype::float16);
-  for (size_t at = 0; at < 5000; ++at) {
-    const auto one = cast_all<uint16_t>(std::vector<float>{values[at]}, Dtype::float32, Dtype::float16);
-    ASSERT_EQ(one[0], all[at]) << values[at];
+  for (const Dtype type : {Dtype::float16, Dtype::bfloat16}) {
+    const auto all = cast_all<uint16_t>(values, Dtype::float32, type);
+    for (size_t at = 0; at < 5000; ++at) {
+      const auto one = cast_all<uint16_t>(std::vector<float>{values[at]}, Dtype::float32, type);
+      ASSERT_EQ(one[0], all[at]) << values[at];
+    }
   }
 }
 

@@ -28,7 +28,7 @@ Filesystem::Filesystem(const MountOptions& mount_options, meta::Store& mounted_s
           counters),
       files(environment()),
       adoptions(*this),
-      views(mounted_store),
+      views(mounted_store, [this](meta::InodeNumber inode) { return files.open_for_writing(inode); }),
       control(*this),
       caretaker(mounted_store, {.quiet = std::chrono::seconds(options.quiet_seconds),
                                 .scrub = std::chrono::seconds(options.scrub_seconds)}) {}

@@ -7,6 +7,8 @@
 
 #include "fs/ops.h"
 #include "fs/reply.h"
+#include "fs/views/numbers.h"
+#include "meta/names.h"
 
 namespace ckptfs::fs {
 
@@ -17,6 +19,9 @@ constexpr size_t kDots = 2;
 
 Result<> take_snapshot(Filesystem& fs, meta::InodeNumber inode, DirectoryHandle& directory) {
   TRY_ASSIGN(auto entries, fs.tree.list(inode));
+  if (inode == meta::kRootInode && fs.options.show_views) {
+    entries.push_back({meta::kViewsName, views::kRoot, S_IFDIR});
+  }
   directory.replace(std::move(entries));
   return success();
 }
@@ -45,7 +50,8 @@ class Listing {
     fuse_entry_param entry{};
     entry.attr.st_ino = listed.inode;
     entry.attr.st_mode = listed.type;
-    if (!plus_) return put(listed.name.c_str(), entry, next);
+    // Of views the kernel is given no attributes here.
+    if (!plus_ || views::is_virtual(listed.inode)) return put(listed.name.c_str(), entry, next);
     // By name, and now: the snapshot's inode may have another name since, which the kernel would believe for a day.
     const auto found = reply_.fs().tree.lookup(reply_.inode(), listed.name);
     if (!found) return true;

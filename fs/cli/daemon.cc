@@ -127,6 +127,7 @@ MountOptions mount_options(const MountPlan& plan, const std::string& store_folde
   options.quiet_seconds = plan.options.quiet_seconds;
   options.scrub_seconds = plan.options.scrub_seconds;
   options.adopt = plan.options.adopt;
+  options.show_views = plan.options.show_views;
   return options;
 }
 

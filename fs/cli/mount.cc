@@ -64,7 +64,7 @@ void add_mount(CLI::App& app, Chosen& chosen) {
   command
       ->add_option(
           "-o", arguments->options,
-          "Comma list of passthrough=auto|on|off, odirect=safe|raw, adopt=on|off, uid=N, gid=N, quiet=30s, scrub=14d")
+          "Comma list of passthrough=auto|on|off, odirect=safe|raw, adopt=on|off, show_views, uid=N, gid=N, quiet=30s, scrub=14d")
       ->option_text("LIST")
       ->type_size(1)
       ->allow_extra_args(false);

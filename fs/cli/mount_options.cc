@@ -10,7 +10,7 @@ namespace ckptfs::fs::cli {
 namespace {
 
 constexpr const char* kKnown =
-    "passthrough=auto|on|off, odirect=safe|raw, adopt=on|off, uid=N, gid=N, quiet=30s, scrub=14d";
+    "passthrough=auto|on|off, odirect=safe|raw, adopt=on|off, show_views, uid=N, gid=N, quiet=30s, scrub=14d";
 // mount(8)'s own, and what it adds by default.
 constexpr std::array kIgnored{"rw",    "defaults", "auto",  "noauto", "nofail", "_netdev", "user",
                               "users", "nouser",   "owner", "dev",    "suid",   "exec",    "async"};
@@ -63,6 +63,8 @@ Result<> apply_option(ParsedOptions& parsed, const std::string& option) {
     parsed.adopt = true;
   } else if (option == "adopt=off") {
     parsed.adopt = false;
+  } else if (option == "show_views") {
+    parsed.show_views = true;
   } else if (name == "uid") {
     TRY_ASSIGN(parsed.uid, number(option, value));
   } else if (name == "gid") {

@@ -15,6 +15,7 @@ struct ParsedOptions {
   unsigned quiet_seconds = 30;
   unsigned scrub_seconds = 14 * 86400;
   bool adopt = true;
+  bool show_views = false;
 };
 
 // EINVAL, in words that name the known options, for one that is unknown or has a bad value. Later ones win. What

@@ -114,11 +114,12 @@ void op_releasedir(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
 
 void op_open(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
   const Reply reply(req, Operation::open, inode);
-  if ((info->flags & O_ACCMODE) != O_RDONLY) return reply.error(EROFS);
-  auto found = reply.fs().views.find(inode);
+  if ((info->flags & O_ACCMODE) != O_RDONLY || (info->flags & O_TRUNC) != 0) return reply.error(EROFS);
+  auto found = reply.fs().views.find_now(inode);
   if (!found) return reply.error(found.error());
   if (!S_ISREG(found.value().stat.st_mode)) return reply.error(EISDIR);
-  info->keep_cache = reply.fs().views.may_keep(found.value()) ? 1 : 0;
+  info->keep_cache = 1;  // other bytes are another inode
+  reply.fs().views.opened(found.value());
   info->fh = reply.fs().view_handles.add(
       std::make_unique<ViewHandle>(reply.fs(), std::move(found.value().of), found.value().node));
   if (fuse_reply_open(req, info) != 0) reply.fs().view_handles.take(info->fh);

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <nlohmann/json.hpp>
-#include <unordered_set>
+#include <span>
 #include <utility>
 
+#include "io/digest.h"
 #include "meta/formats/safetensors.h"
 
 namespace ckptfs::fs::views {
@@ -16,7 +18,8 @@ using meta::formats::SafetensorsHeader;
 using Json = nlohmann::ordered_json;
 
 constexpr uint64_t kLargestShard = 5'000'000'000;  // transformers' default, "5GB"
-constexpr uint32_t kFirstHash = 2166136261;
+constexpr size_t kLongestName = 200;               // of a file
+constexpr size_t kMostNodes = size_t{1} << 20;
 constexpr const char* kModel = "model";
 
 struct ModelType {
@@ -26,11 +29,13 @@ struct ModelType {
 constexpr std::array kModelTypes{ModelType{"fp32", Dtype::float32}, ModelType{"bf16", Dtype::bfloat16},
                                  ModelType{"fp16", Dtype::float16}};
 
-// FNV-1a
-NodeNumber hash_of(const std::string& path) {
-  uint32_t hash = kFirstHash;
-  for (const char c : path) hash = (hash ^ static_cast<uint8_t>(c)) * 16777619;
-  return (hash ^ (hash >> kNodeBits)) & ((NodeNumber{1} << kNodeBits) - 1);
+// Of a good hash: whoever names parameters must not be able to have them collide.
+NodeNumber hash_of(const std::string& version, const std::string& path, unsigned attempt) {
+  const std::string text = version + '\0' + path + '\0' + std::to_string(attempt);
+  const io::Digest digest = io::digest_of(std::as_bytes(std::span(text)));
+  NodeNumber number = 0;
+  std::memcpy(&number, digest.data(), sizeof(number));
+  return number & ((NodeNumber{1} << kNodeBits) - 1);
 }
 
 Dtype cast_type(Dtype from, Dtype to) { return is_castable(from) ? to : from; }
@@ -65,6 +70,7 @@ std::string shard_name(const std::string& model, size_t number, size_t count) {
 }  // namespace
 
 std::string file_name_of(const std::string& name) {
+  if (name.empty()) return "%00";
   if (name == "." || name == "..") return "%2E" + name.substr(1);
   std::string file_name;
   for (const char c : name) {
@@ -76,10 +82,11 @@ std::string file_name_of(const std::string& name) {
       file_name += c;
     }
   }
-  return file_name;
+  if (file_name.size() <= kLongestName) return file_name;
+  return file_name.substr(0, kLongestName - 10) + '~' + std::to_string(hash_of("", name, 0));
 }
 
-View::View(Source source) : source_(std::move(source)) {
+View::View(Source source) : source_(std::move(source)), problems_(source_.map.problems) {
   nodes_[0].access = source_.folder;
   paths_[0] = "";
   add_by_name();
@@ -88,6 +95,7 @@ View::View(Source source) : source_(std::move(source)) {
   add_model_files();
   add_manifest();
   paths_.clear();
+  problems_.clear();
 }
 
 const View::Node* View::node(NodeNumber number) const {
@@ -102,8 +110,10 @@ mode_t View::type_of(const Node& node) {
 
 NodeNumber View::add(NodeNumber parent, const std::string& name, Node node) {
   std::string path = paths_[parent] + '/' + name;
-  NodeNumber number = hash_of(path);
-  while (number == 0 || nodes_.contains(number)) number = (number + 1) & ((NodeNumber{1} << kNodeBits) - 1);
+  NodeNumber number = 0;
+  for (unsigned attempt = 0; number == 0 || nodes_.contains(number); ++attempt) {
+    number = hash_of(source_.version, path, attempt);
+  }
   node.parent = parent;
   if (node.kind == Kind::directory) paths_[number] = std::move(path);
   nodes_.emplace(number, std::move(node));
@@ -146,8 +156,9 @@ Access View::access_of(const std::vector<Piece>& pieces) const {
     const Access& other = source_.access[piece.file];
     common.mode &= other.mode;
     // Of several owners none but root is sure to be able to read all.
-    if (other.uid != common.uid || other.gid != common.gid)
-      common = {0, 0, common.mode & (other.mode & 0004 ? 0444 : 0400)};
+    if (other.uid != common.uid || other.gid != common.gid) {
+      common = {0, 0, common.mode == 0444 && (other.mode & 0444) == 0444 ? 0444U : 0400U};
+    }
   }
   return common;
 }
@@ -163,6 +174,10 @@ Access View::access_of_all() const {
 
 void View::add_by_name() {
   if (source_.map.parameters.empty()) return;
+  if (source_.map.parameters.size() > kMostNodes / 4) {
+    problems_.push_back({"", "it has more parameters than a view can have files"});
+    return;
+  }
   const NodeNumber by_name = folder(0, "by_name");
   std::optional<NodeNumber> tensors;
   for (const Parameter& parameter : source_.map.parameters) {
@@ -208,15 +223,24 @@ void View::add_file(NodeNumber parent, const std::string& name, size_t index) {
   add(parent, name, std::move(node));
 }
 
-// What a model is made of: the master weights; of what is not trained, what there is.
-std::vector<View::Weight> View::weights() const {
+// What a model is made of: the master weights; of what is not trained, what there is. A model that lacks a parameter
+// would be taken for a whole one: from_pretrained fills in random numbers.
+std::vector<View::Weight> View::weights() {
+  const auto lacks = [this](const std::string& what) {
+    problems_.push_back({"", "there are no model files: " + what});
+    return std::vector<Weight>();
+  };
+  const auto& parameters = source_.map.parameters;
+  if (parameters.empty()) return {};
+  if (!problems_.empty()) return lacks("not all of the step could be read");
+  const bool masters = std::any_of(parameters.begin(), parameters.end(),
+                                   [](const Parameter& parameter) { return parameter.states.contains("fp32"); });
   std::vector<Weight> weights;
-  std::unordered_set<std::string_view> names;
-  for (const Parameter& parameter : source_.map.parameters) {
-    if (!names.insert(parameter.name).second) continue;
-    auto state = parameter.states.find("fp32");
-    if (state == parameter.states.end()) state = parameter.states.find("param");
-    if (state != parameter.states.end()) weights.push_back({&parameter.name, &state->second});
+  for (const Parameter& parameter : parameters) {
+    const bool trained = masters && parameter.kind == Parameter::Kind::trained;
+    const auto state = parameter.states.find(trained ? "fp32" : "param");
+    if (state == parameter.states.end()) return lacks(parameter.name + " has no weights");
+    weights.push_back({&parameter.name, &state->second});
   }
   return weights;
 }
@@ -336,7 +360,7 @@ void View::add_manifest() {
   }
   Json tied = Json::array(), problems = Json::array();
   for (const auto& [name, same_as] : source_.map.tied) tied.push_back({{"name", name}, {"same_as", same_as}});
-  for (const auto& [file, reason] : source_.map.problems) problems.push_back({{"file", file}, {"reason", reason}});
+  for (const auto& [file, reason] : problems_) problems.push_back({{"file", file}, {"reason", reason}});
   text += "],\n\"tied\": " + dumped(tied) + ",\n\"problems\": " + dumped(problems) + "}\n";
   add_text("manifest.json", std::move(text), access_of_all());
 }

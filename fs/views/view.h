@@ -9,8 +9,9 @@
 //   config.json, tokenizer files                          as they lie in the step
 //   manifest.json
 //
-// A node's number comes from its path, so that it stays when other nodes come or go. Of a tensor only its place in the
-// map is kept: contents are made when they are opened.
+// A node's number comes from its path and the view's version: it stays over mounts as long as the step's files do, and
+// what holds other bytes is another inode, so that no cache of the kernel mixes two versions. Of a tensor only its
+// place in the map is kept: contents are made when they are opened.
 //
 // Thread safety: constant once built.
 #pragma once
@@ -43,6 +44,7 @@ struct Source {
   std::vector<meta::formats::StepFiles::File> files;
   std::vector<Access> access;  // of each file
   Access folder;               // of the step
+  std::string version;         // another one where anything of the above is another
   meta::formats::TensorMap map;
 };
 
@@ -93,7 +95,8 @@ class View {
   void add_shard(const std::string& name, Dtype dtype, std::span<const Weight> weights);
   void add_model_files();
   void add_manifest();
-  std::vector<Weight> weights() const;
+  // Empty, with the reason in problems_: not every parameter has one.
+  std::vector<Weight> weights();
   Dtype compute_type(const std::vector<Weight>& weights) const;
   Access access_of(const std::vector<Piece>& pieces) const;
   Access access_of_all() const;
@@ -102,6 +105,7 @@ class View {
   std::unordered_map<NodeNumber, Node> nodes_;
   std::unordered_map<NodeNumber, std::string> paths_;  // while it is built
   std::vector<Model> models_;
+  std::vector<meta::formats::Problem> problems_;  // while it is built; of the map, and of the view
 };
 
 // The name of a file for what has any name: '/' and what else no name can have is written as %XX.

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -20,15 +21,22 @@
 
 namespace ckptfs::fs::views {
 
+// What a file of a step was when the view was made.
+struct Made {
+  InodeNumber inode = 0;
+  bool frozen = false;  // cannot change
+  off_t size = 0;
+  timespec mtime{};
+};
+
 // The view of one step as of some moment.
 struct StepView {
-  StepView(InodeNumber step_inode, Source source, std::vector<InodeNumber> file_inodes, timespec changed,
-           bool is_sealed)
-      : step(step_inode), inodes(std::move(file_inodes)), time(changed), sealed(is_sealed), view(std::move(source)) {}
+  StepView(InodeNumber step_inode, Source source, std::vector<Made> made_from, timespec changed, bool is_sealed)
+      : step(step_inode), files(std::move(made_from)), time(changed), sealed(is_sealed), view(std::move(source)) {}
 
   const InodeNumber step;
-  const std::vector<InodeNumber> inodes;  // of the step's files, as the view counts them
-  const timespec time;                    // when the newest of them changed
+  const std::vector<Made> files;  // of the step, as the view counts them
+  const timespec time;            // when the newest of them changed
   const bool sealed;
   const View view;
 
@@ -42,20 +50,25 @@ struct StepView {
 
 class Views {
  public:
-  explicit Views(meta::Store& store) : store_(store), tree_(store.tree()) {}
+  // `is_written`: somebody has the file open for writing.
+  Views(meta::Store& store, std::function<bool(InodeNumber)> is_written)
+      : store_(store), tree_(store.tree()), is_written_(std::move(is_written)) {}
 
   // A node of a view, or a directory that leads to some.
   struct Found {
     InodeNumber number = 0;
-    std::shared_ptr<const StepView> of;  // none: it leads to steps
+    std::shared_ptr<const StepView> of;  // none: a step itself, or what leads to steps
     NodeNumber node = 0;
     struct stat stat {};
   };
-  // ENOENT: there is none of that name or number.
+  // ENOENT: there is none of that name or number. ESTALE: it was of an earlier version of the step's view, and whoever
+  // looks for its name again finds the one that is (the kernel does, by itself).
   Result<Found> lookup(InodeNumber directory, const std::string& name);
   Result<Found> find(InodeNumber number);
-  // Whether the kernel may keep what it has of this file: it was last opened in the same view. Notes that it is now.
-  bool may_keep(const Found& found);
+  // To be opened: with a look at the step's files, and of nothing but the version that they are now.
+  Result<Found> find_now(InodeNumber number);
+  // The file is being opened: until it is closed find() knows it, whatever becomes of the step.
+  void opened(const Found& found);
   // Without "." and "..". Sorted by name.
   Result<std::vector<meta::DirectoryEntry>> list(InodeNumber directory);
 
@@ -67,8 +80,11 @@ class Views {
     std::chrono::steady_clock::time_point used;
   };
 
-  Result<std::shared_ptr<const StepView>> of_step(InodeNumber step);
-  Result<Found> leading(InodeNumber real);
+  enum class Look { believing, again };
+  Result<std::shared_ptr<const StepView>> of_step(InodeNumber step, Look look = Look::believing);
+  // A step, or a directory that leads to steps; neither is looked into.
+  Result<Found> real_directory(InodeNumber real);
+  Result<bool> is_step_of_series(InodeNumber real, const meta::InodeRecord& record) const;
   Result<Found> in_view(std::shared_ptr<const StepView> view, NodeNumber node) const;
   Result<bool> leads_to_steps(InodeNumber directory) const;
   std::shared_ptr<const StepView> cached(InodeNumber step);
@@ -80,10 +96,10 @@ class Views {
 
   meta::Store& store_;
   meta::Tree& tree_;
+  const std::function<bool(InodeNumber)> is_written_;
   std::mutex mutex_;
-  std::unordered_map<InodeNumber, Cached> cache_;  // guarded by mutex_
-  // Guarded by mutex_; by inode number: the view in which a file was opened last.
-  std::unordered_map<InodeNumber, std::weak_ptr<const StepView>> opened_;
+  std::unordered_map<InodeNumber, Cached> cache_;                          // guarded by mutex_
+  std::unordered_map<InodeNumber, std::weak_ptr<const StepView>> opened_;  // guarded by mutex_; by inode number
 };
 
 }  // namespace ckptfs::fs::views

@@ -1,7 +1,11 @@
 #include "meta/formats/checkpoint.h"
 
-#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <span>
+#include <string_view>
 
+#include "io/fd.h"
 #include "meta/formats/deepspeed.h"
 #include "meta/formats/safetensors.h"
 #include "meta/formats/torch_file.h"
@@ -11,6 +15,7 @@ namespace ckptfs::meta::formats {
 namespace {
 
 constexpr const char* kWeights = "param";
+constexpr uint64_t kMostIndex = uint64_t{16} << 20;  // bytes of model.safetensors.index.json
 
 // The folder of the DeepSpeed checkpoint in a Trainer's: "global_step500/", of several the one that was saved last.
 std::optional<std::string> inner_folder(const StepFiles& files) {
@@ -57,34 +62,78 @@ void add_torch_weights(const StepFiles& files, uint32_t index, TensorMap& map) {
   const Pickle::Value root = file.value().root();
   for (size_t at = 0; at < root.pairs(); ++at) {
     const auto [name, value] = root.pair(at);
-    const auto tensor = TorchFile::tensor(value);
-    const auto range = tensor && tensor.value() ? file.value().range(*tensor.value()) : Error(EBADMSG, "not a tensor");
-    if (!name.text() || !range) {
-      const std::string what = name.text() ? std::string(*name.text()) : "a tensor without a name";
-      map.problems.push_back({path, what + ": " + (tensor ? range.error() : tensor.error()).message()});
+    const auto placed = [&, &of = value]() -> Result<Tensor> {
+      TRY_ASSIGN(const auto tensor, TorchFile::tensor(of));
+      if (!tensor) return Error(EBADMSG, "not a tensor");
+      TRY_ASSIGN(const FileRange range, file.value().range(*tensor));
+      return Tensor{tensor->dtype, tensor->shape, {{index, range.offset, range.size}}};
+    }();
+    const std::string known = name.text() ? std::string(*name.text()) : std::string();
+    if (!name.text() || !placed) {
+      const std::string reason = placed ? "a tensor whose name is no text" : placed.error().message();
+      map.problems.push_back({path, known.empty() ? reason : known + ": " + reason});
       continue;
     }
-    Parameter parameter{std::string(*name.text()), Parameter::Kind::trained, std::nullopt, {}};
-    const auto [offset, size] = range.value();
-    parameter.states[kWeights] = {tensor.value()->dtype, tensor.value()->shape, {{index, offset, size}}};
+    Parameter parameter{known, Parameter::Kind::trained, std::nullopt, {}};
+    parameter.states.emplace(kWeights, placed.value());
     map.parameters.push_back(std::move(parameter));
   }
 }
 
-// model.safetensors, model-00001-of-00002.safetensors, adapter_model.safetensors; pytorch_model.bin likewise.
-void add_weights(const StepFiles& files, TensorMap& map) {
-  bool found = false;
+// The files that an index names: {"weight_map": {"layers.0.weight": "model-00001-of-00002.safetensors", ...}}
+std::set<std::string> files_of_index(const StepFiles& files, uint32_t index, TensorMap& map) {
+  const auto& [path, size] = files.list()[index];
+  const auto wrong = [&, &of = path](const std::string& reason) {
+    map.problems.push_back({of, reason});
+    return std::set<std::string>();
+  };
+  if (size > kMostIndex) return wrong("it is larger than any such index");
+  const auto file = files.open(index);
+  if (!file) return wrong(file.error().message());
+  std::string text(size, '\0');
+  const auto got = io::read_full(file.value().get(), std::as_writable_bytes(std::span(text)), 0);
+  const auto parsed = nlohmann::json::parse(text, nullptr, false);
+  if (!got || !parsed.is_object() || !parsed.contains("weight_map") || !parsed["weight_map"].is_object()) {
+    return wrong("it is no index of weights");
+  }
+  std::set<std::string> found;
+  for (const auto& [name, of] : parsed["weight_map"].items()) {
+    if (of.is_string()) found.insert(of.get<std::string>());
+  }
+  return found;
+}
+
+// As transformers looks for them: a whole file, else what an index names, else the only one there is. What else lies
+// there may be of an earlier save.
+std::set<std::string> weight_files(const StepFiles& files, const std::string& whole, const std::string& ending,
+                                   TensorMap& map) {
+  std::set<std::string> candidates;
+  std::optional<uint32_t> index_file;
   for (uint32_t index = 0; index < files.list().size(); ++index) {
     const std::string& path = files.list()[index].path;
-    if (!is_at_top(path) || !path.ends_with(".safetensors")) continue;
-    add_safetensors(files, index, map);
-    found = true;
+    if (path == whole) return {whole};
+    if (path == whole + ".index.json") index_file = index;
+    if (is_at_top(path) && path.ends_with(ending)) candidates.insert(path);
   }
-  for (uint32_t index = 0; !found && index < files.list().size(); ++index) {
+  if (!index_file) return candidates.size() == 1 ? candidates : std::set<std::string>();
+  const auto named = files_of_index(files, *index_file, map);
+  for (const std::string& name : named) {
+    if (!candidates.contains(name)) map.problems.push_back({name, "the index names it, and it is not there"});
+  }
+  return named;
+}
+
+void add_weights(const StepFiles& files, TensorMap& map) {
+  const auto safe = weight_files(files, "model.safetensors", ".safetensors", map);
+  const auto torch = safe.empty() ? weight_files(files, "pytorch_model.bin", ".bin", map) : std::set<std::string>();
+  for (uint32_t index = 0; index < files.list().size(); ++index) {
     const std::string& path = files.list()[index].path;
-    if (is_at_top(path) && path.starts_with("pytorch_model") && path.ends_with(".bin")) {
-      add_torch_weights(files, index, map);
-    }
+    if (safe.contains(path)) add_safetensors(files, index, map);
+    if (torch.contains(path) && path.starts_with("pytorch_model")) add_torch_weights(files, index, map);
+  }
+  std::set<std::string_view> names;
+  for (const Parameter& parameter : map.parameters) {
+    if (!names.insert(parameter.name).second) map.problems.push_back({"", parameter.name + " is there twice"});
   }
 }
 

@@ -18,6 +18,13 @@ namespace {
 using Value = Pickle::Value;
 
 constexpr unsigned kMostRanks = 1 << 16;
+constexpr size_t kMostProblems = 1000;
+constexpr size_t kMostMembers = size_t{1} << 20;  // of all groups: a pickle may have one dict a million times
+constexpr size_t kMostFlats = size_t{4} << 20;    // groups, times their states, times ranks
+constexpr size_t kMostStates = 16;                // of a group
+constexpr size_t kMostDimensions = 64;
+constexpr uint64_t kSmallestSwapped = uint64_t{1}
+                                      << 20;  // bytes; runtime/swap_tensor/optimizer_utils.py, MIN_AIO_BYTES
 constexpr const char* kMaster = "fp32";
 constexpr const char* kCompute = "param";
 // What our Python helper leaves with a step (gpu/python/ckptfs/deepspeed.py): {"layers.0.weight": 3, ...}
@@ -92,6 +99,7 @@ std::optional<int64_t> largest_of(const std::optional<Value>& value) {
 }
 
 std::optional<Shape> shape_of(const Value& value) {
+  if (value.size() > kMostDimensions) return std::nullopt;
   Shape shape;
   for (size_t at = 0; at < value.size(); ++at) {
     const auto length = value[at].integer();
@@ -109,11 +117,14 @@ class Reader {
 
   TensorMap read() {
     index_files();
+    if (foreign_) return std::move(map_);  // joined as if they were not, they would be wrong
     if (!read_first_model()) {
       leave_undivided();
       return std::move(map_);
     }
+    if (foreign_) return nothing();
     for (unsigned rank = 0; rank < ranks_.size(); ++rank) read_optimizer(rank);
+    if (foreign_) return nothing();
     read_frozen_of_others();
     read_ids();
     for (Group& group : groups_) compose(group);
@@ -123,6 +134,7 @@ class Reader {
 
  private:
   void problem(std::optional<uint32_t> file, const std::string& reason) {
+    if (map_.problems.size() >= kMostProblems) return;
     map_.problems.push_back({file ? files_.list()[*file].path : std::string(), reason});
   }
 
@@ -159,10 +171,10 @@ class Reader {
     const auto states = parse_states_name(name);
     if (!states) {
       const bool foreign = name.ends_with("_model_states.pt") || name.ends_with("_optim_states.pt");
-      if (foreign) problem(index, "experts and pipeline stages are not read");
+      if (foreign) is_foreign(index, "experts and pipeline stages are not read");
       return;
     }
-    if (states->model_rank != 0) return problem(index, "model parallel checkpoints are not read");
+    if (states->model_rank != 0) return is_foreign(index, "model parallel checkpoints are not read");
     if (states->rank && *states->rank >= kMostRanks) return problem(index, "its rank cannot be one");
     if (!states->rank) {
       common_model_ = index;
@@ -201,13 +213,18 @@ class Reader {
   bool read_first_model() {
     const auto first = common_model_ ? common_model_ : ranks_.empty() ? std::nullopt : ranks_[0].model;
     if (!first) {
-      problem(std::nullopt,
-              "swap state only: without the model_states.pt of rank 0 nothing tells the parameters' names");
       return false;
     }
     bool read = false;
     with_file(*first, [&](TorchFile& file) {
       const Value root = file.root();
+      read_config(root.find("ds_config"));
+      const auto model_world = number_of(root.find("mp_world_size"));
+      if (model_world && *model_world != 1) return is_foreign(first, "model parallel checkpoints are not read");
+      for (const char* const experts : {"ds_autoep_layers", "autoep_layers"}) {
+        const auto layers = root.find(experts);
+        if (layers && !layers->is_none()) return is_foreign(first, "experts that are spread over ranks are not read");
+      }
       if (const auto world = number_of(root.find("dp_world_size"))) expect_ranks(*world);
       read_groups(*first, root.find("param_shapes"));
       read_frozen_shapes(*first, root.find("frozen_param_shapes"));
@@ -215,10 +232,21 @@ class Reader {
       read_buffers(*first, file);
       read_tied(root.find("shared_params"));
       if (common_model_) read_compute(*first, file);
-      read_compute_dtype(root.find("ds_config"));
       read = true;
     });
     return read;
+  }
+
+  // A layout that is not read: its parts put together as those of another would be wrong.
+  void is_foreign(std::optional<uint32_t> file, const std::string& reason) {
+    foreign_ = true;
+    problem(file, reason);
+  }
+
+  TensorMap nothing() {
+    map_.parameters.clear();
+    map_.tied.clear();
+    return std::move(map_);
   }
 
   // As a save alone leaves them.
@@ -232,7 +260,10 @@ class Reader {
   }
 
   void expect_ranks(int64_t count) {
-    if (count <= 0 || count > kMostRanks) return problem(std::nullopt, "the number of ranks cannot be one");
+    // Each rank has a file at least.
+    if (count <= 0 || static_cast<uint64_t>(count) > files_.list().size()) {
+      return is_foreign(std::nullopt, "it is of " + std::to_string(count) + " ranks, of which not all have files here");
+    }
     const auto world = static_cast<size_t>(count);
     if (ranks_.size() > world) {
       problem(std::nullopt, "files of more than its " + std::to_string(world) + " ranks lie here, of another save");
@@ -245,11 +276,13 @@ class Reader {
     for (size_t at = 0; at < shapes->size(); ++at) {
       Group group;
       const Value dict = (*shapes)[at];
+      members_ += dict.pairs();
+      if (members_ > kMostMembers) return is_foreign(file, "param_shapes has more parameters than any model");
       for (size_t member = 0; member < dict.pairs(); ++member) {
         const auto [name, lengths] = dict.pair(member);
         const auto shape = shape_of(lengths);
         if (!name.text() || !shape) {
-          problem(file, "param_shapes: the shape of a parameter cannot be one");
+          is_foreign(file, "param_shapes: the shape of a parameter cannot be one");
           continue;
         }
         group.members.push_back({std::string(*name.text()), *shape, *elements_of(*shape), 0});
@@ -356,7 +389,7 @@ class Reader {
     }
   }
 
-  void read_compute_dtype(const std::optional<Value>& config) {
+  void read_config(const std::optional<Value>& config) {
     const auto enabled = [&](std::string_view kind) {
       const auto value = find(find(config, kind), "enabled");
       return value && value->boolean() == true;
@@ -364,6 +397,10 @@ class Reader {
     map_.computes_in = enabled("bf16") || enabled("bfloat16") ? Dtype::bfloat16
                        : enabled("fp16")                      ? Dtype::float16
                                                               : Dtype::float32;
+    const auto device = find(find(find(config, "zero_optimization"), "offload_optimizer"), "device");
+    swaps_ = device && device->text() == "nvme";
+    const auto block = number_of(find(find(config, "aio"), "block_size"));
+    if (block && *block > 0) smallest_swapped_ = std::max(smallest_swapped_, static_cast<uint64_t>(*block));
   }
 
   void read_optimizer(unsigned number) {
@@ -374,9 +411,14 @@ class Reader {
       const auto stage = number_of(find(state, "zero_stage"));
       if (!stage || *stage < 1 || *stage > 3) return problem(*index, "it is of no stage of ZeRO from 1 to 3");
       const auto partitions = largest_of(find(state, "partition_count"));
+      if (find(state, "ds_zero_partition_groups")) {
+        return is_foreign(*index, "experts that are spread over ranks are not read");
+      }
+      if (stage_ != 0 && stage_ != static_cast<unsigned>(*stage))
+        return is_foreign(*index, "its stage is not rank 0's");
       if (partitions && *partitions != static_cast<int64_t>(ranks_.size())) {
-        problem(*index, "it is one of " + std::to_string(*partitions) + " ranks, and there are " +
-                            std::to_string(ranks_.size()));
+        return is_foreign(*index, "it is one of " + std::to_string(*partitions) + " ranks, and there are " +
+                                      std::to_string(ranks_.size()));
       }
       stage_ = static_cast<unsigned>(*stage);
       if (stage_ == 3) {
@@ -389,7 +431,11 @@ class Reader {
 
   Flats& flats_of(Group& group, const std::string& state) {
     Flats& flats = group.states[state];
-    if (flats.size() < ranks_.size()) flats.resize(ranks_.size());
+    if (flats.size() < ranks_.size()) {
+      flats_ += ranks_.size();
+      if (flats_ > kMostFlats || group.states.size() > kMostStates) is_foreign(std::nullopt, "it has too many states");
+      flats.resize(ranks_.size());
+    }
     return flats;
   }
 
@@ -400,13 +446,16 @@ class Reader {
     if (!masters || masters->size() != groups_.size()) {
       return problem(index, "it has not the groups that param_shapes of rank 0 has");
     }
-    for (size_t at = 0; at < groups_.size(); ++at) {
+    for (size_t at = 0; at < groups_.size() && !foreign_; ++at) {
       Group& group = groups_[at];
       const Value master = (*masters)[at];
       const auto name = group_name(master);
       if (name && !group.name) group.name = parse_group_name(*name + ".tensor.swp");
       if (name && ranks_[number].swapped.contains(*name + ".tensor.swp")) {
         read_swapped(number, group, *name);
+      } else if (swaps_ && part_of_rank(group) * size_of(Dtype::float32) >= smallest_swapped_) {
+        // What optim_states.pt has of it may be a recycled buffer.
+        problem(index, "the swap file " + name.value_or("of a group") + ".tensor.swp is not there");
       } else {
         if (auto flat = flat_of(index, file, master, "fp32_flat_groups")) flats_of(group, kMaster)[number] = flat;
         read_states(index, number, file, group, find(states, static_cast<int64_t>(at)));
@@ -423,9 +472,15 @@ class Reader {
     return text ? std::optional(std::string(*text)) : std::nullopt;
   }
 
-  void read_swapped(unsigned number, Group& group, const std::string& name) {
+  // Elements.
+  uint64_t part_of_rank(const Group& group) const {
     uint64_t elements = 0;
     for (const Member& member : group.members) elements += divide_up(member.elements, ranks_.size());
+    return elements;
+  }
+
+  void read_swapped(unsigned number, Group& group, const std::string& name) {
+    const uint64_t elements = part_of_rank(group);
     const std::string suffix = name + ".tensor.swp";
     for (const auto& [file_name, index] : ranks_[number].swapped) {
       const auto parsed = parse_group_name(file_name);
@@ -444,7 +499,7 @@ class Reader {
   // What the optimizer keeps for each element of the group, in memory.
   void read_states(uint32_t index, unsigned number, TorchFile& file, Group& group, const std::optional<Value>& state) {
     const auto& master = flats_of(group, kMaster)[number];
-    for (size_t at = 0; state && at < state->pairs(); ++at) {
+    for (size_t at = 0; state && at < std::min(state->pairs(), kMostStates); ++at) {
       const auto [key, value] = state->pair(at);
       const auto tensor = TorchFile::tensor(value);
       const bool is_state = key.text() && tensor && tensor.value() && !tensor.value()->shape.empty();
@@ -502,6 +557,7 @@ class Reader {
 
   // The group's parameters, each with all of its states that are whole.
   void compose(Group& group) {
+    if (group.members.empty()) return;
     const size_t first = map_.parameters.size();
     for (const Member& member : group.members) {
       map_.parameters.push_back({member.name, Parameter::Kind::trained, std::nullopt, {}});
@@ -526,15 +582,19 @@ class Reader {
                                          std::to_string(number) + " has none");
       }
     }
+    if (stage_ == 3 && flats.front()->elements() != part_of_rank(group)) {
+      return problem(flats.front()->piece.file, state + " has not the length of its parameters");
+    }
     uint64_t at = 0;  // elements: of each rank's part, or of all parts end to end
-    for (size_t member = 0; member < group.members.size(); ++member) {
-      const Member& of = group.members[member];
-      auto tensor = stage_ == 3 ? joined(of, flats, at) : cut_out(of, flats, at);
-      if (!tensor) {
-        return problem(flats.front()->piece.file, state + " ends within " + of.name);
-      }
-      parameters[member].states.emplace(state, std::move(*tensor));
-      at += stage_ == 3 ? divide_up(of.elements, flats.size()) : of.elements + of.padding;
+    std::vector<Tensor> tensors;
+    for (const Member& member : group.members) {
+      auto tensor = stage_ == 3 ? joined(member, flats, at) : cut_out(member, flats, at);
+      if (!tensor) return problem(flats.front()->piece.file, state + " ends within " + member.name);
+      tensors.push_back(std::move(*tensor));
+      at += stage_ == 3 ? divide_up(member.elements, flats.size()) : member.elements + member.padding;
+    }
+    for (size_t member = 0; member < tensors.size(); ++member) {
+      parameters[member].states.emplace(state, std::move(tensors[member]));
     }
   }
 
@@ -576,8 +636,8 @@ class Reader {
 
   // The parameter as the model computes with it, where a file has it.
   void compose_compute(Parameter& parameter) {
-    if (const auto found = compute_.find(parameter.name); found != compute_.end()) {
-      parameter.states.emplace(kCompute, std::move(found->second));
+    if (auto found = compute_.extract(parameter.name)) {
+      parameter.states.emplace(kCompute, std::move(found.mapped()));
       return;
     }
     if (!parameter.ds_id) return;
@@ -621,7 +681,12 @@ class Reader {
   std::optional<uint32_t> common_model_;  // of stages 1 and 2
   std::optional<uint32_t> ids_;           // our own map of names to ds_ids
   std::unordered_map<std::string, uint64_t> known_ids_;
-  unsigned stage_ = 3;
+  unsigned stage_ = 0;  // none: no optim_states.pt was read
+  bool foreign_ = false;
+  bool swaps_ = false;  // the optimizer is on NVMe
+  uint64_t smallest_swapped_ = kSmallestSwapped;
+  size_t members_ = 0;
+  size_t flats_ = 0;
   std::vector<Group> groups_;
   std::vector<Member> frozen_;
   std::map<std::string, Flats> fragments_;  // of frozen parameters

@@ -129,6 +129,7 @@ class PickleReader {
   }
 
   Result<> push_global(std::string_view module, std::string_view name) {
+    if (module.size() + name.size() > kLongestGlobal) return wrong("a name that Python would import is too long");
     pickle_.globals_.push_back({module, name});
     return push_new(Kind::global, static_cast<uint32_t>(pickle_.globals_.size() - 1));
   }
@@ -429,6 +430,7 @@ class PickleReader {
     }
   }
 
+  static constexpr size_t kLongestGlobal = 1024;
   static constexpr Id kNothing = std::numeric_limits<Id>::max();
 
   Pickle pickle_;

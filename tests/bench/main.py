@@ -21,6 +21,7 @@ import plan
 import report
 import saves
 import trainers
+import views
 
 DOCUMENT = mounting.REPOSITORY / "docs" / "benchmarks.md"
 PARTS = {
@@ -29,6 +30,7 @@ PARTS = {
     "copies": copies.section,
     "trainer": trainers.section,
     "deepspeed": offload.section,
+    "views": views.section,
     "names": names.section,
 }
 

@@ -23,12 +23,13 @@ class Sizes:
     names: int  # files in the folder of the operations on names
     copied_files: int
     copied_size: int  # of each
+    viewed: int  # bytes of the model whose views are read
     offloaded_width: int  # of DeepSpeed's model: 9 layers of its square, 12 bytes a parameter
     unchanged_saves: int = 50
 
 
-FULL = Sizes(8 * GIB, 512 * MIB, 128 * MIB, ((24, 64 * MIB), (2000, 512 * KIB)), 10_000, 6, 64 * MIB, 3072)
-QUICK = Sizes(2 * GIB, 128 * MIB, 32 * MIB, ((24, 8 * MIB), (200, 512 * KIB)), 1_000, 4, 8 * MIB, 1024)
+FULL = Sizes(8 * GIB, 512 * MIB, 128 * MIB, ((24, 64 * MIB), (2000, 512 * KIB)), 10_000, 6, 64 * MIB, 2 * GIB, 3072)
+QUICK = Sizes(2 * GIB, 128 * MIB, 32 * MIB, ((24, 8 * MIB), (200, 512 * KIB)), 1_000, 4, 8 * MIB, 256 * MIB, 1024)
 
 
 @dataclasses.dataclass
@@ -69,5 +70,7 @@ def data_bar():
 
 DAEMON_BAR = measure.Bar(0.85, at_least=True)  # through the daemon, at any alignment
 WRONG_GUESS_BAR = measure.Bar(1.05, at_least=False)  # of the time with adoption switched off
+VIEW_BAR = measure.Bar(0.30, at_least=True)  # of cat of the bytes that it is made from
+COLD_VIEW_BAR = measure.Bar(0.90, at_least=True)
 SAVE_BAR = measure.Bar(1.0, at_least=False)  # of the time of cp -r --reflink=always plus sync
 GROWTH_LIMIT = 8 * MIB  # of df, over the saves of an unchanged state

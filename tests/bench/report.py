@@ -64,6 +64,12 @@ Growth of df by each save; the median.""",
 A step is written beside one that has the same names and lengths, and other bytes, against a mount with `-o adopt=off`.
 "Names of their own": each file is guessed wrong for the first time. In a run of steps the daemon guesses a name less
 often each time that it was wrong. Written in pieces of 4 MiB; the time includes a sync. Lower is better.""",
+    "Reading views": """\
+`cat` of a view, and of the file that it is made from, through passthrough. *In memory*: the file is, of the view nothing
+is yet; once more: the kernel has the view, too. Higher is better.""",
+    "A model out of a DeepSpeed checkpoint": """\
+ZeRO-3, one rank, the optimizer in memory, since DeepSpeed's own tool reads no other. The time includes a sync of the
+result; nothing is in memory before. Lower is better.""",
     "Operations on names": """\
 One thread, from Python, whose own cost is on both sides. Lower is better.""",
 }

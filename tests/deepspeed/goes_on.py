@@ -23,6 +23,7 @@ def parse_arguments():
     parser.add_argument("--resume", metavar="DIR", help="go on from here")
     parser.add_argument("--plain", action="store_true", help="resume by DeepSpeed's own load_checkpoint")
     parser.add_argument("--out", required=True, help="the result, .RANK is appended")
+    parser.set_defaults(universal=None)
     return parser.parse_args()
 
 

@@ -23,8 +23,9 @@ def parse_arguments():
     parser.add_argument("--pipeline", action="store_true", help="pipelined swapping of the optimizer")
     parser.add_argument("--width", type=int, default=WIDTH)
     parser.add_argument("--steps", type=int, default=2)
-    parser.add_argument("--save", metavar="DIR", required=True)
-    parser.add_argument("--tag", required=True)
+    parser.add_argument("--save", metavar="DIR")
+    parser.add_argument("--tag")
+    parser.add_argument("--universal", metavar="DIR", help="begin with DeepSpeed's universal checkpoint there")
     parser.add_argument("--out", required=True, help="the truth, as JSON")
     return parser.parse_args()
 
@@ -53,6 +54,8 @@ def deepspeed_config(options, scheduler=False):
         config[options.dtype] = {"enabled": True}
         if options.dtype == "fp16":
             config["fp16"]["initial_scale_power"] = 4
+    if options.universal:
+        config["checkpoint"] = {"load_universal": True}
     if scheduler:
         config["scheduler"] = {"type": "WarmupLR", "params": {"warmup_min_lr": 1e-4, "warmup_max_lr": 1e-3,
                                                               "warmup_num_steps": 7, "warmup_type": "linear"}}
@@ -155,8 +158,11 @@ def main():
     torch.manual_seed(20_240_229)
     deepspeed.init_distributed(dist_backend="gloo")
     engine = build(torch, deepspeed, options)
+    if options.universal:
+        engine.load_checkpoint(options.universal)
     train(torch, engine, options.steps, rank)
-    engine.save_checkpoint(options.save, tag=options.tag)
+    if options.save:
+        engine.save_checkpoint(options.save, tag=options.tag)
     found = truth(torch, deepspeed, engine, options.stage)
     if rank == 0:
         with open(options.out, "w", encoding="utf-8") as out:

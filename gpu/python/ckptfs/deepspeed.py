@@ -24,6 +24,8 @@ import os
 import pathlib
 import tempfile
 
+from ckptfs import durable
+
 _log = logging.getLogger("ckptfs")
 
 TESTED = ("0.19.8",)
@@ -92,50 +94,64 @@ def _check_reads(path, direct, memory, data):
 
 
 def save_checkpoint(engine, save_dir, tag=None, client_state=None, save_latest=True, **options):
-    """engine.save_checkpoint; leaves the names of DeepSpeed's ids with the step; `latest` once all of it is durable."""
-    import torch.distributed as dist
+    """engine.save_checkpoint; leaves the names of DeepSpeed's ids with the step; `latest` once all of it is durable.
 
+    Where a rank fails, every rank raises, and `latest` stays what it was.
+    """
+    writer = getattr(engine, "checkpoint_engine", None)
+    _require(not (hasattr(writer, "is_decoupled") and writer.is_decoupled()),
+             "a checkpoint engine that writes after save_checkpoint has returned is not supported")
     tag = str(tag if tag is not None else f"global_step{engine.global_steps}")
     saved = engine.save_checkpoint(save_dir, tag=tag, client_state=client_state or {}, save_latest=False, **options)
     step = pathlib.Path(save_dir) / tag
-    if engine.global_rank == 0:
-        ids = {name: parameter.ds_id for name, parameter in engine.module.named_parameters()
-               if hasattr(parameter, "ds_id")}
-        if ids:
-            (step / IDS).write_text(json.dumps(ids))
-    dist.barrier()  # all files are there
-    _sync(step, engine.global_rank, dist.get_world_size())
-    dist.barrier()  # and durable
-    if save_latest and engine.global_rank == 0:
-        _replace(pathlib.Path(save_dir) / "latest", tag)
-    dist.barrier()
+    rank, ranks = _share(engine)
+    with _Together("the step is not complete, and `latest` was left as it is"):  # all files are there
+        if rank == 0:
+            ids = {name: parameter.ds_id for name, parameter in engine.module.named_parameters()
+                   if hasattr(parameter, "ds_id")}
+            if ids:
+                (step / IDS).write_text(json.dumps(ids))
+    with _Together("the step is not durable, and `latest` was left as it is"):
+        durable.sync(step, rank, ranks)
+        durable.sync_one(step.parent)
+    with _Together("`latest` could not be written"):
+        if save_latest and rank == 0:
+            durable.replace(pathlib.Path(save_dir) / "latest", tag)
     return saved
 
 
-def _sync(step, rank, ranks):
-    """This rank's share of the step's files and folders."""
-    paths = sorted(path for path in [step, *step.rglob("*")] if not path.is_symlink())
-    for path in paths[rank::ranks]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+def _share(engine):
+    """This rank's number and how many there are, of those that see the same files."""
+    if engine.use_node_local_storage():
+        return engine.local_rank, int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("LOCAL_SIZE", "1")))
+    import torch.distributed as dist
+    return engine.global_rank, dist.get_world_size()
 
 
-def _replace(path, text):
-    """The file holds the old text or the new one, whatever happens."""
-    beside = path.with_name(f".{path.name}.ckptfs")
-    with open(beside, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+class _Together:
+    """What every rank does: where it fails on one, it fails on all, and none waits for ever for another."""
+
+    def __init__(self, what):
+        self.what = what
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, problem, _trace):
+        import torch
+        from deepspeed import comm as dist
+        if problem is not None and not isinstance(problem, Exception):
+            return False
+        failed = torch.tensor([0 if problem is None else 1], dtype=torch.int64, device=_device())
+        dist.all_reduce(failed)
+        if problem is None and failed.item() > 0:
+            raise RuntimeError(f"{int(failed.item())} other ranks failed (their errors say why): {self.what}")
+        return False
+
+
+def _device():
+    from deepspeed.accelerator import get_accelerator
+    return get_accelerator().current_device_name()
 
 
 # --- loading
@@ -144,16 +160,17 @@ def _replace(path, text):
 def load_checkpoint(engine, load_dir, tag=None, **options):
     """engine.load_checkpoint, and what it leaves out. Before the first step of the process, or after any.
 
-    Raises NotSupported before anything is changed: for a DeepSpeed that is not known, and for a checkpoint of other
+    Raises NotSupported, on every rank (on those that are not to blame RuntimeError), before anything is changed: for a DeepSpeed that is not known, and for a checkpoint of other
     ranks, sub-groups or parameters.
     """
     optimizer = engine.optimizer
     if not getattr(optimizer, "swap_optimizer", False):
         return engine.load_checkpoint(load_dir, tag, **options)
-    _check_inside(engine, options)
-    if tag is None:
-        tag = (pathlib.Path(load_dir) / "latest").read_text(encoding="utf-8").strip()
-    state = _Saved(engine, load_dir, str(tag))
+    with _Together("nothing was changed"):
+        _check_inside(engine, options)
+        if tag is None:
+            tag = (pathlib.Path(load_dir) / "latest").read_text(encoding="utf-8").strip()
+        state = _Saved(engine, load_dir, str(tag))
     result = engine.load_checkpoint(load_dir, str(tag), **options)
     if result[0] is None:
         return result

@@ -108,6 +108,28 @@ TEST(DeepSpeed, StageTwo) {
   EXPECT_EQ(embedding.states.at("fp32").pieces[0].file, 1U);
 }
 
+// A fuzzer's find: the second of a name was given what had been moved to the first.
+TEST(DeepSpeed, TwoOfOneName) {
+  Sample sample("stage_2");
+  const std::string from = "layers.2.weight", to = "layers.1.weight";
+  for (size_t at = sample.model.find(from); at != std::string::npos; at = sample.model.find(from)) {
+    sample.model.replace(at, from.size(), to);
+  }
+  Files files;
+  files.add("mp_rank_00_model_states.pt", sample.model);
+  files.add(kOptimizer, sample.optimizer);
+  size_t found = 0;
+  for (const Parameter& parameter : read_deepspeed(files, "").parameters) {
+    found += parameter.name == to ? 1 : 0;
+    for (const auto& [state, tensor] : parameter.states) {
+      uint64_t size = 0;
+      for (const Piece& piece : tensor.pieces) size += piece.size;
+      EXPECT_EQ(size, elements_of(tensor.shape).value() * size_of(tensor.dtype)) << parameter.name << " " << state;
+    }
+  }
+  EXPECT_EQ(found, 2U);
+}
+
 TEST(DeepSpeed, OurMapGivesEachParameterItsNumber) {
   const Sample sample("stage_3");
   Files files;

@@ -1,0 +1,178 @@
+"""Writes DeepSpeed's universal checkpoint out of a step, so that a run can resume on another number of ranks.
+
+    python -m ckptfs.universal /ckpt/steps/global_step100 /ckpt/steps/global_step100_universal
+
+    "checkpoint": {"load_universal": true}        # in the DeepSpeed configuration of the run that resumes
+
+Reads ZeRO stages 1 to 3, also with the optimizer on NVMe, which DeepSpeed's own ds_to_universal.py cannot. The tensors
+come from the step's view; the step's small state (step number, hyperparameters, loss scaler) is unpickled by torch,
+which runs what is in the file: only for checkpoints that you trust. One tensor at a time is in memory. What is written
+loads in every stage; `latest_universal` is set last, when all the rest is durable.
+
+Of DeepSpeed's own loading (0.19.8): an engine whose optimizer is on NVMe refuses universal checkpoints; frozen parameters
+and buffers stay as they were made; in stage 3 all groups get the hyperparameters of the first. Switch load_universal off
+again after the first save: a restart without a tag goes back to `latest_universal`.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import shutil
+import sys
+
+from ckptfs import durable
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+_MODEL = re.compile(r"(zero_pp_rank_0_)?mp_rank_00_model_states\.pt")
+_OPTIMIZER = re.compile(r"(bf16_)?zero_pp_rank_0_mp_rank_00_optim_states\.pt")
+_KEPT = ("loss_scaler", "dynamic_loss_scale", "overflow", "clip_grad", "zero_stage", "partition_count")
+
+
+class Refused(RuntimeError):
+    """Nothing was written."""
+
+
+def convert(step, out, progress=lambda done, of, name: None):
+    """Writes the universal checkpoint of `step` (a folder of a ckptfs mount) to `out`, which does not exist yet."""
+    import torch
+
+    step, out = pathlib.Path(os.path.abspath(step)), pathlib.Path(os.path.abspath(out))
+    view = _view_of(step)
+    if out.exists() or out.is_relative_to(step):
+        raise Refused(f"{out} exists, or lies in the step: choose another name")
+    manifest = json.loads((view / "manifest.json").read_text(encoding="utf-8"))
+    if manifest["problems"]:
+        told = "; ".join(f"{one['file']}: {one['reason']}" for one in manifest["problems"])
+        raise Refused(f"not all of {step} can be read: {told}")
+    model_file, optimizer_file = _only(step, _MODEL), _only(step, _OPTIMIZER)
+    small = _SmallState(torch, optimizer_file)
+    tensors = _by_parameter(manifest)
+    unfinished = out.with_name(f".{out.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        for number, (name, states) in enumerate(sorted(tensors.items())):
+            progress(number, len(tensors), name)
+            _write_parameter(torch, view, unfinished / "zero", name, states, small.step)
+        torch.save(small.universal(), unfinished / "zero" / "optimizer_state.pt")
+        for name in ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"):
+            shutil.copyfile(model_file, unfinished / name)
+        durable.sync(unfinished)
+        os.rename(unfinished, out)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+    durable.replace(out.parent / "latest_universal", out.name)
+
+
+def _view_of(step):
+    """/ckpt/views/steps/TAG of /ckpt/steps/TAG."""
+    for root in step.parents:
+        view = root / "views" / step.relative_to(root)
+        if (view / "manifest.json").exists():
+            return view
+    raise Refused(f"{step} has no view: it is no step of a ckptfs mount")
+
+
+def _only(step, pattern):
+    found = [path for path in step.iterdir() if pattern.fullmatch(path.name)]
+    others = [path.name for path in step.iterdir() if re.search(r"mp_rank_(?!00)\d+_|^layer_|_expert_", path.name)]
+    if others:
+        raise Refused(f"model parallel and expert checkpoints are not converted: {others[0]}")
+    if len(found) != 1:
+        raise Refused(f"{step} has {len(found)} files like {pattern.pattern}, not one")
+    return found[0]
+
+
+def _by_parameter(manifest):
+    """name -> state -> its entry, of the parameters that are trained."""
+    found = {}
+    for entry in manifest["tensors"]:
+        found.setdefault(entry["name"], {})[entry["state"]] = entry
+    trained = {name: states for name, states in found.items() if "fp32" in states}
+    if not trained:
+        raise Refused("the step has no master weights")
+    for name, states in trained.items():
+        lacking = [state for state in MOMENTS if state not in states]
+        if lacking:
+            raise Refused(f"{name} has no {lacking[0]}: only Adam's state, after its first step, can be converted")
+        extra = set(states) - {"fp32", "param", *MOMENTS}
+        if extra:
+            raise Refused(f"{name} has {sorted(extra)}, which DeepSpeed's universal checkpoint would lose")
+        if name.startswith("/") or any(part in ("", ".", "..") for part in name.split("/")):
+            raise Refused(f"{name!r} cannot be the name of a folder")
+    return trained
+
+
+class _SmallState:
+    """What rank 0's optim_states.pt knows beside tensors."""
+
+    def __init__(self, torch, path):
+        # Mapped: pipelined runs leave gigabytes of recycled buffers in it, which nobody needs.
+        self.file = torch.load(path, map_location="cpu", weights_only=False, mmap=True)
+        self.inner = self.file["optimizer_state_dict"]
+        base = self.inner.get("optimizer_state_dict", self.inner.get("base_optimizer_state"))
+        if not isinstance(base, dict) or not base.get("state"):
+            raise Refused(f"{path} has no state of an optimizer that has made a step")
+        self.groups, self.states = base["param_groups"], base["state"]
+        steps = {float(state["step"]) for state in self.states.values()}
+        if len(steps) != 1:
+            raise Refused(f"its parameters have made different numbers of steps: {sorted(steps)}")
+        step = next(iter(self.states.values()))["step"]
+        self.step = step.clone() if torch.is_tensor(step) else step
+
+    def universal(self):
+        """optimizer_state.pt as the loaders of all stages read it."""
+        state = {number: {"step": self.step} for number in {*self.states, 0}}
+        version = self.inner.get("ds_version", self.file.get("ds_version"))
+        return {**{key: self.inner[key] for key in _KEPT if key in self.inner}, "ds_version": version,
+                "param_groups": self.groups,
+                "optimizer_state_dict": {"state": state, "param_groups": self.groups}}
+
+
+def _file_name(name):
+    """As the view writes it (fs/views/view.cc)."""
+    return re.sub("[/%\x00-\x1f]", lambda match: f"%{ord(match[0]):02X}", name)
+
+
+def _write_parameter(torch, view, folder, name, states, step):
+    target = folder / name
+    target.mkdir(parents=True)
+    for state in ("fp32", *MOMENTS):
+        entry = states[state]
+        shape = entry["shape"] or [1]
+        count = 1
+        for length in shape:
+            count *= length
+        path = view / "by_name" / _file_name(name) / state
+        tensor = torch.from_file(str(path), shared=False, size=count, dtype=getattr(torch, entry["dtype"]))
+        torch.save({"cat_dim": 0, "param": tensor.view(shape)}, target / f"{state}.pt")
+    torch.save(step, target / "step.pt")
+
+
+def main():
+    description, _, epilog = __doc__.partition("\n\n")
+    parser = argparse.ArgumentParser(prog="python -m ckptfs.universal", description=description, epilog=epilog,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("step", metavar="STEP", help="a step of a ckptfs mount, /ckpt/steps/global_step100")
+    parser.add_argument("out", metavar="OUT", help="the folder to be made; latest_universal is written beside it")
+    options = parser.parse_args()
+
+    def progress(done, of, name):
+        if sys.stderr.isatty():
+            print(f"\r\033[K{done}/{of}  {name[:60]}", end="", file=sys.stderr, flush=True)
+
+    try:
+        convert(options.step, options.out.rstrip("/"), progress)
+    except (Refused, OSError) as problem:
+        print(f"\nckptfs.universal: {problem}", file=sys.stderr)
+        return 1
+    finally:
+        if sys.stderr.isatty():
+            print("\r\033[K", end="", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

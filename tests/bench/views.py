@@ -1,0 +1,170 @@
+"""Reading views: whole models in each type, against the same bytes as they lie in the step; and against zero_to_fp32.py."""
+
+import json
+import os
+import pathlib
+import shutil
+import struct
+import subprocess
+import time
+
+import child
+import machine
+import measure
+import mounting
+import plan
+
+RATES = "Reading views"
+CONVERSION = "A model out of a DeepSpeed checkpoint"
+TENSORS = 32
+DEEPSPEED = mounting.REPOSITORY / "tests" / "deepspeed"
+TAG = "global_step1"
+
+
+def section(context):
+    with context.mounted("views", "passthrough", "safe") as mount:
+        reading(context, mount)
+    conversion(context)
+
+
+def reading(context, mount):
+    step = mount.path / "runs" / "checkpoint-1"
+    write_checkpoint(step, context.sizes.viewed)
+    view = mount.path / "views" / "runs" / "checkpoint-1"
+    plain, size = step / "model.safetensors", context.sizes.viewed
+    settle(context)
+    files = {"plain": plain, "fp32": view / "model.fp32.safetensors", "bf16": view / "model.bf16.safetensors"}
+
+    def made_anew(path):
+        """What it is made from is in memory; of a view nothing is."""
+        cat(plain)
+        if path != plain:
+            forget(path)
+
+    def rates(names, before):
+        def rate(path):
+            return lambda: size / cat(path, lambda: before(path))
+
+        return context.rounds({name: rate(files[name]) for name in names})
+
+    figures = rates(files, made_anew)
+    title = f"{size // plan.MIB} MiB of fp32, in memory: "
+    for name, what in (("fp32", "the fp32 view"), ("bf16", "the bf16 view, by bytes read from the blobs")):
+        row = (title + what, "cat of the file", measure.RATE, figures[name], figures["plain"])
+        context.add(RATES, measure.Row(*row, plan.VIEW_BAR))
+    again = rates(("plain", "fp32"), cat)
+    row = (title + "the fp32 view, once more", "cat of the file", measure.RATE, again["fp32"], again["plain"])
+    context.add(RATES, measure.Row(*row))
+    cold = rates(("plain", "fp32"), lambda _path: drop_caches())
+    # No view can be faster cold than it is warm.
+    limit = [min(pair) for pair in zip(cold["plain"], figures["fp32"], strict=True)]
+    row = (f"{size // plan.MIB} MiB of fp32, from the disk: the fp32 view", "the lower of cat and warm", measure.RATE)
+    context.add(RATES, measure.Row(*row, cold["fp32"], limit, plan.COLD_VIEW_BAR))
+
+
+def write_checkpoint(step, size):
+    """As the Trainer leaves one: fp32 weights."""
+    step.mkdir(parents=True)
+    each = size // TENSORS
+    header = {f"layers.{number}.weight": {"dtype": "F32", "shape": [each // 4],
+                                          "data_offsets": [number * each, (number + 1) * each]}
+              for number in range(TENSORS)}
+    text = json.dumps(header).encode()
+    with open(step / "model.safetensors", "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for _ in range(TENSORS):
+            file.write(os.urandom(each))
+    for name in ("config.json", "trainer_state.json"):
+        (step / name).write_text("{}")
+
+
+def cat(path, before=lambda: None):
+    """Seconds that `cat FILE` takes."""
+    before()
+    began = time.monotonic()
+    with open(os.devnull, "wb") as nowhere:
+        subprocess.run(["cat", path], stdout=nowhere, check=True)
+    return time.monotonic() - began
+
+
+def forget(path):
+    """Nothing of this file stays in memory; what it is made from does."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(file)
+
+
+def drop_caches():
+    pathlib.Path("/proc/sys/vm/drop_caches").write_text("1")
+
+
+def settle(context):
+    machine.sync_filesystem(context.disk)
+
+
+def conversion(context):
+    """DeepSpeed's own tool needs the optimizer in memory (cpu/cpu): of NVMe checkpoints it can read none."""
+    title = "the fp32 weights of a ZeRO-3 checkpoint"
+    if reason := child.lacks("torch", "deepspeed"):
+        context.add(CONVERSION, measure.Missing(title, reason))
+        return
+    with context.mounted("conversion", "passthrough", "safe") as mount:
+        series = mount.path / "steps"
+        train(context, series)
+        costs = {"ours": [], "theirs": []}
+        model = mount.path / "views" / "steps" / TAG / "model.fp32.safetensors"
+        out = context.disk / "out"
+        copying = ["cp", model, out / "model.safetensors"]
+        converting = [child.PYTHON, series / "zero_to_fp32.py", series, out, "-t", TAG]
+        figures = context.rounds({
+            "ours": converted(context, copying, out, costs["ours"]),
+            "theirs": converted(context, converting, out, costs["theirs"]),
+        })
+        row = (title, "zero_to_fp32.py", measure.SECONDS, figures["ours"], figures["theirs"])
+        context.add(CONVERSION, measure.Row(*row))
+        for side, name in (("ours", "cp of the view"), ("theirs", "zero_to_fp32.py")):
+            written, peak = costs[side][-1]
+            text = f"{written / plan.MIB:.0f} MiB written, {peak / plan.MIB:.0f} MiB of memory at most"
+            context.add(CONVERSION, measure.Note(f"{title}, {name}", text))
+
+
+def train(context, series):
+    words = ["--stage", "3", "--nvme", "none", "--width", context.sizes.offloaded_width, "--steps", "1", "--save", series,
+             "--tag", TAG, "--out", context.work / "truth.json"]
+    environment = dict(os.environ, DS_ACCELERATOR="cpu", CC="gcc", CXX="g++", CUDA_VISIBLE_DEVICES="", RANK="0",
+                       WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="29531",
+                       PATH=f"{child.PYTHON.parent}:{os.environ['PATH']}",
+                       TORCH_EXTENSIONS_DIR=str(mounting.BUILD / "torch_extensions"))
+    series.mkdir(exist_ok=True)
+    mounting.run(child.PYTHON, DEEPSPEED / "variety.py", *words, timeout=900, env=environment)
+
+
+def converted(context, command, out, costs):
+    """Seconds until the model is on the disk; notes the bytes written and the most memory that the program took."""
+
+    def measured():
+        shutil.rmtree(out, ignore_errors=True)
+        out.mkdir()
+        settle(context)
+        drop_caches()
+        written, began = mounting.written_bytes(context.disk), time.monotonic()
+        peak = peak_memory(command)
+        settle(context)
+        took = time.monotonic() - began
+        costs.append((mounting.written_bytes(context.disk) - written, peak))
+        return took
+
+    return measured
+
+
+def peak_memory(command):
+    """Runs it; bytes of its largest resident set."""
+    process = subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                               stderr=subprocess.DEVNULL, env=dict(os.environ, CUDA_VISIBLE_DEVICES=""))
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode != 0:
+        raise mounting.Failure(f"{' '.join(map(str, command))}: status {process.returncode}")
+    return usage.ru_maxrss * plan.KIB

@@ -62,9 +62,9 @@ void add_mount(CLI::App& app, Chosen& chosen) {
   command->add_option("--sector", arguments->sector, "The image's logical sector, 512 or 4096")
       ->check(CLI::IsMember({512, 4096}));
   command
-      ->add_option(
-          "-o", arguments->options,
-          "Comma list of passthrough=auto|on|off, odirect=safe|raw, adopt=on|off, show_views, uid=N, gid=N, quiet=30s, scrub=14d")
+      ->add_option("-o", arguments->options,
+                   "Comma list of passthrough=auto|on|off, odirect=safe|raw, adopt=on|off, show_views, uid=N, gid=N, "
+                   "quiet=30s, scrub=14d")
       ->option_text("LIST")
       ->type_size(1)
       ->allow_extra_args(false);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 #endif
 
@@ -60,7 +61,10 @@ __attribute__((target("avx,f16c"))) void to_float16_quickly(const float* from, u
 }
 
 bool has_half_instructions() {
-  static const bool has = __builtin_cpu_supports("avx") && __builtin_cpu_supports("f16c");
+  static const bool has = [] {  // clang's __builtin_cpu_supports knows no f16c
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __builtin_cpu_supports("avx") && __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+  }();
   return has;
 }
 

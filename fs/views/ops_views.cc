@@ -17,8 +17,6 @@ namespace ckptfs::fs {
 
 namespace {
 
-using views::StepView;
-using views::View;
 using views::Views;
 
 thread_local io::AlignedBuffer reply_buffer;

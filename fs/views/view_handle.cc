@@ -17,7 +17,7 @@ ViewHandle::~ViewHandle() {
 Result<size_t> ViewHandle::read(std::span<std::byte> buffer, uint64_t offset) const {
   return content_->read(buffer, offset, [this](uint32_t index, std::span<std::byte> target, uint64_t at) {
     OpenFile& file = *files_.at(index);
-    const auto read = [&]() -> Result<size_t> {
+    auto read = [&]() -> Result<size_t> {
       TRY_ASSIGN(const auto backing, fs_.files.backing(file));
       TRY_ASSIGN(const size_t got, io::read_full(backing.descriptor, target, static_cast<off_t>(at)));
       const views::Made& made = view_->files[index];

@@ -116,7 +116,7 @@ std::set<std::string> weight_files(const StepFiles& files, const std::string& wh
     if (is_at_top(path) && path.ends_with(ending)) candidates.insert(path);
   }
   if (!index_file) return candidates.size() == 1 ? candidates : std::set<std::string>();
-  const auto named = files_of_index(files, *index_file, map);
+  auto named = files_of_index(files, *index_file, map);
   for (const std::string& name : named) {
     if (!candidates.contains(name)) map.problems.push_back({name, "the index names it, and it is not there"});
   }

@@ -18,7 +18,7 @@ namespace {
 constexpr size_t kDots = 2;
 
 Result<> take_snapshot(Filesystem& fs, meta::InodeNumber inode, DirectoryHandle& directory) {
-  TRY_ASSIGN(auto entries, fs.tree.list(inode));
+  TRY_ASSIGN(auto entries, views::is_virtual(inode) ? fs.views.list(inode) : fs.tree.list(inode));
   if (inode == meta::kRootInode && fs.options.show_views) {
     entries.push_back({meta::kViewsName, views::kRoot, S_IFDIR});
   }

@@ -1,4 +1,5 @@
-// The operations on views: lookup, attributes, listing, links and reading. Whatever would change one is EROFS.
+// The operations on views: lookup, attributes, links and reading. Whatever would change one is EROFS. Directories are
+// listed by ops_directory.cc.
 #include "fs/views/ops_views.h"
 
 #include <fcntl.h>
@@ -7,7 +8,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <string_view>
-#include <vector>
 
 #include "fs/reply.h"
 #include "io/aligned_buffer.h"
@@ -60,56 +60,6 @@ void op_readlink(fuse_req_t req, fuse_ino_t inode) {
   fuse_reply_readlink(req, found.value().of->view.node(found.value().node)->text->c_str());
 }
 
-void op_opendir(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
-  const Reply reply(req, Operation::opendir, inode);
-  auto listed = reply.fs().views.list(inode);
-  if (!listed) return reply.error(listed.error());
-  auto directory = std::make_unique<DirectoryHandle>();
-  directory->replace(std::move(listed).value());
-  info->fh = reply.fs().directories.add(std::move(directory));
-  if (fuse_reply_open(req, info) != 0) reply.fs().directories.take(info->fh);
-}
-
-// As in ops_directory.cc: "." and ".." come first; entry i of the snapshot is at offset i + kDots. With `plus` the
-// kernel is given no attributes (number 0): each would have to be looked for.
-constexpr size_t kDots = 2;
-
-void list(const Reply& reply, size_t size, off_t offset, const fuse_file_info& info, bool plus) {
-  const auto entries = Handles<DirectoryHandle>::get(info.fh).snapshot();
-  std::vector<char> buffer(size);
-  size_t used = 0;
-  for (size_t at = static_cast<size_t>(offset); at < entries->size() + kDots; ++at) {
-    const meta::DirectoryEntry dot{at == 0 ? "." : "..", reply.inode(), S_IFDIR};
-    const meta::DirectoryEntry& listed = at < kDots ? dot : (*entries)[at - kDots];
-    fuse_entry_param entry{};
-    entry.attr.st_ino = listed.inode;
-    entry.attr.st_mode = listed.type;
-    char* const place = buffer.data() + used;
-    const size_t room = buffer.size() - used;
-    const char* const name = listed.name.c_str();
-    const auto next = static_cast<off_t>(at) + 1;
-    const size_t needed = plus ? fuse_add_direntry_plus(reply.request(), place, room, name, &entry, next)
-                               : fuse_add_direntry(reply.request(), place, room, name, &entry.attr, next);
-    if (needed > room) break;
-    used += needed;
-  }
-  fuse_reply_buf(reply.request(), buffer.data(), used);
-}
-
-void op_readdir(fuse_req_t req, fuse_ino_t inode, size_t size, off_t offset, fuse_file_info* info) {
-  list(Reply(req, Operation::readdir, inode), size, offset, *info, false);
-}
-
-void op_readdirplus(fuse_req_t req, fuse_ino_t inode, size_t size, off_t offset, fuse_file_info* info) {
-  list(Reply(req, Operation::readdirplus, inode), size, offset, *info, true);
-}
-
-void op_releasedir(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
-  const Reply reply(req, Operation::releasedir, inode);
-  reply.fs().directories.take(info->fh);
-  reply.ok();
-}
-
 void op_open(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
   const Reply reply(req, Operation::open, inode);
   if ((info->flags & O_ACCMODE) != O_RDONLY || (info->flags & O_TRUNC) != 0) return reply.error(EROFS);
@@ -151,10 +101,6 @@ void op_lseek(fuse_req_t req, fuse_ino_t inode, off_t offset, int whence, fuse_f
 
 void op_fsync(fuse_req_t req, fuse_ino_t inode, int, fuse_file_info*) { Reply(req, Operation::fsync, inode).ok(); }
 
-void op_fsyncdir(fuse_req_t req, fuse_ino_t inode, int, fuse_file_info*) {
-  Reply(req, Operation::fsyncdir, inode).ok();
-}
-
 void op_getxattr(fuse_req_t req, fuse_ino_t inode, const char* name, size_t) {
   Reply(req, Operation::getxattr, inode, name).error(ENODATA);
 }
@@ -174,30 +120,19 @@ void op_copy_file_range(fuse_req_t req, fuse_ino_t inode, off_t, fuse_file_info*
   Reply(req, Operation::copy_file_range, inode).error(EOPNOTSUPP);
 }
 
-void op_ioctl(fuse_req_t req, fuse_ino_t inode, unsigned, void*, fuse_file_info*, unsigned, const void*, size_t,
-              size_t) {
-  Reply(req, Operation::ioctl, inode).error(ENOTTY);
-}
-
 fuse_lowlevel_ops view_operations() {
   fuse_lowlevel_ops ops{};
   ops.lookup = op_lookup;
   ops.getattr = op_getattr;
   ops.readlink = op_readlink;
-  ops.opendir = op_opendir;
-  ops.readdir = op_readdir;
-  ops.readdirplus = op_readdirplus;
-  ops.releasedir = op_releasedir;
   ops.open = op_open;
   ops.read = op_read;
   ops.release = op_release;
   ops.lseek = op_lseek;
   ops.fsync = op_fsync;
-  ops.fsyncdir = op_fsyncdir;
   ops.getxattr = op_getxattr;
   ops.listxattr = op_listxattr;
   ops.copy_file_range = op_copy_file_range;
-  ops.ioctl = op_ioctl;
   return ops;
 }
 
@@ -277,9 +212,8 @@ fuse_lowlevel_ops with_views(const fuse_lowlevel_ops& operations) {
   of_views = view_operations();
   Ops ops = operations;
   route<&Ops::getattr, &Ops::setattr, &Ops::readlink, &Ops::mknod, &Ops::mkdir, &Ops::unlink, &Ops::rmdir, &Ops::create,
-        &Ops::open, &Ops::read, &Ops::write, &Ops::release, &Ops::fsync, &Ops::opendir, &Ops::readdir,
-        &Ops::readdirplus, &Ops::releasedir, &Ops::fsyncdir, &Ops::setxattr, &Ops::getxattr, &Ops::listxattr,
-        &Ops::removexattr, &Ops::fallocate, &Ops::lseek, &Ops::copy_file_range, &Ops::ioctl>(ops);
+        &Ops::open, &Ops::read, &Ops::write, &Ops::release, &Ops::fsync, &Ops::setxattr, &Ops::getxattr,
+        &Ops::listxattr, &Ops::removexattr, &Ops::fallocate, &Ops::lseek, &Ops::copy_file_range>(ops);
   ops.lookup = op_lookup_anywhere;
   ops.symlink = op_symlink;
   ops.link = op_link;

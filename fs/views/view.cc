@@ -46,12 +46,18 @@ uint64_t bytes_of(const Tensor& tensor, Dtype as) {
 
 std::string dumped(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
 
+// Of a tensor's file, below the view.
+std::string path_of(const std::string& parameter, const std::string& state) {
+  return "by_name/" + file_name_of(parameter) + '/' + file_name_of(state);
+}
+
 // A piece is [index of the file, offset, bytes].
 Json described(const Parameter& parameter, const std::string& state, const Tensor& tensor) {
   Json pieces = Json::array();
   for (const Piece& piece : tensor.pieces) pieces.push_back({piece.file, piece.offset, piece.size});
   Json entry = {{"name", parameter.name},
                 {"state", state},
+                {"path", path_of(parameter.name, state)},
                 {"dtype", torch_name(tensor.dtype)},
                 {"shape", tensor.shape},
                 {"pieces", std::move(pieces)}};
@@ -114,7 +120,6 @@ NodeNumber View::add(NodeNumber parent, const std::string& name, Node node) {
   for (unsigned attempt = 0; number == 0 || nodes_.contains(number); ++attempt) {
     number = hash_of(source_.version, path, attempt);
   }
-  node.parent = parent;
   if (node.kind == Kind::directory) paths_[number] = std::move(path);
   nodes_.emplace(number, std::move(node));
   nodes_[parent].children[name] = number;

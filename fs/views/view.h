@@ -53,7 +53,6 @@ class View {
   enum class Kind : uint8_t { directory, tensor, model, whole_file, text, link };
   struct Node {
     Kind kind = Kind::directory;
-    NodeNumber parent = 0;
     Access access;
     uint64_t size = 0;
     std::map<std::string, NodeNumber> children;  // directory

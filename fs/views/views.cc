@@ -37,7 +37,14 @@ class FilesOfStep : public meta::formats::StepFiles {
   }
 
   const std::vector<File>& list() const override { return files_; }
-  Result<io::Fd> open(uint32_t index) const override { return tree_.open_blob(made_[index].inode, O_RDONLY); }
+  Result<io::Fd> open(uint32_t index) const override {
+    auto file = tree_.open_blob(made_[index].inode, O_RDONLY);
+    const int failed = file ? 0 : file.error().errno_value();
+    if (failed == EMFILE || failed == ENFILE || failed == ENOMEM) short_of_ = file.error();
+    return file;
+  }
+  // What a file could not be opened for, and is not the file's fault.
+  const std::optional<Error>& short_of() const { return short_of_; }
 
   const std::string& fingerprint() const { return fingerprint_; }
   const std::vector<Made>& made() const { return made_; }
@@ -94,6 +101,7 @@ class FilesOfStep : public meta::formats::StepFiles {
   std::vector<File> files_;
   std::vector<Made> made_;
   std::vector<meta::formats::Problem> problems_;
+  mutable std::optional<Error> short_of_;
   std::vector<Access> access_;
   std::string fingerprint_;
   timespec time_{};
@@ -183,6 +191,7 @@ Result<std::shared_ptr<const StepView>> Views::of_step(InodeNumber step, Look lo
   const io::Digest version = io::digest_of(std::as_bytes(std::span(files.fingerprint())));
   source.version.assign(reinterpret_cast<const char*>(version.data()), version.size());
   source.map = meta::formats::read_checkpoint(files);
+  if (files.short_of()) return *files.short_of();  // the next one who asks may have better luck
   source.map.problems.insert(source.map.problems.end(), files.problems().begin(), files.problems().end());
   log_problems(tree_.path_of(step), source.map.problems);
   const bool sealed = (folder.record.flags & meta::kSealed) != 0;

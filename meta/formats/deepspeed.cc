@@ -8,43 +8,26 @@
 #include <unordered_set>
 #include <utility>
 
+#include "meta/formats/deepspeed_files.h"
 #include "meta/formats/deepspeed_names.h"
+#include "meta/formats/pickle_access.h"
+#include "meta/formats/shards.h"
 #include "meta/formats/torch_file.h"
-#include "meta/names.h"
 
 namespace ckptfs::meta::formats {
 namespace {
 
 using Value = Pickle::Value;
 
-constexpr unsigned kMostRanks = 1 << 16;
 constexpr size_t kMostProblems = 1000;
 constexpr size_t kMostMembers = size_t{1} << 20;  // of all groups: a pickle may have one dict a million times
 constexpr size_t kMostFlats = size_t{4} << 20;    // groups, times their states, times ranks
 constexpr size_t kMostStates = 16;                // of a group
-constexpr size_t kMostDimensions = 64;
-constexpr uint64_t kSmallestSwapped = uint64_t{1}
-                                      << 20;  // bytes; runtime/swap_tensor/optimizer_utils.py, MIN_AIO_BYTES
+// Bytes; runtime/swap_tensor/optimizer_utils.py, MIN_AIO_BYTES
+constexpr uint64_t kSmallestSwapped = uint64_t{1} << 20;
 constexpr const char* kMaster = "fp32";
 constexpr const char* kCompute = "param";
-// What our Python helper leaves with a step (gpu/python/ckptfs/deepspeed.py): {"layers.0.weight": 3, ...}
-constexpr std::string_view kIds = "ckptfs.ds_ids.json";
-constexpr uint64_t kMostIds = uint64_t{16} << 20;  // bytes of it
-
-// What one rank holds of a group: elements of one state, back to back.
-struct Flat {
-  Piece piece;
-  Dtype dtype = Dtype::float32;
-  uint64_t elements() const { return piece.size / size_of(dtype); }
-};
-using Flats = std::vector<std::optional<Flat>>;  // by rank
-
-struct Member {
-  std::string name;
-  Shape shape;
-  uint64_t elements = 0;
-  uint64_t padding = 0;  // elements behind it, in stages 1 and 2
-};
+constexpr uint64_t kMostIds = uint64_t{16} << 20;  // bytes of our map of names to ds_ids
 
 // Parameters that the optimizer has as one.
 struct Group {
@@ -53,70 +36,12 @@ struct Group {
   std::map<std::string, Flats> states;
 };
 
-struct RankFiles {
-  std::optional<uint32_t> model;
-  std::optional<uint32_t> optimizer;
-  std::map<std::string, uint32_t> swapped;  // by name, of offloaded_tensors
-  std::map<uint64_t, uint32_t> params;      // by ds_id, of offloaded_params
-};
-
-std::optional<Value> find(const std::optional<Value>& dict, std::string_view key) {
-  return dict ? dict->find(key) : std::nullopt;
-}
-
-// The value of a number in a dict, as the state of torch's optimizers is kept.
-std::optional<Value> find(const std::optional<Value>& dict, int64_t key) {
-  for (size_t at = 0; dict && at < dict->pairs(); ++at) {
-    const auto [number, value] = dict->pair(at);
-    if (number.integer() == key) return value;
-  }
-  return std::nullopt;
-}
-
-// A dict of texts by them; find() would look through all of it for each.
-std::unordered_map<std::string_view, Value> by_name(const std::optional<Value>& dict) {
-  std::unordered_map<std::string_view, Value> found;
-  for (size_t at = 0; dict && at < dict->pairs(); ++at) {
-    const auto [name, value] = dict->pair(at);
-    if (name.text()) found.insert_or_assign(*name.text(), value);
-  }
-  return found;
-}
-
-// A number, or an enum made of one.
-std::optional<int64_t> number_of(const std::optional<Value>& value) {
-  if (!value) return std::nullopt;
-  if (value->integer()) return value->integer();
-  const auto arguments = value->arguments();
-  return arguments && arguments->size() == 1 ? (*arguments)[0].integer() : std::nullopt;
-}
-
-// The largest, where it is a list.
-std::optional<int64_t> largest_of(const std::optional<Value>& value) {
-  auto largest = number_of(value);
-  for (size_t at = 0; value && at < value->size(); ++at) largest = std::max(largest, (*value)[at].integer());
-  return largest;
-}
-
-std::optional<Shape> shape_of(const Value& value) {
-  if (value.size() > kMostDimensions) return std::nullopt;
-  Shape shape;
-  for (size_t at = 0; at < value.size(); ++at) {
-    const auto length = value[at].integer();
-    if (!length || *length < 0) return std::nullopt;
-    shape.push_back(static_cast<uint64_t>(*length));
-  }
-  return elements_of(shape) ? std::optional(shape) : std::nullopt;
-}
-
-uint64_t divide_up(uint64_t number, uint64_t by) { return (number + by - 1) / by; }
-
 class Reader {
  public:
-  Reader(const StepFiles& files, const std::string& folder) : files_(files), folder_(folder) {}
+  Reader(const StepFiles& files, const std::string& folder) : files_(files), found_(find_files(files, folder)) {}
 
   TensorMap read() {
-    index_files();
+    for (const auto& [file, reason] : found_.foreign) is_foreign(file, reason);
     if (foreign_) return std::move(map_);  // joined as if they were not, they would be wrong
     if (!read_first_model()) {
       leave_undivided();
@@ -136,53 +61,6 @@ class Reader {
   void problem(std::optional<uint32_t> file, const std::string& reason) {
     if (map_.problems.size() >= kMostProblems) return;
     map_.problems.push_back({file ? files_.list()[*file].path : std::string(), reason});
-  }
-
-  RankFiles& rank(unsigned number) {
-    if (number >= ranks_.size()) ranks_.resize(number + 1);
-    return ranks_[number];
-  }
-
-  void index_files() {
-    for (uint32_t index = 0; index < files_.list().size(); ++index) {
-      const std::string& path = files_.list()[index].path;
-      if (path.starts_with(folder_)) index_file(index, std::string_view(path).substr(folder_.size()));
-    }
-  }
-
-  void index_file(uint32_t index, std::string_view path) {
-    const size_t slash = path.find('/');
-    if (slash == std::string_view::npos) return index_states(index, path);
-    const std::string_view kind = path.substr(0, slash);
-    path.remove_prefix(slash + 1);
-    const size_t next = path.find('/');
-    if (next == std::string_view::npos) return;
-    const auto number = rank_of(path.substr(0, next));
-    if (!number || *number >= kMostRanks) return;
-    const std::string name(path.substr(next + 1));
-    if (kind == "offloaded_tensors" && parse_group_name(name)) rank(*number).swapped[name] = index;
-    if (kind == "offloaded_params") {
-      if (const auto id = parse_param_name(name)) rank(*number).params[*id] = index;
-    }
-  }
-
-  void index_states(uint32_t index, std::string_view name) {
-    if (name == kIds) ids_ = index;
-    const auto states = parse_states_name(name);
-    if (!states) {
-      const bool foreign = name.ends_with("_model_states.pt") || name.ends_with("_optim_states.pt");
-      if (foreign) is_foreign(index, "experts and pipeline stages are not read");
-      return;
-    }
-    if (states->model_rank != 0) return is_foreign(index, "model parallel checkpoints are not read");
-    if (states->rank && *states->rank >= kMostRanks) return problem(index, "its rank cannot be one");
-    if (!states->rank) {
-      common_model_ = index;
-    } else if (states->kind == StatesName::Kind::model) {
-      rank(*states->rank).model = index;
-    } else {
-      rank(*states->rank).optimizer = index;
-    }
   }
 
   // Calls `with` on a torch file that is open during the call.
@@ -211,10 +89,8 @@ class Reader {
 
   // model_states.pt of the first rank, which tells what there is.
   bool read_first_model() {
-    const auto first = common_model_ ? common_model_ : ranks_.empty() ? std::nullopt : ranks_[0].model;
-    if (!first) {
-      return false;
-    }
+    const auto first = found_.common_model ? found_.common_model : ranks_.empty() ? std::nullopt : ranks_[0].model;
+    if (!first) return false;
     bool read = false;
     with_file(*first, [&](TorchFile& file) {
       const Value root = file.root();
@@ -231,7 +107,7 @@ class Reader {
       read_fragments(*first, 0, file);
       read_buffers(*first, file);
       read_tied(root.find("shared_params"));
-      if (common_model_) read_compute(*first, file);
+      if (found_.common_model) read_compute(*first, file);
       read = true;
     });
     return read;
@@ -313,13 +189,13 @@ class Reader {
         continue;
       }
       Flats& flats = fragments_[member.name];
-      flats.resize(common_model_ ? 1 : ranks_.size());
+      flats.resize(found_.common_model ? 1 : ranks_.size());
       flats[rank_number] = flat_of(index, file, fragment->second, "frozen parameter " + member.name);
     }
   }
 
   void read_frozen_of_others() {
-    if (frozen_.empty() || common_model_) return;
+    if (frozen_.empty() || found_.common_model) return;
     for (unsigned number = 1; number < ranks_.size(); ++number) {
       const auto model = ranks_[number].model;
       if (!model) {
@@ -541,15 +417,15 @@ class Reader {
   }
 
   void read_ids() {
-    if (!ids_) return;
-    const uint64_t size = files_.list()[*ids_].size;
-    if (size > kMostIds) return problem(*ids_, "it is larger than any such map");
-    const auto file = files_.open(*ids_);
-    if (!file) return problem(*ids_, file.error().message());
+    if (!found_.ids) return;
+    const uint64_t size = files_.list()[*found_.ids].size;
+    if (size > kMostIds) return problem(*found_.ids, "it is larger than any such map");
+    const auto file = files_.open(*found_.ids);
+    if (!file) return problem(*found_.ids, file.error().message());
     std::string text(size, '\0');
     const auto got = io::read_full(file.value().get(), std::as_writable_bytes(std::span(text)), 0);
     const auto ids = nlohmann::json::parse(text, nullptr, false);
-    if (!got || !ids.is_object()) return problem(*ids_, "it is no map of names to numbers");
+    if (!got || !ids.is_object()) return problem(*found_.ids, "it is no map of names to numbers");
     for (const auto& [name, id] : ids.items()) {
       if (id.is_number_unsigned()) known_ids_.emplace(name, id.get<uint64_t>());
     }
@@ -582,8 +458,10 @@ class Reader {
                                          std::to_string(number) + " has none");
       }
     }
-    if (stage_ == 3 && flats.front()->elements() != part_of_rank(group)) {
-      return problem(flats.front()->piece.file, state + " has not the length of its parameters");
+    for (const auto& flat : flats) {
+      if (stage_ == 3 && flat->elements() != part_of_rank(group)) {
+        return problem(flat->piece.file, state + " has not the length of its parameters");
+      }
     }
     uint64_t at = 0;  // elements: of each rank's part, or of all parts end to end
     std::vector<Tensor> tensors;
@@ -596,42 +474,6 @@ class Reader {
     for (size_t member = 0; member < tensors.size(); ++member) {
       parameters[member].states.emplace(state, std::move(tensors[member]));
     }
-  }
-
-  // Of each rank the same part, the last ones cut: what they have beyond the parameter is padding.
-  static std::optional<Tensor> joined(const Member& member, const Flats& flats, uint64_t at) {
-    Tensor tensor{flats.front()->dtype, member.shape, {}};
-    const uint64_t part = divide_up(member.elements, flats.size());
-    const uint64_t element = size_of(tensor.dtype);
-    for (size_t rank = 0; rank < flats.size(); ++rank) {
-      const uint64_t begin = std::min(member.elements, rank * part), end = std::min(member.elements, begin + part);
-      const Flat& flat = *flats[rank];
-      if (flat.dtype != tensor.dtype || at + (end - begin) > flat.elements()) return std::nullopt;
-      if (begin < end) {
-        tensor.pieces.push_back({flat.piece.file, flat.piece.offset + at * element, (end - begin) * element});
-      }
-    }
-    return tensor;
-  }
-
-  // The elements from `at` on, of all ranks' parts end to end.
-  static std::optional<Tensor> cut_out(const Member& member, const Flats& flats, uint64_t at) {
-    Tensor tensor{flats.front()->dtype, member.shape, {}};
-    const uint64_t element = size_of(tensor.dtype);
-    uint64_t left = member.elements;
-    for (const auto& flat : flats) {
-      if (flat->dtype != tensor.dtype) return std::nullopt;
-      if (at >= flat->elements()) {
-        at -= flat->elements();
-        continue;
-      }
-      const uint64_t count = std::min(left, flat->elements() - at);
-      if (count == 0) break;
-      tensor.pieces.push_back({flat->piece.file, flat->piece.offset + at * element, count * element});
-      left -= count;
-      at = 0;
-    }
-    return left == 0 ? std::optional(std::move(tensor)) : std::nullopt;
   }
 
   // The parameter as the model computes with it, where a file has it.
@@ -675,11 +517,9 @@ class Reader {
   }
 
   const StepFiles& files_;
-  const std::string& folder_;
+  DeepSpeedFiles found_;
+  std::vector<RankFiles>& ranks_ = found_.ranks;
   TensorMap map_;
-  std::vector<RankFiles> ranks_;
-  std::optional<uint32_t> common_model_;  // of stages 1 and 2
-  std::optional<uint32_t> ids_;           // our own map of names to ds_ids
   std::unordered_map<std::string, uint64_t> known_ids_;
   unsigned stage_ = 0;  // none: no optim_states.pt was read
   bool foreign_ = false;

@@ -131,11 +131,6 @@ class _SmallState:
                 "optimizer_state_dict": {"state": state, "param_groups": self.groups}}
 
 
-def _file_name(name):
-    """As the view writes it (fs/views/view.cc)."""
-    return re.sub("[/%\x00-\x1f]", lambda match: f"%{ord(match[0]):02X}", name)
-
-
 def _write_parameter(torch, view, folder, name, states, step):
     target = folder / name
     target.mkdir(parents=True)
@@ -145,8 +140,7 @@ def _write_parameter(torch, view, folder, name, states, step):
         count = 1
         for length in shape:
             count *= length
-        path = view / "by_name" / _file_name(name) / state
-        tensor = torch.from_file(str(path), shared=False, size=count, dtype=getattr(torch, entry["dtype"]))
+        tensor = torch.from_file(str(view / entry["path"]), shared=False, size=count, dtype=getattr(torch, entry["dtype"]))
         torch.save({"cat_dim": 0, "param": tensor.view(shape)}, target / f"{state}.pt")
     torch.save(step, target / "step.pt")
 
@@ -165,8 +159,11 @@ def main():
 
     try:
         convert(options.step, options.out.rstrip("/"), progress)
+    except ImportError as problem:
+        print(f"ckptfs.universal: {problem}: run it by the Python that has torch and DeepSpeed", file=sys.stderr)
+        return 1
     except (Refused, OSError) as problem:
-        print(f"\nckptfs.universal: {problem}", file=sys.stderr)
+        print(f"ckptfs.universal: {problem}", file=sys.stderr)
         return 1
     finally:
         if sys.stderr.isatty():

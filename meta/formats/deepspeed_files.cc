@@ -1,0 +1,68 @@
+#include "meta/formats/deepspeed_files.h"
+
+#include <string_view>
+
+#include "meta/formats/deepspeed_names.h"
+#include "meta/names.h"
+
+namespace ckptfs::meta::formats {
+namespace {
+
+constexpr std::string_view kIds = "ckptfs.ds_ids.json";
+constexpr unsigned kMostRanks = 1 << 16;
+
+RankFiles& rank_in(DeepSpeedFiles& found, unsigned number) {
+  if (number >= found.ranks.size()) found.ranks.resize(number + 1);
+  return found.ranks[number];
+}
+
+void add_states(DeepSpeedFiles& found, uint32_t index, std::string_view name) {
+  if (name == kIds) found.ids = index;
+  const auto states = parse_states_name(name);
+  if (!states) {
+    const bool foreign = name.ends_with("_model_states.pt") || name.ends_with("_optim_states.pt");
+    if (foreign) found.foreign.emplace_back(index, "experts and pipeline stages are not read");
+  } else if (states->model_rank != 0) {
+    found.foreign.emplace_back(index, "model parallel checkpoints are not read");
+  } else if (states->rank && *states->rank >= kMostRanks) {
+    found.foreign.emplace_back(index, "its rank cannot be one");
+  } else if (!states->rank) {
+    found.common_model = index;
+  } else if (states->kind == StatesName::Kind::model) {
+    rank_in(found, *states->rank).model = index;
+  } else {
+    rank_in(found, *states->rank).optimizer = index;
+  }
+}
+
+// "offloaded_tensors/rank00/0_6.tensor.swp"
+void add_swapped(DeepSpeedFiles& found, uint32_t index, std::string_view path) {
+  const size_t slash = path.find('/'), next = path.find('/', slash + 1);
+  if (next == std::string_view::npos) return;
+  const std::string_view kind = path.substr(0, slash);
+  const auto number = rank_of(path.substr(slash + 1, next - slash - 1));
+  if (!number || *number >= kMostRanks) return;
+  const std::string name(path.substr(next + 1));
+  if (kind == "offloaded_tensors" && parse_group_name(name)) rank_in(found, *number).swapped[name] = index;
+  if (kind != "offloaded_params") return;
+  if (const auto id = parse_param_name(name)) rank_in(found, *number).params[*id] = index;
+}
+
+}  // namespace
+
+DeepSpeedFiles find_files(const StepFiles& files, const std::string& folder) {
+  DeepSpeedFiles found;
+  for (uint32_t index = 0; index < files.list().size(); ++index) {
+    std::string_view path = files.list()[index].path;
+    if (!path.starts_with(folder)) continue;
+    path.remove_prefix(folder.size());
+    if (path.find('/') == std::string_view::npos) {
+      add_states(found, index, path);
+    } else {
+      add_swapped(found, index, path);
+    }
+  }
+  return found;
+}
+
+}  // namespace ckptfs::meta::formats

@@ -18,11 +18,9 @@ namespace ckptfs::fs {
 
 namespace {
 
-constexpr size_t kBlock = 4096;
-constexpr size_t kSampled = size_t{64} << 10;       // one block of so many bytes is looked at
-constexpr uint64_t kStreak = uint64_t{1} << 20;     // wrong bytes, one after another, before a clone is dropped
-constexpr unsigned kMostClones = 16;                // of one file: each walks the extents of all that follows
-constexpr uint64_t kPatience = uint64_t{64} << 20;  // wrong bytes before a guess is given up
+constexpr size_t kSampled = size_t{64} << 10;    // one block of so many bytes is looked at
+constexpr uint64_t kStreak = uint64_t{1} << 20;  // wrong bytes, one after another, before a clone is dropped
+constexpr unsigned kMostClones = 16;             // of one file: each walks the extents of all that follows
 
 thread_local io::AlignedBuffer compared_with;
 

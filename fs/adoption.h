@@ -43,6 +43,9 @@ namespace ckptfs::fs {
 
 class Adoption {
  public:
+  static constexpr size_t kBlock = 4096;                     // what is compared, and what a clone is made of
+  static constexpr uint64_t kPatience = uint64_t{64} << 20;  // wrong bytes before a guess is given up
+
   // What the file will probably hold: an open file, and its shared descriptor.
   struct Guess {
     std::shared_ptr<OpenFile> file;

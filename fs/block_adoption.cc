@@ -14,16 +14,14 @@ namespace ckptfs::fs {
 
 namespace {
 
-constexpr size_t kBlock = 4096;
-constexpr size_t kSmallestRun = 64 << 10;           // below, a call costs more than the blocks
-constexpr size_t kLongestLook = 64 << 10;           // of the first WRITE
-constexpr uint64_t kPatience = uint64_t{64} << 20;  // wrong bytes before a guess is given up
+constexpr size_t kSmallestRun = 64 << 10;  // below, a call costs more than the blocks
+constexpr size_t kLongestLook = 64 << 10;  // of the first WRITE
 
-thread_local io::AlignedBuffer compared_with;
+thread_local io::AlignedBuffer present_content;
 
 // What the file has at `offset`, as much of `size` as there is.
 Result<std::span<const std::byte>> read_there(int descriptor, size_t size, uint64_t offset) {
-  const auto there = compared_with.get(size);
+  const auto there = present_content.get(size);
   if (there.size() < size) return Error(ENOMEM);
   TRY_ASSIGN(const size_t got, io::read_full(descriptor, there, static_cast<off_t>(offset)));
   return std::span<const std::byte>(there.first(got));
@@ -114,23 +112,25 @@ std::vector<BlockAdoption::Part> BlockAdoption::parts(const Adoption::Guess& gue
   };
   const auto there = read_there(guess.descriptor, data.size(), offset);
   if (!there) give_up(there.error());
-  const size_t head = std::min(data.size(), (kBlock - offset % kBlock) % kBlock);
-  const size_t comparable = there && there.value().size() > head ? (there.value().size() - head) / kBlock : 0;
-  const size_t last = head + comparable * kBlock;
-  const auto equal = [&](size_t at) { return std::memcmp(data.data() + at, there.value().data() + at, kBlock) == 0; };
+  const size_t head = std::min(data.size(), (Adoption::kBlock - offset % Adoption::kBlock) % Adoption::kBlock);
+  const size_t comparable = there && there.value().size() > head ? (there.value().size() - head) / Adoption::kBlock : 0;
+  const size_t last = head + comparable * Adoption::kBlock;
+  const auto equal = [&](size_t at) {
+    return std::memcmp(data.data() + at, there.value().data() + at, Adoption::kBlock) == 0;
+  };
   put(0, head, false);
   uint64_t mismatched = 0;
   for (size_t begin = head; begin < last;) {
     const bool same = equal(begin);
-    size_t end = begin + kBlock;
-    while (end < last && equal(end) == same) end += kBlock;
+    size_t end = begin + Adoption::kBlock;
+    while (end < last && equal(end) == same) end += Adoption::kBlock;
     if (!same) mismatched += end - begin;
     put(begin, end, same && end - begin >= kSmallestRun);
     begin = end;
   }
   put(last, data.size(), false);
   const uint64_t wrong = mismatched_ += mismatched;
-  if (const uint64_t all = compared_ += last - head; wrong >= kPatience && wrong > all / 2) ended_ = true;
+  if (const uint64_t all = compared_ += last - head; wrong >= Adoption::kPatience && wrong > all / 2) ended_ = true;
   return found;
 }
 

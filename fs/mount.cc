@@ -35,9 +35,8 @@ struct Mount::Internals {
 namespace {
 
 // Requests of 1 MiB whose memory begins inside a page span 257 pages; libfuse derives the number from max_write.
-constexpr unsigned kPage = 4096;
 constexpr unsigned kMaximumWrite = Workers::kLargestWrite;
-constexpr unsigned kMaximumPages = kMaximumWrite / kPage;
+constexpr unsigned kMaximumPages = kMaximumWrite / Workers::kPage;
 constexpr unsigned kMaximumBackground = 128;  // fewer starve asynchronous direct I/O and delay RELEASE
 constexpr unsigned kCongestionThreshold = 96;
 constexpr const char* kPagesLimit = "/proc/sys/fs/fuse/max_pages_limit";

@@ -18,10 +18,9 @@ namespace ckptfs::fs {
 
 namespace {
 
-constexpr size_t kPage = 4096;
 constexpr size_t kWriteHeader = sizeof(fuse_in_header) + sizeof(fuse_write_in);
 // libfuse receives up to max_write and a page for the headers; the payload begins anywhere in the second page.
-constexpr size_t kReceive = kPage + kPage + Workers::kLargestWrite + kPage;
+constexpr size_t kReceive = Workers::kPage + Workers::kPage + Workers::kLargestWrite + Workers::kPage;
 
 // Where in its page the payload of the next write should begin, after `request`: where the file's bytes do, so that
 // those which begin a page of the file begin one of the memory too, and need no copy for O_DIRECT. Writes at unaligned
@@ -32,7 +31,7 @@ size_t expected_shift(const fuse_buf& request, size_t shift) {
   if (header.opcode != FUSE_WRITE || request.size < kWriteHeader) return shift;
   fuse_write_in write{};
   std::memcpy(&write, static_cast<const std::byte*>(request.mem) + sizeof header, sizeof write);
-  return write.offset % alignof(uint64_t) == 0 ? write.offset % kPage : 0;  // headers are read where they lie
+  return write.offset % alignof(uint64_t) == 0 ? write.offset % Workers::kPage : 0;  // headers are read where they lie
 }
 
 // Requests that come one at a time: so many, and so close to each other.

@@ -25,6 +25,7 @@ namespace ckptfs::fs {
 
 class Workers {
  public:
+  static constexpr size_t kPage = 4096;
   // Largest write that the receive memory has room for.
   static constexpr size_t kLargestWrite = (size_t{1} << 20) + 4096;
 

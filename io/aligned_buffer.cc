@@ -19,7 +19,7 @@ namespace {
 constexpr size_t kHugePage = size_t{2} << 20;
 constexpr DirectAlignment kUnknownAlignment{4096, 4096};
 
-std::optional<size_t> parse_number(std::string_view text) {
+std::optional<size_t> parse_size(std::string_view text) {
   size_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size() || value == 0) return std::nullopt;
@@ -30,8 +30,8 @@ std::optional<size_t> parse_number(std::string_view text) {
 DirectAlignment overridden(DirectAlignment asked, const std::string& value) {
   const std::string_view text = value;
   const size_t colon = text.find(':');
-  asked.memory = parse_number(text.substr(0, colon)).value_or(asked.memory);
-  if (colon != std::string_view::npos) asked.offset = parse_number(text.substr(colon + 1)).value_or(asked.offset);
+  asked.memory = parse_size(text.substr(0, colon)).value_or(asked.memory);
+  if (colon != std::string_view::npos) asked.offset = parse_size(text.substr(colon + 1)).value_or(asked.offset);
   return asked;
 }
 

@@ -26,14 +26,14 @@ Result<std::map<std::string, InodeNumber>> files_below(const Tree& tree, InodeNu
   return files;
 }
 
-struct Side {
+struct DiffSide {
   io::Fd fd;
   uint64_t size = 0;
   std::vector<io::Digest> chunks;  // none where digests are not known
 };
 
-Result<Side> open_side(const Store& store, InodeNumber file) {
-  Side side;
+Result<DiffSide> open_diff_side(const Store& store, InodeNumber file) {
+  DiffSide side;
   TRY_ASSIGN(const InodeRecord record, store.tree().inode(file));
   TRY_ASSIGN(side.fd, store.tree().open_blob(file, record, O_RDONLY));
   TRY_ASSIGN(const struct stat stat, io::stat_fd(side.fd.get()));
@@ -47,7 +47,7 @@ Result<Side> open_side(const Store& store, InodeNumber file) {
 // Compares the parts of two files that share no blocks, chunk by chunk.
 class FileComparison {
  public:
-  FileComparison(Side first, Side second) : first_(std::move(first)), second_(std::move(second)) {}
+  FileComparison(DiffSide first, DiffSide second) : first_(std::move(first)), second_(std::move(second)) {}
 
   Result<FileDiff> run(uint64_t from, const Pause& pause) {
     const uint64_t common = std::min(first_.size, second_.size);
@@ -87,8 +87,8 @@ class FileComparison {
     return success();
   }
 
-  Side first_;
-  Side second_;
+  DiffSide first_;
+  DiffSide second_;
   FileDiff diff_;
   io::AlignedBuffer first_buffer_;
   io::AlignedBuffer second_buffer_;
@@ -111,8 +111,8 @@ Result<FileDiff> diff_files(const Store& store, InodeNumber first, InodeNumber s
                             const Pause& pause) {
   TRY_ASSIGN(const Sameness sameness, compare_files(store, first, second));
   if (sameness == Sameness::same) return FileDiff{.done = true};
-  TRY_ASSIGN(Side a, open_side(store, first));
-  TRY_ASSIGN(Side b, open_side(store, second));
+  TRY_ASSIGN(DiffSide a, open_diff_side(store, first));
+  TRY_ASSIGN(DiffSide b, open_diff_side(store, second));
   return FileComparison(std::move(a), std::move(b)).run(from, pause);
 }
 

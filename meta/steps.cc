@@ -10,7 +10,7 @@
 namespace ckptfs::meta {
 namespace {
 
-constexpr size_t kDeepest = 256;  // folders in each other: who walks them calls itself for each
+constexpr size_t kDeepestStep = 256;  // folders in each other: who walks them calls itself for each
 
 bool is_checkpoint_file(const DirectoryEntry& entry, bool has_config) {
   const std::string& name = entry.name;
@@ -64,7 +64,7 @@ Result<> count_files(const Tree& tree, StepInfo& step) {
 }
 
 Result<> visit_files(const Tree& tree, InodeNumber folder, std::vector<std::string>& path, const VisitFile& visit) {
-  if (path.size() > kDeepest) return Error(ELOOP, tree.path_of(folder) + ": folders lie too deep in each other");
+  if (path.size() > kDeepestStep) return Error(ELOOP, tree.path_of(folder) + ": folders lie too deep in each other");
   TRY_ASSIGN(const auto entries, tree.list(folder));
   for (const DirectoryEntry& entry : entries) {
     path.push_back(entry.name);
@@ -77,7 +77,7 @@ Result<> visit_files(const Tree& tree, InodeNumber folder, std::vector<std::stri
 
 Result<> visit_folders(const Tree& tree, InodeNumber folder,
                        const std::function<bool(InodeNumber, const InodeRecord&)>& enter, size_t depth = 0) {
-  if (depth > kDeepest) return success();  // no series of ours lies so deep
+  if (depth > kDeepestStep) return success();  // no series of ours lies so deep
   TRY_ASSIGN(const auto entries, tree.list(folder));
   for (const DirectoryEntry& entry : entries) {
     if (entry.type != S_IFDIR) continue;

@@ -16,7 +16,7 @@ namespace {
 
 using nlohmann::json;
 
-struct Arguments {
+struct DiffArguments {
   std::string first;
   std::string second;
   bool as_json = false;
@@ -72,7 +72,7 @@ void print(const Files& files) {
               std::to_string(files.size() - same).c_str(), human_size(sum(files, "bytes")).c_str());
 }
 
-Result<Files> run(const Arguments& arguments) {
+Result<Files> run(const DiffArguments& arguments) {
   TRY_ASSIGN(const Target first, find_target(arguments.first));
   TRY_ASSIGN(const Target second, find_target(arguments.second));
   if (first.mount.id != second.mount.id) {
@@ -82,7 +82,7 @@ Result<Files> run(const Arguments& arguments) {
   return diff(first, second);
 }
 
-int run_and_print(const Arguments& arguments) {
+int run_and_print(const DiffArguments& arguments) {
   const auto files = run(arguments);
   if (!files) return fail(files.error());
   if (!arguments.as_json) {
@@ -99,7 +99,7 @@ int run_and_print(const Arguments& arguments) {
 }  // namespace
 
 void add_diff(CLI::App& app, Chosen& chosen) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<DiffArguments>();
   CLI::App* command = app.add_subcommand("diff", "Show which files of two steps differ, and by how much");
   command->add_option("STEP", arguments->first, "A step")->required();
   command->add_option("OTHER", arguments->second, "Another")->required();

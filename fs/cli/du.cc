@@ -46,7 +46,7 @@ void print_usage(const json& result, bool one_step) {
   std::printf("EXCLUSIVE is what removing just this would free.\n");
 }
 
-Result<int> run(const Target& target, bool as_json) {
+Result<int> run_du(const Target& target, bool as_json) {
   TRY_ASSIGN(const json result, ask_daemon(target.mount, "du", {{"path", target.path}}));
   if (as_json) {
     print_json(result);
@@ -68,7 +68,7 @@ void add_du(CLI::App& app, Chosen& chosen) {
        "APPARENT is the length of the files, EXCLUSIVE what removing just this step would free, SHARED what else it\n"
        "uses on the disk, each block once. (together): all steps of the series as one.\n"
        "Example:\n  ckptfs du\n  ckptfs du --json /ckpt/steps",
-       run});
+       run_du});
 }
 
 }  // namespace ckptfs::fs::cli

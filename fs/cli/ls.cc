@@ -61,7 +61,7 @@ void print_steps(const json& steps) {
   if (series.empty()) std::printf("No steps yet: save_checkpoint into MOUNTPOINT/steps, or ckptfs save TAG.\n");
 }
 
-Result<int> run(const Target& target, bool as_json) {
+Result<int> run_ls(const Target& target, bool as_json) {
   TRY_ASSIGN(const json result, ask_daemon(target.mount, "ls", {{"path", target.path}}));
   if (as_json) {
     print_json(result);
@@ -79,7 +79,7 @@ void add_ls(CLI::App& app, Chosen& chosen) {
                     "A mount, a series or a step (default: the only mount)",
                     "SIZE is apparent: blocks shared between steps are counted in each.\n"
                     "Example:\n  ckptfs ls\n  ckptfs ls --json /ckpt/steps",
-                    run});
+                    run_ls});
 }
 
 }  // namespace ckptfs::fs::cli

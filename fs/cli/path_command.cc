@@ -9,12 +9,12 @@
 namespace ckptfs::fs::cli {
 namespace {
 
-struct Arguments {
+struct PathArguments {
   std::string path;
   bool as_json = false;
 };
 
-int run(const PathCommand& command, const Arguments& arguments) {
+int run(const PathCommand& command, const PathArguments& arguments) {
   const auto target = find_target(arguments.path.empty() ? std::nullopt : std::optional(arguments.path));
   if (!target) return fail(target.error());
   const auto code = command.run(target.value(), arguments.as_json);
@@ -25,7 +25,7 @@ int run(const PathCommand& command, const Arguments& arguments) {
 }  // namespace
 
 void add_path_command(CLI::App& app, Chosen& chosen, const PathCommand& command) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<PathArguments>();
   CLI::App* subcommand = app.add_subcommand(command.name, command.description);
   subcommand->add_option(command.argument, arguments->path, command.about_argument);
   subcommand->add_flag("--json", arguments->as_json, "Print as JSON");

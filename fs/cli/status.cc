@@ -86,7 +86,7 @@ void print_status(const json& status) {
   for (const json& warning : status.value("warnings", json::array())) line("WARNING", scalar(warning));
 }
 
-Result<int> run(const Target& target, bool as_json) {
+Result<int> run_status(const Target& target, bool as_json) {
   TRY_ASSIGN(const json status, ask_daemon(target.mount, "status", json::object()));
   if (as_json) {
     print_json(status);
@@ -102,7 +102,7 @@ void add_status(CLI::App& app, Chosen& chosen) {
   add_path_command(
       app, chosen,
       {"status", "Show a mount's mode, space, recovery and counters", "MOUNTPOINT", "The mount (default: the only one)",
-       "Example:\n  ckptfs status\n  ckptfs status --json /ckpt | jq .space", run});
+       "Example:\n  ckptfs status\n  ckptfs status --json /ckpt | jq .space", run_status});
 }
 
 }  // namespace ckptfs::fs::cli

@@ -13,7 +13,7 @@ namespace {
 
 using nlohmann::json;
 
-struct Outcome {
+struct Verified {
   std::map<std::string, json> files;  // by path
   uint64_t bytes = 0;
 
@@ -25,7 +25,7 @@ struct Outcome {
 };
 
 // A file that took several requests is there several times: damage in one part is damage.
-void merge(Outcome& outcome, const json& answer) {
+void merge(Verified& outcome, const json& answer) {
   for (const json& file : answer.value("files", json::array())) {
     const auto [known, fresh] = outcome.files.try_emplace(file.value("path", ""), file);
     if (fresh) continue;
@@ -35,8 +35,8 @@ void merge(Outcome& outcome, const json& answer) {
   outcome.bytes += answer.value("bytes", uint64_t{0});
 }
 
-Result<Outcome> verify(const Target& target) {
-  Outcome outcome;
+Result<Verified> verify(const Target& target) {
+  Verified outcome;
   Progress progress("verifying");
   uint64_t total = 0;
   for (json request = {{"path", target.path}}; true;) {
@@ -57,7 +57,7 @@ void print_damage(const std::string& path, const json& file) {
   }
 }
 
-void print(const Outcome& outcome) {
+void print(const Verified& outcome) {
   for (const auto& [path, file] : outcome.files) {
     if (file.value("state", "") == "damaged") print_damage(path, file);
   }
@@ -75,8 +75,8 @@ void print(const Outcome& outcome) {
   }
 }
 
-Result<int> run(const Target& target, bool as_json) {
-  TRY_ASSIGN(const Outcome outcome, verify(target));
+Result<int> run_verify(const Target& target, bool as_json) {
+  TRY_ASSIGN(const Verified outcome, verify(target));
   if (as_json) {
     json files = json::array();
     for (const auto& [name, file] : outcome.files) files.push_back(file);
@@ -96,7 +96,7 @@ void add_verify(CLI::App& app, Chosen& chosen) {
                     "Digests are taken in the background, some time after a file was written. Exits with 1 where a "
                     "file is damaged.\n"
                     "Example:\n  ckptfs verify\n  ckptfs verify /ckpt/steps/global_step100",
-                    run});
+                    run_verify});
 }
 
 }  // namespace ckptfs::fs::cli

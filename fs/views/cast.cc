@@ -13,9 +13,9 @@
 namespace ckptfs::fs {
 namespace {
 
-constexpr size_t kChunk = 1024;  // elements that are cast at a time, on the stack
-using Floats = std::array<float, kChunk>;
-using Halves = std::array<uint16_t, kChunk>;
+constexpr size_t kCastChunk = 1024;  // elements that are cast at a time, on the stack
+using Floats = std::array<float, kCastChunk>;
+using Halves = std::array<uint16_t, kCastChunk>;
 
 // c10/util/BFloat16.h, round_to_nearest_even
 uint16_t to_bfloat16(float value) {
@@ -145,8 +145,8 @@ void cast(std::span<const std::byte> source, Dtype from, std::span<std::byte> ta
     std::memcpy(target.data(), source.data(), elements * wide);
     return;
   }
-  for (size_t at = 0; at < elements; at += kChunk) {
-    const size_t count = std::min(kChunk, elements - at);
+  for (size_t at = 0; at < elements; at += kCastChunk) {
+    const size_t count = std::min(kCastChunk, elements - at);
     cast_chunk(source.data() + at * wide, from, target.data() + at * narrow, to, count);
   }
 }

@@ -40,19 +40,19 @@ void reply_entry(const Reply& reply, const Result<Views::Found>& found) {
   fuse_reply_entry(reply.request(), &entry);
 }
 
-void op_lookup(fuse_req_t req, fuse_ino_t parent, const char* name) {
+void view_lookup(fuse_req_t req, fuse_ino_t parent, const char* name) {
   const Reply reply(req, Operation::lookup, parent, name);
   reply_entry(reply, reply.fs().views.lookup(parent, reply.name()));
 }
 
-void op_getattr(fuse_req_t req, fuse_ino_t inode, fuse_file_info*) {
+void view_getattr(fuse_req_t req, fuse_ino_t inode, fuse_file_info*) {
   const Reply reply(req, Operation::getattr, inode);
   const auto found = reply.fs().views.find(inode);
   if (!found) return reply.error(found.error());
   fuse_reply_attr(req, &found.value().stat, timeout_of(found.value()));
 }
 
-void op_readlink(fuse_req_t req, fuse_ino_t inode) {
+void view_readlink(fuse_req_t req, fuse_ino_t inode) {
   const Reply reply(req, Operation::readlink, inode);
   const auto found = reply.fs().views.find(inode);
   if (!found) return reply.error(found.error());
@@ -60,7 +60,7 @@ void op_readlink(fuse_req_t req, fuse_ino_t inode) {
   fuse_reply_readlink(req, found.value().of->view.node(found.value().node)->text->c_str());
 }
 
-void op_open(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
+void view_open(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
   const Reply reply(req, Operation::open, inode);
   if ((info->flags & O_ACCMODE) != O_RDONLY || (info->flags & O_TRUNC) != 0) return reply.error(EROFS);
   auto found = reply.fs().views.find_now(inode);
@@ -73,7 +73,7 @@ void op_open(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
   if (fuse_reply_open(req, info) != 0) reply.fs().view_handles.take(info->fh);
 }
 
-void op_read(fuse_req_t req, fuse_ino_t inode, size_t size, off_t offset, fuse_file_info* info) {
+void view_read(fuse_req_t req, fuse_ino_t inode, size_t size, off_t offset, fuse_file_info* info) {
   const Reply reply(req, Operation::read, inode);
   const auto buffer = reply_buffer.get(size);
   if (buffer.size() < size) return reply.error(ENOMEM);
@@ -85,13 +85,13 @@ void op_read(fuse_req_t req, fuse_ino_t inode, size_t size, off_t offset, fuse_f
   reply.data(buffer.first(got.value()));
 }
 
-void op_release(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
+void view_release(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
   const Reply reply(req, Operation::release, inode);
   reply.fs().view_handles.take(info->fh);
   reply.ok();
 }
 
-void op_lseek(fuse_req_t req, fuse_ino_t inode, off_t offset, int whence, fuse_file_info* info) {
+void view_lseek(fuse_req_t req, fuse_ino_t inode, off_t offset, int whence, fuse_file_info* info) {
   const Reply reply(req, Operation::lseek, inode);
   const auto size = static_cast<off_t>(Handles<ViewHandle>::get(info->fh).size());
   if (whence != SEEK_DATA && whence != SEEK_HOLE) return reply.error(EINVAL);
@@ -99,13 +99,13 @@ void op_lseek(fuse_req_t req, fuse_ino_t inode, off_t offset, int whence, fuse_f
   fuse_reply_lseek(req, whence == SEEK_DATA ? offset : size);
 }
 
-void op_fsync(fuse_req_t req, fuse_ino_t inode, int, fuse_file_info*) { Reply(req, Operation::fsync, inode).ok(); }
+void view_fsync(fuse_req_t req, fuse_ino_t inode, int, fuse_file_info*) { Reply(req, Operation::fsync, inode).ok(); }
 
-void op_getxattr(fuse_req_t req, fuse_ino_t inode, const char* name, size_t) {
+void view_getxattr(fuse_req_t req, fuse_ino_t inode, const char* name, size_t) {
   Reply(req, Operation::getxattr, inode, name).error(ENODATA);
 }
 
-void op_listxattr(fuse_req_t req, fuse_ino_t inode, size_t size) {
+void view_listxattr(fuse_req_t req, fuse_ino_t inode, size_t size) {
   const Reply reply(req, Operation::listxattr, inode);
   if (size == 0) {
     fuse_reply_xattr(req, 0);
@@ -115,24 +115,24 @@ void op_listxattr(fuse_req_t req, fuse_ino_t inode, size_t size) {
 }
 
 // The kernel then copies through its cache.
-void op_copy_file_range(fuse_req_t req, fuse_ino_t inode, off_t, fuse_file_info*, fuse_ino_t, off_t, fuse_file_info*,
-                        size_t, int) {
+void view_copy_file_range(fuse_req_t req, fuse_ino_t inode, off_t, fuse_file_info*, fuse_ino_t, off_t, fuse_file_info*,
+                          size_t, int) {
   Reply(req, Operation::copy_file_range, inode).error(EOPNOTSUPP);
 }
 
 fuse_lowlevel_ops view_operations() {
   fuse_lowlevel_ops ops{};
-  ops.lookup = op_lookup;
-  ops.getattr = op_getattr;
-  ops.readlink = op_readlink;
-  ops.open = op_open;
-  ops.read = op_read;
-  ops.release = op_release;
-  ops.lseek = op_lseek;
-  ops.fsync = op_fsync;
-  ops.getxattr = op_getxattr;
-  ops.listxattr = op_listxattr;
-  ops.copy_file_range = op_copy_file_range;
+  ops.lookup = view_lookup;
+  ops.getattr = view_getattr;
+  ops.readlink = view_readlink;
+  ops.open = view_open;
+  ops.read = view_read;
+  ops.release = view_release;
+  ops.lseek = view_lseek;
+  ops.fsync = view_fsync;
+  ops.getxattr = view_getxattr;
+  ops.listxattr = view_listxattr;
+  ops.copy_file_range = view_copy_file_range;
   return ops;
 }
 
@@ -160,7 +160,7 @@ void route(fuse_lowlevel_ops& ops) {
 }
 
 // Those that are about two inodes: neither end can be in a view, but for the source of a copy.
-void op_symlink(fuse_req_t req, const char* target, fuse_ino_t parent, const char* name) {
+void routed_symlink(fuse_req_t req, const char* target, fuse_ino_t parent, const char* name) {
   if (views::is_virtual(parent)) {
     fuse_reply_err(req, EROFS);
   } else {
@@ -168,7 +168,7 @@ void op_symlink(fuse_req_t req, const char* target, fuse_ino_t parent, const cha
   }
 }
 
-void op_link(fuse_req_t req, fuse_ino_t inode, fuse_ino_t parent, const char* name) {
+void routed_link(fuse_req_t req, fuse_ino_t inode, fuse_ino_t parent, const char* name) {
   if (views::is_virtual(inode) || views::is_virtual(parent)) {
     fuse_reply_err(req, views::is_virtual(parent) ? EROFS : EXDEV);
   } else {
@@ -176,8 +176,8 @@ void op_link(fuse_req_t req, fuse_ino_t inode, fuse_ino_t parent, const char* na
   }
 }
 
-void op_rename(fuse_req_t req, fuse_ino_t parent, const char* name, fuse_ino_t new_parent, const char* new_name,
-               unsigned flags) {
+void routed_rename(fuse_req_t req, fuse_ino_t parent, const char* name, fuse_ino_t new_parent, const char* new_name,
+                   unsigned flags) {
   if (views::is_virtual(parent) || views::is_virtual(new_parent)) {
     fuse_reply_err(req, EROFS);
   } else {
@@ -186,7 +186,7 @@ void op_rename(fuse_req_t req, fuse_ino_t parent, const char* name, fuse_ino_t n
 }
 
 // The kernel counts lookups of views, too; they are remembered nowhere.
-void op_forget(fuse_req_t req, fuse_ino_t inode, uint64_t lookups) {
+void routed_forget(fuse_req_t req, fuse_ino_t inode, uint64_t lookups) {
   if (views::is_virtual(inode)) {
     fuse_reply_none(req);
   } else {
@@ -195,7 +195,7 @@ void op_forget(fuse_req_t req, fuse_ino_t inode, uint64_t lookups) {
 }
 
 // The one name in the root that is virtual.
-void op_lookup_anywhere(fuse_req_t req, fuse_ino_t parent, const char* name) {
+void routed_lookup(fuse_req_t req, fuse_ino_t parent, const char* name) {
   if (parent == meta::kRootInode && std::string_view(name) == meta::kViewsName) {
     const Reply reply(req, Operation::lookup, parent, name);
     reply_entry(reply, reply.fs().views.find(views::kRoot));
@@ -214,11 +214,11 @@ fuse_lowlevel_ops with_views(const fuse_lowlevel_ops& operations) {
   route<&Ops::getattr, &Ops::setattr, &Ops::readlink, &Ops::mknod, &Ops::mkdir, &Ops::unlink, &Ops::rmdir, &Ops::create,
         &Ops::open, &Ops::read, &Ops::write, &Ops::release, &Ops::fsync, &Ops::setxattr, &Ops::getxattr,
         &Ops::listxattr, &Ops::removexattr, &Ops::fallocate, &Ops::lseek, &Ops::copy_file_range>(ops);
-  ops.lookup = op_lookup_anywhere;
-  ops.symlink = op_symlink;
-  ops.link = op_link;
-  ops.rename = op_rename;
-  ops.forget = op_forget;
+  ops.lookup = routed_lookup;
+  ops.symlink = routed_symlink;
+  ops.link = routed_link;
+  ops.rename = routed_rename;
+  ops.forget = routed_forget;
   return ops;
 }
 

@@ -242,6 +242,7 @@ std::vector<View::Weight> View::weights() {
                                    [](const Parameter& parameter) { return parameter.states.contains("fp32"); });
   std::vector<Weight> weights;
   for (const Parameter& parameter : parameters) {
+    if (parameter.kind == Parameter::Kind::other) continue;
     const bool trained = masters && parameter.kind == Parameter::Kind::trained;
     const auto state = parameter.states.find(trained ? "fp32" : "param");
     if (state == parameter.states.end()) return lacks(parameter.name + " has no weights");
@@ -271,7 +272,8 @@ Dtype View::compute_type(const std::vector<Weight>& weights) const {
   if (source_.map.computes_in) return *source_.map.computes_in;
   for (const Parameter& parameter : source_.map.parameters) {
     const auto state = parameter.states.find("param");
-    const bool tells = parameter.kind != Parameter::Kind::buffer && state != parameter.states.end();
+    const bool weight = parameter.kind == Parameter::Kind::trained || parameter.kind == Parameter::Kind::frozen;
+    const bool tells = weight && state != parameter.states.end();
     if (tells && is_castable(state->second.dtype)) return state->second.dtype;
   }
   for (const Weight& weight : weights) {

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "io/fd.h"
+#include "meta/formats/dcp.h"
 #include "meta/formats/deepspeed.h"
 #include "meta/formats/safetensors.h"
 #include "meta/formats/torch_file.h"
@@ -14,7 +15,6 @@
 namespace ckptfs::meta::formats {
 namespace {
 
-constexpr const char* kWeights = "param";
 constexpr uint64_t kMostIndex = uint64_t{16} << 20;  // bytes of model.safetensors.index.json
 
 // The folder of the DeepSpeed checkpoint in a Trainer's: "global_step500/", of several the one that was saved last.
@@ -46,7 +46,7 @@ void add_safetensors(const StepFiles& files, uint32_t index, TensorMap& map) {
   }
   for (const SafeTensor& tensor : header.value().tensors) {
     Parameter parameter{tensor.name, Parameter::Kind::trained, std::nullopt, {}};
-    parameter.states[kWeights] = {tensor.dtype, tensor.shape, {{index, tensor.offset, tensor.size}}};
+    parameter.states[kParam] = {tensor.dtype, tensor.shape, {{index, tensor.offset, tensor.size}}};
     map.parameters.push_back(std::move(parameter));
   }
 }
@@ -75,25 +75,21 @@ void add_torch_weights(const StepFiles& files, uint32_t index, TensorMap& map) {
       continue;
     }
     Parameter parameter{known, Parameter::Kind::trained, std::nullopt, {}};
-    parameter.states.emplace(kWeights, placed.value());
+    parameter.states.emplace(kParam, placed.value());
     map.parameters.push_back(std::move(parameter));
   }
 }
 
 // The files that an index names: {"weight_map": {"layers.0.weight": "model-00001-of-00002.safetensors", ...}}
 std::set<std::string> files_of_index(const StepFiles& files, uint32_t index, TensorMap& map) {
-  const auto& [path, size] = files.list()[index];
-  const auto wrong = [&, &of = path](const std::string& reason) {
-    map.problems.push_back({of, reason});
+  const auto wrong = [&](const std::string& reason) {
+    map.problems.push_back({files.list()[index].path, reason});
     return std::set<std::string>();
   };
-  if (size > kMostIndex) return wrong("it is larger than any such index");
-  const auto file = files.open(index);
-  if (!file) return wrong(file.error().message());
-  std::string text(size, '\0');
-  const auto got = io::read_full(file.value().get(), std::as_writable_bytes(std::span(text)), 0);
-  const auto parsed = nlohmann::json::parse(text, nullptr, false);
-  if (!got || !parsed.is_object() || !parsed.contains("weight_map") || !parsed["weight_map"].is_object()) {
+  const auto text = files.read(index, kMostIndex);
+  if (!text) return wrong(text.error().message());
+  const auto parsed = nlohmann::json::parse(text.value(), nullptr, false);
+  if (!parsed.is_object() || !parsed.contains("weight_map") || !parsed["weight_map"].is_object()) {
     return wrong("it is no index of weights");
   }
   std::set<std::string> found;
@@ -145,6 +141,8 @@ TensorMap read_checkpoint(const StepFiles& files) {
     map = read_deepspeed(files, "");
   } else if (const auto folder = inner_folder(files)) {
     map = read_deepspeed(files, *folder);
+  } else {
+    map = read_dcp(files);
   }
   if (map.parameters.empty()) add_weights(files, map);
   return map;

@@ -1,5 +1,5 @@
-// Reads a step of whatever kind: DeepSpeed's, that of a Trainer with DeepSpeed in it, or weights that Hugging Face
-// wrote.
+// Reads a step of whatever kind: DeepSpeed's, that of a Trainer with DeepSpeed in it, PyTorch's DCP, or weights that
+// Hugging Face wrote.
 #pragma once
 
 #include "meta/formats/tensor_map.h"

@@ -418,14 +418,10 @@ class Reader {
 
   void read_ids() {
     if (!found_.ids) return;
-    const uint64_t size = files_.list()[*found_.ids].size;
-    if (size > kMostIds) return problem(*found_.ids, "it is larger than any such map");
-    const auto file = files_.open(*found_.ids);
-    if (!file) return problem(*found_.ids, file.error().message());
-    std::string text(size, '\0');
-    const auto got = io::read_full(file.value().get(), std::as_writable_bytes(std::span(text)), 0);
-    const auto ids = nlohmann::json::parse(text, nullptr, false);
-    if (!got || !ids.is_object()) return problem(*found_.ids, "it is no map of names to numbers");
+    const auto text = files_.read(*found_.ids, kMostIds);
+    if (!text) return problem(*found_.ids, text.error().message());
+    const auto ids = nlohmann::json::parse(text.value(), nullptr, false);
+    if (!ids.is_object()) return problem(*found_.ids, "it is no map of names to numbers");
     for (const auto& [name, id] : ids.items()) {
       if (id.is_number_unsigned()) known_ids_.emplace(name, id.get<uint64_t>());
     }

@@ -1,6 +1,18 @@
 #include "meta/formats/tensor_map.h"
 
+#include <span>
+
 namespace ckptfs::meta::formats {
+
+Result<std::string> StepFiles::read(uint32_t index, uint64_t most) const {
+  const uint64_t size = list()[index].size;
+  if (size > most) return Error(EFBIG, "it is larger than any such file");
+  TRY_ASSIGN(const io::Fd file, open(index));
+  std::string content(size, '\0');
+  TRY_ASSIGN(const size_t got, io::read_full(file.get(), std::as_writable_bytes(std::span(content)), 0));
+  content.resize(got);
+  return content;
+}
 
 std::optional<uint64_t> elements_of(const Shape& shape) {
   constexpr uint64_t most = uint64_t{1} << 60;

@@ -29,6 +29,8 @@ class StepFiles {
   virtual const std::vector<File>& list() const = 0;
   // For reading; `index`: in list().
   virtual Result<io::Fd> open(uint32_t index) const = 0;
+  // All of a file; EFBIG: it has more than `most` bytes.
+  Result<std::string> read(uint32_t index, uint64_t most) const;
 };
 
 using Shape = std::vector<uint64_t>;
@@ -47,13 +49,16 @@ struct Tensor {
   std::vector<Piece> pieces;
 };
 
-// A parameter or a buffer of the model, with what the optimizer keeps of it.
+// The state that a parameter is in the model itself, as it computes with it.
+inline constexpr const char* kParam = "param";
+
+// A parameter or a buffer of the model, with what the optimizer keeps of it; or a tensor that belongs to neither.
 struct Parameter {
-  enum class Kind { trained, frozen, buffer };
+  enum class Kind { trained, frozen, buffer, other };
   std::string name;
   Kind kind = Kind::trained;
   std::optional<uint64_t> ds_id;         // DeepSpeed's number for it, where files make it certain
-  std::map<std::string, Tensor> states;  // "fp32", "exp_avg", ...; "param": as the model computes with it
+  std::map<std::string, Tensor> states;  // "fp32", "exp_avg", ...; kParam
 };
 
 // A parameter that has a second name.

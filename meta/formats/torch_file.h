@@ -35,8 +35,11 @@ struct TorchTensor {
 
 class TorchFile {
  public:
-  // `file`: a descriptor for reading, which stays the caller's, and open as long as the TorchFile. EBADMSG: it is not
-  // what torch.save writes, or is damaged; ENOTSUP: of a kind that is not read (before torch 1.6; big-endian).
+  // `file`: a descriptor for reading, which stays the caller's, and open as long as the TorchFile; `part`: where in it
+  // torch.save wrote. EBADMSG: it is not what torch.save writes, or is damaged; ENOTSUP: of a kind that is not read
+  // (before torch 1.6; big-endian).
+  static Result<TorchFile> open(int file, const FileRange& part);
+  // All of a file.
   static Result<TorchFile> open(int file);
 
   Pickle::Value root() const { return pickle_->root(); }
@@ -44,7 +47,7 @@ class TorchFile {
   // None: the value is no tensor. EBADMSG: it claims to be one, and cannot be. ENOTSUP: one of a kind that is not read.
   // A tensor reaches at most to the end of its storage.
   static Result<std::optional<TorchTensor>> tensor(const Pickle::Value& value);
-  // Where the storage of that key lies. EBADMSG: nowhere.
+  // Where in the file the storage of that key lies. EBADMSG: nowhere.
   Result<FileRange> storage(const std::string& key);
   // Where a contiguous tensor's elements lie. ENOTSUP: it is not contiguous.
   Result<FileRange> range(const TorchTensor& tensor);

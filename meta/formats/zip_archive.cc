@@ -2,6 +2,7 @@
 
 #include <zip.h>
 
+#include <algorithm>
 #include <span>
 #include <utility>
 
@@ -26,14 +27,16 @@ std::string text_of(zip_error_t* error) {
 // What libzip reads from. It tells where the last read was: the one thing that libzip does not.
 class ZipArchive::Source {
  public:
-  Source(int file, uint64_t size) : file_(file), size_(size) { zip_error_init(&error_); }
+  Source(int file, const FileRange& part) : file_(file), part_(part) { zip_error_init(&error_); }
   Source(const Source&) = delete;
   Source& operator=(const Source&) = delete;
   ~Source() { zip_error_fini(&error_); }
 
   int file() const { return file_; }
-  uint64_t size() const { return size_; }
-  uint64_t last_read() const { return last_read_; }
+  // Of the zip, in the file.
+  uint64_t end() const { return part_.offset + part_.size; }
+  // Where in the file.
+  uint64_t last_read() const { return part_.offset + last_read_; }
   // From here on any number of bytes may be read.
   void opened() { budget_ = UINT64_MAX; }
 
@@ -76,7 +79,8 @@ class ZipArchive::Source {
 
   zip_int64_t read(std::span<std::byte> buffer) {
     if (buffer.size() > budget_) return failed(ZIP_ER_READ, EFBIG);
-    const auto got = io::read_full(file_, buffer, static_cast<off_t>(position_));
+    buffer = buffer.first(std::min<uint64_t>(buffer.size(), part_.size - std::min(position_, part_.size)));
+    const auto got = io::read_full(file_, buffer, static_cast<off_t>(part_.offset + position_));
     if (!got) return failed(ZIP_ER_READ, got.error().errno_value());
     if (budget_ != UINT64_MAX) budget_ -= got.value();
     last_read_ = position_;
@@ -85,7 +89,7 @@ class ZipArchive::Source {
   }
 
   zip_int64_t seek(void* data, zip_uint64_t length) {
-    const zip_int64_t to = zip_source_seek_compute_offset(position_, size_, data, length, &error_);
+    const zip_int64_t to = zip_source_seek_compute_offset(position_, part_.size, data, length, &error_);
     if (to < 0) return -1;
     position_ = static_cast<uint64_t>(to);
     return 0;
@@ -93,13 +97,13 @@ class ZipArchive::Source {
 
   zip_int64_t stat(zip_stat_t* stat) const {
     zip_stat_init(stat);
-    stat->size = size_;
+    stat->size = part_.size;
     stat->valid |= ZIP_STAT_SIZE;
     return sizeof(*stat);
   }
 
   const int file_;
-  const uint64_t size_;
+  const FileRange part_;
   zip_error_t error_{};
   uint64_t position_ = 0;
   uint64_t last_read_ = 0;
@@ -121,9 +125,8 @@ ZipArchive::~ZipArchive() {
   if (zip_ != nullptr) zip_discard(zip_);
 }
 
-Result<ZipArchive> ZipArchive::open(int file) {
-  TRY_ASSIGN(const struct stat st, io::stat_fd(file));
-  auto source = std::make_unique<Source>(file, static_cast<uint64_t>(st.st_size));
+Result<ZipArchive> ZipArchive::open(int file, const FileRange& part) {
+  auto source = std::make_unique<Source>(file, part);
   zip_error_t error;
   zip_error_init(&error);
   zip_source_t* const lower = zip_source_function_create(&Source::serve, source.get(), &error);
@@ -194,7 +197,7 @@ Result<FileRange> ZipArchive::range(uint64_t entry) {
   char first = 0;
   if (zip_fread(opened.get(), &first, 1) != 1) return bad_zip(name(entry) + ": " + zip_file_strerror(opened.get()));
   const uint64_t offset = source_->last_read();
-  if (st.size > source_->size() - offset) return bad_zip(name(entry) + " reaches past the end of the file");
+  if (st.size > source_->end() - offset) return bad_zip(name(entry) + " reaches past its end");
   return FileRange{offset, st.size};
 }
 

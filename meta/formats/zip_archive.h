@@ -21,8 +21,9 @@ struct FileRange {
 
 class ZipArchive {
  public:
-  // `file`: a descriptor for reading, which stays the caller's, and open as long as the archive. EBADMSG: it is no zip.
-  static Result<ZipArchive> open(int file);
+  // `file`: a descriptor for reading, which stays the caller's, and open as long as the archive; `part`: where in it
+  // the zip lies. EBADMSG: it is no zip.
+  static Result<ZipArchive> open(int file, const FileRange& part);
   ZipArchive(ZipArchive&&) noexcept;
   ZipArchive& operator=(ZipArchive&&) noexcept;
   ~ZipArchive();
@@ -31,7 +32,7 @@ class ZipArchive {
   // Empty: it has none.
   std::string name(uint64_t entry) const;
   std::optional<uint64_t> find(const std::string& name) const;
-  // Where the bytes of an entry lie that is neither compressed nor encrypted; else ENOTSUP.
+  // Where in the file the bytes of an entry lie that is neither compressed nor encrypted; else ENOTSUP.
   Result<FileRange> range(uint64_t entry);
   // The content of such an entry, of at most `most` bytes. Its sum is not looked at.
   Result<std::string> read(uint64_t entry, uint64_t most);

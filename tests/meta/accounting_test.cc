@@ -25,8 +25,6 @@ bool operator==(const Usage& a, const Usage& b) {
 
 namespace {
 
-constexpr uint64_t kMiB = uint64_t{1} << 20;
-
 // --- the sweep, on pieces without a disk
 
 // Byte by byte.

@@ -14,7 +14,6 @@
 namespace ckptfs::meta {
 namespace {
 
-constexpr size_t kMiB = 1 << 20;
 constexpr const char* kFile = "/steps/global_step1/mp_rank_00_model_states.pt";
 constexpr const char* kNext = "/steps/global_step2/mp_rank_00_model_states.pt";
 

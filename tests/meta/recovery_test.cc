@@ -4,8 +4,6 @@
 namespace ckptfs::meta {
 namespace {
 
-constexpr const char* kLive = "/zero_stage_3/optimizer/rank0/0_2.tensor.swp";
-
 using RecoveryTest = ScratchStore;
 
 std::string text_of(const std::string& path) {

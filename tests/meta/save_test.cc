@@ -8,7 +8,6 @@
 namespace ckptfs::meta {
 namespace {
 
-constexpr const char* kLive = "/zero_stage_3/optimizer/rank0/0_2.tensor.swp";
 constexpr const char* kSaved = "/steps/s1/offloaded_tensors/rank00/0_2.tensor.swp";
 
 class SaveTest : public ScratchStore {

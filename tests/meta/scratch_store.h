@@ -25,6 +25,10 @@
 
 namespace ckptfs::meta {
 
+constexpr uint64_t kMiB = uint64_t{1} << 20;
+// A swap file of a run.
+constexpr const char* kLive = "/zero_stage_3/optimizer/rank0/0_2.tensor.swp";
+
 // The image that all tests of the program share; unmounted and deleted at its end.
 class ImageEnvironment : public testing::Environment {
  public:

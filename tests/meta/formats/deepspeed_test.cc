@@ -2,34 +2,16 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 
 #include "io/fd.h"
+#include "tests/meta/formats/step_in_memory.h"
 
 namespace ckptfs::meta::formats {
 namespace {
 
 using testing::HasSubstr;
-
-// A step in memory.
-class Files : public StepFiles {
- public:
-  void add(const std::string& path, const std::string& content) {
-    io::Fd file(::memfd_create("file", MFD_CLOEXEC));
-    EXPECT_TRUE(io::write_full(file.get(), std::as_bytes(std::span(content)), 0));
-    files_.push_back({path, content.size()});
-    contents_.push_back(std::move(file));
-  }
-  const std::vector<File>& list() const override { return files_; }
-  Result<io::Fd> open(uint32_t index) const override { return io::Fd(::dup(contents_[index].get())); }
-
- private:
-  std::vector<File> files_;
-  std::vector<io::Fd> contents_;
-};
 
 // What DeepSpeed 0.19.8 wrote (tests/fuzz/corpus/deepspeed, whose layout tests/fuzz/deepspeed_fuzzer.cc tells).
 struct Sample {
@@ -48,16 +30,9 @@ struct Sample {
 constexpr const char* kModel = "zero_pp_rank_0_mp_rank_00_model_states.pt";
 constexpr const char* kOptimizer = "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt";
 
-const Parameter& find(const TensorMap& map, const std::string& name) {
-  const auto found = std::find_if(map.parameters.begin(), map.parameters.end(),
-                                  [&](const Parameter& parameter) { return parameter.name == name; });
-  EXPECT_NE(found, map.parameters.end()) << name;
-  return *found;
-}
-
 TEST(DeepSpeed, StageThreeInMemory) {
   const Sample sample("stage_3");
-  Files files;
+  StepInMemory files;
   files.add(std::string("global_step1/") + kModel, sample.model);
   files.add(std::string("global_step1/") + kOptimizer, sample.optimizer);
   EXPECT_FALSE(is_deepspeed(files, ""));
@@ -81,7 +56,7 @@ TEST(DeepSpeed, StageThreeInMemory) {
 
 TEST(DeepSpeed, ASwapFileIsTheTruth) {
   const Sample sample("stage_3");
-  Files files;
+  StepInMemory files;
   files.add(kModel, sample.model);
   files.add(kOptimizer, sample.optimizer);
   files.add("offloaded_tensors/rank00/0_0.tensor.swp", std::string(2048, 'm'));
@@ -97,7 +72,7 @@ TEST(DeepSpeed, ASwapFileIsTheTruth) {
 
 TEST(DeepSpeed, StageTwo) {
   const Sample sample("stage_2");
-  Files files;
+  StepInMemory files;
   files.add("mp_rank_00_model_states.pt", sample.model);
   files.add(kOptimizer, sample.optimizer);
   const TensorMap map = read_deepspeed(files, "");
@@ -115,7 +90,7 @@ TEST(DeepSpeed, TwoOfOneName) {
   for (size_t at = sample.model.find(from); at != std::string::npos; at = sample.model.find(from)) {
     sample.model.replace(at, from.size(), to);
   }
-  Files files;
+  StepInMemory files;
   files.add("mp_rank_00_model_states.pt", sample.model);
   files.add(kOptimizer, sample.optimizer);
   size_t found = 0;
@@ -132,7 +107,7 @@ TEST(DeepSpeed, TwoOfOneName) {
 
 TEST(DeepSpeed, OurMapGivesEachParameterItsNumber) {
   const Sample sample("stage_3");
-  Files files;
+  StepInMemory files;
   files.add(kModel, sample.model);
   files.add(kOptimizer, sample.optimizer);
   files.add("ckptfs.ds_ids.json", R"({"layers.1.weight": 77, "frozen.weight": 78, "unknown": 3, "norm.bias": -1})");
@@ -143,7 +118,7 @@ TEST(DeepSpeed, OurMapGivesEachParameterItsNumber) {
 
 TEST(DeepSpeed, WhatIsMissingIsNamedAndTheRestShows) {
   const Sample sample("stage_3");
-  Files without_optimizer;
+  StepInMemory without_optimizer;
   without_optimizer.add(kModel, sample.model);
   const TensorMap some = read_deepspeed(without_optimizer, "");
   EXPECT_TRUE(find(some, "embedding.weight").states.empty());
@@ -151,21 +126,21 @@ TEST(DeepSpeed, WhatIsMissingIsNamedAndTheRestShows) {
   ASSERT_EQ(some.problems.size(), 1U);
   EXPECT_THAT(some.problems[0].reason, HasSubstr("rank 0 has no optim_states.pt"));
 
-  Files swap_only;
+  StepInMemory swap_only;
   swap_only.add("offloaded_tensors/rank01/exp_avg-15_3.tensor.swp", "data");
   const TensorMap none = read_deepspeed(swap_only, "");
   ASSERT_EQ(none.undivided.size(), 1U);
   EXPECT_EQ(none.undivided[0].rank, 1U);
   EXPECT_EQ(none.undivided[0].state, "exp_avg");
 
-  Files damaged;
+  StepInMemory damaged;
   damaged.add(kModel, sample.model.substr(0, 5000));
   damaged.add(kOptimizer, sample.optimizer);
   const TensorMap nothing = read_deepspeed(damaged, "");
   ASSERT_FALSE(nothing.problems.empty());
   EXPECT_EQ(nothing.problems[0].file, kModel);
 
-  Files foreign;
+  StepInMemory foreign;
   foreign.add("zero_pp_rank_0_mp_rank_01_model_states.pt", sample.model);
   EXPECT_THAT(read_deepspeed(foreign, "").problems[0].reason, HasSubstr("model parallel"));
 }

@@ -1,22 +1,18 @@
 #include "meta/formats/safetensors.h"
 
 #include <gtest/gtest.h>
-#include <sys/mman.h>
 
 #include <cstring>
 
 #include "io/fd.h"
+#include "tests/meta/formats/step_in_memory.h"
 
 namespace ckptfs::meta::formats {
 namespace {
 
-io::Fd file_of(const std::string& content) {
-  io::Fd file(::memfd_create("safetensors", MFD_CLOEXEC));
-  EXPECT_TRUE(io::write_full(file.get(), std::as_bytes(std::span(content)), 0));
-  return file;
+Result<SafetensorsHeader> read_header(const std::string& content) {
+  return read_safetensors_header(file_of(content).get());
 }
-
-Result<SafetensorsHeader> read(const std::string& content) { return read_safetensors_header(file_of(content).get()); }
 
 std::string with_length(const std::string& json, size_t data) {
   std::string whole(8, '\0');
@@ -37,7 +33,7 @@ SafetensorsHeader example() {
 TEST(Safetensors, ComesBack) {
   const std::string header = safetensors_header(example());
   EXPECT_EQ(header.size() % 8, 0U);
-  const auto back = read(header + std::string(26, 'd'));
+  const auto back = read_header(header + std::string(26, 'd'));
   ASSERT_TRUE(back) << back.error().message();
   EXPECT_EQ(back.value().metadata, example().metadata);
   ASSERT_EQ(back.value().tensors.size(), 3U);
@@ -51,22 +47,22 @@ TEST(Safetensors, ComesBack) {
 }
 
 TEST(Safetensors, NothingAtAll) {
-  const auto empty = read(safetensors_header({}));
+  const auto empty = read_header(safetensors_header({}));
   ASSERT_TRUE(empty) << empty.error().message();
   EXPECT_TRUE(empty.value().tensors.empty());
 }
 
 TEST(Safetensors, EveryTruncationIsAnError) {
   const std::string whole = safetensors_header(example()) + std::string(26, 'd');
-  for (size_t size = 0; size < whole.size(); ++size) EXPECT_FALSE(read(whole.substr(0, size))) << size;
-  EXPECT_FALSE(read(whole + "x"));
+  for (size_t size = 0; size < whole.size(); ++size) EXPECT_FALSE(read_header(whole.substr(0, size))) << size;
+  EXPECT_FALSE(read_header(whole + "x"));
 }
 
 TEST(Safetensors, LiesAreErrors) {
   const std::string tensor = R"({"dtype":"F32","shape":[1],"data_offsets":[0,4]})";
   std::string many_ones;
   for (int dimension = 0; dimension < 100; ++dimension) many_ones += ",1";
-  ASSERT_TRUE(read(with_length("{\"a\":" + tensor + "}", 4)));
+  ASSERT_TRUE(read_header(with_length("{\"a\":" + tensor + "}", 4)));
   const struct {
     std::string json;
     size_t data;
@@ -94,7 +90,7 @@ TEST(Safetensors, LiesAreErrors) {
       {std::string(100000, '{'), 0},
   };
   for (const auto& lie : lies) {
-    const auto header = read(with_length(lie.json, lie.data));
+    const auto header = read_header(with_length(lie.json, lie.data));
     ASSERT_FALSE(header) << lie.json.substr(0, 80);
     EXPECT_EQ(header.error().errno_value(), lie.errno_value) << header.error().message();
   }
@@ -104,7 +100,7 @@ TEST(Safetensors, AHeaderOfTwoToTheSixtyThird) {
   std::string content(16, '{');
   const uint64_t length = uint64_t{1} << 63;
   std::memcpy(content.data(), &length, sizeof(length));
-  const auto header = read(content);
+  const auto header = read_header(content);
   ASSERT_FALSE(header);
   EXPECT_NE(header.error().message().find("9223372036854775808"), std::string::npos);
 }

@@ -1,11 +1,11 @@
 #include "meta/formats/torch_file.h"
 
 #include <gtest/gtest.h>
-#include <sys/mman.h>
 
 #include <cstring>
 
 #include "io/fd.h"
+#include "tests/meta/formats/step_in_memory.h"
 
 namespace ckptfs::meta::formats {
 namespace {
@@ -17,12 +17,6 @@ std::string sample(const std::string& name) {
   auto content = io::read_file(CKPTFS_SOURCE_DIR "/tests/fuzz/corpus/torch_file/" + name);
   EXPECT_TRUE(content) << content.error().message();
   return content ? std::move(content).value() : std::string();
-}
-
-io::Fd file_of(const std::string& content) {
-  io::Fd file(::memfd_create("torch", MFD_CLOEXEC));
-  EXPECT_TRUE(io::write_full(file.get(), std::as_bytes(std::span(content)), 0));
-  return file;
 }
 
 class TorchFileTest : public testing::Test {

@@ -1,0 +1,337 @@
+#include "meta/formats/dcp.h"
+
+#include <algorithm>
+#include <array>
+#include <set>
+#include <string_view>
+#include <unordered_map>
+
+#include "meta/formats/pickle_access.h"
+#include "meta/formats/torch_file.h"
+
+namespace ckptfs::meta::formats {
+namespace {
+
+using Value = Pickle::Value;
+using Keys = std::vector<std::string>;
+
+constexpr std::string_view kDcpMetadata = ".metadata";
+constexpr std::array<std::string_view, 3> kModelKeys{"model", "module", "state_dict"};
+constexpr const char* kOther = "value";
+constexpr uint64_t kMostRuns = uint64_t{1} << 20;  // of a folder's tensors; each takes some 40 bytes
+
+// A tensor, and the keys that led to it in what was saved.
+struct Saved {
+  Keys keys;
+  Tensor tensor;
+};
+
+// Elements of a tensor from `begin` on, row by row.
+struct Run {
+  uint64_t begin = 0;
+  Piece piece;
+};
+
+// A box of a tensor.
+struct Chunk {
+  Shape offsets;
+  Shape sizes;
+};
+
+Error bad(const std::string& what) { return Error(EBADMSG, what); }
+
+// How many dimensions, from the outermost on, one run of the tensor's elements cannot span.
+size_t outer_dimensions(const Chunk& chunk, const Shape& shape) {
+  size_t full = shape.size();  // from here on the chunk is as wide as the tensor
+  while (full > 0 && chunk.sizes[full - 1] == shape[full - 1]) --full;
+  return full == 0 ? 0 : full - 1;
+}
+
+uint64_t runs_of(const Chunk& chunk, const Shape& shape) {
+  uint64_t count = 1;
+  for (size_t at = 0; at < outer_dimensions(chunk, shape); ++at) count *= chunk.sizes[at];
+  return count;
+}
+
+// The runs of the tensor's elements that a chunk is, which lie one after the other in `range`.
+void add_runs(const Chunk& chunk, const Shape& shape, uint64_t element, const Piece& range, std::vector<Run>& runs) {
+  const size_t outer = outer_dimensions(chunk, shape);
+  const uint64_t count = runs_of(chunk, shape), length = *elements_of(chunk.sizes) / count;
+  for (uint64_t number = 0; number < count; ++number) {
+    uint64_t begin = 0, left = number, step = 1;
+    for (size_t at = shape.size(); at > 0; --at) {
+      const size_t dimension = at - 1;
+      uint64_t place = chunk.offsets[dimension];
+      if (dimension < outer) {
+        place += left % chunk.sizes[dimension];
+        left /= chunk.sizes[dimension];
+      }
+      begin += place * step;
+      step *= shape[dimension];
+    }
+    runs.push_back({begin, {range.file, range.offset + number * length * element, length * element}});
+  }
+}
+
+// The tensor's bytes in order; all of them, and none twice.
+Result<std::vector<Piece>> joined(std::vector<Run> runs, uint64_t elements, uint64_t element) {
+  std::sort(runs.begin(), runs.end(), [](const Run& a, const Run& b) { return a.begin < b.begin; });
+  std::vector<Piece> pieces;
+  uint64_t at = 0;
+  for (const Run& run : runs) {
+    if (run.begin != at) return bad("its chunks leave gaps or overlap");
+    at += run.piece.size / element;
+    const bool follows = !pieces.empty() && pieces.back().file == run.piece.file &&
+                         pieces.back().offset + pieces.back().size == run.piece.offset;
+    if (follows) {
+      pieces.back().size += run.piece.size;
+    } else {
+      pieces.push_back(run.piece);
+    }
+  }
+  if (at != elements) return bad("its chunks leave gaps or overlap");
+  return pieces;
+}
+
+// One folder: what its ".metadata" tells.
+class Folder {
+ public:
+  Folder(const StepFiles& files, uint32_t metadata) : files_(files), metadata_(metadata) {
+    const std::string& path = files.list()[metadata].path;
+    const std::string folder = path.substr(0, path.size() - kDcpMetadata.size());
+    for (uint32_t index = 0; index < files.list().size(); ++index) {
+      const std::string_view other = files.list()[index].path;
+      if (other.starts_with(folder)) indices_.emplace(other.substr(folder.size()), index);
+    }
+  }
+
+  std::vector<Saved> read(std::vector<Problem>& problems) {
+    std::vector<Saved> saved;
+    const auto problem = [&](const std::string& reason) {
+      problems.push_back({files_.list()[metadata_].path, reason});
+    };
+    auto pickle = [&]() -> Result<Pickle> {
+      TRY_ASSIGN(auto bytes, files_.read(metadata_, Pickle::kMostBytes));
+      return Pickle::read(std::move(bytes));
+    }();
+    if (!pickle) {
+      problem(pickle.error().message());
+      return saved;
+    }
+    const auto metadata = pickle.value().root().state();
+    const auto tensors = find(metadata, "state_dict_metadata");
+    if (!tensors) problem("it does not tell what was saved");
+    find_chunks(find(metadata, "storage_data"));
+    const auto keys = by_name(find(metadata, "planner_data"));
+    for (size_t at = 0; tensors && at < tensors->pairs(); ++at) {
+      const auto [name, value] = tensors->pair(at);
+      if (!name.text() || !value.name().ends_with(".TensorStorageMetadata")) continue;
+      auto tensor = this->tensor(*name.text(), value.state());
+      if (!tensor) {
+        problem(std::string(*name.text()) + ": " + tensor.error().message());
+        continue;
+      }
+      const auto known = keys.find(*name.text());
+      saved.push_back(
+          {known == keys.end() ? Keys{std::string(*name.text())} : keys_of(known->second), std::move(tensor).value()});
+    }
+    return saved;
+  }
+
+ private:
+  // The name of a tensor and the offsets of a chunk of it.
+  using ChunkName = std::pair<std::string_view, Shape>;
+
+  static Keys keys_of(const Value& value) {
+    Keys keys;
+    for (size_t at = 0; at < value.size(); ++at) {
+      const Value key = value[at];
+      keys.push_back(key.text() ? std::string(*key.text()) : std::to_string(key.integer().value_or(0)));
+    }
+    return keys;
+  }
+
+  void find_chunks(const std::optional<Value>& stored) {
+    for (size_t at = 0; stored && at < stored->pairs(); ++at) {
+      const auto [key, where] = stored->pair(at);
+      const auto name = find(key.state(), "fqn"), offset = find(key.state(), "offset");
+      if (!name || !name->text() || !offset || offset->is_none()) continue;
+      if (const auto offsets = shape_of(*offset)) chunks_.emplace(ChunkName(*name->text(), *offsets), where);
+    }
+  }
+
+  Result<Tensor> tensor(std::string_view name, const std::optional<Value>& told) {
+    const auto size = find(told, "size"), properties = find(told, "properties"), chunks = find(told, "chunks");
+    const auto shape = size ? shape_of(*size) : std::nullopt;
+    const auto settings = properties ? properties->state() : std::nullopt;
+    if (!shape || !chunks || !settings || settings->size() == 0) return bad("it does not tell shape, type and chunks");
+    constexpr std::string_view module = "torch.";
+    const std::string type = (*settings)[0].name();
+    const auto dtype = dtype_of_torch(std::string_view(type).substr(std::min(module.size(), type.size())));
+    if (!dtype) return Error(ENOTSUP, "of the type " + type + ", which is not known");
+    std::vector<Run> runs;
+    for (size_t at = 0; at < chunks->size(); ++at) {
+      TRY_ASSIGN(const Chunk chunk, chunk_of((*chunks)[at], *shape));
+      if (*elements_of(chunk.sizes) == 0) continue;
+      runs_ += runs_of(chunk, *shape);
+      if (runs_ > kMostRuns) return Error(ENOTSUP, "the tensors are cut into too many pieces");
+      TRY_ASSIGN(const Piece range, placed(name, chunk, *dtype));
+      add_runs(chunk, *shape, size_of(*dtype), range, runs);
+    }
+    TRY_ASSIGN(auto pieces, joined(std::move(runs), *elements_of(*shape), size_of(*dtype)));
+    return Tensor{*dtype, *shape, std::move(pieces)};
+  }
+
+  static Result<Chunk> chunk_of(const Value& value, const Shape& shape) {
+    const auto offset = find(value.state(), "offsets"), size = find(value.state(), "sizes");
+    const auto offsets = offset ? shape_of(*offset) : std::nullopt, sizes = size ? shape_of(*size) : std::nullopt;
+    if (!offsets || !sizes || offsets->size() != shape.size() || sizes->size() != shape.size()) {
+      return bad("a chunk without a place");
+    }
+    for (size_t at = 0; at < shape.size(); ++at) {
+      const bool inside = (*offsets)[at] <= shape[at] && (*sizes)[at] <= shape[at] - (*offsets)[at];
+      if (!inside) return bad("a chunk lies outside it");
+    }
+    return Chunk{*offsets, *sizes};
+  }
+
+  // Where the chunk's elements lie: what torch.save wrote there is that tensor, and nothing else.
+  Result<Piece> placed(std::string_view name, const Chunk& chunk, Dtype dtype) {
+    const auto known = chunks_.find(ChunkName(name, chunk.offsets));
+    if (known == chunks_.end()) return bad("it does not tell where a chunk lies");
+    const auto where = known->second.state();
+    const auto path = find(where, "relative_path"), offset = find(where, "offset"), length = find(where, "length");
+    const auto transforms = find(where, "transform_descriptors");
+    if (transforms && !transforms->is_none()) return Error(ENOTSUP, "it was compressed or changed by an extension");
+    const bool told = path && path->text() && offset && length && offset->integer() && length->integer();
+    if (!told || *offset->integer() < 0 || *length->integer() < 0) return bad("it does not tell where a chunk lies");
+    const auto index = indices_.find(*path->text());
+    if (index == indices_.end()) return Error(ENOENT, std::string(*path->text()) + " is not there");
+    const FileRange part{static_cast<uint64_t>(*offset->integer()), static_cast<uint64_t>(*length->integer())};
+    const uint64_t whole = files_.list()[index->second].size;
+    if (part.offset > whole || part.size > whole - part.offset) {
+      return bad(std::string(*path->text()) + " is shorter than it should be");
+    }
+    TRY_ASSIGN(const int descriptor, opened(index->second));
+    TRY_ASSIGN(auto file, TorchFile::open(descriptor, part));
+    TRY_ASSIGN(const auto tensor, TorchFile::tensor(file.root()));
+    if (!tensor || tensor->dtype != dtype || tensor->shape != chunk.sizes) return bad("a chunk is another tensor");
+    TRY_ASSIGN(const FileRange range, file.range(*tensor));
+    return Piece{index->second, range.offset, range.size};
+  }
+
+  // Chunks of a tensor mostly lie in one file after the other, and those of a file are many: the last one stays open.
+  Result<int> opened(uint32_t index) {
+    if (!last_ || last_index_ != index) {
+      TRY_ASSIGN(last_, files_.open(index));
+      last_index_ = index;
+    }
+    return last_.get();
+  }
+
+  const StepFiles& files_;
+  const uint32_t metadata_;
+  std::unordered_map<std::string_view, uint32_t> indices_;  // of the folder's files, by their paths in it
+  std::map<ChunkName, Value> chunks_;
+  uint64_t runs_ = 0;
+  io::Fd last_;
+  uint32_t last_index_ = 0;
+};
+
+std::string joined(const Keys& keys, size_t from, size_t to) {
+  std::string name;
+  for (size_t at = from; at < to; ++at) name += (at == from ? "" : ".") + keys[at];
+  return name;
+}
+
+// A state of the optimizer.
+struct State {
+  std::string parameter;
+  std::string name;
+};
+
+// ("optim", "state", "layers.0.weight", "exp_avg") or ("optimizer", "state.layers.0.weight.exp_avg")
+std::optional<State> state_of(const Keys& keys) {
+  constexpr std::string_view key = "state", prefix = "state.";
+  for (size_t at = 0; at < keys.size(); ++at) {
+    if (keys[at] == key && at + 2 < keys.size()) return State{joined(keys, at + 1, keys.size() - 1), keys.back()};
+    const size_t dot = keys[at].rfind('.');
+    if (at + 1 == keys.size() && keys[at].starts_with(prefix) && dot > prefix.size()) {
+      return State{keys[at].substr(prefix.size(), dot - prefix.size()), keys[at].substr(dot + 1)};
+    }
+  }
+  return std::nullopt;
+}
+
+// The tensors by the parameters that they belong to.
+class Sorted {
+ public:
+  explicit Sorted(std::vector<Saved> saved) {
+    const auto has_key = [&](std::string_view key) {
+      return std::any_of(saved.begin(), saved.end(),
+                         [&](const Saved& one) { return one.keys.size() > 1 && one.keys.front() == key; });
+    };
+    const auto* const key = std::find_if(kModelKeys.begin(), kModelKeys.end(), has_key);
+    if (key != kModelKeys.end()) model_key_ = *key;
+    std::vector<Saved> rest;
+    for (Saved& one : saved) {
+      const auto name = weight_name(one.keys);
+      if (name) {
+        add(*name, Parameter::Kind::trained, kParam, std::move(one.tensor));
+      } else {
+        rest.push_back(std::move(one));
+      }
+    }
+    for (Saved& one : rest) {
+      const auto state = state_of(one.keys);
+      const auto of = state ? known_.find(state->parameter) : known_.end();
+      if (of != known_.end() && !map_.parameters[of->second].states.contains(state->name)) {
+        map_.parameters[of->second].states.emplace(state->name, std::move(one.tensor));
+      } else {
+        add(joined(one.keys, 0, one.keys.size()), Parameter::Kind::other, kOther, std::move(one.tensor));
+      }
+    }
+  }
+
+  TensorMap take() { return std::move(map_); }
+
+ private:
+  std::optional<std::string> weight_name(const Keys& keys) const {
+    if (model_key_.empty()) return keys.size() == 1 ? std::optional(keys.front()) : std::nullopt;
+    if (keys.size() < 2 || keys.front() != model_key_) return std::nullopt;
+    return joined(keys, 1, keys.size());
+  }
+
+  void add(const std::string& name, Parameter::Kind kind, const char* state, Tensor tensor) {
+    if (!known_.emplace(name, map_.parameters.size()).second) {
+      map_.problems.push_back({"", name + " is there twice"});
+      return;
+    }
+    Parameter parameter{name, kind, std::nullopt, {}};
+    parameter.states.emplace(state, std::move(tensor));
+    map_.parameters.push_back(std::move(parameter));
+  }
+
+  std::string_view model_key_;  // empty: what lies at the top is the model's
+  std::unordered_map<std::string, size_t> known_;
+  TensorMap map_;
+};
+
+}  // namespace
+
+TensorMap read_dcp(const StepFiles& files) {
+  std::vector<Saved> saved;
+  std::vector<Problem> problems;
+  for (uint32_t index = 0; index < files.list().size(); ++index) {
+    const std::string& path = files.list()[index].path;
+    const bool metadata = path == kDcpMetadata || path.ends_with("/" + std::string(kDcpMetadata));
+    if (!metadata || std::count(path.begin(), path.end(), '/') > 1) continue;
+    auto of_folder = Folder(files, index).read(problems);
+    std::move(of_folder.begin(), of_folder.end(), std::back_inserter(saved));
+  }
+  TensorMap map = Sorted(std::move(saved)).take();
+  map.problems.insert(map.problems.end(), problems.begin(), problems.end());
+  return map;
+}
+
+}  // namespace ckptfs::meta::formats

@@ -1,0 +1,34 @@
+// Any bytes as the files of a step that is not DeepSpeed's: PyTorch's DCP, or weights of Hugging Face with their index.
+#include "meta/formats/checkpoint.h"
+
+#include <algorithm>
+#include <array>
+
+#include "tests/fuzz/input_step.h"
+
+namespace {
+
+using Names = std::array<const char*, 3>;
+constexpr std::array<Names, 4> kKinds{
+    Names{".metadata", "__0_0.distcp", "__1_0.distcp"},
+    Names{"model.safetensors.index.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"},
+    Names{"pytorch_model.bin.index.json", "pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"},
+    Names{"model.safetensors", "config.json", "optimizer.pt"}};
+
+}  // namespace
+
+// The kind (1 byte), the lengths of the first two files (2 bytes each), three files.
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  constexpr size_t head = 5;
+  if (size < head) return 0;
+  std::span content(data + head, size - head);
+  ckptfs::InputStep step;
+  for (size_t number = 0; number < 3; ++number) {
+    const size_t told = number < 2 ? data[1 + 2 * number] | size_t{data[2 + 2 * number]} << 8 : content.size();
+    const size_t length = std::min(told, content.size());
+    step.add(kKinds[data[0] % kKinds.size()][number], content.first(length));
+    content = content.subspan(length);
+  }
+  check(step, ckptfs::meta::formats::read_checkpoint(step));
+  return 0;
+}

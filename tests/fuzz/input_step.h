@@ -1,0 +1,44 @@
+// What a fuzzer tries, as the files of a step; and what has to hold of whatever a reader makes of them.
+#pragma once
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "meta/formats/tensor_map.h"
+#include "tests/fuzz/input_file.h"
+
+namespace ckptfs {
+
+class InputStep : public meta::formats::StepFiles {
+ public:
+  void add(const std::string& path, std::span<const uint8_t> content) {
+    files_.push_back({path, content.size()});
+    descriptors_.push_back(input_file(content.data(), content.size()));
+  }
+  const std::vector<File>& list() const override { return files_; }
+  Result<io::Fd> open(uint32_t index) const override { return io::Fd(::dup(descriptors_[index].get())); }
+
+ private:
+  std::vector<File> files_;
+  std::vector<io::Fd> descriptors_;
+};
+
+// Every tensor lies inside the files, and has the length that its shape says.
+inline void check(const InputStep& step, const meta::formats::TensorMap& map) {
+  for (const auto& parameter : map.parameters) {
+    for (const auto& [state, tensor] : parameter.states) {
+      uint64_t size = 0;
+      for (const auto& [file, offset, length] : tensor.pieces) {
+        const uint64_t whole = step.list().at(file).size;
+        if (offset > whole || length > whole - offset) std::abort();
+        size += length;
+      }
+      if (meta::formats::elements_of(tensor.shape).value() * size_of(tensor.dtype) != size) std::abort();
+    }
+  }
+}
+
+}  // namespace ckptfs

@@ -1,0 +1,118 @@
+#include "meta/formats/dcp.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <numeric>
+
+#include "tests/meta/formats/step_in_memory.h"
+
+namespace ckptfs::meta::formats {
+namespace {
+
+using testing::HasSubstr;
+
+// What torch 2.15 wrote with two ranks (tests/fuzz/corpus/checkpoint, whose layout tests/fuzz/checkpoint_fuzzer.cc
+// tells): "rows" of 5 x 3 and its exp_avg cut by rows, "columns" of 4 x 6 by columns, and "dice", in nobody's state.
+struct SavedByTwo {
+  SavedByTwo() {
+    const auto content = io::read_file(CKPTFS_SOURCE_DIR "/tests/fuzz/corpus/checkpoint/dcp");
+    EXPECT_TRUE(content) << content.error().message();
+    const std::string& bytes = content.value();
+    const auto length = [&](size_t at) {
+      return static_cast<uint8_t>(bytes[at]) | static_cast<size_t>(static_cast<uint8_t>(bytes[at + 1])) << 8;
+    };
+    metadata = bytes.substr(5, length(1));
+    first = bytes.substr(5 + length(1), length(3));
+    second = bytes.substr(5 + length(1) + length(3));
+  }
+  void put(StepInMemory& step, const std::string& folder) const {
+    step.add(folder + "__0_0.distcp", first);
+    step.add(folder + "__1_0.distcp", second);
+    step.add(folder + ".metadata", metadata);
+  }
+  std::string metadata;
+  std::string first;
+  std::string second;
+};
+
+template <class T>
+std::vector<T> elements(const StepFiles& step, const Tensor& tensor) {
+  std::string bytes;
+  for (const Piece& piece : tensor.pieces) {
+    bytes += step.read(piece.file, 1 << 20).value().substr(piece.offset, piece.size);
+  }
+  std::vector<T> found(bytes.size() / sizeof(T));
+  std::memcpy(found.data(), bytes.data(), bytes.size());
+  return found;
+}
+
+std::vector<float> counted(float first, size_t count) {
+  std::vector<float> numbers(count);
+  std::iota(numbers.begin(), numbers.end(), first);
+  return numbers;
+}
+
+TEST(Dcp, PutsChunksTogether) {
+  for (const char* folder : {"", "pytorch_model_fsdp_0/"}) {
+    StepInMemory step;
+    SavedByTwo().put(step, folder);
+    const TensorMap map = read_dcp(step);
+    EXPECT_TRUE(map.problems.empty()) << map.problems.front().reason;
+    ASSERT_EQ(map.parameters.size(), 3U);
+    const Tensor& columns = find(map, "columns").states.at(kParam);
+    EXPECT_EQ(columns.shape, (Shape{4, 6}));
+    EXPECT_EQ(columns.pieces.size(), 8U) << "each row lies in both files";
+    EXPECT_EQ(elements<float>(step, columns), counted(0, 24));
+    const Parameter& rows = find(map, "rows");
+    EXPECT_EQ(rows.states.at(kParam).dtype, Dtype::bfloat16);
+    EXPECT_EQ(rows.states.at("exp_avg").pieces.size(), 2U);
+    EXPECT_EQ(elements<float>(step, rows.states.at("exp_avg")), counted(15, 15));
+    EXPECT_EQ(rows.kind, Parameter::Kind::trained);
+    const Parameter& dice = find(map, "dice");
+    EXPECT_EQ(dice.kind, Parameter::Kind::other);
+    EXPECT_EQ(elements<uint8_t>(step, dice.states.at("value")), (std::vector<uint8_t>{0, 1, 2}));
+  }
+}
+
+TEST(Dcp, WhatIsMissingIsAProblem) {
+  const SavedByTwo saved;
+  StepInMemory without_first;
+  without_first.add(".metadata", saved.metadata);
+  without_first.add("__1_0.distcp", saved.second);
+  const TensorMap map = read_dcp(without_first);
+  ASSERT_FALSE(map.problems.empty());
+  EXPECT_EQ(map.problems.front().file, ".metadata");
+  EXPECT_THAT(map.problems.front().reason, HasSubstr("__0_0.distcp is not there"));
+  EXPECT_EQ(find(map, "dice").states.size(), 1U) << "the rest shows";
+
+  StepInMemory shorter;
+  shorter.add(".metadata", saved.metadata);
+  shorter.add("__0_0.distcp", saved.first);
+  shorter.add("__1_0.distcp", saved.second.substr(0, 100));
+  ASSERT_FALSE(read_dcp(shorter).problems.empty());
+  EXPECT_THAT(read_dcp(shorter).problems.front().reason, HasSubstr("shorter than it should be"));
+}
+
+TEST(Dcp, EveryTruncationOfTheMetadataIsAProblem) {
+  const SavedByTwo saved;
+  for (size_t length = 0; length < saved.metadata.size(); length += 7) {
+    StepInMemory step;
+    step.add(".metadata", saved.metadata.substr(0, length));
+    step.add("__0_0.distcp", saved.first);
+    EXPECT_FALSE(read_dcp(step).problems.empty()) << length;
+  }
+}
+
+TEST(Dcp, NoFolderIsNone) {
+  StepInMemory step;
+  step.add("a/b/.metadata", SavedByTwo().metadata);
+  step.add("other.metadata", "");
+  const TensorMap map = read_dcp(step);
+  EXPECT_TRUE(map.parameters.empty());
+  EXPECT_TRUE(map.problems.empty());
+}
+
+}  // namespace
+}  // namespace ckptfs::meta::formats

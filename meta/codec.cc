@@ -29,6 +29,13 @@ class Encoder {
     bytes_.append(reinterpret_cast<const char*>(b.data()), b.size());
     return *this;
   }
+  // A list: how many, then each.
+  template <class Items, class One>
+  Encoder& each(const Items& items, One one) {
+    u32(static_cast<uint32_t>(items.size()));
+    for (const auto& item : items) one(item);
+    return *this;
+  }
   std::string take() { return std::move(bytes_); }
 
  private:
@@ -63,6 +70,18 @@ class Decoder {
     std::string s(rest_.substr(0, size));
     rest_.remove_prefix(size);
     return s;
+  }
+  // As many as the list says, while there is something left.
+  template <class One>
+  void each(One one) {
+    for (uint32_t left = u32(); left > 0 && good_; --left) one();
+  }
+  // One of an enum whose largest is `last`.
+  template <class Enum>
+  Enum one_up_to(Enum last) {
+    const uint8_t value = u8();
+    good_ = good_ && value <= static_cast<uint8_t>(last);
+    return static_cast<Enum>(good_ ? value : 0);
   }
   template <class T>
   Result<T> finish(T record, const char* what) const {
@@ -215,6 +234,88 @@ Result<std::vector<io::Digest>> decode_digests(std::string_view value) {
   std::vector<io::Digest> digests(value.size() / sizeof(io::Digest));  // the version byte fills none
   for (io::Digest& digest : digests) digest = d.digest();
   return d.finish(std::move(digests), "digests");
+}
+
+namespace {
+
+using formats::Dtype;
+using formats::Parameter;
+using formats::Tensor;
+constexpr Dtype kLastDtype = Dtype::complex64;
+
+void encode_tensor(Encoder& e, const Tensor& tensor) {
+  e.u8(static_cast<uint8_t>(tensor.dtype));
+  e.each(tensor.shape, [&](uint64_t length) { e.u64(length); });
+  e.each(tensor.pieces, [&](const formats::Piece& piece) { e.u32(piece.file).u64(piece.offset).u64(piece.size); });
+}
+
+Tensor decode_tensor(Decoder& d) {
+  Tensor tensor;
+  tensor.dtype = d.one_up_to(kLastDtype);
+  d.each([&] { tensor.shape.push_back(d.u64()); });
+  d.each([&] {
+    formats::Piece& piece = tensor.pieces.emplace_back();
+    piece.file = d.u32();
+    piece.offset = d.u64();
+    piece.size = d.u64();
+  });
+  return tensor;
+}
+
+// 0: none; else the number and one.
+void encode_parameter(Encoder& e, const Parameter& parameter) {
+  e.text(parameter.name).u8(static_cast<uint8_t>(parameter.kind)).u64(parameter.ds_id ? *parameter.ds_id + 1 : 0);
+  e.each(parameter.states, [&](const auto& state) { encode_tensor(e.text(state.first), state.second); });
+}
+
+Parameter decode_parameter(Decoder& d) {
+  Parameter parameter;
+  parameter.name = d.text();
+  parameter.kind = d.one_up_to(Parameter::Kind::other);
+  if (const uint64_t id = d.u64(); id != 0) parameter.ds_id = id - 1;
+  d.each([&] {
+    std::string state = d.text();
+    parameter.states[std::move(state)] = decode_tensor(d);
+  });
+  return parameter;
+}
+
+}  // namespace
+
+std::string encode(const KeptMap& kept) {
+  const formats::TensorMap& map = kept.map;
+  Encoder e;
+  e.bytes(kept.version).text(map.names_from).u8(map.computes_in ? static_cast<uint8_t>(*map.computes_in) + 1 : 0);
+  e.each(map.parameters, [&](const Parameter& parameter) { encode_parameter(e, parameter); });
+  e.each(map.tied, [&](const formats::Tied& tied) { e.text(tied.name).text(tied.same_as); });
+  e.each(map.undivided, [&](const formats::SwapFile& swap) {
+    e.u64(swap.first).u64(swap.last).u32(swap.rank).text(swap.state).u32(swap.file);
+  });
+  return e.take();
+}
+
+Result<KeptMap> decode_map(std::string_view value) {
+  Decoder d(value);
+  KeptMap kept;
+  kept.version = d.digest();
+  formats::TensorMap& map = kept.map;
+  map.names_from = d.text();
+  if (const uint8_t dtype = d.u8(); dtype != 0) map.computes_in = static_cast<Dtype>(dtype - 1);
+  if (map.computes_in > kLastDtype) return Error(EIO, "the index holds a damaged map record");
+  d.each([&] { map.parameters.push_back(decode_parameter(d)); });
+  d.each([&] {
+    std::string name = d.text();
+    map.tied.push_back({std::move(name), d.text()});
+  });
+  d.each([&] {
+    formats::SwapFile& swap = map.undivided.emplace_back();
+    swap.first = d.u64();
+    swap.last = d.u64();
+    swap.rank = d.u32();
+    swap.state = d.text();
+    swap.file = d.u32();
+  });
+  return d.finish(std::move(kept), "map");
 }
 
 std::string encode_number(uint64_t number) { return Encoder().u64(number).take(); }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "io/result.h"
+#include "meta/formats/tensor_map.h"
 #include "meta/types.h"
 
 namespace ckptfs::meta {
@@ -27,11 +28,18 @@ struct EntryRecord {
   uint32_t type = 0;  // S_IFMT bits
 };
 
+// The tensor map of a step, as its files were read when `version` told them apart (meta/tensor_maps.h).
+struct KeptMap {
+  io::Digest version{};
+  formats::TensorMap map;
+};
+
 std::string encode(const InodeRecord& record);
 std::string encode(const BlobRecord& record);
 std::string encode(const StepRecord& record);
 std::string encode(const EntryRecord& record);
 std::string encode(std::span<const io::Digest> digests);
+std::string encode(const KeptMap& map);
 std::string encode_number(uint64_t number);
 
 Result<InodeRecord> decode_inode(std::string_view value);
@@ -39,6 +47,7 @@ Result<BlobRecord> decode_blob(std::string_view value);
 Result<StepRecord> decode_step(std::string_view value);
 Result<EntryRecord> decode_entry(std::string_view value);
 Result<std::vector<io::Digest>> decode_digests(std::string_view value);
+Result<KeptMap> decode_map(std::string_view value);
 Result<uint64_t> decode_number(std::string_view value);
 
 }  // namespace ckptfs::meta

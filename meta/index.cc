@@ -18,7 +18,7 @@ namespace ckptfs::meta {
 namespace {
 
 constexpr std::array<const char*, kTables> kTableNames = {"default", "inodes", "entries", "blobs",
-                                                          "xattrs",  "steps",  "digests"};
+                                                          "xattrs",  "steps",  "digests", "maps"};
 constexpr uint64_t kBallast = uint64_t{64} << 20;
 
 Error from_status(const rocksdb::Status& status) {
@@ -99,6 +99,10 @@ void Batch::put_step(InodeNumber inode, const StepRecord& record) {
   batch_->Put(index_.handle(Table::steps), number_key(inode), encode(record));
 }
 void Batch::erase_step(InodeNumber inode) { batch_->Delete(index_.handle(Table::steps), number_key(inode)); }
+void Batch::put_map(InodeNumber step, const KeptMap& map) {
+  batch_->Put(index_.handle(Table::maps), number_key(step), encode(map));
+}
+void Batch::erase_map(InodeNumber step) { batch_->Delete(index_.handle(Table::maps), number_key(step)); }
 void Batch::put_number(const char* key, uint64_t value) {
   batch_->Put(index_.handle(Table::kv), key, encode_number(value));
 }
@@ -179,6 +183,10 @@ Result<std::string> Index::xattr(InodeNumber inode, const std::string& name) con
 Result<StepRecord> Index::step(InodeNumber inode) const {
   TRY_ASSIGN(const std::string value, get(Table::steps, number_key(inode)));
   return decode_step(value);
+}
+Result<KeptMap> Index::map(InodeNumber step) const {
+  TRY_ASSIGN(const std::string value, get(Table::maps, number_key(step)));
+  return decode_map(value);
 }
 Result<std::vector<io::Digest>> Index::digests(BlobNumber blob, uint64_t group) const {
   TRY_ASSIGN(const std::string value, get(Table::digests, digests_key(blob, group)));

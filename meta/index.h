@@ -32,8 +32,8 @@ class Status;
 namespace ckptfs::meta {
 
 // The tables, in the order of their column families.
-enum class Table : uint8_t { kv, inodes, entries, blobs, xattrs, steps, digests };
-inline constexpr size_t kTables = 7;
+enum class Table : uint8_t { kv, inodes, entries, blobs, xattrs, steps, digests, maps };
+inline constexpr size_t kTables = 8;
 
 // Keys of the table `kv`.
 inline constexpr const char* kFormatKey = "format";
@@ -71,6 +71,8 @@ class Batch {
   void erase_xattr(InodeNumber inode, const std::string& name);
   void put_step(InodeNumber inode, const StepRecord& record);
   void erase_step(InodeNumber inode);
+  void put_map(InodeNumber step, const KeptMap& map);
+  void erase_map(InodeNumber step);
   void put_number(const char* key, uint64_t value);
   bool empty() const;
 
@@ -99,6 +101,7 @@ class Index {
   Result<BlobRecord> blob(BlobNumber number) const;
   Result<std::string> xattr(InodeNumber inode, const std::string& name) const;
   Result<StepRecord> step(InodeNumber inode) const;
+  Result<KeptMap> map(InodeNumber step) const;
   Result<uint64_t> number(const char* key) const;
   Result<std::vector<io::Digest>> digests(BlobNumber blob, uint64_t group) const;
 

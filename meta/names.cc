@@ -27,6 +27,8 @@ std::optional<uint64_t> number_behind(std::string_view name, std::string_view pr
 
 bool is_swap_folder_name(std::string_view name) { return number_behind(name, "zero_stage_").has_value(); }
 
+bool is_swap_file_name(std::string_view name) { return name.ends_with(".tensor.swp"); }
+
 std::optional<unsigned> rank_of(std::string_view name) {
   const auto rank = number_behind(name, "rank");
   if (!rank || *rank > UINT32_MAX) return std::nullopt;

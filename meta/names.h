@@ -19,6 +19,8 @@ inline constexpr const char* kSourceXattr = "user.ckptfs.source";
 
 // "zero_stage_3"
 bool is_swap_folder_name(std::string_view name);
+// "0_6.tensor.swp"
+bool is_swap_file_name(std::string_view name);
 // "rank12" -> 12
 std::optional<unsigned> rank_of(std::string_view name);
 // 7 -> "rank07", as DeepSpeed reads it

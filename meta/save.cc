@@ -443,7 +443,8 @@ class Save {
       auto [at, fresh] = folders_.try_emplace(key, 0);
       if (fresh) {
         at->second = tree_.allot_inode(change);
-        const InodeRecord record = new_folder(parent);
+        InodeRecord record = new_folder(parent);
+        if (name == plan.folder) record.newest_writer = plan.newest_writer;
         tree_.add_child(change, parent, new_folders_.at(parent), name, at->second, record);
         new_folders_.emplace(at->second, record);
       }

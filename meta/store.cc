@@ -20,7 +20,7 @@
 namespace ckptfs::meta {
 namespace {
 
-constexpr uint64_t kFormat = 2;
+constexpr uint64_t kFormat = 3;
 constexpr std::chrono::seconds kTrimInterval{30};
 
 // Where nothing is mounted nothing is open.

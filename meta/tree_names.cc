@@ -3,9 +3,12 @@
 #include <linux/fs.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "io/fault.h"
 #include "io/log.h"
 #include "meta/names.h"
+#include "meta/process.h"
 #include "meta/steps.h"
 #include "meta/time.h"
 #include "meta/tree.h"
@@ -73,6 +76,9 @@ Result<Attributes> Tree::make(InodeNumber parent_number, const std::string& name
     record.blob = blob;
     const bool swap = (parent.flags & kSwap) != 0 || (record.is_dir() && is_swap_folder_name(name));
     if (swap && (record.is_dir() || regular)) record.flags |= kSwap;
+    if (regular && is_swap_file_name(name)) {
+      parent.newest_writer = std::max(parent.newest_writer, process_start(caller.pid));
+    }
     const InodeNumber number = allot_inode(change);
     if (regular) {
       allot_blobs(change, 0);
@@ -140,6 +146,7 @@ Result<> Tree::drop_name(Change& change, InodeNumber number, InodeRecord& record
   record.ctime = now();
   if (record.nlink == 0) set_owed(change, record, 0);
   if (record.is_dir() && (record.flags & kStep) != 0) change.batch.erase_step(number);
+  if (record.is_dir()) change.batch.erase_map(number);
   change.batch.put(number, record);
   return success();
 }

@@ -29,6 +29,8 @@ struct ModelType {
 constexpr std::array kModelTypes{ModelType{"fp32", Dtype::float32}, ModelType{"bf16", Dtype::bfloat16},
                                  ModelType{"fp16", Dtype::float16}};
 
+std::string bytes_of(const io::Digest& digest) { return {reinterpret_cast<const char*>(digest.data()), digest.size()}; }
+
 // Of a good hash: whoever names parameters must not be able to have them collide.
 NodeNumber hash_of(const std::string& version, const std::string& path, unsigned attempt) {
   const std::string text = version + '\0' + path + '\0' + std::to_string(attempt);
@@ -102,6 +104,19 @@ View::View(Source source) : source_(std::move(source)), problems_(source_.map.pr
   add_manifest();
   paths_.clear();
   problems_.clear();
+  measure();
+}
+
+void View::measure() {
+  constexpr size_t of_node = sizeof(Node) + 128, of_name = 128, of_tensor = 256;  // with what containers add
+  for (const auto& [number, node] : nodes_) {
+    memory_ += of_node + node.children.size() * of_name + (node.text ? node.text->size() : 0);
+  }
+  for (const Parameter& parameter : source_.map.parameters) {
+    for (const auto& [state, tensor] : parameter.states) memory_ += of_tensor + tensor.pieces.size() * sizeof(Piece);
+  }
+  for (const Model& model : models_) memory_ += model.header.size() + model.tensors.size() * sizeof(model.tensors[0]);
+  memory_ += source_.files.size() * of_tensor;
 }
 
 const View::Node* View::node(NodeNumber number) const {
@@ -116,9 +131,11 @@ mode_t View::type_of(const Node& node) {
 
 NodeNumber View::add(NodeNumber parent, const std::string& name, Node node) {
   std::string path = paths_[parent] + '/' + name;
+  std::string version = source_.version;
+  if (node.kind == Kind::text) version += bytes_of(io::digest_of(std::as_bytes(std::span(*node.text))));
   NodeNumber number = 0;
   for (unsigned attempt = 0; number == 0 || nodes_.contains(number); ++attempt) {
-    number = hash_of(source_.version, path, attempt);
+    number = hash_of(version, path, attempt);
   }
   if (node.kind == Kind::directory) paths_[number] = std::move(path);
   nodes_.emplace(number, std::move(node));
@@ -186,6 +203,7 @@ void View::add_by_name() {
   const NodeNumber by_name = folder(0, "by_name");
   std::optional<NodeNumber> tensors;
   for (const Parameter& parameter : source_.map.parameters) {
+    if (parameter.states.empty()) continue;
     const std::string name = file_name_of(parameter.name);
     const NodeNumber of_parameter = folder(by_name, name);
     for (const auto& [state, tensor] : parameter.states) {
@@ -353,9 +371,11 @@ void View::add_manifest() {
     return [&text, first = true]() mutable { text += std::exchange(first, false) ? "\n" : ",\n"; };
   };
   auto next_file = separator();
-  for (const auto& [path, size] : source_.files) {
+  for (size_t index = 0; index < source_.files.size(); ++index) {
     next_file();
-    text += dumped({{"path", path}, {"bytes", size}});
+    Json file = {{"path", source_.files[index].path}, {"bytes", source_.files[index].size}};
+    if (!source_.digests[index].empty()) file["digest"] = source_.digests[index];
+    text += dumped(file);
   }
   text += "],\n\"tensors\": [";
   auto next_tensor = separator();
@@ -368,7 +388,10 @@ void View::add_manifest() {
   Json tied = Json::array(), problems = Json::array();
   for (const auto& [name, same_as] : source_.map.tied) tied.push_back({{"name", name}, {"same_as", same_as}});
   for (const auto& [file, reason] : problems_) problems.push_back({{"file", file}, {"reason", reason}});
-  text += "],\n\"tied\": " + dumped(tied) + ",\n\"problems\": " + dumped(problems) + "}\n";
+  text += "],\n";
+  if (const std::string& from = source_.map.names_from; !from.empty())
+    text += "\"names_from\": " + dumped(from) + ",\n";
+  text += "\"tied\": " + dumped(tied) + ",\n\"problems\": " + dumped(problems) + "}\n";
   add_text("manifest.json", std::move(text), access_of_all());
 }
 

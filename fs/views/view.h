@@ -42,9 +42,10 @@ struct Access {
 // What a view is made from.
 struct Source {
   std::vector<meta::formats::StepFiles::File> files;
-  std::vector<Access> access;  // of each file
-  Access folder;               // of the step
-  std::string version;         // another one where anything of the above is another
+  std::vector<Access> access;        // of each file
+  std::vector<std::string> digests;  // of each file, in hexadecimal (meta/digests.h); empty: not known
+  Access folder;                     // of the step
+  std::string version;               // another one where anything of the above is another
   meta::formats::TensorMap map;
 };
 
@@ -68,6 +69,8 @@ class View {
   // Node 0 is the view's own directory. None: there is no such node (any more).
   const Node* node(NodeNumber number) const;
   Content content(const Node& node) const;
+  // About how many bytes it takes.
+  size_t memory() const { return memory_; }
   static mode_t type_of(const Node& node);
 
  private:
@@ -99,11 +102,13 @@ class View {
   Dtype compute_type(const std::vector<Weight>& weights) const;
   Access access_of(const std::vector<Piece>& pieces) const;
   Access access_of_all() const;
+  void measure();
 
   const Source source_;
   std::unordered_map<NodeNumber, Node> nodes_;
   std::unordered_map<NodeNumber, std::string> paths_;  // while it is built
   std::vector<Model> models_;
+  size_t memory_ = 0;
   std::vector<meta::formats::Problem> problems_;  // while it is built; of the map, and of the view
 };
 

@@ -2,110 +2,23 @@
 
 #include <algorithm>
 #include <span>
-#include <tuple>
 
-#include "io/digest.h"
+#include "fs/views/files_of_step.h"
 #include "io/log.h"
 #include "meta/formats/checkpoint.h"
+#include "meta/formats/same_run.h"
 #include "meta/steps.h"
+#include "meta/tensor_maps.h"
 
 namespace ckptfs::fs::views {
 namespace {
 
 using meta::Attributes;
 using meta::InodeRecord;
+using meta::formats::TensorMap;
 
 constexpr uint64_t kBlock = 4096;  // st_blksize
 constexpr uint64_t kSector = 512;  // unit of st_blocks
-
-// A step's files, as the readers of formats see them.
-class FilesOfStep : public meta::formats::StepFiles {
- public:
-  FilesOfStep(const meta::Tree& tree, const std::function<bool(InodeNumber)>& is_written)
-      : tree_(tree), is_written_(is_written) {}
-
-  Result<> collect(InodeNumber step) {
-    step_ = step;
-    return meta::for_each_file(tree_, step, [&](const std::vector<std::string>& path, InodeNumber inode) -> Result<> {
-      auto attributes = tree_.attributes(inode);
-      if (!attributes && attributes.error().errno_value() == ENOENT) return success();  // it was removed this moment
-      if (!attributes) return attributes.error();
-      TRY_ASSIGN(const auto access, reachable(path, attributes.value().stat));
-      if (access) add(path, inode, attributes.value(), *access);
-      return success();
-    });
-  }
-
-  const std::vector<File>& list() const override { return files_; }
-  Result<io::Fd> open(uint32_t index) const override {
-    auto file = tree_.open_blob(made_[index].inode, O_RDONLY);
-    const int failed = file ? 0 : file.error().errno_value();
-    if (failed == EMFILE || failed == ENFILE || failed == ENOMEM) short_of_ = file.error();
-    return file;
-  }
-  // What a file could not be opened for, and is not the file's fault.
-  const std::optional<Error>& short_of() const { return short_of_; }
-
-  const std::string& fingerprint() const { return fingerprint_; }
-  const std::vector<Made>& made() const { return made_; }
-  const std::vector<Access>& access() const { return access_; }
-  const std::vector<meta::formats::Problem>& problems() const { return problems_; }
-  timespec time() const { return time_; }
-
- private:
-  void add(const std::vector<std::string>& path, InodeNumber inode, const Attributes& attributes,
-           const Access& access) {
-    std::string joined;
-    for (const std::string& name : path) joined += (joined.empty() ? "" : "/") + name;
-    const struct stat& st = attributes.stat;
-    const bool frozen = (attributes.record.flags & meta::kFrozen) != 0;
-    const bool written = !frozen && is_written_(inode);
-    fingerprint_ += joined + '\0';
-    for (const uint64_t part :
-         {inode, attributes.record.blob, static_cast<uint64_t>(st.st_size), static_cast<uint64_t>(st.st_mtim.tv_sec),
-          static_cast<uint64_t>(st.st_mtim.tv_nsec), static_cast<uint64_t>(access.uid),
-          static_cast<uint64_t>(access.gid), static_cast<uint64_t>(access.mode), static_cast<uint64_t>(written)}) {
-      fingerprint_ += std::to_string(part) + ' ';
-    }
-    // While it is written it may be anything: a clone of what it will probably hold, or half of what it will be.
-    if (written) return problems_.push_back({joined, "it is being written"});
-    files_.push_back({std::move(joined), static_cast<uint64_t>(st.st_size)});
-    made_.push_back({inode, frozen, st.st_size, st.st_mtim});
-    access_.push_back(access);
-    time_ = std::max(time_, st.st_mtim, [](const timespec& a, const timespec& b) {
-      return std::tie(a.tv_sec, a.tv_nsec) < std::tie(b.tv_sec, b.tv_nsec);
-    });
-  }
-
-  // Who may read a file and also reach it through the step's folders. None: a folder is gone.
-  Result<std::optional<Access>> reachable(const std::vector<std::string>& path, const struct stat& file) {
-    Access access{file.st_uid, file.st_gid, file.st_mode & 0777};
-    InodeNumber at = step_;
-    for (size_t depth = 0; depth + 1 < path.size(); ++depth) {
-      const auto folder = tree_.child(at, path[depth]);
-      const auto record = folder ? tree_.inode(folder.value()) : folder.error();
-      if (!record && record.error().errno_value() == ENOENT) return std::optional<Access>();
-      if (!record) return record.error();
-      const bool same_owner = record.value().uid == access.uid && record.value().gid == access.gid;
-      const uint32_t searchable = record.value().mode & 0111;
-      if (searchable != 0111 && !same_owner) return std::optional(Access{0, 0, 0400});
-      access.mode &= searchable << 2 | ~uint32_t{0444};
-      at = folder.value();
-    }
-    return std::optional(access);
-  }
-
-  const meta::Tree& tree_;
-  const std::function<bool(InodeNumber)>& is_written_;
-  InodeNumber step_ = 0;
-  std::vector<File> files_;
-  std::vector<Made> made_;
-  std::vector<meta::formats::Problem> problems_;
-  mutable std::optional<Error> short_of_;
-  std::vector<Access> access_;
-  std::string fingerprint_;
-  timespec time_{};
-};
 
 struct stat stat_of(InodeNumber number, mode_t type, const Access& access, uint64_t size, timespec time) {
   struct stat st {};
@@ -120,6 +33,15 @@ struct stat stat_of(InodeNumber number, mode_t type, const Access& access, uint6
   st.st_blksize = kBlock;
   st.st_atim = st.st_mtim = st.st_ctim = time;
   return st;
+}
+
+// The folder of a rank, and the process: of one, before all files are looked at.
+bool was_written_by(const meta::Tree& tree, InodeNumber step, const std::pair<std::string, uint64_t>& run) {
+  const size_t slash = run.first.find('/');
+  const auto above = tree.child(step, run.first.substr(0, slash));
+  const auto folder = above ? tree.child(above.value(), run.first.substr(slash + 1)) : above.error();
+  const auto record = folder ? tree.inode(folder.value()) : folder.error();
+  return record && record.value().newest_writer == run.second;
 }
 
 // Names and reasons come from the step: whatever is in them, each is one line.
@@ -151,53 +73,122 @@ std::shared_ptr<const Content> StepView::content(NodeNumber number) const {
   return content;
 }
 
-std::shared_ptr<const StepView> Views::cached(InodeNumber step) {
-  const auto now = std::chrono::steady_clock::now();
+// The view, where it is known to be that of the step's files: at `asked`, or shortly before.
+std::shared_ptr<const StepView> Views::cached(InodeNumber step, Look look, Clock::time_point asked) {
   const std::lock_guard lock(mutex_);
   const auto found = cache_.find(step);
   if (found == cache_.end()) return nullptr;
-  found->second.used = now;
-  const bool believed = found->second.view->sealed || now - found->second.checked < kBelieved;
-  return believed ? found->second.view : nullptr;
+  found->second.used = asked;
+  const auto oldest = look == Look::believing ? asked - kBelieved : asked;
+  return found->second.view->sealed || found->second.checked > oldest ? found->second.view : nullptr;
+}
+
+std::shared_ptr<std::mutex> Views::turn_for(InodeNumber step) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(turns_, [](const auto& turn) { return turn.second.expired(); });
+  auto turn = turns_[step].lock();
+  if (!turn) turns_[step] = turn = std::make_shared<std::mutex>();
+  return turn;
 }
 
 void Views::keep(InodeNumber step, Cached made) {
   const std::lock_guard lock(mutex_);
   cache_[step] = std::move(made);
-  if (cache_.size() <= kMostCached) return;
-  const auto oldest = std::min_element(cache_.begin(), cache_.end(),
-                                       [](const auto& a, const auto& b) { return a.second.used < b.second.used; });
-  cache_.erase(oldest);
+  const auto too_much = [this] {
+    size_t memory = 0;
+    for (const auto& [of, cached] : cache_) memory += cached.view->view.memory();
+    return cache_.size() > kMostCached || (cache_.size() > 1 && memory > kMostMemory);
+  };
+  while (too_much()) {
+    cache_.erase(std::min_element(cache_.begin(), cache_.end(),
+                                  [](const auto& a, const auto& b) { return a.second.used < b.second.used; }));
+  }
 }
 
 Result<std::shared_ptr<const StepView>> Views::of_step(InodeNumber step, Look look) {
-  if (auto view = cached(step); view && (view->sealed || look == Look::believing)) return view;
+  const auto started = Clock::now();
+  if (auto view = cached(step, look, started)) return view;
+  // One makes it, and the others who ask wait for that one.
+  const auto turn = turn_for(step);
+  const std::lock_guard making(*turn);
+  if (auto view = cached(step, look, started)) return view;
   TRY_ASSIGN(const Attributes folder, tree_.attributes(step));
-  FilesOfStep files(tree_, is_written_);
+  FilesOfStep files(store_, is_written_);
+  const auto now = Clock::now();  // what changes later has to be looked for again
   TRY(files.collect(step));
-  const auto now = std::chrono::steady_clock::now();
-  {
-    const std::lock_guard lock(mutex_);
-    const auto known = cache_.find(step);
-    if (known != cache_.end() && known->second.fingerprint == files.fingerprint()) {
-      known->second.checked = now;
-      return known->second.view;
-    }
-  }
+  auto known = as_it_was(step, files, now);
+  if (known && !known->nameless) return known;
+  TRY_ASSIGN(TensorMap map, map_of(step, files));
+  if (known && map.parameters.empty()) return known;
+  map.problems.insert(map.problems.end(), files.problems().begin(), files.problems().end());
+  log_problems(tree_.path_of(step), map.problems);
+  const bool nameless = map.parameters.empty() && !map.undivided.empty();
   Source source;
   source.files = files.list();
   source.access = files.access();
+  source.digests = files.digests();
   source.folder = {folder.stat.st_uid, folder.stat.st_gid, folder.stat.st_mode & 0555};
-  const io::Digest version = io::digest_of(std::as_bytes(std::span(files.fingerprint())));
-  source.version.assign(reinterpret_cast<const char*>(version.data()), version.size());
-  source.map = meta::formats::read_checkpoint(files);
-  if (files.short_of()) return *files.short_of();  // the next one who asks may have better luck
-  source.map.problems.insert(source.map.problems.end(), files.problems().begin(), files.problems().end());
-  log_problems(tree_.path_of(step), source.map.problems);
-  const bool sealed = (folder.record.flags & meta::kSealed) != 0;
-  const auto view = std::make_shared<const StepView>(step, std::move(source), files.made(), files.time(), sealed);
+  const std::string version = files.fingerprint() + map.names_from;
+  const io::Digest digest = io::digest_of(std::as_bytes(std::span(version)));
+  source.version.assign(reinterpret_cast<const char*>(digest.data()), digest.size());
+  source.map = std::move(map);
+  const bool sealed = (folder.record.flags & meta::kSealed) != 0 && !nameless;
+  const auto view =
+      std::make_shared<const StepView>(step, std::move(source), files.made(), files.time(), sealed, nameless);
   keep(step, {view, files.fingerprint(), now, now});
   return view;
+}
+
+// The view that was made of just these files.
+std::shared_ptr<const StepView> Views::as_it_was(InodeNumber step, const FilesOfStep& files, Clock::time_point now) {
+  const std::lock_guard lock(mutex_);
+  const auto known = cache_.find(step);
+  if (known == cache_.end() || known->second.fingerprint != files.fingerprint()) return nullptr;
+  known->second.checked = now;
+  return known->second.view;
+}
+
+// As it was kept, or read from the files, with the names of another step where it has none of its own.
+Result<TensorMap> Views::map_of(InodeNumber step, const FilesOfStep& files) {
+  const io::Digest version = files.version();
+  auto kept = meta::kept_map(store_, step, version, files.list().size());
+  if (kept && kept.value()) return *std::move(kept).value();
+  if (!kept) log::warn("the view of {} is made anew: {}", tree_.path_of(step), kept.error().message());
+  TensorMap map = meta::formats::read_checkpoint(files);
+  if (map.parameters.empty() && !map.undivided.empty()) {
+    TRY_ASSIGN(map, with_names(step, files, std::move(map)));
+  }
+  if (files.short_of()) return *files.short_of();  // the next one who asks may have better luck
+  // What is being written will soon be another map, and what has no names may get some.
+  if (!files.problems().empty() || map.parameters.empty()) return map;
+  if (const auto done = meta::keep_map(store_, step, version, map); !done) {
+    log::warn("the tensor map of {} is not kept: {}", tree_.path_of(step), done.error().message());
+  }
+  return map;
+}
+
+// The names that any step of the same run has.
+Result<TensorMap> Views::with_names(InodeNumber step, const FilesOfStep& files, TensorMap map) {
+  const auto unknown = [](const auto& run) { return run.second == 0; };
+  if (files.runs().empty() || std::any_of(files.runs().begin(), files.runs().end(), unknown)) return map;
+  TRY_ASSIGN(const auto all, meta::list_series(tree_));
+  for (const InodeNumber series : all) {
+    TRY_ASSIGN(const auto children, tree_.list(series));
+    for (const meta::DirectoryEntry& child : children) {
+      if (child.type != S_IFDIR || child.inode == step) continue;
+      if (!was_written_by(tree_, child.inode, *files.runs().begin())) continue;
+      FilesOfStep others(store_, is_written_);
+      // It may be going away this moment: then it tells no names.
+      if (!others.collect(child.inode) || others.runs() != files.runs()) continue;
+      const TensorMap named = meta::formats::read_checkpoint(others);
+      if (others.short_of()) return *others.short_of();
+      map = meta::formats::named_like(std::move(map), files, named, others);
+      if (map.parameters.empty()) continue;
+      map.names_from = tree_.path_of(child.inode);
+      return map;
+    }
+  }
+  return map;
 }
 
 Result<Views::Found> Views::real_directory(InodeNumber real) {

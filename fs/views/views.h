@@ -1,9 +1,9 @@
 // The views of a mount: /views and the directories in it that lead to steps, and for each step its view, made when it
 // is first asked for. A live step's view follows its files: it is made anew when they have changed; a sealed one's is
-// made once.
+// made once. What was found in the files' headers is kept in the index (meta/tensor_maps.h).
 //
-// Thread safety: all of it. Lock: mutex_ (guards the cache; a leaf). Two that ask for the same view at the same time
-// may both make it: one is kept.
+// Thread safety: all of it. Locks: a turn for each step whose view is being made, then mutex_ (guards what is below it;
+// a leaf).
 #pragma once
 
 #include <chrono>
@@ -15,29 +15,29 @@
 #include <unordered_map>
 #include <vector>
 
+#include "fs/views/files_of_step.h"
 #include "fs/views/view.h"
 #include "meta/store.h"
 #include "meta/tree.h"
 
 namespace ckptfs::fs::views {
 
-// What a file of a step was when the view was made.
-struct Made {
-  InodeNumber inode = 0;
-  bool frozen = false;  // cannot change
-  off_t size = 0;
-  timespec mtime{};
-};
-
 // The view of one step as of some moment.
 struct StepView {
-  StepView(InodeNumber step_inode, Source source, std::vector<Made> made_from, timespec changed, bool is_sealed)
-      : step(step_inode), files(std::move(made_from)), time(changed), sealed(is_sealed), view(std::move(source)) {}
+  StepView(InodeNumber step_inode, Source source, std::vector<Made> made_from, timespec changed, bool is_sealed,
+           bool has_no_names)
+      : step(step_inode),
+        files(std::move(made_from)),
+        time(changed),
+        sealed(is_sealed),
+        nameless(has_no_names),
+        view(std::move(source)) {}
 
   const InodeNumber step;
   const std::vector<Made> files;  // of the step, as the view counts them
   const timespec time;            // when the newest of them changed
-  const bool sealed;
+  const bool sealed;              // it will never be another one
+  const bool nameless;            // swap files only: another step of the run may tell names
   const View view;
 
   // What a file of the view holds; shared by all who have it open.
@@ -73,24 +73,30 @@ class Views {
   Result<std::vector<meta::DirectoryEntry>> list(InodeNumber directory);
 
  private:
+  using Clock = std::chrono::steady_clock;
   struct Cached {
     std::shared_ptr<const StepView> view;
     std::string fingerprint;  // of the files it was made from
-    std::chrono::steady_clock::time_point checked;
-    std::chrono::steady_clock::time_point used;
+    Clock::time_point checked;
+    Clock::time_point used;
   };
 
   enum class Look { believing, again };
   Result<std::shared_ptr<const StepView>> of_step(InodeNumber step, Look look = Look::believing);
+  std::shared_ptr<const StepView> as_it_was(InodeNumber step, const FilesOfStep& files, Clock::time_point now);
+  Result<meta::formats::TensorMap> map_of(InodeNumber step, const FilesOfStep& files);
+  Result<meta::formats::TensorMap> with_names(InodeNumber step, const FilesOfStep& files, meta::formats::TensorMap map);
   // A step, or a directory that leads to steps; neither is looked into.
   Result<Found> real_directory(InodeNumber real);
   Result<bool> is_step_of_series(InodeNumber real, const meta::InodeRecord& record) const;
   Result<Found> in_view(std::shared_ptr<const StepView> view, NodeNumber node) const;
   Result<bool> leads_to_steps(InodeNumber directory) const;
-  std::shared_ptr<const StepView> cached(InodeNumber step);
+  std::shared_ptr<const StepView> cached(InodeNumber step, Look look, Clock::time_point asked);
+  std::shared_ptr<std::mutex> turn_for(InodeNumber step);
   void keep(InodeNumber step, Cached cached);
 
   static constexpr size_t kMostCached = 8;
+  static constexpr size_t kMostMemory = size_t{32} << 20;  // of cached views, but for the last
   static constexpr size_t kMostOpened = 65536;
   static constexpr std::chrono::milliseconds kBelieved{200};  // how long a live step's files are taken for unchanged
 
@@ -99,6 +105,7 @@ class Views {
   const std::function<bool(InodeNumber)> is_written_;
   std::mutex mutex_;
   std::unordered_map<InodeNumber, Cached> cache_;                          // guarded by mutex_
+  std::unordered_map<InodeNumber, std::weak_ptr<std::mutex>> turns_;       // guarded by mutex_
   std::unordered_map<InodeNumber, std::weak_ptr<const StepView>> opened_;  // guarded by mutex_; by inode number
 };
 

@@ -88,6 +88,7 @@ struct TensorMap {
   std::vector<Tied> tied;
   std::vector<SwapFile> undivided;
   std::vector<Problem> problems;
+  std::string names_from;  // the step of the same run that told the names, where it was another one (same_run.h)
 };
 
 // None: more than fits into 60 bits.

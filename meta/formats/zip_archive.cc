@@ -3,7 +3,10 @@
 #include <zip.h>
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <span>
+#include <string_view>
 #include <utility>
 
 #include "io/fd.h"
@@ -13,6 +16,7 @@ namespace {
 
 // Of a directory's bytes; libzip holds some four times as much while a zip is open.
 constexpr uint64_t kMostDirectory = uint64_t{16} << 20;
+constexpr uint64_t kMostEntries = uint64_t{1} << 20;
 
 Error bad_zip(const std::string& what) { return Error(EBADMSG, "not a zip that can be read: " + what); }
 
@@ -20,6 +24,31 @@ std::string text_of(zip_error_t* error) {
   std::string text = zip_error_strerror(error);
   zip_error_fini(error);
   return text;
+}
+
+// libzip makes room for as many entries as a directory claims to have, some 30 bytes each, before it reads any. More
+// than 65,535 are claimed by a zip64 end record only, which a locator before the end record leads to. Format: PKWARE's
+// APPNOTE.TXT, 4.3.14 to 4.3.16.
+Result<> check_claims(int file, const FileRange& part) {
+  constexpr size_t end_record = 22, longest_comment = 65535, locator = 20;
+  std::string tail(std::min<uint64_t>(part.size, locator + end_record + longest_comment), '\0');
+  const uint64_t begin = part.offset + part.size - tail.size();
+  TRY_ASSIGN(const size_t got, io::read_full(file, std::as_writable_bytes(std::span(tail)), static_cast<off_t>(begin)));
+  tail.resize(got);
+  constexpr std::string_view end_signature("PK\5\6", 4), locator_signature("PK\6\7", 4);
+  for (size_t at = tail.find(end_signature); at != std::string::npos; at = tail.find(end_signature, at + 1)) {
+    if (at < locator || std::string_view(tail).substr(at - locator, 4) != locator_signature) continue;
+    uint64_t where = 0;
+    std::memcpy(&where, tail.data() + at - locator + 8, sizeof(where));
+    std::array<uint64_t, 2> entries{};  // on this disk, and in all
+    constexpr uint64_t counts = 24;
+    if (part.size < counts + sizeof(entries) || where > part.size - counts - sizeof(entries)) continue;
+    TRY(io::read_full(file, std::as_writable_bytes(std::span(entries)),
+                      static_cast<off_t>(part.offset + where + counts)));
+    const uint64_t most = std::max(entries[0], entries[1]);
+    if (most > kMostEntries) return bad_zip("it claims to have " + std::to_string(most) + " entries");
+  }
+  return success();
 }
 
 }  // namespace
@@ -126,6 +155,7 @@ ZipArchive::~ZipArchive() {
 }
 
 Result<ZipArchive> ZipArchive::open(int file, const FileRange& part) {
+  TRY(check_claims(file, part));
   auto source = std::make_unique<Source>(file, part);
   zip_error_t error;
   zip_error_init(&error);

@@ -278,6 +278,17 @@ class Demo:
         self.show("diff", "-r", f"ckpt/steps/{TAG}/offloaded_tensors", f"ckpt/steps/{SAVED}/offloaded_tensors")
         screen.say("No difference.")
 
+    def views(self):
+        screen = self.screen
+        screen.heading("The same step as a model, and its tensors by name: files that cost nothing until they are read")
+        self.show("ls", f"ckpt/views/steps/{TAG}")
+        self.show("ls", "-sh", f"ckpt/views/steps/{TAG}/by_name/layers.0.weight")
+        start = time.monotonic()
+        self.show("cp", f"ckpt/views/steps/{TAG}/model.bf16.safetensors", "backup/")
+        screen.say(f"{time.monotonic() - start:.2f} s. The weights of all swap files, cast while they are read; "
+                   "DeepSpeed's zero_to_fp32.py")
+        screen.say("cannot read such a step.")
+
     def resume(self):
         screen, places = self.screen, self.places
         screen.heading("Resume in a new process")
@@ -288,7 +299,9 @@ class Demo:
         if results[0]["losses"] != results[1]["losses"]:
             raise Problem(f"the resumed runs differ, and should not; see {self.log}")
         screen.say(screen.paint("32", f"Both went on from step {results[1]['resumed_at']}, equal to the last bit."))
-        screen.say("(DeepSpeed itself drops Adam's moments when it loads from NVMe, here and there alike: the loss shows it.)")
+        screen.say("(DeepSpeed itself drops Adam's moments when it loads from NVMe, here and there alike: the loss shows it. "
+                   "With")
+        screen.say("ckptfs.deepspeed.load_checkpoint nothing is dropped: docs/deepspeed.md.)")
 
     def odd(self):
         screen, places = self.screen, self.places
@@ -355,6 +368,7 @@ def play(demo, keep):
     demo.costs()
     demo.look()
     demo.copy_out()
+    demo.views()
     demo.resume()
     demo.odd()
     demo.where_next(keep)

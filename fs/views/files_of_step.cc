@@ -1,0 +1,95 @@
+#include "fs/views/files_of_step.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <span>
+#include <tuple>
+
+#include "meta/digests.h"
+#include "meta/names.h"
+#include "meta/save_plan.h"
+#include "meta/steps.h"
+
+namespace ckptfs::fs::views {
+
+using meta::Attributes;
+using meta::InodeRecord;
+
+Result<> FilesOfStep::collect(InodeNumber step) {
+  step_ = step;
+  return meta::for_each_file(tree_, step, [&](const std::vector<std::string>& path, InodeNumber inode) -> Result<> {
+    auto attributes = tree_.attributes(inode);
+    if (!attributes && attributes.error().errno_value() == ENOENT) return success();  // it was removed this moment
+    if (!attributes) return attributes.error();
+    TRY_ASSIGN(const auto access, reachable(path, attributes.value().stat));
+    if (access) add(fmt::format("{}", fmt::join(path, "/")), inode, attributes.value(), *access);
+    return success();
+  });
+}
+
+Result<io::Fd> FilesOfStep::open(uint32_t index) const {
+  auto file = tree_.open_blob(made_[index].inode, O_RDONLY);
+  const int failed = file ? 0 : file.error().errno_value();
+  if (failed == EMFILE || failed == ENFILE || failed == ENOMEM) short_of_ = file.error();
+  return file;
+}
+
+io::Digest FilesOfStep::version() const { return io::digest_of(std::as_bytes(std::span(fingerprint_))); }
+
+std::vector<std::string> FilesOfStep::digests() const {
+  std::vector<std::string> digests;
+  for (const Made& made : made_) {
+    std::string& digest = digests.emplace_back();
+    const auto record = tree_.inode(made.inode);
+    const auto blob = record ? store_.index().blob(record.value().blob) : record.error();
+    if (!blob || !meta::are_current(record.value(), blob.value().digest)) continue;
+    for (const std::byte byte : blob.value().digest.root) digest += fmt::format("{:02x}", static_cast<unsigned>(byte));
+  }
+  return digests;
+}
+
+void FilesOfStep::add(const std::string& path, InodeNumber inode, const Attributes& attributes, const Access& access) {
+  const struct stat& st = attributes.stat;
+  const bool frozen = (attributes.record.flags & meta::kFrozen) != 0;
+  const bool written = !frozen && is_written_(inode);
+  fingerprint_ += path + '\0';
+  for (const uint64_t part :
+       {inode, attributes.record.blob, static_cast<uint64_t>(st.st_size), static_cast<uint64_t>(st.st_mtim.tv_sec),
+        static_cast<uint64_t>(st.st_mtim.tv_nsec), static_cast<uint64_t>(access.uid), static_cast<uint64_t>(access.gid),
+        static_cast<uint64_t>(access.mode), static_cast<uint64_t>(written)}) {
+    fingerprint_ += std::to_string(part) + ' ';
+  }
+  if (written) return problems_.push_back({path, "it is being written"});
+  files_.push_back({path, static_cast<uint64_t>(st.st_size)});
+  made_.push_back({inode, frozen, st.st_size, st.st_mtim});
+  access_.push_back(access);
+  time_ = std::max(time_, st.st_mtim, [](const timespec& a, const timespec& b) {
+    return std::tie(a.tv_sec, a.tv_nsec) < std::tie(b.tv_sec, b.tv_nsec);
+  });
+}
+
+// Who may read a file and also reach it through the step's folders. None: a folder is gone.
+Result<std::optional<Access>> FilesOfStep::reachable(const std::vector<std::string>& path, const struct stat& file) {
+  Access access{file.st_uid, file.st_gid, file.st_mode & 0777};
+  InodeNumber at = step_;
+  for (size_t depth = 0; depth + 1 < path.size(); ++depth) {
+    const auto folder = tree_.child(at, path[depth]);
+    const auto record = folder ? tree_.inode(folder.value()) : folder.error();
+    if (!record && record.error().errno_value() == ENOENT) return std::optional<Access>();
+    if (!record) return record.error();
+    const bool same_owner = record.value().uid == access.uid && record.value().gid == access.gid;
+    const uint32_t searchable = record.value().mode & 0111;
+    if (searchable != 0111 && !same_owner) return std::optional(Access{0, 0, 0400});
+    access.mode &= searchable << 2 | ~uint32_t{0444};
+    at = folder.value();
+    if (path.front() == meta::kTensorsName && depth + 2 == path.size() && meta::is_swap_file_name(path.back())) {
+      runs_[fmt::format("{}", fmt::join(path.begin(), path.end() - 1, "/"))] = record.value().newest_writer;
+    }
+  }
+  return std::optional(access);
+}
+
+}  // namespace ckptfs::fs::views

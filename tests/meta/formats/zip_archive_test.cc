@@ -1,0 +1,41 @@
+#include "meta/formats/zip_archive.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <array>
+
+#include "tests/meta/formats/step_in_memory.h"
+
+namespace ckptfs::meta::formats {
+namespace {
+
+constexpr uint64_t kClaimed = 50'000'000;
+constexpr uint64_t kOfEntry = 46;  // bytes of the directory
+
+template <class... Numbers>
+void append(std::string& to, Numbers... numbers) {
+  (to.append(reinterpret_cast<const char*>(&numbers), sizeof(numbers)), ...);
+}
+
+// libzip would take 1.5 GB for this, a file of some bytes and one hole.
+TEST(ZipArchive, AClaimOfManyEntriesIsRefusedBeforeThereIsRoomForThem) {
+  constexpr uint64_t size = kClaimed * kOfEntry, begin = 100;
+  std::string end = "PK\6\6";
+  append(end, uint64_t{44}, uint16_t{45}, uint16_t{45}, uint32_t{0}, uint32_t{0}, kClaimed, kClaimed, size, begin);
+  end += "PK\6\7";
+  append(end, uint32_t{0}, begin + size, uint32_t{1});
+  end += "PK\5\6";
+  append(end, uint16_t{0}, uint16_t{0}, uint16_t{0xffff}, uint16_t{0xffff}, UINT32_MAX, UINT32_MAX, uint16_t{0});
+  for (const uint64_t before : {uint64_t{0}, uint64_t{4096}}) {  // in a file of its own, and in a part of one
+    const io::Fd file = file_of("");
+    ASSERT_TRUE(io::write_full(file.get(), std::as_bytes(std::span(end)), static_cast<off_t>(before + begin + size)));
+    const auto archive = ZipArchive::open(file.get(), {before, begin + size + end.size()});
+    ASSERT_FALSE(archive);
+    EXPECT_THAT(archive.error().message(), testing::HasSubstr("claims to have 50000000 entries"));
+  }
+}
+
+}  // namespace
+}  // namespace ckptfs::meta::formats

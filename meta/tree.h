@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <unordered_set>
 #include <vector>
@@ -186,6 +187,7 @@ class Tree {
   Result<bool> is_below(InodeNumber directory, InodeNumber ancestor) const;
   void fill_stat(InodeNumber number, Attributes& attributes) const;
   void note_writer(Change& change, InodeNumber folder, const Caller& caller);
+  void note_maker(InodeRecord& folder, const Caller& caller);
   BlobNumber reserve_blob_number();
 
   Index& index_;
@@ -200,6 +202,7 @@ class Tree {
   InodeNumber inode_limit_;                            // guarded by mutex_; recorded in the index
   BlobNumber next_blob_;                               // guarded by mutex_
   BlobNumber blob_limit_;                              // guarded by mutex_; recorded in the index
+  std::set<uint64_t> trainers_;                        // guarded by mutex_; when those began that wrote live swap files
   mutable std::mutex recovered_mutex_;                 // leaf lock
   mutable std::unordered_set<InodeNumber> recovered_;  // guarded by recovered_mutex_
 };

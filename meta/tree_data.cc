@@ -2,6 +2,8 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "io/clone.h"
 #include "io/extents.h"
 #include "io/fault.h"
@@ -30,10 +32,21 @@ Result<io::Fd> Tree::open_blob(InodeNumber number, const InodeRecord& record, in
 // Which process writes a rank folder's files tells, at a save, which files an earlier run left behind.
 void Tree::note_writer(Change& change, InodeNumber folder, const Caller& caller) {
   const uint64_t begun = process_start(caller.pid);
+  if (begun != 0) trainers_.insert(begun);
   auto record = index_.inode(folder);
   if (begun == 0 || !record || record.value().newest_writer >= begun) return;
   record.value().newest_writer = begun;
   change.batch.put(folder, record.value());
+}
+
+// Swap files that a trainer copies into a step are of its run; what anybody else puts there, from a backup say, is of
+// none that is known.
+void Tree::note_maker(InodeRecord& folder, const Caller& caller) {
+  const uint64_t begun = process_start(caller.pid);
+  const bool live = (folder.flags & kSwap) != 0;
+  if (live && begun != 0) trainers_.insert(begun);
+  const bool known = live || trainers_.contains(begun);
+  folder.newest_writer = known ? std::max(folder.newest_writer, begun) : 0;
 }
 
 Result<> Tree::prepare_writing(InodeNumber number, const Caller& caller, uint64_t others_owed) {

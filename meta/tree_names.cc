@@ -8,7 +8,6 @@
 #include "io/fault.h"
 #include "io/log.h"
 #include "meta/names.h"
-#include "meta/process.h"
 #include "meta/steps.h"
 #include "meta/time.h"
 #include "meta/tree.h"
@@ -76,9 +75,7 @@ Result<Attributes> Tree::make(InodeNumber parent_number, const std::string& name
     record.blob = blob;
     const bool swap = (parent.flags & kSwap) != 0 || (record.is_dir() && is_swap_folder_name(name));
     if (swap && (record.is_dir() || regular)) record.flags |= kSwap;
-    if (regular && is_swap_file_name(name)) {
-      parent.newest_writer = std::max(parent.newest_writer, process_start(caller.pid));
-    }
+    if (regular && is_swap_file_name(name)) note_maker(parent, caller);
     const InodeNumber number = allot_inode(change);
     if (regular) {
       allot_blobs(change, 0);

@@ -52,9 +52,9 @@ struct InodeRecord {
   timespec atime{};
   timespec mtime{};
   timespec ctime{};  // live regular files: the later of this and the blob's
-  // Rank folder of swap files, live or in a step: when the newest process that made a swap file in it, or opened a live
-  // one for writing, began (CLOCK_REALTIME ns); in what a save made: as it was of the folder that it took. Two folders
-  // of one run have the same.
+  // Rank folder of swap files: when the newest process that made a file in it, or opened one for writing, began
+  // (CLOCK_REALTIME ns). In a step: of the live one that a save took; of the process that made files in it, if it
+  // writes live ones, too; else 0. Two of one run have the same.
   uint64_t newest_writer = 0;
   std::string target;  // symlink
 

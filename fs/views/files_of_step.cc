@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "meta/digests.h"
+#include "meta/formats/checkpoint.h"
 #include "meta/names.h"
 #include "meta/save_plan.h"
 #include "meta/steps.h"
@@ -20,6 +21,7 @@ using meta::InodeRecord;
 
 Result<> FilesOfStep::collect(InodeNumber step) {
   step_ = step;
+  fingerprint_ = std::to_string(meta::formats::kReaders) + '\0';
   return meta::for_each_file(tree_, step, [&](const std::vector<std::string>& path, InodeNumber inode) -> Result<> {
     auto attributes = tree_.attributes(inode);
     if (!attributes && attributes.error().errno_value() == ENOENT) return success();  // it was removed this moment
@@ -71,6 +73,19 @@ void FilesOfStep::add(const std::string& path, InodeNumber inode, const Attribut
   });
 }
 
+bool FilesOfStep::has_run() const {
+  return !runs_.empty() &&
+         std::none_of(runs_.begin(), runs_.end(), [](const auto& run) { return run.second.process == 0; });
+}
+
+// Of ".../offloaded_tensors/rank00/0_6.tensor.swp"
+void FilesOfStep::note_writer(const std::vector<std::string>& path, uint64_t process, uint32_t owner) {
+  if (path.size() < 3 || path[path.size() - 3] != meta::kTensorsName || !meta::is_swap_file_name(path.back())) return;
+  const Writer writer{process, owner};
+  const auto [known, fresh] = runs_.emplace(path[path.size() - 2], writer);
+  if (!fresh && !(known->second == writer)) known->second.process = 0;
+}
+
 // Who may read a file and also reach it through the step's folders. None: a folder is gone.
 Result<std::optional<Access>> FilesOfStep::reachable(const std::vector<std::string>& path, const struct stat& file) {
   Access access{file.st_uid, file.st_gid, file.st_mode & 0777};
@@ -85,9 +100,7 @@ Result<std::optional<Access>> FilesOfStep::reachable(const std::vector<std::stri
     if (searchable != 0111 && !same_owner) return std::optional(Access{0, 0, 0400});
     access.mode &= searchable << 2 | ~uint32_t{0444};
     at = folder.value();
-    if (path.front() == meta::kTensorsName && depth + 2 == path.size() && meta::is_swap_file_name(path.back())) {
-      runs_[fmt::format("{}", fmt::join(path.begin(), path.end() - 1, "/"))] = record.value().newest_writer;
-    }
+    if (depth + 2 == path.size()) note_writer(path, record.value().newest_writer, file.st_uid);
   }
   return std::optional(access);
 }

@@ -43,8 +43,16 @@ class FilesOfStep : public meta::formats::StepFiles {
   // Another one where anything of the files is another.
   const std::string& fingerprint() const { return fingerprint_; }
   io::Digest version() const;
-  // The processes that wrote the optimizer's swap files, by the folders of the ranks (meta/types.h, newest_writer).
-  const std::map<std::string, uint64_t>& runs() const { return runs_; }
+  // Who wrote the optimizer's swap files, by the folders of the ranks ("rank00"). Of the same run are steps of which
+  // these are the same.
+  struct Writer {
+    uint64_t process = 0;  // when it began (meta/types.h, newest_writer); 0: not one process, or not known
+    uint32_t owner = 0;    // of the files
+    bool operator==(const Writer&) const = default;
+  };
+  using Runs = std::map<std::string, Writer>;
+  const Runs& runs() const { return runs_; }
+  bool has_run() const;
   // Of each file.
   const std::vector<Made>& made() const { return made_; }
   const std::vector<Access>& access() const { return access_; }
@@ -56,6 +64,7 @@ class FilesOfStep : public meta::formats::StepFiles {
 
  private:
   void add(const std::string& path, InodeNumber inode, const meta::Attributes& attributes, const Access& access);
+  void note_writer(const std::vector<std::string>& path, uint64_t process, uint32_t owner);
   Result<std::optional<Access>> reachable(const std::vector<std::string>& path, const struct stat& file);
 
   const meta::Store& store_;
@@ -65,7 +74,7 @@ class FilesOfStep : public meta::formats::StepFiles {
   std::vector<File> files_;
   std::vector<Made> made_;
   std::vector<Access> access_;
-  std::map<std::string, uint64_t> runs_;
+  Runs runs_;
   std::vector<meta::formats::Problem> problems_;
   mutable std::optional<Error> short_of_;
   std::string fingerprint_;

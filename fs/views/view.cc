@@ -53,6 +53,14 @@ std::string path_of(const std::string& parameter, const std::string& state) {
   return "by_name/" + file_name_of(parameter) + '/' + file_name_of(state);
 }
 
+// Whoever may read what has `access` may read the file.
+bool covers(const Access& file, const Access& access) {
+  const uint32_t readable = file.mode & 0444;
+  if (readable == 0444) return true;
+  const bool root_only = access.uid == 0 && access.gid == 0 && (access.mode & 0444) == 0400;
+  return root_only || (file.uid == access.uid && file.gid == access.gid && (access.mode & 0444 & ~readable) == 0);
+}
+
 // A piece is [index of the file, offset, bytes].
 Json described(const Parameter& parameter, const std::string& state, const Tensor& tensor) {
   Json pieces = Json::array();
@@ -366,6 +374,7 @@ void View::add_model_files() {
 
 // Written out piece by piece: a tree of it would take many times its size.
 void View::add_manifest() {
+  const Access access = access_of_all();
   std::string text = "{\"version\": 1,\n\"files\": [";
   const auto separator = [&text] {
     return [&text, first = true]() mutable { text += std::exchange(first, false) ? "\n" : ",\n"; };
@@ -374,7 +383,8 @@ void View::add_manifest() {
   for (size_t index = 0; index < source_.files.size(); ++index) {
     next_file();
     Json file = {{"path", source_.files[index].path}, {"bytes", source_.files[index].size}};
-    if (!source_.digests[index].empty()) file["digest"] = source_.digests[index];
+    const bool told = !source_.digests[index].empty() && covers(source_.access[index], access);
+    if (told) file["digest"] = source_.digests[index];
     text += dumped(file);
   }
   text += "],\n\"tensors\": [";
@@ -392,7 +402,7 @@ void View::add_manifest() {
   if (const std::string& from = source_.map.names_from; !from.empty())
     text += "\"names_from\": " + dumped(from) + ",\n";
   text += "\"tied\": " + dumped(tied) + ",\n\"problems\": " + dumped(problems) + "}\n";
-  add_text("manifest.json", std::move(text), access_of_all());
+  add_text("manifest.json", std::move(text), access);
 }
 
 Content View::content(const Node& node) const {

@@ -7,6 +7,8 @@
 #include "io/log.h"
 #include "meta/formats/checkpoint.h"
 #include "meta/formats/same_run.h"
+#include "meta/names.h"
+#include "meta/save_plan.h"
 #include "meta/steps.h"
 #include "meta/tensor_maps.h"
 
@@ -35,13 +37,24 @@ struct stat stat_of(InodeNumber number, mode_t type, const Access& access, uint6
   return st;
 }
 
-// The folder of a rank, and the process: of one, before all files are looked at.
-bool was_written_by(const meta::Tree& tree, InodeNumber step, const std::pair<std::string, uint64_t>& run) {
-  const size_t slash = run.first.find('/');
-  const auto above = tree.child(step, run.first.substr(0, slash));
-  const auto folder = above ? tree.child(above.value(), run.first.substr(slash + 1)) : above.error();
-  const auto record = folder ? tree.inode(folder.value()) : folder.error();
-  return record && record.value().newest_writer == run.second;
+// Do names lie in this folder, beside swap files of that run? As far as a look at one rank's tells.
+bool tells_names(const meta::Tree& tree, InodeNumber folder, const FilesOfStep::Runs::value_type& run) {
+  const auto entries = tree.list(folder);
+  const bool states = entries && std::any_of(entries.value().begin(), entries.value().end(),
+                                             [](const auto& entry) { return entry.name.ends_with("model_states.pt"); });
+  const auto swapped = states ? tree.child(folder, meta::kTensorsName) : Error(ENOENT);
+  const auto rank = swapped ? tree.child(swapped.value(), run.first) : swapped.error();
+  const auto record = rank ? tree.inode(rank.value()) : rank.error();
+  return record && record.value().newest_writer == run.second.process;
+}
+
+// Or in one of its folders, as in a step of a Trainer's.
+bool may_tell_names(const meta::Tree& tree, InodeNumber step, const FilesOfStep::Runs::value_type& run) {
+  if (tells_names(tree, step, run)) return true;
+  const auto entries = tree.list(step);
+  return entries && std::any_of(entries.value().begin(), entries.value().end(), [&](const auto& entry) {
+           return entry.type == S_IFDIR && meta::step_number(entry.name) && tells_names(tree, entry.inode, run);
+         });
 }
 
 // Names and reasons come from the step: whatever is in them, each is one line.
@@ -116,10 +129,8 @@ Result<std::shared_ptr<const StepView>> Views::of_step(InodeNumber step, Look lo
   FilesOfStep files(store_, is_written_);
   const auto now = Clock::now();  // what changes later has to be looked for again
   TRY(files.collect(step));
-  auto known = as_it_was(step, files, now);
-  if (known && !known->nameless) return known;
+  if (auto known = as_it_was(step, files, now)) return known;
   TRY_ASSIGN(TensorMap map, map_of(step, files));
-  if (known && map.parameters.empty()) return known;
   map.problems.insert(map.problems.end(), files.problems().begin(), files.problems().end());
   log_problems(tree_.path_of(step), map.problems);
   const bool nameless = map.parameters.empty() && !map.undivided.empty();
@@ -135,15 +146,16 @@ Result<std::shared_ptr<const StepView>> Views::of_step(InodeNumber step, Look lo
   const bool sealed = (folder.record.flags & meta::kSealed) != 0 && !nameless;
   const auto view =
       std::make_shared<const StepView>(step, std::move(source), files.made(), files.time(), sealed, nameless);
-  keep(step, {view, files.fingerprint(), now, now});
+  keep(step, {view, files.fingerprint(), now, now, now});
   return view;
 }
 
-// The view that was made of just these files.
+// The view that was made of just these files. One without names is made anew from time to time: there may be some now.
 std::shared_ptr<const StepView> Views::as_it_was(InodeNumber step, const FilesOfStep& files, Clock::time_point now) {
   const std::lock_guard lock(mutex_);
   const auto known = cache_.find(step);
   if (known == cache_.end() || known->second.fingerprint != files.fingerprint()) return nullptr;
+  if (known->second.view->nameless && now - known->second.made > kNameless) return nullptr;
   known->second.checked = now;
   return known->second.view;
 }
@@ -156,7 +168,12 @@ Result<TensorMap> Views::map_of(InodeNumber step, const FilesOfStep& files) {
   if (!kept) log::warn("the view of {} is made anew: {}", tree_.path_of(step), kept.error().message());
   TensorMap map = meta::formats::read_checkpoint(files);
   if (map.parameters.empty() && !map.undivided.empty()) {
-    TRY_ASSIGN(map, with_names(step, files, std::move(map)));
+    auto named = with_names(step, files, map);
+    if (named) {
+      map = std::move(named).value();
+    } else {
+      log::warn("the view of {} is without names: {}", tree_.path_of(step), named.error().message());
+    }
   }
   if (files.short_of()) return *files.short_of();  // the next one who asks may have better luck
   // What is being written will soon be another map, and what has no names may get some.
@@ -167,21 +184,21 @@ Result<TensorMap> Views::map_of(InodeNumber step, const FilesOfStep& files) {
   return map;
 }
 
-// The names that any step of the same run has.
+// The names that any step of the same run has, if that can be read as a whole.
 Result<TensorMap> Views::with_names(InodeNumber step, const FilesOfStep& files, TensorMap map) {
-  const auto unknown = [](const auto& run) { return run.second == 0; };
-  if (files.runs().empty() || std::any_of(files.runs().begin(), files.runs().end(), unknown)) return map;
+  if (!files.has_run()) return map;
   TRY_ASSIGN(const auto all, meta::list_series(tree_));
   for (const InodeNumber series : all) {
     TRY_ASSIGN(const auto children, tree_.list(series));
     for (const meta::DirectoryEntry& child : children) {
       if (child.type != S_IFDIR || child.inode == step) continue;
-      if (!was_written_by(tree_, child.inode, *files.runs().begin())) continue;
+      if (!may_tell_names(tree_, child.inode, *files.runs().begin())) continue;
       FilesOfStep others(store_, is_written_);
       // It may be going away this moment: then it tells no names.
-      if (!others.collect(child.inode) || others.runs() != files.runs()) continue;
+      if (!others.collect(child.inode) || others.runs() != files.runs() || !others.problems().empty()) continue;
       const TensorMap named = meta::formats::read_checkpoint(others);
       if (others.short_of()) return *others.short_of();
+      if (!named.problems.empty()) continue;
       map = meta::formats::named_like(std::move(map), files, named, others);
       if (map.parameters.empty()) continue;
       map.names_from = tree_.path_of(child.inode);

@@ -77,6 +77,7 @@ class Views {
   struct Cached {
     std::shared_ptr<const StepView> view;
     std::string fingerprint;  // of the files it was made from
+    Clock::time_point made;
     Clock::time_point checked;
     Clock::time_point used;
   };
@@ -97,6 +98,7 @@ class Views {
 
   static constexpr size_t kMostCached = 8;
   static constexpr size_t kMostMemory = size_t{32} << 20;  // of cached views, but for the last
+  static constexpr std::chrono::seconds kNameless{1};      // before names are looked for again
   static constexpr size_t kMostOpened = 65536;
   static constexpr std::chrono::milliseconds kBelieved{200};  // how long a live step's files are taken for unchanged
 

@@ -18,10 +18,14 @@ using Keys = std::vector<std::string>;
 constexpr std::string_view kDcpMetadata = ".metadata";
 constexpr std::array<std::string_view, 3> kModelKeys{"model", "module", "state_dict"};
 constexpr const char* kOther = "value";
-constexpr uint64_t kMostRuns = uint64_t{1} << 20;  // of a folder's tensors; each takes some 40 bytes
+// What a step can have.
+constexpr uint64_t kMostRuns = uint64_t{1} << 20;  // each takes some 40 bytes
+constexpr size_t kMostFolders = 16;
+constexpr size_t kMostKeys = 64;  // that lead to a tensor; of an object of DCP's
 
 // A tensor, and the keys that led to it in what was saved.
 struct Saved {
+  std::string folder;  // "pytorch_model_fsdp_0/"
   Keys keys;
   Tensor tensor;
 };
@@ -39,6 +43,11 @@ struct Chunk {
 };
 
 Error bad(const std::string& what) { return Error(EBADMSG, what); }
+
+// An attribute of an object, which has a few: a dict of many that many share would be gone through for each.
+std::optional<Value> field(const std::optional<Value>& state, std::string_view name) {
+  return state && state->pairs() <= kMostKeys ? find(state, name) : std::nullopt;
+}
 
 // How many dimensions, from the outermost on, one run of the tensor's elements cannot span.
 size_t outer_dimensions(const Chunk& chunk, const Shape& shape) {
@@ -96,56 +105,63 @@ Result<std::vector<Piece>> joined(std::vector<Run> runs, uint64_t elements, uint
 // One folder: what its ".metadata" tells.
 class Folder {
  public:
-  Folder(const StepFiles& files, uint32_t metadata) : files_(files), metadata_(metadata) {
+  // `runs`: of the step so far.
+  Folder(const StepFiles& files, uint32_t metadata, uint64_t& runs) : files_(files), metadata_(metadata), runs_(runs) {
     const std::string& path = files.list()[metadata].path;
-    const std::string folder = path.substr(0, path.size() - kDcpMetadata.size());
+    folder_ = path.substr(0, path.size() - kDcpMetadata.size());
     for (uint32_t index = 0; index < files.list().size(); ++index) {
       const std::string_view other = files.list()[index].path;
-      if (other.starts_with(folder)) indices_.emplace(other.substr(folder.size()), index);
+      if (!other.starts_with(folder_)) continue;
+      indices_.emplace(other.substr(folder_.size()), index);
+      unread_ += files.list()[index].size;
     }
   }
 
-  std::vector<Saved> read(std::vector<Problem>& problems) {
-    std::vector<Saved> saved;
+  void read(std::vector<Saved>& saved, std::vector<Problem>& problems) {
     const auto problem = [&](const std::string& reason) {
-      problems.push_back({files_.list()[metadata_].path, reason});
+      if (problems.size() < kMostProblems) problems.push_back({files_.list()[metadata_].path, reason});
     };
     auto pickle = [&]() -> Result<Pickle> {
       TRY_ASSIGN(auto bytes, files_.read(metadata_, Pickle::kMostBytes));
       return Pickle::read(std::move(bytes));
     }();
-    if (!pickle) {
-      problem(pickle.error().message());
-      return saved;
-    }
+    if (!pickle) return problem(pickle.error().message());
     const auto metadata = pickle.value().root().state();
-    const auto tensors = find(metadata, "state_dict_metadata");
+    const auto tensors = field(metadata, "state_dict_metadata");
     if (!tensors) problem("it does not tell what was saved");
-    find_chunks(find(metadata, "storage_data"));
-    const auto keys = by_name(find(metadata, "planner_data"));
+    find_chunks(field(metadata, "storage_data"));
+    const auto keys = by_name(field(metadata, "planner_data"));
     for (size_t at = 0; tensors && at < tensors->pairs(); ++at) {
       const auto [name, value] = tensors->pair(at);
       if (!name.text() || !value.name().ends_with(".TensorStorageMetadata")) continue;
+      if (name.text()->size() > kLongestName) {
+        problem("a tensor whose name is too long");
+        continue;
+      }
       auto tensor = this->tensor(*name.text(), value.state());
       if (!tensor) {
         problem(std::string(*name.text()) + ": " + tensor.error().message());
         continue;
       }
       const auto known = keys.find(*name.text());
-      saved.push_back(
-          {known == keys.end() ? Keys{std::string(*name.text())} : keys_of(known->second), std::move(tensor).value()});
+      auto path = known == keys.end() ? std::nullopt : keys_of(known->second);
+      saved.push_back({folder_, path ? *std::move(path) : Keys{std::string(*name.text())}, std::move(tensor).value()});
     }
-    return saved;
   }
 
  private:
   // The name of a tensor and the offsets of a chunk of it.
   using ChunkName = std::pair<std::string_view, Shape>;
 
-  static Keys keys_of(const Value& value) {
+  // None: more than any state dict has.
+  static std::optional<Keys> keys_of(const Value& value) {
     Keys keys;
+    size_t length = 0;
+    if (value.size() > kMostKeys) return std::nullopt;
     for (size_t at = 0; at < value.size(); ++at) {
       const Value key = value[at];
+      length += key.text().value_or("").size();
+      if (length > kLongestName) return std::nullopt;
       keys.push_back(key.text() ? std::string(*key.text()) : std::to_string(key.integer().value_or(0)));
     }
     return keys;
@@ -154,14 +170,14 @@ class Folder {
   void find_chunks(const std::optional<Value>& stored) {
     for (size_t at = 0; stored && at < stored->pairs(); ++at) {
       const auto [key, where] = stored->pair(at);
-      const auto name = find(key.state(), "fqn"), offset = find(key.state(), "offset");
-      if (!name || !name->text() || !offset || offset->is_none()) continue;
+      const auto name = field(key.state(), "fqn"), offset = field(key.state(), "offset");
+      if (!name || !name->text() || name->text()->size() > kLongestName || !offset || offset->is_none()) continue;
       if (const auto offsets = shape_of(*offset)) chunks_.emplace(ChunkName(*name->text(), *offsets), where);
     }
   }
 
   Result<Tensor> tensor(std::string_view name, const std::optional<Value>& told) {
-    const auto size = find(told, "size"), properties = find(told, "properties"), chunks = find(told, "chunks");
+    const auto size = field(told, "size"), properties = field(told, "properties"), chunks = field(told, "chunks");
     const auto shape = size ? shape_of(*size) : std::nullopt;
     const auto settings = properties ? properties->state() : std::nullopt;
     if (!shape || !chunks || !settings || settings->size() == 0) return bad("it does not tell shape, type and chunks");
@@ -172,9 +188,10 @@ class Folder {
     std::vector<Run> runs;
     for (size_t at = 0; at < chunks->size(); ++at) {
       TRY_ASSIGN(const Chunk chunk, chunk_of((*chunks)[at], *shape));
-      if (*elements_of(chunk.sizes) == 0) continue;
-      runs_ += runs_of(chunk, *shape);
+      const bool empty = *elements_of(chunk.sizes) == 0;
+      runs_ += empty ? 1 : runs_of(chunk, *shape);
       if (runs_ > kMostRuns) return Error(ENOTSUP, "the tensors are cut into too many pieces");
+      if (empty) continue;
       TRY_ASSIGN(const Piece range, placed(name, chunk, *dtype));
       add_runs(chunk, *shape, size_of(*dtype), range, runs);
     }
@@ -183,7 +200,7 @@ class Folder {
   }
 
   static Result<Chunk> chunk_of(const Value& value, const Shape& shape) {
-    const auto offset = find(value.state(), "offsets"), size = find(value.state(), "sizes");
+    const auto offset = field(value.state(), "offsets"), size = field(value.state(), "sizes");
     const auto offsets = offset ? shape_of(*offset) : std::nullopt, sizes = size ? shape_of(*size) : std::nullopt;
     if (!offsets || !sizes || offsets->size() != shape.size() || sizes->size() != shape.size()) {
       return bad("a chunk without a place");
@@ -200,8 +217,8 @@ class Folder {
     const auto known = chunks_.find(ChunkName(name, chunk.offsets));
     if (known == chunks_.end()) return bad("it does not tell where a chunk lies");
     const auto where = known->second.state();
-    const auto path = find(where, "relative_path"), offset = find(where, "offset"), length = find(where, "length");
-    const auto transforms = find(where, "transform_descriptors");
+    const auto path = field(where, "relative_path"), offset = field(where, "offset"), length = field(where, "length");
+    const auto transforms = field(where, "transform_descriptors");
     if (transforms && !transforms->is_none()) return Error(ENOTSUP, "it was compressed or changed by an extension");
     const bool told = path && path->text() && offset && length && offset->integer() && length->integer();
     if (!told || *offset->integer() < 0 || *length->integer() < 0) return bad("it does not tell where a chunk lies");
@@ -212,6 +229,8 @@ class Folder {
     if (part.offset > whole || part.size > whole - part.offset) {
       return bad(std::string(*path->text()) + " is shorter than it should be");
     }
+    if (part.size > unread_) return bad("its chunks lie upon each other");
+    unread_ -= part.size;
     TRY_ASSIGN(const int descriptor, opened(index->second));
     TRY_ASSIGN(auto file, TorchFile::open(descriptor, part));
     TRY_ASSIGN(const auto tensor, TorchFile::tensor(file.root()));
@@ -231,9 +250,11 @@ class Folder {
 
   const StepFiles& files_;
   const uint32_t metadata_;
+  std::string folder_;
   std::unordered_map<std::string_view, uint32_t> indices_;  // of the folder's files, by their paths in it
   std::map<ChunkName, Value> chunks_;
-  uint64_t runs_ = 0;
+  uint64_t& runs_;
+  uint64_t unread_ = 0;  // bytes of the folder's files that no chunk has been looked for in
   io::Fd last_;
   uint32_t last_index_ = 0;
 };
@@ -273,24 +294,20 @@ class Sorted {
     };
     const auto* const key = std::find_if(kModelKeys.begin(), kModelKeys.end(), has_key);
     if (key != kModelKeys.end()) model_key_ = *key;
+    std::set<std::string> models;
+    for (const Saved& one : saved) {
+      if (weight_name(one.keys) && !state_of(one.keys)) models.insert(one.folder);
+    }
+    several_ = models.size() > 1;
     std::vector<Saved> rest;
     for (Saved& one : saved) {
-      const auto name = weight_name(one.keys);
-      if (name) {
-        add(*name, Parameter::Kind::trained, kParam, std::move(one.tensor));
+      if (weight_name(one.keys) && !state_of(one.keys)) {
+        add_weight(std::move(one));
       } else {
         rest.push_back(std::move(one));
       }
     }
-    for (Saved& one : rest) {
-      const auto state = state_of(one.keys);
-      const auto of = state ? known_.find(state->parameter) : known_.end();
-      if (of != known_.end() && !map_.parameters[of->second].states.contains(state->name)) {
-        map_.parameters[of->second].states.emplace(state->name, std::move(one.tensor));
-      } else {
-        add(joined(one.keys, 0, one.keys.size()), Parameter::Kind::other, kOther, std::move(one.tensor));
-      }
-    }
+    for (Saved& one : rest) add_rest(std::move(one));
   }
 
   TensorMap take() { return std::move(map_); }
@@ -302,9 +319,30 @@ class Sorted {
     return joined(keys, 1, keys.size());
   }
 
+  // Of several models each has its folder's name before its own.
+  void add_weight(Saved one) {
+    const std::string prefix = several_ ? one.folder : std::string();
+    add(prefix + *weight_name(one.keys), Parameter::Kind::trained, kParam, std::move(one.tensor));
+  }
+
+  // A state of a parameter that there is; a weight whose name only looks like one; or what is neither.
+  void add_rest(Saved one) {
+    const auto state = several_ ? std::nullopt : state_of(one.keys);
+    const auto of = state ? known_.find(state->parameter) : known_.end();
+    if (of != known_.end() && !map_.parameters[of->second].states.contains(state->name)) {
+      map_.parameters[of->second].states.emplace(state->name, std::move(one.tensor));
+    } else if (weight_name(one.keys)) {
+      add_weight(std::move(one));
+    } else {
+      std::string name = joined(one.keys, 0, one.keys.size());
+      if (known_.contains(name)) name.insert(0, one.folder);
+      add(name, Parameter::Kind::other, kOther, std::move(one.tensor));
+    }
+  }
+
   void add(const std::string& name, Parameter::Kind kind, const char* state, Tensor tensor) {
     if (!known_.emplace(name, map_.parameters.size()).second) {
-      map_.problems.push_back({"", name + " is there twice"});
+      if (map_.problems.size() < kMostProblems) map_.problems.push_back({"", name + " is there twice"});
       return;
     }
     Parameter parameter{name, kind, std::nullopt, {}};
@@ -313,6 +351,7 @@ class Sorted {
   }
 
   std::string_view model_key_;  // empty: what lies at the top is the model's
+  bool several_ = false;        // folders that have one
   std::unordered_map<std::string, size_t> known_;
   TensorMap map_;
 };
@@ -322,12 +361,17 @@ class Sorted {
 TensorMap read_dcp(const StepFiles& files) {
   std::vector<Saved> saved;
   std::vector<Problem> problems;
+  uint64_t runs = 0;
+  size_t folders = 0;
   for (uint32_t index = 0; index < files.list().size(); ++index) {
     const std::string& path = files.list()[index].path;
     const bool metadata = path == kDcpMetadata || path.ends_with("/" + std::string(kDcpMetadata));
     if (!metadata || std::count(path.begin(), path.end(), '/') > 1) continue;
-    auto of_folder = Folder(files, index).read(problems);
-    std::move(of_folder.begin(), of_folder.end(), std::back_inserter(saved));
+    if (++folders > kMostFolders) {
+      problems.push_back({path, "it is one of too many"});
+      break;
+    }
+    Folder(files, index, runs).read(saved, problems);
   }
   TensorMap map = Sorted(std::move(saved)).take();
   map.problems.insert(map.problems.end(), problems.begin(), problems.end());

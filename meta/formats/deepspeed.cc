@@ -19,7 +19,6 @@ namespace {
 
 using Value = Pickle::Value;
 
-constexpr size_t kMostProblems = 1000;
 constexpr size_t kMostMembers = size_t{1} << 20;  // of all groups: a pickle may have one dict a million times
 constexpr size_t kMostFlats = size_t{4} << 20;    // groups, times their states, times ranks
 constexpr size_t kMostStates = 16;                // of a group

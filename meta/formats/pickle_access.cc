@@ -22,7 +22,7 @@ std::unordered_map<std::string_view, Value> by_name(const std::optional<Value>& 
   std::unordered_map<std::string_view, Value> found;
   for (size_t at = 0; dict && at < dict->pairs(); ++at) {
     const auto [name, value] = dict->pair(at);
-    if (name.text()) found.insert_or_assign(*name.text(), value);
+    if (name.text() && name.text()->size() <= kLongestName) found.insert_or_assign(*name.text(), value);
   }
   return found;
 }

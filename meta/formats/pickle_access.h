@@ -11,10 +11,13 @@
 
 namespace ckptfs::meta::formats {
 
+// Longer names are none: many values may share one text of any length.
+inline constexpr size_t kLongestName = 4096;
+
 std::optional<Pickle::Value> find(const std::optional<Pickle::Value>& dict, std::string_view key);
 // The value of a number in a dict, as the state of torch's optimizers is kept.
 std::optional<Pickle::Value> find(const std::optional<Pickle::Value>& dict, int64_t key);
-// A dict of texts by them; find() would look through all of it for each.
+// A dict of names by them; find() would look through all of it for each.
 std::unordered_map<std::string_view, Pickle::Value> by_name(const std::optional<Pickle::Value>& dict);
 // A number, or an enum made of one.
 std::optional<int64_t> number_of(const std::optional<Pickle::Value>& value);

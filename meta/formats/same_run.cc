@@ -12,22 +12,26 @@ namespace {
 
 using Indices = std::unordered_map<std::string_view, uint32_t>;
 
-// The optimizer's. Those of parameters are in no step but what a save made.
+// The optimizer's, by their paths from there on; a Trainer's step has them one folder deeper. Those of parameters are
+// in no step but what a save made. Empty where that is not clear.
 Indices swap_files(const StepFiles& files) {
   constexpr std::string_view folder = "offloaded_tensors/";
   Indices found;
   for (uint32_t index = 0; index < files.list().size(); ++index) {
-    const std::string& path = files.list()[index].path;
-    if (path.starts_with(folder) && is_swap_file_name(path)) found.emplace(path, index);
+    const std::string_view path = files.list()[index].path;
+    const size_t at = path.find(folder);
+    const bool whole = at == 0 || (at != std::string_view::npos && path[at - 1] == '/');
+    if (!whole || !is_swap_file_name(path)) continue;
+    if (!found.emplace(path.substr(at), index).second) return {};
   }
   return found;
 }
 
 bool same_files(const StepFiles& files, const Indices& ours, const StepFiles& named_files, const Indices& theirs) {
-  return ours.size() == theirs.size() && std::all_of(ours.begin(), ours.end(), [&](const auto& one) {
-           const auto other = theirs.find(one.first);
-           return other != theirs.end() && files.list()[one.second].size == named_files.list()[other->second].size;
-         });
+  return !ours.empty() && ours.size() == theirs.size() && std::all_of(ours.begin(), ours.end(), [&](const auto& one) {
+    const auto other = theirs.find(one.first);
+    return other != theirs.end() && files.list()[one.second].size == named_files.list()[other->second].size;
+  });
 }
 
 }  // namespace
@@ -49,6 +53,7 @@ TensorMap named_like(TensorMap nameless, const StepFiles& files, const TensorMap
     }
     nameless.parameters.push_back(std::move(parameter));
   }
+  if (divided.empty()) nameless.parameters.clear();
   std::erase_if(nameless.undivided, [&](const SwapFile& swap) { return divided.contains(swap.file); });
   nameless.tied = named.tied;
   nameless.computes_in = named.computes_in;

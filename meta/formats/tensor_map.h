@@ -76,6 +76,9 @@ struct SwapFile {
   uint32_t file = 0;
 };
 
+// So many are told of one step: a damaged one could have millions.
+inline constexpr size_t kMostProblems = 1000;
+
 // What could not be read, and the rest of the step shows without.
 struct Problem {
   std::string file;  // below the step; empty: the step as a whole

@@ -7,6 +7,7 @@ import resource
 import shutil
 import struct
 import subprocess
+import sys
 import time
 
 import child
@@ -15,10 +16,13 @@ import measure
 import mounting
 import plan
 
+sys.path.append(str(mounting.REPOSITORY / "tests" / "deepspeed"))
+
+import harness
+
 RATES = "Reading views"
 CONVERSION = "A model out of a DeepSpeed checkpoint"
 TENSORS = 32
-DEEPSPEED = mounting.REPOSITORY / "tests" / "deepspeed"
 TAG = "global_step1"
 
 
@@ -145,12 +149,11 @@ def conversion(context):
 def train(context, series):
     words = ["--stage", "3", "--nvme", "none", "--width", context.sizes.offloaded_width, "--steps", "1", "--save", series,
              "--tag", TAG, "--out", context.work / "truth.json"]
-    environment = dict(os.environ, DS_ACCELERATOR="cpu", CC="gcc", CXX="g++", CUDA_VISIBLE_DEVICES="", RANK="0",
-                       WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="29531",
-                       PATH=f"{child.PYTHON.parent}:{os.environ['PATH']}",
-                       TORCH_EXTENSIONS_DIR=str(mounting.BUILD / "torch_extensions"))
     series.mkdir(exist_ok=True)
-    mounting.run(child.PYTHON, DEEPSPEED / "variety.py", *words, timeout=900, env=environment)
+    log = context.work / "conversion.log"
+    with open(log, "wb") as output:
+        with harness.ranks_running(1, list(map(str, words)), output, script="variety.py") as processes:
+            harness.wait_for_ranks(processes, log)
 
 
 def converted(context, command, out, costs):

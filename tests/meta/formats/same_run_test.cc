@@ -55,5 +55,19 @@ TEST_F(SameRun, OtherSwapFilesAreNoneOfThisStep) {
   EXPECT_TRUE(named_like(nameless_map, fewer, named_map, named).parameters.empty());
 }
 
+TEST_F(SameRun, NamesOfWhatLiesElsewhereAreNone) {
+  named_map.parameters.erase(named_map.parameters.begin());
+  EXPECT_TRUE(named_like(nameless_map, nameless, named_map, named).parameters.empty());
+}
+
+TEST_F(SameRun, ATrainersStepHasThemOneFolderDeeper) {
+  StepInMemory trainers;
+  for (const StepFiles::File& file : named.list())
+    trainers.add("global_step7/" + file.path, std::string(file.size, 't'));
+  EXPECT_EQ(named_like(nameless_map, nameless, named_map, trainers).parameters.size(), 2U);
+  trainers.add(std::string("global_step6/") + kFirst, std::string(100, 'o'));
+  EXPECT_TRUE(named_like(nameless_map, nameless, named_map, trainers).parameters.empty()) << "which of the two it is";
+}
+
 }  // namespace
 }  // namespace ckptfs::meta::formats

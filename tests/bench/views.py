@@ -27,7 +27,8 @@ TAG = "global_step1"
 
 
 def section(context):
-    with context.mounted("views", "passthrough", "safe") as mount:
+    # Digests would be taken in the middle of it.
+    with context.mounted("views", "passthrough", "safe", options=("quiet=1h",)) as mount:
         reading(context, mount)
     conversion(context)
 

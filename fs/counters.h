@@ -64,6 +64,9 @@ struct Counters {
   Counter opens_through_daemon{0};  // on a mount in passthrough mode, but this one comes through the daemon
   Counter opens_direct{0};          // on a mount, or of a file, without passthrough
 
+  Counter opens_of_views{0};         // of these, the data of:
+  Counter opens_of_shared_views{0};  // bypasses the daemon
+
   Counter bytes_read{0};     // through the daemon
   Counter bytes_written{0};  // through the daemon
   Counter clones{0};         // ranges shared by copy_file_range
@@ -78,6 +81,7 @@ struct Counters {
   Counter direct_fallbacks{0};       // O_DIRECT below was refused: buffered instead
   Counter io_uring_fallbacks{0};     // an overwrite at an unaligned offset that waited for the disk in the system call
   Counter passthrough_fallbacks{0};  // a file that got no backing id: direct instead
+  Counter view_fallbacks{0};         // a file of a view that blocks could not be shared for: the daemon reads it
   Counter clone_fallbacks{0};        // a range that could not be shared: copied instead
   Counter write_errors{0};           // writes, allocations and write-backs that failed
   Counter read_errors{0};

@@ -29,6 +29,7 @@ Filesystem::Filesystem(const MountOptions& mount_options, meta::Store& mounted_s
       files(environment()),
       adoptions(*this),
       views(mounted_store, [this](meta::InodeNumber inode) { return files.open_for_writing(inode); }),
+      view_files(*this),
       control(*this),
       caretaker(mounted_store, {.quiet = std::chrono::seconds(options.quiet_seconds),
                                 .scrub = std::chrono::seconds(options.scrub_seconds)}) {}
@@ -36,20 +37,8 @@ Filesystem::Filesystem(const MountOptions& mount_options, meta::Store& mounted_s
 OpenFileTable::Environment Filesystem::environment() {
   OpenFileTable::Environment environment;
   environment.open_blob = [this](meta::InodeNumber inode) { return tree.open_blob(inode, O_RDONLY); };
-  environment.open_backing = [this](int descriptor) -> Result<int> {
-    if (!modes.passthrough) return 0;
-    Result<int> id = open_backing(fuse_session_fd(session), descriptor);
-    if (!id) {
-      add(counters.passthrough_fallbacks);
-      log::warn("{}; the file is served by the daemon until its last close", id.error().message());
-    }
-    return id;
-  };
-  environment.close_backing = [this](int backing_id) {
-    if (const auto closed = close_backing(fuse_session_fd(session), backing_id); !closed) {
-      log::error("{} ({})", closed.error().message(), backing_id);
-    }
-  };
+  environment.open_backing = [this](int descriptor) { return begin_passthrough(descriptor); };
+  environment.close_backing = [this](int backing_id) { end_passthrough(backing_id); };
   environment.invalidate = [this](meta::InodeNumber inode) { notifications.attributes_changed(inode); };
   environment.invalidate_name = [this](meta::InodeNumber folder, const std::string& name) {
     notifications.name_changed(folder, name);
@@ -60,6 +49,8 @@ OpenFileTable::Environment Filesystem::environment() {
     tree.reap(inode);
   };
   environment.cut = [this](meta::InodeNumber inode) { return adoptions.cut(inode); };
+  environment.about_to_change = [this](meta::InodeNumber inode) { view_files.let_go(inode); };
+  environment.let_go = [this] { view_files.let_all_go(); };
   environment.write_back = [this](OpenFile& file, int descriptor) -> Result<> {
     TRY(adoptions.cut(file.inode));
     if (modes.passthrough) return success();  // mappings are of the blob itself, and a clone takes its dirty pages
@@ -70,6 +61,22 @@ OpenFileTable::Environment Filesystem::environment() {
     return sync_data(file, descriptor);
   };
   return environment;
+}
+
+Result<int> Filesystem::begin_passthrough(int descriptor) {
+  if (!modes.passthrough) return 0;
+  Result<int> id = open_backing(fuse_session_fd(session), descriptor);
+  if (!id) {
+    add(counters.passthrough_fallbacks);
+    log::warn("{}; the file is served by the daemon until its last close", id.error().message());
+  }
+  return id;
+}
+
+void Filesystem::end_passthrough(int backing_id) {
+  if (const auto closed = close_backing(fuse_session_fd(session), backing_id); !closed) {
+    log::error("{} ({})", closed.error().message(), backing_id);
+  }
 }
 
 double Filesystem::attribute_timeout(const meta::Attributes& attributes) const {

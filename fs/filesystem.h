@@ -18,7 +18,7 @@
 #include "fs/open_files.h"
 #include "fs/open_modes.h"
 #include "fs/tasks.h"
-#include "fs/views/view_handle.h"
+#include "fs/views/view_file.h"
 #include "fs/views/views.h"
 #include "fs/write_errors.h"
 #include "meta/caretaker.h"
@@ -50,6 +50,7 @@ class Filesystem {
   Handles<Handle> handles;
   Handles<DirectoryHandle> directories;
   views::Views views;
+  ViewFiles view_files;
   Handles<ViewHandle> view_handles;
   ControlXattrs control;
   Tasks tasks;
@@ -71,6 +72,12 @@ class Filesystem {
   // A change of the content by one who may not keep suid and sgid clears them; the kernel leaves that to us
   // (FUSE_HANDLE_KILLPRIV_V2). The mode of a file that is being written must not stay as it was: a failure is an error.
   Result<> clear_privileges(meta::InodeNumber inode, const meta::Caller& caller);
+
+  // Has the kernel read and write by itself what `descriptor` is of; the backing id to tell it when such a file is
+  // opened, 0 where this mount has no passthrough. A refusal is counted and logged here.
+  Result<int> begin_passthrough(int descriptor);
+  // No open file has this backing id any more.
+  void end_passthrough(int backing_id);
 
   // fdatasync of an open file's blob through its shared descriptor; a failure is recorded for every handle open now.
   Result<> sync_data(OpenFile& file, int descriptor);

@@ -127,8 +127,8 @@ Result<> settle_modes(Filesystem& fs) {
   return success();
 }
 
-// How far the kernel reads ahead in what it caches, which is views: with its own 128 KiB each request is as small as
-// that and they take three times as long (docs/views.md). Without it they are slower, and right.
+// How far the kernel reads ahead in what it caches, which is views that the daemon reads: with its own 128 KiB each
+// request is as small as that and they take three times as long (docs/views.md). Without it they are slower, and right.
 Result<> read_far_ahead(const std::string& mountpoint) {
   constexpr const char* kKibibytes = "4096";
   TRY_ASSIGN(const auto mounts, io::mount_table());
@@ -186,8 +186,9 @@ Mount::~Mount() {
   internals_->filesystem->caretaker.stop();
   internals_->filesystem->tasks.wait();
   internals_->filesystem->notifications.stop();
-  internals_->session.reset();
   internals_->filesystem->view_handles.clear();
+  internals_->filesystem->view_files.let_all_go();
+  internals_->session.reset();
   internals_->filesystem->handles.clear();
 }
 
@@ -238,6 +239,7 @@ Result<> Mount::run() {
   // The kernel does not send every RELEASE and FORGET when a mount ends.
   fs.directories.clear();
   fs.view_handles.clear();
+  fs.view_files.let_all_go();
   fs.handles.clear();
   if (const auto settled = fs.adoptions.stop(); !settled) {
     log::error("{}", settled.error().message());

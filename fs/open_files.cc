@@ -64,19 +64,25 @@ void OpenFileTable::dropped(InodeNumber inode) {
     nodes_[inode].dropped = true;
     reap = take_if_gone(inode);
   }
+  environment_.about_to_change(inode);
   if (reap) environment_.reap(inode);
 }
 
 OpenFileTable::Begun OpenFileTable::begin(InodeNumber inode, bool writing) {
-  const std::lock_guard lock(mutex_);
-  auto& file = open_[inode];
-  if (!file) file = std::make_shared<OpenFile>(inode);
-  ++file->opens;
-  if (writing) {
-    ++file->writers;
-    ++file->changes;
+  Begun begun;
+  {
+    const std::lock_guard lock(mutex_);
+    auto& file = open_[inode];
+    if (!file) file = std::make_shared<OpenFile>(inode);
+    ++file->opens;
+    if (writing) {
+      ++file->writers;
+      ++file->changes;
+    }
+    begun = {file, writing && file->writers == 1};
   }
-  return {file, writing && file->writers == 1};
+  if (begun.first_writer) environment_.about_to_change(inode);
+  return begun;
 }
 
 Result<OpenFileTable::Backing> OpenFileTable::backing(OpenFile& file) {
@@ -111,9 +117,12 @@ bool OpenFileTable::has_writers(const OpenFile& file) const {
 }
 
 void OpenFileTable::changes(InodeNumber inode) {
-  const std::lock_guard lock(mutex_);
-  const auto file = open_.find(inode);
-  if (file != open_.end()) ++file->second->changes;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto file = open_.find(inode);
+    if (file != open_.end()) ++file->second->changes;
+  }
+  environment_.about_to_change(inode);
 }
 
 void OpenFileTable::record_error(InodeNumber inode, int errno_value) {

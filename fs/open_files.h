@@ -33,7 +33,8 @@
 //
 // Lock: mutex_ guards both maps and the fields of OpenFile marked so. It is a leaf: nothing is called with it held, no
 // system call is made, no reply sent. (The lock order of the whole daemon: meta's Gate, then Tree, then Index; the fs/
-// locks - this one, Notifications', Tasks', ControlXattrs', Session's - are leaves and never held together.)
+// locks - this one, Notifications', Tasks', ControlXattrs', Session's, ViewFiles' - are leaves and never held
+// together.)
 #pragma once
 
 #include <atomic>
@@ -92,6 +93,8 @@ class OpenFileTable final : public meta::OpenFiles {
     std::function<void(InodeNumber)> reap;                                 // its last name, open and lookup are gone
     std::function<Result<>(OpenFile&, int descriptor)> write_back;         // of a file that is open for writing
     std::function<Result<>(InodeNumber)> cut;                              // meta::OpenFiles::cut
+    std::function<void(InodeNumber)> about_to_change;                      // or to go
+    std::function<void()> let_go;                                          // meta::OpenFiles::let_go
   };
   explicit OpenFileTable(Environment environment) : environment_(std::move(environment)) {}
 
@@ -147,6 +150,7 @@ class OpenFileTable final : public meta::OpenFiles {
   void invalidate_name(InodeNumber folder, const std::string& name) override {
     environment_.invalidate_name(folder, name);
   }
+  void let_go() override { environment_.let_go(); }
 
  private:
   struct Node {

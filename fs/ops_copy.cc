@@ -15,7 +15,7 @@ bool overlap(off_t a, off_t b, size_t length) {
 }
 
 struct CopyRequest {
-  meta::InodeNumber from = 0;
+  meta::InodeNumber from = 0;  // in the tree or in a view
   int from_descriptor = -1;
   off_t from_offset = 0;
   meta::InodeNumber to = 0;
@@ -47,11 +47,21 @@ Result<uint64_t> copy(Filesystem& fs, const CopyRequest& request) {
   return copied.bytes();
 }
 
+// -1: the daemon makes the file's bytes when they are read.
+int descriptor_of(meta::InodeNumber inode, const fuse_file_info& info) {
+  if (views::is_virtual(inode)) {
+    const auto& blocks = Handles<ViewHandle>::get(info.fh).file->blocks();
+    return blocks ? blocks->descriptor() : -1;
+  }
+  return Handles<Handle>::get(info.fh).descriptor;
+}
+
 void op_copy_file_range(fuse_req_t req, fuse_ino_t from, off_t from_offset, fuse_file_info* from_info, fuse_ino_t to,
                         off_t to_offset, fuse_file_info*, size_t length, int flags) {
   const Reply reply(req, Operation::copy_file_range, to);
   if (flags != 0) return reply.error(EINVAL);
-  const CopyRequest request{from, Handles<Handle>::get(from_info->fh).descriptor, from_offset, to, to_offset, length};
+  const CopyRequest request{from, descriptor_of(from, *from_info), from_offset, to, to_offset, length};
+  if (request.from_descriptor < 0) return reply.error(EOPNOTSUPP);  // the kernel then copies through its cache
   through_gate(reply.fs(), to, [reply, request] {
     const auto copied = copy(reply.fs(), request);
     if (!copied) return reply.error(copied.error());
@@ -60,6 +70,7 @@ void op_copy_file_range(fuse_req_t req, fuse_ino_t from, off_t from_offset, fuse
     }
     fuse_reply_write(reply.request(), copied.value());
     // The source shares its blocks now, and owes them should it be a live swap file.
+    if (views::is_virtual(request.from)) return;
     const auto source = reply.fs().tree.inode(request.from);
     if (source && source.value().is_live_file() && (source.value().flags & meta::kSwap) != 0) {
       reply.fs().tree.finished_writing(request.from);

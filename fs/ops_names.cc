@@ -13,7 +13,7 @@ namespace {
 
 // Names in the root that are not the user's to make.
 Result<> check_new_name(meta::InodeNumber parent, const std::string& name) {
-  if (parent == meta::kRootInode && name == "views") return Error(EBUSY, "/views is a name of ckptfs itself");
+  if (parent == meta::kRootInode && name == meta::kViewsName) return Error(EBUSY, "/views is a name of ckptfs itself");
   return success();
 }
 

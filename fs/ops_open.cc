@@ -185,7 +185,7 @@ void create(const Reply& reply, mode_t mode, fuse_file_info info) {
 
 void op_create(fuse_req_t req, fuse_ino_t parent, const char* name, mode_t mode, fuse_file_info* info) {
   const Reply reply(req, Operation::create, parent, name);
-  if (parent == meta::kRootInode && reply.name() == "views") {
+  if (parent == meta::kRootInode && reply.name() == meta::kViewsName) {
     return reply.error(Error(EBUSY, "/views is a name of ckptfs itself"));
   }
   through_gate(reply.fs(), parent, [reply, mode, info = *info] { create(reply, mode, info); });

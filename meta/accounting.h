@@ -58,7 +58,8 @@ class Accounting {
              std::function<bool(InodeNumber)> open_for_writing, const AccountingLimits& limits = {});
 
   Result<Account> account(const std::vector<AskedOwner>& owners);
-  // Of one regular file, from its own extents alone; none where these do not tell: then account() does.
+  // Of one regular file, from its own extents alone, if none but blobs share them; none where these do not tell: then
+  // account() does.
   Result<std::optional<Usage>> look_at_file(InodeNumber file) const;
 
   // Its blocks have moved though nobody wrote it: to be called by who shared them (dedup), once that is done.

@@ -188,9 +188,11 @@ Result<> Caretaker::share(const File& file) {
 }
 
 Result<> Caretaker::share_with(BlobNumber from, BlobNumber to) {
-  TRY_ASSIGN(const uint64_t bytes, share_equal_chunks(store_, from, to, [this](Time t) { return pause(t); }));
+  const auto bytes = share_equal_chunks(store_, from, to, [this](Time t) { return pause(t); });
+  if (!bytes || bytes.value() > 0) store_.open_files().let_go();
+  TRY(bytes);
   const std::lock_guard lock(mutex_);
-  report_.shared_bytes += bytes;
+  report_.shared_bytes += bytes.value();
   return success();
 }
 

@@ -33,6 +33,7 @@ class NothingOpen : public OpenFiles {
   Result<> cut(InodeNumber) override { return success(); }
   void invalidate(InodeNumber) override {}
   void invalidate_name(InodeNumber, const std::string&) override {}
+  void let_go() override {}
 };
 
 std::string new_id() {

@@ -44,6 +44,8 @@ class OpenFiles {
   virtual void invalidate(InodeNumber inode) = 0;
   // What the kernel remembers under this name is out of date. Never waits, as above.
   virtual void invalidate_name(InodeNumber folder, const std::string& name) = 0;
+  // Blocks were deduplicated: nothing but who has a file open holds on to those that were freed.
+  virtual void let_go() = 0;
 };
 
 struct Attributes {

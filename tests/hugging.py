@@ -4,13 +4,14 @@ import json
 import struct
 
 
-def safetensors(tensors):
-    """A file of these tensors; name -> (dtype, shape, bytes)."""
+def safetensors(tensors, begin=0, alignment=8):
+    """A file of these tensors; name -> (dtype, shape, bytes). They begin so many bytes after a multiple of that."""
     header, data = {"__metadata__": {"format": "pt"}}, b""
     for name, (dtype, shape, content) in tensors.items():
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(content)]}
         data += content
     text = json.dumps(header).encode()
+    text += b" " * ((begin - 8 - len(text)) % alignment)
     return struct.pack("<Q", len(text)) + text + data
 
 

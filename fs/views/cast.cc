@@ -50,14 +50,15 @@ float from_float16(uint16_t value) {
 }
 
 #if defined(__x86_64__)
-// Of torch's kind, as the processor does it, eight at a time; what is left over, one by one.
-__attribute__((target("avx,f16c"))) void to_float16_quickly(const float* from, uint16_t* to, size_t count) {
+// Each casts many at a time, as the processor does it and torch would, of any alignment; returns how many.
+__attribute__((target("avx,f16c"))) size_t to_float16_quickly(const std::byte* from, std::byte* to, size_t count) {
   size_t at = 0;
   for (; at + 8 <= count; at += 8) {
-    const __m128i halves = _mm256_cvtps_ph(_mm256_loadu_ps(from + at), _MM_FROUND_TO_NEAREST_INT);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + at), halves);
+    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + at * sizeof(float)));
+    const __m128i halves = _mm256_cvtps_ph(_mm256_castsi256_ps(bits), _MM_FROUND_TO_NEAREST_INT);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + at * sizeof(uint16_t)), halves);
   }
-  for (; at < count; ++at) to[at] = to_float16(from[at]);
+  return at;
 }
 
 bool has_half_instructions() {
@@ -69,29 +70,45 @@ bool has_half_instructions() {
 }
 
 // As to_bfloat16, of eight at a time.
-__attribute__((target("avx2"))) __m256i rounded_halves(const float* from) {
-  const __m256 values = _mm256_loadu_ps(from);
-  const __m256i bits = _mm256_castps_si256(values);
+__attribute__((target("avx2"))) __m256i rounded_halves(const std::byte* from) {
+  const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  const __m256 values = _mm256_castsi256_ps(bits);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
   const __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
   const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(values, values, _CMP_UNORD_Q));
   return _mm256_blendv_epi8(_mm256_srli_epi32(rounded, 16), _mm256_set1_epi32(0x7fc0), nan);
 }
 
-__attribute__((target("avx2"))) void to_bfloat16_quickly(const float* from, uint16_t* to, size_t count) {
+__attribute__((target("avx2"))) size_t to_bfloat16_quickly(const std::byte* from, std::byte* to, size_t count) {
   constexpr int kInOrder = 0xd8;  // packing works on each half of the register by itself
   size_t at = 0;
   for (; at + 16 <= count; at += 16) {
-    const __m256i packed = _mm256_packus_epi32(rounded_halves(from + at), rounded_halves(from + at + 8));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + at), _mm256_permute4x64_epi64(packed, kInOrder));
+    const std::byte* const values = from + at * sizeof(float);
+    const __m256i packed = _mm256_packus_epi32(rounded_halves(values), rounded_halves(values + 8 * sizeof(float)));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + at * sizeof(uint16_t)),
+                        _mm256_permute4x64_epi64(packed, kInOrder));
   }
-  for (; at < count; ++at) to[at] = to_bfloat16(from[at]);
+  return at;
 }
 
 bool has_wide_integers() {
   static const bool has = __builtin_cpu_supports("avx2");
   return has;
 }
+#endif
+
+#if defined(__x86_64__)
+size_t cast_quickly(const std::byte* source, Dtype from, std::byte* target, Dtype to, size_t count) {
+  if (from == Dtype::float32 && to == Dtype::bfloat16 && has_wide_integers()) {
+    return to_bfloat16_quickly(source, target, count);
+  }
+  if (from == Dtype::float32 && to == Dtype::float16 && has_half_instructions()) {
+    return to_float16_quickly(source, target, count);
+  }
+  return 0;
+}
+#else
+size_t cast_quickly(const std::byte*, Dtype, std::byte*, Dtype, size_t) { return 0; }
 #endif
 
 void floats_of(const Halves& halves, Dtype from, Floats& floats, size_t count) {
@@ -103,19 +120,11 @@ void floats_of(const Halves& halves, Dtype from, Floats& floats, size_t count) {
 }
 
 void halves_of(const Floats& floats, Dtype to, Halves& halves, size_t count) {
-#if defined(__x86_64__)
-  if (to == Dtype::bfloat16 && has_wide_integers()) {
-    return to_bfloat16_quickly(floats.data(), halves.data(), count);
-  }
-#endif
   if (to == Dtype::bfloat16) {
     for (size_t at = 0; at < count; ++at) halves[at] = to_bfloat16(floats[at]);
-    return;
+  } else {
+    for (size_t at = 0; at < count; ++at) halves[at] = to_float16(floats[at]);
   }
-#if defined(__x86_64__)
-  if (has_half_instructions()) return to_float16_quickly(floats.data(), halves.data(), count);
-#endif
-  for (size_t at = 0; at < count; ++at) halves[at] = to_float16(floats[at]);
 }
 
 void cast_chunk(const std::byte* source, Dtype from, std::byte* target, Dtype to, size_t count) {
@@ -145,7 +154,7 @@ void cast(std::span<const std::byte> source, Dtype from, std::span<std::byte> ta
     std::memcpy(target.data(), source.data(), elements * wide);
     return;
   }
-  for (size_t at = 0; at < elements; at += kCastChunk) {
+  for (size_t at = cast_quickly(source.data(), from, target.data(), to, elements); at < elements; at += kCastChunk) {
     const size_t count = std::min(kCastChunk, elements - at);
     cast_chunk(source.data() + at * wide, from, target.data() + at * narrow, to, count);
   }

@@ -73,6 +73,23 @@ std::set<uint32_t> Content::files() const {
   return files;
 }
 
+std::vector<Content::Run> Content::runs() const {
+  std::vector<Run> runs;
+  for (const Part& part : parts_) {
+    if (part.text || part.from != part.to) continue;
+    const Run run{part.begin, part.size, part.piece.file, part.piece.offset};
+    Run* const last = runs.empty() ? nullptr : &runs.back();
+    const bool goes_on = last != nullptr && last->file == run.file && last->begin + last->size == run.begin &&
+                         last->offset + last->size == run.offset;
+    if (goes_on) {
+      last->size += run.size;
+    } else {
+      runs.push_back(run);
+    }
+  }
+  return runs;
+}
+
 Result<> Content::fill(const Part& part, std::span<std::byte> target, uint64_t at, const ReadPiece& read_piece) {
   if (part.text) {
     std::memcpy(target.data(), part.text->data() + at, target.size());

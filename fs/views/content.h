@@ -36,6 +36,15 @@ class Content {
   uint64_t size() const { return size_; }
   // The files of the step that it is made from.
   std::set<uint32_t> files() const;
+  // Bytes [begin, begin + size) of the content, as they lie in a file of the step from `offset` on.
+  struct Run {
+    uint64_t begin = 0;
+    uint64_t size = 0;
+    uint32_t file = 0;
+    uint64_t offset = 0;
+  };
+  // In order, as long as they can be. What is in none is text, or cast.
+  std::vector<Run> runs() const;
   // Fills the buffer, or as much of it as the content has from `offset` on. EIO: a file of the step is shorter than it
   // was; naming none, that is the caller's.
   Result<size_t> read(std::span<std::byte> buffer, uint64_t offset, const ReadPiece& read_piece) const;

@@ -66,18 +66,26 @@ void view_open(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
   auto found = reply.fs().views.find_now(inode);
   if (!found) return reply.error(found.error());
   if (!S_ISREG(found.value().stat.st_mode)) return reply.error(EISDIR);
-  info->keep_cache = 1;  // other bytes are another inode
-  reply.fs().views.opened(found.value());
-  info->fh = reply.fs().view_handles.add(
-      std::make_unique<ViewHandle>(reply.fs(), std::move(found.value().of), found.value().node));
-  if (fuse_reply_open(req, info) != 0) reply.fs().view_handles.take(info->fh);
+  Filesystem& fs = reply.fs();
+  auto file = fs.view_files.open(found.value());
+  fs.views.opened(found.value().number, file->view());
+  add(fs.counters.opens_of_views);
+  if (const auto& blocks = file->blocks()) {
+    info->backing_id = blocks->backing_id();
+    info->direct_io = fs.modes.through_daemon(info->flags, {}, false) ? 1 : 0;
+    add(fs.counters.opens_of_shared_views);
+  } else {
+    info->keep_cache = 1;  // other bytes are another inode
+  }
+  info->fh = fs.view_handles.add(std::make_unique<ViewHandle>(ViewHandle{std::move(file)}));
+  if (fuse_reply_open(req, info) != 0) fs.view_handles.take(info->fh);
 }
 
 void view_read(fuse_req_t req, fuse_ino_t inode, size_t size, off_t offset, fuse_file_info* info) {
   const Reply reply(req, Operation::read, inode);
   const auto buffer = reply_buffer.get(size);
   if (buffer.size() < size) return reply.error(ENOMEM);
-  const auto got = Handles<ViewHandle>::get(info->fh).read(buffer.first(size), static_cast<uint64_t>(offset));
+  const auto got = Handles<ViewHandle>::get(info->fh).file->read(buffer.first(size), static_cast<uint64_t>(offset));
   if (!got) {
     add(reply.fs().counters.read_errors);
     return reply.error(got.error());
@@ -93,7 +101,7 @@ void view_release(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
 
 void view_lseek(fuse_req_t req, fuse_ino_t inode, off_t offset, int whence, fuse_file_info* info) {
   const Reply reply(req, Operation::lseek, inode);
-  const auto size = static_cast<off_t>(Handles<ViewHandle>::get(info->fh).size());
+  const auto size = static_cast<off_t>(Handles<ViewHandle>::get(info->fh).file->size());
   if (whence != SEEK_DATA && whence != SEEK_HOLE) return reply.error(EINVAL);
   if (offset < 0 || offset >= size) return reply.error(ENXIO);
   fuse_reply_lseek(req, whence == SEEK_DATA ? offset : size);
@@ -114,12 +122,6 @@ void view_listxattr(fuse_req_t req, fuse_ino_t inode, size_t size) {
   }
 }
 
-// The kernel then copies through its cache.
-void view_copy_file_range(fuse_req_t req, fuse_ino_t inode, off_t, fuse_file_info*, fuse_ino_t, off_t, fuse_file_info*,
-                          size_t, int) {
-  Reply(req, Operation::copy_file_range, inode).error(EOPNOTSUPP);
-}
-
 fuse_lowlevel_ops view_operations() {
   fuse_lowlevel_ops ops{};
   ops.lookup = view_lookup;
@@ -132,7 +134,6 @@ fuse_lowlevel_ops view_operations() {
   ops.fsync = view_fsync;
   ops.getxattr = view_getxattr;
   ops.listxattr = view_listxattr;
-  ops.copy_file_range = view_copy_file_range;
   return ops;
 }
 
@@ -213,7 +214,7 @@ fuse_lowlevel_ops with_views(const fuse_lowlevel_ops& operations) {
   Ops ops = operations;
   route<&Ops::getattr, &Ops::setattr, &Ops::readlink, &Ops::mknod, &Ops::mkdir, &Ops::unlink, &Ops::rmdir, &Ops::create,
         &Ops::open, &Ops::read, &Ops::write, &Ops::release, &Ops::fsync, &Ops::setxattr, &Ops::getxattr,
-        &Ops::listxattr, &Ops::removexattr, &Ops::fallocate, &Ops::lseek, &Ops::copy_file_range>(ops);
+        &Ops::listxattr, &Ops::removexattr, &Ops::fallocate, &Ops::lseek>(ops);
   ops.lookup = routed_lookup;
   ops.symlink = routed_symlink;
   ops.link = routed_link;

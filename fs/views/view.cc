@@ -21,6 +21,8 @@ constexpr uint64_t kLargestShard = 5'000'000'000;  // transformers' default, "5G
 constexpr size_t kLongestName = 200;               // of a file
 constexpr size_t kMostNodes = size_t{1} << 20;
 constexpr const char* kModel = "model";
+constexpr uint64_t kSharedBlock = 4096;   // of most file systems
+constexpr uint64_t kTensorAlignment = 8;  // safetensors
 
 struct ModelType {
   const char* name;
@@ -74,6 +76,25 @@ Json described(const Parameter& parameter, const std::string& state, const Tenso
   if (parameter.ds_id) entry["ds_id"] = *parameter.ds_id;
   return entry;
 }
+
+// Where in a block the data of a safetensors file are to begin, so that most bytes lie in it as they lie in the files
+// that they come from: then blocks can be shared (shared_content.h).
+class DataBegin {
+ public:
+  // Bytes of the data from `position` on.
+  void add(const Piece& piece, uint64_t position) {
+    const uint64_t begin = (piece.offset - position) % kSharedBlock;
+    if (begin % kTensorAlignment == 0) bytes_[begin] += piece.size;
+  }
+  uint64_t best() const {
+    const auto most = std::max_element(bytes_.begin(), bytes_.end(),
+                                       [](const auto& a, const auto& b) { return a.second < b.second; });
+    return most == bytes_.end() ? 0 : most->first;
+  }
+
+ private:
+  std::map<uint64_t, uint64_t> bytes_;  // that would lie so, by where the data begin
+};
 
 // "model.bf16", 0 of 1 -> "model.bf16.safetensors"; of 2: "model.bf16-00001-of-00002.safetensors"
 std::string shard_name(const std::string& model, size_t number, size_t count) {
@@ -341,6 +362,7 @@ void View::add_shard(const std::string& name, Dtype dtype, std::span<const Weigh
   Model model;
   model.dtype = dtype;
   std::vector<Piece> pieces;
+  DataBegin begin;
   uint64_t size = 0;
   for (const Weight& weight : weights) {
     const Dtype as = cast_type(weight.tensor->dtype, dtype);
@@ -348,9 +370,16 @@ void View::add_shard(const std::string& name, Dtype dtype, std::span<const Weigh
     header.tensors.push_back({*weight.name, as, weight.tensor->shape, 0, bytes});
     model.tensors.push_back(weight.tensor);
     pieces.insert(pieces.end(), weight.tensor->pieces.begin(), weight.tensor->pieces.end());
+    if (as == weight.tensor->dtype) {
+      uint64_t position = size;
+      for (const Piece& piece : weight.tensor->pieces) {
+        begin.add(piece, position);
+        position += piece.size;
+      }
+    }
     size += bytes;
   }
-  model.header = meta::formats::safetensors_header(header);
+  model.header = meta::formats::safetensors_header(header, kSharedBlock, begin.best());
   Node node;
   node.kind = Kind::model;
   node.access = access_of(pieces);

@@ -132,7 +132,7 @@ Result<std::shared_ptr<const StepView>> Views::of_step(InodeNumber step, Look lo
   if (auto known = as_it_was(step, files, now)) return known;
   TRY_ASSIGN(TensorMap map, map_of(step, files));
   map.problems.insert(map.problems.end(), files.problems().begin(), files.problems().end());
-  log_problems(tree_.path_of(step), map.problems);
+  if (!was_made(step, files)) log_problems(tree_.path_of(step), map.problems);
   const bool nameless = map.parameters.empty() && !map.undivided.empty();
   Source source;
   source.files = files.list();
@@ -158,6 +158,13 @@ std::shared_ptr<const StepView> Views::as_it_was(InodeNumber step, const FilesOf
   if (known->second.view->nameless && now - known->second.made > kNameless) return nullptr;
   known->second.checked = now;
   return known->second.view;
+}
+
+// Of just these files, in vain perhaps: what is wrong with them has been told.
+bool Views::was_made(InodeNumber step, const FilesOfStep& files) {
+  const std::lock_guard lock(mutex_);
+  const auto known = cache_.find(step);
+  return known != cache_.end() && known->second.fingerprint == files.fingerprint();
 }
 
 // As it was kept, or read from the files, with the names of another step where it has none of its own.
@@ -293,10 +300,10 @@ Result<Views::Found> Views::find_now(InodeNumber number) {
   return in_view(std::move(view), node_of(number));
 }
 
-void Views::opened(const Found& found) {
+void Views::opened(InodeNumber number, std::weak_ptr<const StepView> view) {
   const std::lock_guard lock(mutex_);
   if (opened_.size() >= kMostOpened) std::erase_if(opened_, [](const auto& one) { return one.second.expired(); });
-  opened_[found.number] = found.of;
+  opened_[number] = std::move(view);
 }
 
 Result<std::vector<meta::DirectoryEntry>> Views::list(InodeNumber directory) {

@@ -68,7 +68,7 @@ class Views {
   // To be opened: with a look at the step's files, and of nothing but the version that they are now.
   Result<Found> find_now(InodeNumber number);
   // The file is being opened: until it is closed find() knows it, whatever becomes of the step.
-  void opened(const Found& found);
+  void opened(InodeNumber number, std::weak_ptr<const StepView> view);
   // Without "." and "..". Sorted by name.
   Result<std::vector<meta::DirectoryEntry>> list(InodeNumber directory);
 
@@ -85,6 +85,7 @@ class Views {
   enum class Look { believing, again };
   Result<std::shared_ptr<const StepView>> of_step(InodeNumber step, Look look = Look::believing);
   std::shared_ptr<const StepView> as_it_was(InodeNumber step, const FilesOfStep& files, Clock::time_point now);
+  bool was_made(InodeNumber step, const FilesOfStep& files);
   Result<meta::formats::TensorMap> map_of(InodeNumber step, const FilesOfStep& files);
   Result<meta::formats::TensorMap> with_names(InodeNumber step, const FilesOfStep& files, meta::formats::TensorMap map);
   // A step, or a directory that leads to steps; neither is looked into.

@@ -17,7 +17,6 @@ using Json = nlohmann::json;
 
 constexpr const char* kMetadata = "__metadata__";
 constexpr uint64_t kLengthSize = sizeof(uint64_t);
-constexpr uint64_t kAlignment = 8;
 constexpr size_t kMostDimensions = 64;  // as torch has it
 
 Error bad_header(const std::string& what) { return Error(EBADMSG, "not a safetensors header: " + what); }
@@ -174,7 +173,7 @@ Result<SafetensorsHeader> read_safetensors_header(int file) {
   return std::move(reader.header);
 }
 
-std::string safetensors_header(const SafetensorsHeader& header) {
+std::string safetensors_header(const SafetensorsHeader& header, uint64_t alignment, uint64_t begin) {
   const auto quoted = [](std::string_view text) {
     return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
   };
@@ -189,7 +188,8 @@ std::string safetensors_header(const SafetensorsHeader& header) {
   }
   if (text.back() == ',') text.pop_back();
   text += '}';
-  text.resize((text.size() + kAlignment - 1) / kAlignment * kAlignment, ' ');
+  const uint64_t excess = (kLengthSize + text.size() + alignment - begin) % alignment;
+  text.resize(text.size() + (alignment - excess) % alignment, ' ');
   const uint64_t length = text.size();
   std::string whole(kLengthSize, '\0');
   std::memcpy(whole.data(), &length, kLengthSize);

@@ -36,7 +36,8 @@ inline constexpr uint64_t kMostSafetensorsHeader = uint64_t{32} << 20;
 Result<SafetensorsHeader> read_safetensors_header(int file);
 
 // A whole header, with its length before it, of tensors that lie in that order one after the other (their offsets are
-// not looked at). Padded with spaces to a multiple of 8, so that tensors can be used where they are mapped.
-std::string safetensors_header(const SafetensorsHeader& header);
+// not looked at). Padded with spaces, so that the tensors begin `begin` bytes after a multiple of `alignment` (a
+// multiple of 8, as `begin` is: they can be used where they are mapped).
+std::string safetensors_header(const SafetensorsHeader& header, uint64_t alignment = 8, uint64_t begin = 0);
 
 }  // namespace ckptfs::meta::formats

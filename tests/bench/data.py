@@ -1,6 +1,7 @@
 """Data rows: libaio, O_DIRECT, 1 MiB, depth 8 for each file; read, and overwrite with a final fsync."""
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ CASES = (("read", 1), ("overwrite", 1), ("read", 4), ("overwrite", 4))
 ALIGNED = {"memory": 0, "offset": 0}
 BUFFERS = {"memory": 52, "offset": 0}
 OFFSETS = {"memory": 52, "offset": 52}
+KINDS = {(0, 0): "aligned", (52, 0): "buffers 52 bytes off", (52, 52): "buffers and offsets 52 bytes off"}
 
 
 def section(context):
@@ -30,6 +32,22 @@ def section(context):
     through_daemon(context, native, "passthrough", "passthrough, odirect=safe")
     through_daemon(context, native, "direct", "passthrough=off")
     mounting.run("rm", "-r", native)
+
+
+def against(context):
+    """The same rows by two versions of ckptfs, each with a store of its own."""
+    modes = {"passthrough, odirect=raw": ("passthrough", "raw", (ALIGNED,)),
+             "passthrough=off": ("direct", "safe", (ALIGNED, BUFFERS, OFFSETS))}
+    for title, (mode, odirect, kinds) in modes.items():
+        with (context.mounted(f"versions: {title}", mode, odirect) as mount,
+              context.mounted(f"versions: {title}, the other", mode, odirect, "other", binary=context.other) as other):
+            folders = {"ours": mount.path / SWAP, "theirs": other.path / SWAP}
+            for folder in folders.values():
+                make_files(folder, context.sizes)
+            for case, kind in itertools.product(CASES, kinds):
+                figures = context.rounds({name: runner(context, at, case, kind) for name, at in folders.items()})
+                row = f"{title}, {KINDS[kind['memory'], kind['offset']]}"
+                add(context, "against", row, case, figures["ours"], figures["theirs"], alternative="the other version")
 
 
 def in_passthrough(context, native):
@@ -102,7 +120,7 @@ def later(context, mount, native, title):
 
 def through_daemon(context, native, mode, title):
     """Every O_DIRECT open is served by the daemon; natively the same file takes aligned requests only."""
-    kinds = {"aligned": ALIGNED, "buffers 52 bytes off": BUFFERS, "buffers and offsets 52 bytes off": OFFSETS}
+    kinds = {KINDS[kind["memory"], kind["offset"]]: kind for kind in (ALIGNED, BUFFERS, OFFSETS)}
     with context.mounted(f"data: {title}", mode, "safe") as mount:
         files = mount.path / SWAP
         make_files(files, context.sizes)
@@ -147,6 +165,7 @@ SECTIONS = {
     "right after": "Data in passthrough, the first overwrite after a save",
     "later": "Data in passthrough, later, the step kept",
     "daemon": "Data through the daemon",
+    "against": "Data, against another version",
     "processors": "Data through the daemon: what the processors allow",
 }
 

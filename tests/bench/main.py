@@ -42,6 +42,7 @@ examples:
   scripts/bench                     everything, about 15 minutes on 2 cores; writes docs/benchmarks.md
   scripts/bench --quick             a look: small sizes, 3 rounds, nothing written
   scripts/bench --only saves        one part, nothing written
+  scripts/bench --against OLD/ckptfs  two versions, nothing written
 """
 
 
@@ -54,6 +55,8 @@ def arguments():
     parser.add_argument("--only", choices=PARTS, action="append", help="this part only; may be repeated")
     parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md also after --quick or --only")
     parser.add_argument("--strict", action="store_true", help="exit with status 1 when a bar is missed")
+    parser.add_argument("--against", metavar="CKPTFS", type=pathlib.Path,
+                        help="only the data rows, by this version and by another: the path of its command")
     parser.add_argument("--folder", metavar="PATH", help="where the image goes")
     parsed = parser.parse_args()
     parsed.pairs = parsed.pairs or (3 if parsed.quick else 9)
@@ -73,12 +76,12 @@ def main():
     began = time.monotonic()
     try:
         with mounting.workspace("bench") as work, machine.disk(work, sizes.image) as (disk, direct):
-            context = plan.Context(sizes, options.pairs, work, disk)
+            context = plan.Context(sizes, options.pairs, work, disk, options.against)
             context.listener = Printer()
             facts = facts_of(options, context, folder, direct)
             print(f"{facts['machine']}\n{facts['place']}{facts['warning']}", flush=True)
-            for name in options.only or PARTS:
-                PARTS[name](context)
+            for part in [data.against] if options.against else [PARTS[name] for name in options.only or PARTS]:
+                part(context)
     except (mounting.Skip, mounting.Failure) as wrong:
         print(f"bench: {wrong}", file=sys.stderr)
         return 1
@@ -138,7 +141,7 @@ def finish(options, context, facts):
     print("\nThe daemon's memory (resident, peak)")
     for title, now, peak in context.memory:
         print(f"  {title}: {report.mib(now)}, {report.mib(peak)}")
-    if options.write or not (options.quick or options.only):
+    if options.write or not (options.quick or options.only or options.against):
         DOCUMENT.write_text(report.document(context, facts))
         print(f"\nwritten: {DOCUMENT.relative_to(mounting.REPOSITORY)}")
     missed = [result.title for _, result in context.results if result.missed]

@@ -1,9 +1,11 @@
 """What DeepSpeed's own copies of the offloaded tensors cost: the copytree in save_checkpoint, and that in
 load_checkpoint."""
 
+import contextlib
 import json
 import shutil
 import statistics
+import subprocess
 import sys
 
 import child
@@ -50,6 +52,10 @@ def against_native(context, ranks):
             label = "" if side == "ours" else ", ckptfs.patch"
             row = measure.Row(title + label, "native XFS", measure.SECONDS, times[side], times["native"], bar)
             context.add(TIMES, row)
+        if what == "load":
+            least = floor(context, ranks, found["ours"]["bytes"])
+            row = (f"{title}, had the daemon nothing to do", "native XFS", measure.SECONDS, least, times["native"])
+            context.add(TIMES, measure.Row(*row))
         for side in SIDES:
             copied = found[side]["bytes"]
             written = statistics.median(copy["bytes"] for copy in found[side][what][1:])
@@ -62,6 +68,49 @@ def against_native(context, ranks):
         back = statistics.median(found[side]["write_back"][1:]) / plan.MIB
         title = f"the rest of load_checkpoint, {ranks} ranks, {SIDES[side]}"
         context.add(COSTS, measure.Note(title, f"{back:.1f} MiB of {found[side]['bytes'] / plan.MIB:.0f} MiB copied"))
+
+
+COPY = """\
+import shutil, sys, time
+began = time.monotonic()
+shutil.copyfile(sys.argv[1], sys.argv[2])
+print(time.monotonic() - began)
+"""
+
+
+def floor(context, ranks, size):
+    """Seconds that as many copies of a share of the bytes take, from memory, into FUSE file systems that keep nothing."""
+    source = context.disk / "floor"
+    source.write_bytes(bytes(size // ranks))
+    with contextlib.ExitStack() as stack:
+        points = [stack.enter_context(null_fuse(context, number)) for number in range(ranks)]
+
+        def measured():
+            commands = [[sys.executable, "-c", COPY, source, point / "f"] for point in points]
+            copies = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
+            taken = [copy.communicate()[0] for copy in copies]
+            if any(copy.returncode for copy in copies):
+                raise mounting.Failure("a copy into null_fuse failed")
+            return max(map(float, taken))
+
+        times = context.rounds({"floor": measured})["floor"]
+    source.unlink()
+    return times
+
+
+@contextlib.contextmanager
+def null_fuse(context, number):
+    point = context.work / f"null-{number}"
+    point.mkdir()
+    process = subprocess.Popen([mounting.helper("null_fuse"), point])
+    try:
+        mounting.wait_until("null_fuse is mounted", lambda: mounting.is_mountpoint(point) or process.poll() is not None)
+        yield point
+    finally:
+        if mounting.is_mountpoint(point):
+            mounting.unmount(point)
+        process.wait(10)
+        point.rmdir()
 
 
 def trained(context, ranks, root, side):

@@ -40,6 +40,7 @@ class Context:
     pairs: int
     work: pathlib.Path
     disk: pathlib.Path
+    other: pathlib.Path | None = None  # the command of another version
     results: list = dataclasses.field(default_factory=list)  # (section, Row | Limit | Missing)
     memory: list = dataclasses.field(default_factory=list)  # (what ran, VmRSS, VmHWM)
     listener: collections.abc.Callable = lambda _section, _result: None  # hears of each result
@@ -52,11 +53,12 @@ class Context:
         return measure.rounds(contestants, self.pairs)
 
     @contextlib.contextmanager
-    def mounted(self, title, mode, odirect, name="store", options=()):
+    def mounted(self, title, mode, odirect, name="store", options=(), binary=None):
         """A fresh store on the disk, mounted; at its end the daemon's memory is noted and the store removed."""
         store = mounting.Store(self.disk / name)
         options = ("quiet=30s", *options)
-        with mounting.mounted(store, self.work / f"mnt-{name}", mode=mode, odirect=odirect, options=options) as mount:
+        point = self.work / f"mnt-{name}"
+        with mounting.mounted(store, point, mode=mode, odirect=odirect, options=options, binary=binary) as mount:
             yield mount
             self.memory.append((title, *machine.daemon_memory(mount.pid)))
         mounting.run("rm", "-r", store.folder)

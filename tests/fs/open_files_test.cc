@@ -35,6 +35,8 @@ class OpenFilesTest : public ::testing::Test {
       return success();
     };
     environment.cut = [](InodeNumber) { return success(); };
+    environment.about_to_change = [this](InodeNumber inode) { changing_.push_back(inode); };
+    environment.let_go = [] {};
     return environment;
   }
 
@@ -50,6 +52,7 @@ class OpenFilesTest : public ::testing::Test {
   bool fail_backing_ = false;
   std::barrier<>* rendezvous_ = nullptr;
   std::vector<InodeNumber> reaped_;
+  std::vector<InodeNumber> changing_;
   std::vector<InodeNumber> written_back_;
   OpenFileTable table_{environment()};
 };
@@ -109,6 +112,22 @@ TEST_F(OpenFilesTest, AFileWithoutBackingIdStaysDirectForEveryOpener) {
   const auto later = table_.begin(5, false);
   EXPECT_GT(backing_id(later.file), 0);
   table_.end(later.file, false);
+}
+
+TEST_F(OpenFilesTest, WhatIsAboutToChangeOrToGoIsTold) {
+  const auto reader = table_.begin(4, false);
+  EXPECT_TRUE(changing_.empty());
+  const auto writer = table_.begin(4, true);
+  EXPECT_EQ(changing_, std::vector<InodeNumber>{4});
+  const auto second = table_.begin(4, true);
+  EXPECT_EQ(changing_.size(), 1U) << "the first writer was told of";
+  table_.changes(4);
+  EXPECT_EQ(changing_.size(), 2U);
+  table_.dropped(4);
+  EXPECT_EQ(changing_, (std::vector<InodeNumber>{4, 4, 4}));
+  table_.end(reader.file, false);
+  table_.end(writer.file, true);
+  table_.end(second.file, true);
 }
 
 TEST_F(OpenFilesTest, ReapsAfterReleaseAndForgetInEitherOrder) {

@@ -77,6 +77,7 @@ class StubOpenFiles : public OpenFiles {
   std::vector<InodeNumber> cuts;
   std::function<void()> meanwhile;  // called where a save writes back what is open: after its plan, before its gate
 
+  void let_go() override {}
   bool open_for_writing(InodeNumber inode) const override { return writers.contains(inode); }
   bool writing() const override { return !writers.empty(); }
   bool open_at_all(InodeNumber inode) const override { return writers.contains(inode) || readers.contains(inode); }

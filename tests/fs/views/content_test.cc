@@ -65,6 +65,23 @@ TEST_F(ContentTest, AnyPartIsThatOfTheWhole) {
   EXPECT_EQ(content.files(), (std::set<uint32_t>{0, 1}));
 }
 
+// Neighbours in the content that are neighbours in the file are one; texts and casts are in none.
+TEST_F(ContentTest, RunsAreAsLongAsTheyCanBe) {
+  Content content;
+  content.add("header");
+  content.add(Tensor{Dtype::float32, {100}, {{0, 40, 400}}});
+  content.add(Tensor{Dtype::float32, {25}, {{0, 440, 100}}});
+  content.add(Tensor{Dtype::float32, {25}, {{0, 544, 100}}});
+  content.add(Tensor{Dtype::float32, {25}, {{1, 644, 100}}});
+  content.add(Tensor{Dtype::float32, {25}, {{1, 744, 100}}}, Dtype::bfloat16);
+  content.add(Tensor{Dtype::float32, {25}, {{1, 844, 100}}});
+  std::vector<std::array<uint64_t, 4>> runs;
+  for (const auto& run : content.runs()) runs.push_back({run.begin, run.size, run.file, run.offset});
+  const std::vector<std::array<uint64_t, 4>> expected{
+      {6, 500, 0, 40}, {506, 100, 0, 544}, {606, 100, 1, 644}, {756, 100, 1, 844}};
+  EXPECT_EQ(runs, expected);
+}
+
 TEST_F(ContentTest, AFileThatHasShrunkIsAnError) {
   const Tensor tensor{Dtype::float32, {4}, {{0, 200000 * 4 - 8, 16}}};
   for (const Dtype type : {Dtype::float32, Dtype::bfloat16}) {

@@ -76,6 +76,23 @@ TEST(Dcp, PutsChunksTogether) {
   }
 }
 
+// As of accelerate, which has a folder for each model.
+TEST(Dcp, SeveralModelsAreKeptApart) {
+  StepInMemory step;
+  SavedByTwo().put(step, "pytorch_model_fsdp_0/");
+  SavedByTwo().put(step, "pytorch_model_fsdp_1/");
+  const TensorMap map = read_dcp(step);
+  EXPECT_TRUE(map.problems.empty()) << map.problems.front().reason;
+  for (const char* model : {"pytorch_model_fsdp_0/", "pytorch_model_fsdp_1/"}) {
+    const Parameter& columns = find(map, std::string(model) + "columns");
+    EXPECT_EQ(columns.kind, Parameter::Kind::trained);
+    for (const Piece& piece : columns.states.at(kParam).pieces) {
+      EXPECT_THAT(step.list()[piece.file].path, testing::StartsWith(model));
+    }
+    EXPECT_FALSE(find(map, std::string(model) + "rows").states.contains("exp_avg")) << "whose it is, nobody tells";
+  }
+}
+
 TEST(Dcp, WhatIsMissingIsAProblem) {
   const SavedByTwo saved;
   StepInMemory without_first;

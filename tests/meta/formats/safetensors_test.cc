@@ -46,6 +46,17 @@ TEST(Safetensors, ComesBack) {
   EXPECT_EQ(back.value().tensors[1].offset, header.size() + 24);
 }
 
+TEST(Safetensors, DataBeginWhereTheyAreToBegin) {
+  for (const uint64_t begin : {0, 8, 512, 4088}) {
+    const std::string header = safetensors_header(example(), 4096, begin);
+    EXPECT_EQ(header.size() % 4096, begin);
+    EXPECT_LE(header.size(), safetensors_header(example()).size() + 4096);
+    const auto back = read_header(header + std::string(26, 'd'));
+    ASSERT_TRUE(back) << back.error().message();
+    EXPECT_EQ(back.value().tensors[0].offset, header.size());
+  }
+}
+
 TEST(Safetensors, NothingAtAll) {
   const auto empty = read_header(safetensors_header({}));
   ASSERT_TRUE(empty) << empty.error().message();

@@ -1,0 +1,74 @@
+#include "fs/views/shared_content.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "io/aligned_buffer.h"
+#include "io/clone.h"
+
+namespace ckptfs::fs::views {
+namespace {
+
+constexpr uint64_t kWorthSharing = uint64_t{1} << 20;  // below, the daemon has read it before it is made
+constexpr uint64_t kLeastRun = uint64_t{64} << 10;     // on average: sharing costs as much as copying some blocks
+constexpr uint64_t kMostCopied = 256;                  // one part in so many
+constexpr uint64_t kMayBeCopied = uint64_t{64} << 10;  // of any: headers, the edges of a few runs
+constexpr size_t kChunk = size_t{1} << 20;
+
+// What of the content is whole blocks of files.
+std::vector<Content::Run> whole_blocks(const Content& content, uint64_t block) {
+  std::vector<Content::Run> blocks;
+  for (Content::Run run : content.runs()) {
+    if (run.begin % block != run.offset % block) continue;
+    const uint64_t skipped = (block - run.begin % block) % block;
+    if (run.size < skipped + block) continue;
+    blocks.push_back({run.begin + skipped, (run.size - skipped) / block * block, run.file, run.offset + skipped});
+  }
+  return blocks;
+}
+
+bool is_worth_it(const std::vector<Content::Run>& blocks, uint64_t size) {
+  uint64_t shared = 0;
+  for (const Content::Run& run : blocks) shared += run.size;
+  return shared + std::max(size / kMostCopied, kMayBeCopied) >= size && blocks.size() <= size / kLeastRun;
+}
+
+Result<> copy_between(const Content& content, uint64_t begin, uint64_t end, int to, const ReadPiece& read_piece) {
+  io::AlignedBuffer memory;
+  while (begin < end) {
+    const auto buffer = memory.get(std::min<uint64_t>(end - begin, kChunk));
+    if (buffer.empty()) return Error(ENOMEM);
+    const auto part = buffer.first(std::min<uint64_t>(buffer.size(), end - begin));
+    TRY_ASSIGN(const size_t got, content.read(part, begin, read_piece));
+    TRY(io::write_full(to, part.first(got), static_cast<off_t>(begin)));
+    begin += got;
+  }
+  return success();
+}
+
+}  // namespace
+
+Result<std::optional<io::Fd>> share_content(const Content& content, int folder, const PieceDescriptor& descriptor,
+                                            const ReadPiece& read_piece) {
+  const uint64_t size = content.size();
+  if (size < kWorthSharing) return std::optional<io::Fd>();
+  TRY_ASSIGN(const struct stat st, io::stat_fd(folder));
+  const auto blocks = whole_blocks(content, static_cast<uint64_t>(st.st_blksize));
+  if (!is_worth_it(blocks, size)) return std::optional<io::Fd>();
+  TRY_ASSIGN(io::Fd file, io::open_at(folder, ".", O_TMPFILE | O_RDWR));
+  // Before anything is written, or XFS would allocate ahead of a writer that goes on.
+  if (::ftruncate(file.get(), static_cast<off_t>(size)) != 0) return last_error("the length of a view");
+  uint64_t at = 0;
+  for (const Content::Run& run : blocks) {
+    TRY(copy_between(content, at, run.begin, file.get(), read_piece));
+    TRY_ASSIGN(const int from, descriptor(run.file));
+    TRY(io::clone_range(from, static_cast<off_t>(run.offset), file.get(), static_cast<off_t>(run.begin), run.size));
+    at = run.begin + run.size;
+  }
+  TRY(copy_between(content, at, size, file.get(), read_piece));
+  return std::optional<io::Fd>(std::move(file));
+}
+
+}  // namespace ckptfs::fs::views

@@ -1,0 +1,203 @@
+#include "fs/views/view_file.h"
+
+#include <algorithm>
+#include <functional>
+#include <iterator>
+#include <utility>
+#include <vector>
+
+#include "fs/filesystem.h"
+#include "fs/views/shared_content.h"
+#include "io/lease.h"
+#include "io/log.h"
+
+namespace ckptfs::fs {
+
+BlockFile::BlockFile(Filesystem& fs, io::Fd file, int backing_id, std::unordered_set<InodeNumber> made_from)
+    : fs_(fs), file_(std::move(file)), backing_id_(backing_id), made_from_(std::move(made_from)) {
+  fs_.view_files.count_sharing(*this, true);
+}
+
+BlockFile::~BlockFile() {
+  fs_.end_passthrough(backing_id_);
+  fs_.view_files.count_sharing(*this, false);
+}
+
+ViewFile::ViewFile(Filesystem& fs, const views::Views::Found& found, std::shared_ptr<const BlockFile> kept)
+    : fs_(fs), view_(found.of), content_(view_->content(found.node)), blocks_(std::move(kept)) {
+  if (blocks_) return;
+  for (const uint32_t file : content_->files())
+    sources_.emplace(file, fs_.files.begin(view_->files[file].inode, false).file);
+  if (!fs_.modes.passthrough || fs_.tree.short_of_space()) return;
+  if (const auto shared = share(); !shared && !is_outdated()) {
+    add(fs_.counters.view_fallbacks);
+    log::warn("a view of {} is read by the daemon: {}", fs_.tree.path_of(view_->step), shared.error().message());
+  }
+}
+
+ViewFile::~ViewFile() { close_sources(); }
+
+void ViewFile::close_sources() {
+  for (const auto& [index, file] : std::exchange(sources_, {})) fs_.files.end(file, false);
+}
+
+// Also by a mapping whose descriptor is closed.
+bool ViewFile::is_written(uint32_t file) const {
+  const OpenFile& source = *sources_.at(file);
+  if (view_->files[file].frozen) return false;
+  if (fs_.files.has_writers(source)) return true;
+  const auto backing = fs_.files.backing(*sources_.at(file));
+  const auto written = backing ? io::has_writer(backing.value().descriptor) : backing.error();
+  return !written || written.value();
+}
+
+// Of other bytes than the view was made from nothing is right any more.
+Result<bool> ViewFile::has_changed(uint32_t file) const {
+  const views::Made& made = view_->files[file];
+  if (made.frozen) return false;
+  TRY_ASSIGN(const auto backing, fs_.files.backing(*sources_.at(file)));
+  TRY_ASSIGN(const struct stat now, io::stat_fd(backing.descriptor));
+  return now.st_size != made.size || now.st_mtim.tv_sec != made.mtime.tv_sec ||
+         now.st_mtim.tv_nsec != made.mtime.tv_nsec;
+}
+
+bool ViewFile::is_outdated() const {
+  return std::any_of(sources_.begin(), sources_.end(), [this](const auto& source) {
+    const auto record = fs_.tree.inode(view_->files[source.first].inode);
+    const auto changed = has_changed(source.first);
+    return !record || record.value().nlink == 0 || is_written(source.first) || !changed || changed.value();
+  });
+}
+
+// Leaves blocks_ empty where that is not worth it, or somebody is writing.
+Result<> ViewFile::share() {
+  const auto descriptor = [this](uint32_t file) -> Result<int> {
+    TRY_ASSIGN(const auto backing, fs_.files.backing(*sources_.at(file)));
+    return backing.descriptor;
+  };
+  const auto piece = [this](uint32_t file, std::span<std::byte> buffer, uint64_t offset) {
+    return read_piece(file, buffer, offset);
+  };
+  if (is_outdated()) return success();
+  TRY_ASSIGN(auto file, views::share_content(*content_, fs_.store.blobs().folder_fd(), descriptor, piece));
+  if (!file || is_outdated()) return success();
+  const auto backing_id = fs_.begin_passthrough(file->get());
+  if (!backing_id) return success();  // counted and logged there
+  std::unordered_set<InodeNumber> made_from;
+  for (const auto& [index, source] : sources_) made_from.insert(source->inode);
+  blocks_ = std::make_shared<const BlockFile>(fs_, std::move(*file), backing_id.value(), std::move(made_from));
+  return success();
+}
+
+Result<size_t> ViewFile::read_piece(uint32_t file, std::span<std::byte> buffer, uint64_t offset) const {
+  TRY_ASSIGN(const auto backing, fs_.files.backing(*sources_.at(file)));
+  TRY_ASSIGN(const size_t got, io::read_full(backing.descriptor, buffer, static_cast<off_t>(offset)));
+  TRY_ASSIGN(const bool changed, has_changed(file));
+  if (changed) return Error(ESTALE, "it has changed since this view of it was opened: open it again");
+  return got;
+}
+
+Result<size_t> ViewFile::read(std::span<std::byte> buffer, uint64_t offset) const {
+  if (blocks_) return io::read_full(blocks_->descriptor(), buffer, static_cast<off_t>(offset));
+  return content_->read(buffer, offset, [this](uint32_t file, std::span<std::byte> target, uint64_t at) {
+    auto read = read_piece(file, target, at);
+    if (read) return read;
+    return Result<size_t>(
+        Error(read.error().errno_value(), fs_.tree.path_of(view_->files[file].inode) + ": " + read.error().message()));
+  });
+}
+
+std::shared_ptr<ViewFile> ViewFiles::known(InodeNumber number) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = open_.find(number);
+  return found == open_.end() ? nullptr : found->second.lock();
+}
+
+std::shared_ptr<const BlockFile> ViewFiles::kept(InodeNumber number) const {
+  const std::lock_guard lock(mutex_);
+  const auto found =
+      std::find_if(kept_.begin(), kept_.end(), [number](const Kept& kept) { return kept.number == number; });
+  return found == kept_.end() ? nullptr : found->blocks;
+}
+
+std::shared_ptr<std::mutex> ViewFiles::turn_for(InodeNumber number) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(turns_, [](const auto& turn) { return turn.second.expired(); });
+  auto turn = turns_[number].lock();
+  if (!turn) turns_[number] = turn = std::make_shared<std::mutex>();
+  return turn;
+}
+
+// One opens it first, and the others who ask wait for that one: to the kernel there is one backing file.
+std::shared_ptr<ViewFile> ViewFiles::open(const views::Views::Found& found) {
+  if (auto file = known(found.number)) return file;
+  const auto turn = turn_for(found.number);
+  const std::lock_guard making(*turn);
+  if (auto file = known(found.number)) return file;
+  auto file = make(found);
+  const std::lock_guard lock(mutex_);
+  if (open_.size() >= kManyOpen) std::erase_if(open_, [](const auto& one) { return one.second.expired(); });
+  open_[found.number] = file;
+  return file;
+}
+
+// What let_go() was called for before the blocks were kept is looked for behind it.
+std::shared_ptr<ViewFile> ViewFiles::make(const views::Views::Found& found) {
+  const uint64_t let_go_before = all_let_go_;
+  auto known_blocks = kept(found.number);
+  const bool fresh = !known_blocks;
+  auto file = std::make_shared<ViewFile>(fs_, found, std::move(known_blocks));
+  if (!fresh || !file->blocks()) return file;
+  keep(found.number, file->blocks());
+  if (file->is_outdated() || all_let_go_ != let_go_before) {
+    let_go_if([&](const Kept& kept) { return kept.blocks == file->blocks(); });
+  }
+  file->close_sources();
+  return file;
+}
+
+void ViewFiles::keep(InodeNumber number, std::shared_ptr<const BlockFile> blocks) {
+  Kept oldest;
+  const std::lock_guard lock(mutex_);
+  kept_.push_back({number, std::move(blocks)});
+  if (kept_.size() > kMostKept) {
+    oldest = std::move(kept_.front());
+    kept_.pop_front();
+  }
+  keeps_any_ = true;
+}
+
+template <class Predicate>
+void ViewFiles::let_go_if(const Predicate& predicate) {
+  std::vector<Kept> gone;  // ends behind the lock
+  const std::lock_guard lock(mutex_);
+  const auto stay = std::stable_partition(kept_.begin(), kept_.end(), std::not_fn(predicate));
+  gone.assign(std::make_move_iterator(stay), std::make_move_iterator(kept_.end()));
+  kept_.erase(stay, kept_.end());
+  keeps_any_ = !kept_.empty();
+}
+
+void ViewFiles::let_go(InodeNumber inode) {
+  if (keeps_any_) let_go_if([inode](const Kept& kept) { return kept.blocks->made_from().contains(inode); });
+}
+
+void ViewFiles::let_all_go() {
+  ++all_let_go_;
+  let_go_if([](const Kept&) { return true; });
+}
+
+bool ViewFiles::shares(InodeNumber inode) const {
+  const std::lock_guard lock(mutex_);
+  return sharing_.contains(inode);
+}
+
+void ViewFiles::count_sharing(const BlockFile& blocks, bool more) {
+  const std::lock_guard lock(mutex_);
+  for (const InodeNumber inode : blocks.made_from()) {
+    unsigned& count = sharing_[inode];
+    count += more ? 1 : -1U;
+    if (count == 0) sharing_.erase(inode);
+  }
+}
+
+}  // namespace ckptfs::fs

@@ -1,0 +1,126 @@
+// Open files of views. All opens of one share a ViewFile, which is read in one of two ways, decided at its first open:
+//   - on a mount in passthrough mode, of what nobody is writing: as a BlockFile, which shares the blocks of the step's
+//     files (shared_content.h), and which the kernel reads by itself;
+//   - else by the daemon, piece by piece; the step's files then count as open, so that its content stays when the step
+//     is removed.
+// A BlockFile is kept when the file is closed, for the pages in the kernel's cache are its own: the last few, until one
+// of the files whose blocks it has is about to change or to go, or blocks are deduplicated. Who has it open keeps it.
+//
+// Thread safety: all of it. Locks: a turn for each file that is being opened first, then ViewFiles::mutex_ (guards what
+// is below it; a leaf).
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "fs/open_files.h"
+#include "fs/views/views.h"
+
+namespace ckptfs::fs {
+
+class Filesystem;
+
+// A content made of blocks, and known to the kernel as a backing file.
+class BlockFile {
+ public:
+  BlockFile(Filesystem& fs, io::Fd file, int backing_id, std::unordered_set<InodeNumber> made_from);
+  BlockFile(const BlockFile&) = delete;
+  BlockFile& operator=(const BlockFile&) = delete;
+  ~BlockFile();
+
+  int descriptor() const { return file_.get(); }
+  int backing_id() const { return backing_id_; }
+  const std::unordered_set<InodeNumber>& made_from() const { return made_from_; }
+
+ private:
+  Filesystem& fs_;
+  const io::Fd file_;
+  const int backing_id_;
+  const std::unordered_set<InodeNumber> made_from_;
+};
+
+class ViewFile {
+ public:
+  // `kept`: its content, where that was made already.
+  ViewFile(Filesystem& fs, const views::Views::Found& found, std::shared_ptr<const BlockFile> kept);
+  ViewFile(const ViewFile&) = delete;
+  ViewFile& operator=(const ViewFile&) = delete;
+  ~ViewFile();
+
+  const std::shared_ptr<const views::StepView>& view() const { return view_; }
+  uint64_t size() const { return content_->size(); }
+  // None: the daemon reads it.
+  const std::shared_ptr<const BlockFile>& blocks() const { return blocks_; }
+  // As Content::read; the error names the step's file.
+  Result<size_t> read(std::span<std::byte> buffer, uint64_t offset) const;
+  // Has a file that it is made from changed since, or gone, or is somebody about to write it?
+  bool is_outdated() const;
+  // The step's files need not count as open any more.
+  void close_sources();
+
+ private:
+  Result<> share();
+  bool is_written(uint32_t file) const;
+  Result<bool> has_changed(uint32_t file) const;
+  Result<size_t> read_piece(uint32_t file, std::span<std::byte> buffer, uint64_t offset) const;
+
+  Filesystem& fs_;
+  const std::shared_ptr<const views::StepView> view_;
+  const std::shared_ptr<const views::Content> content_;
+  std::unordered_map<uint32_t, std::shared_ptr<OpenFile>> sources_;  // by their index in the view
+  std::shared_ptr<const BlockFile> blocks_;
+};
+
+// What the kernel holds for one open.
+struct ViewHandle {
+  std::shared_ptr<ViewFile> file;
+};
+
+class ViewFiles {
+ public:
+  explicit ViewFiles(Filesystem& fs) : fs_(fs) {}
+
+  // The one that all who have it open share.
+  std::shared_ptr<ViewFile> open(const views::Views::Found& found);
+  // The file is about to change or to go, or has just done so: nothing made of its blocks is kept.
+  void let_go(InodeNumber inode);
+  void let_all_go();
+  // Does a BlockFile, open or kept, share the file's blocks? Then they are flagged as shared, though no other file of
+  // the tree need have them.
+  bool shares(InodeNumber inode) const;
+
+ private:
+  friend class BlockFile;
+  struct Kept {
+    InodeNumber number = 0;  // of the file of the view
+    std::shared_ptr<const BlockFile> blocks;
+  };
+
+  static constexpr size_t kMostKept = 32;
+  static constexpr size_t kManyOpen = 1024;  // before those that are closed are looked for
+
+  std::shared_ptr<ViewFile> make(const views::Views::Found& found);
+  std::shared_ptr<ViewFile> known(InodeNumber number) const;
+  std::shared_ptr<const BlockFile> kept(InodeNumber number) const;
+  std::shared_ptr<std::mutex> turn_for(InodeNumber number);
+  void keep(InodeNumber number, std::shared_ptr<const BlockFile> blocks);
+  template <class Predicate>
+  void let_go_if(const Predicate& predicate);
+  void count_sharing(const BlockFile& blocks, bool more);
+
+  Filesystem& fs_;
+  std::atomic<bool> keeps_any_{false};   // is kept_ not empty?
+  std::atomic<uint64_t> all_let_go_{0};  // how often
+  mutable std::mutex mutex_;
+  std::unordered_map<InodeNumber, std::weak_ptr<ViewFile>> open_;     // guarded by mutex_; by its own number
+  std::unordered_map<InodeNumber, std::weak_ptr<std::mutex>> turns_;  // guarded by mutex_; likewise
+  std::deque<Kept> kept_;                                             // guarded by mutex_; the last one made last
+  std::unordered_map<InodeNumber, unsigned> sharing_;  // guarded by mutex_; BlockFiles made from an inode
+};
+
+}  // namespace ckptfs::fs

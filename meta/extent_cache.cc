@@ -38,19 +38,22 @@ Result<> ExtentCache::for_each(BlobNumber number, Blob kind, const std::function
   const auto fd = blobs_.open(number, O_RDONLY);
   if (!fd) return fd.error().errno_value() == ENOENT ? Result<>(success()) : Result<>(fd.error());
   Entry entry;
-  entry.frozen = kind == Blob::frozen;
   TRY_ASSIGN(entry.stat, io::stat_fd(fd.value().get()));
-  bool fits = entry.frozen || (kind == Blob::idle && nanoseconds(entry.stat.st_ctim) + kTick < begun);
+  bool fits = kind == Blob::frozen || (kind == Blob::idle && nanoseconds(entry.stat.st_ctim) + kTick < begun);
   std::vector<Run> runs;
+  uint64_t end = 0;
   TRY(io::for_each_extent(fd.value().get(), io::WriteBack::first, [&](const io::Extent& extent) -> Result<> {
     const Run run{extent.located ? extent.physical : kNoPlace, extent.length};
     visit(run);
+    end = extent.logical + extent.length;
     fits = fits && extent.located && runs.size() * sizeof(Run) < budget_ / 8;
     if (fits) runs.push_back(run);
     return success();
   }));
   if (!fits) return success();
   runs.shrink_to_fit();
+  const auto size = static_cast<uint64_t>(entry.stat.st_size), block = static_cast<uint64_t>(entry.stat.st_blksize);
+  entry.frozen = kind == Blob::frozen && end < size + block;
   entry.runs = std::make_shared<const std::vector<Run>>(std::move(runs));
   remember(number, std::move(entry), forgotten);
   return success();

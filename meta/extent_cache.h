@@ -1,9 +1,10 @@
 // Where blobs lie on the disk, remembered: what counts blocks asks for thousands of blobs again and again, and most
 // never change.
 //
-// A frozen blob's blocks move only when we move them ourselves (dedup): whoever does calls forget(). A live blob's are
-// believed while size, blocks and ctime are what they were, if nobody had it open for writing when they were read and
-// its last change was a while ago then: a change within the same tick of the kernel's clock would not show.
+// A frozen blob's blocks move only when we move them ourselves (dedup): whoever does calls forget(). But those that XFS
+// allocated ahead of its writer it takes back at a time of its own: a blob that has some counts as live. A live blob's
+// are believed while size, blocks and ctime are what they were, if nobody had it open for writing when they were read
+// and its last change was a while ago then: a change within the same tick of the kernel's clock would not show.
 //
 // Thread safety: all of it. Lock: mutex_ (a leaf), held for look-ups only, never across a system call.
 #pragma once

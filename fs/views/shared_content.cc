@@ -7,6 +7,7 @@
 
 #include "io/aligned_buffer.h"
 #include "io/clone.h"
+#include "io/fault.h"
 
 namespace ckptfs::fs::views {
 namespace {
@@ -63,6 +64,7 @@ Result<std::optional<io::Fd>> share_content(const Content& content, int folder, 
   uint64_t at = 0;
   for (const Content::Run& run : blocks) {
     TRY(copy_between(content, at, run.begin, file.get(), read_piece));
+    TRY(io::fault_point("views.clone"));
     TRY_ASSIGN(const int from, descriptor(run.file));
     TRY(io::clone_range(from, static_cast<off_t>(run.offset), file.get(), static_cast<off_t>(run.begin), run.size));
     at = run.begin + run.size;

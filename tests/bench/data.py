@@ -34,8 +34,10 @@ def section(context):
     mounting.run("rm", "-r", native)
 
 
-def against(context):
+def versions(context):
     """The same rows by two versions of ckptfs, each with a store of its own."""
+    if context.other is None:
+        return
     modes = {"passthrough, odirect=raw": ("passthrough", "raw", (ALIGNED,)),
              "passthrough=off": ("direct", "safe", (ALIGNED, BUFFERS, OFFSETS))}
     for title, (mode, odirect, kinds) in modes.items():
@@ -47,7 +49,7 @@ def against(context):
             for case, kind in itertools.product(CASES, kinds):
                 figures = context.rounds({name: runner(context, at, case, kind) for name, at in folders.items()})
                 row = f"{title}, {KINDS[kind['memory'], kind['offset']]}"
-                add(context, "against", row, case, figures["ours"], figures["theirs"], alternative="the other version")
+                add(context, "versions", row, case, figures["ours"], figures["theirs"], alternative="the other version")
 
 
 def in_passthrough(context, native):
@@ -165,7 +167,7 @@ SECTIONS = {
     "right after": "Data in passthrough, the first overwrite after a save",
     "later": "Data in passthrough, later, the step kept",
     "daemon": "Data through the daemon",
-    "against": "Data, against another version",
+    "versions": "Data, against an older version",
     "processors": "Data through the daemon: what the processors allow",
 }
 

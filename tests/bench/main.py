@@ -26,6 +26,7 @@ import views
 DOCUMENT = mounting.REPOSITORY / "docs" / "benchmarks.md"
 PARTS = {
     "data": data.section,
+    "versions": data.versions,
     "saves": saves.section,
     "copies": copies.section,
     "trainer": trainers.section,
@@ -39,10 +40,11 @@ Ratios are taken pair by pair in the same run; the bars are those of the project
 lies in /dev/shm where there is memory for it, else in build/. Run it as root, on an idle machine.
 
 examples:
-  scripts/bench                     everything, about 15 minutes on 2 cores; writes docs/benchmarks.md
+  scripts/bench                     everything, about 40 minutes on 2 cores; writes docs/benchmarks.md
   scripts/bench --quick             a look: small sizes, 3 rounds, nothing written
   scripts/bench --only saves        one part, nothing written
-  scripts/bench --against OLD/ckptfs  two versions, nothing written
+  scripts/bench --only versions --against OLD/build/ckptfs
+                                    this version and an older one, nothing written
 """
 
 
@@ -56,7 +58,7 @@ def arguments():
     parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md also after --quick or --only")
     parser.add_argument("--strict", action="store_true", help="exit with status 1 when a bar is missed")
     parser.add_argument("--against", metavar="CKPTFS", type=pathlib.Path,
-                        help="only the data rows, by this version and by another: the path of its command")
+                        help="the data rows by this version and by another, too: the path of its command")
     parser.add_argument("--folder", metavar="PATH", help="where the image goes")
     parsed = parser.parse_args()
     parsed.pairs = parsed.pairs or (3 if parsed.quick else 9)
@@ -80,8 +82,8 @@ def main():
             context.listener = Printer()
             facts = facts_of(options, context, folder, direct)
             print(f"{facts['machine']}\n{facts['place']}{facts['warning']}", flush=True)
-            for part in [data.against] if options.against else [PARTS[name] for name in options.only or PARTS]:
-                part(context)
+            for name in options.only or PARTS:
+                PARTS[name](context)
     except (mounting.Skip, mounting.Failure) as wrong:
         print(f"bench: {wrong}", file=sys.stderr)
         return 1
@@ -130,6 +132,7 @@ def command(options):
     if options.pairs != (3 if options.quick else 9):
         words += [f"--pairs {options.pairs}"]
     words += [f"--only {name}" for name in options.only or ()]
+    words += ["--against OLD/build/ckptfs"] * bool(options.against)
     return " ".join(words + ["--write"] * options.write)
 
 
@@ -141,7 +144,7 @@ def finish(options, context, facts):
     print("\nThe daemon's memory (resident, peak)")
     for title, now, peak in context.memory:
         print(f"  {title}: {report.mib(now)}, {report.mib(peak)}")
-    if options.write or not (options.quick or options.only or options.against):
+    if options.write or not (options.quick or options.only):
         DOCUMENT.write_text(report.document(context, facts))
         print(f"\nwritten: {DOCUMENT.relative_to(mounting.REPOSITORY)}")
     missed = [result.title for _, result in context.results if result.missed]

@@ -39,6 +39,9 @@ Each byte crosses /dev/fuse by a copy that native I/O does not have, and where t
 the disk's demand by one more. On a disk in memory the processors are the limit, not the disk: these are the seconds
 that all of them spend on a GiB, and the rate at which they are all busy. A bar above that is out of reach on this
 machine, however the daemon is written; a real disk, slower than memory, leaves them idle.""",
+    "Data, against an older version": """\
+The rows above by this version and by the one that `--against` names, each with a store of its own, in the same rounds.
+The bars are above.""",
     "Saves": """\
 `setxattr(MOUNT/steps, "user.ckptfs.save", TAG)`, durable when it returns, against copies on the same XFS. Before the
 clock starts, every file was opened and a block of 4 KiB of it rewritten since the last save, and all was synced. The

@@ -6,6 +6,7 @@
 
 #include "fs/ops.h"
 #include "fs/reply.h"
+#include "meta/names.h"
 
 namespace ckptfs::fs {
 

@@ -8,6 +8,7 @@
 #include "fs/ops.h"
 #include "fs/reply.h"
 #include "io/log.h"
+#include "meta/names.h"
 
 namespace ckptfs::fs {
 

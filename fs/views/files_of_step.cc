@@ -17,7 +17,6 @@
 namespace ckptfs::fs::views {
 
 using meta::Attributes;
-using meta::InodeRecord;
 
 Result<> FilesOfStep::collect(InodeNumber step) {
   step_ = step;

@@ -144,7 +144,7 @@ void View::measure() {
   for (const Parameter& parameter : source_.map.parameters) {
     for (const auto& [state, tensor] : parameter.states) memory_ += of_tensor + tensor.pieces.size() * sizeof(Piece);
   }
-  for (const Model& model : models_) memory_ += model.header.size() + model.tensors.size() * sizeof(model.tensors[0]);
+  for (const Model& model : models_) memory_ += model.header.size() + model.tensors.size() * sizeof(void*);
   memory_ += source_.files.size() * of_tensor;
 }
 

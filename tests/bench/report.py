@@ -67,9 +67,16 @@ Growth of df by each save; the median.""",
 A step is written beside one that has the same names and lengths, and other bytes, against a mount with `-o adopt=off`.
 "Names of their own": each file is guessed wrong for the first time. In a run of steps the daemon guesses a name less
 often each time that it was wrong. Written in pieces of 4 MiB; the time includes a sync. Lower is better.""",
+    "DeepSpeed's copies": """\
+Python's copytree of the offloaded tensors, which save_checkpoint and load_checkpoint of unmodified DeepSpeed make; the
+time includes a sync. *Had the daemon nothing to do*: as many bytes, in memory, copied by Python to a FUSE file system
+that answers each WRITE at once and keeps nothing (tests/helpers/null_fuse.c). No daemon can be quicker than that: on a
+disk in memory a round trip for each 64 KiB takes longer than the copy. Lower is better.""",
     "Reading views": """\
 `cat` of a view, and of the file that it is made from, through passthrough. *In memory*: the file is, of the view nothing
-is yet; once more: the kernel has the view, too. Higher is better.""",
+is yet; once more: the kernel has the view, too. The fp32 view shares the blocks of the file, and has its own pages in
+the kernel's cache: its first read is one of the disk. The bf16 view is made by the daemon; what `cat` itself takes no
+daemon can make quicker. Higher is better.""",
     "A model out of a DeepSpeed checkpoint": """\
 ZeRO-3, one rank, the optimizer in memory, since DeepSpeed's own tool reads no other. The time includes a sync of the
 result; nothing is in memory before. Lower is better.""",

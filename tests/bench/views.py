@@ -71,10 +71,10 @@ def reading(context, mount):
     context.add(RATES, measure.Row(*row, busy["bf16"][-len(figures["plain"]):], figures["plain"]))
     again = rates(("plain", "fp32"), cat)
     row = (title + "the fp32 view, once more", "cat of the file", measure.RATE, again["fp32"], again["plain"])
-    context.add(RATES, measure.Row(*row))
+    context.add(RATES, measure.Row(*row, plan.VIEW_BAR))
     cold = rates(("plain", "fp32"), lambda _path: drop_caches())
     # No view can be faster cold than it is warm.
-    limit = [min(pair) for pair in zip(cold["plain"], figures["fp32"], strict=True)]
+    limit = [min(pair) for pair in zip(cold["plain"], again["fp32"], strict=True)]
     row = (f"{size // plan.MIB} MiB of fp32, from the disk: the fp32 view", "the lower of cat and warm", measure.RATE)
     context.add(RATES, measure.Row(*row, cold["fp32"], limit, plan.COLD_VIEW_BAR))
 

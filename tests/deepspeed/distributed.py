@@ -18,6 +18,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
+from ending import end_rank
+
 COLUMNS = "columns.weight"
 
 
@@ -61,7 +63,7 @@ def main(folder, out):
     if dist.get_rank() == 0:
         with open(out, "w", encoding="utf-8") as file:
             json.dump(truth, file)
-    dist.destroy_process_group()
+    end_rank()
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import os
 import sys
 
 import variety
+from ending import end_rank
 
 
 def parse_arguments():
@@ -43,7 +44,6 @@ def main():
     rank = int(os.environ["RANK"])
     import deepspeed
     import torch
-    from deepspeed import comm as dist
 
     import ckptfs.deepspeed
 
@@ -63,8 +63,7 @@ def main():
     result = {"losses": losses, "first": first, "state": state_of(torch, deepspeed, engine)}
     with open(f"{options.out}.{rank}", "w", encoding="utf-8") as out:
         json.dump(result, out, indent=1, sort_keys=True)
-    dist.barrier()
-    torch.distributed.destroy_process_group()
+    end_rank()
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ import shutil
 import sys
 import time
 
+from ending import end_rank
+
 # Parameters a layer: "aligned" puts every tensor at a multiple of 128 elements in its sub-group, "odd" does not.
 WIDTHS = {"aligned": 1024, "odd": 1100}
 STATES = ("fp32", "exp_avg", "exp_avg_sq")
@@ -269,8 +271,7 @@ def main():
     result["parameters"] = parameters(torch, deepspeed, engine)
     with open(f"{options.out}.{rank}", "w", encoding="utf-8") as out:
         json.dump(result, out, indent=1, sort_keys=True)
-    dist.barrier()
-    torch.distributed.destroy_process_group()
+    end_rank()
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ import json
 import os
 import sys
 
+from ending import end_rank
+
 WIDTH = 901  # odd, and large enough that three ranks swap
 STATES = ("exp_avg", "exp_avg_sq")
 
@@ -152,7 +154,6 @@ def main():
     rank = int(os.environ["RANK"])
     import torch
     import deepspeed
-    from deepspeed import comm as dist
 
     torch.set_num_threads(1)
     torch.manual_seed(20_240_229)
@@ -167,8 +168,7 @@ def main():
     if rank == 0:
         with open(options.out, "w", encoding="utf-8") as out:
             json.dump(found, out, indent=1, sort_keys=True)
-    dist.barrier()
-    torch.distributed.destroy_process_group()
+    end_rank()
 
 
 if __name__ == "__main__":

@@ -75,9 +75,12 @@ Result<std::string> ControlXattrs::get(meta::InodeNumber inode, const std::strin
 Result<std::optional<std::string>> ControlXattrs::get_quickly(meta::InodeNumber inode, const std::string& name) const {
   TRY(longest(inode, name));
   TRY_ASSIGN(const meta::InodeRecord record, fs_.tree.inode(inode));
-  if (!record.is_regular() || fs_.view_files.shares(inode)) return std::optional<std::string>();
+  if (!record.is_regular()) return std::optional<std::string>();
   TRY_ASSIGN(const auto usage, fs_.store.accounting().look_at_file(inode));
-  return usage ? std::optional(bytes_of(*usage, name)) : std::nullopt;
+  if (!usage) return std::optional<std::string>();
+  // What a look takes for shared may be shared with a view only: then it is this file's alone.
+  const bool sure = name == "bytes.apparent" || usage->shared == 0 || !fs_.view_files.have_shared();
+  return sure ? std::optional(bytes_of(*usage, name)) : std::nullopt;
 }
 
 Result<std::string> ControlXattrs::bytes(meta::InodeNumber inode, const std::string& name) const {

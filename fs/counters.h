@@ -64,8 +64,8 @@ struct Counters {
   Counter opens_through_daemon{0};  // on a mount in passthrough mode, but this one comes through the daemon
   Counter opens_direct{0};          // on a mount, or of a file, without passthrough
 
-  Counter opens_of_views{0};         // of these, the data of:
-  Counter opens_of_shared_views{0};  // bypasses the daemon
+  Counter opens_of_views{0};
+  Counter opens_of_shared_views{0};  // of these: data bypasses the daemon
 
   Counter bytes_read{0};     // through the daemon
   Counter bytes_written{0};  // through the daemon

@@ -60,25 +60,33 @@ void view_readlink(fuse_req_t req, fuse_ino_t inode) {
   fuse_reply_readlink(req, found.value().of->view.node(found.value().node)->text->c_str());
 }
 
+void open_found(const Reply& reply, const Views::Found& found, fuse_file_info info) {
+  Filesystem& fs = reply.fs();
+  auto opened = fs.view_files.open(found);
+  if (!opened) return reply.error(opened.error());
+  auto file = std::move(opened).value();
+  fs.views.opened(found.number, file->view());
+  add(fs.counters.opens_of_views);
+  if (const auto& blocks = file->blocks()) {
+    info.backing_id = blocks->backing_id();
+    info.direct_io = fs.modes.through_daemon(info.flags, {}, false) ? 1 : 0;
+    if (info.direct_io == 0) add(fs.counters.opens_of_shared_views);
+  } else {
+    info.keep_cache = 1;  // other bytes are another inode
+  }
+  info.fh = fs.view_handles.add(std::make_unique<ViewHandle>(ViewHandle{std::move(file)}));
+  if (fuse_reply_open(reply.request(), &info) != 0) fs.view_handles.take(info.fh);
+}
+
 void view_open(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
   const Reply reply(req, Operation::open, inode);
   if ((info->flags & O_ACCMODE) != O_RDONLY || (info->flags & O_TRUNC) != 0) return reply.error(EROFS);
-  auto found = reply.fs().views.find_now(inode);
+  const auto found = reply.fs().views.find_now(inode);
   if (!found) return reply.error(found.error());
   if (!S_ISREG(found.value().stat.st_mode)) return reply.error(EISDIR);
-  Filesystem& fs = reply.fs();
-  auto file = fs.view_files.open(found.value());
-  fs.views.opened(found.value().number, file->view());
-  add(fs.counters.opens_of_views);
-  if (const auto& blocks = file->blocks()) {
-    info->backing_id = blocks->backing_id();
-    info->direct_io = fs.modes.through_daemon(info->flags, {}, false) ? 1 : 0;
-    add(fs.counters.opens_of_shared_views);
-  } else {
-    info->keep_cache = 1;  // other bytes are another inode
-  }
-  info->fh = fs.view_handles.add(std::make_unique<ViewHandle>(ViewHandle{std::move(file)}));
-  if (fuse_reply_open(req, info) != 0) fs.view_handles.take(info->fh);
+  const auto work = [reply, found = found.value(), info = *info] { open_found(reply, found, info); };
+  if (reply.fs().view_files.opens_quickly(found.value())) return work();
+  if (const auto started = reply.fs().tasks.start(work); !started) reply.error(started.error());
 }
 
 void view_read(fuse_req_t req, fuse_ino_t inode, size_t size, off_t offset, fuse_file_info* info) {

@@ -12,7 +12,6 @@
 namespace ckptfs::fs::views {
 namespace {
 
-constexpr uint64_t kWorthSharing = uint64_t{1} << 20;  // below, the daemon has read it before it is made
 constexpr uint64_t kLeastRun = uint64_t{64} << 10;     // on average: sharing costs as much as copying some blocks
 constexpr uint64_t kMostCopied = 256;                  // one part in so many
 constexpr uint64_t kMayBeCopied = uint64_t{64} << 10;  // of any: headers, the edges of a few runs
@@ -54,7 +53,7 @@ Result<> copy_between(const Content& content, uint64_t begin, uint64_t end, int 
 Result<std::optional<io::Fd>> share_content(const Content& content, int folder, const PieceDescriptor& descriptor,
                                             const ReadPiece& read_piece) {
   const uint64_t size = content.size();
-  if (size < kWorthSharing) return std::optional<io::Fd>();
+  if (size < kLeastShared) return std::optional<io::Fd>();
   TRY_ASSIGN(const struct stat st, io::stat_fd(folder));
   const auto blocks = whole_blocks(content, static_cast<uint64_t>(st.st_blksize));
   if (!is_worth_it(blocks, size)) return std::optional<io::Fd>();

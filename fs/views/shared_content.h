@@ -15,6 +15,8 @@
 
 namespace ckptfs::fs::views {
 
+inline constexpr uint64_t kLeastShared = uint64_t{1} << 20;  // bytes; less the daemon has read before it is made
+
 // The descriptor, readable, of a file of the step; the step's owner keeps it.
 using PieceDescriptor = std::function<Result<int>(uint32_t file)>;
 

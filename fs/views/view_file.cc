@@ -13,85 +13,96 @@
 
 namespace ckptfs::fs {
 
-BlockFile::BlockFile(Filesystem& fs, io::Fd file, int backing_id, std::unordered_set<InodeNumber> made_from)
-    : fs_(fs), file_(std::move(file)), backing_id_(backing_id), made_from_(std::move(made_from)) {
-  fs_.view_files.count_sharing(*this, true);
-}
-
-BlockFile::~BlockFile() {
-  fs_.end_passthrough(backing_id_);
-  fs_.view_files.count_sharing(*this, false);
-}
+BlockFile::~BlockFile() { fs_.end_passthrough(backing_id_); }
 
 ViewFile::ViewFile(Filesystem& fs, const views::Views::Found& found, std::shared_ptr<const BlockFile> kept)
     : fs_(fs), view_(found.of), content_(view_->content(found.node)), blocks_(std::move(kept)) {
   if (blocks_) return;
-  for (const uint32_t file : content_->files())
-    sources_.emplace(file, fs_.files.begin(view_->files[file].inode, false).file);
-  if (!fs_.modes.passthrough || fs_.tree.short_of_space()) return;
-  if (const auto shared = share(); !shared && !is_outdated()) {
-    add(fs_.counters.view_fallbacks);
-    log::warn("a view of {} is read by the daemon: {}", fs_.tree.path_of(view_->step), shared.error().message());
+  for (const uint32_t file : content_->files()) {
+    auto source = fs_.files.begin(view_->files[file].inode, false).file;
+    const uint64_t changes = source->changes;
+    sources_.emplace(file, Source{std::move(source), changes});
   }
+  if (!fs_.modes.passthrough || fs_.tree.short_of_space()) return;
+  if (const auto shared = share(); !shared) not_shared(shared.error());
 }
 
 ViewFile::~ViewFile() { close_sources(); }
 
 void ViewFile::close_sources() {
-  for (const auto& [index, file] : std::exchange(sources_, {})) fs_.files.end(file, false);
+  for (const auto& [index, source] : std::exchange(sources_, {})) fs_.files.end(source.file, false);
+}
+
+// What changed or went meanwhile cannot be shared, and that is no fault.
+void ViewFile::not_shared(const Error& why) const {
+  if (const auto outdated = is_outdated(); outdated && outdated.value()) return;
+  add(fs_.counters.view_fallbacks);
+  log::warn("a view of {} is read by the daemon: {}", fs_.tree.path_of(view_->step), why.message());
+}
+
+Result<OpenFileTable::Backing> ViewFile::backing(uint32_t file) const {
+  return fs_.files.backing(*sources_.at(file).file);
 }
 
 // Also by a mapping whose descriptor is closed.
-bool ViewFile::is_written(uint32_t file) const {
-  const OpenFile& source = *sources_.at(file);
-  if (view_->files[file].frozen) return false;
+Result<bool> ViewFile::is_written(uint32_t file) const {
+  const OpenFile& source = *sources_.at(file).file;
   if (fs_.files.has_writers(source)) return true;
-  const auto backing = fs_.files.backing(*sources_.at(file));
-  const auto written = backing ? io::has_writer(backing.value().descriptor) : backing.error();
-  return !written || written.value();
+  TRY_ASSIGN(const auto opened, backing(file));
+  return io::has_writer(opened.descriptor);
 }
 
 // Of other bytes than the view was made from nothing is right any more.
 Result<bool> ViewFile::has_changed(uint32_t file) const {
   const views::Made& made = view_->files[file];
   if (made.frozen) return false;
-  TRY_ASSIGN(const auto backing, fs_.files.backing(*sources_.at(file)));
-  TRY_ASSIGN(const struct stat now, io::stat_fd(backing.descriptor));
+  TRY_ASSIGN(const auto opened, backing(file));
+  TRY_ASSIGN(const struct stat now, io::stat_fd(opened.descriptor));
   return now.st_size != made.size || now.st_mtim.tv_sec != made.mtime.tv_sec ||
          now.st_mtim.tv_nsec != made.mtime.tv_nsec;
 }
 
-bool ViewFile::is_outdated() const {
-  return std::any_of(sources_.begin(), sources_.end(), [this](const auto& source) {
-    const auto record = fs_.tree.inode(view_->files[source.first].inode);
-    const auto changed = has_changed(source.first);
-    return !record || record.value().nlink == 0 || is_written(source.first) || !changed || changed.value();
-  });
+Result<bool> ViewFile::is_outdated() const {
+  for (const auto& [file, source] : sources_) {
+    const auto record = fs_.tree.inode(source.file->inode);
+    if (!record && record.error().errno_value() == ENOENT) return true;
+    if (!record) return record.error();
+    if (record.value().nlink == 0) return true;
+    if (view_->files[file].frozen) continue;
+    TRY_ASSIGN(const bool changed, has_changed(file));
+    TRY_ASSIGN(const bool written, is_written(file));
+    if (changed || written || source.file->changes != source.changes) return true;
+  }
+  return false;
 }
 
 // Leaves blocks_ empty where that is not worth it, or somebody is writing.
 Result<> ViewFile::share() {
   const auto descriptor = [this](uint32_t file) -> Result<int> {
-    TRY_ASSIGN(const auto backing, fs_.files.backing(*sources_.at(file)));
-    return backing.descriptor;
+    fs_.view_files.have_shared_ = true;  // before it is so
+    TRY_ASSIGN(const auto opened, backing(file));
+    return opened.descriptor;
   };
   const auto piece = [this](uint32_t file, std::span<std::byte> buffer, uint64_t offset) {
     return read_piece(file, buffer, offset);
   };
-  if (is_outdated()) return success();
+  TRY_ASSIGN(const bool outdated_before, is_outdated());
+  if (outdated_before) return success();
   TRY_ASSIGN(auto file, views::share_content(*content_, fs_.store.blobs().folder_fd(), descriptor, piece));
-  if (!file || is_outdated()) return success();
+  if (!file) return success();
+  TRY_ASSIGN(const bool outdated, is_outdated());
+  if (outdated) return success();
   const auto backing_id = fs_.begin_passthrough(file->get());
   if (!backing_id) return success();  // counted and logged there
   std::unordered_set<InodeNumber> made_from;
-  for (const auto& [index, source] : sources_) made_from.insert(source->inode);
+  for (const auto& [index, source] : sources_) made_from.insert(source.file->inode);
   blocks_ = std::make_shared<const BlockFile>(fs_, std::move(*file), backing_id.value(), std::move(made_from));
   return success();
 }
 
 Result<size_t> ViewFile::read_piece(uint32_t file, std::span<std::byte> buffer, uint64_t offset) const {
-  TRY_ASSIGN(const auto backing, fs_.files.backing(*sources_.at(file)));
-  TRY_ASSIGN(const size_t got, io::read_full(backing.descriptor, buffer, static_cast<off_t>(offset)));
+  TRY_ASSIGN(const auto opened, backing(file));
+  TRY_ASSIGN(const size_t got, io::read_full(opened.descriptor, buffer, static_cast<off_t>(offset)));
   TRY_ASSIGN(const bool changed, has_changed(file));
   if (changed) return Error(ESTALE, "it has changed since this view of it was opened: open it again");
   return got;
@@ -107,17 +118,30 @@ Result<size_t> ViewFile::read(std::span<std::byte> buffer, uint64_t offset) cons
   });
 }
 
-std::shared_ptr<ViewFile> ViewFiles::known(InodeNumber number) const {
+// Numbers are told apart by a part of the version only: one in millions is of other bytes, and the kernel has pages of
+// the one that is open.
+Result<std::shared_ptr<ViewFile>> ViewFiles::known(const views::Views::Found& found) const {
   const std::lock_guard lock(mutex_);
-  const auto found = open_.find(number);
-  return found == open_.end() ? nullptr : found->second.lock();
+  const auto open = open_.find(found.number);
+  auto file = open == open_.end() ? nullptr : open->second.lock();
+  if (file && file->view()->version != found.of->version) {
+    return Error(ESTALE, "an earlier version of this file of the view is still open");
+  }
+  return file;
 }
 
-std::shared_ptr<const BlockFile> ViewFiles::kept(InodeNumber number) const {
+std::shared_ptr<const BlockFile> ViewFiles::kept(const views::Views::Found& found) const {
   const std::lock_guard lock(mutex_);
-  const auto found =
-      std::find_if(kept_.begin(), kept_.end(), [number](const Kept& kept) { return kept.number == number; });
-  return found == kept_.end() ? nullptr : found->blocks;
+  const auto kept = std::find_if(kept_.begin(), kept_.end(), [&found](const Kept& one) {
+    return one.number == found.number && one.version == found.of->version;
+  });
+  return kept == kept_.end() ? nullptr : kept->blocks;
+}
+
+bool ViewFiles::opens_quickly(const views::Views::Found& found) const {
+  if (!fs_.modes.passthrough || static_cast<uint64_t>(found.stat.st_size) < views::kLeastShared) return true;
+  const auto open = known(found);
+  return !open || open.value() || kept(found);
 }
 
 std::shared_ptr<std::mutex> ViewFiles::turn_for(InodeNumber number) {
@@ -129,11 +153,11 @@ std::shared_ptr<std::mutex> ViewFiles::turn_for(InodeNumber number) {
 }
 
 // One opens it first, and the others who ask wait for that one: to the kernel there is one backing file.
-std::shared_ptr<ViewFile> ViewFiles::open(const views::Views::Found& found) {
-  if (auto file = known(found.number)) return file;
+Result<std::shared_ptr<ViewFile>> ViewFiles::open(const views::Views::Found& found) {
+  if (auto file = known(found); !file || file.value()) return file;
   const auto turn = turn_for(found.number);
   const std::lock_guard making(*turn);
-  if (auto file = known(found.number)) return file;
+  if (auto file = known(found); !file || file.value()) return file;
   auto file = make(found);
   const std::lock_guard lock(mutex_);
   if (open_.size() >= kManyOpen) std::erase_if(open_, [](const auto& one) { return one.second.expired(); });
@@ -144,22 +168,23 @@ std::shared_ptr<ViewFile> ViewFiles::open(const views::Views::Found& found) {
 // What let_go() was called for before the blocks were kept is looked for behind it.
 std::shared_ptr<ViewFile> ViewFiles::make(const views::Views::Found& found) {
   const uint64_t let_go_before = all_let_go_;
-  auto known_blocks = kept(found.number);
+  auto known_blocks = kept(found);
   const bool fresh = !known_blocks;
   auto file = std::make_shared<ViewFile>(fs_, found, std::move(known_blocks));
   if (!fresh || !file->blocks()) return file;
-  keep(found.number, file->blocks());
-  if (file->is_outdated() || all_let_go_ != let_go_before) {
+  keep({found.number, found.of->version, file->blocks()});
+  const auto outdated = file->is_outdated();
+  if (!outdated || outdated.value() || all_let_go_ != let_go_before) {
     let_go_if([&](const Kept& kept) { return kept.blocks == file->blocks(); });
   }
   file->close_sources();
   return file;
 }
 
-void ViewFiles::keep(InodeNumber number, std::shared_ptr<const BlockFile> blocks) {
+void ViewFiles::keep(Kept kept) {
   Kept oldest;
   const std::lock_guard lock(mutex_);
-  kept_.push_back({number, std::move(blocks)});
+  kept_.push_back(std::move(kept));
   if (kept_.size() > kMostKept) {
     oldest = std::move(kept_.front());
     kept_.pop_front();
@@ -184,20 +209,6 @@ void ViewFiles::let_go(InodeNumber inode) {
 void ViewFiles::let_all_go() {
   ++all_let_go_;
   let_go_if([](const Kept&) { return true; });
-}
-
-bool ViewFiles::shares(InodeNumber inode) const {
-  const std::lock_guard lock(mutex_);
-  return sharing_.contains(inode);
-}
-
-void ViewFiles::count_sharing(const BlockFile& blocks, bool more) {
-  const std::lock_guard lock(mutex_);
-  for (const InodeNumber inode : blocks.made_from()) {
-    unsigned& count = sharing_[inode];
-    count += more ? 1 : -1U;
-    if (count == 0) sharing_.erase(inode);
-  }
 }
 
 }  // namespace ckptfs::fs

@@ -15,8 +15,10 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <string>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
 #include "fs/open_files.h"
 #include "fs/views/views.h"
@@ -28,7 +30,8 @@ class Filesystem;
 // A content made of blocks, and known to the kernel as a backing file.
 class BlockFile {
  public:
-  BlockFile(Filesystem& fs, io::Fd file, int backing_id, std::unordered_set<InodeNumber> made_from);
+  BlockFile(Filesystem& fs, io::Fd file, int backing_id, std::unordered_set<InodeNumber> made_from)
+      : fs_(fs), file_(std::move(file)), backing_id_(backing_id), made_from_(std::move(made_from)) {}
   BlockFile(const BlockFile&) = delete;
   BlockFile& operator=(const BlockFile&) = delete;
   ~BlockFile();
@@ -59,20 +62,27 @@ class ViewFile {
   // As Content::read; the error names the step's file.
   Result<size_t> read(std::span<std::byte> buffer, uint64_t offset) const;
   // Has a file that it is made from changed since, or gone, or is somebody about to write it?
-  bool is_outdated() const;
+  Result<bool> is_outdated() const;
   // The step's files need not count as open any more.
   void close_sources();
 
  private:
+  struct Source {
+    std::shared_ptr<OpenFile> file;
+    uint64_t changes = 0;  // of it, when it was opened
+  };
+
   Result<> share();
-  bool is_written(uint32_t file) const;
+  void not_shared(const Error& why) const;
+  Result<bool> is_written(uint32_t file) const;
   Result<bool> has_changed(uint32_t file) const;
+  Result<OpenFileTable::Backing> backing(uint32_t file) const;
   Result<size_t> read_piece(uint32_t file, std::span<std::byte> buffer, uint64_t offset) const;
 
   Filesystem& fs_;
   const std::shared_ptr<const views::StepView> view_;
   const std::shared_ptr<const views::Content> content_;
-  std::unordered_map<uint32_t, std::shared_ptr<OpenFile>> sources_;  // by their index in the view
+  std::unordered_map<uint32_t, Source> sources_;  // by their index in the view
   std::shared_ptr<const BlockFile> blocks_;
 };
 
@@ -85,19 +95,23 @@ class ViewFiles {
  public:
   explicit ViewFiles(Filesystem& fs) : fs_(fs) {}
 
-  // The one that all who have it open share.
-  std::shared_ptr<ViewFile> open(const views::Views::Found& found);
+  // The one that all who have it open share. ESTALE: other bytes of the same inode number are open.
+  Result<std::shared_ptr<ViewFile>> open(const views::Views::Found& found);
+  // Does open() return at once? It does not where blocks may have to be shared first: what was just written has to
+  // reach the disk for that.
+  bool opens_quickly(const views::Views::Found& found) const;
   // The file is about to change or to go, or has just done so: nothing made of its blocks is kept.
   void let_go(InodeNumber inode);
   void let_all_go();
-  // Does a BlockFile, open or kept, share the file's blocks? Then they are flagged as shared, though no other file of
-  // the tree need have them.
-  bool shares(InodeNumber inode) const;
+  // Has any BlockFile been made since the mount? Then blocks may be flagged as shared that no other file of the tree
+  // has.
+  bool have_shared() const { return have_shared_; }
 
  private:
-  friend class BlockFile;
+  friend class ViewFile;
   struct Kept {
     InodeNumber number = 0;  // of the file of the view
+    std::string version;     // of the step's view
     std::shared_ptr<const BlockFile> blocks;
   };
 
@@ -105,22 +119,22 @@ class ViewFiles {
   static constexpr size_t kManyOpen = 1024;  // before those that are closed are looked for
 
   std::shared_ptr<ViewFile> make(const views::Views::Found& found);
-  std::shared_ptr<ViewFile> known(InodeNumber number) const;
-  std::shared_ptr<const BlockFile> kept(InodeNumber number) const;
+  // None: nobody has it open.
+  Result<std::shared_ptr<ViewFile>> known(const views::Views::Found& found) const;
+  std::shared_ptr<const BlockFile> kept(const views::Views::Found& found) const;
   std::shared_ptr<std::mutex> turn_for(InodeNumber number);
-  void keep(InodeNumber number, std::shared_ptr<const BlockFile> blocks);
+  void keep(Kept kept);
   template <class Predicate>
   void let_go_if(const Predicate& predicate);
-  void count_sharing(const BlockFile& blocks, bool more);
 
   Filesystem& fs_;
+  std::atomic<bool> have_shared_{false};
   std::atomic<bool> keeps_any_{false};   // is kept_ not empty?
   std::atomic<uint64_t> all_let_go_{0};  // how often
   mutable std::mutex mutex_;
   std::unordered_map<InodeNumber, std::weak_ptr<ViewFile>> open_;     // guarded by mutex_; by its own number
   std::unordered_map<InodeNumber, std::weak_ptr<std::mutex>> turns_;  // guarded by mutex_; likewise
   std::deque<Kept> kept_;                                             // guarded by mutex_; the last one made last
-  std::unordered_map<InodeNumber, unsigned> sharing_;  // guarded by mutex_; BlockFiles made from an inode
 };
 
 }  // namespace ckptfs::fs

@@ -31,6 +31,7 @@ struct StepView {
         time(changed),
         sealed(is_sealed),
         nameless(has_no_names),
+        version(source.version),
         view(std::move(source)) {}
 
   const InodeNumber step;
@@ -38,6 +39,7 @@ struct StepView {
   const timespec time;            // when the newest of them changed
   const bool sealed;              // it will never be another one
   const bool nameless;            // swap files only: another step of the run may tell names
+  const std::string version;      // of the files' bytes and the names: another one is another view
   const View view;
 
   // What a file of the view holds; shared by all who have it open.

@@ -105,6 +105,8 @@ def null_fuse(context, number):
     process = subprocess.Popen([mounting.helper("null_fuse"), point])
     try:
         mounting.wait_until("null_fuse is mounted", lambda: mounting.is_mountpoint(point) or process.poll() is not None)
+        if process.poll() is not None:
+            raise mounting.Failure(f"null_fuse ended with {process.returncode}")
         yield point
     finally:
         if mounting.is_mountpoint(point):

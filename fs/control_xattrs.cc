@@ -9,11 +9,14 @@
 #include "io/control_message.h"
 #include "io/log.h"
 #include "meta/accounting.h"
+#include "meta/policy.h"
 #include "meta/steps.h"
 
 namespace ckptfs::fs {
 
 namespace {
+
+constexpr std::string_view kMetric = "metric.";
 
 Error unknown(const std::string& name) {
   return Error(EOPNOTSUPP, std::string(ControlXattrs::kPrefix) + name + ": no such control");
@@ -67,6 +70,8 @@ Result<std::string> ControlXattrs::get(meta::InodeNumber inode, const std::strin
     return std::string(set ? "1" : "0");
   }
   if (name == "state") return state(inode);
+  if (meta::is_policy_rule(name)) return rule(inode, name);
+  if (name.starts_with(kMetric)) return fs_.tree.xattr(inode, std::string(kPrefix) + name);
   if (name == "identical_to") return identical_to(inode);
   if (name.starts_with(kBytes)) return bytes(inode, name);
   return unknown(name);
@@ -105,9 +110,34 @@ Result<std::string> ControlXattrs::state(meta::InodeNumber inode) const {
     if (fs_.tree.is_damaged(inode)) return std::string("damaged");
     return std::string((record.flags & meta::kFrozen) != 0 ? "frozen" : "live");
   }
-  const auto info = meta::step_info(fs_.store, inode);
-  if (!info) return Error(ENODATA);
-  return info.value().state;
+  const auto look = fs_.step_facts.look_at_step(inode);
+  if (!look) return Error(ENODATA);
+  return std::string(state_of(look.value()));
+}
+
+Result<std::string> ControlXattrs::rule(meta::InodeNumber series, const std::string& name) const {
+  TRY_ASSIGN(const meta::SeriesPolicy policy, meta::policy_of(fs_.store, series));
+  const auto set = policy.set.find(name);
+  if (set == policy.set.end()) return Error(ENODATA);
+  return set->second;
+}
+
+// Also of a sealed step, whose files it does not change.
+Result<> ControlXattrs::set_metric(meta::InodeNumber step, const std::string& name, const std::string& value) {
+  TRY_ASSIGN(const bool is_step, meta::is_step(fs_.tree, step));
+  if (!is_step) return Error(EINVAL, fs_.tree.path_of(step) + ": it is no step; a metric is of a step of a series");
+  if (name.size() <= kMetric.size()) return Error(EINVAL, "a metric has a name: user.ckptfs.metric.NAME");
+  if (!value.empty() && !meta::parse_metric(value)) return Error(EINVAL, "'" + value + "' is no number");
+  TRY(meta::set_control_xattr(fs_.store, step, std::string(kPrefix) + name, value));
+  fs_.rotation.wake();
+  return fs_.tree.sync();
+}
+
+Result<> ControlXattrs::remove(meta::InodeNumber inode, const std::string& name) {
+  TRY(get(inode, name));
+  if (meta::is_policy_rule(name)) return meta::set_rules(fs_.store, inode, {{name, ""}});
+  if (name.starts_with(kMetric)) return set_metric(inode, name, "");
+  return Error(EOPNOTSUPP, std::string(kPrefix) + name + ": it cannot be taken away");
 }
 
 // Of a step: the one made before it, if all tensors are the same. Of a file in a step: likewise, of that file.
@@ -155,10 +185,15 @@ void ControlXattrs::set(meta::InodeNumber inode, const std::string& name, const 
       TRY_ASSIGN(const bool pinned, parse_flag(value));
       return meta::set_pinned(fs_.store, inode, pinned);
     });
-  } else if (name == "source") {
-    const Result<> result = set_source(inode, value);
-    remember(inode, result);
-    done(result);
+  } else if (name == "source" || meta::is_policy_rule(name) || name.starts_with(kMetric)) {
+    in_background([this, inode, name, value]() -> Result<> {
+      if (name == "source") return set_source(inode, value);
+      if (name.starts_with(kMetric)) return set_metric(inode, name, value);
+      if (value.empty()) return Error(EINVAL, name + ": it has no value; setfattr -x takes a rule away");
+      TRY(meta::set_rules(fs_.store, inode, {{name, value}}));
+      fs_.rotation.wake();
+      return success();
+    });
   } else {
     done(unknown(name));
   }
@@ -180,6 +215,7 @@ Result<meta::SaveResult> ControlXattrs::save(meta::InodeNumber series, const std
   }
   add(fs_.counters.saves);
   remember(series, success());
+  fs_.rotation.wake();
   const meta::SaveResult& saved = result.value();
   log::info("save {}: {} files, {} cloned, {} bytes, {:.3f} s{}", step, saved.files, saved.cloned, saved.bytes,
             saved.seconds, saved.already_saved ? ", was saved already" : "");

@@ -38,6 +38,12 @@ class ControlXattrs {
   void set(meta::InodeNumber inode, const std::string& name, const std::string& value, const meta::Caller& caller,
            const std::function<void(const Result<>&)>& done);
 
+  // Takes away a rule of a policy, or a metric; others are EOPNOTSUPP.
+  Result<> remove(meta::InodeNumber inode, const std::string& name);
+
+  // Seals a step, as setxattr does.
+  Result<> seal(meta::InodeNumber step);
+
   // Takes a save as setxattr does, on the calling thread: counted, its error kept for last_error.
   Result<meta::SaveResult> save(meta::InodeNumber series, const std::string& tag, const meta::Caller& caller);
 
@@ -46,7 +52,8 @@ class ControlXattrs {
 
  private:
   Result<> set_source(meta::InodeNumber series, const std::string& path);
-  Result<> seal(meta::InodeNumber step);
+  Result<> set_metric(meta::InodeNumber step, const std::string& name, const std::string& value);
+  Result<std::string> rule(meta::InodeNumber series, const std::string& name) const;
   Result<std::string> identical_to(meta::InodeNumber inode) const;
   Result<meta::Sameness> sameness_with(const meta::Place& place, meta::InodeNumber inode,
                                        meta::InodeNumber before) const;

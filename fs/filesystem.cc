@@ -32,7 +32,10 @@ Filesystem::Filesystem(const MountOptions& mount_options, meta::Store& mounted_s
       view_files(*this),
       control(*this),
       caretaker(mounted_store, {.quiet = std::chrono::seconds(options.quiet_seconds),
-                                .scrub = std::chrono::seconds(options.scrub_seconds)}) {}
+                                .scrub = std::chrono::seconds(options.scrub_seconds)}),
+      step_facts(*this),
+      removals(*this),
+      rotation(*this) {}
 
 OpenFileTable::Environment Filesystem::environment() {
   OpenFileTable::Environment environment;
@@ -46,6 +49,7 @@ OpenFileTable::Environment Filesystem::environment() {
   environment.reap = [this](meta::InodeNumber inode) {
     write_errors.clear(inode);
     control.forget(inode);
+    step_facts.forget(inode);
     tree.reap(inode);
   };
   environment.cut = [this](meta::InodeNumber inode) { return adoptions.cut(inode); };

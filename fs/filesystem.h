@@ -17,6 +17,9 @@
 #include "fs/notifications.h"
 #include "fs/open_files.h"
 #include "fs/open_modes.h"
+#include "fs/removals.h"
+#include "fs/rotation.h"
+#include "fs/step_facts.h"
 #include "fs/tasks.h"
 #include "fs/views/view_file.h"
 #include "fs/views/views.h"
@@ -55,6 +58,9 @@ class Filesystem {
   ControlXattrs control;
   Tasks tasks;
   meta::Caretaker caretaker;
+  StepFactsFinder step_facts;
+  Removals removals;
+  Rotation rotation;
 
   // How long the kernel may believe these attributes. A live file's, while anybody writes it past the daemon, not at
   // all.

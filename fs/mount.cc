@@ -183,6 +183,8 @@ Mount::Mount(std::unique_ptr<Internals> internals) : internals_(std::move(intern
 
 Mount::~Mount() {
   if (!internals_) return;
+  internals_->filesystem->rotation.stop();
+  internals_->filesystem->removals.stop();
   internals_->filesystem->caretaker.stop();
   internals_->filesystem->tasks.wait();
   internals_->filesystem->notifications.stop();
@@ -223,6 +225,8 @@ Result<std::unique_ptr<Mount>> Mount::start(const MountOptions& options) {
   fs.notifications.start();
   fs.adoptions.start();
   fs.caretaker.start();
+  fs.removals.start();
+  fs.rotation.start();
   log::info("{} is mounted at {}", source, options.mountpoint);
   return std::unique_ptr<Mount>(new Mount(std::move(internals)));
 }
@@ -232,6 +236,8 @@ Result<> Mount::run() {
   Result<> looped = internals_->session->loop();
   bool dirty = !looped || internals_->session->was_forced() || connection_was_cut(internals_->options.mountpoint);
   if (internals_->options.before_close) internals_->options.before_close();
+  fs.rotation.stop();
+  fs.removals.stop();
   fs.caretaker.stop();
   fs.tasks.wait();
   fs.notifications.stop();
@@ -266,6 +272,8 @@ Result<> Mount::run() {
 void Mount::stop() { internals_->session->stop(); }
 
 meta::Store& Mount::store() { return *internals_->store; }
+
+Filesystem& Mount::filesystem() { return *internals_->filesystem; }
 
 const MountOptions& Mount::options() const { return internals_->options; }
 

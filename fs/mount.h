@@ -32,6 +32,8 @@ struct MountOptions {
   std::function<void()> before_close;
 };
 
+class Filesystem;
+
 class Mount {
  public:
   // Opens the store and mounts it; the kernel may send requests as soon as this returns, run() answers them.
@@ -43,6 +45,8 @@ class Mount {
   ~Mount();
 
   meta::Store& store();
+  // What the operations work on, for the control socket.
+  Filesystem& filesystem();
   const MountOptions& options() const;
   // Everything `ckptfs status --json` shows: mode and why, alignment, space, recovery, counters, open files.
   nlohmann::json status() const;

@@ -38,7 +38,7 @@ std::string OpenFileTable::name_of(InodeNumber inode) const {
 
 bool OpenFileTable::take_if_gone(InodeNumber inode) {
   const auto node = nodes_.find(inode);
-  if (node == nodes_.end() || node->second.lookups != 0) return false;
+  if (node == nodes_.end() || (node->second.lookups != 0 && !node->second.taken_out)) return false;
   if (open_.contains(inode)) return false;
   const bool reap = node->second.dropped;
   nodes_.erase(node);
@@ -57,11 +57,17 @@ void OpenFileTable::forget(InodeNumber inode, uint64_t count) {
   if (reap) environment_.reap(inode);
 }
 
-void OpenFileTable::dropped(InodeNumber inode) {
+void OpenFileTable::dropped(InodeNumber inode) { lost_last_name(inode, false); }
+
+void OpenFileTable::taken_out(InodeNumber inode) { lost_last_name(inode, true); }
+
+void OpenFileTable::lost_last_name(InodeNumber inode, bool taken_out) {
   bool reap = false;
   {
     const std::lock_guard lock(mutex_);
-    nodes_[inode].dropped = true;
+    Node& lost = nodes_[inode];
+    lost.dropped = true;
+    lost.taken_out = taken_out;
     reap = take_if_gone(inode);
   }
   environment_.about_to_change(inode);
@@ -125,6 +131,15 @@ void OpenFileTable::changes(InodeNumber inode) {
   environment_.about_to_change(inode);
 }
 
+std::unordered_set<InodeNumber> OpenFileTable::used_since(std::chrono::steady_clock::time_point since) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(closed_, [since](const auto& closed) { return closed.second < since; });
+  std::unordered_set<InodeNumber> used;
+  for (const auto& [inode, when] : closed_) used.insert(inode);
+  for (const auto& [inode, file] : open_) used.insert(inode);
+  return used;
+}
+
 void OpenFileTable::record_error(InodeNumber inode, int errno_value) {
   const std::lock_guard lock(mutex_);
   const auto file = open_.find(inode);
@@ -143,6 +158,7 @@ bool OpenFileTable::end(const std::shared_ptr<OpenFile>& file, bool writing) {
       descriptor = std::move(file->descriptor);
       backing_id = std::exchange(file->backing_id, 0);
       open_.erase(file->inode);
+      closed_[file->inode] = std::chrono::steady_clock::now();
       reap = take_if_gone(file->inode);
     }
   }

@@ -5,7 +5,9 @@
 // *Lookup counts.* Every entry in a reply to the kernel adds one to its inode's lookup count, FORGET takes them back.
 // An inode that lost its last name (`dropped`) is reaped, that is, leaves the index, when the kernel has forgotten it
 // *and* nothing has it open. RELEASE and FORGET of one file are two messages that two threads may process in either
-// order, so whichever comes last reaps. Inode numbers never come back, so a late message can only hit nothing.
+// order, so whichever comes last reaps. Inode numbers never come back, so a late message can only hit nothing. What was
+// taken out of the tree with the directory above it (fs/removals.h) the kernel would remember for good, since no UNLINK
+// told it: that is reaped as soon as nothing has it open.
 //
 // *Opens.* An inode's first open makes its OpenFile, the last close takes it out of the table; an open that comes
 // between makes a new one. All opens of an OpenFile share one read-only descriptor of the blob and, under passthrough,
@@ -38,12 +40,14 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "io/fd.h"
@@ -105,6 +109,9 @@ class OpenFileTable final : public meta::OpenFiles {
   std::string name_of(InodeNumber inode) const;
   // The inode has lost its last name.
   void dropped(InodeNumber inode);
+  // Likewise, and the kernel was not told: it may remember the inode for good, and finds no way to it. So what counts
+  // is only whether it is open.
+  void taken_out(InodeNumber inode);
 
   // --- opens. Counts one; `writing` also as a writer. first_writer: nobody wrote before.
   struct Begun {
@@ -123,6 +130,8 @@ class OpenFileTable final : public meta::OpenFiles {
   bool has_writers(const OpenFile& file) const;
   // Somebody is about to change the size of a file without opening it.
   void changes(InodeNumber inode);
+  // The files that are open, or were closed last at or after `since`; what was closed earlier is forgotten.
+  std::unordered_set<InodeNumber> used_since(std::chrono::steady_clock::time_point since);
   // For every handle that is open now.
   void record_error(InodeNumber inode, int errno_value);
   // Counts one down; true: it was the last for writing. The caller has closed its own descriptors of the file before.
@@ -156,16 +165,20 @@ class OpenFileTable final : public meta::OpenFiles {
   struct Node {
     uint64_t lookups = 0;
     bool dropped = false;
+    bool taken_out = false;
     std::string name;
   };
 
-  // Takes the node out if the kernel has forgotten it and nothing has it open; true: it is to be reaped. Under mutex_.
+  // Takes the node out if the kernel has forgotten it, or cannot find it, and nothing has it open; true: it is to be
+  // reaped. Under mutex_.
   bool take_if_gone(InodeNumber inode);
+  void lost_last_name(InodeNumber inode, bool taken_out);
 
   const Environment environment_;
   mutable std::mutex mutex_;
-  std::unordered_map<InodeNumber, Node> nodes_;                      // guarded by mutex_
-  std::unordered_map<InodeNumber, std::shared_ptr<OpenFile>> open_;  // guarded by mutex_
+  std::unordered_map<InodeNumber, Node> nodes_;                                    // guarded by mutex_
+  std::unordered_map<InodeNumber, std::shared_ptr<OpenFile>> open_;                // guarded by mutex_
+  std::unordered_map<InodeNumber, std::chrono::steady_clock::time_point> closed_;  // guarded by mutex_; when, last
 };
 
 }  // namespace ckptfs::fs

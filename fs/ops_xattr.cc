@@ -81,7 +81,8 @@ void op_listxattr(fuse_req_t req, fuse_ino_t inode, size_t size) {
 
 void op_removexattr(fuse_req_t req, fuse_ino_t inode, const char* name) {
   const Reply reply(req, Operation::removexattr, inode);
-  if (is_unsupported(name) || is_control(name)) return reply.error(EOPNOTSUPP);
+  if (is_unsupported(name)) return reply.error(EOPNOTSUPP);
+  if (is_control(name)) return reply.result(reply.fs().control.remove(inode, control_name(name)));
   reply.result(reply.fs().tree.remove_xattr(inode, name));
 }
 

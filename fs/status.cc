@@ -70,6 +70,14 @@ json care_of(const meta::CaretakerReport& care) {
           {"identical", care.identical}};
 }
 
+json rotation_of(const Filesystem& fs) {
+  const RotationReport rotation = fs.rotation.report();
+  return {{"removed", rotation.removed},
+          {"being_emptied", fs.removals.waiting()},
+          {"failures", rotation.failures},
+          {"held", rotation.held}};
+}
+
 json warnings_of(const Filesystem& fs) {
   json warnings = json::array();
   const meta::RecoveryReport& recovery = fs.store.recovery();
@@ -90,6 +98,7 @@ json warnings_of(const Filesystem& fs) {
   for (const std::string& step : care.identical) {
     warnings.push_back(step + ": its tensors are, bit for bit, those of the step before");
   }
+  for (const std::string& cap : fs.rotation.report().warnings) warnings.push_back(cap);
   if (const uint64_t errors = value(fs.counters.write_errors); errors != 0) {
     warnings.push_back(std::to_string(errors) +
                        " writes failed: see the log, and user.ckptfs.write_error of the files");
@@ -116,6 +125,7 @@ json status_of(const Filesystem& fs) {
           {"recovery", recovery_of(fs.store.recovery())},
           {"counters", counters_of(fs.counters)},
           {"care", care_of(fs.caretaker.report())},
+          {"rotation", rotation_of(fs)},
           {"open_files", fs.files.open_count()},
           {"remembered_inodes", fs.files.remembered_count()},
           {"warnings", warnings_of(fs)}};

@@ -201,7 +201,7 @@ Result<BlobRecord> decode_blob(std::string_view value) {
 
 std::string encode(const StepRecord& r) {
   const auto bits = static_cast<uint8_t>((r.sealed ? 1 : 0) | (r.pinned ? 2 : 0) | (r.being_removed ? 4 : 0));
-  return Encoder().u64(r.source).time(r.saved).u8(bits).text(r.stale).take();
+  return Encoder().u64(r.source).time(r.saved).u8(bits).text(r.stale).u64(r.number).take();
 }
 
 Result<StepRecord> decode_step(std::string_view value) {
@@ -214,6 +214,7 @@ Result<StepRecord> decode_step(std::string_view value) {
   r.pinned = (bits & 2) != 0;
   r.being_removed = (bits & 4) != 0;
   r.stale = d.text();
+  r.number = d.u64();
   return d.finish(std::move(r), "step");
 }
 

@@ -16,6 +16,7 @@ inline constexpr size_t kMaximumName = 255;
 // xattrs by which the mount is controlled; never listed.
 inline constexpr const char* kControlPrefix = "user.ckptfs.";
 inline constexpr const char* kSourceXattr = "user.ckptfs.source";
+inline constexpr const char* kMetricXattr = "user.ckptfs.metric.";  // and its name; of a step
 
 // "zero_stage_3"
 bool is_swap_folder_name(std::string_view name);

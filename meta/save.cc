@@ -16,6 +16,7 @@
 #include "io/parallel.h"
 #include "meta/names.h"
 #include "meta/save_plan.h"
+#include "meta/steps.h"
 #include "meta/time.h"
 #include "meta/unpublished.h"
 
@@ -411,6 +412,7 @@ class Save {
     record.source = source_;
     record.saved = now();
     record.stale = stale_names();
+    TRY_ASSIGN(record.number, allot_number(store_, series_number, request_.tag, record));
     change.batch.put_step(result_.step, record);
     return success();
   }

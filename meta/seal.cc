@@ -121,6 +121,9 @@ class Seal {
     StepRecord step;
     if (auto known = store_.index().step(step_)) step = std::move(known).value();
     step.sealed = true;
+    TRY_ASSIGN(const InodeRecord folder, store_.index().inode(step_));
+    const std::string path = store_.tree().path_of(step_);
+    TRY_ASSIGN(step.number, allot_number(store_, folder.parent, path.substr(path.rfind('/') + 1), step));
     change.batch.put_step(step_, step);
     TRY(tree_.commit(std::move(change)));
     for (auto& [number, member] : members_) member.clone = 0;

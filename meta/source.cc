@@ -4,6 +4,7 @@
 
 #include "meta/names.h"
 #include "meta/save.h"
+#include "meta/steps.h"
 
 namespace ckptfs::meta {
 namespace {
@@ -22,18 +23,6 @@ Result<std::vector<InodeNumber>> swap_folders(const Tree& tree, InodeNumber fold
     }
   }
   return found;
-}
-
-Result<> check_series(const Tree& tree, InodeNumber series) {
-  TRY_ASSIGN(const InodeRecord record, tree.inode(series));
-  if (!record.is_dir()) return Error(ENOTDIR);
-  TRY_ASSIGN(const InodeNumber step, tree.step_of(series));
-  if (series == kRootInode || (record.flags & kSwap) != 0 || step != 0) {
-    return Error(EINVAL, tree.path_of(series) +
-                             ": neither the root, nor a zero_stage_N folder, nor what lies in a step "
-                             "can be a series; use /steps, or make a directory");
-  }
-  return success();
 }
 
 }  // namespace

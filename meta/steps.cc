@@ -136,6 +136,25 @@ Result<> for_each_file(const Tree& tree, InodeNumber folder, const VisitFile& vi
   return visit_files(tree, folder, path, visit);
 }
 
+Result<> check_series(const Tree& tree, InodeNumber series) {
+  TRY_ASSIGN(const InodeRecord record, tree.inode(series));
+  if (!record.is_dir()) return Error(ENOTDIR);
+  bool in_step = false;
+  for (InodeNumber at = series; at != kRootInode && at != 0 && !in_step;) {
+    TRY_ASSIGN(const InodeRecord folder, tree.inode(at));
+    TRY_ASSIGN(const InodeRecord above, tree.inode(folder.parent));
+    TRY_ASSIGN(const bool step, is_step(tree, at));
+    in_step = step && ((above.flags & kSeries) != 0 || (folder.flags & kStep) != 0);
+    at = folder.parent;
+  }
+  if (series == kRootInode || (record.flags & kSwap) != 0 || in_step) {
+    return Error(EINVAL, tree.path_of(series) +
+                             ": neither the root, nor a zero_stage_N folder, nor what lies in a step "
+                             "can be a series; use /steps, or make a directory");
+  }
+  return success();
+}
+
 Result<std::vector<InodeNumber>> list_series(const Tree& tree) {
   std::vector<InodeNumber> series;
   TRY(visit_folders(tree, kRootInode, [&](InodeNumber number, const InodeRecord& record) {
@@ -189,6 +208,23 @@ Result<std::vector<StepInfo>> list_steps(Store& store, InodeNumber series) {
   return steps;
 }
 
+uint64_t number_of(const std::string& tag, const StepRecord& record) {
+  return step_number(tag).value_or(record.number);
+}
+
+Result<uint64_t> allot_number(const Store& store, InodeNumber series, const std::string& tag,
+                              const StepRecord& record) {
+  if (step_number(tag)) return uint64_t{0};
+  if (record.number != 0) return record.number;
+  uint64_t last = 0;
+  TRY_ASSIGN(const auto entries, store.tree().list(series));
+  for (const DirectoryEntry& entry : entries) {
+    const auto other = store.index().step(entry.inode);
+    if (other) last = std::max(last, other.value().number);
+  }
+  return last + 1;
+}
+
 Result<> set_pinned(Store& store, InodeNumber number, bool pinned) {
   Tree& tree = store.tree();
   TRY_ASSIGN(const bool step, is_step(tree, number));
@@ -200,6 +236,7 @@ Result<> set_pinned(Store& store, InodeNumber number, bool pinned) {
     StepRecord present;
     if (auto known = store.index().step(number)) present = std::move(known).value();
     present.pinned = pinned;
+    TRY_ASSIGN(present.number, allot_number(store, record.parent, name_of(tree.path_of(number)), present));
     change.batch.put(number, record);
     change.batch.put_step(number, present);
     TRY(tree.commit(std::move(change)));

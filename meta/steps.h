@@ -32,11 +32,18 @@ Result<> note_directory(Tree& tree, InodeNumber directory);
 // Visits every regular file below a folder; `path`: the names from there down, the file's own last.
 using VisitFile = std::function<Result<>(const std::vector<std::string>& path, InodeNumber file)>;
 Result<> for_each_file(const Tree& tree, InodeNumber folder, const VisitFile& visit);
+// EINVAL, in words: the root, a zero_stage_N folder and what lies in a step cannot be a series.
+Result<> check_series(const Tree& tree, InodeNumber directory);
 // Every series of the mount.
 Result<std::vector<InodeNumber>> list_series(const Tree& tree);
 // All steps of one series, or of every series (series = 0), sorted by series, then by step number and tag.
 Result<std::vector<StepInfo>> list_steps(Store& store, InodeNumber series = 0);
 Result<StepInfo> step_info(Store& store, InodeNumber step);
+
+// The number of a step: what its name carries, else what it was given when it was made (StepRecord::number); 0: none.
+uint64_t number_of(const std::string& tag, const StepRecord& record);
+// The number to be given to a step of that name, in its record.
+Result<uint64_t> allot_number(const Store& store, InodeNumber series, const std::string& tag, const StepRecord& record);
 
 // Makes a step read-only for good. EBUSY while a writer is open in it, naming the file; EINVAL for what is no step.
 // Durable on return.

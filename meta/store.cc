@@ -20,7 +20,7 @@
 namespace ckptfs::meta {
 namespace {
 
-constexpr uint64_t kFormat = 3;
+constexpr uint64_t kFormat = 4;
 constexpr std::chrono::seconds kTrimInterval{30};
 
 // Where nothing is mounted nothing is open.
@@ -184,6 +184,7 @@ struct Store::Internals {
   NothingOpen nothing_open;
   OpenFiles* open_files = &nothing_open;
   std::mutex save_mutex;
+  std::vector<InodeNumber> unpurged;
 };
 
 Result<std::unique_ptr<Store>> Store::open(const StoreOptions& options) {
@@ -232,7 +233,14 @@ Result<std::unique_ptr<Store>> Store::open(const StoreOptions& options) {
       *in->tree, *in->index, *in->blobs,
       [internals = in.get()](InodeNumber inode) { return internals->open_files->open_for_writing(inode); });
   in->trimmer = std::make_unique<Trimmer>(*in->space, kTrimInterval);
-  for (const InodeNumber nameless : recovery.nameless) in->tree->reap(nameless);
+  for (const InodeNumber nameless : recovery.nameless) {
+    TRY_ASSIGN(const bool full, in->index->has_entries(nameless));
+    if (full) {
+      in->unpurged.push_back(nameless);
+    } else {
+      in->tree->reap(nameless);
+    }
+  }
   for (const InodeNumber damaged : in->recovery.damaged) {
     log::error("{}: its data is missing or short", in->tree->path_of(damaged));
   }
@@ -264,6 +272,8 @@ Frontiers& Store::frontiers() const { return *internals_->frontiers; }
 Accounting& Store::accounting() const { return *internals_->accounting; }
 const io::SharingCapability& Store::capability() const { return internals_->capability; }
 const RecoveryReport& Store::recovery() const { return internals_->recovery; }
+
+const std::vector<InodeNumber>& Store::unpurged() const { return internals_->unpurged; }
 std::mutex& Store::save_mutex() { return internals_->save_mutex; }
 
 SpaceReport Store::space() const {

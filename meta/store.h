@@ -50,6 +50,8 @@ class Store {
   Accounting& accounting() const;
   const io::SharingCapability& capability() const;
   const RecoveryReport& recovery() const;
+  // Directories that were taken out of the tree before this start, and are not empty (Tree::purge).
+  const std::vector<InodeNumber>& unpurged() const;
   // All zeros where the file system does not answer (logged).
   SpaceReport space() const;
 

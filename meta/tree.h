@@ -104,8 +104,18 @@ class Tree {
   // flags: 0 or RENAME_NOREPLACE; RENAME_EXCHANGE and others are EINVAL.
   Result<std::optional<Dropped>> rename(InodeNumber parent, const std::string& name, InodeNumber new_parent,
                                         const std::string& new_name, unsigned flags);
+  // Takes a directory out of the tree with all that is in it, in one change, durable on return: its name goes now, and
+  // what it holds when purge() takes that. EPERM: a pinned step.
+  Result<InodeNumber> take_out(InodeNumber parent, const std::string& name);
+  // Takes up to `most` names out of a directory that was taken out. Directories come out as whole as that one did.
+  struct Purged {
+    std::vector<Dropped> files;
+    std::vector<InodeNumber> directories;  // to be purged, too
+    bool done = false;                     // it is empty: dropped
+  };
+  Result<Purged> purge(InodeNumber directory, size_t most);
   // After the last release and forget of an inode without a name: it goes from the index, and its blob, if no one else
-  // names it, is doomed. Harmless for an inode that still has a name.
+  // names it, is doomed. Harmless for one that still has a name, and for a directory that is not purged yet.
   void reap(InodeNumber inode);
 
   // --- attributes

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <unordered_map>
 
 #include "io/fault.h"
 #include "io/log.h"
@@ -294,11 +295,68 @@ Result<std::optional<Dropped>> Tree::rename(InodeNumber old_number, const std::s
   return dropped;
 }
 
+Result<InodeNumber> Tree::take_out(InodeNumber parent_number, const std::string& name) {
+  if (is_reserved(parent_number, name)) return Error(EBUSY, "/" + name + " cannot be removed");
+  InodeNumber taken = 0;
+  {
+    Change change = begin();
+    TRY_ASSIGN(const EntryRecord entry, index_.entry(parent_number, name));
+    TRY_ASSIGN(InodeRecord record, directory(entry.inode));
+    TRY_ASSIGN(InodeRecord parent, directory(parent_number));
+    TRY(refuse_sealed(parent_number, parent, "removing " + name));
+    if (const auto step = index_.step(entry.inode); step && step.value().pinned) {
+      return Error(
+          EPERM, path_of(entry.inode) + ": the step is pinned; unpin it first (setfattr -n " + "user.ckptfs.pin -v 0)");
+    }
+    change.batch.erase_entry(parent_number, name);
+    parent.mtime = parent.ctime = now();
+    --parent.nlink;
+    change.batch.put(parent_number, parent);
+    TRY(drop_name(change, entry.inode, record));
+    TRY(commit(std::move(change)));
+    taken = entry.inode;
+  }
+  TRY(io::fault_point("take_out.after_batch"));
+  TRY(sync());
+  return taken;
+}
+
+Result<Tree::Purged> Tree::purge(InodeNumber number, size_t most) {
+  Purged purged;
+  Change change = begin();
+  TRY_ASSIGN(const InodeRecord folder, directory(number));
+  if (folder.nlink != 0) return Error(EINVAL, path_of(number) + ": it is still in the tree");
+  TRY_ASSIGN(const auto entries, index_.entries(number));
+  std::unordered_map<InodeNumber, InodeRecord> dropped;  // a file may have several names here
+  for (const DirectoryEntry& entry : entries) {
+    if (most-- == 0) break;
+    if (!dropped.contains(entry.inode)) {
+      TRY_ASSIGN(dropped[entry.inode], index_.inode(entry.inode));
+    }
+    InodeRecord& record = dropped[entry.inode];
+    change.batch.erase_entry(number, entry.name);
+    TRY(drop_name(change, entry.inode, record));
+    if (record.is_dir()) {
+      purged.directories.push_back(entry.inode);
+    } else {
+      purged.files.push_back({entry.inode, record.nlink == 0});
+    }
+  }
+  purged.done = purged.files.size() + purged.directories.size() == entries.size();
+  TRY(commit(std::move(change)));
+  TRY(io::fault_point("purge.after_batch"));
+  return purged;
+}
+
 void Tree::reap(InodeNumber number) {
   const auto reaped = [&]() -> Result<> {
     Change change = begin();
     TRY_ASSIGN(const InodeRecord record, index_.inode(number));
     if (record.nlink != 0) return success();
+    if (record.is_dir()) {
+      TRY_ASSIGN(const bool full, index_.has_entries(number));
+      if (full) return success();
+    }
     TRY_ASSIGN(const auto names, index_.xattr_names(number));
     for (const std::string& name : names) change.batch.erase_xattr(number, name);
     change.batch.erase_inode(number);

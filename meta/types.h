@@ -99,7 +99,8 @@ struct StepRecord {
   bool sealed = false;
   bool pinned = false;
   bool being_removed = false;
-  std::string stale;  // names of perhaps stale files, one a line
+  std::string stale;    // names of perhaps stale files, one a line
+  uint64_t number = 0;  // where the name carries none: in the order in which the steps of its series were made
 };
 
 // Who asks.

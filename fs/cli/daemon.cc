@@ -13,6 +13,7 @@
 #include "fs/cli/system.h"
 #include "fs/control/commands.h"
 #include "fs/control/content_commands.h"
+#include "fs/control/policy_commands.h"
 #include "fs/control/server.h"
 #include "io/control_message.h"
 #include "io/image.h"
@@ -144,6 +145,7 @@ Result<> serve_store(const MountPlan& plan, const std::string& store_folder, con
   control = std::make_unique<ControlServer>(std::string(io::kSocketFolder) + "/" + mount->store().id() + ".sock");
   add_commands(*control, *mount);
   add_content_commands(*control, mount->store());
+  add_policy_commands(*control, mount->filesystem());
   Result<> listening = control->start();
   if (listening) {
     log::info("ckptfs {}, pid {}, control socket {}", CKPTFS_VERSION, getpid(), control->socket_path());

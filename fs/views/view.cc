@@ -426,7 +426,7 @@ void View::add_manifest() {
   }
   Json tied = Json::array(), problems = Json::array();
   for (const auto& [name, same_as] : source_.map.tied) tied.push_back({{"name", name}, {"same_as", same_as}});
-  for (const auto& [file, reason] : problems_) problems.push_back({{"file", file}, {"reason", reason}});
+  for (const auto& problem : problems_) problems.push_back({{"file", problem.file}, {"reason", problem.reason}});
   text += "],\n";
   if (const std::string& from = source_.map.names_from; !from.empty())
     text += "\"names_from\": " + dumped(from) + ",\n";

@@ -69,8 +69,9 @@ std::string on_one_line(std::string text) {
 void log_problems(const std::string& step, const std::vector<meta::formats::Problem>& problems) {
   constexpr size_t most = 10;
   for (size_t at = 0; at < std::min(most, problems.size()); ++at) {
-    const auto& [file, reason] = problems[at];
-    log::warn("the view of {}: {}", step, on_one_line(file + (file.empty() ? "" : ": ") + reason));
+    const meta::formats::Problem& problem = problems[at];
+    const std::string where = problem.file.empty() ? "" : problem.file + ": ";
+    log::warn("the view of {}: {}", step, on_one_line(where + problem.reason));
   }
   if (problems.size() > most) log::warn("the view of {}: {} more (manifest.json)", step, problems.size() - most);
 }

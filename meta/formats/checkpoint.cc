@@ -114,7 +114,8 @@ std::set<std::string> weight_files(const StepFiles& files, const std::string& wh
   if (!index_file) return candidates.size() == 1 ? candidates : std::set<std::string>();
   auto named = files_of_index(files, *index_file, map);
   for (const std::string& name : named) {
-    if (!candidates.contains(name)) map.problems.push_back({name, "the index names it, and it is not there"});
+    if (!candidates.contains(name))
+      map.problems.push_back({name, "the index names it, and it is not there", Problem::Kind::missing});
   }
   return named;
 }

@@ -118,8 +118,8 @@ class Folder {
   }
 
   void read(std::vector<Saved>& saved, std::vector<Problem>& problems) {
-    const auto problem = [&](const std::string& reason) {
-      if (problems.size() < kMostProblems) problems.push_back({files_.list()[metadata_].path, reason});
+    const auto problem = [&](const std::string& reason, Problem::Kind kind = Problem::Kind::unreadable) {
+      if (problems.size() < kMostProblems) problems.push_back({files_.list()[metadata_].path, reason, kind});
     };
     auto pickle = [&]() -> Result<Pickle> {
       TRY_ASSIGN(auto bytes, files_.read(metadata_, Pickle::kMostBytes));
@@ -140,7 +140,10 @@ class Folder {
       }
       auto tensor = this->tensor(*name.text(), value.state());
       if (!tensor) {
-        problem(std::string(*name.text()) + ": " + tensor.error().message());
+        const int failed = tensor.error().errno_value();
+        const bool missing = failed == ENOENT || failed == ENODATA;
+        problem(std::string(*name.text()) + ": " + tensor.error().message(),
+                missing ? Problem::Kind::missing : Problem::Kind::unreadable);
         continue;
       }
       const auto known = keys.find(*name.text());
@@ -227,7 +230,7 @@ class Folder {
     const FileRange part{static_cast<uint64_t>(*offset->integer()), static_cast<uint64_t>(*length->integer())};
     const uint64_t whole = files_.list()[index->second].size;
     if (part.offset > whole || part.size > whole - part.offset) {
-      return bad(std::string(*path->text()) + " is shorter than it should be");
+      return Error(ENODATA, std::string(*path->text()) + " is shorter than it should be");
     }
     if (part.size > unread_) return bad("its chunks lie upon each other");
     unread_ -= part.size;

@@ -28,6 +28,11 @@ constexpr const char* kMaster = "fp32";
 constexpr const char* kCompute = "param";
 constexpr uint64_t kMostIds = uint64_t{16} << 20;  // bytes of our map of names to ds_ids
 
+// What a torch file cannot be opened for: one that was not written to its end says so.
+Problem::Kind kind_of(const Error& error) {
+  return error.errno_value() == ENODATA ? Problem::Kind::missing : Problem::Kind::unreadable;
+}
+
 // Parameters that the optimizer has as one.
 struct Group {
   std::vector<Member> members;
@@ -57,9 +62,16 @@ class Reader {
   }
 
  private:
-  void problem(std::optional<uint32_t> file, const std::string& reason) {
+  void problem(std::optional<uint32_t> file, const std::string& reason,
+               Problem::Kind kind = Problem::Kind::unreadable) {
     if (map_.problems.size() >= kMostProblems) return;
-    map_.problems.push_back({file ? files_.list()[*file].path : std::string(), reason});
+    map_.problems.push_back({file ? files_.list()[*file].path : std::string(), reason, kind});
+  }
+  void missing(std::optional<uint32_t> file, const std::string& reason) {
+    problem(file, reason, Problem::Kind::missing);
+  }
+  void left_out(std::optional<uint32_t> file, const std::string& reason) {
+    problem(file, reason, Problem::Kind::left_out);
   }
 
   // Calls `with` on a torch file that is open during the call.
@@ -67,7 +79,7 @@ class Reader {
     const auto descriptor = files_.open(index);
     if (!descriptor) return problem(index, descriptor.error().message());
     auto file = TorchFile::open(descriptor.value().get());
-    if (!file) return problem(index, file.error().message());
+    if (!file) return problem(index, file.error().message(), kind_of(file.error()));
     with(file.value());
   }
 
@@ -113,9 +125,10 @@ class Reader {
   }
 
   // A layout that is not read: its parts put together as those of another would be wrong.
-  void is_foreign(std::optional<uint32_t> file, const std::string& reason) {
+  void is_foreign(std::optional<uint32_t> file, const std::string& reason,
+                  Problem::Kind kind = Problem::Kind::unreadable) {
     foreign_ = true;
-    problem(file, reason);
+    problem(file, reason, kind);
   }
 
   TensorMap nothing() {
@@ -137,11 +150,12 @@ class Reader {
   void expect_ranks(int64_t count) {
     // Each rank has a file at least.
     if (count <= 0 || static_cast<uint64_t>(count) > files_.list().size()) {
-      return is_foreign(std::nullopt, "it is of " + std::to_string(count) + " ranks, of which not all have files here");
+      return is_foreign(std::nullopt, "it is of " + std::to_string(count) + " ranks, of which not all have files here",
+                        count <= 0 ? Problem::Kind::unreadable : Problem::Kind::missing);
     }
     const auto world = static_cast<size_t>(count);
     if (ranks_.size() > world) {
-      problem(std::nullopt, "files of more than its " + std::to_string(world) + " ranks lie here, of another save");
+      left_out(std::nullopt, "files of more than its " + std::to_string(world) + " ranks lie here, of another save");
     }
     ranks_.resize(world);
   }
@@ -184,7 +198,7 @@ class Reader {
     for (const Member& member : frozen_) {
       const auto fragment = fragments.find(member.name);
       if (fragment == fragments.end()) {
-        problem(index, "frozen_param_fragments lacks " + member.name);
+        left_out(index, "frozen_param_fragments lacks " + member.name);
         continue;
       }
       Flats& flats = fragments_[member.name];
@@ -198,7 +212,7 @@ class Reader {
     for (unsigned number = 1; number < ranks_.size(); ++number) {
       const auto model = ranks_[number].model;
       if (!model) {
-        problem(std::nullopt, "rank " + std::to_string(number) + " has no model_states.pt");
+        missing(std::nullopt, "rank " + std::to_string(number) + " has no model_states.pt");
         continue;
       }
       with_file(*model, [&](TorchFile& file) { read_fragments(*model, number, file); });
@@ -212,7 +226,7 @@ class Reader {
       const auto name = (*names)[at].text();
       const auto value = name ? module.find(*name) : module.end();
       if (value == module.end()) {
-        problem(index, "module lacks a buffer that buffer_names has");
+        left_out(index, "module lacks a buffer that buffer_names has");
         continue;
       }
       if (auto tensor = whole(index, file, value->second, "buffer " + std::string(*name))) {
@@ -280,7 +294,7 @@ class Reader {
 
   void read_optimizer(unsigned number) {
     const auto index = ranks_[number].optimizer;
-    if (!index) return problem(std::nullopt, "rank " + std::to_string(number) + " has no optim_states.pt");
+    if (!index) return missing(std::nullopt, "rank " + std::to_string(number) + " has no optim_states.pt");
     with_file(*index, [&](TorchFile& file) {
       const auto state = file.root().find("optimizer_state_dict");
       const auto stage = number_of(find(state, "zero_stage"));
@@ -328,9 +342,10 @@ class Reader {
       if (name && !group.name) group.name = parse_group_name(*name + ".tensor.swp");
       if (name && ranks_[number].swapped.contains(*name + ".tensor.swp")) {
         read_swapped(number, group, *name);
+        expect_swapped(index, number, *name, find(states, static_cast<int64_t>(at)));
       } else if (swaps_ && part_of_rank(group) * size_of(Dtype::float32) >= smallest_swapped_) {
         // What optim_states.pt has of it may be a recycled buffer.
-        problem(index, "the swap file " + name.value_or("of a group") + ".tensor.swp is not there");
+        missing(index, "the swap file " + name.value_or("of a group") + ".tensor.swp is not there");
       } else {
         if (auto flat = flat_of(index, file, master, "fp32_flat_groups")) flats_of(group, kMaster)[number] = flat;
         read_states(index, number, file, group, find(states, static_cast<int64_t>(at)));
@@ -364,10 +379,23 @@ class Reader {
       }
       const uint64_t size = elements * size_of(Dtype::float32);
       if (files_.list()[index].size < size) {
-        problem(index, "it has fewer than the " + std::to_string(size) + " bytes of its parameters");
+        missing(index, "it has fewer than the " + std::to_string(size) + " bytes of its parameters");
         continue;
       }
       flats_of(group, parsed->state)[number] = Flat{{index, 0, size}, Dtype::float32};
+    }
+  }
+
+  // Adam's moments lie beside the weights, as optim_states.pt says or as those of any other group do.
+  void expect_swapped(uint32_t index, unsigned number, const std::string& name, const std::optional<Value>& kept) {
+    for (const char* const state : {"exp_avg", "exp_avg_sq"}) {
+      const std::string file = std::string(state) + "-" + name + ".tensor.swp";
+      if (ranks_[number].swapped.contains(file)) continue;
+      const auto of_state = [&](const auto& swapped) { return swapped.first.starts_with(std::string(state) + "-"); };
+      const bool others = std::any_of(ranks_.begin(), ranks_.end(), [&](const RankFiles& rank) {
+        return std::any_of(rank.swapped.begin(), rank.swapped.end(), of_state);
+      });
+      if (others || (kept && kept->find(state))) missing(index, "the swap file " + file + " is not there");
     }
   }
 
@@ -418,9 +446,9 @@ class Reader {
   void read_ids() {
     if (!found_.ids) return;
     const auto text = files_.read(*found_.ids, kMostIds);
-    if (!text) return problem(*found_.ids, text.error().message());
+    if (!text) return left_out(*found_.ids, text.error().message());
     const auto ids = nlohmann::json::parse(text.value(), nullptr, false);
-    if (!ids.is_object()) return problem(*found_.ids, "it is no map of names to numbers");
+    if (!ids.is_object()) return left_out(*found_.ids, "it is no map of names to numbers");
     for (const auto& [name, id] : ids.items()) {
       if (id.is_number_unsigned()) known_ids_.emplace(name, id.get<uint64_t>());
     }
@@ -449,7 +477,7 @@ class Reader {
                      std::span<Parameter> parameters) {
     for (size_t number = 0; number < flats.size(); ++number) {
       if (!flats[number]) {
-        return problem(std::nullopt, state + " of " + group.members.front().name + " and what lies with it: rank " +
+        return missing(std::nullopt, state + " of " + group.members.front().name + " and what lies with it: rank " +
                                          std::to_string(number) + " has none");
       }
     }
@@ -504,8 +532,8 @@ class Reader {
       if (tensor) {
         parameter.states.emplace(kCompute, std::move(*tensor));
       } else {
-        problem(std::nullopt, "frozen parameter " + member.name +
-                                  " is not all there (DeepSpeed leaves one that it swaps to NVMe out of checkpoints)");
+        left_out(std::nullopt, "frozen parameter " + member.name +
+                                   " is not all there (DeepSpeed leaves one that it swaps to NVMe out of checkpoints)");
       }
       map_.parameters.push_back(std::move(parameter));
     }

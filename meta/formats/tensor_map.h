@@ -81,8 +81,12 @@ inline constexpr size_t kMostProblems = 1000;
 
 // What could not be read, and the rest of the step shows without.
 struct Problem {
+  // unreadable: it may be as it should be, and nobody can tell. missing: it is not there, or ends too early, as what
+  // was not written to its end. left_out: whoever wrote the checkpoint left it out, and is content.
+  enum class Kind { unreadable, missing, left_out };
   std::string file;  // below the step; empty: the step as a whole
   std::string reason;
+  Kind kind = Kind::unreadable;
 };
 
 struct TensorMap {

@@ -26,6 +26,18 @@ std::string text_of(zip_error_t* error) {
   return text;
 }
 
+// Without the record that ends a zip it may be the beginning of one, whose writer came no further.
+Result<> refuse_beginning(int file, const FileRange& part) {
+  constexpr std::string_view first_signature("PK\3\4", 4);
+  std::array<char, first_signature.size()> first{};
+  TRY_ASSIGN(
+      const size_t got,
+      io::read_full(file, std::as_writable_bytes(std::span(first)).first(std::min<uint64_t>(part.size, first.size())),
+                    static_cast<off_t>(part.offset)));
+  if (std::string_view(first.data(), got) != first_signature.substr(0, got)) return success();
+  return Error(ENODATA, "it was not written to its end");
+}
+
 // libzip makes room for as many entries as a directory claims to have, some 30 bytes each, before it reads any. More
 // than 65,535 are claimed by a zip64 end record only, which a locator before the end record leads to. Format: PKWARE's
 // APPNOTE.TXT, 4.3.14 to 4.3.16.
@@ -36,6 +48,7 @@ Result<> check_claims(int file, const FileRange& part) {
   TRY_ASSIGN(const size_t got, io::read_full(file, std::as_writable_bytes(std::span(tail)), static_cast<off_t>(begin)));
   tail.resize(got);
   constexpr std::string_view end_signature("PK\5\6", 4), locator_signature("PK\6\7", 4);
+  if (tail.find(end_signature) == std::string::npos) TRY(refuse_beginning(file, part));
   for (size_t at = tail.find(end_signature); at != std::string::npos; at = tail.find(end_signature, at + 1)) {
     if (at < locator || std::string_view(tail).substr(at - locator, 4) != locator_signature) continue;
     uint64_t where = 0;

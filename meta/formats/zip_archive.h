@@ -22,7 +22,7 @@ struct FileRange {
 class ZipArchive {
  public:
   // `file`: a descriptor for reading, which stays the caller's, and open as long as the archive; `part`: where in it
-  // the zip lies. EBADMSG: it is no zip.
+  // the zip lies. EBADMSG: it is no zip; ENODATA: only the beginning of one.
   static Result<ZipArchive> open(int file, const FileRange& part);
   ZipArchive(ZipArchive&&) noexcept;
   ZipArchive& operator=(ZipArchive&&) noexcept;

@@ -73,10 +73,10 @@ time includes a sync. *Had the daemon nothing to do*: as many bytes, in memory, 
 that answers each WRITE at once and keeps nothing (tests/helpers/null_fuse.c). No daemon can be quicker than that: on a
 disk in memory a round trip for each 64 KiB takes longer than the copy. Lower is better.""",
     "Reading views": """\
-`cat` of a view, and of the file that it is made from, through passthrough. *In memory*: the file is, of the view nothing
-is yet; once more: the kernel has the view, too. The fp32 view shares the blocks of the file, and has its own pages in
-the kernel's cache: its first read is one of the disk. The bf16 view is made by the daemon; what `cat` itself takes no
-daemon can make quicker. Higher is better.""",
+`cat` of a view, and of the file that it is made from, through passthrough. *In memory*: the file is; *warm*: the
+kernel has the view, too; *for the first time*: of the view nothing is there yet. The fp32 view shares the blocks of the
+file, as a reflink of it would, and has its own pages in the kernel's cache: its first read is one of the disk. The bf16
+view is made by the daemon, each time that the kernel has nothing of it; what `cat` itself takes no daemon can make quicker. Higher is better.""",
     "A model out of a DeepSpeed checkpoint": """\
 ZeRO-3, one rank, the optimizer in memory, since DeepSpeed's own tool reads no other. The time includes a sync of the
 result; nothing is in memory before. Lower is better.""",

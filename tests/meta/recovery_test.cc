@@ -121,12 +121,12 @@ TEST_F(RecoveryTest, AnIndexThatLostItsDurableTailIsRefused) {
 TEST_F(RecoveryTest, AnUnknownFormatIsRefusedWithBothVersions) {
   close();
   std::string config = text_of(folder_ + "/config.json");
-  config.replace(config.find("\"format\": 3"), 11, "\"format\": 9");
+  config.replace(config.find("\"format\": 4"), 11, "\"format\": 9");
   ASSERT_TRUE(io::replace_file(folder_ + "/config.json", config));
   const auto refused = Store::open({folder_, 0, 0, true});
   ASSERT_FALSE(refused);
   EXPECT_NE(refused.error().message().find("version 9"), std::string::npos);
-  EXPECT_NE(refused.error().message().find("version 3"), std::string::npos);
+  EXPECT_NE(refused.error().message().find("version 4"), std::string::npos);
 }
 
 TEST_F(RecoveryTest, ASecondDaemonIsRefused) {

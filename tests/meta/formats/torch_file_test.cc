@@ -116,11 +116,22 @@ TEST(TorchFile, TheOldFormatIsNamed) {
 }
 
 TEST(TorchFile, WhatIsNoneIsAnError) {
-  for (const std::string& content : {""s, "PK"s, std::string(100000, '\0'), sample("tensors").substr(100)}) {
+  for (const std::string& content : {std::string(100000, '\0'), sample("tensors").substr(100)}) {
     const io::Fd input = file_of(content);
     const auto file = TorchFile::open(input.get());
     ASSERT_FALSE(file) << content.size();
     EXPECT_EQ(file.error().errno_value(), EBADMSG);
+  }
+}
+
+// As a process leaves it that dies in torch.save.
+TEST(TorchFile, ABeginningIsToldFromWhatIsNone) {
+  const std::string whole = sample("tensors");
+  for (const size_t length : {size_t{0}, size_t{2}, size_t{64}, whole.size() / 2, whole.size() - 22}) {
+    const io::Fd input = file_of(whole.substr(0, length));
+    const auto file = TorchFile::open(input.get());
+    ASSERT_FALSE(file) << length;
+    EXPECT_EQ(file.error().errno_value(), ENODATA) << length << ": " << file.error().message();
   }
 }
 

@@ -1,0 +1,129 @@
+// ckptfs policy: which steps of a series stay, by which rule, and which go.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <ctime>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "fs/cli/client.h"
+#include "fs/cli/commands.h"
+#include "fs/cli/format.h"
+#include "fs/cli/system.h"
+
+namespace ckptfs::fs::cli {
+namespace {
+
+using nlohmann::json;
+
+struct PolicyArguments {
+  std::string series;
+  std::vector<std::string> set;    // RULE=VALUE
+  std::vector<std::string> unset;  // RULE
+  bool dry_run = false;
+  bool as_json = false;
+};
+
+Result<json> changes_of(const PolicyArguments& arguments) {
+  json changes = json::object();
+  for (const std::string& rule : arguments.unset) changes[rule] = "";
+  for (const std::string& text : arguments.set) {
+    const size_t equals = text.find('=');
+    if (equals == std::string::npos || equals == 0 || equals + 1 == text.size()) {
+      return Error(EINVAL, "--set " + text + ": it takes RULE=VALUE, as in keep_last=3");
+    }
+    changes[text.substr(0, equals)] = text.substr(equals + 1);
+  }
+  return changes;
+}
+
+std::string joined(const json& words) {
+  std::string text;
+  for (const json& word : words) text += (text.empty() ? "" : ", ") + word.get<std::string>();
+  return text;
+}
+
+std::string rules_of(const json& rules) {
+  std::string text;
+  for (const auto& [rule, value] : rules.items())
+    text += (text.empty() ? "" : " ") + rule + "=" + value.get<std::string>();
+  return text.empty() ? "none: every complete step stays" : text;
+}
+
+std::string steps_table(const json& steps) {
+  using Align = Table::Align;
+  Table table({{"TAG"}, {"NUMBER", Align::right}, {"STATE"}, {"AGE", Align::right}, {"VERDICT"}, {"BY"}});
+  const int64_t now = std::time(nullptr);
+  for (const json& step : steps) {
+    const bool stays = step.value("stays", true);
+    const std::string reason = step.value("reason", "");
+    const uint64_t number = step.value("number", uint64_t{0});
+    table.add({{printable(step.value("tag", ""))},
+               {number == 0 ? "" : std::to_string(number)},
+               {step.value("state", "") + (reason.empty() ? "" : printable(": " + reason))},
+               {human_age(now - step.value("completed", now))},
+               {stays ? "stays" : "goes", stays ? Colour::green : Colour::red},
+               {joined(step.value("by", json::array()))}});
+  }
+  return table.text(stdout_is_terminal());
+}
+
+void print_policy(const json& result) {
+  const json steps = result.value("steps", json::array());
+  std::printf("%s: %s\nrules: %s\n", printable(result.value("series", "")).c_str(),
+              counted(steps.size(), "step").c_str(), printable(rules_of(result.value("set", json::object()))).c_str());
+  if (!result.value("is_armed", false)) {
+    std::printf("not armed: these rules run once the series was left alone and then a step completes; until then: %s\n",
+                printable(rules_of(result.value("armed", json::object()))).c_str());
+  }
+  if (!steps.empty()) std::printf("\n%s", steps_table(steps).c_str());
+  const json others = result.value("others", json::array());
+  if (!others.empty()) std::printf("\nNo steps, never removed:\n");
+  for (const json& other : others) {
+    std::printf("  %s: %s\n", printable(other.value("name", "")).c_str(), other.value("reason", "").c_str());
+  }
+  for (const json& warning : result.value("warnings", json::array())) {
+    std::fprintf(stderr, "ckptfs: warning: %s\n", printable(warning.get<std::string>()).c_str());
+  }
+}
+
+int run(const PolicyArguments& arguments) {
+  const auto changes = changes_of(arguments);
+  if (!changes) {
+    fail(changes.error());
+    return kUsage;
+  }
+  const auto target = find_target(arguments.series.empty() ? std::nullopt : std::optional(arguments.series));
+  if (!target) return fail(target.error());
+  const std::string path = target.value().path == target.value().mount.root ? "/steps" : target.value().path;
+  const json request = {{"path", path}, {"set", changes.value()}, {"dry_run", arguments.dry_run}};
+  const auto result = ask_daemon(target.value().mount, "policy", request);
+  if (!result) return fail(arguments.series.empty() ? path : arguments.series, result.error());
+  if (arguments.as_json) {
+    print_json(result.value());
+  } else {
+    print_policy(result.value());
+  }
+  return kSuccess;
+}
+
+}  // namespace
+
+void add_policy(CLI::App& app, Chosen& chosen) {
+  auto arguments = std::make_shared<PolicyArguments>();
+  CLI::App* command = app.add_subcommand("policy", "Which steps of a series stay, and by which rule");
+  command->add_option("SERIES", arguments->series, "A series (default: steps of the only mount)");
+  command->add_option("--set", arguments->set, "Set a rule: RULE=VALUE; may be repeated")->allow_extra_args(false);
+  command->add_option("--unset", arguments->unset, "Take a rule away; may be repeated")->allow_extra_args(false);
+  command->add_flag("--dry-run", arguments->dry_run, "Show what these rules would do, and set none");
+  command->add_flag("--json", arguments->as_json, "Print as JSON");
+  command->footer(
+      "Rules: keep_last=N, keep_every=N, keep_for=7d, keep_best=NAME:min:N, keep_partial=2d, max_bytes=2T,\n"
+      "min_free=100G, seal_after=1h. A complete step stays if any keep rule keeps it, or none is set; the newest\n"
+      "complete one, a pinned one, the one that `latest` names, and one in use always do.\n"
+      "Example:\n  ckptfs policy\n  ckptfs policy /ckpt/runs/a --set keep_last=3 --set keep_every=1000 --dry-run");
+  command->callback([arguments, &chosen] { chosen = [arguments] { return run(*arguments); }; });
+}
+
+}  // namespace ckptfs::fs::cli

@@ -1,0 +1,105 @@
+#include "fs/control/policy_commands.h"
+
+#include <sys/stat.h>
+
+#include <nlohmann/json.hpp>
+
+#include "fs/control/commands.h"
+#include "fs/filesystem.h"
+
+namespace ckptfs::fs {
+namespace {
+
+using nlohmann::json;
+
+int64_t seconds_of(meta::WallTime time) {
+  return std::chrono::duration_cast<std::chrono::seconds>(time.time_since_epoch()).count();
+}
+
+json to_json(const StepLook& step, const meta::Decision& decision) {
+  json by = json::array();
+  for (const meta::Reason reason : decision.reasons) by.push_back(meta::name_of(reason));
+  return {{"tag", step.facts.tag},
+          {"number", step.facts.number},
+          {"state", state_of(step)},
+          {"reason", step.reason},
+          {"completed", seconds_of(step.facts.completed)},
+          {"metric", step.facts.metric ? json(*step.facts.metric) : json()},
+          {"stays", decision.stays},
+          {"by", std::move(by)}};
+}
+
+json to_json(const std::string& series, const SeriesJudgement& found, const meta::PolicyText& rules) {
+  json steps = json::array(), others = json::array();
+  for (size_t at = 0; at < found.look.steps.size(); ++at) {
+    steps.push_back(to_json(found.look.steps[at], found.judgement.decisions[at]));
+  }
+  for (const NoStep& other : found.look.others) others.push_back({{"name", other.name}, {"reason", other.reason}});
+  return {{"series", series},
+          {"set", rules},
+          {"armed", found.policy.armed},
+          {"is_armed", found.policy.armed == rules},
+          {"steps", std::move(steps)},
+          {"others", std::move(others)},
+          {"warnings", found.judgement.warnings}};
+}
+
+Result<json> policy(Filesystem& fs, const Peer& peer, const json& arguments) {
+  const std::string path = arguments.value("path", "/steps");
+  const auto changes = arguments.value("set", meta::PolicyText());
+  const bool sets = !changes.empty() && !arguments.value("dry_run", false);
+  TRY_ASSIGN(const meta::InodeNumber series,
+             resolve_as(fs.tree, peer.credentials, path, sets ? kRead | kSearch | kWrite : kRead | kSearch));
+  TRY(meta::check_series(fs.tree, series));
+  if (sets) {
+    TRY(meta::set_rules(fs.store, series, changes));
+    fs.rotation.wake();
+  }
+  TRY_ASSIGN(const meta::SeriesPolicy known, meta::policy_of(fs.store, series));
+  meta::PolicyText rules = known.set;
+  for (const auto& [rule, value] : changes) {
+    if (value.empty()) {
+      rules.erase(rule);
+    } else {
+      rules[rule] = value;
+    }
+  }
+  TRY_ASSIGN(const SeriesJudgement found, fs.rotation.look(series, rules));
+  return to_json(fs.tree.path_of(series), found, rules);
+}
+
+// As the kernel would allow rmdir: in a folder with the sticky bit, only to the owner of either.
+Result<> may_remove(const meta::Tree& tree, const Credentials& who, const meta::InodeRecord& step,
+                    meta::InodeNumber series) {
+  TRY_ASSIGN(const meta::InodeRecord folder, tree.inode(series));
+  const bool owns = who.uid == 0 || who.uid == step.uid || who.uid == folder.uid;
+  if ((folder.mode & S_ISVTX) == 0 || owns) return success();
+  return Error(EPERM, tree.path_of(series) + ": only owners may remove from it (its sticky bit is set)");
+}
+
+Result<json> remove(Filesystem& fs, const Peer& peer, const json& arguments) {
+  const std::string path = arguments.at("path").get<std::string>();
+  TRY_ASSIGN(const meta::InodeNumber step, resolve_as(fs.tree, peer.credentials, path, 0));
+  TRY_ASSIGN(const bool is_step, meta::is_step(fs.tree, step));
+  TRY_ASSIGN(const meta::InodeRecord record, fs.tree.inode(step));
+  TRY_ASSIGN(const meta::InodeRecord above, fs.tree.inode(step == meta::kRootInode ? step : record.parent));
+  if (!is_step || (above.flags & meta::kSeries) == 0) {
+    return Error(EINVAL, path + ": it is no step of a series; `rm -r` removes any directory");
+  }
+  TRY(resolve_as(fs.tree, peer.credentials, fs.tree.path_of(record.parent), kWrite | kSearch));
+  TRY(may_remove(fs.tree, peer.credentials, record, record.parent));
+  const std::string full = fs.tree.path_of(step);
+  TRY(fs.removals.remove(record.parent, full.substr(full.rfind('/') + 1)));
+  return json{{"removed", full}};
+}
+
+}  // namespace
+
+void add_policy_commands(ControlServer& server, Filesystem& fs) {
+  server.add("policy", ControlServer::Pace::slow,
+             [&fs](const Peer& peer, const json& arguments) { return policy(fs, peer, arguments); });
+  server.add("rm", ControlServer::Pace::slow,
+             [&fs](const Peer& peer, const json& arguments) { return remove(fs, peer, arguments); });
+}
+
+}  // namespace ckptfs::fs

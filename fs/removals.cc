@@ -1,0 +1,76 @@
+#include "fs/removals.h"
+
+#include <cerrno>
+
+#include "fs/filesystem.h"
+#include "io/background.h"
+#include "io/log.h"
+
+namespace ckptfs::fs {
+namespace {
+constexpr size_t kNamesAtOnce = 256;  // in one change of the index: others wait for it
+}
+
+void Removals::start() {
+  const std::lock_guard lock(mutex_);
+  stopping_ = false;
+  directories_.assign(fs_.store.unpurged().begin(), fs_.store.unpurged().end());
+  thread_ = std::thread([this] { run(); });
+}
+
+void Removals::stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+Result<> Removals::remove(meta::InodeNumber parent, const std::string& name) {
+  TRY_ASSIGN(const meta::InodeNumber directory, fs_.tree.take_out(parent, name));
+  fs_.files.invalidate_name(parent, name);
+  fs_.files.invalidate(parent);
+  const std::lock_guard lock(mutex_);
+  directories_.push_back(directory);
+  wake_.notify_all();
+  return success();
+}
+
+size_t Removals::waiting() const {
+  const std::lock_guard lock(mutex_);
+  return directories_.size();
+}
+
+// A directory is emptied before those that come out of it.
+void Removals::run() {
+  io::become_background_thread();
+  std::unique_lock lock(mutex_);
+  while (true) {
+    wake_.wait(lock, [this] { return stopping_ || !directories_.empty(); });
+    if (stopping_) return;
+    const meta::InodeNumber directory = directories_.front();
+    lock.unlock();
+    const auto done = empty_next(directory);
+    if (!done && done.error().errno_value() != ENOENT) {
+      log::error("inode {}, which was removed, is emptied at the next mount: {}", directory, done.error().message());
+    }
+    lock.lock();
+    if (!done || done.value()) directories_.pop_front();
+  }
+}
+
+Result<bool> Removals::empty_next(meta::InodeNumber directory) {
+  TRY_ASSIGN(const meta::Tree::Purged purged, fs_.tree.purge(directory, kNamesAtOnce));
+  for (const meta::Dropped& file : purged.files) {
+    if (file.last_name) fs_.files.taken_out(file.inode);
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    directories_.insert(directories_.end(), purged.directories.begin(), purged.directories.end());
+  }
+  if (purged.done) fs_.files.taken_out(directory);
+  return purged.done;
+}
+
+}  // namespace ckptfs::fs

@@ -1,0 +1,45 @@
+// Removal of whole directories: the name goes at once, durably, and what was in it behind, on a thread of its own. What
+// is left of that at an unmount or a crash is gone on with at the next mount.
+//
+// Thread safety: all of it. Lock: mutex_ (a leaf).
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "io/result.h"
+#include "meta/types.h"
+
+namespace ckptfs::fs {
+
+class Filesystem;
+
+class Removals {
+ public:
+  explicit Removals(Filesystem& fs) : fs_(fs) {}
+  ~Removals() { stop(); }
+
+  void start();
+  void stop();
+
+  // EPERM: a pinned step. Whoever has a file of it open keeps that.
+  Result<> remove(meta::InodeNumber parent, const std::string& name);
+  // How many directories have not been emptied yet.
+  size_t waiting() const;
+
+ private:
+  void run();
+  Result<bool> empty_next(meta::InodeNumber directory);
+
+  Filesystem& fs_;
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<meta::InodeNumber> directories_;  // guarded by mutex_; the first is being emptied
+  bool stopping_ = false;                      // guarded by mutex_
+  std::thread thread_;
+};
+
+}  // namespace ckptfs::fs

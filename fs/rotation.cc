@@ -1,0 +1,237 @@
+#include "fs/rotation.h"
+
+#include <algorithm>
+#include <cerrno>
+
+#include "fs/filesystem.h"
+#include "io/background.h"
+#include "io/fault.h"
+#include "io/log.h"
+#include "meta/accounting.h"
+#include "meta/names.h"
+#include "meta/time.h"
+
+namespace ckptfs::fs {
+namespace {
+
+using meta::Reason;
+using meta::formats::Completeness;
+
+constexpr std::chrono::milliseconds kShortest{250};
+constexpr std::chrono::milliseconds kLongest{5000};
+constexpr int kLookShare = 50;  // looking takes one part in so many of the time
+
+meta::WallTime now() {
+  return std::chrono::time_point_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now());
+}
+
+meta::WallTime wall_time(const timespec& time) {
+  return meta::WallTime(std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec));
+}
+
+timespec to_timespec(meta::WallTime time) {
+  const auto since = time.time_since_epoch();
+  const auto seconds = std::chrono::floor<std::chrono::seconds>(since);
+  return {static_cast<time_t>(seconds.count()), static_cast<long>((since - seconds).count())};
+}
+
+std::string names_of(const std::vector<Reason>& reasons) {
+  std::string names;
+  for (const Reason reason : reasons) names += (names.empty() ? "" : ", ") + std::string(meta::name_of(reason));
+  return names;
+}
+
+// Whatever the rules say.
+bool is_protection(Reason reason) {
+  return reason == Reason::newest || reason == Reason::pinned || reason == Reason::latest || reason == Reason::in_use;
+}
+
+}  // namespace
+
+void Rotation::start() {
+  stopping_ = false;
+  thread_ = std::thread([this] { run(); });
+}
+
+void Rotation::stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Rotation::wake() {
+  const std::lock_guard lock(mutex_);
+  woken_ = true;
+  wake_.notify_all();
+}
+
+RotationReport Rotation::report() const {
+  const std::lock_guard lock(mutex_);
+  return report_;
+}
+
+bool Rotation::wait(Clock::duration time) {
+  std::unique_lock lock(mutex_);
+  wake_.wait_for(lock, time, [this] { return stopping_ || woken_; });
+  woken_ = false;
+  return !stopping_;
+}
+
+void Rotation::failed(const std::string& what, const Error& error) {
+  log::warn("{}: {}", what, error.message());
+  const std::lock_guard lock(mutex_);
+  ++report_.failures;
+}
+
+void Rotation::run() {
+  io::become_background_thread();
+  started_ = Clock::now();
+  const auto quiet = std::chrono::seconds(fs_.options.quiet_seconds);
+  const auto interval = std::clamp<Clock::duration>(quiet / 4, kShortest, kLongest);
+  for (Clock::duration rest = interval; wait(rest);) {
+    const auto began = Clock::now();
+    const auto looked = look_after_all();
+    if (!looked && looked.error().errno_value() != ENOENT) failed("rotation", looked.error());
+    rest = std::max(interval, (Clock::now() - began) * kLookShare);
+  }
+}
+
+Result<> Rotation::look_after_all() {
+  TRY_ASSIGN(const auto all, meta::list_series(fs_.tree));
+  Findings findings;
+  for (const meta::InodeNumber series : all) {
+    const auto done = look_after(series, findings);
+    if (!done && done.error().errno_value() != ENOENT) failed("rotation of " + fs_.tree.path_of(series), done.error());
+  }
+  const std::lock_guard lock(mutex_);
+  report_.held = std::move(findings.held);
+  report_.warnings = std::move(findings.warnings);
+  return success();
+}
+
+Result<> Rotation::look_after(meta::InodeNumber series, Findings& findings) {
+  TRY_ASSIGN(const meta::SeriesPolicy series_policy, meta::policy_of(fs_.store, series));
+  if (series_policy.set.empty() && series_policy.armed.empty()) return success();
+  TRY_ASSIGN(const meta::Policy wanted, meta::parse_policy(series_policy.armed));
+  TRY_ASSIGN(const SeriesLook look, fs_.step_facts.look_at(series, wanted.keep_best ? wanted.keep_best->metric : ""));
+  if (!series_policy.is_armed()) {
+    TRY_ASSIGN(const bool changed, arm(series, series_policy, look));
+    if (changed) {  // nothing is done by a policy that has just been replaced
+      wake();
+      return success();
+    }
+  }
+  if (series_policy.armed.empty()) return success();
+  TRY_ASSIGN(const meta::Judgement judgement, judge(wanted, look));
+  const std::string path = fs_.tree.path_of(series);
+  for (const std::string& warning : judgement.warnings) findings.warnings.push_back(path + ": " + warning);
+  for (size_t at = 0; at < look.steps.size(); ++at) {
+    const meta::Decision& decision = judgement.decisions[at];
+    if (decision.stays) {
+      note_held(path, wanted, look.steps[at], decision, findings);
+    } else {
+      TRY(remove(series, look.steps[at], decision));
+    }
+  }
+  return seal(wanted, look);
+}
+
+// Left alone: nothing in the series has changed for the quiet time. See meta/policy.h.
+Result<bool> Rotation::arm(meta::InodeNumber series, const meta::SeriesPolicy& policy, const SeriesLook& look) {
+  const auto quiet = std::chrono::seconds(fs_.options.quiet_seconds);
+  if (!policy.left_alone) {
+    const auto since = std::max(look.changed, wall_time(policy.changed)) + quiet;
+    if (look.written || now() < since) return false;
+    // Where there is no quiet time to wait for, any step that completes after the change will do.
+    const timespec left_alone = quiet.count() == 0 ? policy.changed : to_timespec(since);
+    TRY(meta::note_left_alone(fs_.store, series, policy, left_alone));
+    return true;
+  }
+  const auto left_alone = wall_time(*policy.left_alone);
+  const bool completed = std::any_of(look.steps.begin(), look.steps.end(), [&](const StepLook& step) {
+    return step.facts.completeness == Completeness::complete && step.facts.completed >= left_alone;
+  });
+  if (!completed) return false;
+  TRY(meta::arm(fs_.store, series, policy));
+  log::info("the policy of {} is armed", fs_.tree.path_of(series));
+  return true;
+}
+
+Result<meta::Judgement> Rotation::judge(const meta::Policy& policy, const SeriesLook& look) const {
+  std::vector<meta::StepFacts> facts;
+  std::vector<meta::InodeNumber> all;
+  for (const StepLook& step : look.steps) {
+    facts.push_back(step.facts);
+    all.push_back(step.inode);
+  }
+  const auto exclusive = [&](std::vector<meta::InodeNumber> steps) -> Result<uint64_t> {
+    if (steps.empty()) return uint64_t{0};
+    TRY_ASSIGN(const meta::Account account, fs_.store.accounting().account({{std::move(steps), 0}}));
+    return account.owners.front().exclusive;
+  };
+  std::optional<uint64_t> of_series;
+  const meta::RoomWithout room = [&](const std::vector<size_t>& gone) -> Result<meta::Room> {
+    std::vector<meta::InodeNumber> steps;
+    for (const size_t at : gone) steps.push_back(all[at]);
+    TRY_ASSIGN(const uint64_t freed, exclusive(std::move(steps)));
+    if (policy.max_bytes && !of_series) {
+      TRY_ASSIGN(of_series, exclusive(all));
+    }
+    return meta::Room{of_series.value_or(freed) - std::min(freed, of_series.value_or(freed)),
+                      fs_.store.space().free + freed};
+  };
+  return meta::judge(policy, facts, now(), room);
+}
+
+// Somebody may have opened a file of it since it was looked at. After a start nobody knows who had.
+Result<> Rotation::remove(meta::InodeNumber series, const StepLook& step, const meta::Decision& decision) {
+  if (Clock::now() - started_ < 2 * std::chrono::seconds(fs_.options.quiet_seconds)) return success();
+  TRY_ASSIGN(const bool in_use, fs_.step_facts.is_in_use(step.inode));
+  if (in_use) return success();
+  const std::string path = fs_.tree.path_of(step.inode);
+  TRY(io::fault_point("rotation.before_remove"));
+  TRY(fs_.removals.remove(series, step.facts.tag));
+  log::info("rotation: {} is removed: {}", path, names_of(decision.reasons));
+  const std::lock_guard lock(mutex_);
+  ++report_.removed;
+  return success();
+}
+
+Result<> Rotation::seal(const meta::Policy& policy, const SeriesLook& look) {
+  if (!policy.seal_after) return success();
+  for (const StepLook& step : look.steps) {
+    const bool due = step.facts.completeness == Completeness::complete && !step.record.sealed && !step.facts.in_use &&
+                     now() - std::max(step.facts.completed, step.changed) >= *policy.seal_after;
+    if (!due) continue;
+    const auto sealed = fs_.control.seal(step.inode);
+    // Removed this moment, or somebody writes to it again.
+    if (!sealed && sealed.error().errno_value() != ENOENT && sealed.error().errno_value() != EBUSY) {
+      return sealed.error();
+    }
+    if (sealed) log::info("rotation: {} is sealed: seal_after", fs_.tree.path_of(step.inode));
+  }
+  return success();
+}
+
+void Rotation::note_held(const std::string& path, const meta::Policy& policy, const StepLook& step,
+                         const meta::Decision& decision, Findings& findings) const {
+  const bool only_protected = std::all_of(decision.reasons.begin(), decision.reasons.end(), is_protection);
+  const bool judged =
+      step.facts.completeness == Completeness::complete ? policy.has_keep_rule() : policy.keep_partial.has_value();
+  if (only_protected && judged)
+    findings.held.push_back(path + "/" + step.facts.tag + ": " + names_of(decision.reasons));
+}
+
+Result<SeriesJudgement> Rotation::look(meta::InodeNumber series, const std::optional<meta::PolicyText>& rules) {
+  SeriesJudgement found;
+  TRY_ASSIGN(found.policy, meta::policy_of(fs_.store, series));
+  TRY_ASSIGN(const meta::Policy policy, meta::parse_policy(rules ? *rules : found.policy.set));
+  TRY_ASSIGN(found.look, fs_.step_facts.look_at(series, policy.keep_best ? policy.keep_best->metric : ""));
+  TRY_ASSIGN(found.judgement, judge(policy, found.look));
+  return found;
+}
+
+}  // namespace ckptfs::fs

@@ -1,0 +1,85 @@
+// Rotation: carries out the policies of series (meta/policy.h, meta/retention.h). A thread looks at each series that
+// has one when something may have changed, arms what is to be armed, removes what no rule keeps, seals what is to be
+// sealed.
+//
+// What the rules would remove and promise 6 of the design protects stays, and is told in the report.
+//
+// Thread safety: look() and report() from any thread; start() and stop() from one. Lock: mutex_ (a leaf).
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "fs/step_facts.h"
+#include "meta/policy.h"
+#include "meta/retention.h"
+
+namespace ckptfs::fs {
+
+class Filesystem;
+
+// A series, and what a policy says of each of its steps.
+struct SeriesJudgement {
+  meta::SeriesPolicy policy;
+  SeriesLook look;
+  meta::Judgement judgement;  // a decision for each of look.steps
+};
+
+struct RotationReport {
+  uint64_t removed = 0;               // steps, since the mount
+  uint64_t failures = 0;              // of any of it; each is logged
+  std::vector<std::string> held;      // "/steps/global_step5: latest": no rule keeps it, but for this it would go
+  std::vector<std::string> warnings;  // caps that cannot be met
+};
+
+class Rotation {
+ public:
+  explicit Rotation(Filesystem& fs) : fs_(fs) {}
+  ~Rotation() { stop(); }
+
+  void start();
+  void stop();
+  // Something happened that it may have to act on.
+  void wake();
+  RotationReport report() const;
+
+  // What `rules`, or else those that are set, say; nothing is done. EINVAL, in words, for bad rules.
+  Result<SeriesJudgement> look(meta::InodeNumber series, const std::optional<meta::PolicyText>& rules);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Findings {
+    std::vector<std::string> held, warnings;
+  };
+
+  void run();
+  bool wait(Clock::duration time);  // false: the end
+  Result<> look_after_all();
+  Result<> look_after(meta::InodeNumber series, Findings& findings);
+  Result<meta::Judgement> judge(const meta::Policy& policy, const SeriesLook& look) const;
+  // True: what is armed has changed, or may with the next look.
+  Result<bool> arm(meta::InodeNumber series, const meta::SeriesPolicy& policy, const SeriesLook& look);
+  Result<> seal(const meta::Policy& policy, const SeriesLook& look);
+  Result<> remove(meta::InodeNumber series, const StepLook& step, const meta::Decision& decision);
+  void note_held(const std::string& path, const meta::Policy& policy, const StepLook& step,
+                 const meta::Decision& decision, Findings& findings) const;
+  void failed(const std::string& what, const Error& error);
+
+  Filesystem& fs_;
+  Clock::time_point started_;  // the thread's own
+
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;
+  bool stopping_ = false;  // guarded by mutex_
+  bool woken_ = false;     // guarded by mutex_
+  RotationReport report_;  // guarded by mutex_
+  std::thread thread_;
+};
+
+}  // namespace ckptfs::fs

@@ -1,0 +1,80 @@
+// Which steps of a series stay, and which go: the policy as a pure function from facts to decisions.
+//
+// A complete step stays if any of the keep rules that are set keeps it; with none set every one stays. An incomplete
+// one stays, but for keep_partial. The caps (max_bytes, min_free) then remove complete steps, the oldest first, even
+// those that a rule keeps. What can't be judged is never removed, nor what promise 6 of the design protects: the newest
+// complete step, a pinned one, the one that `latest` names, and one that is in use.
+//
+// Older and newer is by the time of completion, of equal ones by number.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "meta/formats/completeness.h"
+#include "meta/policy.h"
+
+namespace ckptfs::meta {
+
+using WallTime = std::chrono::sys_time<std::chrono::nanoseconds>;
+
+struct StepFacts {
+  std::string tag;
+  uint64_t number = 0;
+  formats::Completeness completeness = formats::Completeness::unknown;
+  WallTime completed;  // complete ones; of others, when anything in it changed last
+  bool pinned = false;
+  bool latest = false;           // the file `latest` of the series names it
+  bool in_use = false;           // has a file open, or had a moment ago
+  std::optional<double> metric;  // the one that keep_best asks for
+};
+
+// Why a step stays or goes.
+enum class Reason {
+  // stays, whatever the rules say
+  newest,
+  pinned,
+  latest,
+  in_use,
+  unknown,
+  // stays by a rule, or because none is set
+  keep_last,
+  keep_every,
+  keep_for,
+  keep_best,
+  no_rule,
+  // incomplete: stays as long as this allows, or for good where it is not set
+  keep_partial,
+  // goes
+  no_rule_keeps_it,
+  keep_partial_is_over,
+  max_bytes,
+  min_free,
+};
+const char* name_of(Reason reason);  // "keep_last", "in use"
+
+struct Decision {
+  bool stays = true;
+  std::vector<Reason> reasons;  // all that keep it; or why it goes
+};
+
+struct Room {
+  uint64_t series = 0;  // exclusive bytes of the series
+  uint64_t free = 0;    // of the store
+};
+// What there would be once these steps (indices, ascending) have gone; asked for only where a cap is set.
+using RoomWithout = std::function<Result<Room>(const std::vector<size_t>& gone)>;
+
+struct Judgement {
+  std::vector<Decision> decisions;    // a step each, as the facts
+  std::vector<std::string> warnings;  // caps that cannot be met
+};
+
+// An error is one of `room`'s.
+Result<Judgement> judge(const Policy& policy, const std::vector<StepFacts>& steps, WallTime now,
+                        const RoomWithout& room);
+
+}  // namespace ckptfs::meta

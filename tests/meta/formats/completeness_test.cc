@@ -1,0 +1,113 @@
+#include "meta/formats/completeness.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+
+#include "io/fd.h"
+#include "meta/formats/checkpoint.h"
+#include "tests/meta/formats/step_in_memory.h"
+
+namespace ckptfs::meta::formats {
+namespace {
+
+using Contents = std::map<std::string, std::string>;
+
+CompletenessJudgement judge(const Contents& contents) {
+  StepInMemory files;
+  for (const auto& [path, content] : contents) files.add(path, content);
+  return judge_completeness(files, read_checkpoint(files));
+}
+
+// What DeepSpeed 0.19.8 wrote (tests/fuzz/corpus/deepspeed): model_states.pt and optim_states.pt of the only rank.
+Contents deepspeed(const std::string& sample) {
+  const auto content = io::read_file(CKPTFS_SOURCE_DIR "/tests/fuzz/corpus/deepspeed/" + sample);
+  EXPECT_TRUE(content) << content.error().message();
+  const std::string& bytes = content.value();
+  const size_t length = static_cast<uint8_t>(bytes[1]) | static_cast<size_t>(static_cast<uint8_t>(bytes[2])) << 8;
+  const std::string model =
+      sample == "stage_3" ? "zero_pp_rank_0_mp_rank_00_model_states.pt" : "mp_rank_00_model_states.pt";
+  return {{model, bytes.substr(3, length)},
+          {"bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", bytes.substr(3 + length)}};
+}
+
+constexpr size_t kEmbedding = size_t{97} * 3 * 4;  // bytes of the group 0_0
+
+Contents swapped() {
+  Contents step = deepspeed("stage_3");
+  for (const char* const state : {"", "exp_avg-", "exp_avg_sq-"}) {
+    step["offloaded_tensors/rank00/" + std::string(state) + "0_0.tensor.swp"] = std::string(kEmbedding, 'm');
+  }
+  return step;
+}
+
+TEST(Completeness, OfDeepSpeed) {
+  for (const Contents& step : {deepspeed("stage_3"), deepspeed("stage_2"), swapped()}) {
+    const auto judgement = judge(step);
+    EXPECT_EQ(judgement.completeness, Completeness::complete) << judgement.reason;
+  }
+}
+
+TEST(Completeness, AnyFileOfDeepSpeedThatIsNotThere) {
+  for (const Contents& step : {deepspeed("stage_3"), deepspeed("stage_2"), swapped()}) {
+    for (const auto& [path, content] : step) {
+      if (path.ends_with("/0_0.tensor.swp")) continue;  // without it the group is not a swapped one
+      Contents without = step;
+      without.erase(path);
+      const auto judgement = judge(without);
+      EXPECT_EQ(judgement.completeness, Completeness::incomplete) << path << ": " << judgement.reason;
+      EXPECT_FALSE(judgement.reason.empty());
+    }
+  }
+}
+
+TEST(Completeness, AnyFileOfDeepSpeedThatEndsTooEarly) {
+  const Contents step = swapped();
+  for (const auto& [path, content] : step) {
+    Contents cut = step;
+    cut[path] = content.substr(0, content.size() / 2);
+    const auto judgement = judge(cut);
+    EXPECT_EQ(judgement.completeness, Completeness::incomplete) << path << ": " << judgement.reason;
+  }
+}
+
+TEST(Completeness, WhatCannotBeReadIsUnknown) {
+  Contents step = deepspeed("stage_3");
+  step["bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"] = "no zip at all";
+  EXPECT_EQ(judge(step).completeness, Completeness::unknown);
+  step = deepspeed("stage_3");
+  step["mp_rank_01_model_states.pt"] = step["zero_pp_rank_0_mp_rank_00_model_states.pt"];  // model parallel
+  EXPECT_EQ(judge(step).completeness, Completeness::unknown);
+}
+
+TEST(Completeness, OfATrainer) {
+  const Contents saved = {{"config.json", "{}"}, {"model.safetensors", "x"}, {"training_args.bin", "x"}};
+  EXPECT_EQ(judge(saved).completeness, Completeness::unknown) << "a model alone";
+  Contents begun = saved;
+  begun["optimizer.pt"] = "x";
+  EXPECT_EQ(judge(begun).completeness, Completeness::incomplete);
+  Contents whole = begun;
+  whole["trainer_state.json"] = "{}";
+  EXPECT_EQ(judge(whole).completeness, Completeness::complete);
+}
+
+TEST(Completeness, OfATrainerWithDeepSpeed) {
+  Contents step = {{"config.json", "{}"}, {"trainer_state.json", "{}"}};
+  for (const auto& [path, content] : deepspeed("stage_3")) step["global_step4/" + path] = content;
+  EXPECT_EQ(judge(step).completeness, Completeness::complete);
+  Contents without_state = step;
+  without_state.erase("trainer_state.json");
+  EXPECT_EQ(judge(without_state).completeness, Completeness::unknown);
+  step.erase("global_step4/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt");
+  EXPECT_EQ(judge(step).completeness, Completeness::incomplete);
+}
+
+TEST(Completeness, OfWhatTellsNothing) {
+  EXPECT_EQ(judge({}).completeness, Completeness::unknown);
+  EXPECT_EQ(judge({{"config.json", "{}"}, {"model.safetensors", "x"}}).completeness, Completeness::unknown);
+  EXPECT_EQ(judge({{"offloaded_tensors/rank00/0_0.tensor.swp", "x"}}).completeness, Completeness::unknown);
+}
+
+}  // namespace
+}  // namespace ckptfs::meta::formats

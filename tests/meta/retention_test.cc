@@ -1,0 +1,318 @@
+// The policy's decisions, one by one and against a slow reference that does what the design says, word by word.
+#include "meta/retention.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+
+namespace ckptfs::meta {
+namespace {
+
+using formats::Completeness;
+using namespace std::chrono_literals;
+
+constexpr WallTime kNow{1'000'000s};
+
+StepFacts step(uint64_t number, std::chrono::seconds age, Completeness completeness = Completeness::complete) {
+  StepFacts facts;
+  facts.tag = "step_" + std::to_string(number);
+  facts.number = number;
+  facts.completed = kNow - age;
+  facts.completeness = completeness;
+  return facts;
+}
+
+// Of 10, 20, ... the newest is the last.
+std::vector<StepFacts> steps(size_t count) {
+  std::vector<StepFacts> all;
+  for (size_t at = 1; at <= count; ++at) all.push_back(step(10 * at, std::chrono::hours(count - at)));
+  return all;
+}
+
+Result<Room> no_room(const std::vector<size_t>&) { return Error(EIO, "nobody asked for room"); }
+
+std::vector<uint64_t> numbers_staying(const Judgement& judgement, const std::vector<StepFacts>& all) {
+  std::vector<uint64_t> numbers;
+  for (size_t at = 0; at < all.size(); ++at) {
+    if (judgement.decisions[at].stays) numbers.push_back(all[at].number);
+  }
+  return numbers;
+}
+
+std::vector<uint64_t> staying(const PolicyText& rules, const std::vector<StepFacts>& all,
+                              const RoomWithout& room = no_room) {
+  const auto policy = parse_policy(rules);
+  EXPECT_TRUE(policy) << policy.error().message();
+  const auto judgement = judge(policy.value(), all, kNow, room);
+  EXPECT_TRUE(judgement) << judgement.error().message();
+  return numbers_staying(judgement.value(), all);
+}
+
+using Numbers = std::vector<uint64_t>;
+
+TEST(RetentionTest, WithoutAKeepRuleAllStay) {
+  EXPECT_EQ(staying({}, steps(3)), (Numbers{10, 20, 30}));
+  EXPECT_EQ(staying({{"keep_partial", "1s"}}, steps(3)), (Numbers{10, 20, 30}));
+}
+
+TEST(RetentionTest, EachRuleKeepsItsOwn) {
+  EXPECT_EQ(staying({{"keep_last", "2"}}, steps(5)), (Numbers{40, 50}));
+  EXPECT_EQ(staying({{"keep_every", "20"}}, steps(5)), (Numbers{20, 40, 50}));  // and the newest
+  EXPECT_EQ(staying({{"keep_for", "2h"}}, steps(5)), (Numbers{40, 50}));        // 2 h old is old enough
+  EXPECT_EQ(staying({{"keep_last", "1"}, {"keep_every", "20"}}, steps(5)), (Numbers{20, 40, 50}));
+}
+
+TEST(RetentionTest, OldAndNewIsByCompletion) {
+  std::vector<StepFacts> all = steps(4);
+  all[0].completed = kNow + 1s;  // a run that began anew
+  EXPECT_EQ(staying({{"keep_last", "1"}}, all), (Numbers{10}));
+}
+
+TEST(RetentionTest, TheBestByAMetric) {
+  std::vector<StepFacts> all = steps(5);
+  all[0].metric = 0.5;
+  all[1].metric = 0.1;
+  all[2].metric = std::numeric_limits<double>::quiet_NaN();
+  all[3].metric = 0.5;
+  EXPECT_EQ(staying({{"keep_best", "loss:min:1"}}, all), (Numbers{20, 50}));
+  EXPECT_EQ(staying({{"keep_best", "loss:max:1"}}, all), (Numbers{40, 50}));  // of equal ones the newer
+  EXPECT_EQ(staying({{"keep_best", "loss:max:9"}}, all), (Numbers{10, 20, 40, 50}));
+}
+
+TEST(RetentionTest, WhatIsProtectedStays) {
+  std::vector<StepFacts> all = steps(5);
+  all[0].pinned = true;
+  all[1].latest = true;
+  all[2].in_use = true;
+  EXPECT_EQ(staying({{"keep_last", "1"}}, all), (Numbers{10, 20, 30, 50}));
+  const RoomWithout never = [](const auto&) -> Result<Room> { return Room{1000, 0}; };
+  EXPECT_EQ(staying({{"max_bytes", "1"}}, all, never), (Numbers{10, 20, 30, 50}));
+}
+
+TEST(RetentionTest, WhatCannotBeJudgedIsNeitherCountedNorRemoved) {
+  std::vector<StepFacts> all = steps(4);
+  all[3].completeness = Completeness::unknown;
+  EXPECT_EQ(staying({{"keep_last", "1"}}, all), (Numbers{30, 40}));
+  EXPECT_EQ(staying({{"keep_last", "1"}, {"keep_partial", "1s"}}, all), (Numbers{30, 40}));
+}
+
+TEST(RetentionTest, IncompleteOnesGoByTheirOwnRuleOnly) {
+  std::vector<StepFacts> all = steps(4);
+  all[0].completeness = all[3].completeness = Completeness::incomplete;
+  EXPECT_EQ(staying({{"keep_last", "1"}}, all), (Numbers{10, 30, 40}));
+  EXPECT_EQ(staying({{"keep_partial", "1h"}}, all), (Numbers{20, 30, 40}));
+  all[0].in_use = true;
+  EXPECT_EQ(staying({{"keep_partial", "1h"}}, all), (Numbers{10, 20, 30, 40}));
+}
+
+TEST(RetentionTest, CapsTakeTheOldestAndNoMoreThanItNeeds) {
+  const RoomWithout room = [](const std::vector<size_t>& gone) -> Result<Room> {
+    return Room{500 - 100 * gone.size(), 50 + 100 * gone.size()};
+  };
+  EXPECT_EQ(staying({{"max_bytes", "300"}}, steps(5), room), (Numbers{30, 40, 50}));
+  EXPECT_EQ(staying({{"min_free", "151"}}, steps(5), room), (Numbers{30, 40, 50}));
+  EXPECT_EQ(staying({{"max_bytes", "500"}}, steps(5), room), (Numbers{10, 20, 30, 40, 50}));
+  EXPECT_EQ(staying({{"max_bytes", "300"}, {"keep_last", "5"}}, steps(5), room), (Numbers{30, 40, 50}));
+  // What the keep rules remove makes room, too.
+  EXPECT_EQ(staying({{"max_bytes", "300"}, {"keep_last", "3"}}, steps(5), room), (Numbers{30, 40, 50}));
+}
+
+TEST(RetentionTest, ACapThatCannotBeMetWarns) {
+  const RoomWithout room = [](const std::vector<size_t>& gone) -> Result<Room> {
+    return Room{500 - 100 * gone.size(), 0};
+  };
+  const std::vector<StepFacts> all = steps(5);
+  const auto judgement = judge(parse_policy({{"max_bytes", "50"}}).value(), all, kNow, room);
+  ASSERT_TRUE(judgement);
+  EXPECT_EQ(numbers_staying(judgement.value(), all), (Numbers{50}));
+  EXPECT_EQ(judgement.value().warnings.size(), 1u);
+}
+
+// --- against the reference
+
+struct World {
+  std::vector<StepFacts> steps;
+  std::vector<uint64_t> bytes;
+  uint64_t free = 0;
+
+  Room without(const std::vector<bool>& gone) const {
+    Room room{0, free};
+    for (size_t at = 0; at < bytes.size(); ++at) (gone[at] ? room.free : room.series) += bytes[at];
+    return room;
+  }
+};
+
+std::vector<bool> slow_reference(const Policy& policy, const World& world) {
+  const auto& all = world.steps;
+  std::vector<bool> gone(all.size(), false), safe(all.size(), false);
+  const auto complete = [&](size_t at) { return all[at].completeness == Completeness::complete; };
+  const auto newer = [&](size_t a, size_t b) {
+    if (all[a].completed != all[b].completed) return all[a].completed > all[b].completed;
+    return all[a].number != all[b].number ? all[a].number > all[b].number : all[a].tag > all[b].tag;
+  };
+  for (size_t at = 0; at < all.size(); ++at) {
+    bool newest = complete(at);
+    size_t newer_ones = 0, better_ones = 0;
+    for (size_t other = 0; other < all.size(); ++other) {
+      if (other == at || !complete(other)) continue;
+      if (newer(other, at)) newest = false, ++newer_ones;
+      if (!policy.keep_best || !all[other].metric || !all[at].metric) continue;
+      const double mine = *all[at].metric, its = *all[other].metric;
+      const bool better = policy.keep_best->smallest ? its < mine : its > mine;
+      if (better || (its == mine && newer(other, at))) ++better_ones;
+    }
+    safe[at] = newest || all[at].pinned || all[at].latest || all[at].in_use;
+    bool kept = false;
+    if (complete(at)) {
+      const bool any_rule = policy.keep_last || policy.keep_every || policy.keep_for || policy.keep_best;
+      if (!any_rule) kept = true;
+      if (policy.keep_last && newer_ones < *policy.keep_last) kept = true;
+      if (policy.keep_every && all[at].number % *policy.keep_every == 0) kept = true;
+      if (policy.keep_for && kNow - all[at].completed < *policy.keep_for) kept = true;
+      if (policy.keep_best && all[at].metric && better_ones < policy.keep_best->count) kept = true;
+    } else if (all[at].completeness == Completeness::incomplete) {
+      kept = !policy.keep_partial || kNow - all[at].completed < *policy.keep_partial;
+    } else {
+      kept = true;
+    }
+    gone[at] = !kept && !safe[at];
+  }
+  const auto is_over = [&] {
+    const Room room = world.without(gone);
+    return std::pair{policy.max_bytes && room.series > *policy.max_bytes,
+                     policy.min_free && room.free < *policy.min_free};
+  };
+  const auto remove_oldest = [&] {
+    size_t oldest = all.size();
+    for (size_t at = 0; at < all.size(); ++at) {
+      if (!complete(at) || gone[at] || safe[at]) continue;
+      if (oldest == all.size() || newer(oldest, at)) oldest = at;
+    }
+    if (oldest == all.size()) return false;
+    gone[oldest] = true;
+    return true;
+  };
+  while (is_over().first && remove_oldest()) {
+  }
+  while (is_over().second && remove_oldest()) {
+  }
+  return gone;
+}
+
+class Dice {
+ public:
+  explicit Dice(uint64_t seed) : random_(seed) {}
+  uint64_t below(uint64_t limit) { return std::uniform_int_distribution<uint64_t>(0, limit - 1)(random_); }
+  bool one_in(uint64_t times) { return below(times) == 0; }
+
+ private:
+  std::mt19937_64 random_;
+};
+
+World random_world(Dice& dice) {
+  World world;
+  const size_t count = dice.below(14);
+  for (size_t at = 0; at < count; ++at) {
+    const auto completeness = dice.one_in(4)   ? Completeness::incomplete
+                              : dice.one_in(6) ? Completeness::unknown
+                                               : Completeness::complete;
+    StepFacts facts = step(dice.below(30), std::chrono::seconds(dice.below(20)), completeness);
+    facts.tag += "-" + std::to_string(at);
+    facts.pinned = dice.one_in(9);
+    facts.latest = dice.one_in(9);
+    facts.in_use = dice.one_in(9);
+    if (!dice.one_in(3)) facts.metric = static_cast<double>(dice.below(5));
+    world.steps.push_back(facts);
+    world.bytes.push_back(dice.below(4) * 10);
+  }
+  world.free = dice.below(100);
+  return world;
+}
+
+PolicyText random_rules(Dice& dice) {
+  PolicyText rules;
+  const auto maybe = [&](const char* rule, const std::string& value) {
+    if (dice.one_in(3)) rules[rule] = value;
+  };
+  maybe("keep_last", std::to_string(1 + dice.below(4)));
+  maybe("keep_every", std::to_string(1 + dice.below(6)));
+  maybe("keep_for", std::to_string(dice.below(15)) + "s");
+  maybe("keep_best", std::string("loss:") + (dice.one_in(2) ? "min:" : "max:") + std::to_string(1 + dice.below(3)));
+  maybe("keep_partial", std::to_string(dice.below(15)) + "s");
+  maybe("max_bytes", std::to_string(1 + dice.below(150)));
+  maybe("min_free", std::to_string(1 + dice.below(200)));
+  return rules;
+}
+
+TEST(RetentionTest, AsASlowReferenceSays) {
+  const uint64_t seed = std::random_device()();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  Dice dice(seed);
+  for (int round = 0; round < 20000; ++round) {
+    const World world = random_world(dice);
+    const auto policy = parse_policy(random_rules(dice));
+    ASSERT_TRUE(policy) << policy.error().message();
+    const RoomWithout room = [&](const std::vector<size_t>& without) -> Result<Room> {
+      std::vector<bool> gone(world.steps.size());
+      for (const size_t at : without) gone[at] = true;
+      return world.without(gone);
+    };
+    const auto judgement = judge(policy.value(), world.steps, kNow, room);
+    ASSERT_TRUE(judgement);
+    const std::vector<bool> gone = slow_reference(policy.value(), world);
+    for (size_t at = 0; at < world.steps.size(); ++at) {
+      ASSERT_EQ(judgement.value().decisions[at].stays, !gone[at]) << "round " << round << ", step " << at;
+      ASSERT_FALSE(judgement.value().decisions[at].reasons.empty());
+    }
+  }
+}
+
+TEST(PolicyTest, WhatRulesTake) {
+  const auto policy = parse_policy({{"keep_last", "3"},
+                                    {"keep_for", "7d"},
+                                    {"keep_best", "eval:loss:min:2"},
+                                    {"max_bytes", "2T"},
+                                    {"min_free", "4096"},
+                                    {"seal_after", "90m"}});
+  ASSERT_TRUE(policy) << policy.error().message();
+  EXPECT_EQ(policy.value().keep_for, std::chrono::hours(7 * 24));
+  EXPECT_EQ(policy.value().keep_best->metric, "eval:loss");
+  EXPECT_TRUE(policy.value().keep_best->smallest);
+  EXPECT_EQ(policy.value().max_bytes, uint64_t{2} << 40);
+  EXPECT_EQ(policy.value().min_free, 4096u);
+  EXPECT_EQ(policy.value().seal_after, std::chrono::minutes(90));
+}
+
+TEST(PolicyTest, BadValuesAreRefusedInWords) {
+  const std::vector<std::pair<std::string, std::string>> bad = {{"keep_last", "0"},
+                                                                {"keep_last", "-1"},
+                                                                {"keep_last", "3 "},
+                                                                {"keep_last", "many"},
+                                                                {"keep_every", "0"},
+                                                                {"keep_for",
+                                                                 "7"
+                                                                 "x"},
+                                                                {"keep_for", "d"},
+                                                                {"keep_for", "99999999w"},
+                                                                {"keep_best", "loss"},
+                                                                {"keep_best", "loss:low:1"},
+                                                                {"keep_best", ":min:1"},
+                                                                {"keep_best", "loss:min:0"},
+                                                                {"max_bytes", "0"},
+                                                                {"max_bytes", "2X"},
+                                                                {"min_free", "half"},
+                                                                {"seal_after", "soon"}};
+  for (const auto& [rule, value] : bad) {
+    const auto policy = parse_policy({{rule, value}});
+    ASSERT_FALSE(policy) << rule << "=" << value;
+    EXPECT_EQ(policy.error().errno_value(), EINVAL);
+    EXPECT_NE(policy.error().message().find(rule), std::string::npos) << policy.error().message();
+  }
+  EXPECT_FALSE(parse_policy({{"keep_first", "3"}}));
+}
+
+}  // namespace
+}  // namespace ckptfs::meta

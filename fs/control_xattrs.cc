@@ -133,13 +133,6 @@ Result<> ControlXattrs::set_metric(meta::InodeNumber step, const std::string& na
   return fs_.tree.sync();
 }
 
-Result<> ControlXattrs::remove(meta::InodeNumber inode, const std::string& name) {
-  TRY(get(inode, name));
-  if (meta::is_policy_rule(name)) return meta::set_rules(fs_.store, inode, {{name, ""}});
-  if (name.starts_with(kMetric)) return set_metric(inode, name, "");
-  return Error(EOPNOTSUPP, std::string(kPrefix) + name + ": it cannot be taken away");
-}
-
 // Of a step: the one made before it, if all tensors are the same. Of a file in a step: likewise, of that file.
 Result<std::string> ControlXattrs::identical_to(meta::InodeNumber inode) const {
   TRY_ASSIGN(const auto place, meta::place_of(fs_.tree, inode));
@@ -160,33 +153,49 @@ Result<meta::Sameness> ControlXattrs::sameness_with(const meta::Place& place, me
   return meta::compare_files(fs_.store, inode, *other);
 }
 
+void ControlXattrs::in_background(meta::InodeNumber inode, const std::function<void(const Result<>&)>& done,
+                                  std::function<Result<>()> work) {
+  const auto started = fs_.tasks.start([this, inode, done, work = std::move(work)] {
+    const Result<> result = work();
+    remember(inode, result);
+    done(result);
+  });
+  if (!started) done(started.error());
+}
+
+void ControlXattrs::remove(meta::InodeNumber inode, const std::string& name,
+                           const std::function<void(const Result<>&)>& done) {
+  if (!meta::is_policy_rule(name) && !name.starts_with(kMetric)) {
+    return done(Error(EOPNOTSUPP, std::string(kPrefix) + name + ": it cannot be taken away"));
+  }
+  in_background(inode, done, [this, inode, name]() -> Result<> {
+    TRY(get(inode, name));
+    if (name.starts_with(kMetric)) return set_metric(inode, name, "");
+    TRY(meta::set_rules(fs_.store, inode, {{name, ""}}));
+    fs_.rotation.wake();
+    return success();
+  });
+}
+
 void ControlXattrs::set(meta::InodeNumber inode, const std::string& name, const std::string& value,
                         const meta::Caller& caller, const std::function<void(const Result<>&)>& done) {
-  const auto in_background = [this, inode, done](auto work) {
-    const auto started = fs_.tasks.start([this, inode, done, work = std::move(work)] {
-      const Result<> result = work();
-      remember(inode, result);
-      done(result);
-    });
-    if (!started) done(started.error());
-  };
   if (name == "save") {
-    in_background([this, inode, value, caller]() -> Result<> {
+    in_background(inode, done, [this, inode, value, caller]() -> Result<> {
       TRY(save(inode, value, caller));
       return success();
     });
   } else if (name == "seal") {
-    in_background([this, inode, value]() -> Result<> {
+    in_background(inode, done, [this, inode, value]() -> Result<> {
       if (value != "1") return Error(EINVAL, "a seal is for good: the value is 1");
       return seal(inode);
     });
   } else if (name == "pin") {
-    in_background([this, inode, value]() -> Result<> {
+    in_background(inode, done, [this, inode, value]() -> Result<> {
       TRY_ASSIGN(const bool pinned, parse_flag(value));
       return meta::set_pinned(fs_.store, inode, pinned);
     });
   } else if (name == "source" || meta::is_policy_rule(name) || name.starts_with(kMetric)) {
-    in_background([this, inode, name, value]() -> Result<> {
+    in_background(inode, done, [this, inode, name, value]() -> Result<> {
       if (name == "source") return set_source(inode, value);
       if (name.starts_with(kMetric)) return set_metric(inode, name, value);
       if (value.empty()) return Error(EINVAL, name + ": it has no value; setfattr -x takes a rule away");

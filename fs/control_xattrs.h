@@ -39,7 +39,7 @@ class ControlXattrs {
            const std::function<void(const Result<>&)>& done);
 
   // Takes away a rule of a policy, or a metric; others are EOPNOTSUPP.
-  Result<> remove(meta::InodeNumber inode, const std::string& name);
+  void remove(meta::InodeNumber inode, const std::string& name, const std::function<void(const Result<>&)>& done);
 
   // Seals a step, as setxattr does.
   Result<> seal(meta::InodeNumber step);
@@ -51,6 +51,9 @@ class ControlXattrs {
   void forget(meta::InodeNumber inode);
 
  private:
+  // `work` on a thread of its own; its outcome is kept for last_error.
+  void in_background(meta::InodeNumber inode, const std::function<void(const Result<>&)>& done,
+                     std::function<Result<>()> work);
   Result<> set_source(meta::InodeNumber series, const std::string& path);
   Result<> set_metric(meta::InodeNumber step, const std::string& name, const std::string& value);
   Result<std::string> rule(meta::InodeNumber series, const std::string& name) const;

@@ -4,6 +4,7 @@
 // Thread safety: all of it. Lock: mutex_ (a leaf), never held while the kernel is told.
 #pragma once
 
+#include <chrono>
 #include <compare>
 #include <condition_variable>
 #include <deque>
@@ -39,6 +40,8 @@ class Notifications {
   // Never waits; what waits to be told already is told once.
   void attributes_changed(meta::InodeNumber inode) { queue({inode, {}}); }
   void name_changed(meta::InodeNumber folder, const std::string& name) { queue({folder, name}); }
+  // Until all that was queued before has been told, or the time is over. Not for threads that the kernel waits for.
+  void wait_until_told(std::chrono::milliseconds time);
 
  private:
   void queue(Change change);
@@ -51,6 +54,7 @@ class Notifications {
   std::deque<Change> queue_;  // guarded by mutex_
   std::set<Change> queued_;   // guarded by mutex_; what queue_ holds
   bool running_ = false;      // guarded by mutex_
+  bool telling_ = false;      // guarded by mutex_
   std::thread thread_;
 };
 

@@ -131,11 +131,17 @@ void OpenFileTable::changes(InodeNumber inode) {
   environment_.about_to_change(inode);
 }
 
-std::unordered_set<InodeNumber> OpenFileTable::used_since(std::chrono::steady_clock::time_point since) {
+void OpenFileTable::forget_closed_before(std::chrono::steady_clock::time_point time) {
   const std::lock_guard lock(mutex_);
-  std::erase_if(closed_, [since](const auto& closed) { return closed.second < since; });
+  std::erase_if(closed_, [time](const auto& closed) { return closed.second < time; });
+}
+
+std::unordered_set<InodeNumber> OpenFileTable::used_since(std::chrono::steady_clock::time_point since) const {
+  const std::lock_guard lock(mutex_);
   std::unordered_set<InodeNumber> used;
-  for (const auto& [inode, when] : closed_) used.insert(inode);
+  for (const auto& [inode, when] : closed_) {
+    if (when >= since) used.insert(inode);
+  }
   for (const auto& [inode, file] : open_) used.insert(inode);
   return used;
 }

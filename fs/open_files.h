@@ -130,8 +130,10 @@ class OpenFileTable final : public meta::OpenFiles {
   bool has_writers(const OpenFile& file) const;
   // Somebody is about to change the size of a file without opening it.
   void changes(InodeNumber inode);
-  // The files that are open, or were closed last at or after `since`; what was closed earlier is forgotten.
-  std::unordered_set<InodeNumber> used_since(std::chrono::steady_clock::time_point since);
+  // The files that are open, or were closed last at or after `since`.
+  std::unordered_set<InodeNumber> used_since(std::chrono::steady_clock::time_point since) const;
+  // Forgets which files were closed last before then.
+  void forget_closed_before(std::chrono::steady_clock::time_point time);
   // For every handle that is open now.
   void record_error(InodeNumber inode, int errno_value);
   // Counts one down; true: it was the last for writing. The caller has closed its own descriptors of the file before.

@@ -63,6 +63,11 @@ void op_getxattr(fuse_req_t req, fuse_ino_t inode, const char* name, size_t size
   if (is_unsupported(name)) return reply.error(EOPNOTSUPP);
   if (is_control(name)) {
     const std::string control = control_name(name);
+    if (control == "state") {  // headers of the step's files may have to be read for it
+      const auto started = reply.fs().tasks.start([reply, control, size] { answer_control(reply, control, size); });
+      if (!started) reply.error(started.error());
+      return;
+    }
     return (ControlXattrs::is_slow(control) ? answer_slow_control : answer_control)(reply, control, size);
   }
   const auto value = reply.fs().tree.xattr(inode, name);
@@ -82,7 +87,10 @@ void op_listxattr(fuse_req_t req, fuse_ino_t inode, size_t size) {
 void op_removexattr(fuse_req_t req, fuse_ino_t inode, const char* name) {
   const Reply reply(req, Operation::removexattr, inode);
   if (is_unsupported(name)) return reply.error(EOPNOTSUPP);
-  if (is_control(name)) return reply.result(reply.fs().control.remove(inode, control_name(name)));
+  if (is_control(name)) {
+    return reply.fs().control.remove(inode, control_name(name),
+                                     [reply](const Result<>& result) { reply.result(result); });
+  }
   reply.result(reply.fs().tree.remove_xattr(inode, name));
 }
 

@@ -8,8 +8,10 @@
 
 namespace ckptfs::fs {
 namespace {
-constexpr size_t kNamesAtOnce = 256;  // in one change of the index: others wait for it
-}
+constexpr size_t kNamesAtOnce = 1024;           // in one change of the index: others wait for it
+constexpr std::chrono::seconds kPause{5};       // after a failure
+constexpr std::chrono::seconds kUntilFreed{4};  // the reaper's rounds, and some
+}  // namespace
 
 void Removals::start() {
   const std::lock_guard lock(mutex_);
@@ -27,19 +29,26 @@ void Removals::stop() {
   if (thread_.joinable()) thread_.join();
 }
 
-Result<> Removals::remove(meta::InodeNumber parent, const std::string& name) {
-  TRY_ASSIGN(const meta::InodeNumber directory, fs_.tree.take_out(parent, name));
+Result<> Removals::remove(meta::InodeNumber parent, const std::string& name, meta::InodeNumber expected) {
+  TRY(fs_.tree.take_out(parent, name, expected));
   fs_.files.invalidate_name(parent, name);
   fs_.files.invalidate(parent);
-  const std::lock_guard lock(mutex_);
-  directories_.push_back(directory);
-  wake_.notify_all();
-  return success();
+  {
+    const std::lock_guard lock(mutex_);
+    directories_.push_back(expected);
+    wake_.notify_all();
+  }
+  return fs_.tree.sync();
 }
 
 size_t Removals::waiting() const {
   const std::lock_guard lock(mutex_);
   return directories_.size();
+}
+
+bool Removals::is_freeing() const {
+  const std::lock_guard lock(mutex_);
+  return !directories_.empty() || std::chrono::steady_clock::now() - emptied_ < kUntilFreed;
 }
 
 // A directory is emptied before those that come out of it.
@@ -52,18 +61,25 @@ void Removals::run() {
     const meta::InodeNumber directory = directories_.front();
     lock.unlock();
     const auto done = empty_next(directory);
-    if (!done && done.error().errno_value() != ENOENT) {
-      log::error("inode {}, which was removed, is emptied at the next mount: {}", directory, done.error().message());
+    const bool gone = !done && done.error().errno_value() == ENOENT;
+    if (!done && !gone) {
+      log::error("what was removed (inode {}) is not emptied yet, trying again: {}", directory, done.error().message());
     }
     lock.lock();
-    if (!done || done.value()) directories_.pop_front();
+    if (gone || (done && done.value())) directories_.pop_front();
+    emptied_ = std::chrono::steady_clock::now();
+    if (!done && !gone) wake_.wait_for(lock, kPause, [this] { return stopping_; });
   }
 }
 
 Result<bool> Removals::empty_next(meta::InodeNumber directory) {
   TRY_ASSIGN(const meta::Tree::Purged purged, fs_.tree.purge(directory, kNamesAtOnce));
   for (const meta::Dropped& file : purged.files) {
-    if (file.last_name) fs_.files.taken_out(file.inode);
+    if (file.last_name) {
+      fs_.files.taken_out(file.inode);
+    } else {
+      fs_.files.invalidate(file.inode);  // its count of links
+    }
   }
   {
     const std::lock_guard lock(mutex_);

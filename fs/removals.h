@@ -4,6 +4,7 @@
 // Thread safety: all of it. Lock: mutex_ (a leaf).
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -25,10 +26,13 @@ class Removals {
   void start();
   void stop();
 
-  // EPERM: a pinned step. Whoever has a file of it open keeps that.
-  Result<> remove(meta::InodeNumber parent, const std::string& name);
+  // Of the directory `expected`, durably on return. EPERM: a pinned step; ENOENT: something else has that name now.
+  // Whoever has a file of it open keeps that.
+  Result<> remove(meta::InodeNumber parent, const std::string& name, meta::InodeNumber expected);
   // How many directories have not been emptied yet.
   size_t waiting() const;
+  // May what was removed not have been freed yet? Blobs go a moment after their last name.
+  bool is_freeing() const;
 
  private:
   void run();
@@ -37,8 +41,9 @@ class Removals {
   Filesystem& fs_;
   mutable std::mutex mutex_;
   std::condition_variable wake_;
-  std::deque<meta::InodeNumber> directories_;  // guarded by mutex_; the first is being emptied
-  bool stopping_ = false;                      // guarded by mutex_
+  std::deque<meta::InodeNumber> directories_;      // guarded by mutex_; the first is being emptied
+  bool stopping_ = false;                          // guarded by mutex_
+  std::chrono::steady_clock::time_point emptied_;  // guarded by mutex_; when the last one was
   std::thread thread_;
 };
 

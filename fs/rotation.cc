@@ -19,6 +19,7 @@ using meta::formats::Completeness;
 
 constexpr std::chrono::milliseconds kShortest{250};
 constexpr std::chrono::milliseconds kLongest{5000};
+constexpr std::chrono::seconds kRoomComes{30};
 constexpr int kLookShare = 50;  // looking takes one part in so many of the time
 
 meta::WallTime now() {
@@ -41,6 +42,9 @@ std::string names_of(const std::vector<Reason>& reasons) {
   return names;
 }
 
+// What is removed meanwhile by others is no failure, nor is the end of the mount.
+bool is_harmless(const Error& error) { return error.errno_value() == ENOENT || error.errno_value() == ECANCELED; }
+
 // Whatever the rules say.
 bool is_protection(Reason reason) {
   return reason == Reason::newest || reason == Reason::pinned || reason == Reason::latest || reason == Reason::in_use;
@@ -54,6 +58,7 @@ void Rotation::start() {
 }
 
 void Rotation::stop() {
+  fs_.step_facts.stop();
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
@@ -94,17 +99,18 @@ void Rotation::run() {
   for (Clock::duration rest = interval; wait(rest);) {
     const auto began = Clock::now();
     const auto looked = look_after_all();
-    if (!looked && looked.error().errno_value() != ENOENT) failed("rotation", looked.error());
+    if (!looked && !is_harmless(looked.error())) failed("rotation", looked.error());
     rest = std::max(interval, (Clock::now() - began) * kLookShare);
   }
 }
 
 Result<> Rotation::look_after_all() {
+  fs_.files.forget_closed_before(Clock::now() - 2 * std::chrono::seconds(fs_.options.quiet_seconds));
   TRY_ASSIGN(const auto all, meta::list_series(fs_.tree));
   Findings findings;
   for (const meta::InodeNumber series : all) {
     const auto done = look_after(series, findings);
-    if (!done && done.error().errno_value() != ENOENT) failed("rotation of " + fs_.tree.path_of(series), done.error());
+    if (!done && !is_harmless(done.error())) failed("rotation of " + fs_.tree.path_of(series), done.error());
   }
   const std::lock_guard lock(mutex_);
   report_.held = std::move(findings.held);
@@ -128,15 +134,69 @@ Result<> Rotation::look_after(meta::InodeNumber series, Findings& findings) {
   TRY_ASSIGN(const meta::Judgement judgement, judge(wanted, look));
   const std::string path = fs_.tree.path_of(series);
   for (const std::string& warning : judgement.warnings) findings.warnings.push_back(path + ": " + warning);
+  if (!look.unclear.empty()) {
+    findings.warnings.push_back(path + ": nothing is removed: " + look.unclear);
+    return success();
+  }
+  TRY(carry_out(series, wanted, look, judgement, findings));
+  return seal(wanted, look, judgement);
+}
+
+// What one of them fails for does not keep the others.
+Result<> Rotation::carry_out(meta::InodeNumber series, const meta::Policy& policy, const SeriesLook& look,
+                             const meta::Judgement& judgement, Findings& findings) {
+  const std::string path = fs_.tree.path_of(series);
+  const StepLook* newest = nullptr;
+  std::vector<size_t> going;
   for (size_t at = 0; at < look.steps.size(); ++at) {
-    const meta::Decision& decision = judgement.decisions[at];
-    if (decision.stays) {
-      note_held(path, wanted, look.steps[at], decision, findings);
+    const auto& reasons = judgement.decisions[at].reasons;
+    if (std::find(reasons.begin(), reasons.end(), Reason::newest) != reasons.end()) newest = &look.steps[at];
+    if (judgement.decisions[at].stays) {
+      note_held(path, policy, look.steps[at], judgement.decisions[at], findings);
     } else {
-      TRY(remove(series, look.steps[at], decision));
+      going.push_back(at);
     }
   }
-  return seal(wanted, look);
+  const bool for_room = std::any_of(going.begin(), going.end(), [&](size_t at) {
+    return judgement.decisions[at].reasons.front() == Reason::min_free;
+  });
+  if (for_room) {
+    std::vector<meta::InodeNumber> steps;
+    for (const size_t at : going) steps.push_back(look.steps[at].inode);
+    TRY_ASSIGN(const uint64_t freed, exclusive_bytes(std::move(steps)));
+    expected_free_ = free_space() + freed;
+    made_room_ = Clock::now();
+  }
+  for (const size_t at : going) {
+    if (is_stopping()) return Error(ECANCELED);
+    const StepLook& step = look.steps[at];
+    const auto thought = newest == nullptr ? Result<std::string>("nothing complete would be left")
+                                           : second_thought(series, step, *newest);
+    if (thought && !thought.value().empty()) {
+      findings.held.push_back(path + "/" + step.facts.tag + ": " + thought.value());
+      continue;
+    }
+    const auto done = thought ? remove(series, step, judgement.decisions[at]) : Result<>(thought.error());
+    if (!done && !is_harmless(done.error())) failed("rotation of " + path + "/" + step.facts.tag, done.error());
+  }
+  return success();
+}
+
+// Much may have happened since the series was looked at. After a start nobody knows who had what open.
+Result<std::string> Rotation::second_thought(meta::InodeNumber series, const StepLook& step,
+                                             const StepLook& newest) const {
+  if (Clock::now() - started_ < 2 * std::chrono::seconds(fs_.options.quiet_seconds)) return "mounted a moment ago";
+  TRY_ASSIGN(const auto latest, fs_.step_facts.latest_of(series));
+  if (latest == step.facts.tag) return "latest";
+  const auto there = fs_.tree.child(series, newest.facts.tag);
+  const auto kept = there ? fs_.step_facts.look_at_step(newest.inode) : there.error();
+  if (!kept || there.value() != newest.inode || kept.value().facts.completeness != Completeness::complete) {
+    return "the newest complete step is no longer what it was";
+  }
+  TRY_ASSIGN(const StepLook now, fs_.step_facts.look_at_step(step.inode));
+  if (now.facts.in_use) return "in use";
+  if (now.facts.completeness != step.facts.completeness || now.changed != step.changed) return "it has just changed";
+  return std::string();
 }
 
 // Left alone: nothing in the series has changed for the quiet time. See meta/policy.h.
@@ -160,6 +220,26 @@ Result<bool> Rotation::arm(meta::InodeNumber series, const meta::SeriesPolicy& p
   return true;
 }
 
+Result<uint64_t> Rotation::exclusive_bytes(std::vector<meta::InodeNumber> steps) const {
+  if (steps.empty()) return uint64_t{0};
+  TRY_ASSIGN(const meta::Account account, fs_.store.accounting().account({{std::move(steps), 0}}));
+  return account.owners.front().exclusive;
+}
+
+// Steps that are removed while the room that the last ones made is not free yet would be removed for nothing. Who has
+// files of them open may keep it for as long as he likes: so not for ever.
+uint64_t Rotation::free_space() const {
+  const uint64_t free = fs_.store.space().free;
+  const auto since = Clock::now() - made_room_;
+  const bool may_come = since < kRoomComes || (fs_.removals.is_freeing() && since < 10 * kRoomComes);
+  return may_come ? std::max(free, expected_free_) : free;
+}
+
+bool Rotation::is_stopping() const {
+  const std::lock_guard lock(mutex_);
+  return stopping_;
+}
+
 Result<meta::Judgement> Rotation::judge(const meta::Policy& policy, const SeriesLook& look) const {
   std::vector<meta::StepFacts> facts;
   std::vector<meta::InodeNumber> all;
@@ -167,42 +247,34 @@ Result<meta::Judgement> Rotation::judge(const meta::Policy& policy, const Series
     facts.push_back(step.facts);
     all.push_back(step.inode);
   }
-  const auto exclusive = [&](std::vector<meta::InodeNumber> steps) -> Result<uint64_t> {
-    if (steps.empty()) return uint64_t{0};
-    TRY_ASSIGN(const meta::Account account, fs_.store.accounting().account({{std::move(steps), 0}}));
-    return account.owners.front().exclusive;
-  };
   std::optional<uint64_t> of_series;
   const meta::RoomWithout room = [&](const std::vector<size_t>& gone) -> Result<meta::Room> {
     std::vector<meta::InodeNumber> steps;
     for (const size_t at : gone) steps.push_back(all[at]);
-    TRY_ASSIGN(const uint64_t freed, exclusive(std::move(steps)));
+    TRY_ASSIGN(const uint64_t freed, exclusive_bytes(std::move(steps)));
     if (policy.max_bytes && !of_series) {
-      TRY_ASSIGN(of_series, exclusive(all));
+      TRY_ASSIGN(of_series, exclusive_bytes(all));
     }
-    return meta::Room{of_series.value_or(freed) - std::min(freed, of_series.value_or(freed)),
-                      fs_.store.space().free + freed};
+    return meta::Room{of_series.value_or(freed) - std::min(freed, of_series.value_or(freed)), free_space() + freed};
   };
   return meta::judge(policy, facts, now(), room);
 }
 
-// Somebody may have opened a file of it since it was looked at. After a start nobody knows who had.
 Result<> Rotation::remove(meta::InodeNumber series, const StepLook& step, const meta::Decision& decision) {
-  if (Clock::now() - started_ < 2 * std::chrono::seconds(fs_.options.quiet_seconds)) return success();
-  TRY_ASSIGN(const bool in_use, fs_.step_facts.is_in_use(step.inode));
-  if (in_use) return success();
   const std::string path = fs_.tree.path_of(step.inode);
   TRY(io::fault_point("rotation.before_remove"));
-  TRY(fs_.removals.remove(series, step.facts.tag));
+  TRY(fs_.removals.remove(series, step.facts.tag, step.inode));
   log::info("rotation: {} is removed: {}", path, names_of(decision.reasons));
   const std::lock_guard lock(mutex_);
   ++report_.removed;
   return success();
 }
 
-Result<> Rotation::seal(const meta::Policy& policy, const SeriesLook& look) {
+Result<> Rotation::seal(const meta::Policy& policy, const SeriesLook& look, const meta::Judgement& judgement) {
   if (!policy.seal_after) return success();
-  for (const StepLook& step : look.steps) {
+  for (size_t at = 0; at < look.steps.size(); ++at) {
+    const StepLook& step = look.steps[at];
+    if (!judgement.decisions[at].stays) continue;
     const bool due = step.facts.completeness == Completeness::complete && !step.record.sealed && !step.facts.in_use &&
                      now() - std::max(step.facts.completed, step.changed) >= *policy.seal_after;
     if (!due) continue;

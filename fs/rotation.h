@@ -65,14 +65,25 @@ class Rotation {
   Result<meta::Judgement> judge(const meta::Policy& policy, const SeriesLook& look) const;
   // True: what is armed has changed, or may with the next look.
   Result<bool> arm(meta::InodeNumber series, const meta::SeriesPolicy& policy, const SeriesLook& look);
-  Result<> seal(const meta::Policy& policy, const SeriesLook& look);
+  Result<> carry_out(meta::InodeNumber series, const meta::Policy& policy, const SeriesLook& look,
+                     const meta::Judgement& judgement, Findings& findings);
+  Result<> seal(const meta::Policy& policy, const SeriesLook& look, const meta::Judgement& judgement);
+  Result<uint64_t> exclusive_bytes(std::vector<meta::InodeNumber> steps) const;
+  // Why it is not to go after all, as things are now; empty: it is.
+  Result<std::string> second_thought(meta::InodeNumber series, const StepLook& step, const StepLook& newest) const;
   Result<> remove(meta::InodeNumber series, const StepLook& step, const meta::Decision& decision);
+  bool is_stopping() const;
+  // What the store has free, or will have once what was removed to make room is freed.
+  uint64_t free_space() const;
   void note_held(const std::string& path, const meta::Policy& policy, const StepLook& step,
                  const meta::Decision& decision, Findings& findings) const;
   void failed(const std::string& what, const Error& error);
 
   Filesystem& fs_;
-  Clock::time_point started_;  // the thread's own
+  // The thread's own.
+  Clock::time_point started_;
+  Clock::time_point made_room_;  // when steps were removed for min_free, last
+  uint64_t expected_free_ = 0;   // after that
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;

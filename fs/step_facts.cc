@@ -3,16 +3,19 @@
 #include <fcntl.h>
 
 #include <algorithm>
-#include <cmath>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <span>
+#include <string_view>
 #include <utility>
 
 #include "fs/filesystem.h"
 #include "fs/views/files_of_step.h"
 #include "io/lease.h"
 #include "meta/formats/checkpoint.h"
+#include "meta/formats/deepspeed_names.h"
+#include "meta/formats/python_json.h"
 #include "meta/names.h"
 #include "meta/save_plan.h"
 #include "meta/time.h"
@@ -22,8 +25,7 @@ namespace {
 
 using meta::formats::Completeness;
 
-constexpr uint64_t kMostState = uint64_t{64} << 20;  // bytes of trainer_state.json
-constexpr size_t kMostLatest = 4096;                 // bytes of `latest`
+constexpr size_t kMostLatest = 4096;  // bytes of `latest`
 
 meta::WallTime wall_time(const timespec& time) {
   return meta::WallTime(std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec));
@@ -44,36 +46,64 @@ Result<std::string> read_file(const meta::Tree& tree, meta::InodeNumber folder, 
   return text;
 }
 
-std::optional<double> finite(const nlohmann::json& value) {
-  if (!value.is_number()) return std::nullopt;
-  const double number = value.get<double>();
-  return std::isfinite(number) ? std::optional(number) : std::nullopt;
+// What was logged at the checkpoint's own step: {"global_step": 500, "log_history": [{"step": 500, "eval_loss": 1.5}]}
+Result<std::optional<double>> metric_in(const std::string& trainer_state, const std::string& name) {
+  const auto state = meta::formats::parse_python_json(trainer_state);
+  if (!state.is_object()) return Error(EBADMSG, "trainer_state.json is no JSON");
+  const auto history = state.value("log_history", nlohmann::json::array());
+  const auto step = state.value("global_step", nlohmann::json());
+  std::optional<double> found;
+  for (const auto& entry : history) {
+    if (!entry.is_object() || !entry.contains(name) || entry.value("step", nlohmann::json()) != step) continue;
+    if (entry[name].is_number()) found = entry[name].get<double>();
+  }
+  return found;
 }
 
-// Of {"log_history": [{"step": 500, "eval_loss": 1.5}, ...]} the last that has it.
-std::optional<double> metric_in(const std::string& trainer_state, const std::string& name) {
-  const auto state = nlohmann::json::parse(trainer_state, nullptr, false);
-  if (!state.is_object() || !state.contains("log_history") || !state["log_history"].is_array()) return std::nullopt;
-  const auto& history = state["log_history"];
-  for (auto entry = history.rbegin(); entry != history.rend(); ++entry) {
-    if (!entry->is_object() || !entry->contains(name)) continue;
-    if (const auto number = finite((*entry)[name])) return number;
+// Of a file's name, or of the folder of its rank.
+std::optional<unsigned> rank_of_path(std::string_view path) {
+  const size_t slash = path.rfind('/');
+  if (const auto states = meta::formats::parse_states_name(path.substr(slash + 1))) return states->rank;
+  if (slash == std::string_view::npos) return std::nullopt;
+  const std::string_view folder = path.substr(0, slash);
+  return meta::rank_of(folder.substr(folder.rfind('/') + 1));
+}
+
+unsigned ranks_of(const meta::formats::StepFiles& files) {
+  std::set<unsigned> ranks;
+  for (const auto& file : files.list()) {
+    if (const auto rank = rank_of_path(file.path)) ranks.insert(*rank);
   }
-  return std::nullopt;
+  return static_cast<unsigned>(ranks.size());
+}
+
+bool is_swap_state_only(const meta::formats::StepFiles& files) {
+  return std::all_of(files.list().begin(), files.list().end(), [](const auto& file) {
+    return file.path.starts_with(meta::kTensorsName) || file.path.starts_with(meta::kParamsName);
+  });
+}
+
+// It was whole when the save returned. `names`: when one came or went in it, last.
+meta::formats::CompletenessJudgement judge_save(const meta::StepRecord& record, const timespec& names) {
+  if (!meta::later(names, record.saved)) return {Completeness::complete, {}};
+  return {Completeness::unknown, "files came or went since it was saved"};
 }
 
 }  // namespace
 
-Result<timespec> StepFactsFinder::newest_change(meta::InodeNumber folder) const {
+Result<StepFactsFinder::Changes> StepFactsFinder::changes_below(meta::InodeNumber folder, unsigned depth) const {
+  constexpr unsigned kDeepest = 256;  // who walks them calls itself for each
+  if (depth > kDeepest) return Error(ELOOP, fs_.tree.path_of(folder) + ": folders lie too deep in each other");
   TRY_ASSIGN(const meta::InodeRecord record, fs_.tree.inode(folder));
-  timespec newest = later_of(record.mtime, record.ctime);
+  Changes changes{record.mtime, later_of(record.mtime, record.ctime)};
   TRY_ASSIGN(const auto entries, fs_.tree.list(folder));
   for (const meta::DirectoryEntry& entry : entries) {
     if (entry.type != S_IFDIR) continue;
-    TRY_ASSIGN(const timespec below, newest_change(entry.inode));
-    newest = later_of(newest, below);
+    TRY_ASSIGN(const Changes below, changes_below(entry.inode, depth + 1));
+    changes.names = later_of(changes.names, below.names);
+    changes.any = later_of(changes.any, below.any);
   }
-  return newest;
+  return changes;
 }
 
 // By a mapping whose descriptor is closed, too.
@@ -128,45 +158,52 @@ void StepFactsFinder::forget(meta::InodeNumber inode) {
 }
 
 // As it was judged before, if no file has changed.
-Result<StepFactsFinder::Known> StepFactsFinder::judge(meta::InodeNumber step, const std::string& tag, StepLook& look) {
+Result<StepFactsFinder::Known> StepFactsFinder::judge(meta::InodeNumber step, const Changes& changes, StepLook& look) {
   const std::function<bool(meta::InodeNumber)> is_written = [this](meta::InodeNumber inode) {
     return fs_.files.open_for_writing(inode);
   };
   views::FilesOfStep files(fs_.store, is_written);
   TRY(files.collect(step));
-  const std::string fingerprint =
-      files.fingerprint() + (look.record.sealed ? "sealed" : "") + std::to_string(meta::nanoseconds(look.record.saved));
   look.changed = std::max(look.changed, wall_time(files.time()));
+  Known known;
   if (!files.problems().empty()) {
-    return Known{{}, {Completeness::incomplete, files.problems().front().file + ": it is being written"}, {}};
+    known.judgement = {Completeness::incomplete, files.problems().front().file + ": it is being written"};
+    return known;
   }
+  const std::string fingerprint = files.fingerprint() + (look.record.sealed ? "sealed" : "") +
+                                  std::to_string(meta::nanoseconds(look.record.saved)) + ' ' +
+                                  std::to_string(meta::nanoseconds(changes.names));
+  known.fingerprint = io::digest_of(std::as_bytes(std::span(fingerprint)));
   {
     const std::lock_guard lock(mutex_);
-    const auto known = known_.find(step);
-    if (known != known_.end() && known->second.fingerprint == fingerprint) return known->second;
+    const auto before = known_.find(step);
+    if (before != known_.end() && before->second.fingerprint == known.fingerprint) return before->second;
   }
-  Known known{fingerprint, {}, files.time()};
-  const bool saved_alone =
-      look.record.source != 0 && std::all_of(files.list().begin(), files.list().end(), [](const auto& file) {
-        return file.path.starts_with(meta::kTensorsName) || file.path.starts_with(meta::kParamsName);
-      });
-  if (saved_alone) {
+  known.completed = files.time();
+  known.ranks = ranks_of(files);
+  known.saved_alone = look.record.source != 0 && is_swap_state_only(files);
+  if (look.record.sealed) {
     known.judgement = {Completeness::complete, {}};
-    known.completed = look.record.saved;
+  } else if (known.saved_alone) {
+    known.judgement = judge_save(look.record, changes.names);
   } else {
     known.judgement = meta::formats::judge_completeness(files, meta::formats::read_checkpoint(files));
   }
+  if (known.saved_alone) known.completed = look.record.saved;
   if (files.short_of()) return *files.short_of();
-  if (look.record.sealed) known.judgement = {Completeness::complete, {}};
-  if (known.judgement.completeness == Completeness::complete && !look.record.sealed && !saved_alone) {
-    TRY_ASSIGN(const bool mapped, is_mapped_for_writing(step));
-    if (mapped) return Known{{}, {Completeness::incomplete, tag + ": a file of it is mapped for writing"}, {}};
+  if (known.judgement.completeness == Completeness::complete && !look.record.sealed && !known.saved_alone) {
+    TRY_ASSIGN(known.mapped, is_mapped_for_writing(step));
+  }
+  if (known.mapped) {  // and may be so no more at the next look
+    known.judgement = {Completeness::unknown, "a file of it is mapped for writing"};
+    return known;
   }
   const std::lock_guard lock(mutex_);
   return known_[step] = known;
 }
 
 Result<StepLook> StepFactsFinder::look_at_step(meta::InodeNumber step, const std::string& tag, const Used& used) {
+  if (stopping_) return Error(ECANCELED);
   StepLook look;
   look.inode = step;
   if (auto record = fs_.store.index().step(step)) {
@@ -174,23 +211,24 @@ Result<StepLook> StepFactsFinder::look_at_step(meta::InodeNumber step, const std
   } else if (record.error().errno_value() != ENOENT) {
     return record.error();
   }
-  TRY_ASSIGN(const timespec changed, newest_change(step));
-  look.changed = wall_time(changed);
-  TRY_ASSIGN(const Known known, judge(step, tag, look));
-  const auto now = wall_time(meta::now());
-  look.quiet =
-      std::chrono::duration_cast<std::chrono::seconds>(std::max(now - look.changed, std::chrono::nanoseconds(0)));
+  TRY_ASSIGN(const Changes changes, changes_below(step));
+  look.changed = wall_time(changes.any);
+  TRY_ASSIGN(const Known known, judge(step, changes, look));
+  const auto age = std::max(wall_time(meta::now()) - look.changed, std::chrono::nanoseconds(0));
+  look.quiet = std::chrono::duration_cast<std::chrono::seconds>(age);
   look.reason = known.judgement.reason;
+  look.ranks = known.ranks;
+  const bool complete = known.judgement.completeness == Completeness::complete;
   look.facts.tag = tag;
   look.facts.number = meta::number_of(tag, look.record);
   look.facts.completeness = known.judgement.completeness;
-  look.facts.completed =
-      known.judgement.completeness == Completeness::complete ? wall_time(known.completed) : look.changed;
+  look.facts.completed = complete ? wall_time(known.completed) : look.changed;
   look.facts.pinned = look.record.pinned;
-  TRY_ASSIGN(look.facts.in_use, holds_any(step, used));
+  TRY_ASSIGN(const bool in_use, holds_any(step, used));
+  look.facts.in_use = in_use || known.mapped;
   const bool settled =
-      look.record.sealed || look.record.source != 0 || look.quiet >= std::chrono::seconds(fs_.options.quiet_seconds);
-  if (look.facts.completeness == Completeness::complete && !settled) {
+      look.record.sealed || known.saved_alone || look.quiet >= std::chrono::seconds(fs_.options.quiet_seconds);
+  if (complete && !settled) {
     look.facts.completeness = Completeness::incomplete;
     look.reason = "it was written " + std::to_string(look.quiet.count()) + " s ago";
     look.facts.in_use = true;
@@ -223,18 +261,26 @@ Result<std::optional<double>> StepFactsFinder::metric_of(const StepLook& look, c
   const auto set = fs_.store.index().xattr(look.inode, meta::kMetricXattr + name);
   if (set) return meta::parse_metric(set.value());
   if (set.error().errno_value() != ENOENT) return set.error();
-  const auto state = read_file(fs_.tree, look.inode, "trainer_state.json", kMostState);
-  if (!state) return std::optional<double>();
+  const auto state = read_file(fs_.tree, look.inode, "trainer_state.json", meta::formats::kMostTrainerState);
+  if (!state && state.error().errno_value() == ENOENT) return std::optional<double>();
+  TRY(state);
   return metric_in(state.value(), name);
 }
 
-std::string StepFactsFinder::latest_of(meta::InodeNumber series) const {
-  auto latest = read_file(fs_.tree, series, "latest", kMostLatest);
-  if (!latest) return {};
-  std::string& tag = latest.value();
+Result<std::optional<std::string>> StepFactsFinder::latest_of(meta::InodeNumber series) const {
+  const auto file = fs_.tree.child(series, "latest");
+  if (!file && file.error().errno_value() == ENOENT) return std::optional<std::string>();
+  TRY(file);
+  TRY_ASSIGN(const meta::InodeRecord record, fs_.tree.inode(file.value()));
+  std::string tag = record.target;
+  if (!S_ISLNK(record.mode)) {
+    TRY_ASSIGN(tag, read_file(fs_.tree, series, "latest", kMostLatest));
+  }
+  tag.erase(tag.find_last_not_of(" \t\r\n/") + 1);
   tag.erase(0, tag.find_first_not_of(" \t\r\n"));
-  tag.erase(tag.find_last_not_of(" \t\r\n") + 1);
-  return tag;
+  tag.erase(0, tag.rfind('/') + 1);
+  if (tag.empty()) return Error(ENODATA, "it is empty");
+  return std::optional(tag);
 }
 
 Result<SeriesLook> StepFactsFinder::look_at(meta::InodeNumber series, const std::string& metric) {
@@ -242,16 +288,19 @@ Result<SeriesLook> StepFactsFinder::look_at(meta::InodeNumber series, const std:
   TRY_ASSIGN(const meta::InodeRecord record, fs_.tree.inode(series));
   look.changed = wall_time(later_of(record.mtime, record.ctime));
   look.written = is_written(series);
-  const std::string latest = latest_of(series);
+  const auto latest = latest_of(series);
+  if (!latest) look.unclear = "nobody can tell what `latest` names: " + latest.error().message();
   const Used used_now = used();
   TRY_ASSIGN(const auto entries, fs_.tree.list(series));
   for (const meta::DirectoryEntry& entry : entries) {
     if (entry.type != S_IFDIR) continue;
-    const auto step = meta::is_step(fs_.tree, entry.inode);
+    const auto step = meta::is_step(fs_.tree, entry.inode, entry.name);
     if (!step && step.error().errno_value() == ENOENT) continue;  // it was removed this moment
     TRY(step);
     if (!step.value()) {
       const bool named = meta::step_number(entry.name).has_value();
+      const auto changes = changes_below(entry.inode);
+      if (changes) look.changed = std::max(look.changed, wall_time(changes.value().names));
       look.others.push_back({entry.name, named ? "it holds no checkpoint file" : "it has no step's name"});
       continue;
     }
@@ -264,9 +313,12 @@ Result<SeriesLook> StepFactsFinder::look_at(meta::InodeNumber series, const std:
       look.others.push_back({entry.name, "it is being removed"});
       continue;
     }
-    one.facts.latest = entry.name == latest;
+    one.facts.latest = latest && latest.value() == entry.name;
     if (!metric.empty()) {
-      TRY_ASSIGN(one.facts.metric, metric_of(one, metric));
+      const auto told = metric_of(one, metric);
+      one.facts.untold = !told;
+      if (told) one.facts.metric = told.value();
+      if (!told && one.reason.empty()) one.reason = metric + " cannot be told: " + told.error().message();
     }
     look.steps.push_back(std::move(one));
   }

@@ -6,6 +6,7 @@
 // Thread safety: all of it. Lock: mutex_ (a leaf).
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <mutex>
 #include <optional>
@@ -14,6 +15,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "io/digest.h"
 #include "meta/formats/completeness.h"
 #include "meta/retention.h"
 #include "meta/steps.h"
@@ -27,6 +29,7 @@ struct StepLook {
   meta::StepRecord record;
   meta::StepFacts facts;
   std::string reason;            // why it is not complete
+  unsigned ranks = 0;            // that have files in it; 0: its files name none
   meta::WallTime changed;        // when anything in it was, last
   std::chrono::seconds quiet{};  // since then
 };
@@ -43,8 +46,9 @@ struct NoStep {
 struct SeriesLook {
   std::vector<StepLook> steps;
   std::vector<NoStep> others;
-  meta::WallTime changed;  // when anything in it was, last
+  meta::WallTime changed;  // when anything in it was, last; of what is no step: when names came or went
   bool written = false;    // somebody has a file of a step open for writing
+  std::string unclear;     // why nothing is to be removed: `latest` is there, and nobody can tell what it names
 };
 
 class StepFactsFinder {
@@ -52,6 +56,10 @@ class StepFactsFinder {
   explicit StepFactsFinder(Filesystem& fs) : fs_(fs) {}
 
   Result<StepLook> look_at_step(meta::InodeNumber step);
+  // What the file `latest` of the series names; none: there is no such file.
+  Result<std::optional<std::string>> latest_of(meta::InodeNumber series) const;
+  // Looks that are under way end with ECANCELED, and so do those to come.
+  void stop() { stopping_ = true; }
   // `metric`: what keep_best asks for; empty: nothing.
   Result<SeriesLook> look_at(meta::InodeNumber series, const std::string& metric);
   // Does somebody have a file of the step open, or had within twice the quiet time?
@@ -62,22 +70,31 @@ class StepFactsFinder {
  private:
   using Used = std::unordered_set<meta::InodeNumber>;
   struct Known {
-    std::string fingerprint;
+    io::Digest fingerprint{};
     meta::formats::CompletenessJudgement judgement;
     timespec completed{};
+    unsigned ranks = 0;
+    bool saved_alone = false;  // by `save`, and nothing was added
+    bool mapped = false;       // for writing
+  };
+
+  // Of a folder and those in it.
+  struct Changes {
+    timespec names{};  // when names came or went in one of them, last
+    timespec any{};    // or they were changed otherwise, or moved
   };
 
   Result<StepLook> look_at_step(meta::InodeNumber step, const std::string& tag, const Used& used);
   Used used() const;
   Result<bool> holds_any(meta::InodeNumber step, const Used& used) const;
   bool is_written(meta::InodeNumber series) const;
-  Result<Known> judge(meta::InodeNumber step, const std::string& tag, StepLook& look);
-  Result<timespec> newest_change(meta::InodeNumber folder) const;
+  Result<Known> judge(meta::InodeNumber step, const Changes& changes, StepLook& look);
+  Result<Changes> changes_below(meta::InodeNumber folder, unsigned depth = 0) const;
   Result<bool> is_mapped_for_writing(meta::InodeNumber step) const;
   Result<std::optional<double>> metric_of(const StepLook& look, const std::string& name) const;
-  std::string latest_of(meta::InodeNumber series) const;
 
   Filesystem& fs_;
+  std::atomic<bool> stopping_{false};
   std::mutex mutex_;
   std::unordered_map<meta::InodeNumber, Known> known_;  // guarded by mutex_; by step
 };

@@ -35,7 +35,7 @@ Result<uint64_t> parse_count(std::string_view rule, const std::string& text) {
 
 Result<std::chrono::seconds> parse_time(std::string_view rule, const std::string& text) {
   const auto time = parse_duration(text);
-  if (!time) return wrong(rule, text, "a duration, as in 7d, 36h, 90m or 45s");
+  if (!time || time.value().count() == 0) return wrong(rule, text, "a duration, as in 7d, 36h, 90m or 45s");
   return time;
 }
 

@@ -51,7 +51,7 @@ class Judge {
       if (step.pinned) keep(at, Reason::pinned);
       if (step.latest) keep(at, Reason::latest);
       if (step.in_use) keep(at, Reason::in_use);
-      if (step.completeness == Completeness::unknown) keep(at, Reason::unknown);
+      if (step.completeness == Completeness::unknown || step.untold) keep(at, Reason::unknown);
     }
     for (size_t at = 0; at < steps_.size(); ++at) protected_.push_back(!decisions_[at].reasons.empty());
   }
@@ -83,7 +83,8 @@ class Judge {
   }
 
   void judge_incomplete(size_t at) {
-    if (!policy_.keep_partial || now_ - steps_[at].completed < *policy_.keep_partial) {
+    const bool is_newest = complete_.empty() || is_newer(at, complete_.front());
+    if (!policy_.keep_partial || is_newest || now_ - steps_[at].completed < *policy_.keep_partial) {
       keep(at, Reason::keep_partial);
     } else if (!protected_[at]) {
       decisions_[at] = {false, {Reason::keep_partial_is_over}};

@@ -1,9 +1,10 @@
 // Which steps of a series stay, and which go: the policy as a pure function from facts to decisions.
 //
 // A complete step stays if any of the keep rules that are set keeps it; with none set every one stays. An incomplete
-// one stays, but for keep_partial. The caps (max_bytes, min_free) then remove complete steps, the oldest first, even
-// those that a rule keeps. What can't be judged is never removed, nor what promise 6 of the design protects: the newest
-// complete step, a pinned one, the one that `latest` names, and one that is in use.
+// one stays, but for keep_partial, which takes none that is newer than every complete one. The caps (max_bytes,
+// min_free) then remove complete steps, the oldest first, even those that a rule keeps. What can't be judged is never
+// removed, nor what promise 6 of the design protects: the newest complete step, a pinned one, the one that `latest`
+// names, and one that is in use.
 //
 // Older and newer is by the time of completion, of equal ones by number.
 #pragma once
@@ -30,6 +31,7 @@ struct StepFacts {
   bool latest = false;           // the file `latest` of the series names it
   bool in_use = false;           // has a file open, or had a moment ago
   std::optional<double> metric;  // the one that keep_best asks for
+  bool untold = false;           // it may have one, which cannot be read now: as one that cannot be judged
 };
 
 // Why a step stays or goes.

@@ -369,6 +369,9 @@ class Save {
       TRY(put_file(change, folder, taken));
     }
     for (const auto& [number, record] : new_folders_) change.batch.put(number, record);
+    // Not before any of its folders: what changes in them later is told by that.
+    step_record_.saved = now();
+    change.batch.put_step(result_.step, step_record_);
     TRY(tree_.commit(std::move(change)));
     tentative_.clear();
     return success();
@@ -407,13 +410,10 @@ class Save {
     }
     change.batch.put(series_number, series);
     new_folders_.emplace(result_.step, step);
-    StepRecord record;
-    if (auto present = store_.index().step(result_.step)) record = std::move(present).value();
-    record.source = source_;
-    record.saved = now();
-    record.stale = stale_names();
-    TRY_ASSIGN(record.number, allot_number(store_, series_number, request_.tag, record));
-    change.batch.put_step(result_.step, record);
+    if (auto present = store_.index().step(result_.step)) step_record_ = std::move(present).value();
+    step_record_.source = source_;
+    step_record_.stale = stale_names();
+    TRY_ASSIGN(step_record_.number, allot_number(store_, series_number, request_.tag, step_record_));
     return success();
   }
 
@@ -504,6 +504,7 @@ class Save {
   std::map<std::string, InodeNumber> folders_;      // by path in the step
   std::map<BlobNumber, BlobRecord> blob_records_;   // as they will be
   std::map<InodeNumber, InodeRecord> new_folders_;  // as they will be
+  StepRecord step_record_;                          // likewise
   SaveResult result_;
 };
 

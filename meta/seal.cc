@@ -106,6 +106,8 @@ class Seal {
 
   Result<> publish() {
     Tree::Change change = tree_.begin();
+    TRY_ASSIGN(const InodeRecord folder, store_.index().inode(step_));
+    if (folder.nlink == 0) return Error(ENOENT, "the step was removed meanwhile");
     for (auto& [number, member] : members_) {
       if (member.record.is_live_file()) {
         TRY(freeze_file(change, number, member));
@@ -121,7 +123,6 @@ class Seal {
     StepRecord step;
     if (auto known = store_.index().step(step_)) step = std::move(known).value();
     step.sealed = true;
-    TRY_ASSIGN(const InodeRecord folder, store_.index().inode(step_));
     const std::string path = store_.tree().path_of(step_);
     TRY_ASSIGN(step.number, allot_number(store_, folder.parent, path.substr(path.rfind('/') + 1), step));
     change.batch.put_step(step_, step);

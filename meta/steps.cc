@@ -47,13 +47,6 @@ std::string kind_of(const std::vector<DirectoryEntry>& entries) {
   return "other";
 }
 
-// What can be judged without reading formats: a save alone is complete when it returned, and sealed is complete.
-std::string state_of(const StepInfo& step) {
-  if (step.record.being_removed) return "being removed";
-  if (step.record.sealed) return "sealed";
-  return step.kind == "swap state only" && step.record.source != 0 ? "complete" : "unknown";
-}
-
 Result<> count_files(const Tree& tree, StepInfo& step) {
   return for_each_file(tree, step.inode, [&](const auto&, InodeNumber file) -> Result<> {
     TRY_ASSIGN(const Attributes attributes, tree.attributes(file));
@@ -102,10 +95,14 @@ std::string folder_of(const std::string& path) { return path.rfind('/') == 0 ? "
 }  // namespace
 
 Result<bool> is_step(const Tree& tree, InodeNumber directory) {
+  return is_step(tree, directory, directory == kRootInode ? std::string() : name_of(tree.path_of(directory)));
+}
+
+Result<bool> is_step(const Tree& tree, InodeNumber directory, const std::string& name) {
   TRY_ASSIGN(const InodeRecord record, tree.inode(directory));
   if (!record.is_dir() || directory == kRootInode) return false;
   if ((record.flags & kStep) != 0) return true;
-  if (record.parent == kRootInode || !step_number(name_of(tree.path_of(directory)))) return false;
+  if (record.parent == kRootInode || !step_number(name)) return false;
   TRY_ASSIGN(const auto entries, tree.list(directory));
   return holds_checkpoint(entries);
 }
@@ -180,7 +177,6 @@ Result<StepInfo> step_info(Store& store, InodeNumber number) {
   }
   TRY_ASSIGN(const auto entries, tree.list(number));
   step.kind = kind_of(entries);
-  step.state = state_of(step);
   TRY(count_files(tree, step));
   return step;
 }
@@ -195,7 +191,7 @@ Result<std::vector<StepInfo>> list_steps(Store& store, InodeNumber series) {
     TRY_ASSIGN(const auto entries, store.tree().list(one));
     for (const DirectoryEntry& entry : entries) {
       if (entry.type != S_IFDIR) continue;
-      TRY_ASSIGN(const bool step, is_step(store.tree(), entry.inode));
+      TRY_ASSIGN(const bool step, is_step(store.tree(), entry.inode, entry.name));
       if (!step) continue;
       TRY_ASSIGN(StepInfo info, step_info(store, entry.inode));
       steps.push_back(std::move(info));
@@ -232,6 +228,7 @@ Result<> set_pinned(Store& store, InodeNumber number, bool pinned) {
   {
     Tree::Change change = tree.begin();
     TRY_ASSIGN(InodeRecord record, store.index().inode(number));
+    if (record.nlink == 0) return Error(ENOENT);
     record.flags |= kStep;
     StepRecord present;
     if (auto known = store.index().step(number)) present = std::move(known).value();

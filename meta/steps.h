@@ -17,13 +17,14 @@ struct StepInfo {
   uint64_t files = 0;
   uint64_t bytes = 0;  // apparent
   timespec mtime{};
-  std::string kind;   // "swap state only", "deepspeed", "hf", "dcp", "other"
-  std::string state;  // "complete", "sealed", "being removed", "unknown"
+  std::string kind;  // "swap state only", "deepspeed", "hf", "dcp", "other"
 };
 
 // True for a child directory of a series that save, seal or pin made a step, or that has a step's name and holds a
 // recognised checkpoint file.
 Result<bool> is_step(const Tree& tree, InodeNumber directory);
+// Of one whose name is known: quicker.
+Result<bool> is_step(const Tree& tree, InodeNumber directory, const std::string& name);
 // `folder` now has `entry`. Where that makes it a step, its parent is a series from now on, unless that is the root or
 // lies in a step.
 Result<> note_entry(Tree& tree, InodeNumber folder, const DirectoryEntry& entry);

@@ -104,9 +104,9 @@ class Tree {
   // flags: 0 or RENAME_NOREPLACE; RENAME_EXCHANGE and others are EINVAL.
   Result<std::optional<Dropped>> rename(InodeNumber parent, const std::string& name, InodeNumber new_parent,
                                         const std::string& new_name, unsigned flags);
-  // Takes a directory out of the tree with all that is in it, in one change, durable on return: its name goes now, and
-  // what it holds when purge() takes that. EPERM: a pinned step.
-  Result<InodeNumber> take_out(InodeNumber parent, const std::string& name);
+  // Takes the directory `expected` out of the tree with all that is in it, in one change: its name goes now, and what
+  // it holds when purge() takes that. EPERM: a pinned step. ENOENT: the name is another's.
+  Result<> take_out(InodeNumber parent, const std::string& name, InodeNumber expected);
   // Takes up to `most` names out of a directory that was taken out. Directories come out as whole as that one did.
   struct Purged {
     std::vector<Dropped> files;

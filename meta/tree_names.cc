@@ -45,6 +45,11 @@ InodeRecord new_record(const NewNode& node, const InodeRecord& parent, InodeNumb
   return record;
 }
 
+// A directory goes from this one, which may be out of the tree itself, and has no links then.
+void drop_folder_from(InodeRecord& parent) {
+  if (parent.nlink != 0) --parent.nlink;
+}
+
 // The change itself is made; a series that is not noted now is with the next file of a step.
 void warn(const Tree& tree, InodeNumber folder, const Result<>& noted) {
   if (noted || noted.error().errno_value() == ENOENT) return;
@@ -186,7 +191,7 @@ Result<Dropped> Tree::remove_directory(InodeNumber parent_number, const std::str
     if ((record.flags & kStep) != 0) TRY(begin_removal(change, entry.inode, record));
     change.batch.erase_entry(parent_number, name);
     parent.mtime = parent.ctime = now();
-    --parent.nlink;
+    drop_folder_from(parent);
     change.batch.put(parent_number, parent);
     TRY(drop_name(change, entry.inode, record));
     dropped = {entry.inode, true};
@@ -271,7 +276,7 @@ Result<std::optional<Dropped>> Tree::rename(InodeNumber old_number, const std::s
     if (target_number == entry.inode) return std::optional<Dropped>();
     TRY_ASSIGN(InodeRecord target, index_.inode(target_number));
     TRY(replace_target(change, moved, target_number, target));
-    if (target.is_dir()) --into.nlink;
+    if (target.is_dir()) drop_folder_from(into);
     dropped = Dropped{target_number, target.nlink == 0};
   }
 
@@ -280,7 +285,7 @@ Result<std::optional<Dropped>> Tree::rename(InodeNumber old_number, const std::s
   moved.parent = new_number;
   moved.ctime = now();
   if (moved.is_dir() && !same_folder) {
-    --old_parent.nlink;
+    drop_folder_from(old_parent);
     ++new_parent.nlink;
   }
   change.batch.erase_entry(old_number, name);
@@ -295,30 +300,29 @@ Result<std::optional<Dropped>> Tree::rename(InodeNumber old_number, const std::s
   return dropped;
 }
 
-Result<InodeNumber> Tree::take_out(InodeNumber parent_number, const std::string& name) {
+Result<> Tree::take_out(InodeNumber parent_number, const std::string& name, InodeNumber expected) {
   if (is_reserved(parent_number, name)) return Error(EBUSY, "/" + name + " cannot be removed");
-  InodeNumber taken = 0;
   {
     Change change = begin();
     TRY_ASSIGN(const EntryRecord entry, index_.entry(parent_number, name));
+    if (entry.inode != expected) return Error(ENOENT, name + ": something else has that name now");
     TRY_ASSIGN(InodeRecord record, directory(entry.inode));
     TRY_ASSIGN(InodeRecord parent, directory(parent_number));
     TRY(refuse_sealed(parent_number, parent, "removing " + name));
-    if (const auto step = index_.step(entry.inode); step && step.value().pinned) {
+    const auto step = index_.step(entry.inode);
+    if (!step && step.error().errno_value() != ENOENT) return step.error();
+    if (step && step.value().pinned) {
       return Error(
           EPERM, path_of(entry.inode) + ": the step is pinned; unpin it first (setfattr -n " + "user.ckptfs.pin -v 0)");
     }
     change.batch.erase_entry(parent_number, name);
     parent.mtime = parent.ctime = now();
-    --parent.nlink;
+    drop_folder_from(parent);
     change.batch.put(parent_number, parent);
-    TRY(drop_name(change, entry.inode, record));
+    TRY(drop_name(change, expected, record));
     TRY(commit(std::move(change)));
-    taken = entry.inode;
   }
-  TRY(io::fault_point("take_out.after_batch"));
-  TRY(sync());
-  return taken;
+  return io::fault_point("take_out.after_batch");
 }
 
 Result<Tree::Purged> Tree::purge(InodeNumber number, size_t most) {

@@ -18,28 +18,55 @@ Colour colour_of(const std::string& state) {
   return Colour::yellow;
 }
 
+std::string number_or_nothing(const json& step, const char* key) {
+  const uint64_t number = step.value(key, uint64_t{0});
+  return number == 0 ? "" : std::to_string(number);
+}
+
+// The rules of the series that keep it; what no rule is about says nothing.
+Cell kept_by(const json& step) {
+  if (!step.value("stays", true)) return {"goes", Colour::red};
+  std::string by;
+  for (const json& reason : step.value("by", json::array())) {
+    const std::string name = reason.get<std::string>();
+    if (name == "no rule" || name == "unknown" || name == "keep_partial") continue;
+    by += (by.empty() ? "" : ", ") + name;
+  }
+  return {by};
+}
+
 // The rows of one series, which stand together.
 std::string series_table(const std::vector<json>& steps) {
   using Align = Table::Align;
   Table table({{"TAG"},
+               {"NUMBER", Align::right},
                {"STATE"},
                {"KIND"},
+               {"RANKS", Align::right},
                {"FILES", Align::right},
                {"SIZE", Align::right},
+               {"EXCLUSIVE", Align::right},
+               {"SHARED", Align::right},
                {"AGE", Align::right},
-               {"PINNED"}});
+               {"KEPT BY"}});
   const int64_t now = std::time(nullptr);
   std::string notes;
   for (const json& step : steps) {
     const std::string tag = step.value("tag", "");
     const std::string state = step.value("state", "unknown");
     table.add({{tag},
+               {number_or_nothing(step, "number")},
                {state, colour_of(state)},
                {step.value("kind", "")},
+               {number_or_nothing(step, "ranks")},
                {std::to_string(step.value("files", uint64_t{0}))},
                {human_size(step.value("bytes", uint64_t{0}))},
+               {human_size(step.value("exclusive", uint64_t{0}))},
+               {human_size(step.value("shared", uint64_t{0}))},
                {human_age(now - step.value("mtime", int64_t{0}))},
-               {step.value("pinned", false) ? "pinned" : ""}});
+               kept_by(step)});
+    const std::string reason = step.value("reason", "");
+    if (!reason.empty()) notes += printable("  " + tag + ": " + state + ": " + reason) + "\n";
     std::string stale;
     for (const json& name : step.value("perhaps_stale", json::array())) stale += " " + name.get<std::string>();
     if (!stale.empty()) notes += printable("  " + tag + ": perhaps stale:" + stale) + "\n";
@@ -75,9 +102,11 @@ Result<int> run_ls(const Target& target, bool as_json) {
 
 void add_ls(CLI::App& app, Chosen& chosen) {
   add_path_command(app, chosen,
-                   {"ls", "List steps: state, kind, files, size, age", "PATH",
+                   {"ls", "List steps: state, kind, ranks, files, what they cost, and what keeps them", "PATH",
                     "A mount, a series or a step (default: the only mount)",
-                    "SIZE is apparent: blocks shared between steps are counted in each.\n"
+                    "SIZE is apparent: blocks shared between steps are counted in each. EXCLUSIVE is what removing "
+                    "just this step would\n"
+                    "free. KEPT BY: what rotation keeps it for (ckptfs policy).\n"
                     "Example:\n  ckptfs ls\n  ckptfs ls --json /ckpt/steps",
                     run_ls});
 }

@@ -5,6 +5,7 @@
 #include <sstream>
 #include <vector>
 
+#include "fs/filesystem.h"
 #include "meta/accounting.h"
 #include "meta/save.h"
 #include "meta/steps.h"
@@ -34,7 +35,7 @@ json to_json(const meta::StepInfo& step) {
   return {{"series", step.series},
           {"tag", step.tag},
           {"kind", step.kind},
-          {"state", step.state},
+          {"state", step.record.being_removed ? "being removed" : "unknown"},
           {"files", step.files},
           {"bytes", step.bytes},
           {"mtime", step.mtime.tv_sec},
@@ -77,15 +78,46 @@ Result<std::vector<meta::StepInfo>> visible_steps(meta::Store& store, const Peer
   return steps;
 }
 
-Result<json> list(meta::Store& store, const Peer& peer, const std::string& path) {
-  TRY_ASSIGN(const auto steps, visible_steps(store, peer, path));
-  json rows = json::array();
-  for (const meta::StepInfo& step : steps) rows.push_back(to_json(step));
-  return json{{"steps", std::move(rows)}};
-}
-
 json to_json(const meta::Usage& usage) {
   return {{"apparent", usage.apparent}, {"exclusive", usage.exclusive}, {"shared", usage.shared}};
+}
+
+// What rotation knows of each step of these series, by the step's inode.
+Result<std::map<meta::InodeNumber, json>> judged(Filesystem& fs, const std::vector<meta::StepInfo>& steps) {
+  std::map<meta::InodeNumber, json> found;
+  std::string series;
+  for (const meta::StepInfo& step : steps) {
+    if (step.series == series) continue;
+    series = step.series;
+    TRY_ASSIGN(const meta::InodeNumber number, fs.tree.resolve(series));
+    TRY_ASSIGN(const SeriesJudgement judgement, fs.rotation.look(number, std::nullopt));
+    for (size_t at = 0; at < judgement.look.steps.size(); ++at) {
+      const StepLook& look = judgement.look.steps[at];
+      const meta::Decision& decision = judgement.judgement.decisions[at];
+      json by = json::array();
+      for (const meta::Reason reason : decision.reasons) by.push_back(meta::name_of(reason));
+      found[look.inode] = {{"number", look.facts.number}, {"state", state_of(look)}, {"reason", look.reason},
+                           {"ranks", look.ranks},         {"stays", decision.stays}, {"by", std::move(by)}};
+    }
+  }
+  return found;
+}
+
+// One that is removed meanwhile is left out of what rotation knows.
+Result<json> list(Filesystem& fs, const Peer& peer, const std::string& path) {
+  TRY_ASSIGN(const auto steps, visible_steps(fs.store, peer, path));
+  std::vector<meta::AskedOwner> owners;
+  for (const meta::StepInfo& step : steps) owners.push_back({{step.inode}, 0});
+  TRY_ASSIGN(const meta::Account account, fs.store.accounting().account(owners));
+  TRY_ASSIGN(const auto known, judged(fs, steps));
+  json rows = json::array();
+  for (size_t at = 0; at < steps.size(); ++at) {
+    json row = to_json(steps[at]);
+    row.update(to_json(account.owners[at]));
+    if (const auto more = known.find(steps[at].inode); more != known.end()) row.update(more->second);
+    rows.push_back(std::move(row));
+  }
+  return json{{"steps", std::move(rows)}};
 }
 
 // Each step for itself, each series' steps together, and what is no step.
@@ -150,7 +182,7 @@ void add_commands(ControlServer& server, Mount& mount) {
     return mount.status();
   });
   server.add("ls", ControlServer::Pace::slow, [&mount](const Peer& peer, const json& arguments) -> Result<json> {
-    return list(mount.store(), peer, arguments.value("path", "/"));
+    return list(mount.filesystem(), peer, arguments.value("path", "/"));
   });
   server.add("du", ControlServer::Pace::slow, [&mount](const Peer& peer, const json& arguments) -> Result<json> {
     return disk_use(mount.store(), peer, arguments.value("path", "/"));

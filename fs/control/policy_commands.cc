@@ -44,6 +44,14 @@ json to_json(const std::string& series, const SeriesJudgement& found, const meta
           {"warnings", found.judgement.warnings}};
 }
 
+// In a folder with the sticky bit only to the owner of either, as the kernel has it.
+Result<> check_sticky(const meta::Tree& tree, const Credentials& who, const meta::InodeRecord& folder, uint32_t owner,
+                      meta::InodeNumber series) {
+  const bool owns = who.uid == 0 || who.uid == owner || who.uid == folder.uid;
+  if ((folder.mode & S_ISVTX) == 0 || owns) return success();
+  return Error(EPERM, tree.path_of(series) + ": only its owner may do that (its sticky bit is set)");
+}
+
 Result<json> policy(Filesystem& fs, const Peer& peer, const json& arguments) {
   const std::string path = arguments.value("path", "/steps");
   const auto changes = arguments.value("set", meta::PolicyText());
@@ -52,6 +60,8 @@ Result<json> policy(Filesystem& fs, const Peer& peer, const json& arguments) {
              resolve_as(fs.tree, peer.credentials, path, sets ? kRead | kSearch | kWrite : kRead | kSearch));
   TRY(meta::check_series(fs.tree, series));
   if (sets) {
+    TRY_ASSIGN(const meta::InodeRecord record, fs.tree.inode(series));
+    TRY(check_sticky(fs.tree, peer.credentials, record, record.uid, series));
     TRY(meta::set_rules(fs.store, series, changes));
     fs.rotation.wake();
   }
@@ -68,13 +78,23 @@ Result<json> policy(Filesystem& fs, const Peer& peer, const json& arguments) {
   return to_json(fs.tree.path_of(series), found, rules);
 }
 
-// As the kernel would allow rmdir: in a folder with the sticky bit, only to the owner of either.
-Result<> may_remove(const meta::Tree& tree, const Credentials& who, const meta::InodeRecord& step,
-                    meta::InodeNumber series) {
-  TRY_ASSIGN(const meta::InodeRecord folder, tree.inode(series));
-  const bool owns = who.uid == 0 || who.uid == step.uid || who.uid == folder.uid;
-  if ((folder.mode & S_ISVTX) == 0 || owns) return success();
-  return Error(EPERM, tree.path_of(series) + ": only owners may remove from it (its sticky bit is set)");
+// Whoever might remove all that is in it by `rm -r`.
+Result<> may_empty(const meta::Tree& tree, const Credentials& who, meta::InodeNumber folder, unsigned depth = 0) {
+  constexpr unsigned kDeepest = 256;
+  if (depth > kDeepest) return Error(ELOOP, tree.path_of(folder) + ": folders lie too deep in each other");
+  TRY_ASSIGN(const auto entries, tree.list(folder));
+  if (entries.empty()) return success();
+  TRY_ASSIGN(const meta::InodeRecord record, tree.inode(folder));
+  if (!may_access(who, record, kWrite | kSearch)) {
+    return Error(EACCES, tree.path_of(folder) + ": permission denied; ask its owner (uid " +
+                             std::to_string(record.uid) + ") or root");
+  }
+  for (const meta::DirectoryEntry& entry : entries) {
+    TRY_ASSIGN(const meta::InodeRecord below, tree.inode(entry.inode));
+    TRY(check_sticky(tree, who, record, below.uid, folder));
+    if (below.is_dir()) TRY(may_empty(tree, who, entry.inode, depth + 1));
+  }
+  return success();
 }
 
 Result<json> remove(Filesystem& fs, const Peer& peer, const json& arguments) {
@@ -87,9 +107,12 @@ Result<json> remove(Filesystem& fs, const Peer& peer, const json& arguments) {
     return Error(EINVAL, path + ": it is no step of a series; `rm -r` removes any directory");
   }
   TRY(resolve_as(fs.tree, peer.credentials, fs.tree.path_of(record.parent), kWrite | kSearch));
-  TRY(may_remove(fs.tree, peer.credentials, record, record.parent));
+  TRY(check_sticky(fs.tree, peer.credentials, above, record.uid, record.parent));
+  if (peer.credentials.uid != 0) TRY(may_empty(fs.tree, peer.credentials, step));
   const std::string full = fs.tree.path_of(step);
-  TRY(fs.removals.remove(record.parent, full.substr(full.rfind('/') + 1)));
+  TRY(fs.removals.remove(record.parent, full.substr(full.rfind('/') + 1), step));
+  // What the command was told is gone is gone for the kernel, too.
+  fs.notifications.wait_until_told(std::chrono::seconds(2));
   return json{{"removed", full}};
 }
 

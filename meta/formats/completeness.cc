@@ -1,9 +1,14 @@
 #include "meta/formats/completeness.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <optional>
 #include <string_view>
 
 #include "meta/formats/deepspeed_names.h"
+#include "meta/formats/python_json.h"
+#include "meta/formats/safetensors.h"
+#include "meta/formats/zip_archive.h"
 #include "meta/names.h"
 
 namespace ckptfs::meta::formats {
@@ -57,14 +62,57 @@ CompletenessJudgement judge_problems(const TensorMap& map) {
   return {Completeness::complete, {}};
 }
 
-// Its model_states.pt tells what there should be.
+// The model_states.pt of the first rank tells what there should be.
 CompletenessJudgement judge_deepspeed(const StepFiles& files, const TensorMap& map) {
-  const bool model = any_path(files, [](std::string_view path) {
-    const auto name = is_deepspeed_state(path) ? parse_states_name(name_of(path)) : std::nullopt;
-    return name && name->kind == StatesName::Kind::model && name->rank.value_or(0) == 0;
-  });
-  if (!model) return {Completeness::incomplete, "rank 0 has no model_states.pt"};
-  return judge_problems(map);
+  bool any = false, first = false;
+  for (const StepFiles::File& file : files.list()) {
+    const auto name = is_deepspeed_state(file.path) ? parse_states_name(name_of(file.path)) : std::nullopt;
+    if (!name || name->kind != StatesName::Kind::model) continue;
+    any = true;
+    first = first || name->rank.value_or(0) == 0;
+  }
+  if (!any) return {Completeness::incomplete, "there is no model_states.pt"};
+  // The other ranks may have written to another machine (use_node_local_storage).
+  if (!first) return {Completeness::unknown, "rank 0 has no model_states.pt here"};
+  CompletenessJudgement judgement = judge_problems(map);
+  if (judgement.completeness == Completeness::complete && map.parameters.empty()) {
+    return {Completeness::unknown, "nothing could be read of it"};
+  }
+  return judgement;
+}
+
+// Whether a file of weights or of states ends before its end. What it holds is not looked at.
+std::optional<CompletenessJudgement> judge_end(const StepFiles& files, uint32_t index) {
+  const StepFiles::File& file = files.list()[index];
+  const bool zip = file.path.ends_with(".pt") || file.path.ends_with(".pth") || file.path.ends_with(".bin");
+  const bool safe = file.path.ends_with(".safetensors");
+  if (!zip && !safe) return std::nullopt;
+  if (file.size == 0) return CompletenessJudgement{Completeness::incomplete, file.path + ": it is empty"};
+  const auto opened = files.open(index);
+  if (!opened) return CompletenessJudgement{Completeness::unknown, file.path + ": " + opened.error().message()};
+  if (safe) {
+    const auto header = read_safetensors_header(opened.value().get());
+    if (header) return std::nullopt;
+    return CompletenessJudgement{Completeness::unknown, file.path + ": " + header.error().message()};
+  }
+  const auto archive = ZipArchive::open(opened.value().get(), {0, file.size});
+  if (archive || archive.error().errno_value() != ENODATA) return std::nullopt;
+  return CompletenessJudgement{Completeness::incomplete, file.path + ": " + archive.error().message()};
+}
+
+// Its state comes last, but nobody syncs it: after a power loss its name may be there and the rest not.
+CompletenessJudgement judge_trainer(const StepFiles& files) {
+  for (uint32_t index = 0; index < files.list().size(); ++index) {
+    const std::string& path = files.list()[index].path;
+    if (!is_at_top(path)) continue;
+    if (path == kTrainerState) {
+      const auto text = files.read(index, kMostTrainerState);
+      if (!text) return {Completeness::unknown, path + ": " + text.error().message()};
+      if (!parse_python_json(text.value()).is_object()) return {Completeness::incomplete, path + ": it is cut short"};
+    }
+    if (auto judgement = judge_end(files, index)) return *std::move(judgement);
+  }
+  return {Completeness::complete, {}};
 }
 
 }  // namespace
@@ -79,11 +127,16 @@ CompletenessJudgement judge_completeness(const StepFiles& files, const TensorMap
         !any_path(files, [](std::string_view path) { return is_at_top(path) && is_deepspeed_state(path); });
     if (inside && !trainer_state)
       return {Completeness::unknown, "DeepSpeed's files lie in a folder, and no Trainer's beside"};
-    return judge_deepspeed(files, map);
+    CompletenessJudgement judgement = judge_deepspeed(files, map);
+    if (judgement.completeness != Completeness::complete || !trainer_state) return judgement;
+    return judge_trainer(files);
   }
-  if (any_path(files, is_dcp_metadata)) return judge_problems(map);
-  // Weights that cannot be read are no reason: the Trainer writes its state last.
-  if (trainer_state) return {Completeness::complete, {}};
+  if (any_path(files, is_dcp_metadata)) {
+    CompletenessJudgement judgement = judge_problems(map);
+    if (judgement.completeness != Completeness::complete || !trainer_state) return judgement;
+    return judge_trainer(files);
+  }
+  if (trainer_state) return judge_trainer(files);
   return {Completeness::unknown, "no file tells which files belong to it"};
 }
 

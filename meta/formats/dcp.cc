@@ -130,6 +130,9 @@ class Folder {
     const auto tensors = field(metadata, "state_dict_metadata");
     if (!tensors) problem("it does not tell what was saved");
     find_chunks(field(metadata, "storage_data"));
+    for (const std::string_view path : absent_) {
+      problem(std::string(path) + " is not there", Problem::Kind::missing);
+    }
     const auto keys = by_name(field(metadata, "planner_data"));
     for (size_t at = 0; tensors && at < tensors->pairs(); ++at) {
       const auto [name, value] = tensors->pair(at);
@@ -173,6 +176,8 @@ class Folder {
   void find_chunks(const std::optional<Value>& stored) {
     for (size_t at = 0; stored && at < stored->pairs(); ++at) {
       const auto [key, where] = stored->pair(at);
+      const auto path = field(where.state(), "relative_path");
+      if (path && path->text() && !indices_.contains(*path->text())) absent_.insert(*path->text());
       const auto name = field(key.state(), "fqn"), offset = field(key.state(), "offset");
       if (!name || !name->text() || name->text()->size() > kLongestName || !offset || offset->is_none()) continue;
       if (const auto offsets = shape_of(*offset)) chunks_.emplace(ChunkName(*name->text(), *offsets), where);
@@ -256,6 +261,7 @@ class Folder {
   std::string folder_;
   std::unordered_map<std::string_view, uint32_t> indices_;  // of the folder's files, by their paths in it
   std::map<ChunkName, Value> chunks_;
+  std::set<std::string_view> absent_;  // files that it names
   uint64_t& runs_;
   uint64_t unread_ = 0;  // bytes of the folder's files that no chunk has been looked for in
   io::Fd last_;

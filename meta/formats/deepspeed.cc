@@ -1,6 +1,7 @@
 #include "meta/formats/deepspeed.h"
 
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <span>
@@ -54,7 +55,7 @@ class Reader {
     if (foreign_) return nothing();
     for (unsigned rank = 0; rank < ranks_.size(); ++rank) read_optimizer(rank);
     if (foreign_) return nothing();
-    read_frozen_of_others();
+    read_other_models();
     read_ids();
     for (Group& group : groups_) compose(group);
     compose_frozen();
@@ -64,8 +65,13 @@ class Reader {
  private:
   void problem(std::optional<uint32_t> file, const std::string& reason,
                Problem::Kind kind = Problem::Kind::unreadable) {
-    if (map_.problems.size() >= kMostProblems) return;
-    map_.problems.push_back({file ? files_.list()[*file].path : std::string(), reason, kind});
+    const Problem found{file ? files_.list()[*file].path : std::string(), reason, kind};
+    const bool first = kind != Problem::Kind::left_out && !std::exchange(told_[static_cast<size_t>(kind)], true);
+    if (map_.problems.size() < kMostProblems) {
+      map_.problems.push_back(found);
+    } else if (first) {
+      map_.problems.back() = found;  // of each kind that matters there is one
+    }
   }
   void missing(std::optional<uint32_t> file, const std::string& reason) {
     problem(file, reason, Problem::Kind::missing);
@@ -151,7 +157,7 @@ class Reader {
     // Each rank has a file at least.
     if (count <= 0 || static_cast<uint64_t>(count) > files_.list().size()) {
       return is_foreign(std::nullopt, "it is of " + std::to_string(count) + " ranks, of which not all have files here",
-                        count <= 0 ? Problem::Kind::unreadable : Problem::Kind::missing);
+                        count <= 0 || node_local_ ? Problem::Kind::unreadable : Problem::Kind::missing);
     }
     const auto world = static_cast<size_t>(count);
     if (ranks_.size() > world) {
@@ -207,16 +213,23 @@ class Reader {
     }
   }
 
-  void read_frozen_of_others() {
-    if (frozen_.empty() || found_.common_model) return;
+  // They have parts of frozen parameters; and whether they are there is to be told in any case.
+  void read_other_models() {
+    if (found_.common_model) return;
     for (unsigned number = 1; number < ranks_.size(); ++number) {
       const auto model = ranks_[number].model;
       if (!model) {
-        missing(std::nullopt, "rank " + std::to_string(number) + " has no model_states.pt");
+        lacks_file(number, "model_states.pt");
         continue;
       }
       with_file(*model, [&](TorchFile& file) { read_fragments(*model, number, file); });
     }
+  }
+
+  // With node-local storage it lies on another machine.
+  void lacks_file(unsigned number, const std::string& name) {
+    const auto kind = node_local_ ? Problem::Kind::unreadable : Problem::Kind::missing;
+    problem(std::nullopt, "rank " + std::to_string(number) + " has no " + name, kind);
   }
 
   void read_buffers(uint32_t index, TorchFile& file) {
@@ -288,13 +301,17 @@ class Reader {
                                                               : Dtype::float32;
     const auto device = find(find(find(config, "zero_optimization"), "offload_optimizer"), "device");
     swaps_ = device && device->text() == "nvme";
+    zero_stage_ = number_of(find(find(config, "zero_optimization"), "stage")).value_or(0);
+    const auto local = find(find(config, "checkpoint"), "use_node_local_storage");
+    node_local_ = local && local->boolean() == true;
     const auto block = number_of(find(find(config, "aio"), "block_size"));
     if (block && *block > 0) smallest_swapped_ = std::max(smallest_swapped_, static_cast<uint64_t>(*block));
   }
 
   void read_optimizer(unsigned number) {
     const auto index = ranks_[number].optimizer;
-    if (!index) return missing(std::nullopt, "rank " + std::to_string(number) + " has no optim_states.pt");
+    if (!index && zero_stage_ == 0) return left_out(std::nullopt, "without ZeRO the optimizer is in model_states.pt");
+    if (!index) return lacks_file(number, "optim_states.pt");
     with_file(*index, [&](TorchFile& file) {
       const auto state = file.root().find("optimizer_state_dict");
       const auto stage = number_of(find(state, "zero_stage"));
@@ -477,8 +494,11 @@ class Reader {
                      std::span<Parameter> parameters) {
     for (size_t number = 0; number < flats.size(); ++number) {
       if (!flats[number]) {
-        return missing(std::nullopt, state + " of " + group.members.front().name + " and what lies with it: rank " +
-                                         std::to_string(number) + " has none");
+        const bool unread = told_[static_cast<size_t>(Problem::Kind::unreadable)];
+        return problem(std::nullopt,
+                       state + " of " + group.members.front().name + " and what lies with it: rank " +
+                           std::to_string(number) + " has none",
+                       unread ? Problem::Kind::unreadable : Problem::Kind::missing);
       }
     }
     for (const auto& flat : flats) {
@@ -547,6 +567,9 @@ class Reader {
   unsigned stage_ = 0;  // none: no optim_states.pt was read
   bool foreign_ = false;
   bool swaps_ = false;  // the optimizer is on NVMe
+  bool node_local_ = false;
+  int64_t zero_stage_ = 0;      // as it was set
+  std::array<bool, 3> told_{};  // whether there is a problem of each kind
   uint64_t smallest_swapped_ = kSmallestSwapped;
   size_t members_ = 0;
   size_t flats_ = 0;

@@ -85,14 +85,14 @@ class Ckptfs:
 
     saves = True
 
-    def __init__(self, mode="passthrough", odirect="safe", faults=None, sector=None):
-        self.mode, self.odirect, self.faults, self.sector = mode, odirect, faults, sector
+    def __init__(self, mode="passthrough", odirect="safe", faults=None, sector=None, options=()):
+        self.mode, self.odirect, self.faults, self.sector, self.options = mode, odirect, faults, sector, options
         self.label = ", ".join(filter(None, [f"ckptfs {mode}", f"odirect={odirect}", faults,
                                              sector and f"{sector}-byte sectors"]))
 
     @contextlib.contextmanager
     def place(self, scene):
-        options = {"mode": self.mode, "odirect": self.odirect, "faults": self.faults}
+        options = {"mode": self.mode, "odirect": self.odirect, "faults": self.faults, "options": self.options}
         with contextlib.ExitStack() as stack:
             if self.sector:
                 folder = scene.work / "store"

@@ -26,6 +26,7 @@ def parse_arguments():
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--measure", nargs=2, metavar=("FOLDER", "STAT"),
                         help="what each save costs on the file system of FOLDER, as its block device's STAT file counts")
+    parser.add_argument("--log", action="store_true", help="log the loss of each step")
     parser.add_argument("--paced", action="store_true", help="wait for a line on stdin before each step, answer by one")
     parser.add_argument("--out", required=True, help="the result")
     return parser.parse_args()
@@ -90,8 +91,8 @@ def make_trainer(options, model, saves):
 
     arguments = transformers.TrainingArguments(
         output_dir=options.output_dir, max_steps=options.steps, save_strategy="steps", save_steps=1,
-        save_total_limit=options.keep, logging_strategy="no", report_to="none", use_cpu=True, disable_tqdm=True,
-        per_device_train_batch_size=2, learning_rate=1e-3, seed=11)
+        save_total_limit=options.keep, logging_strategy="steps" if options.log else "no", logging_steps=1,
+        report_to="none", use_cpu=True, disable_tqdm=True, per_device_train_batch_size=2, learning_rate=1e-3, seed=11)
     data = list(samples(model.config.vocab_size))
     return Trainer(model=model, args=arguments, train_dataset=data, callbacks=[Paced()])
 
@@ -112,6 +113,7 @@ def main():
     if options.paced:
         print(json.dumps("ready"), flush=True)
     trainer.train(resume_from_checkpoint=options.resume)
+    result["history"] = trainer.state.log_history
     with open(options.out, "w", encoding="utf-8") as out:
         json.dump(result, out, indent=1)
 

@@ -158,6 +158,31 @@ TEST_F(OpenFilesTest, ReapsAtOnceWhatTheKernelDoesNotKnow) {
   EXPECT_EQ(reaped_, Reaped{4});
 }
 
+// The kernel remembers it for good, since nobody told it.
+TEST_F(OpenFilesTest, WhatWasTakenOutIsReapedWhenNothingHasItOpen) {
+  OpenFileTable table(environment());
+  table.add_lookup(1, "a");
+  table.add_lookup(2, "b");
+  const auto file = table.begin(2, false).file;
+  table.taken_out(1);
+  table.taken_out(2);
+  EXPECT_EQ(reaped_, std::vector<InodeNumber>{1});
+  table.end(file, false);
+  EXPECT_EQ(reaped_, (std::vector<InodeNumber>{1, 2}));
+  table.forget(1, 1);
+  EXPECT_EQ(reaped_.size(), 2U);
+}
+
+TEST_F(OpenFilesTest, WhatWasUsedIsRememberedForAWhile) {
+  OpenFileTable table(environment());
+  const auto before = std::chrono::steady_clock::now();
+  table.end(table.begin(1, false).file, false);
+  const auto open = table.begin(2, true).file;
+  EXPECT_EQ(table.used_since(before), (std::unordered_set<InodeNumber>{1, 2}));
+  EXPECT_EQ(table.used_since(std::chrono::steady_clock::now()), (std::unordered_set<InodeNumber>{2}));
+  table.end(open, true);
+}
+
 TEST_F(OpenFilesTest, NeverReapsWhatHasAName) {
   table_.add_lookup(6, "name");
   const auto open = table_.begin(6, false);

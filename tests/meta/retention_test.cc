@@ -106,6 +106,9 @@ TEST(RetentionTest, IncompleteOnesGoByTheirOwnRuleOnly) {
   EXPECT_EQ(staying({{"keep_partial", "1h"}}, all), (Numbers{20, 30, 40}));
   all[0].in_use = true;
   EXPECT_EQ(staying({{"keep_partial", "1h"}}, all), (Numbers{10, 20, 30, 40}));
+  all[0].in_use = false;
+  all[1].completeness = all[2].completeness = Completeness::incomplete;
+  EXPECT_EQ(staying({{"keep_partial", "1s"}}, all), (Numbers{10, 20, 30, 40})) << "there is nothing better";
 }
 
 TEST(RetentionTest, CapsTakeTheOldestAndNoMoreThanItNeeds) {
@@ -164,7 +167,7 @@ std::vector<bool> slow_reference(const Policy& policy, const World& world) {
       const bool better = policy.keep_best->smallest ? its < mine : its > mine;
       if (better || (its == mine && newer(other, at))) ++better_ones;
     }
-    safe[at] = newest || all[at].pinned || all[at].latest || all[at].in_use;
+    safe[at] = newest || all[at].pinned || all[at].latest || all[at].in_use || all[at].untold;
     bool kept = false;
     if (complete(at)) {
       const bool any_rule = policy.keep_last || policy.keep_every || policy.keep_for || policy.keep_best;
@@ -174,7 +177,9 @@ std::vector<bool> slow_reference(const Policy& policy, const World& world) {
       if (policy.keep_for && kNow - all[at].completed < *policy.keep_for) kept = true;
       if (policy.keep_best && all[at].metric && better_ones < policy.keep_best->count) kept = true;
     } else if (all[at].completeness == Completeness::incomplete) {
-      kept = !policy.keep_partial || kNow - all[at].completed < *policy.keep_partial;
+      bool any_newer = false;
+      for (size_t other = 0; other < all.size(); ++other) any_newer |= complete(other) && newer(other, at);
+      kept = !policy.keep_partial || !any_newer || kNow - all[at].completed < *policy.keep_partial;
     } else {
       kept = true;
     }
@@ -224,6 +229,7 @@ World random_world(Dice& dice) {
     facts.pinned = dice.one_in(9);
     facts.latest = dice.one_in(9);
     facts.in_use = dice.one_in(9);
+    facts.untold = dice.one_in(15);
     if (!dice.one_in(3)) facts.metric = static_cast<double>(dice.below(5));
     world.steps.push_back(facts);
     world.bytes.push_back(dice.below(4) * 10);
@@ -239,9 +245,9 @@ PolicyText random_rules(Dice& dice) {
   };
   maybe("keep_last", std::to_string(1 + dice.below(4)));
   maybe("keep_every", std::to_string(1 + dice.below(6)));
-  maybe("keep_for", std::to_string(dice.below(15)) + "s");
+  maybe("keep_for", std::to_string(1 + dice.below(15)) + "s");
   maybe("keep_best", std::string("loss:") + (dice.one_in(2) ? "min:" : "max:") + std::to_string(1 + dice.below(3)));
-  maybe("keep_partial", std::to_string(dice.below(15)) + "s");
+  maybe("keep_partial", std::to_string(1 + dice.below(15)) + "s");
   maybe("max_bytes", std::to_string(1 + dice.below(150)));
   maybe("min_free", std::to_string(1 + dice.below(200)));
   return rules;

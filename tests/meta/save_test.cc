@@ -307,7 +307,7 @@ TEST_F(SaveTest, SealedStepsAreImmutableAndCanBeRemoved) {
   EXPECT_EQ(tree().unlink(step, "zero_pp_rank_0_mp_rank_00_model_states.pt").error().errno_value(), EPERM);
   ASSERT_TRUE(set_pinned(*store_, step, false));
   remove("/steps/renamed/zero_pp_rank_0_mp_rank_00_model_states.pt");
-  EXPECT_EQ(step_info(*store_, step).value().state, "being removed");
+  EXPECT_TRUE(step_info(*store_, step).value().record.being_removed);
   expect_clean_fsck();
 }
 

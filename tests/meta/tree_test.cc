@@ -66,6 +66,75 @@ TEST_F(TreeTest, ANamelessInodeGoesAtTheNextStart) {
   expect_clean_fsck();
 }
 
+// What a removal of the whole does behind: empties what was taken out.
+void purge_all(Tree& tree, InodeNumber directory) {
+  for (bool done = false; !done;) {
+    const auto purged = tree.purge(directory, 2);
+    ASSERT_TRUE(purged) << purged.error().message();
+    for (const InodeNumber below : purged.value().directories) purge_all(tree, below);
+    for (const Dropped& file : purged.value().files) {
+      if (file.last_name) tree.reap(file.inode);
+    }
+    done = purged.value().done;
+  }
+  tree.reap(directory);
+}
+
+TEST_F(TreeTest, AWholeDirectoryIsTakenOutAtOnceAndPurgedBehind) {
+  make_folder("/a");
+  const InodeNumber taken = make_folder("/a/b");
+  make_folder("/a/b/c");
+  const InodeNumber file = make_file("/a/b/c/f", "data");
+  make_file("/a/b/g", "more");
+  ASSERT_TRUE(tree().link(at("/a/b/g"), at("/a/b"), "h"));
+  ASSERT_TRUE(tree().link(at("/a/b/g"), at("/a"), "kept"));
+  EXPECT_EQ(tree().purge(taken, 1).error().errno_value(), EINVAL) << "it is in the tree";
+  EXPECT_EQ(tree().take_out(kRootInode, "steps", at("/steps")).error().errno_value(), EBUSY);
+  EXPECT_EQ(tree().take_out(at("/a"), "kept", at("/a/kept")).error().errno_value(), ENOTDIR);
+  EXPECT_EQ(tree().take_out(at("/a"), "b", file).error().errno_value(), ENOENT) << "the name is another's";
+  const InodeNumber inner = at("/a/b/c");
+  ASSERT_TRUE(tree().take_out(at("/a"), "b", taken));
+  EXPECT_FALSE(tree().resolve("/a/b"));
+  EXPECT_EQ(tree().make(taken, "new", {S_IFREG, 0, {}}, user()).error().errno_value(), ENOENT);
+  EXPECT_EQ(tree().attributes(at("/a")).value().stat.st_nlink, 2U);
+  EXPECT_TRUE(tree().open_blob(file, O_RDONLY)) << "what is open stays";
+  tree().reap(taken);
+  EXPECT_TRUE(tree().inode(taken)) << "reaped before it is empty";
+  // Somebody else empties it, too.
+  const auto unlinked = tree().unlink(inner, "f");
+  ASSERT_TRUE(unlinked);
+  tree().reap(unlinked.value().inode);
+  ASSERT_TRUE(tree().remove_directory(taken, "c"));
+  tree().reap(inner);
+  EXPECT_EQ(tree().inode(taken).value().nlink, 0U);
+  purge_all(tree(), taken);
+  EXPECT_FALSE(tree().inode(taken));
+  EXPECT_FALSE(tree().inode(file));
+  EXPECT_EQ(read("/a/kept"), "more");
+  EXPECT_EQ(tree().attributes(at("/a/kept")).value().stat.st_nlink, 1U);
+  reopen();
+  EXPECT_EQ(blob_files(), 1U);
+  expect_clean_fsck();
+}
+
+TEST_F(TreeTest, WhatWasNotPurgedIsFoundAtTheNextStart) {
+  const InodeNumber taken = make_folder("/a");
+  make_folder("/a/b");
+  for (const char* const name : {"/a/f", "/a/g", "/a/h", "/a/b/i"}) make_file(name, "data");
+  ASSERT_TRUE(tree().take_out(kRootInode, "a", taken));
+  ASSERT_TRUE(tree().purge(taken, 2));
+  crash();
+  open();
+  EXPECT_FALSE(tree().resolve("/a"));
+  ASSERT_FALSE(store_->unpurged().empty());
+  const std::vector<InodeNumber> left = store_->unpurged();
+  for (const InodeNumber directory : left) purge_all(tree(), directory);
+  reopen();
+  EXPECT_TRUE(store_->unpurged().empty());
+  EXPECT_EQ(blob_files(), 0U);
+  expect_clean_fsck();
+}
+
 TEST_F(TreeTest, ControlXattrsAreNeverListed) {
   make_folder("/zero_stage_3");
   ASSERT_TRUE(set_source(*store_, at("/steps"), at("/zero_stage_3")));

@@ -81,15 +81,44 @@ TEST(Completeness, WhatCannotBeReadIsUnknown) {
   EXPECT_EQ(judge(step).completeness, Completeness::unknown);
 }
 
+std::string safetensors() {
+  const std::string header = R"({"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})";
+  std::string file(8, '\0');
+  file[0] = static_cast<char>(header.size());
+  return file + header + "data";
+}
+
+Contents trainer() {
+  const std::string zip = deepspeed("stage_3").begin()->second;
+  return {{"config.json", "{}"},
+          {"model.safetensors", safetensors()},
+          {"training_args.bin", zip},
+          {"optimizer.pt", zip},
+          {"rng_state.pth", zip},
+          {"trainer_state.json", R"({"best_metric": NaN, "log_history": [{"grad_norm": -Infinity, "NaN\"": "NaN"}]})"}};
+}
+
 TEST(Completeness, OfATrainer) {
-  const Contents saved = {{"config.json", "{}"}, {"model.safetensors", "x"}, {"training_args.bin", "x"}};
-  EXPECT_EQ(judge(saved).completeness, Completeness::unknown) << "a model alone";
-  Contents begun = saved;
-  begun["optimizer.pt"] = "x";
+  EXPECT_EQ(judge(trainer()).completeness, Completeness::complete) << judge(trainer()).reason;
+  Contents begun = trainer();
+  begun.erase("trainer_state.json");
   EXPECT_EQ(judge(begun).completeness, Completeness::incomplete);
-  Contents whole = begun;
-  whole["trainer_state.json"] = "{}";
-  EXPECT_EQ(judge(whole).completeness, Completeness::complete);
+  const Contents saved = {{"model.safetensors", safetensors()}, {"config.json", "{}"}, {"training_args.bin", "x"}};
+  EXPECT_EQ(judge(saved).completeness, Completeness::unknown) << "a model alone";
+}
+
+// As a power loss leaves what nobody synced: names, and less than what was written.
+TEST(Completeness, WhatOfATrainersIsCutShortOrEmpty) {
+  const Contents whole = trainer();
+  for (const auto& [path, content] : whole) {
+    if (path == "config.json") continue;
+    for (const size_t length : {size_t{0}, content.size() / 2, content.size() - 1}) {
+      Contents cut = whole;
+      cut[path] = content.substr(0, length);
+      const auto judgement = judge(cut);
+      EXPECT_NE(judgement.completeness, Completeness::complete) << path << " of " << length << " bytes";
+    }
+  }
 }
 
 TEST(Completeness, OfATrainerWithDeepSpeed) {
@@ -101,6 +130,17 @@ TEST(Completeness, OfATrainerWithDeepSpeed) {
   EXPECT_EQ(judge(without_state).completeness, Completeness::unknown);
   step.erase("global_step4/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt");
   EXPECT_EQ(judge(step).completeness, Completeness::incomplete);
+}
+
+// Each node has the files of its own ranks.
+TEST(Completeness, WhatMayLieOnAnotherMachineIsUnknown) {
+  Contents step;
+  for (const auto& [path, content] : deepspeed("stage_3")) {
+    std::string of_rank_2 = path;
+    of_rank_2.replace(of_rank_2.find("rank_0_"), 7, "rank_2_");
+    step[of_rank_2] = content;
+  }
+  EXPECT_EQ(judge(step).completeness, Completeness::unknown);
 }
 
 TEST(Completeness, OfWhatTellsNothing) {

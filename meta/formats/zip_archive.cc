@@ -48,7 +48,8 @@ Result<> check_claims(int file, const FileRange& part) {
   TRY_ASSIGN(const size_t got, io::read_full(file, std::as_writable_bytes(std::span(tail)), static_cast<off_t>(begin)));
   tail.resize(got);
   constexpr std::string_view end_signature("PK\5\6", 4), locator_signature("PK\6\7", 4);
-  if (tail.find(end_signature) == std::string::npos) TRY(refuse_beginning(file, part));
+  const size_t end = tail.find(end_signature);
+  if (end == std::string::npos || tail.size() - end < end_record) TRY(refuse_beginning(file, part));
   for (size_t at = tail.find(end_signature); at != std::string::npos; at = tail.find(end_signature, at + 1)) {
     if (at < locator || std::string_view(tail).substr(at - locator, 4) != locator_signature) continue;
     uint64_t where = 0;

@@ -1,5 +1,6 @@
 #include "fs/removals.h"
 
+#include <algorithm>
 #include <cerrno>
 
 #include "fs/filesystem.h"
@@ -8,9 +9,9 @@
 
 namespace ckptfs::fs {
 namespace {
-constexpr size_t kNamesAtOnce = 1024;           // in one change of the index: others wait for it
-constexpr std::chrono::seconds kPause{5};       // after a failure
-constexpr std::chrono::seconds kUntilFreed{4};  // the reaper's rounds, and some
+constexpr size_t kNamesAtOnce = 1024;            // in one change of the index: others wait for it
+constexpr std::chrono::seconds kPause{5};        // after a failure
+constexpr std::chrono::seconds kUntilFreed{10};  // the reaper's rounds, and some
 }  // namespace
 
 void Removals::start() {
@@ -36,6 +37,7 @@ Result<> Removals::remove(meta::InodeNumber parent, const std::string& name, met
   {
     const std::lock_guard lock(mutex_);
     directories_.push_back(expected);
+    last_ = std::chrono::steady_clock::now();
     wake_.notify_all();
   }
   return fs_.tree.sync();
@@ -46,9 +48,11 @@ size_t Removals::waiting() const {
   return directories_.size();
 }
 
+// Who has files open may keep the space for as long as he likes: so not for ever.
 bool Removals::is_freeing() const {
   const std::lock_guard lock(mutex_);
-  return !directories_.empty() || std::chrono::steady_clock::now() - emptied_ < kUntilFreed;
+  const auto since = std::chrono::steady_clock::now() - last_;
+  return since < kUntilFreed || (!directories_.empty() && since < 30 * kUntilFreed);
 }
 
 // A directory is emptied before those that come out of it.
@@ -67,7 +71,8 @@ void Removals::run() {
     }
     lock.lock();
     if (gone || (done && done.value())) directories_.pop_front();
-    emptied_ = std::chrono::steady_clock::now();
+    if (!done && !gone) std::rotate(directories_.begin(), directories_.begin() + 1, directories_.end());
+    last_ = std::chrono::steady_clock::now();
     if (!done && !gone) wake_.wait_for(lock, kPause, [this] { return stopping_; });
   }
 }

@@ -41,9 +41,9 @@ class Removals {
   Filesystem& fs_;
   mutable std::mutex mutex_;
   std::condition_variable wake_;
-  std::deque<meta::InodeNumber> directories_;      // guarded by mutex_; the first is being emptied
-  bool stopping_ = false;                          // guarded by mutex_
-  std::chrono::steady_clock::time_point emptied_;  // guarded by mutex_; when the last one was
+  std::deque<meta::InodeNumber> directories_;   // guarded by mutex_; the first is being emptied
+  bool stopping_ = false;                       // guarded by mutex_
+  std::chrono::steady_clock::time_point last_;  // guarded by mutex_; when one was removed or emptied
   std::thread thread_;
 };
 

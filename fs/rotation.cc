@@ -19,7 +19,6 @@ using meta::formats::Completeness;
 
 constexpr std::chrono::milliseconds kShortest{250};
 constexpr std::chrono::milliseconds kLongest{5000};
-constexpr std::chrono::seconds kRoomComes{30};
 constexpr int kLookShare = 50;  // looking takes one part in so many of the time
 
 meta::WallTime now() {
@@ -157,16 +156,6 @@ Result<> Rotation::carry_out(meta::InodeNumber series, const meta::Policy& polic
       going.push_back(at);
     }
   }
-  const bool for_room = std::any_of(going.begin(), going.end(), [&](size_t at) {
-    return judgement.decisions[at].reasons.front() == Reason::min_free;
-  });
-  if (for_room) {
-    std::vector<meta::InodeNumber> steps;
-    for (const size_t at : going) steps.push_back(look.steps[at].inode);
-    TRY_ASSIGN(const uint64_t freed, exclusive_bytes(std::move(steps)));
-    expected_free_ = free_space() + freed;
-    made_room_ = Clock::now();
-  }
   for (const size_t at : going) {
     if (is_stopping()) return Error(ECANCELED);
     const StepLook& step = look.steps[at];
@@ -186,8 +175,6 @@ Result<> Rotation::carry_out(meta::InodeNumber series, const meta::Policy& polic
 Result<std::string> Rotation::second_thought(meta::InodeNumber series, const StepLook& step,
                                              const StepLook& newest) const {
   if (Clock::now() - started_ < 2 * std::chrono::seconds(fs_.options.quiet_seconds)) return "mounted a moment ago";
-  TRY_ASSIGN(const auto latest, fs_.step_facts.latest_of(series));
-  if (latest == step.facts.tag) return "latest";
   const auto there = fs_.tree.child(series, newest.facts.tag);
   const auto kept = there ? fs_.step_facts.look_at_step(newest.inode) : there.error();
   if (!kept || there.value() != newest.inode || kept.value().facts.completeness != Completeness::complete) {
@@ -196,7 +183,11 @@ Result<std::string> Rotation::second_thought(meta::InodeNumber series, const Ste
   TRY_ASSIGN(const StepLook now, fs_.step_facts.look_at_step(step.inode));
   if (now.facts.in_use) return "in use";
   if (now.facts.completeness != step.facts.completeness || now.changed != step.changed) return "it has just changed";
-  return std::string();
+  // What may change in a moment comes last.
+  TRY_ASSIGN(const auto latest, fs_.step_facts.latest_of(series));
+  if (latest == step.facts.tag) return "latest";
+  TRY_ASSIGN(const bool in_use, fs_.step_facts.is_in_use(step.inode));
+  return std::string(in_use ? "in use" : "");
 }
 
 // Left alone: nothing in the series has changed for the quiet time. See meta/policy.h.
@@ -226,15 +217,6 @@ Result<uint64_t> Rotation::exclusive_bytes(std::vector<meta::InodeNumber> steps)
   return account.owners.front().exclusive;
 }
 
-// Steps that are removed while the room that the last ones made is not free yet would be removed for nothing. Who has
-// files of them open may keep it for as long as he likes: so not for ever.
-uint64_t Rotation::free_space() const {
-  const uint64_t free = fs_.store.space().free;
-  const auto since = Clock::now() - made_room_;
-  const bool may_come = since < kRoomComes || (fs_.removals.is_freeing() && since < 10 * kRoomComes);
-  return may_come ? std::max(free, expected_free_) : free;
-}
-
 bool Rotation::is_stopping() const {
   const std::lock_guard lock(mutex_);
   return stopping_;
@@ -255,9 +237,13 @@ Result<meta::Judgement> Rotation::judge(const meta::Policy& policy, const Series
     if (policy.max_bytes && !of_series) {
       TRY_ASSIGN(of_series, exclusive_bytes(all));
     }
-    return meta::Room{of_series.value_or(freed) - std::min(freed, of_series.value_or(freed)), free_space() + freed};
+    return meta::Room{of_series.value_or(freed) - std::min(freed, of_series.value_or(freed)),
+                      fs_.store.space().free + freed};
   };
-  return meta::judge(policy, facts, now(), room);
+  // What would be removed now for room that is already on its way would be removed for nothing.
+  meta::Policy applied = policy;
+  if (fs_.removals.is_freeing()) applied.min_free.reset();
+  return meta::judge(applied, facts, now(), room);
 }
 
 Result<> Rotation::remove(meta::InodeNumber series, const StepLook& step, const meta::Decision& decision) {
@@ -281,7 +267,7 @@ Result<> Rotation::seal(const meta::Policy& policy, const SeriesLook& look, cons
     const auto sealed = fs_.control.seal(step.inode);
     // Removed this moment, or somebody writes to it again.
     if (!sealed && sealed.error().errno_value() != ENOENT && sealed.error().errno_value() != EBUSY) {
-      return sealed.error();
+      failed("sealing " + fs_.tree.path_of(step.inode), sealed.error());
     }
     if (sealed) log::info("rotation: {} is sealed: seal_after", fs_.tree.path_of(step.inode));
   }

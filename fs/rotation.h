@@ -73,17 +73,12 @@ class Rotation {
   Result<std::string> second_thought(meta::InodeNumber series, const StepLook& step, const StepLook& newest) const;
   Result<> remove(meta::InodeNumber series, const StepLook& step, const meta::Decision& decision);
   bool is_stopping() const;
-  // What the store has free, or will have once what was removed to make room is freed.
-  uint64_t free_space() const;
   void note_held(const std::string& path, const meta::Policy& policy, const StepLook& step,
                  const meta::Decision& decision, Findings& findings) const;
   void failed(const std::string& what, const Error& error);
 
   Filesystem& fs_;
-  // The thread's own.
-  Clock::time_point started_;
-  Clock::time_point made_room_;  // when steps were removed for min_free, last
-  uint64_t expected_free_ = 0;   // after that
+  Clock::time_point started_;  // the thread's own
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;

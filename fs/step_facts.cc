@@ -89,6 +89,16 @@ meta::formats::CompletenessJudgement judge_save(const meta::StepRecord& record, 
   return {Completeness::unknown, "files came or went since it was saved"};
 }
 
+// One step that cannot be judged keeps no other from it.
+StepLook cannot_be_looked_at(const meta::DirectoryEntry& entry, const Error& error) {
+  StepLook look;
+  look.inode = entry.inode;
+  look.facts.tag = entry.name;
+  look.facts.number = meta::step_number(entry.name).value_or(0);
+  look.reason = error.message();
+  return look;
+}
+
 }  // namespace
 
 Result<StepFactsFinder::Changes> StepFactsFinder::changes_below(meta::InodeNumber folder, unsigned depth) const {
@@ -111,7 +121,7 @@ Result<bool> StepFactsFinder::is_mapped_for_writing(meta::InodeNumber step) cons
   bool written = false;
   TRY(meta::for_each_file(fs_.tree, step, [&](const auto&, meta::InodeNumber file) -> Result<> {
     TRY_ASSIGN(const meta::InodeRecord record, fs_.tree.inode(file));
-    if (written || !record.is_live_file()) return success();
+    if (written || !record.is_live_file() || fs_.tree.is_damaged(file)) return success();
     TRY_ASSIGN(const io::Fd blob, fs_.tree.open_blob(file, O_RDONLY));
     TRY_ASSIGN(written, io::has_writer(blob.get()));
     return success();
@@ -272,6 +282,7 @@ Result<std::optional<std::string>> StepFactsFinder::latest_of(meta::InodeNumber 
   if (!file && file.error().errno_value() == ENOENT) return std::optional<std::string>();
   TRY(file);
   TRY_ASSIGN(const meta::InodeRecord record, fs_.tree.inode(file.value()));
+  if (record.is_dir()) return std::optional<std::string>();  // just a directory
   std::string tag = record.target;
   if (!S_ISLNK(record.mode)) {
     TRY_ASSIGN(tag, read_file(fs_.tree, series, "latest", kMostLatest));
@@ -299,14 +310,16 @@ Result<SeriesLook> StepFactsFinder::look_at(meta::InodeNumber series, const std:
     TRY(step);
     if (!step.value()) {
       const bool named = meta::step_number(entry.name).has_value();
-      const auto changes = changes_below(entry.inode);
+      const auto changes = named ? changes_below(entry.inode) : Error(ENOENT);
       if (changes) look.changed = std::max(look.changed, wall_time(changes.value().names));
       look.others.push_back({entry.name, named ? "it holds no checkpoint file" : "it has no step's name"});
       continue;
     }
     auto found = look_at_step(entry.inode, entry.name, used_now);
-    if (!found && found.error().errno_value() == ENOENT) continue;
-    TRY(found);
+    const int failed = found ? 0 : found.error().errno_value();
+    if (failed == ENOENT) continue;
+    if (failed == ECANCELED) return found.error();
+    if (!found) found = cannot_be_looked_at(entry, found.error());
     StepLook& one = found.value();
     look.changed = std::max(look.changed, one.changed);
     if (one.record.being_removed) {

@@ -75,6 +75,11 @@ class Judge {
     std::vector<size_t> measured;
     std::copy_if(complete_.begin(), complete_.end(), std::back_inserter(measured),
                  [this](size_t at) { return steps_[at].metric && !std::isnan(*steps_[at].metric); });
+    if (measured.empty() && !complete_.empty()) {
+      for (const size_t at : complete_) keep(at, Reason::keep_best);
+      warnings_.push_back("keep_best keeps all: no step has the metric " + rule.metric);
+      return;
+    }
     std::stable_sort(measured.begin(), measured.end(), [&](size_t a, size_t b) {
       return rule.smallest ? *steps_[a].metric < *steps_[b].metric : *steps_[a].metric > *steps_[b].metric;
     });

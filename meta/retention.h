@@ -1,5 +1,7 @@
 // Which steps of a series stay, and which go: the policy as a pure function from facts to decisions.
 //
+// Where no step has the metric of keep_best, that keeps all.
+//
 // A complete step stays if any of the keep rules that are set keeps it; with none set every one stays. An incomplete
 // one stays, but for keep_partial, which takes none that is newer than every complete one. The caps (max_bytes,
 // min_free) then remove complete steps, the oldest first, even those that a rule keeps. What can't be judged is never

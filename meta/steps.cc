@@ -74,8 +74,10 @@ Result<> visit_folders(const Tree& tree, InodeNumber folder,
   TRY_ASSIGN(const auto entries, tree.list(folder));
   for (const DirectoryEntry& entry : entries) {
     if (entry.type != S_IFDIR) continue;
-    TRY_ASSIGN(const InodeRecord record, tree.inode(entry.inode));
-    if (enter(entry.inode, record)) TRY(visit_folders(tree, entry.inode, enter, depth + 1));
+    const auto record = tree.inode(entry.inode);
+    if (!record && record.error().errno_value() == ENOENT) continue;  // it was removed this moment
+    TRY(record);
+    if (enter(entry.inode, record.value())) TRY(visit_folders(tree, entry.inode, enter, depth + 1));
   }
   return success();
 }
@@ -161,13 +163,14 @@ Result<std::vector<InodeNumber>> list_series(const Tree& tree) {
   return series;
 }
 
-Result<StepInfo> step_info(Store& store, InodeNumber number) {
+namespace {
+
+Result<StepInfo> info_of(Store& store, InodeNumber number, const std::string& series, const std::string& tag) {
   const Tree& tree = store.tree();
   StepInfo step;
   step.inode = number;
-  const std::string path = tree.path_of(number);
-  step.series = folder_of(path);
-  step.tag = name_of(path);
+  step.series = series;
+  step.tag = tag;
   TRY_ASSIGN(const Attributes attributes, tree.attributes(number));
   step.mtime = attributes.stat.st_mtim;
   if (auto record = store.index().step(number)) {
@@ -181,6 +184,13 @@ Result<StepInfo> step_info(Store& store, InodeNumber number) {
   return step;
 }
 
+}  // namespace
+
+Result<StepInfo> step_info(Store& store, InodeNumber number) {
+  const std::string path = store.tree().path_of(number);
+  return info_of(store, number, folder_of(path), name_of(path));
+}
+
 Result<std::vector<StepInfo>> list_steps(Store& store, InodeNumber series) {
   std::vector<InodeNumber> all{series};
   if (series == 0) {
@@ -189,17 +199,20 @@ Result<std::vector<StepInfo>> list_steps(Store& store, InodeNumber series) {
   std::vector<StepInfo> steps;
   for (const InodeNumber one : all) {
     TRY_ASSIGN(const auto entries, store.tree().list(one));
+    const std::string path = store.tree().path_of(one);
     for (const DirectoryEntry& entry : entries) {
       if (entry.type != S_IFDIR) continue;
       TRY_ASSIGN(const bool step, is_step(store.tree(), entry.inode, entry.name));
       if (!step) continue;
-      TRY_ASSIGN(StepInfo info, step_info(store, entry.inode));
+      TRY_ASSIGN(StepInfo info, info_of(store, entry.inode, path, entry.name));
       steps.push_back(std::move(info));
     }
   }
   std::sort(steps.begin(), steps.end(), [](const StepInfo& a, const StepInfo& b) {
-    return std::forward_as_tuple(a.series, step_number(a.tag).value_or(UINT64_MAX), a.tag) <
-           std::forward_as_tuple(b.series, step_number(b.tag).value_or(UINT64_MAX), b.tag);
+    const auto order = [](const StepInfo& step) {
+      return std::tuple(step.series, step_number(step.tag).value_or(UINT64_MAX), step.record.number, step.tag);
+    };
+    return order(a) < order(b);
   });
   return steps;
 }

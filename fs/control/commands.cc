@@ -89,11 +89,14 @@ Result<std::map<meta::InodeNumber, json>> judged(Filesystem& fs, const std::vect
   for (const meta::StepInfo& step : steps) {
     if (step.series == series) continue;
     series = step.series;
-    TRY_ASSIGN(const meta::InodeNumber number, fs.tree.resolve(series));
-    TRY_ASSIGN(const SeriesJudgement judgement, fs.rotation.look(number, std::nullopt));
-    for (size_t at = 0; at < judgement.look.steps.size(); ++at) {
-      const StepLook& look = judgement.look.steps[at];
-      const meta::Decision& decision = judgement.judgement.decisions[at];
+    const auto number = fs.tree.resolve(series);
+    if (!number) continue;  // removed meanwhile
+    const auto judgement = fs.rotation.look(number.value(), std::nullopt);
+    if (!judgement && judgement.error().errno_value() == ENOENT) continue;
+    TRY(judgement);
+    for (size_t at = 0; at < judgement.value().look.steps.size(); ++at) {
+      const StepLook& look = judgement.value().look.steps[at];
+      const meta::Decision& decision = judgement.value().judgement.decisions[at];
       json by = json::array();
       for (const meta::Reason reason : decision.reasons) by.push_back(meta::name_of(reason));
       found[look.inode] = {{"number", look.facts.number}, {"state", state_of(look)}, {"reason", look.reason},

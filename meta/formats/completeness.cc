@@ -92,7 +92,7 @@ std::optional<CompletenessJudgement> judge_end(const StepFiles& files, uint32_t 
   if (!opened) return CompletenessJudgement{Completeness::unknown, file.path + ": " + opened.error().message()};
   if (safe) {
     const auto header = read_safetensors_header(opened.value().get());
-    if (header) return std::nullopt;
+    if (header || header.error().errno_value() == ENOTSUP) return std::nullopt;  // of a type that is not known here
     return CompletenessJudgement{Completeness::unknown, file.path + ": " + header.error().message()};
   }
   const auto archive = ZipArchive::open(opened.value().get(), {0, file.size});
@@ -108,7 +108,7 @@ CompletenessJudgement judge_trainer(const StepFiles& files) {
     if (path == kTrainerState) {
       const auto text = files.read(index, kMostTrainerState);
       if (!text) return {Completeness::unknown, path + ": " + text.error().message()};
-      if (!parse_python_json(text.value()).is_object()) return {Completeness::incomplete, path + ": it is cut short"};
+      if (!is_python_json(text.value())) return {Completeness::incomplete, path + ": it is cut short"};
     }
     if (auto judgement = judge_end(files, index)) return *std::move(judgement);
   }

@@ -118,6 +118,8 @@ class Reader {
         const auto layers = root.find(experts);
         if (layers && !layers->is_none()) return is_foreign(first, "experts that are spread over ranks are not read");
       }
+      const auto optimizer = root.find("optimizer");  // where ZeRO has none, it has files of its own
+      if (optimizer && !optimizer->is_none()) return is_foreign(first, "checkpoints without ZeRO are not read");
       if (const auto world = number_of(root.find("dp_world_size"))) expect_ranks(*world);
       read_groups(*first, root.find("param_shapes"));
       read_frozen_shapes(*first, root.find("frozen_param_shapes"));
@@ -301,7 +303,6 @@ class Reader {
                                                               : Dtype::float32;
     const auto device = find(find(find(config, "zero_optimization"), "offload_optimizer"), "device");
     swaps_ = device && device->text() == "nvme";
-    zero_stage_ = number_of(find(find(config, "zero_optimization"), "stage")).value_or(0);
     const auto local = find(find(config, "checkpoint"), "use_node_local_storage");
     node_local_ = local && local->boolean() == true;
     const auto block = number_of(find(find(config, "aio"), "block_size"));
@@ -310,7 +311,6 @@ class Reader {
 
   void read_optimizer(unsigned number) {
     const auto index = ranks_[number].optimizer;
-    if (!index && zero_stage_ == 0) return left_out(std::nullopt, "without ZeRO the optimizer is in model_states.pt");
     if (!index) return lacks_file(number, "optim_states.pt");
     with_file(*index, [&](TorchFile& file) {
       const auto state = file.root().find("optimizer_state_dict");
@@ -568,7 +568,6 @@ class Reader {
   bool foreign_ = false;
   bool swaps_ = false;  // the optimizer is on NVMe
   bool node_local_ = false;
-  int64_t zero_stage_ = 0;      // as it was set
   std::array<bool, 3> told_{};  // whether there is a problem of each kind
   uint64_t smallest_swapped_ = kSmallestSwapped;
   size_t members_ = 0;

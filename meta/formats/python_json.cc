@@ -5,8 +5,9 @@
 #include <string_view>
 
 namespace ckptfs::meta::formats {
+namespace {
 
-nlohmann::json parse_python_json(const std::string& text) {
+std::string without_names(const std::string& text) {
   constexpr std::array<std::string_view, 3> names{"NaN", "-Infinity", "Infinity"};
   std::string plain;
   bool quoted = false;
@@ -23,7 +24,15 @@ nlohmann::json parse_python_json(const std::string& text) {
       at += name->size() - 1;
     }
   }
-  return nlohmann::json::parse(plain, nullptr, false);
+  return plain;
 }
+
+}  // namespace
+
+nlohmann::json parse_python_json(const std::string& text) {
+  return nlohmann::json::parse(without_names(text), nullptr, false);
+}
+
+bool is_python_json(const std::string& text) { return nlohmann::json::accept(without_names(text)); }
 
 }  // namespace ckptfs::meta::formats

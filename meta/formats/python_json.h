@@ -10,5 +10,7 @@ inline constexpr uint64_t kMostTrainerState = uint64_t{64} << 20;  // bytes of t
 
 // Discarded (is_discarded()) where it is none.
 nlohmann::json parse_python_json(const std::string& text);
+// Is it some? Nothing is made of it.
+bool is_python_json(const std::string& text);
 
 }  // namespace ckptfs::meta::formats

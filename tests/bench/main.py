@@ -20,6 +20,7 @@ import offload
 import plan
 import report
 import saves
+import steps
 import trainers
 import views
 
@@ -32,6 +33,7 @@ PARTS = {
     "trainer": trainers.section,
     "deepspeed": offload.section,
     "views": views.section,
+    "steps": steps.section,
     "names": names.section,
 }
 

@@ -25,11 +25,16 @@ class Sizes:
     copied_size: int  # of each
     viewed: int  # bytes of the model whose views are read
     offloaded_width: int  # of DeepSpeed's model: 9 layers of its square, 12 bytes a parameter
+    listed_steps: int
+    files_a_step: int  # of those
+    removed_files: int  # of one step
     unchanged_saves: int = 50
 
 
-FULL = Sizes(8 * GIB, 512 * MIB, 128 * MIB, ((24, 64 * MIB), (2000, 512 * KIB)), 10_000, 6, 64 * MIB, 2 * GIB, 3072)
-QUICK = Sizes(2 * GIB, 128 * MIB, 32 * MIB, ((24, 8 * MIB), (200, 512 * KIB)), 1_000, 4, 8 * MIB, 256 * MIB, 1024)
+FULL = Sizes(8 * GIB, 512 * MIB, 128 * MIB, ((24, 64 * MIB), (2000, 512 * KIB)), 10_000, 6, 64 * MIB, 2 * GIB, 3072,
+             1_000, 500, 10_000)
+QUICK = Sizes(2 * GIB, 128 * MIB, 32 * MIB, ((24, 8 * MIB), (200, 512 * KIB)), 1_000, 4, 8 * MIB, 256 * MIB, 1024,
+              100, 100, 1_000)
 
 
 @dataclasses.dataclass
@@ -74,5 +79,6 @@ DAEMON_BAR = measure.Bar(0.85, at_least=True)  # through the daemon, at any alig
 WRONG_GUESS_BAR = measure.Bar(1.05, at_least=False)  # of the time with adoption switched off
 VIEW_BAR = measure.Bar(0.30, at_least=True)  # of cat of the bytes that it is made from
 COLD_VIEW_BAR = measure.Bar(0.90, at_least=True)
+REMOVAL_BAR = measure.Bar(0.10, at_least=False)  # of rm -rf of as many files
 SAVE_BAR = measure.Bar(1.0, at_least=False)  # of the time of cp -r --reflink=always plus sync
 GROWTH_LIMIT = 8 * MIB  # of df, over the saves of an unchanged state

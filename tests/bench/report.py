@@ -41,7 +41,13 @@ that all of them spend on a GiB, and the rate at which they are all busy. A bar 
 machine, however the daemon is written; a real disk, slower than memory, leaves them idle.""",
     "Data, against an older version": """\
 The rows above by this version and by the one that `--against` names, each with a store of its own, in the same rounds.
-The bars are above.""",
+The bars are above. What is at offsets 52 bytes off is slower than in versions before adoption: these received such a
+request where in its page the file's bytes lie, so that the device could take them from there, and its header then lay at
+4 bytes behind a multiple of 8, where C does not allow it to be read.""",
+    "Listing steps": """\
+Each row of `ckptfs ls` tells whether the step is complete, what it costs and what keeps it. Lower is better.""",
+    "Removing a step": """\
+The files share their blocks with others on both sides. Lower is better.""",
     "Saves": """\
 `setxattr(MOUNT/steps, "user.ckptfs.save", TAG)`, durable when it returns, against copies on the same XFS. Before the
 clock starts, every file was opened and a block of 4 KiB of it rewritten since the last save, and all was synced. The

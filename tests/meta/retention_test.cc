@@ -82,6 +82,14 @@ TEST(RetentionTest, TheBestByAMetric) {
   EXPECT_EQ(staying({{"keep_best", "loss:max:9"}}, all), (Numbers{10, 20, 40, 50}));
 }
 
+TEST(RetentionTest, AMetricThatNoStepHasKeepsAll) {
+  const std::vector<StepFacts> all = steps(3);
+  const auto judgement = judge(parse_policy({{"keep_best", "los:min:1"}}).value(), all, kNow, no_room);
+  ASSERT_TRUE(judgement);
+  EXPECT_EQ(numbers_staying(judgement.value(), all), (Numbers{10, 20, 30}));
+  EXPECT_EQ(judgement.value().warnings.size(), 1u);
+}
+
 TEST(RetentionTest, WhatIsProtectedStays) {
   std::vector<StepFacts> all = steps(5);
   all[0].pinned = true;
@@ -151,6 +159,8 @@ struct World {
 std::vector<bool> slow_reference(const Policy& policy, const World& world) {
   const auto& all = world.steps;
   std::vector<bool> gone(all.size(), false), safe(all.size(), false);
+  bool any_metric = false;
+  for (const StepFacts& facts : all) any_metric |= facts.completeness == Completeness::complete && facts.metric;
   const auto complete = [&](size_t at) { return all[at].completeness == Completeness::complete; };
   const auto newer = [&](size_t a, size_t b) {
     if (all[a].completed != all[b].completed) return all[a].completed > all[b].completed;
@@ -176,6 +186,7 @@ std::vector<bool> slow_reference(const Policy& policy, const World& world) {
       if (policy.keep_every && all[at].number % *policy.keep_every == 0) kept = true;
       if (policy.keep_for && kNow - all[at].completed < *policy.keep_for) kept = true;
       if (policy.keep_best && all[at].metric && better_ones < policy.keep_best->count) kept = true;
+      if (policy.keep_best && !any_metric) kept = true;
     } else if (all[at].completeness == Completeness::incomplete) {
       bool any_newer = false;
       for (size_t other = 0; other < all.size(); ++other) any_newer |= complete(other) && newer(other, at);

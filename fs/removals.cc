@@ -79,6 +79,9 @@ void Removals::run() {
 
 Result<bool> Removals::empty_next(meta::InodeNumber directory) {
   TRY_ASSIGN(const meta::Tree::Purged purged, fs_.tree.purge(directory, kNamesAtOnce));
+  if (purged.missing != 0) {
+    log::error("inode {}, which was removed: {} names in it led to no inode", directory, purged.missing);
+  }
   for (const meta::Dropped& file : purged.files) {
     if (file.last_name) {
       fs_.files.taken_out(file.inode);

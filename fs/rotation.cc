@@ -21,19 +21,7 @@ constexpr std::chrono::milliseconds kShortest{250};
 constexpr std::chrono::milliseconds kLongest{5000};
 constexpr int kLookShare = 50;  // looking takes one part in so many of the time
 
-meta::WallTime now() {
-  return std::chrono::time_point_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now());
-}
-
-meta::WallTime wall_time(const timespec& time) {
-  return meta::WallTime(std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec));
-}
-
-timespec to_timespec(meta::WallTime time) {
-  const auto since = time.time_since_epoch();
-  const auto seconds = std::chrono::floor<std::chrono::seconds>(since);
-  return {static_cast<time_t>(seconds.count()), static_cast<long>((since - seconds).count())};
-}
+meta::WallTime now() { return meta::wall_time(meta::now()); }
 
 std::string names_of(const std::vector<Reason>& reasons) {
   std::string names;
@@ -111,6 +99,10 @@ Result<> Rotation::look_after_all() {
     const auto done = look_after(series, findings);
     if (!done && !is_harmless(done.error())) failed("rotation of " + fs_.tree.path_of(series), done.error());
   }
+  const std::vector<std::string> told = report().warnings;
+  for (const std::string& warning : findings.warnings) {
+    if (std::find(told.begin(), told.end(), warning) == told.end()) log::warn("rotation: {}", warning);
+  }
   const std::lock_guard lock(mutex_);
   report_.held = std::move(findings.held);
   report_.warnings = std::move(findings.warnings);
@@ -133,6 +125,9 @@ Result<> Rotation::look_after(meta::InodeNumber series, Findings& findings) {
   TRY_ASSIGN(const meta::Judgement judgement, judge(wanted, look));
   const std::string path = fs_.tree.path_of(series);
   for (const std::string& warning : judgement.warnings) findings.warnings.push_back(path + ": " + warning);
+  for (const StepLook& step : look.steps) {
+    if (step.failed) findings.warnings.push_back(path + "/" + step.facts.tag + " cannot be judged: " + step.reason);
+  }
   if (!look.unclear.empty()) {
     findings.warnings.push_back(path + ": nothing is removed: " + look.unclear);
     return success();
@@ -177,6 +172,7 @@ Result<std::string> Rotation::second_thought(meta::InodeNumber series, const Ste
   if (Clock::now() - started_ < 2 * std::chrono::seconds(fs_.options.quiet_seconds)) return "mounted a moment ago";
   const auto there = fs_.tree.child(series, newest.facts.tag);
   const auto kept = there ? fs_.step_facts.look_at_step(newest.inode) : there.error();
+  if (!kept && kept.error().errno_value() != ENOENT) return kept.error();
   if (!kept || there.value() != newest.inode || kept.value().facts.completeness != Completeness::complete) {
     return "the newest complete step is no longer what it was";
   }
@@ -194,14 +190,14 @@ Result<std::string> Rotation::second_thought(meta::InodeNumber series, const Ste
 Result<bool> Rotation::arm(meta::InodeNumber series, const meta::SeriesPolicy& policy, const SeriesLook& look) {
   const auto quiet = std::chrono::seconds(fs_.options.quiet_seconds);
   if (!policy.left_alone) {
-    const auto since = std::max(look.changed, wall_time(policy.changed)) + quiet;
+    const auto since = std::max(look.changed, meta::wall_time(policy.changed)) + quiet;
     if (look.written || now() < since) return false;
     // Where there is no quiet time to wait for, any step that completes after the change will do.
-    const timespec left_alone = quiet.count() == 0 ? policy.changed : to_timespec(since);
+    const timespec left_alone = quiet.count() == 0 ? policy.changed : meta::to_timespec(since);
     TRY(meta::note_left_alone(fs_.store, series, policy, left_alone));
     return true;
   }
-  const auto left_alone = wall_time(*policy.left_alone);
+  const auto left_alone = meta::wall_time(*policy.left_alone);
   const bool completed = std::any_of(look.steps.begin(), look.steps.end(), [&](const StepLook& step) {
     return step.facts.completeness == Completeness::complete && step.facts.completed >= left_alone;
   });

@@ -23,13 +23,10 @@
 namespace ckptfs::fs {
 namespace {
 
+using meta::wall_time;
 using meta::formats::Completeness;
 
 constexpr size_t kMostLatest = 4096;  // bytes of `latest`
-
-meta::WallTime wall_time(const timespec& time) {
-  return meta::WallTime(std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec));
-}
 
 timespec later_of(const timespec& a, const timespec& b) { return meta::later(a, b) ? a : b; }
 
@@ -96,6 +93,7 @@ StepLook cannot_be_looked_at(const meta::DirectoryEntry& entry, const Error& err
   look.facts.tag = entry.name;
   look.facts.number = meta::step_number(entry.name).value_or(0);
   look.reason = error.message();
+  look.failed = true;
   return look;
 }
 

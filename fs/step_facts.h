@@ -29,6 +29,7 @@ struct StepLook {
   meta::StepRecord record;
   meta::StepFacts facts;
   std::string reason;            // why it is not complete
+  bool failed = false;           // it could not be looked at: `reason` is the error
   unsigned ranks = 0;            // that have files in it; 0: its files name none
   meta::WallTime changed;        // when anything in it was, last
   std::chrono::seconds quiet{};  // since then

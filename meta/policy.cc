@@ -59,6 +59,10 @@ Result<KeepBest> parse_best(std::string_view rule, const std::string& text) {
   return KeepBest{text.substr(0, middle), side == "min", *count};
 }
 
+Error no_such_rule(const std::string& name) {
+  return Error(EINVAL, name + ": there is no such rule; `ckptfs policy --help` lists them");
+}
+
 // What one rule's text sets in a policy.
 struct Rule {
   std::string_view name;
@@ -179,7 +183,7 @@ Result<Policy> parse_policy(const PolicyText& text) {
   Policy policy;
   for (const auto& [name, value] : text) {
     const Rule* const rule = find_rule(name);
-    if (rule == nullptr) return Error(EINVAL, name + ": there is no such rule");
+    if (rule == nullptr) return no_such_rule(name);
     TRY(rule->set(policy, name, value));
   }
   return policy;
@@ -214,8 +218,8 @@ Result<SeriesPolicy> policy_of(const Store& store, InodeNumber series) {
 Result<> set_rules(Store& store, InodeNumber series, const PolicyText& rules) {
   TRY(check_series(store.tree(), series));
   for (const auto& [rule, value] : rules) {
-    const bool one_line = value.find('\n') == std::string::npos;
-    if (!one_line || !is_policy_rule(rule)) return Error(EINVAL, rule + ": not a rule with a value of one line");
+    if (!is_policy_rule(rule)) return no_such_rule(rule);
+    if (value.find('\n') != std::string::npos) return Error(EINVAL, rule + ": its value is one line");
     if (!value.empty()) TRY(parse_policy({{rule, value}}));
   }
   TRY(change_policy(store, series, [&rules](SeriesPolicy& policy) {

@@ -19,10 +19,9 @@
 
 #include "meta/formats/completeness.h"
 #include "meta/policy.h"
+#include "meta/time.h"
 
 namespace ckptfs::meta {
-
-using WallTime = std::chrono::sys_time<std::chrono::nanoseconds>;
 
 struct StepFacts {
   std::string tag;

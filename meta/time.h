@@ -3,9 +3,20 @@
 
 #include <time.h>
 
+#include <chrono>
 #include <cstdint>
 
 namespace ckptfs::meta {
+
+using WallTime = std::chrono::sys_time<std::chrono::nanoseconds>;
+inline WallTime wall_time(const timespec& t) {
+  return WallTime(std::chrono::seconds(t.tv_sec) + std::chrono::nanoseconds(t.tv_nsec));
+}
+inline timespec to_timespec(WallTime time) {
+  const auto since = time.time_since_epoch();
+  const auto seconds = std::chrono::floor<std::chrono::seconds>(since);
+  return {static_cast<time_t>(seconds.count()), static_cast<long>((since - seconds).count())};
+}
 
 inline timespec now() {
   timespec t{};

@@ -111,6 +111,7 @@ class Tree {
   struct Purged {
     std::vector<Dropped> files;
     std::vector<InodeNumber> directories;  // to be purged, too
+    size_t missing = 0;                    // names that led to nothing: damage that fsck names while they are there
     bool done = false;                     // it is empty: dropped
   };
   Result<Purged> purge(InodeNumber directory, size_t most);

@@ -332,13 +332,18 @@ Result<Tree::Purged> Tree::purge(InodeNumber number, size_t most) {
   if (folder.nlink != 0) return Error(EINVAL, path_of(number) + ": it is still in the tree");
   TRY_ASSIGN(const auto entries, index_.entries(number));
   std::unordered_map<InodeNumber, InodeRecord> dropped;  // a file may have several names here
-  for (const DirectoryEntry& entry : entries) {
-    if (most-- == 0) break;
+  for (size_t at = 0; at < std::min(most, entries.size()); ++at) {
+    const DirectoryEntry& entry = entries[at];
+    change.batch.erase_entry(number, entry.name);
     if (!dropped.contains(entry.inode)) {
-      TRY_ASSIGN(dropped[entry.inode], index_.inode(entry.inode));
+      auto known = index_.inode(entry.inode);
+      if (!known && known.error().errno_value() == ENOENT) {
+        ++purged.missing;
+        continue;
+      }
+      TRY_ASSIGN(dropped[entry.inode], std::move(known));
     }
     InodeRecord& record = dropped[entry.inode];
-    change.batch.erase_entry(number, entry.name);
     TRY(drop_name(change, entry.inode, record));
     if (record.is_dir()) {
       purged.directories.push_back(entry.inode);
@@ -346,7 +351,7 @@ Result<Tree::Purged> Tree::purge(InodeNumber number, size_t most) {
       purged.files.push_back({entry.inode, record.nlink == 0});
     }
   }
-  purged.done = purged.files.size() + purged.directories.size() == entries.size();
+  purged.done = entries.size() <= most;
   TRY(commit(std::move(change)));
   TRY(io::fault_point("purge.after_batch"));
   return purged;

@@ -5,6 +5,7 @@
 #include <sstream>
 #include <vector>
 
+#include "fs/control/policy_commands.h"
 #include "fs/filesystem.h"
 #include "meta/accounting.h"
 #include "meta/save.h"
@@ -94,13 +95,10 @@ Result<std::map<meta::InodeNumber, json>> judged(Filesystem& fs, const std::vect
     const auto judgement = fs.rotation.look(number.value(), std::nullopt);
     if (!judgement && judgement.error().errno_value() == ENOENT) continue;
     TRY(judgement);
-    for (size_t at = 0; at < judgement.value().look.steps.size(); ++at) {
-      const StepLook& look = judgement.value().look.steps[at];
-      const meta::Decision& decision = judgement.value().judgement.decisions[at];
-      json by = json::array();
-      for (const meta::Reason reason : decision.reasons) by.push_back(meta::name_of(reason));
-      found[look.inode] = {{"number", look.facts.number}, {"state", state_of(look)}, {"reason", look.reason},
-                           {"ranks", look.ranks},         {"stays", decision.stays}, {"by", std::move(by)}};
+    const SeriesJudgement& of_series = judgement.value();
+    for (size_t at = 0; at < of_series.look.steps.size(); ++at) {
+      const StepLook& look = of_series.look.steps[at];
+      found[look.inode] = judged_step(look, of_series.judgement.decisions[at]);
     }
   }
   return found;

@@ -16,23 +16,10 @@ int64_t seconds_of(meta::WallTime time) {
   return std::chrono::duration_cast<std::chrono::seconds>(time.time_since_epoch()).count();
 }
 
-json to_json(const StepLook& step, const meta::Decision& decision) {
-  json by = json::array();
-  for (const meta::Reason reason : decision.reasons) by.push_back(meta::name_of(reason));
-  return {{"tag", step.facts.tag},
-          {"number", step.facts.number},
-          {"state", state_of(step)},
-          {"reason", step.reason},
-          {"completed", seconds_of(step.facts.completed)},
-          {"metric", step.facts.metric ? json(*step.facts.metric) : json()},
-          {"stays", decision.stays},
-          {"by", std::move(by)}};
-}
-
 json to_json(const std::string& series, const SeriesJudgement& found, const meta::PolicyText& rules) {
   json steps = json::array(), others = json::array();
   for (size_t at = 0; at < found.look.steps.size(); ++at) {
-    steps.push_back(to_json(found.look.steps[at], found.judgement.decisions[at]));
+    steps.push_back(judged_step(found.look.steps[at], found.judgement.decisions[at]));
   }
   for (const NoStep& other : found.look.others) others.push_back({{"name", other.name}, {"reason", other.reason}});
   return {{"series", series},
@@ -117,6 +104,20 @@ Result<json> remove(Filesystem& fs, const Peer& peer, const json& arguments) {
 }
 
 }  // namespace
+
+json judged_step(const StepLook& step, const meta::Decision& decision) {
+  json by = json::array();
+  for (const meta::Reason reason : decision.reasons) by.push_back(meta::name_of(reason));
+  return {{"tag", step.facts.tag},
+          {"number", step.facts.number},
+          {"state", state_of(step)},
+          {"reason", step.reason},
+          {"ranks", step.ranks},
+          {"completed", seconds_of(step.facts.completed)},
+          {"metric", step.facts.metric ? json(*step.facts.metric) : json()},
+          {"stays", decision.stays},
+          {"by", std::move(by)}};
+}
 
 void add_policy_commands(ControlServer& server, Filesystem& fs) {
   server.add("policy", ControlServer::Pace::slow,

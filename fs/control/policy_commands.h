@@ -1,16 +1,23 @@
 // What the daemon answers about rotation (fs/rotation.h) and removal (fs/removals.h).
 #pragma once
 
+#include <nlohmann/json_fwd.hpp>
+
 #include "fs/control/server.h"
+#include "fs/step_facts.h"
+#include "meta/retention.h"
 
 namespace ckptfs::fs {
 
 class Filesystem;
 
+// {"tag", "number", "state", "reason", "ranks", "completed", "metric", "stays", "by"}
+nlohmann::json judged_step(const StepLook& step, const meta::Decision& decision);
+
 // Adds the commands to the server. `fs` must outlive the server's stop().
 //   policy {"path", "set": {rule: value}, "dry_run"}
-//        -> {"series", "set", "armed", "is_armed", "steps": [{"tag", "number", "state", "reason", "completed", "stays",
-//           "by"}], "others": [{"name", "reason"}], "warnings"}: what the rules say of each step of the series at
+//        -> {"series", "set", "armed", "is_armed", "steps": [judged_step()], "others": [{"name", "reason"}],
+//        "warnings"}: what the rules say of each step of the series at
 //           `path`; an empty value takes a rule away; with dry_run nothing is set. Needs write permission to set.
 //   rm {"path"} -> {}: removes a step; needs write permission on its series
 void add_policy_commands(ControlServer& server, Filesystem& fs);

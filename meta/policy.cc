@@ -149,6 +149,12 @@ bool same_time(const timespec& a, const timespec& b) { return !later(a, b) && !l
 
 bool is_policy_rule(std::string_view name) { return find_rule(name) != nullptr; }
 
+std::vector<std::string> policy_rules() {
+  std::vector<std::string> names;
+  for (const Rule& rule : kRules) names.emplace_back(rule.name);
+  return names;
+}
+
 Result<std::chrono::seconds> parse_duration(const std::string& text) {
   const Error bad(EINVAL, "'" + text + "' is no duration: a whole number and s, m, h, d or w, as in 36h");
   if (text.empty()) return bad;

@@ -15,6 +15,7 @@ using Chosen = std::function<int()>;
 void add_mount(CLI::App& app, Chosen& chosen);
 void add_umount(CLI::App& app, Chosen& chosen);
 void add_save(CLI::App& app, Chosen& chosen);
+void add_show(CLI::App& app, Chosen& chosen);
 void add_du(CLI::App& app, Chosen& chosen);
 void add_ls(CLI::App& app, Chosen& chosen);
 void add_policy(CLI::App& app, Chosen& chosen);
@@ -24,5 +25,6 @@ void add_verify(CLI::App& app, Chosen& chosen);
 void add_status(CLI::App& app, Chosen& chosen);
 void add_fsck(CLI::App& app, Chosen& chosen);
 void add_doctor(CLI::App& app, Chosen& chosen);
+void add_completion(CLI::App& app, Chosen& chosen);
 
 }  // namespace ckptfs::fs::cli

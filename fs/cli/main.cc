@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "fs/cli/commands.h"
+#include "fs/cli/command_line.h"
 #include "fs/cli/mount_options.h"
 #include "fs/cli/system.h"
 
@@ -22,9 +22,7 @@ int run(int argc, char** argv) {
       "  ckptfs mount --image 200G /data/store /ckpt   anywhere else\n"
       "`ckptfs COMMAND --help` shows each command with an example.");
   Chosen chosen;
-  for (const auto add : {add_mount, add_umount, add_save, add_ls, add_du, add_diff, add_policy, add_rm, add_verify,
-                         add_status, add_fsck, add_doctor})
-    add(app, chosen);
+  add_all_commands(app, chosen);
 
   std::vector<std::string> arguments = normalize_arguments({argv, argv + argc});
   try {

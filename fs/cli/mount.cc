@@ -7,6 +7,7 @@
 #include "fs/cli/commands.h"
 #include "fs/cli/daemon.h"
 #include "fs/cli/log.h"
+#include "fs/cli/mount_options.h"
 #include "fs/cli/mount_plan.h"
 #include "fs/cli/system.h"
 
@@ -61,10 +62,7 @@ void add_mount(CLI::App& app, Chosen& chosen) {
   command->add_flag("--sparse", arguments->sparse, "Do not allocate the image in full: a full disk then breaks it");
   command->add_option("--sector", arguments->sector, "The image's logical sector, 512 or 4096")
       ->check(CLI::IsMember({512, 4096}));
-  command
-      ->add_option("-o", arguments->options,
-                   "Comma list of passthrough=auto|on|off, odirect=safe|raw, adopt=on|off, show_views, uid=N, gid=N, "
-                   "quiet=30s, scrub=14d")
+  command->add_option("-o", arguments->options, std::string("Comma list of ") + kMountOptions)
       ->option_text("LIST")
       ->type_size(1)
       ->allow_extra_args(false);

@@ -7,16 +7,18 @@
 #include <sstream>
 
 namespace ckptfs::fs::cli {
+
+const char* const kMountOptions =
+    "passthrough=auto|on|off, odirect=safe|raw, adopt=on|off, show_views, uid=N, gid=N, quiet=30s, scrub=14d";
+
 namespace {
 
-constexpr const char* kKnown =
-    "passthrough=auto|on|off, odirect=safe|raw, adopt=on|off, show_views, uid=N, gid=N, quiet=30s, scrub=14d";
 // mount(8)'s own, and what it adds by default.
 constexpr std::array kIgnored{"rw",    "defaults", "auto",  "noauto", "nofail", "_netdev", "user",
                               "users", "nouser",   "owner", "dev",    "suid",   "exec",    "async"};
 
 Error bad(const std::string& option) {
-  return Error(EINVAL, "-o " + option + ": not understood; the options are " + kKnown);
+  return Error(EINVAL, "-o " + option + ": not understood; the options are " + kMountOptions);
 }
 
 Result<uint32_t> number(const std::string& option, const std::string& text) {
@@ -88,6 +90,23 @@ Result<ParsedOptions> parse_mount_options(const std::vector<std::string>& lists)
     for (std::string option; std::getline(stream, option, ',');) TRY(apply_option(parsed, option));
   }
   return parsed;
+}
+
+// "a=x|y, b, c=N" is a=x, a=y, b, c=
+std::vector<std::string> mount_option_words() {
+  std::vector<std::string> words;
+  std::istringstream list(kMountOptions);
+  for (std::string option; list >> std::ws && std::getline(list, option, ',');) {
+    const size_t equals = option.find('=');
+    const std::string name = option.substr(0, equals == std::string::npos ? equals : equals + 1);
+    if (option.find('|') == std::string::npos) {
+      words.push_back(name);
+      continue;
+    }
+    std::istringstream values(option.substr(equals + 1));
+    for (std::string value; std::getline(values, value, '|');) words.push_back(name + value);
+  }
+  return words;
 }
 
 std::vector<std::string> normalize_arguments(std::vector<std::string> arguments) {

@@ -22,6 +22,10 @@ struct ParsedOptions {
 // mount(8) and fstab pass of their own (rw, defaults, nofail, _netdev, x-*, ...) is accepted and ignored.
 Result<ParsedOptions> parse_mount_options(const std::vector<std::string>& lists);
 
+// What can stand in such a list, as the error and --help show it, and word by word, for completion.
+extern const char* const kMountOptions;
+std::vector<std::string> mount_option_words();
+
 // `mount -t fuse.ckptfs` and fstab do not know the subcommand: mount.fuse runs `ckptfs STORE MOUNTPOINT -o ...`, and
 // mount(8) `mount.ckptfs STORE MOUNTPOINT [-sfnv] [-t TYPE] -o ...`. Both become `ckptfs mount ...`; anything else
 // stays as it is. `arguments` is argv.

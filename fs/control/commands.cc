@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "fs/control/policy_commands.h"
+#include "fs/control/walk.h"
 #include "fs/filesystem.h"
 #include "meta/accounting.h"
 #include "meta/save.h"
@@ -121,6 +122,24 @@ Result<json> list(Filesystem& fs, const Peer& peer, const std::string& path) {
   return json{{"steps", std::move(rows)}};
 }
 
+// What `ckptfs ls` says of one step, and each of its files.
+Result<json> show(Filesystem& fs, const Peer& peer, const std::string& path) {
+  TRY_ASSIGN(const meta::InodeNumber step, resolve_as(fs.tree, peer.credentials, path, kRead | kSearch));
+  TRY_ASSIGN(const bool is_step, meta::is_step(fs.tree, step));
+  if (!is_step) return Error(EINVAL, path + ": it is no step; `ckptfs ls` lists them");
+  TRY_ASSIGN(const json listed, list(fs, peer, path));
+  TRY_ASSIGN(const auto files, files_below(fs.tree, peer.credentials, step, "", 0));
+  std::vector<meta::AskedOwner> owners;
+  for (const FoundFile& file : files) owners.push_back({{file.inode}, 0});
+  TRY_ASSIGN(const meta::Account account, fs.store.accounting().account(owners));
+  json rows = json::array();
+  for (size_t at = 0; at < files.size(); ++at) {
+    rows.push_back(to_json(account.owners[at]));
+    rows.back()["path"] = files[at].path;
+  }
+  return json{{"step", listed.at("steps").at(0)}, {"files", std::move(rows)}};
+}
+
 // Each step for itself, each series' steps together, and what is no step.
 Result<json> disk_use(meta::Store& store, const Peer& peer, const std::string& path) {
   TRY_ASSIGN(const auto steps, visible_steps(store, peer, path));
@@ -184,6 +203,9 @@ void add_commands(ControlServer& server, Mount& mount) {
   });
   server.add("ls", ControlServer::Pace::slow, [&mount](const Peer& peer, const json& arguments) -> Result<json> {
     return list(mount.filesystem(), peer, arguments.value("path", "/"));
+  });
+  server.add("show", ControlServer::Pace::slow, [&mount](const Peer& peer, const json& arguments) -> Result<json> {
+    return show(mount.filesystem(), peer, arguments.at("path").get<std::string>());
   });
   server.add("du", ControlServer::Pace::slow, [&mount](const Peer& peer, const json& arguments) -> Result<json> {
     return disk_use(mount.store(), peer, arguments.value("path", "/"));

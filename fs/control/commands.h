@@ -1,5 +1,5 @@
-// What the daemon answers on its control socket: status, save, ls, du. Each request is checked against the permissions
-// of the inode it is about, as the kernel would check a caller of the mount.
+// What the daemon answers on its control socket: status, save, ls, show, du. Each request is checked against the
+// permissions of the inode it is about, as the kernel would check a caller of the mount.
 #pragma once
 
 #include <string>
@@ -15,8 +15,8 @@ namespace ckptfs::fs {
 //   status {}                      -> Mount::status
 //   save {"series", "tag"}         -> Mount::save; needs write and search permission on the series
 //   ls {"path"}                    -> {"steps": [...]}: of the series at `path`, of that one step, or, for "/", of
-//   every
-//                                     series that the caller may read
+//                                     every series that the caller may read
+//   show {"path"}                  -> {"step": as in ls, "files": [{"path", "apparent", "exclusive", "shared"}]}
 //   du {"path"}                    -> {"steps": [...], "series": {...}, "live", "rest", "nobody"}: what they cost on
 //                                     the disk; in "series" all steps of each together, behind it what is no step
 void add_commands(ControlServer& server, Mount& mount);

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <unordered_set>
 #include <vector>
 
 #include "fs/control/commands.h"
+#include "fs/control/walk.h"
 #include "meta/digests.h"
 #include "meta/step_diff.h"
 #include "meta/steps.h"
@@ -35,53 +37,19 @@ struct Position {
   json to_json() const { return {{"file", file}, {"at", at}}; }
 };
 
-struct FoundFile {
-  std::string path;  // from the mount's root
-  meta::InodeNumber inode = 0;
-  meta::BlobNumber blob = 0;
-};
-
-// The regular files below a folder.
-class Walk {
- public:
-  Walk(const meta::Tree& tree, const Credentials& who) : tree_(tree), who_(who) {}
-
-  Result<> add(meta::InodeNumber inode, const std::string& path) {
-    TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(inode));
-    if (!may_access(who_, record, record.is_dir() ? kRead | kSearch : kRead)) {
-      return Error(EACCES,
-                   path + ": permission denied; ask its owner (uid " + std::to_string(record.uid) + ") or root");
-    }
-    if (record.is_regular()) files_.push_back({path, inode, record.blob});
-    if (!record.is_dir()) return success();
-    TRY_ASSIGN(const auto entries, tree_.list(inode));
-    for (const meta::DirectoryEntry& entry : entries) {
-      TRY(add(entry.inode, (path == "/" ? "" : path) + "/" + entry.name));
-    }
-    return success();
-  }
-  const std::vector<FoundFile>& files() const { return files_; }
-
- private:
-  const meta::Tree& tree_;
-  const Credentials& who_;
-  std::vector<FoundFile> files_;
-};
-
-// In the order of their paths.
+// In the order of their paths; "/": of all steps.
 Result<std::vector<FoundFile>> files_below(meta::Store& store, const Peer& peer, const std::string& path) {
   const meta::Tree& tree = store.tree();
   TRY_ASSIGN(const meta::InodeNumber top, resolve_as(tree, peer.credentials, path, kRead));
-  Walk walk(tree, peer.credentials);
-  if (top == meta::kRootInode) {
-    TRY_ASSIGN(const auto steps, meta::list_steps(store));
-    for (const meta::StepInfo& step : steps) TRY(walk.add(step.inode, step.series + "/" + step.tag));
-  } else {
-    TRY(walk.add(top, tree.path_of(top)));
+  if (top != meta::kRootInode) return files_below(tree, peer.credentials, top, tree.path_of(top), kRead);
+  TRY_ASSIGN(const auto steps, meta::list_steps(store));
+  std::vector<FoundFile> all;
+  for (const meta::StepInfo& step : steps) {
+    TRY_ASSIGN(auto files, files_below(tree, peer.credentials, step.inode, step.series + "/" + step.tag, kRead));
+    std::ranges::move(files, std::back_inserter(all));
   }
-  std::vector<FoundFile> files = walk.files();
-  std::ranges::sort(files, {}, &FoundFile::path);
-  return files;
+  std::ranges::sort(all, {}, &FoundFile::path);
+  return all;
 }
 
 json to_json(const FoundFile& file, const meta::Verified& verified) {
@@ -144,8 +112,7 @@ Result<meta::InodeNumber> step_at(meta::Store& store, const Peer& peer, const st
   TRY_ASSIGN(const meta::InodeNumber step, resolve_as(store.tree(), peer.credentials, path, kRead | kSearch));
   TRY_ASSIGN(const meta::InodeRecord record, store.tree().inode(step));
   if (!record.is_dir()) return Error(ENOTDIR, path + ": it is no folder; name two steps");
-  Walk walk(store.tree(), peer.credentials);
-  TRY(walk.add(step, path));  // may all of it be read?
+  TRY(files_below(store.tree(), peer.credentials, step, path, kRead));  // may all of it be read?
   return step;
 }
 

@@ -1,0 +1,111 @@
+#include "fs/cli/command_line.h"
+
+#include <CLI/CLI.hpp>
+#include <map>
+#include <sstream>
+
+#include "fs/cli/log.h"
+#include "fs/cli/mount_options.h"
+#include "meta/policy.h"
+
+namespace ckptfs::fs::cli {
+namespace {
+
+std::vector<std::string> split_list(const std::string& text) {
+  std::vector<std::string> words;
+  std::istringstream stream(text);
+  for (std::string word; stream >> std::ws && std::getline(stream, word, ',');) words.push_back(word);
+  return words;
+}
+
+std::vector<std::string> rules(const char* after) {
+  std::vector<std::string> words;
+  for (const std::string& rule : meta::policy_rules()) words.push_back(rule + after);
+  return words;
+}
+
+// What the parser does not know of values.
+std::vector<std::string> choices_of(const std::string& command, const std::string& option) {
+  if (option == "-o") return mount_option_words();
+  if (option == "--set") return rules("=");
+  if (option == "--unset") return rules("");
+  if (option == "--log-level") return split_list(kLogLevels);
+  if (option == "--sector") return {"512", "4096"};
+  if (command == "completion" && option.empty()) return {"bash", "zsh", "fish"};
+  return {};
+}
+
+OptionOutline outline_of(const CLI::Option& option, const std::string& command) {
+  OptionOutline outline;
+  for (const std::string& name : option.get_snames()) outline.names.push_back("-" + name);
+  for (const std::string& name : option.get_lnames()) outline.names.push_back("--" + name);
+  const bool takes_value = option.get_items_expected_max() > 0;
+  if (outline.names.empty()) {
+    outline.argument = option.get_name(true);
+  } else if (takes_value) {
+    outline.argument = "VALUE";
+  }
+  outline.description = option.get_description();
+  outline.choices = choices_of(command, outline.names.empty() ? "" : outline.names.front());
+  outline.required = option.get_required();
+  outline.repeats = option.get_items_expected_max() > 1;
+  return outline;
+}
+
+}  // namespace
+
+void add_all_commands(CLI::App& app, Chosen& chosen) {
+  for (const auto add : {add_mount, add_umount, add_save, add_ls, add_show, add_du, add_diff, add_policy, add_rm,
+                         add_verify, add_status, add_fsck, add_doctor, add_completion}) {
+    add(app, chosen);
+  }
+}
+
+std::vector<CommandOutline> outline_of(const CLI::App& app) {
+  std::vector<CommandOutline> commands;
+  for (const CLI::App* const command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    CommandOutline outline{command->get_name(), command->get_description(), command->get_footer(), {}, {}};
+    for (const CLI::Option* const option : command->get_options()) {
+      OptionOutline one = outline_of(*option, outline.name);
+      (one.names.empty() ? outline.arguments : outline.options).push_back(std::move(one));
+    }
+    commands.push_back(std::move(outline));
+  }
+  return commands;
+}
+
+std::string reference_of(const std::vector<CommandOutline>& commands) {
+  std::string text =
+      "# Commands\n\n"
+      "Made by `ckptfs completion --reference`: what `--help` says, on one page. Without a path a command means the\n"
+      "only ckptfs mount. Exit codes: 0, 1 (failed), 2 (usage). Shells complete all of it: `ckptfs completion "
+      "--help`.\n";
+  for (const CommandOutline& command : commands) {
+    text += "\n## ckptfs " + command.name + "\n\n" + command.description + ".\n\n    ckptfs " + command.name;
+    if (!command.options.empty()) text += " [OPTIONS]";
+    for (const OptionOutline& argument : command.arguments) {
+      const std::string name = argument.argument + (argument.repeats ? "..." : "");
+      text += argument.required ? " " + name : " [" + name + "]";
+    }
+    text += "\n\n| | |\n|---|---|\n";
+    for (const auto* list : {&command.arguments, &command.options}) {
+      for (const OptionOutline& option : *list) {
+        std::string names;
+        for (const std::string& name : option.names) names += (names.empty() ? "" : ", ") + name;
+        if (!option.argument.empty()) names += (names.empty() ? "" : " ") + option.argument;
+        std::string about = option.description;
+        for (size_t at = 0; (at = about.find_first_of("|\n", at)) != std::string::npos; ++at) {
+          about.replace(at, 1, about[at] == '|' ? "\\|" : " ");
+          if (about[at] == '\\') ++at;
+        }
+        text += "| `" + names + "` | " + about + " |\n";
+      }
+    }
+    text += "\n";
+    std::istringstream footer(command.footer);
+    for (std::string line; std::getline(footer, line);) text += line.empty() ? "\n" : "    " + line + "\n";
+  }
+  return text;
+}
+
+}  // namespace ckptfs::fs::cli

@@ -1,0 +1,187 @@
+// ckptfs completion: what a shell needs to complete the commands, from the same outline as --help.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <memory>
+
+#include "fs/cli/command_line.h"
+#include "fs/cli/system.h"
+
+namespace ckptfs::fs::cli {
+namespace {
+
+std::string joined(const std::vector<std::string>& words, const std::string& separator = " ") {
+  std::string text;
+  for (const std::string& word : words) text += (text.empty() ? "" : separator) + word;
+  return text;
+}
+
+// On one line, without what would end a quoted word of any of the shells, or mean something in a zsh spec.
+std::string plain(const std::string& text) {
+  std::string result;
+  for (const char c : text) {
+    if (c == '\n' || c == ':') {
+      result += c == ':' ? ',' : ' ';
+    } else if (std::string_view("'[]\\").find(c) == std::string_view::npos) {
+      result += c;
+    }
+  }
+  return result;
+}
+
+std::string names_of(const std::vector<CommandOutline>& commands) {
+  std::vector<std::string> names;
+  for (const CommandOutline& command : commands) names.push_back(command.name);
+  return joined(names);
+}
+
+// Choices of -o stand in a comma list, those of the others alone.
+std::string for_bash(const std::vector<CommandOutline>& commands) {
+  std::string text =
+      "# bash completion of ckptfs: source it, or put it into /usr/share/bash-completion/completions/ckptfs\n"
+      "_ckptfs() {\n"
+      "  local word=${COMP_WORDS[COMP_CWORD]} at=$COMP_CWORD offered= list= typed=\n"
+      "  # readline takes NAME=VALUE for three words, and wants the last one only\n"
+      "  while ((at > 2)) && [[ ${COMP_WORDS[at]} == = || ${COMP_WORDS[at-1]} == = ]]; do\n"
+      "    ((at--))\n"
+      "    word=${COMP_WORDS[at]}$word\n"
+      "  done\n"
+      "  local before=${COMP_WORDS[at-1]}\n"
+      "  if [[ $word == *=* ]]; then typed=${word%=*}=; fi\n"
+      "  COMPREPLY=()\n"
+      "  if ((COMP_CWORD == 1)); then\n"
+      "    COMPREPLY=($(compgen -W '" +
+      names_of(commands) +
+      " --help --version' -- \"$word\"))\n"
+      "    return\n"
+      "  fi\n"
+      "  case ${COMP_WORDS[1]} in\n";
+  for (const CommandOutline& command : commands) {
+    std::vector<std::string> options;
+    text += "    " + command.name + ")\n      case $before in\n";
+    for (const OptionOutline& option : command.options) {
+      options.insert(options.end(), option.names.begin(), option.names.end());
+      if (option.argument.empty()) continue;
+      text += "        " + joined(option.names, "|") + ") offered='" + joined(option.choices) + "' ;;\n";
+    }
+    std::string words;
+    for (const OptionOutline& argument : command.arguments) words += joined(argument.choices);
+    text += "        *) [[ $word == -* ]] && offered='" + joined(options) + "' || offered='" + words +
+            "' ;;\n      esac ;;\n";
+  }
+  return text +
+         "  esac\n"
+         "  if [[ $before == -o && $word == *,* ]]; then list=${word%,*},; fi\n"
+         "  COMPREPLY=($(compgen -P \"$list\" -W \"$offered\" -- \"${word#\"$list\"}\"))\n"
+         "  COMPREPLY=(\"${COMPREPLY[@]#\"$typed\"}\")\n"
+         "  if [[ ${COMPREPLY[0]-} == *= ]]; then compopt -o nospace; fi\n"
+         "}\n"
+         "complete -o default -F _ckptfs ckptfs\n";
+}
+
+std::string zsh_value(const OptionOutline& option) {
+  if (option.argument.empty()) return "";
+  const std::string what = ":" + option.argument + ":";
+  if (option.choices.empty()) return what + "_files";
+  if (option.names == std::vector<std::string>{"-o"}) return what + "_values -s , option " + joined(option.choices);
+  if (option.choices.front().ends_with("=")) return what + "( " + joined(option.choices) + " )";
+  return what + "(" + joined(option.choices) + ")";
+}
+
+std::string for_zsh(const std::vector<CommandOutline>& commands) {
+  std::string text =
+      "#compdef ckptfs\n"
+      "# zsh completion of ckptfs: put it as _ckptfs into a folder of fpath, or source it after compinit\n"
+      "_ckptfs() {\n"
+      "  if ((CURRENT == 2)); then\n"
+      "    local -a commands=(\n";
+  for (const CommandOutline& command : commands) {
+    text += "      '" + command.name + ":" + plain(command.description) + "'\n";
+  }
+  text +=
+      "    )\n"
+      "    _describe command commands\n"
+      "    return\n"
+      "  fi\n"
+      "  local command=$words[2]\n"
+      "  shift words\n"
+      "  ((CURRENT--))\n"
+      "  case $command in\n";
+  for (const CommandOutline& command : commands) {
+    text += "    " + command.name + ")\n      _arguments";
+    for (const OptionOutline& option : command.options) {
+      for (const std::string& name : option.names) {
+        text += " \\\n        '*" + name + "[" + plain(option.description) + "]" + zsh_value(option) + "'";
+      }
+    }
+    for (const OptionOutline& argument : command.arguments) {
+      text += " \\\n        '" + std::string(argument.repeats ? "*" : "") + zsh_value(argument) + "'";
+    }
+    text += " ;;\n";
+  }
+  return text +
+         "  esac\n"
+         "}\n"
+         "(( $+functions[compdef] )) && compdef _ckptfs ckptfs\n";
+}
+
+std::string for_fish(const std::vector<CommandOutline>& commands) {
+  std::string text =
+      "# fish completion of ckptfs: source it, or put it into ~/.config/fish/completions/ckptfs.fish\n"
+      "complete -c ckptfs -n __fish_use_subcommand -f\n";
+  for (const CommandOutline& command : commands) {
+    const std::string here = "complete -c ckptfs -n '__fish_seen_subcommand_from " + command.name + "'";
+    text +=
+        "complete -c ckptfs -n __fish_use_subcommand -a " + command.name + " -d '" + plain(command.description) + "'\n";
+    for (const OptionOutline& option : command.options) {
+      text += here;
+      for (const std::string& name : option.names) {
+        text += name.starts_with("--") ? " -l " + name.substr(2) : " -s " + name.substr(1);
+      }
+      if (!option.argument.empty()) text += " -r";
+      if (!option.choices.empty()) text += " -f -a '" + joined(option.choices) + "'";
+      text += " -d '" + plain(option.description) + "'\n";
+    }
+    for (const OptionOutline& argument : command.arguments) {
+      if (!argument.choices.empty()) text += here + " -f -a '" + joined(argument.choices) + "'\n";
+    }
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string completion_of(const std::vector<CommandOutline>& commands, const std::string& shell) {
+  if (shell == "zsh") return for_zsh(commands);
+  return shell == "fish" ? for_fish(commands) : for_bash(commands);
+}
+
+void add_completion(CLI::App& app, Chosen& chosen) {
+  struct Arguments {
+    std::string shell;
+    bool reference = false;
+  };
+  auto arguments = std::make_shared<Arguments>();
+  CLI::App* command = app.add_subcommand("completion", "Print what a shell needs to complete ckptfs");
+  auto* shell = command->add_option("SHELL", arguments->shell, "bash, zsh or fish")
+                    ->check(CLI::IsMember({"bash", "zsh", "fish"}));
+  command->add_flag("--reference", arguments->reference, "Print all commands on one page, as docs/commands.md")
+      ->excludes(shell);
+  command->footer(
+      "The Debian package installs all three.\n"
+      "Examples:\n"
+      "  source <(ckptfs completion bash)\n"
+      "  ckptfs completion zsh >/usr/local/share/zsh/site-functions/_ckptfs\n"
+      "  ckptfs completion fish >~/.config/fish/completions/ckptfs.fish");
+  command->callback([&app, arguments, &chosen] {
+    if (arguments->shell.empty() && !arguments->reference) throw CLI::RequiredError("SHELL");
+    chosen = [&app, arguments] {
+      const auto commands = outline_of(app);
+      const std::string text =
+          arguments->reference ? reference_of(commands) : completion_of(commands, arguments->shell);
+      std::fputs(text.c_str(), stdout);
+      return static_cast<int>(kSuccess);
+    };
+  });
+}
+
+}  // namespace ckptfs::fs::cli

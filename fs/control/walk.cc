@@ -1,0 +1,47 @@
+#include "fs/control/walk.h"
+
+#include <algorithm>
+
+namespace ckptfs::fs {
+namespace {
+
+class Walk {
+ public:
+  Walk(const meta::Tree& tree, const Credentials& who, unsigned wanted) : tree_(tree), who_(who), wanted_(wanted) {}
+
+  Result<> add(meta::InodeNumber inode, const std::string& path) {
+    TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(inode));
+    if (!may_access(who_, record, record.is_dir() ? kRead | kSearch : wanted_)) {
+      return Error(EACCES,
+                   path + ": permission denied; ask its owner (uid " + std::to_string(record.uid) + ") or root");
+    }
+    if (record.is_regular()) files_.push_back({path, inode, record.blob});
+    if (!record.is_dir()) return success();
+    TRY_ASSIGN(const auto entries, tree_.list(inode));
+    for (const meta::DirectoryEntry& entry : entries) {
+      TRY(add(entry.inode, (path == "/" || path.empty() ? path : path + "/") + entry.name));
+    }
+    return success();
+  }
+  std::vector<FoundFile> take() {
+    std::ranges::sort(files_, {}, &FoundFile::path);
+    return std::move(files_);
+  }
+
+ private:
+  const meta::Tree& tree_;
+  const Credentials& who_;
+  const unsigned wanted_;
+  std::vector<FoundFile> files_;
+};
+
+}  // namespace
+
+Result<std::vector<FoundFile>> files_below(const meta::Tree& tree, const Credentials& who, meta::InodeNumber top,
+                                           const std::string& path, unsigned wanted) {
+  Walk walk(tree, who, wanted);
+  TRY(walk.add(top, path));
+  return walk.take();
+}
+
+}  // namespace ckptfs::fs

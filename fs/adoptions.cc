@@ -164,7 +164,7 @@ std::unique_ptr<BlockAdoption> Adoptions::begin_blocks(const OpenFile& file, con
 }
 
 void Adoptions::closed(const std::shared_ptr<Adoption>& adoption) {
-  if (const auto cut = adoption->cut(); !cut) fs_.write_failed(adoption->inode(), "the end of its copy", cut.error());
+  if (const auto cut = adoption->cut(); !cut) fs_.write_failed(adoption->inode(), WriteFailure::cut, cut.error());
   // What the kernel was told before the cut was the size then.
   fs_.files.invalidate(adoption->inode());
   if (const auto right = adoption->was_right()) {
@@ -238,7 +238,7 @@ Result<> Adoptions::settle_in_background(Adoption& adoption) {
     auto synced = io::fdatasync_fd(blob.value().get());
     if (!synced) {
       fs_.files.record_error(inode, synced.error().errno_value());
-      fs_.write_failed(inode, "fdatasync", synced.error());
+      fs_.write_failed(inode, WriteFailure::fdatasync, synced.error());
     }
     return synced;
   });

@@ -213,10 +213,12 @@ Result<meta::SaveResult> ControlXattrs::save(meta::InodeNumber series, const std
   const auto begin = std::chrono::steady_clock::now();
   auto result = meta::save(fs_.store, {series, tag, caller});
   const auto took = std::chrono::steady_clock::now() - begin;
-  add(fs_.counters.save_microseconds,
-      static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(took).count()));
+  fs_.counters.save_time.add(took);
   const std::string step = fs_.tree.path_of(series) + "/" + tag;
+  TakenSave taken{step, 0, meta::wall_time(meta::now()), took, 0, {}};
   if (!result) {
+    taken.error = result.error().message();
+    fs_.saves.add(std::move(taken));
     add(fs_.counters.saves_failed);
     remember(series, result.error());
     log::warn("save {} failed: {}", step, result.error().message());
@@ -226,6 +228,10 @@ Result<meta::SaveResult> ControlXattrs::save(meta::InodeNumber series, const std
   remember(series, success());
   fs_.rotation.wake();
   const meta::SaveResult& saved = result.value();
+  if (!saved.already_saved) {
+    taken.bytes = saved.bytes;
+    fs_.saves.add(std::move(taken));
+  }
   log::info("save {}: {} files, {} cloned, {} bytes, {:.3f} s{}", step, saved.files, saved.cloned, saved.bytes,
             saved.seconds, saved.already_saved ? ", was saved already" : "");
   for (const std::string& warning : saved.warnings) log::warn("save {}: {}", step, warning);

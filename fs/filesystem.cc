@@ -122,8 +122,9 @@ void Filesystem::dropped(const meta::Dropped& dropped) {
   if (dropped.last_name) files.dropped(dropped.inode);
 }
 
-void Filesystem::write_failed(meta::InodeNumber inode, const char* operation, const Error& error) {
-  add(counters.write_errors);
+void Filesystem::write_failed(meta::InodeNumber inode, WriteFailure what, const Error& error) {
+  add(counters.write_errors[static_cast<size_t>(what)]);
+  const char* const operation = kWriteNames[static_cast<size_t>(what)];
   const std::string path = tree.path_of(inode);
   const std::time_t now = std::time(nullptr);
   const std::string text = fmt::format("{:%Y-%m-%d %H:%M:%S} {}: {}", fmt::localtime(now), operation, error.message());
@@ -148,7 +149,7 @@ Result<> Filesystem::sync_data(OpenFile& file, int descriptor) {
   if (synced) synced = io::fdatasync_fd(descriptor);
   if (!synced) {
     file.errors.record(synced.error().errno_value());
-    write_failed(file.inode, "fdatasync", synced.error());
+    write_failed(file.inode, WriteFailure::fdatasync, synced.error());
   }
   return synced;
 }

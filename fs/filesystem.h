@@ -19,6 +19,7 @@
 #include "fs/open_modes.h"
 #include "fs/removals.h"
 #include "fs/rotation.h"
+#include "fs/save_history.h"
 #include "fs/step_facts.h"
 #include "fs/tasks.h"
 #include "fs/views/view_file.h"
@@ -46,6 +47,7 @@ class Filesystem {
   Counters counters;
   OpenModes modes;
   fuse_session* session = nullptr;
+  std::string http_address;  // where the page is; set before the control socket answers; empty: nowhere
   Notifications notifications;
   WriteErrors write_errors;
   OpenFileTable files;
@@ -61,6 +63,7 @@ class Filesystem {
   StepFactsFinder step_facts;
   Removals removals;
   Rotation rotation;
+  SaveHistory saves;
 
   // How long the kernel may believe these attributes. A live file's, while anybody writes it past the daemon, not at
   // all.
@@ -73,7 +76,7 @@ class Filesystem {
   void dropped(const meta::Dropped& dropped);
 
   // A write, allocation or write-back of `inode` failed: counted, logged, kept for write_error.
-  void write_failed(meta::InodeNumber inode, const char* operation, const Error& error);
+  void write_failed(meta::InodeNumber inode, WriteFailure what, const Error& error);
 
   // A change of the content by one who may not keep suid and sgid clears them; the kernel leaves that to us
   // (FUSE_HANDLE_KILLPRIV_V2). The mode of a file that is being written must not stay as it was: a failure is an error.

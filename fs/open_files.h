@@ -35,8 +35,8 @@
 //
 // Lock: mutex_ guards both maps and the fields of OpenFile marked so. It is a leaf: nothing is called with it held, no
 // system call is made, no reply sent. (The lock order of the whole daemon: meta's Gate, then Tree, then Index; the fs/
-// locks - this one, Notifications', Tasks', ControlXattrs', Session's, ViewFiles', Removals', Rotation's,
-// StepFactsFinder's - are leaves and never held together.)
+// locks - this one, Notifications', Tasks', ControlXattrs', Session's, SaveHistory's, ViewFiles', Removals',
+// Rotation's, StepFactsFinder's - are leaves and never held together.)
 #pragma once
 
 #include <atomic>

@@ -65,7 +65,7 @@ Result<meta::Attributes> set_attributes(Filesystem& fs, meta::InodeNumber inode,
     fs.files.changes(inode);
     const auto truncated = fs.tree.truncate(inode, static_cast<uint64_t>(wanted.st_size));
     if (!truncated) {
-      if (truncated.error().errno_value() == ENOSPC) fs.write_failed(inode, "truncate", truncated.error());
+      if (truncated.error().errno_value() == ENOSPC) fs.write_failed(inode, WriteFailure::truncate, truncated.error());
       return truncated.error();
     }
     fs.view_files.let_go(inode);  // what was opened meanwhile
@@ -105,7 +105,7 @@ void op_statfs(fuse_req_t req, fuse_ino_t inode) {
   status.f_favail = space.inodes_free;
   status.f_files = space.inodes_free + reply.fs().files.remembered_count();
   status.f_namemax = 255;
-  fuse_reply_statfs(req, &status);
+  reply.answer(fuse_reply_statfs, &status);
 }
 
 }  // namespace

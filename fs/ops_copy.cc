@@ -41,7 +41,7 @@ Result<uint64_t> copy(Filesystem& fs, const CopyRequest& request) {
   add(fs.counters.bytes_copied, copied.copied);
   add(fs.counters.clone_fallbacks, copied.clone_refused ? 1 : 0);
   if (copied.error) {
-    fs.write_failed(request.to, "copy_file_range", *copied.error);
+    fs.write_failed(request.to, WriteFailure::copy_file_range, *copied.error);
     if (copied.bytes() == 0) return *copied.error;
   }
   return copied.bytes();
@@ -68,7 +68,7 @@ void op_copy_file_range(fuse_req_t req, fuse_ino_t from, off_t from_offset, fuse
     if (const auto cleared = reply.fs().clear_privileges(reply.inode(), reply.caller()); !cleared) {
       return reply.error(cleared.error());
     }
-    fuse_reply_write(reply.request(), copied.value());
+    reply.answer(fuse_reply_write, copied.value());
     // The source shares its blocks now, and owes them should it be a live swap file.
     if (views::is_virtual(request.from)) return;
     const auto source = reply.fs().tree.inode(request.from);

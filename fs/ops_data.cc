@@ -46,9 +46,9 @@ void op_write(fuse_req_t req, fuse_ino_t inode, const char* data, size_t size, o
     }
   }
   const DataPath::Written written = write(handle, std::span(reinterpret_cast<const std::byte*>(data), size), offset);
-  if (written.error) reply.fs().write_failed(inode, "write", *written.error);
+  if (written.error) reply.fs().write_failed(inode, WriteFailure::write, *written.error);
   if (written.error && written.bytes == 0) return reply.logged_error(*written.error);
-  fuse_reply_write(req, written.bytes);
+  reply.answer(fuse_reply_write, written.bytes);
 }
 
 constexpr bool is_known_fallocate(int mode) {
@@ -76,7 +76,7 @@ void op_fallocate(fuse_req_t req, fuse_ino_t inode, int mode, off_t offset, off_
   through_gate(reply.fs(), inode, [reply, mode, offset, length] {
     const auto allocated = allocate(reply.fs(), reply.inode(), mode, offset, length);
     if (!allocated && (allocated.error().errno_value() == ENOSPC || allocated.error().errno_value() == EIO)) {
-      reply.fs().write_failed(reply.inode(), "fallocate", allocated.error());
+      reply.fs().write_failed(reply.inode(), WriteFailure::fallocate, allocated.error());
       return reply.logged_error(allocated.error());
     }
     reply.result(allocated ? reply.fs().clear_privileges(reply.inode(), reply.caller()) : allocated);
@@ -89,7 +89,7 @@ void op_lseek(fuse_req_t req, fuse_ino_t inode, off_t offset, int whence, fuse_f
   if (const auto cut = reply.fs().adoptions.cut(inode); !cut) return reply.error(cut.error());
   const off_t found = ::lseek(Handles<Handle>::get(info->fh).descriptor, offset, whence);
   if (found < 0) return reply.error(last_error("lseek"));
-  fuse_reply_lseek(req, found);
+  reply.answer(fuse_reply_lseek, found);
 }
 
 // Python's open() asks for TCGETS on every file.

@@ -31,7 +31,7 @@ void op_opendir(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
   auto directory = std::make_unique<DirectoryHandle>();
   if (const auto taken = take_snapshot(reply.fs(), inode, *directory); !taken) return reply.error(taken.error());
   info->fh = reply.fs().directories.add(std::move(directory));
-  if (fuse_reply_open(req, info) != 0) reply.fs().directories.take(info->fh);
+  if (reply.answer(fuse_reply_open, info) != 0) reply.fs().directories.take(info->fh);
 }
 
 // The buffer of one reply, filled entry by entry.
@@ -63,7 +63,7 @@ class Listing {
   }
   void send() {
     const auto content = std::span<const std::byte>(buffer_).first(used_);
-    if (fuse_reply_buf(reply_.request(), reinterpret_cast<const char*>(content.data()), content.size()) == 0) return;
+    if (reply_.data(content) == 0) return;
     for (const meta::InodeNumber inode : counted_) reply_.fs().files.forget(inode, 1);
   }
 

@@ -46,6 +46,7 @@ void make(const Reply& reply, const meta::NewNode& node) {
   through_gate(reply.fs(), reply.inode(), [reply, node] {
     const auto made = reply.fs().tree.make(reply.inode(), reply.name(), node, reply.caller());
     if (!made) return reply.error(made.error());
+    if (S_ISDIR(node.mode)) reply.fs().saves.made(made.value().stat.st_ino);
     reply.entry(made.value());
   });
 }
@@ -109,7 +110,7 @@ void op_readlink(fuse_req_t req, fuse_ino_t inode) {
   const auto record = reply.fs().tree.inode(inode);
   if (!record) return reply.error(record.error());
   if (!S_ISLNK(record.value().mode)) return reply.error(EINVAL);
-  fuse_reply_readlink(req, record.value().target.c_str());
+  reply.answer(fuse_reply_readlink, record.value().target.c_str());
 }
 
 }  // namespace

@@ -150,7 +150,7 @@ void op_open(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
     if (!opened) return reply.error(opened.error());
     info.fh = fs.handles.add(std::move(opened).value());
     // The request was interrupted: there will be no release.
-    if (fuse_reply_open(reply.request(), &info) != 0) end_handle(fs, fs.handles.take(info.fh));
+    if (reply.answer(fuse_reply_open, &info) != 0) end_handle(fs, fs.handles.take(info.fh));
   };
   if (opens_for_writing(info->flags) || (info->flags & O_TRUNC) != 0) {
     through_gate(reply.fs(), inode, work);
@@ -179,7 +179,7 @@ void create(const Reply& reply, mode_t mode, fuse_file_info info) {
   const fuse_entry_param entry = fs.entry_of(made.value());
   fs.files.add_lookup(inode, reply.name());
   info.fh = fs.handles.add(std::move(opened).value());
-  if (fuse_reply_create(reply.request(), &entry, &info) != 0) {
+  if (reply.answer(fuse_reply_create, &entry, &info) != 0) {
     end_handle(fs, fs.handles.take(info.fh));
     fs.files.forget(inode, 1);
   }

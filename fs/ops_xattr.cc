@@ -17,11 +17,11 @@ bool is_unsupported(std::string_view name) { return name.starts_with("system.");
 // A size of 0 asks for the length.
 void answer(const Reply& reply, const std::string& value, size_t size) {
   if (size == 0) {
-    fuse_reply_xattr(reply.request(), value.size());
+    reply.answer(fuse_reply_xattr, value.size());
   } else if (value.size() > size) {
     reply.error(ERANGE);
   } else {
-    fuse_reply_buf(reply.request(), value.data(), value.size());
+    reply.answer(fuse_reply_buf, value.data(), value.size());
   }
 }
 
@@ -48,7 +48,7 @@ void answer_slow_control(const Reply& reply, const std::string& name, size_t siz
   if (size == 0) {
     const auto longest = reply.fs().control.longest(reply.inode(), name);
     if (!longest) return reply.error(longest.error());
-    fuse_reply_xattr(reply.request(), longest.value());
+    reply.answer(fuse_reply_xattr, longest.value());
     return;
   }
   const auto value = reply.fs().control.get_quickly(reply.inode(), name);

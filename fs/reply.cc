@@ -22,12 +22,17 @@ meta::Caller Reply::caller() const {
 
 void Reply::error(const Error& error) const {
   log(error);
-  logged_error(error);
+  refuse(error);
 }
 
 void Reply::logged_error(const Error& error) const {
+  add(fs().counters.failed[static_cast<size_t>(operation_)]);
+  refuse(error);
+}
+
+void Reply::refuse(const Error& error) const {
   const int value = error.errno_value();
-  fuse_reply_err(request_, value > 0 ? value : EIO);
+  answer(fuse_reply_err, value > 0 ? value : EIO);
 }
 
 void Reply::log(const Error& error) const {
@@ -64,6 +69,7 @@ void Reply::log(const Error& error) const {
       log::info("{} {} refused: {}", operation, path, error.message());
       return;
     default:
+      add(fs().counters.failed[static_cast<size_t>(operation_)]);
       log::error("{} {} failed: {}", operation, path, error.message());
       return;
   }
@@ -82,16 +88,16 @@ void Reply::entry(const meta::Attributes& attributes) const {
   const fuse_entry_param entry = filesystem.entry_of(attributes);
   filesystem.files.add_lookup(entry.ino, name_);
   // The request was interrupted: the kernel took no reference.
-  if (fuse_reply_entry(request_, &entry) != 0) filesystem.files.forget(entry.ino, 1);
+  if (answer(fuse_reply_entry, &entry) != 0) filesystem.files.forget(entry.ino, 1);
 }
 
 void Reply::attributes(const meta::Attributes& attributes) const {
   const struct stat shown = fs().shown(attributes);
-  fuse_reply_attr(request_, &shown, fs().attribute_timeout(attributes));
+  answer(fuse_reply_attr, &shown, fs().attribute_timeout(attributes));
 }
 
-void Reply::data(std::span<const std::byte> data) const {
-  fuse_reply_buf(request_, reinterpret_cast<const char*>(data.data()), data.size());
+int Reply::data(std::span<const std::byte> data) const {
+  return answer(fuse_reply_buf, reinterpret_cast<const char*>(data.data()), data.size());
 }
 
 }  // namespace ckptfs::fs

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <initializer_list>
 #include <span>
 #include <string>
@@ -31,18 +32,27 @@ class Reply {
   void error(int errno_value) const { error(Error(errno_value)); }
   // As error, for what Filesystem::write_failed has logged (once; a full disk fails thousands of writes).
   void logged_error(const Error& error) const;
-  void ok() const { fuse_reply_err(request_, 0); }
+  void ok() const { answer(fuse_reply_err, 0); }
   void result(const Result<>& result) const;
   // Counts a lookup of it.
   void entry(const meta::Attributes& attributes) const;
   void attributes(const meta::Attributes& attributes) const;
-  void data(std::span<const std::byte> data) const;
+  int data(std::span<const std::byte> data) const;
+  // By one of libfuse's fuse_reply_*; what that returns: not 0 where nobody waits for the answer any more.
+  template <class... Expected, class... Given>
+  int answer(int (*send)(fuse_req_t, Expected...), Given... given) const {
+    const int sent = send(request_, static_cast<Expected>(given)...);
+    fs_->counters.latency[static_cast<size_t>(operation_)].add(std::chrono::steady_clock::now() - began_);
+    return sent;
+  }
 
  private:
   void log(const Error& error) const;
+  void refuse(const Error& error) const;
 
   fuse_req_t request_;
   Filesystem* fs_;
+  std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
   Operation operation_;
   meta::InodeNumber inode_;
   std::string name_;

@@ -35,11 +35,11 @@ json counters_of(const Counters& counters) {
           {"passthrough_fallbacks", value(counters.passthrough_fallbacks)},
           {"view_fallbacks", value(counters.view_fallbacks)},
           {"clone_fallbacks", value(counters.clone_fallbacks)},
-          {"write_errors", value(counters.write_errors)},
+          {"write_errors", counters.all_write_errors()},
           {"read_errors", value(counters.read_errors)},
           {"saves", value(counters.saves)},
           {"saves_failed", value(counters.saves_failed)},
-          {"save_seconds", static_cast<double>(value(counters.save_microseconds)) / 1e6},
+          {"save_seconds", counters.save_time.seconds()},
           {"seals", value(counters.seals)},
           {"notifications", value(counters.notifications)}};
 }
@@ -99,7 +99,7 @@ json warnings_of(const Filesystem& fs) {
     warnings.push_back(step + ": its tensors are, bit for bit, those of the step before");
   }
   for (const std::string& cap : fs.rotation.report().warnings) warnings.push_back(cap);
-  if (const uint64_t errors = value(fs.counters.write_errors); errors != 0) {
+  if (const uint64_t errors = fs.counters.all_write_errors(); errors != 0) {
     warnings.push_back(std::to_string(errors) +
                        " writes failed: see the log, and user.ckptfs.write_error of the files");
   }
@@ -118,6 +118,7 @@ json status_of(const Filesystem& fs) {
           {"mount_id", fs.store.id()},
           {"pid", ::getpid()},
           {"version", CKPTFS_VERSION},
+          {"http", fs.http_address},
           {"passthrough", {{"active", fs.modes.passthrough}, {"reason", fs.modes.reason}}},
           {"odirect", fs.modes.odirect == OdirectOption::safe ? "safe" : "raw"},
           {"alignment", {{"memory", alignment.memory}, {"offset", alignment.offset}, {"harmful", alignment.harmful()}}},

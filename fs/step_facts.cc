@@ -241,6 +241,7 @@ Result<StepLook> StepFactsFinder::look_at_step(meta::InodeNumber step, const std
     look.reason = "it was written " + std::to_string(look.quiet.count()) + " s ago";
     look.facts.in_use = true;
   }
+  if (complete && settled && !known.saved_alone) fs_.saves.complete(step, fs_.tree.path_of(step), look.changed);
   return look;
 }
 

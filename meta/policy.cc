@@ -34,14 +34,14 @@ Result<uint64_t> parse_count(std::string_view rule, const std::string& text) {
 }
 
 Result<std::chrono::seconds> parse_time(std::string_view rule, const std::string& text) {
-  const auto time = parse_duration(text);
+  auto time = parse_duration(text);
   if (!time || time.value().count() == 0) return wrong(rule, text, "a duration, as in 7d, 36h, 90m or 45s");
   return time;
 }
 
 Result<uint64_t> parse_bytes(std::string_view rule, const std::string& text) {
   if (const auto bytes = number_in(text); bytes && *bytes > 0) return *bytes;
-  const auto size = io::parse_size(text);
+  auto size = io::parse_size(text);
   if (!size) return wrong(rule, text, "bytes, as in 500G or 2T");
   return size;
 }

@@ -13,6 +13,8 @@
 #include "fs/cli/system.h"
 #include "fs/control/commands.h"
 #include "fs/control/content_commands.h"
+#include "fs/control/http_server.h"
+#include "fs/control/page.h"
 #include "fs/control/policy_commands.h"
 #include "fs/control/server.h"
 #include "io/control_message.h"
@@ -132,29 +134,55 @@ MountOptions mount_options(const MountPlan& plan, const std::string& store_folde
   return options;
 }
 
+// What answers but for the files: the control socket and, where asked for, HTTP.
+class Servers {
+ public:
+  Result<> start(Mount& mount, const HttpOptions& http) {
+    Filesystem& fs = mount.filesystem();
+    if (!http.address.empty()) {
+      page_ = std::make_unique<PageState>(fs);
+      http_ = std::make_unique<HttpServer>(http);
+      add_pages(*http_, fs, *page_);
+      TRY(http_->start());
+      fs.http_address = http_->address();
+      log::info("http://{}/ has the page, /metrics the metrics{}", http_->address(),
+                http.token.empty() ? "; every user of this machine may look" : "; by token");
+    }
+    control_ = std::make_unique<ControlServer>(std::string(io::kSocketFolder) + "/" + mount.store().id() + ".sock");
+    add_commands(*control_, mount);
+    add_content_commands(*control_, mount.store());
+    add_policy_commands(*control_, fs);
+    TRY(control_->start());
+    log::info("ckptfs {}, pid {}, control socket {}", CKPTFS_VERSION, getpid(), control_->socket_path());
+    return success();
+  }
+  void stop() {
+    if (http_) http_->stop();
+    if (control_) control_->stop();
+  }
+
+ private:
+  std::unique_ptr<PageState> page_;
+  std::unique_ptr<HttpServer> http_;
+  std::unique_ptr<ControlServer> control_;
+};
+
 // From the store's start to its end; the image is there. Errors of the start go to `report` alone, later ones to the
 // log.
 Result<> serve_store(const MountPlan& plan, const std::string& store_folder, const StartReport& report) {
-  std::unique_ptr<ControlServer> control;
+  Servers servers;
   MountOptions options = mount_options(plan, store_folder);
-  options.before_close = [&control] {
-    if (control) control->stop();
-  };
+  options.before_close = [&servers] { servers.stop(); };
   TRY_ASSIGN(const std::unique_ptr<Mount> mount, Mount::start(options));
   const EndSignals signals(*mount);
-  control = std::make_unique<ControlServer>(std::string(io::kSocketFolder) + "/" + mount->store().id() + ".sock");
-  add_commands(*control, *mount);
-  add_content_commands(*control, mount->store());
-  add_policy_commands(*control, mount->filesystem());
-  Result<> listening = control->start();
+  Result<> listening = servers.start(*mount, plan.http);
   if (listening) {
-    log::info("ckptfs {}, pid {}, control socket {}", CKPTFS_VERSION, getpid(), control->socket_path());
     report(success());
   } else {
     mount->stop();
   }
   Result<> served_to_end = mount->run();
-  control->stop();
+  servers.stop();
   if (!listening) return listening;
   return served_to_end;
 }

@@ -75,6 +75,7 @@ void add_mount(CLI::App& app, Chosen& chosen) {
       "Returns when the mount is there; ends with `ckptfs umount MOUNTPOINT`. A dead mount at MOUNTPOINT is replaced.\n"
       "Examples:\n"
       "  ckptfs mount /data/store /ckpt\n"
+      "  ckptfs mount -o http=127.0.0.1:9180 /data/store /ckpt\n"
       "  ckptfs mount --image 200G -o uid=1000,gid=1000 --log /var/log/ckptfs.log /data/store /ckpt\n"
       "  /etc/fstab:  /data/store  /ckpt  fuse.ckptfs  defaults,nofail  0 0");
   command->callback([arguments, &chosen] { chosen = [arguments] { return run(*arguments); }; });

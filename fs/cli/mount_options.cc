@@ -6,10 +6,13 @@
 #include <filesystem>
 #include <sstream>
 
+#include "fs/control/http_server.h"
+
 namespace ckptfs::fs::cli {
 
 const char* const kMountOptions =
-    "passthrough=auto|on|off, odirect=safe|raw, adopt=on|off, show_views, uid=N, gid=N, quiet=30s, scrub=14d";
+    "passthrough=auto|on|off, odirect=safe|raw, adopt=on|off, show_views, uid=N, gid=N, quiet=30s, scrub=14d, "
+    "http=ADDRESS:PORT, http_token=FILE";
 
 namespace {
 
@@ -75,6 +78,12 @@ Result<> apply_option(ParsedOptions& parsed, const std::string& option) {
     TRY_ASSIGN(parsed.quiet_seconds, seconds(option, value));
   } else if (name == "scrub") {
     TRY_ASSIGN(parsed.scrub_seconds, seconds(option, value));
+  } else if (name == "http") {
+    TRY(check_http_address(value));
+    parsed.http = value;
+  } else if (name == "http_token") {
+    if (value.empty()) return bad(option);
+    parsed.http_token = value;
   } else if (!ignored(option)) {
     return bad(option);
   }

@@ -16,6 +16,8 @@ struct ParsedOptions {
   unsigned scrub_seconds = 14 * 86400;
   bool adopt = true;
   bool show_views = false;
+  std::string http;        // address and port; empty: none
+  std::string http_token;  // the file that has the token
 };
 
 // EINVAL, in words that name the known options, for one that is unknown or has a bad value. Later ones win. What

@@ -3,6 +3,7 @@
 #include <sys/mount.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cstdio>
 
 #include "fs/cli/daemon_probe.h"
@@ -25,6 +26,39 @@ Result<> check_folder_at(const std::string& mountpoint) {
   return Error(ENOTCONN, mountpoint + ": a dead mount of another file system; take it away: umount -l " + mountpoint);
 }
 
+// The one line of a file that nobody else may read.
+Result<std::string> read_token(const std::string& path) {
+  constexpr size_t kShortest = 16;
+  struct stat st {};
+  if (::stat(path.c_str(), &st) != 0) return last_error("http_token=" + path);
+  if ((st.st_mode & 077) != 0) {
+    return Error(EACCES, "http_token=" + path + ": others may read it; chmod 600 " + path);
+  }
+  TRY_ASSIGN(std::string token, read_text(path));
+  while (!token.empty() && (token.back() == '\n' || token.back() == '\r')) token.pop_back();
+  const bool plain = std::all_of(token.begin(), token.end(), [](unsigned char c) { return c > ' ' && c < 0x7f; });
+  if (token.size() < kShortest || !plain) {
+    return Error(EINVAL, "http_token=" + path + ": it has no line of 16 or more letters and digits; make one: " +
+                             "(umask 77; openssl rand -hex 32 >" + path + ")");
+  }
+  return token;
+}
+
+Result<HttpOptions> plan_http(const ParsedOptions& options) {
+  HttpOptions http{options.http, {}};
+  if (http.address.empty()) {
+    if (options.http_token.empty()) return http;
+    return Error(EINVAL, "-o http_token=FILE: goes with http=ADDRESS:PORT");
+  }
+  if (!options.http_token.empty()) {
+    TRY_ASSIGN(http.token, read_token(options.http_token));
+  } else if (!is_loopback(http.address)) {
+    return Error(EINVAL, "-o http=" + http.address + ": others than this machine could look at it; say who may by a " +
+                             "token: http_token=FILE, or listen on 127.0.0.1");
+  }
+  return http;
+}
+
 }  // namespace
 
 Result<MountPlan> plan_mount(const MountArguments& arguments) {
@@ -43,6 +77,7 @@ Result<MountPlan> plan_mount(const MountArguments& arguments) {
   if (!arguments.log.empty()) {
     TRY_ASSIGN(plan.log, absolute_path(arguments.log));
   }
+  TRY_ASSIGN(plan.http, plan_http(plan.options));
   plan.sparse = arguments.sparse;
   plan.sector = arguments.sector;
   plan.foreground = arguments.foreground;

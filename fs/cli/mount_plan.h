@@ -6,6 +6,7 @@
 
 #include "fs/cli/mount_options.h"
 #include "fs/cli/mountinfo.h"
+#include "fs/control/http_server.h"
 
 namespace ckptfs::fs::cli {
 
@@ -29,6 +30,7 @@ struct MountPlan {
   bool sparse = false;
   uint32_t sector = 512;
   ParsedOptions options;
+  HttpOptions http;  // with the token itself
   bool foreground = false;
   std::string log;  // absolute, or empty
   std::string log_level;

@@ -77,6 +77,7 @@ void print_status(const json& status) {
   line("mountpoint", status.value("mountpoint", ""));
   line("store", status.value("store", "") + " (id " + status.value("mount_id", "") + ")");
   line("daemon", "pid " + std::to_string(status.value("pid", 0)) + ", version " + status.value("version", ""));
+  if (const std::string http = status.value("http", ""); !http.empty()) line("page", "http://" + http + "/");
   print_mode(status);
   print_space(status.value("space", json::object()));
   print_recovery(status.value("recovery", json::object()));
@@ -102,7 +103,7 @@ void add_status(CLI::App& app, Chosen& chosen) {
   add_path_command(
       app, chosen,
       {"status", "Show a mount's mode, space, recovery and counters", "MOUNTPOINT", "The mount (default: the only one)",
-       "Example:\n  ckptfs status\n  ckptfs status --json /ckpt | jq .space", run_status});
+       "Example:\n  ckptfs status\n  ckptfs status --json /ckpt", run_status});
 }
 
 }  // namespace ckptfs::fs::cli

@@ -105,8 +105,10 @@ Result<std::map<meta::InodeNumber, json>> judged(Filesystem& fs, const std::vect
   return found;
 }
 
+}  // namespace
+
 // One that is removed meanwhile is left out of what rotation knows.
-Result<json> list(Filesystem& fs, const Peer& peer, const std::string& path) {
+Result<json> list_steps(Filesystem& fs, const Peer& peer, const std::string& path) {
   TRY_ASSIGN(const auto steps, visible_steps(fs.store, peer, path));
   std::vector<meta::AskedOwner> owners;
   for (const meta::StepInfo& step : steps) owners.push_back({{step.inode}, 0});
@@ -120,24 +122,6 @@ Result<json> list(Filesystem& fs, const Peer& peer, const std::string& path) {
     rows.push_back(std::move(row));
   }
   return json{{"steps", std::move(rows)}};
-}
-
-// What `ckptfs ls` says of one step, and each of its files.
-Result<json> show(Filesystem& fs, const Peer& peer, const std::string& path) {
-  TRY_ASSIGN(const meta::InodeNumber step, resolve_as(fs.tree, peer.credentials, path, kRead | kSearch));
-  TRY_ASSIGN(const bool is_step, meta::is_step(fs.tree, step));
-  if (!is_step) return Error(EINVAL, path + ": it is no step; `ckptfs ls` lists them");
-  TRY_ASSIGN(const json listed, list(fs, peer, path));
-  TRY_ASSIGN(const auto files, files_below(fs.tree, peer.credentials, step, "", 0));
-  std::vector<meta::AskedOwner> owners;
-  for (const FoundFile& file : files) owners.push_back({{file.inode}, 0});
-  TRY_ASSIGN(const meta::Account account, fs.store.accounting().account(owners));
-  json rows = json::array();
-  for (size_t at = 0; at < files.size(); ++at) {
-    rows.push_back(to_json(account.owners[at]));
-    rows.back()["path"] = files[at].path;
-  }
-  return json{{"step", listed.at("steps").at(0)}, {"files", std::move(rows)}};
 }
 
 // Each step for itself, each series' steps together, and what is no step.
@@ -168,6 +152,26 @@ Result<json> disk_use(meta::Store& store, const Peer& peer, const std::string& p
               {"live", to_json(account.groups[series.size()])},
               {"rest", to_json(account.groups[series.size() + 1])},
               {"nobody", to_json(account.nobody)}};
+}
+
+namespace {
+
+// What `ckptfs ls` says of one step, and each of its files.
+Result<json> show(Filesystem& fs, const Peer& peer, const std::string& path) {
+  TRY_ASSIGN(const meta::InodeNumber step, resolve_as(fs.tree, peer.credentials, path, kRead | kSearch));
+  TRY_ASSIGN(const bool is_step, meta::is_step(fs.tree, step));
+  if (!is_step) return Error(EINVAL, path + ": it is no step; `ckptfs ls` lists them");
+  TRY_ASSIGN(const json listed, list_steps(fs, peer, path));
+  TRY_ASSIGN(const auto files, files_below(fs.tree, peer.credentials, step, "", 0));
+  std::vector<meta::AskedOwner> owners;
+  for (const FoundFile& file : files) owners.push_back({{file.inode}, 0});
+  TRY_ASSIGN(const meta::Account account, fs.store.accounting().account(owners));
+  json rows = json::array();
+  for (size_t at = 0; at < files.size(); ++at) {
+    rows.push_back(to_json(account.owners[at]));
+    rows.back()["path"] = files[at].path;
+  }
+  return json{{"step", listed.at("steps").at(0)}, {"files", std::move(rows)}};
 }
 
 Result<json> save(Mount& mount, const Peer& peer, const json& arguments) {
@@ -202,7 +206,7 @@ void add_commands(ControlServer& server, Mount& mount) {
     return mount.status();
   });
   server.add("ls", ControlServer::Pace::slow, [&mount](const Peer& peer, const json& arguments) -> Result<json> {
-    return list(mount.filesystem(), peer, arguments.value("path", "/"));
+    return list_steps(mount.filesystem(), peer, arguments.value("path", "/"));
   });
   server.add("show", ControlServer::Pace::slow, [&mount](const Peer& peer, const json& arguments) -> Result<json> {
     return show(mount.filesystem(), peer, arguments.at("path").get<std::string>());

@@ -2,6 +2,7 @@
 // permissions of the inode it is about, as the kernel would check a caller of the mount.
 #pragma once
 
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 #include "fs/control/permission.h"
@@ -10,6 +11,8 @@
 #include "meta/tree.h"
 
 namespace ckptfs::fs {
+
+class Filesystem;
 
 // Adds the commands to the server. `mount` must outlive the server's stop().
 //   status {}                      -> Mount::status
@@ -20,6 +23,10 @@ namespace ckptfs::fs {
 //   du {"path"}                    -> {"steps": [...], "series": {...}, "live", "rest", "nobody"}: what they cost on
 //                                     the disk; in "series" all steps of each together, behind it what is no step
 void add_commands(ControlServer& server, Mount& mount);
+
+// As `ls` and `du` answer.
+Result<nlohmann::json> list_steps(Filesystem& fs, const Peer& peer, const std::string& path);
+Result<nlohmann::json> disk_use(meta::Store& store, const Peer& peer, const std::string& path);
 
 // Walks `path` from the root as `who` would: search permission on the way, `wanted` at its end. EACCES names where.
 Result<meta::InodeNumber> resolve_as(const meta::Tree& tree, const Credentials& who, const std::string& path,

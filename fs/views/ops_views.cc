@@ -37,7 +37,7 @@ fuse_entry_param entry_of(const Views::Found& found) {
 void reply_entry(const Reply& reply, const Result<Views::Found>& found) {
   if (!found) return reply.error(found.error());
   const fuse_entry_param entry = entry_of(found.value());
-  fuse_reply_entry(reply.request(), &entry);
+  reply.answer(fuse_reply_entry, &entry);
 }
 
 void view_lookup(fuse_req_t req, fuse_ino_t parent, const char* name) {
@@ -49,7 +49,7 @@ void view_getattr(fuse_req_t req, fuse_ino_t inode, fuse_file_info*) {
   const Reply reply(req, Operation::getattr, inode);
   const auto found = reply.fs().views.find(inode);
   if (!found) return reply.error(found.error());
-  fuse_reply_attr(req, &found.value().stat, timeout_of(found.value()));
+  reply.answer(fuse_reply_attr, &found.value().stat, timeout_of(found.value()));
 }
 
 void view_readlink(fuse_req_t req, fuse_ino_t inode) {
@@ -57,7 +57,7 @@ void view_readlink(fuse_req_t req, fuse_ino_t inode) {
   const auto found = reply.fs().views.find(inode);
   if (!found) return reply.error(found.error());
   if (!S_ISLNK(found.value().stat.st_mode)) return reply.error(EINVAL);
-  fuse_reply_readlink(req, found.value().of->view.node(found.value().node)->text->c_str());
+  reply.answer(fuse_reply_readlink, found.value().of->view.node(found.value().node)->text->c_str());
 }
 
 void open_found(const Reply& reply, const Views::Found& found, fuse_file_info info) {
@@ -75,7 +75,7 @@ void open_found(const Reply& reply, const Views::Found& found, fuse_file_info in
     info.keep_cache = 1;  // other bytes are another inode
   }
   info.fh = fs.view_handles.add(std::make_unique<ViewHandle>(ViewHandle{std::move(file)}));
-  if (fuse_reply_open(reply.request(), &info) != 0) fs.view_handles.take(info.fh);
+  if (reply.answer(fuse_reply_open, &info) != 0) fs.view_handles.take(info.fh);
 }
 
 void view_open(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
@@ -112,7 +112,7 @@ void view_lseek(fuse_req_t req, fuse_ino_t inode, off_t offset, int whence, fuse
   const auto size = static_cast<off_t>(Handles<ViewHandle>::get(info->fh).file->size());
   if (whence != SEEK_DATA && whence != SEEK_HOLE) return reply.error(EINVAL);
   if (offset < 0 || offset >= size) return reply.error(ENXIO);
-  fuse_reply_lseek(req, whence == SEEK_DATA ? offset : size);
+  reply.answer(fuse_reply_lseek, whence == SEEK_DATA ? offset : size);
 }
 
 void view_fsync(fuse_req_t req, fuse_ino_t inode, int, fuse_file_info*) { Reply(req, Operation::fsync, inode).ok(); }
@@ -124,9 +124,9 @@ void view_getxattr(fuse_req_t req, fuse_ino_t inode, const char* name, size_t) {
 void view_listxattr(fuse_req_t req, fuse_ino_t inode, size_t size) {
   const Reply reply(req, Operation::listxattr, inode);
   if (size == 0) {
-    fuse_reply_xattr(req, 0);
+    reply.answer(fuse_reply_xattr, size_t{0});
   } else {
-    fuse_reply_buf(req, nullptr, 0);
+    reply.data({});
   }
 }
 

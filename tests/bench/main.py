@@ -72,7 +72,7 @@ def arguments():
 def main():
     options = arguments()
     if shutil.which("fio") is None:
-        print("bench: there is no fio: run scripts/setup", file=sys.stderr)
+        print("bench: there is no fio: run scripts/setup --tests", file=sys.stderr)
         return 1
     sizes = plan.QUICK if options.quick else plan.FULL
     folder = machine.choose_folder(options.folder, sizes.image)

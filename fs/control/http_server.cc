@@ -1,0 +1,320 @@
+#include "fs/control/http_server.h"
+
+#include <algorithm>
+#include <boost/asio.hpp>
+#include <boost/beast/core.hpp>
+#include <boost/beast/http.hpp>
+#include <charconv>
+#include <future>
+#include <map>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+#include "io/log.h"
+
+namespace ckptfs::fs {
+namespace {
+
+namespace asio = boost::asio;
+namespace beast = boost::beast;
+namespace http = beast::http;
+using asio::ip::tcp;
+using boost::system::error_code;
+
+constexpr size_t kMostConnections = 64;
+constexpr uint32_t kMostHeader = 8192;
+constexpr auto kPatience = std::chrono::seconds(30);  // for a request, and for who takes an answer
+constexpr auto kPauseOfAccept = std::chrono::milliseconds(100);
+
+Result<tcp::endpoint> endpoint_of(const std::string& address) {
+  const Error bad(EINVAL, "http=" + address + ": it is no IP address with a port, as in 127.0.0.1:9180 or [::1]:9180");
+  const size_t colon = address.rfind(':');
+  if (colon == std::string::npos || colon == 0) return bad;
+  std::string host = address.substr(0, colon);
+  if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
+  uint16_t port = 0;
+  const auto [end, wrong] = std::from_chars(address.data() + colon + 1, address.data() + address.size(), port);
+  error_code error;
+  const auto ip = asio::ip::make_address(host, error);
+  if (error || wrong != std::errc() || end != address.data() + address.size()) return bad;
+  return tcp::endpoint(ip, port);
+}
+
+std::string text_of(const tcp::endpoint& endpoint) {
+  const std::string host = endpoint.address().to_string();
+  return (endpoint.address().is_v6() ? "[" + host + "]" : host) + ":" + std::to_string(endpoint.port());
+}
+
+// In a time that tells nothing of where they differ.
+bool same_secret(std::string_view a, std::string_view b) {
+  unsigned differs = a.size() == b.size() ? 0 : 1;
+  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
+    differs |= static_cast<unsigned char>(a[i]) ^ static_cast<unsigned char>(b[i]);
+  }
+  return differs == 0;
+}
+
+// A page of another site, whose name was made to lead here, says that name.
+bool names_this_machine(std::string_view host) {
+  const size_t colon = host.rfind(':');
+  if (colon != std::string_view::npos && host.find(']', colon) == std::string_view::npos) host = host.substr(0, colon);
+  if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
+  if (host == "localhost") return true;
+  error_code error;
+  asio::ip::make_address(std::string(host), error);
+  return !error;
+}
+
+struct Page {
+  HttpServer::Pace pace = HttpServer::Pace::quick;
+  HttpServer::Guard guard = HttpServer::Guard::token;
+  HttpServer::Handler handler;
+};
+
+HttpServer::Answer plain(unsigned status, const std::string& words) {
+  return {status, "text/plain; charset=utf-8", words + "\n"};
+}
+
+HttpServer::Answer answer_of(const HttpServer::Handler& handler) {
+  try {
+    return handler();
+  } catch (const std::exception& e) {
+    log::error("http: {}", e.what());
+    return plain(500, e.what());
+  }
+}
+
+}  // namespace
+
+Result<> check_http_address(const std::string& address) {
+  TRY(endpoint_of(address));
+  return success();
+}
+
+bool is_loopback(const std::string& address) {
+  const auto endpoint = endpoint_of(address);
+  return endpoint && endpoint.value().address().is_loopback();
+}
+
+// All members but `options`, `pages` and `address` are touched by the context's thread only, once it runs.
+struct HttpServer::Internals {
+  explicit Internals(HttpOptions wanted) : options(std::move(wanted)) {}
+
+  struct Periodic {
+    std::chrono::seconds period;
+    std::function<void()> work;
+    std::unique_ptr<asio::steady_timer> timer;
+  };
+
+  Result<> listen();
+  void accept_next();
+  void repeat(Periodic& periodic);
+  void begin_stop();
+
+  const HttpOptions options;
+  std::string address;
+  std::map<std::string, Page, std::less<>> pages;  // fixed from start() on
+  std::vector<Periodic> periodics;
+  asio::io_context context{1};
+  std::optional<asio::thread_pool> slow;
+  std::optional<asio::executor_work_guard<asio::io_context::executor_type>> work;
+  tcp::acceptor acceptor{context};
+  asio::steady_timer pause{context};
+  std::set<std::shared_ptr<Connection>> connections;
+  bool stopping = false;
+  std::thread thread;
+};
+
+// One client. Alternates between reading a request and answering it. Context thread only.
+class HttpServer::Connection : public std::enable_shared_from_this<Connection> {
+ public:
+  Connection(Internals& server, tcp::socket socket) : server_(server), stream_(std::move(socket)) {}
+
+  void read() {
+    parser_.emplace();
+    parser_->header_limit(kMostHeader);
+    parser_->body_limit(0);
+    stream_.expires_after(kPatience);
+    http::async_read(stream_, buffer_, *parser_, [self = shared_from_this()](const error_code& error, size_t) {
+      if (error) return self->close();
+      self->answer();
+    });
+  }
+
+  void close() {
+    error_code ignored;  // it is over either way
+    stream_.socket().shutdown(tcp::socket::shutdown_both, ignored);
+    stream_.close();
+    server_.connections.erase(shared_from_this());
+  }
+
+ private:
+  void answer() {
+    if (server_.stopping) return close();
+    const auto& request = parser_->get();
+    if (request.method() != http::verb::get && request.method() != http::verb::head) {
+      return send(plain(405, "only GET and HEAD are understood here"));
+    }
+    const std::string_view target(request.target().data(), request.target().size());
+    const auto page = server_.pages.find(target.substr(0, target.find('?')));
+    if (page == server_.pages.end()) return send(plain(404, "there is no such page; / is the one to look at"));
+    if (page->second.guard == Guard::token && !is_allowed()) return;
+    if (page->second.pace == Pace::quick) return send(answer_of(page->second.handler));
+    stream_.expires_never();
+    asio::post(*server_.slow, [self = shared_from_this(), &handler = page->second.handler,
+                               busy = asio::make_work_guard(server_.context)] {
+      asio::post(self->server_.context, [self, answer = answer_of(handler)] { self->send(answer); });
+    });
+  }
+
+  // If not, the client has been told.
+  bool is_allowed() {
+    const auto& request = parser_->get();
+    const auto header = [&request](http::field name) {
+      const auto text = request[name];
+      return std::string_view(text.data(), text.size());
+    };
+    const std::string& token = server_.options.token;
+    if (!token.empty()) {
+      constexpr std::string_view kScheme = "Bearer ";
+      const std::string_view given = header(http::field::authorization);
+      if (given.starts_with(kScheme) && same_secret(given.substr(kScheme.size()), token)) return true;
+      send(plain(401, "the token is missing or wrong: Authorization: Bearer TOKEN (-o http_token=FILE has it)"));
+      return false;
+    }
+    if (names_this_machine(header(http::field::host))) return true;
+    send(plain(403, "this is served by address or as localhost only"));
+    return false;
+  }
+
+  void send(const Answer& answer) {
+    const auto& request = parser_->get();
+    response_ = {};
+    response_.version(request.version());
+    response_.result(answer.status);
+    response_.set(http::field::content_type, answer.type);
+    response_.set(http::field::cache_control, "no-store");
+    response_.set("Referrer-Policy", "no-referrer");
+    response_.set("X-Content-Type-Options", "nosniff");
+    response_.set("Content-Security-Policy",
+                  "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
+                  "img-src data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'");
+    if (answer.status == 401) response_.set(http::field::www_authenticate, "Bearer");
+    if (answer.status == 405) response_.set(http::field::allow, "GET, HEAD");
+    response_.keep_alive(request.keep_alive() && !server_.stopping);
+    response_.content_length(answer.body.size());
+    if (request.method() != http::verb::head) response_.body() = answer.body;
+    stream_.expires_after(kPatience);
+    http::async_write(stream_, response_, [self = shared_from_this()](const error_code& error, size_t) {
+      if (error || !self->response_.keep_alive()) return self->close();
+      self->read();
+    });
+  }
+
+  Internals& server_;
+  beast::tcp_stream stream_;
+  beast::flat_buffer buffer_{kMostHeader * 2};
+  std::optional<http::request_parser<http::empty_body>> parser_;
+  http::response<http::string_body> response_;
+};
+
+Result<> HttpServer::Internals::listen() {
+  TRY_ASSIGN(const tcp::endpoint endpoint, endpoint_of(options.address));
+  const auto failed = [&](const error_code& error) {
+    return Error(error.value(),
+                 "http=" + options.address + ": " + error.message() + "; choose another port or address");
+  };
+  error_code error;
+  acceptor.open(endpoint.protocol(), error);
+  if (error) return failed(error);
+  acceptor.set_option(tcp::acceptor::reuse_address(true), error);
+  if (!error) acceptor.bind(endpoint, error);
+  if (!error) acceptor.listen(tcp::acceptor::max_listen_connections, error);
+  if (error) return failed(error);
+  address = text_of(acceptor.local_endpoint(error));
+  return success();
+}
+
+void HttpServer::Internals::accept_next() {
+  acceptor.async_accept([this](const error_code& error, tcp::socket socket) {
+    if (stopping || error == asio::error::operation_aborted) return;
+    if (error) {
+      log::warn("http: accept: {}", error.message());
+      pause.expires_after(kPauseOfAccept);
+      pause.async_wait([this](const error_code& cancelled) {
+        if (!cancelled && !stopping) accept_next();
+      });
+      return;
+    }
+    if (connections.size() < kMostConnections) {  // else it is closed at once
+      auto connection = std::make_shared<Connection>(*this, std::move(socket));
+      connections.insert(connection);
+      connection->read();
+    }
+    accept_next();
+  });
+}
+
+void HttpServer::Internals::repeat(Periodic& periodic) {
+  periodic.work();
+  periodic.timer->expires_after(periodic.period);
+  periodic.timer->async_wait([this, &periodic](const error_code& cancelled) {
+    if (!cancelled && !stopping) repeat(periodic);
+  });
+}
+
+void HttpServer::Internals::begin_stop() {
+  stopping = true;
+  error_code ignored;  // closing is all that is left to do
+  acceptor.close(ignored);
+  pause.cancel();
+  for (Periodic& periodic : periodics) periodic.timer->cancel();
+  const auto now = connections;  // close() changes the set
+  for (const auto& connection : now) connection->close();
+  work.reset();
+}
+
+HttpServer::HttpServer(HttpOptions options) : internals_(std::make_unique<Internals>(std::move(options))) {}
+
+HttpServer::~HttpServer() { stop(); }
+
+void HttpServer::add(const std::string& path, Pace pace, Guard guard, Handler handler) {
+  internals_->pages[path] = {pace, guard, std::move(handler)};
+}
+
+void HttpServer::every(std::chrono::seconds period, std::function<void()> work) {
+  internals_->periodics.push_back({period, std::move(work), std::make_unique<asio::steady_timer>(internals_->context)});
+}
+
+Result<> HttpServer::start() {
+  TRY(internals_->listen());
+  internals_->work.emplace(asio::make_work_guard(internals_->context));
+  internals_->accept_next();
+  for (auto& periodic : internals_->periodics) internals_->repeat(periodic);
+  try {
+    internals_->slow.emplace(1);
+    internals_->thread = std::thread([server = internals_.get()] { server->context.run(); });
+  } catch (const std::system_error& e) {
+    return Error(e.code().value(), std::string("http: ") + e.what());
+  }
+  return success();
+}
+
+void HttpServer::stop() {
+  if (!internals_->thread.joinable()) return;
+  std::promise<void> begun;  // from then on nothing slow begins
+  asio::post(internals_->context, [server = internals_.get(), &begun] {
+    server->begin_stop();
+    begun.set_value();
+  });
+  begun.get_future().wait();
+  internals_->slow->join();
+  internals_->thread.join();
+}
+
+const std::string& HttpServer::address() const { return internals_->address; }
+
+}  // namespace ckptfs::fs

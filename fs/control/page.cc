@@ -1,0 +1,106 @@
+#include "fs/control/page.h"
+
+#include <ctime>
+#include <set>
+
+#include "fs/control/commands.h"
+#include "fs/metrics.h"
+#include "fs/status.h"
+
+namespace ckptfs::fs {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::chrono::milliseconds kShortest{1000};
+constexpr int kLookShare = 20;  // looking takes one part in so many of the time
+constexpr std::chrono::seconds kSampling{10};
+
+// The page shows all: who may see it is the server's to say.
+Peer everybody() { return {{0, 0, {}}, 0}; }
+
+json to_json(const TakenSave& save) {
+  const auto when = std::chrono::duration_cast<std::chrono::seconds>(save.when.time_since_epoch());
+  return {{"step", save.step},    {"by", save.inode == 0 ? "save" : "files"},
+          {"when", when.count()}, {"seconds", std::chrono::duration<double>(save.took).count()},
+          {"bytes", save.bytes},  {"error", save.error}};
+}
+
+}  // namespace
+
+void SpaceHistory::add(const Sample& sample) {
+  if (given_++ % every_ != 0) return;
+  samples_.push_back(sample);
+  if (samples_.size() <= kMost) return;
+  std::deque<Sample> kept;
+  for (size_t at = 0; at < samples_.size(); at += 2) kept.push_back(samples_[at]);
+  samples_ = std::move(kept);
+  every_ *= 2;
+}
+
+void PageState::sample_space() {
+  const meta::SpaceReport space = fs_.store.space();
+  const std::lock_guard lock(mutex_);
+  space_.add({std::time(nullptr), space.total - space.raw_free});
+}
+
+Result<json> PageState::look() const {
+  TRY_ASSIGN(json found, list_steps(fs_, everybody(), "/"));
+  TRY_ASSIGN(found["usage"], disk_use(fs_.store, everybody(), "/"));
+  found["usage"].erase("steps");  // said by the list, too
+  json policies = json::object();
+  TRY_ASSIGN(const auto all, meta::list_series(fs_.tree));
+  for (const meta::InodeNumber series : all) {
+    const auto policy = meta::policy_of(fs_.store, series);
+    if (!policy) continue;  // removed meanwhile
+    policies[fs_.tree.path_of(series)] = {{"set", policy.value().set}, {"armed", policy.value().armed}};
+  }
+  found["policies"] = std::move(policies);
+  found["looked"] = std::time(nullptr);
+  return found;
+}
+
+Result<json> PageState::now() {
+  json state;
+  {
+    const std::lock_guard turn(turn_);
+    const auto began = Clock::now();
+    if (began >= good_to_) {
+      TRY_ASSIGN(known_, look());
+      const auto ended = Clock::now();
+      good_to_ = ended + std::max<Clock::duration>(kShortest, (ended - began) * kLookShare);
+    }
+    state = known_;
+  }
+  state["now"] = std::time(nullptr);
+  state["status"] = status_of(fs_);
+  json saves = json::array(), space = json::array();
+  for (const TakenSave& save : fs_.saves.all()) saves.push_back(to_json(save));
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& sample : space_.samples()) space.push_back({sample.time, sample.used});
+  }
+  state["saves"] = std::move(saves);
+  state["space"] = std::move(space);
+  return state;
+}
+
+void add_pages(HttpServer& server, Filesystem& fs, PageState& state) {
+  using Pace = HttpServer::Pace;
+  using Guard = HttpServer::Guard;
+  server.add("/", Pace::quick, Guard::none, [] {
+    return HttpServer::Answer{200, "text/html; charset=utf-8", std::string(kPage)};
+  });
+  server.add("/metrics", Pace::quick, Guard::token, [&fs] {
+    return HttpServer::Answer{200, kMetricsType, metrics_of(fs)};
+  });
+  server.add("/api/state", Pace::slow, Guard::token, [&state] {
+    const auto now = state.now();
+    const json body = now ? now.value() : json{{"error", now.error().message()}};
+    return HttpServer::Answer{now ? 200U : 500U, "application/json",
+                              body.dump(-1, ' ', false, json::error_handler_t::replace)};
+  });
+  server.every(kSampling, [&state] { state.sample_space(); });
+}
+
+}  // namespace ckptfs::fs

@@ -1,0 +1,65 @@
+// The page that one looks at a mount with, and what it shows.
+#pragma once
+
+#include <chrono>
+#include <deque>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "fs/control/http_server.h"
+#include "fs/filesystem.h"
+
+namespace ckptfs::fs {
+
+// fs/control/page.html
+extern const std::string_view kPage;
+
+// How full the store was: of the whole time since the mount so many points, further apart the longer it is.
+//
+// Thread safety: none; one thread at a time.
+class SpaceHistory {
+ public:
+  struct Sample {
+    int64_t time = 0;   // seconds since 1970
+    uint64_t used = 0;  // bytes
+  };
+  static constexpr size_t kMost = 600;
+
+  void add(const Sample& sample);
+  const std::deque<Sample>& samples() const { return samples_; }
+
+ private:
+  std::deque<Sample> samples_;
+  size_t every_ = 1;  // of the samples given, one in so many is kept
+  size_t given_ = 0;
+};
+
+// What the page is made from, as JSON. Thread safety: all of it. Locks: turn_, held while the steps are looked at, so
+// that many who watch cost what one does; mutex_ (a leaf).
+class PageState {
+ public:
+  explicit PageState(Filesystem& fs) : fs_(fs) {}
+
+  void sample_space();
+  // {"now", "status", "usage": as du, "steps": as ls, "policies": {series: rules}, "saves", "space": [[time, bytes
+  // used]]}. Steps are looked at for a twentieth of the time at most; "looked" says when they were.
+  Result<nlohmann::json> now();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  Result<nlohmann::json> look() const;
+
+  Filesystem& fs_;
+  std::mutex turn_;
+  nlohmann::json known_;       // guarded by turn_
+  Clock::time_point good_to_;  // guarded by turn_
+  std::mutex mutex_;
+  SpaceHistory space_;  // guarded by mutex_
+};
+
+// "/", "/api/state" and "/metrics". `state` and `fs` must outlive the server's stop().
+void add_pages(HttpServer& server, Filesystem& fs, PageState& state);
+
+}  // namespace ckptfs::fs

@@ -6,7 +6,6 @@
 #include <thread>
 
 #include "fs/filesystem.h"
-#include "io/control_message.h"
 #include "io/log.h"
 #include "meta/accounting.h"
 #include "meta/policy.h"
@@ -46,7 +45,7 @@ Result<std::string> ControlXattrs::get(meta::InodeNumber inode, const std::strin
   if (name == "save") return Error(ENODATA);
   if (name == "socket") {
     if (inode != meta::kRootInode) return Error(ENODATA);
-    return std::string(io::kSocketFolder) + "/" + fs_.store.id() + ".sock";
+    return fs_.socket_path;
   }
   if (name == "source") {
     TRY_ASSIGN(const auto source, meta::save_source(fs_.store, inode));

@@ -47,6 +47,7 @@ class Filesystem {
   Counters counters;
   OpenModes modes;
   fuse_session* session = nullptr;
+  std::string socket_path;   // of the control socket; set before that answers
   std::string http_address;  // where the page is; set before the control socket answers; empty: nowhere
   Notifications notifications;
   WriteErrors write_errors;

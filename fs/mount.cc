@@ -207,7 +207,7 @@ Result<std::unique_ptr<Mount>> Mount::start(const MountOptions& options) {
 
   const std::string source = options.store_name.empty() ? options.store : options.store_name;
   const auto mounted = [&]() -> Result<> {
-    TRY_ASSIGN(internals->session, Session::make({options.mountpoint, source}, operations(), &fs));
+    TRY_ASSIGN(internals->session, Session::make({options.mountpoint, source, options.for_others}, operations(), &fs));
     fs.session = internals->session->get();
     TRY(internals->session->mount());
     if (const auto ahead = read_far_ahead(options.mountpoint); !ahead) {

@@ -26,6 +26,7 @@ struct MountOptions {
   unsigned quiet_seconds = 30;          // -o quiet=: files not written for so long are looked after (meta/caretaker.h)
   unsigned scrub_seconds = 14 * 86400;  // -o scrub=: in which all is read once against its digests; 0: never
   bool show_views = false;              // -o show_views: is /views in the root's listing?
+  bool for_others = true;               // may other users look into it? A mount by an ordinary user: -o allow_other
   bool adopt = true;  // -o adopt=: may files begin, or go on, as clones of what they will probably hold?
   // Called by run() when no request is served any more, before the store closes: whoever else uses the store or the
   // mount (the control socket) must be done with it when this returns.

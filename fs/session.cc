@@ -2,7 +2,6 @@
 
 #include <poll.h>
 #include <sys/eventfd.h>
-#include <sys/mount.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -12,6 +11,7 @@
 #include <mutex>
 
 #include "io/log.h"
+#include "io/unmount.h"
 
 namespace ckptfs::fs {
 
@@ -72,8 +72,9 @@ Result<std::unique_ptr<Session>> Session::make(const Options& options, const fus
   std::unique_ptr<Session> session(new Session(options, std::move(wake)));
 
   Arguments arguments;
-  const bool added = arguments.option("allow_other") && arguments.option("default_permissions") &&
-                     arguments.option("subtype=ckptfs") && arguments.option("fsname=" + options.source);
+  const bool added = (!options.for_others || arguments.option("allow_other")) &&
+                     arguments.option("default_permissions") && arguments.option("subtype=ckptfs") &&
+                     arguments.option("fsname=" + options.source);
   fuse_args* const fuse_arguments = added ? arguments.get() : nullptr;
   if (fuse_arguments == nullptr) return Error(ENOMEM);
   session->session_.reset(fuse_session_new(fuse_arguments, &ops, sizeof(ops), user_data));
@@ -126,10 +127,11 @@ void Session::wait_for_stop() {
   }
   if (loop_ended_) return;
   const std::string& mountpoint = options_.mountpoint;
-  if (::umount2(mountpoint.c_str(), UMOUNT_NOFOLLOW) != 0) {
+  if (const auto unmounted = io::unmount(mountpoint, io::Unmount::now); !unmounted) {
     log::warn("{} is in use ({}): detached; waiting up to {} s for its files to be closed", mountpoint,
-              last_error().message(), kGraceMilliseconds / 1000);
-    ::umount2(mountpoint.c_str(), MNT_DETACH | UMOUNT_NOFOLLOW);
+              unmounted.error().message(), kGraceMilliseconds / 1000);
+    const auto detached = io::unmount(mountpoint, io::Unmount::detach);
+    if (!detached) log::error("{} stays mounted: {}", mountpoint, detached.error().message());
   }
   if (loop_ends_within(kGraceMilliseconds)) return;
   log::warn("{}: files are still open; leaving all the same", mountpoint);

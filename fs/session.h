@@ -21,7 +21,8 @@ class Session {
  public:
   struct Options {
     std::string mountpoint;
-    std::string source;  // what `mount` shows as the device
+    std::string source;      // what `mount` shows as the device
+    bool for_others = true;  // may other users look into it?
   };
 
   // `user_data` is what fuse_req_userdata gives the operations. Nothing is mounted yet.

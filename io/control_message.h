@@ -11,7 +11,6 @@
 
 namespace ckptfs::io {
 
-inline constexpr const char* kSocketFolder = "/run/ckptfs";
 inline constexpr size_t kMaximumMessage = 64 << 20;  // a reply
 inline constexpr size_t kMaximumRequest = 1 << 20;   // its newline included
 

@@ -18,7 +18,7 @@ BUILD = ROOT / "build"
 LOGS = BUILD / "test-logs"
 SCRATCH = BUILD / "tmp"
 LAYERS = ("io", "meta", "fs")
-SCRIPT_GROUPS = ("fuzz", "cli", "posix", "crash", "deepspeed", "bench")
+SCRIPT_GROUPS = ("fuzz", "cli", "posix", "packaging", "crash", "deepspeed", "bench")
 PREPARATIONS = {"deepspeed": ("build/venv", ROOT / "tests" / "deepspeed" / "venv.sh")}
 # A session is a scheduling group of its own where the kernel has autogroups, and `nice` counts only within it.
 BEHIND_ALL = '{ echo 19 >/proc/self/autogroup; } 2>/dev/null; exec nice -n 19 "$0"'

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <csignal>
+#include <cstdlib>
 #include <fstream>
 #include <memory>
 
@@ -76,6 +77,8 @@ void raise_descriptor_limit() {
 // The kernel writes back through us when memory is short: it must neither wait for us while we wait for it, nor kill
 // us.
 void settle_process() {
+  // Started as mount.ckptfs it would be called so, and `ckptfs umount` not know it (daemon_probe.cc).
+  if (prctl(PR_SET_NAME, "ckptfs", 0, 0, 0) != 0) log::warn("PR_SET_NAME: {}", last_error().message());
   if (prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) != 0) log::warn("PR_SET_IO_FLUSHER: {}", last_error().message());
   std::ofstream score("/proc/self/oom_score_adj");
   score << -900 << std::flush;
@@ -131,7 +134,18 @@ MountOptions mount_options(const MountPlan& plan, const std::string& store_folde
   options.scrub_seconds = plan.options.scrub_seconds;
   options.adopt = plan.options.adopt;
   options.show_views = plan.options.show_views;
+  options.for_others = geteuid() == 0 || plan.options.allow_other;
   return options;
+}
+
+// Where a mount's control socket is: of root's for all, of an ordinary user's, into whose mount nobody else can look,
+// where only that user can make it.
+std::string socket_folder() {
+  if (geteuid() == 0) return "/run/ckptfs";
+  if (const char* folder = std::getenv("XDG_RUNTIME_DIR"); folder != nullptr && *folder == '/') {
+    return std::string(folder) + "/ckptfs";
+  }
+  return "/tmp/ckptfs-" + std::to_string(geteuid());
 }
 
 // What answers but for the files: the control socket and, where asked for, HTTP.
@@ -148,7 +162,8 @@ class Servers {
       log::info("http://{}/ has the page, /metrics the metrics{}", http_->address(),
                 http.token.empty() ? "; every user of this machine may look" : "; by token");
     }
-    control_ = std::make_unique<ControlServer>(std::string(io::kSocketFolder) + "/" + mount.store().id() + ".sock");
+    fs.socket_path = socket_folder() + "/" + mount.store().id() + ".sock";
+    control_ = std::make_unique<ControlServer>(fs.socket_path);
     add_commands(*control_, mount);
     add_content_commands(*control_, mount.store());
     add_policy_commands(*control_, fs);

@@ -10,6 +10,7 @@
 
 #include "fs/cli/commands.h"
 #include "fs/cli/doctor_checks.h"
+#include "fs/cli/doctor_settings.h"
 #include "fs/cli/format.h"
 #include "fs/cli/system.h"
 
@@ -24,7 +25,9 @@ std::vector<Check> examine(const std::string& folder) {
   std::vector<Check> checks{check_kernel(names.release), check_libfuse(fuse_pkgversion()),
                             check_fuse_device(),         check_privileges(),
                             check_page_limit(),          check_wake_ups()};
-  for (Check& check : check_folder(folder)) checks.push_back(std::move(check));
+  for (auto found : {check_folder(folder), check_mounts(), check_fstab("/etc/fstab"), check_services("/etc/ckptfs")}) {
+    std::ranges::move(found, std::back_inserter(checks));
+  }
   return checks;
 }
 
@@ -76,7 +79,10 @@ void add_doctor(CLI::App& app, Chosen& chosen) {
   CLI::App* command = app.add_subcommand("doctor", "Say what this machine has and lacks, and how to get it");
   command->add_option("FOLDER", arguments->folder, "Where a store would stand (default: here)");
   command->add_flag("--json", arguments->as_json, "Print as JSON");
-  command->footer("Exit code 1 when something that is needed is missing.\nExample:\n  ckptfs doctor /data");
+  command->footer(
+      "Looks at the kernel, at FOLDER, at the mounts that are there, and at /etc/fstab and /etc/ckptfs/*.conf. Exit "
+      "code 1\n"
+      "when something that is needed is missing.\nExample:\n  ckptfs doctor /data");
   command->callback(
       [arguments, &chosen] { chosen = [arguments] { return run(arguments->folder, arguments->as_json); }; });
 }

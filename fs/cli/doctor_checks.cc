@@ -14,6 +14,7 @@
 #include "io/aligned_buffer.h"
 #include "io/clone.h"
 #include "io/fd.h"
+#include "io/unmount.h"
 
 namespace ckptfs::fs::cli {
 namespace {
@@ -166,11 +167,16 @@ Check check_fuse_device() {
 
 Check check_privileges() {
   Check check{"privileges", Verdict::ok, "root with CAP_SYS_ADMIN in the initial user namespace", ""};
-  if (geteuid() != 0 || !has_sys_admin()) {
+  if (geteuid() != 0) {
+    const bool can = in_path(io::kUserUnmounter);
+    check.verdict = can ? Verdict::warn : Verdict::fail;
+    check.found = can ? "an ordinary user: no passthrough, every byte goes through the daemon; no images"
+                      : "an ordinary user without fusermount3: nothing can be mounted";
+    check.advice = can ? "sudo ckptfs ... has both" : "apt install fuse3, or sudo ckptfs ...";
+  } else if (!has_sys_admin()) {
     check.verdict = Verdict::fail;
-    check.found =
-        geteuid() != 0 ? "not root: nothing can be mounted" : "root without CAP_SYS_ADMIN: nothing can be mounted";
-    check.advice = geteuid() != 0 ? "sudo ckptfs ..." : "in a container: --cap-add SYS_ADMIN";
+    check.found = "root without CAP_SYS_ADMIN: nothing can be mounted";
+    check.advice = "in a container: --cap-add SYS_ADMIN";
   } else if (!in_initial_user_namespace()) {
     check.verdict = Verdict::warn;
     check.found = "root of a user namespace: no passthrough, every byte goes through the daemon";

@@ -1,5 +1,4 @@
 // ckptfs mount: a store at a mountpoint.
-#include <unistd.h>
 #include <CLI/CLI.hpp>
 
 #include <memory>
@@ -38,11 +37,7 @@ int run(const MountArguments& arguments) {
     fail(plan.error());
     return plan.error().errno_value() == EINVAL ? kUsage : kFailed;
   }
-  if (geteuid() != 0) {
-    return fail(plan.value().mountpoint, Error(EPERM,
-                                               "mounting needs root; sudo ckptfs mount ... (the mount then belongs "
-                                               "to you: -o uid= defaults to who called sudo)"));
-  }
+  if (auto may = check_user(plan.value()); !may) return fail(may.error());
   if (auto apart = check_nesting(plan.value()); !apart) return fail(apart.error());
   if (auto clear = clear_mountpoint(plan.value().mountpoint); !clear) return fail(clear.error());
   return plan.value().foreground ? run_in_foreground(plan.value()) : run_as_daemon(plan.value());
@@ -73,11 +68,14 @@ void add_mount(CLI::App& app, Chosen& chosen) {
       });
   command->footer(
       "Returns when the mount is there; ends with `ckptfs umount MOUNTPOINT`. A dead mount at MOUNTPOINT is replaced.\n"
+      "An ordinary user can mount, too (fusermount3; an XFS of their own): every byte then goes through the daemon, "
+      "and\n"
+      "other users see nothing of it, unless -o allow_other and /etc/fuse.conf let them.\n"
       "Examples:\n"
       "  ckptfs mount /data/store /ckpt\n"
       "  ckptfs mount -o http=127.0.0.1:9180 /data/store /ckpt\n"
       "  ckptfs mount --image 200G -o uid=1000,gid=1000 --log /var/log/ckptfs.log /data/store /ckpt\n"
-      "  /etc/fstab:  /data/store  /ckpt  fuse.ckptfs  defaults,nofail  0 0");
+      "  /etc/fstab:  /data/store  /ckpt  ckptfs  defaults,nofail  0 0");
   command->callback([arguments, &chosen] { chosen = [arguments] { return run(*arguments); }; });
 }
 

@@ -11,7 +11,8 @@
 namespace ckptfs::fs::cli {
 
 const char* const kMountOptions =
-    "passthrough=auto|on|off, odirect=safe|raw, adopt=on|off, show_views, uid=N, gid=N, quiet=30s, scrub=14d, "
+    "passthrough=auto|on|off, odirect=safe|raw, adopt=on|off, show_views, allow_other, uid=N, gid=N, quiet=30s, "
+    "scrub=14d, "
     "http=ADDRESS:PORT, http_token=FILE";
 
 namespace {
@@ -70,6 +71,8 @@ Result<> apply_option(ParsedOptions& parsed, const std::string& option) {
     parsed.adopt = false;
   } else if (option == "show_views") {
     parsed.show_views = true;
+  } else if (option == "allow_other") {
+    parsed.allow_other = true;
   } else if (name == "uid") {
     TRY_ASSIGN(parsed.uid, number(option, value));
   } else if (name == "gid") {

@@ -16,6 +16,7 @@ struct ParsedOptions {
   unsigned scrub_seconds = 14 * 86400;
   bool adopt = true;
   bool show_views = false;
+  bool allow_other = false;
   std::string http;        // address and port; empty: none
   std::string http_token;  // the file that has the token
 };

@@ -1,14 +1,17 @@
 #include "fs/cli/mount_plan.h"
 
-#include <sys/mount.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 
 #include "fs/cli/daemon_probe.h"
 #include "fs/cli/system.h"
 #include "io/image.h"
+#include "io/process.h"
+#include "io/unmount.h"
 
 namespace ckptfs::fs::cli {
 namespace {
@@ -85,6 +88,24 @@ Result<MountPlan> plan_mount(const MountArguments& arguments) {
   return plan;
 }
 
+Result<> check_user(const MountPlan& plan) {
+  if (geteuid() == 0) return success();
+  if (plan.image_size || io::has_image(plan.store)) {
+    return Error(EPERM, plan.store + ": to mount its image takes root; sudo ckptfs mount ... (the mount then belongs " +
+                            "to you), or put the store on an XFS that is yours");
+  }
+  const std::string above = std::filesystem::path(plan.store).parent_path();
+  const std::string& folder = ::access(plan.store.c_str(), F_OK) == 0 ? plan.store : above;
+  if (::access(folder.c_str(), W_OK | X_OK) != 0) {
+    return last_error(folder +
+                      ": this user cannot keep a store there; name a folder that is yours, or sudo ckptfs mount");
+  }
+  if (io::find_program(io::kUserUnmounter)) return success();
+  return Error(EPERM, plan.mountpoint +
+                          ": an ordinary user mounts by fusermount3, which is not here (apt install fuse3); or sudo "
+                          "ckptfs mount ... (the mount then belongs to you: -o uid= defaults to who called sudo)");
+}
+
 Result<> check_nesting(const MountPlan& plan) {
   if (lies_within(plan.store, plan.mountpoint)) {
     return Error(EINVAL, plan.store + ": the store (and its image) lies below the mountpoint " + plan.mountpoint +
@@ -113,7 +134,7 @@ Result<> clear_mountpoint(const std::string& mountpoint) {
                               (probe.daemon ? "; use it" : ", though its daemon does not answer; see its log") +
                               ", or end it first: ckptfs umount " + mountpoint);
     }
-    if (::umount2(mountpoint.c_str(), MNT_DETACH | UMOUNT_NOFOLLOW) != 0) return last_error(mountpoint);
+    TRY(io::unmount(mountpoint, io::Unmount::detach));
     std::fprintf(stderr, "ckptfs: %s: the daemon of store %s had died; its dead mount was detached\n",
                  mountpoint.c_str(), mounted->source.c_str());
   }

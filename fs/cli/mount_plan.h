@@ -38,6 +38,8 @@ struct MountPlan {
 
 // EINVAL in words: what only the command line can tell is wrong (exit code 2).
 Result<MountPlan> plan_mount(const MountArguments& arguments);
+// EPERM, in words, where this user cannot mount that.
+Result<> check_user(const MountPlan& plan);
 // Refuses nested paths: nothing that the daemon opens may lie on its own mount, nor the mount in the store. Pure.
 Result<> check_nesting(const MountPlan& plan);
 // Refuses what is no directory or a live ckptfs mount already; a dead ckptfs mount there is detached, and said so.

@@ -1,5 +1,4 @@
 // ckptfs umount: ends a mount, or takes a dead one away, and says who is in the way.
-#include <sys/mount.h>
 #include <unistd.h>
 #include <CLI/CLI.hpp>
 
@@ -13,6 +12,7 @@
 #include "fs/cli/holders.h"
 #include "fs/cli/system.h"
 #include "io/image.h"
+#include "io/unmount.h"
 
 namespace ckptfs::fs::cli {
 namespace {
@@ -64,8 +64,9 @@ int unmount_left_image(const std::string& store) {
 }
 
 int detach_dead(const MountEntry& mount) {
-  if (::umount2(mount.mountpoint.c_str(), MNT_DETACH | UMOUNT_NOFOLLOW) != 0) {
-    return fail(mount.mountpoint, last_error("a dead mount that could not be detached"));
+  if (const auto detached = io::unmount(mount.mountpoint, io::Unmount::detach); !detached) {
+    return fail(mount.mountpoint, Error(detached.error().errno_value(),
+                                        "a dead mount that could not be detached: " + detached.error().message()));
   }
   std::printf("%s: the daemon had died; its mount was detached.\n", mount.mountpoint.c_str());
   return unmount_left_image(mount.source);
@@ -100,11 +101,11 @@ int run(const std::string& path) {
   const auto mount = mount_to_end(path.empty() ? std::nullopt : std::optional(path));
   if (!mount) return fail(mount.error());
   const std::string& mountpoint = mount.value().mountpoint;
-  if (geteuid() != 0) return fail(mountpoint, Error(EPERM, "unmounting needs root; sudo ckptfs umount " + mountpoint));
   const DaemonProbe probe = probe_daemon(mount.value());
   if (probe.dead) return detach_dead(mount.value());
-  if (::umount2(mountpoint.c_str(), UMOUNT_NOFOLLOW) == 0) return wait_for_daemon(mount.value(), probe.daemon);
-  if (errno == EBUSY) {
+  const auto unmounted = io::unmount(mountpoint, io::Unmount::now);
+  if (unmounted) return wait_for_daemon(mount.value(), probe.daemon);
+  if (unmounted.error().errno_value() == EBUSY) {
     print_busy(mount.value());
     if (!probe.daemon) {
       std::fprintf(stderr,
@@ -112,7 +113,11 @@ int run(const std::string& path) {
     }
     return kFailed;
   }
-  return fail(mountpoint, last_error());
+  const bool others = geteuid() != 0;
+  return fail(mountpoint,
+              Error(unmounted.error().errno_value(),
+                    unmounted.error().message() +
+                        (others ? "; what root or somebody else mounted: sudo ckptfs umount " + mountpoint : "")));
 }
 
 }  // namespace

@@ -89,7 +89,10 @@ Result<> make_folder(const std::string& socket_path) {
     return success();
   }
   if (errno != EEXIST) return last_error(folder);
-  return success();
+  struct stat st {};
+  if (::lstat(folder.c_str(), &st) != 0) return last_error(folder);
+  if (S_ISDIR(st.st_mode) && st.st_uid == ::geteuid() && (st.st_mode & 022) == 0) return success();
+  return Error(EPERM, folder + ": it is no folder, or somebody else may write to it; remove it");
 }
 
 }  // namespace

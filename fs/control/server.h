@@ -29,8 +29,8 @@ class ControlServer {
 
   void add(const std::string& command, Pace pace, Handler handler);
 
-  // Makes the socket (mode 0666; its folder, where missing, 0755) and serves it. A socket that nobody listens on is
-  // replaced; EADDRINUSE where somebody does.
+  // Makes the socket (mode 0666; its folder, where missing, 0755; EPERM where others may write to that) and serves it.
+  // A socket that nobody listens on is replaced; EADDRINUSE where somebody does.
   Result<> start();
   // Removes the socket, waits for the slow commands that run and sends their replies, closes all connections.
   // Harmless a second time.

@@ -1,0 +1,147 @@
+#include "fs/cli/doctor_settings.h"
+
+#include <mntent.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <sstream>
+
+#include "fs/cli/daemon_probe.h"
+#include "fs/cli/mount_options.h"
+#include "fs/cli/system.h"
+#include "io/process.h"
+
+namespace ckptfs::fs::cli {
+namespace {
+
+void fail_check(Check& check, const std::string& found, const std::string& advice) {
+  check.verdict = Verdict::fail;
+  check.found = found;
+  check.advice = advice;
+}
+
+bool is_folder(const std::string& path) {
+  struct stat st {};
+  // A dead mount is a folder, too: that is another check's.
+  return ::stat(path.c_str(), &st) == 0 ? S_ISDIR(st.st_mode) : errno == ENOTCONN;
+}
+
+// The store's own folder is made by the first mount, what it lies in is not.
+void check_folders(Check& check, const std::string& store, const std::string& mountpoint) {
+  if (!is_folder(mountpoint)) {
+    fail_check(check, mountpoint + ": there is no such folder", "mkdir -p " + mountpoint);
+  } else if (const std::string above = std::filesystem::path(store).parent_path(); !is_folder(above)) {
+    fail_check(check, above + ": there is no such folder, for " + store, "mkdir -p " + above);
+  }
+}
+
+// mount(8) runs mount.TYPE; for fuse.ckptfs that is libfuse's mount.fuse3 (or mount.fuse).
+void check_helper(Check& check, const std::string& type) {
+  if (type == "ckptfs" && !io::find_program("mount.ckptfs")) {
+    fail_check(check, "no mount.ckptfs for mount(8) to run",
+               "the Debian package installs it; else: ln -s $(command -v ckptfs) /sbin/mount.ckptfs");
+  } else if (type != "ckptfs" && !io::find_program("mount.fuse3") && !io::find_program("mount.fuse")) {
+    fail_check(check, "no mount.fuse3 for mount(8) to run", "apt install fuse3, or write ckptfs instead of " + type);
+  }
+}
+
+Check check_entry(const mntent& entry) {
+  const std::string store = entry.mnt_fsname, mountpoint = entry.mnt_dir;
+  Check check{"fstab", Verdict::ok, store + " at " + mountpoint, ""};
+  check_helper(check, entry.mnt_type);
+  check_folders(check, store, mountpoint);
+  if (const auto options = parse_mount_options({entry.mnt_opts}); !options) {
+    fail_check(check, mountpoint + ": " + options.error().message(), "correct its line in /etc/fstab");
+  }
+  return check;
+}
+
+using Settings = std::map<std::string, std::string>;
+
+// NAME=VALUE a line, as systemd's EnvironmentFile has it; quotes around a value are not part of it.
+Settings settings_in(const std::string& text) {
+  Settings settings;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    const size_t equals = line.find('=');
+    if (line.empty() || line[0] == '#' || line[0] == ';' || equals == std::string::npos) continue;
+    std::string value = line.substr(equals + 1);
+    const bool quoted =
+        value.size() > 1 && (value.front() == '"' || value.front() == '\'') && value.back() == value.front();
+    settings[line.substr(0, equals)] = quoted ? value.substr(1, value.size() - 2) : value;
+  }
+  return settings;
+}
+
+Check check_service(const std::string& path, const Result<std::string>& text) {
+  Check check{"service", Verdict::ok, path, ""};
+  if (!text) {
+    fail_check(check, path + ": " + text.error().message(), "chmod 644 " + path);
+    return check;
+  }
+  Settings settings = settings_in(text.value());
+  for (const char* name : {"STORE", "MOUNTPOINT"}) {
+    if (settings[name].starts_with("/")) continue;
+    fail_check(check, path + ": no " + name + " with a path from /", std::string("write ") + name + "=/... into it");
+    return check;
+  }
+  check.found += ": " + settings["STORE"] + " at " + settings["MOUNTPOINT"];
+  check_folders(check, settings["STORE"], settings["MOUNTPOINT"]);
+  return check;
+}
+
+}  // namespace
+
+std::vector<Check> check_mounts() {
+  std::vector<Check> checks;
+  const auto mounts = io::mount_table();
+  if (!mounts) return {{"mount", Verdict::fail, mounts.error().message(), "mount /proc"}};
+  for (const MountEntry& mount : mounts.value()) {
+    if (!is_ckptfs(mount)) continue;
+    Check check{"mount", Verdict::ok, mount.mountpoint + ": its daemon answers", ""};
+    const DaemonProbe probe = probe_daemon(mount);
+    if (probe.dead) {
+      fail_check(check, mount.mountpoint + ": its daemon is dead",
+                 "ckptfs mount " + mount.source + " " + mount.mountpoint + " replaces it; nothing is lost");
+    } else if (!probe.daemon) {
+      check.verdict = Verdict::warn;
+      check.found = mount.mountpoint + ": its daemon does not answer, or not to you";
+      check.advice = "look as the user who mounted it, or as root; then into its log";
+    }
+    checks.push_back(std::move(check));
+  }
+  return checks;
+}
+
+std::vector<Check> check_fstab(const std::string& path) {
+  const std::unique_ptr<FILE, int (*)(FILE*)> table(::setmntent(path.c_str(), "re"), ::endmntent);
+  std::vector<Check> checks;
+  if (!table) return checks;  // no fstab, no entry
+  mntent entry{};
+  std::array<char, 16384> buffer{};
+  while (::getmntent_r(table.get(), &entry, buffer.data(), buffer.size()) != nullptr) {
+    const std::string type = entry.mnt_type;
+    if (type == "ckptfs" || type == "fuse.ckptfs") checks.push_back(check_entry(entry));
+  }
+  return checks;
+}
+
+std::vector<Check> check_services(const std::string& folder) {
+  std::vector<std::string> paths;
+  std::error_code error;
+  for (const auto& file : std::filesystem::directory_iterator(folder, error)) {
+    if (file.path().extension() == ".conf") paths.push_back(file.path());
+  }
+  std::ranges::sort(paths);
+  std::vector<Check> checks;
+  for (const std::string& path : paths) checks.push_back(check_service(path, read_text(path)));
+  return checks;
+}
+
+}  // namespace ckptfs::fs::cli

@@ -28,6 +28,22 @@ std::string inside_mount(const std::string& path, const std::string& mountpoint)
   return path;
 }
 
+// What was asked for cannot be: nothing is wrong with the mount.
+bool is_refusal(const Error& error) {
+  switch (error.errno_value()) {
+    case EINVAL:
+    case EEXIST:
+    case ENOENT:
+    case ENOTDIR:
+    case EPERM:
+    case EACCES:
+    case ENAMETOOLONG:
+      return true;
+    default:
+      return false;
+  }
+}
+
 Result<bool> parse_flag(const std::string& value) {
   if (value == "1") return true;
   if (value == "0") return false;
@@ -212,13 +228,12 @@ Result<meta::SaveResult> ControlXattrs::save(meta::InodeNumber series, const std
   const auto begin = std::chrono::steady_clock::now();
   auto result = meta::save(fs_.store, {series, tag, caller});
   const auto took = std::chrono::steady_clock::now() - begin;
-  fs_.counters.save_time.add(took);
   const std::string step = fs_.tree.path_of(series) + "/" + tag;
-  TakenSave taken{step, 0, meta::wall_time(meta::now()), took, 0, {}};
+  TakenSave taken{step, false, meta::wall_time(meta::now()), took, 0, {}};
   if (!result) {
     taken.error = result.error().message();
     fs_.saves.add(std::move(taken));
-    add(fs_.counters.saves_failed);
+    add(is_refusal(result.error()) ? fs_.counters.saves_refused : fs_.counters.saves_failed);
     remember(series, result.error());
     log::warn("save {} failed: {}", step, result.error().message());
     return result;
@@ -228,6 +243,7 @@ Result<meta::SaveResult> ControlXattrs::save(meta::InodeNumber series, const std
   fs_.rotation.wake();
   const meta::SaveResult& saved = result.value();
   if (!saved.already_saved) {
+    fs_.counters.save_time.add(took);
     taken.bytes = saved.bytes;
     fs_.saves.add(std::move(taken));
   }

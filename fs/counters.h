@@ -119,6 +119,7 @@ struct Counters {
   Counter read_errors{0};
 
   Counter saves{0};
+  Counter saves_refused{0};  // what was asked for cannot be
   Counter saves_failed{0};
   Histogram save_time;
   Counter seals{0};

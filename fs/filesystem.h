@@ -48,7 +48,7 @@ class Filesystem {
   OpenModes modes;
   fuse_session* session = nullptr;
   std::string socket_path;   // of the control socket; set before that answers
-  std::string http_address;  // where the page is; set before the control socket answers; empty: nowhere
+  std::string http_address;  // where the page is; set before anything answers; empty: nowhere
   Notifications notifications;
   WriteErrors write_errors;
   OpenFileTable files;

@@ -47,7 +47,8 @@ class Metrics {
   std::string text_;
 };
 
-void add_requests(Metrics& metrics, const Counters& counters) {
+void add_requests(Metrics& metrics, const Filesystem& fs) {
+  const Counters& counters = fs.counters;
   metrics.begin("request_duration_seconds", "Requests of the kernel, until each had its answer.", "histogram");
   for (size_t at = 0; at < Counters::kOperations; ++at) {
     if (value(counters.operations[at]) == 0 || at == static_cast<size_t>(Operation::forget)) continue;
@@ -59,10 +60,13 @@ void add_requests(Metrics& metrics, const Counters& counters) {
   for (size_t at = 0; at < Counters::kOperations; ++at) {
     metrics.labelled("request_errors_total", "operation", kOperationNames[at], value(counters.failed[at]));
   }
-  metrics.begin("write_errors_total", "Writes, allocations and write-backs that failed, of files.", "counter");
+  metrics.begin("write_errors_total",
+                "Writes, allocations and write-backs that failed; the first of each file is in the log.", "counter");
   for (size_t at = 0; at < kWriteNames.size(); ++at) {
     metrics.labelled("write_errors_total", "what", kWriteNames[at], value(counters.write_errors[at]));
   }
+  metrics.counter("release_errors_total", "Files whose size and blocks could not be read again when they were closed.",
+                  fs.tree.release_errors());
   metrics.counter("read_errors_total", "Reads through the daemon that failed.", value(counters.read_errors));
 }
 
@@ -85,7 +89,8 @@ void add_data(Metrics& metrics, const Counters& counters) {
                   value(counters.bytes_adopted));
   metrics.counter("wrong_guesses_total", "Such files that held something else for the most part.",
                   value(counters.wrong_guesses));
-  metrics.begin("fallbacks_total", "What had to be done in a slower way; each is in the log.", "counter");
+  metrics.begin("fallbacks_total", "What had to be done in a slower way; the first of each kind is in the log.",
+                "counter");
   metrics.labelled("fallbacks_total", "what", "adoption", value(counters.adoption_fallbacks));
   metrics.labelled("fallbacks_total", "what", "clone", value(counters.clone_fallbacks));
   metrics.labelled("fallbacks_total", "what", "direct_io", value(counters.direct_fallbacks));
@@ -96,9 +101,11 @@ void add_data(Metrics& metrics, const Counters& counters) {
 
 void add_steps(Metrics& metrics, const Filesystem& fs) {
   const Counters& counters = fs.counters;
-  metrics.begin("save_duration_seconds", "Saves by `ckptfs save` and user.ckptfs.save, failed ones too.", "histogram");
+  metrics.begin("save_duration_seconds", "Saves by `ckptfs save` and user.ckptfs.save that took one.", "histogram");
   metrics.histogram("save_duration_seconds", "", counters.save_time);
-  metrics.counter("save_errors_total", "Saves that failed.", value(counters.saves_failed));
+  metrics.begin("save_errors_total", "Saves that were not taken: refused, since they cannot be, or failed.", "counter");
+  metrics.labelled("save_errors_total", "reason", "refused", value(counters.saves_refused));
+  metrics.labelled("save_errors_total", "reason", "failed", value(counters.saves_failed));
   metrics.counter("seals_total", "Steps that were sealed.", value(counters.seals));
   const RotationReport rotation = fs.rotation.report();
   metrics.counter("rotation_removed_steps_total", "Steps that rotation removed.", rotation.removed);
@@ -129,7 +136,7 @@ void add_store(Metrics& metrics, const Filesystem& fs) {
   const meta::RecoveryReport& recovery = fs.store.recovery();
   metrics.begin("damaged_files", "Files whose blob is missing or short (recovery), or no longer as written (scrub).",
                 "gauge");
-  metrics.labelled("damaged_files", "found_by", "recovery", recovery.damaged.size());
+  metrics.labelled("damaged_files", "found_by", "recovery", fs.tree.damaged_files());
   metrics.labelled("damaged_files", "found_by", "scrub", care.damaged.size());
   metrics.gauge("orphan_blobs", "Blobs without a name, which `ckptfs fsck` lists.", recovery.orphan_blobs);
 }
@@ -143,7 +150,7 @@ std::string metrics_of(const Filesystem& fs) {
   metrics.gauge("passthrough_active", "1: files are read and written past the daemon.", fs.modes.passthrough ? 1 : 0);
   metrics.gauge("open_files", "Files that somebody has open.", fs.files.open_count());
   metrics.gauge("remembered_inodes", "Inodes that the kernel remembers.", fs.files.remembered_count());
-  add_requests(metrics, fs.counters);
+  add_requests(metrics, fs);
   add_data(metrics, fs.counters);
   add_steps(metrics, fs);
   add_store(metrics, fs);

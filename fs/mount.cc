@@ -235,6 +235,7 @@ Result<> Mount::run() {
   Filesystem& fs = *internals_->filesystem;
   Result<> looped = internals_->session->loop();
   bool dirty = !looped || internals_->session->was_forced() || connection_was_cut(internals_->options.mountpoint);
+  fs.step_facts.stop();  // who looks at steps ends
   if (internals_->options.before_close) internals_->options.before_close();
   fs.rotation.stop();
   fs.removals.stop();

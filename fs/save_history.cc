@@ -26,15 +26,12 @@ void SaveHistory::made(meta::InodeNumber folder) {
 void SaveHistory::complete(meta::InodeNumber step, const std::string& path, meta::WallTime changed) {
   const std::lock_guard lock(mutex_);
   const auto known = made_.find(step);
-  if (known == made_.end() || changed < known->second) return;
-  auto told = std::ranges::find(saves_, step, &TakenSave::inode);
-  if (told == saves_.end()) {
-    saves_.push_back({path, step, {}, {}, 0, {}});
-    if (saves_.size() > kMost) saves_.pop_front();
-    told = std::prev(saves_.end());
-  }
-  told->when = changed;
-  told->took = changed - known->second;
+  if (known == made_.end()) return;
+  const meta::WallTime began = known->second;
+  made_.erase(known);
+  if (changed < began) return;  // the clock was set back
+  saves_.push_back({path, true, changed, changed - began, 0, {}});
+  if (saves_.size() > kMost) saves_.pop_front();
 }
 
 std::vector<TakenSave> SaveHistory::all() const {

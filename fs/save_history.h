@@ -17,9 +17,9 @@
 namespace ckptfs::fs {
 
 struct TakenSave {
-  std::string step;             // its path
-  meta::InodeNumber inode = 0;  // of a step that was written file by file; 0: by a save
-  meta::WallTime when;          // it ended
+  std::string step;       // its path
+  bool by_files = false;  // by somebody who wrote them; else by a save
+  meta::WallTime when;    // it ended
   std::chrono::nanoseconds took{};
   uint64_t bytes = 0;  // apparent; of a save
   std::string error;   // why it failed; empty: it did not
@@ -32,7 +32,8 @@ class SaveHistory {
   void add(TakenSave save);
   // A folder was made; it may become a step.
   void made(meta::InodeNumber folder);
-  // A step is complete that no save took; any number of times. Nothing is known of it if it was made before the mount.
+  // A step was found to be complete that no save took: the first time counts, what is done to it later is no save.
+  // Nothing is known of one that was made before the mount.
   void complete(meta::InodeNumber step, const std::string& path, meta::WallTime changed);
   // The oldest first.
   std::vector<TakenSave> all() const;
@@ -42,7 +43,7 @@ class SaveHistory {
 
   mutable std::mutex mutex_;
   std::deque<TakenSave> saves_;                                 // guarded by mutex_
-  std::unordered_map<meta::InodeNumber, meta::WallTime> made_;  // guarded by mutex_
+  std::unordered_map<meta::InodeNumber, meta::WallTime> made_;  // guarded by mutex_; of those not known to be complete
 };
 
 }  // namespace ckptfs::fs

@@ -38,6 +38,7 @@ json counters_of(const Counters& counters) {
           {"write_errors", counters.all_write_errors()},
           {"read_errors", value(counters.read_errors)},
           {"saves", value(counters.saves)},
+          {"saves_refused", value(counters.saves_refused)},
           {"saves_failed", value(counters.saves_failed)},
           {"save_seconds", counters.save_time.seconds()},
           {"seals", value(counters.seals)},
@@ -81,8 +82,8 @@ json rotation_of(const Filesystem& fs) {
 json warnings_of(const Filesystem& fs) {
   json warnings = json::array();
   const meta::RecoveryReport& recovery = fs.store.recovery();
-  if (!recovery.damaged.empty()) {
-    warnings.push_back(std::to_string(recovery.damaged.size()) + " files are damaged: opening them is EIO");
+  if (const size_t damaged = fs.tree.damaged_files(); damaged != 0) {
+    warnings.push_back(std::to_string(damaged) + " files are damaged: opening them is EIO");
   }
   if (recovery.orphan_blobs != 0) {
     warnings.push_back(std::to_string(recovery.orphan_blobs) + " blobs have no name; `ckptfs fsck` lists them");

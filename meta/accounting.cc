@@ -171,8 +171,9 @@ Result<Account> Accounting::account(const std::vector<AskedOwner>& asked) {
   Lengths lengths{std::vector<uint64_t>(asked.size() + 1), std::vector<uint64_t>(groups + 1)};
   Sets sets;
   TRY_ASSIGN(const std::vector<Holder> holders, find_holders(asked, group_of, sets, lengths));
-  std::array<DiskTally, 2> tallies{DiskTally(sets.all(), asked.size() + 1),
-                                   DiskTally(sets.grouped(group_of), groups + 1)};
+  const std::vector<std::vector<Owner>> everybody(sets.all().size(), {0});
+  std::array<DiskTally, 3> tallies{DiskTally(sets.all(), asked.size() + 1),
+                                   DiskTally(sets.grouped(group_of), groups + 1), DiskTally(everybody, 1)};
   TRY(sweep(holders, tallies));
 
   const auto usage = [](const std::vector<uint64_t>& apparent, const DiskTally& tally, size_t i) {
@@ -182,6 +183,7 @@ Result<Account> Accounting::account(const std::vector<AskedOwner>& asked) {
   for (size_t i = 1; i <= asked.size(); ++i) account.owners.push_back(usage(lengths.owners, tallies[0], i));
   for (size_t i = 1; i <= groups; ++i) account.groups.push_back(usage(lengths.groups, tallies[1], i));
   account.nobody = usage(lengths.owners, tallies[0], kNobody);
+  account.all = tallies[2].uses()[0].exclusive;
   return account;
 }
 

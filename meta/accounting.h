@@ -43,7 +43,8 @@ struct AskedOwner {
 struct Account {
   std::vector<Usage> owners;  // as asked
   std::vector<Usage> groups;
-  Usage nobody;  // what nothing names, or what lies below no root
+  Usage nobody;      // what nothing names, or what lies below no root
+  uint64_t all = 0;  // bytes on the disk of all of them together, each block once
 };
 
 struct AccountingLimits {

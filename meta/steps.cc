@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <optional>
 #include <tuple>
 
 #include "meta/names.h"
@@ -49,9 +50,11 @@ std::string kind_of(const std::vector<DirectoryEntry>& entries) {
 
 Result<> count_files(const Tree& tree, StepInfo& step) {
   return for_each_file(tree, step.inode, [&](const auto&, InodeNumber file) -> Result<> {
-    TRY_ASSIGN(const Attributes attributes, tree.attributes(file));
+    const auto attributes = tree.attributes(file);
+    if (!attributes && attributes.error().errno_value() == ENOENT) return success();  // removed meanwhile
+    TRY(attributes);
     ++step.files;
-    step.bytes += static_cast<uint64_t>(attributes.stat.st_size);
+    step.bytes += static_cast<uint64_t>(attributes.value().stat.st_size);
     return success();
   });
 }
@@ -184,6 +187,25 @@ Result<StepInfo> info_of(Store& store, InodeNumber number, const std::string& se
   return step;
 }
 
+// What is removed meanwhile is left out.
+Result<> add_steps_of(Store& store, InodeNumber series, std::vector<StepInfo>& steps) {
+  TRY_ASSIGN(const auto entries, store.tree().list(series));
+  const std::string path = store.tree().path_of(series);
+  for (const DirectoryEntry& entry : entries) {
+    if (entry.type != S_IFDIR) continue;
+    auto info = [&]() -> Result<std::optional<StepInfo>> {
+      TRY_ASSIGN(const bool step, is_step(store.tree(), entry.inode, entry.name));
+      if (!step) return std::optional<StepInfo>();
+      TRY_ASSIGN(StepInfo found, info_of(store, entry.inode, path, entry.name));
+      return std::optional(std::move(found));
+    }();
+    if (!info && info.error().errno_value() == ENOENT) continue;
+    TRY(info);
+    if (info.value()) steps.push_back(*std::move(info).value());
+  }
+  return success();
+}
+
 }  // namespace
 
 Result<StepInfo> step_info(Store& store, InodeNumber number) {
@@ -198,15 +220,7 @@ Result<std::vector<StepInfo>> list_steps(Store& store, InodeNumber series) {
   }
   std::vector<StepInfo> steps;
   for (const InodeNumber one : all) {
-    TRY_ASSIGN(const auto entries, store.tree().list(one));
-    const std::string path = store.tree().path_of(one);
-    for (const DirectoryEntry& entry : entries) {
-      if (entry.type != S_IFDIR) continue;
-      TRY_ASSIGN(const bool step, is_step(store.tree(), entry.inode, entry.name));
-      if (!step) continue;
-      TRY_ASSIGN(StepInfo info, info_of(store, entry.inode, path, entry.name));
-      steps.push_back(std::move(info));
-    }
+    if (auto done = add_steps_of(store, one, steps); !done && done.error().errno_value() != ENOENT) return done.error();
   }
   std::sort(steps.begin(), steps.end(), [](const StepInfo& a, const StepInfo& b) {
     const auto order = [](const StepInfo& step) {

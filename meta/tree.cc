@@ -182,6 +182,13 @@ Result<> Tree::sync() { return index_.sync(); }
 
 bool Tree::is_damaged(InodeNumber number) const { return damaged_.contains(number); }
 
+size_t Tree::damaged_files() const {
+  return static_cast<size_t>(std::ranges::count_if(damaged_, [this](InodeNumber number) {
+    const auto record = index_.inode(number);
+    return record ? record.value().nlink != 0 : record.error().errno_value() != ENOENT;
+  }));
+}
+
 bool Tree::is_recovered(InodeNumber number) const {
   {
     const std::lock_guard lock(recovered_mutex_);

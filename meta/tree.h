@@ -9,6 +9,7 @@
 // length of one change of the index, never across a sync, a clone, or a call into OpenFiles.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -149,6 +150,10 @@ class Tree {
   Result<> sync();
 
   bool is_damaged(InodeNumber inode) const;
+  // Those that are still there.
+  size_t damaged_files() const;
+  // Files of which finished_writing could not read what it is about; each is logged.
+  uint64_t release_errors() const { return release_errors_; }
   Gate& gate() { return gate_; }
 
   // --- for save, seal and the like, in meta/ only
@@ -208,6 +213,7 @@ class Tree {
   Space& space_;
   Gate gate_;
   const std::function<void(BlobNumber)> doomed_;
+  std::atomic<uint64_t> release_errors_{0};
   const std::unordered_set<InodeNumber> damaged_;
 
   std::mutex mutex_;                                   // one change of the tree at a time

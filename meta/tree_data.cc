@@ -107,6 +107,7 @@ void Tree::finished_writing(InodeNumber number) {
     if (((before.flags & kSwap) == 0 && before.owed == 0) || before.nlink == 0) return success();
     TRY_ASSIGN(const io::Fd fd, blobs_.open(before.blob, O_RDONLY));
     TRY_ASSIGN(const struct stat st, io::stat_fd(fd.get()));
+    TRY(io::fault_point("tree.finished_writing"));
     const auto size = static_cast<uint64_t>(st.st_size);
     const uint32_t hint = io::cow_extent_hint(size);
     if (auto set = io::set_cow_extent_hint(fd.get(), hint); !set && set.error().errno_value() != EOPNOTSUPP) return set;
@@ -120,7 +121,8 @@ void Tree::finished_writing(InodeNumber number) {
     return commit(std::move(change));
   }();
   if (!result && result.error().errno_value() != ENOENT) {
-    log::warn("{}: what it owes was not read again: {}", path_of(number), result.error().message());
+    ++release_errors_;
+    log::error("{}: what it owes was not read again: {}", path_of(number), result.error().message());
   }
 }
 

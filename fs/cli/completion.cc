@@ -34,6 +34,9 @@ std::string names_of(const std::vector<CommandOutline>& commands) {
   return joined(names);
 }
 
+// Of mount(8)'s kind: -o a,b=c
+bool is_list(const OptionOutline& option) { return option.names == std::vector<std::string>{"-o"}; }
+
 // Choices of -o stand in a comma list, those of the others alone.
 std::string for_bash(const std::vector<CommandOutline>& commands) {
   std::string text =
@@ -82,7 +85,7 @@ std::string zsh_value(const OptionOutline& option) {
   if (option.argument.empty()) return "";
   const std::string what = ":" + option.argument + ":";
   if (option.choices.empty()) return what + "_files";
-  if (option.names == std::vector<std::string>{"-o"}) return what + "_values -s , option " + joined(option.choices);
+  if (is_list(option)) return what + "_sequence compadd - " + joined(option.choices);
   if (option.choices.front().ends_with("=")) return what + "( " + joined(option.choices) + " )";
   return what + "(" + joined(option.choices) + ")";
 }
@@ -138,7 +141,11 @@ std::string for_fish(const std::vector<CommandOutline>& commands) {
         text += name.starts_with("--") ? " -l " + name.substr(2) : " -s " + name.substr(1);
       }
       if (!option.argument.empty()) text += " -r";
-      if (!option.choices.empty()) text += " -f -a '" + joined(option.choices) + "'";
+      if (is_list(option)) {
+        text += " -f -a \"(__fish_complete_list , 'string split \\\" \\\" \\\"" + joined(option.choices) + "\\\"')\"";
+      } else if (!option.choices.empty()) {
+        text += " -f -a '" + joined(option.choices) + "'";
+      }
       text += " -d '" + plain(option.description) + "'\n";
     }
     for (const OptionOutline& argument : command.arguments) {

@@ -157,8 +157,9 @@ class Servers {
       page_ = std::make_unique<PageState>(fs);
       http_ = std::make_unique<HttpServer>(http);
       add_pages(*http_, fs, *page_);
-      TRY(http_->start());
+      TRY(http_->listen());
       fs.http_address = http_->address();
+      TRY(http_->start());
       log::info("http://{}/ has the page, /metrics the metrics{}", http_->address(),
                 http.token.empty() ? "; every user of this machine may look" : "; by token");
     }

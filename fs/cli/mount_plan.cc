@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cstdio>
 #include <filesystem>
 
@@ -39,7 +40,10 @@ Result<std::string> read_token(const std::string& path) {
   }
   TRY_ASSIGN(std::string token, read_text(path));
   while (!token.empty() && (token.back() == '\n' || token.back() == '\r')) token.pop_back();
-  const bool plain = std::all_of(token.begin(), token.end(), [](unsigned char c) { return c > ' ' && c < 0x7f; });
+  // What means nothing else in an address: the page takes it from there.
+  const bool plain = std::all_of(token.begin(), token.end(), [](unsigned char c) {
+    return std::isalnum(c) != 0 || std::string_view("._~-").find(static_cast<char>(c)) != std::string_view::npos;
+  });
   if (token.size() < kShortest || !plain) {
     return Error(EINVAL, "http_token=" + path + ": it has no line of 16 or more letters and digits; make one: " +
                              "(umask 77; openssl rand -hex 32 >" + path + ")");

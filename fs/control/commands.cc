@@ -105,63 +105,78 @@ Result<std::map<meta::InodeNumber, json>> judged(Filesystem& fs, const std::vect
   return found;
 }
 
-}  // namespace
+// The steps at `path`, what each costs and, for the mount as a whole, what is no step.
+struct Survey {
+  std::vector<meta::StepInfo> steps;
+  std::vector<std::string> series;  // their groups in the account; behind these the swap folders, then the rest
+  meta::Account account;
+};
+
+Result<Survey> survey(meta::Store& store, const Peer& peer, const std::string& path) {
+  Survey found;
+  TRY_ASSIGN(found.steps, visible_steps(store, peer, path));
+  std::vector<meta::AskedOwner> owners;
+  for (const meta::StepInfo& step : found.steps) {
+    if (found.series.empty() || found.series.back() != step.series) found.series.push_back(step.series);
+    owners.push_back({{step.inode}, found.series.size() - 1});
+  }
+  TRY_ASSIGN(auto swap_folders, meta::list_swap_folders(store.tree()));
+  owners.push_back({std::move(swap_folders), found.series.size()});
+  owners.push_back({{meta::kRootInode}, found.series.size() + 1});
+  TRY_ASSIGN(found.account, store.accounting().account(owners));
+  return found;
+}
 
 // One that is removed meanwhile is left out of what rotation knows.
-Result<json> list_steps(Filesystem& fs, const Peer& peer, const std::string& path) {
-  TRY_ASSIGN(const auto steps, visible_steps(fs.store, peer, path));
-  std::vector<meta::AskedOwner> owners;
-  for (const meta::StepInfo& step : steps) owners.push_back({{step.inode}, 0});
-  TRY_ASSIGN(const meta::Account account, fs.store.accounting().account(owners));
-  TRY_ASSIGN(const auto known, judged(fs, steps));
+Result<json> step_rows(Filesystem& fs, const Survey& survey) {
+  TRY_ASSIGN(const auto known, judged(fs, survey.steps));
   json rows = json::array();
-  for (size_t at = 0; at < steps.size(); ++at) {
-    json row = to_json(steps[at]);
-    row.update(to_json(account.owners[at]));
-    if (const auto more = known.find(steps[at].inode); more != known.end()) row.update(more->second);
+  for (size_t at = 0; at < survey.steps.size(); ++at) {
+    json row = to_json(survey.steps[at]);
+    row.update(to_json(survey.account.owners[at]));
+    if (const auto more = known.find(survey.steps[at].inode); more != known.end()) row.update(more->second);
     rows.push_back(std::move(row));
   }
+  return rows;
+}
+
+// Each series' steps together, and what is no step.
+json totals(const Survey& survey) {
+  json together = json::object();
+  for (size_t i = 0; i < survey.series.size(); ++i) together[survey.series[i]] = to_json(survey.account.groups[i]);
+  return json{{"series", std::move(together)},
+              {"live", to_json(survey.account.groups[survey.series.size()])},
+              {"rest", to_json(survey.account.groups[survey.series.size() + 1])},
+              {"nobody", to_json(survey.account.nobody)},
+              {"all", survey.account.all}};
+}
+
+Result<json> list(Filesystem& fs, const Peer& peer, const std::string& path) {
+  TRY_ASSIGN(const Survey found, survey(fs.store, peer, path));
+  TRY_ASSIGN(json rows, step_rows(fs, found));
   return json{{"steps", std::move(rows)}};
 }
 
-// Each step for itself, each series' steps together, and what is no step.
 Result<json> disk_use(meta::Store& store, const Peer& peer, const std::string& path) {
-  TRY_ASSIGN(const auto steps, visible_steps(store, peer, path));
-  std::vector<std::string> series;
-  std::vector<meta::AskedOwner> owners;
-  for (const meta::StepInfo& step : steps) {
-    if (series.empty() || series.back() != step.series) series.push_back(step.series);
-    owners.push_back({{step.inode}, series.size() - 1});
-  }
-  TRY_ASSIGN(auto swap_folders, meta::list_swap_folders(store.tree()));
-  owners.push_back({std::move(swap_folders), series.size()});
-  owners.push_back({{meta::kRootInode}, series.size() + 1});
-  TRY_ASSIGN(const meta::Account account, store.accounting().account(owners));
-
+  TRY_ASSIGN(const Survey found, survey(store, peer, path));
+  json answer = totals(found);
   json rows = json::array();
-  for (size_t i = 0; i < steps.size(); ++i) {
-    json row = to_json(account.owners[i]);
-    row["series"] = steps[i].series;
-    row["tag"] = steps[i].tag;
+  for (size_t i = 0; i < found.steps.size(); ++i) {
+    json row = to_json(found.account.owners[i]);
+    row["series"] = found.steps[i].series;
+    row["tag"] = found.steps[i].tag;
     rows.push_back(std::move(row));
   }
-  json together = json::object();
-  for (size_t i = 0; i < series.size(); ++i) together[series[i]] = to_json(account.groups[i]);
-  return json{{"steps", std::move(rows)},
-              {"series", std::move(together)},
-              {"live", to_json(account.groups[series.size()])},
-              {"rest", to_json(account.groups[series.size() + 1])},
-              {"nobody", to_json(account.nobody)}};
+  answer["steps"] = std::move(rows);
+  return answer;
 }
-
-namespace {
 
 // What `ckptfs ls` says of one step, and each of its files.
 Result<json> show(Filesystem& fs, const Peer& peer, const std::string& path) {
   TRY_ASSIGN(const meta::InodeNumber step, resolve_as(fs.tree, peer.credentials, path, kRead | kSearch));
   TRY_ASSIGN(const bool is_step, meta::is_step(fs.tree, step));
   if (!is_step) return Error(EINVAL, path + ": it is no step; `ckptfs ls` lists them");
-  TRY_ASSIGN(const json listed, list_steps(fs, peer, path));
+  TRY_ASSIGN(const json listed, list(fs, peer, path));
   TRY_ASSIGN(const auto files, files_below(fs.tree, peer.credentials, step, "", 0));
   std::vector<meta::AskedOwner> owners;
   for (const FoundFile& file : files) owners.push_back({{file.inode}, 0});
@@ -182,6 +197,14 @@ Result<json> save(Mount& mount, const Peer& peer, const json& arguments) {
 }
 
 }  // namespace
+
+Result<json> look_at_all(Filesystem& fs) {
+  const Peer root;
+  TRY_ASSIGN(const Survey found, survey(fs.store, root, "/"));
+  json answer = {{"usage", totals(found)}};
+  TRY_ASSIGN(answer["steps"], step_rows(fs, found));
+  return answer;
+}
 
 Result<meta::InodeNumber> resolve_as(const meta::Tree& tree, const Credentials& who, const std::string& path,
                                      unsigned wanted) {
@@ -206,7 +229,7 @@ void add_commands(ControlServer& server, Mount& mount) {
     return mount.status();
   });
   server.add("ls", ControlServer::Pace::slow, [&mount](const Peer& peer, const json& arguments) -> Result<json> {
-    return list_steps(mount.filesystem(), peer, arguments.value("path", "/"));
+    return list(mount.filesystem(), peer, arguments.value("path", "/"));
   });
   server.add("show", ControlServer::Pace::slow, [&mount](const Peer& peer, const json& arguments) -> Result<json> {
     return show(mount.filesystem(), peer, arguments.at("path").get<std::string>());

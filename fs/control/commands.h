@@ -20,13 +20,13 @@ class Filesystem;
 //   ls {"path"}                    -> {"steps": [...]}: of the series at `path`, of that one step, or, for "/", of
 //                                     every series that the caller may read
 //   show {"path"}                  -> {"step": as in ls, "files": [{"path", "apparent", "exclusive", "shared"}]}
-//   du {"path"}                    -> {"steps": [...], "series": {...}, "live", "rest", "nobody"}: what they cost on
-//                                     the disk; in "series" all steps of each together, behind it what is no step
+//   du {"path"}                    -> {"steps": [...], "series": {...}, "live", "rest", "nobody", "all"}: what they
+//                                     cost on the disk; in "series" all steps of each together, behind it what is no
+//                                     step; "all": bytes on the disk of everything, each block once
 void add_commands(ControlServer& server, Mount& mount);
 
-// As `ls` and `du` answer.
-Result<nlohmann::json> list_steps(Filesystem& fs, const Peer& peer, const std::string& path);
-Result<nlohmann::json> disk_use(meta::Store& store, const Peer& peer, const std::string& path);
+// What `ls` and `du` answer of the whole mount, as root asks, from one look: {"steps", "usage"}.
+Result<nlohmann::json> look_at_all(Filesystem& fs);
 
 // Walks `path` from the root as `who` would: search permission on the way, `wanted` at its end. EACCES names where.
 Result<meta::InodeNumber> resolve_as(const meta::Tree& tree, const Credentials& who, const std::string& path,

@@ -22,11 +22,12 @@ namespace asio = boost::asio;
 namespace beast = boost::beast;
 namespace http = beast::http;
 using asio::ip::tcp;
+using Clock = std::chrono::steady_clock;
 using boost::system::error_code;
 
 constexpr size_t kMostConnections = 64;
 constexpr uint32_t kMostHeader = 8192;
-constexpr auto kPatience = std::chrono::seconds(30);  // for a request, and for who takes an answer
+constexpr auto kPatience = std::chrono::seconds(30);  // for the next request, and for who takes an answer
 constexpr auto kPauseOfAccept = std::chrono::milliseconds(100);
 
 Result<tcp::endpoint> endpoint_of(const std::string& address) {
@@ -111,6 +112,7 @@ struct HttpServer::Internals {
 
   Result<> listen();
   void accept_next();
+  bool make_room();
   void repeat(Periodic& periodic);
   void begin_stop();
 
@@ -134,15 +136,19 @@ class HttpServer::Connection : public std::enable_shared_from_this<Connection> {
   Connection(Internals& server, tcp::socket socket) : server_(server), stream_(std::move(socket)) {}
 
   void read() {
+    waits_since_ = Clock::now();
     parser_.emplace();
     parser_->header_limit(kMostHeader);
     parser_->body_limit(0);
     stream_.expires_after(kPatience);
     http::async_read(stream_, buffer_, *parser_, [self = shared_from_this()](const error_code& error, size_t) {
       if (error) return self->close();
+      self->waits_since_.reset();
       self->answer();
     });
   }
+  // For a request; none: it is being answered.
+  const std::optional<Clock::time_point>& waits_since() const { return waits_since_; }
 
   void close() {
     error_code ignored;  // it is over either way
@@ -219,7 +225,21 @@ class HttpServer::Connection : public std::enable_shared_from_this<Connection> {
   beast::flat_buffer buffer_{kMostHeader * 2};
   std::optional<http::request_parser<http::empty_body>> parser_;
   http::response<http::string_body> response_;
+  std::optional<Clock::time_point> waits_since_;
 };
+
+// Whoever only holds connections must not keep others out: the one that has asked for nothing for longest goes.
+bool HttpServer::Internals::make_room() {
+  if (connections.size() < kMostConnections) return true;
+  std::shared_ptr<Connection> longest;
+  for (const auto& connection : connections) {
+    const auto& since = connection->waits_since();
+    if (since && (!longest || *since < *longest->waits_since())) longest = connection;
+  }
+  if (!longest) return false;
+  longest->close();
+  return true;
+}
 
 Result<> HttpServer::Internals::listen() {
   TRY_ASSIGN(const tcp::endpoint endpoint, endpoint_of(options.address));
@@ -249,7 +269,7 @@ void HttpServer::Internals::accept_next() {
       });
       return;
     }
-    if (connections.size() < kMostConnections) {  // else it is closed at once
+    if (make_room()) {  // else it is closed at once
       auto connection = std::make_shared<Connection>(*this, std::move(socket));
       connections.insert(connection);
       connection->read();
@@ -289,8 +309,9 @@ void HttpServer::every(std::chrono::seconds period, std::function<void()> work) 
   internals_->periodics.push_back({period, std::move(work), std::make_unique<asio::steady_timer>(internals_->context)});
 }
 
+Result<> HttpServer::listen() { return internals_->listen(); }
+
 Result<> HttpServer::start() {
-  TRY(internals_->listen());
   internals_->work.emplace(asio::make_work_guard(internals_->context));
   internals_->accept_next();
   for (auto& periodic : internals_->periodics) internals_->repeat(periodic);

@@ -49,7 +49,10 @@ class HttpServer {
   // `work` is quick.
   void every(std::chrono::seconds period, std::function<void()> work);
 
-  // EADDRINUSE, EACCES, EADDRNOTAVAIL: as bind(2); the error names the address.
+  // From then on address() is known, and clients wait. EADDRINUSE, EACCES, EADDRNOTAVAIL: as bind(2); the error names
+  // the address.
+  Result<> listen();
+  // Answers; after listen().
   Result<> start();
   // Harmless a second time, and without start().
   void stop();

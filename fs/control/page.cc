@@ -1,11 +1,11 @@
 #include "fs/control/page.h"
 
 #include <ctime>
-#include <set>
 
 #include "fs/control/commands.h"
 #include "fs/metrics.h"
 #include "fs/status.h"
+#include "io/log.h"
 
 namespace ckptfs::fs {
 namespace {
@@ -16,12 +16,9 @@ constexpr std::chrono::milliseconds kShortest{1000};
 constexpr int kLookShare = 20;  // looking takes one part in so many of the time
 constexpr std::chrono::seconds kSampling{10};
 
-// The page shows all: who may see it is the server's to say.
-Peer everybody() { return {{0, 0, {}}, 0}; }
-
 json to_json(const TakenSave& save) {
   const auto when = std::chrono::duration_cast<std::chrono::seconds>(save.when.time_since_epoch());
-  return {{"step", save.step},    {"by", save.inode == 0 ? "save" : "files"},
+  return {{"step", save.step},    {"by", save.by_files ? "files" : "save"},
           {"when", when.count()}, {"seconds", std::chrono::duration<double>(save.took).count()},
           {"bytes", save.bytes},  {"error", save.error}};
 }
@@ -45,28 +42,30 @@ void PageState::sample_space() {
 }
 
 Result<json> PageState::look() const {
-  TRY_ASSIGN(json found, list_steps(fs_, everybody(), "/"));
-  TRY_ASSIGN(found["usage"], disk_use(fs_.store, everybody(), "/"));
-  found["usage"].erase("steps");  // said by the list, too
+  TRY_ASSIGN(json found, look_at_all(fs_));
   json policies = json::object();
   TRY_ASSIGN(const auto all, meta::list_series(fs_.tree));
   for (const meta::InodeNumber series : all) {
-    const auto policy = meta::policy_of(fs_.store, series);
-    if (!policy) continue;  // removed meanwhile
-    policies[fs_.tree.path_of(series)] = {{"set", policy.value().set}, {"armed", policy.value().armed}};
+    TRY_ASSIGN(const meta::SeriesPolicy policy, meta::policy_of(fs_.store, series));
+    policies[fs_.tree.path_of(series)] = {{"set", policy.set}, {"armed", policy.armed}};
   }
   found["policies"] = std::move(policies);
   found["looked"] = std::time(nullptr);
   return found;
 }
 
-Result<json> PageState::now() {
+json PageState::now() {
   json state;
   {
     const std::lock_guard turn(turn_);
     const auto began = Clock::now();
     if (began >= good_to_) {
-      TRY_ASSIGN(known_, look());
+      if (auto found = look()) {
+        known_ = std::move(found).value();
+      } else {  // what was seen before stays, and says so
+        known_["error"] = "the steps cannot be looked at: " + found.error().message();
+        log::warn("page: {}", found.error().message());
+      }
       const auto ended = Clock::now();
       good_to_ = ended + std::max<Clock::duration>(kShortest, (ended - began) * kLookShare);
     }
@@ -95,10 +94,8 @@ void add_pages(HttpServer& server, Filesystem& fs, PageState& state) {
     return HttpServer::Answer{200, kMetricsType, metrics_of(fs)};
   });
   server.add("/api/state", Pace::slow, Guard::token, [&state] {
-    const auto now = state.now();
-    const json body = now ? now.value() : json{{"error", now.error().message()}};
-    return HttpServer::Answer{now ? 200U : 500U, "application/json",
-                              body.dump(-1, ' ', false, json::error_handler_t::replace)};
+    return HttpServer::Answer{200, "application/json",
+                              state.now().dump(-1, ' ', false, json::error_handler_t::replace)};
   });
   server.every(kSampling, [&state] { state.sample_space(); });
 }

@@ -44,7 +44,7 @@ class PageState {
   void sample_space();
   // {"now", "status", "usage": as du, "steps": as ls, "policies": {series: rules}, "saves", "space": [[time, bytes
   // used]]}. Steps are looked at for a twentieth of the time at most; "looked" says when they were.
-  Result<nlohmann::json> now();
+  nlohmann::json now();
 
  private:
   using Clock = std::chrono::steady_clock;

@@ -9,7 +9,9 @@ class Walk {
  public:
   Walk(const meta::Tree& tree, const Credentials& who, unsigned wanted) : tree_(tree), who_(who), wanted_(wanted) {}
 
-  Result<> add(meta::InodeNumber inode, const std::string& path) {
+  Result<> add(meta::InodeNumber inode, const std::string& path, unsigned depth = 0) {
+    constexpr unsigned kDeepest = 256;  // it calls itself for each
+    if (depth > kDeepest) return Error(ELOOP, "folders lie too deep in each other");
     TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(inode));
     if (!may_access(who_, record, record.is_dir() ? kRead | kSearch : wanted_)) {
       return Error(EACCES,
@@ -19,7 +21,7 @@ class Walk {
     if (!record.is_dir()) return success();
     TRY_ASSIGN(const auto entries, tree_.list(inode));
     for (const meta::DirectoryEntry& entry : entries) {
-      TRY(add(entry.inode, (path == "/" || path.empty() ? path : path + "/") + entry.name));
+      TRY(add(entry.inode, (path == "/" || path.empty() ? path : path + "/") + entry.name, depth + 1));
     }
     return success();
   }

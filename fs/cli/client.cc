@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "fs/cli/progress.h"
 #include "fs/cli/system.h"
 #include "io/control_message.h"
 
@@ -86,6 +87,12 @@ Result<nlohmann::json> ask_daemon(const MountEntry& mount, const std::string& co
   if (access(socket.c_str(), F_OK) == 0 && reply.error().errno_value() == ENOENT) return reply;  // the command's own
   return Error(reply.error().errno_value(), socket + ": nobody listens on the control socket of " + mount.mountpoint +
                                                 "; its log says why (another mount namespace has its own /run)");
+}
+
+Result<nlohmann::json> ask_and_wait(const MountEntry& mount, const std::string& what, const std::string& command,
+                                    const nlohmann::json& arguments) {
+  const Waiting waiting(what);
+  return ask_daemon(mount, command, arguments);
 }
 
 }  // namespace ckptfs::fs::cli

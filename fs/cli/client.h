@@ -24,4 +24,8 @@ Result<Target> find_target(const std::vector<MountEntry>& mounts, const std::opt
 // One request to the daemon of that mount, whose socket its root's user.ckptfs.socket names.
 Result<nlohmann::json> ask_daemon(const MountEntry& mount, const std::string& command, const nlohmann::json& arguments);
 
+// As ask_daemon, for what may take long: `what` is being done, says a line on a terminal after a second.
+Result<nlohmann::json> ask_and_wait(const MountEntry& mount, const std::string& what, const std::string& command,
+                                    const nlohmann::json& arguments);
+
 }  // namespace ckptfs::fs::cli

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "fs/cli/daemon.h"
+#include "fs/cli/progress.h"
 #include "fs/cli/system.h"
 #include "io/fd.h"
 
@@ -77,7 +78,10 @@ int daemonize(const std::string& name, const std::function<int(const StartReport
     std::exit(child(std::move(write_end), body));
   }
   write_end.reset();
-  const std::string text = read_to_end(read_end.get());
+  const std::string text = [&] {
+    const Waiting waiting("mounting " + name);
+    return read_to_end(read_end.get());
+  }();
   if (text == kOk) return kSuccess;
   int status = 0;
   ::waitpid(pid, &status, 0);  // it has ended, or is about to

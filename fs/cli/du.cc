@@ -47,7 +47,8 @@ void print_usage(const json& result, bool one_step) {
 }
 
 Result<int> run_du(const Target& target, bool as_json) {
-  TRY_ASSIGN(const json result, ask_daemon(target.mount, "du", {{"path", target.path}}));
+  TRY_ASSIGN(const json result,
+             ask_and_wait(target.mount, "asking what is on the disk", "du", {{"path", target.path}}));
   if (as_json) {
     print_json(result);
     return kSuccess;

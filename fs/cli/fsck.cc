@@ -10,6 +10,7 @@
 #include "fs/cli/commands.h"
 #include "fs/cli/format.h"
 #include "fs/cli/mountinfo.h"
+#include "fs/cli/progress.h"
 #include "fs/cli/system.h"
 #include "io/image.h"
 #include "meta/fsck.h"
@@ -95,7 +96,10 @@ int run(const FsckArguments& arguments) {
   if (access(store.value().c_str(), F_OK) != 0) return fail(last_error(store.value() + ": there is no store"));
   auto image = ImageForCheck::open(store.value());
   if (!image) return fail(store.value(), image.error());
-  const auto outcome = check(image.value().folder(), arguments.remove_orphans);
+  const auto outcome = [&] {
+    const Waiting waiting("checking " + store.value());
+    return check(image.value().folder(), arguments.remove_orphans);
+  }();
   const auto closed = image.value().close();
   if (!outcome) return fail(store.value(), outcome.error());
   if (arguments.as_json) {

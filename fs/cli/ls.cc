@@ -89,7 +89,7 @@ void print_steps(const json& steps) {
 }
 
 Result<int> run_ls(const Target& target, bool as_json) {
-  TRY_ASSIGN(const json result, ask_daemon(target.mount, "ls", {{"path", target.path}}));
+  TRY_ASSIGN(const json result, ask_and_wait(target.mount, "looking at the steps", "ls", {{"path", target.path}}));
   if (as_json) {
     print_json(result);
   } else {

@@ -98,7 +98,7 @@ int run(const PolicyArguments& arguments) {
   if (!target) return fail(target.error());
   const std::string path = target.value().path == target.value().mount.root ? "/steps" : target.value().path;
   const json request = {{"path", path}, {"set", changes.value()}, {"dry_run", arguments.dry_run}};
-  const auto result = ask_daemon(target.value().mount, "policy", request);
+  const auto result = ask_and_wait(target.value().mount, "looking at the steps", "policy", request);
   if (!result) return fail(arguments.series.empty() ? path : arguments.series, result.error());
   if (arguments.as_json) {
     print_json(result.value());

@@ -25,4 +25,28 @@ void Progress::show(uint64_t bytes, uint64_t total) {
   shown_ = true;
 }
 
+Waiting::Waiting(std::string what) : what_(std::move(what)) {
+  if (isatty(STDERR_FILENO) == 1) thread_ = std::thread([this] { run(); });
+}
+
+Waiting::~Waiting() {
+  if (!thread_.joinable()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    over_ = true;
+  }
+  changed_.notify_one();
+  thread_.join();
+}
+
+void Waiting::run() {
+  std::unique_lock lock(mutex_);
+  unsigned seconds = 0;
+  while (!changed_.wait_for(lock, std::chrono::seconds(1), [this] { return over_; })) {
+    std::fprintf(stderr, "\r\033[K%s: %u s", what_.c_str(), ++seconds);
+    std::fflush(stderr);
+  }
+  if (seconds != 0) std::fprintf(stderr, "\r\033[K");
+}
+
 }  // namespace ckptfs::fs::cli

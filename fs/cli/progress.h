@@ -2,8 +2,11 @@
 #pragma once
 
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
+#include <mutex>
 #include <string>
+#include <thread>
 
 namespace ckptfs::fs::cli {
 
@@ -22,6 +25,24 @@ class Progress {
   const std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
   const bool terminal_;
   bool shown_ = false;
+};
+
+// The same for what tells nothing of how far it has come: "looking at the steps: 12 s".
+class Waiting {
+ public:
+  explicit Waiting(std::string what);
+  ~Waiting();  // takes the line away
+  Waiting(const Waiting&) = delete;
+  Waiting& operator=(const Waiting&) = delete;
+
+ private:
+  void run();
+
+  const std::string what_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool over_ = false;   // guarded by mutex_
+  std::thread thread_;  // none where stderr is no terminal
 };
 
 }  // namespace ckptfs::fs::cli

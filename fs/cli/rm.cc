@@ -25,8 +25,8 @@ int run(const RmArguments& arguments) {
   int code = kSuccess;
   for (const std::string& step : arguments.steps) {
     const auto target = find_target(step);
-    const auto result =
-        target ? ask_daemon(target.value().mount, "rm", {{"path", target.value().path}}) : Result<json>(target.error());
+    const auto result = target ? ask_and_wait(target.value().mount, "removing", "rm", {{"path", target.value().path}})
+                               : Result<json>(target.error());
     if (result) {
       removed.push_back(result.value().value("removed", step));
     } else {

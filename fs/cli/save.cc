@@ -60,7 +60,7 @@ int run(const SaveArguments& arguments) {
   auto target = find_series(arguments);
   if (!target) return fail(target.error());
   const json request = {{"series", target.value().path}, {"tag", arguments.tag}};
-  auto result = ask_daemon(target.value().mount, "save", request);
+  auto result = ask_and_wait(target.value().mount, "saving", "save", request);
   if (!result) return fail(target.value().mount.mountpoint, result.error());
   if (arguments.as_json) {
     print_json(result.value());

@@ -142,7 +142,7 @@ void add_tensors(json& answer, json manifest) {
 
 Result<json> look(const ShowArguments& arguments) {
   TRY_ASSIGN(const Target target, find_target(arguments.step));
-  TRY_ASSIGN(json answer, ask_daemon(target.mount, "show", {{"path", target.path}}));
+  TRY_ASSIGN(json answer, ask_and_wait(target.mount, "looking at the step", "show", {{"path", target.path}}));
   if (arguments.files_only) return answer;
   auto manifest = manifest_of(target);
   if (manifest) {

@@ -226,6 +226,7 @@ Result<StepLook> StepFactsFinder::look_at_step(meta::InodeNumber step, const std
   look.quiet = std::chrono::duration_cast<std::chrono::seconds>(age);
   look.reason = known.judgement.reason;
   look.ranks = known.ranks;
+  look.fingerprint = known.fingerprint;
   const bool complete = known.judgement.completeness == Completeness::complete;
   look.facts.tag = tag;
   look.facts.number = meta::number_of(tag, look.record);
@@ -266,14 +267,28 @@ const char* state_of(const StepLook& step) {
   return "unknown";
 }
 
-Result<std::optional<double>> StepFactsFinder::metric_of(const StepLook& look, const std::string& name) const {
+Result<std::optional<double>> StepFactsFinder::metric_of(const StepLook& look, const std::string& name) {
   const auto set = fs_.store.index().xattr(look.inode, meta::kMetricXattr + name);
   if (set) return meta::parse_metric(set.value());
   if (set.error().errno_value() != ENOENT) return set.error();
+  const auto is_known = [&](const auto& known) {
+    return known != known_.end() && known->second.fingerprint == look.fingerprint;
+  };
+  {
+    const std::lock_guard lock(mutex_);
+    const auto known = known_.find(look.inode);
+    if (is_known(known) && known->second.metrics.contains(name)) return known->second.metrics.at(name);
+  }
   const auto state = read_file(fs_.tree, look.inode, "trainer_state.json", meta::formats::kMostTrainerState);
-  if (!state && state.error().errno_value() == ENOENT) return std::optional<double>();
-  TRY(state);
-  return metric_in(state.value(), name);
+  std::optional<double> metric;
+  if (state) {
+    TRY_ASSIGN(metric, metric_in(state.value(), name));
+  } else if (state.error().errno_value() != ENOENT) {
+    return state.error();
+  }
+  const std::lock_guard lock(mutex_);
+  if (const auto known = known_.find(look.inode); is_known(known)) known->second.metrics[name] = metric;
+  return metric;
 }
 
 Result<std::optional<std::string>> StepFactsFinder::latest_of(meta::InodeNumber series) const {

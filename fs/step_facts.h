@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -31,6 +32,7 @@ struct StepLook {
   std::string reason;            // why it is not complete
   bool failed = false;           // it could not be looked at: `reason` is the error
   unsigned ranks = 0;            // that have files in it; 0: its files name none
+  io::Digest fingerprint{};      // another one where any of its files is another; zero: one is being written
   meta::WallTime changed;        // when anything in it was, last
   std::chrono::seconds quiet{};  // since then
 };
@@ -75,8 +77,9 @@ class StepFactsFinder {
     meta::formats::CompletenessJudgement judgement;
     timespec completed{};
     unsigned ranks = 0;
-    bool saved_alone = false;  // by `save`, and nothing was added
-    bool mapped = false;       // for writing
+    bool saved_alone = false;                              // by `save`, and nothing was added
+    bool mapped = false;                                   // for writing
+    std::map<std::string, std::optional<double>> metrics;  // by name, as its files tell them
   };
 
   // Of a folder and those in it.
@@ -92,7 +95,7 @@ class StepFactsFinder {
   Result<Known> judge(meta::InodeNumber step, const Changes& changes, StepLook& look);
   Result<Changes> changes_below(meta::InodeNumber folder, unsigned depth = 0) const;
   Result<bool> is_mapped_for_writing(meta::InodeNumber step) const;
-  Result<std::optional<double>> metric_of(const StepLook& look, const std::string& name) const;
+  Result<std::optional<double>> metric_of(const StepLook& look, const std::string& name);
 
   Filesystem& fs_;
   std::atomic<bool> stopping_{false};

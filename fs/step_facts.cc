@@ -166,13 +166,17 @@ void StepFactsFinder::forget(meta::InodeNumber inode) {
 }
 
 // As it was judged before, if no file has changed.
-Result<StepFactsFinder::Known> StepFactsFinder::judge(meta::InodeNumber step, const Changes& changes, StepLook& look) {
+Result<StepFactsFinder::Known> StepFactsFinder::judge(meta::InodeNumber step, const Changes& changes, const Used& used,
+                                                      StepLook& look) {
   const std::function<bool(meta::InodeNumber)> is_written = [this](meta::InodeNumber inode) {
     return fs_.files.open_for_writing(inode);
   };
   views::FilesOfStep files(fs_.store, is_written);
   TRY(files.collect(step));
   look.changed = std::max(look.changed, wall_time(files.time()));
+  look.files = files.inodes().size();
+  look.bytes = files.bytes();
+  look.facts.in_use = std::ranges::any_of(files.inodes(), [&used](auto inode) { return used.contains(inode); });
   Known known;
   if (!files.problems().empty()) {
     known.judgement = {Completeness::incomplete, files.problems().front().file + ": it is being written"};
@@ -221,7 +225,7 @@ Result<StepLook> StepFactsFinder::look_at_step(meta::InodeNumber step, const std
   }
   TRY_ASSIGN(const Changes changes, changes_below(step));
   look.changed = wall_time(changes.any);
-  TRY_ASSIGN(const Known known, judge(step, changes, look));
+  TRY_ASSIGN(const Known known, judge(step, changes, used, look));
   const auto age = std::max(wall_time(meta::now()) - look.changed, std::chrono::nanoseconds(0));
   look.quiet = std::chrono::duration_cast<std::chrono::seconds>(age);
   look.reason = known.judgement.reason;
@@ -233,8 +237,7 @@ Result<StepLook> StepFactsFinder::look_at_step(meta::InodeNumber step, const std
   look.facts.completeness = known.judgement.completeness;
   look.facts.completed = complete ? wall_time(known.completed) : look.changed;
   look.facts.pinned = look.record.pinned;
-  TRY_ASSIGN(const bool in_use, holds_any(step, used));
-  look.facts.in_use = in_use || known.mapped;
+  look.facts.in_use = look.facts.in_use || known.mapped;
   const bool settled =
       look.record.sealed || known.saved_alone || look.quiet >= std::chrono::seconds(fs_.options.quiet_seconds);
   if (complete && !settled) {

@@ -29,8 +29,10 @@ struct StepLook {
   meta::InodeNumber inode = 0;
   meta::StepRecord record;
   meta::StepFacts facts;
-  std::string reason;            // why it is not complete
-  bool failed = false;           // it could not be looked at: `reason` is the error
+  std::string reason;   // why it is not complete
+  bool failed = false;  // it could not be looked at: `reason` is the error
+  uint64_t files = 0;
+  uint64_t bytes = 0;            // apparent
   unsigned ranks = 0;            // that have files in it; 0: its files name none
   io::Digest fingerprint{};      // another one where any of its files is another; zero: one is being written
   meta::WallTime changed;        // when anything in it was, last
@@ -92,7 +94,7 @@ class StepFactsFinder {
   Used used() const;
   Result<bool> holds_any(meta::InodeNumber step, const Used& used) const;
   bool is_written(meta::InodeNumber series) const;
-  Result<Known> judge(meta::InodeNumber step, const Changes& changes, StepLook& look);
+  Result<Known> judge(meta::InodeNumber step, const Changes& changes, const Used& used, StepLook& look);
   Result<Changes> changes_below(meta::InodeNumber folder, unsigned depth = 0) const;
   Result<bool> is_mapped_for_writing(meta::InodeNumber step) const;
   Result<std::optional<double>> metric_of(const StepLook& look, const std::string& name);

@@ -48,17 +48,6 @@ std::string kind_of(const std::vector<DirectoryEntry>& entries) {
   return "other";
 }
 
-Result<> count_files(const Tree& tree, StepInfo& step) {
-  return for_each_file(tree, step.inode, [&](const auto&, InodeNumber file) -> Result<> {
-    const auto attributes = tree.attributes(file);
-    if (!attributes && attributes.error().errno_value() == ENOENT) return success();  // removed meanwhile
-    TRY(attributes);
-    ++step.files;
-    step.bytes += static_cast<uint64_t>(attributes.value().stat.st_size);
-    return success();
-  });
-}
-
 Result<> visit_files(const Tree& tree, InodeNumber folder, std::vector<std::string>& path, const VisitFile& visit) {
   if (path.size() > kDeepestStep) return Error(ELOOP, tree.path_of(folder) + ": folders lie too deep in each other");
   TRY_ASSIGN(const auto entries, tree.list(folder));
@@ -138,6 +127,19 @@ Result<> for_each_file(const Tree& tree, InodeNumber folder, const VisitFile& vi
   return visit_files(tree, folder, path, visit);
 }
 
+Result<FileCount> count_files(const Tree& tree, InodeNumber folder) {
+  FileCount count;
+  const auto counted = for_each_file(tree, folder, [&](const auto&, InodeNumber file) -> Result<> {
+    const auto attributes = tree.attributes(file);
+    if (!attributes && attributes.error().errno_value() == ENOENT) return success();  // removed meanwhile
+    TRY(attributes);
+    ++count.files;
+    count.bytes += static_cast<uint64_t>(attributes.value().stat.st_size);
+    return success();
+  });
+  return counted ? Result<FileCount>(count) : counted.error();
+}
+
 Result<> check_series(const Tree& tree, InodeNumber series) {
   TRY_ASSIGN(const InodeRecord record, tree.inode(series));
   if (!record.is_dir()) return Error(ENOTDIR);
@@ -183,7 +185,6 @@ Result<StepInfo> info_of(Store& store, InodeNumber number, const std::string& se
   }
   TRY_ASSIGN(const auto entries, tree.list(number));
   step.kind = kind_of(entries);
-  TRY(count_files(tree, step));
   return step;
 }
 

@@ -14,8 +14,6 @@ struct StepInfo {
   std::string series;  // path of the series, "/steps"
   std::string tag;
   StepRecord record;
-  uint64_t files = 0;
-  uint64_t bytes = 0;  // apparent
   timespec mtime{};
   std::string kind;  // "swap state only", "deepspeed", "hf", "dcp", "other"
 };
@@ -30,6 +28,11 @@ Result<bool> is_step(const Tree& tree, InodeNumber directory, const std::string&
 Result<> note_entry(Tree& tree, InodeNumber folder, const DirectoryEntry& entry);
 // A directory was given this name: as above.
 Result<> note_directory(Tree& tree, InodeNumber directory);
+struct FileCount {
+  uint64_t files = 0;
+  uint64_t bytes = 0;  // apparent
+};
+Result<FileCount> count_files(const Tree& tree, InodeNumber folder);
 // Visits every regular file below a folder; `path`: the names from there down, the file's own last.
 using VisitFile = std::function<Result<>(const std::vector<std::string>& path, InodeNumber file)>;
 Result<> for_each_file(const Tree& tree, InodeNumber folder, const VisitFile& visit);

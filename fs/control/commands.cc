@@ -38,8 +38,6 @@ json to_json(const meta::StepInfo& step) {
           {"tag", step.tag},
           {"kind", step.kind},
           {"state", step.record.being_removed ? "being removed" : "unknown"},
-          {"files", step.files},
-          {"bytes", step.bytes},
           {"mtime", step.mtime.tv_sec},
           {"saved", step.record.source != 0 ? json(step.record.saved.tv_sec) : json()},
           {"sealed", step.record.sealed},
@@ -134,7 +132,11 @@ Result<json> step_rows(Filesystem& fs, const Survey& survey) {
   for (size_t at = 0; at < survey.steps.size(); ++at) {
     json row = to_json(survey.steps[at]);
     row.update(to_json(survey.account.owners[at]));
-    if (const auto more = known.find(survey.steps[at].inode); more != known.end()) row.update(more->second);
+    if (const auto more = known.find(survey.steps[at].inode); more != known.end()) {
+      row.update(more->second);
+    } else if (const auto count = meta::count_files(fs.tree, survey.steps[at].inode)) {
+      row.update(json{{"files", count.value().files}, {"bytes", count.value().bytes}});
+    }
     rows.push_back(std::move(row));
   }
   return rows;

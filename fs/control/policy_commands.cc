@@ -112,6 +112,8 @@ json judged_step(const StepLook& step, const meta::Decision& decision) {
           {"number", step.facts.number},
           {"state", state_of(step)},
           {"reason", step.reason},
+          {"files", step.files},
+          {"bytes", step.bytes},
           {"ranks", step.ranks},
           {"completed", seconds_of(step.facts.completed)},
           {"metric", step.facts.metric ? json(*step.facts.metric) : json()},

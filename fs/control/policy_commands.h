@@ -11,7 +11,7 @@ namespace ckptfs::fs {
 
 class Filesystem;
 
-// {"tag", "number", "state", "reason", "ranks", "completed", "metric", "stays", "by"}
+// {"tag", "number", "state", "reason", "files", "bytes", "ranks", "completed", "metric", "stays", "by"}
 nlohmann::json judged_step(const StepLook& step, const meta::Decision& decision);
 
 // Adds the commands to the server. `fs` must outlive the server's stop().

@@ -56,6 +56,8 @@ void FilesOfStep::add(const std::string& path, InodeNumber inode, const Attribut
   const struct stat& st = attributes.stat;
   const bool frozen = (attributes.record.flags & meta::kFrozen) != 0;
   const bool written = !frozen && is_written_(inode);
+  inodes_.push_back(inode);
+  bytes_ += static_cast<uint64_t>(st.st_size);
   fingerprint_ += path + '\0';
   for (const uint64_t part :
        {inode, attributes.record.blob, static_cast<uint64_t>(st.st_size), static_cast<uint64_t>(st.st_mtim.tv_sec),
@@ -85,21 +87,30 @@ void FilesOfStep::note_writer(const std::vector<std::string>& path, uint64_t pro
   if (!fresh && !(known->second == writer)) known->second.process = 0;
 }
 
+// The folder of path[depth].
+Result<const FilesOfStep::Folder*> FilesOfStep::folder(const std::vector<std::string>& path, size_t depth) {
+  if (depth < folders_.size() && folders_[depth].name == path[depth]) return &folders_[depth];
+  folders_.resize(depth);
+  Folder found{path[depth], 0, {}};
+  TRY_ASSIGN(found.inode, tree_.child(depth == 0 ? step_ : folders_[depth - 1].inode, path[depth]));
+  TRY_ASSIGN(found.record, tree_.inode(found.inode));
+  folders_.push_back(std::move(found));
+  return &folders_.back();
+}
+
 // Who may read a file and also reach it through the step's folders. None: a folder is gone.
 Result<std::optional<Access>> FilesOfStep::reachable(const std::vector<std::string>& path, const struct stat& file) {
   Access access{file.st_uid, file.st_gid, file.st_mode & 0777};
-  InodeNumber at = step_;
   for (size_t depth = 0; depth + 1 < path.size(); ++depth) {
-    const auto folder = tree_.child(at, path[depth]);
-    const auto record = folder ? tree_.inode(folder.value()) : folder.error();
-    if (!record && record.error().errno_value() == ENOENT) return std::optional<Access>();
-    if (!record) return record.error();
-    const bool same_owner = record.value().uid == access.uid && record.value().gid == access.gid;
-    const uint32_t searchable = record.value().mode & 0111;
+    const auto found = folder(path, depth);
+    if (!found && found.error().errno_value() == ENOENT) return std::optional<Access>();
+    TRY(found);
+    const meta::InodeRecord& record = found.value()->record;
+    const bool same_owner = record.uid == access.uid && record.gid == access.gid;
+    const uint32_t searchable = record.mode & 0111;
     if (searchable != 0111 && !same_owner) return std::optional(Access{0, 0, 0400});
     access.mode &= searchable << 2 | ~uint32_t{0444};
-    at = folder.value();
-    if (depth + 2 == path.size()) note_writer(path, record.value().newest_writer, file.st_uid);
+    if (depth + 2 == path.size()) note_writer(path, record.newest_writer, file.st_uid);
   }
   return std::optional(access);
 }

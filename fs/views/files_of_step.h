@@ -59,6 +59,10 @@ class FilesOfStep : public meta::formats::StepFiles {
   // As Source::digests.
   std::vector<std::string> digests() const;
 
+  // All of them, also those that are being written.
+  const std::vector<InodeNumber>& inodes() const { return inodes_; }
+  uint64_t bytes() const { return bytes_; }
+
   const std::vector<meta::formats::Problem>& problems() const { return problems_; }
   timespec time() const { return time_; }  // when the newest of them changed
 
@@ -67,10 +71,22 @@ class FilesOfStep : public meta::formats::StepFiles {
   void note_writer(const std::vector<std::string>& path, uint64_t process, uint32_t owner);
   Result<std::optional<Access>> reachable(const std::vector<std::string>& path, const struct stat& file);
 
+  // A folder on the way to the file that is looked at; those of the next file are the same, for the most part.
+  struct Folder {
+    std::string name;
+    InodeNumber inode = 0;
+    meta::InodeRecord record;
+  };
+  // 0 files deep: the step's own. None: it is gone.
+  Result<const Folder*> folder(const std::vector<std::string>& path, size_t depth);
+
   const meta::Store& store_;
   const meta::Tree& tree_;
   const std::function<bool(InodeNumber)>& is_written_;
   InodeNumber step_ = 0;
+  std::vector<Folder> folders_;
+  std::vector<InodeNumber> inodes_;
+  uint64_t bytes_ = 0;
   std::vector<File> files_;
   std::vector<Made> made_;
   std::vector<Access> access_;

@@ -28,22 +28,6 @@ std::string inside_mount(const std::string& path, const std::string& mountpoint)
   return path;
 }
 
-// What was asked for cannot be: nothing is wrong with the mount.
-bool is_refusal(const Error& error) {
-  switch (error.errno_value()) {
-    case EINVAL:
-    case EEXIST:
-    case ENOENT:
-    case ENOTDIR:
-    case EPERM:
-    case EACCES:
-    case ENAMETOOLONG:
-      return true;
-    default:
-      return false;
-  }
-}
-
 Result<bool> parse_flag(const std::string& value) {
   if (value == "1") return true;
   if (value == "0") return false;
@@ -233,7 +217,7 @@ Result<meta::SaveResult> ControlXattrs::save(meta::InodeNumber series, const std
   if (!result) {
     taken.error = result.error().message();
     fs_.saves.add(std::move(taken));
-    add(is_refusal(result.error()) ? fs_.counters.saves_refused : fs_.counters.saves_failed);
+    add(meta::is_refusal(result.error()) ? fs_.counters.saves_refused : fs_.counters.saves_failed);
     remember(series, result.error());
     log::warn("save {} failed: {}", step, result.error().message());
     return result;

@@ -152,8 +152,13 @@ meta::StoreOptions store_options(const MountOptions& options) {
   const auto from_environment = [](const char* name, uint32_t& id) {
     if (const char* text = std::getenv(name)) id = static_cast<uint32_t>(std::strtoul(text, nullptr, 10));
   };
-  from_environment("SUDO_UID", result.owner_uid);
-  from_environment("SUDO_GID", result.owner_gid);
+  if (::geteuid() == 0) {
+    from_environment("SUDO_UID", result.owner_uid);
+    from_environment("SUDO_GID", result.owner_gid);
+  } else {  // who else could look into it?
+    result.owner_uid = ::geteuid();
+    result.owner_gid = ::getegid();
+  }
   if (options.uid) result.owner_uid = *options.uid;
   if (options.gid) result.owner_gid = *options.gid;
   return result;

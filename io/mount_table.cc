@@ -45,6 +45,7 @@ std::optional<MountEntry> parse_entry(const std::string& line) {
   while (words >> skipped && skipped != "-") {
   }
   if (!(words >> entry.type >> entry.source)) return std::nullopt;
+  words >> entry.options;
   entry.root = unescape(entry.root);
   entry.mountpoint = unescape(entry.mountpoint);
   entry.source = unescape(entry.source);

@@ -17,6 +17,7 @@ struct MountEntry {
   std::string mountpoint;  // absolute, unescaped
   std::string type;        // "xfs", "fuse.ckptfs"
   std::string source;      // "/dev/loop0", or what the file system calls itself
+  std::string options;     // of the file system: "rw,user_id=0,group_id=0,allow_other"
 };
 
 // In the order of mounting: of several at one mountpoint, the last is the one that is seen.

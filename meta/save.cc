@@ -152,8 +152,11 @@ class Save {
     });
   }
 
+  // What is met here is a failure: an errno that elsewhere means that a save cannot be asked for is EIO.
   Result<> for_each_taken(const std::function<Result<>(Taken&)>& work, unsigned threads = kThreads) {
-    return io::for_each_parallel(taken_.size(), threads, [&](size_t i) { return work(taken_[i]); });
+    const auto done = io::for_each_parallel(taken_.size(), threads, [&](size_t i) { return work(taken_[i]); });
+    if (done || !is_refusal(done.error())) return done;
+    return Error(EIO, done.error().message());
   }
 
   // Folders that the gate guards get no new names, so the plan settles after a round or two.
@@ -509,6 +512,21 @@ class Save {
 };
 
 }  // namespace
+
+bool is_refusal(const Error& error) {
+  switch (error.errno_value()) {
+    case EINVAL:
+    case EEXIST:
+    case ENOENT:
+    case ENOTDIR:
+    case EPERM:
+    case EACCES:
+    case ENAMETOOLONG:
+      return true;
+    default:
+      return false;
+  }
+}
 
 Result<SaveResult> save(Store& store, const SaveRequest& request) {
   const std::lock_guard one_at_a_time(store.save_mutex());

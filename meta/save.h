@@ -29,6 +29,9 @@ struct SaveResult {
 // ENOSPC (the store could not take what would be owed afterwards). A save that fails leaves nothing.
 Result<SaveResult> save(Store& store, const SaveRequest& request);
 
+// What was asked for cannot be (no such source, a tag that is taken, ...): nothing is wrong with the store.
+bool is_refusal(const Error& error);
+
 // The zero_stage_N folder that saves into `series` take: its `source`, else the only one of the mount.
 Result<InodeNumber> save_source(Store& store, InodeNumber series);
 // Every zero_stage_N folder of the mount.

@@ -114,6 +114,17 @@ Result<> make_store(const StoreOptions& options) {
 }
 
 // True where a store may be made: nothing is in the folder but what a making that was cut short leaves.
+// Blobs are for the daemon's user alone: two users in turn would each make files that the other cannot read.
+Result<> refuse_others_store(int blobs_fd, const std::string& folder) {
+  TRY_ASSIGN(const struct stat st, io::stat_fd(blobs_fd));
+  if (st.st_uid == ::geteuid()) return success();
+  return Error(EPERM,
+               folder + ": this store belongs to uid " + std::to_string(st.st_uid) +
+                   ", and its files are readable by that user alone; mount it as that user, or make it yours for "
+                   "good: chown -R " +
+                   std::to_string(::geteuid()) + " " + folder);
+}
+
 bool may_become_store(const std::string& folder) {
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
@@ -209,6 +220,7 @@ Result<std::unique_ptr<Store>> Store::open(const StoreOptions& options) {
   TRY_ASSIGN(in->id, read_store_id(folder));
   TRY(refuse_lost_index(folder));
   TRY_ASSIGN(in->blobs_fd, io::open_at(AT_FDCWD, folder + "/blobs", O_RDONLY | O_DIRECTORY));
+  TRY(refuse_others_store(in->blobs_fd.get(), folder));
   in->blobs = std::make_unique<Blobs>(in->blobs_fd.get());
   in->space = std::make_unique<Space>(in->blobs_fd.get());
 

@@ -73,8 +73,11 @@ Result<Target> find_target(const std::vector<MountEntry>& mounts, const std::opt
 }
 
 Result<Target> find_target(const std::optional<std::string>& path) {
-  TRY_ASSIGN(const auto mounts, io::mount_table());
-  if (!path) return find_target(mounts, path);
+  TRY_ASSIGN(auto mounts, io::mount_table());
+  if (!path) {  // what some user mounted for themselves is not meant
+    std::erase_if(mounts, [](const MountEntry& mount) { return !may_enter(mount, geteuid()); });
+    return find_target(mounts, path);
+  }
   TRY_ASSIGN(const std::string absolute, absolute_path(*path));
   return find_target(mounts, absolute);
 }

@@ -15,8 +15,8 @@ struct Target {
   std::string path;  // from the mount's root: "/", "/steps/global_step100"
 };
 
-// Without a path: the only ckptfs mount (ENOENT where there is none, EINVAL naming them where there are several).
-// With one: the ckptfs mount it lies in (ENOENT).
+// Without a path: the only ckptfs mount that this user may enter (ENOENT where there is none, EINVAL naming them where
+// there are several). With one: the ckptfs mount it lies in (ENOENT).
 Result<Target> find_target(const std::optional<std::string>& path);
 // As above, on mounts and a path (absolute) already known. Pure.
 Result<Target> find_target(const std::vector<MountEntry>& mounts, const std::optional<std::string>& path);

@@ -2,6 +2,7 @@
 
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -138,14 +139,14 @@ MountOptions mount_options(const MountPlan& plan, const std::string& store_folde
   return options;
 }
 
-// Where a mount's control socket is: of root's for all, of an ordinary user's, into whose mount nobody else can look,
-// where only that user can make it.
-std::string socket_folder() {
+// Where a mount's control socket is. Of a mount that nobody else can look into it is where nobody else can connect.
+std::string socket_folder(bool for_others) {
   if (geteuid() == 0) return "/run/ckptfs";
-  if (const char* folder = std::getenv("XDG_RUNTIME_DIR"); folder != nullptr && *folder == '/') {
-    return std::string(folder) + "/ckptfs";
-  }
-  return "/tmp/ckptfs-" + std::to_string(geteuid());
+  const char* const folder = std::getenv("XDG_RUNTIME_DIR");
+  struct stat st {};
+  const bool own = folder != nullptr && *folder == '/' && ::stat(folder, &st) == 0 && st.st_uid == geteuid();
+  if (own && !for_others) return std::string(folder) + "/ckptfs";
+  return "/tmp/ckptfs-" + std::to_string(geteuid()) + (for_others ? "-shared" : "");
 }
 
 // What answers but for the files: the control socket and, where asked for, HTTP.
@@ -163,8 +164,10 @@ class Servers {
       log::info("http://{}/ has the page, /metrics the metrics{}", http_->address(),
                 http.token.empty() ? "; every user of this machine may look" : "; by token");
     }
-    fs.socket_path = socket_folder() + "/" + mount.store().id() + ".sock";
-    control_ = std::make_unique<ControlServer>(fs.socket_path);
+    const bool for_others = mount.options().for_others;
+    fs.socket_path = socket_folder(for_others) + "/" + mount.store().id() + ".sock";
+    using Audience = ControlServer::Audience;
+    control_ = std::make_unique<ControlServer>(fs.socket_path, for_others ? Audience::everybody : Audience::owner);
     add_commands(*control_, mount);
     add_content_commands(*control_, mount.store());
     add_policy_commands(*control_, fs);

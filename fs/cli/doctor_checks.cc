@@ -172,7 +172,7 @@ Check check_privileges() {
     check.verdict = can ? Verdict::warn : Verdict::fail;
     check.found = can ? "an ordinary user: no passthrough, every byte goes through the daemon; no images"
                       : "an ordinary user without fusermount3: nothing can be mounted";
-    check.advice = can ? "sudo ckptfs ... has both" : "apt install fuse3, or sudo ckptfs ...";
+    check.advice = can ? "sudo ckptfs ... has both, with a store of its own" : "apt install fuse3, or sudo ckptfs ...";
   } else if (!has_sys_admin()) {
     check.verdict = Verdict::fail;
     check.found = "root without CAP_SYS_ADMIN: nothing can be mounted";

@@ -2,6 +2,7 @@
 
 #include <mntent.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -15,7 +16,6 @@
 #include "fs/cli/daemon_probe.h"
 #include "fs/cli/mount_options.h"
 #include "fs/cli/system.h"
-#include "io/process.h"
 
 namespace ckptfs::fs::cli {
 namespace {
@@ -28,12 +28,14 @@ void fail_check(Check& check, const std::string& found, const std::string& advic
 
 bool is_folder(const std::string& path) {
   struct stat st {};
-  // A dead mount is a folder, too: that is another check's.
-  return ::stat(path.c_str(), &st) == 0 ? S_ISDIR(st.st_mode) : errno == ENOTCONN;
+  if (::stat(path.c_str(), &st) == 0) return S_ISDIR(st.st_mode);
+  // A dead mount is a folder, too, which is another check's; and what this user may not see may well be one.
+  return errno != ENOENT && errno != ENOTDIR;
 }
 
 // The store's own folder is made by the first mount, what it lies in is not.
-void check_folders(Check& check, const std::string& store, const std::string& mountpoint) {
+void check_folders(Check& check, std::string store, const std::string& mountpoint) {
+  while (store.size() > 1 && store.back() == '/') store.pop_back();
   if (!is_folder(mountpoint)) {
     fail_check(check, mountpoint + ": there is no such folder", "mkdir -p " + mountpoint);
   } else if (const std::string above = std::filesystem::path(store).parent_path(); !is_folder(above)) {
@@ -41,13 +43,16 @@ void check_folders(Check& check, const std::string& store, const std::string& mo
   }
 }
 
-// mount(8) runs mount.TYPE; for fuse.ckptfs that is libfuse's mount.fuse3 (or mount.fuse).
+bool is_program(const char* path) { return ::access(path, X_OK) == 0; }
+
+// mount(8) runs /sbin/mount.TYPE, whatever PATH says; for fuse.ckptfs libfuse's mount.fuse, where there is no own one.
 void check_helper(Check& check, const std::string& type) {
-  if (type == "ckptfs" && !io::find_program("mount.ckptfs")) {
-    fail_check(check, "no mount.ckptfs for mount(8) to run",
+  if (type == "ckptfs" && !is_program("/sbin/mount.ckptfs")) {
+    fail_check(check, "no /sbin/mount.ckptfs for mount(8) to run",
                "the Debian package installs it; else: ln -s $(command -v ckptfs) /sbin/mount.ckptfs");
-  } else if (type != "ckptfs" && !io::find_program("mount.fuse3") && !io::find_program("mount.fuse")) {
-    fail_check(check, "no mount.fuse3 for mount(8) to run", "apt install fuse3, or write ckptfs instead of " + type);
+  } else if (type != "ckptfs" && !is_program("/sbin/mount.fuse.ckptfs") && !is_program("/sbin/mount.fuse")) {
+    fail_check(check, "no /sbin/mount.fuse for mount(8) to run",
+               "apt install fuse3, or write ckptfs instead of " + type);
   }
 }
 
@@ -62,6 +67,22 @@ Check check_entry(const mntent& entry) {
   return check;
 }
 
+std::string trimmed(const std::string& text) {
+  constexpr const char* kBlank = " \t\r";
+  const size_t begin = text.find_first_not_of(kBlank);
+  return begin == std::string::npos ? "" : text.substr(begin, text.find_last_not_of(kBlank) - begin + 1);
+}
+
+// Those behind each -o.
+std::vector<std::string> option_lists(const std::string& words) {
+  std::istringstream stream(words);
+  std::vector<std::string> lists;
+  for (std::string word; stream >> word;) {
+    if (word == "-o" && stream >> word) lists.push_back(word);
+  }
+  return lists;
+}
+
 using Settings = std::map<std::string, std::string>;
 
 // NAME=VALUE a line, as systemd's EnvironmentFile has it; quotes around a value are not part of it.
@@ -69,12 +90,13 @@ Settings settings_in(const std::string& text) {
   Settings settings;
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
+    line = trimmed(line);
     const size_t equals = line.find('=');
     if (line.empty() || line[0] == '#' || line[0] == ';' || equals == std::string::npos) continue;
-    std::string value = line.substr(equals + 1);
+    const std::string value = trimmed(line.substr(equals + 1));
     const bool quoted =
         value.size() > 1 && (value.front() == '"' || value.front() == '\'') && value.back() == value.front();
-    settings[line.substr(0, equals)] = quoted ? value.substr(1, value.size() - 2) : value;
+    settings[trimmed(line.substr(0, equals))] = quoted ? value.substr(1, value.size() - 2) : value;
   }
   return settings;
 }
@@ -93,6 +115,9 @@ Check check_service(const std::string& path, const Result<std::string>& text) {
   }
   check.found += ": " + settings["STORE"] + " at " + settings["MOUNTPOINT"];
   check_folders(check, settings["STORE"], settings["MOUNTPOINT"]);
+  if (const auto options = parse_mount_options(option_lists(settings["OPTIONS"])); !options) {
+    fail_check(check, path + ": " + options.error().message(), "correct OPTIONS in it");
+  }
   return check;
 }
 

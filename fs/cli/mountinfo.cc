@@ -4,6 +4,12 @@ namespace ckptfs::fs::cli {
 
 bool is_ckptfs(const MountEntry& mount) { return mount.type == "fuse.ckptfs"; }
 
+bool may_enter(const MountEntry& mount, uint32_t uid) {
+  const std::string list = "," + mount.options + ",";
+  return list.find(",allow_other,") != std::string::npos || list.find(",user_id=") == std::string::npos ||
+         list.find(",user_id=" + std::to_string(uid) + ",") != std::string::npos;
+}
+
 std::optional<MountEntry> mounted_at(const std::vector<MountEntry>& mounts, const std::string& path) {
   std::optional<MountEntry> found;
   for (const MountEntry& entry : mounts) {

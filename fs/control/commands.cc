@@ -134,8 +134,11 @@ Result<json> step_rows(Filesystem& fs, const Survey& survey) {
     row.update(to_json(survey.account.owners[at]));
     if (const auto more = known.find(survey.steps[at].inode); more != known.end()) {
       row.update(more->second);
-    } else if (const auto count = meta::count_files(fs.tree, survey.steps[at].inode)) {
-      row.update(json{{"files", count.value().files}, {"bytes", count.value().bytes}});
+    }
+    if (!row.contains("files")) {
+      const auto count = meta::count_files(fs.tree, survey.steps[at].inode);
+      if (count) row.update(json{{"files", count.value().files}, {"bytes", count.value().bytes}});
+      if (!count) row["reason"] = "its files cannot be counted: " + count.error().message();
     }
     rows.push_back(std::move(row));
   }

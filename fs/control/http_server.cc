@@ -121,13 +121,13 @@ struct HttpServer::Internals {
   std::map<std::string, Page, std::less<>> pages;  // fixed from start() on
   std::vector<Periodic> periodics;
   asio::io_context context{1};
-  std::optional<asio::thread_pool> slow;
-  std::optional<asio::executor_work_guard<asio::io_context::executor_type>> work;
+  asio::io_context slow{1};
+  std::optional<asio::executor_work_guard<asio::io_context::executor_type>> work, slow_work;
   tcp::acceptor acceptor{context};
   asio::steady_timer pause{context};
   std::set<std::shared_ptr<Connection>> connections;
   bool stopping = false;
-  std::thread thread;
+  std::thread thread, slow_thread;
 };
 
 // One client. Alternates between reading a request and answering it. Context thread only.
@@ -170,8 +170,8 @@ class HttpServer::Connection : public std::enable_shared_from_this<Connection> {
     if (page->second.guard == Guard::token && !is_allowed()) return;
     if (page->second.pace == Pace::quick) return send(answer_of(page->second.handler));
     stream_.expires_never();
-    asio::post(*server_.slow, [self = shared_from_this(), &handler = page->second.handler,
-                               busy = asio::make_work_guard(server_.context)] {
+    asio::post(server_.slow, [self = shared_from_this(), &handler = page->second.handler,
+                              busy = asio::make_work_guard(server_.context)] {
       asio::post(self->server_.context, [self, answer = answer_of(handler)] { self->send(answer); });
     });
   }
@@ -316,8 +316,9 @@ Result<> HttpServer::start() {
   internals_->accept_next();
   for (auto& periodic : internals_->periodics) internals_->repeat(periodic);
   try {
-    internals_->slow.emplace(1);
+    internals_->slow_work.emplace(asio::make_work_guard(internals_->slow));
     internals_->thread = std::thread([server = internals_.get()] { server->context.run(); });
+    internals_->slow_thread = std::thread([server = internals_.get()] { server->slow.run(); });
   } catch (const std::system_error& e) {
     return Error(e.code().value(), std::string("http: ") + e.what());
   }
@@ -332,7 +333,8 @@ void HttpServer::stop() {
     begun.set_value();
   });
   begun.get_future().wait();
-  internals_->slow->join();
+  internals_->slow_work.reset();
+  if (internals_->slow_thread.joinable()) internals_->slow_thread.join();
   internals_->thread.join();
 }
 

@@ -108,17 +108,17 @@ Result<json> remove(Filesystem& fs, const Peer& peer, const json& arguments) {
 json judged_step(const StepLook& step, const meta::Decision& decision) {
   json by = json::array();
   for (const meta::Reason reason : decision.reasons) by.push_back(meta::name_of(reason));
-  return {{"tag", step.facts.tag},
-          {"number", step.facts.number},
-          {"state", state_of(step)},
-          {"reason", step.reason},
-          {"files", step.files},
-          {"bytes", step.bytes},
-          {"ranks", step.ranks},
-          {"completed", seconds_of(step.facts.completed)},
-          {"metric", step.facts.metric ? json(*step.facts.metric) : json()},
-          {"stays", decision.stays},
-          {"by", std::move(by)}};
+  json row = {{"tag", step.facts.tag},
+              {"number", step.facts.number},
+              {"state", state_of(step)},
+              {"reason", step.reason},
+              {"ranks", step.ranks},
+              {"completed", seconds_of(step.facts.completed)},
+              {"metric", step.facts.metric ? json(*step.facts.metric) : json()},
+              {"stays", decision.stays},
+              {"by", std::move(by)}};
+  if (!step.failed) row.update(json{{"files", step.files}, {"bytes", step.bytes}});
+  return row;
 }
 
 void add_policy_commands(ControlServer& server, Filesystem& fs) {

@@ -11,7 +11,8 @@ namespace ckptfs::fs {
 
 class Filesystem;
 
-// {"tag", "number", "state", "reason", "files", "bytes", "ranks", "completed", "metric", "stays", "by"}
+// Of one that could not be looked at without "files" and "bytes". {"tag", "number", "state", "reason", "files",
+// "bytes", "ranks", "completed", "metric", "stays", "by"}
 nlohmann::json judged_step(const StepLook& step, const meta::Decision& decision);
 
 // Adds the commands to the server. `fs` must outlive the server's stop().

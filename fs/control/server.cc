@@ -82,24 +82,26 @@ Result<> remove_stale_socket(const std::string& path) {
   return success();
 }
 
-Result<> make_folder(const std::string& socket_path) {
+Result<> make_folder(const std::string& socket_path, ControlServer::Audience audience) {
+  const mode_t mode = audience == ControlServer::Audience::everybody ? 0755 : 0700;
+  const mode_t wrong = audience == ControlServer::Audience::everybody ? 022 : 077;
   const std::string folder = std::filesystem::path(socket_path).parent_path();
-  if (::mkdir(folder.c_str(), 0755) == 0) {
-    if (::chmod(folder.c_str(), 0755) != 0) return last_error(folder);  // whatever the umask said
+  if (::mkdir(folder.c_str(), mode) == 0) {
+    if (::chmod(folder.c_str(), mode) != 0) return last_error(folder);  // whatever the umask said
     return success();
   }
   if (errno != EEXIST) return last_error(folder);
   struct stat st {};
   if (::lstat(folder.c_str(), &st) != 0) return last_error(folder);
-  if (S_ISDIR(st.st_mode) && st.st_uid == ::geteuid() && (st.st_mode & 022) == 0) return success();
-  return Error(EPERM, folder + ": it is no folder, or somebody else may write to it; remove it");
+  if (S_ISDIR(st.st_mode) && st.st_uid == ::geteuid() && (st.st_mode & wrong) == 0) return success();
+  return Error(EPERM, folder + ": it is no folder, or others may use it; remove it");
 }
 
 }  // namespace
 
 // All members but `commands` and `path` are touched by the context's thread only, once it runs.
 struct ControlServer::Internals {
-  explicit Internals(const std::string& socket_path) : path(socket_path) {}
+  Internals(const std::string& socket_path, Audience wanted) : path(socket_path), audience(wanted) {}
 
   Result<> listen();
   void accept_next();
@@ -111,6 +113,7 @@ struct ControlServer::Internals {
   void remove_socket() const;
 
   const std::string path;
+  const Audience audience;
   std::map<std::string, Command> commands;  // fixed from start() on
   asio::io_context context{1};
   std::optional<asio::executor_work_guard<asio::io_context::executor_type>> work;
@@ -194,14 +197,15 @@ class ControlServer::Connection : public std::enable_shared_from_this<Connection
 };
 
 Result<> ControlServer::Internals::listen() {
-  TRY(make_folder(path));
+  TRY(make_folder(path, audience));
   TRY(remove_stale_socket(path));
   error_code error;
   acceptor.open(Stream(), error);
   if (!error) acceptor.bind(Stream::endpoint(path), error);
   if (error) return Error(error.value(), path + ": " + error.message());
   struct stat st {};
-  if (::chmod(path.c_str(), 0666) != 0 || ::stat(path.c_str(), &st) != 0) return last_error(path);
+  if (::chmod(path.c_str(), audience == Audience::everybody ? 0666 : 0600) != 0 || ::stat(path.c_str(), &st) != 0)
+    return last_error(path);
   identity = {st.st_dev, st.st_ino};
   acceptor.listen(Stream::acceptor::max_listen_connections, error);
   if (error) return Error(error.value(), path + ": " + error.message());
@@ -290,7 +294,8 @@ void ControlServer::Internals::remove_socket() const {
   if (::unlink(path.c_str()) != 0) log::warn("control: {}: {}", path, last_error().message());
 }
 
-ControlServer::ControlServer(const std::string& socket_path) : internals_(std::make_unique<Internals>(socket_path)) {}
+ControlServer::ControlServer(const std::string& socket_path, Audience audience)
+    : internals_(std::make_unique<Internals>(socket_path, audience)) {}
 
 ControlServer::~ControlServer() { stop(); }
 

@@ -24,12 +24,16 @@ class ControlServer {
   using Handler = std::function<Result<nlohmann::json>(const Peer&, const nlohmann::json& arguments)>;
   enum class Pace { quick, slow };
 
-  explicit ControlServer(const std::string& socket_path);
+  // Who may connect. owner: nobody but this user and root.
+  enum class Audience { everybody, owner };
+
+  explicit ControlServer(const std::string& socket_path, Audience audience = Audience::everybody);
   ~ControlServer();  // stops
 
   void add(const std::string& command, Pace pace, Handler handler);
 
-  // Makes the socket (mode 0666; its folder, where missing, 0755; EPERM where others may write to that) and serves it.
+  // Makes the socket and its folder, where that is missing, and serves it. EPERM where others may write to the folder
+  // or, for the owner alone, enter it.
   // A socket that nobody listens on is replaced; EADDRINUSE where somebody does.
   Result<> start();
   // Removes the socket, waits for the slow commands that run and sends their replies, closes all connections.

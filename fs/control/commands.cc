@@ -182,6 +182,7 @@ Result<json> show(Filesystem& fs, const Peer& peer, const std::string& path) {
   TRY_ASSIGN(const bool is_step, meta::is_step(fs.tree, step));
   if (!is_step) return Error(EINVAL, path + ": it is no step; `ckptfs ls` lists them");
   TRY_ASSIGN(const json listed, list(fs, peer, path));
+  if (listed.at("steps").empty()) return Error(ENOENT, path + ": it was removed meanwhile");
   TRY_ASSIGN(const auto files, files_below(fs.tree, peer.credentials, step, "", 0));
   std::vector<meta::AskedOwner> owners;
   for (const FoundFile& file : files) owners.push_back({{file.inode}, 0});

@@ -154,7 +154,7 @@ class Save {
 
   // What is met here is a failure: an errno that elsewhere means that a save cannot be asked for is EIO.
   Result<> for_each_taken(const std::function<Result<>(Taken&)>& work, unsigned threads = kThreads) {
-    const auto done = io::for_each_parallel(taken_.size(), threads, [&](size_t i) { return work(taken_[i]); });
+    auto done = io::for_each_parallel(taken_.size(), threads, [&](size_t i) { return work(taken_[i]); });
     if (done || !is_refusal(done.error())) return done;
     return Error(EIO, done.error().message());
   }

@@ -4,6 +4,7 @@
 #include "fs/copy_range.h"
 #include "fs/ops.h"
 #include "fs/reply.h"
+#include "io/log.h"
 
 namespace ckptfs::fs {
 
@@ -39,7 +40,13 @@ Result<uint64_t> copy(Filesystem& fs, const CopyRequest& request) {
   add(fs.counters.clones, copied.cloned > 0 ? 1 : 0);
   add(fs.counters.bytes_cloned, copied.cloned);
   add(fs.counters.bytes_copied, copied.copied);
-  add(fs.counters.clone_fallbacks, copied.clone_refused ? 1 : 0);
+  if (copied.clone_refused) {
+    if (value(fs.counters.clone_fallbacks) == 0) {
+      log::warn("{}: a range could not be shared with its copy, and was copied; others will be counted in silence",
+                fs.tree.path_of(request.to));
+    }
+    add(fs.counters.clone_fallbacks);
+  }
   if (copied.error) {
     fs.write_failed(request.to, WriteFailure::copy_file_range, *copied.error);
     if (copied.bytes() == 0) return *copied.error;

@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
 LOGS = BUILD / "test-logs"
 SCRATCH = BUILD / "tmp"
-LAYERS = ("io", "meta", "fs")
+LAYERS = ("io", "meta", "gpu", "fs")
 SCRIPT_GROUPS = ("fuzz", "cli", "posix", "packaging", "crash", "deepspeed", "bench")
 PREPARATIONS = {"deepspeed": ("build/venv", ROOT / "tests" / "deepspeed" / "venv.sh")}
 # A session is a scheduling group of its own where the kernel has autogroups, and `nice` counts only within it.
@@ -348,7 +348,7 @@ SANITIZERS = {
 
 def sources(*globs):
     """Our C++ files, sorted."""
-    return sorted(path for folder in (*LAYERS, "gpu", "tests") for glob in globs for path in (ROOT / folder).rglob(glob))
+    return sorted(path for folder in (*LAYERS, "tests") for glob in globs for path in (ROOT / folder).rglob(glob))
 
 
 def cases(layer, prefix):

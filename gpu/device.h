@@ -1,0 +1,110 @@
+// Device memory, and copies between it and staging memory: the one table of functions that load and save go through.
+// CUDA implements it (device_cuda.cc), and so does a twin on the CPU (twin.h), which stands in for it in tests and
+// where there is no GPU.
+//
+// An address of device memory is never dereferenced here, only handed on. Copies are asynchronous and in order within
+// their stream; an event tells when what was put on a stream before it has ended.
+//
+// Thread safety: all of it; a thread says attach() before anything else. Handles are the caller's to destroy, before
+// the device.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "io/result.h"
+
+namespace ckptfs::gpu {
+
+// As the device names them (cudaStream_t, cudaEvent_t). The null stream is the device's default one.
+using Stream = void*;
+using Event = void*;
+
+enum class MemoryKind { host, device };
+
+class Device {
+ public:
+  Device() = default;
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+  virtual ~Device() = default;
+
+  virtual const std::string& name() const = 0;  // "cuda:0", "twin"
+  // The device is the calling thread's from now on.
+  virtual Result<> attach() = 0;
+  // Where an address leads. Plain memory that the device does not know is host.
+  virtual Result<MemoryKind> kind_of(const std::byte* address) = 0;
+
+  // Staging memory: has the pages stay where they are, so that copies run at the full rate and asynchronously.
+  virtual Result<> pin(std::span<std::byte> memory) = 0;
+  virtual void unpin(std::span<std::byte> memory) = 0;
+
+  virtual Result<Stream> make_stream() = 0;
+  virtual void destroy_stream(Stream stream) = 0;
+  // `staging`: pinned, and left alone until an event behind the copy is done.
+  virtual Result<> copy_in(std::byte* device_memory, std::span<const std::byte> staging, Stream stream) = 0;
+  virtual Result<> copy_out(std::span<std::byte> staging, const std::byte* device_memory, Stream stream) = 0;
+
+  virtual Result<Event> make_event() = 0;
+  virtual void destroy_event(Event event) = 0;
+  // The event is done when all that is on the stream now has ended. An event never recorded is done.
+  virtual Result<> record(Event event, Stream stream) = 0;
+  virtual Result<bool> is_done(Event event) = 0;
+  virtual Result<> wait(Event event) = 0;
+  // What is put on the stream from now on begins when the event, as recorded last, is done.
+  virtual Result<> order(Stream stream, Event event) = 0;
+
+  // Device memory for whoever has no framework that gives it out.
+  virtual Result<std::byte*> allocate(size_t size) = 0;
+  virtual Result<> release(std::byte* address) = 0;
+};
+
+// Streams and events with an owner. The device outlives them.
+class OwnedStream {
+ public:
+  static Result<OwnedStream> make(Device& device) {
+    TRY_ASSIGN(const Stream stream, device.make_stream());
+    return OwnedStream(device, stream);
+  }
+  OwnedStream(OwnedStream&& other) noexcept
+      : device_(std::exchange(other.device_, nullptr)), stream_(std::exchange(other.stream_, nullptr)) {}
+  OwnedStream& operator=(OwnedStream&&) = delete;
+  ~OwnedStream() {
+    if (device_ != nullptr) device_->destroy_stream(stream_);
+  }
+  Stream get() const { return stream_; }
+
+ private:
+  OwnedStream(Device& device, Stream stream) : device_(&device), stream_(stream) {}
+  Device* device_;
+  Stream stream_;
+};
+
+class OwnedEvent {
+ public:
+  static Result<OwnedEvent> make(Device& device) {
+    TRY_ASSIGN(const Event event, device.make_event());
+    return OwnedEvent(device, event);
+  }
+  OwnedEvent(OwnedEvent&& other) noexcept
+      : device_(std::exchange(other.device_, nullptr)), event_(std::exchange(other.event_, nullptr)) {}
+  OwnedEvent& operator=(OwnedEvent&&) = delete;
+  ~OwnedEvent() {
+    if (device_ != nullptr) device_->destroy_event(event_);
+  }
+  Event get() const { return event_; }
+
+ private:
+  OwnedEvent(Device& device, Event event) : device_(&device), event_(event) {}
+  Device* device_;
+  Event event_;
+};
+
+// "cuda:N": ENODEV, in words, where there is no such device, or this build knows none. "twin": the CPU's; always there,
+// and what host memory needs. "": cuda:0 where there is one, else the twin.
+Result<std::shared_ptr<Device>> open_device(const std::string& name);
+
+}  // namespace ckptfs::gpu

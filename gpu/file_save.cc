@@ -1,0 +1,239 @@
+#include "gpu/file_save.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <system_error>
+
+#include "io/fault.h"
+#include "io/log.h"
+#include "io/retry.h"
+
+namespace ckptfs::gpu {
+namespace {
+
+Result<> check_parts(const std::vector<Part>& parts, uint64_t size) {
+  uint64_t end = 0;
+  for (const Part& part : parts) {
+    if (part.offset < end) return Error(EINVAL, "two parts of a file lie over each other");
+    if (part.offset > size || part.size > size - part.offset) return Error(EINVAL, "a part ends behind its file");
+    end = part.offset + part.size;
+  }
+  return success();
+}
+
+// Space for all of it, where the file system can tell.
+Result<> allocate(int file, uint64_t size) {
+  if (size == 0) return success();
+  const int outcome = io::retry_interrupted([&] { return ::fallocate(file, 0, 0, static_cast<off_t>(size)); });
+  if (outcome != 0 && errno != EOPNOTSUPP) return last_error("room for " + std::to_string(size) + " bytes");
+  return success();
+}
+
+bool set_direct_io(int file) {
+  const int flags = ::fcntl(file, F_GETFL);
+  return flags >= 0 && ::fcntl(file, F_SETFL, flags | O_DIRECT) == 0;
+}
+
+}  // namespace
+
+// What one lane does: has slots filled while it has idle ones, writes those that are, and takes them back when they are
+// written.
+class FileSave::Lane {
+ public:
+  Lane(FileSave& save, gpu::Lane& lane) : save_(save), lane_(lane), sizes_(lane.slots.size()) {
+    for (size_t slot = 0; slot < lane.slots.size(); ++slot) idle_.push_back(slot);
+  }
+
+  Result<> run() {
+    for (;;) {
+      begin_fills();
+      if (!filling_.empty()) {
+        write_filled();
+      } else if (writing_ > 0) {
+        finish_write();
+      } else if (save_.failed_ || save_.next_ >= save_.chunks_) {
+        break;
+      }
+    }
+    return error_ ? Result<>(*error_) : Result<>(success());
+  }
+
+ private:
+  void fail(const Error& error) {
+    save_.failed_ = true;
+    if (!error_) error_ = error;
+  }
+
+  void begin_fills() {
+    while (!idle_.empty() && !save_.failed_) {
+      const uint64_t chunk = save_.next_++;
+      if (chunk >= save_.chunks_) return;
+      const size_t slot = idle_.back();
+      idle_.pop_back();
+      offsets_[slot] = chunk * lane_.slots[slot].memory.size();
+      filling_.push_back(slot);
+      if (const auto filled = fill(slot); !filled) fail(filled.error());
+    }
+  }
+
+  Result<> fill(size_t slot) {
+    TRY(io::fault_point("save.copy"));
+    const auto memory = lane_.slots[slot].memory;
+    const uint64_t begin = offsets_[slot];
+    const uint64_t end = std::min(begin + memory.size(), save_.size_);
+    sizes_[slot] = (end - begin + Staging::kAlignment - 1) / Staging::kAlignment * Staging::kAlignment;
+    uint64_t at = begin;
+    bool copying = false;
+    auto copied = copy_parts(memory, begin, end, at, copying);
+    if (copied) std::memset(memory.data() + (at - begin), 0, sizes_[slot] - (at - begin));
+    if (copying) TRY(lane_.device.record(lane_.slots[slot].copied.get(), lane_.stream.get()));
+    return copied;
+  }
+
+  // What of the file's [begin, end) is in parts, and zeros between them; `at`: behind the last.
+  Result<> copy_parts(std::span<std::byte> memory, uint64_t begin, uint64_t end, uint64_t& at, bool& copying) {
+    const auto& parts = save_.parts_;
+    auto part = std::partition_point(parts.begin(), parts.end(),
+                                     [&](const Part& one) { return one.offset + one.size <= begin; });
+    for (; part != parts.end() && part->offset < end; ++part) {
+      const uint64_t from = std::max(part->offset, begin), to = std::min(part->offset + part->size, end);
+      std::memset(memory.data() + (at - begin), 0, from - at);
+      const auto target = memory.subspan(from - begin, to - from);
+      const std::byte* const source = part->source + (from - part->offset);
+      if (save_.kinds_[static_cast<size_t>(part - parts.begin())] == MemoryKind::host) {
+        std::memcpy(target.data(), source, target.size());
+      } else {
+        TRY(lane_.device.copy_out(target, source, lane_.stream.get()));
+        copying = true;
+      }
+      at = to;
+    }
+    return success();
+  }
+
+  // The one that was begun first.
+  void write_filled() {
+    const size_t slot = filling_.front();
+    filling_.pop_front();
+    if (const auto waited = lane_.device.wait(lane_.slots[slot].copied.get()); !waited) fail(waited.error());
+    if (save_.failed_) return idle_.push_back(slot);
+    save_.note_copied();
+    const auto begun = lane_.queue->begin({io::TransferQueue::Kind::write, save_.file_.get(), 0,
+                                           lane_.slots[slot].memory.first(sizes_[slot]), offsets_[slot], 0, slot});
+    if (begun) {
+      ++writing_;
+    } else {
+      fail(begun.error());
+      idle_.push_back(slot);
+    }
+  }
+
+  void finish_write() {
+    const auto finished = lane_.queue->finish();
+    --writing_;
+    idle_.push_back(finished.tag);
+    if (!finished.bytes) fail(finished.bytes.error());
+  }
+
+  FileSave& save_;
+  gpu::Lane& lane_;
+  std::vector<size_t> sizes_;  // by slot: what is written of it
+  std::vector<uint64_t> offsets_ = std::vector<uint64_t>(sizes_.size());
+  std::vector<size_t> idle_;    // slots
+  std::deque<size_t> filling_;  // slots, in the order of the stream
+  size_t writing_ = 0;
+  std::optional<Error> error_;
+};
+
+Result<std::unique_ptr<FileSave>> FileSave::begin(std::shared_ptr<Staging> staging, std::string path, io::Fd file,
+                                                  uint64_t size, std::vector<Part> parts, Stream stream) {
+  std::erase_if(parts, [](const Part& part) { return part.size == 0; });
+  std::ranges::sort(parts, {}, &Part::offset);
+  TRY(check_parts(parts, size));
+  std::unique_ptr<FileSave> save(
+      new FileSave(std::move(staging), std::move(path), std::move(file), size, std::move(parts)));
+  TRY(save->prepare(stream));
+  return save;
+}
+
+FileSave::FileSave(std::shared_ptr<Staging> staging, std::string path, io::Fd file, uint64_t size,
+                   std::vector<Part> parts)
+    : staging_(std::move(staging)),
+      path_(std::move(path)),
+      file_(std::move(file)),
+      size_(size),
+      parts_(std::move(parts)),
+      chunks_((size + staging_->slot_size() - 1) / staging_->slot_size()) {}
+
+FileSave::~FileSave() {
+  if (thread_.joinable()) thread_.join();
+}
+
+Result<> FileSave::prepare(Stream stream) {
+  Device& device = staging_->device();
+  TRY(device.attach());
+  kinds_.reserve(parts_.size());
+  for (const Part& part : parts_) {
+    TRY_ASSIGN(const MemoryKind kind, device.kind_of(part.source));
+    kinds_.push_back(kind);
+  }
+  if (auto room = allocate(file_.get(), size_); !room)
+    return Error(room.error().errno_value(), path_ + ": " + room.error().message());
+  if (!set_direct_io(file_.get())) log::debug("{}: it is written through the page cache", path_);
+  TRY_ASSIGN(OwnedEvent ready, OwnedEvent::make(device));
+  TRY(device.record(ready.get(), stream));
+  ready_.emplace(std::move(ready));
+  try {
+    thread_ = std::thread([this] { end(write_all()); });
+  } catch (const std::system_error& e) {
+    return Error(e.code().value(), std::string("a thread for the save: ") + e.what());
+  }
+  return success();
+}
+
+Result<> FileSave::write_all() {
+  const int file = file_.get();
+  const auto written = staging_->run(std::span(&file, 1), [this](gpu::Lane& lane) -> Result<> {
+    TRY(lane.device.order(lane.stream.get(), ready_->get()));
+    return Lane(*this, lane).run();
+  });
+  TRY(written);
+  return finish_file();
+}
+
+// The last block was written whole.
+Result<> FileSave::finish_file() {
+  TRY(io::fault_point("save.sync"));
+  if (::ftruncate(file_.get(), static_cast<off_t>(size_)) != 0) return last_error("its length");
+  return io::fsync_fd(file_.get());
+}
+
+void FileSave::note_copied() {
+  const std::lock_guard lock(mutex_);
+  if (++copied_ == chunks_) changed_.notify_all();
+}
+
+void FileSave::end(Result<> outcome) {
+  const std::lock_guard lock(mutex_);
+  if (!outcome) outcome = Error(outcome.error().errno_value(), path_ + ": " + outcome.error().message());
+  outcome_.emplace(std::move(outcome));
+  changed_.notify_all();
+}
+
+Result<> FileSave::wait_copied() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return copied_ == chunks_ || outcome_.has_value(); });
+  return copied_ == chunks_ ? Result<>(success()) : *outcome_;
+}
+
+Result<> FileSave::wait_durable() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return outcome_.has_value(); });
+  return *outcome_;
+}
+
+}  // namespace ckptfs::gpu

@@ -1,0 +1,241 @@
+#include "gpu/load.h"
+
+#include <fcntl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <deque>
+#include <optional>
+
+#include "io/aligned_buffer.h"
+#include "io/fault.h"
+#include "io/log.h"
+
+namespace ckptfs::gpu {
+namespace {
+
+// Is at least half of the file in the page cache? (cachestat(2), Linux 6.5; no: nobody tells.)
+bool is_cached(int fd, uint64_t size) {
+  struct {
+    uint64_t offset, length;
+  } range{0, size};
+  struct {
+    uint64_t cached, dirty, writeback, evicted, recently_evicted;
+  } found{};
+  constexpr long kCachestat = 451;  // of every architecture; glibc has no name for it yet
+  if (::syscall(kCachestat, fd, &range, &found, 0) != 0) return false;
+  return found.cached * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE)) >= size / 2;
+}
+
+Result<> set_direct(int fd, bool direct) {
+  const int flags = ::fcntl(fd, F_GETFL);
+  if (flags < 0) return last_error("F_GETFL");
+  const int wanted = direct ? flags | O_DIRECT : flags & ~O_DIRECT;
+  if (wanted != flags && ::fcntl(fd, F_SETFL, wanted) != 0) return last_error("O_DIRECT");
+  return success();
+}
+
+// One load, and what its lanes share.
+struct LoadJob {
+  const std::vector<SourceFile>& files;
+  const ReadPlan plan;
+  std::vector<MemoryKind> kinds;  // of plan.wanted
+  std::atomic<size_t> next{0};    // of plan.reads
+  std::atomic<bool> failed{false};
+  std::atomic<uint64_t> straight{0};
+};
+
+// What one lane does: begins reads while it has idle slots, hands on what has arrived, and takes slots back when the
+// device is through with them.
+class LoadLane {
+ public:
+  LoadLane(LoadJob& job, Lane& lane) : job_(job), lane_(lane), reads_(lane.slots.size()) {
+    for (size_t slot = 0; slot < lane.slots.size(); ++slot) idle_.push_back(slot);
+  }
+
+  Result<> run() {
+    for (;;) {
+      begin_reads();
+      take_back(false);
+      if (reading_ > 0) {
+        finish_read();
+      } else if (!copying_.empty()) {
+        take_back(true);
+      } else if (job_.failed || job_.next >= job_.plan.reads.size()) {
+        break;
+      }
+    }
+    return error_ ? Result<>(*error_) : Result<>(success());
+  }
+
+ private:
+  struct Read {
+    const PlannedRead* planned = nullptr;
+    bool straight = false;
+  };
+
+  void fail(const Error& error) {
+    job_.failed = true;
+    if (!error_) error_ = error;
+  }
+
+  void begin_reads() {
+    while (!idle_.empty() && !job_.failed) {
+      const size_t at = job_.next++;
+      if (at >= job_.plan.reads.size()) return;
+      const size_t slot = idle_.back();
+      if (const auto begun = begin(job_.plan.reads[at], slot); !begun) return fail(begun.error());
+      idle_.pop_back();
+      ++reading_;
+    }
+  }
+
+  Result<> begin(const PlannedRead& read, size_t slot) {
+    TRY(io::fault_point("load.read"));
+    const SourceFile& file = job_.files[read.file];
+    std::byte* const target = straight_target(read, file);
+    reads_[slot] = {&read, target != nullptr};
+    const size_t size = read.end - read.begin;
+    const auto memory = target != nullptr ? std::span(target, size) : lane_.slots[slot].memory.first(size);
+    return lane_.queue->begin(
+        {io::TransferQueue::Kind::read, file.fd.get(), read.file, memory, read.begin, read.least, slot});
+  }
+
+  // Where all of the read goes, if it is one place, in host memory, that O_DIRECT takes; else null.
+  std::byte* straight_target(const PlannedRead& read, const SourceFile& file) const {
+    if (read.last - read.first != 1 || job_.kinds[read.first] != MemoryKind::host) return nullptr;
+    const Wanted& wanted = job_.plan.wanted[read.first];
+    if (wanted.offset > read.begin || wanted.offset + wanted.size < read.end) return nullptr;
+    std::byte* const target = wanted.target + (read.begin - wanted.offset);
+    return reinterpret_cast<uintptr_t>(target) % file.memory_alignment == 0 ? target : nullptr;
+  }
+
+  void finish_read() {
+    const auto finished = lane_.queue->finish();
+    --reading_;
+    const size_t slot = finished.tag;
+    const Read read = reads_[slot];
+    if (!finished.bytes) {
+      idle_.push_back(slot);
+      const SourceFile& file = job_.files[read.planned->file];
+      return fail(Error(finished.bytes.error().errno_value(), file.path + ": " + finished.bytes.error().message()));
+    }
+    if (read.straight) job_.straight += read.planned->end - read.planned->begin;
+    const auto copying = read.straight || job_.failed ? Result<bool>(false) : hand_on(*read.planned, slot);
+    if (!copying) fail(copying.error());
+    // Copies may have begun before one failed.
+    if (!copying || copying.value()) return copying_.push_back(slot);
+    idle_.push_back(slot);
+  }
+
+  // True: the device still reads the slot.
+  Result<bool> hand_on(const PlannedRead& read, size_t slot) {
+    bool copying = false;
+    const auto memory = lane_.slots[slot].memory;
+    const auto land = [&](const Landing& landing, MemoryKind kind) -> Result<> {
+      const auto bytes = memory.subspan(landing.at, landing.size);
+      if (kind == MemoryKind::host) {
+        std::memcpy(landing.target, bytes.data(), bytes.size());
+        return success();
+      }
+      copying = true;
+      return lane_.device.copy_in(landing.target, bytes, lane_.stream.get());
+    };
+    const auto landed = for_each_landing(
+        job_.plan, read, [&](size_t wanted, const Landing& landing) { return land(landing, job_.kinds[wanted]); });
+    if (copying) TRY(lane_.device.record(lane_.slots[slot].copied.get(), lane_.stream.get()));
+    TRY(landed);
+    return copying;
+  }
+
+  // The slots whose copies have ended; with `wait`, at least one.
+  void take_back(bool wait) {
+    while (!copying_.empty()) {
+      const Event copied = lane_.slots[copying_.front()].copied.get();
+      const auto done = wait ? wait_for(copied) : lane_.device.is_done(copied);
+      if (!done) fail(done.error());
+      if (done && !done.value()) return;
+      idle_.push_back(copying_.front());
+      copying_.pop_front();
+      wait = false;
+    }
+  }
+
+  Result<bool> wait_for(Event event) {
+    TRY(lane_.device.wait(event));
+    return true;
+  }
+
+  LoadJob& job_;
+  Lane& lane_;
+  std::vector<Read> reads_;     // by slot
+  std::vector<size_t> idle_;    // slots
+  std::deque<size_t> copying_;  // slots, in the order of the stream
+  size_t reading_ = 0;
+  std::optional<Error> error_;
+};
+
+Result<std::vector<MemoryKind>> kinds_of(Device& device, const std::vector<Wanted>& wanted) {
+  std::vector<MemoryKind> kinds;
+  kinds.reserve(wanted.size());
+  for (const Wanted& one : wanted) {
+    TRY_ASSIGN(const MemoryKind kind, device.kind_of(one.target));
+    kinds.push_back(kind);
+  }
+  return kinds;
+}
+
+Result<> check_ranges(const std::vector<SourceFile>& files, const std::vector<Wanted>& wanted) {
+  for (const Wanted& one : wanted) {
+    if (one.file >= files.size()) return Error(EINVAL, "there is no file " + std::to_string(one.file));
+    const SourceFile& file = files[one.file];
+    if (one.offset <= file.size && one.size <= file.size - one.offset) continue;
+    return Error(EIO, file.path + ": it has " + std::to_string(file.size) + " bytes, and ends before what is wanted");
+  }
+  return success();
+}
+
+}  // namespace
+
+Result<SourceFile> make_source(std::string path, io::Fd fd) {
+  TRY_ASSIGN(const struct stat st, io::stat_fd(fd.get()));
+  SourceFile source{std::move(path), std::move(fd), static_cast<uint64_t>(st.st_size)};
+  const io::DirectAlignment alignment = io::direct_alignment(source.fd.get());
+  const bool direct =
+      !is_cached(source.fd.get(), source.size) && std::max(alignment.memory, alignment.offset) <= Staging::kAlignment;
+  const auto set = set_direct(source.fd.get(), direct);
+  if (!set && !direct) return set.error();
+  if (!set) log::debug("{}: {}; it is read through the page cache", source.path, set.error().message());
+  source.direct = direct && set;
+  source.memory_alignment = source.direct ? alignment.memory : 1;
+  return source;
+}
+
+Result<LoadReport> load(Staging& staging, const std::vector<SourceFile>& files, std::vector<Wanted> wanted,
+                        Stream stream) {
+  TRY(staging.device().attach());
+  TRY(check_ranges(files, wanted));
+  LoadJob job{files, plan_reads(std::move(wanted), staging.slot_size(), Staging::kAlignment), {}};
+  TRY_ASSIGN(job.kinds, kinds_of(staging.device(), job.plan.wanted));
+  TRY_ASSIGN(const OwnedEvent used, OwnedEvent::make(staging.device()));
+  TRY(staging.device().record(used.get(), stream));
+  std::vector<int> descriptors;
+  for (const SourceFile& file : files) descriptors.push_back(file.fd.get());
+  const auto done = staging.run(descriptors, [&](Lane& lane) -> Result<> {
+    TRY(lane.device.order(lane.stream.get(), used.get()));
+    return LoadLane(job, lane).run();
+  });
+  TRY(done);
+  LoadReport report;
+  for (const Wanted& one : job.plan.wanted) report.bytes += one.size;
+  for (const PlannedRead& read : job.plan.reads) {
+    report.read += read.least;
+    if (files[read.file].direct) report.direct += read.least;
+  }
+  report.straight = job.straight;
+  return report;
+}
+
+}  // namespace ckptfs::gpu

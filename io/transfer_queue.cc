@@ -1,0 +1,289 @@
+#include "io/transfer_queue.h"
+
+#include <liburing.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "io/fault.h"
+#include "io/log.h"
+#include "io/retry.h"
+
+namespace ckptfs::io {
+namespace {
+
+using Transfer = TransferQueue::Transfer;
+using Finished = TransferQueue::Finished;
+using Kind = TransferQueue::Kind;
+
+constexpr unsigned kMostThreads = 8;
+constexpr size_t kMostAtOnce = size_t{1} << 30;  // bytes; the kernel's counts have 31 bits
+
+// What is left of a transfer, of which `done` bytes are there.
+Transfer rest_of(const Transfer& transfer, size_t done) {
+  Transfer rest = transfer;
+  rest.memory = transfer.memory.subspan(done);
+  rest.memory = rest.memory.first(std::min(rest.memory.size(), kMostAtOnce));
+  rest.offset = transfer.offset + done;
+  return rest;
+}
+
+// How the transfer ends with `done` bytes, the last call having had `outcome` (bytes, or -errno); none: not yet.
+std::optional<Result<size_t>> end_of(const Transfer& transfer, size_t done, ssize_t outcome) {
+  const bool read = transfer.kind == Kind::read;
+  const bool enough = done == transfer.memory.size() || (read && done >= transfer.least);
+  // A direct read that goes on where the file ended, within a block, is EINVAL.
+  const bool ended = outcome == 0 || (read && outcome == -EINVAL && done > 0);
+  if (outcome < 0 && !ended) return Result<size_t>(Error(static_cast<int>(-outcome)));
+  if (enough) return Result<size_t>(done);
+  if (!ended) return std::nullopt;
+  return Result<size_t>(Error(EIO, read ? "the file ends before what is to be read" : "nothing could be written"));
+}
+
+// Says so once in the life of the process: each queue would meet the same.
+void log_refusal(std::atomic<bool>& logged, const char* what, int errno_value) {
+  if (logged.exchange(true)) return;
+  log::warn("{}: {}; going on without, which is slower", what, Error(errno_value).message());
+}
+
+class RingQueue : public TransferQueue {
+ public:
+  // None: the kernel has no io_uring for us.
+  static std::unique_ptr<TransferQueue> make(unsigned depth, std::span<std::byte> memory) {
+    static std::atomic<bool> logged{false};
+    auto queue = std::make_unique<RingQueue>(depth);
+    int outcome = 0;
+    if (const auto fault = fault_point("transfer.io_uring"); !fault) {
+      outcome = fault.error().errno_value();
+    } else {
+      outcome = -io_uring_queue_init(depth, &queue->ring_, 0);
+    }
+    if (outcome != 0) {
+      log_refusal(logged, "io_uring", outcome);
+      return nullptr;
+    }
+    queue->way_.io_uring = true;
+    queue->register_memory(memory);
+    return queue;
+  }
+
+  explicit RingQueue(unsigned depth) : flights_(depth) {
+    for (size_t at = 0; at < depth; ++at) idle_.push_back(at);
+  }
+  ~RingQueue() override {
+    if (way_.io_uring) io_uring_queue_exit(&ring_);
+  }
+
+  void use_files(std::span<const int> files) override {
+    static std::atomic<bool> logged{false};
+    if (way_.registered_files) io_uring_unregister_files(&ring_);
+    way_.registered_files = false;
+    if (files.empty()) return;
+    const auto fault = fault_point("transfer.register_files");
+    const int outcome = fault ? -io_uring_register_files(&ring_, files.data(), static_cast<unsigned>(files.size()))
+                              : fault.error().errno_value();
+    way_.registered_files = outcome == 0;
+    if (outcome != 0) log_refusal(logged, "io_uring: registering files", outcome);
+  }
+
+  Result<> begin(const Transfer& transfer) override {
+    if (idle_.empty()) return Error(EBUSY, "the queue is full");
+    const size_t at = idle_.back();
+    flights_[at] = {transfer, 0};
+    TRY(submit(at));
+    idle_.pop_back();
+    return success();
+  }
+
+  Finished finish() override {
+    for (;;) {
+      io_uring_cqe* entry = nullptr;
+      const int outcome = io_uring_wait_cqe(&ring_, &entry);
+      if (outcome == -EINTR) continue;
+      if (outcome != 0) return {0, Error(-outcome, "io_uring_wait_cqe")};
+      const auto at = static_cast<size_t>(io_uring_cqe_get_data64(entry));
+      const ssize_t bytes = entry->res;
+      io_uring_cqe_seen(&ring_, entry);
+      Flight& flight = flights_[at];
+      if (bytes == -EINTR || bytes == -EAGAIN) {
+        if (const auto again = submit(at); again) continue;
+      }
+      if (bytes > 0) flight.done += static_cast<size_t>(bytes);
+      auto end = end_of(flight.transfer, flight.done, bytes);
+      if (!end) {
+        const auto again = submit(at);
+        if (again) continue;
+        end = Result<size_t>(again.error());
+      }
+      idle_.push_back(at);
+      return {flight.transfer.tag, std::move(*end)};
+    }
+  }
+
+  Way way() const override { return way_; }
+
+ private:
+  struct Flight {
+    Transfer transfer;
+    size_t done = 0;
+  };
+
+  void register_memory(std::span<std::byte> memory) {
+    static std::atomic<bool> logged{false};
+    if (memory.empty()) return;
+    const iovec whole{memory.data(), memory.size()};
+    const auto fault = fault_point("transfer.register_memory");
+    const int outcome = fault ? -io_uring_register_buffers(&ring_, &whole, 1) : fault.error().errno_value();
+    way_.registered_memory = outcome == 0;
+    if (outcome == 0) registered_ = memory;
+    if (outcome != 0) log_refusal(logged, "io_uring: registering memory (is `ulimit -l` low?)", outcome);
+  }
+
+  bool is_registered(std::span<const std::byte> memory) const {
+    return memory.data() >= registered_.data() &&
+           memory.data() + memory.size() <= registered_.data() + registered_.size();
+  }
+
+  Result<> submit(size_t at) {
+    io_uring_sqe* const entry = io_uring_get_sqe(&ring_);
+    if (entry == nullptr) return Error(EBUSY, "io_uring: the queue is full");
+    const Transfer rest = rest_of(flights_[at].transfer, flights_[at].done);
+    const int file = way_.registered_files ? static_cast<int>(rest.file) : rest.fd;
+    const auto size = static_cast<unsigned>(rest.memory.size());
+    const bool fixed = is_registered(rest.memory);
+    if (rest.kind == Kind::read && fixed) {
+      io_uring_prep_read_fixed(entry, file, rest.memory.data(), size, rest.offset, 0);
+    } else if (rest.kind == Kind::read) {
+      io_uring_prep_read(entry, file, rest.memory.data(), size, rest.offset);
+    } else if (fixed) {
+      io_uring_prep_write_fixed(entry, file, rest.memory.data(), size, rest.offset, 0);
+    } else {
+      io_uring_prep_write(entry, file, rest.memory.data(), size, rest.offset);
+    }
+    if (way_.registered_files) entry->flags |= IOSQE_FIXED_FILE;
+    io_uring_sqe_set_data64(entry, at);
+    int submitted = 0;
+    do {
+      submitted = io_uring_submit(&ring_);
+    } while (submitted == -EINTR || submitted == -EAGAIN);
+    if (submitted < 0) return Error(-submitted, "io_uring_submit");
+    return success();
+  }
+
+  io_uring ring_{};
+  Way way_;
+  std::span<std::byte> registered_;
+  std::vector<Flight> flights_;
+  std::vector<size_t> idle_;  // of flights_
+};
+
+ssize_t transfer_once(const Transfer& transfer) {
+  const auto offset = static_cast<off_t>(transfer.offset);
+  const ssize_t outcome = retry_interrupted([&] {
+    return transfer.kind == Kind::read ? ::pread(transfer.fd, transfer.memory.data(), transfer.memory.size(), offset)
+                                       : ::pwrite(transfer.fd, transfer.memory.data(), transfer.memory.size(), offset);
+  });
+  return outcome < 0 ? -errno : outcome;
+}
+
+Finished transfer_all(const Transfer& transfer) {
+  size_t done = 0;
+  for (;;) {
+    const ssize_t outcome = transfer_once(rest_of(transfer, done));
+    if (outcome > 0) done += static_cast<size_t>(outcome);
+    if (auto end = end_of(transfer, done, outcome)) return {transfer.tag, std::move(*end)};
+  }
+}
+
+class ThreadQueue : public TransferQueue {
+ public:
+  explicit ThreadQueue(unsigned depth) : depth_(depth) {}
+  ~ThreadQueue() override {
+    {
+      const std::lock_guard lock(mutex_);
+      ending_ = true;
+    }
+    begun_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  void use_files(std::span<const int>) override {}
+
+  Result<> begin(const Transfer& transfer) override {
+    if (in_flight_ == depth_) return Error(EBUSY, "the queue is full");
+    if (threads_.size() <= in_flight_ && threads_.size() < kMostThreads) TRY(add_thread());
+    {
+      const std::lock_guard lock(mutex_);
+      waiting_.push_back(transfer);
+    }
+    begun_.notify_one();
+    ++in_flight_;
+    return success();
+  }
+
+  Finished finish() override {
+    std::unique_lock lock(mutex_);
+    ended_.wait(lock, [this] { return !finished_.empty(); });
+    Finished first = std::move(finished_.front());
+    finished_.pop_front();
+    --in_flight_;
+    return first;
+  }
+
+  Way way() const override { return {}; }
+
+ private:
+  // One is enough to go on.
+  Result<> add_thread() {
+    try {
+      threads_.emplace_back([this] { work(); });
+    } catch (const std::system_error& e) {
+      if (threads_.empty()) return Error(e.code().value(), std::string("a thread for transfers: ") + e.what());
+    }
+    return success();
+  }
+
+  void work() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      begun_.wait(lock, [this] { return ending_ || !waiting_.empty(); });
+      if (waiting_.empty()) return;
+      const Transfer transfer = waiting_.front();
+      waiting_.pop_front();
+      lock.unlock();
+      Finished finished = transfer_all(transfer);
+      lock.lock();
+      finished_.push_back(std::move(finished));
+      ended_.notify_one();
+    }
+  }
+
+  const unsigned depth_;
+  size_t in_flight_ = 0;              // the owner's
+  std::vector<std::thread> threads_;  // the owner's
+  std::mutex mutex_;
+  std::condition_variable begun_;
+  std::condition_variable ended_;
+  std::deque<Transfer> waiting_;   // guarded by mutex_
+  std::deque<Finished> finished_;  // guarded by mutex_
+  bool ending_ = false;            // guarded by mutex_
+};
+
+}  // namespace
+
+std::unique_ptr<TransferQueue> TransferQueue::make(unsigned depth, std::span<std::byte> memory) {
+  if (auto ring = RingQueue::make(depth, memory)) return ring;
+  return std::make_unique<ThreadQueue>(depth);
+}
+
+}  // namespace ckptfs::io

@@ -1,0 +1,167 @@
+#include "gpu/file_save.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <random>
+
+#include "gpu/twin.h"
+#include "io/fault.h"
+#include "tests/io/testing.h"
+
+namespace ckptfs::gpu {
+namespace {
+
+using io::testing::content_of;
+using io::testing::pattern;
+
+constexpr size_t kSavedSlot = 64 << 10;
+
+class FileSaveTest : public io::testing::XfsTest {
+ protected:
+  void SetUp() override {
+    XfsTest::SetUp();
+    if (IsSkipped()) return;
+    twin_ = std::make_shared<Twin>(std::chrono::microseconds(300));
+    auto made = Staging::make(twin_, {.bytes = 8 * kSavedSlot, .slot = kSavedSlot, .lanes = 2});
+    ASSERT_OK(made);
+    staging_ = std::move(made).value();
+  }
+
+  Result<std::unique_ptr<FileSave>> begin(uint64_t size, std::vector<Part> parts, Stream stream = nullptr) {
+    auto fd = io::open_at(AT_FDCWD, path("file"), O_RDWR | O_CREAT | O_TRUNC);
+    EXPECT_OK(fd);
+    return FileSave::begin(staging_, path("file"), std::move(fd).value(), size, std::move(parts), stream);
+  }
+
+  std::vector<std::byte> saved() const {
+    auto fd = io::open_at(AT_FDCWD, path("file"), O_RDONLY);
+    EXPECT_OK(fd);
+    return content_of(fd.value().get());
+  }
+
+  // Device memory that holds this, one byte behind where it was allocated.
+  std::byte* on_device(std::vector<std::byte> bytes, Stream stream = nullptr) {
+    std::byte* const memory = twin_->allocate(bytes.size() + 1).value() + 1;
+    EXPECT_OK(twin_->pin(bytes));
+    EXPECT_OK(twin_->copy_in(memory, bytes, stream));
+    const auto event = OwnedEvent::make(*twin_);
+    EXPECT_OK(twin_->record(event.value().get(), stream));
+    EXPECT_OK(twin_->wait(event.value().get()));
+    twin_->unpin(bytes);
+    return memory;
+  }
+
+  std::shared_ptr<Twin> twin_;
+  std::shared_ptr<Staging> staging_;
+};
+
+TEST_F(FileSaveTest, PartsOfDeviceAndHostMemoryWithZerosBetween) {
+  std::mt19937_64 random(3);
+  for (int round = 0; round < 15; ++round) {
+    std::vector<std::vector<std::byte>> contents;
+    std::vector<Part> parts;
+    uint64_t at = 0;
+    std::vector<std::byte> expected;
+    for (unsigned count = 0; count < 20; ++count) {
+      at += random() % 3 == 0 ? random() % 10000 : 0;
+      const uint64_t size = random() % 3 == 0 ? random() % (3 * kSavedSlot) : random() % 500;
+      const auto& content = contents.emplace_back(pattern(size, count));
+      expected.resize(at);
+      expected.insert(expected.end(), content.begin(), content.end());
+      parts.push_back({random() % 2 == 0 ? content.data() : on_device(content), size, at});
+      at += size;
+    }
+    expected.resize(at + random() % 5000);
+    std::ranges::shuffle(parts, random);
+    const auto save = begin(expected.size(), parts);
+    ASSERT_OK(save);
+    ASSERT_OK(save.value()->wait_durable());
+    ASSERT_TRUE(saved() == expected) << "round " << round;
+  }
+}
+
+TEST_F(FileSaveTest, NothingAtAll) {
+  const auto save = begin(0, {});
+  ASSERT_OK(save);
+  EXPECT_OK(save.value()->wait_copied());
+  EXPECT_OK(save.value()->wait_durable());
+  EXPECT_TRUE(saved().empty());
+}
+
+// Once copied the memory may change; that it is not yet written then, the slow sync shows.
+TEST_F(FileSaveTest, TheMemoryMayChangeOnceItIsCopied) {
+  const auto content = pattern(40 * kSavedSlot, 5);
+  auto changing = content;
+  std::byte* const memory = on_device(content);
+  const auto save =
+      begin(2 * content.size(), {{memory, content.size(), 0}, {changing.data(), changing.size(), content.size()}});
+  ASSERT_OK(save);
+  ASSERT_OK(save.value()->wait_copied());
+  std::ranges::fill(changing, std::byte{0xEE});
+  ASSERT_OK(twin_->pin(changing));
+  ASSERT_OK(twin_->copy_in(memory, changing, nullptr));
+  ASSERT_OK(save.value()->wait_durable());
+  auto expected = content;
+  expected.insert(expected.end(), content.begin(), content.end());
+  EXPECT_TRUE(saved() == expected);
+  twin_->unpin(changing);
+}
+
+// What the caller's stream still has to do to the memory is done before it is copied.
+TEST_F(FileSaveTest, WaitsForTheStreamOfTheCaller) {
+  std::vector<std::byte> first(kSavedSlot, std::byte{1}), last(kSavedSlot, std::byte{2});
+  const auto stream = OwnedStream::make(*twin_);
+  ASSERT_OK(stream);
+  std::byte* const memory = on_device(first);
+  ASSERT_OK(twin_->pin(first));
+  ASSERT_OK(twin_->pin(last));
+  for (int count = 0; count < 50; ++count) ASSERT_OK(twin_->copy_in(memory, first, stream.value().get()));
+  ASSERT_OK(twin_->copy_in(memory, last, stream.value().get()));
+  const auto save = begin(kSavedSlot, {{memory, kSavedSlot, 0}}, stream.value().get());
+  ASSERT_OK(save);
+  ASSERT_OK(save.value()->wait_durable());
+  EXPECT_TRUE(saved() == last);
+  twin_->unpin(first);
+  twin_->unpin(last);
+}
+
+TEST_F(FileSaveTest, PartsThatAreNone) {
+  const auto content = pattern(100, 1);
+  EXPECT_ERRNO(EINVAL, begin(150, {{content.data(), 100, 0}, {content.data(), 100, 50}}));
+  EXPECT_ERRNO(EINVAL, begin(150, {{content.data(), 100, 51}}));
+  EXPECT_ERRNO(EINVAL, begin(150, {{content.data(), 100, 200}}));
+}
+
+TEST_F(FileSaveTest, AFullDiskIsToldBeforeAnythingIsCopied) {
+  const auto full = begin(uint64_t{1} << 50, {});
+  ASSERT_FALSE(full);
+  EXPECT_TRUE(full.error().errno_value() == ENOSPC || full.error().errno_value() == EFBIG) << full.error().message();
+  EXPECT_NE(full.error().message().find("file"), std::string::npos);
+}
+
+TEST_F(FileSaveTest, AnErrorEndsBothWaitsAndNamesTheFile) {
+  const auto content = pattern(100 * kSavedSlot, 1);
+  for (const char* const point : {"save.copy", "save.sync"}) {
+    const bool copies = std::string(point) == "save.copy";
+    io::set_fault(point, copies ? "30:error:EIO" : "error:EIO");
+    const auto save = begin(content.size(), {{on_device(content), content.size(), 0}});
+    ASSERT_OK(save);
+    if (copies) {
+      EXPECT_ERRNO(EIO, save.value()->wait_copied());
+    }
+    const auto durable = save.value()->wait_durable();
+    EXPECT_ERRNO(EIO, durable);
+    EXPECT_NE(durable.error().message().find("/file: "), std::string::npos);
+    io::set_fault(point, "");
+  }
+  const auto save = begin(content.size(), {{content.data(), content.size(), 0}});
+  ASSERT_OK(save);
+  ASSERT_OK(save.value()->wait_durable());
+  EXPECT_TRUE(saved() == content);
+}
+
+}  // namespace
+}  // namespace ckptfs::gpu

@@ -228,13 +228,15 @@ Result<StepLook> StepFactsFinder::look_at_step(meta::InodeNumber step, const std
   TRY_ASSIGN(const Known known, judge(step, changes, used, look));
   const auto age = std::max(wall_time(meta::now()) - look.changed, std::chrono::nanoseconds(0));
   look.quiet = std::chrono::duration_cast<std::chrono::seconds>(age);
-  look.reason = known.judgement.reason;
+  const bool partial = meta::is_partial_name(tag);
+  look.reason = partial ? "it was not committed" : known.judgement.reason;
   look.ranks = known.ranks;
   look.fingerprint = known.fingerprint;
-  const bool complete = known.judgement.completeness == Completeness::complete;
+  const Completeness completeness = partial ? Completeness::incomplete : known.judgement.completeness;
+  const bool complete = completeness == Completeness::complete;
   look.facts.tag = tag;
   look.facts.number = meta::number_of(tag, look.record);
-  look.facts.completeness = known.judgement.completeness;
+  look.facts.completeness = completeness;
   look.facts.completed = complete ? wall_time(known.completed) : look.changed;
   look.facts.pinned = look.record.pinned;
   look.facts.in_use = look.facts.in_use || known.mapped;

@@ -2,6 +2,8 @@
 
 #include <spdlog/spdlog.h>
 
+#include <atomic>
+
 namespace ckptfs::log {
 namespace {
 
@@ -19,10 +21,19 @@ spdlog::level::level_enum level_of(Level level) {
   return spdlog::level::err;
 }
 
+std::atomic<Sink> sink_of_lines{nullptr};
+
 }  // namespace
 
-bool is_wanted(Level level) { return spdlog::should_log(level_of(level)); }
+void send_to(Sink sink) { sink_of_lines = sink; }
 
-void write_line(Level level, std::string_view line) { spdlog::log(level_of(level), line); }
+bool is_wanted(Level level) {
+  return sink_of_lines.load() != nullptr ? level != Level::debug : spdlog::should_log(level_of(level));
+}
+
+void write_line(Level level, std::string_view line) {
+  if (const Sink sink = sink_of_lines) return sink(level, std::string(line));
+  spdlog::log(level_of(level), line);
+}
 
 }  // namespace ckptfs::log

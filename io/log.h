@@ -1,17 +1,23 @@
-// Log lines. fmt formats them and spdlog writes them where fs/cli/log.h has told it to; its headers are left to log.cc,
-// since each source that sees them takes five seconds longer to compile.
+// Log lines. fmt formats them and spdlog writes them where fs/cli/log.h has told it to, unless another sink takes them
+// (in the library for other programs); spdlog's headers are left to log.cc, since each source that sees them takes five
+// seconds longer to compile.
 //
 // Thread safety: all of it.
 #pragma once
 
 #include <fmt/core.h>
 
+#include <string>
 #include <string_view>
 #include <utility>
 
 namespace ckptfs::log {
 
 enum class Level { debug, info, warning, error };
+
+// From now on lines go there instead; null: to spdlog again. Debug lines do not.
+using Sink = void (*)(Level level, const std::string& line);
+void send_to(Sink sink);
 
 bool is_wanted(Level level);
 void write_line(Level level, std::string_view line);

@@ -120,4 +120,49 @@ std::vector<std::string> holders_of(const std::string& folder) {
   return found;
 }
 
+bool is_ckptfs(const MountEntry& mount) { return mount.type == "fuse.ckptfs"; }
+
+bool may_enter(const MountEntry& mount, uint32_t uid) {
+  const std::string list = "," + mount.options + ",";
+  return list.find(",allow_other,") != std::string::npos || list.find(",user_id=") == std::string::npos ||
+         list.find(",user_id=" + std::to_string(uid) + ",") != std::string::npos;
+}
+
+std::optional<MountEntry> mounted_at(const std::vector<MountEntry>& mounts, const std::string& path) {
+  std::optional<MountEntry> found;
+  for (const MountEntry& entry : mounts) {
+    if (entry.mountpoint == path) found = entry;
+  }
+  return found;
+}
+
+// The longest mountpoint wins; of several at one path the topmost, which stands last.
+std::optional<MountEntry> mount_of(const std::vector<MountEntry>& mounts, const std::string& path) {
+  std::optional<MountEntry> best;
+  for (const MountEntry& entry : mounts) {
+    const bool longer = !best || entry.mountpoint.size() >= best->mountpoint.size();
+    if (lies_within(path, entry.mountpoint) && longer) best = entry;
+  }
+  return best;
+}
+
+std::string path_inside(const MountEntry& mount, const std::string& path) {
+  const std::string below = mount.mountpoint == "/" ? path : path.substr(mount.mountpoint.size());
+  const std::string inside = (mount.root == "/" ? "" : mount.root) + below;
+  return inside.empty() ? "/" : inside;
+}
+
+std::vector<std::string> mounts_on(const std::vector<MountEntry>& mounts, const MountEntry& mount) {
+  std::vector<std::string> found;
+  for (const MountEntry& entry : mounts) {
+    if (entry.parent == mount.id) found.push_back(entry.mountpoint);
+  }
+  return found;
+}
+
+bool lies_within(const std::string& path, const std::string& folder) {
+  if (folder == "/") return true;
+  return path.starts_with(folder) && (path.size() == folder.size() || path[folder.size()] == '/');
+}
+
 }  // namespace ckptfs::io

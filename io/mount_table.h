@@ -2,6 +2,8 @@
 // /proc only, never the mounts themselves: safe on a dead FUSE mount. Stateless; any thread.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,6 +26,20 @@ struct MountEntry {
 Result<std::vector<MountEntry>> mount_table();
 // The same of a text in mountinfo's form; lines of another form are left out.
 std::vector<MountEntry> parse_mount_table(const std::string& text);
+
+bool is_ckptfs(const MountEntry& mount);
+// The kernel lets this user into it: whoever mounted it, or all.
+bool may_enter(const MountEntry& mount, uint32_t uid);
+// What is mounted at exactly this path, the topmost where several are.
+std::optional<MountEntry> mounted_at(const std::vector<MountEntry>& mounts, const std::string& path);
+// What is mounted there or above: the file system that the path (absolute, without links) is of.
+std::optional<MountEntry> mount_of(const std::vector<MountEntry>& mounts, const std::string& path);
+// What such a path is called in the file system: "/" for the mountpoint itself.
+std::string path_inside(const MountEntry& mount, const std::string& path);
+// Mounts on top of it, which keep it busy.
+std::vector<std::string> mounts_on(const std::vector<MountEntry>& mounts, const MountEntry& mount);
+// `path` is `folder` or lies below it. Both absolute, without "." and "..".
+bool lies_within(const std::string& path, const std::string& folder);
 
 // "name (pid 123)" for each process of this machine that has a file, folder or mapping under `folder` (an absolute path
 // without links), sorted. Best effort: what /proc refuses to show is left out.

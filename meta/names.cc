@@ -37,11 +37,20 @@ std::optional<unsigned> rank_of(std::string_view name) {
 
 std::string checkpoint_rank_name(unsigned rank) { return (rank < 10 ? "rank0" : "rank") + std::to_string(rank); }
 
+std::string partial_name(std::string_view tag, std::string_view attempt) {
+  return std::string(tag) + '.' + std::string(attempt) + kPartialSuffix;
+}
+
+bool is_partial_name(std::string_view name) { return name.ends_with(kPartialSuffix); }
+
 Result<> check_tag(std::string_view tag) {
   const std::string shown(tag);
   if (tag.empty()) return Error(EINVAL, "a save needs a tag; give one, as global_step100");
   if (tag == "." || tag == ".." || tag == "latest") {
     return Error(EINVAL, "'" + shown + "' is a reserved name; choose another tag, as global_step100");
+  }
+  if (is_partial_name(tag)) {
+    return Error(EINVAL, "'" + shown + "': names that end in .partial are of steps that were never committed");
   }
   if (tag.size() > kMaximumName) return Error(ENAMETOOLONG, "a tag has at most 255 bytes");
   const bool bad = std::any_of(tag.begin(), tag.end(),

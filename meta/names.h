@@ -26,6 +26,10 @@ bool is_swap_file_name(std::string_view name);
 std::optional<unsigned> rank_of(std::string_view name);
 // 7 -> "rank07", as DeepSpeed reads it
 std::string checkpoint_rank_name(unsigned rank);
+// Where an attempt to save a step lies until it is committed (meta/partial.h): "global_step100.5f3a.partial".
+inline constexpr const char* kPartialSuffix = ".partial";
+std::string partial_name(std::string_view tag, std::string_view attempt);
+bool is_partial_name(std::string_view name);
 // EINVAL, in words, for a reserved or impossible tag.
 Result<> check_tag(std::string_view tag);
 // The number a step's name carries (global_step100, checkpoint-500, step_7, epoch=3-step=900); none: no step's name.

@@ -1,4 +1,5 @@
-// Sealing a step: every live file in it becomes frozen, everything in it immutable, in one batch behind a closed gate.
+// Freezing: live files become frozen, in one batch behind a closed gate. Sealing a step freezes every file in it, and
+// makes everything in it immutable.
 #include <fcntl.h>
 
 #include <map>
@@ -9,6 +10,7 @@
 #include "io/fault.h"
 #include "io/lease.h"
 #include "io/log.h"
+#include "meta/partial.h"
 #include "meta/steps.h"
 #include "meta/time.h"
 #include "meta/unpublished.h"
@@ -16,22 +18,22 @@
 namespace ckptfs::meta {
 namespace {
 
-// A file or directory of the step, with all its names in it.
+// A file or directory that is to be frozen, with those of its names that are.
 struct Member {
   InodeRecord record;
   std::vector<std::pair<InodeNumber, std::string>> names;  // folder, name
   BlobNumber clone = 0;                                    // frozen instead of its own blob, where that cannot be
 };
 
-class Seal {
+class Freeze {
  public:
-  Seal(Store& store, InodeNumber step) : store_(store), tree_(store.tree()), step_(step) {}
+  // `flags`: what each member is from then on, beside frozen.
+  Freeze(Store& store, uint32_t flags) : store_(store), tree_(store.tree()), flags_(flags) {}
+  Freeze(const Freeze&) = delete;
+  Freeze& operator=(const Freeze&) = delete;
+  virtual ~Freeze() = default;
 
   Result<> run() {
-    TRY_ASSIGN(const bool step, is_step(tree_, step_));
-    if (!step) return Error(EINVAL, tree_.path_of(step_) + ": it is no step; seal a step of a series");
-    TRY_ASSIGN(const InodeRecord record, tree_.inode(step_));
-    if ((record.flags & kSealed) != 0) return success();
     TRY(collect());
     TRY(io::syncfs_fd(store_.blobs().folder_fd()));  // so that little is left to write behind the gate
     std::unordered_set<InodeNumber> guarded;
@@ -47,28 +49,23 @@ class Seal {
     return tree_.sync();
   }
 
+ protected:
+  // Finds the members, as of now.
+  virtual Result<> collect() = 0;
+  // What else the batch is to hold.
+  virtual Result<> complete(Tree::Change& change) = 0;
+  virtual std::string what() const = 0;
+
+  Store& store_;
+  Tree& tree_;
+  std::map<InodeNumber, Member> members_;
+
  private:
-  Result<> collect() {
-    members_.clear();
-    TRY_ASSIGN(members_[step_].record, tree_.inode(step_));
-    return collect_below(step_);
-  }
-
-  Result<> collect_below(InodeNumber folder) {
-    TRY_ASSIGN(const auto entries, tree_.list(folder));
-    for (const DirectoryEntry& entry : entries) {
-      Member& member = members_[entry.inode];
-      member.names.emplace_back(folder, entry.name);
-      TRY_ASSIGN(member.record, tree_.inode(entry.inode));
-      if (member.record.is_dir()) TRY(collect_below(entry.inode));
-    }
-    return success();
-  }
-
   Result<> freeze(const std::unordered_set<InodeNumber>& guarded) {
+    members_.clear();
     TRY(collect());
     for (const auto& [number, member] : members_) {
-      if (!guarded.contains(number)) return Error(EBUSY, tree_.path_of(step_) + ": files are still being made in it");
+      if (!guarded.contains(number)) return Error(EBUSY, what() + ": files are still being made in it");
     }
     for (auto& [number, member] : members_) {
       if (member.record.is_live_file()) TRY(check_file(number, member));
@@ -82,13 +79,13 @@ class Seal {
   // descriptor) is frozen as a clone.
   Result<> check_file(InodeNumber number, Member& member) {
     if (tree_.is_damaged(number)) return Error(EIO, tree_.path_of(number) + ": its data is missing or short");
-    const Error busy(EBUSY, tree_.path_of(number) + ": a writer has it open; close it before sealing");
+    const Error busy(EBUSY, tree_.path_of(number) + ": a writer has it open; close it first");
     if (store_.open_files().open_for_writing(number)) return busy;
     TRY(store_.open_files().cut(number));
     TRY_ASSIGN(const io::Fd fd, store_.blobs().open(member.record.blob, O_RDONLY));
     TRY_ASSIGN(const bool written, io::has_writer(fd.get()));
     if (written && store_.open_files().open_at_all(number)) return busy;
-    if (written) log::warn("{}: a mapping of it goes on without a descriptor; sealing a copy", tree_.path_of(number));
+    if (written) log::warn("{}: somebody can write to it who has it not open; a copy is frozen", tree_.path_of(number));
     if (!written && member.record.nlink == member.names.size()) return success();
     return make_clone(member, fd.get());
   }
@@ -106,8 +103,6 @@ class Seal {
 
   Result<> publish() {
     Tree::Change change = tree_.begin();
-    TRY_ASSIGN(const InodeRecord folder, store_.index().inode(step_));
-    if (folder.nlink == 0) return Error(ENOENT, "the step was removed meanwhile");
     for (auto& [number, member] : members_) {
       if (member.record.is_live_file()) {
         TRY(freeze_file(change, number, member));
@@ -115,17 +110,11 @@ class Seal {
         TRY(split_frozen(change, number, member));
       } else {
         TRY_ASSIGN(InodeRecord record, store_.index().inode(number));
-        record.flags |= kSealed;
-        if (number == step_) record.flags |= kStep;
+        record.flags |= flags_;
         change.batch.put(number, record);
       }
     }
-    StepRecord step;
-    if (auto known = store_.index().step(step_)) step = std::move(known).value();
-    step.sealed = true;
-    const std::string path = store_.tree().path_of(step_);
-    TRY_ASSIGN(step.number, allot_number(store_, folder.parent, path.substr(path.rfind('/') + 1), step));
-    change.batch.put_step(step_, step);
+    TRY(complete(change));
     TRY(tree_.commit(std::move(change)));
     for (auto& [number, member] : members_) member.clone = 0;
     return success();
@@ -136,7 +125,7 @@ class Seal {
     TRY_ASSIGN(const struct stat st, store_.blobs().stat(blob));
     TRY_ASSIGN(const struct stat live, store_.blobs().stat(member.record.blob));
     TRY_ASSIGN(InodeRecord record, store_.index().inode(number));
-    record.flags = (record.flags | kFrozen | kSealed) & ~uint32_t{kSwap};
+    record.flags = (record.flags | kFrozen | flags_) & ~uint32_t{kSwap};
     record.saved_blob = 0;
     record.size = static_cast<uint64_t>(st.st_size);
     record.blocks = static_cast<uint64_t>(st.st_blocks);
@@ -155,10 +144,10 @@ class Seal {
     return success();
   }
 
-  // A frozen file with names outside the step: those in it get an inode of their own that names the same blob.
+  // A frozen file that has other names: those that are members get an inode of their own that names the same blob.
   Result<> split_frozen(Tree::Change& change, InodeNumber number, Member& member) {
     TRY_ASSIGN(InodeRecord record, store_.index().inode(number));
-    record.flags |= kSealed;
+    record.flags |= flags_;
     TRY_ASSIGN(BlobRecord blob, store_.index().blob(record.blob));
     ++blob.references;
     change.batch.put_blob(record.blob, blob);
@@ -183,21 +172,98 @@ class Seal {
     for (const auto& [number, member] : members_) {
       if (member.clone != 0) clones.push_back(member.clone);
     }
-    doom_unpublished(tree_, clones, "clones of a seal that failed");
+    doom_unpublished(tree_, clones, "clones of what could not be frozen");
   }
 
-  Store& store_;
-  Tree& tree_;
-  const InodeNumber step_;
-  std::map<InodeNumber, Member> members_;
+  const uint32_t flags_;
   std::vector<std::pair<InodeNumber, std::string>> replaced_;  // names that lead to another inode now
+};
+
+class SealStep : public Freeze {
+ public:
+  SealStep(Store& store, InodeNumber step) : Freeze(store, kSealed), step_(step) {}
+
+ private:
+  Result<> collect() override {
+    TRY_ASSIGN(members_[step_].record, tree_.inode(step_));
+    return collect_below(step_);
+  }
+
+  Result<> collect_below(InodeNumber folder) {
+    TRY_ASSIGN(const auto entries, tree_.list(folder));
+    for (const DirectoryEntry& entry : entries) {
+      Member& member = members_[entry.inode];
+      member.names.emplace_back(folder, entry.name);
+      TRY_ASSIGN(member.record, tree_.inode(entry.inode));
+      if (member.record.is_dir()) TRY(collect_below(entry.inode));
+    }
+    return success();
+  }
+
+  Result<> complete(Tree::Change& change) override {
+    TRY_ASSIGN(InodeRecord folder, store_.index().inode(step_));
+    if (folder.nlink == 0) return Error(ENOENT, "the step was removed meanwhile");
+    folder.flags |= kSealed | kStep;
+    change.batch.put(step_, folder);
+    StepRecord step;
+    if (auto known = store_.index().step(step_)) step = std::move(known).value();
+    step.sealed = true;
+    const std::string path = tree_.path_of(step_);
+    TRY_ASSIGN(step.number, allot_number(store_, folder.parent, path.substr(path.rfind('/') + 1), step));
+    change.batch.put_step(step_, step);
+    return success();
+  }
+
+  std::string what() const override { return tree_.path_of(step_); }
+
+  const InodeNumber step_;
+};
+
+class FreezeFiles : public Freeze {
+ public:
+  FreezeFiles(Store& store, const std::vector<InodeNumber>& files) : Freeze(store, 0), files_(files) {}
+
+ private:
+  Result<> collect() override {
+    for (const InodeNumber file : files_) {
+      Member& member = members_[file];
+      TRY_ASSIGN(member.record, tree_.inode(file));
+      if (!member.record.is_regular()) return Error(EINVAL, tree_.path_of(file) + ": it is no regular file");
+    }
+    TRY_ASSIGN(const auto entries, tree_.list(members_.begin()->second.record.parent));
+    for (const DirectoryEntry& entry : entries) {
+      const auto member = members_.find(entry.inode);
+      if (member != members_.end()) member->second.names.emplace_back(member->second.record.parent, entry.name);
+    }
+    for (const auto& [file, member] : members_) {
+      if (member.names.empty())
+        return Error(EINVAL, tree_.path_of(file) + ": it has no name in the first one's folder");
+    }
+    return success();
+  }
+
+  Result<> complete(Tree::Change&) override { return success(); }
+  std::string what() const override { return tree_.path_of(files_.front()); }
+
+  const std::vector<InodeNumber>& files_;
 };
 
 }  // namespace
 
 Result<> seal(Store& store, InodeNumber step) {
   const std::lock_guard one_at_a_time(store.save_mutex());  // the gate has one closer at a time
-  return Seal(store, step).run();
+  const Tree& tree = store.tree();
+  TRY_ASSIGN(const bool is_one, is_step(tree, step));
+  if (!is_one) return Error(EINVAL, tree.path_of(step) + ": it is no step; seal a step of a series");
+  TRY_ASSIGN(const InodeRecord record, tree.inode(step));
+  if ((record.flags & kSealed) != 0) return success();
+  return SealStep(store, step).run();
+}
+
+Result<> freeze_files(Store& store, const std::vector<InodeNumber>& files) {
+  if (files.empty()) return success();
+  const std::lock_guard one_at_a_time(store.save_mutex());
+  return FreezeFiles(store, files).run();
 }
 
 }  // namespace ckptfs::meta

@@ -5,6 +5,7 @@
 #include <optional>
 #include <tuple>
 
+#include "meta/formats/manifest.h"
 #include "meta/names.h"
 #include "meta/save_plan.h"
 
@@ -17,7 +18,7 @@ bool is_checkpoint_file(const DirectoryEntry& entry, bool has_config) {
   const std::string& name = entry.name;
   if (entry.type == S_IFDIR) return name == kTensorsName || name == kParamsName;
   return name.ends_with("model_states.pt") || name.ends_with("optim_states.pt") || name == "trainer_state.json" ||
-         name == ".metadata" || (has_config && name.ends_with(".safetensors"));
+         name == ".metadata" || formats::is_manifest_name(name) || (has_config && name.ends_with(".safetensors"));
 }
 
 // Can this entry be what was missing to a checkpoint?
@@ -44,6 +45,7 @@ std::string kind_of(const std::vector<DirectoryEntry>& entries) {
   if (has_name(entries, "trainer_state.json")) return "hf";
   if (any_ends_with(entries, "model_states.pt") || any_ends_with(entries, "optim_states.pt")) return "deepspeed";
   if (has_name(entries, ".metadata")) return "dcp";
+  if (std::ranges::any_of(entries, formats::is_manifest_name, &DirectoryEntry::name)) return "ckptfs";
   if (has_name(entries, kTensorsName) || has_name(entries, kParamsName)) return "swap state only";
   return "other";
 }

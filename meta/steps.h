@@ -15,7 +15,7 @@ struct StepInfo {
   std::string tag;
   StepRecord record;
   timespec mtime{};
-  std::string kind;  // "swap state only", "deepspeed", "hf", "dcp", "other"
+  std::string kind;  // "swap state only", "deepspeed", "hf", "dcp", "ckptfs", "other"
 };
 
 // True for a child directory of a series that save, seal or pin made a step, or that has a step's name and holds a

@@ -105,6 +105,12 @@ class Tree {
   // flags: 0 or RENAME_NOREPLACE; RENAME_EXCHANGE and others are EINVAL.
   Result<std::optional<Dropped>> rename(InodeNumber parent, const std::string& name, InodeNumber new_parent,
                                         const std::string& new_name, unsigned flags);
+  // Moves all that a directory holds into another one, in one change. Files of these names that are there go.
+  struct Moved {
+    std::vector<std::string> names;
+    std::vector<Dropped> replaced;
+  };
+  Result<Moved> move_all(InodeNumber from, InodeNumber to);
   // Takes the directory `expected` out of the tree with all that is in it, in one change: its name goes now, and what
   // it holds when purge() takes that. EPERM: a pinned step. ENOENT: the name is another's.
   Result<> take_out(InodeNumber parent, const std::string& name, InodeNumber expected);

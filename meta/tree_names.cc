@@ -300,6 +300,41 @@ Result<std::optional<Dropped>> Tree::rename(InodeNumber old_number, const std::s
   return dropped;
 }
 
+Result<Tree::Moved> Tree::move_all(InodeNumber from_number, InodeNumber to_number) {
+  Moved moved;
+  Change change = begin();
+  TRY_ASSIGN(const auto entries, index_.entries(from_number));
+  TRY_ASSIGN(InodeRecord from, directory(from_number));
+  TRY_ASSIGN(InodeRecord to, directory(to_number));
+  if (from.nlink == 0 || to.nlink == 0) return Error(ENOENT);
+  TRY(refuse_sealed(from_number, from, "moving what it holds"));
+  TRY(refuse_sealed(to_number, to, "moving to it"));
+  for (const DirectoryEntry& entry : entries) {
+    TRY_ASSIGN(InodeRecord record, index_.inode(entry.inode));
+    if (const auto there = index_.entry(to_number, entry.name)) {
+      TRY_ASSIGN(InodeRecord target, index_.inode(there.value().inode));
+      TRY(replace_target(change, record, there.value().inode, target));
+      if (target.is_dir()) drop_folder_from(to);
+      moved.replaced.push_back({there.value().inode, target.nlink == 0});
+    }
+    record.parent = to_number;
+    record.ctime = now();
+    if (record.is_dir()) {
+      drop_folder_from(from);
+      ++to.nlink;
+    }
+    change.batch.put(entry.inode, record);
+    change.batch.erase_entry(from_number, entry.name);
+    change.batch.put_entry(to_number, entry.name, {entry.inode, entry.type});
+    moved.names.push_back(entry.name);
+  }
+  from.mtime = from.ctime = to.mtime = to.ctime = now();
+  change.batch.put(from_number, from);
+  change.batch.put(to_number, to);
+  TRY(commit(std::move(change)));
+  return moved;
+}
+
 Result<> Tree::take_out(InodeNumber parent_number, const std::string& name, InodeNumber expected) {
   if (is_reserved(parent_number, name)) return Error(EBUSY, "/" + name + " cannot be removed");
   {

@@ -1,9 +1,7 @@
 #include "fs/cli/client.h"
 
-#include <sys/xattr.h>
 #include <unistd.h>
 
-#include <array>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -38,38 +36,18 @@ Result<Target> only_mount(const std::vector<MountEntry>& mounts) {
   return Error(EINVAL, "several ckptfs are mounted (" + names + "); say which one");
 }
 
-Result<std::string> socket_of(const std::string& mountpoint) {
-  std::array<char, 4096> path{};
-  const ssize_t length = getxattr(mountpoint.c_str(), "user.ckptfs.socket", path.data(), path.size());
-  if (length >= 0) return std::string(path.data(), static_cast<size_t>(length));
-  if (errno == ENOTCONN || errno == ECONNABORTED) {
-    return Error(ENOTCONN, mountpoint +
-                               ": its daemon is dead; mount it again (ckptfs mount replaces a dead mount), or " +
-                               "take it away: ckptfs umount " + mountpoint);
-  }
-  return last_error(mountpoint + ": user.ckptfs.socket");
-}
-
 }  // namespace
 
 Result<Target> find_target(const std::vector<MountEntry>& mounts, const std::optional<std::string>& path) {
   if (!path) return only_mount(mounts);
-  // The longest mountpoint wins; of several at one path the topmost, which stands last.
-  std::optional<MountEntry> best;
-  for (const MountEntry& entry : mounts) {
-    if (lies_within(*path, entry.mountpoint) && (!best || entry.mountpoint.size() >= best->mountpoint.size())) {
-      best = entry;
-    }
-  }
+  const auto best = io::mount_of(mounts, *path);
   if (!best || !is_ckptfs(*best)) {
     std::string known;
     for (const MountEntry& entry : distinct_ckptfs(mounts)) known += (known.empty() ? "" : ", ") + entry.mountpoint;
     return Error(ENOENT, *path + ": is not on a ckptfs mount; " +
                              (known.empty() ? "none is mounted: ckptfs mount STORE MOUNTPOINT" : "mounted: " + known));
   }
-  const std::string below = best->mountpoint == "/" ? *path : path->substr(best->mountpoint.size());
-  std::string inside = (best->root == "/" ? "" : best->root) + below;
-  return Target{*best, inside.empty() ? "/" : inside};
+  return Target{*best, io::path_inside(*best, *path)};
 }
 
 Result<Target> find_target(const std::optional<std::string>& path) {
@@ -84,12 +62,7 @@ Result<Target> find_target(const std::optional<std::string>& path) {
 
 Result<nlohmann::json> ask_daemon(const MountEntry& mount, const std::string& command,
                                   const nlohmann::json& arguments) {
-  TRY_ASSIGN(const std::string socket, socket_of(mount.mountpoint));
-  auto reply = io::control_request(socket, command, arguments);
-  if (reply || (reply.error().errno_value() != ECONNREFUSED && reply.error().errno_value() != ENOENT)) return reply;
-  if (access(socket.c_str(), F_OK) == 0 && reply.error().errno_value() == ENOENT) return reply;  // the command's own
-  return Error(reply.error().errno_value(), socket + ": nobody listens on the control socket of " + mount.mountpoint +
-                                                "; its log says why (another mount namespace has its own /run)");
+  return io::ask_mount(mount.mountpoint, command, arguments);
 }
 
 Result<nlohmann::json> ask_and_wait(const MountEntry& mount, const std::string& what, const std::string& command,

@@ -5,9 +5,11 @@
 #include <optional>
 #include <string>
 
-#include "fs/cli/mountinfo.h"
+#include "io/mount_table.h"
 
 namespace ckptfs::fs::cli {
+
+using io::MountEntry;
 
 // A path, as the mount it lies in and what it is called there.
 struct Target {

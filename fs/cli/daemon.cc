@@ -13,6 +13,7 @@
 #include <memory>
 
 #include "fs/cli/system.h"
+#include "fs/control/blob_commands.h"
 #include "fs/control/commands.h"
 #include "fs/control/content_commands.h"
 #include "fs/control/http_server.h"
@@ -171,6 +172,7 @@ class Servers {
     add_commands(*control_, mount);
     add_content_commands(*control_, mount.store());
     add_policy_commands(*control_, fs);
+    add_blob_commands(*control_, fs);
     TRY(control_->start());
     log::info("ckptfs {}, pid {}, control socket {}", CKPTFS_VERSION, getpid(), control_->socket_path());
     return success();

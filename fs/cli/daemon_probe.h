@@ -6,10 +6,12 @@
 #include <functional>
 #include <optional>
 
-#include "fs/cli/mountinfo.h"
 #include "io/fd.h"
+#include "io/mount_table.h"
 
 namespace ckptfs::fs::cli {
+
+using io::MountEntry;
 
 // A handle on the daemon, from before the unmount, so that its number can mean no other process.
 struct DaemonHandle {

@@ -9,10 +9,10 @@
 
 #include "fs/cli/commands.h"
 #include "fs/cli/format.h"
-#include "fs/cli/mountinfo.h"
 #include "fs/cli/progress.h"
 #include "fs/cli/system.h"
 #include "io/image.h"
+#include "io/mount_table.h"
 #include "meta/fsck.h"
 
 namespace ckptfs::fs::cli {

@@ -7,9 +7,11 @@
 #include <string>
 #include <vector>
 
-#include "fs/cli/mountinfo.h"
+#include "io/mount_table.h"
 
 namespace ckptfs::fs::cli {
+
+using io::MountEntry;
 
 struct Holder {
   pid_t pid = 0;

@@ -111,15 +111,15 @@ Result<> check_user(const MountPlan& plan) {
 }
 
 Result<> check_nesting(const MountPlan& plan) {
-  if (lies_within(plan.store, plan.mountpoint)) {
+  if (io::lies_within(plan.store, plan.mountpoint)) {
     return Error(EINVAL, plan.store + ": the store (and its image) lies below the mountpoint " + plan.mountpoint +
                              "; the mount would hide it: choose another folder for one of them");
   }
-  if (lies_within(plan.mountpoint, plan.store)) {
+  if (io::lies_within(plan.mountpoint, plan.store)) {
     return Error(EINVAL,
                  plan.mountpoint + ": the mountpoint lies in the store " + plan.store + "; choose a folder outside it");
   }
-  if (!plan.log.empty() && lies_within(plan.log, plan.mountpoint)) {
+  if (!plan.log.empty() && io::lies_within(plan.log, plan.mountpoint)) {
     return Error(EINVAL, plan.log + ": the log lies below the mountpoint " + plan.mountpoint +
                              "; the daemon would wait for itself: choose a file elsewhere");
   }
@@ -129,7 +129,7 @@ Result<> check_nesting(const MountPlan& plan) {
 Result<> clear_mountpoint(const std::string& mountpoint) {
   for (int i = 0; i < kMaximumStackedMounts; ++i) {
     TRY_ASSIGN(const auto mounts, io::mount_table());
-    const auto mounted = mounted_at(mounts, mountpoint);
+    const auto mounted = io::mounted_at(mounts, mountpoint);
     if (!mounted || !is_ckptfs(*mounted)) return check_folder_at(mountpoint);
     // Not by stat: the kernel goes on answering that from its cache.
     const DaemonProbe probe = probe_daemon(*mounted);

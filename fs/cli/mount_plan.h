@@ -5,10 +5,12 @@
 #include <string>
 
 #include "fs/cli/mount_options.h"
-#include "fs/cli/mountinfo.h"
 #include "fs/control/http_server.h"
+#include "io/mount_table.h"
 
 namespace ckptfs::fs::cli {
+
+using io::MountEntry;
 
 // The command line as given.
 struct MountArguments {

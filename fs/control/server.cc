@@ -35,26 +35,33 @@ constexpr auto kAcceptPause = std::chrono::milliseconds(100);
 
 struct Command {
   ControlServer::Pace pace = ControlServer::Pace::quick;
-  ControlServer::Handler handler;
+  ControlServer::FileHandler handler;
 };
 
-std::string reply_line(const Result<json>& result) {
-  json reply;
-  if (result) {
-    reply = {{"ok", true}, {"result", result.value()}};
-  } else {
-    reply = {{"ok", false}, {"errno", result.error().errno_value()}, {"error", result.error().message()}};
-  }
-  std::string line = reply.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
-  if (line.size() <= io::kMaximumMessage) return line;
-  return reply_line(Error(EMSGSIZE, "the reply would be longer than the control socket carries"));
+// What goes to the client.
+struct Answer {
+  std::string line;
+  std::vector<io::Fd> descriptors;
+};
+
+std::string line_of(const json& reply) { return reply.dump(-1, ' ', false, json::error_handler_t::replace) + "\n"; }
+
+Answer refusal(const Error& error) {
+  return {line_of({{"ok", false}, {"errno", error.errno_value()}, {"error", error.message()}}), {}};
 }
 
-std::string answer(const Command& command, const Peer& peer, const json& arguments) {
+Answer answer_with(Result<io::ControlReply> result) {
+  if (!result) return refusal(result.error());
+  std::string line = line_of({{"ok", true}, {"result", std::move(result.value().result)}});
+  if (line.size() <= io::kMaximumMessage) return {std::move(line), std::move(result.value().descriptors)};
+  return refusal(Error(EMSGSIZE, "the reply would be longer than the control socket carries"));
+}
+
+Answer answer(const Command& command, const Peer& peer, const json& arguments) {
   try {
-    return reply_line(command.handler(peer, arguments));
+    return answer_with(command.handler(peer, arguments));
   } catch (const std::exception& e) {  // arguments of the wrong type
-    return reply_line(Error(EINVAL, std::string("the request's arguments: ") + e.what()));
+    return refusal(Error(EINVAL, std::string("the request's arguments: ") + e.what()));
   }
 }
 
@@ -146,21 +153,24 @@ class ControlServer::Connection : public std::enable_shared_from_this<Connection
                              if (!error) return self->take(length);
                              if (error != asio::error::not_found) return self->close();
                              self->last_ = true;
-                             self->send(reply_line(Error(EMSGSIZE, "a request may have 1 MiB")));
+                             self->send(refusal(Error(EMSGSIZE, "a request may have 1 MiB")));
                            });
   }
 
-  void send(std::string line) {
-    output_ = std::move(line);
-    asio::async_write(socket_, asio::buffer(output_), [self = shared_from_this()](const error_code& error, size_t) {
-      if (error || self->last_ || self->server_.stopping) return self->close();
-      self->read();
-    });
+  void send(Answer answer) {
+    output_ = std::move(answer.line);
+    if (answer.descriptors.empty()) return send_from(0);
+    const auto sent = io::send_with_descriptors(socket_.native_handle(), output_, answer.descriptors);
+    if (!sent) {
+      log::warn("control: {}", sent.error().message());
+      return close();
+    }
+    send_from(sent.value());
   }
 
   void refuse(const Error& error) {
     last_ = true;
-    send(reply_line(error));
+    send(refusal(error));
   }
 
   void close() {
@@ -170,17 +180,25 @@ class ControlServer::Connection : public std::enable_shared_from_this<Connection
   }
 
  private:
+  void send_from(size_t begin) {
+    asio::async_write(socket_, asio::buffer(output_) + begin,
+                      [self = shared_from_this()](const error_code& error, size_t) {
+                        if (error || self->last_ || self->server_.stopping) return self->close();
+                        self->read();
+                      });
+  }
+
   void take(size_t length) {
     const json request = json::parse(input_.begin(), input_.begin() + static_cast<ptrdiff_t>(length), nullptr, false);
     input_.erase(0, length);
     if (!request.is_object() || !request.contains("command") || !request["command"].is_string()) {
-      return send(reply_line(Error(EINVAL, "a request is {\"command\": NAME, \"arguments\": {...}}, on one line")));
+      return send(refusal(Error(EINVAL, "a request is {\"command\": NAME, \"arguments\": {...}}, on one line")));
     }
     json arguments = request.contains("arguments") ? request["arguments"] : json::object();
-    if (!arguments.is_object()) return send(reply_line(Error(EINVAL, "\"arguments\" must be an object")));
+    if (!arguments.is_object()) return send(refusal(Error(EINVAL, "\"arguments\" must be an object")));
     const auto found = server_.commands.find(request["command"].get<std::string>());
     if (found == server_.commands.end()) {
-      return send(reply_line(Error(
+      return send(refusal(Error(
           EOPNOTSUPP, "this daemon knows no command " + request["command"].dump() + "; is it of an older version?")));
     }
     if (found->second.pace == Pace::quick) return send(answer(found->second, peer_, arguments));
@@ -243,10 +261,11 @@ void ControlServer::Internals::run_slow(const std::shared_ptr<Connection>& conne
   const uint64_t id = next_slow++;
   auto body = [this, id, connection, &command, arguments = std::move(arguments),
                busy = asio::make_work_guard(context)] {
-    auto finish = [this, id, connection, line = answer(command, connection->peer(), arguments)] {
+    auto finish = [this, id, connection,
+                   reply = std::make_shared<Answer>(answer(command, connection->peer(), arguments))] {
       slow.at(id).join();
       slow.erase(id);
-      connection->send(line);
+      connection->send(std::move(*reply));
       if (stopping && slow.empty()) say_farewell();
     };
     asio::post(context, std::move(finish));
@@ -254,7 +273,7 @@ void ControlServer::Internals::run_slow(const std::shared_ptr<Connection>& conne
   try {
     slow.emplace(id, std::thread(std::move(body)));
   } catch (const std::system_error& e) {
-    connection->send(reply_line(Error(EAGAIN, std::string("no thread for the request: ") + e.what())));
+    connection->send(refusal(Error(EAGAIN, std::string("no thread for the request: ") + e.what())));
   }
 }
 
@@ -300,7 +319,15 @@ ControlServer::ControlServer(const std::string& socket_path, Audience audience)
 ControlServer::~ControlServer() { stop(); }
 
 void ControlServer::add(const std::string& command, Pace pace, Handler handler) {
-  internals_->commands[command] = {pace, std::move(handler)};
+  internals_->commands[command] = {
+      pace, [handler = std::move(handler)](const Peer& peer, const json& arguments) -> Result<io::ControlReply> {
+        TRY_ASSIGN(json result, handler(peer, arguments));
+        return io::ControlReply{std::move(result), {}};
+      }};
+}
+
+void ControlServer::add_for_files(const std::string& command, FileHandler handler) {
+  internals_->commands[command] = {Pace::slow, std::move(handler)};
 }
 
 Result<> ControlServer::start() {

@@ -10,10 +10,10 @@
 
 #include <functional>
 #include <memory>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 #include "fs/control/peer.h"
+#include "io/control_message.h"
 #include "io/result.h"
 
 namespace ckptfs::fs {
@@ -23,6 +23,8 @@ class ControlServer {
   // A request's arguments are always an object. The error's errno and words go to the client.
   using Handler = std::function<Result<nlohmann::json>(const Peer&, const nlohmann::json& arguments)>;
   enum class Pace { quick, slow };
+  // Of a slow command that hands open descriptors over.
+  using FileHandler = std::function<Result<io::ControlReply>(const Peer&, const nlohmann::json& arguments)>;
 
   // Who may connect. owner: nobody but this user and root.
   enum class Audience { everybody, owner };
@@ -31,6 +33,7 @@ class ControlServer {
   ~ControlServer();  // stops
 
   void add(const std::string& command, Pace pace, Handler handler);
+  void add_for_files(const std::string& command, FileHandler handler);
 
   // Makes the socket and its folder, where that is missing, and serves it. EPERM where others may write to the folder
   // or, for the owner alone, enter it.

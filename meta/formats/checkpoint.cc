@@ -1,5 +1,6 @@
 #include "meta/formats/checkpoint.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <span>
@@ -8,6 +9,7 @@
 #include "io/fd.h"
 #include "meta/formats/dcp.h"
 #include "meta/formats/deepspeed.h"
+#include "meta/formats/manifest.h"
 #include "meta/formats/safetensors.h"
 #include "meta/formats/torch_file.h"
 #include "meta/names.h"
@@ -36,7 +38,7 @@ std::optional<std::string> inner_folder(const StepFiles& files) {
 
 bool is_at_top(const std::string& path) { return path.find('/') == std::string::npos; }
 
-void add_safetensors(const StepFiles& files, uint32_t index, TensorMap& map) {
+void add_safetensors(const StepFiles& files, uint32_t index, TensorMap& map, const std::string& prefix = {}) {
   const std::string& path = files.list()[index].path;
   const auto file = files.open(index);
   const auto header = file ? read_safetensors_header(file.value().get()) : file.error();
@@ -45,7 +47,7 @@ void add_safetensors(const StepFiles& files, uint32_t index, TensorMap& map) {
     return;
   }
   for (const SafeTensor& tensor : header.value().tensors) {
-    Parameter parameter{tensor.name, Parameter::Kind::trained, std::nullopt, {}};
+    Parameter parameter{prefix + tensor.name, Parameter::Kind::trained, std::nullopt, {}};
     parameter.states[kParam] = {tensor.dtype, tensor.shape, {{index, tensor.offset, tensor.size}}};
     map.parameters.push_back(std::move(parameter));
   }
@@ -120,6 +122,20 @@ std::set<std::string> weight_files(const StepFiles& files, const std::string& wh
   return named;
 }
 
+// What was saved through us: "rank00.safetensors" of each rank, which names its tensors as it likes.
+void add_saved(const StepFiles& files, TensorMap& map) {
+  constexpr std::string_view kEnding = ".safetensors";
+  std::vector<uint32_t> found;
+  for (uint32_t index = 0; index < files.list().size(); ++index) {
+    const std::string& path = files.list()[index].path;
+    if (path.ends_with(kEnding) && rank_of(path.substr(0, path.size() - kEnding.size()))) found.push_back(index);
+  }
+  for (const uint32_t index : found) {
+    const std::string& path = files.list()[index].path;
+    add_safetensors(files, index, map, found.size() == 1 ? "" : path.substr(0, path.size() - kEnding.size()) + "/");
+  }
+}
+
 void add_weights(const StepFiles& files, TensorMap& map) {
   const auto safe = weight_files(files, "model.safetensors", ".safetensors", map);
   const auto torch = safe.empty() ? weight_files(files, "pytorch_model.bin", ".bin", map) : std::set<std::string>();
@@ -145,6 +161,8 @@ TensorMap read_checkpoint(const StepFiles& files) {
   } else {
     map = read_dcp(files);
   }
+  const bool saved_by_us = std::ranges::any_of(files.list(), is_manifest_name, &StepFiles::File::path);
+  if (map.parameters.empty() && saved_by_us) add_saved(files, map);
   if (map.parameters.empty()) add_weights(files, map);
   return map;
 }

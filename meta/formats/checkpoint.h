@@ -7,7 +7,7 @@
 namespace ckptfs::meta::formats {
 
 // Another one where the readers make another map of the same files: what was kept of the last ones' is read anew.
-inline constexpr uint64_t kReaders = 1;
+inline constexpr uint64_t kReaders = 2;
 
 // What cannot be read is among the problems, and the rest is there.
 TensorMap read_checkpoint(const StepFiles& files);

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "meta/formats/deepspeed_names.h"
+#include "meta/formats/manifest.h"
 #include "meta/formats/python_json.h"
 #include "meta/formats/safetensors.h"
 #include "meta/formats/zip_archive.h"
@@ -117,7 +118,21 @@ CompletenessJudgement judge_trainer(const StepFiles& files) {
 
 }  // namespace
 
+namespace {
+
+// By what each rank says that it wrote; none: nobody left a manifest.
+std::optional<CompletenessJudgement> judge_manifests(const StepFiles& files) {
+  if (!any_path(files, is_manifest_name)) return std::nullopt;
+  const Attendance attendance = check_manifests(files);
+  if (attendance.complete()) return CompletenessJudgement{Completeness::complete, {}};
+  return CompletenessJudgement{Completeness::incomplete, attendance.reason};
+}
+
+}  // namespace
+
 CompletenessJudgement judge_completeness(const StepFiles& files, const TensorMap& map) {
+  const auto by_manifests = judge_manifests(files);
+  if (by_manifests && by_manifests->completeness != Completeness::complete) return *by_manifests;
   const bool trainer_state = any_path(files, [](std::string_view path) { return path == kTrainerState; });
   if (!trainer_state && is_begun_by_trainer(files)) {
     return {Completeness::incomplete, std::string(kTrainerState) + " is not there"};
@@ -137,6 +152,7 @@ CompletenessJudgement judge_completeness(const StepFiles& files, const TensorMap
     return judge_trainer(files);
   }
   if (trainer_state) return judge_trainer(files);
+  if (by_manifests) return *by_manifests;
   return {Completeness::unknown, "no file tells which files belong to it"};
 }
 

@@ -32,11 +32,11 @@ TEST(Mountinfo, ParsesFieldsAndEscapes) {
 }
 
 TEST(Mountinfo, LiesWithinGoesByWholeNames) {
-  EXPECT_TRUE(lies_within("/a/b", "/a"));
-  EXPECT_TRUE(lies_within("/a", "/a"));
-  EXPECT_TRUE(lies_within("/a", "/"));
-  EXPECT_FALSE(lies_within("/ab", "/a"));
-  EXPECT_FALSE(lies_within("/", "/a"));
+  EXPECT_TRUE(io::lies_within("/a/b", "/a"));
+  EXPECT_TRUE(io::lies_within("/a", "/a"));
+  EXPECT_TRUE(io::lies_within("/a", "/"));
+  EXPECT_FALSE(io::lies_within("/ab", "/a"));
+  EXPECT_FALSE(io::lies_within("/", "/a"));
 }
 
 TEST(Client, WithoutAPathTheOnlyMountIsMeant) {

@@ -1,1 +1,16 @@
-"""ckptfs for Python."""
+"""ckptfs for Python: loads checkpoints to where they belong, and saves them while the training goes on.
+
+    tensors = ckptfs.load("/ckpt/steps/step_100", device="cuda")
+    save = ckptfs.Saver("/ckpt/steps").save("step_200", model.state_dict())
+
+ckptfs.patch, and what of ckptfs.deepspeed says so, need neither torch nor libckptfs.
+"""
+
+_LAZY = {"load": "loading", "Checkpoint": "loading", "Saver": "saving", "Save": "saving", "configure": "native"}
+
+
+def __getattr__(name):
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+    return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)

@@ -1,0 +1,23 @@
+// The commands behind gpu/: they hand out descriptors of blobs, so that a client reads and writes them past the mount,
+// and carry a step that was saved so from its first file to its appearance. What a client may write to is never frozen:
+// files are frozen when nobody can write to them any more, or as clones (meta/partial.h).
+#pragma once
+
+#include "fs/control/server.h"
+
+namespace ckptfs::fs {
+
+class Filesystem;
+
+// Adds the commands to the server; `fs` must outlive the server's stop(). Paths are those of the mount.
+//   blobs {"paths", "write"}   -> {"files": [{"inode"} or {"errno", "error"}]}, and a descriptor for each that has an
+//                                 inode, in that order. To be read: whoever may read the file gets it, unless somebody
+//                                 has it open for writing (EBUSY: its bytes may not be in the blob). To be written:
+//                                 only while it is open for writing through the mount, which keeps all else right.
+//   begin {"series", "tag", "attempt"} -> {"path"}: of the folder that the attempt's files are to be made in
+//   freeze {"paths"}           -> {}: these files, closed, are frozen, durably
+//   commit {"path", "tag", "world_size", "seal"} -> {"step"}, or {"missing": [ranks], "reason"} where not all ranks are
+//                                 done: then it is for the next of them to ask
+void add_blob_commands(ControlServer& server, Filesystem& fs);
+
+}  // namespace ckptfs::fs

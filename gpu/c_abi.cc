@@ -1,0 +1,227 @@
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <exception>
+#include <memory>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "gpu/checkpoint.h"
+#include "gpu/ckptfs.h"
+#include "gpu/staging.h"
+#include "gpu/step_save.h"
+#include "io/log.h"
+
+using namespace ckptfs;
+
+struct ckptfs_staging {
+  std::shared_ptr<gpu::Staging> staging;
+  std::string way;
+};
+
+struct ckptfs_checkpoint {
+  std::unique_ptr<gpu::Checkpoint> checkpoint;
+  std::vector<std::string> problems;
+};
+
+struct ckptfs_save {
+  std::unique_ptr<gpu::StepSave> save;
+};
+
+namespace {
+
+thread_local std::string last_error_text;
+
+int fail(const Error& error) {
+  last_error_text = error.message();
+  return error.errno_value() == 0 ? EIO : error.errno_value();
+}
+
+// Nothing is thrown through the C interface.
+template <class Body>
+int guarded(const Body& body) {
+  try {
+    const Result<> done = body();
+    return done ? 0 : fail(done.error());
+  } catch (const std::bad_alloc&) {
+    return fail(Error(ENOMEM));
+  } catch (const std::exception& e) {
+    return fail(Error(EIO, e.what()));
+  }
+}
+
+// Where log lines go; never to stdout, which is the program's.
+std::atomic<ckptfs_log_function> log_function{nullptr};
+
+void log_line(log::Level level, const std::string& line) {
+  if (const auto function = log_function.load()) return function(static_cast<int>(level), line.c_str());
+  std::fprintf(stderr, "ckptfs: %s\n", line.c_str());
+}
+
+const bool kLogIsOurs = [] {
+  log::send_to(log_line);
+  return true;
+}();
+
+std::string way_of(const io::TransferQueue::Way& way) {
+  if (!way.io_uring) return "threads";
+  return way.registered_memory ? "io_uring, registered memory, registered files" : "io_uring, registered files";
+}
+
+Result<gpu::SavedTensor> saved_tensor(const ckptfs_saved_tensor& tensor) {
+  const auto dtype = meta::formats::dtype_of_safetensors(tensor.dtype);
+  if (!dtype) return Error(EINVAL, std::string(tensor.name) + ": " + tensor.dtype + " is no type of safetensors");
+  return gpu::SavedTensor{tensor.name, *dtype, meta::formats::Shape(tensor.shape, tensor.shape + tensor.dimensions),
+                          static_cast<const std::byte*>(tensor.memory), tensor.bytes};
+}
+
+}  // namespace
+
+extern "C" {
+
+uint32_t ckptfs_abi(void) { return CKPTFS_ABI; }
+
+const char* ckptfs_last_error(void) { return last_error_text.c_str(); }
+
+void ckptfs_set_log(ckptfs_log_function function) { log_function = function; }
+
+int ckptfs_staging_open(const char* device, uint64_t bytes, uint64_t slot, uint32_t lanes, ckptfs_staging** staging) {
+  return guarded([&]() -> Result<> {
+    gpu::Staging::Options options;
+    if (bytes != 0) options.bytes = bytes;
+    if (slot != 0) options.slot = slot;
+    options.lanes = lanes;
+    TRY_ASSIGN(auto opened, gpu::open_device(device));
+    TRY_ASSIGN(auto made, gpu::Staging::make(std::move(opened), options));
+    auto handle = std::make_unique<ckptfs_staging>();
+    handle->staging = std::move(made);
+    handle->way = way_of(handle->staging->way());
+    *staging = handle.release();
+    return success();
+  });
+}
+
+void ckptfs_staging_close(ckptfs_staging* staging) { delete staging; }
+
+const char* ckptfs_staging_device(const ckptfs_staging* staging) { return staging->staging->device().name().c_str(); }
+
+const char* ckptfs_staging_way(const ckptfs_staging* staging) { return staging->way.c_str(); }
+
+int ckptfs_memory_allocate(ckptfs_staging* staging, uint64_t bytes, void** memory) {
+  return guarded([&]() -> Result<> {
+    TRY_ASSIGN(*memory, staging->staging->device().allocate(bytes));
+    return success();
+  });
+}
+
+int ckptfs_memory_free(ckptfs_staging* staging, void* memory) {
+  return guarded([&] { return staging->staging->device().release(static_cast<std::byte*>(memory)); });
+}
+
+int ckptfs_checkpoint_open(const char* path, ckptfs_checkpoint** checkpoint) {
+  return guarded([&]() -> Result<> {
+    TRY_ASSIGN(auto opened, gpu::Checkpoint::open(path));
+    auto handle = std::make_unique<ckptfs_checkpoint>();
+    for (const auto& problem : opened->problems()) {
+      handle->problems.push_back(problem.file.empty() ? problem.reason : problem.file + ": " + problem.reason);
+    }
+    handle->checkpoint = std::move(opened);
+    *checkpoint = handle.release();
+    return success();
+  });
+}
+
+void ckptfs_checkpoint_close(ckptfs_checkpoint* checkpoint) { delete checkpoint; }
+
+uint64_t ckptfs_checkpoint_tensors(const ckptfs_checkpoint* checkpoint) {
+  return checkpoint->checkpoint->items().size();
+}
+
+int ckptfs_checkpoint_tensor(const ckptfs_checkpoint* checkpoint, uint64_t index, ckptfs_tensor* tensor) {
+  return guarded([&]() -> Result<> {
+    const auto& items = checkpoint->checkpoint->items();
+    if (index >= items.size()) return Error(EINVAL, "there is no such tensor");
+    const gpu::Item& item = items[index];
+    *tensor = {item.name.c_str(), meta::formats::safetensors_name(item.tensor.dtype).data(), item.tensor.shape.data(),
+               static_cast<uint32_t>(item.tensor.shape.size()), item.size};
+    return success();
+  });
+}
+
+const char* ckptfs_checkpoint_problem(const ckptfs_checkpoint* checkpoint, uint64_t index) {
+  return index < checkpoint->problems.size() ? checkpoint->problems[index].c_str() : nullptr;
+}
+
+int ckptfs_load(ckptfs_checkpoint* checkpoint, ckptfs_staging* staging, const ckptfs_target* targets, uint64_t count,
+                void* stream, ckptfs_load_report* report) {
+  return guarded([&]() -> Result<> {
+    std::vector<gpu::Request> requests;
+    requests.reserve(count);
+    for (uint64_t at = 0; at < count; ++at) {
+      const ckptfs_target& target = targets[at];
+      requests.push_back({target.tensor, target.offset, target.bytes, static_cast<std::byte*>(target.memory)});
+    }
+    TRY_ASSIGN(const auto done, checkpoint->checkpoint->load(*staging->staging, requests, stream));
+    if (report != nullptr) {
+      *report = {done.moved.bytes, done.moved.read, done.moved.direct, done.moved.straight, done.through_mount};
+    }
+    return success();
+  });
+}
+
+int ckptfs_save_begin(ckptfs_staging* staging, const char* series, const char* tag, const char* attempt, uint32_t rank,
+                      uint32_t world_size, ckptfs_save** save) {
+  return guarded([&]() -> Result<> {
+    TRY_ASSIGN(auto begun, gpu::StepSave::begin(staging->staging, {series, tag, attempt, rank, world_size}));
+    *save = new ckptfs_save{std::move(begun)};
+    return success();
+  });
+}
+
+void ckptfs_save_close(ckptfs_save* save) { delete save; }
+
+const char* ckptfs_save_folder(const ckptfs_save* save) { return save->save->folder().c_str(); }
+
+int ckptfs_save_tensors(ckptfs_save* save, const char* name, const ckptfs_saved_tensor* tensors, uint64_t count,
+                        void* stream) {
+  return guarded([&]() -> Result<> {
+    std::vector<gpu::SavedTensor> saved;
+    saved.reserve(count);
+    for (uint64_t at = 0; at < count; ++at) {
+      TRY_ASSIGN(auto tensor, saved_tensor(tensors[at]));
+      saved.push_back(std::move(tensor));
+    }
+    return save->save->add_tensors(name, saved, stream);
+  });
+}
+
+int ckptfs_save_file(ckptfs_save* save, const char* name, uint64_t bytes, const ckptfs_part* parts, uint64_t count,
+                     void* stream) {
+  return guarded([&] {
+    std::vector<gpu::Part> all;
+    all.reserve(count);
+    for (uint64_t at = 0; at < count; ++at) {
+      all.push_back({static_cast<const std::byte*>(parts[at].memory), parts[at].bytes, parts[at].offset});
+    }
+    return save->save->add_file(name, bytes, std::move(all), stream);
+  });
+}
+
+int ckptfs_save_wait_copied(ckptfs_save* save) {
+  return guarded([&] { return save->save->wait_copied(); });
+}
+
+int ckptfs_save_wait_durable(ckptfs_save* save) {
+  return guarded([&] { return save->save->wait_durable(); });
+}
+
+int ckptfs_save_commit(ckptfs_save* save, int seal, int* committed) {
+  return guarded([&]() -> Result<> {
+    TRY_ASSIGN(const auto missing, save->save->commit(seal != 0));
+    *committed = missing ? 0 : 1;
+    return success();
+  });
+}
+
+}  // extern "C"

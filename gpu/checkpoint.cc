@@ -1,0 +1,174 @@
+#include "gpu/checkpoint.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+
+#include "gpu/mount_client.h"
+#include "io/log.h"
+#include "meta/formats/checkpoint.h"
+#include "meta/formats/safetensors.h"
+#include "meta/formats/zip_archive.h"
+
+namespace ckptfs::gpu {
+namespace {
+
+using meta::formats::Piece;
+using meta::formats::Tensor;
+using meta::formats::TensorMap;
+
+uint64_t size_of_all(const std::vector<Piece>& pieces) {
+  return std::accumulate(pieces.begin(), pieces.end(), uint64_t{0},
+                         [](uint64_t sum, const Piece& piece) { return sum + piece.size; });
+}
+
+Result<TensorMap> map_of_safetensors(const FolderFiles& files) {
+  TRY_ASSIGN(const io::Fd file, files.open(0));
+  TRY_ASSIGN(const auto header, meta::formats::read_safetensors_header(file.get()));
+  TensorMap map;
+  for (const auto& tensor : header.tensors) {
+    meta::formats::Parameter parameter{tensor.name, meta::formats::Parameter::Kind::trained, std::nullopt, {}};
+    parameter.states[meta::formats::kParam] = {tensor.dtype, tensor.shape, {{0, tensor.offset, tensor.size}}};
+    map.parameters.push_back(std::move(parameter));
+  }
+  return map;
+}
+
+// "archive/data/0": "0". Empty: it is none.
+std::string storage_key(const std::string& entry) {
+  constexpr std::string_view kData = "/data/";
+  const size_t at = entry.find(kData);
+  return at == std::string::npos ? std::string() : entry.substr(at + kData.size());
+}
+
+// What is asked for of an item, as ranges of files.
+Result<> add_wanted(const Item& item, const Request& request, std::vector<Wanted>& wanted) {
+  if (request.offset > item.size || request.size > item.size - request.offset) {
+    return Error(EINVAL, item.name + ": it has " + std::to_string(item.size) + " bytes, and not " +
+                             std::to_string(request.size) + " from " + std::to_string(request.offset) + " on");
+  }
+  uint64_t begin = 0;  // of the piece, in the item
+  for (const Piece& piece : item.tensor.pieces) {
+    const uint64_t from = std::max(begin, request.offset);
+    const uint64_t to = std::min(begin + piece.size, request.offset + request.size);
+    if (from < to) {
+      wanted.push_back(
+          {piece.file, piece.offset + (from - begin), to - from, request.target + (from - request.offset)});
+    }
+    begin += piece.size;
+  }
+  return success();
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Checkpoint>> Checkpoint::open(const std::string& path) {
+  TRY_ASSIGN(std::string real, real_path(path));
+  TRY_ASSIGN(const struct stat st, io::stat_at(AT_FDCWD, real));
+  if (S_ISDIR(st.st_mode)) {
+    TRY_ASSIGN(FolderFiles files, FolderFiles::of(real));
+    std::unique_ptr<Checkpoint> step(new Checkpoint(std::move(real), std::move(files)));
+    step->add_items(meta::formats::read_checkpoint(step->files_));
+    if (!step->items_.empty()) return step;
+    const std::string reason = step->problems_.empty() ? "no checkpoint that is known" : step->problems_[0].reason;
+    return Error(EBADMSG, path + ": " + reason);
+  }
+  TRY_ASSIGN(FolderFiles files, FolderFiles::of_file(real));
+  std::unique_ptr<Checkpoint> file(new Checkpoint(std::move(real), std::move(files)));
+  if (path.ends_with(".safetensors")) {
+    auto map = map_of_safetensors(file->files_);
+    if (!map) return Error(map.error().errno_value(), path + ": " + map.error().message());
+    file->add_items(std::move(map).value());
+    return file;
+  }
+  if (const auto added = file->add_storages(); !added) {
+    return Error(added.error().errno_value(), path + ": " + added.error().message());
+  }
+  return file;
+}
+
+void Checkpoint::add_items(TensorMap map) {
+  problems_ = std::move(map.problems);
+  for (meta::formats::Parameter& parameter : map.parameters) {
+    for (auto& [state, tensor] : parameter.states) {
+      const std::string name = state == meta::formats::kParam ? parameter.name : parameter.name + "/" + state;
+      const uint64_t size = size_of_all(tensor.pieces);
+      items_.push_back({name, std::move(tensor), size});
+    }
+  }
+}
+
+Result<> Checkpoint::add_storages() {
+  TRY_ASSIGN(const io::Fd file, files_.open(0));
+  TRY_ASSIGN(auto archive, meta::formats::ZipArchive::open(file.get(), {0, files_.list()[0].size}));
+  for (uint64_t entry = 0; entry < archive.entries(); ++entry) {
+    const std::string key = storage_key(archive.name(entry));
+    if (key.empty()) continue;
+    TRY_ASSIGN(const auto range, archive.range(entry));
+    items_.push_back({key, {meta::formats::Dtype::uint8, {range.size}, {{0, range.offset, range.size}}}, range.size});
+  }
+  return success();
+}
+
+Result<> Checkpoint::open_files(const std::vector<uint32_t>& files) {
+  std::vector<uint32_t> fresh;
+  std::ranges::copy_if(files, std::back_inserter(fresh), [this](uint32_t file) { return !opened_.contains(file); });
+  if (fresh.empty()) return success();
+  std::vector<std::string> paths;
+  for (const uint32_t file : fresh) {
+    TRY_ASSIGN(opened_[file], files_.open(file));
+    paths.push_back(files_.path(file));
+  }
+  TRY_ASSIGN(const auto mount, MountClient::of(path_));
+  on_mount_ = mount.has_value();
+  if (!mount) return success();
+  auto blobs = mount->blobs_to_read(paths);
+  if (!blobs) {
+    log::warn("{}: its files are read through the mount, not past it: {}", path_, blobs.error().message());
+    return success();
+  }
+  for (size_t at = 0; at < fresh.size(); ++at) {
+    auto& blob = blobs.value()[at];
+    TRY_ASSIGN(const struct stat st, io::stat_fd(opened_[fresh[at]].get()));
+    if (blob && blob.value().inode == st.st_ino) {
+      blobs_[fresh[at]] = std::move(blob).value().blob;
+    } else {
+      log::warn("{}: it is read through the mount, not past it: {}", paths[at],
+                blob ? "it was replaced" : blob.error().message());
+    }
+  }
+  return success();
+}
+
+Result<Checkpoint::Report> Checkpoint::load(Staging& staging, const std::vector<Request>& requests, Stream stream) {
+  std::vector<Wanted> wanted;
+  for (const Request& request : requests) {
+    if (request.item >= items_.size()) return Error(EINVAL, "there is no such tensor");
+    TRY(add_wanted(items_[request.item], request, wanted));
+  }
+  std::set<uint32_t> used;
+  for (const Wanted& one : wanted) used.insert(one.file);
+  const std::vector<uint32_t> files(used.begin(), used.end());
+  TRY(open_files(files));
+  Report report;
+  std::vector<SourceFile> sources;
+  std::map<uint32_t, uint32_t> place;
+  for (const uint32_t file : files) {
+    const auto blob = blobs_.find(file);
+    const io::Fd& chosen = blob == blobs_.end() ? opened_[file] : blob->second;
+    if (on_mount_ && blob == blobs_.end()) ++report.through_mount;
+    io::Fd own(::fcntl(chosen.get(), F_DUPFD_CLOEXEC, 0));
+    if (!own) return last_error(files_.path(file));
+    place[file] = static_cast<uint32_t>(sources.size());
+    TRY_ASSIGN(SourceFile source, make_source(files_.path(file), std::move(own)));
+    sources.push_back(std::move(source));
+  }
+  for (Wanted& one : wanted) one.file = place[one.file];
+  TRY_ASSIGN(report.moved, gpu::load(staging, sources, std::move(wanted), stream));
+  return report;
+}
+
+}  // namespace ckptfs::gpu

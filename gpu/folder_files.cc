@@ -1,0 +1,42 @@
+#include "gpu/folder_files.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+
+#include "io/fd.h"
+
+namespace ckptfs::gpu {
+
+using meta::formats::StepFiles;
+
+Result<FolderFiles> FolderFiles::of(const std::string& folder) {
+  namespace fs = std::filesystem;
+  std::vector<File> files;
+  std::error_code error;
+  for (fs::recursive_directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
+    const bool regular = at->is_regular_file(error) && !at->is_symlink(error);
+    if (error || !regular) continue;
+    files.push_back({at->path().lexically_relative(folder).string(), at->file_size(error)});
+  }
+  if (error) return Error(error.value(), folder + ": " + error.message());
+  std::ranges::sort(files, {}, &File::path);
+  return FolderFiles(folder, std::move(files));
+}
+
+Result<FolderFiles> FolderFiles::of_file(const std::string& path) {
+  TRY_ASSIGN(const struct stat st, io::stat_at(AT_FDCWD, path));
+  const size_t slash = path.rfind('/');
+  return FolderFiles(path.substr(0, slash), {{path.substr(slash + 1), static_cast<uint64_t>(st.st_size)}});
+}
+
+Result<io::Fd> FolderFiles::open(uint32_t index) const { return io::open_at(AT_FDCWD, path(index), O_RDONLY); }
+
+Result<std::string> real_path(const std::string& path) {
+  const std::unique_ptr<char, decltype(&std::free)> real(::realpath(path.c_str(), nullptr), &std::free);
+  if (!real) return last_error(path);
+  return std::string(real.get());
+}
+
+}  // namespace ckptfs::gpu

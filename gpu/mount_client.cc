@@ -1,0 +1,83 @@
+#include "gpu/mount_client.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "io/control_message.h"
+
+namespace ckptfs::gpu {
+
+using nlohmann::json;
+
+Result<std::optional<MountClient>> MountClient::of(const std::string& path) {
+  TRY_ASSIGN(const auto mounts, io::mount_table());
+  const auto mount = io::mount_of(mounts, path);
+  if (!mount || !io::is_ckptfs(*mount)) return std::optional<MountClient>();
+  return std::optional(MountClient(*mount));
+}
+
+Result<std::vector<Result<BlobOfFile>>> MountClient::some_blobs(const std::vector<std::string>& paths,
+                                                                bool write) const {
+  json inside = json::array();
+  for (const std::string& path : paths) inside.push_back(io::path_inside(mount_, path));
+  TRY_ASSIGN(auto reply, io::ask_mount_for_files(mount_.mountpoint, "blobs", {{"paths", inside}, {"write", write}}));
+  std::vector<Result<BlobOfFile>> blobs;
+  size_t next = 0;
+  for (const json& file : reply.result.value("files", json::array())) {
+    if (file.contains("errno")) {
+      blobs.emplace_back(Error(file.value("errno", EIO), file.value("error", std::string())));
+    } else if (next < reply.descriptors.size()) {
+      blobs.emplace_back(BlobOfFile{file.value("inode", uint64_t{0}), std::move(reply.descriptors[next++])});
+    }
+  }
+  if (blobs.size() != paths.size()) {
+    return Error(EBADMSG, "the daemon's answer is not what this version of ckptfs understands");
+  }
+  return blobs;
+}
+
+Result<std::vector<Result<BlobOfFile>>> MountClient::blobs_to_read(const std::vector<std::string>& paths) const {
+  std::vector<Result<BlobOfFile>> all;
+  for (auto at = paths.begin(); at != paths.end();) {
+    const auto end = at + std::min<ptrdiff_t>(paths.end() - at, io::kMaximumDescriptors);
+    TRY_ASSIGN(auto some, some_blobs({at, end}, false));
+    std::ranges::move(some, std::back_inserter(all));
+    at = end;
+  }
+  return all;
+}
+
+Result<io::Fd> MountClient::blob_to_write(const std::string& path) const {
+  TRY_ASSIGN(auto blobs, some_blobs({path}, true));
+  TRY(blobs.front());
+  return std::move(blobs.front()).value().blob;
+}
+
+Result<std::string> MountClient::begin(const std::string& series, const std::string& tag,
+                                       const std::string& attempt) const {
+  TRY_ASSIGN(const json reply,
+             io::ask_mount(mount_.mountpoint, "begin",
+                           {{"series", io::path_inside(mount_, series)}, {"tag", tag}, {"attempt", attempt}}));
+  const std::string path = reply.value("path", std::string());
+  return series + "/" + path.substr(path.rfind('/') + 1);
+}
+
+Result<> MountClient::freeze(const std::vector<std::string>& paths) const {
+  json inside = json::array();
+  for (const std::string& path : paths) inside.push_back(io::path_inside(mount_, path));
+  TRY(io::ask_mount(mount_.mountpoint, "freeze", {{"paths", inside}}));
+  return success();
+}
+
+Result<std::optional<std::string>> MountClient::commit(const std::string& folder, const std::string& tag,
+                                                       unsigned world_size, bool seal) const {
+  TRY_ASSIGN(
+      const json reply,
+      io::ask_mount(
+          mount_.mountpoint, "commit",
+          {{"path", io::path_inside(mount_, folder)}, {"tag", tag}, {"world_size", world_size}, {"seal", seal}}));
+  if (reply.contains("missing")) return std::optional(reply.value("reason", std::string("ranks are missing")));
+  return std::optional<std::string>();
+}
+
+}  // namespace ckptfs::gpu

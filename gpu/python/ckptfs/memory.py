@@ -1,0 +1,45 @@
+"""What torch knows of tensors, as libckptfs wants it: types by their safetensors names, devices, streams."""
+
+import ctypes
+
+import torch
+
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+    "U64": getattr(torch, "uint64", None), "U32": getattr(torch, "uint32", None), "U16": getattr(torch, "uint16", None),
+    "U8": torch.uint8, "BOOL": torch.bool, "C64": torch.complex64,
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items() if dtype is not None}
+
+
+def name_of(dtype):
+    if dtype not in NAMES:
+        raise TypeError(f"{dtype} has no name in safetensors")
+    return NAMES[dtype]
+
+
+def device_of(tensors):
+    """The one whose ring moves these tensors: that of those that are not in host memory."""
+    devices = {tensor.device for tensor in tensors} - {torch.device("cpu")}
+    if not devices:
+        return "twin"
+    if len(devices) > 1 or next(iter(devices)).type != "cuda":
+        raise ValueError(f"tensors of {', '.join(sorted(map(str, devices)))}: one CUDA device (and host memory) at a time")
+    device = devices.pop()
+    return f"cuda:{torch.cuda.current_device() if device.index is None else device.index}"
+
+
+def stream_of(device, stream=None):
+    """The native handle of a torch stream; the current one where none is given."""
+    if device == "twin":
+        return None
+    return ctypes.c_void_p((stream or torch.cuda.current_stream(torch.device(device))).cuda_stream)
+
+
+def span(tensor):
+    """(address, bytes) of a tensor whose elements lie in order."""
+    if not tensor.is_contiguous():
+        raise ValueError("its elements do not lie in order (it is not contiguous)")
+    return tensor.data_ptr(), tensor.numel() * tensor.element_size()

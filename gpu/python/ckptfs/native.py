@@ -1,0 +1,158 @@
+"""libckptfs (gpu/ckptfs.h) by ctypes: its functions, which raise OSError, and a ring for each device.
+
+Looked for in CKPTFS_LIBRARY, beside this file, where the loader looks, and in build/ of a checkout.
+"""
+
+import atexit
+import contextlib
+import ctypes
+import logging
+import os
+import pathlib
+import threading
+from ctypes import POINTER, Structure, byref, c_char_p, c_int, c_uint32, c_uint64, c_void_p
+
+_log = logging.getLogger("ckptfs")
+_ABI = 1
+
+
+class Tensor(Structure):
+    _fields_ = [("name", c_char_p), ("dtype", c_char_p), ("shape", POINTER(c_uint64)), ("dimensions", c_uint32),
+                ("bytes", c_uint64)]
+
+
+class Target(Structure):
+    _fields_ = [("tensor", c_uint64), ("offset", c_uint64), ("bytes", c_uint64), ("memory", c_void_p)]
+
+
+class LoadReport(Structure):
+    _fields_ = [(name, c_uint64) for name in ("bytes", "read", "direct", "straight", "through_mount")]
+
+
+class SavedTensor(Structure):
+    _fields_ = [("name", c_char_p), ("dtype", c_char_p), ("shape", POINTER(c_uint64)), ("dimensions", c_uint32),
+                ("memory", c_void_p), ("bytes", c_uint64)]
+
+
+class Part(Structure):
+    _fields_ = [("memory", c_void_p), ("bytes", c_uint64), ("offset", c_uint64)]
+
+
+_LOG_FUNCTION = ctypes.CFUNCTYPE(None, c_int, c_char_p)
+_FUNCTIONS = {  # all that return an errno
+    "ckptfs_staging_open": (c_char_p, c_uint64, c_uint64, c_uint32, POINTER(c_void_p)),
+    "ckptfs_memory_allocate": (c_void_p, c_uint64, POINTER(c_void_p)),
+    "ckptfs_memory_free": (c_void_p, c_void_p),
+    "ckptfs_checkpoint_open": (c_char_p, POINTER(c_void_p)),
+    "ckptfs_checkpoint_tensor": (c_void_p, c_uint64, POINTER(Tensor)),
+    "ckptfs_load": (c_void_p, c_void_p, POINTER(Target), c_uint64, c_void_p, POINTER(LoadReport)),
+    "ckptfs_save_begin": (c_void_p, c_char_p, c_char_p, c_char_p, c_uint32, c_uint32, POINTER(c_void_p)),
+    "ckptfs_save_tensors": (c_void_p, c_char_p, POINTER(SavedTensor), c_uint64, c_void_p),
+    "ckptfs_save_file": (c_void_p, c_char_p, c_uint64, POINTER(Part), c_uint64, c_void_p),
+    "ckptfs_save_wait_copied": (c_void_p,),
+    "ckptfs_save_wait_durable": (c_void_p,),
+    "ckptfs_save_commit": (c_void_p, c_int, POINTER(c_int)),
+}
+_OTHERS = {
+    "ckptfs_abi": (c_uint32,),
+    "ckptfs_last_error": (c_char_p,),
+    "ckptfs_set_log": (None, _LOG_FUNCTION),
+    "ckptfs_staging_close": (None, c_void_p),
+    "ckptfs_staging_device": (c_char_p, c_void_p),
+    "ckptfs_staging_way": (c_char_p, c_void_p),
+    "ckptfs_checkpoint_close": (None, c_void_p),
+    "ckptfs_checkpoint_tensors": (c_uint64, c_void_p),
+    "ckptfs_checkpoint_problem": (c_char_p, c_void_p, c_uint64),
+    "ckptfs_save_close": (None, c_void_p),
+    "ckptfs_save_folder": (c_char_p, c_void_p),
+}
+
+
+def _candidates():
+    if "CKPTFS_LIBRARY" in os.environ:
+        return [os.environ["CKPTFS_LIBRARY"]]
+    here = pathlib.Path(__file__).resolve().parent
+    near = [here / "libckptfs.so", here.parents[2] / "build" / "libckptfs.so"]
+    return [str(path) for path in near if path.exists()] + ["libckptfs.so"]
+
+
+@_LOG_FUNCTION
+def _write_line(level, line):
+    _log.log((logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR)[level], "%s", line.decode(errors="replace"))
+
+
+def _open_library():
+    wrong = []
+    for path in _candidates():
+        try:
+            library = ctypes.CDLL(path)
+        except OSError as problem:
+            wrong.append(str(problem))
+            continue
+        for name, arguments in _FUNCTIONS.items():
+            getattr(library, name).argtypes, getattr(library, name).restype = arguments, c_int
+        for name, (returned, *arguments) in _OTHERS.items():
+            getattr(library, name).argtypes, getattr(library, name).restype = arguments, returned
+        if library.ckptfs_abi() != _ABI:
+            raise ImportError(f"{path} is of another version than this package (ABI {library.ckptfs_abi()}, not {_ABI})")
+        library.ckptfs_set_log(_write_line)
+        # While the interpreter ends nobody takes a line.
+        atexit.register(library.ckptfs_set_log, _LOG_FUNCTION())
+        return library
+    raise ImportError("libckptfs.so is not found: install the package of ckptfs, build it (scripts/build), or name it in "
+                      "CKPTFS_LIBRARY: " + "; ".join(wrong))
+
+
+_lock = threading.Lock()
+_library = None
+_rings = {}
+_settings = {"ring": 0, "slot": 0, "lanes": 0}
+
+
+def library():
+    global _library
+    with _lock:
+        if _library is None:
+            _library = _open_library()
+        return _library
+
+
+def call(name, *arguments):
+    """A function that returns an errno."""
+    known = library()
+    number = getattr(known, name)(*arguments)
+    if number:
+        raise OSError(number, known.ckptfs_last_error().decode(errors="replace"))
+
+
+def configure(*, ring=256 << 20, slot=8 << 20, lanes=0):
+    """The pinned memory of each device's ring from now on, and how it is cut; before the first load or save."""
+    with _lock:
+        if _rings:
+            raise RuntimeError("the ring is in use already: configure it before the first load or save")
+        _settings.update(ring=ring, slot=slot, lanes=lanes)
+
+
+def ring(device):
+    """The staging handle of a device ("cuda:0", "twin"), made at its first use and kept for the life of the process."""
+    known = library()
+    with _lock:
+        if device not in _rings:
+            handle = c_void_p()
+            number = known.ckptfs_staging_open(device.encode(), _settings["ring"], _settings["slot"], _settings["lanes"],
+                                               byref(handle))
+            if number:
+                raise OSError(number, known.ckptfs_last_error().decode(errors="replace"))
+            _rings[device] = handle
+        return _rings[device]
+
+
+@contextlib.contextmanager
+def checkpoint(path):
+    """The handle of an open checkpoint."""
+    handle = c_void_p()
+    call("ckptfs_checkpoint_open", os.fsencode(path), byref(handle))
+    try:
+        yield handle
+    finally:
+        library().ckptfs_checkpoint_close(handle)

@@ -1,0 +1,168 @@
+"""Steps of tensors, saved while the training goes on."""
+
+import ctypes
+import logging
+import os
+import threading
+import uuid
+
+from ckptfs import memory, native
+
+_log = logging.getLogger("ckptfs")
+
+
+def _distributed():
+    import torch.distributed as dist
+    return dist if dist.is_available() and dist.is_initialized() else None
+
+
+def _world(rank, world_size):
+    dist = _distributed()
+    if rank is None:
+        rank = dist.get_rank() if dist else 0
+    if world_size is None:
+        world_size = dist.get_world_size() if dist else 1
+    return rank, world_size
+
+
+def new_attempt(world_size=1):
+    """A word for one attempt to save a step, the same on all ranks; where there are several, all of them call this."""
+    word = [uuid.uuid4().hex[:12]]
+    if world_size > 1:
+        dist = _distributed()
+        if dist is None:
+            raise ValueError("several ranks, and no torch.distributed to agree by: give all of them the same `attempt`")
+        dist.broadcast_object_list(word, src=0)
+    return word[0]
+
+
+class Save:
+    """One rank's part of a step on its way to the disk.
+
+    wait_copied() returns when the tensors may be changed, wait_durable() when this rank's files are on the disk,
+    commit() makes the step appear once all ranks are there. finish_behind() does the last two on a thread, and wait()
+    waits for that. Errors are raised by whoever waits, and logged, as OSError. What was never committed lies in
+    TAG.ATTEMPT.partial, is listed by `ckptfs ls`, and is rotation's (keep_partial).
+    """
+
+    def __init__(self, series, tag, attempt, rank, world_size, *, device="twin", seal=True):
+        self.tag, self.attempt, self.seal = tag, attempt, seal
+        self.handle = ctypes.c_void_p()
+        self._held = []  # tensors that are being copied
+        self._thread, self._failure, self.committed = None, None, False
+        self.device = device
+        native.call("ckptfs_save_begin", native.ring(device), os.fsencode(series), tag.encode(), attempt.encode(), rank,
+                    world_size, ctypes.byref(self.handle))
+        self.folder = os.fsdecode(native.library().ckptfs_save_folder(self.handle))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def __del__(self):
+        self.close()
+
+    def close(self):
+        """Waits for what is under way. A step that was not committed stays as it is."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        if self.handle:
+            handle, self.handle = self.handle, None
+            native.library().ckptfs_save_close(handle)
+
+    def add_tensors(self, name, tensors, stream=None):
+        """Begins to save a dict of tensors as the safetensors file `name`."""
+        held = {key: tensor.detach().contiguous() for key, tensor in tensors.items()}
+        saved = (native.SavedTensor * len(held))()
+        for one, (key, tensor) in zip(saved, held.items(), strict=True):
+            shape = (ctypes.c_uint64 * tensor.dim())(*tensor.shape)
+            one.name, one.dtype = key.encode(errors="surrogateescape"), memory.name_of(tensor.dtype).encode()
+            one.shape, one.dimensions = shape, tensor.dim()
+            one.memory, one.bytes = memory.span(tensor)
+        native.call("ckptfs_save_tensors", self.handle, name.encode(), saved, len(held),
+                    memory.stream_of(self.device, stream))
+        self._held.append(held)
+
+    def add_file(self, name, size, parts, stream=None, keep=None):
+        """Begins to save a file of `size` bytes made of (address, bytes, offset); `keep` owns that memory."""
+        native_parts = (native.Part * len(parts))()
+        for part, (address, length, offset) in zip(native_parts, parts, strict=True):
+            part.memory, part.bytes, part.offset = address, length, offset
+        native.call("ckptfs_save_file", self.handle, name.encode(), size, native_parts, len(parts),
+                    memory.stream_of(self.device, stream))
+        self._held.append(keep)
+
+    def add_bytes(self, name, content):
+        """Begins to save a small file."""
+        buffer = ctypes.create_string_buffer(content, len(content))
+        self.add_file(name, len(content), [(ctypes.addressof(buffer), len(content), 0)], keep=buffer)
+
+    def wait_copied(self):
+        native.call("ckptfs_save_wait_copied", self.handle)
+        self._held.clear()
+
+    def wait_durable(self):
+        native.call("ckptfs_save_wait_durable", self.handle)
+        self._held.clear()
+
+    def commit(self):
+        """True: the step is there. False: other ranks are not done, and the last of them will commit it."""
+        committed = ctypes.c_int()
+        native.call("ckptfs_save_commit", self.handle, int(self.seal), ctypes.byref(committed))
+        self.committed = bool(committed.value)
+        return self.committed
+
+    def finish_behind(self, then=None):
+        """wait_durable() and commit() on a thread; `then` is called there once this rank has seen the step."""
+        self._thread = threading.Thread(target=self._finish, args=(then,), name=f"ckptfs save {self.tag}")
+        self._thread.start()
+
+    def _finish(self, then):
+        try:
+            self.wait_durable()
+            if self.commit() and then is not None:
+                then()
+        except Exception as problem:  # noqa: BLE001 - whoever waits gets it
+            self._failure = problem
+            _log.error("the step %s was not saved: %s", self.tag, problem)
+
+    def wait(self):
+        """Until all is done that this rank has to do; raises what went wrong. True: the step is there."""
+        if self._thread is not None:
+            self._thread.join()
+            if self._failure is not None:
+                raise self._failure
+            return self.committed
+        self.wait_durable()
+        return self.commit()
+
+
+class Saver:
+    """Saves dicts of tensors as steps of a series (a folder, on a ckptfs mount or not).
+
+        saver = ckptfs.Saver("/ckpt/steps")
+        save = saver.save("step_100", model.state_dict())
+        save.wait_copied()      # before the next optimizer step
+        save.wait()             # whenever: on the disk, and there
+
+    Of several ranks each saves its own tensors (rank00.safetensors, ...), and all of them call save() for the same tag.
+    """
+
+    def __init__(self, series, *, rank=None, world_size=None, seal=True):
+        self.series, self.seal = os.fspath(series), seal
+        self.rank, self.world_size = _world(rank, world_size)
+
+    def save(self, tag, tensors, *, attempt=None, stream=None):
+        """Begins it, and returns a Save. `attempt`: where no torch.distributed finds one that all ranks know."""
+        if attempt is None:
+            attempt = new_attempt(self.world_size)
+        save = Save(self.series, str(tag), attempt, self.rank, self.world_size,
+                    device=memory.device_of(tensors.values()), seal=self.seal)
+        try:
+            save.add_tensors(f"rank{self.rank:02d}.safetensors", tensors, stream)
+        except BaseException:
+            save.close()
+            raise
+        return save

@@ -1,0 +1,211 @@
+#include "gpu/step_save.h"
+
+#include <fcntl.h>
+#include <linux/fs.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+
+#include "gpu/folder_files.h"
+#include "io/fault.h"
+#include "io/log.h"
+#include "meta/names.h"
+
+namespace ckptfs::gpu {
+namespace {
+
+using meta::formats::RankManifest;
+
+constexpr uint64_t kHeaderAlignment = 4096;  // of where the tensors begin
+
+Result<> check_target(const StepTarget& target) {
+  TRY(meta::check_tag(target.tag));
+  if (target.world_size == 0 || target.rank >= target.world_size) {
+    return Error(EINVAL, "rank " + std::to_string(target.rank) + " of " + std::to_string(target.world_size) +
+                             ": ranks count from 0");
+  }
+  const auto good = [](unsigned char c) { return std::isalnum(c) != 0 || c == '-'; };
+  if (!target.attempt.empty() && std::ranges::all_of(target.attempt, good)) return success();
+  return Error(EINVAL, "'" + target.attempt + "': an attempt is named by letters and digits");
+}
+
+Result<> sync_folder(const std::string& folder) {
+  TRY_ASSIGN(const io::Fd fd, io::open_at(AT_FDCWD, folder, O_RDONLY | O_DIRECTORY));
+  return io::fsync_fd(fd.get());
+}
+
+Result<std::string> make_folder(const StepTarget& target) {
+  std::string folder = target.series + "/" + meta::partial_name(target.tag, target.attempt);
+  if (::mkdir(folder.c_str(), 0777) != 0 && errno != EEXIST) return last_error(folder);
+  TRY(sync_folder(target.series));
+  return folder;
+}
+
+// O_DIRECT, so that a mount does not take it for the copy of some other file.
+Result<io::Fd> create(const std::string& path) {
+  constexpr int kFlags = O_WRONLY | O_CREAT | O_EXCL;
+  auto file = io::open_at(AT_FDCWD, path, kFlags | O_DIRECT, 0666);
+  if (!file && file.error().errno_value() == EINVAL) return io::open_at(AT_FDCWD, path, kFlags, 0666);
+  return file;
+}
+
+Result<> write_whole(const std::string& path, const std::string& text) {
+  TRY_ASSIGN(const io::Fd file, io::open_at(AT_FDCWD, path, O_WRONLY | O_CREAT | O_EXCL, 0666));
+  TRY(io::write_full(file.get(), std::as_bytes(std::span(text)), 0));
+  return io::fsync_fd(file.get());
+}
+
+// Its tensors' sizes are those of their shapes; no name is there twice.
+Result<meta::formats::SafetensorsHeader> header_of(const std::vector<SavedTensor>& tensors) {
+  meta::formats::SafetensorsHeader header;
+  header.metadata = {{"format", "pt"}};
+  std::set<std::string> names;
+  for (const SavedTensor& tensor : tensors) {
+    const auto elements = meta::formats::elements_of(tensor.shape);
+    if (!elements || *elements * meta::formats::size_of(tensor.dtype) != tensor.size) {
+      return Error(EINVAL, tensor.name + ": its shape has not its " + std::to_string(tensor.size) + " bytes");
+    }
+    if (!names.insert(tensor.name).second) return Error(EINVAL, tensor.name + ": there are two tensors of that name");
+    header.tensors.push_back({tensor.name, tensor.dtype, tensor.shape, 0, tensor.size});
+  }
+  return header;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<StepSave>> StepSave::begin(std::shared_ptr<Staging> staging, StepTarget target) {
+  TRY(check_target(target));
+  TRY_ASSIGN(target.series, real_path(target.series));
+  TRY_ASSIGN(auto mount, MountClient::of(target.series));
+  auto folder = mount ? mount->begin(target.series, target.tag, target.attempt) : make_folder(target);
+  TRY(folder);
+  return std::unique_ptr<StepSave>(
+      new StepSave(std::move(staging), std::move(target), std::move(folder).value(), std::move(mount)));
+}
+
+Result<> StepSave::add_file(const std::string& name, uint64_t size, std::vector<Part> parts, Stream stream) {
+  return add({name, size, {}, nullptr, nullptr}, std::move(parts), stream);
+}
+
+Result<> StepSave::add_tensors(const std::string& name, const std::vector<SavedTensor>& tensors, Stream stream) {
+  TRY_ASSIGN(const auto header, header_of(tensors));
+  auto text = std::make_unique<const std::string>(meta::formats::safetensors_header(header, kHeaderAlignment));
+  std::vector<Part> parts = {{reinterpret_cast<const std::byte*>(text->data()), text->size(), 0}};
+  uint64_t end = text->size();
+  for (const SavedTensor& tensor : tensors) {
+    parts.push_back({tensor.memory, tensor.size, end});
+    end += tensor.size;
+  }
+  return add({name, end, {}, std::move(text), nullptr}, std::move(parts), stream);
+}
+
+Result<> StepSave::add(File file, std::vector<Part> parts, Stream stream) {
+  if (durable_) return Error(EINVAL, file.name + ": this rank's files are complete already");
+  if (file.name.empty() || file.name.find('/') != std::string::npos || meta::formats::is_manifest_name(file.name)) {
+    return Error(EINVAL, "'" + file.name + "': no name for a file of a step");
+  }
+  const std::string path = path_of(file.name);
+  TRY_ASSIGN(io::Fd target, create(path));
+  if (mount_) {
+    auto blob = mount_->blob_to_write(path);
+    if (blob) {
+      file.opened = std::exchange(target, std::move(blob).value());
+    } else {
+      log::warn("{}: it is written through the mount, not past it: {}", path, blob.error().message());
+    }
+  }
+  TRY_ASSIGN(file.save, FileSave::begin(staging_, path, std::move(target), file.size, std::move(parts), stream));
+  files_.push_back(std::move(file));
+  return success();
+}
+
+Result<> StepSave::wait_copied() {
+  for (const File& file : files_) {
+    if (file.save) TRY(file.save->wait_copied());
+  }
+  return success();
+}
+
+Result<> StepSave::wait_durable() {
+  if (durable_) return success();
+  for (File& file : files_) {
+    if (!file.save) continue;
+    TRY(file.save->wait_durable());
+    file.save.reset();  // with its descriptor: who can write to it keeps it from being frozen
+    file.opened.reset();
+  }
+  TRY(io::fault_point("step_save.before_freeze"));
+  TRY(freeze_files());
+  TRY(io::fault_point("step_save.before_manifest"));
+  TRY(write_manifest());
+  durable_ = true;
+  return io::fault_point("step_save.after_manifest");
+}
+
+Result<> StepSave::freeze_files() const {
+  if (!mount_) return sync_folder(folder_);
+  std::vector<std::string> paths;
+  for (const File& file : files_) paths.push_back(path_of(file.name));
+  return mount_->freeze(paths);
+}
+
+Result<> StepSave::write_manifest() {
+  RankManifest manifest{target_.attempt, target_.rank, target_.world_size, {}};
+  for (const File& file : files_) manifest.files.push_back({file.name, file.size});
+  const std::string path = path_of(meta::formats::manifest_name(target_.rank));
+  const std::string beside = path + ".new";
+  ::unlink(beside.c_str());
+  TRY(write_whole(beside, meta::formats::manifest_text(manifest)));
+  if (::rename(beside.c_str(), path.c_str()) != 0) return last_error(path);
+  return sync_folder(folder_);
+}
+
+Result<std::optional<std::string>> StepSave::commit(bool seal) {
+  if (!durable_) return Error(EINVAL, folder_ + ": wait until this rank's files are durable");
+  TRY(io::fault_point("step_save.before_commit"));
+  auto outcome = mount_ ? mount_->commit(folder_, target_.tag, target_.world_size, seal) : commit_in_folder();
+  if (!outcome && outcome.error().errno_value() == ENOENT) {  // another rank was quicker
+    TRY_ASSIGN(const bool committed, is_committed());
+    if (committed) return std::optional<std::string>();
+  }
+  return outcome;
+}
+
+// The step holds the manifest of this attempt.
+Result<bool> StepSave::is_committed() const {
+  const std::string path = target_.series + "/" + target_.tag + "/" + meta::formats::manifest_name(target_.rank);
+  const auto text = io::read_file(path);
+  if (!text && text.error().errno_value() == ENOENT) return false;
+  TRY(text);
+  TRY_ASSIGN(const RankManifest manifest, meta::formats::parse_manifest(text.value()));
+  return manifest.attempt == target_.attempt;
+}
+
+// As the daemon does it (meta/partial.cc), with what any file system has.
+Result<std::optional<std::string>> StepSave::commit_in_folder() const {
+  TRY_ASSIGN(const FolderFiles files, FolderFiles::of(folder_));
+  const auto attendance = meta::formats::check_manifests(files, target_.world_size);
+  if (!attendance.complete()) return std::optional(attendance.reason);
+  const std::string step = target_.series + "/" + target_.tag;
+  if (::renameat2(AT_FDCWD, folder_.c_str(), AT_FDCWD, step.c_str(), RENAME_NOREPLACE) != 0) {
+    if (errno != EEXIST) return last_error(step);
+    // Manifests last: without them the step is not whole.
+    for (const bool manifests : {false, true}) {
+      for (uint32_t index = 0; index < files.list().size(); ++index) {
+        const std::string& name = files.list()[index].path;
+        if (meta::formats::is_manifest_name(name) != manifests) continue;
+        if (::rename(files.path(index).c_str(), (step + "/" + name).c_str()) != 0) return last_error(step + "/" + name);
+      }
+      TRY(sync_folder(step));
+    }
+    if (::rmdir(folder_.c_str()) != 0) return last_error(folder_);
+  }
+  TRY(sync_folder(target_.series));
+  return std::optional<std::string>();
+}
+
+}  // namespace ckptfs::gpu

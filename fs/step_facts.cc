@@ -15,6 +15,7 @@
 #include "io/lease.h"
 #include "meta/formats/checkpoint.h"
 #include "meta/formats/deepspeed_names.h"
+#include "meta/formats/manifest.h"
 #include "meta/formats/python_json.h"
 #include "meta/names.h"
 #include "meta/save_plan.h"
@@ -61,6 +62,7 @@ Result<std::optional<double>> metric_in(const std::string& trainer_state, const 
 std::optional<unsigned> rank_of_path(std::string_view path) {
   const size_t slash = path.rfind('/');
   if (const auto states = meta::formats::parse_states_name(path.substr(slash + 1))) return states->rank;
+  if (const auto saved = meta::formats::rank_of_manifest(path)) return saved;
   if (slash == std::string_view::npos) return std::nullopt;
   const std::string_view folder = path.substr(0, slash);
   return meta::rank_of(folder.substr(folder.rfind('/') + 1));

@@ -59,7 +59,8 @@ def run(*command, check=True, timeout=120, **options):
 
 
 def helper(name):
-    """The C program tests/helpers/NAME.c: the build's, or one compiled for this run where the build has none."""
+    """The C program tests/helpers/NAME.c: the build's, or one compiled for this run where the build has none (not of
+    those that need libckptfs)."""
     built = BUILD / "helpers" / name
     source = REPOSITORY / "tests" / "helpers" / f"{name}.c"
     if built.exists() and built.stat().st_mtime >= source.stat().st_mtime:

@@ -18,7 +18,7 @@ BUILD = ROOT / "build"
 LOGS = BUILD / "test-logs"
 SCRATCH = BUILD / "tmp"
 LAYERS = ("io", "meta", "gpu", "fs")
-SCRIPT_GROUPS = ("fuzz", "cli", "posix", "packaging", "crash", "deepspeed", "bench")
+SCRIPT_GROUPS = ("fuzz", "cli", "gpu", "posix", "packaging", "crash", "deepspeed", "bench")
 PREPARATIONS = {"deepspeed": ("build/venv", ROOT / "tests" / "deepspeed" / "venv.sh")}
 # A session is a scheduling group of its own where the kernel has autogroups, and `nice` counts only within it.
 BEHIND_ALL = '{ echo 19 >/proc/self/autogroup; } 2>/dev/null; exec nice -n 19 "$0"'
@@ -29,7 +29,7 @@ TAIL_LINES = 40
 SKIPPED = 77
 
 EXAMPLES = """\
-A script test is an executable tests/{fuzz,cli,posix,crash,deepspeed,bench}/test_*: it exits 0 (passed), 77 (skipped, the
+A script test is an executable tests/{fuzz,cli,gpu,posix,crash,deepspeed,bench}/test_*: it exits 0 (passed), 77 (skipped, the
 last line of its output says why) or otherwise (failed). Near its head stand '# timeout: SECONDS' and
 '# levels: quick normal long'. It gets CKPTFS, CKPTFS_DEBUG (with fault points), CKPTFS_BUILD, CKPTFS_TEST_LEVEL and
 CKPTFS_TMP (a fresh folder, removed afterwards; what it leaves mounted there makes it fail). Logs: build/test-logs/.

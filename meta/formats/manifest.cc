@@ -17,14 +17,6 @@ constexpr std::string_view kManifestSuffix = ".json";
 constexpr int kManifestFormat = 1;
 constexpr unsigned kLargestWorld = 1U << 20;
 
-std::optional<unsigned> rank_of_manifest(std::string_view name) {
-  if (!name.starts_with(kManifestPrefix) || !name.ends_with(kManifestSuffix)) return std::nullopt;
-  name.remove_prefix(kManifestPrefix.size());
-  if (name.size() < kManifestSuffix.size()) return std::nullopt;
-  name.remove_suffix(kManifestSuffix.size());
-  return rank_of(name);
-}
-
 // Why a file that a manifest names is not what it says; empty: it is.
 std::string wrong_with(const StepFiles::File& named, const std::map<std::string_view, uint64_t>& sizes) {
   const auto found = sizes.find(named.path);
@@ -40,7 +32,13 @@ std::string manifest_name(unsigned rank) {
   return std::string(kManifestPrefix) + checkpoint_rank_name(rank) + std::string(kManifestSuffix);
 }
 
-bool is_manifest_name(std::string_view name) { return rank_of_manifest(name).has_value(); }
+std::optional<unsigned> rank_of_manifest(std::string_view name) {
+  if (!name.starts_with(kManifestPrefix) || !name.ends_with(kManifestSuffix)) return std::nullopt;
+  name.remove_prefix(kManifestPrefix.size());
+  if (name.size() < kManifestSuffix.size()) return std::nullopt;
+  name.remove_suffix(kManifestSuffix.size());
+  return rank_of(name);
+}
 
 std::string manifest_text(const RankManifest& manifest) {
   json files = json::array();

@@ -28,7 +28,9 @@ struct RankManifest {
 };
 
 std::string manifest_name(unsigned rank);
-bool is_manifest_name(std::string_view name);
+// Whose it is, by its name; none: no manifest's.
+std::optional<unsigned> rank_of_manifest(std::string_view name);
+inline bool is_manifest_name(std::string_view name) { return rank_of_manifest(name).has_value(); }
 
 std::string manifest_text(const RankManifest& manifest);
 // EBADMSG, in words.

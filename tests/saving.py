@@ -1,0 +1,68 @@
+"""Steps that tests/helpers/step_save.c saves, and what they hold."""
+
+import os
+import pathlib
+import subprocess
+
+from checking import equal, true
+from mounting import BUILD, Failure, helper
+
+MASK = (1 << 64) - 1
+
+
+def program(faults=None):
+    """step_save, of the build with fault points where there are to be any."""
+    return str(BUILD / "asan" / "helpers" / "step_save") if faults else helper("step_save")
+
+
+def command(series, tag, attempt, *, rank=0, world=1, size=600_001, seed=1, seal=1, faults=None):
+    words = (program(faults), "save", series, tag, attempt, rank, world, size, seed, seal)
+    environment = dict(os.environ, CKPTFS_FAULTS=faults or "", ASAN_OPTIONS="detect_leaks=1")
+    return [str(word) for word in words], environment
+
+
+def save(*words, status=0, **options):
+    """Runs it to its end; the lines it printed."""
+    arguments, environment = command(*words, **options)
+    done = subprocess.run(arguments, capture_output=True, text=True, env=environment, timeout=120)
+    if done.returncode != status:
+        raise Failure(f"{' '.join(arguments)}: status {done.returncode}: {done.stdout}{done.stderr}")
+    return done.stdout.split()
+
+
+def begin(*words, **options):
+    """Starts it; its output is piped."""
+    arguments, environment = command(*words, **options)
+    return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def content(rank, size, seed):
+    """The bytes of the three tensors, end to end: as step_save.c makes them."""
+    state, made = (seed * 1000003 + rank + 1) & MASK, bytearray(size)
+    for at in range(size):
+        state ^= state << 13 & MASK
+        state ^= state >> 7
+        state ^= state << 17 & MASK
+        made[at] = state & 0xFF
+    return bytes(made)
+
+
+def check(step, *, ranks=1, size=600_001, seed=1):
+    """The step is whole, and holds what was saved."""
+    step = pathlib.Path(step)
+    for rank in range(ranks):
+        name = f"rank{rank:02d}.safetensors"
+        data = (step / name).read_bytes()
+        header = 8 + int.from_bytes(data[:8], "little")
+        equal(len(data), header + size, f"{step / name}: length")
+        true(data[header:] == content(rank, size, seed), f"{step / name}: content")
+        true((step / f"ckptfs.rank{rank:02d}.json").exists(), f"{step}: manifest of rank {rank}")
+
+
+def loaded(path):
+    """Name -> (bytes, sum, files read through the mount), as the library loads it."""
+    done = subprocess.run([program(), "load", str(path)], capture_output=True, text=True, timeout=120)
+    if done.returncode != 0:
+        raise Failure(f"load {path}: {done.stdout}{done.stderr}")
+    rows = [line.split() for line in done.stdout.splitlines()]
+    return {name: (int(size), total, int(through)) for name, size, total, through in rows}

@@ -40,8 +40,8 @@ bool set_direct_io(int file) {
 
 }  // namespace
 
-// What one lane does: has slots filled while it has idle ones, writes those that are, and takes them back when they are
-// written.
+// What one lane does: has slots filled while it has idle ones, writes each as soon as it is, and takes them back when
+// they are written.
 class FileSave::Lane {
  public:
   Lane(FileSave& save, gpu::Lane& lane) : save_(save), lane_(lane), sizes_(lane.slots.size()) {
@@ -75,12 +75,19 @@ class FileSave::Lane {
       const size_t slot = idle_.back();
       idle_.pop_back();
       offsets_[slot] = chunk * lane_.slots[slot].memory.size();
-      filling_.push_back(slot);
-      if (const auto filled = fill(slot); !filled) fail(filled.error());
+      const auto filling = fill(slot);
+      if (!filling) fail(filling.error());
+      // Copies may have begun before one failed.
+      if (!filling || filling.value()) {
+        filling_.push_back(slot);
+      } else {
+        write(slot);
+      }
     }
   }
 
-  Result<> fill(size_t slot) {
+  // True: the device still writes to the slot.
+  Result<bool> fill(size_t slot) {
     TRY(io::fault_point("save.copy"));
     const auto memory = lane_.slots[slot].memory;
     const uint64_t begin = offsets_[slot];
@@ -91,7 +98,8 @@ class FileSave::Lane {
     auto copied = copy_parts(memory, begin, end, at, copying);
     if (copied) std::memset(memory.data() + (at - begin), 0, sizes_[slot] - (at - begin));
     if (copying) TRY(lane_.device.record(lane_.slots[slot].copied.get(), lane_.stream.get()));
-    return copied;
+    TRY(copied);
+    return copying;
   }
 
   // What of the file's [begin, end) is in parts, and zeros between them; `at`: behind the last.
@@ -121,6 +129,10 @@ class FileSave::Lane {
     filling_.pop_front();
     if (const auto waited = lane_.device.wait(lane_.slots[slot].copied.get()); !waited) fail(waited.error());
     if (save_.failed_) return idle_.push_back(slot);
+    write(slot);
+  }
+
+  void write(size_t slot) {
     save_.note_copied();
     const auto begun = lane_.queue->begin({io::TransferQueue::Kind::write, save_.file_.get(), 0,
                                            lane_.slots[slot].memory.first(sizes_[slot]), offsets_[slot], 0, slot});

@@ -23,6 +23,18 @@ Error sealed_error(const Tree& tree, InodeNumber step) {
   return Error(EPERM, tree.path_of(step) + ": the step is sealed; choose another tag, or remove it");
 }
 
+std::string name_of(const Tree& tree, InodeNumber folder) {
+  const std::string path = tree.path_of(folder);
+  return path.substr(path.rfind('/') + 1);
+}
+
+// Is what is saved into this folder a part of a step, as DeepSpeed's in a Trainer's, or will it be, by the folder's
+// name?
+Result<bool> makes_parts(const Tree& tree, InodeNumber folder) {
+  if (step_number(name_of(tree, folder))) return true;
+  return is_in_step(tree, folder);
+}
+
 // The folder, made or found.
 Result<InodeNumber> make_folder(Tree& tree, InodeNumber series, const std::string& name, const Caller& caller) {
   const auto made = tree.make(series, name, {.mode = S_IFDIR | 0755, .rdev = 0, .target = {}}, caller);
@@ -49,11 +61,6 @@ Result<> mark(Store& store, InodeNumber series, InodeNumber folder, const std::s
   change.batch.put(folder, record);
   change.batch.put_step(folder, step);
   return store.tree().commit(std::move(change));
-}
-
-std::string name_of(const Tree& tree, InodeNumber folder) {
-  const std::string path = tree.path_of(folder);
-  return path.substr(path.rfind('/') + 1);
 }
 
 // The attempt's folder becomes the step. None: there is a step of that name.
@@ -89,14 +96,15 @@ Result<InodeNumber> begin_partial(Store& store, InodeNumber series, const std::s
   Tree& tree = store.tree();
   TRY(check_tag(tag));
   TRY(check_attempt(attempt));
-  TRY(check_series(tree, series));
+  TRY_ASSIGN(const bool nested, makes_parts(tree, series));
+  if (!nested) TRY(check_series(tree, series));
   if (const auto step = tree.child(series, tag); step) {
     TRY_ASSIGN(const InodeRecord record, tree.inode(step.value()));
     if ((record.flags & kSealed) != 0) return sealed_error(tree, step.value());
   }
   const std::string name = partial_name(tag, attempt);
   TRY_ASSIGN(const InodeNumber folder, make_folder(tree, series, name, caller));
-  TRY(mark(store, series, folder, name));
+  if (!nested) TRY(mark(store, series, folder, name));
   return folder;
 }
 
@@ -119,7 +127,8 @@ Result<Committed> commit_partial(Store& store, InodeNumber partial, const std::s
   store.open_files().invalidate_name(series, name);
   TRY(tree.sync());
   TRY(io::fault_point("commit.after_batch"));
-  if (seal_it) TRY(seal(store, committed.step));
+  TRY_ASSIGN(const bool nested, makes_parts(tree, series));
+  if (seal_it && !nested) TRY(seal(store, committed.step));
   return committed;
 }
 

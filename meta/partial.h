@@ -11,8 +11,9 @@
 
 namespace ckptfs::meta {
 
-// Makes the folder of an attempt (a second rank finds it made). `attempt`: one word, the same of all ranks. Makes
-// `series` one, where it is none. EINVAL: a tag or an attempt that cannot be; EPERM: the step is there and sealed.
+// Makes the folder of an attempt (a second rank finds it made). `attempt`: one word, the same of all ranks. `series`
+// becomes one, where it is none, or is a step, or lies in one: then TAG will be a part of that step, which is not
+// complete as long as it is not there. EINVAL: a tag or an attempt that cannot be; EPERM: the step is there and sealed.
 Result<InodeNumber> begin_partial(Store& store, InodeNumber series, const std::string& tag, const std::string& attempt,
                                   const Caller& caller);
 
@@ -22,7 +23,7 @@ Result<InodeNumber> begin_partial(Store& store, InodeNumber series, const std::s
 Result<> freeze_files(Store& store, const std::vector<InodeNumber>& files);
 
 // What the attempt holds becomes the step TAG beside it, in one durable change: files of these names that are there
-// already are replaced. Then the step is sealed, if that is asked for. The caller has seen to it that all is there.
+// already are replaced. Then the step is sealed, if that is asked for (a part of a step is not). The caller has seen to it that all is there.
 // EPERM: the step is sealed. EISDIR, ENOTDIR, ENOTEMPTY: a name is a folder's on one side. EBUSY: the step cannot be
 // sealed, since somebody writes to it; it is there all the same.
 struct Committed {

@@ -142,17 +142,21 @@ Result<FileCount> count_files(const Tree& tree, InodeNumber folder) {
   return counted ? Result<FileCount>(count) : counted.error();
 }
 
-Result<> check_series(const Tree& tree, InodeNumber series) {
-  TRY_ASSIGN(const InodeRecord record, tree.inode(series));
-  if (!record.is_dir()) return Error(ENOTDIR);
-  bool in_step = false;
-  for (InodeNumber at = series; at != kRootInode && at != 0 && !in_step;) {
+Result<bool> is_in_step(const Tree& tree, InodeNumber directory) {
+  for (InodeNumber at = directory; at != kRootInode && at != 0;) {
     TRY_ASSIGN(const InodeRecord folder, tree.inode(at));
     TRY_ASSIGN(const InodeRecord above, tree.inode(folder.parent));
     TRY_ASSIGN(const bool step, is_step(tree, at));
-    in_step = step && ((above.flags & kSeries) != 0 || (folder.flags & kStep) != 0);
+    if (step && ((above.flags & kSeries) != 0 || (folder.flags & kStep) != 0)) return true;
     at = folder.parent;
   }
+  return false;
+}
+
+Result<> check_series(const Tree& tree, InodeNumber series) {
+  TRY_ASSIGN(const InodeRecord record, tree.inode(series));
+  if (!record.is_dir()) return Error(ENOTDIR);
+  TRY_ASSIGN(const bool in_step, is_in_step(tree, series));
   if (series == kRootInode || (record.flags & kSwap) != 0 || in_step) {
     return Error(EINVAL, tree.path_of(series) +
                              ": neither the root, nor a zero_stage_N folder, nor what lies in a step "

@@ -36,6 +36,8 @@ Result<FileCount> count_files(const Tree& tree, InodeNumber folder);
 // Visits every regular file below a folder; `path`: the names from there down, the file's own last.
 using VisitFile = std::function<Result<>(const std::vector<std::string>& path, InodeNumber file)>;
 Result<> for_each_file(const Tree& tree, InodeNumber folder, const VisitFile& visit);
+// Is the directory a step of a series, or below one?
+Result<bool> is_in_step(const Tree& tree, InodeNumber directory);
 // EINVAL, in words: the root, a zero_stage_N folder and what lies in a step cannot be a series.
 Result<> check_series(const Tree& tree, InodeNumber directory);
 // Every series of the mount.

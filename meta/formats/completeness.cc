@@ -120,6 +120,11 @@ CompletenessJudgement judge_trainer(const StepFiles& files) {
 
 namespace {
 
+// Somebody is saving, or has failed to save, a part of the step.
+bool lies_in_partial(std::string_view path) {
+  return path.find(std::string(kPartialSuffix) + "/") != std::string_view::npos;
+}
+
 // By what each rank says that it wrote; none: nobody left a manifest.
 std::optional<CompletenessJudgement> judge_manifests(const StepFiles& files) {
   if (!any_path(files, is_manifest_name)) return std::nullopt;
@@ -131,6 +136,7 @@ std::optional<CompletenessJudgement> judge_manifests(const StepFiles& files) {
 }  // namespace
 
 CompletenessJudgement judge_completeness(const StepFiles& files, const TensorMap& map) {
+  if (any_path(files, lies_in_partial)) return {Completeness::incomplete, "a part of it was not committed"};
   const auto by_manifests = judge_manifests(files);
   if (by_manifests && by_manifests->completeness != Completeness::complete) return *by_manifests;
   const bool trainer_state = any_path(files, [](std::string_view path) { return path == kTrainerState; });

@@ -32,6 +32,13 @@ TESTED = ("0.19.8",)
 IDS = "ckptfs.ds_ids.json"  # in the step: name -> ds_id, for the views
 
 
+def __getattr__(name):
+    if name == "CheckpointEngine":  # its base is DeepSpeed's, which takes long to import
+        from ckptfs.checkpoint_engine import CheckpointEngine
+        return CheckpointEngine
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 class NotSupported(RuntimeError):
     """This DeepSpeed, or this configuration, is not one that the function knows; nothing was changed."""
 

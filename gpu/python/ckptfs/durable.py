@@ -19,8 +19,8 @@ def sync_one(path):
 
 
 def replace(path, text):
-    """The file holds the old text or the new one, whatever happens."""
-    beside = path.with_name(f".{path.name}.ckptfs")
+    """The file holds the old text or the new one, whatever happens, and whoever else replaces it."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.ckptfs")
     with open(beside, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()

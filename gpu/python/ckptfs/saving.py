@@ -122,11 +122,13 @@ class Save:
     def _finish(self, then):
         try:
             self.wait_durable()
-            if self.commit() and then is not None:
+            self.commit()
+            if self.committed and then is not None:
                 then()
         except Exception as problem:  # noqa: BLE001 - whoever waits gets it
             self._failure = problem
-            _log.error("the step %s was not saved: %s", self.tag, problem)
+            _log.error("the step %s %s: %s", self.tag, "is there, but not all that was to follow" if self.committed
+                       else "was not saved", problem)
 
     def wait(self):
         """Until all is done that this rank has to do; raises what went wrong. True: the step is there."""

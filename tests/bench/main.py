@@ -17,6 +17,7 @@ import machine
 import mounting
 import names
 import offload
+import past
 import plan
 import report
 import saves
@@ -35,6 +36,7 @@ PARTS = {
     "views": views.section,
     "steps": steps.section,
     "names": names.section,
+    "past": past.section,
 }
 
 EXAMPLES = """\

@@ -28,13 +28,14 @@ class Sizes:
     listed_steps: int
     files_a_step: int  # of those
     removed_files: int  # of one step
+    moved: int  # bytes of a checkpoint that is loaded and saved past the mount
     unchanged_saves: int = 50
 
 
 FULL = Sizes(8 * GIB, 512 * MIB, 128 * MIB, ((24, 64 * MIB), (2000, 512 * KIB)), 10_000, 6, 64 * MIB, 2 * GIB, 3072,
-             1_000, 500, 10_000)
+             1_000, 500, 10_000, GIB)
 QUICK = Sizes(2 * GIB, 128 * MIB, 32 * MIB, ((24, 8 * MIB), (200, 512 * KIB)), 1_000, 4, 8 * MIB, 256 * MIB, 1024,
-              100, 100, 1_000)
+              100, 100, 1_000, 256 * MIB)
 
 
 @dataclasses.dataclass
@@ -82,3 +83,4 @@ COLD_VIEW_BAR = measure.Bar(0.90, at_least=True)
 REMOVAL_BAR = measure.Bar(0.10, at_least=False)  # of rm -rf of as many files
 SAVE_BAR = measure.Bar(1.0, at_least=False)  # of the time of cp -r --reflink=always plus sync
 GROWTH_LIMIT = 8 * MIB  # of df, over the saves of an unchanged state
+PAST_BAR = measure.Bar(0.85, at_least=True)  # of what fio moves on the same device

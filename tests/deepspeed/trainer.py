@@ -27,6 +27,7 @@ def parse_arguments():
     parser.add_argument("--measure", nargs=2, metavar=("FOLDER", "STAT"),
                         help="what each save costs on the file system of FOLDER, as its block device's STAT file counts")
     parser.add_argument("--log", action="store_true", help="log the loss of each step")
+    parser.add_argument("--behind", action="store_true", help="save by ckptfs.transformers.Callback")
     parser.add_argument("--paced", action="store_true", help="wait for a line on stdin before each step, answer by one")
     parser.add_argument("--out", required=True, help="the result")
     return parser.parse_args()
@@ -94,7 +95,11 @@ def make_trainer(options, model, saves):
         save_total_limit=options.keep, logging_strategy="steps" if options.log else "no", logging_steps=1,
         report_to="none", use_cpu=True, disable_tqdm=True, per_device_train_batch_size=2, learning_rate=1e-3, seed=11)
     data = list(samples(model.config.vocab_size))
-    return Trainer(model=model, args=arguments, train_dataset=data, callbacks=[Paced()])
+    callbacks = [Paced()]
+    if options.behind:
+        import ckptfs.transformers
+        callbacks.append(ckptfs.transformers.Callback())
+    return Trainer(model=model, args=arguments, train_dataset=data, callbacks=callbacks)
 
 
 def main():

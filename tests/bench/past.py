@@ -1,0 +1,119 @@
+"""Past the mount: what libckptfs loads and saves, against what fio reads and writes on the same device, and other loaders."""
+
+import contextlib
+import json
+import pathlib
+import shutil
+import statistics
+
+import child
+import machine
+import measure
+import mounting
+import plan
+
+SECTION = "Past the mount: loads and saves"
+LOADERS = "Loaders"
+MOVER = pathlib.Path(__file__).resolve().parent / "mover.py"
+OTHERS = {"torch.load": "pt", "torch.load, mmap": "pt", "safetensors": "safetensors", "fastsafetensors": "safetensors",
+          "runai-model-streamer": "safetensors"}
+RING = 256 * plan.MIB
+SLOT, DEPTH = 8 * plan.MIB, 16  # of fio
+
+
+def section(context):
+    with context.mounted("past the mount", "passthrough", "safe", options=("quiet=1h",)) as mount:
+        rates(context, mount)
+        loaders(context, mount)
+
+
+def fio(folder, what, size):
+    """Bytes a second, O_DIRECT, of a file of that size; writes make it anew, and end with an fsync."""
+    file = folder / "fio"
+    if what == "write":
+        file.unlink(missing_ok=True)
+    done = mounting.run("fio", "--name=past", f"--filename={file}", f"--rw={what}", "--direct=1", "--ioengine=io_uring",
+                        "--fixedbufs", "--registerfiles", f"--bs={SLOT}", f"--iodepth={DEPTH}", f"--size={size}",
+                        "--end_fsync=1", "--thread", "--output-format=json")
+    return json.loads(done.stdout)["jobs"][0][what]["bw_bytes"]
+
+
+def rates(context, mount):
+    size = context.sizes.moved
+    series = mount.path / "past"
+    series.mkdir()
+    with contextlib.ExitStack() as stack:
+        movers = {how: stack.enter_context(child.running(context.work / f"{how}.log", MOVER, how)) for how in NAMES}
+        extra = {how: movers[how].ask(do="save", series=str(series), tag=how, size=size)["extra"] for how in movers}
+        numbers = iter(range(1 << 30))
+
+        def save(how):
+            tag = f"{how}-{next(numbers)}"
+            seconds = movers[how].ask(do="save", series=str(series), tag=tag, size=size)["seconds"]
+            shutil.rmtree(series / tag)
+            machine.sync_filesystem(context.disk)
+            return size / seconds
+
+        def load(how):
+            return size / movers[how].ask(do="load", path=str(series / how / "rank00.safetensors"))["seconds"]
+
+        for title, what, move in (("save", "write", save), ("load", "read", load)):
+            contestants = {how: lambda how=how, move=move: move(how) for how in movers}
+            figures = context.rounds({"fio": lambda what=what: fio(context.disk, what, size), **contestants})
+            add(context, f"{title} of {size // plan.MIB} MiB", figures, f"fio, {what}")
+    (context.disk / "fio").unlink()
+    for how in extra:
+        with child.running(context.work / "fresh.log", MOVER, how) as fresh:
+            loaded = fresh.ask(do="load", path=str(series / how / "rank00.safetensors"))["extra"]
+        for what, peak in (("save", extra[how]), ("load", loaded)):
+            title = f"{what}, {NAMES[how]}: memory at the peak beside it"
+            context.add(SECTION, measure.Limit(title, peak / plan.MIB, (RING + 64 * plan.MIB) / plan.MIB, "MiB"))
+
+
+NAMES = {"twin": "the twin's device memory", "host": "host memory"}
+
+
+def add(context, title, figures, alternative):
+    for how, name in NAMES.items():
+        context.add(SECTION, measure.Row(f"{title}, {name}", alternative, measure.RATE, figures[how], figures["fio"],
+                                         plan.PAST_BAR))
+
+
+def loaders(context, mount):
+    lacking = child.lacks("torch", "safetensors", "fastsafetensors", "runai_model_streamer")
+    if lacking:
+        context.add(LOADERS, measure.Missing("other loaders", lacking))
+        return
+    folder = mount.path / "models"
+    folder.mkdir()
+    make_models(context, folder)
+    memory = {}
+
+    def load(how, ending):
+        def measured():
+            drop_caches()
+            with child.running(context.work / "loader.log", MOVER, how) as mover:
+                answer = mover.ask(do="load", path=str(folder / f"model.{ending}"))
+            memory.setdefault(how, []).append((answer["extra"] + answer["bytes"]) / answer["bytes"])
+            return answer["seconds"]
+
+        return measured
+
+    figures = context.rounds({how: load(how, ending) for how, ending in {"ckptfs.load": "safetensors", **OTHERS}.items()})
+    title = f"{context.sizes.moved // plan.MIB} MiB from the disk into host memory"
+    for how in OTHERS:
+        context.add(LOADERS, measure.Row(title, how, measure.SECONDS, figures["ckptfs.load"], figures[how]))
+    text = ", ".join(f"{how} {statistics.median(found):.2f}" for how, found in memory.items())
+    context.add(LOADERS, measure.Note("memory at the peak, in sizes of the model", text))
+
+
+def make_models(context, folder):
+    program = ("import sys, torch, safetensors.torch as s; size = int(sys.argv[2]) // 64 // 2\n"
+               "t = {f'layers.{n}.weight': torch.randn(size).to(torch.bfloat16) for n in range(64)}\n"
+               "torch.save(t, sys.argv[1] + '/model.pt'); s.save_file(t, sys.argv[1] + '/model.safetensors')")
+    mounting.run(child.PYTHON, "-c", program, folder, context.sizes.moved, timeout=600)
+    machine.sync_filesystem(context.disk)
+
+
+def drop_caches():
+    pathlib.Path("/proc/sys/vm/drop_caches").write_text("3")

@@ -66,7 +66,7 @@ const bool kLogIsOurs = [] {
 
 std::string way_of(const io::TransferQueue::Way& way) {
   if (!way.io_uring) return "threads";
-  return way.registered_memory ? "io_uring, registered memory, registered files" : "io_uring, registered files";
+  return way.registered_memory ? "io_uring, registered memory" : "io_uring";
 }
 
 Result<gpu::SavedTensor> saved_tensor(const ckptfs_saved_tensor& tensor) {

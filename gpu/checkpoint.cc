@@ -1,7 +1,6 @@
 #include "gpu/checkpoint.h"
 
 #include <fcntl.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <numeric>
@@ -160,10 +159,8 @@ Result<Checkpoint::Report> Checkpoint::load(Staging& staging, const std::vector<
     const auto blob = blobs_.find(file);
     const io::Fd& chosen = blob == blobs_.end() ? opened_[file] : blob->second;
     if (on_mount_ && blob == blobs_.end()) ++report.through_mount;
-    io::Fd own(::fcntl(chosen.get(), F_DUPFD_CLOEXEC, 0));
-    if (!own) return last_error(files_.path(file));
     place[file] = static_cast<uint32_t>(sources.size());
-    TRY_ASSIGN(SourceFile source, make_source(files_.path(file), std::move(own)));
+    TRY_ASSIGN(SourceFile source, make_source(files_.path(file), chosen.get()));
     sources.push_back(std::move(source));
   }
   for (Wanted& one : wanted) one.file = place[one.file];

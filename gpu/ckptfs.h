@@ -37,7 +37,7 @@ typedef struct ckptfs_staging ckptfs_staging;
 int ckptfs_staging_open(const char* device, uint64_t bytes, uint64_t slot, uint32_t lanes, ckptfs_staging** staging);
 void ckptfs_staging_close(ckptfs_staging* staging);
 const char* ckptfs_staging_device(const ckptfs_staging* staging);
-/* What the kernel lets it use: "io_uring, registered memory, registered files", or less. */
+/* What the kernel lets it use: "io_uring, registered memory", or less ("threads"). */
 const char* ckptfs_staging_way(const ckptfs_staging* staging);
 
 /* Memory of its device, for whoever has no framework that gives it out. */

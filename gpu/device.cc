@@ -13,7 +13,9 @@ Result<std::shared_ptr<Device>> open_device(const std::string& name) {
   constexpr std::string_view kCuda = "cuda:";
   if (name == "twin") return std::shared_ptr<Device>(std::make_shared<Twin>());
   if (name.empty()) {
-    if (auto cuda = open_cuda_device(0)) return cuda;
+    auto cuda = open_cuda_device(0);
+    if (cuda || cuda.error().errno_value() != ENODEV) return cuda;
+    log::info("no GPU is used: {}", cuda.error().message());
     return std::shared_ptr<Device>(std::make_shared<Twin>());
   }
   int ordinal = 0;

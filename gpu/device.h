@@ -5,7 +5,7 @@
 // An address of device memory is never dereferenced here, only handed on. Copies are asynchronous and in order within
 // their stream; an event tells when what was put on a stream before it has ended.
 //
-// Thread safety: all of it; a thread says attach() before anything else. Handles are the caller's to destroy, before
+// Thread safety: all of it; a thread has an Attached before anything else. Handles are the caller's to destroy, before
 // the device.
 #pragma once
 
@@ -33,8 +33,9 @@ class Device {
   virtual ~Device() = default;
 
   virtual const std::string& name() const = 0;  // "cuda:0", "twin"
-  // The device is the calling thread's from now on.
-  virtual Result<> attach() = 0;
+  // The device is the calling thread's from now on; what it had before.
+  virtual Result<int> attach() = 0;
+  virtual void give_back(int before) = 0;
   // Where an address leads. Plain memory that the device does not know is host.
   virtual Result<MemoryKind> kind_of(const std::byte* address) = 0;
 
@@ -47,6 +48,8 @@ class Device {
   // `staging`: pinned, and left alone until an event behind the copy is done.
   virtual Result<> copy_in(std::byte* device_memory, std::span<const std::byte> staging, Stream stream) = 0;
   virtual Result<> copy_out(std::span<std::byte> staging, const std::byte* device_memory, Stream stream) = 0;
+  // Waits for all that is on the stream.
+  virtual Result<> drain(Stream stream) = 0;
 
   virtual Result<Event> make_event() = 0;
   virtual void destroy_event(Event event) = 0;
@@ -60,6 +63,25 @@ class Device {
   // Device memory for whoever has no framework that gives it out.
   virtual Result<std::byte*> allocate(size_t size) = 0;
   virtual Result<> release(std::byte* address) = 0;
+};
+
+// The calling thread has the device as long as this lives, and then the one that it had. The device outlives it.
+class Attached {
+ public:
+  static Result<Attached> make(Device& device) {
+    TRY_ASSIGN(const int before, device.attach());
+    return Attached(device, before);
+  }
+  Attached(Attached&& other) noexcept : device_(std::exchange(other.device_, nullptr)), before_(other.before_) {}
+  Attached& operator=(Attached&&) = delete;
+  ~Attached() {
+    if (device_ != nullptr) device_->give_back(before_);
+  }
+
+ private:
+  Attached(Device& device, int before) : device_(&device), before_(before) {}
+  Device* device_;
+  int before_;
 };
 
 // Streams and events with an owner. The device outlives them.

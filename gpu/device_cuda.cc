@@ -46,12 +46,22 @@ class CudaDevice : public Device {
   explicit CudaDevice(int ordinal) : ordinal_(ordinal), name_("cuda:" + std::to_string(ordinal)) {}
 
   const std::string& name() const override { return name_; }
-  Result<> attach() override { return check(cudaSetDevice(ordinal_), name_); }
+  Result<int> attach() override {
+    int before = ordinal_;
+    TRY(check(cudaGetDevice(&before), name_ + ": cudaGetDevice"));
+    if (before != ordinal_) TRY(check(cudaSetDevice(ordinal_), name_ + ": cudaSetDevice"));
+    return before;
+  }
+  void give_back(int before) override {
+    if (before != ordinal_) check_and_log(cudaSetDevice(before), "cudaSetDevice");
+  }
 
   Result<MemoryKind> kind_of(const std::byte* address) override {
     cudaPointerAttributes attributes{};
     TRY(check(cudaPointerGetAttributes(&attributes, address), name_ + ": cudaPointerGetAttributes"));
-    if (attributes.type != cudaMemoryTypeDevice) return MemoryKind::host;
+    const bool managed = attributes.type == cudaMemoryTypeManaged;
+    if (attributes.type != cudaMemoryTypeDevice && !managed) return MemoryKind::host;
+    if (managed) return MemoryKind::device;
     if (attributes.device == ordinal_) return MemoryKind::device;
     return Error(EINVAL, "the memory is of cuda:" + std::to_string(attributes.device) + ", and not of " + name_);
   }
@@ -76,6 +86,10 @@ class CudaDevice : public Device {
   }
   Result<> copy_out(std::span<std::byte> staging, const std::byte* device_memory, Stream stream) override {
     return copy(staging.data(), device_memory, staging.size(), cudaMemcpyDeviceToHost, stream);
+  }
+
+  Result<> drain(Stream stream) override {
+    return check(cudaStreamSynchronize(native(stream)), name_ + ": cudaStreamSynchronize");
   }
 
   Result<Event> make_event() override {
@@ -104,7 +118,7 @@ class CudaDevice : public Device {
   }
 
   Result<std::byte*> allocate(size_t size) override {
-    TRY(attach());
+    TRY_ASSIGN(const Attached attached, Attached::make(*this));
     void* memory = nullptr;
     TRY(check(cudaMalloc(&memory, size), name_ + ": " + std::to_string(size) + " bytes"));
     return static_cast<std::byte*>(memory);

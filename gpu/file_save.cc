@@ -8,6 +8,7 @@
 #include <deque>
 #include <system_error>
 
+#include "io/aligned_buffer.h"
 #include "io/fault.h"
 #include "io/log.h"
 #include "io/retry.h"
@@ -34,6 +35,8 @@ Result<> allocate(int file, uint64_t size) {
 }
 
 bool set_direct_io(int file) {
+  const io::DirectAlignment alignment = io::direct_alignment(file);
+  if (std::max(alignment.memory, alignment.offset) > Staging::kAlignment) return false;
   const int flags = ::fcntl(file, F_GETFL);
   return flags >= 0 && ::fcntl(file, F_SETFL, flags | O_DIRECT) == 0;
 }
@@ -45,6 +48,7 @@ bool set_direct_io(int file) {
 class FileSave::Lane {
  public:
   Lane(FileSave& save, gpu::Lane& lane) : save_(save), lane_(lane), sizes_(lane.slots.size()) {
+    idle_.reserve(lane.slots.size());
     for (size_t slot = 0; slot < lane.slots.size(); ++slot) idle_.push_back(slot);
   }
 
@@ -97,7 +101,12 @@ class FileSave::Lane {
     bool copying = false;
     auto copied = copy_parts(memory, begin, end, at, copying);
     if (copied) std::memset(memory.data() + (at - begin), 0, sizes_[slot] - (at - begin));
-    if (copying) TRY(lane_.device.record(lane_.slots[slot].copied.get(), lane_.stream.get()));
+    if (copying) {
+      if (const auto recorded = lane_.device.record(lane_.slots[slot].copied.get(), lane_.stream.get()); !recorded) {
+        TRY(lane_.device.drain(lane_.stream.get()));
+        return recorded.error();
+      }
+    }
     TRY(copied);
     return copying;
   }
@@ -187,27 +196,42 @@ FileSave::~FileSave() {
 
 Result<> FileSave::prepare(Stream stream) {
   Device& device = staging_->device();
-  TRY(device.attach());
+  TRY_ASSIGN(const Attached attached, Attached::make(device));
   kinds_.reserve(parts_.size());
   for (const Part& part : parts_) {
     TRY_ASSIGN(const MemoryKind kind, device.kind_of(part.source));
     kinds_.push_back(kind);
   }
-  if (auto room = allocate(file_.get(), size_); !room)
+  if (auto room = allocate(file_.get(), size_); !room) {
+    if (::ftruncate(file_.get(), 0) != 0)
+      log::warn("{}", last_error(path_ + ": its space is not given back").message());
     return Error(room.error().errno_value(), path_ + ": " + room.error().message());
+  }
   if (!set_direct_io(file_.get())) log::debug("{}: it is written through the page cache", path_);
   TRY_ASSIGN(OwnedEvent ready, OwnedEvent::make(device));
   TRY(device.record(ready.get(), stream));
   ready_.emplace(std::move(ready));
   try {
-    thread_ = std::thread([this] { end(write_all()); });
+    thread_ = std::thread([this] { end(write_or_say_why()); });
   } catch (const std::system_error& e) {
     return Error(e.code().value(), std::string("a thread for the save: ") + e.what());
   }
   return success();
 }
 
+// Nothing is thrown out of the thread.
+Result<> FileSave::write_or_say_why() {
+  try {
+    return write_all();
+  } catch (const std::exception& e) {
+    return Error(ENOMEM, e.what());
+  }
+}
+
 Result<> FileSave::write_all() {
+  TRY_ASSIGN(const Attached attached, Attached::make(staging_->device()));
+  // The lanes' streams are ordered behind it; what the processor reads is not.
+  if (std::ranges::count(kinds_, MemoryKind::host) != 0) TRY(staging_->device().wait(ready_->get()));
   const int file = file_.get();
   const auto written = staging_->run(std::span(&file, 1), [this](gpu::Lane& lane) -> Result<> {
     TRY(lane.device.order(lane.stream.get(), ready_->get()));

@@ -45,12 +45,12 @@ class FileSave {
   Result<> wait_copied();
   // All of the file is on the disk. Its name is not this one's business.
   Result<> wait_durable();
-  const std::string& path() const { return path_; }
 
  private:
   class Lane;
   FileSave(std::shared_ptr<Staging> staging, std::string path, io::Fd file, uint64_t size, std::vector<Part> parts);
   Result<> prepare(Stream stream);
+  Result<> write_or_say_why();
   Result<> write_all();
   Result<> finish_file();
   void note_copied();

@@ -17,8 +17,11 @@ Result<FolderFiles> FolderFiles::of(const std::string& folder) {
   std::error_code error;
   for (fs::recursive_directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
     const bool regular = at->is_regular_file(error) && !at->is_symlink(error);
-    if (error || !regular) continue;
-    files.push_back({at->path().lexically_relative(folder).string(), at->file_size(error)});
+    if (error) break;
+    if (!regular) continue;
+    const uint64_t size = at->file_size(error);
+    if (error) break;
+    files.push_back({at->path().lexically_relative(folder).string(), size});
   }
   if (error) return Error(error.value(), folder + ": " + error.message());
   std::ranges::sort(files, {}, &File::path);

@@ -4,6 +4,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <deque>
@@ -52,9 +53,11 @@ struct LoadJob {
 class LoadLane {
  public:
   LoadLane(LoadJob& job, Lane& lane) : job_(job), lane_(lane), reads_(lane.slots.size()) {
+    idle_.reserve(lane.slots.size());
     for (size_t slot = 0; slot < lane.slots.size(); ++slot) idle_.push_back(slot);
   }
 
+  // Whatever fails, nothing is in flight when it returns.
   Result<> run() {
     for (;;) {
       begin_reads();
@@ -100,7 +103,7 @@ class LoadLane {
     const size_t size = read.end - read.begin;
     const auto memory = target != nullptr ? std::span(target, size) : lane_.slots[slot].memory.first(size);
     return lane_.queue->begin(
-        {io::TransferQueue::Kind::read, file.fd.get(), read.file, memory, read.begin, read.least, slot});
+        {io::TransferQueue::Kind::read, file.fd, read.file, memory, read.begin, read.least, slot});
   }
 
   // Where all of the read goes, if it is one place, in host memory, that O_DIRECT takes; else null.
@@ -145,7 +148,12 @@ class LoadLane {
     };
     const auto landed = for_each_landing(
         job_.plan, read, [&](size_t wanted, const Landing& landing) { return land(landing, job_.kinds[wanted]); });
-    if (copying) TRY(lane_.device.record(lane_.slots[slot].copied.get(), lane_.stream.get()));
+    if (copying) {
+      if (const auto recorded = lane_.device.record(lane_.slots[slot].copied.get(), lane_.stream.get()); !recorded) {
+        TRY(lane_.device.drain(lane_.stream.get()));
+        return recorded.error();
+      }
+    }
     TRY(landed);
     return copying;
   }
@@ -199,13 +207,13 @@ Result<> check_ranges(const std::vector<SourceFile>& files, const std::vector<Wa
 
 }  // namespace
 
-Result<SourceFile> make_source(std::string path, io::Fd fd) {
-  TRY_ASSIGN(const struct stat st, io::stat_fd(fd.get()));
-  SourceFile source{std::move(path), std::move(fd), static_cast<uint64_t>(st.st_size)};
-  const io::DirectAlignment alignment = io::direct_alignment(source.fd.get());
+Result<SourceFile> make_source(std::string path, int fd) {
+  TRY_ASSIGN(const struct stat st, io::stat_fd(fd));
+  SourceFile source{std::move(path), fd, static_cast<uint64_t>(st.st_size)};
+  const io::DirectAlignment alignment = io::direct_alignment(source.fd);
   const bool direct =
-      !is_cached(source.fd.get(), source.size) && std::max(alignment.memory, alignment.offset) <= Staging::kAlignment;
-  const auto set = set_direct(source.fd.get(), direct);
+      !is_cached(source.fd, source.size) && std::max(alignment.memory, alignment.offset) <= Staging::kAlignment;
+  const auto set = set_direct(source.fd, direct);
   if (!set && !direct) return set.error();
   if (!set) log::debug("{}: {}; it is read through the page cache", source.path, set.error().message());
   source.direct = direct && set;
@@ -215,14 +223,16 @@ Result<SourceFile> make_source(std::string path, io::Fd fd) {
 
 Result<LoadReport> load(Staging& staging, const std::vector<SourceFile>& files, std::vector<Wanted> wanted,
                         Stream stream) {
-  TRY(staging.device().attach());
+  TRY_ASSIGN(const Attached attached, Attached::make(staging.device()));
   TRY(check_ranges(files, wanted));
   LoadJob job{files, plan_reads(std::move(wanted), staging.slot_size(), Staging::kAlignment), {}};
   TRY_ASSIGN(job.kinds, kinds_of(staging.device(), job.plan.wanted));
   TRY_ASSIGN(const OwnedEvent used, OwnedEvent::make(staging.device()));
   TRY(staging.device().record(used.get(), stream));
+  // The lanes' streams are ordered behind it; what the processor writes is not.
+  if (std::ranges::count(job.kinds, MemoryKind::host) != 0) TRY(staging.device().wait(used.get()));
   std::vector<int> descriptors;
-  for (const SourceFile& file : files) descriptors.push_back(file.fd.get());
+  for (const SourceFile& file : files) descriptors.push_back(file.fd);
   const auto done = staging.run(descriptors, [&](Lane& lane) -> Result<> {
     TRY(lane.device.order(lane.stream.get(), used.get()));
     return LoadLane(job, lane).run();

@@ -19,14 +19,14 @@ namespace ckptfs::gpu {
 // How a file's bytes are asked for.
 struct SourceFile {
   std::string path;  // for messages
-  io::Fd fd;
+  int fd = -1;       // the caller's
   uint64_t size = 0;
   bool direct = false;          // O_DIRECT is set
   size_t memory_alignment = 1;  // of what is read straight into the caller's memory
 };
 
-// Takes over a descriptor for reading, and chooses how it is read: sets O_DIRECT, or takes it away.
-Result<SourceFile> make_source(std::string path, io::Fd fd);
+// Chooses how a descriptor for reading is read: sets O_DIRECT on it, or takes it away.
+Result<SourceFile> make_source(std::string path, int fd);
 
 struct LoadReport {
   uint64_t bytes = 0;     // that were wanted

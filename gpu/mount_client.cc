@@ -63,9 +63,13 @@ Result<std::string> MountClient::begin(const std::string& series, const std::str
 }
 
 Result<> MountClient::freeze(const std::vector<std::string>& paths) const {
-  json inside = json::array();
-  for (const std::string& path : paths) inside.push_back(io::path_inside(mount_, path));
-  TRY(io::ask_mount(mount_.mountpoint, "freeze", {{"paths", inside}}));
+  constexpr ptrdiff_t kAtOnce = 128;  // a request has its limit
+  for (auto at = paths.begin(); at != paths.end();) {
+    const auto end = at + std::min(paths.end() - at, kAtOnce);
+    json inside = json::array();
+    for (; at != end; ++at) inside.push_back(io::path_inside(mount_, *at));
+    TRY(io::ask_mount(mount_.mountpoint, "freeze", {{"paths", inside}}));
+  }
   return success();
 }
 

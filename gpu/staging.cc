@@ -28,8 +28,8 @@ Result<std::unique_ptr<Staging>> Staging::make(std::shared_ptr<Device> device, O
   }
   const unsigned wanted = options.lanes != 0 ? options.lanes : usual_lanes();
   const size_t lanes = std::min<size_t>(wanted, slots / kLeastSlots);
-  TRY(device->attach());
   std::unique_ptr<Staging> staging(new Staging(std::move(device), options.slot));
+  TRY_ASSIGN(const Attached attached, Attached::make(*staging->device_));
   TRY(staging->map(slots * options.slot));
   size_t begin = 0;
   for (size_t lane = 0; lane < lanes; ++lane) {
@@ -76,7 +76,7 @@ Result<> Staging::run(std::span<const int> files, const std::function<Result<>(L
   const std::lock_guard one_at_a_time(mutex_);
   for (Lane& lane : lanes_) lane.queue->use_files(files);
   auto done = io::for_each_parallel(lanes_.size(), static_cast<unsigned>(lanes_.size()), [&](size_t at) -> Result<> {
-    TRY(device_->attach());
+    TRY_ASSIGN(const Attached attached, Attached::make(*device_));
     return work(lanes_[at]);
   });
   for (Lane& lane : lanes_) lane.queue->use_files({});

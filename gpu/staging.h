@@ -48,7 +48,6 @@ class Staging {
 
   Device& device() const { return *device_; }
   size_t slot_size() const { return slot_size_; }
-  size_t bytes() const { return memory_.size(); }
   io::TransferQueue::Way way() const { return lanes_.front().queue->way(); }
 
   // Calls `work` for each lane, on a thread of its own, while no other job has them; `files` are those of its

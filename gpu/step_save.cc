@@ -1,18 +1,17 @@
 #include "gpu/step_save.h"
 
 #include <fcntl.h>
-#include <linux/fs.h>
-#include <stdio.h>
+#include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <cstring>
+#include <cstdio>
 #include <set>
 
-#include "gpu/folder_files.h"
 #include "io/fault.h"
 #include "io/log.h"
+#include "io/retry.h"
 #include "meta/names.h"
 
 namespace ckptfs::gpu {
@@ -28,9 +27,7 @@ Result<> check_target(const StepTarget& target) {
     return Error(EINVAL, "rank " + std::to_string(target.rank) + " of " + std::to_string(target.world_size) +
                              ": ranks count from 0");
   }
-  const auto good = [](unsigned char c) { return std::isalnum(c) != 0 || c == '-'; };
-  if (!target.attempt.empty() && std::ranges::all_of(target.attempt, good)) return success();
-  return Error(EINVAL, "'" + target.attempt + "': an attempt is named by letters and digits");
+  return meta::check_attempt(target.attempt);
 }
 
 Result<> sync_folder(const std::string& folder) {
@@ -51,12 +48,6 @@ Result<io::Fd> create(const std::string& path) {
   auto file = io::open_at(AT_FDCWD, path, kFlags | O_DIRECT, 0666);
   if (!file && file.error().errno_value() == EINVAL) return io::open_at(AT_FDCWD, path, kFlags, 0666);
   return file;
-}
-
-Result<> write_whole(const std::string& path, const std::string& text) {
-  TRY_ASSIGN(const io::Fd file, io::open_at(AT_FDCWD, path, O_WRONLY | O_CREAT | O_EXCL, 0666));
-  TRY(io::write_full(file.get(), std::as_bytes(std::span(text)), 0));
-  return io::fsync_fd(file.get());
 }
 
 // Its tensors' sizes are those of their shapes; no name is there twice.
@@ -88,7 +79,7 @@ Result<std::unique_ptr<StepSave>> StepSave::begin(std::shared_ptr<Staging> stagi
 }
 
 Result<> StepSave::add_file(const std::string& name, uint64_t size, std::vector<Part> parts, Stream stream) {
-  return add({name, size, {}, nullptr, nullptr}, std::move(parts), stream);
+  return add({name, size, {}, nullptr, nullptr, {}}, std::move(parts), stream);
 }
 
 Result<> StepSave::add_tensors(const std::string& name, const std::vector<SavedTensor>& tensors, Stream stream) {
@@ -100,12 +91,12 @@ Result<> StepSave::add_tensors(const std::string& name, const std::vector<SavedT
     parts.push_back({tensor.memory, tensor.size, end});
     end += tensor.size;
   }
-  return add({name, end, {}, std::move(text), nullptr}, std::move(parts), stream);
+  return add({name, end, {}, std::move(text), nullptr, {}}, std::move(parts), stream);
 }
 
 Result<> StepSave::add(File file, std::vector<Part> parts, Stream stream) {
   if (durable_) return Error(EINVAL, file.name + ": this rank's files are complete already");
-  if (file.name.empty() || file.name.find('/') != std::string::npos || meta::formats::is_manifest_name(file.name)) {
+  if (file.name.empty() || file.name.find('/') != std::string::npos || file.name.starts_with("ckptfs.")) {
     return Error(EINVAL, "'" + file.name + "': no name for a file of a step");
   }
   const std::string path = path_of(file.name);
@@ -118,7 +109,13 @@ Result<> StepSave::add(File file, std::vector<Part> parts, Stream stream) {
       log::warn("{}: it is written through the mount, not past it: {}", path, blob.error().message());
     }
   }
-  TRY_ASSIGN(file.save, FileSave::begin(staging_, path, std::move(target), file.size, std::move(parts), stream));
+  file.not_inherited.emplace(std::vector<int>{target.get(), file.opened.get()});
+  auto save = FileSave::begin(staging_, path, std::move(target), file.size, std::move(parts), stream);
+  if (!save) {
+    ::unlink(path.c_str());
+    return save.error();
+  }
+  file.save = std::move(save).value();
   files_.push_back(std::move(file));
   return success();
 }
@@ -135,6 +132,7 @@ Result<> StepSave::wait_durable() {
   for (File& file : files_) {
     if (!file.save) continue;
     TRY(file.save->wait_durable());
+    file.not_inherited.reset();
     file.save.reset();  // with its descriptor: who can write to it keeps it from being frozen
     file.opened.reset();
   }
@@ -156,23 +154,27 @@ Result<> StepSave::freeze_files() const {
 Result<> StepSave::write_manifest() {
   RankManifest manifest{target_.attempt, target_.rank, target_.world_size, {}};
   for (const File& file : files_) manifest.files.push_back({file.name, file.size});
-  const std::string path = path_of(meta::formats::manifest_name(target_.rank));
-  const std::string beside = path + ".new";
-  ::unlink(beside.c_str());
-  TRY(write_whole(beside, meta::formats::manifest_text(manifest)));
-  if (::rename(beside.c_str(), path.c_str()) != 0) return last_error(path);
-  return sync_folder(folder_);
+  return io::replace_file(path_of(meta::formats::manifest_name(target_.rank)), meta::formats::manifest_text(manifest),
+                          0666);
 }
 
 Result<std::optional<std::string>> StepSave::commit(bool seal) {
   if (!durable_) return Error(EINVAL, folder_ + ": wait until this rank's files are durable");
   TRY(io::fault_point("step_save.before_commit"));
   auto outcome = mount_ ? mount_->commit(folder_, target_.tag, target_.world_size, seal) : commit_in_folder();
-  if (!outcome && outcome.error().errno_value() == ENOENT) {  // another rank was quicker
-    TRY_ASSIGN(const bool committed, is_committed());
-    if (committed) return std::optional<std::string>();
-  }
-  return outcome;
+  if (outcome || outcome.error().errno_value() != ENOENT) return outcome;
+  TRY_ASSIGN(const bool committed, is_committed());  // another rank was quicker, or this one, a moment ago
+  if (!committed) return outcome;
+  if (seal && mount_) TRY(seal_step());
+  return std::optional<std::string>();
+}
+
+// Where it is sealed already: nothing. A part of a step (EINVAL) is not.
+Result<> StepSave::seal_step() const {
+  const std::string step = target_.series + "/" + target_.tag;
+  const int outcome = ::setxattr(step.c_str(), "user.ckptfs.seal", "1", 1, 0);
+  if (outcome != 0 && errno != EINVAL) return last_error(step + ": sealing it");
+  return success();
 }
 
 // The step holds the manifest of this attempt.
@@ -185,27 +187,40 @@ Result<bool> StepSave::is_committed() const {
   return manifest.attempt == target_.attempt;
 }
 
-// As the daemon does it (meta/partial.cc), with what any file system has.
+// As the daemon does it (meta/partial.cc), with what any file system has; one rank after the other.
 Result<std::optional<std::string>> StepSave::commit_in_folder() const {
+  TRY_ASSIGN(const io::Fd series, io::open_at(AT_FDCWD, target_.series, O_RDONLY | O_DIRECTORY));
+  if (io::retry_interrupted([&] { return ::flock(series.get(), LOCK_EX); }) != 0) return last_error(target_.series);
   TRY_ASSIGN(const FolderFiles files, FolderFiles::of(folder_));
   const auto attendance = meta::formats::check_manifests(files, target_.world_size);
   if (!attendance.complete()) return std::optional(attendance.reason);
   const std::string step = target_.series + "/" + target_.tag;
-  if (::renameat2(AT_FDCWD, folder_.c_str(), AT_FDCWD, step.c_str(), RENAME_NOREPLACE) != 0) {
-    if (errno != EEXIST) return last_error(step);
-    // Manifests last: without them the step is not whole.
-    for (const bool manifests : {false, true}) {
-      for (uint32_t index = 0; index < files.list().size(); ++index) {
-        const std::string& name = files.list()[index].path;
-        if (meta::formats::is_manifest_name(name) != manifests) continue;
-        if (::rename(files.path(index).c_str(), (step + "/" + name).c_str()) != 0) return last_error(step + "/" + name);
-      }
-      TRY(sync_folder(step));
-    }
-    if (::rmdir(folder_.c_str()) != 0) return last_error(folder_);
+  if (::rename(folder_.c_str(), step.c_str()) != 0) {  // an empty folder is replaced
+    if (errno != EEXIST && errno != ENOTEMPTY) return last_error(step);
+    TRY(merge_into(step, files));
   }
-  TRY(sync_folder(target_.series));
+  TRY(io::fsync_fd(series.get()));
   return std::optional<std::string>();
+}
+
+// The manifests of the step that was there go first, and the new ones come last: what lies between is not whole.
+Result<> StepSave::merge_into(const std::string& step, const FolderFiles& files) const {
+  TRY_ASSIGN(const FolderFiles before, FolderFiles::of(step));
+  for (uint32_t index = 0; index < before.list().size(); ++index) {
+    if (!meta::formats::is_manifest_name(before.list()[index].path)) continue;
+    if (::unlink(before.path(index).c_str()) != 0) return last_error(before.path(index));
+  }
+  TRY(sync_folder(step));
+  for (const bool manifests : {false, true}) {
+    for (uint32_t index = 0; index < files.list().size(); ++index) {
+      const std::string& name = files.list()[index].path;
+      if (meta::formats::is_manifest_name(name) != manifests) continue;
+      if (::rename(files.path(index).c_str(), (step + "/" + name).c_str()) != 0) return last_error(step + "/" + name);
+    }
+    TRY(sync_folder(step));
+  }
+  if (::rmdir(folder_.c_str()) != 0) return last_error(folder_);
+  return success();
 }
 
 }  // namespace ckptfs::gpu

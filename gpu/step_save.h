@@ -14,7 +14,9 @@
 #include <vector>
 
 #include "gpu/file_save.h"
+#include "gpu/folder_files.h"
 #include "gpu/mount_client.h"
+#include "io/not_inherited.h"
 #include "meta/formats/manifest.h"
 #include "meta/formats/safetensors.h"
 
@@ -67,6 +69,7 @@ class StepSave {
     io::Fd opened;  // through the mount, kept while its blob is written; none: the FileSave has it
     std::unique_ptr<const std::string> header;  // stays where it is until it is copied
     std::unique_ptr<FileSave> save;
+    std::optional<io::NotInherited> not_inherited;  // what could write to it
   };
 
   StepSave(std::shared_ptr<Staging> staging, StepTarget target, std::string folder, std::optional<MountClient> mount)
@@ -79,7 +82,9 @@ class StepSave {
   Result<> freeze_files() const;
   Result<> write_manifest();
   Result<bool> is_committed() const;
+  Result<> seal_step() const;
   Result<std::optional<std::string>> commit_in_folder() const;
+  Result<> merge_into(const std::string& step, const FolderFiles& files) const;
 
   const std::shared_ptr<Staging> staging_;
   const StepTarget target_;

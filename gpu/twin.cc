@@ -7,6 +7,8 @@
 #include <deque>
 #include <functional>
 #include <random>
+#include <string>
+#include <system_error>
 #include <thread>
 
 namespace ckptfs::gpu {
@@ -29,11 +31,9 @@ struct Twin::Milestone {
   uint64_t done = 0;      // guarded by mutex
 
   void reach(uint64_t which) {
-    {
-      const std::lock_guard lock(mutex);
-      done = std::max(done, which);
-    }
-    reached.notify_all();
+    const std::lock_guard lock(mutex);
+    done = std::max(done, which);
+    reached.notify_all();  // with the lock: who waits may be the owner, and gone when it has seen it
   }
   void wait(uint64_t which) {
     std::unique_lock lock(mutex);
@@ -64,13 +64,18 @@ class Twin::Worker {
     if (thread_.joinable()) thread_.join();
   }
 
-  void add(std::function<void()> task) {
+  Result<> add(std::function<void()> task) {
     {
       const std::lock_guard lock(mutex_);
+      try {
+        if (!thread_.joinable()) thread_ = std::thread([this] { work(); });
+      } catch (const std::system_error& e) {
+        return Error(e.code().value(), std::string("a thread for a stream of the twin: ") + e.what());
+      }
       tasks_.push_back(std::move(task));
-      if (!thread_.joinable()) thread_ = std::thread([this] { work(); });
     }
     changed_.notify_all();
+    return success();
   }
 
   void be_late() {
@@ -160,21 +165,26 @@ Result<> Twin::copy_in(std::byte* device_memory, std::span<const std::byte> stag
   TRY(check_pinned(staging));
   TRY_ASSIGN(std::byte* const bytes, bytes_at(device_memory, staging.size()));
   Worker& on = worker(stream);
-  on.add([&on, bytes, staging] {
+  return on.add([&on, bytes, staging] {
     on.be_late();
     std::memcpy(bytes, staging.data(), staging.size());
   });
-  return success();
 }
 
 Result<> Twin::copy_out(std::span<std::byte> staging, const std::byte* device_memory, Stream stream) {
   TRY(check_pinned(staging));
   TRY_ASSIGN(const std::byte* const bytes, bytes_at(device_memory, staging.size()));
   Worker& on = worker(stream);
-  on.add([&on, bytes, staging] {
+  return on.add([&on, bytes, staging] {
     on.be_late();
     std::memcpy(staging.data(), bytes, staging.size());
   });
+}
+
+Result<> Twin::drain(Stream stream) {
+  Milestone end;
+  TRY(worker(stream).add([&end] { end.reach(1); }));
+  end.wait(1);
   return success();
 }
 
@@ -189,8 +199,7 @@ Result<> Twin::record(Event event, Stream stream) {
     const std::lock_guard lock(milestone->mutex);
     which = ++milestone->recorded;
   }
-  worker(stream).add([milestone, which] { milestone->reach(which); });
-  return success();
+  return worker(stream).add([milestone, which] { milestone->reach(which); });
 }
 
 Result<bool> Twin::is_done(Event event) {
@@ -217,8 +226,7 @@ Result<> Twin::order(Stream stream, Event event) {
     const std::lock_guard lock(milestone->mutex);
     which = milestone->recorded;
   }
-  worker(stream).add([milestone, which] { milestone->wait(which); });
-  return success();
+  return worker(stream).add([milestone, which] { milestone->wait(which); });
 }
 
 Result<std::byte*> Twin::allocate(size_t size) {

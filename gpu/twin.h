@@ -24,7 +24,8 @@ class Twin : public Device {
   ~Twin() override;
 
   const std::string& name() const override { return name_; }
-  Result<> attach() override { return success(); }
+  Result<int> attach() override { return 0; }
+  void give_back(int) override {}
   Result<MemoryKind> kind_of(const std::byte* address) override;
   Result<> pin(std::span<std::byte> memory) override;
   void unpin(std::span<std::byte> memory) override;
@@ -32,6 +33,7 @@ class Twin : public Device {
   void destroy_stream(Stream stream) override;
   Result<> copy_in(std::byte* device_memory, std::span<const std::byte> staging, Stream stream) override;
   Result<> copy_out(std::span<std::byte> staging, const std::byte* device_memory, Stream stream) override;
+  Result<> drain(Stream stream) override;
   Result<Event> make_event() override;
   void destroy_event(Event event) override;
   Result<> record(Event event, Stream stream) override;

@@ -38,7 +38,8 @@ Result<nlohmann::json> ask_mount(const std::string& mountpoint, const std::strin
 Result<ControlReply> ask_mount_for_files(const std::string& mountpoint, const std::string& command,
                                          const nlohmann::json& arguments);
 
-// Sends what it can of `line`, with the descriptors; both may block. The bytes that were sent.
+// Sends what the socket takes of `line`, with the descriptors. The bytes that were sent; EAGAIN: none, and it does not
+// wait.
 Result<size_t> send_with_descriptors(int socket, const std::string& line, const std::vector<Fd>& descriptors);
 
 }  // namespace ckptfs::io

@@ -22,8 +22,8 @@ Result<std::string> read_to_end(int fd, const std::string& path) {
   }
 }
 
-Result<> write_new_file(const std::string& path, const std::string& content) {
-  TRY_ASSIGN(const Fd fd, open_at(AT_FDCWD, path, O_WRONLY | O_CREAT | O_TRUNC));
+Result<> write_new_file(const std::string& path, const std::string& content, mode_t mode) {
+  TRY_ASSIGN(const Fd fd, open_at(AT_FDCWD, path, O_WRONLY | O_CREAT | O_TRUNC, mode));
   TRY(write_full(fd.get(), std::as_bytes(std::span(content)), 0));
   return fsync_fd(fd.get());
 }
@@ -83,9 +83,9 @@ Result<std::string> read_file(const std::string& path) {
   return read_to_end(fd.get(), path);
 }
 
-Result<> replace_file(const std::string& path, const std::string& content) {
+Result<> replace_file(const std::string& path, const std::string& content, mode_t mode) {
   const std::string temporary = path + ".new";
-  Result<> written = write_new_file(temporary, content);
+  Result<> written = write_new_file(temporary, content, mode);
   if (written && ::rename(temporary.c_str(), path.c_str()) != 0) written = last_error(path);
   if (!written) {
     ::unlink(temporary.c_str());

@@ -48,7 +48,7 @@ Result<size_t> read_full(int fd, std::span<std::byte> buffer, off_t offset);
 Result<> write_full(int fd, std::span<const std::byte> data, off_t offset);
 // A whole small file as text, and its durable replacement: written beside it, fsynced, renamed over it, folder fsynced.
 Result<std::string> read_file(const std::string& path);
-Result<> replace_file(const std::string& path, const std::string& content);
+Result<> replace_file(const std::string& path, const std::string& content, mode_t mode = 0600);
 // fsync of the folder that holds `path`: makes a name just made, renamed or removed there durable.
 Result<> sync_parent(const std::string& path);
 

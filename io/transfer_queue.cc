@@ -27,6 +27,7 @@ using Finished = TransferQueue::Finished;
 using Kind = TransferQueue::Kind;
 
 constexpr unsigned kMostThreads = 8;
+constexpr int kMostTries = 1000;
 constexpr size_t kMostAtOnce = size_t{1} << 30;  // bytes; the kernel's counts have 31 bits
 
 // What is left of a transfer, of which `done` bytes are there.
@@ -108,16 +109,17 @@ class RingQueue : public TransferQueue {
   Finished finish() override {
     for (;;) {
       io_uring_cqe* entry = nullptr;
+      // What is in flight uses memory of others: it is waited for, whatever the kernel says meanwhile.
       const int outcome = io_uring_wait_cqe(&ring_, &entry);
-      if (outcome == -EINTR) continue;
-      if (outcome != 0) return {0, Error(-outcome, "io_uring_wait_cqe")};
+      if (outcome != 0) {
+        if (outcome != -EINTR) wait_again(outcome);
+        continue;
+      }
       const auto at = static_cast<size_t>(io_uring_cqe_get_data64(entry));
       const ssize_t bytes = entry->res;
       io_uring_cqe_seen(&ring_, entry);
       Flight& flight = flights_[at];
-      if (bytes == -EINTR || bytes == -EAGAIN) {
-        if (const auto again = submit(at); again) continue;
-      }
+      if (bytes == -EINTR && submit(at)) continue;
       if (bytes > 0) flight.done += static_cast<size_t>(bytes);
       auto end = end_of(flight.transfer, flight.done, bytes);
       if (!end) {
@@ -154,7 +156,15 @@ class RingQueue : public TransferQueue {
            memory.data() + memory.size() <= registered_.data() + registered_.size();
   }
 
+  static void wait_again(int outcome) {
+    static std::atomic<bool> logged{false};
+    log_refusal(logged, "io_uring_wait_cqe", -outcome);
+    ::usleep(1000);
+  }
+
+  // A transfer that the kernel did not take stays in the ring, which is of no more use then.
   Result<> submit(size_t at) {
+    if (broken_) return Error(EIO, "io_uring: the ring is out of order");
     io_uring_sqe* const entry = io_uring_get_sqe(&ring_);
     if (entry == nullptr) return Error(EBUSY, "io_uring: the queue is full");
     const Transfer rest = rest_of(flights_[at].transfer, flights_[at].done);
@@ -172,16 +182,19 @@ class RingQueue : public TransferQueue {
     }
     if (way_.registered_files) entry->flags |= IOSQE_FIXED_FILE;
     io_uring_sqe_set_data64(entry, at);
-    int submitted = 0;
-    do {
+    int submitted = io_uring_submit(&ring_);
+    for (int tries = 0; (submitted == -EINTR || submitted == -EAGAIN) && tries < kMostTries; ++tries) {
+      if (submitted == -EAGAIN) ::usleep(1000);
       submitted = io_uring_submit(&ring_);
-    } while (submitted == -EINTR || submitted == -EAGAIN);
-    if (submitted < 0) return Error(-submitted, "io_uring_submit");
+    }
+    broken_ = submitted < 0;
+    if (broken_) return Error(-submitted, "io_uring_submit");
     return success();
   }
 
   io_uring ring_{};
   Way way_;
+  bool broken_ = false;
   std::span<std::byte> registered_;
   std::vector<Flight> flights_;
   std::vector<size_t> idle_;  // of flights_

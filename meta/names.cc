@@ -37,6 +37,15 @@ std::optional<unsigned> rank_of(std::string_view name) {
 
 std::string checkpoint_rank_name(unsigned rank) { return (rank < 10 ? "rank0" : "rank") + std::to_string(rank); }
 
+Result<> check_attempt(std::string_view attempt) {
+  constexpr size_t kMostLetters = 64;
+  const bool good = std::all_of(attempt.begin(), attempt.end(), [](char c) {
+    return is_digit(c) || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '-';
+  });
+  if (good && !attempt.empty() && attempt.size() <= kMostLetters) return success();
+  return Error(EINVAL, "'" + std::string(attempt) + "': an attempt is named by letters and digits, at most 64");
+}
+
 std::string partial_name(std::string_view tag, std::string_view attempt) {
   return std::string(tag) + '.' + std::string(attempt) + kPartialSuffix;
 }

@@ -28,6 +28,8 @@ std::optional<unsigned> rank_of(std::string_view name);
 std::string checkpoint_rank_name(unsigned rank);
 // Where an attempt to save a step lies until it is committed (meta/partial.h): "global_step100.5f3a.partial".
 inline constexpr const char* kPartialSuffix = ".partial";
+// EINVAL: no letters and digits, or more than 64.
+Result<> check_attempt(std::string_view attempt);
 std::string partial_name(std::string_view tag, std::string_view attempt);
 bool is_partial_name(std::string_view name);
 // EINVAL, in words, for a reserved or impossible tag.

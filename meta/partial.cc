@@ -3,7 +3,7 @@
 #include <linux/fs.h>
 #include <stdio.h>
 
-#include <algorithm>
+#include <mutex>
 
 #include "io/fault.h"
 #include "meta/names.h"
@@ -11,13 +11,6 @@
 
 namespace ckptfs::meta {
 namespace {
-
-Result<> check_attempt(std::string_view attempt) {
-  constexpr size_t kMostLetters = 64;
-  const bool good = std::ranges::all_of(attempt, [](unsigned char c) { return std::isalnum(c) != 0 || c == '-'; });
-  if (good && !attempt.empty() && attempt.size() <= kMostLetters) return success();
-  return Error(EINVAL, "an attempt is named by letters and digits, at most 64");
-}
 
 Error sealed_error(const Tree& tree, InodeNumber step) {
   return Error(EPERM, tree.path_of(step) + ": the step is sealed; choose another tag, or remove it");
@@ -71,64 +64,73 @@ Result<bool> become_step(Tree& tree, InodeNumber series, const std::string& name
   return renamed.error();
 }
 
-Result<Committed> merge(Store& store, InodeNumber partial, const std::string& name, InodeNumber series,
-                        InodeNumber step) {
+// Into the step that is there, whose owner it has to be who began the attempt.
+Result<Committed> merge(Store& store, InodeNumber partial, const InodeRecord& owner, InodeNumber step) {
   Tree& tree = store.tree();
   TRY_ASSIGN(const InodeRecord record, tree.inode(step));
   if ((record.flags & kSealed) != 0) return sealed_error(tree, step);
-  TRY_ASSIGN(auto moved, tree.move_all(partial, step));
-  for (const std::string& moved_name : moved.names) {
-    store.open_files().invalidate_name(partial, moved_name);
-    store.open_files().invalidate_name(step, moved_name);
+  if (record.uid != owner.uid) {
+    return Error(EPERM, tree.path_of(step) + ": the step is another user's; choose another tag");
   }
+  TRY_ASSIGN(auto moved, tree.move_all(partial, step));
+  for (const DirectoryEntry& entry : moved.entries) {
+    store.open_files().invalidate_name(partial, entry.name);
+    store.open_files().invalidate_name(step, entry.name);
+  }
+  return Committed{step, std::move(moved.replaced), {}};
+}
+
+// Once it can be seen.
+Result<> settle(Tree& tree, InodeNumber series, const std::string& emptied, Committed& committed) {
   TRY(tree.sync());
   TRY(io::fault_point("commit.after_merge"));
-  TRY_ASSIGN(const Dropped folder, tree.remove_directory(series, name));
-  Committed committed{step, std::move(moved.replaced)};
+  if (emptied.empty()) return success();
+  TRY_ASSIGN(const Dropped folder, tree.remove_directory(series, emptied));
   committed.dropped.push_back(folder);
-  return committed;
+  return tree.sync();
 }
 
 }  // namespace
 
 Result<InodeNumber> begin_partial(Store& store, InodeNumber series, const std::string& tag, const std::string& attempt,
                                   const Caller& caller) {
+  const std::lock_guard no_seal_meanwhile(store.save_mutex());
   Tree& tree = store.tree();
   TRY(check_tag(tag));
   TRY(check_attempt(attempt));
-  TRY_ASSIGN(const bool nested, makes_parts(tree, series));
-  if (!nested) TRY(check_series(tree, series));
+  TRY_ASSIGN(const bool part, makes_parts(tree, series));
+  if (!part) TRY(check_series(tree, series));
   if (const auto step = tree.child(series, tag); step) {
     TRY_ASSIGN(const InodeRecord record, tree.inode(step.value()));
     if ((record.flags & kSealed) != 0) return sealed_error(tree, step.value());
   }
   const std::string name = partial_name(tag, attempt);
   TRY_ASSIGN(const InodeNumber folder, make_folder(tree, series, name, caller));
-  if (!nested) TRY(mark(store, series, folder, name));
+  if (!part) TRY(mark(store, series, folder, name));
   return folder;
 }
 
-Result<Committed> commit_partial(Store& store, InodeNumber partial, const std::string& tag, bool seal_it) {
+Result<Committed> commit_partial(Store& store, InodeNumber partial, const std::string& tag) {
+  const std::lock_guard no_seal_meanwhile(store.save_mutex());
   Tree& tree = store.tree();
   TRY(check_tag(tag));
   TRY_ASSIGN(const InodeRecord record, tree.inode(partial));
   const std::string name = name_of(tree, partial);
-  if (!record.is_dir() || !is_partial_name(name) || !name.starts_with(tag + ".")) {
-    return Error(EINVAL, tree.path_of(partial) + ": it is no attempt to save " + tag);
+  if (!record.is_dir() || record.nlink == 0 || !is_partial_name(name) || !name.starts_with(tag + ".")) {
+    return Error(ENOENT, tree.path_of(partial) + ": it is no attempt to save " + tag + " (any more)");
   }
   const InodeNumber series = record.parent;
   TRY(io::fault_point("commit.before_batch"));
-  Committed committed{partial, {}};
+  Committed committed{partial, {}, {}};
   TRY_ASSIGN(const bool became, become_step(tree, series, name, tag));
   if (!became) {
     TRY_ASSIGN(const InodeNumber step, tree.child(series, tag));
-    TRY_ASSIGN(committed, merge(store, partial, name, series, step));
+    TRY_ASSIGN(committed, merge(store, partial, record, step));
   }
   store.open_files().invalidate_name(series, name);
-  TRY(tree.sync());
-  TRY(io::fault_point("commit.after_batch"));
-  TRY_ASSIGN(const bool nested, makes_parts(tree, series));
-  if (seal_it && !nested) TRY(seal(store, committed.step));
+  TRY_ASSIGN(committed.is_part, makes_parts(tree, series));
+  if (auto settled = settle(tree, series, became ? "" : name, committed); !settled) committed.problem = settled.error();
+  if (!committed.problem) TRY(io::fault_point("commit.after_batch"));
   return committed;
 }
 

@@ -3,8 +3,8 @@
 // it one: what was never committed is listed, and left to keep_partial.
 #pragma once
 
+#include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "meta/store.h"
@@ -22,14 +22,16 @@ Result<InodeNumber> begin_partial(Store& store, InodeNumber series, const std::s
 // now.
 Result<> freeze_files(Store& store, const std::vector<InodeNumber>& files);
 
-// What the attempt holds becomes the step TAG beside it, in one durable change: files of these names that are there
-// already are replaced. Then the step is sealed, if that is asked for (a part of a step is not). The caller has seen to it that all is there.
-// EPERM: the step is sealed. EISDIR, ENOTDIR, ENOTEMPTY: a name is a folder's on one side. EBUSY: the step cannot be
-// sealed, since somebody writes to it; it is there all the same.
+// What the attempt holds becomes the step TAG beside it, in one change: files of these names that are there already are
+// replaced. The caller has seen to it that all is there, and seals the step if it is to be (a part of a step is not).
+// ENOENT: it is no attempt, or no more; EPERM: the step is sealed, or another user's; EISDIR, ENOTDIR, ENOTEMPTY: a
+// name is a folder's on one side.
 struct Committed {
   InodeNumber step = 0;
   std::vector<Dropped> dropped;
+  bool is_part = false;          // of a step
+  std::optional<Error> problem{};  // it can be seen, but may not be durable
 };
-Result<Committed> commit_partial(Store& store, InodeNumber partial, const std::string& tag, bool seal_it);
+Result<Committed> commit_partial(Store& store, InodeNumber partial, const std::string& tag);
 
 }  // namespace ckptfs::meta

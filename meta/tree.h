@@ -107,7 +107,7 @@ class Tree {
                                         const std::string& new_name, unsigned flags);
   // Moves all that a directory holds into another one, in one change. Files of these names that are there go.
   struct Moved {
-    std::vector<std::string> names;
+    std::vector<DirectoryEntry> entries;
     std::vector<Dropped> replaced;
   };
   Result<Moved> move_all(InodeNumber from, InodeNumber to);

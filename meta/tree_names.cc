@@ -302,36 +302,46 @@ Result<std::optional<Dropped>> Tree::rename(InodeNumber old_number, const std::s
 
 Result<Tree::Moved> Tree::move_all(InodeNumber from_number, InodeNumber to_number) {
   Moved moved;
-  Change change = begin();
-  TRY_ASSIGN(const auto entries, index_.entries(from_number));
-  TRY_ASSIGN(InodeRecord from, directory(from_number));
-  TRY_ASSIGN(InodeRecord to, directory(to_number));
-  if (from.nlink == 0 || to.nlink == 0) return Error(ENOENT);
-  TRY(refuse_sealed(from_number, from, "moving what it holds"));
-  TRY(refuse_sealed(to_number, to, "moving to it"));
-  for (const DirectoryEntry& entry : entries) {
-    TRY_ASSIGN(InodeRecord record, index_.inode(entry.inode));
-    if (const auto there = index_.entry(to_number, entry.name)) {
-      TRY_ASSIGN(InodeRecord target, index_.inode(there.value().inode));
-      TRY(replace_target(change, record, there.value().inode, target));
-      if (target.is_dir()) drop_folder_from(to);
-      moved.replaced.push_back({there.value().inode, target.nlink == 0});
+  {
+    Change change = begin();
+    TRY_ASSIGN(const auto entries, index_.entries(from_number));
+    TRY_ASSIGN(InodeRecord from, directory(from_number));
+    TRY_ASSIGN(InodeRecord to, directory(to_number));
+    if (from.nlink == 0 || to.nlink == 0) return Error(ENOENT);
+    TRY(refuse_sealed(from_number, from, "moving what it holds"));
+    TRY(refuse_sealed(to_number, to, "moving to it"));
+    std::unordered_map<InodeNumber, InodeRecord> records;  // as the change leaves them: a file may have several names
+    const auto record_of = [&](InodeNumber number) -> Result<InodeRecord*> {
+      if (!records.contains(number)) {
+        TRY_ASSIGN(records[number], index_.inode(number));
+      }
+      return &records[number];
+    };
+    for (const DirectoryEntry& entry : entries) {
+      TRY_ASSIGN(InodeRecord* const record, record_of(entry.inode));
+      if (const auto there = index_.entry(to_number, entry.name)) {
+        TRY_ASSIGN(InodeRecord* const target, record_of(there.value().inode));
+        TRY(replace_target(change, *record, there.value().inode, *target));
+        if (target->is_dir()) drop_folder_from(to);
+        moved.replaced.push_back({there.value().inode, target->nlink == 0});
+      }
+      record->parent = to_number;
+      record->ctime = now();
+      if (record->is_dir()) {
+        drop_folder_from(from);
+        ++to.nlink;
+      }
+      change.batch.erase_entry(from_number, entry.name);
+      change.batch.put_entry(to_number, entry.name, {entry.inode, entry.type});
+      moved.entries.push_back(entry);
     }
-    record.parent = to_number;
-    record.ctime = now();
-    if (record.is_dir()) {
-      drop_folder_from(from);
-      ++to.nlink;
-    }
-    change.batch.put(entry.inode, record);
-    change.batch.erase_entry(from_number, entry.name);
-    change.batch.put_entry(to_number, entry.name, {entry.inode, entry.type});
-    moved.names.push_back(entry.name);
+    for (const auto& [number, record] : records) change.batch.put(number, record);
+    from.mtime = from.ctime = to.mtime = to.ctime = now();
+    change.batch.put(from_number, from);
+    change.batch.put(to_number, to);
+    TRY(commit(std::move(change)));
   }
-  from.mtime = from.ctime = to.mtime = to.ctime = now();
-  change.batch.put(from_number, from);
-  change.batch.put(to_number, to);
-  TRY(commit(std::move(change)));
+  for (const DirectoryEntry& entry : moved.entries) warn(*this, to_number, note_entry(*this, to_number, entry));
   return moved;
 }
 

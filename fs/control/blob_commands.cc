@@ -30,16 +30,20 @@ struct HandedOut {
   io::Fd blob;
 };
 
-Result<HandedOut> hand_out(Filesystem& fs, const Credentials& who, const std::string& path, bool writing) {
-  TRY_ASSIGN(const meta::InodeNumber inode, resolve_as(fs.tree, who, path, writing ? kWrite : kRead));
+Result<HandedOut> hand_out(Filesystem& fs, const Peer& peer, const std::string& path, bool writing) {
+  TRY_ASSIGN(const meta::InodeNumber inode, resolve_as(fs.tree, peer.credentials, path, writing ? kWrite : kRead));
   TRY_ASSIGN(const meta::InodeRecord record, fs.tree.inode(inode));
   if (!record.is_regular()) return Error(EINVAL, path + ": it is no regular file");
+  TRY(fs.adoptions.cut(inode));
+  TRY_ASSIGN(io::Fd blob, fs.tree.open_blob(inode, writing ? O_WRONLY : O_RDONLY));
+  // Asked last: whoever freezes the file looks for writers behind a gate that lets no new ones in.
   const bool written = fs.files.open_for_writing(inode);
   if (writing && !written) return Error(EBADF, path + ": open it for writing through the mount first, and keep it so");
   if (!writing && written) return Error(EBUSY, path + ": somebody has it open for writing");
-  TRY(fs.adoptions.cut(inode));
-  TRY_ASSIGN(io::Fd blob, fs.tree.open_blob(inode, writing ? O_RDWR : O_RDONLY));
-  if (writing) fs.files.changes(inode);
+  if (writing) {
+    TRY(fs.clear_privileges(inode, {peer.credentials.uid, peer.credentials.gid, peer.pid}));
+    fs.files.changes(inode);
+  }
   return HandedOut{inode, std::move(blob)};
 }
 
@@ -52,7 +56,7 @@ Result<io::ControlReply> blobs(Filesystem& fs, const Peer& peer, const json& arg
   io::ControlReply reply;
   json files = json::array();
   for (const std::string& path : paths) {
-    auto handed_out = hand_out(fs, peer.credentials, path, writing);
+    auto handed_out = hand_out(fs, peer, path, writing);
     if (!handed_out) {
       const Error& error = handed_out.error();
       files.push_back({{"errno", error.errno_value()}, {"error", error.message()}});
@@ -89,9 +93,22 @@ Result<> wait_for_writers(const Filesystem& fs, meta::InodeNumber file) {
   return success();
 }
 
+// The folder of an attempt, which is for who began it, and for root.
+Result<> check_attempt_of(const meta::Tree& tree, const Credentials& who, meta::InodeNumber folder) {
+  const std::string path = tree.path_of(folder);
+  TRY_ASSIGN(const meta::InodeRecord record, tree.inode(folder));
+  if (!record.is_dir() || !meta::is_partial_name(path))
+    return Error(ENOENT, path + ": it is no attempt to save a step");
+  if (who.uid == 0 || who.uid == record.uid) return success();
+  return Error(EPERM, path + ": only who began it may do that");
+}
+
 Result<json> freeze(Filesystem& fs, const Peer& peer, const json& arguments) {
   std::vector<meta::InodeNumber> files;
   for (const auto& path : arguments.at("paths").get<std::vector<std::string>>()) {
+    TRY_ASSIGN(const meta::InodeNumber folder,
+               resolve_as(fs.tree, peer.credentials, path.substr(0, path.rfind('/')), kWrite | kSearch));
+    TRY(check_attempt_of(fs.tree, peer.credentials, folder));
     TRY_ASSIGN(const meta::InodeNumber file, resolve_as(fs.tree, peer.credentials, path, kWrite));
     TRY(wait_for_writers(fs, file));
     files.push_back(file);
@@ -101,30 +118,41 @@ Result<json> freeze(Filesystem& fs, const Peer& peer, const json& arguments) {
   return json::object();
 }
 
-// The owner of both, or root.
-Result<> may_commit(const meta::Tree& tree, const Credentials& who, meta::InodeNumber partial) {
-  TRY_ASSIGN(const meta::InodeRecord record, tree.inode(partial));
-  if (who.uid == 0 || who.uid == record.uid) return success();
-  return Error(EPERM, tree.path_of(partial) + ": only who began it may commit it");
+// What the ranks have closed a moment ago counts as closed.
+Result<> wait_for_all_writers(const Filesystem& fs, meta::InodeNumber folder) {
+  return meta::for_each_file(fs.tree, folder, [&fs](const auto&, meta::InodeNumber file) -> Result<> {
+    TRY_ASSIGN(const meta::InodeRecord record, fs.tree.inode(file));
+    return record.is_live_file() ? wait_for_writers(fs, file) : Result<>(success());
+  });
+}
+
+Result<meta::formats::Attendance> attendance_of(Filesystem& fs, meta::InodeNumber partial, unsigned world_size) {
+  const std::function<bool(meta::InodeNumber)> is_written = [&fs](meta::InodeNumber file) {
+    return fs.files.open_for_writing(file);
+  };
+  TRY(wait_for_all_writers(fs, partial));
+  views::FilesOfStep files(fs.store, is_written);
+  TRY(files.collect(partial));
+  return meta::formats::check_manifests(files, world_size);
 }
 
 Result<json> commit(Filesystem& fs, const Peer& peer, const json& arguments) {
   const std::string path = arguments.at("path").get<std::string>();
+  const auto world_size = arguments.at("world_size").get<int64_t>();
+  if (world_size < 1 || world_size > meta::formats::kLargestWorld) {
+    return Error(EINVAL, std::to_string(world_size) + " ranks there cannot be");
+  }
   TRY_ASSIGN(const meta::InodeNumber partial, resolve_as(fs.tree, peer.credentials, path, kWrite | kSearch));
   TRY_ASSIGN(const meta::InodeRecord record, fs.tree.inode(partial));
   TRY(resolve_as(fs.tree, peer.credentials, fs.tree.path_of(record.parent), kWrite | kSearch));
-  TRY(may_commit(fs.tree, peer.credentials, partial));
-  const std::function<bool(meta::InodeNumber)> is_written = [&fs](meta::InodeNumber file) {
-    return fs.files.open_for_writing(file);
-  };
-  views::FilesOfStep files(fs.store, is_written);
-  TRY(files.collect(partial));
-  const auto attendance = meta::formats::check_manifests(files, arguments.at("world_size").get<unsigned>());
+  TRY(check_attempt_of(fs.tree, peer.credentials, partial));
+  TRY_ASSIGN(const auto attendance, attendance_of(fs, partial, static_cast<unsigned>(world_size)));
   if (!attendance.complete()) return json{{"missing", attendance.missing}, {"reason", attendance.reason}};
-  TRY_ASSIGN(
-      const meta::Committed committed,
-      meta::commit_partial(fs.store, partial, arguments.at("tag").get<std::string>(), arguments.value("seal", true)));
+  TRY_ASSIGN(const meta::Committed committed,
+             meta::commit_partial(fs.store, partial, arguments.at("tag").get<std::string>()));
   for (const meta::Dropped& dropped : committed.dropped) fs.dropped(dropped);
+  if (committed.problem) return *committed.problem;
+  if (arguments.value("seal", true) && !committed.is_part) TRY(fs.control.seal(committed.step));
   fs.rotation.wake();
   fs.notifications.wait_until_told(std::chrono::seconds(2));
   return json{{"step", fs.tree.path_of(committed.step)}};

@@ -120,9 +120,18 @@ CompletenessJudgement judge_trainer(const StepFiles& files) {
 
 namespace {
 
-// Somebody is saving, or has failed to save, a part of the step.
-bool lies_in_partial(std::string_view path) {
-  return path.find(std::string(kPartialSuffix) + "/") != std::string_view::npos;
+// Somebody is saving, or has failed to save, a part of the step that is not there by another attempt:
+// "global_step500.5f3a.partial/..." without "global_step500/ckptfs.rank00.json".
+bool lacks_part(const StepFiles& files) {
+  return any_path(files, [&files](std::string_view path) {
+    const std::string_view folder = path.substr(0, path.find('/'));
+    if (folder.size() == path.size() || !is_partial_name(folder)) return false;
+    const std::string_view attempt = folder.substr(0, folder.size() - std::string_view(kPartialSuffix).size());
+    const std::string part = std::string(attempt.substr(0, attempt.rfind('.'))) + "/";
+    return !any_path(files, [&part](std::string_view other) {
+      return other.starts_with(part) && is_manifest_name(other.substr(part.size()));
+    });
+  });
 }
 
 // By what each rank says that it wrote; none: nobody left a manifest.
@@ -136,7 +145,7 @@ std::optional<CompletenessJudgement> judge_manifests(const StepFiles& files) {
 }  // namespace
 
 CompletenessJudgement judge_completeness(const StepFiles& files, const TensorMap& map) {
-  if (any_path(files, lies_in_partial)) return {Completeness::incomplete, "a part of it was not committed"};
+  if (lacks_part(files)) return {Completeness::incomplete, "a part of it was not committed"};
   const auto by_manifests = judge_manifests(files);
   if (by_manifests && by_manifests->completeness != Completeness::complete) return *by_manifests;
   const bool trainer_state = any_path(files, [](std::string_view path) { return path == kTrainerState; });

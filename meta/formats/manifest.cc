@@ -15,7 +15,6 @@ using nlohmann::json;
 constexpr std::string_view kManifestPrefix = "ckptfs.";
 constexpr std::string_view kManifestSuffix = ".json";
 constexpr int kManifestFormat = 1;
-constexpr unsigned kLargestWorld = 1U << 20;
 
 // Why a file that a manifest names is not what it says; empty: it is.
 std::string wrong_with(const StepFiles::File& named, const std::map<std::string_view, uint64_t>& sizes) {

@@ -20,6 +20,8 @@ namespace ckptfs::meta::formats {
 
 inline constexpr uint64_t kMostManifest = uint64_t{16} << 20;  // bytes
 
+inline constexpr unsigned kLargestWorld = 1U << 20;  // ranks
+
 struct RankManifest {
   std::string attempt;  // the same of all ranks, and another one each time somebody tries to save a step
   unsigned rank = 0;

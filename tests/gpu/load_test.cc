@@ -36,8 +36,9 @@ class LoadTest : public io::testing::XfsTest {
     auto fd = io::open_at(AT_FDCWD, path(name), O_RDONLY);
     ASSERT_OK(fd);
     ::posix_fadvise(fd.value().get(), 0, 0, POSIX_FADV_DONTNEED);
-    auto source = make_source(path(name), std::move(fd).value());
+    auto source = make_source(path(name), fd.value().get());
     ASSERT_OK(source);
+    opened_.push_back(std::move(fd).value());
     files_.push_back(std::move(source).value());
   }
 
@@ -61,6 +62,7 @@ class LoadTest : public io::testing::XfsTest {
   std::shared_ptr<Twin> twin_;
   std::unique_ptr<Staging> staging_;
   std::vector<std::vector<std::byte>> contents_;
+  std::vector<io::Fd> opened_;
   std::vector<SourceFile> files_;
 };
 
@@ -113,7 +115,7 @@ TEST_F(LoadTest, WhatIsInThePageCacheIsReadFromThere) {
   auto again = io::open_at(AT_FDCWD, path("file0"), O_RDONLY);
   ASSERT_OK(again);
   ASSERT_OK(io::read_full(again.value().get(), all, 0));
-  auto source = make_source(path("file0"), std::move(again).value());
+  auto source = make_source(path("file0"), again.value().get());
   ASSERT_OK(source);
   if (source.value().direct) GTEST_SKIP() << "cachestat: this kernel has none";
   files_[0] = std::move(source).value();

@@ -3,24 +3,29 @@
     engine.checkpoint_engine = ckptfs.deepspeed.CheckpointEngine(engine)     # after deepspeed.initialize
 
 From then on engine.save_checkpoint returns when the tensors are copied out (the disk is waited for behind), and
-engine.load_checkpoint reads each tensor to where it belongs: over the live one, where there is one. The files are
-torch's own, as before, and every tool that reads DeepSpeed's checkpoints reads them.
+engine.load_checkpoint reads each tensor to where it belongs: over the live one, where the checkpoint is of the same model
+and ranks. The files are torch's own, as before: torch.load, zero_to_fp32.py and DeepSpeed's own engine read them (the
+sums in their zip headers are of no use, as torch has it for files that are filled later; torch does not look at them).
 
-A step appears whole, with its .pt files of all ranks, some time after save_checkpoint has returned (from the next
-optimizer step on, which tells that all ranks are through), and `latest` after it; wait() waits for that. What a crash
-left, or a rank that failed, never becomes a step. A save that fails is logged, and training goes on.
+A step's .pt files appear all at once, of all ranks, some time after save_checkpoint has returned, and `latest` after
+them; wait() waits for that. What a crash left, or a rank that failed, never becomes a step. A save that fails is logged,
+and training goes on.
 """
 
 import atexit
+import contextlib
+import functools
+import json
 import logging
 import os
 import pathlib
 import weakref
+import zipfile
 
 import torch
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine as _Base
 
-from ckptfs import durable, torch_files
+from ckptfs import durable, memory, torch_files
 from ckptfs.saving import Save, new_attempt
 
 _log = logging.getLogger("ckptfs")
@@ -39,41 +44,80 @@ class CheckpointEngine(_Base):
 
     def __init__(self, engine, *, seal=True, allow=()):
         super().__init__()
+        torch_files.check_torch()
         self.name = "ckptfs"
         self.seal, self.allow = seal, [*_deepspeed_classes(), *allow]
-        self._engine = weakref.ref(engine)
-        self._step, self._info, self._released, self._again = None, None, False, (None, None)
+        self._engine, self._process = weakref.ref(engine), os.getpid()
+        self._rank, self._ranks = _ranks_of(engine)
+        self._saving, self._loading = False, False  # within the engine's own functions
+        self._info, self._attempt, self._step = None, None, None
+        self._again = (None, None)
         if engine.checkpoint_engine is not None:
             engine.checkpoint_engine.cleanup()
+        self._wrap(engine)
         atexit.register(_finish_at_exit, weakref.ref(self))
+
+    def _wrap(self, engine):
+        """save_checkpoint has ended when every rank's has: only then is it known that nothing will be added."""
+        save, load = engine.save_checkpoint, engine.load_checkpoint
+
+        @functools.wraps(save)
+        def save_checkpoint(*arguments, **named):
+            with self._while_saving():
+                return save(*arguments, **named)
+
+        @functools.wraps(load)
+        def load_checkpoint(*arguments, **named):
+            with self._while_loading(named):
+                return load(*arguments, **named)
+
+        engine.save_checkpoint, engine.load_checkpoint = save_checkpoint, load_checkpoint
 
     # --- saving
 
     def is_decoupled(self):
         return True
 
+    def get_commit_info(self):
+        return None  # the step, and `latest`, appear by themselves
+
+    @contextlib.contextmanager
+    def _while_saving(self):
+        self._saving = True
+        try:
+            yield
+        except BaseException as problem:
+            self._failed(problem)
+            raise
+        finally:
+            self._saving = False
+        if self._step is not None:
+            self._step.finish_behind(self._point_to_it, self._sync_swapped)
+
     def create(self, info):
         """Called by every rank, before anything of a step is saved."""
         self._again = (None, None)
         self._finish()
-        self._info, self._released = info, False
-        rank, world_size = self._ranks()
-        attempt = new_attempt(world_size)
+        if not self._saving:  # save_16bit_model: no part of a step
+            return
+        self._tell_if_lost()
+        self._info, self._attempt = info, new_attempt(self._ranks)
         try:
             pathlib.Path(info.save_dir).mkdir(parents=True, exist_ok=True)
-            self._step = Save(info.save_dir, info.tag, attempt, rank, world_size, device=_device(), seal=self.seal)
+            self._step = Save(info.save_dir, str(info.tag), self._attempt, self._rank, self._ranks,
+                              device=memory.current(), seal=self.seal)
         except Exception as problem:  # noqa: BLE001 - training goes on
             self._failed(problem)
 
     def makedirs(self, path, exist_ok=False):
         """The step's own folder appears with its files."""
-        if self._info is None or pathlib.Path(path) != self._folder():
+        if not self._saving or self._info is None or pathlib.Path(path) != self._folder():
             super().makedirs(path, exist_ok=exist_ok)
 
     def save(self, state_dict, path):
         """Returns when the tensors are copied."""
         path = pathlib.Path(path)
-        if self._info is None or path.parent != self._folder():
+        if not self._saving or self._info is None or path.parent != self._folder():
             _log.info("%s: no part of a step: saved by torch.save", path)
             torch.save(state_dict, path)
             return
@@ -87,22 +131,14 @@ class CheckpointEngine(_Base):
             self._failed(problem)
 
     def commit(self, info):
-        """Of save_16bit_model, whose file is no part of a step."""
+        """Of save_16bit_model, whose file is there."""
         return True
-
-    def get_commit_info(self):
-        """Asked before each optimizer step: by then every rank has returned from save_checkpoint."""
-        self._release()
-        return None  # the step, and `latest`, appear by themselves
 
     def wait(self):
         """By every rank: until the step that was saved last is there. False: it will never be; the log says why."""
-        if self._info is None:
-            return False
         self._finish()
-        if torch.distributed.is_initialized():
-            torch.distributed.barrier()
-        return any(self._folder().glob("*.pt"))
+        _barrier()
+        return self._is_there()
 
     def cleanup(self):
         self._finish()
@@ -110,46 +146,65 @@ class CheckpointEngine(_Base):
     def _folder(self):
         return pathlib.Path(self._info.save_dir) / str(self._info.tag)
 
-    def _ranks(self):
-        engine = self._engine()
-        if engine.use_node_local_storage():
-            return engine.local_rank, int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("LOCAL_SIZE", "1")))
-        return engine.global_rank, engine.world_size
+    def _is_there(self):
+        """Does the step hold what this attempt has saved?"""
+        if self._info is None:
+            return False
+        try:
+            manifest = json.loads((self._folder() / f"ckptfs.rank{self._rank:02d}.json").read_text())
+        except (OSError, ValueError):
+            return False
+        return manifest.get("attempt") == self._attempt
 
-    def _release(self):
-        if self._step is None or self._released:
+    def _tell_if_lost(self):
+        """What this rank could not know when it was through: that another one failed."""
+        if self._info is None:
             return
-        self._released = True
-        info = self._info
+        _barrier()
+        if not self._is_there():
+            _log.error("the step %s was not saved: not all ranks could (their logs say why)", self._info.tag)
 
-        def point_to_it():
-            if info.save_latest:
-                durable.replace(pathlib.Path(info.save_dir) / "latest", str(info.tag))
+    def _sync_swapped(self):
+        """What DeepSpeed itself has copied into the step: the swap files of an optimizer on NVMe."""
+        folder = self._folder() / "offloaded_tensors" / f"rank{self._rank:02d}"
+        if folder.is_dir():
+            durable.sync(folder)
 
-        self._step.finish_behind(point_to_it)
+    def _point_to_it(self):
+        if self._info.save_latest:
+            durable.replace(pathlib.Path(self._info.save_dir) / "latest", str(self._info.tag))
 
     def _finish(self):
         """Until this rank has done all it has to do for the last step."""
-        if self._step is None:
+        step, self._step = self._step, None
+        if step is None:
             return
-        step = self._step
         try:
-            self._release()
             step.wait()
-        except Exception:  # noqa: BLE001 - logged where it happened; training goes on
-            pass
+        except OSError:
+            pass  # logged where it happened
         finally:
-            self._step = None
             step.close()
 
     def _failed(self, problem):
-        _log.error("the step %s will not be saved: %s; `latest` stays what it is, and training goes on", self._info.tag,
-                   problem)
+        if self._info is not None:
+            _log.error("the step %s will not be saved: %s; `latest` stays what it is, and training goes on", self._info.tag,
+                       problem)
         step, self._step = self._step, None
         if step is not None:
             step.close()
 
     # --- loading
+
+    @contextlib.contextmanager
+    def _while_loading(self, options):
+        self._finish()
+        _barrier()  # the step that was saved last is there, and `latest`
+        self._loading = options.get("load_module_strict", True) and not options.get("custom_load_fn")
+        try:
+            yield
+        finally:
+            self._loading, self._again = False, (None, None)
 
     def load(self, path, map_location=None):
         """As torch.load, but for what is executed (nothing that is not known), and for where it lands."""
@@ -158,45 +213,51 @@ class CheckpointEngine(_Base):
         state = _identity(path)
         if found == state:  # DeepSpeed reads model_states.pt twice, the first time for one number
             return value
+        if not zipfile.is_zipfile(path):
+            _log.warning("%s: of torch's old format, read by torch.load", path)
+            return torch.load(path, map_location=map_location, weights_only=True)
         file = torch_files.TorchFile(path, self.allow)
         value = file.read(self._places(file, path), _device_of(map_location))
-        if str(path).endswith("model_states.pt"):
+        if self._loading and str(path).endswith("model_states.pt"):
             self._again = (state, value)
         return value
 
     def _places(self, file, path):
         """The memory that storages of the file belong to: {key: storage over it}."""
         engine = self._engine()
-        if engine is None or not self._is_own(path):
+        if not self._loading or engine is None or not _is_own(engine, path):
             return {}
-        outline = file.outline()
-        places = {}
-        for saved, live in _pairs(outline, engine):
-            _offer(places, file, saved, live)
-        return {key: storage for key, storage in places.items() if storage is not None}
-
-    def _is_own(self, path):
-        """Other ranks' files are not this one's state."""
-        path, engine = pathlib.Path(path), self._engine()
-        if path.name.endswith("model_states.pt"):
-            return True
-        return path.name == os.path.basename(engine._get_zero_ckpt_name(str(path.parent.parent), path.parent.name))
+        places = _Places(file)
+        for pairs in _pairs(file.outline(), engine):
+            places.offer(pairs)
+        return places.found()
 
 
 def _finish_at_exit(reference):
     engine = reference()
-    if engine is not None:
+    if engine is not None and engine._process == os.getpid():
         engine._finish()
 
 
-def _device():
-    return f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "twin"
+def _barrier():
+    if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+        torch.distributed.barrier()
+
+
+def _ranks_of(engine):
+    """This rank's number and how many there are, of those that see the same files."""
+    if not engine.use_node_local_storage():
+        return engine.global_rank, torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("LOCAL_SIZE"))
+    if ranks is None:
+        raise ValueError("use_node_local_storage: LOCAL_WORLD_SIZE has to say how many ranks this node has")
+    return engine.local_rank, int(ranks)
 
 
 def _device_of(map_location):
     """What torch.load's argument means for a storage that has no place."""
     if map_location is None:
-        return lambda location: "cpu" if location == "cpu" or not torch.cuda.is_available() else _device()
+        return lambda location: "cpu" if location == "cpu" or not torch.cuda.is_available() else memory.current()
     if isinstance(map_location, dict):
         return lambda location: map_location.get(location, location)
     return lambda _location: "cpu" if callable(map_location) else map_location
@@ -207,46 +268,78 @@ def _identity(path):
     return str(path), stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
+# --- where what is loaded belongs
+
+
+def _is_own(engine, path):
+    """Is the file this rank's, of the same kind of run? Other ranks' are not its state."""
+    path = pathlib.Path(path)
+    if getattr(engine, "has_moe_layers", False) or engine.zero_elastic_checkpoint():
+        return False
+    names = [engine._get_ckpt_name(str(path.parent.parent), path.parent.name)]
+    if hasattr(engine.optimizer, "dp_process_group"):
+        names.append(engine._get_zero_ckpt_name(str(path.parent.parent), path.parent.name))
+    return path.name in map(os.path.basename, names)
+
+
 def _pairs(outline, engine):
-    """(saved, live) tensors of a file of DeepSpeed's. What is not known to it has no pair, and is just loaded."""
+    """Lists of (saved, live) tensors, each of all that belongs together; nothing where the checkpoint is of another model,
+    or of other ranks: that is for DeepSpeed to refuse, or to make the best of."""
     if not isinstance(outline, dict):
         return
-    module = outline.get("module")
-    if isinstance(module, dict) and engine.zero_optimization_stage() < 3:
+    module, states = outline.get("module"), outline.get("optimizer_state_dict")
+    if isinstance(module, dict) and engine.zero_optimization_stage() < 3 and \
+            outline.get("mp_world_size") == engine.mp_world_size:
         live = engine.module.state_dict(keep_vars=True)
-        yield from ((tensor, live.get(name)) for name, tensor in module.items())
-    states = outline.get("optimizer_state_dict")
-    if not isinstance(states, dict):
-        return
-    masters = getattr(engine.optimizer, "fp32_partitioned_groups_flat", None)
+        if module.keys() == live.keys():
+            yield [(tensor, live[name]) for name, tensor in module.items() if torch.is_tensor(live[name])]
+    if isinstance(states, dict):
+        yield from _optimizer_pairs(states, engine.optimizer)
+
+
+def _optimizer_pairs(states, optimizer):
+    masters = getattr(optimizer, "fp32_partitioned_groups_flat", None)
+    saved = states.get("fp32_flat_groups")
     if masters is None:
-        masters = getattr(engine.optimizer, "single_partition_of_fp32_groups", [])
-    saved = states.get("fp32_flat_groups") or states.get("single_partition_of_fp32_groups") or []
-    yield from zip(saved, masters, strict=False)
+        masters, saved = (getattr(optimizer, "single_partition_of_fp32_groups", None),
+                          states.get("single_partition_of_fp32_groups"))
+    if not masters or not saved or len(masters) != len(saved) or \
+            states.get("partition_count") != getattr(optimizer, "partition_count", None):
+        return
+    yield list(zip(saved, masters, strict=True))
     base = states.get("base_optimizer_state") or states.get("optimizer_state_dict")
-    if not isinstance(base, dict) or len(masters) != len(saved):
+    if not isinstance(base, dict) or set(base.get("state", {})) - set(range(len(masters))):
         return
-    kept = getattr(engine.optimizer.optimizer, "state", {})
-    for number, state in base.get("state", {}).items():
-        if isinstance(number, int) and number < len(masters) and masters[number] in kept:
-            live = kept[masters[number]]
-            yield from ((tensor, live.get(name)) for name, tensor in state.items())
+    for number, state in base["state"].items():
+        live = optimizer.optimizer.state.get(masters[number], {})
+        yield [(tensor, live[name]) for name, tensor in state.items()
+               if torch.is_tensor(tensor) and torch.is_tensor(live.get(name)) and tensor.dim() > 0]
 
 
-def _offer(places, file, saved, live):
-    """The storage of `saved` is put over the memory of `live` if all that it holds finds its place there."""
-    if not (torch.is_tensor(saved) and torch.is_tensor(live)) or saved.numel() == 0:
-        return
-    key = file.key_of(saved)
-    live = live.detach()
-    fits = saved.dtype == live.dtype and saved.is_contiguous() and live.is_contiguous()
-    size, whole = file.size_of(key), live.untyped_storage()
-    begin = live.storage_offset() * live.element_size() - saved.storage_offset() * saved.element_size()
-    if not fits or saved.numel() > live.numel() or begin < 0 or begin + size > whole.nbytes():
-        places[key] = None  # no place fits all that wants it
-        return
-    if key not in places:
-        places[key] = whole[begin:begin + size]
-    elif places[key] is not None and places[key].data_ptr() != whole.data_ptr() + begin:
-        places[key] = None
+class _Places:
+    """Which storage of a file lands over which live one: whole over whole, with every tensor of either at its offset."""
 
+    def __init__(self, file):
+        self._file = file
+        self._live = {}  # by key: the live storages that tensors of it belong to, by address
+        self._keys = {}  # by address of a live storage: the keys
+
+    def offer(self, pairs):
+        for saved, live in pairs:
+            if not torch.is_tensor(saved) or saved.numel() == 0:
+                continue
+            key, whole = self._file.key_of(saved), live.detach().untyped_storage()
+            known = self._live.setdefault(key, {})
+            if known.get(whole.data_ptr(), whole) is not None:
+                known[whole.data_ptr()] = whole if self._fits(key, saved, live, whole) else None
+            self._keys.setdefault(whole.data_ptr(), set()).add(key)
+
+    def _fits(self, key, saved, live, whole):
+        # A flat group is saved without its padding, as the beginning of its storage.
+        same_shape = saved.shape == live.shape or (saved.dim() == live.dim() == 1 and saved.numel() <= live.numel())
+        return (same_shape and saved.dtype == live.dtype and saved.stride() == live.stride()
+                and saved.storage_offset() == live.storage_offset() and self._file.size_of(key) == whole.nbytes())
+
+    def found(self):
+        return {key: next(iter(over.values())) for key, over in self._live.items()
+                if len(over) == 1 and next(iter(over.values())) is not None and len(self._keys[next(iter(over))]) == 1}

@@ -1,6 +1,7 @@
 """Files that are on the disk when a function returns."""
 
 import os
+import uuid
 
 
 def sync(folder, share=0, shares=1):
@@ -20,7 +21,7 @@ def sync_one(path):
 
 def replace(path, text):
     """The file holds the old text or the new one, whatever happens, and whoever else replaces it."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.ckptfs")
+    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.ckptfs")
     with open(beside, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()

@@ -47,6 +47,7 @@ class Checkpoint:
         self.close()
 
     def close(self):
+        self.handle = None
         self._open.close()
 
     def load(self, into, *, stream=None):
@@ -58,6 +59,8 @@ class Checkpoint:
 
     def load_spans(self, spans, device, stream=None):
         """As load(), of (name, offset in it, address, bytes): any part of any tensor, anywhere."""
+        if self.handle is None:
+            raise ValueError(f"{self.path}: the checkpoint is closed")
         targets = (native.Target * len(spans))()
         for target, (name, offset, address, size) in zip(targets, spans, strict=True):
             target.tensor, target.offset, target.bytes, target.memory = self._numbers[name], offset, size, address

@@ -1,5 +1,6 @@
 """What torch knows of tensors, as libckptfs wants it: types by their safetensors names, devices, streams."""
 
+import contextlib
 import ctypes
 
 import torch
@@ -27,8 +28,7 @@ def device_of(tensors):
         return "twin"
     if len(devices) > 1 or next(iter(devices)).type != "cuda":
         raise ValueError(f"tensors of {', '.join(sorted(map(str, devices)))}: one CUDA device (and host memory) at a time")
-    device = devices.pop()
-    return f"cuda:{torch.cuda.current_device() if device.index is None else device.index}"
+    return ring_of(devices.pop())
 
 
 def stream_of(device, stream=None):
@@ -36,6 +36,25 @@ def stream_of(device, stream=None):
     if device == "twin":
         return None
     return ctypes.c_void_p((stream or torch.cuda.current_stream(torch.device(device))).cuda_stream)
+
+
+def on(device, stream=None):
+    """What is done within is on that stream of the device."""
+    if device == "twin" or stream is None:
+        return contextlib.nullcontext()
+    return torch.cuda.stream(stream)
+
+
+def ring_of(device):
+    """The ring that moves the memory of a torch device: the GPU's, where there is one, also moves host memory."""
+    if device.type == "cuda":
+        return f"cuda:{torch.cuda.current_device() if device.index is None else device.index}"
+    return current()
+
+
+def current():
+    """The device of this process."""
+    return f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "twin"
 
 
 def span(tensor):

@@ -106,6 +106,16 @@ def _open_library():
 _lock = threading.Lock()
 _library = None
 _rings = {}
+
+
+def _forget_in_child():
+    """A child of fork has neither the memory of the rings nor the threads of the library: it makes its own."""
+    global _lock
+    _lock = threading.Lock()
+    _rings.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
 _settings = {"ring": 0, "slot": 0, "lanes": 0}
 
 

@@ -28,11 +28,11 @@ def _world(rank, world_size):
 def new_attempt(world_size=1):
     """A word for one attempt to save a step, the same on all ranks; where there are several, all of them call this."""
     word = [uuid.uuid4().hex[:12]]
-    if world_size > 1:
-        dist = _distributed()
-        if dist is None:
-            raise ValueError("several ranks, and no torch.distributed to agree by: give all of them the same `attempt`")
+    dist = _distributed()
+    if dist is not None and dist.get_world_size() > 1:
         dist.broadcast_object_list(word, src=0)
+    elif world_size > 1:
+        raise ValueError("several ranks, and no torch.distributed to agree by: give all of them the same `attempt`")
     return word[0]
 
 
@@ -40,20 +40,20 @@ class Save:
     """One rank's part of a step on its way to the disk.
 
     wait_copied() returns when the tensors may be changed, wait_durable() when this rank's files are on the disk,
-    commit() makes the step appear once all ranks are there. finish_behind() does the last two on a thread, and wait()
-    waits for that. Errors are raised by whoever waits, and logged, as OSError. What was never committed lies in
-    TAG.ATTEMPT.partial, is listed by `ckptfs ls`, and is rotation's (keep_partial).
+    commit() makes the step appear once all ranks are there. finish_behind() waits for the copies and does the last two on
+    a thread; wait() waits for all. Errors are raised by whoever waits, and logged, as OSError. What was never committed
+    lies in TAG.ATTEMPT.partial, is listed by `ckptfs ls`, and is rotation's (keep_partial). From one thread at a time.
     """
 
     def __init__(self, series, tag, attempt, rank, world_size, *, device="twin", seal=True):
-        self.tag, self.attempt, self.seal = tag, attempt, seal
-        self.handle = ctypes.c_void_p()
+        self.tag, self.attempt, self.seal, self.device = tag, attempt, seal, device
+        self.committed = False
+        self._handle, self._owner = ctypes.c_void_p(), os.getpid()
         self._held = []  # tensors that are being copied
-        self._thread, self._failure, self.committed = None, None, False
-        self.device = device
+        self._thread, self._failure, self._finished = None, None, False
         native.call("ckptfs_save_begin", native.ring(device), os.fsencode(series), tag.encode(), attempt.encode(), rank,
-                    world_size, ctypes.byref(self.handle))
-        self.folder = os.fsdecode(native.library().ckptfs_save_folder(self.handle))
+                    world_size, ctypes.byref(self._handle))
+        self.folder = os.fsdecode(native.library().ckptfs_save_folder(self._handle))
 
     def __enter__(self):
         return self
@@ -66,33 +66,49 @@ class Save:
 
     def close(self):
         """Waits for what is under way. A step that was not committed stays as it is."""
+        if os.getpid() != getattr(self, "_owner", None):  # a child of fork: its parent's, and its parent's thread
+            return
+        self._join()
+        if self._handle:
+            handle, self._handle = self._handle, None
+            native.library().ckptfs_save_close(handle)
+
+    def _join(self):
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
-        if self.handle:
-            handle, self.handle = self.handle, None
-            native.library().ckptfs_save_close(handle)
+
+    def _call(self, name, *arguments):
+        if not self._handle:
+            raise ValueError(f"the save of {self.tag} is closed")
+        native.call(name, self._handle, *arguments)
 
     def add_tensors(self, name, tensors, stream=None):
         """Begins to save a dict of tensors as the safetensors file `name`."""
-        held = {key: tensor.detach().contiguous() for key, tensor in tensors.items()}
+        self._check_device(tensors.values())
+        with memory.on(self.device, stream):
+            held = {key: tensor.detach().resolve_conj().resolve_neg().contiguous() for key, tensor in tensors.items()}
         saved = (native.SavedTensor * len(held))()
         for one, (key, tensor) in zip(saved, held.items(), strict=True):
             shape = (ctypes.c_uint64 * tensor.dim())(*tensor.shape)
             one.name, one.dtype = key.encode(errors="surrogateescape"), memory.name_of(tensor.dtype).encode()
             one.shape, one.dimensions = shape, tensor.dim()
             one.memory, one.bytes = memory.span(tensor)
-        native.call("ckptfs_save_tensors", self.handle, name.encode(), saved, len(held),
-                    memory.stream_of(self.device, stream))
         self._held.append(held)
+        self._call("ckptfs_save_tensors", name.encode(), saved, len(held), memory.stream_of(self.device, stream))
+
+    def _check_device(self, tensors):
+        device = memory.device_of(tensors)
+        if device not in ("twin", self.device):
+            raise ValueError(f"tensors of {device}, and the save is for those of {self.device}")
 
     def add_file(self, name, size, parts, stream=None, keep=None):
         """Begins to save a file of `size` bytes made of (address, bytes, offset); `keep` owns that memory."""
         native_parts = (native.Part * len(parts))()
         for part, (address, length, offset) in zip(native_parts, parts, strict=True):
             part.memory, part.bytes, part.offset = address, length, offset
-        native.call("ckptfs_save_file", self.handle, name.encode(), size, native_parts, len(parts),
-                    memory.stream_of(self.device, stream))
         self._held.append(keep)
+        self._call("ckptfs_save_file", name.encode(), size, native_parts, len(parts),
+                   memory.stream_of(self.device, stream))
 
     def add_bytes(self, name, content):
         """Begins to save a small file."""
@@ -100,27 +116,38 @@ class Save:
         self.add_file(name, len(content), [(ctypes.addressof(buffer), len(content), 0)], keep=buffer)
 
     def wait_copied(self):
-        native.call("ckptfs_save_wait_copied", self.handle)
+        if self._thread is None:  # else it has waited
+            self._call("ckptfs_save_wait_copied")
         self._held.clear()
 
     def wait_durable(self):
-        native.call("ckptfs_save_wait_durable", self.handle)
+        self._call("ckptfs_save_wait_durable")
         self._held.clear()
 
     def commit(self):
         """True: the step is there. False: other ranks are not done, and the last of them will commit it."""
         committed = ctypes.c_int()
-        native.call("ckptfs_save_commit", self.handle, int(self.seal), ctypes.byref(committed))
+        self._call("ckptfs_save_commit", int(self.seal), ctypes.byref(committed))
         self.committed = bool(committed.value)
         return self.committed
 
-    def finish_behind(self, then=None):
-        """wait_durable() and commit() on a thread; `then` is called there once this rank has seen the step."""
-        self._thread = threading.Thread(target=self._finish, args=(then,), name=f"ckptfs save {self.tag}")
-        self._thread.start()
-
-    def _finish(self, then):
+    def finish_behind(self, then=None, before=None):
+        """wait_durable() and commit() on a thread; there `before` is called first, and `then` once this rank has seen the
+        step."""
+        self.wait_copied()
+        thread = threading.Thread(target=self._finish, args=(before, then), name=f"ckptfs save {self.tag}")
         try:
+            thread.start()
+        except RuntimeError as problem:  # no more threads, or the interpreter ends: then here
+            _log.info("the step %s is finished without a thread: %s", self.tag, problem)
+            self._finish(before, then)
+        else:
+            self._thread = thread
+
+    def _finish(self, before, then):
+        try:
+            if before is not None:
+                before()
             self.wait_durable()
             self.commit()
             if self.committed and then is not None:
@@ -129,16 +156,17 @@ class Save:
             self._failure = problem
             _log.error("the step %s %s: %s", self.tag, "is there, but not all that was to follow" if self.committed
                        else "was not saved", problem)
+        self._finished = True
 
     def wait(self):
         """Until all is done that this rank has to do; raises what went wrong. True: the step is there."""
-        if self._thread is not None:
-            self._thread.join()
-            if self._failure is not None:
-                raise self._failure
-            return self.committed
-        self.wait_durable()
-        return self.commit()
+        if self._thread is None and not self._finished:
+            self.wait_durable()
+            return self.commit()
+        self._join()
+        if self._failure is not None:
+            raise self._failure
+        return self.committed
 
 
 class Saver:

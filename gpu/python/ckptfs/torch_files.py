@@ -1,5 +1,6 @@
 """Files of torch.save, their storages moved past pickle: what torch writes, and reads, is the rest of the file only."""
 
+import _codecs
 import collections
 import contextlib
 import io
@@ -15,6 +16,7 @@ from ckptfs import memory
 from ckptfs.loading import Checkpoint
 
 ALIGNMENT = 4096  # of storages in a file: as O_DIRECT wants it
+_MOST_PICKLE = 1 << 30  # bytes
 
 
 class NotAllowed(pickle.UnpicklingError):
@@ -71,9 +73,16 @@ class Skeleton:
 def _aligned():
     try:
         from torch.utils.serialization import config
-        return config.patch("save.storage_alignment", ALIGNMENT)
-    except (ImportError, AttributeError):
+    except ImportError:
         return contextlib.nullcontext()
+    known = hasattr(getattr(config, "save", None), "storage_alignment")
+    return config.patch("save.storage_alignment", ALIGNMENT) if known else contextlib.nullcontext()
+
+
+def check_torch():
+    """ImportError: a torch that cannot write a file without its storages."""
+    if not hasattr(torch.serialization, "skip_data"):
+        raise ImportError(f"torch {torch.__version__} has no torch.serialization.skip_data: saving needs 2.6 or newer")
 
 
 def _recording(storages):
@@ -100,30 +109,53 @@ def _recording(storages):
 # --- reading
 
 
+class _Untyped:
+    """Stands for torch.UntypedStorage, which a file names, and never makes."""
+
+
 def _allowed():
     from torch import _tensor, _utils
-    made = {name: getattr(_utils, name) for name in
-            ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_parameter",
-             "_rebuild_parameter_with_state") if hasattr(_utils, name)}
-    allowed = {("torch._utils", name): function for name, function in made.items()}
+    allowed = {("torch._utils", name): getattr(_utils, name) for name in
+               ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_parameter",
+                "_rebuild_parameter_with_state") if hasattr(_utils, name)}
     allowed |= {("torch._tensor", "_rebuild_from_type_v2"): _tensor._rebuild_from_type_v2,
-                ("collections", "OrderedDict"): collections.OrderedDict,
-                ("collections", "defaultdict"): collections.defaultdict,
-                ("collections", "Counter"): collections.Counter,
                 ("torch", "Size"): torch.Size, ("torch", "device"): torch.device, ("torch", "Tensor"): torch.Tensor,
-                ("torch.nn.parameter", "Parameter"): torch.nn.Parameter,
-                ("builtins", "set"): set, ("builtins", "list"): list, ("builtins", "dict"): dict,
-                ("builtins", "int"): int}
-    for dtype in memory.NAMES:
-        allowed["torch", str(dtype).removeprefix("torch.")] = dtype
-    return allowed
+                ("torch.nn.parameter", "Parameter"): torch.nn.Parameter, ("_codecs", "encode"): _codecs.encode,
+                ("torch", "UntypedStorage"): _Untyped, ("torch.storage", "UntypedStorage"): _Untyped}
+    for kind in (collections.OrderedDict, collections.defaultdict, collections.Counter):
+        allowed["collections", kind.__name__] = kind
+    for kind in (set, frozenset, list, dict, tuple, int, float, bool, complex, str, bytes, bytearray):
+        allowed["builtins", kind.__name__] = allowed["__builtin__", kind.__name__] = kind
+    for name, value in vars(torch).items():
+        if isinstance(value, torch.dtype):
+            allowed["torch", name] = value
+    return allowed | _of_numpy()
+
+
+def _of_numpy():
+    """Arrays and numbers, as states of random numbers have them."""
+    try:
+        import numpy
+    except ImportError:
+        return {}
+    core = getattr(numpy, "_core", None) or numpy.core
+    made = {"_reconstruct": core.multiarray._reconstruct, "scalar": core.multiarray.scalar}
+    allowed = {(f"numpy.{folder}.multiarray", name): function for folder in ("core", "_core")
+               for name, function in made.items()}
+    return allowed | {("numpy", "ndarray"): numpy.ndarray, ("numpy", "dtype"): numpy.dtype}
 
 
 def _named(things):
-    return {(thing.__module__, thing.__qualname__): thing for thing in things}
+    """Classes and functions; or (thing, "module.name"), as torch.serialization.add_safe_globals takes it."""
+    pairs = (thing if isinstance(thing, tuple) else (thing, f"{thing.__module__}.{thing.__qualname__}") for thing in things)
+    return {tuple(name.rsplit(".", 1)): thing for thing, name in pairs}
 
 
-class _Unpickler(pickle.Unpickler):
+class _Unpickler(pickle._Unpickler):
+    """Python's own in Python: the one in C has no place where these could be refused."""
+
+    dispatch = dict(pickle._Unpickler.dispatch)
+
     def __init__(self, file, allowed, storage_of):
         super().__init__(file)
         self._allowed, self._storage_of = allowed, storage_of
@@ -131,8 +163,6 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module, name):
         if module == "torch" and name.endswith("Storage") and name != "UntypedStorage":
             return torch.serialization.StorageType(name)
-        if (module, name) in (("torch", "UntypedStorage"), ("torch.storage", "UntypedStorage")):
-            return torch.UntypedStorage
         if (module, name) not in self._allowed:
             raise NotAllowed(f"it asks for {module}.{name}, which is not on the list of what may be made: if you trust the "
                              f"file, add it (allow=[{module}.{name}], or torch.serialization.add_safe_globals)")
@@ -142,9 +172,23 @@ class _Unpickler(pickle.Unpickler):
         kind, storage_type, key, location, elements = identity
         if kind != "storage":
             raise NotAllowed(f"it names {kind!r}, and not a storage")
-        dtype = torch.uint8 if storage_type is torch.UntypedStorage else storage_type.dtype
+        dtype = torch.uint8 if storage_type is _Untyped else storage_type.dtype
         storage = self._storage_of(key, elements * torch._utils._element_size(dtype), location)
         return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+
+    def _refused(self):
+        raise NotAllowed("it makes things in a way that torch.save never uses")
+
+    for _opcode in (pickle.NEWOBJ_EX, pickle.INST, pickle.OBJ, pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.NEXT_BUFFER):
+        dispatch[_opcode[0]] = _refused
+
+    def _build(self):
+        target = self.stack[-2]
+        if isinstance(target, type) or callable(target) and not hasattr(type(target), "__setstate__"):
+            raise NotAllowed(f"it changes {target!r}")
+        pickle._Unpickler.dispatch[pickle.BUILD[0]](self)
+
+    dispatch[pickle.BUILD[0]] = _build
 
 
 class TorchFile:
@@ -162,10 +206,11 @@ class TorchFile:
         self.path = os.fspath(path)
         self._allowed = _allowed() | _named(torch.serialization.get_safe_globals()) | _named(allow)
         with zipfile.ZipFile(self.path) as archive:
-            name = next((name for name in archive.namelist() if name.endswith("/data.pkl") and name.count("/") == 1), None)
-            if name is None:
+            entry = next((entry for entry in archive.infolist() if entry.filename.endswith("/data.pkl")
+                          and entry.filename.count("/") == 1), None)
+            if entry is None or entry.compress_type != zipfile.ZIP_STORED or entry.file_size > _MOST_PICKLE:
                 raise ValueError(f"{self.path}: it is no file of torch.save")
-            self._pickle = archive.read(name)
+            self._pickle = archive.read(entry)
 
     def outline(self):
         known = {}
@@ -204,8 +249,7 @@ class TorchFile:
         by_device = collections.defaultdict(list)
         for key, storage in storages.items():
             if storage.nbytes():
-                probe = torch.empty(0, dtype=torch.uint8, device=storage.device)
-                by_device[memory.device_of([probe])].append((key, 0, storage.data_ptr(), storage.nbytes()))
+                by_device[memory.ring_of(storage.device)].append((key, 0, storage.data_ptr(), storage.nbytes()))
         with Checkpoint(self.path) as checkpoint:
             for device, spans in by_device.items():
                 checkpoint.load_spans(spans, device, stream)

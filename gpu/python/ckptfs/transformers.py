@@ -18,7 +18,7 @@ import tempfile
 import torch
 import transformers
 
-from ckptfs import torch_files
+from ckptfs import memory, torch_files
 from ckptfs.saving import Save, new_attempt
 
 _log = logging.getLogger("ckptfs")
@@ -42,6 +42,7 @@ class Callback(transformers.TrainerCallback):
     """See above."""
 
     def __init__(self):
+        torch_files.check_torch()
         self._save, self._due, self._left = None, False, None
 
     def on_train_begin(self, args, state, control, model=None, **_):
@@ -100,7 +101,7 @@ class Callback(transformers.TrainerCallback):
         attempt = new_attempt(args.world_size)
         try:
             pathlib.Path(args.output_dir).mkdir(parents=True, exist_ok=True)
-            save = Save(args.output_dir, tag, attempt, args.process_index, args.world_size, device=_device(), seal=False)
+            save = Save(args.output_dir, tag, attempt, args.process_index, args.world_size, device=memory.current(), seal=False)
         except Exception as problem:  # noqa: BLE001 - training goes on
             _log.error("%s will not be saved: %s", tag, problem)
             return
@@ -113,10 +114,6 @@ class Callback(transformers.TrainerCallback):
             return
         save.finish_behind()
         self._save = save
-
-
-def _device():
-    return f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "twin"
 
 
 def _add_files(save, args, state, things):

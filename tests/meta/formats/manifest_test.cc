@@ -1,0 +1,79 @@
+#include "meta/formats/manifest.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/meta/formats/step_in_memory.h"
+
+namespace ckptfs::meta::formats {
+namespace {
+
+RankManifest manifest_of(unsigned rank, unsigned world_size, const std::string& attempt = "a1") {
+  return {attempt, rank, world_size, {{"rank" + std::to_string(rank), 5}}};
+}
+
+void add_rank(StepInMemory& step, const RankManifest& manifest) {
+  step.add(manifest_name(manifest.rank), manifest_text(manifest));
+  step.add("rank" + std::to_string(manifest.rank), "12345");
+}
+
+TEST(Manifest, ComesBack) {
+  const auto back = parse_manifest(manifest_text(manifest_of(3, 5)));
+  ASSERT_TRUE(back);
+  EXPECT_EQ(back.value().attempt, "a1");
+  EXPECT_EQ(back.value().rank, 3U);
+  EXPECT_EQ(back.value().world_size, 5U);
+  ASSERT_EQ(back.value().files.size(), 1U);
+  EXPECT_EQ(back.value().files[0].path, "rank3");
+  EXPECT_EQ(back.value().files[0].size, 5U);
+}
+
+TEST(Manifest, NamesTellTheRank) {
+  EXPECT_EQ(manifest_name(7), "ckptfs.rank07.json");
+  EXPECT_EQ(rank_of_manifest("ckptfs.rank123.json"), 123U);
+  for (const char* const other : {"ckptfs.ds_ids.json", "rank07.json", "ckptfs.rank07", "ckptfs..json", ".json", ""}) {
+    EXPECT_FALSE(is_manifest_name(other)) << other;
+  }
+}
+
+TEST(Manifest, WhatIsNone) {
+  for (const char* const text :
+       {"", "[]", "{}", R"({"format": 2, "attempt": "a", "rank": 0, "world_size": 1, "files": []})",
+        R"({"format": 1, "attempt": "a", "rank": 1, "world_size": 1, "files": []})",
+        R"({"format": 1, "attempt": "a", "rank": 0, "world_size": 0, "files": []})",
+        R"({"format": 1, "attempt": "a", "rank": 0, "world_size": 4294967295, "files": []})",
+        R"({"format": 1, "attempt": "a", "rank": 0, "world_size": 1, "files": [{"name": 3}]})"}) {
+    EXPECT_FALSE(parse_manifest(text)) << text;
+  }
+}
+
+TEST(Manifest, AllRanksHaveToBeThere) {
+  StepInMemory step;
+  EXPECT_FALSE(check_manifests(step).complete());
+  add_rank(step, manifest_of(0, 2));
+  EXPECT_EQ(check_manifests(step).missing, std::vector<unsigned>{1});
+  EXPECT_NE(check_manifests(step).reason.find("ckptfs.rank01.json"), std::string::npos);
+  add_rank(step, manifest_of(1, 2));
+  EXPECT_TRUE(check_manifests(step).complete());
+  EXPECT_TRUE(check_manifests(step, 2).complete());
+  EXPECT_FALSE(check_manifests(step, 3).complete());
+  EXPECT_FALSE(check_manifests(step, 1).complete());
+}
+
+TEST(Manifest, OfOneAttempt) {
+  StepInMemory step;
+  add_rank(step, manifest_of(0, 2));
+  add_rank(step, manifest_of(1, 2, "a2"));
+  EXPECT_FALSE(check_manifests(step).complete());
+}
+
+TEST(Manifest, FilesHaveTheLengthThatItSays) {
+  StepInMemory missing, shorter;
+  missing.add(manifest_name(0), manifest_text(manifest_of(0, 1)));
+  EXPECT_EQ(check_manifests(missing).reason, "rank0: it is not there");
+  shorter.add(manifest_name(0), manifest_text(manifest_of(0, 1)));
+  shorter.add("rank0", "1234");
+  EXPECT_EQ(check_manifests(shorter).reason, "rank0: it has 4 bytes, and should have 5");
+}
+
+}  // namespace
+}  // namespace ckptfs::meta::formats

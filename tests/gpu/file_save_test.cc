@@ -107,6 +107,7 @@ TEST_F(FileSaveTest, TheMemoryMayChangeOnceItIsCopied) {
   auto expected = content;
   expected.insert(expected.end(), content.begin(), content.end());
   EXPECT_TRUE(saved() == expected);
+  ASSERT_OK(twin_->drain(nullptr));
   twin_->unpin(changing);
 }
 
@@ -124,8 +125,27 @@ TEST_F(FileSaveTest, WaitsForTheStreamOfTheCaller) {
   ASSERT_OK(save);
   ASSERT_OK(save.value()->wait_durable());
   EXPECT_TRUE(saved() == last);
+  ASSERT_OK(twin_->drain(stream.value().get()));
   twin_->unpin(first);
   twin_->unpin(last);
+}
+
+// As above, of host memory that the device still fills.
+TEST_F(FileSaveTest, HostMemoryWaitsForTheStreamToo) {
+  std::vector<std::byte> filled(kSavedSlot, std::byte{1});
+  const auto stream = OwnedStream::make(*twin_);
+  ASSERT_OK(stream);
+  std::byte* const first = on_device(std::vector<std::byte>(kSavedSlot, std::byte{1}));
+  std::byte* const last = on_device(std::vector<std::byte>(kSavedSlot, std::byte{2}));
+  ASSERT_OK(twin_->pin(filled));
+  for (int count = 0; count < 50; ++count) ASSERT_OK(twin_->copy_out(filled, first, stream.value().get()));
+  ASSERT_OK(twin_->copy_out(filled, last, stream.value().get()));
+  const auto save = begin(kSavedSlot, {{filled.data(), kSavedSlot, 0}}, stream.value().get());
+  ASSERT_OK(save);
+  ASSERT_OK(save.value()->wait_durable());
+  EXPECT_TRUE(saved() == std::vector<std::byte>(kSavedSlot, std::byte{2}));
+  ASSERT_OK(twin_->drain(stream.value().get()));
+  twin_->unpin(filled);
 }
 
 TEST_F(FileSaveTest, PartsThatAreNone) {

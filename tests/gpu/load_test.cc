@@ -137,7 +137,23 @@ TEST_F(LoadTest, WaitsForTheStreamOfTheCaller) {
   for (int round = 0; round < 50; ++round) ASSERT_OK(twin_->copy_in(memory, other, stream.value().get()));
   ASSERT_OK(load(*staging_, files_, {{0, 0, kSlot, memory}}, stream.value().get()));
   EXPECT_TRUE(bytes_of(memory, kSlot) == contents_[0]);
+  ASSERT_OK(twin_->drain(stream.value().get()));
   twin_->unpin(other);
+}
+
+// As above, of host memory that the device still fills.
+TEST_F(LoadTest, HostMemoryWaitsForTheStreamToo) {
+  add_file(kSlot);
+  std::byte* const memory = twin_->allocate(kSlot).value();
+  const auto stream = OwnedStream::make(*twin_);
+  ASSERT_OK(stream);
+  std::vector<std::byte> target(kSlot);
+  ASSERT_OK(twin_->pin(target));
+  for (int round = 0; round < 50; ++round) ASSERT_OK(twin_->copy_out(target, memory, stream.value().get()));
+  ASSERT_OK(load(*staging_, files_, {{0, 0, kSlot, target.data()}}, stream.value().get()));
+  ASSERT_OK(twin_->drain(stream.value().get()));
+  EXPECT_TRUE(target == contents_[0]);
+  twin_->unpin(target);
 }
 
 TEST_F(LoadTest, AFileThatEndsEarlierIsNamed) {

@@ -3,11 +3,15 @@
 import collections
 import contextlib
 import ctypes
+import os
+from collections.abc import Iterable
 
 import torch
 
 from ckptfs import memory, native
 
+Path = str | os.PathLike
+Tensors = dict[str, torch.Tensor]
 TensorInfo = collections.namedtuple("TensorInfo", "dtype shape bytes")
 Report = collections.namedtuple("Report", "bytes read direct straight through_mount")
 
@@ -23,7 +27,7 @@ class Checkpoint:
     read. Raises OSError, in words.
     """
 
-    def __init__(self, path):
+    def __init__(self, path: Path):
         self._open = contextlib.ExitStack()
         self.handle = self._open.enter_context(native.checkpoint(path))
         self.path = path
@@ -50,7 +54,7 @@ class Checkpoint:
         self.handle = None
         self._open.close()
 
-    def load(self, into, *, stream=None):
+    def load(self, into: "Tensors", *, stream: "torch.cuda.Stream | None" = None) -> "Report":
         """Fills the tensors of a dict, by name: contiguous, of the same type and shape. Returns a Report."""
         for name, tensor in into.items():
             self._check(name, tensor)
@@ -80,7 +84,8 @@ class Checkpoint:
             raise ValueError(f"{name}: what it is loaded into is not contiguous")
 
 
-def load(path, into=None, *, device="cpu", names=None, stream=None):
+def load(path: Path, into: "Tensors | torch.nn.Module | None" = None, *, device: "str | torch.device" = "cpu",
+         names: "Iterable[str] | None" = None, stream: "torch.cuda.Stream | None" = None) -> "Tensors":
     """The tensors of a checkpoint, as a dict by name.
 
         tensors = ckptfs.load("/ckpt/steps/step_100", device="cuda")

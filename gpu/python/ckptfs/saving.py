@@ -6,6 +6,8 @@ import os
 import threading
 import uuid
 
+import torch
+
 from ckptfs import memory, native
 
 _log = logging.getLogger("ckptfs")
@@ -25,7 +27,7 @@ def _world(rank, world_size):
     return rank, world_size
 
 
-def new_attempt(world_size=1):
+def new_attempt(world_size: int = 1) -> str:
     """A word for one attempt to save a step, the same on all ranks; where there are several, all of them call this."""
     word = [uuid.uuid4().hex[:12]]
     dist = _distributed()
@@ -115,16 +117,16 @@ class Save:
         buffer = ctypes.create_string_buffer(content, len(content))
         self.add_file(name, len(content), [(ctypes.addressof(buffer), len(content), 0)], keep=buffer)
 
-    def wait_copied(self):
+    def wait_copied(self) -> None:
         if self._thread is None:  # else it has waited
             self._call("ckptfs_save_wait_copied")
         self._held.clear()
 
-    def wait_durable(self):
+    def wait_durable(self) -> None:
         self._call("ckptfs_save_wait_durable")
         self._held.clear()
 
-    def commit(self):
+    def commit(self) -> bool:
         """True: the step is there. False: other ranks are not done, and the last of them will commit it."""
         committed = ctypes.c_int()
         self._call("ckptfs_save_commit", int(self.seal), ctypes.byref(committed))
@@ -158,7 +160,7 @@ class Save:
                        else "was not saved", problem)
         self._finished = True
 
-    def wait(self):
+    def wait(self) -> bool:
         """Until all is done that this rank has to do; raises what went wrong. True: the step is there."""
         if self._thread is None and not self._finished:
             self.wait_durable()
@@ -180,11 +182,13 @@ class Saver:
     Of several ranks each saves its own tensors (rank00.safetensors, ...), and all of them call save() for the same tag.
     """
 
-    def __init__(self, series, *, rank=None, world_size=None, seal=True):
+    def __init__(self, series: "str | os.PathLike", *, rank: "int | None" = None, world_size: "int | None" = None,
+                 seal: bool = True):
         self.series, self.seal = os.fspath(series), seal
         self.rank, self.world_size = _world(rank, world_size)
 
-    def save(self, tag, tensors, *, attempt=None, stream=None):
+    def save(self, tag: str, tensors: "dict[str, torch.Tensor]", *, attempt: "str | None" = None,
+             stream: "torch.cuda.Stream | None" = None) -> "Save":
         """Begins it, and returns a Save. `attempt`: where no torch.distributed finds one that all ranks know."""
         if attempt is None:
             attempt = new_attempt(self.world_size)

@@ -13,7 +13,13 @@
 #include "gpu/step_save.h"
 #include "io/log.h"
 
-using namespace ckptfs;
+namespace gpu = ckptfs::gpu;
+namespace io = ckptfs::io;
+namespace log = ckptfs::log;
+namespace meta = ckptfs::meta;
+using ckptfs::Error;
+using ckptfs::Result;
+using ckptfs::success;
 
 struct ckptfs_staging {
   std::shared_ptr<gpu::Staging> staging;

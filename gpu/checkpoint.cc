@@ -16,7 +16,6 @@ namespace ckptfs::gpu {
 namespace {
 
 using meta::formats::Piece;
-using meta::formats::Tensor;
 using meta::formats::TensorMap;
 
 uint64_t size_of_all(const std::vector<Piece>& pieces) {

@@ -9,8 +9,6 @@
 
 namespace ckptfs::gpu {
 
-using meta::formats::StepFiles;
-
 Result<FolderFiles> FolderFiles::of(const std::string& folder) {
   namespace fs = std::filesystem;
   std::vector<File> files;

@@ -6,7 +6,7 @@
 #include <numeric>
 #include <set>
 
-#include "gpu/mount_client.h"
+#include "io/control_message.h"
 #include "io/log.h"
 #include "meta/formats/checkpoint.h"
 #include "meta/formats/safetensors.h"
@@ -111,28 +111,42 @@ Result<> Checkpoint::add_storages() {
   return success();
 }
 
+// Those that are not open yet, some at a time: of a file of a mount two descriptors are open for a moment.
 Result<> Checkpoint::open_files(const std::vector<uint32_t>& files) {
   std::vector<uint32_t> fresh;
-  std::ranges::copy_if(files, std::back_inserter(fresh), [this](uint32_t file) { return !opened_.contains(file); });
-  if (fresh.empty()) return success();
-  std::vector<std::string> paths;
-  for (const uint32_t file : fresh) {
-    TRY_ASSIGN(opened_[file], files_.open(file));
-    paths.push_back(files_.path(file));
-  }
+  std::ranges::copy_if(files, std::back_inserter(fresh),
+                       [this](uint32_t file) { return !opened_.contains(file) && !blobs_.contains(file); });
   TRY_ASSIGN(const auto mount, MountClient::of(path_));
   on_mount_ = mount.has_value();
-  if (!mount) return success();
-  auto blobs = mount->blobs_to_read(paths);
+  for (auto at = fresh.begin(); at != fresh.end();) {
+    const auto end = at + std::min<ptrdiff_t>(fresh.end() - at, io::kMaximumDescriptors);
+    const std::vector<uint32_t> some(at, end);
+    for (const uint32_t file : some) {
+      TRY_ASSIGN(opened_[file], files_.open(file));
+    }
+    if (mount) TRY(get_blobs(*mount, some));
+    at = end;
+  }
+  return success();
+}
+
+// Of files that are open. Where there is a blob, the file is closed again, but for the first: who has one file of a
+// step open uses the step.
+Result<> Checkpoint::get_blobs(const MountClient& mount, const std::vector<uint32_t>& files) {
+  std::vector<std::string> paths;
+  for (const uint32_t file : files) paths.push_back(files_.path(file));
+  auto blobs = mount.blobs_to_read(paths);
   if (!blobs) {
     log::warn("{}: its files are read through the mount, not past it: {}", path_, blobs.error().message());
     return success();
   }
-  for (size_t at = 0; at < fresh.size(); ++at) {
+  for (size_t at = 0; at < files.size(); ++at) {
     auto& blob = blobs.value()[at];
-    TRY_ASSIGN(const struct stat st, io::stat_fd(opened_[fresh[at]].get()));
+    TRY_ASSIGN(const struct stat st, io::stat_fd(opened_[files[at]].get()));
     if (blob && blob.value().inode == st.st_ino) {
-      blobs_[fresh[at]] = std::move(blob).value().blob;
+      blobs_[files[at]] = std::move(blob).value().blob;
+      io::Fd opened = std::move(opened_.extract(files[at]).mapped());
+      if (!kept_) kept_ = std::move(opened);
     } else {
       log::warn("{}: it is read through the mount, not past it: {}", paths[at],
                 blob ? "it was replaced" : blob.error().message());

@@ -4,7 +4,7 @@
 // parameters as the views name them: "layers.0.weight" as the model computes with it, and "layers.0.weight/exp_avg" and
 // so on, ranks joined. Of a safetensors file: its tensors. Of a file of torch.save: its storages, by their keys ("0").
 //
-// The files stay open as long as the Checkpoint: rotation leaves such a step alone.
+// A file of the step stays open as long as the Checkpoint: rotation leaves such a step alone.
 //
 // Thread safety: load() from one thread at a time; the rest is constant.
 #pragma once
@@ -16,6 +16,7 @@
 
 #include "gpu/folder_files.h"
 #include "gpu/load.h"
+#include "gpu/mount_client.h"
 #include "meta/formats/tensor_map.h"
 
 namespace ckptfs::gpu {
@@ -55,13 +56,15 @@ class Checkpoint {
   void add_items(meta::formats::TensorMap map);
   Result<> add_storages();
   Result<> open_files(const std::vector<uint32_t>& files);
+  Result<> get_blobs(const MountClient& mount, const std::vector<uint32_t>& files);
 
   const std::string path_;
   const FolderFiles files_;
   std::vector<Item> items_;
   std::vector<meta::formats::Problem> problems_;
-  std::map<uint32_t, io::Fd> opened_;  // through the mount, or wherever they are
-  std::map<uint32_t, io::Fd> blobs_;   // of those of a mount that can be read past it
+  std::map<uint32_t, io::Fd> opened_;  // where they are; of a mount those that cannot be read past it
+  std::map<uint32_t, io::Fd> blobs_;   // of those of a mount that can
+  io::Fd kept_;                        // one of these, through the mount
   bool on_mount_ = false;
 };
 

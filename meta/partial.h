@@ -29,7 +29,7 @@ Result<> freeze_files(Store& store, const std::vector<InodeNumber>& files);
 struct Committed {
   InodeNumber step = 0;
   std::vector<Dropped> dropped;
-  bool is_part = false;          // of a step
+  bool is_part = false;            // of a step
   std::optional<Error> problem{};  // it can be seen, but may not be durable
 };
 Result<Committed> commit_partial(Store& store, InodeNumber partial, const std::string& tag);

@@ -16,6 +16,12 @@ constexpr unsigned kFewestLanes = 2;
 constexpr unsigned kMostLanes = 8;
 constexpr size_t kLeastSlots = 2;  // of a lane: one is filled while the other is emptied
 
+// For slots that lie one behind the other.
+std::unique_ptr<io::TransferQueue> make_queue(const std::vector<Slot>& slots) {
+  const std::span<std::byte> first = slots.front().memory;
+  return io::TransferQueue::make(static_cast<unsigned>(slots.size()), {first.data(), first.size() * slots.size()});
+}
+
 unsigned usual_lanes() { return std::clamp(std::thread::hardware_concurrency() / 2, kFewestLanes, kMostLanes); }
 
 }  // namespace
@@ -67,7 +73,7 @@ Result<> Staging::add_lane(std::span<std::byte> memory) {
     TRY_ASSIGN(OwnedEvent copied, OwnedEvent::make(*device_));
     slots.push_back({memory.subspan(at, slot_size_), std::move(copied)});
   }
-  auto queue = io::TransferQueue::make(static_cast<unsigned>(slots.size()), memory);
+  auto queue = make_queue(slots);
   lanes_.push_back({*device_, std::move(stream), std::move(queue), std::move(slots)});
   return success();
 }
@@ -79,7 +85,10 @@ Result<> Staging::run(std::span<const int> files, const std::function<Result<>(L
     TRY_ASSIGN(const Attached attached, Attached::make(*device_));
     return work(lanes_[at]);
   });
-  for (Lane& lane : lanes_) lane.queue->use_files({});
+  for (Lane& lane : lanes_) {
+    lane.queue->use_files({});
+    if (!lane.queue->is_usable()) lane.queue = make_queue(lane.slots);
+  }
   return done;
 }
 

@@ -133,6 +133,7 @@ class RingQueue : public TransferQueue {
   }
 
   Way way() const override { return way_; }
+  bool is_usable() const override { return !broken_; }
 
  private:
   struct Flight {
@@ -182,7 +183,8 @@ class RingQueue : public TransferQueue {
     }
     if (way_.registered_files) entry->flags |= IOSQE_FIXED_FILE;
     io_uring_sqe_set_data64(entry, at);
-    int submitted = io_uring_submit(&ring_);
+    const auto fault = fault_point("transfer.submit");
+    int submitted = fault ? io_uring_submit(&ring_) : -fault.error().errno_value();
     for (int tries = 0; (submitted == -EINTR || submitted == -EAGAIN) && tries < kMostTries; ++tries) {
       if (submitted == -EAGAIN) ::usleep(1000);
       submitted = io_uring_submit(&ring_);
@@ -254,6 +256,7 @@ class ThreadQueue : public TransferQueue {
   }
 
   Way way() const override { return {}; }
+  bool is_usable() const override { return true; }
 
  private:
   // One is enough to go on.

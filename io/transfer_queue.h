@@ -55,6 +55,8 @@ class TransferQueue {
   // Waits for one that has ended, in any order; something is in flight.
   virtual Finished finish() = 0;
   virtual Way way() const = 0;
+  // false: it takes no transfer any more, and another one is to be made.
+  virtual bool is_usable() const = 0;
 };
 
 }  // namespace ckptfs::io

@@ -178,6 +178,17 @@ TEST_F(LoadTest, AnErrorInTheMiddleLeavesNothingInFlight) {
   EXPECT_TRUE(bytes_of(memory, 100 * kSlot) == contents_[0]);
 }
 
+// A ring that the kernel did not take a read from is of no more use; the next load has another one.
+TEST_F(LoadTest, ARingThatIsOutOfOrderIsReplaced) {
+  add_file(20 * kSlot);
+  std::vector<std::byte> memory(20 * kSlot);
+  io::set_fault("transfer.submit", "3:error:ENOMEM");
+  EXPECT_ERRNO(ENOMEM, load(*staging_, files_, {{0, 0, memory.size(), memory.data()}}, nullptr));
+  io::set_fault("transfer.submit", "");
+  ASSERT_OK(load(*staging_, files_, {{0, 0, memory.size(), memory.data()}}, nullptr));
+  EXPECT_TRUE(memory == contents_[0]);
+}
+
 TEST(StagingOptions, ThatMakeNoRing) {
   const auto twin = std::make_shared<Twin>();
   EXPECT_ERRNO(EINVAL, Staging::make(twin, {.bytes = 1 << 20, .slot = 1000}));

@@ -13,8 +13,10 @@ and training goes on.
 """
 
 import atexit
+import collections
 import contextlib
 import functools
+import inspect
 import json
 import logging
 import os
@@ -68,7 +70,7 @@ class CheckpointEngine(_Base):
 
         @functools.wraps(load)
         def load_checkpoint(*arguments, **named):
-            with self._while_loading(named):
+            with self._while_loading(inspect.signature(load).bind(*arguments, **named).arguments):
                 return load(*arguments, **named)
 
         engine.save_checkpoint, engine.load_checkpoint = save_checkpoint, load_checkpoint
@@ -83,15 +85,16 @@ class CheckpointEngine(_Base):
 
     @contextlib.contextmanager
     def _while_saving(self):
-        self._saving = True
+        self._saving, before = True, self._step
         try:
             yield
         except BaseException as problem:
-            self._failed(problem)
+            if self._step is not before:  # else it was not begun, and that is another one's
+                self._failed(problem)
             raise
         finally:
             self._saving = False
-        if self._step is not None:
+        if self._step is not None and self._step is not before:
             self._step.finish_behind(self._point_to_it, self._sync_swapped)
 
     def create(self, info):
@@ -99,6 +102,8 @@ class CheckpointEngine(_Base):
         self._again = (None, None)
         self._finish()
         if not self._saving:  # save_16bit_model: no part of a step
+            if info.save_latest:
+                _log.warning("%s is saved past engine.save_checkpoint: by torch.save, and `latest` is not written", info.tag)
             return
         self._tell_if_lost()
         self._info, self._attempt = info, new_attempt(self._ranks)
@@ -200,7 +205,8 @@ class CheckpointEngine(_Base):
     def _while_loading(self, options):
         self._finish()
         _barrier()  # the step that was saved last is there, and `latest`
-        self._loading = options.get("load_module_strict", True) and not options.get("custom_load_fn")
+        self._loading = (options.get("load_module_strict", True) and not options.get("custom_load_fn")
+                         and not self._engine().load_universal_checkpoint())
         try:
             yield
         finally:
@@ -323,12 +329,14 @@ class _Places:
         self._file = file
         self._live = {}  # by key: the live storages that tensors of it belong to, by address
         self._keys = {}  # by address of a live storage: the keys
+        self._offered = collections.Counter()  # by key: how many of its tensors
 
     def offer(self, pairs):
         for saved, live in pairs:
             if not torch.is_tensor(saved) or saved.numel() == 0:
                 continue
             key, whole = self._file.key_of(saved), live.detach().untyped_storage()
+            self._offered[key] += 1
             known = self._live.setdefault(key, {})
             if known.get(whole.data_ptr(), whole) is not None:
                 known[whole.data_ptr()] = whole if self._fits(key, saved, live, whole) else None
@@ -342,4 +350,5 @@ class _Places:
 
     def found(self):
         return {key: next(iter(over.values())) for key, over in self._live.items()
-                if len(over) == 1 and next(iter(over.values())) is not None and len(self._keys[next(iter(over))]) == 1}
+                if len(over) == 1 and next(iter(over.values())) is not None and len(self._keys[next(iter(over))]) == 1
+                and self._offered[key] == self._file.uses[key]}  # else somebody else would have the live memory, too

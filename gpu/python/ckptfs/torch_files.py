@@ -145,6 +145,14 @@ def _of_numpy():
     return allowed | {("numpy", "ndarray"): numpy.ndarray, ("numpy", "dtype"): numpy.dtype}
 
 
+def _check_numpy_type(target, state):
+    """numpy believes whatever it is told of a type: only what it tells of a plain one itself."""
+    plain = (isinstance(state, tuple) and len(state) == 8 and state[0] in (3, 4) and state[2:5] == (None, None, None)
+             and state[5] in (-1, target.itemsize) and state[7] in (0, 63 if target.kind == "O" else 0))
+    if not plain or target.kind == "V":
+        raise NotAllowed(f"it makes numpy's {target} something else")
+
+
 def _named(things):
     """Classes and functions; or (thing, "module.name"), as torch.serialization.add_safe_globals takes it."""
     pairs = (thing if isinstance(thing, tuple) else (thing, f"{thing.__module__}.{thing.__qualname__}") for thing in things)
@@ -183,9 +191,11 @@ class _Unpickler(pickle._Unpickler):
         dispatch[_opcode[0]] = _refused
 
     def _build(self):
-        target = self.stack[-2]
-        if isinstance(target, type) or callable(target) and not hasattr(type(target), "__setstate__"):
+        state, target = self.stack[-1], self.stack[-2]
+        if isinstance(target, type) or any(target is thing for thing in self._allowed.values()):
             raise NotAllowed(f"it changes {target!r}")
+        if type(target).__module__.partition(".")[0] == "numpy" and type(target).__name__.endswith("DType"):
+            _check_numpy_type(target, state)
         pickle._Unpickler.dispatch[pickle.BUILD[0]](self)
 
     dispatch[pickle.BUILD[0]] = _build
@@ -214,8 +224,10 @@ class TorchFile:
 
     def outline(self):
         known = {}
+        self.uses = collections.Counter()  # how many tensors have a storage, by key
 
         def storage_of(key, size, _location):
+            self.uses[key] += 1
             if key not in known:
                 known[key] = torch.UntypedStorage(size, device="meta")
             return known[key]

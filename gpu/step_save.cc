@@ -154,8 +154,12 @@ Result<> StepSave::freeze_files() const {
 Result<> StepSave::write_manifest() {
   RankManifest manifest{target_.attempt, target_.rank, target_.world_size, {}};
   for (const File& file : files_) manifest.files.push_back({file.name, file.size});
-  return io::replace_file(path_of(meta::formats::manifest_name(target_.rank)), meta::formats::manifest_text(manifest),
-                          0666);
+  const auto written = io::replace_file(path_of(meta::formats::manifest_name(target_.rank)),
+                                        meta::formats::manifest_text(manifest), 0666);
+  if (written || written.error().errno_value() != ENOENT) return written;
+  // With the last manifest, as soon as it can be seen, another rank may have committed, which makes all durable.
+  TRY_ASSIGN(const bool committed, is_committed());
+  return committed ? Result<>(success()) : written;
 }
 
 Result<std::optional<std::string>> StepSave::commit(bool seal) {
@@ -194,6 +198,7 @@ Result<std::optional<std::string>> StepSave::commit_in_folder() const {
   TRY_ASSIGN(const FolderFiles files, FolderFiles::of(folder_));
   const auto attendance = meta::formats::check_manifests(files, target_.world_size);
   if (!attendance.complete()) return std::optional(attendance.reason);
+  TRY(sync_folder(folder_));
   const std::string step = target_.series + "/" + target_.tag;
   if (::rename(folder_.c_str(), step.c_str()) != 0) {  // an empty folder is replaced
     if (errno != EEXIST && errno != ENOTEMPTY) return last_error(step);

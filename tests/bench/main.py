@@ -44,7 +44,7 @@ Ratios are taken pair by pair in the same run; the bars are those of the project
 lies in /dev/shm where there is memory for it, else in build/. Run it as root, on an idle machine.
 
 examples:
-  scripts/bench                     everything, about 40 minutes on 2 cores; writes docs/benchmarks.md
+  scripts/bench                     everything, about 50 minutes on 2 cores; writes docs/benchmarks.md
   scripts/bench --quick             a look: small sizes, 3 rounds, nothing written
   scripts/bench --only saves        one part, nothing written
   scripts/bench --only versions --against OLD/build/ckptfs

@@ -9,7 +9,6 @@
 #include "io/control_message.h"
 #include "io/log.h"
 #include "meta/formats/checkpoint.h"
-#include "meta/formats/safetensors.h"
 #include "meta/formats/zip_archive.h"
 
 namespace ckptfs::gpu {
@@ -21,18 +20,6 @@ using meta::formats::TensorMap;
 uint64_t size_of_all(const std::vector<Piece>& pieces) {
   return std::accumulate(pieces.begin(), pieces.end(), uint64_t{0},
                          [](uint64_t sum, const Piece& piece) { return sum + piece.size; });
-}
-
-Result<TensorMap> map_of_safetensors(const FolderFiles& files) {
-  TRY_ASSIGN(const io::Fd file, files.open(0));
-  TRY_ASSIGN(const auto header, meta::formats::read_safetensors_header(file.get()));
-  TensorMap map;
-  for (const auto& tensor : header.tensors) {
-    meta::formats::Parameter parameter{tensor.name, meta::formats::Parameter::Kind::trained, std::nullopt, {}};
-    parameter.states[meta::formats::kParam] = {tensor.dtype, tensor.shape, {{0, tensor.offset, tensor.size}}};
-    map.parameters.push_back(std::move(parameter));
-  }
-  return map;
 }
 
 // "archive/data/0": "0". Empty: it is none.
@@ -66,26 +53,19 @@ Result<> add_wanted(const Item& item, const Request& request, std::vector<Wanted
 Result<std::unique_ptr<Checkpoint>> Checkpoint::open(const std::string& path) {
   TRY_ASSIGN(std::string real, real_path(path));
   TRY_ASSIGN(const struct stat st, io::stat_at(AT_FDCWD, real));
-  if (S_ISDIR(st.st_mode)) {
-    TRY_ASSIGN(FolderFiles files, FolderFiles::of(real));
-    std::unique_ptr<Checkpoint> step(new Checkpoint(std::move(real), std::move(files)));
-    step->add_items(meta::formats::read_checkpoint(step->files_));
-    if (!step->items_.empty()) return step;
-    const std::string reason = step->problems_.empty() ? "no checkpoint that is known" : step->problems_[0].reason;
-    return Error(EBADMSG, path + ": " + reason);
-  }
-  TRY_ASSIGN(FolderFiles files, FolderFiles::of_file(real));
-  std::unique_ptr<Checkpoint> file(new Checkpoint(std::move(real), std::move(files)));
-  if (path.ends_with(".safetensors")) {
-    auto map = map_of_safetensors(file->files_);
-    if (!map) return Error(map.error().errno_value(), path + ": " + map.error().message());
-    file->add_items(std::move(map).value());
-    return file;
-  }
-  if (const auto added = file->add_storages(); !added) {
+  const bool step = S_ISDIR(st.st_mode);
+  TRY_ASSIGN(FolderFiles files, step ? FolderFiles::of(real) : FolderFiles::of_file(real));
+  std::unique_ptr<Checkpoint> found(new Checkpoint(std::move(real), std::move(files)));
+  if (step) {
+    found->add_items(meta::formats::read_checkpoint(found->files_));
+  } else if (path.ends_with(".safetensors")) {
+    found->add_items(meta::formats::read_safetensors(found->files_, 0));
+  } else if (const auto added = found->add_storages(); !added) {
     return Error(added.error().errno_value(), path + ": " + added.error().message());
   }
-  return file;
+  if (!found->items_.empty() || (!step && found->problems_.empty())) return found;
+  const std::string reason = found->problems_.empty() ? "no checkpoint that is known" : found->problems_[0].reason;
+  return Error(EBADMSG, path + ": " + reason);
 }
 
 void Checkpoint::add_items(TensorMap map) {

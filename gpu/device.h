@@ -84,46 +84,29 @@ class Attached {
   int before_;
 };
 
-// Streams and events with an owner. The device outlives them.
-class OwnedStream {
+// A stream or an event with an owner. The device outlives it.
+template <Result<void*> (Device::*kMake)(), void (Device::*kDestroy)(void*)>
+class Owned {
  public:
-  static Result<OwnedStream> make(Device& device) {
-    TRY_ASSIGN(const Stream stream, device.make_stream());
-    return OwnedStream(device, stream);
+  static Result<Owned> make(Device& device) {
+    TRY_ASSIGN(void* const handle, (device.*kMake)());
+    return Owned(device, handle);
   }
-  OwnedStream(OwnedStream&& other) noexcept
-      : device_(std::exchange(other.device_, nullptr)), stream_(std::exchange(other.stream_, nullptr)) {}
-  OwnedStream& operator=(OwnedStream&&) = delete;
-  ~OwnedStream() {
-    if (device_ != nullptr) device_->destroy_stream(stream_);
+  Owned(Owned&& other) noexcept
+      : device_(std::exchange(other.device_, nullptr)), handle_(std::exchange(other.handle_, nullptr)) {}
+  Owned& operator=(Owned&&) = delete;
+  ~Owned() {
+    if (device_ != nullptr) (device_->*kDestroy)(handle_);
   }
-  Stream get() const { return stream_; }
+  void* get() const { return handle_; }
 
  private:
-  OwnedStream(Device& device, Stream stream) : device_(&device), stream_(stream) {}
+  Owned(Device& device, void* handle) : device_(&device), handle_(handle) {}
   Device* device_;
-  Stream stream_;
+  void* handle_;
 };
-
-class OwnedEvent {
- public:
-  static Result<OwnedEvent> make(Device& device) {
-    TRY_ASSIGN(const Event event, device.make_event());
-    return OwnedEvent(device, event);
-  }
-  OwnedEvent(OwnedEvent&& other) noexcept
-      : device_(std::exchange(other.device_, nullptr)), event_(std::exchange(other.event_, nullptr)) {}
-  OwnedEvent& operator=(OwnedEvent&&) = delete;
-  ~OwnedEvent() {
-    if (device_ != nullptr) device_->destroy_event(event_);
-  }
-  Event get() const { return event_; }
-
- private:
-  OwnedEvent(Device& device, Event event) : device_(&device), event_(event) {}
-  Device* device_;
-  Event event_;
-};
+using OwnedStream = Owned<&Device::make_stream, &Device::destroy_stream>;
+using OwnedEvent = Owned<&Device::make_event, &Device::destroy_event>;
 
 // "cuda:N": ENODEV, in words, where there is no such device, or this build knows none. "twin": the CPU's; always there,
 // and what host memory needs. "": cuda:0 where there is one, else the twin.

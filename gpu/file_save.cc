@@ -207,7 +207,8 @@ Result<> FileSave::prepare(Stream stream) {
       log::warn("{}", last_error(path_ + ": its space is not given back").message());
     return Error(room.error().errno_value(), path_ + ": " + room.error().message());
   }
-  if (!set_direct_io(file_.get())) log::debug("{}: it is written through the page cache", path_);
+  if (!set_direct_io(file_.get()))
+    log::info("{}: O_DIRECT is not to be had; it is written through the page cache", path_);
   TRY_ASSIGN(OwnedEvent ready, OwnedEvent::make(device));
   TRY(device.record(ready.get(), stream));
   ready_.emplace(std::move(ready));

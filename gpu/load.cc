@@ -215,7 +215,7 @@ Result<SourceFile> make_source(std::string path, int fd) {
       !is_cached(source.fd, source.size) && std::max(alignment.memory, alignment.offset) <= Staging::kAlignment;
   const auto set = set_direct(source.fd, direct);
   if (!set && !direct) return set.error();
-  if (!set) log::debug("{}: {}; it is read through the page cache", source.path, set.error().message());
+  if (!set) log::info("{}: {}; it is read through the page cache", source.path, set.error().message());
   source.direct = direct && set;
   source.memory_alignment = source.direct ? alignment.memory : 1;
   return source;

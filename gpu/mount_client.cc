@@ -16,41 +16,33 @@ Result<std::optional<MountClient>> MountClient::of(const std::string& path) {
   return std::optional(MountClient(*mount));
 }
 
-Result<std::vector<Result<BlobOfFile>>> MountClient::some_blobs(const std::vector<std::string>& paths,
-                                                                bool write) const {
+Result<std::vector<Result<BlobOfFile>>> MountClient::blobs(const std::vector<std::string>& paths, bool write) const {
   json inside = json::array();
   for (const std::string& path : paths) inside.push_back(io::path_inside(mount_, path));
   TRY_ASSIGN(auto reply, io::ask_mount_for_files(mount_.mountpoint, "blobs", {{"paths", inside}, {"write", write}}));
-  std::vector<Result<BlobOfFile>> blobs;
+  std::vector<Result<BlobOfFile>> found;
   size_t next = 0;
   for (const json& file : reply.result.value("files", json::array())) {
     if (file.contains("errno")) {
-      blobs.emplace_back(Error(file.value("errno", EIO), file.value("error", std::string())));
+      found.emplace_back(Error(file.value("errno", EIO), file.value("error", std::string())));
     } else if (next < reply.descriptors.size()) {
-      blobs.emplace_back(BlobOfFile{file.value("inode", uint64_t{0}), std::move(reply.descriptors[next++])});
+      found.emplace_back(BlobOfFile{file.value("inode", uint64_t{0}), std::move(reply.descriptors[next++])});
     }
   }
-  if (blobs.size() != paths.size()) {
+  if (found.size() != paths.size()) {
     return Error(EBADMSG, "the daemon's answer is not what this version of ckptfs understands");
   }
-  return blobs;
+  return found;
 }
 
 Result<std::vector<Result<BlobOfFile>>> MountClient::blobs_to_read(const std::vector<std::string>& paths) const {
-  std::vector<Result<BlobOfFile>> all;
-  for (auto at = paths.begin(); at != paths.end();) {
-    const auto end = at + std::min<ptrdiff_t>(paths.end() - at, io::kMaximumDescriptors);
-    TRY_ASSIGN(auto some, some_blobs({at, end}, false));
-    std::ranges::move(some, std::back_inserter(all));
-    at = end;
-  }
-  return all;
+  return blobs(paths, false);
 }
 
 Result<io::Fd> MountClient::blob_to_write(const std::string& path) const {
-  TRY_ASSIGN(auto blobs, some_blobs({path}, true));
-  TRY(blobs.front());
-  return std::move(blobs.front()).value().blob;
+  TRY_ASSIGN(auto only, blobs({path}, true));
+  TRY(only.front());
+  return std::move(only.front()).value().blob;
 }
 
 Result<std::string> MountClient::begin(const std::string& series, const std::string& tag,

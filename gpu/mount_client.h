@@ -25,7 +25,7 @@ class MountClient {
   // None: the path is on no ckptfs mount.
   static Result<std::optional<MountClient>> of(const std::string& path);
 
-  // Of each file, to be read; an error where the daemon does not give it.
+  // Of each of up to io::kMaximumDescriptors files, to be read; an error where the daemon does not give it.
   Result<std::vector<Result<BlobOfFile>>> blobs_to_read(const std::vector<std::string>& paths) const;
   // Of a file that the caller has open for writing, and keeps so.
   Result<io::Fd> blob_to_write(const std::string& path) const;
@@ -38,7 +38,7 @@ class MountClient {
 
  private:
   explicit MountClient(io::MountEntry mount) : mount_(std::move(mount)) {}
-  Result<std::vector<Result<BlobOfFile>>> some_blobs(const std::vector<std::string>& paths, bool write) const;
+  Result<std::vector<Result<BlobOfFile>>> blobs(const std::vector<std::string>& paths, bool write) const;
 
   io::MountEntry mount_;
 };

@@ -58,7 +58,7 @@ Result<> Staging::map(size_t bytes) {
   void* const memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) return last_error("a ring of " + std::to_string(bytes) + " bytes");
   memory_ = {static_cast<std::byte*>(memory), bytes};
-  if (::madvise(memory, bytes, MADV_HUGEPAGE) != 0) log::debug("{}", last_error("staging: huge pages").message());
+  if (::madvise(memory, bytes, MADV_HUGEPAGE) != 0) log::info("{}", last_error("staging: huge pages").message());
   if (::madvise(memory, bytes, MADV_DONTFORK) != 0) return last_error("staging: MADV_DONTFORK");
   std::memset(memory, 0, bytes);
   TRY(device_->pin(memory_));

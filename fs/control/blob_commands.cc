@@ -34,12 +34,16 @@ Result<HandedOut> hand_out(Filesystem& fs, const Peer& peer, const std::string& 
   TRY_ASSIGN(const meta::InodeNumber inode, resolve_as(fs.tree, peer.credentials, path, writing ? kWrite : kRead));
   TRY_ASSIGN(const meta::InodeRecord record, fs.tree.inode(inode));
   if (!record.is_regular()) return Error(EINVAL, path + ": it is no regular file");
+  const auto check_writers = [&]() -> Result<> {
+    const bool written = fs.files.open_for_writing(inode);
+    if (written == writing) return success();
+    if (written) return Error(EBUSY, path + ": somebody has it open for writing");
+    return Error(EBADF, path + ": open it for writing through the mount first, and keep it so");
+  };
+  TRY(check_writers());  // before its adoption is disturbed
   TRY(fs.adoptions.cut(inode));
   TRY_ASSIGN(io::Fd blob, fs.tree.open_blob(inode, writing ? O_WRONLY : O_RDONLY));
-  // Asked last: whoever freezes the file looks for writers behind a gate that lets no new ones in.
-  const bool written = fs.files.open_for_writing(inode);
-  if (writing && !written) return Error(EBADF, path + ": open it for writing through the mount first, and keep it so");
-  if (!writing && written) return Error(EBUSY, path + ": somebody has it open for writing");
+  TRY(check_writers());  // again: who freezes the file looks for writers behind a gate that lets no new ones in
   if (writing) {
     TRY(fs.clear_privileges(inode, {peer.credentials.uid, peer.credentials.gid, peer.pid}));
     fs.files.changes(inode);
@@ -118,19 +122,20 @@ Result<json> freeze(Filesystem& fs, const Peer& peer, const json& arguments) {
   return json::object();
 }
 
-// What the ranks have closed a moment ago counts as closed.
-Result<> wait_for_all_writers(const Filesystem& fs, meta::InodeNumber folder) {
-  return meta::for_each_file(fs.tree, folder, [&fs](const auto&, meta::InodeNumber file) -> Result<> {
-    TRY_ASSIGN(const meta::InodeRecord record, fs.tree.inode(file));
-    return record.is_live_file() ? wait_for_writers(fs, file) : Result<>(success());
-  });
+// A manifest that a rank has closed a moment ago counts as closed; what others still write is not waited for.
+Result<> wait_for_manifests(const Filesystem& fs, meta::InodeNumber folder) {
+  TRY_ASSIGN(const auto entries, fs.tree.list(folder));
+  for (const meta::DirectoryEntry& entry : entries) {
+    if (entry.type == S_IFREG && meta::formats::is_manifest_name(entry.name)) TRY(wait_for_writers(fs, entry.inode));
+  }
+  return success();
 }
 
 Result<meta::formats::Attendance> attendance_of(Filesystem& fs, meta::InodeNumber partial, unsigned world_size) {
   const std::function<bool(meta::InodeNumber)> is_written = [&fs](meta::InodeNumber file) {
     return fs.files.open_for_writing(file);
   };
-  TRY(wait_for_all_writers(fs, partial));
+  TRY(wait_for_manifests(fs, partial));
   views::FilesOfStep files(fs.store, is_written);
   TRY(files.collect(partial));
   return meta::formats::check_manifests(files, world_size);

@@ -152,6 +152,12 @@ void add_weights(const StepFiles& files, TensorMap& map) {
 
 }  // namespace
 
+TensorMap read_safetensors(const StepFiles& files, uint32_t index) {
+  TensorMap map;
+  add_safetensors(files, index, map);
+  return map;
+}
+
 TensorMap read_checkpoint(const StepFiles& files) {
   TensorMap map;
   if (is_deepspeed(files, "")) {

@@ -12,4 +12,7 @@ inline constexpr uint64_t kReaders = 2;
 // What cannot be read is among the problems, and the rest is there.
 TensorMap read_checkpoint(const StepFiles& files);
 
+// The tensors of one safetensors file of them, by their names in it.
+TensorMap read_safetensors(const StepFiles& files, uint32_t index);
+
 }  // namespace ckptfs::meta::formats

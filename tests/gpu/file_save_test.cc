@@ -7,29 +7,18 @@
 #include <algorithm>
 #include <random>
 
-#include "gpu/twin.h"
 #include "io/fault.h"
-#include "tests/io/testing.h"
+#include "tests/gpu/staging_test.h"
 
 namespace ckptfs::gpu {
 namespace {
 
 using io::testing::content_of;
 using io::testing::pattern;
+using testing::kSlot;
 
-constexpr size_t kSavedSlot = 64 << 10;
-
-class FileSaveTest : public io::testing::XfsTest {
+class FileSaveTest : public testing::StagingTest {
  protected:
-  void SetUp() override {
-    XfsTest::SetUp();
-    if (IsSkipped()) return;
-    twin_ = std::make_shared<Twin>(std::chrono::microseconds(300));
-    auto made = Staging::make(twin_, {.bytes = 8 * kSavedSlot, .slot = kSavedSlot, .lanes = 2});
-    ASSERT_OK(made);
-    staging_ = std::move(made).value();
-  }
-
   Result<std::unique_ptr<FileSave>> begin(uint64_t size, std::vector<Part> parts, Stream stream = nullptr) {
     auto fd = io::open_at(AT_FDCWD, path("file"), O_RDWR | O_CREAT | O_TRUNC);
     EXPECT_OK(fd);
@@ -53,9 +42,6 @@ class FileSaveTest : public io::testing::XfsTest {
     twin_->unpin(bytes);
     return memory;
   }
-
-  std::shared_ptr<Twin> twin_;
-  std::shared_ptr<Staging> staging_;
 };
 
 TEST_F(FileSaveTest, PartsOfDeviceAndHostMemoryWithZerosBetween) {
@@ -67,7 +53,7 @@ TEST_F(FileSaveTest, PartsOfDeviceAndHostMemoryWithZerosBetween) {
     std::vector<std::byte> expected;
     for (unsigned count = 0; count < 20; ++count) {
       at += random() % 3 == 0 ? random() % 10000 : 0;
-      const uint64_t size = random() % 3 == 0 ? random() % (3 * kSavedSlot) : random() % 500;
+      const uint64_t size = random() % 3 == 0 ? random() % (3 * kSlot) : random() % 500;
       const auto& content = contents.emplace_back(pattern(size, count));
       expected.resize(at);
       expected.insert(expected.end(), content.begin(), content.end());
@@ -93,7 +79,7 @@ TEST_F(FileSaveTest, NothingAtAll) {
 
 // Once copied the memory may change; that it is not yet written then, the slow sync shows.
 TEST_F(FileSaveTest, TheMemoryMayChangeOnceItIsCopied) {
-  const auto content = pattern(40 * kSavedSlot, 5);
+  const auto content = pattern(40 * kSlot, 5);
   auto changing = content;
   std::byte* const memory = on_device(content);
   const auto save =
@@ -113,7 +99,7 @@ TEST_F(FileSaveTest, TheMemoryMayChangeOnceItIsCopied) {
 
 // What the caller's stream still has to do to the memory is done before it is copied.
 TEST_F(FileSaveTest, WaitsForTheStreamOfTheCaller) {
-  std::vector<std::byte> first(kSavedSlot, std::byte{1}), last(kSavedSlot, std::byte{2});
+  std::vector<std::byte> first(kSlot, std::byte{1}), last(kSlot, std::byte{2});
   const auto stream = OwnedStream::make(*twin_);
   ASSERT_OK(stream);
   std::byte* const memory = on_device(first);
@@ -121,7 +107,7 @@ TEST_F(FileSaveTest, WaitsForTheStreamOfTheCaller) {
   ASSERT_OK(twin_->pin(last));
   for (int count = 0; count < 50; ++count) ASSERT_OK(twin_->copy_in(memory, first, stream.value().get()));
   ASSERT_OK(twin_->copy_in(memory, last, stream.value().get()));
-  const auto save = begin(kSavedSlot, {{memory, kSavedSlot, 0}}, stream.value().get());
+  const auto save = begin(kSlot, {{memory, kSlot, 0}}, stream.value().get());
   ASSERT_OK(save);
   ASSERT_OK(save.value()->wait_durable());
   EXPECT_TRUE(saved() == last);
@@ -132,18 +118,18 @@ TEST_F(FileSaveTest, WaitsForTheStreamOfTheCaller) {
 
 // As above, of host memory that the device still fills.
 TEST_F(FileSaveTest, HostMemoryWaitsForTheStreamToo) {
-  std::vector<std::byte> filled(kSavedSlot, std::byte{1});
+  std::vector<std::byte> filled(kSlot, std::byte{1});
   const auto stream = OwnedStream::make(*twin_);
   ASSERT_OK(stream);
-  std::byte* const first = on_device(std::vector<std::byte>(kSavedSlot, std::byte{1}));
-  std::byte* const last = on_device(std::vector<std::byte>(kSavedSlot, std::byte{2}));
+  std::byte* const first = on_device(std::vector<std::byte>(kSlot, std::byte{1}));
+  std::byte* const last = on_device(std::vector<std::byte>(kSlot, std::byte{2}));
   ASSERT_OK(twin_->pin(filled));
   for (int count = 0; count < 50; ++count) ASSERT_OK(twin_->copy_out(filled, first, stream.value().get()));
   ASSERT_OK(twin_->copy_out(filled, last, stream.value().get()));
-  const auto save = begin(kSavedSlot, {{filled.data(), kSavedSlot, 0}}, stream.value().get());
+  const auto save = begin(kSlot, {{filled.data(), kSlot, 0}}, stream.value().get());
   ASSERT_OK(save);
   ASSERT_OK(save.value()->wait_durable());
-  EXPECT_TRUE(saved() == std::vector<std::byte>(kSavedSlot, std::byte{2}));
+  EXPECT_TRUE(saved() == std::vector<std::byte>(kSlot, std::byte{2}));
   ASSERT_OK(twin_->drain(stream.value().get()));
   twin_->unpin(filled);
 }
@@ -163,7 +149,7 @@ TEST_F(FileSaveTest, AFullDiskIsToldBeforeAnythingIsCopied) {
 }
 
 TEST_F(FileSaveTest, AnErrorEndsBothWaitsAndNamesTheFile) {
-  const auto content = pattern(100 * kSavedSlot, 1);
+  const auto content = pattern(100 * kSlot, 1);
   for (const char* const point : {"save.copy", "save.sync"}) {
     const bool copies = std::string(point) == "save.copy";
     io::set_fault(point, copies ? "30:error:EIO" : "error:EIO");

@@ -6,29 +6,18 @@
 #include <algorithm>
 #include <random>
 
-#include "gpu/twin.h"
 #include "io/aligned_buffer.h"
 #include "io/fault.h"
-#include "tests/io/testing.h"
+#include "tests/gpu/staging_test.h"
 
 namespace ckptfs::gpu {
 namespace {
 
 using io::testing::pattern;
+using testing::kSlot;
 
-constexpr size_t kSlot = 64 << 10;
-
-class LoadTest : public io::testing::XfsTest {
+class LoadTest : public testing::StagingTest {
  protected:
-  void SetUp() override {
-    XfsTest::SetUp();
-    if (IsSkipped()) return;
-    twin_ = std::make_shared<Twin>(std::chrono::microseconds(300));
-    auto made = Staging::make(twin_, {.bytes = 8 * kSlot, .slot = kSlot, .lanes = 2});
-    ASSERT_OK(made);
-    staging_ = std::move(made).value();
-  }
-
   void add_file(size_t size) {
     const auto name = "file" + std::to_string(files_.size());
     contents_.push_back(pattern(size, static_cast<unsigned>(files_.size())));
@@ -59,8 +48,6 @@ class LoadTest : public io::testing::XfsTest {
     return bytes;
   }
 
-  std::shared_ptr<Twin> twin_;
-  std::unique_ptr<Staging> staging_;
   std::vector<std::vector<std::byte>> contents_;
   std::vector<io::Fd> opened_;
   std::vector<SourceFile> files_;

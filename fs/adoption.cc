@@ -22,8 +22,6 @@ constexpr size_t kSampled = size_t{64} << 10;    // one block of so many bytes i
 constexpr uint64_t kStreak = uint64_t{1} << 20;  // wrong bytes, one after another, before a clone is dropped
 constexpr unsigned kMostClones = 16;             // of one file: each walks the extents of all that follows
 
-thread_local io::AlignedBuffer compared_with;
-
 }  // namespace
 
 void Adoption::prepare(const std::unique_lock<std::mutex>&, io::Fd blob, meta::BlobNumber number) {
@@ -88,10 +86,8 @@ DataPath::Written Adoption::write(std::span<const std::byte> data, off_t offset)
   const bool hopeless = mismatched_ >= kPatience && is_wrong();
   DataPath::Written written;
   if (!hopeless && !ending_ && static_cast<uint64_t>(offset) == frontier) {
-    const auto there = compared_with.get(data.size());
-    if (there.size() < data.size()) return {0, Error(ENOMEM)};
     if (!adopting_.load(std::memory_order_relaxed)) {
-      const auto begun = begin(data, frontier, there);
+      const auto begun = begin(data, frontier);
       if (!begun) return {0, begun.error()};
       if (!begun.value() && !ending_) return {};
       written.bytes = begun.value().value_or(0);
@@ -99,7 +95,7 @@ DataPath::Written Adoption::write(std::span<const std::byte> data, off_t offset)
     if (!ending_) {
       const auto rest = data.subspan(written.bytes);
       const uint64_t at = frontier + written.bytes;
-      const auto compared = compare(rest.first(std::min<uint64_t>(rest.size(), clone_size_ - at)), at, there);
+      const auto compared = compare(rest.first(std::min<uint64_t>(rest.size(), clone_size_ - at)), at);
       written = {written.bytes + compared.bytes, compared.error};
     }
   }
@@ -110,8 +106,10 @@ DataPath::Written Adoption::write(std::span<const std::byte> data, off_t offset)
 
 // Starts where half of what is written is there already, as it seems; see start(). None, and not ending_: it does not,
 // and `data` is written plainly.
-Result<std::optional<size_t>> Adoption::begin(std::span<const std::byte> data, uint64_t frontier,
-                                              std::span<std::byte> there) {
+Result<std::optional<size_t>> Adoption::begin(std::span<const std::byte> data, uint64_t frontier) {
+  ahead_ = {};
+  const auto there = there_.get(kBlock);
+  if (there.size() < kBlock) return Error(ENOMEM);
   size_t equal = 0, looked_at = 0;
   for (size_t at = 0; at < data.size(); at += kSampled, ++looked_at) {
     const size_t length = std::min(kBlock, data.size() - at);
@@ -139,17 +137,17 @@ void Adoption::guess_unreadable(const Error& error) {
   log::warn("{} is written on plainly: what it was expected to hold cannot be read: {}", name_, error.message());
 }
 
-DataPath::Written Adoption::compare(std::span<const std::byte> data, uint64_t frontier, std::span<std::byte> there) {
-  there = there.first(data.size());
-  const auto alike = read_alike(data, frontier, there);
-  if (!alike) {
-    guess_unreadable(alike.error());
+DataPath::Written Adoption::compare(std::span<const std::byte> data, uint64_t frontier) {
+  const auto alike = strange_ > 0 ? is_alike(data, frontier) : Result<bool>(true);
+  const auto there = alike && alike.value() ? read_there(frontier, data.size()) : std::span<const std::byte>();
+  if (!alike || !there) {
+    guess_unreadable(alike ? there.error() : alike.error());
     return {};
   }
   const uint64_t before = mismatched_;
   DataPath::Written written{data.size(), std::nullopt};
   if (alike.value()) {
-    written = write_differing(data, there, frontier);
+    written = write_differing(data, there.value(), frontier);
   } else if (auto all = put(data, frontier); !all) {
     written = {0, all.error()};
   }
@@ -166,35 +164,43 @@ DataPath::Written Adoption::compare(std::span<const std::byte> data, uint64_t fr
   return written;
 }
 
-Result<> Adoption::read_there(uint64_t offset, std::span<std::byte> there) const {
+// Valid until the next call.
+Result<std::span<const std::byte>> Adoption::read_there(uint64_t offset, size_t size) {
+  const Ahead ahead = std::exchange(ahead_, {});
+  const auto room = there_.get(size);
+  if (room.size() < size) return Error(ENOMEM);
+  const auto there = room.first(size);
   const auto at = static_cast<off_t>(offset);
   TRY(io::fault_point("adopt.read"));
   if (guess_.frozen || guess_.unchanged) {
-    TRY_ASSIGN(const size_t got, io::read_full(guess_.descriptor, there, at));
+    const bool is_ahead = ahead.offset == offset && ahead.size >= size;
+    TRY_ASSIGN(const size_t got, is_ahead ? Result<size_t>(size) : io::read_full(guess_.descriptor, there, at));
     // Whoever opens the guess for writing is counted before he can write.
-    if (got == there.size() && (guess_.frozen || guess_.file->changes.load() == guess_.changes)) return success();
+    if (got == size && guess_is_unchanged()) return std::span<const std::byte>(there);
   }
   TRY_ASSIGN(const size_t got, io::read_full(blob_.get(), there, at));
-  if (got < there.size()) return Error(EIO, "a clone is shorter than it was");
-  return success();
+  if (got < size) return Error(EIO, "a clone is shorter than it was");
+  return std::span<const std::byte>(there);
 }
 
-// Reads what is there. False: nothing of it is equal, as it seems, and not all of it was read.
-Result<bool> Adoption::read_alike(std::span<const std::byte> data, uint64_t offset, std::span<std::byte> there) const {
-  if (strange_ > 0) {
-    TRY_ASSIGN(const bool alike, is_alike(data, offset, there));
-    if (!alike) return false;
-  }
-  TRY(read_there(offset, there));
-  return true;
+void Adoption::look_ahead(size_t size) {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock || !blob_ || ending_ || strange_ > 0 || !adopting_.load(std::memory_order_relaxed)) return;
+  const uint64_t frontier = frontier_.load(std::memory_order_relaxed);
+  const size_t wanted = std::min<uint64_t>(size, clone_size_ - frontier);
+  const auto there = there_.get(wanted);
+  if (wanted == 0 || there.empty() || !guess_is_unchanged()) return;
+  // An error shows when it is read again.
+  const auto got = io::read_full(guess_.descriptor, there.first(wanted), static_cast<off_t>(frontier));
+  ahead_ = {frontier, got ? got.value() : 0};
 }
 
-// By samples.
-Result<bool> Adoption::is_alike(std::span<const std::byte> data, uint64_t offset, std::span<std::byte> there) const {
+// Is any of it equal, as it seems? By samples.
+Result<bool> Adoption::is_alike(std::span<const std::byte> data, uint64_t offset) {
   for (size_t at = 0; at < data.size(); at += kSampled) {
     const size_t length = std::min(kBlock, data.size() - at);
-    TRY(read_there(offset + at, there.subspan(at, length)));
-    if (std::memcmp(data.data() + at, there.data() + at, length) == 0) return true;
+    TRY_ASSIGN(const auto there, read_there(offset + at, length));
+    if (std::memcmp(data.data() + at, there.data(), length) == 0) return true;
   }
   return false;
 }
@@ -240,6 +246,7 @@ Result<> Adoption::cut_locked() {
   ending_ = true;
   TRY(drop_clone());
   add(counters_.bytes_adopted, compared_ - mismatched_);
+  there_ = {};
   blob_.reset();
   return success();
 }

@@ -36,6 +36,7 @@
 #include "fs/data_path.h"
 #include "fs/guesses.h"
 #include "fs/open_files.h"
+#include "io/aligned_buffer.h"
 #include "io/fd.h"
 #include "meta/frontiers.h"
 
@@ -76,6 +77,9 @@ class Adoption {
 
   // What it took of `data`, from its beginning; the rest, where there is no error, is the caller's to write.
   DataPath::Written write(std::span<const std::byte> data, off_t offset);
+  // Reads what the next WRITE of `size` bytes will be compared with, while its writer fetches it. To be called once a
+  // WRITE is answered; never waits.
+  void look_ahead(size_t size);
   // The blob ends at the frontier from now on, and nothing is compared any more.
   Result<> cut();
   // Cuts, has `sync` make the content durable, and gives the slot back: the file is like any other, durably after the
@@ -91,16 +95,18 @@ class Adoption {
   std::optional<bool> was_right();
 
  private:
-  Result<std::optional<size_t>> begin(std::span<const std::byte> data, uint64_t frontier, std::span<std::byte> there);
+  Result<std::optional<size_t>> begin(std::span<const std::byte> data, uint64_t frontier);
   Result<std::optional<size_t>> start(std::span<const std::byte> data, uint64_t frontier);
-  DataPath::Written compare(std::span<const std::byte> data, uint64_t frontier, std::span<std::byte> there);
+  DataPath::Written compare(std::span<const std::byte> data, uint64_t frontier);
   void guess_unreadable(const Error& error);
   Result<> cut_locked();
   Result<> drop_clone();
   bool is_wrong() const { return mismatched_ > compared_ / 2; }
-  Result<> read_there(uint64_t offset, std::span<std::byte> there) const;
-  Result<bool> read_alike(std::span<const std::byte> data, uint64_t offset, std::span<std::byte> there) const;
-  Result<bool> is_alike(std::span<const std::byte> data, uint64_t offset, std::span<std::byte> there) const;
+  bool guess_is_unchanged() const {
+    return guess_.frozen || (guess_.unchanged && guess_.file->changes.load() == guess_.changes);
+  }
+  Result<std::span<const std::byte>> read_there(uint64_t offset, size_t size);
+  Result<bool> is_alike(std::span<const std::byte> data, uint64_t offset);
   Result<> put(std::span<const std::byte> data, uint64_t offset);
   DataPath::Written write_differing(std::span<const std::byte> data, std::span<const std::byte> there, uint64_t offset);
 
@@ -111,7 +117,15 @@ class Adoption {
   Counters& counters_;
   const std::function<void()> shared_;
 
+  // Bytes of the guess.
+  struct Ahead {
+    uint64_t offset = 0;
+    size_t size = 0;
+  };
+
   std::mutex mutex_;
+  io::AlignedBuffer there_;      // guarded by mutex_; what WRITEs are compared with
+  Ahead ahead_;                  // guarded by mutex_; what of it was read before it is asked for
   io::Fd blob_;                  // guarded by mutex_; O_RDWR, from prepare() until it is cut
   meta::BlobNumber number_ = 0;  // guarded by mutex_; of the blob
   meta::Frontiers::Slot slot_;   // guarded by mutex_; until it is settled

@@ -1,5 +1,6 @@
 #include "fs/data_path.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -112,6 +113,8 @@ DataPath::Written DataPath::write_in_parts(std::span<const std::byte> data, off_
   const auto body = data.subspan(head.size(), static_cast<size_t>(body_end - body_start));
   const auto tail = data.subspan(head.size() + body.size());
 
+  // The tail's page, where the disk has it: its read goes on beside head and body, not under the file's lock.
+  if (!tail.empty()) ::posix_fadvise(buffered(), body_end, static_cast<off_t>(tail.size()), POSIX_FADV_WILLNEED);
   Written first = write_buffered(buffered(), head, offset);
   if (first.error) return first;
   Written rest =

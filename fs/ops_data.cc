@@ -9,6 +9,7 @@
 
 #include "fs/ops.h"
 #include "fs/reply.h"
+#include "fs/workers.h"
 #include "io/fault.h"
 
 namespace ckptfs::fs {
@@ -45,10 +46,12 @@ void op_write(fuse_req_t req, fuse_ino_t inode, const char* data, size_t size, o
       return reply.error(cleared.error());
     }
   }
-  const DataPath::Written written = write(handle, std::span(reinterpret_cast<const std::byte*>(data), size), offset);
+  const DataPath::Written written = write(handle, Workers::payload_of_write(data, size), offset);
   if (written.error) reply.fs().write_failed(inode, WriteFailure::write, *written.error);
   if (written.error && written.bytes == 0) return reply.logged_error(*written.error);
+  const std::shared_ptr<Adoption> adoption = handle.adoption;  // which may be closed once it is answered
   reply.answer(fuse_reply_write, written.bytes);
+  if (adoption) adoption->look_ahead(size);
 }
 
 constexpr bool is_known_fallocate(int mode) {

@@ -3,8 +3,11 @@
 #include <linux/fuse.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/uio.h>
 
 #include <algorithm>
+#include <array>
+#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <system_error>
@@ -18,20 +21,47 @@ namespace ckptfs::fs {
 
 namespace {
 
-constexpr size_t kWriteHeader = sizeof(fuse_in_header) + sizeof(fuse_write_in);
-// libfuse receives up to max_write and a page for the headers; the payload begins anywhere in the second page.
-constexpr size_t kReceive = Workers::kPage + Workers::kPage + Workers::kLargestWrite + Workers::kPage;
+// A request is received in two parts, so that each lies as it needs: its headers where C allows them to be read, and
+// the payload of a write where in its page the file's bytes lie (those which begin a page of the file begin one of the
+// memory too, and need no copy for O_DIRECT). Whatever else is longer than a write's headers is put together again.
+//
+//   memory  | shift | payload of a write ...     | headers | address of the payload, or the rest of the request
+//   at      0                                    kHeaders  kHeaders + kWriteHeaders
+struct WriteHeaders {
+  fuse_in_header in;
+  fuse_write_in write;
+};
+constexpr size_t kWriteHeaders = sizeof(WriteHeaders);
+constexpr size_t kHeaders = Workers::kLargestWrite + Workers::kPage;
+// What is no write can be as large as one (FORGET in batches).
+constexpr size_t kReceive = kHeaders + kWriteHeaders + Workers::kLargestWrite;
 
-// Where in its page the payload of the next write should begin, after `request`: where the file's bytes do, so that
-// those which begin a page of the file begin one of the memory too, and need no copy for O_DIRECT. Writes at unaligned
-// offsets mostly come in streams whose offsets differ by whole pages; any other is copied, that is all.
-size_t expected_shift(const fuse_buf& request, size_t shift) {
-  fuse_in_header header{};
-  std::memcpy(&header, request.mem, sizeof header);
-  if (header.opcode != FUSE_WRITE || request.size < kWriteHeader) return shift;
-  fuse_write_in write{};
-  std::memcpy(&write, static_cast<const std::byte*>(request.mem) + sizeof header, sizeof write);
-  return write.offset % alignof(uint64_t) == 0 ? write.offset % Workers::kPage : 0;  // headers are read where they lie
+// Where in its page the payload of the next write should begin, after this one: writes at unaligned offsets mostly come
+// in streams whose offsets differ by whole pages; any other is copied, that is all.
+size_t expected_shift(const WriteHeaders& request) { return request.write.offset % Workers::kPage; }
+
+// Receives a request into `memory`. Bytes as libfuse has them; 0: the connection is gone; -errno.
+ssize_t receive(int connection, std::span<std::byte> memory, size_t& shift) {
+  const auto headers = memory.subspan(kHeaders, kWriteHeaders);
+  const auto rest = memory.subspan(kHeaders + kWriteHeaders);
+  const auto payload = memory.subspan(shift, Workers::kLargestWrite);
+  const std::array<iovec, 2> parts{iovec{headers.data(), headers.size()}, iovec{payload.data(), payload.size()}};
+  ssize_t received = 0;
+  do {
+    received = ::readv(connection, parts.data(), parts.size());
+  } while (received < 0 && errno == ENOENT);  // the request was interrupted; there are others
+  if (received < 0) return errno == ENODEV ? 0 : -errno;
+  if (static_cast<size_t>(received) < sizeof(fuse_in_header)) return -EIO;
+  const auto* const request = reinterpret_cast<const WriteHeaders*>(headers.data());
+  const size_t more = static_cast<size_t>(received) - std::min(static_cast<size_t>(received), kWriteHeaders);
+  if (request->in.opcode != FUSE_WRITE) {
+    std::memcpy(rest.data(), payload.data(), more);
+  } else if (static_cast<size_t>(received) >= kWriteHeaders) {
+    const std::byte* const address = payload.data();
+    std::memcpy(rest.data(), &address, sizeof address);
+    shift = expected_shift(*request);
+  }
+  return received;
 }
 
 // Requests that come one at a time: so many, and so close to each other.
@@ -68,6 +98,12 @@ class SignalsBlocked {
 };
 
 }  // namespace
+
+std::span<const std::byte> Workers::payload_of_write(const char* data, size_t size) {
+  const std::byte* address = nullptr;
+  std::memcpy(&address, data, sizeof address);
+  return {address, size};
+}
 
 unsigned Workers::suitable() { return std::clamp(4 * std::thread::hardware_concurrency(), 8U, 32U); }
 
@@ -145,14 +181,14 @@ void Workers::serve() {
   if (room.empty()) outcome = Error(ENOMEM, "no memory to receive requests into");
   size_t shift = 0;
   while (outcome && !fuse_session_exited(session_)) {
-    fuse_buf request{};
-    request.mem = room.data() + kPage + shift - kWriteHeader;
-    const int received = fuse_session_receive_buf(session_, &request);
+    const ssize_t received = receive(fuse_session_fd(session_), room, shift);
     if (received > 0) {
-      shift = expected_shift(request, shift);
+      fuse_buf request{};
+      request.mem = room.data() + kHeaders;
+      request.size = static_cast<size_t>(received);
       serve_one(request);
     } else if (received != -EINTR) {
-      if (received < 0) outcome = Error(-received, "receiving requests from the kernel");
+      if (received < 0) outcome = Error(static_cast<int>(-received), "receiving requests from the kernel");
       break;
     }
   }

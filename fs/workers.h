@@ -17,6 +17,7 @@
 #include <condition_variable>
 #include <list>
 #include <mutex>
+#include <span>
 #include <thread>
 
 #include "io/result.h"
@@ -32,6 +33,9 @@ class Workers {
   // How many threads suit this machine. A device with latency wants many (at 8 ms a request 32 carry three times what 8
   // do); few processors want few, whose memory stays in their caches (with 2, 8 carry a tenth more than 32).
   static unsigned suitable();
+
+  // What a write carries, from what libfuse takes for it: there lies its address. Valid while the request is served.
+  static std::span<const std::byte> payload_of_write(const char* data, size_t size);
 
   Workers(fuse_session* session, unsigned most) : session_(session), most_(most) {}
 

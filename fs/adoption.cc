@@ -189,7 +189,7 @@ void Adoption::look_ahead(size_t size) {
   const uint64_t frontier = frontier_.load(std::memory_order_relaxed);
   const size_t wanted = std::min<uint64_t>(size, clone_size_ - frontier);
   const auto there = there_.get(wanted);
-  if (wanted == 0 || there.empty() || !guess_is_unchanged()) return;
+  if (wanted == 0 || there.empty() || !guess_is_unchanged() || !io::fault_point("adopt.ahead")) return;
   // An error shows when it is read again.
   const auto got = io::read_full(guess_.descriptor, there.first(wanted), static_cast<off_t>(frontier));
   ahead_ = {frontier, got ? got.value() : 0};

@@ -11,6 +11,7 @@
 #include "fs/reply.h"
 #include "fs/workers.h"
 #include "io/fault.h"
+#include "io/retry.h"
 
 namespace ckptfs::fs {
 
@@ -60,16 +61,22 @@ constexpr bool is_known_fallocate(int mode) {
          mode == (FALLOC_FL_ZERO_RANGE | kKeep);
 }
 
+// What is allocated ahead must leave live swap files what they owe.
+Result<> check_room(Filesystem& fs, meta::InodeNumber inode, int blob, off_t length) {
+  TRY_ASSIGN(const struct stat st, io::stat_fd(blob));
+  const off_t allocated = st.st_blocks * 512;
+  return length > allocated ? fs.tree.check_room(inode, static_cast<uint64_t>(length - allocated)) : success();
+}
+
 Result<> allocate(Filesystem& fs, meta::InodeNumber inode, int mode, off_t offset, off_t length) {
   TRY(io::fault_point("fs.fallocate"));
   TRY(fs.adoptions.cut(inode));
   // For this call only: while no open writes through the daemon, it holds nothing open for writing (lease probes).
   TRY_ASSIGN(const io::Fd blob, fs.tree.open_blob(inode, O_WRONLY));
-  int result = 0;
-  do {
-    result = ::fallocate(blob.get(), mode, offset, length);
-  } while (result != 0 && errno == EINTR);
-  if (result != 0) return last_error("fallocate");
+  if ((mode & ~FALLOC_FL_KEEP_SIZE) == 0) TRY(check_room(fs, inode, blob.get(), length));
+  if (io::retry_interrupted([&] { return ::fallocate(blob.get(), mode, offset, length); }) != 0) {
+    return last_error("fallocate");
+  }
   return success();
 }
 

@@ -26,14 +26,6 @@ Result<> check_parts(const std::vector<Part>& parts, uint64_t size) {
   return success();
 }
 
-// Space for all of it, where the file system can tell.
-Result<> allocate(int file, uint64_t size) {
-  if (size == 0) return success();
-  const int outcome = io::retry_interrupted([&] { return ::fallocate(file, 0, 0, static_cast<off_t>(size)); });
-  if (outcome != 0 && errno != EOPNOTSUPP) return last_error("room for " + std::to_string(size) + " bytes");
-  return success();
-}
-
 bool set_direct_io(int file) {
   const io::DirectAlignment alignment = io::direct_alignment(file);
   if (std::max(alignment.memory, alignment.offset) > Staging::kAlignment) return false;
@@ -202,7 +194,7 @@ Result<> FileSave::prepare(Stream stream) {
     TRY_ASSIGN(const MemoryKind kind, device.kind_of(part.source));
     kinds_.push_back(kind);
   }
-  if (auto room = allocate(file_.get(), size_); !room) {
+  if (auto room = io::allocate(file_.get(), size_); !room) {
     if (::ftruncate(file_.get(), 0) != 0)
       log::warn("{}", last_error(path_ + ": its space is not given back").message());
     return Error(room.error().errno_value(), path_ + ": " + room.error().message());

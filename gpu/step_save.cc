@@ -50,6 +50,12 @@ Result<io::Fd> create(const std::string& path) {
   return file;
 }
 
+// What could not be begun leaves no file.
+Error abandoned(const std::string& path, const Error& why) {
+  if (::unlink(path.c_str()) != 0) log::warn("{}", last_error(path + ": it is left, empty").message());
+  return why;
+}
+
 // Its tensors' sizes are those of their shapes; no name is there twice.
 Result<meta::formats::SafetensorsHeader> header_of(const std::vector<SavedTensor>& tensors) {
   meta::formats::SafetensorsHeader header;
@@ -102,6 +108,7 @@ Result<> StepSave::add(File file, std::vector<Part> parts, Stream stream) {
   const std::string path = path_of(file.name);
   TRY_ASSIGN(io::Fd target, create(path));
   if (mount_) {
+    if (auto room = io::allocate(target.get(), file.size); !room) return abandoned(path, room.error());
     auto blob = mount_->blob_to_write(path);
     if (blob) {
       file.opened = std::exchange(target, std::move(blob).value());
@@ -111,10 +118,7 @@ Result<> StepSave::add(File file, std::vector<Part> parts, Stream stream) {
   }
   file.not_inherited.emplace(std::vector<int>{target.get(), file.opened.get()});
   auto save = FileSave::begin(staging_, path, std::move(target), file.size, std::move(parts), stream);
-  if (!save) {
-    ::unlink(path.c_str());
-    return save.error();
-  }
+  if (!save) return abandoned(path, save.error());
   file.save = std::move(save).value();
   files_.push_back(std::move(file));
   return success();

@@ -1,5 +1,6 @@
 #include "io/fd.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -75,6 +76,13 @@ Result<> write_full(int fd, std::span<const std::byte> data, off_t offset) {
     if (n == 0) return Error(EIO, "write: the file took no bytes");
     done += static_cast<size_t>(n);
   }
+  return success();
+}
+
+Result<> allocate(int fd, uint64_t size) {
+  if (size == 0) return success();
+  const int outcome = retry_interrupted([&] { return ::fallocate(fd, 0, 0, static_cast<off_t>(size)); });
+  if (outcome != 0 && errno != EOPNOTSUPP) return last_error("room for " + std::to_string(size) + " bytes");
   return success();
 }
 

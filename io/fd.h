@@ -46,6 +46,8 @@ Result<struct stat> stat_at(int dir_fd, const std::string& path, int flags = AT_
 Result<size_t> read_full(int fd, std::span<std::byte> buffer, off_t offset);
 // Writes all of `data`. On an error part of it may have been written.
 Result<> write_full(int fd, std::span<const std::byte> data, off_t offset);
+// Room for its first `size` bytes, where the file system can give it ahead; else it shows when they are written.
+Result<> allocate(int fd, uint64_t size);
 // A whole small file as text, and its durable replacement: written beside it, fsynced, renamed over it, folder fsynced.
 Result<std::string> read_file(const std::string& path);
 Result<> replace_file(const std::string& path, const std::string& content, mode_t mode = 0600);

@@ -146,6 +146,8 @@ class Tree {
   // ENOSPC when it is a swap file and the store could not take what the files then open for writing owe (`others_owed`:
   // the sum for those open already). Forgets the blob it was saved as; notes the writer process of a rank folder.
   Result<> prepare_writing(InodeNumber inode, const Caller& caller, uint64_t others_owed);
+  // ENOSPC where, behind `bytes` that are allocated for this file, live swap files would not find what they owe.
+  Result<> check_room(InodeNumber inode, uint64_t bytes) const;
   // After the last close for writing: a swap file's owed bytes are read from its extents again.
   void finished_writing(InodeNumber inode);
   // True where swap files must be written through the daemon, so that every failure is seen (free space is below twice

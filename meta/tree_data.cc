@@ -126,6 +126,19 @@ void Tree::finished_writing(InodeNumber number) {
   }
 }
 
+Result<> Tree::check_room(InodeNumber number, uint64_t bytes) const {
+  const uint64_t owed = space_.owed();
+  if (owed == 0) return success();
+  TRY_ASSIGN(SpaceReport space, space_.report());
+  if (space.free >= owed + bytes) return success();
+  reclaim_space();
+  TRY_ASSIGN(space, space_.report());
+  if (space.free >= owed + bytes) return success();
+  return Error(ENOSPC, path_of(number) + ": " + std::to_string(bytes >> 20) + " MiB are wanted, " +
+                           std::to_string(space.free >> 20) + " MiB are free, and live swap files need " +
+                           std::to_string(owed >> 20) + " MiB of them; remove steps");
+}
+
 bool Tree::short_of_space() const {
   const uint64_t owed = space_.owed();
   if (owed == 0) return false;

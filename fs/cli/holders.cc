@@ -6,6 +6,8 @@
 #include <charconv>
 #include <cstdio>
 #include <filesystem>
+#include <functional>
+#include <optional>
 #include <set>
 #include <sstream>
 
@@ -68,22 +70,50 @@ std::vector<std::pair<std::string, std::string>> held_by(const files::path& proc
   return held;
 }
 
+std::optional<pid_t> process_number(const std::string& name) {
+  pid_t pid = 0;
+  const auto parsed = std::from_chars(name.data(), name.data() + name.size(), pid);
+  if (parsed.ec != std::errc() || parsed.ptr != name.data() + name.size()) return std::nullopt;
+  return pid;
+}
+
+// Calls `look` with each process's number and folder in /proc, until it returns false.
+void for_each_process(const std::function<bool(pid_t, const files::path&)>& look) {
+  std::error_code error;
+  for (files::directory_iterator entry("/proc", error), end; !error && entry != end; entry.increment(error)) {
+    const auto pid = process_number(entry->path().filename().string());
+    if (pid && !look(*pid, entry->path())) return;
+  }
+}
+
 }  // namespace
 
 std::vector<Holder> find_holders(const MountEntry& mount, size_t limit) {
   std::vector<Holder> holders;
-  std::error_code error;
-  for (files::directory_iterator entry("/proc", error), end; !error && entry != end; entry.increment(error)) {
-    const std::string name = entry->path().filename();
-    pid_t pid = 0;
-    const auto parsed = std::from_chars(name.data(), name.data() + name.size(), pid);
-    if (parsed.ec != std::errc() || parsed.ptr != name.data() + name.size()) continue;
-    for (auto& [path, how] : held_by(entry->path(), mount)) {
-      if (holders.size() == limit) return holders;
-      holders.push_back({pid, command_of(entry->path()), path, how});
+  for_each_process([&](pid_t pid, const files::path& process) {
+    for (auto& [path, how] : held_by(process, mount)) {
+      if (holders.size() < limit) holders.push_back({pid, command_of(process), path, how});
     }
-  }
+    return holders.size() < limit;
+  });
   return holders;
+}
+
+std::vector<Holder> find_copies(const MountEntry& mount, size_t limit) {
+  std::vector<Holder> copies;
+  std::set<std::string> seen{target_of("/proc/self/ns/mnt")};
+  for_each_process([&](pid_t pid, const files::path& process) {
+    if (!seen.insert(target_of(process / "ns/mnt")).second) return true;
+    const auto table = read_text(process / "mountinfo");
+    if (!table) return true;
+    for (const MountEntry& entry : io::parse_mount_table(table.value())) {
+      if (entry.device != mount.device || !io::is_ckptfs(entry)) continue;
+      copies.push_back({pid, command_of(process), entry.mountpoint, "mounted"});
+      break;
+    }
+    return copies.size() < limit;
+  });
+  return copies;
 }
 
 }  // namespace ckptfs::fs::cli

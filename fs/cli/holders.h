@@ -1,4 +1,5 @@
-// Who keeps a mount busy: processes with a file, a folder or a mapping of it in use. Looks through /proc; asks the file
+// Who keeps a mount busy: processes with a file, a folder or a mapping of it in use, and mount namespaces (containers)
+// that have it too. Looks through /proc; asks the file
 // system itself nothing, so that a daemon that hangs does not hang the search. Stateless.
 #pragma once
 
@@ -17,10 +18,14 @@ struct Holder {
   pid_t pid = 0;
   std::string command;
   std::string path;  // as the process sees it
-  std::string how;   // "open", "working directory", "root", "mapped"
+  std::string how;   // "open", "working directory", "root", "mapped", "mounted"
 };
 
 // At most `limit`, one for each process and path.
 std::vector<Holder> find_holders(const MountEntry& mount, size_t limit);
+
+// Other mount namespaces where the file system is mounted: a process of each, and the mountpoint there. Each keeps the
+// daemon serving after it was unmounted here.
+std::vector<Holder> find_copies(const MountEntry& mount, size_t limit);
 
 }  // namespace ckptfs::fs::cli

@@ -72,7 +72,24 @@ int detach_dead(const MountEntry& mount) {
   return unmount_left_image(mount.source);
 }
 
-// The daemon writes all down and unmounts its image after the mount itself has gone.
+void say_what_is_waited_for(const MountEntry& mount, pid_t daemon) {
+  const auto copies = find_copies(mount, kMaximumHolders);
+  if (copies.empty()) {
+    std::fprintf(stderr, "ckptfs: waiting for the daemon (pid %d) to write everything down\n", daemon);
+    return;
+  }
+  std::fprintf(stderr,
+               "ckptfs: %s: unmounted here, but other mount namespaces (containers) have it too, and the daemon serves "
+               "them until it is unmounted there, or they end:\n",
+               printable(mount.mountpoint).c_str());
+  for (const Holder& copy : copies) {
+    std::fprintf(stderr, "  pid %d (%s): nsenter --mount --target %d umount %s\n", copy.pid,
+                 printable(copy.command).c_str(), copy.pid, printable(copy.path).c_str());
+  }
+  std::fprintf(stderr, "  To end it under them all the same: kill %d\n", daemon);
+}
+
+// The daemon writes all down and unmounts its image after the mount itself has gone, everywhere.
 int wait_for_daemon(const MountEntry& mount, const std::optional<DaemonHandle>& daemon) {
   if (!daemon) {
     std::fprintf(stderr,
@@ -81,9 +98,7 @@ int wait_for_daemon(const MountEntry& mount, const std::optional<DaemonHandle>& 
                  mount.mountpoint.c_str());
     return kSuccess;
   }
-  wait_for_end(*daemon, [&] {
-    std::fprintf(stderr, "ckptfs: waiting for the daemon (pid %d) to write everything down\n", daemon->pid);
-  });
+  wait_for_end(*daemon, [&] { say_what_is_waited_for(mount, daemon->pid); });
   const auto left = image_mount_of(mount.source);
   if (!left) return kSuccess;
   fail(left->mountpoint, Error(EBUSY, "the image is still mounted; end these, then umount " + left->mountpoint + ":"));
@@ -127,7 +142,9 @@ void add_umount(CLI::App& app, Chosen& chosen) {
   CLI::App* command = app.add_subcommand("umount", "Unmount, and wait until everything is written down");
   command->add_option("MOUNTPOINT", *mountpoint, "The mount (default: the only one)");
   command->footer(
-      "Says who holds files open where the mount is busy. Takes a dead mount away as well.\n"
+      "Says who holds files open where the mount is busy, and which containers have it too. Takes a dead mount away "
+      "as\n"
+      "well.\n"
       "Example:\n  ckptfs umount /ckpt");
   command->callback([mountpoint, &chosen] { chosen = [mountpoint] { return run(*mountpoint); }; });
 }

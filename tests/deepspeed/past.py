@@ -22,6 +22,7 @@ def parse_arguments():
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--engine", choices=("stock", "ckptfs"), default="stock")
     parser.add_argument("--offload", action="store_true", help="the optimizer's state in CPU memory, as DeepSpeed offloads it")
+    parser.add_argument("--nvme", metavar="FOLDER", help="the optimizer's state in swap files there")
     parser.add_argument("--save", metavar="SERIES")
     parser.add_argument("--load", metavar="SERIES")
     parser.add_argument("--wait", action="store_true", help="for the step to be there, before the next")
@@ -37,13 +38,18 @@ def config(options):
             "sub_group_size": options.width * options.width * 3, "stage3_param_persistence_threshold": 4096}
     if options.offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
+    if options.nvme:
+        zero["offload_optimizer"] = {"device": "nvme", "nvme_path": options.nvme, "pin_memory": False, "buffer_count": 4}
+    on_cpu = options.offload or options.nvme
     return {
         "train_micro_batch_size_per_gpu": 4,
         "gradient_accumulation_steps": 1,
         "steps_per_print": 1 << 30,
-        "optimizer": {"type": "Adam", "params": {"lr": 1e-3, "weight_decay": 0.01, "torch_adam": not options.offload}},
+        "optimizer": {"type": "Adam", "params": {"lr": 1e-3, "weight_decay": 0.01, "torch_adam": not on_cpu}},
         "bf16": {"enabled": True},
         "zero_optimization": zero,
+        "aio": {"block_size": 1 << 20, "queue_depth": 8, "intra_op_parallelism": 1, "single_submit": False,
+                "overlap_events": True},
     }
 
 
@@ -94,14 +100,17 @@ def digest(torch, tensor):
     return hashlib.sha256(memoryview(data)).hexdigest()
 
 
-def state_of(torch, deepspeed, engine):
-    """Digest of each tensor: parameters, buffers, masters, and what the optimizer keeps."""
+def state_of(torch, deepspeed, engine, swapped):
+    """Digest of each tensor: parameters, buffers, masters, and what the optimizer keeps. What is swapped out shows in the
+    losses of the steps that follow."""
     optimizer, found = engine.optimizer, {}
     for name, parameter in engine.module.named_parameters():
         with deepspeed.zero.GatheredParameters([parameter], enabled=engine.zero_optimization_stage() == 3):
             found[f"parameter/{name}"] = digest(torch, parameter)
     for name, buffer in engine.module.named_buffers():
         found[f"buffer/{name}"] = digest(torch, buffer)
+    if swapped:
+        return found
     masters = getattr(optimizer, "fp32_partitioned_groups_flat", None) or optimizer.single_partition_of_fp32_groups
     for number, master in enumerate(masters):
         found[f"master/{number}"] = digest(torch, master)
@@ -133,13 +142,13 @@ def main():
         result["load_peak"] = peak()
         if path is None:
             raise SystemExit(f"past: nothing to load in {options.load}")
-        result["loaded"] = state_of(torch, deepspeed, engine)
+        result["loaded"] = state_of(torch, deepspeed, engine, options.nvme)
     for _ in range(options.repeat):
         peak = Peak()
         result["losses"] += train(torch, engine, options, options.steps, rank)
         result["train_peak"] = peak()
         if options.save:
-            result["saved"] = state_of(torch, deepspeed, engine)
+            result["saved"] = state_of(torch, deepspeed, engine, options.nvme)
             dist.barrier()
             start = time.monotonic()
             engine.save_checkpoint(options.save)

@@ -102,7 +102,7 @@ Result<> StepSave::add_tensors(const std::string& name, const std::vector<SavedT
 
 Result<> StepSave::add(File file, std::vector<Part> parts, Stream stream) {
   if (durable_) return Error(EINVAL, file.name + ": this rank's files are complete already");
-  if (file.name.empty() || file.name.find('/') != std::string::npos || file.name.starts_with("ckptfs.")) {
+  if (file.name.empty() || file.name.find('/') != std::string::npos || meta::formats::is_manifest_name(file.name)) {
     return Error(EINVAL, "'" + file.name + "': no name for a file of a step");
   }
   const std::string path = path_of(file.name);

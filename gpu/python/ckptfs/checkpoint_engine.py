@@ -28,6 +28,7 @@ import torch
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine as _Base
 
 from ckptfs import durable, memory, torch_files
+from ckptfs.deepspeed import IDS, ids_of
 from ckptfs.saving import Save, new_attempt
 
 _log = logging.getLogger("ckptfs")
@@ -43,6 +44,8 @@ def _deepspeed_classes():
 
 class CheckpointEngine(_Base):
     """See above. `seal`: steps on a ckptfs mount become read-only; `allow`: more classes that files may hold."""
+
+    leaves_ids = True  # ckptfs.deepspeed.save_checkpoint need not
 
     def __init__(self, engine, *, seal=True, allow=()):
         super().__init__()
@@ -95,7 +98,18 @@ class CheckpointEngine(_Base):
         finally:
             self._saving = False
         if self._step is not None and self._step is not before:
+            self._add_ids()
+        if self._step is not None and self._step is not before:
             self._step.finish_behind(self._point_to_it, self._sync_swapped)
+
+    def _add_ids(self):
+        """The names of the numbers that DeepSpeed's files have, for the views."""
+        ids = ids_of(self._engine()) if self._rank == 0 else {}
+        try:
+            if ids:
+                self._step.add_bytes(IDS, json.dumps(ids).encode())
+        except Exception as problem:  # noqa: BLE001 - training goes on
+            self._failed(problem)
 
     def create(self, info):
         """Called by every rank, before anything of a step is saved."""

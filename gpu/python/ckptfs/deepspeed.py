@@ -103,9 +103,12 @@ def _check_reads(path, direct, memory, data):
 def save_checkpoint(engine, save_dir, tag=None, client_state=None, save_latest=True, **options):
     """engine.save_checkpoint; leaves the names of DeepSpeed's ids with the step; `latest` once all of it is durable.
 
-    Where a rank fails, every rank raises, and `latest` stays what it was.
+    Where a rank fails, every rank raises, and `latest` stays what it was. With ckptfs.deepspeed.CheckpointEngine that is
+    engine.save_checkpoint itself: it returns before, and what fails is logged.
     """
     writer = getattr(engine, "checkpoint_engine", None)
+    if getattr(writer, "leaves_ids", False):
+        return engine.save_checkpoint(save_dir, tag=tag, client_state=client_state or {}, save_latest=save_latest, **options)
     _require(not (hasattr(writer, "is_decoupled") and writer.is_decoupled()),
              "a checkpoint engine that writes after save_checkpoint has returned is not supported")
     tag = str(tag if tag is not None else f"global_step{engine.global_steps}")
@@ -113,11 +116,8 @@ def save_checkpoint(engine, save_dir, tag=None, client_state=None, save_latest=T
     step = pathlib.Path(save_dir) / tag
     rank, ranks = _share(engine)
     with _Together("the step is not complete, and `latest` was left as it is"):  # all files are there
-        if rank == 0:
-            ids = {name: parameter.ds_id for name, parameter in engine.module.named_parameters()
-                   if hasattr(parameter, "ds_id")}
-            if ids:
-                (step / IDS).write_text(json.dumps(ids))
+        if rank == 0 and ids_of(engine):
+            (step / IDS).write_text(json.dumps(ids_of(engine)))
     with _Together("the step is not durable, and `latest` was left as it is"):
         durable.sync(step, rank, ranks)
         durable.sync_one(step.parent)
@@ -125,6 +125,11 @@ def save_checkpoint(engine, save_dir, tag=None, client_state=None, save_latest=T
         if save_latest and rank == 0:
             durable.replace(pathlib.Path(save_dir) / "latest", tag)
     return saved
+
+
+def ids_of(engine):
+    """name -> ds_id, of ZeRO-3's parameters."""
+    return {name: parameter.ds_id for name, parameter in engine.module.named_parameters() if hasattr(parameter, "ds_id")}
 
 
 def _share(engine):
@@ -170,7 +175,9 @@ def load_checkpoint(engine, load_dir, tag=None, **options):
     Raises NotSupported, on every rank (on those that are not to blame RuntimeError), before anything is changed: for a DeepSpeed that is not known, and for a checkpoint of other
     ranks, sub-groups or parameters.
     """
-    optimizer = engine.optimizer
+    optimizer, reader = engine.optimizer, getattr(engine, "checkpoint_engine", None)
+    if getattr(reader, "leaves_ids", False):
+        reader.wait()  # what was saved last is there, and `latest`
     if not getattr(optimizer, "swap_optimizer", False):
         return engine.load_checkpoint(load_dir, tag, **options)
     with _Together("nothing was changed"):

@@ -158,8 +158,8 @@ Result<> StepSave::freeze_files() const {
 Result<> StepSave::write_manifest() {
   RankManifest manifest{target_.attempt, target_.rank, target_.world_size, {}};
   for (const File& file : files_) manifest.files.push_back({file.name, file.size});
-  const auto written = io::replace_file(path_of(meta::formats::manifest_name(target_.rank)),
-                                        meta::formats::manifest_text(manifest), 0666);
+  auto written = io::replace_file(path_of(meta::formats::manifest_name(target_.rank)),
+                                  meta::formats::manifest_text(manifest), 0666);
   if (written || written.error().errno_value() != ENOENT) return written;
   // With the last manifest, as soon as it can be seen, another rank may have committed, which makes all durable.
   TRY_ASSIGN(const bool committed, is_committed());

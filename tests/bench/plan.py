@@ -49,9 +49,11 @@ class Context:
     other: pathlib.Path | None = None  # the command of another version
     results: list = dataclasses.field(default_factory=list)  # (section, Row | Limit | Missing)
     memory: list = dataclasses.field(default_factory=list)  # (what ran, VmRSS, VmHWM)
+    place: str = ""  # added to each section: where its image lay, if not where that of the others did
     listener: collections.abc.Callable = lambda _section, _result: None  # hears of each result
 
     def add(self, section, result):
+        section += self.place
         self.results.append((section, result))
         self.listener(section, result)
 
@@ -66,7 +68,7 @@ class Context:
         point = self.work / f"mnt-{name}"
         with mounting.mounted(store, point, mode=mode, odirect=odirect, options=options, binary=binary) as mount:
             yield mount
-            self.memory.append((title, *machine.daemon_memory(mount.pid)))
+            self.memory.append((title + self.place, *machine.daemon_memory(mount.pid)))
         mounting.run("rm", "-r", store.folder)
         machine.sync_filesystem(self.disk)
 

@@ -18,7 +18,6 @@ namespace ckptfs::fs {
 
 namespace {
 
-constexpr size_t kSampled = size_t{64} << 10;    // one block of so many bytes is looked at
 constexpr uint64_t kStreak = uint64_t{1} << 20;  // wrong bytes, one after another, before a clone is dropped
 constexpr unsigned kMostClones = 16;             // of one file: each walks the extents of all that follows
 
@@ -107,20 +106,12 @@ DataPath::Written Adoption::write(std::span<const std::byte> data, off_t offset)
 // Starts where half of what is written is there already, as it seems; see start(). None, and not ending_: it does not,
 // and `data` is written plainly.
 Result<std::optional<size_t>> Adoption::begin(std::span<const std::byte> data, uint64_t frontier) {
-  ahead_ = {};
-  const auto there = there_.get(kBlock);
-  if (there.size() < kBlock) return Error(ENOMEM);
-  size_t equal = 0, looked_at = 0;
-  for (size_t at = 0; at < data.size(); at += kSampled, ++looked_at) {
-    const size_t length = std::min(kBlock, data.size() - at);
-    const auto got = io::read_full(guess_.descriptor, there.first(length), static_cast<off_t>(frontier + at));
-    if (!got) {
-      guess_unreadable(got.error());
-      return std::optional<size_t>();
-    }
-    if (got.value() == length && std::memcmp(data.data() + at, there.data(), length) == 0) ++equal;
+  const auto right = seems_right(data, frontier);
+  if (!right) {
+    guess_unreadable(right.error());
+    return std::optional<size_t>();
   }
-  if (equal * 2 >= looked_at) {
+  if (right.value()) {
     TRY_ASSIGN(const auto started, start(data, frontier));
     if (started || ending_) return started;
   }
@@ -128,6 +119,34 @@ Result<std::optional<size_t>> Adoption::begin(std::span<const std::byte> data, u
   mismatched_ += data.size();
   frontier_.store(frontier + data.size(), std::memory_order_release);
   return std::optional<size_t>();
+}
+
+// Is half of it there? By samples, which get fewer while it is not: the guess may have to be read from the disk.
+Result<bool> Adoption::seems_right(std::span<const std::byte> data, uint64_t frontier) {
+  if (compared_ == 0) expect_samples(frontier, data.size());
+  ahead_ = {};
+  const auto room = there_.get(kBlock);
+  if (room.size() < kBlock) return Error(ENOMEM);
+  size_t equal = 0, looked_at = 0;
+  for (uint64_t at = next_sample(frontier); at < frontier + data.size(); at += sampled_, ++looked_at) {
+    const auto block = data.subspan(at - frontier).first(std::min(kBlock, data.size() - (at - frontier)));
+    TRY_ASSIGN(const size_t got, io::read_full(guess_.descriptor, room.first(block.size()), static_cast<off_t>(at)));
+    if (got == block.size() && std::memcmp(block.data(), room.data(), got) == 0) ++equal;
+  }
+  if (looked_at == 0) return false;
+  const bool right = equal * 2 >= looked_at;
+  sampled_ = right ? kSampled : std::min(2 * sampled_, kMostSampled);
+  return right;
+}
+
+// The first sample at `offset` or behind it.
+uint64_t Adoption::next_sample(uint64_t offset) const { return (offset + sampled_ - 1) / sampled_ * sampled_; }
+
+// Has the disk read them, all at the same time, and does not wait.
+void Adoption::expect_samples(uint64_t offset, size_t size) const {
+  for (uint64_t at = next_sample(offset); at < offset + size; at += sampled_) {
+    ::posix_fadvise(guess_.descriptor, static_cast<off_t>(at), kBlock, POSIX_FADV_WILLNEED);
+  }
 }
 
 // Whoever writes does not need the guess: from here on the file is written plainly.
@@ -185,8 +204,10 @@ Result<std::span<const std::byte>> Adoption::read_there(uint64_t offset, size_t 
 
 void Adoption::look_ahead(size_t size) {
   const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock || !blob_ || ending_ || strange_ > 0 || !adopting_.load(std::memory_order_relaxed)) return;
+  if (!lock || !blob_ || ending_) return;
   const uint64_t frontier = frontier_.load(std::memory_order_relaxed);
+  if (!adopting_.load(std::memory_order_relaxed)) return expect_samples(frontier, size);
+  if (strange_ > 0) return;
   const size_t wanted = std::min<uint64_t>(size, clone_size_ - frontier);
   const auto there = there_.get(wanted);
   if (wanted == 0 || there.empty() || !guess_is_unchanged() || !io::fault_point("adopt.ahead")) return;

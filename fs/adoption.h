@@ -45,6 +45,8 @@ namespace ckptfs::fs {
 class Adoption {
  public:
   static constexpr size_t kBlock = 4096;                     // what is compared, and what a clone is made of
+  static constexpr size_t kSampled = size_t{64} << 10;       // one block of so many bytes is looked at first,
+  static constexpr size_t kMostSampled = size_t{1} << 20;    // and at last, when nothing of the guess is right
   static constexpr uint64_t kPatience = uint64_t{64} << 20;  // wrong bytes before a guess is given up
 
   // What the file will probably hold: an open file, and its shared descriptor.
@@ -78,7 +80,7 @@ class Adoption {
   // What it took of `data`, from its beginning; the rest, where there is no error, is the caller's to write.
   DataPath::Written write(std::span<const std::byte> data, off_t offset);
   // Reads what the next WRITE of `size` bytes will be compared with, while its writer fetches it. To be called once a
-  // WRITE is answered; never waits.
+  // WRITE is answered; does nothing while another is served.
   void look_ahead(size_t size);
   // The blob ends at the frontier from now on, and nothing is compared any more.
   Result<> cut();
@@ -96,6 +98,9 @@ class Adoption {
 
  private:
   Result<std::optional<size_t>> begin(std::span<const std::byte> data, uint64_t frontier);
+  Result<bool> seems_right(std::span<const std::byte> data, uint64_t frontier);
+  uint64_t next_sample(uint64_t offset) const;
+  void expect_samples(uint64_t offset, size_t size) const;
   Result<std::optional<size_t>> start(std::span<const std::byte> data, uint64_t frontier);
   DataPath::Written compare(std::span<const std::byte> data, uint64_t frontier);
   void guess_unreadable(const Error& error);
@@ -133,6 +138,7 @@ class Adoption {
   uint64_t clone_size_ = 0;      // guarded by mutex_
   uint64_t compared_ = 0;        // guarded by mutex_
   uint64_t mismatched_ = 0;      // guarded by mutex_
+  size_t sampled_ = kSampled;    // guarded by mutex_; one block of so many bytes is looked at before it starts
   uint64_t strange_ = 0;         // guarded by mutex_; bytes of the last WRITEs of which nothing was there
   unsigned clones_ = 0;          // guarded by mutex_; how often it was started
   timespec written_{};           // guarded by mutex_; the last write

@@ -57,33 +57,36 @@ def wrong_guesses(context):
     """A step is written whose files have the names and lengths of the one before, and other bytes."""
     for mode in ("passthrough", "direct"):
         with (
-            context.mounted(f"wrong guesses, {mode}", mode, "safe") as guessing,
-            context.mounted(f"adopt=off, {mode}", mode, "safe", "store-off", ("adopt=off",)) as plain,
+            context.mounted(f"wrong guesses, {mode}", mode, "safe", options=("quiet=1h",)) as guessing,
+            context.mounted(f"adopt=off, {mode}", mode, "safe", "store-off", ("adopt=off", "quiet=1h")) as plain,
         ):
             sides = {"ours": guessing, "theirs": plain}
             large = (context.sizes.copied_files, context.sizes.copied_size)
-            for (count, size), steps in ((large, 1), ((48, plan.MIB), 1), ((48, plan.MIB), STEPS)):
+            small = (48, plan.MIB)
+            for (count, size), steps, cold in ((large, 1, False), (large, 1, True), (small, 1, False), (small, STEPS, False)):
                 figures = context.rounds(
-                    {side: rewritten(context, mount, count, size, steps) for side, mount in sides.items()}
+                    {side: rewritten(context, mount, count, size, steps, cold) for side, mount in sides.items()}
                 )
                 names = "names of their own" if steps == 1 else f"{steps} steps"
-                title = f"{mode}, {count} files of {size // plan.MIB} MiB, {names}"
+                title = f"{mode}, {count} files of {size // plan.MIB} MiB, {names}{', nothing in memory' if cold else ''}"
                 row = (title, "adopt=off", measure.SECONDS, figures["ours"], figures["theirs"])
                 context.add(WRONG_GUESSES, measure.Row(*row, plan.WRONG_GUESS_BAR))
             if guessing.status()["counters"]["wrong_guesses"] == 0:
                 raise mounting.Failure("no guess was made: nothing was measured")
 
 
-def rewritten(context, mount, count, size, steps):
+def rewritten(context, mount, count, size, steps, cold):
     """Seconds of writing the steps, with the sync behind it. Names are new in each round: nothing was learnt of them."""
     data = [os.urandom(size) for _ in range(2)]
     rounds = itertools.count()
 
     def measured():
         round_ = next(rounds)
-        names = [f"{round_}_{size}_{steps}_{number}.pt" for number in range(count)]
+        names = [f"{round_}_{size}_{steps}_{cold}_{number}.pt" for number in range(count)]
         write_step(mount, 0, names, data[0])
         settle(context)
+        if cold:
+            pathlib.Path("/proc/sys/vm/drop_caches").write_text("1")
         began = time.monotonic()
         for step in range(1, steps + 1):
             write_step(mount, step, names, data[step % 2])

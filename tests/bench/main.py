@@ -63,7 +63,8 @@ def arguments():
     parser.add_argument("--pairs", type=int, metavar="N", help="rounds that count (default 9; 3 with --quick)")
     parser.add_argument("--quick", action="store_true", help="small sizes and 3 rounds: a look, no result")
     parser.add_argument("--only", choices=PARTS, action="append", help="this part only; may be repeated")
-    parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md also after --quick or --only")
+    parser.add_argument("--write", action="store_true",
+                        help="write docs/benchmarks.md also after --quick or --only: the other parts stay what they are")
     parser.add_argument("--strict", action="store_true", help="exit with status 1 when a bar is missed")
     parser.add_argument("--against", metavar="CKPTFS", type=pathlib.Path,
                         help="the data rows by this version and by another, too: the path of its command")
@@ -164,7 +165,8 @@ def finish(options, context, facts):
     for title, now, peak in context.memory:
         print(f"  {title}: {report.mib(now)}, {report.mib(peak)}")
     if options.write or not (options.quick or options.only):
-        DOCUMENT.write_text(report.document(context, facts))
+        before = DOCUMENT.read_text() if options.only and DOCUMENT.exists() else ""
+        DOCUMENT.write_text(report.document(context, facts, before))
         print(f"\nwritten: {DOCUMENT.relative_to(mounting.REPOSITORY)}")
     missed = [result.title for _, result in context.results if result.missed]
     print(f"\n{len(missed)} bars missed, in {facts['minutes']:.1f} minutes")

@@ -5,13 +5,13 @@ import measure
 HEAD = """\
 # Benchmarks
 
-Written by `scripts/bench`; do not edit by hand. To measure again, on an idle machine, as root:
+Written by `scripts/bench`; do not edit by hand. To measure again, on an idle machine, as root: the command that stands
+below a section, or for all of them
 
-    {command}
+    sudo scripts/bench --against OLD/build/ckptfs
 
 - Machine: {machine}.
 - {place}.
-- Measured: {when}, with ckptfs {version}, in {minutes:.0f} minutes.
 
 Each row compares ckptfs with its alternative in the same run, in {pairs} interleaved rounds (after one that is not
 counted) whose order rotates. The figures are medians; the ratio is ckptfs over the alternative, pair by pair: its
@@ -100,14 +100,10 @@ result; nothing is in memory before. Lower is better.""",
 One thread, from Python, whose own cost is on both sides. Lower is better.""",
 }
 
-DAEMON = """\
-## The daemon's memory
-
-At the end of each part, and its peak.
-
-| part | resident | peak |
-|---|---:|---:|
-"""
+DAEMON = "The daemon's memory"
+NOTES[DAEMON] = """\
+At the end of each part, and its peak."""
+MEMORY = ["| part | resident | peak |", "|---|---:|---:|"]
 
 
 def line(result):
@@ -133,20 +129,35 @@ def limit_figure(result):
     return result.title, f"{result.figure:.{decimals}f}{unit}", f"{result.limit:.0f}{unit}"
 
 
-def document(context, facts):
-    """docs/benchmarks.md."""
-    parts = [HEAD.format(**facts)]
+def document(context, facts, before):
+    """docs/benchmarks.md: what was measured now, and what the document before has beside it, if it is of such a run."""
+    head = HEAD.format(**facts)
+    sections = sections_of(before) if before.startswith(head) else {}
+    memory = dict(row_of(line) for line in sections.pop(DAEMON, "").splitlines() if line.startswith("| "))
+    memory |= {title: f"| {title} | {mib(now)} | {mib(peak)} |" for title, now, peak in context.memory}
+    source = f"*`{facts['command']}`, {facts['when']}, ckptfs {facts['version']}.*\n"
     for section in dict.fromkeys(section for section, _ in context.results):
-        results = [result for of, result in context.results if of == section]
-        parts.append(f"## {section}\n")
-        if section.endswith(ON_DISK):
-            parts.append(f"As *{section.removesuffix(ON_DISK)}*.\n")
-        if section in NOTES:
-            sizes = {"one_file": context.sizes.one_file >> 20, "four_files": context.sizes.four_files >> 20}
-            parts.append(NOTES[section].format(**sizes) + "\n")
-        parts.append(table(results))
-    parts.append(DAEMON + "\n".join(f"| {title} | {mib(now)} | {mib(peak)} |" for title, now, peak in context.memory))
-    return "\n".join(parts) + "\n"
+        rows = table([result for of, result in context.results if of == section])
+        sections[section] = "\n".join([note(section, context.sizes), rows, source])
+    rows = MEMORY + [row for title, row in memory.items() if title != "part"]
+    sections[DAEMON] = note(DAEMON, context.sizes) + "\n" + "\n".join(rows) + "\n"
+    return head + "".join(f"\n## {title}\n\n{text}" for title, text in sections.items())
+
+
+def sections_of(text):
+    """Title -> text of each section of a document."""
+    parts = (part.partition("\n\n") for part in text.split("\n## ")[1:])
+    return {title: body for title, _, body in parts}
+
+
+def row_of(line):
+    return line.split(" | ")[0].removeprefix("| "), line
+
+
+def note(section, sizes):
+    if section.endswith(ON_DISK):
+        return f"As *{section.removesuffix(ON_DISK)}*.\n"
+    return NOTES.get(section, "").format(one_file=sizes.one_file >> 20, four_files=sizes.four_files >> 20) + "\n"
 
 
 def mib(number):

@@ -18,8 +18,11 @@ namespace ckptfs::fs {
 
 namespace {
 
-constexpr uint64_t kStreak = uint64_t{1} << 20;  // wrong bytes, one after another, before a clone is dropped
-constexpr unsigned kMostClones = 16;             // of one file: each walks the extents of all that follows
+constexpr uint64_t kStreak = uint64_t{1} << 20;   // wrong bytes, one after another, before a clone is dropped
+constexpr unsigned kMostClones = 16;              // of one file: each walks the extents of all that follows
+constexpr size_t kMostAhead = size_t{128} << 10;  // read ahead, and kept, for each file: what copies write at once
+
+thread_local io::AlignedBuffer compared_with;
 
 }  // namespace
 
@@ -125,7 +128,7 @@ Result<std::optional<size_t>> Adoption::begin(std::span<const std::byte> data, u
 Result<bool> Adoption::seems_right(std::span<const std::byte> data, uint64_t frontier) {
   if (compared_ == 0) expect_samples(frontier, data.size());
   ahead_ = {};
-  const auto room = there_.get(kBlock);
+  const auto room = compared_with.get(kBlock);
   if (room.size() < kBlock) return Error(ENOMEM);
   size_t equal = 0, looked_at = 0;
   for (uint64_t at = next_sample(frontier); at < frontier + data.size(); at += sampled_, ++looked_at) {
@@ -186,13 +189,13 @@ DataPath::Written Adoption::compare(std::span<const std::byte> data, uint64_t fr
 // Valid until the next call.
 Result<std::span<const std::byte>> Adoption::read_there(uint64_t offset, size_t size) {
   const Ahead ahead = std::exchange(ahead_, {});
-  const auto room = there_.get(size);
+  const bool is_ahead = ahead.offset == offset && ahead.bytes.size() >= size;
+  const auto room = is_ahead ? ahead.bytes : compared_with.get(size);
   if (room.size() < size) return Error(ENOMEM);
   const auto there = room.first(size);
   const auto at = static_cast<off_t>(offset);
   TRY(io::fault_point("adopt.read"));
   if (guess_.frozen || guess_.unchanged) {
-    const bool is_ahead = ahead.offset == offset && ahead.size >= size;
     TRY_ASSIGN(const size_t got, is_ahead ? Result<size_t>(size) : io::read_full(guess_.descriptor, there, at));
     // Whoever opens the guess for writing is counted before he can write.
     if (got == size && guess_is_unchanged()) return std::span<const std::byte>(there);
@@ -209,11 +212,13 @@ void Adoption::look_ahead(size_t size) {
   if (!adopting_.load(std::memory_order_relaxed)) return expect_samples(frontier, size);
   if (strange_ > 0) return;
   const size_t wanted = std::min<uint64_t>(size, clone_size_ - frontier);
-  const auto there = there_.get(wanted);
-  if (wanted == 0 || there.empty() || !guess_is_unchanged() || !io::fault_point("adopt.ahead")) return;
+  if (wanted == 0 || wanted > kMostAhead || !guess_is_unchanged() || !io::fault_point("adopt.ahead")) return;
+  ahead_ = {};
+  const auto room = ahead_memory_.get(wanted);
+  if (room.size() < wanted) return;
   // An error shows when it is read again.
-  const auto got = io::read_full(guess_.descriptor, there.first(wanted), static_cast<off_t>(frontier));
-  ahead_ = {frontier, got ? got.value() : 0};
+  const auto got = io::read_full(guess_.descriptor, room.first(wanted), static_cast<off_t>(frontier));
+  if (got) ahead_ = {frontier, room.first(got.value())};
 }
 
 // Is any of it equal, as it seems? By samples.
@@ -267,7 +272,8 @@ Result<> Adoption::cut_locked() {
   ending_ = true;
   TRY(drop_clone());
   add(counters_.bytes_adopted, compared_ - mismatched_);
-  there_ = {};
+  ahead_ = {};
+  ahead_memory_ = {};
   blob_.reset();
   return success();
 }

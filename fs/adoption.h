@@ -18,7 +18,8 @@
 // could change it; else with the file's own clone.
 //
 // Thread safety: Adoption: all of it; lock: mutex_, held while bytes are compared and written, and while the blob is
-// cut: whoever cuts waits for the one request that is under way. Order: after meta's Gate, before the leaves.
+// cut: whoever cuts waits for the one request that is under way, or the read behind it. Order: after meta's Gate,
+// before the leaves.
 #pragma once
 
 #include <sys/types.h>
@@ -45,8 +46,8 @@ namespace ckptfs::fs {
 class Adoption {
  public:
   static constexpr size_t kBlock = 4096;                     // what is compared, and what a clone is made of
-  static constexpr size_t kSampled = size_t{64} << 10;       // one block of so many bytes is looked at first,
-  static constexpr size_t kMostSampled = size_t{1} << 20;    // and at last, when nothing of the guess is right
+  static constexpr size_t kSampled = size_t{64} << 10;       // one block of so many bytes is looked at first
+  static constexpr size_t kMostSampled = size_t{1} << 20;    // and at last, where nothing of the guess is right
   static constexpr uint64_t kPatience = uint64_t{64} << 20;  // wrong bytes before a guess is given up
 
   // What the file will probably hold: an open file, and its shared descriptor.
@@ -122,26 +123,26 @@ class Adoption {
   Counters& counters_;
   const std::function<void()> shared_;
 
-  // Bytes of the guess.
+  // Bytes of the guess that were read before they are asked for.
   struct Ahead {
     uint64_t offset = 0;
-    size_t size = 0;
+    std::span<std::byte> bytes;
   };
 
   std::mutex mutex_;
-  io::AlignedBuffer there_;      // guarded by mutex_; what WRITEs are compared with
-  Ahead ahead_;                  // guarded by mutex_; what of it was read before it is asked for
-  io::Fd blob_;                  // guarded by mutex_; O_RDWR, from prepare() until it is cut
-  meta::BlobNumber number_ = 0;  // guarded by mutex_; of the blob
-  meta::Frontiers::Slot slot_;   // guarded by mutex_; until it is settled
-  bool ending_ = false;          // guarded by mutex_; it was to be cut: nothing is compared any more
-  uint64_t clone_size_ = 0;      // guarded by mutex_
-  uint64_t compared_ = 0;        // guarded by mutex_
-  uint64_t mismatched_ = 0;      // guarded by mutex_
-  size_t sampled_ = kSampled;    // guarded by mutex_; one block of so many bytes is looked at before it starts
-  uint64_t strange_ = 0;         // guarded by mutex_; bytes of the last WRITEs of which nothing was there
-  unsigned clones_ = 0;          // guarded by mutex_; how often it was started
-  timespec written_{};           // guarded by mutex_; the last write
+  io::AlignedBuffer ahead_memory_;  // guarded by mutex_
+  Ahead ahead_;                     // guarded by mutex_; in that memory
+  io::Fd blob_;                     // guarded by mutex_; O_RDWR, from prepare() until it is cut
+  meta::BlobNumber number_ = 0;     // guarded by mutex_; of the blob
+  meta::Frontiers::Slot slot_;      // guarded by mutex_; until it is settled
+  bool ending_ = false;             // guarded by mutex_; it was to be cut: nothing is compared any more
+  uint64_t clone_size_ = 0;         // guarded by mutex_
+  uint64_t compared_ = 0;           // guarded by mutex_
+  uint64_t mismatched_ = 0;         // guarded by mutex_
+  size_t sampled_ = kSampled;       // guarded by mutex_; one block of so many bytes is looked at before it starts
+  uint64_t strange_ = 0;            // guarded by mutex_; bytes of the last WRITEs of which nothing was there
+  unsigned clones_ = 0;             // guarded by mutex_; how often it was started
+  timespec written_{};              // guarded by mutex_; the last write
   std::atomic<uint64_t> frontier_{0};
   std::atomic<bool> adopting_{false};
 };

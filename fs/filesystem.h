@@ -7,6 +7,7 @@
 #include <fuse_lowlevel.h>
 
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include "fs/adoptions.h"
@@ -65,6 +66,7 @@ class Filesystem {
   Removals removals;
   Rotation rotation;
   SaveHistory saves;
+  std::mutex allocating;  // so that space is not promised twice: held while it is checked for and allocated; a leaf
 
   // How long the kernel may believe these attributes. A live file's, while anybody writes it past the daemon, not at
   // all.

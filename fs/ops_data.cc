@@ -4,7 +4,9 @@
 #include <linux/falloc.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <mutex>
 #include <span>
 
 #include "fs/ops.h"
@@ -61,11 +63,12 @@ constexpr bool is_known_fallocate(int mode) {
          mode == (FALLOC_FL_ZERO_RANGE | kKeep);
 }
 
-// What is allocated ahead must leave live swap files what they owe.
-Result<> check_room(Filesystem& fs, meta::InodeNumber inode, int blob, off_t length) {
+// What is allocated ahead must leave live swap files what they owe. What the file has already may lie elsewhere in it:
+// so that is counted for it.
+Result<> check_room(Filesystem& fs, meta::InodeNumber inode, int blob, off_t offset, off_t length) {
   TRY_ASSIGN(const struct stat st, io::stat_fd(blob));
-  const off_t allocated = st.st_blocks * 512;
-  return length > allocated ? fs.tree.check_room(inode, static_cast<uint64_t>(length - allocated)) : success();
+  const off_t missing = std::min(length, offset + length - st.st_blocks * 512);
+  return missing > 0 ? fs.tree.check_room(inode, static_cast<uint64_t>(missing)) : success();
 }
 
 Result<> allocate(Filesystem& fs, meta::InodeNumber inode, int mode, off_t offset, off_t length) {
@@ -73,7 +76,8 @@ Result<> allocate(Filesystem& fs, meta::InodeNumber inode, int mode, off_t offse
   TRY(fs.adoptions.cut(inode));
   // For this call only: while no open writes through the daemon, it holds nothing open for writing (lease probes).
   TRY_ASSIGN(const io::Fd blob, fs.tree.open_blob(inode, O_WRONLY));
-  if ((mode & ~FALLOC_FL_KEEP_SIZE) == 0) TRY(check_room(fs, inode, blob.get(), length));
+  const std::lock_guard lock(fs.allocating);
+  if ((mode & FALLOC_FL_PUNCH_HOLE) == 0) TRY(check_room(fs, inode, blob.get(), offset, length));
   if (io::retry_interrupted([&] { return ::fallocate(blob.get(), mode, offset, length); }) != 0) {
     return last_error("fallocate");
   }

@@ -11,6 +11,7 @@
 #include <mutex>
 
 #include "io/log.h"
+#include "io/mount_table.h"
 #include "io/unmount.h"
 
 namespace ckptfs::fs {
@@ -63,6 +64,11 @@ class Arguments {
   char* options_ = nullptr;
 };
 
+std::optional<io::MountEntry> mounted_here(const std::string& mountpoint) {
+  const auto mounts = io::mount_table();
+  return mounts ? io::mounted_at(mounts.value(), mountpoint) : std::nullopt;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Session>> Session::make(const Options& options, const fuse_lowlevel_ops& ops, void* user_data) {
@@ -90,6 +96,7 @@ Result<> Session::mount() {
   const int result = fuse_session_loop(get());
   if (result < 0) return fuse_error("the kernel's FUSE_INIT could not be answered");
   fuse_session_reset(get());
+  if (const auto mount = mounted_here(options_.mountpoint)) device_ = mount->device;
   stopper_ = std::thread([this] { wait_for_stop(); });
   return success();
 }
@@ -126,17 +133,27 @@ void Session::wait_for_stop() {
   while (::poll(&waiting, 1, -1) < 0 && errno == EINTR) {
   }
   if (loop_ended_) return;
+  unmount_or_detach();
+  if (loop_ends_within(kGraceMilliseconds)) return;
+  log::warn("{}: files are still open; leaving all the same", options_.mountpoint);
+  forced_ = true;
+  workers_->stop();
+}
+
+void Session::unmount_or_detach() const {
   const std::string& mountpoint = options_.mountpoint;
+  const auto mount = mounted_here(mountpoint);
+  if (!device_.empty() && (!mount || mount->device != device_)) {  // what may be there by now is another's
+    log::warn("{} is unmounted already, but still in use elsewhere; waiting up to {} s", mountpoint,
+              kGraceMilliseconds / 1000);
+    return;
+  }
   if (const auto unmounted = io::unmount(mountpoint, io::Unmount::now); !unmounted) {
     log::warn("{} is in use ({}): detached; waiting up to {} s for its files to be closed", mountpoint,
               unmounted.error().message(), kGraceMilliseconds / 1000);
     const auto detached = io::unmount(mountpoint, io::Unmount::detach);
     if (!detached) log::error("{} stays mounted: {}", mountpoint, detached.error().message());
   }
-  if (loop_ends_within(kGraceMilliseconds)) return;
-  log::warn("{}: files are still open; leaving all the same", mountpoint);
-  forced_ = true;
-  workers_->stop();
 }
 
 }  // namespace ckptfs::fs

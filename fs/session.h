@@ -51,6 +51,7 @@ class Session {
 
   Session(const Options& options, io::Fd wake) : options_(options), wake_(std::move(wake)) {}
   void wait_for_stop();
+  void unmount_or_detach() const;
   bool loop_ends_within(int milliseconds) const;
 
   static constexpr int kGraceMilliseconds = 10000;
@@ -58,6 +59,7 @@ class Session {
   const Options options_;
   const io::Fd wake_;  // eventfd: stop() writes to it
   std::unique_ptr<fuse_session, Deleter> session_;
+  std::string device_;  // of the mount, from mount() on
   std::optional<Workers> workers_;
   std::thread stopper_;
   std::atomic<bool> loop_ended_{false};

@@ -59,6 +59,7 @@ Result<std::unique_ptr<Checkpoint>> Checkpoint::open(const std::string& path) {
   if (step) {
     found->add_items(meta::formats::read_checkpoint(found->files_));
   } else if (path.ends_with(".safetensors")) {
+    TRY(found->files_.open(0));
     found->add_items(meta::formats::read_safetensors(found->files_, 0));
   } else if (const auto added = found->add_storages(); !added) {
     return Error(added.error().errno_value(), path + ": " + added.error().message());

@@ -52,7 +52,7 @@ Result<io::Fd> create(const std::string& path) {
 
 // What could not be begun leaves no file.
 Error abandoned(const std::string& path, const Error& why) {
-  if (::unlink(path.c_str()) != 0) log::warn("{}", last_error(path + ": it is left, empty").message());
+  if (::unlink(path.c_str()) != 0) log::warn("{}", last_error(path + ": it is left, and holds nothing").message());
   return why;
 }
 
@@ -108,7 +108,9 @@ Result<> StepSave::add(File file, std::vector<Part> parts, Stream stream) {
   const std::string path = path_of(file.name);
   TRY_ASSIGN(io::Fd target, create(path));
   if (mount_) {
-    if (auto room = io::allocate(target.get(), file.size); !room) return abandoned(path, room.error());
+    if (auto room = io::allocate(target.get(), file.size); !room) {
+      return abandoned(path, Error(room.error().errno_value(), path + ": " + room.error().message()));
+    }
     auto blob = mount_->blob_to_write(path);
     if (blob) {
       file.opened = std::exchange(target, std::move(blob).value());

@@ -101,15 +101,16 @@ std::vector<Holder> find_holders(const MountEntry& mount, size_t limit) {
 
 std::vector<Holder> find_copies(const MountEntry& mount, size_t limit) {
   std::vector<Holder> copies;
-  std::set<std::string> seen{target_of("/proc/self/ns/mnt")};
+  const std::string own = target_of("/proc/self/ns/mnt");
+  std::set<std::string> seen;
   for_each_process([&](pid_t pid, const files::path& process) {
-    if (!seen.insert(target_of(process / "ns/mnt")).second) return true;
+    std::error_code hidden;
+    const std::string space = files::read_symlink(process / "ns/mnt", hidden);
     const auto table = read_text(process / "mountinfo");
-    if (!table) return true;
+    if (hidden || !table || !seen.insert(space).second) return true;
     for (const MountEntry& entry : io::parse_mount_table(table.value())) {
-      if (entry.device != mount.device || !io::is_ckptfs(entry)) continue;
-      copies.push_back({pid, command_of(process), entry.mountpoint, "mounted"});
-      break;
+      if (entry.device != mount.device || !io::is_ckptfs(entry) || copies.size() == limit) continue;
+      copies.push_back({space == own ? 0 : pid, command_of(process), entry.mountpoint, "mounted"});
     }
     return copies.size() < limit;
   });

@@ -24,8 +24,8 @@ struct Holder {
 // At most `limit`, one for each process and path.
 std::vector<Holder> find_holders(const MountEntry& mount, size_t limit);
 
-// Other mount namespaces where the file system is mounted: a process of each, and the mountpoint there. Each keeps the
-// daemon serving after it was unmounted here.
+// Where the file system is mounted, in this mount namespace (pid 0) and in others (a process of each), as the
+// mountpoint there. Each keeps the daemon serving.
 std::vector<Holder> find_copies(const MountEntry& mount, size_t limit);
 
 }  // namespace ckptfs::fs::cli

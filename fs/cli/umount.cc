@@ -72,19 +72,31 @@ int detach_dead(const MountEntry& mount) {
   return unmount_left_image(mount.source);
 }
 
+// As one word for a shell.
+std::string quoted(const std::string& path) {
+  std::string word = "'";
+  for (const char c : printable(path)) word += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return word + "'";
+}
+
 void say_what_is_waited_for(const MountEntry& mount, pid_t daemon) {
   const auto copies = find_copies(mount, kMaximumHolders);
   if (copies.empty()) {
     std::fprintf(stderr, "ckptfs: waiting for the daemon (pid %d) to write everything down\n", daemon);
     return;
   }
-  std::fprintf(stderr,
-               "ckptfs: %s: unmounted here, but other mount namespaces (containers) have it too, and the daemon serves "
-               "them until it is unmounted there, or they end:\n",
-               printable(mount.mountpoint).c_str());
+  std::fprintf(
+      stderr,
+      "ckptfs: %s: unmounted, but also mounted elsewhere (containers, bind mounts), where the daemon serves it "
+      "until these are run, or the containers end:\n",
+      printable(mount.mountpoint).c_str());
   for (const Holder& copy : copies) {
-    std::fprintf(stderr, "  pid %d (%s): nsenter --mount --target %d umount %s\n", copy.pid,
-                 printable(copy.command).c_str(), copy.pid, printable(copy.path).c_str());
+    if (copy.pid == 0) {
+      std::fprintf(stderr, "  umount %s\n", quoted(copy.path).c_str());
+    } else {  // not by nsenter, which runs what the container has for umount
+      std::fprintf(stderr, "  umount --namespace %d %s  # of %s\n", copy.pid, quoted(copy.path).c_str(),
+                   printable(copy.command).c_str());
+    }
   }
   std::fprintf(stderr, "  To end it under them all the same: kill %d\n", daemon);
 }

@@ -45,7 +45,7 @@ def _deepspeed_classes():
 class CheckpointEngine(_Base):
     """See above. `seal`: steps on a ckptfs mount become read-only; `allow`: more classes that files may hold."""
 
-    leaves_ids = True  # ckptfs.deepspeed.save_checkpoint need not
+    is_ckptfs = True  # for ckptfs.deepspeed's functions
 
     def __init__(self, engine, *, seal=True, allow=()):
         super().__init__()
@@ -104,10 +104,11 @@ class CheckpointEngine(_Base):
 
     def _add_ids(self):
         """The names of the numbers that DeepSpeed's files have, for the views."""
-        ids = ids_of(self._engine()) if self._rank == 0 else {}
         try:
+            ids = ids_of(self._engine()) if self._rank == 0 else {}
             if ids:
                 self._step.add_bytes(IDS, json.dumps(ids).encode())
+                self._step.wait_copied()
         except Exception as problem:  # noqa: BLE001 - training goes on
             self._failed(problem)
 
@@ -188,6 +189,7 @@ class CheckpointEngine(_Base):
         folder = self._folder() / "offloaded_tensors" / f"rank{self._rank:02d}"
         if folder.is_dir():
             durable.sync(folder)
+            durable.sync_one(folder.parent)
 
     def _point_to_it(self):
         if self._info.save_latest:

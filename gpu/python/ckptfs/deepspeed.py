@@ -107,7 +107,7 @@ def save_checkpoint(engine, save_dir, tag=None, client_state=None, save_latest=T
     engine.save_checkpoint itself: it returns before, and what fails is logged.
     """
     writer = getattr(engine, "checkpoint_engine", None)
-    if getattr(writer, "leaves_ids", False):
+    if getattr(writer, "is_ckptfs", False):
         return engine.save_checkpoint(save_dir, tag=tag, client_state=client_state or {}, save_latest=save_latest, **options)
     _require(not (hasattr(writer, "is_decoupled") and writer.is_decoupled()),
              "a checkpoint engine that writes after save_checkpoint has returned is not supported")
@@ -116,8 +116,9 @@ def save_checkpoint(engine, save_dir, tag=None, client_state=None, save_latest=T
     step = pathlib.Path(save_dir) / tag
     rank, ranks = _share(engine)
     with _Together("the step is not complete, and `latest` was left as it is"):  # all files are there
-        if rank == 0 and ids_of(engine):
-            (step / IDS).write_text(json.dumps(ids_of(engine)))
+        ids = ids_of(engine) if rank == 0 else {}
+        if ids:
+            (step / IDS).write_text(json.dumps(ids))
     with _Together("the step is not durable, and `latest` was left as it is"):
         durable.sync(step, rank, ranks)
         durable.sync_one(step.parent)
@@ -176,7 +177,7 @@ def load_checkpoint(engine, load_dir, tag=None, **options):
     ranks, sub-groups or parameters.
     """
     optimizer, reader = engine.optimizer, getattr(engine, "checkpoint_engine", None)
-    if getattr(reader, "leaves_ids", False):
+    if getattr(reader, "is_ckptfs", False):
         reader.wait()  # what was saved last is there, and `latest`
     if not getattr(optimizer, "swap_optimizer", False):
         return engine.load_checkpoint(load_dir, tag, **options)

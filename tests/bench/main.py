@@ -40,7 +40,7 @@ PARTS = {
 }
 
 # Measured again with the image on the machine's disk: what a disk in memory is too quick for.
-ON_DISK = ("data", "deepspeed", "past")
+ON_DISK = ("data", "past")
 
 EXAMPLES = """\
 Ratios are taken pair by pair in the same run; the bars are those of the project, and are judged only here. The image

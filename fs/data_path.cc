@@ -24,6 +24,7 @@ constexpr off_t align_down(off_t value, off_t alignment) { return value - value 
 constexpr off_t align_up(off_t value, off_t alignment) { return align_down(value + alignment - 1, alignment); }
 
 constexpr off_t kPage = 4096;
+constexpr off_t kRequestsInFlight = 16;  // of one writer, at most, as expect_borders takes it
 
 bool is_aligned(const void* memory, size_t alignment) { return reinterpret_cast<uintptr_t>(memory) % alignment == 0; }
 
@@ -113,13 +114,20 @@ DataPath::Written DataPath::write_in_parts(std::span<const std::byte> data, off_
   const auto body = data.subspan(head.size(), static_cast<size_t>(body_end - body_start));
   const auto tail = data.subspan(head.size() + body.size());
 
-  // The tail's page, where the disk has it: its read goes on beside head and body, not under the file's lock.
-  if (!tail.empty()) ::posix_fadvise(buffered(), body_end, static_cast<off_t>(tail.size()), POSIX_FADV_WILLNEED);
+  if (!tail.empty()) expect_borders(body_end, static_cast<off_t>(data.size()));
   Written first = write_buffered(buffered(), head, offset);
   if (first.error) return first;
   Written rest =
       head.empty() && tail.empty() ? write_direct(body, body_start) : write_body_and_tail(body, tail, body_start);
   return {first.bytes + rest.bytes, std::move(rest.error)};
+}
+
+// Pages that are written in part are read from the disk before, not under the file's lock: the one at `border`, and the
+// one that a stream of such requests comes to behind those that may be in flight already.
+void DataPath::expect_borders(off_t border, off_t request) const {
+  for (const off_t page : {border, align_down(border + kRequestsInFlight * request, kPage)}) {
+    ::posix_fadvise(buffered(), page, kPage, POSIX_FADV_WILLNEED);
+  }
 }
 
 // The tail is written while the body is in flight. Were the file's lock held through the direct write, the heads and

@@ -35,6 +35,7 @@ DataPath::Written write(const Handle& handle, std::span<const std::byte> data, o
   if (handle.blocks) return handle.blocks->write(data, offset, *handle.data);
   DataPath::Written taken;
   if (handle.adoption) taken = handle.adoption->write(data, offset);
+  if (!taken.error && taken.bytes == data.size()) Workers::note_lockstep();
   if (taken.error || taken.bytes == data.size()) return taken;
   DataPath::Written rest = handle.data->write(data.subspan(taken.bytes), offset + static_cast<off_t>(taken.bytes));
   return {taken.bytes + rest.bytes, std::move(rest.error)};

@@ -69,6 +69,11 @@ constexpr unsigned kPrompt = 32;
 constexpr std::chrono::microseconds kClose{500};
 constexpr std::chrono::seconds kLetGo{1};  // after the last of them
 
+// In lockstep: how long others may wait for a request that takes long after all.
+constexpr std::chrono::milliseconds kLook{2};
+
+thread_local bool in_lockstep = false;
+
 // Interrupts the read that a thread waits in.
 constexpr int kWakeSignal = SIGUSR2;
 void wake_nothing(int) {}
@@ -105,6 +110,8 @@ std::span<const std::byte> Workers::payload_of_write(const char* data, size_t si
   return {address, size};
 }
 
+void Workers::note_lockstep() { in_lockstep = true; }
+
 unsigned Workers::suitable() { return std::clamp(4 * std::thread::hardware_concurrency(), 8U, 32U); }
 
 Result<> Workers::run() {
@@ -114,25 +121,31 @@ Result<> Workers::run() {
   wait_for_end(lock);
   // A signal is lost on a thread that is about to wait, so again until all have ended.
   while (!changed_.wait_for(lock, std::chrono::milliseconds(20), [this] { return serving_ == 0; })) {
-    for (std::thread& thread : threads_) pthread_kill(thread.native_handle(), kWakeSignal);
+    for (Worker& worker : workers_) pthread_kill(worker.thread.native_handle(), kWakeSignal);
   }
-  std::list<std::thread> ended = std::move(threads_);
+  std::list<Worker> ended = std::move(workers_);
   lock.unlock();
-  for (std::thread& thread : ended) thread.join();
+  for (Worker& worker : ended) worker.thread.join();
   return outcome_;
 }
 
 void Workers::wait_for_end(std::unique_lock<std::mutex>& lock) {
   io::WakeLatency latency;
   bool refused = false;
+  Clock::time_point prompt;
   const auto ended = [this] { return stopped_ || serving_ == 0; };
   while (!ended()) {
-    if (latency.is_held()) {
-      changed_.wait_for(lock, kLetGo, ended);
+    if (lockstep_) {
+      changed_.wait_for(lock, kLook, ended);
+    } else if (latency.is_held()) {
+      changed_.wait_for(lock, kLetGo, [&] { return ended() || lockstep_; });
     } else {
-      changed_.wait(lock, [&] { return ended() || (prompt_ && !refused); });
+      changed_.wait(lock, [&] { return ended() || lockstep_ || (prompt_ && !refused); });
     }
-    const bool wanted = std::exchange(prompt_, false);
+    const auto now = Clock::now();
+    if (lockstep_) look_after_lockstep();
+    if (std::exchange(prompt_, false)) prompt = now;
+    const bool wanted = now - prompt < kLetGo && !refused;
     if (wanted == latency.is_held()) continue;
     lock.unlock();
     if (!wanted) latency.let_go();
@@ -144,13 +157,41 @@ void Workers::wait_for_end(std::unique_lock<std::mutex>& lock) {
   }
 }
 
+// With mutex_ held. Has the threads that wait in vain rest, and ends it when its caller has, or a request takes long.
+void Workers::look_after_lockstep() {
+  const auto quiet = Clock::now() - arrived_;
+  if (waiting_ == 0) {
+    if (quiet < kLook) return;
+    log::debug("a request of thread {} takes long: others serve, too", caller_);
+    lockstep_ = false;
+    call_one();
+  } else if (quiet > kLetGo) {
+    lockstep_ = false;
+  } else if (waiting_ > 1) {
+    for (Worker& worker : workers_) {
+      if (worker.waiting) pthread_kill(worker.thread.native_handle(), kWakeSignal);
+    }
+  }
+}
+
 // With mutex_ held.
-void Workers::note_arrival() {
+void Workers::note_arrival(uint32_t caller) {
   const auto now = Clock::now();
-  const bool alone = waiting_ + 1 == serving_;
+  const bool alone = waiting_ + resting_ + 1 == serving_;
   const bool close = now - std::exchange(arrived_, now) < kClose;
   one_at_a_time_ = alone && close ? one_at_a_time_ + 1 : 0;
   if (one_at_a_time_ >= kPrompt && !std::exchange(prompt_, true)) changed_.notify_all();
+  const bool known = caller != 0;  // 0: of the kernel, or of another pid namespace
+  if (std::exchange(caller_, caller) != caller || !known || !close) steps_ = 0;
+  if (steps_ == 0) lockstep_ = false;
+}
+
+// With mutex_ held.
+void Workers::note_served() {
+  steps_ = std::exchange(in_lockstep, false) ? steps_ + 1 : 0;
+  if (steps_ < kPrompt || std::exchange(lockstep_, true)) return;
+  log::debug("thread {} copies in lockstep: one thread serves it", caller_);
+  changed_.notify_all();
 }
 
 void Workers::stop() {
@@ -158,14 +199,17 @@ void Workers::stop() {
   const std::lock_guard lock(mutex_);
   stopped_ = true;
   changed_.notify_all();
+  called_.notify_all();
 }
 
 // With mutex_ held.
 Result<> Workers::add_thread() {
   const SignalsBlocked blocked;
+  Worker& worker = workers_.emplace_back();
   try {
-    threads_.emplace_back([this] { serve(); });
+    worker.thread = std::thread([this, &worker] { serve(worker); });
   } catch (const std::system_error& error) {
+    workers_.pop_back();
     return Error(EAGAIN, std::string("no thread to serve requests: ") + error.what());
   }
   ++serving_;
@@ -173,7 +217,19 @@ Result<> Workers::add_thread() {
   return success();
 }
 
-void Workers::serve() {
+// With mutex_ held. One more waits for requests.
+void Workers::call_one() {
+  if (resting_ > 0) {
+    --resting_;
+    ++waiting_;
+    ++calls_;
+    called_.notify_one();
+  } else if (serving_ < most_ && !stopped_) {
+    if (const auto added = add_thread(); !added) log::warn("{}; {} serve", added.error().message(), serving_);
+  }
+}
+
+void Workers::serve(Worker& self) {
   pthread_setname_np(pthread_self(), "fuse_worker");
   io::AlignedBuffer memory;
   const auto room = memory.get(kReceive);
@@ -186,8 +242,11 @@ void Workers::serve() {
       fuse_buf request{};
       request.mem = room.data() + kHeaders;
       request.size = static_cast<size_t>(received);
-      serve_one(request);
-    } else if (received != -EINTR) {
+      serve_one(self, request);
+    } else if (received == -EINTR) {
+      std::unique_lock lock(mutex_);
+      rest_in_lockstep(lock, self);
+    } else {
       if (received < 0) outcome = Error(static_cast<int>(-received), "receiving requests from the kernel");
       break;
     }
@@ -199,20 +258,39 @@ void Workers::serve() {
   stopped_ = true;
   fuse_session_exit(session_);
   changed_.notify_all();
+  called_.notify_all();
 }
 
-void Workers::serve_one(fuse_buf& request) {
+void Workers::serve_one(Worker& self, fuse_buf& request) {
   {
     const std::lock_guard lock(mutex_);
     --waiting_;
-    note_arrival();
-    if (waiting_ == 0 && serving_ < most_ && !stopped_) {
-      if (const auto added = add_thread(); !added) log::warn("{}; {} serve", added.error().message(), serving_);
-    }
+    self.waiting = false;
+    note_arrival(static_cast<const fuse_in_header*>(request.mem)->pid);
+    if (waiting_ == 0 && !lockstep_) call_one();
   }
   fuse_session_process_buf(session_, &request);
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   ++waiting_;
+  self.waiting = true;
+  note_served();
+  rest_in_lockstep(lock, self);
+}
+
+// Until it is called, if another waits for requests.
+void Workers::rest_in_lockstep(std::unique_lock<std::mutex>& lock, Worker& self) {
+  if (!lockstep_ || waiting_ == 1) return;
+  --waiting_;
+  ++resting_;
+  self.waiting = false;
+  called_.wait(lock, [this] { return calls_ > 0 || stopped_; });
+  self.waiting = true;
+  if (calls_ > 0) {
+    --calls_;  // and counted as waiting
+  } else {
+    --resting_;
+    ++waiting_;
+  }
 }
 
 }  // namespace ckptfs::fs

@@ -8,6 +8,11 @@
 // While requests come one at a time, each soon after the last (a copy by READs and WRITEs: 64 KiB each), most of their
 // time goes into waking processors, so then run() keeps these from halting (io/wake_latency.h), until a second after.
 //
+// And while they come *in lockstep*, which is when one caller waits for each and what serves it is all in memory, a
+// single thread waits for requests, and the others rest: each that waits is woken by a request that another takes, and
+// taking turns they have nothing in their caches. Any other request ends that before it is served, as does one that
+// takes long.
+//
 // Thread safety: stop() from any thread, at any time; run() once.
 #pragma once
 
@@ -36,6 +41,8 @@ class Workers {
 
   // What a write carries, from what libfuse takes for it: there lies its address. Valid while the request is served.
   static std::span<const std::byte> payload_of_write(const char* data, size_t size);
+  // Of the request that this thread serves: it needed nothing but memory, and the next of its caller will not either.
+  static void note_lockstep();
 
   Workers(fuse_session* session, unsigned most) : session_(session), most_(most) {}
 
@@ -47,27 +54,41 @@ class Workers {
 
  private:
   using Clock = std::chrono::steady_clock;
+  struct Worker {
+    std::thread thread;
+    bool waiting = true;  // guarded by mutex_; for a request
+  };
 
   Result<> add_thread();
+  void call_one();
   void wait_for_end(std::unique_lock<std::mutex>& lock);
-  void note_arrival();
-  void serve();
-  void serve_one(fuse_buf& request);
+  void note_arrival(uint32_t caller);
+  void note_served();
+  void look_after_lockstep();
+  void serve(Worker& self);
+  void serve_one(Worker& self, fuse_buf& request);
+  void rest_in_lockstep(std::unique_lock<std::mutex>& lock, Worker& self);
 
   fuse_session* const session_;
   const unsigned most_;
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::list<std::thread> threads_;  // guarded by mutex_; only ever grows until run() joins them
-  unsigned serving_ = 0;            // guarded by mutex_; threads that have not ended
-  unsigned waiting_ = 0;            // guarded by mutex_; of these, waiting for a request
-  bool stopped_ = false;            // guarded by mutex_
-  Result<> outcome_ = success();    // guarded by mutex_
+  std::condition_variable called_;
+  std::list<Worker> workers_;     // guarded by mutex_; only ever grows until run() joins them
+  unsigned serving_ = 0;          // guarded by mutex_; threads that have not ended
+  unsigned waiting_ = 0;          // guarded by mutex_; of these, waiting for a request, or called
+  unsigned resting_ = 0;          // guarded by mutex_; of these, until they are called
+  unsigned calls_ = 0;            // guarded by mutex_; that nobody has heard yet
+  bool stopped_ = false;          // guarded by mutex_
+  Result<> outcome_ = success();  // guarded by mutex_
 
   Clock::time_point arrived_;   // guarded by mutex_; the last request
+  uint32_t caller_ = 0;         // guarded by mutex_; the thread that made it
   unsigned one_at_a_time_ = 0;  // guarded by mutex_; requests that did, one after another
+  unsigned steps_ = 0;          // guarded by mutex_; of these, of one caller and in lockstep
   bool prompt_ = false;         // guarded by mutex_; enough of them, since the last look
+  bool lockstep_ = false;       // guarded by mutex_
 };
 
 }  // namespace ckptfs::fs

@@ -246,6 +246,8 @@ class Store:
 class Mount:
     """A store mounted by a daemon of its own."""
 
+    log_level = "info"
+
     def __init__(self, store, point, mode="passthrough", odirect="safe", binary=None, faults=None, options=()):
         self.store = store
         self.path = pathlib.Path(point)
@@ -258,7 +260,7 @@ class Mount:
         self.log = self.path.parent / f"{self.path.name}.log"
 
     def command(self):
-        words = [self.binary, "mount", "--log", str(self.log), "--log-level", "info"]
+        words = [self.binary, "mount", "--log", str(self.log), "--log-level", self.log_level]
         if self.store.image:
             words += ["--image", self.store.image, "--sector", str(self.store.sector)]
         words += ["-o", f"passthrough={'on' if self.mode == 'passthrough' else 'off'}", "-o", f"odirect={self.odirect}"]

@@ -66,7 +66,7 @@ class Workers {
   void note_served();
   void look_after_lockstep();
   void serve(Worker& self);
-  void serve_one(Worker& self, fuse_buf& request);
+  bool serve_one(Worker& self, fuse_buf& request);
   void rest_in_lockstep(std::unique_lock<std::mutex>& lock, Worker& self);
 
   fuse_session* const session_;

@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
+#include <limits>
 
 #include "io/fault.h"
 #include "io/log.h"
@@ -114,7 +116,7 @@ DataPath::Written DataPath::write_in_parts(std::span<const std::byte> data, off_
   const auto body = data.subspan(head.size(), static_cast<size_t>(body_end - body_start));
   const auto tail = data.subspan(head.size() + body.size());
 
-  if (!tail.empty()) expect_borders(body_end, static_cast<off_t>(data.size()));
+  if (!body.empty() && !tail.empty()) expect_borders(end, static_cast<off_t>(data.size()));
   Written first = write_buffered(buffered(), head, offset);
   if (first.error) return first;
   Written rest =
@@ -122,12 +124,15 @@ DataPath::Written DataPath::write_in_parts(std::span<const std::byte> data, off_
   return {first.bytes + rest.bytes, std::move(rest.error)};
 }
 
-// Pages that are written in part are read from the disk before, not under the file's lock: the one at `border`, and the
+// Pages that are written in part are read from the disk before, not under the file's lock: the one at `end`, and the
 // one that a stream of such requests comes to behind those that may be in flight already.
-void DataPath::expect_borders(off_t border, off_t request) const {
-  for (const off_t page : {border, align_down(border + kRequestsInFlight * request, kPage)}) {
-    ::posix_fadvise(buffered(), page, kPage, POSIX_FADV_WILLNEED);
-  }
+void DataPath::expect_borders(off_t end, off_t request) {
+  const auto expect = [&](off_t at) { ::posix_fadvise(buffered(), align_down(at, kPage), kPage, POSIX_FADV_WILLNEED); };
+  expect(end);
+  const off_t in_flight = kRequestsInFlight * request;
+  const off_t before = unaligned_end_.exchange(end, std::memory_order_relaxed);
+  const bool is_stream = std::abs(end - before) <= in_flight;  // its requests may come in any order
+  if (is_stream && end <= std::numeric_limits<off_t>::max() - in_flight) expect(end + in_flight);
 }
 
 // The tail is written while the body is in flight. Were the file's lock held through the direct write, the heads and

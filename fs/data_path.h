@@ -62,7 +62,7 @@ class DataPath {
   Result<std::span<const std::byte>> read_buffered(size_t size, off_t offset);
   Result<std::span<const std::byte>> read_direct(size_t size, off_t offset);
   off_t border(off_t at) const;
-  void expect_borders(off_t border, off_t request) const;
+  void expect_borders(off_t end, off_t request);
   Written write_in_parts(std::span<const std::byte> data, off_t offset);
   Written write_direct(std::span<const std::byte> body, off_t offset);
   Written write_body_and_tail(std::span<const std::byte> body, std::span<const std::byte> tail, off_t offset);
@@ -75,6 +75,7 @@ class DataPath {
   Counters& counters_;
   const std::function<bool()> is_only_open_;
   std::atomic<bool> direct_refused_{false};
+  std::atomic<off_t> unaligned_end_{0};  // where the last write ended that was not aligned
 };
 
 }  // namespace ckptfs::fs

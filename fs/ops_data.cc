@@ -34,9 +34,14 @@ void op_read(fuse_req_t req, fuse_ino_t inode, size_t size, off_t offset, fuse_f
 DataPath::Written write(const Handle& handle, std::span<const std::byte> data, off_t offset) {
   if (handle.blocks) return handle.blocks->write(data, offset, *handle.data);
   DataPath::Written taken;
-  if (handle.adoption) taken = handle.adoption->write(data, offset);
-  if (!taken.error && taken.bytes == data.size()) Workers::note_lockstep();
-  if (taken.error || taken.bytes == data.size()) return taken;
+  if (handle.adoption) {
+    taken = handle.adoption->write(data, offset);
+    if (taken.error) return taken;
+    if (taken.bytes == data.size()) {
+      Workers::note_step();
+      return taken;
+    }
+  }
   DataPath::Written rest = handle.data->write(data.subspan(taken.bytes), offset + static_cast<off_t>(taken.bytes));
   return {taken.bytes + rest.bytes, std::move(rest.error)};
 }

@@ -1,6 +1,5 @@
 #include "fs/workers.h"
 
-#include <linux/fuse.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -8,9 +7,11 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <optional>
 #include <system_error>
 #include <utility>
 
@@ -41,6 +42,21 @@ constexpr size_t kReceive = kHeaders + kWriteHeaders + Workers::kLargestWrite;
 // in streams whose offsets differ by whole pages; any other is copied, that is all.
 size_t expected_shift(const WriteHeaders& request) { return request.write.offset % Workers::kPage; }
 
+// Linux 6.18 asks for a copy by FUSE_COPY_FILE_RANGE_64 first (protocol 7.45), which libfuse 3.17 does not know. Were
+// it refused, the kernel would ask as before; but refused to two callers at the same moment, it believes that the
+// second was refused that too, and copies by READs and WRITEs as long as the mount lasts. The request is the same, and
+// its answer of 64 bits is the old one of 32 and zeros, if that suffices for the length.
+constexpr uint32_t kCopyFileRange64 = 53;
+static_assert(std::endian::native == std::endian::little);
+
+void ask_as_before(std::span<std::byte> request) {
+  auto* const header = reinterpret_cast<fuse_in_header*>(request.data());
+  if (header->opcode != kCopyFileRange64 || request.size() < sizeof *header + sizeof(fuse_copy_file_range_in)) return;
+  auto* const copy = reinterpret_cast<fuse_copy_file_range_in*>(header + 1);
+  header->opcode = FUSE_COPY_FILE_RANGE;
+  copy->len = std::min<uint64_t>(copy->len, uint64_t{1} << 31);
+}
+
 // Receives a request into `memory`. Bytes as libfuse has them; 0: the connection is gone; -errno.
 ssize_t receive(int connection, std::span<std::byte> memory, size_t& shift) {
   const auto headers = memory.subspan(kHeaders, kWriteHeaders);
@@ -57,6 +73,7 @@ ssize_t receive(int connection, std::span<std::byte> memory, size_t& shift) {
   const size_t more = static_cast<size_t>(received) - std::min(static_cast<size_t>(received), kWriteHeaders);
   if (request->in.opcode != FUSE_WRITE) {
     std::memcpy(rest.data(), payload.data(), more);
+    ask_as_before(memory.subspan(kHeaders, static_cast<size_t>(received)));
   } else if (static_cast<size_t>(received) >= kWriteHeaders) {
     const std::byte* const address = payload.data();
     std::memcpy(rest.data(), &address, sizeof address);
@@ -70,23 +87,26 @@ constexpr unsigned kPrompt = 32;
 constexpr std::chrono::microseconds kClose{500};
 constexpr std::chrono::seconds kLetGo{1};  // after the last of them
 
-// In lockstep: how long others may wait for a request that takes long after all.
-constexpr std::chrono::milliseconds kLook{2};
-
+// In lockstep: after how long others serve beside a request, and how often that is looked at.
+constexpr std::chrono::milliseconds kStuck{2};
 // In lockstep: how long a caller takes from an answer to its next request, mostly.
 constexpr std::chrono::microseconds kNext{20};
 
-thread_local bool in_lockstep = false;
+thread_local bool is_step = false;
 
-// Waits for a request that comes in a moment without a sleep. To the scheduler two threads that sleep in turn seem to
-// need one processor, and it may leave them there: then nothing is read ahead beside the caller. Costs no more than the
-// idle processor, which does not halt meanwhile either.
-void wait_awake(int connection) {
+// Waits for a request that comes in a moment without a sleep; whether it came. To the scheduler two threads that sleep
+// in turn seem to need one processor, and it may leave them there: then nothing is read ahead beside the caller. Costs
+// no more than the idle processor, as long as that is kept from halting too.
+bool wait_awake(int connection) {
   pollfd next{connection, POLLIN, 0};
   const auto until = std::chrono::steady_clock::now() + kNext;
-  while (::poll(&next, 1, 0) == 0 && std::chrono::steady_clock::now() < until) {
+  while (std::chrono::steady_clock::now() < until) {
+    if (::poll(&next, 1, 0) != 0) return true;
   }
+  return false;
 }
+// So often in vain, one after another, and it sleeps, until the next time that requests come in lockstep.
+constexpr unsigned kVain = 16;
 
 // Interrupts the read that a thread waits in.
 constexpr int kWakeSignal = SIGUSR2;
@@ -124,7 +144,7 @@ std::span<const std::byte> Workers::payload_of_write(const char* data, size_t si
   return {address, size};
 }
 
-void Workers::note_lockstep() { in_lockstep = true; }
+void Workers::note_step() { is_step = true; }
 
 unsigned Workers::suitable() { return std::clamp(4 * std::thread::hardware_concurrency(), 8U, 32U); }
 
@@ -146,20 +166,20 @@ Result<> Workers::run() {
 void Workers::wait_for_end(std::unique_lock<std::mutex>& lock) {
   io::WakeLatency latency;
   bool refused = false;
-  Clock::time_point prompt;
+  std::optional<Clock::time_point> prompt;
   const auto ended = [this] { return stopped_ || serving_ == 0; };
   while (!ended()) {
     if (lockstep_) {
-      changed_.wait_for(lock, kLook, ended);
+      changed_.wait_for(lock, kStuck, ended);
     } else if (latency.is_held()) {
       changed_.wait_for(lock, kLetGo, [&] { return ended() || lockstep_; });
     } else {
       changed_.wait(lock, [&] { return ended() || lockstep_ || (prompt_ && !refused); });
     }
     const auto now = Clock::now();
-    if (lockstep_) look_after_lockstep();
-    if (std::exchange(prompt_, false)) prompt = now;
-    const bool wanted = now - prompt < kLetGo && !refused;
+    if (std::exchange(prompt_, false) || lockstep_) prompt = now;
+    if (lockstep_) look_after_lockstep(lock);
+    const bool wanted = prompt && now - *prompt < kLetGo && !refused;
     if (wanted == latency.is_held()) continue;
     lock.unlock();
     if (!wanted) latency.let_go();
@@ -168,19 +188,24 @@ void Workers::wait_for_end(std::unique_lock<std::mutex>& lock) {
       log::warn("processors are not kept from halting during copies: {}", held.error().message());
     }
     lock.lock();
+    awake_ = latency.is_held() && std::thread::hardware_concurrency() > 1;
   }
 }
 
-// With mutex_ held. Has the threads that wait in vain rest, and ends it when its caller has, or a request takes long.
-void Workers::look_after_lockstep() {
+// With mutex_ held, but for what it logs. Has the threads that wait in vain rest, and ends lockstep when its caller
+// has, or a request takes long.
+void Workers::look_after_lockstep(std::unique_lock<std::mutex>& lock) {
   const auto quiet = Clock::now() - arrived_;
   if (waiting_ == 0) {
-    if (quiet < kLook) return;
-    log::debug("a request of thread {} takes long: others serve, too", caller_);
-    lockstep_ = false;
-    call_one();
+    if (quiet < kStuck) return;
+    const uint32_t caller = caller_;
+    end_lockstep();
+    wake_one();
+    lock.unlock();
+    log::debug("a WRITE of thread {} takes long: others are served beside it", caller);
+    lock.lock();
   } else if (quiet > kLetGo) {
-    lockstep_ = false;
+    end_lockstep();
   } else if (waiting_ > 1) {
     for (Worker& worker : workers_) {
       if (worker.waiting) pthread_kill(worker.thread.native_handle(), kWakeSignal);
@@ -189,23 +214,30 @@ void Workers::look_after_lockstep() {
 }
 
 // With mutex_ held.
-void Workers::note_arrival(uint32_t caller) {
+void Workers::end_lockstep() {
+  steps_ = 0;
+  lockstep_ = false;
+}
+
+// With mutex_ held.
+void Workers::note_arrival(const fuse_in_header& request) {
   const auto now = Clock::now();
   const bool alone = waiting_ + resting_ + 1 == serving_;
   const bool close = now - std::exchange(arrived_, now) < kClose;
   one_at_a_time_ = alone && close ? one_at_a_time_ + 1 : 0;
-  if (one_at_a_time_ >= kPrompt && !std::exchange(prompt_, true)) changed_.notify_all();
-  const bool known = caller != 0;  // 0: of the kernel, or of another pid namespace
-  if (std::exchange(caller_, caller) != caller || !known || !close) steps_ = 0;
-  if (steps_ == 0) lockstep_ = false;
+  if (one_at_a_time_ >= kPrompt && !lockstep_ && !std::exchange(prompt_, true)) changed_.notify_all();
+  // 0: of the kernel, or of a caller in another pid namespace.
+  const bool same = std::exchange(caller_, request.pid) == request.pid && request.pid != 0;
+  if (!same || !close || request.opcode != FUSE_WRITE) end_lockstep();
 }
 
 // With mutex_ held.
-void Workers::note_served() {
-  steps_ = std::exchange(in_lockstep, false) ? steps_ + 1 : 0;
-  if (steps_ < kPrompt || std::exchange(lockstep_, true)) return;
-  log::debug("thread {} copies in lockstep: one thread serves it", caller_);
-  changed_.notify_all();
+void Workers::note_served(uint32_t caller) {
+  const bool step = std::exchange(is_step, false);
+  if (caller != caller_) return;
+  if (!step) return end_lockstep();
+  ++steps_;
+  if (steps_ >= kPrompt && !std::exchange(lockstep_, true)) changed_.notify_all();
 }
 
 void Workers::stop() {
@@ -213,7 +245,7 @@ void Workers::stop() {
   const std::lock_guard lock(mutex_);
   stopped_ = true;
   changed_.notify_all();
-  called_.notify_all();
+  woken_.notify_all();
 }
 
 // With mutex_ held.
@@ -232,12 +264,12 @@ Result<> Workers::add_thread() {
 }
 
 // With mutex_ held. One more waits for requests.
-void Workers::call_one() {
+void Workers::wake_one() {
   if (resting_ > 0) {
     --resting_;
     ++waiting_;
-    ++calls_;
-    called_.notify_one();
+    ++wakes_;
+    woken_.notify_one();
   } else if (serving_ < most_ && !stopped_) {
     if (const auto added = add_thread(); !added) log::warn("{}; {} serve", added.error().message(), serving_);
   }
@@ -250,13 +282,18 @@ void Workers::serve(Worker& self) {
   Result<> outcome = success();
   if (room.empty()) outcome = Error(ENOMEM, "no memory to receive requests into");
   size_t shift = 0;
+  unsigned vain = 0;
   while (outcome && !fuse_session_exited(session_)) {
     const ssize_t received = receive(fuse_session_fd(session_), room, shift);
     if (received > 0) {
       fuse_buf request{};
       request.mem = room.data() + kHeaders;
       request.size = static_cast<size_t>(received);
-      if (serve_one(self, request)) wait_awake(fuse_session_fd(session_));
+      if (!serve_one(self, request)) {
+        vain = 0;
+      } else if (vain < kVain) {
+        vain = wait_awake(fuse_session_fd(session_)) ? 0 : vain + 1;
+      }
     } else if (received == -EINTR) {
       std::unique_lock lock(mutex_);
       rest_in_lockstep(lock, self);
@@ -272,37 +309,38 @@ void Workers::serve(Worker& self) {
   stopped_ = true;
   fuse_session_exit(session_);
   changed_.notify_all();
-  called_.notify_all();
+  woken_.notify_all();
 }
 
-// Returns whether the next comes in lockstep.
+// Returns whether the next is worth waiting for awake.
 bool Workers::serve_one(Worker& self, fuse_buf& request) {
+  const fuse_in_header header = *static_cast<const fuse_in_header*>(request.mem);
   {
     const std::lock_guard lock(mutex_);
     --waiting_;
     self.waiting = false;
-    note_arrival(static_cast<const fuse_in_header*>(request.mem)->pid);
-    if (waiting_ == 0 && !lockstep_) call_one();
+    note_arrival(header);
+    if (waiting_ == 0 && !lockstep_) wake_one();
   }
   fuse_session_process_buf(session_, &request);
   std::unique_lock lock(mutex_);
   ++waiting_;
   self.waiting = true;
-  note_served();
+  note_served(header.pid);
   rest_in_lockstep(lock, self);
-  return lockstep_;
+  return lockstep_ && awake_;
 }
 
-// Until it is called, if another waits for requests.
+// Until it is woken, if another waits for requests.
 void Workers::rest_in_lockstep(std::unique_lock<std::mutex>& lock, Worker& self) {
   if (!lockstep_ || waiting_ == 1) return;
   --waiting_;
   ++resting_;
   self.waiting = false;
-  called_.wait(lock, [this] { return calls_ > 0 || stopped_; });
+  woken_.wait(lock, [this] { return wakes_ > 0 || stopped_; });
   self.waiting = true;
-  if (calls_ > 0) {
-    --calls_;  // and counted as waiting
+  if (wakes_ > 0) {
+    --wakes_;  // it counts as waiting already
   } else {
     --resting_;
     ++waiting_;

@@ -8,15 +8,16 @@
 // While requests come one at a time, each soon after the last (a copy by READs and WRITEs: 64 KiB each), most of their
 // time goes into waking processors, so then run() keeps these from halting (io/wake_latency.h), until a second after.
 //
-// And while they come *in lockstep*, which is when one caller waits for each and what serves it is all in memory, a
-// single thread waits for requests, and the others rest: each that waits is woken by a request that another takes, and
-// taking turns they have nothing in their caches. Any other request ends that before it is served, as does one that
-// takes long.
+// And while they come *in lockstep*, WRITEs of one caller that an adoption takes whole (fs/adoption.h), a single thread
+// waits for requests, and the others rest: each that waits is woken by a request that another takes, and taking turns
+// they have nothing in their caches. Whatever else arrives, but a plain WRITE of that caller, ends that before it is
+// served; so do a few milliseconds in one request.
 //
 // Thread safety: stop() from any thread, at any time; run() once.
 #pragma once
 
 #include <fuse_lowlevel.h>
+#include <linux/fuse.h>
 
 #include <chrono>
 #include <condition_variable>
@@ -41,8 +42,9 @@ class Workers {
 
   // What a write carries, from what libfuse takes for it: there lies its address. Valid while the request is served.
   static std::span<const std::byte> payload_of_write(const char* data, size_t size);
-  // Of the request that this thread serves: it needed nothing but memory, and the next of its caller will not either.
-  static void note_lockstep();
+  // To be called for a WRITE that this thread serves, when an adoption took all of it: its writer waits for the answer,
+  // and most probably sends the next at once.
+  static void note_step();
 
   Workers(fuse_session* session, unsigned most) : session_(session), most_(most) {}
 
@@ -60,11 +62,12 @@ class Workers {
   };
 
   Result<> add_thread();
-  void call_one();
+  void wake_one();
   void wait_for_end(std::unique_lock<std::mutex>& lock);
-  void note_arrival(uint32_t caller);
-  void note_served();
-  void look_after_lockstep();
+  void note_arrival(const fuse_in_header& request);
+  void note_served(uint32_t caller);
+  void end_lockstep();
+  void look_after_lockstep(std::unique_lock<std::mutex>& lock);
   void serve(Worker& self);
   bool serve_one(Worker& self, fuse_buf& request);
   void rest_in_lockstep(std::unique_lock<std::mutex>& lock, Worker& self);
@@ -74,21 +77,22 @@ class Workers {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::condition_variable called_;
+  std::condition_variable woken_;
   std::list<Worker> workers_;     // guarded by mutex_; only ever grows until run() joins them
   unsigned serving_ = 0;          // guarded by mutex_; threads that have not ended
-  unsigned waiting_ = 0;          // guarded by mutex_; of these, waiting for a request, or called
-  unsigned resting_ = 0;          // guarded by mutex_; of these, until they are called
-  unsigned calls_ = 0;            // guarded by mutex_; that nobody has heard yet
+  unsigned waiting_ = 0;          // guarded by mutex_; of these, waiting for a request, or woken to
+  unsigned resting_ = 0;          // guarded by mutex_; of these, until they are woken
+  unsigned wakes_ = 0;            // guarded by mutex_; that nobody has noticed yet
   bool stopped_ = false;          // guarded by mutex_
   Result<> outcome_ = success();  // guarded by mutex_
 
   Clock::time_point arrived_;   // guarded by mutex_; the last request
   uint32_t caller_ = 0;         // guarded by mutex_; the thread that made it
   unsigned one_at_a_time_ = 0;  // guarded by mutex_; requests that did, one after another
-  unsigned steps_ = 0;          // guarded by mutex_; of these, of one caller and in lockstep
+  unsigned steps_ = 0;          // guarded by mutex_; of one caller, one after another: note_step()
   bool prompt_ = false;         // guarded by mutex_; enough of them, since the last look
-  bool lockstep_ = false;       // guarded by mutex_
+  bool lockstep_ = false;       // guarded by mutex_; enough steps
+  bool awake_ = false;          // guarded by mutex_; the processors are kept from halting
 };
 
 }  // namespace ckptfs::fs

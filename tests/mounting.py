@@ -246,9 +246,8 @@ class Store:
 class Mount:
     """A store mounted by a daemon of its own."""
 
-    log_level = "info"
-
-    def __init__(self, store, point, mode="passthrough", odirect="safe", binary=None, faults=None, options=()):
+    def __init__(self, store, point, mode="passthrough", odirect="safe", binary=None, faults=None, options=(),
+                 log_level="info"):
         self.store = store
         self.path = pathlib.Path(point)
         self.mode = mode
@@ -256,6 +255,7 @@ class Mount:
         self.binary = str(binary or (CKPTFS_DEBUG if faults else CKPTFS))
         self.faults = faults
         self.options = tuple(options)
+        self.log_level = log_level
         self.pid = None
         self.log = self.path.parent / f"{self.path.name}.log"
 

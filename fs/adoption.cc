@@ -206,19 +206,30 @@ Result<std::span<const std::byte>> Adoption::read_there(uint64_t offset, size_t 
 }
 
 void Adoption::look_ahead(size_t size) {
-  const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock || !blob_ || ending_) return;
-  const uint64_t frontier = frontier_.load(std::memory_order_relaxed);
-  if (!adopting_.load(std::memory_order_relaxed)) return expect_samples(frontier, size);
-  if (strange_ > 0) return;
-  const size_t wanted = std::min<uint64_t>(size, clone_size_ - frontier);
-  if (wanted == 0 || wanted > kMostAhead || !guess_is_unchanged() || !io::fault_point("adopt.ahead")) return;
-  ahead_ = {};
+  uint64_t frontier = 0;
+  size_t wanted = 0;
+  {
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock || !blob_ || ending_ || looking_ahead_) return;
+    frontier = frontier_.load(std::memory_order_relaxed);
+    if (!adopting_.load(std::memory_order_relaxed)) return expect_samples(frontier, size);
+    if (strange_ > 0) return;
+    wanted = std::min<uint64_t>(size, clone_size_ - frontier);
+    if (wanted == 0 || wanted > kMostAhead || !guess_is_unchanged()) return;
+    ahead_ = {};
+    looking_ahead_ = true;
+  }
+  // Without the lock: the next WRITE may be there before this thread has a processor again, and then reads by itself.
   const auto room = ahead_memory_.get(wanted);
-  if (room.size() < wanted) return;
-  // An error shows when it is read again.
-  const auto got = io::read_full(guess_.descriptor, room.first(wanted), static_cast<off_t>(frontier));
-  if (got) ahead_ = {frontier, room.first(got.value())};
+  std::optional<size_t> got;
+  if (room.size() >= wanted && io::fault_point("adopt.ahead")) {
+    const auto there = io::read_full(guess_.descriptor, room.first(wanted), static_cast<off_t>(frontier));
+    if (there) got = there.value();  // an error shows when it is read again
+  }
+  const std::lock_guard lock(mutex_);
+  looking_ahead_ = false;
+  const bool is_next = !ending_ && frontier == frontier_.load(std::memory_order_relaxed);
+  if (got && is_next) ahead_ = {frontier, room.first(*got)};
 }
 
 // Is any of it equal, as it seems? By samples.
@@ -273,7 +284,7 @@ Result<> Adoption::cut_locked() {
   TRY(drop_clone());
   add(counters_.bytes_adopted, compared_ - mismatched_);
   ahead_ = {};
-  ahead_memory_ = {};
+  if (!looking_ahead_) ahead_memory_ = {};
   blob_.reset();
   return success();
 }

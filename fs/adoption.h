@@ -18,8 +18,7 @@
 // could change it; else with the file's own clone.
 //
 // Thread safety: Adoption: all of it; lock: mutex_, held while bytes are compared and written, and while the blob is
-// cut: whoever cuts waits for the one request that is under way, or the read behind it. Order: after meta's Gate,
-// before the leaves.
+// cut: whoever cuts waits for the one request that is under way. Order: after meta's Gate, before the leaves.
 #pragma once
 
 #include <sys/types.h>
@@ -130,8 +129,9 @@ class Adoption {
   };
 
   std::mutex mutex_;
-  io::AlignedBuffer ahead_memory_;  // guarded by mutex_
-  Ahead ahead_;                     // guarded by mutex_; in that memory
+  bool looking_ahead_ = false;      // guarded by mutex_
+  io::AlignedBuffer ahead_memory_;  // of the thread that looks ahead; guarded by mutex_ while none does
+  Ahead ahead_;                     // guarded by mutex_; in that memory, while none does
   io::Fd blob_;                     // guarded by mutex_; O_RDWR, from prepare() until it is cut
   meta::BlobNumber number_ = 0;     // guarded by mutex_; of the blob
   meta::Frontiers::Slot slot_;      // guarded by mutex_; until it is settled

@@ -228,6 +228,7 @@ void Adoption::look_ahead(size_t size) {
   }
   const std::lock_guard lock(mutex_);
   looking_ahead_ = false;
+  looked_ahead_.notify_all();
   const bool is_next = !ending_ && frontier == frontier_.load(std::memory_order_relaxed);
   if (got && is_next) ahead_ = {frontier, room.first(*got)};
 }
@@ -274,7 +275,11 @@ std::optional<bool> Adoption::was_right() {
 }
 
 Result<> Adoption::cut() {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
+  ending_ = true;
+  looked_ahead_.wait(lock, [this] { return !looking_ahead_; });
+  ahead_ = {};
+  ahead_memory_ = {};
   return cut_locked();
 }
 
@@ -284,7 +289,6 @@ Result<> Adoption::cut_locked() {
   TRY(drop_clone());
   add(counters_.bytes_adopted, compared_ - mismatched_);
   ahead_ = {};
-  if (!looking_ahead_) ahead_memory_ = {};
   blob_.reset();
   return success();
 }

@@ -18,12 +18,14 @@
 // could change it; else with the file's own clone.
 //
 // Thread safety: Adoption: all of it; lock: mutex_, held while bytes are compared and written, and while the blob is
-// cut: whoever cuts waits for the one request that is under way. Order: after meta's Gate, before the leaves.
+// cut: whoever cuts waits for the one request that is under way, and for what is read behind it, so that the guess may
+// be closed then. Order: after meta's Gate, before the leaves.
 #pragma once
 
 #include <sys/types.h>
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -82,7 +84,7 @@ class Adoption {
   // Reads what the next WRITE of `size` bytes will be compared with, while its writer fetches it. To be called once a
   // WRITE is answered; does nothing while another is served.
   void look_ahead(size_t size);
-  // The blob ends at the frontier from now on, and nothing is compared any more.
+  // The blob ends at the frontier from now on, nothing is compared any more, and the guess is not used again.
   Result<> cut();
   // Cuts, has `sync` make the content durable, and gives the slot back: the file is like any other, durably after the
   // next fsync. `blob`: any descriptor of it.
@@ -129,6 +131,7 @@ class Adoption {
   };
 
   std::mutex mutex_;
+  std::condition_variable looked_ahead_;
   bool looking_ahead_ = false;      // guarded by mutex_
   io::AlignedBuffer ahead_memory_;  // of the thread that looks ahead; guarded by mutex_ while none does
   Ahead ahead_;                     // guarded by mutex_; in that memory, while none does

@@ -45,13 +45,15 @@ size_t expected_shift(const WriteHeaders& request) { return request.write.offset
 // Linux 6.18 asks for a copy by FUSE_COPY_FILE_RANGE_64 first (protocol 7.45), which libfuse 3.17 does not know. Were
 // it refused, the kernel would ask as before; but refused to two callers at the same moment, it believes that the
 // second was refused that too, and copies by READs and WRITEs as long as the mount lasts. The request is the same, and
-// its answer of 64 bits is the old one of 32 and zeros, if that suffices for the length.
+// its answer of 64 bits is the old one of 32 and zeros, as long as that suffices for the length, which kernels before
+// did not look at.
 constexpr uint32_t kCopyFileRange64 = 53;
 static_assert(std::endian::native == std::endian::little);
 
 void ask_as_before(std::span<std::byte> request) {
   auto* const header = reinterpret_cast<fuse_in_header*>(request.data());
-  if (header->opcode != kCopyFileRange64 || request.size() < sizeof *header + sizeof(fuse_copy_file_range_in)) return;
+  if (header->opcode != kCopyFileRange64 && header->opcode != FUSE_COPY_FILE_RANGE) return;
+  if (request.size() < sizeof *header + sizeof(fuse_copy_file_range_in)) return;
   auto* const copy = reinterpret_cast<fuse_copy_file_range_in*>(header + 1);
   header->opcode = FUSE_COPY_FILE_RANGE;
   copy->len = std::min<uint64_t>(copy->len, uint64_t{1} << 31);
@@ -101,7 +103,7 @@ bool wait_awake(int connection) {
   pollfd next{connection, POLLIN, 0};
   const auto until = std::chrono::steady_clock::now() + kNext;
   while (std::chrono::steady_clock::now() < until) {
-    if (::poll(&next, 1, 0) != 0) return true;
+    if (::poll(&next, 1, 0) > 0) return true;
   }
   return false;
 }

@@ -57,6 +57,7 @@ json recovery_of(const meta::RecoveryReport& recovery) {
           {"removed_blobs", recovery.removed_blobs},
           {"orphan_blobs", recovery.orphan_blobs},
           {"cut_files", recovery.cut_files},
+          {"raised_references", recovery.raised_references},
           {"damaged", recovery.damaged}};
 }
 
@@ -84,6 +85,10 @@ json warnings_of(const Filesystem& fs) {
   const meta::RecoveryReport& recovery = fs.store.recovery();
   if (const size_t damaged = fs.tree.damaged_files(); damaged != 0) {
     warnings.push_back(std::to_string(damaged) + " files are damaged: opening them is EIO");
+  }
+  if (recovery.raised_references != 0) {
+    warnings.push_back("the index counted too few files for " + std::to_string(recovery.raised_references) +
+                       " blobs: corrected, and nothing is lost; please report it");
   }
   if (recovery.orphan_blobs != 0) {
     warnings.push_back(std::to_string(recovery.orphan_blobs) + " blobs have no name; `ckptfs fsck` lists them");

@@ -105,9 +105,9 @@ Result<Caretaker::Time> Caretaker::look_after_all() {
 }
 
 Result<bool> Caretaker::look_after(const File& file) {
-  TRY_ASSIGN(const bool digested, digest(file));
-  if (digested) TRY(share(file));
-  return digested;
+  TRY_ASSIGN(const Taking taking, digest(file));
+  if (taking == Taking::taken) TRY(share(file));
+  return taking == Taking::taken || taking == Taking::too_long;
 }
 
 // Of each blob one file that names it.
@@ -153,17 +153,16 @@ bool Caretaker::is_quiet(const File& file) const {
   return !later(blob.value().st_ctim, {time.tv_sec - options_.quiet.count(), time.tv_nsec});
 }
 
-// False: it is not quiet yet, or went.
-Result<bool> Caretaker::digest(const File& file) {
-  if (!is_quiet(file)) return false;
+Result<Taking> Caretaker::digest(const File& file) {
+  if (!is_quiet(file)) return Taking::postponed;
   TRY_ASSIGN(const Taking taking, take_digests(store_, file.inode, [this](Time read) { return pause(read); }));
-  if (taking != Taking::taken) return false;
+  if (taking != Taking::taken) return taking;
   TRY_ASSIGN(const BlobRecord record, store_.index().blob(file.blob));
   const std::lock_guard lock(mutex_);
   ++report_.digested_files;
   report_.digested_bytes += record.digest.length;
   --report_.waiting_files;
-  return true;
+  return taking;
 }
 
 Result<> Caretaker::share(const File& file) {

@@ -69,7 +69,7 @@ class Caretaker {
   Result<Time> look_after_all();
   Result<Inventory> take_inventory();
   Result<bool> look_after(const File& file);
-  Result<bool> digest(const File& file);
+  Result<Taking> digest(const File& file);
   bool is_quiet(const File& file) const;
   Result<> share(const File& file);
   Result<> share_with(BlobNumber from, BlobNumber to);

@@ -256,6 +256,7 @@ Result<Taking> take_digests(Store& store, InodeNumber file, const Pause& pause) 
   TRY_ASSIGN(ChunkReader reader, ChunkReader::open(store.blobs(), record.blob));
   TRY_ASSIGN(const bool written, is_written(store, file, record, reader));
   if (written) return Taking::postponed;
+  if (reader.size() > store.space().total) return Taking::too_long;
   TRY(io::fdatasync_fd(reader.fd()));
   TRY(io::fault_point("digests.read"));
   std::vector<io::Digest> digests;

@@ -28,6 +28,7 @@ enum class Taking {
   taken,
   postponed,  // somebody writes to it, or did meanwhile, or it has gone
   stopped,    // by the pause
+  too_long,   // longer than the disk: holes, mostly, whose digests alone would fill the memory
 };
 // Makes the file's content durable, reads it (from memory where it is there, else past the page cache) and records its
 // digests.

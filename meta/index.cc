@@ -5,7 +5,7 @@
 #include <rocksdb/db.h>
 #include <rocksdb/filter_policy.h>
 #include <rocksdb/table.h>
-#include <rocksdb/write_batch.h>
+#include <rocksdb/utilities/write_batch_with_index.h>
 #include <unistd.h>
 
 #include <array>
@@ -65,7 +65,10 @@ rocksdb::ColumnFamilyOptions table_options(const std::shared_ptr<rocksdb::Cache>
 
 }  // namespace
 
-Batch::Batch(Index& index) : index_(index), batch_(std::make_unique<rocksdb::WriteBatch>()) {}
+Batch::Batch(Index& index)
+    : index_(index),
+      batch_(std::make_unique<rocksdb::WriteBatchWithIndex>(rocksdb::BytewiseComparator(), 0, /*overwrite_key=*/true)) {
+}
 Batch::~Batch() = default;
 Batch::Batch(Batch&&) noexcept = default;
 
@@ -111,7 +114,22 @@ void Batch::erase_map(InodeNumber step) { batch_->Delete(index_.handle(Table::ma
 void Batch::put_number(const char* key, uint64_t value) {
   batch_->Put(index_.handle(Table::kv), key, encode_number(value));
 }
-bool Batch::empty() const { return batch_->Count() == 0; }
+bool Batch::empty() const { return batch_->GetWriteBatch()->Count() == 0; }
+
+Result<std::string> Batch::get(Table table, const std::string& key) const {
+  std::string value;
+  const auto status = batch_->GetFromBatchAndDB(index_.db_.get(), {}, index_.handle(table), key, &value);
+  if (!status.ok()) return from_status(status);
+  return value;
+}
+Result<InodeRecord> Batch::inode(InodeNumber number) const {
+  TRY_ASSIGN(const std::string value, get(Table::inodes, number_key(number)));
+  return decode_inode(value);
+}
+Result<BlobRecord> Batch::blob(BlobNumber number) const {
+  TRY_ASSIGN(const std::string value, get(Table::blobs, number_key(number)));
+  return decode_blob(value);
+}
 
 Index::Index(const Options& options) : options_(options) {}
 
@@ -178,6 +196,12 @@ Result<InodeRecord> Index::inode(InodeNumber number) const {
 Result<EntryRecord> Index::entry(InodeNumber parent, const std::string& name) const {
   TRY_ASSIGN(const std::string value, get(Table::entries, name_key(parent, name)));
   return decode_entry(value);
+}
+Result<std::optional<EntryRecord>> Index::find_entry(InodeNumber parent, const std::string& name) const {
+  auto found = entry(parent, name);
+  if (found) return std::optional(found.value());
+  if (found.error().errno_value() == ENOENT) return std::optional<EntryRecord>();
+  return std::move(found).error();
 }
 Result<BlobRecord> Index::blob(BlobNumber number) const {
   TRY_ASSIGN(const std::string value, get(Table::blobs, number_key(number)));
@@ -267,11 +291,11 @@ Result<> Index::for_each_entry(const std::function<Result<>(InodeNumber, const D
 
 Result<> Index::commit(Batch batch) {
   if (batch.empty()) return success();
-  auto status = db_->Write({}, batch.batch_.get());
+  auto status = db_->Write({}, batch.batch_->GetWriteBatch());
   if (!status.ok() && status.IsNoSpace() && release_ballast()) {
     // The failed write put RocksDB into read-only mode; with the ballast gone it can go on.
     status = db_->Resume();
-    if (status.ok()) status = db_->Write({}, batch.batch_.get());
+    if (status.ok()) status = db_->Write({}, batch.batch_->GetWriteBatch());
   }
   if (!status.ok()) {
     log::error("a change could not be recorded: {}", status.ToString());

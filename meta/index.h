@@ -13,6 +13,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -25,7 +26,7 @@
 namespace rocksdb {
 class DB;
 class ColumnFamilyHandle;
-class WriteBatch;
+class WriteBatchWithIndex;
 class Status;
 }  // namespace rocksdb
 
@@ -50,7 +51,8 @@ constexpr uint64_t digest_groups(uint64_t length) { return (digest_chunks(length
 
 class Index;
 
-// Changes that become true together. Not thread-safe; used once.
+// Changes that become true together. Not thread-safe; used once. What it changes twice must be read through it: the
+// index does not know the first change yet.
 class Batch {
  public:
   explicit Batch(Index& index);
@@ -76,10 +78,15 @@ class Batch {
   void put_number(const char* key, uint64_t value);
   bool empty() const;
 
+  // As this batch leaves it. ENOENT where there is none.
+  Result<InodeRecord> inode(InodeNumber number) const;
+  Result<BlobRecord> blob(BlobNumber number) const;
+
  private:
   friend class Index;
+  Result<std::string> get(Table table, const std::string& key) const;
   Index& index_;
-  std::unique_ptr<rocksdb::WriteBatch> batch_;
+  std::unique_ptr<rocksdb::WriteBatchWithIndex> batch_;
 };
 
 class Index {
@@ -98,6 +105,8 @@ class Index {
   // ENOENT where there is none.
   Result<InodeRecord> inode(InodeNumber number) const;
   Result<EntryRecord> entry(InodeNumber parent, const std::string& name) const;
+  // Where there may be none: an index that cannot be read is an error, and no free name.
+  Result<std::optional<EntryRecord>> find_entry(InodeNumber parent, const std::string& name) const;
   Result<BlobRecord> blob(BlobNumber number) const;
   Result<std::string> xattr(InodeNumber inode, const std::string& name) const;
   Result<StepRecord> step(InodeNumber inode) const;

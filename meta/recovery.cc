@@ -26,6 +26,8 @@ class Recoverer {
     TRY_ASSIGN(blob_limit_, index_.number(kBlobLimitKey));
     TRY(read_blobs());
     TRY(read_inodes());
+    TRY(remove_dead());
+    TRY(raise_references());
     if (!recovery_.report.clean) TRY(sweep_nameless());
     batch_.put_number(kCleanKey, 0);
     TRY(index_.commit(std::move(batch_)));
@@ -36,15 +38,44 @@ class Recoverer {
   }
 
  private:
-  // Blobs that a durable record dooms go now.
   Result<> read_blobs() {
     return index_.for_each_blob([this](BlobNumber number, const BlobRecord& record) -> Result<> {
       blob_limit_ = std::max(blob_limit_, number + 1);
-      if (record.state == BlobState::tentative || record.state == BlobState::doomed) return remove(number, record);
-      lengths_.emplace(number, record.state == BlobState::frozen ? record.length : 0);
-      ++recovery_.report.blobs;
+      known_.emplace(number, Known{record.state, record.length, record.references, 0});
       return success();
     });
+  }
+
+  // Blobs that a durable record dooms go now, but for those which files name: a count was wrong, and the data is there.
+  Result<> remove_dead() {
+    for (auto at = known_.begin(); at != known_.end();) {
+      const auto& [number, blob] = *at;
+      const bool dead = (blob.state == BlobState::tentative || blob.state == BlobState::doomed) && blob.names == 0;
+      if (dead) {
+        TRY_ASSIGN(const BlobRecord record, index_.blob(number));
+        TRY(remove(number, record));
+        at = known_.erase(at);
+      } else {
+        ++recovery_.report.blobs;
+        ++at;
+      }
+    }
+    return success();
+  }
+
+  // A count that is too low would have the blob deleted while files name it. One too high costs room, and fsck says so.
+  Result<> raise_references() {
+    for (const auto& [number, known] : known_) {
+      if (known.references >= known.names) continue;
+      TRY_ASSIGN(BlobRecord blob, batch_.blob(number));
+      log::error("blob {}: the index counted {} files that name it, there are {}: corrected", Blobs::name(number),
+                 known.references, known.names);
+      blob.references = known.names;
+      if (blob.state != BlobState::live) blob.state = BlobState::frozen;
+      batch_.put_blob(number, blob);
+      ++recovery_.report.raised_references;
+    }
+    return success();
   }
 
   Result<> remove(BlobNumber number, const BlobRecord& record) {
@@ -61,7 +92,9 @@ class Recoverer {
       inode_limit_ = std::max(inode_limit_, number + 1);
       space_.adjust_owed(0, record.owed);
       if (record.nlink == 0) recovery_.nameless.push_back(number);
-      if (record.is_regular() && !recovery_.report.clean) TRY(check_file(number, record));
+      if (!record.is_regular()) return success();
+      if (const auto blob = known_.find(record.blob); blob != known_.end()) ++blob->second.names;
+      if (!recovery_.report.clean) TRY(check_file(number, record));
       return success();
     });
   }
@@ -70,8 +103,10 @@ class Recoverer {
   Result<> check_file(InodeNumber number, const InodeRecord& record) {
     const auto st = blobs_.stat(record.blob);
     if (!st && st.error().errno_value() != ENOENT) return st.error();
-    const auto length = lengths_.find(record.blob);
-    if (!st || length == lengths_.end() || static_cast<uint64_t>(st.value().st_size) < length->second) {
+    const auto known = known_.find(record.blob);
+    const bool whole = st && known != known_.end() &&
+                       (record.is_live_file() || static_cast<uint64_t>(st.value().st_size) >= known->second.length);
+    if (!whole) {
       recovery_.report.damaged.push_back(number);
       recovery_.start.damaged.insert(number);
       return success();
@@ -98,7 +133,7 @@ class Recoverer {
     InodeRecord changed = record;
     changed.saved_blob = 0;
     if ((record.flags & kDigested) != 0) {
-      TRY_ASSIGN(BlobRecord blob, index_.blob(record.blob));
+      TRY_ASSIGN(BlobRecord blob, batch_.blob(record.blob));
       BlobDigest& digest = blob.digest;
       const bool same = digest.length == static_cast<uint64_t>(blob_stat.st_size) &&
                         !later(blob_stat.st_mtim, digest.mtime) && !later(digest.mtime, blob_stat.st_mtim);
@@ -130,7 +165,7 @@ class Recoverer {
     TRY_ASSIGN(const std::vector<BlobNumber> present, blobs_.list());
     const BlobNumber limit = blob_limit_;
     for (const BlobNumber number : present) {
-      if (lengths_.contains(number) || removed_.contains(number)) continue;
+      if (known_.contains(number) || removed_.contains(number)) continue;
       TRY_ASSIGN(const struct stat st, blobs_.stat(number));
       if (number >= limit || st.st_size == 0) {
         TRY(remove(number, {}));
@@ -153,7 +188,13 @@ class Recoverer {
   Recovery recovery_;
   InodeNumber inode_limit_ = 0;
   BlobNumber blob_limit_ = 0;
-  std::unordered_map<BlobNumber, uint64_t> lengths_;  // live: 0
+  struct Known {
+    BlobState state = BlobState::live;
+    uint64_t length = 0;  // frozen only
+    uint64_t references = 0;
+    uint64_t names = 0;  // files that name it
+  };
+  std::unordered_map<BlobNumber, Known> known_;
   std::unordered_set<BlobNumber> removed_;
 };
 

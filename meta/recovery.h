@@ -18,9 +18,10 @@ struct RecoveryReport {
   bool clean = true;  // the last unmount was
   uint64_t inodes = 0;
   uint64_t blobs = 0;
-  uint64_t removed_blobs = 0;  // doomed, tentative, never named, or empty
-  uint64_t orphan_blobs = 0;   // nameless, with content: kept
-  uint64_t cut_files = 0;      // had been adopted and never synced: end where they were written to, or are empty
+  uint64_t removed_blobs = 0;      // doomed, tentative, never named, or empty
+  uint64_t orphan_blobs = 0;       // nameless, with content: kept
+  uint64_t cut_files = 0;          // had been adopted and never synced: end where they were written to, or are empty
+  uint64_t raised_references = 0;  // blobs of which the index counted fewer files than there are: corrected
   std::vector<InodeNumber> damaged;
 };
 

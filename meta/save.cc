@@ -65,7 +65,10 @@ class Save {
       abandon();
       return std::move(taken).error();
     }
-    if (result_.already_saved) return std::move(result_);
+    if (result_.already_saved) {
+      TRY(tree_.sync());  // the save that made it may have failed to
+      return std::move(result_);
+    }
     if (auto published = finish(); !published) {
       abandon();
       return std::move(published).error();
@@ -80,15 +83,22 @@ class Save {
   Result<> look_at_step() {
     TRY_ASSIGN(const InodeRecord series, tree_.inode(request_.series));
     if (!series.is_dir()) return Error(ENOTDIR);
-    const auto entry = store_.index().entry(request_.series, request_.tag);
-    if (!entry) return entry.error().errno_value() == ENOENT ? Result<>(success()) : Result<>(entry.error());
-    result_.step = entry.value().inode;
+    TRY_ASSIGN(const auto entry, store_.index().find_entry(request_.series, request_.tag));
+    if (!entry) return success();
+    result_.step = entry->inode;
     TRY_ASSIGN(const InodeRecord step, tree_.inode(result_.step));
     if (!step.is_dir()) return Error(EEXIST, path() + ": it exists and is no directory; choose another tag");
     if ((step.flags & kSealed) != 0) return Error(EPERM, path() + ": the step is sealed; choose another tag");
-    holds_swap_state_ =
-        store_.index().entry(result_.step, kTensorsName) || store_.index().entry(result_.step, kParamsName);
+    TRY_ASSIGN(holds_swap_state_, step_holds_swap_state());
     return success();
+  }
+
+  Result<bool> step_holds_swap_state() const {
+    for (const char* group : {kTensorsName, kParamsName}) {
+      TRY_ASSIGN(const auto folder, store_.index().find_entry(result_.step, group));
+      if (folder) return true;
+    }
+    return false;
   }
 
   std::string path() const { return tree_.path_of(request_.series) + "/" + request_.tag; }
@@ -187,7 +197,9 @@ class Save {
       return success();
     }
     TRY(reserve());
-    TRY(for_each_taken([this](Taken& taken) { return clone_one(taken); }, kCloneThreads));
+    const auto cloned = for_each_taken([this](Taken& taken) { return clone_one(taken); }, kCloneThreads);
+    tree_.end_cloning();
+    TRY(cloned);
     for (Taken& taken : taken_) {
       if (taken.same == nullptr) continue;
       taken.blob = taken.same->blob;
@@ -257,9 +269,9 @@ class Save {
     if (!record || record.value().source != source_) return exists();
     size_t present = 0;
     for (const char* group : {kTensorsName, kParamsName}) {
-      const auto folder = store_.index().entry(result_.step, group);
+      TRY_ASSIGN(const auto folder, store_.index().find_entry(result_.step, group));
       if (!folder) continue;
-      TRY_ASSIGN(const auto ranks, tree_.list(folder.value().inode));
+      TRY_ASSIGN(const auto ranks, tree_.list(folder->inode));
       for (const DirectoryEntry& rank : ranks) {
         TRY_ASSIGN(const auto files, tree_.list(rank.inode));
         present += files.size();
@@ -306,7 +318,10 @@ class Save {
       tree_.set_owed(change, record, owed_afterwards(taken));
       change.batch.put(taken.plan.source, record);
     }
-    return tree_.commit(std::move(change));
+    tree_.begin_cloning(change);
+    auto reserved = tree_.commit(std::move(change));
+    if (!reserved) tree_.end_cloning();
+    return reserved;
   }
 
   static uint64_t owed_afterwards(const Taken& taken) {
@@ -396,8 +411,8 @@ class Save {
     TRY_ASSIGN(InodeRecord series, tree_.inode(series_number));
     if (series.nlink == 0) return Error(ENOENT, "the series is gone");
     series.flags |= kSeries;
-    const auto entry = store_.index().entry(series_number, request_.tag);
-    if (entry.has_value() != (result_.step != 0) || (entry && entry.value().inode != result_.step)) {
+    TRY_ASSIGN(const auto entry, store_.index().find_entry(series_number, request_.tag));
+    if (entry.has_value() != (result_.step != 0) || (entry && entry->inode != result_.step)) {
       return Error(EEXIST, path() + ": somebody else made or removed it meanwhile; save again");
     }
     InodeRecord step;
@@ -409,6 +424,8 @@ class Save {
     } else {
       TRY_ASSIGN(step, tree_.inode(result_.step));
       if ((step.flags & kSealed) != 0) return Error(EPERM, path() + ": the step was sealed meanwhile");
+      TRY_ASSIGN(const bool swap_state_came, step_holds_swap_state());
+      if (swap_state_came) return exists();
       step.flags |= kStep;
     }
     change.batch.put(series_number, series);
@@ -472,16 +489,14 @@ class Save {
     record.ctime = now();
     tree_.add_child(change, folder, new_folders_.at(folder), taken.plan.name, tree_.allot_inode(change), record);
 
-    const auto [blob, fresh] = blob_records_.try_emplace(
-        taken.blob, BlobRecord{.state = BlobState::frozen, .references = 0, .length = record.size});
-    if (fresh && !taken.cloned) {
-      TRY_ASSIGN(blob->second, store_.index().blob(taken.blob));
-      if (blob->second.state != BlobState::frozen) {
-        return Error(EAGAIN, path() + ": a step it shares with was removed meanwhile; save again");
-      }
+    TRY_ASSIGN(BlobRecord blob, change.batch.blob(taken.blob));
+    if (blob.state == BlobState::tentative) {
+      blob = {.state = BlobState::frozen, .references = 0, .length = record.size};
+    } else if (blob.state != BlobState::frozen) {
+      return Error(EAGAIN, path() + ": a step it shares with was removed meanwhile; save again");
     }
-    ++blob->second.references;
-    change.batch.put_blob(taken.blob, blob->second);
+    ++blob.references;
+    change.batch.put_blob(taken.blob, blob);
     ++result_.files;
     result_.cloned += taken.cloned ? 1 : 0;
     result_.bytes += record.size;
@@ -505,7 +520,6 @@ class Save {
   std::vector<Taken> taken_;
   std::vector<BlobNumber> tentative_;
   std::map<std::string, InodeNumber> folders_;      // by path in the step
-  std::map<BlobNumber, BlobRecord> blob_records_;   // as they will be
   std::map<InodeNumber, InodeRecord> new_folders_;  // as they will be
   StepRecord step_record_;                          // likewise
   SaveResult result_;

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 
 #include <map>
+#include <set>
 #include <unordered_set>
 #include <vector>
 
@@ -36,8 +37,7 @@ class Freeze {
   Result<> run() {
     TRY(collect());
     TRY(io::syncfs_fd(store_.blobs().folder_fd()));  // so that little is left to write behind the gate
-    std::unordered_set<InodeNumber> guarded;
-    for (const auto& [number, member] : members_) guarded.insert(number);
+    const std::unordered_set<InodeNumber> guarded = to_be_guarded();
     tree_.gate().close(guarded);
     auto frozen = freeze(guarded);
     tree_.gate().open();
@@ -46,6 +46,7 @@ class Freeze {
       return frozen;
     }
     for (const auto& [folder, name] : replaced_) store_.open_files().invalidate_name(folder, name);
+    for (const InodeNumber outside : cloned_) tree_.finished_writing(outside);  // a live swap file owes what it shares
     return tree_.sync();
   }
 
@@ -61,10 +62,20 @@ class Freeze {
   std::map<InodeNumber, Member> members_;
 
  private:
+  // The members, and the folders of their names.
+  std::unordered_set<InodeNumber> to_be_guarded() const {
+    std::unordered_set<InodeNumber> guarded;
+    for (const auto& [number, member] : members_) {
+      guarded.insert(number);
+      for (const auto& [folder, name] : member.names) guarded.insert(folder);
+    }
+    return guarded;
+  }
+
   Result<> freeze(const std::unordered_set<InodeNumber>& guarded) {
     members_.clear();
     TRY(collect());
-    for (const auto& [number, member] : members_) {
+    for (const InodeNumber number : to_be_guarded()) {
       if (!guarded.contains(number)) return Error(EBUSY, what() + ": files are still being made in it");
     }
     for (auto& [number, member] : members_) {
@@ -104,12 +115,13 @@ class Freeze {
   Result<> publish() {
     Tree::Change change = tree_.begin();
     for (auto& [number, member] : members_) {
+      if (member.record.is_regular()) TRY(check_names(change, number, member));
       if (member.record.is_live_file()) {
         TRY(freeze_file(change, number, member));
       } else if (member.record.is_regular() && member.record.nlink > member.names.size()) {
         TRY(split_frozen(change, number, member));
       } else {
-        TRY_ASSIGN(InodeRecord record, store_.index().inode(number));
+        TRY_ASSIGN(InodeRecord record, change.batch.inode(number));
         record.flags |= flags_;
         change.batch.put(number, record);
       }
@@ -120,11 +132,22 @@ class Freeze {
     return success();
   }
 
+  // Names elsewhere may have come and gone since the file was looked at.
+  Result<> check_names(const Tree::Change& change, InodeNumber number, Member& member) const {
+    TRY_ASSIGN(const InodeRecord record, change.batch.inode(number));
+    const bool needs_clone = member.record.is_live_file() && record.nlink > member.names.size();
+    if (record.nlink < member.names.size() || (needs_clone && member.clone == 0)) {
+      return Error(EBUSY, tree_.path_of(number) + ": it was linked or unlinked meanwhile; try again");
+    }
+    member.record.nlink = record.nlink;
+    return success();
+  }
+
   Result<> freeze_file(Tree::Change& change, InodeNumber number, Member& member) {
     const BlobNumber blob = member.clone != 0 ? member.clone : member.record.blob;
     TRY_ASSIGN(const struct stat st, store_.blobs().stat(blob));
     TRY_ASSIGN(const struct stat live, store_.blobs().stat(member.record.blob));
-    TRY_ASSIGN(InodeRecord record, store_.index().inode(number));
+    TRY_ASSIGN(InodeRecord record, change.batch.inode(number));
     record.flags = (record.flags | kFrozen | flags_) & ~uint32_t{kSwap};
     record.saved_blob = 0;
     record.size = static_cast<uint64_t>(st.st_size);
@@ -133,12 +156,17 @@ class Freeze {
     record.mtime = live.st_mtim;
     if (later(live.st_ctim, record.ctime)) record.ctime = live.st_ctim;
     record.blob = blob;
-    TRY_ASSIGN(BlobRecord frozen, store_.index().blob(blob));
+    TRY_ASSIGN(BlobRecord frozen, change.batch.blob(blob));
     frozen.state = BlobState::frozen;
     frozen.references = 1;
     frozen.length = record.size;
     change.batch.put_blob(blob, frozen);
-    if (member.record.nlink > member.names.size()) return give_own_inode(change, number, member, record);
+    if (member.record.nlink > member.names.size()) {
+      cloned_.push_back(number);
+      record.owed = 0;
+      return give_own_inode(change, number, member, record);
+    }
+    tree_.set_owed(change, record, 0);
     if (member.clone != 0) TRY(tree_.drop_reference(change, member.record.blob));
     change.batch.put(number, record);
     return success();
@@ -146,19 +174,25 @@ class Freeze {
 
   // A frozen file that has other names: those that are members get an inode of their own that names the same blob.
   Result<> split_frozen(Tree::Change& change, InodeNumber number, Member& member) {
-    TRY_ASSIGN(InodeRecord record, store_.index().inode(number));
+    TRY_ASSIGN(InodeRecord record, change.batch.inode(number));
     record.flags |= flags_;
-    TRY_ASSIGN(BlobRecord blob, store_.index().blob(record.blob));
+    TRY_ASSIGN(BlobRecord blob, change.batch.blob(record.blob));
     ++blob.references;
     change.batch.put_blob(record.blob, blob);
     return give_own_inode(change, number, member, record);
   }
 
   Result<> give_own_inode(Tree::Change& change, InodeNumber number, Member& member, InodeRecord record) {
-    TRY_ASSIGN(InodeRecord outside, store_.index().inode(number));
+    TRY_ASSIGN(InodeRecord outside, change.batch.inode(number));
     outside.nlink -= static_cast<uint32_t>(member.names.size());
+    outside.ctime = now();
     change.batch.put(number, outside);
     const InodeNumber own = tree_.allot_inode(change);
+    TRY_ASSIGN(const auto xattrs, store_.index().xattr_names(number));
+    for (const std::string& name : xattrs) {
+      TRY_ASSIGN(const std::string value, store_.index().xattr(number, name));
+      change.batch.put_xattr(own, name, value);
+    }
     record.nlink = static_cast<uint32_t>(member.names.size());
     record.parent = member.names.front().first;
     change.batch.put(own, record);
@@ -177,6 +211,7 @@ class Freeze {
 
   const uint32_t flags_;
   std::vector<std::pair<InodeNumber, std::string>> replaced_;  // names that lead to another inode now
+  std::vector<InodeNumber> cloned_;                            // files that stay live beside what was frozen of them
 };
 
 class SealStep : public Freeze {
@@ -186,22 +221,23 @@ class SealStep : public Freeze {
  private:
   Result<> collect() override {
     TRY_ASSIGN(members_[step_].record, tree_.inode(step_));
-    return collect_below(step_);
-  }
-
-  Result<> collect_below(InodeNumber folder) {
-    TRY_ASSIGN(const auto entries, tree_.list(folder));
-    for (const DirectoryEntry& entry : entries) {
-      Member& member = members_[entry.inode];
-      member.names.emplace_back(folder, entry.name);
-      TRY_ASSIGN(member.record, tree_.inode(entry.inode));
-      if (member.record.is_dir()) TRY(collect_below(entry.inode));
+    std::vector<InodeNumber> folders{step_};
+    while (!folders.empty()) {
+      const InodeNumber folder = folders.back();
+      folders.pop_back();
+      TRY_ASSIGN(const auto entries, tree_.list(folder));
+      for (const DirectoryEntry& entry : entries) {
+        Member& member = members_[entry.inode];
+        member.names.emplace_back(folder, entry.name);
+        TRY_ASSIGN(member.record, tree_.inode(entry.inode));
+        if (member.record.is_dir()) folders.push_back(entry.inode);
+      }
     }
     return success();
   }
 
   Result<> complete(Tree::Change& change) override {
-    TRY_ASSIGN(InodeRecord folder, store_.index().inode(step_));
+    TRY_ASSIGN(InodeRecord folder, change.batch.inode(step_));
     if (folder.nlink == 0) return Error(ENOENT, "the step was removed meanwhile");
     folder.flags |= kSealed | kStep;
     change.batch.put(step_, folder);
@@ -211,6 +247,17 @@ class SealStep : public Freeze {
     const std::string path = tree_.path_of(step_);
     TRY_ASSIGN(step.number, allot_number(store_, folder.parent, path.substr(path.rfind('/') + 1), step));
     change.batch.put_step(step_, step);
+    return seal_steps_within(change);
+  }
+
+  // A Trainer's checkpoint-N holds the global_stepN of its DeepSpeed.
+  Result<> seal_steps_within(Tree::Change& change) {
+    for (const auto& [number, member] : members_) {
+      if (number == step_ || (member.record.flags & kStep) == 0) continue;
+      TRY_ASSIGN(StepRecord within, store_.index().step(number));
+      within.sealed = true;
+      change.batch.put_step(number, within);
+    }
     return success();
   }
 
@@ -230,14 +277,17 @@ class FreezeFiles : public Freeze {
       TRY_ASSIGN(member.record, tree_.inode(file));
       if (!member.record.is_regular()) return Error(EINVAL, tree_.path_of(file) + ": it is no regular file");
     }
-    TRY_ASSIGN(const auto entries, tree_.list(members_.begin()->second.record.parent));
-    for (const DirectoryEntry& entry : entries) {
-      const auto member = members_.find(entry.inode);
-      if (member != members_.end()) member->second.names.emplace_back(member->second.record.parent, entry.name);
+    std::set<InodeNumber> folders;
+    for (const auto& [file, member] : members_) folders.insert(member.record.parent);
+    for (const InodeNumber folder : folders) {
+      TRY_ASSIGN(const auto entries, tree_.list(folder));
+      for (const DirectoryEntry& entry : entries) {
+        const auto member = members_.find(entry.inode);
+        if (member != members_.end()) member->second.names.emplace_back(folder, entry.name);
+      }
     }
     for (const auto& [file, member] : members_) {
-      if (member.names.empty())
-        return Error(EINVAL, tree_.path_of(file) + ": it has no name in the first one's folder");
+      if (member.names.empty()) return Error(EINVAL, tree_.path_of(file) + ": it has no name where it was made");
     }
     return success();
   }
@@ -256,7 +306,7 @@ Result<> seal(Store& store, InodeNumber step) {
   TRY_ASSIGN(const bool is_one, is_step(tree, step));
   if (!is_one) return Error(EINVAL, tree.path_of(step) + ": it is no step; seal a step of a series");
   TRY_ASSIGN(const InodeRecord record, tree.inode(step));
-  if ((record.flags & kSealed) != 0) return success();
+  if ((record.flags & kSealed) != 0) return store.tree().sync();  // the seal before may have failed to
   return SealStep(store, step).run();
 }
 

@@ -268,9 +268,12 @@ Result<> Store::close() {
   internals_->reaper->stop();
   // Data first: what was written through passthrough and never fsynced is in the page cache still.
   TRY(io::syncfs_fd(internals_->blobs_fd.get()));
-  Batch batch(*internals_->index);
-  batch.put_number(kCleanKey, 1);
-  TRY(internals_->index->commit(std::move(batch)));
+  // Only a start that is not clean looks for what is damaged: it has to be found, and cut, the next time too.
+  if (internals_->tree->damaged_files() == 0) {
+    Batch batch(*internals_->index);
+    batch.put_number(kCleanKey, 1);
+    TRY(internals_->index->commit(std::move(batch)));
+  }
   return internals_->index->sync();
 }
 

@@ -211,6 +211,8 @@ bool Tree::is_recovered(InodeNumber number) const {
 
 Result<> Tree::commit(Change change) {
   TRY(index_.commit(std::move(change.batch)));
+  inode_limit_ = change.inode_limit_;
+  blob_limit_ = change.blob_limit_;
   for (const auto& [from, to] : change.owed) space_.adjust_owed(from, to);
   for (const BlobNumber blob : change.doomed) doomed_(blob);
   return success();
@@ -218,9 +220,9 @@ Result<> Tree::commit(Change change) {
 
 InodeNumber Tree::allot_inode(Change& change) {
   const InodeNumber number = next_inode_++;
-  if (next_inode_ > inode_limit_) {
-    inode_limit_ = next_inode_ + kNumberBlock;
-    change.batch.put_number(kInodeLimitKey, inode_limit_);
+  if (next_inode_ > change.inode_limit_) {
+    change.inode_limit_ = next_inode_ + kNumberBlock;
+    change.batch.put_number(kInodeLimitKey, change.inode_limit_);
   }
   return number;
 }
@@ -228,9 +230,9 @@ InodeNumber Tree::allot_inode(Change& change) {
 BlobNumber Tree::allot_blobs(Change& change, uint64_t count) {
   const BlobNumber first = next_blob_;
   next_blob_ += count;
-  if (next_blob_ > blob_limit_) {
-    blob_limit_ = next_blob_ + kNumberBlock;
-    change.batch.put_number(kBlobLimitKey, blob_limit_);
+  if (next_blob_ > change.blob_limit_) {
+    change.blob_limit_ = next_blob_ + kNumberBlock;
+    change.batch.put_number(kBlobLimitKey, change.blob_limit_);
   }
   return first;
 }
@@ -244,7 +246,7 @@ void Tree::add_child(Change& change, InodeNumber parent_number, InodeRecord& par
 }
 
 Result<> Tree::drop_reference(Change& change, BlobNumber blob) {
-  TRY_ASSIGN(BlobRecord record, index_.blob(blob));
+  TRY_ASSIGN(BlobRecord record, change.batch.blob(blob));
   if (record.references > 1) {
     --record.references;
     change.batch.put_blob(blob, record);

@@ -175,8 +175,11 @@ class Tree {
 
    private:
     friend class Tree;
-    explicit Change(Tree& tree) : batch(tree.index_), lock_(tree.mutex_) {}
+    explicit Change(Tree& tree)
+        : batch(tree.index_), lock_(tree.mutex_), inode_limit_(tree.inode_limit_), blob_limit_(tree.blob_limit_) {}
     std::unique_lock<std::mutex> lock_;
+    InodeNumber inode_limit_;  // the tree's, once it is committed
+    BlobNumber blob_limit_;
   };
   Change begin() { return Change(*this); }
   Result<> commit(Change change);
@@ -192,6 +195,10 @@ class Tree {
                  InodeNumber number, const InodeRecord& child);
   Result<> drop_reference(Change& change, BlobNumber blob);
   void set_owed(Change& change, InodeRecord& record, uint64_t owed);
+  // From the change that says what files owe behind their clones until these are made: finished_writing() leaves alone
+  // what it read meanwhile.
+  void begin_cloning(const Change&) { ++clonings_; }
+  void end_cloning() { ++clonings_; }
   // The step that `inode` (a directory) lies in or is; 0: none.
   Result<InodeNumber> step_of(InodeNumber directory) const;
   // True while a writer that survived the last daemon has it open; forgets it once that is over.
@@ -205,11 +212,13 @@ class Tree {
   Result<InodeRecord> directory(InodeNumber number) const;
   Result<> refuse_sealed(InodeNumber directory, const InodeRecord& record, const std::string& what) const;
   Result<bool> begin_removal(Change& change, InodeNumber parent, const InodeRecord& record);
+  Result<> refuse_pinned(InodeNumber directory) const;
   Result<> try_prepare_writing(InodeNumber number, const Caller& caller, uint64_t others_owed);
   Result<> forget_digests(Change& change, InodeNumber number, InodeRecord& record);
   Result<> drop_name(Change& change, InodeNumber number, InodeRecord& record);
   Result<> replace_target(Change& change, const InodeRecord& moved, InodeNumber number, InodeRecord& target);
   Result<> relabel_swap(Change& change, InodeNumber number, InodeRecord& record, bool swap);
+  Result<bool> relabel_one(Change& change, InodeNumber number, InodeRecord& record, bool swap);
   Result<bool> is_below(InodeNumber directory, InodeNumber ancestor) const;
   void fill_stat(InodeNumber number, Attributes& attributes) const;
   void note_writer(Change& change, InodeNumber folder, const Caller& caller);
@@ -222,6 +231,7 @@ class Tree {
   Gate gate_;
   const std::function<void(BlobNumber)> doomed_;
   std::atomic<uint64_t> release_errors_{0};
+  std::atomic<uint64_t> clonings_{0};  // odd: under way
   const std::unordered_set<InodeNumber> damaged_;
 
   std::mutex mutex_;                                   // one change of the tree at a time

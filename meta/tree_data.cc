@@ -33,7 +33,7 @@ Result<io::Fd> Tree::open_blob(InodeNumber number, const InodeRecord& record, in
 void Tree::note_writer(Change& change, InodeNumber folder, const Caller& caller) {
   const uint64_t begun = process_start(caller.pid);
   if (begun != 0) trainers_.insert(begun);
-  auto record = index_.inode(folder);
+  auto record = change.batch.inode(folder);
   if (begun == 0 || !record || record.value().newest_writer >= begun) return;
   record.value().newest_writer = begun;
   change.batch.put(folder, record.value());
@@ -93,7 +93,7 @@ Result<> Tree::try_prepare_writing(InodeNumber number, const Caller& caller, uin
 Result<> Tree::forget_digests(Change& change, InodeNumber number, InodeRecord& record) {
   record.flags &= ~uint32_t{kDigested};
   change.batch.put(number, record);
-  TRY_ASSIGN(BlobRecord blob, index_.blob(record.blob));
+  TRY_ASSIGN(BlobRecord blob, change.batch.blob(record.blob));
   if (blob.digest.state == DigestState::none) return success();
   blob.digest.state = DigestState::changed;
   change.batch.put_blob(record.blob, blob);
@@ -105,6 +105,8 @@ void Tree::finished_writing(InodeNumber number) {
   const auto result = [&]() -> Result<> {
     TRY_ASSIGN(const InodeRecord before, index_.inode(number));
     if (((before.flags & kSwap) == 0 && before.owed == 0) || before.nlink == 0) return success();
+    const uint64_t clonings = clonings_;
+    if (clonings % 2 != 0) return success();
     TRY_ASSIGN(const io::Fd fd, blobs_.open(before.blob, O_RDONLY));
     TRY_ASSIGN(const struct stat st, io::stat_fd(fd.get()));
     TRY(io::fault_point("tree.finished_writing"));
@@ -115,7 +117,9 @@ void Tree::finished_writing(InodeNumber number) {
     Change change = begin();
     TRY_ASSIGN(InodeRecord record, index_.inode(number));
     // A save that began meanwhile knows better.
-    if (record.owed != before.owed || record.owed == owed || record.nlink == 0) return success();
+    if (clonings_ != clonings || record.owed != before.owed || record.owed == owed || record.nlink == 0) {
+      return success();
+    }
     set_owed(change, record, owed);
     change.batch.put(number, record);
     return commit(std::move(change));

@@ -16,6 +16,8 @@
 namespace ckptfs::meta {
 namespace {
 
+constexpr const char* kUnpin = "unpin it first (setfattr -n user.ckptfs.pin -v 0)";
+
 bool is_reserved(InodeNumber parent, const std::string& name) {
   return parent == kRootInode && (name == kStepsName || name == kViewsName);
 }
@@ -76,7 +78,8 @@ Result<Attributes> Tree::make(InodeNumber parent_number, const std::string& name
     TRY_ASSIGN(InodeRecord parent, directory(parent_number));
     if (parent.nlink == 0) return Error(ENOENT);
     TRY(refuse_sealed(parent_number, parent, "making " + name));
-    if (index_.entry(parent_number, name)) return Error(EEXIST);
+    TRY_ASSIGN(const auto there, index_.find_entry(parent_number, name));
+    if (there) return Error(EEXIST);
     InodeRecord record = new_record(node, parent, parent_number, caller);
     record.blob = blob;
     const bool swap = (parent.flags & kSwap) != 0 || (record.is_dir() && is_swap_folder_name(name));
@@ -117,7 +120,8 @@ Result<Attributes> Tree::link(InodeNumber number, InodeNumber parent_number, con
     TRY_ASSIGN(InodeRecord parent, directory(parent_number));
     if (parent.nlink == 0) return Error(ENOENT);
     TRY(refuse_sealed(parent_number, parent, "linking " + name));
-    if (index_.entry(parent_number, name)) return Error(EEXIST);
+    TRY_ASSIGN(const auto there, index_.find_entry(parent_number, name));
+    if (there) return Error(EEXIST);
     ++record.nlink;
     record.ctime = now();
     add_child(change, parent_number, parent, name, number, record);
@@ -132,16 +136,31 @@ Result<Attributes> Tree::link(InodeNumber number, InodeNumber parent_number, con
 // it is pinned. True when the change must be durable before the reply.
 Result<bool> Tree::begin_removal(Change& change, InodeNumber parent_number, const InodeRecord& parent) {
   if ((parent.flags & kSealed) == 0) return false;
-  TRY_ASSIGN(const InodeNumber step_number, step_of(parent_number));
-  TRY_ASSIGN(StepRecord step, index_.step(step_number));
-  if (step.pinned) {
-    return Error(EPERM, path_of(step_number) + ": the step is sealed and pinned; unpin it first (setfattr -n " +
-                            "user.ckptfs.pin -v 0)");
+  bool begun = false;
+  TRY_ASSIGN(InodeNumber step_number, step_of(parent_number));
+  while (step_number != 0) {  // a Trainer's checkpoint-N holds a global_stepN
+    TRY_ASSIGN(StepRecord step, index_.step(step_number));
+    if (step.pinned) return Error(EPERM, path_of(step_number) + ": the step is pinned; " + kUnpin);
+    if (step.sealed && !step.being_removed) {
+      step.being_removed = true;
+      change.batch.put_step(step_number, step);
+      begun = true;
+    }
+    TRY_ASSIGN(const InodeRecord record, index_.inode(step_number));
+    TRY_ASSIGN(step_number, step_of(record.parent));
   }
-  if (step.being_removed) return false;
-  step.being_removed = true;
-  change.batch.put_step(step_number, step);
-  return true;
+  return begun;
+}
+
+// A directory cannot be taken out as a whole with a step that is pinned.
+Result<> Tree::refuse_pinned(InodeNumber number) const {
+  return index_.for_each_step([&](InodeNumber step, const StepRecord& record) -> Result<> {
+    if (!record.pinned) return success();
+    const auto below = is_below(step, number);
+    if (!below && below.error().errno_value() == ENOENT) return success();  // of what is out of the tree already
+    TRY(below);
+    return below.value() ? Result<>(Error(EPERM, path_of(step) + ": the step is pinned; " + kUnpin)) : success();
+  });
 }
 
 Result<> Tree::drop_name(Change& change, InodeNumber number, InodeRecord& record) {
@@ -225,7 +244,27 @@ Result<> Tree::replace_target(Change& change, const InodeRecord& moved, InodeNum
 
 // What moves into or out of a zero_stage_N folder becomes or ceases to be swap state, with all below it.
 Result<> Tree::relabel_swap(Change& change, InodeNumber number, InodeRecord& record, bool swap) {
-  if (((record.flags & kSwap) != 0) == swap || (!record.is_dir() && !record.is_regular())) return success();
+  TRY_ASSIGN(const bool changed, relabel_one(change, number, record, swap));
+  std::vector<std::pair<InodeNumber, bool>>
+      folders;  // not by calls of itself: users may nest them as deep as they like
+  if (changed && record.is_dir()) folders.emplace_back(number, swap);
+  while (!folders.empty()) {
+    const auto [folder, in_swap] = folders.back();
+    folders.pop_back();
+    TRY_ASSIGN(const auto children, index_.entries(folder));
+    for (const DirectoryEntry& child : children) {
+      TRY_ASSIGN(InodeRecord child_record, change.batch.inode(child.inode));
+      const bool child_swap = in_swap || (child_record.is_dir() && is_swap_folder_name(child.name));
+      TRY_ASSIGN(const bool child_changed, relabel_one(change, child.inode, child_record, child_swap));
+      if (child_changed && child_record.is_dir()) folders.emplace_back(child.inode, child_swap);
+    }
+  }
+  return success();
+}
+
+// False: it is what it should be.
+Result<bool> Tree::relabel_one(Change& change, InodeNumber number, InodeRecord& record, bool swap) {
+  if (((record.flags & kSwap) != 0) == swap || (!record.is_dir() && !record.is_regular())) return false;
   record.flags = swap ? record.flags | kSwap : record.flags & ~uint32_t{kSwap};
   record.saved_blob = 0;
   if (record.is_live_file()) {
@@ -237,14 +276,7 @@ Result<> Tree::relabel_swap(Change& change, InodeNumber number, InodeRecord& rec
     set_owed(change, record, owed);
   }
   change.batch.put(number, record);
-  if (!record.is_dir()) return success();
-  TRY_ASSIGN(const auto children, index_.entries(number));
-  for (const DirectoryEntry& child : children) {
-    TRY_ASSIGN(InodeRecord child_record, index_.inode(child.inode));
-    const bool child_swap = swap || (child_record.is_dir() && is_swap_folder_name(child.name));
-    TRY(relabel_swap(change, child.inode, child_record, child_swap));
-  }
-  return success();
+  return true;
 }
 
 Result<std::optional<Dropped>> Tree::rename(InodeNumber old_number, const std::string& name, InodeNumber new_number,
@@ -270,9 +302,10 @@ Result<std::optional<Dropped>> Tree::rename(InodeNumber old_number, const std::s
   InodeRecord& into = same_folder ? old_parent : new_parent;
 
   std::optional<Dropped> dropped;
-  if (const auto target_entry = index_.entry(new_number, new_name)) {
+  TRY_ASSIGN(const auto target_entry, index_.find_entry(new_number, new_name));
+  if (target_entry) {
     if ((flags & RENAME_NOREPLACE) != 0) return Error(EEXIST);
-    const InodeNumber target_number = target_entry.value().inode;
+    const InodeNumber target_number = target_entry->inode;
     if (target_number == entry.inode) return std::optional<Dropped>();
     TRY_ASSIGN(InodeRecord target, index_.inode(target_number));
     TRY(replace_target(change, moved, target_number, target));
@@ -319,11 +352,12 @@ Result<Tree::Moved> Tree::move_all(InodeNumber from_number, InodeNumber to_numbe
     };
     for (const DirectoryEntry& entry : entries) {
       TRY_ASSIGN(InodeRecord* const record, record_of(entry.inode));
-      if (const auto there = index_.entry(to_number, entry.name)) {
-        TRY_ASSIGN(InodeRecord* const target, record_of(there.value().inode));
-        TRY(replace_target(change, *record, there.value().inode, *target));
+      TRY_ASSIGN(const auto there, index_.find_entry(to_number, entry.name));
+      if (there) {
+        TRY_ASSIGN(InodeRecord* const target, record_of(there->inode));
+        TRY(replace_target(change, *record, there->inode, *target));
         if (target->is_dir()) drop_folder_from(to);
-        moved.replaced.push_back({there.value().inode, target->nlink == 0});
+        moved.replaced.push_back({there->inode, target->nlink == 0});
       }
       record->parent = to_number;
       record->ctime = now();
@@ -354,12 +388,7 @@ Result<> Tree::take_out(InodeNumber parent_number, const std::string& name, Inod
     TRY_ASSIGN(InodeRecord record, directory(entry.inode));
     TRY_ASSIGN(InodeRecord parent, directory(parent_number));
     TRY(refuse_sealed(parent_number, parent, "removing " + name));
-    const auto step = index_.step(entry.inode);
-    if (!step && step.error().errno_value() != ENOENT) return step.error();
-    if (step && step.value().pinned) {
-      return Error(
-          EPERM, path_of(entry.inode) + ": the step is pinned; unpin it first (setfattr -n " + "user.ckptfs.pin -v 0)");
-    }
+    TRY(refuse_pinned(entry.inode));
     change.batch.erase_entry(parent_number, name);
     parent.mtime = parent.ctime = now();
     drop_folder_from(parent);

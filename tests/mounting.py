@@ -289,6 +289,8 @@ class Mount:
         self.pid = status["pid"]
         if (self.mode == "passthrough") != status["passthrough"]["active"]:
             raise Failure(f"asked for {self.mode}, got {status['passthrough']}")
+        if status["recovery"]["raised_references"] != 0:
+            raise Failure(f"the index counted too few files: {status['warnings']}")
         return self
 
     def status(self):

@@ -128,6 +128,13 @@ TEST_F(DigestsTest, AreNotTakenOfWhatIsWritten) {
   EXPECT_EQ(take(kFile), Taking::taken);
 }
 
+TEST_F(DigestsTest, AreNotTakenOfHolesThatAreLongerThanTheDisk) {
+  make_file(kFile);
+  ASSERT_TRUE(tree().truncate(at(kFile), uint64_t{7} << 60));
+  EXPECT_EQ(take(kFile), Taking::too_long);
+  EXPECT_EQ(verified(kFile).verdict, Verdict::undigested);
+}
+
 TEST_F(DigestsTest, AWriteWhileTheyAreTakenThrowsThemAway) {
   make_file(kFile, content('a'));
   EXPECT_EQ(take_and_meanwhile(kFile, [&] { write(kFile, "x", 3); }), Taking::postponed);

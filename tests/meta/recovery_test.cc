@@ -73,6 +73,52 @@ TEST_F(RecoveryTest, AMissingOrShortBlobIsDamageAndStopsNothing) {
   EXPECT_EQ(report.value().problems.size(), 2U);
 }
 
+TEST_F(RecoveryTest, DamageIsFoundAgainAfterACleanEnd) {
+  make_file("/f", "content");
+  const BlobNumber blob = tree().inode(at("/f")).value().blob;
+  crash();
+  ASSERT_EQ(::unlink((folder_ + "/blobs/" + Blobs::name(blob)).c_str()), 0);
+  open();
+  ASSERT_EQ(store_->recovery().damaged.size(), 1U);
+  reopen();
+  EXPECT_EQ(store_->recovery().damaged.size(), 1U);
+  remove("/f");
+  reopen();
+  reopen();
+  EXPECT_TRUE(store_->recovery().clean);
+}
+
+// As versions before counted where one change took two references.
+TEST_F(RecoveryTest, CountsThatAreTooLowAreRaised) {
+  make_swap_state();
+  ASSERT_TRUE(save("s1"));
+  ASSERT_TRUE(save("s2"));
+  const auto blob_of = [this](const std::string& name) {
+    return tree().inode(at("/steps/s2/offloaded_tensors/rank00/" + name)).value().blob;
+  };
+  {
+    Tree::Change change = tree().begin();
+    BlobRecord low = store_->index().blob(blob_of("0_2.tensor.swp")).value();
+    ASSERT_EQ(low.references, 2U);
+    low.references = 1;
+    change.batch.put_blob(blob_of("0_2.tensor.swp"), low);
+    BlobRecord doomed = store_->index().blob(blob_of("exp_avg-0_2.tensor.swp")).value();
+    doomed.references = 0;
+    doomed.state = BlobState::doomed;
+    change.batch.put_blob(blob_of("exp_avg-0_2.tensor.swp"), doomed);
+    ASSERT_TRUE(tree().commit(std::move(change)));
+  }
+  reopen();
+  EXPECT_EQ(store_->recovery().raised_references, 2U);
+  remove("/steps/s1/offloaded_tensors/rank00/0_2.tensor.swp");
+  remove("/steps/s1/offloaded_tensors/rank00/exp_avg-0_2.tensor.swp");
+  reopen();
+  EXPECT_EQ(store_->recovery().raised_references, 0U);
+  EXPECT_EQ(read("/steps/s2/offloaded_tensors/rank00/0_2.tensor.swp"), read(kLive));
+  EXPECT_EQ(read("/steps/s2/offloaded_tensors/rank00/exp_avg-0_2.tensor.swp").substr(1 << 20), "rank0");
+  expect_clean_fsck();
+}
+
 TEST_F(RecoveryTest, ANamelessBlobWithContentStays) {
   make_file("/f", "named");
   const BlobNumber next = tree().inode(at("/f")).value().blob + 1;

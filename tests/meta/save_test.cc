@@ -323,6 +323,84 @@ TEST_F(SaveTest, SealingGivesNamesInsideTheStepTheirOwnInode) {
   expect_clean_fsck();
 }
 
+// An unchanged file is one blob in all its steps: linked from two of them, a seal takes two references in one change.
+TEST_F(SaveTest, SealingCountsEachReferenceToABlob) {
+  ASSERT_TRUE(save("s1"));
+  ASSERT_TRUE(save("s2"));
+  make_folder("/steps/global_step3");
+  const std::string file = "/offloaded_tensors/rank00/0_2.tensor.swp";
+  make_file("/steps/global_step3/mp_rank_00_model_states.pt", "weights");
+  ASSERT_TRUE(tree().link(at("/steps/s1" + file), at("/steps/global_step3"), "first"));
+  ASSERT_TRUE(tree().link(at("/steps/s2" + file), at("/steps/global_step3"), "second"));
+  ASSERT_TRUE(seal(*store_, at("/steps/global_step3")));
+  EXPECT_EQ(store_->index().blob(tree().inode(at("/steps/global_step3/first")).value().blob).value().references, 4U);
+  expect_clean_fsck();
+}
+
+TEST_F(SaveTest, WhatIsSealedOfALinkedFileHasItsXattrsAndOwesNothing) {
+  ASSERT_TRUE(save("s1"));
+  make_folder("/steps/global_step2");
+  make_file("/steps/global_step2/mp_rank_00_model_states.pt", "weights");
+  ASSERT_TRUE(tree().link(at(kLive), at("/steps/global_step2"), "inside"));
+  ASSERT_TRUE(tree().set_xattr(at(kLive), "user.run", "7", 0));
+  ASSERT_TRUE(seal(*store_, at("/steps/global_step2")));
+  const auto xattr = tree().xattr(at("/steps/global_step2/inside"), "user.run");
+  ASSERT_TRUE(xattr) << xattr.error().message();
+  EXPECT_EQ(xattr.value(), "7");
+  EXPECT_EQ(tree().inode(at("/steps/global_step2/inside")).value().owed, 0U);
+  EXPECT_GE(tree().inode(at(kLive)).value().owed, 1U << 20);
+  const uint64_t owed = store_->space().owed;
+  reopen();
+  EXPECT_EQ(store_->space().owed, owed);
+  expect_clean_fsck();
+}
+
+// The checkpoint-N of a Trainer holds the global_stepN of its DeepSpeed.
+TEST_F(SaveTest, AStepWithinAStepIsSealedAndPinnedWithIt) {
+  make_folder("/steps/checkpoint-5");
+  make_file("/steps/checkpoint-5/trainer_state.json");
+  make_folder("/steps/checkpoint-5/global_step5");
+  make_file("/steps/checkpoint-5/global_step5/mp_rank_00_model_states.pt", "weights");
+  const InodeNumber outer = at("/steps/checkpoint-5"), inner = at("/steps/checkpoint-5/global_step5");
+  ASSERT_TRUE(set_pinned(*store_, inner, true));
+  EXPECT_EQ(tree().take_out(at("/steps"), "checkpoint-5", outer).error().errno_value(), EPERM);
+  ASSERT_TRUE(set_pinned(*store_, inner, false));
+  ASSERT_TRUE(seal(*store_, outer));
+  EXPECT_TRUE(store_->index().step(inner).value().sealed);
+  ASSERT_TRUE(set_pinned(*store_, outer, true));
+  EXPECT_EQ(tree().unlink(inner, "mp_rank_00_model_states.pt").error().errno_value(), EPERM);
+  ASSERT_TRUE(set_pinned(*store_, outer, false));
+  remove("/steps/checkpoint-5/global_step5/mp_rank_00_model_states.pt");
+  EXPECT_TRUE(store_->index().step(outer).value().being_removed);
+  expect_clean_fsck();
+}
+
+TEST_F(SaveTest, SwapStateThatCameMeanwhileIsNotReplaced) {
+  make_folder("/steps/s1");
+  open_files_.writers.insert(at(kLive));
+  open_files_.meanwhile = [this] {
+    make_folder("/steps/s1/offloaded_tensors");
+    make_file("/steps/s1/offloaded_tensors/kept", "of another");
+    open_files_.meanwhile = nullptr;
+  };
+  EXPECT_EQ(save("s1").error().errno_value(), EEXIST);
+  EXPECT_EQ(read("/steps/s1/offloaded_tensors/kept"), "of another");
+  open_files_.writers.clear();
+  expect_clean_fsck();
+}
+
+TEST_F(SaveTest, WhatAFileOwesIsNotReadWhileASaveClonesIt) {
+  ASSERT_TRUE(save("s1"));
+  const uint64_t owed = tree().inode(at(kLive)).value().owed;
+  ASSERT_GT(owed, 0U);
+  tree().begin_cloning(tree().begin());
+  write(kLive, std::string(2 << 20, 'n'));  // pays: until the clone is made, nothing of it is shared
+  EXPECT_EQ(tree().inode(at(kLive)).value().owed, owed);
+  tree().end_cloning();
+  tree().finished_writing(at(kLive));
+  EXPECT_EQ(tree().inode(at(kLive)).value().owed, 0U);
+}
+
 TEST_F(SaveTest, PerhapsStaleFilesAreNamed) {
   // The newest writer of rank0 began long after its files were written.
   Tree::Change change = tree().begin();

@@ -191,5 +191,16 @@ TEST_F(TreeTest, WhatMovesIntoAZeroStageFolderIsSwapState) {
   EXPECT_EQ(store_->space().owed, 0U);
 }
 
+TEST_F(TreeTest, FoldersMayBeNestedAsDeepAsTheStackIsNot) {
+  InodeNumber folder = make_folder("/d");
+  for (int depth = 0; depth < 20000; ++depth) {
+    const auto made = tree().make(folder, "f", {S_IFDIR | 0755, 0, {}}, user());
+    ASSERT_TRUE(made) << made.error().message();
+    folder = made.value().stat.st_ino;
+  }
+  ASSERT_TRUE(tree().rename(kRootInode, "d", kRootInode, "zero_stage_2", 0));
+  EXPECT_NE(tree().inode(folder).value().flags & kSwap, 0U);
+}
+
 }  // namespace
 }  // namespace ckptfs::meta

@@ -7,10 +7,12 @@
 #include <algorithm>
 #include <cstring>
 
+#include "fs/workers.h"
 #include "io/aligned_buffer.h"
 #include "io/clone.h"
 #include "io/fault.h"
 #include "io/log.h"
+#include "io/sigbus.h"
 #include "meta/blobs.h"
 #include "meta/time.h"
 
@@ -18,11 +20,25 @@ namespace ckptfs::fs {
 
 namespace {
 
-constexpr uint64_t kStreak = uint64_t{1} << 20;   // wrong bytes, one after another, before a clone is dropped
-constexpr unsigned kMostClones = 16;              // of one file: each walks the extents of all that follows
-constexpr size_t kMostAhead = size_t{128} << 10;  // read ahead, and kept, for each file: what copies write at once
+constexpr uint64_t kStreak = uint64_t{1} << 20;  // wrong bytes, one after another, before a clone is dropped
+constexpr unsigned kMostClones = 16;             // of one file: each walks the extents of all that follows
 
 thread_local io::AlignedBuffer compared_with;
+
+// Where the block of the file ends that `at`, in what is written at `offset`, lies in.
+size_t block_end(uint64_t offset, size_t at, size_t size) {
+  return std::min(size, at + Adoption::kBlock - (offset + at) % Adoption::kBlock);
+}
+
+template <size_t kMost>
+void find_differing(std::span<const std::byte> data, const std::byte* there, uint64_t offset,
+                    std::bitset<kMost>& differing) {
+  for (size_t at = 0, block = 0; at < data.size(); ++block) {
+    const size_t end = block_end(offset, at, data.size());
+    differing[block] = std::memcmp(data.data() + at, there + at, end - at) != 0;
+    at = end;
+  }
+}
 
 }  // namespace
 
@@ -127,7 +143,6 @@ Result<std::optional<size_t>> Adoption::begin(std::span<const std::byte> data, u
 // Is half of it there? By samples, which get fewer while it is not: the guess may have to be read from the disk.
 Result<bool> Adoption::seems_right(std::span<const std::byte> data, uint64_t frontier) {
   if (compared_ == 0) expect_samples(frontier, data.size());
-  ahead_ = {};
   const auto room = compared_with.get(kBlock);
   if (room.size() < kBlock) return Error(ENOMEM);
   size_t equal = 0, looked_at = 0;
@@ -161,15 +176,15 @@ void Adoption::guess_unreadable(const Error& error) {
 
 DataPath::Written Adoption::compare(std::span<const std::byte> data, uint64_t frontier) {
   const auto alike = strange_ > 0 ? is_alike(data, frontier) : Result<bool>(true);
-  const auto there = alike && alike.value() ? read_there(frontier, data.size()) : std::span<const std::byte>();
-  if (!alike || !there) {
-    guess_unreadable(alike ? there.error() : alike.error());
+  const auto differing = alike && alike.value() ? compare_blocks(data, frontier) : Differing();
+  if (!alike || !differing) {
+    guess_unreadable(alike ? differing.error() : alike.error());
     return {};
   }
   const uint64_t before = mismatched_;
   DataPath::Written written{data.size(), std::nullopt};
   if (alike.value()) {
-    written = write_differing(data, there.value(), frontier);
+    written = write_differing(data, differing.value(), frontier);
   } else if (auto all = put(data, frontier); !all) {
     written = {0, all.error()};
   }
@@ -186,59 +201,51 @@ DataPath::Written Adoption::compare(std::span<const std::byte> data, uint64_t fr
   return written;
 }
 
-// Valid until the next call.
-Result<std::span<const std::byte>> Adoption::read_there(uint64_t offset, size_t size) {
-  const Ahead ahead = std::exchange(ahead_, {});
-  const bool is_ahead = ahead.offset == offset && ahead.bytes.size() >= size;
-  const auto room = is_ahead ? ahead.bytes : compared_with.get(size);
-  if (room.size() < size) return Error(ENOMEM);
-  const auto there = room.first(size);
-  const auto at = static_cast<off_t>(offset);
-  TRY(io::fault_point("adopt.read"));
-  if (guess_.frozen || guess_.unchanged) {
-    TRY_ASSIGN(const size_t got, is_ahead ? Result<size_t>(size) : io::read_full(guess_.descriptor, there, at));
+// With the guess where it lies; else with the file's own clone.
+Result<Adoption::Differing> Adoption::compare_blocks(std::span<const std::byte> data, uint64_t offset) {
+  static_assert(kMostBlocks > Workers::kLargestWrite / kBlock);
+  Differing differing;
+  if (guess_is_unchanged()) {
+    TRY(io::fault_point("adopt.read"));
+    const auto there = window_.at(guess_.descriptor, offset, data.size());
+    const bool compared =
+        there && io::access_mapped([&] { find_differing(data, there.value().data(), offset, differing); });
+    std::atomic_thread_fence(std::memory_order_acquire);  // not before what is read above
     // Whoever opens the guess for writing is counted before he can write.
-    if (got == size && guess_is_unchanged()) return std::span<const std::byte>(there);
+    if (compared && guess_is_unchanged()) return differing;
   }
-  TRY_ASSIGN(const size_t got, io::read_full(blob_.get(), there, at));
-  if (got < size) return Error(EIO, "a clone is shorter than it was");
-  return std::span<const std::byte>(there);
+  const auto room = compared_with.get(data.size());
+  if (room.size() < data.size()) return Error(ENOMEM);
+  const auto there = room.first(data.size());
+  TRY(io::fault_point("adopt.read"));
+  TRY_ASSIGN(const size_t got, io::read_full(blob_.get(), there, static_cast<off_t>(offset)));
+  if (got < data.size()) return Error(EIO, "a clone is shorter than it was");
+  find_differing(data, there.data(), offset, differing);
+  return differing;
 }
 
-void Adoption::look_ahead(size_t size) {
-  uint64_t frontier = 0;
-  size_t wanted = 0;
-  {
-    const std::unique_lock lock(mutex_, std::try_to_lock);
-    if (!lock || !blob_ || ending_ || looking_ahead_) return;
-    frontier = frontier_.load(std::memory_order_relaxed);
-    if (!adopting_.load(std::memory_order_relaxed)) return expect_samples(frontier, size);
-    if (strange_ > 0) return;
-    wanted = std::min<uint64_t>(size, clone_size_ - frontier);
-    if (wanted == 0 || wanted > kMostAhead || !guess_is_unchanged()) return;
-    ahead_ = {};
-    looking_ahead_ = true;
-  }
-  // Without the lock: the next WRITE may be there before this thread has a processor again, and then reads by itself.
-  const auto room = ahead_memory_.get(wanted);
-  std::optional<size_t> got;
-  if (room.size() >= wanted && io::fault_point("adopt.ahead")) {
-    const auto there = io::read_full(guess_.descriptor, room.first(wanted), static_cast<off_t>(frontier));
-    if (there) got = there.value();  // an error shows when it is read again
-  }
-  const std::lock_guard lock(mutex_);
-  looking_ahead_ = false;
-  looked_ahead_.notify_all();
-  const bool is_next = !ending_ && frontier == frontier_.load(std::memory_order_relaxed);
-  if (got && is_next) ahead_ = {frontier, room.first(*got)};
+void Adoption::look_ahead(size_t size, bool in_lockstep) {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock || !blob_ || ending_) return;
+  const uint64_t frontier = frontier_.load(std::memory_order_relaxed);
+  if (!adopting_.load(std::memory_order_relaxed)) return expect_samples(frontier, size);
+  const size_t wanted = std::min<uint64_t>(size, clone_size_ - frontier);
+  if (!in_lockstep || strange_ > 0 || wanted == 0 || !guess_is_unchanged()) return;
+  if (!io::fault_point("adopt.ahead")) return;
+  const auto there = window_.at(guess_.descriptor, frontier, wanted);
+  if (!there) return;  // it is tried again, when it is needed
+  io::access_mapped([&] {
+    for (size_t at = 0; at < wanted; at += kBlock)
+      static_cast<void>(*const_cast<const volatile std::byte*>(&there.value()[at]));
+  });
 }
 
 // Is any of it equal, as it seems? By samples.
 Result<bool> Adoption::is_alike(std::span<const std::byte> data, uint64_t offset) {
   for (size_t at = 0; at < data.size(); at += kSampled) {
     const size_t length = std::min(kBlock, data.size() - at);
-    TRY_ASSIGN(const auto there, read_there(offset + at, length));
-    if (std::memcmp(data.data() + at, there.data(), length) == 0) return true;
+    TRY_ASSIGN(const Differing differing, compare_blocks(data.subspan(at, length), offset + at));
+    if (differing.none()) return true;
   }
   return false;
 }
@@ -250,17 +257,16 @@ Result<> Adoption::put(std::span<const std::byte> data, uint64_t offset) {
   return success();
 }
 
-// Writes the file's blocks of `data` that differ from `there`, in runs.
-DataPath::Written Adoption::write_differing(std::span<const std::byte> data, std::span<const std::byte> there,
+// Writes those of the file's blocks that differ, in runs.
+DataPath::Written Adoption::write_differing(std::span<const std::byte> data, const Differing& differing,
                                             uint64_t offset) {
-  const auto block_end = [&](size_t at) { return std::min(data.size(), at + kBlock - (offset + at) % kBlock); };
-  const auto differs = [&](size_t at) {
-    return std::memcmp(data.data() + at, there.data() + at, block_end(at) - at) != 0;
-  };
-  for (size_t at = 0; at < data.size();) {
-    size_t end = block_end(at);
-    if (differs(at)) {
-      while (end < data.size() && differs(end)) end = block_end(end);
+  for (size_t at = 0, block = 0; at < data.size();) {
+    size_t end = block_end(offset, at, data.size());
+    if (differing[block++]) {
+      while (end < data.size() && differing[block]) {
+        end = block_end(offset, end, data.size());
+        ++block;
+      }
       if (auto written = put(data.subspan(at, end - at), offset + at); !written) return {at, written.error()};
     }
     at = end;
@@ -275,20 +281,16 @@ std::optional<bool> Adoption::was_right() {
 }
 
 Result<> Adoption::cut() {
-  std::unique_lock lock(mutex_);
-  ending_ = true;
-  looked_ahead_.wait(lock, [this] { return !looking_ahead_; });
-  ahead_ = {};
-  ahead_memory_ = {};
+  const std::lock_guard lock(mutex_);
   return cut_locked();
 }
 
 Result<> Adoption::cut_locked() {
   if (!blob_) return success();
   ending_ = true;
+  window_.close();
   TRY(drop_clone());
   add(counters_.bytes_adopted, compared_ - mismatched_);
-  ahead_ = {};
   blob_.reset();
   return success();
 }

@@ -14,18 +14,18 @@
 // Only files that nobody else has open, opened for writing only (nobody can map them, then), without O_DIRECT
 // (DeepSpeed's swap writes), O_SYNC, O_DSYNC or O_APPEND.
 //
-// Compared is with the guess itself, whose pages its reader has just brought into the page cache, as long as nobody
-// could change it; else with the file's own clone.
+// Compared is with the guess itself, whose pages its reader has just brought into the page cache, where they lie
+// (io/file_window.h), as long as nobody could change it; else with the file's own clone.
 //
 // Thread safety: Adoption: all of it; lock: mutex_, held while bytes are compared and written, and while the blob is
-// cut: whoever cuts waits for the one request that is under way, and for what is read behind it, so that the guess may
-// be closed then. Order: after meta's Gate, before the leaves.
+// cut: whoever cuts waits for the one request that is under way, and for the look ahead behind it, so that the guess
+// may be closed then. Order: after meta's Gate, before the leaves.
 #pragma once
 
 #include <sys/types.h>
 
 #include <atomic>
-#include <condition_variable>
+#include <bitset>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -38,8 +38,8 @@
 #include "fs/data_path.h"
 #include "fs/guesses.h"
 #include "fs/open_files.h"
-#include "io/aligned_buffer.h"
 #include "io/fd.h"
+#include "io/file_window.h"
 #include "meta/frontiers.h"
 
 namespace ckptfs::fs {
@@ -81,9 +81,9 @@ class Adoption {
 
   // What it took of `data`, from its beginning; the rest, where there is no error, is the caller's to write.
   DataPath::Written write(std::span<const std::byte> data, off_t offset);
-  // Reads what the next WRITE of `size` bytes will be compared with, while its writer fetches it. To be called once a
-  // WRITE is answered; does nothing while another is served.
-  void look_ahead(size_t size);
+  // What the next WRITE of `size` bytes will be compared with is got at hand, while its writer fetches it. To be called
+  // once a WRITE is answered; does nothing while another is served. `in_lockstep`: this thread will serve it.
+  void look_ahead(size_t size, bool in_lockstep);
   // The blob ends at the frontier from now on, nothing is compared any more, and the guess is not used again.
   Result<> cut();
   // Cuts, has `sync` make the content durable, and gives the slot back: the file is like any other, durably after the
@@ -99,6 +99,9 @@ class Adoption {
   std::optional<bool> was_right();
 
  private:
+  static constexpr size_t kMostBlocks = 258;   // that a WRITE touches
+  using Differing = std::bitset<kMostBlocks>;  // of the file's blocks that a WRITE touches
+
   Result<std::optional<size_t>> begin(std::span<const std::byte> data, uint64_t frontier);
   Result<bool> seems_right(std::span<const std::byte> data, uint64_t frontier);
   uint64_t next_sample(uint64_t offset) const;
@@ -112,10 +115,10 @@ class Adoption {
   bool guess_is_unchanged() const {
     return guess_.frozen || (guess_.unchanged && guess_.file->changes.load() == guess_.changes);
   }
-  Result<std::span<const std::byte>> read_there(uint64_t offset, size_t size);
+  Result<Differing> compare_blocks(std::span<const std::byte> data, uint64_t offset);
   Result<bool> is_alike(std::span<const std::byte> data, uint64_t offset);
   Result<> put(std::span<const std::byte> data, uint64_t offset);
-  DataPath::Written write_differing(std::span<const std::byte> data, std::span<const std::byte> there, uint64_t offset);
+  DataPath::Written write_differing(std::span<const std::byte> data, const Differing& differing, uint64_t offset);
 
   const InodeNumber inode_;
   const std::string name_;
@@ -124,28 +127,19 @@ class Adoption {
   Counters& counters_;
   const std::function<void()> shared_;
 
-  // Bytes of the guess that were read before they are asked for.
-  struct Ahead {
-    uint64_t offset = 0;
-    std::span<std::byte> bytes;
-  };
-
   std::mutex mutex_;
-  std::condition_variable looked_ahead_;
-  bool looking_ahead_ = false;      // guarded by mutex_
-  io::AlignedBuffer ahead_memory_;  // of the thread that looks ahead; guarded by mutex_ while none does
-  Ahead ahead_;                     // guarded by mutex_; in that memory, while none does
-  io::Fd blob_;                     // guarded by mutex_; O_RDWR, from prepare() until it is cut
-  meta::BlobNumber number_ = 0;     // guarded by mutex_; of the blob
-  meta::Frontiers::Slot slot_;      // guarded by mutex_; until it is settled
-  bool ending_ = false;             // guarded by mutex_; it was to be cut: nothing is compared any more
-  uint64_t clone_size_ = 0;         // guarded by mutex_
-  uint64_t compared_ = 0;           // guarded by mutex_
-  uint64_t mismatched_ = 0;         // guarded by mutex_
-  size_t sampled_ = kSampled;       // guarded by mutex_; one block of so many bytes is looked at before it starts
-  uint64_t strange_ = 0;            // guarded by mutex_; bytes of the last WRITEs of which nothing was there
-  unsigned clones_ = 0;             // guarded by mutex_; how often it was started
-  timespec written_{};              // guarded by mutex_; the last write
+  io::FileWindow window_;        // guarded by mutex_; of the guess
+  io::Fd blob_;                  // guarded by mutex_; O_RDWR, from prepare() until it is cut
+  meta::BlobNumber number_ = 0;  // guarded by mutex_; of the blob
+  meta::Frontiers::Slot slot_;   // guarded by mutex_; until it is settled
+  bool ending_ = false;          // guarded by mutex_; it was to be cut: nothing is compared any more
+  uint64_t clone_size_ = 0;      // guarded by mutex_
+  uint64_t compared_ = 0;        // guarded by mutex_
+  uint64_t mismatched_ = 0;      // guarded by mutex_
+  size_t sampled_ = kSampled;    // guarded by mutex_; one block of so many bytes is looked at before it starts
+  uint64_t strange_ = 0;         // guarded by mutex_; bytes of the last WRITEs of which nothing was there
+  unsigned clones_ = 0;          // guarded by mutex_; how often it was started
+  timespec written_{};           // guarded by mutex_; the last write
   std::atomic<uint64_t> frontier_{0};
   std::atomic<bool> adopting_{false};
 };

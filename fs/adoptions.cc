@@ -22,7 +22,8 @@ constexpr off_t kSmallest = 128 << 10;  // below, a copy costs less than a clone
 Adoptions::Adoptions(Filesystem& fs)
     : guesses(fs.tree, [&fs](InodeNumber inode) { return fs.files.name_of(inode); }), fs_(fs) {}
 
-bool Adoptions::may_adopt(int flags) { return (flags & O_ACCMODE) == O_WRONLY && (flags & kNever) == 0; }
+bool Adoptions::may_adopt(int flags) { return opens_for_writing(flags) && (flags & kNever) == 0; }
+bool Adoptions::may_clone(int flags) { return (flags & O_ACCMODE) == O_WRONLY && (flags & kNever) == 0; }
 
 Adoptions::~Adoptions() {
   if (const auto stopped = stop(); !stopped) log::error("{}", stopped.error().message());
@@ -92,8 +93,9 @@ Result<Adoption::Guess> Adoptions::open_guess(InodeNumber inode) {
   return guess;
 }
 
-std::shared_ptr<Adoption> Adoptions::begin(const OpenFile& file, const std::string& name, const meta::Caller& caller) {
-  auto begun = try_begin(file, name, caller);
+std::shared_ptr<Adoption> Adoptions::begin(const OpenFile& file, const std::string& name,
+                                           const Guesses::Found& guessed) {
+  auto begun = try_begin(file, name, guessed);
   if (begun) return std::move(begun).value();
   if (begun.error().errno_value() != ENOENT) {  // the guess may have been removed this moment
     add(fs_.counters.adoption_fallbacks);
@@ -103,15 +105,14 @@ std::shared_ptr<Adoption> Adoptions::begin(const OpenFile& file, const std::stri
 }
 
 Result<std::shared_ptr<Adoption>> Adoptions::try_begin(const OpenFile& file, const std::string& name,
-                                                       const meta::Caller& caller) {
+                                                       const Guesses::Found& guessed) {
   const auto nothing = std::shared_ptr<Adoption>();
+  if (guessed.inode == file.inode || find(file.inode)) return nothing;
   TRY_ASSIGN(const meta::InodeRecord record, fs_.tree.inode(file.inode));
-  const auto guessed = guesses.find(record.parent, name, caller);
-  if (!guessed || guessed->inode == file.inode || find(file.inode)) return nothing;
-  TRY_ASSIGN(Adoption::Guess guess, open_guess(guessed->inode));
-  guess.by = guessed->by;
+  TRY_ASSIGN(Adoption::Guess guess, open_guess(guessed.inode));
+  guess.by = guessed.by;
   // The guess shares its blocks then, and owes them should it be a live swap file.
-  const auto shared = [this, source = guessed->inode] { fs_.tree.finished_writing(source); };
+  const auto shared = [this, source = guessed.inode] { fs_.tree.finished_writing(source); };
   const auto adoption =
       std::make_shared<Adoption>(file.inode, name, std::move(guess), fs_.store.frontiers(), fs_.counters, shared);
   const auto held = adoption->hold();
@@ -142,12 +143,8 @@ Result<std::shared_ptr<Adoption>> Adoptions::try_begin(const OpenFile& file, con
   return nothing;
 }
 
-std::unique_ptr<BlockAdoption> Adoptions::begin_blocks(const OpenFile& file, const std::string& name, int flags,
-                                                       const meta::Caller& caller) {
-  if ((flags & kNever) != 0 || !opens_for_writing(flags)) return nullptr;
-  const auto record = fs_.tree.inode(file.inode);
-  if (!record) return nullptr;
-  auto candidates = guesses.candidates(record.value().parent, name, may_adopt(flags), caller);
+std::unique_ptr<BlockAdoption> Adoptions::begin_blocks(const OpenFile& file, const std::string& name,
+                                                       std::vector<InodeNumber> candidates) {
   std::erase_if(candidates, [&](InodeNumber candidate) {
     const auto attributes = fs_.tree.attributes(candidate);
     return !attributes || attributes.value().stat.st_size < kSmallest || candidate == file.inode;

@@ -35,12 +35,14 @@ class Adoptions {
 
   // May an open with these flags, of a file that was just made or emptied, adopt?
   static bool may_adopt(int flags);
-  // Of a file that is empty, and has no other open than the one on its way. Null: there is no guess, or it cannot be;
-  // the file is written plainly.
-  std::shared_ptr<Adoption> begin(const OpenFile& file, const std::string& name, const meta::Caller& caller);
-  // For one that cannot begin as a clone; nothing has to be told of its end. Null: nothing there is like it.
-  std::unique_ptr<BlockAdoption> begin_blocks(const OpenFile& file, const std::string& name, int flags,
-                                              const meta::Caller& caller);
+  // Likewise, as a clone?
+  static bool may_clone(int flags);
+  // Of a file that is empty, and has no other open than the one on its way. Null: it cannot be; the file is written
+  // plainly.
+  std::shared_ptr<Adoption> begin(const OpenFile& file, const std::string& name, const Guesses::Found& guessed);
+  // For one that cannot begin as a clone; nothing has to be told of its end. Null: none of the candidates can be used.
+  std::unique_ptr<BlockAdoption> begin_blocks(const OpenFile& file, const std::string& name,
+                                              std::vector<InodeNumber> candidates);
   // The handle that wrote has gone, or will never come.
   void closed(const std::shared_ptr<Adoption>& adoption);
 
@@ -57,7 +59,7 @@ class Adoptions {
   std::shared_ptr<Adoption> find(InodeNumber inode) const;
   void forget(const Adoption& adoption);
   Result<std::shared_ptr<Adoption>> try_begin(const OpenFile& file, const std::string& name,
-                                              const meta::Caller& caller);
+                                              const Guesses::Found& guessed);
   Result<Adoption::Guess> open_guess(InodeNumber guess);
   std::vector<std::shared_ptr<Adoption>> take_closed();
   void run();

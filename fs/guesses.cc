@@ -32,12 +32,17 @@ void Guesses::judge(const std::string& name, By by, bool right) {
   (by == By::reader ? readers_ : steps_).learn(name, right);
 }
 
-std::optional<Guesses::Found> Guesses::find(InodeNumber folder, const std::string& name, const Caller& writer) {
-  const auto reading = writer.pid != 0 ? find_reading(writer.pid, name) : std::nullopt;
-  if (reading && readers_.ask(name)) return Found{*reading, By::reader};
-  const auto neighbour = find_neighbour(folder, name, writer);
-  if (neighbour && steps_.ask(name)) return Found{*neighbour, By::step};
-  return std::nullopt;
+Guesses::Expected Guesses::expect(InodeNumber folder, const std::string& name, bool may_clone, const Caller& writer) {
+  const auto reading = may_clone && writer.pid != 0 ? find_reading(writer.pid, name) : std::nullopt;
+  if (reading && readers_.ask(name)) return {Found{*reading, By::reader}, {}};
+  // Asked first: in a pause, to look for the step before would cost each small file more than its data.
+  if (may_clone && !steps_.ask(name)) return {};
+  const auto before = previous_folder(folder, writer);
+  if (!before) return {};
+  const auto same = tree_.child(*before, name);
+  if (!same) return {std::nullopt, lacking(folder, *before, writer)};
+  if (!may_read(same.value(), writer)) return {};
+  return may_clone ? Expected{Found{same.value(), By::step}, {}} : Expected{std::nullopt, {same.value()}};
 }
 
 // The last it opened.
@@ -55,24 +60,10 @@ std::optional<InodeNumber> Guesses::find_reading(pid_t thread, const std::string
   return *found;
 }
 
-std::optional<InodeNumber> Guesses::find_neighbour(InodeNumber folder, const std::string& name,
-                                                   const Caller& writer) const {
-  const auto before = previous_folder(folder, writer);
-  const auto found = before ? tree_.child(*before, name) : Error(ENOENT);
-  if (!found || !may_read(found.value(), writer)) return std::nullopt;
-  return found.value();
-}
-
-std::vector<InodeNumber> Guesses::candidates(InodeNumber folder, const std::string& name, bool may_clone,
-                                             const Caller& writer) const {
-  const auto before = previous_folder(folder, writer);
-  if (!before) return {};
+// The files in `before` whose names `folder` lacks.
+std::vector<InodeNumber> Guesses::lacking(InodeNumber folder, InodeNumber before, const Caller& writer) const {
   std::vector<InodeNumber> found;
-  if (const auto same = tree_.child(*before, name)) {
-    if (!may_clone && may_read(same.value(), writer)) found.push_back(same.value());
-    return found;
-  }
-  const auto entries = tree_.list(*before);
+  const auto entries = tree_.list(before);
   if (!entries) return found;
   for (const meta::DirectoryEntry& entry : entries.value()) {
     if (!S_ISREG(entry.type) || tree_.child(folder, entry.name) || !may_read(entry.inode, writer)) continue;

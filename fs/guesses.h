@@ -36,19 +36,22 @@ class Guesses {
     meta::InodeNumber inode = 0;
     By by = By::reader;
   };
-  // For a new file `name` in `folder`.
-  std::optional<Found> find(meta::InodeNumber folder, const std::string& name, const meta::Caller& writer);
+  struct Expected {
+    std::optional<Found> whole;  // it may begin as a clone of that
+    // Where nothing is: one of these, block by block. Of the step before, the file of its name, where it may not begin
+    // as a clone; or, where there is no such name, what is there and the new step lacks, to which it may yet be
+    // renamed.
+    std::vector<meta::InodeNumber> by_blocks;
+  };
+  // Of a new file `name` in `folder`.
+  Expected expect(meta::InodeNumber folder, const std::string& name, bool may_clone, const meta::Caller& writer);
   // What came of it.
   void judge(const std::string& name, By by, bool right);
-  // For one that find() says nothing of, since the step before has no such name: what that has at its place and the new
-  // one lacks, and to which it may yet be renamed. For one that may not begin as a clone, also the file of its name.
-  std::vector<meta::InodeNumber> candidates(meta::InodeNumber folder, const std::string& name, bool may_clone,
-                                            const meta::Caller& writer) const;
 
  private:
   std::optional<meta::InodeNumber> find_reading(pid_t thread, const std::string& name) const;
-  std::optional<meta::InodeNumber> find_neighbour(meta::InodeNumber folder, const std::string& name,
-                                                  const meta::Caller& writer) const;
+  std::vector<meta::InodeNumber> lacking(meta::InodeNumber folder, meta::InodeNumber before,
+                                         const meta::Caller& writer) const;
   std::optional<meta::InodeNumber> previous_folder(meta::InodeNumber folder, const meta::Caller& writer) const;
   bool may_read(meta::InodeNumber inode, const meta::Caller& reader) const;
   std::optional<meta::InodeNumber> step_before(meta::InodeNumber series, meta::InodeNumber step) const;

@@ -60,7 +60,7 @@ void op_write(fuse_req_t req, fuse_ino_t inode, const char* data, size_t size, o
   if (written.error && written.bytes == 0) return reply.logged_error(*written.error);
   const std::shared_ptr<Adoption> adoption = handle.adoption;  // which may be closed once it is answered
   reply.answer(fuse_reply_write, written.bytes);
-  if (adoption) adoption->look_ahead(size);
+  if (adoption) adoption->look_ahead(size, Workers::in_lockstep());
 }
 
 constexpr bool is_known_fallocate(int mode) {

@@ -98,6 +98,18 @@ Result<> choose_way(Filesystem& fs, OpenFile& file, const meta::InodeRecord& rec
   return success();
 }
 
+// Of a file that was just made or emptied, if one is known that it will probably repeat.
+void begin_adoption(Filesystem& fs, const OpenFile& file, const meta::InodeRecord& record, const std::string& name,
+                    const meta::Caller& caller, int flags, Handle& handle) {
+  const bool may_clone = Adoptions::may_clone(flags), may_share_blocks = (record.flags & meta::kSwap) == 0;
+  if (!may_clone && !may_share_blocks) return;
+  auto expected = fs.adoptions.guesses.expect(record.parent, name, may_clone, caller);
+  if (expected.whole) handle.adoption = fs.adoptions.begin(file, name, *expected.whole);
+  if (!handle.adoption && may_share_blocks) {
+    handle.blocks = fs.adoptions.begin_blocks(file, name, std::move(expected.by_blocks));
+  }
+}
+
 // Everything of an open but the reply. Fills in what the kernel is to know (fh, backing id, direct_io). `empty_name`:
 // what the file is called, if it was made or is emptied by this open.
 Result<std::unique_ptr<Handle>> open_file(Filesystem& fs, meta::InodeNumber inode, const meta::Caller& caller,
@@ -121,10 +133,7 @@ Result<std::unique_ptr<Handle>> open_file(Filesystem& fs, meta::InodeNumber inod
   handle->seen_errors = pending.file().errors.now();
   handle->clears_privileges = writing && has_privileges(record.mode);
   if (empty_name && fs.options.adopt && Adoptions::may_adopt(info.flags)) {
-    handle->adoption = fs.adoptions.begin(pending.file(), *empty_name, caller);
-  }
-  if (empty_name && fs.options.adopt && !handle->adoption && (record.flags & meta::kSwap) == 0) {
-    handle->blocks = fs.adoptions.begin_blocks(pending.file(), *empty_name, info.flags, caller);
+    begin_adoption(fs, pending.file(), record, *empty_name, caller, info.flags, *handle);
   }
   if (const auto served = choose_way(fs, pending.file(), record, *handle, info); !served) {
     if (handle->adoption) fs.adoptions.closed(handle->adoption);

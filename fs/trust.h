@@ -20,7 +20,7 @@ class Trust {
   };
   explicit Trust(Terms terms) : terms_(terms) {}
 
-  // To be asked once for each file that there is a guess for: it counts them.
+  // To be asked once for each file: it counts them.
   bool ask(const std::string& name);
   // What came of a guess.
   void learn(const std::string& name, bool right);

@@ -95,6 +95,7 @@ constexpr std::chrono::milliseconds kStuck{2};
 constexpr std::chrono::microseconds kNext{20};
 
 thread_local bool is_step = false;
+thread_local bool serves_alone = false;
 
 // Waits for a request that comes in a moment without a sleep; whether it came. To the scheduler two threads that sleep
 // in turn seem to need one processor, and it may leave them there: then nothing is read ahead beside the caller. Costs
@@ -147,6 +148,7 @@ std::span<const std::byte> Workers::payload_of_write(const char* data, size_t si
 }
 
 void Workers::note_step() { is_step = true; }
+bool Workers::in_lockstep() { return serves_alone; }
 
 unsigned Workers::suitable() { return std::clamp(4 * std::thread::hardware_concurrency(), 8U, 32U); }
 
@@ -322,6 +324,7 @@ bool Workers::serve_one(Worker& self, fuse_buf& request) {
     --waiting_;
     self.waiting = false;
     note_arrival(header);
+    serves_alone = lockstep_;
     if (waiting_ == 0 && !lockstep_) wake_one();
   }
   fuse_session_process_buf(session_, &request);

@@ -45,6 +45,8 @@ class Workers {
   // To be called for a WRITE that this thread serves, when an adoption took all of it: its writer waits for the answer,
   // and most probably sends the next at once.
   static void note_step();
+  // Will this thread serve the next request, too?
+  static bool in_lockstep();
 
   Workers(fuse_session* session, unsigned most) : session_(session), most_(most) {}
 

@@ -25,8 +25,6 @@ Result<std::string> boot_id() {
   return id;
 }
 
-off_t offset_of(size_t position) { return static_cast<off_t>(kHeader + position * sizeof(Entry)); }
-
 }  // namespace
 
 Result<std::unique_ptr<Frontiers>> Frontiers::open(const std::string& file) {
@@ -63,8 +61,9 @@ std::optional<uint64_t> Frontiers::left(BlobNumber blob) const {
 
 Result<> Frontiers::begin(const std::vector<BlobNumber>& uncut) {
   if (::ftruncate(file_.get(), 0) != 0) return last_error("frontiers");
-  const std::string text = header();
+  const std::string text = header() + std::string(kSlots * sizeof(Entry), '\0');
   TRY(io::write_full(file_.get(), std::as_bytes(std::span(text)), 0));
+  TRY_ASSIGN(slots_, io::MappedWords::map(file_.get(), kHeader, kSlots * std::tuple_size_v<Entry>));
   const std::lock_guard lock(mutex_);
   free_.clear();
   for (size_t position = kSlots; position > uncut.size(); --position) free_.push_back(position - 1);
@@ -76,8 +75,12 @@ Result<> Frontiers::begin(const std::vector<BlobNumber>& uncut) {
 }
 
 Result<> Frontiers::write(size_t position, BlobNumber blob, uint64_t frontier) const {
-  const Entry entry{blob, frontier};
-  return io::write_full(file_.get(), std::as_bytes(std::span(entry)), offset_of(position));
+  TRY(set_frontier(position, frontier));
+  return slots_.store(position * std::tuple_size_v<Entry>, blob);
+}
+
+Result<> Frontiers::set_frontier(size_t position, uint64_t frontier) const {
+  return slots_.store(position * std::tuple_size_v<Entry> + 1, frontier);
 }
 
 Result<std::optional<Frontiers::Slot>> Frontiers::take(BlobNumber blob) {
@@ -88,27 +91,26 @@ Result<std::optional<Frontiers::Slot>> Frontiers::take(BlobNumber blob) {
     position = free_.back();
     free_.pop_back();
   }
-  Slot slot(*this, position, blob);
-  if (auto set = slot.set(0); !set) {
+  Slot slot(*this, position);
+  if (auto written = write(position, blob, 0); !written) {
     slot.give_back();
-    return std::move(set).error();
+    return std::move(written).error();
   }
   return std::optional(std::move(slot));
 }
 
 Frontiers::Slot::Slot(Slot&& other) noexcept
-    : owner_(std::exchange(other.owner_, nullptr)), position_(other.position_), blob_(other.blob_) {}
+    : owner_(std::exchange(other.owner_, nullptr)), position_(other.position_) {}
 
 Frontiers::Slot& Frontiers::Slot::operator=(Slot&& other) noexcept {
   if (this != &other) {
     owner_ = std::exchange(other.owner_, nullptr);
     position_ = other.position_;
-    blob_ = other.blob_;
   }
   return *this;
 }
 
-Result<> Frontiers::Slot::set(uint64_t frontier) { return owner_->write(position_, blob_, frontier); }
+Result<> Frontiers::Slot::set(uint64_t frontier) { return owner_->set_frontier(position_, frontier); }
 
 void Frontiers::Slot::give_back() {
   if (owner_ == nullptr) return;

@@ -6,8 +6,8 @@
 // its frontier was: the file STORE/frontiers, which the kernel keeps, has that for each unsettled blob.
 //
 // Format: a line that names the format and the boot, padded to 4096 bytes; then slots of blob and frontier, each 64
-// bits in the machine's own order (it never outlives the boot). Written with pwrite, not through a mapping: a disk that
-// fails is an error, and not the end of the mount.
+// bits in the machine's own order (it never outlives the boot). Written through a mapping (io/mapped_words.h), since
+// each WRITE that is adopted moves a frontier.
 //
 // Thread safety: take() from any thread; a Slot belongs to one thread at a time and not longer than its Frontiers.
 // A Slot that is destroyed without give_back() leaves its entry: the blob is unsettled still.
@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "io/fd.h"
+#include "io/mapped_words.h"
 #include "meta/types.h"
 
 namespace ckptfs::meta {
@@ -53,11 +54,10 @@ class Frontiers {
 
    private:
     friend class Frontiers;
-    Slot(Frontiers& owner, size_t position, BlobNumber blob) : owner_(&owner), position_(position), blob_(blob) {}
+    Slot(Frontiers& owner, size_t position) : owner_(&owner), position_(position) {}
 
     Frontiers* owner_ = nullptr;
     size_t position_ = 0;
-    BlobNumber blob_ = 0;
   };
   // A slot for `blob`, with frontier 0. None when all are taken; an error when the disk took it not.
   Result<std::optional<Slot>> take(BlobNumber blob);
@@ -66,10 +66,12 @@ class Frontiers {
   Frontiers(io::Fd file, std::string boot) : file_(std::move(file)), boot_(std::move(boot)) {}
   Result<> read();
   Result<> write(size_t position, BlobNumber blob, uint64_t frontier) const;
+  Result<> set_frontier(size_t position, uint64_t frontier) const;
   std::string header() const;
 
   const io::Fd file_;
   const std::string boot_;
+  io::MappedWords slots_;                          // from begin() on
   std::unordered_map<BlobNumber, uint64_t> left_;  // until begin()
   std::mutex mutex_;
   std::vector<size_t> free_;  // guarded by mutex_

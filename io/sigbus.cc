@@ -1,0 +1,45 @@
+#include "io/sigbus.h"
+
+#include <setjmp.h>
+#include <signal.h>
+
+#include <atomic>
+#include <mutex>
+
+namespace ckptfs::io {
+namespace {
+
+thread_local sigjmp_buf* volatile way_out = nullptr;
+
+void leave_access(int) {
+  if (way_out != nullptr) siglongjmp(*way_out, 1);
+  signal(SIGBUS, SIG_DFL);  // the access is tried again, and ends the process
+}
+
+void take_over() {
+  struct sigaction action {};
+  action.sa_handler = leave_access;
+  action.sa_flags = SA_NODEFER;  // it is left by a jump
+  sigemptyset(&action.sa_mask);
+  sigaction(SIGBUS, &action, nullptr);
+}
+
+}  // namespace
+
+bool run_access(void (*access)(void*), void* context) {
+  static std::once_flag once;
+  std::call_once(once, take_over);
+  sigjmp_buf place;
+  if (sigsetjmp(place, 0) != 0) {
+    way_out = nullptr;
+    return false;
+  }
+  way_out = &place;
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  access(context);
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  way_out = nullptr;
+  return true;
+}
+
+}  // namespace ckptfs::io

@@ -216,15 +216,13 @@ Result<StepFactsFinder::Known> StepFactsFinder::judge(meta::InodeNumber step, co
   return known_[step] = known;
 }
 
-Result<StepLook> StepFactsFinder::look_at_step(meta::InodeNumber step, const std::string& tag, const Used& used) {
+Result<StepLook> StepFactsFinder::look_at_step(meta::InodeNumber step, const std::string& tag, const Used& used,
+                                               const Inodes& pinned) {
   if (stopping_) return Error(ECANCELED);
   StepLook look;
   look.inode = step;
-  if (auto record = fs_.store.index().step(step)) {
-    look.record = std::move(record).value();
-  } else if (record.error().errno_value() != ENOENT) {
-    return record.error();
-  }
+  TRY_ASSIGN(const auto record, fs_.store.index().find_step(step));
+  look.record = record.value_or(meta::StepRecord());
   TRY_ASSIGN(const Changes changes, changes_below(step));
   look.changed = wall_time(changes.any);
   TRY_ASSIGN(const Known known, judge(step, changes, used, look));
@@ -240,7 +238,7 @@ Result<StepLook> StepFactsFinder::look_at_step(meta::InodeNumber step, const std
   look.facts.number = meta::number_of(tag, look.record);
   look.facts.completeness = completeness;
   look.facts.completed = complete ? wall_time(known.completed) : look.changed;
-  look.facts.pinned = look.record.pinned;
+  look.facts.pinned = pinned.contains(step);
   look.facts.in_use = look.facts.in_use || known.mapped;
   const bool settled =
       look.record.sealed || known.saved_alone || look.quiet >= std::chrono::seconds(fs_.options.quiet_seconds);
@@ -257,7 +255,8 @@ Result<StepLook> StepFactsFinder::look_at_step(meta::InodeNumber step) {
   TRY_ASSIGN(const bool is_step, meta::is_step(fs_.tree, step));
   const std::string path = fs_.tree.path_of(step);
   if (!is_step) return Error(EINVAL, path + ": it is no step");
-  return look_at_step(step, path.substr(path.rfind('/') + 1), used());
+  TRY_ASSIGN(const Inodes pinned, fs_.tree.pinned_folders());
+  return look_at_step(step, path.substr(path.rfind('/') + 1), used(), pinned);
 }
 
 const char* state_of(const StepLook& step) {
@@ -323,6 +322,7 @@ Result<SeriesLook> StepFactsFinder::look_at(meta::InodeNumber series, const std:
   const auto latest = latest_of(series);
   if (!latest) look.unclear = "nobody can tell what `latest` names: " + latest.error().message();
   const Used used_now = used();
+  TRY_ASSIGN(const Inodes pinned, fs_.tree.pinned_folders());
   TRY_ASSIGN(const auto entries, fs_.tree.list(series));
   for (const meta::DirectoryEntry& entry : entries) {
     if (entry.type != S_IFDIR) continue;
@@ -336,7 +336,7 @@ Result<SeriesLook> StepFactsFinder::look_at(meta::InodeNumber series, const std:
       look.others.push_back({entry.name, named ? "it holds no checkpoint file" : "it has no step's name"});
       continue;
     }
-    auto found = look_at_step(entry.inode, entry.name, used_now);
+    auto found = look_at_step(entry.inode, entry.name, used_now, pinned);
     const int failed = found ? 0 : found.error().errno_value();
     if (failed == ENOENT) continue;
     if (failed == ECANCELED) return found.error();

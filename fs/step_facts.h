@@ -73,7 +73,8 @@ class StepFactsFinder {
   void forget(meta::InodeNumber inode);
 
  private:
-  using Used = std::unordered_set<meta::InodeNumber>;
+  using Inodes = std::unordered_set<meta::InodeNumber>;
+  using Used = Inodes;
   struct Known {
     io::Digest fingerprint{};
     meta::formats::CompletenessJudgement judgement;
@@ -90,7 +91,7 @@ class StepFactsFinder {
     timespec any{};    // or they were changed otherwise, or moved
   };
 
-  Result<StepLook> look_at_step(meta::InodeNumber step, const std::string& tag, const Used& used);
+  Result<StepLook> look_at_step(meta::InodeNumber step, const std::string& tag, const Used& used, const Inodes& pinned);
   Used used() const;
   Result<bool> holds_any(meta::InodeNumber step, const Used& used) const;
   bool is_written(meta::InodeNumber series) const;

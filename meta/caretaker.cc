@@ -156,12 +156,13 @@ bool Caretaker::is_quiet(const File& file) const {
 Result<Taking> Caretaker::digest(const File& file) {
   if (!is_quiet(file)) return Taking::postponed;
   TRY_ASSIGN(const Taking taking, take_digests(store_, file.inode, [this](Time read) { return pause(read); }));
-  if (taking != Taking::taken) return taking;
+  if (taking != Taking::taken && taking != Taking::too_long) return taking;
   TRY_ASSIGN(const BlobRecord record, store_.index().blob(file.blob));
   const std::lock_guard lock(mutex_);
+  --report_.waiting_files;
+  if (taking == Taking::too_long) return taking;
   ++report_.digested_files;
   report_.digested_bytes += record.digest.length;
-  --report_.waiting_files;
   return taking;
 }
 

@@ -27,6 +27,13 @@ Error from_status(const rocksdb::Status& status) {
   return Error(EIO, "the index: " + status.ToString());
 }
 
+template <typename Record>
+Result<std::optional<Record>> unless_missing(Result<Record> found) {
+  if (found) return std::optional(std::move(found).value());
+  if (found.error().errno_value() == ENOENT) return std::optional<Record>();
+  return std::move(found).error();
+}
+
 rocksdb::Options database_options(bool create) {
   rocksdb::Options o;
   o.create_if_missing = create;
@@ -198,10 +205,7 @@ Result<EntryRecord> Index::entry(InodeNumber parent, const std::string& name) co
   return decode_entry(value);
 }
 Result<std::optional<EntryRecord>> Index::find_entry(InodeNumber parent, const std::string& name) const {
-  auto found = entry(parent, name);
-  if (found) return std::optional(found.value());
-  if (found.error().errno_value() == ENOENT) return std::optional<EntryRecord>();
-  return std::move(found).error();
+  return unless_missing(entry(parent, name));
 }
 Result<BlobRecord> Index::blob(BlobNumber number) const {
   TRY_ASSIGN(const std::string value, get(Table::blobs, number_key(number)));
@@ -214,6 +218,7 @@ Result<StepRecord> Index::step(InodeNumber inode) const {
   TRY_ASSIGN(const std::string value, get(Table::steps, number_key(inode)));
   return decode_step(value);
 }
+Result<std::optional<StepRecord>> Index::find_step(InodeNumber inode) const { return unless_missing(step(inode)); }
 Result<KeptMap> Index::map(InodeNumber step) const {
   TRY_ASSIGN(const std::string value, get(Table::maps, number_key(step)));
   return decode_map(value);

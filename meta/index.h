@@ -110,6 +110,7 @@ class Index {
   Result<BlobRecord> blob(BlobNumber number) const;
   Result<std::string> xattr(InodeNumber inode, const std::string& name) const;
   Result<StepRecord> step(InodeNumber inode) const;
+  Result<std::optional<StepRecord>> find_step(InodeNumber inode) const;  // likewise
   Result<KeptMap> map(InodeNumber step) const;
   Result<uint64_t> number(const char* key) const;
   Result<std::vector<io::Digest>> digests(BlobNumber blob, uint64_t group) const;

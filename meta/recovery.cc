@@ -38,10 +38,18 @@ class Recoverer {
   }
 
  private:
+  struct Known {
+    BlobState state = BlobState::live;
+    uint64_t length = 0;  // frozen only
+    uint64_t references = 0;
+    uint64_t names = 0;  // files that name it
+    bool named_live = false;
+  };
+
   Result<> read_blobs() {
     return index_.for_each_blob([this](BlobNumber number, const BlobRecord& record) -> Result<> {
       blob_limit_ = std::max(blob_limit_, number + 1);
-      known_.emplace(number, Known{record.state, record.length, record.references, 0});
+      known_.emplace(number, Known{record.state, record.length, record.references});
       return success();
     });
   }
@@ -71,10 +79,18 @@ class Recoverer {
       log::error("blob {}: the index counted {} files that name it, there are {}: corrected", Blobs::name(number),
                  known.references, known.names);
       blob.references = known.names;
-      if (blob.state != BlobState::live) blob.state = BlobState::frozen;
+      if (known.state != BlobState::live && known.state != BlobState::frozen) TRY(revive(number, known, blob));
       batch_.put_blob(number, blob);
       ++recovery_.report.raised_references;
     }
+    return success();
+  }
+
+  Result<> revive(BlobNumber number, const Known& known, BlobRecord& blob) const {
+    blob.state = known.named_live ? BlobState::live : BlobState::frozen;
+    const auto st = blobs_.stat(number);
+    if (!st) return st.error().errno_value() == ENOENT ? Result<>(success()) : st.error();  // damage, which shows
+    if (!known.named_live) blob.length = static_cast<uint64_t>(st.value().st_size);
     return success();
   }
 
@@ -93,7 +109,10 @@ class Recoverer {
       space_.adjust_owed(0, record.owed);
       if (record.nlink == 0) recovery_.nameless.push_back(number);
       if (!record.is_regular()) return success();
-      if (const auto blob = known_.find(record.blob); blob != known_.end()) ++blob->second.names;
+      if (const auto blob = known_.find(record.blob); blob != known_.end()) {
+        ++blob->second.names;
+        blob->second.named_live = record.is_live_file();
+      }
       if (!recovery_.report.clean) TRY(check_file(number, record));
       return success();
     });
@@ -188,12 +207,6 @@ class Recoverer {
   Recovery recovery_;
   InodeNumber inode_limit_ = 0;
   BlobNumber blob_limit_ = 0;
-  struct Known {
-    BlobState state = BlobState::live;
-    uint64_t length = 0;  // frozen only
-    uint64_t references = 0;
-    uint64_t names = 0;  // files that name it
-  };
   std::unordered_map<BlobNumber, Known> known_;
   std::unordered_set<BlobNumber> removed_;
 };

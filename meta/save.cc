@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "io/clone.h"
 #include "io/fault.h"
@@ -305,8 +306,10 @@ class Save {
       tentative_.push_back(next);
     }
     size_t used = 0;
+    std::unordered_set<InodeNumber> cloned;
     for (Taken& taken : taken_) {
       if (taken.blob != 0 || taken.same != nullptr) continue;
+      cloned.insert(taken.plan.source);
       taken.spare = used < spares;
       taken.blob = tentative_[used++];
       taken.cloned = true;
@@ -318,16 +321,13 @@ class Save {
       tree_.set_owed(change, record, owed_afterwards(taken));
       change.batch.put(taken.plan.source, record);
     }
-    tree_.begin_cloning(change);
+    tree_.begin_cloning(change, cloned);
     auto reserved = tree_.commit(std::move(change));
     if (!reserved) tree_.end_cloning();
     return reserved;
   }
 
-  static uint64_t owed_afterwards(const Taken& taken) {
-    const uint64_t unit = io::cow_extent_hint(taken.size);
-    return (taken.size + unit - 1) / unit * unit;
-  }
+  static uint64_t owed_afterwards(const Taken& taken) { return Tree::owed_by_clone(taken.size); }
 
   // After the save each overwrite of a live file needs new blocks, and under passthrough nobody would see it fail.
   Result<> check_space() {
@@ -430,7 +430,8 @@ class Save {
     }
     change.batch.put(series_number, series);
     new_folders_.emplace(result_.step, step);
-    if (auto present = store_.index().step(result_.step)) step_record_ = std::move(present).value();
+    TRY_ASSIGN(const auto present, store_.index().find_step(result_.step));
+    step_record_ = present.value_or(StepRecord());
     step_record_.source = source_;
     step_record_.stale = stale_names();
     TRY_ASSIGN(step_record_.number, allot_number(store_, series_number, request_.tag, step_record_));

@@ -40,13 +40,13 @@ class Freeze {
     const std::unordered_set<InodeNumber> guarded = to_be_guarded();
     tree_.gate().close(guarded);
     auto frozen = freeze(guarded);
+    tree_.end_cloning();
     tree_.gate().open();
     if (!frozen) {
       abandon();
       return frozen;
     }
     for (const auto& [folder, name] : replaced_) store_.open_files().invalidate_name(folder, name);
-    for (const InodeNumber outside : cloned_) tree_.finished_writing(outside);  // a live swap file owes what it shares
     return tree_.sync();
   }
 
@@ -98,14 +98,15 @@ class Freeze {
     if (written && store_.open_files().open_at_all(number)) return busy;
     if (written) log::warn("{}: somebody can write to it who has it not open; a copy is frozen", tree_.path_of(number));
     if (!written && member.record.nlink == member.names.size()) return success();
-    return make_clone(member, fd.get());
+    return make_clone(number, member, fd.get());
   }
 
-  Result<> make_clone(Member& member, int live) {
+  Result<> make_clone(InodeNumber number, Member& member, int live) {
     {
       Tree::Change change = tree_.begin();
       member.clone = tree_.allot_blobs(change, 1);
       change.batch.put_blob(member.clone, {.state = BlobState::tentative, .references = 0});
+      tree_.begin_cloning(change, {number});
       TRY(tree_.commit(std::move(change)));
     }
     TRY_ASSIGN(const io::Fd frozen, store_.blobs().create(member.clone));
@@ -162,7 +163,6 @@ class Freeze {
     frozen.length = record.size;
     change.batch.put_blob(blob, frozen);
     if (member.record.nlink > member.names.size()) {
-      cloned_.push_back(number);
       record.owed = 0;
       return give_own_inode(change, number, member, record);
     }
@@ -186,6 +186,8 @@ class Freeze {
     TRY_ASSIGN(InodeRecord outside, change.batch.inode(number));
     outside.nlink -= static_cast<uint32_t>(member.names.size());
     outside.ctime = now();
+    if (member.clone != 0 && (outside.flags & kSwap) != 0)
+      tree_.set_owed(change, outside, Tree::owed_by_clone(record.size));
     change.batch.put(number, outside);
     const InodeNumber own = tree_.allot_inode(change);
     TRY_ASSIGN(const auto xattrs, store_.index().xattr_names(number));
@@ -211,7 +213,6 @@ class Freeze {
 
   const uint32_t flags_;
   std::vector<std::pair<InodeNumber, std::string>> replaced_;  // names that lead to another inode now
-  std::vector<InodeNumber> cloned_;                            // files that stay live beside what was frozen of them
 };
 
 class SealStep : public Freeze {
@@ -241,8 +242,8 @@ class SealStep : public Freeze {
     if (folder.nlink == 0) return Error(ENOENT, "the step was removed meanwhile");
     folder.flags |= kSealed | kStep;
     change.batch.put(step_, folder);
-    StepRecord step;
-    if (auto known = store_.index().step(step_)) step = std::move(known).value();
+    TRY_ASSIGN(const auto known, store_.index().find_step(step_));
+    StepRecord step = known.value_or(StepRecord());
     step.sealed = true;
     const std::string path = tree_.path_of(step_);
     TRY_ASSIGN(step.number, allot_number(store_, folder.parent, path.substr(path.rfind('/') + 1), step));

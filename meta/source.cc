@@ -7,27 +7,22 @@
 #include "meta/steps.h"
 
 namespace ckptfs::meta {
-namespace {
-
-Result<std::vector<InodeNumber>> swap_folders(const Tree& tree, InodeNumber folder) {
-  std::vector<InodeNumber> found;
-  TRY_ASSIGN(const auto entries, tree.list(folder));
-  for (const DirectoryEntry& entry : entries) {
-    if (entry.type != S_IFDIR) continue;
-    TRY_ASSIGN(const InodeRecord record, tree.inode(entry.inode));
-    if ((record.flags & kSwap) != 0) {
-      found.push_back(entry.inode);
-    } else if ((record.flags & kStep) == 0) {
-      TRY_ASSIGN(const auto below, swap_folders(tree, entry.inode));
-      found.insert(found.end(), below.begin(), below.end());
+// As deep as users nest them: no call for each folder.
+Result<std::vector<InodeNumber>> list_swap_folders(const Tree& tree) {
+  std::vector<InodeNumber> found, folders{kRootInode};
+  while (!folders.empty()) {
+    const InodeNumber folder = folders.back();
+    folders.pop_back();
+    TRY_ASSIGN(const auto entries, tree.list(folder));
+    for (const DirectoryEntry& entry : entries) {
+      if (entry.type != S_IFDIR) continue;
+      TRY_ASSIGN(const InodeRecord record, tree.inode(entry.inode));
+      if ((record.flags & kSwap) != 0) found.push_back(entry.inode);
+      if ((record.flags & (kSwap | kStep)) == 0) folders.push_back(entry.inode);
     }
   }
   return found;
 }
-
-}  // namespace
-
-Result<std::vector<InodeNumber>> list_swap_folders(const Tree& tree) { return swap_folders(tree, kRootInode); }
 
 Result<InodeNumber> save_source(Store& store, InodeNumber series) {
   TRY(check_series(store.tree(), series));

@@ -184,11 +184,8 @@ Result<StepInfo> info_of(Store& store, InodeNumber number, const std::string& se
   step.tag = tag;
   TRY_ASSIGN(const Attributes attributes, tree.attributes(number));
   step.mtime = attributes.stat.st_mtim;
-  if (auto record = store.index().step(number)) {
-    step.record = std::move(record).value();
-  } else if (record.error().errno_value() != ENOENT) {
-    return record.error();
-  }
+  TRY_ASSIGN(const auto record, store.index().find_step(number));
+  step.record = record.value_or(StepRecord());
   TRY_ASSIGN(const auto entries, tree.list(number));
   step.kind = kind_of(entries);
   return step;
@@ -249,8 +246,8 @@ Result<uint64_t> allot_number(const Store& store, InodeNumber series, const std:
   uint64_t last = 0;
   TRY_ASSIGN(const auto entries, store.tree().list(series));
   for (const DirectoryEntry& entry : entries) {
-    const auto other = store.index().step(entry.inode);
-    if (other) last = std::max(last, other.value().number);
+    TRY_ASSIGN(const auto other, store.index().find_step(entry.inode));
+    if (other) last = std::max(last, other->number);
   }
   return last + 1;
 }
@@ -264,8 +261,8 @@ Result<> set_pinned(Store& store, InodeNumber number, bool pinned) {
     TRY_ASSIGN(InodeRecord record, store.index().inode(number));
     if (record.nlink == 0) return Error(ENOENT);
     record.flags |= kStep;
-    StepRecord present;
-    if (auto known = store.index().step(number)) present = std::move(known).value();
+    TRY_ASSIGN(const auto known, store.index().find_step(number));
+    StepRecord present = known.value_or(StepRecord());
     present.pinned = pinned;
     TRY_ASSIGN(present.number, allot_number(store, record.parent, name_of(tree.path_of(number)), present));
     change.batch.put(number, record);

@@ -120,6 +120,20 @@ Result<InodeNumber> Tree::resolve(const std::string& path) const {
   return number;
 }
 
+Result<std::unordered_set<InodeNumber>> Tree::pinned_folders() const {
+  std::unordered_set<InodeNumber> folders;
+  const auto visited = index_.for_each_step([&](InodeNumber step, const StepRecord& record) -> Result<> {
+    for (InodeNumber at = record.pinned ? step : 0; at != 0 && at != kRootInode && folders.insert(at).second;) {
+      const auto folder = index_.inode(at);
+      if (!folder && folder.error().errno_value() == ENOENT) break;  // out of the tree
+      TRY(folder);
+      at = folder.value().parent;
+    }
+    return success();
+  });
+  return visited ? Result<std::unordered_set<InodeNumber>>(std::move(folders)) : visited.error();
+}
+
 Result<> Tree::change_attributes(InodeNumber number, const AttributeChange& wanted) {
   Change change = begin();
   TRY_ASSIGN(InodeRecord record, index_.inode(number));

@@ -90,6 +90,8 @@ class Tree {
   Result<InodeNumber> child(InodeNumber parent, const std::string& name) const;
   // EIO for a damaged file is left to open: its attributes still show.
   Result<Attributes> lookup(InodeNumber parent, const std::string& name) const;
+  // Pinned steps, and the folders they lie in.
+  Result<std::unordered_set<InodeNumber>> pinned_folders() const;
   // Without "." and "..". Sorted by name.
   Result<std::vector<DirectoryEntry>> list(InodeNumber directory) const;
   // Path from the root ("/a/b"), for logs and messages; a regular file's is where it was made or last renamed.
@@ -195,10 +197,12 @@ class Tree {
                  InodeNumber number, const InodeRecord& child);
   Result<> drop_reference(Change& change, BlobNumber blob);
   void set_owed(Change& change, InodeRecord& record, uint64_t owed);
-  // From the change that says what files owe behind their clones until these are made: finished_writing() leaves alone
-  // what it read meanwhile.
-  void begin_cloning(const Change&) { ++clonings_; }
-  void end_cloning() { ++clonings_; }
+  // What a file of `size` bytes owes from the moment that all of it is shared.
+  static uint64_t owed_by_clone(uint64_t size);
+  // From the change that says what these files owe behind their clones until the clones are made: finished_writing()
+  // leaves them alone, and reads again what it read meanwhile. One save or seal at a time.
+  void begin_cloning(const Change& change, const std::unordered_set<InodeNumber>& files);
+  void end_cloning();
   // The step that `inode` (a directory) lies in or is; 0: none.
   Result<InodeNumber> step_of(InodeNumber directory) const;
   // True while a writer that survived the last daemon has it open; forgets it once that is over.
@@ -212,7 +216,7 @@ class Tree {
   Result<InodeRecord> directory(InodeNumber number) const;
   Result<> refuse_sealed(InodeNumber directory, const InodeRecord& record, const std::string& what) const;
   Result<bool> begin_removal(Change& change, InodeNumber parent, const InodeRecord& record);
-  Result<> refuse_pinned(InodeNumber directory) const;
+  Result<bool> try_recount_owed(InodeNumber number);
   Result<> try_prepare_writing(InodeNumber number, const Caller& caller, uint64_t others_owed);
   Result<> forget_digests(Change& change, InodeNumber number, InodeRecord& record);
   Result<> drop_name(Change& change, InodeNumber number, InodeRecord& record);
@@ -231,7 +235,6 @@ class Tree {
   Gate gate_;
   const std::function<void(BlobNumber)> doomed_;
   std::atomic<uint64_t> release_errors_{0};
-  std::atomic<uint64_t> clonings_{0};  // odd: under way
   const std::unordered_set<InodeNumber> damaged_;
 
   std::mutex mutex_;                                   // one change of the tree at a time
@@ -239,6 +242,8 @@ class Tree {
   InodeNumber inode_limit_;                            // guarded by mutex_; recorded in the index
   BlobNumber next_blob_;                               // guarded by mutex_
   BlobNumber blob_limit_;                              // guarded by mutex_; recorded in the index
+  std::unordered_set<InodeNumber> cloning_;            // guarded by mutex_
+  uint64_t clonings_ = 0;                              // guarded by mutex_; begun, and ended
   std::set<uint64_t> trainers_;                        // guarded by mutex_; when those began that wrote live swap files
   mutable std::mutex recovered_mutex_;                 // leaf lock
   mutable std::unordered_set<InodeNumber> recovered_;  // guarded by recovered_mutex_

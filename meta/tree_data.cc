@@ -100,34 +100,59 @@ Result<> Tree::forget_digests(Change& change, InodeNumber number, InodeRecord& r
   return success();
 }
 
+uint64_t Tree::owed_by_clone(uint64_t size) {
+  const uint64_t unit = io::cow_extent_hint(size);
+  return (size + unit - 1) / unit * unit;
+}
+
+void Tree::begin_cloning(const Change&, const std::unordered_set<InodeNumber>& files) {
+  cloning_.insert(files.begin(), files.end());
+  ++clonings_;
+}
+
+void Tree::end_cloning() {
+  const std::lock_guard lock(mutex_);
+  cloning_.clear();
+  ++clonings_;
+}
+
 void Tree::finished_writing(InodeNumber number) {
   space_.note_written();
-  const auto result = [&]() -> Result<> {
-    TRY_ASSIGN(const InodeRecord before, index_.inode(number));
-    if (((before.flags & kSwap) == 0 && before.owed == 0) || before.nlink == 0) return success();
-    const uint64_t clonings = clonings_;
-    if (clonings % 2 != 0) return success();
-    TRY_ASSIGN(const io::Fd fd, blobs_.open(before.blob, O_RDONLY));
-    TRY_ASSIGN(const struct stat st, io::stat_fd(fd.get()));
-    TRY(io::fault_point("tree.finished_writing"));
-    const auto size = static_cast<uint64_t>(st.st_size);
-    const uint32_t hint = io::cow_extent_hint(size);
-    if (auto set = io::set_cow_extent_hint(fd.get(), hint); !set && set.error().errno_value() != EOPNOTSUPP) return set;
-    TRY_ASSIGN(const uint64_t owed, io::owed_bytes(fd.get(), size, hint));
-    Change change = begin();
-    TRY_ASSIGN(InodeRecord record, index_.inode(number));
-    // A save that began meanwhile knows better.
-    if (clonings_ != clonings || record.owed != before.owed || record.owed == owed || record.nlink == 0) {
-      return success();
-    }
-    set_owed(change, record, owed);
-    change.batch.put(number, record);
-    return commit(std::move(change));
-  }();
-  if (!result && result.error().errno_value() != ENOENT) {
+  auto done = try_recount_owed(number);
+  while (done && !done.value()) done = try_recount_owed(number);
+  if (!done && done.error().errno_value() != ENOENT) {
     ++release_errors_;
-    log::error("{}: what it owes was not read again: {}", path_of(number), result.error().message());
+    log::error("{}: what it owes was not read again: {}", path_of(number), done.error().message());
   }
+}
+
+// False: it may have been cloned since its extents were read.
+Result<bool> Tree::try_recount_owed(InodeNumber number) {
+  TRY_ASSIGN(const InodeRecord before, index_.inode(number));
+  if (((before.flags & kSwap) == 0 && before.owed == 0) || before.nlink == 0) return true;
+  uint64_t clonings = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    clonings = clonings_;
+  }
+  TRY_ASSIGN(const io::Fd fd, blobs_.open(before.blob, O_RDONLY));
+  TRY_ASSIGN(const struct stat st, io::stat_fd(fd.get()));
+  TRY(io::fault_point("tree.finished_writing"));
+  const auto size = static_cast<uint64_t>(st.st_size);
+  const uint32_t hint = io::cow_extent_hint(size);
+  if (auto set = io::set_cow_extent_hint(fd.get(), hint); !set && set.error().errno_value() != EOPNOTSUPP) {
+    return std::move(set).error();
+  }
+  TRY_ASSIGN(const uint64_t owed, io::owed_bytes(fd.get(), size, hint));
+  Change change = begin();
+  if (cloning_.contains(number)) return true;  // who clones it has said what it owes
+  if (clonings_ != clonings) return false;
+  TRY_ASSIGN(InodeRecord record, index_.inode(number));
+  if (record.owed != before.owed || record.owed == owed || record.nlink == 0) return true;
+  set_owed(change, record, owed);
+  change.batch.put(number, record);
+  TRY(commit(std::move(change)));
+  return true;
 }
 
 Result<> Tree::check_room(InodeNumber number, uint64_t bytes) const {

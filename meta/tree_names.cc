@@ -152,17 +152,6 @@ Result<bool> Tree::begin_removal(Change& change, InodeNumber parent_number, cons
   return begun;
 }
 
-// A directory cannot be taken out as a whole with a step that is pinned.
-Result<> Tree::refuse_pinned(InodeNumber number) const {
-  return index_.for_each_step([&](InodeNumber step, const StepRecord& record) -> Result<> {
-    if (!record.pinned) return success();
-    const auto below = is_below(step, number);
-    if (!below && below.error().errno_value() == ENOENT) return success();  // of what is out of the tree already
-    TRY(below);
-    return below.value() ? Result<>(Error(EPERM, path_of(step) + ": the step is pinned; " + kUnpin)) : success();
-  });
-}
-
 Result<> Tree::drop_name(Change& change, InodeNumber number, InodeRecord& record) {
   record.nlink = record.is_dir() ? 0 : record.nlink - 1;
   record.ctime = now();
@@ -388,7 +377,8 @@ Result<> Tree::take_out(InodeNumber parent_number, const std::string& name, Inod
     TRY_ASSIGN(InodeRecord record, directory(entry.inode));
     TRY_ASSIGN(InodeRecord parent, directory(parent_number));
     TRY(refuse_sealed(parent_number, parent, "removing " + name));
-    TRY(refuse_pinned(entry.inode));
+    TRY_ASSIGN(const auto pinned, pinned_folders());
+    if (pinned.contains(entry.inode)) return Error(EPERM, path_of(entry.inode) + ": the step is pinned; " + kUnpin);
     change.batch.erase_entry(parent_number, name);
     parent.mtime = parent.ctime = now();
     drop_folder_from(parent);

@@ -104,6 +104,7 @@ TEST_F(RecoveryTest, CountsThatAreTooLowAreRaised) {
     change.batch.put_blob(blob_of("0_2.tensor.swp"), low);
     BlobRecord doomed = store_->index().blob(blob_of("exp_avg-0_2.tensor.swp")).value();
     doomed.references = 0;
+    doomed.length = 0;  // as one of a save that failed
     doomed.state = BlobState::doomed;
     change.batch.put_blob(blob_of("exp_avg-0_2.tensor.swp"), doomed);
     ASSERT_TRUE(tree().commit(std::move(change)));

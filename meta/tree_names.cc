@@ -234,8 +234,8 @@ Result<> Tree::replace_target(Change& change, const InodeRecord& moved, InodeNum
 // What moves into or out of a zero_stage_N folder becomes or ceases to be swap state, with all below it.
 Result<> Tree::relabel_swap(Change& change, InodeNumber number, InodeRecord& record, bool swap) {
   TRY_ASSIGN(const bool changed, relabel_one(change, number, record, swap));
-  std::vector<std::pair<InodeNumber, bool>>
-      folders;  // not by calls of itself: users may nest them as deep as they like
+  // Not by calls of itself: users may nest folders as deep as they like.
+  std::vector<std::pair<InodeNumber, bool>> folders;
   if (changed && record.is_dir()) folders.emplace_back(number, swap);
   while (!folders.empty()) {
     const auto [folder, in_swap] = folders.back();

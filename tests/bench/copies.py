@@ -63,7 +63,8 @@ def wrong_guesses(context):
             sides = {"ours": guessing, "theirs": plain}
             large = (context.sizes.copied_files, context.sizes.copied_size)
             small = (48, plan.MIB)
-            for (count, size), steps, cold in ((large, 1, False), (large, 1, True), (small, 1, False), (small, STEPS, False)):
+            runs = ((large, 1, False), (large, 1, True), (large, STEPS, False), (small, 1, False), (small, STEPS, False))
+            for (count, size), steps, cold in runs:
                 figures = context.rounds(
                     {side: rewritten(context, mount, count, size, steps, cold) for side, mount in sides.items()}
                 )

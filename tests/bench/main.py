@@ -132,7 +132,7 @@ def facts_of(options, context, folder, direct):
     return {
         "command": command(options),
         "machine": (
-            f"Linux {platform.release()}, {machine.cores()} cores ({machine.processor()}), "
+            f"Linux {platform.release().partition('-')[0]}, {machine.cores()} cores ({machine.processor()}), "
             f"{machine.memory() / plan.GIB:.0f} GiB of memory"
         ),
         "place": (

@@ -207,9 +207,8 @@ Result<Adoption::Differing> Adoption::compare_blocks(std::span<const std::byte> 
   Differing differing;
   if (guess_is_unchanged()) {
     TRY(io::fault_point("adopt.read"));
-    const auto there = window_.at(guess_.descriptor, offset, data.size());
-    const bool compared =
-        there && io::access_mapped([&] { find_differing(data, there.value().data(), offset, differing); });
+    TRY_ASSIGN(const auto there, window_.at(guess_.descriptor, offset, data.size()));
+    const bool compared = io::access_mapped([&] { find_differing(data, there.data(), offset, differing); });
     std::atomic_thread_fence(std::memory_order_acquire);  // not before what is read above
     // Whoever opens the guess for writing is counted before he can write.
     if (compared && guess_is_unchanged()) return differing;
@@ -231,7 +230,6 @@ void Adoption::look_ahead(size_t size, bool in_lockstep) {
   if (!adopting_.load(std::memory_order_relaxed)) return expect_samples(frontier, size);
   const size_t wanted = std::min<uint64_t>(size, clone_size_ - frontier);
   if (!in_lockstep || strange_ > 0 || wanted == 0 || !guess_is_unchanged()) return;
-  if (!io::fault_point("adopt.ahead")) return;
   const auto there = window_.at(guess_.descriptor, frontier, wanted);
   if (!there) return;  // it is tried again, when it is needed
   io::access_mapped([&] {

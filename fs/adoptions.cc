@@ -23,7 +23,7 @@ Adoptions::Adoptions(Filesystem& fs)
     : guesses(fs.tree, [&fs](InodeNumber inode) { return fs.files.name_of(inode); }), fs_(fs) {}
 
 bool Adoptions::may_adopt(int flags) { return opens_for_writing(flags) && (flags & kNever) == 0; }
-bool Adoptions::may_clone(int flags) { return (flags & O_ACCMODE) == O_WRONLY && (flags & kNever) == 0; }
+bool Adoptions::may_clone(int flags) { return may_adopt(flags) && (flags & O_ACCMODE) == O_WRONLY; }
 
 Adoptions::~Adoptions() {
   if (const auto stopped = stop(); !stopped) log::error("{}", stopped.error().message());

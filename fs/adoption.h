@@ -40,6 +40,7 @@
 #include "fs/open_files.h"
 #include "io/fd.h"
 #include "io/file_window.h"
+#include "io/read_ahead.h"
 #include "meta/frontiers.h"
 
 namespace ckptfs::fs {
@@ -138,6 +139,7 @@ class Adoption {
   uint64_t mismatched_ = 0;      // guarded by mutex_
   size_t sampled_ = kSampled;    // guarded by mutex_; one block of so many bytes is looked at before it starts
   uint64_t strange_ = 0;         // guarded by mutex_; bytes of the last WRITEs of which nothing was there
+  io::ReadAhead read_ahead_;     // guarded by mutex_; of the guess, for its reader and compare()
   unsigned clones_ = 0;          // guarded by mutex_; how often it was started
   timespec written_{};           // guarded by mutex_; the last write
   std::atomic<uint64_t> frontier_{0};

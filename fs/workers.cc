@@ -10,6 +10,7 @@
 #include <bit>
 #include <cerrno>
 #include <chrono>
+#include <cstdint>
 #include <cstring>
 #include <optional>
 #include <system_error>
@@ -77,7 +78,7 @@ ssize_t receive(int connection, std::span<std::byte> memory, size_t& shift) {
     std::memcpy(rest.data(), payload.data(), more);
     ask_as_before(memory.subspan(kHeaders, static_cast<size_t>(received)));
   } else if (static_cast<size_t>(received) >= kWriteHeaders) {
-    const std::byte* const address = payload.data();
+    std::byte* const address = payload.data();
     std::memcpy(rest.data(), &address, sizeof address);
     shift = expected_shift(*request);
   }
@@ -141,10 +142,12 @@ class SignalsBlocked {
 
 }  // namespace
 
-std::span<const std::byte> Workers::payload_of_write(const char* data, size_t size) {
-  const std::byte* address = nullptr;
+Workers::Payload Workers::payload_of_write(const char* data, size_t size) {
+  std::byte* address = nullptr;
   std::memcpy(&address, data, sizeof address);
-  return {address, size};
+  const size_t shift = reinterpret_cast<uintptr_t>(address) % kPage;
+  const size_t pages = (shift + size + kPage - 1) / kPage * kPage;
+  return {{address, size}, {address - shift, pages}};
 }
 
 void Workers::note_step() { is_step = true; }

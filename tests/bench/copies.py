@@ -11,6 +11,7 @@ import time
 import child
 import machine
 import measure
+import memory
 import mounting
 import plan
 
@@ -88,6 +89,7 @@ def rewritten(context, mount, count, size, steps, cold):
         settle(context)
         if cold:
             pathlib.Path("/proc/sys/vm/drop_caches").write_text("1")
+        memory.touch_free()
         began = time.monotonic()
         for step in range(1, steps + 1):
             write_step(mount, step, names, data[step % 2])
@@ -137,6 +139,7 @@ def cost(context, side, action):
     """Seconds of the action with the sync behind it, nothing in memory before; and what it cost, in words."""
     settle(context)
     pathlib.Path("/proc/sys/vm/drop_caches").write_text("1")
+    memory.touch_free()
     written, used = mounting.written_bytes(context.disk), mounting.used_bytes(context.disk)
     began = time.monotonic()
     action()

@@ -11,10 +11,14 @@ import glob
 import hashlib
 import json
 import os
+import pathlib
 import shutil
 import sys
 import time
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent))
+
+import memory
 from ending import end_rank
 
 # Parameters a layer: "aligned" puts every tensor at a multiple of 128 elements in its sub-group, "odd" does not.
@@ -111,6 +115,8 @@ class Cost:
     def of(self, action, wait=lambda: None):
         """`wait`: for the others, before the clock starts."""
         self.settle()
+        if self.stat:
+            memory.touch_free()
         wait()
         before, start = self.written(), time.monotonic()
         action()

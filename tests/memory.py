@@ -1,0 +1,15 @@
+"""What has to be done to memory before a clock starts."""
+
+import mmap
+
+SIZE = 3 << 30
+
+
+def touch_free():
+    """Has the machine have some of its free memory at hand, as one that runs for long does: a virtual machine gives what
+    is free back to its host within seconds, and gets each page anew at a hundred times the cost of a copy."""
+    with open("/proc/meminfo", encoding="ascii") as file:
+        fields = dict(line.split(":") for line in file)
+    size = min(SIZE, int(fields["MemFree"].split()[0]) * 1024 // 2)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
+    mmap.mmap(-1, size - size % mmap.PAGESIZE, flags=flags).close()

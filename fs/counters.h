@@ -99,10 +99,9 @@ struct Counters {
   Counter opens_of_views{0};
   Counter opens_of_shared_views{0};  // of these: data bypasses the daemon
 
-  Counter bytes_read{0};      // through the daemon
-  Counter bytes_written{0};   // through the daemon
-  Counter joined_borders{0};  // pages that two unaligned writes had a part of each, and that were written once
-  Counter clones{0};          // ranges shared by copy_file_range
+  Counter bytes_read{0};     // through the daemon
+  Counter bytes_written{0};  // through the daemon
+  Counter clones{0};         // ranges shared by copy_file_range
   Counter bytes_cloned{0};
   Counter bytes_copied{0};  // by copy_file_range, where blocks could not be shared
 
@@ -112,6 +111,7 @@ struct Counters {
 
   Counter adoption_fallbacks{0};     // files that could not be cloned: written plainly instead
   Counter direct_fallbacks{0};       // O_DIRECT below was refused: buffered instead
+  Counter io_uring_fallbacks{0};     // an overwrite at an unaligned offset that waited for the disk in the system call
   Counter passthrough_fallbacks{0};  // a file that got no backing id: direct instead
   Counter view_fallbacks{0};         // a file of a view that blocks could not be shared for: the daemon reads it
   Counter clone_fallbacks{0};        // a range that could not be shared: copied instead

@@ -79,8 +79,6 @@ void add_data(Metrics& metrics, const Counters& counters) {
   metrics.counter("read_bytes_total", "Read through the daemon; passthrough reads are the kernel's.",
                   value(counters.bytes_read));
   metrics.counter("written_bytes_total", "Written through the daemon.", value(counters.bytes_written));
-  metrics.counter("joined_borders_total", "Pages that two unaligned writes had a part of each, written once.",
-                  value(counters.joined_borders));
   metrics.counter("clones_total", "Ranges shared by copy_file_range.", value(counters.clones));
   metrics.counter("cloned_bytes_total", "Shared by copy_file_range.", value(counters.bytes_cloned));
   metrics.counter("copied_bytes_total", "Copied by copy_file_range, where blocks could not be shared.",
@@ -96,6 +94,7 @@ void add_data(Metrics& metrics, const Counters& counters) {
   metrics.labelled("fallbacks_total", "what", "adoption", value(counters.adoption_fallbacks));
   metrics.labelled("fallbacks_total", "what", "clone", value(counters.clone_fallbacks));
   metrics.labelled("fallbacks_total", "what", "direct_io", value(counters.direct_fallbacks));
+  metrics.labelled("fallbacks_total", "what", "io_uring", value(counters.io_uring_fallbacks));
   metrics.labelled("fallbacks_total", "what", "passthrough", value(counters.passthrough_fallbacks));
   metrics.labelled("fallbacks_total", "what", "view", value(counters.view_fallbacks));
 }

@@ -31,8 +31,7 @@ void op_read(fuse_req_t req, fuse_ino_t inode, size_t size, off_t offset, fuse_f
   reply.data(data.value());
 }
 
-DataPath::Written write(const Handle& handle, const Workers::Payload& payload, off_t offset) {
-  const std::span<const std::byte> data = payload.bytes;
+DataPath::Written write(const Handle& handle, std::span<const std::byte> data, off_t offset) {
   if (handle.blocks) return handle.blocks->write(data, offset, *handle.data);
   DataPath::Written taken;
   if (handle.adoption) {
@@ -43,8 +42,7 @@ DataPath::Written write(const Handle& handle, const Workers::Payload& payload, o
       return taken;
     }
   }
-  DataPath::Written rest =
-      handle.data->write(data.subspan(taken.bytes), offset + static_cast<off_t>(taken.bytes), payload.pages);
+  DataPath::Written rest = handle.data->write(data.subspan(taken.bytes), offset + static_cast<off_t>(taken.bytes));
   return {taken.bytes + rest.bytes, std::move(rest.error)};
 }
 

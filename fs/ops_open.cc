@@ -66,7 +66,8 @@ Result<std::unique_ptr<DataPath>> make_data_path(Filesystem& fs, const OpenFile&
       return direct.error();
     }
   }
-  return std::make_unique<DataPath>(std::move(descriptors), fs.modes.own_alignment(), fs.counters);
+  return std::make_unique<DataPath>(std::move(descriptors), fs.modes.own_alignment(), fs.counters,
+                                    [&fs, &file] { return fs.files.is_only_open(file); });
 }
 
 // A file that was adopted a moment ago ends where it ends, and is settled before somebody may sync it past the daemon.

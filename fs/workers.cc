@@ -10,7 +10,6 @@
 #include <bit>
 #include <cerrno>
 #include <chrono>
-#include <cstdint>
 #include <cstring>
 #include <optional>
 #include <system_error>
@@ -78,7 +77,7 @@ ssize_t receive(int connection, std::span<std::byte> memory, size_t& shift) {
     std::memcpy(rest.data(), payload.data(), more);
     ask_as_before(memory.subspan(kHeaders, static_cast<size_t>(received)));
   } else if (static_cast<size_t>(received) >= kWriteHeaders) {
-    std::byte* const address = payload.data();
+    const std::byte* const address = payload.data();
     std::memcpy(rest.data(), &address, sizeof address);
     shift = expected_shift(*request);
   }
@@ -142,12 +141,10 @@ class SignalsBlocked {
 
 }  // namespace
 
-Workers::Payload Workers::payload_of_write(const char* data, size_t size) {
-  std::byte* address = nullptr;
+std::span<const std::byte> Workers::payload_of_write(const char* data, size_t size) {
+  const std::byte* address = nullptr;
   std::memcpy(&address, data, sizeof address);
-  const size_t shift = reinterpret_cast<uintptr_t>(address) % kPage;
-  const size_t pages = (shift + size + kPage - 1) / kPage * kPage;
-  return {{address, size}, {address - shift, pages}};
+  return {address, size};
 }
 
 void Workers::note_step() { is_step = true; }

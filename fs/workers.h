@@ -40,13 +40,8 @@ class Workers {
   // do); few processors want few, whose memory stays in their caches (with 2, 8 carry a tenth more than 32).
   static unsigned suitable();
 
-  // What a write carries, and the pages that it lies in, which are the thread's own to write to.
-  struct Payload {
-    std::span<const std::byte> bytes;
-    std::span<std::byte> pages;
-  };
-  // From what libfuse takes for it: there lies its address. Valid while the request is served.
-  static Payload payload_of_write(const char* data, size_t size);
+  // What a write carries, from what libfuse takes for it: there lies its address. Valid while the request is served.
+  static std::span<const std::byte> payload_of_write(const char* data, size_t size);
   // To be called for a WRITE that this thread serves, when an adoption took all of it: its writer waits for the answer,
   // and most probably sends the next at once.
   static void note_step();

@@ -7,11 +7,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <chrono>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
 #include <random>
 #include <string>
 #include <thread>
@@ -183,6 +180,7 @@ TEST_F(DataPathTest, ErrorsReachTheCaller) {
   EXPECT_EQ(written.bytes, 0u);
 }
 
+// Inside the file the body of an unaligned overwrite is in flight beside its tail; at its end it is not.
 TEST_F(DataPathTest, UnalignedOverwritesNeedNoFallback) {
   DataPath path = direct_path(real_);
   auto model = bytes(1 << 20, 7);
@@ -193,94 +191,21 @@ TEST_F(DataPathTest, UnalignedOverwritesNeedNoFallback) {
   EXPECT_EQ(read_of(path, model.size(), 0), model);
   ASSERT_EQ(path.write(content, (1 << 20) - 1000).bytes, content.size());
   EXPECT_EQ(read_of(path, content.size(), (1 << 20) - 1000), content);
+  EXPECT_EQ(value(counters_.io_uring_fallbacks), 0u);
   EXPECT_EQ(value(counters_.direct_fallbacks), 0u);
-  EXPECT_EQ(value(counters_.joined_borders), 0u);
 }
 
 #ifdef CKPTFS_FAULT_POINTS
-// Writes that meet inside pages, each begun while those before it are on their way to the disk.
-class MeetingWritesTest : public DataPathTest {
- protected:
-  static constexpr size_t kLength = 20'000;
-  static constexpr off_t kFirst = 4096 + 52;
-  static constexpr size_t kSize = size_t{1} << 17;
-
-  void SetUp() override {
-    DataPathTest::SetUp();
-    if (IsSkipped()) return;
-    path_.reset(new DataPath(direct_path(real_)));
-    model_ = bytes(kSize, 11);
-    ASSERT_EQ(path_->write(model_, 0).bytes, kSize);
-  }
-  void TearDown() override { io::set_fault("fs.write_direct", ""); }
-
-  // What of the file `number` of them in a row write, from memory in whose pages they may lie as in the file.
-  void begin(size_t number, bool in_place) {
-    threads_.emplace_back([this, number, in_place] {
-      const off_t offset = kFirst + static_cast<off_t>(number * kLength);
-      const auto content = bytes(kLength, static_cast<unsigned>(100 + number));
-      const size_t shift = static_cast<size_t>(offset) % 4096;
-      io::AlignedBuffer memory;
-      const auto pages = memory.get(kLength + 2 * 4096);
-      const auto data = pages.subspan(shift, kLength);
-      std::ranges::copy(content, data.begin());
-      const auto written = path_->write(data, offset, in_place ? pages : std::span<std::byte>());
-      outcomes_[number] = written.error ? written.error->errno_value() : 0;
-      if (written.error) return;
-      EXPECT_EQ(written.bytes, kLength);
-      EXPECT_TRUE(std::ranges::equal(data, content)) << "its own bytes were changed in memory";
-      std::ranges::copy(content, model_.begin() + offset);
-    });
-    std::this_thread::sleep_for(std::chrono::milliseconds(60));
-  }
-  void end() {
-    for (auto& thread : threads_) thread.join();
-    threads_.clear();
-    io::set_fault("fs.write_direct", "");
-  }
-  std::vector<std::byte> content() {
-    std::vector<std::byte> there(kSize);
-    EXPECT_TRUE(io::read_full(file_.get(), there, 0));
-    return there;
-  }
-
-  std::unique_ptr<DataPath> path_;
-  std::vector<std::byte> model_;
-  std::vector<std::thread> threads_;
-  std::array<int, 4> outcomes_{};
-};
-
-TEST_F(MeetingWritesTest, InAnyOrderTheyWriteThePageOnce) {
-  for (const bool in_place : {true, false}) {
-    for (const auto& order : {std::array{0, 1, 2, 3}, {3, 2, 1, 0}, {0, 2, 1, 3}, {1, 3, 0, 2}}) {
-      const uint64_t before = value(counters_.joined_borders);
-      io::set_fault("fs.write_direct", "sleep:400");
-      for (const int number : order) begin(static_cast<size_t>(number), in_place);
-      end();
-      EXPECT_EQ(outcomes_, (std::array<int, 4>{}));
-      EXPECT_EQ(value(counters_.joined_borders) - before, 3u);
-      EXPECT_TRUE(content() == model_);
-    }
-  }
-}
-
-// The second fails, which has the page of both: the first is not to suffer from it, nor the third.
-TEST_F(MeetingWritesTest, WhoTookAPageThatItCannotWriteLeavesItToThePageCache) {
-  io::set_fault("fs.write_direct", "sleep:400");
-  begin(0, true);
-  begin(2, true);
-  io::set_fault("fs.write_direct", "error:EIO");
-  begin(1, true);
-  end();
-  EXPECT_EQ(outcomes_, (std::array{0, EIO, 0, 0}));
-  EXPECT_EQ(value(counters_.joined_borders), 0u);
-  const auto there = content();
-  for (const size_t number : {0, 2}) {
-    const auto begin = kFirst + static_cast<ptrdiff_t>(number * kLength);
-    EXPECT_TRUE(std::equal(model_.begin() + begin, model_.begin() + begin + static_cast<ptrdiff_t>(kLength),
-                           there.begin() + begin))
-        << number;
-  }
+// Containers forbid io_uring.
+TEST_F(DataPathTest, WithoutIoUringUnalignedOverwritesWorkAndAreCounted) {
+  DataPath path = direct_path(real_);
+  ASSERT_EQ(path.write(bytes(1 << 20, 9), 0).bytes, size_t{1} << 20);
+  const auto content = bytes(300001, 10);
+  io::set_fault("io_uring", "error:EPERM");
+  std::thread([&] { EXPECT_EQ(path.write(content, 52).bytes, content.size()); }).join();
+  io::set_fault("io_uring", "");
+  EXPECT_EQ(value(counters_.io_uring_fallbacks), 1u);
+  EXPECT_EQ(read_of(path, content.size(), 52), content);
 }
 
 TEST_F(DataPathTest, FaultPointFailsAWrite) {

@@ -3,10 +3,13 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/utsname.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/io/testing.h"
@@ -23,6 +26,11 @@ class ReadAheadTest : public testing::XfsTest {
   void SetUp() override {
     XfsTest::SetUp();
     if (IsSkipped()) return;
+    utsname kernel{};
+    ASSERT_EQ(::uname(&kernel), 0);
+    int major = 0, minor = 0;
+    ASSERT_EQ(std::sscanf(kernel.release, "%d.%d", &major, &minor), 2);
+    if (std::pair(major, minor) < std::pair(6, 12)) GTEST_SKIP() << "kernel: it reads nothing ahead before Linux 6.12";
     file_ = file("read", testing::pattern(kSize, 1));
     ASSERT_OK(fdatasync_fd(file_.get()));
     ASSERT_EQ(::posix_fadvise(file_.get(), 0, 0, POSIX_FADV_DONTNEED), 0);
@@ -57,6 +65,14 @@ TEST_F(ReadAheadTest, StaysAheadOfItsReader) {
   EXPECT_EQ(in_memory(kSize - 2 * kMiB, kSize), 0u) << "so far ahead nobody asked it to read";
   for (; position < kSize; position += 64 << 10) ahead.reader_is_at(file_.get(), position, kSize);
   EXPECT_TRUE(comes_into_memory(0, kSize));
+}
+
+TEST_F(ReadAheadTest, StaysAheadOfAReaderOfLargePieces) {
+  ReadAhead ahead;
+  for (uint64_t position = 0; position <= 8 * kMiB; position += kMiB) {
+    ahead.reader_is_at(file_.get(), position, kSize);
+  }
+  EXPECT_TRUE(comes_into_memory(0, 12 * kMiB));
 }
 
 TEST_F(ReadAheadTest, GoesOnBehindWhatIsInMemory) {

@@ -130,7 +130,7 @@ def trained(context, ranks, root, side, found):
     width, rounds = context.sizes.offloaded_width, -(-context.pairs // PASSES)
     disk = (context.disk, mounting.device_stat(context.disk))
     common = ["--nvme", root, "--width", width, "--layers", 9, "--steps", 1, "--tag", TAG, "--repeat", rounds + 1]
-    common += ["--measure", *disk]
+    common += ["--measure", *disk, "--touch"]
     series = root / "steps"
     series.mkdir(exist_ok=True)
     first = run(context, ranks, [*common, "--save", series], side)

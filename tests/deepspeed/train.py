@@ -41,6 +41,7 @@ def parse_arguments():
                         help="before save_checkpoint, at the same moment, rank 0 saves by setxattr under this tag")
     parser.add_argument("--measure", nargs=2, metavar=("FOLDER", "STAT"),
                         help="what each save costs: with a syncfs of FOLDER, as counted by the block device's STAT file")
+    parser.add_argument("--touch", action="store_true", help="free memory, before each of these clocks starts")
     parser.add_argument("--repeat", type=int, default=1, help="resume, or train and save, so often; the last one stays")
     parser.add_argument("--progress", metavar="FILE", help="append a line to this file at each step")
     parser.add_argument("--out", required=True, help="the result, .RANK is appended")
@@ -96,8 +97,9 @@ def build(torch, deepspeed, config, width, layers):
 class Cost:
     """Seconds, and bytes written to the device, until all of it is there."""
 
-    def __init__(self, measure):
+    def __init__(self, measure, touch=False):
         self.folder, self.stat = measure or (None, None)
+        self.touch = touch
 
     def settle(self):
         if self.folder:
@@ -115,7 +117,7 @@ class Cost:
     def of(self, action, wait=lambda: None):
         """`wait`: for the others, before the clock starts."""
         self.settle()
-        if self.stat and os.environ["RANK"] == "0":
+        if self.touch:
             memory.touch_free()
         wait()
         before, start = self.written(), time.monotonic()
@@ -226,7 +228,7 @@ def resume(engine, options):
 
 def checkpoint(engine, options, rank, dist, result):
     """The save by setxattr, and right after it, with nothing in between, DeepSpeed's own."""
-    cost = Cost(options.measure if rank == 0 else None)
+    cost = Cost(options.measure if rank == 0 else None, options.touch and rank == 0)
     if options.xattr_save:
         series, tag = options.xattr_save
         dist.barrier()
@@ -254,7 +256,7 @@ def main():
     engine = build(torch, deepspeed, deepspeed_config(options, width), width, options.layers)
 
     result, first = {"rank": rank, "losses": [], "copies": [], "loads": []}, 0
-    cost = Cost(options.measure if rank == 0 else None)
+    cost = Cost(options.measure if rank == 0 else None, options.touch and rank == 0)
     if options.measure:
         note_copies(cost, dist, result["copies"])
     if options.resume:

@@ -229,12 +229,12 @@ void Adoption::look_ahead(size_t size, bool in_lockstep) {
   const uint64_t frontier = frontier_.load(std::memory_order_relaxed);
   if (!adopting_.load(std::memory_order_relaxed)) return expect_samples(frontier, size);
   const size_t wanted = std::min<uint64_t>(size, clone_size_ - frontier);
-  if (strange_ > 0 || wanted == 0) return;
+  if (!in_lockstep || strange_ > 0 || wanted == 0) return;  // else the next WRITE would wait for the lock
   const bool unchanged = guess_is_unchanged();  // else it is read by its reader, if there is one, and by nobody else
   if (unchanged || guess_.by == Guesses::By::reader) {
     read_ahead_.reader_is_at(guess_.descriptor, frontier, clone_size_);
   }
-  if (!in_lockstep || !unchanged) return;
+  if (!unchanged) return;
   const auto there = window_.at(guess_.descriptor, frontier, wanted);
   if (!there) return;  // it is tried again, when it is needed
   io::access_mapped([&] {

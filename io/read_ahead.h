@@ -20,14 +20,14 @@ class ReadAhead {
   static constexpr uint64_t kDistance = uint64_t{8} << 20;
 
   // Its reader is at `position` of `fd`, and will go on, but not beyond `end`. To be called again and again as it
-  // moves. `fd`: the same from call to call, with nothing else read through it.
+  // moves. `fd`: the same from call to call. What else is read through it may make the kernel ask for less at once.
   void reader_is_at(int fd, uint64_t position, uint64_t end);
 
  private:
-  uint64_t position_ = 0;
-  uint64_t asked_ = 0;    // up to here
-  unsigned found_ = 0;    // how often something was there, one call after another
-  bool refused_ = false;  // the file system has no such reads
+  uint64_t position_ = 0;  // of the reader, at the last call
+  uint64_t asked_ = 0;     // up to here
+  unsigned found_ = 0;     // how often something was there, one call after another
+  bool refused_ = false;   // the file system has no such reads
 };
 
 }  // namespace ckptfs::io

@@ -7,7 +7,7 @@ SIZE = 3 << 30
 
 def touch_free():
     """Has the machine have some of its free memory at hand, as one that runs for long does: a virtual machine gives what
-    is free back to its host within seconds, and gets each page anew at a hundred times the cost of a copy."""
+    is free back to its host within seconds, and getting a page anew may take many times as long as filling it."""
     with open("/proc/meminfo", encoding="ascii") as file:
         fields = dict(line.split(":") for line in file)
     size = min(SIZE, int(fields["MemFree"].split()[0]) * 1024 // 2)

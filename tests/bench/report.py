@@ -87,8 +87,8 @@ often each time that it was wrong. Written in pieces of 4 MiB; the time includes
 Python's copytree of the offloaded tensors, which save_checkpoint and load_checkpoint of unmodified DeepSpeed make; the
 time includes a sync. *Had the daemon nothing to do*: as many bytes, in memory, copied by Python to a FUSE file system
 that answers each WRITE at once and keeps nothing (tests/helpers/null_fuse.c). No daemon can be quicker than that: on a
-disk in memory a round trip for each 64 KiB takes longer than the copy. Nor is what ckptfs's own copy was to be in memory
-at the load, as native's is: it was never written, so there is a row for that, too. Lower is better.""",
+disk in memory a round trip for each 64 KiB takes longer than the copy. At the load, what native XFS has
+copied is still in memory, and what ckptfs has shared is on the disk only: a row for that, too. Lower is better.""",
     "Reading views": """\
 `cat` of a view, and of the file that it is made from, through passthrough. *In memory*: the file is; *warm*: the
 kernel has the view, too; *for the first time*: of the view nothing is there yet. The fp32 view shares the blocks of the

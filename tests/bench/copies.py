@@ -1,8 +1,6 @@
 """Copies of a tree by the tools that people use: what they take in time, in bytes written to the device, and in space."""
 
-import itertools
 import os
-import pathlib
 import shlex
 import shutil
 import sys
@@ -16,8 +14,6 @@ import mounting
 import plan
 
 TIMES = "Copies"
-WRONG_GUESSES = "Copies: what a wrong guess costs"
-STEPS = 10  # of a run in which every file changes in every step
 COSTS = "Copies: what they write, and the space they take"
 LABELS = {"ours": "ckptfs", "native": "native XFS"}
 STATES = mounting.REPOSITORY / "tests" / "bench" / "states.py"
@@ -51,65 +47,6 @@ def section(context):
             context.add(COSTS, measure.Note(title, "; ".join(costs[side] for side in sides)))
         shutil.rmtree(sides["native"])
     frozen_weights(context)
-    wrong_guesses(context)
-
-
-def wrong_guesses(context):
-    """A step is written whose files have the names and lengths of the one before, and other bytes."""
-    for mode in ("passthrough", "direct"):
-        with (
-            context.mounted(f"wrong guesses, {mode}", mode, "safe", options=("quiet=1h",)) as guessing,
-            context.mounted(f"adopt=off, {mode}", mode, "safe", "store-off", ("adopt=off", "quiet=1h")) as plain,
-        ):
-            sides = {"ours": guessing, "theirs": plain}
-            large = (context.sizes.copied_files, context.sizes.copied_size)
-            small = (48, plan.MIB)
-            runs = ((large, 1, False), (large, 1, True), (large, STEPS, False), (small, 1, False), (small, STEPS, False))
-            for (count, size), steps, cold in runs:
-                figures = context.rounds(
-                    {side: rewritten(context, mount, count, size, steps, cold) for side, mount in sides.items()}
-                )
-                names = "names of their own" if steps == 1 else f"{steps} steps"
-                title = f"{mode}, {count} files of {size // plan.MIB} MiB, {names}{', nothing in memory' if cold else ''}"
-                row = (title, "adopt=off", measure.SECONDS, figures["ours"], figures["theirs"])
-                context.add(WRONG_GUESSES, measure.Row(*row, plan.WRONG_GUESS_BAR))
-            if guessing.status()["counters"]["wrong_guesses"] == 0:
-                raise mounting.Failure("no guess was made: nothing was measured")
-
-
-def rewritten(context, mount, count, size, steps, cold):
-    """Seconds of writing the steps, with the sync behind it. Names are new in each round: nothing was learnt of them."""
-    data = [os.urandom(size) for _ in range(2)]
-    rounds = itertools.count()
-
-    def measured():
-        round_ = next(rounds)
-        names = [f"{round_}_{size}_{steps}_{cold}_{number}.pt" for number in range(count)]
-        write_step(mount, 0, names, data[0])
-        settle(context)
-        if cold:
-            pathlib.Path("/proc/sys/vm/drop_caches").write_text("1")
-        memory.touch_free()
-        began = time.monotonic()
-        for step in range(1, steps + 1):
-            write_step(mount, step, names, data[step % 2])
-        machine.sync_filesystem(context.disk)
-        took = time.monotonic() - began
-        for step in range(steps + 1):
-            shutil.rmtree(mount.path / "steps" / f"checkpoint-{step}")
-        return took
-
-    return measured
-
-
-def write_step(mount, step, names, data):
-    """As torch.save: in large pieces."""
-    folder = mount.path / "steps" / f"checkpoint-{step}"
-    folder.mkdir()
-    for name in names:
-        with open(folder / name, "wb", buffering=0) as file:
-            for at in range(0, len(data), 4 * plan.MIB):
-                file.write(memoryview(data)[at : at + 4 * plan.MIB])
 
 
 def fill(folder, count, size):
@@ -137,8 +74,8 @@ def timed(context, mount, live, command, folder, costs, side):
 
 def cost(context, side, action):
     """Seconds of the action with the sync behind it, nothing in memory before; and what it cost, in words."""
-    settle(context)
-    pathlib.Path("/proc/sys/vm/drop_caches").write_text("1")
+    machine.settle(context.disk)
+    memory.drop_caches()
     memory.touch_free()
     written, used = mounting.written_bytes(context.disk), mounting.used_bytes(context.disk)
     began = time.monotonic()
@@ -199,12 +136,3 @@ def saved(context, mount, live, saver, how, series, costs, side):
         return took
 
     return measured
-
-
-def settle(context):
-    """So that neither what was removed nor what is still to be written is counted."""
-    machine.sync_filesystem(context.disk)
-    used = None
-    while used != (used := mounting.used_bytes(context.disk)):
-        time.sleep(0.2)
-        machine.sync_filesystem(context.disk)

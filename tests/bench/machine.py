@@ -5,6 +5,7 @@ import ctypes
 import os
 import pathlib
 import platform
+import time
 
 import mounting
 
@@ -89,6 +90,15 @@ def sync_filesystem(folder):
             raise OSError(number, os.strerror(number), str(folder))
     finally:
         os.close(descriptor)
+
+
+def settle(folder):
+    """So that neither what was removed nor what is still to be written is counted."""
+    sync_filesystem(folder)
+    used = None
+    while used != (used := mounting.used_bytes(folder)):
+        time.sleep(0.2)
+        sync_filesystem(folder)
 
 
 def daemon_memory(pid):

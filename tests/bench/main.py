@@ -13,6 +13,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import copies
 import data
+import guesses
 import machine
 import mounting
 import names
@@ -31,6 +32,7 @@ PARTS = {
     "versions": data.versions,
     "saves": saves.section,
     "copies": copies.section,
+    "guesses": guesses.section,
     "trainer": trainers.section,
     "deepspeed": offload.section,
     "views": views.section,

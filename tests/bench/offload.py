@@ -3,7 +3,6 @@ load_checkpoint."""
 
 import contextlib
 import json
-import pathlib
 import shutil
 import statistics
 import subprocess
@@ -94,7 +93,7 @@ def floor(context, ranks, size, cold):
 
         def measured():
             if cold:
-                pathlib.Path("/proc/sys/vm/drop_caches").write_text("1")
+                memory.drop_caches()
             memory.touch_free()
             commands = [[sys.executable, "-c", COPY, source, point / "f"] for point in points]
             copies = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pathlib
 import resource
 import shutil
 import struct
@@ -13,6 +12,7 @@ import time
 import child
 import machine
 import measure
+import memory
 import mounting
 import plan
 
@@ -38,18 +38,18 @@ def reading(context, mount):
     write_checkpoint(step, context.sizes.viewed)
     view = mount.path / "views" / "runs" / "checkpoint-1"
     plain, size = step / "model.safetensors", context.sizes.viewed
-    settle(context)
+    machine.sync_filesystem(context.disk)
     files = {"plain": plain, "fp32": view / "model.fp32.safetensors", "bf16": view / "model.bf16.safetensors"}
     native, reflink = context.disk / "model.safetensors", context.disk / "reflink.safetensors"
     shutil.copyfile(plain, native)
-    settle(context)
+    machine.sync_filesystem(context.disk)
     subprocess.run(["cp", "--reflink=always", native, reflink], check=True)
     files["reflink"] = reflink
 
     def made_anew(path):
         """What it is made from is in memory; of a view, or a copy, nothing is."""
         if path != plain:
-            drop_caches()
+            memory.drop_caches()
         cat(native if path == reflink else plain)
 
     def rates(names, before, busy=None):
@@ -81,7 +81,7 @@ def reading(context, mount):
     again = rates(("plain", "fp32"), cat)
     row = (title + "the fp32 view, warm", "cat of the file", measure.RATE, again["fp32"], again["plain"])
     context.add(RATES, measure.Row(*row, plan.VIEW_BAR))
-    cold = rates(("plain", "fp32"), lambda _path: drop_caches())
+    cold = rates(("plain", "fp32"), lambda _path: memory.drop_caches())
     # No view can be faster cold than it is warm.
     limit = [min(pair) for pair in zip(cold["plain"], again["fp32"], strict=True)]
     row = (f"{size // plan.MIB} MiB of fp32, from the disk: the fp32 view", "the lower of cat and warm", measure.RATE)
@@ -114,14 +114,6 @@ def cat(path):
         subprocess.run(["cat", path], stdout=nowhere, check=True)
     took, after = time.monotonic() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
     return took, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-
-def drop_caches():
-    pathlib.Path("/proc/sys/vm/drop_caches").write_text("1")
-
-
-def settle(context):
-    machine.sync_filesystem(context.disk)
 
 
 def conversion(context):
@@ -166,11 +158,11 @@ def converted(context, command, out, costs):
     def measured():
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir()
-        settle(context)
-        drop_caches()
+        machine.sync_filesystem(context.disk)
+        memory.drop_caches()
         written, began = mounting.written_bytes(context.disk), time.monotonic()
         peak = peak_memory(command)
-        settle(context)
+        machine.sync_filesystem(context.disk)
         took = time.monotonic() - began
         costs.append((mounting.written_bytes(context.disk) - written, peak))
         return took

@@ -130,14 +130,27 @@ def through_daemon(context, native, mode, title):
             contestants = {"native": runner(context, native, case)}
             for name, kind in kinds.items():
                 contestants[name] = runner(context, files, case, kind)
+            if case[0] == "overwrite":
+                contestants["by hand"] = by_hand(context, native, case)
             figures = context.rounds(contestants)
             for name in kinds:
                 add(context, "daemon", f"{title}, {name}", case, figures[name], figures["native"], plan.DAEMON_BAR)
+            if "by hand" in figures:
+                unaligned = KINDS[OFFSETS["memory"], OFFSETS["offset"]]
+                ours, theirs = figures[unaligned], figures["by hand"]
+                add(context, "daemon", f"{title}, {unaligned}", case, ours, theirs, alternative="native, the same way")
             if mode == "direct":
                 rate = statistics.median(figures["native"])
                 costs = {"native": processor_seconds(context, native, case, ALIGNED)}
                 costs |= {name: processor_seconds(context, files, case, kind) for name, kind in kinds.items()}
                 add_costs(context, case, rate, costs)
+
+
+def by_hand(context, folder, case):
+    """Bytes a second of overwrites at offsets that O_DIRECT does not take, made natively as the daemon makes them."""
+    length = file_size(context.sizes, case) - plan.MIB
+    command = [mounting.helper("unaligned_writer"), OFFSETS["offset"], length, *(folder / name for name in names(case[1]))]
+    return lambda: float(mounting.run(*command).stdout)
 
 
 def processor_seconds(context, folder, case, kind):
@@ -190,6 +203,10 @@ def runner(context, folder, case, kind=ALIGNED):
     return lambda: transfer(folder, context.sizes, case, kind)
 
 
+def file_size(sizes, case):
+    return sizes.one_file if case[1] == 1 else sizes.four_files
+
+
 def make_files(folder, sizes):
     """One file and four, written by O_DIRECT."""
     folder.mkdir(parents=True)
@@ -200,7 +217,7 @@ def make_files(folder, sizes):
 def transfer(folder, sizes, case, kind, loops=1):
     """Reads or overwrites the files whole, each by its own thread; bytes a second, the final fsync included."""
     what, count = case
-    size = sizes.one_file if count == 1 else sizes.four_files
+    size = file_size(sizes, case)
     # A request that begins off a block must not reach past the end.
     length = size - (plan.MIB if kind["offset"] else 0)
     words = ["fio", "--output-format=json", "--thread", "--group_reporting", "--ioengine=libaio", "--direct=1"]

@@ -36,7 +36,9 @@ just copied by `cp --reflink=always`, and against ckptfs without a save. The ste
 A save was taken, its step is kept, and every block was overwritten once since.""",
     "Data through the daemon": """\
 O_DIRECT requests that native XFS would refuse (or serve wrongly on some devices) go through aligned memory of the
-daemon. The alternative is native XFS with aligned requests. "52 bytes off": fio's `iomem_align` and `offset`.""",
+daemon. The alternative is native XFS with aligned requests. "52 bytes off": fio's `iomem_align` and `offset`. *The same
+way*: a program that knows what O_DIRECT refuses, without a daemon: of each overwrite whole pages by O_DIRECT, the two at
+its ends through the page cache (tests/helpers/unaligned_writer.c): what those two pages cost, whoever writes them.""",
     "Data through the daemon: what the processors allow": """\
 Each byte crosses /dev/fuse by a copy that native I/O does not have, and at the borders of requests that are not aligned
 the kernel reads, or copies, a page. On a disk in memory the processors are the limit, not the disk: these are the seconds

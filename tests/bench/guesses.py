@@ -38,8 +38,8 @@ def section(context):
 
 
 def rewritten(context, mount, count, size, steps, cold):
-    """Seconds of writing the steps, each with the sync behind it. Names are new in each round: nothing was learnt of
-    them."""
+    """Seconds of writing the steps, each with the sync behind it. Names are new in each round, but like those before
+    (fs/trust.h)."""
     data = [os.urandom(size) for _ in range(2)]
     rounds = itertools.count()
 

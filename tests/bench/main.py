@@ -50,7 +50,7 @@ lies in /dev/shm where there is memory for it (then some parts run again with on
 root, on an idle machine.
 
 examples:
-  scripts/bench                     everything, about an hour on 2 cores; writes docs/benchmarks.md
+  scripts/bench                     everything, about two hours on 2 cores; writes docs/benchmarks.md
   scripts/bench --quick             a look: small sizes, 3 rounds, nothing written
   scripts/bench --only saves        one part, nothing written
   scripts/bench --only versions --against OLD/build/ckptfs

@@ -83,9 +83,9 @@ Lower is better.""",
 Growth of df by each save; the median.""",
     "Copies: what a wrong guess costs": """\
 A step is written beside one that has the same names and lengths, and other bytes, against a mount with `-o adopt=off`.
-"Names of their own": each file is guessed wrong for the first time. In a run of steps the daemon guesses a name less
-often each time that it was wrong. Written in pieces of 4 MiB; the time includes a sync behind each step. Lower is
-better.""",
+The names differ from round to round, but only in their numbers, and such names the daemon guesses less often each time
+that it was wrong: few of the files are guessed at all. What each wrong guess costs by itself has no row yet. Written in
+pieces of 4 MiB; the time includes a sync behind each step. Lower is better.""",
     "DeepSpeed's copies": """\
 Python's copytree of the offloaded tensors, which save_checkpoint and load_checkpoint of unmodified DeepSpeed make; the
 time includes a sync. *Had the daemon nothing to do*: as many bytes, in memory, copied by Python to a FUSE file system

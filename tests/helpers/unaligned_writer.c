@@ -5,8 +5,7 @@
 //   unaligned_writer OFFSET LENGTH FILE...
 //
 // Each file is written from OFFSET on for LENGTH bytes, whole MiB, in requests of 1 MiB, kDepth of them at a time, then
-// synced.
-// Prints the bytes a second. The yardstick that tests/bench puts beside ckptfs, which does the same behind FUSE.
+// synced. Prints the bytes a second: the yardstick that tests/bench puts beside ckptfs, which does so behind FUSE.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <liburing.h>
@@ -66,9 +65,11 @@ static void* write_requests(void* argument) {
 }
 
 int main(int count, char** words) {
-  if (count < 4 || count - 3 > kMostFiles) return 2;
-  offset = atol(words[1]), length = atol(words[2]);
-  if (length % kRequest != 0) return 2;
+  if (count >= 4) offset = atol(words[1]), length = atol(words[2]);
+  if (length <= 0 || length % kRequest != 0 || count - 3 > kMostFiles) {
+    fprintf(stderr, "usage: unaligned_writer OFFSET LENGTH FILE...: whole MiB, at most %d files\n", kMostFiles);
+    return 2;
+  }
   struct timespec began, ended;
   clock_gettime(CLOCK_MONOTONIC, &began);
   for (int i = 0; i < count - 3; i++) {

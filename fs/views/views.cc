@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <span>
+#include <thread>
 
 #include "fs/views/files_of_step.h"
 #include "io/log.h"
@@ -127,9 +128,9 @@ Result<std::shared_ptr<const StepView>> Views::of_step(InodeNumber step, Look lo
   const std::lock_guard making(*turn);
   if (auto view = cached(step, look, started)) return view;
   TRY_ASSIGN(const Attributes folder, tree_.attributes(step));
-  FilesOfStep files(store_, is_written_);
-  const auto now = Clock::now();  // what changes later has to be looked for again
-  TRY(files.collect(step));
+  std::optional<FilesOfStep> collected;
+  TRY_ASSIGN(const auto now, collect(step, collected));
+  const FilesOfStep& files = *collected;
   if (auto known = as_it_was(step, files, now)) return known;
   TRY_ASSIGN(TensorMap map, map_of(step, files));
   map.problems.insert(map.problems.end(), files.problems().begin(), files.problems().end());
@@ -149,6 +150,16 @@ Result<std::shared_ptr<const StepView>> Views::of_step(InodeNumber step, Look lo
       std::make_shared<const StepView>(step, std::move(source), files.made(), files.time(), sealed, nameless);
   keep(step, {view, files.fingerprint(), now, now, now});
   return view;
+}
+
+// The kernel tells the mount of a close after close() has returned: what is open for writing may just have been closed.
+// The time of the look: what changes later has to be looked for again.
+Result<Views::Clock::time_point> Views::collect(InodeNumber step, std::optional<FilesOfStep>& files) const {
+  for (const auto end = Clock::now() + kClosing;; std::this_thread::sleep_for(kClosingLook)) {
+    const auto now = Clock::now();
+    TRY(files.emplace(store_, is_written_).collect(step));
+    if (files->problems().empty() || now >= end) return now;
+  }
 }
 
 // The view that was made of just these files. One without names is made anew from time to time: there may be some now.
@@ -265,12 +276,15 @@ Result<Views::Found> Views::lookup(InodeNumber directory, const std::string& nam
     TRY_ASSIGN(const InodeNumber child, tree_.child(real, name));
     return find(number_of(child, 0));
   }
-  TRY_ASSIGN(auto view, of_step(real));
-  const View::Node* const node = view->view.node(node_of(directory));
-  if (node == nullptr) return Error(ESTALE);
-  const auto child = node->children.find(name);
-  if (child == node->children.end()) return Error(ENOENT);
-  return in_view(std::move(view), child->second);
+  // What is not there may have been made since.
+  for (const Look look : {Look::believing, Look::again}) {
+    TRY_ASSIGN(auto view, of_step(real, look));
+    const View::Node* const node = view->view.node(node_of(directory));
+    if (node == nullptr) return Error(ESTALE);
+    const auto child = node->children.find(name);
+    if (child != node->children.end()) return in_view(std::move(view), child->second);
+  }
+  return Error(ENOENT);
 }
 
 Result<Views::Found> Views::find(InodeNumber number) {

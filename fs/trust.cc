@@ -29,19 +29,25 @@ bool Trust::ask(const std::string& name) {
   const std::lock_guard lock(mutex_);
   if (const auto known = names_.find(name); known != names_.end()) return known->second.ask();
   const auto alike = patterns_.find(pattern_of(name));
-  return alike == patterns_.end() || alike->second.ask();
+  return alike == patterns_.end() ? unknown_.ask() : alike->second.ask();
 }
 
 void Trust::learn(const std::string& name, bool right) {
   const std::lock_guard lock(mutex_);
   learn(names_, name, right);
-  if (terms_.alike) learn(patterns_, pattern_of(name), right);
+  if (!terms_.alike) return;
+  const std::string pattern = pattern_of(name);
+  if (!patterns_.contains(pattern)) learn(unknown_, kFirstPauseOfUnknown, right);
+  learn(patterns_, pattern, right);
 }
 
 void Trust::learn(Records& records, const std::string& key, bool right) const {
   if (records.size() >= kMostRecords) records.clear();
-  Record& record = records[key];
-  record.pause = right ? 0 : std::clamp(record.pause * 2, terms_.first_pause, terms_.longest_pause);
+  learn(records[key], terms_.first_pause, right);
+}
+
+void Trust::learn(Record& record, unsigned first_pause, bool right) const {
+  record.pause = right ? 0 : std::clamp(record.pause * 2, first_pause, terms_.longest_pause);
   record.left = record.pause;
 }
 

@@ -1,6 +1,7 @@
 // Which guesses are worth making: after a wrong one the next files of that name, and perhaps those whose names differ
-// from it only in numbers, are not guessed for a while, which is longer each time. A name of which the last guess was
-// right is guessed whatever came of the others: the frozen layers among those that are trained.
+// from it only in numbers, are not guessed for a while, which is longer each time. So are files of names that nothing
+// is known of, while those among them that are guessed turn out wrong: a step of which all has changed. A name of which
+// the last guess was right is guessed whatever came of the others: the frozen layers among those that are trained.
 //
 // Thread safety: all of it. Lock: mutex_ (a leaf).
 #pragma once
@@ -16,7 +17,9 @@ class Trust {
   struct Terms {
     unsigned first_pause = 0;  // files; doubled with each wrong guess
     unsigned longest_pause = 0;
-    bool alike = false;  // names that differ only in numbers, too
+    // Names that differ only in numbers, too, and those that nothing is known of: these with a shorter first pause, as
+    // most of them may yet be right.
+    bool alike = false;
   };
   explicit Trust(Terms terms) : terms_(terms) {}
 
@@ -33,13 +36,16 @@ class Trust {
   };
   using Records = std::map<std::string, Record>;
   void learn(Records& records, const std::string& key, bool right) const;
+  void learn(Record& record, unsigned first_pause, bool right) const;
 
   static constexpr size_t kMostRecords = 4096;
+  static constexpr unsigned kFirstPauseOfUnknown = 2;
 
   const Terms terms_;
   std::mutex mutex_;
   Records names_;     // guarded by mutex_
   Records patterns_;  // guarded by mutex_; by names without their numbers
+  Record unknown_;    // guarded by mutex_; of names that were in neither
 };
 
 }  // namespace ckptfs::fs

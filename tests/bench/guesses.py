@@ -1,8 +1,11 @@
 """What it costs to guess wrong what a new file will hold: steps of which every file is another than the one before."""
 
+import contextlib
+import dataclasses
 import itertools
 import os
 import shutil
+import string
 import time
 
 import machine
@@ -15,59 +18,122 @@ COSTS = "Copies: what a wrong guess costs"
 STEPS = 10  # of a run
 
 
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """Of the steps that are written in a round."""
+
+    title: str
+    count: int  # of files
+    size: int  # of each
+    steps: int = 1
+    cold: bool = False  # nothing in memory
+    trusted: bool = False  # guesses were right before: so the first of the files is guessed
+    numbered: bool = False  # their names differ in numbers only; else in letters
+
+
+def shapes(sizes):
+    count, size = sizes.copied_files, sizes.copied_size
+    large, small = f"files of {size // plan.MIB} MiB", "files of 1 MiB"
+    return (
+        Shape(f"{count} {large}", count, size),
+        Shape(f"48 {small}", 48, plan.MIB),
+        Shape(f"{STEPS} steps of {count} {large}", count, size, STEPS),
+        Shape(f"{STEPS} steps of {count} {large}, their names but for numbers the same", count, size, STEPS, numbered=True),
+        Shape(f"{STEPS} steps of 48 {small}", 48, plan.MIB, STEPS),
+    )
+
+
 def section(context):
+    size = context.sizes.copied_files * context.sizes.copied_size
     for mode in ("passthrough", "direct"):
-        with (
-            context.mounted(f"wrong guesses, {mode}", mode, "safe", options=("quiet=1h",)) as guessing,
-            context.mounted(f"adopt=off, {mode}", mode, "safe", "store-off", ("adopt=off", "quiet=1h")) as plain,
-        ):
-            sides = {"ours": guessing, "theirs": plain}
-            large = (context.sizes.copied_files, context.sizes.copied_size)
-            small = (48, plan.MIB)
-            runs = ((large, 1, False), (large, 1, True), (large, STEPS, False), (small, 1, False), (small, STEPS, False))
-            for (count, size), steps, cold in runs:
-                figures = context.rounds(
-                    {side: rewritten(context, mount, count, size, steps, cold) for side, mount in sides.items()}
-                )
-                names = "names of their own" if steps == 1 else f"{steps} steps"
-                title = f"{mode}, {count} files of {size // plan.MIB} MiB, {names}{', nothing in memory' if cold else ''}"
-                row = (title, "adopt=off", measure.SECONDS, figures["ours"], figures["theirs"])
-                context.add(COSTS, measure.Row(*row, plan.WRONG_GUESS_BAR))
-            if guessing.status()["counters"]["wrong_guesses"] == 0:
-                raise mounting.Failure("no guess was made: nothing was measured")
+        for cold in (False, True):
+            title = f"one file of {size // plan.MIB} MiB that is guessed{', nothing in memory' if cold else ''}"
+            add_row(context, mode, Shape(title, 1, size, cold=cold, trusted=True))
+        for shape in shapes(context.sizes):
+            add_row(context, mode, shape)
 
 
-def rewritten(context, mount, count, size, steps, cold):
-    """Seconds of writing the steps, each with the sync behind it. Names are new in each round, but like those before
-    (fs/trust.h)."""
-    data = [os.urandom(size) for _ in range(2)]
-    rounds = itertools.count()
+def add_row(context, mode, shape):
+    """With stores of its own: what came of earlier guesses does not count."""
+    with contextlib.ExitStack() as stack:
+
+        def mounted(name, mode, *options):
+            title = f"{options[0] if options else 'wrong guesses'}, {mode}"
+            return stack.enter_context(context.mounted(title, mode, "safe", name, ("quiet=1h", *options)))
+
+        sides = {"ours": mounted("store", mode), "theirs": mounted("store-off", mode, "adopt=off")}
+        if shape.trusted and mode == "passthrough":
+            sides["daemon"] = mounted("store-direct", "direct", "adopt=off")
+        figures = context.rounds({side: written(context, mount, shape) for side, mount in sides.items()})
+        wrong = sides["ours"].status()["counters"]["wrong_guesses"]
+    files = (context.pairs + 1) * shape.count * shape.steps
+    if wrong > files or (shape.trusted and wrong < files) or wrong == 0:
+        raise mounting.Failure(f"{shape.title}: of {files} files {wrong} were guessed wrong")
+    title = f"{mode}, {shape.title} (guessed wrong: {wrong} of {files})"
+    row = (title, "adopt=off", measure.SECONDS, figures["ours"], figures["theirs"])
+    context.add(COSTS, measure.Row(*row, plan.WRONG_GUESS_BAR))
+    if "daemon" in figures:
+        row = (f"{mode}, {shape.title}: had the daemon only to write it", "adopt=off", measure.SECONDS)
+        context.add(COSTS, measure.Row(*row, figures["daemon"], figures["theirs"]))
+
+
+NEW_NAMES = itertools.count()
+
+
+def written(context, mount, shape):
+    """Seconds of writing the steps, each with the sync behind it. Names are new in each round."""
+    data = [os.urandom(shape.size) for _ in range(2)]
 
     def measured():
-        round_ = next(rounds)
-        names = [f"{round_}_{size}_{steps}_{cold}_{number}.pt" for number in range(count)]
+        names = new_names(shape)
         write_step(mount, 0, names, data[0])
+        if shape.trusted:
+            win_trust(mount)
         machine.settle(context.disk)
-        if cold:
+        if shape.cold:
             memory.drop_caches()
         took = 0
-        for step in range(1, steps + 1):
-            memory.touch_free(3 * count * size)
+        for step in range(1, shape.steps + 1):
+            memory.touch_free(3 * shape.count * shape.size)
             began = time.monotonic()
             write_step(mount, step, names, data[step % 2])
             machine.sync_filesystem(context.disk)
             took += time.monotonic() - began
-        for step in range(steps + 1):
+        for step in range(shape.steps + 1):
             shutil.rmtree(mount.path / "steps" / f"checkpoint-{step}")
         return took
 
     return measured
 
 
+def new_names(shape):
+    """The daemon judges names together that differ in numbers only (fs/trust.h)."""
+    if shape.numbered:
+        pattern = letters()
+        return [f"{pattern}_{number}.pt" for number in range(shape.count)]
+    return [f"{letters()}.pt" for _ in range(shape.count)]
+
+
+def letters():
+    """That no name had before."""
+    number, text = next(NEW_NAMES), ""
+    for _ in range(4):
+        number, letter = divmod(number, len(string.ascii_lowercase))
+        text += string.ascii_lowercase[letter]
+    return text
+
+
+def win_trust(mount):
+    """Files of new names that are what they were: after a wrong guess a few such names are not guessed at all."""
+    names, data = [f"{letters()}.pt" for _ in range(4)], os.urandom(plan.MIB)
+    for step in range(2):
+        write_step(mount, step, names, data)
+
+
 def write_step(mount, step, names, data):
     """As torch.save: in large pieces."""
     folder = mount.path / "steps" / f"checkpoint-{step}"
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     for name in names:
         with open(folder / name, "wb", buffering=0) as file:
             for at in range(0, len(data), 4 * plan.MIB):

@@ -164,7 +164,7 @@ def kind_of(folder):
 
 def finish(options, context, facts):
     print("\nThe daemon's memory (resident, peak)")
-    for title, now, peak in context.memory:
+    for title, (now, peak) in context.memory.items():
         print(f"  {title}: {report.mib(now)}, {report.mib(peak)}")
     if options.write or not (options.quick or options.only):
         before = DOCUMENT.read_text() if options.only and DOCUMENT.exists() else ""

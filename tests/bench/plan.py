@@ -48,7 +48,7 @@ class Context:
     disk: pathlib.Path
     other: pathlib.Path | None = None  # the command of another version
     results: list = dataclasses.field(default_factory=list)  # (section, Row | Limit | Missing)
-    memory: list = dataclasses.field(default_factory=list)  # (what ran, VmRSS, VmHWM)
+    memory: dict = dataclasses.field(default_factory=dict)  # what ran, at last: (VmRSS, VmHWM)
     place: str = ""  # added to each section: where its image lay, if not where that of the others did
     listener: collections.abc.Callable = lambda _section, _result: None  # hears of each result
 
@@ -68,7 +68,7 @@ class Context:
         point = self.work / f"mnt-{name}"
         with mounting.mounted(store, point, mode=mode, odirect=odirect, options=options, binary=binary) as mount:
             yield mount
-            self.memory.append((title + self.place, *machine.daemon_memory(mount.pid)))
+            self.memory[title + self.place] = machine.daemon_memory(mount.pid)
         mounting.run("rm", "-r", store.folder)
         machine.sync_filesystem(self.disk)
 

@@ -83,9 +83,10 @@ Lower is better.""",
 Growth of df by each save; the median.""",
     "Copies: what a wrong guess costs": """\
 A step is written beside one that has the same names and lengths, and other bytes, against a mount with `-o adopt=off`.
-The names differ from round to round, but only in their numbers, and such names the daemon guesses less often each time
-that it was wrong: few of the files are guessed at all. What each wrong guess costs by itself has no row yet. Written in
-pieces of 4 MiB; the time includes a sync behind each step. Lower is better.""",
+Each round has names of its own. *One file that is guessed*: the daemon is brought to guess it. In passthrough such a file
+comes through the daemon to its end, since the kernel asks once, at the open, and that alone costs what the row below it
+says. *Steps*: as the daemon guesses by itself, which is less often after each wrong guess; so in a run that changes all of
+its state few files are guessed. Written in pieces of 4 MiB; the time includes a sync behind each step. Lower is better.""",
     "DeepSpeed's copies": """\
 Python's copytree of the offloaded tensors, which save_checkpoint and load_checkpoint of unmodified DeepSpeed make; the
 time includes a sync. *Had the daemon nothing to do*: as many bytes, in memory, copied by Python to a FUSE file system
@@ -138,7 +139,7 @@ def document(context, facts, before):
     head = HEAD.format(**facts)
     sections = sections_of(before) if before.startswith(head) else {}
     memory = dict(row_of(line) for line in sections.pop(DAEMON, "").splitlines() if line.startswith("| "))
-    memory |= {title: f"| {title} | {mib(now)} | {mib(peak)} |" for title, now, peak in context.memory}
+    memory |= {title: f"| {title} | {mib(now)} | {mib(peak)} |" for title, (now, peak) in context.memory.items()}
     source = f"*`{facts['command']}`, {facts['when']}, ckptfs {facts['version']}.*\n"
     for section in dict.fromkeys(section for section, _ in context.results):
         rows = table([result for of, result in context.results if of == section])

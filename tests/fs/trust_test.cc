@@ -44,9 +44,21 @@ TEST(TrustTest, ARightGuessEndsThePause) {
 TEST(TrustTest, NamesThatDifferInNumbersAreJudgedTogether) {
   Trust trust(kTerms);
   trust.learn("layer_07-model_1.pt", false);
-  EXPECT_FALSE(trust.ask("layer_8-model_12.pt"));
-  EXPECT_TRUE(trust.ask("layer_x-model_12.pt"));
-  EXPECT_TRUE(trust.ask("layer_07-model_1.bin"));
+  EXPECT_EQ(pause_of(trust, "layer_8-model_12.pt"), kTerms.first_pause);
+}
+
+TEST(TrustTest, NamesThatNothingIsKnownOfAreJudgedTogetherToo) {
+  Trust trust(kTerms);
+  trust.learn("query.pt", false);
+  EXPECT_EQ(pause_of(trust, "key.pt"), 2U);
+  EXPECT_TRUE(trust.ask("value.pt"));
+  trust.learn("value.pt", false);
+  EXPECT_EQ(pause_of(trust, "out.pt"), 4U);
+  trust.learn("query.pt", false);
+  EXPECT_TRUE(trust.ask("embed.pt")) << "something was known of that one";
+  trust.learn("out.pt", false);
+  trust.learn("embed.pt", true);
+  EXPECT_TRUE(trust.ask("norm.pt"));
 }
 
 TEST(TrustTest, OrEachForItself) {

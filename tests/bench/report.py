@@ -6,12 +6,11 @@ HEAD = """\
 # Benchmarks
 
 Written by `scripts/bench`; do not edit by hand. To measure again, on an idle machine, as root: the command that stands
-below a section, or for all of them
+below a section, beside the machine it ran on, or for all of them
 
     sudo scripts/bench --against OLD/build/ckptfs
 
-- Machine: {machine}.
-- {place}.
+{place}.
 
 Each row compares ckptfs with its alternative in the same run, in {pairs} interleaved rounds (after one that is not
 counted) whose order rotates. The figures are medians; the ratio is ckptfs over the alternative, pair by pair: its
@@ -140,7 +139,7 @@ def document(context, facts, before):
     sections = sections_of(before) if before.startswith(head) else {}
     memory = dict(row_of(line) for line in sections.pop(DAEMON, "").splitlines() if line.startswith("| "))
     memory |= {title: f"| {title} | {mib(now)} | {mib(peak)} |" for title, (now, peak) in context.memory.items()}
-    source = f"*`{facts['command']}`, {facts['when']}, ckptfs {facts['version']}.*\n"
+    source = f"*`{facts['command']}`, {facts['when']}, ckptfs {facts['version']}; {facts['machine']}.*\n"
     for section in dict.fromkeys(section for section, _ in context.results):
         rows = table([result for of, result in context.results if of == section])
         sections[section] = "\n".join([note(section, context.sizes), rows, source])

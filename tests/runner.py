@@ -2,6 +2,7 @@
 
 import argparse
 import concurrent.futures
+import fcntl
 import os
 import pathlib
 import re
@@ -403,6 +404,17 @@ def parse_arguments():
     return parser.parse_args()
 
 
+def claim_build():
+    """Until the result is closed: of two runs at once, each would remove the logs of the other."""
+    BUILD.mkdir(exist_ok=True)
+    claim = open(BUILD / "test.lock", "w", encoding="utf-8")
+    try:
+        fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.exit("test: another scripts/test of this checkout is running: wait for its end, or stop it")
+    return claim
+
+
 def main():
     arguments = parse_arguments()
     runner = Runner(arguments.level, arguments.k, Report(arguments.strict))
@@ -414,14 +426,16 @@ def main():
     if arguments.list:
         print("\n".join(names))
         return 0
+    claim = claim_build()
     shutil.rmtree(LOGS, ignore_errors=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a stopped run cleans up, too
-    try:
-        runner.run()
-    except KeyboardInterrupt:
-        runner.report.close()
-        return 130
-    return runner.report.close()
+    with claim:
+        try:
+            runner.run()
+        except KeyboardInterrupt:
+            runner.report.close()
+            return 130
+        return runner.report.close()
 
 
 if __name__ == "__main__":

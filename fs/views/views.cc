@@ -95,7 +95,8 @@ std::shared_ptr<const StepView> Views::cached(InodeNumber step, Look look, Clock
   if (found == cache_.end()) return nullptr;
   found->second.used = asked;
   const auto oldest = look == Look::believing ? asked - kBelieved : asked;
-  return found->second.view->sealed || found->second.checked > oldest ? found->second.view : nullptr;
+  const bool current = look != Look::patient && found->second.checked > oldest;
+  return found->second.view->sealed || current ? found->second.view : nullptr;
 }
 
 std::shared_ptr<std::mutex> Views::turn_for(InodeNumber step) {
@@ -129,7 +130,7 @@ Result<std::shared_ptr<const StepView>> Views::of_step(InodeNumber step, Look lo
   if (auto view = cached(step, look, started)) return view;
   TRY_ASSIGN(const Attributes folder, tree_.attributes(step));
   std::optional<FilesOfStep> collected;
-  TRY_ASSIGN(const auto now, collect(step, collected));
+  TRY_ASSIGN(const auto now, collect(step, look, collected));
   const FilesOfStep& files = *collected;
   if (auto known = as_it_was(step, files, now)) return known;
   TRY_ASSIGN(TensorMap map, map_of(step, files));
@@ -152,13 +153,12 @@ Result<std::shared_ptr<const StepView>> Views::of_step(InodeNumber step, Look lo
   return view;
 }
 
-// The kernel tells the mount of a close after close() has returned: what is open for writing may just have been closed.
 // The time of the look: what changes later has to be looked for again.
-Result<Views::Clock::time_point> Views::collect(InodeNumber step, std::optional<FilesOfStep>& files) const {
+Result<Views::Clock::time_point> Views::collect(InodeNumber step, Look look, std::optional<FilesOfStep>& files) const {
   for (const auto end = Clock::now() + kClosing;; std::this_thread::sleep_for(kClosingLook)) {
     const auto now = Clock::now();
     TRY(files.emplace(store_, is_written_).collect(step));
-    if (files->problems().empty() || now >= end) return now;
+    if (look != Look::patient || files->problems().empty() || now >= end) return now;
   }
 }
 
@@ -277,7 +277,7 @@ Result<Views::Found> Views::lookup(InodeNumber directory, const std::string& nam
     return find(number_of(child, 0));
   }
   // What is not there may have been made since.
-  for (const Look look : {Look::believing, Look::again}) {
+  for (const Look look : {Look::believing, Look::patient}) {
     TRY_ASSIGN(auto view, of_step(real, look));
     const View::Node* const node = view->view.node(node_of(directory));
     if (node == nullptr) return Error(ESTALE);
@@ -327,7 +327,7 @@ Result<std::vector<meta::DirectoryEntry>> Views::list(InodeNumber directory) {
   TRY_ASSIGN(const bool step, is_step_of_series(real, record));
   std::vector<meta::DirectoryEntry> entries;
   if (step || node_of(directory) != 0) {
-    TRY_ASSIGN(const auto view, of_step(real));
+    TRY_ASSIGN(const auto view, of_step(real, node_of(directory) == 0 ? Look::patient : Look::believing));
     const View::Node* const node = view->view.node(node_of(directory));
     if (node == nullptr) return Error(ESTALE);
     for (const auto& [name, child] : node->children) {

@@ -84,9 +84,11 @@ class Views {
     Clock::time_point used;
   };
 
-  enum class Look { believing, again };
+  // A file that is open for writing keeps things out of the view, and may just have been closed: the kernel tells the
+  // mount of a close after close() has returned. A patient look waits for that a little.
+  enum class Look { believing, again, patient };
   Result<std::shared_ptr<const StepView>> of_step(InodeNumber step, Look look = Look::believing);
-  Result<Clock::time_point> collect(InodeNumber step, std::optional<FilesOfStep>& files) const;
+  Result<Clock::time_point> collect(InodeNumber step, Look look, std::optional<FilesOfStep>& files) const;
   std::shared_ptr<const StepView> as_it_was(InodeNumber step, const FilesOfStep& files, Clock::time_point now);
   bool was_made(InodeNumber step, const FilesOfStep& files);
   Result<meta::formats::TensorMap> map_of(InodeNumber step, const FilesOfStep& files);
@@ -104,7 +106,7 @@ class Views {
   static constexpr size_t kMostMemory = size_t{32} << 20;  // of cached views, but for the last
   static constexpr std::chrono::seconds kNameless{1};      // before names are looked for again
   static constexpr size_t kMostOpened = 65536;
-  static constexpr std::chrono::milliseconds kClosing{100};  // until a close must have been told of
+  static constexpr std::chrono::milliseconds kClosing{100};  // of a patient look
   static constexpr std::chrono::milliseconds kClosingLook{1};
   static constexpr std::chrono::milliseconds kBelieved{200};  // how long a live step's files are taken for unchanged
 

@@ -90,15 +90,19 @@ class Freeze {
   // descriptor) is frozen as a clone.
   Result<> check_file(InodeNumber number, Member& member) {
     if (tree_.is_damaged(number)) return Error(EIO, tree_.path_of(number) + ": its data is missing or short");
-    const Error busy(EBUSY, tree_.path_of(number) + ": a writer has it open; close it first");
-    if (store_.open_files().open_for_writing(number)) return busy;
+    if (store_.open_files().open_for_writing(number)) return busy(number);
     TRY(store_.open_files().cut(number));
     TRY_ASSIGN(const io::Fd fd, store_.blobs().open(member.record.blob, O_RDONLY));
     TRY_ASSIGN(const bool written, io::has_writer(fd.get()));
-    if (written && store_.open_files().open_at_all(number)) return busy;
+    if (written && store_.open_files().open_at_all(number)) return busy(number);
     if (written) log::warn("{}: somebody can write to it who has it not open; a copy is frozen", tree_.path_of(number));
     if (!written && member.record.nlink == member.names.size()) return success();
     return make_clone(number, member, fd.get());
+  }
+
+  // Only where there is one: finding a path reads the whole folder.
+  Error busy(InodeNumber number) const {
+    return Error(EBUSY, tree_.path_of(number) + ": a writer has it open; close it first");
   }
 
   Result<> make_clone(InodeNumber number, Member& member, int live) {

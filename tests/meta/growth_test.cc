@@ -1,0 +1,37 @@
+// How much of the index is read for what is done: in proportion to what that is about.
+#include <rocksdb/perf_context.h>
+
+#include "tests/meta/scratch_store.h"
+
+namespace ckptfs::meta {
+namespace {
+
+class GrowthTest : public ScratchStore {
+ protected:
+  // How many records this thread goes through meanwhile.
+  static uint64_t scanned_by(const std::function<void()>& work) {
+    rocksdb::get_perf_context()->Reset();
+    work();
+    return rocksdb::get_perf_context()->internal_key_skipped_count;
+  }
+
+  void make_step(const std::string& path, int files) {
+    make_folder(path);
+    for (int i = 0; i < files; ++i) make_file(path + "/model-" + std::to_string(1000 + i) + ".safetensors");
+    make_file(path + "/trainer_state.json");
+  }
+};
+
+TEST_F(GrowthTest, ASealReadsEachFolderAFewTimes) {
+  make_step("/steps/checkpoint-1", 50);
+  make_step("/steps/checkpoint-2", 400);
+  const auto scanned_by_seal = [this](const std::string& path) {
+    return scanned_by([&] { EXPECT_TRUE(seal(*store_, at(path))); });
+  };
+  const uint64_t few = scanned_by_seal("/steps/checkpoint-1");
+  EXPECT_GT(few, 0U);
+  EXPECT_LT(scanned_by_seal("/steps/checkpoint-2"), 12 * few);
+}
+
+}  // namespace
+}  // namespace ckptfs::meta

@@ -5,6 +5,7 @@
 #include <limits>
 #include <thread>
 
+#include "fs/control/commands.h"
 #include "fs/filesystem.h"
 #include "io/log.h"
 #include "meta/accounting.h"
@@ -41,21 +42,20 @@ std::string bytes_of(const meta::Usage& usage, const std::string& name) {
 
 }  // namespace
 
-Result<std::string> ControlXattrs::get(meta::InodeNumber inode, const std::string& name) const {
+Result<std::string> ControlXattrs::get(meta::InodeNumber inode, const std::string& name, const Peer& peer) const {
   if (name == "save") return Error(ENODATA);
   if (name == "socket") {
     if (inode != meta::kRootInode) return Error(ENODATA);
     return fs_.socket_path;
   }
-  if (name == "source") {
-    TRY_ASSIGN(const auto source, meta::save_source(fs_.store, inode));
-    return fs_.tree.path_of(source);
-  }
+  if (name == "source") return source(inode, peer);
   if (name == "last_error") {
     const std::lock_guard lock(mutex_);
     const auto error = last_errors_.find(inode);
     if (error == last_errors_.end()) return Error(ENODATA);
-    return error->second;
+    const bool may_see = peer.credentials.uid == 0 || peer.credentials.uid == error->second.uid;
+    if (!may_see) return Error(ENODATA);
+    return error->second.words;
   }
   if (name == "write_error") {
     auto text = fs_.write_errors.last(inode);
@@ -74,6 +74,11 @@ Result<std::string> ControlXattrs::get(meta::InodeNumber inode, const std::strin
   if (name == "identical_to") return identical_to(inode);
   if (name.starts_with(kBytes)) return bytes(inode, name);
   return unknown(name);
+}
+
+Result<std::string> ControlXattrs::source(meta::InodeNumber series, const Peer& peer) const {
+  TRY_ASSIGN(const auto source, meta::save_source(fs_.store, series, peer.credentials));
+  return fs_.tree.path_of(source);
 }
 
 Result<std::optional<std::string>> ControlXattrs::get_quickly(meta::InodeNumber inode, const std::string& name) const {
@@ -152,23 +157,23 @@ Result<meta::Sameness> ControlXattrs::sameness_with(const meta::Place& place, me
   return meta::compare_files(fs_.store, inode, *other);
 }
 
-void ControlXattrs::in_background(meta::InodeNumber inode, const std::function<void(const Result<>&)>& done,
-                                  std::function<Result<>()> work) {
-  const auto started = fs_.tasks.start([this, inode, done, work = std::move(work)] {
+void ControlXattrs::in_background(meta::InodeNumber inode, const Peer& peer,
+                                  const std::function<void(const Result<>&)>& done, std::function<Result<>()> work) {
+  const auto started = fs_.tasks.start([this, inode, peer, done, work = std::move(work)] {
     const Result<> result = work();
-    remember(inode, result);
+    remember(inode, peer, result);
     done(result);
   });
   if (!started) done(started.error());
 }
 
-void ControlXattrs::remove(meta::InodeNumber inode, const std::string& name,
+void ControlXattrs::remove(meta::InodeNumber inode, const std::string& name, const Peer& peer,
                            const std::function<void(const Result<>&)>& done) {
   if (!meta::is_policy_rule(name) && !name.starts_with(kMetric)) {
     return done(Error(EOPNOTSUPP, std::string(kPrefix) + name + ": it cannot be taken away"));
   }
-  in_background(inode, done, [this, inode, name]() -> Result<> {
-    TRY(get(inode, name));
+  in_background(inode, peer, done, [this, inode, name, peer]() -> Result<> {
+    TRY(get(inode, name, peer));
     if (name.starts_with(kMetric)) return set_metric(inode, name, "");
     TRY(meta::set_rules(fs_.store, inode, {{name, ""}}));
     fs_.rotation.wake();
@@ -176,26 +181,26 @@ void ControlXattrs::remove(meta::InodeNumber inode, const std::string& name,
   });
 }
 
-void ControlXattrs::set(meta::InodeNumber inode, const std::string& name, const std::string& value,
-                        const meta::Caller& caller, const std::function<void(const Result<>&)>& done) {
+void ControlXattrs::set(meta::InodeNumber inode, const std::string& name, const std::string& value, const Peer& peer,
+                        const std::function<void(const Result<>&)>& done) {
   if (name == "save") {
-    in_background(inode, done, [this, inode, value, caller]() -> Result<> {
-      TRY(save(inode, value, caller));
+    in_background(inode, peer, done, [this, inode, value, peer]() -> Result<> {
+      TRY(save(inode, value, peer));
       return success();
     });
   } else if (name == "seal") {
-    in_background(inode, done, [this, inode, value]() -> Result<> {
+    in_background(inode, peer, done, [this, inode, value]() -> Result<> {
       if (value != "1") return Error(EINVAL, "a seal is for good: the value is 1");
       return seal(inode);
     });
   } else if (name == "pin") {
-    in_background(inode, done, [this, inode, value]() -> Result<> {
+    in_background(inode, peer, done, [this, inode, value]() -> Result<> {
       TRY_ASSIGN(const bool pinned, parse_flag(value));
       return meta::set_pinned(fs_.store, inode, pinned);
     });
   } else if (name == "source" || meta::is_policy_rule(name) || name.starts_with(kMetric)) {
-    in_background(inode, done, [this, inode, name, value]() -> Result<> {
-      if (name == "source") return set_source(inode, value);
+    in_background(inode, peer, done, [this, inode, name, value, peer]() -> Result<> {
+      if (name == "source") return set_source(inode, value, peer);
       if (name.starts_with(kMetric)) return set_metric(inode, name, value);
       if (value.empty()) return Error(EINVAL, name + ": it has no value; setfattr -x takes a rule away");
       TRY(meta::set_rules(fs_.store, inode, {{name, value}}));
@@ -207,10 +212,10 @@ void ControlXattrs::set(meta::InodeNumber inode, const std::string& name, const 
   }
 }
 
-Result<meta::SaveResult> ControlXattrs::save(meta::InodeNumber series, const std::string& tag,
-                                             const meta::Caller& caller) {
+Result<meta::SaveResult> ControlXattrs::save(meta::InodeNumber series, const std::string& tag, const Peer& peer) {
   const auto begin = std::chrono::steady_clock::now();
-  auto result = meta::save(fs_.store, {series, tag, caller});
+  auto result = meta::save(
+      fs_.store, {series, tag, {peer.credentials.uid, peer.credentials.gid, peer.pid}, peer.credentials.groups});
   const auto took = std::chrono::steady_clock::now() - begin;
   const std::string step = fs_.tree.path_of(series) + "/" + tag;
   TakenSave taken{step, false, meta::wall_time(meta::now()), took, 0, {}};
@@ -218,12 +223,12 @@ Result<meta::SaveResult> ControlXattrs::save(meta::InodeNumber series, const std
     taken.error = result.error().message();
     fs_.saves.add(std::move(taken));
     add(meta::is_refusal(result.error()) ? fs_.counters.saves_refused : fs_.counters.saves_failed);
-    remember(series, result.error());
+    remember(series, peer, result.error());
     log::warn("save {} failed: {}", step, result.error().message());
     return result;
   }
   add(fs_.counters.saves);
-  remember(series, success());
+  remember(series, peer, success());
   fs_.rotation.wake();
   const meta::SaveResult& saved = result.value();
   if (!saved.already_saved) {
@@ -239,8 +244,9 @@ Result<meta::SaveResult> ControlXattrs::save(meta::InodeNumber series, const std
   return result;
 }
 
-Result<> ControlXattrs::set_source(meta::InodeNumber series, const std::string& path) {
-  TRY_ASSIGN(const meta::InodeNumber source, fs_.tree.resolve(inside_mount(path, fs_.options.mountpoint)));
+Result<> ControlXattrs::set_source(meta::InodeNumber series, const std::string& path, const Peer& peer) {
+  TRY_ASSIGN(const meta::InodeNumber source,
+             resolve_as(fs_.tree, peer.credentials, inside_mount(path, fs_.options.mountpoint), kRead | kSearch));
   return meta::set_source(fs_.store, series, source);
 }
 
@@ -260,12 +266,12 @@ Result<> ControlXattrs::seal(meta::InodeNumber step) {
   return result;
 }
 
-void ControlXattrs::remember(meta::InodeNumber series, const Result<>& result) {
+void ControlXattrs::remember(meta::InodeNumber series, const Peer& peer, const Result<>& result) {
   const std::lock_guard lock(mutex_);
   if (result) {
     last_errors_.erase(series);
   } else {
-    last_errors_[series] = result.error().message();
+    last_errors_[series] = {result.error().message(), peer.credentials.uid};
   }
 }
 

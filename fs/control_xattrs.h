@@ -11,6 +11,7 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "fs/control/peer.h"
 #include "io/result.h"
 #include "meta/neighbours.h"
 #include "meta/save.h"
@@ -32,29 +33,32 @@ class ControlXattrs {
   Result<std::optional<std::string>> get_quickly(meta::InodeNumber inode, const std::string& name) const;
   // An upper bound of what get() will return, for a slow one.
   Result<size_t> longest(meta::InodeNumber inode, const std::string& name) const;
-  // `name` is what follows kPrefix.
-  Result<std::string> get(meta::InodeNumber inode, const std::string& name) const;
-  // Sets it; `done` is called once, perhaps on another thread and much later (a save, a seal).
-  void set(meta::InodeNumber inode, const std::string& name, const std::string& value, const meta::Caller& caller,
+  // `name` is what follows kPrefix. That `peer` may read the inode the kernel has checked; what lies elsewhere is asked
+  // for here.
+  Result<std::string> get(meta::InodeNumber inode, const std::string& name, const Peer& peer) const;
+  // Sets it; `done` is called once, perhaps on another thread and much later (a save, a seal). Likewise.
+  void set(meta::InodeNumber inode, const std::string& name, const std::string& value, const Peer& peer,
            const std::function<void(const Result<>&)>& done);
 
   // Takes away a rule of a policy, or a metric; others are EOPNOTSUPP.
-  void remove(meta::InodeNumber inode, const std::string& name, const std::function<void(const Result<>&)>& done);
+  void remove(meta::InodeNumber inode, const std::string& name, const Peer& peer,
+              const std::function<void(const Result<>&)>& done);
 
   // Seals a step, as setxattr does.
   Result<> seal(meta::InodeNumber step);
 
   // Takes a save as setxattr does, on the calling thread: counted, its error kept for last_error.
-  Result<meta::SaveResult> save(meta::InodeNumber series, const std::string& tag, const meta::Caller& caller);
+  Result<meta::SaveResult> save(meta::InodeNumber series, const std::string& tag, const Peer& peer);
 
   // The inode is gone.
   void forget(meta::InodeNumber inode);
 
  private:
   // `work` on a thread of its own; its outcome is kept for last_error.
-  void in_background(meta::InodeNumber inode, const std::function<void(const Result<>&)>& done,
+  void in_background(meta::InodeNumber inode, const Peer& peer, const std::function<void(const Result<>&)>& done,
                      std::function<Result<>()> work);
-  Result<> set_source(meta::InodeNumber series, const std::string& path);
+  Result<std::string> source(meta::InodeNumber series, const Peer& peer) const;
+  Result<> set_source(meta::InodeNumber series, const std::string& path, const Peer& peer);
   Result<> set_metric(meta::InodeNumber step, const std::string& name, const std::string& value);
   Result<std::string> rule(meta::InodeNumber series, const std::string& name) const;
   Result<std::string> identical_to(meta::InodeNumber inode) const;
@@ -63,11 +67,17 @@ class ControlXattrs {
   Result<std::string> state(meta::InodeNumber inode) const;
   Result<std::string> bytes(meta::InodeNumber inode, const std::string& name) const;
   // Keeps the outcome for last_error.
-  void remember(meta::InodeNumber series, const Result<>& result);
+  void remember(meta::InodeNumber series, const Peer& peer, const Result<>& result);
+
+  // Its words may name what only `uid` may see: nobody else is told, but root.
+  struct LastError {
+    std::string words;
+    uint32_t uid = 0;
+  };
 
   Filesystem& fs_;
   mutable std::mutex mutex_;
-  std::unordered_map<meta::InodeNumber, std::string> last_errors_;  // guarded by mutex_; of series, in words
+  std::unordered_map<meta::InodeNumber, LastError> last_errors_;  // guarded by mutex_; of series
 };
 
 }  // namespace ckptfs::fs

@@ -61,7 +61,7 @@ Copied copy_range(const CopyRange& range) {
   const auto from_offset = static_cast<uint64_t>(range.from_offset);
   const auto to_offset = static_cast<uint64_t>(range.to_offset);
 
-  if (from_offset % block == to_offset % block) {
+  if (range.share && from_offset % block == to_offset % block) {
     const uint64_t head = std::min(left, (block - from_offset % block) % block);
     copy_bytes(range, head, done);
     if (done.error || done.bytes() < head) return done;

@@ -16,6 +16,7 @@ struct CopyRange {
   off_t from_offset = 0;
   off_t to_offset = 0;
   uint64_t length = 0;
+  bool share = true;  // else all of it is copied
 };
 
 struct Copied {

@@ -34,6 +34,7 @@ void Guesses::judge(const std::string& name, By by, bool right) {
 
 Guesses::Expected Guesses::expect(InodeNumber folder, const std::string& name, bool may_clone, const Caller& writer) {
   const auto reading = may_clone && writer.pid != 0 ? find_reading(writer.pid, name) : std::nullopt;
+  if (reading && !may_be_shared(*reading, writer)) return {};
   if (reading && readers_.ask(name)) return {Found{*reading, By::reader}, {}};
   // Asked first: in a pause, to look for the step before would cost each small file more than its data.
   if (may_clone && !steps_.ask(name)) return {};
@@ -71,6 +72,12 @@ std::vector<InodeNumber> Guesses::lacking(InodeNumber folder, InodeNumber before
     if (found.size() == kMostCandidates) break;
   }
   return found;
+}
+
+bool Guesses::may_be_shared(InodeNumber inode, const Caller& reader) const {
+  const auto record = tree_.inode(inode);
+  const bool swap = record && (record.value().flags & meta::kSwap) != 0;
+  return !swap || may_share({reader.uid, reader.gid, {}}, record.value());
 }
 
 bool Guesses::may_read(InodeNumber inode, const Caller& reader) const {

@@ -54,6 +54,8 @@ class Guesses {
                                          const meta::Caller& writer) const;
   std::optional<meta::InodeNumber> previous_folder(meta::InodeNumber folder, const meta::Caller& writer) const;
   bool may_read(meta::InodeNumber inode, const meta::Caller& reader) const;
+  // Of a file that `reader` has open for reading already.
+  bool may_be_shared(meta::InodeNumber inode, const meta::Caller& reader) const;
   std::optional<meta::InodeNumber> step_before(meta::InodeNumber series, meta::InodeNumber step) const;
   std::optional<meta::InodeNumber> remembered_before(meta::InodeNumber step) const;
   // The directory in `series` that was made last before `before`, of those with a step's name, or of the others.

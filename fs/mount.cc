@@ -285,10 +285,10 @@ const MountOptions& Mount::options() const { return internals_->options; }
 
 nlohmann::json Mount::status() const { return status_of(*internals_->filesystem); }
 
-Result<nlohmann::json> Mount::save(const meta::Caller& caller, const std::string& series_path, const std::string& tag) {
+Result<nlohmann::json> Mount::save(const Peer& peer, const std::string& series_path, const std::string& tag) {
   Filesystem& fs = *internals_->filesystem;
   TRY_ASSIGN(const meta::InodeNumber series, fs.tree.resolve(series_path));
-  TRY_ASSIGN(const meta::SaveResult saved, fs.control.save(series, tag, caller));
+  TRY_ASSIGN(const meta::SaveResult saved, fs.control.save(series, tag, peer));
   return nlohmann::json{{"step", fs.tree.path_of(saved.step)},
                         {"tag", tag},
                         {"files", saved.files},

@@ -34,6 +34,7 @@ struct MountOptions {
 };
 
 class Filesystem;
+struct Peer;
 
 class Mount {
  public:
@@ -52,7 +53,7 @@ class Mount {
   // Everything `ckptfs status --json` shows: mode and why, alignment, space, recovery, counters, open files.
   nlohmann::json status() const;
   // Takes a save as setxattr does (thread of its own, notifications, counters), for the control socket.
-  Result<nlohmann::json> save(const meta::Caller& caller, const std::string& series_path, const std::string& tag);
+  Result<nlohmann::json> save(const Peer& peer, const std::string& series_path, const std::string& tag);
 
   struct Internals;
 

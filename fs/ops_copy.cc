@@ -22,6 +22,7 @@ struct CopyRequest {
   meta::InodeNumber to = 0;
   off_t to_offset = 0;
   size_t length = 0;
+  bool share = true;
 };
 
 Result<uint64_t> copy(Filesystem& fs, const CopyRequest& request) {
@@ -35,8 +36,8 @@ Result<uint64_t> copy(Filesystem& fs, const CopyRequest& request) {
   TRY(fs.adoptions.cut(request.to));
   // For this call only: while no open writes through the daemon, it holds nothing open for writing (lease probes).
   TRY_ASSIGN(const io::Fd blob, fs.tree.open_blob(request.to, O_RDWR));
-  const Copied copied =
-      copy_range({request.from_descriptor, blob.get(), request.from_offset, request.to_offset, request.length});
+  const Copied copied = copy_range(
+      {request.from_descriptor, blob.get(), request.from_offset, request.to_offset, request.length, request.share});
   add(fs.counters.clones, copied.cloned > 0 ? 1 : 0);
   add(fs.counters.bytes_cloned, copied.cloned);
   add(fs.counters.bytes_copied, copied.copied);
@@ -63,11 +64,20 @@ int descriptor_of(meta::InodeNumber inode, const fuse_file_info& info) {
   return Handles<Handle>::get(info.fh).descriptor;
 }
 
+bool may_share_source(const Reply& reply, meta::InodeNumber from) {
+  if (views::is_virtual(from)) return true;
+  const auto record = reply.fs().tree.inode(from);
+  const meta::Caller caller = reply.caller();
+  if (!record || may_share({caller.uid, caller.gid, {}}, record.value())) return true;
+  return may_share(reply.peer().credentials, record.value());
+}
+
 void op_copy_file_range(fuse_req_t req, fuse_ino_t from, off_t from_offset, fuse_file_info* from_info, fuse_ino_t to,
                         off_t to_offset, fuse_file_info*, size_t length, int flags) {
   const Reply reply(req, Operation::copy_file_range, to);
   if (flags != 0) return reply.error(EINVAL);
-  const CopyRequest request{from, descriptor_of(from, *from_info), from_offset, to, to_offset, length};
+  const CopyRequest request{from,   descriptor_of(from, *from_info), from_offset, to, to_offset,
+                            length, may_share_source(reply, from)};
   if (request.from_descriptor < 0) return reply.error(EOPNOTSUPP);  // the kernel then copies through its cache
   through_gate(reply.fs(), to, [reply, request] {
     const auto copied = copy(reply.fs(), request);

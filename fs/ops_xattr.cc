@@ -30,15 +30,18 @@ void op_setxattr(fuse_req_t req, fuse_ino_t inode, const char* name, const char*
   if (is_unsupported(name)) return reply.error(EOPNOTSUPP);
   const std::string content(value, size);
   if (is_control(name)) {
-    reply.fs().control.set(inode, control_name(name), content, reply.caller(),
+    reply.fs().control.set(inode, control_name(name), content, reply.peer(),
                            [reply](const Result<>& result) { reply.result(result); });
     return;
   }
   reply.result(reply.fs().tree.set_xattr(inode, name, content, flags));
 }
 
+// Which controls depend on who asks; the others are spared the look at who that is.
+bool depends_on_caller(std::string_view control) { return control == "source" || control == "last_error"; }
+
 void answer_control(const Reply& reply, const std::string& name, size_t size) {
-  const auto value = reply.fs().control.get(reply.inode(), name);
+  const auto value = reply.fs().control.get(reply.inode(), name, depends_on_caller(name) ? reply.peer() : Peer());
   if (!value) return reply.error(value.error());
   answer(reply, value.value(), size);
 }
@@ -88,7 +91,7 @@ void op_removexattr(fuse_req_t req, fuse_ino_t inode, const char* name) {
   const Reply reply(req, Operation::removexattr, inode);
   if (is_unsupported(name)) return reply.error(EOPNOTSUPP);
   if (is_control(name)) {
-    return reply.fs().control.remove(inode, control_name(name),
+    return reply.fs().control.remove(inode, control_name(name), reply.peer(),
                                      [reply](const Result<>& result) { reply.result(result); });
   }
   reply.result(reply.fs().tree.remove_xattr(inode, name));

@@ -1,6 +1,7 @@
 #include "fs/reply.h"
 
 #include <cerrno>
+#include <vector>
 
 #include "io/log.h"
 
@@ -18,6 +19,22 @@ Reply::Reply(fuse_req_t request, Operation operation, meta::InodeNumber inode, s
 meta::Caller Reply::caller() const {
   const fuse_ctx* context = fuse_req_ctx(request_);
   return {context->uid, context->gid, context->pid};
+}
+
+Peer Reply::peer() const {
+  const fuse_ctx* context = fuse_req_ctx(request_);
+  Peer peer{{context->uid, context->gid, {}}, context->pid};
+  if (context->pid == 0) return peer;  // of another pid namespace: its groups nobody can tell
+  std::vector<gid_t> groups(64);
+  for (;;) {
+    const int count = fuse_req_getgroups(request_, static_cast<int>(groups.size()), groups.data());
+    if (count < 0) return peer;
+    const bool all = static_cast<size_t>(count) <= groups.size();
+    groups.resize(static_cast<size_t>(count));
+    if (all) break;
+  }
+  peer.credentials.groups.assign(groups.begin(), groups.end());
+  return peer;
 }
 
 void Reply::error(const Error& error) const {

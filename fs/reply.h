@@ -12,6 +12,7 @@
 #include <string>
 #include <utility>
 
+#include "fs/control/peer.h"
 #include "fs/filesystem.h"
 
 namespace ckptfs::fs {
@@ -27,6 +28,8 @@ class Reply {
   meta::InodeNumber inode() const { return inode_; }
   const std::string& name() const { return name_; }
   meta::Caller caller() const;
+  // With its supplementary groups, which take a look into /proc: before the request is answered.
+  Peer peer() const;
 
   void error(const Error& error) const;
   void error(int errno_value) const { error(Error(errno_value)); }

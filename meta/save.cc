@@ -54,12 +54,13 @@ struct Taken {
 // One save, from the request to the published step. The order of its steps is design section 6's.
 class Save {
  public:
-  Save(Store& store, const SaveRequest& request) : store_(store), tree_(store.tree()), request_(request) {}
+  Save(Store& store, const SaveRequest& request)
+      : store_(store), tree_(store.tree()), request_(request), who_(request.who()) {}
 
   Result<SaveResult> run() {
     const auto begun = std::chrono::steady_clock::now();
     TRY(check_tag(request_.tag));
-    TRY_ASSIGN(source_, save_source(store_, request_.series));
+    TRY_ASSIGN(source_, save_source(store_, request_.series, who_));
     TRY(look_at_step());
     auto taken = take();
     if (!taken) {
@@ -84,12 +85,18 @@ class Save {
   Result<> look_at_step() {
     TRY_ASSIGN(const InodeRecord series, tree_.inode(request_.series));
     if (!series.is_dir()) return Error(ENOTDIR);
+    if (!may_access(who_, series, kWrite | kSearch)) {
+      return Error(EACCES, tree_.path_of(request_.series) + ": permission denied; a save makes a folder there");
+    }
     TRY_ASSIGN(const auto entry, store_.index().find_entry(request_.series, request_.tag));
     if (!entry) return success();
     result_.step = entry->inode;
     TRY_ASSIGN(const InodeRecord step, tree_.inode(result_.step));
     if (!step.is_dir()) return Error(EEXIST, path() + ": it exists and is no directory; choose another tag");
     if ((step.flags & kSealed) != 0) return Error(EPERM, path() + ": the step is sealed; choose another tag");
+    if (!may_access(who_, step, kWrite | kSearch)) {
+      return Error(EACCES, path() + ": permission denied; the step is another user's, choose another tag");
+    }
     TRY_ASSIGN(holds_swap_state_, step_holds_swap_state());
     return success();
   }
@@ -111,7 +118,7 @@ class Save {
 
   // Plans, writes back, closes the gate, clones, opens the gate. Nothing of it shows in the tree yet.
   Result<> take() {
-    TRY_ASSIGN(SavePlan plan, plan_save(tree_, source_));
+    TRY_ASSIGN(SavePlan plan, plan_save(tree_, source_, who_));
     take_over(plan);
     TRY(write_back());
     tree_.gate().close(plan.guarded);
@@ -153,12 +160,12 @@ class Save {
     }
     if (!open.empty()) TRY(store_.open_files().write_back(open));
     return for_each_taken([this](Taken& taken) -> Result<> {
-      constexpr unsigned kWrite = SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
+      constexpr unsigned kFlags = SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
       io::Fd own;
       const auto live = open_live(taken, own);
       if (!live) return tree_.inode(taken.plan.source) ? Result<>(live.error()) : Result<>(success());
       if (taken.plan.record.saved_blob != 0) return success();
-      if (::sync_file_range(live.value(), 0, 0, kWrite) != 0) return last_error(taken.plan.name);
+      if (::sync_file_range(live.value(), 0, 0, kFlags) != 0) return last_error(taken.plan.name);
       return success();
     });
   }
@@ -173,7 +180,7 @@ class Save {
   // Folders that the gate guards get no new names, so the plan settles after a round or two.
   Result<> settle_plan(SavePlan& plan) {
     while (plan.version != tree_.version()) {
-      TRY_ASSIGN(SavePlan again, plan_save(tree_, source_));
+      TRY_ASSIGN(SavePlan again, plan_save(tree_, source_, who_));
       const bool settled = again.guarded == plan.guarded;
       plan = std::move(again);
       take_over(plan);
@@ -514,6 +521,7 @@ class Save {
   Store& store_;
   Tree& tree_;
   const SaveRequest& request_;
+  const Credentials who_;
   InodeNumber source_ = 0;
   bool holds_swap_state_ = false;
   const size_t held_open_ = held_open();

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "meta/access.h"
 #include "meta/store.h"
 
 namespace ckptfs::meta {
@@ -12,6 +13,9 @@ struct SaveRequest {
   InodeNumber series = 0;
   std::string tag;
   Caller caller;
+  std::vector<uint32_t> groups{};  // the caller's supplementary ones
+
+  Credentials who() const { return {caller.uid, caller.gid, groups}; }
 };
 
 struct SaveResult {
@@ -26,17 +30,23 @@ struct SaveResult {
 
 // Returns when the step is durable. Blocks for as long as that takes: call it on a thread of its own. One save at a
 // time (a second waits). Errors carry words: EINVAL (tag, several sources), ENOENT (no source), EEXIST, EPERM (sealed),
-// ENOSPC (the store could not take what would be owed afterwards). A save that fails leaves nothing.
+// ENOSPC (the store could not take what would be owed afterwards), EACCES. A save that fails leaves nothing.
+//
+// The caller must be able to reach the source by its path, read its folders, and read and write each file that is
+// taken: write, since the next overwrite of a file that was saved needs new blocks. To the series and to a step that is
+// there already the caller must be able to write.
 Result<SaveResult> save(Store& store, const SaveRequest& request);
 
 // What was asked for cannot be (no such source, a tag that is taken, ...): nothing is wrong with the store.
 bool is_refusal(const Error& error);
 
-// The zero_stage_N folder that saves into `series` take: its `source`, else the only one of the mount.
-Result<InodeNumber> save_source(Store& store, InodeNumber series);
+// The zero_stage_N folder that saves into `series` take for `who`: its `source`, else the only one that belongs to
+// `who`, else the only one of all that `who` may read and write to. Errors name no folder that `who` cannot reach.
+Result<InodeNumber> save_source(Store& store, InodeNumber series, const Credentials& who);
 // Every zero_stage_N folder of the mount.
 Result<std::vector<InodeNumber>> list_swap_folders(const Tree& tree);
 // Makes the directory a series (not the root, a zero_stage_N, or what lies in a step: EINVAL) and sets its source.
+// Whether its setter may use that source each save asks.
 Result<> set_source(Store& store, InodeNumber series, InodeNumber source);
 
 }  // namespace ckptfs::meta

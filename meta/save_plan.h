@@ -7,6 +7,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "meta/access.h"
 #include "meta/tree.h"
 
 namespace ckptfs::meta {
@@ -30,7 +31,8 @@ struct SavePlan {
   std::unordered_set<InodeNumber> guarded;  // folders and files: what the gate closes for
 };
 
-// Asks the index only. What goes meanwhile, where no gate is closed, is left out.
-Result<SavePlan> plan_save(Tree& tree, InodeNumber source);
+// Asks the index only. What goes meanwhile, where no gate is closed, is left out. EACCES: `who` may not read one of the
+// folders, or not read and write one of the files.
+Result<SavePlan> plan_save(Tree& tree, InodeNumber source, const Credentials& who);
 
 }  // namespace ckptfs::meta

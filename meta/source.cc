@@ -1,12 +1,16 @@
 // Which zero_stage_N folder a series' saves take.
+#include <cerrno>
 #include <charconv>
+#include <string>
 #include <vector>
 
+#include "meta/access.h"
 #include "meta/names.h"
 #include "meta/save.h"
 #include "meta/steps.h"
 
 namespace ckptfs::meta {
+
 // As deep as users nest them: no call for each folder.
 Result<std::vector<InodeNumber>> list_swap_folders(const Tree& tree) {
   std::vector<InodeNumber> found, folders{kRootInode};
@@ -24,26 +28,48 @@ Result<std::vector<InodeNumber>> list_swap_folders(const Tree& tree) {
   return found;
 }
 
-Result<InodeNumber> save_source(Store& store, InodeNumber series) {
-  TRY(check_series(store.tree(), series));
+namespace {
+
+// The swap folders that `who` may choose from without a word: their own; without any, each that they may use.
+Result<std::vector<InodeNumber>> swap_folders_for(const Tree& tree, const Credentials& who) {
+  TRY_ASSIGN(const auto all, list_swap_folders(tree));
+  std::vector<InodeNumber> own, others;
+  for (const InodeNumber folder : all) {
+    const auto record = tree.inode(folder);
+    const auto may_use = may_reach(tree, who, folder, kRead | kWrite | kSearch);
+    if (!record || !may_use || !may_use.value()) continue;  // or it was removed meanwhile
+    (record.value().uid == who.uid ? own : others).push_back(folder);
+  }
+  return own.empty() ? others : own;
+}
+
+}  // namespace
+
+Result<InodeNumber> save_source(Store& store, InodeNumber series, const Credentials& who) {
+  const Tree& tree = store.tree();
+  TRY(check_series(tree, series));
   const auto set = store.index().xattr(series, kSourceXattr);
   if (set) {
     InodeNumber source = 0;
     std::from_chars(set.value().data(), set.value().data() + set.value().size(), source);
-    const auto record = store.tree().inode(source);
-    if (record && record.value().nlink > 0) return source;
-    return Error(ENOENT, store.tree().path_of(series) + ": its source is gone; set user.ckptfs.source anew");
+    const auto record = tree.inode(source);
+    if (!record || record.value().nlink == 0) {
+      return Error(ENOENT, tree.path_of(series) + ": its source is gone; set user.ckptfs.source anew");
+    }
+    TRY_ASSIGN(const bool may_reach_it, may_reach(tree, who, source, kRead | kSearch));
+    if (may_reach_it) return source;
+    return Error(EACCES, tree.path_of(series) + ": permission denied to its source (uid " + std::to_string(who.uid) +
+                             "); set user.ckptfs.source to a zero_stage_N folder of yours");
   }
   if (set.error().errno_value() != ENOENT) return set.error();
-  TRY_ASSIGN(const auto found, list_swap_folders(store.tree()));
+  TRY_ASSIGN(const auto found, swap_folders_for(tree, who));
   if (found.size() == 1) return found.front();
   if (found.empty()) {
-    return Error(ENOENT,
-                 "the mount has no zero_stage_N folder yet; set DeepSpeed's nvme_path to the mount and train a "
-                 "step first");
+    return Error(ENOENT, "the mount has no zero_stage_N folder yet that uid " + std::to_string(who.uid) +
+                             " may save; set DeepSpeed's nvme_path to the mount and train a step first");
   }
   std::string paths;
-  for (const InodeNumber folder : found) paths += (paths.empty() ? "" : ", ") + store.tree().path_of(folder);
+  for (const InodeNumber folder : found) paths += (paths.empty() ? "" : ", ") + tree.path_of(folder);
   return Error(EINVAL, "the mount has several zero_stage_N folders (" + paths +
                            "); choose one: setfattr -n user.ckptfs.source -v PATH SERIES");
 }

@@ -34,6 +34,9 @@ Result<HandedOut> hand_out(Filesystem& fs, const Peer& peer, const std::string& 
   TRY_ASSIGN(const meta::InodeNumber inode, resolve_as(fs.tree, peer.credentials, path, writing ? kWrite : kRead));
   TRY_ASSIGN(const meta::InodeRecord record, fs.tree.inode(inode));
   if (!record.is_regular()) return Error(EINVAL, path + ": it is no regular file");
+  if (!writing && !may_share(peer.credentials, record)) {  // a descriptor can be cloned from, unseen
+    return Error(EACCES, path + ": a swap file of another user's is read through the mount only");
+  }
   const auto check_writers = [&]() -> Result<> {
     const bool written = fs.files.open_for_writing(inode);
     if (written == writing) return success();

@@ -12,7 +12,9 @@ class Filesystem;
 // Adds the commands to the server; `fs` must outlive the server's stop(). Paths are those of the mount.
 //   blobs {"paths", "write"}   -> {"files": [{"inode"} or {"errno", "error"}]}, and a descriptor for each that has an
 //                                 inode, in that order. To be read: whoever may read the file gets it, unless somebody
-//                                 has it open for writing (EBUSY: its bytes may not be in the blob). To be written:
+//                                 has it open for writing (EBUSY: its bytes may not be in the blob), or it is a live
+//                                 swap file and may not be written by that user (EACCES: the descriptor can be cloned
+//                                 from, and then overwriting the file takes space that nobody knows of). To be written:
 //                                 only while it is open for writing through the mount, which keeps all else right.
 //   begin {"series", "tag", "attempt"} -> {"path"}: of the folder that the attempt's files are to be made in
 //   freeze {"paths"}           -> {}: these files, closed, are frozen, durably

@@ -198,8 +198,7 @@ Result<json> show(Filesystem& fs, const Peer& peer, const std::string& path) {
 Result<json> save(Mount& mount, const Peer& peer, const json& arguments) {
   const std::string series = arguments.value("series", "/steps");
   TRY(resolve_as(mount.store().tree(), peer.credentials, series, kWrite | kSearch));
-  const meta::Caller caller{peer.credentials.uid, peer.credentials.gid, peer.pid};
-  return mount.save(caller, series, arguments.at("tag").get<std::string>());
+  return mount.save(peer, series, arguments.at("tag").get<std::string>());
 }
 
 }  // namespace

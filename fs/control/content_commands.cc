@@ -38,7 +38,7 @@ struct Position {
 };
 
 // In the order of their paths; "/": of all steps.
-Result<std::vector<FoundFile>> files_below(meta::Store& store, const Peer& peer, const std::string& path) {
+Result<std::vector<FoundFile>> readable_files(meta::Store& store, const Peer& peer, const std::string& path) {
   const meta::Tree& tree = store.tree();
   TRY_ASSIGN(const meta::InodeNumber top, resolve_as(tree, peer.credentials, path, kRead));
   if (top != meta::kRootInode) return files_below(tree, peer.credentials, top, tree.path_of(top), kRead);
@@ -81,7 +81,7 @@ Result<meta::Verified> verify_file(meta::Store& store, const FoundFile& file, bo
 }
 
 Result<json> verify(meta::Store& store, const Peer& peer, const json& arguments) {
-  TRY_ASSIGN(const auto files, files_below(store, peer, arguments.value("path", "/")));
+  TRY_ASSIGN(const auto files, readable_files(store, peer, arguments.value("path", "/")));
   const Position from = Position::of(arguments);
   json answer = {{"files", json::array()}, {"bytes", 0}};
   if (from.file.empty()) answer["total"] = total_bytes(store.tree(), files);

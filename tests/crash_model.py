@@ -7,24 +7,27 @@ happened, or not, or (a write) in parts. A save is there whole or not at all.
 """
 
 import errno
+import functools
 import json
 import os
 
-from checking import noise, read, same_bytes, true
+import checking
+from checking import read, same_bytes, true
 from mounting import Failure
 from training import names_below
 
 SECTOR = 512
+noise = functools.lru_cache(maxsize=1000)(checking.noise)  # many points of one recording are judged by the same bytes
 
 
 class Log:
-    """One worker's log, read as it grows.
+    """One worker's log, read as it grows, or taken line by line.
 
     operations: in order, each with "t", when it began, and "done", when it returned, else None.
     error: the line that the worker ended with, else None.
     """
 
-    def __init__(self, path):
+    def __init__(self, path=None):
         self.path = path
         self.operations, self.error = [], None
         self._by_number, self._offset = {}, 0
@@ -37,10 +40,10 @@ class Log:
             data = data[: data.rfind(b"\n") + 1]
             self._offset += len(data)
             for line in data.splitlines():
-                self._take(json.loads(line))
+                self.take(json.loads(line))
         return self
 
-    def _take(self, record):
+    def take(self, record):
         if record["phase"] == "begin":
             record["done"] = None
             self.operations.append(record)

@@ -24,20 +24,22 @@ LONGEST = 600 * KIB
 
 
 class Journal:
-    """The log of one worker."""
+    """The log of one worker; where several write to one file, each line has the worker's name as `who`."""
 
-    def __init__(self, path):
+    def __init__(self, path, who=""):
         self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self.number = 0
+        self.who = who
 
     def line(self, **fields):
-        os.write(self.file, json.dumps({"t": time.monotonic(), **fields}).encode() + b"\n")
+        os.write(self.file, json.dumps({"t": time.monotonic(), "who": self.who, **fields}).encode() + b"\n")
 
     def logged(self, action, op, **fields):
         self.number += 1
-        self.line(n=self.number, phase="begin", op=op, **fields)
+        number = self.number
+        self.line(n=number, phase="begin", op=op, **fields)
         action()
-        self.line(n=self.number, phase="end")
+        self.line(n=number, phase="end")
 
 
 class Scribe:

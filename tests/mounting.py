@@ -117,6 +117,7 @@ def _take_down(folder):
     for pid in _daemons_of(folder):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+    _detach_below(folder)  # each goes with its last mount, and lets go of the mount that its file lies on
     for _ in range(50):
         points = _mounts_below(folder)
         if not points:
@@ -126,8 +127,6 @@ def _take_down(folder):
         time.sleep(0.1)
     for point in _mounts_below(folder):
         run("umount", "-l", point, check=False)
-    for image in folder.rglob("*.xfs"):
-        detach(image)
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -135,6 +134,13 @@ def detach(image):
     """Detaches every loop device over the file."""
     for line in run("losetup", "-j", image, check=False).stdout.splitlines():
         run("losetup", "-d", line.split(":")[0], check=False)
+
+
+def _detach_below(folder):
+    for line in run("losetup", "-n", "-O", "NAME,BACK-FILE").stdout.splitlines():
+        device, _, file = line.strip().partition(" ")
+        if file.strip().startswith(f"{folder}/"):
+            run("losetup", "-d", device, check=False)
 
 
 def _sweep(name):

@@ -1,0 +1,344 @@
+"""What runs on a mount while its disk is recorded, and what must be there at any moment of the record.
+
+    replay_workers.py KIND ROOT MARK SEED ROUNDS
+
+Beside the scribe and the trainer of crash_workers.py: a copier (steps that Python copies), a rotator (a series with a
+rule), ranks (steps saved past the mount) and twins (files that are equal, so that their blocks get shared). Each line
+of a worker's journal is a mark in the disk's log. A worker ends after its rounds, with status 1 at any error.
+"""
+
+import json
+import os
+import pathlib
+import random
+import shutil
+import sys
+
+import saving
+from checking import opened, pwrite_all, read, same_bytes, true, write, write_all
+from crash_model import Content, Files, Log, Steps, noise
+from crash_workers import Journal, Scribe, Trainer
+from hugging import safetensors
+from mounting import KIB, Failure
+from training import names_below
+
+PIECE = 64 * KIB
+KEPT = 2  # keep_last of the rotator's series
+
+
+def sync_all(folder):
+    """fsync of each file below the folder, of the folders, and of the one that names it."""
+    for where, _, names in os.walk(folder):
+        for path in [where, *(os.path.join(where, name) for name in names)]:
+            with opened(path, os.O_RDONLY) as file:
+                os.fsync(file)
+    with opened(pathlib.Path(folder).parent, os.O_RDONLY) as parent:
+        os.fsync(parent)
+
+
+def content_of(parts):
+    return b"".join(noise(length, seed) for seed, length in parts)
+
+
+class Worker:
+    def __init__(self, root, journal, seed):
+        self.root = pathlib.Path(root)
+        self.journal = journal
+        self.dice = random.Random(seed)
+        self.made = 0
+        self.root.mkdir(exist_ok=True)
+
+    def seed(self):
+        return self.dice.randrange(1 << 40)
+
+
+class Copier(Worker):
+    """Makes steps of steps: by shutil.copytree, or piece by piece with other bytes here and there."""
+
+    NAMES = ("model", "optimizer", "rng")
+
+    def __init__(self, root, journal, seed):
+        super().__init__(root, journal, seed)
+        self.steps = {}  # tag -> name -> parts
+
+    def act(self):
+        self.made += 1
+        tag = f"checkpoint-{self.made}"
+        source = self.dice.choice(sorted(self.steps)) if self.steps else None
+        if source is None:
+            files = {name: self.parts() for name in self.NAMES}
+            self.journal.logged(lambda: self.write(tag, files), "copy", tag=tag, files=files)
+        elif self.dice.random() < 0.5:
+            files = self.steps[source]
+            copy = lambda: shutil.copytree(self.root / source, self.root / tag)
+            self.journal.logged(copy, "copy", tag=tag, files=files)
+        else:
+            files = {name: self.other(parts) for name, parts in self.steps[source].items()}
+            self.journal.logged(lambda: self.write(tag, files, source), "copy", tag=tag, files=files)
+        self.steps[tag] = files
+        if source is None or self.dice.random() < 0.5:
+            self.journal.logged(lambda: sync_all(self.root / tag), "fsync", tag=tag)
+        if len(self.steps) > 4:
+            self.remove(self.dice.choice(sorted(self.steps)))
+
+    def parts(self):
+        count = self.dice.randrange(3, 7)
+        return [[self.seed(), PIECE] for _ in range(count)] + [[self.seed(), self.dice.randrange(1, PIECE)]]
+
+    def other(self, parts):
+        return [[self.seed(), length] if self.dice.random() < 0.3 else [seed, length] for seed, length in parts]
+
+    def write(self, tag, files, source=None):
+        (self.root / tag).mkdir()
+        for name, parts in files.items():
+            reader = os.open(self.root / source / name, os.O_RDONLY) if source else None  # what a copy is guessed by
+            with opened(self.root / tag / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
+                for seed, length in parts:
+                    write_all(file, noise(length, seed))
+            if reader is not None:
+                os.close(reader)
+
+    def remove(self, tag):
+        del self.steps[tag]
+        self.journal.logged(lambda: shutil.rmtree(self.root / tag), "remove", tag=tag)
+
+
+class Copies:
+    """What the copier may leave. What was synced is there; of the rest each sector is what was written, or zeros."""
+
+    def __init__(self, operations, power):
+        self.power = power
+        self.files, self.certain, self.gone = {}, set(), set()
+        for operation in operations:
+            getattr(self, operation["op"])(operation, operation["done"] is not None)
+
+    def copy(self, operation, done):
+        for name, parts in operation["files"].items():
+            content = Content()
+            content.change(b"")
+            content.change(content_of(parts))
+            self.files[f"{operation['tag']}/{name}"] = content
+        if not self.power:
+            self.fsync(operation, done)
+
+    def fsync(self, operation, done):
+        for path in self.of(operation) if done else ():
+            self.files[path].settle()
+            self.certain.add(path)
+
+    def remove(self, operation, done):
+        for path in self.of(operation):
+            self.certain.discard(path)
+            if done and not self.power:
+                self.gone.add(path)
+
+    def of(self, operation):
+        return [path for path in self.files if path.startswith(f"{operation['tag']}/")]
+
+    def check(self, root):
+        there = set(names_below(root))
+        true(self.certain <= there, f"{root}: synced, and not there: {sorted(self.certain - there)}")
+        unknown = (there - set(self.files)) | (there & self.gone)
+        true(not unknown, f"{root}: nobody made, or somebody removed: {sorted(unknown)}")
+        for path in sorted(there):
+            self.files[path].check(read(f"{root}/{path}"), f"{root}/{path}")
+
+
+class Rotator(Worker):
+    """A Trainer's steps in a series of which a rule keeps the newest; only the first ones are synced by the writer."""
+
+    def act(self):
+        if self.made == 0:
+            os.setxattr(self.root, "user.ckptfs.keep_last", str(KEPT).encode())
+        self.made += 1
+        number, seed = self.made, self.seed()
+        self.journal.logged(lambda: self.write(number, seed), "step", number=number, seed=seed)
+        if number <= KEPT:
+            self.journal.logged(lambda: sync_all(self.root / f"checkpoint-{number}"), "fsync", number=number)
+
+    def write(self, number, seed):
+        folder = self.root / f"checkpoint-{number}"
+        folder.mkdir()
+        for name, data in trainers_step(number, seed).items():
+            write(folder / name, data)
+
+
+def trainers_step(number, seed):
+    weights = noise(96 * KIB, seed)
+    return {
+        "config.json": b"{}",
+        "model.safetensors": safetensors({"w": ("F32", [len(weights) // 4], weights)}),
+        "trainer_state.json": json.dumps({"global_step": number, "log_history": []}).encode(),
+    }
+
+
+class Rotated:
+    """Once KEPT steps were synced, so many whole ones are there, and none newer than the writer's."""
+
+    def __init__(self, operations, power):
+        self.power = power
+        self.seeds = {one["number"]: one["seed"] for one in operations if one["op"] == "step"}
+        kind = "fsync" if power else "step"
+        self.synced = [one["number"] for one in operations if one["op"] == kind and one["done"] is not None]
+
+    def check(self, root):
+        there = {int(name.split("-")[1]) for name in os.listdir(root) if name.startswith("checkpoint-")}
+        true(there <= set(self.seeds), f"{root}: steps that nobody wrote: {there - set(self.seeds)}")
+        whole = {number for number in there if self.is_whole(root, number)}
+        wanted = min(KEPT, len(self.synced))
+        true(len(whole) >= wanted,
+             f"{root}: of the steps {sorted(there)} only {sorted(whole)} are whole; {sorted(self.synced)} were durable, "
+             f"and the rule keeps {KEPT}")
+
+    def is_whole(self, root, number):
+        wanted = trainers_step(number, self.seeds[number])
+        folder = f"{root}/checkpoint-{number}"
+        try:
+            found = {name: read(f"{folder}/{name}") for name in os.listdir(folder)}
+        except OSError:
+            found = {}
+        if number in self.synced and found:  # removed by and by, perhaps, but never changed
+            for name, data in found.items():
+                same_bytes(data, wanted.get(name), f"{folder}/{name}")
+        return found == wanted
+
+
+class Ranks(Worker):
+    """Saves steps past the mount, by step_save.c; marks what it says that it has reached."""
+
+    BYTES = 60_001
+
+    def act(self):
+        self.made += 1
+        tag, seed = f"step_{self.made}", self.dice.randrange(1, 1000)
+        self.journal.logged(lambda: self.save(tag, seed), "commit", tag=tag, seed=seed)
+
+    def save(self, tag, seed):
+        process = saving.begin(self.root, tag, "only", size=self.BYTES, seed=seed)
+        for line in process.stdout:
+            if line.strip() == "durable":
+                self.journal.logged(lambda: None, "durable", tag=tag)
+        if process.wait() != 0:
+            raise Failure(f"step_save: {process.stderr.read()}")
+
+
+class Saved:
+    """A committed step is whole and sealed; a durable one is whole where it is; else it is whole, or partial, or not there."""
+
+    def __init__(self, operations, _power):
+        self.commits = [one for one in operations if one["op"] == "commit"]
+        self.durable = {one["tag"] for one in operations if one["op"] == "durable"}
+
+    def check(self, root):
+        for one in self.commits:
+            step = f"{root}/{one['tag']}"
+            if one["done"] is not None or os.path.exists(f"{step}/ckptfs.rank00.json"):
+                saving.check(step, size=Ranks.BYTES, seed=one["seed"])
+            elif one["tag"] in self.durable:
+                self.check_partial(f"{step}.only.partial/rank00.safetensors", one["seed"])
+        unknown = {name.split(".")[0] for name in os.listdir(root)} - {one["tag"] for one in self.commits}
+        true(not unknown, f"{root}: steps that nobody saved: {unknown}")
+
+    def check_partial(self, path, seed):
+        same_bytes(read(path)[-Ranks.BYTES :], saving.content(0, Ranks.BYTES, seed), path)
+
+    def check_seals(self, root):
+        for one in self.commits:
+            if one["done"] is not None:
+                state = os.getxattr(f"{root}/{one['tag']}", "user.ckptfs.state")
+                true(state == b"sealed", f"{root}/{one['tag']} was sealed and is {state}")
+
+
+class Twins(Scribe):
+    """Equal files, synced, so that the caretaker shares their blocks; now and then one of two is written to."""
+
+    def __init__(self, root, journal, seed):
+        super().__init__(root, journal, seed)
+        self.root.mkdir(exist_ok=True)
+
+    def act(self):
+        if len(self.sizes) > 12:
+            self.unlink(self.dice.choice(sorted(self.sizes)))
+        seed, length = self.dice.randrange(1 << 40), self.dice.randrange(100, 500) * KIB
+        for _ in range(2):
+            self.fsync(self.make(seed, length))
+        if self.dice.random() < 0.5:
+            name = self.dice.choice(sorted(self.sizes))
+            self.pwrite(name)
+            self.fsync(name)
+        for name in list(self.held):  # what is open for writing is not shared
+            os.close(self.held.pop(name))
+
+    def make(self, seed, length):
+        self.made += 1
+        name = f"twin{self.made}"
+
+        def create():
+            with opened(self.root / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
+                pwrite_all(file, noise(length, seed), 0)
+
+        self.journal.logged(create, "create", name=name, seed=seed, length=length)
+        self.sizes[name] = length
+        return name
+
+
+class RecordedTrainer(Trainer):
+    def __init__(self, root, journal, seed):
+        super().__init__(root, journal, seed, plain=False)
+
+
+class RecordedScribe(Scribe):
+    def __init__(self, root, journal, seed):
+        super().__init__(root, journal, seed)
+        self.root.mkdir(exist_ok=True)
+
+
+# name: the worker, its folder, what judges it.
+KINDS = {
+    "scribe": (RecordedScribe, "work", Files),
+    "trainer": (RecordedTrainer, "", Steps),
+    "copier": (Copier, "copies", Copies),
+    "rotator": (Rotator, "runs", Rotated),
+    "ranks": (Ranks, "ranks", Saved),
+    "twins": (Twins, "twins", Files),
+}
+
+
+def judge(root, lines):
+    """Compares what is on the mount with what the marks before the crash promise."""
+    logs = {}
+    for line in lines:
+        record = json.loads(line)
+        logs.setdefault(record["who"], Log()).take(record)
+    mount = logs.pop("mount").operations[0]
+    power = mount["done"] is None  # an unmount that returned leaves nothing behind that is not on the disk
+    problems = []
+    for who, log in logs.items():
+        _, folder, model = KINDS[who]
+        place = os.path.join(root, folder) if folder else str(root)
+        try:
+            check_one(model(log.operations, power), place)
+        except (Failure, OSError) as problem:
+            problems.append(f"{who}: {problem}")
+    if problems:
+        raise Failure("; ".join(problems))
+
+
+def check_one(model, place):
+    if not os.path.isdir(place):
+        os.makedirs(place)  # nobody synced its name
+    model.check(place)
+    if hasattr(model, "check_seals"):
+        model.check_seals(place)
+
+
+def main():
+    kind, root, mark, seed, rounds = sys.argv[1:6]
+    worker_type, folder, _ = KINDS[kind]
+    worker = worker_type(pathlib.Path(root) / folder, Journal(mark, kind), int(seed))
+    for _ in range(int(rounds)):
+        worker.act()
+
+
+if __name__ == "__main__":
+    main()

@@ -4,6 +4,7 @@
 #include <cerrno>
 
 #include "fs/filesystem.h"
+#include "fs/sync_file.h"
 #include "io/background.h"
 #include "io/fault.h"
 #include "io/log.h"
@@ -151,11 +152,18 @@ Result<> Rotation::carry_out(meta::InodeNumber series, const meta::Policy& polic
       going.push_back(at);
     }
   }
+  if (going.empty()) return success();
+  if (const auto durable = make_durable(series, look, judgement); !durable) {
+    if (is_harmless(durable.error())) return durable;
+    findings.warnings.push_back(path +
+                                ": nothing is removed, as what stays is not durable: " + durable.error().message());
+    return success();
+  }
   for (const size_t at : going) {
     if (is_stopping()) return Error(ECANCELED);
     const StepLook& step = look.steps[at];
     const auto thought = newest == nullptr ? Result<std::string>("nothing complete would be left")
-                                           : second_thought(series, step, *newest);
+                                           : second_thought(series, look, step, *newest);
     if (thought && !thought.value().empty()) {
       findings.held.push_back(path + "/" + step.facts.tag + ": " + thought.value());
       continue;
@@ -166,14 +174,32 @@ Result<> Rotation::carry_out(meta::InodeNumber series, const meta::Policy& polic
   return success();
 }
 
+// A removal is durable at once. What was written to the steps that stay, and to `latest`, may be in memory only.
+Result<> Rotation::make_durable(meta::InodeNumber series, const SeriesLook& look,
+                                const meta::Judgement& judgement) const {
+  for (size_t at = 0; at < look.steps.size(); ++at) {
+    const StepLook& step = look.steps[at];
+    if (!judgement.decisions[at].stays || step.facts.completeness != Completeness::complete) continue;
+    TRY(fs_.step_facts.make_durable(step));
+  }
+  const auto latest = fs_.tree.child(series, "latest");
+  if (!latest && latest.error().errno_value() != ENOENT) return latest.error();
+  if (latest) {
+    TRY_ASSIGN(const meta::InodeRecord record, fs_.tree.inode(latest.value()));
+    if (record.is_live_file()) TRY(sync_file(fs_, latest.value()));
+  }
+  return fs_.tree.sync();
+}
+
 // Much may have happened since the series was looked at. After a start nobody knows who had what open.
-Result<std::string> Rotation::second_thought(meta::InodeNumber series, const StepLook& step,
+Result<std::string> Rotation::second_thought(meta::InodeNumber series, const SeriesLook& look, const StepLook& step,
                                              const StepLook& newest) const {
   if (Clock::now() - started_ < 2 * std::chrono::seconds(fs_.options.quiet_seconds)) return "mounted a moment ago";
   const auto there = fs_.tree.child(series, newest.facts.tag);
   const auto kept = there ? fs_.step_facts.look_at_step(newest.inode) : there.error();
   if (!kept && kept.error().errno_value() != ENOENT) return kept.error();
-  if (!kept || there.value() != newest.inode || kept.value().facts.completeness != Completeness::complete) {
+  if (!kept || there.value() != newest.inode || kept.value().facts.completeness != Completeness::complete ||
+      kept.value().fingerprint != newest.fingerprint) {
     return "the newest complete step is no longer what it was";
   }
   TRY_ASSIGN(const StepLook now, fs_.step_facts.look_at_step(step.inode));
@@ -181,7 +207,7 @@ Result<std::string> Rotation::second_thought(meta::InodeNumber series, const Ste
   if (now.facts.completeness != step.facts.completeness || now.changed != step.changed) return "it has just changed";
   // What may change in a moment comes last.
   TRY_ASSIGN(const auto latest, fs_.step_facts.latest_of(series));
-  if (latest == step.facts.tag) return "latest";
+  if (latest != look.latest) return "`latest` has just changed";
   TRY_ASSIGN(const bool in_use, fs_.step_facts.is_in_use(step.inode));
   return std::string(in_use ? "in use" : "");
 }

@@ -69,8 +69,11 @@ class Rotation {
                      const meta::Judgement& judgement, Findings& findings);
   Result<> seal(const meta::Policy& policy, const SeriesLook& look, const meta::Judgement& judgement);
   Result<uint64_t> exclusive_bytes(std::vector<meta::InodeNumber> steps) const;
+  // All that stays is on the disk and in the durable index when it returns.
+  Result<> make_durable(meta::InodeNumber series, const SeriesLook& look, const meta::Judgement& judgement) const;
   // Why it is not to go after all, as things are now; empty: it is.
-  Result<std::string> second_thought(meta::InodeNumber series, const StepLook& step, const StepLook& newest) const;
+  Result<std::string> second_thought(meta::InodeNumber series, const SeriesLook& look, const StepLook& step,
+                                     const StepLook& newest) const;
   Result<> remove(meta::InodeNumber series, const StepLook& step, const meta::Decision& decision);
   bool is_stopping() const;
   void note_held(const std::string& path, const meta::Policy& policy, const StepLook& step,

@@ -11,8 +11,10 @@
 #include <utility>
 
 #include "fs/filesystem.h"
+#include "fs/sync_file.h"
 #include "fs/views/files_of_step.h"
 #include "io/lease.h"
+#include "meta/digests.h"
 #include "meta/formats/checkpoint.h"
 #include "meta/formats/deepspeed_names.h"
 #include "meta/formats/manifest.h"
@@ -129,6 +131,23 @@ Result<bool> StepFactsFinder::is_mapped_for_writing(meta::InodeNumber step) cons
   return written;
 }
 
+// Of a file that does not hold what was written, as far as is known: its name, and why. Files that are gone are left
+// out.
+Result<std::optional<std::string>> StepFactsFinder::damage_in(const std::vector<meta::InodeNumber>& files) const {
+  for (const meta::InodeNumber file : files) {
+    std::string damage;
+    if (fs_.tree.is_damaged(file)) damage = "its data is missing or short";
+    if (const auto failed = fs_.write_errors.last(file)) damage = "a write to it failed: " + *failed;
+    if (damage.empty()) {
+      const auto verdict = meta::known_verdict(fs_.store, file);
+      if (!verdict && verdict.error().errno_value() != ENOENT) return verdict.error();
+      if (verdict && verdict.value() == meta::Verdict::damaged) damage = "it no longer holds what was written";
+    }
+    if (!damage.empty()) return std::optional(fs_.tree.path_of(file) + ": " + damage);
+  }
+  return std::optional<std::string>();
+}
+
 StepFactsFinder::Used StepFactsFinder::used() const {
   return fs_.files.used_since(std::chrono::steady_clock::now() - 2 * std::chrono::seconds(fs_.options.quiet_seconds));
 }
@@ -188,6 +207,12 @@ Result<StepFactsFinder::Known> StepFactsFinder::judge(meta::InodeNumber step, co
                                   std::to_string(meta::nanoseconds(look.record.saved)) + ' ' +
                                   std::to_string(meta::nanoseconds(changes.names));
   known.fingerprint = io::digest_of(std::as_bytes(std::span(fingerprint)));
+  TRY_ASSIGN(const auto damage, damage_in(files.inodes()));
+  if (damage) {
+    known.judgement = {Completeness::unknown, *damage};
+    known.damaged = true;
+    return known;
+  }
   {
     const std::lock_guard lock(mutex_);
     const auto before = known_.find(step);
@@ -231,6 +256,7 @@ Result<StepLook> StepFactsFinder::look_at_step(meta::InodeNumber step, const std
   const bool partial = meta::is_partial_name(tag);
   look.reason = partial ? "it was not committed" : known.judgement.reason;
   look.ranks = known.ranks;
+  look.damaged = known.damaged;
   look.fingerprint = known.fingerprint;
   const Completeness completeness = partial ? Completeness::incomplete : known.judgement.completeness;
   const bool complete = completeness == Completeness::complete;
@@ -259,8 +285,31 @@ Result<StepLook> StepFactsFinder::look_at_step(meta::InodeNumber step) {
   return look_at_step(step, path.substr(path.rfind('/') + 1), used(), pinned);
 }
 
+// What was made durable is, until its files are others. So is a file with digests that are current, which were taken
+// after it was synced, and a frozen one.
+Result<> StepFactsFinder::make_durable(const StepLook& look) {
+  const auto is_same = [&](const auto& known) {
+    return known != known_.end() && known->second.fingerprint == look.fingerprint;
+  };
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto known = known_.find(look.inode); is_same(known) && known->second.durable) return success();
+  }
+  TRY(meta::for_each_file(fs_.tree, look.inode, [this](const auto&, meta::InodeNumber file) -> Result<> {
+    if (stopping_) return Error(ECANCELED);
+    TRY_ASSIGN(const meta::InodeRecord record, fs_.tree.inode(file));
+    if (!record.is_live_file()) return success();
+    TRY_ASSIGN(const meta::Verdict verdict, meta::known_verdict(fs_.store, file));
+    return verdict == meta::Verdict::ok ? Result<>(success()) : sync_file(fs_, file);
+  }));
+  const std::lock_guard lock(mutex_);
+  if (const auto known = known_.find(look.inode); is_same(known)) known->second.durable = true;
+  return success();
+}
+
 const char* state_of(const StepLook& step) {
   if (step.record.being_removed) return "being removed";
+  if (step.damaged) return "damaged";
   if (step.record.sealed) return "sealed";
   switch (step.facts.completeness) {
     case Completeness::complete:
@@ -320,6 +369,7 @@ Result<SeriesLook> StepFactsFinder::look_at(meta::InodeNumber series, const std:
   look.changed = wall_time(later_of(record.mtime, record.ctime));
   look.written = is_written(series);
   const auto latest = latest_of(series);
+  if (latest) look.latest = latest.value();
   if (!latest) look.unclear = "nobody can tell what `latest` names: " + latest.error().message();
   const Used used_now = used();
   TRY_ASSIGN(const Inodes pinned, fs_.tree.pinned_folders());

@@ -29,8 +29,9 @@ struct StepLook {
   meta::InodeNumber inode = 0;
   meta::StepRecord record;
   meta::StepFacts facts;
-  std::string reason;   // why it is not complete
-  bool failed = false;  // it could not be looked at: `reason` is the error
+  std::string reason;    // why it is not complete
+  bool failed = false;   // it could not be looked at: `reason` is the error
+  bool damaged = false;  // a file of it does not hold what was written
   uint64_t files = 0;
   uint64_t bytes = 0;            // apparent
   unsigned ranks = 0;            // that have files in it; 0: its files name none
@@ -39,7 +40,7 @@ struct StepLook {
   std::chrono::seconds quiet{};  // since then
 };
 
-// "complete", "sealed", "being removed", "incomplete", "unknown"
+// "complete", "sealed", "being removed", "damaged", "incomplete", "unknown"
 const char* state_of(const StepLook& step);
 
 // A child of a series that is no step, and why.
@@ -51,9 +52,10 @@ struct NoStep {
 struct SeriesLook {
   std::vector<StepLook> steps;
   std::vector<NoStep> others;
-  meta::WallTime changed;  // when anything in it was, last; of what is no step: when names came or went
-  bool written = false;    // somebody has a file of a step open for writing
-  std::string unclear;     // why nothing is to be removed: `latest` is there, and nobody can tell what it names
+  meta::WallTime changed;             // when anything in it was, last; of what is no step: when names came or went
+  bool written = false;               // somebody has a file of a step open for writing
+  std::optional<std::string> latest;  // what the file `latest` names
+  std::string unclear;  // why nothing is to be removed: `latest` is there, and nobody can tell what it names
 };
 
 class StepFactsFinder {
@@ -67,6 +69,9 @@ class StepFactsFinder {
   void stop() { stopping_ = true; }
   // `metric`: what keep_best asks for; empty: nothing.
   Result<SeriesLook> look_at(meta::InodeNumber series, const std::string& metric);
+  // What was written to the step, as it was looked at, is on the disk from now on; its names are when the index is
+  // synced. An error names the file; its step is no longer complete.
+  Result<> make_durable(const StepLook& look);
   // Does somebody have a file of the step open, or had within twice the quiet time?
   Result<bool> is_in_use(meta::InodeNumber step) const;
   // The inode is gone.
@@ -82,6 +87,8 @@ class StepFactsFinder {
     unsigned ranks = 0;
     bool saved_alone = false;                              // by `save`, and nothing was added
     bool mapped = false;                                   // for writing
+    bool damaged = false;                                  // never kept: it is asked for at each look
+    bool durable = false;                                  // made so since it was judged
     std::map<std::string, std::optional<double>> metrics;  // by name, as its files tell them
   };
 
@@ -98,6 +105,7 @@ class StepFactsFinder {
   Result<Known> judge(meta::InodeNumber step, const Changes& changes, const Used& used, StepLook& look);
   Result<Changes> changes_below(meta::InodeNumber folder, unsigned depth = 0) const;
   Result<bool> is_mapped_for_writing(meta::InodeNumber step) const;
+  Result<std::optional<std::string>> damage_in(const std::vector<meta::InodeNumber>& files) const;
   Result<std::optional<double>> metric_of(const StepLook& look, const std::string& name);
 
   Filesystem& fs_;

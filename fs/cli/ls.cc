@@ -14,7 +14,7 @@ using nlohmann::json;
 
 Colour colour_of(const std::string& state) {
   if (state == "complete" || state == "sealed") return Colour::green;
-  if (state == "being removed") return Colour::red;
+  if (state == "being removed" || state == "damaged") return Colour::red;
   return Colour::yellow;
 }
 

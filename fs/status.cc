@@ -86,6 +86,9 @@ json warnings_of(const Filesystem& fs) {
   if (const size_t damaged = fs.tree.damaged_files(); damaged != 0) {
     warnings.push_back(std::to_string(damaged) + " files are damaged: opening them is EIO");
   }
+  if (recovery.older_index) {
+    warnings.push_back("the index is older than blobs/: a copy of meta/ was put back; the files are those of the copy");
+  }
   if (recovery.raised_references != 0) {
     warnings.push_back("the index counted too few files for " + std::to_string(recovery.raised_references) +
                        " blobs: corrected, and nothing is lost; please report it");

@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -12,7 +13,8 @@
 namespace ckptfs::meta {
 namespace {
 constexpr size_t kNameLength = 16;
-}
+constexpr const char* kGeneration = "user.ckptfs.generation";
+}  // namespace
 
 std::string Blobs::name(BlobNumber number) {
   char text[kNameLength + 1];
@@ -50,6 +52,24 @@ Result<> Blobs::set_times(BlobNumber number, const timespec& atime, const timesp
 Result<> Blobs::set_unsettled(int fd, bool unsettled) {
   if (::fchmod(fd, unsettled ? S_ISVTX | 0600 : 0600) != 0) return last_error("fchmod");
   return success();
+}
+
+Result<uint64_t> Blobs::generation() const {
+  char text[kNameLength + 1] = {};
+  if (::fgetxattr(folder_fd_, kGeneration, text, kNameLength) < 0) {
+    if (errno == ENODATA || errno == EOPNOTSUPP) return uint64_t{0};
+    return last_error("the generation of blobs/");
+  }
+  const auto generation = parse_name(text);
+  if (!generation) return Error(EIO, std::string("blobs/: its xattr ") + kGeneration + " is damaged; remove it");
+  return *generation;
+}
+
+Result<> Blobs::set_generation(uint64_t generation) const {
+  if (::fsetxattr(folder_fd_, kGeneration, name(generation).data(), kNameLength, 0) != 0) {
+    return errno == EOPNOTSUPP ? Result<>(success()) : last_error("the generation of blobs/");
+  }
+  return io::fsync_fd(folder_fd_);
 }
 
 Result<std::vector<BlobNumber>> Blobs::list() const {

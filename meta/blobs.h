@@ -30,6 +30,10 @@ class Blobs {
   // A blob whose content may not be its file's after a power loss, or after a kill of the daemon: meta/frontiers.h.
   static bool is_unsettled(const struct stat& blob) { return (blob.st_mode & S_ISVTX) != 0; }
   static Result<> set_unsettled(int fd, bool unsettled);
+  // Of the newest index that has used this folder (Index::generation); 0: not known. Kept as an xattr of the folder.
+  Result<uint64_t> generation() const;
+  // Durable when it returns. Where the file system has no xattrs nothing is kept.
+  Result<> set_generation(uint64_t generation) const;
   // All numbers in the folder; other names are left alone and not listed.
   Result<std::vector<BlobNumber>> list() const;
 

@@ -26,6 +26,7 @@ class Checker {
   Result<> run() {
     TRY_ASSIGN(const uint64_t clean, index_.number(kCleanKey));
     report_.clean_unmount = clean != 0;
+    TRY(check_generation());
     TRY(index_.for_each_inode([this](InodeNumber number, const InodeRecord& record) -> Result<> {
       inodes_.emplace(number, record);
       return success();
@@ -46,6 +47,15 @@ class Checker {
 
  private:
   void problem(std::string text) { report_.problems.push_back(std::move(text)); }
+
+  Result<> check_generation() {
+    TRY_ASSIGN(const uint64_t of_index, index_.generation());
+    TRY_ASSIGN(const uint64_t of_blobs, blobs_.generation());
+    if (of_index < of_blobs) {
+      problem("the index is older than blobs/: a copy of meta/ was put back; files that are newer have no name");
+    }
+    return success();
+  }
 
   Result<> count_entries() {
     return index_.for_each_entry([this](InodeNumber parent, const DirectoryEntry& entry) -> Result<> {
@@ -125,7 +135,8 @@ class Checker {
     for (const BlobNumber number : present) {
       if (records_.contains(number)) continue;
       TRY_ASSIGN(const struct stat st, blobs_.stat(number));
-      if (st.st_size > 0) report_.orphans.push_back(Blobs::name(number));
+      if (st.st_size > 0)
+        report_.orphans.push_back({Blobs::name(number), static_cast<uint64_t>(st.st_size), st.st_mtim});
     }
     return success();
   }
@@ -203,7 +214,7 @@ Result<uint64_t> remove_orphans(const std::string& folder) {
                               ": the store has problems (ckptfs fsck lists them); nameless blobs may be what is "
                               "missing, so none was removed");
   }
-  for (const std::string& name : report.orphans) TRY(blobs.remove(*Blobs::parse_name(name)));
+  for (const Orphan& orphan : report.orphans) TRY(blobs.remove(*Blobs::parse_name(orphan.name)));
   TRY(io::fsync_fd(store.blobs.get()));
   return uint64_t{report.orphans.size()};
 }

@@ -2,6 +2,9 @@
 // must not be mounted (it takes the lock).
 #pragma once
 
+#include <time.h>
+
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -9,9 +12,16 @@
 
 namespace ckptfs::meta {
 
+// A nameless blob with content.
+struct Orphan {
+  std::string name;
+  uint64_t bytes = 0;
+  timespec mtime{};
+};
+
 struct FsckReport {
   std::vector<std::string> problems;  // each a sentence; none: clean
-  std::vector<std::string> orphans;   // nameless blobs with content: kept, not a problem of consistency
+  std::vector<Orphan> orphans;        // kept, not a problem of consistency
   uint64_t inodes = 0;
   uint64_t blobs = 0;
   uint64_t bytes = 0;  // apparent, of all blobs

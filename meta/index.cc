@@ -39,8 +39,9 @@ rocksdb::Options database_options(bool create) {
   o.create_if_missing = create;
   o.create_missing_column_families = create;
   o.error_if_exists = create;
-  // A torn tail is what a power loss leaves; damage before it must not silently drop what follows.
-  o.wal_recovery_mode = rocksdb::WALRecoveryMode::kTolerateCorruptedTailRecords;
+  // After a power loss the end of the log may have holes: its pages reach the disk in any order. The log is read up to
+  // the first hole; check_durable() tells whether anything that was durable lies behind it.
+  o.wal_recovery_mode = rocksdb::WALRecoveryMode::kPointInTimeRecovery;
   o.max_open_files = 256;
   o.max_background_jobs = 2;
   o.keep_log_file_num = 4;
@@ -71,6 +72,12 @@ rocksdb::ColumnFamilyOptions table_options(const std::shared_ptr<rocksdb::Cache>
 }
 
 }  // namespace
+
+std::string lost_index_advice() {
+  return "nothing was changed; keep blobs/, which has all content; with a copy of meta/ in its place the files are "
+         "those "
+         "of the copy, and what is newer stays in blobs/ until `ckptfs fsck --remove-orphans`";
+}
 
 Batch::Batch(Index& index)
     : index_(index),
@@ -167,9 +174,13 @@ Result<> Index::open_database() {
   const auto status = options_.read_only
                           ? rocksdb::DB::OpenForReadOnly(db_options, options_.folder, tables, &handles_, &db)
                           : rocksdb::DB::Open(db_options, options_.folder, tables, &handles_, &db);
+  if (status.IsNoSpace()) {
+    return Error(ENOSPC, options_.folder + ": no room to open the index: " + status.ToString() +
+                             "; nothing was changed; make room on this file system and mount again");
+  }
   if (!status.ok()) {
-    return Error(EIO, options_.folder + ": the index cannot be opened: " + status.ToString() +
-                          "; nothing was changed; restore this folder from a copy, or keep blobs/ and ask for help");
+    return Error(EIO,
+                 options_.folder + ": the index cannot be opened: " + status.ToString() + "; " + lost_index_advice());
   }
   db_.reset(db);
   return success();
@@ -185,8 +196,8 @@ Result<> Index::check_durable() const {
   const uint64_t present = db_->GetLatestSequenceNumber();
   if (present >= durable) return success();
   return Error(EIO, options_.folder + ": the index has lost changes that were durable (it ends at " +
-                        std::to_string(present) + ", was durable to " + std::to_string(durable) +
-                        "); nothing was changed; restore this folder from a copy");
+                        std::to_string(present) + ", was durable to " + std::to_string(durable) + "); " +
+                        lost_index_advice() + "; to go on with this index, remove " + options_.durable_file);
 }
 
 Result<std::string> Index::get(Table table, const std::string& key) const {
@@ -230,6 +241,12 @@ Result<std::vector<io::Digest>> Index::digests(BlobNumber blob, uint64_t group) 
 Result<uint64_t> Index::number(const char* key) const {
   TRY_ASSIGN(const std::string value, get(Table::kv, key));
   return decode_number(value);
+}
+
+Result<uint64_t> Index::generation() const {
+  auto found = number(kGenerationKey);
+  if (!found && found.error().errno_value() == ENOENT) return uint64_t{0};
+  return found;
 }
 
 Result<> Index::scan(Table table, const std::string& prefix,

@@ -41,6 +41,7 @@ inline constexpr const char* kFormatKey = "format";
 inline constexpr const char* kCleanKey = "clean";
 inline constexpr const char* kInodeLimitKey = "inode_limit";  // numbers from here on have never been used
 inline constexpr const char* kBlobLimitKey = "blob_limit";
+inline constexpr const char* kGenerationKey = "generation";
 inline constexpr const char* kScrubbedKey = "scrubbed";  // the scrub goes on behind this blob
 
 // A blob is digested in chunks; so many digests stand in one value of the table `digests`.
@@ -48,6 +49,9 @@ inline constexpr uint64_t kDigestChunk = uint64_t{1} << 20;
 inline constexpr uint64_t kDigestGroup = 256;
 constexpr uint64_t digest_chunks(uint64_t length) { return (length + kDigestChunk - 1) / kDigestChunk; }
 constexpr uint64_t digest_groups(uint64_t length) { return (digest_chunks(length) + kDigestGroup - 1) / kDigestGroup; }
+
+// What to do when the index is lost: for error messages.
+std::string lost_index_advice();
 
 class Index;
 
@@ -113,6 +117,9 @@ class Index {
   Result<std::optional<StepRecord>> find_step(InodeNumber inode) const;  // likewise
   Result<KeptMap> map(InodeNumber step) const;
   Result<uint64_t> number(const char* key) const;
+  // Raised at each start and each clean end, here and then in blobs/ (meta/blobs.h): an index that is behind blobs/ is
+  // an older copy. 0 where it never was.
+  Result<uint64_t> generation() const;
   Result<std::vector<io::Digest>> digests(BlobNumber blob, uint64_t group) const;
 
   Result<std::vector<DirectoryEntry>> entries(InodeNumber parent) const;

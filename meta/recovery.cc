@@ -20,8 +20,9 @@ class Recoverer {
       : index_(index), blobs_(blobs), frontiers_(frontiers), space_(space), batch_(index) {}
 
   Result<Recovery> run() {
+    TRY(compare_generations());
     TRY_ASSIGN(const uint64_t clean, index_.number(kCleanKey));
-    recovery_.report.clean = clean != 0;
+    recovery_.report.clean = clean != 0 && !recovery_.report.older_index;
     TRY_ASSIGN(inode_limit_, index_.number(kInodeLimitKey));
     TRY_ASSIGN(blob_limit_, index_.number(kBlobLimitKey));
     TRY(read_blobs());
@@ -30,8 +31,10 @@ class Recoverer {
     TRY(raise_references());
     if (!recovery_.report.clean) TRY(sweep_nameless());
     batch_.put_number(kCleanKey, 0);
+    batch_.put_number(kGenerationKey, generation_ + 1);
     TRY(index_.commit(std::move(batch_)));
     TRY(index_.sync());
+    TRY(blobs_.set_generation(generation_ + 1));
     recovery_.start.next_inode = inode_limit_;
     recovery_.start.next_blob = blob_limit_;
     return std::move(recovery_);
@@ -45,6 +48,19 @@ class Recoverer {
     uint64_t names = 0;  // files that name it
     bool named_live = false;
   };
+
+  Result<> compare_generations() {
+    TRY_ASSIGN(const uint64_t of_index, index_.generation());
+    TRY_ASSIGN(const uint64_t of_blobs, blobs_.generation());
+    generation_ = std::max(of_index, of_blobs);
+    recovery_.report.older_index = of_index < of_blobs;
+    if (recovery_.report.older_index) {
+      log::error(
+          "the index is older than blobs/: a copy of meta/ was put back; the tree is that of the copy, newer "
+          "content stays in blobs/ without a name (ckptfs fsck lists it)");
+    }
+    return success();
+  }
 
   Result<> read_blobs() {
     return index_.for_each_blob([this](BlobNumber number, const BlobRecord& record) -> Result<> {
@@ -61,7 +77,12 @@ class Recoverer {
       const bool dead = (blob.state == BlobState::tentative || blob.state == BlobState::doomed) && blob.names == 0;
       if (dead) {
         TRY_ASSIGN(const BlobRecord record, index_.blob(number));
-        TRY(remove(number, record));
+        // A newer index may have published what an older one calls tentative: it becomes nameless.
+        if (recovery_.report.older_index && blob.state == BlobState::tentative) {
+          batch_.erase_blob(number, record.digest);
+        } else {
+          TRY(remove(number, record));
+        }
         at = known_.erase(at);
       } else {
         ++recovery_.report.blobs;
@@ -178,22 +199,21 @@ class Recoverer {
     return io::fsync_fd(fd.get());
   }
 
-  // A nameless blob is deleted only where it cannot have been named durably (its number was never durably allotted), or
-  // holds nothing. Any other stays: a lost piece of index must never delete checkpoints.
+  // A nameless blob is deleted only if it is empty. One with content may belong to a file that a newer index names: an
+  // older copy of the index may have been put back, and a lost piece of index must never delete checkpoints.
   Result<> sweep_nameless() {
     TRY_ASSIGN(const std::vector<BlobNumber> present, blobs_.list());
-    const BlobNumber limit = blob_limit_;
     for (const BlobNumber number : present) {
+      blob_limit_ = std::max(blob_limit_, number + 1);
       if (known_.contains(number) || removed_.contains(number)) continue;
       TRY_ASSIGN(const struct stat st, blobs_.stat(number));
-      if (number >= limit || st.st_size == 0) {
+      if (st.st_size == 0) {
         TRY(remove(number, {}));
       } else {
         ++recovery_.report.orphan_blobs;
         log::warn("blobs/{}: {} bytes that nothing names; kept (ckptfs fsck lists such blobs)", Blobs::name(number),
                   st.st_size);
       }
-      blob_limit_ = std::max(blob_limit_, number + 1);
     }
     index_.note_blobs_changed();
     return success();
@@ -205,6 +225,7 @@ class Recoverer {
   Space& space_;
   Batch batch_;
   Recovery recovery_;
+  uint64_t generation_ = 0;
   InodeNumber inode_limit_ = 0;
   BlobNumber blob_limit_ = 0;
   std::unordered_map<BlobNumber, Known> known_;

@@ -15,10 +15,11 @@
 namespace ckptfs::meta {
 
 struct RecoveryReport {
-  bool clean = true;  // the last unmount was
+  bool clean = true;         // the last unmount was
+  bool older_index = false;  // a copy of meta/ was put back: blobs/ has seen a newer one
   uint64_t inodes = 0;
   uint64_t blobs = 0;
-  uint64_t removed_blobs = 0;      // doomed, tentative, never named, or empty
+  uint64_t removed_blobs = 0;      // doomed, tentative, or nameless and empty
   uint64_t orphan_blobs = 0;       // nameless, with content: kept
   uint64_t cut_files = 0;          // had been adopted and never synced: end where they were written to, or are empty
   uint64_t raised_references = 0;  // blobs of which the index counted fewer files than there are: corrected

@@ -154,8 +154,8 @@ Result<io::Fd> take_lock(const std::string& folder) {
 Result<> refuse_lost_index(const std::string& folder) {
   if (exists(folder + "/meta/CURRENT")) return success();
   return Error(EIO, folder + "/meta: the index is missing or empty" +
-                        (is_empty(folder + "/blobs") ? "" : " beside blobs/ with content") +
-                        "; nothing was changed; restore meta/ from a copy");
+                        (is_empty(folder + "/blobs") ? "" : " beside blobs/ with content") + "; " +
+                        lost_index_advice());
 }
 
 }  // namespace
@@ -269,12 +269,13 @@ Result<> Store::close() {
   // Data first: what was written through passthrough and never fsynced is in the page cache still.
   TRY(io::syncfs_fd(internals_->blobs_fd.get()));
   // Only a start that is not clean looks for what is damaged: it has to be found, and cut, the next time too.
-  if (internals_->tree->damaged_files() == 0) {
-    Batch batch(*internals_->index);
-    batch.put_number(kCleanKey, 1);
-    TRY(internals_->index->commit(std::move(batch)));
-  }
-  return internals_->index->sync();
+  TRY_ASSIGN(const uint64_t generation, internals_->index->generation());
+  Batch batch(*internals_->index);
+  if (internals_->tree->damaged_files() == 0) batch.put_number(kCleanKey, 1);
+  batch.put_number(kGenerationKey, generation + 1);
+  TRY(internals_->index->commit(std::move(batch)));
+  TRY(internals_->index->sync());
+  return internals_->blobs->set_generation(generation + 1);
 }
 
 Tree& Store::tree() const { return *internals_->tree; }

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 
 #include <cstdio>
+#include <ctime>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -65,12 +66,16 @@ Result<Outcome> check(const std::string& folder, bool remove_orphans) {
 void print_report(const FsckArguments& arguments, const Outcome& outcome) {
   const meta::FsckReport& report = outcome.report;
   for (const std::string& problem : report.problems) std::printf("%s\n", printable(problem).c_str());
-  for (const std::string& orphan : report.orphans) std::printf("note: %s\n", printable(orphan).c_str());
+  const bool removed = arguments.remove_orphans && report.problems.empty();
+  for (const meta::Orphan& orphan : report.orphans) {
+    std::printf("%s: blobs/%s, %s, written %s ago, has no name\n", removed ? "removed" : "note", orphan.name.c_str(),
+                human_size(orphan.bytes).c_str(), human_age(std::time(nullptr) - orphan.mtime.tv_sec).c_str());
+  }
   std::printf("%s: %s, %s, %s; last unmount %s; %s\n", arguments.store.c_str(), counted(report.inodes, "inode").c_str(),
               counted(report.blobs, "blob").c_str(), human_size(report.bytes).c_str(),
               report.clean_unmount ? "clean" : "not clean",
               report.problems.empty() ? "no problems" : counted(report.problems.size(), "problem").c_str());
-  if (arguments.remove_orphans && report.problems.empty()) {
+  if (removed) {
     std::printf("removed %s\n", counted(outcome.removed_orphans, "orphan").c_str());
   } else if (arguments.remove_orphans) {
     std::printf("no orphan was removed: the store has problems\n");
@@ -81,8 +86,10 @@ void print_report(const FsckArguments& arguments, const Outcome& outcome) {
 
 json to_json(const Outcome& outcome) {
   const meta::FsckReport& report = outcome.report;
+  json orphans = json::array();
+  for (const meta::Orphan& orphan : report.orphans) orphans.push_back({{"name", orphan.name}, {"bytes", orphan.bytes}});
   return {{"problems", report.problems},
-          {"orphans", report.orphans},
+          {"orphans", orphans},
           {"inodes", report.inodes},
           {"blobs", report.blobs},
           {"bytes", report.bytes},

@@ -135,6 +135,128 @@ TEST_F(RecoveryTest, ANamelessBlobWithContentStays) {
   expect_clean_fsck();
 }
 
+// A store whose index can be taken away and put back later, with its `durable`, as an administrator would.
+class OlderIndexTest : public ScratchStore {
+ protected:
+  void TearDown() override {
+    ScratchStore::TearDown();
+    std::filesystem::remove_all(copy_);
+  }
+  void copy_index() {
+    copy_ = folder_ + ".copy";
+    std::filesystem::create_directory(copy_);
+    std::filesystem::copy(folder_ + "/meta", copy_ + "/meta");
+    std::filesystem::copy_file(folder_ + "/durable", copy_ + "/durable");
+  }
+  void put_index_back() {
+    std::filesystem::remove_all(folder_ + "/meta");
+    std::filesystem::copy(copy_ + "/meta", folder_ + "/meta");
+    std::filesystem::copy_file(copy_ + "/durable", folder_ + "/durable",
+                               std::filesystem::copy_options::overwrite_existing);
+  }
+  // Past the numbers that the older index has allotted.
+  void make_newer_files() {
+    make_swap_state();
+    ASSERT_TRUE(save("s1"));
+    for (int i = 0; i < 300; ++i) make_file("/newer" + std::to_string(i), "precious");
+  }
+  // By name, with what they hold.
+  std::map<std::string, std::string> filled_blobs() const {
+    std::map<std::string, std::string> filled;
+    for (const auto& entry : std::filesystem::directory_iterator(folder_ + "/blobs")) {
+      if (entry.file_size() > 0) filled[entry.path().filename()] = text_of(entry.path());
+    }
+    return filled;
+  }
+  void expect_nothing_deleted() {
+    close();
+    const auto before = filled_blobs();
+    put_index_back();
+    EXPECT_EQ(fsck(folder_).value().problems.size(), 1U);
+    EXPECT_EQ(remove_orphans(folder_).error().errno_value(), EUCLEAN);
+    open();
+    EXPECT_TRUE(store_->recovery().older_index);
+    EXPECT_EQ(store_->recovery().orphan_blobs, before.size() - 1);
+    EXPECT_TRUE(filled_blobs() == before);
+    EXPECT_EQ(read("/older"), "older");
+    make_file("/after", "meets no blob that is there");
+    EXPECT_EQ(filled_blobs().size(), before.size() + 1);
+    reopen();
+    EXPECT_FALSE(store_->recovery().older_index);
+    EXPECT_EQ(filled_blobs().size(), before.size() + 1);
+    close();
+    EXPECT_EQ(remove_orphans(folder_).value(), before.size() - 1);
+    open();
+  }
+
+  std::string copy_;
+};
+
+TEST_F(OlderIndexTest, OfAnUncleanEndDeletesNothing) {
+  make_file("/older", "older");
+  crash();
+  copy_index();
+  open();
+  make_newer_files();
+  expect_nothing_deleted();
+}
+
+TEST_F(OlderIndexTest, OfACleanEndDeletesNothing) {
+  make_file("/older", "older");
+  close();
+  copy_index();
+  open();
+  make_newer_files();
+  expect_nothing_deleted();
+}
+
+TEST_F(OlderIndexTest, ThatStillPromisesWhatWasPublishedDeletesNothing) {
+  make_file("/older", "older");
+  make_swap_state();
+  ASSERT_TRUE(save("s0"));
+  ASSERT_TRUE(spares_become(8));
+  ASSERT_TRUE(tree().sync());
+  copy_index();  // of a store in use, as a snapshot is
+  write(kLive, "precious");
+  ASSERT_TRUE(save("s1"));
+  close();
+  const auto before = filled_blobs();
+  put_index_back();
+  open();
+  EXPECT_TRUE(store_->recovery().older_index);
+  for (const auto& [name, content] : before) EXPECT_TRUE(std::filesystem::exists(folder_ + "/blobs/" + name)) << name;
+}
+
+TEST_F(RecoveryTest, ALogThatReachedTheDiskWithAHoleIsReadUpToIt) {
+  make_file("/durable", "precious");
+  ASSERT_TRUE(tree().sync());
+  const std::string durable = text_of(folder_ + "/durable");
+  std::string log;
+  for (const auto& entry : std::filesystem::directory_iterator(folder_ + "/meta")) {
+    if (entry.path().extension() == ".log") log = entry.path();
+  }
+  const size_t begin = std::filesystem::file_size(log);
+  const InodeNumber file = at("/durable");
+  const auto name_of_xattr = [](int i) { return "user.x" + std::to_string(i); };
+  for (int i = 0; i < 100; ++i) ASSERT_TRUE(tree().set_xattr(file, name_of_xattr(i), std::string(3000, 'x'), 0));
+  crash();
+  {
+    const auto fd = io::open_at(AT_FDCWD, log, O_WRONLY);
+    ASSERT_TRUE(fd);
+    const std::string hole(4096, '\0');
+    ASSERT_TRUE(io::write_full(fd.value().get(), std::as_bytes(std::span(hole)), static_cast<off_t>(begin + 150000)));
+    const auto behind = io::open_at(AT_FDCWD, folder_ + "/durable", O_WRONLY);
+    ASSERT_TRUE(behind);
+    ASSERT_TRUE(io::write_full(behind.value().get(), std::as_bytes(std::span(durable)), 0));
+  }
+  open();
+  EXPECT_EQ(read("/durable"), "precious");
+  const size_t left = tree().list_xattrs(file).value().size();
+  EXPECT_GT(left, 40U);
+  EXPECT_LT(left, 60U);
+  for (size_t i = 0; i < left; ++i) EXPECT_TRUE(tree().xattr(file, name_of_xattr(static_cast<int>(i)))) << i;
+}
+
 TEST_F(RecoveryTest, ALostIndexIsRefusedAndNoBlobTouched) {
   make_file("/f", "precious");
   close();

@@ -205,7 +205,7 @@ class ScratchStore : public testing::Test {
     const auto report = fsck(folder_);
     ASSERT_TRUE(report) << report.error().message();
     EXPECT_EQ(report.value().problems, std::vector<std::string>());
-    EXPECT_EQ(report.value().orphans, std::vector<std::string>());
+    EXPECT_EQ(report.value().orphans.size(), 0U);
   }
 
   static std::string parent_of(const std::string& path) { return path.substr(0, path.rfind('/')); }

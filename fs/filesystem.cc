@@ -27,6 +27,7 @@ Filesystem::Filesystem(const MountOptions& mount_options, meta::Store& mounted_s
           },
           counters),
       files(environment()),
+      mapped_files(tree),
       adoptions(*this),
       views(mounted_store, [this](meta::InodeNumber inode) { return files.open_for_writing(inode); }),
       view_files(*this),
@@ -87,7 +88,8 @@ double Filesystem::attribute_timeout(const meta::Attributes& attributes) const {
   const meta::InodeRecord& record = attributes.record;
   if (!record.is_live_file()) return kLongTimeout;
   if ((record.flags & meta::kRecovered) != 0) return 0;
-  return files.open_for_writing(attributes.stat.st_ino) ? 0 : kLongTimeout;
+  const meta::InodeNumber inode = attributes.stat.st_ino;
+  return files.open_for_writing(inode) || mapped_files.may_have_changed(inode, record) ? 0 : kLongTimeout;
 }
 
 struct stat Filesystem::shown(const meta::Attributes& attributes) const {

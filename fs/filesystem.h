@@ -14,6 +14,7 @@
 #include "fs/control_xattrs.h"
 #include "fs/counters.h"
 #include "fs/handles.h"
+#include "fs/mapped_files.h"
 #include "fs/mount.h"
 #include "fs/notifications.h"
 #include "fs/open_files.h"
@@ -53,6 +54,7 @@ class Filesystem {
   Notifications notifications;
   WriteErrors write_errors;
   OpenFileTable files;
+  mutable MappedFiles mapped_files;
   Adoptions adoptions;
   Handles<Handle> handles;
   Handles<DirectoryHandle> directories;

@@ -22,14 +22,23 @@ namespace ckptfs::fs {
 
 // An open regular file.
 struct Handle {
+  Handle() = default;
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
+  ~Handle() {
+    if (spliced != nullptr) --*spliced;
+  }
+
   std::shared_ptr<OpenFile> file;
-  int descriptor = -1;  // the inode's shared one, O_RDONLY
+  std::atomic<unsigned>* spliced = nullptr;  // OpenFile::spliced, which it is counted in
+  int descriptor = -1;                       // the inode's shared one, O_RDONLY
   bool writing = false;
   std::unique_ptr<DataPath> data;  // none: passthrough, reads and writes do not come here
   std::atomic<uint64_t> seen_errors{0};
   std::shared_ptr<Adoption> adoption;     // its WRITEs go there first
   std::unique_ptr<BlockAdoption> blocks;  // or there
   pid_t reader = 0;                       // the thread that opened it for reading only; Guesses counts it
+  bool syncs = false;                     // opened with O_DSYNC or O_SYNC: its descriptors sync each write
   bool clears_privileges = false;         // it had suid or sgid when opened: a write by another than root clears them
 };
 

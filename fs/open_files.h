@@ -77,6 +77,9 @@ struct OpenFile {
 
   const InodeNumber inode;
   ErrorSequence errors;
+  // Opens that the daemon serves and that may be read by splice (sendfile): the kernel does that through its page
+  // cache. It drops what it has there of a write that the daemon serves, not of one that goes past it.
+  std::atomic<unsigned> spliced{0};
   std::atomic<uint64_t> changes{0};  // opens for writing and new sizes so far: while it stays, so does the content
 
   unsigned opens = 0;    // guarded by OpenFileTable::mutex_

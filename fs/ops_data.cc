@@ -46,6 +46,13 @@ DataPath::Written write(const Handle& handle, std::span<const std::byte> data, o
   return {taken.bytes + rest.bytes, std::move(rest.error)};
 }
 
+// Of RWF_DSYNC and RWF_SYNC, through a handle that does not sync by itself: the data is durable, as by fdatasync.
+Result<> sync_write(Filesystem& fs, meta::InodeNumber inode, const Handle& handle) {
+  const auto sync = [&] { return fs.sync_data(*handle.file, handle.descriptor); };
+  TRY(fs.adoptions.settle(inode, handle.descriptor, sync));
+  return sync();
+}
+
 void op_write(fuse_req_t req, fuse_ino_t inode, const char* data, size_t size, off_t offset, fuse_file_info* info) {
   const Reply reply(req, Operation::write, inode);
   const Handle& handle = Handles<Handle>::get(info->fh);
@@ -58,6 +65,9 @@ void op_write(fuse_req_t req, fuse_ino_t inode, const char* data, size_t size, o
   const DataPath::Written written = write(handle, Workers::payload_of_write(data, size), offset);
   if (written.error) reply.fs().write_failed(inode, WriteFailure::write, *written.error);
   if (written.error && written.bytes == 0) return reply.logged_error(*written.error);
+  if ((info->flags & (O_DSYNC | O_SYNC)) != 0 && !handle.syncs) {
+    if (const auto synced = sync_write(reply.fs(), inode, handle); !synced) return reply.logged_error(synced.error());
+  }
   const std::shared_ptr<Adoption> adoption = handle.adoption;  // which may be closed once it is answered
   reply.answer(fuse_reply_write, written.bytes);
   if (adoption) adoption->look_ahead(size, Workers::in_lockstep());

@@ -41,10 +41,12 @@ class PendingOpen {
 void end_handle(Filesystem& fs, std::unique_ptr<Handle> handle) {
   const std::shared_ptr<OpenFile> file = handle->file;
   const bool writing = handle->writing;
+  const int descriptor = handle->descriptor;
   if (handle->reader != 0) fs.adoptions.guesses.closed(handle->reader, file->inode);
   const std::shared_ptr<Adoption> adoption = std::move(handle->adoption);
   handle.reset();
   if (adoption) fs.adoptions.closed(adoption);
+  if (writing && fs.modes.passthrough) fs.mapped_files.closed(file->inode, descriptor);
   if (fs.files.end(file, writing)) fs.tree.finished_writing(file->inode);
 }
 
@@ -78,16 +80,36 @@ Result<> end_adoption(Filesystem& fs, OpenFile& file, bool writing) {
   return fs.adoptions.settle(file.inode, blob.get(), sync);
 }
 
+// Is it read by splice through the kernel's page cache, where the daemon serves it? (With O_DIRECT it is not.)
+bool may_be_spliced(int flags) { return (flags & O_ACCMODE) != O_WRONLY && (flags & O_DIRECT) == 0; }
+
+void count_as_spliced(OpenFile& file, Handle& handle) {
+  handle.spliced = &file.spliced;
+  ++file.spliced;
+}
+
 // Past the daemon, or through it. Fills in what the kernel is to know of that.
 Result<> choose_way(Filesystem& fs, OpenFile& file, const meta::InodeRecord& record, Handle& handle,
                     fuse_file_info& info) {
   TRY_ASSIGN(const auto backing, fs.files.backing(file));
   handle.descriptor = backing.descriptor;
   const bool passthrough = backing.backing_id != 0;
-  const bool through_daemon = !passthrough || handle.adoption || handle.blocks ||
+  if (passthrough && handle.blocks && may_be_spliced(info.flags)) {
+    count_as_spliced(file, handle);
+    // Who has it open, too, may write past the daemon. An open that comes later finds it counted.
+    if (!fs.files.is_only_open(file)) {
+      handle.blocks.reset();
+      handle.spliced = nullptr;
+      --file.spliced;
+    }
+  }
+  const bool spliced = handle.writing && file.spliced > (handle.spliced != nullptr ? 1u : 0u);
+  const bool through_daemon = !passthrough || handle.adoption || handle.blocks || spliced ||
                               fs.modes.through_daemon(info.flags, record, handle.writing && fs.tree.short_of_space());
   if (through_daemon) {
     TRY_ASSIGN(handle.data, make_data_path(fs, file, backing.descriptor, info.flags));
+    handle.syncs = (info.flags & (O_DSYNC | O_SYNC)) != 0;
+    if (handle.spliced == nullptr && may_be_spliced(info.flags)) count_as_spliced(file, handle);
   }
   info.backing_id = backing.backing_id;
   info.direct_io = through_daemon ? 1 : 0;

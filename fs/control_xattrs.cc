@@ -159,12 +159,17 @@ Result<meta::Sameness> ControlXattrs::sameness_with(const meta::Place& place, me
 
 void ControlXattrs::in_background(meta::InodeNumber inode, const Peer& peer,
                                   const std::function<void(const Result<>&)>& done, std::function<Result<>()> work) {
+  // The kernel holds the inode's lock until this is answered.
+  fs_.notifications.hold(inode);
   const auto started = fs_.tasks.start([this, inode, peer, done, work = std::move(work)] {
     const Result<> result = work();
     remember(inode, peer, result);
     done(result);
+    fs_.notifications.release(inode);
   });
-  if (!started) done(started.error());
+  if (started) return;
+  done(started.error());
+  fs_.notifications.release(inode);
 }
 
 void ControlXattrs::remove(meta::InodeNumber inode, const std::string& name, const Peer& peer,

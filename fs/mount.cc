@@ -144,6 +144,7 @@ Result<> read_far_ahead(const std::string& mountpoint) {
 meta::StoreOptions store_options(const MountOptions& options) {
   meta::StoreOptions result;
   result.folder = options.store;
+  result.image = options.image;
   struct stat mountpoint {};
   if (::stat(options.mountpoint.c_str(), &mountpoint) == 0) {
     result.owner_uid = mountpoint.st_uid;
@@ -212,7 +213,9 @@ Result<std::unique_ptr<Mount>> Mount::start(const MountOptions& options) {
 
   const std::string source = options.store_name.empty() ? options.store : options.store_name;
   const auto mounted = [&]() -> Result<> {
-    TRY_ASSIGN(internals->session, Session::make({options.mountpoint, source, options.for_others}, operations(), &fs));
+    TRY_ASSIGN(internals->session,
+               Session::make({options.mountpoint, source, options.for_others, options.read_only, options.no_exec},
+                             operations(), &fs));
     fs.session = internals->session->get();
     TRY(internals->session->mount());
     if (const auto ahead = read_far_ahead(options.mountpoint); !ahead) {
@@ -231,7 +234,7 @@ Result<std::unique_ptr<Mount>> Mount::start(const MountOptions& options) {
   fs.adoptions.start();
   fs.caretaker.start();
   fs.removals.start();
-  fs.rotation.start();
+  if (!options.read_only) fs.rotation.start();
   log::info("{} is mounted at {}", source, options.mountpoint);
   return std::unique_ptr<Mount>(new Mount(std::move(internals)));
 }
@@ -240,6 +243,7 @@ Result<> Mount::run() {
   Filesystem& fs = *internals_->filesystem;
   Result<> looped = internals_->session->loop();
   bool dirty = !looped || internals_->session->was_forced() || connection_was_cut(internals_->options.mountpoint);
+  internals_->session->release();
   fs.step_facts.stop();  // who looks at steps ends
   if (internals_->options.before_close) internals_->options.before_close();
   fs.rotation.stop();
@@ -253,7 +257,8 @@ Result<> Mount::run() {
   fs.view_handles.clear();
   fs.view_files.let_all_go();
   fs.handles.clear();
-  if (const auto settled = fs.adoptions.stop(); !settled) {
+  const auto settled = fs.adoptions.stop();
+  if (!settled) {
     log::error("{}", settled.error().message());
     dirty = true;
   }
@@ -272,6 +277,7 @@ Result<> Mount::run() {
   }
   if (!closed) log::error("closing the store: {}", closed.error().message());
   TRY(closed);
+  TRY(settled);
   return looped;
 }
 

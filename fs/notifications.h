@@ -1,6 +1,11 @@
 // Tells the kernel, from a thread of its own, that what it caches of an inode or a name is out of date. The kernel may
 // take locks for that which a request waiting for us holds, so it is never done by a thread that serves requests.
 //
+// To be told of a name the kernel takes the lock of its folder, which it also holds for most requests about that folder
+// until they are answered. The thread cannot be ended while it waits for that lock: were the daemon killed then, its
+// /dev/fuse would stay open, and the request would wait for ever. So the names of a folder wait while a request about
+// it may take long (`hold`).
+//
 // Thread safety: all of it. Lock: mutex_ (a leaf), never held while the kernel is told.
 #pragma once
 
@@ -13,6 +18,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <unordered_map>
 #include <utility>
 
 #include "fs/counters.h"
@@ -34,27 +40,43 @@ class Notifications {
   ~Notifications() { stop(); }
 
   void start();
-  // Tells what is queued, then ends the thread. What is queued later is dropped.
+  // Ends the thread. What is still queued is dropped: nobody can look it up any more.
   void stop();
 
   // Never waits; what waits to be told already is told once.
   void attributes_changed(meta::InodeNumber inode) { queue({inode, {}}); }
   void name_changed(meta::InodeNumber folder, const std::string& name) { queue({folder, name}); }
-  // Until all that was queued before has been told, or the time is over. Not for threads that the kernel waits for.
+  // Until all that was queued before has been told, but for names that are held, or the time is over. Not for threads
+  // that the kernel waits for.
   void wait_until_told(std::chrono::milliseconds time);
 
+  // From hold() to release() a request about this folder is unanswered. Any number at once, in any order: a release may
+  // even overtake its hold.
+  void hold(meta::InodeNumber folder);
+  void release(meta::InodeNumber folder);
+
  private:
+  using Clock = std::chrono::steady_clock;
+  struct Held {
+    int requests = 0;
+    Clock::time_point until;  // where there are none any more
+  };
+
   void queue(Change change);
   void run();
+  bool may_be_told(const Change& change);
+  bool has_change_to_tell();
+  void wait_for_change(std::unique_lock<std::mutex>& lock);
 
   const std::function<void(const Change&)> tell_;
   Counters& counters_;
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::deque<Change> queue_;  // guarded by mutex_
-  std::set<Change> queued_;   // guarded by mutex_; what queue_ holds
-  bool running_ = false;      // guarded by mutex_
-  bool telling_ = false;      // guarded by mutex_
+  std::deque<Change> queue_;                          // guarded by mutex_
+  std::set<Change> queued_;                           // guarded by mutex_; what queue_ holds
+  std::unordered_map<meta::InodeNumber, Held> held_;  // guarded by mutex_; folders
+  bool running_ = false;                              // guarded by mutex_
+  bool telling_ = false;                              // guarded by mutex_
   std::thread thread_;
 };
 

@@ -61,12 +61,16 @@ class Reply {
   std::string name_;
 };
 
-// Runs `work`, which answers the request, with a pass of the gate for `inodes`; or parks it until the gate opens.
+// Runs `work`, which answers the request, with a pass of the gate for `inodes`; or parks it until the gate opens. A
+// parked request is unanswered for long: no name in its folders is told meanwhile.
 template <class Work>
 void through_gate(Filesystem& fs, std::array<meta::InodeNumber, 2> inodes, Work work) {
-  const auto pass =
-      fs.tree.gate().enter({inodes[0], inodes[1]}, [&fs, inodes, work] { through_gate(fs, inodes, work); });
-  if (pass) work();
+  const auto pass = fs.tree.gate().enter({inodes[0], inodes[1]}, [&fs, inodes, work] {
+    through_gate(fs, inodes, work);
+    for (const meta::InodeNumber inode : inodes) fs.notifications.release(inode);
+  });
+  if (pass) return work();
+  for (const meta::InodeNumber inode : inodes) fs.notifications.hold(inode);
 }
 template <class Work>
 void through_gate(Filesystem& fs, meta::InodeNumber inode, Work work) {

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <mutex>
 
+#include "io/fuse_connection.h"
 #include "io/log.h"
 #include "io/mount_table.h"
 #include "io/unmount.h"
@@ -79,8 +80,9 @@ Result<std::unique_ptr<Session>> Session::make(const Options& options, const fus
 
   Arguments arguments;
   const bool added = (!options.for_others || arguments.option("allow_other")) &&
-                     arguments.option("default_permissions") && arguments.option("subtype=ckptfs") &&
-                     arguments.option("fsname=" + options.source);
+                     (!options.read_only || arguments.option("ro")) &&
+                     (!options.no_exec || arguments.option("noexec")) && arguments.option("default_permissions") &&
+                     arguments.option("subtype=ckptfs") && arguments.option("fsname=" + options.source);
   fuse_args* const fuse_arguments = added ? arguments.get() : nullptr;
   if (fuse_arguments == nullptr) return Error(ENOMEM);
   session->session_.reset(fuse_session_new(fuse_arguments, &ops, sizeof(ops), user_data));
@@ -112,6 +114,14 @@ Result<> Session::loop() {
   Result<> served = workers_->run();
   loop_ended_ = true;
   return served;
+}
+
+void Session::release() const {
+  if (!forced_ || device_.empty()) return;
+  const auto aborted = io::abort_connection(device_);
+  if (!aborted && aborted.error().errno_value() != ENOENT) {
+    log::warn("{}: the connection cannot be cut: {}", options_.mountpoint, aborted.error().message());
+  }
 }
 
 void Session::stop() {

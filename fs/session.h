@@ -23,6 +23,8 @@ class Session {
     std::string mountpoint;
     std::string source;      // what `mount` shows as the device
     bool for_others = true;  // may other users look into it?
+    bool read_only = false;
+    bool no_exec = false;
   };
 
   // `user_data` is what fuse_req_userdata gives the operations. Nothing is mounted yet.
@@ -41,6 +43,9 @@ class Session {
   // Async-signal-safe.
   void stop();
 
+  // After the loop: where we leave with requests that nobody will answer, they fail now, and so does what waits for
+  // them in the kernel, a thread that tells it of a name among them.
+  void release() const;
   // After the loop: has the kernel let go of the mount, or did we leave with files open?
   bool was_forced() const { return forced_; }
 

@@ -1,5 +1,6 @@
 #include "meta/space.h"
 
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 
 #include <algorithm>
@@ -8,12 +9,25 @@
 
 namespace ckptfs::meta {
 
+// XFS may take any block next that is free in it: the missing ones of a sparse image, too. As long as the host has room
+// for all of these, so has the image for all that is free in it; else only for what the host has.
+Result<uint64_t> Space::least_free(uint64_t free) const {
+  if (!image_) return free;
+  TRY_ASSIGN(const struct stat image, io::stat_fd(image_.get()));
+  struct statvfs host {};
+  if (::fstatvfs(image_.get(), &host) != 0) return last_error("the free space under the image");
+  const auto size = static_cast<uint64_t>(image.st_size), present = static_cast<uint64_t>(image.st_blocks) * 512;
+  const uint64_t missing = size > present ? size - present : 0;
+  const uint64_t host_free = uint64_t{host.f_bavail} * host.f_frsize;
+  return host_free >= missing ? free : std::min(free, host_free);
+}
+
 Result<SpaceReport> Space::report() const {
   struct statvfs fs {};
   if (::fstatvfs(folder_fd_, &fs) != 0) return last_error("the store's free space");
   SpaceReport report;
   report.total = uint64_t{fs.f_blocks} * fs.f_frsize;
-  report.raw_free = uint64_t{fs.f_bavail} * fs.f_frsize;
+  TRY_ASSIGN(report.raw_free, least_free(uint64_t{fs.f_bavail} * fs.f_frsize));
   report.reserve = std::max(uint64_t{256} << 20, report.total / 50);
   report.free = report.raw_free > report.reserve ? report.raw_free - report.reserve : 0;
   report.owed = owed();

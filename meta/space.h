@@ -6,7 +6,9 @@
 
 #include <atomic>
 #include <cstdint>
+#include <utility>
 
+#include "io/fd.h"
 #include "io/result.h"
 
 namespace ckptfs::io {
@@ -18,7 +20,7 @@ namespace ckptfs::meta {
 struct SpaceReport {
   uint64_t total = 0;     // of the file system below, bytes
   uint64_t free = 0;      // without the reserve: what users may fill (the ballast is in use already)
-  uint64_t raw_free = 0;  // as the file system says
+  uint64_t raw_free = 0;  // as the file system says, or that of a sparse image, where it has less
   uint64_t reserve = 0;   // the larger of 256 MiB and 2 %
   uint64_t ballast = 0;
   uint64_t owed = 0;  // by all live swap files
@@ -28,7 +30,8 @@ struct SpaceReport {
 
 class Space {
  public:
-  explicit Space(int folder_fd) : folder_fd_(folder_fd) {}
+  // `image`: the file of the file system below, where blocks of it may be missing yet (a sparse image).
+  explicit Space(int folder_fd, io::Fd image = {}) : folder_fd_(folder_fd), image_(std::move(image)) {}
 
   Result<SpaceReport> report() const;
   uint64_t owed() const { return owed_.load(std::memory_order_relaxed); }
@@ -42,7 +45,10 @@ class Space {
   bool take_written() { return written_.exchange(false, std::memory_order_relaxed); }
 
  private:
+  Result<uint64_t> least_free(uint64_t free) const;
+
   const int folder_fd_;
+  const io::Fd image_;
   std::atomic<uint64_t> owed_{0};
   std::atomic<bool> written_{false};
 };

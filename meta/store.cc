@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
+#include "io/fault.h"
 #include "io/log.h"
 #include "meta/accounting.h"
 #include "meta/names.h"
@@ -222,7 +223,11 @@ Result<std::unique_ptr<Store>> Store::open(const StoreOptions& options) {
   TRY_ASSIGN(in->blobs_fd, io::open_at(AT_FDCWD, folder + "/blobs", O_RDONLY | O_DIRECTORY));
   TRY(refuse_others_store(in->blobs_fd.get(), folder));
   in->blobs = std::make_unique<Blobs>(in->blobs_fd.get());
-  in->space = std::make_unique<Space>(in->blobs_fd.get());
+  io::Fd image;
+  if (!options.image.empty()) {
+    TRY_ASSIGN(image, io::open_at(AT_FDCWD, options.image, O_RDONLY));
+  }
+  in->space = std::make_unique<Space>(in->blobs_fd.get(), std::move(image));
 
   Index::Options index_options;
   index_options.folder = folder + "/meta";
@@ -266,6 +271,7 @@ Store::~Store() = default;
 Result<> Store::close() {
   internals_->spares->stop();
   internals_->reaper->stop();
+  TRY(io::fault_point("store.close"));
   // Data first: what was written through passthrough and never fsynced is in the page cache still.
   TRY(io::syncfs_fd(internals_->blobs_fd.get()));
   // Only a start that is not clean looks for what is damaged: it has to be found, and cut, the next time too.

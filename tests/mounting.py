@@ -113,11 +113,34 @@ def _daemons_of(folder):
                 yield int(entry.name)
 
 
+def _connections_below(folder):
+    """The numbers of the FUSE connections behind the ckptfs mounts below the folder."""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
+        fields = [line.split(" ") for line in lines if " - fuse.ckptfs " in line]
+    return [words[2].split(":")[1] for words in fields if words[4].startswith(f"{folder}/")]
+
+
+def abort_connections(numbers):
+    """What waits for these connections' daemons fails; a daemon that was killed can end then."""
+    if not numbers:
+        return
+    with tempfile.TemporaryDirectory(prefix=f"{PREFIX}fusectl-") as control:
+        run("mount", "-t", "fusectl", "none", control)
+        try:
+            for number in numbers:
+                with contextlib.suppress(OSError):  # it has ended
+                    pathlib.Path(control, number, "abort").write_text("1", encoding="ascii")
+        finally:
+            run("umount", control)
+
+
 def _take_down(folder):
+    connections = _connections_below(folder)
     for pid in _daemons_of(folder):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     _detach_below(folder)  # each goes with its last mount, and lets go of the mount that its file lies on
+    abort_connections(connections)
     for _ in range(50):
         points = _mounts_below(folder)
         if not points:
@@ -323,6 +346,10 @@ class Mount:
         if pid is not None:
             wait_until(f"end of the daemon {pid}", lambda: not _alive(pid), 60)
         self.pid = None
+
+    def connection(self):
+        """The number of its FUSE connection; to be asked before its daemon may hang."""
+        return str(os.minor(os.stat(self.path).st_dev))
 
     def alive(self):
         return self.pid is not None and _alive(self.pid)

@@ -1,5 +1,6 @@
 #include "fs/cli/daemon.h"
 
+#include <sys/file.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -12,6 +13,8 @@
 #include <fstream>
 #include <memory>
 
+#include "fs/cli/outcome.h"
+#include "fs/cli/store_daemon.h"
 #include "fs/cli/system.h"
 #include "fs/control/blob_commands.h"
 #include "fs/control/commands.h"
@@ -22,6 +25,7 @@
 #include "fs/control/server.h"
 #include "io/control_message.h"
 #include "io/image.h"
+#include "io/image_file.h"
 #include "io/lease.h"
 #include "io/log.h"
 
@@ -90,13 +94,24 @@ void settle_process() {
   io::ignore_lease_signals();
 }
 
+// No other daemon uses the image from now on until the descriptor is closed: not while this one unmounts it, either.
+Result<io::Fd> lock_image(const std::string& store) {
+  const std::string image = store + "/" + io::kImageName;
+  TRY_ASSIGN(io::Fd file, io::open_at(AT_FDCWD, image, O_RDONLY));
+  if (::flock(file.get(), LOCK_EX | LOCK_NB) == 0) return file;
+  if (errno != EWOULDBLOCK) return last_error(image);
+  return Error(EBUSY, image + ": the store is in use by another ckptfs; unmount it first");
+}
+
 // The image under the store, where there is one: unmounted again at the end, by whichever daemon it was mounted.
 class ServedImage {
  public:
   static Result<ServedImage> open(const MountPlan& plan) {
     ServedImage result;
     result.folder_ = plan.store;
-    TRY_ASSIGN(const auto mounts, io::mount_table());
+    if (io::has_image(plan.store)) {
+      TRY_ASSIGN(result.lock_, lock_image(plan.store));
+    }
     if (plan.image_size) {
       TRY_ASSIGN(result.image_, io::mount_image(plan.store, {*plan.image_size, plan.sparse, plan.sector}));
     } else if (io::has_image(plan.store)) {
@@ -105,27 +120,26 @@ class ServedImage {
       return result;
     }
     result.folder_ = result.image_->folder;
-    result.found_mounted_ = mounted_at(mounts, result.folder_).has_value();
+    if (!result.lock_) {  // it was made this moment
+      TRY_ASSIGN(result.lock_, lock_image(plan.store));
+    }
     log::info("image {} on {} at {}, {}", result.image_->image, result.image_->device, result.image_->folder,
               result.image_->direct ? "direct I/O" : "buffered: the loop driver takes no direct I/O here");
     return result;
   }
   const std::string& folder() const { return folder_; }
-  // Another daemon may be using an image that was there already, so one that could not start leaves it alone.
-  Result<> close(bool started) {
-    if (!image_ || (found_mounted_ && !started)) return success();
-    return io::unmount_image(*image_);
-  }
+  Result<> close() { return image_ ? io::unmount_image(*image_) : Result<>(success()); }
 
  private:
   std::string folder_;
   std::optional<io::MountedImage> image_;
-  bool found_mounted_ = false;
+  io::Fd lock_;
 };
 
 MountOptions mount_options(const MountPlan& plan, const std::string& store_folder) {
   MountOptions options;
   options.store = store_folder;
+  if (store_folder != plan.store) options.image = plan.store + "/" + io::kImageName;
   options.store_name = plan.store;
   options.mountpoint = plan.mountpoint;
   options.passthrough = plan.options.passthrough;
@@ -136,6 +150,8 @@ MountOptions mount_options(const MountPlan& plan, const std::string& store_folde
   options.scrub_seconds = plan.options.scrub_seconds;
   options.adopt = plan.options.adopt;
   options.show_views = plan.options.show_views;
+  options.read_only = plan.options.read_only;
+  options.no_exec = plan.options.no_exec;
   options.for_others = geteuid() == 0 || plan.options.allow_other;
   return options;
 }
@@ -153,6 +169,8 @@ std::string socket_folder(bool for_others) {
 // What answers but for the files: the control socket and, where asked for, HTTP.
 class Servers {
  public:
+  explicit Servers(const Outcome& outcome) : outcome_(outcome) {}
+
   Result<> start(Mount& mount, const HttpOptions& http) {
     Filesystem& fs = mount.filesystem();
     if (!http.address.empty()) {
@@ -173,6 +191,8 @@ class Servers {
     add_content_commands(*control_, mount.store());
     add_policy_commands(*control_, fs);
     add_blob_commands(*control_, fs);
+    control_->add_for_files("outcome", [this](const Peer& peer, const nlohmann::json&) { return outcome_for(peer); });
+    if (mount.options().read_only) refuse_changes();
     TRY(control_->start());
     log::info("ckptfs {}, pid {}, control socket {}", CKPTFS_VERSION, getpid(), control_->socket_path());
     return success();
@@ -183,6 +203,26 @@ class Servers {
   }
 
  private:
+  // What comes through the mount the kernel refuses.
+  void refuse_changes() {
+    for (const char* const command : {"save", "rm", "begin", "freeze", "commit"}) {
+      control_->add(command, ControlServer::Pace::quick, [](const Peer&, const nlohmann::json&) {
+        return Result<nlohmann::json>(Error(EROFS, "the store is mounted read-only (-o ro)"));
+      });
+    }
+  }
+
+  // For who may unmount.
+  Result<io::ControlReply> outcome_for(const Peer& peer) const {
+    if (peer.credentials.uid != 0 && peer.credentials.uid != geteuid()) return Error(EPERM);
+    io::ControlReply reply;
+    TRY_ASSIGN(io::Fd reader, outcome_.reader());
+    reply.result = nlohmann::json::object();
+    reply.descriptors.push_back(std::move(reader));
+    return reply;
+  }
+
+  const Outcome& outcome_;
   std::unique_ptr<PageState> page_;
   std::unique_ptr<HttpServer> http_;
   std::unique_ptr<ControlServer> control_;
@@ -190,10 +230,14 @@ class Servers {
 
 // From the store's start to its end; the image is there. Errors of the start go to `report` alone, later ones to the
 // log.
-Result<> serve_store(const MountPlan& plan, const std::string& store_folder, const StartReport& report) {
-  Servers servers;
+Result<> serve_store(const MountPlan& plan, const std::string& store_folder, const Outcome& outcome,
+                     const StartReport& report) {
+  Servers servers(outcome);
   MountOptions options = mount_options(plan, store_folder);
-  options.before_close = [&servers] { servers.stop(); };
+  options.before_close = [&servers] {
+    if (prctl(PR_SET_NAME, kLeavingName, 0, 0, 0) != 0) log::warn("PR_SET_NAME: {}", last_error().message());
+    servers.stop();
+  };
   TRY_ASSIGN(const std::unique_ptr<Mount> mount, Mount::start(options));
   const EndSignals signals(*mount);
   Result<> listening = servers.start(*mount, plan.http);
@@ -223,11 +267,14 @@ int serve(const MountPlan& plan, const StartReport& report) {
   };
 
   settle_process();
+  const auto outcome = Outcome::make();
+  if (!outcome) return failed(outcome.error());
   auto image = ServedImage::open(plan);
   if (!image) return failed(image.error());
-  const Result<> ended = serve_store(plan, image.value().folder(), note_start);
-  const Result<> closed = image.value().close(started);
+  const Result<> ended = serve_store(plan, image.value().folder(), outcome.value(), note_start);
+  const Result<> closed = image.value().close();
   if (!closed) log::error("the image stays mounted: {}", closed.error().message());
+  if (const auto told = outcome.value().tell(ended ? closed : ended); !told) log::error("{}", told.error().message());
   if (!ended) return failed(ended.error());
   log::info("{} is unmounted from {}", plan.store, plan.mountpoint);
   return closed ? kSuccess : kFailed;

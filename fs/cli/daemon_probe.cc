@@ -60,6 +60,8 @@ Answer ask_in_child(const MountEntry& mount) {
   return answered ? answer : Answer{};
 }
 
+}  // namespace
+
 std::optional<DaemonHandle> handle_on(pid_t pid) {
   if (pid <= 0) return std::nullopt;
   DaemonHandle daemon;
@@ -72,23 +74,21 @@ std::optional<DaemonHandle> handle_on(pid_t pid) {
   return daemon;
 }
 
-}  // namespace
-
 DaemonProbe probe_daemon(const MountEntry& mount) {
   const Answer answer = ask_in_child(mount);
   // ECONNABORTED: the first to ask after it died.
   return {answer.error == ENOTCONN || answer.error == ECONNABORTED, handle_on(answer.pid)};
 }
 
-void wait_for_end(const DaemonHandle& daemon, const std::function<void()>& still_waiting) {
+bool wait_for_end(const DaemonHandle& daemon, const std::function<bool()>& still_waiting) {
   pollfd ended{daemon.process.get(), POLLIN, 0};
   int timeout = 1000;
   for (;;) {
     const int count = ::poll(&ended, 1, timeout);
-    if (count > 0) return;
-    if (count < 0 && errno != EINTR) return;
+    if (count > 0) return true;
+    if (count < 0 && errno != EINTR) return true;
     if (count == 0) {
-      still_waiting();
+      if (!still_waiting()) return false;
       timeout = -1;
     }
   }

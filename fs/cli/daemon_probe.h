@@ -19,6 +19,9 @@ struct DaemonHandle {
   io::Fd process;  // pidfd
 };
 
+// None: no such process is a ckptfs here.
+std::optional<DaemonHandle> handle_on(pid_t pid);
+
 struct DaemonProbe {
   bool dead = false;                   // the kernel says so (ENOTCONN)
   std::optional<DaemonHandle> daemon;  // where it answered
@@ -28,7 +31,8 @@ struct DaemonProbe {
 // FUSE daemon cannot be ended).
 DaemonProbe probe_daemon(const MountEntry& mount);
 
-// Returns when the process has ended; calls `still_waiting` once after a second.
-void wait_for_end(const DaemonHandle& daemon, const std::function<void()>& still_waiting);
+// Returns true when the process has ended. After a second it asks `still_waiting` once whether to go on; false: it did
+// not.
+bool wait_for_end(const DaemonHandle& daemon, const std::function<bool()>& still_waiting);
 
 }  // namespace ckptfs::fs::cli

@@ -1,13 +1,19 @@
 // ckptfs mount: a store at a mountpoint.
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
 #include <memory>
+#include <thread>
 
 #include "fs/cli/commands.h"
 #include "fs/cli/daemon.h"
+#include "fs/cli/format.h"
 #include "fs/cli/log.h"
 #include "fs/cli/mount_options.h"
 #include "fs/cli/mount_plan.h"
+#include "fs/cli/store_daemon.h"
 #include "fs/cli/system.h"
 
 namespace ckptfs::fs::cli {
@@ -31,7 +37,37 @@ int run_as_daemon(const MountPlan& plan) {
   });
 }
 
+bool is_mounted(const std::string& store) {
+  const auto mounts = io::mount_table();
+  return mounts && std::ranges::any_of(mounts.value(), [&](const io::MountEntry& mount) {
+           return io::is_ckptfs(mount) && mount.source == store;
+         });
+}
+
+// umount(8) returns before the daemon has written everything down: that one is waited for. One that serves somebody is
+// not; it is named when the store cannot be opened. One that was unmounted this moment may not know it yet.
+void wait_for_last_daemon(const std::string& store) {
+  constexpr int kLooks = 50;
+  constexpr std::chrono::milliseconds kPause{100};
+  for (int look = 0; look < kLooks; ++look) {
+    const auto daemon = daemon_of_store(store);
+    if (!daemon) return;
+    if (daemon->killed || daemon->leaving) {
+      wait_for_end(daemon->handle, [&] {
+        std::fprintf(stderr, "ckptfs: %s: waiting for the daemon (pid %d) that had it; it %s\n",
+                     printable(store).c_str(), daemon->handle.pid,
+                     daemon->killed ? "was killed and has not ended yet" : "is writing everything down");
+        return true;
+      });
+      return;
+    }
+    if (is_mounted(store)) return;
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
 int run(const MountArguments& arguments) {
+  release_hung_mounts();
   const auto plan = plan_mount(arguments);
   if (!plan) {
     fail(plan.error());
@@ -40,6 +76,7 @@ int run(const MountArguments& arguments) {
   if (auto may = check_user(plan.value()); !may) return fail(may.error());
   if (auto apart = check_nesting(plan.value()); !apart) return fail(apart.error());
   if (auto clear = clear_mountpoint(plan.value().mountpoint); !clear) return fail(clear.error());
+  wait_for_last_daemon(plan.value().store);
   return plan.value().foreground ? run_in_foreground(plan.value()) : run_as_daemon(plan.value());
 }
 

@@ -11,15 +11,18 @@
 namespace ckptfs::fs::cli {
 
 const char* const kMountOptions =
-    "passthrough=auto|on|off, odirect=safe|raw, adopt=on|off, show_views, allow_other, uid=N, gid=N, quiet=30s, "
-    "scrub=14d, "
+    "passthrough=auto|on|off, odirect=safe|raw, adopt=on|off, ro, noexec, show_views, allow_other, uid=N, gid=N, "
+    "quiet=30s, scrub=14d, "
     "http=ADDRESS:PORT, http_token=FILE";
 
 namespace {
 
-// mount(8)'s own, and what it adds by default.
-constexpr std::array kIgnored{"rw",    "defaults", "auto",  "noauto", "nofail", "_netdev", "user",
-                              "users", "nouser",   "owner", "dev",    "suid",   "exec",    "async"};
+// mount(8)'s own, what it adds by default, and what is so anyway: set-user-ID programs and device files never count
+// here, and access times are those of the store's own file system.
+constexpr std::array kIgnored{"defaults", "auto",       "noauto",      "nofail",        "_netdev",  "user",
+                              "users",    "nouser",     "owner",       "dev",           "nodev",    "suid",
+                              "nosuid",   "async",      "atime",       "noatime",       "diratime", "nodiratime",
+                              "relatime", "norelatime", "strictatime", "nostrictatime", "lazytime", "nolazytime"};
 
 Error bad(const std::string& option) {
   return Error(EINVAL, "-o " + option + ": not understood; the options are " + kMountOptions);
@@ -71,6 +74,14 @@ Result<> apply_option(ParsedOptions& parsed, const std::string& option) {
     parsed.adopt = false;
   } else if (option == "show_views") {
     parsed.show_views = true;
+  } else if (option == "ro" || option == "rw") {
+    parsed.read_only = option == "ro";
+  } else if (option == "exec" || option == "noexec") {
+    parsed.no_exec = option == "noexec";
+  } else if (option == "remount") {
+    return Error(EINVAL,
+                 "-o remount: a daemon keeps the options that it was started with; umount, and mount again with "
+                 "others. To let users only read for a while: mount -o remount,bind,ro MOUNTPOINT");
   } else if (option == "allow_other") {
     parsed.allow_other = true;
   } else if (name == "uid") {

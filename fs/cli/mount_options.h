@@ -17,6 +17,8 @@ struct ParsedOptions {
   bool adopt = true;
   bool show_views = false;
   bool allow_other = false;
+  bool read_only = false;
+  bool no_exec = false;
   std::string http;        // address and port; empty: none
   std::string http_token;  // the file that has the token
 };

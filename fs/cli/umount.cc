@@ -1,16 +1,21 @@
 // ckptfs umount: ends a mount, or takes a dead one away, and says who is in the way.
 #include <unistd.h>
+
 #include <CLI/CLI.hpp>
 
 #include <cstdio>
 #include <memory>
+#include <nlohmann/json.hpp>
 
 #include "fs/cli/client.h"
 #include "fs/cli/commands.h"
 #include "fs/cli/daemon_probe.h"
 #include "fs/cli/format.h"
 #include "fs/cli/holders.h"
+#include "fs/cli/outcome.h"
+#include "fs/cli/store_daemon.h"
 #include "fs/cli/system.h"
+#include "io/control_message.h"
 #include "io/image.h"
 #include "io/unmount.h"
 
@@ -18,6 +23,20 @@ namespace ckptfs::fs::cli {
 namespace {
 
 constexpr size_t kMaximumHolders = 20;
+
+// What tells how the daemon's end goes; to be had while it serves.
+struct Ending {
+  std::optional<DaemonHandle> daemon;  // none: it does not answer
+  io::Fd outcome;                      // none: a daemon of an older version
+};
+
+Ending ending_of(const MountEntry& mount, std::optional<DaemonHandle> daemon) {
+  Ending ending{std::move(daemon), {}};
+  if (!ending.daemon) return ending;
+  auto reply = io::ask_mount_for_files(mount.mountpoint, "outcome", nlohmann::json::object());
+  if (reply && reply.value().descriptors.size() == 1) ending.outcome = std::move(reply.value().descriptors.front());
+  return ending;
+}
 
 void print_holders(const MountEntry& mount) {
   if (const auto mounts = io::mount_table()) {
@@ -79,17 +98,25 @@ std::string quoted(const std::string& path) {
   return word + "'";
 }
 
-void say_what_is_waited_for(const MountEntry& mount, pid_t daemon) {
+// Has the daemon stopped serving?
+bool is_leaving(const DaemonHandle& daemon) {
+  const auto name = read_text("/proc/" + std::to_string(daemon.pid) + "/comm");
+  return !name || name.value().starts_with(kLeavingName);
+}
+
+void say_who_is_served(const MountEntry& mount, pid_t daemon) {
   const auto copies = find_copies(mount, kMaximumHolders);
   if (copies.empty()) {
-    std::fprintf(stderr, "ckptfs: waiting for the daemon (pid %d) to write everything down\n", daemon);
-    return;
+    std::fprintf(stderr, "ckptfs: %s: unmounted, but the daemon serves it until these are done:\n",
+                 printable(mount.mountpoint).c_str());
+    print_holders(mount);
+  } else {
+    std::fprintf(
+        stderr,
+        "ckptfs: %s: unmounted, but also mounted elsewhere (containers, bind mounts), where the daemon serves it "
+        "until these are run, or the containers end:\n",
+        printable(mount.mountpoint).c_str());
   }
-  std::fprintf(
-      stderr,
-      "ckptfs: %s: unmounted, but also mounted elsewhere (containers, bind mounts), where the daemon serves it "
-      "until these are run, or the containers end:\n",
-      printable(mount.mountpoint).c_str());
   for (const Holder& copy : copies) {
     if (copy.pid == 0) {
       std::fprintf(stderr, "  umount %s\n", quoted(copy.path).c_str());
@@ -101,21 +128,40 @@ void say_what_is_waited_for(const MountEntry& mount, pid_t daemon) {
   std::fprintf(stderr, "  To end it under them all the same: kill %d\n", daemon);
 }
 
+// May the command go on waiting for the daemon?
+bool say_what_is_waited_for(const MountEntry& mount, const DaemonHandle& daemon, bool lazy) {
+  if (is_leaving(daemon)) {
+    std::fprintf(stderr, "ckptfs: waiting for the daemon (pid %d) to write everything down\n", daemon.pid);
+    return true;
+  }
+  say_who_is_served(mount, daemon.pid);
+  if (lazy) std::fprintf(stderr, "  This command leaves it so (--lazy).\n");
+  return !lazy;
+}
+
 // The daemon writes all down and unmounts its image after the mount itself has gone, everywhere.
-int wait_for_daemon(const MountEntry& mount, const std::optional<DaemonHandle>& daemon) {
-  if (!daemon) {
+int wait_for_daemon(const MountEntry& mount, const Ending& ending, bool lazy) {
+  if (!ending.daemon) {
     std::fprintf(stderr,
                  "ckptfs: %s: unmounted; its daemon did not answer, so its end was not waited for "
                  "(see pgrep -a ckptfs)\n",
                  mount.mountpoint.c_str());
     return kSuccess;
   }
-  wait_for_end(*daemon, [&] { say_what_is_waited_for(mount, daemon->pid); });
-  const auto left = image_mount_of(mount.source);
-  if (!left) return kSuccess;
-  fail(left->mountpoint, Error(EBUSY, "the image is still mounted; end these, then umount " + left->mountpoint + ":"));
-  print_holders(*left);
-  return kFailed;
+  if (!wait_for_end(*ending.daemon, [&] { return say_what_is_waited_for(mount, *ending.daemon, lazy); })) {
+    return kSuccess;
+  }
+  if (const auto left = image_mount_of(mount.source)) {
+    fail(left->mountpoint,
+         Error(EBUSY, "the image is still mounted; end these, then umount " + left->mountpoint + ":"));
+    print_holders(*left);
+    return kFailed;
+  }
+  if (!ending.outcome) return kSuccess;
+  const auto told = Outcome::told(ending.outcome.get());
+  if (told) return kSuccess;
+  return fail(mount.mountpoint, Error(EIO, "unmounted, but " + told.error().message() +
+                                               " (the daemon's log says more; the next mount looks at every file)"));
 }
 
 Result<MountEntry> mount_to_end(const std::optional<std::string>& mountpoint) {
@@ -124,17 +170,25 @@ Result<MountEntry> mount_to_end(const std::optional<std::string>& mountpoint) {
   return Error(EINVAL, *mountpoint + ": is no mountpoint; it lies on " + target.mount.mountpoint);
 }
 
-int run(const std::string& path) {
+struct UmountArguments {
+  std::string mountpoint;
+  bool lazy = false;
+};
+
+int run(const UmountArguments& arguments) {
+  release_hung_mounts();
+  const std::string& path = arguments.mountpoint;
   const auto mount = mount_to_end(path.empty() ? std::nullopt : std::optional(path));
   if (!mount) return fail(mount.error());
   const std::string& mountpoint = mount.value().mountpoint;
-  const DaemonProbe probe = probe_daemon(mount.value());
+  DaemonProbe probe = probe_daemon(mount.value());
   if (probe.dead) return detach_dead(mount.value());
-  const auto unmounted = io::unmount(mountpoint, io::Unmount::now);
-  if (unmounted) return wait_for_daemon(mount.value(), probe.daemon);
+  const Ending ending = ending_of(mount.value(), std::move(probe.daemon));
+  const auto unmounted = io::unmount(mountpoint, arguments.lazy ? io::Unmount::detach : io::Unmount::now);
+  if (unmounted) return wait_for_daemon(mount.value(), ending, arguments.lazy);
   if (unmounted.error().errno_value() == EBUSY) {
     print_busy(mount.value());
-    if (!probe.daemon) {
+    if (!ending.daemon) {
       std::fprintf(stderr,
                    "  The daemon does not answer. If it hangs, kill it (pgrep -a ckptfs) and run this again.\n");
     }
@@ -150,15 +204,18 @@ int run(const std::string& path) {
 }  // namespace
 
 void add_umount(CLI::App& app, Chosen& chosen) {
-  auto mountpoint = std::make_shared<std::string>();
+  auto arguments = std::make_shared<UmountArguments>();
   CLI::App* command = app.add_subcommand("umount", "Unmount, and wait until everything is written down");
-  command->add_option("MOUNTPOINT", *mountpoint, "The mount (default: the only one)");
+  command->add_option("MOUNTPOINT", arguments->mountpoint, "The mount (default: the only one)");
+  command->add_flag("--lazy", arguments->lazy,
+                    "Take it out of sight at once, and do not wait for who still uses it: the daemon serves them\n"
+                    "until they are done, and then writes everything down");
   command->footer(
-      "Says who holds files open where the mount is busy, and which containers have it too. Takes a dead mount away "
-      "as\n"
-      "well.\n"
+      "Says who holds files open where the mount is busy, and which containers have it too. Fails where not "
+      "everything\n"
+      "could be written down. Takes a dead mount away as well.\n"
       "Example:\n  ckptfs umount /ckpt");
-  command->callback([mountpoint, &chosen] { chosen = [mountpoint] { return run(*mountpoint); }; });
+  command->callback([arguments, &chosen] { chosen = [arguments] { return run(*arguments); }; });
 }
 
 }  // namespace ckptfs::fs::cli

@@ -47,6 +47,7 @@ Result<json> policy(Filesystem& fs, const Peer& peer, const json& arguments) {
              resolve_as(fs.tree, peer.credentials, path, sets ? kRead | kSearch | kWrite : kRead | kSearch));
   TRY(meta::check_series(fs.tree, series));
   if (sets) {
+    if (fs.options.read_only) return Error(EROFS, path + ": the store is mounted read-only (-o ro)");
     TRY_ASSIGN(const meta::InodeRecord record, fs.tree.inode(series));
     TRY(check_sticky(fs.tree, peer.credentials, record, record.uid, series));
     TRY(meta::set_rules(fs.store, series, changes));

@@ -40,6 +40,20 @@ TEST(MountOptions, QuietTakesUnits) {
 
 TEST(MountOptions, WhatMountAndFstabAddIsIgnored) {
   EXPECT_TRUE(parse_mount_options({"rw,defaults,nofail,_netdev,noauto,dev,suid,x-systemd.requires=a.mount,,auto"}));
+  EXPECT_TRUE(parse_mount_options({"nosuid,nodev,noatime,nodiratime,relatime,strictatime,lazytime"}));
+}
+
+TEST(MountOptions, WhatTheKernelKeeps) {
+  EXPECT_FALSE(parse_mount_options({"noexec"}).value().read_only);
+  EXPECT_TRUE(parse_mount_options({"noexec"}).value().no_exec);
+  EXPECT_TRUE(parse_mount_options({"rw,ro"}).value().read_only);
+  EXPECT_FALSE(parse_mount_options({"ro,rw"}).value().read_only);
+}
+
+TEST(MountOptions, RemountSaysWhyNot) {
+  const auto parsed = parse_mount_options({"remount,ro"});
+  ASSERT_FALSE(parsed);
+  EXPECT_NE(parsed.error().message().find("umount"), std::string::npos);
 }
 
 class BadOption : public testing::TestWithParam<const char*> {};
@@ -53,9 +67,9 @@ TEST_P(BadOption, IsRefusedNamingItAndTheKnownOnes) {
 }
 
 INSTANTIATE_TEST_SUITE_P(MountOptions, BadOption,
-                         testing::Values("ro", "nosuid", "passthrough", "passthrough=yes", "odirect=", "adopt=no",
-                                         "uid=", "uid=-1", "uid=root", "gid=1x", "uid=4294967296", "quiet=", "quiet=s",
-                                         "quiet=10w", "quiet=9999999h"));
+                         testing::Values("passthrough", "passthrough=yes", "odirect=", "adopt=no", "uid=", "uid=-1",
+                                         "uid=root", "gid=1x", "uid=4294967296", "quiet=", "quiet=s", "quiet=10w",
+                                         "quiet=9999999h"));
 
 TEST(MountOptions, FstabCallsBecomeTheMountCommand) {
   EXPECT_EQ(normalize_arguments({"/usr/bin/ckptfs", "/data/store", "/ckpt", "-o", "rw"}),

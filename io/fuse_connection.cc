@@ -1,0 +1,38 @@
+#include "io/fuse_connection.h"
+
+#include <fcntl.h>
+#include <sys/mount.h>
+#include <unistd.h>
+
+#include "io/fd.h"
+
+namespace ckptfs::io {
+
+namespace {
+
+// fusectl, mounted nowhere: not every system has it at /sys/fs/fuse/connections.
+Result<Fd> own_fusectl() {
+  const Fd context(::fsopen("fusectl", FSOPEN_CLOEXEC));
+  if (!context) return last_error("fusectl");
+  if (::fsconfig(context.get(), FSCONFIG_CMD_CREATE, nullptr, nullptr, 0) != 0) return last_error("fusectl");
+  Fd folder(::fsmount(context.get(), FSMOUNT_CLOEXEC, 0));
+  if (!folder) return last_error("fusectl");
+  return folder;
+}
+
+Result<Fd> open_abort(const std::string& number) {
+  auto there = open_at(AT_FDCWD, "/sys/fs/fuse/connections/" + number + "/abort", O_WRONLY);
+  if (there || there.error().errno_value() != ENOENT || ::geteuid() != 0) return there;
+  TRY_ASSIGN(const Fd folder, own_fusectl());
+  return open_at(folder.get(), number + "/abort", O_WRONLY);
+}
+
+}  // namespace
+
+Result<> abort_connection(const std::string& device) {
+  TRY_ASSIGN(const Fd file, open_abort(device.substr(device.find(':') + 1)));
+  if (::write(file.get(), "1", 1) != 1) return last_error("the connection's abort");  // it has no offsets
+  return success();
+}
+
+}  // namespace ckptfs::io

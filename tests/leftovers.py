@@ -1,6 +1,7 @@
 """Scratch folders for tests, and the ending of what a test left: processes, mounts, loop devices."""
 
 import contextlib
+import hashlib
 import os
 import pathlib
 import re
@@ -60,6 +61,31 @@ def clean(folder):
             complaints.append(f"loop device {loop}")
         subprocess.run(["losetup", "-d", loop], capture_output=True, check=False)
     return complaints
+
+
+def others_reach(folder):
+    """May every user of the machine look into the folder? Not below root's home, for example."""
+    return all(above.stat().st_mode & 0o001 for above in (folder, *folder.parents))
+
+
+@contextlib.contextmanager
+def reachable(folder):
+    """The folder, made if it is missing, by a path that all users can go: tests become other users."""
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o755)
+    if os.geteuid() != 0 or others_reach(folder):
+        yield folder
+        return
+    point = pathlib.Path("/tmp") / f"ckptfs-test-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]}"
+    subprocess.run(["umount", "-l", point], capture_output=True, check=False)  # of a run that was killed
+    point.mkdir(mode=0o755, exist_ok=True)
+    subprocess.run(["mount", "--bind", folder, point], check=True)
+    try:
+        subprocess.run(["mount", "--make-private", point], check=True)  # else each mount in it is there twice
+        yield point
+    finally:
+        subprocess.run(["umount", "-l", point], check=False)
+        point.rmdir()
 
 
 @contextlib.contextmanager

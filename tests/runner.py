@@ -145,6 +145,7 @@ class Runner:
         self.report = report
         self.builds = {}
         self.preparations = {}
+        self.scratch = SCRATCH
 
     def wants(self, name):
         return self.pattern is None or bool(self.pattern.search(name))
@@ -239,7 +240,7 @@ class Runner:
             command.append("--gtest_filter=" + ":".join(wanted))
         env = dict(os.environ, **SANITIZERS)
         log = log_path(prefix.rstrip("."))
-        with leftovers.scratch_folder(SCRATCH, prefix.rstrip("./")) as (folder, complaints):
+        with leftovers.scratch_folder(self.scratch, prefix.rstrip("./")) as (folder, complaints):
             env["CKPTFS_TMP"] = str(folder)
             code, seconds = execute(command, log, UNIT_TIMEOUT, env)
         output = read_log(log)
@@ -300,7 +301,7 @@ class Runner:
         env = dict(os.environ, CKPTFS=str(BUILD / "ckptfs"), CKPTFS_DEBUG=str(BUILD / "asan" / "ckptfs"),
                    CKPTFS_BUILD=str(BUILD), CKPTFS_TEST_LEVEL=self.level, PYTHONUNBUFFERED="1",
                    PYTHONDONTWRITEBYTECODE="1")
-        with leftovers.scratch_folder(SCRATCH, name) as (folder, complaints):
+        with leftovers.scratch_folder(self.scratch, name) as (folder, complaints):
             env["CKPTFS_TMP"] = str(folder)
             code, seconds = execute([path], log, timeout, env)
         output = read_log(log)
@@ -331,10 +332,11 @@ class Runner:
             self.lint()
             if self.pattern is None:
                 self.build("release")
-            self.unit("asan", "unit")
-            if self.level == "long":
-                self.unit("tsan", "tsan")
-            self.scripts()
+            with leftovers.reachable(SCRATCH) as self.scratch:
+                self.unit("asan", "unit")
+                if self.level == "long":
+                    self.unit("tsan", "tsan")
+                self.scripts()
         finally:
             for preparation in self.preparations.values():
                 preparation.stop()

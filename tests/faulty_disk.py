@@ -7,12 +7,12 @@ import mmap
 import os
 import struct
 import subprocess
-import time
 
 from mounting import Failure, helper, is_mountpoint, run, unmount, wait_until
 
 ZEROS, FLUSH, MARK, DATA, XFS_LOG, XFS_METADATA = range(1, 7)
 SECTOR, BLOCK = 512, 4096
+_GROUPS = 4
 _HEADER = struct.Struct("=QQQ")
 
 
@@ -67,14 +67,35 @@ class Disk:
     def counters(self):
         return json.loads(os.pread(self.control, 4096, 0))
 
+    def wait_until_free(self):
+        """A mount goes on in every mount namespace that was made meanwhile, until that ends."""
+
+        def is_free():
+            with contextlib.suppress(OSError):
+                os.close(os.open(self.device, os.O_RDONLY | os.O_EXCL))
+                return True
+            return False
+
+        wait_until(f"nobody has {self.device}", is_free, 60)
+
     def go_to(self, record, taken=()):
         """Replay: what is before the record is on the disk, and of later ones those `taken`: (record, from, to)."""
+        self.wait_until_free()
         self.command(f"at {record}")
         for number, begin, end in taken:
             self.command(f"take {number} {begin} {end}")
 
+    def group_of(self, folder):
+        """(from, to): the allocation group of XFS that a folder lies in, and mostly all that is in the folder."""
+        size = (os.stat(self.folder / "disk").st_size) // _GROUPS
+        bits = (size // BLOCK - 1).bit_length() + 3  # of an inode's number, below that of the group: 8 inodes a block
+        group = os.stat(folder).st_ino >> bits
+        return group * size, (group + 1) * size
+
     def format(self):
-        run("mkfs.xfs", "-q", "-f", "-K", "-m", "reflink=1", "-s", f"size={SECTOR}", self.device)
+        self.wait_until_free()
+        run("mkfs.xfs", "-q", "-f", "-K", "-m", "reflink=1", "-s", f"size={SECTOR}", "-d", f"agcount={_GROUPS}",
+            self.device)
 
     @contextlib.contextmanager
     def mounted(self, point):

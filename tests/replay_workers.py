@@ -53,9 +53,10 @@ class Worker:
 
 
 class Copier(Worker):
-    """Makes steps of steps: by shutil.copytree, or piece by piece with other bytes here and there."""
+    """Makes steps of steps: by shutil.copytree; or with other bytes here and there, piece by piece; or as safetensors
+    does, under another name, of the full length first, and open for reading, too."""
 
-    NAMES = ("model", "optimizer", "rng")
+    NAMES = ("model.safetensors", "optimizer.pt", "rng_state.pth")
 
     def __init__(self, root, journal, seed):
         super().__init__(root, journal, seed)
@@ -74,7 +75,8 @@ class Copier(Worker):
             self.journal.logged(copy, "copy", tag=tag, files=files)
         else:
             files = {name: self.other(parts) for name, parts in self.steps[source].items()}
-            self.journal.logged(lambda: self.write(tag, files, source), "copy", tag=tag, files=files)
+            how = self.dice.choice((self.write, self.write_and_rename))
+            self.journal.logged(lambda: how(tag, files, source), "copy", tag=tag, files=files)
         self.steps[tag] = files
         if source is None or self.dice.random() < 0.5:
             self.journal.logged(lambda: sync_all(self.root / tag), "fsync", tag=tag)
@@ -98,6 +100,15 @@ class Copier(Worker):
             if reader is not None:
                 os.close(reader)
 
+    def write_and_rename(self, tag, files, _source):
+        (self.root / tag).mkdir()
+        for name, parts in files.items():
+            with opened(self.root / tag / f"{name}.tmp", os.O_RDWR | os.O_CREAT | os.O_EXCL) as file:
+                os.ftruncate(file, sum(length for _, length in parts))
+                for seed, length in parts:
+                    write_all(file, noise(length, seed))
+            os.rename(self.root / tag / f"{name}.tmp", self.root / tag / name)
+
     def remove(self, tag):
         del self.steps[tag]
         self.journal.logged(lambda: shutil.rmtree(self.root / tag), "remove", tag=tag)
@@ -113,7 +124,8 @@ class Copies:
             getattr(self, operation["op"])(operation, operation["done"] is not None)
 
     def copy(self, operation, done):
-        for name, parts in operation["files"].items():
+        names = [(f"{name}{end}", parts) for name, parts in operation["files"].items() for end in ("", ".tmp")]
+        for name, parts in names:
             content = Content()
             content.change(b"")
             content.change(content_of(parts))
@@ -124,7 +136,7 @@ class Copies:
     def fsync(self, operation, done):
         for path in self.of(operation) if done else ():
             self.files[path].settle()
-            self.certain.add(path)
+            (self.gone if path.endswith(".tmp") else self.certain).add(path)
 
     def remove(self, operation, done):
         for path in self.of(operation):
@@ -186,9 +198,11 @@ class Rotated:
         true(there <= set(self.seeds), f"{root}: steps that nobody wrote: {there - set(self.seeds)}")
         whole = {number for number in there if self.is_whole(root, number)}
         wanted = min(KEPT, len(self.synced))
-        true(len(whole) >= wanted,
-             f"{root}: of the steps {sorted(there)} only {sorted(whole)} are whole; {sorted(self.synced)} were durable, "
-             f"and the rule keeps {KEPT}")
+        true(
+            len(whole) >= wanted,
+            f"{root}: of the steps {sorted(there)} only {sorted(whole)} are whole; durable were "
+            f"{sorted(self.synced)}, and the rule keeps {KEPT}",
+        )
 
     def is_whole(self, root, number):
         wanted = trainers_step(number, self.seeds[number])
@@ -223,7 +237,7 @@ class Ranks(Worker):
 
 
 class Saved:
-    """A committed step is whole and sealed; a durable one is whole where it is; else it is whole, or partial, or not there."""
+    """A committed step is whole and sealed; of a durable one the files are, under whatever name; others may be absent."""
 
     def __init__(self, operations, _power):
         self.commits = [one for one in operations if one["op"] == "commit"]

@@ -10,6 +10,7 @@ detached, and it is removed. What a killed test left behind, the next test with 
 """
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import json
@@ -91,15 +92,15 @@ def _temporary():
     return pathlib.Path(os.environ.get("CKPTFS_TMP", "/dev/shm"))
 
 
+def _mount_table():
+    """(mountpoint, line of the table) of all mounts."""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
+        return [(line.split(" ")[4].encode("utf-8", "surrogateescape").decode("unicode_escape"), line) for line in lines]
+
+
 def _mounts_below(folder):
     """Mountpoints at or below the folder, the last mounted first."""
-    found = []
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
-        for line in lines:
-            point = line.split(" ")[4].encode("utf-8", "surrogateescape").decode("unicode_escape")
-            if point == str(folder) or point.startswith(f"{folder}/"):
-                found.append(point)
-    return list(reversed(found))
+    return [point for point, _ in reversed(_mount_table()) if point == str(folder) or point.startswith(f"{folder}/")]
 
 
 def _daemons_of(folder):
@@ -115,9 +116,8 @@ def _daemons_of(folder):
 
 def _connections_below(folder):
     """The numbers of the FUSE connections behind the ckptfs mounts below the folder."""
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
-        fields = [line.split(" ") for line in lines if " - fuse.ckptfs " in line]
-    return [words[2].split(":")[1] for words in fields if words[4].startswith(f"{folder}/")]
+    return [line.split(" ")[2].split(":")[1] for point, line in _mount_table()
+            if " - fuse.ckptfs " in line and point.startswith(f"{folder}/")]
 
 
 def abort_connections(numbers):
@@ -172,6 +172,20 @@ def _sweep(name):
         pid = folder.name.rsplit("-", 1)[1].split(".")[0]
         if not pid.isdigit() or not pathlib.Path(f"/proc/{pid}").exists():
             _take_down(folder)
+
+
+def see_no_other_mounts():
+    """From now on this process, and what it starts, sees no mount of ckptfs but its own: a command that names none means
+    the only one, and the machine may have others."""
+    if os.geteuid() != 0:
+        return  # a workspace will say so
+    new_mount_namespace = 0x20000
+    if ctypes.CDLL(None, use_errno=True).unshare(new_mount_namespace) != 0:
+        raise Skip(f"needs a mount namespace: {os.strerror(ctypes.get_errno())}")
+    run("mount", "--make-rprivate", "/")
+    for point, words in _mount_table():
+        if " - fuse.ckptfs " in words:
+            run("umount", "-l", point, check=False)
 
 
 @contextlib.contextmanager

@@ -102,10 +102,10 @@ fuse_lowlevel_ops operations() {
   return with_views(ops);
 }
 
-// The store's alignment, asked of a scratch file in blobs/.
+// The store's alignment, asked of a file that is there: a full store has no room for another.
 Result<io::DirectAlignment> alignment_of(const meta::Store& store) {
-  TRY_ASSIGN(const io::Fd scratch, io::open_at(store.blobs().folder_fd(), ".", O_TMPFILE | O_RDWR));
-  return io::direct_alignment(scratch.get());
+  TRY_ASSIGN(const io::Fd lock, io::open_at(AT_FDCWD, store.folder() + "/lock", O_RDONLY));
+  return io::direct_alignment(lock.get());
 }
 
 Result<> settle_modes(Filesystem& fs) {
@@ -113,7 +113,7 @@ Result<> settle_modes(Filesystem& fs) {
   modes.odirect = fs.options.odirect;
   TRY_ASSIGN(modes.alignment, alignment_of(fs.store));
   if (modes.passthrough) {
-    const auto probe = probe_passthrough(fuse_session_fd(fs.session), fs.store.blobs().folder_fd());
+    const auto probe = probe_passthrough(fuse_session_fd(fs.session), fs.store.folder() + "/lock");
     modes.passthrough = probe.has_value();
     modes.reason = probe ? "the kernel took a backing file of the store" : probe.error().message();
   }

@@ -40,9 +40,9 @@ Result<> close_backing(int session_fd, int backing_id) {
   return success();
 }
 
-Result<> probe_passthrough(int session_fd, int folder_fd) {
-  TRY_ASSIGN(const io::Fd scratch, io::open_at(folder_fd, ".", O_TMPFILE | O_RDWR));
-  TRY_ASSIGN(const int id, open_backing(session_fd, scratch.get()));
+Result<> probe_passthrough(int session_fd, const std::string& file) {
+  TRY_ASSIGN(const io::Fd fd, io::open_at(AT_FDCWD, file, O_RDONLY));
+  TRY_ASSIGN(const int id, open_backing(session_fd, fd.get()));
   return close_backing(session_fd, id);
 }
 

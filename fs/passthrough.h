@@ -2,6 +2,8 @@
 // fuse_passthrough_open tells only that it failed, not why. Stateless; any thread.
 #pragma once
 
+#include <string>
+
 #include "io/result.h"
 
 namespace ckptfs::fs {
@@ -11,7 +13,7 @@ namespace ckptfs::fs {
 Result<int> open_backing(int session_fd, int fd);
 Result<> close_backing(int session_fd, int backing_id);
 
-// Tries a backing id on a scratch file in `folder_fd`: success means that passthrough works for files there.
-Result<> probe_passthrough(int session_fd, int folder_fd);
+// Tries a backing id on this file: success means that passthrough works for files of its file system.
+Result<> probe_passthrough(int session_fd, const std::string& file);
 
 }  // namespace ckptfs::fs

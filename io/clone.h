@@ -17,11 +17,14 @@ Result<> clone_range(int from, off_t from_offset, int to, off_t to_offset, uint6
 // `length`; may be short (1 GiB a call).
 Result<uint64_t> dedupe_range(int from, off_t from_offset, int to, off_t to_offset, uint64_t length);
 
+// The name of the file system that the folder lies on: "xfs", "btrfs", "ext4", ..., from statfs's magic.
+Result<std::string> filesystem_of(const std::string& folder);
+
 struct SharingCapability {
   bool clone = false;
   bool dedupe = false;
   bool extent_size_hint = false;
-  std::string filesystem;  // "xfs", "btrfs", "ext4", ..., from statfs's magic
+  std::string filesystem;  // filesystem_of
 };
 // Tries clone, dedupe and hint on scratch files without a name in `folder`. `clone` also demands that FIEMAP shows the
 // blocks as shared. What the file system lacks is false; an Error is a failure of the probe (no such folder, disk

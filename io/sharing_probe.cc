@@ -99,11 +99,15 @@ Result<bool> try_extent_hint(int fd) {
 
 }  // namespace
 
-Result<SharingCapability> probe_sharing(const std::string& folder) {
-  SharingCapability capability;
+Result<std::string> filesystem_of(const std::string& folder) {
   struct statfs space {};
   if (retry_interrupted([&] { return ::statfs(folder.c_str(), &space); }) != 0) return last_error(folder);
-  capability.filesystem = filesystem_name(static_cast<uint64_t>(space.f_type) & 0xffffffff);
+  return filesystem_name(static_cast<uint64_t>(space.f_type) & 0xffffffff);
+}
+
+Result<SharingCapability> probe_sharing(const std::string& folder) {
+  SharingCapability capability;
+  TRY_ASSIGN(capability.filesystem, filesystem_of(folder));
 
   const std::vector<std::byte> data(256 << 10, std::byte{0x5a});
   TRY_ASSIGN(const Fd first, scratch_file(folder));

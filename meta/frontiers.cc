@@ -60,7 +60,7 @@ std::optional<uint64_t> Frontiers::left(BlobNumber blob) const {
 }
 
 Result<> Frontiers::begin(const std::vector<BlobNumber>& uncut) {
-  if (::ftruncate(file_.get(), 0) != 0) return last_error("frontiers");
+  // Over what is there: a full store has no blocks for it.
   const std::string text = header() + std::string(kSlots * sizeof(Entry), '\0');
   TRY(io::write_full(file_.get(), std::as_bytes(std::span(text)), 0));
   TRY_ASSIGN(slots_, io::MappedWords::map(file_.get(), kHeader, kSlots * std::tuple_size_v<Entry>));

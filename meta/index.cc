@@ -4,8 +4,10 @@
 #include <rocksdb/cache.h>
 #include <rocksdb/db.h>
 #include <rocksdb/filter_policy.h>
+#include <rocksdb/listener.h>
 #include <rocksdb/table.h>
 #include <rocksdb/utilities/write_batch_with_index.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <array>
@@ -19,7 +21,25 @@ namespace {
 
 constexpr std::array<const char*, kTables> kTableNames = {"default", "inodes", "entries", "blobs",
                                                           "xattrs",  "steps",  "digests", "maps"};
-constexpr uint64_t kBallast = uint64_t{64} << 20;
+// What the index needs for a while: a new log, and tables of what the old one held.
+constexpr uint64_t kRoomForChanges = uint64_t{16} << 20;
+
+// RocksDB calls most I/O errors fatal: no change until the next open. What can pass (no descriptor, no memory, a disk
+// that was away) must not last that long. So each is one that Resume ends. Resume writes all that is in memory into new
+// files, and nothing depends any more on the file that failed.
+class PassingErrors : public rocksdb::EventListener {
+ public:
+  void OnBackgroundError(rocksdb::BackgroundErrorReason, rocksdb::Status* status) override {
+    using Severity = rocksdb::Status::Severity;
+    if (status->IsIOError() && status->severity() > Severity::kHardError) {
+      *status = rocksdb::Status(*status, Severity::kHardError);
+    }
+  }
+  // Index resumes. While RocksDB tries by itself it answers Busy to that.
+  void OnErrorRecoveryBegin(rocksdb::BackgroundErrorReason, rocksdb::Status, bool* by_itself) override {
+    *by_itself = false;
+  }
+};
 
 Error from_status(const rocksdb::Status& status) {
   if (status.IsNotFound()) return Error(ENOENT);
@@ -43,6 +63,8 @@ rocksdb::Options database_options(bool create) {
   // the first hole; check_durable() tells whether anything that was durable lies behind it.
   o.wal_recovery_mode = rocksdb::WALRecoveryMode::kPointInTimeRecovery;
   o.max_open_files = 256;
+  o.listeners.push_back(std::make_shared<PassingErrors>());
+  o.max_bgerror_resume_count = 0;  // PassingErrors
   o.max_background_jobs = 2;
   o.keep_log_file_num = 4;
   o.max_log_file_size = 4 << 20;
@@ -89,17 +111,23 @@ Batch::Batch(Batch&&) noexcept = default;
 void Batch::put(InodeNumber number, const InodeRecord& record) {
   batch_->Put(index_.handle(Table::inodes), number_key(number), encode(record));
 }
-void Batch::erase_inode(InodeNumber number) { batch_->Delete(index_.handle(Table::inodes), number_key(number)); }
+void Batch::erase_inode(InodeNumber number) {
+  allow_on_full_store();
+  batch_->Delete(index_.handle(Table::inodes), number_key(number));
+}
 void Batch::put_entry(InodeNumber parent, const std::string& name, const EntryRecord& entry) {
   batch_->Put(index_.handle(Table::entries), name_key(parent, name), encode(entry));
 }
 void Batch::erase_entry(InodeNumber parent, const std::string& name) {
+  allow_on_full_store();
   batch_->Delete(index_.handle(Table::entries), name_key(parent, name));
 }
 void Batch::put_blob(BlobNumber number, const BlobRecord& record) {
+  if (record.state == BlobState::doomed) allow_on_full_store();
   batch_->Put(index_.handle(Table::blobs), number_key(number), encode(record));
 }
 void Batch::erase_blob(BlobNumber number, const BlobDigest& digest) {
+  allow_on_full_store();
   batch_->Delete(index_.handle(Table::blobs), number_key(number));
   if (digest.state != DigestState::none) erase_digests(number, 0, digest_groups(digest.length));
 }
@@ -145,7 +173,7 @@ Result<BlobRecord> Batch::blob(BlobNumber number) const {
   return decode_blob(value);
 }
 
-Index::Index(const Options& options) : options_(options) {}
+Index::Index(const Options& options) : options_(options), ballast_(options.folder) {}
 
 Index::~Index() {
   if (!db_) return;
@@ -159,7 +187,7 @@ Result<std::unique_ptr<Index>> Index::open(const Options& options) {
   if (!options.create) TRY(index->check_durable());
   if (!options.read_only) {
     TRY_ASSIGN(index->durable_fd_, io::open_at(AT_FDCWD, options.durable_file, O_RDWR | O_CREAT));
-    index->restore_ballast(UINT64_MAX);
+    index->ballast_.restore_all();
   }
   return index;
 }
@@ -171,9 +199,14 @@ Result<> Index::open_database() {
   for (const char* name : kTableNames) tables.emplace_back(name, table_options(cache));
   rocksdb::DB* db = nullptr;
   const auto db_options = database_options(options_.create);
-  const auto status = options_.read_only
-                          ? rocksdb::DB::OpenForReadOnly(db_options, options_.folder, tables, &handles_, &db)
-                          : rocksdb::DB::Open(db_options, options_.folder, tables, &handles_, &db);
+  const auto attempt = [&] {
+    return options_.read_only ? rocksdb::DB::OpenForReadOnly(db_options, options_.folder, tables, &handles_, &db)
+                              : rocksdb::DB::Open(db_options, options_.folder, tables, &handles_, &db);
+  };
+  auto status = attempt();
+  for (const auto part : {Ballast::Part::any_change, Ballast::Part::removals}) {
+    if (status.IsNoSpace() && !options_.read_only && ballast_.release(part)) status = attempt();
+  }
   if (status.IsNoSpace()) {
     return Error(ENOSPC, options_.folder + ": no room to open the index: " + status.ToString() +
                              "; nothing was changed; make room on this file system and mount again");
@@ -313,18 +346,37 @@ Result<> Index::for_each_entry(const std::function<Result<>(InodeNumber, const D
 
 Result<> Index::commit(Batch batch) {
   if (batch.empty()) return success();
-  auto status = db_->Write({}, batch.batch_->GetWriteBatch());
-  if (!status.ok() && status.IsNoSpace() && release_ballast()) {
-    // The failed write put RocksDB into read-only mode; with the ballast gone it can go on.
-    status = db_->Resume();
-    if (status.ok()) status = db_->Write({}, batch.batch_->GetWriteBatch());
-  }
+  if (!batch.allowed_on_full_store_) TRY(refuse_when_full());
+  const auto write = [&] { return db_->Write({}, batch.batch_->GetWriteBatch()); };
+  auto status = write();
+  if (!status.ok()) status = resume_and(write, batch.allowed_on_full_store_);
   if (!status.ok()) {
     log::error("a change could not be recorded: {}", status.ToString());
     return from_status(status);
   }
   commits_.fetch_add(1, std::memory_order_release);
   return success();
+}
+
+Result<> Index::refuse_when_full() const {
+  if (ballast_.has(Ballast::Part::any_change)) return success();
+  struct statvfs fs {};
+  if (::fstatvfs(options_.blobs_fd, &fs) != 0) return last_error("the store's free space");
+  if (uint64_t{fs.f_bavail} * fs.f_frsize >= kRoomForChanges) return success();
+  return Error(ENOSPC, "the store is full: until there is room only removals are recorded; remove files or steps");
+}
+
+rocksdb::Status Index::resume_and(const std::function<rocksdb::Status()>& attempt, bool with_last_ballast) {
+  const std::lock_guard one_at_a_time(resume_mutex_);
+  const auto resume = [&] {
+    auto status = db_->Resume();
+    return status.ok() ? attempt() : status;
+  };
+  auto status = resume();
+  if (status.IsNoSpace() && ballast_.release(Ballast::Part::any_change)) status = resume();
+  if (status.IsNoSpace() && with_last_ballast && ballast_.release(Ballast::Part::removals)) status = resume();
+  if (status.ok()) log::info("the index could not be written, and goes on");
+  return status;
 }
 
 bool Index::dirty() const {
@@ -361,11 +413,9 @@ Result<> Index::sync_now() {
       return result;
     }
   }
-  auto status = db_->SyncWAL();
-  if (!status.ok() && status.IsNoSpace() && release_ballast()) {
-    status = db_->Resume();
-    if (status.ok()) status = db_->SyncWAL();
-  }
+  const auto sync_log = [&] { return db_->SyncWAL(); };
+  auto status = sync_log();
+  if (!status.ok()) status = resume_and(sync_log, true);
   if (!status.ok()) {
     log::error("the index could not be synced: {}", status.ToString());
     return from_status(status);
@@ -373,36 +423,6 @@ Result<> Index::sync_now() {
   std::string text = std::to_string(sequence);
   text.resize(20, '\n');
   return io::write_full(durable_fd_.get(), std::as_bytes(std::span(text)), 0);
-}
-
-void Index::restore_ballast(uint64_t free_bytes) {
-  const std::lock_guard lock(ballast_mutex_);
-  if (ballast_bytes() == kBallast || free_bytes < 4 * kBallast) return;
-  const std::string path = options_.folder + "/ballast";
-  auto fd = io::open_at(AT_FDCWD, path, O_RDWR | O_CREAT);
-  if (!fd) {
-    log::warn("no ballast: {}", fd.error().message());
-    return;
-  }
-  if (::fallocate(fd.value().get(), 0, 0, static_cast<off_t>(kBallast)) != 0) {
-    log::warn("no ballast: {}; removals on a full store may fail until there is room", last_error(path).message());
-    ::unlink(path.c_str());
-    return;
-  }
-  ballast_bytes_.store(kBallast, std::memory_order_relaxed);
-}
-
-bool Index::release_ballast() {
-  const std::lock_guard lock(ballast_mutex_);
-  if (ballast_bytes() == 0) return false;
-  const std::string path = options_.folder + "/ballast";
-  if (::unlink(path.c_str()) != 0) {
-    log::error("the ballast cannot be released: {}", last_error(path).message());
-    return false;
-  }
-  ballast_bytes_.store(0, std::memory_order_relaxed);
-  log::warn("the store is full: released {} MiB of ballast for the index", kBallast >> 20);
-  return true;
 }
 
 }  // namespace ckptfs::meta

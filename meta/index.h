@@ -1,10 +1,13 @@
 // The index: RocksDB, one column family a table, and the one write path into it. Only meta/ uses it.
 //
 // A change of the tree is one Batch. commit() applies it atomically; it survives a kill of the process at once and a
-// power loss after the next sync(). When RocksDB runs out of space the ballast (a file of 64 MiB beside it) is released
-// and the write tried again, so that removals can always be recorded.
+// power loss after the next sync().
 //
-// Thread safety: all of it. Locks: sync_mutex_, ballast_mutex_, both held without calling out except as said there.
+// After a failed write RocksDB takes no change until it is resumed. The next change resumes it, whatever had failed.
+// When there was no room, it gets the ballast first (meta/ballast.h). A change that makes no room is refused before it
+// reaches RocksDB where there is neither room nor ballast for it, so that what is left is there for removals.
+//
+// Thread safety: all of it. Locks: sync_mutex_, resume_mutex_, both held without calling out except as said there.
 #pragma once
 
 #include <atomic>
@@ -20,6 +23,7 @@
 #include <vector>
 
 #include "io/fd.h"
+#include "meta/ballast.h"
 #include "meta/codec.h"
 #include "meta/types.h"
 
@@ -80,6 +84,8 @@ class Batch {
   void put_map(InodeNumber step, const KeptMap& map);
   void erase_map(InodeNumber step);
   void put_number(const char* key, uint64_t value);
+  // Must be recorded on a full store, too. What removes names, inodes or blobs is so by itself.
+  void allow_on_full_store() { allowed_on_full_store_ = true; }
   bool empty() const;
 
   // As this batch leaves it. ENOENT where there is none.
@@ -91,6 +97,7 @@ class Batch {
   Result<std::string> get(Table table, const std::string& key) const;
   Index& index_;
   std::unique_ptr<rocksdb::WriteBatchWithIndex> batch_;
+  bool allowed_on_full_store_ = false;
 };
 
 class Index {
@@ -143,9 +150,7 @@ class Index {
   // A file was made or removed in blobs/ since the last sync.
   void note_blobs_changed() { blobs_changed_.store(true, std::memory_order_release); }
 
-  // Bytes of the ballast now; makes it again when `free_bytes` (of the file system) leaves room.
-  uint64_t ballast_bytes() const { return ballast_bytes_.load(std::memory_order_relaxed); }
-  void restore_ballast(uint64_t free_bytes);
+  Ballast& ballast() { return ballast_; }
 
  private:
   friend class Batch;
@@ -153,7 +158,8 @@ class Index {
   Result<> open_database();
   Result<> check_durable() const;
   Result<> sync_now();
-  bool release_ballast();
+  Result<> refuse_when_full() const;
+  rocksdb::Status resume_and(const std::function<rocksdb::Status()>& attempt, bool with_last_ballast);
   Result<std::string> get(Table table, const std::string& key) const;
   Result<> scan(Table table, const std::string& prefix,
                 const std::function<Result<>(std::string_view, std::string_view)>& visit) const;
@@ -171,8 +177,9 @@ class Index {
   std::atomic<uint64_t> commits_{0};
   std::atomic<bool> blobs_changed_{false};
 
-  std::mutex ballast_mutex_;  // held while the ballast is made or released
-  std::atomic<uint64_t> ballast_bytes_{0};
+  std::mutex
+      resume_mutex_;  // held while RocksDB is resumed, for which it writes; all who come meanwhile need that, too
+  Ballast ballast_;
 };
 
 }  // namespace ckptfs::meta

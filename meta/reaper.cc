@@ -55,8 +55,7 @@ void Reaper::round(const std::vector<BlobNumber>& doomed) {
     const std::lock_guard lock(mutex_);
     doomed_.insert(doomed_.end(), doomed.begin(), doomed.end());
   }
-  if (index_.ballast_bytes() != 0) return;
-  if (const auto space = space_.report()) index_.restore_ballast(space.value().free);
+  if (const auto space = space_.report()) index_.ballast().restore(space.value().free, space.value().raw_free);
 }
 
 Result<> Reaper::remove(const std::vector<BlobNumber>& doomed) {

@@ -31,6 +31,7 @@ class Recoverer {
     TRY(raise_references());
     if (!recovery_.report.clean) TRY(sweep_nameless());
     batch_.put_number(kCleanKey, 0);
+    batch_.allow_on_full_store();
     batch_.put_number(kGenerationKey, generation_ + 1);
     TRY(index_.commit(std::move(batch_)));
     TRY(index_.sync());

@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -145,10 +146,32 @@ Result<io::Fd> take_lock(const std::string& folder) {
                             (owner ? owner.value().substr(0, owner.value().find('\n')) : "unknown") +
                             "); unmount it first");
   }
+  // Over what is there: a full store has no block for it.
   const std::string pid = std::to_string(::getpid()) + "\n";
-  if (::ftruncate(fd.get(), 0) != 0) return last_error(folder + "/lock");
   TRY(io::write_full(fd.get(), std::as_bytes(std::span(pid)), 0));
+  if (::ftruncate(fd.get(), static_cast<off_t>(pid.size())) != 0) return last_error(folder + "/lock");
   return fd;
+}
+
+// A full store is opened with its ballast.
+void make_room_to_open(const std::string& folder) {
+  constexpr uint64_t kRoomToOpen = uint64_t{16} << 20;
+  struct statvfs fs {};
+  if (::statvfs(folder.c_str(), &fs) != 0 || uint64_t{fs.f_bavail} * fs.f_frsize >= kRoomToOpen) return;
+  Ballast ballast(folder + "/meta");
+  if (!ballast.release(Ballast::Part::any_change)) ballast.release(Ballast::Part::removals);
+}
+
+// What the file system can do. A store is only made where blocks can be shared: where there is no room to try it, that
+// is believed.
+Result<io::SharingCapability> capability_of(const std::string& folder, bool fresh) {
+  auto tried = io::probe_sharing(folder);
+  if (tried || fresh || tried.error().errno_value() != ENOSPC) return tried;
+  log::warn("{}: no room to try whether blocks can be shared: {}", folder, tried.error().message());
+  io::SharingCapability believed;
+  TRY_ASSIGN(believed.filesystem, io::filesystem_of(folder));
+  believed.clone = true;
+  return believed;
 }
 
 // Blobs with content and no index: going on would lose them.
@@ -204,20 +227,26 @@ Result<std::unique_ptr<Store>> Store::open(const StoreOptions& options) {
   if (options.create) TRY(make_folder(folder));
   auto in = std::make_unique<Internals>();
   in->folder = folder;
-  TRY_ASSIGN(in->capability, io::probe_sharing(folder));
+  const bool fresh = !exists(folder + "/config.json");
+  if (!fresh) {
+    TRY_ASSIGN(in->lock, take_lock(folder));
+    make_room_to_open(folder);
+  }
+  TRY_ASSIGN(in->capability, capability_of(folder, fresh));
   if (!in->capability.clone) {
     return Error(EOPNOTSUPP, folder + ": it is on " + in->capability.filesystem +
                                  ", which cannot share blocks between files; choose a folder on XFS or btrfs, or let "
                                  "ckptfs make one: ckptfs mount --image SIZE STORE MOUNTPOINT");
   }
-  const bool fresh = !exists(folder + "/config.json");
   if (fresh && (!options.create || !may_become_store(folder))) {
     return Error(EINVAL, folder +
                              ": it is no store (config.json is missing) and not empty; name a store, or an empty "
                              "folder to make one");
   }
-  TRY_ASSIGN(in->lock, take_lock(folder));
-  if (fresh) TRY(make_store(options));
+  if (fresh) {
+    TRY_ASSIGN(in->lock, take_lock(folder));
+    TRY(make_store(options));
+  }
   TRY_ASSIGN(in->id, read_store_id(folder));
   TRY(refuse_lost_index(folder));
   TRY_ASSIGN(in->blobs_fd, io::open_at(AT_FDCWD, folder + "/blobs", O_RDONLY | O_DIRECTORY));
@@ -279,6 +308,7 @@ Result<> Store::close() {
   Batch batch(*internals_->index);
   if (internals_->tree->damaged_files() == 0) batch.put_number(kCleanKey, 1);
   batch.put_number(kGenerationKey, generation + 1);
+  batch.allow_on_full_store();
   TRY(internals_->index->commit(std::move(batch)));
   TRY(internals_->index->sync());
   return internals_->blobs->set_generation(generation + 1);
@@ -304,7 +334,7 @@ SpaceReport Store::space() const {
     log::error("{}", report.error().message());
     return {};
   }
-  report.value().ballast = internals_->index->ballast_bytes();
+  report.value().ballast = internals_->index->ballast().bytes();
   return report.value();
 }
 

@@ -1,0 +1,40 @@
+// The ballast: room on a full store that is kept for the index. It is two files beside the index with blocks of their
+// own. One is removed when any change finds no room, the other only when a removal finds none: so what makes room can
+// always be recorded.
+//
+// Thread safety: all of it. Lock: mutex_ (a leaf), held while a file is made or removed.
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <string>
+
+namespace ckptfs::meta {
+
+class Ballast {
+ public:
+  enum class Part { any_change, removals };
+
+  // Of the index in this folder. Finds what is there.
+  explicit Ballast(std::string folder);
+
+  uint64_t bytes() const;
+  bool has(Part part) const;
+  // Gives its blocks back. False: it was not there.
+  bool release(Part part);
+  // Makes what is missing. `raw_free`: of the file system; `free`: without the reserve of the store.
+  void restore(uint64_t free, uint64_t raw_free);
+  // Likewise, however little room there is.
+  void restore_all() { restore(UINT64_MAX, UINT64_MAX); }
+
+ private:
+  bool make(Part part) const;
+  std::string path_of(Part part) const;
+
+  const std::string folder_;
+  mutable std::mutex mutex_;
+  bool has_any_change_ = false;  // guarded by mutex_
+  bool has_removals_ = false;    // guarded by mutex_
+};
+
+}  // namespace ckptfs::meta

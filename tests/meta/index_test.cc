@@ -1,0 +1,122 @@
+// The index when it cannot be written: without descriptors, and on a full file system.
+#include <sys/resource.h>
+
+#include "tests/meta/scratch_store.h"
+
+namespace ckptfs::meta {
+namespace {
+
+class IndexTest : public ScratchStore {
+ protected:
+  void TearDown() override {
+    filler_.reset();
+    std::filesystem::remove(folder_ + ".filler");
+    ScratchStore::TearDown();
+  }
+
+  // Down to the last blocks.
+  void fill() {
+    if (!filler_) {
+      auto made = io::open_at(AT_FDCWD, folder_ + ".filler", O_RDWR | O_CREAT);
+      ASSERT_TRUE(made) << made.error().message();
+      filler_ = std::move(made).value();
+    }
+    for (const off_t piece : {off_t{64} << 20, off_t{1} << 20, off_t{64} << 10, off_t{4096}}) {
+      while (::fallocate(filler_.get(), 0, filled_, piece) == 0) filled_ += piece;
+    }
+  }
+  void make_room() {
+    ASSERT_EQ(::ftruncate(filler_.get(), 0), 0);
+    filled_ = 0;
+  }
+
+  // Changes until one fails, with what `meanwhile` does now and then. The index grows: it needs new files for that.
+  Result<> change_until_error(const std::function<void()>& meanwhile = [] {}) {
+    constexpr int kMost = 3000;
+    const InodeNumber file = at("/f");
+    for (int i = 0; i < kMost; ++i) {
+      if (i % 10 == 0) meanwhile();
+      TRY(tree().set_xattr(file, "user.x" + std::to_string(i % 100), std::string(60000, 'x'), 0));
+    }
+    return success();
+  }
+  uint64_t ballast() { return store_->index().ballast().bytes(); }
+  // The last ballast is for removals.
+  void use_up_what_any_change_may_use() {
+    make_file("/f", "content");
+    for (int i = 0; i < 8; ++i) make_file("/large" + std::to_string(i), std::string(6 << 20, 'l'));
+    EXPECT_EQ(ballast(), 64 * kMiB);
+    const auto changed = change_until_error([this] { fill(); });
+    ASSERT_FALSE(changed);
+    EXPECT_EQ(changed.error().errno_value(), ENOSPC) << changed.error().message();
+    fill();
+    EXPECT_EQ(ballast(), 16 * kMiB);
+  }
+  void expect_that_removals_make_room() {
+    for (int i = 0; i < 8; ++i) remove("/large" + std::to_string(i));
+    for (int i = 0; i < 1000 && store_->space().raw_free < 32 * kMiB; ++i) ::usleep(10000);
+    EXPECT_GE(store_->space().raw_free, 32 * kMiB);
+  }
+
+  io::Fd filler_;
+  off_t filled_ = 0;
+};
+
+TEST_F(IndexTest, GoesOnWhenThereAreDescriptorsAgain) {
+  make_file("/f", "content");
+  rlimit before{};
+  ::getrlimit(RLIMIT_NOFILE, &before);
+  const int lowest = ::dup(STDIN_FILENO);
+  ASSERT_GE(lowest, 0);
+  ::close(lowest);
+  rlimit none = before;
+  none.rlim_cur = static_cast<rlim_t>(lowest);
+  ::setrlimit(RLIMIT_NOFILE, &none);
+  const auto changed = change_until_error();
+  ::setrlimit(RLIMIT_NOFILE, &before);
+  ASSERT_FALSE(changed);
+  EXPECT_EQ(changed.error().errno_value(), EIO) << changed.error().message();
+  make_folder("/after");
+  ASSERT_TRUE(tree().sync());
+  crash();
+  open();
+  EXPECT_TRUE(tree().resolve("/after"));
+  EXPECT_EQ(read("/f"), "content");
+  expect_clean_fsck();
+}
+
+TEST_F(IndexTest, RecordsRemovalsOnAFullStoreWhenTheBallastIsUsedUp) {
+  use_up_what_any_change_may_use();
+  expect_that_removals_make_room();
+  make_room();
+  make_folder("/after");
+  for (int i = 0; i < 1000 && ballast() < 64 * kMiB; ++i) ::usleep(10000);
+  EXPECT_EQ(ballast(), 64 * kMiB);
+  reopen();
+  EXPECT_TRUE(tree().resolve("/after"));
+  expect_clean_fsck();
+}
+
+TEST_F(IndexTest, OpensOnAFullStore) {
+  make_file("/f", "content");
+  fill();
+  crash();
+  open();
+  EXPECT_EQ(read("/f"), "content");
+  fill();
+  crash();
+  open();
+  EXPECT_EQ(read("/f"), "content");
+  remove("/f");
+}
+
+TEST_F(IndexTest, OpensOnAFullStoreWithTheLastBallast) {
+  use_up_what_any_change_may_use();
+  crash();
+  open();
+  EXPECT_EQ(read("/f"), "content");
+  expect_that_removals_make_room();
+}
+
+}  // namespace
+}  // namespace ckptfs::meta

@@ -16,6 +16,7 @@ Filesystem::Filesystem(const MountOptions& mount_options, meta::Store& mounted_s
     : options(mount_options),
       store(mounted_store),
       tree(mounted_store.tree()),
+      descriptors(mount_options.for_others),
       notifications(
           [this](const Notifications::Change& change) {
             // What the kernel does not remember is no error.

@@ -13,6 +13,7 @@
 #include "fs/adoptions.h"
 #include "fs/control_xattrs.h"
 #include "fs/counters.h"
+#include "fs/descriptor_budget.h"
 #include "fs/handles.h"
 #include "fs/mapped_files.h"
 #include "fs/mount.h"
@@ -49,8 +50,9 @@ class Filesystem {
   Counters counters;
   OpenModes modes;
   fuse_session* session = nullptr;
-  std::string socket_path;   // of the control socket; set before that answers
-  std::string http_address;  // where the page is; set before anything answers; empty: nowhere
+  std::string socket_path;       // of the control socket; set before that answers
+  std::string http_address;      // where the page is; set before anything answers; empty: nowhere
+  DescriptorBudget descriptors;  // before all that hold claims of it
   Notifications notifications;
   WriteErrors write_errors;
   OpenFileTable files;

@@ -15,6 +15,7 @@
 #include "fs/adoption.h"
 #include "fs/block_adoption.h"
 #include "fs/data_path.h"
+#include "fs/descriptor_budget.h"
 #include "fs/open_files.h"
 #include "meta/types.h"
 
@@ -29,6 +30,7 @@ struct Handle {
     if (spliced != nullptr) --*spliced;
   }
 
+  DescriptorBudget::Claim claim;  // what of the daemon's descriptors it counts for
   std::shared_ptr<OpenFile> file;
   std::atomic<unsigned>* spliced = nullptr;  // OpenFile::spliced, which it is counted in
   int descriptor = -1;                       // the inode's shared one, O_RDONLY

@@ -14,6 +14,10 @@ namespace ckptfs::fs {
 
 namespace {
 
+// Opens of one file share a descriptor; each counts for it, since the last to close may be any.
+constexpr uint64_t kDescriptorsOfAnOpen = 1;
+constexpr uint64_t kDescriptorsOfItsOwn = 2;  // further ones, of an open that the daemon serves: buffered and direct
+
 // An open on its way: counted already, uncounted by the destructor unless it is taken over by a handle.
 class PendingOpen {
  public:
@@ -107,6 +111,7 @@ Result<> choose_way(Filesystem& fs, OpenFile& file, const meta::InodeRecord& rec
   const bool through_daemon = !passthrough || handle.adoption || handle.blocks || spliced ||
                               fs.modes.through_daemon(info.flags, record, handle.writing && fs.tree.short_of_space());
   if (through_daemon) {
+    TRY(handle.claim.add(kDescriptorsOfItsOwn));
     TRY_ASSIGN(handle.data, make_data_path(fs, file, backing.descriptor, info.flags));
     handle.syncs = (info.flags & (O_DSYNC | O_SYNC)) != 0;
     if (handle.spliced == nullptr && may_be_spliced(info.flags)) count_as_spliced(file, handle);
@@ -140,6 +145,7 @@ Result<std::unique_ptr<Handle>> open_file(Filesystem& fs, meta::InodeNumber inod
   if (!record.is_regular()) return Error(record.is_dir() ? EISDIR : ENXIO);
   if (fs.tree.is_damaged(inode)) return Error(EIO, "damaged: its blob is missing or short (see `ckptfs status`)");
   const bool writing = opens_for_writing(info.flags);
+  TRY_ASSIGN(auto claim, fs.descriptors.take(caller.uid, kDescriptorsOfAnOpen));
   PendingOpen pending(fs, inode, writing);
   if (fs.adoptions.knows(inode)) TRY(end_adoption(fs, pending.file(), writing));
   if (writing) TRY(fs.tree.prepare_writing(inode, caller, fs.owed_by_others(inode)));
@@ -151,6 +157,7 @@ Result<std::unique_ptr<Handle>> open_file(Filesystem& fs, meta::InodeNumber inod
     fs.write_errors.clear(inode);
   }
   auto handle = std::make_unique<Handle>();
+  handle->claim = std::move(claim);
   handle->writing = writing;
   handle->seen_errors = pending.file().errors.now();
   handle->clears_privileges = writing && has_privileges(record.mode);

@@ -83,6 +83,8 @@ void Reply::log(const Error& error) const {
     case EACCES:
     case EROFS:
     case ESTALE:
+    case EMFILE:
+    case ENFILE:
       log::info("{} {} refused: {}", operation, path, error.message());
       return;
     default:

@@ -65,6 +65,8 @@ void open_found(const Reply& reply, const Views::Found& found, fuse_file_info in
   auto opened = fs.view_files.open(found);
   if (!opened) return reply.error(opened.error());
   auto file = std::move(opened).value();
+  auto claim = fs.descriptors.take(reply.caller().uid, file->descriptors());
+  if (!claim) return reply.error(claim.error());
   fs.views.opened(found.number, file->view());
   add(fs.counters.opens_of_views);
   if (const auto& blocks = file->blocks()) {
@@ -74,7 +76,7 @@ void open_found(const Reply& reply, const Views::Found& found, fuse_file_info in
   } else {
     info.keep_cache = 1;  // other bytes are another inode
   }
-  info.fh = fs.view_handles.add(std::make_unique<ViewHandle>(ViewHandle{std::move(file)}));
+  info.fh = fs.view_handles.add(std::make_unique<ViewHandle>(ViewHandle{std::move(claim).value(), std::move(file)}));
   if (reply.answer(fuse_reply_open, &info) != 0) fs.view_handles.take(info.fh);
 }
 

@@ -20,6 +20,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "fs/descriptor_budget.h"
 #include "fs/open_files.h"
 #include "fs/views/views.h"
 
@@ -57,6 +58,7 @@ class ViewFile {
 
   const std::shared_ptr<const views::StepView>& view() const { return view_; }
   uint64_t size() const { return content_->size(); }
+  uint64_t descriptors() const { return 1 + sources_.size(); }
   // None: the daemon reads it.
   const std::shared_ptr<const BlockFile>& blocks() const { return blocks_; }
   // As Content::read; the error names the step's file.
@@ -88,6 +90,7 @@ class ViewFile {
 
 // What the kernel holds for one open.
 struct ViewHandle {
+  DescriptorBudget::Claim claim;
   std::shared_ptr<ViewFile> file;
 };
 

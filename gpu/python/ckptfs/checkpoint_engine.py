@@ -27,19 +27,11 @@ import zipfile
 import torch
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine as _Base
 
-from ckptfs import durable, memory, torch_files
+from ckptfs import durable, memory, states, torch_files
 from ckptfs.deepspeed import IDS, ids_of
 from ckptfs.saving import Save, new_attempt
 
 _log = logging.getLogger("ckptfs")
-
-
-def _deepspeed_classes():
-    """What DeepSpeed leaves in its files as objects."""
-    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
-    from deepspeed.runtime.zero.config import ZeroStageEnum
-    from deepspeed.utils.tensor_fragment import fragment_address
-    return [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
 
 
 class CheckpointEngine(_Base):
@@ -51,7 +43,7 @@ class CheckpointEngine(_Base):
         super().__init__()
         torch_files.check_torch()
         self.name = "ckptfs"
-        self.seal, self.allow = seal, [*_deepspeed_classes(), *allow]
+        self.seal, self.allow = seal, [*states.classes(), *allow]
         self._engine, self._process = weakref.ref(engine), os.getpid()
         self._rank, self._ranks = _ranks_of(engine)
         self._saving, self._loading = False, False  # within the engine's own functions

@@ -24,7 +24,7 @@ import os
 import pathlib
 import tempfile
 
-from ckptfs import durable
+from ckptfs import durable, states
 
 _log = logging.getLogger("ckptfs")
 
@@ -118,7 +118,7 @@ def save_checkpoint(engine, save_dir, tag=None, client_state=None, save_latest=T
     with _Together("the step is not complete, and `latest` was left as it is"):  # all files are there
         ids = ids_of(engine) if rank == 0 else {}
         if ids:
-            (step / IDS).write_text(json.dumps(ids))
+            durable.replace(step / IDS, json.dumps(ids))
     with _Together("the step is not durable, and `latest` was left as it is"):
         durable.sync(step, rank, ranks)
         durable.sync_one(step.parent)
@@ -243,13 +243,10 @@ class _Saved:
     """What a rank's optim_states.pt holds beside the master weights, matched with the optimizer as it is now."""
 
     def __init__(self, engine, load_dir, tag):
-        import torch
         self.engine, self.optimizer = engine, engine.optimizer
         self.swapper, self.adam = self.optimizer.optimizer_swapper, self.optimizer.optimizer
         self.flat = self.optimizer.fp32_partitioned_groups_flat
-        # Mapped: pipelined runs leave whole recycled buffers in the file, which nobody needs.
-        self.saved = torch.load(engine._get_zero_ckpt_name(load_dir, tag), map_location="cpu", weights_only=False,
-                                mmap=True)["optimizer_state_dict"]
+        self.saved = states.load(engine._get_zero_ckpt_name(load_dir, tag))["optimizer_state_dict"]
         rank = engine.local_rank if engine.use_node_local_storage() else engine.global_rank
         self.folder = pathlib.Path(load_dir) / tag / "offloaded_tensors" / f"rank{rank:0>2d}"
         self._check_same_model()

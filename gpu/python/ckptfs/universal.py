@@ -5,9 +5,9 @@
     "checkpoint": {"load_universal": true}        # in the DeepSpeed configuration of the run that resumes
 
 Reads ZeRO stages 1 to 3, also with the optimizer on NVMe, which DeepSpeed's own ds_to_universal.py cannot. The tensors
-come from the step's view; the step's small state (step number, hyperparameters, loss scaler) is unpickled by torch,
-which runs what is in the file: only for checkpoints that you trust. One tensor at a time is in memory. What is written
-loads in every stage; `latest_universal` is set last, when all the rest is durable.
+come from the step's view; of the step's small state (step number, hyperparameters, loss scaler) nothing is made but what
+DeepSpeed itself writes, and nothing in it is run. One tensor at a time is in memory. What is written loads in every stage;
+`latest_universal` is set last, when all the rest is durable.
 
 Of DeepSpeed's own loading (0.19.8): an engine whose optimizer is on NVMe refuses universal checkpoints; frozen parameters
 and buffers stay as they were made; in stage 3 all groups get the hyperparameters of the first. Switch load_universal off
@@ -18,11 +18,12 @@ import argparse
 import json
 import os
 import pathlib
+import pickle
 import re
 import shutil
 import sys
 
-from ckptfs import durable
+from ckptfs import durable, states
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 _MODEL = re.compile(r"(zero_pp_rank_0_)?mp_rank_00_model_states\.pt")
@@ -49,8 +50,7 @@ def convert(step, out, progress=lambda done, of, name: None):
     model_file, optimizer_file = _only(step, _MODEL), _only(step, _OPTIMIZER)
     small = _SmallState(torch, optimizer_file)
     tensors = _by_parameter(manifest)
-    unfinished = out.with_name(f".{out.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished = _folder_of_our_own(out.with_name(f".{out.name}.unfinished"))
     try:
         for number, (name, states) in enumerate(sorted(tensors.items())):
             progress(number, len(tensors), name)
@@ -64,6 +64,17 @@ def convert(step, out, progress=lambda done, of, name: None):
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
     durable.replace(out.parent / "latest_universal", out.name)
+
+
+def _folder_of_our_own(path):
+    """Made anew, without what an earlier run left there. Where somebody else put something, Refused: it may lead anywhere."""
+    if path.is_dir() and not path.is_symlink() and path.lstat().st_uid == os.geteuid():
+        shutil.rmtree(path)
+    try:
+        path.mkdir()
+    except FileExistsError:
+        raise Refused(f"{path} is there, and not from an earlier run of this: look who made it, and remove it") from None
+    return path
 
 
 def _view_of(step):
@@ -109,8 +120,7 @@ class _SmallState:
     """What rank 0's optim_states.pt knows beside tensors."""
 
     def __init__(self, torch, path):
-        # Mapped: pipelined runs leave gigabytes of recycled buffers in it, which nobody needs.
-        self.file = torch.load(path, map_location="cpu", weights_only=False, mmap=True)
+        self.file = states.load(path)
         self.inner = self.file["optimizer_state_dict"]
         base = self.inner.get("optimizer_state_dict", self.inner.get("base_optimizer_state"))
         if not isinstance(base, dict) or not base.get("state"):
@@ -162,7 +172,7 @@ def main():
     except ImportError as problem:
         print(f"ckptfs.universal: {problem}: run it by the Python that has torch and DeepSpeed", file=sys.stderr)
         return 1
-    except (Refused, OSError) as problem:
+    except (Refused, OSError, pickle.UnpicklingError) as problem:
         print(f"ckptfs.universal: {problem}", file=sys.stderr)
         return 1
     finally:

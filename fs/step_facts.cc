@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <span>
 #include <string_view>
@@ -18,7 +17,7 @@
 #include "meta/formats/checkpoint.h"
 #include "meta/formats/deepspeed_names.h"
 #include "meta/formats/manifest.h"
-#include "meta/formats/python_json.h"
+#include "meta/formats/trainer_state.h"
 #include "meta/names.h"
 #include "meta/save_plan.h"
 #include "meta/time.h"
@@ -46,18 +45,17 @@ Result<std::string> read_file(const meta::Tree& tree, meta::InodeNumber folder, 
   return text;
 }
 
-// What was logged at the checkpoint's own step: {"global_step": 500, "log_history": [{"step": 500, "eval_loss": 1.5}]}
-Result<std::optional<double>> metric_in(const std::string& trainer_state, const std::string& name) {
-  const auto state = meta::formats::parse_python_json(trainer_state);
-  if (!state.is_object()) return Error(EBADMSG, "trainer_state.json is no JSON");
-  const auto history = state.value("log_history", nlohmann::json::array());
-  const auto step = state.value("global_step", nlohmann::json());
-  std::optional<double> found;
-  for (const auto& entry : history) {
-    if (!entry.is_object() || !entry.contains(name) || entry.value("step", nlohmann::json()) != step) continue;
-    if (entry[name].is_number()) found = entry[name].get<double>();
-  }
-  return found;
+// ENOENT: the step has no such file. Else as it says.
+Result<std::optional<double>> metric_in(const meta::Tree& tree, meta::InodeNumber step, const std::string& metric) {
+  const std::string name = meta::formats::kTrainerStateName;
+  TRY_ASSIGN(const meta::InodeNumber file, tree.child(step, name));
+  TRY_ASSIGN(const meta::Attributes attributes, tree.attributes(file));
+  if (!attributes.record.is_regular()) return Error(ENOENT);
+  TRY_ASSIGN(const io::Fd blob, tree.open_blob(file, O_RDONLY));
+  auto found =
+      meta::formats::metric_in_trainer_state(blob.get(), static_cast<uint64_t>(attributes.stat.st_size), metric);
+  if (found) return found;
+  return Error(found.error().errno_value(), name + ": " + found.error().message());
 }
 
 // Of a file's name, or of the folder of its rank.
@@ -334,16 +332,14 @@ Result<std::optional<double>> StepFactsFinder::metric_of(const StepLook& look, c
     const auto known = known_.find(look.inode);
     if (is_known(known) && known->second.metrics.contains(name)) return known->second.metrics.at(name);
   }
-  const auto state = read_file(fs_.tree, look.inode, "trainer_state.json", meta::formats::kMostTrainerState);
-  std::optional<double> metric;
-  if (state) {
-    TRY_ASSIGN(metric, metric_in(state.value(), name));
-  } else if (state.error().errno_value() != ENOENT) {
-    return state.error();
-  }
+  auto found = metric_in(fs_.tree, look.inode, name);
+  if (!found && found.error().errno_value() == ENOENT) found = std::optional<double>();
+  // What the file itself is the reason for, stays so: it is not read again.
+  const int failed = found ? 0 : found.error().errno_value();
+  if (failed != 0 && failed != EBADMSG && failed != EFBIG) return found;
   const std::lock_guard lock(mutex_);
-  if (const auto known = known_.find(look.inode); is_known(known)) known->second.metrics[name] = metric;
-  return metric;
+  if (const auto known = known_.find(look.inode); is_known(known)) known->second.metrics.insert_or_assign(name, found);
+  return found;
 }
 
 Result<std::optional<std::string>> StepFactsFinder::latest_of(meta::InodeNumber series) const {

@@ -85,11 +85,11 @@ class StepFactsFinder {
     meta::formats::CompletenessJudgement judgement;
     timespec completed{};
     unsigned ranks = 0;
-    bool saved_alone = false;                              // by `save`, and nothing was added
-    bool mapped = false;                                   // for writing
-    bool damaged = false;                                  // never kept: it is asked for at each look
-    bool durable = false;                                  // made so since it was judged
-    std::map<std::string, std::optional<double>> metrics;  // by name, as its files tell them
+    bool saved_alone = false;                                      // by `save`, and nothing was added
+    bool mapped = false;                                           // for writing
+    bool damaged = false;                                          // never kept: it is asked for at each look
+    bool durable = false;                                          // made so since it was judged
+    std::map<std::string, Result<std::optional<double>>> metrics;  // by name, as its files tell them, or cannot
   };
 
   // Of a folder and those in it.

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "io/fd.h"
+#include "io/json.h"
 #include "io/retry.h"
 
 namespace ckptfs::io {
@@ -95,9 +96,12 @@ Result<std::string> encode_request(const std::string& command, const json& argum
   }
 }
 
+// Deeper than any answer is; else as large as it may be.
+constexpr JsonBounds kReplyBounds{.bytes = kMaximumMessage, .values = kAnyNumber, .text = kMaximumMessage, .depth = 64};
+
 Result<json> decode_reply(const std::string& line) {
   try {
-    json reply = json::parse(line);
+    TRY_ASSIGN(json reply, parse_json(line, kReplyBounds));
     if (!reply.at("ok").get<bool>()) {
       const int number = reply.value("errno", EIO);
       return Error(number == 0 ? EIO : number, reply.value("error", std::string()));

@@ -14,9 +14,9 @@
 
 namespace ckptfs::io {
 
-inline constexpr size_t kMaximumMessage = 64 << 20;  // a reply
-inline constexpr size_t kMaximumRequest = 1 << 20;   // its newline included
-inline constexpr size_t kMaximumDescriptors = 128;   // of a reply
+inline constexpr size_t kMaximumMessage = 64 << 20;   // a reply
+inline constexpr size_t kMaximumRequest = 256 << 10;  // its newline included
+inline constexpr size_t kMaximumDescriptors = 128;    // of a reply
 
 // One request over a connection of its own; waits for the reply (a save can take long). A reply with ok=false becomes
 // an Error with its errno and words; ECONNREFUSED/ENOENT when nobody listens.

@@ -12,6 +12,7 @@
 #include <random>
 
 #include "io/fault.h"
+#include "io/json.h"
 #include "io/log.h"
 #include "meta/accounting.h"
 #include "meta/names.h"
@@ -186,7 +187,8 @@ Result<> refuse_lost_index(const std::string& folder) {
 
 Result<std::string> read_store_id(const std::string& folder) {
   TRY_ASSIGN(const std::string text, io::read_file(folder + "/config.json"));
-  const auto config = nlohmann::json::parse(text, nullptr, false);
+  const auto parsed = io::parse_json(text, {});
+  const nlohmann::json config = parsed ? parsed.value() : nlohmann::json();
   if (!config.is_object() || !config.contains("format") || !config["format"].is_number_unsigned() ||
       !config.contains("id") || !config["id"].is_string()) {
     return Error(EIO, folder + "/config.json: it is damaged; restore it from a copy");

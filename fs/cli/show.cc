@@ -12,6 +12,7 @@
 #include "fs/cli/commands.h"
 #include "fs/cli/format.h"
 #include "fs/cli/system.h"
+#include "io/json.h"
 
 namespace ckptfs::fs::cli {
 namespace {
@@ -32,8 +33,9 @@ Result<json> manifest_of(const Target& step) {
   }
   const std::string path = step.mount.mountpoint + "/views" + step.path + "/manifest.json";
   TRY_ASSIGN(const std::string text, read_text(path));
-  json manifest = json::parse(text, nullptr, false);
-  if (manifest.is_discarded()) return Error(EBADMSG, path + ": it is no JSON; report this");
+  const io::JsonBounds bounds{.bytes = text.size(), .values = io::kAnyNumber, .text = text.size()};
+  auto manifest = io::parse_json(text, bounds);
+  if (!manifest) return Error(EBADMSG, path + ": " + manifest.error().message() + "; report this");
   return manifest;
 }
 

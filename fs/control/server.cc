@@ -18,6 +18,7 @@
 
 #include "io/control_message.h"
 #include "io/fd.h"
+#include "io/json.h"
 #include "io/log.h"
 
 namespace ckptfs::fs {
@@ -30,8 +31,13 @@ using boost::system::error_code;
 
 // What one user may hold open, so that no user can keep the others out.
 constexpr unsigned kConnectionsPerUser = 64;
+constexpr size_t kUnreadPerUser = io::kMaximumMessage;  // bytes of answers
 constexpr auto kFarewell = std::chrono::seconds(2);
 constexpr auto kAcceptPause = std::chrono::milliseconds(100);
+
+// A request names some 128 files at most.
+constexpr io::JsonBounds kRequestBounds{
+    .bytes = io::kMaximumRequest, .values = 1024, .text = uint64_t{128} << 10, .depth = 16};
 
 struct Command {
   ControlServer::Pace pace = ControlServer::Pace::quick;
@@ -129,6 +135,7 @@ struct ControlServer::Internals {
   asio::steady_timer farewell{context};
   std::set<std::shared_ptr<Connection>> connections;
   std::map<uint32_t, unsigned> connections_of_user;
+  std::map<uint32_t, size_t> unread_of_user;  // bytes of answers that are being sent
   std::map<uint64_t, std::thread> slow;
   uint64_t next_slow = 0;
   bool stopping = false;
@@ -153,12 +160,17 @@ class ControlServer::Connection : public std::enable_shared_from_this<Connection
                              if (!error) return self->take(length);
                              if (error != asio::error::not_found) return self->close();
                              self->last_ = true;
-                             self->send(refusal(Error(EMSGSIZE, "a request may have 1 MiB")));
+                             self->send(refusal(Error(EMSGSIZE, "a request may have 256 KiB")));
                            });
   }
 
   void send(Answer answer) {
+    if (server_.unread_of_user[user()] + answer.line.size() > kUnreadPerUser) {
+      log::warn("control: user {} does not read its answers: a connection is closed", user());
+      return close();
+    }
     output_ = std::move(answer.line);
+    server_.unread_of_user[user()] += output_.size();
     if (answer.descriptors.empty()) return send_from(0);
     const auto sent = io::send_with_descriptors(socket_.native_handle(), output_, answer.descriptors);
     if (!sent) {
@@ -176,21 +188,38 @@ class ControlServer::Connection : public std::enable_shared_from_this<Connection
   void close() {
     error_code ignored;  // closing is all that is left to do
     socket_.close(ignored);
+    was_sent();
     server_.forget(shared_from_this());
   }
 
  private:
+  uint32_t user() const { return peer_.credentials.uid; }
+
+  // Or never will be.
+  void was_sent() {
+    const auto unread = server_.unread_of_user.find(user());
+    if (unread != server_.unread_of_user.end() && (unread->second -= output_.size()) == 0) {
+      server_.unread_of_user.erase(unread);
+    }
+    output_ = {};
+  }
+
   void send_from(size_t begin) {
     asio::async_write(socket_, asio::buffer(output_) + begin,
                       [self = shared_from_this()](const error_code& error, size_t) {
+                        self->was_sent();
                         if (error || self->last_ || self->server_.stopping) return self->close();
                         self->read();
                       });
   }
 
   void take(size_t length) {
-    const json request = json::parse(input_.begin(), input_.begin() + static_cast<ptrdiff_t>(length), nullptr, false);
+    auto parsed = io::parse_json(std::string_view(input_).substr(0, length), kRequestBounds);
     input_.erase(0, length);
+    if (input_.empty()) input_.shrink_to_fit();
+    if (!parsed && parsed.error().errno_value() == EFBIG)
+      return send(refusal(Error(EMSGSIZE, parsed.error().message())));
+    const json request = parsed ? std::move(parsed).value() : json();
     if (!request.is_object() || !request.contains("command") || !request["command"].is_string()) {
       return send(refusal(Error(EINVAL, "a request is {\"command\": NAME, \"arguments\": {...}}, on one line")));
     }

@@ -1,15 +1,17 @@
 #include "meta/formats/checkpoint.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <span>
 #include <string_view>
 
 #include "io/fd.h"
+#include "io/json.h"
 #include "meta/formats/dcp.h"
 #include "meta/formats/deepspeed.h"
 #include "meta/formats/manifest.h"
+#include "meta/formats/map_budget.h"
+#include "meta/formats/pickle_access.h"
 #include "meta/formats/safetensors.h"
 #include "meta/formats/torch_file.h"
 #include "meta/names.h"
@@ -17,7 +19,46 @@
 namespace ckptfs::meta::formats {
 namespace {
 
-constexpr uint64_t kMostIndex = uint64_t{16} << 20;  // bytes of model.safetensors.index.json
+// Of model.safetensors.index.json.
+constexpr io::JsonBounds kIndexBounds{
+    .bytes = uint64_t{16} << 20, .values = io::kAnyNumber, .text = uint64_t{64} << 10, .depth = 16};
+constexpr size_t kMostShards = size_t{1} << 16;
+
+// The files that an index names: {"weight_map": {"layers.0.weight": "model-00001-of-00002.safetensors", ...}}
+class IndexReader : public io::JsonVisitor {
+ public:
+  bool start_object(size_t) override { return begin(true); }
+  bool start_array(size_t) override { return begin(false); }
+  bool end_object() override { return end(); }
+  bool end_array() override { return end(); }
+  bool key(string_t& key) override {
+    if (depth_ == 1) key_ = key;
+    return true;
+  }
+  bool string(string_t& file) override {
+    if (depth_ != 2 || !in_map_) return true;
+    files.insert(file);
+    return files.size() <= kMostShards || fails(Error(EFBIG, "it names more files than any checkpoint has"));
+  }
+
+  std::set<std::string> files;
+  bool is_index = false;
+
+ private:
+  bool begin(bool object) {
+    if (++depth_ == 2) in_map_ = object && key_ == "weight_map";
+    is_index = is_index || in_map_;
+    return true;
+  }
+  bool end() {
+    --depth_;
+    return true;
+  }
+
+  unsigned depth_ = 0;
+  std::string key_;
+  bool in_map_ = false;
+};
 
 // The folder of the DeepSpeed checkpoint in a Trainer's: "global_step500/", of several the one that was saved last.
 std::optional<std::string> inner_folder(const StepFiles& files) {
@@ -28,9 +69,8 @@ std::optional<std::string> inner_folder(const StepFiles& files) {
     if (slash == std::string::npos) continue;
     const auto number = step_number(file.path.substr(0, slash));
     if (!number || (found && *number <= newest)) continue;
-    const std::string folder = file.path.substr(0, slash + 1);
-    if (!is_deepspeed(files, folder)) continue;
-    found = folder;
+    if (!is_deepspeed_file(std::string_view(file.path).substr(slash + 1))) continue;
+    found = file.path.substr(0, slash + 1);
     newest = *number;
   }
   return found;
@@ -38,67 +78,59 @@ std::optional<std::string> inner_folder(const StepFiles& files) {
 
 bool is_at_top(const std::string& path) { return path.find('/') == std::string::npos; }
 
-void add_safetensors(const StepFiles& files, uint32_t index, TensorMap& map, const std::string& prefix = {}) {
+void add_safetensors(const StepFiles& files, uint32_t index, TensorMap& map, MapBudget& budget,
+                     const std::string& prefix = {}) {
   const std::string& path = files.list()[index].path;
   const auto file = files.open(index);
-  const auto header = file ? read_safetensors_header(file.value().get()) : file.error();
-  if (!header) {
-    map.problems.push_back({path, header.error().message()});
-    return;
-  }
-  for (const SafeTensor& tensor : header.value().tensors) {
+  auto header = file ? read_safetensors_header(file.value().get()) : file.error();
+  if (!header) return add_problem(map, {path, header.error().message()});
+  for (SafeTensor& tensor : header.value().tensors) {
     Parameter parameter{prefix + tensor.name, Parameter::Kind::trained, std::nullopt, {}};
-    parameter.states[kParam] = {tensor.dtype, tensor.shape, {{index, tensor.offset, tensor.size}}};
+    parameter.states[kParam] = {tensor.dtype, std::move(tensor.shape), {{index, tensor.offset, tensor.size}}};
+    if (!budget.take(parameter)) return add_problem(map, {path, kTooManyTensors});
     map.parameters.push_back(std::move(parameter));
   }
 }
 
-void add_torch_weights(const StepFiles& files, uint32_t index, TensorMap& map) {
+void add_torch_weights(const StepFiles& files, uint32_t index, TensorMap& map, MapBudget& budget) {
   const std::string& path = files.list()[index].path;
   const auto descriptor = files.open(index);
   auto file = descriptor ? TorchFile::open(descriptor.value().get()) : descriptor.error();
-  if (!file) {
-    map.problems.push_back({path, file.error().message()});
-    return;
-  }
+  if (!file) return add_problem(map, {path, file.error().message()});
   const Pickle::Value root = file.value().root();
   for (size_t at = 0; at < root.pairs(); ++at) {
-    const auto [name, value] = root.pair(at);
+    const auto [key, value] = root.pair(at);
+    const auto name = short_text(key);
     const auto placed = [&, &of = value]() -> Result<Tensor> {
-      TRY_ASSIGN(const auto tensor, TorchFile::tensor(of));
+      TRY_ASSIGN(auto tensor, TorchFile::tensor(of));
       if (!tensor) return Error(EBADMSG, "not a tensor");
       TRY_ASSIGN(const FileRange range, file.value().range(*tensor));
-      return Tensor{tensor->dtype, tensor->shape, {{index, range.offset, range.size}}};
+      return Tensor{tensor->dtype, std::move(tensor->shape), {{index, range.offset, range.size}}};
     }();
-    const std::string known = name.text() ? std::string(*name.text()) : std::string();
-    if (!name.text() || !placed) {
-      const std::string reason = placed ? "a tensor whose name is no text" : placed.error().message();
-      map.problems.push_back({path, known.empty() ? reason : known + ": " + reason});
+    if (!name || !placed) {
+      const std::string reason = placed ? "a tensor whose name is none" : placed.error().message();
+      add_problem(map, {path, name ? std::string(*name) + ": " + reason : reason});
       continue;
     }
-    Parameter parameter{known, Parameter::Kind::trained, std::nullopt, {}};
+    Parameter parameter{std::string(*name), Parameter::Kind::trained, std::nullopt, {}};
     parameter.states.emplace(kParam, placed.value());
+    if (!budget.take(parameter)) return add_problem(map, {path, kTooManyTensors});
     map.parameters.push_back(std::move(parameter));
   }
 }
 
-// The files that an index names: {"weight_map": {"layers.0.weight": "model-00001-of-00002.safetensors", ...}}
 std::set<std::string> files_of_index(const StepFiles& files, uint32_t index, TensorMap& map) {
   const auto wrong = [&](const std::string& reason) {
-    map.problems.push_back({files.list()[index].path, reason});
+    add_problem(map, {files.list()[index].path, reason});
     return std::set<std::string>();
   };
-  const auto text = files.read(index, kMostIndex);
-  if (!text) return wrong(text.error().message());
-  const auto parsed = nlohmann::json::parse(text.value(), nullptr, false);
-  if (!parsed.is_object() || !parsed.contains("weight_map") || !parsed["weight_map"].is_object()) {
-    return wrong("it is no index of weights");
-  }
-  std::set<std::string> found;
-  for (const auto& [name, of] : parsed["weight_map"].items()) {
-    if (of.is_string()) found.insert(of.get<std::string>());
-  }
-  return found;
+  const auto file = files.open(index);
+  if (!file) return wrong(file.error().message());
+  IndexReader reader;
+  const auto read = io::read_json(file.value().get(), 0, files.list()[index].size, kIndexBounds, reader);
+  if (!read) return wrong(read.error().message());
+  if (!reader.is_index) return wrong("it is no index of weights");
+  return std::move(reader.files);
 }
 
 // As transformers looks for them: a whole file, else what an index names, else the only one there is. What else lies
@@ -117,7 +149,7 @@ std::set<std::string> weight_files(const StepFiles& files, const std::string& wh
   auto named = files_of_index(files, *index_file, map);
   for (const std::string& name : named) {
     if (!candidates.contains(name))
-      map.problems.push_back({name, "the index names it, and it is not there", Problem::Kind::missing});
+      add_problem(map, {name, "the index names it, and it is not there", Problem::Kind::missing});
   }
   return named;
 }
@@ -130,23 +162,26 @@ void add_saved(const StepFiles& files, TensorMap& map) {
     const std::string& path = files.list()[index].path;
     if (path.ends_with(kEnding) && rank_of(path.substr(0, path.size() - kEnding.size()))) found.push_back(index);
   }
+  MapBudget budget;
   for (const uint32_t index : found) {
     const std::string& path = files.list()[index].path;
-    add_safetensors(files, index, map, found.size() == 1 ? "" : path.substr(0, path.size() - kEnding.size()) + "/");
+    const std::string prefix = found.size() == 1 ? "" : path.substr(0, path.size() - kEnding.size()) + "/";
+    add_safetensors(files, index, map, budget, prefix);
   }
 }
 
 void add_weights(const StepFiles& files, TensorMap& map) {
   const auto safe = weight_files(files, "model.safetensors", ".safetensors", map);
   const auto torch = safe.empty() ? weight_files(files, "pytorch_model.bin", ".bin", map) : std::set<std::string>();
+  MapBudget budget;
   for (uint32_t index = 0; index < files.list().size(); ++index) {
     const std::string& path = files.list()[index].path;
-    if (safe.contains(path)) add_safetensors(files, index, map);
-    if (torch.contains(path) && path.starts_with("pytorch_model")) add_torch_weights(files, index, map);
+    if (safe.contains(path)) add_safetensors(files, index, map, budget);
+    if (torch.contains(path) && path.starts_with("pytorch_model")) add_torch_weights(files, index, map, budget);
   }
   std::set<std::string_view> names;
   for (const Parameter& parameter : map.parameters) {
-    if (!names.insert(parameter.name).second) map.problems.push_back({"", parameter.name + " is there twice"});
+    if (!names.insert(parameter.name).second) add_problem(map, {"", parameter.name + " is there twice"});
   }
 }
 
@@ -154,7 +189,8 @@ void add_weights(const StepFiles& files, TensorMap& map) {
 
 TensorMap read_safetensors(const StepFiles& files, uint32_t index) {
   TensorMap map;
-  add_safetensors(files, index, map);
+  MapBudget budget;
+  add_safetensors(files, index, map, budget);
   return map;
 }
 

@@ -3,19 +3,20 @@
 #include <algorithm>
 #include <cerrno>
 #include <optional>
+#include <set>
 #include <string_view>
 
 #include "meta/formats/deepspeed_names.h"
 #include "meta/formats/manifest.h"
-#include "meta/formats/python_json.h"
 #include "meta/formats/safetensors.h"
+#include "meta/formats/trainer_state.h"
 #include "meta/formats/zip_archive.h"
 #include "meta/names.h"
 
 namespace ckptfs::meta::formats {
 namespace {
 
-constexpr std::string_view kTrainerState = "trainer_state.json";
+constexpr std::string_view kTrainerState = kTrainerStateName;
 constexpr std::string_view kMetadataName = ".metadata";
 
 std::string_view name_of(std::string_view path) { return path.substr(path.rfind('/') + 1); }
@@ -107,9 +108,11 @@ CompletenessJudgement judge_trainer(const StepFiles& files) {
     const std::string& path = files.list()[index].path;
     if (!is_at_top(path)) continue;
     if (path == kTrainerState) {
-      const auto text = files.read(index, kMostTrainerState);
-      if (!text) return {Completeness::unknown, path + ": " + text.error().message()};
-      if (!is_python_json(text.value())) return {Completeness::incomplete, path + ": it is cut short"};
+      const auto file = files.open(index);
+      const auto whole = file ? check_trainer_state(file.value().get(), files.list()[index].size) : file.error();
+      const bool cut_short = !whole && whole.error().errno_value() == EBADMSG;
+      if (cut_short) return {Completeness::incomplete, path + ": " + whole.error().message()};
+      if (!whole) return {Completeness::unknown, path + ": " + whole.error().message()};
     }
     if (auto judgement = judge_end(files, index)) return *std::move(judgement);
   }
@@ -123,15 +126,16 @@ namespace {
 // Somebody is saving, or has failed to save, a part of the step that is not there by another attempt:
 // "global_step500.5f3a.partial/..." without "global_step500/ckptfs.rank00.json".
 bool lacks_part(const StepFiles& files) {
-  return any_path(files, [&files](std::string_view path) {
-    const std::string_view folder = path.substr(0, path.find('/'));
-    if (folder.size() == path.size() || !is_partial_name(folder)) return false;
+  std::set<std::string_view> begun, committed;
+  for (const StepFiles::File& file : files.list()) {
+    const std::string_view path = file.path, folder = path.substr(0, path.find('/'));
+    if (folder.size() == path.size()) continue;
+    if (is_manifest_name(path.substr(folder.size() + 1))) committed.insert(folder);
+    if (!is_partial_name(folder)) continue;
     const std::string_view attempt = folder.substr(0, folder.size() - std::string_view(kPartialSuffix).size());
-    const std::string part = std::string(attempt.substr(0, attempt.rfind('.'))) + "/";
-    return !any_path(files, [&part](std::string_view other) {
-      return other.starts_with(part) && is_manifest_name(other.substr(part.size()));
-    });
-  });
+    begun.insert(attempt.substr(0, attempt.rfind('.')));
+  }
+  return std::any_of(begun.begin(), begun.end(), [&](std::string_view part) { return !committed.contains(part); });
 }
 
 // By what each rank says that it wrote; none: nobody left a manifest.

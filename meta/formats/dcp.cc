@@ -2,10 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <set>
 #include <string_view>
-#include <unordered_map>
 
+#include "meta/formats/map_budget.h"
 #include "meta/formats/pickle_access.h"
 #include "meta/formats/torch_file.h"
 
@@ -21,7 +22,8 @@ constexpr const char* kOther = "value";
 // What a step can have.
 constexpr uint64_t kMostRuns = uint64_t{1} << 20;  // each takes some 40 bytes
 constexpr size_t kMostFolders = 16;
-constexpr size_t kMostKeys = 64;  // that lead to a tensor; of an object of DCP's
+constexpr size_t kMostKeys = 64;                          // that lead to a tensor
+constexpr uint64_t kMostChunkPickle = uint64_t{1} << 20;  // bytes: it tells of one tensor
 
 // A tensor, and the keys that led to it in what was saved.
 struct Saved {
@@ -43,11 +45,6 @@ struct Chunk {
 };
 
 Error bad(const std::string& what) { return Error(EBADMSG, what); }
-
-// An attribute of an object, which has a few: a dict of many that many share would be gone through for each.
-std::optional<Value> field(const std::optional<Value>& state, std::string_view name) {
-  return state && state->pairs() <= kMostKeys ? find(state, name) : std::nullopt;
-}
 
 // How many dimensions, from the outermost on, one run of the tensor's elements cannot span.
 size_t outer_dimensions(const Chunk& chunk, const Shape& shape) {
@@ -105,8 +102,9 @@ Result<std::vector<Piece>> joined(std::vector<Run> runs, uint64_t elements, uint
 // One folder: what its ".metadata" tells.
 class Folder {
  public:
-  // `runs`: of the step so far.
-  Folder(const StepFiles& files, uint32_t metadata, uint64_t& runs) : files_(files), metadata_(metadata), runs_(runs) {
+  // `runs`, `budget`: of the step so far.
+  Folder(const StepFiles& files, uint32_t metadata, uint64_t& runs, MapBudget& budget)
+      : files_(files), metadata_(metadata), runs_(runs), budget_(budget) {
     const std::string& path = files.list()[metadata].path;
     folder_ = path.substr(0, path.size() - kDcpMetadata.size());
     for (uint32_t index = 0; index < files.list().size(); ++index) {
@@ -129,35 +127,49 @@ class Folder {
     const auto metadata = pickle.value().root().state();
     const auto tensors = field(metadata, "state_dict_metadata");
     if (!tensors) problem("it does not tell what was saved");
-    find_chunks(field(metadata, "storage_data"));
+    if (!find_chunks(field(metadata, "storage_data"))) return problem(kTooManyTensors);
     for (const std::string_view path : absent_) {
       problem(std::string(path) + " is not there", Problem::Kind::missing);
     }
     const auto keys = by_name(field(metadata, "planner_data"));
     for (size_t at = 0; tensors && at < tensors->pairs(); ++at) {
-      const auto [name, value] = tensors->pair(at);
-      if (!name.text() || !value.name().ends_with(".TensorStorageMetadata")) continue;
-      if (name.text()->size() > kLongestName) {
+      const auto [key, value] = tensors->pair(at);
+      if (!key.text() || !value.name().ends_with(".TensorStorageMetadata")) continue;
+      const auto name = short_text(key);
+      if (!name) {
         problem("a tensor whose name is too long");
         continue;
       }
-      auto tensor = this->tensor(*name.text(), value.state());
+      auto tensor = this->tensor(*name, value.state());
       if (!tensor) {
         const int failed = tensor.error().errno_value();
         const bool missing = failed == ENOENT || failed == ENODATA;
-        problem(std::string(*name.text()) + ": " + tensor.error().message(),
+        problem(std::string(*name) + ": " + tensor.error().message(),
                 missing ? Problem::Kind::missing : Problem::Kind::unreadable);
         continue;
       }
-      const auto known = keys.find(*name.text());
+      const auto known = keys.find(*name);
       auto path = known == keys.end() ? std::nullopt : keys_of(known->second);
-      saved.push_back({folder_, path ? *std::move(path) : Keys{std::string(*name.text())}, std::move(tensor).value()});
+      Saved one{folder_, path ? *std::move(path) : Keys{std::string(*name)}, std::move(tensor).value()};
+      if (!has_room(one)) return problem(kTooManyTensors);
+      saved.push_back(std::move(one));
     }
   }
 
  private:
   // The name of a tensor and the offsets of a chunk of it.
-  using ChunkName = std::pair<std::string_view, Shape>;
+  struct ChunkName {
+    std::string_view tensor;
+    Shape offsets;
+    auto operator<=>(const ChunkName&) const = default;
+  };
+
+  // As it is, and as the parameter that it becomes.
+  bool has_room(const Saved& saved) {
+    uint64_t bytes = sizeof(Saved) + sizeof(Parameter);
+    for (const std::string& key : saved.keys) bytes += sizeof(std::string) + 2 * key.size();
+    return budget_.take(bytes) && budget_.take(saved.tensor);
+  }
 
   // None: more than any state dict has.
   static std::optional<Keys> keys_of(const Value& value) {
@@ -173,15 +185,21 @@ class Folder {
     return keys;
   }
 
-  void find_chunks(const std::optional<Value>& stored) {
+  // False: there is no room for so many.
+  bool find_chunks(const std::optional<Value>& stored) {
     for (size_t at = 0; stored && at < stored->pairs(); ++at) {
       const auto [key, where] = stored->pair(at);
-      const auto path = field(where.state(), "relative_path");
-      if (path && path->text() && !indices_.contains(*path->text())) absent_.insert(*path->text());
-      const auto name = field(key.state(), "fqn"), offset = field(key.state(), "offset");
-      if (!name || !name->text() || name->text()->size() > kLongestName || !offset || offset->is_none()) continue;
-      if (const auto offsets = shape_of(*offset)) chunks_.emplace(ChunkName(*name->text(), *offsets), where);
+      const auto path = short_text(field(where.state(), "relative_path"));
+      if (path && !indices_.contains(*path) && absent_.size() < kMostProblems) absent_.insert(*path);
+      const auto name = short_text(field(key.state(), "fqn"));
+      const auto offset = field(key.state(), "offset");
+      const auto offsets = name && offset && !offset->is_none() ? shape_of(*offset) : std::nullopt;
+      if (!offsets) continue;
+      constexpr uint64_t of_entry = 128;
+      if (!budget_.take(of_entry + offsets->size() * sizeof(uint64_t))) return false;
+      chunks_.emplace(ChunkName{*name, *offsets}, where);
     }
+    return true;
   }
 
   Result<Tensor> tensor(std::string_view name, const std::optional<Value>& told) {
@@ -222,25 +240,26 @@ class Folder {
 
   // Where the chunk's elements lie: what torch.save wrote there is that tensor, and nothing else.
   Result<Piece> placed(std::string_view name, const Chunk& chunk, Dtype dtype) {
-    const auto known = chunks_.find(ChunkName(name, chunk.offsets));
+    const auto known = chunks_.find(ChunkName{name, chunk.offsets});
     if (known == chunks_.end()) return bad("it does not tell where a chunk lies");
     const auto where = known->second.state();
-    const auto path = field(where, "relative_path"), offset = field(where, "offset"), length = field(where, "length");
+    const auto path = short_text(field(where, "relative_path"));
+    const auto offset = field(where, "offset"), length = field(where, "length");
     const auto transforms = field(where, "transform_descriptors");
     if (transforms && !transforms->is_none()) return Error(ENOTSUP, "it was compressed or changed by an extension");
-    const bool told = path && path->text() && offset && length && offset->integer() && length->integer();
+    const bool told = path && offset && length && offset->integer() && length->integer();
     if (!told || *offset->integer() < 0 || *length->integer() < 0) return bad("it does not tell where a chunk lies");
-    const auto index = indices_.find(*path->text());
-    if (index == indices_.end()) return Error(ENOENT, std::string(*path->text()) + " is not there");
+    const auto index = indices_.find(*path);
+    if (index == indices_.end()) return Error(ENOENT, std::string(*path) + " is not there");
     const FileRange part{static_cast<uint64_t>(*offset->integer()), static_cast<uint64_t>(*length->integer())};
     const uint64_t whole = files_.list()[index->second].size;
     if (part.offset > whole || part.size > whole - part.offset) {
-      return Error(ENODATA, std::string(*path->text()) + " is shorter than it should be");
+      return Error(ENODATA, std::string(*path) + " is shorter than it should be");
     }
     if (part.size > unread_) return bad("its chunks lie upon each other");
     unread_ -= part.size;
     TRY_ASSIGN(const int descriptor, opened(index->second));
-    TRY_ASSIGN(auto file, TorchFile::open(descriptor, part));
+    TRY_ASSIGN(auto file, TorchFile::open(descriptor, part, kMostChunkPickle));
     TRY_ASSIGN(const auto tensor, TorchFile::tensor(file.root()));
     if (!tensor || tensor->dtype != dtype || tensor->shape != chunk.sizes) return bad("a chunk is another tensor");
     TRY_ASSIGN(const FileRange range, file.range(*tensor));
@@ -259,10 +278,11 @@ class Folder {
   const StepFiles& files_;
   const uint32_t metadata_;
   std::string folder_;
-  std::unordered_map<std::string_view, uint32_t> indices_;  // of the folder's files, by their paths in it
+  std::map<std::string_view, uint32_t> indices_;  // of the folder's files, by their paths in it
   std::map<ChunkName, Value> chunks_;
   std::set<std::string_view> absent_;  // files that it names
   uint64_t& runs_;
+  MapBudget& budget_;
   uint64_t unread_ = 0;  // bytes of the folder's files that no chunk has been looked for in
   io::Fd last_;
   uint32_t last_index_ = 0;
@@ -351,7 +371,7 @@ class Sorted {
 
   void add(const std::string& name, Parameter::Kind kind, const char* state, Tensor tensor) {
     if (!known_.emplace(name, map_.parameters.size()).second) {
-      if (map_.problems.size() < kMostProblems) map_.problems.push_back({"", name + " is there twice"});
+      add_problem(map_, {"", name + " is there twice"});
       return;
     }
     Parameter parameter{name, kind, std::nullopt, {}};
@@ -361,7 +381,7 @@ class Sorted {
 
   std::string_view model_key_;  // empty: what lies at the top is the model's
   bool several_ = false;        // folders that have one
-  std::unordered_map<std::string, size_t> known_;
+  std::map<std::string, size_t> known_;
   TensorMap map_;
 };
 
@@ -371,6 +391,7 @@ TensorMap read_dcp(const StepFiles& files) {
   std::vector<Saved> saved;
   std::vector<Problem> problems;
   uint64_t runs = 0;
+  MapBudget budget;
   size_t folders = 0;
   for (uint32_t index = 0; index < files.list().size(); ++index) {
     const std::string& path = files.list()[index].path;
@@ -380,10 +401,10 @@ TensorMap read_dcp(const StepFiles& files) {
       problems.push_back({path, "it is one of too many"});
       break;
     }
-    Folder(files, index, runs).read(saved, problems);
+    Folder(files, index, runs, budget).read(saved, problems);
   }
   TensorMap map = Sorted(std::move(saved)).take();
-  map.problems.insert(map.problems.end(), problems.begin(), problems.end());
+  for (Problem& problem : problems) add_problem(map, std::move(problem));
   return map;
 }
 

@@ -3,14 +3,15 @@
 #include <algorithm>
 #include <array>
 #include <functional>
-#include <nlohmann/json.hpp>
+#include <map>
+#include <set>
 #include <span>
-#include <unordered_map>
-#include <unordered_set>
 #include <utility>
 
+#include "io/json.h"
 #include "meta/formats/deepspeed_files.h"
 #include "meta/formats/deepspeed_names.h"
+#include "meta/formats/map_budget.h"
 #include "meta/formats/pickle_access.h"
 #include "meta/formats/shards.h"
 #include "meta/formats/torch_file.h"
@@ -20,23 +21,67 @@ namespace {
 
 using Value = Pickle::Value;
 
-constexpr size_t kMostMembers = size_t{1} << 20;  // of all groups: a pickle may have one dict a million times
-constexpr size_t kMostFlats = size_t{4} << 20;    // groups, times their states, times ranks
-constexpr size_t kMostStates = 16;                // of a group
+constexpr size_t kMostStates = 16;  // of a group
 // Bytes; runtime/swap_tensor/optimizer_utils.py, MIN_AIO_BYTES
 constexpr uint64_t kSmallestSwapped = uint64_t{1} << 20;
 constexpr const char* kMaster = "fp32";
 constexpr const char* kCompute = "param";
-constexpr uint64_t kMostIds = uint64_t{16} << 20;  // bytes of our map of names to ds_ids
+constexpr std::array<std::string_view, 2> kMoments{"exp_avg", "exp_avg_sq"};
+// Of our map of names to ds_ids.
+constexpr io::JsonBounds kIdsBounds{
+    .bytes = uint64_t{16} << 20, .values = io::kAnyNumber, .text = uint64_t{64} << 10, .depth = 8};
 
 // What a torch file cannot be opened for: one that was not written to its end says so.
 Problem::Kind kind_of(const Error& error) {
   return error.errno_value() == ENODATA ? Problem::Kind::missing : Problem::Kind::unreadable;
 }
 
+// {"layers.0.weight": 3, ...}, of the parameters that there are.
+class IdsReader : public io::JsonVisitor {
+ public:
+  explicit IdsReader(std::map<std::string_view, std::optional<uint64_t>>& ids) : ids_(ids) {}
+
+  bool start_object(size_t) override { return begin(true); }
+  bool start_array(size_t) override { return begin(false); }
+  bool end_object() override { return end(); }
+  bool end_array() override { return end(); }
+  bool key(string_t& key) override {
+    if (depth_ == 1) name_ = key;
+    return true;
+  }
+  bool number_unsigned(number_unsigned_t id) override {
+    const auto known = depth_ == 1 ? ids_.find(name_) : ids_.end();
+    if (known != ids_.end()) known->second = id;
+    return true;
+  }
+
+ private:
+  bool begin(bool object) {
+    if (++depth_ == 1 && !object) return fails(Error(EBADMSG, "it is no map of names to numbers"));
+    return true;
+  }
+  bool end() {
+    --depth_;
+    return true;
+  }
+
+  std::map<std::string_view, std::optional<uint64_t>>& ids_;
+  unsigned depth_ = 0;
+  std::string name_;
+};
+
+// A rank's file of a state of a group.
+struct SwappedState {
+  std::string state;
+  uint32_t file = 0;
+};
+// By the group's name, "0_6".
+using SwappedStates = std::map<std::string_view, std::vector<SwappedState>>;
+
 // Parameters that the optimizer has as one.
 struct Group {
   std::vector<Member> members;
+  uint64_t part = 0;  // elements of one rank, in stage 3
   std::optional<GroupName> name;
   std::map<std::string, Flats> states;
 };
@@ -59,6 +104,7 @@ class Reader {
     read_ids();
     for (Group& group : groups_) compose(group);
     compose_frozen();
+    if (foreign_) return nothing();
     return std::move(map_);
   }
 
@@ -103,6 +149,14 @@ class Reader {
     }
     return Flat{{index, range.value().offset, range.value().size}, tensor.value()->dtype};
   }
+
+  // Whether there is room for that much more.
+  template <class Size>
+  bool has_room(const Size& size) {
+    if (!foreign_ && !budget_.take(size)) is_foreign(std::nullopt, kTooManyTensors);
+    return !foreign_;
+  }
+  bool has_room_for(const Member& member) { return has_room(sizeof(Member) + 2 * member.name.size()); }
 
   // model_states.pt of the first rank, which tells what there is.
   bool read_first_model() {
@@ -168,35 +222,41 @@ class Reader {
     ranks_.resize(world);
   }
 
+  // None, with the problem told: no parameter has such a name and shape.
+  std::optional<Member> member_of(uint32_t file, const std::pair<Value, Value>& told, const char* where) {
+    const auto name = short_text(told.first);
+    auto shape = shape_of(told.second);
+    if (!name || !shape) {
+      problem(file, std::string(where) + ": the shape of a parameter cannot be one");
+      return std::nullopt;
+    }
+    const uint64_t elements = *elements_of(*shape);
+    return Member{std::string(*name), *std::move(shape), elements, 0};
+  }
+
   void read_groups(uint32_t file, const std::optional<Value>& shapes) {
     if (!shapes) return problem(file, "it has no param_shapes");
     for (size_t at = 0; at < shapes->size(); ++at) {
       Group group;
       const Value dict = (*shapes)[at];
-      members_ += dict.pairs();
-      if (members_ > kMostMembers) return is_foreign(file, "param_shapes has more parameters than any model");
       for (size_t member = 0; member < dict.pairs(); ++member) {
-        const auto [name, lengths] = dict.pair(member);
-        const auto shape = shape_of(lengths);
-        if (!name.text() || !shape) {
-          is_foreign(file, "param_shapes: the shape of a parameter cannot be one");
-          continue;
-        }
-        group.members.push_back({std::string(*name.text()), *shape, *elements_of(*shape), 0});
+        auto known = member_of(file, dict.pair(member), "param_shapes");
+        if (!known) foreign_ = true;
+        if (!known || !has_room_for(*known)) return;
+        group.part += divide_up(known->elements, ranks_.size());
+        group.members.push_back(*std::move(known));
       }
+      if (!has_room(sizeof(Group))) return;
       groups_.push_back(std::move(group));
     }
   }
 
   void read_frozen_shapes(uint32_t file, const std::optional<Value>& shapes) {
     for (size_t at = 0; shapes && at < shapes->pairs(); ++at) {
-      const auto [name, lengths] = shapes->pair(at);
-      const auto shape = shape_of(lengths);
-      if (!name.text() || !shape) {
-        problem(file, "frozen_param_shapes: the shape of a parameter cannot be one");
-        continue;
-      }
-      frozen_.push_back({std::string(*name.text()), *shape, *elements_of(*shape), 0});
+      auto known = member_of(file, shapes->pair(at), "frozen_param_shapes");
+      if (!known) continue;
+      if (!has_room_for(*known)) return;
+      frozen_.push_back(*std::move(known));
     }
   }
 
@@ -210,7 +270,9 @@ class Reader {
         continue;
       }
       Flats& flats = fragments_[member.name];
-      flats.resize(found_.common_model ? 1 : ranks_.size());
+      const size_t parts = found_.common_model ? 1 : ranks_.size();
+      if (flats.empty() && !has_room(parts * sizeof(Flats::value_type))) return;
+      flats.resize(parts);
       flats[rank_number] = flat_of(index, file, fragment->second, "frozen parameter " + member.name);
     }
   }
@@ -238,17 +300,25 @@ class Reader {
     const auto names = file.root().find("buffer_names");
     const auto module = by_name(file.root().find("module"));
     for (size_t at = 0; names && at < names->size(); ++at) {
-      const auto name = (*names)[at].text();
+      const auto name = short_text((*names)[at]);
       const auto value = name ? module.find(*name) : module.end();
       if (value == module.end()) {
         left_out(index, "module lacks a buffer that buffer_names has");
         continue;
       }
       if (auto tensor = whole(index, file, value->second, "buffer " + std::string(*name))) {
-        map_.parameters.push_back({std::string(*name), Parameter::Kind::buffer, std::nullopt, {}});
-        map_.parameters.back().states.emplace(kCompute, std::move(*tensor));
+        if (!add_whole(*name, Parameter::Kind::buffer, *std::move(tensor))) return;
       }
     }
+  }
+
+  // False: there is no room for it.
+  bool add_whole(std::string_view name, Parameter::Kind kind, Tensor tensor) {
+    Parameter parameter{std::string(name), kind, std::nullopt, {}};
+    parameter.states.emplace(kCompute, std::move(tensor));
+    if (!has_room(parameter)) return false;
+    map_.parameters.push_back(std::move(parameter));
+    return true;
   }
 
   // A tensor that one file holds all of.
@@ -260,36 +330,39 @@ class Reader {
 
   void read_tied(const std::optional<Value>& shared) {
     for (size_t at = 0; shared && at < shared->pairs(); ++at) {
-      const auto [name, same_as] = shared->pair(at);
-      if (name.text() && same_as.text()) map_.tied.push_back({std::string(*name.text()), std::string(*same_as.text())});
+      const auto pair = shared->pair(at);
+      const auto name = short_text(pair.first), same_as = short_text(pair.second);
+      if (!name || !same_as) continue;
+      if (!has_room(sizeof(Tied) + name->size() + same_as->size())) return;
+      map_.tied.push_back({std::string(*name), std::string(*same_as)});
     }
   }
 
   // Stages 1 and 2: the model has its parameters whole. Stage 1 names frozen ones nowhere else.
   void read_compute(uint32_t index, TorchFile& file) {
-    const auto module = file.root().find("module");
-    const auto named = by_name(module);
-    std::unordered_set<std::string> known;
+    const auto named = by_name(file.root().find("module"));
+    std::set<std::string_view> known;
     for (const Group& group : groups_) {
       for (const Member& member : group.members) {
         known.insert(member.name);
         const auto value = named.find(member.name);
         if (value == named.end()) continue;
-        if (auto tensor = whole(index, file, value->second, member.name)) {
-          compute_.emplace(member.name, std::move(*tensor));
-        }
+        auto tensor = whole(index, file, value->second, member.name);
+        if (!tensor) continue;
+        if (!has_room(*tensor)) return;
+        compute_.emplace(member.name, *std::move(tensor));
       }
     }
     for (const Member& member : frozen_) known.insert(member.name);
     for (const Tied& tied : map_.tied) known.insert(tied.name);
-    for (const Parameter& buffer : map_.parameters) known.insert(buffer.name);
+    const auto module = file.root().find("module");
+    std::set<std::string, std::less<>> buffers;
+    for (const Parameter& buffer : map_.parameters) buffers.insert(buffer.name);
     for (size_t at = 0; module && at < module->pairs(); ++at) {
-      const auto [name, value] = module->pair(at);
-      if (!name.text() || !known.insert(std::string(*name.text())).second) continue;
-      if (auto tensor = whole(index, file, value, std::string(*name.text()))) {
-        map_.parameters.push_back({std::string(*name.text()), Parameter::Kind::frozen, std::nullopt, {}});
-        map_.parameters.back().states.emplace(kCompute, std::move(*tensor));
-      }
+      const auto name = short_text(module->pair(at).first);
+      if (!name || buffers.contains(*name) || !known.insert(*name).second) continue;
+      auto tensor = whole(index, file, named.at(*name), std::string(*name));
+      if (tensor && !add_whole(*name, Parameter::Kind::frozen, *std::move(tensor))) return;
     }
   }
 
@@ -335,37 +408,40 @@ class Reader {
     });
   }
 
-  Flats& flats_of(Group& group, const std::string& state) {
+  // Where the part of a rank is kept.
+  void keep(Group& group, const std::string& state, unsigned number, const Flat& flat) {
     Flats& flats = group.states[state];
-    if (flats.size() < ranks_.size()) {
-      flats_ += ranks_.size();
-      if (flats_ > kMostFlats || group.states.size() > kMostStates) is_foreign(std::nullopt, "it has too many states");
-      flats.resize(ranks_.size());
-    }
-    return flats;
+    if (flats.empty() && !has_room(ranks_.size() * sizeof(Flats::value_type))) return;
+    if (group.states.size() > kMostStates) return is_foreign(std::nullopt, "it has too many states");
+    flats.resize(ranks_.size());
+    flats[number] = flat;
   }
 
   // Stage 3.
   void read_sub_groups(uint32_t index, unsigned number, TorchFile& file, const Value& state) {
     const auto masters = state.find("fp32_flat_groups");
-    const auto states = find(state.find("optimizer_state_dict"), "state");
+    const auto states = by_number(find(state.find("optimizer_state_dict"), "state"), groups_.size());
     if (!masters || masters->size() != groups_.size()) {
       return problem(index, "it has not the groups that param_shapes of rank 0 has");
     }
+    const SwappedStates swapped = swapped_states(number);
     for (size_t at = 0; at < groups_.size() && !foreign_; ++at) {
       Group& group = groups_[at];
       const Value master = (*masters)[at];
       const auto name = group_name(master);
       if (name && !group.name) group.name = parse_group_name(*name + ".tensor.swp");
-      if (name && ranks_[number].swapped.contains(*name + ".tensor.swp")) {
-        read_swapped(number, group, *name);
-        expect_swapped(index, number, *name, find(states, static_cast<int64_t>(at)));
-      } else if (swaps_ && part_of_rank(group) * size_of(Dtype::float32) >= smallest_swapped_) {
+      const auto files = name ? swapped.find(*name) : swapped.end();
+      const bool on_disk = files != swapped.end() && std::ranges::any_of(files->second, is_master);
+      if (on_disk) {
+        read_swapped(number, group, files->second);
+        expect_swapped(index, number, *name, states[at]);
+      } else if (swaps_ && group.part * size_of(Dtype::float32) >= smallest_swapped_) {
         // What optim_states.pt has of it may be a recycled buffer.
         missing(index, "the swap file " + name.value_or("of a group") + ".tensor.swp is not there");
       } else {
-        if (auto flat = flat_of(index, file, master, "fp32_flat_groups")) flats_of(group, kMaster)[number] = flat;
-        read_states(index, number, file, group, find(states, static_cast<int64_t>(at)));
+        const auto flat = flat_of(index, file, master, "fp32_flat_groups");
+        if (flat) keep(group, kMaster, number, *flat);
+        if (flat) read_states(index, number, file, group, *flat, states[at]);
       }
     }
   }
@@ -373,59 +449,69 @@ class Reader {
   // "0_6": the ds_ids of its first and last parameter, which DeepSpeed sets on the tensor.
   static std::optional<std::string> group_name(const Value& master) {
     const auto tensor = TorchFile::tensor(master);
-    if (!tensor || !tensor.value() || !tensor.value()->attributes) return std::nullopt;
-    const auto id = tensor.value()->attributes->find("ds_id");
-    const auto text = id ? id->text() : std::nullopt;
+    if (!tensor || !tensor.value()) return std::nullopt;
+    const auto text = short_text(field(tensor.value()->attributes, "ds_id"));
     return text ? std::optional(std::string(*text)) : std::nullopt;
   }
 
-  // Elements.
-  uint64_t part_of_rank(const Group& group) const {
-    uint64_t elements = 0;
-    for (const Member& member : group.members) elements += divide_up(member.elements, ranks_.size());
-    return elements;
+  static bool is_master(const SwappedState& swapped) { return swapped.state == kMaster; }
+
+  // Of "0_6.tensor.swp" and "exp_avg-0_6.tensor.swp".
+  SwappedStates swapped_states(unsigned number) const {
+    constexpr std::string_view suffix = ".tensor.swp";
+    SwappedStates found;
+    for (const auto& [file_name, index] : ranks_[number].swapped) {
+      const size_t dash = file_name.find('-');
+      std::string_view group = std::string_view(file_name).substr(dash == std::string::npos ? 0 : dash + 1);
+      group.remove_suffix(suffix.size());
+      found[group].push_back({parse_group_name(file_name)->state, index});
+    }
+    return found;
   }
 
-  void read_swapped(unsigned number, Group& group, const std::string& name) {
-    const uint64_t elements = part_of_rank(group);
-    const std::string suffix = name + ".tensor.swp";
-    for (const auto& [file_name, index] : ranks_[number].swapped) {
-      const auto parsed = parse_group_name(file_name);
-      if (!file_name.ends_with(suffix) || (parsed->state != kMaster && file_name != parsed->state + "-" + suffix)) {
-        continue;
-      }
-      const uint64_t size = elements * size_of(Dtype::float32);
+  void read_swapped(unsigned number, Group& group, const std::vector<SwappedState>& swapped) {
+    const uint64_t size = group.part * size_of(Dtype::float32);
+    for (const auto& [state, index] : swapped) {
       if (files_.list()[index].size < size) {
         missing(index, "it has fewer than the " + std::to_string(size) + " bytes of its parameters");
         continue;
       }
-      flats_of(group, parsed->state)[number] = Flat{{index, 0, size}, Dtype::float32};
+      keep(group, state, number, Flat{{index, 0, size}, Dtype::float32});
     }
   }
 
   // Adam's moments lie beside the weights, as optim_states.pt says or as those of any other group do.
   void expect_swapped(uint32_t index, unsigned number, const std::string& name, const std::optional<Value>& kept) {
-    for (const char* const state : {"exp_avg", "exp_avg_sq"}) {
-      const std::string file = std::string(state) + "-" + name + ".tensor.swp";
+    for (size_t at = 0; at < kMoments.size(); ++at) {
+      const std::string state(kMoments.at(at)), file = state + "-" + name + ".tensor.swp";
       if (ranks_[number].swapped.contains(file)) continue;
-      const auto of_state = [&](const auto& swapped) { return swapped.first.starts_with(std::string(state) + "-"); };
-      const bool others = std::any_of(ranks_.begin(), ranks_.end(), [&](const RankFiles& rank) {
-        return std::any_of(rank.swapped.begin(), rank.swapped.end(), of_state);
-      });
-      if (others || (kept && kept->find(state))) missing(index, "the swap file " + file + " is not there");
+      if (moments_swapped_.at(at) || field(kept, state)) missing(index, "the swap file " + file + " is not there");
     }
   }
 
+  // Whether any rank has swapped that moment of any group.
+  std::array<bool, kMoments.size()> find_moments() const {
+    std::array<bool, kMoments.size()> found{};
+    for (const RankFiles& rank : ranks_) {
+      for (const auto& [file_name, index] : rank.swapped) {
+        const std::string_view state = std::string_view(file_name).substr(0, file_name.find('-'));
+        const auto* const moment = std::find(kMoments.begin(), kMoments.end(), state);
+        if (moment != kMoments.end()) found.at(static_cast<size_t>(moment - kMoments.begin())) = true;
+      }
+    }
+    return found;
+  }
+
   // What the optimizer keeps for each element of the group, in memory.
-  void read_states(uint32_t index, unsigned number, TorchFile& file, Group& group, const std::optional<Value>& state) {
-    const auto& master = flats_of(group, kMaster)[number];
+  void read_states(uint32_t index, unsigned number, TorchFile& file, Group& group, const Flat& master,
+                   const std::optional<Value>& state) {
     for (size_t at = 0; state && at < std::min(state->pairs(), kMostStates); ++at) {
       const auto [key, value] = state->pair(at);
+      const auto name = short_text(key);
       const auto tensor = TorchFile::tensor(value);
-      const bool is_state = key.text() && tensor && tensor.value() && !tensor.value()->shape.empty();
-      if (!is_state || !master || tensor.value()->elements() < master->elements()) continue;
-      const std::string name(*key.text());
-      if (auto flat = flat_of(index, file, value, name)) flats_of(group, name)[number] = flat;
+      const bool is_state = name && tensor && tensor.value() && !tensor.value()->shape.empty();
+      if (!is_state || tensor.value()->elements() < master.elements()) continue;
+      if (auto flat = flat_of(index, file, value, std::string(*name))) keep(group, std::string(*name), number, *flat);
     }
   }
 
@@ -437,15 +523,15 @@ class Reader {
       return problem(index, "it has not the groups that param_shapes of rank 0 has");
     }
     if (number == 0) read_paddings(state.find("param_alignment_paddings"));
-    const auto states = find(base, "state");
-    for (size_t at = 0; at < groups_.size(); ++at) {
+    const auto numbered = find(base, "state");
+    const auto states = by_number(numbered, groups_.size());
+    for (size_t at = 0; at < groups_.size() && !foreign_; ++at) {
       Group& group = groups_[at];
-      if (auto flat = flat_of(index, file, (*masters)[at], "single_partition_of_fp32_groups")) {
-        flats_of(group, kMaster)[number] = flat;
-      }
-      const bool listed = base && !states && at < base->size();  // elastic
-      read_states(index, number, file, group,
-                  listed ? std::optional((*base)[at]) : find(states, static_cast<int64_t>(at)));
+      const auto flat = flat_of(index, file, (*masters)[at], "single_partition_of_fp32_groups");
+      if (!flat) continue;
+      keep(group, kMaster, number, *flat);
+      const bool listed = base && !numbered && at < base->size();  // elastic
+      read_states(index, number, file, group, *flat, listed ? std::optional((*base)[at]) : states[at]);
     }
   }
 
@@ -462,13 +548,19 @@ class Reader {
 
   void read_ids() {
     if (!found_.ids) return;
-    const auto text = files_.read(*found_.ids, kMostIds);
-    if (!text) return left_out(*found_.ids, text.error().message());
-    const auto ids = nlohmann::json::parse(text.value(), nullptr, false);
-    if (!ids.is_object()) return left_out(*found_.ids, "it is no map of names to numbers");
-    for (const auto& [name, id] : ids.items()) {
-      if (id.is_number_unsigned()) known_ids_.emplace(name, id.get<uint64_t>());
+    for (const Group& group : groups_) {
+      for (const Member& member : group.members) known_ids_.emplace(member.name, std::nullopt);
     }
+    for (const Member& member : frozen_) known_ids_.emplace(member.name, std::nullopt);
+    IdsReader reader(known_ids_);
+    const auto file = files_.open(*found_.ids);
+    const uint64_t size = files_.list()[*found_.ids].size;
+    const auto read = file ? io::read_json(file.value().get(), 0, size, kIdsBounds, reader) : file.error();
+    if (!read) left_out(*found_.ids, read.error().message());
+  }
+  std::optional<uint64_t> id_of(const std::string& name) const {
+    const auto known = known_ids_.find(name);
+    return known == known_ids_.end() ? std::nullopt : known->second;
   }
 
   // The group's parameters, each with all of its states that are whole.
@@ -476,7 +568,9 @@ class Reader {
     if (group.members.empty()) return;
     const size_t first = map_.parameters.size();
     for (const Member& member : group.members) {
-      map_.parameters.push_back({member.name, Parameter::Kind::trained, std::nullopt, {}});
+      Parameter parameter{member.name, Parameter::Kind::trained, std::nullopt, {}};
+      if (!has_room(parameter)) return;
+      map_.parameters.push_back(std::move(parameter));
     }
     const auto of_group = std::span(map_.parameters).subspan(first);
     if (group.name && !of_group.empty()) {
@@ -484,7 +578,7 @@ class Reader {
       of_group.back().ds_id = group.name->last;
     }
     for (Parameter& parameter : of_group) {
-      if (const auto id = known_ids_.find(parameter.name); id != known_ids_.end()) parameter.ds_id = id->second;
+      if (const auto id = id_of(parameter.name)) parameter.ds_id = id;
     }
     for (const auto& [state, flats] : group.states) compose_state(group, state, flats, of_group);
     for (Parameter& parameter : of_group) compose_compute(parameter);
@@ -502,15 +596,19 @@ class Reader {
       }
     }
     for (const auto& flat : flats) {
-      if (stage_ == 3 && flat->elements() != part_of_rank(group)) {
+      if (stage_ == 3 && flat->elements() != group.part) {
         return problem(flat->piece.file, state + " has not the length of its parameters");
       }
     }
     uint64_t at = 0;  // elements: of each rank's part, or of all parts end to end
     std::vector<Tensor> tensors;
+    const Ends ends = stage_ == 3 ? Ends() : ends_of(flats);
     for (const Member& member : group.members) {
-      auto tensor = stage_ == 3 ? joined(member, flats, at) : cut_out(member, flats, at);
+      // Each rank is looked at for each of them.
+      if (stage_ == 3 && !has_room(flats.size() * sizeof(Piece))) return;
+      auto tensor = stage_ == 3 ? joined(member, flats, at) : cut_out(member, flats, ends, at);
       if (!tensor) return problem(flats.front()->piece.file, state + " ends within " + member.name);
+      if (!has_room(*tensor)) return;
       tensors.push_back(std::move(*tensor));
       at += stage_ == 3 ? divide_up(member.elements, flats.size()) : member.elements + member.padding;
     }
@@ -534,6 +632,7 @@ class Reader {
   void add_swapped_param(Parameter& parameter, const Shape& shape) {
     const Member member{parameter.name, shape, *elements_of(shape), 0};
     Flats flats;
+    if (!has_room(ranks_.size() * sizeof(Flats::value_type))) return;
     for (const RankFiles& files : ranks_) {
       const auto file = files.params.find(*parameter.ds_id);
       if (file == files.params.end()) return;
@@ -545,16 +644,17 @@ class Reader {
   void compose_frozen() {
     for (const Member& member : frozen_) {
       Parameter parameter{member.name, Parameter::Kind::frozen, std::nullopt, {}};
-      if (const auto id = known_ids_.find(member.name); id != known_ids_.end()) parameter.ds_id = id->second;
+      parameter.ds_id = id_of(member.name);
       const Flats& flats = fragments_[member.name];
       const bool whole = !flats.empty() && std::all_of(flats.begin(), flats.end(), [](const auto& f) { return !!f; });
       auto tensor = whole ? joined(member, flats, 0) : std::nullopt;
       if (tensor) {
-        parameter.states.emplace(kCompute, std::move(*tensor));
+        parameter.states.emplace(kCompute, *std::move(tensor));
       } else {
         left_out(std::nullopt, "frozen parameter " + member.name +
                                    " is not all there (DeepSpeed leaves one that it swaps to NVMe out of checkpoints)");
       }
+      if (!has_room(parameter)) return;
       map_.parameters.push_back(std::move(parameter));
     }
   }
@@ -563,15 +663,15 @@ class Reader {
   DeepSpeedFiles found_;
   std::vector<RankFiles>& ranks_ = found_.ranks;
   TensorMap map_;
-  std::unordered_map<std::string, uint64_t> known_ids_;
-  unsigned stage_ = 0;  // none: no optim_states.pt was read
+  MapBudget budget_;
+  std::array<bool, kMoments.size()> moments_swapped_ = find_moments();
+  std::map<std::string_view, std::optional<uint64_t>> known_ids_;  // of parameters, by name
+  unsigned stage_ = 0;                                             // none: no optim_states.pt was read
   bool foreign_ = false;
   bool swaps_ = false;  // the optimizer is on NVMe
   bool node_local_ = false;
   std::array<bool, 3> told_{};  // whether there is a problem of each kind
   uint64_t smallest_swapped_ = kSmallestSwapped;
-  size_t members_ = 0;
-  size_t flats_ = 0;
   std::vector<Group> groups_;
   std::vector<Member> frozen_;
   std::map<std::string, Flats> fragments_;  // of frozen parameters
@@ -580,11 +680,13 @@ class Reader {
 
 }  // namespace
 
+bool is_deepspeed_file(std::string_view path) {
+  return parse_states_name(path).has_value() || path.starts_with("offloaded_tensors/");
+}
+
 bool is_deepspeed(const StepFiles& files, const std::string& folder) {
   return std::any_of(files.list().begin(), files.list().end(), [&](const StepFiles::File& file) {
-    if (!file.path.starts_with(folder)) return false;
-    const std::string_view name = std::string_view(file.path).substr(folder.size());
-    return parse_states_name(name).has_value() || name.starts_with("offloaded_tensors/");
+    return file.path.starts_with(folder) && is_deepspeed_file(std::string_view(file.path).substr(folder.size()));
   });
 }
 

@@ -12,11 +12,14 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "meta/formats/tensor_map.h"
 
 namespace ckptfs::meta::formats {
 
+// Whether a file of that name belongs to such a checkpoint: "mp_rank_00_model_states.pt", "offloaded_tensors/...".
+bool is_deepspeed_file(std::string_view path);
 // Whether `folder` of the step ("" or "global_step4/") holds such a checkpoint.
 bool is_deepspeed(const StepFiles& files, const std::string& folder);
 

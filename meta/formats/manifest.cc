@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "io/json.h"
 #include "meta/names.h"
 
 namespace ckptfs::meta::formats {
@@ -24,6 +25,78 @@ std::string wrong_with(const StepFiles::File& named, const std::map<std::string_
   return named.path + ": it has " + std::to_string(found->second) + " bytes, and should have " +
          std::to_string(named.size);
 }
+
+constexpr size_t kMostFilesOfRank = size_t{1} << 18;  // that one manifest names
+constexpr io::JsonBounds kManifestBounds{.bytes = kMostManifest, .values = io::kAnyNumber, .text = 1 << 16, .depth = 8};
+
+// Depth 1 is the manifest, 2 its list of files, 3 one of these.
+class ManifestReader : public io::JsonVisitor {
+ public:
+  bool start_object(size_t) override { return begin(true); }
+  bool start_array(size_t) override { return begin(false); }
+  bool end_object() override { return end(); }
+  bool end_array() override { return end(); }
+  bool key(string_t& key) override {
+    key_ = key;
+    return true;
+  }
+  bool string(string_t& text) override {
+    if (depth_ == 1 && key_ == "attempt") attempt_ = text;
+    if (in_file() && key_ == "name") name_ = text;
+    return true;
+  }
+  bool number_unsigned(number_unsigned_t number) override {
+    if (depth_ == 1 && (key_ == "format" || key_ == "rank" || key_ == "world_size")) numbers_[key_] = number;
+    if (in_file() && key_ == "size") size_ = number;
+    return true;
+  }
+
+  Result<RankManifest> take() {
+    const auto format = numbers_.find("format"), rank = numbers_.find("rank"), world = numbers_.find("world_size");
+    const auto none = numbers_.end();
+    if (format != none && format->second != kManifestFormat) {
+      return Error(EBADMSG,
+                   "a manifest of format " + std::to_string(format->second) + ", which this ckptfs does not know");
+    }
+    if (format == none || rank == none || world == none || !attempt_ || !has_files_) {
+      return Error(EBADMSG, "no manifest: it lacks what each has");
+    }
+    if (world->second == 0 || world->second > kLargestWorld || rank->second >= world->second) {
+      return Error(EBADMSG, "rank " + std::to_string(rank->second) + " of " + std::to_string(world->second) +
+                                " there cannot be");
+    }
+    return RankManifest{*attempt_, static_cast<unsigned>(rank->second), static_cast<unsigned>(world->second),
+                        std::move(files_)};
+  }
+
+ private:
+  bool in_file() const { return depth_ == 3 && in_files_; }
+  bool begin(bool object) {
+    ++depth_;
+    if (depth_ == 1) return object || fails(Error(EBADMSG, "it is no object"));
+    if (depth_ == 2) in_files_ = !object && key_ == "files";
+    has_files_ = has_files_ || in_files_;
+    if (depth_ == 3) name_.reset(), size_.reset();
+    return true;
+  }
+  bool end() {
+    if (depth_-- != 3 || !in_files_) return true;
+    if (!name_ || !size_) return fails(Error(EBADMSG, "a file without a name or a size"));
+    if (files_.size() == kMostFilesOfRank) return fails(Error(EFBIG, "it names more files than any rank writes"));
+    files_.push_back({*name_, *size_});
+    return true;
+  }
+
+  unsigned depth_ = 0;
+  std::string key_;
+  std::map<std::string, uint64_t> numbers_;
+  std::optional<std::string> attempt_;
+  bool has_files_ = false;
+  bool in_files_ = false;
+  std::optional<std::string> name_;
+  std::optional<uint64_t> size_;
+  std::vector<StepFiles::File> files_;
+};
 
 }  // namespace
 
@@ -51,21 +124,11 @@ std::string manifest_text(const RankManifest& manifest) {
 }
 
 Result<RankManifest> parse_manifest(const std::string& text) {
-  try {
-    const json whole = json::parse(text);
-    if (whole.at("format").get<int>() != kManifestFormat) {
-      return Error(EBADMSG, "a manifest of format " + whole.at("format").dump() + ", which this ckptfs does not know");
-    }
-    RankManifest manifest{whole.at("attempt"), whole.at("rank"), whole.at("world_size"), {}};
-    for (const json& file : whole.at("files")) manifest.files.push_back({file.at("name"), file.at("size")});
-    if (manifest.world_size == 0 || manifest.world_size > kLargestWorld || manifest.rank >= manifest.world_size) {
-      return Error(EBADMSG, "rank " + std::to_string(manifest.rank) + " of " + std::to_string(manifest.world_size) +
-                                " there cannot be");
-    }
-    return manifest;
-  } catch (const json::exception& e) {
-    return Error(EBADMSG, std::string("no manifest: ") + e.what());
+  ManifestReader reader;
+  if (const auto read = io::read_json(text, kManifestBounds, reader); !read) {
+    return Error(read.error().errno_value(), "no manifest: " + read.error().message());
   }
+  return reader.take();
 }
 
 Attendance check_manifests(const StepFiles& files, std::optional<unsigned> world_size) {

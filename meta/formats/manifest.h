@@ -35,7 +35,7 @@ std::optional<unsigned> rank_of_manifest(std::string_view name);
 inline bool is_manifest_name(std::string_view name) { return rank_of_manifest(name).has_value(); }
 
 std::string manifest_text(const RankManifest& manifest);
-// EBADMSG, in words.
+// EBADMSG, EFBIG, in words.
 Result<RankManifest> parse_manifest(const std::string& text);
 
 // The ranks whose manifests are not there, or whose files are not, as they say; empty: all is there. `world_size`: how

@@ -20,6 +20,7 @@ class PickleReader {
       began_ = at_;
       TRY_ASSIGN(const uint8_t opcode, number<uint8_t>());
       TRY(step(opcode));
+      if (memory_ > Pickle::kMostMemory) return wrong("its values take more memory than those of any checkpoint");
     }
     return std::move(pickle_);
   }
@@ -73,6 +74,7 @@ class PickleReader {
   }
 
   Id make(Kind kind, uint32_t where, uint64_t payload) {
+    memory_ += sizeof(Pickle::Node);
     pickle_.nodes_.push_back({kind, where, payload});
     return static_cast<Id>(pickle_.nodes_.size() - 1);
   }
@@ -85,6 +87,7 @@ class PickleReader {
   }
 
   Result<> push_growing(Kind kind) {
+    memory_ += sizeof(Pickle::Growing);
     pickle_.growing_.emplace_back();
     return push_new(kind, static_cast<uint32_t>(pickle_.growing_.size() - 1));
   }
@@ -116,6 +119,7 @@ class PickleReader {
 
   Result<> push_tuple(const std::vector<Id>& items) {
     const auto where = static_cast<uint32_t>(pickle_.tuples_.size());
+    memory_ += items.size() * sizeof(Id);
     pickle_.tuples_.insert(pickle_.tuples_.end(), items.begin(), items.end());
     return push_new(Kind::tuple, where, items.size());
   }
@@ -130,6 +134,7 @@ class PickleReader {
 
   Result<> push_global(std::string_view module, std::string_view name) {
     if (module.size() + name.size() > kLongestGlobal) return wrong("a name that Python would import is too long");
+    memory_ += sizeof(Pickle::Global);
     pickle_.globals_.push_back({module, name});
     return push_new(Kind::global, static_cast<uint32_t>(pickle_.globals_.size() - 1));
   }
@@ -157,6 +162,8 @@ class PickleReader {
     if (grown == nullptr || !fits || (as_pairs && items.size() % 2 != 0)) return wrong("nothing can be appended here");
     // A list that is also a mapping (a subclass of both) is none that torch writes: of an object only pairs are kept.
     if (kind == Kind::object && !as_pairs) return success();
+    // One that has items takes a block of its own.
+    memory_ += (grown->items.empty() ? 2 * sizeof(void*) : 0) + items.size() * sizeof(Id);
     grown->items.insert(grown->items.end(), items.begin(), items.end());
     return success();
   }
@@ -184,6 +191,7 @@ class PickleReader {
       const bool is_dict = name == "collections.OrderedDict" && with.size() == 0;
       if (is_dict || name == "collections.defaultdict") return push_growing(Kind::dict);
     }
+    memory_ += sizeof(Pickle::Object);
     pickle_.objects_.push_back({callable, arguments, {}});
     return push_new(Kind::object, static_cast<uint32_t>(pickle_.objects_.size() - 1));
   }
@@ -438,6 +446,7 @@ class PickleReader {
   size_t at_ = 0;
   size_t began_ = 0;  // the opcode that is being read
   size_t pushes_ = 0;
+  size_t memory_ = 0;  // bytes of the values
   bool done_ = false;
   std::vector<Id> stack_;
   std::vector<size_t> marks_;  // heights of the stack

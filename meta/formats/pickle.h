@@ -5,8 +5,8 @@
 // Format: Python's Lib/pickletools.py, protocols 2 to 5, as torch.save and DCP write them; the text opcodes of protocol
 // 0 and buffers outside the pickle are refused.
 //
-// Memory is bounded: the pickle itself, of which text is a view, and some 50 bytes for each of at most kMostValues
-// values. Values may share and, in a hostile pickle, contain themselves: whoever walks them bounds the depth.
+// Memory is bounded: the pickle itself, of which text is a view, and kMostMemory for at most kMostValues values of some
+// 30 bytes. Values may share and, in a hostile pickle, contain themselves: whoever walks them bounds the depth.
 //
 // Thread safety: constant once read.
 #pragma once
@@ -27,8 +27,9 @@ namespace ckptfs::meta::formats {
 
 class Pickle {
  public:
-  static constexpr size_t kMostBytes = size_t{64} << 20;
+  static constexpr size_t kMostBytes = size_t{32} << 20;
   static constexpr size_t kMostValues = size_t{2} << 20;
+  static constexpr size_t kMostMemory = size_t{64} << 20;  // bytes
 
   enum class Kind : uint8_t {
     none,

@@ -1,28 +1,45 @@
 #include "meta/formats/pickle_access.h"
 
 #include <algorithm>
+#include <unordered_set>
 
 namespace ckptfs::meta::formats {
 
 using Value = Pickle::Value;
 
+std::optional<std::string_view> short_text(const std::optional<Value>& value) {
+  const auto text = value ? value->text() : std::nullopt;
+  return text && text->size() <= kLongestName ? text : std::nullopt;
+}
+
 std::optional<Value> find(const std::optional<Value>& dict, std::string_view key) {
   return dict ? dict->find(key) : std::nullopt;
 }
 
-std::optional<Value> find(const std::optional<Value>& dict, int64_t key) {
-  for (size_t at = 0; dict && at < dict->pairs(); ++at) {
-    const auto [number, value] = dict->pair(at);
-    if (number.integer() == key) return value;
-  }
-  return std::nullopt;
+std::optional<Value> field(const std::optional<Value>& dict, std::string_view key) {
+  return dict && dict->pairs() <= kMostFields ? dict->find(key) : std::nullopt;
 }
 
-std::unordered_map<std::string_view, Value> by_name(const std::optional<Value>& dict) {
-  std::unordered_map<std::string_view, Value> found;
+// From the last pair on, which is the one that counts. A text that is there a million times is looked at once.
+std::map<std::string_view, Value> by_name(const std::optional<Value>& dict) {
+  std::map<std::string_view, Value> found;
+  std::unordered_set<uint32_t> seen;
+  for (size_t at = dict ? dict->pairs() : 0; at > 0; --at) {
+    const auto [key, value] = dict->pair(at - 1);
+    const auto name = short_text(key);
+    if (name && seen.insert(key.index()).second) found.emplace(*name, value);
+  }
+  return found;
+}
+
+std::vector<std::optional<Value>> by_number(const std::optional<Value>& dict, size_t end) {
+  std::vector<std::optional<Value>> found(end);
   for (size_t at = 0; dict && at < dict->pairs(); ++at) {
-    const auto [name, value] = dict->pair(at);
-    if (name.text() && name.text()->size() <= kLongestName) found.insert_or_assign(*name.text(), value);
+    const auto [key, value] = dict->pair(at);
+    const auto number = key.integer();
+    if (!number || *number < 0 || static_cast<uint64_t>(*number) >= end) continue;
+    std::optional<Value>& place = found[static_cast<size_t>(*number)];
+    if (!place) place = value;
   }
   return found;
 }
@@ -41,7 +58,6 @@ std::optional<int64_t> largest_of(const std::optional<Value>& value) {
 }
 
 std::optional<Shape> shape_of(const Value& value) {
-  constexpr size_t kMostDimensions = 64;
   if (value.size() > kMostDimensions) return std::nullopt;
   Shape shape;
   for (size_t at = 0; at < value.size(); ++at) {

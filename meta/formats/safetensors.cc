@@ -9,6 +9,8 @@
 #include <tuple>
 
 #include "io/fd.h"
+#include "io/json.h"
+#include "meta/formats/tensor_map.h"
 
 namespace ckptfs::meta::formats {
 namespace {
@@ -17,19 +19,21 @@ using Json = nlohmann::json;
 
 constexpr const char* kMetadata = "__metadata__";
 constexpr uint64_t kLengthSize = sizeof(uint64_t);
-constexpr size_t kMostDimensions = 64;  // as torch has it
+constexpr size_t kLongestTensorName = 4096;
+constexpr size_t kMostTensors = size_t{1} << 17;  // of one file
+constexpr io::JsonBounds kHeaderBounds{
+    .bytes = kMostSafetensorsHeader, .values = io::kAnyNumber, .text = uint64_t{4} << 20, .depth = 8};
 
 Error bad_header(const std::string& what) { return Error(EBADMSG, "not a safetensors header: " + what); }
 
 // Takes the header as it is parsed: a tree of it would take many times its size. What a function returns false for ends
 // the parsing, with why_ told.
-class HeaderReader : public nlohmann::json_sax<Json> {
+class HeaderReader : public io::JsonVisitor {
  public:
   bool null() override { return unexpected(); }
   bool boolean(bool) override { return unexpected(); }
   bool number_integer(number_integer_t) override { return unexpected(); }
   bool number_float(number_float_t, const string_t&) override { return unexpected(); }
-  bool binary(binary_t&) override { return unexpected(); }
 
   bool number_unsigned(number_unsigned_t number) override {
     if (list_ == nullptr || list_->size() == kMostDimensions) return unexpected();
@@ -39,14 +43,11 @@ class HeaderReader : public nlohmann::json_sax<Json> {
 
   bool string(string_t& text) override {
     if (depth_ != 2 || list_ != nullptr) return unexpected();
-    if (in_metadata_) {
-      header.metadata[field_] = text;
-      return true;
-    }
+    if (in_metadata_) return true;  // for whoever loads the tensors
     if (field_ != "dtype") return unexpected();
     dtype_ = dtype_of_safetensors(text);
-    if (!dtype_) why = Error(ENOTSUP, "tensor " + name_ + " is of type " + text + ", which is not known");
-    return dtype_.has_value();
+    if (dtype_) return true;
+    return fails(Error(ENOTSUP, "tensor " + name_ + " is of type " + text + ", which is not known"));
   }
 
   bool start_object(size_t) override {
@@ -63,7 +64,10 @@ class HeaderReader : public nlohmann::json_sax<Json> {
   bool end_object() override {
     if (--depth_ == 0 || in_metadata_) return true;
     if (!dtype_ || !has_shape_ || offsets_.size() != 2 || offsets_[0] > offsets_[1]) {
-      return fails("tensor " + name_ + " lacks a dtype, a shape or data_offsets");
+      return fails(bad_header("tensor " + name_ + " lacks a dtype, a shape or data_offsets"));
+    }
+    if (header.tensors.size() == kMostTensors) {
+      return fails(bad_header("it has more than " + std::to_string(kMostTensors) + " tensors"));
     }
     header.tensors.push_back({name_, *dtype_, shape_, offsets_[0], offsets_[1] - offsets_[0]});
     return true;
@@ -90,23 +94,15 @@ class HeaderReader : public nlohmann::json_sax<Json> {
 
   bool key(string_t& key) override {
     (depth_ == 1 ? name_ : field_) = key;
-    return true;
-  }
-
-  bool parse_error(size_t position, const std::string&, const nlohmann::detail::exception&) override {
-    return fails("byte " + std::to_string(position) + " of its JSON is wrong");
+    if (key.size() <= kLongestTensorName) return true;
+    return fails(bad_header("the name of a tensor has " + std::to_string(key.size()) + " bytes"));
   }
 
   SafetensorsHeader header;
-  Error why;
 
  private:
-  bool fails(const std::string& what) {
-    why = bad_header(what);
-    return false;
-  }
   bool unexpected() {
-    return fails("its JSON has what no header has, in " + (name_.empty() ? "the beginning" : name_));
+    return fails(bad_header("its JSON has what no header has, in " + (name_.empty() ? "the beginning" : name_)));
   }
 
   unsigned depth_ = 0;  // of objects
@@ -164,11 +160,11 @@ Result<SafetensorsHeader> read_safetensors_header(int file) {
     return bad_header("it has " + std::to_string(length) + " bytes: at most " + std::to_string(kMostSafetensorsHeader) +
                       " are read");
   }
-  std::string json(length, '\0');
-  TRY_ASSIGN(const size_t filled, io::read_full(file, std::as_writable_bytes(std::span(json)), kLengthSize));
-  if (filled < length) return bad_header("it is cut short");
   HeaderReader reader;
-  if (!Json::sax_parse(json, &reader)) return reader.why;
+  if (const auto read = io::read_json(file, kLengthSize, length, kHeaderBounds, reader); !read) {
+    const bool told = reader.why().errno_value() != 0;
+    return told ? read.error() : Error(read.error().errno_value(), "a safetensors header: " + read.error().message());
+  }
   TRY(place(reader.header, kLengthSize + length, file_size));
   return std::move(reader.header);
 }

@@ -26,13 +26,14 @@ struct SafeTensor {
 };
 
 struct SafetensorsHeader {
-  std::vector<SafeTensor> tensors;  // as they lie in the file
-  std::map<std::string, std::string> metadata;
+  std::vector<SafeTensor> tensors;              // as they lie in the file
+  std::map<std::string, std::string> metadata;  // to be written
 };
 
 inline constexpr uint64_t kMostSafetensorsHeader = uint64_t{32} << 20;
 
-// EBADMSG, in words: it is none, or lies about where its tensors are. ENOTSUP: a type that is not known.
+// Without its metadata. EBADMSG, in words: it is none, or lies about where its tensors are; EFBIG: none has so much.
+// ENOTSUP: a type that is not known.
 Result<SafetensorsHeader> read_safetensors_header(int file);
 
 // A whole header, with its length before it, of tensors that lie in that order one after the other (their offsets are

@@ -1,6 +1,7 @@
 #include "meta/formats/same_run.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <string_view>
 #include <unordered_map>
@@ -10,7 +11,7 @@
 namespace ckptfs::meta::formats {
 namespace {
 
-using Indices = std::unordered_map<std::string_view, uint32_t>;
+using Indices = std::map<std::string_view, uint32_t>;
 
 // The optimizer's, by their paths from there on; a Trainer's step has them one folder deeper. Those of parameters are
 // in no step but what a save made. Empty where that is not clear.

@@ -30,7 +30,11 @@ inline uint64_t divide_up(uint64_t number, uint64_t by) { return (number + by - 
 // Of each rank ceil(elements / ranks) elements from `at` on, of the last ones less: what they have beyond the tensor is
 // padding. Every rank is there. None: one holds less, or another type.
 std::optional<Tensor> joined(const Member& member, const Flats& flats, uint64_t at);
+// Where each rank's part ends, of all parts end to end, in elements. Every rank is there. Empty: more than there can
+// be.
+using Ends = std::vector<uint64_t>;
+Ends ends_of(const Flats& flats);
 // The elements from `at` on, of all ranks' parts end to end. As above.
-std::optional<Tensor> cut_out(const Member& member, const Flats& flats, uint64_t at);
+std::optional<Tensor> cut_out(const Member& member, const Flats& flats, const Ends& ends, uint64_t at);
 
 }  // namespace ckptfs::meta::formats

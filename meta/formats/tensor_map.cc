@@ -1,6 +1,7 @@
 #include "meta/formats/tensor_map.h"
 
 #include <span>
+#include <utility>
 
 namespace ckptfs::meta::formats {
 
@@ -12,6 +13,13 @@ Result<std::string> StepFiles::read(uint32_t index, uint64_t most) const {
   TRY_ASSIGN(const size_t got, io::read_full(file.get(), std::as_writable_bytes(std::span(content)), 0));
   content.resize(got);
   return content;
+}
+
+void add_problem(TensorMap& map, Problem problem) {
+  constexpr size_t kLongestReason = 8192;
+  if (map.problems.size() >= kMostProblems) return;
+  if (problem.reason.size() > kLongestReason) problem.reason.resize(kLongestReason);
+  map.problems.push_back(std::move(problem));
 }
 
 std::optional<uint64_t> elements_of(const Shape& shape) {

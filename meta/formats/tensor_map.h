@@ -34,6 +34,7 @@ class StepFiles {
 };
 
 using Shape = std::vector<uint64_t>;
+inline constexpr size_t kMostDimensions = 64;  // as torch has it
 
 // Bytes of one file.
 struct Piece {
@@ -97,6 +98,9 @@ struct TensorMap {
   std::vector<Problem> problems;
   std::string names_from;  // the step of the same run that told the names, where it was another one (same_run.h)
 };
+
+// Of more than kMostProblems the first are kept, and of each reason what a person would read.
+void add_problem(TensorMap& map, Problem problem);
 
 // None: more than fits into 60 bits.
 std::optional<uint64_t> elements_of(const Shape& shape);

@@ -5,6 +5,8 @@
 #include <numeric>
 
 #include "io/fd.h"
+#include "meta/formats/pickle_access.h"
+#include "meta/formats/tensor_map.h"
 
 namespace ckptfs::meta::formats {
 namespace {
@@ -53,6 +55,7 @@ Result<Unwrapped> unwrap(const Value& value) {
 template <class T>
 Result<std::vector<T>> numbers(const Value& value) {
   std::vector<T> result;
+  if (value.size() > kMostDimensions) return bad_tensor("it has too many dimensions");
   for (size_t at = 0; at < value.size(); ++at) {
     const auto number = value[at].integer();
     if (!number || *number < 0) return bad_tensor("a length or a stride is not a number from 0 up");
@@ -79,7 +82,7 @@ Result<Storage> storage_of(const Value& value) {
   if (!storage.dtype && class_name != "UntypedStorage") {
     return Error(ENOTSUP, "a tensor in a storage of type " + type + " is not read");
   }
-  const auto key = (*id)[2].text();
+  const auto key = short_text((*id)[2]);
   const auto count = (*id)[4].integer();
   if (!key || !count || *count < 0) return bad_tensor("its storage has no key or no length");
   storage.key = *key;
@@ -169,20 +172,20 @@ Result<TorchFile> TorchFile::open(int file) {
   return open(file, FileRange{0, static_cast<uint64_t>(st.st_size)});
 }
 
-Result<TorchFile> TorchFile::open(int file, const FileRange& part) {
+Result<TorchFile> TorchFile::open(int file, const FileRange& part, uint64_t most) {
   if (is_old_format(file, part))
     return Error(ENOTSUP, "what torch wrote before 1.6 (no zip) is not read: save it again");
   TRY_ASSIGN(auto archive, ZipArchive::open(file, part));
   constexpr std::string_view pickle_name = "/data.pkl";
   for (uint64_t entry = 0; entry < archive.entries(); ++entry) {
-    const std::string name = archive.name(entry);
+    const std::string_view name = archive.name(entry);
     if (!name.ends_with(pickle_name) || name.find('/') != name.size() - pickle_name.size()) continue;
-    std::string folder = name.substr(0, name.find('/') + 1);
+    std::string folder(name.substr(0, name.find('/') + 1));
     if (const auto order = archive.find(folder + "byteorder")) {
       TRY_ASSIGN(const std::string value, archive.read(*order, 16));
       if (value != "little") return Error(ENOTSUP, "its numbers are " + value + "-endian, which is not read");
     }
-    TRY_ASSIGN(std::string bytes, archive.read(entry, Pickle::kMostBytes));
+    TRY_ASSIGN(std::string bytes, archive.read(entry, most));
     TRY_ASSIGN(Pickle pickle, Pickle::read(std::move(bytes)));
     return TorchFile(std::move(archive), std::move(folder), std::move(pickle));
   }
@@ -205,7 +208,10 @@ Result<std::optional<TorchTensor>> TorchFile::tensor(const Value& value) {
 Result<FileRange> TorchFile::storage(const std::string& key) {
   const auto entry = archive_.find(folder_ + "data/" + key);
   if (!entry) return Error(EBADMSG, "there is no storage " + key);
-  return archive_.range(*entry);
+  const auto known = places_.find(*entry);
+  if (known != places_.end()) return known->second;
+  TRY_ASSIGN(const FileRange place, archive_.range(*entry));
+  return places_[*entry] = place;
 }
 
 Result<FileRange> TorchFile::range(const TorchTensor& tensor) {

@@ -2,7 +2,7 @@
 // ...). Only the zip's directory and the pickle are read; of a storage its place in the file is told, so that whoever
 // needs its bytes reads them there.
 //
-// Format: torch/serialization.py (_save), torch/_utils.py (_rebuild_tensor_v2 and the like); the zip is read by libzip.
+// Format: torch/serialization.py (_save), torch/_utils.py (_rebuild_tensor_v2 and the like).
 //
 // Thread safety: TorchFile: one thread at a time; what it told is plain data.
 #pragma once
@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "io/result.h"
@@ -37,8 +38,8 @@ class TorchFile {
  public:
   // `file`: a descriptor for reading, which stays the caller's, and open as long as the TorchFile; `part`: where in it
   // torch.save wrote. EBADMSG: it is not what torch.save writes, or is damaged; ENOTSUP: of a kind that is not read
-  // (before torch 1.6; big-endian).
-  static Result<TorchFile> open(int file, const FileRange& part);
+  // (before torch 1.6; big-endian). `most`: bytes of its pickle.
+  static Result<TorchFile> open(int file, const FileRange& part, uint64_t most = Pickle::kMostBytes);
   // All of a file.
   static Result<TorchFile> open(int file);
 
@@ -58,6 +59,8 @@ class TorchFile {
   ZipArchive archive_;
   std::string folder_;                    // of all entries: "archive/"
   std::unique_ptr<const Pickle> pickle_;  // does not move: values point to it
+  // Of storages that were asked for, by entry: a pickle may have one a million times.
+  std::unordered_map<uint64_t, FileRange> places_;
 };
 
 }  // namespace ckptfs::meta::formats

@@ -1,248 +1,186 @@
 #include "meta/formats/zip_archive.h"
 
-#include <zip.h>
-
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <numeric>
+#include <optional>
 #include <span>
 #include <string_view>
-#include <utility>
 
 #include "io/fd.h"
 
 namespace ckptfs::meta::formats {
 namespace {
 
-// Of a directory's bytes; libzip holds some four times as much while a zip is open.
-constexpr uint64_t kMostDirectory = uint64_t{16} << 20;
-constexpr uint64_t kMostEntries = uint64_t{1} << 20;
+constexpr uint64_t kMostDirectory = uint64_t{16} << 20;  // bytes
+constexpr size_t kEnd = 22, kLocator = 20, kWideEnd = 56, kOfEntry = 46, kOfHeader = 30;
+constexpr std::string_view kHeaderSignature("PK\3\4", 4), kEntrySignature("PK\1\2", 4), kEndSignature("PK\5\6", 4),
+    kLocatorSignature("PK\6\7", 4), kWideEndSignature("PK\6\6", 4);
 
 Error bad_zip(const std::string& what) { return Error(EBADMSG, "not a zip that can be read: " + what); }
 
-std::string text_of(zip_error_t* error) {
-  std::string text = zip_error_strerror(error);
-  zip_error_fini(error);
-  return text;
+// Of bytes that are there.
+template <class T>
+T number_at(std::string_view bytes, size_t at) {
+  T number{};
+  std::memcpy(&number, bytes.data() + at, sizeof(T));
+  return number;
+}
+
+// All of a range that lies in the part.
+Result<std::string> part_bytes(int file, const FileRange& part, uint64_t offset, uint64_t size) {
+  if (offset > part.size || size > part.size - offset) return bad_zip("it leads to what lies behind its end");
+  std::string bytes(size, '\0');
+  TRY_ASSIGN(const size_t got,
+             io::read_full(file, std::as_writable_bytes(std::span(bytes)), static_cast<off_t>(part.offset + offset)));
+  if (got < size) return bad_zip("it is cut short");
+  return bytes;
 }
 
 // Without the record that ends a zip it may be the beginning of one, whose writer came no further.
-Result<> refuse_beginning(int file, const FileRange& part) {
-  constexpr std::string_view first_signature("PK\3\4", 4);
-  std::array<char, first_signature.size()> first{};
-  TRY_ASSIGN(
-      const size_t got,
-      io::read_full(file, std::as_writable_bytes(std::span(first)).first(std::min<uint64_t>(part.size, first.size())),
-                    static_cast<off_t>(part.offset)));
-  if (std::string_view(first.data(), got) != first_signature.substr(0, got)) return success();
-  return Error(ENODATA, "it was not written to its end");
+Error no_end(int file, const FileRange& part) {
+  const auto first = part_bytes(file, part, 0, std::min<uint64_t>(part.size, kHeaderSignature.size()));
+  if (!first) return first.error();
+  if (kHeaderSignature.starts_with(first.value())) return Error(ENODATA, "it was not written to its end");
+  return bad_zip("it has no directory");
 }
 
-// libzip makes room for as many entries as a directory claims to have, some 30 bytes each, before it reads any. More
-// than 65,535 are claimed by a zip64 end record only, which a locator before the end record leads to. Format: PKWARE's
-// APPNOTE.TXT, 4.3.14 to 4.3.16.
-Result<> check_claims(int file, const FileRange& part) {
-  constexpr size_t end_record = 22, longest_comment = 65535, locator = 20;
-  std::string tail(std::min<uint64_t>(part.size, locator + end_record + longest_comment), '\0');
-  const uint64_t begin = part.offset + part.size - tail.size();
-  TRY_ASSIGN(const size_t got, io::read_full(file, std::as_writable_bytes(std::span(tail)), static_cast<off_t>(begin)));
-  tail.resize(got);
-  constexpr std::string_view end_signature("PK\5\6", 4), locator_signature("PK\6\7", 4);
-  const size_t end = tail.find(end_signature);
-  if (end == std::string::npos || tail.size() - end < end_record) TRY(refuse_beginning(file, part));
-  for (size_t at = tail.find(end_signature); at != std::string::npos; at = tail.find(end_signature, at + 1)) {
-    if (at < locator || std::string_view(tail).substr(at - locator, 4) != locator_signature) continue;
-    uint64_t where = 0;
-    std::memcpy(&where, tail.data() + at - locator + 8, sizeof(where));
-    std::array<uint64_t, 2> entries{};  // on this disk, and in all
-    constexpr uint64_t counts = 24;
-    if (part.size < counts + sizeof(entries) || where > part.size - counts - sizeof(entries)) continue;
-    TRY(io::read_full(file, std::as_writable_bytes(std::span(entries)),
-                      static_cast<off_t>(part.offset + where + counts)));
-    const uint64_t most = std::max(entries[0], entries[1]);
-    if (most > kMostEntries) return bad_zip("it claims to have " + std::to_string(most) + " entries");
+struct Directory {
+  uint64_t entries = 0;
+  uint64_t offset = 0;
+  uint64_t size = 0;
+};
+
+// Of a zip whose directory is too large for the end alone to tell.
+Result<Directory> wide_directory(int file, const FileRange& part, std::string_view locator) {
+  TRY_ASSIGN(const std::string end, part_bytes(file, part, number_at<uint64_t>(locator, 8), kWideEnd));
+  if (!end.starts_with(kWideEndSignature)) return bad_zip("the end of its directory is not where it should be");
+  return Directory{number_at<uint64_t>(end, 32), number_at<uint64_t>(end, 48), number_at<uint64_t>(end, 40)};
+}
+
+// The end lies at the end, but for a comment of up to 64 KiB.
+Result<Directory> find_directory(int file, const FileRange& part) {
+  constexpr uint64_t longest_comment = 65535;
+  const uint64_t size = std::min<uint64_t>(part.size, kLocator + kEnd + longest_comment);
+  TRY_ASSIGN(const std::string tail, part_bytes(file, part, part.size - size, size));
+  constexpr size_t none = std::string::npos;
+  for (size_t at = tail.rfind(kEndSignature); at != none; at = at == 0 ? none : tail.rfind(kEndSignature, at - 1)) {
+    const std::string_view end = std::string_view(tail).substr(at);
+    if (end.size() < kEnd || number_at<uint16_t>(end, 20) != end.size() - kEnd) continue;
+    const std::string_view before = std::string_view(tail).substr(0, at);
+    const std::string_view locator = before.substr(before.size() - std::min(before.size(), kLocator));
+    if (locator.size() == kLocator && locator.starts_with(kLocatorSignature)) {
+      return wide_directory(file, part, locator);
+    }
+    return Directory{number_at<uint16_t>(end, 10), number_at<uint32_t>(end, 16), number_at<uint32_t>(end, 12)};
   }
-  return success();
+  return no_end(file, part);
 }
 
-}  // namespace
-
-// What libzip reads from. It tells where the last read was: the one thing that libzip does not.
-class ZipArchive::Source {
+// The numbers that an entry has no room for, each in its turn (4.5.3).
+class WideNumbers {
  public:
-  Source(int file, const FileRange& part) : file_(file), part_(part) { zip_error_init(&error_); }
-  Source(const Source&) = delete;
-  Source& operator=(const Source&) = delete;
-  ~Source() { zip_error_fini(&error_); }
-
-  int file() const { return file_; }
-  // Of the zip, in the file.
-  uint64_t end() const { return part_.offset + part_.size; }
-  // Where in the file.
-  uint64_t last_read() const { return part_.offset + last_read_; }
-  // From here on any number of bytes may be read.
-  void opened() { budget_ = UINT64_MAX; }
-
-  static zip_int64_t serve(void* self, void* data, zip_uint64_t length, zip_source_cmd_t command) {
-    return static_cast<Source*>(self)->serve(data, length, command);
-  }
-
- private:
-  zip_int64_t serve(void* data, zip_uint64_t length, zip_source_cmd_t command) {
-    switch (command) {
-      case ZIP_SOURCE_OPEN:
-        position_ = 0;
-        return 0;
-      case ZIP_SOURCE_CLOSE:
-      case ZIP_SOURCE_FREE:
-        return 0;
-      case ZIP_SOURCE_READ:
-        return read({static_cast<std::byte*>(data), length});
-      case ZIP_SOURCE_SEEK:
-        return seek(data, length);
-      case ZIP_SOURCE_TELL:
-        return static_cast<zip_int64_t>(position_);
-      case ZIP_SOURCE_STAT:
-        return stat(static_cast<zip_stat_t*>(data));
-      case ZIP_SOURCE_ERROR:
-        return zip_error_to_data(&error_, data, length);
-      case ZIP_SOURCE_SUPPORTS:
-        return zip_source_make_command_bitmap(ZIP_SOURCE_OPEN, ZIP_SOURCE_READ, ZIP_SOURCE_CLOSE, ZIP_SOURCE_STAT,
-                                              ZIP_SOURCE_ERROR, ZIP_SOURCE_FREE, ZIP_SOURCE_SEEK, ZIP_SOURCE_TELL,
-                                              ZIP_SOURCE_SUPPORTS, -1);
-      default:
-        return failed(ZIP_ER_OPNOTSUPP, 0);
+  explicit WideNumbers(std::string_view extra) {
+    while (extra.size() >= 4) {
+      const auto kind = number_at<uint16_t>(extra, 0);
+      const std::string_view content = extra.substr(4, number_at<uint16_t>(extra, 2));
+      if (kind == 1) numbers_ = content;
+      extra.remove_prefix(4 + content.size());
     }
   }
 
-  zip_int64_t failed(int zip, int errno_value) {
-    zip_error_set(&error_, zip, errno_value);
-    return -1;
+  // None: it lacks one.
+  std::optional<uint64_t> wide(uint32_t narrow) {
+    if (narrow != UINT32_MAX) return narrow;
+    if (numbers_.size() < sizeof(uint64_t)) return std::nullopt;
+    const auto number = number_at<uint64_t>(numbers_, 0);
+    numbers_.remove_prefix(sizeof(uint64_t));
+    return number;
   }
 
-  zip_int64_t read(std::span<std::byte> buffer) {
-    if (buffer.size() > budget_) return failed(ZIP_ER_READ, EFBIG);
-    buffer = buffer.first(std::min<uint64_t>(buffer.size(), part_.size - std::min(position_, part_.size)));
-    const auto got = io::read_full(file_, buffer, static_cast<off_t>(part_.offset + position_));
-    if (!got) return failed(ZIP_ER_READ, got.error().errno_value());
-    if (budget_ != UINT64_MAX) budget_ -= got.value();
-    last_read_ = position_;
-    position_ += got.value();
-    return static_cast<zip_int64_t>(got.value());
-  }
-
-  zip_int64_t seek(void* data, zip_uint64_t length) {
-    const zip_int64_t to = zip_source_seek_compute_offset(position_, part_.size, data, length, &error_);
-    if (to < 0) return -1;
-    position_ = static_cast<uint64_t>(to);
-    return 0;
-  }
-
-  zip_int64_t stat(zip_stat_t* stat) const {
-    zip_stat_init(stat);
-    stat->size = part_.size;
-    stat->valid |= ZIP_STAT_SIZE;
-    return sizeof(*stat);
-  }
-
-  const int file_;
-  const FileRange part_;
-  zip_error_t error_{};
-  uint64_t position_ = 0;
-  uint64_t last_read_ = 0;
-  uint64_t budget_ = kMostDirectory;
+ private:
+  std::string_view numbers_;
 };
-
-ZipArchive::ZipArchive(std::unique_ptr<Source> source, ::zip* zip) : source_(std::move(source)), zip_(zip) {}
-
-ZipArchive::ZipArchive(ZipArchive&& other) noexcept
-    : source_(std::move(other.source_)), zip_(std::exchange(other.zip_, nullptr)) {}
-
-ZipArchive& ZipArchive::operator=(ZipArchive&& other) noexcept {
-  std::swap(source_, other.source_);
-  std::swap(zip_, other.zip_);
-  return *this;
-}
-
-ZipArchive::~ZipArchive() {
-  if (zip_ != nullptr) zip_discard(zip_);
-}
-
-Result<ZipArchive> ZipArchive::open(int file, const FileRange& part) {
-  TRY(check_claims(file, part));
-  auto source = std::make_unique<Source>(file, part);
-  zip_error_t error;
-  zip_error_init(&error);
-  zip_source_t* const lower = zip_source_function_create(&Source::serve, source.get(), &error);
-  if (lower == nullptr) return bad_zip(text_of(&error));
-  ::zip* const zip = zip_open_from_source(lower, ZIP_RDONLY, &error);
-  if (zip == nullptr) {
-    zip_source_free(lower);
-    return bad_zip(text_of(&error));
-  }
-  source->opened();
-  return ZipArchive(std::move(source), zip);
-}
-
-uint64_t ZipArchive::entries() const { return static_cast<uint64_t>(zip_get_num_entries(zip_, 0)); }
-
-std::string ZipArchive::name(uint64_t entry) const {
-  const char* const name = zip_get_name(zip_, entry, ZIP_FL_ENC_RAW);
-  return name == nullptr ? std::string() : name;
-}
-
-std::optional<uint64_t> ZipArchive::find(const std::string& name) const {
-  const zip_int64_t entry = zip_name_locate(zip_, name.c_str(), ZIP_FL_ENC_RAW);
-  if (entry < 0) return std::nullopt;
-  return static_cast<uint64_t>(entry);
-}
-
-namespace {
-
-struct CloseEntry {
-  void operator()(zip_file_t* entry) const { zip_fclose(entry); }
-};
-using Entry = std::unique_ptr<zip_file_t, CloseEntry>;
-
-// As it lies there: torch may write sums that are wrong (set_crc32_options), and checks none.
-Result<Entry> open_entry(::zip* zip, uint64_t entry) {
-  Entry opened(zip_fopen_index(zip, entry, ZIP_FL_COMPRESSED));
-  if (!opened) return bad_zip(zip_strerror(zip));
-  return opened;
-}
-
-Result<zip_stat_t> stat_entry(::zip* zip, uint64_t entry) {
-  zip_stat_t st;
-  if (zip_stat_index(zip, entry, 0, &st) != 0) return bad_zip(zip_strerror(zip));
-  constexpr zip_uint64_t needed = ZIP_STAT_SIZE | ZIP_STAT_COMP_SIZE | ZIP_STAT_COMP_METHOD;
-  if ((st.valid & needed) != needed) return bad_zip("an entry without a size");
-  return st;
-}
 
 }  // namespace
 
-Result<std::string> ZipArchive::read(uint64_t entry, uint64_t most) {
-  TRY_ASSIGN(const FileRange range, this->range(entry));
-  if (range.size > most) return bad_zip(name(entry) + " has " + std::to_string(range.size) + " bytes");
-  std::string content(range.size, '\0');
-  TRY_ASSIGN(const size_t got, io::read_full(source_->file(), std::as_writable_bytes(std::span(content)),
-                                             static_cast<off_t>(range.offset)));
-  if (got < content.size()) return bad_zip(name(entry) + " is cut short");
-  return content;
+Result<ZipArchive> ZipArchive::open(int file, const FileRange& part) {
+  TRY_ASSIGN(const Directory directory, find_directory(file, part));
+  if (directory.size > kMostDirectory || directory.entries > kMostDirectory / kOfEntry) {
+    return bad_zip("it claims to have " + std::to_string(directory.entries) + " entries, and " +
+                   std::to_string(directory.size) + " bytes that tell of them");
+  }
+  ZipArchive archive(file, part);
+  TRY_ASSIGN(archive.directory_, part_bytes(file, part, directory.offset, directory.size));
+  TRY(archive.add_entries(directory.entries));
+  return archive;
 }
 
-Result<FileRange> ZipArchive::range(uint64_t entry) {
-  TRY_ASSIGN(const zip_stat_t st, stat_entry(zip_, entry));
-  const bool plain = st.comp_method == ZIP_CM_STORE && st.size == st.comp_size &&
-                     ((st.valid & ZIP_STAT_ENCRYPTION_METHOD) == 0 || st.encryption_method == ZIP_EM_NONE);
-  if (!plain) return Error(ENOTSUP, name(entry) + " is compressed or encrypted");
-  if (st.size == 0) return FileRange();
-  TRY_ASSIGN(const Entry opened, open_entry(zip_, entry));
-  char first = 0;
-  if (zip_fread(opened.get(), &first, 1) != 1) return bad_zip(name(entry) + ": " + zip_file_strerror(opened.get()));
-  const uint64_t offset = source_->last_read();
-  if (st.size > source_->end() - offset) return bad_zip(name(entry) + " reaches past its end");
-  return FileRange{offset, st.size};
+Result<> ZipArchive::add_entries(uint64_t count) {
+  size_t at = 0;
+  for (uint64_t entry = 0; entry < count; ++entry) {
+    TRY_ASSIGN(at, add_entry(at));
+  }
+  by_name_.resize(entries_.size());
+  std::iota(by_name_.begin(), by_name_.end(), 0);
+  std::stable_sort(by_name_.begin(), by_name_.end(), [this](uint32_t a, uint32_t b) { return name(a) < name(b); });
+  return success();
+}
+
+// The one that begins there in the directory; where the next one does.
+Result<size_t> ZipArchive::add_entry(size_t at) {
+  const std::string_view rest = std::string_view(directory_).substr(at);
+  if (rest.size() < kOfEntry || !rest.starts_with(kEntrySignature)) return bad_zip("its directory is damaged");
+  const size_t name = number_at<uint16_t>(rest, 28), extra = number_at<uint16_t>(rest, 30);
+  const size_t size = kOfEntry + name + extra + number_at<uint16_t>(rest, 32);
+  if (size > rest.size()) return bad_zip("its directory is cut short");
+  const bool encrypted = (number_at<uint16_t>(rest, 8) & 1) != 0, stored = number_at<uint16_t>(rest, 10) == 0;
+  WideNumbers numbers(rest.substr(kOfEntry + name, extra));
+  const auto whole = numbers.wide(number_at<uint32_t>(rest, 24)), packed = numbers.wide(number_at<uint32_t>(rest, 20)),
+             header = numbers.wide(number_at<uint32_t>(rest, 42));
+  if (!whole || !packed || !header) return bad_zip("an entry does not tell its size and place");
+  entries_.push_back({static_cast<uint32_t>(at + kOfEntry), static_cast<uint16_t>(name),
+                      stored && !encrypted && *whole == *packed, *header, *whole});
+  return at + size;
+}
+
+std::string_view ZipArchive::name(uint64_t entry) const {
+  return std::string_view(directory_).substr(entries_[entry].name, entries_[entry].name_size);
+}
+
+std::optional<uint64_t> ZipArchive::find(std::string_view name) const {
+  const auto found =
+      std::lower_bound(by_name_.begin(), by_name_.end(), name,
+                       [this](uint32_t entry, std::string_view wanted) { return this->name(entry) < wanted; });
+  if (found == by_name_.end() || this->name(*found) != name) return std::nullopt;
+  return *found;
+}
+
+Result<FileRange> ZipArchive::range(uint64_t entry) const {
+  const Entry& of = entries_[entry];
+  const std::string known(name(entry));
+  if (!of.plain) return Error(ENOTSUP, known + " is compressed or encrypted");
+  if (of.size == 0) return FileRange();
+  TRY_ASSIGN(const std::string header, part_bytes(file_, part_, of.header, kOfHeader));
+  if (!header.starts_with(kHeaderSignature)) return bad_zip(known + " is not where the directory says");
+  const uint64_t offset = of.header + kOfHeader + number_at<uint16_t>(header, 26) + number_at<uint16_t>(header, 28);
+  if (offset > part_.size || of.size > part_.size - offset) return bad_zip(known + " reaches past its end");
+  return FileRange{part_.offset + offset, of.size};
+}
+
+Result<std::string> ZipArchive::read(uint64_t entry, uint64_t most) const {
+  TRY_ASSIGN(const FileRange range, this->range(entry));
+  const std::string known(name(entry));
+  if (range.size > most) {
+    return bad_zip(known + " has " + std::to_string(range.size) + " bytes: at most " + std::to_string(most) +
+                   " are read");
+  }
+  std::string content(range.size, '\0');
+  TRY_ASSIGN(const size_t got,
+             io::read_full(file_, std::as_writable_bytes(std::span(content)), static_cast<off_t>(range.offset)));
+  if (got < content.size()) return bad_zip(known + " is cut short");
+  return content;
 }
 
 }  // namespace ckptfs::meta::formats

@@ -169,6 +169,19 @@ TEST_F(ControlServerTest, TooLongARequestIsRefused) {
   EXPECT_TRUE(request("echo"));
 }
 
+TEST_F(ControlServerTest, WhatNoRequestIsIsRefused) {
+  ASSERT_TRUE(server_->start());
+  std::string many = "0";
+  while (many.size() < 200000) many += ",{}";
+  for (const std::string& value : {std::string(100000, '[') + std::string(100000, ']'), "[" + many + "]",
+                                   "\"" + std::string(200000, 'x') + "\""}) {
+    const io::Fd fd = connect();
+    send_all(fd.get(), R"({"command":"echo","arguments":{"a":)" + value + "}}\n{\"command\":\"echo\"}\n");
+    EXPECT_EQ(json::parse(read_line(fd.get()))["errno"], EMSGSIZE);
+    EXPECT_EQ(json::parse(read_line(fd.get()))["ok"], true);
+  }
+}
+
 TEST_F(ControlServerTest, OneUserCannotTakeAllConnections) {
   ASSERT_TRUE(server_->start());
   std::vector<io::Fd> held;

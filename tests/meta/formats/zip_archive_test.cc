@@ -19,7 +19,7 @@ void append(std::string& to, Numbers... numbers) {
   (to.append(reinterpret_cast<const char*>(&numbers), sizeof(numbers)), ...);
 }
 
-// libzip would take 1.5 GB for this, a file of some bytes and one hole.
+// A file of some bytes and one hole, for which a table of its entries would take gigabytes.
 TEST(ZipArchive, AClaimOfManyEntriesIsRefusedBeforeThereIsRoomForThem) {
   constexpr uint64_t size = kClaimed * kOfEntry, begin = 100;
   std::string end = "PK\6\6";
@@ -35,6 +35,31 @@ TEST(ZipArchive, AClaimOfManyEntriesIsRefusedBeforeThereIsRoomForThem) {
     ASSERT_FALSE(archive);
     EXPECT_THAT(archive.error().message(), testing::HasSubstr("claims to have 50000000 entries"));
   }
+}
+
+// Names of which a common hash (each byte added to 33 times what was before it) is the same: in a table by it, each
+// would be compared with all before it.
+TEST(ZipArchive, ManyEntriesOfOneHash) {
+  constexpr unsigned kBlocks = 16, kEntries = 60000;
+  std::string directory;
+  for (unsigned entry = 0; entry < kEntries; ++entry) {
+    std::string name;
+    for (unsigned block = 0; block < kBlocks; ++block) name += (entry >> block & 1) != 0 ? "Ez" : "FY";
+    directory += "PK\1\2";
+    append(directory, uint16_t{20}, uint16_t{20}, uint16_t{0}, uint16_t{0}, uint32_t{0}, uint32_t{0}, uint32_t{0},
+           uint32_t{0}, uint16_t{2 * kBlocks}, uint16_t{0}, uint16_t{0}, uint16_t{0}, uint16_t{0}, uint32_t{0},
+           uint32_t{0});
+    directory += name;
+  }
+  std::string zip = directory + "PK\5\6";
+  append(zip, uint16_t{0}, uint16_t{0}, uint16_t{kEntries}, uint16_t{kEntries}, static_cast<uint32_t>(directory.size()),
+         uint32_t{0}, uint16_t{0});
+  const io::Fd file = file_of(zip);
+  const auto archive = ZipArchive::open(file.get(), {0, zip.size()});
+  ASSERT_TRUE(archive) << archive.error().message();
+  EXPECT_EQ(archive.value().entries(), kEntries);
+  EXPECT_EQ(archive.value().find("EzFYFYFYFYFYFYFYFYFYFYFYFYFYFYFY"), 1U);
+  EXPECT_EQ(archive.value().find("EzFYFYFYFYFYFYFYFYFYFYFYFYFYFYF"), std::nullopt);
 }
 
 }  // namespace

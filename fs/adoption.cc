@@ -69,7 +69,7 @@ Result<std::optional<size_t>> Adoption::start(std::span<const std::byte> data, u
     TRY(meta::Blobs::set_unsettled(blob_.get(), true));
     TRY(io::fault_point("adopt.clone"));
     const auto border = static_cast<off_t>(frontier + head);
-    TRY(io::clone_range(guess_.descriptor, border, blob_.get(), border, 0));
+    TRY(shared_(io::clone_range(guess_.descriptor, border, blob_.get(), border, 0)));
     TRY_ASSIGN(const struct stat st, io::stat_fd(blob_.get()));
     clone_size_ = static_cast<uint64_t>(st.st_size);
     return true;
@@ -78,7 +78,6 @@ Result<std::optional<size_t>> Adoption::start(std::span<const std::byte> data, u
     if (first) add(counters_.adoptions);
     ++clones_;
     strange_ = 0;
-    shared_();
     return std::optional(head);
   }
   ending_ = true;

@@ -61,9 +61,10 @@ class Adoption {
     uint64_t changes = 0;    // of `file`, when nobody could change it; else of no use
     bool unchanged = false;  // nobody could change it then
   };
-  // `shared`: called once the file has become a clone.
+  // `shared`: told what became of a clone of the guess; its answer counts.
+  using Shared = std::function<Result<>(Result<>)>;
   Adoption(InodeNumber inode, std::string name, Guess guess, meta::Frontiers& frontiers, Counters& counters,
-           std::function<void()> shared)
+           Shared shared)
       : inode_(inode),
         name_(std::move(name)),
         guess_(std::move(guess)),
@@ -126,7 +127,7 @@ class Adoption {
   const Guess guess_;
   meta::Frontiers& frontiers_;
   Counters& counters_;
-  const std::function<void()> shared_;
+  const Shared shared_;
 
   std::mutex mutex_;
   io::FileWindow window_;        // guarded by mutex_; of the guess

@@ -1,6 +1,7 @@
 #include "fs/adoptions.h"
 
 #include <fcntl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -76,6 +77,7 @@ void Adoptions::forget(const Adoption& adoption) {
 // Counted as open until closed(), so that its descriptor stays, and its count of changes.
 Result<Adoption::Guess> Adoptions::open_guess(InodeNumber inode) {
   TRY_ASSIGN(const meta::InodeRecord record, fs_.tree.inode(inode));
+  TRY(fs_.tree.refuse_suspect(inode, record));
   Adoption::Guess guess;
   guess.file = fs_.files.begin(inode, false).file;
   const auto backing = fs_.files.backing(*guess.file);
@@ -91,6 +93,19 @@ Result<Adoption::Guess> Adoptions::open_guess(InodeNumber inode) {
     guess.unchanged = written && !written.value();
   }
   return guess;
+}
+
+// A guess that was cloned shares its blocks, and owes them should it be a live swap file. One whose write-back failed
+// is found out by a clone that fails, or was by others since it was opened.
+Result<> Adoptions::note_shared(const Adoption::Guess& guess, Result<> cloned) {
+  const InodeNumber inode = guess.file->inode;
+  if (!cloned) {
+    TRY(fs_.tree.sync_file(inode, guess.descriptor));
+    return cloned;
+  }
+  fs_.tree.finished_writing(inode);
+  TRY_ASSIGN(const meta::InodeRecord record, fs_.tree.inode(inode));
+  return fs_.tree.refuse_suspect(inode, record);
 }
 
 std::shared_ptr<Adoption> Adoptions::begin(const OpenFile& file, const std::string& name,
@@ -111,10 +126,9 @@ Result<std::shared_ptr<Adoption>> Adoptions::try_begin(const OpenFile& file, con
   TRY_ASSIGN(const meta::InodeRecord record, fs_.tree.inode(file.inode));
   TRY_ASSIGN(Adoption::Guess guess, open_guess(guessed.inode));
   guess.by = guessed.by;
-  // The guess shares its blocks then, and owes them should it be a live swap file.
-  const auto shared = [this, source = guessed.inode] { fs_.tree.finished_writing(source); };
+  const auto shared = [this, guess](Result<> cloned) { return note_shared(guess, std::move(cloned)); };
   const auto adoption =
-      std::make_shared<Adoption>(file.inode, name, std::move(guess), fs_.store.frontiers(), fs_.counters, shared);
+      std::make_shared<Adoption>(file.inode, name, guess, fs_.store.frontiers(), fs_.counters, shared);
   const auto held = adoption->hold();
   {
     const std::lock_guard lock(mutex_);
@@ -150,14 +164,15 @@ std::unique_ptr<BlockAdoption> Adoptions::begin_blocks(const OpenFile& file, con
     return !attributes || attributes.value().stat.st_size < kSmallest || candidate == file.inode;
   });
   if (candidates.empty()) return nullptr;
-  return std::make_unique<BlockAdoption>(name, std::move(candidates),
-                                         BlockAdoption::Environment{
-                                             [this](InodeNumber inode) { return fs_.tree.open_blob(inode, O_RDONLY); },
-                                             [this](InodeNumber inode) { return open_guess(inode); },
-                                             [this](const Adoption::Guess& guess) { fs_.files.end(guess.file, false); },
-                                             [this](InodeNumber inode) { fs_.tree.finished_writing(inode); },
-                                         },
-                                         fs_.counters);
+  return std::make_unique<BlockAdoption>(
+      name, std::move(candidates),
+      BlockAdoption::Environment{
+          [this](InodeNumber inode) { return fs_.tree.open_blob(inode, O_RDONLY); },
+          [this](InodeNumber inode) { return open_guess(inode); },
+          [this](const Adoption::Guess& guess) { fs_.files.end(guess.file, false); },
+          [this](const Adoption::Guess& guess, Result<> cloned) { return note_shared(guess, std::move(cloned)); },
+      },
+      fs_.counters);
 }
 
 void Adoptions::closed(const std::shared_ptr<Adoption>& adoption) {
@@ -190,8 +205,23 @@ Result<> Adoptions::cut(InodeNumber inode) {
 Result<> Adoptions::settle(InodeNumber inode, int blob, const std::function<Result<>()>& sync) {
   const auto adoption = find(inode);
   if (!adoption) return success();
-  TRY(adoption->settle(blob, sync));
+  const auto sync_or_empty = [&]() -> Result<> {
+    auto synced = sync();
+    if (!synced) TRY(empty(inode));
+    return synced;
+  };
+  TRY(adoption->settle(blob, sync_or_empty));
   forget(*adoption);
+  return success();
+}
+
+// Where the disk refused what was written lie the blocks of the guess, which nobody may see here. The file is suspect,
+// and stays so.
+Result<> Adoptions::empty(InodeNumber inode) {
+  TRY_ASSIGN(const io::Fd blob, fs_.tree.open_blob(inode, O_WRONLY));
+  if (::ftruncate(blob.get(), 0) != 0) return last_error("ftruncate");
+  log::error("{}: it is emptied, as the copy of it did not reach the disk", fs_.tree.path_of(inode));
+  fs_.files.invalidate(inode);
   return success();
 }
 
@@ -232,12 +262,16 @@ Result<> Adoptions::settle_in_background(Adoption& adoption) {
   }
   if (!blob) return blob.error();
   return adoption.settle(blob.value().get(), [&]() -> Result<> {
-    auto synced = io::fdatasync_fd(blob.value().get());
+    auto synced = fs_.tree.sync_file(inode, blob.value().get());
     if (!synced) {
       fs_.files.record_error(inode, synced.error().errno_value());
       fs_.write_failed(inode, WriteFailure::fdatasync, synced.error());
     }
-    return synced;
+    if (synced) return success();
+    TRY(empty(inode));
+    // It is suspect from now on, durably: there is nothing more to wait for.
+    const auto record = fs_.tree.inode(inode);
+    return record && !fs_.tree.write_back().check(record.value().blob) ? Result<>(success()) : synced;
   });
 }
 

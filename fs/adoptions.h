@@ -61,10 +61,12 @@ class Adoptions {
   Result<std::shared_ptr<Adoption>> try_begin(const OpenFile& file, const std::string& name,
                                               const Guesses::Found& guessed);
   Result<Adoption::Guess> open_guess(InodeNumber guess);
+  Result<> note_shared(const Adoption::Guess& guess, Result<> cloned);
   std::vector<std::shared_ptr<Adoption>> take_closed();
   void run();
   void settle_closed();
   Result<> settle_in_background(Adoption& adoption);
+  Result<> empty(InodeNumber inode);
 
   Filesystem& fs_;
   std::atomic<size_t> count_{0};  // of adoptions_

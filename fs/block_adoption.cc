@@ -138,13 +138,12 @@ std::vector<BlockAdoption::Part> BlockAdoption::parts(const Adoption::Guess& gue
 bool BlockAdoption::share(const Adoption::Guess& guess, int blob, off_t offset, size_t size) {
   const auto cloned = [&]() -> Result<> {
     TRY(io::fault_point("adopt.clone_range"));
-    return io::clone_range(guess.descriptor, offset, blob, offset, size);
+    return environment_.shared(guess, io::clone_range(guess.descriptor, offset, blob, offset, size));
   }();
   if (!cloned) {
     give_up(cloned.error());
     return false;
   }
-  environment_.shared(guess.file->inode);
   if (!unchanged(guess)) {  // whoever opens it for writing is counted before he can write
     ended_ = true;
     return false;

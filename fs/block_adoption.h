@@ -41,7 +41,7 @@ class BlockAdoption {
     std::function<Result<io::Fd>(InodeNumber)> look;           // O_RDONLY, counted nowhere
     std::function<Result<Adoption::Guess>(InodeNumber)> open;  // counted until it is closed
     std::function<void(const Adoption::Guess&)> close;
-    std::function<void(InodeNumber)> shared;  // blocks of this file
+    std::function<Result<>(const Adoption::Guess&, Result<>)> shared;  // told what became of a clone; its answer counts
   };
   // `candidates`: what the file may hold; not empty. `name`: for the log.
   BlockAdoption(std::string name, std::vector<InodeNumber> candidates, Environment environment, Counters& counters)

@@ -58,9 +58,10 @@ Result<std::string> ControlXattrs::get(meta::InodeNumber inode, const std::strin
     return error->second.words;
   }
   if (name == "write_error") {
-    auto text = fs_.write_errors.last(inode);
-    if (!text) return Error(ENODATA);
-    return *std::move(text);
+    if (auto text = fs_.write_errors.last(inode)) return *std::move(text);
+    TRY_ASSIGN(const meta::InodeRecord record, fs_.tree.inode(inode));
+    const auto suspect = record.is_regular() ? fs_.tree.write_back().check(record.blob) : success();
+    return suspect ? Error(ENODATA) : Result<std::string>(suspect.error().message());
   }
   if (name == "seal" || name == "pin") {
     const auto info = meta::step_info(fs_.store, inode);
@@ -112,6 +113,7 @@ Result<std::string> ControlXattrs::state(meta::InodeNumber inode) const {
   TRY_ASSIGN(const meta::InodeRecord record, fs_.tree.inode(inode));
   if (record.is_regular()) {
     if (fs_.tree.is_damaged(inode)) return std::string("damaged");
+    if (!fs_.tree.write_back().check(record.blob)) return std::string("suspect");
     return std::string((record.flags & meta::kFrozen) != 0 ? "frozen" : "live");
   }
   const auto look = fs_.step_facts.look_at_step(inode);

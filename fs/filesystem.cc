@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "fs/passthrough.h"
-#include "io/fault.h"
 #include "io/log.h"
 
 namespace ckptfs::fs {
@@ -148,8 +147,7 @@ Result<> Filesystem::clear_privileges(meta::InodeNumber inode, const meta::Calle
 }
 
 Result<> Filesystem::sync_data(OpenFile& file, int descriptor) {
-  Result<> synced = io::fault_point("fs.fdatasync");
-  if (synced) synced = io::fdatasync_fd(descriptor);
+  Result<> synced = tree.sync_file(file.inode, descriptor);
   if (!synced) {
     file.errors.record(synced.error().errno_value());
     write_failed(file.inode, WriteFailure::fdatasync, synced.error());

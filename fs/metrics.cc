@@ -138,6 +138,8 @@ void add_store(Metrics& metrics, const Filesystem& fs) {
                 "gauge");
   metrics.labelled("damaged_files", "found_by", "recovery", fs.tree.damaged_files());
   metrics.labelled("damaged_files", "found_by", "scrub", care.damaged.size());
+  metrics.gauge("suspect_files", "Files whose write-back failed, and that were not written anew.",
+                fs.tree.write_back().suspects());
   metrics.gauge("raised_references", "Blobs whose count of files the last start corrected.",
                 recovery.raised_references);
   metrics.gauge("orphan_blobs", "Blobs without a name, which `ckptfs fsck` lists.", recovery.orphan_blobs);

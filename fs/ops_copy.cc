@@ -33,6 +33,10 @@ Result<uint64_t> copy(Filesystem& fs, const CopyRequest& request) {
   if (request.from == request.to && overlap(request.from_offset, request.to_offset, request.length)) {
     return Error(EINVAL);
   }
+  if (!views::is_virtual(request.from)) {
+    TRY_ASSIGN(const meta::InodeRecord source, fs.tree.inode(request.from));
+    TRY(fs.tree.refuse_suspect(request.from, source));
+  }
   TRY(fs.adoptions.cut(request.to));
   // For this call only: while no open writes through the daemon, it holds nothing open for writing (lease probes).
   TRY_ASSIGN(const io::Fd blob, fs.tree.open_blob(request.to, O_RDWR));
@@ -47,6 +51,9 @@ Result<uint64_t> copy(Filesystem& fs, const CopyRequest& request) {
                 fs.tree.path_of(request.to));
     }
     add(fs.counters.clone_fallbacks);
+  }
+  if (copied.error && !views::is_virtual(request.from)) {
+    TRY(fs.tree.sync_file(request.from, request.from_descriptor));  // was it the source's write-back?
   }
   if (copied.error) {
     fs.write_failed(request.to, WriteFailure::copy_file_range, *copied.error);

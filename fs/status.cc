@@ -89,6 +89,10 @@ json warnings_of(const Filesystem& fs) {
   if (recovery.older_index) {
     warnings.push_back("the index is older than blobs/: a copy of meta/ was put back; the files are those of the copy");
   }
+  for (const auto& [blob, suspect] : fs.tree.write_back().suspect_blobs()) {
+    warnings.push_back(fs.tree.path_of(suspect.file) +
+                       ": what was written to it did not reach the disk: write it anew, or `ckptfs verify --accept`");
+  }
   if (recovery.raised_references != 0) {
     warnings.push_back("the index counted too few files for " + std::to_string(recovery.raised_references) +
                        " blobs: corrected, and nothing is lost; please report it");

@@ -135,6 +135,9 @@ Result<std::optional<std::string>> StepFactsFinder::damage_in(const std::vector<
   for (const meta::InodeNumber file : files) {
     std::string damage;
     if (fs_.tree.is_damaged(file)) damage = "its data is missing or short";
+    if (const auto record = fs_.tree.inode(file); record && !fs_.tree.write_back().check(record.value().blob)) {
+      damage = "what was written to it did not reach the disk";
+    }
     if (const auto failed = fs_.write_errors.last(file)) damage = "a write to it failed: " + *failed;
     if (damage.empty()) {
       const auto verdict = meta::known_verdict(fs_.store, file);

@@ -11,7 +11,7 @@ Result<> sync_file(Filesystem& fs, meta::InodeNumber inode) {
   TRY_ASSIGN(const io::Fd blob, fs.tree.open_blob(inode, O_RDONLY));
   const auto sync = [&]() -> Result<> {
     Result<> synced = io::fault_point("fs.sync_file");
-    if (synced) synced = io::fdatasync_fd(blob.get());
+    if (synced) synced = fs.tree.sync_file(inode, blob.get());
     if (!synced) {
       fs.files.record_error(inode, synced.error().errno_value());
       fs.write_failed(inode, WriteFailure::fdatasync, synced.error());

@@ -228,6 +228,18 @@ Result<EntryRecord> decode_entry(std::string_view value) {
   return d.finish(r, "entry");
 }
 
+std::string encode(const SuspectRecord& r) {
+  return Encoder().u64(r.file).u32(static_cast<uint32_t>(r.errno_value)).take();
+}
+
+Result<SuspectRecord> decode_suspect(std::string_view value) {
+  Decoder d(value);
+  SuspectRecord r;
+  r.file = d.u64();
+  r.errno_value = static_cast<int32_t>(d.u32());
+  return d.finish(r, "suspect");
+}
+
 std::string encode(std::span<const io::Digest> digests) { return Encoder().bytes(std::as_bytes(digests)).take(); }
 
 Result<std::vector<io::Digest>> decode_digests(std::string_view value) {

@@ -28,6 +28,12 @@ struct EntryRecord {
   uint32_t type = 0;  // S_IFMT bits
 };
 
+// A blob whose write-back failed (meta/write_back.h).
+struct SuspectRecord {
+  InodeNumber file = 0;  // that named it then
+  int32_t errno_value = 0;
+};
+
 // The tensor map of a step, as its files were read when `version` told them apart (meta/tensor_maps.h).
 struct KeptMap {
   io::Digest version{};
@@ -38,6 +44,7 @@ std::string encode(const InodeRecord& record);
 std::string encode(const BlobRecord& record);
 std::string encode(const StepRecord& record);
 std::string encode(const EntryRecord& record);
+std::string encode(const SuspectRecord& record);
 std::string encode(std::span<const io::Digest> digests);
 std::string encode(const KeptMap& map);
 std::string encode_number(uint64_t number);
@@ -46,6 +53,7 @@ Result<InodeRecord> decode_inode(std::string_view value);
 Result<BlobRecord> decode_blob(std::string_view value);
 Result<StepRecord> decode_step(std::string_view value);
 Result<EntryRecord> decode_entry(std::string_view value);
+Result<SuspectRecord> decode_suspect(std::string_view value);
 Result<std::vector<io::Digest>> decode_digests(std::string_view value);
 Result<KeptMap> decode_map(std::string_view value);
 Result<uint64_t> decode_number(std::string_view value);

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 
 #include "io/aligned_buffer.h"
 #include "io/fault.h"
@@ -37,9 +38,21 @@ class ChunkReader {
   Result<std::span<const std::byte>> read(uint64_t chunk) {
     TRY_ASSIGN(const auto room, room_for(chunk));
     const auto offset = static_cast<off_t>(chunk * kDigestChunk);
-    if (!is_in_memory(offset, room.size())) return read_from_disk(chunk);
+    const uint64_t page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+    if (pages_in_memory(offset, room.size()) != (room.size() + page - 1) / page) return read_from_disk(chunk);
     TRY_ASSIGN(const size_t got, io::read_full(cached_.get(), room, offset));
     return got == room.size() ? Result<std::span<const std::byte>>(room) : became_shorter();
+  }
+
+  // Does anything of it stay in memory, mapped, when it is to be dropped?
+  bool any_in_memory_after_drop() const {
+    ::posix_fadvise(cached_.get(), 0, 0, POSIX_FADV_DONTNEED);
+    for (uint64_t chunk = 0; chunk < digest_chunks(size()); ++chunk) {
+      const auto offset = chunk * kDigestChunk;
+      const auto pages = pages_in_memory(static_cast<off_t>(offset), std::min(kDigestChunk, size() - offset));
+      if (!pages || *pages > 0) return true;
+    }
+    return false;
   }
 
   Result<std::span<const std::byte>> read_from_disk(uint64_t chunk) {
@@ -60,16 +73,18 @@ class ChunkReader {
  private:
   static Error became_shorter() { return Error(EIO, "the blob became shorter while it was read"); }
 
-  // By mincore: asking with RWF_NOWAIT would have the kernel read ahead.
-  bool is_in_memory(off_t offset, size_t length) const {
+  // By mincore: asking with RWF_NOWAIT would have the kernel read ahead. None: it does not say.
+  std::optional<uint64_t> pages_in_memory(off_t offset, size_t length) const {
     std::array<unsigned char, kDigestChunk / 4096> pages{};
     void* const map = ::mmap(nullptr, length, PROT_READ, MAP_SHARED, cached_.get(), offset);
-    if (map == MAP_FAILED) return false;
+    if (map == MAP_FAILED) return std::nullopt;
     const bool told = ::mincore(map, length, pages.data()) == 0;
     ::munmap(map, length);
     const size_t page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
     const auto end = pages.begin() + static_cast<std::ptrdiff_t>((length + page - 1) / page);
-    return told && std::all_of(pages.begin(), end, [](unsigned char state) { return (state & 1) != 0; });
+    if (!told) return std::nullopt;
+    return static_cast<uint64_t>(
+        std::count_if(pages.begin(), end, [](unsigned char state) { return (state & 1) != 0; }));
   }
 
   Result<std::span<std::byte>> room_for(uint64_t chunk) {
@@ -257,7 +272,8 @@ Result<Taking> take_digests(Store& store, InodeNumber file, const Pause& pause) 
   TRY_ASSIGN(const bool written, is_written(store, file, record, reader));
   if (written) return Taking::postponed;
   if (reader.size() > store.space().total) return Taking::too_long;
-  TRY(io::fdatasync_fd(reader.fd()));
+  if (!store.tree().write_back().check(record.blob)) return Taking::postponed;  // status names it
+  TRY(store.tree().sync_file(file, reader.fd()));
   TRY(io::fault_point("digests.read"));
   std::vector<io::Digest> digests;
   digests.reserve(digest_chunks(reader.size()));
@@ -303,6 +319,23 @@ const char* name_of(Verdict verdict) {
 
 Result<Verified> verify(Store& store, InodeNumber file, uint64_t from, const Pause& pause) {
   return Verification(store, file, from).run(pause);
+}
+
+Result<bool> accept_from_disk(Store& store, InodeNumber file) {
+  Tree& tree = store.tree();
+  TRY_ASSIGN(const InodeRecord record, tree.inode(file));
+  if (!record.is_regular() || tree.write_back().check(record.blob)) return false;
+  TRY_ASSIGN(ChunkReader reader, ChunkReader::open(store.blobs(), record.blob));
+  if (reader.any_in_memory_after_drop()) {
+    return Error(EBUSY, tree.path_of(file) +
+                            ": somebody has it mapped, and sees something else than the disk holds; "
+                            "close it there first");
+  }
+  for (uint64_t chunk = 0; chunk < digest_chunks(reader.size()); ++chunk) TRY(reader.read_from_disk(chunk));
+  TRY(tree.write_back().trust(record.blob));
+  TRY(tree.sync());
+  log::warn("{}: what the disk holds of it counts as its content from now on, as somebody asked", tree.path_of(file));
+  return true;
 }
 
 Result<Verdict> known_verdict(const Store& store, InodeNumber file) {

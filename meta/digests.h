@@ -59,7 +59,11 @@ struct Verified {
 // paths of all files that name the blob, and recorded; a whole reading without damage takes such a record back.
 Result<Verified> verify(Store& store, InodeNumber file, uint64_t from, const Pause& pause);
 
-// The same without reading: as its digests were left by who read it last.
+// Takes what the disk holds of a file whose write-back failed for its content, once all of it could be read. EBUSY
+// while somebody maps it, and so sees something else. Nothing to do for other files: false.
+Result<bool> accept_from_disk(Store& store, InodeNumber file);
+
+// The same as verify() without reading: as its digests were left by who read it last.
 Result<Verdict> known_verdict(const Store& store, InodeNumber file);
 
 // A path of each file that names the blob (of a hard link: where it was made or last renamed).

@@ -128,6 +128,7 @@ void Batch::put_blob(BlobNumber number, const BlobRecord& record) {
 }
 void Batch::erase_blob(BlobNumber number, const BlobDigest& digest) {
   allow_on_full_store();
+  erase_suspect(number);
   batch_->Delete(index_.handle(Table::blobs), number_key(number));
   if (digest.state != DigestState::none) erase_digests(number, 0, digest_groups(digest.length));
 }
@@ -155,6 +156,13 @@ void Batch::put_map(InodeNumber step, const KeptMap& map) {
 void Batch::erase_map(InodeNumber step) { batch_->Delete(index_.handle(Table::maps), number_key(step)); }
 void Batch::put_number(const char* key, uint64_t value) {
   batch_->Put(index_.handle(Table::kv), key, encode_number(value));
+}
+void Batch::put_suspect(BlobNumber blob, const SuspectRecord& record) {
+  allow_on_full_store();
+  batch_->Put(index_.handle(Table::kv), kSuspectPrefix + number_key(blob), encode(record));
+}
+void Batch::erase_suspect(BlobNumber blob) {
+  batch_->Delete(index_.handle(Table::kv), kSuspectPrefix + number_key(blob));
 }
 bool Batch::empty() const { return batch_->GetWriteBatch()->Count() == 0; }
 
@@ -341,6 +349,14 @@ Result<> Index::for_each_entry(const std::function<Result<>(InodeNumber, const D
   return scan(Table::entries, {}, [&](std::string_view key, std::string_view value) -> Result<> {
     TRY_ASSIGN(const EntryRecord entry, decode_entry(value));
     return visit(key_number(key), {std::string(key_name(key)), entry.inode, entry.type});
+  });
+}
+
+Result<> Index::for_each_suspect(const std::function<Result<>(BlobNumber, const SuspectRecord&)>& visit) const {
+  const std::string_view prefix = kSuspectPrefix;
+  return scan(Table::kv, std::string(prefix), [&](std::string_view key, std::string_view value) -> Result<> {
+    TRY_ASSIGN(const SuspectRecord record, decode_suspect(value));
+    return visit(key_number(key.substr(prefix.size())), record);
   });
 }
 

@@ -48,6 +48,9 @@ inline constexpr const char* kBlobLimitKey = "blob_limit";
 inline constexpr const char* kGenerationKey = "generation";
 inline constexpr const char* kScrubbedKey = "scrubbed";  // the scrub goes on behind this blob
 
+// Before the number of a blob whose write-back failed.
+inline constexpr const char* kSuspectPrefix = "suspect/";
+
 // A blob is digested in chunks; so many digests stand in one value of the table `digests`.
 inline constexpr uint64_t kDigestChunk = uint64_t{1} << 20;
 inline constexpr uint64_t kDigestGroup = 256;
@@ -72,7 +75,7 @@ class Batch {
   void put_entry(InodeNumber parent, const std::string& name, const EntryRecord& entry);
   void erase_entry(InodeNumber parent, const std::string& name);
   void put_blob(BlobNumber number, const BlobRecord& record);
-  // Its digests too, of which `digest` is the record's.
+  // With its digests, of which `digest` is the record's, and with the mark that its write-back failed.
   void erase_blob(BlobNumber number, const BlobDigest& digest);
   // One group of a blob's digests (meta/digests.h).
   void put_digests(BlobNumber blob, uint64_t group, std::span<const io::Digest> digests);
@@ -86,6 +89,8 @@ class Batch {
   void put_number(const char* key, uint64_t value);
   // Must be recorded on a full store, too. What removes names, inodes or blobs is so by itself.
   void allow_on_full_store() { allowed_on_full_store_ = true; }
+  void put_suspect(BlobNumber blob, const SuspectRecord& record);
+  void erase_suspect(BlobNumber blob);
   bool empty() const;
 
   // As this batch leaves it. ENOENT where there is none.
@@ -138,6 +143,8 @@ class Index {
   Result<> for_each_blob(const std::function<Result<>(BlobNumber, const BlobRecord&)>& visit) const;
   Result<> for_each_step(const std::function<Result<>(InodeNumber, const StepRecord&)>& visit) const;
   Result<> for_each_entry(const std::function<Result<>(InodeNumber, const DirectoryEntry&)>& visit) const;
+
+  Result<> for_each_suspect(const std::function<Result<>(BlobNumber, const SuspectRecord&)>& visit) const;
 
   // The one write path.
   Result<> commit(Batch batch);

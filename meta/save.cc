@@ -165,8 +165,10 @@ class Save {
       const auto live = open_live(taken, own);
       if (!live) return tree_.inode(taken.plan.source) ? Result<>(live.error()) : Result<>(success());
       if (taken.plan.record.saved_blob != 0) return success();
-      if (::sync_file_range(live.value(), 0, 0, kFlags) != 0) return last_error(taken.plan.name);
-      return success();
+      if (::sync_file_range(live.value(), 0, 0, kFlags) == 0) return success();
+      const Error failed = last_error(taken.plan.name);
+      TRY(tree_.sync_file(taken.plan.source, live.value()));  // which the kernel has not told yet
+      return failed;
     });
   }
 
@@ -223,6 +225,7 @@ class Save {
       return Error(live.error().errno_value(), path() + ": " + taken.plan.name + " cannot be read: " +
                                                    live.error().message() + "; nothing was saved");
     }
+    TRY(tree_.refuse_suspect(taken.plan.source, taken.plan.record));
     taken.writer_open = store_.open_files().open_for_writing(taken.plan.source);
     TRY(store_.open_files().cut(taken.plan.source));
     TRY_ASSIGN(const struct stat st, io::stat_fd(live.value()));
@@ -370,7 +373,10 @@ class Save {
     TRY_ASSIGN(const io::Fd frozen, std::move(clone));
     io::Fd own;
     TRY_ASSIGN(const int live, open_live(taken, own));
-    TRY(io::clone(live, frozen.get()));
+    if (auto cloned = io::clone(live, frozen.get()); !cloned) {
+      TRY(tree_.sync_file(taken.plan.source, live));  // was it the write-back?
+      return cloned;
+    }
     TRY_ASSIGN(taken.stat, io::stat_fd(frozen.get()));
     return success();
   }
@@ -379,7 +385,8 @@ class Save {
   Result<> finish() {
     for (Taken& taken : taken_) taken.live.reset();
     TRY(io::fault_point("save.after_clones"));
-    if (!tentative_.empty()) TRY(io::syncfs_fd(store_.blobs().folder_fd()));
+    if (!tentative_.empty()) TRY(tree_.write_back().sync_all());
+    for (const Taken& taken : taken_) TRY(tree_.refuse_suspect(taken.plan.source, taken.plan.record));
     TRY(io::fault_point("save.before_publish"));
     TRY(publish());
     TRY(tree_.sync());

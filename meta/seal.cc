@@ -36,7 +36,7 @@ class Freeze {
 
   Result<> run() {
     TRY(collect());
-    TRY(io::syncfs_fd(store_.blobs().folder_fd()));  // so that little is left to write behind the gate
+    TRY(tree_.write_back().sync_all());  // so that little is left to write behind the gate
     const std::unordered_set<InodeNumber> guarded = to_be_guarded();
     tree_.gate().close(guarded);
     auto frozen = freeze(guarded);
@@ -81,7 +81,10 @@ class Freeze {
     for (auto& [number, member] : members_) {
       if (member.record.is_live_file()) TRY(check_file(number, member));
     }
-    TRY(io::syncfs_fd(store_.blobs().folder_fd()));
+    TRY(tree_.write_back().sync_all());
+    for (const auto& [number, member] : members_) {
+      if (member.record.is_regular()) TRY(tree_.refuse_suspect(number, member.record));
+    }
     TRY(io::fault_point("seal.before_publish"));
     return publish();
   }

@@ -22,6 +22,7 @@ Result<Side> open_side(const Store& store, BlobNumber blob) {
   const auto record = store.index().blob(blob);
   if (!record) return record.error().errno_value() == ENOENT ? Result<Side>(std::move(side)) : record.error();
   const bool alive = record.value().state == BlobState::live || record.value().state == BlobState::frozen;
+  if (!store.tree().write_back().check(blob)) return side;
   if (!alive || record.value().digest.state != DigestState::taken) return side;
   side.digest = record.value().digest;
   TRY_ASSIGN(side.chunks, digests_of(store.index(), blob, side.digest));

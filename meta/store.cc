@@ -6,6 +6,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -219,7 +220,7 @@ struct Store::Internals {
   std::unique_ptr<Accounting> accounting;
   std::unique_ptr<Trimmer> trimmer;
   NothingOpen nothing_open;
-  OpenFiles* open_files = &nothing_open;
+  std::atomic<OpenFiles*> open_files = &nothing_open;  // some of the above have threads
   std::mutex save_mutex;
   std::vector<InodeNumber> unpurged;
 };
@@ -276,11 +277,15 @@ Result<std::unique_ptr<Store>> Store::open(const StoreOptions& options) {
   recovery.start.doomed = [reaper = in->reaper.get()](BlobNumber blob) { reaper->doom(blob); };
   in->recovery = std::move(recovery.report);
   in->tree = std::make_unique<Tree>(*in->index, *in->blobs, *in->space, std::move(recovery.start));
+  TRY(in->tree->write_back().load());
   in->spares = std::make_unique<SpareBlobs>(*in->tree, *in->blobs);
   in->accounting = std::make_unique<Accounting>(
       *in->tree, *in->index, *in->blobs,
-      [internals = in.get()](InodeNumber inode) { return internals->open_files->open_for_writing(inode); });
-  in->trimmer = std::make_unique<Trimmer>(*in->space, kTrimInterval);
+      [internals = in.get()](InodeNumber inode) { return internals->open_files.load()->open_for_writing(inode); });
+  in->trimmer = std::make_unique<Trimmer>(*in->space, kTrimInterval, [internals = in.get()] {
+    internals->tree->write_back().prune(
+        [internals](InodeNumber inode) { return internals->open_files.load()->open_for_writing(inode); });
+  });
   for (const InodeNumber nameless : recovery.nameless) {
     TRY_ASSIGN(const bool full, in->index->has_entries(nameless));
     if (full) {
@@ -304,7 +309,7 @@ Result<> Store::close() {
   internals_->reaper->stop();
   TRY(io::fault_point("store.close"));
   // Data first: what was written through passthrough and never fsynced is in the page cache still.
-  TRY(io::syncfs_fd(internals_->blobs_fd.get()));
+  TRY(internals_->tree->write_back().sync_all());
   // Only a start that is not clean looks for what is damaged: it has to be found, and cut, the next time too.
   TRY_ASSIGN(const uint64_t generation, internals_->index->generation());
   Batch batch(*internals_->index);

@@ -22,10 +22,10 @@ class Accounting;
 
 struct StoreOptions {
   std::string folder;      // the store itself (for an image: STORE/fs)
-  std::string image;       // the file that the folder's file system is in, where that is ours; empty: none
   uint32_t owner_uid = 0;  // of the root and /steps when the store is made
   uint32_t owner_gid = 0;
-  bool create = true;  // make it where the folder is empty or missing
+  bool create = true;      // make it where the folder is empty or missing
+  std::string image = {};  // the file that the folder's file system is in, where that is ours; empty: none
 };
 
 // The id in the folder's config.json. ENOENT where there is none; EPROTONOSUPPORT, naming both, for another format

@@ -23,6 +23,7 @@ Tree::Tree(Index& index, const Blobs& blobs, Space& space, Start start)
     : index_(index),
       blobs_(blobs),
       space_(space),
+      write_back_(index, blobs, [this](InodeNumber number) { return path_of(number); }),
       doomed_(std::move(start.doomed)),
       damaged_(std::move(start.damaged)),
       next_inode_(start.next_inode),

@@ -25,6 +25,7 @@
 #include "meta/index.h"
 #include "meta/space.h"
 #include "meta/types.h"
+#include "meta/write_back.h"
 
 namespace ckptfs::meta {
 
@@ -156,6 +157,13 @@ class Tree {
   // what is owed).
   bool short_of_space() const;
 
+  // What was written to the file becomes durable, through any descriptor of its blob; see meta/write_back.h.
+  Result<> sync_file(InodeNumber inode, int blob);
+  // EIO, naming the file, where it is no source: its write-back failed.
+  Result<> refuse_suspect(InodeNumber inode, const InodeRecord& record) const;
+  WriteBack& write_back() { return write_back_; }
+  const WriteBack& write_back() const { return write_back_; }
+
   // --- durability. Makes every change made so far durable (data of new blobs' names first); concurrent calls share.
   Result<> sync();
 
@@ -232,6 +240,7 @@ class Tree {
   Index& index_;
   const Blobs& blobs_;
   Space& space_;
+  mutable WriteBack write_back_;  // an open for writing changes what it knows, and nothing else
   Gate gate_;
   const std::function<void(BlobNumber)> doomed_;
   std::atomic<uint64_t> release_errors_{0};

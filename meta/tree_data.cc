@@ -24,9 +24,21 @@ Result<io::Fd> Tree::open_blob(InodeNumber number, const InodeRecord& record, in
   if (!record.is_regular()) return Error(S_ISDIR(record.mode) ? EISDIR : EINVAL);
   if (is_damaged(number)) return Error(EIO, path_of(number) + ": its data is missing or short (see ckptfs status)");
   if ((flags & O_ACCMODE) != O_RDONLY && !record.is_live_file()) return Error(EPERM);
+  if ((flags & O_ACCMODE) != O_RDONLY) write_back_.note_written(number, record.blob);
   auto fd = blobs_.open(record.blob, flags & (O_ACCMODE | O_DIRECT | O_SYNC | O_DSYNC));
   if (!fd && fd.error().errno_value() == ENOENT) return Error(EIO, path_of(number) + ": its data is missing");
   return fd;
+}
+
+Result<> Tree::sync_file(InodeNumber number, int blob) {
+  TRY_ASSIGN(const InodeRecord record, index_.inode(number));
+  return write_back_.sync(number, record.blob, blob);
+}
+
+Result<> Tree::refuse_suspect(InodeNumber number, const InodeRecord& record) const {
+  const auto checked = write_back_.check(record.blob);
+  if (checked) return success();
+  return Error(checked.error().errno_value(), path_of(number) + ": " + checked.error().message());
 }
 
 // Which process writes a rank folder's files tells, at a save, which files an earlier run left behind.
@@ -54,7 +66,7 @@ Result<> Tree::prepare_writing(InodeNumber number, const Caller& caller, uint64_
   if (prepared || prepared.error().errno_value() != ENOSPC) return prepared;
   // What was written through the page cache owes until it is written back: look again before refusing.
   TRY_ASSIGN(const io::Fd blob, open_blob(number, O_RDONLY));
-  TRY(io::fdatasync_fd(blob.get()));
+  TRY(sync_file(number, blob.get()));
   finished_writing(number);
   reclaim_space();
   return try_prepare_writing(number, caller, others_owed);
@@ -71,6 +83,7 @@ Result<> Tree::try_prepare_writing(InodeNumber number, const Caller& caller, uin
   }
   if (is_damaged(number)) return Error(EIO, path_of(number) + ": its data is missing or short (see ckptfs status)");
   if ((record.flags & kDigested) != 0) TRY(forget_digests(change, number, record));
+  write_back_.note_written(number, record.blob);
   // A hard link may have taken the name in the stage, and the flag, away since a save took the file.
   if ((record.flags & kSwap) == 0 && record.saved_blob == 0) return commit(std::move(change));
   if (record.owed + others_owed > 0) {
@@ -129,6 +142,7 @@ void Tree::finished_writing(InodeNumber number) {
 // False: it may have been cloned since its extents were read.
 Result<bool> Tree::try_recount_owed(InodeNumber number) {
   TRY_ASSIGN(const InodeRecord before, index_.inode(number));
+  if (before.is_live_file()) write_back_.note_written(number, before.blob);
   if (((before.flags & kSwap) == 0 && before.owed == 0) || before.nlink == 0) return true;
   uint64_t clonings = 0;
   {
@@ -177,7 +191,7 @@ bool Tree::short_of_space() const {
 }
 
 void Tree::reclaim_space() const {
-  auto freed = io::syncfs_fd(blobs_.folder_fd());  // before it, XFS keeps what it took ahead of buffered writers
+  auto freed = write_back_.sync_all();  // before it, XFS keeps what it took ahead of buffered writers
   if (freed) freed = space_.free_preallocated(io::OpenFilesToo::yes);
   if (!freed) log::warn("space is short, and none was reclaimed: {}", freed.error().message());
 }
@@ -193,11 +207,13 @@ Result<> Tree::recount_owed() {
 }
 
 Result<> Tree::truncate(InodeNumber number, uint64_t size) {
+  BlobNumber blob = 0;
   {
     Change change = begin();
     TRY_ASSIGN(InodeRecord record, index_.inode(number));
     if (!record.is_regular()) return Error(S_ISDIR(record.mode) ? EISDIR : EINVAL);
     if (!record.is_live_file()) return Error(EPERM, path_of(number) + ": it is frozen; copy it and truncate the copy");
+    blob = record.blob;
     if ((record.flags & kDigested) != 0) TRY(forget_digests(change, number, record));
     if (record.saved_blob != 0) {
       record.saved_blob = 0;
@@ -208,7 +224,7 @@ Result<> Tree::truncate(InodeNumber number, uint64_t size) {
   TRY_ASSIGN(const io::Fd fd, open_blob(number, O_WRONLY));
   if (::ftruncate(fd.get(), static_cast<off_t>(size)) != 0) return last_error();
   finished_writing(number);
-  return success();
+  return size == 0 ? write_back_.trust(blob) : success();
 }
 
 }  // namespace ckptfs::meta

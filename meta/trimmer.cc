@@ -1,5 +1,7 @@
 #include "meta/trimmer.h"
 
+#include <utility>
+
 #include "io/log.h"
 #include "io/preallocated.h"
 
@@ -8,8 +10,8 @@ namespace {
 constexpr int kRounds = 3;  // after a file was written: XFS lets go of it when the kernel's flusher has been there
 }
 
-Trimmer::Trimmer(Space& space, std::chrono::milliseconds interval)
-    : space_(space), interval_(interval), thread_([this] { run(); }) {}
+Trimmer::Trimmer(Space& space, std::chrono::milliseconds interval, std::function<void()> each_round)
+    : space_(space), interval_(interval), each_round_(std::move(each_round)), thread_([this] { run(); }) {}
 
 Trimmer::~Trimmer() {
   {
@@ -24,13 +26,15 @@ void Trimmer::run() {
   int rounds = 0;
   std::unique_lock lock(mutex_);
   while (!wake_.wait_for(lock, interval_, [this] { return stopping_; })) {
-    if (space_.take_written()) rounds = kRounds;
-    if (rounds == 0) continue;
-    --rounds;
     lock.unlock();
-    if (const auto freed = space_.free_preallocated(io::OpenFilesToo::no); !freed) {
-      log::warn("the store keeps what was allocated ahead for a while: {}", freed.error().message());
+    if (space_.take_written()) rounds = kRounds;
+    if (rounds > 0) {
+      --rounds;
+      if (const auto freed = space_.free_preallocated(io::OpenFilesToo::no); !freed) {
+        log::warn("the store keeps what was allocated ahead for a while: {}", freed.error().message());
+      }
     }
+    each_round_();
     lock.lock();
   }
 }

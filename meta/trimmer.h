@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <functional>
 #include <mutex>
 #include <thread>
 
@@ -16,7 +17,8 @@ namespace ckptfs::meta {
 class Trimmer {
  public:
   // At most once in each `interval`, and only if a file was written a short while ago.
-  Trimmer(Space& space, std::chrono::milliseconds interval);
+  // `each_round`: called then, too, whether a file was written or not.
+  Trimmer(Space& space, std::chrono::milliseconds interval, std::function<void()> each_round);
   ~Trimmer();
 
  private:
@@ -24,6 +26,7 @@ class Trimmer {
 
   Space& space_;
   const std::chrono::milliseconds interval_;
+  const std::function<void()> each_round_;
   std::mutex mutex_;
   std::condition_variable wake_;
   bool stopping_ = false;  // guarded by mutex_

@@ -12,12 +12,14 @@ namespace {
 struct PathArguments {
   std::string path;
   bool as_json = false;
+  bool flagged = false;
 };
 
-int run(const PathCommand& command, const PathArguments& arguments) {
+int run_path_command(const PathCommand& command, const PathArguments& arguments) {
   const auto target = find_target(arguments.path.empty() ? std::nullopt : std::optional(arguments.path));
   if (!target) return fail(target.error());
-  const auto code = command.run(target.value(), arguments.as_json);
+  const auto& run = arguments.flagged ? command.flag->run : command.run;
+  const auto code = run(target.value(), arguments.as_json);
   if (!code) return fail(arguments.path.empty() ? target.value().mount.mountpoint : arguments.path, code.error());
   return code.value();
 }
@@ -29,9 +31,11 @@ void add_path_command(CLI::App& app, Chosen& chosen, const PathCommand& command)
   CLI::App* subcommand = app.add_subcommand(command.name, command.description);
   subcommand->add_option(command.argument, arguments->path, command.about_argument);
   subcommand->add_flag("--json", arguments->as_json, "Print as JSON");
+  if (command.flag) subcommand->add_flag(command.flag->name, arguments->flagged, command.flag->about);
   subcommand->footer(command.footer);
-  subcommand->callback(
-      [command, arguments, &chosen] { chosen = [command, arguments] { return run(command, *arguments); }; });
+  subcommand->callback([command, arguments, &chosen] {
+    chosen = [command, arguments] { return run_path_command(command, *arguments); };
+  });
 }
 
 }  // namespace ckptfs::fs::cli

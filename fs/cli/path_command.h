@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "fs/cli/client.h"
@@ -17,6 +18,13 @@ struct PathCommand {
   std::string footer;
   // Prints the answer, as JSON or to be read; returns the exit code (system.h).
   std::function<Result<int>(const Target&, bool as_json)> run;
+  // A flag with which something else is run, if it has one.
+  struct Flag {
+    std::string name;  // "--accept"
+    std::string about;
+    std::function<Result<int>(const Target&, bool as_json)> run;
+  };
+  std::optional<Flag> flag = std::nullopt;
 };
 
 // Finds the mount and tells errors, before `run` and from it.

@@ -75,6 +75,19 @@ void print(const Verified& outcome) {
   }
 }
 
+Result<int> run_accept(const Target& target, bool as_json) {
+  TRY_ASSIGN(const json answer, ask_daemon(target.mount, "accept", {{"path", target.path}}));
+  if (as_json) {
+    print_json(answer);
+    return kSuccess;
+  }
+  for (const json& path : answer.value("accepted", json::array())) {
+    std::printf("%s: what the disk holds is its content from now on\n", printable(path.get<std::string>()).c_str());
+  }
+  if (answer.value("accepted", json::array()).empty()) std::printf("No file there is suspect.\n");
+  return kSuccess;
+}
+
 Result<int> run_verify(const Target& target, bool as_json) {
   TRY_ASSIGN(const Verified outcome, verify(target));
   if (as_json) {
@@ -96,7 +109,11 @@ void add_verify(CLI::App& app, Chosen& chosen) {
                     "Digests are taken in the background, some time after a file was written. Exits with 1 where a "
                     "file is damaged.\n"
                     "Example:\n  ckptfs verify\n  ckptfs verify /ckpt/steps/global_step100",
-                    run_verify});
+                    run_verify,
+                    PathCommand::Flag{"--accept",
+                                      "Take what the disk holds of files whose writing failed (suspect) for their "
+                                      "content",
+                                      run_accept}});
 }
 
 }  // namespace ckptfs::fs::cli

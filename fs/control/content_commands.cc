@@ -108,6 +108,19 @@ Result<json> verify(meta::Store& store, const Peer& peer, const json& arguments)
   return answer;
 }
 
+Result<json> accept(meta::Store& store, const Peer& peer, const json& arguments) {
+  TRY_ASSIGN(const meta::InodeNumber top,
+             resolve_as(store.tree(), peer.credentials, arguments.at("path").get<std::string>(), kRead));
+  TRY_ASSIGN(const auto files,
+             files_below(store.tree(), peer.credentials, top, store.tree().path_of(top), kRead | kWrite));
+  json accepted = json::array();
+  for (const FoundFile& file : files) {
+    TRY_ASSIGN(const bool was_suspect, meta::accept_from_disk(store, file.inode));
+    if (was_suspect) accepted.push_back(file.path);
+  }
+  return json{{"accepted", std::move(accepted)}};
+}
+
 Result<meta::InodeNumber> step_at(meta::Store& store, const Peer& peer, const std::string& path) {
   TRY_ASSIGN(const meta::InodeNumber step, resolve_as(store.tree(), peer.credentials, path, kRead | kSearch));
   TRY_ASSIGN(const meta::InodeRecord record, store.tree().inode(step));
@@ -163,6 +176,8 @@ Result<json> diff(meta::Store& store, const Peer& peer, const json& arguments) {
 void add_content_commands(ControlServer& server, meta::Store& store) {
   server.add("verify", ControlServer::Pace::slow,
              [&store](const Peer& peer, const json& arguments) { return verify(store, peer, arguments); });
+  server.add("accept", ControlServer::Pace::slow,
+             [&store](const Peer& peer, const json& arguments) { return accept(store, peer, arguments); });
   server.add("diff", ControlServer::Pace::slow,
              [&store](const Peer& peer, const json& arguments) { return diff(store, peer, arguments); });
 }

@@ -382,7 +382,7 @@ TEST_F(AccountingTest, TheTrimmerWorksWhereSomethingWasWritten) {
   ASSERT_TRUE(io::syncfs_fd(store_->blobs().folder_fd()));
   const uint64_t before = used_bytes(*store_);
   Space space(store_->blobs().folder_fd());
-  const Trimmer trimmer(space, std::chrono::milliseconds(1));
+  const Trimmer trimmer(space, std::chrono::milliseconds(1), [] {});
   ::usleep(50000);
   EXPECT_GT(used_bytes(*store_), before - kMiB) << "nothing was written that it knows of";
   space.note_written();

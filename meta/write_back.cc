@@ -1,0 +1,217 @@
+#include "meta/write_back.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "io/fault.h"
+#include "io/lease.h"
+#include "io/log.h"
+
+namespace ckptfs::meta {
+namespace {
+
+constexpr size_t kNamed = 5;                      // files in an error
+constexpr size_t kMostWritten = size_t{1} << 16;  // blobs that are remembered until somebody syncs all
+
+Error is_suspect(int errno_value) {
+  return Error(EIO, std::string("what was written to it did not reach the disk (") + std::strerror(errno_value) +
+                        "): write it anew from the start, or take what the disk holds (ckptfs verify --accept)");
+}
+
+}  // namespace
+
+// The kernel tells one of two threads that sync a blob through the same descriptor. The other waits, and is told here.
+class WriteBack::OnlySync {
+ public:
+  OnlySync(WriteBack& all, BlobNumber blob) : all_(all), blob_(blob) {
+    std::unique_lock lock(all_.mutex_);
+    all_.synced_.wait(lock, [this] { return all_.being_synced_.insert(blob_).second; });
+  }
+  OnlySync(const OnlySync&) = delete;
+  OnlySync& operator=(const OnlySync&) = delete;
+  ~OnlySync() {
+    {
+      const std::lock_guard lock(all_.mutex_);
+      all_.being_synced_.erase(blob_);
+    }
+    all_.synced_.notify_all();
+  }
+
+ private:
+  WriteBack& all_;
+  const BlobNumber blob_;
+};
+
+WriteBack::WriteBack(Index& index, const Blobs& blobs, PathOf path_of)
+    : index_(index), blobs_(blobs), path_of_(std::move(path_of)) {}
+
+Result<> WriteBack::load() {
+  const std::lock_guard lock(mutex_);
+  TRY(index_.for_each_suspect([this](BlobNumber blob, const SuspectRecord& record) -> Result<> {
+    suspects_.emplace(blob, record);
+    return success();
+  }));
+  count_.store(suspects_.size(), std::memory_order_release);
+  return success();
+}
+
+void WriteBack::note_written(InodeNumber file, BlobNumber blob) {
+  const std::lock_guard lock(mutex_);
+  written_[blob] = {file, round_};
+}
+
+Result<> WriteBack::check(BlobNumber blob) const {
+  if (suspects() == 0) return success();
+  const std::lock_guard lock(mutex_);
+  const auto found = suspects_.find(blob);
+  return found == suspects_.end() ? Result<>(success()) : is_suspect(found->second.errno_value);
+}
+
+Result<> WriteBack::sync(InodeNumber file, BlobNumber blob, int fd) {
+  TRY(check(blob));
+  auto synced = sync_one(file, blob, fd);
+  // The file system has the error, too: whom else it befell is found out while this blob explains it.
+  if (!synced) static_cast<void>(sync_all());  // which logs what it finds
+  return synced;
+}
+
+Result<> WriteBack::sync_one(InodeNumber file, BlobNumber blob, int fd) {
+  const OnlySync only(*this, blob);
+  TRY(check(blob));
+  Result<> synced = io::fault_point("write_back.sync");
+  if (synced) synced = io::fdatasync_fd(fd);
+  if (!synced) suspect(file, blob, synced.error(), fd);
+  return synced;
+}
+
+Result<> WriteBack::sync_all() {
+  const std::lock_guard one_at_a_time(syncing_);
+  uint64_t round = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    round = ++round_;
+  }
+  Result<> synced = io::fault_point("write_back.sync_all");
+  if (synced) synced = io::syncfs_fd(blobs_.folder_fd());
+  if (!synced) return explain(synced.error());
+  const std::lock_guard lock(mutex_);
+  clean_ = round;
+  return success();
+}
+
+// Which blobs it was. Another file system error (no memory, say) makes nothing suspect: the next call tells.
+Result<> WriteBack::explain(const Error& error) {
+  log::error("the store's file system failed to write: {}", error.message());
+  std::vector<Entry> found;
+  const std::vector<Entry> written = written_before(UINT64_MAX);
+  for (const Entry& entry : written) {
+    const auto fd = blobs_.open(entry.first, O_RDONLY);
+    if (!fd) continue;  // removed since
+    if (!sync_one(entry.second.file, entry.first, fd.value().get())) found.push_back(entry);
+  }
+  if (found.empty()) {
+    for (const Entry& entry : written) {
+      const auto fd = blobs_.open(entry.first, O_RDONLY);
+      if (!fd) continue;
+      suspect(entry.second.file, entry.first, error, fd.value().get());
+      found.push_back(entry);
+    }
+  }
+  std::string names;
+  for (size_t i = 0; i < std::min(found.size(), kNamed); ++i) names += " " + path_of_(found[i].second.file);
+  if (found.size() > kNamed) names += " and " + std::to_string(found.size() - kNamed) + " more";
+  return Error(error.errno_value(), "the disk failed to take what was written" +
+                                        (names.empty() ? "" : "; not to be trusted any more:" + names) + " (" +
+                                        error.message() + ")");
+}
+
+std::vector<WriteBack::Entry> WriteBack::written_before(uint64_t round) const {
+  const std::lock_guard lock(mutex_);
+  std::vector<Entry> entries;
+  for (const auto& [blob, written] : written_) {
+    if (written.round < round) entries.emplace_back(blob, written);
+  }
+  return entries;
+}
+
+void WriteBack::suspect(InodeNumber file, BlobNumber blob, const Error& error, int fd) {
+  const SuspectRecord failed{file, error.errno_value()};
+  {
+    const std::lock_guard lock(mutex_);
+    if (!suspects_.emplace(blob, failed).second) return;
+    count_.store(suspects_.size(), std::memory_order_release);
+  }
+  log::error(
+      "{}: what was written to it did not reach the disk: {}; it is not saved, sealed or shared until it is "
+      "written anew (blob {})",
+      path_of_(file), error.message(), Blobs::name(blob));
+  ::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+  if (const auto recorded = record(blob, failed); !recorded) {
+    log::error("{}: that its writing failed is known until the next mount only: {}", path_of_(file),
+               recorded.error().message());
+  }
+}
+
+Result<> WriteBack::record(BlobNumber blob, const SuspectRecord& suspect) {
+  Batch batch(index_);
+  batch.put_suspect(blob, suspect);
+  TRY(index_.commit(std::move(batch)));
+  return index_.sync();
+}
+
+Result<> WriteBack::trust(BlobNumber blob) {
+  if (suspects() == 0 || check(blob)) return success();
+  Batch batch(index_);
+  batch.erase_suspect(blob);
+  TRY(index_.commit(std::move(batch)));
+  const std::lock_guard lock(mutex_);
+  suspects_.erase(blob);
+  count_.store(suspects_.size(), std::memory_order_release);
+  return success();
+}
+
+// Their records have gone with them.
+void WriteBack::forget_removed() {
+  for (const auto& [blob, suspect] : suspect_blobs()) {
+    const auto status = blobs_.stat(blob);
+    if (status || status.error().errno_value() != ENOENT) continue;
+    const std::lock_guard lock(mutex_);
+    suspects_.erase(blob);
+    count_.store(suspects_.size(), std::memory_order_release);
+  }
+}
+
+std::vector<std::pair<BlobNumber, SuspectRecord>> WriteBack::suspect_blobs() const {
+  const std::lock_guard lock(mutex_);
+  return {suspects_.begin(), suspects_.end()};
+}
+
+void WriteBack::prune(const IsWriting& is_writing) {
+  uint64_t clean = 0;
+  size_t remembered = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    clean = clean_;
+    remembered = written_.size();
+  }
+  if (remembered > kMostWritten && sync_all()) {
+    const std::lock_guard lock(mutex_);
+    clean = clean_;
+  }
+  forget_removed();
+  for (const auto& [blob, written] : written_before(clean)) {
+    if (is_writing(written.file)) continue;
+    const auto fd = blobs_.open(blob, O_RDONLY);
+    if (fd) {
+      const auto mapped = io::has_writer(fd.value().get());  // a mapping outlives its descriptor
+      if (!mapped || mapped.value()) continue;
+    }
+    const std::lock_guard lock(mutex_);
+    const auto known = written_.find(blob);
+    if (known != written_.end() && known->second.round == written.round) written_.erase(known);
+  }
+}
+
+}  // namespace ckptfs::meta

@@ -1,0 +1,94 @@
+// Whether what was written to blobs has reached the disk.
+//
+// When a write-back fails, the kernel reports the error once and takes the pages for clean: memory holds what was
+// written, the disk something else, and the next fsync succeeds. So a blob whose write-back failed is *suspect*,
+// durably, until its file is emptied or somebody accepts what the disk holds. A suspect blob is no source: a save, a
+// seal, a clone, a copy that is adopted, a dedupe and a digest of it are refused, and each fsync of it fails. Its pages
+// are dropped, so that readers see what the disk holds.
+//
+// The daemon does not see what is written through passthrough, so it asks where the kernel keeps the error:
+//   - the blob's own, which fdatasync through any descriptor reports if nobody was told of it before;
+//   - the file system's, which syncfs reports on a descriptor that was open before it happened. When no blob explains
+//     such an error (its inode left memory, or another descriptor was told), every blob that was written since the last
+//     clean sync becomes suspect.
+// So every sync of a blob, and every syncfs, goes through here.
+//
+// Thread safety: all of it. Locks: syncing_ (held across syncfs and what follows from it, since the kernel tells only
+// one of two callers; no request but save, seal and a search for space takes it), mutex_ (a leaf).
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "meta/blobs.h"
+#include "meta/index.h"
+
+namespace ckptfs::meta {
+
+class WriteBack {
+ public:
+  using PathOf = std::function<std::string(InodeNumber)>;  // for the log
+  using IsWriting = std::function<bool(InodeNumber)>;      // has somebody the file open for writing?
+  WriteBack(Index& index, const Blobs& blobs, PathOf path_of);
+
+  // What was suspect when the store was closed. To be called once, before anything else.
+  Result<> load();
+
+  // Somebody may write to the file's blob, or could until now.
+  void note_written(InodeNumber file, BlobNumber blob);
+  // What was written to the blob becomes durable. EIO, or as the kernel said, from the first failure on.
+  Result<> sync(InodeNumber file, BlobNumber blob, int fd);
+  // Likewise all blobs. An error names the files that became suspect by it.
+  Result<> sync_all();
+
+  // An error where the blob is suspect.
+  Result<> check(BlobNumber blob) const;
+  // The file is empty, or somebody takes what the disk holds for its content; a blob that is gone needs no call.
+  Result<> trust(BlobNumber blob);
+  size_t suspects() const { return count_.load(std::memory_order_acquire); }
+  std::vector<std::pair<BlobNumber, SuspectRecord>> suspect_blobs() const;
+
+  // Forgets which blobs were written before the last clean sync_all(), but for those that somebody can still write to.
+  // Syncs all itself where these are very many.
+  void prune(const IsWriting& is_writing);
+
+ private:
+  struct Written {
+    InodeNumber file = 0;
+    uint64_t round = 0;  // the last sync_all() that had begun when it was noted
+  };
+  using Entry = std::pair<BlobNumber, Written>;
+
+  class OnlySync;
+
+  Result<> sync_one(InodeNumber file, BlobNumber blob, int fd);
+  std::vector<Entry> written_before(uint64_t round) const;
+  Result<> explain(const Error& error);
+  void suspect(InodeNumber file, BlobNumber blob, const Error& error, int fd);
+  Result<> record(BlobNumber blob, const SuspectRecord& suspect);
+  void forget_removed();
+
+  Index& index_;
+  const Blobs& blobs_;
+  const PathOf path_of_;
+
+  std::mutex syncing_;
+  mutable std::mutex mutex_;
+  std::condition_variable synced_;
+  std::unordered_set<BlobNumber> being_synced_;      // guarded by mutex_; the kernel tells one of two callers only
+  uint64_t round_ = 0;                               // guarded by mutex_; sync_all()s that have begun
+  uint64_t clean_ = 0;                               // guarded by mutex_; the last that succeeded
+  std::unordered_map<BlobNumber, Written> written_;  // guarded by mutex_; since about the last clean sync_all()
+  std::unordered_map<BlobNumber, SuspectRecord> suspects_;  // guarded by mutex_
+  std::atomic<size_t> count_{0};                            // of suspects_
+};
+
+}  // namespace ckptfs::meta

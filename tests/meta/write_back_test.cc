@@ -1,0 +1,148 @@
+#include "meta/write_back.h"
+
+#include "io/fault.h"
+#include "meta/digests.h"
+#include "meta/sharing.h"
+#include "tests/meta/scratch_store.h"
+
+namespace ckptfs::meta {
+namespace {
+
+constexpr const char* kOther = "/zero_stage_3/optimizer/rank1/0_2.tensor.swp";
+constexpr const char* kModel = "/steps/global_step7/mp_rank_00_model_states.pt";
+
+bool without_pause(std::chrono::nanoseconds) { return true; }
+
+class WriteBackTest : public ScratchStore {
+ protected:
+  void SetUp() override {
+    ScratchStore::SetUp();
+    if (!IsSkipped()) make_swap_state();
+  }
+  void TearDown() override {
+    io::set_fault("write_back.sync", "");
+    io::set_fault("write_back.sync_all", "");
+    ScratchStore::TearDown();
+  }
+  Result<> sync(const std::string& path) {
+    TRY_ASSIGN(const io::Fd fd, tree().open_blob(at(path), O_RDONLY));
+    return tree().sync_file(at(path), fd.get());
+  }
+  // The disk refuses what was written to the file, and tells once.
+  void fail(const std::string& path) {
+    io::set_fault("write_back.sync", "1:error:EIO");
+    EXPECT_EQ(sync(path).error().errno_value(), EIO);
+    io::set_fault("write_back.sync", "");
+  }
+  bool is_suspect(const std::string& path) {
+    const auto record = tree().inode(at(path));
+    return !tree().write_back().check(record.value().blob);
+  }
+  static bool names(const Error& error, const std::string& path) {
+    return error.message().find(path) != std::string::npos;
+  }
+};
+
+TEST_F(WriteBackTest, AFailureStaysAFailureHoweverOftenItIsAsked) {
+  fail(kLive);
+  EXPECT_FALSE(sync(kLive));
+  EXPECT_FALSE(sync(kLive));
+  EXPECT_TRUE(sync(kOther));
+  close();
+  open();
+  EXPECT_FALSE(sync(kLive));
+  ASSERT_TRUE(tree().truncate(at(kLive), 0));
+  EXPECT_TRUE(sync(kLive));
+  close();
+  open();
+  EXPECT_TRUE(sync(kLive));
+  expect_clean_fsck();
+}
+
+TEST_F(WriteBackTest, ASaveOfASuspectFileFailsAndNamesIt) {
+  fail(kLive);
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    const auto saved = save("s1");
+    ASSERT_FALSE(saved);
+    EXPECT_EQ(saved.error().errno_value(), EIO);
+    EXPECT_TRUE(names(saved.error(), kLive)) << saved.error().message();
+  }
+  EXPECT_FALSE(tree().resolve("/steps/s1"));
+  ASSERT_TRUE(tree().truncate(at(kLive), 0));
+  write(kLive, std::string(1 << 20, 'n'));
+  const auto saved = save("s1");
+  EXPECT_TRUE(saved) << saved.error().message();
+  expect_clean_fsck();
+}
+
+TEST_F(WriteBackTest, AnErrorThatNoFileExplainsMakesAllSuspectThatWasWritten) {
+  ASSERT_TRUE(save("s1"));
+  tree().write_back().prune([](InodeNumber) { return false; });
+  ASSERT_TRUE(tree().prepare_writing(at(kLive), user(), 0));
+  write(kLive, "more");
+  io::set_fault("write_back.sync_all", "1:error:EIO");
+  const auto failed = save("s2");
+  ASSERT_FALSE(failed);
+  EXPECT_TRUE(names(failed.error(), kLive)) << failed.error().message();
+  EXPECT_TRUE(is_suspect(kLive));
+  EXPECT_FALSE(is_suspect(kOther));
+  EXPECT_FALSE(save("s2"));
+  EXPECT_FALSE(save("s3"));
+}
+
+TEST_F(WriteBackTest, AnErrorOfOneFileLeavesTheOthersAlone) {
+  io::set_fault("write_back.sync_all", "1:error:EIO");
+  io::set_fault("write_back.sync", "1:error:ENOSPC");
+  EXPECT_EQ(save("s1").error().errno_value(), EIO);
+  EXPECT_EQ(tree().write_back().suspects(), 1U);
+}
+
+TEST_F(WriteBackTest, WhatCanStillBeWrittenIsRememberedOverACleanSync) {
+  ASSERT_TRUE(tree().prepare_writing(at(kLive), user(), 0));
+  ASSERT_TRUE(tree().write_back().sync_all());
+  tree().write_back().prune([&](InodeNumber inode) { return inode == at(kLive); });
+  io::set_fault("write_back.sync_all", "1:error:EIO");
+  EXPECT_FALSE(tree().write_back().sync_all());
+  EXPECT_TRUE(is_suspect(kLive));
+  EXPECT_FALSE(is_suspect(kOther));
+}
+
+TEST_F(WriteBackTest, AStepWithASuspectFileIsNotSealed) {
+  make_folder("/steps/global_step7");
+  make_file(kModel, std::string(1 << 20, 'm'));
+  fail(kModel);
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    const auto sealed = seal(*store_, at("/steps/global_step7"));
+    ASSERT_FALSE(sealed);
+    EXPECT_TRUE(names(sealed.error(), kModel)) << sealed.error().message();
+  }
+  EXPECT_FALSE(step_info(*store_, at("/steps/global_step7")) &&
+               step_info(*store_, at("/steps/global_step7")).value().record.sealed);
+}
+
+TEST_F(WriteBackTest, ASuspectFileIsNeitherDigestedNorShared) {
+  make_folder("/steps/global_step7");
+  make_file(kModel, std::string(1 << 20, 'm'));
+  const std::string twin = std::string(kModel) + ".twin";
+  make_file(twin, std::string(1 << 20, 'm'));
+  ASSERT_EQ(take_digests(*store_, at(kModel), without_pause).value(), Taking::taken);
+  ASSERT_EQ(take_digests(*store_, at(twin), without_pause).value(), Taking::taken);
+  fail(kModel);
+  EXPECT_EQ(take_digests(*store_, at(kModel), without_pause).value(), Taking::postponed);
+  const auto blob = [&](const std::string& path) { return tree().inode(at(path)).value().blob; };
+  EXPECT_EQ(share_equal_chunks(*store_, blob(kModel), blob(twin), without_pause).value(), 0U);
+}
+
+TEST_F(WriteBackTest, WhatTheDiskHoldsCanBeAccepted) {
+  fail(kLive);
+  const auto accepted = accept_from_disk(*store_, at(kLive));
+  ASSERT_TRUE(accepted) << accepted.error().message();
+  EXPECT_TRUE(accepted.value());
+  EXPECT_TRUE(sync(kLive));
+  EXPECT_TRUE(save("s1"));
+  EXPECT_FALSE(accept_from_disk(*store_, at(kOther)).value());
+  expect_clean_fsck();
+}
+
+}  // namespace
+}  // namespace ckptfs::meta

@@ -262,11 +262,11 @@ TEST_F(RecoveryTest, ALostIndexIsRefusedAndNoBlobTouched) {
   close();
   const std::string meta = folder_ + "/meta";
   std::filesystem::rename(meta, meta + ".aside");
-  const auto missing = Store::open({folder_, "", 0, 0, true});
+  const auto missing = Store::open({folder_, 0, 0, true});
   ASSERT_FALSE(missing);
   EXPECT_NE(missing.error().message().find("index is missing"), std::string::npos) << missing.error().message();
   std::filesystem::create_directory(meta);
-  EXPECT_FALSE(Store::open({folder_, "", 0, 0, true}));
+  EXPECT_FALSE(Store::open({folder_, 0, 0, true}));
   std::filesystem::remove(meta);
   std::filesystem::rename(meta + ".aside", meta);
   open();
@@ -281,7 +281,7 @@ TEST_F(RecoveryTest, AnIndexThatLostItsDurableTailIsRefused) {
     if (entry.path().extension() == ".log") std::filesystem::resize_file(entry.path(), entry.file_size() / 2);
   }
   const size_t before = std::distance(std::filesystem::directory_iterator(folder_ + "/blobs"), {});
-  const auto refused = Store::open({folder_, "", 0, 0, true});
+  const auto refused = Store::open({folder_, 0, 0, true});
   ASSERT_FALSE(refused);
   EXPECT_NE(refused.error().message().find("nothing was changed"), std::string::npos) << refused.error().message();
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_ + "/blobs"), {}), static_cast<ptrdiff_t>(before));
@@ -292,14 +292,14 @@ TEST_F(RecoveryTest, AnUnknownFormatIsRefusedWithBothVersions) {
   std::string config = text_of(folder_ + "/config.json");
   config.replace(config.find("\"format\": 4"), 11, "\"format\": 9");
   ASSERT_TRUE(io::replace_file(folder_ + "/config.json", config));
-  const auto refused = Store::open({folder_, "", 0, 0, true});
+  const auto refused = Store::open({folder_, 0, 0, true});
   ASSERT_FALSE(refused);
   EXPECT_NE(refused.error().message().find("version 9"), std::string::npos);
   EXPECT_NE(refused.error().message().find("version 4"), std::string::npos);
 }
 
 TEST_F(RecoveryTest, ASecondDaemonIsRefused) {
-  const auto second = Store::open({folder_, "", 0, 0, true});
+  const auto second = Store::open({folder_, 0, 0, true});
   ASSERT_FALSE(second);
   EXPECT_EQ(second.error().errno_value(), EBUSY);
   EXPECT_EQ(fsck(folder_).error().errno_value(), EBUSY);

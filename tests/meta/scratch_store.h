@@ -109,7 +109,7 @@ class ScratchStore : public testing::Test {
   static Caller user() { return {1000, 1000, ::getpid()}; }
 
   void open() {
-    auto store = Store::open({folder_, "", 1000, 1000, true});
+    auto store = Store::open({folder_, 1000, 1000, true});
     ASSERT_TRUE(store) << store.error().message();
     store_ = std::move(store).value();
     store_->set_open_files(&open_files_);

@@ -366,7 +366,7 @@ class Save {
   Result<> clone_one(Taken& taken) const {
     if (taken.same != nullptr) return success();
     if (!taken.cloned) {
-      TRY_ASSIGN(taken.stat, store_.blobs().stat(taken.blob));
+      TRY_ASSIGN(taken.stat, unless_gone(store_.blobs().stat(taken.blob)));
       return success();
     }
     auto clone = taken.spare ? store_.blobs().open(taken.blob, O_RDWR) : store_.blobs().create(taken.blob);
@@ -422,8 +422,10 @@ class Save {
 
   Result<> put_step(Tree::Change& change) {
     const InodeNumber series_number = request_.series;
-    TRY_ASSIGN(InodeRecord series, tree_.inode(series_number));
-    if (series.nlink == 0) return Error(ENOENT, "the series is gone");
+    auto known = tree_.inode(series_number);
+    const bool gone = known ? known.value().nlink == 0 : known.error().errno_value() == ENOENT;
+    if (gone) return Error(ENOENT, "the series was removed while " + request_.tag + " was saved to it");
+    TRY_ASSIGN(InodeRecord series, std::move(known));
     series.flags |= kSeries;
     TRY_ASSIGN(const auto entry, store_.index().find_entry(series_number, request_.tag));
     if (entry.has_value() != (result_.step != 0) || (entry && entry->inode != result_.step)) {
@@ -504,11 +506,11 @@ class Save {
     record.ctime = now();
     tree_.add_child(change, folder, new_folders_.at(folder), taken.plan.name, tree_.allot_inode(change), record);
 
-    TRY_ASSIGN(BlobRecord blob, change.batch.blob(taken.blob));
+    TRY_ASSIGN(BlobRecord blob, unless_gone(change.batch.blob(taken.blob)));
     if (blob.state == BlobState::tentative) {
       blob = {.state = BlobState::frozen, .references = 0, .length = record.size};
     } else if (blob.state != BlobState::frozen) {
-      return Error(EAGAIN, path() + ": a step it shares with was removed meanwhile; save again");
+      return step_before_gone();
     }
     ++blob.references;
     change.batch.put_blob(taken.blob, blob);
@@ -516,6 +518,16 @@ class Save {
     result_.cloned += taken.cloned ? 1 : 0;
     result_.bytes += record.size;
     return success();
+  }
+
+  // What was saved before may go until it is published again: its record, its file, or both.
+  template <typename T>
+  Result<T> unless_gone(Result<T> found) const {
+    if (!found && found.error().errno_value() == ENOENT) return step_before_gone();
+    return found;
+  }
+  Error step_before_gone() const {
+    return Error(EAGAIN, path() + ": a step it shares with was removed meanwhile; save again");
   }
 
   // A save that failed leaves nothing: its clones are doomed.
@@ -560,8 +572,11 @@ bool is_refusal(const Error& error) {
 
 Result<SaveResult> save(Store& store, const SaveRequest& request) {
   const std::lock_guard one_at_a_time(store.save_mutex());
+  constexpr int kTries = 5;  // steps may be removed one after the other
   auto result = Save(store, request).run();
-  if (!result && result.error().errno_value() == EAGAIN) result = Save(store, request).run();
+  for (int i = 1; i < kTries && !result && result.error().errno_value() == EAGAIN; ++i) {
+    result = Save(store, request).run();
+  }
   return result;
 }
 

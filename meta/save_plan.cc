@@ -57,7 +57,9 @@ class Planner {
   }
 
   Result<> take_rank(const DirectoryEntry& rank, const std::string& group, const std::string& folder) {
-    TRY_ASSIGN(const InodeRecord record, readable_folder(rank.inode));
+    const auto found = readable_folder(rank.inode);
+    if (!found && found.error().errno_value() == ENOENT) return success();  // it was removed this moment
+    TRY_ASSIGN(const InodeRecord record, found);
     TRY_ASSIGN(const auto files, tree_.list(rank.inode));
     for (const DirectoryEntry& entry : files) {
       if (entry.type != S_IFREG || entry.name.find("gradient") != std::string::npos) continue;

@@ -144,6 +144,25 @@ TEST_F(SaveTest, WhatASaveThatFailedHadClonedDoesNotCountAsSaved) {
   expect_clean_fsck();
 }
 
+// What a save did not clone it shares with the step before, which may go before the save is published.
+TEST_F(SaveTest, ARemovalBesideASaveMakesItBeginAnew) {
+  ASSERT_TRUE(save("s1"));
+  const BlobNumber shared = tree().inode(at(kSaved)).value().blob;
+  open_files_.behind_gate = [&] {
+    const auto remove_the_shared = [&] {
+      remove(kSaved);
+      for (int i = 0; i < 1000 && store_->index().blob(shared); ++i) ::usleep(10000);  // the reaper's next round
+    };
+    EXPECT_FALSE(tree().gate().enter({at(kLive)}, remove_the_shared));
+  };
+  const auto saved = save("s2");
+  ASSERT_TRUE(saved) << saved.error().message();
+  EXPECT_FALSE(store_->index().blob(shared));
+  EXPECT_EQ(saved.value().cloned, 1U);
+  EXPECT_EQ(read("/steps/s2/offloaded_tensors/rank00/0_2.tensor.swp"), read(kLive));
+  expect_clean_fsck();
+}
+
 TEST_F(SaveTest, OfANameThatTwoDtypesHaveTheOneWrittenLastIsTaken) {
   make_folder("/zero_stage_3/float16params");
   make_folder("/zero_stage_3/float16params/rank0");

@@ -75,7 +75,8 @@ class StubOpenFiles : public OpenFiles {
   std::vector<std::pair<InodeNumber, std::string>> invalidated;
   std::mutex mutex;
   std::vector<InodeNumber> cuts;
-  std::function<void()> meanwhile;  // called where a save writes back what is open: after its plan, before its gate
+  std::function<void()> meanwhile;    // called where a save writes back what is open: after its plan, before its gate
+  std::function<void()> behind_gate;  // called where a save or seal looks at a file behind its gate
 
   void let_go() override {}
   bool open_for_writing(InodeNumber inode) const override { return writers.contains(inode); }
@@ -88,6 +89,7 @@ class StubOpenFiles : public OpenFiles {
   Result<> cut(InodeNumber inode) override {
     const std::lock_guard lock(mutex);  // a save asks from several threads
     cuts.push_back(inode);
+    if (behind_gate) std::exchange(behind_gate, nullptr)();
     return success();
   }
   void invalidate(InodeNumber) override {}

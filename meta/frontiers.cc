@@ -79,6 +79,11 @@ Result<> Frontiers::write(size_t position, BlobNumber blob, uint64_t frontier) c
   return slots_.store(position * std::tuple_size_v<Entry>, blob);
 }
 
+Result<> Frontiers::empty(size_t position) const {
+  TRY(io::fault_point("frontiers.empty"));
+  return write(position, 0, 0);
+}
+
 Result<> Frontiers::set_frontier(size_t position, uint64_t frontier) const {
   return slots_.store(position * std::tuple_size_v<Entry> + 1, frontier);
 }
@@ -87,11 +92,16 @@ Result<std::optional<Frontiers::Slot>> Frontiers::take(BlobNumber blob) {
   size_t position = 0;
   {
     const std::lock_guard lock(mutex_);
-    if (free_.empty()) return std::optional<Slot>();
-    position = free_.back();
-    free_.pop_back();
+    if (const auto kept = kept_.find(blob); kept != kept_.end()) {
+      position = kept->second;
+      kept_.erase(kept);
+    } else {
+      if (free_.empty()) return std::optional<Slot>();
+      position = free_.back();
+      free_.pop_back();
+    }
   }
-  Slot slot(*this, position);
+  Slot slot(*this, position, blob);
   if (auto written = write(position, blob, 0); !written) {
     slot.give_back();
     return std::move(written).error();
@@ -100,12 +110,13 @@ Result<std::optional<Frontiers::Slot>> Frontiers::take(BlobNumber blob) {
 }
 
 Frontiers::Slot::Slot(Slot&& other) noexcept
-    : owner_(std::exchange(other.owner_, nullptr)), position_(other.position_) {}
+    : owner_(std::exchange(other.owner_, nullptr)), position_(other.position_), blob_(other.blob_) {}
 
 Frontiers::Slot& Frontiers::Slot::operator=(Slot&& other) noexcept {
   if (this != &other) {
     owner_ = std::exchange(other.owner_, nullptr);
     position_ = other.position_;
+    blob_ = other.blob_;
   }
   return *this;
 }
@@ -114,12 +125,14 @@ Result<> Frontiers::Slot::set(uint64_t frontier) { return owner_->set_frontier(p
 
 void Frontiers::Slot::give_back() {
   if (owner_ == nullptr) return;
-  if (const auto emptied = owner_->write(position_, 0, 0); !emptied) {
-    // The blob is settled: whatever the slot says of it, nobody asks.
-    log::warn("frontiers: {}", emptied.error().message());
-  }
+  const auto emptied = owner_->empty(position_);
+  if (!emptied) log::warn("frontiers: {}", emptied.error().message());
   const std::lock_guard lock(owner_->mutex_);
-  owner_->free_.push_back(position_);
+  if (emptied) {
+    owner_->free_.push_back(position_);
+  } else {
+    owner_->kept_.emplace(blob_, position_);
+  }
   owner_ = nullptr;
 }
 

@@ -54,10 +54,11 @@ class Frontiers {
 
    private:
     friend class Frontiers;
-    Slot(Frontiers& owner, size_t position) : owner_(&owner), position_(position) {}
+    Slot(Frontiers& owner, size_t position, BlobNumber blob) : owner_(&owner), position_(position), blob_(blob) {}
 
     Frontiers* owner_ = nullptr;
     size_t position_ = 0;
+    BlobNumber blob_ = 0;
   };
   // A slot for `blob`, with frontier 0. None when all are taken; an error when the disk took it not.
   Result<std::optional<Slot>> take(BlobNumber blob);
@@ -67,6 +68,7 @@ class Frontiers {
   Result<> read();
   Result<> write(size_t position, BlobNumber blob, uint64_t frontier) const;
   Result<> set_frontier(size_t position, uint64_t frontier) const;
+  Result<> empty(size_t position) const;
   std::string header() const;
 
   const io::Fd file_;
@@ -75,6 +77,8 @@ class Frontiers {
   std::unordered_map<BlobNumber, uint64_t> left_;  // until begin()
   std::mutex mutex_;
   std::vector<size_t> free_;  // guarded by mutex_
+  // Slots that could not be emptied still name their blob: it has no other. Guarded by mutex_.
+  std::unordered_map<BlobNumber, size_t> kept_;
 };
 
 }  // namespace ckptfs::meta

@@ -71,6 +71,7 @@ Result<Attributes> Tree::make(InodeNumber parent_number, const std::string& name
   if (regular) {
     blob = reserve_blob_number();
     TRY(blobs_.create(blob));
+    index_.note_blobs_changed();  // before its name is on record: a sync that covers the one covers the other
     TRY(io::fault_point("create.after_blob"));
   }
   auto made = [&]() -> Result<Attributes> {
@@ -101,7 +102,6 @@ Result<Attributes> Tree::make(InodeNumber parent_number, const std::string& name
   if (made)
     warn(*this, parent_number, note_entry(*this, parent_number, {name, made.value().stat.st_ino, node.mode & S_IFMT}));
   if (!regular) return made;
-  index_.note_blobs_changed();
   if (made) return attributes(made.value().stat.st_ino);
   if (const auto removed = blobs_.remove(blob); !removed) {
     log::warn("{}: a blob that was never named stays: {}", name, removed.error().message());

@@ -1,0 +1,37 @@
+#include "meta/frontiers.h"
+
+#include "io/fault.h"
+#include "tests/meta/scratch_store.h"
+
+namespace ckptfs::meta {
+namespace {
+
+#ifdef CKPTFS_FAULT_POINTS
+using FrontiersTest = ScratchStore;
+
+// Of two slots the next start would take either.
+TEST_F(FrontiersTest, ABlobHasOneSlotWhereItsFirstCouldNotBeEmptied) {
+  const std::string file = folder_ + "/frontiers_of_a_test";
+  {
+    const auto frontiers = Frontiers::open(file);
+    ASSERT_TRUE(frontiers) << frontiers.error().message();
+    ASSERT_TRUE(frontiers.value()->begin({}));
+    auto first = frontiers.value()->take(7).value();
+    auto other = frontiers.value()->take(8).value();
+    ASSERT_TRUE(first->set(100));
+    io::set_fault("frontiers.empty", "1:error:EIO");
+    first->give_back();
+    other->give_back();
+    io::set_fault("frontiers.empty", "");
+    auto second = frontiers.value()->take(7).value();
+    ASSERT_TRUE(second->set(50));
+  }
+  const auto left = Frontiers::open(file);
+  ASSERT_TRUE(left) << left.error().message();
+  EXPECT_EQ(left.value()->left(7), 50U);
+  EXPECT_EQ(left.value()->left(8), std::nullopt);
+}
+#endif
+
+}  // namespace
+}  // namespace ckptfs::meta

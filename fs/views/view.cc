@@ -63,6 +63,21 @@ bool covers(const Access& file, const Access& access) {
   return root_only || (file.uid == access.uid && file.gid == access.gid && (access.mode & 0444 & ~readable) == 0);
 }
 
+// Of whoever may read both. Of several owners none but root is sure to be able to.
+Access both(const Access& a, const Access& b) {
+  Access common = a;
+  common.mode &= b.mode;
+  if (a.uid == b.uid && a.gid == b.gid) return common;
+  return {0, 0, common.mode == 0444 && (b.mode & 0444) == 0444 ? 0444U : 0400U};
+}
+
+bool tells_names(const std::string& path) {
+  constexpr std::array<std::string_view, 6> endings{"model_states.pt", "optim_states.pt", ".safetensors",
+                                                    ".index.json",     ".metadata",       ".distcp"};
+  if (path.starts_with("pytorch_model")) return true;
+  return std::any_of(endings.begin(), endings.end(), [&](auto ending) { return path.ends_with(ending); });
+}
+
 // A piece is [index of the file, offset, bytes].
 Json described(const Parameter& parameter, const std::string& state, const Tensor& tensor) {
   Json pieces = Json::array();
@@ -123,7 +138,7 @@ std::string file_name_of(const std::string& name) {
   return file_name.substr(0, kLongestName - 10) + '~' + std::to_string(hash_of("", name, 0));
 }
 
-View::View(Source source) : source_(std::move(source)), problems_(source_.map.problems) {
+View::View(Source source) : source_(std::move(source)), names_(access_of_names()), problems_(source_.map.problems) {
   nodes_[0].access = source_.folder;
   paths_[0] = "";
   add_by_name();
@@ -176,7 +191,8 @@ NodeNumber View::folder(NodeNumber parent, const std::string& name) {
   const auto& children = nodes_[parent].children;
   if (const auto found = children.find(name); found != children.end()) return found->second;
   Node node;
-  node.access = source_.folder;
+  node.access = names_;
+  node.access.mode |= (names_.mode & 0444) >> 2;  // and so is searched
   return add(parent, name, std::move(node));
 }
 
@@ -203,24 +219,24 @@ Access View::access_of(const std::vector<Piece>& pieces) const {
   if (pieces.empty()) return {source_.folder.uid, source_.folder.gid, source_.folder.mode & 0444};
   Access common = source_.access[pieces.front().file];
   common.mode &= 0444;
-  for (const Piece& piece : pieces) {
-    const Access& other = source_.access[piece.file];
-    common.mode &= other.mode;
-    // Of several owners none but root is sure to be able to read all.
-    if (other.uid != common.uid || other.gid != common.gid) {
-      common = {0, 0, common.mode == 0444 && (other.mode & 0444) == 0444 ? 0444U : 0400U};
-    }
-  }
+  for (const Piece& piece : pieces) common = both(common, source_.access[piece.file]);
   return common;
 }
 
-Access View::access_of_all() const {
+// Names, types and shapes are told by the headers of files that hold tensors, or by an index of them.
+Access View::access_of_names() const {
   std::vector<Piece> all;
   for (const Parameter& parameter : source_.map.parameters) {
     for (const auto& [state, tensor] : parameter.states)
       all.insert(all.end(), tensor.pieces.begin(), tensor.pieces.end());
   }
-  return access_of(all);
+  for (const meta::formats::SwapFile& swap : source_.map.undivided) all.push_back({swap.file, 0, 0});
+  for (uint32_t index = 0; index < source_.files.size(); ++index) {
+    if (tells_names(source_.files[index].path)) all.push_back({index, 0, 0});
+  }
+  Access access = access_of(all);
+  if (!source_.map.names_from.empty()) access.mode &= 0400;  // of a file in another step
+  return access;
 }
 
 void View::add_by_name() {
@@ -353,7 +369,7 @@ void View::add_model(const std::string& type, Dtype dtype, const std::vector<Wei
     }
   }
   const std::string head = "{\"metadata\": {\"total_size\": " + std::to_string(total) + "},\n\"weight_map\": {";
-  add_text("model.safetensors.index." + type + ".json", head + map + "}}\n", access_of_all());
+  add_text("model.safetensors.index." + type + ".json", head + map + "}}\n", names_);
 }
 
 void View::add_shard(const std::string& name, Dtype dtype, std::span<const Weight> weights) {
@@ -382,7 +398,7 @@ void View::add_shard(const std::string& name, Dtype dtype, std::span<const Weigh
   model.header = meta::formats::safetensors_header(header, kSharedBlock, begin.best());
   Node node;
   node.kind = Kind::model;
-  node.access = access_of(pieces);
+  node.access = both(names_, access_of(pieces));
   node.size = model.header.size() + size;
   node.which = models_.size();
   models_.push_back(std::move(model));
@@ -403,7 +419,7 @@ void View::add_model_files() {
 
 // Written out piece by piece: a tree of it would take many times its size.
 void View::add_manifest() {
-  const Access access = access_of_all();
+  const Access access = names_;
   std::string text = "{\"version\": 1,\n\"files\": [";
   const auto separator = [&text] {
     return [&text, first = true]() mutable { text += std::exchange(first, false) ? "\n" : ",\n"; };

@@ -101,10 +101,11 @@ class View {
   std::vector<Weight> weights();
   Dtype compute_type(const std::vector<Weight>& weights) const;
   Access access_of(const std::vector<Piece>& pieces) const;
-  Access access_of_all() const;
+  Access access_of_names() const;
   void measure();
 
   const Source source_;
+  const Access names_;  // who may know of the tensors: what they are called, and how large they are
   std::unordered_map<NodeNumber, Node> nodes_;
   std::unordered_map<NodeNumber, std::string> paths_;  // while it is built
   std::vector<Model> models_;

@@ -60,6 +60,7 @@ enum class Operation : size_t {
   open,
   read,
   write,
+  flush,
   release,
   fsync,
   opendir,
@@ -79,11 +80,11 @@ enum class Operation : size_t {
   count
 };
 inline constexpr std::array<const char*, static_cast<size_t>(Operation::count)> kOperationNames = {
-    "lookup",     "forget",   "getattr",         "setattr",  "readlink", "mknod",     "mkdir",
-    "unlink",     "rmdir",    "symlink",         "rename",   "link",     "create",    "open",
-    "read",       "write",    "release",         "fsync",    "opendir",  "readdir",   "readdirplus",
-    "releasedir", "fsyncdir", "statfs",          "setxattr", "getxattr", "listxattr", "removexattr",
-    "fallocate",  "lseek",    "copy_file_range", "ioctl"};
+    "lookup",      "forget",     "getattr",  "setattr",         "readlink", "mknod",    "mkdir",
+    "unlink",      "rmdir",      "symlink",  "rename",          "link",     "create",   "open",
+    "read",        "write",      "flush",    "release",         "fsync",    "opendir",  "readdir",
+    "readdirplus", "releasedir", "fsyncdir", "statfs",          "setxattr", "getxattr", "listxattr",
+    "removexattr", "fallocate",  "lseek",    "copy_file_range", "ioctl"};
 static_assert(kOperationNames.back() != nullptr, "every operation has a name");
 
 struct Counters {

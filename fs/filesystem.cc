@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "fs/passthrough.h"
+#include "io/lease.h"
 #include "io/log.h"
 
 namespace ckptfs::fs {
@@ -29,7 +30,8 @@ Filesystem::Filesystem(const MountOptions& mount_options, meta::Store& mounted_s
       files(environment()),
       mapped_files(tree),
       adoptions(*this),
-      views(mounted_store, [this](meta::InodeNumber inode) { return files.open_for_writing(inode); }),
+      lanes(tasks),
+      views(mounted_store, lanes, [this](meta::InodeNumber inode, int blob) { return writers_of(inode, blob); }),
       view_files(*this),
       control(*this),
       caretaker(mounted_store, {.quiet = std::chrono::seconds(options.quiet_seconds),
@@ -153,6 +155,18 @@ Result<> Filesystem::sync_data(OpenFile& file, int descriptor) {
     write_failed(file.inode, WriteFailure::fdatasync, synced.error());
   }
   return synced;
+}
+
+Result<views::Writers> Filesystem::writers_of(meta::InodeNumber inode, int blob) const {
+  const OpenFileTable::Writers counted = files.writers_of(inode);
+  views::Writers writers;
+  if (!counted.any) writers.changed = counted.changed;
+  writers.writing = counted.any && !counted.past_daemon;
+  writers.closing = counted.closing;
+  if (!writers.writing) {
+    TRY_ASSIGN(writers.writing, io::has_writer(blob));
+  }
+  return writers;
 }
 
 uint64_t Filesystem::owed_by_others(meta::InodeNumber inode) const {

@@ -25,6 +25,7 @@
 #include "fs/save_history.h"
 #include "fs/step_facts.h"
 #include "fs/tasks.h"
+#include "fs/user_lanes.h"
 #include "fs/views/view_file.h"
 #include "fs/views/views.h"
 #include "fs/write_errors.h"
@@ -60,11 +61,12 @@ class Filesystem {
   Adoptions adoptions;
   Handles<Handle> handles;
   Handles<DirectoryHandle> directories;
+  Tasks tasks;
+  UserLanes lanes;
   views::Views views;
   ViewFiles view_files;
   Handles<ViewHandle> view_handles;
   ControlXattrs control;
-  Tasks tasks;
   meta::Caretaker caretaker;
   StepFactsFinder step_facts;
   Removals removals;
@@ -97,6 +99,10 @@ class Filesystem {
 
   // fdatasync of an open file's blob through its shared descriptor; a failure is recorded for every handle open now.
   Result<> sync_data(OpenFile& file, int descriptor);
+
+  // As seen in the kernel, where it can tell: by a mapping whose descriptor is closed, too, and no more when a close
+  // has returned. `blob`: the file's, O_RDONLY.
+  Result<views::Writers> writers_of(meta::InodeNumber inode, int blob) const;
 
   // Blocks that the other files open for writing now will need, for Tree::prepare_writing.
   uint64_t owed_by_others(meta::InodeNumber inode) const;

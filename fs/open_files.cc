@@ -84,6 +84,7 @@ OpenFileTable::Begun OpenFileTable::begin(InodeNumber inode, bool writing) {
     if (writing) {
       ++file->writers;
       ++file->changes;
+      note_change(inode);
     }
     begun = {file, writing && file->writers == 1};
   }
@@ -122,13 +123,40 @@ bool OpenFileTable::has_writers(const OpenFile& file) const {
   return file.writers > 0;
 }
 
+void OpenFileTable::note_change(InodeNumber inode) {
+  if (changed_.size() >= kMostChanged) {
+    changed_.clear();
+    oldest_change_ = last_change_;
+  }
+  changed_[inode] = ++last_change_;
+}
+
+OpenFileTable::Writers OpenFileTable::writers_of(InodeNumber inode) const {
+  const std::lock_guard lock(mutex_);
+  Writers writers;
+  const auto changed = changed_.find(inode);
+  writers.changed = changed == changed_.end() ? oldest_change_ : changed->second;
+  const auto file = open_.find(inode);
+  writers.any = file != open_.end() && file->second->writers > 0;
+  const auto closing = writers.any ? file->second->closing : std::nullopt;
+  writers.closing = closing && std::chrono::steady_clock::now() - *closing < kClosing;
+  writers.past_daemon = file != open_.end() && file->second->backing_id != 0;
+  return writers;
+}
+
 void OpenFileTable::changes(InodeNumber inode) {
   {
     const std::lock_guard lock(mutex_);
     const auto file = open_.find(inode);
     if (file != open_.end()) ++file->second->changes;
+    note_change(inode);
   }
   environment_.about_to_change(inode);
+}
+
+void OpenFileTable::closing(OpenFile& file) {
+  const std::lock_guard lock(mutex_);
+  file.closing = std::chrono::steady_clock::now();
 }
 
 void OpenFileTable::forget_closed_before(std::chrono::steady_clock::time_point time) {
@@ -159,7 +187,11 @@ bool OpenFileTable::end(const std::shared_ptr<OpenFile>& file, bool writing) {
   int backing_id = 0;
   {
     const std::lock_guard lock(mutex_);
-    if (writing) last_writer = --file->writers == 0;
+    if (writing) {
+      last_writer = --file->writers == 0;
+      if (last_writer) file->closing.reset();
+      note_change(file->inode);
+    }
     if (--file->opens == 0) {
       descriptor = std::move(file->descriptor);
       backing_id = std::exchange(file->backing_id, 0);

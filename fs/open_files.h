@@ -45,6 +45,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -86,6 +87,7 @@ struct OpenFile {
   unsigned writers = 0;  // guarded by OpenFileTable::mutex_; of `opens`, those for writing
   io::Fd descriptor;   // guarded by OpenFileTable::mutex_; O_RDONLY, unchanged from its installation to the last close
   int backing_id = 0;  // guarded by OpenFileTable::mutex_; likewise; 0: direct
+  std::optional<std::chrono::steady_clock::time_point> closing;  // guarded by OpenFileTable::mutex_; since when
 };
 
 class OpenFileTable final : public meta::OpenFiles {
@@ -131,8 +133,18 @@ class OpenFileTable final : public meta::OpenFiles {
   // Has nobody else the file open?
   bool is_only_open(const OpenFile& file) const;
   bool has_writers(const OpenFile& file) const;
+  // What is known of a file's writers, whether it is open or not.
+  struct Writers {
+    uint64_t changed = 0;      // another number after each begin and end of writing, and each new size
+    bool any = false;          // open for writing, as far as the kernel has told: a close it tells of a little later
+    bool closing = false;      // one that does may have ended this moment
+    bool past_daemon = false;  // all its opens have a backing id: a lease probe of the blob tells who writes now
+  };
+  Writers writers_of(InodeNumber inode) const;
   // Somebody is about to change the size of a file without opening it.
   void changes(InodeNumber inode);
+  // A descriptor that writes through the daemon is being closed. If it is the last, end() follows at once.
+  void closing(OpenFile& file);
   // The files that are open, or were closed last at or after `since`.
   std::unordered_set<InodeNumber> used_since(std::chrono::steady_clock::time_point since) const;
   // Forgets which files were closed last before then.
@@ -167,6 +179,9 @@ class OpenFileTable final : public meta::OpenFiles {
   void let_go() override { environment_.let_go(); }
 
  private:
+  static constexpr size_t kMostChanged = 65536;              // then all files count as changed, and are forgotten
+  static constexpr std::chrono::milliseconds kClosing{500};  // beyond it, other descriptors are open
+
   struct Node {
     uint64_t lookups = 0;
     bool dropped = false;
@@ -177,6 +192,7 @@ class OpenFileTable final : public meta::OpenFiles {
   // Takes the node out if the kernel has forgotten it, or cannot find it, and nothing has it open; true: it is to be
   // reaped. Under mutex_.
   bool take_if_gone(InodeNumber inode);
+  void note_change(InodeNumber inode);  // under mutex_
   void lost_last_name(InodeNumber inode, bool taken_out);
 
   const Environment environment_;
@@ -184,6 +200,9 @@ class OpenFileTable final : public meta::OpenFiles {
   std::unordered_map<InodeNumber, Node> nodes_;                                    // guarded by mutex_
   std::unordered_map<InodeNumber, std::shared_ptr<OpenFile>> open_;                // guarded by mutex_
   std::unordered_map<InodeNumber, std::chrono::steady_clock::time_point> closed_;  // guarded by mutex_; when, last
+  uint64_t last_change_ = 0;                           // guarded by mutex_; how many there were, of all files
+  uint64_t oldest_change_ = 0;                         // guarded by mutex_; of files that are not in changed_
+  std::unordered_map<InodeNumber, uint64_t> changed_;  // guarded by mutex_; the last change of each, of some
 };
 
 }  // namespace ckptfs::fs

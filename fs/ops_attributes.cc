@@ -68,7 +68,7 @@ Result<meta::Attributes> set_attributes(Filesystem& fs, meta::InodeNumber inode,
       if (truncated.error().errno_value() == ENOSPC) fs.write_failed(inode, WriteFailure::truncate, truncated.error());
       return truncated.error();
     }
-    fs.view_files.let_go(inode);  // what was opened meanwhile
+    fs.files.changes(inode);  // for what was opened meanwhile
     if (wanted.st_size == 0) fs.write_errors.clear(inode);
   }
   meta::AttributeChange change = requested_change(wanted, valid);

@@ -4,6 +4,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <functional>
 
 #include "fs/ops.h"
 #include "fs/reply.h"
@@ -17,21 +18,28 @@ namespace {
 // "." and ".." come first; entry i of the snapshot is at offset i + kDots.
 constexpr size_t kDots = 2;
 
-Result<> take_snapshot(Filesystem& fs, meta::InodeNumber inode, DirectoryHandle& directory) {
-  TRY_ASSIGN(auto entries, views::is_virtual(inode) ? fs.views.list(inode) : fs.tree.list(inode));
-  if (inode == meta::kRootInode && fs.options.show_views) {
-    entries.push_back({meta::kViewsName, views::kRoot, S_IFDIR});
+using Entries = DirectoryHandle::Entries;
+
+// Of a view it may be answered by another thread.
+void take_snapshot(const Reply& reply, const std::function<void(Result<Entries>)>& answer) {
+  Filesystem& fs = reply.fs();
+  if (views::is_virtual(reply.inode())) return fs.views.list(reply.inode(), reply.caller().uid, answer);
+  auto entries = fs.tree.list(reply.inode());
+  if (entries && reply.inode() == meta::kRootInode && fs.options.show_views) {
+    entries.value().push_back({meta::kViewsName, views::kRoot, S_IFDIR});
   }
-  directory.replace(std::move(entries));
-  return success();
+  answer(std::move(entries));
 }
 
-void op_opendir(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
+void op_opendir(fuse_req_t req, fuse_ino_t inode, fuse_file_info* given) {
   const Reply reply(req, Operation::opendir, inode);
-  auto directory = std::make_unique<DirectoryHandle>();
-  if (const auto taken = take_snapshot(reply.fs(), inode, *directory); !taken) return reply.error(taken.error());
-  info->fh = reply.fs().directories.add(std::move(directory));
-  if (reply.answer(fuse_reply_open, info) != 0) reply.fs().directories.take(info->fh);
+  take_snapshot(reply, [reply, info = *given](Result<Entries> entries) mutable {
+    if (!entries) return reply.error(entries.error());
+    auto directory = std::make_unique<DirectoryHandle>();
+    directory->replace(std::move(entries).value());
+    info.fh = reply.fs().directories.add(std::move(directory));
+    if (reply.answer(fuse_reply_open, &info) != 0) reply.fs().directories.take(info.fh);
+  });
 }
 
 // The buffer of one reply, filled entry by entry.
@@ -90,15 +98,7 @@ meta::InodeNumber parent_of(const Filesystem& fs, meta::InodeNumber inode) {
   return record && record.value().parent != 0 ? record.value().parent : meta::kRootInode;
 }
 
-void list(const Reply& reply, size_t size, off_t offset, const fuse_file_info& info, bool plus) {
-  DirectoryHandle& directory = Handles<DirectoryHandle>::get(info.fh);
-  if (offset == 0) {
-    if (const auto taken = take_snapshot(reply.fs(), reply.inode(), directory); !taken) {
-      // A removed directory that is still open is empty, not an error.
-      if (taken.error().errno_value() != ENOENT) return reply.error(taken.error());
-      directory.replace({});
-    }
-  }
+void send_listing(const Reply& reply, size_t size, off_t offset, const DirectoryHandle& directory, bool plus) {
   const auto entries = directory.snapshot();
   Listing listing(reply, size, plus);
   for (size_t at = static_cast<size_t>(offset); at < entries->size() + kDots; ++at) {
@@ -114,6 +114,18 @@ void list(const Reply& reply, size_t size, off_t offset, const fuse_file_info& i
     if (!fits) break;
   }
   listing.send();
+}
+
+void list(const Reply& reply, size_t size, off_t offset, const fuse_file_info& info, bool plus) {
+  DirectoryHandle& directory = Handles<DirectoryHandle>::get(info.fh);
+  if (offset != 0) return send_listing(reply, size, offset, directory, plus);
+  take_snapshot(reply, [reply, size, &directory, plus](Result<Entries> entries) {
+    // A removed directory that is still open is empty, not an error.
+    if (!entries && entries.error().errno_value() == ENOENT) entries = Entries();
+    if (!entries) return reply.error(entries.error());
+    directory.replace(std::move(entries).value());
+    send_listing(reply, size, 0, directory, plus);
+  });
 }
 
 void op_readdir(fuse_req_t req, fuse_ino_t inode, size_t size, off_t offset, fuse_file_info* info) {

@@ -7,6 +7,7 @@
 
 #include "fs/ops.h"
 #include "fs/reply.h"
+#include "io/fault.h"
 #include "io/log.h"
 #include "meta/names.h"
 
@@ -119,6 +120,7 @@ Result<> choose_way(Filesystem& fs, OpenFile& file, const meta::InodeRecord& rec
   info.backing_id = backing.backing_id;
   info.direct_io = through_daemon ? 1 : 0;
   info.parallel_direct_writes = through_daemon ? 1 : 0;
+  info.noflush = through_daemon && handle.writing ? 0 : 1;
   add(!passthrough     ? fs.counters.opens_direct
       : through_daemon ? fs.counters.opens_through_daemon
                        : fs.counters.opens_passthrough);
@@ -231,8 +233,17 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char* name, mode_t mode,
   through_gate(reply.fs(), parent, [reply, mode, info = *info] { create(reply, mode, info); });
 }
 
+// Of what is written through the daemon, before close() returns: its RELEASE comes later, and only with the last one.
+void op_flush(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
+  const Reply reply(req, Operation::flush, inode);
+  const Handle& handle = Handles<Handle>::get(info->fh);
+  if (handle.writing) reply.fs().files.closing(*handle.file);
+  reply.ok();
+}
+
 void op_release(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
   const Reply reply(req, Operation::release, inode);
+  if (const auto delayed = io::fault_point("fs.release"); !delayed) log::error("{}", delayed.error().message());
   if (auto handle = reply.fs().handles.take(info->fh)) end_handle(reply.fs(), std::move(handle));
   reply.ok();
 }
@@ -259,6 +270,7 @@ void op_fsync(fuse_req_t req, fuse_ino_t inode, int, fuse_file_info* info) {
 void add_open_operations(fuse_lowlevel_ops& ops) {
   ops.create = op_create;
   ops.open = op_open;
+  ops.flush = op_flush;
   ops.release = op_release;
   ops.fsync = op_fsync;
 }

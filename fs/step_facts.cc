@@ -190,10 +190,10 @@ void StepFactsFinder::forget(meta::InodeNumber inode) {
 // As it was judged before, if no file has changed.
 Result<StepFactsFinder::Known> StepFactsFinder::judge(meta::InodeNumber step, const Changes& changes, const Used& used,
                                                       StepLook& look) {
-  const std::function<bool(meta::InodeNumber)> is_written = [this](meta::InodeNumber inode) {
-    return fs_.files.open_for_writing(inode);
+  const views::AskWriters ask_writers = [this](meta::InodeNumber inode, int) {
+    return views::Writers{fs_.files.open_for_writing(inode), false, {}};
   };
-  views::FilesOfStep files(fs_.store, is_written);
+  views::FilesOfStep files(fs_.store, ask_writers);
   TRY(files.collect(step));
   look.changed = std::max(look.changed, wall_time(files.time()));
   look.files = files.inodes().size();

@@ -25,12 +25,15 @@ Result<> Tasks::start(std::function<void()> work) {
 }
 
 void Tasks::wait() {
-  std::list<Task> tasks;
-  {
-    const std::lock_guard lock(mutex_);
-    tasks.swap(tasks_);
+  for (;;) {
+    std::list<Task> tasks;
+    {
+      const std::lock_guard lock(mutex_);
+      tasks.swap(tasks_);
+    }
+    if (tasks.empty()) return;
+    for (Task& task : tasks) task.thread.join();
   }
-  for (Task& task : tasks) task.thread.join();
 }
 
 }  // namespace ckptfs::fs

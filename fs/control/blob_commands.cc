@@ -135,11 +135,9 @@ Result<> wait_for_manifests(const Filesystem& fs, meta::InodeNumber folder) {
 }
 
 Result<meta::formats::Attendance> attendance_of(Filesystem& fs, meta::InodeNumber partial, unsigned world_size) {
-  const std::function<bool(meta::InodeNumber)> is_written = [&fs](meta::InodeNumber file) {
-    return fs.files.open_for_writing(file);
-  };
+  const views::AskWriters ask_writers = [&fs](meta::InodeNumber file, int blob) { return fs.writers_of(file, blob); };
   TRY(wait_for_manifests(fs, partial));
-  views::FilesOfStep files(fs.store, is_written);
+  views::FilesOfStep files(fs.store, ask_writers);
   TRY(files.collect(partial));
   return meta::formats::check_manifests(files, world_size);
 }

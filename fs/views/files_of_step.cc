@@ -3,9 +3,12 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <time.h>
 
 #include <algorithm>
+#include <chrono>
 #include <span>
+#include <thread>
 #include <tuple>
 
 #include "meta/digests.h"
@@ -13,20 +16,47 @@
 #include "meta/names.h"
 #include "meta/save_plan.h"
 #include "meta/steps.h"
+#include "meta/time.h"
 
 namespace ckptfs::fs::views {
 
 using meta::Attributes;
 
+namespace {
+
+constexpr std::chrono::milliseconds kTickLook{1};
+constexpr std::chrono::milliseconds kLongestTick{20};
+
+// Could a change now leave this time as it is? The clock that files are stamped by goes on in ticks.
+bool is_of_this_tick(const timespec& time) {
+  timespec tick{};
+  ::clock_gettime(CLOCK_REALTIME_COARSE, &tick);
+  const auto ahead = meta::wall_time(time) - meta::wall_time(tick);
+  return ahead >= ahead.zero() && ahead < kLongestTick;  // beyond, the clock was set back
+}
+
+Result<struct stat> stat_after_its_tick(int blob) {
+  for (;; std::this_thread::sleep_for(kTickLook)) {
+    TRY_ASSIGN(const struct stat st, io::stat_fd(blob));
+    if (!is_of_this_tick(st.st_ctim)) return st;
+  }
+}
+
+}  // namespace
+
 Result<> FilesOfStep::collect(InodeNumber step) {
   step_ = step;
-  fingerprint_ = std::to_string(meta::formats::kReaders) + '\0';
+  lasting_ = std::to_string(meta::formats::kReaders) + '\0';
   return meta::for_each_file(tree_, step, [&](const std::vector<std::string>& path, InodeNumber inode) -> Result<> {
     auto attributes = tree_.attributes(inode);
     if (!attributes && attributes.error().errno_value() == ENOENT) return success();  // it was removed this moment
     if (!attributes) return attributes.error();
     TRY_ASSIGN(const auto access, reachable(path, attributes.value().stat));
-    if (access) add(fmt::format("{}", fmt::join(path, "/")), inode, attributes.value(), *access);
+    if (!access) return success();
+    auto now = look_at(inode, attributes.value());
+    if (!now && now.error().errno_value() == ENOENT) return success();
+    if (!now) return now.error();
+    add(fmt::format("{}", fmt::join(path, "/")), inode, attributes.value().record, now.value(), *access);
     return success();
   });
 }
@@ -38,7 +68,10 @@ Result<io::Fd> FilesOfStep::open(uint32_t index) const {
   return file;
 }
 
-io::Digest FilesOfStep::version() const { return io::digest_of(std::as_bytes(std::span(fingerprint_))); }
+io::Digest FilesOfStep::version(const std::string& more) const {
+  const std::string text = lasting_ + more;
+  return io::digest_of(std::as_bytes(std::span(text)));
+}
 
 std::vector<std::string> FilesOfStep::digests() const {
   std::vector<std::string> digests;
@@ -52,22 +85,33 @@ std::vector<std::string> FilesOfStep::digests() const {
   return digests;
 }
 
-void FilesOfStep::add(const std::string& path, InodeNumber inode, const Attributes& attributes, const Access& access) {
-  const struct stat& st = attributes.stat;
-  const bool frozen = (attributes.record.flags & meta::kFrozen) != 0;
-  const bool written = !frozen && is_written_(inode);
+Result<FilesOfStep::Now> FilesOfStep::look_at(InodeNumber inode, const Attributes& attributes) const {
+  Now now{attributes.stat, {}, {}};
+  if (!attributes.record.is_live_file() || tree_.is_damaged(inode)) return now;
+  TRY_ASSIGN(const io::Fd blob, tree_.open_blob(inode, attributes.record, O_RDONLY));
+  TRY_ASSIGN(now.stat, stat_after_its_tick(blob.get()));
+  now.ctime = now.stat.st_ctim;
+  TRY_ASSIGN(now.writers, ask_writers_(inode, blob.get()));
+  return now;
+}
+
+void FilesOfStep::add(const std::string& path, InodeNumber inode, const meta::InodeRecord& record, const Now& now,
+                      const Access& access) {
+  const struct stat& st = now.stat;
+  const bool frozen = (record.flags & meta::kFrozen) != 0;
   inodes_.push_back(inode);
   bytes_ += static_cast<uint64_t>(st.st_size);
-  fingerprint_ += path + '\0';
-  for (const uint64_t part :
-       {inode, attributes.record.blob, static_cast<uint64_t>(st.st_size), static_cast<uint64_t>(st.st_mtim.tv_sec),
-        static_cast<uint64_t>(st.st_mtim.tv_nsec), static_cast<uint64_t>(access.uid), static_cast<uint64_t>(access.gid),
-        static_cast<uint64_t>(access.mode), static_cast<uint64_t>(written)}) {
-    fingerprint_ += std::to_string(part) + ' ';
-  }
-  if (written) return problems_.push_back({path, "it is being written"});
+  const std::string ctime = fmt::format("{}.{} ", now.ctime.tv_sec, now.ctime.tv_nsec);
+  const auto& changed = now.writers.changed;
+  const std::string same =
+      fmt::format("{}{}{} {} {} {} {}.{} {} {} {} {} ", path, '\0', inode, record.blob, frozen, st.st_size,
+                  st.st_mtim.tv_sec, st.st_mtim.tv_nsec, access.uid, access.gid, access.mode, now.writers.writing);
+  lasting_ += same + ctime;
+  fingerprint_ += same + (changed ? fmt::format("#{} ", *changed) : ctime);
+  closing_ = closing_ || (now.writers.writing && now.writers.closing);
+  if (now.writers.writing) return problems_.push_back({path, "it is being written"});
   files_.push_back({path, static_cast<uint64_t>(st.st_size)});
-  made_.push_back({inode, frozen, st.st_size, st.st_mtim});
+  made_.push_back({inode, frozen, st.st_size, now.ctime, changed});
   access_.push_back(access);
   time_ = std::max(time_, st.st_mtim, [](const timespec& a, const timespec& b) {
     return std::tie(a.tv_sec, a.tv_nsec) < std::tie(b.tv_sec, b.tv_nsec);

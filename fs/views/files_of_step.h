@@ -1,6 +1,11 @@
-// A step's files, as the readers of formats see them, and what its view needs to know of each. What is being written is
-// left out, and among the problems: it may be anything, a clone of what it will probably hold, or half of what it will
-// be.
+// A step's files, as the readers of formats see them, and what its view needs to know of each. What is being written,
+// also through a mapping whose descriptor is closed, is left out, and among the problems: it may be anything, a clone
+// of what it will probably hold, or half of what it will be.
+//
+// What a live file holds is told apart by its blob's ctime, which nobody can set: it is read when the clock has gone
+// beyond it, so that a later change shows; then it is asked who writes. Who begins to write after that changes the
+// ctime, and who wrote all the time is found. But the daemon changes it, too, when it notes at a blob that it is
+// durable, say. So within a mount the changes that were counted tell first.
 //
 // Thread safety: one thread at a time; constant once collected.
 #pragma once
@@ -24,14 +29,23 @@ struct Made {
   InodeNumber inode = 0;
   bool frozen = false;  // cannot change
   off_t size = 0;
-  timespec mtime{};
+  timespec ctime{};                 // of the blob
+  std::optional<uint64_t> changed;  // as in Writers, then
 };
+
+struct Writers {
+  bool writing = false;
+  bool closing = false;  // who was writing may have closed it this moment, and who looks again soon knows more
+  // While it stays as it is, and nobody is writing, the file does. None: somebody may just be beginning, or ending.
+  std::optional<uint64_t> changed;
+};
+// Who writes to a file; `blob`: its, O_RDONLY.
+using AskWriters = std::function<Result<Writers>(InodeNumber file, int blob)>;
 
 class FilesOfStep : public meta::formats::StepFiles {
  public:
-  // `is_written`: somebody has the file open for writing.
-  FilesOfStep(const meta::Store& store, const std::function<bool(InodeNumber)>& is_written)
-      : store_(store), tree_(store.tree()), is_written_(is_written) {}
+  FilesOfStep(const meta::Store& store, const AskWriters& ask_writers)
+      : store_(store), tree_(store.tree()), ask_writers_(ask_writers) {}
 
   Result<> collect(InodeNumber step);
 
@@ -40,9 +54,10 @@ class FilesOfStep : public meta::formats::StepFiles {
   // What a file could not be opened for, and is not the file's fault.
   const std::optional<Error>& short_of() const { return short_of_; }
 
-  // Another one where anything of the files is another.
+  // Another one where anything of the files is another: within this mount.
   const std::string& fingerprint() const { return fingerprint_; }
-  io::Digest version() const;
+  // Likewise, over mounts.
+  io::Digest version(const std::string& more = {}) const;
   // Who wrote the optimizer's swap files, by the folders of the ranks ("rank00"). Of the same run are steps of which
   // these are the same.
   struct Writer {
@@ -64,10 +79,19 @@ class FilesOfStep : public meta::formats::StepFiles {
   uint64_t bytes() const { return bytes_; }
 
   const std::vector<meta::formats::Problem>& problems() const { return problems_; }
+  // Is a file left out only because its close is not known yet?
+  bool is_closing() const { return closing_; }
   timespec time() const { return time_; }  // when the newest of them changed
 
  private:
-  void add(const std::string& path, InodeNumber inode, const meta::Attributes& attributes, const Access& access);
+  struct Now {
+    struct stat stat {};
+    timespec ctime{};
+    Writers writers;
+  };
+  Result<Now> look_at(InodeNumber inode, const meta::Attributes& attributes) const;
+  void add(const std::string& path, InodeNumber inode, const meta::InodeRecord& record, const Now& now,
+           const Access& access);
   void note_writer(const std::vector<std::string>& path, uint64_t process, uint32_t owner);
   Result<std::optional<Access>> reachable(const std::vector<std::string>& path, const struct stat& file);
 
@@ -82,7 +106,7 @@ class FilesOfStep : public meta::formats::StepFiles {
 
   const meta::Store& store_;
   const meta::Tree& tree_;
-  const std::function<bool(InodeNumber)>& is_written_;
+  const AskWriters& ask_writers_;
   InodeNumber step_ = 0;
   std::vector<Folder> folders_;
   std::vector<InodeNumber> inodes_;
@@ -92,8 +116,10 @@ class FilesOfStep : public meta::formats::StepFiles {
   std::vector<Access> access_;
   Runs runs_;
   std::vector<meta::formats::Problem> problems_;
+  bool closing_ = false;
   mutable std::optional<Error> short_of_;
   std::string fingerprint_;
+  std::string lasting_;  // likewise, over mounts
   timespec time_{};
 };
 

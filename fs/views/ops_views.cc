@@ -42,22 +42,25 @@ void reply_entry(const Reply& reply, const Result<Views::Found>& found) {
 
 void view_lookup(fuse_req_t req, fuse_ino_t parent, const char* name) {
   const Reply reply(req, Operation::lookup, parent, name);
-  reply_entry(reply, reply.fs().views.lookup(parent, reply.name()));
+  reply.fs().views.lookup(parent, reply.name(), reply.caller().uid,
+                          [reply](const Result<Views::Found>& found) { reply_entry(reply, found); });
 }
 
 void view_getattr(fuse_req_t req, fuse_ino_t inode, fuse_file_info*) {
   const Reply reply(req, Operation::getattr, inode);
-  const auto found = reply.fs().views.find(inode);
-  if (!found) return reply.error(found.error());
-  reply.answer(fuse_reply_attr, &found.value().stat, timeout_of(found.value()));
+  reply.fs().views.find(inode, reply.caller().uid, [reply](const Result<Views::Found>& found) {
+    if (!found) return reply.error(found.error());
+    reply.answer(fuse_reply_attr, &found.value().stat, timeout_of(found.value()));
+  });
 }
 
 void view_readlink(fuse_req_t req, fuse_ino_t inode) {
   const Reply reply(req, Operation::readlink, inode);
-  const auto found = reply.fs().views.find(inode);
-  if (!found) return reply.error(found.error());
-  if (!S_ISLNK(found.value().stat.st_mode)) return reply.error(EINVAL);
-  reply.answer(fuse_reply_readlink, found.value().of->view.node(found.value().node)->text->c_str());
+  reply.fs().views.find(inode, reply.caller().uid, [reply](const Result<Views::Found>& found) {
+    if (!found) return reply.error(found.error());
+    if (!S_ISLNK(found.value().stat.st_mode)) return reply.error(EINVAL);
+    reply.answer(fuse_reply_readlink, found.value().of->view.node(found.value().node)->text->c_str());
+  });
 }
 
 void open_found(const Reply& reply, const Views::Found& found, fuse_file_info info) {
@@ -76,6 +79,7 @@ void open_found(const Reply& reply, const Views::Found& found, fuse_file_info in
   } else {
     info.keep_cache = 1;  // other bytes are another inode
   }
+  info.noflush = 1;
   info.fh = fs.view_handles.add(std::make_unique<ViewHandle>(ViewHandle{std::move(claim).value(), std::move(file)}));
   if (reply.answer(fuse_reply_open, &info) != 0) fs.view_handles.take(info.fh);
 }
@@ -83,12 +87,14 @@ void open_found(const Reply& reply, const Views::Found& found, fuse_file_info in
 void view_open(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
   const Reply reply(req, Operation::open, inode);
   if ((info->flags & O_ACCMODE) != O_RDONLY || (info->flags & O_TRUNC) != 0) return reply.error(EROFS);
-  const auto found = reply.fs().views.find_now(inode);
-  if (!found) return reply.error(found.error());
-  if (!S_ISREG(found.value().stat.st_mode)) return reply.error(EISDIR);
-  const auto work = [reply, found = found.value(), info = *info] { open_found(reply, found, info); };
-  if (reply.fs().view_files.opens_quickly(found.value())) return work();
-  if (const auto started = reply.fs().tasks.start(work); !started) reply.error(started.error());
+  const uint32_t user = reply.caller().uid;
+  reply.fs().views.find_now(inode, user, [reply, user, info = *info](const Result<Views::Found>& found) {
+    if (!found) return reply.error(found.error());
+    if (!S_ISREG(found.value().stat.st_mode)) return reply.error(EISDIR);
+    const auto work = [reply, found = found.value(), info] { open_found(reply, found, info); };
+    if (reply.fs().view_files.opens_quickly(found.value())) return work();
+    if (const auto started = reply.fs().lanes.start(user, work); !started) reply.error(started.error());
+  });
 }
 
 void view_read(fuse_req_t req, fuse_ino_t inode, size_t size, off_t offset, fuse_file_info* info) {
@@ -108,6 +114,8 @@ void view_release(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
   reply.fs().view_handles.take(info->fh);
   reply.ok();
 }
+
+void view_flush(fuse_req_t req, fuse_ino_t inode, fuse_file_info*) { Reply(req, Operation::flush, inode).ok(); }
 
 void view_lseek(fuse_req_t req, fuse_ino_t inode, off_t offset, int whence, fuse_file_info* info) {
   const Reply reply(req, Operation::lseek, inode);
@@ -139,6 +147,7 @@ fuse_lowlevel_ops view_operations() {
   ops.readlink = view_readlink;
   ops.open = view_open;
   ops.read = view_read;
+  ops.flush = view_flush;
   ops.release = view_release;
   ops.lseek = view_lseek;
   ops.fsync = view_fsync;
@@ -209,7 +218,8 @@ void routed_forget(fuse_req_t req, fuse_ino_t inode, uint64_t lookups) {
 void routed_lookup(fuse_req_t req, fuse_ino_t parent, const char* name) {
   if (parent == meta::kRootInode && std::string_view(name) == meta::kViewsName) {
     const Reply reply(req, Operation::lookup, parent, name);
-    reply_entry(reply, reply.fs().views.find(views::kRoot));
+    reply.fs().views.find(views::kRoot, reply.caller().uid,
+                          [reply](const Result<Views::Found>& found) { reply_entry(reply, found); });
   } else {
     Route<&fuse_lowlevel_ops::lookup>::call(req, parent, name);
   }
@@ -223,7 +233,7 @@ fuse_lowlevel_ops with_views(const fuse_lowlevel_ops& operations) {
   of_views = view_operations();
   Ops ops = operations;
   route<&Ops::getattr, &Ops::setattr, &Ops::readlink, &Ops::mknod, &Ops::mkdir, &Ops::unlink, &Ops::rmdir, &Ops::create,
-        &Ops::open, &Ops::read, &Ops::write, &Ops::release, &Ops::fsync, &Ops::setxattr, &Ops::getxattr,
+        &Ops::open, &Ops::read, &Ops::write, &Ops::flush, &Ops::release, &Ops::fsync, &Ops::setxattr, &Ops::getxattr,
         &Ops::listxattr, &Ops::removexattr, &Ops::fallocate, &Ops::lseek>(ops);
   ops.lookup = routed_lookup;
   ops.symlink = routed_symlink;

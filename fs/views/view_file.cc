@@ -23,8 +23,18 @@ ViewFile::ViewFile(Filesystem& fs, const views::Views::Found& found, std::shared
     const uint64_t changes = source->changes;
     sources_.emplace(file, Source{std::move(source), changes});
   }
-  if (!fs_.modes.passthrough || fs_.tree.short_of_space()) return;
+}
+
+Result<> ViewFile::begin() {
+  for (const auto& [file, source] : sources_) {
+    if (is_as_it_was(file)) continue;
+    TRY_ASSIGN(const bool changed, has_changed(file));
+    TRY_ASSIGN(const bool written, is_written(file));
+    if (changed || written) return Error(ESTALE);
+  }
+  if (blocks_ || !fs_.modes.passthrough || fs_.tree.short_of_space()) return success();
   if (const auto shared = share(); !shared) not_shared(shared.error());
+  return success();
 }
 
 ViewFile::~ViewFile() { close_sources(); }
@@ -44,22 +54,26 @@ Result<OpenFileTable::Backing> ViewFile::backing(uint32_t file) const {
   return fs_.files.backing(*sources_.at(file).file);
 }
 
-// Also by a mapping whose descriptor is closed.
 Result<bool> ViewFile::is_written(uint32_t file) const {
-  const OpenFile& source = *sources_.at(file).file;
-  if (fs_.files.has_writers(source)) return true;
   TRY_ASSIGN(const auto opened, backing(file));
-  return io::has_writer(opened.descriptor);
+  TRY_ASSIGN(const views::Writers writers, fs_.writers_of(view_->files[file].inode, opened.descriptor));
+  return writers.writing;
+}
+
+// As far as it takes no look at the file.
+bool ViewFile::is_as_it_was(uint32_t file) const {
+  const views::Made& made = view_->files[file];
+  return made.frozen || made.changed == fs_.files.writers_of(made.inode).changed;
 }
 
 // Of other bytes than the view was made from nothing is right any more.
 Result<bool> ViewFile::has_changed(uint32_t file) const {
+  if (is_as_it_was(file)) return false;
   const views::Made& made = view_->files[file];
-  if (made.frozen) return false;
   TRY_ASSIGN(const auto opened, backing(file));
   TRY_ASSIGN(const struct stat now, io::stat_fd(opened.descriptor));
-  return now.st_size != made.size || now.st_mtim.tv_sec != made.mtime.tv_sec ||
-         now.st_mtim.tv_nsec != made.mtime.tv_nsec;
+  return now.st_size != made.size || now.st_ctim.tv_sec != made.ctime.tv_sec ||
+         now.st_ctim.tv_nsec != made.ctime.tv_nsec;
 }
 
 Result<bool> ViewFile::is_outdated() const {
@@ -69,9 +83,10 @@ Result<bool> ViewFile::is_outdated() const {
     if (!record) return record.error();
     if (record.value().nlink == 0) return true;
     if (view_->files[file].frozen) continue;
+    if (source.file->changes != source.changes) return true;
     TRY_ASSIGN(const bool changed, has_changed(file));
     TRY_ASSIGN(const bool written, is_written(file));
-    if (changed || written || source.file->changes != source.changes) return true;
+    if (changed || written) return true;
   }
   return false;
 }
@@ -158,7 +173,7 @@ Result<std::shared_ptr<ViewFile>> ViewFiles::open(const views::Views::Found& fou
   const auto turn = turn_for(found.number);
   const std::lock_guard making(*turn);
   if (auto file = known(found); !file || file.value()) return file;
-  auto file = make(found);
+  TRY_ASSIGN(auto file, make(found));
   const std::lock_guard lock(mutex_);
   if (open_.size() >= kManyOpen) std::erase_if(open_, [](const auto& one) { return one.second.expired(); });
   open_[found.number] = file;
@@ -166,11 +181,12 @@ Result<std::shared_ptr<ViewFile>> ViewFiles::open(const views::Views::Found& fou
 }
 
 // What let_go() was called for before the blocks were kept is looked for behind it.
-std::shared_ptr<ViewFile> ViewFiles::make(const views::Views::Found& found) {
+Result<std::shared_ptr<ViewFile>> ViewFiles::make(const views::Views::Found& found) {
   const uint64_t let_go_before = all_let_go_;
   auto known_blocks = kept(found);
   const bool fresh = !known_blocks;
   auto file = std::make_shared<ViewFile>(fs_, found, std::move(known_blocks));
+  TRY(file->begin());
   if (!fresh || !file->blocks()) return file;
   keep({found.number, found.of->version, file->blocks()});
   const auto outdated = file->is_outdated();

@@ -52,6 +52,8 @@ class ViewFile {
  public:
   // `kept`: its content, where that was made already.
   ViewFile(Filesystem& fs, const views::Views::Found& found, std::shared_ptr<const BlockFile> kept);
+  // To be called next. ESTALE: a file that it is made from has changed since the view was made.
+  Result<> begin();
   ViewFile(const ViewFile&) = delete;
   ViewFile& operator=(const ViewFile&) = delete;
   ~ViewFile();
@@ -63,7 +65,7 @@ class ViewFile {
   const std::shared_ptr<const BlockFile>& blocks() const { return blocks_; }
   // As Content::read; the error names the step's file.
   Result<size_t> read(std::span<std::byte> buffer, uint64_t offset) const;
-  // Has a file that it is made from changed since, or gone, or is somebody about to write it?
+  // Has a file that it is made from changed since, or gone, or is somebody writing it?
   Result<bool> is_outdated() const;
   // The step's files need not count as open any more.
   void close_sources();
@@ -77,6 +79,7 @@ class ViewFile {
   Result<> share();
   void not_shared(const Error& why) const;
   Result<bool> is_written(uint32_t file) const;
+  bool is_as_it_was(uint32_t file) const;
   Result<bool> has_changed(uint32_t file) const;
   Result<OpenFileTable::Backing> backing(uint32_t file) const;
   Result<size_t> read_piece(uint32_t file, std::span<std::byte> buffer, uint64_t offset) const;
@@ -121,7 +124,7 @@ class ViewFiles {
   static constexpr size_t kMostKept = 32;
   static constexpr size_t kManyOpen = 1024;  // before those that are closed are looked for
 
-  std::shared_ptr<ViewFile> make(const views::Views::Found& found);
+  Result<std::shared_ptr<ViewFile>> make(const views::Views::Found& found);
   // None: nobody has it open.
   Result<std::shared_ptr<ViewFile>> known(const views::Views::Found& found) const;
   std::shared_ptr<const BlockFile> kept(const views::Views::Found& found) const;

@@ -1,10 +1,13 @@
 #include "fs/views/views.h"
 
 #include <algorithm>
-#include <span>
+#include <iterator>
+#include <set>
 #include <thread>
+#include <utility>
 
 #include "fs/views/files_of_step.h"
+#include "io/fault.h"
 #include "io/log.h"
 #include "meta/formats/checkpoint.h"
 #include "meta/formats/same_run.h"
@@ -95,16 +98,8 @@ std::shared_ptr<const StepView> Views::cached(InodeNumber step, Look look, Clock
   if (found == cache_.end()) return nullptr;
   found->second.used = asked;
   const auto oldest = look == Look::believing ? asked - kBelieved : asked;
-  const bool current = look != Look::patient && found->second.checked > oldest;
+  const bool current = found->second.checked > oldest;
   return found->second.view->sealed || current ? found->second.view : nullptr;
-}
-
-std::shared_ptr<std::mutex> Views::turn_for(InodeNumber step) {
-  const std::lock_guard lock(mutex_);
-  std::erase_if(turns_, [](const auto& turn) { return turn.second.expired(); });
-  auto turn = turns_[step].lock();
-  if (!turn) turns_[step] = turn = std::make_shared<std::mutex>();
-  return turn;
 }
 
 void Views::keep(InodeNumber step, Cached made) {
@@ -121,16 +116,63 @@ void Views::keep(InodeNumber step, Cached made) {
   }
 }
 
-Result<std::shared_ptr<const StepView>> Views::of_step(InodeNumber step, Look look) {
-  const auto started = Clock::now();
-  if (auto view = cached(step, look, started)) return view;
-  // One makes it, and the others who ask wait for that one.
-  const auto turn = turn_for(step);
-  const std::lock_guard making(*turn);
-  if (auto view = cached(step, look, started)) return view;
+void Views::with_view(InodeNumber step, Look look, uint32_t user, std::function<void(const MadeView&)> done) {
+  if (auto view = cached(step, look, Clock::now())) return done(view);
+  {
+    const std::lock_guard lock(mutex_);
+    Making& making = making_[step];
+    making.waiting.push_back({user, std::move(done)});
+    if (making.running) return;  // who makes it calls for them behind that
+  }
+  call_lane(step, user);
+}
+
+// A lane of each user who waits is called, since another's may have a lot to do; the first that comes serves them all.
+void Views::call_lane(InodeNumber step, uint32_t user) {
+  const auto called = lanes_.start(user, [this, step] { serve(step); });
+  if (called) return;
+  std::vector<Waiting> refused;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto making = making_.find(step);
+    if (making == making_.end()) return;
+    auto& waiting = making->second.waiting;
+    const auto stay =
+        std::stable_partition(waiting.begin(), waiting.end(), [&](const auto& one) { return one.user != user; });
+    refused.assign(std::make_move_iterator(stay), std::make_move_iterator(waiting.end()));
+    waiting.erase(stay, waiting.end());
+    if (waiting.empty() && !making->second.running) making_.erase(making);
+  }
+  for (const Waiting& one : refused) one.done(called.error());
+}
+
+void Views::serve(InodeNumber step) {
+  std::vector<Waiting> served;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto making = making_.find(step);
+    if (making == making_.end() || making->second.running) return;
+    making->second.running = true;
+    served = std::exchange(making->second.waiting, {});
+  }
+  const MadeView made = make(step);
+  std::set<uint32_t> users;  // who asked meanwhile
+  {
+    const std::lock_guard lock(mutex_);
+    const auto making = making_.find(step);
+    making->second.running = false;
+    for (const Waiting& one : making->second.waiting) users.insert(one.user);
+    if (users.empty()) making_.erase(making);
+  }
+  for (const uint32_t user : users) call_lane(step, user);
+  for (const Waiting& one : served) one.done(made);
+}
+
+Views::MadeView Views::make(InodeNumber step) {
+  TRY(io::fault_point("views.make"));
   TRY_ASSIGN(const Attributes folder, tree_.attributes(step));
   std::optional<FilesOfStep> collected;
-  TRY_ASSIGN(const auto now, collect(step, look, collected));
+  TRY_ASSIGN(const auto now, collect(step, collected));
   const FilesOfStep& files = *collected;
   if (auto known = as_it_was(step, files, now)) return known;
   TRY_ASSIGN(TensorMap map, map_of(step, files));
@@ -142,8 +184,7 @@ Result<std::shared_ptr<const StepView>> Views::of_step(InodeNumber step, Look lo
   source.access = files.access();
   source.digests = files.digests();
   source.folder = {folder.stat.st_uid, folder.stat.st_gid, folder.stat.st_mode & 0555};
-  const std::string version = files.fingerprint() + map.names_from;
-  const io::Digest digest = io::digest_of(std::as_bytes(std::span(version)));
+  const io::Digest digest = files.version(map.names_from);
   source.version.assign(reinterpret_cast<const char*>(digest.data()), digest.size());
   source.map = std::move(map);
   const bool sealed = (folder.record.flags & meta::kSealed) != 0 && !nameless;
@@ -154,11 +195,11 @@ Result<std::shared_ptr<const StepView>> Views::of_step(InodeNumber step, Look lo
 }
 
 // The time of the look: what changes later has to be looked for again.
-Result<Views::Clock::time_point> Views::collect(InodeNumber step, Look look, std::optional<FilesOfStep>& files) const {
-  for (const auto end = Clock::now() + kClosing;; std::this_thread::sleep_for(kClosingLook)) {
+Result<Views::Clock::time_point> Views::collect(InodeNumber step, std::optional<FilesOfStep>& files) const {
+  for (const auto end = Clock::now() + kMostClosing;; std::this_thread::sleep_for(kClosingLook)) {
     const auto now = Clock::now();
-    TRY(files.emplace(store_, is_written_).collect(step));
-    if (look != Look::patient || files->problems().empty() || now >= end) return now;
+    TRY(files.emplace(store_, ask_writers_).collect(step));
+    if (!files->is_closing() || now >= end) return now;
   }
 }
 
@@ -212,7 +253,7 @@ Result<TensorMap> Views::with_names(InodeNumber step, const FilesOfStep& files, 
     for (const meta::DirectoryEntry& child : children) {
       if (child.type != S_IFDIR || child.inode == step) continue;
       if (!may_tell_names(tree_, child.inode, *files.runs().begin())) continue;
-      FilesOfStep others(store_, is_written_);
+      FilesOfStep others(store_, ask_writers_);
       // It may be going away this moment: then it tells no names.
       if (!others.collect(child.inode) || others.runs() != files.runs() || !others.problems().empty()) continue;
       const TensorMap named = meta::formats::read_checkpoint(others);
@@ -243,17 +284,41 @@ Result<Views::Found> Views::in_view(std::shared_ptr<const StepView> view, NodeNu
   return Found{inode, std::move(view), number, st};
 }
 
+Result<Views::Found> Views::child_in(std::shared_ptr<const StepView> view, NodeNumber directory,
+                                     const std::string& name) const {
+  const View::Node* const node = view->view.node(directory);
+  if (node == nullptr) return Error(ESTALE);
+  const auto child = node->children.find(name);
+  if (child == node->children.end()) return Error(ENOENT);
+  return in_view(std::move(view), child->second);
+}
+
+// Of an earlier version, or of a step that is gone, too: whoever has it open keeps it.
+Result<Views::Found> Views::node_in(const MadeView& view, InodeNumber number) {
+  if (view && view.value()->view.node(node_of(number)) != nullptr) return in_view(view.value(), node_of(number));
+  std::shared_ptr<const StepView> open;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto known = opened_.find(number);
+    if (known != opened_.end()) open = known->second.lock();
+  }
+  if (open) return in_view(std::move(open), node_of(number));
+  return Error(view ? ESTALE : view.error().errno_value());
+}
+
 // A series does, and what a series lies in.
-Result<bool> Views::leads_to_steps(InodeNumber directory) const {
+Result<std::unordered_set<InodeNumber>> Views::leading_to_steps() const {
+  std::unordered_set<InodeNumber> leading{meta::kRootInode};
   TRY_ASSIGN(const auto all, meta::list_series(tree_));
   for (InodeNumber at : all) {
-    for (unsigned depth = 0; at != directory && at != meta::kRootInode && depth < 4096; ++depth) {
-      TRY_ASSIGN(const InodeRecord record, tree_.inode(at));
-      at = record.parent;
+    while (leading.insert(at).second) {
+      const auto record = tree_.inode(at);
+      if (!record && record.error().errno_value() == ENOENT) break;  // it was removed this moment
+      TRY(record);
+      at = record.value().parent;
     }
-    if (at == directory) return true;
   }
-  return false;
+  return leading;
 }
 
 // A step that is being removed is out of views.
@@ -268,51 +333,55 @@ Result<bool> Views::is_step_of_series(InodeNumber real, const InodeRecord& recor
   return !known.being_removed;
 }
 
-Result<Views::Found> Views::lookup(InodeNumber directory, const std::string& name) {
+void Views::lookup(InodeNumber directory, const std::string& name, uint32_t user, const Answer<Found>& answer) {
   const InodeNumber real = real_of(directory);
-  TRY_ASSIGN(const InodeRecord record, tree_.inode(real));
-  TRY_ASSIGN(const bool step, is_step_of_series(real, record));
-  if (!step && node_of(directory) == 0) {
-    TRY_ASSIGN(const InodeNumber child, tree_.child(real, name));
-    return find(number_of(child, 0));
+  const auto record = tree_.inode(real);
+  const auto step = record ? is_step_of_series(real, record.value()) : record.error();
+  if (!step) return answer(step.error());
+  if (!step.value() && node_of(directory) == 0) {
+    const auto child = tree_.child(real, name);
+    return child ? find(number_of(child.value(), 0), user, answer) : answer(child.error());
   }
-  // What is not there may have been made since.
-  for (const Look look : {Look::believing, Look::patient}) {
-    TRY_ASSIGN(auto view, of_step(real, look));
-    const View::Node* const node = view->view.node(node_of(directory));
-    if (node == nullptr) return Error(ESTALE);
-    const auto child = node->children.find(name);
-    if (child != node->children.end()) return in_view(std::move(view), child->second);
-  }
-  return Error(ENOENT);
+  const auto child_of = [this, node = node_of(directory), name](const MadeView& view) -> Result<Found> {
+    return view ? child_in(view.value(), node, name) : Result<Found>(view.error());
+  };
+  with_view(real, Look::believing, user, [this, real, user, answer, child_of](const MadeView& view) {
+    auto found = child_of(view);
+    if (found || !view || found.error().errno_value() != ENOENT) return answer(std::move(found));
+    // It may have been made since.
+    with_view(real, Look::again, user, [answer, child_of](const MadeView& fresh) { answer(child_of(fresh)); });
+  });
 }
 
-Result<Views::Found> Views::find(InodeNumber number) {
-  const InodeNumber real = real_of(number);
-  if (node_of(number) != 0) {
-    auto view = of_step(real);
-    if (view && view.value()->view.node(node_of(number)) != nullptr) {
-      return in_view(std::move(view).value(), node_of(number));
-    }
-    // Of an earlier version, or of a step that is gone: whoever has it open keeps it.
-    const std::lock_guard lock(mutex_);
-    const auto known = opened_.find(number);
-    auto open = known == opened_.end() ? nullptr : known->second.lock();
-    return open ? in_view(std::move(open), node_of(number)) : Error(view ? ESTALE : view.error().errno_value());
-  }
-  if (real == meta::kRootInode) return real_directory(real);
-  TRY_ASSIGN(const InodeRecord record, tree_.inode(real));
-  if (!record.is_dir() || record.nlink == 0 || !has_number(real)) return Error(ENOENT);
-  TRY_ASSIGN(const bool step, is_step_of_series(real, record));
-  TRY_ASSIGN(const bool leads, step ? Result<bool>(true) : leads_to_steps(real));
-  return leads ? real_directory(real) : Error(ENOENT);
+void Views::find(InodeNumber number, uint32_t user, const Answer<Found>& answer) {
+  if (node_of(number) == 0) return find_directory(real_of(number), user, answer);
+  with_view(real_of(number), Look::believing, user,
+            [this, number, answer](const MadeView& view) { answer(node_in(view, number)); });
 }
 
-Result<Views::Found> Views::find_now(InodeNumber number) {
-  if (node_of(number) == 0) return find(number);
-  TRY_ASSIGN(auto view, of_step(real_of(number), Look::again));
-  if (view->view.node(node_of(number)) == nullptr) return Error(ESTALE);
-  return in_view(std::move(view), node_of(number));
+void Views::find_now(InodeNumber number, uint32_t user, const Answer<Found>& answer) {
+  if (node_of(number) == 0) return find_directory(real_of(number), user, answer);
+  with_view(real_of(number), Look::again, user, [this, number, answer](const MadeView& view) {
+    if (!view) return answer(view.error());
+    if (view.value()->view.node(node_of(number)) == nullptr) return answer(Error(ESTALE));
+    answer(in_view(view.value(), node_of(number)));
+  });
+}
+
+void Views::find_directory(InodeNumber real, uint32_t user, const Answer<Found>& answer) {
+  if (real == meta::kRootInode) return answer(real_directory(real));
+  const auto record = tree_.inode(real);
+  if (!record) return answer(record.error());
+  if (!record.value().is_dir() || record.value().nlink == 0 || !has_number(real)) return answer(Error(ENOENT));
+  const auto step = is_step_of_series(real, record.value());
+  if (!step) return answer(step.error());
+  if (step.value() || (record.value().flags & meta::kSeries) != 0) return answer(real_directory(real));
+  const auto look = [this, real, answer] {
+    const auto leading = leading_to_steps();
+    if (!leading) return answer(leading.error());
+    answer(leading.value().contains(real) ? real_directory(real) : Result<Found>(Error(ENOENT)));
+  };
+  if (const auto started = lanes_.start(user, look); !started) answer(started.error());
 }
 
 void Views::opened(InodeNumber number, std::weak_ptr<const StepView> view) {
@@ -321,26 +390,44 @@ void Views::opened(InodeNumber number, std::weak_ptr<const StepView> view) {
   opened_[number] = std::move(view);
 }
 
-Result<std::vector<meta::DirectoryEntry>> Views::list(InodeNumber directory) {
+void Views::list(InodeNumber directory, uint32_t user, const Answer<std::vector<meta::DirectoryEntry>>& answer) {
   const InodeNumber real = real_of(directory);
-  TRY_ASSIGN(const InodeRecord record, tree_.inode(real));
-  TRY_ASSIGN(const bool step, is_step_of_series(real, record));
-  std::vector<meta::DirectoryEntry> entries;
-  if (step || node_of(directory) != 0) {
-    TRY_ASSIGN(const auto view, of_step(real, node_of(directory) == 0 ? Look::patient : Look::believing));
-    const View::Node* const node = view->view.node(node_of(directory));
-    if (node == nullptr) return Error(ESTALE);
-    for (const auto& [name, child] : node->children) {
-      entries.push_back({name, number_of(real, child), View::type_of(*view->view.node(child))});
-    }
-    return entries;
+  const auto record = tree_.inode(real);
+  const auto step = record ? is_step_of_series(real, record.value()) : record.error();
+  if (!step) return answer(step.error());
+  if (!step.value() && node_of(directory) == 0) {
+    const auto started = lanes_.start(user, [this, real, answer] { answer(list_directory(real)); });
+    return started ? void() : answer(started.error());
   }
+  const Look look = node_of(directory) == 0 ? Look::again : Look::believing;
+  with_view(real, look, user, [directory, answer](const MadeView& view) {
+    if (!view) return answer(view.error());
+    answer(entries_of(*view.value(), node_of(directory)));
+  });
+}
+
+Result<std::vector<meta::DirectoryEntry>> Views::entries_of(const StepView& view, NodeNumber directory) {
+  const View::Node* const node = view.view.node(directory);
+  if (node == nullptr) return Error(ESTALE);
+  std::vector<meta::DirectoryEntry> entries;
+  for (const auto& [name, child] : node->children) {
+    entries.push_back({name, number_of(view.step, child), View::type_of(*view.view.node(child))});
+  }
+  return entries;
+}
+
+Result<std::vector<meta::DirectoryEntry>> Views::list_directory(InodeNumber real) {
+  TRY_ASSIGN(const auto leading, leading_to_steps());
   TRY_ASSIGN(const auto children, tree_.list(real));
+  std::vector<meta::DirectoryEntry> entries;
   for (const meta::DirectoryEntry& child : children) {
     if (!S_ISDIR(child.type) || !has_number(child.inode)) continue;
-    const auto found = find(number_of(child.inode, 0));
-    if (found) entries.push_back({child.name, found.value().number, S_IFDIR});
-    if (!found && found.error().errno_value() != ENOENT) return found.error();
+    const auto record = tree_.inode(child.inode);
+    const auto step = record ? is_step_of_series(child.inode, record.value()) : record.error();
+    if (!step && step.error().errno_value() == ENOENT) continue;  // it was removed this moment
+    TRY(step);
+    if (step.value() || leading.contains(child.inode))
+      entries.push_back({child.name, number_of(child.inode, 0), S_IFDIR});
   }
   return entries;
 }

@@ -2,8 +2,10 @@
 // is first asked for. A live step's view follows its files: it is made anew when they have changed; a sealed one's is
 // made once. What was found in the files' headers is kept in the index (meta/tensor_maps.h).
 //
-// Thread safety: all of it. Locks: a turn for each step whose view is being made, then mutex_ (guards what is below it;
-// a leaf).
+// A view is made by one thread at a time, a lane of one of the users who ask for it (fs/user_lanes.h); the others wait
+// without a thread. So nobody waits for a view that they have not asked for, nor does a thread that serves requests.
+//
+// Thread safety: all of it. Lock: mutex_ (guards what is below it; a leaf).
 #pragma once
 
 #include <chrono>
@@ -13,8 +15,10 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
+#include "fs/user_lanes.h"
 #include "fs/views/files_of_step.h"
 #include "fs/views/view.h"
 #include "meta/store.h"
@@ -52,9 +56,8 @@ struct StepView {
 
 class Views {
  public:
-  // `is_written`: somebody has the file open for writing.
-  Views(meta::Store& store, std::function<bool(InodeNumber)> is_written)
-      : store_(store), tree_(store.tree()), is_written_(std::move(is_written)) {}
+  Views(meta::Store& store, UserLanes& lanes, AskWriters ask_writers)
+      : store_(store), tree_(store.tree()), lanes_(lanes), ask_writers_(std::move(ask_writers)) {}
 
   // A node of a view, or a directory that leads to some.
   struct Found {
@@ -63,16 +66,19 @@ class Views {
     NodeNumber node = 0;
     struct stat stat {};
   };
+  template <class T>
+  using Answer = std::function<void(Result<T>)>;
+  // Each is answered at once where what it takes is known already, else by a thread of the user's.
   // ENOENT: there is none of that name or number. ESTALE: it was of an earlier version of the step's view, and whoever
   // looks for its name again finds the one that is (the kernel does, by itself).
-  Result<Found> lookup(InodeNumber directory, const std::string& name);
-  Result<Found> find(InodeNumber number);
+  void lookup(InodeNumber directory, const std::string& name, uint32_t user, const Answer<Found>& answer);
+  void find(InodeNumber number, uint32_t user, const Answer<Found>& answer);
   // To be opened: with a look at the step's files, and of nothing but the version that they are now.
-  Result<Found> find_now(InodeNumber number);
+  void find_now(InodeNumber number, uint32_t user, const Answer<Found>& answer);
+  // Without "." and "..". Sorted by name.
+  void list(InodeNumber directory, uint32_t user, const Answer<std::vector<meta::DirectoryEntry>>& answer);
   // The file is being opened: until it is closed find() knows it, whatever becomes of the step.
   void opened(InodeNumber number, std::weak_ptr<const StepView> view);
-  // Without "." and "..". Sorted by name.
-  Result<std::vector<meta::DirectoryEntry>> list(InodeNumber directory);
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -84,38 +90,55 @@ class Views {
     Clock::time_point used;
   };
 
-  // A file that is open for writing keeps things out of the view, and may just have been closed: the kernel tells the
-  // mount of a close after close() has returned. A patient look waits for that a little.
-  enum class Look { believing, again, patient };
-  Result<std::shared_ptr<const StepView>> of_step(InodeNumber step, Look look = Look::believing);
-  Result<Clock::time_point> collect(InodeNumber step, Look look, std::optional<FilesOfStep>& files) const;
+  // A live step's files are taken for unchanged a moment after a look, or looked at again.
+  enum class Look { believing, again };
+  using MadeView = Result<std::shared_ptr<const StepView>>;
+  struct Waiting {
+    uint32_t user = 0;
+    std::function<void(const MadeView&)> done;
+  };
+  struct Making {
+    bool running = false;
+    std::vector<Waiting> waiting;  // for a look that begins after they asked
+  };
+
+  void with_view(InodeNumber step, Look look, uint32_t user, std::function<void(const MadeView&)> done);
+  void call_lane(InodeNumber step, uint32_t user);
+  void serve(InodeNumber step);
+  MadeView make(InodeNumber step);
+  Result<Clock::time_point> collect(InodeNumber step, std::optional<FilesOfStep>& files) const;
   std::shared_ptr<const StepView> as_it_was(InodeNumber step, const FilesOfStep& files, Clock::time_point now);
   bool was_made(InodeNumber step, const FilesOfStep& files);
   Result<meta::formats::TensorMap> map_of(InodeNumber step, const FilesOfStep& files);
   Result<meta::formats::TensorMap> with_names(InodeNumber step, const FilesOfStep& files, meta::formats::TensorMap map);
   // A step, or a directory that leads to steps; neither is looked into.
   Result<Found> real_directory(InodeNumber real);
+  void find_directory(InodeNumber real, uint32_t user, const Answer<Found>& answer);
+  Result<std::vector<meta::DirectoryEntry>> list_directory(InodeNumber real);
+  static Result<std::vector<meta::DirectoryEntry>> entries_of(const StepView& view, NodeNumber node);
   Result<bool> is_step_of_series(InodeNumber real, const meta::InodeRecord& record) const;
   Result<Found> in_view(std::shared_ptr<const StepView> view, NodeNumber node) const;
-  Result<bool> leads_to_steps(InodeNumber directory) const;
+  Result<Found> child_in(std::shared_ptr<const StepView> view, NodeNumber directory, const std::string& name) const;
+  Result<Found> node_in(const MadeView& view, InodeNumber number);
+  Result<std::unordered_set<InodeNumber>> leading_to_steps() const;
   std::shared_ptr<const StepView> cached(InodeNumber step, Look look, Clock::time_point asked);
-  std::shared_ptr<std::mutex> turn_for(InodeNumber step);
   void keep(InodeNumber step, Cached cached);
 
   static constexpr size_t kMostCached = 8;
   static constexpr size_t kMostMemory = size_t{32} << 20;  // of cached views, but for the last
   static constexpr std::chrono::seconds kNameless{1};      // before names are looked for again
   static constexpr size_t kMostOpened = 65536;
-  static constexpr std::chrono::milliseconds kClosing{100};  // of a patient look
   static constexpr std::chrono::milliseconds kClosingLook{1};
+  static constexpr std::chrono::seconds kMostClosing{1};      // one file after another, and who closes all the time
   static constexpr std::chrono::milliseconds kBelieved{200};  // how long a live step's files are taken for unchanged
 
   meta::Store& store_;
   meta::Tree& tree_;
-  const std::function<bool(InodeNumber)> is_written_;
+  UserLanes& lanes_;
+  const AskWriters ask_writers_;
   std::mutex mutex_;
   std::unordered_map<InodeNumber, Cached> cache_;                          // guarded by mutex_
-  std::unordered_map<InodeNumber, std::weak_ptr<std::mutex>> turns_;       // guarded by mutex_
+  std::unordered_map<InodeNumber, Making> making_;                         // guarded by mutex_
   std::unordered_map<InodeNumber, std::weak_ptr<const StepView>> opened_;  // guarded by mutex_; by inode number
 };
 

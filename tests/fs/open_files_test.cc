@@ -81,6 +81,40 @@ TEST_F(OpenFilesTest, AllOpensShareOneBackingIdUntilTheLastClose) {
   table_.end(later.file, false);
 }
 
+TEST_F(OpenFilesTest, EachBeginAndEndOfWritingIsAChangeAlsoOfWhatIsClosed) {
+  const uint64_t before = table_.writers_of(7).changed;
+  table_.end(table_.begin(7, false).file, false);
+  EXPECT_EQ(table_.writers_of(7).changed, before) << "by a reader";
+  const auto writer = table_.begin(7, true).file;
+  const uint64_t begun = table_.writers_of(7).changed;
+  EXPECT_NE(begun, before);
+  EXPECT_TRUE(table_.writers_of(7).any);
+  table_.end(writer, true);
+  const uint64_t ended = table_.writers_of(7).changed;
+  EXPECT_NE(ended, begun);
+  EXPECT_FALSE(table_.writers_of(7).any);
+  table_.changes(7);
+  EXPECT_NE(table_.writers_of(7).changed, ended);
+  const uint64_t last = table_.writers_of(7).changed;
+  for (InodeNumber other = 100; other < 70000; ++other) table_.changes(other);
+  EXPECT_NE(table_.writers_of(7).changed, last) << "what is forgotten counts as changed";
+  EXPECT_NE(table_.writers_of(7).changed, before);
+}
+
+TEST_F(OpenFilesTest, OnlyWhatIsStillOpenForWritingIsClosing) {
+  const auto first = table_.begin(7, true).file;
+  const auto reader = table_.begin(7, false).file;
+  EXPECT_FALSE(table_.writers_of(7).closing);
+  table_.closing(*first);
+  EXPECT_TRUE(table_.writers_of(7).closing);
+  table_.end(first, true);
+  EXPECT_FALSE(table_.writers_of(7).closing);
+  const auto second = table_.begin(7, true).file;
+  EXPECT_FALSE(table_.writers_of(7).closing) << "of a writer that came later";
+  table_.end(second, true);
+  table_.end(reader, false);
+}
+
 TEST_F(OpenFilesTest, TwoFirstOpensAgreeOnOneBackingId) {
   std::barrier both(2);
   rendezvous_ = &both;

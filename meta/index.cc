@@ -365,11 +365,13 @@ Result<> Index::commit(Batch batch) {
   if (!batch.allowed_on_full_store_) TRY(refuse_when_full());
   const auto write = [&] { return db_->Write({}, batch.batch_->GetWriteBatch()); };
   auto status = write();
+  if (!status.ok()) failures_.fetch_add(1, std::memory_order_acq_rel);
   if (!status.ok()) status = resume_and(write, batch.allowed_on_full_store_);
   if (!status.ok()) {
     log::error("a change could not be recorded: {}", status.ToString());
     return from_status(status);
   }
+  recorded_.store(db_->GetLatestSequenceNumber(), std::memory_order_release);
   commits_.fetch_add(1, std::memory_order_release);
   return success();
 }
@@ -422,7 +424,7 @@ Result<> Index::sync() {
 }
 
 Result<> Index::sync_now() {
-  const uint64_t sequence = db_->GetLatestSequenceNumber();
+  const uint64_t sequence = recorded_.load(std::memory_order_acquire);
   if (blobs_changed_.exchange(false, std::memory_order_acq_rel)) {
     if (auto result = io::fsync_fd(options_.blobs_fd); !result) {
       blobs_changed_.store(true, std::memory_order_release);
@@ -431,6 +433,7 @@ Result<> Index::sync_now() {
   }
   const auto sync_log = [&] { return db_->SyncWAL(); };
   auto status = sync_log();
+  if (!status.ok()) failures_.fetch_add(1, std::memory_order_acq_rel);
   if (!status.ok()) status = resume_and(sync_log, true);
   if (!status.ok()) {
     log::error("the index could not be synced: {}", status.ToString());

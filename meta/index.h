@@ -154,6 +154,8 @@ class Index {
   bool dirty() const;
   // How many batches have been committed.
   uint64_t commits() const { return commits_.load(std::memory_order_acquire); }
+  // How often the disk refused what the index wrote.
+  uint64_t failures() const { return failures_.load(std::memory_order_acquire); }
   // A file was made or removed in blobs/ since the last sync.
   void note_blobs_changed() { blobs_changed_.store(true, std::memory_order_release); }
 
@@ -182,6 +184,8 @@ class Index {
   bool syncing_ = false;
   uint64_t synced_ = 0;  // value of commits_ up to which all is durable
   std::atomic<uint64_t> commits_{0};
+  std::atomic<uint64_t> failures_{0};
+  std::atomic<uint64_t> recorded_{0};  // sequence number behind the last commit: RocksDB counts failed ones, too
   std::atomic<bool> blobs_changed_{false};
 
   std::mutex

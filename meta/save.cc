@@ -167,7 +167,7 @@ class Save {
       if (taken.plan.record.saved_blob != 0) return success();
       if (::sync_file_range(live.value(), 0, 0, kFlags) == 0) return success();
       const Error failed = last_error(taken.plan.name);
-      TRY(tree_.sync_file(taken.plan.source, live.value()));  // which the kernel has not told yet
+      tree_.write_back_failed(taken.plan.source, taken.plan.record, live.value(), failed);
       return failed;
     });
   }

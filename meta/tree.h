@@ -159,6 +159,8 @@ class Tree {
 
   // What was written to the file becomes durable, through any descriptor of its blob; see meta/write_back.h.
   Result<> sync_file(InodeNumber inode, int blob);
+  // Where the kernel has told of a write-back that failed other than to sync_file().
+  void write_back_failed(InodeNumber inode, const InodeRecord& record, int blob, const Error& error);
   // EIO, naming the file, where it is no source: its write-back failed.
   Result<> refuse_suspect(InodeNumber inode, const InodeRecord& record) const;
   WriteBack& write_back() { return write_back_; }

@@ -35,6 +35,10 @@ Result<> Tree::sync_file(InodeNumber number, int blob) {
   return write_back_.sync(number, record.blob, blob);
 }
 
+void Tree::write_back_failed(InodeNumber number, const InodeRecord& record, int blob, const Error& error) {
+  write_back_.failed(number, record.blob, blob, error);
+}
+
 Result<> Tree::refuse_suspect(InodeNumber number, const InodeRecord& record) const {
   const auto checked = write_back_.check(record.blob);
   if (checked) return success();

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "io/fault.h"
 #include "io/lease.h"
@@ -72,9 +73,14 @@ Result<> WriteBack::check(BlobNumber blob) const {
 Result<> WriteBack::sync(InodeNumber file, BlobNumber blob, int fd) {
   TRY(check(blob));
   auto synced = sync_one(file, blob, fd);
-  // The file system has the error, too: whom else it befell is found out while this blob explains it.
-  if (!synced) static_cast<void>(sync_all());  // which logs what it finds
+  if (!synced) failed(file, blob, fd, synced.error());
   return synced;
+}
+
+// The file system has the error, too: whom else it befell is found out while this blob explains it.
+void WriteBack::failed(InodeNumber file, BlobNumber blob, int fd, const Error& error) {
+  suspect(file, blob, error, fd);
+  static_cast<void>(sync_all());  // which logs what it finds
 }
 
 Result<> WriteBack::sync_one(InodeNumber file, BlobNumber blob, int fd) {
@@ -111,7 +117,8 @@ Result<> WriteBack::explain(const Error& error) {
     if (!fd) continue;  // removed since
     if (!sync_one(entry.second.file, entry.first, fd.value().get())) found.push_back(entry);
   }
-  if (found.empty()) {
+  const bool of_the_index = std::exchange(index_failures_, index_.failures()) != index_.failures();
+  if (found.empty() && !of_the_index) {
     for (const Entry& entry : written) {
       const auto fd = blobs_.open(entry.first, O_RDONLY);
       if (!fd) continue;

@@ -46,7 +46,9 @@ class WriteBack {
   void note_written(InodeNumber file, BlobNumber blob);
   // What was written to the blob becomes durable. EIO, or as the kernel said, from the first failure on.
   Result<> sync(InodeNumber file, BlobNumber blob, int fd);
-  // Likewise all blobs. An error names the files that became suspect by it.
+  // The kernel has told of a failed write-back otherwise: once, so that no sync will.
+  void failed(InodeNumber file, BlobNumber blob, int fd, const Error& error);
+  // As sync(), of all blobs. An error names the files that became suspect by it.
   Result<> sync_all();
 
   // An error where the blob is suspect.
@@ -83,10 +85,11 @@ class WriteBack {
   std::mutex syncing_;
   mutable std::mutex mutex_;
   std::condition_variable synced_;
-  std::unordered_set<BlobNumber> being_synced_;      // guarded by mutex_; the kernel tells one of two callers only
-  uint64_t round_ = 0;                               // guarded by mutex_; sync_all()s that have begun
-  uint64_t clean_ = 0;                               // guarded by mutex_; the last that succeeded
-  std::unordered_map<BlobNumber, Written> written_;  // guarded by mutex_; since about the last clean sync_all()
+  std::unordered_set<BlobNumber> being_synced_;  // guarded by mutex_; the kernel tells one of two callers only
+  uint64_t round_ = 0;                           // guarded by mutex_; sync_all()s that have begun
+  uint64_t index_failures_ = 0;                  // guarded by syncing_; of the index, that the file system has told of
+  uint64_t clean_ = 0;                           // guarded by mutex_; the last that succeeded
+  std::unordered_map<BlobNumber, Written> written_;         // guarded by mutex_; since about the last clean sync_all()
   std::unordered_map<BlobNumber, SuspectRecord> suspects_;  // guarded by mutex_
   std::atomic<size_t> count_{0};                            // of suspects_
 };

@@ -4,6 +4,8 @@
 
 #include <atomic>
 
+#include "io/printable.h"
+
 namespace ckptfs::log {
 namespace {
 
@@ -32,8 +34,9 @@ bool is_wanted(Level level) {
 }
 
 void write_line(Level level, std::string_view line) {
-  if (const Sink sink = sink_of_lines) return sink(level, std::string(line));
-  spdlog::log(level_of(level), line);
+  const std::string text = io::printable(line);
+  if (const Sink sink = sink_of_lines) return sink(level, text);
+  spdlog::log(level_of(level), text);
 }
 
 }  // namespace ckptfs::log

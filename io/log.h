@@ -1,6 +1,6 @@
 // Log lines. fmt formats them and spdlog writes them where fs/cli/log.h has told it to, unless another sink takes them
 // (in the library for other programs); spdlog's headers are left to log.cc, since each source that sees them takes five
-// seconds longer to compile.
+// seconds longer to compile. Control characters are escaped (io/printable.h), so that no name makes a line of its own.
 //
 // Thread safety: all of it.
 #pragma once

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstdio>
 
+#include "io/printable.h"
+
 namespace ckptfs::fs::cli {
 namespace {
 
@@ -56,13 +58,7 @@ std::string counted(uint64_t count, const std::string& singular, const std::stri
   return std::to_string(count) + " " + (plural.empty() ? singular + "s" : plural);
 }
 
-std::string printable(const std::string& text) {
-  std::string result = text;
-  for (char& c : result) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  }
-  return result;
-}
+std::string printable(const std::string& text) { return io::printable(text); }
 
 std::string coloured(const std::string& text, Colour colour) {
   switch (colour) {

@@ -14,7 +14,7 @@ std::string human_age(int64_t seconds);      // "5 s", "3 min", "2 h", "4 d"
 std::string counted(uint64_t count, const std::string& singular,
                     const std::string& plural = {});  // "1 file", "2 files"
 
-// Names come from whoever made them: control characters, which a terminal would obey, become '?'.
+// Names come from whoever made them: control characters, which a terminal would obey, are escaped (io/printable.h).
 std::string printable(const std::string& text);
 
 enum class Colour { none, green, yellow, red };

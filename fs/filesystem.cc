@@ -3,6 +3,7 @@
 #include <fmt/chrono.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <ctime>
 #include <utility>
 
@@ -142,9 +143,32 @@ Result<> Filesystem::clear_privileges(meta::InodeNumber inode, const meta::Calle
   TRY_ASSIGN(const meta::InodeRecord record, tree.inode(inode));
   if (record.is_dir() || !has_privileges(record.mode)) return success();
   meta::AttributeChange change;
-  change.mode = without_privileges(record.mode) & 07777u;
+  change.mode = without_privileges(record.mode, caller.gid == record.gid) & 07777u;
   TRY(tree.change_attributes(inode, change));
+  if (!has_privileges(*change.mode)) privileges.end(inode);
   files.invalidate(inode);
+  return success();
+}
+
+void Filesystem::clear_privileges_if_written(meta::InodeNumber inode) {
+  const auto since = privileges.since(inode);
+  if (!since) return;
+  const auto attributes = tree.attributes(inode);
+  if (!attributes) return privileges.end(inode);
+  const timespec& mtime = attributes.value().stat.st_mtim;
+  if (mtime.tv_sec == since->tv_sec && mtime.tv_nsec == since->tv_nsec) return;
+  privileges.end(inode);
+  constexpr uint32_t kAnybody = UINT32_MAX;  // who wrote nobody knows
+  if (const auto cleared = clear_privileges(inode, {kAnybody, kAnybody, 0}); !cleared) {
+    log::error("{}: suid and sgid stay, though it was written to: {}", tree.path_of(inode), cleared.error().message());
+  }
+}
+
+Result<> Filesystem::watch_privileges(meta::InodeNumber inode) {
+  TRY_ASSIGN(const meta::Attributes attributes, tree.attributes(inode));
+  if (!attributes.record.is_live_file()) return success();
+  if (files.open_for_writing(inode)) wait_for_next_tick(attributes.stat.st_mtim);
+  privileges.begin(inode, attributes.stat.st_mtim);
   return success();
 }
 

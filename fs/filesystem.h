@@ -6,6 +6,7 @@
 
 #include <fuse_lowlevel.h>
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -20,6 +21,7 @@
 #include "fs/notifications.h"
 #include "fs/open_files.h"
 #include "fs/open_modes.h"
+#include "fs/privilege_watch.h"
 #include "fs/removals.h"
 #include "fs/rotation.h"
 #include "fs/save_history.h"
@@ -67,11 +69,13 @@ class Filesystem {
   ViewFiles view_files;
   Handles<ViewHandle> view_handles;
   ControlXattrs control;
+  PrivilegeWatch privileges;
   meta::Caretaker caretaker;
   StepFactsFinder step_facts;
   Removals removals;
   Rotation rotation;
   SaveHistory saves;
+  std::atomic<bool> leaving{false};  // no request of the kernel is served any more: nothing is to be waited for
   std::mutex allocating;  // so that space is not promised twice: held while it is checked for and allocated; a leaf
 
   // How long the kernel may believe these attributes. A live file's, while anybody writes it past the daemon, not at
@@ -90,6 +94,10 @@ class Filesystem {
   // A change of the content by one who may not keep suid and sgid clears them; the kernel leaves that to us
   // (FUSE_HANDLE_KILLPRIV_V2). The mode of a file that is being written must not stay as it was: a failure is an error.
   Result<> clear_privileges(meta::InodeNumber inode, const meta::Caller& caller);
+  // Likewise for writes past the daemon to a file that is watched: to be called before its attributes are told.
+  void clear_privileges_if_written(meta::InodeNumber inode);
+  // Before a file gets suid or sgid.
+  Result<> watch_privileges(meta::InodeNumber inode);
 
   // Has the kernel read and write by itself what `descriptor` is of; the backing id to tell it when such a file is
   // opened, 0 where this mount has no passthrough. A refusal is counted and logged here.

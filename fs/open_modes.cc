@@ -22,11 +22,11 @@ io::DirectAlignment OpenModes::own_alignment() const {
   return {std::max(alignment.memory, kSector), std::max(alignment.offset, kSector)};
 }
 
-bool has_privileges(uint32_t mode) { return without_privileges(mode) != mode; }
+bool has_privileges(uint32_t mode) { return (mode & (S_ISUID | S_ISGID)) != 0; }
 
-uint32_t without_privileges(uint32_t mode) {
+uint32_t without_privileges(uint32_t mode, bool in_group) {
   uint32_t result = mode & ~static_cast<uint32_t>(S_ISUID);
-  if ((mode & S_IXGRP) != 0) result &= ~static_cast<uint32_t>(S_ISGID);
+  if ((mode & S_IXGRP) != 0 || !in_group) result &= ~static_cast<uint32_t>(S_ISGID);
   return result;
 }
 

@@ -30,8 +30,9 @@ struct OpenModes {
 
 inline bool opens_for_writing(int flags) { return (flags & O_ACCMODE) != O_RDONLY; }
 
-// Are there bits that a write by another than root has to clear (suid; sgid where the group may execute)?
+// Are there bits that a write by another than root may have to clear (suid, sgid)?
 bool has_privileges(uint32_t mode);
-uint32_t without_privileges(uint32_t mode);
+// The mode after such a write. sgid on a file that its group cannot execute stays if the writer is in that group.
+uint32_t without_privileges(uint32_t mode, bool in_group);
 
 }  // namespace ckptfs::fs

@@ -14,6 +14,7 @@ namespace {
 
 void op_getattr(fuse_req_t req, fuse_ino_t inode, fuse_file_info*) {
   const Reply reply(req, Operation::getattr, inode);
+  reply.fs().clear_privileges_if_written(inode);
   const auto attributes = reply.fs().tree.attributes(inode);
   if (!attributes) return reply.error(attributes.error());
   reply.attributes(attributes.value());
@@ -48,16 +49,28 @@ bool is_empty(const meta::AttributeChange& change) {
 }
 
 // A new owner, or a new size set by one who may not keep them, takes suid and sgid away.
-Result<> clear_privileges(Filesystem& fs, meta::InodeNumber inode, int valid, meta::AttributeChange& change) {
+Result<> clear_privileges(Filesystem& fs, meta::InodeNumber inode, int valid, const meta::Caller& caller,
+                          meta::AttributeChange& change) {
   const bool by_owner = (valid & (FUSE_SET_ATTR_UID | FUSE_SET_ATTR_GID)) != 0;
   const bool by_size = (valid & FUSE_SET_ATTR_SIZE) != 0 && (valid & FUSE_SET_ATTR_KILL_SUID) != 0;
   if (change.mode || (!by_owner && !by_size)) return success();
   TRY_ASSIGN(const meta::InodeRecord record, fs.tree.inode(inode));
-  if (!record.is_dir() && has_privileges(record.mode)) change.mode = without_privileges(record.mode) & 07777u;
+  if (record.is_dir() || !has_privileges(record.mode)) return success();
+  change.mode = without_privileges(record.mode, by_owner || caller.gid == record.gid) & 07777u;
   return success();
 }
 
-Result<meta::Attributes> set_attributes(Filesystem& fs, meta::InodeNumber inode, const struct stat& wanted, int valid) {
+// The file is watched before it has suid or sgid, and for as long as somebody has it open for writing.
+Result<> change_attributes(Filesystem& fs, meta::InodeNumber inode, const meta::AttributeChange& change) {
+  const bool gives_privileges = change.mode && has_privileges(*change.mode);
+  if (gives_privileges) TRY(fs.watch_privileges(inode));
+  const auto changed = fs.tree.change_attributes(inode, change);
+  if (gives_privileges && !fs.files.open_for_writing(inode)) fs.privileges.end(inode);
+  return changed;
+}
+
+Result<meta::Attributes> set_attributes(Filesystem& fs, meta::InodeNumber inode, const meta::Caller& caller,
+                                        const struct stat& wanted, int valid) {
   constexpr int kOfBlob = FUSE_SET_ATTR_SIZE | FUSE_SET_ATTR_MTIME | FUSE_SET_ATTR_MTIME_NOW | FUSE_SET_ATTR_ATIME |
                           FUSE_SET_ATTR_ATIME_NOW;
   if ((valid & kOfBlob) != 0) TRY(fs.adoptions.cut(inode));
@@ -72,15 +85,15 @@ Result<meta::Attributes> set_attributes(Filesystem& fs, meta::InodeNumber inode,
     if (wanted.st_size == 0) fs.write_errors.clear(inode);
   }
   meta::AttributeChange change = requested_change(wanted, valid);
-  TRY(clear_privileges(fs, inode, valid, change));
-  if (!is_empty(change)) TRY(fs.tree.change_attributes(inode, change));
+  TRY(clear_privileges(fs, inode, valid, caller, change));
+  if (!is_empty(change)) TRY(change_attributes(fs, inode, change));
   return fs.tree.attributes(inode);
 }
 
 void op_setattr(fuse_req_t req, fuse_ino_t inode, struct stat* wanted, int valid, fuse_file_info*) {
   const Reply reply(req, Operation::setattr, inode);
   const auto work = [reply, wanted = *wanted, valid] {
-    const auto attributes = set_attributes(reply.fs(), reply.inode(), wanted, valid);
+    const auto attributes = set_attributes(reply.fs(), reply.inode(), reply.caller(), wanted, valid);
     if (!attributes) return reply.error(attributes.error());
     reply.attributes(attributes.value());
   };

@@ -57,7 +57,7 @@ void op_write(fuse_req_t req, fuse_ino_t inode, const char* data, size_t size, o
   const Reply reply(req, Operation::write, inode);
   const Handle& handle = Handles<Handle>::get(info->fh);
   if (!handle.data) return reply.error(Error(EIO, "a write of a passthrough open came to the daemon"));
-  if (handle.clears_privileges) {
+  if (handle.clears_privileges || reply.fs().privileges.since(inode)) {
     if (const auto cleared = reply.fs().clear_privileges(inode, reply.caller()); !cleared) {
       return reply.error(cleared.error());
     }

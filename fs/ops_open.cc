@@ -52,7 +52,10 @@ void end_handle(Filesystem& fs, std::unique_ptr<Handle> handle) {
   handle.reset();
   if (adoption) fs.adoptions.closed(adoption);
   if (writing && fs.modes.passthrough) fs.mapped_files.closed(file->inode, descriptor);
-  if (fs.files.end(file, writing)) fs.tree.finished_writing(file->inode);
+  if (!fs.files.end(file, writing)) return;
+  fs.tree.finished_writing(file->inode);
+  fs.clear_privileges_if_written(file->inode);
+  fs.privileges.end(file->inode);
 }
 
 Result<std::unique_ptr<DataPath>> make_data_path(Filesystem& fs, const OpenFile& file, int shared, int flags) {
@@ -143,12 +146,12 @@ void begin_adoption(Filesystem& fs, const OpenFile& file, const meta::InodeRecor
 // what the file is called, if it was made or is emptied by this open.
 Result<std::unique_ptr<Handle>> open_file(Filesystem& fs, meta::InodeNumber inode, const meta::Caller& caller,
                                           fuse_file_info& info, const std::optional<std::string>& empty_name) {
+  const bool writing = opens_for_writing(info.flags);
+  TRY_ASSIGN(auto claim, fs.descriptors.take(caller.uid, kDescriptorsOfAnOpen));
+  PendingOpen pending(fs, inode, writing);  // counted before its mode is looked at (fs/privilege_watch.h)
   TRY_ASSIGN(const meta::InodeRecord record, fs.tree.inode(inode));
   if (!record.is_regular()) return Error(record.is_dir() ? EISDIR : ENXIO);
   if (fs.tree.is_damaged(inode)) return Error(EIO, "damaged: its blob is missing or short (see `ckptfs status`)");
-  const bool writing = opens_for_writing(info.flags);
-  TRY_ASSIGN(auto claim, fs.descriptors.take(caller.uid, kDescriptorsOfAnOpen));
-  PendingOpen pending(fs, inode, writing);
   if (fs.adoptions.knows(inode)) TRY(end_adoption(fs, pending.file(), writing));
   if (writing) TRY(fs.tree.prepare_writing(inode, caller, fs.owed_by_others(inode)));
   if ((info.flags & O_TRUNC) != 0) {

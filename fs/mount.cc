@@ -244,6 +244,7 @@ Result<> Mount::run() {
   Result<> looped = internals_->session->loop();
   bool dirty = !looped || internals_->session->was_forced() || connection_was_cut(internals_->options.mountpoint);
   internals_->session->release();
+  fs.leaving = true;
   fs.step_facts.stop();  // who looks at steps ends
   if (internals_->options.before_close) internals_->options.before_close();
   fs.rotation.stop();

@@ -21,7 +21,10 @@ namespace {
 
 using nlohmann::json;
 
-// A close reaches the daemon behind the call that made it.
+using Clock = std::chrono::steady_clock;
+
+// A close reaches the daemon behind the call that made it. One request waits no longer for all its files together, so
+// that nobody can hold up an unmount.
 constexpr auto kCloseWait = std::chrono::seconds(5);
 constexpr auto kCloseLook = std::chrono::milliseconds(1);
 
@@ -86,10 +89,10 @@ Result<json> begin(Filesystem& fs, const Peer& peer, const json& arguments) {
   return json{{"path", fs.tree.path_of(folder)}};
 }
 
-// Until nobody can write to the file, or for a while: what is then still written to, freeze_files() deals with.
-Result<> wait_for_writers(const Filesystem& fs, meta::InodeNumber file) {
-  const auto end = std::chrono::steady_clock::now() + kCloseWait;
-  while (std::chrono::steady_clock::now() < end) {
+// Until nobody can write to the file, or until `end`, or until the mount ends: what is then still written to,
+// freeze_files() deals with.
+Result<> wait_for_writers(const Filesystem& fs, meta::InodeNumber file, Clock::time_point end) {
+  while (Clock::now() < end && !fs.leaving) {
     if (!fs.files.open_for_writing(file)) {
       TRY_ASSIGN(const io::Fd blob, fs.tree.open_blob(file, O_RDONLY));
       TRY_ASSIGN(const bool written, io::has_writer(blob.get()));
@@ -111,15 +114,18 @@ Result<> check_attempt_of(const meta::Tree& tree, const Credentials& who, meta::
 }
 
 Result<json> freeze(Filesystem& fs, const Peer& peer, const json& arguments) {
+  const auto end = Clock::now() + kCloseWait;
   std::vector<meta::InodeNumber> files;
   for (const auto& path : arguments.at("paths").get<std::vector<std::string>>()) {
     TRY_ASSIGN(const meta::InodeNumber folder,
                resolve_as(fs.tree, peer.credentials, path.substr(0, path.rfind('/')), kWrite | kSearch));
     TRY(check_attempt_of(fs.tree, peer.credentials, folder));
     TRY_ASSIGN(const meta::InodeNumber file, resolve_as(fs.tree, peer.credentials, path, kWrite));
-    TRY(wait_for_writers(fs, file));
     files.push_back(file);
   }
+  std::ranges::sort(files);
+  files.erase(std::ranges::unique(files).begin(), files.end());
+  for (const meta::InodeNumber file : files) TRY(wait_for_writers(fs, file, end));
   TRY(meta::freeze_files(fs.store, files));
   for (const meta::InodeNumber file : files) fs.files.invalidate(file);
   return json::object();
@@ -127,9 +133,12 @@ Result<json> freeze(Filesystem& fs, const Peer& peer, const json& arguments) {
 
 // A manifest that a rank has closed a moment ago counts as closed; what others still write is not waited for.
 Result<> wait_for_manifests(const Filesystem& fs, meta::InodeNumber folder) {
+  const auto end = Clock::now() + kCloseWait;
   TRY_ASSIGN(const auto entries, fs.tree.list(folder));
   for (const meta::DirectoryEntry& entry : entries) {
-    if (entry.type == S_IFREG && meta::formats::is_manifest_name(entry.name)) TRY(wait_for_writers(fs, entry.inode));
+    if (entry.type == S_IFREG && meta::formats::is_manifest_name(entry.name)) {
+      TRY(wait_for_writers(fs, entry.inode, end));
+    }
   }
   return success();
 }

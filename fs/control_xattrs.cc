@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "fs/control/commands.h"
+#include "fs/control/walk.h"
 #include "fs/filesystem.h"
 #include "io/log.h"
 #include "meta/accounting.h"
@@ -72,7 +73,7 @@ Result<std::string> ControlXattrs::get(meta::InodeNumber inode, const std::strin
   if (name == "state") return state(inode);
   if (meta::is_policy_rule(name)) return rule(inode, name);
   if (name.starts_with(kMetric)) return fs_.tree.xattr(inode, std::string(kPrefix) + name);
-  if (name == "identical_to") return identical_to(inode);
+  if (name == "identical_to") return identical_to(inode, peer);
   if (name.starts_with(kBytes)) return bytes(inode, name);
   return unknown(name);
 }
@@ -139,23 +140,32 @@ Result<> ControlXattrs::set_metric(meta::InodeNumber step, const std::string& na
   return fs_.tree.sync();
 }
 
-// Of a step: the one made before it, if all tensors are the same. Of a file in a step: likewise, of that file.
-Result<std::string> ControlXattrs::identical_to(meta::InodeNumber inode) const {
+// Of a step: the one made before it, if all tensors are the same. Of a file in a step: likewise, of that file. Told to
+// who may read both only.
+Result<std::string> ControlXattrs::identical_to(meta::InodeNumber inode, const Peer& peer) const {
   TRY_ASSIGN(const auto place, meta::place_of(fs_.tree, inode));
   if (!place) return Error(ENODATA);
   TRY_ASSIGN(const auto steps, meta::neighbours(fs_.tree, place->series, place->step));
   if (!steps.before) return Error(ENODATA);
-  TRY_ASSIGN(const meta::Sameness sameness, sameness_with(*place, inode, *steps.before));
+  TRY_ASSIGN(const meta::Sameness sameness, sameness_with(*place, inode, *steps.before, peer));
   if (sameness != meta::Sameness::same) return Error(ENODATA);
   const std::string path = fs_.tree.path_of(*steps.before);
   return path.substr(path.rfind('/') + 1);
 }
 
 Result<meta::Sameness> ControlXattrs::sameness_with(const meta::Place& place, meta::InodeNumber inode,
-                                                    meta::InodeNumber before) const {
+                                                    meta::InodeNumber before, const Peer& peer) const {
+  const auto may_read_all = [&](meta::InodeNumber top) {
+    return files_below(fs_.tree, peer.credentials, top, "", kRead).has_value();
+  };
+  TRY_ASSIGN(const bool may_reach_it, meta::may_reach(fs_.tree, peer.credentials, before, kSearch));
+  if (!may_reach_it || !may_read_all(inode)) return meta::Sameness::unknown;
+  if (place.path.empty() && !may_read_all(before)) return meta::Sameness::unknown;
   if (place.path.empty()) return meta::compare_tensors(fs_.store, inode, before);
   const auto other = meta::file_at(fs_.tree, before, place.path);
   if (!other) return meta::Sameness::different;
+  TRY_ASSIGN(const bool may_read_other, meta::may_reach(fs_.tree, peer.credentials, *other, kRead));
+  if (!may_read_other) return meta::Sameness::unknown;
   return meta::compare_files(fs_.store, inode, *other);
 }
 
@@ -196,9 +206,9 @@ void ControlXattrs::set(meta::InodeNumber inode, const std::string& name, const 
       return success();
     });
   } else if (name == "seal") {
-    in_background(inode, peer, done, [this, inode, value]() -> Result<> {
+    in_background(inode, peer, done, [this, inode, value, peer]() -> Result<> {
       if (value != "1") return Error(EINVAL, "a seal is for good: the value is 1");
-      return seal(inode);
+      return seal_as(inode, peer);
     });
   } else if (name == "pin") {
     in_background(inode, peer, done, [this, inode, value]() -> Result<> {
@@ -255,6 +265,13 @@ Result<> ControlXattrs::set_source(meta::InodeNumber series, const std::string& 
   TRY_ASSIGN(const meta::InodeNumber source,
              resolve_as(fs_.tree, peer.credentials, inside_mount(path, fs_.options.mountpoint), kRead | kSearch));
   return meta::set_source(fs_.store, series, source);
+}
+
+Result<> ControlXattrs::seal_as(meta::InodeNumber step, const Peer& peer) {
+  TRY_ASSIGN(const meta::InodeRecord record, fs_.tree.inode(step));
+  if (peer.credentials.uid == 0 || peer.credentials.uid == record.uid) return seal(step);
+  return Error(
+      EPERM, fs_.tree.path_of(step) + ": only its owner (uid " + std::to_string(record.uid) + ") or root seals a step");
 }
 
 Result<> ControlXattrs::seal(meta::InodeNumber step) {

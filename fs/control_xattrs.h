@@ -59,11 +59,13 @@ class ControlXattrs {
                      std::function<Result<>()> work);
   Result<std::string> source(meta::InodeNumber series, const Peer& peer) const;
   Result<> set_source(meta::InodeNumber series, const std::string& path, const Peer& peer);
+  // As seal(), for its owner and for root: it takes from others what they may write there, for good.
+  Result<> seal_as(meta::InodeNumber step, const Peer& peer);
   Result<> set_metric(meta::InodeNumber step, const std::string& name, const std::string& value);
   Result<std::string> rule(meta::InodeNumber series, const std::string& name) const;
-  Result<std::string> identical_to(meta::InodeNumber inode) const;
-  Result<meta::Sameness> sameness_with(const meta::Place& place, meta::InodeNumber inode,
-                                       meta::InodeNumber before) const;
+  Result<std::string> identical_to(meta::InodeNumber inode, const Peer& peer) const;
+  Result<meta::Sameness> sameness_with(const meta::Place& place, meta::InodeNumber inode, meta::InodeNumber before,
+                                       const Peer& peer) const;
   Result<std::string> state(meta::InodeNumber inode) const;
   Result<std::string> bytes(meta::InodeNumber inode, const std::string& name) const;
   // Keeps the outcome for last_error.

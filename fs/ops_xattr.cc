@@ -13,6 +13,8 @@ namespace {
 bool is_control(std::string_view name) { return name.starts_with(ControlXattrs::kPrefix); }
 std::string control_name(std::string_view name) { return std::string(name.substr(ControlXattrs::kPrefix.size())); }
 bool is_unsupported(std::string_view name) { return name.starts_with("system."); }
+// The kernel keeps all but root from reading it; whether it is listed is left to the file system.
+bool is_trusted(std::string_view name) { return name.starts_with("trusted."); }
 
 // A size of 0 asks for the length.
 void answer(const Reply& reply, const std::string& value, size_t size) {
@@ -38,7 +40,9 @@ void op_setxattr(fuse_req_t req, fuse_ino_t inode, const char* name, const char*
 }
 
 // Which controls depend on who asks; the others are spared the look at who that is.
-bool depends_on_caller(std::string_view control) { return control == "source" || control == "last_error"; }
+bool depends_on_caller(std::string_view control) {
+  return control == "source" || control == "last_error" || control == "identical_to";
+}
 
 void answer_control(const Reply& reply, const std::string& name, size_t size) {
   const auto value = reply.fs().control.get(reply.inode(), name, depends_on_caller(name) ? reply.peer() : Peer());
@@ -82,8 +86,11 @@ void op_listxattr(fuse_req_t req, fuse_ino_t inode, size_t size) {
   const Reply reply(req, Operation::listxattr, inode);
   const auto names = reply.fs().tree.list_xattrs(inode);
   if (!names) return reply.error(names.error());
+  const bool may_see_all = reply.caller().uid == 0;
   std::string list;
-  for (const std::string& name : names.value()) list.append(name).push_back('\0');
+  for (const std::string& name : names.value()) {
+    if (may_see_all || !is_trusted(name)) list.append(name).push_back('\0');
+  }
   answer(reply, list, size);
 }
 

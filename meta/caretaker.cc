@@ -116,7 +116,7 @@ Result<Caretaker::Inventory> Caretaker::take_inventory() {
   TRY(store_.index().for_each_inode([&](InodeNumber number, const InodeRecord& record) -> Result<> {
     const bool swapped = record.is_live_file() && (record.flags & kSwap) != 0;
     if (record.is_regular() && record.nlink != 0 && !swapped) {
-      files.try_emplace(record.blob, File{record.blob, number});
+      files.try_emplace(record.blob, File{record.blob, number, record.uid});
     }
     return success();
   }));
@@ -134,7 +134,7 @@ Result<Caretaker::Inventory> Caretaker::take_inventory() {
         inventory.damaged.push_back(number);
         break;
       case DigestState::taken:
-        by_root_.emplace(first_bytes(record.digest.root), number);
+        by_root_.emplace(Root{first_bytes(record.digest.root), file->second.uid}, number);
         break;
     }
     inventory.digested.push_back(file->second);
@@ -168,7 +168,7 @@ Result<Taking> Caretaker::digest(const File& file) {
 
 Result<> Caretaker::share(const File& file) {
   TRY_ASSIGN(const BlobRecord record, store_.index().blob(file.blob));
-  const uint64_t key = first_bytes(record.digest.root);
+  const Root key{first_bytes(record.digest.root), file.uid};
   const auto [first, last] = by_root_.equal_range(key);
   const auto equal = std::find_if(first, last, [&](const auto& known) { return known.second != file.blob; });
   const std::optional<BlobNumber> twin = equal == last ? std::nullopt : std::optional(equal->second);
@@ -182,7 +182,7 @@ Result<> Caretaker::share(const File& file) {
     const auto other = step ? file_at(store_.tree(), *step, place->path) : std::nullopt;
     if (!other) continue;
     TRY_ASSIGN(const InodeRecord neighbour, store_.tree().inode(*other));
-    TRY(share_with(neighbour.blob, file.blob));
+    if (neighbour.uid == file.uid) TRY(share_with(neighbour.blob, file.blob));
   }
   return success();
 }
@@ -214,6 +214,8 @@ Result<> Caretaker::find_identical_steps() {
     TRY_ASSIGN(const InodeRecord record, store_.tree().inode(step.inode));
     TRY_ASSIGN(const NeighbourSteps near, neighbours(store_.tree(), record.parent, step.inode));
     if (!near.before) continue;
+    TRY_ASSIGN(const InodeRecord before, store_.tree().inode(*near.before));
+    if (before.uid != record.uid) continue;  // it would tell the one what the other holds
     TRY_ASSIGN(const Sameness sameness, compare_tensors(store_, step.inode, *near.before));
     if (sameness != Sameness::same) continue;
     const std::string path = step.series + "/" + step.tag;

@@ -57,6 +57,7 @@ class Caretaker {
   struct File {
     BlobNumber blob = 0;
     InodeNumber inode = 0;  // one of those that name the blob
+    uint32_t uid = 0;       // its owner
   };
   struct Inventory {
     std::vector<File> undigested;
@@ -71,6 +72,8 @@ class Caretaker {
   Result<bool> look_after(const File& file);
   Result<Taking> digest(const File& file);
   bool is_quiet(const File& file) const;
+  // Files of one owner share only: whether blocks are shared can be seen, and would tell who holds the one file what
+  // the other holds.
   Result<> share(const File& file);
   Result<> share_with(BlobNumber from, BlobNumber to);
   Result<> note_damaged(const std::vector<BlobNumber>& blobs);
@@ -86,10 +89,18 @@ class Caretaker {
   const CaretakerOptions options_;
 
   // The thread's own.
-  uint64_t version_ = 0;                                   // of the tree when all of it was looked at
-  bool postponed_ = false;                                 // some file was not quiet yet
-  Inventory inventory_;                                    // of the last round that looked
-  std::unordered_multimap<uint64_t, BlobNumber> by_root_;  // the first bytes of each root
+  uint64_t version_ = 0;    // of the tree when all of it was looked at
+  bool postponed_ = false;  // some file was not quiet yet
+  Inventory inventory_;     // of the last round that looked
+  struct Root {
+    uint64_t first_bytes = 0;
+    uint32_t uid = 0;
+    bool operator==(const Root&) const = default;
+  };
+  struct RootHash {
+    size_t operator()(const Root& root) const { return root.first_bytes ^ root.uid; }
+  };
+  std::unordered_multimap<Root, BlobNumber, RootHash> by_root_;
   std::set<InodeNumber> judged_;  // steps whose tensors were compared with those of the step before
   BlobNumber scrubbed_ = 0;       // the scrub goes on behind it
   double scrub_credit_ = 0;       // bytes that may be read

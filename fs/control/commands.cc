@@ -59,14 +59,27 @@ Result<std::vector<meta::StepInfo>> steps_at(meta::Store& store, meta::InodeNumb
   return Error(EINVAL, path + ": neither a series nor a step; `ckptfs ls` without a path lists all");
 }
 
+// What is in a step, and how much, is told to who may list it.
+void erase_unreadable(const meta::Tree& tree, const Credentials& who, std::vector<meta::StepInfo>& steps) {
+  std::erase_if(steps, [&](const meta::StepInfo& step) {
+    const auto record = tree.inode(step.inode);
+    return record && !may_access(who, record.value(), kRead | kSearch);
+  });
+}
+
 // The steps at `path` that the caller may see.
 Result<std::vector<meta::StepInfo>> visible_steps(meta::Store& store, const Peer& peer, const std::string& path) {
   const meta::Tree& tree = store.tree();
   TRY_ASSIGN(const meta::InodeNumber inode, resolve_as(tree, peer.credentials, path, kRead | kSearch));
   const bool all = inode == meta::kRootInode;
-  if (!all) return steps_at(store, inode, path);
+  if (!all) {
+    TRY_ASSIGN(auto found, steps_at(store, inode, path));
+    erase_unreadable(tree, peer.credentials, found);
+    return found;
+  }
   TRY_ASSIGN(auto steps, meta::list_steps(store));
   std::map<std::string, bool> readable;
+  erase_unreadable(tree, peer.credentials, steps);
   std::erase_if(steps, [&](const meta::StepInfo& step) {
     auto known = readable.find(step.series);
     if (known == readable.end()) {
@@ -195,6 +208,34 @@ Result<json> show(Filesystem& fs, const Peer& peer, const std::string& path) {
   return json{{"step", listed.at("steps").at(0)}, {"files", std::move(rows)}};
 }
 
+// Does this line, which names a path and perhaps says more behind ": ", name one that `who` can list?
+bool names_visible_path(const meta::Tree& tree, const Credentials& who, const std::string& line) {
+  for (size_t end = line.find(": ");; end = line.find(": ", end + 1)) {
+    const std::string path = line.substr(0, end);
+    const bool may_list = resolve_as(tree, who, path.substr(0, path.rfind('/')), kRead | kSearch).has_value();
+    if (may_list && resolve_as(tree, who, path, 0)) return true;
+    if (end == std::string::npos) return false;
+  }
+}
+
+// Without the lines about what `who` cannot see.
+json status_for(const meta::Tree& tree, const Credentials& who, json status) {
+  if (who.uid == 0) return status;
+  const auto keep_visible = [&](json& lines) {
+    json kept = json::array();
+    for (json& line : lines) {
+      const auto& text = line.get_ref<const std::string&>();
+      if (!text.starts_with('/') || names_visible_path(tree, who, text)) kept.push_back(std::move(line));
+    }
+    lines = std::move(kept);
+  };
+  keep_visible(status["warnings"]);
+  keep_visible(status["care"]["damaged"]);
+  keep_visible(status["care"]["identical"]);
+  keep_visible(status["rotation"]["held"]);
+  return status;
+}
+
 Result<json> save(Mount& mount, const Peer& peer, const json& arguments) {
   const std::string series = arguments.value("series", "/steps");
   TRY(resolve_as(mount.store().tree(), peer.credentials, series, kWrite | kSearch));
@@ -231,7 +272,7 @@ Result<meta::InodeNumber> resolve_as(const meta::Tree& tree, const Credentials& 
 void add_commands(ControlServer& server, Mount& mount) {
   server.add("status", ControlServer::Pace::quick, [&mount](const Peer& peer, const json&) -> Result<json> {
     TRY(resolve_as(mount.store().tree(), peer.credentials, "/", kRead | kSearch));
-    return mount.status();
+    return status_for(mount.store().tree(), peer.credentials, mount.status());
   });
   server.add("ls", ControlServer::Pace::slow, [&mount](const Peer& peer, const json& arguments) -> Result<json> {
     return list(mount.filesystem(), peer, arguments.value("path", "/"));

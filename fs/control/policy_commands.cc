@@ -16,9 +16,13 @@ int64_t seconds_of(meta::WallTime time) {
   return std::chrono::duration_cast<std::chrono::seconds>(time.time_since_epoch()).count();
 }
 
-json to_json(const std::string& series, const SeriesJudgement& found, const meta::PolicyText& rules) {
+// Of the steps those that `who` may list: what is in a step, and what it lacks, is told to nobody else.
+json to_json(const meta::Tree& tree, const Credentials& who, const std::string& series, const SeriesJudgement& found,
+             const meta::PolicyText& rules) {
   json steps = json::array(), others = json::array();
   for (size_t at = 0; at < found.look.steps.size(); ++at) {
+    const auto record = tree.inode(found.look.steps[at].inode);
+    if (record && !may_access(who, record.value(), kRead | kSearch)) continue;
     steps.push_back(judged_step(found.look.steps[at], found.judgement.decisions[at]));
   }
   for (const NoStep& other : found.look.others) others.push_back({{"name", other.name}, {"reason", other.reason}});
@@ -63,7 +67,7 @@ Result<json> policy(Filesystem& fs, const Peer& peer, const json& arguments) {
     }
   }
   TRY_ASSIGN(const SeriesJudgement found, fs.rotation.look(series, rules));
-  return to_json(fs.tree.path_of(series), found, rules);
+  return to_json(fs.tree, peer.credentials, fs.tree.path_of(series), found, rules);
 }
 
 // Whoever might remove all that is in it by `rm -r`.

@@ -1,11 +1,12 @@
 """A hostile user of the mount: knows every door (control socket, xattrs, views, names, descriptors, copies, HTTP) and
 each promise that docs/security.md makes, and tries all of them beside a victim.
 
-    with ground(mount) as ...:      what the two of them have (made by root)
-    attempts()                      each a function of an Attacker; raises Harm where it got what it must not get
+    make_ground(root)       what the two of them have (made by root)
+    ATTEMPTS                each a function of an Attacker; raises Harm where it got what it must not get
+    play(...)               all of them at random
 
-An attempt runs in a process of the attacker's own (tests/posix/test_hostile runs each once, and then all of them at
-random while the victim works). Refusals are what it expects: whatever errno they have, they are no failure.
+An attempt runs in a process of the attacker's own, whose working directory is the mount. Refusals are what it expects:
+whatever errno they have, they are no failure.
 """
 
 import array
@@ -15,7 +16,6 @@ import fcntl
 import json
 import os
 import random
-import re
 import shutil
 import socket
 import stat
@@ -23,7 +23,7 @@ import struct
 import time
 
 from checking import noise, read, write
-from mounting import KIB, MIB
+from mounting import KIB, MIB, wait_until
 
 ATTACKER, VICTIM = 5001, 5002
 FICLONE = 0x40049409
@@ -91,8 +91,14 @@ def make_ground(root):
     shared = make_folder(root / "shared", VICTIM, 0o1777)  # a series that all may save into
     old = make_folder(shared / "global_step1", VICTIM, 0o755)
     make_file(old / "notes.txt", b"the victim's", VICTIM, 0o644)
+    common = make_folder(shared / "global_step4", VICTIM, 0o777)
+    make_file(common / "notes.txt", b"the victim's", VICTIM, 0o644)
+    closed = make_folder(shared / "global_step5", VICTIM, 0o700)
+    make_file(closed / "trainer_state.json", b"{}", VICTIM, 0o644)
     half = make_folder(shared / "global_step2", VICTIM, 0o755)
-    make_file(half / "weights.bin", SECRET, VICTIM, 0o600)
+    make_file(half / "weights.bin", secret_bytes(30), VICTIM, 0o600)
+    make_file(half / "trainer_state.json", b"{}", VICTIM, 0o644)
+    os.setxattr(victim / "open", "trusted.mine", b"1")
 
 
 # --- the attacker
@@ -125,6 +131,9 @@ class Attacker:
                 for _, _, given in ancillary:
                     descriptors.frombytes(given[: len(given) // 4 * 4])
         answer = json.loads(text)
+        if answer.get("errno") == errno.EUSERS:  # the attacker's other processes hold all that one user gets
+            time.sleep(0.01)
+            return self.ask(command, **arguments)
         given = json.dumps(arguments)
         if NAME.encode() in text and NAME not in given:
             raise Harm(f"{command} {given} told a private name: {text[:2000]}")
@@ -150,8 +159,12 @@ class Attacker:
     def owed(self):
         return self.ask("status")[0]["result"]["space"]["owed"]
 
+    def care(self):
+        return self.ask("status")[0]["result"]["care"]
+
 
 ATTEMPTS = []
+DATA_ATTEMPTS = []  # those that the open mode makes a difference to
 
 
 def attempt(function):
@@ -159,11 +172,16 @@ def attempt(function):
     return function
 
 
+def data_attempt(function):
+    DATA_ATTEMPTS.append(function)
+    return attempt(function)
+
+
 PRIVATE = f"/victim/{NAME}_run"
 OPEN = "/victim/open"
 
 
-@attempt
+@data_attempt
 def saves_what_it_may_not_read(me):
     series = me.fresh("loot")
     for source in (f"{PRIVATE}/zero_stage_3", None, f"{OPEN}/zero_stage_3"):
@@ -183,7 +201,7 @@ def saves_what_it_may_not_read(me):
     me.look_for_secrets(series)
 
 
-@attempt
+@data_attempt
 def makes_the_victim_owe(me):
     """Blocks that are shared with a live swap file have to be allocated anew by its owner."""
     before = me.owed()
@@ -241,3 +259,231 @@ def commits_into_a_step_of_the_victims(me):
     if os.path.exists("shared/global_step1/planted"):
         raise Harm("a commit into a step of the victim's")
     shutil.rmtree(folder[1:])
+
+
+# --- looking
+
+
+@attempt
+def asks_for_what_is_private(me):
+    """Each command, on each private path and on what lies above it."""
+    step = f"{PRIVATE}/{NAME}_steps/checkpoint-5-{NAME}"
+    for path in (PRIVATE, f"{PRIVATE}/{NAME}_steps", step, f"{step}/model.safetensors", "/shared/global_step2/weights.bin"):
+        for command in ("ls", "du", "show", "verify", "policy", "rm"):
+            answer, _ = me.ask(command, path=path)
+            if answer["ok"]:
+                raise Harm(f"{command} {path}: {answer}")
+        for writing in (False, True):
+            answer, descriptors = me.ask("blobs", paths=[path], write=writing)
+            if descriptors:
+                raise Harm(f"a descriptor of {path}")
+        for command in ("freeze", "begin", "commit", "diff"):
+            answer, _ = me.ask(
+                command, paths=[path], path=path, series=path, tag="t", attempt="a", world_size=1, first=path, second=step
+            )
+            if answer["ok"]:
+                raise Harm(f"{command} {path}: {answer}")
+    for command in ("status", "ls", "du", "verify"):
+        me.ask(command)
+    for command in ("ls", "policy"):
+        for row in me.ask(command, path="/shared")[0]["result"]["steps"]:
+            if row["tag"] == "global_step5":
+                raise Harm(f"{command} tells of a step that may not be listed: {row}")
+
+
+@attempt
+def reads_views_of_private_steps(me):
+    for path in (f"views{PRIVATE}/{NAME}_steps/checkpoint-5-{NAME}", f"views{PRIVATE}", f"views{PRIVATE}/{NAME}_steps"):
+        with contextlib.suppress(OSError):
+            raise Harm(f"{path}: {os.listdir(path)}")
+        for name in ("model.bf16.safetensors", "manifest.json"):
+            with contextlib.suppress(OSError):
+                raise Harm(f"{path}/{name}: {read(f'{path}/{name}')[:100]}")
+    me.look_for_secrets("views")
+
+
+@attempt
+def reads_and_writes_as_the_kernel_forbids(me):
+    for path in (PRIVATE[1:], f"{PRIVATE[1:]}/zero_stage_3", "shared/global_step2/weights.bin"):
+        for try_it in (
+            lambda path=path: os.listdir(path),
+            lambda path=path: read(path),
+            lambda path=path: os.chmod(path, 0o777),
+            lambda path=path: os.rename(path, "attacker/taken"),
+            lambda path=path: os.unlink(path),
+            lambda path=path: os.rmdir(path),
+            lambda path=path: os.link(path, "attacker/linked"),
+            lambda path=path: os.truncate(path, 0),
+        ):
+            with contextlib.suppress(OSError):
+                try_it()
+                raise Harm(f"{path} was within reach")
+    with contextlib.suppress(OSError):
+        os.setxattr("shared/global_step4", "user.ckptfs.seal", b"1")
+        raise Harm("it sealed a step of the victim's")
+    for path in ("victim", "shared/global_step1", "shared/global_step1/notes.txt", "shared", "victim/open", "."):
+        for name in ("seal", "pin", "save", "source", "keep_last", "metric.loss", "user.mine"):
+            value = {"source": b"/victim/open/zero_stage_3", "save": b"t"}.get(name, b"1")
+            with contextlib.suppress(OSError):
+                os.setxattr(path, f"user.ckptfs.{name}" if "mine" not in name else name, value)
+                raise Harm(f"{name} was set on {path}")
+            with contextlib.suppress(OSError):
+                os.removexattr(path, f"user.ckptfs.{name}")
+                raise Harm(f"{name} was taken from {path}")
+
+
+CONTROLS = ("source", "last_error", "write_error", "state", "seal", "pin", "identical_to", "keep_last", "metric.loss",
+            "bytes.apparent", "bytes.exclusive", "bytes.shared", "socket", "save")
+
+
+@attempt
+def reads_every_control(me):
+    for path in (".", "shared", "shared/global_step1", "shared/global_step2", "victim", "victim/open", "views"):
+        for name in CONTROLS:
+            with contextlib.suppress(OSError):
+                if NAME.encode() in os.getxattr(path, f"user.ckptfs.{name}"):
+                    raise Harm(f"{name} of {path} told a private name")
+
+
+@attempt
+def lists_what_only_root_may_see(me):
+    names = os.listxattr("victim/open")
+    if any(name.startswith("trusted.") for name in names):
+        raise Harm(f"listed: {names}")
+
+
+# --- guesses about what others hold
+
+
+@attempt
+def asks_whether_a_private_file_holds_this(me):
+    """A step beside the victim's with a guess of its weights: neither xattr nor blocks may tell that it is right."""
+    mine = f"shared/global_step3-{os.getpid()}"
+    os.mkdir(mine)
+    try:
+        write(f"{mine}/trainer_state.json", b"{}")
+        digested = me.care()["digested_files"]
+        write(f"{mine}/weights.bin", secret_bytes(30))
+        if me.alone:
+            wait_until("digests of both files", lambda: me.care()["digested_files"] > digested, 30)
+            wait_until("the look at all", lambda: me.care()["waiting_files"] == 0, 30)
+        for name in (f"{mine}/weights.bin", mine):
+            with contextlib.suppress(OSError):
+                raise Harm(f"identical to {os.getxattr(name, 'user.ckptfs.identical_to')}")
+        if int(os.getxattr(f"{mine}/weights.bin", "user.ckptfs.bytes.shared")) != 0:
+            raise Harm("blocks are shared with a private file")
+        if any(mine in step for step in me.care()["identical"]):
+            raise Harm("status says that the step is identical to a private one")
+    finally:
+        shutil.rmtree(mine)
+
+
+# --- names and words
+
+
+@attempt
+def forges_lines_in_the_log(me):
+    folder = me.fresh("lines\n[2026-01-01 00:00:00.000] [ckptfs] [error] FORGED\x1b[2J\u009b31m")
+    os.mkdir(f"{folder}/zero_stage_3")
+    me.ask("save", series=f"/{folder}", tag="global_step1")
+    with contextlib.suppress(OSError):
+        os.setxattr(folder, "user.ckptfs.source", b"/no\nFORGED too")
+    with contextlib.suppress(OSError):
+        os.open(f"views/{folder}/manifest.json", os.O_RDWR)
+    shutil.rmtree(folder)
+
+
+# --- descriptors and modes
+
+
+@data_attempt
+def keeps_privileges_through_a_write(me):
+    path = f"{me.fresh('modes')}/tool"
+    for mode in (0o6777, 0o4755, 0o2775, 0o2666):
+        write(path, b"x" * 8192)
+        with open(path, "r+b", buffering=0) as earlier:
+            os.chmod(path, mode)
+            earlier.write(b"EVIL")
+            if os.stat(path).st_mode & stat.S_ISUID or (mode & stat.S_IXGRP and os.stat(path).st_mode & stat.S_ISGID):
+                raise Harm(f"{mode:o} survived a write through an older descriptor: {os.stat(path).st_mode:o}")
+        os.unlink(path)
+
+
+# --- standing in the way
+
+
+@attempt
+def holds_every_connection(me):
+    """Another user's requests are answered beside as many connections as one user gets."""
+    held = []
+    try:
+        with contextlib.suppress(OSError):
+            for _ in range(200):
+                held.append(me.connect())
+    finally:
+        for connection in held:
+            connection.close()
+
+
+@attempt
+def sends_nonsense(me):
+    for text in (b"[" * 400_000 + b"]" * 400_000, b'{"a":' * 100_000, b"\xff\xfe\0\n", b"null", b"{}", b'{"command": 1}', b'{"command": "x"}',
+                 b'{"command": "ls", "arguments": []}', b'{"command": "blobs", "arguments": {"paths": 7}}',
+                 b'{"command": "freeze", "arguments": {"paths": [null]}}'):
+        with me.connect() as connection, contextlib.suppress(OSError):
+            connection.sendall(text + b"\n")
+            connection.recv(1 << 16)
+    me.ask("status")
+
+
+@attempt
+def freezes_what_it_keeps_open(me):
+    folder = me.fresh("frozen")
+    answer, _ = me.ask("begin", series=f"/{folder}", tag="global_step1", attempt="a")
+    path = answer["result"]["path"]
+    with open(f"{path[1:]}/x", "wb") as opened:
+        opened.write(b"x")
+        connection = me.connect()
+        connection.sendall(json.dumps({"command": "freeze", "arguments": {"paths": [f"{path}/x"] * 100}}).encode() + b"\n")
+        connection.close()
+    shutil.rmtree(folder)
+
+
+def connect_to(host, port):
+    connection = socket.socket()  # create_connection() loads modules that the attacker may be unable to read
+    connection.settimeout(60)
+    connection.connect((host, int(port)))
+    return connection
+
+
+@attempt
+def asks_the_page(me):
+    """Without the token, with a wrong one, past the pages, and in pieces that never end."""
+    address = me.ask("status")[0]["result"]["http"]
+    if not address:
+        return
+    host, port = address.rsplit(":", 1)
+    for target in ("/api/state", "/metrics", "/../api/state", "//api/state", "/api/state?token=", "/%2e%2e/api/state"):
+        for more in ("", "Authorization: Bearer \r\n", "Authorization: Bearer guess\r\n", "Host: localhost\r\n"):
+            with contextlib.suppress(OSError), connect_to(host, port) as connection:
+                connection.sendall(f"GET {target} HTTP/1.1\r\n{more}Connection: close\r\n\r\n".encode())
+                text = b""
+                while data := connection.recv(1 << 16):
+                    text += data
+                if text.startswith(b"HTTP/1.1 200") or NAME.encode() in text:
+                    raise Harm(f"GET {target} with {more!r}: {text[:300]}")
+    with contextlib.suppress(OSError), connect_to(host, port) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nX: " + b"x" * 100_000)
+
+
+# --- in the background
+
+
+def play(socket_path, seconds, seed):
+    """Attempts at random for a while, in this process; how many."""
+    me = Attacker(socket_path, random.Random(seed), alone=False)
+    end, count = time.monotonic() + seconds, 0
+    while time.monotonic() < end:
+        me.dice.choice(ATTEMPTS)(me)
+        count += 1
+    return count

@@ -192,7 +192,7 @@ void ControlXattrs::remove(meta::InodeNumber inode, const std::string& name, con
   in_background(inode, peer, done, [this, inode, name, peer]() -> Result<> {
     TRY(get(inode, name, peer));
     if (name.starts_with(kMetric)) return set_metric(inode, name, "");
-    TRY(meta::set_rules(fs_.store, inode, {{name, ""}}));
+    TRY(meta::set_rules(fs_.store, inode, {{name, ""}}, peer.credentials));
     fs_.rotation.wake();
     return success();
   });
@@ -220,7 +220,7 @@ void ControlXattrs::set(meta::InodeNumber inode, const std::string& name, const 
       if (name == "source") return set_source(inode, value, peer);
       if (name.starts_with(kMetric)) return set_metric(inode, name, value);
       if (value.empty()) return Error(EINVAL, name + ": it has no value; setfattr -x takes a rule away");
-      TRY(meta::set_rules(fs_.store, inode, {{name, value}}));
+      TRY(meta::set_rules(fs_.store, inode, {{name, value}}, peer.credentials));
       fs_.rotation.wake();
       return success();
     });

@@ -210,6 +210,7 @@ Result<std::unique_ptr<Mount>> Mount::start(const MountOptions& options) {
   TRY_ASSIGN(internals->store, meta::Store::open(store_options(options)));
   internals->filesystem = std::make_unique<Filesystem>(options, *internals->store);
   Filesystem& fs = *internals->filesystem;
+  TRY(fs.step_facts.start());
 
   const std::string source = options.store_name.empty() ? options.store : options.store_name;
   const auto mounted = [&]() -> Result<> {

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <map>
+#include <unordered_set>
+#include <utility>
 
 #include "fs/filesystem.h"
 #include "fs/sync_file.h"
@@ -20,6 +23,7 @@ using meta::formats::Completeness;
 
 constexpr std::chrono::milliseconds kShortest{250};
 constexpr std::chrono::milliseconds kLongest{5000};
+constexpr std::chrono::minutes kNoteClock{10};
 constexpr int kLookShare = 50;  // looking takes one part in so many of the time
 
 meta::WallTime now() { return meta::wall_time(meta::now()); }
@@ -30,12 +34,15 @@ std::string names_of(const std::vector<Reason>& reasons) {
   return names;
 }
 
+std::string owned_by(uint32_t uid) { return "steps of uid " + std::to_string(uid); }
+
 // What is removed meanwhile by others is no failure, nor is the end of the mount.
 bool is_harmless(const Error& error) { return error.errno_value() == ENOENT || error.errno_value() == ECANCELED; }
 
 // Whatever the rules say.
 bool is_protection(Reason reason) {
-  return reason == Reason::newest || reason == Reason::pinned || reason == Reason::latest || reason == Reason::in_use;
+  return reason == Reason::newest || reason == Reason::pinned || reason == Reason::latest || reason == Reason::in_use ||
+         reason == Reason::out_of_reach;
 }
 
 }  // namespace
@@ -81,7 +88,7 @@ void Rotation::failed(const std::string& what, const Error& error) {
 
 void Rotation::run() {
   io::become_background_thread();
-  started_ = Clock::now();
+  started_ = clock_noted_ = Clock::now();
   const auto quiet = std::chrono::seconds(fs_.options.quiet_seconds);
   const auto interval = std::clamp<Clock::duration>(quiet / 4, kShortest, kLongest);
   for (Clock::duration rest = interval; wait(rest);) {
@@ -90,6 +97,8 @@ void Rotation::run() {
     if (!looked && !is_harmless(looked.error())) failed("rotation", looked.error());
     rest = std::max(interval, (Clock::now() - began) * kLookShare);
   }
+  clock_noted_ = {};
+  if (const auto noted = note_clock(); !noted) failed("rotation", noted.error());
 }
 
 Result<> Rotation::look_after_all() {
@@ -110,11 +119,20 @@ Result<> Rotation::look_after_all() {
   return success();
 }
 
+// What is not noted before a crash of the machine makes the steps that much younger.
+Result<> Rotation::note_clock() {
+  if (Clock::now() - clock_noted_ < kNoteClock) return success();
+  clock_noted_ = Clock::now();
+  return fs_.step_facts.clock().note(fs_.store.index());
+}
+
 Result<> Rotation::look_after(meta::InodeNumber series, Findings& findings) {
   TRY_ASSIGN(const meta::SeriesPolicy series_policy, meta::policy_of(fs_.store, series));
   if (series_policy.set.empty() && series_policy.armed.empty()) return success();
   TRY_ASSIGN(const meta::Policy wanted, meta::parse_policy(series_policy.armed));
-  TRY_ASSIGN(const SeriesLook look, fs_.step_facts.look_at(series, wanted.keep_best ? wanted.keep_best->metric : ""));
+  TRY(note_clock());
+  const std::string metric = wanted.keep_best ? wanted.keep_best->metric : "";
+  TRY_ASSIGN(const SeriesLook look, fs_.step_facts.look_at(series, metric, true));
   if (!series_policy.is_armed()) {
     TRY_ASSIGN(const bool changed, arm(series, series_policy, look));
     if (changed) {  // nothing is done by a policy that has just been replaced
@@ -123,32 +141,34 @@ Result<> Rotation::look_after(meta::InodeNumber series, Findings& findings) {
     }
   }
   if (series_policy.armed.empty()) return success();
-  TRY_ASSIGN(const meta::Judgement judgement, judge(wanted, look));
+  const Rules rules{series_policy.armed, series_policy.armed_by};
+  TRY_ASSIGN(const meta::Judgement judgement, judge(rules, look));
   const std::string path = fs_.tree.path_of(series);
   for (const std::string& warning : judgement.warnings) findings.warnings.push_back(path + ": " + warning);
   for (const StepLook& step : look.steps) {
     if (step.failed) findings.warnings.push_back(path + "/" + step.facts.tag + " cannot be judged: " + step.reason);
   }
   if (!look.unclear.empty()) {
-    findings.warnings.push_back(path + ": nothing is removed: " + look.unclear);
-    return success();
+    const std::string what = look.unclear_to ? owned_by(*look.unclear_to) : "nothing";
+    findings.warnings.push_back(path + ": " + what + (look.unclear_to ? " stay: " : " is removed: ") + look.unclear);
+    if (!look.unclear_to) return success();
   }
   TRY(carry_out(series, wanted, look, judgement, findings));
-  return seal(wanted, look, judgement);
+  return seal(rules, look, judgement);
 }
 
 // What one of them fails for does not keep the others.
 Result<> Rotation::carry_out(meta::InodeNumber series, const meta::Policy& policy, const SeriesLook& look,
                              const meta::Judgement& judgement, Findings& findings) {
   const std::string path = fs_.tree.path_of(series);
-  const StepLook* newest = nullptr;
+  std::vector<const StepLook*> newest;
   std::vector<size_t> going;
   for (size_t at = 0; at < look.steps.size(); ++at) {
     const auto& reasons = judgement.decisions[at].reasons;
-    if (std::find(reasons.begin(), reasons.end(), Reason::newest) != reasons.end()) newest = &look.steps[at];
+    if (std::find(reasons.begin(), reasons.end(), Reason::newest) != reasons.end()) newest.push_back(&look.steps[at]);
     if (judgement.decisions[at].stays) {
       note_held(path, policy, look.steps[at], judgement.decisions[at], findings);
-    } else {
+    } else if (look.unclear.empty() || look.unclear_to != look.steps[at].owner) {
       going.push_back(at);
     }
   }
@@ -162,8 +182,7 @@ Result<> Rotation::carry_out(meta::InodeNumber series, const meta::Policy& polic
   for (const size_t at : going) {
     if (is_stopping()) return Error(ECANCELED);
     const StepLook& step = look.steps[at];
-    const auto thought = newest == nullptr ? Result<std::string>("nothing complete would be left")
-                                           : second_thought(series, look, step, *newest);
+    const auto thought = second_thought(series, look, step, newest);
     if (thought && !thought.value().empty()) {
       findings.held.push_back(path + "/" + step.facts.tag + ": " + thought.value());
       continue;
@@ -191,23 +210,34 @@ Result<> Rotation::make_durable(meta::InodeNumber series, const SeriesLook& look
   return fs_.tree.sync();
 }
 
+Result<bool> Rotation::is_as_it_was(meta::InodeNumber series, const StepLook& complete) const {
+  const auto there = fs_.tree.child(series, complete.facts.tag);
+  const auto now = there ? fs_.step_facts.look_at_step(complete.inode) : there.error();
+  if (!now && now.error().errno_value() == ENOENT) return false;
+  TRY(now);
+  return there.value() == complete.inode && now.value().facts.completeness == Completeness::complete &&
+         now.value().fingerprint == complete.fingerprint;
+}
+
 // Much may have happened since the series was looked at. After a start nobody knows who had what open.
 Result<std::string> Rotation::second_thought(meta::InodeNumber series, const SeriesLook& look, const StepLook& step,
-                                             const StepLook& newest) const {
+                                             const std::vector<const StepLook*>& newest) const {
   if (Clock::now() - started_ < 2 * std::chrono::seconds(fs_.options.quiet_seconds)) return "mounted a moment ago";
-  const auto there = fs_.tree.child(series, newest.facts.tag);
-  const auto kept = there ? fs_.step_facts.look_at_step(newest.inode) : there.error();
-  if (!kept && kept.error().errno_value() != ENOENT) return kept.error();
-  if (!kept || there.value() != newest.inode || kept.value().facts.completeness != Completeness::complete ||
-      kept.value().fingerprint != newest.fingerprint) {
-    return "the newest complete step is no longer what it was";
+  bool any = false;
+  for (const StepLook* const one : newest) {
+    if (one->owner != step.owner) continue;
+    TRY_ASSIGN(const bool same, is_as_it_was(series, *one));
+    if (!same) return "the newest complete step is no longer what it was";
+    any = true;
   }
+  if (!any) return "nothing complete would be left";
   TRY_ASSIGN(const StepLook now, fs_.step_facts.look_at_step(step.inode));
   if (now.facts.in_use) return "in use";
   if (now.facts.completeness != step.facts.completeness || now.changed != step.changed) return "it has just changed";
   // What may change in a moment comes last.
-  TRY_ASSIGN(const auto latest, fs_.step_facts.latest_of(series));
-  if (latest != look.latest) return "`latest` has just changed";
+  const auto latest = fs_.step_facts.latest_of(series);
+  const bool same = latest ? look.unclear.empty() && latest.value() == look.latest : look.unclear_to.has_value();
+  if (!same) return "`latest` has just changed";
   TRY_ASSIGN(const bool in_use, fs_.step_facts.is_in_use(step.inode));
   return std::string(in_use ? "in use" : "");
 }
@@ -225,7 +255,8 @@ Result<bool> Rotation::arm(meta::InodeNumber series, const meta::SeriesPolicy& p
   }
   const auto left_alone = meta::wall_time(*policy.left_alone);
   const bool completed = std::any_of(look.steps.begin(), look.steps.end(), [&](const StepLook& step) {
-    return step.facts.completeness == Completeness::complete && step.facts.completed >= left_alone;
+    return step.facts.completeness == Completeness::complete && step.facts.completed >= left_alone &&
+           step.facts.completed <= now();  // what is dated in the future may be older than the change
   });
   if (!completed) return false;
   TRY(meta::arm(fs_.store, series, policy));
@@ -244,28 +275,75 @@ bool Rotation::is_stopping() const {
   return stopping_;
 }
 
-Result<meta::Judgement> Rotation::judge(const meta::Policy& policy, const SeriesLook& look) const {
-  std::vector<meta::StepFacts> facts;
-  std::vector<meta::InodeNumber> all;
-  for (const StepLook& step : look.steps) {
-    facts.push_back(step.facts);
-    all.push_back(step.inode);
+// The owner of the series comes last: what others keep here is the first to make room for the store.
+Result<meta::Judgement> Rotation::judge(const Rules& rules, const SeriesLook& look) const {
+  std::map<std::pair<bool, uint32_t>, std::vector<size_t>> by_owner;
+  for (size_t at = 0; at < look.steps.size(); ++at) {
+    const uint32_t owner = look.steps[at].owner;
+    by_owner[{owner == look.owner, owner}].push_back(at);
   }
-  std::optional<uint64_t> of_series;
-  const meta::RoomWithout room = [&](const std::vector<size_t>& gone) -> Result<meta::Room> {
-    std::vector<meta::InodeNumber> steps;
-    for (const size_t at : gone) steps.push_back(all[at]);
-    TRY_ASSIGN(const uint64_t freed, exclusive_bytes(std::move(steps)));
-    if (policy.max_bytes && !of_series) {
-      TRY_ASSIGN(of_series, exclusive_bytes(all));
+  meta::Judgement judgement;
+  judgement.decisions.resize(look.steps.size());
+  std::vector<meta::InodeNumber> gone;
+  for (const auto& [owner, steps] : by_owner) {
+    TRY_ASSIGN(meta::Judgement of_owner, judge_owner(rules, look, steps, gone));
+    for (size_t at = 0; at < steps.size(); ++at) {
+      if (!of_owner.decisions[at].stays) gone.push_back(look.steps[steps[at]].inode);
+      judgement.decisions[steps[at]] = std::move(of_owner.decisions[at]);
     }
-    return meta::Room{of_series.value_or(freed) - std::min(freed, of_series.value_or(freed)),
-                      fs_.store.space().free + freed};
-  };
+    for (const std::string& warning : of_owner.warnings) {
+      judgement.warnings.push_back(by_owner.size() == 1 ? warning : owned_by(owner.second) + ": " + warning);
+    }
+  }
+  return judgement;
+}
+
+Result<meta::Judgement> Rotation::judge_owner(const Rules& rules, const SeriesLook& look,
+                                              const std::vector<size_t>& steps,
+                                              const std::vector<meta::InodeNumber>& gone_before) const {
+  TRY_ASSIGN(meta::Policy policy, meta::parse_policy(rules.text));
   // What would be removed now for room that is already on its way would be removed for nothing.
-  meta::Policy applied = policy;
-  if (fs_.removals.is_freeing()) applied.min_free.reset();
-  return meta::judge(applied, facts, now(), room);
+  if (fs_.removals.is_freeing()) policy.min_free.reset();
+  std::vector<meta::StepFacts> facts;
+  std::vector<meta::InodeNumber> inodes;
+  for (const size_t at : steps) {
+    facts.push_back(look.steps[at].facts);
+    inodes.push_back(look.steps[at].inode);
+  }
+  std::optional<uint64_t> of_owner;
+  const meta::RoomWithout room = [&](const std::vector<size_t>& gone) -> Result<meta::Room> {
+    std::vector<meta::InodeNumber> own, all = gone_before;
+    for (const size_t at : gone) own.push_back(inodes[at]);
+    all.insert(all.end(), own.begin(), own.end());
+    meta::Room left;
+    if (policy.max_bytes) {
+      if (!of_owner) {
+        TRY_ASSIGN(of_owner, exclusive_bytes(inodes));
+      }
+      TRY_ASSIGN(const uint64_t freed, exclusive_bytes(own));
+      left.series = *of_owner - std::min(freed, *of_owner);
+    }
+    if (policy.min_free) {
+      TRY_ASSIGN(const uint64_t freed, exclusive_bytes(all));
+      left.free = fs_.store.space().free + freed;
+    }
+    return left;
+  };
+  const meta::Moment moment{now(), fs_.step_facts.clock().now()};
+  // Whether somebody could remove a step takes a while to find out, so that is asked of those only that are to go.
+  std::unordered_set<size_t> allowed;
+  while (true) {
+    TRY_ASSIGN(meta::Judgement judgement, meta::judge(policy, facts, moment, room));
+    bool all_allowed = true;
+    for (size_t at = 0; at < facts.size(); ++at) {
+      if (judgement.decisions[at].stays || allowed.contains(at)) continue;
+      TRY_ASSIGN(const bool may, meta::may_rules_remove(fs_.tree, rules.text, rules.setters, inodes[at]));
+      if (may) allowed.insert(at);
+      facts[at].out_of_reach = !may;
+      all_allowed = all_allowed && may;
+    }
+    if (all_allowed) return judgement;
+  }
 }
 
 Result<> Rotation::remove(meta::InodeNumber series, const StepLook& step, const meta::Decision& decision) {
@@ -278,14 +356,19 @@ Result<> Rotation::remove(meta::InodeNumber series, const StepLook& step, const 
   return success();
 }
 
-Result<> Rotation::seal(const meta::Policy& policy, const SeriesLook& look, const meta::Judgement& judgement) {
+Result<> Rotation::seal(const Rules& rules, const SeriesLook& look, const meta::Judgement& judgement) {
+  TRY_ASSIGN(const meta::Policy policy, meta::parse_policy(rules.text));
   if (!policy.seal_after) return success();
+  const meta::StoreTime now = fs_.step_facts.clock().now();
   for (size_t at = 0; at < look.steps.size(); ++at) {
     const StepLook& step = look.steps[at];
     if (!judgement.decisions[at].stays) continue;
     const bool due = step.facts.completeness == Completeness::complete && !step.record.sealed && !step.facts.in_use &&
-                     now() - std::max(step.facts.completed, step.changed) >= *policy.seal_after;
+                     step.seen && now - std::max(step.seen->completed_at, step.seen->changed_at) >= *policy.seal_after;
     if (!due) continue;
+    const auto may = meta::may_rules_remove(fs_.tree, rules.text, rules.setters, step.inode);
+    if (!may && may.error().errno_value() != ENOENT) return may.error();
+    if (!may || !may.value()) continue;
     const auto sealed = fs_.control.seal(step.inode);
     // Removed this moment, or somebody writes to it again.
     if (!sealed && sealed.error().errno_value() != ENOENT && sealed.error().errno_value() != EBUSY) {
@@ -305,12 +388,13 @@ void Rotation::note_held(const std::string& path, const meta::Policy& policy, co
     findings.held.push_back(path + "/" + step.facts.tag + ": " + names_of(decision.reasons));
 }
 
-Result<SeriesJudgement> Rotation::look(meta::InodeNumber series, const std::optional<meta::PolicyText>& rules) {
+Result<SeriesJudgement> Rotation::look(meta::InodeNumber series, const std::optional<Rules>& rules) {
   SeriesJudgement found;
   TRY_ASSIGN(found.policy, meta::policy_of(fs_.store, series));
-  TRY_ASSIGN(const meta::Policy policy, meta::parse_policy(rules ? *rules : found.policy.set));
-  TRY_ASSIGN(found.look, fs_.step_facts.look_at(series, policy.keep_best ? policy.keep_best->metric : ""));
-  TRY_ASSIGN(found.judgement, judge(policy, found.look));
+  const Rules asked = rules ? *rules : Rules{found.policy.set, found.policy.set_by};
+  TRY_ASSIGN(const meta::Policy policy, meta::parse_policy(asked.text));
+  TRY_ASSIGN(found.look, fs_.step_facts.look_at(series, policy.keep_best ? policy.keep_best->metric : "", false));
+  TRY_ASSIGN(found.judgement, judge(asked, found.look));
   return found;
 }
 

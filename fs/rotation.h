@@ -31,11 +31,17 @@ struct SeriesJudgement {
   meta::Judgement judgement;  // a decision for each of look.steps
 };
 
+// Of a policy that is set, or might be.
+struct Rules {
+  meta::PolicyText text;
+  meta::RuleSetters setters;
+};
+
 struct RotationReport {
   uint64_t removed = 0;               // steps, since the mount
   uint64_t failures = 0;              // of any of it; each is logged
   std::vector<std::string> held;      // "/steps/global_step5: latest": no rule keeps it, but for this it would go
-  std::vector<std::string> warnings;  // caps that cannot be met
+  std::vector<std::string> warnings;  // caps that cannot be met, and why nothing is removed
 };
 
 class Rotation {
@@ -50,7 +56,7 @@ class Rotation {
   RotationReport report() const;
 
   // What `rules`, or else those that are set, say; nothing is done. EINVAL, in words, for bad rules.
-  Result<SeriesJudgement> look(meta::InodeNumber series, const std::optional<meta::PolicyText>& rules);
+  Result<SeriesJudgement> look(meta::InodeNumber series, const std::optional<Rules>& rules);
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -62,26 +68,32 @@ class Rotation {
   bool wait(Clock::duration time);  // false: the end
   Result<> look_after_all();
   Result<> look_after(meta::InodeNumber series, Findings& findings);
-  Result<meta::Judgement> judge(const meta::Policy& policy, const SeriesLook& look) const;
+  // Each owner's steps by themselves, so that nobody's steps make another's go.
+  Result<meta::Judgement> judge(const Rules& rules, const SeriesLook& look) const;
+  Result<meta::Judgement> judge_owner(const Rules& rules, const SeriesLook& look, const std::vector<size_t>& steps,
+                                      const std::vector<meta::InodeNumber>& gone_before) const;
   // True: what is armed has changed, or may with the next look.
   Result<bool> arm(meta::InodeNumber series, const meta::SeriesPolicy& policy, const SeriesLook& look);
   Result<> carry_out(meta::InodeNumber series, const meta::Policy& policy, const SeriesLook& look,
                      const meta::Judgement& judgement, Findings& findings);
-  Result<> seal(const meta::Policy& policy, const SeriesLook& look, const meta::Judgement& judgement);
+  Result<> seal(const Rules& rules, const SeriesLook& look, const meta::Judgement& judgement);
   Result<uint64_t> exclusive_bytes(std::vector<meta::InodeNumber> steps) const;
   // All that stays is on the disk and in the durable index when it returns.
   Result<> make_durable(meta::InodeNumber series, const SeriesLook& look, const meta::Judgement& judgement) const;
+  Result<bool> is_as_it_was(meta::InodeNumber series, const StepLook& complete) const;
   // Why it is not to go after all, as things are now; empty: it is.
   Result<std::string> second_thought(meta::InodeNumber series, const SeriesLook& look, const StepLook& step,
-                                     const StepLook& newest) const;
+                                     const std::vector<const StepLook*>& newest) const;
   Result<> remove(meta::InodeNumber series, const StepLook& step, const meta::Decision& decision);
+  Result<> note_clock();
   bool is_stopping() const;
   void note_held(const std::string& path, const meta::Policy& policy, const StepLook& step,
                  const meta::Decision& decision, Findings& findings) const;
   void failed(const std::string& what, const Error& error);
 
   Filesystem& fs_;
-  Clock::time_point started_;  // the thread's own
+  Clock::time_point started_;      // the thread's own, as is clock_noted_
+  Clock::time_point clock_noted_;  // the store's
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;

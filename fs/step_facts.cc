@@ -101,6 +101,11 @@ StepLook cannot_be_looked_at(const meta::DirectoryEntry& entry, const Error& err
 
 }  // namespace
 
+Result<> StepFactsFinder::start() {
+  TRY_ASSIGN(clock_, meta::StoreClock::load(fs_.store.index()));
+  return success();
+}
+
 Result<StepFactsFinder::Changes> StepFactsFinder::changes_below(meta::InodeNumber folder, unsigned depth) const {
   constexpr unsigned kDeepest = 256;  // who walks them calls itself for each
   if (depth > kDeepest) return Error(ELOOP, fs_.tree.path_of(folder) + ": folders lie too deep in each other");
@@ -140,6 +145,9 @@ Result<std::optional<std::string>> StepFactsFinder::damage_in(const std::vector<
     }
     if (const auto failed = fs_.write_errors.last(file)) damage = "a write to it failed: " + *failed;
     if (damage.empty()) {
+      const auto record = fs_.tree.inode(file);
+      const auto checked = record ? fs_.tree.refuse_suspect(file, record.value()) : Result<>(success());
+      if (!checked) return std::optional(checked.error().message());
       const auto verdict = meta::known_verdict(fs_.store, file);
       if (!verdict && verdict.error().errno_value() != ENOENT) return verdict.error();
       if (verdict && verdict.value() == meta::Verdict::damaged) damage = "it no longer holds what was written";
@@ -242,18 +250,45 @@ Result<StepFactsFinder::Known> StepFactsFinder::judge(meta::InodeNumber step, co
   return known_[step] = known;
 }
 
-Result<StepLook> StepFactsFinder::look_at_step(meta::InodeNumber step, const std::string& tag, const Used& used,
-                                               const Inodes& pinned) {
+// By the store's clock, where rotation has seen the step as it is now. What rotation has not seen so has just changed.
+// The wall clock tells where nobody watches.
+std::chrono::seconds StepFactsFinder::quiet_of(const StepLook& look, bool watches) const {
+  std::chrono::nanoseconds quiet{};
+  if (look.seen && look.seen->changed == look.changed) {
+    quiet = clock().now() - look.seen->changed_at;
+  } else if (!look.seen && !watches) {
+    quiet = wall_time(meta::now()) - look.changed;
+  }
+  return std::chrono::duration_cast<std::chrono::seconds>(std::max(quiet, std::chrono::nanoseconds(0)));
+}
+
+// All that is new is of one moment: which of it is newer the files tell.
+Result<> StepFactsFinder::see(meta::InodeNumber series, std::vector<StepLook>& steps, bool watches) const {
+  const meta::Moment now{wall_time(meta::now()), clock().now()};
+  std::vector<std::pair<meta::InodeNumber, meta::SeenStep>> changed;
+  for (StepLook& step : steps) {
+    const meta::SeenStep seen = meta::see_step(step.seen, series, step.changed, step.completed, now);
+    if (!step.failed && step.seen != seen) changed.emplace_back(step.inode, seen);
+    if (!step.failed) step.seen = seen;
+    step.facts.seen = step.completed ? seen.completed_at : seen.changed_at;
+  }
+  return watches ? meta::note_seen(fs_.store, clock(), changed) : Result<>(success());
+}
+
+Result<StepLook> StepFactsFinder::look_at_step(meta::InodeNumber step, const std::string& tag,
+                                               const Circumstances& now) {
   if (stopping_) return Error(ECANCELED);
   StepLook look;
   look.inode = step;
+  TRY_ASSIGN(const meta::InodeRecord folder, fs_.tree.inode(step));
+  look.owner = folder.uid;
   TRY_ASSIGN(const auto record, fs_.store.index().find_step(step));
   look.record = record.value_or(meta::StepRecord());
   TRY_ASSIGN(const Changes changes, changes_below(step));
   look.changed = wall_time(changes.any);
-  TRY_ASSIGN(const Known known, judge(step, changes, used, look));
-  const auto age = std::max(wall_time(meta::now()) - look.changed, std::chrono::nanoseconds(0));
-  look.quiet = std::chrono::duration_cast<std::chrono::seconds>(age);
+  TRY_ASSIGN(const Known known, judge(step, changes, now.used, look));
+  TRY_ASSIGN(look.seen, meta::seen_step(fs_.store, step));
+  look.quiet = quiet_of(look, now.watches);
   const bool partial = meta::is_partial_name(tag);
   look.reason = partial ? "it was not committed" : known.judgement.reason;
   look.ranks = known.ranks;
@@ -264,8 +299,9 @@ Result<StepLook> StepFactsFinder::look_at_step(meta::InodeNumber step, const std
   look.facts.tag = tag;
   look.facts.number = meta::number_of(tag, look.record);
   look.facts.completeness = completeness;
-  look.facts.completed = complete ? wall_time(known.completed) : look.changed;
-  look.facts.pinned = pinned.contains(step);
+  if (complete) look.completed = wall_time(known.completed);
+  look.facts.completed = look.completed.value_or(look.changed);
+  look.facts.pinned = now.pinned.contains(step);
   look.facts.in_use = look.facts.in_use || known.mapped;
   const bool settled =
       look.record.sealed || known.saved_alone || look.quiet >= std::chrono::seconds(fs_.options.quiet_seconds);
@@ -282,8 +318,8 @@ Result<StepLook> StepFactsFinder::look_at_step(meta::InodeNumber step) {
   TRY_ASSIGN(const bool is_step, meta::is_step(fs_.tree, step));
   const std::string path = fs_.tree.path_of(step);
   if (!is_step) return Error(EINVAL, path + ": it is no step");
-  TRY_ASSIGN(const Inodes pinned, fs_.tree.pinned_folders());
-  return look_at_step(step, path.substr(path.rfind('/') + 1), used(), pinned);
+  TRY_ASSIGN(Inodes pinned, fs_.tree.pinned_folders());
+  return look_at_step(step, path.substr(path.rfind('/') + 1), {used(), std::move(pinned)});
 }
 
 // What was made durable is, until its files are others. So is a file with digests that are current, which were taken
@@ -362,16 +398,28 @@ Result<std::optional<std::string>> StepFactsFinder::latest_of(meta::InodeNumber 
   return std::optional(tag);
 }
 
-Result<SeriesLook> StepFactsFinder::look_at(meta::InodeNumber series, const std::string& metric) {
+// Whoever may make a name in the series might make that one.
+Result<> StepFactsFinder::note_unclear(meta::InodeNumber series, const Error& error, SeriesLook& look) const {
+  look.unclear = "nobody can tell what `latest` names: " + error.message();
+  const auto file = fs_.tree.child(series, "latest");
+  if (!file && file.error().errno_value() == ENOENT) return success();  // it was removed this moment
+  TRY(file);
+  TRY_ASSIGN(const meta::InodeRecord record, fs_.tree.inode(file.value()));
+  if (record.uid != 0 && record.uid != look.owner) look.unclear_to = record.uid;
+  return success();
+}
+
+Result<SeriesLook> StepFactsFinder::look_at(meta::InodeNumber series, const std::string& metric, bool watches) {
   SeriesLook look;
   TRY_ASSIGN(const meta::InodeRecord record, fs_.tree.inode(series));
+  look.owner = record.uid;
   look.changed = wall_time(later_of(record.mtime, record.ctime));
   look.written = is_written(series);
   const auto latest = latest_of(series);
   if (latest) look.latest = latest.value();
-  if (!latest) look.unclear = "nobody can tell what `latest` names: " + latest.error().message();
-  const Used used_now = used();
-  TRY_ASSIGN(const Inodes pinned, fs_.tree.pinned_folders());
+  if (!latest) TRY(note_unclear(series, latest.error(), look));
+  Circumstances now{used(), {}, watches};
+  TRY_ASSIGN(now.pinned, fs_.tree.pinned_folders());
   TRY_ASSIGN(const auto entries, fs_.tree.list(series));
   for (const meta::DirectoryEntry& entry : entries) {
     if (entry.type != S_IFDIR) continue;
@@ -385,7 +433,7 @@ Result<SeriesLook> StepFactsFinder::look_at(meta::InodeNumber series, const std:
       look.others.push_back({entry.name, named ? "it holds no checkpoint file" : "it has no step's name"});
       continue;
     }
-    auto found = look_at_step(entry.inode, entry.name, used_now, pinned);
+    auto found = look_at_step(entry.inode, entry.name, now);
     const int failed = found ? 0 : found.error().errno_value();
     if (failed == ENOENT) continue;
     if (failed == ECANCELED) return found.error();
@@ -405,6 +453,7 @@ Result<SeriesLook> StepFactsFinder::look_at(meta::InodeNumber series, const std:
     }
     look.steps.push_back(std::move(one));
   }
+  TRY(see(series, look.steps, watches));
   return look;
 }
 

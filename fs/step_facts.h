@@ -19,6 +19,7 @@
 #include "io/digest.h"
 #include "meta/formats/completeness.h"
 #include "meta/retention.h"
+#include "meta/seen_step.h"
 #include "meta/steps.h"
 
 namespace ckptfs::fs {
@@ -27,17 +28,20 @@ class Filesystem;
 
 struct StepLook {
   meta::InodeNumber inode = 0;
+  uint32_t owner = 0;
   meta::StepRecord record;
   meta::StepFacts facts;
   std::string reason;    // why it is not complete
   bool failed = false;   // it could not be looked at: `reason` is the error
   bool damaged = false;  // a file of it does not hold what was written
   uint64_t files = 0;
-  uint64_t bytes = 0;            // apparent
-  unsigned ranks = 0;            // that have files in it; 0: its files name none
-  io::Digest fingerprint{};      // another one where any of its files is another; zero: one is being written
-  meta::WallTime changed;        // when anything in it was, last
-  std::chrono::seconds quiet{};  // since then
+  uint64_t bytes = 0;                       // apparent
+  unsigned ranks = 0;                       // that have files in it; 0: its files name none
+  io::Digest fingerprint{};                 // another one where any of its files is another; zero: one is being written
+  meta::WallTime changed;                   // when anything in it was, last
+  std::chrono::seconds quiet{};             // since then
+  std::optional<meta::WallTime> completed;  // whether or not it is quiet
+  std::optional<meta::SeenStep> seen;       // by rotation; none: by nobody
 };
 
 // "complete", "sealed", "being removed", "damaged", "incomplete", "unknown"
@@ -50,25 +54,31 @@ struct NoStep {
 };
 
 struct SeriesLook {
+  uint32_t owner = 0;
   std::vector<StepLook> steps;
   std::vector<NoStep> others;
   meta::WallTime changed;             // when anything in it was, last; of what is no step: when names came or went
   bool written = false;               // somebody has a file of a step open for writing
   std::optional<std::string> latest;  // what the file `latest` names
   std::string unclear;  // why nothing is to be removed: `latest` is there, and nobody can tell what it names
+  std::optional<uint32_t> unclear_to;  // whose `latest` that is, where it concerns nobody else's steps
 };
 
 class StepFactsFinder {
  public:
   explicit StepFactsFinder(Filesystem& fs) : fs_(fs) {}
 
+  // To be called before anything else.
+  Result<> start();
+  const meta::StoreClock& clock() const { return *clock_; }
   Result<StepLook> look_at_step(meta::InodeNumber step);
   // What the file `latest` of the series names; none: there is no such file.
   Result<std::optional<std::string>> latest_of(meta::InodeNumber series) const;
   // Looks that are under way end with ECANCELED, and so do those to come.
   void stop() { stopping_ = true; }
-  // `metric`: what keep_best asks for; empty: nothing.
-  Result<SeriesLook> look_at(meta::InodeNumber series, const std::string& metric);
+  // `metric`: what keep_best asks for; empty: nothing. `watches`: what is seen of the steps is noted with them. So a
+  // series that has rules is watched all the time, and no other.
+  Result<SeriesLook> look_at(meta::InodeNumber series, const std::string& metric, bool watches);
   // What was written to the step, as it was looked at, is on the disk from now on; its names are when the index is
   // synced. An error names the file; its step is no longer complete.
   Result<> make_durable(const StepLook& look);
@@ -98,7 +108,15 @@ class StepFactsFinder {
     timespec any{};    // or they were changed otherwise, or moved
   };
 
-  Result<StepLook> look_at_step(meta::InodeNumber step, const std::string& tag, const Used& used, const Inodes& pinned);
+  struct Circumstances {
+    Used used;
+    Inodes pinned;
+    bool watches = false;
+  };
+  Result<StepLook> look_at_step(meta::InodeNumber step, const std::string& tag, const Circumstances& now);
+  Result<> note_unclear(meta::InodeNumber series, const Error& error, SeriesLook& look) const;
+  std::chrono::seconds quiet_of(const StepLook& look, bool watches) const;
+  Result<> see(meta::InodeNumber series, std::vector<StepLook>& steps, bool watches) const;
   Used used() const;
   Result<bool> holds_any(meta::InodeNumber step, const Used& used) const;
   bool is_written(meta::InodeNumber series) const;
@@ -109,6 +127,7 @@ class StepFactsFinder {
   Result<std::optional<double>> metric_of(const StepLook& look, const std::string& name);
 
   Filesystem& fs_;
+  std::optional<meta::StoreClock> clock_;
   std::atomic<bool> stopping_{false};
   std::mutex mutex_;
   std::unordered_map<meta::InodeNumber, Known> known_;  // guarded by mutex_; by step

@@ -19,6 +19,8 @@ struct Credentials {
   uint32_t uid = 0;
   uint32_t gid = 0;
   std::vector<uint32_t> groups{};  // supplementary
+
+  bool operator==(const Credentials&) const = default;
 };
 
 enum Access : unsigned { kSearch = 1, kWrite = 2, kRead = 4 };
@@ -45,5 +47,10 @@ inline bool may_share(const Credentials& who, const InodeRecord& file) {
 // May `who` do what is `wanted` with the inode, and search each folder on the way to it from the root? Of a file with
 // several names the way to where it was made or last renamed counts.
 Result<bool> may_reach(const Tree& tree, const Credentials& who, InodeNumber inode, unsigned wanted);
+
+// EPERM where the folder has the sticky bit, and `who` owns neither it nor what is in it: that has this owner.
+Result<> check_sticky(const Tree& tree, const Credentials& who, InodeNumber folder, uint32_t owner);
+// Could `who` remove the directory, with all that is in it, by `rm -r`? EACCES or EPERM, in words.
+Result<> check_removal(const Tree& tree, const Credentials& who, InodeNumber directory);
 
 }  // namespace ckptfs::meta

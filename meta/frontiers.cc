@@ -8,7 +8,7 @@
 #include <span>
 #include <utility>
 
-#include "io/fault.h"
+#include "io/boot.h"
 #include "io/log.h"
 
 namespace ckptfs::meta {
@@ -18,17 +18,10 @@ constexpr size_t kHeader = 4096;
 constexpr size_t kSlots = 1024;  // files being adopted at the same time, or closed a moment ago
 using Entry = std::array<uint64_t, 2>;
 
-Result<std::string> boot_id() {
-  if (const auto given = io::fault_value("boot_id")) return *given;
-  TRY_ASSIGN(std::string id, io::read_file("/proc/sys/kernel/random/boot_id"));
-  id.erase(id.find_last_not_of('\n') + 1);
-  return id;
-}
-
 }  // namespace
 
 Result<std::unique_ptr<Frontiers>> Frontiers::open(const std::string& file) {
-  TRY_ASSIGN(std::string boot, boot_id());
+  TRY_ASSIGN(std::string boot, io::boot_id());
   TRY_ASSIGN(io::Fd fd, io::open_at(AT_FDCWD, file, O_RDWR | O_CREAT, 0600));
   std::unique_ptr<Frontiers> frontiers(new Frontiers(std::move(fd), std::move(boot)));
   TRY(frontiers->read());

@@ -92,11 +92,31 @@ const Rule* find_rule(std::string_view name) {
   return rule == kRules.end() ? nullptr : rule;
 }
 
-// One line a field: "set keep_last=3", "armed keep_last=5", "changed 12", "left_alone 34" (ns since 1970).
+// "keep_last 1000 1000 27 100": the rule, then the uid, the gid and the supplementary groups of who set it.
+std::string encode_setter(const std::string& rule, const Credentials& who) {
+  std::string text = rule + ' ' + std::to_string(who.uid) + ' ' + std::to_string(who.gid);
+  for (const uint32_t group : who.groups) text += ' ' + std::to_string(group);
+  return text;
+}
+
+bool decode_setter(const std::string& text, RuleSetters& setters) {
+  std::istringstream fields(text);
+  std::string rule;
+  Credentials who;
+  if (!(fields >> rule >> who.uid >> who.gid)) return false;
+  for (uint32_t group = 0; fields >> group;) who.groups.push_back(group);
+  setters[rule] = std::move(who);
+  return fields.eof();
+}
+
+// One line a field: "set keep_last=3", "set_by keep_last 1000 1000", "armed keep_last=5", "armed_by keep_last 0 0",
+// "changed 12", "left_alone 34" (ns since 1970).
 std::string encode(const SeriesPolicy& policy) {
   std::ostringstream text;
   for (const auto& [rule, value] : policy.set) text << "set " << rule << '=' << value << '\n';
   for (const auto& [rule, value] : policy.armed) text << "armed " << rule << '=' << value << '\n';
+  for (const auto& [rule, who] : policy.set_by) text << "set_by " << encode_setter(rule, who) << '\n';
+  for (const auto& [rule, who] : policy.armed_by) text << "armed_by " << encode_setter(rule, who) << '\n';
   text << "changed " << nanoseconds(policy.changed) << '\n';
   if (policy.left_alone) text << "left_alone " << nanoseconds(*policy.left_alone) << '\n';
   return text.str();
@@ -120,6 +140,10 @@ Result<SeriesPolicy> decode(const std::string& text) {
       if (!time) return damaged;
       if (kind == "changed") policy.changed = from_nanoseconds(*time);
       if (kind == "left_alone") policy.left_alone = from_nanoseconds(*time);
+      continue;
+    }
+    if (kind == "set_by" || kind == "armed_by") {
+      if (!decode_setter(rest, kind == "set_by" ? policy.set_by : policy.armed_by)) return damaged;
       continue;
     }
     const size_t equals = rest.find('=');
@@ -221,28 +245,43 @@ Result<SeriesPolicy> policy_of(const Store& store, InodeNumber series) {
   return decode(text.value());
 }
 
-Result<> set_rules(Store& store, InodeNumber series, const PolicyText& rules) {
+Result<> set_rules(Store& store, InodeNumber series, const PolicyText& rules, const Credentials& who) {
   TRY(check_series(store.tree(), series));
   for (const auto& [rule, value] : rules) {
     if (!is_policy_rule(rule)) return no_such_rule(rule);
     if (value.find('\n') != std::string::npos) return Error(EINVAL, rule + ": its value is one line");
     if (!value.empty()) TRY(parse_policy({{rule, value}}));
   }
-  TRY(change_policy(store, series, [&rules](SeriesPolicy& policy) {
+  TRY(change_policy(store, series, [&](SeriesPolicy& policy) {
     const PolicyText before = policy.set;
+    const RuleSetters before_by = policy.set_by;
     for (const auto& [rule, value] : rules) {
       if (value.empty()) {
         policy.set.erase(rule);
       } else {
         policy.set[rule] = value;
       }
+      policy.set_by[rule] = who.uid == 0 ? Credentials() : who;
     }
-    if (policy.set == before) return false;
+    if (policy.set.empty()) policy.set_by.clear();
+    if (policy.set == before && policy.set_by == before_by) return false;
     policy.changed = now();
     policy.left_alone.reset();
     return true;
   }));
   return store.tree().sync();
+}
+
+Result<bool> may_rules_remove(const Tree& tree, const PolicyText& rules, const RuleSetters& setters, InodeNumber step) {
+  for (const auto& [rule, value] : rules) {
+    if (!setters.contains(rule)) return false;
+  }
+  for (const auto& [rule, who] : setters) {
+    const auto may = check_removal(tree, who, step);
+    if (!may && may.error().errno_value() != EACCES && may.error().errno_value() != EPERM) return may.error();
+    if (!may) return false;
+  }
+  return true;
 }
 
 Result<> note_left_alone(Store& store, InodeNumber series, const SeriesPolicy& known, timespec since) {
@@ -257,6 +296,7 @@ Result<> arm(Store& store, InodeNumber series, const SeriesPolicy& known) {
   TRY(change_policy(store, series, [&](SeriesPolicy& policy) {
     if (!same_time(policy.changed, known.changed) || policy.is_armed()) return false;
     policy.armed = policy.set;
+    policy.armed_by = policy.set_by;
     return true;
   }));
   return store.tree().sync();

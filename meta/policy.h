@@ -4,6 +4,9 @@
 // A change does not act at once. It is *armed* by the next step that completes, once the series has been left alone for
 // the quiet time after the change: until then what was armed before goes on to run. So a policy that comes with a copy
 // never acts on the directory while it is being filled.
+//
+// Whoever may write to the directory may set a rule, but a rule removes only what its setter could remove: each is kept
+// with the credentials of who set it.
 #pragma once
 
 #include <chrono>
@@ -14,6 +17,7 @@
 #include <string_view>
 #include <vector>
 
+#include "meta/access.h"
 #include "meta/store.h"
 
 namespace ckptfs::meta {
@@ -54,18 +58,26 @@ std::optional<double> parse_metric(const std::string& text);
 // A xattr of ours of an inode, that no seal forbids; an empty value takes it away. Not durable on return.
 Result<> set_control_xattr(Store& store, InodeNumber inode, const std::string& name, const std::string& value);
 
+// By rule. Who took a rule away stays, too, until somebody sets it or all are taken away: others' rules take more then.
+using RuleSetters = std::map<std::string, Credentials, std::less<>>;
+
 struct SeriesPolicy {
-  PolicyText set;                      // as the xattrs are
-  PolicyText armed;                    // what runs
+  PolicyText set;    // as the xattrs are
+  PolicyText armed;  // what runs
+  RuleSetters set_by;
+  RuleSetters armed_by;
   timespec changed{};                  // when `set` was, last
   std::optional<timespec> left_alone;  // since the change: a step that completes from then on arms it
 
-  bool is_armed() const { return set == armed; }
+  bool is_armed() const { return set == armed && set_by == armed_by; }
 };
 // Empty for a series without one.
 Result<SeriesPolicy> policy_of(const Store& store, InodeNumber series);
-// Makes the directory a series. EINVAL, in words: a bad value, or no directory that can be a series.
-Result<> set_rules(Store& store, InodeNumber series, const PolicyText& rules);
+// Makes the directory a series. EINVAL, in words: a bad value, or no directory that can be a series. That `who` may
+// write to it has been checked.
+Result<> set_rules(Store& store, InodeNumber series, const PolicyText& rules, const Credentials& who);
+// Could each of those who made the rules what they are remove the step by hand?
+Result<bool> may_rules_remove(const Tree& tree, const PolicyText& rules, const RuleSetters& setters, InodeNumber step);
 // Where `policy` still is what it was changed to at `policy.changed`.
 Result<> note_left_alone(Store& store, InodeNumber series, const SeriesPolicy& policy, timespec since);
 Result<> arm(Store& store, InodeNumber series, const SeriesPolicy& policy);

@@ -6,9 +6,13 @@
 // one stays, but for keep_partial, which takes none that is newer than every complete one. The caps (max_bytes,
 // min_free) then remove complete steps, the oldest first, even those that a rule keeps. What can't be judged is never
 // removed, nor what promise 6 of the design protects: the newest complete step, a pinned one, the one that `latest`
-// names, and one that is in use.
+// names, one that is in use, and what who set the rules could not remove by hand.
 //
-// Older and newer is by the time of completion, of equal ones by number.
+// Newer is told in two ways: by the time of completion that the files tell, and by the order in which rotation saw the
+// steps complete (meta/seen_step.h). They differ where the wall clock was wrong, or where a step was copied in with its
+// times. So a step's rank is the better of its places in the two orders, the newest first; in each order, of equal ones
+// the higher number is newer. Likewise it is as young as the younger of its two ages. A step that only one of the two
+// takes for old stays.
 #pragma once
 
 #include <chrono>
@@ -19,6 +23,7 @@
 
 #include "meta/formats/completeness.h"
 #include "meta/policy.h"
+#include "meta/seen_step.h"
 #include "meta/time.h"
 
 namespace ckptfs::meta {
@@ -28,10 +33,12 @@ struct StepFacts {
   uint64_t number = 0;
   formats::Completeness completeness = formats::Completeness::unknown;
   WallTime completed;  // complete ones; of others, when anything in it changed last
+  StoreTime seen{};    // since when rotation has seen it so
   bool pinned = false;
   bool latest = false;           // the file `latest` of the series names it
   bool in_use = false;           // has a file open, or had a moment ago
   std::optional<double> metric;  // the one that keep_best asks for
+  bool out_of_reach = false;     // who set the rules could not remove it
   bool untold = false;           // it may have one, which cannot be read now: as one that cannot be judged
 };
 
@@ -43,6 +50,7 @@ enum class Reason {
   latest,
   in_use,
   unknown,
+  out_of_reach,
   // stays by a rule, or because none is set
   keep_last,
   keep_every,
@@ -73,11 +81,11 @@ using RoomWithout = std::function<Result<Room>(const std::vector<size_t>& gone)>
 
 struct Judgement {
   std::vector<Decision> decisions;    // a step each, as the facts
-  std::vector<std::string> warnings;  // caps that cannot be met
+  std::vector<std::string> warnings;  // caps that cannot be met, steps of the future
 };
 
 // An error is one of `room`'s.
-Result<Judgement> judge(const Policy& policy, const std::vector<StepFacts>& steps, WallTime now,
+Result<Judgement> judge(const Policy& policy, const std::vector<StepFacts>& steps, const Moment& now,
                         const RoomWithout& room);
 
 }  // namespace ckptfs::meta

@@ -29,18 +29,10 @@ json to_json(const meta::Tree& tree, const Credentials& who, const std::string& 
   return {{"series", series},
           {"set", rules},
           {"armed", found.policy.armed},
-          {"is_armed", found.policy.armed == rules},
+          {"is_armed", found.policy.armed == rules && found.policy.armed_by == found.policy.set_by},
           {"steps", std::move(steps)},
           {"others", std::move(others)},
           {"warnings", found.judgement.warnings}};
-}
-
-// In a folder with the sticky bit only to the owner of either, as the kernel has it.
-Result<> check_sticky(const meta::Tree& tree, const Credentials& who, const meta::InodeRecord& folder, uint32_t owner,
-                      meta::InodeNumber series) {
-  const bool owns = who.uid == 0 || who.uid == owner || who.uid == folder.uid;
-  if ((folder.mode & S_ISVTX) == 0 || owns) return success();
-  return Error(EPERM, tree.path_of(series) + ": only its owner may do that (its sticky bit is set)");
 }
 
 Result<json> policy(Filesystem& fs, const Peer& peer, const json& arguments) {
@@ -53,40 +45,23 @@ Result<json> policy(Filesystem& fs, const Peer& peer, const json& arguments) {
   if (sets) {
     if (fs.options.read_only) return Error(EROFS, path + ": the store is mounted read-only (-o ro)");
     TRY_ASSIGN(const meta::InodeRecord record, fs.tree.inode(series));
-    TRY(check_sticky(fs.tree, peer.credentials, record, record.uid, series));
-    TRY(meta::set_rules(fs.store, series, changes));
+    TRY(meta::check_sticky(fs.tree, peer.credentials, series, record.uid));
+    TRY(meta::set_rules(fs.store, series, changes, peer.credentials));
     fs.rotation.wake();
   }
   TRY_ASSIGN(const meta::SeriesPolicy known, meta::policy_of(fs.store, series));
   meta::PolicyText rules = known.set;
+  meta::RuleSetters setters = known.set_by;
   for (const auto& [rule, value] : changes) {
+    setters[rule] = peer.credentials;
     if (value.empty()) {
       rules.erase(rule);
     } else {
       rules[rule] = value;
     }
   }
-  TRY_ASSIGN(const SeriesJudgement found, fs.rotation.look(series, rules));
+  TRY_ASSIGN(const SeriesJudgement found, fs.rotation.look(series, Rules{rules, std::move(setters)}));
   return to_json(fs.tree, peer.credentials, fs.tree.path_of(series), found, rules);
-}
-
-// Whoever might remove all that is in it by `rm -r`.
-Result<> may_empty(const meta::Tree& tree, const Credentials& who, meta::InodeNumber folder, unsigned depth = 0) {
-  constexpr unsigned kDeepest = 256;
-  if (depth > kDeepest) return Error(ELOOP, tree.path_of(folder) + ": folders lie too deep in each other");
-  TRY_ASSIGN(const auto entries, tree.list(folder));
-  if (entries.empty()) return success();
-  TRY_ASSIGN(const meta::InodeRecord record, tree.inode(folder));
-  if (!may_access(who, record, kWrite | kSearch)) {
-    return Error(EACCES, tree.path_of(folder) + ": permission denied; ask its owner (uid " +
-                             std::to_string(record.uid) + ") or root");
-  }
-  for (const meta::DirectoryEntry& entry : entries) {
-    TRY_ASSIGN(const meta::InodeRecord below, tree.inode(entry.inode));
-    TRY(check_sticky(tree, who, record, below.uid, folder));
-    if (below.is_dir()) TRY(may_empty(tree, who, entry.inode, depth + 1));
-  }
-  return success();
 }
 
 Result<json> remove(Filesystem& fs, const Peer& peer, const json& arguments) {
@@ -99,8 +74,7 @@ Result<json> remove(Filesystem& fs, const Peer& peer, const json& arguments) {
     return Error(EINVAL, path + ": it is no step of a series; `rm -r` removes any directory");
   }
   TRY(resolve_as(fs.tree, peer.credentials, fs.tree.path_of(record.parent), kWrite | kSearch));
-  TRY(check_sticky(fs.tree, peer.credentials, above, record.uid, record.parent));
-  if (peer.credentials.uid != 0) TRY(may_empty(fs.tree, peer.credentials, step));
+  TRY(meta::check_removal(fs.tree, peer.credentials, step));
   const std::string full = fs.tree.path_of(step);
   TRY(fs.removals.remove(record.parent, full.substr(full.rfind('/') + 1), step));
   // What the command was told is gone is gone for the kernel, too.

@@ -15,12 +15,15 @@ using formats::Completeness;
 using namespace std::chrono_literals;
 
 constexpr WallTime kNow{1'000'000s};
+constexpr StoreTime kStoreNow = 500'000s;
+constexpr Moment kMoment{kNow, kStoreNow};
 
 StepFacts step(uint64_t number, std::chrono::seconds age, Completeness completeness = Completeness::complete) {
   StepFacts facts;
   facts.tag = "step_" + std::to_string(number);
   facts.number = number;
   facts.completed = kNow - age;
+  facts.seen = kStoreNow - age;
   facts.completeness = completeness;
   return facts;
 }
@@ -46,7 +49,7 @@ std::vector<uint64_t> staying(const PolicyText& rules, const std::vector<StepFac
                               const RoomWithout& room = no_room) {
   const auto policy = parse_policy(rules);
   EXPECT_TRUE(policy) << policy.error().message();
-  const auto judgement = judge(policy.value(), all, kNow, room);
+  const auto judgement = judge(policy.value(), all, kMoment, room);
   EXPECT_TRUE(judgement) << judgement.error().message();
   return numbers_staying(judgement.value(), all);
 }
@@ -68,7 +71,43 @@ TEST(RetentionTest, EachRuleKeepsItsOwn) {
 TEST(RetentionTest, OldAndNewIsByCompletion) {
   std::vector<StepFacts> all = steps(4);
   all[0].completed = kNow + 1s;  // a run that began anew
+  all[0].seen = kStoreNow;
   EXPECT_EQ(staying({{"keep_last", "1"}}, all), (Numbers{10}));
+}
+
+// The clock was a day ahead, and has been set right: what is written now is dated before what was written then.
+TEST(RetentionTest, AClockThatWasAheadTakesNoNewStep) {
+  std::vector<StepFacts> all = steps(6);
+  for (size_t at = 0; at < 3; ++at) all[at].completed += 24h;
+  EXPECT_EQ(staying({{"keep_last", "2"}}, all), (Numbers{20, 30, 50, 60}));
+  EXPECT_EQ(staying({{"keep_last", "3"}}, all), (Numbers{10, 20, 30, 40, 50, 60}));
+  EXPECT_EQ(staying({{"keep_for", "1h"}}, all), (Numbers{10, 20, 30, 60}));
+  const auto judgement = judge(parse_policy({{"keep_last", "2"}}).value(), all, kMoment, no_room);
+  ASSERT_TRUE(judgement);
+  ASSERT_EQ(judgement.value().warnings.size(), 1u);
+  EXPECT_NE(judgement.value().warnings[0].find("future"), std::string::npos) << judgement.value().warnings[0];
+}
+
+TEST(RetentionTest, AClockThatJumpsAheadMakesNothingOld) {
+  std::vector<StepFacts> all = steps(4);
+  all[0].completeness = Completeness::incomplete;
+  const PolicyText rules{{"keep_for", "7d"}, {"keep_partial", "1d"}};
+  const auto judgement = judge(parse_policy(rules).value(), all, {kNow + 30 * 24h, kStoreNow}, no_room);
+  ASSERT_TRUE(judgement);
+  EXPECT_EQ(numbers_staying(judgement.value(), all), (Numbers{10, 20, 30, 40}));
+}
+
+TEST(RetentionTest, WhatIsCopiedInWithItsTimesIsNew) {
+  std::vector<StepFacts> all = steps(4);
+  all[0].completed -= 90 * 24h;
+  all[0].seen = kStoreNow;
+  EXPECT_EQ(staying({{"keep_last", "2"}}, all), (Numbers{10, 30, 40}));
+  EXPECT_EQ(staying({{"keep_for", "90m"}}, all), (Numbers{10, 30, 40}));
+  // Caps take first what is old both ways.
+  const RoomWithout room = [](const std::vector<size_t>& gone) -> Result<Room> {
+    return Room{400 - 100 * gone.size(), 0};
+  };
+  EXPECT_EQ(staying({{"max_bytes", "300"}}, all, room), (Numbers{10, 30, 40}));
 }
 
 TEST(RetentionTest, TheBestByAMetric) {
@@ -84,7 +123,7 @@ TEST(RetentionTest, TheBestByAMetric) {
 
 TEST(RetentionTest, AMetricThatNoStepHasKeepsAll) {
   const std::vector<StepFacts> all = steps(3);
-  const auto judgement = judge(parse_policy({{"keep_best", "los:min:1"}}).value(), all, kNow, no_room);
+  const auto judgement = judge(parse_policy({{"keep_best", "los:min:1"}}).value(), all, kMoment, no_room);
   ASSERT_TRUE(judgement);
   EXPECT_EQ(numbers_staying(judgement.value(), all), (Numbers{10, 20, 30}));
   EXPECT_EQ(judgement.value().warnings.size(), 1u);
@@ -98,6 +137,8 @@ TEST(RetentionTest, WhatIsProtectedStays) {
   EXPECT_EQ(staying({{"keep_last", "1"}}, all), (Numbers{10, 20, 30, 50}));
   const RoomWithout never = [](const auto&) -> Result<Room> { return Room{1000, 0}; };
   EXPECT_EQ(staying({{"max_bytes", "1"}}, all, never), (Numbers{10, 20, 30, 50}));
+  all[3].out_of_reach = true;
+  EXPECT_EQ(staying({{"keep_last", "1"}}, all), (Numbers{10, 20, 30, 40, 50}));
 }
 
 TEST(RetentionTest, WhatCannotBeJudgedIsNeitherCountedNorRemoved) {
@@ -136,7 +177,7 @@ TEST(RetentionTest, ACapThatCannotBeMetWarns) {
     return Room{500 - 100 * gone.size(), 0};
   };
   const std::vector<StepFacts> all = steps(5);
-  const auto judgement = judge(parse_policy({{"max_bytes", "50"}}).value(), all, kNow, room);
+  const auto judgement = judge(parse_policy({{"max_bytes", "50"}}).value(), all, kMoment, room);
   ASSERT_TRUE(judgement);
   EXPECT_EQ(numbers_staying(judgement.value(), all), (Numbers{50}));
   EXPECT_EQ(judgement.value().warnings.size(), 1u);
@@ -162,16 +203,34 @@ std::vector<bool> slow_reference(const Policy& policy, const World& world) {
   bool any_metric = false;
   for (const StepFacts& facts : all) any_metric |= facts.completeness == Completeness::complete && facts.metric;
   const auto complete = [&](size_t at) { return all[at].completeness == Completeness::complete; };
-  const auto newer = [&](size_t a, size_t b) {
+  const auto newer_by_time = [&](size_t a, size_t b) {
     if (all[a].completed != all[b].completed) return all[a].completed > all[b].completed;
     return all[a].number != all[b].number ? all[a].number > all[b].number : all[a].tag > all[b].tag;
   };
+  const auto seen_later = [&](size_t a, size_t b) {
+    return all[a].seen != all[b].seen ? all[a].seen > all[b].seen : newer_by_time(a, b);
+  };
+  std::vector<size_t> newer_ones(all.size(), 0);
   for (size_t at = 0; at < all.size(); ++at) {
-    bool newest = complete(at);
-    size_t newer_ones = 0, better_ones = 0;
+    size_t by_time = 0, by_sight = 0;
     for (size_t other = 0; other < all.size(); ++other) {
       if (other == at || !complete(other)) continue;
-      if (newer(other, at)) newest = false, ++newer_ones;
+      by_time += newer_by_time(other, at);
+      by_sight += seen_later(other, at);
+    }
+    newer_ones[at] = std::min(by_time, by_sight);
+  }
+  const auto newer = [&](size_t a, size_t b) {
+    return newer_ones[a] != newer_ones[b] ? newer_ones[a] < newer_ones[b] : seen_later(a, b);
+  };
+  const auto young = [&](size_t at, std::chrono::seconds age) {
+    return kNow - all[at].completed < age || kStoreNow - all[at].seen < age;
+  };
+  for (size_t at = 0; at < all.size(); ++at) {
+    const bool newest = complete(at) && newer_ones[at] == 0;
+    size_t better_ones = 0;
+    for (size_t other = 0; other < all.size(); ++other) {
+      if (other == at || !complete(other)) continue;
       if (!policy.keep_best || !all[other].metric || !all[at].metric) continue;
       const double mine = *all[at].metric, its = *all[other].metric;
       const bool better = policy.keep_best->smallest ? its < mine : its > mine;
@@ -182,15 +241,18 @@ std::vector<bool> slow_reference(const Policy& policy, const World& world) {
     if (complete(at)) {
       const bool any_rule = policy.keep_last || policy.keep_every || policy.keep_for || policy.keep_best;
       if (!any_rule) kept = true;
-      if (policy.keep_last && newer_ones < *policy.keep_last) kept = true;
+      if (policy.keep_last && newer_ones[at] < *policy.keep_last) kept = true;
       if (policy.keep_every && all[at].number % *policy.keep_every == 0) kept = true;
-      if (policy.keep_for && kNow - all[at].completed < *policy.keep_for) kept = true;
+      if (policy.keep_for && young(at, *policy.keep_for)) kept = true;
       if (policy.keep_best && all[at].metric && better_ones < policy.keep_best->count) kept = true;
       if (policy.keep_best && !any_metric) kept = true;
     } else if (all[at].completeness == Completeness::incomplete) {
-      bool any_newer = false;
-      for (size_t other = 0; other < all.size(); ++other) any_newer |= complete(other) && newer(other, at);
-      kept = !policy.keep_partial || !any_newer || kNow - all[at].completed < *policy.keep_partial;
+      bool newer_in_time = false, seen_since = false;
+      for (size_t other = 0; other < all.size(); ++other) {
+        newer_in_time |= complete(other) && newer_by_time(other, at);
+        seen_since |= complete(other) && seen_later(other, at);
+      }
+      kept = !policy.keep_partial || !newer_in_time || !seen_since || young(at, *policy.keep_partial);
     } else {
       kept = true;
     }
@@ -237,6 +299,7 @@ World random_world(Dice& dice) {
                                                : Completeness::complete;
     StepFacts facts = step(dice.below(30), std::chrono::seconds(dice.below(20)), completeness);
     facts.tag += "-" + std::to_string(at);
+    if (dice.one_in(3)) facts.seen = kStoreNow - std::chrono::seconds(dice.below(20));
     facts.pinned = dice.one_in(9);
     facts.latest = dice.one_in(9);
     facts.in_use = dice.one_in(9);
@@ -277,7 +340,7 @@ TEST(RetentionTest, AsASlowReferenceSays) {
       for (const size_t at : without) gone[at] = true;
       return world.without(gone);
     };
-    const auto judgement = judge(policy.value(), world.steps, kNow, room);
+    const auto judgement = judge(policy.value(), world.steps, kMoment, room);
     ASSERT_TRUE(judgement);
     const std::vector<bool> gone = slow_reference(policy.value(), world);
     for (size_t at = 0; at < world.steps.size(); ++at) {

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "io/boot.h"
+#include "io/fault.h"
 #include "io/log.h"
 
 namespace ckptfs::meta {

@@ -84,7 +84,7 @@ Result<> Checkpoint::add_storages() {
   TRY_ASSIGN(const io::Fd file, files_.open(0));
   TRY_ASSIGN(auto archive, meta::formats::ZipArchive::open(file.get(), {0, files_.list()[0].size}));
   for (uint64_t entry = 0; entry < archive.entries(); ++entry) {
-    const std::string key = storage_key(archive.name(entry));
+    const std::string key = storage_key(std::string(archive.name(entry)));
     if (key.empty()) continue;
     TRY_ASSIGN(const auto range, archive.range(entry));
     items_.push_back({key, {meta::formats::Dtype::uint8, {range.size}, {{0, range.offset, range.size}}}, range.size});

@@ -193,11 +193,12 @@ def saves_what_it_may_not_read(me):
             with contextlib.suppress(OSError):
                 os.setxattr(series, "user.ckptfs.source", source.encode())
         answer, _ = me.ask("save", series=f"/{series}", tag="global_step1")
-        if answer["ok"]:
+        if answer["ok"] and me.alone:  # else another process of the attacker's may have a swap folder of its own there
             raise Harm(f"a save of {source}: {answer}")
         with contextlib.suppress(OSError):
             os.setxattr(series, "user.ckptfs.save", b"global_step2")
-            raise Harm(f"a save of {source} by xattr")
+            if me.alone:
+                raise Harm(f"a save of {source} by xattr")
         for name in ("source", "last_error"):
             with contextlib.suppress(OSError):
                 if NAME.encode() in os.getxattr(series, f"user.ckptfs.{name}"):

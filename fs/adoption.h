@@ -1,4 +1,4 @@
-// Adopting a copy (design section 8): how a file that is copied by READs and WRITEs costs no second copy on the disk.
+// Adopting a copy: how a file that is copied by READs and WRITEs costs no second copy on the disk.
 //
 // A file that was just made or emptied will probably hold what another does (fs/guesses.h). Its writer's WRITEs,
 // strictly one after another from 0, are compared with that guess by samples. From the first one on that is much the

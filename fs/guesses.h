@@ -1,4 +1,4 @@
-// What a file that is about to be written will hold (design section 8): the file of the same name that the same thread
+// What a file that is about to be written will hold: the file of the same name that the same thread
 // has open for reading, as shutil.copyfile does; else, in a step, the one at the same place in the step that was made
 // last before it (tar, rsync, and who saves much the same again), if its writer may read that. Each of the two ways is
 // trusted as far as it was right (fs/trust.h), so that a state that changes from step to step costs next to nothing.

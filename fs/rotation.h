@@ -2,7 +2,7 @@
 // has one when something may have changed, arms what is to be armed, removes what no rule keeps, seals what is to be
 // sealed.
 //
-// What the rules would remove and promise 6 of the design protects stays, and is told in the report.
+// What the rules would remove and docs/rotation.md protects stays, and is told in the report.
 //
 // Thread safety: look() and report() from any thread; start() and stop() from one. Lock: mutex_ (a leaf).
 #pragma once

@@ -1,4 +1,4 @@
-// The policy of a series: which of its steps rotation keeps (design section 3). A rule is set by its text, as the xattr
+// The policy of a series: which of its steps rotation keeps. A rule is set by its text, as the xattr
 // of that name has it; an empty text takes it away.
 //
 // A change does not act at once. It is *armed* by the next step that completes, once the series has been left alone for

@@ -1,5 +1,5 @@
 // What happens at a start, before the first request: the index is read once, what the last daemon left half done is
-// ended, and what is damaged is found (design section 5).
+// ended, and what is damaged is found.
 #pragma once
 
 #include <string>

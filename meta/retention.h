@@ -5,7 +5,7 @@
 // A complete step stays if any of the keep rules that are set keeps it; with none set every one stays. An incomplete
 // one stays, but for keep_partial, which takes none that is newer than every complete one. The caps (max_bytes,
 // min_free) then remove complete steps, the oldest first, even those that a rule keeps. What can't be judged is never
-// removed, nor what promise 6 of the design protects: the newest complete step, a pinned one, the one that `latest`
+// removed, nor what docs/rotation.md protects: the newest complete step, a pinned one, the one that `latest`
 // names, one that is in use, and what who set the rules could not remove by hand.
 //
 // Newer is told in two ways: by the time of completion that the files tell, and by the order in which rotation saw the

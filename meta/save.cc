@@ -51,7 +51,7 @@ struct Taken {
   struct stat stat {};          // of the frozen blob
 };
 
-// One save, from the request to the published step. The order of its steps is design section 6's.
+// One save, from the request to the published step.
 class Save {
  public:
   Save(Store& store, const SaveRequest& request)

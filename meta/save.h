@@ -1,4 +1,4 @@
-// Save: a point-in-time clone of the live swap files into a step (design section 6).
+// Save: a point-in-time clone of the live swap files into a step.
 #pragma once
 
 #include <string>

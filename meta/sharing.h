@@ -1,4 +1,4 @@
-// Sharing what was written twice (design section 6, "Dedup"): blocks that two blobs hold both, as their digests tell
+// Sharing what was written twice: blocks that two blobs hold both, as their digests tell
 // and the kernel confirms, are had once. It happens below the blobs: neither changes what it holds.
 #pragma once
 

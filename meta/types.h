@@ -44,7 +44,7 @@ struct InodeRecord {
   BlobNumber blob = 0;
   // Live swap file: the frozen blob it was last saved as, if nothing has changed it since; else 0.
   BlobNumber saved_blob = 0;
-  // Live swap file: bytes that overwriting all of it would newly allocate (design section 6).
+  // Live swap file: bytes that overwriting all of it would newly allocate.
   uint64_t owed = 0;
   // Valid for all but live regular files, whose size, blocks, atime and mtime are those of the blob.
   uint64_t size = 0;

@@ -1,4 +1,4 @@
-// The view of one step: a tree of virtual files made from its tensor map (design section 3).
+// The view of one step: a tree of virtual files made from its tensor map.
 //
 //   by_name/<parameter>/{fp32,exp_avg,exp_avg_sq,param}   one tensor, ranks joined, little-endian
 //   by_name/<second name> -> <parameter>                  tied parameters

@@ -1,4 +1,4 @@
-// Whether all files of a checkpoint are there, by its kind (design section 2): DeepSpeed's, a Hugging Face Trainer's
+// Whether all files of a checkpoint are there, by its kind: DeepSpeed's, a Hugging Face Trainer's
 // (with DeepSpeed's in it, or without), PyTorch's DCP; and whatever was saved through us, by its manifests. Pure
 // functions. Whether somebody still writes to it is another question.
 #pragma once

@@ -48,6 +48,7 @@ class Adoptions {
 
   // Is it being adopted, or was until a moment ago?
   bool knows(InodeNumber inode) const { return find(inode) != nullptr; }
+  bool knows_any() const { return count_ != 0; }
   // To be called before anything but the adopting handle's WRITEs happens to a file. Nothing to do for most.
   Result<> cut(InodeNumber inode);
   // Before an fsync, which makes it durable. `sync`: of the file's data.

@@ -6,6 +6,7 @@
 
 #include "fs/ops.h"
 #include "fs/reply.h"
+#include "fs/sync_file.h"
 #include "meta/names.h"
 
 namespace ckptfs::fs {
@@ -93,11 +94,22 @@ void op_rmdir(fuse_req_t req, fuse_ino_t parent, const char* name) {
   });
 }
 
+// A copy that is adopted still would be cut by a start after a crash (meta/frontiers.h): it is made durable before it
+// takes another file's place.
+Result<> settle_replacing(Filesystem& fs, meta::InodeNumber parent, const std::string& name,
+                          meta::InodeNumber new_parent, const std::string& new_name) {
+  if (!fs.adoptions.knows_any() || !fs.tree.child(new_parent, new_name)) return success();
+  const auto moved = fs.tree.child(parent, name);
+  return moved && fs.adoptions.knows(moved.value()) ? sync_file(fs, moved.value()) : success();
+}
+
 void op_rename(fuse_req_t req, fuse_ino_t parent, const char* name, fuse_ino_t new_parent, const char* new_name,
                unsigned flags) {
   const Reply reply(req, Operation::rename, parent, name);
   if (const auto allowed = check_new_name(new_parent, new_name); !allowed) return reply.error(allowed.error());
   through_gate(reply.fs(), {parent, new_parent}, [reply, new_parent, to = std::string(new_name), flags] {
+    const auto settled = settle_replacing(reply.fs(), reply.inode(), reply.name(), new_parent, to);
+    if (!settled) return reply.logged_error(settled.error());
     const auto renamed = reply.fs().tree.rename(reply.inode(), reply.name(), new_parent, to, flags);
     if (!renamed) return reply.error(renamed.error());
     reply.ok();

@@ -413,7 +413,9 @@ Result<> Index::sync() {
     syncing_ = true;
     const uint64_t covered = commits_.load(std::memory_order_acquire);
     lock.unlock();
+    if (sync_listener_ != nullptr) sync_listener_->before_sync();
     auto result = sync_now();
+    if (sync_listener_ != nullptr) sync_listener_->after_sync();
     lock.lock();
     syncing_ = false;
     if (result) synced_ = covered;

@@ -105,6 +105,14 @@ class Batch {
   bool allowed_on_full_store_ = false;
 };
 
+// Is told of each sync, by the thread that makes it. May commit to the index; must not sync it.
+class SyncListener {
+ public:
+  virtual ~SyncListener() = default;
+  virtual void before_sync() = 0;
+  virtual void after_sync() = 0;
+};
+
 class Index {
  public:
   struct Options {
@@ -152,6 +160,8 @@ class Index {
   // Concurrent calls share one.
   Result<> sync();
   bool dirty() const;
+  // To be called before other threads use the index; null: nobody. It must outlive them.
+  void set_sync_listener(SyncListener* listener) { sync_listener_ = listener; }
   // How many batches have been committed.
   uint64_t commits() const { return commits_.load(std::memory_order_acquire); }
   // How often the disk refused what the index wrote.
@@ -178,6 +188,7 @@ class Index {
   std::unique_ptr<rocksdb::DB> db_;
   std::vector<rocksdb::ColumnFamilyHandle*> handles_;
   io::Fd durable_fd_;
+  SyncListener* sync_listener_ = nullptr;
 
   mutable std::mutex sync_mutex_;  // guards syncing_ and synced_; not held while syncing
   std::condition_variable sync_done_;

@@ -214,8 +214,8 @@ struct Store::Internals {
   std::unique_ptr<Space> space;
   std::unique_ptr<Index> index;
   std::unique_ptr<Frontiers> frontiers;
-  std::unique_ptr<Reaper> reaper;
   std::unique_ptr<Tree> tree;
+  std::unique_ptr<Reaper> reaper;
   std::unique_ptr<SpareBlobs> spares;
   std::unique_ptr<Accounting> accounting;
   std::unique_ptr<Trimmer> trimmer;
@@ -273,11 +273,11 @@ Result<std::unique_ptr<Store>> Store::open(const StoreOptions& options) {
   TRY_ASSIGN(in->frontiers, Frontiers::open(folder + "/frontiers"));
   TRY_ASSIGN(Recovery recovery, recover(*in->index, *in->blobs, *in->frontiers, *in->space));
   TRY(in->frontiers->begin(recovery.uncut));
-  in->reaper = std::make_unique<Reaper>(*in->index, *in->blobs, *in->space);
-  recovery.start.doomed = [reaper = in->reaper.get()](BlobNumber blob) { reaper->doom(blob); };
+  recovery.start.doomed = [internals = in.get()](BlobNumber blob) { internals->reaper->doom(blob); };
   in->recovery = std::move(recovery.report);
   in->tree = std::make_unique<Tree>(*in->index, *in->blobs, *in->space, std::move(recovery.start));
   TRY(in->tree->write_back().load());
+  in->reaper = std::make_unique<Reaper>(*in->index, *in->blobs, *in->space);
   in->spares = std::make_unique<SpareBlobs>(*in->tree, *in->blobs);
   in->accounting = std::make_unique<Accounting>(
       *in->tree, *in->index, *in->blobs,

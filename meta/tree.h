@@ -237,6 +237,8 @@ class Tree {
   void fill_stat(InodeNumber number, Attributes& attributes) const;
   void note_writer(Change& change, InodeNumber folder, const Caller& caller);
   void note_maker(InodeRecord& folder, const Caller& caller);
+  void note_replacing(InodeNumber old_number, const std::string& name, InodeNumber new_number,
+                      const std::string& new_name);
   BlobNumber reserve_blob_number();
 
   Index& index_;

@@ -146,7 +146,10 @@ void Tree::finished_writing(InodeNumber number) {
 // False: it may have been cloned since its extents were read.
 Result<bool> Tree::try_recount_owed(InodeNumber number) {
   TRY_ASSIGN(const InodeRecord before, index_.inode(number));
-  if (before.is_live_file()) write_back_.note_written(number, before.blob);
+  if (before.is_live_file()) {
+    write_back_.note_written(number, before.blob);
+    write_back_.note_closed(before.blob);
+  }
   if (((before.flags & kSwap) == 0 && before.owed == 0) || before.nlink == 0) return true;
   uint64_t clonings = 0;
   {
@@ -226,8 +229,10 @@ Result<> Tree::truncate(InodeNumber number, uint64_t size) {
     TRY(commit(std::move(change)));
   }
   TRY_ASSIGN(const io::Fd fd, open_blob(number, O_WRONLY));
+  TRY_ASSIGN(const struct stat before, io::stat_fd(fd.get()));
   if (::ftruncate(fd.get(), static_cast<off_t>(size)) != 0) return last_error();
   finished_writing(number);
+  if (static_cast<off_t>(size) < before.st_size) write_back_.note_cut(blob);
   return size == 0 ? write_back_.trust(blob) : success();
 }
 

@@ -268,6 +268,16 @@ Result<bool> Tree::relabel_one(Change& change, InodeNumber number, InodeRecord& 
   return true;
 }
 
+// See meta/write_back.h.
+void Tree::note_replacing(InodeNumber old_number, const std::string& name, InodeNumber new_number,
+                          const std::string& new_name) {
+  const auto target = index_.find_entry(new_number, new_name);
+  if (!target || !target.value()) return;
+  const auto entry = index_.entry(old_number, name);
+  const auto moved = entry ? index_.inode(entry.value().inode) : entry.error();
+  if (moved && moved.value().is_live_file()) write_back_.note_replacing(entry.value().inode, moved.value().blob);
+}
+
 Result<std::optional<Dropped>> Tree::rename(InodeNumber old_number, const std::string& name, InodeNumber new_number,
                                             const std::string& new_name, unsigned flags) {
   if ((flags & ~unsigned{RENAME_NOREPLACE}) != 0) return Error(EINVAL);
@@ -275,6 +285,7 @@ Result<std::optional<Dropped>> Tree::rename(InodeNumber old_number, const std::s
   if (is_reserved(old_number, name) || is_reserved(new_number, new_name)) {
     return Error(EBUSY, "/steps and /views cannot be renamed or replaced");
   }
+  note_replacing(old_number, name, new_number, new_name);
   Change change = begin();
   TRY_ASSIGN(const EntryRecord entry, index_.entry(old_number, name));
   TRY_ASSIGN(InodeRecord moved, index_.inode(entry.inode));

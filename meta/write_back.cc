@@ -46,7 +46,11 @@ class WriteBack::OnlySync {
 };
 
 WriteBack::WriteBack(Index& index, const Blobs& blobs, PathOf path_of)
-    : index_(index), blobs_(blobs), path_of_(std::move(path_of)) {}
+    : index_(index), blobs_(blobs), path_of_(std::move(path_of)) {
+  index_.set_sync_listener(this);
+}
+
+WriteBack::~WriteBack() { index_.set_sync_listener(nullptr); }
 
 Result<> WriteBack::load() {
   const std::lock_guard lock(mutex_);
@@ -60,7 +64,68 @@ Result<> WriteBack::load() {
 
 void WriteBack::note_written(InodeNumber file, BlobNumber blob) {
   const std::lock_guard lock(mutex_);
-  written_[blob] = {file, round_};
+  Written& written = written_[blob];
+  written.file = file;
+  written.round = round_;
+}
+
+void WriteBack::note_cut(BlobNumber blob) {
+  const std::lock_guard lock(mutex_);
+  const auto known = written_.find(blob);
+  if (known != written_.end()) known->second.cut = true;
+}
+
+void WriteBack::note_closed(BlobNumber blob) {
+  {
+    const std::lock_guard lock(mutex_);
+    const auto known = written_.find(blob);
+    if (known == written_.end() || !std::exchange(known->second.cut, false)) return;
+  }
+  begin_write_back(blob);
+}
+
+// Who syncs the file is told what fails.
+void WriteBack::begin_write_back(BlobNumber blob) const {
+  if (const auto fd = blobs_.open(blob, O_RDONLY)) ::sync_file_range(fd.value().get(), 0, 0, SYNC_FILE_RANGE_WRITE);
+}
+
+void WriteBack::note_replacing(InodeNumber file, BlobNumber blob) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!written_.contains(blob)) return;
+    if (!in_sync_) {
+      replacing_.emplace(blob, file);
+      return;
+    }
+  }
+  flush_before_names({{blob, file}}, Recorded::durably);
+}
+
+void WriteBack::before_sync() {
+  std::unordered_map<BlobNumber, InodeNumber> files;
+  {
+    const std::lock_guard lock(mutex_);
+    in_sync_ = true;
+    files.swap(replacing_);
+  }
+  flush_before_names(files, Recorded::by_this_sync);
+}
+
+void WriteBack::after_sync() {
+  const std::lock_guard lock(mutex_);
+  in_sync_ = false;
+}
+
+// Each through a descriptor of its own, which the kernel tells of an error that nobody has seen.
+void WriteBack::flush_before_names(const std::unordered_map<BlobNumber, InodeNumber>& files, Recorded how) {
+  for (const auto& [blob, file] : files) begin_write_back(blob);
+  for (const auto& [blob, file] : files) {
+    const auto fd = blobs_.open(blob, O_RDONLY);
+    if (!fd) continue;  // removed since
+    Result<> synced = io::fault_point("write_back.before_names");
+    if (synced) synced = io::fdatasync_fd(fd.value().get());
+    if (!synced) suspect(file, blob, synced.error(), fd.value().get(), how);
+  }
 }
 
 Result<> WriteBack::check(BlobNumber blob) const {
@@ -143,7 +208,7 @@ std::vector<WriteBack::Entry> WriteBack::written_before(uint64_t round) const {
   return entries;
 }
 
-void WriteBack::suspect(InodeNumber file, BlobNumber blob, const Error& error, int fd) {
+void WriteBack::suspect(InodeNumber file, BlobNumber blob, const Error& error, int fd, Recorded how) {
   const SuspectRecord failed{file, error.errno_value()};
   {
     const std::lock_guard lock(mutex_);
@@ -155,17 +220,17 @@ void WriteBack::suspect(InodeNumber file, BlobNumber blob, const Error& error, i
       "written anew (blob {})",
       path_of_(file), error.message(), Blobs::name(blob));
   ::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-  if (const auto recorded = record(blob, failed); !recorded) {
+  if (const auto recorded = record(blob, failed, how); !recorded) {
     log::error("{}: that its writing failed is known until the next mount only: {}", path_of_(file),
                recorded.error().message());
   }
 }
 
-Result<> WriteBack::record(BlobNumber blob, const SuspectRecord& suspect) {
+Result<> WriteBack::record(BlobNumber blob, const SuspectRecord& suspect, Recorded how) {
   Batch batch(index_);
   batch.put_suspect(blob, suspect);
   TRY(index_.commit(std::move(batch)));
-  return index_.sync();
+  return how == Recorded::durably ? index_.sync() : success();
 }
 
 Result<> WriteBack::trust(BlobNumber blob) {

@@ -13,8 +13,15 @@
 //     clean sync becomes suspect.
 // So every sync of a blob, and every syncfs, goes through here.
 //
+// The index becomes durable within a second, data half a minute later. Two habits of programs that do not sync rely on
+// the order of the two, and XFS keeps it for them; so do we. A file that is renamed over another has its content on the
+// disk before its new name is there: each sync of the index writes it back first. A file that was cut and written anew
+// begins to be written back when it is closed. (XFS goes by a flag of its own, XFS_ITRUNCATED, which the close of any
+// descriptor takes, and the daemon cuts with another one than the writer's.)
+//
 // Thread safety: all of it. Locks: syncing_ (held across syncfs and what follows from it, since the kernel tells only
-// one of two callers; no request but save, seal and a search for space takes it), mutex_ (a leaf).
+// one of two callers; no request but save, seal and a search for space takes it), mutex_ (a leaf). Index calls
+// before_sync and after_sync with none held.
 #pragma once
 
 #include <atomic>
@@ -33,17 +40,26 @@
 
 namespace ckptfs::meta {
 
-class WriteBack {
+class WriteBack final : public SyncListener {
  public:
   using PathOf = std::function<std::string(InodeNumber)>;  // for the log
   using IsWriting = std::function<bool(InodeNumber)>;      // has somebody the file open for writing?
   WriteBack(Index& index, const Blobs& blobs, PathOf path_of);
+  ~WriteBack() override;
+  WriteBack(const WriteBack&) = delete;
+  WriteBack& operator=(const WriteBack&) = delete;
 
   // What was suspect when the store was closed. To be called once, before anything else.
   Result<> load();
 
   // Somebody may write to the file's blob, or could until now.
   void note_written(InodeNumber file, BlobNumber blob);
+  // The file was cut; somebody may write it anew.
+  void note_cut(BlobNumber blob);
+  // Nobody has the file open for writing any more.
+  void note_closed(BlobNumber blob);
+  // To be called before the change of the index by which the file takes another's place.
+  void note_replacing(InodeNumber file, BlobNumber blob);
   // What was written to the blob becomes durable. EIO, or as the kernel said, from the first failure on.
   Result<> sync(InodeNumber file, BlobNumber blob, int fd);
   // The kernel has told of a failed write-back otherwise: once, so that no sync will.
@@ -62,10 +78,14 @@ class WriteBack {
   // Syncs all itself where these are very many.
   void prune(const IsWriting& is_writing);
 
+  void before_sync() override;
+  void after_sync() override;
+
  private:
   struct Written {
     InodeNumber file = 0;
     uint64_t round = 0;  // the last sync_all() that had begun when it was noted
+    bool cut = false;    // and not closed by a writer since
   };
   using Entry = std::pair<BlobNumber, Written>;
 
@@ -74,8 +94,12 @@ class WriteBack {
   Result<> sync_one(InodeNumber file, BlobNumber blob, int fd);
   std::vector<Entry> written_before(uint64_t round) const;
   Result<> explain(const Error& error);
-  void suspect(InodeNumber file, BlobNumber blob, const Error& error, int fd);
-  Result<> record(BlobNumber blob, const SuspectRecord& suspect);
+  // Durably, where it does not stand in a sync of the index.
+  enum class Recorded { durably, by_this_sync };
+  void suspect(InodeNumber file, BlobNumber blob, const Error& error, int fd, Recorded how = Recorded::durably);
+  Result<> record(BlobNumber blob, const SuspectRecord& suspect, Recorded how);
+  void begin_write_back(BlobNumber blob) const;
+  void flush_before_names(const std::unordered_map<BlobNumber, InodeNumber>& files, Recorded how);
   void forget_removed();
 
   Index& index_;
@@ -91,6 +115,8 @@ class WriteBack {
   uint64_t clean_ = 0;                           // guarded by mutex_; the last that succeeded
   std::unordered_map<BlobNumber, Written> written_;         // guarded by mutex_; since about the last clean sync_all()
   std::unordered_map<BlobNumber, SuspectRecord> suspects_;  // guarded by mutex_
+  std::unordered_map<BlobNumber, InodeNumber> replacing_;   // guarded by mutex_; to be flushed by the next sync
+  bool in_sync_ = false;                                    // guarded by mutex_; the index is becoming durable
   std::atomic<size_t> count_{0};                            // of suspects_
 };
 

@@ -22,6 +22,7 @@ class WriteBackTest : public ScratchStore {
   void TearDown() override {
     io::set_fault("write_back.sync", "");
     io::set_fault("write_back.sync_all", "");
+    io::set_fault("write_back.before_names", "");
     ScratchStore::TearDown();
   }
   Result<> sync(const std::string& path) {
@@ -57,6 +58,19 @@ TEST_F(WriteBackTest, AFailureStaysAFailureHoweverOftenItIsAsked) {
   open();
   EXPECT_TRUE(sync(kLive));
   expect_clean_fsck();
+}
+
+TEST_F(WriteBackTest, WhatTakesAnothersPlaceIsWrittenBackBeforeItsName) {
+  make_file("/latest", "old");
+  make_file("/tmp", "new");
+  io::set_fault("write_back.before_names", "error:EIO");
+  ASSERT_TRUE(tree().rename(kRootInode, "tmp", kRootInode, "latest", 0));
+  EXPECT_FALSE(is_suspect("/latest"));
+  ASSERT_TRUE(tree().sync());
+  EXPECT_TRUE(is_suspect("/latest"));
+  close();
+  open();
+  EXPECT_TRUE(is_suspect("/latest"));
 }
 
 TEST_F(WriteBackTest, ASaveOfASuspectFileFailsAndNamesIt) {

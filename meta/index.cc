@@ -15,6 +15,7 @@
 #include <span>
 
 #include "io/log.h"
+#include "meta/index_log.h"
 
 namespace ckptfs::meta {
 namespace {
@@ -66,11 +67,9 @@ rocksdb::Options database_options(bool create) {
   o.listeners.push_back(std::make_shared<PassingErrors>());
   o.max_bgerror_resume_count = 0;  // PassingErrors
   o.max_background_jobs = 2;
-  o.keep_log_file_num = 4;
-  o.max_log_file_size = 4 << 20;
   o.max_total_wal_size = 4 << 20;  // what a mount reads again, and what the log adds to the compressed tables on disk
   o.max_manifest_file_size = 16 << 20;
-  o.info_log_level = rocksdb::InfoLogLevel::WARN_LEVEL;
+  o.info_log = index_log();
   return o;
 }
 

@@ -154,9 +154,14 @@ def _take_down(folder):
 
 
 def detach(image):
-    """Detaches every loop device over the file."""
-    for line in run("losetup", "-j", image, check=False).stdout.splitlines():
-        run("losetup", "-d", line.split(":")[0], check=False)
+    """Detaches every loop device over the file; they may go a moment after who mounted them last."""
+
+    def devices():
+        return [line.split(":")[0] for line in run("losetup", "-j", image, check=False).stdout.splitlines()]
+
+    for device in devices():
+        run("losetup", "-d", device, check=False)
+    wait_until(f"{image} has no loop device", lambda: not devices(), 10)
 
 
 def _detach_below(folder):

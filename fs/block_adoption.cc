@@ -1,8 +1,10 @@
 #include "fs/block_adoption.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 
 #include "io/aligned_buffer.h"
@@ -146,10 +148,19 @@ bool BlockAdoption::share(const Adoption::Guess& guess, int blob, off_t offset, 
   }
   if (!unchanged(guess)) {  // whoever opens it for writing is counted before he can write
     ended_ = true;
+    withdraw(blob, offset, size);
     return false;
   }
   add(counters_.bytes_adopted, size);
   return true;
+}
+
+// What was shared may have changed before. It must not stand there if the write that is to replace it fails.
+void BlockAdoption::withdraw(int blob, off_t offset, size_t size) const {
+  constexpr int kMode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
+  if (::fallocate(blob, kMode, offset, static_cast<off_t>(size)) == 0) return;
+  log::error("{}: {} bytes from {} on, are another file's until they are written: {}", name_, size, offset,
+             std::strerror(errno));
 }
 
 }  // namespace ckptfs::fs

@@ -68,6 +68,7 @@ class BlockAdoption {
   Result<std::optional<InodeNumber>> choose(std::span<const std::byte> data, off_t offset, int blob) const;
   std::vector<Part> parts(const Adoption::Guess& guess, std::span<const std::byte> data, uint64_t offset);
   bool share(const Adoption::Guess& guess, int blob, off_t offset, size_t size);
+  void withdraw(int blob, off_t offset, size_t size) const;
   void give_up(const Error& reason);
 
   const std::string name_;

@@ -3,6 +3,8 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <cerrno>
+
 #include "io/fd.h"
 #include "io/log.h"
 
@@ -36,6 +38,14 @@ uint64_t Ballast::bytes() const {
 bool Ballast::has(Part part) const {
   const std::lock_guard lock(mutex_);
   return part == Part::removals ? has_removals_ : has_any_change_;
+}
+
+Result<> Ballast::spend_on(const std::function<Result<>()>& attempt) {
+  auto done = attempt();
+  for (const Part part : {Part::any_change, Part::removals}) {
+    if (!done && done.error().errno_value() == ENOSPC && release(part)) done = attempt();
+  }
+  return done;
 }
 
 bool Ballast::release(Part part) {

@@ -6,8 +6,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <string>
+
+#include "io/result.h"
 
 namespace ckptfs::meta {
 
@@ -22,6 +25,8 @@ class Ballast {
   bool has(Part part) const;
   // Gives its blocks back. False: it was not there.
   bool release(Part part);
+  // Attempts what must succeed on a full store, too: again, while it finds no room and there is ballast to give.
+  Result<> spend_on(const std::function<Result<>()>& attempt);
   // Makes what is missing. `raw_free`: of the file system; `free`: without the reserve of the store.
   void restore(uint64_t free, uint64_t raw_free);
   // Likewise, however little room there is.

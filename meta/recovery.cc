@@ -35,7 +35,7 @@ class Recoverer {
     batch_.put_number(kGenerationKey, generation_ + 1);
     TRY(index_.commit(std::move(batch_)));
     TRY(index_.sync());
-    TRY(blobs_.set_generation(generation_ + 1));
+    TRY(index_.ballast().spend_on([this] { return blobs_.set_generation(generation_ + 1); }));
     recovery_.start.next_inode = inode_limit_;
     recovery_.start.next_blob = blob_limit_;
     return std::move(recovery_);

@@ -86,7 +86,17 @@ class Freeze {
       if (member.record.is_regular()) TRY(tree_.refuse_suspect(number, member.record));
     }
     TRY(io::fault_point("seal.before_publish"));
+    TRY(refuse_open_ones());
     return publish();
+  }
+
+  // A file whose blob is to be another one may have been opened since it was looked at: opens for reading do not wait.
+  Result<> refuse_open_ones() const {
+    for (const auto& [number, member] : members_) {
+      const bool replaced = member.clone != 0 && member.record.nlink == member.names.size();
+      if (replaced && store_.open_files().open_at_all(number)) return busy(number);
+    }
+    return success();
   }
 
   // EBUSY while a writer is open. What cannot be frozen itself (names outside the step, or a mapping that outlived its

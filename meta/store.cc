@@ -98,6 +98,7 @@ Result<> make_store(const StoreOptions& options) {
     const std::string aside = folder + "/meta.new";
     std::error_code error;
     std::filesystem::remove_all(aside, error);
+    TRY(make_folder(aside));
     {
       Index::Options index_options;
       index_options.folder = aside;
@@ -318,7 +319,7 @@ Result<> Store::close() {
   batch.allow_on_full_store();
   TRY(internals_->index->commit(std::move(batch)));
   TRY(internals_->index->sync());
-  return internals_->blobs->set_generation(generation + 1);
+  return internals_->index->ballast().spend_on([&] { return internals_->blobs->set_generation(generation + 1); });
 }
 
 Tree& Store::tree() const { return *internals_->tree; }

@@ -124,7 +124,7 @@ Result<json> freeze(Filesystem& fs, const Peer& peer, const json& arguments) {
     files.push_back(file);
   }
   std::ranges::sort(files);
-  files.erase(std::ranges::unique(files).begin(), files.end());
+  files.erase(std::unique(files.begin(), files.end()), files.end());
   for (const meta::InodeNumber file : files) TRY(wait_for_writers(fs, file, end));
   TRY(meta::freeze_files(fs.store, files));
   for (const meta::InodeNumber file : files) fs.files.invalidate(file);

@@ -330,6 +330,27 @@ TEST_F(SaveTest, SealedStepsAreImmutableAndCanBeRemoved) {
   expect_clean_fsck();
 }
 
+TEST_F(SaveTest, AFileThatIsOpenedWhileItsCopyIsSealedKeepsItsBlob) {
+  ASSERT_TRUE(save("s1"));
+  const InodeNumber mapped = make_file("/steps/s1/a", "mapped");
+  make_file("/steps/s1/b", "looked at after it");
+  void* mapping = nullptr;
+  {
+    const auto fd = tree().open_blob(mapped, O_RDWR);
+    ASSERT_TRUE(fd);
+    mapping = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd.value().get(), 0);
+    ASSERT_NE(mapping, MAP_FAILED);
+  }
+  const BlobNumber blob = tree().inode(mapped).value().blob;
+  open_files_.behind_gate = [&] { open_files_.behind_gate = [&] { open_files_.readers.insert(mapped); }; };
+  EXPECT_EQ(seal(*store_, at("/steps/s1")).error().errno_value(), EBUSY);
+  EXPECT_EQ(tree().inode(mapped).value().blob, blob);
+  open_files_.readers.clear();
+  EXPECT_TRUE(seal(*store_, at("/steps/s1")));
+  EXPECT_NE(tree().inode(mapped).value().blob, blob);
+  ::munmap(mapping, 4096);
+}
+
 TEST_F(SaveTest, SealingGivesNamesInsideTheStepTheirOwnInode) {
   ASSERT_TRUE(save("s1"));
   make_file("/outside", "shared");

@@ -15,7 +15,7 @@
 #include <span>
 
 #include "io/log.h"
-#include "meta/index_log.h"
+#include "meta/index_messages.h"
 
 namespace ckptfs::meta {
 namespace {
@@ -69,7 +69,7 @@ rocksdb::Options database_options(bool create) {
   o.max_background_jobs = 2;
   o.max_total_wal_size = 4 << 20;  // what a mount reads again, and what the log adds to the compressed tables on disk
   o.max_manifest_file_size = 16 << 20;
-  o.info_log = index_log();
+  o.info_log = index_messages();
   return o;
 }
 

@@ -1,4 +1,4 @@
-#include "meta/index_log.h"
+#include "meta/index_messages.h"
 
 #include <rocksdb/env.h>
 
@@ -11,9 +11,9 @@
 namespace ckptfs::meta {
 namespace {
 
-class IndexLog : public rocksdb::Logger {
+class IndexMessages : public rocksdb::Logger {
  public:
-  IndexLog() : Logger(rocksdb::InfoLogLevel::WARN_LEVEL) {}
+  IndexMessages() : Logger(rocksdb::InfoLogLevel::WARN_LEVEL) {}
 
   void LogHeader(const char*, va_list) override {}
 
@@ -32,6 +32,6 @@ class IndexLog : public rocksdb::Logger {
 
 }  // namespace
 
-std::shared_ptr<rocksdb::Logger> index_log() { return std::make_shared<IndexLog>(); }
+std::shared_ptr<rocksdb::Logger> index_messages() { return std::make_shared<IndexMessages>(); }
 
 }  // namespace ckptfs::meta

@@ -11,6 +11,6 @@ namespace ckptfs::meta {
 
 // Warnings and errors. RocksDB's own log is a file beside the index, so its disk fails with it, and a line that is
 // written after one that failed ends the process (an assertion of its WritableFileWriter). Any thread.
-std::shared_ptr<rocksdb::Logger> index_log();
+std::shared_ptr<rocksdb::Logger> index_messages();
 
 }  // namespace ckptfs::meta

@@ -15,6 +15,7 @@
 #include <span>
 
 #include "io/log.h"
+#include "meta/index_log.h"
 #include "meta/index_messages.h"
 
 namespace ckptfs::meta {
@@ -63,6 +64,7 @@ rocksdb::Options database_options(bool create) {
   // After a power loss the end of the log may have holes: its pages reach the disk in any order. The log is read up to
   // the first hole; check_durable() tells whether anything that was durable lies behind it.
   o.wal_recovery_mode = rocksdb::WALRecoveryMode::kPointInTimeRecovery;
+  o.env = env_with_trusted_logs();
   o.max_open_files = 256;
   o.listeners.push_back(std::make_shared<PassingErrors>());
   o.max_bgerror_resume_count = 0;  // PassingErrors

@@ -311,6 +311,7 @@ Result<> Store::close() {
   TRY(io::fault_point("store.close"));
   // Data first: what was written through passthrough and never fsynced is in the page cache still.
   TRY(internals_->tree->write_back().sync_all());
+  TRY(internals_->tree->write_back().check_all());  // who was told of a failure may have ended since
   // Only a start that is not clean looks for what is damaged: it has to be found, and cut, the next time too.
   TRY_ASSIGN(const uint64_t generation, internals_->index->generation());
   Batch batch(*internals_->index);

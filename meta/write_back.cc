@@ -55,7 +55,7 @@ WriteBack::~WriteBack() { index_.set_sync_listener(nullptr); }
 Result<> WriteBack::load() {
   const std::lock_guard lock(mutex_);
   TRY(index_.for_each_suspect([this](BlobNumber blob, const SuspectRecord& record) -> Result<> {
-    suspects_.emplace(blob, record);
+    suspects_.emplace(blob, Suspect{record, /*is_new=*/false});
     return success();
   }));
   count_.store(suspects_.size(), std::memory_order_release);
@@ -132,14 +132,30 @@ Result<> WriteBack::check(BlobNumber blob) const {
   if (suspects() == 0) return success();
   const std::lock_guard lock(mutex_);
   const auto found = suspects_.find(blob);
-  return found == suspects_.end() ? Result<>(success()) : is_suspect(found->second.errno_value);
+  return found == suspects_.end() ? Result<>(success()) : is_suspect(found->second.record.errno_value);
+}
+
+Result<> WriteBack::check_all() {
+  forget_removed();
+  std::vector<InodeNumber> files;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [blob, suspect] : suspects_) {
+      if (suspect.is_new) files.push_back(suspect.record.file);
+    }
+  }
+  if (files.empty()) return success();
+  return Error(EIO, "what was written to these files did not reach the disk:" + names_of(files));
 }
 
 Result<> WriteBack::sync(InodeNumber file, BlobNumber blob, int fd) {
   TRY(check(blob));
   auto synced = sync_one(file, blob, fd);
-  if (!synced) failed(file, blob, fd, synced.error());
-  return synced;
+  if (!synced) {
+    failed(file, blob, fd, synced.error());
+    return synced;
+  }
+  return check(blob);  // another thread may have been told
 }
 
 // The file system has the error, too: whom else it befell is found out while this blob explains it.
@@ -150,7 +166,6 @@ void WriteBack::failed(InodeNumber file, BlobNumber blob, int fd, const Error& e
 
 Result<> WriteBack::sync_one(InodeNumber file, BlobNumber blob, int fd) {
   const OnlySync only(*this, blob);
-  TRY(check(blob));
   Result<> synced = io::fault_point("write_back.sync");
   if (synced) synced = io::fdatasync_fd(fd);
   if (!synced) suspect(file, blob, synced.error(), fd);
@@ -160,27 +175,35 @@ Result<> WriteBack::sync_one(InodeNumber file, BlobNumber blob, int fd) {
 Result<> WriteBack::sync_all() {
   const std::lock_guard one_at_a_time(syncing_);
   uint64_t round = 0;
+  std::unordered_set<BlobNumber> explaining;
   {
     const std::lock_guard lock(mutex_);
     round = ++round_;
+    explaining = std::exchange(explaining_, {});
   }
   Result<> synced = io::fault_point("write_back.sync_all");
   if (synced) synced = io::syncfs_fd(blobs_.folder_fd());
-  if (!synced) return explain(synced.error());
+  if (!synced) return explain(synced.error(), std::move(explaining));
   const std::lock_guard lock(mutex_);
   clean_ = round;
   return success();
 }
 
 // Which blobs it was. Another file system error (no memory, say) makes nothing suspect: the next call tells.
-Result<> WriteBack::explain(const Error& error) {
+Result<> WriteBack::explain(const Error& error, std::unordered_set<BlobNumber> explaining) {
   log::error("the store's file system failed to write: {}", error.message());
-  std::vector<Entry> found;
   const std::vector<Entry> written = written_before(UINT64_MAX);
   for (const Entry& entry : written) {
     const auto fd = blobs_.open(entry.first, O_RDONLY);
-    if (!fd) continue;  // removed since
-    if (!sync_one(entry.second.file, entry.first, fd.value().get())) found.push_back(entry);
+    if (fd) static_cast<void>(sync_one(entry.second.file, entry.first, fd.value().get()));  // else removed since
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    explaining.merge(std::exchange(explaining_, {}));
+  }
+  std::vector<InodeNumber> found;
+  for (const auto& [blob, of] : written) {
+    if (explaining.contains(blob)) found.push_back(of.file);
   }
   const bool of_the_index = std::exchange(index_failures_, index_.failures()) != index_.failures();
   if (found.empty() && !of_the_index) {
@@ -188,15 +211,22 @@ Result<> WriteBack::explain(const Error& error) {
       const auto fd = blobs_.open(entry.first, O_RDONLY);
       if (!fd) continue;
       suspect(entry.second.file, entry.first, error, fd.value().get());
-      found.push_back(entry);
+      found.push_back(entry.second.file);
     }
+    const std::lock_guard lock(mutex_);
+    explaining_.clear();
   }
-  std::string names;
-  for (size_t i = 0; i < std::min(found.size(), kNamed); ++i) names += " " + path_of_(found[i].second.file);
-  if (found.size() > kNamed) names += " and " + std::to_string(found.size() - kNamed) + " more";
+  const std::string names = names_of(found);
   return Error(error.errno_value(), "the disk failed to take what was written" +
                                         (names.empty() ? "" : "; not to be trusted any more:" + names) + " (" +
                                         error.message() + ")");
+}
+
+std::string WriteBack::names_of(const std::vector<InodeNumber>& files) const {
+  std::string names;
+  for (size_t i = 0; i < std::min(files.size(), kNamed); ++i) names += " " + path_of_(files[i]);
+  if (files.size() > kNamed) names += " and " + std::to_string(files.size() - kNamed) + " more";
+  return names;
 }
 
 std::vector<WriteBack::Entry> WriteBack::written_before(uint64_t round) const {
@@ -212,7 +242,8 @@ void WriteBack::suspect(InodeNumber file, BlobNumber blob, const Error& error, i
   const SuspectRecord failed{file, error.errno_value()};
   {
     const std::lock_guard lock(mutex_);
-    if (!suspects_.emplace(blob, failed).second) return;
+    explaining_.insert(blob);
+    if (!suspects_.emplace(blob, Suspect{failed}).second) return;
     count_.store(suspects_.size(), std::memory_order_release);
   }
   log::error(
@@ -257,7 +288,9 @@ void WriteBack::forget_removed() {
 
 std::vector<std::pair<BlobNumber, SuspectRecord>> WriteBack::suspect_blobs() const {
   const std::lock_guard lock(mutex_);
-  return {suspects_.begin(), suspects_.end()};
+  std::vector<std::pair<BlobNumber, SuspectRecord>> list;
+  for (const auto& [blob, suspect] : suspects_) list.emplace_back(blob, suspect.record);
+  return list;
 }
 
 void WriteBack::prune(const IsWriting& is_writing) {

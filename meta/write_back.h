@@ -10,7 +10,7 @@
 //   - the blob's own, which fdatasync through any descriptor reports if nobody was told of it before;
 //   - the file system's, which syncfs reports on a descriptor that was open before it happened. When no blob explains
 //     such an error (its inode left memory, or another descriptor was told), every blob that was written since the last
-//     clean sync becomes suspect.
+//     clean sync becomes suspect. A blob explains the errors up to the first syncfs after its own, and none later.
 // So every sync of a blob, and every syncfs, goes through here.
 //
 // The index becomes durable within a second, data half a minute later. Two habits of programs that do not sync rely on
@@ -69,6 +69,8 @@ class WriteBack final : public SyncListener {
 
   // An error where the blob is suspect.
   Result<> check(BlobNumber blob) const;
+  // An error that names the files that became suspect since load(), and still are.
+  Result<> check_all();
   // The file is empty, or somebody takes what the disk holds for its content; a blob that is gone needs no call.
   Result<> trust(BlobNumber blob);
   size_t suspects() const { return count_.load(std::memory_order_acquire); }
@@ -88,12 +90,17 @@ class WriteBack final : public SyncListener {
     bool cut = false;    // and not closed by a writer since
   };
   using Entry = std::pair<BlobNumber, Written>;
+  struct Suspect {
+    SuspectRecord record;
+    bool is_new = true;  // since load()
+  };
 
   class OnlySync;
 
   Result<> sync_one(InodeNumber file, BlobNumber blob, int fd);
   std::vector<Entry> written_before(uint64_t round) const;
-  Result<> explain(const Error& error);
+  Result<> explain(const Error& error, std::unordered_set<BlobNumber> explaining);
+  std::string names_of(const std::vector<InodeNumber>& files) const;
   // Durably, where it does not stand in a sync of the index.
   enum class Recorded { durably, by_this_sync };
   void suspect(InodeNumber file, BlobNumber blob, const Error& error, int fd, Recorded how = Recorded::durably);
@@ -113,11 +120,12 @@ class WriteBack final : public SyncListener {
   uint64_t round_ = 0;                           // guarded by mutex_; sync_all()s that have begun
   uint64_t index_failures_ = 0;                  // guarded by syncing_; of the index, that the file system has told of
   uint64_t clean_ = 0;                           // guarded by mutex_; the last that succeeded
-  std::unordered_map<BlobNumber, Written> written_;         // guarded by mutex_; since about the last clean sync_all()
-  std::unordered_map<BlobNumber, SuspectRecord> suspects_;  // guarded by mutex_
-  std::unordered_map<BlobNumber, InodeNumber> replacing_;   // guarded by mutex_; to be flushed by the next sync
-  bool in_sync_ = false;                                    // guarded by mutex_; the index is becoming durable
-  std::atomic<size_t> count_{0};                            // of suspects_
+  std::unordered_map<BlobNumber, Written> written_;        // guarded by mutex_; since about the last clean sync_all()
+  std::unordered_map<BlobNumber, Suspect> suspects_;       // guarded by mutex_
+  std::unordered_set<BlobNumber> explaining_;              // guarded by mutex_; failed since the last syncfs began
+  std::unordered_map<BlobNumber, InodeNumber> replacing_;  // guarded by mutex_; to be flushed by the next sync
+  bool in_sync_ = false;                                   // guarded by mutex_; the index is becoming durable
+  std::atomic<size_t> count_{0};                           // of suspects_
 };
 
 }  // namespace ckptfs::meta

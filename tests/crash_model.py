@@ -82,6 +82,9 @@ class Content:
     def now(self):
         return self.later[-1] if self.later else self.certain
 
+    def possible(self):
+        return [self.certain, *self.later]
+
     def change(self, data):
         self.later.append(bytes(data))
 
@@ -89,7 +92,7 @@ class Content:
         self.certain, self.later, self.synced = self.now(), [], True
 
     def check(self, got, name):
-        candidates = [self.certain, *self.later]
+        candidates = self.possible()
         shortest = min(len(one) for one in candidates)
         longest = max(len(one) for one in candidates)
         true(shortest <= len(got) <= longest, f"{name}: {len(got)} bytes, {shortest} to {longest} are possible")

@@ -23,6 +23,7 @@ class WriteBackTest : public ScratchStore {
     io::set_fault("write_back.sync", "");
     io::set_fault("write_back.sync_all", "");
     io::set_fault("write_back.before_names", "");
+    if (store_) crash();  // a close tells of what is suspect
     ScratchStore::TearDown();
   }
   Result<> sync(const std::string& path) {
@@ -49,7 +50,7 @@ TEST_F(WriteBackTest, AFailureStaysAFailureHoweverOftenItIsAsked) {
   EXPECT_FALSE(sync(kLive));
   EXPECT_FALSE(sync(kLive));
   EXPECT_TRUE(sync(kOther));
-  close();
+  crash();
   open();
   EXPECT_FALSE(sync(kLive));
   ASSERT_TRUE(tree().truncate(at(kLive), 0));
@@ -109,6 +110,26 @@ TEST_F(WriteBackTest, AnErrorOfOneFileLeavesTheOthersAlone) {
   io::set_fault("write_back.sync", "1:error:ENOSPC");
   EXPECT_EQ(save("s1").error().errno_value(), EIO);
   EXPECT_EQ(tree().write_back().suspects(), 1U);
+}
+
+TEST_F(WriteBackTest, AFileExplainsNoErrorAfterItsOwn) {
+  io::set_fault("write_back.sync_all", "1:error:EIO");
+  fail(kLive);
+  EXPECT_FALSE(is_suspect(kOther));
+  io::set_fault("write_back.sync_all", "1:error:EIO");
+  EXPECT_FALSE(tree().write_back().sync_all());
+  EXPECT_TRUE(is_suspect(kOther));
+}
+
+TEST_F(WriteBackTest, TheCloseNamesWhatFailedSinceTheStart) {
+  fail(kLive);
+  const auto closed = store_->close();
+  ASSERT_FALSE(closed);
+  EXPECT_TRUE(names(closed.error(), kLive)) << closed.error().message();
+  crash();
+  open();
+  EXPECT_FALSE(sync(kLive));
+  EXPECT_TRUE(store_->close());
 }
 
 TEST_F(WriteBackTest, WhatCanStillBeWrittenIsRememberedOverACleanSync) {

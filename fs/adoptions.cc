@@ -220,6 +220,7 @@ Result<> Adoptions::settle(InodeNumber inode, int blob, const std::function<Resu
 Result<> Adoptions::empty(InodeNumber inode) {
   TRY_ASSIGN(const io::Fd blob, fs_.tree.open_blob(inode, O_WRONLY));
   if (::ftruncate(blob.get(), 0) != 0) return last_error("ftruncate");
+  TRY(io::fsync_fd(blob.get()));  // before it counts as settled
   log::error("{}: it is emptied, as the copy of it did not reach the disk", fs_.tree.path_of(inode));
   fs_.files.invalidate(inode);
   return success();

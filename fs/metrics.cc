@@ -136,7 +136,7 @@ void add_store(Metrics& metrics, const Filesystem& fs) {
   const meta::RecoveryReport& recovery = fs.store.recovery();
   metrics.begin("damaged_files", "Files whose blob is missing or short (recovery), or no longer as written (scrub).",
                 "gauge");
-  metrics.labelled("damaged_files", "found_by", "recovery", fs.tree.damaged_files());
+  metrics.labelled("damaged_files", "found_by", "recovery", fs.tree.damaged_files().size());
   metrics.labelled("damaged_files", "found_by", "scrub", care.damaged.size());
   metrics.gauge("suspect_files", "Files whose write-back failed, and that were not written anew.",
                 fs.tree.write_back().suspects());

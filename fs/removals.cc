@@ -59,17 +59,19 @@ bool Removals::is_freeing() const {
 void Removals::run() {
   io::become_background_thread();
   std::unique_lock lock(mutex_);
+  std::string after;  // what is taken out of the first directory
   while (true) {
     wake_.wait(lock, [this] { return stopping_ || !directories_.empty(); });
     if (stopping_) return;
     const meta::InodeNumber directory = directories_.front();
     lock.unlock();
-    const auto done = empty_next(directory);
+    const auto done = empty_next(directory, after);
     const bool gone = !done && done.error().errno_value() == ENOENT;
     if (!done && !gone) {
       log::error("what was removed (inode {}) is not emptied yet, trying again: {}", directory, done.error().message());
     }
     lock.lock();
+    if (!done || done.value()) after.clear();
     if (gone || (done && done.value())) directories_.pop_front();
     if (!done && !gone) std::rotate(directories_.begin(), directories_.begin() + 1, directories_.end());
     last_ = std::chrono::steady_clock::now();
@@ -77,8 +79,8 @@ void Removals::run() {
   }
 }
 
-Result<bool> Removals::empty_next(meta::InodeNumber directory) {
-  TRY_ASSIGN(const meta::Tree::Purged purged, fs_.tree.purge(directory, kNamesAtOnce));
+Result<bool> Removals::empty_next(meta::InodeNumber directory, std::string& after) {
+  TRY_ASSIGN(meta::Tree::Purged purged, fs_.tree.purge(directory, after, kNamesAtOnce));
   if (purged.missing != 0) {
     log::error("inode {}, which was removed: {} names in it led to no inode", directory, purged.missing);
   }
@@ -94,6 +96,7 @@ Result<bool> Removals::empty_next(meta::InodeNumber directory) {
     directories_.insert(directories_.end(), purged.directories.begin(), purged.directories.end());
   }
   if (purged.done) fs_.files.taken_out(directory);
+  after = std::move(purged.last);
   return purged.done;
 }
 

@@ -36,7 +36,7 @@ class Removals {
 
  private:
   void run();
-  Result<bool> empty_next(meta::InodeNumber directory);
+  Result<bool> empty_next(meta::InodeNumber directory, std::string& after);
 
   Filesystem& fs_;
   mutable std::mutex mutex_;

@@ -102,6 +102,7 @@ void Rotation::run() {
 }
 
 Result<> Rotation::look_after_all() {
+  if (!fs_.tree.is_inspected()) return success();  // what is damaged is not known yet
   fs_.files.forget_closed_before(Clock::now() - 2 * std::chrono::seconds(fs_.options.quiet_seconds));
   TRY_ASSIGN(const auto all, meta::list_series(fs_.tree));
   Findings findings;

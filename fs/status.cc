@@ -50,7 +50,7 @@ json space_of(const meta::SpaceReport& space) {
           {"reserve", space.reserve}, {"ballast", space.ballast}, {"owed", space.owed}};
 }
 
-json recovery_of(const meta::RecoveryReport& recovery) {
+json recovery_of(const meta::RecoveryReport& recovery, const meta::Tree& tree) {
   return {{"clean", recovery.clean},
           {"inodes", recovery.inodes},
           {"blobs", recovery.blobs},
@@ -58,7 +58,8 @@ json recovery_of(const meta::RecoveryReport& recovery) {
           {"orphan_blobs", recovery.orphan_blobs},
           {"cut_files", recovery.cut_files},
           {"raised_references", recovery.raised_references},
-          {"damaged", recovery.damaged}};
+          {"inspected", tree.is_inspected()},
+          {"damaged", tree.damaged_files()}};
 }
 
 json care_of(const meta::CaretakerReport& care) {
@@ -83,7 +84,7 @@ json rotation_of(const Filesystem& fs) {
 json warnings_of(const Filesystem& fs) {
   json warnings = json::array();
   const meta::RecoveryReport& recovery = fs.store.recovery();
-  if (const size_t damaged = fs.tree.damaged_files(); damaged != 0) {
+  if (const size_t damaged = fs.tree.damaged_files().size(); damaged != 0) {
     warnings.push_back(std::to_string(damaged) + " files are damaged: opening them is EIO");
   }
   if (recovery.older_index) {
@@ -136,7 +137,7 @@ json status_of(const Filesystem& fs) {
           {"odirect", fs.modes.odirect == OdirectOption::safe ? "safe" : "raw"},
           {"alignment", {{"memory", alignment.memory}, {"offset", alignment.offset}, {"harmful", alignment.harmful()}}},
           {"space", space_of(fs.store.space())},
-          {"recovery", recovery_of(fs.store.recovery())},
+          {"recovery", recovery_of(fs.store.recovery(), fs.tree)},
           {"counters", counters_of(fs.counters)},
           {"care", care_of(fs.caretaker.report())},
           {"rotation", rotation_of(fs)},

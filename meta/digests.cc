@@ -152,7 +152,7 @@ Result<bool> record_digests(Store& store, InodeNumber file, const InodeRecord& r
 // Whether a blob's digests can be believed now, and what they say.
 Verdict standing(const InodeRecord& record, const BlobDigest& digest) {
   if (digest.state == DigestState::none) return Verdict::undigested;
-  const bool changed = record.is_live_file() && (record.flags & kDigested) == 0;
+  const bool changed = record.is_live_file() && ((record.flags & kDigested) == 0 || (record.flags & kRecovered) != 0);
   if (changed || digest.state == DigestState::changed) return Verdict::changed;
   return digest.state == DigestState::damaged ? Verdict::damaged : Verdict::ok;
 }

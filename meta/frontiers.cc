@@ -11,6 +11,7 @@
 #include "io/boot.h"
 #include "io/fault.h"
 #include "io/log.h"
+#include "meta/blobs.h"
 
 namespace ckptfs::meta {
 namespace {
@@ -21,11 +22,13 @@ using Entry = std::array<uint64_t, 2>;
 
 }  // namespace
 
-Result<std::unique_ptr<Frontiers>> Frontiers::open(const std::string& file) {
+Result<std::unique_ptr<Frontiers>> Frontiers::open(const std::string& file, Index& index) {
   TRY_ASSIGN(std::string boot, io::boot_id());
   TRY_ASSIGN(io::Fd fd, io::open_at(AT_FDCWD, file, O_RDWR | O_CREAT, 0600));
-  std::unique_ptr<Frontiers> frontiers(new Frontiers(std::move(fd), std::move(boot)));
+  std::unique_ptr<Frontiers> frontiers(new Frontiers(std::move(fd), std::move(boot), index));
   TRY(frontiers->read());
+  TRY_ASSIGN(frontiers->settled_, index.number_or_zero(kSettledKey));
+  frontiers->recorded_ = frontiers->settled_;
   return frontiers;
 }
 
@@ -64,6 +67,7 @@ Result<> Frontiers::begin(const std::vector<BlobNumber>& uncut) {
   for (size_t position = 0; position < std::min(uncut.size(), kSlots); ++position) {
     TRY(write(position, uncut[position], left(uncut[position]).value_or(0)));
   }
+  unsettled_ = {uncut.begin(), uncut.end()};
   left_.clear();
   return success();
 }
@@ -83,24 +87,70 @@ Result<> Frontiers::set_frontier(size_t position, uint64_t frontier) const {
 }
 
 Result<std::optional<Frontiers::Slot>> Frontiers::take(BlobNumber blob) {
-  size_t position = 0;
-  {
-    const std::lock_guard lock(mutex_);
-    if (const auto kept = kept_.find(blob); kept != kept_.end()) {
-      position = kept->second;
-      kept_.erase(kept);
-    } else {
-      if (free_.empty()) return std::optional<Slot>();
-      position = free_.back();
-      free_.pop_back();
-    }
-  }
-  Slot slot(*this, position, blob);
-  if (auto written = write(position, blob, 0); !written) {
+  const auto position = take_position(blob);
+  if (!position) return std::optional<Slot>();
+  Slot slot(*this, *position, blob);
+  auto taken = lower_settled(blob);
+  if (taken) taken = write(*position, blob, 0);
+  if (!taken) {
     slot.give_back();
-    return std::move(written).error();
+    return std::move(taken).error();
   }
   return std::optional(std::move(slot));
+}
+
+std::optional<size_t> Frontiers::take_position(BlobNumber blob) {
+  const std::lock_guard lock(mutex_);
+  size_t position = 0;
+  if (const auto kept = kept_.find(blob); kept != kept_.end()) {
+    position = kept->second;
+    kept_.erase(kept);
+  } else {
+    if (free_.empty()) return std::nullopt;
+    position = free_.back();
+    free_.pop_back();
+  }
+  unsettled_.insert(blob);
+  return position;
+}
+
+Result<> Frontiers::record_settled(BlobNumber below) {
+  Batch batch(index_);
+  batch.put_number(kSettledKey, below);
+  batch.allow_on_full_store();
+  TRY(index_.commit(std::move(batch)));
+  recorded_ = below;
+  return success();
+}
+
+// Others that come meanwhile sync, too: what one of them recorded is durable for none before that.
+Result<> Frontiers::lower_settled(BlobNumber blob) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (blob >= settled_) return success();
+    if (blob < recorded_) TRY(record_settled(blob));
+  }
+  TRY(index_.sync());
+  const std::lock_guard lock(mutex_);
+  settled_ = std::min(settled_, blob);
+  return success();
+}
+
+// Of the last block of numbers that was allotted some are not used yet.
+Result<> Frontiers::raise_settled() {
+  TRY_ASSIGN(const uint64_t limit, index_.number(kBlobLimitKey));
+  const std::lock_guard lock(mutex_);
+  BlobNumber below = limit - std::min(limit, kNumberBlock);
+  if (!unsettled_.empty()) below = std::min(below, *unsettled_.begin());
+  if (below <= recorded_) return success();
+  TRY(record_settled(below));
+  settled_ = below;
+  return success();
+}
+
+Result<> Frontiers::take_off_mark(BlobNumber blob, int fd) {
+  const std::lock_guard lock(mutex_);
+  return unsettled_.contains(blob) ? Result<>(success()) : Blobs::set_unsettled(fd, false);
 }
 
 Frontiers::Slot::Slot(Slot&& other) noexcept
@@ -122,6 +172,7 @@ void Frontiers::Slot::give_back() {
   const auto emptied = owner_->empty(position_);
   if (!emptied) log::warn("frontiers: {}", emptied.error().message());
   const std::lock_guard lock(owner_->mutex_);
+  owner_->unsettled_.erase(blob_);
   if (emptied) {
     owner_->free_.push_back(position_);
   } else {

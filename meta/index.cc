@@ -285,11 +285,13 @@ Result<uint64_t> Index::number(const char* key) const {
   return decode_number(value);
 }
 
-Result<uint64_t> Index::generation() const {
-  auto found = number(kGenerationKey);
+Result<uint64_t> Index::number_or_zero(const char* key) const {
+  auto found = number(key);
   if (!found && found.error().errno_value() == ENOENT) return uint64_t{0};
   return found;
 }
+
+Result<uint64_t> Index::generation() const { return number_or_zero(kGenerationKey); }
 
 Result<> Index::scan(Table table, const std::string& prefix,
                      const std::function<Result<>(std::string_view, std::string_view)>& visit) const {
@@ -308,6 +310,20 @@ Result<std::vector<DirectoryEntry>> Index::entries(InodeNumber parent) const {
     list.push_back({std::string(key_name(key)), entry.inode, entry.type});
     return success();
   }));
+  return list;
+}
+
+Result<std::vector<DirectoryEntry>> Index::entries_after(InodeNumber parent, const std::string& after,
+                                                         size_t most) const {
+  const std::string prefix = number_key(parent), behind = name_key(parent, after);
+  const std::unique_ptr<rocksdb::Iterator> it(db_->NewIterator({}, handle(Table::entries)));
+  std::vector<DirectoryEntry> list;
+  for (it->Seek(behind); list.size() < most && it->Valid() && it->key().starts_with(prefix); it->Next()) {
+    if (it->key() == behind) continue;
+    TRY_ASSIGN(const EntryRecord entry, decode_entry(it->value().ToStringView()));
+    list.push_back({std::string(key_name(it->key().ToStringView())), entry.inode, entry.type});
+  }
+  if (!it->status().ok()) return from_status(it->status());
   return list;
 }
 

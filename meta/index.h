@@ -45,8 +45,10 @@ inline constexpr const char* kFormatKey = "format";
 inline constexpr const char* kCleanKey = "clean";
 inline constexpr const char* kInodeLimitKey = "inode_limit";  // numbers from here on have never been used
 inline constexpr const char* kBlobLimitKey = "blob_limit";
+inline constexpr uint64_t kNumberBlock = 256;  // numbers allotted at a time
 inline constexpr const char* kGenerationKey = "generation";
 inline constexpr const char* kScrubbedKey = "scrubbed";  // the scrub goes on behind this blob
+inline constexpr const char* kSettledKey = "settled";    // all blobs below are settled (meta/frontiers.h)
 
 // Before the number of a blob whose write-back failed.
 inline constexpr const char* kSuspectPrefix = "suspect/";
@@ -137,12 +139,15 @@ class Index {
   Result<std::optional<StepRecord>> find_step(InodeNumber inode) const;  // likewise
   Result<KeptMap> map(InodeNumber step) const;
   Result<uint64_t> number(const char* key) const;
+  Result<uint64_t> number_or_zero(const char* key) const;  // 0 where there is none
   // Raised at each start and each clean end, here and then in blobs/ (meta/blobs.h): an index that is behind blobs/ is
   // an older copy. 0 where it never was.
   Result<uint64_t> generation() const;
   Result<std::vector<io::Digest>> digests(BlobNumber blob, uint64_t group) const;
 
   Result<std::vector<DirectoryEntry>> entries(InodeNumber parent) const;
+  // Up to `most`, those behind the name `after`.
+  Result<std::vector<DirectoryEntry>> entries_after(InodeNumber parent, const std::string& after, size_t most) const;
   Result<bool> has_entries(InodeNumber parent) const;
   Result<std::vector<std::string>> xattr_names(InodeNumber inode) const;
 

@@ -1,6 +1,8 @@
 #include "meta/reaper.h"
 
+#include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "io/fault.h"
 #include "io/log.h"
@@ -8,10 +10,11 @@
 namespace ckptfs::meta {
 namespace {
 constexpr std::chrono::seconds kInterval{1};
-}
+constexpr size_t kBlobsAtOnce = 4096;  // in one change of the index
+}  // namespace
 
-Reaper::Reaper(Index& index, const Blobs& blobs, const Space& space)
-    : index_(index), blobs_(blobs), space_(space), thread_([this] { run(); }) {}
+Reaper::Reaper(Index& index, const Blobs& blobs, const Space& space, Frontiers& frontiers)
+    : index_(index), blobs_(blobs), space_(space), frontiers_(frontiers), thread_([this] { run(); }) {}
 
 Reaper::~Reaper() { stop(); }
 
@@ -21,6 +24,13 @@ void Reaper::doom(BlobNumber blob) {
   const std::lock_guard lock(mutex_);
   doomed_.push_back(blob);
   if (!low) return;
+  urgent_ = true;
+  wake_.notify_one();
+}
+
+void Reaper::doom(const std::vector<BlobNumber>& blobs) {
+  const std::lock_guard lock(mutex_);
+  doomed_.insert(doomed_.end(), blobs.begin(), blobs.end());
   urgent_ = true;
   wake_.notify_one();
 }
@@ -44,11 +54,14 @@ void Reaper::run() {
       urgent_ = false;
       doomed.swap(doomed_);
     }
-    round(doomed);
+    round(std::move(doomed));
   }
 }
 
-void Reaper::round(const std::vector<BlobNumber>& doomed) {
+void Reaper::round(std::vector<BlobNumber> doomed) {
+  if (const auto raised = frontiers_.raise_settled(); !raised) {
+    log::warn("the next start after a crash may take longer: {}", raised.error().message());
+  }
   const auto removed = doomed.empty() ? index_.sync() : remove(doomed);
   if (!removed) {
     log::error("what changed is not durable yet, trying again: {}", removed.error().message());
@@ -58,7 +71,17 @@ void Reaper::round(const std::vector<BlobNumber>& doomed) {
   if (const auto space = space_.report()) index_.ballast().restore(space.value().free, space.value().raw_free);
 }
 
-Result<> Reaper::remove(const std::vector<BlobNumber>& doomed) {
+// What is removed is taken out of `doomed`.
+Result<> Reaper::remove(std::vector<BlobNumber>& doomed) {
+  while (!doomed.empty()) {
+    const size_t rest = doomed.size() - std::min(doomed.size(), kBlobsAtOnce);
+    TRY(remove_some(std::span(doomed).subspan(rest)));
+    doomed.resize(rest);
+  }
+  return success();
+}
+
+Result<> Reaper::remove_some(std::span<const BlobNumber> doomed) {
   TRY(index_.sync());
   TRY(io::fault_point("reaper.before_remove"));
   Batch batch(index_);

@@ -9,10 +9,12 @@
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
+#include <span>
 #include <thread>
 #include <vector>
 
 #include "meta/blobs.h"
+#include "meta/frontiers.h"
 #include "meta/index.h"
 #include "meta/space.h"
 
@@ -20,22 +22,26 @@ namespace ckptfs::meta {
 
 class Reaper {
  public:
-  Reaper(Index& index, const Blobs& blobs, const Space& space);
+  Reaper(Index& index, const Blobs& blobs, const Space& space, Frontiers& frontiers);
   ~Reaper();  // as stop()
 
   // Its last name has gone in a committed batch.
   void doom(BlobNumber blob);
+  // What the last daemon left to be removed.
+  void doom(const std::vector<BlobNumber>& blobs);
   // Ends the thread after a last round.
   void stop();
 
  private:
   void run();
-  void round(const std::vector<BlobNumber>& doomed);
-  Result<> remove(const std::vector<BlobNumber>& doomed);
+  void round(std::vector<BlobNumber> doomed);
+  Result<> remove(std::vector<BlobNumber>& doomed);
+  Result<> remove_some(std::span<const BlobNumber> doomed);
 
   Index& index_;
   const Blobs& blobs_;
   const Space& space_;
+  Frontiers& frontiers_;
 
   std::mutex mutex_;
   std::condition_variable wake_;

@@ -1,5 +1,6 @@
-// What happens at a start, before the first request: the index is read once, what the last daemon left half done is
-// ended, and what is damaged is found.
+// What happens at a start, before the first request: the index is read once, and what the last daemon left half done is
+// ended. After a crash blobs/ is listed, too. No file is looked at, but for the few that may be unsettled: the rest is
+// meta/inspection.h's, behind the mount.
 #pragma once
 
 #include <string>
@@ -19,11 +20,10 @@ struct RecoveryReport {
   bool older_index = false;  // a copy of meta/ was put back: blobs/ has seen a newer one
   uint64_t inodes = 0;
   uint64_t blobs = 0;
-  uint64_t removed_blobs = 0;      // doomed, tentative, or nameless and empty
+  uint64_t removed_blobs = 0;      // doomed, tentative, or nameless and empty; the reaper takes them
   uint64_t orphan_blobs = 0;       // nameless, with content: kept
   uint64_t cut_files = 0;          // had been adopted and never synced: end where they were written to, or are empty
   uint64_t raised_references = 0;  // blobs of which the index counted fewer files than there are: corrected
-  std::vector<InodeNumber> damaged;
 };
 
 struct Recovery {
@@ -31,6 +31,7 @@ struct Recovery {
   Tree::Start start;                  // all but `doomed`
   std::vector<InodeNumber> nameless;  // inodes without a name: to be reaped
   std::vector<BlobNumber> uncut;      // unsettled still: of files that are damaged until the next start can cut them
+  std::vector<BlobNumber> dead;       // for the reaper
 };
 
 // Changes the index and blobs/ as said above, adds what swap files owe to `space`, and clears the clean-unmount mark,

@@ -178,6 +178,9 @@ class Freeze {
     frozen.state = BlobState::frozen;
     frozen.references = 1;
     frozen.length = record.size;
+    // It may have changed since they were taken, and nobody looks at a frozen file again.
+    const bool trusted = tree_.is_inspected() || frozen.digest.state == DigestState::none;
+    if (!trusted) frozen.digest.state = DigestState::changed;
     change.batch.put_blob(blob, frozen);
     if (member.record.nlink > member.names.size()) {
       record.owed = 0;

@@ -264,6 +264,7 @@ Result<> set_pinned(Store& store, InodeNumber number, bool pinned) {
     TRY_ASSIGN(const auto known, store.index().find_step(number));
     StepRecord present = known.value_or(StepRecord());
     present.pinned = pinned;
+    if (pinned) tree.note_pinned(number);
     TRY_ASSIGN(present.number, allot_number(store, record.parent, name_of(tree.path_of(number)), present));
     change.batch.put(number, record);
     change.batch.put_step(number, present);

@@ -16,6 +16,7 @@
 #include "io/json.h"
 #include "io/log.h"
 #include "meta/accounting.h"
+#include "meta/inspection.h"
 #include "meta/names.h"
 #include "meta/reaper.h"
 #include "meta/time.h"
@@ -271,14 +272,19 @@ Result<std::unique_ptr<Store>> Store::open(const StoreOptions& options) {
   if (format != kFormat)
     return Error(EPROTONOSUPPORT, folder + "/meta: the index has format version " + std::to_string(format) +
                                       ", this ckptfs knows version " + std::to_string(kFormat));
-  TRY_ASSIGN(in->frontiers, Frontiers::open(folder + "/frontiers"));
+  TRY_ASSIGN(in->frontiers, Frontiers::open(folder + "/frontiers", *in->index));
   TRY_ASSIGN(Recovery recovery, recover(*in->index, *in->blobs, *in->frontiers, *in->space));
   TRY(in->frontiers->begin(recovery.uncut));
   recovery.start.doomed = [internals = in.get()](BlobNumber blob) { internals->reaper->doom(blob); };
   in->recovery = std::move(recovery.report);
   in->tree = std::make_unique<Tree>(*in->index, *in->blobs, *in->space, std::move(recovery.start));
   TRY(in->tree->write_back().load());
-  in->reaper = std::make_unique<Reaper>(*in->index, *in->blobs, *in->space);
+  in->reaper = std::make_unique<Reaper>(*in->index, *in->blobs, *in->space, *in->frontiers);
+  in->reaper->doom(recovery.dead);
+  TRY(in->index->for_each_step([tree = in->tree.get()](InodeNumber step, const StepRecord& record) -> Result<> {
+    if (record.pinned) tree->note_pinned(step);
+    return success();
+  }));
   in->spares = std::make_unique<SpareBlobs>(*in->tree, *in->blobs);
   in->accounting = std::make_unique<Accounting>(
       *in->tree, *in->index, *in->blobs,
@@ -295,10 +301,13 @@ Result<std::unique_ptr<Store>> Store::open(const StoreOptions& options) {
       in->tree->reap(nameless);
     }
   }
-  for (const InodeNumber damaged : in->recovery.damaged) {
-    log::error("{}: its data is missing or short", in->tree->path_of(damaged));
+  for (const InodeNumber damaged : in->tree->damaged_files()) {
+    log::error("{}: its data is missing", in->tree->path_of(damaged));
   }
-  return std::unique_ptr<Store>(new Store(std::move(in)));
+  const bool few = in->recovery.inodes <= options.inspected_at_once;
+  std::unique_ptr<Store> store(new Store(std::move(in)));
+  if (few) TRY(inspect(*store, [] { return true; }));
+  return store;
 }
 
 Store::Store(std::unique_ptr<Internals> internals) : internals_(std::move(internals)) {}
@@ -312,10 +321,12 @@ Result<> Store::close() {
   // Data first: what was written through passthrough and never fsynced is in the page cache still.
   TRY(internals_->tree->write_back().sync_all());
   TRY(internals_->tree->write_back().check_all());  // who was told of a failure may have ended since
-  // Only a start that is not clean looks for what is damaged: it has to be found, and cut, the next time too.
+  // Only after an end that is not clean is it looked for what is damaged: it has to be found, and cut, the next time
+  // too.
   TRY_ASSIGN(const uint64_t generation, internals_->index->generation());
   Batch batch(*internals_->index);
-  if (internals_->tree->damaged_files() == 0) batch.put_number(kCleanKey, 1);
+  const Tree& tree = *internals_->tree;
+  if (tree.is_inspected() && tree.damaged_files().empty()) batch.put_number(kCleanKey, 1);
   batch.put_number(kGenerationKey, generation + 1);
   batch.allow_on_full_store();
   TRY(internals_->index->commit(std::move(batch)));

@@ -26,6 +26,8 @@ struct StoreOptions {
   uint32_t owner_gid = 0;
   bool create = true;      // make it where the folder is empty or missing
   std::string image = {};  // the file that the folder's file system is in, where that is ours; empty: none
+  // After a crash so many inodes are inspected before open() returns; more are left to inspect().
+  uint64_t inspected_at_once = 10000;
 };
 
 // The id in the folder's config.json. ENOENT where there is none; EPROTONOSUPPORT, naming both, for another format

@@ -15,7 +15,6 @@
 
 namespace ckptfs::meta {
 namespace {
-constexpr uint64_t kNumberBlock = 256;  // numbers allotted at a time
 constexpr uint64_t kDirectorySize = 4096;
 }  // namespace
 
@@ -25,16 +24,17 @@ Tree::Tree(Index& index, const Blobs& blobs, Space& space, Start start)
       space_(space),
       write_back_(index, blobs, [this](InodeNumber number) { return path_of(number); }),
       doomed_(std::move(start.doomed)),
-      damaged_(std::move(start.damaged)),
+      first_new_(start.next_inode),
+      inspected_(start.inspected),
       next_inode_(start.next_inode),
       inode_limit_(start.next_inode),
       next_blob_(start.next_blob),
       blob_limit_(start.next_blob),
-      recovered_(std::move(start.recovered)) {}
+      damaged_(std::move(start.damaged)) {}
 
 Result<InodeRecord> Tree::inode(InodeNumber number) const {
   TRY_ASSIGN(InodeRecord record, index_.inode(number));
-  if (is_recovered(number)) record.flags |= kRecovered;
+  if (record.is_live_file() && is_recovered(number)) record.flags |= kRecovered;
   return record;
 }
 
@@ -122,17 +122,28 @@ Result<InodeNumber> Tree::resolve(const std::string& path) const {
 }
 
 Result<std::unordered_set<InodeNumber>> Tree::pinned_folders() const {
+  std::vector<InodeNumber> noted;
+  {
+    const std::lock_guard lock(known_mutex_);
+    noted.assign(pinned_.begin(), pinned_.end());
+  }
   std::unordered_set<InodeNumber> folders;
-  const auto visited = index_.for_each_step([&](InodeNumber step, const StepRecord& record) -> Result<> {
-    for (InodeNumber at = record.pinned ? step : 0; at != 0 && at != kRootInode && folders.insert(at).second;) {
+  for (const InodeNumber step : noted) {
+    TRY_ASSIGN(const auto record, index_.find_step(step));
+    const bool pinned = record && record->pinned;
+    for (InodeNumber at = pinned ? step : 0; at != 0 && at != kRootInode && folders.insert(at).second;) {
       const auto folder = index_.inode(at);
       if (!folder && folder.error().errno_value() == ENOENT) break;  // out of the tree
       TRY(folder);
       at = folder.value().parent;
     }
-    return success();
-  });
-  return visited ? Result<std::unordered_set<InodeNumber>>(std::move(folders)) : visited.error();
+  }
+  return folders;
+}
+
+void Tree::note_pinned(InodeNumber step) {
+  const std::lock_guard lock(known_mutex_);
+  pinned_.insert(step);
 }
 
 Result<> Tree::change_attributes(InodeNumber number, const AttributeChange& wanted) {
@@ -195,18 +206,41 @@ Result<> Tree::remove_xattr(InodeNumber number, const std::string& name) {
 
 Result<> Tree::sync() { return index_.sync(); }
 
-bool Tree::is_damaged(InodeNumber number) const { return damaged_.contains(number); }
+bool Tree::is_damaged(InodeNumber number) const {
+  const std::lock_guard lock(known_mutex_);
+  return damaged_.contains(number);
+}
 
-size_t Tree::damaged_files() const {
-  return static_cast<size_t>(std::ranges::count_if(damaged_, [this](InodeNumber number) {
+void Tree::note_damaged(InodeNumber number) {
+  const std::lock_guard lock(known_mutex_);
+  damaged_.insert(number);
+}
+
+std::vector<InodeNumber> Tree::damaged_files() const {
+  std::vector<InodeNumber> files;
+  {
+    const std::lock_guard lock(known_mutex_);
+    files.assign(damaged_.begin(), damaged_.end());
+  }
+  std::erase_if(files, [this](InodeNumber number) {
     const auto record = index_.inode(number);
-    return record ? record.value().nlink != 0 : record.error().errno_value() != ENOENT;
-  }));
+    return record ? record.value().nlink == 0 : record.error().errno_value() == ENOENT;
+  });
+  return files;
+}
+
+void Tree::set_inspected(const std::vector<InodeNumber>& survivors_write) {
+  {
+    const std::lock_guard lock(known_mutex_);
+    recovered_.insert(survivors_write.begin(), survivors_write.end());
+  }
+  inspected_.store(true, std::memory_order_release);
 }
 
 bool Tree::is_recovered(InodeNumber number) const {
+  if (!is_inspected()) return number < first_new_;
   {
-    const std::lock_guard lock(recovered_mutex_);
+    const std::lock_guard lock(known_mutex_);
     if (recovered_.empty() || !recovered_.contains(number)) return false;
   }
   const auto record = index_.inode(number);
@@ -217,7 +251,7 @@ bool Tree::is_recovered(InodeNumber number) const {
       if (!busy || busy.value()) return true;
     }
   }
-  const std::lock_guard lock(recovered_mutex_);
+  const std::lock_guard lock(known_mutex_);
   recovered_.erase(number);
   return false;
 }

@@ -80,8 +80,8 @@ class Tree {
     InodeNumber next_inode = 0;
     BlobNumber next_blob = 0;
     std::function<void(BlobNumber)> doomed;
-    std::unordered_set<InodeNumber> damaged;    // blob missing or short
-    std::unordered_set<InodeNumber> recovered;  // a writer may have survived the last daemon
+    std::unordered_set<InodeNumber> damaged;  // blob missing or short
+    bool inspected = true;                    // false after a crash: see inspected()
   };
   Tree(Index& index, const Blobs& blobs, Space& space, Start start);
 
@@ -93,6 +93,8 @@ class Tree {
   Result<Attributes> lookup(InodeNumber parent, const std::string& name) const;
   // Pinned steps, and the folders they lie in.
   Result<std::unordered_set<InodeNumber>> pinned_folders() const;
+  // The step is about to be pinned, or was at the start.
+  void note_pinned(InodeNumber step);
   // Without "." and "..". Sorted by name.
   Result<std::vector<DirectoryEntry>> list(InodeNumber directory) const;
   // Path from the root ("/a/b"), for logs and messages; a regular file's is where it was made or last renamed.
@@ -117,14 +119,16 @@ class Tree {
   // Takes the directory `expected` out of the tree with all that is in it, in one change: its name goes now, and what
   // it holds when purge() takes that. EPERM: a pinned step. ENOENT: the name is another's.
   Result<> take_out(InodeNumber parent, const std::string& name, InodeNumber expected);
-  // Takes up to `most` names out of a directory that was taken out. Directories come out as whole as that one did.
+  // Takes up to `most` names, behind `after`, out of a directory that was taken out. Directories come out as whole as
+  // that one did.
   struct Purged {
     std::vector<Dropped> files;
     std::vector<InodeNumber> directories;  // to be purged, too
     size_t missing = 0;                    // names that led to nothing: damage that fsck names while they are there
+    std::string last;                      // the name to go on behind: what is deleted takes time to pass over
     bool done = false;                     // it is empty: dropped
   };
-  Result<Purged> purge(InodeNumber directory, size_t most);
+  Result<Purged> purge(InodeNumber directory, const std::string& after, size_t most);
   // After the last release and forget of an inode without a name: it goes from the index, and its blob, if no one else
   // names it, is doomed. Harmless for one that still has a name, and for a directory that is not purged yet.
   void reap(InodeNumber inode);
@@ -170,8 +174,9 @@ class Tree {
   Result<> sync();
 
   bool is_damaged(InodeNumber inode) const;
+  void note_damaged(InodeNumber inode);
   // Those that are still there.
-  size_t damaged_files() const;
+  std::vector<InodeNumber> damaged_files() const;
   // Files of which finished_writing could not read what it is about; each is logged.
   uint64_t release_errors() const { return release_errors_; }
   Gate& gate() { return gate_; }
@@ -215,8 +220,14 @@ class Tree {
   void end_cloning();
   // The step that `inode` (a directory) lies in or is; 0: none.
   Result<InodeNumber> step_of(InodeNumber directory) const;
-  // True while a writer that survived the last daemon has it open; forgets it once that is over.
+  // After a crash: has every file been looked at (meta/inspection.h)?
+  bool is_inspected() const { return inspected_.load(std::memory_order_acquire); }
+  void set_inspected(const std::vector<InodeNumber>& survivors_write);
+  // True of a live file while a writer that survived the last daemon has it open; forgets it once that is over. Until
+  // all are inspected, of each that was there before.
   bool is_recovered(InodeNumber inode) const;
+  // The file holds something else than its digests say: somebody wrote to it, and the index lost that in a crash.
+  Result<> note_changed(InodeNumber inode);
   // Reads the extents of each swap file that owes again.
   Result<> recount_owed();
   // Before something is refused for want of space: gives back what was allocated ahead of writers.
@@ -248,7 +259,8 @@ class Tree {
   Gate gate_;
   const std::function<void(BlobNumber)> doomed_;
   std::atomic<uint64_t> release_errors_{0};
-  const std::unordered_set<InodeNumber> damaged_;
+  const InodeNumber first_new_;  // inodes below were there at the start
+  std::atomic<bool> inspected_;
 
   std::mutex mutex_;                                   // one change of the tree at a time
   InodeNumber next_inode_;                             // guarded by mutex_
@@ -258,8 +270,10 @@ class Tree {
   std::unordered_set<InodeNumber> cloning_;            // guarded by mutex_
   uint64_t clonings_ = 0;                              // guarded by mutex_; begun, and ended
   std::set<uint64_t> trainers_;                        // guarded by mutex_; when those began that wrote live swap files
-  mutable std::mutex recovered_mutex_;                 // leaf lock
-  mutable std::unordered_set<InodeNumber> recovered_;  // guarded by recovered_mutex_
+  mutable std::mutex known_mutex_;                     // leaf lock
+  mutable std::unordered_set<InodeNumber> recovered_;  // guarded by known_mutex_
+  std::unordered_set<InodeNumber> damaged_;            // guarded by known_mutex_
+  std::unordered_set<InodeNumber> pinned_;             // guarded by known_mutex_; were once, and may be no more
 };
 
 }  // namespace ckptfs::meta

@@ -27,6 +27,9 @@ Result<io::Fd> Tree::open_blob(InodeNumber number, const InodeRecord& record, in
   if ((flags & O_ACCMODE) != O_RDONLY) write_back_.note_written(number, record.blob);
   auto fd = blobs_.open(record.blob, flags & (O_ACCMODE | O_DIRECT | O_SYNC | O_DSYNC));
   if (!fd && fd.error().errno_value() == ENOENT) return Error(EIO, path_of(number) + ": its data is missing");
+  if (!fd || record.is_live_file()) return fd;
+  TRY_ASSIGN(const struct stat blob, io::stat_fd(fd.value().get()));
+  if (static_cast<uint64_t>(blob.st_size) < record.size) return Error(EIO, path_of(number) + ": its data is short");
   return fd;
 }
 
@@ -115,6 +118,14 @@ Result<> Tree::forget_digests(Change& change, InodeNumber number, InodeRecord& r
   blob.digest.state = DigestState::changed;
   change.batch.put_blob(record.blob, blob);
   return success();
+}
+
+Result<> Tree::note_changed(InodeNumber number) {
+  Change change = begin();
+  TRY_ASSIGN(InodeRecord record, index_.inode(number));
+  if (!record.is_live_file() || (record.flags & kDigested) == 0) return success();
+  TRY(forget_digests(change, number, record));
+  return commit(std::move(change));
 }
 
 uint64_t Tree::owed_by_clone(uint64_t size) {

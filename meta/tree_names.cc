@@ -400,15 +400,14 @@ Result<> Tree::take_out(InodeNumber parent_number, const std::string& name, Inod
   return io::fault_point("take_out.after_batch");
 }
 
-Result<Tree::Purged> Tree::purge(InodeNumber number, size_t most) {
+Result<Tree::Purged> Tree::purge(InodeNumber number, const std::string& after, size_t most) {
   Purged purged;
   Change change = begin();
   TRY_ASSIGN(const InodeRecord folder, directory(number));
   if (folder.nlink != 0) return Error(EINVAL, path_of(number) + ": it is still in the tree");
-  TRY_ASSIGN(const auto entries, index_.entries(number));
+  TRY_ASSIGN(const auto entries, index_.entries_after(number, after, most));
   std::unordered_map<InodeNumber, InodeRecord> dropped;  // a file may have several names here
-  for (size_t at = 0; at < std::min(most, entries.size()); ++at) {
-    const DirectoryEntry& entry = entries[at];
+  for (const DirectoryEntry& entry : entries) {
     change.batch.erase_entry(number, entry.name);
     if (!dropped.contains(entry.inode)) {
       auto known = index_.inode(entry.inode);
@@ -426,7 +425,8 @@ Result<Tree::Purged> Tree::purge(InodeNumber number, size_t most) {
       purged.files.push_back({entry.inode, record.nlink == 0});
     }
   }
-  purged.done = entries.size() <= most;
+  purged.done = entries.size() < most;
+  if (!entries.empty()) purged.last = entries.back().name;
   TRY(commit(std::move(change)));
   TRY(io::fault_point("purge.after_batch"));
   return purged;
@@ -434,13 +434,14 @@ Result<Tree::Purged> Tree::purge(InodeNumber number, size_t most) {
 
 void Tree::reap(InodeNumber number) {
   const auto reaped = [&]() -> Result<> {
-    Change change = begin();
-    TRY_ASSIGN(const InodeRecord record, index_.inode(number));
-    if (record.nlink != 0) return success();
-    if (record.is_dir()) {
+    TRY_ASSIGN(const InodeRecord before, index_.inode(number));
+    if (before.is_dir() && before.nlink == 0) {  // it gets no new entries: there is no need for the lock
       TRY_ASSIGN(const bool full, index_.has_entries(number));
       if (full) return success();
     }
+    Change change = begin();
+    TRY_ASSIGN(const InodeRecord record, index_.inode(number));
+    if (record.nlink != 0) return success();
     TRY_ASSIGN(const auto names, index_.xattr_names(number));
     for (const std::string& name : names) change.batch.erase_xattr(number, name);
     change.batch.erase_inode(number);

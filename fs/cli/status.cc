@@ -43,6 +43,7 @@ void print_space(const json& space) {
 void print_recovery(const json& recovery) {
   const auto count = [&](const char* key) { return recovery.value(key, uint64_t{0}); };
   line("last end", recovery.value("clean", true) ? "clean" : "not clean: the store was recovered at this start");
+  if (!recovery.value("inspected", true)) line("inspection", "files are being looked at, since the last end");
   line("at the start", counted(count("inodes"), "inode") + ", " + counted(count("blobs"), "blob"));
   if (count("orphan_blobs") > 0) {
     line("orphans", counted(count("orphan_blobs"), "nameless blob") + " kept; ckptfs fsck STORE lists them");

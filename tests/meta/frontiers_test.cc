@@ -13,7 +13,7 @@ using FrontiersTest = ScratchStore;
 TEST_F(FrontiersTest, ABlobHasOneSlotWhereItsFirstCouldNotBeEmptied) {
   const std::string file = folder_ + "/frontiers_of_a_test";
   {
-    const auto frontiers = Frontiers::open(file);
+    const auto frontiers = Frontiers::open(file, store_->index());
     ASSERT_TRUE(frontiers) << frontiers.error().message();
     ASSERT_TRUE(frontiers.value()->begin({}));
     auto first = frontiers.value()->take(7).value();
@@ -26,7 +26,7 @@ TEST_F(FrontiersTest, ABlobHasOneSlotWhereItsFirstCouldNotBeEmptied) {
     auto second = frontiers.value()->take(7).value();
     ASSERT_TRUE(second->set(50));
   }
-  const auto left = Frontiers::open(file);
+  const auto left = Frontiers::open(file, store_->index());
   ASSERT_TRUE(left) << left.error().message();
   EXPECT_EQ(left.value()->left(7), 50U);
   EXPECT_EQ(left.value()->left(8), std::nullopt);

@@ -33,5 +33,25 @@ TEST_F(GrowthTest, ASealReadsEachFolderAFewTimes) {
   EXPECT_LT(scanned_by_seal("/steps/checkpoint-2"), 12 * few);
 }
 
+TEST_F(GrowthTest, APurgeReadsEachNameAFewTimes) {
+  make_step("/few", 200);
+  make_step("/many", 1600);
+  const auto scanned_by_purge = [this](const std::string& path) {
+    const InodeNumber taken = at(path);
+    EXPECT_TRUE(tree().take_out(kRootInode, name_of(path), taken));
+    return scanned_by([&] {
+      Tree::Purged purged;
+      while (!purged.done) {
+        auto more = tree().purge(taken, purged.last, 100);
+        ASSERT_TRUE(more) << more.error().message();
+        purged = std::move(more).value();
+      }
+    });
+  };
+  const uint64_t few = scanned_by_purge("/few");
+  EXPECT_GT(few, 0U);
+  EXPECT_LT(scanned_by_purge("/many"), 12 * few);
+}
+
 }  // namespace
 }  // namespace ckptfs::meta

@@ -1,4 +1,6 @@
 #include "io/fault.h"
+#include "meta/digests.h"
+#include "meta/inspection.h"
 #include "tests/meta/scratch_store.h"
 
 namespace ckptfs::meta {
@@ -34,6 +36,8 @@ TEST_F(RecoveryTest, ClonesOfASaveThatWasNeverPublishedGo) {
   EXPECT_FALSE(tree().resolve("/steps/s1"));
   crash();
   open();
+  close();  // ends what the reaper has to do
+  open();
   EXPECT_EQ(blob_files(), before);
   expect_clean_fsck();
 }
@@ -47,7 +51,9 @@ TEST_F(RecoveryTest, SpareBlobsGo) {
   EXPECT_EQ(store_->blobs().list().value().size(), filled + 8);
   crash();
   open();
-  EXPECT_EQ(store_->blobs().list().value().size(), filled);
+  EXPECT_EQ(store_->recovery().removed_blobs, 8U);
+  close();  // ends what the reaper has to do
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_ + "/blobs"), {}), static_cast<ptrdiff_t>(filled));
   expect_clean_fsck();
 }
 
@@ -62,7 +68,7 @@ TEST_F(RecoveryTest, AMissingOrShortBlobIsDamageAndStopsNothing) {
   ASSERT_EQ(::unlink((folder_ + "/blobs/" + Blobs::name(missing)).c_str()), 0);
   ASSERT_EQ(::truncate((folder_ + "/blobs/" + Blobs::name(shorter)).c_str(), 10), 0);
   open();
-  EXPECT_EQ(store_->recovery().damaged.size(), 2U);
+  EXPECT_EQ(tree().damaged_files().size(), 2U);
   EXPECT_EQ(tree().open_blob(at(kLive), O_RDONLY).error().errno_value(), EIO);
   EXPECT_EQ(tree().open_blob(at(saved), O_RDONLY).error().errno_value(), EIO);
   EXPECT_EQ(tree().prepare_writing(at(kLive), user(), 0).error().errno_value(), EIO);
@@ -79,9 +85,9 @@ TEST_F(RecoveryTest, DamageIsFoundAgainAfterACleanEnd) {
   crash();
   ASSERT_EQ(::unlink((folder_ + "/blobs/" + Blobs::name(blob)).c_str()), 0);
   open();
-  ASSERT_EQ(store_->recovery().damaged.size(), 1U);
+  ASSERT_EQ(tree().damaged_files().size(), 1U);
   reopen();
-  EXPECT_EQ(store_->recovery().damaged.size(), 1U);
+  EXPECT_EQ(tree().damaged_files().size(), 1U);
   remove("/f");
   reopen();
   reopen();
@@ -314,6 +320,137 @@ TEST_F(RecoveryTest, AFileThatASurvivorWritesIsMarked) {
   EXPECT_NE(tree().inode(at("/f")).value().flags & kRecovered, 0U);
   const_cast<io::Fd&>(survivor.value()).reset();
   EXPECT_EQ(tree().inode(at("/f")).value().flags & kRecovered, 0U);
+}
+
+// After a crash, with more files than are inspected before the store is open.
+class InspectionTest : public ScratchStore {
+ protected:
+  void open_uninspected() {
+    auto store = Store::open({.folder = folder_, .create = false, .inspected_at_once = 0});
+    ASSERT_TRUE(store) << store.error().message();
+    store_ = std::move(store).value();
+    ASSERT_FALSE(tree().is_inspected());
+  }
+  void inspect_all() {
+    const auto inspected = inspect(*store_, [] { return true; });
+    ASSERT_TRUE(inspected) << inspected.error().message();
+    EXPECT_TRUE(tree().is_inspected());
+  }
+  void take_digests_of(const std::string& path) {
+    EXPECT_EQ(take_digests(*store_, at(path), [](auto) { return true; }).value(), Taking::taken);
+  }
+  // As a write of which the index lost what it knew in a power loss.
+  void change_past_the_index(const std::string& path) {
+    const BlobNumber blob = tree().inode(at(path)).value().blob;
+    crash();
+    ASSERT_TRUE(io::replace_file(folder_ + "/blobs/" + Blobs::name(blob), "other"));
+  }
+};
+
+TEST_F(InspectionTest, UntilThenNoDigestOfALiveFileIsBelieved) {
+  make_file("/f", "content");
+  make_file("/g", "content");
+  take_digests_of("/f");
+  take_digests_of("/g");
+  change_past_the_index("/f");
+  open_uninspected();
+  EXPECT_EQ(known_verdict(*store_, at("/f")).value(), Verdict::changed);
+  EXPECT_EQ(known_verdict(*store_, at("/g")).value(), Verdict::changed);
+  inspect_all();
+  EXPECT_EQ(known_verdict(*store_, at("/f")).value(), Verdict::changed);
+  EXPECT_EQ(known_verdict(*store_, at("/g")).value(), Verdict::ok);
+}
+
+TEST_F(InspectionTest, ASealBeforeItKeepsNoDigest) {
+  make_folder("/steps/checkpoint-1");
+  make_file("/steps/checkpoint-1/trainer_state.json", "content");
+  take_digests_of("/steps/checkpoint-1/trainer_state.json");
+  change_past_the_index("/steps/checkpoint-1/trainer_state.json");
+  open_uninspected();
+  ASSERT_TRUE(seal(*store_, at("/steps/checkpoint-1")));
+  inspect_all();
+  EXPECT_EQ(known_verdict(*store_, at("/steps/checkpoint-1/trainer_state.json")).value(), Verdict::changed);
+}
+
+TEST_F(InspectionTest, AShortFrozenBlobIsFoundByIt) {
+  make_swap_state();
+  ASSERT_TRUE(save("s1"));
+  const std::string saved = "/steps/s1/offloaded_tensors/rank00/0_2.tensor.swp";
+  const BlobNumber blob = tree().inode(at(saved)).value().blob;
+  crash();
+  ASSERT_EQ(::truncate((folder_ + "/blobs/" + Blobs::name(blob)).c_str(), 10), 0);
+  open_uninspected();
+  EXPECT_EQ(tree().open_blob(at(saved), O_RDONLY).error().errno_value(), EIO);
+  inspect_all();
+  EXPECT_EQ(tree().damaged_files(), std::vector{at(saved)});
+}
+
+TEST_F(InspectionTest, AnEndBeforeItIsNotClean) {
+  make_file("/f", "content");
+  crash();
+  open_uninspected();
+  close();
+  open_uninspected();
+  EXPECT_FALSE(store_->recovery().clean);
+  inspect_all();
+  reopen();
+  EXPECT_TRUE(store_->recovery().clean);
+}
+
+TEST_F(InspectionTest, UntilThenASurvivorMayWriteToEachFileThatWasThere) {
+  make_file("/f", "data");
+  crash();
+  open_uninspected();
+  make_file("/new", "data");
+  EXPECT_NE(tree().inode(at("/f")).value().flags & kRecovered, 0U);
+  EXPECT_EQ(tree().inode(at("/new")).value().flags & kRecovered, 0U);
+  inspect_all();
+  EXPECT_EQ(tree().inode(at("/f")).value().flags & kRecovered, 0U);
+}
+
+// Of blobs that only the mode tells of.
+class UnsettledTest : public ScratchStore {
+ protected:
+  void mark_unsettled(BlobNumber blob) {
+    const auto fd = store_->blobs().open(blob, O_RDWR);
+    ASSERT_TRUE(fd);
+    ASSERT_TRUE(Blobs::set_unsettled(fd.value().get(), true));
+  }
+  void wait_until_settled_below(BlobNumber blob) {
+    for (int i = 0; i < 500 && store_->index().number_or_zero(kSettledKey).value() < blob; ++i) ::usleep(10000);
+    ASSERT_GE(store_->index().number_or_zero(kSettledKey).value(), blob);
+  }
+  void make_files(int count) {
+    for (int i = 0; i < count; ++i) make_file("/more" + std::to_string(i));
+  }
+};
+
+TEST_F(UnsettledTest, AnOldFileThatBecomesUnsettledIsStillCut) {
+  make_file("/f", "content");
+  const BlobNumber blob = tree().inode(at("/f")).value().blob;
+  make_files(600);
+  wait_until_settled_below(blob + 1);
+  auto slot = store_->frontiers().take(blob).value();
+  ASSERT_TRUE(slot);
+  mark_unsettled(blob);
+  ::usleep(1500000);  // the reaper does not raise it again
+  crash();
+  open();
+  EXPECT_EQ(store_->recovery().cut_files, 1U);
+  EXPECT_EQ(read("/f"), "");
+}
+
+TEST_F(UnsettledTest, AMarkThatAPowerLossLeftIsTakenOff) {
+  make_file("/f", "content");
+  const BlobNumber blob = tree().inode(at("/f")).value().blob;
+  make_files(600);
+  wait_until_settled_below(blob + 1);
+  mark_unsettled(blob);
+  crash();
+  open();
+  EXPECT_EQ(store_->recovery().cut_files, 0U);
+  EXPECT_EQ(read("/f"), "content");
+  EXPECT_FALSE(Blobs::is_unsettled(store_->blobs().stat(blob).value()));
 }
 
 }  // namespace

@@ -68,14 +68,16 @@ TEST_F(TreeTest, ANamelessInodeGoesAtTheNextStart) {
 
 // What a removal of the whole does behind: empties what was taken out.
 void purge_all(Tree& tree, InodeNumber directory) {
+  std::string after;
   for (bool done = false; !done;) {
-    const auto purged = tree.purge(directory, 2);
+    const auto purged = tree.purge(directory, after, 2);
     ASSERT_TRUE(purged) << purged.error().message();
     for (const InodeNumber below : purged.value().directories) purge_all(tree, below);
     for (const Dropped& file : purged.value().files) {
       if (file.last_name) tree.reap(file.inode);
     }
     done = purged.value().done;
+    after = purged.value().last;
   }
   tree.reap(directory);
 }
@@ -88,7 +90,7 @@ TEST_F(TreeTest, AWholeDirectoryIsTakenOutAtOnceAndPurgedBehind) {
   make_file("/a/b/g", "more");
   ASSERT_TRUE(tree().link(at("/a/b/g"), at("/a/b"), "h"));
   ASSERT_TRUE(tree().link(at("/a/b/g"), at("/a"), "kept"));
-  EXPECT_EQ(tree().purge(taken, 1).error().errno_value(), EINVAL) << "it is in the tree";
+  EXPECT_EQ(tree().purge(taken, {}, 1).error().errno_value(), EINVAL) << "it is in the tree";
   EXPECT_EQ(tree().take_out(kRootInode, "steps", at("/steps")).error().errno_value(), EBUSY);
   EXPECT_EQ(tree().take_out(at("/a"), "kept", at("/a/kept")).error().errno_value(), ENOTDIR);
   EXPECT_EQ(tree().take_out(at("/a"), "b", file).error().errno_value(), ENOENT) << "the name is another's";
@@ -122,7 +124,7 @@ TEST_F(TreeTest, WhatWasNotPurgedIsFoundAtTheNextStart) {
   make_folder("/a/b");
   for (const char* const name : {"/a/f", "/a/g", "/a/h", "/a/b/i"}) make_file(name, "data");
   ASSERT_TRUE(tree().take_out(kRootInode, "a", taken));
-  ASSERT_TRUE(tree().purge(taken, 2));
+  ASSERT_TRUE(tree().purge(taken, {}, 2));
   crash();
   open();
   EXPECT_FALSE(tree().resolve("/a"));

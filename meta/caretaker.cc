@@ -212,19 +212,26 @@ Result<> Caretaker::note_damaged(const std::vector<BlobNumber>& blobs) {
 Result<> Caretaker::find_identical_steps() {
   TRY_ASSIGN(const auto steps, list_steps(store_));
   std::vector<std::string> identical;
+  InodeNumber series = 0;
+  std::unordered_map<InodeNumber, InodeNumber> all_before;  // in that series
   for (const StepInfo& step : steps) {
     TRY_ASSIGN(const InodeRecord record, store_.tree().inode(step.inode));
-    TRY_ASSIGN(const NeighbourSteps near, neighbours(store_.tree(), record.parent, step.inode));
-    if (!near.before) continue;
-    TRY_ASSIGN(const InodeRecord before, store_.tree().inode(*near.before));
+    if (record.parent != series) {
+      series = record.parent;
+      TRY_ASSIGN(all_before, steps_before(store_.tree(), series));
+    }
+    const auto found = all_before.find(step.inode);
+    if (found == all_before.end()) continue;
+    const InodeNumber step_before = found->second;
+    TRY_ASSIGN(const InodeRecord before, store_.tree().inode(step_before));
     if (before.uid != record.uid) continue;  // it would tell the one what the other holds
-    TRY_ASSIGN(const Sameness sameness, compare_tensors(store_, step.inode, *near.before));
+    TRY_ASSIGN(const Sameness sameness, compare_tensors(store_, step.inode, step_before));
     if (sameness != Sameness::same) continue;
     const std::string path = step.series + "/" + step.tag;
     identical.push_back(path);
     if (!judged_.insert(step.inode).second) continue;
     log::warn("{}: its tensors are, bit for bit, those of {}: did the optimizer change anything?", path,
-              store_.tree().path_of(*near.before));
+              store_.tree().path_of(step_before));
   }
   const std::lock_guard lock(mutex_);
   report_.identical = std::move(identical);

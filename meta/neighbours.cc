@@ -1,6 +1,7 @@
 #include "meta/neighbours.h"
 
 #include <algorithm>
+#include <array>
 
 #include "meta/digests.h"
 #include "meta/names.h"
@@ -52,25 +53,27 @@ Result<std::vector<TensorFile>> tensor_files(const Tree& tree, InodeNumber step)
 
 }  // namespace
 
+// Names come last: finding one reads the whole folder, and most files lie in no step.
 Result<std::optional<Place>> place_of(const Tree& tree, InodeNumber inode) {
   Place place;
-  InodeNumber at = inode;
-  while (place.path.size() < kDeepest) {
-    TRY_ASSIGN(const InodeRecord record, tree.inode(at));
-    if (record.parent == 0) break;
+  std::vector<InodeNumber> way{inode};
+  while (place.series == 0) {
+    TRY_ASSIGN(const InodeRecord record, tree.inode(way.back()));
+    if (record.parent == 0 || way.size() > kDeepest) return std::optional<Place>();
     TRY_ASSIGN(const InodeRecord parent, tree.inode(record.parent));
-    if ((parent.flags & kSeries) != 0) {
-      if (!record.is_dir()) break;
-      std::reverse(place.path.begin(), place.path.end());
-      place.series = record.parent;
-      place.step = at;
-      return std::optional(std::move(place));
+    if ((parent.flags & kSeries) == 0) {
+      way.push_back(record.parent);
+      continue;
     }
-    TRY_ASSIGN(std::string name, name_in(tree, record.parent, at));
-    place.path.push_back(std::move(name));
-    at = record.parent;
+    if (!record.is_dir()) return std::optional<Place>();
+    place.series = record.parent;
   }
-  return std::optional<Place>();
+  place.step = way.back();
+  for (size_t depth = way.size() - 1; depth > 0; --depth) {
+    TRY_ASSIGN(std::string name, name_in(tree, way[depth], way[depth - 1]));
+    place.path.push_back(std::move(name));
+  }
+  return std::optional(std::move(place));
 }
 
 std::optional<InodeNumber> file_at(const Tree& tree, InodeNumber step, const std::vector<std::string>& path) {
@@ -97,6 +100,20 @@ Result<NeighbourSteps> neighbours(const Tree& tree, InodeNumber series, InodeNum
     if (entry.inode > step && entry.inode < found.after.value_or(UINT64_MAX)) found.after = entry.inode;
   }
   return found;
+}
+
+Result<std::unordered_map<InodeNumber, InodeNumber>> steps_before(const Tree& tree, InodeNumber series) {
+  TRY_ASSIGN(auto entries, tree.list(series));
+  std::ranges::sort(entries, {}, &DirectoryEntry::inode);
+  std::unordered_map<InodeNumber, InodeNumber> before;
+  std::array<InodeNumber, 2> last{};  // of those without a number, and of those with one
+  for (const DirectoryEntry& entry : entries) {
+    if (entry.type != S_IFDIR) continue;
+    InodeNumber& previous = last[step_number(entry.name).has_value() ? 1 : 0];
+    if (previous != 0) before.emplace(entry.inode, previous);
+    previous = entry.inode;
+  }
+  return before;
 }
 
 Result<Sameness> compare_files(const Store& store, InodeNumber a, InodeNumber b) {

@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "meta/store.h"
@@ -28,6 +29,9 @@ struct NeighbourSteps {
   std::optional<InodeNumber> after;
 };
 Result<NeighbourSteps> neighbours(const Tree& tree, InodeNumber series, InodeNumber step);
+
+// The step made before each step of a series that has one, as above. The series is read once.
+Result<std::unordered_map<InodeNumber, InodeNumber>> steps_before(const Tree& tree, InodeNumber series);
 
 enum class Sameness { same, different, unknown };
 // As blobs and digests tell; nothing is read.

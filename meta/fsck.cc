@@ -4,9 +4,8 @@
 #include <sys/file.h>
 #include <unistd.h>
 
-#include <map>
+#include <algorithm>
 #include <unordered_map>
-#include <unordered_set>
 
 #include "meta/blobs.h"
 #include "meta/digests.h"
@@ -18,6 +17,24 @@ namespace {
 
 std::string inode_name(InodeNumber number) { return "inode " + std::to_string(number); }
 
+// What is compared of an inode and of a blob: all of them are in memory.
+struct InodeFacts {
+  uint32_t mode = 0;
+  uint32_t flags = 0;
+  uint32_t nlink = 0;
+  uint32_t names = 0;       // found in folders
+  uint32_t folders_in = 0;  // a folder's
+  InodeNumber parent = 0;
+  BlobNumber blob = 0;
+
+  bool is_dir() const { return S_ISDIR(mode); }
+};
+struct BlobFacts {
+  BlobState state = BlobState::live;
+  bool has_file = false;
+  uint64_t references = 0;  // found in inodes
+};
+
 // Everything the index says, read once; then each table is held against the others.
 class Checker {
  public:
@@ -28,15 +45,16 @@ class Checker {
     report_.clean_unmount = clean != 0;
     TRY(check_generation());
     TRY(index_.for_each_inode([this](InodeNumber number, const InodeRecord& record) -> Result<> {
-      inodes_.emplace(number, record);
+      inodes_.emplace(number, InodeFacts{record.mode, record.flags, record.nlink, 0, 0, record.parent, record.blob});
+      last_inode_ = std::max(last_inode_, number);
       return success();
     }));
     TRY(index_.for_each_blob([this](BlobNumber number, const BlobRecord& record) -> Result<> {
-      records_.emplace(number, record);
+      records_.emplace(number, BlobFacts{record.state});
       return success();
     }));
     TRY(count_entries());
-    check_inodes();
+    TRY(check_inodes());
     TRY(check_blobs());
     TRY(check_steps());
     TRY(check_limits());
@@ -68,75 +86,88 @@ class Checker {
         return success();
       }
       if ((child->second.mode & S_IFMT) != entry.type) problem(where + ": its kind is not that of its inode");
-      ++names_[entry.inode];
+      ++child->second.names;
       if (child->second.is_dir()) {
-        ++folders_in_[parent];
+        if (folder != inodes_.end()) ++folder->second.folders_in;
         if (child->second.parent != parent) problem(where + ": its inode says it lies elsewhere");
       }
       return success();
     });
   }
 
-  void check_inodes() {
-    for (const auto& [number, record] : inodes_) {
-      const uint32_t names = names_[number];
+  Result<> check_inodes() {
+    return index_.for_each_inode([this](InodeNumber number, const InodeRecord&) -> Result<> {
+      const InodeFacts& record = inodes_.at(number);
+      const uint32_t names = record.names;
       if (record.is_dir()) {
         const bool root = number == kRootInode;
         if (names != (root ? 0U : 1U) && record.nlink != 0)
           problem(inode_name(number) + ": a directory with " + std::to_string(names) + " names");
-        if (record.nlink != 0 && record.nlink != 2 + folders_in_[number]) {
+        if (record.nlink != 0 && record.nlink != 2 + record.folders_in) {
           problem(inode_name(number) + ": its link count is " + std::to_string(record.nlink) + ", should be " +
-                  std::to_string(2 + folders_in_[number]));
+                  std::to_string(2 + record.folders_in));
         }
       } else if (record.nlink != names) {
         problem(inode_name(number) + ": its link count is " + std::to_string(record.nlink) + ", it has " +
                 std::to_string(names) + " names");
       }
-      if (record.is_regular()) {
-        ++references_[record.blob];
-        check_file(number, record);
-      }
-    }
+      if (S_ISREG(record.mode)) check_file(number, record);
+      return success();
+    });
   }
 
-  void check_file(InodeNumber number, const InodeRecord& record) {
+  void check_file(InodeNumber number, const InodeFacts& record) {
     const auto blob = records_.find(record.blob);
     const std::string where = inode_name(number) + ": blob " + Blobs::name(record.blob);
     if (blob == records_.end()) return problem(where + " is not in the index");
-    const BlobState wanted = record.is_live_file() ? BlobState::live : BlobState::frozen;
-    if (blob->second.state != wanted) problem(where + " is not " + (record.is_live_file() ? "live" : "frozen"));
+    ++blob->second.references;
+    const bool live = (record.flags & kFrozen) == 0;
+    if (blob->second.state != (live ? BlobState::live : BlobState::frozen)) {
+      problem(where + " is not " + (live ? "live" : "frozen"));
+    }
   }
 
   Result<> check_blobs() {
+    TRY(find_files());
+    return index_.for_each_blob([this](BlobNumber number, const BlobRecord& record) -> Result<> {
+      const bool goes_at_next_start = record.state == BlobState::tentative || record.state == BlobState::doomed;
+      return goes_at_next_start ? success() : check_blob(number, record);
+    });
+  }
+
+  Result<> find_files() {
     TRY_ASSIGN(const auto present, blobs_.list());
-    const std::unordered_set<BlobNumber> files(present.begin(), present.end());
-    for (const auto& [number, record] : records_) {
-      // What the next start deletes anyway.
-      if (record.state == BlobState::tentative || record.state == BlobState::doomed) continue;
-      const std::string where = "blob " + Blobs::name(number);
-      if (references_[number] != record.references) {
-        problem(where + ": " + std::to_string(record.references) + " references are recorded, the tree has " +
-                std::to_string(references_[number]));
-      }
-      if (record.digest.state != DigestState::none && !digests_of(index_, number, record.digest)) {
-        problem(where + ": digests of it are missing");
-      }
-      if (!files.contains(number)) {
-        problem(where + ": its file is missing");
+    for (const BlobNumber number : present) {
+      if (const auto record = records_.find(number); record != records_.end()) {
+        record->second.has_file = true;
         continue;
       }
       TRY_ASSIGN(const struct stat st, blobs_.stat(number));
-      report_.bytes += static_cast<uint64_t>(st.st_size);
-      if (record.state == BlobState::frozen && static_cast<uint64_t>(st.st_size) != record.length) {
-        problem(where + ": it is frozen with " + std::to_string(record.length) + " bytes, its file has " +
-                std::to_string(st.st_size));
-      }
-    }
-    for (const BlobNumber number : present) {
-      if (records_.contains(number)) continue;
-      TRY_ASSIGN(const struct stat st, blobs_.stat(number));
       if (st.st_size > 0)
         report_.orphans.push_back({Blobs::name(number), static_cast<uint64_t>(st.st_size), st.st_mtim});
+    }
+    return success();
+  }
+
+  Result<> check_blob(BlobNumber number, const BlobRecord& record) {
+    const BlobFacts& facts = records_.at(number);
+    const std::string where = "blob " + Blobs::name(number);
+    if (facts.references != record.references) {
+      problem(where + ": " + std::to_string(record.references) + " references are recorded, the tree has " +
+              std::to_string(facts.references));
+    }
+    if (record.digest.state != DigestState::none && !digests_of(index_, number, record.digest)) {
+      problem(where + ": digests of it are missing");
+    }
+    if (!facts.has_file) {
+      problem(where + ": its file is missing");
+      return success();
+    }
+    TRY_ASSIGN(const struct stat st, blobs_.stat(number));
+    report_.bytes += static_cast<uint64_t>(st.st_size);
+    if (record.state == BlobState::frozen && static_cast<uint64_t>(st.st_size) != record.length) {
+      problem(where + ": it is frozen with " + std::to_string(record.length) + " bytes, its file has " +
+              std::to_string(st.st_size));
     }
     return success();
   }
@@ -155,8 +186,8 @@ class Checker {
 
   Result<> check_limits() {
     TRY_ASSIGN(const uint64_t limit, index_.number(kInodeLimitKey));
-    if (!inodes_.empty() && inodes_.rbegin()->first >= limit) {
-      problem(inode_name(inodes_.rbegin()->first) + " lies above the allotted numbers (" + std::to_string(limit) + ")");
+    if (last_inode_ >= limit) {
+      problem(inode_name(last_inode_) + " lies above the allotted numbers (" + std::to_string(limit) + ")");
     }
     return success();
   }
@@ -164,11 +195,9 @@ class Checker {
   const Index& index_;
   const Blobs& blobs_;
   FsckReport& report_;
-  std::map<InodeNumber, InodeRecord> inodes_;
-  std::map<BlobNumber, BlobRecord> records_;
-  std::unordered_map<InodeNumber, uint32_t> names_;
-  std::unordered_map<InodeNumber, uint32_t> folders_in_;
-  std::unordered_map<BlobNumber, uint64_t> references_;
+  std::unordered_map<InodeNumber, InodeFacts> inodes_;
+  std::unordered_map<BlobNumber, BlobFacts> records_;
+  InodeNumber last_inode_ = 0;
 };
 
 struct LockedStore {

@@ -121,6 +121,7 @@ class Save {
     TRY_ASSIGN(SavePlan plan, plan_save(tree_, source_, who_));
     take_over(plan);
     TRY(write_back());
+    if (tree_.short_of_space()) TRY(tree_.recount_owed());  // reads all inodes: nobody may wait at the gate for that
     tree_.gate().close(plan.guarded);
     auto cloned = clone_behind_gate(std::move(plan));
     tree_.gate().open();
@@ -342,7 +343,7 @@ class Save {
   // After the save each overwrite of a live file needs new blocks, and under passthrough nobody would see it fail.
   Result<> check_space() {
     if (enough_space()) return success();
-    TRY(tree_.recount_owed());
+    for (const Taken& taken : taken_) tree_.finished_writing(taken.plan.source);
     tree_.reclaim_space();
     for (Taken& taken : taken_) {
       TRY_ASSIGN(taken.plan.record, tree_.inode(taken.plan.source));

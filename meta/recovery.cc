@@ -33,7 +33,7 @@ class Recoverer {
     TRY(read_inodes());
     TRY(find_dead());
     TRY(raise_references());
-    TRY(sweep_nameless());
+    sweep_nameless();
     TRY(begin_generation());
     recovery_.start.next_inode = inode_limit_;
     recovery_.start.next_blob = blob_limit_;
@@ -211,20 +211,19 @@ class Recoverer {
 
   // A nameless blob is deleted only if it is empty. One with content may belong to a file that a newer index names: an
   // older copy of the index may have been put back, and a lost piece of index must never delete checkpoints.
-  Result<> sweep_nameless() {
+  void sweep_nameless() {
     for (const BlobNumber number : nameless_) {
-      TRY_ASSIGN(const struct stat st, blobs_.stat(number));
-      if (st.st_size == 0) {
-        TRY(blobs_.remove(number));
+      const auto st = blobs_.stat(number);
+      const off_t size = st ? st.value().st_size : 0;
+      if (st && size == 0 && blobs_.remove(number)) {
         ++recovery_.report.removed_blobs;
-      } else {
+      } else {  // what a full or failing disk does not let go is no reason to refuse the mount
         ++recovery_.report.orphan_blobs;
         log::warn("blobs/{}: {} bytes that nothing names; kept (ckptfs fsck lists such blobs)", Blobs::name(number),
-                  st.st_size);
+                  size);
       }
     }
     index_.note_blobs_changed();
-    return success();
   }
 
   Index& index_;

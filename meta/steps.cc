@@ -65,8 +65,10 @@ Result<> visit_files(const Tree& tree, InodeNumber folder, std::vector<std::stri
 Result<> visit_folders(const Tree& tree, InodeNumber folder,
                        const std::function<bool(InodeNumber, const InodeRecord&)>& enter, size_t depth = 0) {
   if (depth > kDeepestStep) return success();  // no series of ours lies so deep
-  TRY_ASSIGN(const auto entries, tree.list(folder));
-  for (const DirectoryEntry& entry : entries) {
+  const auto entries = tree.list(folder);
+  if (!entries && entries.error().errno_value() == ENOENT) return success();  // it was removed this moment
+  TRY(entries);
+  for (const DirectoryEntry& entry : entries.value()) {
     if (entry.type != S_IFDIR) continue;
     const auto record = tree.inode(entry.inode);
     if (!record && record.error().errno_value() == ENOENT) continue;  // it was removed this moment

@@ -69,7 +69,7 @@ TEST_F(WriteBackTest, WhatTakesAnothersPlaceIsWrittenBackBeforeItsName) {
   EXPECT_FALSE(is_suspect("/latest"));
   ASSERT_TRUE(tree().sync());
   EXPECT_TRUE(is_suspect("/latest"));
-  close();
+  crash();
   open();
   EXPECT_TRUE(is_suspect("/latest"));
 }

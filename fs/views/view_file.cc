@@ -103,6 +103,10 @@ Result<> ViewFile::share() {
   };
   TRY_ASSIGN(const bool outdated_before, is_outdated());
   if (outdated_before) return success();
+  for (const auto& [index, source] : sources_) {
+    TRY_ASSIGN(const meta::InodeRecord record, fs_.tree.inode(source.file->inode));
+    TRY(fs_.tree.refuse_suspect(source.file->inode, record));
+  }
   TRY_ASSIGN(auto file, views::share_content(*content_, fs_.store.blobs().folder_fd(), descriptor, piece));
   if (!file) return success();
   TRY_ASSIGN(const bool outdated, is_outdated());

@@ -55,7 +55,7 @@ WriteBack::~WriteBack() { index_.set_sync_listener(nullptr); }
 Result<> WriteBack::load() {
   const std::lock_guard lock(mutex_);
   TRY(index_.for_each_suspect([this](BlobNumber blob, const SuspectRecord& record) -> Result<> {
-    suspects_.emplace(blob, Suspect{record, /*is_new=*/false});
+    suspects_.emplace(blob, Suspect{record, /*is_new=*/false, /*is_recorded=*/true});
     return success();
   }));
   count_.store(suspects_.size(), std::memory_order_release);
@@ -137,6 +137,7 @@ Result<> WriteBack::check(BlobNumber blob) const {
 
 Result<> WriteBack::check_all() {
   forget_removed();
+  record_what_failed();
   std::vector<InodeNumber> files;
   {
     const std::lock_guard lock(mutex_);
@@ -251,21 +252,45 @@ void WriteBack::suspect(InodeNumber file, BlobNumber blob, const Error& error, i
       "written anew (blob {})",
       path_of_(file), error.message(), Blobs::name(blob));
   ::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-  if (const auto recorded = record(blob, failed, how); !recorded) {
-    log::error("{}: that its writing failed is known until the next mount only: {}", path_of_(file),
-               recorded.error().message());
+  if (const auto recorded = record(blob, how); !recorded) {
+    log::error("{}: that its writing failed is not recorded yet: {}", path_of_(file), recorded.error().message());
   }
 }
 
-Result<> WriteBack::record(BlobNumber blob, const SuspectRecord& suspect, Recorded how) {
-  Batch batch(index_);
-  batch.put_suspect(blob, suspect);
-  TRY(index_.commit(std::move(batch)));
+Result<> WriteBack::record(BlobNumber blob, Recorded how) {
+  {
+    const std::lock_guard one_at_a_time(recording_);
+    Batch batch(index_);
+    {
+      const std::lock_guard lock(mutex_);
+      const auto known = suspects_.find(blob);
+      if (known == suspects_.end()) return success();  // trusted meanwhile
+      batch.put_suspect(blob, known->second.record);
+    }
+    TRY(io::fault_point("write_back.record"));
+    TRY(index_.commit(std::move(batch)));
+    const std::lock_guard lock(mutex_);
+    if (const auto known = suspects_.find(blob); known != suspects_.end()) known->second.is_recorded = true;
+  }
   return how == Recorded::durably ? index_.sync() : success();
+}
+
+void WriteBack::record_what_failed() {
+  std::vector<BlobNumber> missing;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [blob, suspect] : suspects_) {
+      if (!suspect.is_recorded) missing.push_back(blob);
+    }
+  }
+  for (const BlobNumber blob : missing) {
+    if (!record(blob, Recorded::durably)) return;  // it has been logged; the next call tries again
+  }
 }
 
 Result<> WriteBack::trust(BlobNumber blob) {
   if (suspects() == 0 || check(blob)) return success();
+  const std::lock_guard one_at_a_time(recording_);
   Batch batch(index_);
   batch.erase_suspect(blob);
   TRY(index_.commit(std::move(batch)));
@@ -306,6 +331,7 @@ void WriteBack::prune(const IsWriting& is_writing) {
     clean = clean_;
   }
   forget_removed();
+  record_what_failed();
   for (const auto& [blob, written] : written_before(clean)) {
     if (is_writing(written.file)) continue;
     const auto fd = blobs_.open(blob, O_RDONLY);

@@ -20,8 +20,8 @@
 // descriptor takes, and the daemon cuts with another one than the writer's.)
 //
 // Thread safety: all of it. Locks: syncing_ (held across syncfs and what follows from it, since the kernel tells only
-// one of two callers; no request but save, seal and a search for space takes it), mutex_ (a leaf). Index calls
-// before_sync and after_sync with none held.
+// one of two callers; no request but save, seal and a search for space takes it), recording_, mutex_ (a leaf). Index
+// calls before_sync and after_sync with none held.
 #pragma once
 
 #include <atomic>
@@ -77,7 +77,7 @@ class WriteBack final : public SyncListener {
   std::vector<std::pair<BlobNumber, SuspectRecord>> suspect_blobs() const;
 
   // Forgets which blobs were written before the last clean sync_all(), but for those that somebody can still write to.
-  // Syncs all itself where these are very many.
+  // Syncs all itself where these are very many. Records what is suspect where the index failed to.
   void prune(const IsWriting& is_writing);
 
   void before_sync() override;
@@ -92,7 +92,8 @@ class WriteBack final : public SyncListener {
   using Entry = std::pair<BlobNumber, Written>;
   struct Suspect {
     SuspectRecord record;
-    bool is_new = true;  // since load()
+    bool is_new = true;        // since load()
+    bool is_recorded = false;  // the index may have failed, too
   };
 
   class OnlySync;
@@ -104,7 +105,8 @@ class WriteBack final : public SyncListener {
   // Durably, where it does not stand in a sync of the index.
   enum class Recorded { durably, by_this_sync };
   void suspect(InodeNumber file, BlobNumber blob, const Error& error, int fd, Recorded how = Recorded::durably);
-  Result<> record(BlobNumber blob, const SuspectRecord& suspect, Recorded how);
+  Result<> record(BlobNumber blob, Recorded how);
+  void record_what_failed();
   void begin_write_back(BlobNumber blob) const;
   void flush_before_names(const std::unordered_map<BlobNumber, InodeNumber>& files, Recorded how);
   void forget_removed();
@@ -114,6 +116,7 @@ class WriteBack final : public SyncListener {
   const PathOf path_of_;
 
   std::mutex syncing_;
+  std::mutex recording_;  // held across a commit: whether a blob is suspect is the same in the index and in memory
   mutable std::mutex mutex_;
   std::condition_variable synced_;
   std::unordered_set<BlobNumber> being_synced_;  // guarded by mutex_; the kernel tells one of two callers only

@@ -132,6 +132,15 @@ TEST_F(WriteBackTest, TheCloseNamesWhatFailedSinceTheStart) {
   EXPECT_TRUE(store_->close());
 }
 
+TEST_F(WriteBackTest, AFailureThatTheIndexCouldNotRecordIsRecordedLater) {
+  io::set_fault("write_back.record", "1:error:EIO");
+  fail(kLive);
+  tree().write_back().prune([](InodeNumber) { return false; });
+  crash();
+  open();
+  EXPECT_FALSE(sync(kLive));
+}
+
 TEST_F(WriteBackTest, WhatCanStillBeWrittenIsRememberedOverACleanSync) {
   ASSERT_TRUE(tree().prepare_writing(at(kLive), user(), 0));
   ASSERT_TRUE(tree().write_back().sync_all());

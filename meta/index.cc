@@ -15,7 +15,6 @@
 #include <span>
 
 #include "io/log.h"
-#include "meta/index_log.h"
 #include "meta/index_messages.h"
 
 namespace ckptfs::meta {
@@ -56,7 +55,7 @@ Result<std::optional<Record>> unless_missing(Result<Record> found) {
   return std::move(found).error();
 }
 
-rocksdb::Options database_options(bool create) {
+rocksdb::Options database_options(bool create, rocksdb::Env* env) {
   rocksdb::Options o;
   o.create_if_missing = create;
   o.create_missing_column_families = create;
@@ -64,7 +63,7 @@ rocksdb::Options database_options(bool create) {
   // After a power loss the end of the log may have holes: its pages reach the disk in any order. The log is read up to
   // the first hole; check_durable() tells whether anything that was durable lies behind it.
   o.wal_recovery_mode = rocksdb::WALRecoveryMode::kPointInTimeRecovery;
-  o.env = env_with_trusted_logs();
+  o.env = env;
   o.max_open_files = 256;
   o.listeners.push_back(std::make_shared<PassingErrors>());
   o.max_bgerror_resume_count = 0;  // PassingErrors
@@ -207,7 +206,7 @@ Result<> Index::open_database() {
   std::vector<rocksdb::ColumnFamilyDescriptor> tables;
   for (const char* name : kTableNames) tables.emplace_back(name, table_options(cache));
   rocksdb::DB* db = nullptr;
-  const auto db_options = database_options(options_.create);
+  const auto db_options = database_options(options_.create, logs_.env());
   const auto attempt = [&] {
     return options_.read_only ? rocksdb::DB::OpenForReadOnly(db_options, options_.folder, tables, &handles_, &db)
                               : rocksdb::DB::Open(db_options, options_.folder, tables, &handles_, &db);
@@ -450,13 +449,11 @@ Result<> Index::sync_now() {
       return result;
     }
   }
-  const auto sync_log = [&] { return db_->SyncWAL(); };
-  auto status = sync_log();
-  if (!status.ok()) failures_.fetch_add(1, std::memory_order_acq_rel);
-  if (!status.ok()) status = resume_and(sync_log, true);
-  if (!status.ok()) {
-    log::error("the index could not be synced: {}", status.ToString());
-    return from_status(status);
+  const auto synced = ballast_.spend_on([this] { return logs_.sync(); });
+  if (!synced) {
+    failures_.fetch_add(1, std::memory_order_acq_rel);
+    log::error("the index could not be synced: {}", synced.error().message());
+    return synced;
   }
   std::string text = std::to_string(sequence);
   text.resize(20, '\n');

@@ -25,6 +25,7 @@
 #include "io/fd.h"
 #include "meta/ballast.h"
 #include "meta/codec.h"
+#include "meta/index_log.h"
 #include "meta/types.h"
 
 namespace rocksdb {
@@ -190,6 +191,7 @@ class Index {
   rocksdb::ColumnFamilyHandle* handle(Table table) const { return handles_[static_cast<size_t>(table)]; }
 
   const Options options_;
+  IndexLogs logs_;
   std::unique_ptr<rocksdb::DB> db_;
   std::vector<rocksdb::ColumnFamilyHandle*> handles_;
   io::Fd durable_fd_;

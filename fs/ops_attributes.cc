@@ -64,7 +64,7 @@ Result<> clear_privileges(Filesystem& fs, meta::InodeNumber inode, int valid, co
 Result<> change_attributes(Filesystem& fs, meta::InodeNumber inode, const meta::AttributeChange& change) {
   const bool gives_privileges = change.mode && has_privileges(*change.mode);
   if (gives_privileges) TRY(fs.watch_privileges(inode));
-  const auto changed = fs.tree.change_attributes(inode, change);
+  auto changed = fs.tree.change_attributes(inode, change);
   if (gives_privileges && !fs.files.open_for_writing(inode)) fs.privileges.end(inode);
   return changed;
 }

@@ -174,7 +174,7 @@ Result<> Rotation::carry_out(meta::InodeNumber series, const meta::Policy& polic
     }
   }
   if (going.empty()) return success();
-  if (const auto durable = make_durable(series, look, judgement); !durable) {
+  if (auto durable = make_durable(series, look, judgement); !durable) {
     if (is_harmless(durable.error())) return durable;
     findings.warnings.push_back(path +
                                 ": nothing is removed, as what stays is not durable: " + durable.error().message());

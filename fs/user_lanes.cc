@@ -9,7 +9,7 @@ Result<> UserLanes::start(uint32_t user, std::function<void()> work) {
   User& lanes = users_[user];
   lanes.waiting.push_back(std::move(work));
   if (lanes.threads == kAtOnce) return success();
-  const auto started = tasks_.start([this, user] { serve(user); });
+  auto started = tasks_.start([this, user] { serve(user); });
   if (started) {
     ++lanes.threads;
   } else if (lanes.threads == 0) {  // else one of the others takes it

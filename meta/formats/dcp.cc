@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 #include <string_view>
+#include <tuple>
 
 #include "meta/formats/map_budget.h"
 #include "meta/formats/pickle_access.h"
@@ -161,7 +162,9 @@ class Folder {
   struct ChunkName {
     std::string_view tensor;
     Shape offsets;
-    auto operator<=>(const ChunkName&) const = default;
+    bool operator<(const ChunkName& other) const {
+      return std::tie(tensor, offsets) < std::tie(other.tensor, other.offsets);
+    }
   };
 
   // As it is, and as the parameter that it becomes.

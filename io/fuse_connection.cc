@@ -4,6 +4,8 @@
 #include <sys/mount.h>
 #include <unistd.h>
 
+#include <cerrno>
+
 #include "io/fd.h"
 
 namespace ckptfs::io {
@@ -29,8 +31,9 @@ Result<Fd> open_abort(const std::string& number) {
 
 }  // namespace
 
-Result<> abort_connection(const std::string& device) {
+Result<> abort_connection(const std::string& device, const std::function<bool()>& is_still_it) {
   TRY_ASSIGN(const Fd file, open_abort(device.substr(device.find(':') + 1)));
+  if (is_still_it && !is_still_it()) return Error(ENOENT);  // of a connection that has ended, the file does nothing
   if (::write(file.get(), "1", 1) != 1) return last_error("the connection's abort");  // it has no offsets
   return success();
 }

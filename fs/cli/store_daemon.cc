@@ -4,6 +4,7 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <sstream>
@@ -71,7 +72,13 @@ void release_hung_mounts() {
     if (!io::is_ckptfs(mount)) continue;
     const auto daemon = daemon_of_store(mount.source);
     if (!daemon || !daemon->killed) continue;
-    const auto aborted = io::abort_connection(mount.device);
+    const auto is_still_it = [&mount] {
+      const auto now = io::mount_table();
+      return now && std::ranges::any_of(now.value(), [&mount](const MountEntry& other) {
+               return other.id == mount.id && other.device == mount.device;
+             });
+    };
+    const auto aborted = io::abort_connection(mount.device, is_still_it);
     if (aborted || aborted.error().errno_value() == ENOENT) continue;  // ENOENT: it has ended meanwhile
     std::fprintf(stderr, "ckptfs: %s: its daemon was killed and does not end: %s\n",
                  printable(mount.mountpoint).c_str(), aborted.error().message().c_str());

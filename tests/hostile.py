@@ -139,6 +139,13 @@ class Attacker:
             raise Harm(f"{command} {given} told a private name: {text[:2000]}")
         return answer, list(descriptors)
 
+    def told(self, command, **arguments):
+        """What a command answers that everybody may give."""
+        answer, _ = self.ask(command, **arguments)
+        if not answer["ok"]:
+            raise Harm(f"{command} {arguments} is refused: {answer}")
+        return answer["result"]
+
     def fresh(self, name):
         """A folder of the attacker's own, empty."""
         folder = f"attacker/{name}-{os.getpid()}"
@@ -161,10 +168,10 @@ class Attacker:
                         raise Harm(f"{where}/{name} holds what only the victim may read")
 
     def owed(self):
-        return self.ask("status")[0]["result"]["space"]["owed"]
+        return self.told("status")["space"]["owed"]
 
     def care(self):
-        return self.ask("status")[0]["result"]["care"]
+        return self.told("status")["care"]
 
 
 ATTEMPTS = []
@@ -291,7 +298,7 @@ def asks_for_what_is_private(me):
     for command in ("status", "ls", "du", "verify"):
         me.ask(command)
     for command in ("ls", "policy"):
-        for row in me.ask(command, path="/shared")[0]["result"]["steps"]:
+        for row in me.told(command, path="/shared")["steps"]:
             if row["tag"] == "global_step5":
                 raise Harm(f"{command} tells of a step that may not be listed: {row}")
 
@@ -444,8 +451,7 @@ def sends_nonsense(me):
 @attempt
 def freezes_what_it_keeps_open(me):
     folder = me.fresh("frozen")
-    answer, _ = me.ask("begin", series=f"/{folder}", tag="global_step1", attempt="a")
-    path = answer["result"]["path"]
+    path = me.told("begin", series=f"/{folder}", tag="global_step1", attempt="a")["path"]
     with open(f"{path[1:]}/x", "wb") as opened:
         opened.write(b"x")
         connection = me.connect()
@@ -464,7 +470,7 @@ def connect_to(host, port):
 @attempt
 def asks_the_page(me):
     """Without the token, with a wrong one, past the pages, and in pieces that never end."""
-    address = me.ask("status")[0]["result"]["http"]
+    address = me.told("status")["http"]
     if not address:
         return
     host, port = address.rsplit(":", 1)

@@ -95,8 +95,8 @@ Result<Adoption::Guess> Adoptions::open_guess(InodeNumber inode) {
   return guess;
 }
 
-// A guess that was cloned shares its blocks, and owes them should it be a live swap file. One whose write-back failed
-// is found out by a clone that fails, or was by others since it was opened.
+// A guess that was cloned shares its blocks, and owes them should it be a live swap file. A clone that succeeds tells
+// nothing of a write-back that failed before it.
 Result<> Adoptions::note_shared(const Adoption::Guess& guess, Result<> cloned) {
   const InodeNumber inode = guess.file->inode;
   if (!cloned) {
@@ -104,8 +104,7 @@ Result<> Adoptions::note_shared(const Adoption::Guess& guess, Result<> cloned) {
     return cloned;
   }
   fs_.tree.finished_writing(inode);
-  TRY_ASSIGN(const meta::InodeRecord record, fs_.tree.inode(inode));
-  return fs_.tree.refuse_suspect(inode, record);
+  return fs_.tree.check_write_back(inode, guess.descriptor);
 }
 
 std::shared_ptr<Adoption> Adoptions::begin(const OpenFile& file, const std::string& name,

@@ -138,12 +138,12 @@ std::vector<BlockAdoption::Part> BlockAdoption::parts(const Adoption::Guess& gue
 
 // False: it is to be written.
 bool BlockAdoption::share(const Adoption::Guess& guess, int blob, off_t offset, size_t size) {
-  const auto cloned = [&]() -> Result<> {
-    TRY(io::fault_point("adopt.clone_range"));
-    return environment_.shared(guess, io::clone_range(guess.descriptor, offset, blob, offset, size));
-  }();
-  if (!cloned) {
-    give_up(cloned.error());
+  Result<> cloned = io::fault_point("adopt.clone_range");
+  if (cloned) cloned = io::clone_range(guess.descriptor, offset, blob, offset, size);
+  const bool there = cloned.has_value();
+  if (const auto shared = environment_.shared(guess, std::move(cloned)); !shared) {
+    give_up(shared.error());
+    if (there) withdraw(blob, offset, size);
     return false;
   }
   if (!unchanged(guess)) {  // whoever opens it for writing is counted before he can write

@@ -292,11 +292,13 @@ Result<> ControlXattrs::seal(meta::InodeNumber step) {
 
 void ControlXattrs::remember(meta::InodeNumber series, const Peer& peer, const Result<>& result) {
   const std::lock_guard lock(mutex_);
-  if (result) {
-    last_errors_.erase(series);
-  } else {
-    last_errors_[series] = {result.error().message(), peer.credentials.uid};
-  }
+  last_errors_.erase(series);
+  if (result) return;
+  // Whoever may make folders makes as many series as there are inodes.
+  constexpr size_t kMostErrors = 4096;
+  constexpr size_t kMostWords = 1024;
+  if (last_errors_.size() >= kMostErrors) last_errors_.erase(last_errors_.begin());
+  last_errors_[series] = {result.error().message().substr(0, kMostWords), peer.credentials.uid};
 }
 
 void ControlXattrs::forget(meta::InodeNumber inode) {

@@ -12,12 +12,19 @@
 #include "io/log.h"
 
 namespace ckptfs::fs {
+namespace {
+
+constexpr uint64_t kReadingsAtOnce = 2;  // of up to some 200 MiB
+
+}  // namespace
 
 Filesystem::Filesystem(const MountOptions& mount_options, meta::Store& mounted_store)
     : options(mount_options),
       store(mounted_store),
       tree(mounted_store.tree()),
       descriptors(mount_options.for_others),
+      memory(mount_options.for_others),
+      readings(kReadingsAtOnce),
       notifications(
           [this](const Notifications::Change& change) {
             // What the kernel does not remember is no error.
@@ -32,7 +39,9 @@ Filesystem::Filesystem(const MountOptions& mount_options, meta::Store& mounted_s
       mapped_files(tree),
       adoptions(*this),
       lanes(tasks),
-      views(mounted_store, lanes, [this](meta::InodeNumber inode, int blob) { return writers_of(inode, blob); }),
+      views(
+          mounted_store, lanes, [this](meta::InodeNumber inode, int blob) { return writers_of(inode, blob); }, readings,
+          leaving),
       view_files(*this),
       control(*this),
       caretaker(mounted_store, {.quiet = std::chrono::seconds(options.quiet_seconds),

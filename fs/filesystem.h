@@ -14,7 +14,6 @@
 #include "fs/adoptions.h"
 #include "fs/control_xattrs.h"
 #include "fs/counters.h"
-#include "fs/descriptor_budget.h"
 #include "fs/handles.h"
 #include "fs/mapped_files.h"
 #include "fs/mount.h"
@@ -27,6 +26,8 @@
 #include "fs/save_history.h"
 #include "fs/step_facts.h"
 #include "fs/tasks.h"
+#include "fs/turns.h"
+#include "fs/user_budget.h"
 #include "fs/user_lanes.h"
 #include "fs/views/view_file.h"
 #include "fs/views/views.h"
@@ -56,6 +57,8 @@ class Filesystem {
   std::string socket_path;       // of the control socket; set before that answers
   std::string http_address;      // where the page is; set before anything answers; empty: nowhere
   DescriptorBudget descriptors;  // before all that hold claims of it
+  MemoryBudget memory;           // likewise
+  Turns readings;                // of all that a step holds: each takes memory
   Notifications notifications;
   WriteErrors write_errors;
   OpenFileTable files;

@@ -13,19 +13,20 @@ namespace ckptfs::fs {
 using meta::Caller;
 using meta::InodeNumber;
 
-void Guesses::opened(pid_t thread, meta::InodeNumber inode) {
+void Guesses::opened(const Caller& reader, InodeNumber inode) {
   const std::lock_guard lock(mutex_);
-  reading_[thread].push_back(inode);
+  reading_[reader.pid].push_back({inode, reader.uid});
 }
 
-void Guesses::closed(pid_t thread, meta::InodeNumber inode) {
+void Guesses::closed(pid_t thread, InodeNumber inode) {
   const std::lock_guard lock(mutex_);
   const auto at = reading_.find(thread);
   if (at == reading_.end()) return;
-  std::vector<meta::InodeNumber>& inodes = at->second;
-  const auto last = std::find(inodes.rbegin(), inodes.rend(), inode);
-  if (last != inodes.rend()) inodes.erase(std::next(last).base());
-  if (inodes.empty()) reading_.erase(at);
+  std::vector<Reading>& files = at->second;
+  const auto last =
+      std::find_if(files.rbegin(), files.rend(), [&](const Reading& file) { return file.inode == inode; });
+  if (last != files.rend()) files.erase(std::next(last).base());
+  if (files.empty()) reading_.erase(at);
 }
 
 void Guesses::judge(const std::string& name, By by, bool right) {
@@ -33,7 +34,7 @@ void Guesses::judge(const std::string& name, By by, bool right) {
 }
 
 Guesses::Expected Guesses::expect(InodeNumber folder, const std::string& name, bool may_clone, const Caller& writer) {
-  const auto reading = may_clone && writer.pid != 0 ? find_reading(writer.pid, name) : std::nullopt;
+  const auto reading = may_clone && writer.pid != 0 ? find_reading(writer, name) : std::nullopt;
   if (reading && !may_be_shared(*reading, writer)) return {};
   if (reading && readers_.ask(name)) return {Found{*reading, By::reader}, {}};
   // Asked first: in a pause, to look for the step before would cost each small file more than its data.
@@ -47,18 +48,19 @@ Guesses::Expected Guesses::expect(InodeNumber folder, const std::string& name, b
 }
 
 // The last it opened.
-std::optional<InodeNumber> Guesses::find_reading(pid_t thread, const std::string& name) const {
-  std::vector<InodeNumber> inodes;
+std::optional<InodeNumber> Guesses::find_reading(const Caller& writer, const std::string& name) const {
+  std::vector<Reading> files;
   {
     const std::lock_guard lock(mutex_);
-    const auto reading = reading_.find(thread);
+    const auto reading = reading_.find(writer.pid);
     if (reading == reading_.end()) return std::nullopt;
-    inodes = reading->second;
+    files = reading->second;
   }
-  const auto found =
-      std::find_if(inodes.rbegin(), inodes.rend(), [&](InodeNumber inode) { return name_of_(inode) == name; });
-  if (found == inodes.rend()) return std::nullopt;
-  return *found;
+  const auto found = std::find_if(files.rbegin(), files.rend(), [&](const Reading& file) {
+    return file.uid == writer.uid && name_of_(file.inode) == name;
+  });
+  if (found == files.rend()) return std::nullopt;
+  return found->inode;
 }
 
 // The files in `before` whose names `folder` lacks.

@@ -27,8 +27,8 @@ class Guesses {
   Guesses(const meta::Tree& tree, std::function<std::string(meta::InodeNumber)> name_of)
       : tree_(tree), name_of_(std::move(name_of)) {}
 
-  // `thread` has `inode` open for reading, from now on to the same call of closed().
-  void opened(pid_t thread, meta::InodeNumber inode);
+  // `reader`, a thread, has `inode` open for reading, from now on to the same call of closed().
+  void opened(const meta::Caller& reader, meta::InodeNumber inode);
   void closed(pid_t thread, meta::InodeNumber inode);
 
   enum class By { reader, step };
@@ -49,7 +49,7 @@ class Guesses {
   void judge(const std::string& name, By by, bool right);
 
  private:
-  std::optional<meta::InodeNumber> find_reading(pid_t thread, const std::string& name) const;
+  std::optional<meta::InodeNumber> find_reading(const meta::Caller& writer, const std::string& name) const;
   std::vector<meta::InodeNumber> lacking(meta::InodeNumber folder, meta::InodeNumber before,
                                          const meta::Caller& writer) const;
   std::optional<meta::InodeNumber> previous_folder(meta::InodeNumber folder, const meta::Caller& writer) const;
@@ -61,13 +61,18 @@ class Guesses {
   // The directory in `series` that was made last before `before`, of those with a step's name, or of the others.
   std::optional<meta::InodeNumber> newest_step(meta::InodeNumber series, meta::InodeNumber before, bool numbered) const;
 
+  struct Reading {
+    meta::InodeNumber inode = 0;
+    uint32_t uid = 0;  // whose thread it was: another user's may have its number later
+  };
+
   static constexpr size_t kMostCandidates = 1024;
   static constexpr size_t kMostSteps = 1024;
 
   const meta::Tree& tree_;
   const std::function<std::string(meta::InodeNumber)> name_of_;
   mutable std::mutex mutex_;
-  std::unordered_map<pid_t, std::vector<meta::InodeNumber>> reading_;        // guarded by mutex_
+  std::unordered_map<pid_t, std::vector<Reading>> reading_;                  // guarded by mutex_; by thread
   mutable std::unordered_map<meta::InodeNumber, meta::InodeNumber> before_;  // guarded by mutex_; steps; 0: none
   // A copier is hardly ever wrong; of a step much the same files change as of the one before.
   Trust readers_{{.first_pause = 4, .longest_pause = 64, .alike = false}};

@@ -15,8 +15,8 @@
 #include "fs/adoption.h"
 #include "fs/block_adoption.h"
 #include "fs/data_path.h"
-#include "fs/descriptor_budget.h"
 #include "fs/open_files.h"
+#include "fs/user_budget.h"
 #include "meta/types.h"
 
 namespace ckptfs::fs {
@@ -52,14 +52,16 @@ struct DirectoryHandle {
     const std::lock_guard lock(mutex);
     return entries;
   }
-  void replace(Entries fresh) {
+  void replace(Entries fresh, UserBudget::Claim of_fresh) {
     auto next = std::make_shared<const Entries>(std::move(fresh));
     const std::lock_guard lock(mutex);
     entries = std::move(next);
+    claim = std::move(of_fresh);
   }
 
   mutable std::mutex mutex;
   std::shared_ptr<const Entries> entries;  // guarded by mutex
+  UserBudget::Claim claim;                 // guarded by mutex; what of the daemon's memory they count for
 };
 
 template <class T>

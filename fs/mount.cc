@@ -128,7 +128,7 @@ Result<> settle_modes(Filesystem& fs) {
 }
 
 // How far the kernel reads ahead in what it caches, which is views that the daemon reads: with its own 128 KiB each
-// request is as small as that and they take three times as long (docs/views.md). Without it they are slower, and right.
+// request is as small as that and they take three times as long. Without it they are slower, and right.
 Result<> read_far_ahead(const std::string& mountpoint) {
   constexpr const char* kKibibytes = "4096";
   TRY_ASSIGN(const auto mounts, io::mount_table());
@@ -189,6 +189,7 @@ Mount::Mount(std::unique_ptr<Internals> internals) : internals_(std::move(intern
 
 Mount::~Mount() {
   if (!internals_) return;
+  internals_->filesystem->leaving = true;
   internals_->filesystem->rotation.stop();
   internals_->filesystem->removals.stop();
   internals_->filesystem->caretaker.stop();

@@ -52,8 +52,13 @@ Result<uint64_t> copy(Filesystem& fs, const CopyRequest& request) {
     }
     add(fs.counters.clone_fallbacks);
   }
-  if (copied.error && !views::is_virtual(request.from)) {
-    TRY(fs.tree.sync_file(request.from, request.from_descriptor));  // was it the source's write-back?
+  if (!views::is_virtual(request.from)) {
+    const auto source = copied.error ? fs.tree.sync_file(request.from, request.from_descriptor)
+                                     : fs.tree.check_write_back(request.from, request.from_descriptor);
+    if (!source) {  // what was shared is not what the source should hold
+      fs.write_failed(request.to, WriteFailure::copy_file_range, source.error());
+      return source.error();
+    }
   }
   if (copied.error) {
     fs.write_failed(request.to, WriteFailure::copy_file_range, *copied.error);

@@ -53,6 +53,15 @@ Result<> sync_write(Filesystem& fs, meta::InodeNumber inode, const Handle& handl
   return sync();
 }
 
+// A descriptor that syncs each write takes the error of a write-back with it: nobody else is told.
+void note_failed_write(Filesystem& fs, meta::InodeNumber inode, const Handle& handle, const Error& error) {
+  fs.write_failed(inode, WriteFailure::write, error);
+  if (!handle.syncs || error.errno_value() != EIO) return;
+  if (const auto record = fs.tree.inode(inode)) {
+    fs.tree.write_back_failed(inode, record.value(), handle.descriptor, error);
+  }
+}
+
 void op_write(fuse_req_t req, fuse_ino_t inode, const char* data, size_t size, off_t offset, fuse_file_info* info) {
   const Reply reply(req, Operation::write, inode);
   const Handle& handle = Handles<Handle>::get(info->fh);
@@ -63,7 +72,7 @@ void op_write(fuse_req_t req, fuse_ino_t inode, const char* data, size_t size, o
     }
   }
   const DataPath::Written written = write(handle, Workers::payload_of_write(data, size), offset);
-  if (written.error) reply.fs().write_failed(inode, WriteFailure::write, *written.error);
+  if (written.error) note_failed_write(reply.fs(), inode, handle, *written.error);
   if (written.error && written.bytes == 0) return reply.logged_error(*written.error);
   if ((info->flags & (O_DSYNC | O_SYNC)) != 0 && !handle.syncs) {
     if (const auto synced = sync_write(reply.fs(), inode, handle); !synced) return reply.logged_error(synced.error());

@@ -31,12 +31,22 @@ void take_snapshot(const Reply& reply, const std::function<void(Result<Entries>)
   answer(std::move(entries));
 }
 
+// EMFILE: whoever asks holds too much already.
+Result<> keep(const Reply& reply, DirectoryHandle& directory, Entries entries) {
+  uint64_t bytes = entries.size() * sizeof(meta::DirectoryEntry);
+  for (const meta::DirectoryEntry& entry : entries) bytes += entry.name.capacity();
+  TRY_ASSIGN(auto claim, reply.fs().memory.take(reply.caller().uid, bytes));
+  directory.replace(std::move(entries), std::move(claim));
+  return success();
+}
+
 void op_opendir(fuse_req_t req, fuse_ino_t inode, fuse_file_info* given) {
   const Reply reply(req, Operation::opendir, inode);
   take_snapshot(reply, [reply, info = *given](Result<Entries> entries) mutable {
     if (!entries) return reply.error(entries.error());
     auto directory = std::make_unique<DirectoryHandle>();
-    directory->replace(std::move(entries).value());
+    const auto kept = keep(reply, *directory, std::move(entries).value());
+    if (!kept) return reply.error(kept.error());
     info.fh = reply.fs().directories.add(std::move(directory));
     if (reply.answer(fuse_reply_open, &info) != 0) reply.fs().directories.take(info.fh);
   });
@@ -123,7 +133,8 @@ void list(const Reply& reply, size_t size, off_t offset, const fuse_file_info& i
     // A removed directory that is still open is empty, not an error.
     if (!entries && entries.error().errno_value() == ENOENT) entries = Entries();
     if (!entries) return reply.error(entries.error());
-    directory.replace(std::move(entries).value());
+    const auto kept = keep(reply, directory, std::move(entries).value());
+    if (!kept) return reply.error(kept.error());
     send_listing(reply, size, 0, directory, plus);
   });
 }

@@ -114,12 +114,15 @@ Result<> choose_way(Filesystem& fs, OpenFile& file, const meta::InodeRecord& rec
   const bool spliced = handle.writing && file.spliced > (handle.spliced != nullptr ? 1u : 0u);
   const bool through_daemon = !passthrough || handle.adoption || handle.blocks || spliced ||
                               fs.modes.through_daemon(info.flags, record, handle.writing && fs.tree.short_of_space());
+  const bool syncs = (info.flags & (O_DSYNC | O_SYNC)) != 0;
   if (through_daemon) {
     TRY(handle.claim.add(kDescriptorsOfItsOwn));
     TRY_ASSIGN(handle.data, make_data_path(fs, file, backing.descriptor, info.flags));
-    handle.syncs = (info.flags & (O_DSYNC | O_SYNC)) != 0;
+    handle.syncs = syncs;
     if (handle.spliced == nullptr && may_be_spliced(info.flags)) count_as_spliced(file, handle);
   }
+  const bool may_map = (info.flags & O_ACCMODE) == O_RDWR;
+  if (handle.writing && !through_daemon && (syncs || may_map)) fs.tree.write_back().note_synced_elsewhere(record.blob);
   info.backing_id = backing.backing_id;
   info.direct_io = through_daemon ? 1 : 0;
   info.parallel_direct_writes = through_daemon ? 1 : 0;
@@ -177,7 +180,7 @@ Result<std::unique_ptr<Handle>> open_file(Filesystem& fs, meta::InodeNumber inod
   if (pending.first_writer()) fs.files.invalidate(inode);
   if (!writing && caller.pid != 0) {  // 0: of another pid namespace
     handle->reader = caller.pid;
-    fs.adoptions.guesses.opened(caller.pid, inode);
+    fs.adoptions.guesses.opened(caller, inode);
   }
   handle->file = pending.take();
   return handle;

@@ -44,6 +44,9 @@ bool depends_on_caller(std::string_view control) {
   return control == "source" || control == "last_error" || control == "identical_to";
 }
 
+// Which controls take a look at the files of a step, of which there may be many.
+bool looks_at_steps(std::string_view control) { return control == "state" || control == "identical_to"; }
+
 void answer_control(const Reply& reply, const std::string& name, size_t size) {
   const auto value = reply.fs().control.get(reply.inode(), name, depends_on_caller(name) ? reply.peer() : Peer());
   if (!value) return reply.error(value.error());
@@ -70,10 +73,10 @@ void op_getxattr(fuse_req_t req, fuse_ino_t inode, const char* name, size_t size
   if (is_unsupported(name)) return reply.error(EOPNOTSUPP);
   if (is_control(name)) {
     const std::string control = control_name(name);
-    if (control == "state") {  // headers of the step's files may have to be read for it
-      const auto started = reply.fs().tasks.start([reply, control, size] { answer_control(reply, control, size); });
-      if (!started) reply.error(started.error());
-      return;
+    if (looks_at_steps(control)) {
+      const auto work = [reply, control, size] { answer_control(reply, control, size); };
+      const auto started = reply.fs().lanes.start(reply.caller().uid, work);
+      return started ? void() : reply.error(started.error());
     }
     return (ControlXattrs::is_slow(control) ? answer_slow_control : answer_control)(reply, control, size);
   }

@@ -197,6 +197,7 @@ Result<> Rotation::carry_out(meta::InodeNumber series, const meta::Policy& polic
 // A removal is durable at once. What was written to the steps that stay, and to `latest`, may be in memory only.
 Result<> Rotation::make_durable(meta::InodeNumber series, const SeriesLook& look,
                                 const meta::Judgement& judgement) const {
+  TRY(fs_.tree.write_back().sync_all());  // which is told of what no file tells any more
   for (size_t at = 0; at < look.steps.size(); ++at) {
     const StepLook& step = look.steps[at];
     if (!judgement.decisions[at].stays || step.facts.completeness != Completeness::complete) continue;

@@ -195,13 +195,20 @@ void StepFactsFinder::forget(meta::InodeNumber inode) {
   known_.erase(inode);
 }
 
+std::optional<StepFactsFinder::Known> StepFactsFinder::known_as(meta::InodeNumber step, const io::Digest& fingerprint) {
+  const std::lock_guard lock(mutex_);
+  const auto known = known_.find(step);
+  return known != known_.end() && known->second.fingerprint == fingerprint ? std::optional(known->second)
+                                                                           : std::nullopt;
+}
+
 // As it was judged before, if no file has changed.
 Result<StepFactsFinder::Known> StepFactsFinder::judge(meta::InodeNumber step, const Changes& changes, const Used& used,
                                                       StepLook& look) {
   const views::AskWriters ask_writers = [this](meta::InodeNumber inode, int) {
     return views::Writers{fs_.files.open_for_writing(inode), false, {}};
   };
-  views::FilesOfStep files(fs_.store, ask_writers);
+  views::FilesOfStep files(fs_.store, ask_writers, stopping_);
   TRY(files.collect(step));
   look.changed = std::max(look.changed, wall_time(files.time()));
   look.files = files.inodes().size();
@@ -222,11 +229,7 @@ Result<StepFactsFinder::Known> StepFactsFinder::judge(meta::InodeNumber step, co
     known.damaged = true;
     return known;
   }
-  {
-    const std::lock_guard lock(mutex_);
-    const auto before = known_.find(step);
-    if (before != known_.end() && before->second.fingerprint == known.fingerprint) return before->second;
-  }
+  if (const auto before = known_as(step, known.fingerprint)) return *before;
   known.completed = files.time();
   known.ranks = ranks_of(files);
   known.saved_alone = look.record.source != 0 && is_swap_state_only(files);
@@ -235,6 +238,8 @@ Result<StepFactsFinder::Known> StepFactsFinder::judge(meta::InodeNumber step, co
   } else if (known.saved_alone) {
     known.judgement = judge_save(look.record, changes.names);
   } else {
+    const std::lock_guard turn(fs_.readings);
+    if (const auto meanwhile = known_as(step, known.fingerprint)) return *meanwhile;
     known.judgement = meta::formats::judge_completeness(files, meta::formats::read_checkpoint(files));
   }
   if (known.saved_alone) known.completed = look.record.saved;
@@ -330,11 +335,13 @@ Result<> StepFactsFinder::make_durable(const StepLook& look) {
   };
   {
     const std::lock_guard lock(mutex_);
-    if (const auto known = known_.find(look.inode); is_same(known) && known->second.durable) return success();
+    const auto known = known_.find(look.inode);
+    if (is_same(known) && known->second.durable && fs_.tree.write_back().suspects() == 0) return success();
   }
   TRY(meta::for_each_file(fs_.tree, look.inode, [this](const auto&, meta::InodeNumber file) -> Result<> {
     if (stopping_) return Error(ECANCELED);
     TRY_ASSIGN(const meta::InodeRecord record, fs_.tree.inode(file));
+    if (auto trusted = fs_.tree.refuse_suspect(file, record); !trusted) return trusted;
     if (!record.is_live_file()) return success();
     TRY_ASSIGN(const meta::Verdict verdict, meta::known_verdict(fs_.store, file));
     return verdict == meta::Verdict::ok ? Result<>(success()) : sync_file(fs_, file);

@@ -120,6 +120,7 @@ class StepFactsFinder {
   Used used() const;
   Result<bool> holds_any(meta::InodeNumber step, const Used& used) const;
   bool is_written(meta::InodeNumber series) const;
+  std::optional<Known> known_as(meta::InodeNumber step, const io::Digest& fingerprint);
   Result<Known> judge(meta::InodeNumber step, const Changes& changes, const Used& used, StepLook& look);
   Result<Changes> changes_below(meta::InodeNumber folder, unsigned depth = 0) const;
   Result<bool> is_mapped_for_writing(meta::InodeNumber step) const;

@@ -34,11 +34,14 @@ Result<Fd> connect_to(const std::string& socket_path) {
   return connection;
 }
 
-Result<> send_all(int fd, const std::string& line) {
+// Sends the whole request. A daemon that refuses the connection answers and closes it without reading the request: what
+// it said is there to be received, so that is success.
+Result<> send_request(int fd, const std::string& line) {
   size_t done = 0;
   while (done < line.size()) {
     const ssize_t n =
         retry_interrupted([&] { return ::send(fd, line.data() + done, line.size() - done, MSG_NOSIGNAL); });
+    if (n < 0 && (errno == EPIPE || errno == ECONNRESET)) return success();
     if (n < 0) return last_error("sending to the daemon");
     done += static_cast<size_t>(n);
   }
@@ -130,7 +133,7 @@ Result<ControlReply> control_request_for_files(const std::string& socket_path, c
                                                const json& arguments) {
   TRY_ASSIGN(const std::string request, encode_request(command, arguments));
   TRY_ASSIGN(const Fd connection, connect_to(socket_path));
-  TRY(send_all(connection.get(), request));
+  TRY(send_request(connection.get(), request));
   TRY_ASSIGN(Line line, receive_line(connection.get()));
   TRY_ASSIGN(json result, decode_reply(line.text));
   return ControlReply{std::move(result), std::move(line.descriptors)};

@@ -8,8 +8,6 @@
 #include <span>
 #include <vector>
 
-#include "io/fd.h"
-
 namespace ckptfs::io {
 namespace {
 
@@ -200,14 +198,15 @@ Result<> read_json(std::string_view text, const JsonBounds& bounds, JsonVisitor&
   return visit(bytes_of(text), bounds, visitor);
 }
 
-Result<> read_json(int file, uint64_t offset, uint64_t size, const JsonBounds& bounds, JsonVisitor& visitor) {
+Result<> read_json(const LimitedFile& file, uint64_t offset, uint64_t size, const JsonBounds& bounds,
+                   JsonVisitor& visitor) {
   constexpr uint64_t kAtOnce = uint64_t{64} << 10;
   TRY(check_size(size, bounds));
   std::vector<char> buffer(std::min(size, kAtOnce));
   uint64_t at = 0;
   const auto next = [&]() -> Result<std::string_view> {
     const std::span<char> part = std::span(buffer).first(std::min<uint64_t>(buffer.size(), size - at));
-    TRY_ASSIGN(const size_t got, read_full(file, std::as_writable_bytes(part), static_cast<off_t>(offset + at)));
+    TRY_ASSIGN(const size_t got, file.read_full(std::as_writable_bytes(part), offset + at));
     at += got;
     return std::string_view(buffer.data(), got);
   };

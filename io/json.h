@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 
+#include "io/read_limit.h"
 #include "io/result.h"
 
 namespace ckptfs::io {
@@ -58,7 +59,8 @@ class JsonVisitor : public nlohmann::json_sax<nlohmann::json> {
 // EBADMSG, in words: it is no JSON, or cut short. EFBIG, in words: more of it than the bounds. Else the visitor's own.
 Result<> read_json(std::string_view text, const JsonBounds& bounds, JsonVisitor& visitor);
 // `size` bytes of a file, from `offset` on; a piece of it is in memory at a time.
-Result<> read_json(int file, uint64_t offset, uint64_t size, const JsonBounds& bounds, JsonVisitor& visitor);
+Result<> read_json(const LimitedFile& file, uint64_t offset, uint64_t size, const JsonBounds& bounds,
+                   JsonVisitor& visitor);
 
 // A tree of it.
 Result<nlohmann::json> parse_json(std::string_view text, const JsonBounds& bounds);

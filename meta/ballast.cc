@@ -13,7 +13,8 @@ namespace {
 
 constexpr uint64_t kForAnyChange = uint64_t{48} << 20;
 constexpr uint64_t kForRemovals = uint64_t{16} << 20;
-constexpr uint64_t kEnough = 4;  // so many times a part must be free before it is made
+constexpr uint64_t kEnough = 4;                  // so many times the part for any change must be free before it is made
+constexpr uint64_t kBeside = uint64_t{4} << 20;  // stays free beside the part for removals
 
 constexpr uint64_t size_of(Ballast::Part part) {
   return part == Ballast::Part::removals ? kForRemovals : kForAnyChange;
@@ -64,7 +65,7 @@ bool Ballast::release(Part part) {
 
 void Ballast::restore(uint64_t free, uint64_t raw_free) {
   const std::lock_guard lock(mutex_);
-  if (!has_removals_ && raw_free >= kEnough * kForRemovals) has_removals_ = make(Part::removals);
+  if (!has_removals_ && raw_free >= kForRemovals + kBeside) has_removals_ = make(Part::removals);
   if (!has_any_change_ && free >= kEnough * kForAnyChange) has_any_change_ = make(Part::any_change);
 }
 

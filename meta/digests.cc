@@ -265,6 +265,7 @@ class Verification {
 }  // namespace
 
 Result<Taking> take_digests(Store& store, InodeNumber file, const Pause& pause) {
+  TRY(store.index().refuse_when_full());  // else it would be read again and again
   TRY_ASSIGN(const bool may, begin_taking(store, file));
   if (!may) return Taking::postponed;
   TRY_ASSIGN(const InodeRecord record, store.tree().inode(file));
@@ -274,6 +275,7 @@ Result<Taking> take_digests(Store& store, InodeNumber file, const Pause& pause) 
   if (reader.size() > store.space().total) return Taking::too_long;
   if (!store.tree().write_back().check(record.blob)) return Taking::postponed;  // status names it
   TRY(store.tree().sync_file(file, reader.fd()));
+  TRY(store.tree().write_back().make_sure(record.blob));
   TRY(io::fault_point("digests.read"));
   std::vector<io::Digest> digests;
   digests.reserve(digest_chunks(reader.size()));

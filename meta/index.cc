@@ -14,6 +14,7 @@
 #include <charconv>
 #include <span>
 
+#include "io/fault.h"
 #include "io/log.h"
 #include "meta/index_messages.h"
 
@@ -449,7 +450,10 @@ Result<> Index::sync_now() {
       return result;
     }
   }
-  const auto synced = ballast_.spend_on([this] { return logs_.sync(); });
+  const auto synced = ballast_.spend_on([this]() -> Result<> {
+    TRY(io::fault_point("index.sync"));
+    return logs_.sync();
+  });
   if (!synced) {
     failures_.fetch_add(1, std::memory_order_acq_rel);
     log::error("the index could not be synced: {}", synced.error().message());

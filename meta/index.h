@@ -170,6 +170,8 @@ class Index {
   void set_sync_listener(SyncListener* listener) { sync_listener_ = listener; }
   // How many batches have been committed.
   uint64_t commits() const { return commits_.load(std::memory_order_acquire); }
+  // ENOSPC where only what makes room is recorded.
+  Result<> refuse_when_full() const;
   // How often the disk refused what the index wrote.
   uint64_t failures() const { return failures_.load(std::memory_order_acquire); }
   // A file was made or removed in blobs/ since the last sync.
@@ -183,7 +185,6 @@ class Index {
   Result<> open_database();
   Result<> check_durable() const;
   Result<> sync_now();
-  Result<> refuse_when_full() const;
   rocksdb::Status resume_and(const std::function<rocksdb::Status()>& attempt, bool with_last_ballast);
   Result<std::string> get(Table table, const std::string& key) const;
   Result<> scan(Table table, const std::string& prefix,

@@ -57,6 +57,7 @@ class Inspection {
   Result<> compare_with_digest(InodeNumber number, const InodeRecord& record, const struct stat& blob) {
     TRY_ASSIGN(const BlobRecord known, store_.index().blob(record.blob));
     const BlobDigest& digest = known.digest;
+    if (digest.state != DigestState::taken && digest.state != DigestState::damaged) return success();
     const bool same = digest.length == static_cast<uint64_t>(blob.st_size) && !later(blob.st_mtim, digest.mtime) &&
                       !later(digest.mtime, blob.st_mtim);
     return same ? Result<>(success()) : tree_.note_changed(number);

@@ -13,8 +13,10 @@ constexpr std::chrono::seconds kInterval{1};
 constexpr size_t kBlobsAtOnce = 4096;  // in one change of the index
 }  // namespace
 
-Reaper::Reaper(Index& index, const Blobs& blobs, const Space& space, Frontiers& frontiers)
-    : index_(index), blobs_(blobs), space_(space), frontiers_(frontiers), thread_([this] { run(); }) {}
+Reaper::Reaper(Index& index, const Blobs& blobs, const Space& space, Frontiers& frontiers, WriteBack& write_back)
+    : index_(index), blobs_(blobs), space_(space), frontiers_(frontiers), write_back_(write_back), thread_([this] {
+        run();
+      }) {}
 
 Reaper::~Reaper() { stop(); }
 
@@ -86,6 +88,7 @@ Result<> Reaper::remove_some(std::span<const BlobNumber> doomed) {
   TRY(io::fault_point("reaper.before_remove"));
   Batch batch(index_);
   for (const BlobNumber blob : doomed) {
+    write_back_.forget(blob);
     TRY(blobs_.remove(blob));
     TRY_ASSIGN(const BlobRecord record, index_.blob(blob));
     batch.erase_blob(blob, record.digest);

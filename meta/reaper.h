@@ -22,7 +22,7 @@ namespace ckptfs::meta {
 
 class Reaper {
  public:
-  Reaper(Index& index, const Blobs& blobs, const Space& space, Frontiers& frontiers);
+  Reaper(Index& index, const Blobs& blobs, const Space& space, Frontiers& frontiers, WriteBack& write_back);
   ~Reaper();  // as stop()
 
   // Its last name has gone in a committed batch.
@@ -42,6 +42,7 @@ class Reaper {
   const Blobs& blobs_;
   const Space& space_;
   Frontiers& frontiers_;
+  WriteBack& write_back_;
 
   std::mutex mutex_;
   std::condition_variable wake_;

@@ -120,6 +120,7 @@ class Recoverer {
     TRY_ASSIGN(const BlobRecord record, index_.blob(number));
     Batch batch(index_);
     batch.erase_blob(number, record.digest);
+    batch.allow_on_full_store();
     return index_.commit(std::move(batch));
   }
 

@@ -81,13 +81,21 @@ class Freeze {
     for (auto& [number, member] : members_) {
       if (member.record.is_live_file()) TRY(check_file(number, member));
     }
-    TRY(tree_.write_back().sync_all());
+    const auto synced = tree_.write_back().sync_all();
     for (const auto& [number, member] : members_) {
-      if (member.record.is_regular()) TRY(tree_.refuse_suspect(number, member.record));
+      if (member.record.is_regular()) TRY(refuse_failed(number, member.record));
     }
+    TRY(synced);
     TRY(io::fault_point("seal.before_publish"));
     TRY(refuse_open_ones());
     return publish();
+  }
+
+  // Asked one by one: of what a daemon before this one let be written, nobody but the file itself knows.
+  Result<> refuse_failed(InodeNumber number, const InodeRecord& record) const {
+    if (!record.is_live_file()) return tree_.refuse_suspect(number, record);
+    TRY_ASSIGN(const io::Fd fd, store_.blobs().open(record.blob, O_RDONLY));
+    return tree_.check_write_back(number, fd.get());
   }
 
   // A file whose blob is to be another one may have been opened since it was looked at: opens for reading do not wait.

@@ -270,6 +270,7 @@ Result<> set_pinned(Store& store, InodeNumber number, bool pinned) {
     TRY_ASSIGN(present.number, allot_number(store, record.parent, name_of(tree.path_of(number)), present));
     change.batch.put(number, record);
     change.batch.put_step(number, present);
+    if (!pinned) change.batch.allow_on_full_store();  // so that it can be removed
     TRY(tree.commit(std::move(change)));
   }
   return tree.sync();

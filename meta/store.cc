@@ -278,8 +278,8 @@ Result<std::unique_ptr<Store>> Store::open(const StoreOptions& options) {
   recovery.start.doomed = [internals = in.get()](BlobNumber blob) { internals->reaper->doom(blob); };
   in->recovery = std::move(recovery.report);
   in->tree = std::make_unique<Tree>(*in->index, *in->blobs, *in->space, std::move(recovery.start));
-  TRY(in->tree->write_back().load());
-  in->reaper = std::make_unique<Reaper>(*in->index, *in->blobs, *in->space, *in->frontiers);
+  TRY(in->tree->write_back().load(in->recovery.clean));
+  in->reaper = std::make_unique<Reaper>(*in->index, *in->blobs, *in->space, *in->frontiers, in->tree->write_back());
   in->reaper->doom(recovery.dead);
   TRY(in->index->for_each_step([tree = in->tree.get()](InodeNumber step, const StepRecord& record) -> Result<> {
     if (record.pinned) tree->note_pinned(step);
@@ -306,7 +306,10 @@ Result<std::unique_ptr<Store>> Store::open(const StoreOptions& options) {
   }
   const bool few = in->recovery.inodes <= options.inspected_at_once;
   std::unique_ptr<Store> store(new Store(std::move(in)));
-  if (few) TRY(inspect(*store, [] { return true; }));
+  if (!few) return store;
+  if (const auto inspected = inspect(*store, [] { return true; }); !inspected) {
+    log::error("not all files were inspected, which is tried again: {}", inspected.error().message());
+  }
   return store;
 }
 

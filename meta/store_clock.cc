@@ -47,6 +47,7 @@ Result<StoreClock> StoreClock::load(const Index& index) {
 StoreTime StoreClock::now() const { return known_ + std::max(io::since_boot() - at_, std::chrono::nanoseconds(0)); }
 
 void StoreClock::put(Batch& batch) const {
+  batch.allow_on_full_store();  // rotation, which makes room, does nothing without it
   const std::chrono::nanoseconds since = io::since_boot();
   batch.put_number(kClockKey,
                    static_cast<uint64_t>((known_ + std::max(since - at_, std::chrono::nanoseconds(0))).count()));

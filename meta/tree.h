@@ -165,6 +165,9 @@ class Tree {
   Result<> sync_file(InodeNumber inode, int blob);
   // Where the kernel has told of a write-back that failed other than to sync_file().
   void write_back_failed(InodeNumber inode, const InodeRecord& record, int blob, const Error& error);
+  // Whether a write-back of it has failed: what is dirty of it was written back by a clone or by a sync of all. To be
+  // asked once blocks of it were taken, since a clone does not tell what others have been told.
+  Result<> check_write_back(InodeNumber inode, int blob);
   // EIO, naming the file, where it is no source: its write-back failed.
   Result<> refuse_suspect(InodeNumber inode, const InodeRecord& record) const;
   WriteBack& write_back() { return write_back_; }

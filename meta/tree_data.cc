@@ -42,6 +42,16 @@ void Tree::write_back_failed(InodeNumber number, const InodeRecord& record, int 
   write_back_.failed(number, record.blob, blob, error);
 }
 
+// The kernel keeps one error for the whole of a blob, and tells it through any descriptor that was not told.
+Result<> Tree::check_write_back(InodeNumber number, int blob) {
+  TRY_ASSIGN(const InodeRecord record, index_.inode(number));
+  Result<> told = io::fault_point("tree.check_write_back");
+  if (told && ::sync_file_range(blob, 0, 1, SYNC_FILE_RANGE_WAIT_BEFORE) != 0) told = last_error(path_of(number));
+  if (told) return refuse_suspect(number, record);
+  write_back_failed(number, record, blob, told.error());
+  return told;
+}
+
 Result<> Tree::refuse_suspect(InodeNumber number, const InodeRecord& record) const {
   const auto checked = write_back_.check(record.blob);
   if (checked) return success();
@@ -125,6 +135,7 @@ Result<> Tree::note_changed(InodeNumber number) {
   TRY_ASSIGN(InodeRecord record, index_.inode(number));
   if (!record.is_live_file() || (record.flags & kDigested) == 0) return success();
   TRY(forget_digests(change, number, record));
+  change.batch.allow_on_full_store();  // a start after a crash records it
   return commit(std::move(change));
 }
 
@@ -237,6 +248,7 @@ Result<> Tree::truncate(InodeNumber number, uint64_t size) {
       record.saved_blob = 0;
       change.batch.put(number, record);
     }
+    if (size == 0) change.batch.allow_on_full_store();  // it makes room
     TRY(commit(std::move(change)));
   }
   TRY_ASSIGN(const io::Fd fd, open_blob(number, O_WRONLY));

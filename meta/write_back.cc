@@ -1,6 +1,7 @@
 #include "meta/write_back.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <cstring>
@@ -9,6 +10,7 @@
 #include "io/fault.h"
 #include "io/lease.h"
 #include "io/log.h"
+#include "meta/time.h"
 
 namespace ckptfs::meta {
 namespace {
@@ -52,7 +54,9 @@ WriteBack::WriteBack(Index& index, const Blobs& blobs, PathOf path_of)
 
 WriteBack::~WriteBack() { index_.set_sync_listener(nullptr); }
 
-Result<> WriteBack::load() {
+Result<> WriteBack::load(bool clean) {
+  constexpr time_t kLongestDirty = 600;  // s; the kernel writes back after half a minute, and may be slow
+  if (!clean) earlier_writes_since_ = timespec{now().tv_sec - kLongestDirty, 0};
   const std::lock_guard lock(mutex_);
   TRY(index_.for_each_suspect([this](BlobNumber blob, const SuspectRecord& record) -> Result<> {
     suspects_.emplace(blob, Suspect{record, /*is_new=*/false, /*is_recorded=*/true});
@@ -64,9 +68,31 @@ Result<> WriteBack::load() {
 
 void WriteBack::note_written(InodeNumber file, BlobNumber blob) {
   const std::lock_guard lock(mutex_);
-  Written& written = written_[blob];
-  written.file = file;
-  written.round = round_;
+  const auto [known, fresh] = written_.try_emplace(blob);
+  known->second.file = file;
+  known->second.round = round_;
+  if (fresh) known->second.pin = pin(blob);
+}
+
+// None where descriptors might be needed for something else.
+io::Fd WriteBack::pin(BlobNumber blob) const {
+  constexpr rlim_t kMost = 8192;
+  auto fd = blobs_.open(blob, O_PATH);
+  rlimit limit{};
+  if (!fd || ::getrlimit(RLIMIT_NOFILE, &limit) != 0) return {};
+  const auto number = static_cast<rlim_t>(fd.value().get());
+  return number < std::min(kMost, limit.rlim_cur / 4) ? std::move(fd).value() : io::Fd();
+}
+
+void WriteBack::note_synced_elsewhere(BlobNumber blob) {
+  const std::lock_guard lock(mutex_);
+  const auto known = written_.find(blob);
+  if (known != written_.end()) known->second.synced_elsewhere = true;
+}
+
+void WriteBack::forget(BlobNumber blob) {
+  const std::lock_guard lock(mutex_);
+  written_.erase(blob);
 }
 
 void WriteBack::note_cut(BlobNumber blob) {
@@ -182,38 +208,44 @@ Result<> WriteBack::sync_all() {
     round = ++round_;
     explaining = std::exchange(explaining_, {});
   }
+  const uint64_t index_failures = index_.failures();
   Result<> synced = io::fault_point("write_back.sync_all");
   if (synced) synced = io::syncfs_fd(blobs_.folder_fd());
   if (!synced) return explain(synced.error(), std::move(explaining));
+  index_failures_ = index_failures;  // they explain no error that comes after this
+  earlier_writes_since_.reset();
   const std::lock_guard lock(mutex_);
   clean_ = round;
+  last_clean_ = std::chrono::steady_clock::now();
   return success();
 }
 
 // Which blobs it was. Another file system error (no memory, say) makes nothing suspect: the next call tells.
 Result<> WriteBack::explain(const Error& error, std::unordered_set<BlobNumber> explaining) {
   log::error("the store's file system failed to write: {}", error.message());
-  const std::vector<Entry> written = written_before(UINT64_MAX);
+  const std::vector<Entry> written = all_written();
   for (const Entry& entry : written) {
-    const auto fd = blobs_.open(entry.first, O_RDONLY);
-    if (fd) static_cast<void>(sync_one(entry.second.file, entry.first, fd.value().get()));  // else removed since
+    const auto fd = blobs_.open(entry.blob, O_RDONLY);
+    if (fd) static_cast<void>(sync_one(entry.file, entry.blob, fd.value().get()));  // else removed since
   }
   {
     const std::lock_guard lock(mutex_);
     explaining.merge(std::exchange(explaining_, {}));
   }
-  std::vector<InodeNumber> found;
-  for (const auto& [blob, of] : written) {
-    if (explaining.contains(blob)) found.push_back(of.file);
-  }
   const bool of_the_index = std::exchange(index_failures_, index_.failures()) != index_.failures();
-  if (found.empty() && !of_the_index) {
-    for (const Entry& entry : written) {
-      const auto fd = blobs_.open(entry.first, O_RDONLY);
+  const bool explained =
+      of_the_index || std::ranges::any_of(written, [&](const Entry& entry) { return explaining.contains(entry.blob); });
+  std::vector<InodeNumber> found;
+  for (const Entry& entry : written) {
+    if (!explaining.contains(entry.blob)) {
+      if (explained && entry.tells) continue;
+      const auto fd = blobs_.open(entry.blob, O_RDONLY);
       if (!fd) continue;
-      suspect(entry.second.file, entry.first, error, fd.value().get());
-      found.push_back(entry.second.file);
+      suspect(entry.file, entry.blob, error, fd.value().get());
     }
+    found.push_back(entry.file);
+  }
+  {
     const std::lock_guard lock(mutex_);
     explaining_.clear();
   }
@@ -234,9 +266,38 @@ std::vector<WriteBack::Entry> WriteBack::written_before(uint64_t round) const {
   const std::lock_guard lock(mutex_);
   std::vector<Entry> entries;
   for (const auto& [blob, written] : written_) {
-    if (written.round < round) entries.emplace_back(blob, written);
+    if (written.round >= round) continue;
+    entries.push_back({blob, written.file, written.round, written.pin && !written.synced_elsewhere});
   }
   return entries;
+}
+
+std::vector<WriteBack::Entry> WriteBack::all_written() const {
+  std::vector<Entry> entries = written_before(UINT64_MAX);
+  if (!earlier_writes_since_) return entries;
+  std::unordered_set<BlobNumber> known;
+  for (const Entry& entry : entries) known.insert(entry.blob);
+  const auto listed = index_.for_each_inode([&](InodeNumber number, const InodeRecord& record) -> Result<> {
+    if (!record.is_live_file() || record.nlink == 0 || known.contains(record.blob)) return success();
+    const auto status = blobs_.stat(record.blob);
+    if (status && later(status.value().st_ctim, *earlier_writes_since_)) {
+      entries.push_back({record.blob, number});
+    }
+    return success();
+  });
+  if (!listed) log::error("not all files are asked for what failed: {}", listed.error().message());
+  return entries;
+}
+
+Result<> WriteBack::make_sure(BlobNumber blob) {
+  bool covered = false;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto known = written_.find(blob);
+    covered = clean_ != 0 && (known == written_.end() || known->second.round < clean_);
+  }
+  if (!covered) TRY(sync_all());
+  return check(blob);
 }
 
 void WriteBack::suspect(InodeNumber file, BlobNumber blob, const Error& error, int fd, Recorded how) {
@@ -244,7 +305,11 @@ void WriteBack::suspect(InodeNumber file, BlobNumber blob, const Error& error, i
   {
     const std::lock_guard lock(mutex_);
     explaining_.insert(blob);
-    if (!suspects_.emplace(blob, Suspect{failed}).second) return;
+    const auto [known, fresh] = suspects_.emplace(blob, Suspect{failed});
+    if (!fresh) {
+      ++known->second.failures;
+      return;
+    }
     count_.store(suspects_.size(), std::memory_order_release);
   }
   log::error(
@@ -289,13 +354,28 @@ void WriteBack::record_what_failed() {
 }
 
 Result<> WriteBack::trust(BlobNumber blob) {
-  if (suspects() == 0 || check(blob)) return success();
+  if (suspects() == 0) return success();
   const std::lock_guard one_at_a_time(recording_);
+  uint64_t failures = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto known = suspects_.find(blob);
+    if (known == suspects_.end()) return success();
+    failures = known->second.failures;
+  }
   Batch batch(index_);
   batch.erase_suspect(blob);
+  batch.allow_on_full_store();  // a file is emptied, which makes room
   TRY(index_.commit(std::move(batch)));
+  TRY(io::fault_point("write_back.trust"));
   const std::lock_guard lock(mutex_);
-  suspects_.erase(blob);
+  const auto known = suspects_.find(blob);
+  if (known == suspects_.end()) return success();
+  if (known->second.failures == failures) {
+    suspects_.erase(known);
+  } else {  // it failed once more
+    known->second.is_recorded = false;
+  }
   count_.store(suspects_.size(), std::memory_order_release);
   return success();
 }
@@ -319,30 +399,33 @@ std::vector<std::pair<BlobNumber, SuspectRecord>> WriteBack::suspect_blobs() con
 }
 
 void WriteBack::prune(const IsWriting& is_writing) {
+  if (is_time_to_sync()) static_cast<void>(sync_all());  // which logs what it finds
   uint64_t clean = 0;
-  size_t remembered = 0;
   {
-    const std::lock_guard lock(mutex_);
-    clean = clean_;
-    remembered = written_.size();
-  }
-  if (remembered > kMostWritten && sync_all()) {
     const std::lock_guard lock(mutex_);
     clean = clean_;
   }
   forget_removed();
   record_what_failed();
-  for (const auto& [blob, written] : written_before(clean)) {
-    if (is_writing(written.file)) continue;
-    const auto fd = blobs_.open(blob, O_RDONLY);
+  for (const Entry& entry : written_before(clean)) {
+    if (is_writing(entry.file)) continue;
+    const auto fd = blobs_.open(entry.blob, O_RDONLY);
     if (fd) {
       const auto mapped = io::has_writer(fd.value().get());  // a mapping outlives its descriptor
       if (!mapped || mapped.value()) continue;
     }
     const std::lock_guard lock(mutex_);
-    const auto known = written_.find(blob);
-    if (known != written_.end() && known->second.round == written.round) written_.erase(known);
+    const auto known = written_.find(entry.blob);
+    if (known != written_.end() && known->second.round == entry.round) written_.erase(known);
   }
+}
+
+// By then the kernel has written most of it.
+bool WriteBack::is_time_to_sync() const {
+  constexpr std::chrono::minutes kInterval{1};
+  const std::lock_guard lock(mutex_);
+  const bool old = std::chrono::steady_clock::now() - last_clean_ >= kInterval;
+  return !written_.empty() && (old || written_.size() > kMostWritten);
 }
 
 }  // namespace ckptfs::meta

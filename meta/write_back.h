@@ -10,8 +10,10 @@
 //   - the blob's own, which fdatasync through any descriptor reports if nobody was told of it before;
 //   - the file system's, which syncfs reports on a descriptor that was open before it happened. When no blob explains
 //     such an error (its inode left memory, or another descriptor was told), every blob that was written since the last
-//     clean sync becomes suspect. A blob explains the errors up to the first syncfs after its own, and none later.
-// So every sync of a blob, and every syncfs, goes through here.
+//     clean sync becomes suspect. A blob explains the errors up to the first syncfs after its own, and none later. It
+//     explains them for those blobs only that would tell of their own: whose inodes were kept in memory meanwhile (by
+//     a descriptor here, as long as there are few), and which nobody syncs past the daemon.
+// So every sync of a blob, and every syncfs, goes through here. All is synced at least every minute.
 //
 // The index becomes durable within a second, data half a minute later. Two habits of programs that do not sync rely on
 // the order of the two, and XFS keeps it for them; so do we. A file that is renamed over another has its content on the
@@ -25,10 +27,12 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -49,11 +53,16 @@ class WriteBack final : public SyncListener {
   WriteBack(const WriteBack&) = delete;
   WriteBack& operator=(const WriteBack&) = delete;
 
-  // What was suspect when the store was closed. To be called once, before anything else.
-  Result<> load();
+  // What was suspect when the store was closed. To be called once, before anything else. `clean`: it was closed, so
+  // nothing is in memory that was written before.
+  Result<> load(bool clean);
 
   // Somebody may write to the file's blob, or could until now.
   void note_written(InodeNumber file, BlobNumber blob);
+  // Somebody may sync the blob past the daemon: by msync of a mapping, or as O_SYNC does.
+  void note_synced_elsewhere(BlobNumber blob);
+  // It is about to be deleted: nothing here keeps its blocks.
+  void forget(BlobNumber blob);
   // The file was cut; somebody may write it anew.
   void note_cut(BlobNumber blob);
   // Nobody has the file open for writing any more.
@@ -67,6 +76,10 @@ class WriteBack final : public SyncListener {
   // As sync(), of all blobs. An error names the files that became suspect by it.
   Result<> sync_all();
 
+  // That no write-back of the blob failed before this call, whomever the kernel told. Nobody may write to it, and it
+  // was synced. Syncs all, unless that was done since it was last written.
+  Result<> make_sure(BlobNumber blob);
+
   // An error where the blob is suspect.
   Result<> check(BlobNumber blob) const;
   // An error that names the files that became suspect since load(), and still are.
@@ -77,7 +90,8 @@ class WriteBack final : public SyncListener {
   std::vector<std::pair<BlobNumber, SuspectRecord>> suspect_blobs() const;
 
   // Forgets which blobs were written before the last clean sync_all(), but for those that somebody can still write to.
-  // Syncs all itself where these are very many. Records what is suspect where the index failed to.
+  // Syncs all itself where that was not done for a minute, or these are very many. Records what is suspect where the
+  // index failed to.
   void prune(const IsWriting& is_writing);
 
   void before_sync() override;
@@ -88,18 +102,29 @@ class WriteBack final : public SyncListener {
     InodeNumber file = 0;
     uint64_t round = 0;  // the last sync_all() that had begun when it was noted
     bool cut = false;    // and not closed by a writer since
+    bool synced_elsewhere = false;
+    io::Fd pin;  // O_PATH: keeps its inode in memory, and what that knows of errors; hidden from lease probes
   };
-  using Entry = std::pair<BlobNumber, Written>;
+  struct Entry {
+    BlobNumber blob = 0;
+    InodeNumber file = 0;
+    uint64_t round = 0;
+    bool tells = false;  // of an error of its own, whatever happened meanwhile
+  };
   struct Suspect {
     SuspectRecord record;
     bool is_new = true;        // since load()
     bool is_recorded = false;  // the index may have failed, too
+    uint64_t failures = 1;     // so that trust() does not forget one that comes meanwhile
   };
 
   class OnlySync;
 
   Result<> sync_one(InodeNumber file, BlobNumber blob, int fd);
   std::vector<Entry> written_before(uint64_t round) const;
+  // What an earlier daemon let be written shortly before this one began, too.
+  std::vector<Entry> all_written() const;
+  io::Fd pin(BlobNumber blob) const;
   Result<> explain(const Error& error, std::unordered_set<BlobNumber> explaining);
   std::string names_of(const std::vector<InodeNumber>& files) const;
   // Durably, where it does not stand in a sync of the index.
@@ -110,6 +135,7 @@ class WriteBack final : public SyncListener {
   void begin_write_back(BlobNumber blob) const;
   void flush_before_names(const std::unordered_map<BlobNumber, InodeNumber>& files, Recorded how);
   void forget_removed();
+  bool is_time_to_sync() const;
 
   Index& index_;
   const Blobs& blobs_;
@@ -121,8 +147,11 @@ class WriteBack final : public SyncListener {
   std::condition_variable synced_;
   std::unordered_set<BlobNumber> being_synced_;  // guarded by mutex_; the kernel tells one of two callers only
   uint64_t round_ = 0;                           // guarded by mutex_; sync_all()s that have begun
-  uint64_t index_failures_ = 0;                  // guarded by syncing_; of the index, that the file system has told of
-  uint64_t clean_ = 0;                           // guarded by mutex_; the last that succeeded
+  std::chrono::steady_clock::time_point last_clean_ = std::chrono::steady_clock::now();  // guarded by mutex_
+  uint64_t index_failures_ = 0;  // guarded by syncing_; of the index, that the file system has told of
+  uint64_t clean_ = 0;           // guarded by mutex_; the last that succeeded
+  // guarded by syncing_; until the first clean sync_all(): what changed since then may be dirty since before the start
+  std::optional<timespec> earlier_writes_since_;
   std::unordered_map<BlobNumber, Written> written_;        // guarded by mutex_; since about the last clean sync_all()
   std::unordered_map<BlobNumber, Suspect> suspects_;       // guarded by mutex_
   std::unordered_set<BlobNumber> explaining_;              // guarded by mutex_; failed since the last syncfs began

@@ -15,14 +15,16 @@ import errno
 import fcntl
 import json
 import os
+import pickle
 import random
 import shutil
 import socket
 import stat
 import struct
 import time
+import zipfile
 
-from checking import noise, read, write
+from checking import noise, opened, read, write
 from mounting import KIB, MIB, wait_until
 
 ATTACKER, VICTIM = 5001, 5002
@@ -121,7 +123,8 @@ class Attacker:
     def ask(self, command, **arguments):
         """The reply, and the descriptors that came with it. A private name in it is harm."""
         with self.connect() as connection:
-            connection.sendall(json.dumps({"command": command, "arguments": arguments}).encode() + b"\n")
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # a refusal comes before the request is read
+                connection.sendall(json.dumps({"command": command, "arguments": arguments}).encode() + b"\n")
             text, descriptors = b"", array.array("i")
             while not text.endswith(b"\n"):
                 data, ancillary, _, _ = connection.recvmsg(1 << 16, socket.CMSG_LEN(128 * 4))
@@ -296,7 +299,7 @@ def asks_for_what_is_private(me):
             if answer["ok"]:
                 raise Harm(f"{command} {path}: {answer}")
     for command in ("status", "ls", "du", "verify"):
-        me.ask(command)
+        me.told(command)
     for command in ("ls", "policy"):
         for row in me.told(command, path="/shared")["steps"]:
             if row["tag"] == "global_step5":
@@ -372,7 +375,10 @@ def asks_whether_a_private_file_holds_this(me):
     """A step beside the victim's with a guess of its weights: neither xattr nor blocks may tell that it is right."""
     mine = f"shared/global_step3-{os.getpid()}"
     os.mkdir(mine)
-    try:
+    # One attacker at a time: what two of one user guess may be shared between them.
+    with opened("attacker", os.O_RDONLY) as turn, contextlib.ExitStack() as last:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        last.callback(shutil.rmtree, mine)
         write(f"{mine}/trainer_state.json", b"{}")
         digested = me.care()["digested_files"]
         write(f"{mine}/weights.bin", secret_bytes(30))
@@ -386,8 +392,6 @@ def asks_whether_a_private_file_holds_this(me):
             raise Harm("blocks are shared with a private file")
         if any(mine in step for step in me.care()["identical"]):
             raise Harm("status says that the step is identical to a private one")
-    finally:
-        shutil.rmtree(mine)
 
 
 # --- names and words
@@ -454,9 +458,8 @@ def freezes_what_it_keeps_open(me):
     path = me.told("begin", series=f"/{folder}", tag="global_step1", attempt="a")["path"]
     with open(f"{path[1:]}/x", "wb") as opened:
         opened.write(b"x")
-        connection = me.connect()
-        connection.sendall(json.dumps({"command": "freeze", "arguments": {"paths": [f"{path}/x"] * 100}}).encode() + b"\n")
-        connection.close()
+        with me.connect() as connection, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            connection.sendall(json.dumps({"command": "freeze", "arguments": {"paths": [f"{path}/x"] * 100}}).encode() + b"\n")
     shutil.rmtree(folder)
 
 
@@ -485,6 +488,65 @@ def asks_the_page(me):
                     raise Harm(f"GET {target} with {more!r}: {text[:300]}")
     with contextlib.suppress(OSError), connect_to(host, port) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\nX: " + b"x" * 100_000)
+
+
+# --- steps that take long to read
+
+
+def torch_file(path, content):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps(content, protocol=2))
+
+
+def make_endless_step(folder, links):
+    """Each file of it is one that a reader takes, and as large as it can be; all but two are hard links."""
+    os.makedirs(folder)
+    torch_file(f"{folder}/zero_pp_rank_0_mp_rank_00_model_states.pt", {"param_shapes": [{}], "dp_world_size": links})
+    states = {"optimizer_state_dict": {"zero_stage": 3, "more": [None] * 1_900_000, "text": "x" * (29 * MIB)}}
+    first = f"{folder}/zero_pp_rank_0_mp_rank_00_optim_states.pt"
+    torch_file(first, states)
+    for rank in range(1, links):
+        os.link(first, f"{folder}/zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
+
+
+# --- what the daemon holds for who has it open
+
+
+def open_until_refused(paths):
+    """How many could be opened; EMFILE has to come."""
+    held = []
+    try:
+        for path in paths:
+            held.append(os.open(path(), os.O_RDONLY))
+    except OSError as problem:
+        if problem.errno != errno.EMFILE:
+            raise
+        return len(held)
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+    raise Harm(f"{len(held)} could be opened, and each takes memory of the daemon's")
+
+
+def holds_lists_of_names():
+    os.mkdir("attacker/names")
+    for number in range(8000):
+        os.mknod(f"attacker/names/{number:0250}")
+    return open_until_refused([lambda: "attacker/names"] * 900)
+
+
+def holds_versions_of_a_view():
+    folder = "attacker/views/checkpoint-1"
+    os.makedirs(folder)
+    write(f"{folder}/trainer_state.json", b"{}")
+    write(f"{folder}/config.json", b"{}")
+    data = safetensors([f"weight.{number:090}" for number in range(60_000)], 1)
+
+    def fresh():
+        write(f"{folder}/model.safetensors", data)
+        return f"views/{folder}/manifest.json"
+
+    return open_until_refused([fresh] * 40)
 
 
 # --- in the background

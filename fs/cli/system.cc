@@ -47,7 +47,9 @@ int fail(const std::string& path, const Error& error) {
 }
 
 void print_json(const nlohmann::json& value) {
-  std::printf("%s\n", value.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
+  // A terminal is not shown what it might take for a command: C1 controls are no ASCII.
+  const bool only_ascii = stdout_is_terminal();
+  std::printf("%s\n", value.dump(2, ' ', only_ascii, nlohmann::json::error_handler_t::replace).c_str());
 }
 
 bool stdout_is_terminal() { return isatty(STDOUT_FILENO) == 1; }

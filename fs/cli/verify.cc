@@ -16,6 +16,7 @@ using nlohmann::json;
 struct Verified {
   std::map<std::string, json> files;  // by path
   uint64_t bytes = 0;
+  uint64_t left_out = 0;  // files and folders
 
   uint64_t count(const std::string& state) const {
     uint64_t count = 0;
@@ -43,6 +44,7 @@ Result<Verified> verify(const Target& target) {
     TRY_ASSIGN(const json answer, ask_daemon(target.mount, "verify", request));
     merge(outcome, answer);
     total = answer.value("total", total);
+    outcome.left_out = answer.value("left_out", uint64_t{0});
     progress.show(outcome.bytes, total);
     if (!answer.contains("next")) return outcome;
     request["from"] = answer["next"];
@@ -70,6 +72,10 @@ void print(const Verified& outcome) {
   part("changed", "changed since");
   part("unhashed", "not yet hashed");
   std::printf("\n");
+  if (outcome.left_out != 0) {
+    std::printf("Left out: %s that you may not read, or that lie too deep; ask their owners or root.\n",
+                counted(outcome.left_out, "file and folder", "files and folders").c_str());
+  }
   if (outcome.count("damaged") != 0) {
     std::printf("Damaged files no longer hold what was written: restore them from a copy, or remove the step.\n");
   }
@@ -93,7 +99,7 @@ Result<int> run_verify(const Target& target, bool as_json) {
   if (as_json) {
     json files = json::array();
     for (const auto& [name, file] : outcome.files) files.push_back(file);
-    print_json({{"files", std::move(files)}, {"bytes", outcome.bytes}});
+    print_json({{"files", std::move(files)}, {"bytes", outcome.bytes}, {"left_out", outcome.left_out}});
   } else {
     print(outcome);
   }

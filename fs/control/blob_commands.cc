@@ -146,9 +146,11 @@ Result<> wait_for_manifests(const Filesystem& fs, meta::InodeNumber folder) {
 Result<meta::formats::Attendance> attendance_of(Filesystem& fs, meta::InodeNumber partial, unsigned world_size) {
   const views::AskWriters ask_writers = [&fs](meta::InodeNumber file, int blob) { return fs.writers_of(file, blob); };
   TRY(wait_for_manifests(fs, partial));
-  views::FilesOfStep files(fs.store, ask_writers);
+  views::FilesOfStep files(fs.store, ask_writers, fs.leaving);
   TRY(files.collect(partial));
-  return meta::formats::check_manifests(files, world_size);
+  auto attendance = meta::formats::check_manifests(files, world_size);
+  if (files.short_of()) return *files.short_of();
+  return attendance;
 }
 
 Result<json> commit(Filesystem& fs, const Peer& peer, const json& arguments) {

@@ -67,30 +67,6 @@ void erase_unreadable(const meta::Tree& tree, const Credentials& who, std::vecto
   });
 }
 
-// The steps at `path` that the caller may see.
-Result<std::vector<meta::StepInfo>> visible_steps(meta::Store& store, const Peer& peer, const std::string& path) {
-  const meta::Tree& tree = store.tree();
-  TRY_ASSIGN(const meta::InodeNumber inode, resolve_as(tree, peer.credentials, path, kRead | kSearch));
-  const bool all = inode == meta::kRootInode;
-  if (!all) {
-    TRY_ASSIGN(auto found, steps_at(store, inode, path));
-    erase_unreadable(tree, peer.credentials, found);
-    return found;
-  }
-  TRY_ASSIGN(auto steps, meta::list_steps(store));
-  std::map<std::string, bool> readable;
-  erase_unreadable(tree, peer.credentials, steps);
-  std::erase_if(steps, [&](const meta::StepInfo& step) {
-    auto known = readable.find(step.series);
-    if (known == readable.end()) {
-      const bool may = resolve_as(tree, peer.credentials, step.series, kRead | kSearch).has_value();
-      known = readable.emplace(step.series, may).first;
-    }
-    return !known->second;
-  });
-  return steps;
-}
-
 json to_json(const meta::Usage& usage) {
   return {{"apparent", usage.apparent}, {"exclusive", usage.exclusive}, {"shared", usage.shared}};
 }
@@ -210,12 +186,15 @@ Result<json> show(Filesystem& fs, const Peer& peer, const std::string& path) {
 
 // Does this line, which names a path and perhaps says more behind ": ", name one that `who` can list?
 bool names_visible_path(const meta::Tree& tree, const Credentials& who, const std::string& line) {
-  for (size_t end = line.find(": ");; end = line.find(": ", end + 1)) {
+  constexpr int kMostTries = 16;  // a hostile name is full of them
+  size_t end = line.find(": ");
+  for (int i = 0; i < kMostTries; ++i, end = line.find(": ", end + 1)) {
     const std::string path = line.substr(0, end);
     const bool may_list = resolve_as(tree, who, path.substr(0, path.rfind('/')), kRead | kSearch).has_value();
     if (may_list && resolve_as(tree, who, path, 0)) return true;
-    if (end == std::string::npos) return false;
+    if (end == std::string::npos) break;
   }
+  return false;
 }
 
 // Without the lines about what `who` cannot see.
@@ -243,6 +222,29 @@ Result<json> save(Mount& mount, const Peer& peer, const json& arguments) {
 }
 
 }  // namespace
+
+Result<std::vector<meta::StepInfo>> visible_steps(meta::Store& store, const Peer& peer, const std::string& path) {
+  const meta::Tree& tree = store.tree();
+  TRY_ASSIGN(const meta::InodeNumber inode, resolve_as(tree, peer.credentials, path, kRead | kSearch));
+  const bool all = inode == meta::kRootInode;
+  if (!all) {
+    TRY_ASSIGN(auto found, steps_at(store, inode, path));
+    erase_unreadable(tree, peer.credentials, found);
+    return found;
+  }
+  TRY_ASSIGN(auto steps, meta::list_steps(store));
+  std::map<std::string, bool> readable;
+  erase_unreadable(tree, peer.credentials, steps);
+  std::erase_if(steps, [&](const meta::StepInfo& step) {
+    auto known = readable.find(step.series);
+    if (known == readable.end()) {
+      const bool may = resolve_as(tree, peer.credentials, step.series, kRead | kSearch).has_value();
+      known = readable.emplace(step.series, may).first;
+    }
+    return !known->second;
+  });
+  return steps;
+}
 
 Result<json> look_at_all(Filesystem& fs) {
   const Peer root;

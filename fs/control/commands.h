@@ -8,6 +8,7 @@
 #include "fs/control/permission.h"
 #include "fs/control/server.h"
 #include "fs/mount.h"
+#include "meta/steps.h"
 #include "meta/tree.h"
 
 namespace ckptfs::fs {
@@ -27,6 +28,9 @@ void add_commands(ControlServer& server, Mount& mount);
 
 // What `ls` and `du` answer of the whole mount, as root asks, from one look: {"steps", "usage"}.
 Result<nlohmann::json> look_at_all(Filesystem& fs);
+
+// The steps at `path` that the caller may see and list; "/": of all series.
+Result<std::vector<meta::StepInfo>> visible_steps(meta::Store& store, const Peer& peer, const std::string& path);
 
 // Walks `path` from the root as `who` would: search permission on the way, `wanted` at its end. EACCES names where.
 Result<meta::InodeNumber> resolve_as(const meta::Tree& tree, const Credentials& who, const std::string& path,

@@ -37,16 +37,19 @@ struct Position {
   json to_json() const { return {{"file", file}, {"at", at}}; }
 };
 
-// In the order of their paths; "/": of all steps.
-Result<std::vector<FoundFile>> readable_files(meta::Store& store, const Peer& peer, const std::string& path) {
+// In the order of their paths; "/": of all steps, without what the caller may not read, which is counted.
+Result<std::vector<FoundFile>> readable_files(meta::Store& store, const Peer& peer, const std::string& path,
+                                              uint64_t& left_out) {
   const meta::Tree& tree = store.tree();
   TRY_ASSIGN(const meta::InodeNumber top, resolve_as(tree, peer.credentials, path, kRead));
   if (top != meta::kRootInode) return files_below(tree, peer.credentials, top, tree.path_of(top), kRead);
-  TRY_ASSIGN(const auto steps, meta::list_steps(store));
+  TRY_ASSIGN(const auto steps, visible_steps(store, peer, "/"));
   std::vector<FoundFile> all;
   for (const meta::StepInfo& step : steps) {
-    TRY_ASSIGN(auto files, files_below(tree, peer.credentials, step.inode, step.series + "/" + step.tag, kRead));
-    std::ranges::move(files, std::back_inserter(all));
+    auto files = seen_files_below(tree, peer.credentials, step.inode, step.series + "/" + step.tag, kRead, left_out);
+    if (!files && files.error().errno_value() == ENOENT) continue;  // removed meanwhile
+    TRY(files);
+    std::ranges::move(files.value(), std::back_inserter(all));
   }
   std::ranges::sort(all, {}, &FoundFile::path);
   return all;
@@ -81,9 +84,10 @@ Result<meta::Verified> verify_file(meta::Store& store, const FoundFile& file, bo
 }
 
 Result<json> verify(meta::Store& store, const Peer& peer, const json& arguments) {
-  TRY_ASSIGN(const auto files, readable_files(store, peer, arguments.value("path", "/")));
+  uint64_t left_out = 0;
+  TRY_ASSIGN(const auto files, readable_files(store, peer, arguments.value("path", "/"), left_out));
   const Position from = Position::of(arguments);
-  json answer = {{"files", json::array()}, {"bytes", 0}};
+  json answer = {{"files", json::array()}, {"bytes", 0}, {"left_out", left_out}};
   if (from.file.empty()) answer["total"] = total_bytes(store.tree(), files);
   uint64_t bytes = 0;
   std::unordered_set<meta::BlobNumber> read;

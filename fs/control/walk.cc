@@ -9,7 +9,23 @@ class Walk {
  public:
   Walk(const meta::Tree& tree, const Credentials& who, unsigned wanted) : tree_(tree), who_(who), wanted_(wanted) {}
 
+  // Counts what it cannot take there, and goes on.
+  void leave_out_into(uint64_t& count) { left_out_ = &count; }
+
   Result<> add(meta::InodeNumber inode, const std::string& path, unsigned depth = 0) {
+    auto added = try_to_add(inode, path, depth);
+    const int problem = added ? 0 : added.error().errno_value();
+    if (left_out_ == nullptr || (problem != EACCES && problem != ELOOP)) return added;
+    ++*left_out_;
+    return success();
+  }
+  std::vector<FoundFile> take() {
+    std::ranges::sort(files_, {}, &FoundFile::path);
+    return std::move(files_);
+  }
+
+ private:
+  Result<> try_to_add(meta::InodeNumber inode, const std::string& path, unsigned depth) {
     constexpr unsigned kDeepest = 256;  // it calls itself for each
     if (depth > kDeepest) return Error(ELOOP, "folders lie too deep in each other");
     TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(inode));
@@ -25,16 +41,12 @@ class Walk {
     }
     return success();
   }
-  std::vector<FoundFile> take() {
-    std::ranges::sort(files_, {}, &FoundFile::path);
-    return std::move(files_);
-  }
 
- private:
   const meta::Tree& tree_;
   const Credentials& who_;
   const unsigned wanted_;
   std::vector<FoundFile> files_;
+  uint64_t* left_out_ = nullptr;
 };
 
 }  // namespace
@@ -42,6 +54,14 @@ class Walk {
 Result<std::vector<FoundFile>> files_below(const meta::Tree& tree, const Credentials& who, meta::InodeNumber top,
                                            const std::string& path, unsigned wanted) {
   Walk walk(tree, who, wanted);
+  TRY(walk.add(top, path));
+  return walk.take();
+}
+
+Result<std::vector<FoundFile>> seen_files_below(const meta::Tree& tree, const Credentials& who, meta::InodeNumber top,
+                                                const std::string& path, unsigned wanted, uint64_t& left_out) {
+  Walk walk(tree, who, wanted);
+  walk.leave_out_into(left_out);
   TRY(walk.add(top, path));
   return walk.take();
 }

@@ -21,5 +21,8 @@ struct FoundFile {
 // name and size are told.
 Result<std::vector<FoundFile>> files_below(const meta::Tree& tree, const Credentials& who, meta::InodeNumber top,
                                            const std::string& path, unsigned wanted);
+// Likewise, without what `who` may not see and what lies too deep: these files and folders are counted in `left_out`.
+Result<std::vector<FoundFile>> seen_files_below(const meta::Tree& tree, const Credentials& who, meta::InodeNumber top,
+                                                const std::string& path, unsigned wanted, uint64_t& left_out);
 
 }  // namespace ckptfs::fs

@@ -99,11 +99,21 @@ Result<> Content::fill(const Part& part, std::span<std::byte> target, uint64_t a
   return read_cast(read_piece, part.piece, part.from, part.to, target, at);
 }
 
+// The first part that begins behind it.
+std::vector<Content::Part>::const_iterator Content::first_behind(uint64_t offset) const {
+  return std::upper_bound(parts_.begin(), parts_.end(), offset,
+                          [](uint64_t at, const Part& part) { return at < part.begin; });
+}
+
+size_t Content::parts_of(uint64_t offset, size_t size) const {
+  if (offset >= size_ || size == 0) return 0;
+  return static_cast<size_t>(first_behind(offset + size - 1) - first_behind(offset)) + 1;
+}
+
 Result<size_t> Content::read(std::span<std::byte> buffer, uint64_t offset, const ReadPiece& read_piece) const {
   if (offset >= size_) return size_t{0};
   buffer = buffer.first(std::min<uint64_t>(buffer.size(), size_ - offset));
-  auto part = std::upper_bound(parts_.begin(), parts_.end(), offset,
-                               [](uint64_t at, const Part& candidate) { return at < candidate.begin; });
+  auto part = first_behind(offset);
   size_t filled = 0;
   for (--part; filled < buffer.size(); ++part) {
     const uint64_t at = offset + filled - part->begin;

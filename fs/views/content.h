@@ -34,6 +34,8 @@ class Content {
   void add(const Piece& piece) { add(piece, Dtype::uint8, Dtype::uint8); }
 
   uint64_t size() const { return size_; }
+  // About how many bytes it takes; what texts it shares aside.
+  size_t memory() const { return parts_.size() * sizeof(Part); }
   // The files of the step that it is made from.
   std::set<uint32_t> files() const;
   // Bytes [begin, begin + size) of the content, as they lie in a file of the step from `offset` on.
@@ -45,6 +47,8 @@ class Content {
   };
   // In order, as long as they can be. What is in none is text, or cast.
   std::vector<Run> runs() const;
+  // Of how many parts read() would fill that many bytes.
+  size_t parts_of(uint64_t offset, size_t size) const;
   // Fills the buffer, or as much of it as the content has from `offset` on. EIO: a file of the step is shorter than it
   // was; naming none, that is the caller's.
   Result<size_t> read(std::span<std::byte> buffer, uint64_t offset, const ReadPiece& read_piece) const;
@@ -62,6 +66,8 @@ class Content {
 
   void add(const Piece& piece, Dtype from, Dtype to);
   static Result<> fill(const Part& part, std::span<std::byte> target, uint64_t at, const ReadPiece& read_piece);
+
+  std::vector<Part>::const_iterator first_behind(uint64_t offset) const;
 
   std::vector<Part> parts_;
   uint64_t size_ = 0;

@@ -48,6 +48,7 @@ Result<> FilesOfStep::collect(InodeNumber step) {
   step_ = step;
   lasting_ = std::to_string(meta::formats::kReaders) + '\0';
   return meta::for_each_file(tree_, step, [&](const std::vector<std::string>& path, InodeNumber inode) -> Result<> {
+    if (stop_) return Error(ECANCELED);
     auto attributes = tree_.attributes(inode);
     if (!attributes && attributes.error().errno_value() == ENOENT) return success();  // it was removed this moment
     if (!attributes) return attributes.error();
@@ -66,6 +67,10 @@ Result<io::Fd> FilesOfStep::open(uint32_t index) const {
   const int failed = file ? 0 : file.error().errno_value();
   if (failed == EMFILE || failed == ENFILE || failed == ENOMEM) short_of_ = file.error();
   return file;
+}
+
+std::optional<Error> FilesOfStep::short_of() const {
+  return refused() && refused()->errno_value() == ECANCELED ? refused() : short_of_;
 }
 
 io::Digest FilesOfStep::version(const std::string& more) const {

@@ -12,6 +12,7 @@
 
 #include <sys/stat.h>
 
+#include <atomic>
 #include <functional>
 #include <map>
 #include <optional>
@@ -44,15 +45,23 @@ using AskWriters = std::function<Result<Writers>(InodeNumber file, int blob)>;
 
 class FilesOfStep : public meta::formats::StepFiles {
  public:
-  FilesOfStep(const meta::Store& store, const AskWriters& ask_writers)
-      : store_(store), tree_(store.tree()), ask_writers_(ask_writers) {}
+  // Bytes of all of them. A rank, a parameter and a chunk of a tensor each take some kilobytes at most.
+  static constexpr uint64_t kMostRead = uint64_t{2} << 30;
+
+  // `stop`: set when the mount ends, and nothing is read of them any more.
+  FilesOfStep(const meta::Store& store, const AskWriters& ask_writers, const std::atomic<bool>& stop)
+      : StepFiles(io::ReadLimit(kMostRead, &stop)),
+        store_(store),
+        tree_(store.tree()),
+        ask_writers_(ask_writers),
+        stop_(stop) {}
 
   Result<> collect(InodeNumber step);
 
   const std::vector<File>& list() const override { return files_; }
   Result<io::Fd> open(uint32_t index) const override;
-  // What a file could not be opened for, and is not the file's fault.
-  const std::optional<Error>& short_of() const { return short_of_; }
+  // What a file could not be opened or read for, and is not the file's fault.
+  std::optional<Error> short_of() const;
 
   // Another one where anything of the files is another: within this mount.
   const std::string& fingerprint() const { return fingerprint_; }
@@ -107,6 +116,7 @@ class FilesOfStep : public meta::formats::StepFiles {
   const meta::Store& store_;
   const meta::Tree& tree_;
   const AskWriters& ask_writers_;
+  const std::atomic<bool>& stop_;
   InodeNumber step_ = 0;
   std::vector<Folder> folders_;
   std::vector<InodeNumber> inodes_;

@@ -68,6 +68,7 @@ void open_found(const Reply& reply, const Views::Found& found, fuse_file_info in
   auto opened = fs.view_files.open(found);
   if (!opened) return reply.error(opened.error());
   auto file = std::move(opened).value();
+  if (const auto held = file->claim(fs.memory, reply.caller().uid); !held) return reply.error(held.error());
   auto claim = fs.descriptors.take(reply.caller().uid, file->descriptors());
   if (!claim) return reply.error(claim.error());
   fs.views.opened(found.number, file->view());
@@ -97,16 +98,26 @@ void view_open(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
   });
 }
 
-void view_read(fuse_req_t req, fuse_ino_t inode, size_t size, off_t offset, fuse_file_info* info) {
-  const Reply reply(req, Operation::read, inode);
+void read_view(const Reply& reply, const ViewFile& file, size_t size, uint64_t offset) {
   const auto buffer = reply_buffer.get(size);
   if (buffer.size() < size) return reply.error(ENOMEM);
-  const auto got = Handles<ViewHandle>::get(info->fh).file->read(buffer.first(size), static_cast<uint64_t>(offset));
+  const auto got = file.read(buffer.first(size), offset);
   if (!got) {
     add(reply.fs().counters.read_errors);
     return reply.error(got.error());
   }
   reply.data(buffer.first(got.value()));
+}
+
+void view_read(fuse_req_t req, fuse_ino_t inode, size_t size, off_t given, fuse_file_info* info) {
+  const Reply reply(req, Operation::read, inode);
+  const std::shared_ptr<ViewFile> file = Handles<ViewHandle>::get(info->fh).file;
+  const auto offset = static_cast<uint64_t>(given);
+  if (file->reads_quickly(offset, size)) return read_view(reply, *file, size, offset);
+  const auto started = reply.fs().lanes.start(reply.caller().uid, [reply, file, size, offset] {
+    return reply.fs().leaving ? reply.error(ECANCELED) : read_view(reply, *file, size, offset);
+  });
+  if (!started) reply.error(started.error());
 }
 
 void view_release(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {

@@ -39,6 +39,14 @@ Result<> ViewFile::begin() {
 
 ViewFile::~ViewFile() { close_sources(); }
 
+Result<> ViewFile::claim(UserBudget& memory, uint32_t user) {
+  TRY(view_->claim(memory, user));
+  const std::lock_guard lock(mutex_);
+  if (claim_) return success();
+  TRY_ASSIGN(claim_, memory.take(user, content_->memory()));
+  return success();
+}
+
 void ViewFile::close_sources() {
   for (const auto& [index, source] : std::exchange(sources_, {})) fs_.files.end(source.file, false);
 }
@@ -107,7 +115,12 @@ Result<> ViewFile::share() {
     TRY_ASSIGN(const meta::InodeRecord record, fs_.tree.inode(source.file->inode));
     TRY(fs_.tree.refuse_suspect(source.file->inode, record));
   }
-  TRY_ASSIGN(auto file, views::share_content(*content_, fs_.store.blobs().folder_fd(), descriptor, piece));
+  auto shared = views::share_content(*content_, fs_.store.blobs().folder_fd(), descriptor, piece);
+  for (const auto& [index, source] : sources_) {
+    TRY_ASSIGN(const auto opened, backing(index));
+    TRY(fs_.tree.check_write_back(source.file->inode, opened.descriptor));
+  }
+  TRY_ASSIGN(auto file, std::move(shared));
   if (!file) return success();
   TRY_ASSIGN(const bool outdated, is_outdated());
   if (outdated) return success();

@@ -14,14 +14,15 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
-#include "fs/descriptor_budget.h"
 #include "fs/open_files.h"
+#include "fs/user_budget.h"
 #include "fs/views/views.h"
 
 namespace ckptfs::fs {
@@ -60,9 +61,15 @@ class ViewFile {
 
   const std::shared_ptr<const views::StepView>& view() const { return view_; }
   uint64_t size() const { return content_->size(); }
+  // Whoever opens it first holds its content: to be called at each open. EMFILE: they hold too much.
+  Result<> claim(UserBudget& memory, uint32_t user);
   uint64_t descriptors() const { return 1 + sources_.size(); }
   // None: the daemon reads it.
   const std::shared_ptr<const BlockFile>& blocks() const { return blocks_; }
+  // Does read() return at once? It does not where the bytes are of many small pieces.
+  bool reads_quickly(uint64_t offset, size_t size) const {
+    return blocks_ || content_->parts_of(offset, size) <= kMostParts;
+  }
   // As Content::read; the error names the step's file.
   Result<size_t> read(std::span<std::byte> buffer, uint64_t offset) const;
   // Has a file that it is made from changed since, or gone, or is somebody writing it?
@@ -71,6 +78,8 @@ class ViewFile {
   void close_sources();
 
  private:
+  static constexpr size_t kMostParts = 256;
+
   struct Source {
     std::shared_ptr<OpenFile> file;
     uint64_t changes = 0;  // of it, when it was opened
@@ -89,6 +98,8 @@ class ViewFile {
   const std::shared_ptr<const views::Content> content_;
   std::unordered_map<uint32_t, Source> sources_;  // by their index in the view
   std::shared_ptr<const BlockFile> blocks_;
+  std::mutex mutex_;
+  std::optional<UserBudget::Claim> claim_;  // guarded by mutex_
 };
 
 // What the kernel holds for one open.

@@ -91,6 +91,13 @@ std::shared_ptr<const Content> StepView::content(NodeNumber number) const {
   return content;
 }
 
+Result<> StepView::claim(UserBudget& memory, uint32_t user) const {
+  const std::lock_guard lock(mutex_);
+  if (claim_) return success();
+  TRY_ASSIGN(claim_, memory.take(user, view.memory()));
+  return success();
+}
+
 // The view, where it is known to be that of the step's files: at `asked`, or shortly before.
 std::shared_ptr<const StepView> Views::cached(InodeNumber step, Look look, Clock::time_point asked) {
   const std::lock_guard lock(mutex_);
@@ -198,7 +205,7 @@ Views::MadeView Views::make(InodeNumber step) {
 Result<Views::Clock::time_point> Views::collect(InodeNumber step, std::optional<FilesOfStep>& files) const {
   for (const auto end = Clock::now() + kMostClosing;; std::this_thread::sleep_for(kClosingLook)) {
     const auto now = Clock::now();
-    TRY(files.emplace(store_, ask_writers_).collect(step));
+    TRY(files.emplace(store_, ask_writers_, stop_).collect(step));
     if (!files->is_closing() || now >= end) return now;
   }
 }
@@ -226,6 +233,7 @@ Result<TensorMap> Views::map_of(InodeNumber step, const FilesOfStep& files) {
   auto kept = meta::kept_map(store_, step, version, files.list().size());
   if (kept && kept.value()) return *std::move(kept).value();
   if (!kept) log::warn("the view of {} is made anew: {}", tree_.path_of(step), kept.error().message());
+  const std::lock_guard turn(readings_);
   TensorMap map = meta::formats::read_checkpoint(files);
   if (map.parameters.empty() && !map.undivided.empty()) {
     auto named = with_names(step, files, map);
@@ -253,7 +261,7 @@ Result<TensorMap> Views::with_names(InodeNumber step, const FilesOfStep& files, 
     for (const meta::DirectoryEntry& child : children) {
       if (child.type != S_IFDIR || child.inode == step) continue;
       if (!may_tell_names(tree_, child.inode, *files.runs().begin())) continue;
-      FilesOfStep others(store_, ask_writers_);
+      FilesOfStep others(store_, ask_writers_, stop_);
       // It may be going away this moment: then it tells no names.
       if (!others.collect(child.inode) || others.runs() != files.runs() || !others.problems().empty()) continue;
       const TensorMap named = meta::formats::read_checkpoint(others);
@@ -322,23 +330,42 @@ Result<std::unordered_set<InodeNumber>> Views::leading_to_steps() const {
 }
 
 // A step that is being removed is out of views.
-Result<bool> Views::is_step_of_series(InodeNumber real, const InodeRecord& record) const {
-  if (real == meta::kRootInode) return false;
-  TRY_ASSIGN(const bool step, meta::is_step(tree_, real));
-  if (!step) return false;
+Result<std::optional<bool>> Views::is_step_by_record(InodeNumber real, const InodeRecord& record) const {
+  const std::optional<bool> no = false;
+  if (real == meta::kRootInode || !record.is_dir() || record.parent == 0) return no;
   TRY_ASSIGN(const InodeRecord above, tree_.inode(record.parent));
-  if ((above.flags & meta::kSeries) == 0) return false;
-  if ((record.flags & meta::kStep) == 0) return true;
+  if ((above.flags & meta::kSeries) == 0) return no;
+  if ((record.flags & meta::kStep) == 0) return std::optional<bool>();
   TRY_ASSIGN(const meta::StepRecord known, store_.index().step(real));
-  return !known.being_removed;
+  return std::optional(!known.being_removed);
+}
+
+Result<bool> Views::is_step_of_series(InodeNumber real, const InodeRecord& record) const {
+  TRY_ASSIGN(const auto known, is_step_by_record(real, record));
+  return known ? Result<bool>(*known) : meta::is_step(tree_, real);
+}
+
+void Views::with_kind(InodeNumber directory, uint32_t user, const Answer<bool>& then) {
+  const InodeNumber real = real_of(directory);
+  const auto record = tree_.inode(real);
+  const auto known = record ? is_step_by_record(real, record.value()) : record.error();
+  if (!known) return then(known.error());
+  if (node_of(directory) != 0) return then(true);
+  if (known.value()) return then(*known.value());
+  const auto started = lanes_.start(user, [this, real, then] { then(meta::is_step(tree_, real)); });
+  if (!started) then(started.error());
 }
 
 void Views::lookup(InodeNumber directory, const std::string& name, uint32_t user, const Answer<Found>& answer) {
+  with_kind(directory, user, [this, directory, name, user, answer](const Result<bool>& step) {
+    return step ? lookup_in(directory, step.value(), name, user, answer) : answer(step.error());
+  });
+}
+
+void Views::lookup_in(InodeNumber directory, bool in_step, const std::string& name, uint32_t user,
+                      const Answer<Found>& answer) {
   const InodeNumber real = real_of(directory);
-  const auto record = tree_.inode(real);
-  const auto step = record ? is_step_of_series(real, record.value()) : record.error();
-  if (!step) return answer(step.error());
-  if (!step.value() && node_of(directory) == 0) {
+  if (!in_step) {
     const auto child = tree_.child(real, name);
     return child ? find(number_of(child.value(), 0), user, answer) : answer(child.error());
   }
@@ -373,13 +400,16 @@ void Views::find_directory(InodeNumber real, uint32_t user, const Answer<Found>&
   const auto record = tree_.inode(real);
   if (!record) return answer(record.error());
   if (!record.value().is_dir() || record.value().nlink == 0 || !has_number(real)) return answer(Error(ENOENT));
-  const auto step = is_step_of_series(real, record.value());
-  if (!step) return answer(step.error());
-  if (step.value() || (record.value().flags & meta::kSeries) != 0) return answer(real_directory(real));
-  const auto look = [this, real, answer] {
-    const auto leading = leading_to_steps();
-    if (!leading) return answer(leading.error());
-    answer(leading.value().contains(real) ? real_directory(real) : Result<Found>(Error(ENOENT)));
+  if ((record.value().flags & meta::kSeries) != 0) return answer(real_directory(real));
+  const auto known = is_step_by_record(real, record.value());
+  if (!known) return answer(known.error());
+  if (known.value() == true) return answer(real_directory(real));
+  const auto look = [this, real, record = record.value(), answer] {
+    const auto step = is_step_of_series(real, record);
+    const auto leading = step && !step.value() ? leading_to_steps() : std::unordered_set<InodeNumber>();
+    if (!step || !leading) return answer(step ? leading.error() : step.error());
+    const bool shown = step.value() || leading.value().contains(real);
+    answer(shown ? real_directory(real) : Result<Found>(Error(ENOENT)));
   };
   if (const auto started = lanes_.start(user, look); !started) answer(started.error());
 }
@@ -391,18 +421,18 @@ void Views::opened(InodeNumber number, std::weak_ptr<const StepView> view) {
 }
 
 void Views::list(InodeNumber directory, uint32_t user, const Answer<std::vector<meta::DirectoryEntry>>& answer) {
-  const InodeNumber real = real_of(directory);
-  const auto record = tree_.inode(real);
-  const auto step = record ? is_step_of_series(real, record.value()) : record.error();
-  if (!step) return answer(step.error());
-  if (!step.value() && node_of(directory) == 0) {
-    const auto started = lanes_.start(user, [this, real, answer] { answer(list_directory(real)); });
-    return started ? void() : answer(started.error());
-  }
-  const Look look = node_of(directory) == 0 ? Look::again : Look::believing;
-  with_view(real, look, user, [directory, answer](const MadeView& view) {
-    if (!view) return answer(view.error());
-    answer(entries_of(*view.value(), node_of(directory)));
+  with_kind(directory, user, [this, directory, user, answer](const Result<bool>& step) {
+    if (!step) return answer(step.error());
+    const InodeNumber real = real_of(directory);
+    if (!step.value()) {
+      const auto started = lanes_.start(user, [this, real, answer] { answer(list_directory(real)); });
+      return started ? void() : answer(started.error());
+    }
+    const Look look = node_of(directory) == 0 ? Look::again : Look::believing;
+    with_view(real, look, user, [directory, answer](const MadeView& view) {
+      if (!view) return answer(view.error());
+      answer(entries_of(*view.value(), node_of(directory)));
+    });
   });
 }
 

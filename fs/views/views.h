@@ -8,6 +8,7 @@
 // Thread safety: all of it. Lock: mutex_ (guards what is below it; a leaf).
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -18,6 +19,8 @@
 #include <unordered_set>
 #include <vector>
 
+#include "fs/turns.h"
+#include "fs/user_budget.h"
 #include "fs/user_lanes.h"
 #include "fs/views/files_of_step.h"
 #include "fs/views/view.h"
@@ -48,16 +51,25 @@ struct StepView {
 
   // What a file of the view holds; shared by all who have it open.
   std::shared_ptr<const Content> content(NodeNumber node) const;
+  // Whoever opens a file of it first holds it. EMFILE: they hold too much.
+  Result<> claim(UserBudget& memory, uint32_t user) const;
 
  private:
   mutable std::mutex mutex_;
+  mutable std::optional<UserBudget::Claim> claim_;                                 // guarded by mutex_
   mutable std::unordered_map<NodeNumber, std::weak_ptr<const Content>> contents_;  // guarded by mutex_
 };
 
 class Views {
  public:
-  Views(meta::Store& store, UserLanes& lanes, AskWriters ask_writers)
-      : store_(store), tree_(store.tree()), lanes_(lanes), ask_writers_(std::move(ask_writers)) {}
+  // `stop`: set when the mount ends, and no view is made any more.
+  Views(meta::Store& store, UserLanes& lanes, AskWriters ask_writers, Turns& readings, const std::atomic<bool>& stop)
+      : store_(store),
+        tree_(store.tree()),
+        lanes_(lanes),
+        ask_writers_(std::move(ask_writers)),
+        readings_(readings),
+        stop_(stop) {}
 
   // A node of a view, or a directory that leads to some.
   struct Found {
@@ -117,6 +129,12 @@ class Views {
   Result<std::vector<meta::DirectoryEntry>> list_directory(InodeNumber real);
   static Result<std::vector<meta::DirectoryEntry>> entries_of(const StepView& view, NodeNumber node);
   Result<bool> is_step_of_series(InodeNumber real, const meta::InodeRecord& record) const;
+  // What of that takes no look at names, of which a directory may have millions; none: they tell.
+  Result<std::optional<bool>> is_step_by_record(InodeNumber real, const meta::InodeRecord& record) const;
+  // Calls `then` with whether it is in the view of a step: at once, or on a lane of the user's.
+  void with_kind(InodeNumber directory, uint32_t user, const Answer<bool>& then);
+  void lookup_in(InodeNumber directory, bool in_step, const std::string& name, uint32_t user,
+                 const Answer<Found>& answer);
   Result<Found> in_view(std::shared_ptr<const StepView> view, NodeNumber node) const;
   Result<Found> child_in(std::shared_ptr<const StepView> view, NodeNumber directory, const std::string& name) const;
   Result<Found> node_in(const MadeView& view, InodeNumber number);
@@ -136,6 +154,8 @@ class Views {
   meta::Tree& tree_;
   UserLanes& lanes_;
   const AskWriters ask_writers_;
+  Turns& readings_;
+  const std::atomic<bool>& stop_;
   std::mutex mutex_;
   std::unordered_map<InodeNumber, Cached> cache_;                          // guarded by mutex_
   std::unordered_map<InodeNumber, Making> making_;                         // guarded by mutex_

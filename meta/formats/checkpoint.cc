@@ -82,7 +82,7 @@ void add_safetensors(const StepFiles& files, uint32_t index, TensorMap& map, Map
                      const std::string& prefix = {}) {
   const std::string& path = files.list()[index].path;
   const auto file = files.open(index);
-  auto header = file ? read_safetensors_header(file.value().get()) : file.error();
+  auto header = file ? read_safetensors_header(files.limited(file.value())) : file.error();
   if (!header) return add_problem(map, {path, header.error().message()});
   for (SafeTensor& tensor : header.value().tensors) {
     Parameter parameter{prefix + tensor.name, Parameter::Kind::trained, std::nullopt, {}};
@@ -95,7 +95,7 @@ void add_safetensors(const StepFiles& files, uint32_t index, TensorMap& map, Map
 void add_torch_weights(const StepFiles& files, uint32_t index, TensorMap& map, MapBudget& budget) {
   const std::string& path = files.list()[index].path;
   const auto descriptor = files.open(index);
-  auto file = descriptor ? TorchFile::open(descriptor.value().get()) : descriptor.error();
+  auto file = descriptor ? TorchFile::open(files.limited(descriptor.value())) : descriptor.error();
   if (!file) return add_problem(map, {path, file.error().message()});
   const Pickle::Value root = file.value().root();
   for (size_t at = 0; at < root.pairs(); ++at) {
@@ -127,7 +127,7 @@ std::set<std::string> files_of_index(const StepFiles& files, uint32_t index, Ten
   const auto file = files.open(index);
   if (!file) return wrong(file.error().message());
   IndexReader reader;
-  const auto read = io::read_json(file.value().get(), 0, files.list()[index].size, kIndexBounds, reader);
+  const auto read = io::read_json(files.limited(file.value()), 0, files.list()[index].size, kIndexBounds, reader);
   if (!read) return wrong(read.error().message());
   if (!reader.is_index) return wrong("it is no index of weights");
   return std::move(reader.files);
@@ -206,7 +206,10 @@ TensorMap read_checkpoint(const StepFiles& files) {
   const bool saved_by_us = std::ranges::any_of(files.list(), is_manifest_name, &StepFiles::File::path);
   if (map.parameters.empty() && saved_by_us) add_saved(files, map);
   if (map.parameters.empty()) add_weights(files, map);
-  return map;
+  if (!files.refused()) return map;
+  TensorMap nothing;
+  add_problem(nothing, {"", files.refused()->message()});
+  return nothing;
 }
 
 }  // namespace ckptfs::meta::formats

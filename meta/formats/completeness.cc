@@ -93,11 +93,11 @@ std::optional<CompletenessJudgement> judge_end(const StepFiles& files, uint32_t 
   const auto opened = files.open(index);
   if (!opened) return CompletenessJudgement{Completeness::unknown, file.path + ": " + opened.error().message()};
   if (safe) {
-    const auto header = read_safetensors_header(opened.value().get());
+    const auto header = read_safetensors_header(files.limited(opened.value()));
     if (header || header.error().errno_value() == ENOTSUP) return std::nullopt;  // of a type that is not known here
     return CompletenessJudgement{Completeness::unknown, file.path + ": " + header.error().message()};
   }
-  const auto archive = ZipArchive::open(opened.value().get(), {0, file.size});
+  const auto archive = ZipArchive::open(files.limited(opened.value()), {0, file.size});
   if (archive || archive.error().errno_value() != ENODATA) return std::nullopt;
   return CompletenessJudgement{Completeness::incomplete, file.path + ": " + archive.error().message()};
 }
@@ -109,7 +109,8 @@ CompletenessJudgement judge_trainer(const StepFiles& files) {
     if (!is_at_top(path)) continue;
     if (path == kTrainerState) {
       const auto file = files.open(index);
-      const auto whole = file ? check_trainer_state(file.value().get(), files.list()[index].size) : file.error();
+      const auto whole =
+          file ? check_trainer_state(files.limited(file.value()), files.list()[index].size) : file.error();
       const bool cut_short = !whole && whole.error().errno_value() == EBADMSG;
       if (cut_short) return {Completeness::incomplete, path + ": " + whole.error().message()};
       if (!whole) return {Completeness::unknown, path + ": " + whole.error().message()};
@@ -146,9 +147,7 @@ std::optional<CompletenessJudgement> judge_manifests(const StepFiles& files) {
   return CompletenessJudgement{Completeness::incomplete, attendance.reason};
 }
 
-}  // namespace
-
-CompletenessJudgement judge_completeness(const StepFiles& files, const TensorMap& map) {
+CompletenessJudgement judge_by_kind(const StepFiles& files, const TensorMap& map) {
   if (lacks_part(files)) return {Completeness::incomplete, "a part of it was not committed"};
   const auto by_manifests = judge_manifests(files);
   if (by_manifests && by_manifests->completeness != Completeness::complete) return *by_manifests;
@@ -173,6 +172,14 @@ CompletenessJudgement judge_completeness(const StepFiles& files, const TensorMap
   if (trainer_state) return judge_trainer(files);
   if (by_manifests) return *by_manifests;
   return {Completeness::unknown, "no file tells which files belong to it"};
+}
+
+}  // namespace
+
+CompletenessJudgement judge_completeness(const StepFiles& files, const TensorMap& map) {
+  CompletenessJudgement judgement = judge_by_kind(files, map);
+  if (files.refused()) return {Completeness::unknown, files.refused()->message()};
+  return judgement;
 }
 
 }  // namespace ckptfs::meta::formats

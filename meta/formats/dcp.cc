@@ -261,7 +261,7 @@ class Folder {
     }
     if (part.size > unread_) return bad("its chunks lie upon each other");
     unread_ -= part.size;
-    TRY_ASSIGN(const int descriptor, opened(index->second));
+    TRY_ASSIGN(const auto descriptor, opened(index->second));
     TRY_ASSIGN(auto file, TorchFile::open(descriptor, part, kMostChunkPickle));
     TRY_ASSIGN(const auto tensor, TorchFile::tensor(file.root()));
     if (!tensor || tensor->dtype != dtype || tensor->shape != chunk.sizes) return bad("a chunk is another tensor");
@@ -270,12 +270,12 @@ class Folder {
   }
 
   // Chunks of a tensor mostly lie in one file after the other, and those of a file are many: the last one stays open.
-  Result<int> opened(uint32_t index) {
+  Result<io::LimitedFile> opened(uint32_t index) {
     if (!last_ || last_index_ != index) {
       TRY_ASSIGN(last_, files_.open(index));
       last_index_ = index;
     }
-    return last_.get();
+    return files_.limited(last_);
   }
 
   const StepFiles& files_;

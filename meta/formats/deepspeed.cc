@@ -130,7 +130,7 @@ class Reader {
   void with_file(uint32_t index, const std::function<void(TorchFile&)>& with) {
     const auto descriptor = files_.open(index);
     if (!descriptor) return problem(index, descriptor.error().message());
-    auto file = TorchFile::open(descriptor.value().get());
+    auto file = TorchFile::open(files_.limited(descriptor.value()));
     if (!file) return problem(index, file.error().message(), kind_of(file.error()));
     with(file.value());
   }
@@ -555,7 +555,7 @@ class Reader {
     IdsReader reader(known_ids_);
     const auto file = files_.open(*found_.ids);
     const uint64_t size = files_.list()[*found_.ids].size;
-    const auto read = file ? io::read_json(file.value().get(), 0, size, kIdsBounds, reader) : file.error();
+    const auto read = file ? io::read_json(files_.limited(file.value()), 0, size, kIdsBounds, reader) : file.error();
     if (!read) left_out(*found_.ids, read.error().message());
   }
   std::optional<uint64_t> id_of(const std::string& name) const {

@@ -147,11 +147,11 @@ Result<> place(SafetensorsHeader& header, uint64_t begin, uint64_t end) {
 
 }  // namespace
 
-Result<SafetensorsHeader> read_safetensors_header(int file) {
-  TRY_ASSIGN(const struct stat st, io::stat_fd(file));
+Result<SafetensorsHeader> read_safetensors_header(const io::LimitedFile& file) {
+  TRY_ASSIGN(const struct stat st, io::stat_fd(file.descriptor()));
   const auto file_size = static_cast<uint64_t>(st.st_size);
   uint64_t length = 0;
-  TRY_ASSIGN(const size_t got, io::read_full(file, std::as_writable_bytes(std::span(&length, 1)), 0));
+  TRY_ASSIGN(const size_t got, file.read_full(std::as_writable_bytes(std::span(&length, 1)), 0));
   if (got < kLengthSize || file_size < kLengthSize) return bad_header("the file is shorter than 8 bytes");
   if (length > file_size - kLengthSize) {
     return bad_header("it would have " + std::to_string(length) + " bytes, more than the file");

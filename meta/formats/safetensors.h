@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "io/read_limit.h"
 #include "io/result.h"
 #include "meta/formats/dtype.h"
 
@@ -34,7 +35,7 @@ inline constexpr uint64_t kMostSafetensorsHeader = uint64_t{32} << 20;
 
 // Without its metadata. EBADMSG, in words: it is none, or lies about where its tensors are; EFBIG: none has so much.
 // ENOTSUP: a type that is not known.
-Result<SafetensorsHeader> read_safetensors_header(int file);
+Result<SafetensorsHeader> read_safetensors_header(const io::LimitedFile& file);
 
 // A whole header, with its length before it, of tensors that lie in that order one after the other (their offsets are
 // not looked at). Padded with spaces, so that the tensors begin `begin` bytes after a multiple of `alignment` (a

@@ -10,7 +10,7 @@ Result<std::string> StepFiles::read(uint32_t index, uint64_t most) const {
   if (size > most) return Error(EFBIG, "it is larger than any such file");
   TRY_ASSIGN(const io::Fd file, open(index));
   std::string content(size, '\0');
-  TRY_ASSIGN(const size_t got, io::read_full(file.get(), std::as_writable_bytes(std::span(content)), 0));
+  TRY_ASSIGN(const size_t got, limited(file).read_full(std::as_writable_bytes(std::span(content)), 0));
   content.resize(got);
   return content;
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "io/fd.h"
+#include "io/read_limit.h"
 #include "io/result.h"
 #include "meta/formats/dtype.h"
 
@@ -29,8 +30,18 @@ class StepFiles {
   virtual const std::vector<File>& list() const = 0;
   // For reading; `index`: in list().
   virtual Result<io::Fd> open(uint32_t index) const = 0;
+  // What is open()ed, to be read: it counts for the limit of the step.
+  io::LimitedFile limited(const io::Fd& file) const { return {file.get(), &limit_}; }
   // All of a file; EFBIG: it has more than `most` bytes.
   Result<std::string> read(uint32_t index, uint64_t most) const;
+  // The limit was reached: what was read of the step is not all of it.
+  const std::optional<Error>& refused() const { return limit_.reached(); }
+
+ protected:
+  explicit StepFiles(const io::ReadLimit& limit) : limit_(limit) {}
+
+ private:
+  mutable io::ReadLimit limit_;
 };
 
 using Shape = std::vector<uint64_t>;

@@ -140,9 +140,9 @@ Result<TorchTensor> build(const Call& call, std::optional<Value> attributes) {
 }
 
 // Neither a zip nor damaged: what torch wrote before 1.6 begins with a pickle.
-bool is_old_format(int file, const FileRange& part) {
+bool is_old_format(const io::LimitedFile& file, const FileRange& part) {
   std::array<std::byte, 2> begin{};
-  const auto got = io::read_full(file, begin, static_cast<off_t>(part.offset));
+  const auto got = file.read_full(begin, part.offset);
   return got && got.value() == begin.size() && begin[0] == std::byte{0x80} && begin[1] <= std::byte{5};
 }
 
@@ -167,12 +167,12 @@ TorchFile::TorchFile(ZipArchive archive, std::string folder, Pickle pickle)
       folder_(std::move(folder)),
       pickle_(std::make_unique<const Pickle>(std::move(pickle))) {}
 
-Result<TorchFile> TorchFile::open(int file) {
-  TRY_ASSIGN(const struct stat st, io::stat_fd(file));
+Result<TorchFile> TorchFile::open(const io::LimitedFile& file) {
+  TRY_ASSIGN(const struct stat st, io::stat_fd(file.descriptor()));
   return open(file, FileRange{0, static_cast<uint64_t>(st.st_size)});
 }
 
-Result<TorchFile> TorchFile::open(int file, const FileRange& part, uint64_t most) {
+Result<TorchFile> TorchFile::open(const io::LimitedFile& file, const FileRange& part, uint64_t most) {
   if (is_old_format(file, part))
     return Error(ENOTSUP, "what torch wrote before 1.6 (no zip) is not read: save it again");
   TRY_ASSIGN(auto archive, ZipArchive::open(file, part));

@@ -13,6 +13,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "io/read_limit.h"
 #include "io/result.h"
 #include "meta/formats/dtype.h"
 #include "meta/formats/pickle.h"
@@ -39,9 +40,9 @@ class TorchFile {
   // `file`: a descriptor for reading, which stays the caller's, and open as long as the TorchFile; `part`: where in it
   // torch.save wrote. EBADMSG: it is not what torch.save writes, or is damaged; ENOTSUP: of a kind that is not read
   // (before torch 1.6; big-endian). `most`: bytes of its pickle.
-  static Result<TorchFile> open(int file, const FileRange& part, uint64_t most = Pickle::kMostBytes);
+  static Result<TorchFile> open(const io::LimitedFile& file, const FileRange& part, uint64_t most = Pickle::kMostBytes);
   // All of a file.
-  static Result<TorchFile> open(int file);
+  static Result<TorchFile> open(const io::LimitedFile& file);
 
   Pickle::Value root() const { return pickle_->root(); }
 

@@ -94,13 +94,14 @@ class MetricOfState : public NumbersOfState {
 
 }  // namespace
 
-Result<> check_trainer_state(int file, uint64_t size) {
+Result<> check_trainer_state(const io::LimitedFile& file, uint64_t size) {
   io::JsonVisitor nothing;
   return io::read_json(file, 0, size, kTrainerStateBounds, nothing);
 }
 
 // In two passes: the checkpoint's own step may stand behind the history.
-Result<std::optional<double>> metric_in_trainer_state(int file, uint64_t size, const std::string& name) {
+Result<std::optional<double>> metric_in_trainer_state(const io::LimitedFile& file, uint64_t size,
+                                                      const std::string& name) {
   StepOfState of_state;
   TRY(io::read_json(file, 0, size, kTrainerStateBounds, of_state));
   MetricOfState of_history(of_state.step, name);

@@ -8,8 +8,6 @@
 #include <span>
 #include <string_view>
 
-#include "io/fd.h"
-
 namespace ckptfs::meta::formats {
 namespace {
 
@@ -29,17 +27,16 @@ T number_at(std::string_view bytes, size_t at) {
 }
 
 // All of a range that lies in the part.
-Result<std::string> part_bytes(int file, const FileRange& part, uint64_t offset, uint64_t size) {
+Result<std::string> part_bytes(const io::LimitedFile& file, const FileRange& part, uint64_t offset, uint64_t size) {
   if (offset > part.size || size > part.size - offset) return bad_zip("it leads to what lies behind its end");
   std::string bytes(size, '\0');
-  TRY_ASSIGN(const size_t got,
-             io::read_full(file, std::as_writable_bytes(std::span(bytes)), static_cast<off_t>(part.offset + offset)));
+  TRY_ASSIGN(const size_t got, file.read_full(std::as_writable_bytes(std::span(bytes)), part.offset + offset));
   if (got < size) return bad_zip("it is cut short");
   return bytes;
 }
 
 // Without the record that ends a zip it may be the beginning of one, whose writer came no further.
-Error no_end(int file, const FileRange& part) {
+Error no_end(const io::LimitedFile& file, const FileRange& part) {
   const auto first = part_bytes(file, part, 0, std::min<uint64_t>(part.size, kHeaderSignature.size()));
   if (!first) return first.error();
   if (kHeaderSignature.starts_with(first.value())) return Error(ENODATA, "it was not written to its end");
@@ -53,16 +50,16 @@ struct Directory {
 };
 
 // Of a zip whose directory is too large for the end alone to tell.
-Result<Directory> wide_directory(int file, const FileRange& part, std::string_view locator) {
+Result<Directory> wide_directory(const io::LimitedFile& file, const FileRange& part, std::string_view locator) {
   TRY_ASSIGN(const std::string end, part_bytes(file, part, number_at<uint64_t>(locator, 8), kWideEnd));
   if (!end.starts_with(kWideEndSignature)) return bad_zip("the end of its directory is not where it should be");
   return Directory{number_at<uint64_t>(end, 32), number_at<uint64_t>(end, 48), number_at<uint64_t>(end, 40)};
 }
 
-// The end lies at the end, but for a comment of up to 64 KiB.
-Result<Directory> find_directory(int file, const FileRange& part) {
-  constexpr uint64_t longest_comment = 65535;
-  const uint64_t size = std::min<uint64_t>(part.size, kLocator + kEnd + longest_comment);
+// As far as a zip with a comment of at most that many bytes has it. None: there is no end.
+Result<std::optional<Directory>> directory_before(const io::LimitedFile& file, const FileRange& part,
+                                                  uint64_t comment) {
+  const uint64_t size = std::min<uint64_t>(part.size, kLocator + kEnd + comment);
   TRY_ASSIGN(const std::string tail, part_bytes(file, part, part.size - size, size));
   constexpr size_t none = std::string::npos;
   for (size_t at = tail.rfind(kEndSignature); at != none; at = at == 0 ? none : tail.rfind(kEndSignature, at - 1)) {
@@ -71,9 +68,21 @@ Result<Directory> find_directory(int file, const FileRange& part) {
     const std::string_view before = std::string_view(tail).substr(0, at);
     const std::string_view locator = before.substr(before.size() - std::min(before.size(), kLocator));
     if (locator.size() == kLocator && locator.starts_with(kLocatorSignature)) {
-      return wide_directory(file, part, locator);
+      TRY_ASSIGN(const Directory wide, wide_directory(file, part, locator));
+      return std::optional(wide);
     }
-    return Directory{number_at<uint16_t>(end, 10), number_at<uint32_t>(end, 16), number_at<uint32_t>(end, 12)};
+    return std::optional(
+        Directory{number_at<uint16_t>(end, 10), number_at<uint32_t>(end, 16), number_at<uint32_t>(end, 12)});
+  }
+  return std::optional<Directory>();
+}
+
+// The end lies at the end, but for a comment, which torch does not write: a step has millions of such zips.
+Result<Directory> find_directory(const io::LimitedFile& file, const FileRange& part) {
+  constexpr uint64_t kLongestComment = 65535;
+  for (const uint64_t comment : {uint64_t{0}, kLongestComment}) {
+    TRY_ASSIGN(const auto found, directory_before(file, part, comment));
+    if (found) return *found;
   }
   return no_end(file, part);
 }
@@ -105,7 +114,7 @@ class WideNumbers {
 
 }  // namespace
 
-Result<ZipArchive> ZipArchive::open(int file, const FileRange& part) {
+Result<ZipArchive> ZipArchive::open(const io::LimitedFile& file, const FileRange& part) {
   TRY_ASSIGN(const Directory directory, find_directory(file, part));
   if (directory.size > kMostDirectory || directory.entries > kMostDirectory / kOfEntry) {
     return bad_zip("it claims to have " + std::to_string(directory.entries) + " entries, and " +
@@ -177,8 +186,7 @@ Result<std::string> ZipArchive::read(uint64_t entry, uint64_t most) const {
                    " are read");
   }
   std::string content(range.size, '\0');
-  TRY_ASSIGN(const size_t got,
-             io::read_full(file_, std::as_writable_bytes(std::span(content)), static_cast<off_t>(range.offset)));
+  TRY_ASSIGN(const size_t got, file_.read_full(std::as_writable_bytes(std::span(content)), range.offset));
   if (got < content.size()) return bad_zip(known + " is cut short");
   return content;
 }

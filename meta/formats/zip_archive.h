@@ -17,6 +17,7 @@
 #include <string_view>
 #include <vector>
 
+#include "io/read_limit.h"
 #include "io/result.h"
 
 namespace ckptfs::meta::formats {
@@ -29,9 +30,9 @@ struct FileRange {
 
 class ZipArchive {
  public:
-  // `file`: a descriptor for reading, which stays the caller's, and open as long as the archive; `part`: where in it
+  // `file`: for reading; it stays open as long as the archive; `part`: where in it
   // the zip lies. EBADMSG: it is no zip; ENODATA: only the beginning of one.
-  static Result<ZipArchive> open(int file, const FileRange& part);
+  static Result<ZipArchive> open(const io::LimitedFile& file, const FileRange& part);
 
   uint64_t entries() const { return entries_.size(); }
   std::string_view name(uint64_t entry) const;
@@ -51,11 +52,11 @@ class ZipArchive {
     uint64_t size = 0;
   };
 
-  ZipArchive(int file, const FileRange& part) : file_(file), part_(part) {}
+  ZipArchive(const io::LimitedFile& file, const FileRange& part) : file_(file), part_(part) {}
   Result<> add_entries(uint64_t count);
   Result<size_t> add_entry(size_t at);
 
-  int file_;
+  io::LimitedFile file_;
   FileRange part_;
   std::string directory_;
   std::vector<Entry> entries_;

@@ -1,10 +1,15 @@
 // The index when it cannot be written: without descriptors, and on a full file system.
 #include <sys/resource.h>
 
+#include "meta/digests.h"
+#include "meta/seen_step.h"
+#include "meta/store_clock.h"
 #include "tests/meta/scratch_store.h"
 
 namespace ckptfs::meta {
 namespace {
+
+bool without_pause(std::chrono::nanoseconds) { return true; }
 
 class IndexTest : public ScratchStore {
  protected:
@@ -115,6 +120,42 @@ TEST_F(IndexTest, OpensOnAFullStoreWithTheLastBallast) {
   crash();
   open();
   EXPECT_EQ(read("/f"), "content");
+  expect_that_removals_make_room();
+}
+
+TEST_F(IndexTest, OpensOnAFullStoreThoughAFileChangedSinceItsDigests) {
+  make_file("/digested", "content");
+  const auto taken = take_digests(*store_, at("/digested"), without_pause);
+  ASSERT_TRUE(taken) << taken.error().message();
+  ASSERT_EQ(taken.value(), Taking::taken);
+  use_up_what_any_change_may_use();
+  {
+    const auto survivor = store_->blobs().open(tree().inode(at("/digested")).value().blob, O_RDWR);
+    ASSERT_TRUE(io::write_full(survivor.value().get(), std::as_bytes(std::span("C", 1)), 0));
+  }
+  crash();
+  open();
+  EXPECT_TRUE(tree().is_inspected());
+  EXPECT_EQ(read("/digested"), "Content");
+  expect_that_removals_make_room();
+}
+
+TEST_F(IndexTest, WhatComesBeforeARemovalIsRecordedOnAFullStore) {
+  make_folder("/steps/global_step1");
+  make_file("/steps/global_step1/mp_rank_00_model_states.pt", "content");
+  const InodeNumber step = at("/steps/global_step1");
+  ASSERT_TRUE(set_pinned(*store_, step, true));
+  make_file("/digested", "content");
+  ASSERT_TRUE(take_digests(*store_, at("/digested"), without_pause));
+  auto clock = StoreClock::load(store_->index());
+  ASSERT_TRUE(clock) << clock.error().message();
+  use_up_what_any_change_may_use();
+  EXPECT_EQ(take_digests(*store_, at("/large0"), without_pause).error().errno_value(), ENOSPC);
+  EXPECT_TRUE(set_pinned(*store_, step, false));
+  EXPECT_EQ(set_pinned(*store_, step, true).error().errno_value(), ENOSPC);
+  EXPECT_TRUE(note_seen(*store_, clock.value(), {{step, SeenStep{}}}));
+  EXPECT_TRUE(clock.value().note(store_->index()));
+  EXPECT_TRUE(tree().truncate(at("/digested"), 0));
   expect_that_removals_make_room();
 }
 

@@ -193,10 +193,10 @@ class FewDescriptors {
 
 TEST_F(SaveTest, MoreFilesThanDescriptorsCanBeSaved) {
   constexpr int kFiles = 300;
+  const FewDescriptors few(200);
   for (int i = 0; i < kFiles; ++i) {
     make_file("/zero_stage_3/optimizer/rank0/" + std::to_string(i) + "_9.tensor.swp", std::to_string(i));
   }
-  const FewDescriptors few(200);
   const auto saved = save("s1");
   ASSERT_TRUE(saved) << saved.error().message();
   EXPECT_EQ(saved.value().files, 8U + kFiles);

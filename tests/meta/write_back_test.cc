@@ -1,5 +1,7 @@
 #include "meta/write_back.h"
 
+#include <thread>
+
 #include "io/fault.h"
 #include "meta/digests.h"
 #include "meta/sharing.h"
@@ -105,11 +107,68 @@ TEST_F(WriteBackTest, AnErrorThatNoFileExplainsMakesAllSuspectThatWasWritten) {
   EXPECT_FALSE(save("s3"));
 }
 
-TEST_F(WriteBackTest, AnErrorOfOneFileLeavesTheOthersAlone) {
+TEST_F(WriteBackTest, AFailureOfTheIndexExplainsNoErrorThatCameAfterACleanSync) {
+  io::set_fault("index.sync", "1:error:EIO");
+  make_folder("/unrelated");
+  ASSERT_FALSE(tree().sync());
+  io::set_fault("index.sync", "");
+  ASSERT_TRUE(tree().write_back().sync_all());
+  write(kLive, "more");
+  io::set_fault("write_back.sync_all", "1:error:EIO");
+  EXPECT_FALSE(save("s1"));
+  EXPECT_TRUE(is_suspect(kLive));
+  EXPECT_FALSE(save("s1"));
+}
+
+TEST_F(WriteBackTest, AnErrorOfOneFileLeavesThoseAloneThatWouldTellOfTheirOwn) {
   io::set_fault("write_back.sync_all", "1:error:EIO");
   io::set_fault("write_back.sync", "1:error:ENOSPC");
   EXPECT_EQ(save("s1").error().errno_value(), EIO);
   EXPECT_EQ(tree().write_back().suspects(), 1U);
+}
+
+TEST_F(WriteBackTest, AnErrorOfOneFileDoesNotHideThatOfOneWhichWasToldElsewhere) {
+  ASSERT_TRUE(tree().prepare_writing(at(kOther), user(), 0));
+  tree().write_back().note_synced_elsewhere(tree().inode(at(kOther)).value().blob);
+  io::set_fault("write_back.sync_all", "1:error:EIO");
+  fail(kLive);
+  EXPECT_TRUE(is_suspect(kLive));
+  EXPECT_TRUE(is_suspect(kOther));
+}
+
+TEST_F(WriteBackTest, WhatAnEarlierDaemonLetBeWrittenIsSuspectToo) {
+  crash();
+  open();
+  io::set_fault("write_back.sync_all", "1:error:EIO");
+  EXPECT_FALSE(tree().write_back().sync_all());
+  EXPECT_TRUE(is_suspect(kLive));
+  EXPECT_FALSE(save("s1"));
+}
+
+TEST_F(WriteBackTest, WhatFailedUnseenIsNotDigested) {
+  make_file("/f", "content");
+  io::set_fault("write_back.sync_all", "1:error:EIO");
+  EXPECT_FALSE(take_digests(*store_, at("/f"), without_pause));
+  EXPECT_TRUE(is_suspect("/f"));
+}
+
+TEST_F(WriteBackTest, AFailureWhileAFileIsTrustedAgainIsNotForgotten) {
+  fail(kLive);
+  const BlobNumber blob = tree().inode(at(kLive)).value().blob;
+  io::set_fault("write_back.trust", "sleep:300");
+  std::thread meanwhile([&] {
+    ::usleep(100000);
+    const auto fd = store_->blobs().open(blob, O_RDONLY);
+    tree().write_back().failed(at(kLive), blob, fd.value().get(), Error(EIO));
+  });
+  EXPECT_TRUE(tree().write_back().trust(blob));
+  meanwhile.join();
+  io::set_fault("write_back.trust", "");
+  EXPECT_TRUE(is_suspect(kLive));
+  tree().write_back().prune([](InodeNumber) { return false; });
+  crash();
+  open();
+  EXPECT_TRUE(is_suspect(kLive));
 }
 
 TEST_F(WriteBackTest, AFileExplainsNoErrorAfterItsOwn) {

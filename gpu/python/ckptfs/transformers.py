@@ -50,8 +50,8 @@ class Callback(transformers.TrainerCallback):
         if self._left:
             _log.warning("the Trainer saves by itself, and waits for it: ckptfs.transformers does not know %s", self._left)
         elif args.save_total_limit:
-            _log.warning("save_total_limit does not remove what ckptfs saves: `ckptfs policy keep_last=%s` does",
-                         args.save_total_limit)
+            _log.warning("save_total_limit does not remove what ckptfs saves: `ckptfs policy %s --set keep_last=%s` does",
+                         args.output_dir, args.save_total_limit)
 
     def _take_over(self, args, state, control, things):
         if control.should_save and self._left is None:

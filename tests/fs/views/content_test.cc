@@ -38,6 +38,18 @@ class ContentTest : public testing::Test {
   ReadPiece read_piece_;
 };
 
+TEST_F(ContentTest, PartsThatAReadTouches) {
+  Content content;
+  content.add("header");
+  content.add(Tensor{Dtype::float32, {4}, {{0, 0, 4}, {0, 8, 4}, {1, 0, 8}}});
+  EXPECT_EQ(content.parts_of(0, 6), 1U);
+  EXPECT_EQ(content.parts_of(5, 2), 2U);
+  EXPECT_EQ(content.parts_of(6, 4), 1U);
+  EXPECT_EQ(content.parts_of(6, 9), 3U);
+  EXPECT_EQ(content.parts_of(0, 1000), 4U);
+  EXPECT_EQ(content.parts_of(22, 1), 0U);
+}
+
 // Of all that is there, any part is the same as that part of the whole.
 TEST_F(ContentTest, AnyPartIsThatOfTheWhole) {
   const Tensor tensor{Dtype::float32, {150003}, {{0, 40, 400000}, {1, 8, 200012}}};

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <cerrno>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -11,6 +13,7 @@
 #include "meta/formats/completeness.h"
 #include "meta/formats/manifest.h"
 #include "meta/formats/safetensors.h"
+#include "meta/formats/torch_file.h"
 #include "tests/meta/formats/step_in_memory.h"
 
 namespace ckptfs::meta::formats {
@@ -220,6 +223,60 @@ TEST(Hostile, ManyFolders) {
   step.add("global_step1/mp_rank_00_model_states.pt");
   const CompletenessJudgement judgement = judge_completeness(step, read_checkpoint(step));
   EXPECT_EQ(judgement.completeness, Completeness::unknown) << judgement.reason;
+}
+
+// As hard links of one file would be: each is within all bounds.
+void add_many_states(StepInMemory& step) {
+  constexpr int32_t kRanks = 40;
+  const std::string model = dict(text("param_shapes") + list("}") + text("dp_world_size") + number(kRanks));
+  const std::string states = dict(text("zero_stage") + number(3) + text("more") + list(repeated(kMany, "N")));
+  const std::string zip = torch_file(pickle(dict(text("optimizer_state_dict") + states)));
+  step.add("zero_pp_rank_0_mp_rank_00_model_states.pt", torch_file(pickle(model)));
+  for (int32_t rank = 0; rank < kRanks; ++rank) {
+    step.add("zero_pp_rank_" + std::to_string(rank) + "_mp_rank_00_optim_states.pt", zip);
+  }
+}
+
+void add_many_headers(StepInMemory& step) {
+  const std::string header = "{" + std::string(100000, ' ') + "}";
+  step.add("trainer_state.json", "{}");
+  for (size_t at = 0; at < 100; ++at) {
+    step.add(std::to_string(at) + ".safetensors", little<uint64_t>(header.size()) + header);
+  }
+}
+
+TEST(Hostile, AStepIsReadNoFurtherThanItsLimit) {
+  for (const auto add : {add_many_states, add_many_headers}) {
+    StepInMemory within;
+    add(within);
+    EXPECT_EQ(judge_completeness(within, read_checkpoint(within)).reason.find("MiB"), std::string::npos);
+    StepInMemory step(io::ReadLimit(uint64_t{1} << 20));
+    add(step);
+    const TensorMap map = read_checkpoint(step);
+    const CompletenessJudgement judgement = judge_completeness(step, map);
+    EXPECT_EQ(judgement.completeness, Completeness::unknown);
+    EXPECT_THAT(judgement.reason, HasSubstr("more than 1 MiB of its files"));
+    EXPECT_TRUE(map.parameters.empty());
+    ASSERT_TRUE(step.refused());
+    EXPECT_EQ(step.refused()->errno_value(), EFBIG);
+  }
+}
+
+TEST(Hostile, NothingIsReadWhenTheMountEnds) {
+  const std::atomic<bool> stop{true};
+  StepInMemory step(io::ReadLimit(UINT64_MAX, &stop));
+  add_many_headers(step);
+  EXPECT_EQ(judge_completeness(step, read_checkpoint(step)).completeness, Completeness::unknown);
+  ASSERT_TRUE(step.refused());
+  EXPECT_EQ(step.refused()->errno_value(), ECANCELED);
+}
+
+// A step of DCP has such a zip for each chunk of each tensor.
+TEST(Hostile, OfATorchFileLittleMoreThanItsPickleIsRead) {
+  const io::Fd file = file_of(torch_file(pickle("}")));
+  io::ReadLimit limit(1024);
+  EXPECT_TRUE(TorchFile::open({file.get(), &limit}));
+  EXPECT_FALSE(limit.reached());
 }
 
 }  // namespace

@@ -22,6 +22,7 @@ inline io::Fd file_of(const std::string& content) {
 
 class StepInMemory : public StepFiles {
  public:
+  explicit StepInMemory(const io::ReadLimit& limit = io::ReadLimit()) : StepFiles(limit) {}
   void add(const std::string& path, const std::string& content) {
     files_.push_back({path, content.size()});
     contents_.push_back(file_of(content));

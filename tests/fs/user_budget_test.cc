@@ -1,4 +1,4 @@
-#include "fs/descriptor_budget.h"
+#include "fs/user_budget.h"
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -59,6 +59,22 @@ TEST_F(DescriptorBudgetTest, WhatIsClosedIsGivenBack) {
   EXPECT_TRUE(budget.take(kSomebody, 1));
   kept.reset();
   EXPECT_TRUE(budget.take(kSomebody, 100));
+}
+
+TEST(MemoryBudget, OneUserGetsHalfOfIt) {
+  MemoryBudget budget(true);
+  const auto first = budget.take(kSomebody, MemoryBudget::kMost / 2);
+  ASSERT_TRUE(first);
+  EXPECT_EQ(budget.take(kSomebody, 1).error().errno_value(), EMFILE);
+  EXPECT_TRUE(budget.take(kAnother, MemoryBudget::kMost / 2));
+}
+
+TEST(MemoryBudget, WhoHoldsNothingGetsWhatIsAskedFor) {
+  MemoryBudget budget(true);
+  const auto first = budget.take(kSomebody, 2 * MemoryBudget::kMost);
+  ASSERT_TRUE(first);
+  EXPECT_EQ(budget.take(kSomebody, 1).error().errno_value(), ENFILE);
+  EXPECT_TRUE(budget.take(kAnother, MemoryBudget::kMost));
 }
 
 }  // namespace

@@ -1,0 +1,77 @@
+// What users make the daemon hold for them: descriptors, of which files that are open take one or more each, and
+// memory. All users together get so much of it; one user but root gets half of that, where the mount is for several.
+// Of memory, a user who holds none gets what is asked for: one list of names is never too long.
+//
+// Thread safety: all of it. Lock: mutex_ (a leaf).
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "io/result.h"
+
+namespace ckptfs::fs {
+
+class UserBudget {
+ public:
+  enum class First { counts, is_granted };
+  // `what`: is counted, for errors; `most`: of it for all users.
+  UserBudget(std::string what, std::function<uint64_t()> most, First first, bool several_users)
+      : what_(std::move(what)), most_(std::move(most)), first_(first), several_users_(several_users) {}
+
+  // So much of one user's; given back when it is destroyed. Not longer than its budget.
+  class Claim {
+   public:
+    Claim() = default;
+    Claim(Claim&& other) noexcept
+        : budget_(std::exchange(other.budget_, nullptr)), uid_(other.uid_), count_(std::exchange(other.count_, 0)) {}
+    Claim& operator=(Claim&& other) noexcept;
+    ~Claim();
+
+    Result<> add(uint64_t count);
+
+   private:
+    friend class UserBudget;
+    Claim(UserBudget& budget, uid_t uid) : budget_(&budget), uid_(uid) {}
+
+    UserBudget* budget_ = nullptr;
+    uid_t uid_ = 0;
+    uint64_t count_ = 0;
+  };
+  // EMFILE: the user holds too much; ENFILE: all users together do.
+  Result<Claim> take(uid_t uid, uint64_t count);
+
+ private:
+  Result<> take_more(uid_t uid, uint64_t count);
+  void give_back(uid_t uid, uint64_t count);
+
+  const std::string what_;
+  const std::function<uint64_t()> most_;
+  const First first_;
+  const bool several_users_;
+  std::mutex mutex_;
+  uint64_t taken_ = 0;                           // guarded by mutex_
+  std::unordered_map<uid_t, uint64_t> by_user_;  // guarded by mutex_
+};
+
+// Half of what the process may have, so that the index, saves and the daemon itself never lack one.
+class DescriptorBudget : public UserBudget {
+ public:
+  explicit DescriptorBudget(bool several_users);
+};
+
+// Of what is as large as whoever opens it makes it: lists of names, and what views are made of.
+class MemoryBudget : public UserBudget {
+ public:
+  static constexpr uint64_t kMost = uint64_t{192} << 20;
+
+  explicit MemoryBudget(bool several_users);
+};
+
+}  // namespace ckptfs::fs

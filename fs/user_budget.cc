@@ -43,13 +43,13 @@ Result<> UserBudget::take_more(uid_t uid, uint64_t count) {
   const auto held = by_user_.find(uid);
   const uint64_t of_user = held == by_user_.end() ? 0 : held->second;
   const bool granted = of_user == 0 && first_ == First::is_granted;
-  if (!granted && taken_ + count > most) {
-    return Error(ENFILE, "users hold " + std::to_string(taken_) + ' ' + what_ + " of the daemon's, of at most " +
-                             std::to_string(most) + "; close files");
-  }
   if (!granted && several_users_ && uid != 0 && of_user + count > most / 2) {
     return Error(EMFILE, "user " + std::to_string(uid) + " holds " + std::to_string(of_user) + ' ' + what_ +
                              " of the daemon's, of at most " + std::to_string(most / 2));
+  }
+  if (!granted && taken_ + count > most) {
+    return Error(ENFILE, "users hold " + std::to_string(taken_) + ' ' + what_ + " of the daemon's, of at most " +
+                             std::to_string(most) + "; close files");
   }
   taken_ += count;
   by_user_[uid] = of_user + count;

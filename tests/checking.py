@@ -15,7 +15,7 @@ import sys
 import time
 import traceback
 
-from mounting import MODES, Failure, Plain, Skip, Store, mounted, workspace, xfs
+from mounting import LEVEL, MODES, Failure, Plain, Skip, Store, mounted, workspace, xfs
 
 
 class Report:
@@ -244,12 +244,15 @@ def _run_in_each_mode(description, name, cases, mount_options):
     report.finish()
 
 
-def main_with_fresh_stores(description, name, cases):
-    """cases: functions of (mount), each on a new store, in each open mode, with a fsck behind it."""
-    guarded(lambda: _run_with_fresh_stores(description, name, cases))
+def main_with_fresh_stores(description, name, cases, in_one_mode=()):
+    """cases: functions of (mount), each on a new store, in each open mode, with a fsck behind it.
+
+    in_one_mode: those of them that the mode cannot change. They run in the first mode only, but at the long level.
+    """
+    guarded(lambda: _run_with_fresh_stores(description, name, cases, in_one_mode))
 
 
-def _run_with_fresh_stores(description, name, cases):
+def _run_with_fresh_stores(description, name, cases, in_one_mode):
     options = arguments(description)
     report = Report(options.cases)
 
@@ -261,9 +264,11 @@ def _run_with_fresh_stores(description, name, cases):
         shutil.rmtree(store.folder)
 
     with workspace(name) as work, xfs(work) as disk:
-        for mode in report.modes():
+        modes = report.modes()
+        for mode in modes:
             for function in cases:
-                report.run(f"{mode}: {function.__name__}", run_one, function, disk, work, mode)
+                if mode == modes[0] or LEVEL == "long" or function not in in_one_mode:
+                    report.run(f"{mode}: {function.__name__}", run_one, function, disk, work, mode)
     report.finish()
 
 

@@ -40,10 +40,9 @@ Result<> ViewFile::begin() {
 ViewFile::~ViewFile() { close_sources(); }
 
 Result<> ViewFile::claim(UserBudget& memory, uint32_t user) {
-  TRY(view_->claim(memory, user));
   const std::lock_guard lock(mutex_);
-  if (claim_) return success();
-  TRY_ASSIGN(claim_, memory.take(user, content_->memory()));
+  if (hold_) return success();
+  TRY_ASSIGN(hold_, view_->hold(memory, user, content_->memory()));
   return success();
 }
 

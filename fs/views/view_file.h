@@ -99,7 +99,7 @@ class ViewFile {
   std::unordered_map<uint32_t, Source> sources_;  // by their index in the view
   std::shared_ptr<const BlockFile> blocks_;
   std::mutex mutex_;
-  std::optional<UserBudget::Claim> claim_;  // guarded by mutex_
+  std::optional<views::StepView::Hold> hold_;  // guarded by mutex_
 };
 
 // What the kernel holds for one open.

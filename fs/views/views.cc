@@ -91,11 +91,17 @@ std::shared_ptr<const Content> StepView::content(NodeNumber number) const {
   return content;
 }
 
-Result<> StepView::claim(UserBudget& memory, uint32_t user) const {
+Result<StepView::Hold> StepView::hold(UserBudget& memory, uint32_t user, uint64_t content) const {
   const std::lock_guard lock(mutex_);
-  if (claim_) return success();
-  TRY_ASSIGN(claim_, memory.take(user, view.memory()));
-  return success();
+  Hold hold{claim_.lock(), {}};
+  TRY_ASSIGN(auto taken, memory.take(user, hold.view ? content : content + view.memory()));
+  if (hold.view) {
+    hold.content = std::move(taken);
+  } else {
+    hold.view = std::make_shared<const UserBudget::Claim>(std::move(taken));
+    claim_ = hold.view;
+  }
+  return hold;
 }
 
 // The view, where it is known to be that of the step's files: at `asked`, or shortly before.

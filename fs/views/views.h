@@ -51,12 +51,19 @@ struct StepView {
 
   // What a file of the view holds; shared by all who have it open.
   std::shared_ptr<const Content> content(NodeNumber node) const;
-  // Whoever opens a file of it first holds it. EMFILE: they hold too much.
-  Result<> claim(UserBudget& memory, uint32_t user) const;
+  // What an open file of it counts for: its own content, and the view for as long as a file of it is open, with the
+  // user who opened one first. A view that is only remembered counts for nobody.
+  struct Hold {
+    std::shared_ptr<const UserBudget::Claim> view;
+    UserBudget::Claim content;
+  };
+  // Both are one claim where the file is the first: a user who holds none gets any view. EMFILE: the user holds too
+  // much.
+  Result<Hold> hold(UserBudget& memory, uint32_t user, uint64_t content) const;
 
  private:
   mutable std::mutex mutex_;
-  mutable std::optional<UserBudget::Claim> claim_;                                 // guarded by mutex_
+  mutable std::weak_ptr<const UserBudget::Claim> claim_;                           // guarded by mutex_
   mutable std::unordered_map<NodeNumber, std::weak_ptr<const Content>> contents_;  // guarded by mutex_
 };
 

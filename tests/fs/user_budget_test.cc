@@ -73,7 +73,7 @@ TEST(MemoryBudget, WhoHoldsNothingGetsWhatIsAskedFor) {
   MemoryBudget budget(true);
   const auto first = budget.take(kSomebody, 2 * MemoryBudget::kMost);
   ASSERT_TRUE(first);
-  EXPECT_EQ(budget.take(kSomebody, 1).error().errno_value(), ENFILE);
+  EXPECT_EQ(budget.take(kSomebody, 1).error().errno_value(), EMFILE);
   EXPECT_TRUE(budget.take(kAnother, MemoryBudget::kMost));
 }
 

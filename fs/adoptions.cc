@@ -7,7 +7,7 @@
 #include <chrono>
 #include <utility>
 
-#include "fs/filesystem.h"
+#include "fs/open_modes.h"
 #include "io/lease.h"
 #include "io/log.h"
 
@@ -20,8 +20,15 @@ constexpr int kNever = O_DIRECT | O_SYNC | O_DSYNC | O_APPEND;
 constexpr off_t kSmallest = 128 << 10;  // below, a copy costs less than a clone
 }  // namespace
 
-Adoptions::Adoptions(Filesystem& fs)
-    : guesses(fs.tree, [&fs](InodeNumber inode) { return fs.files.name_of(inode); }), fs_(fs) {}
+Adoptions::Adoptions(meta::Store& store, OpenFileTable& files, Notifications& notifications, WriteErrors& write_errors,
+                     Counters& counters)
+    : guesses(store.tree(), [&files](InodeNumber inode) { return files.name_of(inode); }),
+      store_(store),
+      tree_(store.tree()),
+      files_(files),
+      notifications_(notifications),
+      write_errors_(write_errors),
+      counters_(counters) {}
 
 bool Adoptions::may_adopt(int flags) { return opens_for_writing(flags) && (flags & kNever) == 0; }
 bool Adoptions::may_clone(int flags) { return may_adopt(flags) && (flags & O_ACCMODE) == O_WRONLY; }
@@ -76,19 +83,19 @@ void Adoptions::forget(const Adoption& adoption) {
 
 // Counted as open until closed(), so that its descriptor stays, and its count of changes.
 Result<Adoption::Guess> Adoptions::open_guess(InodeNumber inode) {
-  TRY_ASSIGN(const meta::InodeRecord record, fs_.tree.inode(inode));
-  TRY(fs_.tree.refuse_suspect(inode, record));
+  TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(inode));
+  TRY(tree_.refuse_suspect(inode, record));
   Adoption::Guess guess;
-  guess.file = fs_.files.begin(inode, false).file;
-  const auto backing = fs_.files.backing(*guess.file);
+  guess.file = files_.begin(inode, false).file;
+  const auto backing = files_.backing(*guess.file);
   if (!backing) {
-    fs_.files.end(guess.file, false);
+    files_.end(guess.file, false);
     return backing.error();
   }
   guess.descriptor = backing.value().descriptor;
   guess.frozen = (record.flags & meta::kFrozen) != 0;
   guess.changes = guess.file->changes.load();
-  if (!guess.frozen && !fs_.files.has_writers(*guess.file)) {
+  if (!guess.frozen && !files_.has_writers(*guess.file)) {
     const auto written = io::has_writer(guess.descriptor);
     guess.unchanged = written && !written.value();
   }
@@ -100,11 +107,11 @@ Result<Adoption::Guess> Adoptions::open_guess(InodeNumber inode) {
 Result<> Adoptions::note_shared(const Adoption::Guess& guess, Result<> cloned) {
   const InodeNumber inode = guess.file->inode;
   if (!cloned) {
-    TRY(fs_.tree.sync_file(inode, guess.descriptor));
+    TRY(tree_.sync_file(inode, guess.descriptor));
     return cloned;
   }
-  fs_.tree.finished_writing(inode);
-  return fs_.tree.check_write_back(inode, guess.descriptor);
+  tree_.finished_writing(inode);
+  return tree_.check_write_back(inode, guess.descriptor);
 }
 
 std::shared_ptr<Adoption> Adoptions::begin(const OpenFile& file, const std::string& name,
@@ -112,7 +119,7 @@ std::shared_ptr<Adoption> Adoptions::begin(const OpenFile& file, const std::stri
   auto begun = try_begin(file, name, guessed);
   if (begun) return std::move(begun).value();
   if (begun.error().errno_value() != ENOENT) {  // the guess may have been removed this moment
-    add(fs_.counters.adoption_fallbacks);
+    add(counters_.adoption_fallbacks);
     log::warn("{} is copied, not adopted: {}", name, begun.error().message());
   }
   return nullptr;
@@ -122,12 +129,11 @@ Result<std::shared_ptr<Adoption>> Adoptions::try_begin(const OpenFile& file, con
                                                        const Guesses::Found& guessed) {
   const auto nothing = std::shared_ptr<Adoption>();
   if (guessed.inode == file.inode || find(file.inode)) return nothing;
-  TRY_ASSIGN(const meta::InodeRecord record, fs_.tree.inode(file.inode));
+  TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(file.inode));
   TRY_ASSIGN(Adoption::Guess guess, open_guess(guessed.inode));
   guess.by = guessed.by;
   const auto shared = [this, guess](Result<> cloned) { return note_shared(guess, std::move(cloned)); };
-  const auto adoption =
-      std::make_shared<Adoption>(file.inode, name, guess, fs_.store.frontiers(), fs_.counters, shared);
+  const auto adoption = std::make_shared<Adoption>(file.inode, name, guess, store_.frontiers(), counters_, shared);
   const auto held = adoption->hold();
   {
     const std::lock_guard lock(mutex_);
@@ -136,22 +142,22 @@ Result<std::shared_ptr<Adoption>> Adoptions::try_begin(const OpenFile& file, con
   }
   // Whoever opens the file from here on finds the adoption, and waits to cut it.
   const auto prepared = [&]() -> Result<bool> {
-    if (!fs_.files.is_only_open(file)) return false;
+    if (!files_.is_only_open(file)) return false;
     TRY_ASSIGN(const struct stat size, io::stat_fd(adoption->guess().descriptor));
     if (size.st_size < kSmallest) return false;
     {
       // A mapping that outlived its descriptor would see what nobody wrote.
-      TRY_ASSIGN(const io::Fd probe, fs_.tree.open_blob(file.inode, O_RDONLY));
+      TRY_ASSIGN(const io::Fd probe, tree_.open_blob(file.inode, O_RDONLY));
       TRY_ASSIGN(const bool in_use, io::has_opener(probe.get()));
       if (in_use) return false;
     }
-    TRY_ASSIGN(io::Fd blob, fs_.tree.open_blob(file.inode, O_RDWR));
+    TRY_ASSIGN(io::Fd blob, tree_.open_blob(file.inode, O_RDWR));
     adoption->prepare(held, std::move(blob), record.blob);
     return true;
   }();
   if (prepared && prepared.value()) return adoption;
   forget(*adoption);
-  fs_.files.end(adoption->guess().file, false);
+  files_.end(adoption->guess().file, false);
   if (!prepared) return prepared.error();
   return nothing;
 }
@@ -159,30 +165,30 @@ Result<std::shared_ptr<Adoption>> Adoptions::try_begin(const OpenFile& file, con
 std::unique_ptr<BlockAdoption> Adoptions::begin_blocks(const OpenFile& file, const std::string& name,
                                                        std::vector<InodeNumber> candidates) {
   std::erase_if(candidates, [&](InodeNumber candidate) {
-    const auto attributes = fs_.tree.attributes(candidate);
+    const auto attributes = tree_.attributes(candidate);
     return !attributes || attributes.value().stat.st_size < kSmallest || candidate == file.inode;
   });
   if (candidates.empty()) return nullptr;
   return std::make_unique<BlockAdoption>(
       name, std::move(candidates),
       BlockAdoption::Environment{
-          [this](InodeNumber inode) { return fs_.tree.open_blob(inode, O_RDONLY); },
+          [this](InodeNumber inode) { return tree_.open_blob(inode, O_RDONLY); },
           [this](InodeNumber inode) { return open_guess(inode); },
-          [this](const Adoption::Guess& guess) { fs_.files.end(guess.file, false); },
+          [this](const Adoption::Guess& guess) { files_.end(guess.file, false); },
           [this](const Adoption::Guess& guess, Result<> cloned) { return note_shared(guess, std::move(cloned)); },
       },
-      fs_.counters);
+      counters_);
 }
 
 void Adoptions::closed(const std::shared_ptr<Adoption>& adoption) {
-  if (const auto cut = adoption->cut(); !cut) fs_.write_failed(adoption->inode(), WriteFailure::cut, cut.error());
+  if (const auto cut = adoption->cut(); !cut) write_errors_.failed(adoption->inode(), WriteFailure::cut, cut.error());
   // What the kernel was told before the cut was the size then.
-  fs_.files.invalidate(adoption->inode());
+  notifications_.attributes_changed(adoption->inode());
   if (const auto right = adoption->was_right()) {
-    if (!*right) add(fs_.counters.wrong_guesses);
+    if (!*right) add(counters_.wrong_guesses);
     guesses.judge(adoption->name(), adoption->guess().by, *right);
   }
-  fs_.files.end(adoption->guess().file, false);
+  files_.end(adoption->guess().file, false);
   if (adoption->is_settled()) return forget(*adoption);
   const std::lock_guard lock(mutex_);
   closed_.push_back(adoption);
@@ -217,11 +223,11 @@ Result<> Adoptions::settle(InodeNumber inode, int blob, const std::function<Resu
 // Where the disk refused what was written lie the blocks of the guess, which nobody may see here. The file is suspect,
 // and stays so.
 Result<> Adoptions::empty(InodeNumber inode) {
-  TRY_ASSIGN(const io::Fd blob, fs_.tree.open_blob(inode, O_WRONLY));
+  TRY_ASSIGN(const io::Fd blob, tree_.open_blob(inode, O_WRONLY));
   if (::ftruncate(blob.get(), 0) != 0) return last_error("ftruncate");
   TRY(io::fsync_fd(blob.get()));  // before it counts as settled
-  log::error("{}: it is emptied, as the copy of it did not reach the disk", fs_.tree.path_of(inode));
-  fs_.files.invalidate(inode);
+  log::error("{}: it is emptied, as the copy of it did not reach the disk", tree_.path_of(inode));
+  notifications_.attributes_changed(inode);
   return success();
 }
 
@@ -247,7 +253,7 @@ void Adoptions::settle_closed() {
       forget(*adoption);
       continue;
     }
-    log::error("{}: not synced yet, trying again: {}", fs_.tree.path_of(adoption->inode()), settled.error().message());
+    log::error("{}: not synced yet, trying again: {}", tree_.path_of(adoption->inode()), settled.error().message());
     const std::lock_guard lock(mutex_);
     closed_.push_back(std::move(adoption));
   }
@@ -255,23 +261,23 @@ void Adoptions::settle_closed() {
 
 Result<> Adoptions::settle_in_background(Adoption& adoption) {
   const InodeNumber inode = adoption.inode();
-  const auto blob = fs_.tree.open_blob(inode, O_RDONLY);
+  const auto blob = tree_.open_blob(inode, O_RDONLY);
   if (!blob && blob.error().errno_value() == ENOENT) {  // it was removed
     adoption.abandon();
     return success();
   }
   if (!blob) return blob.error();
   return adoption.settle(blob.value().get(), [&]() -> Result<> {
-    auto synced = fs_.tree.sync_file(inode, blob.value().get());
+    auto synced = tree_.sync_file(inode, blob.value().get());
     if (!synced) {
-      fs_.files.record_error(inode, synced.error().errno_value());
-      fs_.write_failed(inode, WriteFailure::fdatasync, synced.error());
+      files_.record_error(inode, synced.error().errno_value());
+      write_errors_.failed(inode, WriteFailure::fdatasync, synced.error());
     }
     if (synced) return success();
     TRY(empty(inode));
     // It is suspect from now on, durably: there is nothing more to wait for.
-    const auto record = fs_.tree.inode(inode);
-    return record && !fs_.tree.write_back().check(record.value().blob) ? Result<>(success()) : synced;
+    const auto record = tree_.inode(inode);
+    return record && !tree_.write_back().check(record.value().blob) ? Result<>(success()) : synced;
   });
 }
 

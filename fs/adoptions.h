@@ -16,15 +16,19 @@
 
 #include "fs/adoption.h"
 #include "fs/block_adoption.h"
+#include "fs/counters.h"
 #include "fs/guesses.h"
+#include "fs/notifications.h"
+#include "fs/open_files.h"
+#include "fs/write_errors.h"
+#include "meta/store.h"
 
 namespace ckptfs::fs {
 
-class Filesystem;
-
 class Adoptions {
  public:
-  explicit Adoptions(Filesystem& fs);
+  Adoptions(meta::Store& store, OpenFileTable& files, Notifications& notifications, WriteErrors& write_errors,
+            Counters& counters);
   ~Adoptions();
 
   void start();
@@ -69,7 +73,12 @@ class Adoptions {
   Result<> settle_in_background(Adoption& adoption);
   Result<> empty(InodeNumber inode);
 
-  Filesystem& fs_;
+  meta::Store& store_;
+  meta::Tree& tree_;
+  OpenFileTable& files_;
+  Notifications& notifications_;
+  WriteErrors& write_errors_;
+  Counters& counters_;
   std::atomic<size_t> count_{0};  // of adoptions_
   mutable std::mutex mutex_;
   std::condition_variable wake_;

@@ -1,14 +1,10 @@
 #include "fs/filesystem.h"
 
-#include <fmt/chrono.h>
-
 #include <algorithm>
 #include <cstdint>
-#include <ctime>
 #include <utility>
 
-#include "fs/passthrough.h"
-#include "io/lease.h"
+#include "fs/views/writers.h"
 #include "io/log.h"
 
 namespace ckptfs::fs {
@@ -22,78 +18,49 @@ Filesystem::Filesystem(const MountOptions& mount_options, meta::Store& mounted_s
     : options(mount_options),
       store(mounted_store),
       tree(mounted_store.tree()),
+      backing_ids(modes, kernel, counters),
       descriptors(mount_options.for_others),
       memory(mount_options.for_others),
       readings(kReadingsAtOnce),
       notifications(
           [this](const Notifications::Change& change) {
-            // What the kernel does not remember is no error.
             if (change.name.empty()) {
-              fuse_lowlevel_notify_inval_inode(session, change.inode, -1, 0);
+              kernel.attributes_changed(change.inode);
             } else {
-              fuse_lowlevel_notify_inval_entry(session, change.inode, change.name.c_str(), change.name.size());
+              kernel.name_changed(change.inode, change.name);
             }
           },
           counters),
+      write_errors(tree, counters),
       files(environment()),
       mapped_files(tree),
-      adoptions(*this),
+      adoptions(store, files, notifications, write_errors, counters),
+      file_sync(tree, files, write_errors, adoptions),
       lanes(tasks),
       views(
-          mounted_store, lanes, [this](meta::InodeNumber inode, int blob) { return writers_of(inode, blob); }, readings,
-          leaving),
-      view_files(*this),
-      control(*this),
-      caretaker(mounted_store, {.quiet = std::chrono::seconds(options.quiet_seconds),
-                                .scrub = std::chrono::seconds(options.scrub_seconds)}),
-      step_facts(*this),
-      removals(*this),
-      rotation(*this) {}
+          store, lanes, [this](meta::InodeNumber inode, int blob) { return views::writers_of(files, inode, blob); },
+          readings, leaving),
+      view_files({store, tree, files, backing_ids, modes, counters}),
+      caretaker(store, {.quiet = std::chrono::seconds(options.quiet_seconds),
+                        .scrub = std::chrono::seconds(options.scrub_seconds)}),
+      step_facts(store, files, write_errors, file_sync, readings, saves, std::chrono::seconds(options.quiet_seconds)),
+      removals(store, files, notifications),
+      saver(store, notifications, saves, last_errors, counters, [this] { rotation.wake(); }),
+      rotation(store, files, file_sync, step_facts, removals, saver, std::chrono::seconds(options.quiet_seconds)) {}
 
 OpenFileTable::Environment Filesystem::environment() {
   OpenFileTable::Environment environment;
   environment.open_blob = [this](meta::InodeNumber inode) { return tree.open_blob(inode, O_RDONLY); };
-  environment.open_backing = [this](int descriptor) { return begin_passthrough(descriptor); };
-  environment.close_backing = [this](int backing_id) { end_passthrough(backing_id); };
-  environment.invalidate = [this](meta::InodeNumber inode) { notifications.attributes_changed(inode); };
-  environment.invalidate_name = [this](meta::InodeNumber folder, const std::string& name) {
-    notifications.name_changed(folder, name);
-  };
+  environment.open_backing = [this](int descriptor) { return backing_ids.begin(descriptor); };
+  environment.close_backing = [this](int backing_id) { backing_ids.end(backing_id); };
   environment.reap = [this](meta::InodeNumber inode) {
     write_errors.clear(inode);
-    control.forget(inode);
+    last_errors.forget(inode);
     step_facts.forget(inode);
     tree.reap(inode);
   };
-  environment.cut = [this](meta::InodeNumber inode) { return adoptions.cut(inode); };
   environment.about_to_change = [this](meta::InodeNumber inode) { view_files.let_go(inode); };
-  environment.let_go = [this] { view_files.let_all_go(); };
-  environment.write_back = [this](OpenFile& file, int descriptor) -> Result<> {
-    TRY(adoptions.cut(file.inode));
-    if (modes.passthrough) return success();  // mappings are of the blob itself, and a clone takes its dirty pages
-    const int result = fuse_lowlevel_notify_inval_inode(session, file.inode, 0, 0);
-    if (result != 0 && result != -ENOENT) {
-      return Error(-result, "writing back mapped pages of " + tree.path_of(file.inode));
-    }
-    return sync_data(file, descriptor);
-  };
   return environment;
-}
-
-Result<int> Filesystem::begin_passthrough(int descriptor) {
-  if (!modes.passthrough) return 0;
-  Result<int> id = open_backing(fuse_session_fd(session), descriptor);
-  if (!id) {
-    add(counters.passthrough_fallbacks);
-    log::warn("{}; the file is served by the daemon until its last close", id.error().message());
-  }
-  return id;
-}
-
-void Filesystem::end_passthrough(int backing_id) {
-  if (const auto closed = close_backing(fuse_session_fd(session), backing_id); !closed) {
-    log::error("{} ({})", closed.error().message(), backing_id);
-  }
 }
 
 double Filesystem::attribute_timeout(const meta::Attributes& attributes) const {
@@ -136,17 +103,6 @@ void Filesystem::dropped(const meta::Dropped& dropped) {
   if (dropped.last_name) files.dropped(dropped.inode);
 }
 
-void Filesystem::write_failed(meta::InodeNumber inode, WriteFailure what, const Error& error) {
-  add(counters.write_errors[static_cast<size_t>(what)]);
-  const char* const operation = kWriteNames[static_cast<size_t>(what)];
-  const std::string path = tree.path_of(inode);
-  const std::time_t now = std::time(nullptr);
-  const std::string text = fmt::format("{:%Y-%m-%d %H:%M:%S} {}: {}", fmt::localtime(now), operation, error.message());
-  if (write_errors.record(inode, error.errno_value(), text)) {
-    log::error("{} of {} failed: {}", operation, path, error.message());
-  }
-}
-
 Result<> Filesystem::clear_privileges(meta::InodeNumber inode, const meta::Caller& caller) {
   if (caller.uid == 0) return success();
   TRY_ASSIGN(const meta::InodeRecord record, tree.inode(inode));
@@ -155,7 +111,7 @@ Result<> Filesystem::clear_privileges(meta::InodeNumber inode, const meta::Calle
   change.mode = without_privileges(record.mode, caller.gid == record.gid) & 07777u;
   TRY(tree.change_attributes(inode, change));
   if (!has_privileges(*change.mode)) privileges.end(inode);
-  files.invalidate(inode);
+  notifications.attributes_changed(inode);
   return success();
 }
 
@@ -179,27 +135,6 @@ Result<> Filesystem::watch_privileges(meta::InodeNumber inode) {
   if (files.open_for_writing(inode)) wait_for_next_tick(attributes.stat.st_mtim);
   privileges.begin(inode, attributes.stat.st_mtim);
   return success();
-}
-
-Result<> Filesystem::sync_data(OpenFile& file, int descriptor) {
-  Result<> synced = tree.sync_file(file.inode, descriptor);
-  if (!synced) {
-    file.errors.record(synced.error().errno_value());
-    write_failed(file.inode, WriteFailure::fdatasync, synced.error());
-  }
-  return synced;
-}
-
-Result<views::Writers> Filesystem::writers_of(meta::InodeNumber inode, int blob) const {
-  const OpenFileTable::Writers counted = files.writers_of(inode);
-  views::Writers writers;
-  if (!counted.any) writers.changed = counted.changed;
-  writers.writing = counted.any && !counted.past_daemon;
-  writers.closing = counted.closing;
-  if (!writers.writing) {
-    TRY_ASSIGN(writers.writing, io::has_writer(blob));
-  }
-  return writers;
 }
 
 uint64_t Filesystem::owed_by_others(meta::InodeNumber inode) const {

@@ -1,7 +1,7 @@
 // What the operations of the mount work on: the store below, the tables above, and the few rules that several
 // operations share. One for each mount; libfuse's user data points to it.
 //
-// Thread safety: the members are safe each on its own; `modes` and `session` are set before the first request.
+// Thread safety: the members are safe each on its own; `modes` and `kernel` are set before the first request.
 #pragma once
 
 #include <fuse_lowlevel.h>
@@ -12,11 +12,14 @@
 #include <string>
 
 #include "fs/adoptions.h"
-#include "fs/control_xattrs.h"
+#include "fs/backing_ids.h"
 #include "fs/counters.h"
+#include "fs/file_sync.h"
 #include "fs/handles.h"
+#include "fs/kernel_channel.h"
+#include "fs/last_errors.h"
 #include "fs/mapped_files.h"
-#include "fs/mount.h"
+#include "fs/mount_options.h"
 #include "fs/notifications.h"
 #include "fs/open_files.h"
 #include "fs/open_modes.h"
@@ -24,6 +27,7 @@
 #include "fs/removals.h"
 #include "fs/rotation.h"
 #include "fs/save_history.h"
+#include "fs/saver.h"
 #include "fs/step_facts.h"
 #include "fs/tasks.h"
 #include "fs/turns.h"
@@ -53,7 +57,8 @@ class Filesystem {
   meta::Tree& tree;
   Counters counters;
   OpenModes modes;
-  fuse_session* session = nullptr;
+  KernelChannel kernel;
+  BackingIds backing_ids;
   std::string socket_path;       // of the control socket; set before that answers
   std::string http_address;      // where the page is; set before anything answers; empty: nowhere
   DescriptorBudget descriptors;  // before all that hold claims of it
@@ -61,9 +66,12 @@ class Filesystem {
   Turns readings;                // of all that a step holds: each takes memory
   Notifications notifications;
   WriteErrors write_errors;
+  LastErrors last_errors;
+  SaveHistory saves;
   OpenFileTable files;
   mutable MappedFiles mapped_files;
   Adoptions adoptions;
+  FileSync file_sync;
   Handles<Handle> handles;
   Handles<DirectoryHandle> directories;
   Tasks tasks;
@@ -71,13 +79,12 @@ class Filesystem {
   views::Views views;
   ViewFiles view_files;
   Handles<ViewHandle> view_handles;
-  ControlXattrs control;
   PrivilegeWatch privileges;
   meta::Caretaker caretaker;
   StepFactsFinder step_facts;
   Removals removals;
+  Saver saver;
   Rotation rotation;
-  SaveHistory saves;
   std::atomic<bool> leaving{false};  // no request of the kernel is served any more: nothing is to be waited for
   std::mutex allocating;  // so that space is not promised twice: held while it is checked for and allocated; a leaf
 
@@ -91,9 +98,6 @@ class Filesystem {
   // After an unlink, rmdir or overwriting rename.
   void dropped(const meta::Dropped& dropped);
 
-  // A write, allocation or write-back of `inode` failed: counted, logged, kept for write_error.
-  void write_failed(meta::InodeNumber inode, WriteFailure what, const Error& error);
-
   // A change of the content by one who may not keep suid and sgid clears them; the kernel leaves that to us
   // (FUSE_HANDLE_KILLPRIV_V2). The mode of a file that is being written must not stay as it was: a failure is an error.
   Result<> clear_privileges(meta::InodeNumber inode, const meta::Caller& caller);
@@ -101,19 +105,6 @@ class Filesystem {
   void clear_privileges_if_written(meta::InodeNumber inode);
   // Before a file gets suid or sgid.
   Result<> watch_privileges(meta::InodeNumber inode);
-
-  // Has the kernel read and write by itself what `descriptor` is of; the backing id to tell it when such a file is
-  // opened, 0 where this mount has no passthrough. A refusal is counted and logged here.
-  Result<int> begin_passthrough(int descriptor);
-  // No open file has this backing id any more.
-  void end_passthrough(int backing_id);
-
-  // fdatasync of an open file's blob through its shared descriptor; a failure is recorded for every handle open now.
-  Result<> sync_data(OpenFile& file, int descriptor);
-
-  // As seen in the kernel, where it can tell: by a mapping whose descriptor is closed, too, and no more when a close
-  // has returned. `blob`: the file's, O_RDONLY.
-  Result<views::Writers> writers_of(meta::InodeNumber inode, int blob) const;
 
   // Blocks that the other files open for writing now will need, for Tree::prepare_writing.
   uint64_t owed_by_others(meta::InodeNumber inode) const;

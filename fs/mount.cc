@@ -8,15 +8,13 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
-#include <nlohmann/json.hpp>
 #include <span>
 #include <string_view>
 
 #include "fs/filesystem.h"
+#include "fs/mounted_files.h"
 #include "fs/ops.h"
-#include "fs/passthrough.h"
 #include "fs/session.h"
-#include "fs/status.h"
 #include "fs/views/ops_views.h"
 #include "io/fault.h"
 #include "io/lease.h"
@@ -28,6 +26,7 @@ namespace ckptfs::fs {
 struct Mount::Internals {
   MountOptions options;
   std::unique_ptr<meta::Store> store;
+  std::unique_ptr<MountedFiles> open_files;
   std::unique_ptr<Filesystem> filesystem;
   std::unique_ptr<Session> session;
 };
@@ -85,8 +84,8 @@ void op_init(void* user_data, fuse_conn_info* connection) {
   connection->max_write = kMaximumWrite;
   connection->max_background = kMaximumBackground;
   connection->congestion_threshold = kCongestionThreshold;
-  connection->no_interrupt = 1;   // nothing here can be interrupted half-way
-  fuse_session_exit(fs.session);  // Session::mount answers this one request only
+  connection->no_interrupt = 1;  // nothing here can be interrupted half-way
+  fs.kernel.end_loop();          // Session::mount answers this one request only
 }
 
 fuse_lowlevel_ops operations() {
@@ -113,7 +112,7 @@ Result<> settle_modes(Filesystem& fs) {
   modes.odirect = fs.options.odirect;
   TRY_ASSIGN(modes.alignment, alignment_of(fs.store));
   if (modes.passthrough) {
-    const auto probe = probe_passthrough(fuse_session_fd(fs.session), fs.store.folder() + "/lock");
+    const auto probe = fs.kernel.probe_passthrough(fs.store.folder() + "/lock");
     modes.passthrough = probe.has_value();
     modes.reason = probe ? "the kernel took a backing file of the store" : probe.error().message();
   }
@@ -218,7 +217,7 @@ Result<std::unique_ptr<Mount>> Mount::start(const MountOptions& options) {
     TRY_ASSIGN(internals->session,
                Session::make({options.mountpoint, source, options.for_others, options.read_only, options.no_exec},
                              operations(), &fs));
-    fs.session = internals->session->get();
+    fs.kernel.connect(internals->session->get());
     TRY(internals->session->mount());
     if (const auto ahead = read_far_ahead(options.mountpoint); !ahead) {
       log::info("the kernel reads views ahead by 128 KiB only: {}", ahead.error().message());
@@ -231,7 +230,8 @@ Result<std::unique_ptr<Mount>> Mount::start(const MountOptions& options) {
       log::error("closing the store: {}", closed.error().message());
     return mounted.error();
   }
-  internals->store->set_open_files(&fs.files);
+  internals->open_files = std::make_unique<MountedFiles>(fs);
+  internals->store->set_open_files(internals->open_files.get());
   fs.notifications.start();
   fs.adoptions.start();
   fs.caretaker.start();
@@ -291,21 +291,5 @@ meta::Store& Mount::store() { return *internals_->store; }
 Filesystem& Mount::filesystem() { return *internals_->filesystem; }
 
 const MountOptions& Mount::options() const { return internals_->options; }
-
-nlohmann::json Mount::status() const { return status_of(*internals_->filesystem); }
-
-Result<nlohmann::json> Mount::save(const Peer& peer, const std::string& series_path, const std::string& tag) {
-  Filesystem& fs = *internals_->filesystem;
-  TRY_ASSIGN(const meta::InodeNumber series, fs.tree.resolve(series_path));
-  TRY_ASSIGN(const meta::SaveResult saved, fs.control.save(series, tag, peer));
-  return nlohmann::json{{"step", fs.tree.path_of(saved.step)},
-                        {"tag", tag},
-                        {"files", saved.files},
-                        {"cloned", saved.cloned},
-                        {"bytes", saved.bytes},
-                        {"seconds", saved.seconds},
-                        {"already_saved", saved.already_saved},
-                        {"warnings", saved.warnings}};
-}
 
 }  // namespace ckptfs::fs

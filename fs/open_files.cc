@@ -258,8 +258,8 @@ bool OpenFileTable::writing() const {
   return std::ranges::any_of(open_, [](const auto& open) { return open.second->writers > 0; });
 }
 
-Result<> OpenFileTable::write_back(const std::vector<InodeNumber>& inodes) {
-  // Each file is counted as open meanwhile, so that its descriptor stays.
+Result<> OpenFileTable::with_writers(const std::vector<InodeNumber>& inodes,
+                                     const std::function<Result<>(OpenFile&, int descriptor)>& work) {
   for (const InodeNumber inode : inodes) {
     std::shared_ptr<OpenFile> file;
     int descriptor = -1;
@@ -271,9 +271,9 @@ Result<> OpenFileTable::write_back(const std::vector<InodeNumber>& inodes) {
       descriptor = file->descriptor.get();
       ++file->opens;
     }
-    Result<> written = environment_.write_back(*file, descriptor);
+    Result<> done = work(*file, descriptor);
     end(file, false);
-    TRY(std::move(written));
+    TRY(std::move(done));
   }
   return success();
 }

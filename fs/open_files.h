@@ -35,7 +35,7 @@
 //
 // Lock: mutex_ guards both maps and the fields of OpenFile marked so. It is a leaf: nothing is called with it held, no
 // system call is made, no reply sent. (The lock order of the whole daemon: meta's Gate, then Tree, then Index; the fs/
-// locks - this one, Notifications', Tasks', ControlXattrs', Session's, SaveHistory's, ViewFiles', Removals',
+// locks - this one, Notifications', Tasks', LastErrors', Session's, SaveHistory's, ViewFiles', Removals',
 // Rotation's, StepFactsFinder's - are leaves and never held together.)
 #pragma once
 
@@ -53,7 +53,7 @@
 
 #include "io/fd.h"
 #include "io/result.h"
-#include "meta/tree.h"
+#include "meta/types.h"
 
 namespace ckptfs::fs {
 
@@ -90,20 +90,15 @@ struct OpenFile {
   std::optional<std::chrono::steady_clock::time_point> closing;  // guarded by OpenFileTable::mutex_; since when
 };
 
-class OpenFileTable final : public meta::OpenFiles {
+class OpenFileTable {
  public:
   // What the table needs from outside; called with no lock held, from any thread.
   struct Environment {
     std::function<Result<io::Fd>(InodeNumber)> open_blob;     // O_RDONLY
     std::function<Result<int>(int descriptor)> open_backing;  // 0: this mount has no passthrough
     std::function<void(int backing_id)> close_backing;
-    std::function<void(InodeNumber)> invalidate;                           // queues; never waits
-    std::function<void(InodeNumber, const std::string&)> invalidate_name;  // queues; never waits
-    std::function<void(InodeNumber)> reap;                                 // its last name, open and lookup are gone
-    std::function<Result<>(OpenFile&, int descriptor)> write_back;         // of a file that is open for writing
-    std::function<Result<>(InodeNumber)> cut;                              // meta::OpenFiles::cut
-    std::function<void(InodeNumber)> about_to_change;                      // or to go
-    std::function<void()> let_go;                                          // meta::OpenFiles::let_go
+    std::function<void(InodeNumber)> reap;             // its last name, open and lookup are gone
+    std::function<void(InodeNumber)> about_to_change;  // or to go
   };
   explicit OpenFileTable(Environment environment) : environment_(std::move(environment)) {}
 
@@ -154,7 +149,15 @@ class OpenFileTable final : public meta::OpenFiles {
   // Counts one down; true: it was the last for writing. The caller has closed its own descriptors of the file before.
   bool end(const std::shared_ptr<OpenFile>& file, bool writing);
 
+  bool open_for_writing(InodeNumber inode) const;
+  bool open_at_all(InodeNumber inode) const;
+  // Calls `work`, with no lock held, for each of `inodes` that is open for writing, until one fails. The file counts as
+  // open meanwhile, so that its descriptor stays.
+  Result<> with_writers(const std::vector<InodeNumber>& inodes,
+                        const std::function<Result<>(OpenFile&, int descriptor)>& work);
+
   // --- for the whole mount
+  bool writing() const;
   std::vector<InodeNumber> open_for_writing() const;
   size_t open_count() const;
   size_t remembered_count() const;
@@ -165,18 +168,6 @@ class OpenFileTable final : public meta::OpenFiles {
     std::vector<InodeNumber> writing;
   };
   Leftover clear();
-
-  // --- meta::OpenFiles
-  bool open_for_writing(InodeNumber inode) const override;
-  bool open_at_all(InodeNumber inode) const override;
-  bool writing() const override;
-  Result<> write_back(const std::vector<InodeNumber>& inodes) override;
-  Result<> cut(InodeNumber inode) override { return environment_.cut(inode); }
-  void invalidate(InodeNumber inode) override { environment_.invalidate(inode); }
-  void invalidate_name(InodeNumber folder, const std::string& name) override {
-    environment_.invalidate_name(folder, name);
-  }
-  void let_go() override { environment_.let_go(); }
 
  private:
   static constexpr size_t kMostChanged = 65536;              // then all files count as changed, and are forgotten

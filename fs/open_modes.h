@@ -9,7 +9,7 @@
 
 #include <string>
 
-#include "fs/mount.h"
+#include "fs/mount_options.h"
 #include "io/aligned_buffer.h"
 #include "meta/types.h"
 

@@ -78,7 +78,8 @@ Result<meta::Attributes> set_attributes(Filesystem& fs, meta::InodeNumber inode,
     fs.files.changes(inode);
     const auto truncated = fs.tree.truncate(inode, static_cast<uint64_t>(wanted.st_size));
     if (!truncated) {
-      if (truncated.error().errno_value() == ENOSPC) fs.write_failed(inode, WriteFailure::truncate, truncated.error());
+      if (truncated.error().errno_value() == ENOSPC)
+        fs.write_errors.failed(inode, WriteFailure::truncate, truncated.error());
       return truncated.error();
     }
     fs.files.changes(inode);  // for what was opened meanwhile

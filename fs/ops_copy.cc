@@ -56,12 +56,12 @@ Result<uint64_t> copy(Filesystem& fs, const CopyRequest& request) {
     const auto source = copied.error ? fs.tree.sync_file(request.from, request.from_descriptor)
                                      : fs.tree.check_write_back(request.from, request.from_descriptor);
     if (!source) {  // what was shared is not what the source should hold
-      fs.write_failed(request.to, WriteFailure::copy_file_range, source.error());
+      fs.write_errors.failed(request.to, WriteFailure::copy_file_range, source.error());
       return source.error();
     }
   }
   if (copied.error) {
-    fs.write_failed(request.to, WriteFailure::copy_file_range, *copied.error);
+    fs.write_errors.failed(request.to, WriteFailure::copy_file_range, *copied.error);
     if (copied.bytes() == 0) return *copied.error;
   }
   return copied.bytes();

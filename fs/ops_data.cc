@@ -48,14 +48,14 @@ DataPath::Written write(const Handle& handle, std::span<const std::byte> data, o
 
 // Of RWF_DSYNC and RWF_SYNC, through a handle that does not sync by itself: the data is durable, as by fdatasync.
 Result<> sync_write(Filesystem& fs, meta::InodeNumber inode, const Handle& handle) {
-  const auto sync = [&] { return fs.sync_data(*handle.file, handle.descriptor); };
+  const auto sync = [&] { return fs.file_sync.sync_data(*handle.file, handle.descriptor); };
   TRY(fs.adoptions.settle(inode, handle.descriptor, sync));
   return sync();
 }
 
 // A descriptor that syncs each write takes the error of a write-back with it: nobody else is told.
 void note_failed_write(Filesystem& fs, meta::InodeNumber inode, const Handle& handle, const Error& error) {
-  fs.write_failed(inode, WriteFailure::write, error);
+  fs.write_errors.failed(inode, WriteFailure::write, error);
   if (!handle.syncs || error.errno_value() != EIO) return;
   if (const auto record = fs.tree.inode(inode)) {
     fs.tree.write_back_failed(inode, record.value(), handle.descriptor, error);
@@ -115,7 +115,7 @@ void op_fallocate(fuse_req_t req, fuse_ino_t inode, int mode, off_t offset, off_
   through_gate(reply.fs(), inode, [reply, mode, offset, length] {
     const auto allocated = allocate(reply.fs(), reply.inode(), mode, offset, length);
     if (!allocated && (allocated.error().errno_value() == ENOSPC || allocated.error().errno_value() == EIO)) {
-      reply.fs().write_failed(reply.inode(), WriteFailure::fallocate, allocated.error());
+      reply.fs().write_errors.failed(reply.inode(), WriteFailure::fallocate, allocated.error());
       return reply.logged_error(allocated.error());
     }
     reply.result(allocated ? reply.fs().clear_privileges(reply.inode(), reply.caller()) : allocated);

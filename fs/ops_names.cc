@@ -6,7 +6,6 @@
 
 #include "fs/ops.h"
 #include "fs/reply.h"
-#include "fs/sync_file.h"
 #include "meta/names.h"
 
 namespace ckptfs::fs {
@@ -100,7 +99,7 @@ Result<> settle_replacing(Filesystem& fs, meta::InodeNumber parent, const std::s
                           meta::InodeNumber new_parent, const std::string& new_name) {
   if (!fs.adoptions.knows_any() || !fs.tree.child(new_parent, new_name)) return success();
   const auto moved = fs.tree.child(parent, name);
-  return moved && fs.adoptions.knows(moved.value()) ? sync_file(fs, moved.value()) : success();
+  return moved && fs.adoptions.knows(moved.value()) ? fs.file_sync.sync_file(moved.value()) : success();
 }
 
 void op_rename(fuse_req_t req, fuse_ino_t parent, const char* name, fuse_ino_t new_parent, const char* new_name,

@@ -84,7 +84,7 @@ Result<std::unique_ptr<DataPath>> make_data_path(Filesystem& fs, const OpenFile&
 Result<> end_adoption(Filesystem& fs, OpenFile& file, bool writing) {
   if (!writing) return fs.adoptions.cut(file.inode);
   TRY_ASSIGN(const io::Fd blob, fs.tree.open_blob(file.inode, O_RDONLY));
-  const auto sync = [&] { return fs.sync_data(file, blob.get()); };
+  const auto sync = [&] { return fs.file_sync.sync_data(file, blob.get()); };
   return fs.adoptions.settle(file.inode, blob.get(), sync);
 }
 
@@ -177,7 +177,7 @@ Result<std::unique_ptr<Handle>> open_file(Filesystem& fs, meta::InodeNumber inod
     return served.error();
   }
   // Until now the kernel might have believed its attributes for a day.
-  if (pending.first_writer()) fs.files.invalidate(inode);
+  if (pending.first_writer()) fs.notifications.attributes_changed(inode);
   if (!writing && caller.pid != 0) {  // 0: of another pid namespace
     handle->reader = caller.pid;
     fs.adoptions.guesses.opened(caller, inode);
@@ -258,7 +258,7 @@ void op_fsync(fuse_req_t req, fuse_ino_t inode, int, fuse_file_info* info) {
   const Reply reply(req, Operation::fsync, inode);
   Filesystem& fs = reply.fs();
   Handle& handle = Handles<Handle>::get(info->fh);
-  const auto sync = [&] { return fs.sync_data(*handle.file, handle.descriptor); };
+  const auto sync = [&] { return fs.file_sync.sync_data(*handle.file, handle.descriptor); };
   if (const auto settled = fs.adoptions.settle(inode, handle.descriptor, sync); !settled) {
     return reply.error(settled.error());
   }

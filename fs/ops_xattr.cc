@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <string_view>
 
+#include "fs/control_xattrs.h"
 #include "fs/ops.h"
 #include "fs/reply.h"
 
@@ -32,8 +33,9 @@ void op_setxattr(fuse_req_t req, fuse_ino_t inode, const char* name, const char*
   if (is_unsupported(name)) return reply.error(EOPNOTSUPP);
   const std::string content(value, size);
   if (is_control(name)) {
-    reply.fs().control.set(inode, control_name(name), content, reply.peer(),
-                           [reply](const Result<>& result) { reply.result(result); });
+    ControlXattrs(reply.fs()).set(inode, control_name(name), content, reply.peer(), [reply](const Result<>& result) {
+      reply.result(result);
+    });
     return;
   }
   reply.result(reply.fs().tree.set_xattr(inode, name, content, flags));
@@ -48,7 +50,8 @@ bool depends_on_caller(std::string_view control) {
 bool looks_at_steps(std::string_view control) { return control == "state" || control == "identical_to"; }
 
 void answer_control(const Reply& reply, const std::string& name, size_t size) {
-  const auto value = reply.fs().control.get(reply.inode(), name, depends_on_caller(name) ? reply.peer() : Peer());
+  const auto value =
+      ControlXattrs(reply.fs()).get(reply.inode(), name, depends_on_caller(name) ? reply.peer() : Peer());
   if (!value) return reply.error(value.error());
   answer(reply, value.value(), size);
 }
@@ -56,12 +59,12 @@ void answer_control(const Reply& reply, const std::string& name, size_t size) {
 // What takes long is found on a thread of its own, and not for its length alone: that may be more than it turns out.
 void answer_slow_control(const Reply& reply, const std::string& name, size_t size) {
   if (size == 0) {
-    const auto longest = reply.fs().control.longest(reply.inode(), name);
+    const auto longest = ControlXattrs(reply.fs()).longest(reply.inode(), name);
     if (!longest) return reply.error(longest.error());
     reply.answer(fuse_reply_xattr, longest.value());
     return;
   }
-  const auto value = reply.fs().control.get_quickly(reply.inode(), name);
+  const auto value = ControlXattrs(reply.fs()).get_quickly(reply.inode(), name);
   if (!value) return reply.error(value.error());
   if (value.value()) return answer(reply, *value.value(), size);
   const auto started = reply.fs().tasks.start([reply, name, size] { answer_control(reply, name, size); });
@@ -101,8 +104,9 @@ void op_removexattr(fuse_req_t req, fuse_ino_t inode, const char* name) {
   const Reply reply(req, Operation::removexattr, inode);
   if (is_unsupported(name)) return reply.error(EOPNOTSUPP);
   if (is_control(name)) {
-    return reply.fs().control.remove(inode, control_name(name), reply.peer(),
-                                     [reply](const Result<>& result) { reply.result(result); });
+    return ControlXattrs(reply.fs()).remove(inode, control_name(name), reply.peer(), [reply](const Result<>& result) {
+      reply.result(result);
+    });
   }
   reply.result(reply.fs().tree.remove_xattr(inode, name));
 }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "fs/filesystem.h"
 #include "io/background.h"
 #include "io/log.h"
 
@@ -17,7 +16,7 @@ constexpr std::chrono::seconds kUntilFreed{10};  // the reaper's rounds, and som
 void Removals::start() {
   const std::lock_guard lock(mutex_);
   stopping_ = false;
-  directories_.assign(fs_.store.unpurged().begin(), fs_.store.unpurged().end());
+  directories_.assign(store_.unpurged().begin(), store_.unpurged().end());
   thread_ = std::thread([this] { run(); });
 }
 
@@ -31,16 +30,16 @@ void Removals::stop() {
 }
 
 Result<> Removals::remove(meta::InodeNumber parent, const std::string& name, meta::InodeNumber expected) {
-  TRY(fs_.tree.take_out(parent, name, expected));
-  fs_.files.invalidate_name(parent, name);
-  fs_.files.invalidate(parent);
+  TRY(tree_.take_out(parent, name, expected));
+  notifications_.name_changed(parent, name);
+  notifications_.attributes_changed(parent);
   {
     const std::lock_guard lock(mutex_);
     directories_.push_back(expected);
     last_ = std::chrono::steady_clock::now();
     wake_.notify_all();
   }
-  return fs_.tree.sync();
+  return tree_.sync();
 }
 
 size_t Removals::waiting() const {
@@ -80,22 +79,22 @@ void Removals::run() {
 }
 
 Result<bool> Removals::empty_next(meta::InodeNumber directory, std::string& after) {
-  TRY_ASSIGN(meta::Tree::Purged purged, fs_.tree.purge(directory, after, kNamesAtOnce));
+  TRY_ASSIGN(meta::Tree::Purged purged, tree_.purge(directory, after, kNamesAtOnce));
   if (purged.missing != 0) {
     log::error("inode {}, which was removed: {} names in it led to no inode", directory, purged.missing);
   }
   for (const meta::Dropped& file : purged.files) {
     if (file.last_name) {
-      fs_.files.taken_out(file.inode);
+      files_.taken_out(file.inode);
     } else {
-      fs_.files.invalidate(file.inode);  // its count of links
+      notifications_.attributes_changed(file.inode);  // its count of links
     }
   }
   {
     const std::lock_guard lock(mutex_);
     directories_.insert(directories_.end(), purged.directories.begin(), purged.directories.end());
   }
-  if (purged.done) fs_.files.taken_out(directory);
+  if (purged.done) files_.taken_out(directory);
   after = std::move(purged.last);
   return purged.done;
 }

@@ -11,16 +11,18 @@
 #include <string>
 #include <thread>
 
+#include "fs/notifications.h"
+#include "fs/open_files.h"
 #include "io/result.h"
+#include "meta/store.h"
 #include "meta/types.h"
 
 namespace ckptfs::fs {
 
-class Filesystem;
-
 class Removals {
  public:
-  explicit Removals(Filesystem& fs) : fs_(fs) {}
+  Removals(meta::Store& store, OpenFileTable& files, Notifications& notifications)
+      : store_(store), tree_(store.tree()), files_(files), notifications_(notifications) {}
   ~Removals() { stop(); }
 
   void start();
@@ -38,7 +40,10 @@ class Removals {
   void run();
   Result<bool> empty_next(meta::InodeNumber directory, std::string& after);
 
-  Filesystem& fs_;
+  meta::Store& store_;
+  meta::Tree& tree_;
+  OpenFileTable& files_;
+  Notifications& notifications_;
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<meta::InodeNumber> directories_;   // guarded by mutex_; the first is being emptied

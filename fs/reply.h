@@ -33,7 +33,7 @@ class Reply {
 
   void error(const Error& error) const;
   void error(int errno_value) const { error(Error(errno_value)); }
-  // As error, for what Filesystem::write_failed has logged (once; a full disk fails thousands of writes).
+  // As error, for what WriteErrors::failed has logged (once; a full disk fails thousands of writes).
   void logged_error(const Error& error) const;
   void ok() const { answer(fuse_reply_err, 0); }
   void result(const Result<>& result) const;

@@ -6,8 +6,6 @@
 #include <unordered_set>
 #include <utility>
 
-#include "fs/filesystem.h"
-#include "fs/sync_file.h"
 #include "io/background.h"
 #include "io/fault.h"
 #include "io/log.h"
@@ -53,7 +51,7 @@ void Rotation::start() {
 }
 
 void Rotation::stop() {
-  fs_.step_facts.stop();
+  step_facts_.stop();
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
@@ -89,8 +87,7 @@ void Rotation::failed(const std::string& what, const Error& error) {
 void Rotation::run() {
   io::become_background_thread();
   started_ = clock_noted_ = Clock::now();
-  const auto quiet = std::chrono::seconds(fs_.options.quiet_seconds);
-  const auto interval = std::clamp<Clock::duration>(quiet / 4, kShortest, kLongest);
+  const auto interval = std::clamp<Clock::duration>(quiet_ / 4, kShortest, kLongest);
   for (Clock::duration rest = interval; wait(rest);) {
     const auto began = Clock::now();
     const auto looked = look_after_all();
@@ -102,13 +99,13 @@ void Rotation::run() {
 }
 
 Result<> Rotation::look_after_all() {
-  if (!fs_.tree.is_inspected()) return success();  // what is damaged is not known yet
-  fs_.files.forget_closed_before(Clock::now() - 2 * std::chrono::seconds(fs_.options.quiet_seconds));
-  TRY_ASSIGN(const auto all, meta::list_series(fs_.tree));
+  if (!tree_.is_inspected()) return success();  // what is damaged is not known yet
+  files_.forget_closed_before(Clock::now() - 2 * quiet_);
+  TRY_ASSIGN(const auto all, meta::list_series(tree_));
   Findings findings;
   for (const meta::InodeNumber series : all) {
     const auto done = look_after(series, findings);
-    if (!done && !is_harmless(done.error())) failed("rotation of " + fs_.tree.path_of(series), done.error());
+    if (!done && !is_harmless(done.error())) failed("rotation of " + tree_.path_of(series), done.error());
   }
   const std::vector<std::string> told = report().warnings;
   for (const std::string& warning : findings.warnings) {
@@ -124,16 +121,16 @@ Result<> Rotation::look_after_all() {
 Result<> Rotation::note_clock() {
   if (Clock::now() - clock_noted_ < kNoteClock) return success();
   clock_noted_ = Clock::now();
-  return fs_.step_facts.clock().note(fs_.store.index());
+  return step_facts_.clock().note(store_.index());
 }
 
 Result<> Rotation::look_after(meta::InodeNumber series, Findings& findings) {
-  TRY_ASSIGN(const meta::SeriesPolicy series_policy, meta::policy_of(fs_.store, series));
+  TRY_ASSIGN(const meta::SeriesPolicy series_policy, meta::policy_of(store_, series));
   if (series_policy.set.empty() && series_policy.armed.empty()) return success();
   TRY_ASSIGN(const meta::Policy wanted, meta::parse_policy(series_policy.armed));
   TRY(note_clock());
   const std::string metric = wanted.keep_best ? wanted.keep_best->metric : "";
-  TRY_ASSIGN(const SeriesLook look, fs_.step_facts.look_at(series, metric, true));
+  TRY_ASSIGN(const SeriesLook look, step_facts_.look_at(series, metric, true));
   if (!series_policy.is_armed()) {
     TRY_ASSIGN(const bool changed, arm(series, series_policy, look));
     if (changed) {  // nothing is done by a policy that has just been replaced
@@ -144,7 +141,7 @@ Result<> Rotation::look_after(meta::InodeNumber series, Findings& findings) {
   if (series_policy.armed.empty()) return success();
   const Rules rules{series_policy.armed, series_policy.armed_by};
   TRY_ASSIGN(const meta::Judgement judgement, judge(rules, look));
-  const std::string path = fs_.tree.path_of(series);
+  const std::string path = tree_.path_of(series);
   for (const std::string& warning : judgement.warnings) findings.warnings.push_back(path + ": " + warning);
   for (const StepLook& step : look.steps) {
     if (step.failed) findings.warnings.push_back(path + "/" + step.facts.tag + " cannot be judged: " + step.reason);
@@ -161,7 +158,7 @@ Result<> Rotation::look_after(meta::InodeNumber series, Findings& findings) {
 // What one of them fails for does not keep the others.
 Result<> Rotation::carry_out(meta::InodeNumber series, const meta::Policy& policy, const SeriesLook& look,
                              const meta::Judgement& judgement, Findings& findings) {
-  const std::string path = fs_.tree.path_of(series);
+  const std::string path = tree_.path_of(series);
   std::vector<const StepLook*> newest;
   std::vector<size_t> going;
   for (size_t at = 0; at < look.steps.size(); ++at) {
@@ -197,24 +194,24 @@ Result<> Rotation::carry_out(meta::InodeNumber series, const meta::Policy& polic
 // A removal is durable at once. What was written to the steps that stay, and to `latest`, may be in memory only.
 Result<> Rotation::make_durable(meta::InodeNumber series, const SeriesLook& look,
                                 const meta::Judgement& judgement) const {
-  TRY(fs_.tree.write_back().sync_all());  // which is told of what no file tells any more
+  TRY(tree_.write_back().sync_all());  // which is told of what no file tells any more
   for (size_t at = 0; at < look.steps.size(); ++at) {
     const StepLook& step = look.steps[at];
     if (!judgement.decisions[at].stays || step.facts.completeness != Completeness::complete) continue;
-    TRY(fs_.step_facts.make_durable(step));
+    TRY(step_facts_.make_durable(step));
   }
-  const auto latest = fs_.tree.child(series, "latest");
+  const auto latest = tree_.child(series, "latest");
   if (!latest && latest.error().errno_value() != ENOENT) return latest.error();
   if (latest) {
-    TRY_ASSIGN(const meta::InodeRecord record, fs_.tree.inode(latest.value()));
-    if (record.is_live_file()) TRY(sync_file(fs_, latest.value()));
+    TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(latest.value()));
+    if (record.is_live_file()) TRY(file_sync_.sync_file(latest.value()));
   }
-  return fs_.tree.sync();
+  return tree_.sync();
 }
 
 Result<bool> Rotation::is_as_it_was(meta::InodeNumber series, const StepLook& complete) const {
-  const auto there = fs_.tree.child(series, complete.facts.tag);
-  const auto now = there ? fs_.step_facts.look_at_step(complete.inode) : there.error();
+  const auto there = tree_.child(series, complete.facts.tag);
+  const auto now = there ? step_facts_.look_at_step(complete.inode) : there.error();
   if (!now && now.error().errno_value() == ENOENT) return false;
   TRY(now);
   return there.value() == complete.inode && now.value().facts.completeness == Completeness::complete &&
@@ -224,7 +221,7 @@ Result<bool> Rotation::is_as_it_was(meta::InodeNumber series, const StepLook& co
 // Much may have happened since the series was looked at. After a start nobody knows who had what open.
 Result<std::string> Rotation::second_thought(meta::InodeNumber series, const SeriesLook& look, const StepLook& step,
                                              const std::vector<const StepLook*>& newest) const {
-  if (Clock::now() - started_ < 2 * std::chrono::seconds(fs_.options.quiet_seconds)) return "mounted a moment ago";
+  if (Clock::now() - started_ < 2 * quiet_) return "mounted a moment ago";
   bool any = false;
   for (const StepLook* const one : newest) {
     if (one->owner != step.owner) continue;
@@ -233,26 +230,25 @@ Result<std::string> Rotation::second_thought(meta::InodeNumber series, const Ser
     any = true;
   }
   if (!any) return "nothing complete would be left";
-  TRY_ASSIGN(const StepLook now, fs_.step_facts.look_at_step(step.inode));
+  TRY_ASSIGN(const StepLook now, step_facts_.look_at_step(step.inode));
   if (now.facts.in_use) return "in use";
   if (now.facts.completeness != step.facts.completeness || now.changed != step.changed) return "it has just changed";
   // What may change in a moment comes last.
-  const auto latest = fs_.step_facts.latest_of(series);
+  const auto latest = step_facts_.latest_of(series);
   const bool same = latest ? look.unclear.empty() && latest.value() == look.latest : look.unclear_to.has_value();
   if (!same) return "`latest` has just changed";
-  TRY_ASSIGN(const bool in_use, fs_.step_facts.is_in_use(step.inode));
+  TRY_ASSIGN(const bool in_use, step_facts_.is_in_use(step.inode));
   return std::string(in_use ? "in use" : "");
 }
 
 // Left alone: nothing in the series has changed for the quiet time. See meta/policy.h.
 Result<bool> Rotation::arm(meta::InodeNumber series, const meta::SeriesPolicy& policy, const SeriesLook& look) {
-  const auto quiet = std::chrono::seconds(fs_.options.quiet_seconds);
   if (!policy.left_alone) {
-    const auto since = std::max(look.changed, meta::wall_time(policy.changed)) + quiet;
+    const auto since = std::max(look.changed, meta::wall_time(policy.changed)) + quiet_;
     if (look.written || now() < since) return false;
     // Where there is no quiet time to wait for, any step that completes after the change will do.
-    const timespec left_alone = quiet.count() == 0 ? policy.changed : meta::to_timespec(since);
-    TRY(meta::note_left_alone(fs_.store, series, policy, left_alone));
+    const timespec left_alone = quiet_.count() == 0 ? policy.changed : meta::to_timespec(since);
+    TRY(meta::note_left_alone(store_, series, policy, left_alone));
     return true;
   }
   const auto left_alone = meta::wall_time(*policy.left_alone);
@@ -261,14 +257,14 @@ Result<bool> Rotation::arm(meta::InodeNumber series, const meta::SeriesPolicy& p
            step.facts.completed <= now();  // what is dated in the future may be older than the change
   });
   if (!completed) return false;
-  TRY(meta::arm(fs_.store, series, policy));
-  log::info("the policy of {} is armed", fs_.tree.path_of(series));
+  TRY(meta::arm(store_, series, policy));
+  log::info("the policy of {} is armed", tree_.path_of(series));
   return true;
 }
 
 Result<uint64_t> Rotation::exclusive_bytes(std::vector<meta::InodeNumber> steps) const {
   if (steps.empty()) return uint64_t{0};
-  TRY_ASSIGN(const meta::Account account, fs_.store.accounting().account({{std::move(steps), 0}}));
+  TRY_ASSIGN(const meta::Account account, store_.accounting().account({{std::move(steps), 0}}));
   return account.owners.front().exclusive;
 }
 
@@ -305,7 +301,7 @@ Result<meta::Judgement> Rotation::judge_owner(const Rules& rules, const SeriesLo
                                               const std::vector<meta::InodeNumber>& gone_before) const {
   TRY_ASSIGN(meta::Policy policy, meta::parse_policy(rules.text));
   // What would be removed now for room that is already on its way would be removed for nothing.
-  if (fs_.removals.is_freeing()) policy.min_free.reset();
+  if (removals_.is_freeing()) policy.min_free.reset();
   std::vector<meta::StepFacts> facts;
   std::vector<meta::InodeNumber> inodes;
   for (const size_t at : steps) {
@@ -327,11 +323,11 @@ Result<meta::Judgement> Rotation::judge_owner(const Rules& rules, const SeriesLo
     }
     if (policy.min_free) {
       TRY_ASSIGN(const uint64_t freed, exclusive_bytes(all));
-      left.free = fs_.store.space().free + freed;
+      left.free = store_.space().free + freed;
     }
     return left;
   };
-  const meta::Moment moment{now(), fs_.step_facts.clock().now()};
+  const meta::Moment moment{now(), step_facts_.clock().now()};
   // Whether somebody could remove a step takes a while to find out, so that is asked of those only that are to go.
   std::unordered_set<size_t> allowed;
   while (true) {
@@ -339,7 +335,7 @@ Result<meta::Judgement> Rotation::judge_owner(const Rules& rules, const SeriesLo
     bool all_allowed = true;
     for (size_t at = 0; at < facts.size(); ++at) {
       if (judgement.decisions[at].stays || allowed.contains(at)) continue;
-      TRY_ASSIGN(const bool may, meta::may_rules_remove(fs_.tree, rules.text, rules.setters, inodes[at]));
+      TRY_ASSIGN(const bool may, meta::may_rules_remove(tree_, rules.text, rules.setters, inodes[at]));
       if (may) allowed.insert(at);
       facts[at].out_of_reach = !may;
       all_allowed = all_allowed && may;
@@ -349,9 +345,9 @@ Result<meta::Judgement> Rotation::judge_owner(const Rules& rules, const SeriesLo
 }
 
 Result<> Rotation::remove(meta::InodeNumber series, const StepLook& step, const meta::Decision& decision) {
-  const std::string path = fs_.tree.path_of(step.inode);
+  const std::string path = tree_.path_of(step.inode);
   TRY(io::fault_point("rotation.before_remove"));
-  TRY(fs_.removals.remove(series, step.facts.tag, step.inode));
+  TRY(removals_.remove(series, step.facts.tag, step.inode));
   log::info("rotation: {} is removed: {}", path, names_of(decision.reasons));
   const std::lock_guard lock(mutex_);
   ++report_.removed;
@@ -361,22 +357,22 @@ Result<> Rotation::remove(meta::InodeNumber series, const StepLook& step, const 
 Result<> Rotation::seal(const Rules& rules, const SeriesLook& look, const meta::Judgement& judgement) {
   TRY_ASSIGN(const meta::Policy policy, meta::parse_policy(rules.text));
   if (!policy.seal_after) return success();
-  const meta::StoreTime now = fs_.step_facts.clock().now();
+  const meta::StoreTime now = step_facts_.clock().now();
   for (size_t at = 0; at < look.steps.size(); ++at) {
     const StepLook& step = look.steps[at];
     if (!judgement.decisions[at].stays) continue;
     const bool due = step.facts.completeness == Completeness::complete && !step.record.sealed && !step.facts.in_use &&
                      step.seen && now - std::max(step.seen->completed_at, step.seen->changed_at) >= *policy.seal_after;
     if (!due) continue;
-    const auto may = meta::may_rules_remove(fs_.tree, rules.text, rules.setters, step.inode);
+    const auto may = meta::may_rules_remove(tree_, rules.text, rules.setters, step.inode);
     if (!may && may.error().errno_value() != ENOENT) return may.error();
     if (!may || !may.value()) continue;
-    const auto sealed = fs_.control.seal(step.inode);
+    const auto sealed = saver_.seal(step.inode);
     // Removed this moment, or somebody writes to it again.
     if (!sealed && sealed.error().errno_value() != ENOENT && sealed.error().errno_value() != EBUSY) {
-      failed("sealing " + fs_.tree.path_of(step.inode), sealed.error());
+      failed("sealing " + tree_.path_of(step.inode), sealed.error());
     }
-    if (sealed) log::info("rotation: {} is sealed: seal_after", fs_.tree.path_of(step.inode));
+    if (sealed) log::info("rotation: {} is sealed: seal_after", tree_.path_of(step.inode));
   }
   return success();
 }
@@ -392,10 +388,10 @@ void Rotation::note_held(const std::string& path, const meta::Policy& policy, co
 
 Result<SeriesJudgement> Rotation::look(meta::InodeNumber series, const std::optional<Rules>& rules) {
   SeriesJudgement found;
-  TRY_ASSIGN(found.policy, meta::policy_of(fs_.store, series));
+  TRY_ASSIGN(found.policy, meta::policy_of(store_, series));
   const Rules asked = rules ? *rules : Rules{found.policy.set, found.policy.set_by};
   TRY_ASSIGN(const meta::Policy policy, meta::parse_policy(asked.text));
-  TRY_ASSIGN(found.look, fs_.step_facts.look_at(series, policy.keep_best ? policy.keep_best->metric : "", false));
+  TRY_ASSIGN(found.look, step_facts_.look_at(series, policy.keep_best ? policy.keep_best->metric : "", false));
   TRY_ASSIGN(found.judgement, judge(asked, found.look));
   return found;
 }

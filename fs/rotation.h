@@ -16,13 +16,15 @@
 #include <thread>
 #include <vector>
 
+#include "fs/file_sync.h"
+#include "fs/open_files.h"
+#include "fs/removals.h"
+#include "fs/saver.h"
 #include "fs/step_facts.h"
 #include "meta/policy.h"
 #include "meta/retention.h"
 
 namespace ckptfs::fs {
-
-class Filesystem;
 
 // A series, and what a policy says of each of its steps.
 struct SeriesJudgement {
@@ -46,7 +48,17 @@ struct RotationReport {
 
 class Rotation {
  public:
-  explicit Rotation(Filesystem& fs) : fs_(fs) {}
+  // `quiet`: how long nothing must have happened to what it acts on.
+  Rotation(meta::Store& store, OpenFileTable& files, FileSync& file_sync, StepFactsFinder& step_facts,
+           Removals& removals, Saver& saver, std::chrono::seconds quiet)
+      : store_(store),
+        tree_(store.tree()),
+        files_(files),
+        file_sync_(file_sync),
+        step_facts_(step_facts),
+        removals_(removals),
+        saver_(saver),
+        quiet_(quiet) {}
   ~Rotation() { stop(); }
 
   void start();
@@ -91,7 +103,14 @@ class Rotation {
                  const meta::Decision& decision, Findings& findings) const;
   void failed(const std::string& what, const Error& error);
 
-  Filesystem& fs_;
+  meta::Store& store_;
+  meta::Tree& tree_;
+  OpenFileTable& files_;
+  FileSync& file_sync_;
+  StepFactsFinder& step_facts_;
+  Removals& removals_;
+  Saver& saver_;
+  const std::chrono::seconds quiet_;
   Clock::time_point started_;      // the thread's own, as is clock_noted_
   Clock::time_point clock_noted_;  // the store's
 

@@ -9,8 +9,6 @@
 #include <string_view>
 #include <utility>
 
-#include "fs/filesystem.h"
-#include "fs/sync_file.h"
 #include "fs/views/files_of_step.h"
 #include "io/lease.h"
 #include "meta/digests.h"
@@ -102,16 +100,16 @@ StepLook cannot_be_looked_at(const meta::DirectoryEntry& entry, const Error& err
 }  // namespace
 
 Result<> StepFactsFinder::start() {
-  TRY_ASSIGN(clock_, meta::StoreClock::load(fs_.store.index()));
+  TRY_ASSIGN(clock_, meta::StoreClock::load(store_.index()));
   return success();
 }
 
 Result<StepFactsFinder::Changes> StepFactsFinder::changes_below(meta::InodeNumber folder, unsigned depth) const {
   constexpr unsigned kDeepest = 256;  // who walks them calls itself for each
-  if (depth > kDeepest) return Error(ELOOP, fs_.tree.path_of(folder) + ": folders lie too deep in each other");
-  TRY_ASSIGN(const meta::InodeRecord record, fs_.tree.inode(folder));
+  if (depth > kDeepest) return Error(ELOOP, tree_.path_of(folder) + ": folders lie too deep in each other");
+  TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(folder));
   Changes changes{record.mtime, later_of(record.mtime, record.ctime)};
-  TRY_ASSIGN(const auto entries, fs_.tree.list(folder));
+  TRY_ASSIGN(const auto entries, tree_.list(folder));
   for (const meta::DirectoryEntry& entry : entries) {
     if (entry.type != S_IFDIR) continue;
     TRY_ASSIGN(const Changes below, changes_below(entry.inode, depth + 1));
@@ -124,10 +122,10 @@ Result<StepFactsFinder::Changes> StepFactsFinder::changes_below(meta::InodeNumbe
 // By a mapping whose descriptor is closed, too.
 Result<bool> StepFactsFinder::is_mapped_for_writing(meta::InodeNumber step) const {
   bool written = false;
-  TRY(meta::for_each_file(fs_.tree, step, [&](const auto&, meta::InodeNumber file) -> Result<> {
-    TRY_ASSIGN(const meta::InodeRecord record, fs_.tree.inode(file));
-    if (written || !record.is_live_file() || fs_.tree.is_damaged(file)) return success();
-    TRY_ASSIGN(const io::Fd blob, fs_.tree.open_blob(file, O_RDONLY));
+  TRY(meta::for_each_file(tree_, step, [&](const auto&, meta::InodeNumber file) -> Result<> {
+    TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(file));
+    if (written || !record.is_live_file() || tree_.is_damaged(file)) return success();
+    TRY_ASSIGN(const io::Fd blob, tree_.open_blob(file, O_RDONLY));
     TRY_ASSIGN(written, io::has_writer(blob.get()));
     return success();
   }));
@@ -139,31 +137,31 @@ Result<bool> StepFactsFinder::is_mapped_for_writing(meta::InodeNumber step) cons
 Result<std::optional<std::string>> StepFactsFinder::damage_in(const std::vector<meta::InodeNumber>& files) const {
   for (const meta::InodeNumber file : files) {
     std::string damage;
-    if (fs_.tree.is_damaged(file)) damage = "its data is missing or short";
-    if (const auto record = fs_.tree.inode(file); record && !fs_.tree.write_back().check(record.value().blob)) {
+    if (tree_.is_damaged(file)) damage = "its data is missing or short";
+    if (const auto record = tree_.inode(file); record && !tree_.write_back().check(record.value().blob)) {
       damage = "what was written to it did not reach the disk";
     }
-    if (const auto failed = fs_.write_errors.last(file)) damage = "a write to it failed: " + *failed;
+    if (const auto failed = write_errors_.last(file)) damage = "a write to it failed: " + *failed;
     if (damage.empty()) {
-      const auto record = fs_.tree.inode(file);
-      const auto checked = record ? fs_.tree.refuse_suspect(file, record.value()) : Result<>(success());
+      const auto record = tree_.inode(file);
+      const auto checked = record ? tree_.refuse_suspect(file, record.value()) : Result<>(success());
       if (!checked) return std::optional(checked.error().message());
-      const auto verdict = meta::known_verdict(fs_.store, file);
+      const auto verdict = meta::known_verdict(store_, file);
       if (!verdict && verdict.error().errno_value() != ENOENT) return verdict.error();
       if (verdict && verdict.value() == meta::Verdict::damaged) damage = "it no longer holds what was written";
     }
-    if (!damage.empty()) return std::optional(fs_.tree.path_of(file) + ": " + damage);
+    if (!damage.empty()) return std::optional(tree_.path_of(file) + ": " + damage);
   }
   return std::optional<std::string>();
 }
 
 StepFactsFinder::Used StepFactsFinder::used() const {
-  return fs_.files.used_since(std::chrono::steady_clock::now() - 2 * std::chrono::seconds(fs_.options.quiet_seconds));
+  return files_.used_since(std::chrono::steady_clock::now() - 2 * quiet_);
 }
 
 Result<bool> StepFactsFinder::holds_any(meta::InodeNumber step, const Used& used) const {
   bool found = false;
-  TRY(meta::for_each_file(fs_.tree, step, [&](const auto&, meta::InodeNumber file) -> Result<> {
+  TRY(meta::for_each_file(tree_, step, [&](const auto&, meta::InodeNumber file) -> Result<> {
     found = found || used.contains(file);
     return success();
   }));
@@ -174,18 +172,18 @@ Result<bool> StepFactsFinder::is_in_use(meta::InodeNumber step) const { return h
 
 // In a step, or in what may become one: the log of a run that lies beside them is written all the time.
 bool StepFactsFinder::is_written(meta::InodeNumber series) const {
-  const std::vector<meta::InodeNumber> written = fs_.files.open_for_writing();
+  const std::vector<meta::InodeNumber> written = files_.open_for_writing();
   return std::any_of(written.begin(), written.end(), [&](meta::InodeNumber at) {
     meta::InodeNumber below = 0;
     while (at != series && at != meta::kRootInode && at != 0) {
-      const auto record = fs_.tree.inode(at);
+      const auto record = tree_.inode(at);
       below = std::exchange(at, record ? record.value().parent : 0);
     }
     if (at != series || below == 0) return false;
-    const auto record = fs_.tree.inode(below);
+    const auto record = tree_.inode(below);
     if (!record || !record.value().is_dir()) return false;
-    const auto step = meta::is_step(fs_.tree, below);
-    const std::string path = fs_.tree.path_of(below);
+    const auto step = meta::is_step(tree_, below);
+    const std::string path = tree_.path_of(below);
     return !step || step.value() || meta::step_number(path.substr(path.rfind('/') + 1)).has_value();
   });
 }
@@ -206,9 +204,9 @@ std::optional<StepFactsFinder::Known> StepFactsFinder::known_as(meta::InodeNumbe
 Result<StepFactsFinder::Known> StepFactsFinder::judge(meta::InodeNumber step, const Changes& changes, const Used& used,
                                                       StepLook& look) {
   const views::AskWriters ask_writers = [this](meta::InodeNumber inode, int) {
-    return views::Writers{fs_.files.open_for_writing(inode), false, {}};
+    return views::Writers{files_.open_for_writing(inode), false, {}};
   };
-  views::FilesOfStep files(fs_.store, ask_writers, stopping_);
+  views::FilesOfStep files(store_, ask_writers, stopping_);
   TRY(files.collect(step));
   look.changed = std::max(look.changed, wall_time(files.time()));
   look.files = files.inodes().size();
@@ -238,7 +236,7 @@ Result<StepFactsFinder::Known> StepFactsFinder::judge(meta::InodeNumber step, co
   } else if (known.saved_alone) {
     known.judgement = judge_save(look.record, changes.names);
   } else {
-    const std::lock_guard turn(fs_.readings);
+    const std::lock_guard turn(readings_);
     if (const auto meanwhile = known_as(step, known.fingerprint)) return *meanwhile;
     known.judgement = meta::formats::judge_completeness(files, meta::formats::read_checkpoint(files));
   }
@@ -277,7 +275,7 @@ Result<> StepFactsFinder::see(meta::InodeNumber series, std::vector<StepLook>& s
     if (!step.failed) step.seen = seen;
     step.facts.seen = step.completed ? seen.completed_at : seen.changed_at;
   }
-  return watches ? meta::note_seen(fs_.store, clock(), changed) : Result<>(success());
+  return watches ? meta::note_seen(store_, clock(), changed) : Result<>(success());
 }
 
 Result<StepLook> StepFactsFinder::look_at_step(meta::InodeNumber step, const std::string& tag,
@@ -285,14 +283,14 @@ Result<StepLook> StepFactsFinder::look_at_step(meta::InodeNumber step, const std
   if (stopping_) return Error(ECANCELED);
   StepLook look;
   look.inode = step;
-  TRY_ASSIGN(const meta::InodeRecord folder, fs_.tree.inode(step));
+  TRY_ASSIGN(const meta::InodeRecord folder, tree_.inode(step));
   look.owner = folder.uid;
-  TRY_ASSIGN(const auto record, fs_.store.index().find_step(step));
+  TRY_ASSIGN(const auto record, store_.index().find_step(step));
   look.record = record.value_or(meta::StepRecord());
   TRY_ASSIGN(const Changes changes, changes_below(step));
   look.changed = wall_time(changes.any);
   TRY_ASSIGN(const Known known, judge(step, changes, now.used, look));
-  TRY_ASSIGN(look.seen, meta::seen_step(fs_.store, step));
+  TRY_ASSIGN(look.seen, meta::seen_step(store_, step));
   look.quiet = quiet_of(look, now.watches);
   const bool partial = meta::is_partial_name(tag);
   look.reason = partial ? "it was not committed" : known.judgement.reason;
@@ -308,22 +306,21 @@ Result<StepLook> StepFactsFinder::look_at_step(meta::InodeNumber step, const std
   look.facts.completed = look.completed.value_or(look.changed);
   look.facts.pinned = now.pinned.contains(step);
   look.facts.in_use = look.facts.in_use || known.mapped;
-  const bool settled =
-      look.record.sealed || known.saved_alone || look.quiet >= std::chrono::seconds(fs_.options.quiet_seconds);
+  const bool settled = look.record.sealed || known.saved_alone || look.quiet >= quiet_;
   if (complete && !settled) {
     look.facts.completeness = Completeness::incomplete;
     look.reason = "it was written " + std::to_string(look.quiet.count()) + " s ago";
     look.facts.in_use = true;
   }
-  if (complete && settled && !known.saved_alone) fs_.saves.complete(step, fs_.tree.path_of(step), look.changed);
+  if (complete && settled && !known.saved_alone) saves_.complete(step, tree_.path_of(step), look.changed);
   return look;
 }
 
 Result<StepLook> StepFactsFinder::look_at_step(meta::InodeNumber step) {
-  TRY_ASSIGN(const bool is_step, meta::is_step(fs_.tree, step));
-  const std::string path = fs_.tree.path_of(step);
+  TRY_ASSIGN(const bool is_step, meta::is_step(tree_, step));
+  const std::string path = tree_.path_of(step);
   if (!is_step) return Error(EINVAL, path + ": it is no step");
-  TRY_ASSIGN(Inodes pinned, fs_.tree.pinned_folders());
+  TRY_ASSIGN(Inodes pinned, tree_.pinned_folders());
   return look_at_step(step, path.substr(path.rfind('/') + 1), {used(), std::move(pinned)});
 }
 
@@ -336,15 +333,15 @@ Result<> StepFactsFinder::make_durable(const StepLook& look) {
   {
     const std::lock_guard lock(mutex_);
     const auto known = known_.find(look.inode);
-    if (is_same(known) && known->second.durable && fs_.tree.write_back().suspects() == 0) return success();
+    if (is_same(known) && known->second.durable && tree_.write_back().suspects() == 0) return success();
   }
-  TRY(meta::for_each_file(fs_.tree, look.inode, [this](const auto&, meta::InodeNumber file) -> Result<> {
+  TRY(meta::for_each_file(tree_, look.inode, [this](const auto&, meta::InodeNumber file) -> Result<> {
     if (stopping_) return Error(ECANCELED);
-    TRY_ASSIGN(const meta::InodeRecord record, fs_.tree.inode(file));
-    if (auto trusted = fs_.tree.refuse_suspect(file, record); !trusted) return trusted;
+    TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(file));
+    if (auto trusted = tree_.refuse_suspect(file, record); !trusted) return trusted;
     if (!record.is_live_file()) return success();
-    TRY_ASSIGN(const meta::Verdict verdict, meta::known_verdict(fs_.store, file));
-    return verdict == meta::Verdict::ok ? Result<>(success()) : sync_file(fs_, file);
+    TRY_ASSIGN(const meta::Verdict verdict, meta::known_verdict(store_, file));
+    return verdict == meta::Verdict::ok ? Result<>(success()) : file_sync_.sync_file(file);
   }));
   const std::lock_guard lock(mutex_);
   if (const auto known = known_.find(look.inode); is_same(known)) known->second.durable = true;
@@ -367,7 +364,7 @@ const char* state_of(const StepLook& step) {
 }
 
 Result<std::optional<double>> StepFactsFinder::metric_of(const StepLook& look, const std::string& name) {
-  const auto set = fs_.store.index().xattr(look.inode, meta::kMetricXattr + name);
+  const auto set = store_.index().xattr(look.inode, meta::kMetricXattr + name);
   if (set) return meta::parse_metric(set.value());
   if (set.error().errno_value() != ENOENT) return set.error();
   const auto is_known = [&](const auto& known) {
@@ -378,7 +375,7 @@ Result<std::optional<double>> StepFactsFinder::metric_of(const StepLook& look, c
     const auto known = known_.find(look.inode);
     if (is_known(known) && known->second.metrics.contains(name)) return known->second.metrics.at(name);
   }
-  auto found = metric_in(fs_.tree, look.inode, name);
+  auto found = metric_in(tree_, look.inode, name);
   if (!found && found.error().errno_value() == ENOENT) found = std::optional<double>();
   // What the file itself is the reason for, stays so: it is not read again.
   const int failed = found ? 0 : found.error().errno_value();
@@ -389,14 +386,14 @@ Result<std::optional<double>> StepFactsFinder::metric_of(const StepLook& look, c
 }
 
 Result<std::optional<std::string>> StepFactsFinder::latest_of(meta::InodeNumber series) const {
-  const auto file = fs_.tree.child(series, "latest");
+  const auto file = tree_.child(series, "latest");
   if (!file && file.error().errno_value() == ENOENT) return std::optional<std::string>();
   TRY(file);
-  TRY_ASSIGN(const meta::InodeRecord record, fs_.tree.inode(file.value()));
+  TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(file.value()));
   if (record.is_dir()) return std::optional<std::string>();  // just a directory
   std::string tag = record.target;
   if (!S_ISLNK(record.mode)) {
-    TRY_ASSIGN(tag, read_file(fs_.tree, series, "latest", kMostLatest));
+    TRY_ASSIGN(tag, read_file(tree_, series, "latest", kMostLatest));
   }
   tag.erase(tag.find_last_not_of(" \t\r\n/") + 1);
   tag.erase(0, tag.find_first_not_of(" \t\r\n"));
@@ -408,17 +405,17 @@ Result<std::optional<std::string>> StepFactsFinder::latest_of(meta::InodeNumber 
 // Whoever may make a name in the series might make that one.
 Result<> StepFactsFinder::note_unclear(meta::InodeNumber series, const Error& error, SeriesLook& look) const {
   look.unclear = "nobody can tell what `latest` names: " + error.message();
-  const auto file = fs_.tree.child(series, "latest");
+  const auto file = tree_.child(series, "latest");
   if (!file && file.error().errno_value() == ENOENT) return success();  // it was removed this moment
   TRY(file);
-  TRY_ASSIGN(const meta::InodeRecord record, fs_.tree.inode(file.value()));
+  TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(file.value()));
   if (record.uid != 0 && record.uid != look.owner) look.unclear_to = record.uid;
   return success();
 }
 
 Result<SeriesLook> StepFactsFinder::look_at(meta::InodeNumber series, const std::string& metric, bool watches) {
   SeriesLook look;
-  TRY_ASSIGN(const meta::InodeRecord record, fs_.tree.inode(series));
+  TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(series));
   look.owner = record.uid;
   look.changed = wall_time(later_of(record.mtime, record.ctime));
   look.written = is_written(series);
@@ -426,11 +423,11 @@ Result<SeriesLook> StepFactsFinder::look_at(meta::InodeNumber series, const std:
   if (latest) look.latest = latest.value();
   if (!latest) TRY(note_unclear(series, latest.error(), look));
   Circumstances now{used(), {}, watches};
-  TRY_ASSIGN(now.pinned, fs_.tree.pinned_folders());
-  TRY_ASSIGN(const auto entries, fs_.tree.list(series));
+  TRY_ASSIGN(now.pinned, tree_.pinned_folders());
+  TRY_ASSIGN(const auto entries, tree_.list(series));
   for (const meta::DirectoryEntry& entry : entries) {
     if (entry.type != S_IFDIR) continue;
-    const auto step = meta::is_step(fs_.tree, entry.inode, entry.name);
+    const auto step = meta::is_step(tree_, entry.inode, entry.name);
     if (!step && step.error().errno_value() == ENOENT) continue;  // it was removed this moment
     TRY(step);
     if (!step.value()) {

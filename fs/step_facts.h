@@ -16,15 +16,19 @@
 #include <unordered_set>
 #include <vector>
 
+#include "fs/file_sync.h"
+#include "fs/open_files.h"
+#include "fs/save_history.h"
+#include "fs/turns.h"
+#include "fs/write_errors.h"
 #include "io/digest.h"
 #include "meta/formats/completeness.h"
 #include "meta/retention.h"
 #include "meta/seen_step.h"
 #include "meta/steps.h"
+#include "meta/store.h"
 
 namespace ckptfs::fs {
-
-class Filesystem;
 
 struct StepLook {
   meta::InodeNumber inode = 0;
@@ -66,7 +70,17 @@ struct SeriesLook {
 
 class StepFactsFinder {
  public:
-  explicit StepFactsFinder(Filesystem& fs) : fs_(fs) {}
+  // `quiet`: how long nothing must have happened to a step. `readings`: of all that a step holds.
+  StepFactsFinder(meta::Store& store, const OpenFileTable& files, const WriteErrors& write_errors, FileSync& file_sync,
+                  Turns& readings, SaveHistory& saves, std::chrono::seconds quiet)
+      : store_(store),
+        tree_(store.tree()),
+        files_(files),
+        write_errors_(write_errors),
+        file_sync_(file_sync),
+        readings_(readings),
+        saves_(saves),
+        quiet_(quiet) {}
 
   // To be called before anything else.
   Result<> start();
@@ -127,7 +141,14 @@ class StepFactsFinder {
   Result<std::optional<std::string>> damage_in(const std::vector<meta::InodeNumber>& files) const;
   Result<std::optional<double>> metric_of(const StepLook& look, const std::string& name);
 
-  Filesystem& fs_;
+  meta::Store& store_;
+  meta::Tree& tree_;
+  const OpenFileTable& files_;
+  const WriteErrors& write_errors_;
+  FileSync& file_sync_;
+  Turns& readings_;
+  SaveHistory& saves_;
+  const std::chrono::seconds quiet_;
   std::optional<meta::StoreClock> clock_;
   std::atomic<bool> stopping_{false};
   std::mutex mutex_;

@@ -1,6 +1,24 @@
 #include "fs/write_errors.h"
 
+#include <fmt/chrono.h>
+
+#include <ctime>
+#include <utility>
+
+#include "io/log.h"
+
 namespace ckptfs::fs {
+
+void WriteErrors::failed(meta::InodeNumber inode, WriteFailure what, const Error& error) {
+  add(counters_.write_errors[static_cast<size_t>(what)]);
+  const char* const operation = kWriteNames[static_cast<size_t>(what)];
+  const std::string path = tree_.path_of(inode);
+  const std::time_t now = std::time(nullptr);
+  const std::string text = fmt::format("{:%Y-%m-%d %H:%M:%S} {}: {}", fmt::localtime(now), operation, error.message());
+  if (record(inode, error.errno_value(), text)) {
+    log::error("{} of {} failed: {}", operation, path, error.message());
+  }
+}
 
 bool WriteErrors::record(meta::InodeNumber inode, int errno_value, std::string text) {
   const std::lock_guard lock(mutex_);

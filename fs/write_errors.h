@@ -10,6 +10,9 @@
 #include <string>
 #include <unordered_map>
 
+#include "fs/counters.h"
+#include "io/result.h"
+#include "meta/tree.h"
 #include "meta/types.h"
 
 namespace ckptfs::fs {
@@ -18,8 +21,10 @@ class WriteErrors {
  public:
   static constexpr size_t kMaximum = 4096;  // files; the oldest goes
 
-  // True: this file had no error of this errno so far (worth a line in the log).
-  bool record(meta::InodeNumber inode, int errno_value, std::string text);
+  WriteErrors(const meta::Tree& tree, Counters& counters) : tree_(tree), counters_(counters) {}
+
+  // A write, allocation or write-back of `inode` failed: counted, logged, kept.
+  void failed(meta::InodeNumber inode, WriteFailure what, const Error& error);
   std::optional<std::string> last(meta::InodeNumber inode) const;
   void clear(meta::InodeNumber inode);
 
@@ -29,6 +34,11 @@ class WriteErrors {
     std::string text;
   };
 
+  // True: this file had no error of this errno so far (worth a line in the log).
+  bool record(meta::InodeNumber inode, int errno_value, std::string text);
+
+  const meta::Tree& tree_;
+  Counters& counters_;
   mutable std::mutex mutex_;
   std::unordered_map<meta::InodeNumber, Entry> entries_;  // guarded by mutex_
   std::deque<meta::InodeNumber> order_;                   // guarded by mutex_; of insertion, may name cleared ones

@@ -17,9 +17,6 @@ KNOWN_CIRCLES = (
     {"io/image", "io/image_file"},
     {"meta/inspection", "meta/store"},
     {"gpu/device", "gpu/device_cuda", "gpu/twin"},
-    {"fs/adoptions", "fs/control/commands", "fs/control/policy_commands", "fs/control_xattrs", "fs/filesystem",
-     "fs/mount", "fs/open_modes", "fs/removals", "fs/reply", "fs/rotation", "fs/status", "fs/step_facts",
-     "fs/sync_file", "fs/views/ops_views", "fs/views/view_file"},
 )
 
 INCLUDE = re.compile(r'^#include "([^"]+)"')

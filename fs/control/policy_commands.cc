@@ -4,7 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "fs/control/commands.h"
+#include "fs/control/walk.h"
 #include "fs/filesystem.h"
 
 namespace ckptfs::fs {

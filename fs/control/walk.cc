@@ -1,9 +1,17 @@
 #include "fs/control/walk.h"
 
 #include <algorithm>
+#include <sstream>
 
 namespace ckptfs::fs {
 namespace {
+
+Result<> check(const meta::Tree& tree, const Credentials& who, meta::InodeNumber inode, unsigned wanted,
+               const std::string& path) {
+  TRY_ASSIGN(const meta::InodeRecord record, tree.inode(inode));
+  if (may_access(who, record, wanted)) return success();
+  return Error(EACCES, path + ": permission denied; ask its owner (uid " + std::to_string(record.uid) + ") or root");
+}
 
 class Walk {
  public:
@@ -64,6 +72,24 @@ Result<std::vector<FoundFile>> seen_files_below(const meta::Tree& tree, const Cr
   walk.leave_out_into(left_out);
   TRY(walk.add(top, path));
   return walk.take();
+}
+
+Result<meta::InodeNumber> resolve_as(const meta::Tree& tree, const Credentials& who, const std::string& path,
+                                     unsigned wanted) {
+  meta::InodeNumber inode = meta::kRootInode;
+  std::string walked = "/";
+  std::istringstream names(path);
+  for (std::string name; std::getline(names, name, '/');) {
+    if (name.empty() || name == ".") continue;
+    if (name == "..") return Error(EINVAL, path + ": \"..\" is not understood here; name it from the mount's root");
+    TRY(check(tree, who, inode, kSearch, walked));
+    auto child = tree.lookup(inode, name);
+    walked += (walked.size() > 1 ? "/" : "") + name;
+    if (!child) return Error(child.error().errno_value(), walked + ": " + Error(child.error().errno_value()).message());
+    inode = child.value().stat.st_ino;
+  }
+  TRY(check(tree, who, inode, wanted, walked));
+  return inode;
 }
 
 }  // namespace ckptfs::fs

@@ -1,4 +1,4 @@
-// The regular files below a folder, for one who asks through the control socket. Stateless.
+// Paths, and the regular files below a folder, for one who asks through the control socket. Stateless.
 #pragma once
 
 #include <string>
@@ -9,6 +9,10 @@
 #include "meta/tree.h"
 
 namespace ckptfs::fs {
+
+// Walks `path` from the root as `who` would: search permission on the way, `wanted` at its end. EACCES names where.
+Result<meta::InodeNumber> resolve_as(const meta::Tree& tree, const Credentials& who, const std::string& path,
+                                     unsigned wanted);
 
 struct FoundFile {
   std::string path;  // of `top`, and from there down

@@ -21,19 +21,31 @@
 #include <unordered_set>
 #include <utility>
 
+#include "fs/backing_ids.h"
+#include "fs/counters.h"
 #include "fs/open_files.h"
+#include "fs/open_modes.h"
 #include "fs/user_budget.h"
 #include "fs/views/views.h"
+#include "meta/store.h"
 
 namespace ckptfs::fs {
 
-class Filesystem;
+// What open files of views are made with.
+struct ViewFileParts {
+  meta::Store& store;
+  meta::Tree& tree;
+  OpenFileTable& files;
+  const BackingIds& backing_ids;
+  const OpenModes& modes;
+  Counters& counters;
+};
 
 // A content made of blocks, and known to the kernel as a backing file.
 class BlockFile {
  public:
-  BlockFile(Filesystem& fs, io::Fd file, int backing_id, std::unordered_set<InodeNumber> made_from)
-      : fs_(fs), file_(std::move(file)), backing_id_(backing_id), made_from_(std::move(made_from)) {}
+  BlockFile(const BackingIds& backing_ids, io::Fd file, int backing_id, std::unordered_set<InodeNumber> made_from)
+      : backing_ids_(backing_ids), file_(std::move(file)), backing_id_(backing_id), made_from_(std::move(made_from)) {}
   BlockFile(const BlockFile&) = delete;
   BlockFile& operator=(const BlockFile&) = delete;
   ~BlockFile();
@@ -43,7 +55,7 @@ class BlockFile {
   const std::unordered_set<InodeNumber>& made_from() const { return made_from_; }
 
  private:
-  Filesystem& fs_;
+  const BackingIds& backing_ids_;
   const io::Fd file_;
   const int backing_id_;
   const std::unordered_set<InodeNumber> made_from_;
@@ -51,8 +63,9 @@ class BlockFile {
 
 class ViewFile {
  public:
-  // `kept`: its content, where that was made already.
-  ViewFile(Filesystem& fs, const views::Views::Found& found, std::shared_ptr<const BlockFile> kept);
+  // `have_shared`: set before it shares blocks. `kept`: its content, where that was made already.
+  ViewFile(const ViewFileParts& parts, std::atomic<bool>& have_shared, const views::Views::Found& found,
+           std::shared_ptr<const BlockFile> kept);
   // To be called next. ESTALE: a file that it is made from has changed since the view was made.
   Result<> begin();
   ViewFile(const ViewFile&) = delete;
@@ -93,7 +106,8 @@ class ViewFile {
   Result<OpenFileTable::Backing> backing(uint32_t file) const;
   Result<size_t> read_piece(uint32_t file, std::span<std::byte> buffer, uint64_t offset) const;
 
-  Filesystem& fs_;
+  const ViewFileParts parts_;
+  std::atomic<bool>& have_shared_;
   const std::shared_ptr<const views::StepView> view_;
   const std::shared_ptr<const views::Content> content_;
   std::unordered_map<uint32_t, Source> sources_;  // by their index in the view
@@ -110,7 +124,7 @@ struct ViewHandle {
 
 class ViewFiles {
  public:
-  explicit ViewFiles(Filesystem& fs) : fs_(fs) {}
+  explicit ViewFiles(const ViewFileParts& parts) : parts_(parts) {}
 
   // The one that all who have it open share. ESTALE: other bytes of the same inode number are open.
   Result<std::shared_ptr<ViewFile>> open(const views::Views::Found& found);
@@ -125,7 +139,6 @@ class ViewFiles {
   bool have_shared() const { return have_shared_; }
 
  private:
-  friend class ViewFile;
   struct Kept {
     InodeNumber number = 0;  // of the file of the view
     std::string version;     // of the step's view
@@ -144,7 +157,7 @@ class ViewFiles {
   template <class Predicate>
   void let_go_if(const Predicate& predicate);
 
-  Filesystem& fs_;
+  const ViewFileParts parts_;
   std::atomic<bool> have_shared_{false};
   std::atomic<bool> keeps_any_{false};   // is kept_ not empty?
   std::atomic<uint64_t> all_let_go_{0};  // how often

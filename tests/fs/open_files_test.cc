@@ -27,16 +27,8 @@ class OpenFilesTest : public ::testing::Test {
       const std::lock_guard lock(mutex_);
       EXPECT_EQ(ids_.erase(id), 1u) << "closed twice: " << id;
     };
-    environment.invalidate = [](InodeNumber) {};
-    environment.invalidate_name = [](InodeNumber, const std::string&) {};
     environment.reap = [this](InodeNumber inode) { reaped_.push_back(inode); };
-    environment.write_back = [this](OpenFile& file, int) -> Result<> {
-      written_back_.push_back(file.inode);
-      return success();
-    };
-    environment.cut = [](InodeNumber) { return success(); };
     environment.about_to_change = [this](InodeNumber inode) { changing_.push_back(inode); };
-    environment.let_go = [] {};
     return environment;
   }
 
@@ -53,7 +45,6 @@ class OpenFilesTest : public ::testing::Test {
   std::barrier<>* rendezvous_ = nullptr;
   std::vector<InodeNumber> reaped_;
   std::vector<InodeNumber> changing_;
-  std::vector<InodeNumber> written_back_;
   OpenFileTable table_{environment()};
 };
 
@@ -226,13 +217,17 @@ TEST_F(OpenFilesTest, NeverReapsWhatHasAName) {
   EXPECT_EQ(table_.remembered_count(), 0u);
 }
 
-TEST_F(OpenFilesTest, WritesBackOnlyWhatIsOpenForWriting) {
+TEST_F(OpenFilesTest, WorksOnlyOnWhatIsOpenForWriting) {
   const auto reader = table_.begin(1, false);
   const auto writer = table_.begin(2, true);
   backing_id(reader.file);
   backing_id(writer.file);
-  ASSERT_TRUE(table_.write_back({1, 2, 3}));
-  EXPECT_EQ(written_back_, Reaped{2});
+  std::vector<InodeNumber> worked_on;
+  ASSERT_TRUE(table_.with_writers({1, 2, 3}, [&](OpenFile& file, int) -> Result<> {
+    worked_on.push_back(file.inode);
+    return success();
+  }));
+  EXPECT_EQ(worked_on, std::vector<InodeNumber>{2});
   EXPECT_EQ(table_.open_for_writing(), Reaped{2});
   table_.end(reader.file, false);
   table_.end(writer.file, true);

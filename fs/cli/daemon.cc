@@ -23,7 +23,7 @@
 #include "fs/control/page.h"
 #include "fs/control/policy_commands.h"
 #include "fs/control/server.h"
-#include "fs/mount.h"
+#include "fs/mount/mount.h"
 #include "io/control_message.h"
 #include "io/image.h"
 #include "io/image_file.h"

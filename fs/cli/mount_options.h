@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "fs/mount_options.h"
+#include "fs/base/mount_options.h"
 #include "io/result.h"
 
 namespace ckptfs::fs::cli {

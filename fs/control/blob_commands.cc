@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "fs/control/walk.h"
-#include "fs/filesystem.h"
+#include "fs/open/walk.h"
+#include "fs/ops/filesystem.h"
 #include "fs/views/files_of_step.h"
 #include "fs/views/writers.h"
 #include "io/lease.h"

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "fs/control/policy_commands.h"
-#include "fs/control/walk.h"
-#include "fs/filesystem.h"
-#include "fs/status.h"
+#include "fs/control/status.h"
+#include "fs/open/walk.h"
+#include "fs/ops/filesystem.h"
 #include "meta/accounting.h"
 #include "meta/save.h"
 #include "meta/steps.h"

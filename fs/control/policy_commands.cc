@@ -4,8 +4,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "fs/control/walk.h"
-#include "fs/filesystem.h"
+#include "fs/open/walk.h"
+#include "fs/ops/filesystem.h"
 
 namespace ckptfs::fs {
 namespace {

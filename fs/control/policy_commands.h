@@ -1,10 +1,10 @@
-// What the daemon answers about rotation (fs/rotation.h) and removal (fs/removals.h).
+// What the daemon answers about rotation (fs/steps/rotation.h) and removal (fs/steps/removals.h).
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
 
 #include "fs/control/server.h"
-#include "fs/step_facts.h"
+#include "fs/steps/step_facts.h"
 #include "meta/retention.h"
 
 namespace ckptfs::fs {

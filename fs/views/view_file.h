@@ -21,11 +21,11 @@
 #include <unordered_set>
 #include <utility>
 
-#include "fs/backing_ids.h"
-#include "fs/counters.h"
-#include "fs/open_files.h"
-#include "fs/open_modes.h"
-#include "fs/user_budget.h"
+#include "fs/base/counters.h"
+#include "fs/base/user_budget.h"
+#include "fs/open/backing_ids.h"
+#include "fs/open/open_files.h"
+#include "fs/open/open_modes.h"
 #include "fs/views/views.h"
 #include "meta/store.h"
 

@@ -2,8 +2,9 @@
 // is first asked for. A live step's view follows its files: it is made anew when they have changed; a sealed one's is
 // made once. What was found in the files' headers is kept in the index (meta/tensor_maps.h).
 //
-// A view is made by one thread at a time, a lane of one of the users who ask for it (fs/user_lanes.h); the others wait
-// without a thread. So nobody waits for a view that they have not asked for, nor does a thread that serves requests.
+// A view is made by one thread at a time, a lane of one of the users who ask for it (fs/base/user_lanes.h); the others
+// wait without a thread. So nobody waits for a view that they have not asked for, nor does a thread that serves
+// requests.
 //
 // Thread safety: all of it. Lock: mutex_ (guards what is below it; a leaf).
 #pragma once
@@ -19,9 +20,9 @@
 #include <unordered_set>
 #include <vector>
 
-#include "fs/turns.h"
-#include "fs/user_budget.h"
-#include "fs/user_lanes.h"
+#include "fs/base/turns.h"
+#include "fs/base/user_budget.h"
+#include "fs/base/user_lanes.h"
 #include "fs/views/files_of_step.h"
 #include "fs/views/view.h"
 #include "meta/store.h"

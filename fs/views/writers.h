@@ -1,7 +1,7 @@
 // Who writes to a file, as far as the node table and the kernel tell. Stateless; any thread.
 #pragma once
 
-#include "fs/open_files.h"
+#include "fs/open/open_files.h"
 #include "fs/views/files_of_step.h"
 
 namespace ckptfs::fs::views {

@@ -1,0 +1,158 @@
+// What rotation and `ckptfs ls` need to know of the steps of a series: whether each is complete, when it was, whether
+// somebody uses it, what it scored.
+//
+// Reading a step's headers takes a while; what was found is kept until a file of the step changes.
+//
+// Thread safety: all of it. Lock: mutex_ (a leaf).
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "fs/adopt/file_sync.h"
+#include "fs/base/turns.h"
+#include "fs/open/open_files.h"
+#include "fs/open/write_errors.h"
+#include "fs/steps/save_history.h"
+#include "io/digest.h"
+#include "meta/formats/completeness.h"
+#include "meta/retention.h"
+#include "meta/seen_step.h"
+#include "meta/steps.h"
+#include "meta/store.h"
+
+namespace ckptfs::fs {
+
+struct StepLook {
+  meta::InodeNumber inode = 0;
+  uint32_t owner = 0;
+  meta::StepRecord record;
+  meta::StepFacts facts;
+  std::string reason;    // why it is not complete
+  bool failed = false;   // it could not be looked at: `reason` is the error
+  bool damaged = false;  // a file of it does not hold what was written
+  uint64_t files = 0;
+  uint64_t bytes = 0;                       // apparent
+  unsigned ranks = 0;                       // that have files in it; 0: its files name none
+  io::Digest fingerprint{};                 // another one where any of its files is another; zero: one is being written
+  meta::WallTime changed;                   // when anything in it was, last
+  std::chrono::seconds quiet{};             // since then
+  std::optional<meta::WallTime> completed;  // whether or not it is quiet
+  std::optional<meta::SeenStep> seen;       // by rotation; none: by nobody
+};
+
+// "complete", "sealed", "being removed", "damaged", "incomplete", "unknown"
+const char* state_of(const StepLook& step);
+
+// A child of a series that is no step, and why.
+struct NoStep {
+  std::string name;
+  std::string reason;
+};
+
+struct SeriesLook {
+  uint32_t owner = 0;
+  std::vector<StepLook> steps;
+  std::vector<NoStep> others;
+  meta::WallTime changed;             // when anything in it was, last; of what is no step: when names came or went
+  bool written = false;               // somebody has a file of a step open for writing
+  std::optional<std::string> latest;  // what the file `latest` names
+  std::string unclear;  // why nothing is to be removed: `latest` is there, and nobody can tell what it names
+  std::optional<uint32_t> unclear_to;  // whose `latest` that is, where it concerns nobody else's steps
+};
+
+class StepFactsFinder {
+ public:
+  // `quiet`: how long nothing must have happened to a step. `readings`: of all that a step holds.
+  StepFactsFinder(meta::Store& store, const OpenFileTable& files, const WriteErrors& write_errors, FileSync& file_sync,
+                  Turns& readings, SaveHistory& saves, std::chrono::seconds quiet)
+      : store_(store),
+        tree_(store.tree()),
+        files_(files),
+        write_errors_(write_errors),
+        file_sync_(file_sync),
+        readings_(readings),
+        saves_(saves),
+        quiet_(quiet) {}
+
+  // To be called before anything else.
+  Result<> start();
+  const meta::StoreClock& clock() const { return *clock_; }
+  Result<StepLook> look_at_step(meta::InodeNumber step);
+  // What the file `latest` of the series names; none: there is no such file.
+  Result<std::optional<std::string>> latest_of(meta::InodeNumber series) const;
+  // Looks that are under way end with ECANCELED, and so do those to come.
+  void stop() { stopping_ = true; }
+  // `metric`: what keep_best asks for; empty: nothing. `watches`: what is seen of the steps is noted with them. So a
+  // series that has rules is watched all the time, and no other.
+  Result<SeriesLook> look_at(meta::InodeNumber series, const std::string& metric, bool watches);
+  // What was written to the step, as it was looked at, is on the disk from now on; its names are when the index is
+  // synced. An error names the file; its step is no longer complete.
+  Result<> make_durable(const StepLook& look);
+  // Does somebody have a file of the step open, or had within twice the quiet time?
+  Result<bool> is_in_use(meta::InodeNumber step) const;
+  // The inode is gone.
+  void forget(meta::InodeNumber inode);
+
+ private:
+  using Inodes = std::unordered_set<meta::InodeNumber>;
+  using Used = Inodes;
+  struct Known {
+    io::Digest fingerprint{};
+    meta::formats::CompletenessJudgement judgement;
+    timespec completed{};
+    unsigned ranks = 0;
+    bool saved_alone = false;                                      // by `save`, and nothing was added
+    bool mapped = false;                                           // for writing
+    bool damaged = false;                                          // never kept: it is asked for at each look
+    bool durable = false;                                          // made so since it was judged
+    std::map<std::string, Result<std::optional<double>>> metrics;  // by name, as its files tell them, or cannot
+  };
+
+  // Of a folder and those in it.
+  struct Changes {
+    timespec names{};  // when names came or went in one of them, last
+    timespec any{};    // or they were changed otherwise, or moved
+  };
+
+  struct Circumstances {
+    Used used;
+    Inodes pinned;
+    bool watches = false;
+  };
+  Result<StepLook> look_at_step(meta::InodeNumber step, const std::string& tag, const Circumstances& now);
+  Result<> note_unclear(meta::InodeNumber series, const Error& error, SeriesLook& look) const;
+  std::chrono::seconds quiet_of(const StepLook& look, bool watches) const;
+  Result<> see(meta::InodeNumber series, std::vector<StepLook>& steps, bool watches) const;
+  Used used() const;
+  Result<bool> holds_any(meta::InodeNumber step, const Used& used) const;
+  bool is_written(meta::InodeNumber series) const;
+  std::optional<Known> known_as(meta::InodeNumber step, const io::Digest& fingerprint);
+  Result<Known> judge(meta::InodeNumber step, const Changes& changes, const Used& used, StepLook& look);
+  Result<Changes> changes_below(meta::InodeNumber folder, unsigned depth = 0) const;
+  Result<bool> is_mapped_for_writing(meta::InodeNumber step) const;
+  Result<std::optional<std::string>> damage_in(const std::vector<meta::InodeNumber>& files) const;
+  Result<std::optional<double>> metric_of(const StepLook& look, const std::string& name);
+
+  meta::Store& store_;
+  meta::Tree& tree_;
+  const OpenFileTable& files_;
+  const WriteErrors& write_errors_;
+  FileSync& file_sync_;
+  Turns& readings_;
+  SaveHistory& saves_;
+  const std::chrono::seconds quiet_;
+  std::optional<meta::StoreClock> clock_;
+  std::atomic<bool> stopping_{false};
+  std::mutex mutex_;
+  std::unordered_map<meta::InodeNumber, Known> known_;  // guarded by mutex_; by step
+};
+
+}  // namespace ckptfs::fs

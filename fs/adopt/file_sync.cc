@@ -26,7 +26,7 @@ Result<> FileSync::sync_file(meta::InodeNumber inode) {
     }
     return synced;
   };
-  const auto settled = adoptions_.settle(inode, blob.get(), sync);
+  const auto settled = clones_.settle(inode, blob.get(), sync);
   const auto done = settled ? sync() : settled;
   if (done) return success();
   return Error(done.error().errno_value(), tree_.path_of(inode) + ": " + done.error().message());

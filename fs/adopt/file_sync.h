@@ -4,7 +4,7 @@
 // Thread safety: all of it; takes no lock of its own.
 #pragma once
 
-#include "fs/adopt/adoptions.h"
+#include "fs/adopt/speculative_clones.h"
 #include "fs/open/open_files.h"
 #include "fs/open/write_errors.h"
 #include "io/result.h"
@@ -15,8 +15,8 @@ namespace ckptfs::fs {
 
 class FileSync {
  public:
-  FileSync(meta::Tree& tree, OpenFileTable& files, WriteErrors& write_errors, Adoptions& adoptions)
-      : tree_(tree), files_(files), write_errors_(write_errors), adoptions_(adoptions) {}
+  FileSync(meta::Tree& tree, OpenFileTable& files, WriteErrors& write_errors, SpeculativeClones& clones)
+      : tree_(tree), files_(files), write_errors_(write_errors), clones_(clones) {}
 
   // fdatasync of an open file's blob through its shared descriptor.
   Result<> sync_data(OpenFile& file, int descriptor);
@@ -28,7 +28,7 @@ class FileSync {
   meta::Tree& tree_;
   OpenFileTable& files_;
   WriteErrors& write_errors_;
-  Adoptions& adoptions_;
+  SpeculativeClones& clones_;
 };
 
 }  // namespace ckptfs::fs

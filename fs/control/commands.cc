@@ -79,7 +79,7 @@ Result<std::map<meta::InodeNumber, json>> judged(Filesystem& fs, const std::vect
     TRY(judgement);
     const SeriesJudgement& of_series = judgement.value();
     for (size_t at = 0; at < of_series.look.steps.size(); ++at) {
-      const StepLook& look = of_series.look.steps[at];
+      const StepStatus& look = of_series.look.steps[at];
       found[look.inode] = judged_step(look, of_series.judgement.decisions[at]);
     }
   }

@@ -84,7 +84,7 @@ Result<json> remove(Filesystem& fs, const Peer& peer, const json& arguments) {
 
 }  // namespace
 
-json judged_step(const StepLook& step, const meta::Decision& decision) {
+json judged_step(const StepStatus& step, const meta::Decision& decision) {
   json by = json::array();
   for (const meta::Reason reason : decision.reasons) by.push_back(meta::name_of(reason));
   json row = {{"tag", step.facts.tag},

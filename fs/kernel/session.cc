@@ -87,7 +87,7 @@ Result<std::unique_ptr<Session>> Session::make(const Options& options, const fus
   if (fuse_arguments == nullptr) return Error(ENOMEM);
   session->session_.reset(fuse_session_new(fuse_arguments, &ops, sizeof(ops), user_data));
   if (!session->session_) return fuse_error("no FUSE session");
-  session->workers_.emplace(session->get(), Workers::suitable());
+  session->request_loop_.emplace(session->get(), RequestLoop::suitable());
   return session;
 }
 
@@ -111,7 +111,7 @@ Session::~Session() {
 }
 
 Result<> Session::loop() {
-  Result<> served = workers_->run();
+  Result<> served = request_loop_->run();
   loop_ended_ = true;
   return served;
 }
@@ -147,7 +147,7 @@ void Session::wait_for_stop() {
   if (loop_ends_within(kGraceMilliseconds)) return;
   log::warn("{}: files are still open; leaving all the same", options_.mountpoint);
   forced_ = true;
-  workers_->stop();
+  request_loop_->stop();
 }
 
 void Session::unmount_or_detach() const {

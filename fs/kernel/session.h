@@ -11,7 +11,7 @@
 #include <string>
 #include <thread>
 
-#include "fs/kernel/workers.h"
+#include "fs/kernel/request_loop.h"
 #include "io/fd.h"
 #include "io/result.h"
 
@@ -65,7 +65,7 @@ class Session {
   const io::Fd wake_;  // eventfd: stop() writes to it
   std::unique_ptr<fuse_session, Deleter> session_;
   std::string device_;  // of the mount, from mount() on
-  std::optional<Workers> workers_;
+  std::optional<RequestLoop> request_loop_;
   std::thread stopper_;
   std::atomic<bool> loop_ended_{false};
   std::atomic<bool> forced_{false};

@@ -34,8 +34,8 @@ struct Mount::Internals {
 namespace {
 
 // Requests of 1 MiB whose memory begins inside a page span 257 pages; libfuse derives the number from max_write.
-constexpr unsigned kMaximumWrite = Workers::kLargestWrite;
-constexpr unsigned kMaximumPages = kMaximumWrite / Workers::kPage;
+constexpr unsigned kMaximumWrite = RequestLoop::kLargestWrite;
+constexpr unsigned kMaximumPages = kMaximumWrite / RequestLoop::kPage;
 constexpr unsigned kMaximumBackground = 128;  // fewer starve asynchronous direct I/O and delay RELEASE
 constexpr unsigned kCongestionThreshold = 96;
 constexpr const char* kPagesLimit = "/proc/sys/fs/fuse/max_pages_limit";
@@ -233,7 +233,7 @@ Result<std::unique_ptr<Mount>> Mount::start(const MountOptions& options) {
   internals->open_files = std::make_unique<MountedFiles>(fs);
   internals->store->set_open_files(internals->open_files.get());
   fs.notifications.start();
-  fs.adoptions.start();
+  fs.speculative_clones.start();
   fs.caretaker.start();
   fs.removals.start();
   if (!options.read_only) fs.rotation.start();
@@ -260,7 +260,7 @@ Result<> Mount::run() {
   fs.view_handles.clear();
   fs.view_files.let_all_go();
   fs.handles.clear();
-  const auto settled = fs.adoptions.stop();
+  const auto settled = fs.speculative_clones.stop();
   if (!settled) {
     log::error("{}", settled.error().message());
     dirty = true;

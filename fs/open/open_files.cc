@@ -74,8 +74,8 @@ void OpenFileTable::lost_last_name(InodeNumber inode, bool taken_out) {
   if (reap) environment_.reap(inode);
 }
 
-OpenFileTable::Begun OpenFileTable::begin(InodeNumber inode, bool writing) {
-  Begun begun;
+OpenFileTable::OpenCount OpenFileTable::begin(InodeNumber inode, bool writing) {
+  OpenCount begun;
   {
     const std::lock_guard lock(mutex_);
     auto& file = open_[inode];

@@ -115,11 +115,11 @@ class OpenFileTable {
   void taken_out(InodeNumber inode);
 
   // --- opens. Counts one; `writing` also as a writer. first_writer: nobody wrote before.
-  struct Begun {
+  struct OpenCount {
     std::shared_ptr<OpenFile> file;
     bool first_writer = false;
   };
-  Begun begin(InodeNumber inode, bool writing);
+  OpenCount begin(InodeNumber inode, bool writing);
   // The file's descriptor and mode; made at its first open. Valid until the end() of the open that asks.
   struct Backing {
     int descriptor = -1;

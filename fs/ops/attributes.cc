@@ -6,18 +6,18 @@
 #include <cerrno>
 
 #include "fs/ops/operations.h"
-#include "fs/ops/reply.h"
+#include "fs/ops/request.h"
 
 namespace ckptfs::fs {
 
 namespace {
 
 void op_getattr(fuse_req_t req, fuse_ino_t inode, fuse_file_info*) {
-  const Reply reply(req, Operation::getattr, inode);
-  reply.fs().clear_privileges_if_written(inode);
-  const auto attributes = reply.fs().tree.attributes(inode);
-  if (!attributes) return reply.error(attributes.error());
-  reply.attributes(attributes.value());
+  const Request request(req, Operation::getattr, inode);
+  request.fs().clear_privileges_if_written(inode);
+  const auto attributes = request.fs().tree.attributes(inode);
+  if (!attributes) return request.error(attributes.error());
+  request.attributes(attributes.value());
 }
 
 timespec now() {
@@ -73,7 +73,7 @@ Result<meta::Attributes> set_attributes(Filesystem& fs, meta::InodeNumber inode,
                                         const struct stat& wanted, int valid) {
   constexpr int kOfBlob = FUSE_SET_ATTR_SIZE | FUSE_SET_ATTR_MTIME | FUSE_SET_ATTR_MTIME_NOW | FUSE_SET_ATTR_ATIME |
                           FUSE_SET_ATTR_ATIME_NOW;
-  if ((valid & kOfBlob) != 0) TRY(fs.adoptions.cut(inode));
+  if ((valid & kOfBlob) != 0) TRY(fs.speculative_clones.cut(inode));
   if ((valid & FUSE_SET_ATTR_SIZE) != 0) {
     fs.files.changes(inode);
     const auto truncated = fs.tree.truncate(inode, static_cast<uint64_t>(wanted.st_size));
@@ -92,23 +92,23 @@ Result<meta::Attributes> set_attributes(Filesystem& fs, meta::InodeNumber inode,
 }
 
 void op_setattr(fuse_req_t req, fuse_ino_t inode, struct stat* wanted, int valid, fuse_file_info*) {
-  const Reply reply(req, Operation::setattr, inode);
-  const auto work = [reply, wanted = *wanted, valid] {
-    const auto attributes = set_attributes(reply.fs(), reply.inode(), reply.caller(), wanted, valid);
-    if (!attributes) return reply.error(attributes.error());
-    reply.attributes(attributes.value());
+  const Request request(req, Operation::setattr, inode);
+  const auto work = [request, wanted = *wanted, valid] {
+    const auto attributes = set_attributes(request.fs(), request.inode(), request.caller(), wanted, valid);
+    if (!attributes) return request.error(attributes.error());
+    request.attributes(attributes.value());
   };
   if ((valid & FUSE_SET_ATTR_SIZE) != 0) {
-    through_gate(reply.fs(), inode, work);
+    through_gate(request.fs(), inode, work);
   } else {
     work();
   }
 }
 
 void op_statfs(fuse_req_t req, fuse_ino_t inode) {
-  const Reply reply(req, Operation::statfs, inode);
+  const Request request(req, Operation::statfs, inode);
   constexpr uint64_t kBlock = 4096;
-  const meta::SpaceReport space = reply.fs().store.space();
+  const meta::SpaceReport space = request.fs().store.space();
   struct statvfs status {};
   status.f_bsize = kBlock;
   status.f_frsize = kBlock;
@@ -117,9 +117,9 @@ void op_statfs(fuse_req_t req, fuse_ino_t inode) {
   status.f_bavail = space.free / kBlock;
   status.f_ffree = space.inodes_free;
   status.f_favail = space.inodes_free;
-  status.f_files = space.inodes_free + reply.fs().files.remembered_count();
+  status.f_files = space.inodes_free + request.fs().files.remembered_count();
   status.f_namemax = 255;
-  reply.answer(fuse_reply_statfs, &status);
+  request.answer(fuse_reply_statfs, &status);
 }
 
 }  // namespace

@@ -108,7 +108,7 @@ Result<std::string> ControlXattrs::state(meta::InodeNumber inode) const {
     if (!fs_->tree.write_back().check(record.blob)) return std::string("suspect");
     return std::string((record.flags & meta::kFrozen) != 0 ? "frozen" : "live");
   }
-  const auto look = fs_->step_facts.look_at_step(inode);
+  const auto look = fs_->step_facts.inspect_step(inode);
   if (!look) return Error(ENODATA);
   return std::string(state_of(look.value()));
 }

@@ -3,7 +3,7 @@
 
 #include "fs/open/copy_range.h"
 #include "fs/ops/operations.h"
-#include "fs/ops/reply.h"
+#include "fs/ops/request.h"
 #include "io/log.h"
 
 namespace ckptfs::fs {
@@ -25,43 +25,43 @@ struct CopyRequest {
   bool share = true;
 };
 
-Result<uint64_t> copy(Filesystem& fs, const CopyRequest& request) {
-  TRY_ASSIGN(const meta::InodeRecord destination, fs.tree.inode(request.to));
+Result<uint64_t> copy(Filesystem& fs, const CopyRequest& range) {
+  TRY_ASSIGN(const meta::InodeRecord destination, fs.tree.inode(range.to));
   if ((destination.flags & meta::kFrozen) != 0) {
     return Error(EPERM, "a file of a step is never written again; copy it and write the copy");
   }
-  if (request.from == request.to && overlap(request.from_offset, request.to_offset, request.length)) {
+  if (range.from == range.to && overlap(range.from_offset, range.to_offset, range.length)) {
     return Error(EINVAL);
   }
-  if (!views::is_virtual(request.from)) {
-    TRY_ASSIGN(const meta::InodeRecord source, fs.tree.inode(request.from));
-    TRY(fs.tree.refuse_suspect(request.from, source));
+  if (!views::is_virtual(range.from)) {
+    TRY_ASSIGN(const meta::InodeRecord source, fs.tree.inode(range.from));
+    TRY(fs.tree.refuse_suspect(range.from, source));
   }
-  TRY(fs.adoptions.cut(request.to));
+  TRY(fs.speculative_clones.cut(range.to));
   // For this call only: while no open writes through the daemon, it holds nothing open for writing (lease probes).
-  TRY_ASSIGN(const io::Fd blob, fs.tree.open_blob(request.to, O_RDWR));
-  const Copied copied = copy_range(
-      {request.from_descriptor, blob.get(), request.from_offset, request.to_offset, request.length, request.share});
+  TRY_ASSIGN(const io::Fd blob, fs.tree.open_blob(range.to, O_RDWR));
+  const Copied copied =
+      copy_range({range.from_descriptor, blob.get(), range.from_offset, range.to_offset, range.length, range.share});
   add(fs.counters.clones, copied.cloned > 0 ? 1 : 0);
   add(fs.counters.bytes_cloned, copied.cloned);
   add(fs.counters.bytes_copied, copied.copied);
   if (copied.clone_refused) {
     if (value(fs.counters.clone_fallbacks) == 0) {
       log::warn("{}: a range could not be shared with its copy, and was copied; others will be counted in silence",
-                fs.tree.path_of(request.to));
+                fs.tree.path_of(range.to));
     }
     add(fs.counters.clone_fallbacks);
   }
-  if (!views::is_virtual(request.from)) {
-    const auto source = copied.error ? fs.tree.sync_file(request.from, request.from_descriptor)
-                                     : fs.tree.check_write_back(request.from, request.from_descriptor);
+  if (!views::is_virtual(range.from)) {
+    const auto source = copied.error ? fs.tree.sync_file(range.from, range.from_descriptor)
+                                     : fs.tree.check_write_back(range.from, range.from_descriptor);
     if (!source) {  // what was shared is not what the source should hold
-      fs.write_errors.failed(request.to, WriteFailure::copy_file_range, source.error());
+      fs.write_errors.failed(range.to, WriteFailure::copy_file_range, source.error());
       return source.error();
     }
   }
   if (copied.error) {
-    fs.write_errors.failed(request.to, WriteFailure::copy_file_range, *copied.error);
+    fs.write_errors.failed(range.to, WriteFailure::copy_file_range, *copied.error);
     if (copied.bytes() == 0) return *copied.error;
   }
   return copied.bytes();
@@ -76,33 +76,33 @@ int descriptor_of(meta::InodeNumber inode, const fuse_file_info& info) {
   return Handles<Handle>::get(info.fh).descriptor;
 }
 
-bool may_share_source(const Reply& reply, meta::InodeNumber from) {
+bool may_share_source(const Request& request, meta::InodeNumber from) {
   if (views::is_virtual(from)) return true;
-  const auto record = reply.fs().tree.inode(from);
-  const meta::Caller caller = reply.caller();
+  const auto record = request.fs().tree.inode(from);
+  const meta::Caller caller = request.caller();
   if (!record || may_share({caller.uid, caller.gid, {}}, record.value())) return true;
-  return may_share(reply.peer().credentials, record.value());
+  return may_share(request.peer().credentials, record.value());
 }
 
 void op_copy_file_range(fuse_req_t req, fuse_ino_t from, off_t from_offset, fuse_file_info* from_info, fuse_ino_t to,
                         off_t to_offset, fuse_file_info*, size_t length, int flags) {
-  const Reply reply(req, Operation::copy_file_range, to);
-  if (flags != 0) return reply.error(EINVAL);
-  const CopyRequest request{from,   descriptor_of(from, *from_info), from_offset, to, to_offset,
-                            length, may_share_source(reply, from)};
-  if (request.from_descriptor < 0) return reply.error(EOPNOTSUPP);  // the kernel then copies through its cache
-  through_gate(reply.fs(), to, [reply, request] {
-    const auto copied = copy(reply.fs(), request);
-    if (!copied) return reply.error(copied.error());
-    if (const auto cleared = reply.fs().clear_privileges(reply.inode(), reply.caller()); !cleared) {
-      return reply.error(cleared.error());
+  const Request request(req, Operation::copy_file_range, to);
+  if (flags != 0) return request.error(EINVAL);
+  const CopyRequest range{from,   descriptor_of(from, *from_info), from_offset, to, to_offset,
+                          length, may_share_source(request, from)};
+  if (range.from_descriptor < 0) return request.error(EOPNOTSUPP);  // the kernel then copies through its cache
+  through_gate(request.fs(), to, [request, range] {
+    const auto copied = copy(request.fs(), range);
+    if (!copied) return request.error(copied.error());
+    if (const auto cleared = request.fs().clear_privileges(request.inode(), request.caller()); !cleared) {
+      return request.error(cleared.error());
     }
-    reply.answer(fuse_reply_write, copied.value());
+    request.answer(fuse_reply_write, copied.value());
     // The source shares its blocks now, and owes them should it be a live swap file.
-    if (views::is_virtual(request.from)) return;
-    const auto source = reply.fs().tree.inode(request.from);
+    if (views::is_virtual(range.from)) return;
+    const auto source = request.fs().tree.inode(range.from);
     if (source && source.value().is_live_file() && (source.value().flags & meta::kSwap) != 0) {
-      reply.fs().tree.finished_writing(request.from);
+      request.fs().tree.finished_writing(range.from);
     }
   });
 }

@@ -9,9 +9,9 @@
 #include <mutex>
 #include <span>
 
-#include "fs/kernel/workers.h"
+#include "fs/kernel/request_loop.h"
 #include "fs/ops/operations.h"
-#include "fs/ops/reply.h"
+#include "fs/ops/request.h"
 #include "io/fault.h"
 #include "io/retry.h"
 
@@ -20,25 +20,25 @@ namespace ckptfs::fs {
 namespace {
 
 void op_read(fuse_req_t req, fuse_ino_t inode, size_t size, off_t offset, fuse_file_info* info) {
-  const Reply reply(req, Operation::read, inode);
+  const Request request(req, Operation::read, inode);
   const Handle& handle = Handles<Handle>::get(info->fh);
-  if (!handle.data) return reply.error(Error(EIO, "a read of a passthrough open came to the daemon"));
+  if (!handle.data) return request.error(Error(EIO, "a read of a passthrough open came to the daemon"));
   const auto data = handle.data->read(size, offset);
   if (!data) {
-    add(reply.fs().counters.read_errors);
-    return reply.error(data.error());
+    add(request.fs().counters.read_errors);
+    return request.error(data.error());
   }
-  reply.data(data.value());
+  request.data(data.value());
 }
 
 DataPath::Written write(const Handle& handle, std::span<const std::byte> data, off_t offset) {
   if (handle.blocks) return handle.blocks->write(data, offset, *handle.data);
   DataPath::Written taken;
-  if (handle.adoption) {
-    taken = handle.adoption->write(data, offset);
+  if (handle.clone) {
+    taken = handle.clone->write(data, offset);
     if (taken.error) return taken;
     if (taken.bytes == data.size()) {
-      Workers::note_step();
+      RequestLoop::note_adopted_write();
       return taken;
     }
   }
@@ -49,7 +49,7 @@ DataPath::Written write(const Handle& handle, std::span<const std::byte> data, o
 // Of RWF_DSYNC and RWF_SYNC, through a handle that does not sync by itself: the data is durable, as by fdatasync.
 Result<> sync_write(Filesystem& fs, meta::InodeNumber inode, const Handle& handle) {
   const auto sync = [&] { return fs.file_sync.sync_data(*handle.file, handle.descriptor); };
-  TRY(fs.adoptions.settle(inode, handle.descriptor, sync));
+  TRY(fs.speculative_clones.settle(inode, handle.descriptor, sync));
   return sync();
 }
 
@@ -63,23 +63,24 @@ void note_failed_write(Filesystem& fs, meta::InodeNumber inode, const Handle& ha
 }
 
 void op_write(fuse_req_t req, fuse_ino_t inode, const char* data, size_t size, off_t offset, fuse_file_info* info) {
-  const Reply reply(req, Operation::write, inode);
+  const Request request(req, Operation::write, inode);
   const Handle& handle = Handles<Handle>::get(info->fh);
-  if (!handle.data) return reply.error(Error(EIO, "a write of a passthrough open came to the daemon"));
-  if (handle.clears_privileges || reply.fs().privileges.since(inode)) {
-    if (const auto cleared = reply.fs().clear_privileges(inode, reply.caller()); !cleared) {
-      return reply.error(cleared.error());
+  if (!handle.data) return request.error(Error(EIO, "a write of a passthrough open came to the daemon"));
+  if (handle.clears_privileges || request.fs().privileges.since(inode)) {
+    if (const auto cleared = request.fs().clear_privileges(inode, request.caller()); !cleared) {
+      return request.error(cleared.error());
     }
   }
-  const DataPath::Written written = write(handle, Workers::payload_of_write(data, size), offset);
-  if (written.error) note_failed_write(reply.fs(), inode, handle, *written.error);
-  if (written.error && written.bytes == 0) return reply.logged_error(*written.error);
+  const DataPath::Written written = write(handle, RequestLoop::payload_of_write(data, size), offset);
+  if (written.error) note_failed_write(request.fs(), inode, handle, *written.error);
+  if (written.error && written.bytes == 0) return request.logged_error(*written.error);
   if ((info->flags & (O_DSYNC | O_SYNC)) != 0 && !handle.syncs) {
-    if (const auto synced = sync_write(reply.fs(), inode, handle); !synced) return reply.logged_error(synced.error());
+    if (const auto synced = sync_write(request.fs(), inode, handle); !synced)
+      return request.logged_error(synced.error());
   }
-  const std::shared_ptr<Adoption> adoption = handle.adoption;  // which may be closed once it is answered
-  reply.answer(fuse_reply_write, written.bytes);
-  if (adoption) adoption->look_ahead(size, Workers::in_lockstep());
+  const std::shared_ptr<SpeculativeClone> clone = handle.clone;  // which may be closed once it is answered
+  request.answer(fuse_reply_write, written.bytes);
+  if (clone) clone->look_ahead(size, RequestLoop::in_lockstep());
 }
 
 constexpr bool is_known_fallocate(int mode) {
@@ -98,7 +99,7 @@ Result<> check_room(Filesystem& fs, meta::InodeNumber inode, int blob, off_t off
 
 Result<> allocate(Filesystem& fs, meta::InodeNumber inode, int mode, off_t offset, off_t length) {
   TRY(io::fault_point("fs.fallocate"));
-  TRY(fs.adoptions.cut(inode));
+  TRY(fs.speculative_clones.cut(inode));
   // For this call only: while no open writes through the daemon, it holds nothing open for writing (lease probes).
   TRY_ASSIGN(const io::Fd blob, fs.tree.open_blob(inode, O_WRONLY));
   const std::lock_guard lock(fs.allocating);
@@ -110,31 +111,31 @@ Result<> allocate(Filesystem& fs, meta::InodeNumber inode, int mode, off_t offse
 }
 
 void op_fallocate(fuse_req_t req, fuse_ino_t inode, int mode, off_t offset, off_t length, fuse_file_info*) {
-  const Reply reply(req, Operation::fallocate, inode);
-  if (!is_known_fallocate(mode)) return reply.error(EOPNOTSUPP);
-  through_gate(reply.fs(), inode, [reply, mode, offset, length] {
-    const auto allocated = allocate(reply.fs(), reply.inode(), mode, offset, length);
+  const Request request(req, Operation::fallocate, inode);
+  if (!is_known_fallocate(mode)) return request.error(EOPNOTSUPP);
+  through_gate(request.fs(), inode, [request, mode, offset, length] {
+    const auto allocated = allocate(request.fs(), request.inode(), mode, offset, length);
     if (!allocated && (allocated.error().errno_value() == ENOSPC || allocated.error().errno_value() == EIO)) {
-      reply.fs().write_errors.failed(reply.inode(), WriteFailure::fallocate, allocated.error());
-      return reply.logged_error(allocated.error());
+      request.fs().write_errors.failed(request.inode(), WriteFailure::fallocate, allocated.error());
+      return request.logged_error(allocated.error());
     }
-    reply.result(allocated ? reply.fs().clear_privileges(reply.inode(), reply.caller()) : allocated);
+    request.result(allocated ? request.fs().clear_privileges(request.inode(), request.caller()) : allocated);
   });
 }
 
 void op_lseek(fuse_req_t req, fuse_ino_t inode, off_t offset, int whence, fuse_file_info* info) {
-  const Reply reply(req, Operation::lseek, inode);
-  if (whence != SEEK_DATA && whence != SEEK_HOLE) return reply.error(EINVAL);
-  if (const auto cut = reply.fs().adoptions.cut(inode); !cut) return reply.error(cut.error());
+  const Request request(req, Operation::lseek, inode);
+  if (whence != SEEK_DATA && whence != SEEK_HOLE) return request.error(EINVAL);
+  if (const auto cut = request.fs().speculative_clones.cut(inode); !cut) return request.error(cut.error());
   const off_t found = ::lseek(Handles<Handle>::get(info->fh).descriptor, offset, whence);
-  if (found < 0) return reply.error(last_error("lseek"));
-  reply.answer(fuse_reply_lseek, found);
+  if (found < 0) return request.error(last_error("lseek"));
+  request.answer(fuse_reply_lseek, found);
 }
 
 // Python's open() asks for TCGETS on every file.
 void op_ioctl(fuse_req_t req, fuse_ino_t inode, unsigned, void*, fuse_file_info*, unsigned, const void*, size_t,
               size_t) {
-  Reply(req, Operation::ioctl, inode).error(ENOTTY);
+  Request(req, Operation::ioctl, inode).error(ENOTTY);
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 #include <functional>
 
 #include "fs/ops/operations.h"
-#include "fs/ops/reply.h"
+#include "fs/ops/request.h"
 #include "fs/views/numbers.h"
 #include "meta/names.h"
 
@@ -21,41 +21,41 @@ constexpr size_t kDots = 2;
 using Entries = DirectoryHandle::Entries;
 
 // Of a view it may be answered by another thread.
-void take_snapshot(const Reply& reply, const std::function<void(Result<Entries>)>& answer) {
-  Filesystem& fs = reply.fs();
-  if (views::is_virtual(reply.inode())) return fs.views.list(reply.inode(), reply.caller().uid, answer);
-  auto entries = fs.tree.list(reply.inode());
-  if (entries && reply.inode() == meta::kRootInode && fs.options.show_views) {
+void take_snapshot(const Request& request, const std::function<void(Result<Entries>)>& answer) {
+  Filesystem& fs = request.fs();
+  if (views::is_virtual(request.inode())) return fs.views.list(request.inode(), request.caller().uid, answer);
+  auto entries = fs.tree.list(request.inode());
+  if (entries && request.inode() == meta::kRootInode && fs.options.show_views) {
     entries.value().push_back({meta::kViewsName, views::kRoot, S_IFDIR});
   }
   answer(std::move(entries));
 }
 
 // EMFILE: whoever asks holds too much already.
-Result<> keep(const Reply& reply, DirectoryHandle& directory, Entries entries) {
+Result<> keep(const Request& request, DirectoryHandle& directory, Entries entries) {
   uint64_t bytes = entries.size() * sizeof(meta::DirectoryEntry);
   for (const meta::DirectoryEntry& entry : entries) bytes += entry.name.capacity();
-  TRY_ASSIGN(auto claim, reply.fs().memory.take(reply.caller().uid, bytes));
+  TRY_ASSIGN(auto claim, request.fs().memory.take(request.caller().uid, bytes));
   directory.replace(std::move(entries), std::move(claim));
   return success();
 }
 
 void op_opendir(fuse_req_t req, fuse_ino_t inode, fuse_file_info* given) {
-  const Reply reply(req, Operation::opendir, inode);
-  take_snapshot(reply, [reply, info = *given](Result<Entries> entries) mutable {
-    if (!entries) return reply.error(entries.error());
+  const Request request(req, Operation::opendir, inode);
+  take_snapshot(request, [request, info = *given](Result<Entries> entries) mutable {
+    if (!entries) return request.error(entries.error());
     auto directory = std::make_unique<DirectoryHandle>();
-    const auto kept = keep(reply, *directory, std::move(entries).value());
-    if (!kept) return reply.error(kept.error());
-    info.fh = reply.fs().directories.add(std::move(directory));
-    if (reply.answer(fuse_reply_open, &info) != 0) reply.fs().directories.take(info.fh);
+    const auto kept = keep(request, *directory, std::move(entries).value());
+    if (!kept) return request.error(kept.error());
+    info.fh = request.fs().directories.add(std::move(directory));
+    if (request.answer(fuse_reply_open, &info) != 0) request.fs().directories.take(info.fh);
   });
 }
 
 // The buffer of one reply, filled entry by entry.
 class Listing {
  public:
-  Listing(const Reply& reply, size_t size, bool plus) : reply_(reply), buffer_(size), plus_(plus) {}
+  Listing(const Request& request, size_t size, bool plus) : request_(request), buffer_(size), plus_(plus) {}
 
   // False: it did not fit.
   bool add_dot(const char* name, meta::InodeNumber inode, off_t next) {
@@ -71,32 +71,32 @@ class Listing {
     // Of views the kernel is given no attributes here.
     if (!plus_ || views::is_virtual(listed.inode)) return put(listed.name.c_str(), entry, next);
     // By name, and now: the snapshot's inode may have another name since, which the kernel would believe for a day.
-    const auto found = reply_.fs().tree.lookup(reply_.inode(), listed.name);
+    const auto found = request_.fs().tree.lookup(request_.inode(), listed.name);
     if (!found) return true;
-    entry = reply_.fs().entry_of(found.value());
+    entry = request_.fs().entry_of(found.value());
     if (!put(listed.name.c_str(), entry, next)) return false;
-    reply_.fs().files.add_lookup(entry.ino, listed.name);
+    request_.fs().files.add_lookup(entry.ino, listed.name);
     counted_.push_back(entry.ino);
     return true;
   }
   void send() {
     const auto content = std::span<const std::byte>(buffer_).first(used_);
-    if (reply_.data(content) == 0) return;
-    for (const meta::InodeNumber inode : counted_) reply_.fs().files.forget(inode, 1);
+    if (request_.data(content) == 0) return;
+    for (const meta::InodeNumber inode : counted_) request_.fs().files.forget(inode, 1);
   }
 
  private:
   bool put(const char* name, const fuse_entry_param& entry, off_t next) {
     char* const place = reinterpret_cast<char*>(buffer_.data() + used_);
     const size_t room = buffer_.size() - used_;
-    const size_t needed = plus_ ? fuse_add_direntry_plus(reply_.request(), place, room, name, &entry, next)
-                                : fuse_add_direntry(reply_.request(), place, room, name, &entry.attr, next);
+    const size_t needed = plus_ ? fuse_add_direntry_plus(request_.fuse_request(), place, room, name, &entry, next)
+                                : fuse_add_direntry(request_.fuse_request(), place, room, name, &entry.attr, next);
     if (needed > room) return false;
     used_ += needed;
     return true;
   }
 
-  const Reply& reply_;
+  const Request& request_;
   std::vector<std::byte> buffer_;
   const bool plus_;
   size_t used_ = 0;
@@ -108,16 +108,16 @@ meta::InodeNumber parent_of(const Filesystem& fs, meta::InodeNumber inode) {
   return record && record.value().parent != 0 ? record.value().parent : meta::kRootInode;
 }
 
-void send_listing(const Reply& reply, size_t size, off_t offset, const DirectoryHandle& directory, bool plus) {
+void send_listing(const Request& request, size_t size, off_t offset, const DirectoryHandle& directory, bool plus) {
   const auto entries = directory.snapshot();
-  Listing listing(reply, size, plus);
+  Listing listing(request, size, plus);
   for (size_t at = static_cast<size_t>(offset); at < entries->size() + kDots; ++at) {
     const off_t next = static_cast<off_t>(at) + 1;
     bool fits = false;
     if (at == 0) {
-      fits = listing.add_dot(".", reply.inode(), next);
+      fits = listing.add_dot(".", request.inode(), next);
     } else if (at == 1) {
-      fits = listing.add_dot("..", parent_of(reply.fs(), reply.inode()), next);
+      fits = listing.add_dot("..", parent_of(request.fs(), request.inode()), next);
     } else {
       fits = listing.add((*entries)[at - kDots], next);
     }
@@ -126,36 +126,36 @@ void send_listing(const Reply& reply, size_t size, off_t offset, const Directory
   listing.send();
 }
 
-void list(const Reply& reply, size_t size, off_t offset, const fuse_file_info& info, bool plus) {
+void list(const Request& request, size_t size, off_t offset, const fuse_file_info& info, bool plus) {
   DirectoryHandle& directory = Handles<DirectoryHandle>::get(info.fh);
-  if (offset != 0) return send_listing(reply, size, offset, directory, plus);
-  take_snapshot(reply, [reply, size, &directory, plus](Result<Entries> entries) {
+  if (offset != 0) return send_listing(request, size, offset, directory, plus);
+  take_snapshot(request, [request, size, &directory, plus](Result<Entries> entries) {
     // A removed directory that is still open is empty, not an error.
     if (!entries && entries.error().errno_value() == ENOENT) entries = Entries();
-    if (!entries) return reply.error(entries.error());
-    const auto kept = keep(reply, directory, std::move(entries).value());
-    if (!kept) return reply.error(kept.error());
-    send_listing(reply, size, 0, directory, plus);
+    if (!entries) return request.error(entries.error());
+    const auto kept = keep(request, directory, std::move(entries).value());
+    if (!kept) return request.error(kept.error());
+    send_listing(request, size, 0, directory, plus);
   });
 }
 
 void op_readdir(fuse_req_t req, fuse_ino_t inode, size_t size, off_t offset, fuse_file_info* info) {
-  list(Reply(req, Operation::readdir, inode), size, offset, *info, false);
+  list(Request(req, Operation::readdir, inode), size, offset, *info, false);
 }
 
 void op_readdirplus(fuse_req_t req, fuse_ino_t inode, size_t size, off_t offset, fuse_file_info* info) {
-  list(Reply(req, Operation::readdirplus, inode), size, offset, *info, true);
+  list(Request(req, Operation::readdirplus, inode), size, offset, *info, true);
 }
 
 void op_releasedir(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
-  const Reply reply(req, Operation::releasedir, inode);
-  reply.fs().directories.take(info->fh);
-  reply.ok();
+  const Request request(req, Operation::releasedir, inode);
+  request.fs().directories.take(info->fh);
+  request.ok();
 }
 
 void op_fsyncdir(fuse_req_t req, fuse_ino_t inode, int, fuse_file_info*) {
-  const Reply reply(req, Operation::fsyncdir, inode);
-  reply.result(reply.fs().tree.sync());
+  const Request request(req, Operation::fsyncdir, inode);
+  request.result(request.fs().tree.sync());
 }
 
 }  // namespace

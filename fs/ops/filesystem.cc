@@ -34,8 +34,8 @@ Filesystem::Filesystem(const MountOptions& mount_options, meta::Store& mounted_s
       write_errors(tree, counters),
       files(environment()),
       mapped_files(tree),
-      adoptions(store, files, notifications, write_errors, counters),
-      file_sync(tree, files, write_errors, adoptions),
+      speculative_clones(store, files, notifications, write_errors, counters),
+      file_sync(tree, files, write_errors, speculative_clones),
       lanes(tasks),
       views(
           store, lanes, [this](meta::InodeNumber inode, int blob) { return views::writers_of(files, inode, blob); },
@@ -75,12 +75,12 @@ struct stat Filesystem::shown(const meta::Attributes& attributes) const {
   constexpr uint64_t kBlock = 512;
   struct stat stat = attributes.stat;
   const meta::InodeNumber inode = stat.st_ino;
-  if (!adoptions.knows(inode)) return stat;
+  if (!speculative_clones.knows(inode)) return stat;
   // Asked again, since the blob may be cut at any moment: what is asked after `end` was none is the file's own size.
-  auto end = adoptions.size(inode);
+  auto end = speculative_clones.size(inode);
   for (int i = 0; i < 2; ++i) {
     if (const auto fresh = tree.attributes(inode)) stat = fresh.value().stat;
-    const auto before = std::exchange(end, adoptions.size(inode));
+    const auto before = std::exchange(end, speculative_clones.size(inode));
     if (end || !before) break;
   }
   if (end) {

@@ -11,8 +11,8 @@
 #include <mutex>
 #include <string>
 
-#include "fs/adopt/adoptions.h"
 #include "fs/adopt/file_sync.h"
+#include "fs/adopt/speculative_clones.h"
 #include "fs/base/counters.h"
 #include "fs/base/mount_options.h"
 #include "fs/base/tasks.h"
@@ -70,7 +70,7 @@ class Filesystem {
   SaveHistory saves;
   OpenFileTable files;
   mutable MappedFiles mapped_files;
-  Adoptions adoptions;
+  SpeculativeClones speculative_clones;
   FileSync file_sync;
   Handles<Handle> handles;
   Handles<DirectoryHandle> directories;

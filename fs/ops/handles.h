@@ -12,8 +12,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "fs/adopt/adoption.h"
-#include "fs/adopt/block_adoption.h"
+#include "fs/adopt/inline_block_dedup.h"
+#include "fs/adopt/speculative_clone.h"
 #include "fs/base/user_budget.h"
 #include "fs/open/data_path.h"
 #include "fs/open/open_files.h"
@@ -37,11 +37,11 @@ struct Handle {
   bool writing = false;
   std::unique_ptr<DataPath> data;  // none: passthrough, reads and writes do not come here
   std::atomic<uint64_t> seen_errors{0};
-  std::shared_ptr<Adoption> adoption;     // its WRITEs go there first
-  std::unique_ptr<BlockAdoption> blocks;  // or there
-  pid_t reader = 0;                       // the thread that opened it for reading only; Guesses counts it
-  bool syncs = false;                     // opened with O_DSYNC or O_SYNC: its descriptors sync each write
-  bool clears_privileges = false;         // it had suid or sgid when opened: a write by another than root clears them
+  std::shared_ptr<SpeculativeClone> clone;   // its WRITEs go there first
+  std::unique_ptr<InlineBlockDedup> blocks;  // or there
+  pid_t reader = 0;                          // the thread that opened it for reading only; SourcePredictor counts it
+  bool syncs = false;                        // opened with O_DSYNC or O_SYNC: its descriptors sync each write
+  bool clears_privileges = false;  // it had suid or sgid when opened: a write by another than root clears them
 };
 
 // An open directory: a snapshot of its entries, taken when it is opened or rewound.

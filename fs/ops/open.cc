@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "fs/ops/operations.h"
-#include "fs/ops/reply.h"
+#include "fs/ops/request.h"
 #include "io/fault.h"
 #include "io/log.h"
 #include "meta/names.h"
@@ -39,7 +39,7 @@ class PendingOpen {
  private:
   Filesystem& fs_;
   const bool writing_;
-  OpenFileTable::Begun begun_;
+  OpenFileTable::OpenCount begun_;
 };
 
 // The last of an open file that the kernel held: its own descriptors first, then the counts.
@@ -47,10 +47,10 @@ void end_handle(Filesystem& fs, std::unique_ptr<Handle> handle) {
   const std::shared_ptr<OpenFile> file = handle->file;
   const bool writing = handle->writing;
   const int descriptor = handle->descriptor;
-  if (handle->reader != 0) fs.adoptions.guesses.closed(handle->reader, file->inode);
-  const std::shared_ptr<Adoption> adoption = std::move(handle->adoption);
+  if (handle->reader != 0) fs.speculative_clones.predictor.closed(handle->reader, file->inode);
+  const std::shared_ptr<SpeculativeClone> clone = std::move(handle->clone);
   handle.reset();
-  if (adoption) fs.adoptions.closed(adoption);
+  if (clone) fs.speculative_clones.closed(clone);
   if (writing && fs.modes.passthrough) fs.mapped_files.closed(file->inode, descriptor);
   if (!fs.files.end(file, writing)) return;
   fs.tree.finished_writing(file->inode);
@@ -82,10 +82,10 @@ Result<std::unique_ptr<DataPath>> make_data_path(Filesystem& fs, const OpenFile&
 
 // A file that was adopted a moment ago ends where it ends, and is settled before somebody may sync it past the daemon.
 Result<> end_adoption(Filesystem& fs, OpenFile& file, bool writing) {
-  if (!writing) return fs.adoptions.cut(file.inode);
+  if (!writing) return fs.speculative_clones.cut(file.inode);
   TRY_ASSIGN(const io::Fd blob, fs.tree.open_blob(file.inode, O_RDONLY));
   const auto sync = [&] { return fs.file_sync.sync_data(file, blob.get()); };
-  return fs.adoptions.settle(file.inode, blob.get(), sync);
+  return fs.speculative_clones.settle(file.inode, blob.get(), sync);
 }
 
 // Is it read by splice through the kernel's page cache, where the daemon serves it? (With O_DIRECT it is not.)
@@ -112,7 +112,7 @@ Result<> choose_way(Filesystem& fs, OpenFile& file, const meta::InodeRecord& rec
     }
   }
   const bool spliced = handle.writing && file.spliced > (handle.spliced != nullptr ? 1u : 0u);
-  const bool through_daemon = !passthrough || handle.adoption || handle.blocks || spliced ||
+  const bool through_daemon = !passthrough || handle.clone || handle.blocks || spliced ||
                               fs.modes.through_daemon(info.flags, record, handle.writing && fs.tree.short_of_space());
   const bool syncs = (info.flags & (O_DSYNC | O_SYNC)) != 0;
   if (through_daemon) {
@@ -136,12 +136,12 @@ Result<> choose_way(Filesystem& fs, OpenFile& file, const meta::InodeRecord& rec
 // Of a file that was just made or emptied, if one is known that it will probably repeat.
 void begin_adoption(Filesystem& fs, const OpenFile& file, const meta::InodeRecord& record, const std::string& name,
                     const meta::Caller& caller, int flags, Handle& handle) {
-  const bool may_clone = Adoptions::may_clone(flags), may_share_blocks = (record.flags & meta::kSwap) == 0;
+  const bool may_clone = SpeculativeClones::may_clone(flags), may_share_blocks = (record.flags & meta::kSwap) == 0;
   if (!may_clone && !may_share_blocks) return;
-  auto expected = fs.adoptions.guesses.expect(record.parent, name, may_clone, caller);
-  if (expected.whole) handle.adoption = fs.adoptions.begin(file, name, *expected.whole);
-  if (!handle.adoption && may_share_blocks) {
-    handle.blocks = fs.adoptions.begin_blocks(file, name, std::move(expected.by_blocks));
+  auto expected = fs.speculative_clones.predictor.expect(record.parent, name, may_clone, caller);
+  if (expected.whole) handle.clone = fs.speculative_clones.begin(file, name, *expected.whole);
+  if (!handle.clone && may_share_blocks) {
+    handle.blocks = fs.speculative_clones.begin_blocks(file, name, std::move(expected.by_blocks));
   }
 }
 
@@ -155,7 +155,7 @@ Result<std::unique_ptr<Handle>> open_file(Filesystem& fs, meta::InodeNumber inod
   TRY_ASSIGN(const meta::InodeRecord record, fs.tree.inode(inode));
   if (!record.is_regular()) return Error(record.is_dir() ? EISDIR : ENXIO);
   if (fs.tree.is_damaged(inode)) return Error(EIO, "damaged: its blob is missing or short (see `ckptfs status`)");
-  if (fs.adoptions.knows(inode)) TRY(end_adoption(fs, pending.file(), writing));
+  if (fs.speculative_clones.knows(inode)) TRY(end_adoption(fs, pending.file(), writing));
   if (writing) TRY(fs.tree.prepare_writing(inode, caller, fs.owed_by_others(inode)));
   if ((info.flags & O_TRUNC) != 0) {
     fs.files.changes(inode);
@@ -169,106 +169,106 @@ Result<std::unique_ptr<Handle>> open_file(Filesystem& fs, meta::InodeNumber inod
   handle->writing = writing;
   handle->seen_errors = pending.file().errors.now();
   handle->clears_privileges = writing && has_privileges(record.mode);
-  if (empty_name && fs.options.adopt && Adoptions::may_adopt(info.flags)) {
+  if (empty_name && fs.options.adopt && SpeculativeClones::may_adopt(info.flags)) {
     begin_adoption(fs, pending.file(), record, *empty_name, caller, info.flags, *handle);
   }
   if (const auto served = choose_way(fs, pending.file(), record, *handle, info); !served) {
-    if (handle->adoption) fs.adoptions.closed(handle->adoption);
+    if (handle->clone) fs.speculative_clones.closed(handle->clone);
     return served.error();
   }
   // Until now the kernel might have believed its attributes for a day.
   if (pending.first_writer()) fs.notifications.attributes_changed(inode);
   if (!writing && caller.pid != 0) {  // 0: of another pid namespace
     handle->reader = caller.pid;
-    fs.adoptions.guesses.opened(caller, inode);
+    fs.speculative_clones.predictor.opened(caller, inode);
   }
   handle->file = pending.take();
   return handle;
 }
 
 void op_open(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
-  const Reply reply(req, Operation::open, inode);
-  const auto work = [reply, info = *info]() mutable {
-    Filesystem& fs = reply.fs();
+  const Request request(req, Operation::open, inode);
+  const auto work = [request, info = *info]() mutable {
+    Filesystem& fs = request.fs();
     std::optional<std::string> empty_name;
-    if ((info.flags & O_TRUNC) != 0) empty_name = fs.files.name_of(reply.inode());
-    auto opened = open_file(fs, reply.inode(), reply.caller(), info, empty_name);
-    if (!opened) return reply.error(opened.error());
+    if ((info.flags & O_TRUNC) != 0) empty_name = fs.files.name_of(request.inode());
+    auto opened = open_file(fs, request.inode(), request.caller(), info, empty_name);
+    if (!opened) return request.error(opened.error());
     info.fh = fs.handles.add(std::move(opened).value());
     // The request was interrupted: there will be no release.
-    if (reply.answer(fuse_reply_open, &info) != 0) end_handle(fs, fs.handles.take(info.fh));
+    if (request.answer(fuse_reply_open, &info) != 0) end_handle(fs, fs.handles.take(info.fh));
   };
   if (opens_for_writing(info->flags) || (info->flags & O_TRUNC) != 0) {
-    through_gate(reply.fs(), inode, work);
+    through_gate(request.fs(), inode, work);
   } else {
     auto now = work;
     now();
   }
 }
 
-void create(const Reply& reply, mode_t mode, fuse_file_info info) {
-  Filesystem& fs = reply.fs();
+void create(const Request& request, mode_t mode, fuse_file_info info) {
+  Filesystem& fs = request.fs();
   const meta::NewNode node{.mode = (mode & 07777u) | S_IFREG, .rdev = 0, .target = {}};
-  const auto made = fs.tree.make(reply.inode(), reply.name(), node, reply.caller());
+  const auto made = fs.tree.make(request.inode(), request.name(), node, request.caller());
   if (!made) {
     // Somebody else (a save) made it since the kernel looked: it looks again.
     const bool look_again = made.error().errno_value() == EEXIST && (info.flags & O_EXCL) == 0;
-    return reply.error(look_again ? Error(ESTALE) : made.error());
+    return request.error(look_again ? Error(ESTALE) : made.error());
   }
   const meta::InodeNumber inode = made.value().stat.st_ino;
   info.flags &= ~O_TRUNC;
-  auto opened = open_file(fs, inode, reply.caller(), info, reply.name());
+  auto opened = open_file(fs, inode, request.caller(), info, request.name());
   if (!opened) {
-    if (const auto dropped = fs.tree.unlink(reply.inode(), reply.name())) fs.dropped(dropped.value());
-    return reply.error(opened.error());
+    if (const auto dropped = fs.tree.unlink(request.inode(), request.name())) fs.dropped(dropped.value());
+    return request.error(opened.error());
   }
   const fuse_entry_param entry = fs.entry_of(made.value());
-  fs.files.add_lookup(inode, reply.name());
+  fs.files.add_lookup(inode, request.name());
   info.fh = fs.handles.add(std::move(opened).value());
-  if (reply.answer(fuse_reply_create, &entry, &info) != 0) {
+  if (request.answer(fuse_reply_create, &entry, &info) != 0) {
     end_handle(fs, fs.handles.take(info.fh));
     fs.files.forget(inode, 1);
   }
 }
 
 void op_create(fuse_req_t req, fuse_ino_t parent, const char* name, mode_t mode, fuse_file_info* info) {
-  const Reply reply(req, Operation::create, parent, name);
-  if (parent == meta::kRootInode && reply.name() == meta::kViewsName) {
-    return reply.error(Error(EBUSY, "/views is a name of ckptfs itself"));
+  const Request request(req, Operation::create, parent, name);
+  if (parent == meta::kRootInode && request.name() == meta::kViewsName) {
+    return request.error(Error(EBUSY, "/views is a name of ckptfs itself"));
   }
-  through_gate(reply.fs(), parent, [reply, mode, info = *info] { create(reply, mode, info); });
+  through_gate(request.fs(), parent, [request, mode, info = *info] { create(request, mode, info); });
 }
 
 // Of what is written through the daemon, before close() returns: its RELEASE comes later, and only with the last one.
 void op_flush(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
-  const Reply reply(req, Operation::flush, inode);
+  const Request request(req, Operation::flush, inode);
   const Handle& handle = Handles<Handle>::get(info->fh);
-  if (handle.writing) reply.fs().files.closing(*handle.file);
-  reply.ok();
+  if (handle.writing) request.fs().files.closing(*handle.file);
+  request.ok();
 }
 
 void op_release(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
-  const Reply reply(req, Operation::release, inode);
+  const Request request(req, Operation::release, inode);
   if (const auto delayed = io::fault_point("fs.release"); !delayed) log::error("{}", delayed.error().message());
-  if (auto handle = reply.fs().handles.take(info->fh)) end_handle(reply.fs(), std::move(handle));
-  reply.ok();
+  if (auto handle = request.fs().handles.take(info->fh)) end_handle(request.fs(), std::move(handle));
+  request.ok();
 }
 
 void op_fsync(fuse_req_t req, fuse_ino_t inode, int, fuse_file_info* info) {
-  const Reply reply(req, Operation::fsync, inode);
-  Filesystem& fs = reply.fs();
+  const Request request(req, Operation::fsync, inode);
+  Filesystem& fs = request.fs();
   Handle& handle = Handles<Handle>::get(info->fh);
   const auto sync = [&] { return fs.file_sync.sync_data(*handle.file, handle.descriptor); };
-  if (const auto settled = fs.adoptions.settle(inode, handle.descriptor, sync); !settled) {
-    return reply.error(settled.error());
+  if (const auto settled = fs.speculative_clones.settle(inode, handle.descriptor, sync); !settled) {
+    return request.error(settled.error());
   }
   const auto synced = sync();
   if (const int earlier = handle.file->errors.check(handle.seen_errors); earlier != 0) {
-    if (!synced) return reply.logged_error(synced.error());
-    return reply.error(Error(earlier, "an earlier write-back of this file failed"));
+    if (!synced) return request.logged_error(synced.error());
+    return request.error(Error(earlier, "an earlier write-back of this file failed"));
   }
-  if (!synced) return reply.logged_error(synced.error());
-  reply.result(fs.tree.sync());
+  if (!synced) return request.logged_error(synced.error());
+  request.result(fs.tree.sync());
 }
 
 }  // namespace

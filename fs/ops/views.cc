@@ -9,7 +9,7 @@
 #include <cerrno>
 #include <string_view>
 
-#include "fs/ops/reply.h"
+#include "fs/ops/request.h"
 #include "io/aligned_buffer.h"
 #include "meta/names.h"
 
@@ -22,11 +22,11 @@ using views::Views;
 thread_local io::AlignedBuffer reply_buffer;
 
 // A live step's view follows its files, and steps come and go; what is inside a sealed one never changes.
-double timeout_of(const Views::Found& found) {
+double timeout_of(const Views::ViewNode& found) {
   return found.of && found.of->sealed && found.node != 0 ? kLongTimeout : 0;
 }
 
-fuse_entry_param entry_of(const Views::Found& found) {
+fuse_entry_param entry_of(const Views::ViewNode& found) {
   fuse_entry_param entry{};
   entry.ino = found.number;
   entry.attr = found.stat;
@@ -34,43 +34,43 @@ fuse_entry_param entry_of(const Views::Found& found) {
   return entry;
 }
 
-void reply_entry(const Reply& reply, const Result<Views::Found>& found) {
-  if (!found) return reply.error(found.error());
+void reply_entry(const Request& request, const Result<Views::ViewNode>& found) {
+  if (!found) return request.error(found.error());
   const fuse_entry_param entry = entry_of(found.value());
-  reply.answer(fuse_reply_entry, &entry);
+  request.answer(fuse_reply_entry, &entry);
 }
 
 void view_lookup(fuse_req_t req, fuse_ino_t parent, const char* name) {
-  const Reply reply(req, Operation::lookup, parent, name);
-  reply.fs().views.lookup(parent, reply.name(), reply.caller().uid,
-                          [reply](const Result<Views::Found>& found) { reply_entry(reply, found); });
+  const Request request(req, Operation::lookup, parent, name);
+  request.fs().views.lookup(parent, request.name(), request.caller().uid,
+                            [request](const Result<Views::ViewNode>& found) { reply_entry(request, found); });
 }
 
 void view_getattr(fuse_req_t req, fuse_ino_t inode, fuse_file_info*) {
-  const Reply reply(req, Operation::getattr, inode);
-  reply.fs().views.find(inode, reply.caller().uid, [reply](const Result<Views::Found>& found) {
-    if (!found) return reply.error(found.error());
-    reply.answer(fuse_reply_attr, &found.value().stat, timeout_of(found.value()));
+  const Request request(req, Operation::getattr, inode);
+  request.fs().views.find(inode, request.caller().uid, [request](const Result<Views::ViewNode>& found) {
+    if (!found) return request.error(found.error());
+    request.answer(fuse_reply_attr, &found.value().stat, timeout_of(found.value()));
   });
 }
 
 void view_readlink(fuse_req_t req, fuse_ino_t inode) {
-  const Reply reply(req, Operation::readlink, inode);
-  reply.fs().views.find(inode, reply.caller().uid, [reply](const Result<Views::Found>& found) {
-    if (!found) return reply.error(found.error());
-    if (!S_ISLNK(found.value().stat.st_mode)) return reply.error(EINVAL);
-    reply.answer(fuse_reply_readlink, found.value().of->view.node(found.value().node)->text->c_str());
+  const Request request(req, Operation::readlink, inode);
+  request.fs().views.find(inode, request.caller().uid, [request](const Result<Views::ViewNode>& found) {
+    if (!found) return request.error(found.error());
+    if (!S_ISLNK(found.value().stat.st_mode)) return request.error(EINVAL);
+    request.answer(fuse_reply_readlink, found.value().of->view.node(found.value().node)->text->c_str());
   });
 }
 
-void open_found(const Reply& reply, const Views::Found& found, fuse_file_info info) {
-  Filesystem& fs = reply.fs();
+void open_found(const Request& request, const Views::ViewNode& found, fuse_file_info info) {
+  Filesystem& fs = request.fs();
   auto opened = fs.view_files.open(found);
-  if (!opened) return reply.error(opened.error());
+  if (!opened) return request.error(opened.error());
   auto file = std::move(opened).value();
-  if (const auto held = file->claim(fs.memory, reply.caller().uid); !held) return reply.error(held.error());
-  auto claim = fs.descriptors.take(reply.caller().uid, file->descriptors());
-  if (!claim) return reply.error(claim.error());
+  if (const auto held = file->claim(fs.memory, request.caller().uid); !held) return request.error(held.error());
+  auto claim = fs.descriptors.take(request.caller().uid, file->descriptors());
+  if (!claim) return request.error(claim.error());
   fs.views.opened(found.number, file->view());
   add(fs.counters.opens_of_views);
   if (const auto& blocks = file->blocks()) {
@@ -82,72 +82,72 @@ void open_found(const Reply& reply, const Views::Found& found, fuse_file_info in
   }
   info.noflush = 1;
   info.fh = fs.view_handles.add(std::make_unique<ViewHandle>(ViewHandle{std::move(claim).value(), std::move(file)}));
-  if (reply.answer(fuse_reply_open, &info) != 0) fs.view_handles.take(info.fh);
+  if (request.answer(fuse_reply_open, &info) != 0) fs.view_handles.take(info.fh);
 }
 
 void view_open(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
-  const Reply reply(req, Operation::open, inode);
-  if ((info->flags & O_ACCMODE) != O_RDONLY || (info->flags & O_TRUNC) != 0) return reply.error(EROFS);
-  const uint32_t user = reply.caller().uid;
-  reply.fs().views.find_now(inode, user, [reply, user, info = *info](const Result<Views::Found>& found) {
-    if (!found) return reply.error(found.error());
-    if (!S_ISREG(found.value().stat.st_mode)) return reply.error(EISDIR);
-    const auto work = [reply, found = found.value(), info] { open_found(reply, found, info); };
-    if (reply.fs().view_files.opens_quickly(found.value())) return work();
-    if (const auto started = reply.fs().lanes.start(user, work); !started) reply.error(started.error());
+  const Request request(req, Operation::open, inode);
+  if ((info->flags & O_ACCMODE) != O_RDONLY || (info->flags & O_TRUNC) != 0) return request.error(EROFS);
+  const uint32_t user = request.caller().uid;
+  request.fs().views.find_now(inode, user, [request, user, info = *info](const Result<Views::ViewNode>& found) {
+    if (!found) return request.error(found.error());
+    if (!S_ISREG(found.value().stat.st_mode)) return request.error(EISDIR);
+    const auto work = [request, found = found.value(), info] { open_found(request, found, info); };
+    if (request.fs().view_files.opens_quickly(found.value())) return work();
+    if (const auto started = request.fs().lanes.start(user, work); !started) request.error(started.error());
   });
 }
 
-void read_view(const Reply& reply, const ViewFile& file, size_t size, uint64_t offset) {
+void read_view(const Request& request, const ViewFile& file, size_t size, uint64_t offset) {
   const auto buffer = reply_buffer.get(size);
-  if (buffer.size() < size) return reply.error(ENOMEM);
+  if (buffer.size() < size) return request.error(ENOMEM);
   const auto got = file.read(buffer.first(size), offset);
   if (!got) {
-    add(reply.fs().counters.read_errors);
-    return reply.error(got.error());
+    add(request.fs().counters.read_errors);
+    return request.error(got.error());
   }
-  reply.data(buffer.first(got.value()));
+  request.data(buffer.first(got.value()));
 }
 
 void view_read(fuse_req_t req, fuse_ino_t inode, size_t size, off_t given, fuse_file_info* info) {
-  const Reply reply(req, Operation::read, inode);
+  const Request request(req, Operation::read, inode);
   const std::shared_ptr<ViewFile> file = Handles<ViewHandle>::get(info->fh).file;
   const auto offset = static_cast<uint64_t>(given);
-  if (file->reads_quickly(offset, size)) return read_view(reply, *file, size, offset);
-  const auto started = reply.fs().lanes.start(reply.caller().uid, [reply, file, size, offset] {
-    return reply.fs().leaving ? reply.error(ECANCELED) : read_view(reply, *file, size, offset);
+  if (file->reads_quickly(offset, size)) return read_view(request, *file, size, offset);
+  const auto started = request.fs().lanes.start(request.caller().uid, [request, file, size, offset] {
+    return request.fs().leaving ? request.error(ECANCELED) : read_view(request, *file, size, offset);
   });
-  if (!started) reply.error(started.error());
+  if (!started) request.error(started.error());
 }
 
 void view_release(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
-  const Reply reply(req, Operation::release, inode);
-  reply.fs().view_handles.take(info->fh);
-  reply.ok();
+  const Request request(req, Operation::release, inode);
+  request.fs().view_handles.take(info->fh);
+  request.ok();
 }
 
-void view_flush(fuse_req_t req, fuse_ino_t inode, fuse_file_info*) { Reply(req, Operation::flush, inode).ok(); }
+void view_flush(fuse_req_t req, fuse_ino_t inode, fuse_file_info*) { Request(req, Operation::flush, inode).ok(); }
 
 void view_lseek(fuse_req_t req, fuse_ino_t inode, off_t offset, int whence, fuse_file_info* info) {
-  const Reply reply(req, Operation::lseek, inode);
+  const Request request(req, Operation::lseek, inode);
   const auto size = static_cast<off_t>(Handles<ViewHandle>::get(info->fh).file->size());
-  if (whence != SEEK_DATA && whence != SEEK_HOLE) return reply.error(EINVAL);
-  if (offset < 0 || offset >= size) return reply.error(ENXIO);
-  reply.answer(fuse_reply_lseek, whence == SEEK_DATA ? offset : size);
+  if (whence != SEEK_DATA && whence != SEEK_HOLE) return request.error(EINVAL);
+  if (offset < 0 || offset >= size) return request.error(ENXIO);
+  request.answer(fuse_reply_lseek, whence == SEEK_DATA ? offset : size);
 }
 
-void view_fsync(fuse_req_t req, fuse_ino_t inode, int, fuse_file_info*) { Reply(req, Operation::fsync, inode).ok(); }
+void view_fsync(fuse_req_t req, fuse_ino_t inode, int, fuse_file_info*) { Request(req, Operation::fsync, inode).ok(); }
 
 void view_getxattr(fuse_req_t req, fuse_ino_t inode, const char* name, size_t) {
-  Reply(req, Operation::getxattr, inode, name).error(ENODATA);
+  Request(req, Operation::getxattr, inode, name).error(ENODATA);
 }
 
 void view_listxattr(fuse_req_t req, fuse_ino_t inode, size_t size) {
-  const Reply reply(req, Operation::listxattr, inode);
+  const Request request(req, Operation::listxattr, inode);
   if (size == 0) {
-    reply.answer(fuse_reply_xattr, size_t{0});
+    request.answer(fuse_reply_xattr, size_t{0});
   } else {
-    reply.data({});
+    request.data({});
   }
 }
 
@@ -228,9 +228,9 @@ void routed_forget(fuse_req_t req, fuse_ino_t inode, uint64_t lookups) {
 // The one name in the root that is virtual.
 void routed_lookup(fuse_req_t req, fuse_ino_t parent, const char* name) {
   if (parent == meta::kRootInode && std::string_view(name) == meta::kViewsName) {
-    const Reply reply(req, Operation::lookup, parent, name);
-    reply.fs().views.find(views::kRoot, reply.caller().uid,
-                          [reply](const Result<Views::Found>& found) { reply_entry(reply, found); });
+    const Request request(req, Operation::lookup, parent, name);
+    request.fs().views.find(views::kRoot, request.caller().uid,
+                            [request](const Result<Views::ViewNode>& found) { reply_entry(request, found); });
   } else {
     Route<&fuse_lowlevel_ops::lookup>::call(req, parent, name);
   }

@@ -5,7 +5,7 @@
 
 #include "fs/ops/control_xattrs.h"
 #include "fs/ops/operations.h"
-#include "fs/ops/reply.h"
+#include "fs/ops/request.h"
 
 namespace ckptfs::fs {
 
@@ -18,27 +18,27 @@ bool is_unsupported(std::string_view name) { return name.starts_with("system.");
 bool is_trusted(std::string_view name) { return name.starts_with("trusted."); }
 
 // A size of 0 asks for the length.
-void answer(const Reply& reply, const std::string& value, size_t size) {
+void answer(const Request& request, const std::string& value, size_t size) {
   if (size == 0) {
-    reply.answer(fuse_reply_xattr, value.size());
+    request.answer(fuse_reply_xattr, value.size());
   } else if (value.size() > size) {
-    reply.error(ERANGE);
+    request.error(ERANGE);
   } else {
-    reply.answer(fuse_reply_buf, value.data(), value.size());
+    request.answer(fuse_reply_buf, value.data(), value.size());
   }
 }
 
 void op_setxattr(fuse_req_t req, fuse_ino_t inode, const char* name, const char* value, size_t size, int flags) {
-  const Reply reply(req, Operation::setxattr, inode);
-  if (is_unsupported(name)) return reply.error(EOPNOTSUPP);
+  const Request request(req, Operation::setxattr, inode);
+  if (is_unsupported(name)) return request.error(EOPNOTSUPP);
   const std::string content(value, size);
   if (is_control(name)) {
-    ControlXattrs(reply.fs()).set(inode, control_name(name), content, reply.peer(), [reply](const Result<>& result) {
-      reply.result(result);
-    });
+    ControlXattrs(request.fs())
+        .set(inode, control_name(name), content, request.peer(),
+             [request](const Result<>& result) { request.result(result); });
     return;
   }
-  reply.result(reply.fs().tree.set_xattr(inode, name, content, flags));
+  request.result(request.fs().tree.set_xattr(inode, name, content, flags));
 }
 
 // Which controls depend on who asks; the others are spared the look at who that is.
@@ -49,66 +49,66 @@ bool depends_on_caller(std::string_view control) {
 // Which controls take a look at the files of a step, of which there may be many.
 bool looks_at_steps(std::string_view control) { return control == "state" || control == "identical_to"; }
 
-void answer_control(const Reply& reply, const std::string& name, size_t size) {
+void answer_control(const Request& request, const std::string& name, size_t size) {
   const auto value =
-      ControlXattrs(reply.fs()).get(reply.inode(), name, depends_on_caller(name) ? reply.peer() : Peer());
-  if (!value) return reply.error(value.error());
-  answer(reply, value.value(), size);
+      ControlXattrs(request.fs()).get(request.inode(), name, depends_on_caller(name) ? request.peer() : Peer());
+  if (!value) return request.error(value.error());
+  answer(request, value.value(), size);
 }
 
 // What takes long is found on a thread of its own, and not for its length alone: that may be more than it turns out.
-void answer_slow_control(const Reply& reply, const std::string& name, size_t size) {
+void answer_slow_control(const Request& request, const std::string& name, size_t size) {
   if (size == 0) {
-    const auto longest = ControlXattrs(reply.fs()).longest(reply.inode(), name);
-    if (!longest) return reply.error(longest.error());
-    reply.answer(fuse_reply_xattr, longest.value());
+    const auto longest = ControlXattrs(request.fs()).longest(request.inode(), name);
+    if (!longest) return request.error(longest.error());
+    request.answer(fuse_reply_xattr, longest.value());
     return;
   }
-  const auto value = ControlXattrs(reply.fs()).get_quickly(reply.inode(), name);
-  if (!value) return reply.error(value.error());
-  if (value.value()) return answer(reply, *value.value(), size);
-  const auto started = reply.fs().tasks.start([reply, name, size] { answer_control(reply, name, size); });
-  if (!started) reply.error(started.error());
+  const auto value = ControlXattrs(request.fs()).get_quickly(request.inode(), name);
+  if (!value) return request.error(value.error());
+  if (value.value()) return answer(request, *value.value(), size);
+  const auto started = request.fs().tasks.start([request, name, size] { answer_control(request, name, size); });
+  if (!started) request.error(started.error());
 }
 
 void op_getxattr(fuse_req_t req, fuse_ino_t inode, const char* name, size_t size) {
-  const Reply reply(req, Operation::getxattr, inode);
-  if (is_unsupported(name)) return reply.error(EOPNOTSUPP);
+  const Request request(req, Operation::getxattr, inode);
+  if (is_unsupported(name)) return request.error(EOPNOTSUPP);
   if (is_control(name)) {
     const std::string control = control_name(name);
     if (looks_at_steps(control)) {
-      const auto work = [reply, control, size] { answer_control(reply, control, size); };
-      const auto started = reply.fs().lanes.start(reply.caller().uid, work);
-      return started ? void() : reply.error(started.error());
+      const auto work = [request, control, size] { answer_control(request, control, size); };
+      const auto started = request.fs().lanes.start(request.caller().uid, work);
+      return started ? void() : request.error(started.error());
     }
-    return (ControlXattrs::is_slow(control) ? answer_slow_control : answer_control)(reply, control, size);
+    return (ControlXattrs::is_slow(control) ? answer_slow_control : answer_control)(request, control, size);
   }
-  const auto value = reply.fs().tree.xattr(inode, name);
-  if (!value) return reply.error(value.error());
-  answer(reply, value.value(), size);
+  const auto value = request.fs().tree.xattr(inode, name);
+  if (!value) return request.error(value.error());
+  answer(request, value.value(), size);
 }
 
 void op_listxattr(fuse_req_t req, fuse_ino_t inode, size_t size) {
-  const Reply reply(req, Operation::listxattr, inode);
-  const auto names = reply.fs().tree.list_xattrs(inode);
-  if (!names) return reply.error(names.error());
-  const bool may_see_all = reply.caller().uid == 0;
+  const Request request(req, Operation::listxattr, inode);
+  const auto names = request.fs().tree.list_xattrs(inode);
+  if (!names) return request.error(names.error());
+  const bool may_see_all = request.caller().uid == 0;
   std::string list;
   for (const std::string& name : names.value()) {
     if (may_see_all || !is_trusted(name)) list.append(name).push_back('\0');
   }
-  answer(reply, list, size);
+  answer(request, list, size);
 }
 
 void op_removexattr(fuse_req_t req, fuse_ino_t inode, const char* name) {
-  const Reply reply(req, Operation::removexattr, inode);
-  if (is_unsupported(name)) return reply.error(EOPNOTSUPP);
+  const Request request(req, Operation::removexattr, inode);
+  if (is_unsupported(name)) return request.error(EOPNOTSUPP);
   if (is_control(name)) {
-    return ControlXattrs(reply.fs()).remove(inode, control_name(name), reply.peer(), [reply](const Result<>& result) {
-      reply.result(result);
-    });
+    return ControlXattrs(request.fs())
+        .remove(inode, control_name(name), request.peer(),
+                [request](const Result<>& result) { request.result(result); });
   }
-  reply.result(reply.fs().tree.remove_xattr(inode, name));
+  request.result(request.fs().tree.remove_xattr(inode, name));
 }
 
 }  // namespace

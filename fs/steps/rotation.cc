@@ -130,7 +130,7 @@ Result<> Rotation::look_after(meta::InodeNumber series, Findings& findings) {
   TRY_ASSIGN(const meta::Policy wanted, meta::parse_policy(series_policy.armed));
   TRY(note_clock());
   const std::string metric = wanted.keep_best ? wanted.keep_best->metric : "";
-  TRY_ASSIGN(const SeriesLook look, step_facts_.look_at(series, metric, true));
+  TRY_ASSIGN(const SeriesStatus look, step_facts_.inspect_series(series, metric, true));
   if (!series_policy.is_armed()) {
     TRY_ASSIGN(const bool changed, arm(series, series_policy, look));
     if (changed) {  // nothing is done by a policy that has just been replaced
@@ -143,7 +143,7 @@ Result<> Rotation::look_after(meta::InodeNumber series, Findings& findings) {
   TRY_ASSIGN(const meta::Judgement judgement, judge(rules, look));
   const std::string path = tree_.path_of(series);
   for (const std::string& warning : judgement.warnings) findings.warnings.push_back(path + ": " + warning);
-  for (const StepLook& step : look.steps) {
+  for (const StepStatus& step : look.steps) {
     if (step.failed) findings.warnings.push_back(path + "/" + step.facts.tag + " cannot be judged: " + step.reason);
   }
   if (!look.unclear.empty()) {
@@ -156,10 +156,10 @@ Result<> Rotation::look_after(meta::InodeNumber series, Findings& findings) {
 }
 
 // What one of them fails for does not keep the others.
-Result<> Rotation::carry_out(meta::InodeNumber series, const meta::Policy& policy, const SeriesLook& look,
+Result<> Rotation::carry_out(meta::InodeNumber series, const meta::Policy& policy, const SeriesStatus& look,
                              const meta::Judgement& judgement, Findings& findings) {
   const std::string path = tree_.path_of(series);
-  std::vector<const StepLook*> newest;
+  std::vector<const StepStatus*> newest;
   std::vector<size_t> going;
   for (size_t at = 0; at < look.steps.size(); ++at) {
     const auto& reasons = judgement.decisions[at].reasons;
@@ -179,7 +179,7 @@ Result<> Rotation::carry_out(meta::InodeNumber series, const meta::Policy& polic
   }
   for (const size_t at : going) {
     if (is_stopping()) return Error(ECANCELED);
-    const StepLook& step = look.steps[at];
+    const StepStatus& step = look.steps[at];
     const auto thought = second_thought(series, look, step, newest);
     if (thought && !thought.value().empty()) {
       findings.held.push_back(path + "/" + step.facts.tag + ": " + thought.value());
@@ -192,11 +192,11 @@ Result<> Rotation::carry_out(meta::InodeNumber series, const meta::Policy& polic
 }
 
 // A removal is durable at once. What was written to the steps that stay, and to `latest`, may be in memory only.
-Result<> Rotation::make_durable(meta::InodeNumber series, const SeriesLook& look,
+Result<> Rotation::make_durable(meta::InodeNumber series, const SeriesStatus& look,
                                 const meta::Judgement& judgement) const {
   TRY(tree_.write_back().sync_all());  // which is told of what no file tells any more
   for (size_t at = 0; at < look.steps.size(); ++at) {
-    const StepLook& step = look.steps[at];
+    const StepStatus& step = look.steps[at];
     if (!judgement.decisions[at].stays || step.facts.completeness != Completeness::complete) continue;
     TRY(step_facts_.make_durable(step));
   }
@@ -209,9 +209,9 @@ Result<> Rotation::make_durable(meta::InodeNumber series, const SeriesLook& look
   return tree_.sync();
 }
 
-Result<bool> Rotation::is_as_it_was(meta::InodeNumber series, const StepLook& complete) const {
+Result<bool> Rotation::is_as_it_was(meta::InodeNumber series, const StepStatus& complete) const {
   const auto there = tree_.child(series, complete.facts.tag);
-  const auto now = there ? step_facts_.look_at_step(complete.inode) : there.error();
+  const auto now = there ? step_facts_.inspect_step(complete.inode) : there.error();
   if (!now && now.error().errno_value() == ENOENT) return false;
   TRY(now);
   return there.value() == complete.inode && now.value().facts.completeness == Completeness::complete &&
@@ -219,18 +219,18 @@ Result<bool> Rotation::is_as_it_was(meta::InodeNumber series, const StepLook& co
 }
 
 // Much may have happened since the series was looked at. After a start nobody knows who had what open.
-Result<std::string> Rotation::second_thought(meta::InodeNumber series, const SeriesLook& look, const StepLook& step,
-                                             const std::vector<const StepLook*>& newest) const {
+Result<std::string> Rotation::second_thought(meta::InodeNumber series, const SeriesStatus& look, const StepStatus& step,
+                                             const std::vector<const StepStatus*>& newest) const {
   if (Clock::now() - started_ < 2 * quiet_) return "mounted a moment ago";
   bool any = false;
-  for (const StepLook* const one : newest) {
+  for (const StepStatus* const one : newest) {
     if (one->owner != step.owner) continue;
     TRY_ASSIGN(const bool same, is_as_it_was(series, *one));
     if (!same) return "the newest complete step is no longer what it was";
     any = true;
   }
   if (!any) return "nothing complete would be left";
-  TRY_ASSIGN(const StepLook now, step_facts_.look_at_step(step.inode));
+  TRY_ASSIGN(const StepStatus now, step_facts_.inspect_step(step.inode));
   if (now.facts.in_use) return "in use";
   if (now.facts.completeness != step.facts.completeness || now.changed != step.changed) return "it has just changed";
   // What may change in a moment comes last.
@@ -242,7 +242,7 @@ Result<std::string> Rotation::second_thought(meta::InodeNumber series, const Ser
 }
 
 // Left alone: nothing in the series has changed for the quiet time. See meta/policy.h.
-Result<bool> Rotation::arm(meta::InodeNumber series, const meta::SeriesPolicy& policy, const SeriesLook& look) {
+Result<bool> Rotation::arm(meta::InodeNumber series, const meta::SeriesPolicy& policy, const SeriesStatus& look) {
   if (!policy.left_alone) {
     const auto since = std::max(look.changed, meta::wall_time(policy.changed)) + quiet_;
     if (look.written || now() < since) return false;
@@ -252,7 +252,7 @@ Result<bool> Rotation::arm(meta::InodeNumber series, const meta::SeriesPolicy& p
     return true;
   }
   const auto left_alone = meta::wall_time(*policy.left_alone);
-  const bool completed = std::any_of(look.steps.begin(), look.steps.end(), [&](const StepLook& step) {
+  const bool completed = std::any_of(look.steps.begin(), look.steps.end(), [&](const StepStatus& step) {
     return step.facts.completeness == Completeness::complete && step.facts.completed >= left_alone &&
            step.facts.completed <= now();  // what is dated in the future may be older than the change
   });
@@ -274,7 +274,7 @@ bool Rotation::is_stopping() const {
 }
 
 // The owner of the series comes last: what others keep here is the first to make room for the store.
-Result<meta::Judgement> Rotation::judge(const Rules& rules, const SeriesLook& look) const {
+Result<meta::Judgement> Rotation::judge(const Rules& rules, const SeriesStatus& look) const {
   std::map<std::pair<bool, uint32_t>, std::vector<size_t>> by_owner;
   for (size_t at = 0; at < look.steps.size(); ++at) {
     const uint32_t owner = look.steps[at].owner;
@@ -296,7 +296,7 @@ Result<meta::Judgement> Rotation::judge(const Rules& rules, const SeriesLook& lo
   return judgement;
 }
 
-Result<meta::Judgement> Rotation::judge_owner(const Rules& rules, const SeriesLook& look,
+Result<meta::Judgement> Rotation::judge_owner(const Rules& rules, const SeriesStatus& look,
                                               const std::vector<size_t>& steps,
                                               const std::vector<meta::InodeNumber>& gone_before) const {
   TRY_ASSIGN(meta::Policy policy, meta::parse_policy(rules.text));
@@ -344,7 +344,7 @@ Result<meta::Judgement> Rotation::judge_owner(const Rules& rules, const SeriesLo
   }
 }
 
-Result<> Rotation::remove(meta::InodeNumber series, const StepLook& step, const meta::Decision& decision) {
+Result<> Rotation::remove(meta::InodeNumber series, const StepStatus& step, const meta::Decision& decision) {
   const std::string path = tree_.path_of(step.inode);
   TRY(io::fault_point("rotation.before_remove"));
   TRY(removals_.remove(series, step.facts.tag, step.inode));
@@ -354,12 +354,12 @@ Result<> Rotation::remove(meta::InodeNumber series, const StepLook& step, const 
   return success();
 }
 
-Result<> Rotation::seal(const Rules& rules, const SeriesLook& look, const meta::Judgement& judgement) {
+Result<> Rotation::seal(const Rules& rules, const SeriesStatus& look, const meta::Judgement& judgement) {
   TRY_ASSIGN(const meta::Policy policy, meta::parse_policy(rules.text));
   if (!policy.seal_after) return success();
   const meta::StoreTime now = step_facts_.clock().now();
   for (size_t at = 0; at < look.steps.size(); ++at) {
-    const StepLook& step = look.steps[at];
+    const StepStatus& step = look.steps[at];
     if (!judgement.decisions[at].stays) continue;
     const bool due = step.facts.completeness == Completeness::complete && !step.record.sealed && !step.facts.in_use &&
                      step.seen && now - std::max(step.seen->completed_at, step.seen->changed_at) >= *policy.seal_after;
@@ -377,7 +377,7 @@ Result<> Rotation::seal(const Rules& rules, const SeriesLook& look, const meta::
   return success();
 }
 
-void Rotation::note_held(const std::string& path, const meta::Policy& policy, const StepLook& step,
+void Rotation::note_held(const std::string& path, const meta::Policy& policy, const StepStatus& step,
                          const meta::Decision& decision, Findings& findings) const {
   const bool only_protected = std::all_of(decision.reasons.begin(), decision.reasons.end(), is_protection);
   const bool judged =
@@ -391,7 +391,7 @@ Result<SeriesJudgement> Rotation::look(meta::InodeNumber series, const std::opti
   TRY_ASSIGN(found.policy, meta::policy_of(store_, series));
   const Rules asked = rules ? *rules : Rules{found.policy.set, found.policy.set_by};
   TRY_ASSIGN(const meta::Policy policy, meta::parse_policy(asked.text));
-  TRY_ASSIGN(found.look, step_facts_.look_at(series, policy.keep_best ? policy.keep_best->metric : "", false));
+  TRY_ASSIGN(found.look, step_facts_.inspect_series(series, policy.keep_best ? policy.keep_best->metric : "", false));
   TRY_ASSIGN(found.judgement, judge(asked, found.look));
   return found;
 }

@@ -29,7 +29,7 @@ namespace ckptfs::fs {
 // A series, and what a policy says of each of its steps.
 struct SeriesJudgement {
   meta::SeriesPolicy policy;
-  SeriesLook look;
+  SeriesStatus look;
   meta::Judgement judgement;  // a decision for each of look.steps
 };
 
@@ -81,25 +81,25 @@ class Rotation {
   Result<> look_after_all();
   Result<> look_after(meta::InodeNumber series, Findings& findings);
   // Each owner's steps by themselves, so that nobody's steps make another's go.
-  Result<meta::Judgement> judge(const Rules& rules, const SeriesLook& look) const;
-  Result<meta::Judgement> judge_owner(const Rules& rules, const SeriesLook& look, const std::vector<size_t>& steps,
+  Result<meta::Judgement> judge(const Rules& rules, const SeriesStatus& look) const;
+  Result<meta::Judgement> judge_owner(const Rules& rules, const SeriesStatus& look, const std::vector<size_t>& steps,
                                       const std::vector<meta::InodeNumber>& gone_before) const;
   // True: what is armed has changed, or may with the next look.
-  Result<bool> arm(meta::InodeNumber series, const meta::SeriesPolicy& policy, const SeriesLook& look);
-  Result<> carry_out(meta::InodeNumber series, const meta::Policy& policy, const SeriesLook& look,
+  Result<bool> arm(meta::InodeNumber series, const meta::SeriesPolicy& policy, const SeriesStatus& look);
+  Result<> carry_out(meta::InodeNumber series, const meta::Policy& policy, const SeriesStatus& look,
                      const meta::Judgement& judgement, Findings& findings);
-  Result<> seal(const Rules& rules, const SeriesLook& look, const meta::Judgement& judgement);
+  Result<> seal(const Rules& rules, const SeriesStatus& look, const meta::Judgement& judgement);
   Result<uint64_t> exclusive_bytes(std::vector<meta::InodeNumber> steps) const;
   // All that stays is on the disk and in the durable index when it returns.
-  Result<> make_durable(meta::InodeNumber series, const SeriesLook& look, const meta::Judgement& judgement) const;
-  Result<bool> is_as_it_was(meta::InodeNumber series, const StepLook& complete) const;
+  Result<> make_durable(meta::InodeNumber series, const SeriesStatus& look, const meta::Judgement& judgement) const;
+  Result<bool> is_as_it_was(meta::InodeNumber series, const StepStatus& complete) const;
   // Why it is not to go after all, as things are now; empty: it is.
-  Result<std::string> second_thought(meta::InodeNumber series, const SeriesLook& look, const StepLook& step,
-                                     const std::vector<const StepLook*>& newest) const;
-  Result<> remove(meta::InodeNumber series, const StepLook& step, const meta::Decision& decision);
+  Result<std::string> second_thought(meta::InodeNumber series, const SeriesStatus& look, const StepStatus& step,
+                                     const std::vector<const StepStatus*>& newest) const;
+  Result<> remove(meta::InodeNumber series, const StepStatus& step, const meta::Decision& decision);
   Result<> note_clock();
   bool is_stopping() const;
-  void note_held(const std::string& path, const meta::Policy& policy, const StepLook& step,
+  void note_held(const std::string& path, const meta::Policy& policy, const StepStatus& step,
                  const meta::Decision& decision, Findings& findings) const;
   void failed(const std::string& what, const Error& error);
 

@@ -87,8 +87,8 @@ meta::formats::CompletenessJudgement judge_save(const meta::StepRecord& record, 
 }
 
 // One step that cannot be judged keeps no other from it.
-StepLook cannot_be_looked_at(const meta::DirectoryEntry& entry, const Error& error) {
-  StepLook look;
+StepStatus uninspected(const meta::DirectoryEntry& entry, const Error& error) {
+  StepStatus look;
   look.inode = entry.inode;
   look.facts.tag = entry.name;
   look.facts.number = meta::step_number(entry.name).value_or(0);
@@ -193,7 +193,8 @@ void StepFactsFinder::forget(meta::InodeNumber inode) {
   known_.erase(inode);
 }
 
-std::optional<StepFactsFinder::Known> StepFactsFinder::known_as(meta::InodeNumber step, const io::Digest& fingerprint) {
+std::optional<StepFactsFinder::CachedFacts> StepFactsFinder::known_as(meta::InodeNumber step,
+                                                                      const io::Digest& fingerprint) {
   const std::lock_guard lock(mutex_);
   const auto known = known_.find(step);
   return known != known_.end() && known->second.fingerprint == fingerprint ? std::optional(known->second)
@@ -201,8 +202,8 @@ std::optional<StepFactsFinder::Known> StepFactsFinder::known_as(meta::InodeNumbe
 }
 
 // As it was judged before, if no file has changed.
-Result<StepFactsFinder::Known> StepFactsFinder::judge(meta::InodeNumber step, const Changes& changes, const Used& used,
-                                                      StepLook& look) {
+Result<StepFactsFinder::CachedFacts> StepFactsFinder::judge(meta::InodeNumber step, const Changes& changes,
+                                                            const Used& used, StepStatus& look) {
   const views::AskWriters ask_writers = [this](meta::InodeNumber inode, int) {
     return views::Writers{files_.open_for_writing(inode), false, {}};
   };
@@ -212,7 +213,7 @@ Result<StepFactsFinder::Known> StepFactsFinder::judge(meta::InodeNumber step, co
   look.files = files.inodes().size();
   look.bytes = files.bytes();
   look.facts.in_use = std::ranges::any_of(files.inodes(), [&used](auto inode) { return used.contains(inode); });
-  Known known;
+  CachedFacts known;
   if (!files.problems().empty()) {
     known.judgement = {Completeness::incomplete, files.problems().front().file + ": it is being written"};
     return known;
@@ -255,7 +256,7 @@ Result<StepFactsFinder::Known> StepFactsFinder::judge(meta::InodeNumber step, co
 
 // By the store's clock, where rotation has seen the step as it is now. What rotation has not seen so has just changed.
 // The wall clock tells where nobody watches.
-std::chrono::seconds StepFactsFinder::quiet_of(const StepLook& look, bool watches) const {
+std::chrono::seconds StepFactsFinder::quiet_of(const StepStatus& look, bool watches) const {
   std::chrono::nanoseconds quiet{};
   if (look.seen && look.seen->changed == look.changed) {
     quiet = clock().now() - look.seen->changed_at;
@@ -266,10 +267,10 @@ std::chrono::seconds StepFactsFinder::quiet_of(const StepLook& look, bool watche
 }
 
 // All that is new is of one moment: which of it is newer the files tell.
-Result<> StepFactsFinder::see(meta::InodeNumber series, std::vector<StepLook>& steps, bool watches) const {
+Result<> StepFactsFinder::see(meta::InodeNumber series, std::vector<StepStatus>& steps, bool watches) const {
   const meta::Moment now{wall_time(meta::now()), clock().now()};
   std::vector<std::pair<meta::InodeNumber, meta::SeenStep>> changed;
-  for (StepLook& step : steps) {
+  for (StepStatus& step : steps) {
     const meta::SeenStep seen = meta::see_step(step.seen, series, step.changed, step.completed, now);
     if (!step.failed && step.seen != seen) changed.emplace_back(step.inode, seen);
     if (!step.failed) step.seen = seen;
@@ -278,10 +279,10 @@ Result<> StepFactsFinder::see(meta::InodeNumber series, std::vector<StepLook>& s
   return watches ? meta::note_seen(store_, clock(), changed) : Result<>(success());
 }
 
-Result<StepLook> StepFactsFinder::look_at_step(meta::InodeNumber step, const std::string& tag,
-                                               const Circumstances& now) {
+Result<StepStatus> StepFactsFinder::inspect_step(meta::InodeNumber step, const std::string& tag,
+                                                 const Circumstances& now) {
   if (stopping_) return Error(ECANCELED);
-  StepLook look;
+  StepStatus look;
   look.inode = step;
   TRY_ASSIGN(const meta::InodeRecord folder, tree_.inode(step));
   look.owner = folder.uid;
@@ -289,7 +290,7 @@ Result<StepLook> StepFactsFinder::look_at_step(meta::InodeNumber step, const std
   look.record = record.value_or(meta::StepRecord());
   TRY_ASSIGN(const Changes changes, changes_below(step));
   look.changed = wall_time(changes.any);
-  TRY_ASSIGN(const Known known, judge(step, changes, now.used, look));
+  TRY_ASSIGN(const CachedFacts known, judge(step, changes, now.used, look));
   TRY_ASSIGN(look.seen, meta::seen_step(store_, step));
   look.quiet = quiet_of(look, now.watches);
   const bool partial = meta::is_partial_name(tag);
@@ -316,17 +317,17 @@ Result<StepLook> StepFactsFinder::look_at_step(meta::InodeNumber step, const std
   return look;
 }
 
-Result<StepLook> StepFactsFinder::look_at_step(meta::InodeNumber step) {
+Result<StepStatus> StepFactsFinder::inspect_step(meta::InodeNumber step) {
   TRY_ASSIGN(const bool is_step, meta::is_step(tree_, step));
   const std::string path = tree_.path_of(step);
   if (!is_step) return Error(EINVAL, path + ": it is no step");
   TRY_ASSIGN(Inodes pinned, tree_.pinned_folders());
-  return look_at_step(step, path.substr(path.rfind('/') + 1), {used(), std::move(pinned)});
+  return inspect_step(step, path.substr(path.rfind('/') + 1), {used(), std::move(pinned)});
 }
 
 // What was made durable is, until its files are others. So is a file with digests that are current, which were taken
 // after it was synced, and a frozen one.
-Result<> StepFactsFinder::make_durable(const StepLook& look) {
+Result<> StepFactsFinder::make_durable(const StepStatus& look) {
   const auto is_same = [&](const auto& known) {
     return known != known_.end() && known->second.fingerprint == look.fingerprint;
   };
@@ -348,7 +349,7 @@ Result<> StepFactsFinder::make_durable(const StepLook& look) {
   return success();
 }
 
-const char* state_of(const StepLook& step) {
+const char* state_of(const StepStatus& step) {
   if (step.record.being_removed) return "being removed";
   if (step.damaged) return "damaged";
   if (step.record.sealed) return "sealed";
@@ -363,7 +364,7 @@ const char* state_of(const StepLook& step) {
   return "unknown";
 }
 
-Result<std::optional<double>> StepFactsFinder::metric_of(const StepLook& look, const std::string& name) {
+Result<std::optional<double>> StepFactsFinder::metric_of(const StepStatus& look, const std::string& name) {
   const auto set = store_.index().xattr(look.inode, meta::kMetricXattr + name);
   if (set) return meta::parse_metric(set.value());
   if (set.error().errno_value() != ENOENT) return set.error();
@@ -403,7 +404,7 @@ Result<std::optional<std::string>> StepFactsFinder::latest_of(meta::InodeNumber 
 }
 
 // Whoever may make a name in the series might make that one.
-Result<> StepFactsFinder::note_unclear(meta::InodeNumber series, const Error& error, SeriesLook& look) const {
+Result<> StepFactsFinder::note_unclear(meta::InodeNumber series, const Error& error, SeriesStatus& look) const {
   look.unclear = "nobody can tell what `latest` names: " + error.message();
   const auto file = tree_.child(series, "latest");
   if (!file && file.error().errno_value() == ENOENT) return success();  // it was removed this moment
@@ -413,8 +414,9 @@ Result<> StepFactsFinder::note_unclear(meta::InodeNumber series, const Error& er
   return success();
 }
 
-Result<SeriesLook> StepFactsFinder::look_at(meta::InodeNumber series, const std::string& metric, bool watches) {
-  SeriesLook look;
+Result<SeriesStatus> StepFactsFinder::inspect_series(meta::InodeNumber series, const std::string& metric,
+                                                     bool watches) {
+  SeriesStatus look;
   TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(series));
   look.owner = record.uid;
   look.changed = wall_time(later_of(record.mtime, record.ctime));
@@ -437,12 +439,12 @@ Result<SeriesLook> StepFactsFinder::look_at(meta::InodeNumber series, const std:
       look.others.push_back({entry.name, named ? "it holds no checkpoint file" : "it has no step's name"});
       continue;
     }
-    auto found = look_at_step(entry.inode, entry.name, now);
+    auto found = inspect_step(entry.inode, entry.name, now);
     const int failed = found ? 0 : found.error().errno_value();
     if (failed == ENOENT) continue;
     if (failed == ECANCELED) return found.error();
-    if (!found) found = cannot_be_looked_at(entry, found.error());
-    StepLook& one = found.value();
+    if (!found) found = uninspected(entry, found.error());
+    StepStatus& one = found.value();
     look.changed = std::max(look.changed, one.changed);
     if (one.record.being_removed) {
       look.others.push_back({entry.name, "it is being removed"});

@@ -30,7 +30,7 @@
 
 namespace ckptfs::fs {
 
-struct StepLook {
+struct StepStatus {
   meta::InodeNumber inode = 0;
   uint32_t owner = 0;
   meta::StepRecord record;
@@ -49,7 +49,7 @@ struct StepLook {
 };
 
 // "complete", "sealed", "being removed", "damaged", "incomplete", "unknown"
-const char* state_of(const StepLook& step);
+const char* state_of(const StepStatus& step);
 
 // A child of a series that is no step, and why.
 struct NoStep {
@@ -57,9 +57,9 @@ struct NoStep {
   std::string reason;
 };
 
-struct SeriesLook {
+struct SeriesStatus {
   uint32_t owner = 0;
-  std::vector<StepLook> steps;
+  std::vector<StepStatus> steps;
   std::vector<NoStep> others;
   meta::WallTime changed;             // when anything in it was, last; of what is no step: when names came or went
   bool written = false;               // somebody has a file of a step open for writing
@@ -85,17 +85,17 @@ class StepFactsFinder {
   // To be called before anything else.
   Result<> start();
   const meta::StoreClock& clock() const { return *clock_; }
-  Result<StepLook> look_at_step(meta::InodeNumber step);
+  Result<StepStatus> inspect_step(meta::InodeNumber step);
   // What the file `latest` of the series names; none: there is no such file.
   Result<std::optional<std::string>> latest_of(meta::InodeNumber series) const;
   // Looks that are under way end with ECANCELED, and so do those to come.
   void stop() { stopping_ = true; }
   // `metric`: what keep_best asks for; empty: nothing. `watches`: what is seen of the steps is noted with them. So a
   // series that has rules is watched all the time, and no other.
-  Result<SeriesLook> look_at(meta::InodeNumber series, const std::string& metric, bool watches);
+  Result<SeriesStatus> inspect_series(meta::InodeNumber series, const std::string& metric, bool watches);
   // What was written to the step, as it was looked at, is on the disk from now on; its names are when the index is
   // synced. An error names the file; its step is no longer complete.
-  Result<> make_durable(const StepLook& look);
+  Result<> make_durable(const StepStatus& look);
   // Does somebody have a file of the step open, or had within twice the quiet time?
   Result<bool> is_in_use(meta::InodeNumber step) const;
   // The inode is gone.
@@ -104,7 +104,7 @@ class StepFactsFinder {
  private:
   using Inodes = std::unordered_set<meta::InodeNumber>;
   using Used = Inodes;
-  struct Known {
+  struct CachedFacts {
     io::Digest fingerprint{};
     meta::formats::CompletenessJudgement judgement;
     timespec completed{};
@@ -127,19 +127,19 @@ class StepFactsFinder {
     Inodes pinned;
     bool watches = false;
   };
-  Result<StepLook> look_at_step(meta::InodeNumber step, const std::string& tag, const Circumstances& now);
-  Result<> note_unclear(meta::InodeNumber series, const Error& error, SeriesLook& look) const;
-  std::chrono::seconds quiet_of(const StepLook& look, bool watches) const;
-  Result<> see(meta::InodeNumber series, std::vector<StepLook>& steps, bool watches) const;
+  Result<StepStatus> inspect_step(meta::InodeNumber step, const std::string& tag, const Circumstances& now);
+  Result<> note_unclear(meta::InodeNumber series, const Error& error, SeriesStatus& look) const;
+  std::chrono::seconds quiet_of(const StepStatus& look, bool watches) const;
+  Result<> see(meta::InodeNumber series, std::vector<StepStatus>& steps, bool watches) const;
   Used used() const;
   Result<bool> holds_any(meta::InodeNumber step, const Used& used) const;
   bool is_written(meta::InodeNumber series) const;
-  std::optional<Known> known_as(meta::InodeNumber step, const io::Digest& fingerprint);
-  Result<Known> judge(meta::InodeNumber step, const Changes& changes, const Used& used, StepLook& look);
+  std::optional<CachedFacts> known_as(meta::InodeNumber step, const io::Digest& fingerprint);
+  Result<CachedFacts> judge(meta::InodeNumber step, const Changes& changes, const Used& used, StepStatus& look);
   Result<Changes> changes_below(meta::InodeNumber folder, unsigned depth = 0) const;
   Result<bool> is_mapped_for_writing(meta::InodeNumber step) const;
   Result<std::optional<std::string>> damage_in(const std::vector<meta::InodeNumber>& files) const;
-  Result<std::optional<double>> metric_of(const StepLook& look, const std::string& name);
+  Result<std::optional<double>> metric_of(const StepStatus& look, const std::string& name);
 
   meta::Store& store_;
   meta::Tree& tree_;
@@ -152,7 +152,7 @@ class StepFactsFinder {
   std::optional<meta::StoreClock> clock_;
   std::atomic<bool> stopping_{false};
   std::mutex mutex_;
-  std::unordered_map<meta::InodeNumber, Known> known_;  // guarded by mutex_; by step
+  std::unordered_map<meta::InodeNumber, CachedFacts> known_;  // guarded by mutex_; by step
 };
 
 }  // namespace ckptfs::fs

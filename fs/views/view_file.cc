@@ -15,7 +15,7 @@ namespace ckptfs::fs {
 
 BlockFile::~BlockFile() { backing_ids_.end(backing_id_); }
 
-ViewFile::ViewFile(const ViewFileParts& parts, std::atomic<bool>& have_shared, const views::Views::Found& found,
+ViewFile::ViewFile(const ViewFileParts& parts, std::atomic<bool>& have_shared, const views::Views::ViewNode& found,
                    std::shared_ptr<const BlockFile> kept)
     : parts_(parts),
       have_shared_(have_shared),
@@ -76,14 +76,14 @@ Result<bool> ViewFile::is_written(uint32_t file) const {
 
 // As far as it takes no look at the file.
 bool ViewFile::is_as_it_was(uint32_t file) const {
-  const views::Made& made = view_->files[file];
+  const views::SourceVersion& made = view_->files[file];
   return made.frozen || made.changed == parts_.files.writers_of(made.inode).changed;
 }
 
 // Of other bytes than the view was made from nothing is right any more.
 Result<bool> ViewFile::has_changed(uint32_t file) const {
   if (is_as_it_was(file)) return false;
-  const views::Made& made = view_->files[file];
+  const views::SourceVersion& made = view_->files[file];
   TRY_ASSIGN(const auto opened, backing(file));
   TRY_ASSIGN(const struct stat now, io::stat_fd(opened.descriptor));
   return now.st_size != made.size || now.st_ctim.tv_sec != made.ctime.tv_sec ||
@@ -159,7 +159,7 @@ Result<size_t> ViewFile::read(std::span<std::byte> buffer, uint64_t offset) cons
 
 // Numbers are told apart by a part of the version only: one in millions is of other bytes, and the kernel has pages of
 // the one that is open.
-Result<std::shared_ptr<ViewFile>> ViewFiles::known(const views::Views::Found& found) const {
+Result<std::shared_ptr<ViewFile>> ViewFiles::known(const views::Views::ViewNode& found) const {
   const std::lock_guard lock(mutex_);
   const auto open = open_.find(found.number);
   auto file = open == open_.end() ? nullptr : open->second.lock();
@@ -169,7 +169,7 @@ Result<std::shared_ptr<ViewFile>> ViewFiles::known(const views::Views::Found& fo
   return file;
 }
 
-std::shared_ptr<const BlockFile> ViewFiles::kept(const views::Views::Found& found) const {
+std::shared_ptr<const BlockFile> ViewFiles::kept(const views::Views::ViewNode& found) const {
   const std::lock_guard lock(mutex_);
   const auto kept = std::find_if(kept_.begin(), kept_.end(), [&found](const Kept& one) {
     return one.number == found.number && one.version == found.of->version;
@@ -177,7 +177,7 @@ std::shared_ptr<const BlockFile> ViewFiles::kept(const views::Views::Found& foun
   return kept == kept_.end() ? nullptr : kept->blocks;
 }
 
-bool ViewFiles::opens_quickly(const views::Views::Found& found) const {
+bool ViewFiles::opens_quickly(const views::Views::ViewNode& found) const {
   if (!parts_.modes.passthrough || static_cast<uint64_t>(found.stat.st_size) < views::kLeastShared) return true;
   const auto open = known(found);
   return !open || open.value() || kept(found);
@@ -192,7 +192,7 @@ std::shared_ptr<std::mutex> ViewFiles::turn_for(InodeNumber number) {
 }
 
 // One opens it first, and the others who ask wait for that one: to the kernel there is one backing file.
-Result<std::shared_ptr<ViewFile>> ViewFiles::open(const views::Views::Found& found) {
+Result<std::shared_ptr<ViewFile>> ViewFiles::open(const views::Views::ViewNode& found) {
   if (auto file = known(found); !file || file.value()) return file;
   const auto turn = turn_for(found.number);
   const std::lock_guard making(*turn);
@@ -205,7 +205,7 @@ Result<std::shared_ptr<ViewFile>> ViewFiles::open(const views::Views::Found& fou
 }
 
 // What let_go() was called for before the blocks were kept is looked for behind it.
-Result<std::shared_ptr<ViewFile>> ViewFiles::make(const views::Views::Found& found) {
+Result<std::shared_ptr<ViewFile>> ViewFiles::make(const views::Views::ViewNode& found) {
   const uint64_t let_go_before = all_let_go_;
   auto known_blocks = kept(found);
   const bool fresh = !known_blocks;

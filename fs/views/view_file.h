@@ -64,7 +64,7 @@ class BlockFile {
 class ViewFile {
  public:
   // `have_shared`: set before it shares blocks. `kept`: its content, where that was made already.
-  ViewFile(const ViewFileParts& parts, std::atomic<bool>& have_shared, const views::Views::Found& found,
+  ViewFile(const ViewFileParts& parts, std::atomic<bool>& have_shared, const views::Views::ViewNode& found,
            std::shared_ptr<const BlockFile> kept);
   // To be called next. ESTALE: a file that it is made from has changed since the view was made.
   Result<> begin();
@@ -127,10 +127,10 @@ class ViewFiles {
   explicit ViewFiles(const ViewFileParts& parts) : parts_(parts) {}
 
   // The one that all who have it open share. ESTALE: other bytes of the same inode number are open.
-  Result<std::shared_ptr<ViewFile>> open(const views::Views::Found& found);
+  Result<std::shared_ptr<ViewFile>> open(const views::Views::ViewNode& found);
   // Does open() return at once? It does not where blocks may have to be shared first: what was just written has to
   // reach the disk for that.
-  bool opens_quickly(const views::Views::Found& found) const;
+  bool opens_quickly(const views::Views::ViewNode& found) const;
   // The file is about to change or to go, or has just done so: nothing made of its blocks is kept.
   void let_go(InodeNumber inode);
   void let_all_go();
@@ -148,10 +148,10 @@ class ViewFiles {
   static constexpr size_t kMostKept = 32;
   static constexpr size_t kManyOpen = 1024;  // before those that are closed are looked for
 
-  Result<std::shared_ptr<ViewFile>> make(const views::Views::Found& found);
+  Result<std::shared_ptr<ViewFile>> make(const views::Views::ViewNode& found);
   // None: nobody has it open.
-  Result<std::shared_ptr<ViewFile>> known(const views::Views::Found& found) const;
-  std::shared_ptr<const BlockFile> kept(const views::Views::Found& found) const;
+  Result<std::shared_ptr<ViewFile>> known(const views::Views::ViewNode& found) const;
+  std::shared_ptr<const BlockFile> kept(const views::Views::ViewNode& found) const;
   std::shared_ptr<std::mutex> turn_for(InodeNumber number);
   void keep(Kept kept);
   template <class Predicate>

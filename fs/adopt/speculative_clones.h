@@ -1,7 +1,8 @@
-// The files that are being adopted (fs/adopt/adoption.h), or were until a moment ago and are not synced yet. Knows them
-// by inode, begins them, and settles in the background, within a second or so, those whose last close has come.
+// The files that are being adopted (fs/adopt/speculative_clone.h), or were until a moment ago and are not synced yet.
+// Knows them by inode, begins them, and settles in the background, within a second or so, those whose last close has
+// come.
 //
-// Thread safety: all of it. Lock: mutex_ (a leaf), never held while an Adoption does anything.
+// Thread safety: all of it. Lock: mutex_ (a leaf), never held while an SpeculativeClone does anything.
 #pragma once
 
 #include <atomic>
@@ -14,9 +15,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "fs/adopt/adoption.h"
-#include "fs/adopt/block_adoption.h"
-#include "fs/adopt/guesses.h"
+#include "fs/adopt/inline_block_dedup.h"
+#include "fs/adopt/source_predictor.h"
+#include "fs/adopt/speculative_clone.h"
 #include "fs/base/counters.h"
 #include "fs/kernel/notifications.h"
 #include "fs/open/open_files.h"
@@ -25,17 +26,17 @@
 
 namespace ckptfs::fs {
 
-class Adoptions {
+class SpeculativeClones {
  public:
-  Adoptions(meta::Store& store, OpenFileTable& files, Notifications& notifications, WriteErrors& write_errors,
-            Counters& counters);
-  ~Adoptions();
+  SpeculativeClones(meta::Store& store, OpenFileTable& files, Notifications& notifications, WriteErrors& write_errors,
+                    Counters& counters);
+  ~SpeculativeClones();
 
   void start();
   // Ends the thread and settles all: what is left, and why, else. Harmless a second time.
   Result<> stop();
 
-  Guesses guesses;
+  SourcePredictor predictor;
 
   // May an open with these flags, of a file that was just made or emptied, adopt?
   static bool may_adopt(int flags);
@@ -43,12 +44,13 @@ class Adoptions {
   static bool may_clone(int flags);
   // Of a file that is empty, and has no other open than the one on its way. Null: it cannot be; the file is written
   // plainly.
-  std::shared_ptr<Adoption> begin(const OpenFile& file, const std::string& name, const Guesses::Found& guessed);
+  std::shared_ptr<SpeculativeClone> begin(const OpenFile& file, const std::string& name,
+                                          const SourcePredictor::Prediction& guessed);
   // For one that cannot begin as a clone; nothing has to be told of its end. Null: none of the candidates can be used.
-  std::unique_ptr<BlockAdoption> begin_blocks(const OpenFile& file, const std::string& name,
-                                              std::vector<InodeNumber> candidates);
+  std::unique_ptr<InlineBlockDedup> begin_blocks(const OpenFile& file, const std::string& name,
+                                                 std::vector<InodeNumber> candidates);
   // The handle that wrote has gone, or will never come.
-  void closed(const std::shared_ptr<Adoption>& adoption);
+  void closed(const std::shared_ptr<SpeculativeClone>& clone);
 
   // Is it being adopted, or was until a moment ago?
   bool knows(InodeNumber inode) const { return find(inode) != nullptr; }
@@ -61,16 +63,16 @@ class Adoptions {
   std::optional<uint64_t> size(InodeNumber inode) const;
 
  private:
-  std::shared_ptr<Adoption> find(InodeNumber inode) const;
-  void forget(const Adoption& adoption);
-  Result<std::shared_ptr<Adoption>> try_begin(const OpenFile& file, const std::string& name,
-                                              const Guesses::Found& guessed);
-  Result<Adoption::Guess> open_guess(InodeNumber guess);
-  Result<> note_shared(const Adoption::Guess& guess, Result<> cloned);
-  std::vector<std::shared_ptr<Adoption>> take_closed();
+  std::shared_ptr<SpeculativeClone> find(InodeNumber inode) const;
+  void forget(const SpeculativeClone& clone);
+  Result<std::shared_ptr<SpeculativeClone>> try_begin(const OpenFile& file, const std::string& name,
+                                                      const SourcePredictor::Prediction& guessed);
+  Result<SpeculativeClone::Guess> open_guess(InodeNumber guess);
+  Result<> note_shared(const SpeculativeClone::Guess& guess, Result<> cloned);
+  std::vector<std::shared_ptr<SpeculativeClone>> take_closed();
   void run();
   void settle_closed();
-  Result<> settle_in_background(Adoption& adoption);
+  Result<> settle_in_background(SpeculativeClone& clone);
   Result<> empty(InodeNumber inode);
 
   meta::Store& store_;
@@ -82,8 +84,8 @@ class Adoptions {
   std::atomic<size_t> count_{0};  // of adoptions_
   mutable std::mutex mutex_;
   std::condition_variable wake_;
-  std::unordered_map<InodeNumber, std::shared_ptr<Adoption>> adoptions_;  // guarded by mutex_
-  std::vector<std::shared_ptr<Adoption>> closed_;                         // guarded by mutex_; to be settled
+  std::unordered_map<InodeNumber, std::shared_ptr<SpeculativeClone>> clones_;  // guarded by mutex_
+  std::vector<std::shared_ptr<SpeculativeClone>> closed_;                      // guarded by mutex_; to be settled
   bool many_ = false;     // guarded by mutex_; of them, since the last look
   bool running_ = false;  // guarded by mutex_
   std::thread thread_;

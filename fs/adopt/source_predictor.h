@@ -1,8 +1,8 @@
 // What a file that is about to be written will hold: the file of the same name that the same thread
 // has open for reading, as shutil.copyfile does; else, in a step, the one at the same place in the step that was made
 // last before it (tar, rsync, and who saves much the same again), if its writer may read that. Each of the two ways is
-// trusted as far as it was right (fs/adopt/trust.h), so that a state that changes from step to step costs next to
-// nothing.
+// trusted as far as it was right (fs/adopt/prediction_backoff.h), so that a state that changes from step to step costs
+// next to nothing.
 //
 // Thread safety: all of it. Lock: mutex_ (a leaf).
 #pragma once
@@ -16,16 +16,16 @@
 #include <unordered_map>
 #include <vector>
 
-#include "fs/adopt/trust.h"
+#include "fs/adopt/prediction_backoff.h"
 #include "meta/tree.h"
 #include "meta/types.h"
 
 namespace ckptfs::fs {
 
-class Guesses {
+class SourcePredictor {
  public:
   // `name_of` tells the name by which the kernel knows an inode.
-  Guesses(const meta::Tree& tree, std::function<std::string(meta::InodeNumber)> name_of)
+  SourcePredictor(const meta::Tree& tree, std::function<std::string(meta::InodeNumber)> name_of)
       : tree_(tree), name_of_(std::move(name_of)) {}
 
   // `reader`, a thread, has `inode` open for reading, from now on to the same call of closed().
@@ -33,12 +33,12 @@ class Guesses {
   void closed(pid_t thread, meta::InodeNumber inode);
 
   enum class By { reader, step };
-  struct Found {
+  struct Prediction {
     meta::InodeNumber inode = 0;
     By by = By::reader;
   };
   struct Expected {
-    std::optional<Found> whole;  // it may begin as a clone of that
+    std::optional<Prediction> whole;  // it may begin as a clone of that
     // Where nothing is: one of these, block by block. Of the step before, the file of its name, where it may not begin
     // as a clone; or, where there is no such name, what is there and the new step lacks, to which it may yet be
     // renamed.
@@ -76,8 +76,8 @@ class Guesses {
   std::unordered_map<pid_t, std::vector<Reading>> reading_;                  // guarded by mutex_; by thread
   mutable std::unordered_map<meta::InodeNumber, meta::InodeNumber> before_;  // guarded by mutex_; steps; 0: none
   // A copier is hardly ever wrong; of a step much the same files change as of the one before.
-  Trust readers_{{.first_pause = 4, .longest_pause = 64, .alike = false}};
-  Trust steps_{{.first_pause = 16, .longest_pause = 256, .alike = true}};
+  PredictionBackoff readers_{{.first_pause = 4, .longest_pause = 64, .alike = false}};
+  PredictionBackoff steps_{{.first_pause = 16, .longest_pause = 256, .alike = true}};
 };
 
 }  // namespace ckptfs::fs

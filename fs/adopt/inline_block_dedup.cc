@@ -1,4 +1,4 @@
-#include "fs/adopt/block_adoption.h"
+#include "fs/adopt/inline_block_dedup.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -29,24 +29,24 @@ Result<std::span<const std::byte>> read_there(int descriptor, size_t size, uint6
   return std::span<const std::byte>(there.first(got));
 }
 
-bool unchanged(const Adoption::Guess& guess) {
+bool unchanged(const SpeculativeClone::Guess& guess) {
   return guess.frozen || (guess.unchanged && guess.file->changes.load() == guess.changes);
 }
 
 }  // namespace
 
-BlockAdoption::~BlockAdoption() {
+InlineBlockDedup::~InlineBlockDedup() {
   if (guess_) environment_.close(*guess_);
 }
 
-void BlockAdoption::give_up(const Error& reason) {
+void InlineBlockDedup::give_up(const Error& reason) {
   if (ended_.exchange(true)) return;
   add(counters_.adoption_fallbacks);
   log::warn("{} is written, not adopted: {}", name_, reason.message());
 }
 
-DataPath::Written BlockAdoption::write(std::span<const std::byte> data, off_t offset, DataPath& plain) {
-  const Adoption::Guess* guess = ended_ ? nullptr : guess_for(data, offset, plain.buffered());
+DataPath::Written InlineBlockDedup::write(std::span<const std::byte> data, off_t offset, DataPath& plain) {
+  const SpeculativeClone::Guess* guess = ended_ ? nullptr : guess_for(data, offset, plain.buffered());
   if (guess == nullptr) return plain.write(data, offset);
   DataPath::Written written;
   for (const Part& part : parts(*guess, data, static_cast<uint64_t>(offset))) {
@@ -62,7 +62,7 @@ DataPath::Written BlockAdoption::write(std::span<const std::byte> data, off_t of
 }
 
 // Null: there is none.
-const Adoption::Guess* BlockAdoption::guess_for(std::span<const std::byte> data, off_t offset, int blob) {
+const SpeculativeClone::Guess* InlineBlockDedup::guess_for(std::span<const std::byte> data, off_t offset, int blob) {
   const std::lock_guard lock(mutex_);
   if (guess_) return &*guess_;
   const auto chosen = choose(data, offset, blob);
@@ -86,8 +86,8 @@ const Adoption::Guess* BlockAdoption::guess_for(std::span<const std::byte> data,
   return &*guess_;
 }
 
-Result<std::optional<InodeNumber>> BlockAdoption::choose(std::span<const std::byte> data, off_t offset,
-                                                         int blob) const {
+Result<std::optional<InodeNumber>> InlineBlockDedup::choose(std::span<const std::byte> data, off_t offset,
+                                                            int blob) const {
   TRY_ASSIGN(const struct stat own, io::stat_fd(blob));
   const auto begin = data.first(std::min(data.size(), kLongestLook));
   for (const InodeNumber candidate : candidates_) {
@@ -103,8 +103,8 @@ Result<std::optional<InodeNumber>> BlockAdoption::choose(std::span<const std::by
 }
 
 // One after another, all of `data`: runs of whole blocks that the guess has too, and what lies between them.
-std::vector<BlockAdoption::Part> BlockAdoption::parts(const Adoption::Guess& guess, std::span<const std::byte> data,
-                                                      uint64_t offset) {
+std::vector<InlineBlockDedup::Part> InlineBlockDedup::parts(const SpeculativeClone::Guess& guess,
+                                                            std::span<const std::byte> data, uint64_t offset) {
   std::vector<Part> found;
   const auto put = [&found](size_t begin, size_t end, bool shared) {
     if (begin == end) return;
@@ -114,30 +114,33 @@ std::vector<BlockAdoption::Part> BlockAdoption::parts(const Adoption::Guess& gue
   };
   const auto there = read_there(guess.descriptor, data.size(), offset);
   if (!there) give_up(there.error());
-  const size_t head = std::min(data.size(), (Adoption::kBlock - offset % Adoption::kBlock) % Adoption::kBlock);
-  const size_t comparable = there && there.value().size() > head ? (there.value().size() - head) / Adoption::kBlock : 0;
-  const size_t last = head + comparable * Adoption::kBlock;
+  const size_t head =
+      std::min(data.size(), (SpeculativeClone::kBlock - offset % SpeculativeClone::kBlock) % SpeculativeClone::kBlock);
+  const size_t comparable =
+      there && there.value().size() > head ? (there.value().size() - head) / SpeculativeClone::kBlock : 0;
+  const size_t last = head + comparable * SpeculativeClone::kBlock;
   const auto equal = [&](size_t at) {
-    return std::memcmp(data.data() + at, there.value().data() + at, Adoption::kBlock) == 0;
+    return std::memcmp(data.data() + at, there.value().data() + at, SpeculativeClone::kBlock) == 0;
   };
   put(0, head, false);
   uint64_t mismatched = 0;
   for (size_t begin = head; begin < last;) {
     const bool same = equal(begin);
-    size_t end = begin + Adoption::kBlock;
-    while (end < last && equal(end) == same) end += Adoption::kBlock;
+    size_t end = begin + SpeculativeClone::kBlock;
+    while (end < last && equal(end) == same) end += SpeculativeClone::kBlock;
     if (!same) mismatched += end - begin;
     put(begin, end, same && end - begin >= kSmallestRun);
     begin = end;
   }
   put(last, data.size(), false);
   const uint64_t wrong = mismatched_ += mismatched;
-  if (const uint64_t all = compared_ += last - head; wrong >= Adoption::kPatience && wrong > all / 2) ended_ = true;
+  if (const uint64_t all = compared_ += last - head; wrong >= SpeculativeClone::kPatience && wrong > all / 2)
+    ended_ = true;
   return found;
 }
 
 // False: it is to be written.
-bool BlockAdoption::share(const Adoption::Guess& guess, int blob, off_t offset, size_t size) {
+bool InlineBlockDedup::share(const SpeculativeClone::Guess& guess, int blob, off_t offset, size_t size) {
   Result<> cloned = io::fault_point("adopt.clone_range");
   if (cloned) cloned = io::clone_range(guess.descriptor, offset, blob, offset, size);
   const bool there = cloned.has_value();
@@ -156,7 +159,7 @@ bool BlockAdoption::share(const Adoption::Guess& guess, int blob, off_t offset, 
 }
 
 // What was shared may have changed before. It must not stand there if the write that is to replace it fails.
-void BlockAdoption::withdraw(int blob, off_t offset, size_t size) const {
+void InlineBlockDedup::withdraw(int blob, off_t offset, size_t size) const {
   constexpr int kMode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
   if (::fallocate(blob, kMode, offset, static_cast<off_t>(size)) == 0) return;
   log::error("{}: {} bytes from {} on, are another file's until they are written: {}", name_, size, offset,

@@ -1,4 +1,4 @@
-#include "fs/kernel/workers.h"
+#include "fs/kernel/request_loop.h"
 
 #include <poll.h>
 #include <pthread.h>
@@ -34,13 +34,13 @@ struct WriteHeaders {
   fuse_write_in write;
 };
 constexpr size_t kWriteHeaders = sizeof(WriteHeaders);
-constexpr size_t kHeaders = Workers::kLargestWrite + Workers::kPage;
+constexpr size_t kHeaders = RequestLoop::kLargestWrite + RequestLoop::kPage;
 // What is no write can be as large as one (FORGET in batches).
-constexpr size_t kReceive = kHeaders + kWriteHeaders + Workers::kLargestWrite;
+constexpr size_t kReceive = kHeaders + kWriteHeaders + RequestLoop::kLargestWrite;
 
 // Where in its page the payload of the next write should begin, after this one: writes at unaligned offsets mostly come
 // in streams whose offsets differ by whole pages; any other is copied, that is all.
-size_t expected_shift(const WriteHeaders& request) { return request.write.offset % Workers::kPage; }
+size_t expected_shift(const WriteHeaders& request) { return request.write.offset % RequestLoop::kPage; }
 
 // Linux 6.18 asks for a copy by FUSE_COPY_FILE_RANGE_64 first (protocol 7.45), which libfuse 3.17 does not know. Were
 // it refused, the kernel would ask as before; but refused to two callers at the same moment, it believes that the
@@ -63,7 +63,7 @@ void ask_as_before(std::span<std::byte> request) {
 ssize_t receive(int connection, std::span<std::byte> memory, size_t& shift) {
   const auto headers = memory.subspan(kHeaders, kWriteHeaders);
   const auto rest = memory.subspan(kHeaders + kWriteHeaders);
-  const auto payload = memory.subspan(shift, Workers::kLargestWrite);
+  const auto payload = memory.subspan(shift, RequestLoop::kLargestWrite);
   const std::array<iovec, 2> parts{iovec{headers.data(), headers.size()}, iovec{payload.data(), payload.size()}};
   ssize_t received = 0;
   do {
@@ -86,7 +86,7 @@ ssize_t receive(int connection, std::span<std::byte> memory, size_t& shift) {
 
 // Requests that come one at a time: so many, and so close to each other.
 constexpr unsigned kPrompt = 32;
-constexpr std::chrono::microseconds kClose{500};
+constexpr std::chrono::microseconds kBackToBack{500};
 constexpr std::chrono::seconds kLetGo{1};  // after the last of them
 
 // In lockstep: after how long others serve beside a request, and how often that is looked at.
@@ -141,18 +141,18 @@ class SignalsBlocked {
 
 }  // namespace
 
-std::span<const std::byte> Workers::payload_of_write(const char* data, size_t size) {
+std::span<const std::byte> RequestLoop::payload_of_write(const char* data, size_t size) {
   const std::byte* address = nullptr;
   std::memcpy(&address, data, sizeof address);
   return {address, size};
 }
 
-void Workers::note_step() { is_step = true; }
-bool Workers::in_lockstep() { return serves_alone; }
+void RequestLoop::note_adopted_write() { is_step = true; }
+bool RequestLoop::in_lockstep() { return serves_alone; }
 
-unsigned Workers::suitable() { return std::clamp(4 * std::thread::hardware_concurrency(), 8U, 32U); }
+unsigned RequestLoop::suitable() { return std::clamp(4 * std::thread::hardware_concurrency(), 8U, 32U); }
 
-Result<> Workers::run() {
+Result<> RequestLoop::run() {
   install_wake_signal();
   std::unique_lock lock(mutex_);
   TRY(add_thread());
@@ -167,7 +167,7 @@ Result<> Workers::run() {
   return outcome_;
 }
 
-void Workers::wait_for_end(std::unique_lock<std::mutex>& lock) {
+void RequestLoop::wait_for_end(std::unique_lock<std::mutex>& lock) {
   io::WakeLatency latency;
   bool refused = false;
   std::optional<Clock::time_point> prompt;
@@ -198,7 +198,7 @@ void Workers::wait_for_end(std::unique_lock<std::mutex>& lock) {
 
 // With mutex_ held, but for what it logs. Has the threads that wait in vain rest, and ends lockstep when its caller
 // has, or a request takes long.
-void Workers::look_after_lockstep(std::unique_lock<std::mutex>& lock) {
+void RequestLoop::look_after_lockstep(std::unique_lock<std::mutex>& lock) {
   const auto quiet = Clock::now() - arrived_;
   if (waiting_ == 0) {
     if (quiet < kStuck) return;
@@ -218,16 +218,16 @@ void Workers::look_after_lockstep(std::unique_lock<std::mutex>& lock) {
 }
 
 // With mutex_ held.
-void Workers::end_lockstep() {
-  steps_ = 0;
+void RequestLoop::end_lockstep() {
+  adopted_writes_ = 0;
   lockstep_ = false;
 }
 
 // With mutex_ held.
-void Workers::note_arrival(const fuse_in_header& request) {
+void RequestLoop::note_arrival(const fuse_in_header& request) {
   const auto now = Clock::now();
   const bool alone = waiting_ + resting_ + 1 == serving_;
-  const bool close = now - std::exchange(arrived_, now) < kClose;
+  const bool close = now - std::exchange(arrived_, now) < kBackToBack;
   one_at_a_time_ = alone && close ? one_at_a_time_ + 1 : 0;
   if (one_at_a_time_ >= kPrompt && !lockstep_ && !std::exchange(prompt_, true)) changed_.notify_all();
   // 0: of the kernel, or of a caller in another pid namespace.
@@ -236,15 +236,15 @@ void Workers::note_arrival(const fuse_in_header& request) {
 }
 
 // With mutex_ held.
-void Workers::note_served(uint32_t caller) {
+void RequestLoop::note_served(uint32_t caller) {
   const bool step = std::exchange(is_step, false);
   if (caller != caller_) return;
   if (!step) return end_lockstep();
-  ++steps_;
-  if (steps_ >= kPrompt && !std::exchange(lockstep_, true)) changed_.notify_all();
+  ++adopted_writes_;
+  if (adopted_writes_ >= kPrompt && !std::exchange(lockstep_, true)) changed_.notify_all();
 }
 
-void Workers::stop() {
+void RequestLoop::stop() {
   fuse_session_exit(session_);
   const std::lock_guard lock(mutex_);
   stopped_ = true;
@@ -253,7 +253,7 @@ void Workers::stop() {
 }
 
 // With mutex_ held.
-Result<> Workers::add_thread() {
+Result<> RequestLoop::add_thread() {
   const SignalsBlocked blocked;
   Worker& worker = workers_.emplace_back();
   try {
@@ -268,7 +268,7 @@ Result<> Workers::add_thread() {
 }
 
 // With mutex_ held. One more waits for requests.
-void Workers::wake_one() {
+void RequestLoop::wake_one() {
   if (resting_ > 0) {
     --resting_;
     ++waiting_;
@@ -279,7 +279,7 @@ void Workers::wake_one() {
   }
 }
 
-void Workers::serve(Worker& self) {
+void RequestLoop::serve(Worker& self) {
   pthread_setname_np(pthread_self(), "fuse_worker");
   io::AlignedBuffer memory;
   const auto room = memory.get(kReceive);
@@ -317,7 +317,7 @@ void Workers::serve(Worker& self) {
 }
 
 // Returns whether the next is worth waiting for awake.
-bool Workers::serve_one(Worker& self, fuse_buf& request) {
+bool RequestLoop::serve_one(Worker& self, fuse_buf& request) {
   const fuse_in_header header = *static_cast<const fuse_in_header*>(request.mem);
   {
     const std::lock_guard lock(mutex_);
@@ -337,7 +337,7 @@ bool Workers::serve_one(Worker& self, fuse_buf& request) {
 }
 
 // Until it is woken, if another waits for requests.
-void Workers::rest_in_lockstep(std::unique_lock<std::mutex>& lock, Worker& self) {
+void RequestLoop::rest_in_lockstep(std::unique_lock<std::mutex>& lock, Worker& self) {
   if (!lockstep_ || waiting_ == 1) return;
   --waiting_;
   ++resting_;

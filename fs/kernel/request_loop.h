@@ -8,10 +8,10 @@
 // While requests come one at a time, each soon after the last (a copy by READs and WRITEs: 64 KiB each), most of their
 // time goes into waking processors, so then run() keeps these from halting (io/wake_latency.h), until a second after.
 //
-// And while they come *in lockstep*, WRITEs of one caller that an adoption takes whole (fs/adopt/adoption.h), a single
-// thread waits for requests, and the others rest: each that waits is woken by a request that another takes, and taking
-// turns they have nothing in their caches. Whatever else arrives, but a plain WRITE of that caller, ends that before it
-// is served; so do a few milliseconds in one request.
+// And while they come *in lockstep*, WRITEs of one caller that an adoption takes whole (fs/adopt/speculative_clone.h),
+// a single thread waits for requests, and the others rest: each that waits is woken by a request that another takes,
+// and taking turns they have nothing in their caches. Whatever else arrives, but a plain WRITE of that caller, ends
+// that before it is served; so do a few milliseconds in one request.
 //
 // Thread safety: stop() from any thread, at any time; run() once.
 #pragma once
@@ -30,7 +30,7 @@
 
 namespace ckptfs::fs {
 
-class Workers {
+class RequestLoop {
  public:
   static constexpr size_t kPage = 4096;
   // Largest write that the receive memory has room for.
@@ -44,11 +44,11 @@ class Workers {
   static std::span<const std::byte> payload_of_write(const char* data, size_t size);
   // To be called for a WRITE that this thread serves, when an adoption took all of it: its writer waits for the answer,
   // and most probably sends the next at once.
-  static void note_step();
+  static void note_adopted_write();
   // Will this thread serve the next request, too?
   static bool in_lockstep();
 
-  Workers(fuse_session* session, unsigned most) : session_(session), most_(most) {}
+  RequestLoop(fuse_session* session, unsigned most) : session_(session), most_(most) {}
 
   // Serves until the session exits: it was unmounted, its connection was cut, stop(), or a request could not be
   // received (the error). All threads have ended then.
@@ -88,13 +88,13 @@ class Workers {
   bool stopped_ = false;          // guarded by mutex_
   Result<> outcome_ = success();  // guarded by mutex_
 
-  Clock::time_point arrived_;   // guarded by mutex_; the last request
-  uint32_t caller_ = 0;         // guarded by mutex_; the thread that made it
-  unsigned one_at_a_time_ = 0;  // guarded by mutex_; requests that did, one after another
-  unsigned steps_ = 0;          // guarded by mutex_; of one caller, one after another: note_step()
-  bool prompt_ = false;         // guarded by mutex_; enough of them, since the last look
-  bool lockstep_ = false;       // guarded by mutex_; enough steps
-  bool awake_ = false;          // guarded by mutex_; the processors are kept from halting
+  Clock::time_point arrived_;    // guarded by mutex_; the last request
+  uint32_t caller_ = 0;          // guarded by mutex_; the thread that made it
+  unsigned one_at_a_time_ = 0;   // guarded by mutex_; requests that did, one after another
+  unsigned adopted_writes_ = 0;  // guarded by mutex_; of one caller, one after another: note_adopted_write()
+  bool prompt_ = false;          // guarded by mutex_; enough of them, since the last look
+  bool lockstep_ = false;        // guarded by mutex_; enough steps
+  bool awake_ = false;           // guarded by mutex_; the processors are kept from halting
 };
 
 }  // namespace ckptfs::fs

@@ -1,4 +1,4 @@
-#include "fs/adopt/trust.h"
+#include "fs/adopt/prediction_backoff.h"
 
 #include <gtest/gtest.h>
 
@@ -7,25 +7,25 @@
 namespace ckptfs::fs {
 namespace {
 
-constexpr Trust::Terms kTerms{.first_pause = 4, .longest_pause = 32, .alike = true};
+constexpr PredictionBackoff::Terms kTerms{.first_pause = 4, .longest_pause = 32, .alike = true};
 
 // How many files of that name are not guessed before the next one that is.
-unsigned pause_of(Trust& trust, const std::string& name) {
+unsigned pause_of(PredictionBackoff& trust, const std::string& name) {
   unsigned pause = 0;
   while (!trust.ask(name)) ++pause;
   return pause;
 }
 
-TEST(TrustTest, AGuessIsMadeUntilOneIsWrong) {
-  Trust trust(kTerms);
+TEST(PredictionBackoffTest, AGuessIsMadeUntilOneIsWrong) {
+  PredictionBackoff trust(kTerms);
   EXPECT_TRUE(trust.ask("optimizer.pt"));
   EXPECT_TRUE(trust.ask("optimizer.pt"));
   trust.learn("optimizer.pt", false);
   EXPECT_FALSE(trust.ask("optimizer.pt"));
 }
 
-TEST(TrustTest, EachWrongGuessPausesLonger) {
-  Trust trust(kTerms);
+TEST(PredictionBackoffTest, EachWrongGuessPausesLonger) {
+  PredictionBackoff trust(kTerms);
   for (unsigned pause = kTerms.first_pause; pause <= kTerms.longest_pause; pause *= 2) {
     trust.learn("optimizer.pt", false);
     EXPECT_EQ(pause_of(trust, "optimizer.pt"), pause);
@@ -34,21 +34,21 @@ TEST(TrustTest, EachWrongGuessPausesLonger) {
   EXPECT_EQ(pause_of(trust, "optimizer.pt"), kTerms.longest_pause);
 }
 
-TEST(TrustTest, ARightGuessEndsThePause) {
-  Trust trust(kTerms);
+TEST(PredictionBackoffTest, ARightGuessEndsThePause) {
+  PredictionBackoff trust(kTerms);
   trust.learn("optimizer.pt", false);
   trust.learn("optimizer.pt", true);
   EXPECT_TRUE(trust.ask("optimizer.pt"));
 }
 
-TEST(TrustTest, NamesThatDifferInNumbersAreJudgedTogether) {
-  Trust trust(kTerms);
+TEST(PredictionBackoffTest, NamesThatDifferInNumbersAreJudgedTogether) {
+  PredictionBackoff trust(kTerms);
   trust.learn("layer_07-model_1.pt", false);
   EXPECT_EQ(pause_of(trust, "layer_8-model_12.pt"), kTerms.first_pause);
 }
 
-TEST(TrustTest, NamesThatNothingIsKnownOfAreJudgedTogetherToo) {
-  Trust trust(kTerms);
+TEST(PredictionBackoffTest, NamesThatNothingIsKnownOfAreJudgedTogetherToo) {
+  PredictionBackoff trust(kTerms);
   trust.learn("query.pt", false);
   EXPECT_EQ(pause_of(trust, "key.pt"), 2U);
   EXPECT_TRUE(trust.ask("value.pt"));
@@ -61,15 +61,15 @@ TEST(TrustTest, NamesThatNothingIsKnownOfAreJudgedTogetherToo) {
   EXPECT_TRUE(trust.ask("norm.pt"));
 }
 
-TEST(TrustTest, OrEachForItself) {
-  Trust trust({.first_pause = 4, .longest_pause = 32, .alike = false});
+TEST(PredictionBackoffTest, OrEachForItself) {
+  PredictionBackoff trust({.first_pause = 4, .longest_pause = 32, .alike = false});
   trust.learn("layer_07.pt", false);
   EXPECT_FALSE(trust.ask("layer_07.pt"));
   EXPECT_TRUE(trust.ask("layer_08.pt"));
 }
 
-TEST(TrustTest, WhatWasRightIsGuessedWhateverCameOfTheOthers) {
-  Trust trust(kTerms);
+TEST(PredictionBackoffTest, WhatWasRightIsGuessedWhateverCameOfTheOthers) {
+  PredictionBackoff trust(kTerms);
   trust.learn("layer_0.pt", true);
   trust.learn("layer_1.pt", false);
   EXPECT_TRUE(trust.ask("layer_0.pt"));

@@ -12,7 +12,7 @@
 
 namespace ckptfs::fs {
 
-class Trust {
+class PredictionBackoff {
  public:
   struct Terms {
     unsigned first_pause = 0;  // files; doubled with each wrong guess
@@ -21,7 +21,7 @@ class Trust {
     // most of them may yet be right.
     bool alike = false;
   };
-  explicit Trust(Terms terms) : terms_(terms) {}
+  explicit PredictionBackoff(Terms terms) : terms_(terms) {}
 
   // To be asked once for each file: it counts them.
   bool ask(const std::string& name);

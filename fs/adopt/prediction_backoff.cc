@@ -1,4 +1,4 @@
-#include "fs/adopt/trust.h"
+#include "fs/adopt/prediction_backoff.h"
 
 #include <algorithm>
 #include <cctype>
@@ -19,20 +19,20 @@ std::string pattern_of(const std::string& name) {
 
 }  // namespace
 
-bool Trust::Record::ask() {
+bool PredictionBackoff::Record::ask() {
   if (left == 0) return true;
   --left;
   return false;
 }
 
-bool Trust::ask(const std::string& name) {
+bool PredictionBackoff::ask(const std::string& name) {
   const std::lock_guard lock(mutex_);
   if (const auto known = names_.find(name); known != names_.end()) return known->second.ask();
   const auto alike = patterns_.find(pattern_of(name));
   return alike == patterns_.end() ? unknown_.ask() : alike->second.ask();
 }
 
-void Trust::learn(const std::string& name, bool right) {
+void PredictionBackoff::learn(const std::string& name, bool right) {
   const std::lock_guard lock(mutex_);
   learn(names_, name, right);
   if (!terms_.alike) return;
@@ -41,12 +41,12 @@ void Trust::learn(const std::string& name, bool right) {
   learn(patterns_, pattern, right);
 }
 
-void Trust::learn(Records& records, const std::string& key, bool right) const {
+void PredictionBackoff::learn(Records& records, const std::string& key, bool right) const {
   if (records.size() >= kMostRecords) records.clear();
   learn(records[key], terms_.first_pause, right);
 }
 
-void Trust::learn(Record& record, unsigned first_pause, bool right) const {
+void PredictionBackoff::learn(Record& record, unsigned first_pause, bool right) const {
   record.pause = right ? 0 : std::clamp(record.pause * 2, first_pause, terms_.longest_pause);
   record.left = record.pause;
 }

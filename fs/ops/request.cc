@@ -1,4 +1,4 @@
-#include "fs/ops/reply.h"
+#include "fs/ops/request.h"
 
 #include <cerrno>
 #include <vector>
@@ -7,7 +7,7 @@
 
 namespace ckptfs::fs {
 
-Reply::Reply(fuse_req_t request, Operation operation, meta::InodeNumber inode, std::string name)
+Request::Request(fuse_req_t request, Operation operation, meta::InodeNumber inode, std::string name)
     : request_(request),
       fs_(static_cast<Filesystem*>(fuse_req_userdata(request))),
       operation_(operation),
@@ -16,12 +16,12 @@ Reply::Reply(fuse_req_t request, Operation operation, meta::InodeNumber inode, s
   fs().counters.count(operation);
 }
 
-meta::Caller Reply::caller() const {
+meta::Caller Request::caller() const {
   const fuse_ctx* context = fuse_req_ctx(request_);
   return {context->uid, context->gid, context->pid};
 }
 
-Peer Reply::peer() const {
+Peer Request::peer() const {
   const fuse_ctx* context = fuse_req_ctx(request_);
   Peer peer{{context->uid, context->gid, {}}, context->pid};
   if (context->pid == 0) return peer;  // of another pid namespace: its groups nobody can tell
@@ -37,22 +37,22 @@ Peer Reply::peer() const {
   return peer;
 }
 
-void Reply::error(const Error& error) const {
+void Request::error(const Error& error) const {
   log(error);
   refuse(error);
 }
 
-void Reply::logged_error(const Error& error) const {
+void Request::logged_error(const Error& error) const {
   add(fs().counters.failed[static_cast<size_t>(operation_)]);
   refuse(error);
 }
 
-void Reply::refuse(const Error& error) const {
+void Request::refuse(const Error& error) const {
   const int value = error.errno_value();
   answer(fuse_reply_err, value > 0 ? value : EIO);
 }
 
-void Reply::log(const Error& error) const {
+void Request::log(const Error& error) const {
   const char* operation = kOperationNames[static_cast<size_t>(operation_)];
   switch (error.errno_value()) {
     // What programs ask for all day.
@@ -94,7 +94,7 @@ void Reply::log(const Error& error) const {
   }
 }
 
-void Reply::result(const Result<>& result) const {
+void Request::result(const Result<>& result) const {
   if (result) {
     ok();
   } else {
@@ -102,7 +102,7 @@ void Reply::result(const Result<>& result) const {
   }
 }
 
-void Reply::entry(const meta::Attributes& attributes) const {
+void Request::entry(const meta::Attributes& attributes) const {
   Filesystem& filesystem = fs();
   const fuse_entry_param entry = filesystem.entry_of(attributes);
   filesystem.files.add_lookup(entry.ino, name_);
@@ -110,12 +110,12 @@ void Reply::entry(const meta::Attributes& attributes) const {
   if (answer(fuse_reply_entry, &entry) != 0) filesystem.files.forget(entry.ino, 1);
 }
 
-void Reply::attributes(const meta::Attributes& attributes) const {
+void Request::attributes(const meta::Attributes& attributes) const {
   const struct stat shown = fs().shown(attributes);
   answer(fuse_reply_attr, &shown, fs().attribute_timeout(attributes));
 }
 
-int Reply::data(std::span<const std::byte> data) const {
+int Request::data(std::span<const std::byte> data) const {
   return answer(fuse_reply_buf, reinterpret_cast<const char*>(data.data()), data.size());
 }
 

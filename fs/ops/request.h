@@ -1,7 +1,7 @@
 // An operation's request and its answer to the kernel. Here, and only here, an Error becomes an errno: common ones
 // silently, those that a person should know of with operation, path and words in the log.
 //
-// A Reply is a value: an operation that has to wait at the gate keeps a copy for when it begins anew. Exactly one of
+// A Request is a value: an operation that has to wait at the gate keeps a copy for when it begins anew. Exactly one of
 // the answering members is called for each request, with no lock held.
 #pragma once
 
@@ -17,14 +17,14 @@
 
 namespace ckptfs::fs {
 
-class Reply {
+class Request {
  public:
   // `inode` and `name` say what the request is about: a file, or a name in a directory.
-  Reply(fuse_req_t request, Operation operation, meta::InodeNumber inode, std::string name = {});
+  Request(fuse_req_t request, Operation operation, meta::InodeNumber inode, std::string name = {});
 
   Filesystem& fs() const { return *fs_; }
   // Gone once the request is answered; everything else here stays.
-  fuse_req_t request() const { return request_; }
+  fuse_req_t fuse_request() const { return request_; }
   meta::InodeNumber inode() const { return inode_; }
   const std::string& name() const { return name_; }
   meta::Caller caller() const;

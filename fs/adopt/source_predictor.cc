@@ -1,4 +1,4 @@
-#include "fs/adopt/guesses.h"
+#include "fs/adopt/source_predictor.h"
 
 #include <sys/stat.h>
 
@@ -13,12 +13,12 @@ namespace ckptfs::fs {
 using meta::Caller;
 using meta::InodeNumber;
 
-void Guesses::opened(const Caller& reader, InodeNumber inode) {
+void SourcePredictor::opened(const Caller& reader, InodeNumber inode) {
   const std::lock_guard lock(mutex_);
   reading_[reader.pid].push_back({inode, reader.uid});
 }
 
-void Guesses::closed(pid_t thread, InodeNumber inode) {
+void SourcePredictor::closed(pid_t thread, InodeNumber inode) {
   const std::lock_guard lock(mutex_);
   const auto at = reading_.find(thread);
   if (at == reading_.end()) return;
@@ -29,14 +29,15 @@ void Guesses::closed(pid_t thread, InodeNumber inode) {
   if (files.empty()) reading_.erase(at);
 }
 
-void Guesses::judge(const std::string& name, By by, bool right) {
+void SourcePredictor::judge(const std::string& name, By by, bool right) {
   (by == By::reader ? readers_ : steps_).learn(name, right);
 }
 
-Guesses::Expected Guesses::expect(InodeNumber folder, const std::string& name, bool may_clone, const Caller& writer) {
+SourcePredictor::Expected SourcePredictor::expect(InodeNumber folder, const std::string& name, bool may_clone,
+                                                  const Caller& writer) {
   const auto reading = may_clone && writer.pid != 0 ? find_reading(writer, name) : std::nullopt;
   if (reading && !may_be_shared(*reading, writer)) return {};
-  if (reading && readers_.ask(name)) return {Found{*reading, By::reader}, {}};
+  if (reading && readers_.ask(name)) return {Prediction{*reading, By::reader}, {}};
   // Asked first: in a pause, to look for the step before would cost each small file more than its data.
   if (may_clone && !steps_.ask(name)) return {};
   const auto before = previous_folder(folder, writer);
@@ -44,11 +45,11 @@ Guesses::Expected Guesses::expect(InodeNumber folder, const std::string& name, b
   const auto same = tree_.child(*before, name);
   if (!same) return {std::nullopt, lacking(folder, *before, writer)};
   if (!may_read(same.value(), writer)) return {};
-  return may_clone ? Expected{Found{same.value(), By::step}, {}} : Expected{std::nullopt, {same.value()}};
+  return may_clone ? Expected{Prediction{same.value(), By::step}, {}} : Expected{std::nullopt, {same.value()}};
 }
 
 // The last it opened.
-std::optional<InodeNumber> Guesses::find_reading(const Caller& writer, const std::string& name) const {
+std::optional<InodeNumber> SourcePredictor::find_reading(const Caller& writer, const std::string& name) const {
   std::vector<Reading> files;
   {
     const std::lock_guard lock(mutex_);
@@ -64,7 +65,7 @@ std::optional<InodeNumber> Guesses::find_reading(const Caller& writer, const std
 }
 
 // The files in `before` whose names `folder` lacks.
-std::vector<InodeNumber> Guesses::lacking(InodeNumber folder, InodeNumber before, const Caller& writer) const {
+std::vector<InodeNumber> SourcePredictor::lacking(InodeNumber folder, InodeNumber before, const Caller& writer) const {
   std::vector<InodeNumber> found;
   const auto entries = tree_.list(before);
   if (!entries) return found;
@@ -76,19 +77,19 @@ std::vector<InodeNumber> Guesses::lacking(InodeNumber folder, InodeNumber before
   return found;
 }
 
-bool Guesses::may_be_shared(InodeNumber inode, const Caller& reader) const {
+bool SourcePredictor::may_be_shared(InodeNumber inode, const Caller& reader) const {
   const auto record = tree_.inode(inode);
   const bool swap = record && (record.value().flags & meta::kSwap) != 0;
   return !swap || may_share({reader.uid, reader.gid, {}}, record.value());
 }
 
-bool Guesses::may_read(InodeNumber inode, const Caller& reader) const {
+bool SourcePredictor::may_read(InodeNumber inode, const Caller& reader) const {
   const auto record = tree_.inode(inode);
   return record && record.value().is_regular() && may_access({reader.uid, reader.gid, {}}, record.value(), kRead);
 }
 
 // The folder at the same place in the step that was made last before the one that `folder` lies in, or is.
-std::optional<InodeNumber> Guesses::previous_folder(InodeNumber folder, const Caller& writer) const {
+std::optional<InodeNumber> SourcePredictor::previous_folder(InodeNumber folder, const Caller& writer) const {
   const auto place = meta::place_of(tree_, folder);
   if (!place || !place.value()) return std::nullopt;
   const auto& [series, step, path] = *place.value();
@@ -113,14 +114,14 @@ std::optional<InodeNumber> Guesses::previous_folder(InodeNumber folder, const Ca
   return may_enter(*at) ? at : std::nullopt;
 }
 
-std::optional<InodeNumber> Guesses::remembered_before(InodeNumber step) const {
+std::optional<InodeNumber> SourcePredictor::remembered_before(InodeNumber step) const {
   const std::lock_guard lock(mutex_);
   const auto known = before_.find(step);
   return known == before_.end() ? std::nullopt : std::optional(known->second);
 }
 
 // Remembered: to list a series from which many steps were removed takes a millisecond, and each file of a step asks.
-std::optional<InodeNumber> Guesses::step_before(InodeNumber series, InodeNumber step) const {
+std::optional<InodeNumber> SourcePredictor::step_before(InodeNumber series, InodeNumber step) const {
   if (const auto known = remembered_before(step)) {
     if (*known == 0) return std::nullopt;
     const auto record = tree_.inode(*known);
@@ -138,7 +139,7 @@ std::optional<InodeNumber> Guesses::step_before(InodeNumber series, InodeNumber 
 }
 
 // Inode numbers tell the order in which directories were made.
-std::optional<InodeNumber> Guesses::newest_step(InodeNumber series, InodeNumber before, bool numbered) const {
+std::optional<InodeNumber> SourcePredictor::newest_step(InodeNumber series, InodeNumber before, bool numbered) const {
   const auto steps = tree_.list(series);
   if (!steps) return std::nullopt;
   std::optional<InodeNumber> newest;

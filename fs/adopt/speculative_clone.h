@@ -1,11 +1,11 @@
 // Adopting a copy: how a file that is copied by READs and WRITEs costs no second copy on the disk.
 //
-// A file that was just made or emptied will probably hold what another does (fs/adopt/guesses.h). Its writer's WRITEs,
-// strictly one after another from 0, are compared with that guess by samples. From the first one on that is much the
-// same, the blob goes on as a clone of the guess, and WRITEs are compared with what is there: equal bytes are dropped,
-// others are written, and copy-on-write makes either right. How far they came is the *frontier*: the file ends there
-// for everybody, though its blob goes on. After a MiB of which nothing was there the clone is dropped, until a WRITE is
-// much the same again: so a wrong guess costs little, and a right one is used wherever it is right.
+// A file that was just made or emptied will probably hold what another does (fs/adopt/source_predictor.h). Its writer's
+// WRITEs, strictly one after another from 0, are compared with that guess by samples. From the first one on that is
+// much the same, the blob goes on as a clone of the guess, and WRITEs are compared with what is there: equal bytes are
+// dropped, others are written, and copy-on-write makes either right. How far they came is the *frontier*: the file ends
+// there for everybody, though its blob goes on. After a MiB of which nothing was there the clone is dropped, until a
+// WRITE is much the same again: so a wrong guess costs little, and a right one is used wherever it is right.
 //
 // Anything else (a write elsewhere, another open, a new size or time, fallocate, a copy into it, fsync, a save) first
 // *cuts* the blob at the frontier, as does the last close. From then on the file is like any other, but for one thing:
@@ -17,9 +17,9 @@
 // Compared is with the guess itself, whose pages its reader has just brought into the page cache, where they lie
 // (io/file_window.h), as long as nobody could change it; else with the file's own clone.
 //
-// Thread safety: Adoption: all of it; lock: mutex_, held while bytes are compared and written, and while the blob is
-// cut: whoever cuts waits for the one request that is under way, and for the look ahead behind it, so that the guess
-// may be closed then. Order: after meta's Gate, before the leaves.
+// Thread safety: SpeculativeClone: all of it; lock: mutex_, held while bytes are compared and written, and while the
+// blob is cut: whoever cuts waits for the one request that is under way, and for the look ahead behind it, so that the
+// guess may be closed then. Order: after meta's Gate, before the leaves.
 #pragma once
 
 #include <sys/types.h>
@@ -34,7 +34,7 @@
 #include <span>
 #include <string>
 
-#include "fs/adopt/guesses.h"
+#include "fs/adopt/source_predictor.h"
 #include "fs/base/counters.h"
 #include "fs/open/data_path.h"
 #include "fs/open/open_files.h"
@@ -45,7 +45,7 @@
 
 namespace ckptfs::fs {
 
-class Adoption {
+class SpeculativeClone {
  public:
   static constexpr size_t kBlock = 4096;                     // what is compared, and what a clone is made of
   static constexpr size_t kSampled = size_t{64} << 10;       // one block of so many bytes is looked at first
@@ -56,15 +56,15 @@ class Adoption {
   struct Guess {
     std::shared_ptr<OpenFile> file;
     int descriptor = -1;
-    Guesses::By by = Guesses::By::reader;
+    SourcePredictor::By by = SourcePredictor::By::reader;
     bool frozen = false;     // never changes
     uint64_t changes = 0;    // of `file`, when nobody could change it; else of no use
     bool unchanged = false;  // nobody could change it then
   };
   // `shared`: told what became of a clone of the guess; its answer counts.
   using Shared = std::function<Result<>(Result<>)>;
-  Adoption(InodeNumber inode, std::string name, Guess guess, meta::Frontiers& frontiers, Counters& counters,
-           Shared shared)
+  SpeculativeClone(InodeNumber inode, std::string name, Guess guess, meta::Frontiers& frontiers, Counters& counters,
+                   Shared shared)
       : inode_(inode),
         name_(std::move(name)),
         guess_(std::move(guess)),

@@ -1,4 +1,4 @@
-#include "fs/adopt/adoptions.h"
+#include "fs/adopt/speculative_clones.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -16,13 +16,13 @@ namespace ckptfs::fs {
 namespace {
 constexpr std::chrono::seconds kInterval{1};
 constexpr size_t kMany = 64;  // closed copies that are settled at once: each holds a slot and a descriptor
-constexpr int kNever = O_DIRECT | O_SYNC | O_DSYNC | O_APPEND;
+constexpr int kUnsupportedFlags = O_DIRECT | O_SYNC | O_DSYNC | O_APPEND;
 constexpr off_t kSmallest = 128 << 10;  // below, a copy costs less than a clone
 }  // namespace
 
-Adoptions::Adoptions(meta::Store& store, OpenFileTable& files, Notifications& notifications, WriteErrors& write_errors,
-                     Counters& counters)
-    : guesses(store.tree(), [&files](InodeNumber inode) { return files.name_of(inode); }),
+SpeculativeClones::SpeculativeClones(meta::Store& store, OpenFileTable& files, Notifications& notifications,
+                                     WriteErrors& write_errors, Counters& counters)
+    : predictor(store.tree(), [&files](InodeNumber inode) { return files.name_of(inode); }),
       store_(store),
       tree_(store.tree()),
       files_(files),
@@ -30,20 +30,20 @@ Adoptions::Adoptions(meta::Store& store, OpenFileTable& files, Notifications& no
       write_errors_(write_errors),
       counters_(counters) {}
 
-bool Adoptions::may_adopt(int flags) { return opens_for_writing(flags) && (flags & kNever) == 0; }
-bool Adoptions::may_clone(int flags) { return may_adopt(flags) && (flags & O_ACCMODE) == O_WRONLY; }
+bool SpeculativeClones::may_adopt(int flags) { return opens_for_writing(flags) && (flags & kUnsupportedFlags) == 0; }
+bool SpeculativeClones::may_clone(int flags) { return may_adopt(flags) && (flags & O_ACCMODE) == O_WRONLY; }
 
-Adoptions::~Adoptions() {
+SpeculativeClones::~SpeculativeClones() {
   if (const auto stopped = stop(); !stopped) log::error("{}", stopped.error().message());
 }
 
-void Adoptions::start() {
+void SpeculativeClones::start() {
   const std::lock_guard lock(mutex_);
   running_ = true;
   thread_ = std::thread([this] { run(); });
 }
 
-Result<> Adoptions::stop() {
+Result<> SpeculativeClones::stop() {
   {
     const std::lock_guard lock(mutex_);
     running_ = false;
@@ -52,40 +52,40 @@ Result<> Adoptions::stop() {
   if (thread_.joinable()) thread_.join();
   settle_closed();
   // Handles whose RELEASE never came.
-  std::vector<std::shared_ptr<Adoption>> open;
+  std::vector<std::shared_ptr<SpeculativeClone>> open;
   {
     const std::lock_guard lock(mutex_);
-    for (const auto& [inode, adoption] : adoptions_) {
-      if (std::find(closed_.begin(), closed_.end(), adoption) == closed_.end()) open.push_back(adoption);
+    for (const auto& [inode, clone] : clones_) {
+      if (std::find(closed_.begin(), closed_.end(), clone) == closed_.end()) open.push_back(clone);
     }
   }
-  for (const std::shared_ptr<Adoption>& adoption : open) closed(adoption);
+  for (const std::shared_ptr<SpeculativeClone>& clone : open) closed(clone);
   settle_closed();
   const std::lock_guard lock(mutex_);
-  if (adoptions_.empty()) return success();
-  return Error(EIO, std::to_string(adoptions_.size()) + " copies could not be synced");
+  if (clones_.empty()) return success();
+  return Error(EIO, std::to_string(clones_.size()) + " copies could not be synced");
 }
 
-std::shared_ptr<Adoption> Adoptions::find(InodeNumber inode) const {
+std::shared_ptr<SpeculativeClone> SpeculativeClones::find(InodeNumber inode) const {
   if (count_.load(std::memory_order_acquire) == 0) return nullptr;
   const std::lock_guard lock(mutex_);
-  const auto found = adoptions_.find(inode);
-  return found == adoptions_.end() ? nullptr : found->second;
+  const auto found = clones_.find(inode);
+  return found == clones_.end() ? nullptr : found->second;
 }
 
-void Adoptions::forget(const Adoption& adoption) {
+void SpeculativeClones::forget(const SpeculativeClone& clone) {
   const std::lock_guard lock(mutex_);
-  const auto found = adoptions_.find(adoption.inode());
-  if (found == adoptions_.end() || found->second.get() != &adoption) return;
-  adoptions_.erase(found);
-  count_.store(adoptions_.size(), std::memory_order_release);
+  const auto found = clones_.find(clone.inode());
+  if (found == clones_.end() || found->second.get() != &clone) return;
+  clones_.erase(found);
+  count_.store(clones_.size(), std::memory_order_release);
 }
 
 // Counted as open until closed(), so that its descriptor stays, and its count of changes.
-Result<Adoption::Guess> Adoptions::open_guess(InodeNumber inode) {
+Result<SpeculativeClone::Guess> SpeculativeClones::open_guess(InodeNumber inode) {
   TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(inode));
   TRY(tree_.refuse_suspect(inode, record));
-  Adoption::Guess guess;
+  SpeculativeClone::Guess guess;
   guess.file = files_.begin(inode, false).file;
   const auto backing = files_.backing(*guess.file);
   if (!backing) {
@@ -104,7 +104,7 @@ Result<Adoption::Guess> Adoptions::open_guess(InodeNumber inode) {
 
 // A guess that was cloned shares its blocks, and owes them should it be a live swap file. A clone that succeeds tells
 // nothing of a write-back that failed before it.
-Result<> Adoptions::note_shared(const Adoption::Guess& guess, Result<> cloned) {
+Result<> SpeculativeClones::note_shared(const SpeculativeClone::Guess& guess, Result<> cloned) {
   const InodeNumber inode = guess.file->inode;
   if (!cloned) {
     TRY(tree_.sync_file(inode, guess.descriptor));
@@ -114,8 +114,8 @@ Result<> Adoptions::note_shared(const Adoption::Guess& guess, Result<> cloned) {
   return tree_.check_write_back(inode, guess.descriptor);
 }
 
-std::shared_ptr<Adoption> Adoptions::begin(const OpenFile& file, const std::string& name,
-                                           const Guesses::Found& guessed) {
+std::shared_ptr<SpeculativeClone> SpeculativeClones::begin(const OpenFile& file, const std::string& name,
+                                                           const SourcePredictor::Prediction& guessed) {
   auto begun = try_begin(file, name, guessed);
   if (begun) return std::move(begun).value();
   if (begun.error().errno_value() != ENOENT) {  // the guess may have been removed this moment
@@ -125,25 +125,25 @@ std::shared_ptr<Adoption> Adoptions::begin(const OpenFile& file, const std::stri
   return nullptr;
 }
 
-Result<std::shared_ptr<Adoption>> Adoptions::try_begin(const OpenFile& file, const std::string& name,
-                                                       const Guesses::Found& guessed) {
-  const auto nothing = std::shared_ptr<Adoption>();
+Result<std::shared_ptr<SpeculativeClone>> SpeculativeClones::try_begin(const OpenFile& file, const std::string& name,
+                                                                       const SourcePredictor::Prediction& guessed) {
+  const auto nothing = std::shared_ptr<SpeculativeClone>();
   if (guessed.inode == file.inode || find(file.inode)) return nothing;
   TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(file.inode));
-  TRY_ASSIGN(Adoption::Guess guess, open_guess(guessed.inode));
+  TRY_ASSIGN(SpeculativeClone::Guess guess, open_guess(guessed.inode));
   guess.by = guessed.by;
   const auto shared = [this, guess](Result<> cloned) { return note_shared(guess, std::move(cloned)); };
-  const auto adoption = std::make_shared<Adoption>(file.inode, name, guess, store_.frontiers(), counters_, shared);
-  const auto held = adoption->hold();
+  const auto clone = std::make_shared<SpeculativeClone>(file.inode, name, guess, store_.frontiers(), counters_, shared);
+  const auto held = clone->hold();
   {
     const std::lock_guard lock(mutex_);
-    adoptions_.emplace(file.inode, adoption);
-    count_.store(adoptions_.size(), std::memory_order_release);
+    clones_.emplace(file.inode, clone);
+    count_.store(clones_.size(), std::memory_order_release);
   }
   // Whoever opens the file from here on finds the adoption, and waits to cut it.
   const auto prepared = [&]() -> Result<bool> {
     if (!files_.is_only_open(file)) return false;
-    TRY_ASSIGN(const struct stat size, io::stat_fd(adoption->guess().descriptor));
+    TRY_ASSIGN(const struct stat size, io::stat_fd(clone->guess().descriptor));
     if (size.st_size < kSmallest) return false;
     {
       // A mapping that outlived its descriptor would see what nobody wrote.
@@ -152,77 +152,79 @@ Result<std::shared_ptr<Adoption>> Adoptions::try_begin(const OpenFile& file, con
       if (in_use) return false;
     }
     TRY_ASSIGN(io::Fd blob, tree_.open_blob(file.inode, O_RDWR));
-    adoption->prepare(held, std::move(blob), record.blob);
+    clone->prepare(held, std::move(blob), record.blob);
     return true;
   }();
-  if (prepared && prepared.value()) return adoption;
-  forget(*adoption);
-  files_.end(adoption->guess().file, false);
+  if (prepared && prepared.value()) return clone;
+  forget(*clone);
+  files_.end(clone->guess().file, false);
   if (!prepared) return prepared.error();
   return nothing;
 }
 
-std::unique_ptr<BlockAdoption> Adoptions::begin_blocks(const OpenFile& file, const std::string& name,
-                                                       std::vector<InodeNumber> candidates) {
+std::unique_ptr<InlineBlockDedup> SpeculativeClones::begin_blocks(const OpenFile& file, const std::string& name,
+                                                                  std::vector<InodeNumber> candidates) {
   std::erase_if(candidates, [&](InodeNumber candidate) {
     const auto attributes = tree_.attributes(candidate);
     return !attributes || attributes.value().stat.st_size < kSmallest || candidate == file.inode;
   });
   if (candidates.empty()) return nullptr;
-  return std::make_unique<BlockAdoption>(
+  return std::make_unique<InlineBlockDedup>(
       name, std::move(candidates),
-      BlockAdoption::Environment{
+      InlineBlockDedup::Environment{
           [this](InodeNumber inode) { return tree_.open_blob(inode, O_RDONLY); },
           [this](InodeNumber inode) { return open_guess(inode); },
-          [this](const Adoption::Guess& guess) { files_.end(guess.file, false); },
-          [this](const Adoption::Guess& guess, Result<> cloned) { return note_shared(guess, std::move(cloned)); },
+          [this](const SpeculativeClone::Guess& guess) { files_.end(guess.file, false); },
+          [this](const SpeculativeClone::Guess& guess, Result<> cloned) {
+            return note_shared(guess, std::move(cloned));
+          },
       },
       counters_);
 }
 
-void Adoptions::closed(const std::shared_ptr<Adoption>& adoption) {
-  if (const auto cut = adoption->cut(); !cut) write_errors_.failed(adoption->inode(), WriteFailure::cut, cut.error());
+void SpeculativeClones::closed(const std::shared_ptr<SpeculativeClone>& clone) {
+  if (const auto cut = clone->cut(); !cut) write_errors_.failed(clone->inode(), WriteFailure::cut, cut.error());
   // What the kernel was told before the cut was the size then.
-  notifications_.attributes_changed(adoption->inode());
-  if (const auto right = adoption->was_right()) {
+  notifications_.attributes_changed(clone->inode());
+  if (const auto right = clone->was_right()) {
     if (!*right) add(counters_.wrong_guesses);
-    guesses.judge(adoption->name(), adoption->guess().by, *right);
+    predictor.judge(clone->name(), clone->guess().by, *right);
   }
-  files_.end(adoption->guess().file, false);
-  if (adoption->is_settled()) return forget(*adoption);
+  files_.end(clone->guess().file, false);
+  if (clone->is_settled()) return forget(*clone);
   const std::lock_guard lock(mutex_);
-  closed_.push_back(adoption);
+  closed_.push_back(clone);
   many_ = closed_.size() >= kMany;
   if (many_) wake_.notify_one();
 }
 
-std::vector<std::shared_ptr<Adoption>> Adoptions::take_closed() {
+std::vector<std::shared_ptr<SpeculativeClone>> SpeculativeClones::take_closed() {
   const std::lock_guard lock(mutex_);
   many_ = false;
   return std::exchange(closed_, {});
 }
 
-Result<> Adoptions::cut(InodeNumber inode) {
-  const auto adoption = find(inode);
-  return adoption ? adoption->cut() : Result<>(success());
+Result<> SpeculativeClones::cut(InodeNumber inode) {
+  const auto clone = find(inode);
+  return clone ? clone->cut() : Result<>(success());
 }
 
-Result<> Adoptions::settle(InodeNumber inode, int blob, const std::function<Result<>()>& sync) {
-  const auto adoption = find(inode);
-  if (!adoption) return success();
+Result<> SpeculativeClones::settle(InodeNumber inode, int blob, const std::function<Result<>()>& sync) {
+  const auto clone = find(inode);
+  if (!clone) return success();
   const auto sync_or_empty = [&]() -> Result<> {
     auto synced = sync();
     if (!synced) TRY(empty(inode));
     return synced;
   };
-  TRY(adoption->settle(blob, sync_or_empty));
-  forget(*adoption);
+  TRY(clone->settle(blob, sync_or_empty));
+  forget(*clone);
   return success();
 }
 
 // Where the disk refused what was written lie the blocks of the guess, which nobody may see here. The file is suspect,
 // and stays so.
-Result<> Adoptions::empty(InodeNumber inode) {
+Result<> SpeculativeClones::empty(InodeNumber inode) {
   TRY_ASSIGN(const io::Fd blob, tree_.open_blob(inode, O_WRONLY));
   if (::ftruncate(blob.get(), 0) != 0) return last_error("ftruncate");
   TRY(io::fsync_fd(blob.get()));  // before it counts as settled
@@ -231,12 +233,12 @@ Result<> Adoptions::empty(InodeNumber inode) {
   return success();
 }
 
-std::optional<uint64_t> Adoptions::size(InodeNumber inode) const {
-  const auto adoption = find(inode);
-  return adoption ? adoption->size() : std::nullopt;
+std::optional<uint64_t> SpeculativeClones::size(InodeNumber inode) const {
+  const auto clone = find(inode);
+  return clone ? clone->size() : std::nullopt;
 }
 
-void Adoptions::run() {
+void SpeculativeClones::run() {
   std::unique_lock lock(mutex_);
   while (running_) {
     wake_.wait_for(lock, kInterval, [this] { return !running_ || many_; });
@@ -246,28 +248,28 @@ void Adoptions::run() {
   }
 }
 
-void Adoptions::settle_closed() {
-  for (std::shared_ptr<Adoption>& adoption : take_closed()) {
-    const auto settled = settle_in_background(*adoption);
+void SpeculativeClones::settle_closed() {
+  for (std::shared_ptr<SpeculativeClone>& clone : take_closed()) {
+    const auto settled = settle_in_background(*clone);
     if (settled) {
-      forget(*adoption);
+      forget(*clone);
       continue;
     }
-    log::error("{}: not synced yet, trying again: {}", tree_.path_of(adoption->inode()), settled.error().message());
+    log::error("{}: not synced yet, trying again: {}", tree_.path_of(clone->inode()), settled.error().message());
     const std::lock_guard lock(mutex_);
-    closed_.push_back(std::move(adoption));
+    closed_.push_back(std::move(clone));
   }
 }
 
-Result<> Adoptions::settle_in_background(Adoption& adoption) {
-  const InodeNumber inode = adoption.inode();
+Result<> SpeculativeClones::settle_in_background(SpeculativeClone& clone) {
+  const InodeNumber inode = clone.inode();
   const auto blob = tree_.open_blob(inode, O_RDONLY);
   if (!blob && blob.error().errno_value() == ENOENT) {  // it was removed
-    adoption.abandon();
+    clone.abandon();
     return success();
   }
   if (!blob) return blob.error();
-  return adoption.settle(blob.value().get(), [&]() -> Result<> {
+  return clone.settle(blob.value().get(), [&]() -> Result<> {
     auto synced = tree_.sync_file(inode, blob.value().get());
     if (!synced) {
       files_.record_error(inode, synced.error().errno_value());

@@ -1,4 +1,4 @@
-#include "fs/adopt/adoption.h"
+#include "fs/adopt/speculative_clone.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "fs/kernel/workers.h"
+#include "fs/kernel/request_loop.h"
 #include "io/aligned_buffer.h"
 #include "io/clone.h"
 #include "io/fault.h"
@@ -27,7 +27,7 @@ thread_local io::AlignedBuffer compared_with;
 
 // Where the block of the file ends that `at`, in what is written at `offset`, lies in.
 size_t block_end(uint64_t offset, size_t at, size_t size) {
-  return std::min(size, at + Adoption::kBlock - (offset + at) % Adoption::kBlock);
+  return std::min(size, at + SpeculativeClone::kBlock - (offset + at) % SpeculativeClone::kBlock);
 }
 
 template <size_t kMost>
@@ -42,14 +42,14 @@ void find_differing(std::span<const std::byte> data, const std::byte* there, uin
 
 }  // namespace
 
-void Adoption::prepare(const std::unique_lock<std::mutex>&, io::Fd blob, meta::BlobNumber number) {
+void SpeculativeClone::prepare(const std::unique_lock<std::mutex>&, io::Fd blob, meta::BlobNumber number) {
   blob_ = std::move(blob);
   number_ = number;
 }
 
 // The blob goes on as the guess does, from the first whole block of `data` on; how many bytes lie before, which it
 // writes. None: there is no such block, or, ending_: it cannot.
-Result<std::optional<size_t>> Adoption::start(std::span<const std::byte> data, uint64_t frontier) {
+Result<std::optional<size_t>> SpeculativeClone::start(std::span<const std::byte> data, uint64_t frontier) {
   const size_t head = (kBlock - frontier % kBlock) % kBlock;
   if (head + kBlock > data.size()) return std::optional<size_t>();
   const bool first = !slot_;
@@ -91,12 +91,12 @@ Result<std::optional<size_t>> Adoption::start(std::span<const std::byte> data, u
   return std::optional<size_t>();
 }
 
-std::optional<uint64_t> Adoption::size() const {
+std::optional<uint64_t> SpeculativeClone::size() const {
   if (!adopting_.load(std::memory_order_acquire)) return std::nullopt;
   return frontier_.load(std::memory_order_acquire);
 }
 
-DataPath::Written Adoption::write(std::span<const std::byte> data, off_t offset) {
+DataPath::Written SpeculativeClone::write(std::span<const std::byte> data, off_t offset) {
   const std::lock_guard lock(mutex_);
   if (!blob_) return {};
   const uint64_t frontier = frontier_.load(std::memory_order_relaxed);
@@ -123,7 +123,7 @@ DataPath::Written Adoption::write(std::span<const std::byte> data, off_t offset)
 
 // Starts where half of what is written is there already, as it seems; see start(). None, and not ending_: it does not,
 // and `data` is written plainly.
-Result<std::optional<size_t>> Adoption::begin(std::span<const std::byte> data, uint64_t frontier) {
+Result<std::optional<size_t>> SpeculativeClone::begin(std::span<const std::byte> data, uint64_t frontier) {
   const auto right = seems_right(data, frontier);
   if (!right) {
     guess_unreadable(right.error());
@@ -140,7 +140,7 @@ Result<std::optional<size_t>> Adoption::begin(std::span<const std::byte> data, u
 }
 
 // Is half of it there? By samples, which get fewer while it is not: the guess may have to be read from the disk.
-Result<bool> Adoption::seems_right(std::span<const std::byte> data, uint64_t frontier) {
+Result<bool> SpeculativeClone::seems_right(std::span<const std::byte> data, uint64_t frontier) {
   if (compared_ == 0) expect_samples(frontier, data.size());
   const auto room = compared_with.get(kBlock);
   if (room.size() < kBlock) return Error(ENOMEM);
@@ -157,23 +157,23 @@ Result<bool> Adoption::seems_right(std::span<const std::byte> data, uint64_t fro
 }
 
 // The first sample at `offset` or behind it.
-uint64_t Adoption::next_sample(uint64_t offset) const { return (offset + sampled_ - 1) / sampled_ * sampled_; }
+uint64_t SpeculativeClone::next_sample(uint64_t offset) const { return (offset + sampled_ - 1) / sampled_ * sampled_; }
 
 // Has the disk read them, all at the same time, and does not wait.
-void Adoption::expect_samples(uint64_t offset, size_t size) const {
+void SpeculativeClone::expect_samples(uint64_t offset, size_t size) const {
   for (uint64_t at = next_sample(offset); at < offset + size; at += sampled_) {
     ::posix_fadvise(guess_.descriptor, static_cast<off_t>(at), kBlock, POSIX_FADV_WILLNEED);
   }
 }
 
 // Whoever writes does not need the guess: from here on the file is written plainly.
-void Adoption::guess_unreadable(const Error& error) {
+void SpeculativeClone::guess_unreadable(const Error& error) {
   ending_ = true;
   add(counters_.adoption_fallbacks);
   log::warn("{} is written on plainly: what it was expected to hold cannot be read: {}", name_, error.message());
 }
 
-DataPath::Written Adoption::compare(std::span<const std::byte> data, uint64_t frontier) {
+DataPath::Written SpeculativeClone::compare(std::span<const std::byte> data, uint64_t frontier) {
   const auto alike = strange_ > 0 ? is_alike(data, frontier) : Result<bool>(true);
   const auto differing = alike && alike.value() ? compare_blocks(data, frontier) : Differing();
   if (!alike || !differing) {
@@ -201,8 +201,8 @@ DataPath::Written Adoption::compare(std::span<const std::byte> data, uint64_t fr
 }
 
 // With the guess where it lies; else with the file's own clone.
-Result<Adoption::Differing> Adoption::compare_blocks(std::span<const std::byte> data, uint64_t offset) {
-  static_assert(kMostBlocks > Workers::kLargestWrite / kBlock);
+Result<SpeculativeClone::Differing> SpeculativeClone::compare_blocks(std::span<const std::byte> data, uint64_t offset) {
+  static_assert(kMostBlocks > RequestLoop::kLargestWrite / kBlock);
   Differing differing;
   if (guess_is_unchanged()) {
     TRY(io::fault_point("adopt.read"));
@@ -222,7 +222,7 @@ Result<Adoption::Differing> Adoption::compare_blocks(std::span<const std::byte> 
   return differing;
 }
 
-void Adoption::look_ahead(size_t size, bool in_lockstep) {
+void SpeculativeClone::look_ahead(size_t size, bool in_lockstep) {
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock || !blob_ || ending_) return;
   const uint64_t frontier = frontier_.load(std::memory_order_relaxed);
@@ -230,7 +230,7 @@ void Adoption::look_ahead(size_t size, bool in_lockstep) {
   const size_t wanted = std::min<uint64_t>(size, clone_size_ - frontier);
   if (!in_lockstep || strange_ > 0 || wanted == 0) return;  // else the next WRITE would wait for the lock
   const bool unchanged = guess_is_unchanged();  // else it is read by its reader, if there is one, and by nobody else
-  if (unchanged || guess_.by == Guesses::By::reader) {
+  if (unchanged || guess_.by == SourcePredictor::By::reader) {
     read_ahead_.reader_is_at(guess_.descriptor, frontier, clone_size_);
   }
   if (!unchanged) return;
@@ -243,7 +243,7 @@ void Adoption::look_ahead(size_t size, bool in_lockstep) {
 }
 
 // Is any of it equal, as it seems? By samples.
-Result<bool> Adoption::is_alike(std::span<const std::byte> data, uint64_t offset) {
+Result<bool> SpeculativeClone::is_alike(std::span<const std::byte> data, uint64_t offset) {
   for (size_t at = 0; at < data.size(); at += kSampled) {
     const size_t length = std::min(kBlock, data.size() - at);
     TRY_ASSIGN(const Differing differing, compare_blocks(data.subspan(at, length), offset + at));
@@ -252,7 +252,7 @@ Result<bool> Adoption::is_alike(std::span<const std::byte> data, uint64_t offset
   return false;
 }
 
-Result<> Adoption::put(std::span<const std::byte> data, uint64_t offset) {
+Result<> SpeculativeClone::put(std::span<const std::byte> data, uint64_t offset) {
   TRY(io::write_full(blob_.get(), data, static_cast<off_t>(offset)));
   TRY(io::fault_point("adopt.write"));
   mismatched_ += data.size();
@@ -260,8 +260,8 @@ Result<> Adoption::put(std::span<const std::byte> data, uint64_t offset) {
 }
 
 // Writes those of the file's blocks that differ, in runs.
-DataPath::Written Adoption::write_differing(std::span<const std::byte> data, const Differing& differing,
-                                            uint64_t offset) {
+DataPath::Written SpeculativeClone::write_differing(std::span<const std::byte> data, const Differing& differing,
+                                                    uint64_t offset) {
   for (size_t at = 0, block = 0; at < data.size();) {
     size_t end = block_end(offset, at, data.size());
     if (differing[block++]) {
@@ -276,18 +276,18 @@ DataPath::Written Adoption::write_differing(std::span<const std::byte> data, con
   return {data.size(), std::nullopt};
 }
 
-std::optional<bool> Adoption::was_right() {
+std::optional<bool> SpeculativeClone::was_right() {
   const std::lock_guard lock(mutex_);
   if (compared_ == 0) return std::nullopt;
   return !is_wrong();
 }
 
-Result<> Adoption::cut() {
+Result<> SpeculativeClone::cut() {
   const std::lock_guard lock(mutex_);
   return cut_locked();
 }
 
-Result<> Adoption::cut_locked() {
+Result<> SpeculativeClone::cut_locked() {
   if (!blob_) return success();
   ending_ = true;
   window_.close();
@@ -298,7 +298,7 @@ Result<> Adoption::cut_locked() {
 }
 
 // The blob ends at the frontier, and is written plainly, unless it is started again.
-Result<> Adoption::drop_clone() {
+Result<> SpeculativeClone::drop_clone() {
   if (!adopting_.load(std::memory_order_relaxed)) return success();
   const uint64_t frontier = frontier_.load(std::memory_order_relaxed);
   TRY(io::fault_point("adopt.cut"));
@@ -313,12 +313,12 @@ Result<> Adoption::drop_clone() {
   return success();
 }
 
-bool Adoption::is_settled() {
+bool SpeculativeClone::is_settled() {
   const std::lock_guard lock(mutex_);
   return !blob_ && !slot_;
 }
 
-void Adoption::abandon() {
+void SpeculativeClone::abandon() {
   const std::lock_guard lock(mutex_);
   blob_.reset();
   if (slot_) slot_.give_back();
@@ -326,7 +326,7 @@ void Adoption::abandon() {
 }
 
 // The sync may take long, and nobody waits for it with the lock: what is written meanwhile is written plainly.
-Result<> Adoption::settle(int blob, const std::function<Result<>()>& sync) {
+Result<> SpeculativeClone::settle(int blob, const std::function<Result<>()>& sync) {
   TRY(cut());
   if (is_settled()) return success();
   TRY(sync());

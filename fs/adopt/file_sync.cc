@@ -26,8 +26,8 @@ Result<> FileSync::sync_file(meta::InodeNumber inode) {
     }
     return synced;
   };
-  const auto settled = clones_.settle(inode, blob.get(), sync);
-  const auto done = settled ? sync() : settled;
+  const auto durable = clones_.make_durable(inode, blob.get(), sync);
+  const auto done = durable ? sync() : durable;
   if (done) return success();
   return Error(done.error().errno_value(), tree_.path_of(inode) + ": " + done.error().message());
 }

@@ -49,26 +49,26 @@ void SpeculativeClone::prepare(const std::unique_lock<std::mutex>&, io::Fd blob,
 
 // The blob goes on as the guess does, from the first whole block of `data` on; how many bytes lie before, which it
 // writes. None: there is no such block, or, ending_: it cannot.
-Result<std::optional<size_t>> SpeculativeClone::start(std::span<const std::byte> data, uint64_t frontier) {
-  const size_t head = (kBlock - frontier % kBlock) % kBlock;
+Result<std::optional<size_t>> SpeculativeClone::start(std::span<const std::byte> data, uint64_t written_end) {
+  const size_t head = (kBlock - written_end % kBlock) % kBlock;
   if (head + kBlock > data.size()) return std::optional<size_t>();
   const bool first = !slot_;
   const auto started = [&]() -> Result<bool> {
     TRY_ASSIGN(const struct stat before, io::stat_fd(blob_.get()));
-    if (static_cast<uint64_t>(before.st_size) != frontier) return false;  // a WRITE before this one failed
+    if (static_cast<uint64_t>(before.st_size) != written_end) return false;  // a WRITE before this one failed
     if (!slot_) {
       TRY_ASSIGN(auto slot, frontiers_.take(number_));
       if (!slot) return Error(EAGAIN, "too many copies at the same time");
       slot_ = std::move(*slot);
     }
-    TRY(io::write_full(blob_.get(), data.first(head), static_cast<off_t>(frontier)));
-    TRY(slot_.set(frontier + head));
+    TRY(io::write_full(blob_.get(), data.first(head), static_cast<off_t>(written_end)));
+    TRY(slot_.set(written_end + head));
     written_ = meta::now();
-    frontier_.store(frontier + head, std::memory_order_release);
+    written_end_.store(written_end + head, std::memory_order_release);
     adopting_.store(true, std::memory_order_release);
     TRY(meta::Blobs::set_unsettled(blob_.get(), true));
     TRY(io::fault_point("adopt.clone"));
-    const auto border = static_cast<off_t>(frontier + head);
+    const auto border = static_cast<off_t>(written_end + head);
     TRY(shared_(io::clone_range(guess_.descriptor, border, blob_.get(), border, 0)));
     TRY_ASSIGN(const struct stat st, io::stat_fd(blob_.get()));
     clone_size_ = static_cast<uint64_t>(st.st_size);
@@ -93,60 +93,60 @@ Result<std::optional<size_t>> SpeculativeClone::start(std::span<const std::byte>
 
 std::optional<uint64_t> SpeculativeClone::size() const {
   if (!adopting_.load(std::memory_order_acquire)) return std::nullopt;
-  return frontier_.load(std::memory_order_acquire);
+  return written_end_.load(std::memory_order_acquire);
 }
 
 DataPath::Written SpeculativeClone::write(std::span<const std::byte> data, off_t offset) {
   const std::lock_guard lock(mutex_);
   if (!blob_) return {};
-  const uint64_t frontier = frontier_.load(std::memory_order_relaxed);
+  const uint64_t written_end = written_end_.load(std::memory_order_relaxed);
   const bool hopeless = mismatched_ >= kPatience && is_wrong();
   DataPath::Written written;
-  if (!hopeless && !ending_ && static_cast<uint64_t>(offset) == frontier) {
+  if (!hopeless && !ending_ && static_cast<uint64_t>(offset) == written_end) {
     if (!adopting_.load(std::memory_order_relaxed)) {
-      const auto begun = begin(data, frontier);
+      const auto begun = begin(data, written_end);
       if (!begun) return {0, begun.error()};
       if (!begun.value() && !ending_) return {};
       written.bytes = begun.value().value_or(0);
     }
     if (!ending_) {
       const auto rest = data.subspan(written.bytes);
-      const uint64_t at = frontier + written.bytes;
+      const uint64_t at = written_end + written.bytes;
       const auto compared = compare(rest.first(std::min<uint64_t>(rest.size(), clone_size_ - at)), at);
       written = {written.bytes + compared.bytes, compared.error};
     }
   }
   if (written.error || written.bytes == data.size()) return written;
-  if (auto ended = cut_locked(); !ended) written.error = ended.error();
+  if (auto ended = truncate_locked(); !ended) written.error = ended.error();
   return written;
 }
 
 // Starts where half of what is written is there already, as it seems; see start(). None, and not ending_: it does not,
 // and `data` is written plainly.
-Result<std::optional<size_t>> SpeculativeClone::begin(std::span<const std::byte> data, uint64_t frontier) {
-  const auto right = seems_right(data, frontier);
+Result<std::optional<size_t>> SpeculativeClone::begin(std::span<const std::byte> data, uint64_t written_end) {
+  const auto right = seems_right(data, written_end);
   if (!right) {
     guess_unreadable(right.error());
     return std::optional<size_t>();
   }
   if (right.value()) {
-    TRY_ASSIGN(const auto started, start(data, frontier));
+    TRY_ASSIGN(const auto started, start(data, written_end));
     if (started || ending_) return started;
   }
   compared_ += data.size();
   mismatched_ += data.size();
-  frontier_.store(frontier + data.size(), std::memory_order_release);
+  written_end_.store(written_end + data.size(), std::memory_order_release);
   return std::optional<size_t>();
 }
 
 // Is half of it there? By samples, which get fewer while it is not: the guess may have to be read from the disk.
-Result<bool> SpeculativeClone::seems_right(std::span<const std::byte> data, uint64_t frontier) {
-  if (compared_ == 0) expect_samples(frontier, data.size());
+Result<bool> SpeculativeClone::seems_right(std::span<const std::byte> data, uint64_t written_end) {
+  if (compared_ == 0) expect_samples(written_end, data.size());
   const auto room = compared_with.get(kBlock);
   if (room.size() < kBlock) return Error(ENOMEM);
   size_t equal = 0, looked_at = 0;
-  for (uint64_t at = next_sample(frontier); at < frontier + data.size(); at += sampled_, ++looked_at) {
-    const auto block = data.subspan(at - frontier).first(std::min(kBlock, data.size() - (at - frontier)));
+  for (uint64_t at = next_sample(written_end); at < written_end + data.size(); at += sampled_, ++looked_at) {
+    const auto block = data.subspan(at - written_end).first(std::min(kBlock, data.size() - (at - written_end)));
     TRY_ASSIGN(const size_t got, io::read_full(guess_.descriptor, room.first(block.size()), static_cast<off_t>(at)));
     if (got == block.size() && std::memcmp(block.data(), room.data(), got) == 0) ++equal;
   }
@@ -173,9 +173,9 @@ void SpeculativeClone::guess_unreadable(const Error& error) {
   log::warn("{} is written on plainly: what it was expected to hold cannot be read: {}", name_, error.message());
 }
 
-DataPath::Written SpeculativeClone::compare(std::span<const std::byte> data, uint64_t frontier) {
-  const auto alike = strange_ > 0 ? is_alike(data, frontier) : Result<bool>(true);
-  const auto differing = alike && alike.value() ? compare_blocks(data, frontier) : Differing();
+DataPath::Written SpeculativeClone::compare(std::span<const std::byte> data, uint64_t written_end) {
+  const auto alike = strange_ > 0 ? is_alike(data, written_end) : Result<bool>(true);
+  const auto differing = alike && alike.value() ? compare_blocks(data, written_end) : Differing();
   if (!alike || !differing) {
     guess_unreadable(alike ? differing.error() : alike.error());
     return {};
@@ -183,17 +183,17 @@ DataPath::Written SpeculativeClone::compare(std::span<const std::byte> data, uin
   const uint64_t before = mismatched_;
   DataPath::Written written{data.size(), std::nullopt};
   if (alike.value()) {
-    written = write_differing(data, differing.value(), frontier);
-  } else if (auto all = put(data, frontier); !all) {
+    written = write_differing(data, differing.value(), written_end);
+  } else if (auto all = put(data, written_end); !all) {
     written = {0, all.error()};
   }
   strange_ = mismatched_ - before == data.size() ? strange_ + data.size() : 0;
   compared_ += written.bytes;
   written_ = meta::now();
-  if (auto noted = slot_.set(frontier + written.bytes); !noted) written = {0, noted.error()};
+  if (auto noted = slot_.set(written_end + written.bytes); !noted) written = {0, noted.error()};
   // Behind the frontier the blob may hold a part of what failed: it is no longer what it is compared with.
   if (written.error) ending_ = true;
-  frontier_.store(frontier + written.bytes, std::memory_order_release);
+  written_end_.store(written_end + written.bytes, std::memory_order_release);
   if (written.error || strange_ < kStreak || clones_ >= kMostClones) return written;
   // What was written is there, whatever becomes of the clone.
   if (auto dropped = drop_clone(); !dropped) ending_ = true;
@@ -225,16 +225,16 @@ Result<SpeculativeClone::Differing> SpeculativeClone::compare_blocks(std::span<c
 void SpeculativeClone::look_ahead(size_t size, bool in_lockstep) {
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock || !blob_ || ending_) return;
-  const uint64_t frontier = frontier_.load(std::memory_order_relaxed);
-  if (!adopting_.load(std::memory_order_relaxed)) return expect_samples(frontier, size);
-  const size_t wanted = std::min<uint64_t>(size, clone_size_ - frontier);
+  const uint64_t written_end = written_end_.load(std::memory_order_relaxed);
+  if (!adopting_.load(std::memory_order_relaxed)) return expect_samples(written_end, size);
+  const size_t wanted = std::min<uint64_t>(size, clone_size_ - written_end);
   if (!in_lockstep || strange_ > 0 || wanted == 0) return;  // else the next WRITE would wait for the lock
   const bool unchanged = guess_is_unchanged();  // else it is read by its reader, if there is one, and by nobody else
   if (unchanged || guess_.by == SourcePredictor::By::reader) {
-    read_ahead_.reader_is_at(guess_.descriptor, frontier, clone_size_);
+    read_ahead_.reader_is_at(guess_.descriptor, written_end, clone_size_);
   }
   if (!unchanged) return;
-  const auto there = window_.at(guess_.descriptor, frontier, wanted);
+  const auto there = window_.at(guess_.descriptor, written_end, wanted);
   if (!there) return;  // it is tried again, when it is needed
   io::access_mapped([&] {
     for (size_t at = 0; at < wanted; at += kBlock)
@@ -282,12 +282,12 @@ std::optional<bool> SpeculativeClone::was_right() {
   return !is_wrong();
 }
 
-Result<> SpeculativeClone::cut() {
+Result<> SpeculativeClone::truncate_to_written() {
   const std::lock_guard lock(mutex_);
-  return cut_locked();
+  return truncate_locked();
 }
 
-Result<> SpeculativeClone::cut_locked() {
+Result<> SpeculativeClone::truncate_locked() {
   if (!blob_) return success();
   ending_ = true;
   window_.close();
@@ -300,12 +300,12 @@ Result<> SpeculativeClone::cut_locked() {
 // The blob ends at the frontier, and is written plainly, unless it is started again.
 Result<> SpeculativeClone::drop_clone() {
   if (!adopting_.load(std::memory_order_relaxed)) return success();
-  const uint64_t frontier = frontier_.load(std::memory_order_relaxed);
+  const uint64_t written_end = written_end_.load(std::memory_order_relaxed);
   TRY(io::fault_point("adopt.cut"));
-  if (frontier < clone_size_ && ::ftruncate(blob_.get(), static_cast<off_t>(frontier)) != 0) {
+  if (written_end < clone_size_ && ::ftruncate(blob_.get(), static_cast<off_t>(written_end)) != 0) {
     return last_error("ftruncate");
   }
-  clone_size_ = frontier;
+  clone_size_ = written_end;
   const timespec times[2] = {{0, UTIME_OMIT}, written_};
   if (::futimens(blob_.get(), times) != 0) return last_error("futimens");
   TRY(slot_.set(meta::Frontiers::kWhole));
@@ -313,7 +313,7 @@ Result<> SpeculativeClone::drop_clone() {
   return success();
 }
 
-bool SpeculativeClone::is_settled() {
+bool SpeculativeClone::is_durable() {
   const std::lock_guard lock(mutex_);
   return !blob_ && !slot_;
 }
@@ -326,9 +326,9 @@ void SpeculativeClone::abandon() {
 }
 
 // The sync may take long, and nobody waits for it with the lock: what is written meanwhile is written plainly.
-Result<> SpeculativeClone::settle(int blob, const std::function<Result<>()>& sync) {
-  TRY(cut());
-  if (is_settled()) return success();
+Result<> SpeculativeClone::make_durable(int blob, const std::function<Result<>()>& sync) {
+  TRY(truncate_to_written());
+  if (is_durable()) return success();
   TRY(sync());
   const std::lock_guard lock(mutex_);
   if (!slot_) return success();

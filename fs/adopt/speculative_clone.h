@@ -87,12 +87,12 @@ class SpeculativeClone {
   // once a WRITE is answered; does nothing while another is served. `in_lockstep`: this thread will serve it.
   void look_ahead(size_t size, bool in_lockstep);
   // The blob ends at the frontier from now on, nothing is compared any more, and the guess is not used again.
-  Result<> cut();
+  Result<> truncate_to_written();
   // Cuts, has `sync` make the content durable, and gives the slot back: the file is like any other, durably after the
   // next fsync. `blob`: any descriptor of it.
-  Result<> settle(int blob, const std::function<Result<>()>& sync);
+  Result<> make_durable(int blob, const std::function<Result<>()>& sync);
 
-  bool is_settled();
+  bool is_durable();
   // The file is gone for good, with its blob.
   void abandon();
   // The frontier, where the blob goes on behind it.
@@ -104,14 +104,14 @@ class SpeculativeClone {
   static constexpr size_t kMostBlocks = 258;   // that a WRITE touches
   using Differing = std::bitset<kMostBlocks>;  // of the file's blocks that a WRITE touches
 
-  Result<std::optional<size_t>> begin(std::span<const std::byte> data, uint64_t frontier);
-  Result<bool> seems_right(std::span<const std::byte> data, uint64_t frontier);
+  Result<std::optional<size_t>> begin(std::span<const std::byte> data, uint64_t written_end);
+  Result<bool> seems_right(std::span<const std::byte> data, uint64_t written_end);
   uint64_t next_sample(uint64_t offset) const;
   void expect_samples(uint64_t offset, size_t size) const;
-  Result<std::optional<size_t>> start(std::span<const std::byte> data, uint64_t frontier);
-  DataPath::Written compare(std::span<const std::byte> data, uint64_t frontier);
+  Result<std::optional<size_t>> start(std::span<const std::byte> data, uint64_t written_end);
+  DataPath::Written compare(std::span<const std::byte> data, uint64_t written_end);
   void guess_unreadable(const Error& error);
-  Result<> cut_locked();
+  Result<> truncate_locked();
   Result<> drop_clone();
   bool is_wrong() const { return mismatched_ > compared_ / 2; }
   bool guess_is_unchanged() const {
@@ -143,7 +143,7 @@ class SpeculativeClone {
   io::ReadAhead read_ahead_;     // guarded by mutex_; of the guess, for its reader and compare()
   unsigned clones_ = 0;          // guarded by mutex_; how often it was started
   timespec written_{};           // guarded by mutex_; the last write
-  std::atomic<uint64_t> frontier_{0};
+  std::atomic<uint64_t> written_end_{0};
   std::atomic<bool> adopting_{false};
 };
 

@@ -50,7 +50,7 @@ Result<> SpeculativeClones::stop() {
   }
   wake_.notify_one();
   if (thread_.joinable()) thread_.join();
-  settle_closed();
+  make_closed_durable();
   // Handles whose RELEASE never came.
   std::vector<std::shared_ptr<SpeculativeClone>> open;
   {
@@ -60,7 +60,7 @@ Result<> SpeculativeClones::stop() {
     }
   }
   for (const std::shared_ptr<SpeculativeClone>& clone : open) closed(clone);
-  settle_closed();
+  make_closed_durable();
   const std::lock_guard lock(mutex_);
   if (clones_.empty()) return success();
   return Error(EIO, std::to_string(clones_.size()) + " copies could not be synced");
@@ -183,7 +183,8 @@ std::unique_ptr<InlineBlockDedup> SpeculativeClones::begin_blocks(const OpenFile
 }
 
 void SpeculativeClones::closed(const std::shared_ptr<SpeculativeClone>& clone) {
-  if (const auto cut = clone->cut(); !cut) write_errors_.failed(clone->inode(), WriteFailure::cut, cut.error());
+  if (const auto truncated = clone->truncate_to_written(); !truncated)
+    write_errors_.failed(clone->inode(), WriteFailure::cut, truncated.error());
   // What the kernel was told before the cut was the size then.
   notifications_.attributes_changed(clone->inode());
   if (const auto right = clone->was_right()) {
@@ -191,7 +192,7 @@ void SpeculativeClones::closed(const std::shared_ptr<SpeculativeClone>& clone) {
     predictor.judge(clone->name(), clone->guess().by, *right);
   }
   files_.end(clone->guess().file, false);
-  if (clone->is_settled()) return forget(*clone);
+  if (clone->is_durable()) return forget(*clone);
   const std::lock_guard lock(mutex_);
   closed_.push_back(clone);
   many_ = closed_.size() >= kMany;
@@ -204,12 +205,12 @@ std::vector<std::shared_ptr<SpeculativeClone>> SpeculativeClones::take_closed() 
   return std::exchange(closed_, {});
 }
 
-Result<> SpeculativeClones::cut(InodeNumber inode) {
+Result<> SpeculativeClones::truncate_to_written(InodeNumber inode) {
   const auto clone = find(inode);
-  return clone ? clone->cut() : Result<>(success());
+  return clone ? clone->truncate_to_written() : Result<>(success());
 }
 
-Result<> SpeculativeClones::settle(InodeNumber inode, int blob, const std::function<Result<>()>& sync) {
+Result<> SpeculativeClones::make_durable(InodeNumber inode, int blob, const std::function<Result<>()>& sync) {
   const auto clone = find(inode);
   if (!clone) return success();
   const auto sync_or_empty = [&]() -> Result<> {
@@ -217,7 +218,7 @@ Result<> SpeculativeClones::settle(InodeNumber inode, int blob, const std::funct
     if (!synced) TRY(empty(inode));
     return synced;
   };
-  TRY(clone->settle(blob, sync_or_empty));
+  TRY(clone->make_durable(blob, sync_or_empty));
   forget(*clone);
   return success();
 }
@@ -243,25 +244,25 @@ void SpeculativeClones::run() {
   while (running_) {
     wake_.wait_for(lock, kInterval, [this] { return !running_ || many_; });
     lock.unlock();
-    settle_closed();
+    make_closed_durable();
     lock.lock();
   }
 }
 
-void SpeculativeClones::settle_closed() {
+void SpeculativeClones::make_closed_durable() {
   for (std::shared_ptr<SpeculativeClone>& clone : take_closed()) {
-    const auto settled = settle_in_background(*clone);
-    if (settled) {
+    const auto durable = make_durable_in_background(*clone);
+    if (durable) {
       forget(*clone);
       continue;
     }
-    log::error("{}: not synced yet, trying again: {}", tree_.path_of(clone->inode()), settled.error().message());
+    log::error("{}: not synced yet, trying again: {}", tree_.path_of(clone->inode()), durable.error().message());
     const std::lock_guard lock(mutex_);
     closed_.push_back(std::move(clone));
   }
 }
 
-Result<> SpeculativeClones::settle_in_background(SpeculativeClone& clone) {
+Result<> SpeculativeClones::make_durable_in_background(SpeculativeClone& clone) {
   const InodeNumber inode = clone.inode();
   const auto blob = tree_.open_blob(inode, O_RDONLY);
   if (!blob && blob.error().errno_value() == ENOENT) {  // it was removed
@@ -269,7 +270,7 @@ Result<> SpeculativeClones::settle_in_background(SpeculativeClone& clone) {
     return success();
   }
   if (!blob) return blob.error();
-  return clone.settle(blob.value().get(), [&]() -> Result<> {
+  return clone.make_durable(blob.value().get(), [&]() -> Result<> {
     auto synced = tree_.sync_file(inode, blob.value().get());
     if (!synced) {
       files_.record_error(inode, synced.error().errno_value());

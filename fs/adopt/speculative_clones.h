@@ -56,9 +56,9 @@ class SpeculativeClones {
   bool knows(InodeNumber inode) const { return find(inode) != nullptr; }
   bool knows_any() const { return count_ != 0; }
   // To be called before anything but the adopting handle's WRITEs happens to a file. Nothing to do for most.
-  Result<> cut(InodeNumber inode);
+  Result<> truncate_to_written(InodeNumber inode);
   // Before an fsync, which makes it durable. `sync`: of the file's data.
-  Result<> settle(InodeNumber inode, int blob, const std::function<Result<>()>& sync);
+  Result<> make_durable(InodeNumber inode, int blob, const std::function<Result<>()>& sync);
   // Where the file ends, if its blob goes on.
   std::optional<uint64_t> size(InodeNumber inode) const;
 
@@ -71,8 +71,8 @@ class SpeculativeClones {
   Result<> note_shared(const SpeculativeClone::Guess& guess, Result<> cloned);
   std::vector<std::shared_ptr<SpeculativeClone>> take_closed();
   void run();
-  void settle_closed();
-  Result<> settle_in_background(SpeculativeClone& clone);
+  void make_closed_durable();
+  Result<> make_durable_in_background(SpeculativeClone& clone);
   Result<> empty(InodeNumber inode);
 
   meta::Store& store_;

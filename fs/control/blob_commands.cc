@@ -48,7 +48,7 @@ Result<HandedOut> hand_out(Filesystem& fs, const Peer& peer, const std::string& 
     return Error(EBADF, path + ": open it for writing through the mount first, and keep it so");
   };
   TRY(check_writers());  // before its adoption is disturbed
-  TRY(fs.speculative_clones.cut(inode));
+  TRY(fs.speculative_clones.truncate_to_written(inode));
   TRY_ASSIGN(io::Fd blob, fs.tree.open_blob(inode, writing ? O_WRONLY : O_RDONLY));
   TRY(check_writers());  // again: who freezes the file looks for writers behind a gate that lets no new ones in
   if (writing) {

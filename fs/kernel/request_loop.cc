@@ -94,7 +94,7 @@ constexpr std::chrono::milliseconds kStuck{2};
 // In lockstep: how long a caller takes from an answer to its next request, mostly.
 constexpr std::chrono::microseconds kNext{20};
 
-thread_local bool is_step = false;
+thread_local bool was_adopted = false;
 thread_local bool serves_alone = false;
 
 // Waits for a request that comes in a moment without a sleep; whether it came. To the scheduler two threads that sleep
@@ -147,7 +147,7 @@ std::span<const std::byte> RequestLoop::payload_of_write(const char* data, size_
   return {address, size};
 }
 
-void RequestLoop::note_adopted_write() { is_step = true; }
+void RequestLoop::note_adopted_write() { was_adopted = true; }
 bool RequestLoop::in_lockstep() { return serves_alone; }
 
 unsigned RequestLoop::suitable() { return std::clamp(4 * std::thread::hardware_concurrency(), 8U, 32U); }
@@ -237,7 +237,7 @@ void RequestLoop::note_arrival(const fuse_in_header& request) {
 
 // With mutex_ held.
 void RequestLoop::note_served(uint32_t caller) {
-  const bool step = std::exchange(is_step, false);
+  const bool step = std::exchange(was_adopted, false);
   if (caller != caller_) return;
   if (!step) return end_lockstep();
   ++adopted_writes_;

@@ -260,9 +260,9 @@ Result<> Mount::run() {
   fs.view_handles.clear();
   fs.view_files.let_all_go();
   fs.handles.clear();
-  const auto settled = fs.speculative_clones.stop();
-  if (!settled) {
-    log::error("{}", settled.error().message());
+  const auto durable = fs.speculative_clones.stop();
+  if (!durable) {
+    log::error("{}", durable.error().message());
     dirty = true;
   }
   const OpenFileTable::Leftover leftover = fs.files.clear();
@@ -280,7 +280,7 @@ Result<> Mount::run() {
   }
   if (!closed) log::error("closing the store: {}", closed.error().message());
   TRY(closed);
-  TRY(settled);
+  TRY(durable);
   return looped;
 }
 

@@ -37,7 +37,7 @@ Result<uint64_t> copy(Filesystem& fs, const CopyRequest& range) {
     TRY_ASSIGN(const meta::InodeRecord source, fs.tree.inode(range.from));
     TRY(fs.tree.refuse_suspect(range.from, source));
   }
-  TRY(fs.speculative_clones.cut(range.to));
+  TRY(fs.speculative_clones.truncate_to_written(range.to));
   // For this call only: while no open writes through the daemon, it holds nothing open for writing (lease probes).
   TRY_ASSIGN(const io::Fd blob, fs.tree.open_blob(range.to, O_RDWR));
   const Copied copied =

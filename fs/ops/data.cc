@@ -49,7 +49,7 @@ DataPath::Written write(const Handle& handle, std::span<const std::byte> data, o
 // Of RWF_DSYNC and RWF_SYNC, through a handle that does not sync by itself: the data is durable, as by fdatasync.
 Result<> sync_write(Filesystem& fs, meta::InodeNumber inode, const Handle& handle) {
   const auto sync = [&] { return fs.file_sync.sync_data(*handle.file, handle.descriptor); };
-  TRY(fs.speculative_clones.settle(inode, handle.descriptor, sync));
+  TRY(fs.speculative_clones.make_durable(inode, handle.descriptor, sync));
   return sync();
 }
 
@@ -99,7 +99,7 @@ Result<> check_room(Filesystem& fs, meta::InodeNumber inode, int blob, off_t off
 
 Result<> allocate(Filesystem& fs, meta::InodeNumber inode, int mode, off_t offset, off_t length) {
   TRY(io::fault_point("fs.fallocate"));
-  TRY(fs.speculative_clones.cut(inode));
+  TRY(fs.speculative_clones.truncate_to_written(inode));
   // For this call only: while no open writes through the daemon, it holds nothing open for writing (lease probes).
   TRY_ASSIGN(const io::Fd blob, fs.tree.open_blob(inode, O_WRONLY));
   const std::lock_guard lock(fs.allocating);
@@ -126,7 +126,8 @@ void op_fallocate(fuse_req_t req, fuse_ino_t inode, int mode, off_t offset, off_
 void op_lseek(fuse_req_t req, fuse_ino_t inode, off_t offset, int whence, fuse_file_info* info) {
   const Request request(req, Operation::lseek, inode);
   if (whence != SEEK_DATA && whence != SEEK_HOLE) return request.error(EINVAL);
-  if (const auto cut = request.fs().speculative_clones.cut(inode); !cut) return request.error(cut.error());
+  if (const auto cut = request.fs().speculative_clones.truncate_to_written(inode); !cut)
+    return request.error(cut.error());
   const off_t found = ::lseek(Handles<Handle>::get(info->fh).descriptor, offset, whence);
   if (found < 0) return request.error(last_error("lseek"));
   request.answer(fuse_reply_lseek, found);

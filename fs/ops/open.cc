@@ -82,10 +82,10 @@ Result<std::unique_ptr<DataPath>> make_data_path(Filesystem& fs, const OpenFile&
 
 // A file that was adopted a moment ago ends where it ends, and is settled before somebody may sync it past the daemon.
 Result<> end_adoption(Filesystem& fs, OpenFile& file, bool writing) {
-  if (!writing) return fs.speculative_clones.cut(file.inode);
+  if (!writing) return fs.speculative_clones.truncate_to_written(file.inode);
   TRY_ASSIGN(const io::Fd blob, fs.tree.open_blob(file.inode, O_RDONLY));
   const auto sync = [&] { return fs.file_sync.sync_data(file, blob.get()); };
-  return fs.speculative_clones.settle(file.inode, blob.get(), sync);
+  return fs.speculative_clones.make_durable(file.inode, blob.get(), sync);
 }
 
 // Is it read by splice through the kernel's page cache, where the daemon serves it? (With O_DIRECT it is not.)
@@ -259,8 +259,8 @@ void op_fsync(fuse_req_t req, fuse_ino_t inode, int, fuse_file_info* info) {
   Filesystem& fs = request.fs();
   Handle& handle = Handles<Handle>::get(info->fh);
   const auto sync = [&] { return fs.file_sync.sync_data(*handle.file, handle.descriptor); };
-  if (const auto settled = fs.speculative_clones.settle(inode, handle.descriptor, sync); !settled) {
-    return request.error(settled.error());
+  if (const auto durable = fs.speculative_clones.make_durable(inode, handle.descriptor, sync); !durable) {
+    return request.error(durable.error());
   }
   const auto synced = sync();
   if (const int earlier = handle.file->errors.check(handle.seen_errors); earlier != 0) {

@@ -1,18 +1,18 @@
-// Adopting block by block: where a file cannot begin as a clone (fs/adopt/speculative_clone.h), since its writer may
-// map it (O_RDWR), or since its name says nothing yet. So do safetensors, rsync, and most who write under a temporary
-// name, often after an ftruncate to the full length, and rename.
+// Inline dedup of blocks: for files that cannot begin as a speculative clone (fs/adopt/speculative_clone.h), because
+// their writer may map them (O_RDWR) or because their name says nothing yet. safetensors, rsync and most programs that
+// write under a temporary name and then rename work so, often after an ftruncate to the full length.
 //
-// What the file will probably hold is found with its first WRITE: the file of the step before
-// (fs/adopt/source_predictor.h) that has the same bytes there and, if the writer has set a size, this size. From then
-// on the whole blocks of each WRITE that the guess has at the same offset become shared by FICLONERANGE instead of
-// being written. So the blob holds at any time what was written, no more and no less, and nobody else has to know of
-// it: any order, any other writer, mapping, truncation or crash are as on a plain file. The price against a clone is a
-// call for each run of equal blocks, and the blocks at the borders of WRITEs, which are written.
+// The first WRITE tells what the file is a copy of: the file of the step before (fs/adopt/source_predictor.h) that has
+// the same bytes there and, if the writer has set a size, this size. From then on, where the source has the same whole
+// blocks at the same offset, they are shared by FICLONERANGE instead of written. The blob holds at any time exactly
+// what was written, so nothing else has to know: any order of writes, any other writer, mapping, truncation or crash is
+// as on a plain file. Compared with a clone this costs a call for each run of equal blocks, and the blocks at the
+// borders of WRITEs are written.
 //
-// Only a guess that nobody can be changing is shared; that it did not change meanwhile is looked at after each clone,
-// and what was to be written is, where it may have.
+// Only a source that nobody can be changing is shared. After each FICLONERANGE the daemon checks that it did not change
+// meanwhile; where it may have, the bytes are written.
 //
-// Thread safety: all of it. Lock: mutex_ (held while the guess is chosen, during one WRITE; before the leaves).
+// Thread safety: all of it. Lock: mutex_ (held while the source is chosen, during one WRITE; before the leaves).
 #pragma once
 
 #include <sys/types.h>

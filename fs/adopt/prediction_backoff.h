@@ -1,7 +1,7 @@
-// Which guesses are worth making: after a wrong one the next files of that name, and perhaps those whose names differ
-// from it only in numbers, are not guessed for a while, which is longer each time. So are files of names that nothing
-// is known of, while those among them that are guessed turn out wrong: a step of which all has changed. A name of which
-// the last guess was right is guessed whatever came of the others: the frozen layers among those that are trained.
+// Which files are worth a prediction. After a wrong prediction the next files of that name are not predicted; where
+// asked for, neither are files whose names differ from it only in numbers. Each wrong prediction makes the pause
+// longer. Files of unknown names pause likewise while predictions of unknown names turn out wrong: in such a step
+// everything has changed. A name whose last prediction was right is always predicted: frozen layers among trained ones.
 //
 // Thread safety: all of it. Lock: mutex_ (a leaf).
 #pragma once

@@ -1,8 +1,9 @@
-// What a file that is about to be written will hold: the file of the same name that the same thread
-// has open for reading, as shutil.copyfile does; else, in a step, the one at the same place in the step that was made
-// last before it (tar, rsync, and who saves much the same again), if its writer may read that. Each of the two ways is
-// trusted as far as it was right (fs/adopt/prediction_backoff.h), so that a state that changes from step to step costs
-// next to nothing.
+// Predicts which file a new file will be a copy of. There are two ways:
+//   - The same thread has a file of the same name open for reading (shutil.copyfile).
+//   - In a step: the file at the same place in the step before it, if the writer may read that (tar, rsync, and whoever
+//     saves much the same again).
+// After wrong predictions each of the two backs off (fs/adopt/prediction_backoff.h): where everything changes from step
+// to step, predictions cost next to nothing.
 //
 // Thread safety: all of it. Lock: mutex_ (a leaf).
 #pragma once

@@ -84,7 +84,7 @@ Result<std::optional<size_t>> SpeculativeClone::start(std::span<const std::byte>
   if (!started) {
     add(counters_.adoption_fallbacks);
     log::warn("{} is copied, not adopted: {}", name_, started.error().message());
-    // On an error it goes on ending where it ends, and is cut when that can be.
+    // On an error the file still ends at the written end. The blob is truncated when that succeeds.
     clone_size_ = UINT64_MAX;
     TRY(io::fault_point("adopt.undo"));
   }
@@ -191,7 +191,7 @@ DataPath::Written SpeculativeClone::compare(std::span<const std::byte> data, uin
   compared_ += written.bytes;
   written_ = meta::now();
   if (auto noted = slot_.set(written_end + written.bytes); !noted) written = {0, noted.error()};
-  // Behind the frontier the blob may hold a part of what failed: it is no longer what it is compared with.
+  // Behind the written end the blob may hold a part of the failed write: it no longer holds what the source does.
   if (written.error) ending_ = true;
   written_end_.store(written_end + written.bytes, std::memory_order_release);
   if (written.error || strange_ < kStreak || clones_ >= kMostClones) return written;
@@ -297,7 +297,7 @@ Result<> SpeculativeClone::truncate_locked() {
   return success();
 }
 
-// The blob ends at the frontier, and is written plainly, unless it is started again.
+// The blob ends at the written end, and is written plainly, unless a clone is started again.
 Result<> SpeculativeClone::drop_clone() {
   if (!adopting_.load(std::memory_order_relaxed)) return success();
   const uint64_t written_end = written_end_.load(std::memory_order_relaxed);

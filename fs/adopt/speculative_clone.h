@@ -1,25 +1,27 @@
-// Adopting a copy: how a file that is copied by READs and WRITEs costs no second copy on the disk.
+// A speculative clone: a file that is copied by READs and WRITEs, and that costs no second copy on the disk.
 //
-// A file that was just made or emptied will probably hold what another does (fs/adopt/source_predictor.h). Its writer's
-// WRITEs, strictly one after another from 0, are compared with that guess by samples. From the first one on that is
-// much the same, the blob goes on as a clone of the guess, and WRITEs are compared with what is there: equal bytes are
-// dropped, others are written, and copy-on-write makes either right. How far they came is the *frontier*: the file ends
-// there for everybody, though its blob goes on. After a MiB of which nothing was there the clone is dropped, until a
-// WRITE is much the same again: so a wrong guess costs little, and a right one is used wherever it is right.
+// When a file was just made or emptied, the daemon predicts which file it will be a copy of, its *source*
+// (fs/adopt/source_predictor.h). The writer sends WRITEs in order, from offset 0. The daemon compares samples of each
+// WRITE with the source. Once a WRITE is mostly the same, the file's blob becomes a clone of the source, and each WRITE
+// is compared with what the blob holds there: equal bytes are dropped, other bytes are written. Copy-on-write makes
+// both right. The offset that the writer has reached is the *written end*: everybody sees the file end there, though
+// its blob goes on. After 1 MiB of WRITEs of which nothing was the same, the clone is dropped, until a WRITE is mostly
+// the same again. So a wrong prediction costs little, and a source that is right in parts is used for these parts.
 //
-// Anything else (a write elsewhere, another open, a new size or time, fallocate, a copy into it, fsync, a save) first
-// *cuts* the blob at the frontier, as does the last close. From then on the file is like any other, but for one thing:
-// it stays *unsettled* (meta/frontiers.h) until it is synced, by fsync or in the background.
+// Anything else that happens to the file (a write elsewhere, another open, a new size or time, fallocate, a copy into
+// it, fsync, a save, the last close) first *truncates* the blob to the written end. Afterwards the file is like any
+// other, but for one thing: its blob counts as *unsettled* (meta/frontiers.h) until it is durable, by an fsync or in
+// the background.
 //
-// Only files that nobody else has open, opened for writing only (nobody can map them, then), without O_DIRECT
-// (DeepSpeed's swap writes), O_SYNC, O_DSYNC or O_APPEND.
+// A file qualifies if nobody else has it open and if it is open for writing only, so that nobody can map it. O_DIRECT
+// (DeepSpeed's swap files), O_SYNC, O_DSYNC and O_APPEND rule it out.
 //
-// Compared is with the guess itself, whose pages its reader has just brought into the page cache, where they lie
-// (io/file_window.h), as long as nobody could change it; else with the file's own clone.
+// WRITEs are compared with the source's own pages (io/file_window.h) as long as nobody can have changed the source:
+// the copier has just read them into the page cache. Otherwise they are compared with the file's own clone.
 //
-// Thread safety: SpeculativeClone: all of it; lock: mutex_, held while bytes are compared and written, and while the
-// blob is cut: whoever cuts waits for the one request that is under way, and for the look ahead behind it, so that the
-// guess may be closed then. Order: after meta's Gate, before the leaves.
+// Thread safety: SpeculativeClone: all of it. Lock: mutex_, held while bytes are compared and written, and while the
+// blob is truncated. So a truncation waits for the WRITE that is under way and for its read-ahead; then the source may
+// be closed. Order: after meta's Gate, before the leaves.
 #pragma once
 
 #include <sys/types.h>
@@ -76,9 +78,10 @@ class SpeculativeClone {
   const std::string& name() const { return name_; }
   const Guess& guess() const { return guess_; }
 
-  // Nobody cuts while this is held: from before others can find the adoption until prepare() was called, or not.
+  // Nobody truncates while this is held. It is held from before others can find the clone until prepare() was called,
+  // or is not to be.
   std::unique_lock<std::mutex> hold() { return std::unique_lock(mutex_); }
-  // `blob` (O_RDWR, empty) may go on as the guess does.
+  // `blob` (O_RDWR, empty) may become a clone of the guess.
   void prepare(const std::unique_lock<std::mutex>& held, io::Fd blob, meta::BlobNumber number);
 
   // What it took of `data`, from its beginning; the rest, where there is no error, is the caller's to write.
@@ -86,16 +89,16 @@ class SpeculativeClone {
   // What the next WRITE of `size` bytes will be compared with is got at hand, while its writer fetches it. To be called
   // once a WRITE is answered; does nothing while another is served. `in_lockstep`: this thread will serve it.
   void look_ahead(size_t size, bool in_lockstep);
-  // The blob ends at the frontier from now on, nothing is compared any more, and the guess is not used again.
+  // The blob ends at the written end from now on. Nothing is compared any more, and the guess is not used again.
   Result<> truncate_to_written();
-  // Cuts, has `sync` make the content durable, and gives the slot back: the file is like any other, durably after the
-  // next fsync. `blob`: any descriptor of it.
+  // Truncates, has `sync` make the content durable, and gives the slot back: the file is like any other, durably after
+  // the next fsync. `blob`: any descriptor of it.
   Result<> make_durable(int blob, const std::function<Result<>()>& sync);
 
   bool is_durable();
   // The file is gone for good, with its blob.
   void abandon();
-  // The frontier, where the blob goes on behind it.
+  // The written end, while the blob goes on behind it.
   std::optional<uint64_t> size() const;
   // Was more right than wrong? None: nothing was compared.
   std::optional<bool> was_right();
@@ -131,10 +134,10 @@ class SpeculativeClone {
 
   std::mutex mutex_;
   io::FileWindow window_;        // guarded by mutex_; of the guess
-  io::Fd blob_;                  // guarded by mutex_; O_RDWR, from prepare() until it is cut
+  io::Fd blob_;                  // guarded by mutex_; O_RDWR, from prepare() until it is truncated
   meta::BlobNumber number_ = 0;  // guarded by mutex_; of the blob
-  meta::Frontiers::Slot slot_;   // guarded by mutex_; until it is settled
-  bool ending_ = false;          // guarded by mutex_; it was to be cut: nothing is compared any more
+  meta::Frontiers::Slot slot_;   // guarded by mutex_; until it is durable
+  bool ending_ = false;          // guarded by mutex_; a truncation was asked for: nothing is compared any more
   uint64_t clone_size_ = 0;      // guarded by mutex_
   uint64_t compared_ = 0;        // guarded by mutex_
   uint64_t mismatched_ = 0;      // guarded by mutex_

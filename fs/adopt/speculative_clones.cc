@@ -15,7 +15,7 @@ namespace ckptfs::fs {
 
 namespace {
 constexpr std::chrono::seconds kInterval{1};
-constexpr size_t kMany = 64;  // closed copies that are settled at once: each holds a slot and a descriptor
+constexpr size_t kMany = 64;  // closed copies that are made durable at once: each holds a slot and a descriptor
 constexpr int kUnsupportedFlags = O_DIRECT | O_SYNC | O_DSYNC | O_APPEND;
 constexpr off_t kSmallest = 128 << 10;  // below, a copy costs less than a clone
 }  // namespace
@@ -140,7 +140,7 @@ Result<std::shared_ptr<SpeculativeClone>> SpeculativeClones::try_begin(const Ope
     clones_.emplace(file.inode, clone);
     count_.store(clones_.size(), std::memory_order_release);
   }
-  // Whoever opens the file from here on finds the adoption, and waits to cut it.
+  // Whoever opens the file from here on finds the clone, and waits for its lock to truncate it.
   const auto prepared = [&]() -> Result<bool> {
     if (!files_.is_only_open(file)) return false;
     TRY_ASSIGN(const struct stat size, io::stat_fd(clone->guess().descriptor));
@@ -185,7 +185,7 @@ std::unique_ptr<InlineBlockDedup> SpeculativeClones::begin_blocks(const OpenFile
 void SpeculativeClones::closed(const std::shared_ptr<SpeculativeClone>& clone) {
   if (const auto truncated = clone->truncate_to_written(); !truncated)
     write_errors_.failed(clone->inode(), WriteFailure::cut, truncated.error());
-  // What the kernel was told before the cut was the size then.
+  // The kernel may have cached a size from before the truncation.
   notifications_.attributes_changed(clone->inode());
   if (const auto right = clone->was_right()) {
     if (!*right) add(counters_.wrong_guesses);
@@ -228,7 +228,7 @@ Result<> SpeculativeClones::make_durable(InodeNumber inode, int blob, const std:
 Result<> SpeculativeClones::empty(InodeNumber inode) {
   TRY_ASSIGN(const io::Fd blob, tree_.open_blob(inode, O_WRONLY));
   if (::ftruncate(blob.get(), 0) != 0) return last_error("ftruncate");
-  TRY(io::fsync_fd(blob.get()));  // before it counts as settled
+  TRY(io::fsync_fd(blob.get()));  // before it counts as durable
   log::error("{}: it is emptied, as the copy of it did not reach the disk", tree_.path_of(inode));
   notifications_.attributes_changed(inode);
   return success();

@@ -1,8 +1,7 @@
-// The files that are being adopted (fs/adopt/speculative_clone.h), or were until a moment ago and are not synced yet.
-// Knows them by inode, begins them, and settles in the background, within a second or so, those whose last close has
-// come.
+// The speculative clones of a mount (fs/adopt/speculative_clone.h), by inode: those that are being written, and those
+// that were closed and are not durable yet. A thread makes closed ones durable, within a second or so.
 //
-// Thread safety: all of it. Lock: mutex_ (a leaf), never held while an SpeculativeClone does anything.
+// Thread safety: all of it. Lock: mutex_ (a leaf), never held while a SpeculativeClone does anything.
 #pragma once
 
 #include <atomic>
@@ -33,7 +32,7 @@ class SpeculativeClones {
   ~SpeculativeClones();
 
   void start();
-  // Ends the thread and settles all: what is left, and why, else. Harmless a second time.
+  // Ends the thread and makes all of them durable; the error says how many are not. A second call does nothing.
   Result<> stop();
 
   SourcePredictor predictor;
@@ -85,7 +84,7 @@ class SpeculativeClones {
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   std::unordered_map<InodeNumber, std::shared_ptr<SpeculativeClone>> clones_;  // guarded by mutex_
-  std::vector<std::shared_ptr<SpeculativeClone>> closed_;                      // guarded by mutex_; to be settled
+  std::vector<std::shared_ptr<SpeculativeClone>> closed_;                      // guarded by mutex_; to be made durable
   bool many_ = false;     // guarded by mutex_; of them, since the last look
   bool running_ = false;  // guarded by mutex_
   std::thread thread_;

@@ -76,7 +76,8 @@ struct stat Filesystem::shown(const meta::Attributes& attributes) const {
   struct stat stat = attributes.stat;
   const meta::InodeNumber inode = stat.st_ino;
   if (!speculative_clones.knows(inode)) return stat;
-  // Asked again, since the blob may be cut at any moment: what is asked after `end` was none is the file's own size.
+  // Asked again, since the blob may be truncated at any moment: once there is no written end, the size is the file's
+  // own.
   auto end = speculative_clones.size(inode);
   for (int i = 0; i < 2; ++i) {
     if (const auto fresh = tree.attributes(inode)) stat = fresh.value().stat;

@@ -80,7 +80,7 @@ Result<std::unique_ptr<DataPath>> make_data_path(Filesystem& fs, const OpenFile&
                                     [&fs, &file] { return fs.files.is_only_open(file); });
 }
 
-// A file that was adopted a moment ago ends where it ends, and is settled before somebody may sync it past the daemon.
+// The blob of a speculative clone is truncated, and made durable before somebody may sync it past the daemon.
 Result<> end_adoption(Filesystem& fs, OpenFile& file, bool writing) {
   if (!writing) return fs.speculative_clones.truncate_to_written(file.inode);
   TRY_ASSIGN(const io::Fd blob, fs.tree.open_blob(file.inode, O_RDONLY));

@@ -1,5 +1,5 @@
-// Work for users that may take long: each user's runs on threads of its own, a few at a time and in order, so that
-// nobody waits for what another has asked for, and nobody has more than their share.
+// Work for users that may take long. Each user's work runs on threads of its own, a few at a time and in order. So
+// nobody waits for what another user has asked for, and nobody has more than their share.
 //
 // Thread safety: all of it. Lock: mutex_, then Tasks'; never held while work runs.
 #pragma once

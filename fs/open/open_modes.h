@@ -1,7 +1,7 @@
 // How opens are served (docs/architecture.md, "Open modes"): decided once for the mount, and for each open.
 //
-// A mount that can is in passthrough mode: data goes from the caller to the blob, past the daemon. Some opens have to
-// come through the daemon all the same; they carry the file's backing id and direct_io together. Elsewhere every open
+// On a mount in passthrough mode data goes from the caller to the blob, past the daemon. Some opens have to come
+// through the daemon all the same: they carry the file's backing id and direct_io together. On other mounts every open
 // is direct. Values only; set before the first request, then read by any thread.
 #pragma once
 

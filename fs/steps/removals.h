@@ -1,5 +1,5 @@
-// Removal of whole directories: the name goes at once, durably, and what was in it behind, on a thread of its own. What
-// is left of that at an unmount or a crash is gone on with at the next mount.
+// Removal of whole directories. The name goes at once, durably; a thread empties the directory afterwards. What is left
+// at an unmount or a crash is emptied by the next mount.
 //
 // Thread safety: all of it. Lock: mutex_ (a leaf).
 #pragma once

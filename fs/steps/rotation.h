@@ -1,8 +1,7 @@
-// Rotation: carries out the policies of series (meta/policy.h, meta/retention.h). A thread looks at each series that
-// has one when something may have changed, arms what is to be armed, removes what no rule keeps, seals what is to be
-// sealed.
+// Rotation: carries out the policies of series (meta/policy.h, meta/retention.h). A thread inspects each series that
+// has a policy when something may have changed. It arms policies, removes steps that no rule keeps, and seals steps.
 //
-// What the rules would remove and docs/rotation.md protects stays, and is told in the report.
+// A step that the rules would remove and that is protected (docs/rotation.md) stays; the report names it.
 //
 // Thread safety: look() and report() from any thread; start() and stop() from one. Lock: mutex_ (a leaf).
 #pragma once

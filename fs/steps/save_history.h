@@ -1,5 +1,6 @@
 // The newest saves since the mount, for the page: those that `ckptfs save` and the xattr took, and steps that
-// frameworks wrote file by file. One of these took from the mkdir of its folder until anything in it changed last.
+// frameworks wrote file by file. The latter are taken to last from the mkdir of their folder until the last change in
+// it.
 //
 // Thread safety: all of it. Lock: mutex_ (a leaf).
 #pragma once

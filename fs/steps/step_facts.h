@@ -1,7 +1,7 @@
-// What rotation and `ckptfs ls` need to know of the steps of a series: whether each is complete, when it was, whether
-// somebody uses it, what it scored.
+// What rotation and `ckptfs ls` need to know of the steps of a series: whether each is complete, since when, whether
+// somebody uses it, and its metric.
 //
-// Reading a step's headers takes a while; what was found is kept until a file of the step changes.
+// Reading a step's headers takes a while, so what was found is cached until a file of the step changes.
 //
 // Thread safety: all of it. Lock: mutex_ (a leaf).
 #pragma once
@@ -36,13 +36,13 @@ struct StepStatus {
   meta::StepRecord record;
   meta::StepFacts facts;
   std::string reason;    // why it is not complete
-  bool failed = false;   // it could not be looked at: `reason` is the error
+  bool failed = false;   // it could not be inspected: `reason` is the error
   bool damaged = false;  // a file of it does not hold what was written
   uint64_t files = 0;
   uint64_t bytes = 0;                       // apparent
   unsigned ranks = 0;                       // that have files in it; 0: its files name none
-  io::Digest fingerprint{};                 // another one where any of its files is another; zero: one is being written
-  meta::WallTime changed;                   // when anything in it was, last
+  io::Digest fingerprint{};                 // changes with any of its files; zero: one is being written
+  meta::WallTime changed;                   // when anything in it changed last
   std::chrono::seconds quiet{};             // since then
   std::optional<meta::WallTime> completed;  // whether or not it is quiet
   std::optional<meta::SeenStep> seen;       // by rotation; none: by nobody
@@ -61,11 +61,11 @@ struct SeriesStatus {
   uint32_t owner = 0;
   std::vector<StepStatus> steps;
   std::vector<NoStep> others;
-  meta::WallTime changed;             // when anything in it was, last; of what is no step: when names came or went
+  meta::WallTime changed;             // when anything in it changed last; of what is no step only names count
   bool written = false;               // somebody has a file of a step open for writing
   std::optional<std::string> latest;  // what the file `latest` names
-  std::string unclear;  // why nothing is to be removed: `latest` is there, and nobody can tell what it names
-  std::optional<uint32_t> unclear_to;  // whose `latest` that is, where it concerns nobody else's steps
+  std::string unclear;  // why nothing may be removed: there is a file `latest`, and nobody can tell what it names
+  std::optional<uint32_t> unclear_to;  // whose `latest` that is, if it concerns nobody else's steps
 };
 
 class StepFactsFinder {
@@ -88,13 +88,13 @@ class StepFactsFinder {
   Result<StepStatus> inspect_step(meta::InodeNumber step);
   // What the file `latest` of the series names; none: there is no such file.
   Result<std::optional<std::string>> latest_of(meta::InodeNumber series) const;
-  // Looks that are under way end with ECANCELED, and so do those to come.
+  // Inspections end with ECANCELED from now on, also those that are under way.
   void stop() { stopping_ = true; }
-  // `metric`: what keep_best asks for; empty: nothing. `watches`: what is seen of the steps is noted with them. So a
-  // series that has rules is watched all the time, and no other.
+  // `metric`: what keep_best asks for; empty: nothing. `watches`: what is seen of the steps is recorded with them. A
+  // series is watched if it has rules.
   Result<SeriesStatus> inspect_series(meta::InodeNumber series, const std::string& metric, bool watches);
-  // What was written to the step, as it was looked at, is on the disk from now on; its names are when the index is
-  // synced. An error names the file; its step is no longer complete.
+  // Syncs what was written to the step, as it was inspected; its names are durable when the index is synced. An error
+  // names the file; its step is no longer complete.
   Result<> make_durable(const StepStatus& look);
   // Does somebody have a file of the step open, or had within twice the quiet time?
   Result<bool> is_in_use(meta::InodeNumber step) const;
@@ -111,8 +111,8 @@ class StepFactsFinder {
     unsigned ranks = 0;
     bool saved_alone = false;                                      // by `save`, and nothing was added
     bool mapped = false;                                           // for writing
-    bool damaged = false;                                          // never kept: it is asked for at each look
-    bool durable = false;                                          // made so since it was judged
+    bool damaged = false;                                          // never cached: each inspection asks
+    bool durable = false;                                          // synced since it was judged
     std::map<std::string, Result<std::optional<double>>> metrics;  // by name, as its files tell them, or cannot
   };
 

@@ -1,6 +1,6 @@
 // Errors are values: Result<T> is a T or an Error. An Error is a std::error_code (an errno, in the system category)
 // and, where a person will read it, a sentence that names the thing and the way out. It becomes an errno in one place,
-// the FUSE boundary (fs/reply.h).
+// the FUSE boundary (fs/ops/request.h).
 #pragma once
 
 #include <boost/outcome/basic_result.hpp>

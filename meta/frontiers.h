@@ -1,4 +1,5 @@
-// Where files that are being adopted (fs/adoption.h) end for now: such a blob holds more than was written so far.
+// Where files that are being adopted (fs/adopt/speculative_clone.h) end for now: such a blob holds more than was
+// written so far.
 //
 // A blob is *unsettled* from before it becomes a clone of a guess until its true content is durable: its mode says so
 // (Blobs::set_unsettled), in the same log as its blocks and so never later than they. After a power loss nothing is

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 
+import layering
 import leftovers
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -173,15 +174,17 @@ class Runner:
     # lint ------------------------------------------------------------------------------------------------------------
 
     def lint_names(self):
-        names = ["lint/format", "lint/layers"]
+        names = ["lint/format", "lint/circles", "lint/layers"]
         return names + ["lint/headers", "lint/clang", "lint/tidy"] if self.level == "long" else names
 
     def lint(self):
         wanted = [name for name in self.lint_names() if self.wants(name)]
         if "lint/format" in wanted:
             self.check("lint/format", ["clang-format", "--dry-run", "-Werror", *sources("*.cc", "*.h")])
+        if "lint/circles" in wanted:
+            self.includes("lint/circles", layering.circles)
         if "lint/layers" in wanted:
-            self.layers()
+            self.includes("lint/layers", layering.upward)
         if "lint/headers" in wanted:
             command = [ROOT / "scripts" / "build", "--preset", "debug", "--target", "check_headers"]
             self.check("lint/headers", command)
@@ -190,20 +193,11 @@ class Runner:
         if "lint/tidy" in wanted:
             self.tidy()
 
-    def layers(self):
-        """No folder includes from above it."""
+    def includes(self, name, find):
+        """What tests/layering.py complains about."""
         start = time.monotonic()
-        above = {"io": r"meta|fs|gpu", "meta": r"fs|gpu", "gpu": r"fs"}
-        upward = []
-        for path in sources("*.cc", "*.h"):
-            layer = path.relative_to(ROOT).parts[0]
-            if layer not in above:
-                continue
-            include = re.compile(rf'^#include "({above[layer]})/')
-            for number, line in enumerate(path.read_text().splitlines(), 1):
-                if include.match(line):
-                    upward.append(f"{path.relative_to(ROOT)}:{number}: includes from above: {line}")
-        self.report.add("lint/layers", "FAIL" if upward else "ok", time.monotonic() - start, log="\n".join(upward))
+        complaints = find(layering.read_includes(ROOT))
+        self.report.add(name, "FAIL" if complaints else "ok", time.monotonic() - start, log="\n".join(complaints))
 
     def tidy(self):
         """clang-tidy over each source, as many at a time as there are processors."""

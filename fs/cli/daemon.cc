@@ -23,6 +23,7 @@
 #include "fs/control/page.h"
 #include "fs/control/policy_commands.h"
 #include "fs/control/server.h"
+#include "fs/mount/mount.h"
 #include "io/control_message.h"
 #include "io/image.h"
 #include "io/image_file.h"
@@ -187,7 +188,7 @@ class Servers {
     fs.socket_path = socket_folder(for_others) + "/" + mount.store().id() + ".sock";
     using Audience = ControlServer::Audience;
     control_ = std::make_unique<ControlServer>(fs.socket_path, for_others ? Audience::everybody : Audience::owner);
-    add_commands(*control_, mount);
+    add_commands(*control_, fs);
     add_content_commands(*control_, mount.store());
     add_policy_commands(*control_, fs);
     add_blob_commands(*control_, fs);

@@ -4,7 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "fs/mount.h"
+#include "fs/base/mount_options.h"
+#include "io/result.h"
 
 namespace ckptfs::fs::cli {
 

@@ -7,9 +7,10 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "fs/control/commands.h"
-#include "fs/filesystem.h"
+#include "fs/open/walk.h"
+#include "fs/ops/filesystem.h"
 #include "fs/views/files_of_step.h"
+#include "fs/views/writers.h"
 #include "io/lease.h"
 #include "meta/formats/manifest.h"
 #include "meta/names.h"
@@ -47,7 +48,7 @@ Result<HandedOut> hand_out(Filesystem& fs, const Peer& peer, const std::string& 
     return Error(EBADF, path + ": open it for writing through the mount first, and keep it so");
   };
   TRY(check_writers());  // before its adoption is disturbed
-  TRY(fs.adoptions.cut(inode));
+  TRY(fs.speculative_clones.truncate_to_written(inode));
   TRY_ASSIGN(io::Fd blob, fs.tree.open_blob(inode, writing ? O_WRONLY : O_RDONLY));
   TRY(check_writers());  // again: who freezes the file looks for writers behind a gate that lets no new ones in
   if (writing) {
@@ -127,7 +128,7 @@ Result<json> freeze(Filesystem& fs, const Peer& peer, const json& arguments) {
   files.erase(std::unique(files.begin(), files.end()), files.end());
   for (const meta::InodeNumber file : files) TRY(wait_for_writers(fs, file, end));
   TRY(meta::freeze_files(fs.store, files));
-  for (const meta::InodeNumber file : files) fs.files.invalidate(file);
+  for (const meta::InodeNumber file : files) fs.notifications.attributes_changed(file);
   return json::object();
 }
 
@@ -144,7 +145,9 @@ Result<> wait_for_manifests(const Filesystem& fs, meta::InodeNumber folder) {
 }
 
 Result<meta::formats::Attendance> attendance_of(Filesystem& fs, meta::InodeNumber partial, unsigned world_size) {
-  const views::AskWriters ask_writers = [&fs](meta::InodeNumber file, int blob) { return fs.writers_of(file, blob); };
+  const views::AskWriters ask_writers = [&fs](meta::InodeNumber file, int blob) {
+    return views::writers_of(fs.files, file, blob);
+  };
   TRY(wait_for_manifests(fs, partial));
   views::FilesOfStep files(fs.store, ask_writers, fs.leaving);
   TRY(files.collect(partial));
@@ -169,7 +172,7 @@ Result<json> commit(Filesystem& fs, const Peer& peer, const json& arguments) {
              meta::commit_partial(fs.store, partial, arguments.at("tag").get<std::string>()));
   for (const meta::Dropped& dropped : committed.dropped) fs.dropped(dropped);
   if (committed.problem) return *committed.problem;
-  if (arguments.value("seal", true) && !committed.is_part) TRY(fs.control.seal(committed.step));
+  if (arguments.value("seal", true) && !committed.is_part) TRY(fs.saver.seal(committed.step));
   fs.rotation.wake();
   fs.notifications.wait_until_told(std::chrono::seconds(2));
   return json{{"step", fs.tree.path_of(committed.step)}};

@@ -6,8 +6,9 @@
 #include <vector>
 
 #include "fs/control/policy_commands.h"
-#include "fs/control/walk.h"
-#include "fs/filesystem.h"
+#include "fs/control/status.h"
+#include "fs/open/walk.h"
+#include "fs/ops/filesystem.h"
 #include "meta/accounting.h"
 #include "meta/save.h"
 #include "meta/steps.h"
@@ -24,13 +25,6 @@ std::vector<std::string> split(const std::string& text, char separator) {
     if (!part.empty()) parts.push_back(part);
   }
   return parts;
-}
-
-Result<> check(const meta::Tree& tree, const Credentials& who, meta::InodeNumber inode, unsigned wanted,
-               const std::string& path) {
-  TRY_ASSIGN(const meta::InodeRecord record, tree.inode(inode));
-  if (may_access(who, record, wanted)) return success();
-  return Error(EACCES, path + ": permission denied; ask its owner (uid " + std::to_string(record.uid) + ") or root");
 }
 
 json to_json(const meta::StepInfo& step) {
@@ -85,7 +79,7 @@ Result<std::map<meta::InodeNumber, json>> judged(Filesystem& fs, const std::vect
     TRY(judgement);
     const SeriesJudgement& of_series = judgement.value();
     for (size_t at = 0; at < of_series.look.steps.size(); ++at) {
-      const StepLook& look = of_series.look.steps[at];
+      const StepStatus& look = of_series.look.steps[at];
       found[look.inode] = judged_step(look, of_series.judgement.decisions[at]);
     }
   }
@@ -215,10 +209,20 @@ json status_for(const meta::Tree& tree, const Credentials& who, json status) {
   return status;
 }
 
-Result<json> save(Mount& mount, const Peer& peer, const json& arguments) {
-  const std::string series = arguments.value("series", "/steps");
-  TRY(resolve_as(mount.store().tree(), peer.credentials, series, kWrite | kSearch));
-  return mount.save(peer, series, arguments.at("tag").get<std::string>());
+Result<json> save(Filesystem& fs, const Peer& peer, const json& arguments) {
+  const std::string path = arguments.value("series", "/steps");
+  TRY(resolve_as(fs.tree, peer.credentials, path, kWrite | kSearch));
+  const std::string tag = arguments.at("tag").get<std::string>();
+  TRY_ASSIGN(const meta::InodeNumber series, fs.tree.resolve(path));
+  TRY_ASSIGN(const meta::SaveResult saved, fs.saver.save(series, tag, peer));
+  return json{{"step", fs.tree.path_of(saved.step)},
+              {"tag", tag},
+              {"files", saved.files},
+              {"cloned", saved.cloned},
+              {"bytes", saved.bytes},
+              {"seconds", saved.seconds},
+              {"already_saved", saved.already_saved},
+              {"warnings", saved.warnings}};
 }
 
 }  // namespace
@@ -254,39 +258,22 @@ Result<json> look_at_all(Filesystem& fs) {
   return answer;
 }
 
-Result<meta::InodeNumber> resolve_as(const meta::Tree& tree, const Credentials& who, const std::string& path,
-                                     unsigned wanted) {
-  meta::InodeNumber inode = meta::kRootInode;
-  std::string walked = "/";
-  for (const std::string& name : split(path, '/')) {
-    if (name == ".") continue;
-    if (name == "..") return Error(EINVAL, path + ": \"..\" is not understood here; name it from the mount's root");
-    TRY(check(tree, who, inode, kSearch, walked));
-    auto child = tree.lookup(inode, name);
-    walked += (walked.size() > 1 ? "/" : "") + name;
-    if (!child) return Error(child.error().errno_value(), walked + ": " + Error(child.error().errno_value()).message());
-    inode = child.value().stat.st_ino;
-  }
-  TRY(check(tree, who, inode, wanted, walked));
-  return inode;
-}
-
-void add_commands(ControlServer& server, Mount& mount) {
-  server.add("status", ControlServer::Pace::quick, [&mount](const Peer& peer, const json&) -> Result<json> {
-    TRY(resolve_as(mount.store().tree(), peer.credentials, "/", kRead | kSearch));
-    return status_for(mount.store().tree(), peer.credentials, mount.status());
+void add_commands(ControlServer& server, Filesystem& fs) {
+  server.add("status", ControlServer::Pace::quick, [&fs](const Peer& peer, const json&) -> Result<json> {
+    TRY(resolve_as(fs.tree, peer.credentials, "/", kRead | kSearch));
+    return status_for(fs.tree, peer.credentials, status_of(fs));
   });
-  server.add("ls", ControlServer::Pace::slow, [&mount](const Peer& peer, const json& arguments) -> Result<json> {
-    return list(mount.filesystem(), peer, arguments.value("path", "/"));
+  server.add("ls", ControlServer::Pace::slow, [&fs](const Peer& peer, const json& arguments) -> Result<json> {
+    return list(fs, peer, arguments.value("path", "/"));
   });
-  server.add("show", ControlServer::Pace::slow, [&mount](const Peer& peer, const json& arguments) -> Result<json> {
-    return show(mount.filesystem(), peer, arguments.at("path").get<std::string>());
+  server.add("show", ControlServer::Pace::slow, [&fs](const Peer& peer, const json& arguments) -> Result<json> {
+    return show(fs, peer, arguments.at("path").get<std::string>());
   });
-  server.add("du", ControlServer::Pace::slow, [&mount](const Peer& peer, const json& arguments) -> Result<json> {
-    return disk_use(mount.store(), peer, arguments.value("path", "/"));
+  server.add("du", ControlServer::Pace::slow, [&fs](const Peer& peer, const json& arguments) -> Result<json> {
+    return disk_use(fs.store, peer, arguments.value("path", "/"));
   });
   server.add("save", ControlServer::Pace::slow,
-             [&mount](const Peer& peer, const json& arguments) { return save(mount, peer, arguments); });
+             [&fs](const Peer& peer, const json& arguments) { return save(fs, peer, arguments); });
 }
 
 }  // namespace ckptfs::fs

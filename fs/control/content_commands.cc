@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "fs/control/commands.h"
-#include "fs/control/walk.h"
+#include "fs/open/walk.h"
 #include "meta/digests.h"
 #include "meta/step_diff.h"
 #include "meta/steps.h"

@@ -3,8 +3,8 @@
 #include <ctime>
 
 #include "fs/control/commands.h"
-#include "fs/metrics.h"
-#include "fs/status.h"
+#include "fs/control/metrics.h"
+#include "fs/control/status.h"
 #include "io/log.h"
 
 namespace ckptfs::fs {

@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "fs/control/http_server.h"
-#include "fs/filesystem.h"
+#include "fs/ops/filesystem.h"
 
 namespace ckptfs::fs {
 

@@ -4,8 +4,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "fs/control/commands.h"
-#include "fs/filesystem.h"
+#include "fs/open/walk.h"
+#include "fs/ops/filesystem.h"
 
 namespace ckptfs::fs {
 namespace {
@@ -84,7 +84,7 @@ Result<json> remove(Filesystem& fs, const Peer& peer, const json& arguments) {
 
 }  // namespace
 
-json judged_step(const StepLook& step, const meta::Decision& decision) {
+json judged_step(const StepStatus& step, const meta::Decision& decision) {
   json by = json::array();
   for (const meta::Reason reason : decision.reasons) by.push_back(meta::name_of(reason));
   json row = {{"tag", step.facts.tag},

@@ -1,10 +1,10 @@
-// What the daemon answers about rotation (fs/rotation.h) and removal (fs/removals.h).
+// What the daemon answers about rotation (fs/steps/rotation.h) and removal (fs/steps/removals.h).
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
 
 #include "fs/control/server.h"
-#include "fs/step_facts.h"
+#include "fs/steps/step_facts.h"
 #include "meta/retention.h"
 
 namespace ckptfs::fs {
@@ -13,7 +13,7 @@ class Filesystem;
 
 // Of one that could not be looked at without "files" and "bytes". {"tag", "number", "state", "reason", "files",
 // "bytes", "ranks", "completed", "metric", "stays", "by"}
-nlohmann::json judged_step(const StepLook& step, const meta::Decision& decision);
+nlohmann::json judged_step(const StepStatus& step, const meta::Decision& decision);
 
 // Adds the commands to the server. `fs` must outlive the server's stop().
 //   policy {"path", "set": {rule: value}, "dry_run"}

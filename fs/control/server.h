@@ -1,5 +1,5 @@
 // The control socket's server: commands, each a function, answered over a Unix stream socket; io/control_message.h has
-// the messages. Every user may connect; who asks is told to the handler, which decides (permission.h).
+// the messages. Every user may connect; who asks is told to the handler, which decides (fs/open/permission.h).
 //
 // One Boost.Asio context on one thread of its own. Quick commands run on that thread; slow ones each on a thread of
 // their own, so that they hold nobody up. Requests of one connection are answered in order, connections independently.
@@ -12,7 +12,7 @@
 #include <memory>
 #include <string>
 
-#include "fs/control/peer.h"
+#include "fs/open/peer.h"
 #include "io/control_message.h"
 #include "io/result.h"
 

@@ -80,7 +80,7 @@ io::Digest FilesOfStep::version(const std::string& more) const {
 
 std::vector<std::string> FilesOfStep::digests() const {
   std::vector<std::string> digests;
-  for (const Made& made : made_) {
+  for (const SourceVersion& made : made_) {
     std::string& digest = digests.emplace_back();
     const auto record = tree_.inode(made.inode);
     const auto blob = record ? store_.index().blob(record.value().blob) : record.error();

@@ -26,7 +26,7 @@
 namespace ckptfs::fs::views {
 
 // What a file of a step was when the view was made.
-struct Made {
+struct SourceVersion {
   InodeNumber inode = 0;
   bool frozen = false;  // cannot change
   off_t size = 0;
@@ -78,7 +78,7 @@ class FilesOfStep : public meta::formats::StepFiles {
   const Runs& runs() const { return runs_; }
   bool has_run() const;
   // Of each file.
-  const std::vector<Made>& made() const { return made_; }
+  const std::vector<SourceVersion>& made() const { return made_; }
   const std::vector<Access>& access() const { return access_; }
   // As Source::digests.
   std::vector<std::string> digests() const;
@@ -122,7 +122,7 @@ class FilesOfStep : public meta::formats::StepFiles {
   std::vector<InodeNumber> inodes_;
   uint64_t bytes_ = 0;
   std::vector<File> files_;
-  std::vector<Made> made_;
+  std::vector<SourceVersion> made_;
   std::vector<Access> access_;
   Runs runs_;
   std::vector<meta::formats::Problem> problems_;

@@ -6,20 +6,25 @@
 #include <utility>
 #include <vector>
 
-#include "fs/filesystem.h"
 #include "fs/views/shared_content.h"
+#include "fs/views/writers.h"
 #include "io/lease.h"
 #include "io/log.h"
 
 namespace ckptfs::fs {
 
-BlockFile::~BlockFile() { fs_.end_passthrough(backing_id_); }
+BlockFile::~BlockFile() { backing_ids_.end(backing_id_); }
 
-ViewFile::ViewFile(Filesystem& fs, const views::Views::Found& found, std::shared_ptr<const BlockFile> kept)
-    : fs_(fs), view_(found.of), content_(view_->content(found.node)), blocks_(std::move(kept)) {
+ViewFile::ViewFile(const ViewFileParts& parts, std::atomic<bool>& have_shared, const views::Views::ViewNode& found,
+                   std::shared_ptr<const BlockFile> kept)
+    : parts_(parts),
+      have_shared_(have_shared),
+      view_(found.of),
+      content_(view_->content(found.node)),
+      blocks_(std::move(kept)) {
   if (blocks_) return;
   for (const uint32_t file : content_->files()) {
-    auto source = fs_.files.begin(view_->files[file].inode, false).file;
+    auto source = parts_.files.begin(view_->files[file].inode, false).file;
     const uint64_t changes = source->changes;
     sources_.emplace(file, Source{std::move(source), changes});
   }
@@ -32,7 +37,7 @@ Result<> ViewFile::begin() {
     TRY_ASSIGN(const bool written, is_written(file));
     if (changed || written) return Error(ESTALE);
   }
-  if (blocks_ || !fs_.modes.passthrough || fs_.tree.short_of_space()) return success();
+  if (blocks_ || !parts_.modes.passthrough || parts_.tree.short_of_space()) return success();
   if (const auto shared = share(); !shared) not_shared(shared.error());
   return success();
 }
@@ -47,36 +52,37 @@ Result<> ViewFile::claim(UserBudget& memory, uint32_t user) {
 }
 
 void ViewFile::close_sources() {
-  for (const auto& [index, source] : std::exchange(sources_, {})) fs_.files.end(source.file, false);
+  for (const auto& [index, source] : std::exchange(sources_, {})) parts_.files.end(source.file, false);
 }
 
 // What changed or went meanwhile cannot be shared, and that is no fault.
 void ViewFile::not_shared(const Error& why) const {
   if (const auto outdated = is_outdated(); outdated && outdated.value()) return;
-  add(fs_.counters.view_fallbacks);
-  log::warn("a view of {} is read by the daemon: {}", fs_.tree.path_of(view_->step), why.message());
+  add(parts_.counters.view_fallbacks);
+  log::warn("a view of {} is read by the daemon: {}", parts_.tree.path_of(view_->step), why.message());
 }
 
 Result<OpenFileTable::Backing> ViewFile::backing(uint32_t file) const {
-  return fs_.files.backing(*sources_.at(file).file);
+  return parts_.files.backing(*sources_.at(file).file);
 }
 
 Result<bool> ViewFile::is_written(uint32_t file) const {
   TRY_ASSIGN(const auto opened, backing(file));
-  TRY_ASSIGN(const views::Writers writers, fs_.writers_of(view_->files[file].inode, opened.descriptor));
+  TRY_ASSIGN(const views::Writers writers,
+             views::writers_of(parts_.files, view_->files[file].inode, opened.descriptor));
   return writers.writing;
 }
 
 // As far as it takes no look at the file.
 bool ViewFile::is_as_it_was(uint32_t file) const {
-  const views::Made& made = view_->files[file];
-  return made.frozen || made.changed == fs_.files.writers_of(made.inode).changed;
+  const views::SourceVersion& made = view_->files[file];
+  return made.frozen || made.changed == parts_.files.writers_of(made.inode).changed;
 }
 
 // Of other bytes than the view was made from nothing is right any more.
 Result<bool> ViewFile::has_changed(uint32_t file) const {
   if (is_as_it_was(file)) return false;
-  const views::Made& made = view_->files[file];
+  const views::SourceVersion& made = view_->files[file];
   TRY_ASSIGN(const auto opened, backing(file));
   TRY_ASSIGN(const struct stat now, io::stat_fd(opened.descriptor));
   return now.st_size != made.size || now.st_ctim.tv_sec != made.ctime.tv_sec ||
@@ -85,7 +91,7 @@ Result<bool> ViewFile::has_changed(uint32_t file) const {
 
 Result<bool> ViewFile::is_outdated() const {
   for (const auto& [file, source] : sources_) {
-    const auto record = fs_.tree.inode(source.file->inode);
+    const auto record = parts_.tree.inode(source.file->inode);
     if (!record && record.error().errno_value() == ENOENT) return true;
     if (!record) return record.error();
     if (record.value().nlink == 0) return true;
@@ -101,7 +107,7 @@ Result<bool> ViewFile::is_outdated() const {
 // Leaves blocks_ empty where that is not worth it, or somebody is writing.
 Result<> ViewFile::share() {
   const auto descriptor = [this](uint32_t file) -> Result<int> {
-    fs_.view_files.have_shared_ = true;  // before it is so
+    have_shared_ = true;  // before it is so
     TRY_ASSIGN(const auto opened, backing(file));
     return opened.descriptor;
   };
@@ -111,23 +117,24 @@ Result<> ViewFile::share() {
   TRY_ASSIGN(const bool outdated_before, is_outdated());
   if (outdated_before) return success();
   for (const auto& [index, source] : sources_) {
-    TRY_ASSIGN(const meta::InodeRecord record, fs_.tree.inode(source.file->inode));
-    TRY(fs_.tree.refuse_suspect(source.file->inode, record));
+    TRY_ASSIGN(const meta::InodeRecord record, parts_.tree.inode(source.file->inode));
+    TRY(parts_.tree.refuse_suspect(source.file->inode, record));
   }
-  auto shared = views::share_content(*content_, fs_.store.blobs().folder_fd(), descriptor, piece);
+  auto shared = views::share_content(*content_, parts_.store.blobs().folder_fd(), descriptor, piece);
   for (const auto& [index, source] : sources_) {
     TRY_ASSIGN(const auto opened, backing(index));
-    TRY(fs_.tree.check_write_back(source.file->inode, opened.descriptor));
+    TRY(parts_.tree.check_write_back(source.file->inode, opened.descriptor));
   }
   TRY_ASSIGN(auto file, std::move(shared));
   if (!file) return success();
   TRY_ASSIGN(const bool outdated, is_outdated());
   if (outdated) return success();
-  const auto backing_id = fs_.begin_passthrough(file->get());
+  const auto backing_id = parts_.backing_ids.begin(file->get());
   if (!backing_id) return success();  // counted and logged there
   std::unordered_set<InodeNumber> made_from;
   for (const auto& [index, source] : sources_) made_from.insert(source.file->inode);
-  blocks_ = std::make_shared<const BlockFile>(fs_, std::move(*file), backing_id.value(), std::move(made_from));
+  blocks_ =
+      std::make_shared<const BlockFile>(parts_.backing_ids, std::move(*file), backing_id.value(), std::move(made_from));
   return success();
 }
 
@@ -144,14 +151,14 @@ Result<size_t> ViewFile::read(std::span<std::byte> buffer, uint64_t offset) cons
   return content_->read(buffer, offset, [this](uint32_t file, std::span<std::byte> target, uint64_t at) {
     auto read = read_piece(file, target, at);
     if (read) return read;
-    return Result<size_t>(
-        Error(read.error().errno_value(), fs_.tree.path_of(view_->files[file].inode) + ": " + read.error().message()));
+    return Result<size_t>(Error(read.error().errno_value(),
+                                parts_.tree.path_of(view_->files[file].inode) + ": " + read.error().message()));
   });
 }
 
 // Numbers are told apart by a part of the version only: one in millions is of other bytes, and the kernel has pages of
 // the one that is open.
-Result<std::shared_ptr<ViewFile>> ViewFiles::known(const views::Views::Found& found) const {
+Result<std::shared_ptr<ViewFile>> ViewFiles::known(const views::Views::ViewNode& found) const {
   const std::lock_guard lock(mutex_);
   const auto open = open_.find(found.number);
   auto file = open == open_.end() ? nullptr : open->second.lock();
@@ -161,7 +168,7 @@ Result<std::shared_ptr<ViewFile>> ViewFiles::known(const views::Views::Found& fo
   return file;
 }
 
-std::shared_ptr<const BlockFile> ViewFiles::kept(const views::Views::Found& found) const {
+std::shared_ptr<const BlockFile> ViewFiles::kept(const views::Views::ViewNode& found) const {
   const std::lock_guard lock(mutex_);
   const auto kept = std::find_if(kept_.begin(), kept_.end(), [&found](const Kept& one) {
     return one.number == found.number && one.version == found.of->version;
@@ -169,8 +176,8 @@ std::shared_ptr<const BlockFile> ViewFiles::kept(const views::Views::Found& foun
   return kept == kept_.end() ? nullptr : kept->blocks;
 }
 
-bool ViewFiles::opens_quickly(const views::Views::Found& found) const {
-  if (!fs_.modes.passthrough || static_cast<uint64_t>(found.stat.st_size) < views::kLeastShared) return true;
+bool ViewFiles::opens_quickly(const views::Views::ViewNode& found) const {
+  if (!parts_.modes.passthrough || static_cast<uint64_t>(found.stat.st_size) < views::kLeastShared) return true;
   const auto open = known(found);
   return !open || open.value() || kept(found);
 }
@@ -184,7 +191,7 @@ std::shared_ptr<std::mutex> ViewFiles::turn_for(InodeNumber number) {
 }
 
 // One opens it first, and the others who ask wait for that one: to the kernel there is one backing file.
-Result<std::shared_ptr<ViewFile>> ViewFiles::open(const views::Views::Found& found) {
+Result<std::shared_ptr<ViewFile>> ViewFiles::open(const views::Views::ViewNode& found) {
   if (auto file = known(found); !file || file.value()) return file;
   const auto turn = turn_for(found.number);
   const std::lock_guard making(*turn);
@@ -197,11 +204,11 @@ Result<std::shared_ptr<ViewFile>> ViewFiles::open(const views::Views::Found& fou
 }
 
 // What let_go() was called for before the blocks were kept is looked for behind it.
-Result<std::shared_ptr<ViewFile>> ViewFiles::make(const views::Views::Found& found) {
+Result<std::shared_ptr<ViewFile>> ViewFiles::make(const views::Views::ViewNode& found) {
   const uint64_t let_go_before = all_let_go_;
   auto known_blocks = kept(found);
   const bool fresh = !known_blocks;
-  auto file = std::make_shared<ViewFile>(fs_, found, std::move(known_blocks));
+  auto file = std::make_shared<ViewFile>(parts_, have_shared_, found, std::move(known_blocks));
   TRY(file->begin());
   if (!fresh || !file->blocks()) return file;
   keep({found.number, found.of->version, file->blocks()});

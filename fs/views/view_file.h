@@ -1,10 +1,12 @@
-// Open files of views. All opens of one share a ViewFile, which is read in one of two ways, decided at its first open:
-//   - on a mount in passthrough mode, of what nobody is writing: as a BlockFile, which shares the blocks of the step's
-//     files (shared_content.h), and which the kernel reads by itself;
-//   - else by the daemon, piece by piece; the step's files then count as open, so that its content stays when the step
+// Open files of views. All opens of one file share a ViewFile. Its first open decides how it is read:
+//   - As a BlockFile, on a mount in passthrough mode, if nobody is writing: a file that shares the blocks of the step's
+//     files (shared_content.h), and that the kernel reads by itself.
+//   - Else by the daemon, piece by piece. The step's files then count as open, so that their content stays when the
+//   step
 //     is removed.
-// A BlockFile is kept when the file is closed, for the pages in the kernel's cache are its own: the last few, until one
-// of the files whose blocks it has is about to change or to go, or blocks are deduplicated. Who has it open keeps it.
+// The last few BlockFiles are kept after their close, since the kernel caches pages for each of them. A BlockFile goes
+// when one of the files whose blocks it shares is about to change or to go, and when blocks are deduplicated. Whoever
+// has it open keeps it.
 //
 // Thread safety: all of it. Locks: a turn for each file that is being opened first, then ViewFiles::mutex_ (guards what
 // is below it; a leaf).
@@ -21,19 +23,31 @@
 #include <unordered_set>
 #include <utility>
 
-#include "fs/open_files.h"
-#include "fs/user_budget.h"
+#include "fs/base/counters.h"
+#include "fs/base/user_budget.h"
+#include "fs/open/backing_ids.h"
+#include "fs/open/open_files.h"
+#include "fs/open/open_modes.h"
 #include "fs/views/views.h"
+#include "meta/store.h"
 
 namespace ckptfs::fs {
 
-class Filesystem;
+// What open files of views are made with.
+struct ViewFileParts {
+  meta::Store& store;
+  meta::Tree& tree;
+  OpenFileTable& files;
+  const BackingIds& backing_ids;
+  const OpenModes& modes;
+  Counters& counters;
+};
 
 // A content made of blocks, and known to the kernel as a backing file.
 class BlockFile {
  public:
-  BlockFile(Filesystem& fs, io::Fd file, int backing_id, std::unordered_set<InodeNumber> made_from)
-      : fs_(fs), file_(std::move(file)), backing_id_(backing_id), made_from_(std::move(made_from)) {}
+  BlockFile(const BackingIds& backing_ids, io::Fd file, int backing_id, std::unordered_set<InodeNumber> made_from)
+      : backing_ids_(backing_ids), file_(std::move(file)), backing_id_(backing_id), made_from_(std::move(made_from)) {}
   BlockFile(const BlockFile&) = delete;
   BlockFile& operator=(const BlockFile&) = delete;
   ~BlockFile();
@@ -43,7 +57,7 @@ class BlockFile {
   const std::unordered_set<InodeNumber>& made_from() const { return made_from_; }
 
  private:
-  Filesystem& fs_;
+  const BackingIds& backing_ids_;
   const io::Fd file_;
   const int backing_id_;
   const std::unordered_set<InodeNumber> made_from_;
@@ -51,8 +65,9 @@ class BlockFile {
 
 class ViewFile {
  public:
-  // `kept`: its content, where that was made already.
-  ViewFile(Filesystem& fs, const views::Views::Found& found, std::shared_ptr<const BlockFile> kept);
+  // `have_shared`: set before it shares blocks. `kept`: its content, where that was made already.
+  ViewFile(const ViewFileParts& parts, std::atomic<bool>& have_shared, const views::Views::ViewNode& found,
+           std::shared_ptr<const BlockFile> kept);
   // To be called next. ESTALE: a file that it is made from has changed since the view was made.
   Result<> begin();
   ViewFile(const ViewFile&) = delete;
@@ -93,7 +108,8 @@ class ViewFile {
   Result<OpenFileTable::Backing> backing(uint32_t file) const;
   Result<size_t> read_piece(uint32_t file, std::span<std::byte> buffer, uint64_t offset) const;
 
-  Filesystem& fs_;
+  const ViewFileParts parts_;
+  std::atomic<bool>& have_shared_;
   const std::shared_ptr<const views::StepView> view_;
   const std::shared_ptr<const views::Content> content_;
   std::unordered_map<uint32_t, Source> sources_;  // by their index in the view
@@ -110,13 +126,13 @@ struct ViewHandle {
 
 class ViewFiles {
  public:
-  explicit ViewFiles(Filesystem& fs) : fs_(fs) {}
+  explicit ViewFiles(const ViewFileParts& parts) : parts_(parts) {}
 
   // The one that all who have it open share. ESTALE: other bytes of the same inode number are open.
-  Result<std::shared_ptr<ViewFile>> open(const views::Views::Found& found);
+  Result<std::shared_ptr<ViewFile>> open(const views::Views::ViewNode& found);
   // Does open() return at once? It does not where blocks may have to be shared first: what was just written has to
   // reach the disk for that.
-  bool opens_quickly(const views::Views::Found& found) const;
+  bool opens_quickly(const views::Views::ViewNode& found) const;
   // The file is about to change or to go, or has just done so: nothing made of its blocks is kept.
   void let_go(InodeNumber inode);
   void let_all_go();
@@ -125,7 +141,6 @@ class ViewFiles {
   bool have_shared() const { return have_shared_; }
 
  private:
-  friend class ViewFile;
   struct Kept {
     InodeNumber number = 0;  // of the file of the view
     std::string version;     // of the step's view
@@ -135,16 +150,16 @@ class ViewFiles {
   static constexpr size_t kMostKept = 32;
   static constexpr size_t kManyOpen = 1024;  // before those that are closed are looked for
 
-  Result<std::shared_ptr<ViewFile>> make(const views::Views::Found& found);
+  Result<std::shared_ptr<ViewFile>> make(const views::Views::ViewNode& found);
   // None: nobody has it open.
-  Result<std::shared_ptr<ViewFile>> known(const views::Views::Found& found) const;
-  std::shared_ptr<const BlockFile> kept(const views::Views::Found& found) const;
+  Result<std::shared_ptr<ViewFile>> known(const views::Views::ViewNode& found) const;
+  std::shared_ptr<const BlockFile> kept(const views::Views::ViewNode& found) const;
   std::shared_ptr<std::mutex> turn_for(InodeNumber number);
   void keep(Kept kept);
   template <class Predicate>
   void let_go_if(const Predicate& predicate);
 
-  Filesystem& fs_;
+  const ViewFileParts parts_;
   std::atomic<bool> have_shared_{false};
   std::atomic<bool> keeps_any_{false};   // is kept_ not empty?
   std::atomic<uint64_t> all_let_go_{0};  // how often

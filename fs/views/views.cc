@@ -282,24 +282,25 @@ Result<TensorMap> Views::with_names(InodeNumber step, const FilesOfStep& files, 
   return map;
 }
 
-Result<Views::Found> Views::real_directory(InodeNumber real) {
+Result<Views::ViewNode> Views::real_directory(InodeNumber real) {
   TRY_ASSIGN(const Attributes attributes, tree_.attributes(real));
   if (!attributes.record.is_dir() || attributes.record.nlink == 0) return Error(ENOENT);
   const struct stat& st = attributes.stat;
   const InodeNumber number = number_of(real, 0);
-  return Found{number, nullptr, 0, stat_of(number, S_IFDIR, {st.st_uid, st.st_gid, st.st_mode & 0555}, 0, st.st_mtim)};
+  return ViewNode{number, nullptr, 0,
+                  stat_of(number, S_IFDIR, {st.st_uid, st.st_gid, st.st_mode & 0555}, 0, st.st_mtim)};
 }
 
-Result<Views::Found> Views::in_view(std::shared_ptr<const StepView> view, NodeNumber number) const {
+Result<Views::ViewNode> Views::in_view(std::shared_ptr<const StepView> view, NodeNumber number) const {
   const View::Node* const node = view->view.node(number);
   if (node == nullptr) return Error(ENOENT);
   const InodeNumber inode = number_of(view->step, number);
   const struct stat st = stat_of(inode, View::type_of(*node), node->access, node->size, view->time);
-  return Found{inode, std::move(view), number, st};
+  return ViewNode{inode, std::move(view), number, st};
 }
 
-Result<Views::Found> Views::child_in(std::shared_ptr<const StepView> view, NodeNumber directory,
-                                     const std::string& name) const {
+Result<Views::ViewNode> Views::child_in(std::shared_ptr<const StepView> view, NodeNumber directory,
+                                        const std::string& name) const {
   const View::Node* const node = view->view.node(directory);
   if (node == nullptr) return Error(ESTALE);
   const auto child = node->children.find(name);
@@ -308,7 +309,7 @@ Result<Views::Found> Views::child_in(std::shared_ptr<const StepView> view, NodeN
 }
 
 // Of an earlier version, or of a step that is gone, too: whoever has it open keeps it.
-Result<Views::Found> Views::node_in(const MadeView& view, InodeNumber number) {
+Result<Views::ViewNode> Views::node_in(const MadeView& view, InodeNumber number) {
   if (view && view.value()->view.node(node_of(number)) != nullptr) return in_view(view.value(), node_of(number));
   std::shared_ptr<const StepView> open;
   {
@@ -362,21 +363,21 @@ void Views::with_kind(InodeNumber directory, uint32_t user, const Answer<bool>& 
   if (!started) then(started.error());
 }
 
-void Views::lookup(InodeNumber directory, const std::string& name, uint32_t user, const Answer<Found>& answer) {
+void Views::lookup(InodeNumber directory, const std::string& name, uint32_t user, const Answer<ViewNode>& answer) {
   with_kind(directory, user, [this, directory, name, user, answer](const Result<bool>& step) {
     return step ? lookup_in(directory, step.value(), name, user, answer) : answer(step.error());
   });
 }
 
 void Views::lookup_in(InodeNumber directory, bool in_step, const std::string& name, uint32_t user,
-                      const Answer<Found>& answer) {
+                      const Answer<ViewNode>& answer) {
   const InodeNumber real = real_of(directory);
   if (!in_step) {
     const auto child = tree_.child(real, name);
     return child ? find(number_of(child.value(), 0), user, answer) : answer(child.error());
   }
-  const auto child_of = [this, node = node_of(directory), name](const MadeView& view) -> Result<Found> {
-    return view ? child_in(view.value(), node, name) : Result<Found>(view.error());
+  const auto child_of = [this, node = node_of(directory), name](const MadeView& view) -> Result<ViewNode> {
+    return view ? child_in(view.value(), node, name) : Result<ViewNode>(view.error());
   };
   with_view(real, Look::believing, user, [this, real, user, answer, child_of](const MadeView& view) {
     auto found = child_of(view);
@@ -386,13 +387,13 @@ void Views::lookup_in(InodeNumber directory, bool in_step, const std::string& na
   });
 }
 
-void Views::find(InodeNumber number, uint32_t user, const Answer<Found>& answer) {
+void Views::find(InodeNumber number, uint32_t user, const Answer<ViewNode>& answer) {
   if (node_of(number) == 0) return find_directory(real_of(number), user, answer);
   with_view(real_of(number), Look::believing, user,
             [this, number, answer](const MadeView& view) { answer(node_in(view, number)); });
 }
 
-void Views::find_now(InodeNumber number, uint32_t user, const Answer<Found>& answer) {
+void Views::find_now(InodeNumber number, uint32_t user, const Answer<ViewNode>& answer) {
   if (node_of(number) == 0) return find_directory(real_of(number), user, answer);
   with_view(real_of(number), Look::again, user, [this, number, answer](const MadeView& view) {
     if (!view) return answer(view.error());
@@ -401,7 +402,7 @@ void Views::find_now(InodeNumber number, uint32_t user, const Answer<Found>& ans
   });
 }
 
-void Views::find_directory(InodeNumber real, uint32_t user, const Answer<Found>& answer) {
+void Views::find_directory(InodeNumber real, uint32_t user, const Answer<ViewNode>& answer) {
   if (real == meta::kRootInode) return answer(real_directory(real));
   const auto record = tree_.inode(real);
   if (!record) return answer(record.error());
@@ -415,7 +416,7 @@ void Views::find_directory(InodeNumber real, uint32_t user, const Answer<Found>&
     const auto leading = step && !step.value() ? leading_to_steps() : std::unordered_set<InodeNumber>();
     if (!step || !leading) return answer(step ? leading.error() : step.error());
     const bool shown = step.value() || leading.value().contains(real);
-    answer(shown ? real_directory(real) : Result<Found>(Error(ENOENT)));
+    answer(shown ? real_directory(real) : Result<ViewNode>(Error(ENOENT)));
   };
   if (const auto started = lanes_.start(user, look); !started) answer(started.error());
 }

@@ -2,8 +2,9 @@
 // is first asked for. A live step's view follows its files: it is made anew when they have changed; a sealed one's is
 // made once. What was found in the files' headers is kept in the index (meta/tensor_maps.h).
 //
-// A view is made by one thread at a time, a lane of one of the users who ask for it (fs/user_lanes.h); the others wait
-// without a thread. So nobody waits for a view that they have not asked for, nor does a thread that serves requests.
+// A view is made by one thread at a time, a lane of one of the users who ask for it (fs/base/user_lanes.h); the others
+// wait without a thread. So nobody waits for a view that they have not asked for, nor does a thread that serves
+// requests.
 //
 // Thread safety: all of it. Lock: mutex_ (guards what is below it; a leaf).
 #pragma once
@@ -19,9 +20,9 @@
 #include <unordered_set>
 #include <vector>
 
-#include "fs/turns.h"
-#include "fs/user_budget.h"
-#include "fs/user_lanes.h"
+#include "fs/base/turns.h"
+#include "fs/base/user_budget.h"
+#include "fs/base/user_lanes.h"
 #include "fs/views/files_of_step.h"
 #include "fs/views/view.h"
 #include "meta/store.h"
@@ -31,8 +32,8 @@ namespace ckptfs::fs::views {
 
 // The view of one step as of some moment.
 struct StepView {
-  StepView(InodeNumber step_inode, Source source, std::vector<Made> made_from, timespec changed, bool is_sealed,
-           bool has_no_names)
+  StepView(InodeNumber step_inode, Source source, std::vector<SourceVersion> made_from, timespec changed,
+           bool is_sealed, bool has_no_names)
       : step(step_inode),
         files(std::move(made_from)),
         time(changed),
@@ -42,11 +43,11 @@ struct StepView {
         view(std::move(source)) {}
 
   const InodeNumber step;
-  const std::vector<Made> files;  // of the step, as the view counts them
-  const timespec time;            // when the newest of them changed
-  const bool sealed;              // it will never be another one
-  const bool nameless;            // swap files only: another step of the run may tell names
-  const std::string version;      // of the files' bytes and the names: another one is another view
+  const std::vector<SourceVersion> files;  // of the step, as the view counts them
+  const timespec time;                     // when the newest of them changed
+  const bool sealed;                       // it will never be another one
+  const bool nameless;                     // swap files only: another step of the run may tell names
+  const std::string version;               // of the files' bytes and the names: another one is another view
   const View view;
 
   // What a file of the view holds; shared by all who have it open.
@@ -79,7 +80,7 @@ class Views {
         stop_(stop) {}
 
   // A node of a view, or a directory that leads to some.
-  struct Found {
+  struct ViewNode {
     InodeNumber number = 0;
     std::shared_ptr<const StepView> of;  // none: a step itself, or what leads to steps
     NodeNumber node = 0;
@@ -90,10 +91,10 @@ class Views {
   // Each is answered at once where what it takes is known already, else by a thread of the user's.
   // ENOENT: there is none of that name or number. ESTALE: it was of an earlier version of the step's view, and whoever
   // looks for its name again finds the one that is (the kernel does, by itself).
-  void lookup(InodeNumber directory, const std::string& name, uint32_t user, const Answer<Found>& answer);
-  void find(InodeNumber number, uint32_t user, const Answer<Found>& answer);
+  void lookup(InodeNumber directory, const std::string& name, uint32_t user, const Answer<ViewNode>& answer);
+  void find(InodeNumber number, uint32_t user, const Answer<ViewNode>& answer);
   // To be opened: with a look at the step's files, and of nothing but the version that they are now.
-  void find_now(InodeNumber number, uint32_t user, const Answer<Found>& answer);
+  void find_now(InodeNumber number, uint32_t user, const Answer<ViewNode>& answer);
   // Without "." and "..". Sorted by name.
   void list(InodeNumber directory, uint32_t user, const Answer<std::vector<meta::DirectoryEntry>>& answer);
   // The file is being opened: until it is closed find() knows it, whatever becomes of the step.
@@ -131,8 +132,8 @@ class Views {
   Result<meta::formats::TensorMap> map_of(InodeNumber step, const FilesOfStep& files);
   Result<meta::formats::TensorMap> with_names(InodeNumber step, const FilesOfStep& files, meta::formats::TensorMap map);
   // A step, or a directory that leads to steps; neither is looked into.
-  Result<Found> real_directory(InodeNumber real);
-  void find_directory(InodeNumber real, uint32_t user, const Answer<Found>& answer);
+  Result<ViewNode> real_directory(InodeNumber real);
+  void find_directory(InodeNumber real, uint32_t user, const Answer<ViewNode>& answer);
   Result<std::vector<meta::DirectoryEntry>> list_directory(InodeNumber real);
   static Result<std::vector<meta::DirectoryEntry>> entries_of(const StepView& view, NodeNumber node);
   Result<bool> is_step_of_series(InodeNumber real, const meta::InodeRecord& record) const;
@@ -141,10 +142,10 @@ class Views {
   // Calls `then` with whether it is in the view of a step: at once, or on a lane of the user's.
   void with_kind(InodeNumber directory, uint32_t user, const Answer<bool>& then);
   void lookup_in(InodeNumber directory, bool in_step, const std::string& name, uint32_t user,
-                 const Answer<Found>& answer);
-  Result<Found> in_view(std::shared_ptr<const StepView> view, NodeNumber node) const;
-  Result<Found> child_in(std::shared_ptr<const StepView> view, NodeNumber directory, const std::string& name) const;
-  Result<Found> node_in(const MadeView& view, InodeNumber number);
+                 const Answer<ViewNode>& answer);
+  Result<ViewNode> in_view(std::shared_ptr<const StepView> view, NodeNumber node) const;
+  Result<ViewNode> child_in(std::shared_ptr<const StepView> view, NodeNumber directory, const std::string& name) const;
+  Result<ViewNode> node_in(const MadeView& view, InodeNumber number);
   Result<std::unordered_set<InodeNumber>> leading_to_steps() const;
   std::shared_ptr<const StepView> cached(InodeNumber step, Look look, Clock::time_point asked);
   void keep(InodeNumber step, Cached cached);

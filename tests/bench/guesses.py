@@ -110,7 +110,7 @@ def written(context, mount, shape):
 
 
 def new_names(shape):
-    """The daemon judges names together that differ in numbers only (fs/trust.h)."""
+    """The daemon judges names together that differ in numbers only (fs/adopt/prediction_backoff.h)."""
     if shape.numbered:
         pattern = letters()
         return [f"{pattern}_{number}.pt" for number in range(shape.count)]

@@ -1,0 +1,34 @@
+// Has the data of files reach the disk. A failure is counted, logged, kept for user.ckptfs.write_error and for the
+// handles of the file that are open now.
+//
+// Thread safety: all of it; takes no lock of its own.
+#pragma once
+
+#include "fs/adopt/speculative_clones.h"
+#include "fs/open/open_files.h"
+#include "fs/open/write_errors.h"
+#include "io/result.h"
+#include "meta/tree.h"
+#include "meta/types.h"
+
+namespace ckptfs::fs {
+
+class FileSync {
+ public:
+  FileSync(meta::Tree& tree, OpenFileTable& files, WriteErrors& write_errors, SpeculativeClones& clones)
+      : tree_(tree), files_(files), write_errors_(write_errors), clones_(clones) {}
+
+  // fdatasync of an open file's blob through its shared descriptor.
+  Result<> sync_data(OpenFile& file, int descriptor);
+  // What an fsync of a file does, for one that the daemon makes durable of its own accord: the file's data are on the
+  // disk when it returns; its name is when the tree is synced.
+  Result<> sync_file(meta::InodeNumber inode);
+
+ private:
+  meta::Tree& tree_;
+  OpenFileTable& files_;
+  WriteErrors& write_errors_;
+  SpeculativeClones& clones_;
+};
+
+}  // namespace ckptfs::fs

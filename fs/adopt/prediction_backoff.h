@@ -1,0 +1,51 @@
+// Which files are worth a prediction. After a wrong prediction the next files of that name are not predicted; where
+// asked for, neither are files whose names differ from it only in numbers. Each wrong prediction makes the pause
+// longer. Files of unknown names pause likewise while predictions of unknown names turn out wrong: in such a step
+// everything has changed. A name whose last prediction was right is always predicted: frozen layers among trained ones.
+//
+// Thread safety: all of it. Lock: mutex_ (a leaf).
+#pragma once
+
+#include <map>
+#include <mutex>
+#include <string>
+
+namespace ckptfs::fs {
+
+class PredictionBackoff {
+ public:
+  struct Terms {
+    unsigned first_pause = 0;  // files; doubled with each wrong guess
+    unsigned longest_pause = 0;
+    // Names that differ only in numbers, too, and those that nothing is known of: these with a shorter first pause, as
+    // most of them may yet be right.
+    bool alike = false;
+  };
+  explicit PredictionBackoff(Terms terms) : terms_(terms) {}
+
+  // To be asked once for each file: it counts them.
+  bool ask(const std::string& name);
+  // What came of a guess.
+  void learn(const std::string& name, bool right);
+
+ private:
+  struct Record {
+    unsigned pause = 0;  // after the last guess; 0: it was right
+    unsigned left = 0;   // of it
+    bool ask();
+  };
+  using Records = std::map<std::string, Record>;
+  void learn(Records& records, const std::string& key, bool right) const;
+  void learn(Record& record, unsigned first_pause, bool right) const;
+
+  static constexpr size_t kMostRecords = 4096;
+  static constexpr unsigned kFirstPauseOfUnknown = 2;
+
+  const Terms terms_;
+  std::mutex mutex_;
+  Records names_;     // guarded by mutex_
+  Records patterns_;  // guarded by mutex_; by names without their numbers
+  Record unknown_;    // guarded by mutex_; of names that were in neither
+};
+
+}  // namespace ckptfs::fs

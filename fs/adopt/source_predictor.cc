@@ -1,0 +1,153 @@
+#include "fs/adopt/source_predictor.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+
+#include "fs/open/permission.h"
+#include "meta/names.h"
+#include "meta/neighbours.h"
+
+namespace ckptfs::fs {
+
+using meta::Caller;
+using meta::InodeNumber;
+
+void SourcePredictor::opened(const Caller& reader, InodeNumber inode) {
+  const std::lock_guard lock(mutex_);
+  reading_[reader.pid].push_back({inode, reader.uid});
+}
+
+void SourcePredictor::closed(pid_t thread, InodeNumber inode) {
+  const std::lock_guard lock(mutex_);
+  const auto at = reading_.find(thread);
+  if (at == reading_.end()) return;
+  std::vector<Reading>& files = at->second;
+  const auto last =
+      std::find_if(files.rbegin(), files.rend(), [&](const Reading& file) { return file.inode == inode; });
+  if (last != files.rend()) files.erase(std::next(last).base());
+  if (files.empty()) reading_.erase(at);
+}
+
+void SourcePredictor::judge(const std::string& name, By by, bool right) {
+  (by == By::reader ? readers_ : steps_).learn(name, right);
+}
+
+SourcePredictor::Expected SourcePredictor::expect(InodeNumber folder, const std::string& name, bool may_clone,
+                                                  const Caller& writer) {
+  const auto reading = may_clone && writer.pid != 0 ? find_reading(writer, name) : std::nullopt;
+  if (reading && !may_be_shared(*reading, writer)) return {};
+  if (reading && readers_.ask(name)) return {Prediction{*reading, By::reader}, {}};
+  // Asked first: in a pause, to look for the step before would cost each small file more than its data.
+  if (may_clone && !steps_.ask(name)) return {};
+  const auto before = previous_folder(folder, writer);
+  if (!before) return {};
+  const auto same = tree_.child(*before, name);
+  if (!same) return {std::nullopt, lacking(folder, *before, writer)};
+  if (!may_read(same.value(), writer)) return {};
+  return may_clone ? Expected{Prediction{same.value(), By::step}, {}} : Expected{std::nullopt, {same.value()}};
+}
+
+// The last it opened.
+std::optional<InodeNumber> SourcePredictor::find_reading(const Caller& writer, const std::string& name) const {
+  std::vector<Reading> files;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto reading = reading_.find(writer.pid);
+    if (reading == reading_.end()) return std::nullopt;
+    files = reading->second;
+  }
+  const auto found = std::find_if(files.rbegin(), files.rend(), [&](const Reading& file) {
+    return file.uid == writer.uid && name_of_(file.inode) == name;
+  });
+  if (found == files.rend()) return std::nullopt;
+  return found->inode;
+}
+
+// The files in `before` whose names `folder` lacks.
+std::vector<InodeNumber> SourcePredictor::lacking(InodeNumber folder, InodeNumber before, const Caller& writer) const {
+  std::vector<InodeNumber> found;
+  const auto entries = tree_.list(before);
+  if (!entries) return found;
+  for (const meta::DirectoryEntry& entry : entries.value()) {
+    if (!S_ISREG(entry.type) || tree_.child(folder, entry.name) || !may_read(entry.inode, writer)) continue;
+    found.push_back(entry.inode);
+    if (found.size() == kMostCandidates) break;
+  }
+  return found;
+}
+
+bool SourcePredictor::may_be_shared(InodeNumber inode, const Caller& reader) const {
+  const auto record = tree_.inode(inode);
+  const bool swap = record && (record.value().flags & meta::kSwap) != 0;
+  return !swap || may_share({reader.uid, reader.gid, {}}, record.value());
+}
+
+bool SourcePredictor::may_read(InodeNumber inode, const Caller& reader) const {
+  const auto record = tree_.inode(inode);
+  return record && record.value().is_regular() && may_access({reader.uid, reader.gid, {}}, record.value(), kRead);
+}
+
+// The folder at the same place in the step that was made last before the one that `folder` lies in, or is.
+std::optional<InodeNumber> SourcePredictor::previous_folder(InodeNumber folder, const Caller& writer) const {
+  const auto place = meta::place_of(tree_, folder);
+  if (!place || !place.value()) return std::nullopt;
+  const auto& [series, step, path] = *place.value();
+  auto at = step_before(series, step);
+  if (!at) return std::nullopt;
+  // From there down again, as the writer might go.
+  const Credentials credentials{writer.uid, writer.gid, {}};
+  const auto may_enter = [&](InodeNumber number) {
+    const auto record = tree_.inode(number);
+    return record && record.value().is_dir() && may_access(credentials, record.value(), kSearch);
+  };
+  for (const std::string& name : path) {
+    if (!may_enter(*at)) return std::nullopt;
+    if (const auto next = tree_.child(*at, name)) {
+      at = next.value();
+    } else {
+      // The checkpoint-N of a Trainer holds the global_stepN of its DeepSpeed.
+      at = meta::step_number(name) ? newest_step(*at, UINT64_MAX, true) : std::nullopt;
+      if (!at) return std::nullopt;
+    }
+  }
+  return may_enter(*at) ? at : std::nullopt;
+}
+
+std::optional<InodeNumber> SourcePredictor::remembered_before(InodeNumber step) const {
+  const std::lock_guard lock(mutex_);
+  const auto known = before_.find(step);
+  return known == before_.end() ? std::nullopt : std::optional(known->second);
+}
+
+// Remembered: to list a series from which many steps were removed takes a millisecond, and each file of a step asks.
+std::optional<InodeNumber> SourcePredictor::step_before(InodeNumber series, InodeNumber step) const {
+  if (const auto known = remembered_before(step)) {
+    if (*known == 0) return std::nullopt;
+    const auto record = tree_.inode(*known);
+    const bool stands = record && record.value().nlink > 0 && record.value().parent == series;
+    if (stands) return known;
+  }
+  // `runs` and `best_model` may lie between checkpoint-1 and checkpoint-2.
+  const bool numbered = meta::step_number(name_of_(step)).has_value();
+  auto found = newest_step(series, step, numbered);
+  if (!found) found = newest_step(series, step, !numbered);
+  const std::lock_guard lock(mutex_);
+  if (before_.size() >= kMostSteps) before_.clear();
+  before_[step] = found.value_or(0);
+  return found;
+}
+
+// Inode numbers tell the order in which directories were made.
+std::optional<InodeNumber> SourcePredictor::newest_step(InodeNumber series, InodeNumber before, bool numbered) const {
+  const auto steps = tree_.list(series);
+  if (!steps) return std::nullopt;
+  std::optional<InodeNumber> newest;
+  for (const meta::DirectoryEntry& entry : steps.value()) {
+    if (!S_ISDIR(entry.type) || entry.inode >= before || (newest && entry.inode < *newest)) continue;
+    if (meta::step_number(entry.name).has_value() == numbered) newest = entry.inode;
+  }
+  return newest;
+}
+
+}  // namespace ckptfs::fs

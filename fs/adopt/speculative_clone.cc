@@ -1,0 +1,340 @@
+#include "fs/adopt/speculative_clone.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "fs/kernel/request_loop.h"
+#include "io/aligned_buffer.h"
+#include "io/clone.h"
+#include "io/fault.h"
+#include "io/log.h"
+#include "io/sigbus.h"
+#include "meta/blobs.h"
+#include "meta/time.h"
+
+namespace ckptfs::fs {
+
+namespace {
+
+constexpr uint64_t kStreak = uint64_t{1} << 20;  // wrong bytes, one after another, before a clone is dropped
+constexpr unsigned kMostClones = 16;             // of one file: each walks the extents of all that follows
+
+thread_local io::AlignedBuffer compared_with;
+
+// Where the block of the file ends that `at`, in what is written at `offset`, lies in.
+size_t block_end(uint64_t offset, size_t at, size_t size) {
+  return std::min(size, at + SpeculativeClone::kBlock - (offset + at) % SpeculativeClone::kBlock);
+}
+
+template <size_t kMost>
+void find_differing(std::span<const std::byte> data, const std::byte* there, uint64_t offset,
+                    std::bitset<kMost>& differing) {
+  for (size_t at = 0, block = 0; at < data.size(); ++block) {
+    const size_t end = block_end(offset, at, data.size());
+    differing[block] = std::memcmp(data.data() + at, there + at, end - at) != 0;
+    at = end;
+  }
+}
+
+}  // namespace
+
+void SpeculativeClone::prepare(const std::unique_lock<std::mutex>&, io::Fd blob, meta::BlobNumber number) {
+  blob_ = std::move(blob);
+  number_ = number;
+}
+
+// The blob goes on as the guess does, from the first whole block of `data` on; how many bytes lie before, which it
+// writes. None: there is no such block, or, ending_: it cannot.
+Result<std::optional<size_t>> SpeculativeClone::start(std::span<const std::byte> data, uint64_t written_end) {
+  const size_t head = (kBlock - written_end % kBlock) % kBlock;
+  if (head + kBlock > data.size()) return std::optional<size_t>();
+  const bool first = !slot_;
+  const auto started = [&]() -> Result<bool> {
+    TRY_ASSIGN(const struct stat before, io::stat_fd(blob_.get()));
+    if (static_cast<uint64_t>(before.st_size) != written_end) return false;  // a WRITE before this one failed
+    if (!slot_) {
+      TRY_ASSIGN(auto slot, frontiers_.take(number_));
+      if (!slot) return Error(EAGAIN, "too many copies at the same time");
+      slot_ = std::move(*slot);
+    }
+    TRY(io::write_full(blob_.get(), data.first(head), static_cast<off_t>(written_end)));
+    TRY(slot_.set(written_end + head));
+    written_ = meta::now();
+    written_end_.store(written_end + head, std::memory_order_release);
+    adopting_.store(true, std::memory_order_release);
+    TRY(meta::Blobs::set_unsettled(blob_.get(), true));
+    TRY(io::fault_point("adopt.clone"));
+    const auto border = static_cast<off_t>(written_end + head);
+    TRY(shared_(io::clone_range(guess_.descriptor, border, blob_.get(), border, 0)));
+    TRY_ASSIGN(const struct stat st, io::stat_fd(blob_.get()));
+    clone_size_ = static_cast<uint64_t>(st.st_size);
+    return true;
+  }();
+  if (started && started.value()) {
+    if (first) add(counters_.adoptions);
+    ++clones_;
+    strange_ = 0;
+    return std::optional(head);
+  }
+  ending_ = true;
+  if (!started) {
+    add(counters_.adoption_fallbacks);
+    log::warn("{} is copied, not adopted: {}", name_, started.error().message());
+    // On an error the file still ends at the written end. The blob is truncated when that succeeds.
+    clone_size_ = UINT64_MAX;
+    TRY(io::fault_point("adopt.undo"));
+  }
+  return std::optional<size_t>();
+}
+
+std::optional<uint64_t> SpeculativeClone::size() const {
+  if (!adopting_.load(std::memory_order_acquire)) return std::nullopt;
+  return written_end_.load(std::memory_order_acquire);
+}
+
+DataPath::Written SpeculativeClone::write(std::span<const std::byte> data, off_t offset) {
+  const std::lock_guard lock(mutex_);
+  if (!blob_) return {};
+  const uint64_t written_end = written_end_.load(std::memory_order_relaxed);
+  const bool hopeless = mismatched_ >= kPatience && is_wrong();
+  DataPath::Written written;
+  if (!hopeless && !ending_ && static_cast<uint64_t>(offset) == written_end) {
+    if (!adopting_.load(std::memory_order_relaxed)) {
+      const auto begun = begin(data, written_end);
+      if (!begun) return {0, begun.error()};
+      if (!begun.value() && !ending_) return {};
+      written.bytes = begun.value().value_or(0);
+    }
+    if (!ending_) {
+      const auto rest = data.subspan(written.bytes);
+      const uint64_t at = written_end + written.bytes;
+      const auto compared = compare(rest.first(std::min<uint64_t>(rest.size(), clone_size_ - at)), at);
+      written = {written.bytes + compared.bytes, compared.error};
+    }
+  }
+  if (written.error || written.bytes == data.size()) return written;
+  if (auto ended = truncate_locked(); !ended) written.error = ended.error();
+  return written;
+}
+
+// Starts where half of what is written is there already, as it seems; see start(). None, and not ending_: it does not,
+// and `data` is written plainly.
+Result<std::optional<size_t>> SpeculativeClone::begin(std::span<const std::byte> data, uint64_t written_end) {
+  const auto right = seems_right(data, written_end);
+  if (!right) {
+    guess_unreadable(right.error());
+    return std::optional<size_t>();
+  }
+  if (right.value()) {
+    TRY_ASSIGN(const auto started, start(data, written_end));
+    if (started || ending_) return started;
+  }
+  compared_ += data.size();
+  mismatched_ += data.size();
+  written_end_.store(written_end + data.size(), std::memory_order_release);
+  return std::optional<size_t>();
+}
+
+// Is half of it there? By samples, which get fewer while it is not: the guess may have to be read from the disk.
+Result<bool> SpeculativeClone::seems_right(std::span<const std::byte> data, uint64_t written_end) {
+  if (compared_ == 0) expect_samples(written_end, data.size());
+  const auto room = compared_with.get(kBlock);
+  if (room.size() < kBlock) return Error(ENOMEM);
+  size_t equal = 0, looked_at = 0;
+  for (uint64_t at = next_sample(written_end); at < written_end + data.size(); at += sampled_, ++looked_at) {
+    const auto block = data.subspan(at - written_end).first(std::min(kBlock, data.size() - (at - written_end)));
+    TRY_ASSIGN(const size_t got, io::read_full(guess_.descriptor, room.first(block.size()), static_cast<off_t>(at)));
+    if (got == block.size() && std::memcmp(block.data(), room.data(), got) == 0) ++equal;
+  }
+  if (looked_at == 0) return false;
+  const bool right = equal * 2 >= looked_at;
+  sampled_ = right ? kSampled : std::min(2 * sampled_, kMostSampled);
+  return right;
+}
+
+// The first sample at `offset` or behind it.
+uint64_t SpeculativeClone::next_sample(uint64_t offset) const { return (offset + sampled_ - 1) / sampled_ * sampled_; }
+
+// Has the disk read them, all at the same time, and does not wait.
+void SpeculativeClone::expect_samples(uint64_t offset, size_t size) const {
+  for (uint64_t at = next_sample(offset); at < offset + size; at += sampled_) {
+    ::posix_fadvise(guess_.descriptor, static_cast<off_t>(at), kBlock, POSIX_FADV_WILLNEED);
+  }
+}
+
+// Whoever writes does not need the guess: from here on the file is written plainly.
+void SpeculativeClone::guess_unreadable(const Error& error) {
+  ending_ = true;
+  add(counters_.adoption_fallbacks);
+  log::warn("{} is written on plainly: what it was expected to hold cannot be read: {}", name_, error.message());
+}
+
+DataPath::Written SpeculativeClone::compare(std::span<const std::byte> data, uint64_t written_end) {
+  const auto alike = strange_ > 0 ? is_alike(data, written_end) : Result<bool>(true);
+  const auto differing = alike && alike.value() ? compare_blocks(data, written_end) : Differing();
+  if (!alike || !differing) {
+    guess_unreadable(alike ? differing.error() : alike.error());
+    return {};
+  }
+  const uint64_t before = mismatched_;
+  DataPath::Written written{data.size(), std::nullopt};
+  if (alike.value()) {
+    written = write_differing(data, differing.value(), written_end);
+  } else if (auto all = put(data, written_end); !all) {
+    written = {0, all.error()};
+  }
+  strange_ = mismatched_ - before == data.size() ? strange_ + data.size() : 0;
+  compared_ += written.bytes;
+  written_ = meta::now();
+  if (auto noted = slot_.set(written_end + written.bytes); !noted) written = {0, noted.error()};
+  // Behind the written end the blob may hold a part of the failed write: it no longer holds what the source does.
+  if (written.error) ending_ = true;
+  written_end_.store(written_end + written.bytes, std::memory_order_release);
+  if (written.error || strange_ < kStreak || clones_ >= kMostClones) return written;
+  // What was written is there, whatever becomes of the clone.
+  if (auto dropped = drop_clone(); !dropped) ending_ = true;
+  return written;
+}
+
+// With the guess where it lies; else with the file's own clone.
+Result<SpeculativeClone::Differing> SpeculativeClone::compare_blocks(std::span<const std::byte> data, uint64_t offset) {
+  static_assert(kMostBlocks > RequestLoop::kLargestWrite / kBlock);
+  Differing differing;
+  if (guess_is_unchanged()) {
+    TRY(io::fault_point("adopt.read"));
+    TRY_ASSIGN(const auto there, window_.at(guess_.descriptor, offset, data.size()));
+    const bool compared = io::access_mapped([&] { find_differing(data, there.data(), offset, differing); });
+    std::atomic_thread_fence(std::memory_order_acquire);  // not before what is read above
+    // Whoever opens the guess for writing is counted before he can write.
+    if (compared && guess_is_unchanged()) return differing;
+  }
+  const auto room = compared_with.get(data.size());
+  if (room.size() < data.size()) return Error(ENOMEM);
+  const auto there = room.first(data.size());
+  TRY(io::fault_point("adopt.read"));
+  TRY_ASSIGN(const size_t got, io::read_full(blob_.get(), there, static_cast<off_t>(offset)));
+  if (got < data.size()) return Error(EIO, "a clone is shorter than it was");
+  find_differing(data, there.data(), offset, differing);
+  return differing;
+}
+
+void SpeculativeClone::look_ahead(size_t size, bool in_lockstep) {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock || !blob_ || ending_) return;
+  const uint64_t written_end = written_end_.load(std::memory_order_relaxed);
+  if (!adopting_.load(std::memory_order_relaxed)) return expect_samples(written_end, size);
+  const size_t wanted = std::min<uint64_t>(size, clone_size_ - written_end);
+  if (!in_lockstep || strange_ > 0 || wanted == 0) return;  // else the next WRITE would wait for the lock
+  const bool unchanged = guess_is_unchanged();  // else it is read by its reader, if there is one, and by nobody else
+  if (unchanged || guess_.by == SourcePredictor::By::reader) {
+    read_ahead_.reader_is_at(guess_.descriptor, written_end, clone_size_);
+  }
+  if (!unchanged) return;
+  const auto there = window_.at(guess_.descriptor, written_end, wanted);
+  if (!there) return;  // it is tried again, when it is needed
+  io::access_mapped([&] {
+    for (size_t at = 0; at < wanted; at += kBlock)
+      static_cast<void>(*const_cast<const volatile std::byte*>(&there.value()[at]));
+  });
+}
+
+// Is any of it equal, as it seems? By samples.
+Result<bool> SpeculativeClone::is_alike(std::span<const std::byte> data, uint64_t offset) {
+  for (size_t at = 0; at < data.size(); at += kSampled) {
+    const size_t length = std::min(kBlock, data.size() - at);
+    TRY_ASSIGN(const Differing differing, compare_blocks(data.subspan(at, length), offset + at));
+    if (differing.none()) return true;
+  }
+  return false;
+}
+
+Result<> SpeculativeClone::put(std::span<const std::byte> data, uint64_t offset) {
+  TRY(io::write_full(blob_.get(), data, static_cast<off_t>(offset)));
+  TRY(io::fault_point("adopt.write"));
+  mismatched_ += data.size();
+  return success();
+}
+
+// Writes those of the file's blocks that differ, in runs.
+DataPath::Written SpeculativeClone::write_differing(std::span<const std::byte> data, const Differing& differing,
+                                                    uint64_t offset) {
+  for (size_t at = 0, block = 0; at < data.size();) {
+    size_t end = block_end(offset, at, data.size());
+    if (differing[block++]) {
+      while (end < data.size() && differing[block]) {
+        end = block_end(offset, end, data.size());
+        ++block;
+      }
+      if (auto written = put(data.subspan(at, end - at), offset + at); !written) return {at, written.error()};
+    }
+    at = end;
+  }
+  return {data.size(), std::nullopt};
+}
+
+std::optional<bool> SpeculativeClone::was_right() {
+  const std::lock_guard lock(mutex_);
+  if (compared_ == 0) return std::nullopt;
+  return !is_wrong();
+}
+
+Result<> SpeculativeClone::truncate_to_written() {
+  const std::lock_guard lock(mutex_);
+  return truncate_locked();
+}
+
+Result<> SpeculativeClone::truncate_locked() {
+  if (!blob_) return success();
+  ending_ = true;
+  window_.close();
+  TRY(drop_clone());
+  add(counters_.bytes_adopted, compared_ - mismatched_);
+  blob_.reset();
+  return success();
+}
+
+// The blob ends at the written end, and is written plainly, unless a clone is started again.
+Result<> SpeculativeClone::drop_clone() {
+  if (!adopting_.load(std::memory_order_relaxed)) return success();
+  const uint64_t written_end = written_end_.load(std::memory_order_relaxed);
+  TRY(io::fault_point("adopt.cut"));
+  if (written_end < clone_size_ && ::ftruncate(blob_.get(), static_cast<off_t>(written_end)) != 0) {
+    return last_error("ftruncate");
+  }
+  clone_size_ = written_end;
+  const timespec times[2] = {{0, UTIME_OMIT}, written_};
+  if (::futimens(blob_.get(), times) != 0) return last_error("futimens");
+  TRY(slot_.set(meta::Frontiers::kWhole));
+  adopting_.store(false, std::memory_order_release);
+  return success();
+}
+
+bool SpeculativeClone::is_durable() {
+  const std::lock_guard lock(mutex_);
+  return !blob_ && !slot_;
+}
+
+void SpeculativeClone::abandon() {
+  const std::lock_guard lock(mutex_);
+  blob_.reset();
+  if (slot_) slot_.give_back();
+  adopting_.store(false, std::memory_order_release);
+}
+
+// The sync may take long, and nobody waits for it with the lock: what is written meanwhile is written plainly.
+Result<> SpeculativeClone::make_durable(int blob, const std::function<Result<>()>& sync) {
+  TRY(truncate_to_written());
+  if (is_durable()) return success();
+  TRY(sync());
+  const std::lock_guard lock(mutex_);
+  if (!slot_) return success();
+  TRY(meta::Blobs::set_unsettled(blob, false));
+  slot_.give_back();
+  return success();
+}
+
+}  // namespace ckptfs::fs

@@ -1,0 +1,287 @@
+#include "fs/adopt/speculative_clones.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "fs/open/open_modes.h"
+#include "io/lease.h"
+#include "io/log.h"
+
+namespace ckptfs::fs {
+
+namespace {
+constexpr std::chrono::seconds kInterval{1};
+constexpr size_t kMany = 64;  // closed copies that are made durable at once: each holds a slot and a descriptor
+constexpr int kUnsupportedFlags = O_DIRECT | O_SYNC | O_DSYNC | O_APPEND;
+constexpr off_t kSmallest = 128 << 10;  // below, a copy costs less than a clone
+}  // namespace
+
+SpeculativeClones::SpeculativeClones(meta::Store& store, OpenFileTable& files, Notifications& notifications,
+                                     WriteErrors& write_errors, Counters& counters)
+    : predictor(store.tree(), [&files](InodeNumber inode) { return files.name_of(inode); }),
+      store_(store),
+      tree_(store.tree()),
+      files_(files),
+      notifications_(notifications),
+      write_errors_(write_errors),
+      counters_(counters) {}
+
+bool SpeculativeClones::may_adopt(int flags) { return opens_for_writing(flags) && (flags & kUnsupportedFlags) == 0; }
+bool SpeculativeClones::may_clone(int flags) { return may_adopt(flags) && (flags & O_ACCMODE) == O_WRONLY; }
+
+SpeculativeClones::~SpeculativeClones() {
+  if (const auto stopped = stop(); !stopped) log::error("{}", stopped.error().message());
+}
+
+void SpeculativeClones::start() {
+  const std::lock_guard lock(mutex_);
+  running_ = true;
+  thread_ = std::thread([this] { run(); });
+}
+
+Result<> SpeculativeClones::stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    running_ = false;
+  }
+  wake_.notify_one();
+  if (thread_.joinable()) thread_.join();
+  make_closed_durable();
+  // Handles whose RELEASE never came.
+  std::vector<std::shared_ptr<SpeculativeClone>> open;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [inode, clone] : clones_) {
+      if (std::find(closed_.begin(), closed_.end(), clone) == closed_.end()) open.push_back(clone);
+    }
+  }
+  for (const std::shared_ptr<SpeculativeClone>& clone : open) closed(clone);
+  make_closed_durable();
+  const std::lock_guard lock(mutex_);
+  if (clones_.empty()) return success();
+  return Error(EIO, std::to_string(clones_.size()) + " copies could not be synced");
+}
+
+std::shared_ptr<SpeculativeClone> SpeculativeClones::find(InodeNumber inode) const {
+  if (count_.load(std::memory_order_acquire) == 0) return nullptr;
+  const std::lock_guard lock(mutex_);
+  const auto found = clones_.find(inode);
+  return found == clones_.end() ? nullptr : found->second;
+}
+
+void SpeculativeClones::forget(const SpeculativeClone& clone) {
+  const std::lock_guard lock(mutex_);
+  const auto found = clones_.find(clone.inode());
+  if (found == clones_.end() || found->second.get() != &clone) return;
+  clones_.erase(found);
+  count_.store(clones_.size(), std::memory_order_release);
+}
+
+// Counted as open until closed(), so that its descriptor stays, and its count of changes.
+Result<SpeculativeClone::Guess> SpeculativeClones::open_guess(InodeNumber inode) {
+  TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(inode));
+  TRY(tree_.refuse_suspect(inode, record));
+  SpeculativeClone::Guess guess;
+  guess.file = files_.begin(inode, false).file;
+  const auto backing = files_.backing(*guess.file);
+  if (!backing) {
+    files_.end(guess.file, false);
+    return backing.error();
+  }
+  guess.descriptor = backing.value().descriptor;
+  guess.frozen = (record.flags & meta::kFrozen) != 0;
+  guess.changes = guess.file->changes.load();
+  if (!guess.frozen && !files_.has_writers(*guess.file)) {
+    const auto written = io::has_writer(guess.descriptor);
+    guess.unchanged = written && !written.value();
+  }
+  return guess;
+}
+
+// A guess that was cloned shares its blocks, and owes them should it be a live swap file. A clone that succeeds tells
+// nothing of a write-back that failed before it.
+Result<> SpeculativeClones::note_shared(const SpeculativeClone::Guess& guess, Result<> cloned) {
+  const InodeNumber inode = guess.file->inode;
+  if (!cloned) {
+    TRY(tree_.sync_file(inode, guess.descriptor));
+    return cloned;
+  }
+  tree_.finished_writing(inode);
+  return tree_.check_write_back(inode, guess.descriptor);
+}
+
+std::shared_ptr<SpeculativeClone> SpeculativeClones::begin(const OpenFile& file, const std::string& name,
+                                                           const SourcePredictor::Prediction& guessed) {
+  auto begun = try_begin(file, name, guessed);
+  if (begun) return std::move(begun).value();
+  if (begun.error().errno_value() != ENOENT) {  // the guess may have been removed this moment
+    add(counters_.adoption_fallbacks);
+    log::warn("{} is copied, not adopted: {}", name, begun.error().message());
+  }
+  return nullptr;
+}
+
+Result<std::shared_ptr<SpeculativeClone>> SpeculativeClones::try_begin(const OpenFile& file, const std::string& name,
+                                                                       const SourcePredictor::Prediction& guessed) {
+  const auto nothing = std::shared_ptr<SpeculativeClone>();
+  if (guessed.inode == file.inode || find(file.inode)) return nothing;
+  TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(file.inode));
+  TRY_ASSIGN(SpeculativeClone::Guess guess, open_guess(guessed.inode));
+  guess.by = guessed.by;
+  const auto shared = [this, guess](Result<> cloned) { return note_shared(guess, std::move(cloned)); };
+  const auto clone = std::make_shared<SpeculativeClone>(file.inode, name, guess, store_.frontiers(), counters_, shared);
+  const auto held = clone->hold();
+  {
+    const std::lock_guard lock(mutex_);
+    clones_.emplace(file.inode, clone);
+    count_.store(clones_.size(), std::memory_order_release);
+  }
+  // Whoever opens the file from here on finds the clone, and waits for its lock to truncate it.
+  const auto prepared = [&]() -> Result<bool> {
+    if (!files_.is_only_open(file)) return false;
+    TRY_ASSIGN(const struct stat size, io::stat_fd(clone->guess().descriptor));
+    if (size.st_size < kSmallest) return false;
+    {
+      // A mapping that outlived its descriptor would see what nobody wrote.
+      TRY_ASSIGN(const io::Fd probe, tree_.open_blob(file.inode, O_RDONLY));
+      TRY_ASSIGN(const bool in_use, io::has_opener(probe.get()));
+      if (in_use) return false;
+    }
+    TRY_ASSIGN(io::Fd blob, tree_.open_blob(file.inode, O_RDWR));
+    clone->prepare(held, std::move(blob), record.blob);
+    return true;
+  }();
+  if (prepared && prepared.value()) return clone;
+  forget(*clone);
+  files_.end(clone->guess().file, false);
+  if (!prepared) return prepared.error();
+  return nothing;
+}
+
+std::unique_ptr<InlineBlockDedup> SpeculativeClones::begin_blocks(const OpenFile& file, const std::string& name,
+                                                                  std::vector<InodeNumber> candidates) {
+  std::erase_if(candidates, [&](InodeNumber candidate) {
+    const auto attributes = tree_.attributes(candidate);
+    return !attributes || attributes.value().stat.st_size < kSmallest || candidate == file.inode;
+  });
+  if (candidates.empty()) return nullptr;
+  return std::make_unique<InlineBlockDedup>(
+      name, std::move(candidates),
+      InlineBlockDedup::Environment{
+          [this](InodeNumber inode) { return tree_.open_blob(inode, O_RDONLY); },
+          [this](InodeNumber inode) { return open_guess(inode); },
+          [this](const SpeculativeClone::Guess& guess) { files_.end(guess.file, false); },
+          [this](const SpeculativeClone::Guess& guess, Result<> cloned) {
+            return note_shared(guess, std::move(cloned));
+          },
+      },
+      counters_);
+}
+
+void SpeculativeClones::closed(const std::shared_ptr<SpeculativeClone>& clone) {
+  if (const auto truncated = clone->truncate_to_written(); !truncated)
+    write_errors_.failed(clone->inode(), WriteFailure::cut, truncated.error());
+  // The kernel may have cached a size from before the truncation.
+  notifications_.attributes_changed(clone->inode());
+  if (const auto right = clone->was_right()) {
+    if (!*right) add(counters_.wrong_guesses);
+    predictor.judge(clone->name(), clone->guess().by, *right);
+  }
+  files_.end(clone->guess().file, false);
+  if (clone->is_durable()) return forget(*clone);
+  const std::lock_guard lock(mutex_);
+  closed_.push_back(clone);
+  many_ = closed_.size() >= kMany;
+  if (many_) wake_.notify_one();
+}
+
+std::vector<std::shared_ptr<SpeculativeClone>> SpeculativeClones::take_closed() {
+  const std::lock_guard lock(mutex_);
+  many_ = false;
+  return std::exchange(closed_, {});
+}
+
+Result<> SpeculativeClones::truncate_to_written(InodeNumber inode) {
+  const auto clone = find(inode);
+  return clone ? clone->truncate_to_written() : Result<>(success());
+}
+
+Result<> SpeculativeClones::make_durable(InodeNumber inode, int blob, const std::function<Result<>()>& sync) {
+  const auto clone = find(inode);
+  if (!clone) return success();
+  const auto sync_or_empty = [&]() -> Result<> {
+    auto synced = sync();
+    if (!synced) TRY(empty(inode));
+    return synced;
+  };
+  TRY(clone->make_durable(blob, sync_or_empty));
+  forget(*clone);
+  return success();
+}
+
+// Where the disk refused what was written lie the blocks of the guess, which nobody may see here. The file is suspect,
+// and stays so.
+Result<> SpeculativeClones::empty(InodeNumber inode) {
+  TRY_ASSIGN(const io::Fd blob, tree_.open_blob(inode, O_WRONLY));
+  if (::ftruncate(blob.get(), 0) != 0) return last_error("ftruncate");
+  TRY(io::fsync_fd(blob.get()));  // before it counts as durable
+  log::error("{}: it is emptied, as the copy of it did not reach the disk", tree_.path_of(inode));
+  notifications_.attributes_changed(inode);
+  return success();
+}
+
+std::optional<uint64_t> SpeculativeClones::size(InodeNumber inode) const {
+  const auto clone = find(inode);
+  return clone ? clone->size() : std::nullopt;
+}
+
+void SpeculativeClones::run() {
+  std::unique_lock lock(mutex_);
+  while (running_) {
+    wake_.wait_for(lock, kInterval, [this] { return !running_ || many_; });
+    lock.unlock();
+    make_closed_durable();
+    lock.lock();
+  }
+}
+
+void SpeculativeClones::make_closed_durable() {
+  for (std::shared_ptr<SpeculativeClone>& clone : take_closed()) {
+    const auto durable = make_durable_in_background(*clone);
+    if (durable) {
+      forget(*clone);
+      continue;
+    }
+    log::error("{}: not synced yet, trying again: {}", tree_.path_of(clone->inode()), durable.error().message());
+    const std::lock_guard lock(mutex_);
+    closed_.push_back(std::move(clone));
+  }
+}
+
+Result<> SpeculativeClones::make_durable_in_background(SpeculativeClone& clone) {
+  const InodeNumber inode = clone.inode();
+  const auto blob = tree_.open_blob(inode, O_RDONLY);
+  if (!blob && blob.error().errno_value() == ENOENT) {  // it was removed
+    clone.abandon();
+    return success();
+  }
+  if (!blob) return blob.error();
+  return clone.make_durable(blob.value().get(), [&]() -> Result<> {
+    auto synced = tree_.sync_file(inode, blob.value().get());
+    if (!synced) {
+      files_.record_error(inode, synced.error().errno_value());
+      write_errors_.failed(inode, WriteFailure::fdatasync, synced.error());
+    }
+    if (synced) return success();
+    TRY(empty(inode));
+    // It is suspect from now on, durably: there is nothing more to wait for.
+    const auto record = tree_.inode(inode);
+    return record && !tree_.write_back().check(record.value().blob) ? Result<>(success()) : synced;
+  });
+}
+
+}  // namespace ckptfs::fs

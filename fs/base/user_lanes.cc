@@ -1,0 +1,35 @@
+#include "fs/base/user_lanes.h"
+
+#include <utility>
+
+namespace ckptfs::fs {
+
+Result<> UserLanes::start(uint32_t user, std::function<void()> work) {
+  const std::lock_guard lock(mutex_);
+  User& lanes = users_[user];
+  lanes.waiting.push_back(std::move(work));
+  if (lanes.threads == kAtOnce) return success();
+  auto started = tasks_.start([this, user] { serve(user); });
+  if (started) {
+    ++lanes.threads;
+  } else if (lanes.threads == 0) {  // else one of the others takes it
+    users_.erase(user);
+    return started;
+  }
+  return success();
+}
+
+void UserLanes::serve(uint32_t user) {
+  std::unique_lock lock(mutex_);
+  User& lanes = users_.at(user);  // stays while it has threads
+  while (!lanes.waiting.empty()) {
+    const auto work = std::move(lanes.waiting.front());
+    lanes.waiting.pop_front();
+    lock.unlock();
+    work();
+    lock.lock();
+  }
+  if (--lanes.threads == 0) users_.erase(user);
+}
+
+}  // namespace ckptfs::fs

@@ -1,0 +1,40 @@
+// Work for users that may take long. Each user's work runs on threads of its own, a few at a time and in order. So
+// nobody waits for what another user has asked for, and nobody has more than their share.
+//
+// Thread safety: all of it. Lock: mutex_, then Tasks'; never held while work runs.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <unordered_map>
+
+#include "fs/base/tasks.h"
+
+namespace ckptfs::fs {
+
+class UserLanes {
+ public:
+  static constexpr size_t kAtOnce = 4;  // of one user's
+
+  // Its threads are `tasks`, which are waited for there.
+  explicit UserLanes(Tasks& tasks) : tasks_(tasks) {}
+
+  // EAGAIN: the user has no thread, and there is none to be had.
+  Result<> start(uint32_t user, std::function<void()> work);
+
+ private:
+  struct User {
+    std::deque<std::function<void()>> waiting;
+    size_t threads = 0;
+  };
+
+  void serve(uint32_t user);
+
+  Tasks& tasks_;
+  std::mutex mutex_;
+  std::unordered_map<uint32_t, User> users_;  // guarded by mutex_; those who have work
+};
+
+}  // namespace ckptfs::fs

@@ -1,0 +1,40 @@
+// What the daemon tells the kernel, or asks of it, of its own accord: over the session's connection, but not as the
+// answer to a request.
+//
+// Thread safety: connect() before the first request; all else from any thread.
+#pragma once
+
+#include <fuse_lowlevel.h>
+
+#include <string>
+
+#include "io/result.h"
+#include "meta/types.h"
+
+namespace ckptfs::fs {
+
+class KernelChannel {
+ public:
+  // `session` outlives every later call.
+  void connect(fuse_session* session) { session_ = session; }
+
+  // Ends the session's loop. The handshake ends itself so.
+  void end_loop() const;
+  // What the kernel caches of the inode's attributes, or under a name, is out of date. These wait for locks that a
+  // request may hold: fs/kernel/notifications.h calls them on a thread of its own. What the kernel does not remember is
+  // no error.
+  void attributes_changed(meta::InodeNumber inode) const;
+  void name_changed(meta::InodeNumber folder, const std::string& name) const;
+  // The kernel writes the dirty pages of the inode's mappings, by requests that other threads serve meanwhile.
+  Result<> write_back(meta::InodeNumber inode) const;
+
+  // As in fs/kernel/passthrough.h.
+  Result<int> open_backing(int descriptor) const;
+  Result<> close_backing(int backing_id) const;
+  Result<> probe_passthrough(const std::string& file) const;
+
+ private:
+  fuse_session* session_ = nullptr;
+};
+
+}  // namespace ckptfs::fs

@@ -1,0 +1,100 @@
+// The threads that serve a session's requests. What libfuse's own loop (fuse_session_loop_mt) does, but each thread
+// receives into memory of ours on huge pages, in which the payload of a write is aligned as in the file: it is written
+// by O_DIRECT from there, and the kernel pins one large page much faster than 256 small ones.
+//
+// A thread is added whenever a request arrives and no other thread waits for the next, up to a limit; none ends before
+// the session does.
+//
+// While requests come one at a time, each soon after the last (a copy by READs and WRITEs: 64 KiB each), most of their
+// time goes into waking processors, so then run() keeps these from halting (io/wake_latency.h), until a second after.
+//
+// And while they come *in lockstep*, WRITEs of one caller that an adoption takes whole (fs/adopt/speculative_clone.h),
+// a single thread waits for requests, and the others rest: each that waits is woken by a request that another takes,
+// and taking turns they have nothing in their caches. Whatever else arrives, but a plain WRITE of that caller, ends
+// that before it is served; so do a few milliseconds in one request.
+//
+// Thread safety: stop() from any thread, at any time; run() once.
+#pragma once
+
+#include <fuse_lowlevel.h>
+#include <linux/fuse.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <list>
+#include <mutex>
+#include <span>
+#include <thread>
+
+#include "io/result.h"
+
+namespace ckptfs::fs {
+
+class RequestLoop {
+ public:
+  static constexpr size_t kPage = 4096;
+  // Largest write that the receive memory has room for.
+  static constexpr size_t kLargestWrite = (size_t{1} << 20) + 4096;
+
+  // How many threads suit this machine. A device with latency wants many (at 8 ms a request 32 carry three times what 8
+  // do); few processors want few, whose memory stays in their caches (with 2, 8 carry a tenth more than 32).
+  static unsigned suitable();
+
+  // What a write carries, from what libfuse takes for it: there lies its address. Valid while the request is served.
+  static std::span<const std::byte> payload_of_write(const char* data, size_t size);
+  // To be called for a WRITE that this thread serves, when an adoption took all of it: its writer waits for the answer,
+  // and most probably sends the next at once.
+  static void note_adopted_write();
+  // Will this thread serve the next request, too?
+  static bool in_lockstep();
+
+  RequestLoop(fuse_session* session, unsigned most) : session_(session), most_(most) {}
+
+  // Serves until the session exits: it was unmounted, its connection was cut, stop(), or a request could not be
+  // received (the error). All threads have ended then.
+  Result<> run();
+  // Ends the session: threads that wait for requests end at once, others after the one they serve.
+  void stop();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Worker {
+    std::thread thread;
+    bool waiting = true;  // guarded by mutex_; for a request
+  };
+
+  Result<> add_thread();
+  void wake_one();
+  void wait_for_end(std::unique_lock<std::mutex>& lock);
+  void note_arrival(const fuse_in_header& request);
+  void note_served(uint32_t caller);
+  void end_lockstep();
+  void look_after_lockstep(std::unique_lock<std::mutex>& lock);
+  void serve(Worker& self);
+  bool serve_one(Worker& self, fuse_buf& request);
+  void rest_in_lockstep(std::unique_lock<std::mutex>& lock, Worker& self);
+
+  fuse_session* const session_;
+  const unsigned most_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::condition_variable woken_;
+  std::list<Worker> workers_;     // guarded by mutex_; only ever grows until run() joins them
+  unsigned serving_ = 0;          // guarded by mutex_; threads that have not ended
+  unsigned waiting_ = 0;          // guarded by mutex_; of these, waiting for a request, or woken to
+  unsigned resting_ = 0;          // guarded by mutex_; of these, until they are woken
+  unsigned wakes_ = 0;            // guarded by mutex_; that nobody has noticed yet
+  bool stopped_ = false;          // guarded by mutex_
+  Result<> outcome_ = success();  // guarded by mutex_
+
+  Clock::time_point arrived_;    // guarded by mutex_; the last request
+  uint32_t caller_ = 0;          // guarded by mutex_; the thread that made it
+  unsigned one_at_a_time_ = 0;   // guarded by mutex_; requests that did, one after another
+  unsigned adopted_writes_ = 0;  // guarded by mutex_; of one caller, one after another: note_adopted_write()
+  bool prompt_ = false;          // guarded by mutex_; enough of them, since the last look
+  bool lockstep_ = false;        // guarded by mutex_; enough steps
+  bool awake_ = false;           // guarded by mutex_; the processors are kept from halting
+};
+
+}  // namespace ckptfs::fs

@@ -1,0 +1,133 @@
+// Attributes: getattr, setattr, statfs. Permissions are the kernel's (default_permissions); what stays with us is to
+// clear suid and sgid where Linux does (FUSE_HANDLE_KILLPRIV_V2).
+#include <sys/stat.h>
+#include <time.h>
+
+#include <cerrno>
+
+#include "fs/ops/operations.h"
+#include "fs/ops/request.h"
+
+namespace ckptfs::fs {
+
+namespace {
+
+void op_getattr(fuse_req_t req, fuse_ino_t inode, fuse_file_info*) {
+  const Request request(req, Operation::getattr, inode);
+  request.fs().clear_privileges_if_written(inode);
+  const auto attributes = request.fs().tree.attributes(inode);
+  if (!attributes) return request.error(attributes.error());
+  request.attributes(attributes.value());
+}
+
+timespec now() {
+  timespec time{};
+  clock_gettime(CLOCK_REALTIME, &time);
+  return time;
+}
+
+meta::AttributeChange requested_change(const struct stat& wanted, int valid) {
+  meta::AttributeChange change;
+  if ((valid & FUSE_SET_ATTR_MODE) != 0) change.mode = wanted.st_mode & 07777u;
+  if ((valid & FUSE_SET_ATTR_UID) != 0) change.uid = wanted.st_uid;
+  if ((valid & FUSE_SET_ATTR_GID) != 0) change.gid = wanted.st_gid;
+  if ((valid & FUSE_SET_ATTR_ATIME_NOW) != 0) {
+    change.atime = now();
+  } else if ((valid & FUSE_SET_ATTR_ATIME) != 0) {
+    change.atime = wanted.st_atim;
+  }
+  if ((valid & FUSE_SET_ATTR_MTIME_NOW) != 0) {
+    change.mtime = now();
+  } else if ((valid & FUSE_SET_ATTR_MTIME) != 0) {
+    change.mtime = wanted.st_mtim;
+  }
+  return change;
+}
+
+bool is_empty(const meta::AttributeChange& change) {
+  return !change.mode && !change.uid && !change.gid && !change.atime && !change.mtime;
+}
+
+// A new owner, or a new size set by one who may not keep them, takes suid and sgid away.
+Result<> clear_privileges(Filesystem& fs, meta::InodeNumber inode, int valid, const meta::Caller& caller,
+                          meta::AttributeChange& change) {
+  const bool by_owner = (valid & (FUSE_SET_ATTR_UID | FUSE_SET_ATTR_GID)) != 0;
+  const bool by_size = (valid & FUSE_SET_ATTR_SIZE) != 0 && (valid & FUSE_SET_ATTR_KILL_SUID) != 0;
+  if (change.mode || (!by_owner && !by_size)) return success();
+  TRY_ASSIGN(const meta::InodeRecord record, fs.tree.inode(inode));
+  if (record.is_dir() || !has_privileges(record.mode)) return success();
+  change.mode = without_privileges(record.mode, by_owner || caller.gid == record.gid) & 07777u;
+  return success();
+}
+
+// The file is watched before it has suid or sgid, and for as long as somebody has it open for writing.
+Result<> change_attributes(Filesystem& fs, meta::InodeNumber inode, const meta::AttributeChange& change) {
+  const bool gives_privileges = change.mode && has_privileges(*change.mode);
+  if (gives_privileges) TRY(fs.watch_privileges(inode));
+  auto changed = fs.tree.change_attributes(inode, change);
+  if (gives_privileges && !fs.files.open_for_writing(inode)) fs.privileges.end(inode);
+  return changed;
+}
+
+Result<meta::Attributes> set_attributes(Filesystem& fs, meta::InodeNumber inode, const meta::Caller& caller,
+                                        const struct stat& wanted, int valid) {
+  constexpr int kOfBlob = FUSE_SET_ATTR_SIZE | FUSE_SET_ATTR_MTIME | FUSE_SET_ATTR_MTIME_NOW | FUSE_SET_ATTR_ATIME |
+                          FUSE_SET_ATTR_ATIME_NOW;
+  if ((valid & kOfBlob) != 0) TRY(fs.speculative_clones.truncate_to_written(inode));
+  if ((valid & FUSE_SET_ATTR_SIZE) != 0) {
+    fs.files.changes(inode);
+    const auto truncated = fs.tree.truncate(inode, static_cast<uint64_t>(wanted.st_size));
+    if (!truncated) {
+      if (truncated.error().errno_value() == ENOSPC)
+        fs.write_errors.failed(inode, WriteFailure::truncate, truncated.error());
+      return truncated.error();
+    }
+    fs.files.changes(inode);  // for what was opened meanwhile
+    if (wanted.st_size == 0) fs.write_errors.clear(inode);
+  }
+  meta::AttributeChange change = requested_change(wanted, valid);
+  TRY(clear_privileges(fs, inode, valid, caller, change));
+  if (!is_empty(change)) TRY(change_attributes(fs, inode, change));
+  return fs.tree.attributes(inode);
+}
+
+void op_setattr(fuse_req_t req, fuse_ino_t inode, struct stat* wanted, int valid, fuse_file_info*) {
+  const Request request(req, Operation::setattr, inode);
+  const auto work = [request, wanted = *wanted, valid] {
+    const auto attributes = set_attributes(request.fs(), request.inode(), request.caller(), wanted, valid);
+    if (!attributes) return request.error(attributes.error());
+    request.attributes(attributes.value());
+  };
+  if ((valid & FUSE_SET_ATTR_SIZE) != 0) {
+    through_gate(request.fs(), inode, work);
+  } else {
+    work();
+  }
+}
+
+void op_statfs(fuse_req_t req, fuse_ino_t inode) {
+  const Request request(req, Operation::statfs, inode);
+  constexpr uint64_t kBlock = 4096;
+  const meta::SpaceReport space = request.fs().store.space();
+  struct statvfs status {};
+  status.f_bsize = kBlock;
+  status.f_frsize = kBlock;
+  status.f_blocks = space.total / kBlock;
+  status.f_bfree = space.free / kBlock;
+  status.f_bavail = space.free / kBlock;
+  status.f_ffree = space.inodes_free;
+  status.f_favail = space.inodes_free;
+  status.f_files = space.inodes_free + request.fs().files.remembered_count();
+  status.f_namemax = 255;
+  request.answer(fuse_reply_statfs, &status);
+}
+
+}  // namespace
+
+void add_attribute_operations(fuse_lowlevel_ops& ops) {
+  ops.getattr = op_getattr;
+  ops.setattr = op_setattr;
+  ops.statfs = op_statfs;
+}
+
+}  // namespace ckptfs::fs

@@ -1,0 +1,152 @@
+#include "fs/ops/filesystem.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+#include "fs/views/writers.h"
+#include "io/log.h"
+
+namespace ckptfs::fs {
+namespace {
+
+constexpr uint64_t kReadingsAtOnce = 2;  // of up to some 200 MiB
+
+}  // namespace
+
+Filesystem::Filesystem(const MountOptions& mount_options, meta::Store& mounted_store)
+    : options(mount_options),
+      store(mounted_store),
+      tree(mounted_store.tree()),
+      backing_ids(modes, kernel, counters),
+      descriptors(mount_options.for_others),
+      memory(mount_options.for_others),
+      readings(kReadingsAtOnce),
+      notifications(
+          [this](const Notifications::Change& change) {
+            if (change.name.empty()) {
+              kernel.attributes_changed(change.inode);
+            } else {
+              kernel.name_changed(change.inode, change.name);
+            }
+          },
+          counters),
+      write_errors(tree, counters),
+      files(environment()),
+      mapped_files(tree),
+      speculative_clones(store, files, notifications, write_errors, counters),
+      file_sync(tree, files, write_errors, speculative_clones),
+      lanes(tasks),
+      views(
+          store, lanes, [this](meta::InodeNumber inode, int blob) { return views::writers_of(files, inode, blob); },
+          readings, leaving),
+      view_files({store, tree, files, backing_ids, modes, counters}),
+      caretaker(store, {.quiet = std::chrono::seconds(options.quiet_seconds),
+                        .scrub = std::chrono::seconds(options.scrub_seconds)}),
+      step_facts(store, files, write_errors, file_sync, readings, saves, std::chrono::seconds(options.quiet_seconds)),
+      removals(store, files, notifications),
+      saver(store, notifications, saves, last_errors, counters, [this] { rotation.wake(); }),
+      rotation(store, files, file_sync, step_facts, removals, saver, std::chrono::seconds(options.quiet_seconds)) {}
+
+OpenFileTable::Environment Filesystem::environment() {
+  OpenFileTable::Environment environment;
+  environment.open_blob = [this](meta::InodeNumber inode) { return tree.open_blob(inode, O_RDONLY); };
+  environment.open_backing = [this](int descriptor) { return backing_ids.begin(descriptor); };
+  environment.close_backing = [this](int backing_id) { backing_ids.end(backing_id); };
+  environment.reap = [this](meta::InodeNumber inode) {
+    write_errors.clear(inode);
+    last_errors.forget(inode);
+    step_facts.forget(inode);
+    tree.reap(inode);
+  };
+  environment.about_to_change = [this](meta::InodeNumber inode) { view_files.let_go(inode); };
+  return environment;
+}
+
+double Filesystem::attribute_timeout(const meta::Attributes& attributes) const {
+  const meta::InodeRecord& record = attributes.record;
+  if (!record.is_live_file()) return kLongTimeout;
+  if ((record.flags & meta::kRecovered) != 0) return 0;
+  const meta::InodeNumber inode = attributes.stat.st_ino;
+  return files.open_for_writing(inode) || mapped_files.may_have_changed(inode, record) ? 0 : kLongTimeout;
+}
+
+struct stat Filesystem::shown(const meta::Attributes& attributes) const {
+  constexpr uint64_t kBlock = 512;
+  struct stat stat = attributes.stat;
+  const meta::InodeNumber inode = stat.st_ino;
+  if (!speculative_clones.knows(inode)) return stat;
+  // Asked again, since the blob may be truncated at any moment: once there is no written end, the size is the file's
+  // own.
+  auto end = speculative_clones.size(inode);
+  for (int i = 0; i < 2; ++i) {
+    if (const auto fresh = tree.attributes(inode)) stat = fresh.value().stat;
+    const auto before = std::exchange(end, speculative_clones.size(inode));
+    if (end || !before) break;
+  }
+  if (end) {
+    stat.st_size = static_cast<off_t>(*end);
+    stat.st_blocks = std::min(stat.st_blocks, static_cast<blkcnt_t>((*end + kBlock - 1) / kBlock));
+  }
+  return stat;
+}
+
+fuse_entry_param Filesystem::entry_of(const meta::Attributes& attributes) const {
+  fuse_entry_param entry{};
+  entry.ino = attributes.stat.st_ino;
+  entry.attr = shown(attributes);
+  entry.attr_timeout = attribute_timeout(attributes);
+  entry.entry_timeout = kLongTimeout;
+  return entry;
+}
+
+void Filesystem::dropped(const meta::Dropped& dropped) {
+  if (dropped.last_name) files.dropped(dropped.inode);
+}
+
+Result<> Filesystem::clear_privileges(meta::InodeNumber inode, const meta::Caller& caller) {
+  if (caller.uid == 0) return success();
+  TRY_ASSIGN(const meta::InodeRecord record, tree.inode(inode));
+  if (record.is_dir() || !has_privileges(record.mode)) return success();
+  meta::AttributeChange change;
+  change.mode = without_privileges(record.mode, caller.gid == record.gid) & 07777u;
+  TRY(tree.change_attributes(inode, change));
+  if (!has_privileges(*change.mode)) privileges.end(inode);
+  notifications.attributes_changed(inode);
+  return success();
+}
+
+void Filesystem::clear_privileges_if_written(meta::InodeNumber inode) {
+  const auto since = privileges.since(inode);
+  if (!since) return;
+  const auto attributes = tree.attributes(inode);
+  if (!attributes) return privileges.end(inode);
+  const timespec& mtime = attributes.value().stat.st_mtim;
+  if (mtime.tv_sec == since->tv_sec && mtime.tv_nsec == since->tv_nsec) return;
+  privileges.end(inode);
+  constexpr uint32_t kAnybody = UINT32_MAX;  // who wrote nobody knows
+  if (const auto cleared = clear_privileges(inode, {kAnybody, kAnybody, 0}); !cleared) {
+    log::error("{}: suid and sgid stay, though it was written to: {}", tree.path_of(inode), cleared.error().message());
+  }
+}
+
+Result<> Filesystem::watch_privileges(meta::InodeNumber inode) {
+  TRY_ASSIGN(const meta::Attributes attributes, tree.attributes(inode));
+  if (!attributes.record.is_live_file()) return success();
+  if (files.open_for_writing(inode)) wait_for_next_tick(attributes.stat.st_mtim);
+  privileges.begin(inode, attributes.stat.st_mtim);
+  return success();
+}
+
+uint64_t Filesystem::owed_by_others(meta::InodeNumber inode) const {
+  uint64_t owed = 0;
+  for (const meta::InodeNumber other : files.open_for_writing()) {
+    if (other == inode) continue;
+    const auto record = tree.inode(other);
+    // A file that has been removed since owes nothing that a save could be refused for.
+    if (record && (record.value().flags & meta::kSwap) != 0) owed += record.value().owed;
+  }
+  return owed;
+}
+
+}  // namespace ckptfs::fs

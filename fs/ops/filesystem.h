@@ -1,0 +1,116 @@
+// What the operations of the mount work on: the store below, the tables above, and the few rules that several
+// operations share. One for each mount; libfuse's user data points to it.
+//
+// Thread safety: the members are safe each on its own; `modes` and `kernel` are set before the first request.
+#pragma once
+
+#include <fuse_lowlevel.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "fs/adopt/file_sync.h"
+#include "fs/adopt/speculative_clones.h"
+#include "fs/base/counters.h"
+#include "fs/base/mount_options.h"
+#include "fs/base/tasks.h"
+#include "fs/base/turns.h"
+#include "fs/base/user_budget.h"
+#include "fs/base/user_lanes.h"
+#include "fs/kernel/kernel_channel.h"
+#include "fs/kernel/notifications.h"
+#include "fs/open/backing_ids.h"
+#include "fs/open/mapped_files.h"
+#include "fs/open/open_files.h"
+#include "fs/open/open_modes.h"
+#include "fs/open/privilege_watch.h"
+#include "fs/open/write_errors.h"
+#include "fs/ops/handles.h"
+#include "fs/steps/last_errors.h"
+#include "fs/steps/removals.h"
+#include "fs/steps/rotation.h"
+#include "fs/steps/save_history.h"
+#include "fs/steps/saver.h"
+#include "fs/steps/step_facts.h"
+#include "fs/views/view_file.h"
+#include "fs/views/views.h"
+#include "meta/caretaker.h"
+#include "meta/store.h"
+#include "meta/tree.h"
+
+namespace ckptfs::fs {
+
+static_assert(sizeof(fuse_ino_t) >= sizeof(meta::InodeNumber), "inode numbers are libfuse's own");
+static_assert(FUSE_ROOT_ID == meta::kRootInode, "the root has the number that FUSE demands");
+
+// The daemon alone changes names and attributes, and tells the kernel: what the kernel caches holds for a day.
+inline constexpr double kLongTimeout = 86400.0;
+
+class Filesystem {
+ public:
+  Filesystem(const MountOptions& mount_options, meta::Store& mounted_store);
+
+  const MountOptions options;
+  meta::Store& store;
+  meta::Tree& tree;
+  Counters counters;
+  OpenModes modes;
+  KernelChannel kernel;
+  BackingIds backing_ids;
+  std::string socket_path;       // of the control socket; set before that answers
+  std::string http_address;      // where the page is; set before anything answers; empty: nowhere
+  DescriptorBudget descriptors;  // before all that hold claims of it
+  MemoryBudget memory;           // likewise
+  Turns readings;                // of all that a step holds: each takes memory
+  Notifications notifications;
+  WriteErrors write_errors;
+  LastErrors last_errors;
+  SaveHistory saves;
+  OpenFileTable files;
+  mutable MappedFiles mapped_files;
+  SpeculativeClones speculative_clones;
+  FileSync file_sync;
+  Handles<Handle> handles;
+  Handles<DirectoryHandle> directories;
+  Tasks tasks;
+  UserLanes lanes;
+  views::Views views;
+  ViewFiles view_files;
+  Handles<ViewHandle> view_handles;
+  PrivilegeWatch privileges;
+  meta::Caretaker caretaker;
+  StepFactsFinder step_facts;
+  Removals removals;
+  Saver saver;
+  Rotation rotation;
+  std::atomic<bool> leaving{false};  // no request of the kernel is served any more: nothing is to be waited for
+  std::mutex allocating;  // so that space is not promised twice: held while it is checked for and allocated; a leaf
+
+  // How long the kernel may believe these attributes. A live file's, while anybody writes it past the daemon, not at
+  // all.
+  double attribute_timeout(const meta::Attributes& attributes) const;
+  // As the user is to see them: a file that is being adopted ends where it was written to.
+  struct stat shown(const meta::Attributes& attributes) const;
+  fuse_entry_param entry_of(const meta::Attributes& attributes) const;
+
+  // After an unlink, rmdir or overwriting rename.
+  void dropped(const meta::Dropped& dropped);
+
+  // A change of the content by one who may not keep suid and sgid clears them; the kernel leaves that to us
+  // (FUSE_HANDLE_KILLPRIV_V2). The mode of a file that is being written must not stay as it was: a failure is an error.
+  Result<> clear_privileges(meta::InodeNumber inode, const meta::Caller& caller);
+  // Likewise for writes past the daemon to a file that is watched: to be called before its attributes are told.
+  void clear_privileges_if_written(meta::InodeNumber inode);
+  // Before a file gets suid or sgid.
+  Result<> watch_privileges(meta::InodeNumber inode);
+
+  // Blocks that the other files open for writing now will need, for Tree::prepare_writing.
+  uint64_t owed_by_others(meta::InodeNumber inode) const;
+
+ private:
+  OpenFileTable::Environment environment();
+};
+
+}  // namespace ckptfs::fs

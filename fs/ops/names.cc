@@ -1,0 +1,144 @@
+// Names: lookup and forget, everything that makes, moves and removes them, and readlink. What changes a name goes
+// through the gate of its directories.
+#include <sys/stat.h>
+
+#include <cerrno>
+
+#include "fs/ops/operations.h"
+#include "fs/ops/request.h"
+#include "meta/names.h"
+
+namespace ckptfs::fs {
+
+namespace {
+
+// Names in the root that are not the user's to make.
+Result<> check_new_name(meta::InodeNumber parent, const std::string& name) {
+  if (parent == meta::kRootInode && name == meta::kViewsName) return Error(EBUSY, "/views is a name of ckptfs itself");
+  return success();
+}
+
+void op_lookup(fuse_req_t req, fuse_ino_t parent, const char* name) {
+  const Request request(req, Operation::lookup, parent, name);
+  const auto found = request.fs().tree.lookup(parent, request.name());
+  if (!found) return request.error(found.error());
+  request.entry(found.value());
+}
+
+void op_forget(fuse_req_t req, fuse_ino_t inode, uint64_t lookups) {
+  auto& fs = *static_cast<Filesystem*>(fuse_req_userdata(req));
+  fs.counters.count(Operation::forget);
+  fs.files.forget(inode, lookups);
+  fuse_reply_none(req);
+}
+
+void op_forget_multi(fuse_req_t req, size_t count, fuse_forget_data* forgets) {
+  auto& fs = *static_cast<Filesystem*>(fuse_req_userdata(req));
+  for (const fuse_forget_data& one : std::span(forgets, count)) {
+    fs.counters.count(Operation::forget);
+    fs.files.forget(one.ino, one.nlookup);
+  }
+  fuse_reply_none(req);
+}
+
+void make(const Request& request, const meta::NewNode& node) {
+  if (const auto allowed = check_new_name(request.inode(), request.name()); !allowed)
+    return request.error(allowed.error());
+  through_gate(request.fs(), request.inode(), [request, node] {
+    const auto made = request.fs().tree.make(request.inode(), request.name(), node, request.caller());
+    if (!made) return request.error(made.error());
+    if (S_ISDIR(node.mode)) request.fs().saves.made(made.value().stat.st_ino);
+    request.entry(made.value());
+  });
+}
+
+void op_mknod(fuse_req_t req, fuse_ino_t parent, const char* name, mode_t mode, dev_t device) {
+  make(Request(req, Operation::mknod, parent, name), {.mode = mode, .rdev = device, .target = {}});
+}
+
+void op_mkdir(fuse_req_t req, fuse_ino_t parent, const char* name, mode_t mode) {
+  make(Request(req, Operation::mkdir, parent, name), {.mode = (mode & 07777u) | S_IFDIR, .rdev = 0, .target = {}});
+}
+
+void op_symlink(fuse_req_t req, const char* target, fuse_ino_t parent, const char* name) {
+  make(Request(req, Operation::symlink, parent, name), {.mode = S_IFLNK | 0777, .rdev = 0, .target = target});
+}
+
+void op_link(fuse_req_t req, fuse_ino_t inode, fuse_ino_t parent, const char* name) {
+  const Request request(req, Operation::link, parent, name);
+  if (const auto allowed = check_new_name(parent, name); !allowed) return request.error(allowed.error());
+  through_gate(request.fs(), parent, [request, inode] {
+    const auto linked = request.fs().tree.link(inode, request.inode(), request.name());
+    if (!linked) return request.error(linked.error());
+    request.entry(linked.value());
+  });
+}
+
+void op_unlink(fuse_req_t req, fuse_ino_t parent, const char* name) {
+  const Request request(req, Operation::unlink, parent, name);
+  through_gate(request.fs(), parent, [request] {
+    const auto dropped = request.fs().tree.unlink(request.inode(), request.name());
+    if (!dropped) return request.error(dropped.error());
+    request.ok();
+    request.fs().dropped(dropped.value());
+  });
+}
+
+void op_rmdir(fuse_req_t req, fuse_ino_t parent, const char* name) {
+  const Request request(req, Operation::rmdir, parent, name);
+  through_gate(request.fs(), parent, [request] {
+    const auto dropped = request.fs().tree.remove_directory(request.inode(), request.name());
+    if (!dropped) return request.error(dropped.error());
+    request.ok();
+    request.fs().dropped(dropped.value());
+  });
+}
+
+// A speculative clone would be truncated by a start after a crash (meta/frontiers.h): it is made durable before it
+// takes another file's place.
+Result<> make_durable_before_replacing(Filesystem& fs, meta::InodeNumber parent, const std::string& name,
+                                       meta::InodeNumber new_parent, const std::string& new_name) {
+  if (!fs.speculative_clones.knows_any() || !fs.tree.child(new_parent, new_name)) return success();
+  const auto moved = fs.tree.child(parent, name);
+  return moved && fs.speculative_clones.knows(moved.value()) ? fs.file_sync.sync_file(moved.value()) : success();
+}
+
+void op_rename(fuse_req_t req, fuse_ino_t parent, const char* name, fuse_ino_t new_parent, const char* new_name,
+               unsigned flags) {
+  const Request request(req, Operation::rename, parent, name);
+  if (const auto allowed = check_new_name(new_parent, new_name); !allowed) return request.error(allowed.error());
+  through_gate(request.fs(), {parent, new_parent}, [request, new_parent, to = std::string(new_name), flags] {
+    const auto durable = make_durable_before_replacing(request.fs(), request.inode(), request.name(), new_parent, to);
+    if (!durable) return request.logged_error(durable.error());
+    const auto renamed = request.fs().tree.rename(request.inode(), request.name(), new_parent, to, flags);
+    if (!renamed) return request.error(renamed.error());
+    request.ok();
+    if (renamed.value()) request.fs().dropped(*renamed.value());
+  });
+}
+
+void op_readlink(fuse_req_t req, fuse_ino_t inode) {
+  const Request request(req, Operation::readlink, inode);
+  const auto record = request.fs().tree.inode(inode);
+  if (!record) return request.error(record.error());
+  if (!S_ISLNK(record.value().mode)) return request.error(EINVAL);
+  request.answer(fuse_reply_readlink, record.value().target.c_str());
+}
+
+}  // namespace
+
+void add_name_operations(fuse_lowlevel_ops& ops) {
+  ops.lookup = op_lookup;
+  ops.forget = op_forget;
+  ops.forget_multi = op_forget_multi;
+  ops.mknod = op_mknod;
+  ops.mkdir = op_mkdir;
+  ops.symlink = op_symlink;
+  ops.link = op_link;
+  ops.unlink = op_unlink;
+  ops.rmdir = op_rmdir;
+  ops.rename = op_rename;
+  ops.readlink = op_readlink;
+}
+
+}  // namespace ckptfs::fs

@@ -1,0 +1,284 @@
+// Opens of regular files, their ends, and fsync. How opens share a file, and when they end: fs/open/open_files.h; which
+// way their data goes: fs/open/open_modes.h.
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <optional>
+
+#include "fs/ops/operations.h"
+#include "fs/ops/request.h"
+#include "io/fault.h"
+#include "io/log.h"
+#include "meta/names.h"
+
+namespace ckptfs::fs {
+
+namespace {
+
+// Opens of one file share a descriptor; each counts for it, since the last to close may be any.
+constexpr uint64_t kDescriptorsOfAnOpen = 1;
+constexpr uint64_t kDescriptorsOfItsOwn = 2;  // further ones, of an open that the daemon serves: buffered and direct
+
+// An open on its way: counted already, uncounted by the destructor unless it is taken over by a handle.
+class PendingOpen {
+ public:
+  PendingOpen(Filesystem& fs, meta::InodeNumber inode, bool writing)
+      : fs_(fs), writing_(writing), begun_(fs.files.begin(inode, writing)) {}
+  PendingOpen(const PendingOpen&) = delete;
+  PendingOpen& operator=(const PendingOpen&) = delete;
+  ~PendingOpen() {
+    if (!begun_.file) return;
+    const meta::InodeNumber inode = begun_.file->inode;
+    if (fs_.files.end(begun_.file, writing_)) fs_.tree.finished_writing(inode);
+  }
+
+  OpenFile& file() const { return *begun_.file; }
+  bool first_writer() const { return begun_.first_writer; }
+  std::shared_ptr<OpenFile> take() { return std::move(begun_.file); }
+
+ private:
+  Filesystem& fs_;
+  const bool writing_;
+  OpenFileTable::OpenCount begun_;
+};
+
+// The last of an open file that the kernel held: its own descriptors first, then the counts.
+void end_handle(Filesystem& fs, std::unique_ptr<Handle> handle) {
+  const std::shared_ptr<OpenFile> file = handle->file;
+  const bool writing = handle->writing;
+  const int descriptor = handle->descriptor;
+  if (handle->reader != 0) fs.speculative_clones.predictor.closed(handle->reader, file->inode);
+  const std::shared_ptr<SpeculativeClone> clone = std::move(handle->clone);
+  handle.reset();
+  if (clone) fs.speculative_clones.closed(clone);
+  if (writing && fs.modes.passthrough) fs.mapped_files.closed(file->inode, descriptor);
+  if (!fs.files.end(file, writing)) return;
+  fs.tree.finished_writing(file->inode);
+  fs.clear_privileges_if_written(file->inode);
+  fs.privileges.end(file->inode);
+}
+
+Result<std::unique_ptr<DataPath>> make_data_path(Filesystem& fs, const OpenFile& file, int shared, int flags) {
+  DataPath::Descriptors descriptors;
+  descriptors.shared = shared;
+  if (opens_for_writing(flags)) {
+    // The blob is never opened with O_APPEND: the kernel says where to write.
+    TRY_ASSIGN(descriptors.own, fs.tree.open_blob(file.inode, flags & (O_ACCMODE | O_SYNC | O_DSYNC)));
+  }
+  if ((flags & O_DIRECT) != 0) {
+    auto direct = fs.tree.open_blob(file.inode, flags & (O_ACCMODE | O_SYNC | O_DSYNC | O_DIRECT));
+    if (direct) {
+      descriptors.direct = std::move(direct).value();
+    } else if (direct.error().errno_value() == EINVAL) {
+      add(fs.counters.direct_fallbacks);
+      log::warn("{} cannot be opened with O_DIRECT: buffered instead", fs.tree.path_of(file.inode));
+    } else {
+      return direct.error();
+    }
+  }
+  return std::make_unique<DataPath>(std::move(descriptors), fs.modes.own_alignment(), fs.counters,
+                                    [&fs, &file] { return fs.files.is_only_open(file); });
+}
+
+// The blob of a speculative clone is truncated, and made durable before somebody may sync it past the daemon.
+Result<> end_adoption(Filesystem& fs, OpenFile& file, bool writing) {
+  if (!writing) return fs.speculative_clones.truncate_to_written(file.inode);
+  TRY_ASSIGN(const io::Fd blob, fs.tree.open_blob(file.inode, O_RDONLY));
+  const auto sync = [&] { return fs.file_sync.sync_data(file, blob.get()); };
+  return fs.speculative_clones.make_durable(file.inode, blob.get(), sync);
+}
+
+// Is it read by splice through the kernel's page cache, where the daemon serves it? (With O_DIRECT it is not.)
+bool may_be_spliced(int flags) { return (flags & O_ACCMODE) != O_WRONLY && (flags & O_DIRECT) == 0; }
+
+void count_as_spliced(OpenFile& file, Handle& handle) {
+  handle.spliced = &file.spliced;
+  ++file.spliced;
+}
+
+// Past the daemon, or through it. Fills in what the kernel is to know of that.
+Result<> choose_way(Filesystem& fs, OpenFile& file, const meta::InodeRecord& record, Handle& handle,
+                    fuse_file_info& info) {
+  TRY_ASSIGN(const auto backing, fs.files.backing(file));
+  handle.descriptor = backing.descriptor;
+  const bool passthrough = backing.backing_id != 0;
+  if (passthrough && handle.blocks && may_be_spliced(info.flags)) {
+    count_as_spliced(file, handle);
+    // Who has it open, too, may write past the daemon. An open that comes later finds it counted.
+    if (!fs.files.is_only_open(file)) {
+      handle.blocks.reset();
+      handle.spliced = nullptr;
+      --file.spliced;
+    }
+  }
+  const bool spliced = handle.writing && file.spliced > (handle.spliced != nullptr ? 1u : 0u);
+  const bool through_daemon = !passthrough || handle.clone || handle.blocks || spliced ||
+                              fs.modes.through_daemon(info.flags, record, handle.writing && fs.tree.short_of_space());
+  const bool syncs = (info.flags & (O_DSYNC | O_SYNC)) != 0;
+  if (through_daemon) {
+    TRY(handle.claim.add(kDescriptorsOfItsOwn));
+    TRY_ASSIGN(handle.data, make_data_path(fs, file, backing.descriptor, info.flags));
+    handle.syncs = syncs;
+    if (handle.spliced == nullptr && may_be_spliced(info.flags)) count_as_spliced(file, handle);
+  }
+  const bool may_map = (info.flags & O_ACCMODE) == O_RDWR;
+  if (handle.writing && !through_daemon && (syncs || may_map)) fs.tree.write_back().note_synced_elsewhere(record.blob);
+  info.backing_id = backing.backing_id;
+  info.direct_io = through_daemon ? 1 : 0;
+  info.parallel_direct_writes = through_daemon ? 1 : 0;
+  info.noflush = through_daemon && handle.writing ? 0 : 1;
+  add(!passthrough     ? fs.counters.opens_direct
+      : through_daemon ? fs.counters.opens_through_daemon
+                       : fs.counters.opens_passthrough);
+  return success();
+}
+
+// Of a file that was just made or emptied, if one is known that it will probably repeat.
+void begin_adoption(Filesystem& fs, const OpenFile& file, const meta::InodeRecord& record, const std::string& name,
+                    const meta::Caller& caller, int flags, Handle& handle) {
+  const bool may_clone = SpeculativeClones::may_clone(flags), may_share_blocks = (record.flags & meta::kSwap) == 0;
+  if (!may_clone && !may_share_blocks) return;
+  auto expected = fs.speculative_clones.predictor.expect(record.parent, name, may_clone, caller);
+  if (expected.whole) handle.clone = fs.speculative_clones.begin(file, name, *expected.whole);
+  if (!handle.clone && may_share_blocks) {
+    handle.blocks = fs.speculative_clones.begin_blocks(file, name, std::move(expected.by_blocks));
+  }
+}
+
+// Everything of an open but the reply. Fills in what the kernel is to know (fh, backing id, direct_io). `empty_name`:
+// what the file is called, if it was made or is emptied by this open.
+Result<std::unique_ptr<Handle>> open_file(Filesystem& fs, meta::InodeNumber inode, const meta::Caller& caller,
+                                          fuse_file_info& info, const std::optional<std::string>& empty_name) {
+  const bool writing = opens_for_writing(info.flags);
+  TRY_ASSIGN(auto claim, fs.descriptors.take(caller.uid, kDescriptorsOfAnOpen));
+  PendingOpen pending(fs, inode, writing);  // counted before its mode is looked at (fs/open/privilege_watch.h)
+  TRY_ASSIGN(const meta::InodeRecord record, fs.tree.inode(inode));
+  if (!record.is_regular()) return Error(record.is_dir() ? EISDIR : ENXIO);
+  if (fs.tree.is_damaged(inode)) return Error(EIO, "damaged: its blob is missing or short (see `ckptfs status`)");
+  if (fs.speculative_clones.knows(inode)) TRY(end_adoption(fs, pending.file(), writing));
+  if (writing) TRY(fs.tree.prepare_writing(inode, caller, fs.owed_by_others(inode)));
+  if ((info.flags & O_TRUNC) != 0) {
+    fs.files.changes(inode);
+    TRY(fs.tree.truncate(inode, 0));
+    fs.view_files.let_go(inode);  // what was opened meanwhile
+    TRY(fs.clear_privileges(inode, caller));
+    fs.write_errors.clear(inode);
+  }
+  auto handle = std::make_unique<Handle>();
+  handle->claim = std::move(claim);
+  handle->writing = writing;
+  handle->seen_errors = pending.file().errors.now();
+  handle->clears_privileges = writing && has_privileges(record.mode);
+  if (empty_name && fs.options.adopt && SpeculativeClones::may_adopt(info.flags)) {
+    begin_adoption(fs, pending.file(), record, *empty_name, caller, info.flags, *handle);
+  }
+  if (const auto served = choose_way(fs, pending.file(), record, *handle, info); !served) {
+    if (handle->clone) fs.speculative_clones.closed(handle->clone);
+    return served.error();
+  }
+  // Until now the kernel might have believed its attributes for a day.
+  if (pending.first_writer()) fs.notifications.attributes_changed(inode);
+  if (!writing && caller.pid != 0) {  // 0: of another pid namespace
+    handle->reader = caller.pid;
+    fs.speculative_clones.predictor.opened(caller, inode);
+  }
+  handle->file = pending.take();
+  return handle;
+}
+
+void op_open(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
+  const Request request(req, Operation::open, inode);
+  const auto work = [request, info = *info]() mutable {
+    Filesystem& fs = request.fs();
+    std::optional<std::string> empty_name;
+    if ((info.flags & O_TRUNC) != 0) empty_name = fs.files.name_of(request.inode());
+    auto opened = open_file(fs, request.inode(), request.caller(), info, empty_name);
+    if (!opened) return request.error(opened.error());
+    info.fh = fs.handles.add(std::move(opened).value());
+    // The request was interrupted: there will be no release.
+    if (request.answer(fuse_reply_open, &info) != 0) end_handle(fs, fs.handles.take(info.fh));
+  };
+  if (opens_for_writing(info->flags) || (info->flags & O_TRUNC) != 0) {
+    through_gate(request.fs(), inode, work);
+  } else {
+    auto now = work;
+    now();
+  }
+}
+
+void create(const Request& request, mode_t mode, fuse_file_info info) {
+  Filesystem& fs = request.fs();
+  const meta::NewNode node{.mode = (mode & 07777u) | S_IFREG, .rdev = 0, .target = {}};
+  const auto made = fs.tree.make(request.inode(), request.name(), node, request.caller());
+  if (!made) {
+    // Somebody else (a save) made it since the kernel looked: it looks again.
+    const bool look_again = made.error().errno_value() == EEXIST && (info.flags & O_EXCL) == 0;
+    return request.error(look_again ? Error(ESTALE) : made.error());
+  }
+  const meta::InodeNumber inode = made.value().stat.st_ino;
+  info.flags &= ~O_TRUNC;
+  auto opened = open_file(fs, inode, request.caller(), info, request.name());
+  if (!opened) {
+    if (const auto dropped = fs.tree.unlink(request.inode(), request.name())) fs.dropped(dropped.value());
+    return request.error(opened.error());
+  }
+  const fuse_entry_param entry = fs.entry_of(made.value());
+  fs.files.add_lookup(inode, request.name());
+  info.fh = fs.handles.add(std::move(opened).value());
+  if (request.answer(fuse_reply_create, &entry, &info) != 0) {
+    end_handle(fs, fs.handles.take(info.fh));
+    fs.files.forget(inode, 1);
+  }
+}
+
+void op_create(fuse_req_t req, fuse_ino_t parent, const char* name, mode_t mode, fuse_file_info* info) {
+  const Request request(req, Operation::create, parent, name);
+  if (parent == meta::kRootInode && request.name() == meta::kViewsName) {
+    return request.error(Error(EBUSY, "/views is a name of ckptfs itself"));
+  }
+  through_gate(request.fs(), parent, [request, mode, info = *info] { create(request, mode, info); });
+}
+
+// Of what is written through the daemon, before close() returns: its RELEASE comes later, and only with the last one.
+void op_flush(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
+  const Request request(req, Operation::flush, inode);
+  const Handle& handle = Handles<Handle>::get(info->fh);
+  if (handle.writing) request.fs().files.closing(*handle.file);
+  request.ok();
+}
+
+void op_release(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
+  const Request request(req, Operation::release, inode);
+  if (const auto delayed = io::fault_point("fs.release"); !delayed) log::error("{}", delayed.error().message());
+  if (auto handle = request.fs().handles.take(info->fh)) end_handle(request.fs(), std::move(handle));
+  request.ok();
+}
+
+void op_fsync(fuse_req_t req, fuse_ino_t inode, int, fuse_file_info* info) {
+  const Request request(req, Operation::fsync, inode);
+  Filesystem& fs = request.fs();
+  Handle& handle = Handles<Handle>::get(info->fh);
+  const auto sync = [&] { return fs.file_sync.sync_data(*handle.file, handle.descriptor); };
+  if (const auto durable = fs.speculative_clones.make_durable(inode, handle.descriptor, sync); !durable) {
+    return request.error(durable.error());
+  }
+  const auto synced = sync();
+  if (const int earlier = handle.file->errors.check(handle.seen_errors); earlier != 0) {
+    if (!synced) return request.logged_error(synced.error());
+    return request.error(Error(earlier, "an earlier write-back of this file failed"));
+  }
+  if (!synced) return request.logged_error(synced.error());
+  request.result(fs.tree.sync());
+}
+
+}  // namespace
+
+void add_open_operations(fuse_lowlevel_ops& ops) {
+  ops.create = op_create;
+  ops.open = op_open;
+  ops.flush = op_flush;
+  ops.release = op_release;
+  ops.fsync = op_fsync;
+}
+
+}  // namespace ckptfs::fs

@@ -1,0 +1,80 @@
+// An operation's request and its answer to the kernel. Here, and only here, an Error becomes an errno: common ones
+// silently, those that a person should know of with operation, path and words in the log.
+//
+// A Request is a value: an operation that has to wait at the gate keeps a copy for when it begins anew. Exactly one of
+// the answering members is called for each request, with no lock held.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <initializer_list>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "fs/open/peer.h"
+#include "fs/ops/filesystem.h"
+
+namespace ckptfs::fs {
+
+class Request {
+ public:
+  // `inode` and `name` say what the request is about: a file, or a name in a directory.
+  Request(fuse_req_t request, Operation operation, meta::InodeNumber inode, std::string name = {});
+
+  Filesystem& fs() const { return *fs_; }
+  // Gone once the request is answered; everything else here stays.
+  fuse_req_t fuse_request() const { return request_; }
+  meta::InodeNumber inode() const { return inode_; }
+  const std::string& name() const { return name_; }
+  meta::Caller caller() const;
+  // With its supplementary groups, which take a look into /proc: before the request is answered.
+  Peer peer() const;
+
+  void error(const Error& error) const;
+  void error(int errno_value) const { error(Error(errno_value)); }
+  // As error, for what WriteErrors::failed has logged (once; a full disk fails thousands of writes).
+  void logged_error(const Error& error) const;
+  void ok() const { answer(fuse_reply_err, 0); }
+  void result(const Result<>& result) const;
+  // Counts a lookup of it.
+  void entry(const meta::Attributes& attributes) const;
+  void attributes(const meta::Attributes& attributes) const;
+  int data(std::span<const std::byte> data) const;
+  // By one of libfuse's fuse_reply_*; what that returns: not 0 where nobody waits for the answer any more.
+  template <class... Expected, class... Given>
+  int answer(int (*send)(fuse_req_t, Expected...), Given... given) const {
+    const int sent = send(request_, static_cast<Expected>(given)...);
+    fs_->counters.latency[static_cast<size_t>(operation_)].add(std::chrono::steady_clock::now() - began_);
+    return sent;
+  }
+
+ private:
+  void log(const Error& error) const;
+  void refuse(const Error& error) const;
+
+  fuse_req_t request_;
+  Filesystem* fs_;
+  std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
+  Operation operation_;
+  meta::InodeNumber inode_;
+  std::string name_;
+};
+
+// Runs `work`, which answers the request, with a pass of the gate for `inodes`; or parks it until the gate opens. A
+// parked request is unanswered for long: no name in its folders is told meanwhile.
+template <class Work>
+void through_gate(Filesystem& fs, std::array<meta::InodeNumber, 2> inodes, Work work) {
+  const auto pass = fs.tree.gate().enter({inodes[0], inodes[1]}, [&fs, inodes, work] {
+    through_gate(fs, inodes, work);
+    for (const meta::InodeNumber inode : inodes) fs.notifications.release(inode);
+  });
+  if (pass) return work();
+  for (const meta::InodeNumber inode : inodes) fs.notifications.hold(inode);
+}
+template <class Work>
+void through_gate(Filesystem& fs, meta::InodeNumber inode, Work work) {
+  through_gate(fs, std::array<meta::InodeNumber, 2>{inode, inode}, std::move(work));
+}
+
+}  // namespace ckptfs::fs

@@ -1,0 +1,36 @@
+// The outcome of the last control of each series or step, for the xattr user.ckptfs.last_error. Kept in memory.
+//
+// Thread safety: all of it. Lock: mutex_ (a leaf).
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+
+#include "io/result.h"
+#include "meta/types.h"
+
+namespace ckptfs::fs {
+
+class LastErrors {
+ public:
+  // What a control that `uid` asked for came to; success takes the error before it away.
+  void remember(meta::InodeNumber inode, uint32_t uid, const Result<>& result);
+  // Its words may name what only `uid` may see: nobody else is told, but root.
+  std::optional<std::string> of(meta::InodeNumber inode, uint32_t asking) const;
+  // The inode is gone.
+  void forget(meta::InodeNumber inode);
+
+ private:
+  struct LastError {
+    std::string words;
+    uint32_t uid = 0;
+  };
+
+  mutable std::mutex mutex_;
+  std::unordered_map<meta::InodeNumber, LastError> errors_;  // guarded by mutex_
+};
+
+}  // namespace ckptfs::fs

@@ -1,0 +1,102 @@
+#include "fs/steps/removals.h"
+
+#include <algorithm>
+#include <cerrno>
+
+#include "io/background.h"
+#include "io/log.h"
+
+namespace ckptfs::fs {
+namespace {
+constexpr size_t kNamesAtOnce = 1024;            // in one change of the index: others wait for it
+constexpr std::chrono::seconds kPause{5};        // after a failure
+constexpr std::chrono::seconds kUntilFreed{10};  // the reaper's rounds, and some
+}  // namespace
+
+void Removals::start() {
+  const std::lock_guard lock(mutex_);
+  stopping_ = false;
+  directories_.assign(store_.unpurged().begin(), store_.unpurged().end());
+  thread_ = std::thread([this] { run(); });
+}
+
+void Removals::stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+Result<> Removals::remove(meta::InodeNumber parent, const std::string& name, meta::InodeNumber expected) {
+  TRY(tree_.take_out(parent, name, expected));
+  notifications_.name_changed(parent, name);
+  notifications_.attributes_changed(parent);
+  {
+    const std::lock_guard lock(mutex_);
+    directories_.push_back(expected);
+    last_ = std::chrono::steady_clock::now();
+    wake_.notify_all();
+  }
+  return tree_.sync();
+}
+
+size_t Removals::waiting() const {
+  const std::lock_guard lock(mutex_);
+  return directories_.size();
+}
+
+// Who has files open may keep the space for as long as he likes: so not for ever.
+bool Removals::is_freeing() const {
+  const std::lock_guard lock(mutex_);
+  const auto since = std::chrono::steady_clock::now() - last_;
+  return since < kUntilFreed || (!directories_.empty() && since < 30 * kUntilFreed);
+}
+
+// A directory is emptied before those that come out of it.
+void Removals::run() {
+  io::become_background_thread();
+  std::unique_lock lock(mutex_);
+  std::string after;  // what is taken out of the first directory
+  while (true) {
+    wake_.wait(lock, [this] { return stopping_ || !directories_.empty(); });
+    if (stopping_) return;
+    const meta::InodeNumber directory = directories_.front();
+    lock.unlock();
+    const auto done = empty_next(directory, after);
+    const bool gone = !done && done.error().errno_value() == ENOENT;
+    if (!done && !gone) {
+      log::error("what was removed (inode {}) is not emptied yet, trying again: {}", directory, done.error().message());
+    }
+    lock.lock();
+    if (!done || done.value()) after.clear();
+    if (gone || (done && done.value())) directories_.pop_front();
+    if (!done && !gone) std::rotate(directories_.begin(), directories_.begin() + 1, directories_.end());
+    last_ = std::chrono::steady_clock::now();
+    if (!done && !gone) wake_.wait_for(lock, kPause, [this] { return stopping_; });
+  }
+}
+
+Result<bool> Removals::empty_next(meta::InodeNumber directory, std::string& after) {
+  TRY_ASSIGN(meta::Tree::Purged purged, tree_.purge(directory, after, kNamesAtOnce));
+  if (purged.missing != 0) {
+    log::error("inode {}, which was removed: {} names in it led to no inode", directory, purged.missing);
+  }
+  for (const meta::Dropped& file : purged.files) {
+    if (file.last_name) {
+      files_.taken_out(file.inode);
+    } else {
+      notifications_.attributes_changed(file.inode);  // its count of links
+    }
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    directories_.insert(directories_.end(), purged.directories.begin(), purged.directories.end());
+  }
+  if (purged.done) files_.taken_out(directory);
+  after = std::move(purged.last);
+  return purged.done;
+}
+
+}  // namespace ckptfs::fs

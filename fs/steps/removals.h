@@ -1,0 +1,55 @@
+// Removal of whole directories. The name goes at once, durably; a thread empties the directory afterwards. What is left
+// at an unmount or a crash is emptied by the next mount.
+//
+// Thread safety: all of it. Lock: mutex_ (a leaf).
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "fs/kernel/notifications.h"
+#include "fs/open/open_files.h"
+#include "io/result.h"
+#include "meta/store.h"
+#include "meta/types.h"
+
+namespace ckptfs::fs {
+
+class Removals {
+ public:
+  Removals(meta::Store& store, OpenFileTable& files, Notifications& notifications)
+      : store_(store), tree_(store.tree()), files_(files), notifications_(notifications) {}
+  ~Removals() { stop(); }
+
+  void start();
+  void stop();
+
+  // Of the directory `expected`, durably on return. EPERM: a pinned step; ENOENT: something else has that name now.
+  // Whoever has a file of it open keeps that.
+  Result<> remove(meta::InodeNumber parent, const std::string& name, meta::InodeNumber expected);
+  // How many directories have not been emptied yet.
+  size_t waiting() const;
+  // May what was removed not have been freed yet? Blobs go a moment after their last name.
+  bool is_freeing() const;
+
+ private:
+  void run();
+  Result<bool> empty_next(meta::InodeNumber directory, std::string& after);
+
+  meta::Store& store_;
+  meta::Tree& tree_;
+  OpenFileTable& files_;
+  Notifications& notifications_;
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<meta::InodeNumber> directories_;   // guarded by mutex_; the first is being emptied
+  bool stopping_ = false;                       // guarded by mutex_
+  std::chrono::steady_clock::time_point last_;  // guarded by mutex_; when one was removed or emptied
+  std::thread thread_;
+};
+
+}  // namespace ckptfs::fs

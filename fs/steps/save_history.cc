@@ -1,0 +1,42 @@
+#include "fs/steps/save_history.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace ckptfs::fs {
+
+void SaveHistory::add(TakenSave save) {
+  const std::lock_guard lock(mutex_);
+  saves_.push_back(std::move(save));
+  if (saves_.size() > kMost) saves_.pop_front();
+}
+
+void SaveHistory::made(meta::InodeNumber folder) {
+  const std::lock_guard lock(mutex_);
+  // The number of an inode never comes back: the smallest are the oldest.
+  if (made_.size() >= kMostMade) {
+    std::vector<meta::InodeNumber> numbers;
+    for (const auto& [number, when] : made_) numbers.push_back(number);
+    std::ranges::nth_element(numbers, numbers.begin() + kMostMade / 2);
+    std::erase_if(made_, [middle = numbers[kMostMade / 2]](const auto& one) { return one.first < middle; });
+  }
+  made_[folder] = meta::wall_time(meta::now());
+}
+
+void SaveHistory::complete(meta::InodeNumber step, const std::string& path, meta::WallTime changed) {
+  const std::lock_guard lock(mutex_);
+  const auto known = made_.find(step);
+  if (known == made_.end()) return;
+  const meta::WallTime began = known->second;
+  made_.erase(known);
+  if (changed < began) return;  // the clock was set back
+  saves_.push_back({path, true, changed, changed - began, 0, {}});
+  if (saves_.size() > kMost) saves_.pop_front();
+}
+
+std::vector<TakenSave> SaveHistory::all() const {
+  const std::lock_guard lock(mutex_);
+  return {saves_.begin(), saves_.end()};
+}
+
+}  // namespace ckptfs::fs

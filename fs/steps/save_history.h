@@ -1,0 +1,50 @@
+// The newest saves since the mount, for the page: those that `ckptfs save` and the xattr took, and steps that
+// frameworks wrote file by file. The latter are taken to last from the mkdir of their folder until the last change in
+// it.
+//
+// Thread safety: all of it. Lock: mutex_ (a leaf).
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "meta/time.h"
+#include "meta/types.h"
+
+namespace ckptfs::fs {
+
+struct TakenSave {
+  std::string step;       // its path
+  bool by_files = false;  // by somebody who wrote them; else by a save
+  meta::WallTime when;    // it ended
+  std::chrono::nanoseconds took{};
+  uint64_t bytes = 0;  // apparent; of a save
+  std::string error;   // why it failed; empty: it did not
+};
+
+class SaveHistory {
+ public:
+  static constexpr size_t kMost = 100;
+
+  void add(TakenSave save);
+  // A folder was made; it may become a step.
+  void made(meta::InodeNumber folder);
+  // A step was found to be complete that no save took: the first time counts, what is done to it later is no save.
+  // Nothing is known of one that was made before the mount.
+  void complete(meta::InodeNumber step, const std::string& path, meta::WallTime changed);
+  // The oldest first.
+  std::vector<TakenSave> all() const;
+
+ private:
+  static constexpr size_t kMostMade = 4096;
+
+  mutable std::mutex mutex_;
+  std::deque<TakenSave> saves_;                                 // guarded by mutex_
+  std::unordered_map<meta::InodeNumber, meta::WallTime> made_;  // guarded by mutex_; of those not known to be complete
+};
+
+}  // namespace ckptfs::fs

@@ -1,0 +1,158 @@
+// What rotation and `ckptfs ls` need to know of the steps of a series: whether each is complete, since when, whether
+// somebody uses it, and its metric.
+//
+// Reading a step's headers takes a while, so what was found is cached until a file of the step changes.
+//
+// Thread safety: all of it. Lock: mutex_ (a leaf).
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "fs/adopt/file_sync.h"
+#include "fs/base/turns.h"
+#include "fs/open/open_files.h"
+#include "fs/open/write_errors.h"
+#include "fs/steps/save_history.h"
+#include "io/digest.h"
+#include "meta/formats/completeness.h"
+#include "meta/retention.h"
+#include "meta/seen_step.h"
+#include "meta/steps.h"
+#include "meta/store.h"
+
+namespace ckptfs::fs {
+
+struct StepStatus {
+  meta::InodeNumber inode = 0;
+  uint32_t owner = 0;
+  meta::StepRecord record;
+  meta::StepFacts facts;
+  std::string reason;    // why it is not complete
+  bool failed = false;   // it could not be inspected: `reason` is the error
+  bool damaged = false;  // a file of it does not hold what was written
+  uint64_t files = 0;
+  uint64_t bytes = 0;                       // apparent
+  unsigned ranks = 0;                       // that have files in it; 0: its files name none
+  io::Digest fingerprint{};                 // changes with any of its files; zero: one is being written
+  meta::WallTime changed;                   // when anything in it changed last
+  std::chrono::seconds quiet{};             // since then
+  std::optional<meta::WallTime> completed;  // whether or not it is quiet
+  std::optional<meta::SeenStep> seen;       // by rotation; none: by nobody
+};
+
+// "complete", "sealed", "being removed", "damaged", "incomplete", "unknown"
+const char* state_of(const StepStatus& step);
+
+// A child of a series that is no step, and why.
+struct NoStep {
+  std::string name;
+  std::string reason;
+};
+
+struct SeriesStatus {
+  uint32_t owner = 0;
+  std::vector<StepStatus> steps;
+  std::vector<NoStep> others;
+  meta::WallTime changed;             // when anything in it changed last; of what is no step only names count
+  bool written = false;               // somebody has a file of a step open for writing
+  std::optional<std::string> latest;  // what the file `latest` names
+  std::string unclear;  // why nothing may be removed: there is a file `latest`, and nobody can tell what it names
+  std::optional<uint32_t> unclear_to;  // whose `latest` that is, if it concerns nobody else's steps
+};
+
+class StepFactsFinder {
+ public:
+  // `quiet`: how long nothing must have happened to a step. `readings`: of all that a step holds.
+  StepFactsFinder(meta::Store& store, const OpenFileTable& files, const WriteErrors& write_errors, FileSync& file_sync,
+                  Turns& readings, SaveHistory& saves, std::chrono::seconds quiet)
+      : store_(store),
+        tree_(store.tree()),
+        files_(files),
+        write_errors_(write_errors),
+        file_sync_(file_sync),
+        readings_(readings),
+        saves_(saves),
+        quiet_(quiet) {}
+
+  // To be called before anything else.
+  Result<> start();
+  const meta::StoreClock& clock() const { return *clock_; }
+  Result<StepStatus> inspect_step(meta::InodeNumber step);
+  // What the file `latest` of the series names; none: there is no such file.
+  Result<std::optional<std::string>> latest_of(meta::InodeNumber series) const;
+  // Inspections end with ECANCELED from now on, also those that are under way.
+  void stop() { stopping_ = true; }
+  // `metric`: what keep_best asks for; empty: nothing. `watches`: what is seen of the steps is recorded with them. A
+  // series is watched if it has rules.
+  Result<SeriesStatus> inspect_series(meta::InodeNumber series, const std::string& metric, bool watches);
+  // Syncs what was written to the step, as it was inspected; its names are durable when the index is synced. An error
+  // names the file; its step is no longer complete.
+  Result<> make_durable(const StepStatus& look);
+  // Does somebody have a file of the step open, or had within twice the quiet time?
+  Result<bool> is_in_use(meta::InodeNumber step) const;
+  // The inode is gone.
+  void forget(meta::InodeNumber inode);
+
+ private:
+  using Inodes = std::unordered_set<meta::InodeNumber>;
+  using Used = Inodes;
+  struct CachedFacts {
+    io::Digest fingerprint{};
+    meta::formats::CompletenessJudgement judgement;
+    timespec completed{};
+    unsigned ranks = 0;
+    bool saved_alone = false;                                      // by `save`, and nothing was added
+    bool mapped = false;                                           // for writing
+    bool damaged = false;                                          // never cached: each inspection asks
+    bool durable = false;                                          // synced since it was judged
+    std::map<std::string, Result<std::optional<double>>> metrics;  // by name, as its files tell them, or cannot
+  };
+
+  // Of a folder and those in it.
+  struct Changes {
+    timespec names{};  // when names came or went in one of them, last
+    timespec any{};    // or they were changed otherwise, or moved
+  };
+
+  struct Circumstances {
+    Used used;
+    Inodes pinned;
+    bool watches = false;
+  };
+  Result<StepStatus> inspect_step(meta::InodeNumber step, const std::string& tag, const Circumstances& now);
+  Result<> note_unclear(meta::InodeNumber series, const Error& error, SeriesStatus& look) const;
+  std::chrono::seconds quiet_of(const StepStatus& look, bool watches) const;
+  Result<> see(meta::InodeNumber series, std::vector<StepStatus>& steps, bool watches) const;
+  Used used() const;
+  Result<bool> holds_any(meta::InodeNumber step, const Used& used) const;
+  bool is_written(meta::InodeNumber series) const;
+  std::optional<CachedFacts> known_as(meta::InodeNumber step, const io::Digest& fingerprint);
+  Result<CachedFacts> judge(meta::InodeNumber step, const Changes& changes, const Used& used, StepStatus& look);
+  Result<Changes> changes_below(meta::InodeNumber folder, unsigned depth = 0) const;
+  Result<bool> is_mapped_for_writing(meta::InodeNumber step) const;
+  Result<std::optional<std::string>> damage_in(const std::vector<meta::InodeNumber>& files) const;
+  Result<std::optional<double>> metric_of(const StepStatus& look, const std::string& name);
+
+  meta::Store& store_;
+  meta::Tree& tree_;
+  const OpenFileTable& files_;
+  const WriteErrors& write_errors_;
+  FileSync& file_sync_;
+  Turns& readings_;
+  SaveHistory& saves_;
+  const std::chrono::seconds quiet_;
+  std::optional<meta::StoreClock> clock_;
+  std::atomic<bool> stopping_{false};
+  std::mutex mutex_;
+  std::unordered_map<meta::InodeNumber, CachedFacts> known_;  // guarded by mutex_; by step
+};
+
+}  // namespace ckptfs::fs

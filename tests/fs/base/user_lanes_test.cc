@@ -1,0 +1,74 @@
+// Work for users: a few at a time, and nobody's waits for another's.
+#include "fs/base/user_lanes.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+
+namespace ckptfs::fs {
+namespace {
+
+// What work waits at until the test opens it.
+class Barrier {
+ public:
+  void wait() {
+    std::unique_lock lock(mutex_);
+    ++waiting_;
+    changed_.notify_all();
+    changed_.wait(lock, [this] { return open_; });
+  }
+  void wait_for(unsigned waiting) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return waiting_ >= waiting; });
+  }
+  void open() {
+    const std::lock_guard lock(mutex_);
+    open_ = true;
+    changed_.notify_all();
+  }
+  unsigned waiting() {
+    const std::lock_guard lock(mutex_);
+    return waiting_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  unsigned waiting_ = 0;
+  bool open_ = false;
+};
+
+TEST(UserLanesTest, NobodyWaitsForAnothersWork) {
+  Tasks tasks;
+  UserLanes lanes(tasks);
+  Barrier barrier, other;
+  for (int i = 0; i < 100; ++i) ASSERT_TRUE(lanes.start(1, [&] { barrier.wait(); }));
+  barrier.wait_for(UserLanes::kAtOnce);
+  ASSERT_TRUE(lanes.start(2, [&] { other.wait(); }));
+  other.wait_for(1);
+  EXPECT_EQ(barrier.waiting(), UserLanes::kAtOnce) << "a user has more than their share";
+  other.open();
+  barrier.open();
+  tasks.wait();
+  EXPECT_EQ(barrier.waiting(), 100u);
+}
+
+TEST(UserLanesTest, WorkThatWorkStartsIsWaitedForToo) {
+  Tasks tasks;
+  UserLanes lanes(tasks);
+  std::atomic<int> done{0};
+  std::function<void(int)> work = [&](int left) {
+    ++done;
+    if (left == 0) return;
+    ASSERT_TRUE(lanes.start(static_cast<uint32_t>(left % 3), [&work, left] { work(left - 1); }));
+  };
+  ASSERT_TRUE(lanes.start(0, [&] { work(200); }));
+  tasks.wait();
+  EXPECT_EQ(done, 201);
+}
+
+}  // namespace
+}  // namespace ckptfs::fs

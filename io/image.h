@@ -2,22 +2,12 @@
 // mkfs.xfs, losetup and mount(8)/mount(2); needs root. Not for concurrent use on one store folder.
 #pragma once
 
-#include <cstdint>
 #include <string>
 
+#include "io/image_file.h"
 #include "io/result.h"
 
 namespace ckptfs::io {
-
-struct ImageOptions {
-  uint64_t size = 0;      // bytes, at least kMinimumImageSize
-  bool sparse = false;    // default: allocated in full, since a sparse image on a full disk breaks XFS
-  uint32_t sector = 512;  // logical sector of the loop device and of XFS: 512 or 4096
-};
-inline constexpr uint64_t kMinimumImageSize = uint64_t{512} << 20;
-
-// "8G", "512M", "1T", "4096K" -> bytes. EINVAL, in words, for anything else.
-Result<uint64_t> parse_size(const std::string& text);
 
 struct MountedImage {
   std::string image;    // STORE/image.xfs

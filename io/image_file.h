@@ -5,11 +5,18 @@
 #include <cstdint>
 #include <string>
 
-#include "io/image.h"
+#include "io/result.h"
 
 namespace ckptfs::io {
 
 inline constexpr const char* kImageName = "image.xfs";
+
+struct ImageOptions {
+  uint64_t size = 0;      // bytes, at least kMinimumImageSize
+  bool sparse = false;    // default: allocated in full, since a sparse image on a full disk breaks XFS
+  uint32_t sector = 512;  // logical sector of the loop device and of XFS: 512 or 4096
+};
+inline constexpr uint64_t kMinimumImageSize = uint64_t{512} << 20;
 
 struct ImageFacts {
   uint64_t size = 0;
@@ -24,6 +31,8 @@ Result<ImageFacts> inspect_image(const std::string& path);
 // On an error nothing is left behind.
 Result<> make_image(const std::string& path, const ImageOptions& options);
 
+// "8G", "512M", "1T", "4096K" -> bytes. EINVAL, in words, for anything else.
+Result<uint64_t> parse_size(const std::string& text);
 // `size` in whole blocks of 4 KiB, as an image has it.
 uint64_t usable_image_size(uint64_t size);
 // "8G", "1536M": the largest unit that gives a whole number.

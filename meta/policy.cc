@@ -7,7 +7,7 @@
 #include <limits>
 #include <sstream>
 
-#include "io/image.h"
+#include "io/image_file.h"
 #include "meta/names.h"
 #include "meta/steps.h"
 #include "meta/time.h"

@@ -9,6 +9,7 @@
 
 #include "gpu/checkpoint.h"
 #include "gpu/ckptfs.h"
+#include "gpu/open_device.h"
 #include "gpu/staging.h"
 #include "gpu/step_save.h"
 #include "io/log.h"

@@ -10,7 +10,6 @@
 #pragma once
 
 #include <cstddef>
-#include <memory>
 #include <span>
 #include <string>
 #include <utility>
@@ -107,9 +106,5 @@ class Owned {
 };
 using OwnedStream = Owned<&Device::make_stream, &Device::destroy_stream>;
 using OwnedEvent = Owned<&Device::make_event, &Device::destroy_event>;
-
-// "cuda:N": ENODEV, in words, where there is no such device, or this build knows none. "twin": the CPU's; always there,
-// and what host memory needs. "": cuda:0 where there is one, else the twin.
-Result<std::shared_ptr<Device>> open_device(const std::string& name);
 
 }  // namespace ckptfs::gpu

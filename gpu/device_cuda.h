@@ -1,6 +1,8 @@
 // The CUDA devices of this machine.
 #pragma once
 
+#include <memory>
+
 #include "gpu/device.h"
 
 namespace ckptfs::gpu {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "gpu/open_device.h"
 #include "tests/io/testing.h"
 
 namespace ckptfs::gpu {

@@ -1,4 +1,4 @@
-#include "gpu/device.h"
+#include "gpu/open_device.h"
 
 #include <charconv>
 #include <string_view>

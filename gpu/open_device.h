@@ -1,0 +1,15 @@
+// Which device a name stands for: one of CUDA's, or the twin.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "gpu/device.h"
+
+namespace ckptfs::gpu {
+
+// "cuda:N": ENODEV, in words, where there is no such device, or this build knows none. "twin": the CPU's; always there,
+// and what host memory needs. "": cuda:0 where there is one, else the twin.
+Result<std::shared_ptr<Device>> open_device(const std::string& name);
+
+}  // namespace ckptfs::gpu

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "io/clone.h"
+#include "io/sharing_probe.h"
 #include "meta/blobs.h"
 #include "meta/frontiers.h"
 #include "meta/index.h"

@@ -11,6 +11,8 @@
 #include "io/log.h"
 #include "meta/accounting.h"
 #include "meta/policy.h"
+#include "meta/seal.h"
+#include "meta/source.h"
 #include "meta/steps.h"
 
 namespace ckptfs::fs {

@@ -17,6 +17,7 @@
 #include "io/parallel.h"
 #include "meta/names.h"
 #include "meta/save_plan.h"
+#include "meta/source.h"
 #include "meta/steps.h"
 #include "meta/time.h"
 #include "meta/unpublished.h"

@@ -1,5 +1,5 @@
-// Freezing: live files become frozen, in one batch behind a closed gate. Sealing a step freezes every file in it, and
-// makes everything in it immutable.
+#include "meta/seal.h"
+
 #include <fcntl.h>
 
 #include <map>
@@ -11,7 +11,6 @@
 #include "io/fault.h"
 #include "io/lease.h"
 #include "io/log.h"
-#include "meta/partial.h"
 #include "meta/steps.h"
 #include "meta/time.h"
 #include "meta/unpublished.h"

@@ -1,12 +1,11 @@
-// Which zero_stage_N folder a series' saves take.
+#include "meta/source.h"
+
 #include <cerrno>
 #include <charconv>
 #include <string>
 #include <vector>
 
-#include "meta/access.h"
 #include "meta/names.h"
-#include "meta/save.h"
 #include "meta/steps.h"
 
 namespace ckptfs::meta {

@@ -51,9 +51,6 @@ uint64_t number_of(const std::string& tag, const StepRecord& record);
 // The number to be given to a step of that name, in its record.
 Result<uint64_t> allot_number(const Store& store, InodeNumber series, const std::string& tag, const StepRecord& record);
 
-// Makes a step read-only for good. EBUSY while a writer is open in it, naming the file; EINVAL for what is no step.
-// Durable on return.
-Result<> seal(Store& store, InodeNumber step);
 Result<> set_pinned(Store& store, InodeNumber step, bool pinned);
 
 }  // namespace ckptfs::meta

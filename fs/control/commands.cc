@@ -10,6 +10,7 @@
 #include "fs/filesystem.h"
 #include "meta/accounting.h"
 #include "meta/save.h"
+#include "meta/source.h"
 #include "meta/steps.h"
 
 namespace ckptfs::fs {

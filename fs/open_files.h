@@ -53,6 +53,7 @@
 
 #include "io/fd.h"
 #include "io/result.h"
+#include "meta/open_files.h"
 #include "meta/tree.h"
 
 namespace ckptfs::fs {

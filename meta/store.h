@@ -11,6 +11,7 @@
 #include "meta/blobs.h"
 #include "meta/frontiers.h"
 #include "meta/index.h"
+#include "meta/open_files.h"
 #include "meta/recovery.h"
 #include "meta/space.h"
 #include "meta/spare_blobs.h"

@@ -1,12 +1,12 @@
 // The tree of inodes: names, attributes, xattrs, and which blob a file is. The only way to change the index (through
 // Index's one write path), and the only place that makes, truncates or dooms blobs.
 //
-// It knows nothing of FUSE. What it has to know about open files it asks through OpenFiles. Permissions are the
-// kernel's business (default_permissions), but for what design.md forbids to everybody: writing into frozen files and
-// sealed steps (EPERM), removing or renaming /steps and /views (EBUSY).
+// It knows nothing of FUSE, nor of open files. Permissions are the kernel's business (default_permissions), but for
+// what is forbidden to everybody: writing into frozen files and sealed steps (EPERM), removing or renaming /steps and
+// /views (EBUSY).
 //
 // Thread safety: every member may be called from any thread. Lock: mutex_ (order: before Index's own), held for the
-// length of one change of the index, never across a sync, a clone, or a call into OpenFiles.
+// length of one change of the index, never across a sync, a clone, or a call into OpenFiles (meta/open_files.h).
 #pragma once
 
 #include <atomic>
@@ -28,27 +28,6 @@
 #include "meta/write_back.h"
 
 namespace ckptfs::meta {
-
-// What the mount knows about open files; implemented by fs/, and by a stand-in where nothing is mounted.
-class OpenFiles {
- public:
-  virtual ~OpenFiles() = default;
-  virtual bool open_for_writing(InodeNumber inode) const = 0;
-  virtual bool open_at_all(InodeNumber inode) const = 0;
-  // Has anybody any file open for writing?
-  virtual bool writing() const = 0;
-  // Brings what the kernel still holds of these files (dirty pages of mappings in direct mode) into their blobs.
-  // Called with no lock and no gate held; may wait for the daemon's own workers.
-  virtual Result<> write_back(const std::vector<InodeNumber>& inodes) = 0;
-  // A file that is being adopted ends where it was written to, from now on in its blob too. Never waits for a gate.
-  virtual Result<> cut(InodeNumber inode) = 0;
-  // The kernel's cached attributes and pages of `inode` are out of date. Never waits; sent by a thread of its own.
-  virtual void invalidate(InodeNumber inode) = 0;
-  // What the kernel remembers under this name is out of date. Never waits, as above.
-  virtual void invalidate_name(InodeNumber folder, const std::string& name) = 0;
-  // Blocks were deduplicated: nothing but who has a file open holds on to those that were freed.
-  virtual void let_go() = 0;
-};
 
 struct Attributes {
   InodeRecord record;

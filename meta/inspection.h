@@ -11,12 +11,16 @@
 
 #include <functional>
 
-#include "meta/store.h"
+#include "meta/blobs.h"
+#include "meta/frontiers.h"
+#include "meta/index.h"
+#include "meta/tree.h"
 
 namespace ckptfs::meta {
 
 // Nothing to do after a clean end, or when it is done. It ends early, and begins anew the next time, when `go_on` says
 // false.
-Result<> inspect(Store& store, const std::function<bool()>& go_on);
+Result<> inspect(Tree& tree, const Index& index, const Blobs& blobs, Frontiers& frontiers,
+                 const std::function<bool()>& go_on);
 
 }  // namespace ckptfs::meta

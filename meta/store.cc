@@ -307,7 +307,7 @@ Result<std::unique_ptr<Store>> Store::open(const StoreOptions& options) {
   const bool few = in->recovery.inodes <= options.inspected_at_once;
   std::unique_ptr<Store> store(new Store(std::move(in)));
   if (!few) return store;
-  if (const auto inspected = inspect(*store, [] { return true; }); !inspected) {
+  if (const auto inspected = store->inspect([] { return true; }); !inspected) {
     log::error("not all files were inspected, which is tried again: {}", inspected.error().message());
   }
   return store;
@@ -316,6 +316,10 @@ Result<std::unique_ptr<Store>> Store::open(const StoreOptions& options) {
 Store::Store(std::unique_ptr<Internals> internals) : internals_(std::move(internals)) {}
 
 Store::~Store() = default;
+
+Result<> Store::inspect(const std::function<bool()>& go_on) {
+  return meta::inspect(*internals_->tree, *internals_->index, *internals_->blobs, *internals_->frontiers, go_on);
+}
 
 Result<> Store::close() {
   internals_->spares->stop();

@@ -272,8 +272,7 @@ class SealStep : public Freeze {
     TRY_ASSIGN(const auto known, store_.index().find_step(step_));
     StepRecord step = known.value_or(StepRecord());
     step.sealed = true;
-    const std::string path = tree_.path_of(step_);
-    TRY_ASSIGN(step.number, allot_number(store_, folder.parent, path.substr(path.rfind('/') + 1), step));
+    TRY_ASSIGN(step.number, allot_number(store_, folder.parent, name_of(tree_, step_), step));
     change.batch.put_step(step_, step);
     return seal_steps_within(change);
   }

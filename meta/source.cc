@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "meta/names.h"
-#include "meta/steps.h"
+#include "meta/step_detection.h"
 
 namespace ckptfs::meta {
 

@@ -19,6 +19,7 @@
 #include "meta/inspection.h"
 #include "meta/names.h"
 #include "meta/reaper.h"
+#include "meta/step_detection.h"
 #include "meta/time.h"
 #include "meta/trimmer.h"
 
@@ -276,6 +277,12 @@ Result<std::unique_ptr<Store>> Store::open(const StoreOptions& options) {
   TRY_ASSIGN(Recovery recovery, recover(*in->index, *in->blobs, *in->frontiers, *in->space));
   TRY(in->frontiers->begin(recovery.uncut));
   recovery.start.doomed = [internals = in.get()](BlobNumber blob) { internals->reaper->doom(blob); };
+  recovery.start.entry_added = [internals = in.get()](InodeNumber parent, const DirectoryEntry& entry) {
+    note_entry(*internals->tree, parent, entry);
+  };
+  recovery.start.directory_renamed = [internals = in.get()](InodeNumber directory) {
+    note_directory(*internals->tree, directory);
+  };
   in->recovery = std::move(recovery.report);
   in->tree = std::make_unique<Tree>(*in->index, *in->blobs, *in->space, std::move(recovery.start));
   TRY(in->tree->write_back().load(in->recovery.clean));

@@ -24,6 +24,8 @@ Tree::Tree(Index& index, const Blobs& blobs, Space& space, Start start)
       space_(space),
       write_back_(index, blobs, [this](InodeNumber number) { return path_of(number); }),
       doomed_(std::move(start.doomed)),
+      entry_added_(std::move(start.entry_added)),
+      directory_renamed_(std::move(start.directory_renamed)),
       first_new_(start.next_inode),
       inspected_(start.inspected),
       next_inode_(start.next_inode),

@@ -59,6 +59,9 @@ class Tree {
     InodeNumber next_inode = 0;
     BlobNumber next_blob = 0;
     std::function<void(BlobNumber)> doomed;
+    // Told of names that came, once the change is made, with no lock held (meta/step_detection.h).
+    std::function<void(InodeNumber folder, const DirectoryEntry& entry)> entry_added;
+    std::function<void(InodeNumber directory)> directory_renamed;
     std::unordered_set<InodeNumber> damaged;  // blob missing or short
     bool inspected = true;                    // false after a crash: see inspected()
   };
@@ -240,6 +243,8 @@ class Tree {
   mutable WriteBack write_back_;  // an open for writing changes what it knows, and nothing else
   Gate gate_;
   const std::function<void(BlobNumber)> doomed_;
+  const std::function<void(InodeNumber, const DirectoryEntry&)> entry_added_;
+  const std::function<void(InodeNumber)> directory_renamed_;
   std::atomic<uint64_t> release_errors_{0};
   const InodeNumber first_new_;  // inodes below were there at the start
   std::atomic<bool> inspected_;

@@ -9,7 +9,6 @@
 #include "io/fault.h"
 #include "io/log.h"
 #include "meta/names.h"
-#include "meta/steps.h"
 #include "meta/time.h"
 #include "meta/tree.h"
 
@@ -50,12 +49,6 @@ InodeRecord new_record(const NewNode& node, const InodeRecord& parent, InodeNumb
 // A directory goes from this one, which may be out of the tree itself, and has no links then.
 void drop_folder_from(InodeRecord& parent) {
   if (parent.nlink != 0) --parent.nlink;
-}
-
-// The change itself is made; a series that is not noted now is with the next file of a step.
-void warn(const Tree& tree, InodeNumber folder, const Result<>& noted) {
-  if (noted || noted.error().errno_value() == ENOENT) return;
-  log::warn("{}: whether it is a step was not looked at: {}", tree.path_of(folder), noted.error().message());
 }
 
 }  // namespace
@@ -99,8 +92,7 @@ Result<Attributes> Tree::make(InodeNumber parent_number, const std::string& name
     fill_stat(number, attributes);
     return attributes;
   }();
-  if (made)
-    warn(*this, parent_number, note_entry(*this, parent_number, {name, made.value().stat.st_ino, node.mode & S_IFMT}));
+  if (made) entry_added_(parent_number, {name, made.value().stat.st_ino, node.mode & S_IFMT});
   if (!regular) return made;
   if (made) return attributes(made.value().stat.st_ino);
   if (const auto removed = blobs_.remove(blob); !removed) {
@@ -128,7 +120,7 @@ Result<Attributes> Tree::link(InodeNumber number, InodeNumber parent_number, con
     change.batch.put(parent_number, parent);
     TRY(commit(std::move(change)));
   }
-  warn(*this, parent_number, note_entry(*this, parent_number, {name, number, S_IFREG}));
+  entry_added_(parent_number, {name, number, S_IFREG});
   return attributes(number);
 }
 
@@ -328,8 +320,8 @@ Result<std::optional<Dropped>> Tree::rename(InodeNumber old_number, const std::s
   change.batch.put(old_number, old_parent);
   if (!same_folder) change.batch.put(new_number, new_parent);
   TRY(commit(std::move(change)));
-  warn(*this, new_number, note_entry(*this, new_number, {new_name, entry.inode, entry.type}));
-  if (moved.is_dir()) warn(*this, entry.inode, note_directory(*this, entry.inode));
+  entry_added_(new_number, {new_name, entry.inode, entry.type});
+  if (moved.is_dir()) directory_renamed_(entry.inode);
   return dropped;
 }
 
@@ -375,7 +367,7 @@ Result<Tree::Moved> Tree::move_all(InodeNumber from_number, InodeNumber to_numbe
     change.batch.put(to_number, to);
     TRY(commit(std::move(change)));
   }
-  for (const DirectoryEntry& entry : moved.entries) warn(*this, to_number, note_entry(*this, to_number, entry));
+  for (const DirectoryEntry& entry : moved.entries) entry_added_(to_number, entry);
   return moved;
 }
 

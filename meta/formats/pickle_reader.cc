@@ -345,6 +345,38 @@ class PickleReader {
         return without_value(pop_to_mark());
       case '2':
         return duplicate();
+      case 'c':
+        return global();
+      case 0x93:
+        return stack_global();  // STACK_GLOBAL
+      case 'R':
+        return call_top(2);
+      case 0x81:
+        return call_top(2);  // NEWOBJ
+      case 0x92:
+        return call_top(3);  // NEWOBJ_EX
+      case 'b':
+        return build();
+      case 'q':
+        return put<uint8_t>();
+      case 'r':
+        return put<uint32_t>();
+      case 0x94:
+        return remember(remembered_);  // MEMOIZE
+      case 'h':
+        return get<uint8_t>();
+      case 'j':
+        return get<uint32_t>();
+      case 'Q':
+        return persistent();
+      default:
+        return step_collection(opcode);
+    }
+  }
+
+  // Opcodes of lists, dicts, sets and tuples.
+  Result<> step_collection(uint8_t opcode) {
+    switch (opcode) {
       case ']':
         return push_growing(Kind::list);
       case '}':
@@ -373,30 +405,6 @@ class PickleReader {
         return push_tuple_of(2);  // TUPLE2
       case 0x87:
         return push_tuple_of(3);  // TUPLE3
-      case 'c':
-        return global();
-      case 0x93:
-        return stack_global();  // STACK_GLOBAL
-      case 'R':
-        return call_top(2);
-      case 0x81:
-        return call_top(2);  // NEWOBJ
-      case 0x92:
-        return call_top(3);  // NEWOBJ_EX
-      case 'b':
-        return build();
-      case 'q':
-        return put<uint8_t>();
-      case 'r':
-        return put<uint32_t>();
-      case 0x94:
-        return remember(remembered_);  // MEMOIZE
-      case 'h':
-        return get<uint8_t>();
-      case 'j':
-        return get<uint32_t>();
-      case 'Q':
-        return persistent();
       default:
         return step_constant(opcode);
     }

@@ -236,7 +236,7 @@ class Save {
     const size_t spares = tentative_.size();
     Tree::Change change = tree_.begin();
     const bool as_planned = store_.index().commits() == version_;
-    const BlobNumber first = tree_.allot_blobs(change, count - spares);
+    const BlobNumber first = change.allot_blobs(count - spares);
     for (BlobNumber next = first; tentative_.size() < count; ++next) {
       change.batch.put_blob(next, {.state = BlobState::tentative, .references = 0});
       tentative_.push_back(next);
@@ -254,16 +254,16 @@ class Save {
         TRY_ASSIGN(record, store_.index().inode(taken.plan.source));
       }
       record.saved_blob = taken.writer_open ? 0 : taken.blob;
-      tree_.set_owed(change, record, owed_afterwards(taken));
+      change.set_owed(record, owed_afterwards(taken));
       change.batch.put(taken.plan.source, record);
     }
-    tree_.begin_cloning(change, cloned);
+    change.begin_cloning(cloned);
     auto reserved = tree_.commit(std::move(change));
     if (!reserved) tree_.end_cloning();
     return reserved;
   }
 
-  static uint64_t owed_afterwards(const SaveFile& taken) { return Tree::owed_by_clone(taken.size); }
+  static uint64_t owed_afterwards(const SaveFile& taken) { return owed_by_clone(taken.size); }
 
   // After the save each overwrite of a live file needs new blocks, and under passthrough nobody would see it fail.
   Result<> check_space() {

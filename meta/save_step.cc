@@ -103,10 +103,10 @@ Result<> SaveStep::put_step(Tree::Change& change, InodeNumber source, const std:
   }
   InodeRecord step;
   if (result_.step == 0) {
-    result_.step = tree_.allot_inode(change);
+    result_.step = change.allot_inode();
     step = new_folder(series_number);
     step.flags = kStep;
-    tree_.add_child(change, series_number, series, request_.tag, result_.step, step);
+    change.add_child(series_number, series, request_.tag, result_.step, step);
   } else {
     TRY_ASSIGN(step, tree_.inode(result_.step));
     if ((step.flags & kSealed) != 0) return Error(EPERM, path() + ": the step was sealed meanwhile");
@@ -151,10 +151,10 @@ Result<InodeNumber> SaveStep::folder_for(Tree::Change& change, const PlannedFile
     key += "/" + name;
     auto [at, fresh] = folders_.try_emplace(key, 0);
     if (fresh) {
-      at->second = tree_.allot_inode(change);
+      at->second = change.allot_inode();
       InodeRecord record = new_folder(parent);
       if (name == plan.folder) record.newest_writer = plan.newest_writer;
-      tree_.add_child(change, parent, new_folders_.at(parent), name, at->second, record);
+      change.add_child(parent, new_folders_.at(parent), name, at->second, record);
       new_folders_.emplace(at->second, record);
     }
     parent = at->second;
@@ -174,7 +174,7 @@ Result<> SaveStep::put_file(Tree::Change& change, InodeNumber folder, const Save
   record.blocks = static_cast<uint64_t>(taken.stat.st_blocks);
   record.atime = record.mtime = taken.mtime;
   record.ctime = now();
-  tree_.add_child(change, folder, new_folders_.at(folder), taken.plan.name, tree_.allot_inode(change), record);
+  change.add_child(folder, new_folders_.at(folder), taken.plan.name, change.allot_inode(), record);
 
   TRY_ASSIGN(BlobRecord blob, unless_gone(change.batch.blob(taken.blob)));
   if (blob.state == BlobState::tentative) {

@@ -128,9 +128,9 @@ class Freeze {
   Result<> make_clone(InodeNumber number, Member& member, int live) {
     {
       Tree::Change change = tree_.begin();
-      member.clone = tree_.allot_blobs(change, 1);
+      member.clone = change.allot_blobs(1);
       change.batch.put_blob(member.clone, {.state = BlobState::tentative, .references = 0});
-      tree_.begin_cloning(change, {number});
+      change.begin_cloning({number});
       TRY(tree_.commit(std::move(change)));
     }
     TRY_ASSIGN(const io::Fd frozen, store_.blobs().create(member.clone));
@@ -193,8 +193,8 @@ class Freeze {
       record.owed = 0;
       return give_own_inode(change, number, member, record);
     }
-    tree_.set_owed(change, record, 0);
-    if (member.clone != 0) TRY(tree_.drop_reference(change, member.record.blob));
+    change.set_owed(record, 0);
+    if (member.clone != 0) TRY(change.drop_reference(member.record.blob));
     change.batch.put(number, record);
     return success();
   }
@@ -213,10 +213,9 @@ class Freeze {
     TRY_ASSIGN(InodeRecord outside, change.batch.inode(number));
     outside.nlink -= static_cast<uint32_t>(member.names.size());
     outside.ctime = now();
-    if (member.clone != 0 && (outside.flags & kSwap) != 0)
-      tree_.set_owed(change, outside, Tree::owed_by_clone(record.size));
+    if (member.clone != 0 && (outside.flags & kSwap) != 0) change.set_owed(outside, owed_by_clone(record.size));
     change.batch.put(number, outside);
-    const InodeNumber own = tree_.allot_inode(change);
+    const InodeNumber own = change.allot_inode();
     TRY_ASSIGN(const auto xattrs, store_.index().xattr_names(number));
     for (const std::string& name : xattrs) {
       TRY_ASSIGN(const std::string value, store_.index().xattr(number, name));

@@ -264,56 +264,56 @@ Result<> Tree::commit(Change change) {
   TRY(index_.commit(std::move(change.batch)));
   inode_limit_ = change.inode_limit_;
   blob_limit_ = change.blob_limit_;
-  for (const auto& [from, to] : change.owed) space_.adjust_owed(from, to);
+  for (const auto& [from, to] : change.owed_) space_.adjust_owed(from, to);
   for (const BlobNumber blob : change.doomed) doomed_(blob);
   return success();
 }
 
-InodeNumber Tree::allot_inode(Change& change) {
-  const InodeNumber number = next_inode_++;
-  if (next_inode_ > change.inode_limit_) {
-    change.inode_limit_ = next_inode_ + kNumberBlock;
-    change.batch.put_number(kInodeLimitKey, change.inode_limit_);
+InodeNumber Tree::Change::allot_inode() {
+  const InodeNumber number = tree_.next_inode_++;
+  if (tree_.next_inode_ > inode_limit_) {
+    inode_limit_ = tree_.next_inode_ + kNumberBlock;
+    batch.put_number(kInodeLimitKey, inode_limit_);
   }
   return number;
 }
 
-BlobNumber Tree::allot_blobs(Change& change, uint64_t count) {
-  const BlobNumber first = next_blob_;
-  next_blob_ += count;
-  if (next_blob_ > change.blob_limit_) {
-    change.blob_limit_ = next_blob_ + kNumberBlock;
-    change.batch.put_number(kBlobLimitKey, change.blob_limit_);
+BlobNumber Tree::Change::allot_blobs(uint64_t count) {
+  const BlobNumber first = tree_.next_blob_;
+  tree_.next_blob_ += count;
+  if (tree_.next_blob_ > blob_limit_) {
+    blob_limit_ = tree_.next_blob_ + kNumberBlock;
+    batch.put_number(kBlobLimitKey, blob_limit_);
   }
   return first;
 }
 
-void Tree::add_child(Change& change, InodeNumber parent_number, InodeRecord& parent, const std::string& name,
-                     InodeNumber number, const InodeRecord& child) {
+void Tree::Change::add_child(InodeNumber parent_number, InodeRecord& parent, const std::string& name,
+                             InodeNumber number, const InodeRecord& child) {
   parent.mtime = parent.ctime = now();
   if (child.is_dir()) ++parent.nlink;
-  change.batch.put(number, child);
-  change.batch.put_entry(parent_number, name, {number, child.mode & S_IFMT});
+  batch.put(number, child);
+  batch.put_entry(parent_number, name, {number, child.mode & S_IFMT});
 }
 
-Result<> Tree::drop_reference(Change& change, BlobNumber blob) {
-  TRY_ASSIGN(BlobRecord record, change.batch.blob(blob));
+Result<> Tree::Change::drop_reference(BlobNumber blob) {
+  TRY_ASSIGN(BlobRecord record, batch.blob(blob));
   if (record.references > 1) {
     --record.references;
-    change.batch.put_blob(blob, record);
+    batch.put_blob(blob, record);
     return success();
   }
   record.references = 0;
   record.state = BlobState::doomed;
-  change.batch.put_blob(blob, record);
-  change.doomed.push_back(blob);
+  batch.put_blob(blob, record);
+  doomed.push_back(blob);
   return success();
 }
 
-void Tree::set_owed(Change& change, InodeRecord& record, uint64_t owed) {
-  if (record.owed == owed) return;
-  change.owed.emplace_back(record.owed, owed);
-  record.owed = owed;
+void Tree::Change::set_owed(InodeRecord& record, uint64_t bytes) {
+  if (record.owed == bytes) return;
+  owed_.emplace_back(record.owed, bytes);
+  record.owed = bytes;
 }
 
 Result<InodeNumber> Tree::step_of(InodeNumber number) const {

@@ -173,36 +173,41 @@ class Tree {
     Batch batch;
     // A blob whose last reference this change drops; told on once it is committed.
     std::vector<BlobNumber> doomed;
-    std::vector<std::pair<uint64_t, uint64_t>> owed;  // from, to
+
+    InodeNumber allot_inode();
+    BlobNumber allot_blobs(uint64_t count);
+    // Puts a new directory or file below `parent` into the change; `parent` is updated, not yet put.
+    void add_child(InodeNumber parent_number, InodeRecord& parent, const std::string& name, InodeNumber number,
+                   const InodeRecord& child);
+    Result<> drop_reference(BlobNumber blob);
+    void set_owed(InodeRecord& record, uint64_t bytes);
+    // From the change that says what these files owe behind their clones until the clones are made: finished_writing()
+    // leaves them alone, and reads again what it read meanwhile. One save or seal at a time; see end_cloning().
+    void begin_cloning(const std::unordered_set<InodeNumber>& files);
 
    private:
     friend class Tree;
     explicit Change(Tree& tree)
-        : batch(tree.index_), lock_(tree.mutex_), inode_limit_(tree.inode_limit_), blob_limit_(tree.blob_limit_) {}
+        : batch(tree.index_),
+          tree_(tree),
+          lock_(tree.mutex_),
+          inode_limit_(tree.inode_limit_),
+          blob_limit_(tree.blob_limit_) {}
+    Tree& tree_;
     std::unique_lock<std::mutex> lock_;
     InodeNumber inode_limit_;  // the tree's, once it is committed
     BlobNumber blob_limit_;
+    std::vector<std::pair<uint64_t, uint64_t>> owed_;  // from, to
   };
   Change begin() { return Change(*this); }
   Result<> commit(Change change);
+  // The clones are made, or will not be.
+  void end_cloning();
   // While this stays what it was, nothing in the tree has changed.
   uint64_t version() {
     const std::lock_guard lock(mutex_);
     return index_.commits();
   }
-  InodeNumber allot_inode(Change& change);
-  BlobNumber allot_blobs(Change& change, uint64_t count);
-  // Puts a new directory or file below `parent` into the change; `parent` is updated, not yet put.
-  void add_child(Change& change, InodeNumber parent_number, InodeRecord& parent, const std::string& name,
-                 InodeNumber number, const InodeRecord& child);
-  Result<> drop_reference(Change& change, BlobNumber blob);
-  void set_owed(Change& change, InodeRecord& record, uint64_t owed);
-  // What a file of `size` bytes owes from the moment that all of it is shared.
-  static uint64_t owed_by_clone(uint64_t size);
-  // From the change that says what these files owe behind their clones until the clones are made: finished_writing()
-  // leaves them alone, and reads again what it read meanwhile. One save or seal at a time.
-  void begin_cloning(const Change& change, const std::unordered_set<InodeNumber>& files);
-  void end_cloning();
   // The step that `inode` (a directory) lies in or is; 0: none.
   Result<InodeNumber> step_of(InodeNumber directory) const;
   // After a crash: has every file been looked at (meta/inspection.h)?

@@ -79,12 +79,12 @@ Result<Attributes> Tree::make(InodeNumber parent_number, const std::string& name
     const bool swap = (parent.flags & kSwap) != 0 || (record.is_dir() && is_swap_folder_name(name));
     if (swap && (record.is_dir() || regular)) record.flags |= kSwap;
     if (regular && is_swap_file_name(name)) note_maker(parent, caller);
-    const InodeNumber number = allot_inode(change);
+    const InodeNumber number = change.allot_inode();
     if (regular) {
-      allot_blobs(change, 0);
+      change.allot_blobs(0);
       change.batch.put_blob(blob, {});
     }
-    add_child(change, parent_number, parent, name, number, record);
+    change.add_child(parent_number, parent, name, number, record);
     change.batch.put(parent_number, parent);
     TRY(commit(std::move(change)));
     Attributes attributes;
@@ -116,7 +116,7 @@ Result<Attributes> Tree::link(InodeNumber number, InodeNumber parent_number, con
     if (there) return Error(EEXIST);
     ++record.nlink;
     record.ctime = now();
-    add_child(change, parent_number, parent, name, number, record);
+    change.add_child(parent_number, parent, name, number, record);
     change.batch.put(parent_number, parent);
     TRY(commit(std::move(change)));
   }
@@ -147,7 +147,7 @@ Result<bool> Tree::begin_removal(Change& change, InodeNumber parent_number, cons
 Result<> Tree::drop_name(Change& change, InodeNumber number, InodeRecord& record) {
   record.nlink = record.is_dir() ? 0 : record.nlink - 1;
   record.ctime = now();
-  if (record.nlink == 0) set_owed(change, record, 0);
+  if (record.nlink == 0) change.set_owed(record, 0);
   if (record.is_dir() && (record.flags & kStep) != 0) change.batch.erase_step(number);
   if (record.is_dir()) change.batch.erase_map(number);
   change.batch.put(number, record);
@@ -254,7 +254,7 @@ Result<bool> Tree::relabel_one(Change& change, InodeNumber number, InodeRecord& 
       TRY_ASSIGN(const struct stat blob, blobs_.stat(record.blob));
       owed = static_cast<uint64_t>(blob.st_size);
     }
-    set_owed(change, record, owed);
+    change.set_owed(record, owed);
   }
   change.batch.put(number, record);
   return true;
@@ -437,7 +437,7 @@ void Tree::reap(InodeNumber number) {
     TRY_ASSIGN(const auto names, index_.xattr_names(number));
     for (const std::string& name : names) change.batch.erase_xattr(number, name);
     change.batch.erase_inode(number);
-    if (record.blob != 0) TRY(drop_reference(change, record.blob));
+    if (record.blob != 0) TRY(change.drop_reference(record.blob));
     return commit(std::move(change));
   }();
   // What could not be recorded now is done at the next start: the inode without a name is on record.

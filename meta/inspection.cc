@@ -23,7 +23,7 @@ class Inspection {
       return has_data ? look_at(number, record) : success();
     });
     if (stopped) return success();
-    if (looked) tree_.set_inspected(survivors_write_);
+    if (looked) tree_.health().set_inspected(survivors_write_);
     return looked;
   }
 
@@ -33,7 +33,7 @@ class Inspection {
     auto looked = record.is_live_file() ? look_at_live(number, record) : look_at_frozen(record);
     if (looked || looked.error().errno_value() == ENOENT) return success();
     if (looked.error().errno_value() != EIO) return looked;
-    tree_.note_damaged(number);
+    tree_.health().note_damaged(number);
     log::error("{}: damaged: {}", tree_.path_of(number), looked.error().message());
     return success();
   }

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 
-#include "io/lease.h"
 #include "io/log.h"
 #include "meta/names.h"
 #include "meta/time.h"
@@ -23,20 +22,18 @@ Tree::Tree(Index& index, const Blobs& blobs, Space& space, Start start)
       blobs_(blobs),
       space_(space),
       write_back_(index, blobs, [this](InodeNumber number) { return path_of(number); }),
+      health_(index, blobs, {start.next_inode, start.inspected, std::move(start.damaged)}),
       doomed_(std::move(start.doomed)),
       entry_added_(std::move(start.entry_added)),
       directory_renamed_(std::move(start.directory_renamed)),
-      first_new_(start.next_inode),
-      inspected_(start.inspected),
       next_inode_(start.next_inode),
       inode_limit_(start.next_inode),
       next_blob_(start.next_blob),
-      blob_limit_(start.next_blob),
-      damaged_(std::move(start.damaged)) {}
+      blob_limit_(start.next_blob) {}
 
 Result<InodeRecord> Tree::inode(InodeNumber number) const {
   TRY_ASSIGN(InodeRecord record, index_.inode(number));
-  if (record.is_live_file() && is_recovered(number)) record.flags |= kRecovered;
+  if (record.is_live_file() && health_.is_recovered(number)) record.flags |= kRecovered;
   return record;
 }
 
@@ -126,7 +123,7 @@ Result<InodeNumber> Tree::resolve(const std::string& path) const {
 Result<std::unordered_set<InodeNumber>> Tree::pinned_folders() const {
   std::vector<InodeNumber> noted;
   {
-    const std::lock_guard lock(known_mutex_);
+    const std::lock_guard lock(pinned_mutex_);
     noted.assign(pinned_.begin(), pinned_.end());
   }
   std::unordered_set<InodeNumber> folders;
@@ -144,7 +141,7 @@ Result<std::unordered_set<InodeNumber>> Tree::pinned_folders() const {
 }
 
 void Tree::note_pinned(InodeNumber step) {
-  const std::lock_guard lock(known_mutex_);
+  const std::lock_guard lock(pinned_mutex_);
   pinned_.insert(step);
 }
 
@@ -207,56 +204,6 @@ Result<> Tree::remove_xattr(InodeNumber number, const std::string& name) {
 }
 
 Result<> Tree::sync() { return index_.sync(); }
-
-bool Tree::is_damaged(InodeNumber number) const {
-  const std::lock_guard lock(known_mutex_);
-  return damaged_.contains(number);
-}
-
-void Tree::note_damaged(InodeNumber number) {
-  const std::lock_guard lock(known_mutex_);
-  damaged_.insert(number);
-}
-
-std::vector<InodeNumber> Tree::damaged_files() const {
-  std::vector<InodeNumber> files;
-  {
-    const std::lock_guard lock(known_mutex_);
-    files.assign(damaged_.begin(), damaged_.end());
-  }
-  std::erase_if(files, [this](InodeNumber number) {
-    const auto record = index_.inode(number);
-    return record ? record.value().nlink == 0 : record.error().errno_value() == ENOENT;
-  });
-  return files;
-}
-
-void Tree::set_inspected(const std::vector<InodeNumber>& survivors_write) {
-  {
-    const std::lock_guard lock(known_mutex_);
-    recovered_.insert(survivors_write.begin(), survivors_write.end());
-  }
-  inspected_.store(true, std::memory_order_release);
-}
-
-bool Tree::is_recovered(InodeNumber number) const {
-  if (!is_inspected()) return number < first_new_;
-  {
-    const std::lock_guard lock(known_mutex_);
-    if (recovered_.empty() || !recovered_.contains(number)) return false;
-  }
-  const auto record = index_.inode(number);
-  if (record) {
-    const auto fd = blobs_.open(record.value().blob, O_RDONLY);
-    if (fd) {
-      const auto busy = io::has_writer(fd.value().get());
-      if (!busy || busy.value()) return true;
-    }
-  }
-  const std::lock_guard lock(known_mutex_);
-  recovered_.erase(number);
-  return false;
-}
 
 // --- what all changes share
 

@@ -21,6 +21,7 @@
 
 #include "io/fd.h"
 #include "meta/blobs.h"
+#include "meta/file_health.h"
 #include "meta/gate.h"
 #include "meta/index.h"
 #include "meta/space.h"
@@ -63,7 +64,7 @@ class Tree {
     std::function<void(InodeNumber folder, const DirectoryEntry& entry)> entry_added;
     std::function<void(InodeNumber directory)> directory_renamed;
     std::unordered_set<InodeNumber> damaged;  // blob missing or short
-    bool inspected = true;                    // false after a crash: see inspected()
+    bool inspected = true;                    // false after a crash: see FileHealth
   };
   Tree(Index& index, const Blobs& blobs, Space& space, Start start);
 
@@ -158,10 +159,11 @@ class Tree {
   // --- durability. Makes every change made so far durable (data of new blobs' names first); concurrent calls share.
   Result<> sync();
 
-  bool is_damaged(InodeNumber inode) const;
-  void note_damaged(InodeNumber inode);
-  // Those that are still there.
-  std::vector<InodeNumber> damaged_files() const;
+  bool is_damaged(InodeNumber inode) const { return health_.is_damaged(inode); }
+  std::vector<InodeNumber> damaged_files() const { return health_.damaged_files(); }
+  bool is_inspected() const { return health_.is_inspected(); }
+  FileHealth& health() { return health_; }
+  const FileHealth& health() const { return health_; }
   // Files of which finished_writing could not read what it is about; each is logged.
   uint64_t release_errors() const { return release_errors_; }
   Gate& gate() { return gate_; }
@@ -210,12 +212,6 @@ class Tree {
   }
   // The step that `inode` (a directory) lies in or is; 0: none.
   Result<InodeNumber> step_of(InodeNumber directory) const;
-  // After a crash: has every file been looked at (meta/inspection.h)?
-  bool is_inspected() const { return inspected_.load(std::memory_order_acquire); }
-  void set_inspected(const std::vector<InodeNumber>& survivors_write);
-  // True of a live file while a writer that survived the last daemon has it open; forgets it once that is over. Until
-  // all are inspected, of each that was there before.
-  bool is_recovered(InodeNumber inode) const;
   // The file holds something else than its digests say: somebody wrote to it, and the index lost that in a crash.
   Result<> note_changed(InodeNumber inode);
   // Reads the extents of each swap file that owes again.
@@ -246,26 +242,23 @@ class Tree {
   const Blobs& blobs_;
   Space& space_;
   mutable WriteBack write_back_;  // an open for writing changes what it knows, and nothing else
+  FileHealth health_;
   Gate gate_;
   const std::function<void(BlobNumber)> doomed_;
   const std::function<void(InodeNumber, const DirectoryEntry&)> entry_added_;
   const std::function<void(InodeNumber)> directory_renamed_;
   std::atomic<uint64_t> release_errors_{0};
-  const InodeNumber first_new_;  // inodes below were there at the start
-  std::atomic<bool> inspected_;
 
-  std::mutex mutex_;                                   // one change of the tree at a time
-  InodeNumber next_inode_;                             // guarded by mutex_
-  InodeNumber inode_limit_;                            // guarded by mutex_; recorded in the index
-  BlobNumber next_blob_;                               // guarded by mutex_
-  BlobNumber blob_limit_;                              // guarded by mutex_; recorded in the index
-  std::unordered_set<InodeNumber> cloning_;            // guarded by mutex_
-  uint64_t clonings_ = 0;                              // guarded by mutex_; begun, and ended
-  std::set<uint64_t> trainers_;                        // guarded by mutex_; when those began that wrote live swap files
-  mutable std::mutex known_mutex_;                     // leaf lock
-  mutable std::unordered_set<InodeNumber> recovered_;  // guarded by known_mutex_
-  std::unordered_set<InodeNumber> damaged_;            // guarded by known_mutex_
-  std::unordered_set<InodeNumber> pinned_;             // guarded by known_mutex_; were once, and may be no more
+  std::mutex mutex_;                         // one change of the tree at a time
+  InodeNumber next_inode_;                   // guarded by mutex_
+  InodeNumber inode_limit_;                  // guarded by mutex_; recorded in the index
+  BlobNumber next_blob_;                     // guarded by mutex_
+  BlobNumber blob_limit_;                    // guarded by mutex_; recorded in the index
+  std::unordered_set<InodeNumber> cloning_;  // guarded by mutex_
+  uint64_t clonings_ = 0;                    // guarded by mutex_; begun, and ended
+  std::set<uint64_t> trainers_;              // guarded by mutex_; when those began that wrote live swap files
+  mutable std::mutex pinned_mutex_;          // leaf lock
+  std::unordered_set<InodeNumber> pinned_;   // guarded by pinned_mutex_; were once, and may be no more
 };
 
 }  // namespace ckptfs::meta

@@ -1,10 +1,11 @@
-// Which device a name stands for: one of CUDA's, or the twin.
+// The devices that there are, by name. Stateless; any thread.
 #pragma once
 
 #include <memory>
 #include <string>
 
 #include "gpu/device.h"
+#include "io/result.h"
 
 namespace ckptfs::gpu {
 

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "io/fd.h"
-#include "io/image_file.h"
 #include "io/log.h"
 #include "io/loop_device.h"
 #include "io/mount_table.h"

@@ -31,10 +31,10 @@ Result<ImageFacts> inspect_image(const std::string& path);
 // On an error nothing is left behind.
 Result<> make_image(const std::string& path, const ImageOptions& options);
 
-// "8G", "512M", "1T", "4096K" -> bytes. EINVAL, in words, for anything else.
-Result<uint64_t> parse_size(const std::string& text);
 // `size` in whole blocks of 4 KiB, as an image has it.
 uint64_t usable_image_size(uint64_t size);
+// "8G", "512M", "1T", "4096K" -> bytes. EINVAL, in words, for anything else.
+Result<uint64_t> parse_size(const std::string& text);
 // "8G", "1536M": the largest unit that gives a whole number.
 std::string format_size(uint64_t bytes);
 

@@ -298,7 +298,7 @@ Result<std::vector<InodeNumber>> Store::Internals::recover_tree() {
     note_entry(*tree, parent, entry);
   };
   found.start.directory_renamed = [this](InodeNumber directory) { note_directory(*tree, directory); };
-  recovery = std::move(found.report);
+  recovery = found.report;
   tree = std::make_unique<Tree>(*index, *blobs, *space, std::move(found.start));
   TRY(tree->write_back().load(recovery.clean));
   reaper = std::make_unique<Reaper>(*index, *blobs, *space, *frontiers, tree->write_back());

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "io/read_limit.h"
 #include "io/result.h"
 
 namespace ckptfs::meta::formats {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 
 #include "io/fd.h"
 
@@ -16,20 +15,6 @@ Result<> clone_range(int from, off_t from_offset, int to, off_t to_offset, uint6
 // FIDEDUPERANGE: the kernel compares and shares if equal. The bytes that are now shared (0: they differ), at most
 // `length`; may be short (1 GiB a call).
 Result<uint64_t> dedupe_range(int from, off_t from_offset, int to, off_t to_offset, uint64_t length);
-
-// The name of the file system that the folder lies on: "xfs", "btrfs", "ext4", ..., from statfs's magic.
-Result<std::string> filesystem_of(const std::string& folder);
-
-struct SharingCapability {
-  bool clone = false;
-  bool dedupe = false;
-  bool extent_size_hint = false;
-  std::string filesystem;  // filesystem_of
-};
-// Tries clone, dedupe and hint on scratch files without a name in `folder`. `clone` also demands that FIEMAP shows the
-// blocks as shared. What the file system lacks is false; an Error is a failure of the probe (no such folder, disk
-// full).
-Result<SharingCapability> probe_sharing(const std::string& folder);
 
 // The copy-on-write extent hint for a file of `size` bytes: size rounded up to a power of two, between 128 KiB and
 // 16 MiB.

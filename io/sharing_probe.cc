@@ -1,4 +1,5 @@
-// probe_sharing of io/clone.h: what a file system says it can do is tried, not believed.
+#include "io/sharing_probe.h"
+
 #include <stdlib.h>
 #include <sys/vfs.h>
 #include <unistd.h>

@@ -269,7 +269,8 @@ Result<> Accounting::sweep(const std::vector<Holder>& holders, std::span<DiskTal
 
 ExtentCache::Blob Accounting::kind_of(const Holder& holder) const {
   if (holder.live == 0) return ExtentCache::Blob::frozen;
-  const bool idle = holder.live != kUnnamed && !open_for_writing_(holder.live) && !tree_.is_recovered(holder.live);
+  const bool idle =
+      holder.live != kUnnamed && !open_for_writing_(holder.live) && !tree_.health().is_recovered(holder.live);
   return idle ? ExtentCache::Blob::idle : ExtentCache::Blob::busy;
 }
 

@@ -5,7 +5,6 @@
 
 #include "io/background.h"
 #include "io/log.h"
-#include "meta/inspection.h"
 #include "meta/neighbours.h"
 #include "meta/sharing.h"
 #include "meta/steps.h"
@@ -87,7 +86,7 @@ void Caretaker::run() {
 
 // How long it took to see what there is to do. Nothing has changed and nothing was put off: there is nothing.
 Result<Caretaker::Time> Caretaker::look_after_all() {
-  TRY(inspect(store_, [this] { return wait(Time(0)); }));
+  TRY(store_.inspect([this] { return wait(Time(0)); }));
   const uint64_t version = store_.tree().version();
   if (version == version_ && !postponed_) return Time(0);
   const auto began = Clock::now();

@@ -13,6 +13,9 @@ namespace ckptfs::meta {
 inline constexpr const char* kStepsName = "steps";
 inline constexpr const char* kViewsName = "views";
 inline constexpr size_t kMaximumName = 255;
+// Where swap state lies in a step.
+inline constexpr const char* kTensorsName = "offloaded_tensors";
+inline constexpr const char* kParamsName = "offloaded_params";
 // xattrs by which the mount is controlled; never listed.
 inline constexpr const char* kControlPrefix = "user.ckptfs.";
 inline constexpr const char* kSourceXattr = "user.ckptfs.source";

@@ -5,7 +5,6 @@
 
 #include "meta/digests.h"
 #include "meta/names.h"
-#include "meta/save_plan.h"
 #include "meta/steps.h"
 
 namespace ckptfs::meta {

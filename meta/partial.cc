@@ -16,11 +16,6 @@ Error sealed_error(const Tree& tree, InodeNumber step) {
   return Error(EPERM, tree.path_of(step) + ": the step is sealed; choose another tag, or remove it");
 }
 
-std::string name_of(const Tree& tree, InodeNumber folder) {
-  const std::string path = tree.path_of(folder);
-  return path.substr(path.rfind('/') + 1);
-}
-
 // Is what is saved into this folder a part of a step, as DeepSpeed's in a Trainer's, or will it be, by the folder's
 // name?
 Result<bool> makes_parts(const Tree& tree, InodeNumber folder) {

@@ -17,11 +17,6 @@ namespace ckptfs::meta {
 Result<InodeNumber> begin_partial(Store& store, InodeNumber series, const std::string& tag, const std::string& attempt,
                                   const Caller& caller);
 
-// The files (regular, live, in one folder) become frozen, durably. EBUSY: one is open for writing. One that somebody
-// can still write to without having it open (a descriptor handed out, a mapping) is frozen as a clone of what it is
-// now.
-Result<> freeze_files(Store& store, const std::vector<InodeNumber>& files);
-
 // What the attempt holds becomes the step TAG beside it, in one change: files of these names that are there already are
 // replaced. The caller has seen to it that all is there, and seals the step if it is to be (a part of a step is not).
 // ENOENT: it is no attempt, or no more; EPERM: the step is sealed, or another user's; EISDIR, ENOTDIR, ENOTEMPTY: a

@@ -7,9 +7,9 @@
 #include <limits>
 #include <sstream>
 
-#include "io/image.h"
+#include "io/image_file.h"
 #include "meta/names.h"
-#include "meta/steps.h"
+#include "meta/step_detection.h"
 #include "meta/time.h"
 
 namespace ckptfs::meta {

@@ -17,6 +17,7 @@
 #include "meta/frontiers.h"
 #include "meta/index.h"
 #include "meta/space.h"
+#include "meta/write_back.h"
 
 namespace ckptfs::meta {
 

@@ -28,7 +28,7 @@ struct RecoveryReport {
 
 struct Recovery {
   RecoveryReport report;
-  Tree::Start start;                  // all but `doomed`
+  Tree::Start start;                  // all but who is told of changes
   std::vector<InodeNumber> nameless;  // inodes without a name: to be reaped
   std::vector<BlobNumber> uncut;      // unsettled still: of files that are damaged until the next start can cut them
   std::vector<BlobNumber> dead;       // for the reaper

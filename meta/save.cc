@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
-#include <map>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -17,7 +16,8 @@
 #include "io/parallel.h"
 #include "meta/names.h"
 #include "meta/save_plan.h"
-#include "meta/steps.h"
+#include "meta/save_step.h"
+#include "meta/source.h"
 #include "meta/time.h"
 #include "meta/unpublished.h"
 
@@ -27,7 +27,6 @@ namespace {
 constexpr unsigned kThreads = 4;
 // Clones meet at the reference counts of XFS's allocation group: more than two wait for each other, asleep.
 constexpr unsigned kCloneThreads = 2;
-constexpr size_t kShownNames = 20;
 
 // So many source files are held open from the plan to the clone; any beyond are opened again for each use.
 size_t held_open() {
@@ -36,20 +35,6 @@ size_t held_open() {
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return 0;
   return std::min(kMost, limit.rlim_cur / 4);
 }
-
-// One file on its way into the step.
-struct Taken {
-  PlannedFile plan;
-  io::Fd live;        // O_RDONLY, where it is held
-  uint64_t size = 0;  // of the live file behind the gate, as mtime
-  timespec mtime{};
-  BlobNumber blob = 0;          // frozen blob the step will name
-  bool cloned = false;          // else `blob` is the one it was last saved as
-  bool spare = false;           // cloned, into a blob that is there already
-  const Taken* same = nullptr;  // an earlier name of the same file: shares its blob
-  bool writer_open = false;     // goes on changing: cannot count as saved
-  struct stat stat {};          // of the frozen blob
-};
 
 // One save, from the request to the published step.
 class Save {
@@ -61,7 +46,7 @@ class Save {
     const auto begun = std::chrono::steady_clock::now();
     TRY(check_tag(request_.tag));
     TRY_ASSIGN(source_, save_source(store_, request_.series, who_));
-    TRY(look_at_step());
+    TRY(step_.inspect());
     auto taken = take();
     if (!taken) {
       abandon();
@@ -81,41 +66,6 @@ class Save {
   }
 
  private:
-  // What stands under the tag already.
-  Result<> look_at_step() {
-    TRY_ASSIGN(const InodeRecord series, tree_.inode(request_.series));
-    if (!series.is_dir()) return Error(ENOTDIR);
-    if (!may_access(who_, series, kWrite | kSearch)) {
-      return Error(EACCES, tree_.path_of(request_.series) + ": permission denied; a save makes a folder there");
-    }
-    TRY_ASSIGN(const auto entry, store_.index().find_entry(request_.series, request_.tag));
-    if (!entry) return success();
-    result_.step = entry->inode;
-    TRY_ASSIGN(const InodeRecord step, tree_.inode(result_.step));
-    if (!step.is_dir()) return Error(EEXIST, path() + ": it exists and is no directory; choose another tag");
-    if ((step.flags & kSealed) != 0) return Error(EPERM, path() + ": the step is sealed; choose another tag");
-    if (!may_access(who_, step, kWrite | kSearch)) {
-      return Error(EACCES, path() + ": permission denied; the step is another user's, choose another tag");
-    }
-    TRY_ASSIGN(holds_swap_state_, step_holds_swap_state());
-    return success();
-  }
-
-  Result<bool> step_holds_swap_state() const {
-    for (const char* group : {kTensorsName, kParamsName}) {
-      TRY_ASSIGN(const auto folder, store_.index().find_entry(result_.step, group));
-      if (folder) return true;
-    }
-    return false;
-  }
-
-  std::string path() const { return tree_.path_of(request_.series) + "/" + request_.tag; }
-  Error exists() const {
-    return Error(EEXIST, path() +
-                             ": the step holds swap state already, and it is not what a save would take now; "
-                             "choose another tag");
-  }
-
   // Plans, writes back, closes the gate, clones, opens the gate. Nothing of it shows in the tree yet.
   Result<> take() {
     TRY_ASSIGN(SavePlan plan, plan_save(tree_, source_, who_));
@@ -132,18 +82,18 @@ class Save {
   void take_over(SavePlan& plan) {
     version_ = plan.version;
     std::unordered_map<BlobNumber, io::Fd> open;
-    for (Taken& taken : taken_) open.try_emplace(taken.plan.record.blob, std::move(taken.live));
+    for (SaveFile& taken : taken_) open.try_emplace(taken.plan.record.blob, std::move(taken.live));
     taken_.clear();
     taken_.reserve(plan.files.size());
     for (PlannedFile& file : plan.files) {
-      Taken& taken = taken_.emplace_back();
+      SaveFile& taken = taken_.emplace_back();
       if (const auto at = open.find(file.record.blob); at != open.end()) taken.live = std::move(at->second);
       taken.plan = std::move(file);
     }
   }
 
   // The descriptor that is held, or one in `own`.
-  Result<int> open_live(Taken& taken, io::Fd& own) const {
+  Result<int> open_live(SaveFile& taken, io::Fd& own) const {
     if (taken.live) return taken.live.get();
     TRY_ASSIGN(io::Fd fd, tree_.open_blob(taken.plan.source, taken.plan.record, O_RDONLY));
     const int number = fd.get();
@@ -156,11 +106,11 @@ class Save {
   // later plan.
   Result<> write_back() {
     std::vector<InodeNumber> open;
-    for (const Taken& taken : taken_) {
+    for (const SaveFile& taken : taken_) {
       if (store_.open_files().open_for_writing(taken.plan.source)) open.push_back(taken.plan.source);
     }
     if (!open.empty()) TRY(store_.open_files().write_back(open));
-    return for_each_taken([this](Taken& taken) -> Result<> {
+    return for_each_taken([this](SaveFile& taken) -> Result<> {
       constexpr unsigned kFlags = SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
       io::Fd own;
       const auto live = open_live(taken, own);
@@ -174,7 +124,7 @@ class Save {
   }
 
   // What is met here is a failure: an errno that elsewhere means that a save cannot be asked for is EIO.
-  Result<> for_each_taken(const std::function<Result<>(Taken&)>& work, unsigned threads = kThreads) {
+  Result<> for_each_taken(const std::function<Result<>(SaveFile&)>& work, unsigned threads = kThreads) {
     auto done = io::for_each_parallel(taken_.size(), threads, [&](size_t i) { return work(taken_[i]); });
     if (done || !is_refusal(done.error())) return done;
     return Error(EIO, done.error().message());
@@ -198,20 +148,20 @@ class Save {
     if (taken_.empty()) {
       return Error(ENOENT, tree_.path_of(source_) + ": it holds no swap files yet; save after the first step");
     }
-    TRY(for_each_taken([this](Taken& taken) { return look_at(taken); }));
+    TRY(for_each_taken([this](SaveFile& taken) { return look_at(taken); }));
     choose_between_dtypes();
     find_second_names();
     find_saved();
-    if (holds_swap_state_) {
-      TRY(compare_with_step());
+    if (step_.holds_swap_state()) {
+      TRY(step_.compare_with(source_, taken_));
       result_.already_saved = true;
       return success();
     }
     TRY(reserve());
-    const auto cloned = for_each_taken([this](Taken& taken) { return clone_one(taken); }, kCloneThreads);
+    const auto cloned = for_each_taken([this](SaveFile& taken) { return clone_one(taken); }, kCloneThreads);
     tree_.end_cloning();
     TRY(cloned);
-    for (Taken& taken : taken_) {
+    for (SaveFile& taken : taken_) {
       if (taken.same == nullptr) continue;
       taken.blob = taken.same->blob;
       taken.stat = taken.same->stat;
@@ -219,11 +169,11 @@ class Save {
     return success();
   }
 
-  Result<> look_at(Taken& taken) const {
+  Result<> look_at(SaveFile& taken) const {
     io::Fd own;
     const auto live = open_live(taken, own);
     if (!live) {
-      return Error(live.error().errno_value(), path() + ": " + taken.plan.name + " cannot be read: " +
+      return Error(live.error().errno_value(), step_.path() + ": " + taken.plan.name + " cannot be read: " +
                                                    live.error().message() + "; nothing was saved");
     }
     TRY(tree_.refuse_suspect(taken.plan.source, taken.plan.record));
@@ -240,9 +190,9 @@ class Save {
 
   // A run that changed its dtype left its old files: the one written last is the run's.
   void choose_between_dtypes() {
-    std::vector<Taken> chosen;
+    std::vector<SaveFile> chosen;
     chosen.reserve(taken_.size());
-    for (Taken& taken : taken_) {
+    for (SaveFile& taken : taken_) {
       const PlannedFile& plan = taken.plan;
       const PlannedFile* const last = chosen.empty() ? nullptr : &chosen.back().plan;
       if (last == nullptr || last->name != plan.name || last->folder != plan.folder || last->group != plan.group) {
@@ -258,8 +208,8 @@ class Save {
 
   // Hard links: one file is cloned once.
   void find_second_names() {
-    std::unordered_map<InodeNumber, const Taken*> first;
-    for (Taken& taken : taken_) {
+    std::unordered_map<InodeNumber, const SaveFile*> first;
+    for (SaveFile& taken : taken_) {
       const auto [at, fresh] = first.try_emplace(taken.plan.source, &taken);
       taken.same = fresh ? nullptr : at->second;
     }
@@ -267,37 +217,12 @@ class Save {
 
   // What has not changed since it was last saved names that blob again.
   void find_saved() {
-    for (Taken& taken : taken_) {
+    for (SaveFile& taken : taken_) {
       const BlobNumber saved = taken.plan.record.saved_blob;
       if (taken.writer_open || saved == 0) continue;
       const auto blob = store_.index().blob(saved);
       if (blob && blob.value().state == BlobState::frozen) taken.blob = saved;
     }
-  }
-
-  // The tag was saved before: the same save again is no error.
-  Result<> compare_with_step() const {
-    const auto record = store_.index().step(result_.step);
-    if (!record || record.value().source != source_) return exists();
-    size_t present = 0;
-    for (const char* group : {kTensorsName, kParamsName}) {
-      TRY_ASSIGN(const auto folder, store_.index().find_entry(result_.step, group));
-      if (!folder) continue;
-      TRY_ASSIGN(const auto ranks, tree_.list(folder->inode));
-      for (const DirectoryEntry& rank : ranks) {
-        TRY_ASSIGN(const auto files, tree_.list(rank.inode));
-        present += files.size();
-      }
-    }
-    if (present != taken_.size()) return exists();
-    for (const Taken& taken : taken_) {
-      const auto saved =
-          tree_.resolve(path() + "/" + taken.plan.group + "/" + taken.plan.folder + "/" + taken.plan.name);
-      if (!saved || taken.blob == 0) return exists();
-      TRY_ASSIGN(const InodeRecord record_there, tree_.inode(saved.value()));
-      if (record_there.blob != taken.blob) return exists();
-    }
-    return success();
   }
 
   // Numbers for the clones, those of spare blobs first, promised as tentative: a crash before the step is published
@@ -306,19 +231,19 @@ class Save {
   Result<> reserve() {
     TRY(check_space());
     const auto count = static_cast<size_t>(std::count_if(
-        taken_.begin(), taken_.end(), [](const Taken& taken) { return taken.blob == 0 && taken.same == nullptr; }));
+        taken_.begin(), taken_.end(), [](const SaveFile& taken) { return taken.blob == 0 && taken.same == nullptr; }));
     tentative_ = store_.spares().take(count);
     const size_t spares = tentative_.size();
     Tree::Change change = tree_.begin();
     const bool as_planned = store_.index().commits() == version_;
-    const BlobNumber first = tree_.allot_blobs(change, count - spares);
+    const BlobNumber first = change.allot_blobs(count - spares);
     for (BlobNumber next = first; tentative_.size() < count; ++next) {
       change.batch.put_blob(next, {.state = BlobState::tentative, .references = 0});
       tentative_.push_back(next);
     }
     size_t used = 0;
     std::unordered_set<InodeNumber> cloned;
-    for (Taken& taken : taken_) {
+    for (SaveFile& taken : taken_) {
       if (taken.blob != 0 || taken.same != nullptr) continue;
       cloned.insert(taken.plan.source);
       taken.spare = used < spares;
@@ -329,45 +254,45 @@ class Save {
         TRY_ASSIGN(record, store_.index().inode(taken.plan.source));
       }
       record.saved_blob = taken.writer_open ? 0 : taken.blob;
-      tree_.set_owed(change, record, owed_afterwards(taken));
+      change.set_owed(record, owed_afterwards(taken));
       change.batch.put(taken.plan.source, record);
     }
-    tree_.begin_cloning(change, cloned);
+    change.begin_cloning(cloned);
     auto reserved = tree_.commit(std::move(change));
     if (!reserved) tree_.end_cloning();
     return reserved;
   }
 
-  static uint64_t owed_afterwards(const Taken& taken) { return Tree::owed_by_clone(taken.size); }
+  static uint64_t owed_afterwards(const SaveFile& taken) { return owed_by_clone(taken.size); }
 
   // After the save each overwrite of a live file needs new blocks, and under passthrough nobody would see it fail.
   Result<> check_space() {
     if (enough_space()) return success();
-    for (const Taken& taken : taken_) tree_.finished_writing(taken.plan.source);
+    for (const SaveFile& taken : taken_) tree_.finished_writing(taken.plan.source);
     tree_.reclaim_space();
-    for (Taken& taken : taken_) {
+    for (SaveFile& taken : taken_) {
       TRY_ASSIGN(taken.plan.record, tree_.inode(taken.plan.source));
     }
     if (enough_space()) return success();
     const SpaceReport space = store_.space();
-    return Error(ENOSPC, path() + ": not enough space: the swap files would owe " +
+    return Error(ENOSPC, step_.path() + ": not enough space: the swap files would owe " +
                              std::to_string(owed_after_save() >> 20) + " MiB after this save, " +
                              std::to_string(space.free >> 20) + " MiB are free (without the reserve of " +
                              std::to_string(space.reserve >> 20) + " MiB); remove steps, or use a larger store");
   }
   uint64_t owed_after_save() const {
     uint64_t owed = store_.space().owed;
-    for (const Taken& taken : taken_) {
+    for (const SaveFile& taken : taken_) {
       if (taken.blob == 0 && taken.same == nullptr) owed += owed_afterwards(taken) - taken.plan.record.owed;
     }
     return owed;
   }
   bool enough_space() const { return store_.space().free >= owed_after_save(); }
 
-  Result<> clone_one(Taken& taken) const {
+  Result<> clone_one(SaveFile& taken) const {
     if (taken.same != nullptr) return success();
     if (!taken.cloned) {
-      TRY_ASSIGN(taken.stat, unless_gone(store_.blobs().stat(taken.blob)));
+      TRY_ASSIGN(taken.stat, step_.unless_gone(store_.blobs().stat(taken.blob)));
       return success();
     }
     auto clone = taken.spare ? store_.blobs().open(taken.blob, O_RDWR) : store_.blobs().create(taken.blob);
@@ -384,151 +309,15 @@ class Save {
 
   // Durable clones, then the step, in one batch, durable too.
   Result<> finish() {
-    for (Taken& taken : taken_) taken.live.reset();
+    for (SaveFile& taken : taken_) taken.live.reset();
     TRY(io::fault_point("save.after_clones"));
     if (!tentative_.empty()) TRY(tree_.write_back().sync_all());
-    for (const Taken& taken : taken_) TRY(tree_.refuse_suspect(taken.plan.source, taken.plan.record));
+    for (const SaveFile& taken : taken_) TRY(tree_.refuse_suspect(taken.plan.source, taken.plan.record));
     TRY(io::fault_point("save.before_publish"));
-    TRY(publish());
+    TRY(step_.publish(source_, taken_));
+    tentative_.clear();
     TRY(tree_.sync());
     return io::fault_point("save.after_publish");
-  }
-
-  Result<> publish() {
-    Tree::Change change = tree_.begin();
-    TRY(put_step(change));
-    for (const Taken& taken : taken_) {
-      TRY_ASSIGN(const InodeNumber folder, folder_for(change, taken.plan));
-      TRY(put_file(change, folder, taken));
-    }
-    for (const auto& [number, record] : new_folders_) change.batch.put(number, record);
-    // Not before any of its folders: what changes in them later is told by that.
-    step_record_.saved = now();
-    change.batch.put_step(result_.step, step_record_);
-    TRY(tree_.commit(std::move(change)));
-    tentative_.clear();
-    return success();
-  }
-
-  InodeRecord new_folder(InodeNumber parent) const {
-    InodeRecord record;
-    record.mode = S_IFDIR | 0755;
-    record.uid = request_.caller.uid;
-    record.gid = request_.caller.gid;
-    record.nlink = 2;
-    record.parent = parent;
-    record.atime = record.mtime = record.ctime = now();
-    return record;
-  }
-
-  Result<> put_step(Tree::Change& change) {
-    const InodeNumber series_number = request_.series;
-    auto known = tree_.inode(series_number);
-    const bool gone = known ? known.value().nlink == 0 : known.error().errno_value() == ENOENT;
-    if (gone) return Error(ENOENT, "the series was removed while " + request_.tag + " was saved to it");
-    TRY_ASSIGN(InodeRecord series, std::move(known));
-    series.flags |= kSeries;
-    TRY_ASSIGN(const auto entry, store_.index().find_entry(series_number, request_.tag));
-    if (entry.has_value() != (result_.step != 0) || (entry && entry->inode != result_.step)) {
-      return Error(EEXIST, path() + ": somebody else made or removed it meanwhile; save again");
-    }
-    InodeRecord step;
-    if (result_.step == 0) {
-      result_.step = tree_.allot_inode(change);
-      step = new_folder(series_number);
-      step.flags = kStep;
-      tree_.add_child(change, series_number, series, request_.tag, result_.step, step);
-    } else {
-      TRY_ASSIGN(step, tree_.inode(result_.step));
-      if ((step.flags & kSealed) != 0) return Error(EPERM, path() + ": the step was sealed meanwhile");
-      TRY_ASSIGN(const bool swap_state_came, step_holds_swap_state());
-      if (swap_state_came) return exists();
-      step.flags |= kStep;
-    }
-    change.batch.put(series_number, series);
-    new_folders_.emplace(result_.step, step);
-    TRY_ASSIGN(const auto present, store_.index().find_step(result_.step));
-    step_record_ = present.value_or(StepRecord());
-    step_record_.source = source_;
-    step_record_.stale = stale_names();
-    TRY_ASSIGN(step_record_.number, allot_number(store_, series_number, request_.tag, step_record_));
-    return success();
-  }
-
-  std::string stale_names() {
-    std::string lines;
-    std::string shown;
-    size_t count = 0;
-    for (const Taken& taken : taken_) {
-      if (nanoseconds(taken.mtime) >= taken.plan.newest_writer) continue;
-      const std::string name = taken.plan.group + "/" + taken.plan.folder + "/" + taken.plan.name;
-      lines += name + "\n";
-      if (++count <= kShownNames) shown += (shown.empty() ? "" : ", ") + name;
-    }
-    if (count > 0) {
-      if (count > kShownNames) shown += " and " + std::to_string(count - kShownNames) + " more (ckptfs ls names them)";
-      result_.warnings.push_back(
-          std::to_string(count) +
-          " perhaps stale (not written since the newest writer process of their folder began): " + shown);
-    }
-    return lines;
-  }
-
-  // step/group and step/group/rankRR, made when first asked for.
-  Result<InodeNumber> folder_for(Tree::Change& change, const PlannedFile& plan) {
-    InodeNumber parent = result_.step;
-    std::string key;
-    for (const std::string& name : {plan.group, plan.folder}) {
-      key += "/" + name;
-      auto [at, fresh] = folders_.try_emplace(key, 0);
-      if (fresh) {
-        at->second = tree_.allot_inode(change);
-        InodeRecord record = new_folder(parent);
-        if (name == plan.folder) record.newest_writer = plan.newest_writer;
-        tree_.add_child(change, parent, new_folders_.at(parent), name, at->second, record);
-        new_folders_.emplace(at->second, record);
-      }
-      parent = at->second;
-    }
-    return parent;
-  }
-
-  Result<> put_file(Tree::Change& change, InodeNumber folder, const Taken& taken) {
-    InodeRecord record = taken.plan.record;  // as it was behind the gate
-    record.nlink = 1;
-    record.flags = kFrozen;
-    record.parent = folder;
-    record.blob = taken.blob;
-    record.saved_blob = 0;
-    record.owed = 0;
-    record.size = static_cast<uint64_t>(taken.stat.st_size);
-    record.blocks = static_cast<uint64_t>(taken.stat.st_blocks);
-    record.atime = record.mtime = taken.mtime;
-    record.ctime = now();
-    tree_.add_child(change, folder, new_folders_.at(folder), taken.plan.name, tree_.allot_inode(change), record);
-
-    TRY_ASSIGN(BlobRecord blob, unless_gone(change.batch.blob(taken.blob)));
-    if (blob.state == BlobState::tentative) {
-      blob = {.state = BlobState::frozen, .references = 0, .length = record.size};
-    } else if (blob.state != BlobState::frozen) {
-      return step_before_gone();
-    }
-    ++blob.references;
-    change.batch.put_blob(taken.blob, blob);
-    ++result_.files;
-    result_.cloned += taken.cloned ? 1 : 0;
-    result_.bytes += record.size;
-    return success();
-  }
-
-  // What was saved before may go until it is published again: its record, its file, or both.
-  template <typename T>
-  Result<T> unless_gone(Result<T> found) const {
-    if (!found && found.error().errno_value() == ENOENT) return step_before_gone();
-    return found;
-  }
-  Error step_before_gone() const {
-    return Error(EAGAIN, path() + ": a step it shares with was removed meanwhile; save again");
   }
 
   // A save that failed leaves nothing: its clones are doomed.
@@ -543,15 +332,12 @@ class Save {
   const SaveRequest& request_;
   const Credentials who_;
   InodeNumber source_ = 0;
-  bool holds_swap_state_ = false;
   const size_t held_open_ = held_open();
   uint64_t version_ = 0;  // of the tree that taken_ was planned from
-  std::vector<Taken> taken_;
+  std::vector<SaveFile> taken_;
   std::vector<BlobNumber> tentative_;
-  std::map<std::string, InodeNumber> folders_;      // by path in the step
-  std::map<InodeNumber, InodeRecord> new_folders_;  // as they will be
-  StepRecord step_record_;                          // likewise
   SaveResult result_;
+  SaveStep step_{store_, request_, result_};
 };
 
 }  // namespace

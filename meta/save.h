@@ -1,32 +1,10 @@
 // Save: a point-in-time clone of the live swap files into a step.
 #pragma once
 
-#include <string>
-#include <vector>
-
-#include "meta/access.h"
+#include "meta/save_request.h"
 #include "meta/store.h"
 
 namespace ckptfs::meta {
-
-struct SaveRequest {
-  InodeNumber series = 0;
-  std::string tag;
-  Caller caller;
-  std::vector<uint32_t> groups{};  // the caller's supplementary ones
-
-  Credentials who() const { return {caller.uid, caller.gid, groups}; }
-};
-
-struct SaveResult {
-  InodeNumber step = 0;
-  uint64_t files = 0;
-  uint64_t cloned = 0;  // the others named the blob they were last saved as
-  uint64_t bytes = 0;   // apparent
-  double seconds = 0;
-  bool already_saved = false;         // the tag was saved before and nothing had changed since
-  std::vector<std::string> warnings;  // perhaps stale files, names taken twice, ...
-};
 
 // Returns when the step is durable. Blocks for as long as that takes: call it on a thread of its own. One save at a
 // time (a second waits). Errors carry words: EINVAL (tag, several sources), ENOENT (no source), EEXIST, EPERM (sealed),
@@ -39,14 +17,5 @@ Result<SaveResult> save(Store& store, const SaveRequest& request);
 
 // What was asked for cannot be (no such source, a tag that is taken, ...): nothing is wrong with the store.
 bool is_refusal(const Error& error);
-
-// The zero_stage_N folder that saves into `series` take for `who`: its `source`, else the only one that belongs to
-// `who`, else the only one of all that `who` may read and write to. Errors name no folder that `who` cannot reach.
-Result<InodeNumber> save_source(Store& store, InodeNumber series, const Credentials& who);
-// Every zero_stage_N folder of the mount.
-Result<std::vector<InodeNumber>> list_swap_folders(const Tree& tree);
-// Makes the directory a series (not the root, a zero_stage_N, or what lies in a step: EINVAL) and sets its source.
-// Whether its setter may use that source each save asks.
-Result<> set_source(Store& store, InodeNumber series, InodeNumber source);
 
 }  // namespace ckptfs::meta

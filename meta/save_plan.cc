@@ -4,8 +4,6 @@
 #include <cerrno>
 #include <tuple>
 
-#include "meta/names.h"
-
 namespace ckptfs::meta {
 namespace {
 

@@ -8,12 +8,10 @@
 #include <vector>
 
 #include "meta/access.h"
+#include "meta/names.h"
 #include "meta/tree.h"
 
 namespace ckptfs::meta {
-
-inline constexpr const char* kTensorsName = "offloaded_tensors";
-inline constexpr const char* kParamsName = "offloaded_params";
 
 struct PlannedFile {
   InodeNumber source = 0;

@@ -1,5 +1,5 @@
-// Freezing: live files become frozen, in one batch behind a closed gate. Sealing a step freezes every file in it, and
-// makes everything in it immutable.
+#include "meta/seal.h"
+
 #include <fcntl.h>
 
 #include <map>
@@ -11,7 +11,6 @@
 #include "io/fault.h"
 #include "io/lease.h"
 #include "io/log.h"
-#include "meta/partial.h"
 #include "meta/steps.h"
 #include "meta/time.h"
 #include "meta/unpublished.h"
@@ -129,9 +128,9 @@ class Freeze {
   Result<> make_clone(InodeNumber number, Member& member, int live) {
     {
       Tree::Change change = tree_.begin();
-      member.clone = tree_.allot_blobs(change, 1);
+      member.clone = change.allot_blobs(1);
       change.batch.put_blob(member.clone, {.state = BlobState::tentative, .references = 0});
-      tree_.begin_cloning(change, {number});
+      change.begin_cloning({number});
       TRY(tree_.commit(std::move(change)));
     }
     TRY_ASSIGN(const io::Fd frozen, store_.blobs().create(member.clone));
@@ -194,8 +193,8 @@ class Freeze {
       record.owed = 0;
       return give_own_inode(change, number, member, record);
     }
-    tree_.set_owed(change, record, 0);
-    if (member.clone != 0) TRY(tree_.drop_reference(change, member.record.blob));
+    change.set_owed(record, 0);
+    if (member.clone != 0) TRY(change.drop_reference(member.record.blob));
     change.batch.put(number, record);
     return success();
   }
@@ -214,10 +213,9 @@ class Freeze {
     TRY_ASSIGN(InodeRecord outside, change.batch.inode(number));
     outside.nlink -= static_cast<uint32_t>(member.names.size());
     outside.ctime = now();
-    if (member.clone != 0 && (outside.flags & kSwap) != 0)
-      tree_.set_owed(change, outside, Tree::owed_by_clone(record.size));
+    if (member.clone != 0 && (outside.flags & kSwap) != 0) change.set_owed(outside, owed_by_clone(record.size));
     change.batch.put(number, outside);
-    const InodeNumber own = tree_.allot_inode(change);
+    const InodeNumber own = change.allot_inode();
     TRY_ASSIGN(const auto xattrs, store_.index().xattr_names(number));
     for (const std::string& name : xattrs) {
       TRY_ASSIGN(const std::string value, store_.index().xattr(number, name));
@@ -273,8 +271,7 @@ class SealStep : public Freeze {
     TRY_ASSIGN(const auto known, store_.index().find_step(step_));
     StepRecord step = known.value_or(StepRecord());
     step.sealed = true;
-    const std::string path = tree_.path_of(step_);
-    TRY_ASSIGN(step.number, allot_number(store_, folder.parent, path.substr(path.rfind('/') + 1), step));
+    TRY_ASSIGN(step.number, allot_number(store_, folder.parent, name_of(tree_, step_), step));
     change.batch.put_step(step_, step);
     return seal_steps_within(change);
   }

@@ -1,13 +1,12 @@
-// Which zero_stage_N folder a series' saves take.
+#include "meta/source.h"
+
 #include <cerrno>
 #include <charconv>
 #include <string>
 #include <vector>
 
-#include "meta/access.h"
 #include "meta/names.h"
-#include "meta/save.h"
-#include "meta/steps.h"
+#include "meta/step_detection.h"
 
 namespace ckptfs::meta {
 

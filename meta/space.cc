@@ -5,9 +5,15 @@
 
 #include <algorithm>
 
+#include "io/clone.h"
 #include "io/preallocated.h"
 
 namespace ckptfs::meta {
+
+uint64_t owed_by_clone(uint64_t size) {
+  const uint64_t unit = io::cow_extent_hint(size);
+  return (size + unit - 1) / unit * unit;
+}
 
 // XFS may take any block next that is free in it: the missing ones of a sparse image, too. As long as the host has room
 // for all of these, so has the image for all that is free in it; else only for what the host has.

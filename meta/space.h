@@ -28,6 +28,9 @@ struct SpaceReport {
   uint64_t inodes_free = 0;
 };
 
+// What a file of `size` bytes owes from the moment that all of it is shared.
+uint64_t owed_by_clone(uint64_t size);
+
 class Space {
  public:
   // `image`: the file of the file system below, where blocks of it may be missing yet (a sparse image).

@@ -99,7 +99,7 @@ Result<> SpareBlobs::create(BlobNumber number) const {
 Result<std::vector<BlobNumber>> SpareBlobs::allot(size_t count) {
   Tree::Change change = tree_.begin();
   std::vector<BlobNumber> numbers(count);
-  BlobNumber next = tree_.allot_blobs(change, count);
+  BlobNumber next = change.allot_blobs(count);
   for (BlobNumber& number : numbers) {
     number = next++;
     change.batch.put_blob(number, {.state = BlobState::tentative, .references = 0});

@@ -19,6 +19,7 @@
 #include "meta/inspection.h"
 #include "meta/names.h"
 #include "meta/reaper.h"
+#include "meta/step_detection.h"
 #include "meta/time.h"
 #include "meta/trimmer.h"
 
@@ -206,6 +207,14 @@ Result<std::string> read_store_id(const std::string& folder) {
 }
 
 struct Store::Internals {
+  // In the order that open() calls them.
+  Result<> find_or_make(const StoreOptions& options);
+  Result<> open_blobs(const StoreOptions& options);
+  Result<> open_index();
+  Result<std::vector<InodeNumber>> recover_tree();
+  void start_services();
+  Result<> reap(const std::vector<InodeNumber>& nameless_inodes);
+
   std::string folder;
   std::string id;
   io::Fd lock;
@@ -227,19 +236,16 @@ struct Store::Internals {
   std::vector<InodeNumber> unpurged;
 };
 
-Result<std::unique_ptr<Store>> Store::open(const StoreOptions& options) {
-  const std::string& folder = options.folder;
-  if (options.create) TRY(make_folder(folder));
-  auto in = std::make_unique<Internals>();
-  in->folder = folder;
+// Takes the lock of the store that is there, or makes one.
+Result<> Store::Internals::find_or_make(const StoreOptions& options) {
   const bool fresh = !exists(folder + "/config.json");
   if (!fresh) {
-    TRY_ASSIGN(in->lock, take_lock(folder));
+    TRY_ASSIGN(lock, take_lock(folder));
     make_room_to_open(folder);
   }
-  TRY_ASSIGN(in->capability, capability_of(folder, fresh));
-  if (!in->capability.clone) {
-    return Error(EOPNOTSUPP, folder + ": it is on " + in->capability.filesystem +
+  TRY_ASSIGN(capability, capability_of(folder, fresh));
+  if (!capability.clone) {
+    return Error(EOPNOTSUPP, folder + ": it is on " + capability.filesystem +
                                  ", which cannot share blocks between files; choose a folder on XFS or btrfs, or let "
                                  "ckptfs make one: ckptfs mount --image SIZE STORE MOUNTPOINT");
   }
@@ -249,65 +255,100 @@ Result<std::unique_ptr<Store>> Store::open(const StoreOptions& options) {
                              "folder to make one");
   }
   if (fresh) {
-    TRY_ASSIGN(in->lock, take_lock(folder));
+    TRY_ASSIGN(lock, take_lock(folder));
     TRY(make_store(options));
   }
-  TRY_ASSIGN(in->id, read_store_id(folder));
+  return success();
+}
+
+Result<> Store::Internals::open_blobs(const StoreOptions& options) {
+  TRY_ASSIGN(id, read_store_id(folder));
   TRY(refuse_lost_index(folder));
-  TRY_ASSIGN(in->blobs_fd, io::open_at(AT_FDCWD, folder + "/blobs", O_RDONLY | O_DIRECTORY));
-  TRY(refuse_others_store(in->blobs_fd.get(), folder));
-  in->blobs = std::make_unique<Blobs>(in->blobs_fd.get());
+  TRY_ASSIGN(blobs_fd, io::open_at(AT_FDCWD, folder + "/blobs", O_RDONLY | O_DIRECTORY));
+  TRY(refuse_others_store(blobs_fd.get(), folder));
+  blobs = std::make_unique<Blobs>(blobs_fd.get());
   io::Fd image;
   if (!options.image.empty()) {
     TRY_ASSIGN(image, io::open_at(AT_FDCWD, options.image, O_RDONLY));
   }
-  in->space = std::make_unique<Space>(in->blobs_fd.get(), std::move(image));
+  space = std::make_unique<Space>(blobs_fd.get(), std::move(image));
+  return success();
+}
 
+Result<> Store::Internals::open_index() {
   Index::Options index_options;
   index_options.folder = folder + "/meta";
   index_options.durable_file = folder + "/durable";
-  index_options.blobs_fd = in->blobs_fd.get();
-  TRY_ASSIGN(in->index, Index::open(index_options));
-  TRY_ASSIGN(const uint64_t format, in->index->number(kFormatKey));
+  index_options.blobs_fd = blobs_fd.get();
+  TRY_ASSIGN(index, Index::open(index_options));
+  TRY_ASSIGN(const uint64_t format, index->number(kFormatKey));
   if (format != kFormat)
     return Error(EPROTONOSUPPORT, folder + "/meta: the index has format version " + std::to_string(format) +
                                       ", this ckptfs knows version " + std::to_string(kFormat));
-  TRY_ASSIGN(in->frontiers, Frontiers::open(folder + "/frontiers", *in->index));
-  TRY_ASSIGN(Recovery recovery, recover(*in->index, *in->blobs, *in->frontiers, *in->space));
-  TRY(in->frontiers->begin(recovery.uncut));
-  recovery.start.doomed = [internals = in.get()](BlobNumber blob) { internals->reaper->doom(blob); };
-  in->recovery = std::move(recovery.report);
-  in->tree = std::make_unique<Tree>(*in->index, *in->blobs, *in->space, std::move(recovery.start));
-  TRY(in->tree->write_back().load(in->recovery.clean));
-  in->reaper = std::make_unique<Reaper>(*in->index, *in->blobs, *in->space, *in->frontiers, in->tree->write_back());
-  in->reaper->doom(recovery.dead);
-  TRY(in->index->for_each_step([tree = in->tree.get()](InodeNumber step, const StepRecord& record) -> Result<> {
+  TRY_ASSIGN(frontiers, Frontiers::open(folder + "/frontiers", *index));
+  return success();
+}
+
+// The inodes without a name that the last daemon left.
+Result<std::vector<InodeNumber>> Store::Internals::recover_tree() {
+  TRY_ASSIGN(Recovery found, recover(*index, *blobs, *frontiers, *space));
+  TRY(frontiers->begin(found.uncut));
+  found.start.doomed = [this](BlobNumber blob) { reaper->doom(blob); };
+  found.start.entry_added = [this](InodeNumber parent, const DirectoryEntry& entry) {
+    note_entry(*tree, parent, entry);
+  };
+  found.start.directory_renamed = [this](InodeNumber directory) { note_directory(*tree, directory); };
+  recovery = found.report;
+  tree = std::make_unique<Tree>(*index, *blobs, *space, std::move(found.start));
+  TRY(tree->write_back().load(recovery.clean));
+  reaper = std::make_unique<Reaper>(*index, *blobs, *space, *frontiers, tree->write_back());
+  reaper->doom(found.dead);
+  TRY(index->for_each_step([this](InodeNumber step, const StepRecord& record) -> Result<> {
     if (record.pinned) tree->note_pinned(step);
     return success();
   }));
-  in->spares = std::make_unique<SpareBlobs>(*in->tree, *in->blobs);
-  in->accounting = std::make_unique<Accounting>(
-      *in->tree, *in->index, *in->blobs,
-      [internals = in.get()](InodeNumber inode) { return internals->open_files.load()->open_for_writing(inode); });
-  in->trimmer = std::make_unique<Trimmer>(*in->space, kTrimInterval, [internals = in.get()] {
-    internals->tree->write_back().prune(
-        [internals](InodeNumber inode) { return internals->open_files.load()->open_for_writing(inode); });
+  return std::move(found.nameless);
+}
+
+// What has threads, or looks at open files.
+void Store::Internals::start_services() {
+  spares = std::make_unique<SpareBlobs>(*tree, *blobs);
+  accounting = std::make_unique<Accounting>(
+      *tree, *index, *blobs, [this](InodeNumber inode) { return open_files.load()->open_for_writing(inode); });
+  trimmer = std::make_unique<Trimmer>(*space, kTrimInterval, [this] {
+    tree->write_back().prune([this](InodeNumber inode) { return open_files.load()->open_for_writing(inode); });
   });
-  for (const InodeNumber nameless : recovery.nameless) {
-    TRY_ASSIGN(const bool full, in->index->has_entries(nameless));
+}
+
+Result<> Store::Internals::reap(const std::vector<InodeNumber>& nameless_inodes) {
+  for (const InodeNumber nameless : nameless_inodes) {
+    TRY_ASSIGN(const bool full, index->has_entries(nameless));
     if (full) {
-      in->unpurged.push_back(nameless);
+      unpurged.push_back(nameless);
     } else {
-      in->tree->reap(nameless);
+      tree->reap(nameless);
     }
   }
+  return success();
+}
+
+Result<std::unique_ptr<Store>> Store::open(const StoreOptions& options) {
+  if (options.create) TRY(make_folder(options.folder));
+  auto in = std::make_unique<Internals>();
+  in->folder = options.folder;
+  TRY(in->find_or_make(options));
+  TRY(in->open_blobs(options));
+  TRY(in->open_index());
+  TRY_ASSIGN(const auto nameless, in->recover_tree());
+  in->start_services();
+  TRY(in->reap(nameless));
   for (const InodeNumber damaged : in->tree->damaged_files()) {
     log::error("{}: its data is missing", in->tree->path_of(damaged));
   }
   const bool few = in->recovery.inodes <= options.inspected_at_once;
   std::unique_ptr<Store> store(new Store(std::move(in)));
   if (!few) return store;
-  if (const auto inspected = inspect(*store, [] { return true; }); !inspected) {
+  if (const auto inspected = store->inspect([] { return true; }); !inspected) {
     log::error("not all files were inspected, which is tried again: {}", inspected.error().message());
   }
   return store;
@@ -316,6 +357,10 @@ Result<std::unique_ptr<Store>> Store::open(const StoreOptions& options) {
 Store::Store(std::unique_ptr<Internals> internals) : internals_(std::move(internals)) {}
 
 Store::~Store() = default;
+
+Result<> Store::inspect(const std::function<bool()>& go_on) {
+  return meta::inspect(*internals_->tree, *internals_->index, *internals_->blobs, *internals_->frontiers, go_on);
+}
 
 Result<> Store::close() {
   internals_->spares->stop();

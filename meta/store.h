@@ -2,15 +2,17 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
-#include "io/clone.h"
+#include "io/sharing_probe.h"
 #include "meta/blobs.h"
 #include "meta/frontiers.h"
 #include "meta/index.h"
+#include "meta/open_files.h"
 #include "meta/recovery.h"
 #include "meta/space.h"
 #include "meta/spare_blobs.h"
@@ -39,6 +41,8 @@ class Store {
   // Takes the lock (EBUSY: another daemon has it), checks format version and capability (EOPNOTSUPP without reflink,
   // naming the way out), refuses a missing, empty or truncated index beside blobs with content, recovers.
   static Result<std::unique_ptr<Store>> open(const StoreOptions& options);
+  // What open() left of the inspection after a crash (meta/inspection.h); ends early when `go_on` says false.
+  Result<> inspect(const std::function<bool()>& go_on);
   // Unmount: everything durable, clean mark written. The destructor without it leaves the store as a crash would.
   Result<> close();
   ~Store();

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 
-#include "io/lease.h"
 #include "io/log.h"
 #include "meta/names.h"
 #include "meta/time.h"
@@ -23,18 +22,18 @@ Tree::Tree(Index& index, const Blobs& blobs, Space& space, Start start)
       blobs_(blobs),
       space_(space),
       write_back_(index, blobs, [this](InodeNumber number) { return path_of(number); }),
+      health_(index, blobs, {start.next_inode, start.inspected, std::move(start.damaged)}),
       doomed_(std::move(start.doomed)),
-      first_new_(start.next_inode),
-      inspected_(start.inspected),
+      entry_added_(std::move(start.entry_added)),
+      directory_renamed_(std::move(start.directory_renamed)),
       next_inode_(start.next_inode),
       inode_limit_(start.next_inode),
       next_blob_(start.next_blob),
-      blob_limit_(start.next_blob),
-      damaged_(std::move(start.damaged)) {}
+      blob_limit_(start.next_blob) {}
 
 Result<InodeRecord> Tree::inode(InodeNumber number) const {
   TRY_ASSIGN(InodeRecord record, index_.inode(number));
-  if (record.is_live_file() && is_recovered(number)) record.flags |= kRecovered;
+  if (record.is_live_file() && health_.is_recovered(number)) record.flags |= kRecovered;
   return record;
 }
 
@@ -124,7 +123,7 @@ Result<InodeNumber> Tree::resolve(const std::string& path) const {
 Result<std::unordered_set<InodeNumber>> Tree::pinned_folders() const {
   std::vector<InodeNumber> noted;
   {
-    const std::lock_guard lock(known_mutex_);
+    const std::lock_guard lock(pinned_mutex_);
     noted.assign(pinned_.begin(), pinned_.end());
   }
   std::unordered_set<InodeNumber> folders;
@@ -142,7 +141,7 @@ Result<std::unordered_set<InodeNumber>> Tree::pinned_folders() const {
 }
 
 void Tree::note_pinned(InodeNumber step) {
-  const std::lock_guard lock(known_mutex_);
+  const std::lock_guard lock(pinned_mutex_);
   pinned_.insert(step);
 }
 
@@ -206,112 +205,62 @@ Result<> Tree::remove_xattr(InodeNumber number, const std::string& name) {
 
 Result<> Tree::sync() { return index_.sync(); }
 
-bool Tree::is_damaged(InodeNumber number) const {
-  const std::lock_guard lock(known_mutex_);
-  return damaged_.contains(number);
-}
-
-void Tree::note_damaged(InodeNumber number) {
-  const std::lock_guard lock(known_mutex_);
-  damaged_.insert(number);
-}
-
-std::vector<InodeNumber> Tree::damaged_files() const {
-  std::vector<InodeNumber> files;
-  {
-    const std::lock_guard lock(known_mutex_);
-    files.assign(damaged_.begin(), damaged_.end());
-  }
-  std::erase_if(files, [this](InodeNumber number) {
-    const auto record = index_.inode(number);
-    return record ? record.value().nlink == 0 : record.error().errno_value() == ENOENT;
-  });
-  return files;
-}
-
-void Tree::set_inspected(const std::vector<InodeNumber>& survivors_write) {
-  {
-    const std::lock_guard lock(known_mutex_);
-    recovered_.insert(survivors_write.begin(), survivors_write.end());
-  }
-  inspected_.store(true, std::memory_order_release);
-}
-
-bool Tree::is_recovered(InodeNumber number) const {
-  if (!is_inspected()) return number < first_new_;
-  {
-    const std::lock_guard lock(known_mutex_);
-    if (recovered_.empty() || !recovered_.contains(number)) return false;
-  }
-  const auto record = index_.inode(number);
-  if (record) {
-    const auto fd = blobs_.open(record.value().blob, O_RDONLY);
-    if (fd) {
-      const auto busy = io::has_writer(fd.value().get());
-      if (!busy || busy.value()) return true;
-    }
-  }
-  const std::lock_guard lock(known_mutex_);
-  recovered_.erase(number);
-  return false;
-}
-
 // --- what all changes share
 
 Result<> Tree::commit(Change change) {
   TRY(index_.commit(std::move(change.batch)));
   inode_limit_ = change.inode_limit_;
   blob_limit_ = change.blob_limit_;
-  for (const auto& [from, to] : change.owed) space_.adjust_owed(from, to);
+  for (const auto& [from, to] : change.owed_) space_.adjust_owed(from, to);
   for (const BlobNumber blob : change.doomed) doomed_(blob);
   return success();
 }
 
-InodeNumber Tree::allot_inode(Change& change) {
-  const InodeNumber number = next_inode_++;
-  if (next_inode_ > change.inode_limit_) {
-    change.inode_limit_ = next_inode_ + kNumberBlock;
-    change.batch.put_number(kInodeLimitKey, change.inode_limit_);
+InodeNumber Tree::Change::allot_inode() {
+  const InodeNumber number = tree_.next_inode_++;
+  if (tree_.next_inode_ > inode_limit_) {
+    inode_limit_ = tree_.next_inode_ + kNumberBlock;
+    batch.put_number(kInodeLimitKey, inode_limit_);
   }
   return number;
 }
 
-BlobNumber Tree::allot_blobs(Change& change, uint64_t count) {
-  const BlobNumber first = next_blob_;
-  next_blob_ += count;
-  if (next_blob_ > change.blob_limit_) {
-    change.blob_limit_ = next_blob_ + kNumberBlock;
-    change.batch.put_number(kBlobLimitKey, change.blob_limit_);
+BlobNumber Tree::Change::allot_blobs(uint64_t count) {
+  const BlobNumber first = tree_.next_blob_;
+  tree_.next_blob_ += count;
+  if (tree_.next_blob_ > blob_limit_) {
+    blob_limit_ = tree_.next_blob_ + kNumberBlock;
+    batch.put_number(kBlobLimitKey, blob_limit_);
   }
   return first;
 }
 
-void Tree::add_child(Change& change, InodeNumber parent_number, InodeRecord& parent, const std::string& name,
-                     InodeNumber number, const InodeRecord& child) {
+void Tree::Change::add_child(InodeNumber parent_number, InodeRecord& parent, const std::string& name,
+                             InodeNumber number, const InodeRecord& child) {
   parent.mtime = parent.ctime = now();
   if (child.is_dir()) ++parent.nlink;
-  change.batch.put(number, child);
-  change.batch.put_entry(parent_number, name, {number, child.mode & S_IFMT});
+  batch.put(number, child);
+  batch.put_entry(parent_number, name, {number, child.mode & S_IFMT});
 }
 
-Result<> Tree::drop_reference(Change& change, BlobNumber blob) {
-  TRY_ASSIGN(BlobRecord record, change.batch.blob(blob));
+Result<> Tree::Change::drop_reference(BlobNumber blob) {
+  TRY_ASSIGN(BlobRecord record, batch.blob(blob));
   if (record.references > 1) {
     --record.references;
-    change.batch.put_blob(blob, record);
+    batch.put_blob(blob, record);
     return success();
   }
   record.references = 0;
   record.state = BlobState::doomed;
-  change.batch.put_blob(blob, record);
-  change.doomed.push_back(blob);
+  batch.put_blob(blob, record);
+  doomed.push_back(blob);
   return success();
 }
 
-void Tree::set_owed(Change& change, InodeRecord& record, uint64_t owed) {
-  if (record.owed == owed) return;
-  change.owed.emplace_back(record.owed, owed);
-  record.owed = owed;
+void Tree::Change::set_owed(InodeRecord& record, uint64_t bytes) {
+  if (record.owed == bytes) return;
+  owed_.emplace_back(record.owed, bytes);
+  record.owed = bytes;
 }
 
 Result<InodeNumber> Tree::step_of(InodeNumber number) const {

@@ -1,12 +1,12 @@
 // The tree of inodes: names, attributes, xattrs, and which blob a file is. The only way to change the index (through
 // Index's one write path), and the only place that makes, truncates or dooms blobs.
 //
-// It knows nothing of FUSE. What it has to know about open files it asks through OpenFiles. Permissions are the
-// kernel's business (default_permissions), but for what design.md forbids to everybody: writing into frozen files and
-// sealed steps (EPERM), removing or renaming /steps and /views (EBUSY).
+// It knows nothing of FUSE, nor of open files. Permissions are the kernel's business (default_permissions), but for
+// what is forbidden to everybody: writing into frozen files and sealed steps (EPERM), removing or renaming /steps and
+// /views (EBUSY).
 //
 // Thread safety: every member may be called from any thread. Lock: mutex_ (order: before Index's own), held for the
-// length of one change of the index, never across a sync, a clone, or a call into OpenFiles.
+// length of one change of the index, never across a sync, a clone, or a call into OpenFiles (meta/open_files.h).
 #pragma once
 
 #include <atomic>
@@ -21,6 +21,7 @@
 
 #include "io/fd.h"
 #include "meta/blobs.h"
+#include "meta/file_health.h"
 #include "meta/gate.h"
 #include "meta/index.h"
 #include "meta/space.h"
@@ -28,27 +29,6 @@
 #include "meta/write_back.h"
 
 namespace ckptfs::meta {
-
-// What the mount knows about open files; implemented by fs/, and by a stand-in where nothing is mounted.
-class OpenFiles {
- public:
-  virtual ~OpenFiles() = default;
-  virtual bool open_for_writing(InodeNumber inode) const = 0;
-  virtual bool open_at_all(InodeNumber inode) const = 0;
-  // Has anybody any file open for writing?
-  virtual bool writing() const = 0;
-  // Brings what the kernel still holds of these files (dirty pages of mappings in direct mode) into their blobs.
-  // Called with no lock and no gate held; may wait for the daemon's own workers.
-  virtual Result<> write_back(const std::vector<InodeNumber>& inodes) = 0;
-  // A file that is being adopted ends where it was written to, from now on in its blob too. Never waits for a gate.
-  virtual Result<> cut(InodeNumber inode) = 0;
-  // The kernel's cached attributes and pages of `inode` are out of date. Never waits; sent by a thread of its own.
-  virtual void invalidate(InodeNumber inode) = 0;
-  // What the kernel remembers under this name is out of date. Never waits, as above.
-  virtual void invalidate_name(InodeNumber folder, const std::string& name) = 0;
-  // Blocks were deduplicated: nothing but who has a file open holds on to those that were freed.
-  virtual void let_go() = 0;
-};
 
 struct Attributes {
   InodeRecord record;
@@ -80,8 +60,11 @@ class Tree {
     InodeNumber next_inode = 0;
     BlobNumber next_blob = 0;
     std::function<void(BlobNumber)> doomed;
+    // Told of names that came, once the change is made, with no lock held (meta/step_detection.h).
+    std::function<void(InodeNumber folder, const DirectoryEntry& entry)> entry_added;
+    std::function<void(InodeNumber directory)> directory_renamed;
     std::unordered_set<InodeNumber> damaged;  // blob missing or short
-    bool inspected = true;                    // false after a crash: see inspected()
+    bool inspected = true;                    // false after a crash: see FileHealth
   };
   Tree(Index& index, const Blobs& blobs, Space& space, Start start);
 
@@ -176,10 +159,11 @@ class Tree {
   // --- durability. Makes every change made so far durable (data of new blobs' names first); concurrent calls share.
   Result<> sync();
 
-  bool is_damaged(InodeNumber inode) const;
-  void note_damaged(InodeNumber inode);
-  // Those that are still there.
-  std::vector<InodeNumber> damaged_files() const;
+  bool is_damaged(InodeNumber inode) const { return health_.is_damaged(inode); }
+  std::vector<InodeNumber> damaged_files() const { return health_.damaged_files(); }
+  bool is_inspected() const { return health_.is_inspected(); }
+  FileHealth& health() { return health_; }
+  const FileHealth& health() const { return health_; }
   // Files of which finished_writing could not read what it is about; each is logged.
   uint64_t release_errors() const { return release_errors_; }
   Gate& gate() { return gate_; }
@@ -191,44 +175,43 @@ class Tree {
     Batch batch;
     // A blob whose last reference this change drops; told on once it is committed.
     std::vector<BlobNumber> doomed;
-    std::vector<std::pair<uint64_t, uint64_t>> owed;  // from, to
+
+    InodeNumber allot_inode();
+    BlobNumber allot_blobs(uint64_t count);
+    // Puts a new directory or file below `parent` into the change; `parent` is updated, not yet put.
+    void add_child(InodeNumber parent_number, InodeRecord& parent, const std::string& name, InodeNumber number,
+                   const InodeRecord& child);
+    Result<> drop_reference(BlobNumber blob);
+    void set_owed(InodeRecord& record, uint64_t bytes);
+    // From the change that says what these files owe behind their clones until the clones are made: finished_writing()
+    // leaves them alone, and reads again what it read meanwhile. One save or seal at a time; see end_cloning().
+    void begin_cloning(const std::unordered_set<InodeNumber>& files);
 
    private:
     friend class Tree;
     explicit Change(Tree& tree)
-        : batch(tree.index_), lock_(tree.mutex_), inode_limit_(tree.inode_limit_), blob_limit_(tree.blob_limit_) {}
+        : batch(tree.index_),
+          tree_(tree),
+          lock_(tree.mutex_),
+          inode_limit_(tree.inode_limit_),
+          blob_limit_(tree.blob_limit_) {}
+    Tree& tree_;
     std::unique_lock<std::mutex> lock_;
     InodeNumber inode_limit_;  // the tree's, once it is committed
     BlobNumber blob_limit_;
+    std::vector<std::pair<uint64_t, uint64_t>> owed_;  // from, to
   };
   Change begin() { return Change(*this); }
   Result<> commit(Change change);
+  // The clones are made, or will not be.
+  void end_cloning();
   // While this stays what it was, nothing in the tree has changed.
   uint64_t version() {
     const std::lock_guard lock(mutex_);
     return index_.commits();
   }
-  InodeNumber allot_inode(Change& change);
-  BlobNumber allot_blobs(Change& change, uint64_t count);
-  // Puts a new directory or file below `parent` into the change; `parent` is updated, not yet put.
-  void add_child(Change& change, InodeNumber parent_number, InodeRecord& parent, const std::string& name,
-                 InodeNumber number, const InodeRecord& child);
-  Result<> drop_reference(Change& change, BlobNumber blob);
-  void set_owed(Change& change, InodeRecord& record, uint64_t owed);
-  // What a file of `size` bytes owes from the moment that all of it is shared.
-  static uint64_t owed_by_clone(uint64_t size);
-  // From the change that says what these files owe behind their clones until the clones are made: finished_writing()
-  // leaves them alone, and reads again what it read meanwhile. One save or seal at a time.
-  void begin_cloning(const Change& change, const std::unordered_set<InodeNumber>& files);
-  void end_cloning();
   // The step that `inode` (a directory) lies in or is; 0: none.
   Result<InodeNumber> step_of(InodeNumber directory) const;
-  // After a crash: has every file been looked at (meta/inspection.h)?
-  bool is_inspected() const { return inspected_.load(std::memory_order_acquire); }
-  void set_inspected(const std::vector<InodeNumber>& survivors_write);
-  // True of a live file while a writer that survived the last daemon has it open; forgets it once that is over. Until
-  // all are inspected, of each that was there before.
-  bool is_recovered(InodeNumber inode) const;
   // The file holds something else than its digests say: somebody wrote to it, and the index lost that in a crash.
   Result<> note_changed(InodeNumber inode);
   // Reads the extents of each swap file that owes again.
@@ -259,24 +242,23 @@ class Tree {
   const Blobs& blobs_;
   Space& space_;
   mutable WriteBack write_back_;  // an open for writing changes what it knows, and nothing else
+  FileHealth health_;
   Gate gate_;
   const std::function<void(BlobNumber)> doomed_;
+  const std::function<void(InodeNumber, const DirectoryEntry&)> entry_added_;
+  const std::function<void(InodeNumber)> directory_renamed_;
   std::atomic<uint64_t> release_errors_{0};
-  const InodeNumber first_new_;  // inodes below were there at the start
-  std::atomic<bool> inspected_;
 
-  std::mutex mutex_;                                   // one change of the tree at a time
-  InodeNumber next_inode_;                             // guarded by mutex_
-  InodeNumber inode_limit_;                            // guarded by mutex_; recorded in the index
-  BlobNumber next_blob_;                               // guarded by mutex_
-  BlobNumber blob_limit_;                              // guarded by mutex_; recorded in the index
-  std::unordered_set<InodeNumber> cloning_;            // guarded by mutex_
-  uint64_t clonings_ = 0;                              // guarded by mutex_; begun, and ended
-  std::set<uint64_t> trainers_;                        // guarded by mutex_; when those began that wrote live swap files
-  mutable std::mutex known_mutex_;                     // leaf lock
-  mutable std::unordered_set<InodeNumber> recovered_;  // guarded by known_mutex_
-  std::unordered_set<InodeNumber> damaged_;            // guarded by known_mutex_
-  std::unordered_set<InodeNumber> pinned_;             // guarded by known_mutex_; were once, and may be no more
+  std::mutex mutex_;                         // one change of the tree at a time
+  InodeNumber next_inode_;                   // guarded by mutex_
+  InodeNumber inode_limit_;                  // guarded by mutex_; recorded in the index
+  BlobNumber next_blob_;                     // guarded by mutex_
+  BlobNumber blob_limit_;                    // guarded by mutex_; recorded in the index
+  std::unordered_set<InodeNumber> cloning_;  // guarded by mutex_
+  uint64_t clonings_ = 0;                    // guarded by mutex_; begun, and ended
+  std::set<uint64_t> trainers_;              // guarded by mutex_; when those began that wrote live swap files
+  mutable std::mutex pinned_mutex_;          // leaf lock
+  std::unordered_set<InodeNumber> pinned_;   // guarded by pinned_mutex_; were once, and may be no more
 };
 
 }  // namespace ckptfs::meta

@@ -139,14 +139,9 @@ Result<> Tree::note_changed(InodeNumber number) {
   return commit(std::move(change));
 }
 
-uint64_t Tree::owed_by_clone(uint64_t size) {
-  const uint64_t unit = io::cow_extent_hint(size);
-  return (size + unit - 1) / unit * unit;
-}
-
-void Tree::begin_cloning(const Change&, const std::unordered_set<InodeNumber>& files) {
-  cloning_.insert(files.begin(), files.end());
-  ++clonings_;
+void Tree::Change::begin_cloning(const std::unordered_set<InodeNumber>& files) {
+  tree_.cloning_.insert(files.begin(), files.end());
+  ++tree_.clonings_;
 }
 
 void Tree::end_cloning() {
@@ -192,7 +187,7 @@ Result<bool> Tree::try_recount_owed(InodeNumber number) {
   if (clonings_ != clonings) return false;
   TRY_ASSIGN(InodeRecord record, index_.inode(number));
   if (record.owed != before.owed || record.owed == owed || record.nlink == 0) return true;
-  set_owed(change, record, owed);
+  change.set_owed(record, owed);
   change.batch.put(number, record);
   TRY(commit(std::move(change)));
   return true;

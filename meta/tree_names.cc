@@ -9,7 +9,6 @@
 #include "io/fault.h"
 #include "io/log.h"
 #include "meta/names.h"
-#include "meta/steps.h"
 #include "meta/time.h"
 #include "meta/tree.h"
 
@@ -52,12 +51,6 @@ void drop_folder_from(InodeRecord& parent) {
   if (parent.nlink != 0) --parent.nlink;
 }
 
-// The change itself is made; a series that is not noted now is with the next file of a step.
-void warn(const Tree& tree, InodeNumber folder, const Result<>& noted) {
-  if (noted || noted.error().errno_value() == ENOENT) return;
-  log::warn("{}: whether it is a step was not looked at: {}", tree.path_of(folder), noted.error().message());
-}
-
 }  // namespace
 
 Result<Attributes> Tree::make(InodeNumber parent_number, const std::string& name, const NewNode& node,
@@ -86,12 +79,12 @@ Result<Attributes> Tree::make(InodeNumber parent_number, const std::string& name
     const bool swap = (parent.flags & kSwap) != 0 || (record.is_dir() && is_swap_folder_name(name));
     if (swap && (record.is_dir() || regular)) record.flags |= kSwap;
     if (regular && is_swap_file_name(name)) note_maker(parent, caller);
-    const InodeNumber number = allot_inode(change);
+    const InodeNumber number = change.allot_inode();
     if (regular) {
-      allot_blobs(change, 0);
+      change.allot_blobs(0);
       change.batch.put_blob(blob, {});
     }
-    add_child(change, parent_number, parent, name, number, record);
+    change.add_child(parent_number, parent, name, number, record);
     change.batch.put(parent_number, parent);
     TRY(commit(std::move(change)));
     Attributes attributes;
@@ -99,8 +92,7 @@ Result<Attributes> Tree::make(InodeNumber parent_number, const std::string& name
     fill_stat(number, attributes);
     return attributes;
   }();
-  if (made)
-    warn(*this, parent_number, note_entry(*this, parent_number, {name, made.value().stat.st_ino, node.mode & S_IFMT}));
+  if (made) entry_added_(parent_number, {name, made.value().stat.st_ino, node.mode & S_IFMT});
   if (!regular) return made;
   if (made) return attributes(made.value().stat.st_ino);
   if (const auto removed = blobs_.remove(blob); !removed) {
@@ -124,11 +116,11 @@ Result<Attributes> Tree::link(InodeNumber number, InodeNumber parent_number, con
     if (there) return Error(EEXIST);
     ++record.nlink;
     record.ctime = now();
-    add_child(change, parent_number, parent, name, number, record);
+    change.add_child(parent_number, parent, name, number, record);
     change.batch.put(parent_number, parent);
     TRY(commit(std::move(change)));
   }
-  warn(*this, parent_number, note_entry(*this, parent_number, {name, number, S_IFREG}));
+  entry_added_(parent_number, {name, number, S_IFREG});
   return attributes(number);
 }
 
@@ -155,7 +147,7 @@ Result<bool> Tree::begin_removal(Change& change, InodeNumber parent_number, cons
 Result<> Tree::drop_name(Change& change, InodeNumber number, InodeRecord& record) {
   record.nlink = record.is_dir() ? 0 : record.nlink - 1;
   record.ctime = now();
-  if (record.nlink == 0) set_owed(change, record, 0);
+  if (record.nlink == 0) change.set_owed(record, 0);
   if (record.is_dir() && (record.flags & kStep) != 0) change.batch.erase_step(number);
   if (record.is_dir()) change.batch.erase_map(number);
   change.batch.put(number, record);
@@ -262,7 +254,7 @@ Result<bool> Tree::relabel_one(Change& change, InodeNumber number, InodeRecord& 
       TRY_ASSIGN(const struct stat blob, blobs_.stat(record.blob));
       owed = static_cast<uint64_t>(blob.st_size);
     }
-    set_owed(change, record, owed);
+    change.set_owed(record, owed);
   }
   change.batch.put(number, record);
   return true;
@@ -328,8 +320,8 @@ Result<std::optional<Dropped>> Tree::rename(InodeNumber old_number, const std::s
   change.batch.put(old_number, old_parent);
   if (!same_folder) change.batch.put(new_number, new_parent);
   TRY(commit(std::move(change)));
-  warn(*this, new_number, note_entry(*this, new_number, {new_name, entry.inode, entry.type}));
-  if (moved.is_dir()) warn(*this, entry.inode, note_directory(*this, entry.inode));
+  entry_added_(new_number, {new_name, entry.inode, entry.type});
+  if (moved.is_dir()) directory_renamed_(entry.inode);
   return dropped;
 }
 
@@ -375,7 +367,7 @@ Result<Tree::Moved> Tree::move_all(InodeNumber from_number, InodeNumber to_numbe
     change.batch.put(to_number, to);
     TRY(commit(std::move(change)));
   }
-  for (const DirectoryEntry& entry : moved.entries) warn(*this, to_number, note_entry(*this, to_number, entry));
+  for (const DirectoryEntry& entry : moved.entries) entry_added_(to_number, entry);
   return moved;
 }
 
@@ -445,7 +437,7 @@ void Tree::reap(InodeNumber number) {
     TRY_ASSIGN(const auto names, index_.xattr_names(number));
     for (const std::string& name : names) change.batch.erase_xattr(number, name);
     change.batch.erase_inode(number);
-    if (record.blob != 0) TRY(drop_reference(change, record.blob));
+    if (record.blob != 0) TRY(change.drop_reference(record.blob));
     return commit(std::move(change));
   }();
   // What could not be recorded now is done at the next start: the inode without a name is on record.

@@ -12,8 +12,8 @@
 
 #include "fs/cli/system.h"
 #include "io/aligned_buffer.h"
-#include "io/clone.h"
 #include "io/fd.h"
+#include "io/sharing_probe.h"
 #include "io/unmount.h"
 
 namespace ckptfs::fs::cli {

@@ -15,6 +15,7 @@
 #include "meta/formats/manifest.h"
 #include "meta/names.h"
 #include "meta/partial.h"
+#include "meta/seal.h"
 #include "meta/steps.h"
 
 namespace ckptfs::fs {

@@ -11,6 +11,7 @@
 #include "fs/ops/filesystem.h"
 #include "meta/accounting.h"
 #include "meta/save.h"
+#include "meta/source.h"
 #include "meta/steps.h"
 
 namespace ckptfs::fs {

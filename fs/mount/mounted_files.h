@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "meta/tree.h"
+#include "meta/open_files.h"
 
 namespace ckptfs::fs {
 

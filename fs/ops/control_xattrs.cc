@@ -6,6 +6,7 @@
 #include "fs/open/walk.h"
 #include "meta/accounting.h"
 #include "meta/policy.h"
+#include "meta/source.h"
 #include "meta/steps.h"
 
 namespace ckptfs::fs {

@@ -9,6 +9,7 @@
 
 #include "meta/formats/map_budget.h"
 #include "meta/formats/pickle_access.h"
+#include "meta/formats/pickle_reader.h"
 #include "meta/formats/torch_file.h"
 
 namespace ckptfs::meta::formats {
@@ -122,7 +123,7 @@ class Folder {
     };
     auto pickle = [&]() -> Result<Pickle> {
       TRY_ASSIGN(auto bytes, files_.read(metadata_, Pickle::kMostBytes));
-      return Pickle::read(std::move(bytes));
+      return read_pickle(std::move(bytes));
     }();
     if (!pickle) return problem(pickle.error().message());
     const auto metadata = pickle.value().root().state();

@@ -2,16 +2,15 @@
 
 #include <algorithm>
 #include <array>
-#include <functional>
 #include <map>
 #include <set>
-#include <span>
 #include <utility>
 
-#include "io/json.h"
+#include "meta/formats/deepspeed_compose.h"
 #include "meta/formats/deepspeed_files.h"
+#include "meta/formats/deepspeed_ids.h"
 #include "meta/formats/deepspeed_names.h"
-#include "meta/formats/map_budget.h"
+#include "meta/formats/map_builder.h"
 #include "meta/formats/pickle_access.h"
 #include "meta/formats/shards.h"
 #include "meta/formats/torch_file.h"
@@ -24,51 +23,7 @@ using Value = Pickle::Value;
 constexpr size_t kMostStates = 16;  // of a group
 // Bytes; runtime/swap_tensor/optimizer_utils.py, MIN_AIO_BYTES
 constexpr uint64_t kSmallestSwapped = uint64_t{1} << 20;
-constexpr const char* kMaster = "fp32";
-constexpr const char* kCompute = "param";
 constexpr std::array<std::string_view, 2> kMoments{"exp_avg", "exp_avg_sq"};
-// Of our map of names to ds_ids.
-constexpr io::JsonBounds kIdsBounds{
-    .bytes = uint64_t{16} << 20, .values = io::kAnyNumber, .text = uint64_t{64} << 10, .depth = 8};
-
-// What a torch file cannot be opened for: one that was not written to its end says so.
-Problem::Kind kind_of(const Error& error) {
-  return error.errno_value() == ENODATA ? Problem::Kind::missing : Problem::Kind::unreadable;
-}
-
-// {"layers.0.weight": 3, ...}, of the parameters that there are.
-class IdsReader : public io::JsonVisitor {
- public:
-  explicit IdsReader(std::map<std::string_view, std::optional<uint64_t>>& ids) : ids_(ids) {}
-
-  bool start_object(size_t) override { return begin(true); }
-  bool start_array(size_t) override { return begin(false); }
-  bool end_object() override { return end(); }
-  bool end_array() override { return end(); }
-  bool key(string_t& key) override {
-    if (depth_ == 1) name_ = key;
-    return true;
-  }
-  bool number_unsigned(number_unsigned_t id) override {
-    const auto known = depth_ == 1 ? ids_.find(name_) : ids_.end();
-    if (known != ids_.end()) known->second = id;
-    return true;
-  }
-
- private:
-  bool begin(bool object) {
-    if (++depth_ == 1 && !object) return fails(Error(EBADMSG, "it is no map of names to numbers"));
-    return true;
-  }
-  bool end() {
-    --depth_;
-    return true;
-  }
-
-  std::map<std::string_view, std::optional<uint64_t>>& ids_;
-  unsigned depth_ = 0;
-  std::string name_;
-};
 
 // A rank's file of a state of a group.
 struct SwappedState {
@@ -78,102 +33,45 @@ struct SwappedState {
 // By the group's name, "0_6".
 using SwappedStates = std::map<std::string_view, std::vector<SwappedState>>;
 
-// Parameters that the optimizer has as one.
-struct Group {
-  std::vector<Member> members;
-  uint64_t part = 0;  // elements of one rank, in stage 3
-  std::optional<GroupName> name;
-  std::map<std::string, Flats> states;
-};
-
 class Reader {
  public:
   Reader(const StepFiles& files, const std::string& folder) : files_(files), found_(find_files(files, folder)) {}
 
   TensorMap read() {
-    for (const auto& [file, reason] : found_.foreign) is_foreign(file, reason);
-    if (foreign_) return std::move(map_);  // joined as if they were not, they would be wrong
+    for (const auto& [file, reason] : found_.foreign) builder_.give_up(file, reason);
+    if (builder_.is_given_up()) return std::move(builder_.map());  // joined as if they were not, they would be wrong
     if (!read_first_model()) {
       leave_undivided();
-      return std::move(map_);
+      return std::move(builder_.map());
     }
-    if (foreign_) return nothing();
+    if (builder_.is_given_up()) return nothing();
     for (unsigned rank = 0; rank < ranks_.size(); ++rank) read_optimizer(rank);
-    if (foreign_) return nothing();
+    if (builder_.is_given_up()) return nothing();
     read_other_models();
     read_ids();
-    for (Group& group : groups_) compose(group);
-    compose_frozen();
-    if (foreign_) return nothing();
-    return std::move(map_);
+    compose(parts_, ranks_, builder_);
+    if (builder_.is_given_up()) return nothing();
+    return std::move(builder_.map());
   }
 
  private:
-  void problem(std::optional<uint32_t> file, const std::string& reason,
-               Problem::Kind kind = Problem::Kind::unreadable) {
-    const Problem found{file ? files_.list()[*file].path : std::string(), reason, kind};
-    const bool first = kind != Problem::Kind::left_out && !std::exchange(told_[static_cast<size_t>(kind)], true);
-    if (map_.problems.size() < kMostProblems) {
-      map_.problems.push_back(found);
-    } else if (first) {
-      map_.problems.back() = found;  // of each kind that matters there is one
-    }
-  }
-  void missing(std::optional<uint32_t> file, const std::string& reason) {
-    problem(file, reason, Problem::Kind::missing);
-  }
-  void left_out(std::optional<uint32_t> file, const std::string& reason) {
-    problem(file, reason, Problem::Kind::left_out);
-  }
-
-  // Calls `with` on a torch file that is open during the call.
-  void with_file(uint32_t index, const std::function<void(TorchFile&)>& with) {
-    const auto descriptor = files_.open(index);
-    if (!descriptor) return problem(index, descriptor.error().message());
-    auto file = TorchFile::open(files_.limited(descriptor.value()));
-    if (!file) return problem(index, file.error().message(), kind_of(file.error()));
-    with(file.value());
-  }
-
-  // The tensor's bytes; none, with the problem told: it is none, or cannot be read.
-  std::optional<Flat> flat_of(uint32_t index, TorchFile& file, const Value& value, const std::string& what) {
-    const auto tensor = TorchFile::tensor(value);
-    if (!tensor || !tensor.value()) {
-      problem(index, what + ": " + (tensor ? "not a tensor" : tensor.error().message()));
-      return std::nullopt;
-    }
-    const auto range = file.range(*tensor.value());
-    if (!range) {
-      problem(index, what + ": " + range.error().message());
-      return std::nullopt;
-    }
-    return Flat{{index, range.value().offset, range.value().size}, tensor.value()->dtype};
-  }
-
-  // Whether there is room for that much more.
-  template <class Size>
-  bool has_room(const Size& size) {
-    if (!foreign_ && !budget_.take(size)) is_foreign(std::nullopt, kTooManyTensors);
-    return !foreign_;
-  }
-  bool has_room_for(const Member& member) { return has_room(sizeof(Member) + 2 * member.name.size()); }
-
   // model_states.pt of the first rank, which tells what there is.
   bool read_first_model() {
     const auto first = found_.common_model ? found_.common_model : ranks_.empty() ? std::nullopt : ranks_[0].model;
     if (!first) return false;
     bool read = false;
-    with_file(*first, [&](TorchFile& file) {
+    builder_.with_file(*first, [&](TorchFile& file) {
       const Value root = file.root();
       read_config(root.find("ds_config"));
       const auto model_world = number_of(root.find("mp_world_size"));
-      if (model_world && *model_world != 1) return is_foreign(first, "model parallel checkpoints are not read");
+      if (model_world && *model_world != 1) return builder_.give_up(first, "model parallel checkpoints are not read");
       for (const char* const experts : {"ds_autoep_layers", "autoep_layers"}) {
         const auto layers = root.find(experts);
-        if (layers && !layers->is_none()) return is_foreign(first, "experts that are spread over ranks are not read");
+        if (layers && !layers->is_none())
+          return builder_.give_up(first, "experts that are spread over ranks are not read");
       }
       const auto optimizer = root.find("optimizer");  // where ZeRO has none, it has files of its own
-      if (optimizer && !optimizer->is_none()) return is_foreign(first, "checkpoints without ZeRO are not read");
+      if (optimizer && !optimizer->is_none()) return builder_.give_up(first, "checkpoints without ZeRO are not read");
       if (const auto world = number_of(root.find("dp_world_size"))) expect_ranks(*world);
       read_groups(*first, root.find("param_shapes"));
       read_frozen_shapes(*first, root.find("frozen_param_shapes"));
@@ -186,17 +84,10 @@ class Reader {
     return read;
   }
 
-  // A layout that is not read: its parts put together as those of another would be wrong.
-  void is_foreign(std::optional<uint32_t> file, const std::string& reason,
-                  Problem::Kind kind = Problem::Kind::unreadable) {
-    foreign_ = true;
-    problem(file, reason, kind);
-  }
-
   TensorMap nothing() {
-    map_.parameters.clear();
-    map_.tied.clear();
-    return std::move(map_);
+    builder_.map().parameters.clear();
+    builder_.map().tied.clear();
+    return std::move(builder_.map());
   }
 
   // As a save alone leaves them.
@@ -204,7 +95,7 @@ class Reader {
     for (unsigned number = 0; number < ranks_.size(); ++number) {
       for (const auto& [name, index] : ranks_[number].swapped) {
         const auto group = parse_group_name(name);
-        map_.undivided.push_back({group->first, group->last, number, group->state, index});
+        builder_.map().undivided.push_back({group->first, group->last, number, group->state, index});
       }
     }
   }
@@ -212,12 +103,14 @@ class Reader {
   void expect_ranks(int64_t count) {
     // Each rank has a file at least.
     if (count <= 0 || static_cast<uint64_t>(count) > files_.list().size()) {
-      return is_foreign(std::nullopt, "it is of " + std::to_string(count) + " ranks, of which not all have files here",
-                        count <= 0 || node_local_ ? Problem::Kind::unreadable : Problem::Kind::missing);
+      return builder_.give_up(std::nullopt,
+                              "it is of " + std::to_string(count) + " ranks, of which not all have files here",
+                              count <= 0 || node_local_ ? Problem::Kind::unreadable : Problem::Kind::missing);
     }
     const auto world = static_cast<size_t>(count);
     if (ranks_.size() > world) {
-      left_out(std::nullopt, "files of more than its " + std::to_string(world) + " ranks lie here, of another save");
+      builder_.left_out(std::nullopt,
+                        "files of more than its " + std::to_string(world) + " ranks lie here, of another save");
     }
     ranks_.resize(world);
   }
@@ -227,7 +120,7 @@ class Reader {
     const auto name = short_text(told.first);
     auto shape = shape_of(told.second);
     if (!name || !shape) {
-      problem(file, std::string(where) + ": the shape of a parameter cannot be one");
+      builder_.problem(file, std::string(where) + ": the shape of a parameter cannot be one");
       return std::nullopt;
     }
     const uint64_t elements = *elements_of(*shape);
@@ -235,19 +128,19 @@ class Reader {
   }
 
   void read_groups(uint32_t file, const std::optional<Value>& shapes) {
-    if (!shapes) return problem(file, "it has no param_shapes");
+    if (!shapes) return builder_.problem(file, "it has no param_shapes");
     for (size_t at = 0; at < shapes->size(); ++at) {
-      Group group;
+      ParameterGroup group;
       const Value dict = (*shapes)[at];
       for (size_t member = 0; member < dict.pairs(); ++member) {
         auto known = member_of(file, dict.pair(member), "param_shapes");
-        if (!known) foreign_ = true;
-        if (!known || !has_room_for(*known)) return;
+        if (!known) builder_.give_up();
+        if (!known || !builder_.has_room_for(*known)) return;
         group.part += divide_up(known->elements, ranks_.size());
         group.members.push_back(*std::move(known));
       }
-      if (!has_room(sizeof(Group))) return;
-      groups_.push_back(std::move(group));
+      if (!builder_.has_room(sizeof(ParameterGroup))) return;
+      parts_.groups.push_back(std::move(group));
     }
   }
 
@@ -255,25 +148,25 @@ class Reader {
     for (size_t at = 0; shapes && at < shapes->pairs(); ++at) {
       auto known = member_of(file, shapes->pair(at), "frozen_param_shapes");
       if (!known) continue;
-      if (!has_room_for(*known)) return;
-      frozen_.push_back(*std::move(known));
+      if (!builder_.has_room_for(*known)) return;
+      parts_.frozen.push_back(*std::move(known));
     }
   }
 
   // The rank's parts of frozen parameters.
   void read_fragments(uint32_t index, unsigned rank_number, TorchFile& file) {
     const auto fragments = by_name(file.root().find("frozen_param_fragments"));
-    for (const Member& member : frozen_) {
+    for (const Member& member : parts_.frozen) {
       const auto fragment = fragments.find(member.name);
       if (fragment == fragments.end()) {
-        left_out(index, "frozen_param_fragments lacks " + member.name);
+        builder_.left_out(index, "frozen_param_fragments lacks " + member.name);
         continue;
       }
-      Flats& flats = fragments_[member.name];
+      Flats& flats = parts_.fragments[member.name];
       const size_t parts = found_.common_model ? 1 : ranks_.size();
-      if (flats.empty() && !has_room(parts * sizeof(Flats::value_type))) return;
+      if (flats.empty() && !builder_.has_room(parts * sizeof(Flats::value_type))) return;
       flats.resize(parts);
-      flats[rank_number] = flat_of(index, file, fragment->second, "frozen parameter " + member.name);
+      flats[rank_number] = builder_.flat_of(index, file, fragment->second, "frozen parameter " + member.name);
     }
   }
 
@@ -286,14 +179,14 @@ class Reader {
         lacks_file(number, "model_states.pt");
         continue;
       }
-      with_file(*model, [&](TorchFile& file) { read_fragments(*model, number, file); });
+      builder_.with_file(*model, [&](TorchFile& file) { read_fragments(*model, number, file); });
     }
   }
 
   // With node-local storage it lies on another machine.
   void lacks_file(unsigned number, const std::string& name) {
     const auto kind = node_local_ ? Problem::Kind::unreadable : Problem::Kind::missing;
-    problem(std::nullopt, "rank " + std::to_string(number) + " has no " + name, kind);
+    builder_.problem(std::nullopt, "rank " + std::to_string(number) + " has no " + name, kind);
   }
 
   void read_buffers(uint32_t index, TorchFile& file) {
@@ -303,29 +196,23 @@ class Reader {
       const auto name = short_text((*names)[at]);
       const auto value = name ? module.find(*name) : module.end();
       if (value == module.end()) {
-        left_out(index, "module lacks a buffer that buffer_names has");
+        builder_.left_out(index, "module lacks a buffer that buffer_names has");
         continue;
       }
-      if (auto tensor = whole(index, file, value->second, "buffer " + std::string(*name))) {
-        if (!add_whole(*name, Parameter::Kind::buffer, *std::move(tensor))) return;
+      if (auto tensor = builder_.whole(index, file, value->second, "buffer " + std::string(*name))) {
+        if (!builder_.add_whole(*name, Parameter::Kind::buffer, *std::move(tensor))) return;
       }
     }
   }
 
-  // False: there is no room for it.
-  bool add_whole(std::string_view name, Parameter::Kind kind, Tensor tensor) {
-    Parameter parameter{std::string(name), kind, std::nullopt, {}};
-    parameter.states.emplace(kCompute, std::move(tensor));
-    if (!has_room(parameter)) return false;
-    map_.parameters.push_back(std::move(parameter));
-    return true;
-  }
-
-  // A tensor that one file holds all of.
-  std::optional<Tensor> whole(uint32_t index, TorchFile& file, const Value& value, const std::string& what) {
-    const auto flat = flat_of(index, file, value, what);
-    if (!flat) return std::nullopt;
-    return Tensor{flat->dtype, TorchFile::tensor(value).value()->shape, {flat->piece}};
+  void read_ids() {
+    if (!found_.ids) return;
+    for (const ParameterGroup& group : parts_.groups) {
+      for (const Member& member : group.members) parts_.ids.emplace(member.name, std::nullopt);
+    }
+    for (const Member& member : parts_.frozen) parts_.ids.emplace(member.name, std::nullopt);
+    const auto read = formats::read_ids(files_, *found_.ids, parts_.ids);
+    if (!read) builder_.left_out(*found_.ids, read.error().message());
   }
 
   void read_tied(const std::optional<Value>& shared) {
@@ -333,8 +220,8 @@ class Reader {
       const auto pair = shared->pair(at);
       const auto name = short_text(pair.first), same_as = short_text(pair.second);
       if (!name || !same_as) continue;
-      if (!has_room(sizeof(Tied) + name->size() + same_as->size())) return;
-      map_.tied.push_back({std::string(*name), std::string(*same_as)});
+      if (!builder_.has_room(sizeof(Tied) + name->size() + same_as->size())) return;
+      builder_.map().tied.push_back({std::string(*name), std::string(*same_as)});
     }
   }
 
@@ -342,27 +229,27 @@ class Reader {
   void read_compute(uint32_t index, TorchFile& file) {
     const auto named = by_name(file.root().find("module"));
     std::set<std::string_view> known;
-    for (const Group& group : groups_) {
+    for (const ParameterGroup& group : parts_.groups) {
       for (const Member& member : group.members) {
         known.insert(member.name);
         const auto value = named.find(member.name);
         if (value == named.end()) continue;
-        auto tensor = whole(index, file, value->second, member.name);
+        auto tensor = builder_.whole(index, file, value->second, member.name);
         if (!tensor) continue;
-        if (!has_room(*tensor)) return;
-        compute_.emplace(member.name, *std::move(tensor));
+        if (!builder_.has_room(*tensor)) return;
+        parts_.compute.emplace(member.name, *std::move(tensor));
       }
     }
-    for (const Member& member : frozen_) known.insert(member.name);
-    for (const Tied& tied : map_.tied) known.insert(tied.name);
+    for (const Member& member : parts_.frozen) known.insert(member.name);
+    for (const Tied& tied : builder_.map().tied) known.insert(tied.name);
     const auto module = file.root().find("module");
     std::set<std::string, std::less<>> buffers;
-    for (const Parameter& buffer : map_.parameters) buffers.insert(buffer.name);
+    for (const Parameter& buffer : builder_.map().parameters) buffers.insert(buffer.name);
     for (size_t at = 0; module && at < module->pairs(); ++at) {
       const auto name = short_text(module->pair(at).first);
       if (!name || buffers.contains(*name) || !known.insert(*name).second) continue;
-      auto tensor = whole(index, file, named.at(*name), std::string(*name));
-      if (tensor && !add_whole(*name, Parameter::Kind::frozen, *std::move(tensor))) return;
+      auto tensor = builder_.whole(index, file, named.at(*name), std::string(*name));
+      if (tensor && !builder_.add_whole(*name, Parameter::Kind::frozen, *std::move(tensor))) return;
     }
   }
 
@@ -371,9 +258,9 @@ class Reader {
       const auto value = find(find(config, kind), "enabled");
       return value && value->boolean() == true;
     };
-    map_.computes_in = enabled("bf16") || enabled("bfloat16") ? Dtype::bfloat16
-                       : enabled("fp16")                      ? Dtype::float16
-                                                              : Dtype::float32;
+    builder_.map().computes_in = enabled("bf16") || enabled("bfloat16") ? Dtype::bfloat16
+                                 : enabled("fp16")                      ? Dtype::float16
+                                                                        : Dtype::float32;
     const auto device = find(find(find(config, "zero_optimization"), "offload_optimizer"), "device");
     swaps_ = device && device->text() == "nvme";
     const auto local = find(find(config, "checkpoint"), "use_node_local_storage");
@@ -385,22 +272,22 @@ class Reader {
   void read_optimizer(unsigned number) {
     const auto index = ranks_[number].optimizer;
     if (!index) return lacks_file(number, "optim_states.pt");
-    with_file(*index, [&](TorchFile& file) {
+    builder_.with_file(*index, [&](TorchFile& file) {
       const auto state = file.root().find("optimizer_state_dict");
       const auto stage = number_of(find(state, "zero_stage"));
-      if (!stage || *stage < 1 || *stage > 3) return problem(*index, "it is of no stage of ZeRO from 1 to 3");
+      if (!stage || *stage < 1 || *stage > 3) return builder_.problem(*index, "it is of no stage of ZeRO from 1 to 3");
       const auto partitions = largest_of(find(state, "partition_count"));
       if (find(state, "ds_zero_partition_groups")) {
-        return is_foreign(*index, "experts that are spread over ranks are not read");
+        return builder_.give_up(*index, "experts that are spread over ranks are not read");
       }
-      if (stage_ != 0 && stage_ != static_cast<unsigned>(*stage))
-        return is_foreign(*index, "its stage is not rank 0's");
+      if (parts_.stage != 0 && parts_.stage != static_cast<unsigned>(*stage))
+        return builder_.give_up(*index, "its stage is not rank 0's");
       if (partitions && *partitions != static_cast<int64_t>(ranks_.size())) {
-        return is_foreign(*index, "it is one of " + std::to_string(*partitions) + " ranks, and there are " +
-                                      std::to_string(ranks_.size()));
+        return builder_.give_up(*index, "it is one of " + std::to_string(*partitions) + " ranks, and there are " +
+                                            std::to_string(ranks_.size()));
       }
-      stage_ = static_cast<unsigned>(*stage);
-      if (stage_ == 3) {
+      parts_.stage = static_cast<unsigned>(*stage);
+      if (parts_.stage == 3) {
         read_sub_groups(*index, number, file, *state);
       } else {
         read_partitions(*index, number, file, *state);
@@ -409,10 +296,10 @@ class Reader {
   }
 
   // Where the part of a rank is kept.
-  void keep(Group& group, const std::string& state, unsigned number, const Flat& flat) {
+  void keep(ParameterGroup& group, const std::string& state, unsigned number, const Flat& flat) {
     Flats& flats = group.states[state];
-    if (flats.empty() && !has_room(ranks_.size() * sizeof(Flats::value_type))) return;
-    if (group.states.size() > kMostStates) return is_foreign(std::nullopt, "it has too many states");
+    if (flats.empty() && !builder_.has_room(ranks_.size() * sizeof(Flats::value_type))) return;
+    if (group.states.size() > kMostStates) return builder_.give_up(std::nullopt, "it has too many states");
     flats.resize(ranks_.size());
     flats[number] = flat;
   }
@@ -420,13 +307,13 @@ class Reader {
   // Stage 3.
   void read_sub_groups(uint32_t index, unsigned number, TorchFile& file, const Value& state) {
     const auto masters = state.find("fp32_flat_groups");
-    const auto states = by_number(find(state.find("optimizer_state_dict"), "state"), groups_.size());
-    if (!masters || masters->size() != groups_.size()) {
-      return problem(index, "it has not the groups that param_shapes of rank 0 has");
+    const auto states = by_number(find(state.find("optimizer_state_dict"), "state"), parts_.groups.size());
+    if (!masters || masters->size() != parts_.groups.size()) {
+      return builder_.problem(index, "it has not the groups that param_shapes of rank 0 has");
     }
     const SwappedStates swapped = swapped_states(number);
-    for (size_t at = 0; at < groups_.size() && !foreign_; ++at) {
-      Group& group = groups_[at];
+    for (size_t at = 0; at < parts_.groups.size() && !builder_.is_given_up(); ++at) {
+      ParameterGroup& group = parts_.groups[at];
       const Value master = (*masters)[at];
       const auto name = group_name(master);
       if (name && !group.name) group.name = parse_group_name(*name + ".tensor.swp");
@@ -437,9 +324,9 @@ class Reader {
         expect_swapped(index, number, *name, states[at]);
       } else if (swaps_ && group.part * size_of(Dtype::float32) >= smallest_swapped_) {
         // What optim_states.pt has of it may be a recycled buffer.
-        missing(index, "the swap file " + name.value_or("of a group") + ".tensor.swp is not there");
+        builder_.missing(index, "the swap file " + name.value_or("of a group") + ".tensor.swp is not there");
       } else {
-        const auto flat = flat_of(index, file, master, "fp32_flat_groups");
+        const auto flat = builder_.flat_of(index, file, master, "fp32_flat_groups");
         if (flat) keep(group, kMaster, number, *flat);
         if (flat) read_states(index, number, file, group, *flat, states[at]);
       }
@@ -469,11 +356,11 @@ class Reader {
     return found;
   }
 
-  void read_swapped(unsigned number, Group& group, const std::vector<SwappedState>& swapped) {
+  void read_swapped(unsigned number, ParameterGroup& group, const std::vector<SwappedState>& swapped) {
     const uint64_t size = group.part * size_of(Dtype::float32);
     for (const auto& [state, index] : swapped) {
       if (files_.list()[index].size < size) {
-        missing(index, "it has fewer than the " + std::to_string(size) + " bytes of its parameters");
+        builder_.missing(index, "it has fewer than the " + std::to_string(size) + " bytes of its parameters");
         continue;
       }
       keep(group, state, number, Flat{{index, 0, size}, Dtype::float32});
@@ -485,7 +372,8 @@ class Reader {
     for (size_t at = 0; at < kMoments.size(); ++at) {
       const std::string state(kMoments.at(at)), file = state + "-" + name + ".tensor.swp";
       if (ranks_[number].swapped.contains(file)) continue;
-      if (moments_swapped_.at(at) || field(kept, state)) missing(index, "the swap file " + file + " is not there");
+      if (moments_swapped_.at(at) || field(kept, state))
+        builder_.missing(index, "the swap file " + file + " is not there");
     }
   }
 
@@ -503,7 +391,7 @@ class Reader {
   }
 
   // What the optimizer keeps for each element of the group, in memory.
-  void read_states(uint32_t index, unsigned number, TorchFile& file, Group& group, const Flat& master,
+  void read_states(uint32_t index, unsigned number, TorchFile& file, ParameterGroup& group, const Flat& master,
                    const std::optional<Value>& state) {
     for (size_t at = 0; state && at < std::min(state->pairs(), kMostStates); ++at) {
       const auto [key, value] = state->pair(at);
@@ -511,7 +399,8 @@ class Reader {
       const auto tensor = TorchFile::tensor(value);
       const bool is_state = name && tensor && tensor.value() && !tensor.value()->shape.empty();
       if (!is_state || tensor.value()->elements() < master.elements()) continue;
-      if (auto flat = flat_of(index, file, value, std::string(*name))) keep(group, std::string(*name), number, *flat);
+      if (auto flat = builder_.flat_of(index, file, value, std::string(*name)))
+        keep(group, std::string(*name), number, *flat);
     }
   }
 
@@ -519,15 +408,15 @@ class Reader {
   void read_partitions(uint32_t index, unsigned number, TorchFile& file, const Value& state) {
     const auto masters = state.find("single_partition_of_fp32_groups");
     const auto base = state.find("base_optimizer_state");
-    if (!masters || masters->size() != groups_.size()) {
-      return problem(index, "it has not the groups that param_shapes of rank 0 has");
+    if (!masters || masters->size() != parts_.groups.size()) {
+      return builder_.problem(index, "it has not the groups that param_shapes of rank 0 has");
     }
     if (number == 0) read_paddings(state.find("param_alignment_paddings"));
     const auto numbered = find(base, "state");
-    const auto states = by_number(numbered, groups_.size());
-    for (size_t at = 0; at < groups_.size() && !foreign_; ++at) {
-      Group& group = groups_[at];
-      const auto flat = flat_of(index, file, (*masters)[at], "single_partition_of_fp32_groups");
+    const auto states = by_number(numbered, parts_.groups.size());
+    for (size_t at = 0; at < parts_.groups.size() && !builder_.is_given_up(); ++at) {
+      ParameterGroup& group = parts_.groups[at];
+      const auto flat = builder_.flat_of(index, file, (*masters)[at], "single_partition_of_fp32_groups");
       if (!flat) continue;
       keep(group, kMaster, number, *flat);
       const bool listed = base && !numbered && at < base->size();  // elastic
@@ -536,9 +425,9 @@ class Reader {
   }
 
   void read_paddings(const std::optional<Value>& paddings) {
-    for (size_t at = 0; paddings && at < std::min(paddings->size(), groups_.size()); ++at) {
+    for (size_t at = 0; paddings && at < std::min(paddings->size(), parts_.groups.size()); ++at) {
       const Value of_group = (*paddings)[at];
-      std::vector<Member>& members = groups_[at].members;
+      std::vector<Member>& members = parts_.groups[at].members;
       for (size_t member = 0; member < std::min(of_group.size(), members.size()); ++member) {
         const auto padding = of_group[member].integer();
         if (padding && *padding > 0) members[member].padding = static_cast<uint64_t>(*padding);
@@ -546,136 +435,15 @@ class Reader {
     }
   }
 
-  void read_ids() {
-    if (!found_.ids) return;
-    for (const Group& group : groups_) {
-      for (const Member& member : group.members) known_ids_.emplace(member.name, std::nullopt);
-    }
-    for (const Member& member : frozen_) known_ids_.emplace(member.name, std::nullopt);
-    IdsReader reader(known_ids_);
-    const auto file = files_.open(*found_.ids);
-    const uint64_t size = files_.list()[*found_.ids].size;
-    const auto read = file ? io::read_json(files_.limited(file.value()), 0, size, kIdsBounds, reader) : file.error();
-    if (!read) left_out(*found_.ids, read.error().message());
-  }
-  std::optional<uint64_t> id_of(const std::string& name) const {
-    const auto known = known_ids_.find(name);
-    return known == known_ids_.end() ? std::nullopt : known->second;
-  }
-
-  // The group's parameters, each with all of its states that are whole.
-  void compose(Group& group) {
-    if (group.members.empty()) return;
-    const size_t first = map_.parameters.size();
-    for (const Member& member : group.members) {
-      Parameter parameter{member.name, Parameter::Kind::trained, std::nullopt, {}};
-      if (!has_room(parameter)) return;
-      map_.parameters.push_back(std::move(parameter));
-    }
-    const auto of_group = std::span(map_.parameters).subspan(first);
-    if (group.name && !of_group.empty()) {
-      of_group.front().ds_id = group.name->first;
-      of_group.back().ds_id = group.name->last;
-    }
-    for (Parameter& parameter : of_group) {
-      if (const auto id = id_of(parameter.name)) parameter.ds_id = id;
-    }
-    for (const auto& [state, flats] : group.states) compose_state(group, state, flats, of_group);
-    for (Parameter& parameter : of_group) compose_compute(parameter);
-  }
-
-  void compose_state(const Group& group, const std::string& state, const Flats& flats,
-                     std::span<Parameter> parameters) {
-    for (size_t number = 0; number < flats.size(); ++number) {
-      if (!flats[number]) {
-        const bool unread = told_[static_cast<size_t>(Problem::Kind::unreadable)];
-        return problem(std::nullopt,
-                       state + " of " + group.members.front().name + " and what lies with it: rank " +
-                           std::to_string(number) + " has none",
-                       unread ? Problem::Kind::unreadable : Problem::Kind::missing);
-      }
-    }
-    for (const auto& flat : flats) {
-      if (stage_ == 3 && flat->elements() != group.part) {
-        return problem(flat->piece.file, state + " has not the length of its parameters");
-      }
-    }
-    uint64_t at = 0;  // elements: of each rank's part, or of all parts end to end
-    std::vector<Tensor> tensors;
-    const Ends ends = stage_ == 3 ? Ends() : ends_of(flats);
-    for (const Member& member : group.members) {
-      // Each rank is looked at for each of them.
-      if (stage_ == 3 && !has_room(flats.size() * sizeof(Piece))) return;
-      auto tensor = stage_ == 3 ? joined(member, flats, at) : cut_out(member, flats, ends, at);
-      if (!tensor) return problem(flats.front()->piece.file, state + " ends within " + member.name);
-      if (!has_room(*tensor)) return;
-      tensors.push_back(std::move(*tensor));
-      at += stage_ == 3 ? divide_up(member.elements, flats.size()) : member.elements + member.padding;
-    }
-    for (size_t member = 0; member < tensors.size(); ++member) {
-      parameters[member].states.emplace(state, std::move(tensors[member]));
-    }
-  }
-
-  // The parameter as the model computes with it, where a file has it.
-  void compose_compute(Parameter& parameter) {
-    if (auto found = compute_.extract(parameter.name)) {
-      parameter.states.emplace(kCompute, std::move(found.mapped()));
-      return;
-    }
-    if (!parameter.ds_id) return;
-    const auto master = parameter.states.find(kMaster);
-    if (master == parameter.states.end()) return;
-    add_swapped_param(parameter, master->second.shape);
-  }
-
-  void add_swapped_param(Parameter& parameter, const Shape& shape) {
-    const Member member{parameter.name, shape, *elements_of(shape), 0};
-    Flats flats;
-    if (!has_room(ranks_.size() * sizeof(Flats::value_type))) return;
-    for (const RankFiles& files : ranks_) {
-      const auto file = files.params.find(*parameter.ds_id);
-      if (file == files.params.end()) return;
-      flats.emplace_back(Flat{{file->second, 0, files_.list()[file->second].size}, *map_.computes_in});
-    }
-    if (auto tensor = joined(member, flats, 0)) parameter.states.emplace(kCompute, std::move(*tensor));
-  }
-
-  void compose_frozen() {
-    for (const Member& member : frozen_) {
-      Parameter parameter{member.name, Parameter::Kind::frozen, std::nullopt, {}};
-      parameter.ds_id = id_of(member.name);
-      const Flats& flats = fragments_[member.name];
-      const bool whole = !flats.empty() && std::all_of(flats.begin(), flats.end(), [](const auto& f) { return !!f; });
-      auto tensor = whole ? joined(member, flats, 0) : std::nullopt;
-      if (tensor) {
-        parameter.states.emplace(kCompute, *std::move(tensor));
-      } else {
-        left_out(std::nullopt, "frozen parameter " + member.name +
-                                   " is not all there (DeepSpeed leaves one that it swaps to NVMe out of checkpoints)");
-      }
-      if (!has_room(parameter)) return;
-      map_.parameters.push_back(std::move(parameter));
-    }
-  }
-
   const StepFiles& files_;
   DeepSpeedFiles found_;
   std::vector<RankFiles>& ranks_ = found_.ranks;
-  TensorMap map_;
-  MapBudget budget_;
+  MapBuilder builder_{files_};
+  DeepSpeedParts parts_;
   std::array<bool, kMoments.size()> moments_swapped_ = find_moments();
-  std::map<std::string_view, std::optional<uint64_t>> known_ids_;  // of parameters, by name
-  unsigned stage_ = 0;                                             // none: no optim_states.pt was read
-  bool foreign_ = false;
   bool swaps_ = false;  // the optimizer is on NVMe
   bool node_local_ = false;
-  std::array<bool, 3> told_{};  // whether there is a problem of each kind
   uint64_t smallest_swapped_ = kSmallestSwapped;
-  std::vector<Group> groups_;
-  std::vector<Member> frozen_;
-  std::map<std::string, Flats> fragments_;  // of frozen parameters
-  std::map<std::string, Tensor> compute_;   // stages 1 and 2
 };
 
 }  // namespace

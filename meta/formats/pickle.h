@@ -2,8 +2,8 @@
 // an *object*: the name of what would be called, its arguments, and the state that it would be given. Known by name are
 // only collections.OrderedDict and defaultdict (dicts here) and torch.Size (a tuple).
 //
-// Format: Python's Lib/pickletools.py, protocols 2 to 5, as torch.save and DCP write them; the text opcodes of protocol
-// 0 and buffers outside the pickle are refused.
+// pickle_reader.h makes one from its bytes. Format: Python's Lib/pickletools.py, protocols 2 to 5, as torch.save and
+// DCP write them; the text opcodes of protocol 0 and buffers outside the pickle are refused.
 //
 // Memory is bounded: the pickle itself, of which text is a view, and kMostMemory for at most kMostValues values of some
 // 30 bytes. Values may share and, in a hostile pickle, contain themselves: whoever walks them bounds the depth.
@@ -20,8 +20,6 @@
 #include <string_view>
 #include <utility>
 #include <vector>
-
-#include "io/result.h"
 
 namespace ckptfs::meta::formats {
 
@@ -89,9 +87,6 @@ class Pickle {
     const Pickle* pickle_;
     uint32_t index_;
   };
-
-  // EBADMSG, with the offset: it is none, is cut short, or is larger than the bounds.
-  static Result<Pickle> read(std::string bytes);
 
   Pickle(Pickle&&) = default;
   Pickle& operator=(Pickle&&) = default;

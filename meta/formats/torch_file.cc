@@ -6,6 +6,7 @@
 
 #include "io/fd.h"
 #include "meta/formats/pickle_access.h"
+#include "meta/formats/pickle_reader.h"
 #include "meta/formats/tensor_map.h"
 
 namespace ckptfs::meta::formats {
@@ -186,7 +187,7 @@ Result<TorchFile> TorchFile::open(const io::LimitedFile& file, const FileRange& 
       if (value != "little") return Error(ENOTSUP, "its numbers are " + value + "-endian, which is not read");
     }
     TRY_ASSIGN(std::string bytes, archive.read(entry, most));
-    TRY_ASSIGN(Pickle pickle, Pickle::read(std::move(bytes)));
+    TRY_ASSIGN(Pickle pickle, read_pickle(std::move(bytes)));
     return TorchFile(std::move(archive), std::move(folder), std::move(pickle));
   }
   return Error(EBADMSG, "a zip, but not of torch.save: it has no data.pkl");

@@ -1,5 +1,5 @@
 // Any bytes as a pickle; what can be read is walked to a bounded depth, as its readers do.
-#include "meta/formats/pickle.h"
+#include "meta/formats/pickle_reader.h"
 
 #include <string>
 
@@ -28,7 +28,7 @@ void walk(const Pickle::Value& value, unsigned depth) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  const auto pickle = Pickle::read(std::string(reinterpret_cast<const char*>(data), size));
+  const auto pickle = ckptfs::meta::formats::read_pickle(std::string(reinterpret_cast<const char*>(data), size));
   budget = 10000;
   if (pickle) walk(pickle.value().root(), 16);
   return 0;

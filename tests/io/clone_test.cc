@@ -1,5 +1,6 @@
 #include "io/clone.h"
 #include "io/extents.h"
+#include "io/sharing_probe.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>

@@ -1,6 +1,5 @@
 #include "io/fault.h"
 #include "meta/digests.h"
-#include "meta/inspection.h"
 #include "tests/meta/scratch_store.h"
 
 namespace ckptfs::meta {
@@ -332,7 +331,7 @@ class InspectionTest : public ScratchStore {
     ASSERT_FALSE(tree().is_inspected());
   }
   void inspect_all() {
-    const auto inspected = inspect(*store_, [] { return true; });
+    const auto inspected = store_->inspect([] { return true; });
     ASSERT_TRUE(inspected) << inspected.error().message();
     EXPECT_TRUE(tree().is_inspected());
   }

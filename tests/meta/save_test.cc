@@ -433,7 +433,7 @@ TEST_F(SaveTest, WhatAFileOwesIsNotReadWhileASaveClonesIt) {
   ASSERT_TRUE(save("s1"));
   const uint64_t owed = tree().inode(at(kLive)).value().owed;
   ASSERT_GT(owed, 0U);
-  tree().begin_cloning(tree().begin(), {at(kLive)});
+  tree().begin().begin_cloning({at(kLive)});
   write(kLive, std::string(2 << 20, 'n'));  // pays: until the clone is made, nothing of it is shared
   EXPECT_EQ(tree().inode(at(kLive)).value().owed, owed);
   tree().end_cloning();

@@ -20,6 +20,8 @@
 #include "io/lease.h"
 #include "meta/fsck.h"
 #include "meta/save.h"
+#include "meta/seal.h"
+#include "meta/source.h"
 #include "meta/steps.h"
 #include "meta/store.h"
 

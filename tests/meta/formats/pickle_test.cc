@@ -1,4 +1,4 @@
-#include "meta/formats/pickle.h"
+#include "meta/formats/pickle_reader.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -32,7 +32,7 @@ const std::string kProtocol4 =
     "f\x94\x8a\x09\x00\x00\x00\x00\x00\x00\x00\x00@u."s;
 
 Pickle read(const std::string& bytes) {
-  auto pickle = Pickle::read(bytes);
+  auto pickle = read_pickle(bytes);
   EXPECT_TRUE(pickle) << pickle.error().message();
   return std::move(pickle).value();
 }
@@ -92,7 +92,7 @@ TEST(Pickle, MayContainItself) {
 TEST(Pickle, EveryTruncationIsAnErrorThatSaysWhere) {
   for (const std::string& bytes : {kProtocol2, kProtocol4}) {
     for (size_t size = 0; size < bytes.size(); ++size) {
-      const auto cut = Pickle::read(bytes.substr(0, size));
+      const auto cut = read_pickle(bytes.substr(0, size));
       ASSERT_FALSE(cut) << size;
       EXPECT_EQ(cut.error().errno_value(), EBADMSG);
       EXPECT_NE(cut.error().message().find("byte "), std::string::npos) << cut.error().message();
@@ -117,7 +117,7 @@ TEST(Pickle, BombsAreErrors) {
       "I1\n."s,                                                      // protocol 0
   };
   for (const std::string& bomb : bombs) {
-    const auto pickle = Pickle::read(bomb);
+    const auto pickle = read_pickle(bomb);
     ASSERT_FALSE(pickle) << bomb.substr(0, 20);
     EXPECT_EQ(pickle.error().errno_value(), EBADMSG);
   }
@@ -130,7 +130,7 @@ TEST(Pickle, WhatIsSharedCostsNothing) {
     const std::string before = {'h', static_cast<char>(level - 1)};
     bytes += "](" + before + before + "eq" + level;
   }
-  const auto pickle = Pickle::read(bytes + '.');
+  const auto pickle = read_pickle(bytes + '.');
   ASSERT_TRUE(pickle) << pickle.error().message();
   EXPECT_EQ(pickle.value().root().size(), 2U);
 }

@@ -1,0 +1,135 @@
+#include "meta/formats/deepspeed_compose.h"
+
+#include <algorithm>
+#include <span>
+#include <utility>
+
+namespace ckptfs::meta::formats {
+namespace {
+
+class Composer {
+ public:
+  Composer(DeepSpeedParts& parts, const std::vector<RankFiles>& ranks, MapBuilder& builder)
+      : parts_(parts), ranks_(ranks), builder_(builder) {}
+
+  void run() {
+    for (ParameterGroup& group : parts_.groups) compose_group(group);
+    compose_frozen();
+  }
+
+ private:
+  std::optional<uint64_t> id_of(const std::string& name) const {
+    const auto known = parts_.ids.find(name);
+    return known == parts_.ids.end() ? std::nullopt : known->second;
+  }
+
+  // The group's parameters, each with all of its states that are whole.
+  void compose_group(ParameterGroup& group) {
+    if (group.members.empty()) return;
+    const size_t first = builder_.map().parameters.size();
+    for (const Member& member : group.members) {
+      Parameter parameter{member.name, Parameter::Kind::trained, std::nullopt, {}};
+      if (!builder_.has_room(parameter)) return;
+      builder_.map().parameters.push_back(std::move(parameter));
+    }
+    const auto of_group = std::span(builder_.map().parameters).subspan(first);
+    if (group.name && !of_group.empty()) {
+      of_group.front().ds_id = group.name->first;
+      of_group.back().ds_id = group.name->last;
+    }
+    for (Parameter& parameter : of_group) {
+      if (const auto id = id_of(parameter.name)) parameter.ds_id = id;
+    }
+    for (const auto& [state, flats] : group.states) compose_state(group, state, flats, of_group);
+    for (Parameter& parameter : of_group) compose_compute(parameter);
+  }
+
+  void compose_state(const ParameterGroup& group, const std::string& state, const Flats& flats,
+                     std::span<Parameter> parameters) {
+    for (size_t number = 0; number < flats.size(); ++number) {
+      if (!flats[number]) {
+        const bool unread = builder_.has_told(Problem::Kind::unreadable);
+        return builder_.problem(std::nullopt,
+                                state + " of " + group.members.front().name + " and what lies with it: rank " +
+                                    std::to_string(number) + " has none",
+                                unread ? Problem::Kind::unreadable : Problem::Kind::missing);
+      }
+    }
+    for (const auto& flat : flats) {
+      if (parts_.stage == 3 && flat->elements() != group.part) {
+        return builder_.problem(flat->piece.file, state + " has not the length of its parameters");
+      }
+    }
+    uint64_t at = 0;  // elements: of each rank's part, or of all parts end to end
+    std::vector<Tensor> tensors;
+    const Ends ends = parts_.stage == 3 ? Ends() : ends_of(flats);
+    for (const Member& member : group.members) {
+      // Each rank is looked at for each of them.
+      if (parts_.stage == 3 && !builder_.has_room(flats.size() * sizeof(Piece))) return;
+      auto tensor = parts_.stage == 3 ? joined(member, flats, at) : cut_out(member, flats, ends, at);
+      if (!tensor) return builder_.problem(flats.front()->piece.file, state + " ends within " + member.name);
+      if (!builder_.has_room(*tensor)) return;
+      tensors.push_back(std::move(*tensor));
+      at += parts_.stage == 3 ? divide_up(member.elements, flats.size()) : member.elements + member.padding;
+    }
+    for (size_t member = 0; member < tensors.size(); ++member) {
+      parameters[member].states.emplace(state, std::move(tensors[member]));
+    }
+  }
+
+  // The parameter as the model computes with it, where a file has it.
+  void compose_compute(Parameter& parameter) {
+    if (auto found = parts_.compute.extract(parameter.name)) {
+      parameter.states.emplace(kParam, std::move(found.mapped()));
+      return;
+    }
+    if (!parameter.ds_id) return;
+    const auto master = parameter.states.find(kMaster);
+    if (master == parameter.states.end()) return;
+    add_swapped_param(parameter, master->second.shape);
+  }
+
+  void add_swapped_param(Parameter& parameter, const Shape& shape) {
+    const Member member{parameter.name, shape, *elements_of(shape), 0};
+    Flats flats;
+    if (!builder_.has_room(ranks_.size() * sizeof(Flats::value_type))) return;
+    for (const RankFiles& files : ranks_) {
+      const auto file = files.params.find(*parameter.ds_id);
+      if (file == files.params.end()) return;
+      flats.emplace_back(
+          Flat{{file->second, 0, builder_.files().list()[file->second].size}, *builder_.map().computes_in});
+    }
+    if (auto tensor = joined(member, flats, 0)) parameter.states.emplace(kParam, std::move(*tensor));
+  }
+
+  void compose_frozen() {
+    for (const Member& member : parts_.frozen) {
+      Parameter parameter{member.name, Parameter::Kind::frozen, std::nullopt, {}};
+      parameter.ds_id = id_of(member.name);
+      const Flats& flats = parts_.fragments[member.name];
+      const bool whole = !flats.empty() && std::all_of(flats.begin(), flats.end(), [](const auto& f) { return !!f; });
+      auto tensor = whole ? joined(member, flats, 0) : std::nullopt;
+      if (tensor) {
+        parameter.states.emplace(kParam, *std::move(tensor));
+      } else {
+        builder_.left_out(std::nullopt,
+                          "frozen parameter " + member.name +
+                              " is not all there (DeepSpeed leaves one that it swaps to NVMe out of checkpoints)");
+      }
+      if (!builder_.has_room(parameter)) return;
+      builder_.map().parameters.push_back(std::move(parameter));
+    }
+  }
+
+  DeepSpeedParts& parts_;
+  const std::vector<RankFiles>& ranks_;
+  MapBuilder& builder_;
+};
+
+}  // namespace
+
+void compose(DeepSpeedParts& parts, const std::vector<RankFiles>& ranks, MapBuilder& builder) {
+  Composer(parts, ranks, builder).run();
+}
+
+}  // namespace ckptfs::meta::formats

@@ -1,0 +1,41 @@
+// A DeepSpeed checkpoint's parameters, put together from the parts that were read of its files.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "meta/formats/deepspeed_files.h"
+#include "meta/formats/deepspeed_ids.h"
+#include "meta/formats/deepspeed_names.h"
+#include "meta/formats/map_builder.h"
+#include "meta/formats/shards.h"
+
+namespace ckptfs::meta::formats {
+
+// The state that is the weights in full precision.
+inline constexpr const char* kMaster = "fp32";
+
+// Parameters that the optimizer has as one.
+struct ParameterGroup {
+  std::vector<Member> members;
+  uint64_t part = 0;  // elements of one rank, in stage 3
+  std::optional<GroupName> name;
+  std::map<std::string, Flats> states;
+};
+
+struct DeepSpeedParts {
+  unsigned stage = 0;  // none: no optim_states.pt was read
+  std::vector<ParameterGroup> groups;
+  std::vector<Member> frozen;
+  std::map<std::string, Flats> fragments;  // of frozen parameters
+  std::map<std::string, Tensor> compute;   // stages 1 and 2: parameters as the model computes with them
+  ParameterIds ids;
+};
+
+// Adds the parameters of all groups, and the frozen ones. `parts`: is used up.
+void compose(DeepSpeedParts& parts, const std::vector<RankFiles>& ranks, MapBuilder& builder);
+
+}  // namespace ckptfs::meta::formats

@@ -1,0 +1,33 @@
+// What save, seal and the like ask of the mount about open files, and have it do.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "io/result.h"
+#include "meta/types.h"
+
+namespace ckptfs::meta {
+
+// Implemented by fs/, and by a stand-in where nothing is mounted. Any thread.
+class OpenFiles {
+ public:
+  virtual ~OpenFiles() = default;
+  virtual bool open_for_writing(InodeNumber inode) const = 0;
+  virtual bool open_at_all(InodeNumber inode) const = 0;
+  // Has anybody any file open for writing?
+  virtual bool writing() const = 0;
+  // Brings what the kernel still holds of these files (dirty pages of mappings in direct mode) into their blobs.
+  // Called with no lock and no gate held; may wait for the daemon's own workers.
+  virtual Result<> write_back(const std::vector<InodeNumber>& inodes) = 0;
+  // A file that is being adopted ends where it was written to, from now on in its blob too. Never waits for a gate.
+  virtual Result<> cut(InodeNumber inode) = 0;
+  // The kernel's cached attributes and pages of `inode` are out of date. Never waits; sent by a thread of its own.
+  virtual void invalidate(InodeNumber inode) = 0;
+  // What the kernel remembers under this name is out of date. Never waits, as above.
+  virtual void invalidate_name(InodeNumber folder, const std::string& name) = 0;
+  // Blocks were deduplicated: nothing but who has a file open holds on to those that were freed.
+  virtual void let_go() = 0;
+};
+
+}  // namespace ckptfs::meta

@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "io/log.h"
+#include "meta/seal.h"
+#include "meta/seal.h"
 #include "meta/steps.h"
 #include "meta/tree.h"
 

@@ -21,22 +21,22 @@ namespace {
 
 using Value = Pickle::Value;
 
-constexpr size_t kMostStates = 16;  // of a group
+constexpr size_t kMostStates = 16;  // in one group
 // Bytes; runtime/swap_tensor/optimizer_utils.py, MIN_AIO_BYTES
 constexpr uint64_t kSmallestSwapped = uint64_t{1} << 20;
 constexpr const char* kMaster = "fp32";
 constexpr const char* kCompute = "param";
 constexpr std::array<std::string_view, 2> kMoments{"exp_avg", "exp_avg_sq"};
-// Of our map of names to ds_ids.
+// Bounds for our map of names to ds_ids.
 constexpr io::JsonBounds kIdsBounds{
     .bytes = uint64_t{16} << 20, .values = io::kAnyNumber, .text = uint64_t{64} << 10, .depth = 8};
 
-// What a torch file cannot be opened for: one that was not written to its end says so.
+// ENODATA means that a torch file was not written to its end, so a part of it is missing.
 Problem::Kind kind_of(const Error& error) {
   return error.errno_value() == ENODATA ? Problem::Kind::missing : Problem::Kind::unreadable;
 }
 
-// {"layers.0.weight": 3, ...}, of the parameters that there are.
+// Reads {"layers.0.weight": 3, ...}. Keeps the ids of known parameters only.
 class IdsReader : public io::JsonVisitor {
  public:
   explicit IdsReader(std::map<std::string_view, std::optional<uint64_t>>& ids) : ids_(ids) {}
@@ -70,18 +70,18 @@ class IdsReader : public io::JsonVisitor {
   std::string name_;
 };
 
-// A rank's file of a state of a group.
+// One rank's swap file of one state of a group.
 struct SwappedState {
   std::string state;
   uint32_t file = 0;
 };
-// By the group's name, "0_6".
+// The swap files by the group's name, "0_6".
 using SwappedStates = std::map<std::string_view, std::vector<SwappedState>>;
 
-// Parameters that the optimizer has as one.
+// Parameters that the optimizer keeps as one.
 struct Group {
   std::vector<Member> members;
-  uint64_t part = 0;  // elements of one rank, in stage 3
+  uint64_t part = 0;  // elements that each rank holds, in stage 3
   std::optional<GroupName> name;
   std::map<std::string, Flats> states;
 };
@@ -92,7 +92,7 @@ class Reader {
 
   TensorMap read() {
     for (const auto& [file, reason] : found_.foreign) is_foreign(file, reason);
-    if (foreign_) return std::move(map_);  // joined as if they were not, they would be wrong
+    if (foreign_) return std::move(map_);  // reading it as a known layout would give wrong tensors
     if (!read_first_model()) {
       leave_undivided();
       return std::move(map_);
@@ -116,7 +116,7 @@ class Reader {
     if (map_.problems.size() < kMostProblems) {
       map_.problems.push_back(found);
     } else if (first) {
-      map_.problems.back() = found;  // of each kind that matters there is one
+      map_.problems.back() = found;  // keeps at least one problem of each kind that matters
     }
   }
   void missing(std::optional<uint32_t> file, const std::string& reason) {
@@ -126,7 +126,7 @@ class Reader {
     problem(file, reason, Problem::Kind::left_out);
   }
 
-  // Calls `with` on a torch file that is open during the call.
+  // Calls `with` on a torch file, which is open during the call only.
   void with_file(uint32_t index, const std::function<void(TorchFile&)>& with) {
     const auto descriptor = files_.open(index);
     if (!descriptor) return problem(index, descriptor.error().message());
@@ -135,7 +135,8 @@ class Reader {
     with(file.value());
   }
 
-  // The tensor's bytes; none, with the problem told: it is none, or cannot be read.
+  // Returns where the tensor's bytes are. If the value is no tensor, or cannot be read, it adds a problem and returns
+  // nothing.
   std::optional<Flat> flat_of(uint32_t index, TorchFile& file, const Value& value, const std::string& what) {
     const auto tensor = TorchFile::tensor(value);
     if (!tensor || !tensor.value()) {
@@ -150,7 +151,7 @@ class Reader {
     return Flat{{index, range.value().offset, range.value().size}, tensor.value()->dtype};
   }
 
-  // Whether there is room for that much more.
+  // Returns true if the budget allows `size` more.
   template <class Size>
   bool has_room(const Size& size) {
     if (!foreign_ && !budget_.take(size)) is_foreign(std::nullopt, kTooManyTensors);
@@ -158,7 +159,7 @@ class Reader {
   }
   bool has_room_for(const Member& member) { return has_room(sizeof(Member) + 2 * member.name.size()); }
 
-  // model_states.pt of the first rank, which tells what there is.
+  // Reads model_states.pt of the first rank, which tells what the checkpoint contains.
   bool read_first_model() {
     const auto first = found_.common_model ? found_.common_model : ranks_.empty() ? std::nullopt : ranks_[0].model;
     if (!first) return false;
@@ -172,7 +173,8 @@ class Reader {
         const auto layers = root.find(experts);
         if (layers && !layers->is_none()) return is_foreign(first, "experts that are spread over ranks are not read");
       }
-      const auto optimizer = root.find("optimizer");  // where ZeRO has none, it has files of its own
+      // an optimizer's state here means that ZeRO is off: with ZeRO it has files of its own
+      const auto optimizer = root.find("optimizer");
       if (optimizer && !optimizer->is_none()) return is_foreign(first, "checkpoints without ZeRO are not read");
       if (const auto world = number_of(root.find("dp_world_size"))) expect_ranks(*world);
       read_groups(*first, root.find("param_shapes"));
@@ -186,7 +188,7 @@ class Reader {
     return read;
   }
 
-  // A layout that is not read: its parts put together as those of another would be wrong.
+  // Notes a layout that is not read. Reading it as a known one would join the wrong parts.
   void is_foreign(std::optional<uint32_t> file, const std::string& reason,
                   Problem::Kind kind = Problem::Kind::unreadable) {
     foreign_ = true;
@@ -199,7 +201,7 @@ class Reader {
     return std::move(map_);
   }
 
-  // As a save alone leaves them.
+  // Lists the swap files by themselves: a step that only `save` made has nothing that names their parameters.
   void leave_undivided() {
     for (unsigned number = 0; number < ranks_.size(); ++number) {
       for (const auto& [name, index] : ranks_[number].swapped) {
@@ -210,7 +212,7 @@ class Reader {
   }
 
   void expect_ranks(int64_t count) {
-    // Each rank has a file at least.
+    // Each rank must have at least one file.
     if (count <= 0 || static_cast<uint64_t>(count) > files_.list().size()) {
       return is_foreign(std::nullopt, "it is of " + std::to_string(count) + " ranks, of which not all have files here",
                         count <= 0 || node_local_ ? Problem::Kind::unreadable : Problem::Kind::missing);
@@ -222,7 +224,7 @@ class Reader {
     ranks_.resize(world);
   }
 
-  // None, with the problem told: no parameter has such a name and shape.
+  // Returns a parameter's name and shape. If they are invalid, it adds a problem and returns nothing.
   std::optional<Member> member_of(uint32_t file, const std::pair<Value, Value>& told, const char* where) {
     const auto name = short_text(told.first);
     auto shape = shape_of(told.second);
@@ -260,7 +262,7 @@ class Reader {
     }
   }
 
-  // The rank's parts of frozen parameters.
+  // Reads this rank's parts of the frozen parameters.
   void read_fragments(uint32_t index, unsigned rank_number, TorchFile& file) {
     const auto fragments = by_name(file.root().find("frozen_param_fragments"));
     for (const Member& member : frozen_) {
@@ -277,7 +279,7 @@ class Reader {
     }
   }
 
-  // They have parts of frozen parameters; and whether they are there is to be told in any case.
+  // Reads the other ranks' model_states.pt for their parts of frozen parameters, and reports those that do not exist.
   void read_other_models() {
     if (found_.common_model) return;
     for (unsigned number = 1; number < ranks_.size(); ++number) {
@@ -290,7 +292,7 @@ class Reader {
     }
   }
 
-  // With node-local storage it lies on another machine.
+  // With node-local storage the file is on another machine, so it is not reported as missing.
   void lacks_file(unsigned number, const std::string& name) {
     const auto kind = node_local_ ? Problem::Kind::unreadable : Problem::Kind::missing;
     problem(std::nullopt, "rank " + std::to_string(number) + " has no " + name, kind);
@@ -312,7 +314,7 @@ class Reader {
     }
   }
 
-  // False: there is no room for it.
+  // Returns false if the budget does not allow it.
   bool add_whole(std::string_view name, Parameter::Kind kind, Tensor tensor) {
     Parameter parameter{std::string(name), kind, std::nullopt, {}};
     parameter.states.emplace(kCompute, std::move(tensor));
@@ -321,7 +323,7 @@ class Reader {
     return true;
   }
 
-  // A tensor that one file holds all of.
+  // Returns a tensor of which one file holds all elements.
   std::optional<Tensor> whole(uint32_t index, TorchFile& file, const Value& value, const std::string& what) {
     const auto flat = flat_of(index, file, value, what);
     if (!flat) return std::nullopt;
@@ -338,7 +340,7 @@ class Reader {
     }
   }
 
-  // Stages 1 and 2: the model has its parameters whole. Stage 1 names frozen ones nowhere else.
+  // Stages 1 and 2: the model has each parameter in one piece. In stage 1 frozen parameters are named nowhere else.
   void read_compute(uint32_t index, TorchFile& file) {
     const auto named = by_name(file.root().find("module"));
     std::set<std::string_view> known;
@@ -408,7 +410,7 @@ class Reader {
     });
   }
 
-  // Where the part of a rank is kept.
+  // Keeps one rank's part of a state.
   void keep(Group& group, const std::string& state, unsigned number, const Flat& flat) {
     Flats& flats = group.states[state];
     if (flats.empty() && !has_room(ranks_.size() * sizeof(Flats::value_type))) return;
@@ -417,7 +419,7 @@ class Reader {
     flats[number] = flat;
   }
 
-  // Stage 3.
+  // Reads the groups of stage 3.
   void read_sub_groups(uint32_t index, unsigned number, TorchFile& file, const Value& state) {
     const auto masters = state.find("fp32_flat_groups");
     const auto states = by_number(find(state.find("optimizer_state_dict"), "state"), groups_.size());
@@ -436,7 +438,7 @@ class Reader {
         read_swapped(number, group, files->second);
         expect_swapped(index, number, *name, states[at]);
       } else if (swaps_ && group.part * size_of(Dtype::float32) >= smallest_swapped_) {
-        // What optim_states.pt has of it may be a recycled buffer.
+        // It does not fall back to optim_states.pt, which may contain a recycled buffer.
         missing(index, "the swap file " + name.value_or("of a group") + ".tensor.swp is not there");
       } else {
         const auto flat = flat_of(index, file, master, "fp32_flat_groups");
@@ -446,7 +448,7 @@ class Reader {
     }
   }
 
-  // "0_6": the ds_ids of its first and last parameter, which DeepSpeed sets on the tensor.
+  // Returns "0_6", the ds_ids of the group's first and last parameter. DeepSpeed sets this attribute on the tensor.
   static std::optional<std::string> group_name(const Value& master) {
     const auto tensor = TorchFile::tensor(master);
     if (!tensor || !tensor.value()) return std::nullopt;
@@ -456,7 +458,7 @@ class Reader {
 
   static bool is_master(const SwappedState& swapped) { return swapped.state == kMaster; }
 
-  // Of "0_6.tensor.swp" and "exp_avg-0_6.tensor.swp".
+  // Returns the rank's swap files by group: "0_6.tensor.swp" and "exp_avg-0_6.tensor.swp" are of group "0_6".
   SwappedStates swapped_states(unsigned number) const {
     constexpr std::string_view suffix = ".tensor.swp";
     SwappedStates found;
@@ -480,7 +482,7 @@ class Reader {
     }
   }
 
-  // Adam's moments lie beside the weights, as optim_states.pt says or as those of any other group do.
+  // Adam's moments must be swapped like the weights, if optim_states.pt names them or any other group has swapped them.
   void expect_swapped(uint32_t index, unsigned number, const std::string& name, const std::optional<Value>& kept) {
     for (size_t at = 0; at < kMoments.size(); ++at) {
       const std::string state(kMoments.at(at)), file = state + "-" + name + ".tensor.swp";
@@ -489,7 +491,7 @@ class Reader {
     }
   }
 
-  // Whether any rank has swapped that moment of any group.
+  // Returns, for each moment, whether any rank has swapped it for any group.
   std::array<bool, kMoments.size()> find_moments() const {
     std::array<bool, kMoments.size()> found{};
     for (const RankFiles& rank : ranks_) {
@@ -502,7 +504,7 @@ class Reader {
     return found;
   }
 
-  // What the optimizer keeps for each element of the group, in memory.
+  // Reads the optimizer's states that have a value for each element of the group and are in memory.
   void read_states(uint32_t index, unsigned number, TorchFile& file, Group& group, const Flat& master,
                    const std::optional<Value>& state) {
     for (size_t at = 0; state && at < std::min(state->pairs(), kMostStates); ++at) {
@@ -515,7 +517,7 @@ class Reader {
     }
   }
 
-  // Stages 1 and 2.
+  // Reads the partitions of stages 1 and 2.
   void read_partitions(uint32_t index, unsigned number, TorchFile& file, const Value& state) {
     const auto masters = state.find("single_partition_of_fp32_groups");
     const auto base = state.find("base_optimizer_state");
@@ -530,7 +532,7 @@ class Reader {
       const auto flat = flat_of(index, file, (*masters)[at], "single_partition_of_fp32_groups");
       if (!flat) continue;
       keep(group, kMaster, number, *flat);
-      const bool listed = base && !numbered && at < base->size();  // elastic
+      const bool listed = base && !numbered && at < base->size();  // elastic checkpoints have a list
       read_states(index, number, file, group, *flat, listed ? std::optional((*base)[at]) : states[at]);
     }
   }
@@ -563,7 +565,7 @@ class Reader {
     return known == known_ids_.end() ? std::nullopt : known->second;
   }
 
-  // The group's parameters, each with all of its states that are whole.
+  // Adds the group's parameters, each with those of its states that are complete.
   void compose(Group& group) {
     if (group.members.empty()) return;
     const size_t first = map_.parameters.size();
@@ -600,11 +602,11 @@ class Reader {
         return problem(flat->piece.file, state + " has not the length of its parameters");
       }
     }
-    uint64_t at = 0;  // elements: of each rank's part, or of all parts end to end
+    uint64_t at = 0;  // in elements of each rank's part (stage 3), or of all parts end to end
     std::vector<Tensor> tensors;
     const Ends ends = stage_ == 3 ? Ends() : ends_of(flats);
     for (const Member& member : group.members) {
-      // Each rank is looked at for each of them.
+      // joined() visits each rank for each parameter.
       if (stage_ == 3 && !has_room(flats.size() * sizeof(Piece))) return;
       auto tensor = stage_ == 3 ? joined(member, flats, at) : cut_out(member, flats, ends, at);
       if (!tensor) return problem(flats.front()->piece.file, state + " ends within " + member.name);
@@ -617,7 +619,7 @@ class Reader {
     }
   }
 
-  // The parameter as the model computes with it, where a file has it.
+  // Adds the parameter in the type that the model computes with, if a file has it.
   void compose_compute(Parameter& parameter) {
     if (auto found = compute_.extract(parameter.name)) {
       parameter.states.emplace(kCompute, std::move(found.mapped()));
@@ -665,16 +667,16 @@ class Reader {
   TensorMap map_;
   MapBudget budget_;
   std::array<bool, kMoments.size()> moments_swapped_ = find_moments();
-  std::map<std::string_view, std::optional<uint64_t>> known_ids_;  // of parameters, by name
-  unsigned stage_ = 0;                                             // none: no optim_states.pt was read
+  std::map<std::string_view, std::optional<uint64_t>> known_ids_;  // of the parameters, by name
+  unsigned stage_ = 0;                                             // 0 if no optim_states.pt was read
   bool foreign_ = false;
   bool swaps_ = false;  // the optimizer is on NVMe
   bool node_local_ = false;
-  std::array<bool, 3> told_{};  // whether there is a problem of each kind
+  std::array<bool, 3> told_{};  // for each kind, whether there is such a problem
   uint64_t smallest_swapped_ = kSmallestSwapped;
   std::vector<Group> groups_;
   std::vector<Member> frozen_;
-  std::map<std::string, Flats> fragments_;  // of frozen parameters
+  std::map<std::string, Flats> fragments_;  // parts of frozen parameters
   std::map<std::string, Tensor> compute_;   // stages 1 and 2
 };
 

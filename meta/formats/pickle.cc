@@ -9,7 +9,7 @@ namespace ckptfs::meta::formats {
 
 using Kind = Pickle::Kind;
 
-// The machine that pickletools describes: a stack, marks in it, and a memo.
+// The machine that pickletools describes: a stack with marks in it, and a memo.
 class PickleReader {
  public:
   explicit PickleReader(std::string bytes)
@@ -40,7 +40,7 @@ class PickleReader {
     return taken;
   }
 
-  // Little-endian, as all numbers but BINFLOAT.
+  // All numbers but BINFLOAT are little-endian.
   template <class T>
   Result<T> number() {
     static_assert(std::endian::native == std::endian::little);
@@ -92,7 +92,7 @@ class PickleReader {
     return push_new(kind, static_cast<uint32_t>(pickle_.growing_.size() - 1));
   }
 
-  // As Python sees it: what lies below the last mark is not there.
+  // The height of the stack above the last mark. Python does not see what is below it.
   size_t depth() const { return stack_.size() - (marks_.empty() ? 0 : marks_.back()); }
 
   Result<Id> pop() {
@@ -107,7 +107,7 @@ class PickleReader {
     return stack_.back();
   }
 
-  // What lies above the last mark, which goes.
+  // Removes the last mark and the items above it, and returns the items.
   Result<std::vector<Id>> pop_to_mark() {
     if (marks_.empty()) return wrong("there is no mark");
     const auto from = stack_.begin() + static_cast<std::ptrdiff_t>(marks_.back());
@@ -146,7 +146,7 @@ class PickleReader {
     return *text;
   }
 
-  // What a list, a set, a dict or an object gets.
+  // Returns the place for the items and the state of a list, a set, a dict or an object.
   Pickle::Growing* growing(Id id) {
     const Pickle::Node& node = pickle_.nodes_[id];
     if (node.kind == Kind::object) return &pickle_.objects_[node.where].given;
@@ -160,9 +160,9 @@ class PickleReader {
     Pickle::Growing* const grown = growing(target);
     const bool fits = kind == Kind::object || (kind == Kind::dict) == as_pairs;
     if (grown == nullptr || !fits || (as_pairs && items.size() % 2 != 0)) return wrong("nothing can be appended here");
-    // A list that is also a mapping (a subclass of both) is none that torch writes: of an object only pairs are kept.
+    // Of an object only pairs are kept. torch writes no object that has list items.
     if (kind == Kind::object && !as_pairs) return success();
-    // One that has items takes a block of its own.
+    // The first items of a container allocate a block.
     memory_ += (grown->items.empty() ? 2 * sizeof(void*) : 0) + items.size() * sizeof(Id);
     grown->items.insert(grown->items.end(), items.begin(), items.end());
     return success();
@@ -181,7 +181,7 @@ class PickleReader {
     return append(items, as_pairs);
   }
 
-  // What calling it would return.
+  // Pushes what calling it would return.
   Result<> call(Id callable, Id arguments) {
     const Pickle::Value what(&pickle_, callable), with(&pickle_, arguments);
     if (with.kind() != Kind::tuple) return wrong("arguments are not a tuple");
@@ -196,7 +196,7 @@ class PickleReader {
     return push_new(Kind::object, static_cast<uint32_t>(pickle_.objects_.size() - 1));
   }
 
-  // `parts`: how many lie on the stack; NEWOBJ_EX has keywords behind the arguments, which are not kept.
+  // `parts` is the number of values on the stack. NEWOBJ_EX has keyword arguments last, which are dropped.
   Result<> call_top(size_t parts) {
     if (parts == 3) TRY(pop());
     TRY_ASSIGN(const Id arguments, pop());
@@ -334,7 +334,7 @@ class PickleReader {
       case 0x80:
         return protocol();
       case 0x95:
-        return without_value(number<uint64_t>());  // FRAME: how much to read ahead
+        return without_value(number<uint64_t>());  // FRAME: the number of bytes to read ahead
       case '.':
         return stop();
       case '(':
@@ -442,16 +442,16 @@ class PickleReader {
   static constexpr Id kNothing = std::numeric_limits<Id>::max();
 
   Pickle pickle_;
-  const std::string& bytes_;  // of pickle_
+  const std::string& bytes_;  // the bytes of pickle_
   size_t at_ = 0;
-  size_t began_ = 0;  // the opcode that is being read
+  size_t began_ = 0;  // where the current opcode began
   size_t pushes_ = 0;
   size_t memory_ = 0;  // bytes of the values
   bool done_ = false;
   std::vector<Id> stack_;
   std::vector<size_t> marks_;  // heights of the stack
   std::vector<Id> memo_;
-  uint32_t remembered_ = 0;  // one past the highest slot
+  uint32_t remembered_ = 0;  // one past the highest slot in use
 };
 
 Result<Pickle> Pickle::read(std::string bytes) {

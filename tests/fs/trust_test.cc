@@ -9,7 +9,7 @@ namespace {
 
 constexpr Trust::Terms kTerms{.first_pause = 4, .longest_pause = 32, .alike = true};
 
-// How many files of that name are not guessed before the next one that is.
+// Returns how many files of that name are not predicted before the next one is.
 unsigned pause_of(Trust& trust, const std::string& name) {
   unsigned pause = 0;
   while (!trust.ask(name)) ++pause;

@@ -1,4 +1,4 @@
-// Work for users: a few at a time, and nobody's waits for another's.
+// Work for users: a few threads at a time, and no user's work waits for another user's.
 #include "fs/user_lanes.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 namespace ckptfs::fs {
 namespace {
 
-// What work waits at until the test opens it.
+// Blocks work until the test opens it.
 class Barrier {
  public:
   void wait() {

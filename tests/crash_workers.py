@@ -1,5 +1,4 @@
-"""Programs that run while the daemon is killed or the power cut: a scribe (ordinary files), a trainer (swap files,
-saves).
+"""Programs that run while the daemon is killed or the power cut: a scribe (plain files), a trainer (saves).
 
     crash_workers.py scribe|trainer ROOT LOG SEED [plain]
 

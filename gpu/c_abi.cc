@@ -45,7 +45,7 @@ int fail(const Error& error) {
   return error.errno_value() == 0 ? EIO : error.errno_value();
 }
 
-// Nothing is thrown through the C interface.
+// No exception may leave the C interface.
 template <class Body>
 int guarded(const Body& body) {
   try {
@@ -58,7 +58,7 @@ int guarded(const Body& body) {
   }
 }
 
-// Where log lines go; never to stdout, which is the program's.
+// The function that gets log lines. Without one they go to stderr, because stdout belongs to the program.
 std::atomic<ckptfs_log_function> log_function{nullptr};
 
 void log_line(log::Level level, const std::string& line) {

@@ -22,20 +22,20 @@ uint64_t size_of_all(const std::vector<Piece>& pieces) {
                          [](uint64_t sum, const Piece& piece) { return sum + piece.size; });
 }
 
-// "archive/data/0": "0". Empty: it is none.
+// Returns "0" for "archive/data/0", and an empty string if the entry is no storage.
 std::string storage_key(const std::string& entry) {
   constexpr std::string_view kData = "/data/";
   const size_t at = entry.find(kData);
   return at == std::string::npos ? std::string() : entry.substr(at + kData.size());
 }
 
-// What is asked for of an item, as ranges of files.
+// Adds the ranges of files that hold the requested part of the item.
 Result<> add_wanted(const Item& item, const Request& request, std::vector<Wanted>& wanted) {
   if (request.offset > item.size || request.size > item.size - request.offset) {
     return Error(EINVAL, item.name + ": it has " + std::to_string(item.size) + " bytes, and not " +
                              std::to_string(request.size) + " from " + std::to_string(request.offset) + " on");
   }
-  uint64_t begin = 0;  // of the piece, in the item
+  uint64_t begin = 0;  // of the piece, within the item
   for (const Piece& piece : item.tensor.pieces) {
     const uint64_t from = std::max(begin, request.offset);
     const uint64_t to = std::min(begin + piece.size, request.offset + request.size);
@@ -92,7 +92,7 @@ Result<> Checkpoint::add_storages() {
   return success();
 }
 
-// Those that are not open yet, some at a time: of a file of a mount two descriptors are open for a moment.
+// Opens those that are not open yet, kMaximumDescriptors at a time: a file of a mount has two descriptors for a moment.
 Result<> Checkpoint::open_files(const std::vector<uint32_t>& files) {
   std::vector<uint32_t> fresh;
   std::ranges::copy_if(files, std::back_inserter(fresh),
@@ -111,8 +111,8 @@ Result<> Checkpoint::open_files(const std::vector<uint32_t>& files) {
   return success();
 }
 
-// Of files that are open. Where there is a blob, the file is closed again, but for the first: who has one file of a
-// step open uses the step.
+// Gets the blobs of files that are open. A file whose blob we get is closed again, except for the first one: it keeps
+// the step in use.
 Result<> Checkpoint::get_blobs(const MountClient& mount, const std::vector<uint32_t>& files) {
   std::vector<std::string> paths;
   for (const uint32_t file : files) paths.push_back(files_.path(file));

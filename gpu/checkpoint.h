@@ -1,12 +1,14 @@
-// A checkpoint to be loaded: what tensors there are, and any part of any of them brought to memory of the caller.
+// A checkpoint to be loaded: the list of its tensors, and loading any part of them into the caller's memory.
 //
-// Of a step (DeepSpeed's, a Trainer's, DCP, what was saved through us; on a mount or in any folder) these are the
-// parameters as the views name them: "layers.0.weight" as the model computes with it, and "layers.0.weight/exp_avg" and
-// so on, ranks joined. Of a safetensors file: its tensors. Of a file of torch.save: its storages, by their keys ("0").
+// What the items are depends on the path. For a step (DeepSpeed's, a Trainer's, DCP, or one that this library saved; on
+// a mount or in any folder) they are the parameters under the names that the views use: "layers.0.weight" in the type
+// that the model computes with, "layers.0.weight/exp_avg" and so on, with the ranks' parts joined. For a safetensors
+// file they are its tensors. For a file of torch.save they are its storages, named by their keys ("0").
 //
-// A file of the step stays open as long as the Checkpoint: rotation leaves such a step alone.
+// A Checkpoint on a mount keeps a file of the step open after its first load, so that rotation does not remove the
+// step.
 //
-// Thread safety: load() from one thread at a time; the rest is constant.
+// Thread safety: only one thread at a time may call load(); everything else is constant.
 #pragma once
 
 #include <map>
@@ -27,7 +29,7 @@ struct Item {
   uint64_t size = 0;  // bytes
 };
 
-// Bytes [offset, offset + size) of an item, and where they are to be.
+// Bytes [offset, offset + size) of an item, and the memory that they are loaded to.
 struct Request {
   size_t item = 0;
   uint64_t offset = 0;
@@ -37,18 +39,18 @@ struct Request {
 
 class Checkpoint {
  public:
-  // EBADMSG: nothing of it can be read, with the first reason.
+  // Fails with EBADMSG and the first reason if nothing of the checkpoint can be read.
   static Result<std::unique_ptr<Checkpoint>> open(const std::string& path);
 
   const std::vector<Item>& items() const { return items_; }
-  // What of the step could not be read: it is not among the items.
+  // The parts of the step that could not be read. They are not among the items.
   const std::vector<meta::formats::Problem>& problems() const { return problems_; }
 
   struct Report {
     LoadReport moved;
-    uint64_t through_mount = 0;  // files of a mount that were not read past it
+    uint64_t through_mount = 0;  // files of a mount that could not be read past it
   };
-  // As load() of load.h. EINVAL: a request for what an item does not have.
+  // Like load() of load.h. Fails with EINVAL if a request exceeds its item.
   Result<Report> load(Staging& staging, const std::vector<Request>& requests, Stream stream);
 
  private:
@@ -62,9 +64,9 @@ class Checkpoint {
   const FolderFiles files_;
   std::vector<Item> items_;
   std::vector<meta::formats::Problem> problems_;
-  std::map<uint32_t, io::Fd> opened_;  // where they are; of a mount those that cannot be read past it
-  std::map<uint32_t, io::Fd> blobs_;   // of those of a mount that can
-  io::Fd kept_;                        // one of these, through the mount
+  std::map<uint32_t, io::Fd> opened_;  // all that are open, except those in blobs_
+  std::map<uint32_t, io::Fd> blobs_;   // files of a mount whose blobs we have
+  io::Fd kept_;                        // one of the files in blobs_, open through the mount
   bool on_mount_ = false;
 };
 

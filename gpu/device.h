@@ -1,11 +1,10 @@
-// Device memory, and copies between it and staging memory: the one table of functions that load and save go through.
-// CUDA implements it (device_cuda.cc), and so does a twin on the CPU (twin.h), which stands in for it in tests and
-// where there is no GPU.
+// The interface to device memory: every load and save copies between device memory and staging memory through it. CUDA
+// implements it (device_cuda.cc). A twin on the CPU (twin.h) implements it for tests and for machines without a GPU.
 //
-// An address of device memory is never dereferenced here, only handed on. Copies are asynchronous and in order within
-// their stream; an event tells when what was put on a stream before it has ended.
+// This code never dereferences an address of device memory. Copies are asynchronous, and in order within their stream.
+// An event is done when everything that was put on its stream before it has ended.
 //
-// Thread safety: all of it; a thread has an Attached before anything else. Handles are the caller's to destroy, before
+// Thread safety: all functions, but a thread must first make an Attached. The caller must destroy the handles before
 // the device.
 #pragma once
 
@@ -18,7 +17,7 @@
 
 namespace ckptfs::gpu {
 
-// As the device names them (cudaStream_t, cudaEvent_t). The null stream is the device's default one.
+// The device's own types (cudaStream_t, cudaEvent_t). The null stream is the device's default stream.
 using Stream = void*;
 using Event = void*;
 
@@ -32,39 +31,40 @@ class Device {
   virtual ~Device() = default;
 
   virtual const std::string& name() const = 0;  // "cuda:0", "twin"
-  // The device is the calling thread's from now on; what it had before.
+  // Makes the device the calling thread's current one. Returns the previous one, for give_back().
   virtual Result<int> attach() = 0;
   virtual void give_back(int before) = 0;
-  // Where an address leads. Plain memory that the device does not know is host.
+  // Tells which memory an address is in. Memory that the device does not know is host memory.
   virtual Result<MemoryKind> kind_of(const std::byte* address) = 0;
 
-  // Staging memory: has the pages stay where they are, so that copies run at the full rate and asynchronously.
+  // Pins the pages of staging memory, so that copies run at full rate and asynchronously.
   virtual Result<> pin(std::span<std::byte> memory) = 0;
   virtual void unpin(std::span<std::byte> memory) = 0;
 
   virtual Result<Stream> make_stream() = 0;
   virtual void destroy_stream(Stream stream) = 0;
-  // `staging`: pinned, and left alone until an event behind the copy is done.
+  // `staging` must be pinned, and must not be touched until an event recorded after the copy is done.
   virtual Result<> copy_in(std::byte* device_memory, std::span<const std::byte> staging, Stream stream) = 0;
   virtual Result<> copy_out(std::span<std::byte> staging, const std::byte* device_memory, Stream stream) = 0;
-  // Waits for all that is on the stream.
+  // Waits for everything on the stream.
   virtual Result<> drain(Stream stream) = 0;
 
   virtual Result<Event> make_event() = 0;
   virtual void destroy_event(Event event) = 0;
-  // The event is done when all that is on the stream now has ended. An event never recorded is done.
+  // The event is done when everything that is on the stream now has ended. An event that was never recorded is done.
   virtual Result<> record(Event event, Stream stream) = 0;
   virtual Result<bool> is_done(Event event) = 0;
   virtual Result<> wait(Event event) = 0;
-  // What is put on the stream from now on begins when the event, as recorded last, is done.
+  // Work that is put on the stream from now on starts after the event, as last recorded, is done.
   virtual Result<> order(Stream stream, Event event) = 0;
 
-  // Device memory for whoever has no framework that gives it out.
+  // Device memory, for programs without a framework that allocates it.
   virtual Result<std::byte*> allocate(size_t size) = 0;
   virtual Result<> release(std::byte* address) = 0;
 };
 
-// The calling thread has the device as long as this lives, and then the one that it had. The device outlives it.
+// Makes the device the calling thread's current one, and restores the previous one at the end of the scope. The device
+// must outlive it.
 class Attached {
  public:
   static Result<Attached> make(Device& device) {
@@ -83,7 +83,7 @@ class Attached {
   int before_;
 };
 
-// A stream or an event with an owner. The device outlives it.
+// A stream or an event that is destroyed at the end of the scope. The device must outlive it.
 template <Result<void*> (Device::*kMake)(), void (Device::*kDestroy)(void*)>
 class Owned {
  public:

@@ -1,5 +1,5 @@
-// CUDA's runtime behind the table. There is no code for the device here, so any C++ compiler builds it; the runtime is
-// linked statically and finds the driver, if there is one, when the first device is opened.
+// CUDA's runtime behind the interface of device.h. No code here runs on the device, so any C++ compiler builds it. The
+// runtime is linked statically, and looks for the driver when the first device is opened.
 #include "gpu/device_cuda.h"
 
 #include <cuda_runtime_api.h>
@@ -26,14 +26,14 @@ int errno_of(cudaError_t code) {
   }
 }
 
-// Clears what the runtime would tell the next caller again.
+// Also clears the runtime's last error, which the next caller would get again.
 Result<> check(cudaError_t code, const std::string& what) {
   if (code == cudaSuccess) return success();
   (void)cudaGetLastError();
   return Error(errno_of(code), what + ": " + cudaGetErrorString(code));
 }
 
-// For what has no one to report to.
+// For functions that cannot return an error.
 void check_and_log(cudaError_t code, const char* what) {
   if (const auto done = check(code, what); !done) log::warn("{}", done.error().message());
 }
@@ -137,7 +137,7 @@ class CudaDevice : public Device {
 }  // namespace
 
 Result<std::shared_ptr<Device>> open_cuda_device(int ordinal) {
-  int count = 0;  // stays so where there is no driver
+  int count = 0;  // unchanged if there is no driver
   TRY(check(cudaGetDeviceCount(&count), "CUDA"));
   if (ordinal < 0 || ordinal >= count) {
     return Error(ENODEV, "there is no cuda:" + std::to_string(ordinal) + ": this machine has " + std::to_string(count));

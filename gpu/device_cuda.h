@@ -7,7 +7,7 @@
 
 namespace ckptfs::gpu {
 
-// ENODEV, in words: there is no driver, or no such device, or this was built without CUDA.
+// Fails with ENODEV, in words, if there is no driver, no such device, or no CUDA in this build.
 Result<std::shared_ptr<Device>> open_cuda_device(int ordinal);
 
 }  // namespace ckptfs::gpu

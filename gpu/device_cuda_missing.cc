@@ -1,4 +1,4 @@
-// Built instead of device_cuda.cc where there is no CUDA toolkit.
+// Replaces device_cuda.cc in builds without the CUDA toolkit.
 #include "gpu/device_cuda.h"
 
 namespace ckptfs::gpu {

@@ -35,8 +35,8 @@ bool set_direct_io(int file) {
 
 }  // namespace
 
-// What one lane does: has slots filled while it has idle ones, writes each as soon as it is, and takes them back when
-// they are written.
+// The work of one lane. It fills its idle slots, writes each one as soon as it is filled, and reuses it when it is
+// written.
 class FileSave::Lane {
  public:
   Lane(FileSave& save, gpu::Lane& lane) : save_(save), lane_(lane), sizes_(lane.slots.size()) {
@@ -73,7 +73,7 @@ class FileSave::Lane {
       offsets_[slot] = chunk * lane_.slots[slot].memory.size();
       const auto filling = fill(slot);
       if (!filling) fail(filling.error());
-      // Copies may have begun before one failed.
+      // Copies may have begun before one of them failed, so the slot is waited for in that case, too.
       if (!filling || filling.value()) {
         filling_.push_back(slot);
       } else {
@@ -82,7 +82,7 @@ class FileSave::Lane {
     }
   }
 
-  // True: the device still writes to the slot.
+  // Returns true if the device is still writing to the slot.
   Result<bool> fill(size_t slot) {
     TRY(io::fault_point("save.copy"));
     const auto memory = lane_.slots[slot].memory;
@@ -103,7 +103,8 @@ class FileSave::Lane {
     return copying;
   }
 
-  // What of the file's [begin, end) is in parts, and zeros between them; `at`: behind the last.
+  // Copies the parts that are in the file's range [begin, end), and fills the gaps between them with zeros. Sets `at`
+  // to the end of the last part.
   Result<> copy_parts(std::span<std::byte> memory, uint64_t begin, uint64_t end, uint64_t& at, bool& copying) {
     const auto& parts = save_.parts_;
     auto part = std::partition_point(parts.begin(), parts.end(),
@@ -124,7 +125,7 @@ class FileSave::Lane {
     return success();
   }
 
-  // The one that was begun first.
+  // Waits for the slot whose filling was begun first, and writes it.
   void write_filled() {
     const size_t slot = filling_.front();
     filling_.pop_front();
@@ -154,7 +155,7 @@ class FileSave::Lane {
 
   FileSave& save_;
   gpu::Lane& lane_;
-  std::vector<size_t> sizes_;  // by slot: what is written of it
+  std::vector<size_t> sizes_;  // by slot: how many bytes of it are written
   std::vector<uint64_t> offsets_ = std::vector<uint64_t>(sizes_.size());
   std::vector<size_t> idle_;    // slots
   std::deque<size_t> filling_;  // slots, in the order of the stream
@@ -212,7 +213,7 @@ Result<> FileSave::prepare(Stream stream) {
   return success();
 }
 
-// Nothing is thrown out of the thread.
+// Nothing may be thrown out of the thread.
 Result<> FileSave::write_or_say_why() {
   try {
     return write_all();
@@ -223,7 +224,7 @@ Result<> FileSave::write_or_say_why() {
 
 Result<> FileSave::write_all() {
   TRY_ASSIGN(const Attached attached, Attached::make(staging_->device()));
-  // The lanes' streams are ordered behind it; what the processor reads is not.
+  // The lanes' streams wait for the event. The processor's own copies do not, so this thread waits.
   if (std::ranges::count(kinds_, MemoryKind::host) != 0) TRY(staging_->device().wait(ready_->get()));
   const int file = file_.get();
   const auto written = staging_->run(std::span(&file, 1), [this](gpu::Lane& lane) -> Result<> {
@@ -234,7 +235,7 @@ Result<> FileSave::write_all() {
   return finish_file();
 }
 
-// The last block was written whole.
+// The last block was written in full, so the file is cut to its length.
 Result<> FileSave::finish_file() {
   TRY(io::fault_point("save.sync"));
   if (::ftruncate(file_.get(), static_cast<off_t>(size_)) != 0) return last_error("its length");

@@ -1,10 +1,11 @@
-// Save: memory of the caller, on a device or not, into one file. Copies out of it, writes, and what is left of the ring
-// between them overlap; the caller may go on as soon as the copies have ended, and the rest goes on behind it.
+// Saves parts of memory, on a device or not, into one file. Copying out of the memory and writing overlap, through the
+// slots of the ring. The caller may continue as soon as everything is copied; the writes go on in the background.
 //
-// The file is written once, from its beginning to its end, in aligned blocks past the page cache where the file system
-// takes that (O_DIRECT), into space that is allocated before the first copy, so that a full disk is told at once.
+// The file is written once, from its beginning to its end, in aligned blocks. It is written past the page cache
+// (O_DIRECT) where the file system supports that. Its space is allocated before the first copy, so a full disk is
+// reported at once.
 //
-// Thread safety: any thread; saves of one ring take turns.
+// Thread safety: any thread. Saves that use one ring run one after the other.
 #pragma once
 
 #include <atomic>
@@ -22,7 +23,7 @@
 
 namespace ckptfs::gpu {
 
-// Memory, and where in the file it goes.
+// A piece of memory, and its place in the file.
 struct Part {
   const std::byte* source = nullptr;
   uint64_t size = 0;
@@ -31,19 +32,20 @@ struct Part {
 
 class FileSave {
  public:
-  // `file`: for writing, empty. `parts`: none over another; between them are zeros up to `size`. Their memory stays as
-  // it is until wait_copied() has returned. `stream`: the caller's, on which they were written; what is on it now is
-  // waited for. EINVAL: parts that overlap, or end behind `size`; ENOSPC: there is no room for it.
+  // Begins a save. `file` must be open for writing, and empty. `parts` must not overlap; the gaps between them, up to
+  // `size`, become zeros. Their memory must not change until wait_copied() has returned. `stream` is the stream on
+  // which the caller wrote the parts: the save starts after the work that is on it now. Fails with EINVAL if parts
+  // overlap or end beyond `size`, and with ENOSPC if the disk has no room.
   static Result<std::unique_ptr<FileSave>> begin(std::shared_ptr<Staging> staging, std::string path, io::Fd file,
                                                  uint64_t size, std::vector<Part> parts, Stream stream);
-  // Waits for its end.
+  // Waits for the end of the save.
   ~FileSave();
   FileSave(const FileSave&) = delete;
   FileSave& operator=(const FileSave&) = delete;
 
-  // The parts are copied: their memory may change. Or it has failed, and they are needed no more.
+  // Waits until all parts are copied, or the save has failed. Either way their memory may change.
   Result<> wait_copied();
-  // All of the file is on the disk. Its name is not this one's business.
+  // Waits until the file's content is on the disk. Making its name durable is up to the caller.
   Result<> wait_durable();
 
  private:
@@ -63,15 +65,15 @@ class FileSave {
   const std::vector<Part> parts_;  // by offset, none empty
   std::vector<MemoryKind> kinds_;  // of the parts
   std::optional<OwnedEvent> ready_;
-  uint64_t chunks_ = 0;  // of a slot's size each
+  uint64_t chunks_ = 0;  // number of slot-sized pieces of the file
   std::atomic<uint64_t> next_{0};
   std::atomic<bool> failed_{false};
   std::thread thread_;
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  uint64_t copied_ = 0;              // guarded by mutex_; chunks
-  std::optional<Result<>> outcome_;  // guarded by mutex_; none: it goes on
+  uint64_t copied_ = 0;              // number of chunks; guarded by mutex_
+  std::optional<Result<>> outcome_;  // empty while the save runs; guarded by mutex_
 };
 
 }  // namespace ckptfs::gpu

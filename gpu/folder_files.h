@@ -1,5 +1,5 @@
-// A folder's files, as the readers of formats want them: any folder, on a ckptfs mount or not.
-// Thread safety: constant once made.
+// The files of a folder in the form that the format readers take. The folder may be on a ckptfs mount or not.
+// Thread safety: constant after construction.
 #pragma once
 
 #include <string>
@@ -11,9 +11,9 @@ namespace ckptfs::gpu {
 
 class FolderFiles : public meta::formats::StepFiles {
  public:
-  // The regular files in it and in its folders, sorted; links are not followed.
+  // Lists the regular files in the folder and its subfolders, sorted. Symbolic links are not followed.
   static Result<FolderFiles> of(const std::string& folder);
-  // Of one file, by its path.
+  // The same for a single file, by its path.
   static Result<FolderFiles> of_file(const std::string& path);
   FolderFiles(FolderFiles&& other) noexcept : folder_(std::move(other.folder_)), files_(std::move(other.files_)) {}
 
@@ -28,7 +28,7 @@ class FolderFiles : public meta::formats::StepFiles {
   std::vector<File> files_;
 };
 
-// Absolute, without links. ENOENT and the like, in words.
+// Returns the absolute path without symbolic links. Errors such as ENOENT come with words.
 Result<std::string> real_path(const std::string& path);
 
 }  // namespace ckptfs::gpu

@@ -17,7 +17,8 @@
 namespace ckptfs::gpu {
 namespace {
 
-// Is at least half of the file in the page cache? (cachestat(2), Linux 6.5; no: nobody tells.)
+// Returns true if at least half of the file is in the page cache (cachestat(2), Linux 6.5), and false if the kernel
+// cannot tell.
 bool is_cached(int fd, uint64_t size) {
   struct {
     uint64_t offset, length;
@@ -25,7 +26,7 @@ bool is_cached(int fd, uint64_t size) {
   struct {
     uint64_t cached, dirty, writeback, evicted, recently_evicted;
   } found{};
-  constexpr long kCachestat = 451;  // of every architecture; glibc has no name for it yet
+  constexpr long kCachestat = 451;  // the same on every architecture; glibc has no name for it yet
   if (::syscall(kCachestat, fd, &range, &found, 0) != 0) return false;
   return found.cached * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE)) >= size / 2;
 }
@@ -38,7 +39,7 @@ Result<> set_direct(int fd, bool direct) {
   return success();
 }
 
-// One load, and what its lanes share.
+// A load, and the state that its lanes share.
 struct LoadJob {
   const std::vector<SourceFile>& files;
   const ReadPlan plan;
@@ -48,8 +49,8 @@ struct LoadJob {
   std::atomic<uint64_t> straight{0};
 };
 
-// What one lane does: begins reads while it has idle slots, hands on what has arrived, and takes slots back when the
-// device is through with them.
+// The work of one lane. It begins reads while it has idle slots, hands on the data that has arrived, and reuses a slot
+// when the device has copied it.
 class LoadLane {
  public:
   LoadLane(LoadJob& job, Lane& lane) : job_(job), lane_(lane), reads_(lane.slots.size()) {
@@ -57,7 +58,7 @@ class LoadLane {
     for (size_t slot = 0; slot < lane.slots.size(); ++slot) idle_.push_back(slot);
   }
 
-  // Whatever fails, nothing is in flight when it returns.
+  // Nothing is in flight when it returns, even after an error.
   Result<> run() {
     for (;;) {
       begin_reads();
@@ -106,7 +107,8 @@ class LoadLane {
         {io::TransferQueue::Kind::read, file.fd, read.file, memory, read.begin, read.least, slot});
   }
 
-  // Where all of the read goes, if it is one place, in host memory, that O_DIRECT takes; else null.
+  // Returns the memory for all of the read, if that is one target in host memory with an alignment that O_DIRECT
+  // accepts; else null.
   std::byte* straight_target(const PlannedRead& read, const SourceFile& file) const {
     if (read.last - read.first != 1 || job_.kinds[read.first] != MemoryKind::host) return nullptr;
     const Wanted& wanted = job_.plan.wanted[read.first];
@@ -128,12 +130,12 @@ class LoadLane {
     if (read.straight) job_.straight += read.planned->end - read.planned->begin;
     const auto copying = read.straight || job_.failed ? Result<bool>(false) : hand_on(*read.planned, slot);
     if (!copying) fail(copying.error());
-    // Copies may have begun before one failed.
+    // Copies may have begun before one of them failed, so the slot is waited for in that case, too.
     if (!copying || copying.value()) return copying_.push_back(slot);
     idle_.push_back(slot);
   }
 
-  // True: the device still reads the slot.
+  // Returns true if the device is still reading the slot.
   Result<bool> hand_on(const PlannedRead& read, size_t slot) {
     bool copying = false;
     const auto memory = lane_.slots[slot].memory;
@@ -158,7 +160,7 @@ class LoadLane {
     return copying;
   }
 
-  // The slots whose copies have ended; with `wait`, at least one.
+  // Makes the slots idle whose copies have ended; with `wait`, waits for at least one.
   void take_back(bool wait) {
     while (!copying_.empty()) {
       const Event copied = lane_.slots[copying_.front()].copied.get();
@@ -229,7 +231,7 @@ Result<LoadReport> load(Staging& staging, const std::vector<SourceFile>& files, 
   TRY_ASSIGN(job.kinds, kinds_of(staging.device(), job.plan.wanted));
   TRY_ASSIGN(const OwnedEvent used, OwnedEvent::make(staging.device()));
   TRY(staging.device().record(used.get(), stream));
-  // The lanes' streams are ordered behind it; what the processor writes is not.
+  // The lanes' streams wait for the event. The processor's own copies do not, so this thread waits.
   if (std::ranges::count(job.kinds, MemoryKind::host) != 0) TRY(staging.device().wait(used.get()));
   std::vector<int> descriptors;
   for (const SourceFile& file : files) descriptors.push_back(file.fd);

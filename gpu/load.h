@@ -1,10 +1,10 @@
-// Load: ranges of files into memory that the caller owns, on a device or not. Reads are planned (read_plan.h) and
-// spread over the lanes of the ring; what is read for a device goes through a slot, what is for host memory that
-// happens to lie as the disk wants it is read straight there, and is copied from a slot where it does not.
+// Loads ranges of files into the caller's memory, on a device or not. The reads are planned (read_plan.h) and
+// distributed over the lanes of the ring. Data for a device goes through a slot. Data for host memory is read directly
+// into that memory if its alignment allows it, and else is copied from a slot.
 //
-// A file that is mostly in the page cache is read from there, any other past it (O_DIRECT).
+// A file of which at least half is in the page cache is read from there. Any other file is read past it (O_DIRECT).
 //
-// Thread safety: any thread; loads of one ring take turns.
+// Thread safety: any thread. Loads that use one ring run one after the other.
 #pragma once
 
 #include <string>
@@ -16,28 +16,28 @@
 
 namespace ckptfs::gpu {
 
-// How a file's bytes are asked for.
+// A file, and how its bytes are read.
 struct SourceFile {
   std::string path;  // for messages
-  int fd = -1;       // the caller's
+  int fd = -1;       // owned by the caller
   uint64_t size = 0;
   bool direct = false;          // O_DIRECT is set
-  size_t memory_alignment = 1;  // of what is read straight into the caller's memory
+  size_t memory_alignment = 1;  // of memory that is read into directly
 };
 
-// Chooses how a descriptor for reading is read: sets O_DIRECT on it, or takes it away.
+// Decides how a descriptor is read, and sets or clears O_DIRECT on it.
 Result<SourceFile> make_source(std::string path, int fd);
 
 struct LoadReport {
-  uint64_t bytes = 0;     // that were wanted
-  uint64_t read = 0;      // from files, with what lay between
-  uint64_t direct = 0;    // of these, past the page cache
-  uint64_t straight = 0;  // of these, without a copy in host memory
+  uint64_t bytes = 0;     // requested
+  uint64_t read = 0;      // read from files, including the gaps between ranges
+  uint64_t direct = 0;    // of those, read past the page cache
+  uint64_t straight = 0;  // of those, read without a copy in host memory
 };
 
-// Returns when all of it is there, or with the first error (EIO: a file ends before what is wanted of it): then the
-// targets may hold anything. `stream`: the caller's, on which the targets were last used; they are not written to
-// before what is on it now has ended.
+// Returns when everything is loaded, or with the first error; then the targets' content is undefined. A file that ends
+// before the end of a wanted range is EIO. `stream` is the stream on which the caller last used the targets: they are
+// not written before the work that is on it now has ended.
 Result<LoadReport> load(Staging& staging, const std::vector<SourceFile>& files, std::vector<Wanted> wanted,
                         Stream stream);
 

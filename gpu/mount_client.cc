@@ -55,7 +55,7 @@ Result<std::string> MountClient::begin(const std::string& series, const std::str
 }
 
 Result<> MountClient::freeze(const std::vector<std::string>& paths) const {
-  constexpr ptrdiff_t kAtOnce = 128;  // a request has its limit
+  constexpr ptrdiff_t kAtOnce = 128;  // a request's length is limited
   for (auto at = paths.begin(); at != paths.end();) {
     const auto end = at + std::min(paths.end() - at, kAtOnce);
     json inside = json::array();

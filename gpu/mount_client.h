@@ -1,7 +1,7 @@
-// The ckptfs mount that a path lies in, as a client of its daemon (fs/control/blob_commands.h). Paths here are the
-// caller's, absolute and without links.
+// A client of the daemon of the ckptfs mount that a path is on (fs/control/blob_commands.h). Paths here are the
+// caller's: absolute, without symbolic links.
 //
-// Thread safety: all of it.
+// Thread-safe.
 #pragma once
 
 #include <optional>
@@ -22,17 +22,19 @@ struct BlobOfFile {
 
 class MountClient {
  public:
-  // None: the path is on no ckptfs mount.
+  // Returns nothing if the path is not on a ckptfs mount.
   static Result<std::optional<MountClient>> of(const std::string& path);
 
-  // Of each of up to io::kMaximumDescriptors files, to be read; an error where the daemon does not give it.
+  // Returns the blobs of up to io::kMaximumDescriptors files, for reading. A file whose blob the daemon refuses gets an
+  // error.
   Result<std::vector<Result<BlobOfFile>>> blobs_to_read(const std::vector<std::string>& paths) const;
-  // Of a file that the caller has open for writing, and keeps so.
+  // Returns the blob of a file that the caller has open for writing. The caller must keep the file open.
   Result<io::Fd> blob_to_write(const std::string& path) const;
-  // The folder for the files of an attempt to save a step.
+  // Makes the folder for the files of one attempt to save a step. Returns its path.
   Result<std::string> begin(const std::string& series, const std::string& tag, const std::string& attempt) const;
   Result<> freeze(const std::vector<std::string>& paths) const;
-  // None: it is there. Else why not: ranks are missing, and the last of them will commit it.
+  // Returns nothing if the step is committed. Else ranks are missing, and it returns the reason; the last rank will
+  // commit.
   Result<std::optional<std::string>> commit(const std::string& folder, const std::string& tag, unsigned world_size,
                                             bool seal) const;
 

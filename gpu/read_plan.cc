@@ -6,9 +6,9 @@
 namespace ckptfs::gpu {
 namespace {
 
-constexpr uint64_t kWorthReading = uint64_t{64} << 10;  // bytes between two ranges: reading them costs less than a read
+constexpr uint64_t kWorthReading = uint64_t{64} << 10;  // a gap of so many bytes costs less than another read
 
-// Ranges that are read in one go: wanted[first, last), to `end`.
+// Ranges that are read together: wanted[first, last), up to the offset `end`.
 struct Run {
   size_t first = 0;
   size_t last = 0;

@@ -1,6 +1,6 @@
-// Which reads bring what is wanted of some files to where it belongs: wanted ranges, in any order, become reads of
-// whole aligned blocks, in the order of the disk, each at most a slot long, with what lies close together read as one.
-// Pure.
+// Plans the reads for a set of wanted ranges of files. The ranges may come in any order. The reads are of whole aligned
+// blocks, in the order of file and offset, and at most one slot long. Ranges with a small gap between them are read as
+// one. Stateless.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace ckptfs::gpu {
 
-// Bytes of a file, and where they belong. Several may want the same bytes.
+// A range of a file, and the memory that it goes to. Ranges may overlap.
 struct Wanted {
   uint32_t file = 0;
   uint64_t offset = 0;
@@ -20,31 +20,31 @@ struct Wanted {
   std::byte* target = nullptr;
 };
 
-// One read, and what of it goes where.
+// One read, and the wanted ranges that it may serve.
 struct PlannedRead {
   uint32_t file = 0;
   uint64_t begin = 0;  // a multiple of the alignment
-  uint64_t end = 0;    // likewise, but beyond the file's end there may be nothing
-  uint64_t least = 0;  // so many bytes of it are wanted
-  size_t first = 0;    // of ReadPlan::wanted: those that may want some of it
-  size_t last = 0;     // behind them
+  uint64_t end = 0;    // likewise; it may be beyond the end of the file
+  uint64_t least = 0;  // the read must bring at least so many bytes
+  size_t first = 0;    // in ReadPlan::wanted: the first range that may need some of it
+  size_t last = 0;     // one past the last such range
 };
 
 struct ReadPlan {
-  std::vector<Wanted> wanted;  // by file and offset; none is empty
+  std::vector<Wanted> wanted;  // sorted by file and offset; none is empty
   std::vector<PlannedRead> reads;
 };
 
-// `slot`: a multiple of `alignment`, a power of two.
+// `slot` must be a multiple of `alignment`, which must be a power of two.
 ReadPlan plan_reads(std::vector<Wanted> wanted, uint64_t slot, uint64_t alignment);
 
-// What of a read goes to one target.
+// The part of a read that goes to one target.
 struct Landing {
   std::byte* target = nullptr;
-  uint64_t at = 0;  // in the read
+  uint64_t at = 0;  // offset in the read
   uint64_t size = 0;
 };
-// Calls `land(index of wanted, Landing) -> Result<>` for each, ends with its first error.
+// Calls `land(index in wanted, Landing) -> Result<>` for each target of the read. Ends with its first error.
 template <class Land>
 Result<> for_each_landing(const ReadPlan& plan, const PlannedRead& read, const Land& land) {
   for (size_t at = read.first; at < read.last; ++at) {

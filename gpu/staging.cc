@@ -14,9 +14,9 @@ namespace {
 
 constexpr unsigned kFewestLanes = 2;
 constexpr unsigned kMostLanes = 8;
-constexpr size_t kLeastSlots = 2;  // of a lane: one is filled while the other is emptied
+constexpr size_t kLeastSlots = 2;  // per lane: one is filled while the other is emptied
 
-// For slots that lie one behind the other.
+// The slots must be adjacent in memory.
 std::unique_ptr<io::TransferQueue> make_queue(const std::vector<Slot>& slots) {
   const std::span<std::byte> first = slots.front().memory;
   return io::TransferQueue::make(static_cast<unsigned>(slots.size()), {first.data(), first.size() * slots.size()});
@@ -52,8 +52,9 @@ Staging::~Staging() {
   if (!memory_.empty()) ::munmap(memory_.data(), memory_.size());
 }
 
-// On huge pages, which are quick to pin, and touched, so that none is missing later. A child of fork has none of it:
-// its first write would take the page from under the device.
+// The memory is on huge pages, which are pinned faster. It is written once, so that every page exists. A forked child
+// does not inherit it: the copy-on-write after a fork would give this process another page than the one the device
+// uses.
 Result<> Staging::map(size_t bytes) {
   void* const memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) return last_error("a ring of " + std::to_string(bytes) + " bytes");

@@ -1,8 +1,10 @@
-// The ring that every load and save goes through: one block of pinned host memory, cut into slots, which belong to
-// *lanes*. A lane is a transfer queue, a stream and the slots between them, driven by one thread; several lanes use
-// several processors and several queues of the disk. All that a job takes of host memory, beside its plan, is the ring.
+// The ring that every load and save uses: one block of pinned host memory, divided into slots. The slots belong to
+// *lanes*. A lane is a transfer queue, a device stream and the slots between them, and is run by one thread. Several
+// lanes use several processors and several queues of the disk. Besides its plan, a job uses no other host memory than
+// the ring.
 //
-// Thread safety: run() from any thread, one job after the other; the rest is constant once made.
+// Thread safety: any thread may call run(), which runs one job at a time. Everything else is constant after
+// construction.
 #pragma once
 
 #include <deque>
@@ -17,7 +19,7 @@
 
 namespace ckptfs::gpu {
 
-// A part of the ring, and the event that tells when the device is through with it.
+// A part of the ring, and the event that is done when the device has finished with it.
 struct Slot {
   std::span<std::byte> memory;
   OwnedEvent copied;
@@ -26,7 +28,7 @@ struct Slot {
 struct Lane {
   Device& device;
   OwnedStream stream;
-  std::unique_ptr<io::TransferQueue> queue;  // takes as many transfers as there are slots
+  std::unique_ptr<io::TransferQueue> queue;  // takes as many transfers as the lane has slots
   std::vector<Slot> slots;
 };
 
@@ -37,10 +39,10 @@ class Staging {
     size_t slot = size_t{8} << 20;  // a multiple of kAlignment
     unsigned lanes = 0;             // 0: one for every two processors, between 2 and 8
   };
-  // Slots, and what is transferred to and from them, begin at multiples of this in memory and in files.
+  // Slots, and the file ranges that are transferred, are aligned to this, in memory and in the file.
   static constexpr size_t kAlignment = 4096;
 
-  // EINVAL: options that make no ring. ENOMEM: so much memory cannot be had, or cannot be pinned.
+  // Fails with EINVAL if the options make no ring, and with ENOMEM if the memory cannot be allocated or pinned.
   static Result<std::unique_ptr<Staging>> make(std::shared_ptr<Device> device, Options options);
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
@@ -50,8 +52,8 @@ class Staging {
   size_t slot_size() const { return slot_size_; }
   io::TransferQueue::Way way() const { return lanes_.front().queue->way(); }
 
-  // Calls `work` for each lane, on a thread of its own, while no other job has them; `files` are those of its
-  // transfers. The first error of a lane. `work` returns with nothing in flight, whatever failed.
+  // Runs `work` for each lane, each on its own thread, while no other job uses the lanes. `files` are the files of its
+  // transfers. Returns the first error of a lane. `work` must return with nothing in flight, even after an error.
   Result<> run(std::span<const int> files, const std::function<Result<>(Lane&)>& work);
 
  private:
@@ -64,7 +66,7 @@ class Staging {
   std::span<std::byte> memory_;
   bool pinned_ = false;
   std::deque<Lane> lanes_;
-  std::mutex mutex_;  // held by the job that has the lanes
+  std::mutex mutex_;  // held by the running job
 };
 
 }  // namespace ckptfs::gpu

@@ -19,7 +19,7 @@ namespace {
 
 using meta::formats::RankManifest;
 
-constexpr uint64_t kHeaderAlignment = 4096;  // of where the tensors begin
+constexpr uint64_t kHeaderAlignment = 4096;  // of the offset at which the tensors begin
 
 Result<> check_target(const StepTarget& target) {
   TRY(meta::check_tag(target.tag));
@@ -42,7 +42,7 @@ Result<std::string> make_folder(const StepTarget& target) {
   return folder;
 }
 
-// O_DIRECT, so that a mount does not take it for the copy of some other file.
+// O_DIRECT keeps the mount from adopting the new file as a copy of another one.
 Result<io::Fd> create(const std::string& path) {
   constexpr int kFlags = O_WRONLY | O_CREAT | O_EXCL;
   auto file = io::open_at(AT_FDCWD, path, kFlags | O_DIRECT, 0666);
@@ -50,13 +50,13 @@ Result<io::Fd> create(const std::string& path) {
   return file;
 }
 
-// What could not be begun leaves no file.
+// Removes the file of a save that could not begin.
 Error abandoned(const std::string& path, const Error& why) {
   if (::unlink(path.c_str()) != 0) log::warn("{}", last_error(path + ": it is left, and holds nothing").message());
   return why;
 }
 
-// Its tensors' sizes are those of their shapes; no name is there twice.
+// Makes the header. Checks that each tensor's size fits its shape, and that no name occurs twice.
 Result<meta::formats::SafetensorsHeader> header_of(const std::vector<SavedTensor>& tensors) {
   meta::formats::SafetensorsHeader header;
   header.metadata = {{"format", "pt"}};
@@ -139,7 +139,7 @@ Result<> StepSave::wait_durable() {
     if (!file.save) continue;
     TRY(file.save->wait_durable());
     file.not_inherited.reset();
-    file.save.reset();  // with its descriptor: who can write to it keeps it from being frozen
+    file.save.reset();  // also closes its descriptor: a file that can still be written cannot be frozen
     file.opened.reset();
   }
   TRY(io::fault_point("step_save.before_freeze"));
@@ -163,7 +163,8 @@ Result<> StepSave::write_manifest() {
   auto written = io::replace_file(path_of(meta::formats::manifest_name(target_.rank)),
                                   meta::formats::manifest_text(manifest), 0666);
   if (written || written.error().errno_value() != ENOENT) return written;
-  // With the last manifest, as soon as it can be seen, another rank may have committed, which makes all durable.
+  // ENOENT: another rank may have committed as soon as it could see our manifest, the last one. The commit made it
+  // durable.
   TRY_ASSIGN(const bool committed, is_committed());
   return committed ? Result<>(success()) : written;
 }
@@ -173,13 +174,14 @@ Result<std::optional<std::string>> StepSave::commit(bool seal) {
   TRY(io::fault_point("step_save.before_commit"));
   auto outcome = mount_ ? mount_->commit(folder_, target_.tag, target_.world_size, seal) : commit_in_folder();
   if (outcome || outcome.error().errno_value() != ENOENT) return outcome;
-  TRY_ASSIGN(const bool committed, is_committed());  // another rank was quicker, or this one, a moment ago
+  TRY_ASSIGN(const bool committed, is_committed());  // another rank, or an earlier call of this one, has committed
   if (!committed) return outcome;
   if (seal && mount_) TRY(seal_step());
   return std::optional<std::string>();
 }
 
-// Where it is sealed already: nothing. A part of a step (EINVAL) is not.
+// Does nothing if the step is sealed already. A folder that is only a part of a step cannot be sealed (EINVAL), which
+// is no error either.
 Result<> StepSave::seal_step() const {
   const std::string step = target_.series + "/" + target_.tag;
   const int outcome = ::setxattr(step.c_str(), "user.ckptfs.seal", "1", 1, 0);
@@ -187,7 +189,7 @@ Result<> StepSave::seal_step() const {
   return success();
 }
 
-// The step holds the manifest of this attempt.
+// Returns true if the step holds this rank's manifest of this attempt.
 Result<bool> StepSave::is_committed() const {
   const std::string path = target_.series + "/" + target_.tag + "/" + meta::formats::manifest_name(target_.rank);
   const auto text = io::read_file(path);
@@ -197,7 +199,7 @@ Result<bool> StepSave::is_committed() const {
   return manifest.attempt == target_.attempt;
 }
 
-// As the daemon does it (meta/partial.cc), with what any file system has; one rank after the other.
+// Does what the daemon does (meta/partial.cc), with the means of any file system. A lock admits one rank at a time.
 Result<std::optional<std::string>> StepSave::commit_in_folder() const {
   TRY_ASSIGN(const io::Fd series, io::open_at(AT_FDCWD, target_.series, O_RDONLY | O_DIRECTORY));
   if (io::retry_interrupted([&] { return ::flock(series.get(), LOCK_EX); }) != 0) return last_error(target_.series);
@@ -206,7 +208,7 @@ Result<std::optional<std::string>> StepSave::commit_in_folder() const {
   if (!attendance.complete()) return std::optional(attendance.reason);
   TRY(sync_folder(folder_));
   const std::string step = target_.series + "/" + target_.tag;
-  if (::rename(folder_.c_str(), step.c_str()) != 0) {  // an empty folder is replaced
+  if (::rename(folder_.c_str(), step.c_str()) != 0) {  // rename replaces an empty folder
     if (errno != EEXIST && errno != ENOTEMPTY) return last_error(step);
     TRY(merge_into(step, files));
   }
@@ -214,7 +216,7 @@ Result<std::optional<std::string>> StepSave::commit_in_folder() const {
   return std::optional<std::string>();
 }
 
-// The manifests of the step that was there go first, and the new ones come last: what lies between is not whole.
+// Removes the old step's manifests first and moves the new ones last. In between the step is never complete.
 Result<> StepSave::merge_into(const std::string& step, const FolderFiles& files) const {
   TRY_ASSIGN(const FolderFiles before, FolderFiles::of(step));
   for (uint32_t index = 0; index < before.list().size(); ++index) {

@@ -1,9 +1,9 @@
-// A step that the ranks of a run save together: each its files, then its manifest; the step appears, whole, when the
-// last of them commits. Until then all of it lies in a folder beside the steps, TAG.ATTEMPT.partial.
+// A step that all ranks of a run save together. Each rank saves its files and then its manifest. The step appears,
+// complete, when the last rank commits. Until then all of it is in a folder beside the steps, TAG.ATTEMPT.partial.
 //
-// On a ckptfs mount files are written past it, into their blobs, are frozen as soon as they are durable, and the step
-// is sealed if it is to be. Elsewhere the same is done with what the file system has: fsync, and rename for the step to
-// appear (where a folder of that name is there already, file by file).
+// On a ckptfs mount the files are written past the mount, into their blobs, and are frozen as soon as they are durable.
+// The commit seals the step if asked to. In any other folder the same is done with what a file system has: fsync, and a
+// rename that makes the step appear. If the step's folder already exists, its files are replaced one by one.
 //
 // Thread safety: one thread at a time.
 #pragma once
@@ -23,14 +23,14 @@
 namespace ckptfs::gpu {
 
 struct StepTarget {
-  std::string series;   // the folder of the steps; it is there
+  std::string series;   // the folder of the steps, which must exist
   std::string tag;      // of the step
-  std::string attempt;  // letters and digits, the same of all ranks, another one for each attempt
+  std::string attempt;  // letters and digits; the same on all ranks, and different for each attempt
   unsigned rank = 0;
   unsigned world_size = 1;
 };
 
-// A tensor to be saved: `size` bytes from `memory` on, in order.
+// A tensor to be saved: `size` contiguous bytes at `memory`.
 struct SavedTensor {
   std::string name;
   meta::formats::Dtype dtype = meta::formats::Dtype::float32;
@@ -41,35 +41,39 @@ struct SavedTensor {
 
 class StepSave {
  public:
-  // EINVAL: no tag, attempt or rank can be so. EPERM: the step is there and sealed. ENOENT: there is no such series.
+  // Fails with EINVAL if the tag, the attempt or the rank is invalid; with EPERM if the step exists and is sealed; with
+  // ENOENT if the series does not exist.
   static Result<std::unique_ptr<StepSave>> begin(std::shared_ptr<Staging> staging, StepTarget target);
-  // Waits for what is under way; what was not committed stays where it is.
+  // Waits for what is in progress. Files that were not committed stay in folder().
   ~StepSave() = default;
 
-  // Begins to save this rank's next file (FileSave::begin). `name`: one name. EEXIST: it has one of that name.
+  // Begins to save another file of this rank (FileSave::begin). `name` must be a file name without folders. Fails with
+  // EEXIST if a file of that name exists.
   Result<> add_file(const std::string& name, uint64_t size, std::vector<Part> parts, Stream stream);
-  // As safetensors; EINVAL: two of one name, or one that has not the size of its shape.
+  // The same, in safetensors' format. Fails with EINVAL if two tensors have one name, or if a tensor's size does not
+  // fit its shape.
   Result<> add_tensors(const std::string& name, const std::vector<SavedTensor>& tensors, Stream stream);
 
-  // The memory of all files so far may change.
+  // Waits until the memory of all files added so far may change.
   Result<> wait_copied();
-  // All of this rank's files are on the disk, and its manifest: it is done, but for the commit. Nothing can be added.
+  // Waits until this rank's files and its manifest are on the disk. After that only the commit is left, and no file can
+  // be added.
   Result<> wait_durable();
-  // None: the step is there (also where another rank has seen to it). Else what is missing still: the rank that comes
-  // last will commit it. After wait_durable().
+  // Call it after wait_durable(). Returns nothing if the step is committed, by this rank or another one. Else it
+  // returns what is missing; the rank that comes last will commit.
   Result<std::optional<std::string>> commit(bool seal);
 
   const std::string& folder() const { return folder_; }
 
  private:
-  // One of this rank's files, and what it is open as.
+  // One of this rank's files.
   struct File {
     std::string name;
     uint64_t size = 0;
-    io::Fd opened;  // through the mount, kept while its blob is written; none: the FileSave has it
-    std::unique_ptr<const std::string> header;  // stays where it is until it is copied
+    io::Fd opened;  // open through the mount while its blob is written; empty if the FileSave has that descriptor
+    std::unique_ptr<const std::string> header;  // must not move before it is copied
     std::unique_ptr<FileSave> save;
-    std::optional<io::NotInherited> not_inherited;  // what could write to it
+    std::optional<io::NotInherited> not_inherited;  // the descriptors that can write to it
   };
 
   StepSave(std::shared_ptr<Staging> staging, StepTarget target, std::string folder, std::optional<MountClient> mount)

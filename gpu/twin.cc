@@ -14,7 +14,7 @@
 namespace ckptfs::gpu {
 namespace {
 
-// The last of `ranges` that begins at or before the address.
+// Returns the last of `ranges` that begins at or before the address, or the end.
 template <class Ranges>
 auto range_at(Ranges& ranges, const std::byte* address) {
   auto after = ranges.upper_bound(address);
@@ -23,7 +23,7 @@ auto range_at(Ranges& ranges, const std::byte* address) {
 
 }  // namespace
 
-// Counts how often it was recorded, and which of these are done; a copy of its share is a task's to keep.
+// Counts how often the event was recorded, and which of these records are done. A task keeps a share of its ownership.
 struct Twin::Milestone {
   std::mutex mutex;
   std::condition_variable reached;
@@ -33,7 +33,8 @@ struct Twin::Milestone {
   void reach(uint64_t which) {
     const std::lock_guard lock(mutex);
     done = std::max(done, which);
-    reached.notify_all();  // with the lock: who waits may be the owner, and gone when it has seen it
+    // with the lock held: the waiter may own this, and destroy it as soon as it has seen the change
+    reached.notify_all();
   }
   void wait(uint64_t which) {
     std::unique_lock lock(mutex);
@@ -43,7 +44,7 @@ struct Twin::Milestone {
 
 namespace {
 
-// An Event is the address of one of these, since tasks outlive an event that is destroyed.
+// An Event is the address of a shared_ptr, because a task may outlive an event that is destroyed.
 template <class T>
 std::shared_ptr<T>& shared(Event event) {
   return *static_cast<std::shared_ptr<T>*>(event);
@@ -51,7 +52,7 @@ std::shared_ptr<T>& shared(Event event) {
 
 }  // namespace
 
-// Does one thing after the other, on a thread that its first task starts.
+// A stream: runs tasks in order, on a thread that the first task starts.
 class Twin::Worker {
  public:
   explicit Worker(std::chrono::microseconds lateness) : lateness_(lateness) {}
@@ -85,7 +86,7 @@ class Twin::Worker {
   }
 
  private:
-  // What was begun is ended, also when the stream is destroyed.
+  // Tasks that were added are run even if the stream is destroyed.
   void work() {
     std::unique_lock lock(mutex_);
     for (;;) {
@@ -100,7 +101,7 @@ class Twin::Worker {
   }
 
   const std::chrono::microseconds lateness_;
-  std::minstd_rand random_;  // its thread's
+  std::minstd_rand random_;  // used by its thread only
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::function<void()>> tasks_;  // guarded by mutex_
@@ -112,7 +113,7 @@ Twin::Twin(std::chrono::microseconds lateness)
     : lateness_(lateness), default_stream_(std::make_unique<Worker>(lateness)) {}
 
 Twin::~Twin() {
-  default_stream_.reset();  // what it still does needs the memory
+  default_stream_.reset();  // its remaining tasks need the memory
   for (const auto& [address, allocation] : allocations_) {
     ::munmap(const_cast<std::byte*>(address), allocation.size);
     ::munmap(allocation.bytes, allocation.size);

@@ -1,11 +1,11 @@
-// A device on the CPU. Where there is no GPU it carries loads and saves of host memory; in tests its *device* memory is
-// as far away as a GPU's: its addresses can be touched by nobody (PROT_NONE), only copied to and from, and copies end
-// late, on a thread of the stream, so that a wait that is missing shows in the data.
+// A device on the CPU. Without a GPU it serves loads and saves of host memory. In tests its *device* memory behaves
+// like a GPU's: its addresses cannot be accessed (PROT_NONE), only copied to and from, and copies end late, on the
+// stream's thread. So a missing wait shows as wrong data.
 //
-// Staging memory that was not pinned, and ranges that are not all of one allocation, are refused (EINVAL), where CUDA
-// would be slow, or worse.
+// It refuses (EINVAL) staging memory that is not pinned, and ranges that exceed their allocation. CUDA would be slow
+// there, or worse.
 //
-// Thread safety: all of it. Locks: mutex_, and one in each stream and event (leaves; none is held with another).
+// Thread-safe. Locks: mutex_, and one in each stream and event. None is held together with another.
 #pragma once
 
 #include <chrono>
@@ -20,7 +20,7 @@ namespace ckptfs::gpu {
 
 class Twin : public Device {
  public:
-  // `lateness`: how late a copy ends, at most; each has its own share of it.
+  // `lateness` is the maximal delay of a copy; each copy gets a random part of it.
   explicit Twin(std::chrono::microseconds lateness = {});
   ~Twin() override;
 
@@ -47,14 +47,14 @@ class Twin : public Device {
  private:
   class Worker;      // a stream
   struct Milestone;  // an event
-  // Of a memory file that is mapped twice: where its addresses are, and where its bytes can be had.
+  // A memory file that is mapped twice: once for its addresses, and once for access to its bytes.
   struct Allocation {
     size_t size = 0;
     std::byte* bytes = nullptr;
   };
 
   Worker& worker(Stream stream);
-  // Where the bytes of that device memory can be had.
+  // Returns where the bytes of that device memory can be accessed.
   Result<std::byte*> bytes_at(const std::byte* device_memory, size_t size);
   Result<> check_pinned(std::span<const std::byte> memory);
 

@@ -26,7 +26,7 @@ std::optional<size_t> parse_size(std::string_view text) {
   return value;
 }
 
-// "MEMORY" or "MEMORY:OFFSET" over what the kernel said; a number that is none changes nothing.
+// Replaces the kernel's answer by "MEMORY" or "MEMORY:OFFSET". A part that is no number changes nothing.
 DirectAlignment overridden(DirectAlignment asked, const std::string& value) {
   const std::string_view text = value;
   const size_t colon = text.find(':');
@@ -39,7 +39,7 @@ DirectAlignment ask_kernel(int fd) {
   struct statx answer {};
   const int status = retry_interrupted([&] { return ::statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &answer); });
   if (status != 0 || (answer.stx_mask & STATX_DIOALIGN) == 0) return kUnknownAlignment;
-  // Zeros: the file takes no direct I/O at all.
+  // Zeros mean that the file takes no direct I/O at all.
   if (answer.stx_dio_mem_align == 0 || answer.stx_dio_offset_align == 0) return kUnknownAlignment;
   return {answer.stx_dio_mem_align, answer.stx_dio_offset_align};
 }
@@ -55,7 +55,7 @@ std::span<std::byte> AlignedBuffer::get(size_t size) {
     size_ = 0;
     data_.reset(static_cast<std::byte*>(std::aligned_alloc(alignment, rounded)));
     if (!data_) return {};
-    // Advice only: without huge pages it is memory all the same.
+    // This is only advice: without huge pages the memory works, too.
     if (alignment == kHugePage) ::madvise(data_.get(), rounded, MADV_HUGEPAGE);
     size_ = rounded;
   }

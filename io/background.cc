@@ -11,7 +11,7 @@
 namespace ckptfs::io {
 
 void become_background_thread() {
-  // Not SCHED_IDLE: the thread takes locks that others wait for.
+  // SCHED_IDLE would be too low: the thread takes locks that other threads wait for.
   constexpr int kNice = 10;
   if (::syscall(SYS_ioprio_set, IOPRIO_WHO_PROCESS, 0, IOPRIO_PRIO_VALUE(IOPRIO_CLASS_IDLE, 0)) != 0) {
     log::warn("background I/O goes on at normal priority: {}", last_error("ioprio_set").message());

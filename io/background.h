@@ -1,10 +1,10 @@
-// A thread that stays out of the way.
+// Low priority for the threads that work in the background.
 #pragma once
 
 namespace ckptfs::io {
 
-// The calling thread reads and writes when nobody else does (I/O priority class "idle"), and gets little of a busy
-// processor. Logged where the kernel refuses.
+// Gives the calling thread the I/O priority class "idle", so that it reads and writes only when nobody else does, and a
+// low CPU priority. A refusal by the kernel is logged.
 void become_background_thread();
 
 }  // namespace ckptfs::io

@@ -1,4 +1,4 @@
-// Which run of the kernel this is, and how long it has lasted.
+// Identifies the current boot, and tells how long ago it was.
 #pragma once
 
 #include <chrono>
@@ -8,9 +8,9 @@
 
 namespace ckptfs::io {
 
-// Another one after each boot.
+// The kernel's boot id, which differs after each boot.
 Result<std::string> boot_id();
-// Since the boot, with the time that the machine was suspended. Nobody can set it.
+// The time since the boot, including the time in suspend. Nobody can set this clock.
 std::chrono::nanoseconds since_boot();
 
 }  // namespace ckptfs::io

@@ -34,8 +34,8 @@ Result<Fd> connect_to(const std::string& socket_path) {
   return connection;
 }
 
-// Sends the whole request. A daemon that refuses the connection answers and closes it without reading the request: what
-// it said is there to be received, so that is success.
+// Sends the whole request. A daemon that refuses a connection answers and closes it without reading the request. So a
+// closed connection is no error here: the answer can still be received.
 Result<> send_request(int fd, const std::string& line) {
   size_t done = 0;
   while (done < line.size()) {
@@ -53,7 +53,7 @@ struct Line {
   std::vector<Fd> descriptors;
 };
 
-// Owns what came with a message.
+// Takes ownership of the descriptors that came with a message.
 void take_descriptors(msghdr& message, std::vector<Fd>& descriptors) {
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
     if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
@@ -99,7 +99,7 @@ Result<std::string> encode_request(const std::string& command, const json& argum
   }
 }
 
-// Deeper than any answer is; else as large as it may be.
+// No reply is nested deeper than this. Its size is limited only by kMaximumMessage.
 constexpr JsonBounds kReplyBounds{.bytes = kMaximumMessage, .values = kAnyNumber, .text = kMaximumMessage, .depth = 64};
 
 Result<json> decode_reply(const std::string& line) {
@@ -149,7 +149,8 @@ Result<ControlReply> ask_mount_for_files(const std::string& mountpoint, const st
   TRY_ASSIGN(const std::string socket, socket_of(mountpoint));
   auto reply = control_request_for_files(socket, command, arguments);
   if (reply || (reply.error().errno_value() != ECONNREFUSED && reply.error().errno_value() != ENOENT)) return reply;
-  if (::access(socket.c_str(), F_OK) == 0 && reply.error().errno_value() == ENOENT) return reply;  // the command's own
+  // the command itself failed with ENOENT.
+  if (::access(socket.c_str(), F_OK) == 0 && reply.error().errno_value() == ENOENT) return reply;
   return Error(reply.error().errno_value(), socket + ": nobody listens on the control socket of " + mountpoint +
                                                 "; its log says why (another mount namespace has its own /run)");
 }

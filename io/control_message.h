@@ -1,8 +1,8 @@
-// The control socket's messages: JSON, one line a request, one line a reply, over a Unix stream socket.
+// The control socket's protocol: JSON over a Unix stream socket, one line for a request and one line for its reply.
 //   request {"command": "save", "arguments": {...}}
 //   reply   {"ok": true, "result": {...}}  or  {"ok": false, "errno": 17, "error": "words"}
-// A reply may bring open descriptors with it (SCM_RIGHTS, with its first byte).
-// The client side is here; the server is fs/control/.
+// A reply may carry open descriptors (SCM_RIGHTS, sent with its first byte). This file has the client; the server is in
+// fs/control/.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -15,15 +15,15 @@
 namespace ckptfs::io {
 
 inline constexpr size_t kMaximumMessage = 64 << 20;   // a reply
-inline constexpr size_t kMaximumRequest = 256 << 10;  // its newline included
-inline constexpr size_t kMaximumDescriptors = 128;    // of a reply
+inline constexpr size_t kMaximumRequest = 256 << 10;  // includes the newline
+inline constexpr size_t kMaximumDescriptors = 128;    // in one reply
 
-// One request over a connection of its own; waits for the reply (a save can take long). A reply with ok=false becomes
-// an Error with its errno and words; ECONNREFUSED/ENOENT when nobody listens.
+// Sends one request over a new connection and waits for the reply. A save can take long. A reply with ok=false becomes
+// an Error with its errno and its words. The Error is ECONNREFUSED or ENOENT when nobody listens on the socket.
 Result<nlohmann::json> control_request(const std::string& socket_path, const std::string& command,
                                        const nlohmann::json& arguments);
 
-// As above, of a reply that brings descriptors.
+// The same, for a reply that carries descriptors.
 struct ControlReply {
   nlohmann::json result;
   std::vector<Fd> descriptors;
@@ -31,15 +31,16 @@ struct ControlReply {
 Result<ControlReply> control_request_for_files(const std::string& socket_path, const std::string& command,
                                                const nlohmann::json& arguments);
 
-// Likewise, to the daemon of the ckptfs mount there, whose socket its root's user.ckptfs.socket names. ENOTCONN: its
-// daemon is dead. ECONNREFUSED, ENOENT, in words: its socket is out of reach.
+// The same, sent to the daemon of the ckptfs mount at `mountpoint`. The root of the mount names the socket in its xattr
+// user.ckptfs.socket. ENOTCONN means that the daemon is dead. ECONNREFUSED and ENOENT, explained in words, mean that
+// nothing answers on its socket.
 Result<nlohmann::json> ask_mount(const std::string& mountpoint, const std::string& command,
                                  const nlohmann::json& arguments);
 Result<ControlReply> ask_mount_for_files(const std::string& mountpoint, const std::string& command,
                                          const nlohmann::json& arguments);
 
-// Sends what the socket takes of `line`, with the descriptors. The bytes that were sent; EAGAIN: none, and it does not
-// wait.
+// Sends as much of `line` as the socket takes, and the descriptors. Returns the number of bytes sent. Fails with EAGAIN
+// if the socket does not block and takes none.
 Result<size_t> send_with_descriptors(int socket, const std::string& line, const std::vector<Fd>& descriptors);
 
 }  // namespace ckptfs::io

@@ -1,4 +1,4 @@
-// BLAKE3 of some bytes, by its official C implementation. Stateless; any thread.
+// BLAKE3, by its official C implementation. Stateless; any thread.
 #pragma once
 
 #include <array>

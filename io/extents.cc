@@ -14,7 +14,7 @@ namespace ckptfs::io {
 
 namespace {
 
-// Adds up whole units touched by ranges that arrive in ascending order, each unit once.
+// Counts the units that ranges touch, each unit once. The ranges must come in ascending order.
 class UnitCounter {
  public:
   explicit UnitCounter(uint64_t unit) : unit_(unit) {}
@@ -31,7 +31,7 @@ class UnitCounter {
 
  private:
   uint64_t unit_;
-  uint64_t next_ = 0;  // units below it are counted, or can no longer be
+  uint64_t next_ = 0;  // units below this one are counted, or can no longer be
   uint64_t count_ = 0;
 };
 
@@ -77,7 +77,7 @@ Result<ExtentSummary> summarize_extents(int fd) {
 Result<uint64_t> owed_bytes(int fd, uint64_t size, uint64_t unit) {
   if (unit == 0) return Error(EINVAL, "owed bytes are counted in units of at least one byte");
   UnitCounter owed(unit);
-  uint64_t covered = 0;  // up to here the extents are known
+  uint64_t covered = 0;  // the extents below this offset have been seen
   TRY(for_each_extent(fd, WriteBack::no, [&](const Extent& extent) -> Result<> {
     const uint64_t begin = std::min<uint64_t>(extent.logical, size);
     const uint64_t end = std::min<uint64_t>(extent.logical + extent.length, size);
@@ -92,7 +92,7 @@ Result<uint64_t> owed_bytes(int fd, uint64_t size, uint64_t unit) {
 
 namespace {
 
-// A file's extents one after the other, with what lies between them as extents without a place.
+// Iterates over a file's extents. The holes between them appear as pieces with hole = true.
 class Blocks {
  public:
   static Result<Blocks> of(int fd) {
@@ -105,10 +105,10 @@ class Blocks {
   }
 
   struct Piece {
-    uint64_t end = UINT64_MAX;  // of the stretch of one kind that `offset` lies in
+    uint64_t end = UINT64_MAX;  // the end of this extent or hole
     bool hole = true;
     bool located = false;
-    uint64_t physical = 0;  // of `offset`
+    uint64_t physical = 0;  // where `offset` is on the device
   };
   // Offsets must ascend from call to call.
   Piece at(uint64_t offset) {

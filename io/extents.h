@@ -1,4 +1,4 @@
-// Where on the disk the blocks of a file lie, as FIEMAP tells. Stateless; any thread.
+// Tells where the blocks of a file are on the disk (FIEMAP). Stateless; any thread.
 #pragma once
 
 #include <cstdint>
@@ -13,36 +13,38 @@ struct Extent {
   uint64_t logical = 0;   // offset in the file, bytes
   uint64_t physical = 0;  // offset on the device, bytes; meaningless unless `located`
   uint64_t length = 0;
-  bool shared = false;   // another file, or this one elsewhere, has these blocks too
-  bool located = false;  // false: has no blocks (written in memory only, or kept in the inode)
+  bool shared = false;   // another file, or another range of this file, uses these blocks too
+  bool located = false;  // false if it has no place on the disk: it is not written yet, or is kept in the inode
 };
 
 enum class WriteBack : bool { no, first };
 
-// Calls `visit` for each extent of the file, in ascending order; an error from it ends the walk. Holes are in none.
-// WriteBack::first writes the file's dirty pages before: without it shared blocks under dirty pages still count as
-// shared, and new ones may not be located.
+// Calls `visit` for each extent of the file, in ascending order. Holes are skipped. An error from `visit` ends the
+// walk. WriteBack::first writes the file's dirty pages first. Without it, shared blocks below dirty pages are still
+// reported as shared, and new blocks may have no place yet.
 Result<> for_each_extent(int fd, WriteBack write_back, const std::function<Result<>(const Extent&)>& visit);
 
-// Blocks of the file after its dirty pages have been written.
+// What FIEMAP reports of a file after its dirty pages are written.
 struct ExtentSummary {
   uint64_t extents = 0;
   uint64_t shared_bytes = 0;  // in extents flagged SHARED
-  uint64_t mapped_bytes = 0;  // in all extents; what is missing up to the file's size are holes
+  uint64_t mapped_bytes = 0;  // in all extents; the rest of the file is holes
 };
 Result<ExtentSummary> summarize_extents(int fd);
 
-// Bytes that overwriting all of the file's first `size` bytes would newly allocate: shared or missing, counted in whole
-// aligned `unit`s (so at most `size` rounded up). What is allocated but not written yet (fallocate) owes nothing. Waits
-// for no write-back: shared blocks under dirty pages still count, never the other way; exact after fdatasync.
+// Returns how many bytes overwriting the first `size` bytes of the file would newly allocate: those in shared blocks
+// and those in holes, counted in whole aligned `unit`s (so at most `size` rounded up). Blocks that are allocated but
+// not written yet (fallocate) do not count. It does not wait for write-back, so shared blocks below dirty pages still
+// count. The result is therefore never too low, and it is exact after fdatasync.
 Result<uint64_t> owed_bytes(int fd, uint64_t size, uint64_t unit);
 
 struct Range {
   uint64_t offset = 0;
   uint64_t length = 0;
 };
-// What of the first `length` bytes two files do not have in common on the disk: neither the same blocks at the same
-// offset, nor a hole in both. Ascending; neighbours are joined. Dirty pages are written first.
+// Returns the ranges of the first `length` bytes in which the two files share nothing: they have different blocks
+// there, or only one of them has a hole. The ranges ascend, and adjacent ones are joined. Dirty pages are written
+// first.
 Result<std::vector<Range>> unshared_ranges(int a, int b, uint64_t length);
 
 }  // namespace ckptfs::io

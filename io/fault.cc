@@ -36,7 +36,7 @@ bool is_action(std::string_view value) {
   return value == "kill" || value.starts_with("error:") || value.starts_with("sleep:");
 }
 
-// A leading number is a count only before an action: "4:512" is a value of its own.
+// A leading number is a count only if an action follows. "4:512" is a value without a count.
 Fault parse_fault(const std::string& text) {
   const size_t colon = text.find(':');
   if (colon != std::string::npos && is_action(std::string_view(text).substr(colon + 1))) {
@@ -56,7 +56,7 @@ std::optional<int> parse_errno(std::string_view text) {
   return std::nullopt;
 }
 
-// All faults that are set. Thread safety: all of it.
+// All faults that are set. Thread-safe.
 class FaultTable {
  public:
   FaultTable() {
@@ -88,7 +88,7 @@ class FaultTable {
     return found->second.value;
   }
 
-  // Counts the hit; what is to be done now, if anything.
+  // Counts the hit. Returns the action to perform now, if any.
   std::optional<std::string> hit(std::string_view name) {
     const std::lock_guard lock(mutex_);
     const auto found = faults_.find(name);

@@ -1,10 +1,10 @@
-// Fault points, as RocksDB's sync points: named places where a test makes the daemon stop, fail or answer otherwise.
-// Set by the environment variable CKPTFS_FAULTS="name=value;name2=value2" at start, or with set_fault in unit tests.
-// Without CKPTFS_FAULT_POINTS (release builds) they compile to nothing.
+// Fault points, like RocksDB's sync points: named places where a test makes the daemon stop, fail or answer otherwise.
+// They are set by the environment variable CKPTFS_FAULTS="name=value;name2=value2" at start, or by set_fault in unit
+// tests. Without CKPTFS_FAULT_POINTS (release builds) they compile to nothing.
 //   value "kill"      the process dies by SIGKILL        value "error:ERRNO"  the point fails with that errno
 //   value "sleep:MS"  the thread waits                   any other value      read by the point itself (fault_value)
-// ERRNO is a number or a name (ENOSPC). A count before one of these three ("3:kill", "2:error:ENOSPC") makes the point
-// act at that hit only, counted from when it was set; without one it acts at every hit. Any thread.
+// ERRNO is a number or a name (ENOSPC). A count before one of these three actions ("3:kill", "2:error:ENOSPC") makes
+// the point act only at that hit, counted from when it was set. Without a count it acts at every hit. Any thread.
 #pragma once
 
 #include <optional>

@@ -11,7 +11,8 @@ namespace ckptfs::io {
 
 namespace {
 
-// Reads from the descriptor's own position: files of /proc and /sys have no size that could be believed.
+// Reads from the descriptor's current position to the end. It ignores the file's size, which is wrong in /proc and
+// /sys.
 Result<std::string> read_to_end(int fd, const std::string& path) {
   std::string text;
   char buffer[16384];
@@ -32,7 +33,8 @@ Result<> write_new_file(const std::string& path, const std::string& content, mod
 }  // namespace
 
 void Fd::reset(int fd) {
-  // Linux frees the descriptor even where close reports EINTR: a second close could hit another thread's file.
+  // close() is not retried: Linux frees the descriptor even when close reports EINTR, so a second close could close
+  // another thread's file.
   if (fd_ >= 0 && fd_ != fd) ::close(fd_);
   fd_ = fd;
 }

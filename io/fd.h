@@ -1,5 +1,5 @@
-// Owned file descriptors and full-length reads and writes. Every call retries EINTR. Thread safety: an Fd is a plain
-// owner, not shared between threads while it changes; the free functions keep no state.
+// File descriptors with an owner, and reads and writes of full length. Every call retries EINTR. Thread safety: an Fd
+// must not be used by another thread while it changes. The free functions have no state.
 #pragma once
 
 #include <fcntl.h>
@@ -42,16 +42,19 @@ Result<Fd> open_at(int dir_fd, const std::string& path, int flags, mode_t mode =
 Result<struct stat> stat_fd(int fd);
 Result<struct stat> stat_at(int dir_fd, const std::string& path, int flags = AT_SYMLINK_NOFOLLOW);
 
-// Reads until `buffer` is full or the file ends; the bytes read.
+// Reads until `buffer` is full or the file ends. Returns the number of bytes read.
 Result<size_t> read_full(int fd, std::span<std::byte> buffer, off_t offset);
-// Writes all of `data`. On an error part of it may have been written.
+// Writes all of `data`. After an error, a part of it may have been written.
 Result<> write_full(int fd, std::span<const std::byte> data, off_t offset);
-// Room for its first `size` bytes, where the file system can give it ahead; else it shows when they are written.
+// Allocates blocks for the file's first `size` bytes. Succeeds without doing anything where the file system has no
+// fallocate; a full disk then shows only at the write.
 Result<> allocate(int fd, uint64_t size);
-// A whole small file as text, and its durable replacement: written beside it, fsynced, renamed over it, folder fsynced.
+// Reads a whole small file as text.
 Result<std::string> read_file(const std::string& path);
+// Replaces the file's content durably: writes a new file beside it, fsyncs that, renames it over the old one, and
+// fsyncs the folder.
 Result<> replace_file(const std::string& path, const std::string& content, mode_t mode = 0600);
-// fsync of the folder that holds `path`: makes a name just made, renamed or removed there durable.
+// fsyncs the folder that contains `path`. This makes a creation, rename or removal of that name durable.
 Result<> sync_parent(const std::string& path);
 
 Result<> fsync_fd(int fd);

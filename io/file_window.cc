@@ -7,7 +7,7 @@
 namespace ckptfs::io {
 
 namespace {
-constexpr uint64_t kUnit = 64 << 10;  // what the kernel maps at one fault, aligned
+constexpr uint64_t kUnit = 64 << 10;  // the kernel maps this much, aligned, on one page fault
 }
 
 Result<std::span<const std::byte>> FileWindow::at(int fd, uint64_t offset, size_t size) {
@@ -26,7 +26,7 @@ Result<std::span<const std::byte>> FileWindow::at(int fd, uint64_t offset, size_
     memory_ = static_cast<std::byte*>(mapped);
     length_ = length;
     begin_ = begin;
-    ::madvise(memory_, length_, MADV_SEQUENTIAL);  // how far the disk is read ahead: no error if it is not
+    ::madvise(memory_, length_, MADV_SEQUENTIAL);  // only a hint for read-ahead: a failure does no harm
   }
   return std::span<const std::byte>(memory_ + (offset - begin_), size);
 }

@@ -1,7 +1,7 @@
-// A piece of a file, mapped for reading, that moves along with whoever goes through the file: what is compared with it
-// need not be copied out of the page cache first.
+// A mapped, read-only piece of a file that moves forward with its reader. Comparing data with it needs no copy out of
+// the page cache.
 //
-// Thread safety: belongs to one thread at a time.
+// Thread safety: one thread at a time owns it.
 #pragma once
 
 #include <cstddef>
@@ -14,17 +14,17 @@ namespace ckptfs::io {
 
 class FileWindow {
  public:
-  static constexpr size_t kSize = size_t{4} << 20;  // of the piece, at least
+  static constexpr size_t kSize = size_t{4} << 20;  // the minimum size of the piece
 
   FileWindow() = default;
   FileWindow(const FileWindow&) = delete;
   FileWindow& operator=(const FileWindow&) = delete;
   ~FileWindow() { close(); }
 
-  // `size` bytes of the file from `offset` on, valid until the next call; only to be read within access_mapped()
-  // (io/sigbus.h), as there may be fewer. `fd`: the same from call to call until close().
+  // Returns `size` bytes of the file from `offset` on. The span is valid until the next call. Read it only within
+  // access_mapped() (io/sigbus.h), because the file may be shorter. `fd` must be the same in all calls until close().
   Result<std::span<const std::byte>> at(int fd, uint64_t offset, size_t size);
-  // It holds the file no longer.
+  // Unmaps the piece, so that the window no longer keeps the file in use.
   void close();
 
  private:

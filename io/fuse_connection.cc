@@ -12,7 +12,7 @@ namespace ckptfs::io {
 
 namespace {
 
-// fusectl, mounted nowhere: not every system has it at /sys/fs/fuse/connections.
+// Mounts fusectl without a mount point, because not every system mounts it at /sys/fs/fuse/connections.
 Result<Fd> own_fusectl() {
   const Fd context(::fsopen("fusectl", FSOPEN_CLOEXEC));
   if (!context) return last_error("fusectl");
@@ -33,8 +33,10 @@ Result<Fd> open_abort(const std::string& number) {
 
 Result<> abort_connection(const std::string& device, const std::function<bool()>& is_still_it) {
   TRY_ASSIGN(const Fd file, open_abort(device.substr(device.find(':') + 1)));
-  if (is_still_it && !is_still_it()) return Error(ENOENT);  // of a connection that has ended, the file does nothing
-  if (::write(file.get(), "1", 1) != 1) return last_error("the connection's abort");  // it has no offsets
+  // once the connection has ended, writing to its file does nothing
+  if (is_still_it && !is_still_it()) return Error(ENOENT);
+  // the file has no offsets, so write_full cannot be used
+  if (::write(file.get(), "1", 1) != 1) return last_error("the connection's abort");
   return success();
 }
 

@@ -1,4 +1,4 @@
-// Ends a FUSE mount's connection from outside, through the kernel's fusectl. Stateless.
+// Aborts the connection of a FUSE mount from outside, through the kernel's fusectl. Stateless.
 #pragma once
 
 #include <functional>
@@ -8,10 +8,12 @@
 
 namespace ckptfs::io {
 
-// Whatever waits for the daemon of the mount with this device ("MAJOR:MINOR") fails, as when the daemon has ended. For
-// a daemon that will answer nothing any more: one that was killed and cannot end, since a thread of it waits in the
-// kernel for what a request holds. EPERM, EACCES: the mount is another user's.
-// Numbers of connections are used again. `is_still_it`, if given, is asked once the connection is held; false: ENOENT.
+// Aborts the connection of the mount with this device ("MAJOR:MINOR"). Every request that waits for its daemon then
+// fails, as if the daemon had ended. This is for a daemon that was killed but cannot end, because one of its threads
+// waits in the kernel for something that a request holds. Fails with EPERM or EACCES if the mount is another user's.
+//
+// The kernel reuses connection numbers. So `is_still_it`, if given, is called once the connection's file is open; if it
+// returns false, nothing is aborted and the error is ENOENT.
 Result<> abort_connection(const std::string& device, const std::function<bool()>& is_still_it = {});
 
 }  // namespace ckptfs::io

@@ -16,7 +16,7 @@ namespace ckptfs::io {
 
 namespace {
 
-// Undoes one step unless told that all went well.
+// Runs `undo` at the end of the scope unless dismissed.
 template <class Undo>
 class Rollback {
  public:
@@ -38,7 +38,7 @@ Result<> check_root() {
   return Error(EPERM, "an image needs root: it is mounted by a loop device");
 }
 
-// The folder without links, as the mount table and the kernel's paths have it.
+// Resolves symbolic links, because the mount table and the kernel use resolved paths.
 Result<std::string> canonical(const std::string& folder) {
   std::error_code code;
   const std::filesystem::path path = std::filesystem::canonical(folder, code);
@@ -53,14 +53,15 @@ MountedImage paths_in(const std::string& store) {
   return image;
 }
 
-// True where the folder was not there.
+// Returns true if it made the folder, and false if the folder existed.
 Result<bool> make_folder(const std::string& path, mode_t mode) {
   if (::mkdir(path.c_str(), mode) == 0) return true;
   if (errno == EEXIST) return false;
   return last_error(path);
 }
 
-// True where this very image is mounted at its folder already; EBUSY where it, or the folder, is taken otherwise.
+// Returns true if this image is already mounted at its folder. Fails with EBUSY if the image is mounted elsewhere or
+// something else is mounted at the folder.
 Result<bool> already_mounted(const MountedImage& image, const LoopDevice* loop) {
   TRY_ASSIGN(const std::vector<MountEntry> table, mount_table());
   const MountEntry* at_folder = nullptr;
@@ -91,7 +92,7 @@ Result<> mount_xfs(const MountedImage& image) {
   return Error(e, words);
 }
 
-// A store that trusts in an image allocated in full keeps it so.
+// A store relies on an image that was allocated in full; discards would make it sparse.
 void keep_allocated(const MountedImage& image) {
   const Result<> kept = refuse_discards(image.device);
   if (!kept) {
@@ -114,8 +115,8 @@ Result<> attach_and_mount(MountedImage& image, const ImageFacts& facts) {
   return success();
 }
 
-// Mounts the image that is there, or finds it mounted. A loop device that a crash left attached is used again, never
-// joined by a second one: two XFS on one file would destroy each other.
+// Mounts the existing image, or finds it mounted. A loop device that a crash left attached is used again. A second one
+// is never attached: two XFS mounts of one file would destroy each other's data.
 Result<MountedImage> mount_present(MountedImage image) {
   TRY_ASSIGN(const ImageFacts facts, inspect_image(image.image));
   TRY(make_folder(image.folder, 0700));
@@ -136,7 +137,7 @@ Result<MountedImage> mount_present(MountedImage image) {
   return image;
 }
 
-// An image that is there is taken as it is: what was asked for must fit it.
+// An existing image is not changed, so the requested size and sector must be its own.
 Result<> check_matches(const std::string& path, const ImageOptions& options) {
   TRY_ASSIGN(const ImageFacts facts, inspect_image(path));
   if (facts.size != usable_image_size(options.size)) {
@@ -205,7 +206,7 @@ bool has_image(const std::string& store) {
 }
 
 Result<> unmount_image(const MountedImage& image) {
-  // EINVAL: somebody has unmounted it already, and the loop device is what is left.
+  // EINVAL: it is unmounted already; only the loop device is left.
   if (::umount2(image.folder.c_str(), UMOUNT_NOFOLLOW) != 0 && errno != EINVAL) {
     const Error failed = last_error("unmounting " + image.folder);
     if (failed.errno_value() != EBUSY) return failed;

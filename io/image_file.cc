@@ -18,14 +18,14 @@ namespace {
 
 constexpr uint64_t kBlock = 4096;
 
-// Big-endian, as all of XFS on disk.
+// Reads an integer in big-endian order, which XFS uses on disk.
 uint32_t big_endian(const std::byte* from, size_t bytes) {
   uint32_t value = 0;
   for (size_t i = 0; i < bytes; ++i) value = value << 8 | std::to_integer<uint32_t>(from[i]);
   return value;
 }
 
-// Asked before allocating: filling a disk to its end first would fail others on it.
+// Checks before allocating: an allocation that fills the disk first would make other programs fail.
 Result<> check_space(const std::string& path, uint64_t size) {
   const std::string folder = std::filesystem::path(path).parent_path().string();
   struct statvfs space {};
@@ -57,7 +57,7 @@ Result<> give_size(int fd, const std::string& path, const ImageOptions& options)
 Result<> build(const std::string& path, const ImageOptions& options) {
   TRY_ASSIGN(const Fd fd, open_at(AT_FDCWD, path, O_RDWR | O_CREAT | O_EXCL));
   TRY(give_size(fd.get(), path, options));
-  // -K: no discard, which would give back what was just allocated.
+  // -K: mkfs must not discard, which would free the blocks that were just allocated.
   TRY(run_checked({"mkfs.xfs", "-q", "-K", "-m", "reflink=1", "-s", "size=" + std::to_string(options.sector), path}));
   return fsync_fd(fd.get());
 }
@@ -127,7 +127,7 @@ Result<> make_image(const std::string& path, const ImageOptions& options) {
   const std::string temporary = path + ".new";
   if (::unlink(temporary.c_str()) != 0 && errno != ENOENT) return last_error(temporary);
   Result<> built = build(temporary, options);
-  // A link fails where the name is taken, a rename would replace.
+  // Unlike rename, link fails if the name is taken.
   if (built && ::link(temporary.c_str(), path.c_str()) != 0) built = last_error(path);
   ::unlink(temporary.c_str());
   if (!built) return built;

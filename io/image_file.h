@@ -1,4 +1,4 @@
-// The file of an image: making it, and reading from its XFS superblock what it is. The mounting is in io/image.cc.
+// The file of an image: making it, and reading its properties from its XFS superblock. io/image.cc mounts it.
 // Stateless; not for concurrent use on one file.
 #pragma once
 
@@ -20,18 +20,18 @@ inline constexpr uint64_t kMinimumImageSize = uint64_t{512} << 20;
 
 struct ImageFacts {
   uint64_t size = 0;
-  uint32_t sector = 512;   // of the XFS in it
-  bool allocated = false;  // all of it has blocks: it was not made sparse
+  uint32_t sector = 512;   // sector size of the XFS in it
+  bool allocated = false;  // every byte has blocks: it was not made sparse
 };
 
-// EINVAL, naming it, for a file that holds no XFS.
+// Fails with EINVAL, naming the file, if it holds no XFS.
 Result<ImageFacts> inspect_image(const std::string& path);
-// Makes the file, allocated in full unless sparse, with a new XFS in it. Built as `path`.new and only then given its
-// name, so that a crash never leaves half an image; what such a crash left is removed. EEXIST where the name is taken.
-// On an error nothing is left behind.
+// Makes the file with a new XFS in it, allocated in full unless sparse. It is built as `path`.new and gets its name
+// only when it is complete, so a crash never leaves half an image under that name. The next call removes what a crash
+// left. Fails with EEXIST if the name is taken. On an error it removes what it made.
 Result<> make_image(const std::string& path, const ImageOptions& options);
 
-// `size` in whole blocks of 4 KiB, as an image has it.
+// Returns `size` rounded down to whole blocks of 4 KiB, which is the size that an image gets.
 uint64_t usable_image_size(uint64_t size);
 // "8G", "512M", "1T", "4096K" -> bytes. EINVAL, in words, for anything else.
 Result<uint64_t> parse_size(const std::string& text);

@@ -11,16 +11,16 @@
 namespace ckptfs::io {
 namespace {
 
-// Gives the next bytes; none: the end.
+// Returns the next bytes, or an empty view at the end.
 using NextBytes = std::function<Result<std::string_view>()>;
 
-// Hands bytes on to the parser, and ends the input where a bound is reached. Between values, of several spaces one is
-// handed on: the parser keeps all of what it has read since the last value.
+// Hands the bytes to the parser, and ends the input when a bound is reached. It reduces a run of spaces between values
+// to one, because the parser keeps everything that it has read since the last value.
 class BoundedBytes {
  public:
   BoundedBytes(NextBytes next, const JsonBounds& bounds) : next_(std::move(next)), bounds_(bounds) {}
 
-  // None: the end, or error() says why.
+  // Returns nothing at the end, or after an error; then error() says why.
   std::optional<char> take() {
     if (!given_.empty()) return take_given();
     for (;;) {
@@ -111,14 +111,14 @@ class BoundedBytes {
     return too_much("more than " + std::to_string(bounds_.values) + " values");
   }
 
-  // What begins none of the three names is handed on.
+  // Replaces NaN, Infinity and -Infinity by null. Everything else is handed on unchanged.
   std::optional<char> of_python(char byte) {
     const bool nan = byte == 'N', infinity = byte == 'I' || (byte == '-' && peek() == 'I');
     if (!nan && !infinity) return counted(byte);
     constexpr std::string_view kNan = "NaN", kInfinity = "Infinity", kNull = "null";
     const std::string_view name = nan ? kNan : kInfinity;
     for (size_t at = byte == '-' ? 0 : 1; at < name.size(); ++at) {
-      if (peek() != name[at]) return '?';  // the parser says where
+      if (peek() != name[at]) return '?';  // the parser reports the place
       read();
     }
     given_ = kNull.substr(1);
@@ -127,11 +127,11 @@ class BoundedBytes {
 
   const NextBytes next_;
   const JsonBounds& bounds_;
-  std::string_view buffer_;  // read, and not looked at
-  std::string_view given_;   // for the parser, before what comes next
+  std::string_view buffer_;  // read, not yet handed on
+  std::string_view given_;   // handed to the parser before the next bytes
   uint64_t position_ = 0;
   uint64_t values_ = 0;
-  uint64_t length_ = 0;  // of the text or number so far
+  uint64_t length_ = 0;  // of the current text or number
   unsigned depth_ = 0;
   bool quoted_ = false;
   bool escaped_ = false;
@@ -139,7 +139,7 @@ class BoundedBytes {
   Error error_;
 };
 
-// As the parser wants its input.
+// The iterator that the parser takes its input from.
 class ByteIterator {
  public:
   using iterator_category = std::input_iterator_tag;
@@ -161,7 +161,7 @@ class ByteIterator {
     ++*this;
     return before;
   }
-  // Only with the end.
+  // Iterators are compared with the end only.
   bool operator==(const ByteIterator& other) const { return byte_.has_value() == other.byte_.has_value(); }
 
  private:

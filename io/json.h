@@ -1,8 +1,7 @@
-// JSON that others wrote, read within bounds: how deep it is, how many values it has, and how long a text in it is are
-// checked as its bytes come by, before anything is made of them. Whoever reads JSON of a file or of a socket reads it
-// here.
+// Bounded reading of JSON that others wrote. Depth, number of values and length of texts are checked while the bytes
+// are read, before any value is built. All JSON from files and sockets must be read through this.
 //
-// Thread safety: pure.
+// Thread safety: the functions have no state.
 #pragma once
 
 #include <cstdint>
@@ -17,17 +16,18 @@
 namespace ckptfs::io {
 
 struct JsonBounds {
-  uint64_t bytes = uint64_t{1} << 20;   // of all of it
-  uint64_t values = uint64_t{1} << 12;  // that a tree would hold; keys count
-  uint64_t text = uint64_t{1} << 16;    // bytes of one text, key or number
-  unsigned depth = 32;                  // of lists and objects in each other
-  bool python = false;                  // NaN, Infinity and -Infinity are there, as Python writes them: null
+  uint64_t bytes = uint64_t{1} << 20;   // of the whole input
+  uint64_t values = uint64_t{1} << 12;  // that a tree would hold, including keys
+  uint64_t text = uint64_t{1} << 16;    // of one string, key or number, in bytes
+  unsigned depth = 32;                  // of nested lists and objects
+  bool python = false;                  // accept NaN, Infinity and -Infinity, which Python writes, as null
 };
 
-inline constexpr uint64_t kAnyNumber = UINT64_MAX;  // of values: of what keeps none
+inline constexpr uint64_t kAnyNumber = UINT64_MAX;  // for `values`, where the visitor keeps none
 
-// Takes values as they are read, and keeps what it needs: a tree takes some 100 bytes a value. What is not overridden
-// is passed over. A function that returns false ends the reading, with what it called fails() with.
+// Receives the values as they are read, and keeps what it needs; a tree would take some 100 bytes for each value. A
+// function that is not overridden ignores its value. A function that returns false ends the reading with the error that
+// it gave to fails().
 class JsonVisitor : public nlohmann::json_sax<nlohmann::json> {
  public:
   bool null() override { return true; }
@@ -56,13 +56,14 @@ class JsonVisitor : public nlohmann::json_sax<nlohmann::json> {
   Error why_;
 };
 
-// EBADMSG, in words: it is no JSON, or cut short. EFBIG, in words: more of it than the bounds. Else the visitor's own.
+// Fails with EBADMSG, in words, if the text is not JSON or is cut short; with EFBIG, in words, if it exceeds the
+// bounds; else with the visitor's own error.
 Result<> read_json(std::string_view text, const JsonBounds& bounds, JsonVisitor& visitor);
-// `size` bytes of a file, from `offset` on; a piece of it is in memory at a time.
+// Reads `size` bytes of a file from `offset` on. Only a piece of them is in memory at a time.
 Result<> read_json(const LimitedFile& file, uint64_t offset, uint64_t size, const JsonBounds& bounds,
                    JsonVisitor& visitor);
 
-// A tree of it.
+// Reads the text into a tree.
 Result<nlohmann::json> parse_json(std::string_view text, const JsonBounds& bounds);
 
 }  // namespace ckptfs::io

@@ -10,13 +10,13 @@ namespace ckptfs::io {
 
 namespace {
 
-// True where the kernel refuses the lease because of another opener.
+// Returns true if the kernel refuses the lease because the file is open elsewhere.
 Result<bool> refused(int fd, int lease) {
   if (retry_interrupted([&] { return ::fcntl(fd, F_SETLEASE, lease); }) != 0) {
     if (errno == EAGAIN || errno == EWOULDBLOCK) return true;
     return last_error("lease probe");
   }
-  // EAGAIN: another thread that probes through the same open file has given it back already.
+  // EAGAIN: another thread that probes through the same open file has already given the lease back.
   if (retry_interrupted([&] { return ::fcntl(fd, F_SETLEASE, F_UNLCK); }) != 0 && errno != EAGAIN) {
     return last_error("lease probe, giving back");
   }

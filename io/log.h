@@ -1,8 +1,8 @@
-// Log lines. fmt formats them and spdlog writes them where fs/cli/log.h has told it to, unless another sink takes them
-// (in the library for other programs); spdlog's headers are left to log.cc, since each source that sees them takes five
-// seconds longer to compile. Control characters are escaped (io/printable.h), so that no name makes a line of its own.
+// Log lines. fmt formats them and spdlog writes them, as fs/cli/log.h has set it up, unless another sink takes them (in
+// the library for other programs). Only log.cc includes spdlog's headers: they cost each source file five seconds of
+// compile time. Control characters are escaped (io/printable.h), so that a file name cannot start a new line.
 //
-// Thread safety: all of it.
+// Thread-safe.
 #pragma once
 
 #include <fmt/core.h>
@@ -15,7 +15,7 @@ namespace ckptfs::log {
 
 enum class Level { debug, info, warning, error };
 
-// From now on lines go there instead; null: to spdlog again. Debug lines do not.
+// Sends the lines to `sink` from now on, or to spdlog again if it is null. Debug lines are not sent to a sink.
 using Sink = void (*)(Level level, const std::string& line);
 void send_to(Sink sink);
 

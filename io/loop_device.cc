@@ -17,7 +17,7 @@ std::string sysfs_folder(const std::string& device) {
   return "/sys/block/" + std::filesystem::path(device).filename().string();
 }
 
-// One line of a file of sysfs.
+// Returns the first line of a sysfs file.
 Result<std::string> read_line(const std::string& path) {
   TRY_ASSIGN(std::string text, read_file(path));
   return text.substr(0, text.find('\n'));
@@ -32,7 +32,7 @@ Result<LoopDevice> describe(const std::string& device) {
   return loop;
 }
 
-// The file that the device stands on; empty where it is detached.
+// Returns the file behind the device, or an empty string if the device is detached.
 Result<std::string> backing_file(const std::string& device) {
   Result<std::string> file = read_line(sysfs_folder(device) + "/loop/backing_file");
   if (file) return file;
@@ -86,8 +86,8 @@ Result<> detach_loop(const std::string& device) {
   TRY_ASSIGN(const std::string before, backing_file(device));
   if (before.empty()) return success();
   TRY(run_checked({"losetup", "--detach", device}));
-  // losetup succeeds also where the kernel only notes that the device is to go with its last user (a scan by udev is
-  // one, for moments).
+  // losetup also succeeds if the kernel only marked the device to go with its last user. A scan by udev, for instance,
+  // keeps it for a moment.
   for (int attempt = 0; attempt < 50; ++attempt) {
     TRY_ASSIGN(const std::string after, backing_file(device));
     if (after != before) return success();

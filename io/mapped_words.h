@@ -1,7 +1,7 @@
-// Words of 64 bits in a file, written through a mapping: a store costs no call, and survives the process (not the
-// machine: nothing is synced).
+// 64-bit words in a file, written through a mapping. A write costs no system call and survives the process. It does not
+// survive the machine, because nothing is synced.
 //
-// Thread safety: any thread; a word belongs to one thread at a time.
+// Thread safety: any thread, but only one thread at a time may use a given word.
 #pragma once
 
 #include <sys/types.h>
@@ -15,14 +15,16 @@ namespace ckptfs::io {
 
 class MappedWords {
  public:
-  // `count` words of the file from `offset` on (a multiple of the page), which all exist.
+  // Maps `count` words of the file from `offset` on. `offset` must be a multiple of the page size, and the file must be
+  // long enough.
   static Result<MappedWords> map(int fd, off_t offset, size_t count);
   MappedWords() = default;
   MappedWords(MappedWords&& other) noexcept;
   MappedWords& operator=(MappedWords&& other) noexcept;
   ~MappedWords();
 
-  // In the order of the calls, as whoever reads the file sees it. EIO: the disk has no room for its page, or failed.
+  // A reader of the file sees the stores in the order of the calls. Fails with EIO if the page cannot be had: the disk
+  // is full or has failed.
   Result<> store(size_t index, uint64_t word) const;
 
  private:

@@ -18,7 +18,7 @@ namespace {
 
 namespace stdfs = std::filesystem;
 
-// The kernel writes space, tab, newline and backslash as \ooo.
+// Undoes the kernel's escapes: it writes space, tab, newline and backslash as \ooo.
 std::string unescape(const std::string& text) {
   std::string result;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -77,7 +77,7 @@ bool holds(const stdfs::path& process, const std::string& folder) {
   for (const char* link : {"cwd", "root", "exe"}) {
     if (link_lies_under(process / link, folder)) return true;
   }
-  std::error_code ignored;  // the process may end while we look
+  std::error_code ignored;  // the process may end meanwhile
   for (stdfs::directory_iterator file(process / "fd", ignored), end; !ignored && file != end; file.increment(ignored)) {
     if (link_lies_under(file->path(), folder)) return true;
   }
@@ -136,7 +136,7 @@ std::optional<MountEntry> mounted_at(const std::vector<MountEntry>& mounts, cons
   return found;
 }
 
-// The longest mountpoint wins; of several at one path the topmost, which stands last.
+// The longest mount point wins. Of several mounts at one path the topmost wins, which is the last in the list.
 std::optional<MountEntry> mount_of(const std::vector<MountEntry>& mounts, const std::string& path) {
   std::optional<MountEntry> best;
   for (const MountEntry& entry : mounts) {

@@ -1,5 +1,5 @@
-// What this mount namespace has mounted (/proc/self/mountinfo), and which processes hold files under a mount. Reads
-// /proc only, never the mounts themselves: safe on a dead FUSE mount. Stateless; any thread.
+// The mounts of this mount namespace (/proc/self/mountinfo), and the processes that hold files below a mount. It reads
+// only /proc, never the mounts themselves, so it is safe on a dead FUSE mount. Stateless; any thread.
 #pragma once
 
 #include <cstdint>
@@ -12,37 +12,37 @@
 namespace ckptfs::io {
 
 struct MountEntry {
-  int id = 0;  // of the mount, and of the one it stands on
+  int id = 0;  // of the mount; `parent` is that of the mount it stands on
   int parent = 0;
   std::string device;      // "MAJOR:MINOR"
-  std::string root;        // which folder of the file system this is: "/", but for bind mounts
+  std::string root;        // which folder of the file system is mounted: "/", except for bind mounts
   std::string mountpoint;  // absolute, unescaped
   std::string type;        // "xfs", "fuse.ckptfs"
-  std::string source;      // "/dev/loop0", or what the file system calls itself
-  std::string options;     // of the file system: "rw,user_id=0,group_id=0,allow_other"
+  std::string source;      // "/dev/loop0", or the name that the file system gives itself
+  std::string options;     // the file system's own options: "rw,user_id=0,group_id=0,allow_other"
 };
 
-// In the order of mounting: of several at one mountpoint, the last is the one that is seen.
+// Returns the mounts in the order of mounting. Of several at one mount point the last one is visible.
 Result<std::vector<MountEntry>> mount_table();
-// The same of a text in mountinfo's form; lines of another form are left out.
+// Parses a text in the format of mountinfo. Lines in any other format are left out.
 std::vector<MountEntry> parse_mount_table(const std::string& text);
 
 bool is_ckptfs(const MountEntry& mount);
-// The kernel lets this user into it: whoever mounted it, or all.
+// Returns true if the kernel lets this user into the FUSE mount: the user mounted it, or allow_other is set.
 bool may_enter(const MountEntry& mount, uint32_t uid);
-// What is mounted at exactly this path, the topmost where several are.
+// Returns the topmost mount at exactly this path.
 std::optional<MountEntry> mounted_at(const std::vector<MountEntry>& mounts, const std::string& path);
-// What is mounted there or above: the file system that the path (absolute, without links) is of.
+// Returns the mount that contains the path (absolute, without symbolic links).
 std::optional<MountEntry> mount_of(const std::vector<MountEntry>& mounts, const std::string& path);
-// What such a path is called in the file system: "/" for the mountpoint itself.
+// Returns the path within the mounted file system: "/" for the mount point itself, except for bind mounts.
 std::string path_inside(const MountEntry& mount, const std::string& path);
-// Mounts on top of it, which keep it busy.
+// Returns the mounts on top of this one, which keep it busy.
 std::vector<std::string> mounts_on(const std::vector<MountEntry>& mounts, const MountEntry& mount);
-// `path` is `folder` or lies below it. Both absolute, without "." and "..".
+// Returns true if `path` is `folder` or is below it. Both must be absolute, without "." and "..".
 bool lies_within(const std::string& path, const std::string& folder);
 
-// "name (pid 123)" for each process of this machine that has a file, folder or mapping under `folder` (an absolute path
-// without links), sorted. Best effort: what /proc refuses to show is left out.
+// Returns "name (pid 123)" for each process that has a file, folder or mapping below `folder` (an absolute path without
+// symbolic links), sorted. It is best effort: what /proc refuses to show is left out.
 std::vector<std::string> holders_of(const std::string& folder);
 
 }  // namespace ckptfs::io

@@ -15,7 +15,7 @@ struct Registry {
   std::multiset<int> descriptors;  // guarded by mutex
 };
 
-// Never destroyed: a fork may come while the program ends.
+// It is never destroyed, because a fork may come while the program ends.
 Registry& registry() {
   static Registry* const made = [] {
     auto* const fresh = new Registry;

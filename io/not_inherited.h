@@ -1,7 +1,8 @@
-// Descriptors that a child of fork(2) does not keep: O_CLOEXEC closes at exec, and a worker that never calls it (as
-// those of torch's DataLoader) would hold a file open for writing as long as it lives.
+// Descriptors that a child of fork(2) must not keep. O_CLOEXEC closes them only at exec. A child that never calls exec,
+// such as a worker of torch's DataLoader, would keep a file open for writing as long as it lives. So these are closed
+// in the child of every fork.
 //
-// Thread safety: all of it, also of forks meanwhile.
+// Thread-safe, also against concurrent forks.
 #pragma once
 
 #include <vector>
@@ -13,7 +14,7 @@ class NotInherited {
   explicit NotInherited(std::vector<int> descriptors);
   NotInherited(NotInherited&& other) noexcept;
   NotInherited& operator=(NotInherited&&) = delete;
-  // The descriptors, which are the caller's, are about to be closed, or have been.
+  // The descriptors belong to the caller, who closes them just before or after this.
   ~NotInherited();
 
  private:

@@ -12,7 +12,7 @@ namespace ckptfs::io {
 
 namespace {
 
-// One call of for_each_parallel. Thread safety: run() is called by every thread of it.
+// One call of for_each_parallel. Thread safety: each of its threads calls run().
 class Loop {
  public:
   Loop(size_t count, const std::function<Result<>(size_t)>& work) : count_(count), work_(work) {}
@@ -26,7 +26,7 @@ class Loop {
     }
   }
 
-  // Once all threads have ended.
+  // Call this once all threads have ended.
   Result<> result() {
     if (error_) return std::move(*error_);
     return success();
@@ -57,7 +57,7 @@ Result<> for_each_parallel(size_t count, unsigned threads, const std::function<R
     try {
       for (size_t i = 1; i < helpers; ++i) pool.emplace_back([&loop] { loop.run(); });
     } catch (const std::system_error&) {
-      // No more threads to be had: those there are, and the caller, do all of it.
+      // No more threads can be made. Those that exist, and the caller, do all of the work.
     }
     loop.run();
   }

@@ -7,7 +7,7 @@
 namespace ckptfs::io {
 namespace {
 
-// How many bytes the UTF-8 sequence has that `text` begins with; 0: it is none.
+// Returns the length in bytes of the UTF-8 sequence that `text` begins with, or 0 if it is not valid.
 size_t sequence_length(std::string_view text) {
   const auto byte = [&text](size_t at) { return static_cast<unsigned char>(text[at]); };
   const unsigned char first = byte(0);

@@ -1,4 +1,4 @@
-// Text from others (names, mostly) for a log or a terminal.
+// Makes text from others (mostly file names) safe for a log or a terminal.
 #pragma once
 
 #include <string>
@@ -6,8 +6,8 @@
 
 namespace ckptfs::io {
 
-// One line that no terminal obeys: each control character (C0, DEL, C1) and each byte that is not UTF-8 becomes \xNN.
-// What is printable stays as it is, so a text that looks escaped need not be.
+// Returns one line without control sequences: each control character (C0, DEL, C1) and each byte that is not UTF-8
+// becomes \xNN. Printable text stays as it is, even text that looks like such an escape.
 std::string printable(std::string_view text);
 
 }  // namespace ckptfs::io

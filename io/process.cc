@@ -31,7 +31,7 @@ Result<Pipe> make_pipe() {
   return Pipe{Fd(ends[0]), Fd(ends[1])};
 }
 
-// What posix_spawn is told: descriptors 0, 1, 2 and default signals.
+// The settings for posix_spawn: descriptors 0, 1 and 2, and default signals.
 class SpawnSettings {
  public:
   SpawnSettings() {
@@ -45,7 +45,7 @@ class SpawnSettings {
     ::posix_spawn_file_actions_destroy(&actions_);
   }
 
-  // 0, or the errno of what failed.
+  // Returns 0 or an errno.
   int prepare(int out, int err) {
     sigset_t none;
     sigset_t usual;
@@ -103,7 +103,7 @@ Result<pid_t> spawn(std::vector<std::string> arguments, int out, int err) {
   return pid;
 }
 
-// Reads both pipes until the program (and whoever inherited them) has closed them.
+// Reads both pipes until the program, and every process that inherited them, has closed them.
 void collect(const Fd& out, const Fd& err, ProcessOutput& output) {
   std::array<pollfd, 2> waiting = {pollfd{out.get(), POLLIN, 0}, pollfd{err.get(), POLLIN, 0}};
   const std::array<std::string*, 2> texts = {&output.out, &output.err};

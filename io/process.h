@@ -1,5 +1,5 @@
-// Runs another program and keeps what it printed. Any thread. The program gets our environment with LC_ALL=C, an empty
-// standard input, no descriptors of ours and default signal handling. It is looked for in PATH and then in the folders
+// Runs another program and collects its output. Any thread. The program gets our environment with LC_ALL=C, an empty
+// standard input, none of our descriptors, and default signal handling. It is searched in PATH and then in the folders
 // of system programs, which a user's PATH often lacks.
 #pragma once
 
@@ -11,16 +11,16 @@
 namespace ckptfs::io {
 
 struct ProcessOutput {
-  int status = 0;  // exit status; 128 + the signal where one ended it
+  int status = 0;  // exit status; 128 + the signal's number if a signal ended it
   std::string out;
   std::string err;
 };
 
-// Where the program is; ENOENT, naming it, where it is not.
+// Returns the program's path. Fails with ENOENT, naming the program, if it is not found.
 Result<std::string> find_program(const std::string& name);
-// arguments[0] is the program's name. An Error only where it could not be run at all.
+// Runs the program named by arguments[0]. An Error means that it could not be run at all.
 Result<ProcessOutput> run_process(const std::vector<std::string>& arguments);
-// Its standard output; an exit status other than 0 is an Error (EIO) with the command and its standard error.
+// Returns the standard output. An exit status other than 0 is an Error (EIO) with the command and its standard error.
 Result<std::string> run_checked(const std::vector<std::string>& arguments);
 
 }  // namespace ckptfs::io

@@ -9,17 +9,17 @@
 namespace ckptfs::io {
 
 namespace {
-constexpr uint64_t kWindow = uint64_t{1280} << 10;  // what the kernel takes for one request of a reader
+constexpr uint64_t kWindow = uint64_t{1280} << 10;  // the kernel's read-ahead takes this much for one request
 
-// The page at which the kernel goes on is not missed by short strides. Long ones are for what is in memory anyhow, as
-// is most probable after so many short ones, more than a window, that found something.
+// Short strides do not miss the marker page at which the kernel continues its read-ahead. Long strides are for pages
+// that are in memory anyhow. That is most likely after kMany short strides, more than a window, found every page there.
 constexpr uint64_t kShort = uint64_t{64} << 10;
 constexpr uint64_t kLong = uint64_t{1} << 20;
 constexpr unsigned kMany = 32;
 }  // namespace
 
 void ReadAhead::reader_is_at(int fd, uint64_t position, uint64_t end) {
-  // So much quicker than its reader it gets ahead without making it wait.
+  // With so many calls it gets ahead of the reader much faster than the reader moves, without making the reader wait.
   const uint64_t moved = position - std::min(std::exchange(position_, position), position);
   const uint64_t most_calls = 4 + 2 * std::min(moved, kDistance) / kShort;
   asked_ = std::max(asked_, position);
@@ -31,7 +31,7 @@ void ReadAhead::reader_is_at(int fd, uint64_t position, uint64_t end) {
     if (!refused_ && errno == EFAULT) {
       asked_ += ++found_ >= kMany ? kLong : kShort;
     } else if (std::exchange(found_, 0) >= kMany) {
-      asked_ -= kLong - kShort;  // what it strode over may not be there either
+      asked_ -= kLong - kShort;  // what the long stride skipped may not be in memory either
     } else {
       asked_ += kShort;
     }

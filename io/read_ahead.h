@@ -1,14 +1,13 @@
-// Has the kernel read a file ahead of whoever goes through it, further than it does by itself: 128 KiB, mostly, so that
-// a reader waits for a quick disk half of its time. Nothing is copied, and no page is waited for; what is in memory
-// already is passed over.
+// Makes the kernel read a file further ahead of its reader than the usual 128 KiB, with which a reader waits for a fast
+// disk half of its time. It copies nothing, waits for no page, and skips what is already in memory.
 //
-// How: reads of more than a MiB into no memory at all, with RWF_NOWAIT. They fail, either since nothing is there yet
-// (EAGAIN) or since there is no memory (EFAULT), but only after the kernel has taken them for those of a reader who
-// asks for so much at a time: it reads up to max_sectors_kb at once, the next whenever the last is reached, and in
-// large folios (mm/readahead.c). POSIX_FADV_WILLNEED would take single pages, at twice the time of processors. Before
-// Linux 6.12 such reads fail before anything is read ahead: then it is as without this, but for the calls.
+// It issues reads of more than 1 MiB with RWF_NOWAIT and without a buffer. They fail, with EAGAIN if the pages are not
+// in memory and with EFAULT if they are, because there is no buffer. But before they fail the kernel has started
+// read-ahead for a reader that asks for so much at a time: up to max_sectors_kb at once, the next part when the reader
+// reaches the last one, and in large folios (mm/readahead.c). POSIX_FADV_WILLNEED would allocate single pages, at twice
+// the CPU time. Before Linux 6.12 such reads fail before any read-ahead; then only the cost of the calls remains.
 //
-// Thread safety: belongs to one thread at a time.
+// Thread safety: one thread at a time owns it.
 #pragma once
 
 #include <cstdint>
@@ -19,15 +18,15 @@ class ReadAhead {
  public:
   static constexpr uint64_t kDistance = uint64_t{8} << 20;
 
-  // Its reader is at `position` of `fd`, and will go on, but not beyond `end`. To be called again and again as it
-  // moves. `fd`: the same from call to call. What else is read through it may make the kernel ask for less at once.
+  // Tells that the reader is at `position` of `fd` and will go on, but not beyond `end`. Call it again and again as the
+  // reader moves. `fd` must be the same in all calls. Other reads through `fd` may make the kernel read less at once.
   void reader_is_at(int fd, uint64_t position, uint64_t end);
 
  private:
   uint64_t position_ = 0;  // of the reader, at the last call
-  uint64_t asked_ = 0;     // up to here
-  unsigned found_ = 0;     // how often something was there, one call after another
-  bool refused_ = false;   // the file system has no such reads
+  uint64_t asked_ = 0;     // read-ahead was requested up to this offset
+  unsigned found_ = 0;     // how many calls in a row found the pages in memory
+  bool refused_ = false;   // the file system does not support such reads
 };
 
 }  // namespace ckptfs::io

@@ -1,6 +1,6 @@
-// How much is read of files that others wrote, before whoever reads them gives up: their readers ask before each read.
+// Limits how much is read of files that others wrote. Their readers ask before each read.
 //
-// Thread safety: one thread at a time; the flag may be set by any.
+// Thread safety: one thread at a time. Any thread may set the flag.
 #pragma once
 
 #include <atomic>
@@ -15,12 +15,13 @@ namespace ckptfs::io {
 
 class ReadLimit {
  public:
-  ReadLimit() = default;  // none
-  // `stop`: set when nobody needs what is read any more; outlives the limit.
+  ReadLimit() = default;  // no limit
+  // `stop` is set when nobody needs the result any more. It must outlive the limit.
   explicit ReadLimit(uint64_t bytes, const std::atomic<bool>* stop = nullptr)
       : most_(bytes), left_(bytes), stop_(stop) {}
 
-  // EFBIG: with that many bytes it is too much. ECANCELED: stop is set. Once reached, the limit refuses every read.
+  // Fails with EFBIG if these bytes exceed the limit, and with ECANCELED if `stop` is set. After the first failure
+  // every call fails.
   Result<> take(uint64_t bytes);
   const std::optional<Error>& reached() const { return reached_; }
 
@@ -31,14 +32,14 @@ class ReadLimit {
   std::optional<Error> reached_;
 };
 
-// A descriptor, which stays the caller's, and the limit that its reads count for.
+// A descriptor and the limit for its reads. The caller owns the descriptor.
 class LimitedFile {
  public:
-  // `limit`: none: as much as it has.
+  // Without `limit`, reads are not limited.
   LimitedFile(int descriptor, ReadLimit* limit = nullptr) : descriptor_(descriptor), limit_(limit) {}
 
   int descriptor() const { return descriptor_; }
-  // As io::read_full.
+  // Like io::read_full.
   Result<size_t> read_full(std::span<std::byte> buffer, uint64_t offset) const;
 
  private:

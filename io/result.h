@@ -19,7 +19,7 @@ class [[nodiscard]] Error {
 
   int errno_value() const { return code_.value(); }
   const std::error_code& code() const { return code_; }
-  // What went wrong in words; the errno's own text where nothing more is known.
+  // What went wrong, in words, or else the errno's own text.
   std::string message() const { return what_.empty() ? code_.message() : what_; }
 
  private:
@@ -27,7 +27,7 @@ class [[nodiscard]] Error {
   std::string what_;
 };
 
-// The calling thread's errno as an Error; `what` is prefixed to the errno's text.
+// Returns the calling thread's errno as an Error. `what` is put before the errno's text.
 inline Error last_error(const std::string& what = {}) {
   const int e = errno;
   return Error(e, what.empty() ? std::string() : what + ": " + std::system_category().message(e));
@@ -40,8 +40,8 @@ inline auto success() { return boost::outcome_v2::success(); }
 
 }  // namespace ckptfs
 
-// TRY(expr): leave the function with expr's error, if it has one.  TRY_ASSIGN(auto x, expr): else x is its value.
-// (Boost.Outcome's own TRY changed its syntax between the releases that Debian ships.)
+// TRY(expr) leaves the function if expr is an error. TRY_ASSIGN(auto x, expr) does the same, and else assigns the
+// value. Boost.Outcome's own TRY is not used: its syntax changed between the releases that Debian ships.
 #define CKPTFS_CONCAT2(a, b) a##b
 #define CKPTFS_CONCAT(a, b) CKPTFS_CONCAT2(a, b)
 #define TRY(expr)                                          \

@@ -1,11 +1,11 @@
-// A system call that is repeated while a signal interrupts it. Stateless; any thread.
+// Repeats a system call while a signal interrupts it. Stateless; any thread.
 #pragma once
 
 #include <cerrno>
 
 namespace ckptfs::io {
 
-// `call` returns -1 and sets errno where it fails, as system calls do.
+// `call` must return -1 and set errno on failure, as system calls do.
 template <class Call>
 auto retry_interrupted(Call&& call) {
   auto result = call();

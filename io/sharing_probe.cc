@@ -38,7 +38,7 @@ std::string filesystem_name(uint64_t magic) {
   return text;
 }
 
-// The answers of a file system that has no such operation; anything else is a failure of the probe itself.
+// True for the errors of a file system without such an operation. Any other error is a failure of the probe itself.
 bool means_unsupported(const Error& error) {
   switch (error.errno_value()) {
     case EOPNOTSUPP:
@@ -58,7 +58,7 @@ Result<bool> worked(const Result<>& tried) {
   return tried.error();
 }
 
-// A file without a name, so that nothing stays behind whatever happens; where the file system cannot, a name that is
+// Makes a file without a name, so that nothing is left behind. Where the file system cannot do that, the name is
 // removed at once.
 Result<Fd> scratch_file(const std::string& folder) {
   Result<Fd> unnamed = open_at(AT_FDCWD, folder, O_TMPFILE | O_RDWR);
@@ -73,7 +73,7 @@ Result<Fd> scratch_file(const std::string& folder) {
   return file;
 }
 
-// A clone that FIEMAP does not show as shared may be a silent copy, and what is owed could not be known.
+// A clone that FIEMAP does not report as shared may be a silent copy. Then owed_bytes() would be wrong.
 Result<bool> try_clone(int from, int to) {
   TRY_ASSIGN(const bool cloned, worked(clone(from, to)));
   if (!cloned) return false;

@@ -13,13 +13,13 @@ thread_local sigjmp_buf* volatile way_out = nullptr;
 
 void leave_access(int) {
   if (way_out != nullptr) siglongjmp(*way_out, 1);
-  signal(SIGBUS, SIG_DFL);  // the access is tried again, and ends the process
+  signal(SIGBUS, SIG_DFL);  // the access is repeated, and then ends the process
 }
 
 void take_over() {
   struct sigaction action {};
   action.sa_handler = leave_access;
-  action.sa_flags = SA_NODEFER;  // it is left by a jump
+  action.sa_flags = SA_NODEFER;  // the handler is left by a jump, so it would never be unblocked
   sigemptyset(&action.sa_mask);
   sigaction(SIGBUS, &action, nullptr);
 }

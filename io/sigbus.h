@@ -1,19 +1,18 @@
-// Access to mapped files. A page that cannot be had, since the disk fails or the file has become shorter, ends a
-// process by SIGBUS; here it is an answer.
+// Access to mapped files. If a page cannot be had, because the disk fails or the file has become shorter, the kernel
+// sends SIGBUS, which would end the process. Here it is a return value.
 //
-// Thread safety: all of it. The first call takes over the process's SIGBUS; one that comes from elsewhere ends it
-// still.
+// Thread-safe. The first call installs a handler for SIGBUS. A SIGBUS from anywhere else still ends the process.
 #pragma once
 
 #include <type_traits>
 
 namespace ckptfs::io {
 
-// What access_mapped() does, with `context` for what a lambda would capture.
+// The implementation of access_mapped(); `context` replaces a lambda's captures.
 bool run_access(void (*access)(void*), void* context);
 
-// Runs `access`, which may only read and write memory: it may be left in its middle, without destructors. False: it
-// was. Not to be nested.
+// Runs `access`. Returns false if a SIGBUS ended it: it then stopped in the middle, without running destructors. So
+// `access` may do nothing but read and write memory. Calls must not be nested.
 template <typename Access>
 bool access_mapped(Access&& access) {
   return run_access([](void* context) { (*static_cast<std::remove_reference_t<Access>*>(context))(); }, &access);

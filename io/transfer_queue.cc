@@ -28,9 +28,9 @@ using Kind = TransferQueue::Kind;
 
 constexpr unsigned kMostThreads = 8;
 constexpr int kMostTries = 1000;
-constexpr size_t kMostAtOnce = size_t{1} << 30;  // bytes; the kernel's counts have 31 bits
+constexpr size_t kMostAtOnce = size_t{1} << 30;  // bytes; the kernel counts in 31 bits
 
-// What is left of a transfer, of which `done` bytes are there.
+// Returns the part of the transfer after its first `done` bytes.
 Transfer rest_of(const Transfer& transfer, size_t done) {
   Transfer rest = transfer;
   rest.memory = transfer.memory.subspan(done);
@@ -39,11 +39,13 @@ Transfer rest_of(const Transfer& transfer, size_t done) {
   return rest;
 }
 
-// How the transfer ends with `done` bytes, the last call having had `outcome` (bytes, or -errno); none: not yet.
+// Returns how the transfer ends with `done` bytes, or nothing if it is not at its end. `outcome` is what the last call
+// returned (bytes, or -errno).
 std::optional<Result<size_t>> end_of(const Transfer& transfer, size_t done, ssize_t outcome) {
   const bool read = transfer.kind == Kind::read;
   const bool enough = done == transfer.memory.size() || (read && done >= transfer.least);
-  // A direct read that goes on where the file ended, within a block, is EINVAL.
+  // EINVAL is the end of the file, too: a direct read gets it if the file ended within a block and the read goes on
+  // there.
   const bool ended = outcome == 0 || (read && outcome == -EINVAL && done > 0);
   if (outcome < 0 && !ended) return Result<size_t>(Error(static_cast<int>(-outcome)));
   if (enough) return Result<size_t>(done);
@@ -51,7 +53,7 @@ std::optional<Result<size_t>> end_of(const Transfer& transfer, size_t done, ssiz
   return Result<size_t>(Error(EIO, read ? "the file ends before what is to be read" : "nothing could be written"));
 }
 
-// Says so once in the life of the process: each queue would meet the same.
+// Logs each refusal once per process, because every queue would meet it again.
 void log_refusal(std::atomic<bool>& logged, const char* what, int errno_value) {
   if (logged.exchange(true)) return;
   log::warn("{}: {}; going on without, which is slower", what, Error(errno_value).message());
@@ -59,7 +61,7 @@ void log_refusal(std::atomic<bool>& logged, const char* what, int errno_value) {
 
 class RingQueue : public TransferQueue {
  public:
-  // None: the kernel has no io_uring for us.
+  // Returns null if the kernel refuses io_uring.
   static std::unique_ptr<TransferQueue> make(unsigned depth, std::span<std::byte> memory) {
     static std::atomic<bool> logged{false};
     auto queue = std::make_unique<RingQueue>(depth);
@@ -109,7 +111,7 @@ class RingQueue : public TransferQueue {
   Finished finish() override {
     for (;;) {
       io_uring_cqe* entry = nullptr;
-      // What is in flight uses memory of others: it is waited for, whatever the kernel says meanwhile.
+      // Transfers in flight use the caller's memory. So it keeps waiting, whatever the kernel returns meanwhile.
       const int outcome = io_uring_wait_cqe(&ring_, &entry);
       if (outcome != 0) {
         if (outcome != -EINTR) wait_again(outcome);
@@ -163,7 +165,7 @@ class RingQueue : public TransferQueue {
     ::usleep(1000);
   }
 
-  // A transfer that the kernel did not take stays in the ring, which is of no more use then.
+  // If the kernel does not take a transfer, the entry stays in the ring, so the ring cannot be used any more.
   Result<> submit(size_t at) {
     if (broken_) return Error(EIO, "io_uring: the ring is out of order");
     io_uring_sqe* const entry = io_uring_get_sqe(&ring_);
@@ -199,7 +201,7 @@ class RingQueue : public TransferQueue {
   bool broken_ = false;
   std::span<std::byte> registered_;
   std::vector<Flight> flights_;
-  std::vector<size_t> idle_;  // of flights_
+  std::vector<size_t> idle_;  // indices into flights_
 };
 
 ssize_t transfer_once(const Transfer& transfer) {
@@ -259,7 +261,7 @@ class ThreadQueue : public TransferQueue {
   bool is_usable() const override { return true; }
 
  private:
-  // One is enough to go on.
+  // Makes another thread. A failure matters only if there is none yet.
   Result<> add_thread() {
     try {
       threads_.emplace_back([this] { work(); });
@@ -285,8 +287,8 @@ class ThreadQueue : public TransferQueue {
   }
 
   const unsigned depth_;
-  size_t in_flight_ = 0;              // the owner's
-  std::vector<std::thread> threads_;  // the owner's
+  size_t in_flight_ = 0;              // used by the owner's thread only
+  std::vector<std::thread> threads_;  // used by the owner's thread only
   std::mutex mutex_;
   std::condition_variable begun_;
   std::condition_variable ended_;

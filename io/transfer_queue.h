@@ -1,11 +1,11 @@
-// Reads and writes of files, many in flight at a time, begun and finished by one thread: by io_uring, with the files
-// and the memory registered so that the kernel neither looks up the one nor pins the other for each transfer; else by
-// threads that call pread and pwrite (containers forbid io_uring as a rule). What the kernel refused is logged, and
-// told by way().
+// Reads and writes of files, many in flight at a time, all begun and finished by one thread. It uses io_uring, with
+// registered files and registered memory, so that the kernel does not look up the file and pin the memory for each
+// transfer. Where io_uring is not available, as in most containers, threads call pread and pwrite instead. Each refusal
+// of the kernel is logged, and way() tells what is used.
 //
-// A transfer is of full length: where the kernel did less, the rest is asked for again.
+// Each transfer is of full length: after a short read or write the rest is requested again.
 //
-// Thread safety: owned by one thread at a time.
+// Thread safety: one thread at a time owns it.
 #pragma once
 
 #include <cstddef>
@@ -23,39 +23,41 @@ class TransferQueue {
   struct Transfer {
     Kind kind = Kind::read;
     int fd = -1;
-    size_t file = 0;  // its index in what use_files() was given
+    size_t file = 0;  // its index in the list given to use_files()
     std::span<std::byte> memory;
     uint64_t offset = 0;
-    size_t least = 0;  // bytes without which it has failed (EIO): a read beyond a file's end may bring fewer than asked
-    uint64_t tag = 0;  // the caller's
+    // with fewer bytes it fails (EIO); a read at the end of a file may bring fewer bytes than requested
+    size_t least = 0;
+    uint64_t tag = 0;  // for the caller's use
   };
   struct Finished {
     uint64_t tag = 0;
     Result<size_t> bytes = size_t{0};
   };
-  // What is used, of what there is.
+  // Which of the faster ways are in use.
   struct Way {
     bool io_uring = false;
     bool registered_memory = false;
     bool registered_files = false;
   };
 
-  // `depth`: so many transfers may be in flight. `memory`: what most transfers use; it stays the caller's, and longer
-  // than the queue.
+  // `depth` is the largest number of transfers in flight. `memory` is what most transfers use. The caller owns it, and
+  // it must outlive the queue.
   static std::unique_ptr<TransferQueue> make(unsigned depth, std::span<std::byte> memory);
   TransferQueue() = default;
   TransferQueue(const TransferQueue&) = delete;
   TransferQueue& operator=(const TransferQueue&) = delete;
   virtual ~TransferQueue() = default;  // nothing may be in flight
 
-  // The files of the transfers to come; with nothing in flight. They stay the caller's, until it is told of others.
+  // Sets the files of the following transfers. Nothing may be in flight. The caller keeps them open until the next
+  // call.
   virtual void use_files(std::span<const int> files) = 0;
-  // EBUSY: `depth` are in flight.
+  // Fails with EBUSY if `depth` transfers are in flight.
   virtual Result<> begin(const Transfer& transfer) = 0;
-  // Waits for one that has ended, in any order; something is in flight.
+  // Waits for any transfer to end. At least one must be in flight.
   virtual Finished finish() = 0;
   virtual Way way() const = 0;
-  // false: it takes no transfer any more, and another one is to be made.
+  // False if it can take no more transfers; make a new queue then.
   virtual bool is_usable() const = 0;
 };
 

@@ -1,4 +1,4 @@
-// Ends a mount: by umount2 where we are root, else by fusermount3, which ends the FUSE mounts of whoever calls it.
+// Unmounts: by umount2 as root, else by fusermount3, which unmounts the FUSE mounts of the user who calls it.
 // Stateless.
 #pragma once
 
@@ -8,10 +8,10 @@
 
 namespace ckptfs::io {
 
-// detach: out of sight at once, and gone when nothing uses it any more.
+// detach: the mount disappears at once, and ends when nothing uses it any more.
 enum class Unmount { now, detach };
 
-// EBUSY: somebody uses it. The mount is not looked into, so that a dead one can be ended, too.
+// Fails with EBUSY if the mount is in use. It does not access the mount, so it works on a dead one, too.
 Result<> unmount(const std::string& mountpoint, Unmount how);
 
 inline constexpr const char* kUserUnmounter = "fusermount3";

@@ -10,8 +10,8 @@ namespace ckptfs::io {
 namespace {
 
 constexpr const char* kDevice = "/dev/cpu_dma_latency";
-constexpr int32_t kShallow = 2;  // us: as C1 of a real processor
-constexpr int32_t kNone = 0;     // the only value by which a guest's driver (haltpoll) does not halt
+constexpr int32_t kShallow = 2;  // us; allows C1 on a real processor
+constexpr int32_t kNone = 0;     // the only value with which a guest's driver (haltpoll) does not halt
 
 }  // namespace
 

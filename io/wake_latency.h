@@ -1,9 +1,10 @@
-// How long an idle processor takes to wake. One that has halted takes 30 us where a hypervisor has to start it again,
-// and more from a deep C-state; who asks for one thing at a time waits for two of them each time. While this is held
-// they do not halt, or not deeply, which takes power: the kernel's PM QoS (Documentation/power/pm_qos_interface), as
-// /dev/cpu_dma_latency, which ends with its descriptor, however the process ends.
+// Limits how long an idle processor takes to wake. A processor that has halted takes 30 us to wake if a hypervisor has
+// to start it again, and more from a deep C-state. A program that sends one request at a time waits for two such
+// wake-ups per request. While the limit is held, the processors do not halt, or not deeply, which costs power. It uses
+// the kernel's PM QoS (Documentation/power/pm_qos_interface) through /dev/cpu_dma_latency. The kernel ends the limit
+// when the descriptor is closed, however the process ends.
 //
-// Thread safety: none; external.
+// Thread safety: none; the caller must lock.
 #pragma once
 
 #include "io/fd.h"
@@ -14,7 +15,7 @@ namespace ckptfs::io {
 class WakeLatency {
  public:
   bool is_held() const { return static_cast<bool>(held_); }
-  // ENOENT, EACCES: not on this machine, or not in this container.
+  // Fails with ENOENT or EACCES if this machine or container does not allow it.
   Result<> hold();
   void let_go() { held_.reset(); }
 

@@ -35,13 +35,13 @@ Result<> WriteInFlight::begin(int fd, std::span<const std::byte> data, off_t off
     submitted = io_uring_submit(ring_.get());
   } while (submitted == -EINTR);
   if (submitted == 1) return success();
-  drop_ring();  // with the entry, which would be submitted with the next
+  drop_ring();  // the ring still has the entry, and would submit it with the next one
   return Error(submitted < 0 ? -submitted : EAGAIN, "io_uring_submit");
 }
 
 Result<size_t> WriteInFlight::finish() {
   io_uring_cqe* completion = nullptr;
-  // Nothing but the write's end ends the wait: until then its memory is the kernel's.
+  // Only the write's completion ends the wait: until then the kernel uses the memory.
   while (io_uring_wait_cqe(ring_.get(), &completion) != 0) {
   }
   const int written = completion->res;

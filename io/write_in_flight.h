@@ -1,11 +1,11 @@
-// A write that goes on in the kernel while its thread does something else (io_uring, a ring of one for each object).
+// A write that runs in the kernel while its thread does something else (io_uring, with a ring of one entry per object).
 //
-// What it is for: XFS holds a file's lock through a direct write that the caller waits for in the system call, but only
-// while it is submitted where the caller does not; a buffered write to the same file, which needs that lock alone, then
-// does not have to wait for the disk.
+// Why: during a direct write in a plain system call XFS holds the file's lock until the disk has answered. With
+// io_uring it holds the lock only while the write is submitted. A buffered write to the same file, which needs that
+// lock too, then does not have to wait for the disk.
 //
-// Thread safety: owned by one thread. Errors: io_uring may be missing or forbidden (ENOSYS, EPERM: containers): begin()
-// then fails, and nothing was written.
+// Thread safety: one thread owns it. Errors: io_uring may be missing or forbidden (ENOSYS, EPERM, in containers). Then
+// begin() fails, and nothing was written.
 #pragma once
 
 #include <sys/types.h>
@@ -27,10 +27,10 @@ class WriteInFlight {
   WriteInFlight(const WriteInFlight&) = delete;
   WriteInFlight& operator=(const WriteInFlight&) = delete;
 
-  // Makes the ring, where there is none. After success, `fd` and the memory of `data` have to stay until finish(),
+  // Makes the ring on the first call. After success, `fd` and the memory of `data` must stay valid until finish(),
   // which must be called.
   Result<> begin(int fd, std::span<const std::byte> data, off_t offset);
-  // Waits. The bytes that were written, perhaps fewer than asked for.
+  // Waits. Returns the number of bytes written, which may be fewer than requested.
   Result<size_t> finish();
 
  private:

@@ -1,8 +1,8 @@
-"""A random user of the mount, and the model of what must then be there (tests/posix/test_adversarial).
+"""A random user of the mount, and the model of what must be there afterwards (tests/posix/test_adversarial).
 
-The model is a map from path to File; hard links are several paths of one File. `check_all` compares all of it with the
-mount: names, bytes. Each operation knows what it must give: success, or EPERM for writing into what was saved. No open
-may ever fail with EIO or EBUSY.
+The model is a map from path to File; hard links are several paths of one File. `check_all` compares all names and bytes
+of it with the mount. Each operation knows its expected result: success, or EPERM when it writes into a saved file. No
+open may ever fail with EIO or EBUSY.
 """
 
 import collections
@@ -27,7 +27,7 @@ PAGE = 4096
 
 
 class File:
-    """One inode's content. frozen: opening it for writing is EPERM."""
+    """The content of one inode. frozen: opening it for writing is EPERM."""
 
     def __init__(self, data=b"", frozen=False):
         self.data = bytearray(data)
@@ -114,7 +114,7 @@ class Adversary:
         return name.split("/")[1]
 
     def live(self):
-        """Names of files that may be written."""
+        """The names of files that may be written."""
         return [name for name, file in self.files.items() if not file.frozen]
 
     def movable(self):
@@ -133,7 +133,7 @@ class Adversary:
         self.replace_content(name, data)
 
     def replace_content(self, name, data):
-        """O_CREAT | O_TRUNC, then a write."""
+        """Opens with O_CREAT | O_TRUNC, then writes."""
         file = self.files.get(name)
         if file is not None and file.frozen:
             return
@@ -223,7 +223,7 @@ class Adversary:
         data = self.bytes(self.dice.randrange(1, 20000))[: length - offset]
         self.note(f"  store {number} {offset} {len(data)}")
         self.agent.store(number, offset, data)
-        if file is not None:  # else what it mapped was sealed, and the store must not reach the step
+        if file is not None:  # None: the mapped file was sealed, and the store must not reach the step
             self.put(file, offset, data)
         if self.dice.random() < 0.3:
             self.agent.msync(number)
@@ -264,7 +264,7 @@ class Adversary:
         return self.in_step(name) and self.steps[self.tag_of(name)]
 
     def copy(self):
-        """cp, or reading and writing, of anything to a live name."""
+        """Copies any file to a live name, by cp or by reading and writing."""
         name, to = self.choose(self.files), self.new_name()
         if (
             not name
@@ -281,7 +281,7 @@ class Adversary:
         self.files.setdefault(to, File()).data[:] = self.files[name].data
 
     def load(self):
-        """As DeepSpeed loads: a step's swap files over the live ones, truncating them."""
+        """Loads as DeepSpeed does: copies a step's swap files over the live ones, which truncates them."""
         tag = self.choose(self.steps)
         for name in sorted(self.files):
             if tag and name.startswith(f"steps/{tag}/offloaded_tensors/rank00/"):
@@ -326,7 +326,7 @@ class Adversary:
         return None
 
     def extra_file(self):
-        """A file of the framework's own in a step that is not sealed."""
+        """Makes a file of the framework's own in a step that is not sealed."""
         tag = self.choose(tag for tag, sealed in self.steps.items() if not sealed)
         if tag:
             self.replace_content(f"steps/{tag}/extra{self.dice.randrange(3)}.pt", self.bytes(self.some_length()))
@@ -351,7 +351,7 @@ class Adversary:
         self.check_step(tag)
 
     def freeze(self, mine):
-        """What lies in the step is frozen; another name outside goes on as the live file."""
+        """Freezes the files in the step. If a file has another name outside, that name keeps the live file."""
         copies = {}
         for name, file in mine.items():
             outside = any(other is file for path, other in self.files.items() if path not in mine)
@@ -391,7 +391,7 @@ class Adversary:
             self.check_step(to)
 
     def write_into_a_step(self):
-        """EPERM, whatever way is tried."""
+        """Tries all ways of writing; each must fail with EPERM."""
         name = self.choose(name for name, file in self.files.items() if file.frozen)
         if not name:
             return
@@ -439,7 +439,7 @@ class Adversary:
             equal(os.fstat(descriptor).st_size, len(file.data), "fstat behind it")
 
     def look(self):
-        """Through held readers, and one file by name."""
+        """Reads through the readers that are held open, and one file by name."""
         for descriptor, file in self.readers:
             offset = self.dice.randrange(LONGEST)
             same_bytes(

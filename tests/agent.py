@@ -7,7 +7,7 @@ from mounting import Failure, helper
 
 
 class Agent:
-    """One agent process. A failed command is an OSError with the agent's errno. Not for several threads."""
+    """One agent process. A failed command is an OSError with the agent's errno. Use it from one thread only."""
 
     def __init__(self):
         self.process = subprocess.Popen([helper("agent")], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -38,14 +38,14 @@ class Agent:
         return int(words[1]) if len(words) > 1 else 0
 
     def aio(self, path, data, offset=0):
-        """Writes by libaio with O_DIRECT; the size that stat says right behind it."""
+        """Writes by libaio with O_DIRECT. Returns the size that stat reports right after the write."""
         return self._command(f"aio {offset} {len(data)} {path}", data)
 
     def aioread(self, path, length, offset=0):
         return self.process.stdout.read(self._command(f"aioread {offset} {length} {path}"))
 
     def map(self, path, length):
-        """Maps the file shared and writable, closes the descriptor; the mapping's number."""
+        """Maps the file shared and writable, and closes the descriptor. Returns the mapping's number."""
         return self._command(f"map {length} {path}")
 
     def store(self, number, offset, data):

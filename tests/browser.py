@@ -1,4 +1,4 @@
-"""A headless Chromium, driven over WebDriver (https://www.w3.org/TR/webdriver2/) by the chromedriver of the same package."""
+"""A headless Chromium, driven over WebDriver (https://www.w3.org/TR/webdriver2/) by its package's own chromedriver."""
 
 import base64
 import contextlib
@@ -43,27 +43,27 @@ class Browser:
         self._here("POST", "/url", {"url": url})
 
     def run(self, script, *arguments):
-        """What JavaScript returns; no value is None."""
+        """Returns the result of the JavaScript; no value is None."""
         return self._here("POST", "/execute/sync", {"script": script, "args": list(arguments)})
 
     def text(self, selector):
-        """Of all that match."""
+        """Returns the texts of all elements that match."""
         return self.run("return [...document.querySelectorAll(arguments[0])].map(node => node.textContent)", selector)
 
     def wait_for(self, what, condition, seconds=20):
         wait_until(what, condition, seconds, 0.1)
 
     def errors(self):
-        """What the console has since the last look: scripts that failed, resources that were refused."""
+        """Returns the console's errors since the last call: failed scripts, refused resources."""
         return [entry["message"] for entry in self._here("POST", "/se/log", {"type": "browser"}) if entry["level"] == "SEVERE"]
 
     def screenshot(self, path):
-        """The whole page."""
+        """Saves an image of the whole page."""
         height = self.run("return document.documentElement.scrollHeight")
         width = self.run("return window.innerWidth")
         self._here("POST", "/goog/cdp/execute", {"cmd": "Emulation.setDeviceMetricsOverride", "params": {
             "width": width, "height": max(height, 400), "deviceScaleFactor": 1, "mobile": False}})
-        time.sleep(0.6)  # what moves has arrived
+        time.sleep(0.6)  # wait for the end of animations
         pathlib.Path(path).write_bytes(base64.b64decode(self._here("GET", "/screenshot")))
 
     def close(self):
@@ -72,7 +72,7 @@ class Browser:
 
 @contextlib.contextmanager
 def chromium(dark=False, size=(1240, 900)):
-    """A browser of its own, gone when this ends."""
+    """Starts a browser, and ends it at the end of the scope."""
     if not shutil.which("chromedriver") or not shutil.which("chromium"):
         raise Skip("chromium: scripts/setup --tests installs it")
     folder = tempfile.mkdtemp(prefix="ckptfs-browser-")

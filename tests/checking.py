@@ -1,7 +1,7 @@
-"""The small frame of the system tests: cases, what they expect, and how a file of them is run.
+"""A small framework for the system tests: cases, their expectations, and how a file of them is run.
 
-Each case prints one line; any failed one makes the exit status 1; any skipped one, with none failed, 77 and its reason
-on the last line.
+Each case prints one line. The exit status is 1 if a case failed, else 77 if a case was skipped; then the reason is on
+the last line.
 """
 
 import argparse
@@ -26,7 +26,7 @@ class Report:
         self.passed, self.failed, self.skipped = [], [], []
 
     def modes(self):
-        """The open modes that this machine has."""
+        """Returns the open modes that this machine supports."""
         if tuple(int(part) for part in os.uname().release.split(".")[:2]) >= (6, 9):
             return MODES
         self.skip("passthrough", "kernel: passthrough needs Linux 6.9")
@@ -47,7 +47,7 @@ class Report:
             function(*arguments)
         except Skip as reason:
             self.skip(name, reason)
-        except Exception as problem:  # every problem of a case is that case's failure, and the others still run
+        except Exception as problem:  # any problem is this case's failure, and the other cases still run
             self.failed.append(name)
             print(f"FAIL  {name}: {type(problem).__name__}: {problem}", flush=True)
             traceback.print_exc(limit=-4)
@@ -70,7 +70,7 @@ class Report:
 
 
 def arguments(description, **more):
-    """The options every test file has: names of cases to run, --plain; and `more`, name=(default, help)."""
+    """Parses the options that every test file has: names of cases, --plain; and `more`, name=(default, help)."""
     parser = argparse.ArgumentParser(description=description.strip().splitlines()[0])
     parser.add_argument("cases", nargs="*", help="run only the cases whose name holds one of these words")
     parser.add_argument("--plain", action="store_true", help="against plain XFS: checks the test itself")
@@ -80,7 +80,7 @@ def arguments(description, **more):
 
 
 def guarded(main):
-    """Runs main(); where the machine lacks what all of it needs, skips with the reason."""
+    """Runs main(). Skips, with the reason, if the machine lacks something that all of it needs."""
     try:
         main()
     except Skip as reason:
@@ -107,7 +107,7 @@ def short(value):
 
 
 def same_bytes(got, wanted, what):
-    """Equal content; where it is not, the first place that differs."""
+    """Checks that the contents are equal. Reports the first difference."""
     if got == wanted:
         return
     common = min(len(got), len(wanted))
@@ -120,7 +120,7 @@ def same_bytes(got, wanted, what):
 
 @contextlib.contextmanager
 def raises(number, *others, what=""):
-    """The body fails with this errno (or one of these)."""
+    """Checks that the body fails with this errno (or one of these)."""
     wanted = (number, *others)
     names = "/".join(errno.errorcode[one] for one in wanted)
     try:
@@ -170,7 +170,7 @@ def opened(path, flags, mode=0o644):
 
 
 def in_child(function, *, uid=None, gid=None, folder=None):
-    """What function() returns or raises, in a process of its own: as another user, or just as another process."""
+    """Returns or raises what function() does in a process of its own, as this or another user."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -205,11 +205,11 @@ def in_child(function, *, uid=None, gid=None, folder=None):
 
 
 def noise(length, seed=1):
-    """Bytes without a pattern, the same for the same seed."""
+    """Returns bytes without a pattern. The same seed gives the same bytes."""
     return random.Random(seed).randbytes(length)
 
 
-# --- files of cases that run once for each open mode, on one mount, each in a folder of its own
+# --- Cases that run once in each open mode, all on one mount, each in its own folder
 
 
 def run_cases(report, cases, mount, label):
@@ -217,7 +217,7 @@ def run_cases(report, cases, mount, label):
         name = f"{label}: {function.__name__}"
         if report.wants(name):
             if not mount.alive():
-                mount.start()  # over the dead mount; the case it died in has failed
+                mount.start()  # replaces the dead mount; the case in which it died has failed
             folder = mount.path / function.__name__
             folder.mkdir()
             os.chmod(folder, 0o755)
@@ -273,9 +273,9 @@ def _run_with_fresh_stores(description, name, cases, in_one_mode):
 
 
 def wait_for_seal(mount, step, may_fail=False, seconds=5.0):
-    """Seals; EBUSY is tried again for a while, since the kernel reports a close to the mount after close() returned.
+    """Seals. Retries EBUSY for a while, because the kernel reports a close to the mount after close() has returned.
 
-    False where it stayed EBUSY and may_fail allows that.
+    Returns False if it stayed EBUSY and may_fail allows that.
     """
     end = time.monotonic() + (0.2 if may_fail else seconds)
     while True:

@@ -1,13 +1,13 @@
-"""Random copies: what a copier reads, what it writes instead, and in pieces of which length."""
+"""Random copies: the content that a copier reads, the content that it writes instead, and the lengths of its writes."""
 
 from mounting import KIB, MIB
 
 BLOCK = 4096
-SMALLEST = 128 * KIB  # a guess that is shorter is not adopted
+SMALLEST = 128 * KIB  # a shorter source is not adopted
 
 
 def random_content(dice, length):
-    """Bytes without a pattern; sometimes with holes, that is, zeros in whole blocks."""
+    """Returns bytes without a pattern, sometimes with holes (whole blocks of zeros)."""
     data = bytearray(dice.randbytes(length))
     if dice.random() < 0.3:
         for _ in range(dice.randrange(1, 6)):
@@ -18,7 +18,7 @@ def random_content(dice, length):
 
 
 def random_length(dice, longest):
-    """Mostly of the lengths that are adopted, often a little beside a block's border."""
+    """Returns a length that is mostly long enough for adoption, and often close to a block's border."""
     length = dice.choice((dice.randrange(2 * SMALLEST), *(dice.randrange(SMALLEST, longest) for _ in range(4))))
     if dice.random() < 0.4:
         length = length // BLOCK * BLOCK + dice.choice((0, 0, 1, 511, BLOCK - 1))
@@ -26,7 +26,7 @@ def random_length(dice, longest):
 
 
 def unlike(dice, data, at, end):
-    """The data, other from `at` to `end` in each byte."""
+    """Returns the data with each byte from `at` to `end` changed."""
     mask = dice.randrange(1, 256)
     return data[:at] + data[at:end].translate(bytes(byte ^ mask for byte in range(256))) + data[end:]
 
@@ -35,7 +35,7 @@ DIFFERENCES = ("none", "none", "few", "many", "tail", "shorter", "longer", "all"
 
 
 def altered(dice, data, difference):
-    """What is written where the guess holds `data`."""
+    """Returns what is written where the predicted source has `data`."""
     length = len(data)
     if difference == "all":
         return dice.randbytes(length)
@@ -54,7 +54,7 @@ def altered(dice, data, difference):
 
 
 def pieces(dice, data):
-    """The data in the pieces that one copier writes: all of a length, or of any."""
+    """Splits the data into the pieces that a copier writes: all of one length, or of any length."""
     usual = dice.choice((4 * KIB, 16 * KIB, 64 * KIB, 64 * KIB, 256 * KIB, MIB, 100_001, None))
     at = 0
     while at < len(data):

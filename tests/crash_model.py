@@ -1,9 +1,9 @@
-"""What must be there after a crash, by the logs of crash_workers.py.
+"""What must be there after a crash, according to the logs of crash_workers.py.
 
-Two kinds of crash. After kill -9 all that a call returned for is there. After a power cut: a file as its last fsync
-left it, under its name of then, but for what was written later, which is there or not, sector by sector; names as after
-some prefix of the operations; and every save that returned. An operation that had not returned has
-happened, or not, or (a write) in parts. A save is there whole or not at all.
+There are two kinds of crash. After kill -9, the effect of every call that returned is there. After a power cut, a file
+is there under its last synced name, with the content of its last fsync; of later writes each sector may be there or
+not. The names are those after some prefix of the operations, and every save that returned is there. An operation that
+had not returned has happened or not, or (a write) in parts. A save is there completely or not at all.
 """
 
 import errno
@@ -17,14 +17,15 @@ from mounting import Failure
 from training import names_below
 
 SECTOR = 512
-noise = functools.lru_cache(maxsize=1000)(checking.noise)  # many points of one recording are judged by the same bytes
+# many points of one recording are compared with the same bytes
+noise = functools.lru_cache(maxsize=1000)(checking.noise)
 
 
 class Log:
-    """One worker's log, read as it grows, or taken line by line.
+    """The log of one worker, read as it grows, or taken line by line.
 
-    operations: in order, each with "t", when it began, and "done", when it returned, else None.
-    error: the line that the worker ended with, else None.
+    operations: in order, each with "t", when it began, and "done", when it returned, else None. error: the line that
+    the worker ended with, else None.
     """
 
     def __init__(self, path=None):
@@ -54,16 +55,17 @@ class Log:
             self.error = record
 
     def not_returned_after(self, moment):
-        """Counts what returned after the moment as not returned: a power cut leaves nobody who heard of it.
+        """Counts operations that returned after the moment as not returned: after a power cut nobody knows their
+        results.
 
-        (XFS may let an fsync succeed that is under way while it is shut down.)
+        (XFS may let an fsync succeed that runs while XFS is shut down.)
         """
         for operation in self.operations:
             if operation["done"] is not None and operation["done"] > moment:
                 operation["done"] = None
 
     def in_flight(self, moment):
-        """What had begun and not returned at that moment, else None."""
+        """Returns the operation that had begun and not returned at that moment, or None."""
         for operation in reversed(self.operations):
             if operation["t"] <= moment:
                 return operation["op"] if operation["done"] is None or operation["done"] > moment else None
@@ -71,13 +73,13 @@ class Log:
 
 
 class Content:
-    """One file: what is certain, and what may be there instead, place by place."""
+    """One file: what is certain, and what may be there instead, sector by sector."""
 
     def __init__(self):
         self.certain = b""
         self.later = []  # contents after each operation since then
-        self.synced = False  # ever
-        self.named = 0  # number of the last change of its name
+        self.synced = False  # whether it was ever synced
+        self.named = 0  # the number of the last change of its name
 
     def now(self):
         return self.later[-1] if self.later else self.certain
@@ -112,8 +114,8 @@ class Files:
     def __init__(self, operations, power):
         self.power = power
         self.names = {}  # name -> Content, as of the last operation
-        self.possible = [{}]  # states of the names, from the last certain one on
-        self.first = 0  # number of the first of these: how many changes of names it is the result of
+        self.possible = [{}]  # possible states of the names, from the last certain one on
+        self.first = 0  # how many changes of names led to the first of these states
         for operation in operations:
             self.apply(operation, operation["done"] is not None)
 

@@ -1,10 +1,10 @@
-"""What runs while the daemon is killed or the power cut: a scribe (ordinary files), a trainer (swap files, saves).
+"""Programs that run while the daemon is killed or the power cut: a scribe (plain files), a trainer (saves).
 
     crash_workers.py scribe|trainer ROOT LOG SEED [plain]
 
-Each operation is a line in LOG before it begins and one when it has returned, so that crash_model.py can tell what must
-be there afterwards. The log lies outside of the mount. A worker ends at its first error, which is its log's last line.
-`plain`: ROOT is plain XFS, and a save is a reflink copy put in place whole by a rename.
+Each operation is logged in LOG before it begins and after it has returned, so that crash_model.py knows what must be
+there afterwards. The log is outside of the mount. A worker ends at its first error, which is the last line of its log.
+With `plain`, ROOT is plain XFS, and a save is a reflink copy that a rename makes visible as a whole.
 """
 
 import json
@@ -24,7 +24,7 @@ LONGEST = 600 * KIB
 
 
 class Journal:
-    """The log of one worker; where several write to one file, each line has the worker's name as `who`."""
+    """The log of one worker. If several workers write to one file, each line has the worker's name as `who`."""
 
     def __init__(self, path, who=""):
         self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -62,7 +62,8 @@ class Scribe:
             getattr(self, kind)(self.dice.choice(sorted(self.sizes)))
 
     def descriptor(self, name):
-        """The file open for writing, often kept open: such writes go on when the daemon is gone."""
+        """Returns a descriptor of the file, open for writing and often kept open: such writes continue when the
+        daemon is dead."""
         if name in self.held:
             return self.held[name]
         if len(self.held) > 5:
@@ -133,7 +134,7 @@ class Scribe:
         del self.sizes[name]
 
     def replace(self):
-        """A new file, synced, then renamed over an old one, and the folder synced: how careful programs save."""
+        """Writes and syncs a new file, renames it over an old one, and syncs the folder, as careful programs save."""
         name = self.create()
         self.fsync(name)
         others = sorted(set(self.sizes) - {name})
@@ -143,7 +144,7 @@ class Scribe:
 
 
 class Trainer:
-    """Trains: rewrites some swap files by libaio, saves; now and then seals a step, or removes an old one."""
+    """Trains: rewrites some swap files by libaio and saves. Now and then it seals a step, or removes an old one."""
 
     def __init__(self, root, journal, seed, plain):
         self.root = pathlib.Path(root)

@@ -1,4 +1,4 @@
-"""Rounds of crashes: workers start, something cuts them off at a chosen moment, and what is left is judged."""
+"""Rounds of crashes: workers start, a crash interrupts them at a chosen moment, and the result is checked."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ WORKERS = pathlib.Path(__file__).resolve().parent / "crash_workers.py"
 
 
 class Workers:
-    """A scribe and a trainer on one mount (or, plain, on one folder)."""
+    """A scribe and a trainer on one mount (or, plain, in one folder)."""
 
     def __init__(self, root, logs, seed, plain=False):
         self.root = pathlib.Path(root)
@@ -34,7 +34,8 @@ class Workers:
             )
 
     def wait_for(self, what, condition, seconds=60):
-        """Until condition(scribe's operations, trainer's operations) holds; a worker that ends before is a Failure."""
+        """Waits until condition(scribe's operations, trainer's operations) holds. Fails if a worker ends before
+        that."""
         end = time.monotonic() + seconds
         while True:
             if condition(*(log.update().operations for log in self.logs.values())):
@@ -51,7 +52,8 @@ class Workers:
         return f"{log.error} {log.path.with_suffix('.err').read_text()[-2000:]}"
 
     def wait_for_moment(self, dice):
-        """Something is done and saved; then, by dice, until a save, a removal or any operation is under way."""
+        """Waits for two saves. Then, at random, waits until a save, a removal, a swap-file write or any operation is
+        running."""
         self.wait_for(
             "two saves", lambda _, trainer: sum(1 for one in trainer if one["op"] == "save" and one["done"]) >= 2
         )
@@ -70,7 +72,7 @@ class Workers:
         time.sleep(dice.random() * dice.choice((0.0, 0.001, 0.005, 0.03)))
 
     def end(self):
-        """Waits for the workers, which end at their first error; one that does not is killed."""
+        """Waits for the workers, which end at their first error. Kills a worker that does not end."""
         for process in self.processes.values():
             try:
                 process.wait(5)
@@ -88,7 +90,7 @@ class Workers:
         self.end()
 
     def judge(self, power_cut_at=None, plain=False):
-        """Compares what is there with what the logs say, after a kill -9 or a power cut."""
+        """Compares what is there with what the logs require, after a kill -9 or a power cut."""
         power = power_cut_at is not None
         scribe, trainer = (log.update().operations for log in self.logs.values())
         for log in self.logs.values() if power else ():
@@ -104,7 +106,7 @@ class Workers:
 
 
 class Counts:
-    """How many rounds had what in flight."""
+    """Counts how many rounds interrupted which operations."""
 
     def __init__(self):
         self.rounds = self.writing = self.saving = self.any = 0
@@ -132,7 +134,7 @@ WITNESS = "witness"
 
 
 def make_witness(mount):
-    """A sealed step that all later rounds must leave as it is; what it holds."""
+    """Makes a sealed step that all later rounds must not change. Returns its content."""
     wanted = step_of(write_state(mount.path, 7, ranks=1))
     mount.save(WITNESS)
     mount.seal(f"steps/{WITNESS}")
@@ -146,7 +148,7 @@ def check_witness(mount, wanted):
 
 
 def clear(root):
-    """Removes what a round's workers made."""
+    """Removes what the workers of a round made."""
     for folder in [root / "work", root / "zero_stage_3", *(root / "steps").iterdir()]:
         if folder.exists() and folder.name != WITNESS:
             shutil.rmtree(folder)

@@ -1,4 +1,4 @@
-"""The disk of tests/helpers/faulty_disk.c under a loop device, and the log that it writes."""
+"""The disk of tests/helpers/faulty_disk.c below a loop device, and the log that it writes."""
 
 import bisect
 import contextlib
@@ -17,7 +17,7 @@ _HEADER = struct.Struct("=QQQ")
 
 
 class Disk:
-    """The helper's process and its loop device. `replay`: the log is there, and the disk goes where go_to() says."""
+    """The helper's process and its loop device. With `replay`, the log exists, and go_to() sets the disk's state."""
 
     def __init__(self, work, name, log, mib=1024, replay=False):
         self.folder = work / f"{name}.fuse"
@@ -58,7 +58,7 @@ class Disk:
         os.write(self.control, line.encode())
 
     def fault(self, what, where, **keys):
-        """The next request that matches fails; the keys are those of the helper, `from_` is from."""
+        """Makes the next matching request fail. The keys are those of the helper; `from_` stands for from."""
         self.command(" ".join(["fault", what, where, *(f"{key.rstrip('_')}={value}" for key, value in keys.items())]))
 
     def heal(self):
@@ -68,7 +68,8 @@ class Disk:
         return json.loads(os.pread(self.control, 4096, 0))
 
     def wait_until_free(self):
-        """A mount goes on in every mount namespace that was made meanwhile, until that ends."""
+        """Waits for other mount namespaces: a mount is copied into each one made meanwhile, and stays there until it
+        ends."""
 
         def is_free():
             with contextlib.suppress(OSError):
@@ -79,16 +80,17 @@ class Disk:
         wait_until(f"nobody has {self.device}", is_free, 60)
 
     def go_to(self, record, taken=()):
-        """Replay: what is before the record is on the disk, and of later ones those `taken`: (record, from, to)."""
+        """Replays: sets the disk to its state before the record, and applies those `taken` of later ones: (record,
+        from, to)."""
         self.wait_until_free()
         self.command(f"at {record}")
         for number, begin, end in taken:
             self.command(f"take {number} {begin} {end}")
 
     def group_of(self, folder):
-        """(from, to): the allocation group of XFS that a folder lies in, and mostly all that is in the folder."""
+        """Returns (from, to) of XFS's allocation group with the folder, which also has most of the folder's content."""
         size = (os.stat(self.folder / "disk").st_size) // _GROUPS
-        bits = (size // BLOCK - 1).bit_length() + 3  # of an inode's number, below that of the group: 8 inodes a block
+        bits = (size // BLOCK - 1).bit_length() + 3  # of an inode's number, below the group's: 8 inodes a block
         group = os.stat(folder).st_ino >> bits
         return group * size, (group + 1) * size
 
@@ -99,7 +101,7 @@ class Disk:
 
     @contextlib.contextmanager
     def mounted(self, point):
-        """The XFS on it, mounted at `point`."""
+        """Mounts its XFS at `point` within the scope."""
         self.mount(point)
         try:
             yield point
@@ -112,7 +114,7 @@ class Disk:
 
 
 class DiskLog:
-    """What stands in a log: what its records are and where, and the text of its marks."""
+    """The content of a log: kinds, places and lengths of its records, and the text of its marks."""
 
     def __init__(self, path):
         self.kinds, self.offsets, self.lengths, self.marks = [], [], [], []  # marks: (record, text)
@@ -135,10 +137,10 @@ class DiskLog:
         return [text for _, text in self.marks[: bisect.bisect_left(self.marks, (record, ""))]]
 
     def windows(self, begin=0):
-        """(flush, end): what lies between a flush and the next one, or the end; only where something is written."""
+        """Returns (flush, end) for each flush and the next one, or the end, if there is a write in between."""
         flushes = [number for number in range(begin, len(self)) if self.kinds[number] == FLUSH] + [len(self)]
         return [(one, two) for one, two in zip(flushes, flushes[1:]) if self.changes(one, two)]
 
     def changes(self, begin, end):
-        """The records from `begin` to `end` that change the disk."""
+        """Returns the records from `begin` to `end` that change the disk."""
         return [number for number in range(begin, end) if self.kinds[number] not in (FLUSH, MARK)]

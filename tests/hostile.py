@@ -1,12 +1,12 @@
-"""A hostile user of the mount: knows every door (control socket, xattrs, views, names, descriptors, copies, HTTP) and
-each promise that docs/security.md makes, and tries all of them beside a victim.
+"""A hostile user of the mount. The attacker knows every interface (control socket, xattrs, views, names,
+descriptors, copies, HTTP) and each promise in docs/security.md, and attacks all of them beside a victim.
 
-    make_ground(root)       what the two of them have (made by root)
-    ATTEMPTS                each a function of an Attacker; raises Harm where it got what it must not get
-    play(...)               all of them at random
+    make_ground(root)       makes the files of both users (as root)
+    ATTEMPTS                functions of an Attacker; each raises Harm if it gets what it must not get
+    play(...)               runs all of them at random
 
-An attempt runs in a process of the attacker's own, whose working directory is the mount. Refusals are what it expects:
-whatever errno they have, they are no failure.
+An attempt runs in a process of the attacker's own, whose working directory is the mount. It expects to be refused, with
+whatever errno; a refusal is no failure.
 """
 
 import array
@@ -37,14 +37,14 @@ SWAP_SIZE = MIB
 
 
 class Harm(AssertionError):
-    """The attacker got through."""
+    """The attacker has succeeded."""
 
 
 def secret_bytes(seed, size=SWAP_SIZE):
     return (SECRET + noise(4000, seed)).ljust(4096, b".") * (size // 4096)
 
 
-# --- what is there
+# --- the files of both users
 
 
 def make_folder(path, uid, mode):
@@ -61,7 +61,7 @@ def make_file(path, data, uid, mode):
 
 
 def make_state(folder, uid, modes, seed):
-    """A swap folder: (mode of folders, mode of files)."""
+    """Makes a swap folder. modes: (mode of folders, mode of files)."""
     ranks = folder / TENSORS
     for path in (folder / "zero_stage_3", ranks.parent, ranks):
         make_folder(path, uid, modes[0])
@@ -79,18 +79,19 @@ def safetensors(names, length=16):
 
 
 def make_ground(root):
-    """By root: the attacker's folder; of the victim what all may read, what nobody may, and what all may write to."""
+    """As root, makes the attacker's folder, and the victim's: one that all may read, one that is private, one that
+    all may use."""
     make_folder(root / "attacker", ATTACKER, 0o755)
     victim = make_folder(root / "victim", VICTIM, 0o755)
     make_state(make_folder(victim / "open", VICTIM, 0o755), VICTIM, (0o755, 0o644), 10)
     private = make_folder(victim / f"{NAME}_run", VICTIM, 0o700)
-    make_state(private, VICTIM, (0o755, 0o644), 20)  # nothing but the folder above keeps others out
+    make_state(private, VICTIM, (0o755, 0o644), 20)  # only the folder above keeps others out
     steps = make_folder(private / f"{NAME}_steps", VICTIM, 0o755)
     step = make_folder(steps / f"checkpoint-5-{NAME}", VICTIM, 0o755)
     make_file(step / "trainer_state.json", b'{"global_step": 5}', VICTIM, 0o644)
     make_file(step / "config.json", b"{}", VICTIM, 0o644)
     make_file(step / "model.safetensors", safetensors([f"{NAME}.weight"]), VICTIM, 0o644)
-    shared = make_folder(root / "shared", VICTIM, 0o1777)  # a series that all may save into
+    shared = make_folder(root / "shared", VICTIM, 0o1777)  # a series that everybody may save into
     old = make_folder(shared / "global_step1", VICTIM, 0o755)
     make_file(old / "notes.txt", b"the victim's", VICTIM, 0o644)
     common = make_folder(shared / "global_step4", VICTIM, 0o777)
@@ -107,12 +108,12 @@ def make_ground(root):
 
 
 class Attacker:
-    """In the attacker's own process; the mount is the working directory."""
+    """Runs in the attacker's own process; the working directory is the mount."""
 
     def __init__(self, socket_path, dice=None, alone=True):
         self.socket_path = socket_path
         self.dice = dice or random.Random(0)
-        self.alone = alone  # nobody else works on the mount: counters can be compared
+        self.alone = alone  # nobody else uses the mount, so counters can be compared
 
     def connect(self):
         connection = socket.socket(socket.AF_UNIX)
@@ -121,9 +122,10 @@ class Attacker:
         return connection
 
     def ask(self, command, **arguments):
-        """The reply, and the descriptors that came with it. A private name in it is harm."""
+        """Returns the reply and the descriptors that came with it. A private name in the reply is harm."""
         with self.connect() as connection:
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # a refusal comes before the request is read
+            # a refusal comes before the request is read
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 connection.sendall(json.dumps({"command": command, "arguments": arguments}).encode() + b"\n")
             text, descriptors = b"", array.array("i")
             while not text.endswith(b"\n"):
@@ -134,7 +136,7 @@ class Attacker:
                 for _, _, given in ancillary:
                     descriptors.frombytes(given[: len(given) // 4 * 4])
         answer = json.loads(text)
-        if answer.get("errno") == errno.EUSERS:  # the attacker's other processes hold all that one user gets
+        if answer.get("errno") == errno.EUSERS:  # the attacker's other processes use all that one user gets
             time.sleep(0.01)
             return self.ask(command, **arguments)
         given = json.dumps(arguments)
@@ -143,21 +145,21 @@ class Attacker:
         return answer, list(descriptors)
 
     def told(self, command, **arguments):
-        """What a command answers that everybody may give."""
+        """Returns the result of a command that everybody may use."""
         answer, _ = self.ask(command, **arguments)
         if not answer["ok"]:
             raise Harm(f"{command} {arguments} is refused: {answer}")
         return answer["result"]
 
     def fresh(self, name):
-        """A folder of the attacker's own, empty."""
+        """Makes an empty folder of the attacker's own."""
         folder = f"attacker/{name}-{os.getpid()}"
         shutil.rmtree(folder, ignore_errors=True)
         os.mkdir(folder)
         return folder
 
     def look_for_secrets(self, folder):
-        """Private names, but those that the tree itself shows to the attacker at the same place."""
+        """Looks for private names, except those that the tree itself shows to the attacker at the same place."""
         for where, folders, files in os.walk(folder):
             shown = set()
             with contextlib.suppress(OSError):
@@ -178,7 +180,7 @@ class Attacker:
 
 
 ATTEMPTS = []
-DATA_ATTEMPTS = []  # those that the open mode makes a difference to
+DATA_ATTEMPTS = []  # attempts for which the open mode matters
 
 
 def attempt(function):
@@ -203,7 +205,7 @@ def saves_what_it_may_not_read(me):
             with contextlib.suppress(OSError):
                 os.setxattr(series, "user.ckptfs.source", source.encode())
         answer, _ = me.ask("save", series=f"/{series}", tag="global_step1")
-        if answer["ok"] and me.alone:  # else another process of the attacker's may have a swap folder of its own there
+        if answer["ok"] and me.alone:  # else another process of the attacker may have a swap folder there
             raise Harm(f"a save of {source}: {answer}")
         with contextlib.suppress(OSError):
             os.setxattr(series, "user.ckptfs.save", b"global_step2")
@@ -218,7 +220,7 @@ def saves_what_it_may_not_read(me):
 
 @data_attempt
 def makes_the_victim_owe(me):
-    """Blocks that are shared with a live swap file have to be allocated anew by its owner."""
+    """Copies the victim's live swap files. The victim would have to pay for new blocks to overwrite shared ones."""
     before = me.owed()
     folder = me.fresh("copies")
     for name in SWAP_FILES:
@@ -236,7 +238,7 @@ def makes_the_victim_owe(me):
 
 
 def clone(me, descriptor, folder):
-    """FICLONE of a descriptor that was handed out, past the daemon."""
+    """Clones a descriptor that the daemon handed out (FICLONE), without the daemon."""
     target = f"{folder}/clone{descriptor}"
     with open(target, "wb") as opened:
         _, writable = me.ask("blobs", paths=[f"/{target}"], write=True)
@@ -276,12 +278,12 @@ def commits_into_a_step_of_the_victims(me):
     shutil.rmtree(folder[1:])
 
 
-# --- looking
+# --- reading
 
 
 @attempt
 def asks_for_what_is_private(me):
-    """Each command, on each private path and on what lies above it."""
+    """Uses each command on each private path and on the folders above it."""
     step = f"{PRIVATE}/{NAME}_steps/checkpoint-5-{NAME}"
     for path in (PRIVATE, f"{PRIVATE}/{NAME}_steps", step, f"{step}/model.safetensors", "/shared/global_step2/weights.bin"):
         for command in ("ls", "du", "show", "verify", "policy", "rm"):
@@ -367,15 +369,16 @@ def lists_what_only_root_may_see(me):
         raise Harm(f"listed: {names}")
 
 
-# --- guesses about what others hold
+# --- guessing what others have
 
 
 @attempt
 def asks_whether_a_private_file_holds_this(me):
-    """A step beside the victim's with a guess of its weights: neither xattr nor blocks may tell that it is right."""
+    """Makes a step beside the victim's with a guess of its weights. Neither xattrs nor blocks may tell that it is
+    right."""
     mine = f"shared/global_step3-{os.getpid()}"
     os.mkdir(mine)
-    # One attacker at a time: what two of one user guess may be shared between them.
+    # Only one attacker at a time may guess: equal guesses of one user may be shared with each other.
     with opened("attacker", os.O_RDONLY) as turn, contextlib.ExitStack() as last:
         fcntl.flock(turn, fcntl.LOCK_EX)
         last.callback(shutil.rmtree, mine)
@@ -394,7 +397,7 @@ def asks_whether_a_private_file_holds_this(me):
             raise Harm("status says that the step is identical to a private one")
 
 
-# --- names and words
+# --- names and messages
 
 
 @attempt
@@ -425,12 +428,12 @@ def keeps_privileges_through_a_write(me):
         os.unlink(path)
 
 
-# --- standing in the way
+# --- obstruction
 
 
 @attempt
 def holds_every_connection(me):
-    """Another user's requests are answered beside as many connections as one user gets."""
+    """Holds as many connections as one user gets. Another user's requests must still be answered."""
     held = []
     try:
         with contextlib.suppress(OSError):
@@ -464,7 +467,7 @@ def freezes_what_it_keeps_open(me):
 
 
 def connect_to(host, port):
-    connection = socket.socket()  # create_connection() loads modules that the attacker may be unable to read
+    connection = socket.socket()  # create_connection() would load modules that the attacker may be unable to read
     connection.settimeout(60)
     connection.connect((host, int(port)))
     return connection
@@ -472,7 +475,7 @@ def connect_to(host, port):
 
 @attempt
 def asks_the_page(me):
-    """Without the token, with a wrong one, past the pages, and in pieces that never end."""
+    """Requests pages without the token, with a wrong one, with bad paths, and in pieces that never end."""
     address = me.told("status")["http"]
     if not address:
         return
@@ -499,7 +502,7 @@ def torch_file(path, content):
 
 
 def make_endless_step(folder, links):
-    """Each file of it is one that a reader takes, and as large as it can be; all but two are hard links."""
+    """Makes a step of files that readers read, each as large as possible; all but two are hard links."""
     os.makedirs(folder)
     torch_file(f"{folder}/zero_pp_rank_0_mp_rank_00_model_states.pt", {"param_shapes": [{}], "dp_world_size": links})
     states = {"optimizer_state_dict": {"zero_stage": 3, "more": [None] * 1_900_000, "text": "x" * (29 * MIB)}}
@@ -509,7 +512,7 @@ def make_endless_step(folder, links):
         os.link(first, f"{folder}/zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
 
 
-# --- what the daemon holds for who has it open
+# --- the daemon's memory for open files
 
 
 def opened_once_all_is_closed(path):
@@ -575,7 +578,7 @@ def holds_versions_of_a_view():
 
 
 def play(socket_path, seconds, seed):
-    """Attempts at random for a while, in this process; how many."""
+    """Runs attempts at random for a while, in this process. Returns how many."""
     me = Attacker(socket_path, random.Random(seed), alone=False)
     end, count = time.monotonic() + seconds, 0
     while time.monotonic() < end:

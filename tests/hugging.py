@@ -1,11 +1,12 @@
-"""safetensors files without the library of that name: tests on a bare machine need them, too."""
+"""Writes safetensors files without the library of that name, because tests on a bare machine need them, too."""
 
 import json
 import struct
 
 
 def safetensors(tensors, begin=0, alignment=8):
-    """A file of these tensors; name -> (dtype, shape, bytes). They begin so many bytes after a multiple of that."""
+    """Returns a file of these tensors: name -> (dtype, shape, bytes). They begin `begin` bytes after a multiple of
+    `alignment`."""
     header, data = {"__metadata__": {"format": "pt"}}, b""
     for name, (dtype, shape, content) in tensors.items():
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(content)]}

@@ -1,4 +1,4 @@
-"""Scratch folders for tests, and the ending of what a test left: processes, mounts, loop devices."""
+"""Makes scratch folders for tests, and ends what a test left behind: processes, mounts, loop devices."""
 
 import contextlib
 import hashlib
@@ -12,7 +12,7 @@ import time
 
 
 def end_session(process, grace):
-    """Ends all that is left in the session that `process` leads: SIGTERM, then SIGKILL after `grace` seconds."""
+    """Ends the processes that are left in the session of `process`: SIGTERM, then SIGKILL after `grace` seconds."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)
@@ -25,7 +25,7 @@ def end_session(process, grace):
 
 
 def mounts_below(folder):
-    """(device number, mount point, type) of the mounts below a folder, innermost last."""
+    """Returns (device number, mount point, type) of the mounts below a folder, innermost last."""
     found = []
     for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines():
         before, after = line.split(" - ", 1)
@@ -37,7 +37,7 @@ def mounts_below(folder):
 
 
 def loops_below(folder):
-    """Loop devices whose file lies below a folder."""
+    """Returns the loop devices whose file is below a folder."""
     found = []
     for backing in pathlib.Path("/sys/block").glob("loop*/loop/backing_file"):
         with contextlib.suppress(OSError):
@@ -47,7 +47,7 @@ def loops_below(folder):
 
 
 def clean(folder):
-    """Unmounts and detaches what is left below a folder; returns what that was."""
+    """Unmounts and detaches what is left below a folder. Returns a list of what that was."""
     complaints = []
     for device, point, kind in reversed(mounts_below(folder)):
         complaints.append(f"mount of {kind} at {point}")
@@ -64,24 +64,25 @@ def clean(folder):
 
 
 def others_reach(folder):
-    """May every user of the machine look into the folder? Not below root's home, for example."""
+    """Returns whether every user of the machine may enter the folder. Not so below root's home, for example."""
     return all(above.stat().st_mode & 0o001 for above in (folder, *folder.parents))
 
 
 @contextlib.contextmanager
 def reachable(folder):
-    """The folder, made if it is missing, by a path that all users can go: tests become other users."""
+    """Makes the folder if it is missing. Yields a path to it that all users may use, because tests become other
+    users."""
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)
     if os.geteuid() != 0 or others_reach(folder):
         yield folder
         return
     point = pathlib.Path("/tmp") / f"ckptfs-test-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]}"
-    subprocess.run(["umount", "-l", point], capture_output=True, check=False)  # of a run that was killed
+    subprocess.run(["umount", "-l", point], capture_output=True, check=False)  # a mount of a run that was killed
     point.mkdir(mode=0o755, exist_ok=True)
     subprocess.run(["mount", "--bind", folder, point], check=True)
     try:
-        subprocess.run(["mount", "--make-private", point], check=True)  # else each mount in it is there twice
+        subprocess.run(["mount", "--make-private", point], check=True)  # else each mount in it would appear twice
         yield point
     finally:
         subprocess.run(["umount", "-l", point], check=False)
@@ -90,7 +91,7 @@ def reachable(folder):
 
 @contextlib.contextmanager
 def scratch_folder(parent, name):
-    """A fresh folder, and a list that tells at the end what was left mounted in it. Both are cleaned away."""
+    """Yields a fresh folder, and a list that at the end has what was left mounted in it. Both are cleaned away."""
     folder = parent / re.sub(r"[^\w.-]+", "_", name)
     clean(folder)
     shutil.rmtree(folder, ignore_errors=True)

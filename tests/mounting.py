@@ -1,12 +1,12 @@
-"""Images, stores and mounts for the system tests; whatever these make, they take down again.
+"""Images, stores and mounts for the system tests. They are removed at the end.
 
     with workspace("name") as work, xfs(work) as disk:
         with mounted(Store(disk / "store"), work / "mnt", mode="passthrough") as mount:
             ...
 
-A workspace is a folder of its own under CKPTFS_TMP (default /dev/shm). When it ends, in whatever way but SIGKILL, the
-daemons that serve from it are killed, all that is mounted below it is unmounted, loop devices over files in it are
-detached, and it is removed. What a killed test left behind, the next test with the same name takes away.
+A workspace is a folder of its own below CKPTFS_TMP (default /dev/shm). When it ends, by anything but SIGKILL, its
+daemons are killed, all mounts below it are unmounted, loop devices over files in it are detached, and it is removed. If
+a test was killed, the next test of the same name removes what it left.
 """
 
 import contextlib
@@ -36,11 +36,11 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 
 class Failure(AssertionError):
-    """What the test is about is not so."""
+    """An expectation of the test does not hold."""
 
 
 class Skip(Exception):
-    """The machine lacks what the test needs; the message says what."""
+    """The machine lacks something that the test needs; the message says what."""
 
 
 def by_level(quick, normal, long):
@@ -48,7 +48,8 @@ def by_level(quick, normal, long):
 
 
 def run(*command, check=True, timeout=120, **options):
-    """Runs a command with its output captured; a status other than 0 is a Failure that shows it, unless check=False."""
+    """Runs a command and captures its output. A status other than 0 is a Failure with the output, unless
+    check=False."""
     command = [str(word) for word in command]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, **options)
@@ -60,8 +61,8 @@ def run(*command, check=True, timeout=120, **options):
 
 
 def helper(name):
-    """The C program tests/helpers/NAME.c: the build's, or one compiled for this run where the build has none (not of
-    those that need libckptfs)."""
+    """Returns the C program tests/helpers/NAME.c: the build's, or else one that is compiled for this run (impossible
+    for those that need libckptfs)."""
     built = BUILD / "helpers" / name
     source = REPOSITORY / "tests" / "helpers" / f"{name}.c"
     if built.exists() and built.stat().st_mtime >= source.stat().st_mtime:
@@ -77,7 +78,7 @@ def helper(name):
 
 
 def wait_until(what, condition, seconds=10.0, pause=0.01):
-    """Polls until condition() is true; a Failure naming `what` after `seconds`."""
+    """Polls until condition() is true. Fails after `seconds` with `what` as the reason."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
@@ -93,18 +94,18 @@ def _temporary():
 
 
 def _mount_table():
-    """(mountpoint, line of the table) of all mounts."""
+    """Returns (mount point, line of the table) of all mounts."""
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
         return [(line.split(" ")[4].encode("utf-8", "surrogateescape").decode("unicode_escape"), line) for line in lines]
 
 
 def _mounts_below(folder):
-    """Mountpoints at or below the folder, the last mounted first."""
+    """Returns the mount points at or below the folder, the last mounted first."""
     return [point for point, _ in reversed(_mount_table()) if point == str(folder) or point.startswith(f"{folder}/")]
 
 
 def _daemons_of(folder):
-    """Processes of a ckptfs binary that name something in the folder."""
+    """Returns the processes of a ckptfs binary whose arguments name something in the folder."""
     for entry in pathlib.Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -115,20 +116,20 @@ def _daemons_of(folder):
 
 
 def _connections_below(folder):
-    """The numbers of the FUSE connections behind the ckptfs mounts below the folder."""
+    """Returns the numbers of the FUSE connections of the ckptfs mounts below the folder."""
     return [line.split(" ")[2].split(":")[1] for point, line in _mount_table()
             if " - fuse.ckptfs " in line and point.startswith(f"{folder}/")]
 
 
 def abort_connections(numbers):
-    """What waits for these connections' daemons fails; a daemon that was killed can end then."""
+    """Makes requests to these connections' daemons fail, so that a killed daemon can end."""
     if not numbers:
         return
     with tempfile.TemporaryDirectory(prefix=f"{PREFIX}fusectl-") as control:
         run("mount", "-t", "fusectl", "none", control)
         try:
             for number in numbers:
-                with contextlib.suppress(OSError):  # it has ended
+                with contextlib.suppress(OSError):  # the connection has ended
                     pathlib.Path(control, number, "abort").write_text("1", encoding="ascii")
         finally:
             run("umount", control)
@@ -139,7 +140,7 @@ def _take_down(folder):
     for pid in _daemons_of(folder):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    _detach_below(folder)  # each goes with its last mount, and lets go of the mount that its file lies on
+    _detach_below(folder)  # each is detached with its last mount, and then releases the mount that its file is on
     abort_connections(connections)
     for _ in range(50):
         points = _mounts_below(folder)
@@ -154,7 +155,7 @@ def _take_down(folder):
 
 
 def detach(image):
-    """Detaches every loop device over the file; they may go a moment after who mounted them last."""
+    """Detaches every loop device over the file. They may remain for a moment after their last unmount."""
 
     def devices():
         return [line.split(":")[0] for line in run("losetup", "-j", image, check=False).stdout.splitlines()]
@@ -172,7 +173,7 @@ def _detach_below(folder):
 
 
 def _sweep(name):
-    """Takes away what a killed test of this name left."""
+    """Removes what a killed test of this name left."""
     for folder in _temporary().glob(f"{PREFIX}{name}-*"):
         pid = folder.name.rsplit("-", 1)[1].split(".")[0]
         if not pid.isdigit() or not pathlib.Path(f"/proc/{pid}").exists():
@@ -180,10 +181,10 @@ def _sweep(name):
 
 
 def see_no_other_mounts():
-    """From now on this process, and what it starts, sees no mount of ckptfs but its own: a command that names none means
-    the only one, and the machine may have others."""
+    """Hides all other ckptfs mounts from this process and its children: a command without a path means the only
+    mount, and the machine may have others."""
     if os.geteuid() != 0:
-        return  # a workspace will say so
+        return  # a workspace will report it
     new_mount_namespace = 0x20000
     if ctypes.CDLL(None, use_errno=True).unshare(new_mount_namespace) != 0:
         raise Skip(f"needs a mount namespace: {os.strerror(ctypes.get_errno())}")
@@ -215,7 +216,7 @@ def workspace(name):
 
 @contextlib.contextmanager
 def xfs(work, size=4 * GIB, sector=512, name="disk"):
-    """A fresh XFS with reflink over a sparse image, mounted at work/name."""
+    """Mounts a fresh XFS with reflink, on a sparse image, at work/name."""
     image, point = work / f"{name}.xfs", work / name
     with open(image, "wb") as made:
         made.truncate(size)
@@ -234,12 +235,12 @@ def xfs(work, size=4 * GIB, sector=512, name="disk"):
 
 
 def is_mountpoint(path):
-    """os.path.ismount says no where the file system does not answer: a dead mount, an XFS that was shut down."""
+    """os.path.ismount returns False if the file system does not answer: a dead mount, or an XFS that was shut down."""
     return str(path) in _mounts_below(path)
 
 
 def unmount(point, seconds=10.0):
-    """umount, again while something of the kernel's still holds it; then lazily, with a word on stderr."""
+    """Unmounts. Retries while the kernel still uses the mount; then unmounts lazily and reports it on stderr."""
     end = time.monotonic() + seconds
     while is_mountpoint(point):
         last = run("umount", point, check=False)
@@ -251,7 +252,7 @@ def unmount(point, seconds=10.0):
 
 
 def power_cut(point):
-    """Shuts the XFS down as a power cut would: what is not in its log by now never gets there."""
+    """Shuts the XFS down like a power cut: what is not in its log by now is lost."""
     run("xfs_io", "-x", "-c", "shutdown", point)
 
 
@@ -276,15 +277,15 @@ class Store:
         return self.inner / "blobs"
 
     def filled_blobs(self):
-        """How many blobs hold something; spare ones, made ahead of the next save, are empty."""
+        """Returns the number of blobs with content. Spare blobs, made ahead of the next save, are empty."""
         filled = 0
         for entry in os.scandir(self.blobs):
-            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+            with contextlib.suppress(FileNotFoundError):  # it was removed meanwhile
                 filled += entry.stat().st_size > 0
         return filled
 
     def fsck(self, binary=None, check=True):
-        """`ckptfs fsck`; the store must not be mounted."""
+        """Runs `ckptfs fsck`. The store must not be mounted."""
         done = run(binary or CKPTFS, "fsck", self.folder, check=False)
         if check and done.returncode != 0:
             raise Failure(f"fsck of {self.folder}: status {done.returncode}: {done.stdout}{done.stderr}")
@@ -292,7 +293,7 @@ class Store:
 
 
 class Mount:
-    """A store mounted by a daemon of its own."""
+    """A store that is mounted by a daemon of its own."""
 
     def __init__(self, store, point, mode="passthrough", odirect="safe", binary=None, faults=None, options=(),
                  log_level="info"):
@@ -318,7 +319,7 @@ class Mount:
         return words + [str(self.store.folder), str(self.path)]
 
     def try_start(self):
-        """`ckptfs mount`: the finished process."""
+        """Runs `ckptfs mount`. Returns the finished process."""
         if not os.path.exists(self.binary):
             raise Failure(f"there is no {self.binary}: run scripts/build")
         with contextlib.suppress(FileExistsError, OSError):
@@ -345,7 +346,7 @@ class Mount:
         return json.loads(run(self.binary, "status", "--json", self.path).stdout)
 
     def stop(self, attempts=50):
-        """`ckptfs umount`, again for a while where something is busy; the daemon's end is waited for."""
+        """Runs `ckptfs umount`, repeatedly while something is busy. Waits for the daemon's end."""
         for attempt in range(attempts):
             done = run(self.binary, "umount", self.path, check=False)
             if done.returncode == 0:
@@ -356,7 +357,7 @@ class Mount:
         self.wait_for_end()
 
     def kill(self):
-        """kill -9 of the daemon."""
+        """Kills the daemon with SIGKILL."""
         os.kill(self.pid, signal.SIGKILL)
         self.wait_for_end()
 
@@ -367,7 +368,7 @@ class Mount:
         self.pid = None
 
     def connection(self):
-        """The number of its FUSE connection; to be asked before its daemon may hang."""
+        """Returns the number of its FUSE connection. Ask before its daemon may hang."""
         return str(os.minor(os.stat(self.path).st_dev))
 
     def alive(self):
@@ -377,7 +378,7 @@ class Mount:
         self.stop()
         return self.start()
 
-    # Saves, seals and the like: as a user without a library of ours does them.
+    # Saves, seals and the like, as a user without our library makes them.
 
     def control(self, path, name, value):
         os.setxattr(self.path / path, f"user.ckptfs.{name}", value.encode())
@@ -404,9 +405,9 @@ class Mount:
 
 
 class Plain:
-    """Plain XFS with the face of a Mount: it shows that a test and its model of what should happen are right.
+    """Plain XFS with the interface of a Mount. It shows that a test and its model of the expected results are right.
 
-    A save is a reflink copy made immutable (EPERM for writers, as in a step); sealing makes the folders immutable too.
+    A save is a reflink copy made immutable (EPERM for writers, as in a step). Sealing makes the folders immutable, too.
     """
 
     plain = True
@@ -448,7 +449,7 @@ class Plain:
                 continue
             if _written_by_us(file):
                 raise OSError(errno.EBUSY, "open for writing", str(file))
-            copy = file.with_name(f"{file.name}.copy")  # so that no mapping and no other name reaches it
+            copy = file.with_name(f"{file.name}.copy")  # so that no mapping and no other name reaches the file
             run("cp", "-p", "--reflink=always", file, copy)
             copy.rename(file)
         run("chattr", "-R", "+i", self.path / step)
@@ -469,7 +470,7 @@ class Plain:
 
 
 def _written_by_us(path):
-    """True while this process has the file open for writing."""
+    """Returns whether this process has the file open for writing."""
     now = os.stat(path)
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -491,7 +492,7 @@ def _alive(pid):
 
 @contextlib.contextmanager
 def mounted(store, point, **options):
-    """A started Mount, stopped at the end; where that fails or the body did, killed."""
+    """Yields a started Mount, and stops it at the end. Kills it if the stop or the body fails."""
     mount = Mount(store, point, **options)
     try:
         mount.start()
@@ -506,20 +507,20 @@ def mounted(store, point, **options):
 
 
 def abandon(mount):
-    """kill -9 and a lazy unmount, if there is still something."""
+    """Kills and lazily unmounts what is still there."""
     if mount.alive():
         mount.kill()
     if is_mountpoint(mount.path):
         run("umount", "-l", mount.path, check=False)
 
 
-# --- looking below
+# --- looking at the disk
 
 _FIEMAP = 0xC020660B
 
 
 def extents(path):
-    """FIEMAP: (number of extents, how many of them are shared)."""
+    """FIEMAP: returns (number of extents, how many of them are shared)."""
     with open(path, "rb") as file:
         os.fsync(file.fileno())
         room = 4096
@@ -536,7 +537,7 @@ def used_bytes(path):
 
 
 def device_stat(folder):
-    """The file in which the kernel counts what is written to the device under the folder."""
+    """Returns the file in which the kernel counts writes to the device below the folder."""
     number = os.stat(folder).st_dev
     stat = pathlib.Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/stat")
     if not stat.exists():
@@ -546,7 +547,7 @@ def device_stat(folder):
 
 
 def written_bytes(folder):
-    """What the kernel has written to the device under the folder since it was attached."""
+    """Returns how many bytes the kernel has written to the device below the folder since the device was attached."""
     return int(device_stat(folder).read_text().split()[6]) * 512
 
 
@@ -556,9 +557,9 @@ def free_bytes(path):
 
 
 def free_preallocated(point):
-    """XFS_IOC_FREE_EOFBLOCKS: XFS gives back what it allocated ahead of writers."""
+    """XFS_IOC_FREE_EOFBLOCKS: makes XFS free what it allocated ahead of writers."""
     folder = os.open(point, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.ioctl(folder, 0x8080583A, struct.pack("=LL", 1, 1) + bytes(120))  # version, wait for busy files
+        fcntl.ioctl(folder, 0x8080583A, struct.pack("=LL", 1, 1) + bytes(120))  # version; wait for busy files
     finally:
         os.close(folder)

@@ -1,8 +1,8 @@
-"""What everything in a mount costs on the disk, counted block by block from outside (tests/posix/test_accounting).
+"""Counts from outside, block by block, what everything in a mount uses on the disk (tests/posix/test_accounting).
 
-Which blob a file is, only the daemon knows. So every file begins with a mark of 16 bytes of its own, written anew with
-each change (`mark`), and its blob has a time of its own. A blob with the same mark as another is its clone, made by a
-save or a seal, and has another time than the file.
+Only the daemon knows which blob belongs to a file. So every file begins with a unique mark of 16 bytes, which each
+change rewrites (`mark`), and its blob has a unique mtime. A blob with the same mark as another one is its clone, made
+by a save or a seal, and has another mtime than the file.
 """
 
 import collections
@@ -24,7 +24,7 @@ _numbers = itertools.count(1)
 
 
 def mark(path):
-    """Writes the next mark at the file's start, and gives it a time of its own."""
+    """Writes the next mark at the file's start, and sets a unique mtime."""
     number = next(_numbers)
     file = os.open(path, os.O_WRONLY)
     try:
@@ -35,7 +35,7 @@ def mark(path):
 
 
 class Blob:
-    """One file in blobs/, as it lies on the disk."""
+    """One file in blobs/, as it is on the disk."""
 
     def __init__(self, path):
         file = os.open(path, os.O_RDONLY)
@@ -68,15 +68,16 @@ def _blocks(file):
 
 
 class Unsettled(Failure):
-    """Something is on its way still: a removed blob, a count of the file system's."""
+    """Something is still in progress: the removal of a blob, or a count of the file system."""
 
 
 class Recount:
-    """The tree and the blobs as of now. Nobody may change the tree meanwhile. Unsettled: the daemon was at work."""
+    """The tree and the blobs as of now. Nobody may change the tree meanwhile. Unsettled: the daemon was still
+    working."""
 
     def __init__(self, mount):
         self.root = mount.path
-        self.names = collections.defaultdict(set)  # inode -> its names from the root
+        self.names = collections.defaultdict(set)  # inode -> its paths from the root
         self.lengths = {}
         self.blobs = [blob for blob in self._read_blobs(mount.store.blobs) if blob.blocks]
         self._read_tree(mount)
@@ -120,7 +121,7 @@ class Recount:
                 mine[0].inodes.add(status.st_ino)
 
     def usage(self, lies_in):
-        """Of the names for which lies_in(name): as the daemon calls it."""
+        """Returns the usage of the names for which lies_in(name) holds, with the daemon's terms."""
         whole = {inode for inode, names in self.names.items() if all(map(lies_in, names))}
         partly = {inode for inode, names in self.names.items() if any(map(lies_in, names))}
         used = {block for blob in self.blobs if blob.inodes & partly for block, _ in blob.blocks}
@@ -136,7 +137,7 @@ class Recount:
 
 
 def usage_by_xattr(path):
-    """What the mount says of it; None where it has none to say."""
+    """Returns the usage that the mount reports, or None if it reports none."""
     try:
         return {
             which: int(os.getxattr(path, f"user.ckptfs.bytes.{which}")) for which in ("apparent", "exclusive", "shared")

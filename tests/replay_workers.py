@@ -1,9 +1,9 @@
-"""What runs on a mount while its disk is recorded, and what must be there at any moment of the record.
+"""Workers that run on a mount while its disk is recorded, and what must be there at any moment of the recording.
 
     replay_workers.py KIND ROOT MARK SEED ROUNDS
 
-Beside the scribe and the trainer of crash_workers.py: a copier (steps that Python copies), a rotator (a series with a
-rule), ranks (steps saved past the mount) and twins (files that are equal, so that their blocks get shared). Each line
+In addition to the scribe and the trainer of crash_workers.py there are: a copier (steps that Python copies), a rotator
+(a series with a rule), ranks (steps saved past the mount) and twins (equal files, whose blocks get shared). Each line
 of a worker's journal is a mark in the disk's log. A worker ends after its rounds, with status 1 at any error.
 """
 
@@ -27,7 +27,7 @@ KEPT = 2  # keep_last of the rotator's series
 
 
 def sync_all(folder):
-    """fsync of each file below the folder, of the folders, and of the one that names it."""
+    """fsyncs each file and folder below the folder, and the folder that has its name."""
     for where, _, names in os.walk(folder):
         for path in [where, *(os.path.join(where, name) for name in names)]:
             with opened(path, os.O_RDONLY) as file:
@@ -53,8 +53,8 @@ class Worker:
 
 
 class Copier(Worker):
-    """Makes steps of steps: by shutil.copytree; or with other bytes here and there, piece by piece; or as safetensors
-    does, under another name, of the full length first, and open for reading, too."""
+    """Makes steps of steps: by shutil.copytree; or with some changed bytes, piece by piece; or as safetensors does,
+    under another name, with the full length first, and open for reading, too."""
 
     NAMES = ("model.safetensors", "optimizer.pt", "rng_state.pth")
 
@@ -93,7 +93,8 @@ class Copier(Worker):
     def write(self, tag, files, source=None):
         (self.root / tag).mkdir()
         for name, parts in files.items():
-            reader = os.open(self.root / source / name, os.O_RDONLY) if source else None  # what a copy is guessed by
+            # the open reader from which a copy is predicted
+            reader = os.open(self.root / source / name, os.O_RDONLY) if source else None
             with opened(self.root / tag / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
                 for seed, length in parts:
                     write_all(file, noise(length, seed))
@@ -115,7 +116,7 @@ class Copier(Worker):
 
 
 class Copies:
-    """What the copier may leave. What was synced is there; of the rest each sector is what was written, or zeros."""
+    """What the copier may leave. Synced files are there. In others each sector has what was written, or zeros."""
 
     def __init__(self, operations, power):
         self.power = power
@@ -157,7 +158,7 @@ class Copies:
 
 
 class Rotator(Worker):
-    """A Trainer's steps in a series of which a rule keeps the newest; only the first ones are synced by the writer."""
+    """Writes a Trainer's steps into a series with a rule that keeps the newest. It syncs the first ones only."""
 
     def act(self):
         if self.made == 0:
@@ -185,7 +186,7 @@ def trainers_step(number, seed):
 
 
 class Rotated:
-    """Once KEPT steps were synced, so many whole ones are there, and none newer than the writer's."""
+    """Once KEPT steps were synced, as many complete ones are there, and none is newer than the writer's."""
 
     def __init__(self, operations, power):
         self.power = power
@@ -211,14 +212,14 @@ class Rotated:
             found = {name: read(f"{folder}/{name}") for name in os.listdir(folder)}
         except OSError:
             found = {}
-        if number in self.synced and found:  # removed by and by, perhaps, but never changed
+        if number in self.synced and found:  # it may be removed in pieces, but is never changed
             for name, data in found.items():
                 same_bytes(data, wanted.get(name), f"{folder}/{name}")
         return found == wanted
 
 
 class Ranks(Worker):
-    """Saves steps past the mount, by step_save.c; marks what it says that it has reached."""
+    """Saves steps past the mount, by step_save.c. Marks each state that the program reports."""
 
     BYTES = 60_001
 
@@ -237,7 +238,8 @@ class Ranks(Worker):
 
 
 class Saved:
-    """A committed step is whole and sealed; of a durable one the files are, under whatever name; others may be absent."""
+    """A committed step is complete and sealed. A durable one's files are there under some name. Others may be
+    absent."""
 
     def __init__(self, operations, _power):
         self.commits = [one for one in operations if one["op"] == "commit"]
@@ -264,7 +266,8 @@ class Saved:
 
 
 class Twins(Scribe):
-    """Equal files, synced, so that the caretaker shares their blocks; now and then one of two is written to."""
+    """Makes equal files and syncs them, so that the caretaker shares their blocks. Now and then it writes to one of
+    two."""
 
     def __init__(self, root, journal, seed):
         super().__init__(root, journal, seed)
@@ -280,7 +283,7 @@ class Twins(Scribe):
             name = self.dice.choice(sorted(self.sizes))
             self.pwrite(name)
             self.fsync(name)
-        for name in list(self.held):  # what is open for writing is not shared
+        for name in list(self.held):  # a file that is open for writing is not shared
             os.close(self.held.pop(name))
 
     def make(self, seed, length):
@@ -307,7 +310,7 @@ class RecordedScribe(Scribe):
         self.root.mkdir(exist_ok=True)
 
 
-# name: the worker, its folder, what judges it.
+# name: (the worker, its folder, the class that checks its results)
 KINDS = {
     "scribe": (RecordedScribe, "work", Files),
     "trainer": (RecordedTrainer, "", Steps),
@@ -325,7 +328,7 @@ def judge(root, lines):
         record = json.loads(line)
         logs.setdefault(record["who"], Log()).take(record)
     mount = logs.pop("mount").operations[0]
-    power = mount["done"] is None  # an unmount that returned leaves nothing behind that is not on the disk
+    power = mount["done"] is None  # after an unmount that returned, everything is on the disk
     problems = []
     for who, log in logs.items():
         _, folder, model = KINDS[who]

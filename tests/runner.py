@@ -1,4 +1,4 @@
-"""Runs the tests of ckptfs, one line for each; scripts/test calls it. No dependencies beyond Python 3."""
+"""Runs the tests of ckptfs, one line for each. scripts/test calls it. It needs Python 3 only."""
 
 import argparse
 import concurrent.futures
@@ -22,7 +22,7 @@ SCRATCH = BUILD / "tmp"
 LAYERS = ("io", "meta", "gpu", "fs")
 SCRIPT_GROUPS = ("fuzz", "cli", "gpu", "posix", "packaging", "crash", "deepspeed", "bench")
 PREPARATIONS = {"deepspeed": ("build/venv", ROOT / "tests" / "deepspeed" / "venv.sh")}
-# A session is a scheduling group of its own where the kernel has autogroups, and `nice` counts only within it.
+# If the kernel has autogroups, a session is a scheduling group of its own, and `nice` counts only within it.
 BEHIND_ALL = '{ echo 19 >/proc/self/autogroup; } 2>/dev/null; exec nice -n 19 "$0"'
 DEFAULT_TIMEOUT = 120
 UNIT_TIMEOUT = 600
@@ -46,7 +46,7 @@ examples:
 
 
 class Report:
-    """Prints and counts outcomes; knows which skips are excused."""
+    """Prints and counts outcomes. Knows which skips are excused."""
 
     MARKS = {"ok": "32", "FAIL": "31", "skip": "33"}
 
@@ -58,7 +58,8 @@ class Report:
         self.color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
 
     def add(self, name, outcome, seconds, note="", log="", count=True):
-        """One line; for a failure also the end of its log. A skip that nothing excuses is a failure under --strict."""
+        """Prints one line; for a failure also the end of its log. With --strict, a skip without an excuse is a
+        failure."""
         if outcome == "skip" and self.strict and not self.excused(name, note):
             outcome, note = "FAIL", f"skipped, and --strict: {note}"
         mark = f"{outcome:<4}"
@@ -96,14 +97,14 @@ def log_path(name):
 
 
 def begin(command, log, env=None):
-    """Starts it in a session of its own, output to the log."""
+    """Starts the command in a session of its own, with its output in the log."""
     with open(log, "w") as out:
         return subprocess.Popen(command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
                                 start_new_session=True)
 
 
 def execute(command, log, timeout=None, env=None):
-    """Runs it to its end. Returns (exit code or None past the timeout, seconds)."""
+    """Runs the command to its end. Returns (exit code, or None after the timeout; seconds)."""
     start = time.monotonic()
     process = begin(command, log, env)
     try:
@@ -116,7 +117,8 @@ def execute(command, log, timeout=None, env=None):
 
 
 class Preparation:
-    """What a group's tests need and takes minutes: made with what the tests before them leave of the machine."""
+    """Something that a group of tests needs and that takes minutes to make. It is made at low priority beside other
+    tests."""
 
     def __init__(self, name, command):
         self.name = name
@@ -138,7 +140,7 @@ def read_log(log):
 
 
 class Runner:
-    """One run: which tests are wanted, what has been built for them, and the report."""
+    """One run: the wanted tests, what has been built for them, and the report."""
 
     def __init__(self, level, pattern, report):
         self.level = level
@@ -152,7 +154,7 @@ class Runner:
         return self.pattern is None or bool(self.pattern.search(name))
 
     def build(self, preset, *targets):
-        """Builds once for each preset and set of targets; a line for each. False if it failed."""
+        """Builds each preset and set of targets once, and prints a line. Returns False if it failed."""
         key = (preset, *targets)
         if key not in self.builds:
             name = "build/" + "-".join(key)
@@ -166,7 +168,7 @@ class Runner:
         return self.builds[key]
 
     def check(self, name, command, note=""):
-        """A test that is one command, passed if it exits 0."""
+        """Runs a test that is one command. It passes if the command exits 0."""
         log = log_path(name)
         code, seconds = execute(command, log)
         self.report.add(name, "ok" if code == 0 else "FAIL", seconds, note, read_log(log))
@@ -200,7 +202,7 @@ class Runner:
         self.report.add(name, "FAIL" if complaints else "ok", time.monotonic() - start, log="\n".join(complaints))
 
     def tidy(self):
-        """clang-tidy over each source, as many at a time as there are processors."""
+        """Runs clang-tidy on each source, as many at a time as there are processors."""
         if not self.build("clang"):
             return self.report.add("lint/tidy", "FAIL", 0, "the clang build failed")
         start = time.monotonic()
@@ -215,7 +217,7 @@ class Runner:
     # unit tests ------------------------------------------------------------------------------------------------------
 
     def unit(self, preset, prefix):
-        """The gtest executables of one preset; a line and a count for each of their cases."""
+        """Runs the gtest executables of one preset. Prints a line for each case, and counts them."""
         executables = {layer: f"{prefix}/{layer}." for layer in LAYERS if list((ROOT / "tests" / layer).rglob("*_test.cc"))}
         executables = {layer: name for layer, name in executables.items() if any(map(self.wants, cases(layer, name)))}
         if not executables:
@@ -249,7 +251,7 @@ class Runner:
             self.report.add(name, "FAIL", seconds, "left behind: " + ", ".join(complaints), output)
 
     def unit_cases(self, prefix, output):
-        """A line for each case that came to an end; returns how many failed, and the one that did not end if any."""
+        """Prints a line for each case that ended. Returns how many failed, and the case that did not end, if any."""
         failed, running, text = 0, "", []
         for line in output.splitlines():
             match = re.match(r"\[\s+(RUN|OK|FAILED|SKIPPED)\s+\] (\S+?)(?:,.*?)?(?: \((\d+) ms\))?$", line)
@@ -268,7 +270,7 @@ class Runner:
     # script tests ----------------------------------------------------------------------------------------------------
 
     def wanted_scripts(self, group):
-        """(name, path) of a group's tests that this run is to run."""
+        """Returns (name, path) of the tests of a group that this run will run."""
         found = [(f"{group}/{path.name}", path) for path in script_tests(group)
                  if self.level in script_field(path, "levels", "normal long").split()]
         return [(name, path) for name, path in found if self.wants(name)]
@@ -312,7 +314,7 @@ class Runner:
             self.report.add(name, "FAIL", seconds, f"ended with {describe(code)}", output)
 
     def names(self):
-        """All that a run at this level would run, as far as the sources tell."""
+        """Returns the names of all tests of this level, as far as the sources tell."""
         found = self.lint_names()
         for prefix in ("unit", "tsan") if self.level == "long" else ("unit",):
             for layer in LAYERS:
@@ -344,19 +346,19 @@ SANITIZERS = {
 
 
 def sources(*globs):
-    """Our C++ files, sorted."""
+    """Returns our C++ files, sorted."""
     return sorted(path for folder in (*LAYERS, "tests") for glob in globs for path in (ROOT / folder).rglob(glob))
 
 
 def cases(layer, prefix):
-    """Names of a layer's gtest cases as its sources tell (those with parameters without them)."""
+    """Returns the names of a layer's gtest cases from its sources (without parameters)."""
     pattern = re.compile(r"^(?:TYPED_)?TEST(?:_F|_P)?\(\s*(\w+),\s*(\w+)\s*\)", re.MULTILINE)
     files = sorted((ROOT / "tests" / layer).rglob("*_test.cc"))
     return [f"{prefix}{suite}.{case}" for path in files for suite, case in pattern.findall(path.read_text())]
 
 
 def gtest_list(executable):
-    """Names of all cases of a gtest executable."""
+    """Returns the names of all cases of a gtest executable."""
     output = subprocess.run([executable, "--gtest_list_tests"], capture_output=True, text=True, check=True).stdout
     names, suite = [], ""
     for line in output.splitlines():
@@ -369,12 +371,12 @@ def gtest_list(executable):
 
 
 def script_tests(group):
-    """The files test_* of a group."""
+    """Returns the files test_* of a group."""
     return sorted(path for path in (ROOT / "tests" / group).glob("test_*") if path.is_file())
 
 
 def script_field(path, field, default):
-    """The value of a line '# FIELD: VALUE' near the head of a script test."""
+    """Returns the value of a line '# FIELD: VALUE' near the head of a script test."""
     for line in path.read_text().splitlines()[:30]:
         match = re.match(rf"#\s*{field}:\s*(.+)", line)
         if match:
@@ -401,7 +403,7 @@ def parse_arguments():
 
 
 def claim_build():
-    """Until the result is closed: of two runs at once, each would remove the logs of the other."""
+    """Locks the build until the result is closed: two runs at once would remove each other's logs."""
     BUILD.mkdir(exist_ok=True)
     claim = open(BUILD / "test.lock", "w", encoding="utf-8")
     try:

@@ -1,4 +1,4 @@
-"""Steps that tests/helpers/step_save.c saves, and what they hold."""
+"""Steps that tests/helpers/step_save.c saves, and their content."""
 
 import os
 import pathlib
@@ -11,7 +11,7 @@ MASK = (1 << 64) - 1
 
 
 def program(faults=None):
-    """step_save, of the build with fault points where there are to be any."""
+    """Returns the path of step_save, of the build with fault points if `faults` are given."""
     return str(BUILD / "asan" / "helpers" / "step_save") if faults else helper("step_save")
 
 
@@ -22,7 +22,7 @@ def command(series, tag, attempt, *, rank=0, world=1, size=600_001, seed=1, seal
 
 
 def save(*words, status=0, **options):
-    """Runs it to its end; the lines it printed."""
+    """Runs it to its end. Returns the lines that it printed."""
     arguments, environment = command(*words, **options)
     done = subprocess.run(arguments, capture_output=True, text=True, env=environment, timeout=120)
     if done.returncode != status:
@@ -31,13 +31,13 @@ def save(*words, status=0, **options):
 
 
 def begin(*words, **options):
-    """Starts it; its output is piped."""
+    """Starts it with its output piped."""
     arguments, environment = command(*words, **options)
     return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
 def content(rank, size, seed):
-    """The bytes of the three tensors, end to end: as step_save.c makes them."""
+    """Returns the bytes of the three tensors, end to end, as step_save.c makes them."""
     state, made = (seed * 1000003 + rank + 1) & MASK, bytearray(size)
     for at in range(size):
         state ^= state << 13 & MASK
@@ -48,7 +48,7 @@ def content(rank, size, seed):
 
 
 def check(step, *, ranks=1, size=600_001, seed=1):
-    """The step is whole, and holds what was saved."""
+    """Checks that the step is complete and has what was saved."""
     step = pathlib.Path(step)
     for rank in range(ranks):
         name = f"rank{rank:02d}.safetensors"
@@ -60,7 +60,7 @@ def check(step, *, ranks=1, size=600_001, seed=1):
 
 
 def loaded(path):
-    """Name -> (bytes, sum, files read through the mount), as the library loads it."""
+    """Returns name -> (bytes, sum, files read through the mount), as the library loads it."""
     done = subprocess.run([program(), "load", str(path)], capture_output=True, text=True, timeout=120)
     if done.returncode != 0:
         raise Failure(f"load {path}: {done.stdout}{done.stderr}")

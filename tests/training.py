@@ -26,7 +26,7 @@ def swap_names(ranks=2, groups=("0_2", "3_5")):
 
 
 def write_state(root, version=0, ranks=2, groups=("0_2", "3_5"), size=MIB + 3 * KIB):
-    """Writes all swap files in place, as a step of training does; what they then hold, by name."""
+    """Writes all swap files in place, like a step of training. Returns their contents by name."""
     state = {}
     for number, name in enumerate(swap_names(ranks, groups)):
         state[name] = noise(size, 1000 * version + number)
@@ -37,7 +37,7 @@ def write_state(root, version=0, ranks=2, groups=("0_2", "3_5"), size=MIB + 3 * 
 
 
 def name_in_step(name):
-    """Where a save puts the swap file; None for what it leaves out."""
+    """Returns the swap file's path in a step, or None if a save leaves it out."""
     folder, file = os.path.split(name)
     if "gradient" in file or not file.endswith(".tensor.swp"):
         return None
@@ -47,7 +47,7 @@ def name_in_step(name):
 
 
 def step_of(state):
-    """What a step holds that was saved of the state: content by name in the step."""
+    """Returns the content of a step that is saved from the state, by path in the step."""
     return {name_in_step(name): data for name, data in state.items() if name_in_step(name)}
 
 
@@ -58,7 +58,7 @@ def names_below(folder):
 
 
 def check_step(step, wanted, what="step"):
-    """The folder holds exactly these files with this content."""
+    """Checks that the folder has exactly these files with this content."""
     equal(names_below(step), sorted(wanted), f"{what}: names")
     for name, data in wanted.items():
         same_bytes(read(os.path.join(step, name)), data, f"{what}: {name}")

@@ -19,12 +19,12 @@
 namespace ckptfs::meta::formats {
 namespace {
 
-// Of model.safetensors.index.json.
+// Bounds for model.safetensors.index.json.
 constexpr io::JsonBounds kIndexBounds{
     .bytes = uint64_t{16} << 20, .values = io::kAnyNumber, .text = uint64_t{64} << 10, .depth = 16};
 constexpr size_t kMostShards = size_t{1} << 16;
 
-// The files that an index names: {"weight_map": {"layers.0.weight": "model-00001-of-00002.safetensors", ...}}
+// Collects the files that an index names: {"weight_map": {"layers.0.weight": "model-00001-of-00002.safetensors", ...}}
 class IndexReader : public io::JsonVisitor {
  public:
   bool start_object(size_t) override { return begin(true); }
@@ -60,7 +60,8 @@ class IndexReader : public io::JsonVisitor {
   bool in_map_ = false;
 };
 
-// The folder of the DeepSpeed checkpoint in a Trainer's: "global_step500/", of several the one that was saved last.
+// Returns the folder of the DeepSpeed checkpoint in a Trainer's: "global_step500/". Of several it is the one with the
+// highest number, which was saved last.
 std::optional<std::string> inner_folder(const StepFiles& files) {
   std::optional<std::string> found;
   uint64_t newest = 0;
@@ -133,8 +134,8 @@ std::set<std::string> files_of_index(const StepFiles& files, uint32_t index, Ten
   return std::move(reader.files);
 }
 
-// As transformers looks for them: a whole file, else what an index names, else the only one there is. What else lies
-// there may be of an earlier save.
+// Chooses the files that transformers would load: a whole file, else those that an index names, else the only one with
+// this ending. Other files may be left from an earlier save.
 std::set<std::string> weight_files(const StepFiles& files, const std::string& whole, const std::string& ending,
                                    TensorMap& map) {
   std::set<std::string> candidates;
@@ -154,7 +155,8 @@ std::set<std::string> weight_files(const StepFiles& files, const std::string& wh
   return named;
 }
 
-// What was saved through us: "rank00.safetensors" of each rank, which names its tensors as it likes.
+// Adds what libckptfs saved: "rank00.safetensors" of each rank, with any tensor names. With several ranks each name
+// gets its rank as a prefix.
 void add_saved(const StepFiles& files, TensorMap& map) {
   constexpr std::string_view kEnding = ".safetensors";
   std::vector<uint32_t> found;

@@ -28,8 +28,8 @@ bool any_path(const StepFiles& files, const Predicate& predicate) {
                      [&](const StepFiles::File& file) { return predicate(std::string_view(file.path)); });
 }
 
-// What a Trainer has begun: its arguments lie beside any model that it saves, the rest only in a checkpoint, and
-// trainer_state.json comes last.
+// Returns true if a Trainer has begun this checkpoint. training_args.bin alone is no sign, because a Trainer saves it
+// with every model. The other files are only in checkpoints. trainer_state.json is written last.
 bool is_begun_by_trainer(const StepFiles& files) {
   const bool arguments = any_path(files, [](std::string_view path) { return path == "training_args.bin"; });
   return arguments && any_path(files, [](std::string_view path) {
@@ -38,7 +38,7 @@ bool is_begun_by_trainer(const StepFiles& files) {
          });
 }
 
-// In the step or in a folder of it.
+// The file may be in the step or in a folder of it.
 bool is_deepspeed_state(std::string_view path) {
   return std::count(path.begin(), path.end(), '/') <= 1 && parse_states_name(name_of(path)).has_value();
 }
@@ -50,7 +50,7 @@ std::string text_of(const Problem& problem) {
   return problem.file.empty() ? problem.reason : problem.file + ": " + problem.reason;
 }
 
-// What is missing outweighs what cannot be read.
+// A missing part outweighs one that cannot be read.
 CompletenessJudgement judge_problems(const TensorMap& map) {
   const auto first = [&](Problem::Kind kind) {
     return std::find_if(map.problems.begin(), map.problems.end(), [kind](const auto& one) { return one.kind == kind; });
@@ -64,7 +64,7 @@ CompletenessJudgement judge_problems(const TensorMap& map) {
   return {Completeness::complete, {}};
 }
 
-// The model_states.pt of the first rank tells what there should be.
+// The model_states.pt of rank 0 tells which files there should be.
 CompletenessJudgement judge_deepspeed(const StepFiles& files, const TensorMap& map) {
   bool any = false, first = false;
   for (const StepFiles::File& file : files.list()) {
@@ -74,7 +74,7 @@ CompletenessJudgement judge_deepspeed(const StepFiles& files, const TensorMap& m
     first = first || name->rank.value_or(0) == 0;
   }
   if (!any) return {Completeness::incomplete, "there is no model_states.pt"};
-  // The other ranks may have written to another machine (use_node_local_storage).
+  // The other ranks may have written to other machines (use_node_local_storage).
   if (!first) return {Completeness::unknown, "rank 0 has no model_states.pt here"};
   CompletenessJudgement judgement = judge_problems(map);
   if (judgement.completeness == Completeness::complete && map.parameters.empty()) {
@@ -83,7 +83,7 @@ CompletenessJudgement judge_deepspeed(const StepFiles& files, const TensorMap& m
   return judgement;
 }
 
-// Whether a file of weights or of states ends before its end. What it holds is not looked at.
+// Judges whether a file of weights or states was cut short. Its tensors are not read.
 std::optional<CompletenessJudgement> judge_end(const StepFiles& files, uint32_t index) {
   const StepFiles::File& file = files.list()[index];
   const bool zip = file.path.ends_with(".pt") || file.path.ends_with(".pth") || file.path.ends_with(".bin");
@@ -94,7 +94,8 @@ std::optional<CompletenessJudgement> judge_end(const StepFiles& files, uint32_t 
   if (!opened) return CompletenessJudgement{Completeness::unknown, file.path + ": " + opened.error().message()};
   if (safe) {
     const auto header = read_safetensors_header(files.limited(opened.value()));
-    if (header || header.error().errno_value() == ENOTSUP) return std::nullopt;  // of a type that is not known here
+    // ENOTSUP: a dtype that is not known here
+    if (header || header.error().errno_value() == ENOTSUP) return std::nullopt;
     return CompletenessJudgement{Completeness::unknown, file.path + ": " + header.error().message()};
   }
   const auto archive = ZipArchive::open(files.limited(opened.value()), {0, file.size});
@@ -102,7 +103,8 @@ std::optional<CompletenessJudgement> judge_end(const StepFiles& files, uint32_t 
   return CompletenessJudgement{Completeness::incomplete, file.path + ": " + archive.error().message()};
 }
 
-// Its state comes last, but nobody syncs it: after a power loss its name may be there and the rest not.
+// A Trainer writes its state last, but syncs nothing: after a power loss the file may have its name but not its
+// content. So the state, and the ends of the other files, are checked, too.
 CompletenessJudgement judge_trainer(const StepFiles& files) {
   for (uint32_t index = 0; index < files.list().size(); ++index) {
     const std::string& path = files.list()[index].path;
@@ -124,8 +126,8 @@ CompletenessJudgement judge_trainer(const StepFiles& files) {
 
 namespace {
 
-// Somebody is saving, or has failed to save, a part of the step that is not there by another attempt:
-// "global_step500.5f3a.partial/..." without "global_step500/ckptfs.rank00.json".
+// Returns true if a part of the step was begun through libckptfs but never committed: "global_step500.5f3a.partial/..."
+// is there, and "global_step500/ckptfs.rank00.json" is not. Its save is still running, or has failed.
 bool lacks_part(const StepFiles& files) {
   std::set<std::string_view> begun, committed;
   for (const StepFiles::File& file : files.list()) {
@@ -139,7 +141,7 @@ bool lacks_part(const StepFiles& files) {
   return std::any_of(begun.begin(), begun.end(), [&](std::string_view part) { return !committed.contains(part); });
 }
 
-// By what each rank says that it wrote; none: nobody left a manifest.
+// Judges by the manifests of the ranks. Returns nothing if there is none.
 std::optional<CompletenessJudgement> judge_manifests(const StepFiles& files) {
   if (!any_path(files, is_manifest_name)) return std::nullopt;
   const Attendance attendance = check_manifests(files);

@@ -21,26 +21,26 @@ using Keys = std::vector<std::string>;
 constexpr std::string_view kDcpMetadata = ".metadata";
 constexpr std::array<std::string_view, 3> kModelKeys{"model", "module", "state_dict"};
 constexpr const char* kOther = "value";
-// What a step can have.
+// Limits for one step.
 constexpr uint64_t kMostRuns = uint64_t{1} << 20;  // each takes some 40 bytes
 constexpr size_t kMostFolders = 16;
-constexpr size_t kMostKeys = 64;                          // that lead to a tensor
-constexpr uint64_t kMostChunkPickle = uint64_t{1} << 20;  // bytes: it tells of one tensor
+constexpr size_t kMostKeys = 64;                          // on the way to a tensor
+constexpr uint64_t kMostChunkPickle = uint64_t{1} << 20;  // bytes: it describes a single tensor
 
-// A tensor, and the keys that led to it in what was saved.
+// A tensor, and its keys in the dict that was saved.
 struct Saved {
   std::string folder;  // "pytorch_model_fsdp_0/"
   Keys keys;
   Tensor tensor;
 };
 
-// Elements of a tensor from `begin` on, row by row.
+// A run of a tensor's elements in row-major order. `begin` is the index of the first.
 struct Run {
   uint64_t begin = 0;
   Piece piece;
 };
 
-// A box of a tensor.
+// A rectangular part of a tensor.
 struct Chunk {
   Shape offsets;
   Shape sizes;
@@ -48,9 +48,9 @@ struct Chunk {
 
 Error bad(const std::string& what) { return Error(EBADMSG, what); }
 
-// How many dimensions, from the outermost on, one run of the tensor's elements cannot span.
+// Returns the number of outer dimensions that a single run of the tensor's elements cannot span.
 size_t outer_dimensions(const Chunk& chunk, const Shape& shape) {
-  size_t full = shape.size();  // from here on the chunk is as wide as the tensor
+  size_t full = shape.size();  // from this dimension on, the chunk is as wide as the tensor
   while (full > 0 && chunk.sizes[full - 1] == shape[full - 1]) --full;
   return full == 0 ? 0 : full - 1;
 }
@@ -61,7 +61,7 @@ uint64_t runs_of(const Chunk& chunk, const Shape& shape) {
   return count;
 }
 
-// The runs of the tensor's elements that a chunk is, which lie one after the other in `range`.
+// Adds the runs of the tensor's elements that a chunk covers. The chunk's elements are contiguous in `range`.
 void add_runs(const Chunk& chunk, const Shape& shape, uint64_t element, const Piece& range, std::vector<Run>& runs) {
   const size_t outer = outer_dimensions(chunk, shape);
   const uint64_t count = runs_of(chunk, shape), length = *elements_of(chunk.sizes) / count;
@@ -81,7 +81,7 @@ void add_runs(const Chunk& chunk, const Shape& shape, uint64_t element, const Pi
   }
 }
 
-// The tensor's bytes in order; all of them, and none twice.
+// Joins the runs into the tensor's bytes, in order. Fails if they have gaps or overlap.
 Result<std::vector<Piece>> joined(std::vector<Run> runs, uint64_t elements, uint64_t element) {
   std::sort(runs.begin(), runs.end(), [](const Run& a, const Run& b) { return a.begin < b.begin; });
   std::vector<Piece> pieces;
@@ -101,10 +101,10 @@ Result<std::vector<Piece>> joined(std::vector<Run> runs, uint64_t elements, uint
   return pieces;
 }
 
-// One folder: what its ".metadata" tells.
+// One folder of a DCP checkpoint, as described by its ".metadata".
 class Folder {
  public:
-  // `runs`, `budget`: of the step so far.
+  // `runs` and `budget` count for the whole step.
   Folder(const StepFiles& files, uint32_t metadata, uint64_t& runs, MapBudget& budget)
       : files_(files), metadata_(metadata), runs_(runs), budget_(budget) {
     const std::string& path = files.list()[metadata].path;
@@ -159,7 +159,7 @@ class Folder {
   }
 
  private:
-  // The name of a tensor and the offsets of a chunk of it.
+  // Identifies a chunk: the name of its tensor, and its offsets.
   struct ChunkName {
     std::string_view tensor;
     Shape offsets;
@@ -168,14 +168,14 @@ class Folder {
     }
   };
 
-  // As it is, and as the parameter that it becomes.
+  // Counts the tensor twice: as it is here, and as the parameter that it becomes.
   bool has_room(const Saved& saved) {
     uint64_t bytes = sizeof(Saved) + sizeof(Parameter);
     for (const std::string& key : saved.keys) bytes += sizeof(std::string) + 2 * key.size();
     return budget_.take(bytes) && budget_.take(saved.tensor);
   }
 
-  // None: more than any state dict has.
+  // Returns nothing if the keys are more, or longer, than in any state dict.
   static std::optional<Keys> keys_of(const Value& value) {
     Keys keys;
     size_t length = 0;
@@ -189,7 +189,7 @@ class Folder {
     return keys;
   }
 
-  // False: there is no room for so many.
+  // Returns false if the budget does not allow so many chunks.
   bool find_chunks(const std::optional<Value>& stored) {
     for (size_t at = 0; stored && at < stored->pairs(); ++at) {
       const auto [key, where] = stored->pair(at);
@@ -242,7 +242,8 @@ class Folder {
     return Chunk{*offsets, *sizes};
   }
 
-  // Where the chunk's elements lie: what torch.save wrote there is that tensor, and nothing else.
+  // Returns where the chunk's elements are in the file. Checks that the torch.save data there holds exactly this
+  // tensor.
   Result<Piece> placed(std::string_view name, const Chunk& chunk, Dtype dtype) {
     const auto known = chunks_.find(ChunkName{name, chunk.offsets});
     if (known == chunks_.end()) return bad("it does not tell where a chunk lies");
@@ -270,7 +271,7 @@ class Folder {
     return Piece{index->second, range.offset, range.size};
   }
 
-  // Chunks of a tensor mostly lie in one file after the other, and those of a file are many: the last one stays open.
+  // The last file stays open, because consecutive chunks are mostly in the same file, and a file has many.
   Result<io::LimitedFile> opened(uint32_t index) {
     if (!last_ || last_index_ != index) {
       TRY_ASSIGN(last_, files_.open(index));
@@ -282,12 +283,12 @@ class Folder {
   const StepFiles& files_;
   const uint32_t metadata_;
   std::string folder_;
-  std::map<std::string_view, uint32_t> indices_;  // of the folder's files, by their paths in it
+  std::map<std::string_view, uint32_t> indices_;  // the folder's files, by their paths within it
   std::map<ChunkName, Value> chunks_;
-  std::set<std::string_view> absent_;  // files that it names
+  std::set<std::string_view> absent_;  // files that the metadata names and that do not exist
   uint64_t& runs_;
   MapBudget& budget_;
-  uint64_t unread_ = 0;  // bytes of the folder's files that no chunk has been looked for in
+  uint64_t unread_ = 0;  // bytes of the folder's files that no chunk has been read from; limits chunks that overlap
   io::Fd last_;
   uint32_t last_index_ = 0;
 };
@@ -298,13 +299,13 @@ std::string joined(const Keys& keys, size_t from, size_t to) {
   return name;
 }
 
-// A state of the optimizer.
+// A state that the optimizer keeps of a parameter.
 struct State {
   std::string parameter;
   std::string name;
 };
 
-// ("optim", "state", "layers.0.weight", "exp_avg") or ("optimizer", "state.layers.0.weight.exp_avg")
+// Parses ("optim", "state", "layers.0.weight", "exp_avg") or ("optimizer", "state.layers.0.weight.exp_avg").
 std::optional<State> state_of(const Keys& keys) {
   constexpr std::string_view key = "state", prefix = "state.";
   for (size_t at = 0; at < keys.size(); ++at) {
@@ -317,7 +318,7 @@ std::optional<State> state_of(const Keys& keys) {
   return std::nullopt;
 }
 
-// The tensors by the parameters that they belong to.
+// Sorts the tensors by the parameters that they belong to.
 class Sorted {
  public:
   explicit Sorted(std::vector<Saved> saved) {
@@ -352,13 +353,13 @@ class Sorted {
     return joined(keys, 1, keys.size());
   }
 
-  // Of several models each has its folder's name before its own.
+  // If there are several models, each name gets the model's folder as a prefix.
   void add_weight(Saved one) {
     const std::string prefix = several_ ? one.folder : std::string();
     add(prefix + *weight_name(one.keys), Parameter::Kind::trained, kParam, std::move(one.tensor));
   }
 
-  // A state of a parameter that there is; a weight whose name only looks like one; or what is neither.
+  // Adds a state of a known parameter, or a weight whose name only looks like a state, or a tensor that is neither.
   void add_rest(Saved one) {
     const auto state = several_ ? std::nullopt : state_of(one.keys);
     const auto of = state ? known_.find(state->parameter) : known_.end();
@@ -383,8 +384,8 @@ class Sorted {
     map_.parameters.push_back(std::move(parameter));
   }
 
-  std::string_view model_key_;  // empty: what lies at the top is the model's
-  bool several_ = false;        // folders that have one
+  std::string_view model_key_;  // empty: the model's tensors are at the top
+  bool several_ = false;        // several folders have a model
   std::map<std::string, size_t> known_;
   TensorMap map_;
 };

@@ -1,20 +1,21 @@
-// Reads what PyTorch's distributed checkpoint (DCP) wrote: folders with a ".metadata", a pickle that tells the shape of
-// each tensor and where its chunks lie, and the files of the ranks, in which each chunk is as torch.save writes it.
+// Reads PyTorch's distributed checkpoints (DCP). A folder of one has a ".metadata", a pickle with the shape of each
+// tensor and the places of its chunks, and the files of the ranks, in which each chunk is in the format of torch.save.
 //
 // Format: torch/distributed/checkpoint/metadata.py (Metadata, MetadataIndex), filesystem.py (_StorageInfo),
 // default_planner.py (planner_data: the keys that lead to a tensor in the nested dict that was saved).
 //
-// What belongs to which parameter is told by these keys: the model's lie under "model" (or "module", "state_dict"), or
-// at the top where there is none of these; the optimizer's states are "state", the parameter's name, the state's name,
-// in three keys or joined by dots, as torch.distributed.checkpoint.state_dict leaves them. Other tensors are shown by
-// all their keys.
+// These keys tell which parameter a tensor belongs to. The model's tensors are below "model" (or "module",
+// "state_dict"), or at the top if there is none of these. The optimizer's states have the keys "state", the parameter's
+// name and the state's name, or one key of the three joined by dots, which torch.distributed.checkpoint.state_dict
+// makes. Any other tensor is named by all of its keys.
 #pragma once
 
 #include "meta/formats/tensor_map.h"
 
 namespace ckptfs::meta::formats {
 
-// Of each folder that has a ".metadata": the step's own and those in it (accelerate writes two). Without any: empty.
+// Reads each folder that has a ".metadata": the step's own and its subfolders (accelerate writes two). If there is
+// none, the map is empty.
 TensorMap read_dcp(const StepFiles& files);
 
 }  // namespace ckptfs::meta::formats

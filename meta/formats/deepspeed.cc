@@ -20,17 +20,17 @@ namespace {
 
 using Value = Pickle::Value;
 
-constexpr size_t kMostStates = 16;  // of a group
+constexpr size_t kMostStates = 16;  // in one group
 // Bytes; runtime/swap_tensor/optimizer_utils.py, MIN_AIO_BYTES
 constexpr uint64_t kSmallestSwapped = uint64_t{1} << 20;
 constexpr std::array<std::string_view, 2> kMoments{"exp_avg", "exp_avg_sq"};
 
-// A rank's file of a state of a group.
+// One rank's swap file of one state of a group.
 struct SwappedState {
   std::string state;
   uint32_t file = 0;
 };
-// By the group's name, "0_6".
+// The swap files by the group's name, "0_6".
 using SwappedStates = std::map<std::string_view, std::vector<SwappedState>>;
 
 class Reader {
@@ -90,7 +90,7 @@ class Reader {
     return std::move(builder_.map());
   }
 
-  // As a save alone leaves them.
+  // Lists the swap files by themselves: a step that only `save` made has nothing that names their parameters.
   void leave_undivided() {
     for (unsigned number = 0; number < ranks_.size(); ++number) {
       for (const auto& [name, index] : ranks_[number].swapped) {
@@ -101,7 +101,7 @@ class Reader {
   }
 
   void expect_ranks(int64_t count) {
-    // Each rank has a file at least.
+    // Each rank must have at least one file.
     if (count <= 0 || static_cast<uint64_t>(count) > files_.list().size()) {
       return builder_.give_up(std::nullopt,
                               "it is of " + std::to_string(count) + " ranks, of which not all have files here",
@@ -115,7 +115,7 @@ class Reader {
     ranks_.resize(world);
   }
 
-  // None, with the problem told: no parameter has such a name and shape.
+  // Returns a parameter's name and shape. If they are invalid, it adds a problem and returns nothing.
   std::optional<Member> member_of(uint32_t file, const std::pair<Value, Value>& told, const char* where) {
     const auto name = short_text(told.first);
     auto shape = shape_of(told.second);
@@ -153,7 +153,7 @@ class Reader {
     }
   }
 
-  // The rank's parts of frozen parameters.
+  // Reads this rank's parts of the frozen parameters.
   void read_fragments(uint32_t index, unsigned rank_number, TorchFile& file) {
     const auto fragments = by_name(file.root().find("frozen_param_fragments"));
     for (const Member& member : parts_.frozen) {
@@ -170,7 +170,7 @@ class Reader {
     }
   }
 
-  // They have parts of frozen parameters; and whether they are there is to be told in any case.
+  // Reads the other ranks' model_states.pt for their parts of frozen parameters, and reports those that do not exist.
   void read_other_models() {
     if (found_.common_model) return;
     for (unsigned number = 1; number < ranks_.size(); ++number) {
@@ -183,7 +183,7 @@ class Reader {
     }
   }
 
-  // With node-local storage it lies on another machine.
+  // With node-local storage the file is on another machine, so it is not reported as missing.
   void lacks_file(unsigned number, const std::string& name) {
     const auto kind = node_local_ ? Problem::Kind::unreadable : Problem::Kind::missing;
     builder_.problem(std::nullopt, "rank " + std::to_string(number) + " has no " + name, kind);
@@ -225,7 +225,7 @@ class Reader {
     }
   }
 
-  // Stages 1 and 2: the model has its parameters whole. Stage 1 names frozen ones nowhere else.
+  // Stages 1 and 2: the model has each parameter in one piece. In stage 1 frozen parameters are named nowhere else.
   void read_compute(uint32_t index, TorchFile& file) {
     const auto named = by_name(file.root().find("module"));
     std::set<std::string_view> known;
@@ -304,7 +304,7 @@ class Reader {
     flats[number] = flat;
   }
 
-  // Stage 3.
+  // Reads the groups of stage 3.
   void read_sub_groups(uint32_t index, unsigned number, TorchFile& file, const Value& state) {
     const auto masters = state.find("fp32_flat_groups");
     const auto states = by_number(find(state.find("optimizer_state_dict"), "state"), parts_.groups.size());
@@ -333,7 +333,7 @@ class Reader {
     }
   }
 
-  // "0_6": the ds_ids of its first and last parameter, which DeepSpeed sets on the tensor.
+  // Returns "0_6", the ds_ids of the group's first and last parameter. DeepSpeed sets this attribute on the tensor.
   static std::optional<std::string> group_name(const Value& master) {
     const auto tensor = TorchFile::tensor(master);
     if (!tensor || !tensor.value()) return std::nullopt;
@@ -343,7 +343,7 @@ class Reader {
 
   static bool is_master(const SwappedState& swapped) { return swapped.state == kMaster; }
 
-  // Of "0_6.tensor.swp" and "exp_avg-0_6.tensor.swp".
+  // Returns the rank's swap files by group: "0_6.tensor.swp" and "exp_avg-0_6.tensor.swp" are of group "0_6".
   SwappedStates swapped_states(unsigned number) const {
     constexpr std::string_view suffix = ".tensor.swp";
     SwappedStates found;
@@ -367,7 +367,7 @@ class Reader {
     }
   }
 
-  // Adam's moments lie beside the weights, as optim_states.pt says or as those of any other group do.
+  // Adam's moments must be swapped like the weights, if optim_states.pt names them or any other group has swapped them.
   void expect_swapped(uint32_t index, unsigned number, const std::string& name, const std::optional<Value>& kept) {
     for (size_t at = 0; at < kMoments.size(); ++at) {
       const std::string state(kMoments.at(at)), file = state + "-" + name + ".tensor.swp";
@@ -377,7 +377,7 @@ class Reader {
     }
   }
 
-  // Whether any rank has swapped that moment of any group.
+  // Returns, for each moment, whether any rank has swapped it for any group.
   std::array<bool, kMoments.size()> find_moments() const {
     std::array<bool, kMoments.size()> found{};
     for (const RankFiles& rank : ranks_) {
@@ -404,7 +404,7 @@ class Reader {
     }
   }
 
-  // Stages 1 and 2.
+  // Reads the partitions of stages 1 and 2.
   void read_partitions(uint32_t index, unsigned number, TorchFile& file, const Value& state) {
     const auto masters = state.find("single_partition_of_fp32_groups");
     const auto base = state.find("base_optimizer_state");
@@ -419,7 +419,7 @@ class Reader {
       const auto flat = builder_.flat_of(index, file, (*masters)[at], "single_partition_of_fp32_groups");
       if (!flat) continue;
       keep(group, kMaster, number, *flat);
-      const bool listed = base && !numbered && at < base->size();  // elastic
+      const bool listed = base && !numbered && at < base->size();  // elastic checkpoints have a list
       read_states(index, number, file, group, *flat, listed ? std::optional((*base)[at]) : states[at]);
     }
   }

@@ -1,14 +1,14 @@
-// DeepSpeed's ZeRO checkpoints, stages 1 to 3, with the optimizer in memory or on NVMe: which bytes of which files each
-// parameter is, over all ranks and without padding. Only headers are read.
+// Reads DeepSpeed's ZeRO checkpoints, stages 1 to 3, with the optimizer in memory or on NVMe. Finds which bytes of
+// which files hold each parameter, over all ranks and without padding. Reads only headers.
 //
-// Sources: deepspeed/utils/zero_to_fp32.py for what is in memory; for swap files, runs of DeepSpeed 0.19.8:
+// Sources: deepspeed/utils/zero_to_fp32.py for tensors in memory; for swap files, runs of DeepSpeed 0.19.8:
 //  - a checkpoint's param_shapes has a dict for each (sub-)group of the optimizer, in the order of its parameters;
-//  - stage 3: each rank holds ceil(elements / ranks) of each parameter, back to back, the last one padded;
-//  - stages 1 and 2: each rank holds one part of all parameters of the group, laid end to end;
-//  - a group's name is the ds_ids of its first and last parameter; where a swap file has that name it is the truth,
-//    whatever optim_states.pt says (pipelined runs leave recycled buffers there).
+//  - stage 3: each rank holds ceil(elements / ranks) of each parameter, back to back, and the last part is padded;
+//  - stages 1 and 2: all parameters of a group are laid end to end, and each rank holds one part of that;
+//  - a group is named by the ds_ids of its first and last parameter. A swap file of that name has the right content,
+//    whatever optim_states.pt contains: pipelined runs leave recycled buffers there.
 //
-// Model parallel checkpoints and experts are named as a problem, and not read.
+// Model parallel checkpoints and experts are not read; they are reported as a problem.
 #pragma once
 
 #include <string>
@@ -18,12 +18,13 @@
 
 namespace ckptfs::meta::formats {
 
-// Whether a file of that name belongs to such a checkpoint: "mp_rank_00_model_states.pt", "offloaded_tensors/...".
+// Returns true if a file of that name belongs to such a checkpoint: "mp_rank_00_model_states.pt",
+// "offloaded_tensors/...".
 bool is_deepspeed_file(std::string_view path);
-// Whether `folder` of the step ("" or "global_step4/") holds such a checkpoint.
+// Returns true if `folder` of the step ("" or "global_step4/") has such a checkpoint.
 bool is_deepspeed(const StepFiles& files, const std::string& folder);
 
-// What cannot be read is among the problems, and the rest is there.
+// Parts that cannot be read are listed as problems, and everything else is in the map.
 TensorMap read_deepspeed(const StepFiles& files, const std::string& folder);
 
 }  // namespace ckptfs::meta::formats

@@ -1,4 +1,4 @@
-// Which of a step's files are what in a DeepSpeed checkpoint, by their names. Pure.
+// Sorts the files of a DeepSpeed checkpoint by their names. Stateless.
 #pragma once
 
 #include <cstdint>
@@ -12,22 +12,22 @@
 
 namespace ckptfs::meta::formats {
 
-// Indices into StepFiles::list(), as all here.
+// All numbers of files here are indices into StepFiles::list().
 struct RankFiles {
   std::optional<uint32_t> model;
   std::optional<uint32_t> optimizer;
-  std::map<std::string, uint32_t> swapped;  // by name, of offloaded_tensors
-  std::map<uint64_t, uint32_t> params;      // by ds_id, of offloaded_params
+  std::map<std::string, uint32_t> swapped;  // from offloaded_tensors, by name
+  std::map<uint64_t, uint32_t> params;      // from offloaded_params, by ds_id
 };
 
 struct DeepSpeedFiles {
-  std::vector<RankFiles> ranks;          // up to the highest that has a file
-  std::optional<uint32_t> common_model;  // stages 1 and 2: all ranks have the same
-  // What our Python helper leaves with a step (gpu/python/ckptfs/deepspeed.py): {"layers.0.weight": 3, ...}
+  std::vector<RankFiles> ranks;          // up to the highest rank that has a file
+  std::optional<uint32_t> common_model;  // stages 1 and 2: all ranks have the same file
+  // The file that our Python package leaves in a step (gpu/python/ckptfs/deepspeed.py): {"layers.0.weight": 3, ...}
   std::optional<uint32_t> ids;
-  std::vector<std::pair<uint32_t, std::string>> foreign;  // of layouts that are not read, and why
+  std::vector<std::pair<uint32_t, std::string>> foreign;  // files of layouts that are not read, with the reason
 };
-// `folder`: of the step, "" or "global_step4/".
+// `folder` is a folder of the step: "" or "global_step4/".
 DeepSpeedFiles find_files(const StepFiles& files, const std::string& folder);
 
 }  // namespace ckptfs::meta::formats

@@ -1,4 +1,4 @@
-// Names of the files of a DeepSpeed checkpoint, and what they say. Pure functions.
+// Parses the names of the files of a DeepSpeed checkpoint. Pure functions.
 // Source: deepspeed/runtime/engine.py (_get_ckpt_name, _get_rank_zero_ckpt_name), runtime/swap_tensor.
 #pragma once
 
@@ -13,20 +13,20 @@ namespace ckptfs::meta::formats {
 struct StatesName {
   enum class Kind { model, optimizer };
   Kind kind = Kind::model;
-  std::optional<unsigned> rank;  // data parallel; none: all have the same
-  unsigned model_rank = 0;       // model parallel
+  std::optional<unsigned> rank;  // data parallel rank; empty if all ranks have the same file
+  unsigned model_rank = 0;       // model parallel rank
 };
 std::optional<StatesName> parse_states_name(std::string_view name);
 
 // "0_6.tensor.swp", "exp_avg-0_6.tensor.swp"
 struct GroupName {
-  std::string state;  // "fp32" where the file has no prefix
+  std::string state;  // "fp32" if the name has no prefix
   uint64_t first = 0;
   uint64_t last = 0;
 };
 std::optional<GroupName> parse_group_name(std::string_view name);
 
-// "7_param.tensor.swp": 7
+// "7_param.tensor.swp" gives 7.
 std::optional<uint64_t> parse_param_name(std::string_view name);
 
 }  // namespace ckptfs::meta::formats

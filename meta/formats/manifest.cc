@@ -17,7 +17,7 @@ constexpr std::string_view kManifestPrefix = "ckptfs.";
 constexpr std::string_view kManifestSuffix = ".json";
 constexpr int kManifestFormat = 1;
 
-// Why a file that a manifest names is not what it says; empty: it is.
+// Returns why a file differs from what the manifest says, or an empty string if it does not.
 std::string wrong_with(const StepFiles::File& named, const std::map<std::string_view, uint64_t>& sizes) {
   const auto found = sizes.find(named.path);
   if (found == sizes.end()) return named.path + ": it is not there";
@@ -26,7 +26,7 @@ std::string wrong_with(const StepFiles::File& named, const std::map<std::string_
          std::to_string(named.size);
 }
 
-constexpr size_t kMostFilesOfRank = size_t{1} << 18;  // that one manifest names
+constexpr size_t kMostFilesOfRank = size_t{1} << 18;  // in one manifest
 constexpr io::JsonBounds kManifestBounds{.bytes = kMostManifest, .values = io::kAnyNumber, .text = 1 << 16, .depth = 8};
 
 // Depth 1 is the manifest, 2 its list of files, 3 one of these.
@@ -134,7 +134,8 @@ Result<RankManifest> parse_manifest(const std::string& text) {
 Attendance check_manifests(const StepFiles& files, std::optional<unsigned> world_size) {
   std::map<std::string_view, uint64_t> sizes;
   for (const StepFiles::File& file : files.list()) sizes.emplace(file.path, file.size);
-  std::map<unsigned, std::string> wrong;  // by rank that is there; empty: nothing is
+  // of the ranks whose manifests exist; an empty string means that nothing is wrong
+  std::map<unsigned, std::string> wrong;
   std::string attempt;
   for (uint32_t index = 0; index < files.list().size(); ++index) {
     const std::string& path = files.list()[index].path;

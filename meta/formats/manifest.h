@@ -1,10 +1,10 @@
-// What each rank leaves with a step that it saved through us (gpu/step_save.h): "ckptfs.rank00.json", which names the
-// rank's files. A step is whole when the manifests of all ranks of one attempt are there, and each file that they name,
-// with its length.
+// The manifest "ckptfs.rank00.json" names the files of one rank. Each rank that saves a step through libckptfs
+// (gpu/step_save.h) leaves one. A step is complete when the manifests of all ranks of one attempt are there, and each
+// file that they name is there with its length.
 //
 // Format: {"format": 1, "attempt": "5f3a...", "rank": 0, "world_size": 2, "files": [{"name": ..., "size": ...}]}
 //
-// Thread safety: pure.
+// Thread safety: stateless.
 #pragma once
 
 #include <cstdint>
@@ -23,26 +23,26 @@ inline constexpr uint64_t kMostManifest = uint64_t{16} << 20;  // bytes
 inline constexpr unsigned kLargestWorld = 1U << 20;  // ranks
 
 struct RankManifest {
-  std::string attempt;  // the same of all ranks, and another one each time somebody tries to save a step
+  std::string attempt;  // the same on all ranks, and different for each attempt to save the step
   unsigned rank = 0;
   unsigned world_size = 1;
   std::vector<StepFiles::File> files;  // paths below the step
 };
 
 std::string manifest_name(unsigned rank);
-// Whose it is, by its name; none: no manifest's.
+// Returns the rank whose manifest has this name, or nothing if it is not a manifest's name.
 std::optional<unsigned> rank_of_manifest(std::string_view name);
 inline bool is_manifest_name(std::string_view name) { return rank_of_manifest(name).has_value(); }
 
 std::string manifest_text(const RankManifest& manifest);
-// EBADMSG, EFBIG, in words.
+// Fails with EBADMSG or EFBIG, in words.
 Result<RankManifest> parse_manifest(const std::string& text);
 
-// The ranks whose manifests are not there, or whose files are not, as they say; empty: all is there. `world_size`: how
-// many ranks there are to be; none: as the manifests say.
+// The ranks whose manifest, or a file named in it, is not there or is wrong. `world_size` is the number of ranks that
+// there should be; without it the manifests' own number counts.
 struct Attendance {
   std::vector<unsigned> missing;
-  std::string reason;  // for the first of them; for no rank in particular where there is nothing to go by
+  std::string reason;  // for the first missing rank; or that no manifest can be read
   bool complete() const { return missing.empty() && reason.empty(); }
 };
 Attendance check_manifests(const StepFiles& files, std::optional<unsigned> world_size = std::nullopt);

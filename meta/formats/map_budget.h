@@ -1,5 +1,5 @@
-// What the map of one step may take: a pickle of a few kilobytes may have one tensor a million times, and a header of
-// a few megabytes as many tensors as all models of the world.
+// Limits the memory for the map of one step. Without it, a pickle of a few kilobytes could contain one tensor a million
+// times, and a header of a few megabytes could list millions of tensors.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ class MapBudget {
  public:
   static constexpr uint64_t kMost = uint64_t{48} << 20;  // bytes
 
-  // False: it is too much. So is what comes after it.
+  // Returns false if this exceeds the budget. After that, every call returns false.
   bool take(uint64_t bytes) {
     left_ = bytes <= left_ ? left_ - bytes : 0;
     return left_ > 0;

@@ -1,12 +1,13 @@
-// A pickle read as plain data: nothing is imported, called or built. What Python would make by calling something stays
-// an *object*: the name of what would be called, its arguments, and the state that it would be given. Known by name are
-// only collections.OrderedDict and defaultdict (dicts here) and torch.Size (a tuple).
+// Reads a pickle as plain data: nothing is imported, called or built. Where Python would call something, the result
+// here is an *object*: the name of the callable, its arguments, and the state that it would get. Only three names are
+// known: collections.OrderedDict and defaultdict become dicts, and torch.Size becomes a tuple.
 //
 // pickle_reader.h makes one from its bytes. Format: Python's Lib/pickletools.py, protocols 2 to 5, as torch.save and
 // DCP write them; the text opcodes of protocol 0 and buffers outside the pickle are refused.
 //
-// Memory is bounded: the pickle itself, of which text is a view, and kMostMemory for at most kMostValues values of some
-// 30 bytes. Values may share and, in a hostile pickle, contain themselves: whoever walks them bounds the depth.
+// Memory is bounded: the pickle itself, which texts are views of, and kMostMemory for at most kMostValues values of
+// some 30 bytes. Values may share other values, and in a hostile pickle may contain themselves, so code that walks them
+// must bound the depth.
 //
 // Thread safety: constant once read.
 #pragma once
@@ -33,7 +34,7 @@ class Pickle {
     none,
     boolean,
     integer,
-    big_integer,  // of more than 64 bits: its bytes
+    big_integer,  // does not fit 64 bits; kept as bytes
     real,
     text,
     bytes,
@@ -42,40 +43,40 @@ class Pickle {
     dict,
     set,
     global,      // a name that Python would import
-    object,      // what a call would return
-    persistent,  // what the file that holds the pickle knows by an id: torch's storages
+    object,      // the result of a call
+    persistent,  // a reference to something outside the pickle, by id: torch's storages
   };
 
-  // One value; as cheap as a pointer, and valid as long as its pickle.
+  // A value. It is as cheap as a pointer, and valid as long as its pickle.
   class Value {
    public:
     Kind kind() const;
     bool is_none() const { return kind() == Kind::none; }
-    // What it is not is none.
+    // Each returns nothing if the value is of another kind.
     std::optional<bool> boolean() const;
     std::optional<int64_t> integer() const;
     std::optional<double> real() const;
     std::optional<std::string_view> text() const;
 
-    // Of a list, tuple or set; else none are there.
+    // The items of a list, tuple or set. size() is 0 for any other kind.
     size_t size() const;
     Value operator[](size_t index) const;
-    // Of a dict, or of an object that was given items; in the order of the file.
+    // The pairs of a dict, or of an object that was given items, in the order of the file.
     size_t pairs() const;
     std::pair<Value, Value> pair(size_t index) const;
-    // The value of a text key; the last, where it is there several times.
+    // Returns the value for a text key. If the key occurs several times, the last one counts.
     std::optional<Value> find(std::string_view key) const;
 
-    // Of a global, or of the one that an object was made by: "torch._utils._rebuild_tensor_v2".
+    // The name of a global, or of the global that made an object: "torch._utils._rebuild_tensor_v2".
     std::string name() const;
-    // Of an object: a tuple.
+    // The arguments of an object, as a tuple.
     std::optional<Value> arguments() const;
-    // What an object or a dict was given as its state (BUILD): mostly its attributes.
+    // The state that an object, a list, a set or a dict was given (BUILD): mostly its attributes.
     std::optional<Value> state() const;
     // The id of a persistent value.
     std::optional<Value> id() const;
 
-    // Tells values apart in a walk.
+    // Distinguishes values in a walk.
     uint32_t index() const { return index_; }
 
    private:
@@ -97,10 +98,10 @@ class Pickle {
   friend class PickleReader;
   struct Node {
     Kind kind = Kind::none;
-    uint32_t where = 0;    // an offset of bytes_, or an index of growing_, tuples_, objects_, globals_ or nodes_
-    uint64_t payload = 0;  // the number itself, or how many
+    uint32_t where = 0;    // an offset in bytes_, or an index into growing_, tuples_, objects_, globals_ or nodes_
+    uint64_t payload = 0;  // the number itself, or a count
   };
-  // The items of a list, a dict (key, value, key, ...) or a set, and a state.
+  // The items of a list, a set or a dict (key, value, key, ...), and a state.
   struct Growing {
     std::vector<uint32_t> items;
     std::optional<uint32_t> state;
@@ -120,7 +121,7 @@ class Pickle {
 
   std::unique_ptr<const std::string> bytes_;  // texts are views of it
   std::deque<Node> nodes_;
-  std::vector<uint32_t> tuples_;  // items of all tuples, one after the other
+  std::vector<uint32_t> tuples_;  // the items of all tuples, end to end
   std::deque<Growing> growing_;
   std::deque<Object> objects_;
   std::vector<Global> globals_;

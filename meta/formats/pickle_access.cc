@@ -20,7 +20,8 @@ std::optional<Value> field(const std::optional<Value>& dict, std::string_view ke
   return dict && dict->pairs() <= kMostFields ? dict->find(key) : std::nullopt;
 }
 
-// From the last pair on, which is the one that counts. A text that is there a million times is looked at once.
+// Goes from the last pair to the first, because the last one of a name counts. Each distinct key is examined only once,
+// even if it occurs a million times.
 std::map<std::string_view, Value> by_name(const std::optional<Value>& dict) {
   std::map<std::string_view, Value> found;
   std::unordered_set<uint32_t> seen;

@@ -1,8 +1,9 @@
-// What the readers of checkpoints ask of a pickle's values. Pure functions; none: it is not there, or of another kind.
+// How the readers of checkpoints access a pickle's values. Pure functions. They return nothing if a value is missing or
+// of another kind.
 //
-// A pickle may have one dict, list or text in a million places. So whoever looks at a value many times bounds what one
-// look costs: fields have small dicts, names are short, and of large dicts a table is made once. Names are sorted, not
-// hashed: who writes them could have all hashes be the same.
+// A pickle may use one dict, list or text in a million places, so the cost of each access is bounded. Fields are looked
+// up only in small dicts, names must be short, and a large dict is made into a table once. The tables are sorted,
+// because whoever writes a pickle could make all hashes collide.
 #pragma once
 
 #include <cstdint>
@@ -16,26 +17,27 @@
 
 namespace ckptfs::meta::formats {
 
-// Longer names are none.
+// Longer texts are not accepted as names.
 inline constexpr size_t kLongestName = 1024;
-// A dict of more has no fields.
+// Larger dicts have no fields.
 inline constexpr size_t kMostFields = 64;
 
-// A short text.
+// Returns a text of at most kLongestName bytes.
 std::optional<std::string_view> short_text(const std::optional<Pickle::Value>& value);
-// Looks through all of the dict: for what is asked once of it.
+// Searches the whole dict. Use it only once per dict.
 std::optional<Pickle::Value> find(const std::optional<Pickle::Value>& dict, std::string_view key);
-// Of an object's attributes, of a parameter's state.
+// Looks up a field in a dict of at most kMostFields pairs, such as an object's attributes or a parameter's state.
 std::optional<Pickle::Value> field(const std::optional<Pickle::Value>& dict, std::string_view key);
-// A dict of names by them.
+// Makes a table of a dict by its names.
 std::map<std::string_view, Pickle::Value> by_name(const std::optional<Pickle::Value>& dict);
-// Of a dict of numbers, as the state of torch's optimizers is kept, what is there from 0 to before `end`.
+// Returns the values for the keys 0 to `end` - 1 of a dict with integer keys, which is how torch's optimizers keep
+// their state.
 std::vector<std::optional<Pickle::Value>> by_number(const std::optional<Pickle::Value>& dict, size_t end);
-// A number, or an enum made of one.
+// Returns an integer, or that of an enum.
 std::optional<int64_t> number_of(const std::optional<Pickle::Value>& value);
-// The largest, where it is a list.
+// Returns an integer, or the largest one of a list.
 std::optional<int64_t> largest_of(const std::optional<Pickle::Value>& value);
-// A torch.Size of what torch can have.
+// Returns a torch.Size, if its dimensions and elements are in the range that torch supports.
 std::optional<Shape> shape_of(const Pickle::Value& value);
 
 }  // namespace ckptfs::meta::formats

@@ -20,14 +20,14 @@ using Json = nlohmann::json;
 constexpr const char* kMetadata = "__metadata__";
 constexpr uint64_t kLengthSize = sizeof(uint64_t);
 constexpr size_t kLongestTensorName = 4096;
-constexpr size_t kMostTensors = size_t{1} << 17;  // of one file
+constexpr size_t kMostTensors = size_t{1} << 17;  // in one file
 constexpr io::JsonBounds kHeaderBounds{
     .bytes = kMostSafetensorsHeader, .values = io::kAnyNumber, .text = uint64_t{4} << 20, .depth = 8};
 
 Error bad_header(const std::string& what) { return Error(EBADMSG, "not a safetensors header: " + what); }
 
-// Takes the header as it is parsed: a tree of it would take many times its size. What a function returns false for ends
-// the parsing, with why_ told.
+// Reads the header while it is parsed, because a JSON tree would take many times its size. A function that returns
+// false ends the parsing with the error that it gave to fails().
 class HeaderReader : public io::JsonVisitor {
  public:
   bool null() override { return unexpected(); }
@@ -43,7 +43,7 @@ class HeaderReader : public io::JsonVisitor {
 
   bool string(string_t& text) override {
     if (depth_ != 2 || list_ != nullptr) return unexpected();
-    if (in_metadata_) return true;  // for whoever loads the tensors
+    if (in_metadata_) return true;  // the metadata is for the programs that load the tensors
     if (field_ != "dtype") return unexpected();
     dtype_ = dtype_of_safetensors(text);
     if (dtype_) return true;
@@ -105,7 +105,7 @@ class HeaderReader : public io::JsonVisitor {
     return fails(bad_header("its JSON has what no header has, in " + (name_.empty() ? "the beginning" : name_)));
   }
 
-  unsigned depth_ = 0;  // of objects
+  unsigned depth_ = 0;  // of nested objects
   std::string name_;
   std::string field_;
   bool in_metadata_ = false;
@@ -113,7 +113,7 @@ class HeaderReader : public io::JsonVisitor {
   bool has_shape_ = false;
   std::vector<uint64_t> shape_;
   std::vector<uint64_t> offsets_;
-  std::vector<uint64_t>* list_ = nullptr;  // that numbers are added to
+  std::vector<uint64_t>* list_ = nullptr;  // numbers are added to it
 };
 
 std::optional<uint64_t> bytes_of(const SafeTensor& tensor) {
@@ -125,7 +125,7 @@ std::optional<uint64_t> bytes_of(const SafeTensor& tensor) {
   return bytes;
 }
 
-// Sorts the tensors as they lie in the file, and has their offsets count from its beginning.
+// Sorts the tensors by their offsets, checks them, and makes the offsets count from the beginning of the file.
 Result<> place(SafetensorsHeader& header, uint64_t begin, uint64_t end) {
   std::sort(header.tensors.begin(), header.tensors.end(), [](const SafeTensor& a, const SafeTensor& b) {
     return std::tie(a.offset, a.size) < std::tie(b.offset, b.size);

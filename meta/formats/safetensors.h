@@ -1,9 +1,9 @@
-// Headers of safetensors files: which tensors there are, and where. Nothing but the header is read.
+// Reads and writes headers of safetensors files, which list the tensors and their places. Reads nothing else of a file.
 //
-// Format: https://github.com/huggingface/safetensors (README, "Format"): 8 bytes of length, little-endian; that much
-// JSON; then the tensors, without gaps or overlaps.
+// Format: https://github.com/huggingface/safetensors (README, "Format"): 8 bytes of length, little-endian; a JSON text
+// of that length; then the tensors, without gaps or overlaps.
 //
-// Thread safety: pure.
+// Thread safety: stateless.
 #pragma once
 
 #include <cstdint>
@@ -27,19 +27,19 @@ struct SafeTensor {
 };
 
 struct SafetensorsHeader {
-  std::vector<SafeTensor> tensors;              // as they lie in the file
-  std::map<std::string, std::string> metadata;  // to be written
+  std::vector<SafeTensor> tensors;              // in the order of the file
+  std::map<std::string, std::string> metadata;  // for writing only
 };
 
 inline constexpr uint64_t kMostSafetensorsHeader = uint64_t{32} << 20;
 
-// Without its metadata. EBADMSG, in words: it is none, or lies about where its tensors are; EFBIG: none has so much.
-// ENOTSUP: a type that is not known.
+// Reads the header without its metadata. Fails with EBADMSG, in words, if it is no header, is too large, or places its
+// tensors wrongly; with EFBIG, in words, if it exceeds the JSON's bounds; with ENOTSUP if a dtype is unknown.
 Result<SafetensorsHeader> read_safetensors_header(const io::LimitedFile& file);
 
-// A whole header, with its length before it, of tensors that lie in that order one after the other (their offsets are
-// not looked at). Padded with spaces, so that the tensors begin `begin` bytes after a multiple of `alignment` (a
-// multiple of 8, as `begin` is: they can be used where they are mapped).
+// Returns a whole header, with its length in front, for tensors that follow one another in this order. Their `offset`s
+// are ignored. It is padded with spaces so that the tensors begin `begin` bytes after a multiple of `alignment`. Both
+// must be multiples of 8, so that mapped tensors can be used in place.
 std::string safetensors_header(const SafetensorsHeader& header, uint64_t alignment = 8, uint64_t begin = 0);
 
 }  // namespace ckptfs::meta::formats

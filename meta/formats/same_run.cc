@@ -13,8 +13,9 @@ namespace {
 
 using Indices = std::map<std::string_view, uint32_t>;
 
-// The optimizer's, by their paths from there on; a Trainer's step has them one folder deeper. Those of parameters are
-// in no step but what a save made. Empty where that is not clear.
+// Returns the optimizer's swap files by their paths from "offloaded_tensors/" on. A Trainer's step has them one folder
+// deeper. The parameters' swap files are left out, because only steps made by a save have them. Returns an empty map if
+// two files would have the same path.
 Indices swap_files(const StepFiles& files) {
   constexpr std::string_view folder = "offloaded_tensors/";
   Indices found;

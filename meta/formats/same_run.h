@@ -1,5 +1,5 @@
-// Names for a step that has none of its own, as a save alone makes it: those of another step of the same run, whose
-// swap files hold the same parameters at the same places. Pure functions.
+// Names the parameters of a step that has no names, because only a save made it. The names come from another step of
+// the same run, whose swap files hold the same parameters at the same places. Pure functions.
 #pragma once
 
 #include <string>
@@ -8,9 +8,10 @@
 
 namespace ckptfs::meta::formats {
 
-// The nameless step's map, with all parameters of `named` (which is that of `named_files`). States that lie in swap
-// files are this step's own; what lies elsewhere (small groups, buffers, frozen parameters) is another moment's and is
-// left out. Nothing is changed where the swap files are not the same, by path and length.
+// Returns the map of the nameless step with all parameters of `named`, the map of `named_files`. Only states in swap
+// files are taken, and point to this step's own files. States elsewhere (small groups, buffers, frozen parameters) are
+// of another moment and are left out. If the two steps' swap files differ in path or length, the map is returned
+// unchanged.
 TensorMap named_like(TensorMap nameless, const StepFiles& files, const TensorMap& named, const StepFiles& named_files);
 
 }  // namespace ckptfs::meta::formats

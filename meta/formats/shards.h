@@ -1,4 +1,4 @@
-// Tensors whose elements several ranks hold, put together. Pure functions.
+// Joins tensors whose elements are spread over ranks. Pure functions.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace ckptfs::meta::formats {
 
-// What one rank holds of a group: elements of one state, back to back.
+// One rank's part of a group: contiguous elements of one state.
 struct Flat {
   Piece piece;
   Dtype dtype = Dtype::float32;
@@ -22,19 +22,21 @@ struct Member {
   std::string name;
   Shape shape;
   uint64_t elements = 0;
-  uint64_t padding = 0;  // elements behind it, in stages 1 and 2
+  uint64_t padding = 0;  // elements that follow it, in stages 1 and 2
 };
 
 inline uint64_t divide_up(uint64_t number, uint64_t by) { return (number + by - 1) / by; }
 
-// Of each rank ceil(elements / ranks) elements from `at` on, of the last ones less: what they have beyond the tensor is
-// padding. Every rank is there. None: one holds less, or another type.
+// Joins a tensor of which each rank holds ceil(elements / ranks) elements from index `at` on; the rest of the last
+// ranks' elements is padding. Each rank must have a value in `flats`. Returns nothing if a rank holds too few elements
+// or another type.
 std::optional<Tensor> joined(const Member& member, const Flats& flats, uint64_t at);
-// Where each rank's part ends, of all parts end to end, in elements. Every rank is there. Empty: more than there can
-// be.
+// Lays all ranks' parts end to end, and returns the index of the element at which each part ends. Each rank must have a
+// value in `flats`. Returns an empty list if there are more than 2^60 elements.
 using Ends = std::vector<uint64_t>;
 Ends ends_of(const Flats& flats);
-// The elements from `at` on, of all ranks' parts end to end. As above.
+// Joins a tensor that begins at element `at` of all ranks' parts laid end to end. Returns nothing if the parts end
+// before it, or have different types.
 std::optional<Tensor> cut_out(const Member& member, const Flats& flats, const Ends& ends, uint64_t at);
 
 }  // namespace ckptfs::meta::formats

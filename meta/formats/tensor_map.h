@@ -1,5 +1,6 @@
-// Which tensors a step holds, and which bytes of which of its files each is: what the readers of formats find, and what
-// views are made from. Plain data; shapes are in elements, outermost first, sizes and offsets in bytes.
+// Describes which tensors a step has, and which bytes of which files hold each of them. The readers of formats produce
+// it, and views are made from it. Plain data. Shapes are in elements, outermost dimension first; sizes and offsets are
+// in bytes.
 #pragma once
 
 #include <cstdint>
@@ -15,11 +16,11 @@
 
 namespace ckptfs::meta::formats {
 
-// A step's files, as its readers see them. Thread safety: one thread at a time.
+// The interface to a step's files for the readers. Thread safety: one thread at a time.
 class StepFiles {
  public:
   struct File {
-    std::string path;  // below the step
+    std::string path;  // relative to the step
     uint64_t size = 0;
   };
   StepFiles() = default;
@@ -28,13 +29,13 @@ class StepFiles {
   virtual ~StepFiles() = default;
 
   virtual const std::vector<File>& list() const = 0;
-  // For reading; `index`: in list().
+  // Opens a file for reading. `index` is an index into list().
   virtual Result<io::Fd> open(uint32_t index) const = 0;
-  // What is open()ed, to be read: it counts for the limit of the step.
+  // Wraps a descriptor from open(), so that what is read counts for the step's limit.
   io::LimitedFile limited(const io::Fd& file) const { return {file.get(), &limit_}; }
-  // All of a file; EFBIG: it has more than `most` bytes.
+  // Reads a whole file. Fails with EFBIG if it has more than `most` bytes.
   Result<std::string> read(uint32_t index, uint64_t most) const;
-  // The limit was reached: what was read of the step is not all of it.
+  // The error if the limit was reached, in which case the step was not read in full.
   const std::optional<Error>& refused() const { return limit_.reached(); }
 
  protected:
@@ -45,75 +46,76 @@ class StepFiles {
 };
 
 using Shape = std::vector<uint64_t>;
-inline constexpr size_t kMostDimensions = 64;  // as torch has it
+inline constexpr size_t kMostDimensions = 64;  // torch's own limit
 
-// Bytes of one file.
+// A range of one file.
 struct Piece {
   uint32_t file = 0;  // its index in StepFiles::list()
   uint64_t offset = 0;
   uint64_t size = 0;
 };
 
-// A whole tensor: the pieces in that order are its elements, row by row.
+// A tensor. The pieces, in this order, hold its elements in row-major order.
 struct Tensor {
   Dtype dtype = Dtype::float32;
   Shape shape;
   std::vector<Piece> pieces;
 };
 
-// The state that a parameter is in the model itself, as it computes with it.
+// The name of a parameter's state in the model itself, in the type that the model computes with.
 inline constexpr const char* kParam = "param";
 
-// A parameter or a buffer of the model, with what the optimizer keeps of it; or a tensor that belongs to neither.
+// A parameter or a buffer of the model with what the optimizer keeps of it, or a tensor that is neither.
 struct Parameter {
   enum class Kind { trained, frozen, buffer, other };
   std::string name;
   Kind kind = Kind::trained;
-  std::optional<uint64_t> ds_id;         // DeepSpeed's number for it, where files make it certain
+  std::optional<uint64_t> ds_id;         // DeepSpeed's number of it, if the files make it certain
   std::map<std::string, Tensor> states;  // "fp32", "exp_avg", ...; kParam
 };
 
-// A parameter that has a second name.
+// A second name of a parameter.
 struct Tied {
   std::string name;
   std::string same_as;
 };
 
-// A swap file of which nothing tells what parameters it holds; with its padding.
+// A swap file of which nothing tells the parameters. It includes padding.
 struct SwapFile {
-  uint64_t first = 0;  // ds_ids of the first and last parameter of its group
+  uint64_t first = 0;  // ds_id of the first parameter of its group
   uint64_t last = 0;
   unsigned rank = 0;
   std::string state;
   uint32_t file = 0;
 };
 
-// So many are told of one step: a damaged one could have millions.
+// A damaged step could have millions of problems; only so many are kept.
 inline constexpr size_t kMostProblems = 1000;
 
-// What could not be read, and the rest of the step shows without.
+// A part of the step that could not be read. The map contains the rest.
 struct Problem {
-  // unreadable: it may be as it should be, and nobody can tell. missing: it is not there, or ends too early, as what
-  // was not written to its end. left_out: whoever wrote the checkpoint left it out, and is content.
+  // unreadable: it may be intact, but that cannot be decided. missing: it is not there, or ends too early because it
+  // was not written to its end. left_out: the program that wrote the checkpoint left it out on purpose.
   enum class Kind { unreadable, missing, left_out };
-  std::string file;  // below the step; empty: the step as a whole
+  std::string file;  // relative to the step; empty for the step as a whole
   std::string reason;
   Kind kind = Kind::unreadable;
 };
 
 struct TensorMap {
   std::vector<Parameter> parameters;  // in the order of the checkpoint
-  std::optional<Dtype> computes_in;   // what the model computed in, where the checkpoint says so
+  std::optional<Dtype> computes_in;   // the type that the model computed in, if the checkpoint tells it
   std::vector<Tied> tied;
   std::vector<SwapFile> undivided;
   std::vector<Problem> problems;
-  std::string names_from;  // the step of the same run that told the names, where it was another one (same_run.h)
+  // the step that the names were taken from, if it was another one of the same run (same_run.h)
+  std::string names_from;
 };
 
-// Of more than kMostProblems the first are kept, and of each reason what a person would read.
+// Keeps the first kMostProblems problems, and cuts a reason that is too long to be read.
 void add_problem(TensorMap& map, Problem problem);
 
-// None: more than fits into 60 bits.
+// Returns nothing if the number of elements exceeds 2^60.
 std::optional<uint64_t> elements_of(const Shape& shape);
 
 }  // namespace ckptfs::meta::formats

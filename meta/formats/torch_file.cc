@@ -20,7 +20,7 @@ constexpr unsigned kMostWrappings = 8;
 
 Error bad_tensor(const std::string& what) { return Error(EBADMSG, "a tensor that cannot be one: " + what); }
 
-// A call that makes a tensor.
+// A call by which the pickle makes a tensor.
 struct Call {
   std::string name;
   Value arguments;
@@ -37,7 +37,7 @@ struct Unwrapped {
   std::optional<Value> attributes;
 };
 
-// The call inside those that only add something to a tensor: a Parameter, or attributes.
+// Returns the call inside those that only wrap a tensor: a Parameter, or attributes.
 Result<Unwrapped> unwrap(const Value& value) {
   Unwrapped found{call_of(value), std::nullopt};
   for (unsigned depth = 0; found.call; ++depth) {
@@ -66,12 +66,12 @@ Result<std::vector<T>> numbers(const Value& value) {
 }
 
 struct Storage {
-  std::optional<Dtype> dtype;  // none: untyped, counted in bytes
+  std::optional<Dtype> dtype;  // empty: untyped, and `count` is in bytes
   std::string key;
   uint64_t count = 0;
 };
 
-// ('storage', torch.FloatStorage, '0', 'cpu', 4096)
+// Parses ('storage', torch.FloatStorage, '0', 'cpu', 4096).
 Result<Storage> storage_of(const Value& value) {
   const auto id = value.id();
   if (!id || id->size() < 5 || (*id)[0].text() != "storage") return bad_tensor("it has no storage");
@@ -91,7 +91,7 @@ Result<Storage> storage_of(const Value& value) {
   return storage;
 }
 
-// One past the last element of the storage that the tensor uses.
+// Returns the index after the last element of the storage that the tensor uses.
 Result<uint64_t> end_of(const TorchTensor& tensor) {
   if (tensor.shape.size() != tensor.strides.size()) return bad_tensor("it has not one stride for each length");
   uint64_t elements = 1, end = tensor.first;
@@ -109,7 +109,7 @@ Result<uint64_t> end_of(const TorchTensor& tensor) {
   return end + 1;
 }
 
-// "torch.float8_e4m3fn", the dtype of a tensor in an untyped storage.
+// Returns the dtype of a tensor in an untyped storage, from an argument such as "torch.float8_e4m3fn".
 std::optional<Dtype> named_dtype(const Call& call) {
   constexpr size_t where = 6;
   if (call.arguments.size() <= where) return std::nullopt;
@@ -140,7 +140,7 @@ Result<TorchTensor> build(const Call& call, std::optional<Value> attributes) {
   return tensor;
 }
 
-// Neither a zip nor damaged: what torch wrote before 1.6 begins with a pickle.
+// torch before 1.6 wrote no zip but a sequence of pickles.
 bool is_old_format(const io::LimitedFile& file, const FileRange& part) {
   std::array<std::byte, 2> begin{};
   const auto got = file.read_full(begin, part.offset);

@@ -1,10 +1,10 @@
-// Files that torch.save writes: a zip of a pickle (data.pkl) and one stored entry for each storage (data/0, data/1,
-// ...). Only the zip's directory and the pickle are read; of a storage its place in the file is told, so that whoever
-// needs its bytes reads them there.
+// Reads files that torch.save writes: a zip of a pickle (data.pkl) and one stored entry for each storage (data/0,
+// data/1, ...). Reads only the zip's directory and the pickle. For a storage it returns the place in the file, where
+// its bytes can be read.
 //
 // Format: torch/serialization.py (_save), torch/_utils.py (_rebuild_tensor_v2 and the like).
 //
-// Thread safety: TorchFile: one thread at a time; what it told is plain data.
+// Thread safety: only one thread at a time may use a TorchFile. Its results are plain data.
 #pragma once
 
 #include <memory>
@@ -26,41 +26,42 @@ struct TorchTensor {
   Dtype dtype = Dtype::float32;
   std::vector<uint64_t> shape;
   std::vector<int64_t> strides;             // in elements
-  std::string storage;                      // the key of its storage; it lies in data/<key>
-  uint64_t first = 0;                       // element of the storage at which it begins
-  std::optional<Pickle::Value> attributes;  // what was set on it, as a dict
+  std::string storage;                      // the key of its storage, which is the entry data/<key>
+  uint64_t first = 0;                       // index of its first element in the storage
+  std::optional<Pickle::Value> attributes;  // attributes that were set on it, as a dict
 
   uint64_t elements() const;
-  // Its elements lie in order, with nothing between them.
+  // Returns true if the elements are in order, without gaps.
   bool is_contiguous() const;
 };
 
 class TorchFile {
  public:
-  // `file`: a descriptor for reading, which stays the caller's, and open as long as the TorchFile; `part`: where in it
-  // torch.save wrote. EBADMSG: it is not what torch.save writes, or is damaged; ENOTSUP: of a kind that is not read
-  // (before torch 1.6; big-endian). `most`: bytes of its pickle.
+  // `file` is open for reading; the caller owns it and must keep it open. `part` is the range that torch.save wrote.
+  // `most` is the maximal size of the pickle in bytes. Fails with EBADMSG if the data is not what torch.save writes, or
+  // is damaged; with ENODATA if it was not written to its end; with ENOTSUP if the variant is not supported (before
+  // torch 1.6; big-endian).
   static Result<TorchFile> open(const io::LimitedFile& file, const FileRange& part, uint64_t most = Pickle::kMostBytes);
-  // All of a file.
+  // The same for a whole file.
   static Result<TorchFile> open(const io::LimitedFile& file);
 
   Pickle::Value root() const { return pickle_->root(); }
 
-  // None: the value is no tensor. EBADMSG: it claims to be one, and cannot be. ENOTSUP: one of a kind that is not read.
-  // A tensor reaches at most to the end of its storage.
+  // Returns nothing if the value is no tensor. Fails with EBADMSG if it cannot be a valid tensor, and with ENOTSUP if
+  // the kind of tensor is not supported. A returned tensor ends within its storage.
   static Result<std::optional<TorchTensor>> tensor(const Pickle::Value& value);
-  // Where in the file the storage of that key lies. EBADMSG: nowhere.
+  // Returns where the storage of that key is in the file. Fails with EBADMSG if there is none.
   Result<FileRange> storage(const std::string& key);
-  // Where a contiguous tensor's elements lie. ENOTSUP: it is not contiguous.
+  // Returns where a contiguous tensor's elements are. Fails with ENOTSUP if it is not contiguous.
   Result<FileRange> range(const TorchTensor& tensor);
 
  private:
   TorchFile(ZipArchive archive, std::string folder, Pickle pickle);
 
   ZipArchive archive_;
-  std::string folder_;                    // of all entries: "archive/"
-  std::unique_ptr<const Pickle> pickle_;  // does not move: values point to it
-  // Of storages that were asked for, by entry: a pickle may have one a million times.
+  std::string folder_;                    // the prefix of all entries: "archive/"
+  std::unique_ptr<const Pickle> pickle_;  // allocated by itself, because values point to it
+  // The places of storages that were requested, by entry. A pickle may request the same one a million times.
   std::unordered_map<uint64_t, FileRange> places_;
 };
 

@@ -8,7 +8,7 @@ namespace {
 constexpr io::JsonBounds kTrainerStateBounds{
     .bytes = uint64_t{64} << 20, .values = io::kAnyNumber, .text = uint64_t{1} << 20, .depth = 64, .python = true};
 
-// Tells numbers of how deep they lie: the state itself is at depth 1, an entry of its history at 3.
+// Reports the numbers with their depth. The state itself has depth 1, and an entry of its history has depth 3.
 class NumbersOfState : public io::JsonVisitor {
  public:
   bool number_integer(number_integer_t number) final { return told(static_cast<double>(number)); }
@@ -29,7 +29,7 @@ class NumbersOfState : public io::JsonVisitor {
   static constexpr unsigned kState = 1, kEntry = 3;
 
   virtual void number(unsigned depth, const std::string& name, double value) = 0;
-  // Of an entry of the history.
+  // They enclose the numbers of an entry of the history.
   virtual void entry_begins() {}
   virtual void entry_ends() {}
 
@@ -99,7 +99,7 @@ Result<> check_trainer_state(const io::LimitedFile& file, uint64_t size) {
   return io::read_json(file, 0, size, kTrainerStateBounds, nothing);
 }
 
-// In two passes: the checkpoint's own step may stand behind the history.
+// It needs two passes, because "global_step" may come after the history.
 Result<std::optional<double>> metric_in_trainer_state(const io::LimitedFile& file, uint64_t size,
                                                       const std::string& name) {
   StepOfState of_state;

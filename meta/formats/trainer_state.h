@@ -1,5 +1,5 @@
-// trainer_state.json, which a Hugging Face Trainer writes last of all into each of its checkpoints. Only what is asked
-// for is kept of it: a long run's has millions of values. Pure.
+// Reads trainer_state.json, which a Hugging Face Trainer writes last into each of its checkpoints. Keeps only the
+// requested values, because the file of a long run has millions. Stateless.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,11 @@ namespace ckptfs::meta::formats {
 
 inline constexpr const char* kTrainerStateName = "trainer_state.json";
 
-// Of both: EBADMSG, in words: it is no JSON, as one that is cut short; EFBIG, in words: nobody writes such a one.
-// `file` has `size` bytes.
+// Both functions fail with EBADMSG, in words, if the file is not JSON or is cut short, and with EFBIG, in words, if it
+// exceeds the bounds. `file` has `size` bytes.
 Result<> check_trainer_state(const io::LimitedFile& file, uint64_t size);
-// What was logged under that name at the checkpoint's own step; none: nothing was, or no number.
+// Returns the value that was logged under that name at the checkpoint's own step, or nothing if there is no such
+// number.
 //   {"global_step": 500, "log_history": [{"step": 500, "eval_loss": 1.5}]}
 Result<std::optional<double>> metric_in_trainer_state(const io::LimitedFile& file, uint64_t size,
                                                       const std::string& name);

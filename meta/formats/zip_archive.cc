@@ -18,7 +18,7 @@ constexpr std::string_view kHeaderSignature("PK\3\4", 4), kEntrySignature("PK\1\
 
 Error bad_zip(const std::string& what) { return Error(EBADMSG, "not a zip that can be read: " + what); }
 
-// Of bytes that are there.
+// The bytes must be long enough.
 template <class T>
 T number_at(std::string_view bytes, size_t at) {
   T number{};
@@ -26,7 +26,7 @@ T number_at(std::string_view bytes, size_t at) {
   return number;
 }
 
-// All of a range that lies in the part.
+// Reads a range of the part. Fails if the range exceeds the part.
 Result<std::string> part_bytes(const io::LimitedFile& file, const FileRange& part, uint64_t offset, uint64_t size) {
   if (offset > part.size || size > part.size - offset) return bad_zip("it leads to what lies behind its end");
   std::string bytes(size, '\0');
@@ -35,7 +35,7 @@ Result<std::string> part_bytes(const io::LimitedFile& file, const FileRange& par
   return bytes;
 }
 
-// Without the record that ends a zip it may be the beginning of one, whose writer came no further.
+// Without an end record, the part may be the beginning of a zip whose writer did not finish.
 Error no_end(const io::LimitedFile& file, const FileRange& part) {
   const auto first = part_bytes(file, part, 0, std::min<uint64_t>(part.size, kHeaderSignature.size()));
   if (!first) return first.error();
@@ -49,14 +49,14 @@ struct Directory {
   uint64_t size = 0;
 };
 
-// Of a zip whose directory is too large for the end alone to tell.
+// Reads the second end record of a large zip.
 Result<Directory> wide_directory(const io::LimitedFile& file, const FileRange& part, std::string_view locator) {
   TRY_ASSIGN(const std::string end, part_bytes(file, part, number_at<uint64_t>(locator, 8), kWideEnd));
   if (!end.starts_with(kWideEndSignature)) return bad_zip("the end of its directory is not where it should be");
   return Directory{number_at<uint64_t>(end, 32), number_at<uint64_t>(end, 48), number_at<uint64_t>(end, 40)};
 }
 
-// As far as a zip with a comment of at most that many bytes has it. None: there is no end.
+// Searches for the end record, allowing for a comment of at most that many bytes. Returns nothing if it is not found.
 Result<std::optional<Directory>> directory_before(const io::LimitedFile& file, const FileRange& part,
                                                   uint64_t comment) {
   const uint64_t size = std::min<uint64_t>(part.size, kLocator + kEnd + comment);
@@ -77,7 +77,7 @@ Result<std::optional<Directory>> directory_before(const io::LimitedFile& file, c
   return std::optional<Directory>();
 }
 
-// The end lies at the end, but for a comment, which torch does not write: a step has millions of such zips.
+// Searches without a comment first: torch writes none, and a step may have millions of such zips.
 Result<Directory> find_directory(const io::LimitedFile& file, const FileRange& part) {
   constexpr uint64_t kLongestComment = 65535;
   for (const uint64_t comment : {uint64_t{0}, kLongestComment}) {
@@ -87,7 +87,7 @@ Result<Directory> find_directory(const io::LimitedFile& file, const FileRange& p
   return no_end(file, part);
 }
 
-// The numbers that an entry has no room for, each in its turn (4.5.3).
+// The 64-bit numbers that did not fit into an entry, in the order of 4.5.3.
 class WideNumbers {
  public:
   explicit WideNumbers(std::string_view extra) {
@@ -99,7 +99,7 @@ class WideNumbers {
     }
   }
 
-  // None: it lacks one.
+  // Returns nothing if the number is missing.
   std::optional<uint64_t> wide(uint32_t narrow) {
     if (narrow != UINT32_MAX) return narrow;
     if (numbers_.size() < sizeof(uint64_t)) return std::nullopt;
@@ -137,7 +137,7 @@ Result<> ZipArchive::add_entries(uint64_t count) {
   return success();
 }
 
-// The one that begins there in the directory; where the next one does.
+// Adds the entry that begins at `at` in the directory. Returns where the next one begins.
 Result<size_t> ZipArchive::add_entry(size_t at) {
   const std::string_view rest = std::string_view(directory_).substr(at);
   if (rest.size() < kOfEntry || !rest.starts_with(kEntrySignature)) return bad_zip("its directory is damaged");

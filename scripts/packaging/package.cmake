@@ -11,7 +11,7 @@ install(DIRECTORY docs DESTINATION ${doc} PATTERN benchmarks.md EXCLUDE)  # besi
 install(FILES scripts/packaging/copyright DESTINATION ${doc})
 install(FILES scripts/packaging/ckpt.conf DESTINATION ${doc}/examples)
 install(FILES scripts/packaging/ckptfs@.service DESTINATION lib/systemd/system)
-# mount(8) looks for it; and what the shells complete, printed by the command itself.
+# mount(8) looks for mount.ckptfs. The command itself prints the shells' completions.
 install(CODE [[
   set(root "$ENV{DESTDIR}${CMAKE_INSTALL_PREFIX}")
   file(MAKE_DIRECTORY "${root}/sbin" "${root}/share/bash-completion/completions"

@@ -1,4 +1,4 @@
-"""Programs of build/venv (torch, safetensors, transformers) that do one thing at each line they are told."""
+"""Programs in build/venv (torch, safetensors, transformers) that do one thing for each line of input."""
 
 import contextlib
 import json
@@ -12,7 +12,7 @@ INSTALL = "tests/deepspeed/venv.sh installs it"
 
 
 def lacks(*modules):
-    """Why no such program can run here; None: it can."""
+    """Returns why no such program can run here, or None if it can."""
     if not PYTHON.exists():
         return f"there is no build/venv: {INSTALL}"
     done = mounting.run(PYTHON, "-c", f"import importlib.util as u; print([m for m in {modules} if not u.find_spec(m)])")
@@ -20,7 +20,7 @@ def lacks(*modules):
 
 
 class Child:
-    """Each line it is told it answers by one line of JSON."""
+    """Sends a line to the program, and returns its answer, which is one line of JSON."""
 
     def __init__(self, process, log):
         self.process, self.log = process, log
@@ -39,7 +39,7 @@ class Child:
 
 @contextlib.contextmanager
 def running(log, *words):
-    """A Child, once it has said that it is ready."""
+    """Yields a Child once it has reported that it is ready."""
     environment = dict(os.environ, CUDA_VISIBLE_DEVICES="", DS_ACCELERATOR="cpu", PYTHONDONTWRITEBYTECODE="1")
     with open(log, "wb") as errors:
         process = subprocess.Popen([str(PYTHON), *map(str, words)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""Copies of a tree by the tools that people use: what they take in time, in bytes written to the device, and in space."""
+"""Copies of a tree by common tools: their time, the bytes written to the device, and the space they take."""
 
 import os
 import shlex
@@ -58,7 +58,7 @@ def fill(folder, count, size):
 
 
 def timed(context, mount, live, command, folder, costs, side):
-    """Seconds of one copy with the sync behind it, the source cold; notes what it cost."""
+    """Returns the seconds of one copy and a sync, with the source not in memory. Notes its cost."""
     target = folder / "to"
     variables = {"from": str(folder / "from"), "to": str(target)}
 
@@ -73,7 +73,7 @@ def timed(context, mount, live, command, folder, costs, side):
 
 
 def cost(context, side, action):
-    """Seconds of the action with the sync behind it, nothing in memory before; and what it cost, in words."""
+    """Returns the seconds of the action and a sync, with nothing in memory before, and its cost in words."""
     machine.settle(context.disk)
     memory.drop_caches()
     memory.touch_free()
@@ -92,7 +92,7 @@ def remove(mount, live, folder):
 
 
 def frozen_weights(context):
-    """A second save of a state of which a few tensors have changed."""
+    """Saves a state a second time after a few of its tensors have changed."""
     titles = {how: f"{how} of mostly frozen weights" for how in ("torch.save", "safetensors")}
     if reason := child.lacks("torch", "safetensors"):
         for title in titles.values():

@@ -1,4 +1,4 @@
-"""Data rows: libaio, O_DIRECT, 1 MiB, depth 8 for each file; read, and overwrite with a final fsync."""
+"""Data rows: libaio, O_DIRECT, 1 MiB, depth 8 per file; reads, and overwrites with a final fsync."""
 
 import contextlib
 import itertools
@@ -18,7 +18,7 @@ SWAP = "zero_stage_3/optimizer/rank0"
 PASSTHROUGH_HP = mounting.REPOSITORY / "build" / "deps" / "bin" / "passthrough_hp"
 CASES = (("read", 1), ("overwrite", 1), ("read", 4), ("overwrite", 4))
 
-# Where the bytes lie: the offset of fio's buffers in a page, and of its requests in the file.
+# Alignment: the offset of fio's buffers in a page, and of its requests in the file.
 ALIGNED = {"memory": 0, "offset": 0}
 BUFFERS = {"memory": 52, "offset": 0}
 OFFSETS = {"memory": 52, "offset": 52}
@@ -75,7 +75,7 @@ def before_saves(context, folders, title):
 
 
 def right_after_a_save(context, mount, native, title, case):
-    """Overwrites that find every block shared, natively after cp --reflink=always, and those that do not."""
+    """Overwrites that find every block shared (natively after cp --reflink=always), and overwrites that do not."""
     files = mount.path / SWAP
 
     def after_save():
@@ -108,7 +108,7 @@ def right_after_a_save(context, mount, native, title, case):
 
 
 def later(context, mount, native, title):
-    """The files have been saved, the step is kept, and every block was overwritten once since."""
+    """The files have been saved, the step still exists, and every block was overwritten once since."""
     files = mount.path / SWAP
     mount.save("kept")
     for case in CASES:
@@ -121,7 +121,7 @@ def later(context, mount, native, title):
 
 
 def through_daemon(context, native, mode, title):
-    """Every O_DIRECT open is served by the daemon; natively the same file takes aligned requests only."""
+    """The daemon serves every O_DIRECT open. Natively the same file accepts aligned requests only."""
     kinds = {KINDS[kind["memory"], kind["offset"]]: kind for kind in (ALIGNED, BUFFERS, OFFSETS)}
     with context.mounted(f"data: {title}", mode, "safe") as mount:
         files = mount.path / SWAP
@@ -147,14 +147,16 @@ def through_daemon(context, native, mode, title):
 
 
 def by_hand(context, folder, case):
-    """Bytes a second of overwrites at offsets that O_DIRECT does not take, made natively as the daemon makes them."""
+    """Returns the bytes per second of overwrites at offsets that O_DIRECT does not accept, done natively as the
+    daemon does."""
     length = file_size(context.sizes, case) - plan.MIB
     command = [mounting.helper("unaligned_writer"), OFFSETS["offset"], length, *(folder / name for name in names(case[1]))]
     return lambda: float(mounting.run(*command).stdout)
 
 
 def processor_seconds(context, folder, case, kind):
-    """Seconds of all processors for each GiB: what more loops take, so that fio's own start is not in it."""
+    """Returns the seconds of all processors per GiB. It takes the difference of many loops and one, to exclude fio's
+    start."""
     loops = 8
 
     def busy(count):
@@ -208,17 +210,18 @@ def file_size(sizes, case):
 
 
 def make_files(folder, sizes):
-    """One file and four, written by O_DIRECT."""
+    """Makes one file, and four, by O_DIRECT."""
     folder.mkdir(parents=True)
     for count in (1, 4):
         transfer(folder, sizes, ("overwrite", count), ALIGNED)
 
 
 def transfer(folder, sizes, case, kind, loops=1):
-    """Reads or overwrites the files whole, each by its own thread; bytes a second, the final fsync included."""
+    """Reads or overwrites the files, each by a thread of its own. Returns bytes per second, including the final
+    fsync."""
     what, count = case
     size = file_size(sizes, case)
-    # A request that begins off a block must not reach past the end.
+    # The last request of an unaligned run must not exceed the file, so the length is shorter.
     length = size - (plan.MIB if kind["offset"] else 0)
     words = ["fio", "--output-format=json", "--thread", "--group_reporting", "--ioengine=libaio", "--direct=1"]
     words += ["--bs=1M", "--iodepth=8", "--fallocate=none", "--invalidate=0", "--scramble_buffers=0", "--gtod_reduce=1"]
@@ -227,7 +230,7 @@ def transfer(folder, sizes, case, kind, loops=1):
     if what == "overwrite":
         words.append("--end_fsync=1")
     if kind["memory"]:
-        words.append(f"--iomem_align={kind['memory']}")  # added to the page that fio's buffers begin at
+        words.append(f"--iomem_align={kind['memory']}")  # added to the start of the page that fio's buffers are in
     for name in names(count):
         words += [f"--name={name}", f"--filename={folder / name}"]
     done = mounting.run(*words)
@@ -256,7 +259,7 @@ def remove_steps(mount):
 
 @contextlib.contextmanager
 def passthrough_hp(context, source):
-    """libfuse's own example over the native files, or None where it was not built."""
+    """Mounts libfuse's own example over the native files. Yields None if it was not built."""
     if not PASSTHROUGH_HP.exists():
         yield None
         return

@@ -1,4 +1,4 @@
-"""What it costs to guess wrong what a new file will hold: steps of which every file is another than the one before."""
+"""The cost of wrong predictions: steps in which every file differs from the file of that name in the previous step."""
 
 import contextlib
 import dataclasses
@@ -15,20 +15,20 @@ import mounting
 import plan
 
 COSTS = "Copies: what a wrong guess costs"
-STEPS = 10  # of a run
+STEPS = 10  # per run
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """Of the steps that are written in a round."""
+    """The steps that are written in one round."""
 
     title: str
-    count: int  # of files
-    size: int  # of each
+    count: int  # number of files
+    size: int  # of each file
     steps: int = 1
-    cold: bool = False  # nothing in memory
-    trusted: bool = False  # guesses were right before: so the first of the files is guessed
-    numbered: bool = False  # their names differ in numbers only; else in letters
+    cold: bool = False  # nothing is in memory
+    trusted: bool = False  # earlier predictions were right, so the first file is predicted
+    numbered: bool = False  # the names differ in numbers only; otherwise in letters
 
 
 def shapes(sizes):
@@ -54,7 +54,7 @@ def section(context):
 
 
 def add_row(context, mode, shape):
-    """With stores of its own: what came of earlier guesses does not count."""
+    """Uses stores of its own, because earlier predictions would influence the result."""
     with contextlib.ExitStack() as stack:
 
         def mounted(name, mode, *options):
@@ -81,7 +81,7 @@ NEW_NAMES = itertools.count()
 
 
 def written(context, mount, shape):
-    """Seconds of writing the steps, each with the sync behind it. Names are new in each round."""
+    """Returns the seconds of writing the steps, each with a sync. Each round has new names."""
     data = [os.urandom(shape.size) for _ in range(2)]
 
     def measured():
@@ -96,7 +96,7 @@ def written(context, mount, shape):
         for step in range(1, shape.steps + 1):
             if shape.steps == 1:
                 memory.touch_free()
-            else:  # it takes seconds
+            else:  # touching all memory takes seconds
                 memory.touch_free(3 * shape.count * shape.size)
             began = time.monotonic()
             write_step(mount, step, names, data[step % 2])
@@ -118,7 +118,7 @@ def new_names(shape):
 
 
 def letters():
-    """That no name had before."""
+    """Returns letters that no name has had before."""
     number, text = next(NEW_NAMES), ""
     for _ in range(4):
         number, letter = divmod(number, len(string.ascii_lowercase))
@@ -127,14 +127,15 @@ def letters():
 
 
 def win_trust(mount):
-    """Files of new names that are what they were: after a wrong guess a few such names are not guessed at all."""
+    """Writes files with new names twice: after a wrong prediction, the next few files of unknown names are not
+    predicted."""
     names, data = [f"{letters()}.pt" for _ in range(4)], os.urandom(plan.MIB)
     for step in range(2):
         write_step(mount, step, names, data)
 
 
 def write_step(mount, step, names, data):
-    """As torch.save: in large pieces."""
+    """Writes as torch.save does: in large pieces."""
     folder = mount.path / "steps" / f"checkpoint-{step}"
     folder.mkdir(exist_ok=True)
     for name in names:

@@ -1,4 +1,4 @@
-"""The machine, the disk that everything is measured on, and what is looked up about both."""
+"""The machine and the disk that everything is measured on, and their properties."""
 
 import contextlib
 import ctypes
@@ -17,7 +17,7 @@ def cores():
 
 
 def busy_seconds():
-    """What all processors together have spent on anything since the machine started."""
+    """Returns the seconds that all processors together have been busy since the machine started."""
     user, nice, system, _idle, _wait, interrupts, soft = (
         int(word) for word in pathlib.Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:8]
     )
@@ -39,7 +39,7 @@ def processor():
 
 
 def choose_folder(wanted, size):
-    """Where the image goes: the folder asked for, else /dev/shm where memory suffices, else build/."""
+    """Chooses the folder for the image: the wanted one, else /dev/shm if there is enough memory, else build/."""
     if wanted:
         return pathlib.Path(wanted).resolve()
     shared = pathlib.Path("/dev/shm")
@@ -50,8 +50,9 @@ def choose_folder(wanted, size):
 
 @contextlib.contextmanager
 def disk(work, size):
-    """An XFS with reflink, mounted at work/disk, on a loop device with direct I/O over an image that is allocated and
-    written in full: no row then pays for the first touch of memory. Yields the folder and whether direct I/O took."""
+    """Mounts an XFS with reflink at work/disk, on a loop device with direct I/O over an image. The image is
+    allocated and written in full, so that no row pays for the first use of memory. Yields the folder and whether
+    direct I/O is in use."""
     image, point = work / "disk.xfs", work / "disk"
     with open(image, "wb") as made:
         zeros = bytes(8 * mounting.MIB)
@@ -71,7 +72,7 @@ def disk(work, size):
 
 
 def attach(image):
-    """With direct I/O where the loop driver takes it."""
+    """Attaches with direct I/O if the loop driver supports it."""
     direct = mounting.run("losetup", "--show", "--direct-io=on", "-f", image, check=False)
     if direct.returncode == 0:
         return direct.stdout.strip()
@@ -82,7 +83,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def sync_filesystem(folder):
-    """syncfs(2): what `sync -f FOLDER` does, without the cost of a process."""
+    """syncfs(2), which is `sync -f FOLDER` without the cost of a process."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         if _libc.syncfs(descriptor) != 0:
@@ -93,7 +94,7 @@ def sync_filesystem(folder):
 
 
 def settle(folder):
-    """So that neither what was removed nor what is still to be written is counted."""
+    """Waits until earlier removals and writes are done, so that they are not measured."""
     sync_filesystem(folder)
     used = None
     while used != (used := mounting.used_bytes(folder)):
@@ -102,7 +103,7 @@ def settle(folder):
 
 
 def daemon_memory(pid):
-    """(VmRSS, VmHWM) in bytes."""
+    """Returns (VmRSS, VmHWM) in bytes."""
     fields = {}
     for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines():
         name, _, value = line.partition(":")

@@ -41,7 +41,7 @@ PARTS = {
     "past": past.section,
 }
 
-# Measured again with the image on the machine's disk: what a disk in memory is too quick for.
+# Parts that run again with the image on the machine's disk, because a disk in memory is too fast for them.
 ON_DISK = ("data", "past")
 
 EXAMPLES = """\
@@ -105,7 +105,7 @@ def main():
 
 
 def measure_on_disk(context, parts):
-    """The parts again, with an image in build/; the results join the others."""
+    """Runs the parts again with an image in build/. Their results are added to the others."""
     os.environ["CKPTFS_TMP"] = str(mounting.REPOSITORY / "build")
     with mounting.workspace("bench") as work, machine.disk(work, context.sizes.image) as (disk, _):
         context.work, context.disk, context.place = work, disk, report.ON_DISK

@@ -1,9 +1,9 @@
-"""Interleaved rounds of measurements, and the rows that come of them: ratios of pairs taken in the same round."""
+"""Interleaved rounds of measurements, and the rows made from them: ratios of pairs taken in the same round."""
 
 import dataclasses
 import statistics
 
-# How a figure is shown: (factor, unit, decimals). Figures are bytes per second, or seconds for each operation.
+# How a figure is printed: (factor, unit, decimals). Figures are bytes per second, or seconds per operation.
 RATE = (1 / (1 << 30), "GiB/s", 2)
 SECONDS = (1, "s", 3)
 MILLISECONDS = (1e3, "ms", 1)
@@ -11,9 +11,9 @@ MICROSECONDS = (1e6, "µs", 1)
 
 
 def rounds(contestants, count):
-    """Runs each contestant once a round, `count` rounds after one that is not counted; the order rotates.
+    """Runs each contestant once per round, in `count` rounds after one that is not counted. The order rotates.
 
-    `contestants` maps a name to a function that returns its figure; the result maps each name to its `count` figures.
+    `contestants` maps a name to a function that returns its figure. The result maps each name to its `count` figures.
     """
     names = list(contestants)
     figures = {name: [] for name in names}
@@ -28,7 +28,7 @@ def rounds(contestants, count):
 
 @dataclasses.dataclass(frozen=True)
 class Bar:
-    """What the median of the ratios has to reach (at least) or to stay within (at most)."""
+    """The value that the median of the ratios must reach (at least) or not exceed (at most)."""
 
     value: float
     at_least: bool
@@ -42,7 +42,7 @@ class Bar:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One line of a table: ours against one alternative, round by round."""
+    """One line of a table: ckptfs against one alternative, round by round."""
 
     title: str
     alternative: str
@@ -81,7 +81,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Limit:
-    """A figure that has to stay at or below a limit, with no alternative to compare with."""
+    """A figure that must not exceed a limit, without an alternative to compare with."""
 
     title: str
     figure: float
@@ -108,7 +108,7 @@ class Missing:
 
 @dataclasses.dataclass(frozen=True)
 class Note:
-    """A figure that is reported, with no bar and no alternative."""
+    """A figure that is only reported, without a bar and an alternative."""
 
     title: str
     text: str

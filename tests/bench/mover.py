@@ -1,10 +1,10 @@
-"""Moves a checkpoint in or out in one way, at each line it is told; child.py talks to it.
+"""Loads or saves a checkpoint in one way for each line of input; child.py starts it.
 
-load: {"how", "path"} -> {"seconds", "extra": bytes of memory at the peak beside what was loaded, if it is the first}
+load: {"how", "path"} -> {"seconds", "extra": on the first load, the peak of memory above what was loaded}
 save: {"how", "series", "tag", "size"} -> {"seconds", "copied", "extra"}
 
-`how`: "twin" and "host" are libckptfs, into (out of) the memory of its twin of a device, or host memory; the others are
-libraries of Python, which make their own memory.
+`how`: "twin" and "host" are libckptfs with the memory of its twin device or with host memory. The others are Python
+libraries, which allocate their own memory.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ def status(field):
 
 
 class Memory:
-    """Memory of that size, all of it there."""
+    """Allocates memory of that size and touches all of it."""
 
     def __init__(self, how, size):
         from ckptfs import native
@@ -64,7 +64,7 @@ class Ours:
             address = self.room(end)
             targets = (native.Target * len(spans))(*((number, 0, size, address + at) for number, at, size in spans))
             report = native.LoadReport()
-            if first and self.how == "twin":  # its memory cannot be touched but by a load
+            if first and self.how == "twin":  # a load is the only way to touch the twin's memory
                 native.call("ckptfs_load", checkpoint, native.ring("twin"), targets, len(spans), None, ctypes.byref(report))
             start = time.monotonic()
             native.call("ckptfs_load", checkpoint, native.ring("twin"), targets, len(spans), None, ctypes.byref(report))
@@ -91,7 +91,7 @@ class Ours:
 
 
 class Python:
-    """What others offer, from the import on; every page of what it returns is touched."""
+    """Other loaders, including their import. Every page of the result is touched."""
 
     def __init__(self, how):
         self.how, self.kept = how, None
@@ -107,7 +107,7 @@ class Python:
             self.library = runai_model_streamer
         elif how == "ckptfs.load":
             import ckptfs
-            from ckptfs import loading, native  # noqa: F401 - as the others, which load all that they are
+            from ckptfs import loading, native  # noqa: F401 - the others import all that they need, too
             native.library()
             self.library = ckptfs
 

@@ -1,4 +1,4 @@
-"""Operations on names, one thread, from Python (whose own cost is on both sides): reported, no bar."""
+"""Operations on names, by one thread of Python, whose own cost is on both sides. They are reported without a bar."""
 
 import os
 import time
@@ -35,7 +35,7 @@ def all_names(context):
 
 
 def timed(operation, context, folder):
-    """Seconds for each operation."""
+    """Returns a function that measures the seconds per operation."""
 
     def measured():
         paths = [f"{folder}/{name}" for name in all_names(context)]

@@ -1,4 +1,4 @@
-"""What DeepSpeed's own copies of the offloaded tensors cost: the copytree in save_checkpoint, and that in
+"""The cost of DeepSpeed's own copies of the offloaded tensors: the copytree in save_checkpoint, and the one in
 load_checkpoint."""
 
 import contextlib
@@ -24,9 +24,9 @@ COSTS = "DeepSpeed's copies: what they write to the device"
 TAG = "global_step1"
 PATCH_BAR = measure.Bar(0.1, at_least=False)
 PLAIN_BAR = measure.Bar(1.0, at_least=False)
-WRITTEN_BAR = 0.01  # of what is copied
+WRITTEN_BAR = 0.01  # of the bytes that are copied
 SIDES = {"native": "native XFS", "ours": "ckptfs", "patched": "ckptfs, ckptfs.patch"}
-PASSES = 3  # the sides run in turns: what memory costs a virtual machine changes within minutes
+PASSES = 3  # the sides alternate, because the cost of memory changes within minutes on a virtual machine
 
 
 def section(context):
@@ -83,8 +83,9 @@ print(time.monotonic() - began)
 
 
 def floor(context, ranks, size, cold):
-    """Seconds that as many copies of a share of the bytes take into FUSE file systems that keep nothing, from memory, as
-    native XFS has what was just copied, or `cold`, as ckptfs has it, whose copy was not written."""
+    """Returns the seconds that `ranks` parallel copies into FUSE file systems without content take, each of its
+    share of the bytes. The source is in memory, as native XFS has what was just copied, or `cold`, as ckptfs has a
+    copy that was shared."""
     source = context.disk / "floor"
     source.write_bytes(bytes(size // ranks))
     machine.sync_filesystem(context.disk)
@@ -125,7 +126,7 @@ def null_fuse(context, number):
 
 
 def trained(context, ranks, root, side, found):
-    """Adds what each copytree cost in a run that saves, and in one that loads, but the first; returns what is copied."""
+    """Measures each copytree in a run that saves and in one that loads, except the first. Returns what was copied."""
     width, rounds = context.sizes.offloaded_width, -(-context.pairs // PASSES)
     disk = (context.disk, mounting.device_stat(context.disk))
     common = ["--nvme", root, "--width", width, "--layers", 9, "--steps", 1, "--tag", TAG, "--repeat", rounds + 1]

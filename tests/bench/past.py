@@ -1,4 +1,4 @@
-"""Past the mount: what libckptfs loads and saves, against what fio reads and writes on the same device, and other loaders."""
+"""Loads and saves of libckptfs past the mount, against fio on the same device, and against other loaders."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ MOVER = pathlib.Path(__file__).resolve().parent / "mover.py"
 OTHERS = {"torch.load": "pt", "torch.load, mmap": "pt", "safetensors": "safetensors", "fastsafetensors": "safetensors",
           "runai-model-streamer": "safetensors"}
 RING = 256 * plan.MIB
-SLOT, DEPTH = 8 * plan.MIB, 16  # of fio
+SLOT, DEPTH = 8 * plan.MIB, 16  # for fio
 
 
 def section(context):
@@ -28,7 +28,8 @@ def section(context):
 
 
 def fio(folder, what, size):
-    """Bytes a second, O_DIRECT, of a file of that size; writes make it anew, and end with an fsync."""
+    """Returns fio's bytes per second by O_DIRECT on a file of that size. A write makes a new file and ends with an
+    fsync."""
     file = folder / "fio"
     if what == "write":
         file.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What a run measures: its sizes, its bars, and the places that its parts share."""
+"""What a run measures: its sizes, its bars, and the folders that its parts share."""
 
 import collections.abc
 import contextlib
@@ -14,20 +14,20 @@ GIB, MIB, KIB = mounting.GIB, mounting.MIB, mounting.KIB
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """What --quick makes smaller."""
+    """The sizes, which --quick reduces."""
 
     image: int
     one_file: int
-    four_files: int  # each of them
+    four_files: int  # size of each
     save_shapes: tuple  # (number of files, bytes of each)
-    names: int  # files in the folder of the operations on names
+    names: int  # files in the folder for the operations on names
     copied_files: int
-    copied_size: int  # of each
+    copied_size: int  # of each file
     viewed: int  # bytes of the model whose views are read
-    offloaded_width: int  # of DeepSpeed's model: 9 layers of its square, 12 bytes a parameter
+    offloaded_width: int  # of DeepSpeed's model: 9 layers of its square, 12 bytes per parameter
     listed_steps: int
-    files_a_step: int  # of those
-    removed_files: int  # of one step
+    files_a_step: int  # in each of those steps
+    removed_files: int  # in one step
     moved: int  # bytes of a checkpoint that is loaded and saved past the mount
     unchanged_saves: int = 50
 
@@ -48,9 +48,9 @@ class Context:
     disk: pathlib.Path
     other: pathlib.Path | None = None  # the command of another version
     results: list = dataclasses.field(default_factory=list)  # (section, Row | Limit | Missing)
-    memory: dict = dataclasses.field(default_factory=dict)  # what ran, at last: (VmRSS, VmHWM)
-    place: str = ""  # added to each section: where its image lay, if not where that of the others did
-    listener: collections.abc.Callable = lambda _section, _result: None  # hears of each result
+    memory: dict = dataclasses.field(default_factory=dict)  # part -> (VmRSS, VmHWM) at its end
+    place: str = ""  # added to each section's title if its image is in another place than that of the others
+    listener: collections.abc.Callable = lambda _section, _result: None  # called with each result
 
     def add(self, section, result):
         section += self.place
@@ -62,7 +62,7 @@ class Context:
 
     @contextlib.contextmanager
     def mounted(self, title, mode, odirect, name="store", options=(), binary=None):
-        """A fresh store on the disk, mounted; at its end the daemon's memory is noted and the store removed."""
+        """Mounts a fresh store on the disk. At the end the daemon's memory is noted and the store is removed."""
         store = mounting.Store(self.disk / name)
         options = ("quiet=30s", *options)
         point = self.work / f"mnt-{name}"
@@ -74,15 +74,15 @@ class Context:
 
 
 def data_bar():
-    """The issue's bar for passthrough: 0.95 of native, 0.90 where there are only 2 cores."""
+    """The bar for passthrough: 0.95 of native, or 0.90 with only 2 cores."""
     return measure.Bar(0.90 if machine.cores() <= 2 else 0.95, at_least=True)
 
 
-DAEMON_BAR = measure.Bar(0.85, at_least=True)  # through the daemon, at any alignment
-WRONG_GUESS_BAR = measure.Bar(1.05, at_least=False)  # of the time with adoption switched off
-VIEW_BAR = measure.Bar(0.30, at_least=True)  # of cat of the bytes that it is made from
+DAEMON_BAR = measure.Bar(0.85, at_least=True)  # through the daemon, with any alignment
+WRONG_GUESS_BAR = measure.Bar(1.05, at_least=False)  # of the time without adoption
+VIEW_BAR = measure.Bar(0.30, at_least=True)  # of cat of the bytes that the view is made from
 COLD_VIEW_BAR = measure.Bar(0.90, at_least=True)
 REMOVAL_BAR = measure.Bar(0.10, at_least=False)  # of rm -rf of as many files
 SAVE_BAR = measure.Bar(1.0, at_least=False)  # of the time of cp -r --reflink=always plus sync
-GROWTH_LIMIT = 8 * MIB  # of df, over the saves of an unchanged state
-PAST_BAR = measure.Bar(0.85, at_least=True)  # of what fio moves on the same device
+GROWTH_LIMIT = 8 * MIB  # of df, over all saves of an unchanged state
+PAST_BAR = measure.Bar(0.85, at_least=True)  # of fio on the same device

@@ -1,4 +1,4 @@
-"""The results as text for a terminal, and as docs/benchmarks.md."""
+"""Formats the results for a terminal, and as docs/benchmarks.md."""
 
 import measure
 
@@ -111,7 +111,7 @@ MEMORY = ["| part | resident | peak |", "|---|---:|---:|"]
 
 
 def line(result):
-    """One result on one line, for the terminal."""
+    """Returns one result as a line for the terminal."""
     if isinstance(result, measure.Missing):
         return f"{result.title}: not measured: {result.reason}"
     if isinstance(result, measure.Note):
@@ -134,7 +134,8 @@ def limit_figure(result):
 
 
 def document(context, facts, before):
-    """docs/benchmarks.md: what was measured now, and what the document before has beside it, if it is of such a run."""
+    """Returns docs/benchmarks.md: the new results, and the other sections of the old document if it has the same
+    head."""
     head = HEAD.format(**facts)
     sections = sections_of(before) if before.startswith(head) else {}
     memory = dict(row_of(line) for line in sections.pop(DAEMON, "").splitlines() if line.startswith("| "))
@@ -149,7 +150,7 @@ def document(context, facts, before):
 
 
 def sections_of(text):
-    """Title -> text of each section of a document."""
+    """Returns title -> text of each section of a document."""
     parts = (part.partition("\n\n") for part in text.split("\n## ")[1:])
     return {title: body for title, _, body in parts}
 

@@ -1,4 +1,4 @@
-"""Save rows: every file opened and a block of it rewritten since the last save, all of it synced before the clock."""
+"""Save rows. Since the last save every file was opened and a block of it rewritten, and all of it was synced."""
 
 import os
 import shutil
@@ -38,7 +38,7 @@ def fill(folder, count, size):
 
 
 def touch(context, folder):
-    """Opens every file and rewrites one block of it, at a place that moves from round to round."""
+    """Opens every file and rewrites one block of it, at an offset that differs from round to round."""
     for name in os.listdir(folder):
         descriptor = os.open(folder / name, os.O_RDWR)
         try:
@@ -94,7 +94,7 @@ def check_step(mount, live):
 
 
 def unchanged(context, mount, shape):
-    """Extents in blobs/ and df, before and after many saves of a state that does not change."""
+    """Returns the extents in blobs/ and the growth of df."""
 
     def figures():
         machine.sync_filesystem(context.disk)

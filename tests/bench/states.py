@@ -1,4 +1,4 @@
-"""Saves mostly frozen weights by torch.save or safetensors, as it is told on stdin; run by copies.py in build/venv."""
+"""Saves mostly frozen weights by torch.save or safetensors, as told on stdin. copies.py runs it in build/venv."""
 
 import json
 import os
@@ -8,11 +8,11 @@ import safetensors.torch
 import torch
 
 TENSORS = 32
-CHANGED = (3, 17, 18)  # of them
+CHANGED = (3, 17, 18)  # the tensors that change
 
 
 def state(version, size):
-    """The tensors of one version: all are those of version 0 but for a few."""
+    """Returns the tensors of one version: those of version 0, except for a few."""
     elements = size // TENSORS // 4 - 12  # no multiple of a block
     found = {}
     for number in range(TENSORS):
@@ -33,7 +33,7 @@ def load(how, path):
 
 
 def holds(how, path, tensors):
-    """Nothing of the file stays mapped behind it: a removed file that is mapped takes space."""
+    """Compares. No part of the file stays mapped afterwards: a removed file that is mapped takes space."""
     there = load(how, path)
     return there.keys() == tensors.keys() and all(torch.equal(there[name], tensors[name]) for name in there)
 

@@ -1,4 +1,4 @@
-"""Checkpoints of the Hugging Face Trainer, a model that is mostly frozen: on the mount, on XFS, and put away from there
+"""Checkpoints of the Hugging Face Trainer with a mostly frozen model: on the mount, on XFS, and from there archived
 by restic and borg."""
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Reading views: whole models in each type, against the same bytes as they lie in the step; and against zero_to_fp32.py."""
+"""Reading views: whole models in each type, against the same bytes in the step, and against zero_to_fp32.py."""
 
 import json
 import os
@@ -27,7 +27,7 @@ TAG = "global_step1"
 
 
 def section(context):
-    # Digests would be taken in the middle of it.
+    # The quiet time is long, because digests would disturb the measurement.
     with context.mounted("views", "passthrough", "safe", options=("quiet=1h",)) as mount:
         reading(context, mount)
     conversion(context)
@@ -47,7 +47,7 @@ def reading(context, mount):
     files["reflink"] = reflink
 
     def made_anew(path):
-        """What it is made from is in memory; of a view, or a copy, nothing is."""
+        """Brings the source into memory, and nothing of a view or a copy."""
         if path != plain:
             memory.drop_caches()
         cat(native if path == reflink else plain)
@@ -70,19 +70,20 @@ def reading(context, mount):
     title = f"{size // plan.MIB} MiB of fp32, in memory: "
     row = (title + "the bf16 view, by bytes read from the blobs", "cat of the file", measure.RATE)
     context.add(RATES, measure.Row(*row, figures["bf16"], figures["plain"], plan.VIEW_BAR))
-    # It shares blocks as a reflink does, and has pages of its own as one has: the first read comes from the disk.
+    # The view shares blocks like a reflink, and like a reflink it has its own pages: its first read comes from the
+    # disk.
     row = (title + "the fp32 view, for the first time", "native, the first read of a cp --reflink", measure.RATE)
     context.add(RATES, measure.Row(*row, figures["fp32"], figures["reflink"]))
     row = (title + "the fp32 view, for the first time", "cat of the file", measure.RATE)
     context.add(RATES, measure.Row(*row, figures["fp32"], figures["plain"]))
-    # What cat does itself (pages for the kernel's cache, and the copy out of it) no daemon can make quicker.
+    # No daemon can speed up cat's own work: allocating pages of the kernel's cache, and copying out of them.
     row = (title + "the bf16 view, had cat never to wait", "cat of the file", measure.RATE)
     context.add(RATES, measure.Row(*row, busy["bf16"][-len(figures["plain"]):], figures["plain"]))
     again = rates(("plain", "fp32"), cat)
     row = (title + "the fp32 view, warm", "cat of the file", measure.RATE, again["fp32"], again["plain"])
     context.add(RATES, measure.Row(*row, plan.VIEW_BAR))
     cold = rates(("plain", "fp32"), lambda _path: memory.drop_caches())
-    # No view can be faster cold than it is warm.
+    # A view cannot be faster cold than warm.
     limit = [min(pair) for pair in zip(cold["plain"], again["fp32"], strict=True)]
     row = (f"{size // plan.MIB} MiB of fp32, from the disk: the fp32 view", "the lower of cat and warm", measure.RATE)
     context.add(RATES, measure.Row(*row, cold["fp32"], limit, plan.COLD_VIEW_BAR))
@@ -91,7 +92,7 @@ def reading(context, mount):
 
 
 def write_checkpoint(step, size):
-    """As the Trainer leaves one: fp32 weights."""
+    """Writes a checkpoint of fp32 weights, as the Trainer does."""
     step.mkdir(parents=True)
     each = size // TENSORS
     header = {f"layers.{number}.weight": {"dtype": "F32", "shape": [each // 4],
@@ -108,7 +109,7 @@ def write_checkpoint(step, size):
 
 
 def cat(path):
-    """Seconds that `cat FILE` takes, and those that its processor was busy with it."""
+    """Returns the seconds that `cat FILE` takes, and the seconds of processor time in it."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     with open(os.devnull, "wb") as nowhere:
         subprocess.run(["cat", path], stdout=nowhere, check=True)
@@ -117,7 +118,7 @@ def cat(path):
 
 
 def conversion(context):
-    """DeepSpeed's own tool needs the optimizer in memory (cpu/cpu): of NVMe checkpoints it can read none."""
+    """DeepSpeed's own tool needs the optimizer in memory (cpu/cpu); it cannot read NVMe checkpoints."""
     title = "the fp32 weights of a ZeRO-3 checkpoint"
     if reason := child.lacks("torch", "deepspeed"):
         context.add(CONVERSION, measure.Missing(title, reason))
@@ -153,7 +154,7 @@ def train(context, series):
 
 
 def converted(context, command, out, costs):
-    """Seconds until the model is on the disk; notes the bytes written and the most memory that the program took."""
+    """Returns the seconds until the model is on the disk. Notes the bytes written and the program's peak of memory."""
 
     def measured():
         shutil.rmtree(out, ignore_errors=True)
@@ -170,7 +171,7 @@ def converted(context, command, out, costs):
     return measured
 
 
-# A small process starts it: what the one had that forked counts as the child's.
+# A small process forks the command, because a child's peak of memory includes that of the process that forked it.
 LAUNCHER = """
 import os, sys
 child = os.fork()
@@ -184,7 +185,7 @@ print(os.waitstatus_to_exitcode(status), usage.ru_maxrss)
 
 
 def peak_memory(command):
-    """Runs it; bytes of its largest resident set."""
+    """Runs the command. Returns the bytes of its largest resident set."""
     told = subprocess.run([sys.executable, "-S", "-c", LAUNCHER, *map(str, command)], stdin=subprocess.DEVNULL, text=True,
                           stdout=subprocess.PIPE, env=dict(os.environ, CUDA_VISIBLE_DEVICES=""), check=True).stdout
     status, peak = map(int, told.split())

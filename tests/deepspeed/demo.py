@@ -25,11 +25,11 @@ SAVED = f"saved{STEPS}"
 FICLONE = 0x40049409
 
 
-# --- what it looks like
+# --- output
 
 
 class Screen:
-    """Headings, commands and tables; in colour, and with a line of progress, only on a terminal."""
+    """Prints headings, commands and tables. Only a terminal gets colour and a line of progress."""
 
     def __init__(self):
         self.terminal = sys.stdout.isatty()
@@ -58,7 +58,7 @@ class Screen:
             print("\r\033[K", end="", flush=True)
 
     def table(self, header, rows, marks=None):
-        """Columns as wide as they need; marks: row number -> colour."""
+        """Prints columns of the width that they need. marks: row number -> colour."""
         widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
 
         def line(row):
@@ -83,7 +83,7 @@ def seconds(value):
 
 
 class Problem(Exception):
-    """The demo cannot go on; the message says why and what to do."""
+    """The demo cannot continue. The message says why, and what to do."""
 
 
 def run(*words, cwd=None):
@@ -108,7 +108,7 @@ def has_reflink(folder):
 
 
 class Places:
-    """Everything that the demo makes, all below one folder, and its taking down."""
+    """Everything that the demo makes, all below one folder, and its removal."""
 
     def __init__(self, folder):
         self.folder = folder / "ckptfs-demo"
@@ -125,7 +125,7 @@ class Places:
             raise Problem(f"{self.folder} has {free / 1e9:.1f} GB free, the demo wants {need / 1e9:.1f}; give a folder")
 
     def mount_plain(self):
-        """An XFS on a loop device: the same ground as under an image of ckptfs, without ckptfs."""
+        """Mounts an XFS on a loop device: what an image of ckptfs has below it, without ckptfs."""
         with open(self.image, "wb") as image:
             os.posix_fallocate(image.fileno(), 0, 2 << 30)
         device = run("losetup", "--show", "-f", self.image).strip()
@@ -137,7 +137,7 @@ class Places:
         return any(pathlib.Path(point) == self.mount for _, point, _ in mounts_below(str(self.folder)))
 
     def take_down(self):
-        """Back to nothing; also what a demo that was killed left, or one with --keep."""
+        """Removes everything, including what a killed demo, or one with --keep, left."""
         if self.mounted():
             run(CKPTFS, "umount", self.mount)
         for _, point, _ in reversed(mounts_below(str(self.folder))):
@@ -157,7 +157,8 @@ class Demo:
         self.ours = self.theirs = None
 
     def train(self, what, name, swap, *arguments):
-        """One training, with its steps shown as they come; the result. DeepSpeed's own output goes to the log."""
+        """Runs one training, and shows its steps as they come. Returns the result. DeepSpeed's own output goes to
+        the log."""
         progress, out = self.places.scratch / f"{name}.progress", self.places.scratch / name
         progress.touch()
         words = ["--nvme", str(swap), "--progress", str(progress), "--out", str(out), *map(str, arguments)]
@@ -262,7 +263,7 @@ class Demo:
         screen.say(f"{time.monotonic() - start:.3f} s")
 
     def show(self, *words):
-        """A command, run in the demo's folder, and what it prints."""
+        """Runs a command in the demo's folder, and shows its output."""
         self.screen.command(*words)
         for line in run(CKPTFS if words[0] == "ckptfs" else words[0], *words[1:], cwd=self.places.folder).splitlines():
             self.screen.say(line)
@@ -401,7 +402,7 @@ def main():
 
 
 def release_plain(places):
-    """With --keep only the mount stays."""
+    """With --keep, only the ckptfs mount stays."""
     for path in (places.plain, places.tmpfs):
         with contextlib.suppress(Problem):
             run("umount", path)

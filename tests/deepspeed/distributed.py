@@ -1,8 +1,8 @@
-"""A small model under FSDP2, on the processors, that PyTorch's distributed checkpoint (DCP) saves; what it truly was.
+"""Trains a small model under FSDP2 on the CPU, saves it by DCP, and notes its true state.
 
-    distributed.py FOLDER OUT       as one of WORLD_SIZE ranks: saves into FOLDER; rank 0 writes the truth to OUT
+    distributed.py FOLDER OUT       runs as one of WORLD_SIZE ranks, saves into FOLDER; rank 0 writes the truth to OUT
 
-Beside what FSDP cuts by rows there is a weight that is cut by columns, as tensor parallelism does.
+FSDP shards weights by rows. One weight is sharded by columns, as tensor parallelism does.
 """
 
 import hashlib

@@ -1,12 +1,12 @@
-"""How a rank ends."""
+"""Ends a rank."""
 
 import os
 import sys
 
 
 def end_rank():
-    """All ranks are through. Their threads (gloo's, DeepSpeed's) are not waited for by those who own them: with the
-    interpreter's own end some process in a thousand ends in std::terminate."""
+    """Waits for all ranks, then ends without waiting for the libraries' threads (gloo's, DeepSpeed's): at the
+    interpreter's own end about one process in a thousand dies in std::terminate."""
     from torch import distributed
 
     distributed.barrier()

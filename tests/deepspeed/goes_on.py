@@ -1,6 +1,6 @@
-"""Trains the model of variety.py in one go, or up to a save, or on from one, by ckptfs.deepspeed; tells all of the state.
+"""Trains the model of variety.py in one run, up to a save, or on from one; reports the whole state.
 
-One process is one rank. Each rank writes its losses, and digests of what the optimizer holds, as JSON.
+One process is one rank. Each rank writes its losses, and digests of the optimizer's state, as JSON.
 """
 
 import argparse
@@ -29,7 +29,7 @@ def parse_arguments():
 
 
 def state_of(torch, deepspeed, engine):
-    """Digest of every parameter and of every state of it, gathered; and what the optimizer is set to."""
+    """Returns the digest of every parameter and its states, gathered, and the optimizer's settings."""
     found = {name: {state: one["sha256"] for state, one in states.items()}
              for name, states in variety.truth(torch, deepspeed, engine, 3).items()}
     found["settings"] = [{key: repr(value) for key, value in sorted(group.items()) if key != "params"}
@@ -49,7 +49,7 @@ def main():
 
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    torch.manual_seed(20_240_229 + (1 if options.resume else 0))  # a resume must not live on the same random start
+    torch.manual_seed(20_240_229 + (1 if options.resume else 0))  # a resume must not profit from the same random start
     deepspeed.init_distributed(dist_backend="gloo")
     engine = variety.build(torch, deepspeed, options, scheduler=True)
     first = 0

@@ -1,4 +1,4 @@
-"""Runs train.py on plain XFS, tmpfs, in memory or on a ckptfs mount, always at the same path, and compares the outcomes.
+"""Runs train.py on plain XFS, tmpfs, in memory or on ckptfs, at the same path, and compares the outcomes.
 
     def main():
         with scene("name") as scene:                  # a private mount namespace, a workspace, DeepSpeed installed
@@ -6,8 +6,9 @@
             ours = scene.run(Ckptfs(mode="passthrough"), ranks=1)
             same_outcome(ours, truth)
 
-The same path for every backend, since DeepSpeed writes the path of the swap folder into its .pt files. A run is: mount,
-train and save (by setxattr too, where the backend can), perhaps resume in a new process, read everything, unmount.
+Every backend has the same path, because DeepSpeed writes the path of the swap folder into its .pt files. A run mounts,
+trains and saves (by setxattr, too, if the backend can), perhaps resumes in a new process, reads everything, and
+unmounts.
 """
 
 import argparse
@@ -36,11 +37,11 @@ RUN_TIMEOUT = 300
 SMALLEST_ADOPTED = 128 * KIB
 
 
-# --- backends: where the swap files and the checkpoint lie
+# --- backends: the places of the swap files and the checkpoint
 
 
 class PlainXfs:
-    """XFS on a loop device: what a user has without us."""
+    """XFS on a loop device: what a user has without ckptfs."""
 
     saves = False
 
@@ -53,7 +54,7 @@ class PlainXfs:
 
 
 class Tmpfs:
-    """No device, so no alignment rule: true for every shape."""
+    """It has no device and so no alignment rule: its results are right for every shape."""
 
     saves = False
     label = "tmpfs"
@@ -81,7 +82,7 @@ class Memory:
 
 
 class Ckptfs:
-    """A store on a fresh XFS (or in an image of its own, which ckptfs makes), mounted by a daemon of its own."""
+    """A store on a fresh XFS (or in its own image, which ckptfs makes), mounted by its own daemon."""
 
     saves = True
 
@@ -110,7 +111,7 @@ class Ckptfs:
 
 @dataclasses.dataclass
 class Outcome:
-    """What one run left: the ranks' results, digests of the checkpoint's files, and what the mount said."""
+    """The result of one run: the ranks' results, digests of the checkpoint's files, and the mount's messages."""
 
     label: str
     ranks: list
@@ -126,7 +127,8 @@ def digest(path, length=None):
 
 
 def checkpoint_files(folder, ranks):
-    """name -> (size, digest) of a checkpoint's files; of swap files only what their tensor takes (the rest is stale)."""
+    """Returns name -> (size, digest) of a checkpoint's files. Of swap files only the tensor's part counts; the rest
+    is stale."""
     lengths = {f"rank{result['rank']:02d}/{name}": length for result in ranks
                for name, length in result["state_files"].items()}
     found = {}
@@ -138,7 +140,7 @@ def checkpoint_files(folder, ranks):
 
 
 def differences(ours, truth):
-    """What differs between two outcomes, in words; empty where all is equal to the last bit."""
+    """Returns the differences of two outcomes, in words. It is empty if all bits are equal."""
     found = []
     for mine, wanted in zip(ours.ranks, truth.ranks, strict=True):
         for what in ("losses", "groups", "parameters"):
@@ -162,13 +164,13 @@ def _differences(what, mine, wanted):
 
 
 def same_outcome(ours, truth):
-    """Judge: every loss and every tensor equal, to the last bit."""
+    """Checks that every loss and every tensor is equal, to the last bit."""
     found = differences(ours, truth)
     true(not found, f"{ours.label} against {truth.label}: " + "; ".join(found))
 
 
 def same_checkpoint(ours, truth):
-    """Judge: the same files; .pt files byte for byte, swap files over their tensors' length."""
+    """Checks that the files are the same: .pt files byte for byte, swap files over their tensors' length."""
     true(any(name.endswith("_states.pt") for name in truth.files), "the reference saved no .pt file")
     true(any(name.endswith(".tensor.swp") for name in truth.files), "the reference saved no swap file")
     found = _differences("files of the checkpoint", ours.files, truth.files)
@@ -176,7 +178,7 @@ def same_checkpoint(ours, truth):
 
 
 def same_resume(ours, truth):
-    """Judge: a new process that loads the checkpoint goes on as it does on plain XFS."""
+    """Checks that a new process that loads the checkpoint continues as on plain XFS."""
     true(truth.resumed and ours.resumed, "a run was not resumed")
     for mine, wanted in zip(ours.resumed, truth.resumed, strict=True):
         for what in ("resumed_at", "losses", "groups", "parameters"):
@@ -184,7 +186,7 @@ def same_resume(ours, truth):
 
 
 def judge_as_plain_xfs(scene, backend, ranks, **options):
-    """Both judges over an aligned run: outcome, checkpoint and resume against plain XFS. Returns the outcome."""
+    """Compares an aligned run with plain XFS: outcome, checkpoint and resume. Returns the outcome."""
     truth = scene.reference(PlainXfs(), ranks=ranks)
     ours = scene.run(backend, ranks=ranks, **options)
     same_outcome(ours, truth)
@@ -194,7 +196,7 @@ def judge_as_plain_xfs(scene, backend, ranks, **options):
 
 
 def judge_xattr_save(root, ranks):
-    """Judge: the save by setxattr holds what copytree took at the same moment, the parameters, and no gradients."""
+    """Checks that the save by setxattr has what copytree took at the same moment, the parameters, and no gradients."""
     ours, theirs = root / "steps" / XATTR_TAG, root / "steps" / TAG
     same_tree(ours / "offloaded_tensors", theirs / "offloaded_tensors")
     for rank in range(ranks):
@@ -207,9 +209,9 @@ def judge_xattr_save(root, ranks):
 
 
 def judge_adoption(mount, copies):
-    """Judge: all that the copytree inside save_checkpoint, and that inside load_checkpoint, wrote was there already."""
+    """Checks that everything that the copytree in save_checkpoint and that in load_checkpoint wrote was adopted."""
     if sys.version_info >= (3, 14):
-        return  # it shares by copy_file_range
+        return  # copytree shares by copy_file_range
     sizes = [path.stat().st_size for path in (mount.path / "steps" / TAG / "offloaded_tensors").rglob("*.swp")]
     wanted = copies * sum(size for size in sizes if size >= SMALLEST_ADOPTED)
     true(wanted > 0, f"the files are too small to be adopted: {sizes}")
@@ -232,7 +234,7 @@ def same_tree(ours, theirs):
 
 
 class Reader(threading.Thread):
-    """Opens every swap file as any other program would, keeps it open, and reads in it as long as the training runs."""
+    """Opens every swap file like another program, keeps it open, and reads in it while the training runs."""
 
     def __init__(self, root):
         super().__init__(daemon=True)
@@ -258,7 +260,7 @@ class Reader(threading.Thread):
 
 
 class Scene:
-    """One workspace in a private mount namespace, and the runs in it."""
+    """A workspace in a private mount namespace, and the runs in it."""
 
     def __init__(self, work):
         self.work = work
@@ -267,7 +269,8 @@ class Scene:
         self.number = 0
 
     def run(self, backend, shape="aligned", ranks=1, resume=True, reader=False, pipeline=False):
-        """Trains, saves, resumes and reads it all; an Outcome. The mount is fresh, and gone afterwards."""
+        """Trains, saves, resumes and reads everything. Returns an Outcome. The mount is fresh, and removed
+        afterwards."""
         self.number += 1
         swapped = not isinstance(backend, Memory)
         common = ["--nvme", str(self.point) if swapped else "none", "--shape", shape, "--tag", TAG]
@@ -303,7 +306,7 @@ class Scene:
             return outcome
 
     def reference(self, backend, **options):
-        """As run(), but each once."""
+        """Like run(), but runs each combination only once."""
         key = (backend.label, *sorted(options.items()))
         if key not in self.outcomes:
             start = time.monotonic()
@@ -317,7 +320,8 @@ class Scene:
         equal(status["recovery"]["orphan_blobs"], 0, "orphan blobs")
 
     def train(self, name, ranks, arguments):
-        """Runs the ranks of one training to their end; their results. Their output: a log in the workspace."""
+        """Runs the ranks of one training to their end. Returns their results. Their output goes to a log in the
+        workspace."""
         out = self.work / f"{self.number}-{name}"
         log = out.with_suffix(".log")
         with open(log, "wb") as output:
@@ -331,7 +335,8 @@ def python():
 
 
 def environment():
-    """What DeepSpeed on the CPU needs; the same compiler as in venv.sh, or it would compile its extensions again."""
+    """The environment for DeepSpeed on the CPU. With another compiler than in venv.sh it would compile its
+    extensions again."""
     keep = {name: value for name, value in os.environ.items() if not name.startswith(("CKPTFS", "DS_", "TORCH_"))}
     return dict(keep, DS_ACCELERATOR="cpu", TORCH_EXTENSIONS_DIR=str(BUILD / "torch_extensions"), CC="gcc", CXX="g++",
                 PATH=f"{BUILD / 'venv' / 'bin'}:{os.environ['PATH']}", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1",
@@ -340,8 +345,8 @@ def environment():
 
 @contextlib.contextmanager
 def ranks_running(count, arguments, output, patched=False, script="train.py"):
-    """The processes of a training, perhaps by `python -m ckptfs.patch`. At the end none is left, nor what DeepSpeed
-    leaves in /dev/shm, 66 MiB a rank."""
+    """The processes of a training, perhaps under `python -m ckptfs.patch`. At the end none is left, nor what
+    DeepSpeed leaves in /dev/shm, 66 MiB per rank."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -1,4 +1,4 @@
-// What a fuzzer tries, as a file: the readers read from descriptors.
+// A fuzzer's input as a file, because the readers read from descriptors.
 #pragma once
 
 #include <sys/mman.h>

@@ -1,4 +1,4 @@
-// What a fuzzer tries, as the files of a step; and what has to hold of whatever a reader makes of them.
+// A fuzzer's input as the files of a step, and the checks for whatever a reader returns for it.
 #pragma once
 
 #include <unistd.h>
@@ -26,7 +26,7 @@ class InputStep : public meta::formats::StepFiles {
   std::vector<io::Fd> descriptors_;
 };
 
-// Every tensor lies inside the files, and has the length that its shape says.
+// Every tensor must be within the files, and must have the length that its shape requires.
 inline void check(const InputStep& step, const meta::formats::TensorMap& map) {
   for (const auto& parameter : map.parameters) {
     for (const auto& [state, tensor] : parameter.states) {

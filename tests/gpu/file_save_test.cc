@@ -31,7 +31,7 @@ class FileSaveTest : public testing::StagingTest {
     return content_of(fd.value().get());
   }
 
-  // Device memory that holds this, one byte behind where it was allocated.
+  // Returns device memory with this content, at one byte past the start of an allocation.
   std::byte* on_device(std::vector<std::byte> bytes, Stream stream = nullptr) {
     std::byte* const memory = twin_->allocate(bytes.size() + 1).value() + 1;
     EXPECT_OK(twin_->pin(bytes));
@@ -77,7 +77,7 @@ TEST_F(FileSaveTest, NothingAtAll) {
   EXPECT_TRUE(saved().empty());
 }
 
-// Once copied the memory may change; that it is not yet written then, the slow sync shows.
+// Once copied, the memory may change. The slow sync shows that the file is not yet durable then.
 TEST_F(FileSaveTest, TheMemoryMayChangeOnceItIsCopied) {
   const auto content = pattern(40 * kSlot, 5);
   auto changing = content;
@@ -97,7 +97,7 @@ TEST_F(FileSaveTest, TheMemoryMayChangeOnceItIsCopied) {
   twin_->unpin(changing);
 }
 
-// What the caller's stream still has to do to the memory is done before it is copied.
+// Work that is still on the caller's stream is done before the memory is copied.
 TEST_F(FileSaveTest, WaitsForTheStreamOfTheCaller) {
   std::vector<std::byte> first(kSlot, std::byte{1}), last(kSlot, std::byte{2});
   const auto stream = OwnedStream::make(*twin_);
@@ -116,7 +116,7 @@ TEST_F(FileSaveTest, WaitsForTheStreamOfTheCaller) {
   twin_->unpin(last);
 }
 
-// As above, of host memory that the device still fills.
+// The same for host memory that the device is still filling.
 TEST_F(FileSaveTest, HostMemoryWaitsForTheStreamToo) {
   std::vector<std::byte> filled(kSlot, std::byte{1});
   const auto stream = OwnedStream::make(*twin_);

@@ -36,7 +36,7 @@ class LoadTest : public testing::StagingTest {
     return {begin, begin + static_cast<ptrdiff_t>(wanted.size)};
   }
 
-  // What the device's memory holds.
+  // Returns the content of device memory.
   std::vector<std::byte> bytes_of(const std::byte* memory, size_t size) {
     std::vector<std::byte> bytes(size);
     EXPECT_OK(twin_->pin(bytes));
@@ -113,7 +113,7 @@ TEST_F(LoadTest, WhatIsInThePageCacheIsReadFromThere) {
   EXPECT_TRUE(all == contents_[0]);
 }
 
-// The caller's stream still uses the memory: nothing lands there before it is through.
+// The caller's stream still uses the memory: the load writes nothing to it before that work has ended.
 TEST_F(LoadTest, WaitsForTheStreamOfTheCaller) {
   add_file(kSlot);
   std::byte* const memory = twin_->allocate(kSlot).value();
@@ -128,7 +128,7 @@ TEST_F(LoadTest, WaitsForTheStreamOfTheCaller) {
   twin_->unpin(other);
 }
 
-// As above, of host memory that the device still fills.
+// The same for host memory that the device is still filling.
 TEST_F(LoadTest, HostMemoryWaitsForTheStreamToo) {
   add_file(kSlot);
   std::byte* const memory = twin_->allocate(kSlot).value();
@@ -165,7 +165,7 @@ TEST_F(LoadTest, AnErrorInTheMiddleLeavesNothingInFlight) {
   EXPECT_TRUE(bytes_of(memory, 100 * kSlot) == contents_[0]);
 }
 
-// A ring that the kernel did not take a read from is of no more use; the next load has another one.
+// A ring that failed to submit a read cannot be used any more. The next load makes another one.
 TEST_F(LoadTest, ARingThatIsOutOfOrderIsReplaced) {
   add_file(20 * kSlot);
   std::vector<std::byte> memory(20 * kSlot);

@@ -10,7 +10,7 @@ namespace {
 constexpr uint64_t kPlannedBlock = 4096;
 constexpr uint64_t kPlannedSlot = 8 * kPlannedBlock;
 
-// Targets are never touched: any address does.
+// Targets are never accessed, so any address will do.
 std::byte* target(uintptr_t at) { return reinterpret_cast<std::byte*>(at); }
 
 TEST(ReadPlan, NothingWanted) {
@@ -34,7 +34,7 @@ TEST(ReadPlan, WhatLiesFarApartOrInAnotherFileIsNot) {
   EXPECT_EQ(plan.reads[2].file, 1U);
 }
 
-// Every wanted byte lands once, from where it lies; reads are aligned, no longer than a slot, and sorted.
+// Every wanted byte is loaded once, from its place in the file. Reads are aligned, sorted, and no longer than a slot.
 TEST(ReadPlan, BringsEachByteToEachTargetOnce) {
   std::mt19937_64 random(20261122);
   const auto below = [&](uint64_t most) { return random() % most; };

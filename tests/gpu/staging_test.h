@@ -1,4 +1,4 @@
-// What the tests of loads and saves share: files on XFS, a twin whose copies end late, and a small ring.
+// Shared by the tests of loads and saves: files on XFS, a twin whose copies end late, and a small ring.
 #pragma once
 
 #include <memory>

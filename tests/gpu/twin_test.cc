@@ -66,7 +66,8 @@ TEST_F(TwinTest, RefusesWhatCudaWouldMiss) {
   EXPECT_ERRNO(EINVAL, device_.copy_in(memory_ + kSize - 5, std::span(staging_).first(6), nullptr));
 }
 
-// Without a wait the copy has not been yet; what a later copy of another stream is ordered behind it, has.
+// Without a wait the copy has not run yet. A later copy of another stream that is ordered after the event finds its
+// result.
 TEST_F(TwinTest, AnEventIsDoneWhenWhatWasBeforeItIs) {
   const auto event = OwnedEvent::make(device_);
   ASSERT_OK(event);

@@ -1,13 +1,13 @@
-// agent: does on command what Python cannot: libaio with O_DIRECT as DeepSpeed does it, and shared mappings whose
-// descriptor is closed (Python's mmap keeps one). Commands are lines on stdin, data follows its line; answers are lines
-// on stdout: "ok ...", or "err ERRNO".
+// agent: executes commands that Python cannot: libaio with O_DIRECT as DeepSpeed uses it, and shared mappings whose
+// descriptor is closed (Python's mmap keeps one). A command is a line on stdin, followed by its data if it has any. An
+// answer is a line on stdout: "ok ...", or "err ERRNO".
 //
-//   aio OFFSET LENGTH PATH   + LENGTH bytes   write by libaio, O_DIRECT, 1 MiB blocks, depth 8; answers "ok SIZE", as
-//                                             stat by path says right behind the write
+//   aio OFFSET LENGTH PATH   + LENGTH bytes   write by libaio, O_DIRECT, 1 MiB blocks, depth 8; answers "ok SIZE", the
+//                                             size that stat reports by path right after the write
 //   aioread OFFSET LENGTH PATH                read the same way; "ok LENGTH", then the bytes
 //   map LENGTH PATH                           map shared for reading and writing, close the descriptor; "ok ID"
 //   store ID OFFSET LENGTH   + LENGTH bytes   store through a mapping
-//   load ID OFFSET LENGTH                     "ok LENGTH", then what the mapping shows
+//   load ID OFFSET LENGTH                     "ok LENGTH", then the bytes in the mapping
 //   msync ID | unmap ID
 #define _GNU_SOURCE
 #include <errno.h>
@@ -52,7 +52,7 @@ static void* buffer_of(size_t length) {
   return memory;
 }
 
-// 0 or an errno. Whole length, or an error: a short transfer is EIO.
+// Transfers all bytes. Returns 0 or an errno; a short transfer is EIO.
 static int transfer(int fd, char* data, size_t length, off_t offset, int opcode) {
   aio_context_t context = 0;
   if (syscall(SYS_io_setup, kDepth, &context) != 0) return errno;

@@ -1,8 +1,8 @@
-// faulty_disk: a disk in memory that logs each write and each flush, fails where it is told to, and goes back to any
-// moment of the log. It is one file of a FUSE file system, for a loop device on top of it.
+// faulty_disk: a disk in memory that logs each write and each flush, fails on command, and can go back to any moment of
+// the log. It is a file of a FUSE file system, on which a loop device can stand.
 //
 //   faulty_disk MOUNTPOINT MIB LOG          a new disk of zeros, and a new LOG
-//   faulty_disk MOUNTPOINT MIB LOG replay   the disk that LOG tells of; LOG stays as it is
+//   faulty_disk MOUNTPOINT MIB LOG replay   the disk that LOG describes; LOG is not changed
 //
 // It runs in the foreground until it is unmounted. One thread serves all requests, so the log has one order.
 //
@@ -15,17 +15,17 @@
 //                                      is written, then EIO) or delay. WHERE: read, write, flush, or of the writes
 //                                      only data, log or metadata (of XFS).
 //       from=, to=    only requests that touch these bytes of the disk
-//       skip=         let this many pass first
-//       count=        then hit this many (default 1; 0: no limit)
-//       percent=, seed=   hit each with this chance
-//       ms=           of a delay
+//       skip=         let this many requests pass first
+//       count=        then hit this many requests (default 1; 0: no limit)
+//       percent=, seed=   hit each request with this probability
+//       ms=           length of a delay
 //   heal               drop all faults
-//   at RECORD          (replay) the disk as it was before this record of the log; the first one is 0
-//   take RECORD [FROM TO]   (replay) add this record to it, or only these bytes of its data
+//   at RECORD          (replay) restores the disk as it was before this record of the log; the first one is 0
+//   take RECORD [FROM TO]   (replay) applies this record, or only these bytes of its data
 //
-// A record of the log is three uint64_t (kind, offset, length), then `length` bytes for a write and a mark. Its kind
-// tells writes of data, of XFS's log and of XFS's metadata apart: XFS relies on whole blocks of the latter. The log has
-// what reached the disk: nothing of a write that failed, the first half of a torn one.
+// A record of the log is three uint64_t (kind, offset, length), followed by `length` bytes for a write or a mark. The
+// kind distinguishes writes of data, of XFS's log and of XFS's metadata, because XFS relies on whole blocks of the
+// latter two kinds. The log has what reached the disk: nothing of a failed write, and the first half of a torn one.
 #include <errno.h>
 #include <fcntl.h>
 #include <fuse_lowlevel.h>
@@ -82,7 +82,7 @@ static int fault_count;
 static uint64_t hits[kWhats];
 static uint64_t records, writes, flushes;
 
-// Replay: where each record begins in the log, how many of them the disk has, and what it held before later changes.
+// For replay: where each record begins in the log, how many of them are applied, and the old content of changed blocks.
 static uint64_t* starts;
 static uint64_t applied;
 static struct old_block** undo;
@@ -126,7 +126,7 @@ static void forget_changes(void) {
   }
 }
 
-// bytes: NULL for zeros.
+// If `bytes` is NULL, it writes zeros.
 static void change_image(const void* bytes, uint64_t offset, uint64_t length) {
   if (bytes != NULL) {
     memcpy(image + offset, bytes, length);
@@ -174,7 +174,8 @@ static void find_records(void) {
   }
 }
 
-// Of a record's data the bytes from `from` to `to`. What only replays for a while is saved for forget_changes().
+// Applies the bytes from `from` to `to` of a record's data. If it is only for a while, the old content is saved for
+// forget_changes().
 static void apply(uint64_t number, uint64_t from, uint64_t to, bool for_a_while) {
   struct record record;
   read_all(&record, sizeof record, starts[number]);
@@ -200,7 +201,7 @@ static int go_to(uint64_t number) {
   return 0;
 }
 
-// --- What of XFS a write is
+// --- Which part of XFS a write is for
 
 static uint64_t big_endian(const uint8_t* at, int bytes) {
   uint64_t value = 0;
@@ -274,7 +275,7 @@ static void sleep_for(uint64_t ms) {
   nanosleep(&time, NULL);
 }
 
-// The errno of what fails as a whole, else 0.
+// Returns the errno of a request that fails as a whole, else 0.
 static int error_of(const struct fault* fault) {
   if (fault == NULL) return 0;
   if (fault->what == kDelay) sleep_for(fault->ms);
@@ -501,8 +502,8 @@ static void prepare(char** words) {
   madvise(image, image_size, MADV_NOHUGEPAGE);
   is_saved = must_have(calloc(image_size / kBlock, sizeof *is_saved));
   if (replaying) find_records();
-  // What writes pages back waits for this process, which must not wait for that. Where it may not say so, the dirty
-  // pages that a test makes are few.
+  // The thread that writes pages back waits for this process, so this process must not wait for write-back. Where prctl
+  // is not allowed, a test makes only a few dirty pages.
   prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0);
 }
 

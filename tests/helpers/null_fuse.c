@@ -1,9 +1,10 @@
-// null_fuse: the least that a FUSE file system can do. One file, "f", that is as long as it was written and holds
-// nothing; each WRITE is answered at once.
+// null_fuse: a FUSE file system that does as little as possible. It has one file, "f", which has the length that was
+// written to it but no content. Each WRITE is answered at once.
 //
-//   null_fuse MOUNTPOINT    in the foreground, until it is unmounted
+//   null_fuse MOUNTPOINT    runs in the foreground until it is unmounted
 //
-// What a copy to it takes is the kernel's share of any copy through FUSE: the floor that tests/bench puts beside ckptfs.
+// The time of a copy to it is the kernel's share of any copy through FUSE. tests/bench shows it beside ckptfs as the
+// lower bound.
 #include <errno.h>
 #include <fcntl.h>
 #include <fuse_lowlevel.h>
@@ -59,7 +60,7 @@ static void set_attributes(fuse_req_t request, fuse_ino_t inode, struct stat* ch
 
 static void open_file(fuse_req_t request, fuse_ino_t inode, struct fuse_file_info* file) {
   (void)inode;
-  file->direct_io = 1; // as ckptfs opens what it adopts
+  file->direct_io = 1;  // as ckptfs opens what it adopts
   fuse_reply_open(request, file);
 }
 
@@ -87,7 +88,7 @@ int main(int count, char** words) {
   }
   session = fuse_session_new(&arguments, &operations, sizeof operations, NULL);
   if (session == NULL || fuse_session_mount(session, words[1]) != 0) return 1;
-  awake = open("/dev/cpu_dma_latency", O_RDWR); // as the daemon does during copies
+  awake = open("/dev/cpu_dma_latency", O_RDWR);  // as the daemon does during copies
   if (awake >= 0 && write(awake, &none, sizeof none) < 0) perror("/dev/cpu_dma_latency");
   failed = fuse_session_loop(session);
   fuse_session_unmount(session);

@@ -1,13 +1,13 @@
-// odirect_any: random reads and writes with O_DIRECT, from several threads, against a reference in memory.
+// odirect_any: random reads and writes with O_DIRECT from several threads, compared with a reference in memory.
 //
 //   odirect_any FILE SIZE OPERATIONS THREADS SEED ALIGNMENT [buffered]
 //
-// ALIGNMENT 1 means from any buffer, at any offset, of any length; otherwise all three are multiples of it. `buffered`
-// leaves O_DIRECT out. Half of the operations are pread and pwrite, half libaio in batches of up to 8. The file is
-// first made by appending pieces of odd length, the size asked of stat after each. Then the threads own ranges of it
-// with borders at any byte, so that they meet inside sectors; each writes its own ranges, reads anywhere, and compares
-// what is its own. At the end all of the file is compared, through an O_DIRECT and through a buffered descriptor. Exit
-// status 1 at the first difference or error, which is printed.
+// With ALIGNMENT 1, buffers, offsets and lengths are arbitrary; otherwise all three are multiples of it. `buffered`
+// omits O_DIRECT. Half of the operations are pread and pwrite; the other half are libaio in batches of up to 8. First
+// the file is made by appending pieces of odd length, with a stat of its size after each. Then each thread owns ranges
+// of it whose borders are at any byte, so that ranges meet within sectors. A thread writes its own ranges, reads
+// anywhere, and compares the part that it owns. At the end the whole file is compared, through an O_DIRECT and through
+// a buffered descriptor. The first difference or error is printed, and ends the program with status 1.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -76,18 +76,18 @@ static void* allocate(size_t length) {
 
 static size_t down(size_t value) { return value - value % alignment; }
 
-// Somewhere in the buffer, as unaligned as is allowed.
+// Returns a place in the buffer, as unaligned as ALIGNMENT allows.
 static char* place(struct worker* self, int slot) {
   return self->memory[slot] + (alignment == 1 ? below(&self->random, 4096) : down(below(&self->random, 4096)));
 }
 
-// A length as they come: a few bytes, about a sector, some pages, up to 1 MiB.
+// Returns a length: a few bytes, about a sector, some pages, or up to 1 MiB.
 static size_t some_length(struct worker* self) {
   static const size_t tops[] = {16, 1200, 9000, 70000, kLongest};
   return 1 + below(&self->random, tops[below(&self->random, 5)] - 1);
 }
 
-// A request inside [from, to).
+// Makes a request within [from, to).
 static struct request some_request(struct worker* self, int slot, size_t from, size_t to, int writes) {
   size_t length = some_length(self);
   if (length > to - from) length = to - from;
@@ -103,7 +103,7 @@ static struct request some_request(struct worker* self, int slot, size_t from, s
 
 static int owned(const struct worker* self, int range) { return range % threads == self->number; }
 
-// Compares what of the request lies in this thread's ranges.
+// Compares the parts of the request that are in this thread's ranges.
 static void compare(const struct worker* self, const struct request* request) {
   for (int i = 0; i < kRanges; i++) {
     if (!owned(self, i)) continue;
@@ -142,7 +142,7 @@ static void one_call(struct worker* self) {
   finish(self, &request, done < 0 ? -errno : done);
 }
 
-// Up to kDepth at once, each in another range of this thread's, since those in flight together have no order.
+// Runs up to kDepth requests at once, each in another range of this thread, because requests in flight have no order.
 static void one_batch(struct worker* self) {
   struct request requests[kDepth];
   struct iocb blocks[kDepth], *list[kDepth];
@@ -209,7 +209,7 @@ static void expect_size(size_t wanted) {
   if ((size_t)now.st_size != wanted) fail("stat right behind a write: size", wanted, 0, (long long)now.st_size);
 }
 
-// Makes the file by writes that each begin at its end; a read across the end is short, one beyond it empty.
+// Makes the file by writes that each begin at its end. A read across the end must be short, and one beyond it empty.
 static void grow(struct worker* self) {
   size_t end = 0;
   while (end < size) {

@@ -1,11 +1,12 @@
-// unaligned_writer: overwrites files at an offset that O_DIRECT does not take, natively, as well as a program can that
-// knows how: of each request the body of whole pages by O_DIRECT, its head and tail through the page cache, the tail
-// while the body is in flight, and the pages of heads and tails to come read ahead.
+// unaligned_writer: overwrites files directly, without ckptfs, at an offset that O_DIRECT does not accept, as well as a
+// program can. It writes the whole pages of each request by O_DIRECT, and its head and tail through the page cache. The
+// tail is written while the body is in flight, and the pages of the next heads and tails are read ahead.
 //
 //   unaligned_writer OFFSET LENGTH FILE...
 //
-// Each file is written from OFFSET on for LENGTH bytes, whole MiB, in requests of 1 MiB, kDepth of them at a time, then
-// synced. Prints the bytes a second: the yardstick that tests/bench puts beside ckptfs, which does so behind FUSE.
+// Each file is written from OFFSET on for LENGTH bytes (whole MiB), in requests of 1 MiB, kDepth of them at a time, and
+// then synced. Prints the bytes per second. tests/bench uses it as the yardstick for ckptfs, which does the same behind
+// FUSE.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <liburing.h>
@@ -21,7 +22,7 @@ enum { kPage = 4096, kRequest = 1 << 20, kDepth = 8, kAhead = 16 * kRequest, kMo
 
 struct file {
   int direct, buffered;
-  atomic_long next;  // byte that no thread writes yet
+  atomic_long next;  // the first byte that no thread has taken yet
   pthread_t threads[kDepth];
 };
 

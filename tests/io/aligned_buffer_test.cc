@@ -52,7 +52,7 @@ TEST(DirectAlignmentTest, UnknownIsThePage) {
 
 class DirectAlignmentXfsTest : public testing::XfsTest {};
 
-// What it says is checked against what O_DIRECT then takes.
+// Compares the reported alignment with what O_DIRECT accepts.
 TEST_F(DirectAlignmentXfsTest, IsWhatDirectIoTakes) {
   const Fd made = file("file", pattern(65536, 1));
   ASSERT_OK(fsync_fd(made.get()));

@@ -146,7 +146,8 @@ TEST_F(CloneTest, OwedIsAllAfterACloneAndShrinksByUnits) {
   EXPECT_GE(before_write_back.value(), whole - 2 * kUnit);
   EXPECT_EQ(owed(from, size), whole - 2 * kUnit);
   EXPECT_EQ(owed(to, size), whole - 2 * kUnit);
-  ASSERT_OK(write_full(from.get(), pattern(4096, 3), 5 * kUnit));  // a part of a unit: the rest of it is still shared
+  // only a part of the unit; the rest of it is still shared
+  ASSERT_OK(write_full(from.get(), pattern(4096, 3), 5 * kUnit));
   EXPECT_EQ(owed(from, size), whole - 2 * kUnit);
 }
 
@@ -164,7 +165,7 @@ TEST_F(CloneTest, OwedCountsHolesButNotWhatIsAllocated) {
   EXPECT_ERRNO(EINVAL, owed_bytes(fd.get(), 1, 0));
 }
 
-// More extents than one FIEMAP call returns.
+// The file has more extents than one FIEMAP call returns.
 TEST_F(CloneTest, ManyExtents) {
   constexpr uint64_t kCount = 700;
   const Fd fd = file("file");

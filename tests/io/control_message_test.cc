@@ -16,7 +16,7 @@ namespace {
 using nlohmann::json;
 using testing::ScratchFolder;
 
-// A server for one connection: reads a line, sends these pieces, hangs up.
+// A server for one connection: it reads a line, sends these pieces, and closes.
 class Server {
  public:
   explicit Server(std::vector<std::string> pieces) : pieces_(std::move(pieces)) {
@@ -30,7 +30,7 @@ class Server {
   }
 
   std::string path() const { return folder_.path("socket"); }
-  // What it was sent; once the request has been answered.
+  // Returns the request that it received. Call it after the reply.
   json request() {
     thread_.join();
     return json::parse(line_);

@@ -24,7 +24,7 @@ TEST(FdTest, ClosesOnceAndMoves) {
     Fd first(::open("/dev/null", O_RDONLY | O_CLOEXEC));
     number = first.get();
     Fd second(std::move(first));
-    EXPECT_FALSE(first);  // NOLINT: what a move leaves is part of the promise
+    EXPECT_FALSE(first);  // NOLINT: the moved-from state is part of the contract
     EXPECT_EQ(second.get(), number);
     Fd third;
     third = std::move(second);
@@ -52,7 +52,7 @@ TEST(OpenTest, SetsCloseOnExec) {
   EXPECT_EQ(::fcntl(fd.value().get(), F_GETFD) & FD_CLOEXEC, FD_CLOEXEC);
 }
 
-// The open of a pipe for reading waits for a writer, and signals interrupt it meanwhile.
+// Opening a pipe for reading waits for a writer; signals interrupt it meanwhile.
 TEST(OpenTest, InterruptedIsTriedAgain) {
   const ScratchFolder folder;
   const std::string path = folder.path("pipe");
@@ -69,7 +69,7 @@ TEST(OpenTest, InterruptedIsTriedAgain) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
       ::pthread_kill(opener, SIGALRM);
     }
-    writing.reset(::open(path.c_str(), O_RDWR | O_CLOEXEC));  // which waits for nobody
+    writing.reset(::open(path.c_str(), O_RDWR | O_CLOEXEC));  // this open does not wait
   });
   EXPECT_OK(open_at(AT_FDCWD, path, O_RDONLY));
   writer.join();

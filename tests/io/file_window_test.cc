@@ -21,14 +21,14 @@ class FileWindowTest : public ::testing::Test {
     file_ = Fd(::memfd_create("window", MFD_CLOEXEC));
     ASSERT_TRUE(file_);
   }
-  // Each page of it begins with its number.
+  // Each page of the file begins with its number.
   void fill(size_t pages) {
     for (size_t page = 0; page < pages; ++page) {
       ASSERT_EQ(::pwrite(file_.get(), &page, sizeof page, static_cast<off_t>(page * kPage)), ssize_t{sizeof page});
     }
     ASSERT_EQ(::ftruncate(file_.get(), static_cast<off_t>(pages * kPage)), 0);
   }
-  // The number of the page at `offset`; -1: there is none.
+  // Returns the number of the page at `offset`, or -1 if there is none.
   int64_t number_at(FileWindow& window, uint64_t offset, size_t size = kPage) {
     const auto there = window.at(file_.get(), offset, size);
     EXPECT_TRUE(there) << there.error().message();

@@ -20,7 +20,7 @@ namespace stdfs = std::filesystem;
 using testing::no_images_reason;
 using testing::ScratchFolder;
 
-// A store folder whose image, if the test left one up, is taken down whatever happened.
+// A store folder. If a test leaves its image mounted, TearDown unmounts it.
 class ImageTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -181,7 +181,7 @@ TEST_F(ImageTest, SectorsOf4096Stay) {
   ASSERT_OK(unmount_image(found.value()));
 }
 
-// A discard would give blocks back, and a store on a disk that fills up would break.
+// A discard would free blocks of the image, and a store on it would break once the disk is full.
 TEST_F(ImageTest, AllocatedInFullAndStaysSo) {
   const auto space = stdfs::space(outside(""));
   if (space.available < 2 * kMinimumImageSize) GTEST_SKIP() << "needs 1 GiB free in " << outside("");

@@ -43,7 +43,7 @@ TEST(Json, HasBounds) {
   const JsonBounds bounds{.bytes = 200, .values = 10, .text = 20, .depth = 4};
   EXPECT_EQ(failure_of(nested(4), bounds), 0);
   EXPECT_EQ(failure_of(nested(5), bounds), EFBIG);
-  EXPECT_EQ(failure_of("[[[[]]],[[[1]]]]", bounds), 0);  // what is closed does not count
+  EXPECT_EQ(failure_of("[[[[]]],[[[1]]]]", bounds), 0);  // closed lists do not count
   EXPECT_EQ(failure_of("[1,2,3,4,5,6,7,8,9,10]", bounds), 0);
   EXPECT_EQ(failure_of("[1,2,3,4,5,6,7,8,9,10,11]", bounds), EFBIG);
   EXPECT_EQ(failure_of("\"" + std::string(19, ',') + "\"", bounds), 0);
@@ -73,7 +73,7 @@ TEST(Json, AsPythonWritesIt) {
   }
 }
 
-// Sums what lies at the top.
+// Sums the numbers at the top level.
 class Sum : public JsonVisitor {
  public:
   bool number_unsigned(number_unsigned_t number) override {
@@ -84,7 +84,7 @@ class Sum : public JsonVisitor {
 };
 
 TEST(Json, OfAFileByPieces) {
-  std::string text = "xx[0";  // read from the third byte on
+  std::string text = "xx[0";  // reading starts at the third byte
   uint64_t expected = 0;
   for (uint64_t number = 100; number < 20000; ++number) {
     text += (number % 3 == 0 ? "\n ,  " : ",") + std::to_string(number);

@@ -86,7 +86,8 @@ TEST_F(LeaseTest, TheProbeLeavesNoLease) {
   EXPECT_EQ(::fcntl(probe_.get(), F_GETLEASE), F_UNLCK);
   EXPECT_FALSE(opener());
   EXPECT_EQ(::fcntl(probe_.get(), F_GETLEASE), F_UNLCK);
-  const auto opened = open_at(AT_FDCWD, path("file"), O_RDWR | O_NONBLOCK);  // EWOULDBLOCK, were a lease left
+  // this would fail with EWOULDBLOCK if a lease were left
+  const auto opened = open_at(AT_FDCWD, path("file"), O_RDWR | O_NONBLOCK);
   EXPECT_OK(opened);
 }
 

@@ -23,7 +23,7 @@ TEST(MappedWordsTest, AreInTheFileAtOnceOrAnError) {
   ASSERT_EQ(::pread(file.get(), found.data(), sizeof found, 4096), ssize_t{sizeof found});
   EXPECT_EQ(found.front(), 7U);
   EXPECT_EQ(found.back(), 8U);
-  ASSERT_EQ(::ftruncate(file.get(), 4096), 0);  // as a disk that has no room for the page
+  ASSERT_EQ(::ftruncate(file.get(), 4096), 0);  // like a disk that has no room for the page
   EXPECT_EQ(words.store(0, 9).error().errno_value(), EIO);
 }
 

@@ -12,7 +12,7 @@
 namespace ckptfs::io {
 namespace {
 
-// In a child of fork.
+// Asks in a forked child.
 bool is_open_in_child(int descriptor) {
   const pid_t child = ::fork();
   if (child == 0) ::_exit(::fcntl(descriptor, F_GETFD) >= 0 ? 1 : 0);

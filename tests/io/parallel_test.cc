@@ -38,7 +38,7 @@ TEST(ParallelTest, NoThreadsIsTheCallerAlone) {
   }
 }
 
-// Each call waits for the other three: with fewer than four threads this would never end.
+// Each call waits for the other three, so this would never end with fewer than four threads.
 TEST(ParallelTest, AsManyThreadsAsAsked) {
   std::barrier together(4);
   std::mutex mutex;
@@ -65,7 +65,7 @@ TEST(ParallelTest, AnErrorStopsAndIsReturned) {
   EXPECT_EQ(begun.size(), 6u);
 }
 
-// All four fail together: one of them is returned, and none of the other 996 begins.
+// All four fail together. One of the errors is returned, and none of the other 996 calls begins.
 TEST(ParallelTest, SeveralErrors) {
   std::barrier together(4);
   std::atomic<size_t> begun = 0;

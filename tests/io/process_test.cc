@@ -39,7 +39,7 @@ TEST(ProcessTest, WhatItInherits) {
   const auto output = shell("cat; echo $LC_ALL; ls /proc/self/fd | wc -l; kill -PIPE $$");
   std::signal(SIGPIPE, SIG_DFL);
   ASSERT_OK(output);
-  // No input, English, descriptors 0 to 2 and that of ls itself; and a signal that we ignore ends it.
+  // It has no input, LC_ALL=C, and only the descriptors 0 to 2 and that of ls itself; a signal that we ignore ends it.
   EXPECT_EQ(output.value().out, "C\n4\n") << output.value().err;
   EXPECT_EQ(output.value().status, 128 + SIGPIPE);
 }

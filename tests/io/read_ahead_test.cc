@@ -36,7 +36,7 @@ class ReadAheadTest : public testing::XfsTest {
     ASSERT_EQ(::posix_fadvise(file_.get(), 0, 0, POSIX_FADV_DONTNEED), 0);
     ASSERT_EQ(in_memory(0, kSize), 0u);
   }
-  // How much of this range.
+  // Returns how many bytes of this range are in memory.
   uint64_t in_memory(uint64_t begin, uint64_t end) const {
     void* const mapped = ::mmap(nullptr, kSize, PROT_READ, MAP_SHARED, file_.get(), 0);
     std::vector<unsigned char> pages(kSize / kPage);
@@ -46,7 +46,7 @@ class ReadAheadTest : public testing::XfsTest {
     const auto last = pages.begin() + static_cast<ptrdiff_t>(end / kPage);
     return kPage * static_cast<uint64_t>(std::count_if(first, last, [](auto page) { return (page & 1) != 0; }));
   }
-  // Once it is no longer on its way.
+  // Waits until the range is in memory. Returns false if that takes too long.
   bool comes_into_memory(uint64_t begin, uint64_t end) const {
     for (int tries = 0; tries < 1000; ++tries) {
       if (in_memory(begin, end) == end - begin) return true;

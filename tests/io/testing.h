@@ -1,5 +1,5 @@
-// What the tests of io/ share: assertions on Result, scratch folders, and one XFS image for the whole binary. A folder
-// for them is TMPDIR, else /dev/shm.
+// Shared by the tests of io/: assertions on Result, scratch folders, and one XFS image for the whole binary. The
+// folders are made in TMPDIR, else in /dev/shm.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -15,10 +15,10 @@
 #include "io/image.h"
 #include "io/result.h"
 
-// The Result holds a value; its error's words otherwise.
+// Asserts that the Result holds a value, and else prints its error.
 #define ASSERT_OK(...) ASSERT_TRUE(::ckptfs::io::testing::ok((__VA_ARGS__)))
 #define EXPECT_OK(...) EXPECT_TRUE(::ckptfs::io::testing::ok((__VA_ARGS__)))
-// The Result holds an Error with this errno.
+// Asserts that the Result holds an Error with this errno.
 #define EXPECT_ERRNO(expected, ...) EXPECT_TRUE(::ckptfs::io::testing::fails((__VA_ARGS__), expected))
 
 namespace ckptfs::io::testing {
@@ -36,7 +36,7 @@ template <class T>
   return ::testing::AssertionFailure() << "errno " << result.error().errno_value() << ": " << result.error().message();
 }
 
-// A new folder, removed with all that is in it.
+// A new folder, which is removed with its content.
 class ScratchFolder {
  public:
   explicit ScratchFolder(const std::filesystem::path& parent = default_parent());
@@ -51,16 +51,16 @@ class ScratchFolder {
   std::string path_;
 };
 
-// Why no image can be mounted on this machine; nothing where one can.
+// Returns why no image can be mounted on this machine, or nothing if one can.
 std::optional<std::string> no_images_reason();
 
-// A test with a folder of its own on the XFS image that all such tests of this binary share; skipped, with its reason,
-// where there can be none.
+// A test with its own folder on the XFS image that all such tests of this binary share. Where no image can be mounted,
+// the test is skipped with the reason.
 class XfsTest : public ::testing::Test {
  protected:
   void SetUp() override;
   std::string path(const std::string& name = {}) const { return folder_->path(name); }
-  // An open new file with this content.
+  // Makes a new file with this content, and opens it.
   Fd file(const std::string& name, std::span<const std::byte> content = {}) const;
   static const MountedImage& image();
 
@@ -68,7 +68,7 @@ class XfsTest : public ::testing::Test {
   std::optional<ScratchFolder> folder_;
 };
 
-// Bytes that differ from block to block and from seed to seed.
+// Returns bytes that differ from block to block and from seed to seed.
 std::vector<std::byte> pattern(size_t size, unsigned seed);
 std::vector<std::byte> content_of(int fd);
 

@@ -21,7 +21,7 @@ using testing::ScratchFolder;
 constexpr size_t kPiece = 64 << 10;
 constexpr unsigned kDepth = 4;
 
-// Each with a way of the queue: what the kernel is made to refuse.
+// The parameter is the fault point at which the kernel refuses a faster way, so each way of the queue is tested.
 class TransferQueueTest : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {

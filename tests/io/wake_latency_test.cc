@@ -14,7 +14,7 @@ namespace {
 
 constexpr const char* kDevice = "/dev/cpu_dma_latency";
 
-// What all who hold it ask for, in microseconds: other processes, too.
+// Returns the limit in microseconds that all holders, including other processes, have requested.
 int32_t asked_for() {
   const auto device = open_at(AT_FDCWD, kDevice, O_RDONLY);
   int32_t value = -1;
@@ -23,10 +23,10 @@ int32_t asked_for() {
   return value;
 }
 
-// Does this process hold it?
+// Returns true if this process holds it.
 bool is_held_here() {
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-    std::error_code gone;  // the descriptor that lists them
+    std::error_code gone;  // the descriptor that lists the folder is gone
     if (std::filesystem::read_symlink(entry.path(), gone) == kDevice) return true;
   }
   return false;
@@ -36,7 +36,7 @@ TEST(WakeLatencyTest, IsAskedForWhileItIsHeld) {
   WakeLatency latency;
   const auto held = latency.hold();
   EXPECT_EQ(latency.is_held(), static_cast<bool>(held));
-  if (!held) {  // in a container without the device
+  if (!held) {  // a container without the device
     EXPECT_TRUE(held.error().errno_value() == ENOENT || held.error().errno_value() == EACCES);
     return;
   }

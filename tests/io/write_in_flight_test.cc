@@ -1,4 +1,4 @@
-// Writes that go on while their thread does something else.
+// Writes that run in the kernel while their thread does something else.
 #include "io/write_in_flight.h"
 
 #include <fcntl.h>

@@ -25,9 +25,9 @@ bool operator==(const Usage& a, const Usage& b) {
 
 namespace {
 
-// --- the sweep, on pieces without a disk
+// --- the sweep over the disk, on pieces without a disk
 
-// Byte by byte.
+// Counts byte by byte.
 std::vector<DiskUse> recount(const std::vector<DiskPiece>& pieces, const std::vector<std::vector<Owner>>& sets,
                              size_t owners) {
   std::vector<DiskUse> uses(owners);
@@ -87,7 +87,7 @@ class AccountingTest : public ScratchStore {
     EXPECT_TRUE(account) << account.error().message();
     return account ? std::move(account).value() : Account{std::vector<Usage>(owners.size()), {{}, {}}, {}};
   }
-  // By its own extents, and by a sweep over all: the two must agree.
+  // Computes the usage from the file's own extents and by a sweep over all files. The two must agree.
   Usage of_file(const std::string& path) {
     const auto usage = store_->accounting().look_at_file(at(path));
     EXPECT_TRUE(usage) << usage.error().message();
@@ -102,13 +102,13 @@ class AccountingTest : public ScratchStore {
     EXPECT_TRUE(fd);
     return std::move(fd).value();
   }
-  // As copy_file_range does.
+  // Shares blocks as copy_file_range does.
   void clone_file(const std::string& from, const std::string& to) {
     make_file(to);
     const auto cloned = io::clone(blob_of(from).get(), blob_of(to).get());
     ASSERT_TRUE(cloned) << cloned.error().message();
   }
-  // In the past, as all but the newest changes are.
+  // Changes made within the current tick count as recent, so tests wait until they are past.
   static void wait_a_tick() { ::usleep(50000); }
 };
 
@@ -129,7 +129,7 @@ TEST_F(AccountingTest, ACloneSharesUntilItIsOverwritten) {
   write("/b/f", std::string(256 << 10, 'y'), 256 << 10);
   EXPECT_EQ(of_file("/b/f"), (Usage{kMiB, 256 << 10, kMiB - (256 << 10)}));
   EXPECT_EQ(of("/a"), (Usage{kMiB, 256 << 10, kMiB - (256 << 10)}));
-  // Together they have all of it.
+  // Together they use all of it.
   const Account both = of_all({{{at("/a")}, 0}, {{at("/b")}, 0}});
   EXPECT_EQ(both.groups.front(), (Usage{2 * kMiB, kMiB + (256 << 10), 0}));
   remove("/a/f");
@@ -213,7 +213,7 @@ TEST_F(AccountingTest, WhatIsSharedWithinAFileIsItsOwn) {
 TEST_F(AccountingTest, WhatNothingNamesIsNobodys) {
   make_file("/f", std::string(kMiB, 'x'));
   clone_file("/f", "/g");
-  const auto dropped = tree().unlink(kRootInode, "g");  // and somebody has it open
+  const auto dropped = tree().unlink(kRootInode, "g");  // still open somewhere
   ASSERT_TRUE(dropped);
   const Account account = of_all({{{kRootInode}, 0}});
   EXPECT_EQ(account.owners.front(), (Usage{kMiB, 0, kMiB}));
@@ -223,7 +223,7 @@ TEST_F(AccountingTest, WhatNothingNamesIsNobodys) {
   tree().reap(dropped.value().inode);
 }
 
-// A file of many extents, every other of them shared.
+// Makes a file of many extents, of which every other one is shared.
 void make_comb(const io::Fd& from, const io::Fd& to, uint64_t teeth) {
   constexpr uint64_t kTooth = 4096;
   for (uint64_t i = 0; i < teeth; ++i) {
@@ -257,7 +257,7 @@ TEST_F(AccountingTest, ATinyWindowTellsTheSame) {
   }
 }
 
-// --- what is remembered
+// --- the extent cache
 
 TEST_F(AccountingTest, WhatDidNotChangeIsNotReadAgain) {
   make_swap_state();
@@ -304,7 +304,7 @@ TEST_F(AccountingTest, DirtyPagesAreWrittenFirst) {
   EXPECT_EQ(of("/f"), (Usage{kMiB, kMiB, 0}));
 }
 
-// No stat shows that blocks were shared: who does it says so.
+// A file's stat does not change when its blocks become shared, so the code that shares them must report it.
 TEST_F(AccountingTest, SharedBlocksAreForgotten) {
   make_file("/f", std::string(kMiB, 'x'));
   make_file("/g", std::string(kMiB, 'x'));
@@ -317,7 +317,7 @@ TEST_F(AccountingTest, SharedBlocksAreForgotten) {
   EXPECT_EQ(of_file("/g"), (Usage{kMiB, 0, kMiB}));
 }
 
-// --- what is allocated ahead
+// --- preallocation
 
 uint64_t used_bytes(const Store& store) {
   const SpaceReport space = store.space();
@@ -357,7 +357,7 @@ TEST_F(AccountingTest, NothingIsRefusedForWantOfSpaceThatWasTakenAhead) {
   const uint64_t free = store_->space().free;
   const uint64_t owed = store_->space().owed;
   EXPECT_GT(owed, kFiles * 8 * kMiB);
-  // Half of what was taken ahead is wanted.
+  // The request needs half of what is preallocated.
   const uint64_t others = free + kFiles * 8 * kMiB - tree().inode(at(name(0))).value().owed;
   const auto prepared = tree().prepare_writing(at(name(0)), user(), others);
   EXPECT_TRUE(prepared) << prepared.error().message();

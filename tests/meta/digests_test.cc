@@ -32,7 +32,7 @@ class DigestsTest : public ScratchStore {
     EXPECT_TRUE(taking) << taking.error().message();
     return taking ? taking.value() : Taking::stopped;
   }
-  // `action` comes after the first chunk.
+  // Runs `action` after the first chunk.
   Taking take_and_meanwhile(const std::string& path, const std::function<void()>& action) {
     bool done = false;
     return take(path, [&](std::chrono::nanoseconds) {
@@ -50,7 +50,7 @@ class DigestsTest : public ScratchStore {
     const auto fd = tree().open_blob(at(path), O_RDONLY);
     return io::summarize_extents(fd.value().get()).value().shared_bytes;
   }
-  // As a disk that goes bad would: past the tree.
+  // Changes a byte in the blob itself, as a bad disk would, without the tree's knowledge.
   void flip_byte(const std::string& path, off_t offset) {
     const auto fd = store_->blobs().open(blob_of(path), O_RDWR);
     char byte = 0;
@@ -58,7 +58,7 @@ class DigestsTest : public ScratchStore {
     byte = static_cast<char>(~byte);
     ASSERT_EQ(::pwrite(fd.value().get(), &byte, 1, offset), 1);
   }
-  // Of several chunks, each another; the last one short.
+  // Returns a text of several chunks, all different; the last one is short.
   static std::string content(char seed) {
     std::string text(3 * kMiB + 1000, seed);
     for (size_t chunk = 0; chunk < 3; ++chunk) text[chunk * kMiB] = static_cast<char>('0' + chunk);
@@ -184,7 +184,7 @@ TEST_F(DigestsTest, AfterACrashAFileThatChangedSinceCountsAsChanged) {
   const BlobNumber blob = blob_of(kNext);
   crash();
   {
-    // A write whose note in the index was lost with the power.
+    // A write whose note in the index was lost in a power loss.
     const io::Fd fd(::open((folder_ + "/blobs/" + Blobs::name(blob)).c_str(), O_WRONLY));
     ASSERT_EQ(::pwrite(fd.get(), "x", 1, 7), 1);
   }
@@ -212,7 +212,7 @@ TEST_F(DigestsTest, LongFilesHaveSeveralGroups) {
   EXPECT_FALSE(store_->index().digests(blob, 0));
 }
 
-// Bytes that this process had read from block devices.
+// Returns how many bytes this process has read from block devices.
 uint64_t read_from_devices() {
   std::ifstream file("/proc/self/io");
   for (std::string key; file >> key;) {

@@ -9,7 +9,7 @@ namespace {
 #ifdef CKPTFS_FAULT_POINTS
 using FrontiersTest = ScratchStore;
 
-// Of two slots the next start would take either.
+// If a blob had two slots, the next start could take either.
 TEST_F(FrontiersTest, ABlobHasOneSlotWhereItsFirstCouldNotBeEmptied) {
   const std::string file = folder_ + "/frontiers_of_a_test";
   {

@@ -1,4 +1,4 @@
-// How much of the index is read for what is done: in proportion to what that is about.
+// How many records of the index an operation reads must be proportional to what it is about.
 #include <rocksdb/perf_context.h>
 
 #include "tests/meta/scratch_store.h"
@@ -8,7 +8,7 @@ namespace {
 
 class GrowthTest : public ScratchStore {
  protected:
-  // How many records this thread goes through meanwhile.
+  // Returns how many records this thread iterates over during `work`.
   static uint64_t scanned_by(const std::function<void()>& work) {
     rocksdb::get_perf_context()->Reset();
     work();

@@ -19,7 +19,7 @@ class IndexTest : public ScratchStore {
     ScratchStore::TearDown();
   }
 
-  // Down to the last blocks.
+  // Fills the file system down to the last blocks.
   void fill() {
     if (!filler_) {
       auto made = io::open_at(AT_FDCWD, folder_ + ".filler", O_RDWR | O_CREAT);
@@ -35,7 +35,7 @@ class IndexTest : public ScratchStore {
     filled_ = 0;
   }
 
-  // Changes until one fails, with what `meanwhile` does now and then. The index grows: it needs new files for that.
+  // Makes changes until one fails, and calls `meanwhile` now and then. The growing index needs new files for them.
   Result<> change_until_error(const std::function<void()>& meanwhile = [] {}) {
     constexpr int kMost = 3000;
     const InodeNumber file = at("/f");
@@ -46,7 +46,7 @@ class IndexTest : public ScratchStore {
     return success();
   }
   uint64_t ballast() { return store_->index().ballast().bytes(); }
-  // The last ballast is for removals.
+  // Uses up all of the ballast but the part that is kept for removals.
   void use_up_what_any_change_may_use() {
     make_file("/f", "content");
     for (int i = 0; i < 8; ++i) make_file("/large" + std::to_string(i), std::string(6 << 20, 'l'));

@@ -35,7 +35,7 @@ TEST_F(RecoveryTest, ClonesOfASaveThatWasNeverPublishedGo) {
   EXPECT_FALSE(tree().resolve("/steps/s1"));
   crash();
   open();
-  close();  // ends what the reaper has to do
+  close();  // finishes the reaper's work
   open();
   EXPECT_EQ(blob_files(), before);
   expect_clean_fsck();
@@ -51,7 +51,7 @@ TEST_F(RecoveryTest, SpareBlobsGo) {
   crash();
   open();
   EXPECT_EQ(store_->recovery().removed_blobs, 8U);
-  close();  // ends what the reaper has to do
+  close();  // finishes the reaper's work
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_ + "/blobs"), {}), static_cast<ptrdiff_t>(filled));
   expect_clean_fsck();
 }
@@ -93,7 +93,7 @@ TEST_F(RecoveryTest, DamageIsFoundAgainAfterACleanEnd) {
   EXPECT_TRUE(store_->recovery().clean);
 }
 
-// As versions before counted where one change took two references.
+// Earlier versions counted too few references where one change took two.
 TEST_F(RecoveryTest, CountsThatAreTooLowAreRaised) {
   make_swap_state();
   ASSERT_TRUE(save("s1"));
@@ -109,7 +109,7 @@ TEST_F(RecoveryTest, CountsThatAreTooLowAreRaised) {
     change.batch.put_blob(blob_of("0_2.tensor.swp"), low);
     BlobRecord doomed = store_->index().blob(blob_of("exp_avg-0_2.tensor.swp")).value();
     doomed.references = 0;
-    doomed.length = 0;  // as one of a save that failed
+    doomed.length = 0;  // like one of a failed save
     doomed.state = BlobState::doomed;
     change.batch.put_blob(blob_of("exp_avg-0_2.tensor.swp"), doomed);
     ASSERT_TRUE(tree().commit(std::move(change)));
@@ -140,7 +140,7 @@ TEST_F(RecoveryTest, ANamelessBlobWithContentStays) {
   expect_clean_fsck();
 }
 
-// A store whose index can be taken away and put back later, with its `durable`, as an administrator would.
+// A store whose index and `durable` can be set aside and restored later, as an administrator might do.
 class OlderIndexTest : public ScratchStore {
  protected:
   void TearDown() override {
@@ -159,13 +159,13 @@ class OlderIndexTest : public ScratchStore {
     std::filesystem::copy_file(copy_ + "/durable", folder_ + "/durable",
                                std::filesystem::copy_options::overwrite_existing);
   }
-  // Past the numbers that the older index has allotted.
+  // Makes files with numbers beyond those that the older index has allotted.
   void make_newer_files() {
     make_swap_state();
     ASSERT_TRUE(save("s1"));
     for (int i = 0; i < 300; ++i) make_file("/newer" + std::to_string(i), "precious");
   }
-  // By name, with what they hold.
+  // Returns the blobs with content, by name.
   std::map<std::string, std::string> filled_blobs() const {
     std::map<std::string, std::string> filled;
     for (const auto& entry : std::filesystem::directory_iterator(folder_ + "/blobs")) {
@@ -221,7 +221,7 @@ TEST_F(OlderIndexTest, ThatStillPromisesWhatWasPublishedDeletesNothing) {
   ASSERT_TRUE(save("s0"));
   ASSERT_TRUE(spares_become(8));
   ASSERT_TRUE(tree().sync());
-  copy_index();  // of a store in use, as a snapshot is
+  copy_index();  // a copy of a store in use, like a snapshot
   write(kLive, "precious");
   ASSERT_TRUE(save("s1"));
   close();
@@ -338,7 +338,7 @@ class InspectionTest : public ScratchStore {
   void take_digests_of(const std::string& path) {
     EXPECT_EQ(take_digests(*store_, at(path), [](auto) { return true; }).value(), Taking::taken);
   }
-  // As a write of which the index lost what it knew in a power loss.
+  // Changes the file without the index's knowledge, like a write whose note in the index was lost in a power loss.
   void change_past_the_index(const std::string& path) {
     const BlobNumber blob = tree().inode(at(path)).value().blob;
     crash();
@@ -407,7 +407,7 @@ TEST_F(InspectionTest, UntilThenASurvivorMayWriteToEachFileThatWasThere) {
   EXPECT_EQ(tree().inode(at("/f")).value().flags & kRecovered, 0U);
 }
 
-// Of blobs that only the mode tells of.
+// Unsettled blobs that only their mode marks as such.
 class UnsettledTest : public ScratchStore {
  protected:
   void mark_unsettled(BlobNumber blob) {
@@ -432,7 +432,7 @@ TEST_F(UnsettledTest, AnOldFileThatBecomesUnsettledIsStillCut) {
   auto slot = store_->frontiers().take(blob).value();
   ASSERT_TRUE(slot);
   mark_unsettled(blob);
-  ::usleep(1500000);  // the reaper does not raise it again
+  ::usleep(1500000);  // the reaper must not raise it again meanwhile
   crash();
   open();
   EXPECT_EQ(store_->recovery().cut_files, 1U);

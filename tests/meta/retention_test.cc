@@ -1,4 +1,4 @@
-// The policy's decisions, one by one and against a slow reference that does what the design says, word by word.
+// Tests the policy's decisions one by one, and against a slow reference that follows the specification word by word.
 #include "meta/retention.h"
 
 #include <gtest/gtest.h>
@@ -28,7 +28,7 @@ StepFacts step(uint64_t number, std::chrono::seconds age, Completeness completen
   return facts;
 }
 
-// Of 10, 20, ... the newest is the last.
+// Steps 10, 20, ..., of which the last is the newest.
 std::vector<StepFacts> steps(size_t count) {
   std::vector<StepFacts> all;
   for (size_t at = 1; at <= count; ++at) all.push_back(step(10 * at, std::chrono::hours(count - at)));
@@ -63,19 +63,20 @@ TEST(RetentionTest, WithoutAKeepRuleAllStay) {
 
 TEST(RetentionTest, EachRuleKeepsItsOwn) {
   EXPECT_EQ(staying({{"keep_last", "2"}}, steps(5)), (Numbers{40, 50}));
-  EXPECT_EQ(staying({{"keep_every", "20"}}, steps(5)), (Numbers{20, 40, 50}));  // and the newest
-  EXPECT_EQ(staying({{"keep_for", "2h"}}, steps(5)), (Numbers{40, 50}));        // 2 h old is old enough
+  EXPECT_EQ(staying({{"keep_every", "20"}}, steps(5)), (Numbers{20, 40, 50}));  // also keeps the newest
+  EXPECT_EQ(staying({{"keep_for", "2h"}}, steps(5)), (Numbers{40, 50}));        // exactly 2 h old counts as old
   EXPECT_EQ(staying({{"keep_last", "1"}, {"keep_every", "20"}}, steps(5)), (Numbers{20, 40, 50}));
 }
 
 TEST(RetentionTest, OldAndNewIsByCompletion) {
   std::vector<StepFacts> all = steps(4);
-  all[0].completed = kNow + 1s;  // a run that began anew
+  all[0].completed = kNow + 1s;  // a run that started over
   all[0].seen = kStoreNow;
   EXPECT_EQ(staying({{"keep_last", "1"}}, all), (Numbers{10}));
 }
 
-// The clock was a day ahead, and has been set right: what is written now is dated before what was written then.
+// The clock was a day ahead and has been corrected, so what is written now has earlier dates than what was written
+// then.
 TEST(RetentionTest, AClockThatWasAheadTakesNoNewStep) {
   std::vector<StepFacts> all = steps(6);
   for (size_t at = 0; at < 3; ++at) all[at].completed += 24h;
@@ -103,7 +104,7 @@ TEST(RetentionTest, WhatIsCopiedInWithItsTimesIsNew) {
   all[0].seen = kStoreNow;
   EXPECT_EQ(staying({{"keep_last", "2"}}, all), (Numbers{10, 30, 40}));
   EXPECT_EQ(staying({{"keep_for", "90m"}}, all), (Numbers{10, 30, 40}));
-  // Caps take first what is old both ways.
+  // Caps first remove steps that are old by both criteria.
   const RoomWithout room = [](const std::vector<size_t>& gone) -> Result<Room> {
     return Room{400 - 100 * gone.size(), 0};
   };
@@ -117,7 +118,7 @@ TEST(RetentionTest, TheBestByAMetric) {
   all[2].metric = std::numeric_limits<double>::quiet_NaN();
   all[3].metric = 0.5;
   EXPECT_EQ(staying({{"keep_best", "loss:min:1"}}, all), (Numbers{20, 50}));
-  EXPECT_EQ(staying({{"keep_best", "loss:max:1"}}, all), (Numbers{40, 50}));  // of equal ones the newer
+  EXPECT_EQ(staying({{"keep_best", "loss:max:1"}}, all), (Numbers{40, 50}));  // of equal ones the newer is kept
   EXPECT_EQ(staying({{"keep_best", "loss:max:9"}}, all), (Numbers{10, 20, 40, 50}));
 }
 
@@ -168,7 +169,7 @@ TEST(RetentionTest, CapsTakeTheOldestAndNoMoreThanItNeeds) {
   EXPECT_EQ(staying({{"min_free", "151"}}, steps(5), room), (Numbers{30, 40, 50}));
   EXPECT_EQ(staying({{"max_bytes", "500"}}, steps(5), room), (Numbers{10, 20, 30, 40, 50}));
   EXPECT_EQ(staying({{"max_bytes", "300"}, {"keep_last", "5"}}, steps(5), room), (Numbers{30, 40, 50}));
-  // What the keep rules remove makes room, too.
+  // The steps that the keep rules remove make room, too.
   EXPECT_EQ(staying({{"max_bytes", "300"}, {"keep_last", "3"}}, steps(5), room), (Numbers{30, 40, 50}));
 }
 
@@ -183,7 +184,7 @@ TEST(RetentionTest, ACapThatCannotBeMetWarns) {
   EXPECT_EQ(judgement.value().warnings.size(), 1u);
 }
 
-// --- against the reference
+// --- comparison with the reference
 
 struct World {
   std::vector<StepFacts> steps;

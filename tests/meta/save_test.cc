@@ -134,7 +134,7 @@ TEST_F(SaveTest, DataThatIsMissingFailsTheSaveWhole) {
 
 TEST_F(SaveTest, WhatASaveThatFailedHadClonedDoesNotCountAsSaved) {
   open_files_.writers.insert(at("/zero_stage_3/optimizer/rank1/0_2.tensor.swp"));
-  open_files_.meanwhile = [this] { make_folder("/steps/s1"); };  // found when all is cloned
+  open_files_.meanwhile = [this] { make_folder("/steps/s1"); };  // the save finds it after it has cloned everything
   EXPECT_EQ(save("s1").error().errno_value(), EEXIST);
   open_files_.meanwhile = nullptr;
   const auto saved = save("s2");
@@ -144,14 +144,16 @@ TEST_F(SaveTest, WhatASaveThatFailedHadClonedDoesNotCountAsSaved) {
   expect_clean_fsck();
 }
 
-// What a save did not clone it shares with the step before, which may go before the save is published.
+// A save shares the files that it does not clone with the previous step. That step may be removed before the save is
+// published.
 TEST_F(SaveTest, ARemovalBesideASaveMakesItBeginAnew) {
   ASSERT_TRUE(save("s1"));
   const BlobNumber shared = tree().inode(at(kSaved)).value().blob;
   open_files_.behind_gate = [&] {
     const auto remove_the_shared = [&] {
       remove(kSaved);
-      for (int i = 0; i < 1000 && store_->index().blob(shared); ++i) ::usleep(10000);  // the reaper's next round
+      // wait for the reaper's next round
+      for (int i = 0; i < 1000 && store_->index().blob(shared); ++i) ::usleep(10000);
     };
     EXPECT_FALSE(tree().gate().enter({at(kLive)}, remove_the_shared));
   };
@@ -176,7 +178,7 @@ TEST_F(SaveTest, OfANameThatTwoDtypesHaveTheOneWrittenLastIsTaken) {
   EXPECT_EQ(read("/steps/s1/offloaded_params/rank00/7_param.tensor.swp").substr(0, 4), "last");
 }
 
-// Lowers the soft limit on descriptors for a scope.
+// Lowers the soft limit on descriptors within the scope.
 class FewDescriptors {
  public:
   explicit FewDescriptors(rlim_t count) {
@@ -218,7 +220,7 @@ TEST_F(SaveTest, TheNextSaveClonesIntoSpareBlobs) {
   const size_t filled = blob_files();
   close();
   open();
-  EXPECT_EQ(store_->blobs().list().value().size(), filled);  // none is left behind
+  EXPECT_EQ(store_->blobs().list().value().size(), filled);  // no blob is left behind
   expect_clean_fsck();
 }
 
@@ -363,7 +365,8 @@ TEST_F(SaveTest, SealingGivesNamesInsideTheStepTheirOwnInode) {
   expect_clean_fsck();
 }
 
-// An unchanged file is one blob in all its steps: linked from two of them, a seal takes two references in one change.
+// An unchanged file is one blob in all of its steps. If the sealed step links it from two of them, the seal takes two
+// references in one change.
 TEST_F(SaveTest, SealingCountsEachReferenceToABlob) {
   ASSERT_TRUE(save("s1"));
   ASSERT_TRUE(save("s2"));
@@ -395,7 +398,7 @@ TEST_F(SaveTest, WhatIsSealedOfALinkedFileHasItsXattrsAndOwesNothing) {
   expect_clean_fsck();
 }
 
-// The checkpoint-N of a Trainer holds the global_stepN of its DeepSpeed.
+// A Trainer's checkpoint-N contains DeepSpeed's global_stepN.
 TEST_F(SaveTest, AStepWithinAStepIsSealedAndPinnedWithIt) {
   make_folder("/steps/checkpoint-5");
   make_file("/steps/checkpoint-5/trainer_state.json");
@@ -442,7 +445,7 @@ TEST_F(SaveTest, WhatAFileOwesIsNotReadWhileASaveClonesIt) {
 }
 
 TEST_F(SaveTest, PerhapsStaleFilesAreNamed) {
-  // The newest writer of rank0 began long after its files were written.
+  // Makes it look as if the newest writer of rank0 had begun long after its files were written.
   Tree::Change change = tree().begin();
   InodeRecord folder = store_->index().inode(at("/zero_stage_3/optimizer/rank0")).value();
   folder.newest_writer = UINT64_MAX;

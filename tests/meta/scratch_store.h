@@ -1,4 +1,4 @@
-// A store on a real XFS image, made once for each test program, with a folder for each test.
+// A store on a real XFS image. Each test program makes the image once, and each test has its own folder on it.
 #pragma once
 
 #include <fcntl.h>
@@ -28,10 +28,10 @@
 namespace ckptfs::meta {
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
-// A swap file of a run.
+// One of a run's swap files.
 constexpr const char* kLive = "/zero_stage_3/optimizer/rank0/0_2.tensor.swp";
 
-// The image that all tests of the program share; unmounted and deleted at its end.
+// The image that all tests of the program share. It is unmounted and deleted at the end.
 class ImageEnvironment : public testing::Environment {
  public:
   void SetUp() override {
@@ -70,15 +70,15 @@ class ImageEnvironment : public testing::Environment {
 
 ImageEnvironment& image_environment();
 
-// Open files as a test says.
+// Open files as a test sets them.
 class StubOpenFiles : public OpenFiles {
  public:
   std::set<InodeNumber> writers, readers;
   std::vector<std::pair<InodeNumber, std::string>> invalidated;
   std::mutex mutex;
   std::vector<InodeNumber> cuts;
-  std::function<void()> meanwhile;    // called where a save writes back what is open: after its plan, before its gate
-  std::function<void()> behind_gate;  // called where a save or seal looks at a file behind its gate
+  std::function<void()> meanwhile;    // called when a save writes back open files: after its plan, before its gate
+  std::function<void()> behind_gate;  // called when a save or seal inspects a file behind its gate
 
   void let_go() override {}
   bool open_for_writing(InodeNumber inode) const override { return writers.contains(inode); }
@@ -89,7 +89,7 @@ class StubOpenFiles : public OpenFiles {
     return success();
   }
   Result<> cut(InodeNumber inode) override {
-    const std::lock_guard lock(mutex);  // a save asks from several threads
+    const std::lock_guard lock(mutex);  // a save calls this from several threads
     cuts.push_back(inode);
     if (behind_gate) std::exchange(behind_gate, nullptr)();
     return success();
@@ -127,7 +127,8 @@ class ScratchStore : public testing::Test {
     close();
     open();
   }
-  // As `kill -9` leaves it: the destructors run, but nothing is synced, and the store counts as not unmounted.
+  // Leaves the store as after `kill -9`: the destructors run, but nothing is synced, and the store counts as not
+  // unmounted.
   void crash() { store_.reset(); }
   Tree& tree() { return store_->tree(); }
 
@@ -147,7 +148,7 @@ class ScratchStore : public testing::Test {
     if (made && !content.empty()) write(path, content);
     return made ? made.value().stat.st_ino : 0;
   }
-  // As a writer would: open for writing, write, sync, close.
+  // Does what a writer does: opens for writing, writes, syncs, closes.
   void write(const std::string& path, const std::string& content, off_t offset = 0) {
     const InodeNumber file = at(path);
     const auto prepared = tree().prepare_writing(file, user(), 0);
@@ -176,7 +177,7 @@ class ScratchStore : public testing::Test {
   }
   Result<SaveResult> save(const std::string& tag) { return meta::save(*store_, {at("/steps"), tag, user()}); }
 
-  // Two ranks of a small model's swap state.
+  // Makes the swap files of two ranks of a small model.
   void make_swap_state() {
     make_folder("/zero_stage_3");
     make_folder("/zero_stage_3/optimizer");
@@ -190,7 +191,7 @@ class ScratchStore : public testing::Test {
       make_file("/zero_stage_3/bfloat16params/" + rank + "/7_param.tensor.swp", std::string(1 << 20, 'p') + rank);
     }
   }
-  // Blobs that hold something: spare ones are empty.
+  // Counts the blobs with content; spare blobs are empty.
   size_t blob_files() const {
     const auto list = store_->blobs().list();
     if (!list) return 0;
@@ -199,7 +200,7 @@ class ScratchStore : public testing::Test {
       return st && st.value().st_size > 0;
     }));
   }
-  // Waits until as many spare blobs are there; false: it takes too long.
+  // Waits until there are as many spare blobs. Returns false if it takes too long.
   bool spares_become(size_t count) const {
     for (int i = 0; i < 1000 && store_->spares().ready() != count; ++i) ::usleep(10000);
     return store_->spares().ready() == count;

@@ -1,4 +1,4 @@
-// Since when a step has been as it is, by a clock that only counts up.
+// How long a step has been unchanged, by a clock that only counts up.
 #include "meta/seen_step.h"
 
 #include "io/fault.h"
@@ -13,7 +13,7 @@ using SeenStepTest = ScratchStore;
 constexpr WallTime kMonday{1'000'000s};
 constexpr InodeNumber kSeries = 7;
 
-// A week later: no date is recent.
+// A week later, so that no date is recent.
 Moment at_time(StoreTime time) { return {kMonday + 7 * 24h + time, time}; }
 
 TEST(SeeStepTest, WhatHasChangedIsNew) {

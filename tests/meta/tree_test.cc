@@ -66,7 +66,7 @@ TEST_F(TreeTest, ANamelessInodeGoesAtTheNextStart) {
   expect_clean_fsck();
 }
 
-// What a removal of the whole does behind: empties what was taken out.
+// Empties a directory that was taken out, which a removal does in the background.
 void purge_all(Tree& tree, InodeNumber directory) {
   std::string after;
   for (bool done = false; !done;) {
@@ -102,7 +102,7 @@ TEST_F(TreeTest, AWholeDirectoryIsTakenOutAtOnceAndPurgedBehind) {
   EXPECT_TRUE(tree().open_blob(file, O_RDONLY)) << "what is open stays";
   tree().reap(taken);
   EXPECT_TRUE(tree().inode(taken)) << "reaped before it is empty";
-  // Somebody else empties it, too.
+  // Another process empties it at the same time.
   const auto unlinked = tree().unlink(inner, "f");
   ASSERT_TRUE(unlinked);
   tree().reap(unlinked.value().inode);
@@ -147,7 +147,7 @@ TEST_F(TreeTest, ControlXattrsAreNeverListed) {
 TEST_F(TreeTest, ADirectoryBecomesASeriesWithItsFirstStep) {
   const auto is_series = [&](const std::string& path) { return (tree().inode(at(path)).value().flags & kSeries) != 0; };
   for (const std::string series : {"/a", "/b", "/c", "/d", "/checkpoint-0"}) make_folder(series);
-  // A file of a checkpoint of its own, or the second of two that tell together.
+  // A file that identifies a checkpoint, or the second of two files that do so together.
   make_folder("/a/checkpoint-5");
   make_file("/a/checkpoint-5/config.json");
   make_file("/a/trainer_state.json");
@@ -155,20 +155,20 @@ TEST_F(TreeTest, ADirectoryBecomesASeriesWithItsFirstStep) {
   EXPECT_FALSE(is_series("/a"));
   make_file("/a/checkpoint-5/model.safetensors");
   EXPECT_TRUE(is_series("/a"));
-  // What lies in a step, or in the root, makes no series.
+  // Files in a step, or in the root, make no series.
   make_folder("/a/checkpoint-5/global_step5");
   make_file("/a/checkpoint-5/global_step5/mp_rank_00_model_states.pt");
   EXPECT_FALSE(is_series("/a/checkpoint-5"));
   make_file("/checkpoint-0/trainer_state.json");
   EXPECT_EQ(tree().inode(kRootInode).value().flags & kSeries, 0U);
-  // As DeepSpeed's Trainer begins: the step within comes first.
+  // A Trainer with DeepSpeed begins like this: the inner step comes first.
   make_folder("/b/checkpoint-5");
   make_folder("/b/checkpoint-5/global_step5");
   make_file("/b/checkpoint-5/global_step5/mp_rank_00_model_states.pt");
   EXPECT_FALSE(is_series("/b") || is_series("/b/checkpoint-5"));
   make_file("/b/checkpoint-5/trainer_state.json");
   EXPECT_TRUE(is_series("/b"));
-  // Renamed to what tells: the file, and the folder.
+  // A rename can complete the names that identify a checkpoint: of the file, and of the folder.
   make_folder("/c/step7");
   make_file("/c/step7/tmp");
   ASSERT_TRUE(tree().rename(at("/c/step7"), "tmp", at("/c/step7"), ".metadata", 0));

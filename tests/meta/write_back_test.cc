@@ -25,14 +25,14 @@ class WriteBackTest : public ScratchStore {
     io::set_fault("write_back.sync", "");
     io::set_fault("write_back.sync_all", "");
     io::set_fault("write_back.before_names", "");
-    if (store_) crash();  // a close tells of what is suspect
+    if (store_) crash();  // a close reports the suspect files
     ScratchStore::TearDown();
   }
   Result<> sync(const std::string& path) {
     TRY_ASSIGN(const io::Fd fd, tree().open_blob(at(path), O_RDONLY));
     return tree().sync_file(at(path), fd.get());
   }
-  // The disk refuses what was written to the file, and tells once.
+  // The disk refuses what was written to the file, and reports it once.
   void fail(const std::string& path) {
     io::set_fault("write_back.sync", "1:error:EIO");
     EXPECT_EQ(sync(path).error().errno_value(), EIO);

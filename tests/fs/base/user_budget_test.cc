@@ -10,7 +10,7 @@ namespace {
 
 constexpr uid_t kSomebody = 1001, kAnother = 1002, kRoot = 0;
 
-// With a limit of 400 users together have 200 descriptors, and one has 100.
+// With a limit of 400 descriptors, all users together get 200, and one user gets 100.
 class DescriptorBudgetTest : public testing::Test {
  protected:
   DescriptorBudgetTest() {

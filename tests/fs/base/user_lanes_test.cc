@@ -11,7 +11,7 @@
 namespace ckptfs::fs {
 namespace {
 
-// What work waits at until the test opens it.
+// Blocks work until the test opens it.
 class Barrier {
  public:
   void wait() {

@@ -40,7 +40,7 @@ TEST(Mountinfo, LiesWithinGoesByWholeNames) {
 }
 
 TEST(Client, WithoutAPathTheOnlyMountIsMeant) {
-  const auto target = find_target(mounts(), std::nullopt);  // its bind mount is not a second one
+  const auto target = find_target(mounts(), std::nullopt);  // its bind mount does not count as a second mount
   ASSERT_TRUE(target);
   EXPECT_EQ(target.value().mount.mountpoint, "/mnt/a b");
   EXPECT_EQ(target.value().path, "/");
@@ -68,7 +68,7 @@ TEST(Client, PathsAreToldAsTheMountKnowsThem) {
 TEST(Client, WhatIsNotOnAMountIsRefused) {
   EXPECT_FALSE(find_target(mounts(), "/home"));
   EXPECT_FALSE(find_target(mounts(), "/mnt/a bc"));
-  EXPECT_FALSE(find_target(mounts(), "/mnt/a b/inner/x"));  // another file system on top
+  EXPECT_FALSE(find_target(mounts(), "/mnt/a b/inner/x"));  // another file system is mounted there
 }
 
 TEST(Doctor, KernelAndLibfuseVersions) {

@@ -147,7 +147,7 @@ TEST_F(ControlServerTest, StopWaitsForWhatRunsAndSendsItsReply) {
   auto slow = std::async(std::launch::async, [&] { return request("wait"); });
   entered_.get_future().wait();
   auto stopped = std::async(std::launch::async, [&] { server_->stop(); });
-  EXPECT_EQ(read_line(idle.get()), "");  // closed: the stop has begun
+  EXPECT_EQ(read_line(idle.get()), "");  // the connection is closed, so stop() has begun
   EXPECT_FALSE(std::filesystem::exists(path_));
   released_.set_value();
   stopped.get();
@@ -162,7 +162,7 @@ TEST_F(ControlServerTest, TooLongARequestIsRefused) {
   EXPECT_EQ(read_line(fd.get()), "");
   ::shutdown(fd.get(), SHUT_RDWR);
   sender.join();
-  // The server closes without reading on, so the reply may be lost; the connection must not serve another request.
+  // The server closes without reading further, so the reply may be lost. The connection must not serve another request.
   if (!line.empty()) {
     EXPECT_EQ(json::parse(line)["errno"], EMSGSIZE);
   }
@@ -188,10 +188,11 @@ TEST_F(ControlServerTest, OneUserCannotTakeAllConnections) {
   for (int i = 0; i < 64; ++i) held.push_back(connect());
   const io::Fd refused = connect();
   EXPECT_EQ(json::parse(read_line(refused.get()))["errno"], EUSERS);
-  // More than the socket holds: the client still sends when the server has answered and closed.
+  // The request is larger than the socket's buffer, so the client is still sending when the server has answered and
+  // closed.
   EXPECT_EQ(request("echo", {{"a", std::string(250000, 'x')}}).error().errno_value(), EUSERS);
   held.clear();
-  // The server sees the ends in its own time.
+  // The server notices the closed connections some time later.
   for (int i = 0; i < 1000 && !request("echo"); ++i) std::this_thread::yield();
   EXPECT_TRUE(request("echo"));
 }
@@ -211,7 +212,7 @@ TEST_F(ControlServerTest, AStaleSocketIsReplacedAndALiveOneIsNot) {
   const auto refused = second.start();
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().errno_value(), EADDRINUSE);
-  EXPECT_TRUE(request("echo"));  // the failed start took nothing away
+  EXPECT_TRUE(request("echo"));  // the failed start did not remove the socket
 }
 
 TEST_F(ControlServerTest, TheSocketIsRemovedAtTheEnd) {

@@ -19,7 +19,7 @@
 namespace ckptfs::fs {
 namespace {
 
-// A scratch file without a name, where the tests run; on a file system that takes O_DIRECT.
+// A nameless scratch file in the current folder, which must be on a file system that takes O_DIRECT.
 class DataPathTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -64,7 +64,7 @@ std::vector<std::byte> read_of(DataPath& path, size_t size, off_t offset) {
   return {result.value().begin(), result.value().end()};
 }
 
-// Operations of one thread on its own bytes of the file, which begin and end anywhere.
+// One thread's operations on its own range of the file, with any offset and length.
 void work_on_own_range(DataPath& path, std::vector<std::byte>& model, size_t begin, size_t end, unsigned seed,
                        int operations) {
   std::mt19937 random(seed);
@@ -73,7 +73,7 @@ void work_on_own_range(DataPath& path, std::vector<std::byte>& model, size_t beg
     const size_t longest = random() % 8 == 0 ? size_t{256} << 10 : size_t{9000};
     const size_t offset = begin + random() % (end - begin);
     const size_t length = std::min<size_t>(1 + random() % longest, end - offset);
-    const size_t shift = random() % 600;  // of the caller's memory against any block
+    const size_t shift = random() % 600;  // of the caller's memory, relative to a block
     if (random() % 2 == 0) {
       for (size_t j = 0; j < length; ++j) memory[shift + j] = static_cast<std::byte>(random());
       const auto written = path.write(std::span(memory).subspan(shift, length), static_cast<off_t>(offset));
@@ -92,7 +92,8 @@ void work_on_own_range(DataPath& path, std::vector<std::byte>& model, size_t beg
 
 class DataPathModelTest : public DataPathTest, public ::testing::WithParamInterface<size_t> {};
 
-// The parameter is what alignment is demanded at least: the disk's own, or more (a disk with larger blocks).
+// The parameter is the least alignment that the path assumes: the disk's own, or more (as for a disk with larger
+// blocks).
 TEST_P(DataPathModelTest, ThreadsThatMeetInsideBlocksLoseNothing) {
   const io::DirectAlignment alignment{std::max(real_.memory, GetParam()), std::max(real_.offset, GetParam())};
   const unsigned seed = std::random_device()();
@@ -154,7 +155,7 @@ TEST_F(DataPathTest, BufferedHandlesReadThroughTheSharedDescriptor) {
   EXPECT_EQ(value(counters_.bytes_read), content.size());
 }
 
-// What the disk demands may be more than it told (or than a test made it tell).
+// The disk may demand more alignment than it reported, or than a test made it report.
 TEST_F(DataPathTest, ARefusalTurnsToBufferedAndIsCounted) {
   if (real_.offset <= 1) GTEST_SKIP() << "this disk takes O_DIRECT at any offset";
   DataPath path = direct_path({1, 1});
@@ -180,7 +181,8 @@ TEST_F(DataPathTest, ErrorsReachTheCaller) {
   EXPECT_EQ(written.bytes, 0u);
 }
 
-// Inside the file the body of an unaligned overwrite is in flight beside its tail; at its end it is not.
+// Within the file, the body of an unaligned overwrite is in flight together with its tail. At the end of the file it is
+// not.
 TEST_F(DataPathTest, UnalignedOverwritesNeedNoFallback) {
   DataPath path = direct_path(real_);
   auto model = bytes(1 << 20, 7);

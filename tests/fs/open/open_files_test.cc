@@ -183,7 +183,7 @@ TEST_F(OpenFilesTest, ReapsAtOnceWhatTheKernelDoesNotKnow) {
   EXPECT_EQ(reaped_, Reaped{4});
 }
 
-// The kernel remembers it for good, since nobody told it.
+// The kernel remembers the inode forever, because it is never told of the removal.
 TEST_F(OpenFilesTest, WhatWasTakenOutIsReapedWhenNothingHasItOpen) {
   OpenFileTable table(environment());
   table.add_lookup(1, "a");
@@ -211,7 +211,7 @@ TEST_F(OpenFilesTest, WhatWasUsedIsRememberedForAWhile) {
 TEST_F(OpenFilesTest, NeverReapsWhatHasAName) {
   table_.add_lookup(6, "name");
   const auto open = table_.begin(6, false);
-  table_.forget(6, 5);  // more than was given: it counts to 0
+  table_.forget(6, 5);  // more lookups than were given; the count stops at 0
   table_.end(open.file, false);
   EXPECT_TRUE(reaped_.empty());
   EXPECT_EQ(table_.remembered_count(), 0u);

@@ -19,7 +19,7 @@ std::vector<To> cast_all(const std::vector<From>& from, Dtype from_type, Dtype t
   return to;
 }
 
-// To the nearest of the type's values, ties to the one whose last bit is 0: by the exact values, in double.
+// Rounds to the nearest value of the type, ties to even, by computing with the exact values in double.
 uint16_t nearest(float value, Dtype type) {
   const int digits = type == Dtype::bfloat16 ? 8 : 11, lowest = type == Dtype::bfloat16 ? -126 : -14;
   const double largest = type == Dtype::bfloat16 ? 0x1.FEp127 : 65504.0;
@@ -49,7 +49,7 @@ std::vector<float> trying() {
                             1.0014648F, 3.4e38F,     -3.4e38F,
                             1e-40F,     0.1F,        0x1.01p0F,
                             0x1.03p0F,  0x1.FFp127F, std::numeric_limits<float>::infinity()};
-  std::mt19937 random(7);  // NOLINT(bugprone-random-generator-seed): the same each time
+  std::mt19937 random(7);  // NOLINT(bugprone-random-generator-seed): the test uses the same numbers each time
   while (values.size() < 200000) {
     const float value = std::bit_cast<float>(static_cast<uint32_t>(random()));
     if (!std::isnan(value)) values.push_back(value);
@@ -68,7 +68,7 @@ TEST(Cast, RoundsToNearestEven) {
   }
 }
 
-// What is left over at the end of a chunk goes another way than the rest.
+// The remainder at the end of a chunk takes another code path than the rest.
 TEST(Cast, IsTheSameWhereverAValueLies) {
   const auto values = trying();
   for (const Dtype type : {Dtype::float16, Dtype::bfloat16}) {

@@ -50,7 +50,7 @@ TEST_F(ContentTest, PartsThatAReadTouches) {
   EXPECT_EQ(content.parts_of(22, 1), 0U);
 }
 
-// Of all that is there, any part is the same as that part of the whole.
+// Any part of the content equals that part of the whole content.
 TEST_F(ContentTest, AnyPartIsThatOfTheWhole) {
   const Tensor tensor{Dtype::float32, {150003}, {{0, 40, 400000}, {1, 8, 200012}}};
   Content content;
@@ -79,7 +79,7 @@ TEST_F(ContentTest, AnyPartIsThatOfTheWhole) {
   EXPECT_EQ(content.files(), (std::set<uint32_t>{0, 1}));
 }
 
-// Neighbours in the content that are neighbours in the file are one; texts and casts are in none.
+// Ranges that are adjacent in the content and in the file are one run. Texts and casts are not part of any run.
 TEST_F(ContentTest, RunsAreAsLongAsTheyCanBe) {
   Content content;
   content.add("header");

@@ -1,4 +1,4 @@
-// Who sees what of a view: names and sizes are told by files, too.
+// Who may see what of a view: files determine the names and sizes in it, too.
 #include "fs/views/view.h"
 
 #include <gtest/gtest.h>

@@ -52,7 +52,7 @@ TEST(Completeness, OfDeepSpeed) {
 TEST(Completeness, AnyFileOfDeepSpeedThatIsNotThere) {
   for (const Contents& step : {deepspeed("stage_3"), deepspeed("stage_2"), swapped()}) {
     for (const auto& [path, content] : step) {
-      if (path.ends_with("/0_0.tensor.swp")) continue;  // without it the group is not a swapped one
+      if (path.ends_with("/0_0.tensor.swp")) continue;  // without this file the group does not count as swapped
       Contents without = step;
       without.erase(path);
       const auto judgement = judge(without);
@@ -107,7 +107,7 @@ TEST(Completeness, OfATrainer) {
   EXPECT_EQ(judge(saved).completeness, Completeness::unknown) << "a model alone";
 }
 
-// As a power loss leaves what nobody synced: names, and less than what was written.
+// A power loss leaves unsynced files like this: their names are there, and a part of their content.
 TEST(Completeness, WhatOfATrainersIsCutShortOrEmpty) {
   const Contents whole = trainer();
   for (const auto& [path, content] : whole) {
@@ -132,7 +132,7 @@ TEST(Completeness, OfATrainerWithDeepSpeed) {
   EXPECT_EQ(judge(step).completeness, Completeness::incomplete);
 }
 
-// Each node has the files of its own ranks.
+// Each node has the files of its own ranks only.
 TEST(Completeness, WhatMayLieOnAnotherMachineIsUnknown) {
   Contents step;
   for (const auto& [path, content] : deepspeed("stage_3")) {

@@ -13,8 +13,9 @@ namespace {
 
 using testing::HasSubstr;
 
-// What torch 2.15 wrote with two ranks (tests/fuzz/corpus/checkpoint, whose layout tests/fuzz/checkpoint_fuzzer.cc
-// tells): "rows" of 5 x 3 and its exp_avg cut by rows, "columns" of 4 x 6 by columns, and "dice", in nobody's state.
+// What torch 2.15 wrote with two ranks (tests/fuzz/corpus/checkpoint; tests/fuzz/checkpoint_fuzzer.cc explains the
+// layout): "rows" of 5 x 3 and its exp_avg are cut by rows, "columns" of 4 x 6 is cut by columns, and "dice" is in no
+// state.
 struct SavedByTwo {
   SavedByTwo() {
     const auto content = io::read_file(CKPTFS_SOURCE_DIR "/tests/fuzz/corpus/checkpoint/dcp");
@@ -76,7 +77,7 @@ TEST(Dcp, PutsChunksTogether) {
   }
 }
 
-// As of accelerate, which has a folder for each model.
+// accelerate writes a folder for each model.
 TEST(Dcp, SeveralModelsAreKeptApart) {
   StepInMemory step;
   SavedByTwo().put(step, "pytorch_model_fsdp_0/");

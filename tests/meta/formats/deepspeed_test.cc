@@ -13,7 +13,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// What DeepSpeed 0.19.8 wrote (tests/fuzz/corpus/deepspeed, whose layout tests/fuzz/deepspeed_fuzzer.cc tells).
+// What DeepSpeed 0.19.8 wrote (tests/fuzz/corpus/deepspeed; tests/fuzz/deepspeed_fuzzer.cc explains the layout).
 struct Sample {
   explicit Sample(const std::string& name) {
     const auto content = io::read_file(CKPTFS_SOURCE_DIR "/tests/fuzz/corpus/deepspeed/" + name);
@@ -83,7 +83,7 @@ TEST(DeepSpeed, StageTwo) {
   EXPECT_EQ(embedding.states.at("fp32").pieces[0].file, 1U);
 }
 
-// A fuzzer's find: the second of a name was given what had been moved to the first.
+// Found by a fuzzer: the second parameter of one name got the tensor that had been moved to the first.
 TEST(DeepSpeed, TwoOfOneName) {
   Sample sample("stage_2");
   const std::string from = "layers.2.weight", to = "layers.1.weight";

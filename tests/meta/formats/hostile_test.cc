@@ -1,5 +1,5 @@
-// Files of a few megabytes that would keep a careless reader busy for hours, or take all memory. Nothing here measures:
-// a reader that is not linear in its input does not come to an end within the time of the suite.
+// Files of a few megabytes that would keep a careless reader busy for hours, or exhaust memory. The tests measure
+// nothing: a reader that is not linear in its input does not finish within the suite's time limit.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -36,7 +36,7 @@ std::string repeated(size_t count, const std::string& what) {
   return all;
 }
 
-// --- pickles, by their opcodes (Python's Lib/pickletools.py)
+// --- pickles, built from opcodes (Python's Lib/pickletools.py)
 
 std::string text(const std::string& text) { return "X" + little(static_cast<uint32_t>(text.size())) + text; }
 std::string number(int32_t number) { return "J" + little(number); }
@@ -121,7 +121,7 @@ TEST(Hostile, ManyGroupsAndManyStatesOfThem) {
   EXPECT_LE(third.problems.size(), kMostProblems);
 }
 
-// One value that all of them share, and each would be gone through for each.
+// All tensors share one large value. A careless reader would walk it for each of them.
 TEST(Hostile, OneLargeValueInManyPlaces) {
   const std::string ids = dict(repeated(kMany, text("k") + "N"));
   const std::string shape = repeated(kMany, number(1));
@@ -177,7 +177,7 @@ TEST(Hostile, AHeaderOfMoreTensorsThanAnyModelHas) {
   EXPECT_THAT(map.problems[0].reason, HasSubstr("tensors"));
 }
 
-// Each JSON that is read of a step, as deep as a file can make it.
+// Each kind of JSON file in a step, nested as deep as a file can be.
 TEST(Hostile, DeepJson) {
   constexpr size_t deep = 200000;
   const std::string nested = std::string(deep, '[') + std::string(deep, ']');
@@ -200,7 +200,7 @@ TEST(Hostile, DeepJson) {
   }
 }
 
-// A step of which nothing but the names can be had.
+// A step with file names only; no file can be opened.
 class NamesOfStep : public StepFiles {
  public:
   void add(const std::string& path) { files_.push_back({path, 0}); }
@@ -211,7 +211,7 @@ class NamesOfStep : public StepFiles {
   std::vector<File> files_;
 };
 
-// Each of which would be looked for among all others.
+// A careless reader would search for each folder among all the others.
 TEST(Hostile, ManyFolders) {
   NamesOfStep step;
   for (size_t at = 0; at < kMany; ++at) {
@@ -225,7 +225,7 @@ TEST(Hostile, ManyFolders) {
   EXPECT_EQ(judgement.completeness, Completeness::unknown) << judgement.reason;
 }
 
-// As hard links of one file would be: each is within all bounds.
+// Adds the same file under many names, as hard links would. Each is within all bounds.
 void add_many_states(StepInMemory& step) {
   constexpr int32_t kRanks = 40;
   const std::string model = dict(text("param_shapes") + list("}") + text("dp_world_size") + number(kRanks));
@@ -271,7 +271,7 @@ TEST(Hostile, NothingIsReadWhenTheMountEnds) {
   EXPECT_EQ(step.refused()->errno_value(), ECANCELED);
 }
 
-// A step of DCP has such a zip for each chunk of each tensor.
+// A DCP step has such a zip for each chunk of each tensor.
 TEST(Hostile, OfATorchFileLittleMoreThanItsPickleIsRead) {
   const io::Fd file = file_of(torch_file(pickle("}")));
   io::ReadLimit limit(1024);

@@ -103,18 +103,18 @@ TEST(Pickle, EveryTruncationIsAnErrorThatSaysWhere) {
 TEST(Pickle, BombsAreErrors) {
   // Each would make Python, or a careless reader, allocate or recurse without end.
   const std::string bombs[] = {
-      "\x80\x02" + std::string(Pickle::kMostValues + 1, ']') + ".",  // more values than there can be
+      "\x80\x02" + std::string(Pickle::kMostValues + 1, ']') + ".",  // more values than are allowed
       "\x80\x02" + std::string(Pickle::kMostValues + 1, '(') + ".",  // marks
       "\x80\x02Nr\xff\xff\xff\xff."s,                                // a memo of 2^32
       "\x80\x02X\xff\xff\xff\x7fx."s,                                // a text of 2^31
-      "\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\xffx."s,             // of 2^64
-      "\x80\x02h\x05."s,                                             // what was never remembered
+      "\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\xffx."s,             // a text of 2^64
+      "\x80\x02h\x05."s,                                             // a memo slot that was never written
       "\x80\x02R."s,                                                 // a call of nothing
-      "\x80\x02(a."s,                                                // below a mark
+      "\x80\x02(a."s,                                                // an item below a mark
       "\x80\x02Nb."s,                                                // a state for None
       "\x80\x02}(K\x01u."s,                                          // a key without a value
-      "\x80\x02\x82\x01."s,                                          // an extension, known to some process alone
-      "I1\n."s,                                                      // protocol 0
+      "\x80\x02\x82\x01."s,  // an extension, whose meaning is known to one process only
+      "I1\n."s,              // protocol 0
   };
   for (const std::string& bomb : bombs) {
     const auto pickle = read_pickle(bomb);
@@ -124,7 +124,7 @@ TEST(Pickle, BombsAreErrors) {
 }
 
 TEST(Pickle, WhatIsSharedCostsNothing) {
-  // A list of two times the one before, 60 times: 2^60 items for whoever would copy.
+  // Each list contains the previous one twice, 60 times over: a reader that copies would make 2^60 items.
   std::string bytes = "\x80\x02]q\x00"s;
   for (char level = 1; level <= 60; ++level) {
     const std::string before = {'h', static_cast<char>(level - 1)};

@@ -10,7 +10,7 @@ namespace {
 constexpr const char* kFirst = "offloaded_tensors/rank00/0_1.tensor.swp";
 constexpr const char* kSecond = "offloaded_tensors/rank00/2_2.tensor.swp";
 
-// Two groups, of which `named` has a name for the first, and a buffer that lies elsewhere.
+// Two groups and a buffer that is in no swap file. `named` has a name for the first group only.
 struct SameRun : testing::Test {
   SameRun() {
     nameless.add(kFirst, std::string(100, 'a'));

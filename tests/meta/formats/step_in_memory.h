@@ -1,4 +1,4 @@
-// Files and steps in memory, for tests of what reads them.
+// Files and steps in memory, for tests of the readers.
 #pragma once
 
 #include <gtest/gtest.h>

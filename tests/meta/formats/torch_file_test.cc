@@ -124,7 +124,7 @@ TEST(TorchFile, WhatIsNoneIsAnError) {
   }
 }
 
-// As a process leaves it that dies in torch.save.
+// A process that dies in torch.save leaves such a file.
 TEST(TorchFile, ABeginningIsToldFromWhatIsNone) {
   const std::string whole = sample("tensors");
   for (const size_t length : {size_t{0}, size_t{2}, size_t{64}, whole.size() / 2, whole.size() - 22}) {
@@ -135,7 +135,7 @@ TEST(TorchFile, ABeginningIsToldFromWhatIsNone) {
   }
 }
 
-// Every byte of the zip's structure and of the pickle, turned over: an error or a file whose tensors lie inside it.
+// Inverts every byte of the zip's structure and of the pickle. The result must be an error, or tensors within the file.
 TEST(TorchFile, DamageIsNeverARangeOutside) {
   const std::string whole = sample("with_attributes");
   for (size_t at = 0; at < whole.size(); ++at) {

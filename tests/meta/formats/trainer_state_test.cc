@@ -48,7 +48,7 @@ TEST(TrainerState, WhatIsNone) {
   }
 }
 
-// A few bytes a value: a tree of them would take gigabytes.
+// Each value takes a few bytes in the file; a tree of them would take gigabytes.
 TEST(TrainerState, HostileOnesAreErrorsOrCostNothing) {
   const std::string head = R"({"global_step": 1, "log_history": [)", tail = "{}]}";
   std::string many = head;

@@ -12,14 +12,14 @@ namespace ckptfs::meta::formats {
 namespace {
 
 constexpr uint64_t kClaimed = 50'000'000;
-constexpr uint64_t kOfEntry = 46;  // bytes of the directory
+constexpr uint64_t kOfEntry = 46;  // bytes of an entry in the directory
 
 template <class... Numbers>
 void append(std::string& to, Numbers... numbers) {
   (to.append(reinterpret_cast<const char*>(&numbers), sizeof(numbers)), ...);
 }
 
-// A file of some bytes and one hole, for which a table of its entries would take gigabytes.
+// A file of some bytes and one hole. A table of the entries that it claims would take gigabytes.
 TEST(ZipArchive, AClaimOfManyEntriesIsRefusedBeforeThereIsRoomForThem) {
   constexpr uint64_t size = kClaimed * kOfEntry, begin = 100;
   std::string end = "PK\6\6";
@@ -28,7 +28,7 @@ TEST(ZipArchive, AClaimOfManyEntriesIsRefusedBeforeThereIsRoomForThem) {
   append(end, uint32_t{0}, begin + size, uint32_t{1});
   end += "PK\5\6";
   append(end, uint16_t{0}, uint16_t{0}, uint16_t{0xffff}, uint16_t{0xffff}, UINT32_MAX, UINT32_MAX, uint16_t{0});
-  for (const uint64_t before : {uint64_t{0}, uint64_t{4096}}) {  // in a file of its own, and in a part of one
+  for (const uint64_t before : {uint64_t{0}, uint64_t{4096}}) {  // in a file of its own, and as a part of one
     const io::Fd file = file_of("");
     ASSERT_TRUE(io::write_full(file.get(), std::as_bytes(std::span(end)), static_cast<off_t>(before + begin + size)));
     const auto archive = ZipArchive::open(file.get(), {before, begin + size + end.size()});
@@ -37,8 +37,8 @@ TEST(ZipArchive, AClaimOfManyEntriesIsRefusedBeforeThereIsRoomForThem) {
   }
 }
 
-// Names of which a common hash (each byte added to 33 times what was before it) is the same: in a table by it, each
-// would be compared with all before it.
+// These names have the same value of a common hash function (hash * 33 + byte). In a hash table each would be compared
+// with all names before it.
 TEST(ZipArchive, ManyEntriesOfOneHash) {
   constexpr unsigned kBlocks = 16, kEntries = 60000;
   std::string directory;

@@ -1,21 +1,36 @@
-// Adopting a copy: how a file that is copied by READs and WRITEs costs no second copy on the disk.
+// Adopting a copy: how a file that is copied by READs and WRITEs takes no second copy on the disk. Python up to 3.13
+// copies files so (shutil), and so do tar and rsync; torch.save writes, where most weights are frozen, what the step
+// before holds.
 //
-// A file that was just made or emptied will probably hold what another does (fs/guesses.h). Its writer's WRITEs,
-// strictly one after another from 0, are compared with that guess by samples. From the first one on that is much the
-// same, the blob goes on as a clone of the guess, and WRITEs are compared with what is there: equal bytes are dropped,
-// others are written, and copy-on-write makes either right. How far they came is the *frontier*: the file ends there
-// for everybody, though its blob goes on. After a MiB of which nothing was there the clone is dropped, until a WRITE is
-// much the same again: so a wrong guess costs little, and a right one is used wherever it is right.
+// The mount predicts what a file that was just made or emptied will hold (fs/guesses.h; the *guess* is another file).
+// The WRITEs, strictly one after another from 0, are compared with the guess. First a few blocks of each WRITE are
+// sampled. From the first WRITE on whose samples are mostly equal, the blob becomes a clone of the guess. Then all
+// bytes are compared with what is there: equal ones are dropped, others are written. Copy-on-write makes either right.
+// How far the WRITEs came is the *frontier*. The file ends there for everybody, though its blob goes on. After a MiB of
+// which nothing was equal the clone is dropped, until the samples of a WRITE are mostly equal again. So a wrong guess
+// costs little, and a right one is used where it is right. After kPatience wrong bytes the guess is given up.
 //
-// Anything else (a write elsewhere, another open, a new size or time, fallocate, a copy into it, fsync, a save) first
-// *cuts* the blob at the frontier, as does the last close. From then on the file is like any other, but for one thing:
-// it stays *unsettled* (meta/frontiers.h) until it is synced, by fsync or in the background.
+// Anything else first *cuts* the blob at the frontier: a write elsewhere, another open, a new size or time, fallocate,
+// a copy into it, fsync, a save, the last close. From then on the file is like any other, except that it stays
+// *unsettled* until it is synced, by fsync or in the background within a second or two (fs/adoptions.h). An unsettled
+// blob may hold what nobody wrote, and must never show it. How that survives a crash: meta/frontiers.h.
 //
-// Only files that nobody else has open, opened for writing only (nobody can map them, then), without O_DIRECT
-// (DeepSpeed's swap writes), O_SYNC, O_DSYNC or O_APPEND.
+// Only a file that nobody else has open is adopted, opened for writing only, since its writer cannot map it then, and
+// without O_DIRECT (DeepSpeed's swap writes), O_SYNC, O_DSYNC or O_APPEND. Where the writer opens it for reading, too,
+// or its name says nothing yet, fs/block_adoption.h shares equal blocks instead.
 //
-// Compared is with the guess itself, whose pages its reader has just brought into the page cache, where they lie
-// (io/file_window.h), as long as nobody could change it; else with the file's own clone.
+// What is compared with: the guess itself, mapped (io/file_window.h). Its reader has just brought the pages into
+// memory, and nothing is copied. That is right as long as nobody could have changed the guess. Every open for writing
+// and every new size are counted before they happen (OpenFile::changes), and the lease probe finds mappings without a
+// descriptor. Otherwise, and where a page cannot be had (SIGBUS, io/sigbus.h), the file's own clone is compared with.
+// If that cannot be read either, it is no error of the writer: the file is written plainly from there on.
+//
+// Where the time goes: most of it is waking threads, not comparing. Python's sendfile writes 64 KiB at a time and waits
+// for each answer. fs/workers.h keeps the processors awake and lets one thread serve such a writer; io/read_ahead.h
+// reads the guess ahead of its reader, in large folios.
+//
+// After a wrong guess the mount backs off (fs/trust.h). `ckptfs status --json` counts `adoptions`, `bytes_adopted`,
+// `wrong_guesses` and `adoption_fallbacks`. `-o adopt=off` switches all of it off.
 //
 // Thread safety: Adoption: all of it; lock: mutex_, held while bytes are compared and written, and while the blob is
 // cut: whoever cuts waits for the one request that is under way, and for the look ahead behind it, so that the guess

@@ -1,7 +1,11 @@
-// What a file that is about to be written will hold: the file of the same name that the same thread
-// has open for reading, as shutil.copyfile does; else, in a step, the one at the same place in the step that was made
-// last before it (tar, rsync, and who saves much the same again), if its writer may read that. Each of the two ways is
-// trusted as far as it was right (fs/trust.h), so that a state that changes from step to step costs next to nothing.
+// Predicts what a file that is about to be written will hold (the *guess*), in one of two ways:
+//   - by its reader: the file of the same name that the same thread has open for reading, as shutil.copyfile does;
+//   - by the step: in a step, the file at the same place in the step that was made last before it (tar, rsync, and
+//     whoever saves much the same again).
+//
+// Only files that the writer may read are taken. Each way is trusted as far as it was right (fs/trust.h), so that a
+// state which changes from step to step costs next to nothing. A folder becomes a series with the first child that
+// qualifies as a step (meta::note_entry), so the steps of any `output_dir` on the mount have a step before.
 //
 // Thread safety: all of it. Lock: mutex_ (a leaf).
 #pragma once

@@ -2,9 +2,9 @@
 // take locks for that which a request waiting for us holds, so it is never done by a thread that serves requests.
 //
 // To be told of a name the kernel takes the lock of its folder, which it also holds for most requests about that folder
-// until they are answered. The thread cannot be ended while it waits for that lock: were the daemon killed then, its
-// /dev/fuse would stay open, and the request would wait for ever. So the names of a folder wait while a request about
-// it may take long (`hold`).
+// until they are answered. The thread cannot be ended while it waits for that lock. If the daemon were killed then, its
+// /dev/fuse would stay open, and the request would wait for ever; `ckptfs mount` and `umount` would have to abort the
+// connection (io/fuse_connection.h). So the names of a folder wait while a request about it may take long (`hold`).
 //
 // Thread safety: all of it. Lock: mutex_ (a leaf), never held while the kernel is told.
 #pragma once

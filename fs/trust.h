@@ -1,7 +1,11 @@
-// Which guesses are worth making: after a wrong one the next files of that name, and perhaps those whose names differ
-// from it only in numbers, are not guessed for a while, which is longer each time. So are files of names that nothing
-// is known of, while those among them that are guessed turn out wrong: a step of which all has changed. A name of which
-// the last guess was right is guessed whatever came of the others: the frozen layers among those that are trained.
+// Which predictions are worth making. After a wrong one the mount backs off: the next few files of that name are not
+// predicted, then twice as many after the next wrong one, up to a limit. A right one ends that.
+//
+// How far: a file that the writer's thread is reading is hardly ever the wrong guess, so only 4 files of its name are
+// passed over, up to 64. For the file of the step before it is 16, up to 256, and names that differ only in numbers
+// count as one name. Names that nothing is known of share one record: 2 files, then 4, and so on. So a step of which
+// all has changed costs little, and the frozen layers of a partly trained model are still found: a name whose last
+// prediction was right is predicted whatever came of the others. The figures are in fs/guesses.h and below.
 //
 // Thread safety: all of it. Lock: mutex_ (a leaf).
 #pragma once

@@ -1,5 +1,6 @@
 // A step that the ranks of a run save together: each its files, then its manifest; the step appears, whole, when the
-// last of them commits. Until then all of it lies in a folder beside the steps, TAG.ATTEMPT.partial.
+// last of them commits. Until then all of it lies in a folder beside the steps, TAG.ATTEMPT.partial, which is never
+// complete. Another attempt has another folder, so two are never mixed.
 //
 // On a ckptfs mount files are written past it, into their blobs, are frozen as soon as they are durable, and the step
 // is sealed if it is to be. Elsewhere the same is done with what the file system has: fsync, and rename for the step to

@@ -1,4 +1,4 @@
-// Steps as things: which there are, sealing, pinning (design sections 2 and 6).
+// Steps as things: which there are, what makes a directory a step or a series, sealing (meta/seal.cc), pinning.
 #pragma once
 
 #include <functional>

@@ -2,8 +2,8 @@
 // Index's one write path), and the only place that makes, truncates or dooms blobs.
 //
 // It knows nothing of FUSE. What it has to know about open files it asks through OpenFiles. Permissions are the
-// kernel's business (default_permissions), but for what design.md forbids to everybody: writing into frozen files and
-// sealed steps (EPERM), removing or renaming /steps and /views (EBUSY).
+// kernel's business (default_permissions), except what nobody may do: write into frozen files and sealed steps (EPERM),
+// remove or rename /steps and /views (EBUSY).
 //
 // Thread safety: every member may be called from any thread. Lock: mutex_ (order: before Index's own), held for the
 // length of one change of the index, never across a sync, a clone, or a call into OpenFiles.

@@ -3,12 +3,14 @@
 // before holds.
 //
 // The mount predicts what a file that was just made or emptied will hold (fs/guesses.h; the *guess* is another file).
-// The WRITEs, strictly one after another from 0, are compared with the guess. First a few blocks of each WRITE are
-// sampled. From the first WRITE on whose samples are mostly equal, the blob becomes a clone of the guess. Then all
-// bytes are compared with what is there: equal ones are dropped, others are written. Copy-on-write makes either right.
-// How far the WRITEs came is the *frontier*. The file ends there for everybody, though its blob goes on. After a MiB of
-// which nothing was equal the clone is dropped, until the samples of a WRITE are mostly equal again. So a wrong guess
-// costs little, and a right one is used where it is right. After kPatience wrong bytes the guess is given up.
+// The WRITEs, strictly one after another from 0, are compared with the guess. First one block in 64 KiB of each WRITE
+// is sampled, and where none is equal as few as one in a MiB. The samples are read ahead once the WRITE before is
+// answered, since the guess may lie on the disk only. From the first WRITE on whose samples are mostly equal, the blob
+// becomes a clone of the guess. Then all bytes are compared with what is there: equal ones are dropped, others are
+// written. Copy-on-write makes either right. How far the WRITEs came is the *frontier*. The file ends there for
+// everybody, though its blob goes on. After a MiB of which nothing was equal the clone is dropped, until the samples of
+// a WRITE are mostly equal again. So a wrong guess costs little, and a right one is used where it is right. After
+// kPatience wrong bytes the guess is given up.
 //
 // Anything else first *cuts* the blob at the frontier: a write elsewhere, another open, a new size or time, fallocate,
 // a copy into it, fsync, a save, the last close. From then on the file is like any other, except that it stays

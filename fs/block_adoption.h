@@ -1,16 +1,16 @@
-// Adopting block by block: where a file cannot begin as a clone (fs/adoption.h), since its writer may map it (O_RDWR),
-// or since its name says nothing yet. So do safetensors, rsync, and most who write under a temporary name, often after
-// an ftruncate to the full length, and rename.
+// Sharing equal blocks one by one: for a file that cannot begin as a clone (fs/adoption.h), because its writer may map
+// it (O_RDWR), or because its name says nothing yet. safetensors, rsync and most programs that write under a temporary
+// name are such writers: they often ftruncate to the full length first, and rename at the end.
 //
 // What the file will probably hold is found with its first WRITE: the file of the step before (fs/guesses.h) that has
 // the same bytes there and, if the writer has set a size, this size. From then on the whole blocks of each WRITE that
-// the guess has at the same offset become shared by FICLONERANGE instead of being written. So the blob holds at any
-// time what was written, no more and no less, and nobody else has to know of it: any order, any other writer, mapping,
-// truncation or crash are as on a plain file. The price against a clone is a call for each run of equal blocks, and the
-// blocks at the borders of WRITEs, which are written.
+// the guess has at the same offset become shared by FICLONERANGE instead of being written. The blob holds at any time
+// what was written, no more and no less. So nobody else has to know of it: any order, any other writer, a mapping, a
+// truncation or a crash are as on a plain file, and nothing has to be cut or recovered. The price against a clone is
+// one call for each run of equal blocks. The blocks at the borders of WRITEs are written.
 //
-// Only a guess that nobody can be changing is shared; that it did not change meanwhile is looked at after each clone,
-// and what was to be written is, where it may have.
+// Only a guess that nobody can be changing is shared. After each clone we look whether it changed meanwhile; if it may
+// have, what was to be written is written.
 //
 // Thread safety: all of it. Lock: mutex_ (held while the guess is chosen, during one WRITE; before the leaves).
 #pragma once

@@ -1,4 +1,4 @@
-// The policy's decisions, one by one and against a slow reference that does what the design says, word by word.
+// The policy's decisions, one by one and against a slow reference that does what docs/rotation.md says, word by word.
 #include "meta/retention.h"
 
 #include <gtest/gtest.h>

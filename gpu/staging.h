@@ -1,7 +1,13 @@
-// The ring that every load and save uses: one block of pinned host memory, divided into slots. The slots belong to
-// *lanes*. A lane is a transfer queue, a device stream and the slots between them, and is run by one thread. Several
-// lanes use several processors and several queues of the disk. Besides its plan, a job uses no other host memory than
-// the ring.
+// The ring that every load and save goes through: one block of pinned host memory, cut into slots, which belong to
+// *lanes*. A lane is a transfer queue (io/transfer_queue.h), a stream and the slots between them, driven by one thread;
+// several lanes use several processors and several queues of the disk. All that a job takes of host memory, beside its
+// plan, is the ring.
+//
+// A load is a job that read_plan.h has made of what is wanted: aligned reads. A save is a job that writes one file from
+// its beginning to its end (file_save.h).
+//
+// A lane returns with nothing in flight, whatever failed: the memory is the caller's. What the processor copies itself
+// waits for the caller's stream first; what the device copies is ordered behind it.
 //
 // Thread safety: any thread may call run(), which runs one job at a time. Everything else is constant after
 // construction.

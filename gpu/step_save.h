@@ -1,5 +1,6 @@
-// A step that all ranks of a run save together. Each rank saves its files and then its manifest. The step appears,
-// complete, when the last rank commits. Until then all of it is in a folder beside the steps, TAG.ATTEMPT.partial.
+// A step that the ranks of a run save together: each its files, then its manifest; the step appears, whole, when the
+// last of them commits. Until then all of it lies in a folder beside the steps, TAG.ATTEMPT.partial, which is never
+// complete. Another attempt has another folder, so two are never mixed.
 //
 // On a ckptfs mount the files are written past the mount, into their blobs, and are frozen as soon as they are durable.
 // The commit seals the step if asked to. In any other folder the same is done with what a file system has: fsync, and a

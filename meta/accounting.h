@@ -1,4 +1,5 @@
-// What things cost on the disk, whoever shares with whom: from the extents of all blobs.
+// What things cost on the disk, whoever shares with whom: from the extents of all blobs. Plain `du` counts a shared
+// block in each step; `ckptfs du` and the xattrs `bytes.{apparent,exclusive,shared}` count it here.
 //
 // A block of the disk is *exclusive* to an owner (a step, a series, a file, a set of folders) if each blob that has it
 // is named only by inodes of that owner, through all of their names: then removing the owner frees it. Everything else
@@ -6,7 +7,12 @@
 // held open, ahead of a save) belong to nobody.
 //
 // Names are read as of one moment, blocks one file after the other: what changes meanwhile may count as it was before
-// or after. What is removed meanwhile is no error.
+// or after. What is removed meanwhile is no error. The disk is swept once, in windows, so memory is bounded whatever is
+// stored (meta/disk_sweep.h). A file's own xattrs come from its own extents wherever these tell enough (look_at_file),
+// so `getfattr -R` is not one sweep for each file.
+//
+// What is known of extents is kept (meta/extent_cache.h). No stat shows that two files were made to share blocks, so
+// whoever does that calls forget().
 //
 // Thread safety: all of it. Lock: turn_, which guards nothing but the daemon's memory: one sweep of the disk at a time.
 // No other lock is held with it; files are read under it.

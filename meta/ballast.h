@@ -1,6 +1,10 @@
 // The ballast: room on a full store that is kept for the index. It is two files beside the index with blocks of their
-// own. One is removed when any change finds no room, the other only when a removal finds none: so what makes room can
-// always be recorded.
+// own. One, of 48 MiB, is removed when any change finds no room. The other, of 16 MiB, is removed only when a removal
+// finds none. So what makes room can always be recorded.
+//
+// Without the first, and with less than 16 MiB free, the index records only what removes something
+// (Index::refuse_when_full). A start on a full store releases a part before it tries anything. Both are made again once
+// there is room.
 //
 // Thread safety: all of it. Lock: mutex_ (a leaf), held while a file is made or removed.
 #pragma once

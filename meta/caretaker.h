@@ -1,11 +1,15 @@
 // The caretaker: a thread that looks after what lies in the store while nobody waits for it. Again and again it
-//   - takes the digests of every frozen blob, and of every file outside the swap folders that has been quiet for a
-//   while,
+//   - takes the digests of every frozen blob, and of every file outside the swap folders that has been quiet for `-o
+//     quiet=` (meta/digests.h),
 //   - has files share what they hold twice: equal chunks of the file at the same place in the steps made before and
-//     after, and equal files anywhere,
-//   - reads all blobs against their digests, slowly, over and over (the scrub),
-//   - says which steps hold exactly the tensors of the step before.
-// While somebody writes it reads for a twentieth of the time only.
+//     after, and equal files anywhere, of one owner only (meta/sharing.h, docs/security.md),
+//   - reads all blobs against their digests, slowly, once in the time of `-o scrub=` (the scrub). Damage is logged with
+//     every path that names the blob, kept in the index, shown in `status`,
+//   - says which steps hold exactly the tensors of the step before (the xattr `identical_to`): an optimizer that
+//     changes nothing.
+//
+// It reads with idle I/O priority, and for a twentieth of the time only while any file is open for writing, and for 10
+// s after.
 //
 // Thread safety: report() from any thread; start() and stop() from one. Lock: mutex_ (a leaf).
 #pragma once

@@ -7,6 +7,9 @@
 // clears it, and digests are recorded, and believed later, only while it is set. A writer that was there before shows
 // as an open or to the lease probe.
 //
+// So a file whose flag stands and whose bytes differ is *damaged*, whatever its times say. One whose flag is gone has
+// *changed*. After a crash a file whose size or mtime is not that of its digests has changed, too.
+//
 // Thread safety: all of it. No lock is held while anything is read.
 #pragma once
 

@@ -1,5 +1,6 @@
 // A gate that parks: while it is closed, operations on the inodes it guards are set aside as closures and run when it
-// opens; no thread waits in it. Saves close it around their clones (docs/architecture.md, "Save").
+// opens; no thread waits in it. Saves close it around their clones (meta/save.h), seals while they freeze
+// (meta/seal.cc).
 //
 // Thread safety: all of it. Lock: mutex_, never held while a closure runs.
 #pragma once

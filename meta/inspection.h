@@ -1,10 +1,10 @@
 // What a start after a crash puts off, so that a mount with millions of files is there within seconds: each file is
-// looked at, behind the mount. Found are frozen blobs that are shorter than they should be (damage), live files that
-// changed since their digests were taken, and those that a survivor of the last daemon writes to.
+// looked at, behind the mount. It finds frozen blobs that are shorter than they should be (damage), live files that
+// changed since their digests were taken, and live files that a program which survived the last daemon still writes to.
 //
-// Until that is done each live file counts as one that a survivor may write to (FileHealth::is_recovered), so its
-// digests are not believed and its attributes not cached; rotation removes nothing; and the end of the mount is not a
-// clean one, so the next start looks again.
+// Until that is done each live file counts as one that such a program may write to (Tree::is_recovered): its digests
+// are not believed and its attributes are not cached. Rotation removes nothing. The end of the mount is not a clean
+// one, so the next start looks again.
 //
 // Thread safety: one inspection at a time. No lock is held while a file is looked at.
 #pragma once

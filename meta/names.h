@@ -23,7 +23,7 @@ inline constexpr const char* kMetricXattr = "user.ckptfs.metric.";  // and its n
 
 // "zero_stage_3"
 bool is_swap_folder_name(std::string_view name);
-// "0_6.tensor.swp"
+// "0_6.tensor.swp", as the optimizer's are called. A save does not go by it: meta/save_plan.h has what that takes.
 bool is_swap_file_name(std::string_view name);
 // "rank12" -> 12
 std::optional<unsigned> rank_of(std::string_view name);

@@ -1,6 +1,7 @@
 // What happens at a start, before the first request: the index is read once, and what the last daemon left half done is
-// ended. After a crash blobs/ is listed, too. No file is looked at, but for the few that may be unsettled: the rest is
-// meta/inspection.h's, behind the mount.
+// ended. After a crash blobs/ is listed, too. No file is looked at, except the few that may be unsettled
+// (meta/frontiers.h). The rest is done behind the mount (meta/inspection.h). What is durable when, and what a start
+// refuses: meta/store.h.
 #pragma once
 
 #include <string>

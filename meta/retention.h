@@ -1,12 +1,13 @@
-// Which steps of a series stay, and which go: the policy as a pure function from facts to decisions.
+// Which steps of a series stay, and which go: the policy as a pure function from facts to decisions. That a step may
+// really go is asked once more right before (fs/steps/rotation.h).
 //
-// Where no step has the metric of keep_best, that keeps all.
+// A complete step stays if any of the keep rules that are set keeps it. If none is set every step stays. If no step has
+// the metric of keep_best, that rule keeps all. An incomplete step stays unless keep_partial is set, which takes none
+// that is newer than every complete one. The caps (max_bytes, min_free) then remove complete steps, the oldest first,
+// even those that a rule keeps.
 //
-// A complete step stays if any of the keep rules that are set keeps it; with none set every one stays. An incomplete
-// one stays, but for keep_partial, which takes none that is newer than every complete one. The caps (max_bytes,
-// min_free) then remove complete steps, the oldest first, even those that a rule keeps. What can't be judged is never
-// removed, nor what docs/rotation.md protects: the newest complete step, a pinned one, the one that `latest`
-// names, one that is in use, and what who set the rules could not remove by hand.
+// Never removed: the newest complete step, a pinned one, the one that `latest` names, one that is in use, one that
+// cannot be judged, and one that whoever set the rules could not remove by hand.
 //
 // Newer is told in two ways: by the time of completion that the files tell, and by the order in which rotation saw the
 // steps complete (meta/seen_step.h). They differ where the wall clock was wrong, or where a step was copied in with its

@@ -1,4 +1,23 @@
-// Save: a point-in-time clone of the live swap files into a step.
+// Save: a point-in-time clone of the live swap files into a step. One save at a time, in this order (class Save in
+// meta/save.cc):
+//   1. Plan which files (meta/save_plan.h), and write back what is dirty, with no gate closed and no lock held.
+//   2. Close the gate (meta/gate.h). Renames, unlinks, truncates and opens for writing in the source are set aside, and
+//      no thread waits. Plan again if anything in the tree has changed since.
+//   3. Look at each file: a suspect one fails the save, one that is being adopted is cut, and somebody may be writing
+//      to it.
+//   4. Check the room for what all live files owe afterwards (meta/space.h). ENOSPC fails the save as a whole.
+//   5. Promise the clones as tentative blobs, empty ones that are there already first (meta/spare_blobs.h). FICLONE
+//      each file that has changed since its last save into one of them, in parallel. A file that has not changed names
+//      the blob that it was last saved as.
+//   6. Open the gate. Sync the clones. Publish the step in one batch, synced. Answer. A crash before that deletes what
+//      is tentative.
+//
+// *Changed since its last save* is a file whose InodeRecord::saved_blob is 0 (meta/types.h says what clears it), or
+// that somebody has open for writing or maps, by our own count or by the lease probe (io/lease.h). The probe also finds
+// mappings whose descriptor is closed, and writers that outlived a killed daemon. When in doubt, it has changed.
+//
+// FICLONE is a point in time for each file, under writers and mappings, too. All files together are consistent if the
+// trainer is between two steps, as it is inside `save_checkpoint`.
 #pragma once
 
 #include "meta/save_request.h"

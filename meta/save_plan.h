@@ -1,6 +1,6 @@
 // Which files a save takes from a zero_stage_N folder, and where in the step they go. Reads the tree only.
-//   optimizer/rank{R}/*                       -> offloaded_tensors/rank{RR}/*   (all but gradients, as DeepSpeed
-//   copies) {float16,bfloat16,...}params/rank{R}/*    -> offloaded_params/rank{RR}/*
+//   - optimizer/rank{R}/* goes to offloaded_tensors/rank{RR}/*: all but gradients, as DeepSpeed copies;
+//   - {float16,bfloat16,...}params/rank{R}/* goes to offloaded_params/rank{RR}/*, likewise.
 #pragma once
 
 #include <string>

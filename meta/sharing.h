@@ -1,5 +1,5 @@
-// Sharing what was written twice: blocks that two blobs hold both, as their digests tell
-// and the kernel confirms, are had once. It happens below the blobs: neither changes what it holds.
+// Sharing what was written twice: blocks that two blobs hold both are had once. The digests only propose; the kernel
+// compares the bytes (FIDEDUPERANGE). It happens below the blobs: neither changes what it holds.
 #pragma once
 
 #include "meta/digests.h"

@@ -1,6 +1,18 @@
-// How full the store is, and what it must keep free. Swap files that share blocks with steps *owe*: their next
-// overwrite allocates. Saves and opens for writing are refused while that could fail where nobody would see it
-// (docs/architecture.md, "A full store").
+// How full the store is, and what it must keep free.
+//
+// After a save the next overwrite of each live swap file allocates new blocks, and in passthrough mode nobody would see
+// it fail. So each live swap file *owes* what overwriting all of it would allocate: its length from the moment that
+// something shares its blocks, and what its extents say from the last close for writing on (Tree::finished_writing).
+//   - A save needs room for all that is owed afterwards.
+//   - An open for writing needs room for what the files then open for writing owe (Tree::prepare_writing).
+//   - What is allocated ahead, by fallocate and so by a save past the mount, needs room beside what live swap files owe
+//     (Tree::check_room).
+//   - While less than twice of what is owed is free, swap files are written through the daemon, which sees each failure
+//     (Tree::short_of_space).
+//
+// Before anything is refused, what XFS allocated ahead of writers is given back (Tree::reclaim_space). The index has
+// room of its own: meta/ballast.h.
+//
 // Thread safety: all of it, without locks.
 #pragma once
 

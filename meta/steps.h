@@ -1,4 +1,4 @@
-// Steps as things: which there are, what they hold, their numbers, pinning.
+// Steps as things: which there are, what makes a directory a step or a series, sealing (meta/seal.cc), pinning.
 #pragma once
 
 #include <functional>

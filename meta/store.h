@@ -1,4 +1,25 @@
 // A store: the folder that holds everything (meta/, blobs/, config.json, lock, durable), opened by one daemon.
+//
+// What is durable when:
+//   - A change of the tree is one Batch. It survives a kill of the daemon when Index::commit returns, and a power loss
+//     after Index::sync.
+//   - Data before names: Index::sync fsyncs blobs/ before the log when new blobs were made; a save syncs its clones
+//     before it publishes the step.
+//   - The log is synced by fsync, fsyncdir, save, seal, removal and unmount, and once a second (meta/reaper.h).
+//   - A blob is deleted only after the batch that doomed it is durable. Its record goes after the deletion is durable.
+//   - What a save promised as tentative, and the empty blobs that are made ahead of it (meta/spare_blobs.h), a start
+//     deletes.
+//   - The file `durable` holds the sequence number that was durable after each sync. The log is read up to its first
+//     hole, as a power loss may leave one. An index that ends before `durable` has lost part of its log, and the mount
+//     is refused. So is a missing or empty meta/ beside blobs/ with content: a lost index must never delete
+//     checkpoints.
+//   - Each start and each clean end raises a *generation*, in the index and then in an xattr of blobs/. An index that
+//     is behind blobs/ is an older copy. What it calls tentative may have been published since, so that is kept,
+//     without a name.
+//   - After a crash every live file counts as changed since its last save, a name whose blob is missing is damaged (EIO
+//     on open, in `status`), and a nameless blob with content stays (meta/recovery.h). The start reads the index and
+//     the names in blobs/. It looks at no file, except those that may be unsettled (meta/frontiers.h). The rest is done
+//     behind the mount, or at once where there are few files (meta/inspection.h).
 #pragma once
 
 #include <cstdint>

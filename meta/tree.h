@@ -1,9 +1,9 @@
 // The tree of inodes: names, attributes, xattrs, and which blob a file is. The only way to change the index (through
 // Index's one write path), and the only place that makes, truncates or dooms blobs.
 //
-// It knows nothing of FUSE, nor of open files. Permissions are the kernel's business (default_permissions), but for
-// what is forbidden to everybody: writing into frozen files and sealed steps (EPERM), removing or renaming /steps and
-// /views (EBUSY).
+// It knows nothing of FUSE. What it has to know about open files it asks through OpenFiles. Permissions are the
+// kernel's business (default_permissions), except what nobody may do: write into frozen files and sealed steps (EPERM),
+// remove or rename /steps and /views (EBUSY).
 //
 // Thread safety: every member may be called from any thread. Lock: mutex_ (order: before Index's own), held for the
 // length of one change of the index, never across a sync, a clone, or a call into OpenFiles (meta/open_files.h).

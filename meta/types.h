@@ -1,4 +1,4 @@
-// The words of the store (docs/architecture.md) as plain values. No behaviour, no locks.
+// The words of the store (docs/architecture.md, docs/words.md) as plain values. No behaviour, no locks.
 #pragma once
 
 #include <sys/stat.h>
@@ -42,7 +42,10 @@ struct InodeRecord {
   // A directory's parent; a regular file's directory when it was made or last renamed (a hint: hard links have more).
   InodeNumber parent = 0;
   BlobNumber blob = 0;
-  // Live swap file: the frozen blob it was last saved as, if nothing has changed it since; else 0.
+  // Live swap file: the frozen blob it was last saved as, if nothing has changed it since; else 0. Only a save sets it.
+  // What clears it: an open for writing and a truncate (meta/tree_data.cc), a move into or out of a zero_stage_N
+  // (meta/tree_names.cc), a seal (meta/seal.cc), and any start after a crash (meta/recovery.cc). A writer that is there
+  // already shows at the save only, which then clones the file and leaves this at 0 (meta/save.cc).
   BlobNumber saved_blob = 0;
   // Live swap file: bytes that overwriting all of it would newly allocate.
   uint64_t owed = 0;

@@ -4,7 +4,8 @@
 // written, the disk something else, and the next fsync succeeds. So a blob whose write-back failed is *suspect*,
 // durably, until its file is emptied or somebody accepts what the disk holds. A suspect blob is no source: a save, a
 // seal, a clone, a copy that is adopted, a dedupe and a digest of it are refused, and each fsync of it fails. Its pages
-// are dropped, so that readers see what the disk holds.
+// are dropped, so that readers see what the disk holds. An unmount fails, and names the files, where one became suspect
+// during the mount and still is (check_all).
 //
 // The daemon does not see what is written through passthrough, so it asks where the kernel keeps the error:
 //   - the blob's own, which fdatasync through any descriptor reports if nobody was told of it before;
@@ -12,7 +13,7 @@
 //     such an error (its inode left memory, or another descriptor was told), every blob that was written since the last
 //     clean sync becomes suspect. A blob explains the errors up to the first syncfs after its own, and none later. It
 //     explains them for those blobs only that would tell of their own: whose inodes were kept in memory meanwhile (by
-//     a descriptor here, as long as there are few), and which nobody syncs past the daemon.
+//     a descriptor here, as long as there are few), and which nobody syncs without the daemon.
 // So every sync of a blob, and every syncfs, goes through here. All is synced at least every minute.
 //
 // The index becomes durable within a second, data half a minute later. Two habits of programs that do not sync rely on

@@ -1,4 +1,8 @@
 // The process behind a mount: its start, its life and its end.
+//
+// A mount by an ordinary user differs in four places: it has no passthrough and no images, it is for other users only
+// where `allow_other` asks for that, and its control socket lies in a folder of the user's. It is ended by fusermount3
+// (io/unmount.h).
 #pragma once
 
 #include <functional>

@@ -1,10 +1,10 @@
 // Tells the kernel, from a thread of its own, that what it caches of an inode or a name is out of date. The kernel may
 // take locks for that which an unanswered request holds, so no thread that serves requests does it.
 //
-// To be told of a name the kernel takes the lock of the folder. It holds that lock for most requests about the folder,
-// too, until they are answered. The thread cannot be ended while it waits for the lock: if the daemon were killed then,
-// its /dev/fuse would stay open, and the request would wait for ever. So the names of a folder are not told while a
-// request about it may take long (`hold`).
+// To be told of a name the kernel takes the lock of its folder, which it also holds for most requests about that folder
+// until they are answered. The thread cannot be ended while it waits for that lock. If the daemon were killed then, its
+// /dev/fuse would stay open, and the request would wait for ever; `ckptfs mount` and `umount` would have to abort the
+// connection (io/fuse_connection.h). So the names of a folder wait while a request about it may take long (`hold`).
 //
 // Thread safety: all of it. Lock: mutex_ (a leaf), never held while the kernel is told.
 #pragma once

@@ -1,17 +1,20 @@
-// The threads that serve a session's requests. What libfuse's own loop (fuse_session_loop_mt) does, but each thread
-// receives into memory of ours on huge pages, in which the payload of a write is aligned as in the file: it is written
-// by O_DIRECT from there, and the kernel pins one large page much faster than 256 small ones.
+// The threads that serve a session's requests. They do what libfuse's own loop (fuse_session_loop_mt) does, but each
+// thread receives into memory of ours on huge pages. There the payload of a WRITE lies at the same place within its
+// page as in the file, so O_DIRECT writes it from there. The kernel also pins one large page much faster than 256 small
+// ones.
 //
-// A thread is added whenever a request arrives and no other thread waits for the next, up to a limit; none ends before
+// A thread is added whenever a request arrives and no other thread waits for the next, up to a limit. None ends before
 // the session does.
 //
-// While requests come one at a time, each soon after the last (a copy by READs and WRITEs: 64 KiB each), most of their
-// time goes into waking processors, so then run() keeps these from halting (io/wake_latency.h), until a second after.
+// *One at a time.* While requests come one at a time, each soon after the last (a copy by READs and WRITEs of 64 KiB
+// each), most of their time goes into waking processors. run() then keeps the processors from halting
+// (io/wake_latency.h), until a second after.
 //
-// And while they come *in lockstep*, WRITEs of one caller that an adoption takes whole (fs/adopt/speculative_clone.h),
-// a single thread waits for requests, and the others rest: each that waits is woken by a request that another takes,
-// and taking turns they have nothing in their caches. Whatever else arrives, but a plain WRITE of that caller, ends
-// that before it is served; so do a few milliseconds in one request.
+// *In lockstep.* While WRITEs of one caller come so, and an adoption takes each of them whole (fs/adopt/speculative_clone.h), a single
+// thread waits for requests and the others rest. If several waited, the kernel would wake each in turn, only to find
+// that the thread which served the last request took this one, too, and none would find its data in its caches.
+// Whatever else arrives, except a plain WRITE of that caller, ends the lockstep before it is served. So does a request
+// that takes a few milliseconds.
 //
 // Thread safety: stop() from any thread, at any time; run() once.
 #pragma once

@@ -1,6 +1,6 @@
-// Files that a mapping may still change though its descriptor is closed. Under passthrough the daemon does not see
-// this: the kernel sends RELEASE when the descriptor is closed, and maps the blob itself. While a file is in this
-// table, the kernel caches none of its attributes.
+// Files that a mapping may still change though its descriptor is closed. In passthrough mode the kernel tells nobody of
+// that: it maps the blob itself, and sends the RELEASE when the descriptor is closed. While that may be so, the kernel
+// caches none of the file's attributes.
 //
 // Thread safety: all of it. Lock: mutex_ (a leaf), never held during a probe.
 #pragma once

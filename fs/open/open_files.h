@@ -1,4 +1,6 @@
-// The node table: which inodes the kernel remembers, which are open, and what their opens share.
+// The node table (OpenFileTable): for each inode that the kernel remembers a *node* with its count of lookups and its
+// name, and for each that is open an OpenFile with what its opens share. Which opens are served by the daemon, and why:
+// fs/open/open_modes.h.
 //
 // How opens, closes and forgets meet
 // ----------------------------------
@@ -13,18 +15,15 @@
 // between makes a new one. All opens of an OpenFile share one read-only descriptor of the blob and, under passthrough,
 // one backing id made from it. Both rules are the kernel's: it answers EIO for a passthrough open with a second backing
 // id beside a first, and for a plain direct open beside a passthrough one. So:
-//   - the mode is decided once for each OpenFile: with a backing id (passthrough) or without (direct), for as long as
-//     anything has the file open;
-//   - an open that must come through the daemon all the same (fs/open/open_modes.h) carries the backing id *and*
-//   direct_io,
-//     which disturbs no one;
+//   - it is decided once for each OpenFile whether it has a backing id, for as long as anything has the file open;
+//   - an open that the daemon serves all the same carries the backing id *and* direct_io, which disturbs no one;
 //   - an inode's blob never changes while it has an OpenFile (meta's rule, asked through open_at_all).
 // The shared descriptor is read-only on purpose: as long as no open writes through the daemon, the daemon has nothing
 // open for writing, and a lease probe (io/lease.h) tells truly whether someone else has.
 //
 // *Making the backing id* needs an ioctl, which no lock is held across. Two first opens may so both make one; the first
 // to install it wins and the other closes its own, which no reply has named. A file whose backing id could not be made
-// is direct until its last close, for the other opener too.
+// is served by the daemon until its last close, for the other opener too.
 //
 // *Closing.* The kernel ends its own passthrough state of a file before it sends RELEASE, so at the count of 0 the
 // backing id is no longer used, and an OPEN that overtakes the RELEASE only finds the count at 1 instead. The
@@ -35,9 +34,7 @@
 // what is new to it (as the kernel's errseq_t).
 //
 // Lock: mutex_ guards both maps and the fields of OpenFile marked so. It is a leaf: nothing is called with it held, no
-// system call is made, no reply sent. (The lock order of the whole daemon: meta's Gate, then Tree, then Index; the fs/
-// locks - this one, Notifications', Tasks', LastErrors', Session's, SaveHistory's, ViewFiles', Removals',
-// Rotation's, StepFactsFinder's - are leaves and never held together.)
+// system call is made, no reply sent. The lock order of the daemon: docs/architecture.md, "The rules".
 #pragma once
 
 #include <atomic>

@@ -1,8 +1,41 @@
-// How opens are served (docs/architecture.md, "Open modes"): decided once for the mount, and for each open.
+// How an open of a regular file is served. All cases are listed here. The decision for one open is choose_way() in
+// fs/ops/open.cc, which asks OpenModes::through_daemon(). What the opens of one file share: fs/open/open_files.h.
 //
-// On a mount in passthrough mode data goes from the caller to the blob, past the daemon. Some opens have to come
-// through the daemon all the same: they carry the file's backing id and direct_io together. On other mounts every open
-// is direct. Values only; set before the first request, then read by any thread.
+// A mount has one of two modes, which settle_modes() in fs/mount/mount.cc chooses when it starts:
+//   - *passthrough mode*: every regular file that is open has one backing id, and the kernel reads and writes the blob
+//     by itself. These data bypass the daemon.
+//   - *direct mode*: no file has a backing id, and the daemon serves each read and write. It is chosen where
+//     passthrough is switched off, or where the kernel has none for this process and the file system of the store
+//     (before Linux 6.9, without CAP_SYS_ADMIN, on a stacked file system).
+//
+// In passthrough mode the daemon serves these opens all the same:
+//   1. with O_DIRECT, where the device wants memory or offsets aligned more strictly than DeepSpeed's are
+//      (io::DirectAlignment::harmful). DeepSpeed reads into unaligned buffers and ignores the EINVAL, so it would train
+//      on garbage. `-o odirect=raw` passes them on.
+//   2. for writing, of a swap file while the store is short of space (Tree::short_of_space). Only the writer would see
+//      the ENOSPC, and DeepSpeed does not look.
+//   3. for writing, of a file with suid or sgid. A write has to clear these bits, and the kernel leaves that to a
+//      daemon which would not see the write.
+//   4. for writing, of a file that was just made or emptied and begins as a clone of what it will probably hold
+//      (fs/adopt/speculative_clone.h).
+//   5. likewise, where equal blocks are shared one by one (fs/adopt/inline_block_dedup.h).
+//   6. for writing, of a file of which another open is served by the daemon and may be read by splice
+//      (OpenFile::spliced). The kernel splices through its page cache. It drops what it has there of a write that we
+//      serve, not of one that bypasses us.
+//   7. each open of a file whose backing id the kernel refused, until the last close of the file.
+//
+// In cases 1 to 6 the answer carries the file's backing id *and* the flag direct_io: reads and writes of this open come
+// to the daemon, its mappings go to the blob, and other opens are not disturbed. In case 7, and in direct mode, there
+// is no backing id, and the answer carries direct_io alone. `ckptfs status --json` counts the opens of each kind.
+//
+// A file of a view that shares the blocks of its step is opened as in passthrough mode, and case 1 applies. Any other
+// file of a view is read by the daemon and cached by the kernel, without direct_io (fs/views/view_file.h).
+//
+// *Direct* means three things in this code. *Direct mode* is that of a mount, see above. *direct_io* is FUSE's flag of
+// one open: the kernel caches nothing and asks the daemon. *O_DIRECT* is the caller's flag: past the page cache of the
+// file system below. The `direct` descriptor of a DataPath is the third.
+//
+// Values only; set before the first request, then read by any thread.
 #pragma once
 
 #include <fcntl.h>

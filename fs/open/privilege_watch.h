@@ -1,8 +1,8 @@
 // Files that got suid or sgid while somebody had them open for writing. A write has to clear these bits
-// (Filesystem::clear_privileges), but the daemon does not see a write past it. So the file's mtime from before it got
-// the bits is kept: another mtime later tells that it was written to. It is checked when the file's attributes are
-// asked for and at the last close for writing. That is soon enough, since a file that is open for writing cannot be
-// executed.
+// (Filesystem::clear_privileges), and the daemon does not see a write that bypasses it. So the file's mtime from before
+// it got the bits is kept. Another mtime later tells that the file was written to. It is asked for when the file's
+// attributes are asked for, and at the last close for writing. That is soon enough, since a file that is open for
+// writing cannot be executed.
 //
 // Thread safety: all of it. Lock: mutex_ (a leaf).
 #pragma once

@@ -88,7 +88,7 @@ class Filesystem {
   std::atomic<bool> leaving{false};  // no request of the kernel is served any more: nothing is to be waited for
   std::mutex allocating;  // so that space is not promised twice: held while it is checked for and allocated; a leaf
 
-  // How long the kernel may believe these attributes. A live file's, while anybody writes it past the daemon, not at
+  // How long the kernel may cache these attributes. A live file's, while a write to it may bypass the daemon, not at
   // all.
   double attribute_timeout(const meta::Attributes& attributes) const;
   // As the user is to see them: a file that is being adopted ends where it was written to.

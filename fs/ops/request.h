@@ -1,5 +1,7 @@
 // An operation's request and its answer to the kernel. Here, and only here, an Error becomes an errno: common ones
-// silently, those that a person should know of with operation, path and words in the log.
+// silently, those that a person should know of with operation, path and words in the log. Here, too, each request is
+// counted and timed. A test compares the number of requests with the number of answers: an answer past Reply shows
+// there.
 //
 // A Request is a value: an operation that has to wait at the gate keeps a copy for when it begins anew. Exactly one of
 // the answering members is called for each request, with no lock held.

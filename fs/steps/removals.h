@@ -1,5 +1,9 @@
-// Removal of whole directories. The name goes at once, durably; a thread empties the directory afterwards. What is left
-// at an unmount or a crash is emptied by the next mount.
+// Removal of whole directories. The name goes at once, in one durable change (Tree::take_out). What was below it is
+// removed behind, in pieces (Tree::purge), on a thread of its own. A directory without a name that still has entries is
+// one that is being emptied: the next mount finds it so and goes on.
+//
+// The kernel is told of the top entry only. The inodes below it are unreachable for it, and each is reaped as soon as
+// nothing has it open (OpenFileTable::taken_out).
 //
 // Thread safety: all of it. Lock: mutex_ (a leaf).
 #pragma once

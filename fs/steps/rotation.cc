@@ -37,7 +37,8 @@ std::string owned_by(uint32_t uid) { return "steps of uid " + std::to_string(uid
 // What is removed meanwhile by others is no failure, nor is the end of the mount.
 bool is_harmless(const Error& error) { return error.errno_value() == ENOENT || error.errno_value() == ECANCELED; }
 
-// Whatever the rules say.
+// Which protections `status` reports as held. Not *unknown*, which has a warning of its own. Who protects is judge() in
+// meta/retention.cc.
 bool is_protection(Reason reason) {
   return reason == Reason::newest || reason == Reason::pinned || reason == Reason::latest || reason == Reason::in_use ||
          reason == Reason::out_of_reach;
@@ -218,7 +219,8 @@ Result<bool> Rotation::is_as_it_was(meta::InodeNumber series, const StepStatus& 
          now.value().fingerprint == complete.fingerprint;
 }
 
-// Much may have happened since the series was looked at. After a start nobody knows who had what open.
+// The protections once more, right before a removal: much may have happened since the series was looked at. After a
+// start nobody knows who had what open.
 Result<std::string> Rotation::second_thought(meta::InodeNumber series, const SeriesStatus& look, const StepStatus& step,
                                              const std::vector<const StepStatus*>& newest) const {
   if (Clock::now() - started_ < 2 * quiet_) return "mounted a moment ago";

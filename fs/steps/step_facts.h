@@ -1,7 +1,13 @@
 // What rotation and `ckptfs ls` need to know of the steps of a series: whether each is complete, since when, whether
 // somebody uses it, and its metric.
 //
-// Reading a step's headers takes a while, so what was found is cached until a file of the step changes.
+//   - *Complete* is read from the step's files (meta/formats/completeness.h). What is missing makes a step incomplete.
+//     What is unreadable makes it unknown. Only what a kind of checkpoint says of itself makes it complete.
+//   - *In use* is what the node table has open, or had within twice the quiet time (OpenFileTable::used_since).
+//   - *Age* is told by two clocks: by the dates of the files, and by the clock of the store since rotation first saw
+//     the step as it is (meta/seen_step.h, meta/store_clock.h). A step is old only by both.
+//
+// Reading a step's headers takes a while. What was found is kept until a file of the step changes.
 //
 // Thread safety: all of it. Lock: mutex_ (a leaf).
 #pragma once

@@ -61,6 +61,7 @@ __attribute__((target("avx,f16c"))) size_t to_float16_quickly(const std::byte* f
   return at;
 }
 
+// For float16: F16C.
 bool has_half_instructions() {
   static const bool has = [] {  // clang's __builtin_cpu_supports knows no f16c
     unsigned a = 0, b = 0, c = 0, d = 0;
@@ -69,7 +70,7 @@ bool has_half_instructions() {
   return has;
 }
 
-// As to_bfloat16, of eight at a time.
+// bfloat16: as to_bfloat16, of eight at a time.
 __attribute__((target("avx2"))) __m256i rounded_halves(const std::byte* from) {
   const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
   const __m256 values = _mm256_castsi256_ps(bits);
@@ -91,6 +92,7 @@ __attribute__((target("avx2"))) size_t to_bfloat16_quickly(const std::byte* from
   return at;
 }
 
+// For bfloat16: AVX2.
 bool has_wide_integers() {
   static const bool has = __builtin_cpu_supports("avx2");
   return has;

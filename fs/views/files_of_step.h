@@ -1,11 +1,15 @@
-// A step's files, as the readers of formats see them, and what its view needs to know of each. What is being written,
-// also through a mapping whose descriptor is closed, is left out, and among the problems: it may be anything, a clone
-// of what it will probably hold, or half of what it will be.
+// A step's files, as the readers of formats see them, and what its view needs to know of each. A file that is being
+// written is left out and named as a problem, also one that is written through a mapping whose descriptor is closed: it
+// may hold anything, a clone of what it will probably hold, or half of what it will be.
 //
-// What a live file holds is told apart by its blob's ctime, which nobody can set: it is read when the clock has gone
-// beyond it, so that a later change shows; then it is asked who writes. Who begins to write after that changes the
-// ctime, and who wrote all the time is found. But the daemon changes it, too, when it notes at a blob that it is
-// durable, say. So within a mount the changes that were counted tell first.
+// *Has a live file changed?* Its blob's ctime tells, which nobody can set. It is read when the clock has gone beyond
+// it, so that a later change shows; then it is asked who writes. Who begins to write after that changes the ctime, and
+// who wrote all the time is found. But the daemon changes a ctime, too, when it settles a copy, say. So within a mount
+// the changes that OpenFileTable counts tell first.
+//
+// *Who writes?* The lease probe tells of data that bypass the daemon: it finds mappings without a descriptor, and no
+// longer finds who has closed, even before the RELEASE comes. Of what is written through the daemon, FLUSH tells of the
+// close; it is waited for. All other opens are answered with `noflush`.
 //
 // Thread safety: one thread at a time; constant once collected.
 #pragma once

@@ -1,12 +1,13 @@
-// Open files of views. All opens of one file share a ViewFile. Its first open decides how it is read:
-//   - As a BlockFile, on a mount in passthrough mode, if nobody is writing: a file that shares the blocks of the step's
-//     files (shared_content.h), and that the kernel reads by itself.
-//   - Else by the daemon, piece by piece. The step's files then count as open, so that their content stays when the
-//   step
-//     is removed.
-// The last few BlockFiles are kept after their close, since the kernel caches pages for each of them. A BlockFile goes
-// when one of the files whose blocks it shares is about to change or to go, and when blocks are deduplicated. Whoever
-// has it open keeps it.
+// Open files of views. All opens of one share a ViewFile, which is read in one of two ways, decided at its first open:
+//   - on a mount in passthrough mode, of what nobody is writing: as a BlockFile, a file without a name that shares the
+//     blocks of the step's files (shared_content.h). The kernel reads it by itself, at the rate of the disk, and a copy
+//     of it within the mount shares the blocks, too;
+//   - else by the daemon, piece by piece. Then each of the step's files counts as open, so that its content stays when
+//     the step is removed. The kernel may keep the pages over opens as long as the view is the same.
+//
+// A BlockFile is kept when the file is closed, for the pages in the kernel's cache are its own: the last few, until one
+// of the files whose blocks it has is about to change or to go, or blocks are deduplicated. Whoever has it open keeps
+// it.
 //
 // Thread safety: all of it. Locks: a turn for each file that is being opened first, then ViewFiles::mutex_ (guards what
 // is below it; a leaf).

@@ -1,10 +1,32 @@
 // The views of a mount: /views and the directories in it that lead to steps, and for each step its view, made when it
-// is first asked for. A live step's view follows its files: it is made anew when they have changed; a sealed one's is
-// made once. What was found in the files' headers is kept in the index (meta/tensor_maps.h).
+// is first asked for.
 //
-// A view is made by one thread at a time, a lane of one of the users who ask for it (fs/base/user_lanes.h); the others
-// wait without a thread. So nobody waits for a view that they have not asked for, nor does a thread that serves
-// requests.
+// From a step to a READ:
+//   - meta/formats reads the headers of the step's files and makes a *tensor map*: which bytes of which files each
+//     state of each parameter is. A map without problems is kept in the index (meta/tensor_maps.h) until the files are
+//     others.
+//   - View (view.h) makes a tree of nodes of the map. A node's inode number tells the step and the node (numbers.h);
+//     the node's own number comes from its path, so both stay over mounts.
+//   - Requests about such an inode go to a table of operations of their own (ops_views.cc). What would change it is
+//     EROFS.
+//   - An open of a file makes its Content (content.h), which makes the bytes of each read, cast to another type where
+//     asked (cast.h); or the file shares the blocks of the step (view_file.h).
+//
+// A live step's view follows its files: it is made anew when they have changed. A sealed step's view is made once. The
+// kernel caches nothing of a live step's view. Of a sealed step's view it caches everything except whether the step
+// exists.
+//
+// A view is made by one thread at a time, a lane of one of the users who ask for it (fs/base/user_lanes.h); the others wait
+// without a thread. So nobody waits for a view that they have not asked for, nor does a thread that serves requests.
+// What takes long is known before: a look at many names, or a read of more than 256 pieces, is done on a lane. Two
+// steps are read at a time (fs/base/turns.h). A user who holds views and lists of names open has memory of the daemon for
+// each; past the user's share the next open is EMFILE (fs/base/user_budget.h).
+//
+// Who may read what is made from several files may read each of them, through the folders on the way. Folders of a view
+// are for those who may read what tells the names in them.
+//
+// A step that `save` made alone has swap files only. Another step tells the names of its parameters, if the same
+// processes wrote the swap files of both, and these are the same by path and length (meta/formats/same_run.h).
 //
 // Thread safety: all of it. Lock: mutex_ (guards what is below it; a leaf).
 #pragma once

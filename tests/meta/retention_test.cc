@@ -1,4 +1,4 @@
-// Tests the policy's decisions one by one, and against a slow reference that follows the specification word by word.
+// The policy's decisions, one by one and against a slow reference that does what docs/rotation.md says, word by word.
 #include "meta/retention.h"
 
 #include <gtest/gtest.h>

@@ -12,11 +12,6 @@ LAYERS = {"io": (), "meta": ("io",), "gpu": ("io", "meta"), "fs": ("io", "meta")
 # The folders of fs/ from the bottom to the top: a file includes from its own room and from those before it.
 ROOMS = ("base", "kernel", "open", "adopt", "views", "steps", "ops", "mount", "control", "cli")
 
-# To be cut; each is the set of units that reach each other.
-KNOWN_CIRCLES = (
-    {"meta/inspection", "meta/store"},
-)
-
 INCLUDE = re.compile(r'^#include "([^"]+)"')
 
 
@@ -68,8 +63,8 @@ def reachable(graph, start):
     return seen
 
 
-def circles(includes, known=KNOWN_CIRCLES):
-    """Complaints about units that include each other in a circle, and about known circles that are none any more."""
+def circles(includes):
+    """Complaints about units that include each other in a circle."""
     graph = {}
     for one in includes:
         if one.source_unit != one.target_unit:
@@ -81,13 +76,9 @@ def circles(includes, known=KNOWN_CIRCLES):
             found.append({other for other in reach[unit] if unit in reach.get(other, ())})
     complaints = []
     for circle in found:
-        if circle in known:
-            continue
         complaints.append("these include each other: " + ", ".join(sorted(circle)))
         complaints += [f"  {one}" for one in includes if one.source_unit in circle and one.target_unit in circle
                        and one.source_unit != one.target_unit]
-    complaints += ["this circle is cut, and to be struck from KNOWN_CIRCLES: " + ", ".join(sorted(circle))
-                   for circle in known if circle not in found]
     return complaints
 
 

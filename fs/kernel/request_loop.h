@@ -10,11 +10,11 @@
 // each), most of their time goes into waking processors. run() then keeps the processors from halting
 // (io/wake_latency.h), until a second after.
 //
-// *In lockstep.* While WRITEs of one caller come so, and an adoption takes each of them whole (fs/adopt/speculative_clone.h), a single
-// thread waits for requests and the others rest. If several waited, the kernel would wake each in turn, only to find
-// that the thread which served the last request took this one, too, and none would find its data in its caches.
-// Whatever else arrives, except a plain WRITE of that caller, ends the lockstep before it is served. So does a request
-// that takes a few milliseconds.
+// *In lockstep.* While WRITEs of one caller come so, and an adoption takes each of them whole
+// (fs/adopt/speculative_clone.h), a single thread waits for requests and the others rest. If several waited, the kernel
+// would wake each in turn, only to find that the thread which served the last request took this one, too, and none
+// would find its data in its caches. Whatever else arrives, except a plain WRITE of that caller, ends the lockstep
+// before it is served. So does a request that takes a few milliseconds.
 //
 // Thread safety: stop() from any thread, at any time; run() once.
 #pragma once

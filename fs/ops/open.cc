@@ -96,8 +96,8 @@ void count_as_spliced(OpenFile& file, Handle& handle) {
   ++file.spliced;
 }
 
-// Does this open bypass the daemon, or is it served by it? (All cases: fs/open/open_modes.h.) Fills in what the kernel is to
-// know of that.
+// Does this open bypass the daemon, or is it served by it? (All cases: fs/open/open_modes.h.) Fills in what the kernel
+// is to know of that.
 Result<> choose_way(Filesystem& fs, OpenFile& file, const meta::InodeRecord& record, Handle& handle,
                     fuse_file_info& info) {
   TRY_ASSIGN(const auto backing, fs.files.backing(file));

@@ -14,7 +14,8 @@
 //   - Rotation::second_thought() asks again right before a removal, since much may have happened: is the newest
 //     complete step of the owner still what it was, has the step changed, is it in use, has `latest` changed? For twice
 //     the quiet time after a start it removes nothing, as nobody knows who had what open.
-//   - is_protection() in fs/steps/rotation.cc says which protections `status` reports under `rotation.held`. *Unknown* is not
+//   - is_protection() in fs/steps/rotation.cc says which protections `status` reports under `rotation.held`. *Unknown*
+//   is not
 //     among them: it has a warning of its own.
 //
 // Nothing is removed, either, while files are not inspected after a crash (meta/inspection.h), while nobody can tell

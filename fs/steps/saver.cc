@@ -7,7 +7,6 @@
 
 #include "io/log.h"
 #include "meta/seal.h"
-#include "meta/seal.h"
 #include "meta/steps.h"
 #include "meta/tree.h"
 

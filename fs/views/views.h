@@ -7,7 +7,7 @@
 //     others.
 //   - View (view.h) makes a tree of nodes of the map. A node's inode number tells the step and the node (numbers.h);
 //     the node's own number comes from its path, so both stay over mounts.
-//   - Requests about such an inode go to a table of operations of their own (ops_views.cc). What would change it is
+//   - Requests about such an inode go to a table of operations of their own (fs/ops/views.cc). What would change it is
 //     EROFS.
 //   - An open of a file makes its Content (content.h), which makes the bytes of each read, cast to another type where
 //     asked (cast.h); or the file shares the blocks of the step (view_file.h).
@@ -16,11 +16,11 @@
 // kernel caches nothing of a live step's view. Of a sealed step's view it caches everything except whether the step
 // exists.
 //
-// A view is made by one thread at a time, a lane of one of the users who ask for it (fs/base/user_lanes.h); the others wait
-// without a thread. So nobody waits for a view that they have not asked for, nor does a thread that serves requests.
-// What takes long is known before: a look at many names, or a read of more than 256 pieces, is done on a lane. Two
-// steps are read at a time (fs/base/turns.h). A user who holds views and lists of names open has memory of the daemon for
-// each; past the user's share the next open is EMFILE (fs/base/user_budget.h).
+// A view is made by one thread at a time, a lane of one of the users who ask for it (fs/base/user_lanes.h); the others
+// wait without a thread. So nobody waits for a view that they have not asked for, nor does a thread that serves
+// requests. What takes long is known before: a look at many names, or a read of more than 256 pieces, is done on a
+// lane. Two steps are read at a time (fs/base/turns.h). A user who holds views and lists of names open has memory of
+// the daemon for each; past the user's share the next open is EMFILE (fs/base/user_budget.h).
 //
 // Who may read what is made from several files may read each of them, through the folders on the way. Folders of a view
 // are for those who may read what tells the names in them.

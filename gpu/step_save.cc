@@ -199,7 +199,8 @@ Result<bool> StepSave::is_committed() const {
   return manifest.attempt == target_.attempt;
 }
 
-// Does what the daemon does (meta/partial.cc), with the means of any file system. A lock admits one rank at a time.
+// Does what the daemon does (meta/steps/partial.cc), with the means of any file system. A lock admits one rank at a
+// time.
 Result<std::optional<std::string>> StepSave::commit_in_folder() const {
   TRY_ASSIGN(const io::Fd series, io::open_at(AT_FDCWD, target_.series, O_RDONLY | O_DIRECTORY));
   if (io::retry_interrupted([&] { return ::flock(series.get(), LOCK_EX); }) != 0) return last_error(target_.series);

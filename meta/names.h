@@ -23,13 +23,14 @@ inline constexpr const char* kMetricXattr = "user.ckptfs.metric.";  // and its n
 
 // "zero_stage_3"
 bool is_swap_folder_name(std::string_view name);
-// "0_6.tensor.swp", as the optimizer's are called. A save does not go by it: meta/save_plan.h has what that takes.
+// "0_6.tensor.swp", as the optimizer's are called. A save does not go by it: meta/steps/save_plan.h has what that
+// takes.
 bool is_swap_file_name(std::string_view name);
 // "rank12" -> 12
 std::optional<unsigned> rank_of(std::string_view name);
 // 7 -> "rank07", as DeepSpeed reads it
 std::string checkpoint_rank_name(unsigned rank);
-// Where an attempt to save a step lies until it is committed (meta/partial.h): "global_step100.5f3a.partial".
+// Where an attempt to save a step lies until it is committed (meta/steps/partial.h): "global_step100.5f3a.partial".
 inline constexpr const char* kPartialSuffix = ".partial";
 // EINVAL: no letters and digits, or more than 64.
 Result<> check_attempt(std::string_view attempt);

@@ -43,9 +43,10 @@ struct InodeRecord {
   InodeNumber parent = 0;
   BlobNumber blob = 0;
   // Live swap file: the frozen blob it was last saved as, if nothing has changed it since; else 0. Only a save sets it.
-  // What clears it: an open for writing and a truncate (meta/tree_data.cc), a move into or out of a zero_stage_N
-  // (meta/tree_names.cc), a seal (meta/seal.cc), and any start after a crash (meta/recovery.cc). A writer that is there
-  // already shows at the save only, which then clones the file and leaves this at 0 (meta/save.cc).
+  // What clears it: an open for writing and a truncate (meta/tree/tree_data.cc), a move into or out of a zero_stage_N
+  // (meta/tree/tree_names.cc), a seal (meta/steps/seal.cc), and any start after a crash (meta/store/recovery.cc). A
+  // writer that is there already shows at the save only, which then clones the file and leaves this at 0
+  // (meta/steps/save.cc).
   BlobNumber saved_blob = 0;
   // Live swap file: bytes that overwriting all of it would newly allocate.
   uint64_t owed = 0;
@@ -73,7 +74,7 @@ enum class BlobState : uint8_t {
   doomed = 4,     // its last name is durably gone, or will be at the next sync: the reaper deletes it
 };
 
-// What is known of a blob's content (meta/digests.h).
+// What is known of a blob's content (meta/care/digests.h).
 enum class DigestState : uint8_t {
   none = 0,
   taken = 1,    // the blob held what its digests say

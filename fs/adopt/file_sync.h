@@ -8,7 +8,7 @@
 #include "fs/open/open_files.h"
 #include "fs/open/write_errors.h"
 #include "io/result.h"
-#include "meta/tree.h"
+#include "meta/tree/tree.h"
 #include "meta/types.h"
 
 namespace ckptfs::fs {

@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include "fs/open/permission.h"
+#include "meta/care/neighbours.h"
 #include "meta/names.h"
-#include "meta/neighbours.h"
 
 namespace ckptfs::fs {
 

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "fs/adopt/prediction_backoff.h"
-#include "meta/tree.h"
+#include "meta/tree/tree.h"
 #include "meta/types.h"
 
 namespace ckptfs::fs {

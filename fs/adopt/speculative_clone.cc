@@ -13,7 +13,7 @@
 #include "io/fault.h"
 #include "io/log.h"
 #include "io/sigbus.h"
-#include "meta/blobs.h"
+#include "meta/blobs/blobs.h"
 #include "meta/time.h"
 
 namespace ckptfs::fs {

@@ -10,8 +10,8 @@
 //
 // Anything else that happens to the file (a write elsewhere, another open, a new size or time, fallocate, a copy into
 // it, fsync, a save, the last close) first *truncates* the blob to the written end. Afterwards the file is like any
-// other, but for one thing: its blob counts as *unsettled* (meta/frontiers.h) until it is durable, by an fsync or in
-// the background.
+// other, but for one thing: its blob counts as *unsettled* (meta/blobs/frontiers.h) until it is durable, by an fsync or
+// in the background.
 //
 // A file qualifies if nobody else has it open and if it is open for writing only, so that nobody can map it. O_DIRECT
 // (DeepSpeed's swap files), O_SYNC, O_DSYNC and O_APPEND rule it out.
@@ -43,7 +43,7 @@
 #include "io/fd.h"
 #include "io/file_window.h"
 #include "io/read_ahead.h"
-#include "meta/frontiers.h"
+#include "meta/blobs/frontiers.h"
 
 namespace ckptfs::fs {
 

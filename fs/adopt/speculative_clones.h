@@ -21,7 +21,7 @@
 #include "fs/kernel/notifications.h"
 #include "fs/open/open_files.h"
 #include "fs/open/write_errors.h"
-#include "meta/store.h"
+#include "meta/store/store.h"
 
 namespace ckptfs::fs {
 

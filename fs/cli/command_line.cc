@@ -6,7 +6,7 @@
 
 #include "fs/cli/log.h"
 #include "fs/cli/mount_options.h"
-#include "meta/policy.h"
+#include "meta/steps/policy.h"
 
 namespace ckptfs::fs::cli {
 namespace {

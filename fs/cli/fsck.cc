@@ -14,7 +14,7 @@
 #include "fs/cli/system.h"
 #include "io/image.h"
 #include "io/mount_table.h"
-#include "meta/fsck.h"
+#include "meta/care/fsck.h"
 
 namespace ckptfs::fs::cli {
 namespace {

@@ -14,9 +14,9 @@
 #include "io/lease.h"
 #include "meta/formats/manifest.h"
 #include "meta/names.h"
-#include "meta/partial.h"
-#include "meta/seal.h"
-#include "meta/steps.h"
+#include "meta/steps/partial.h"
+#include "meta/steps/seal.h"
+#include "meta/steps/steps.h"
 
 namespace ckptfs::fs {
 namespace {

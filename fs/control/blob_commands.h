@@ -1,12 +1,12 @@
 // The commands behind gpu/: they hand out descriptors of blobs, to whoever may open the file, so that a client reads
 // and writes them without the mount between. They also carry a step that was saved so from its first file to its
-// appearance (gpu/step_save.h, meta/partial.h).
+// appearance (gpu/step_save.h, meta/steps/partial.h).
 //
 // A client keeps the file open through the mount meanwhile, so that everything that asks whether it is open, or written
 // to, stays right. What somebody writes to is read through the mount.
 //
 // What a client may write to is never frozen: files are frozen behind the gate when nobody can write to them any more,
-// or as clones (meta/partial.h).
+// or as clones (meta/steps/partial.h).
 #pragma once
 
 #include "fs/control/server.h"

@@ -9,10 +9,10 @@
 #include "fs/control/status.h"
 #include "fs/open/walk.h"
 #include "fs/ops/filesystem.h"
-#include "meta/accounting.h"
-#include "meta/save.h"
-#include "meta/source.h"
-#include "meta/steps.h"
+#include "meta/accounting/accounting.h"
+#include "meta/steps/save.h"
+#include "meta/steps/source.h"
+#include "meta/steps/steps.h"
 
 namespace ckptfs::fs {
 namespace {

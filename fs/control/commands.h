@@ -6,7 +6,7 @@
 #include <string>
 
 #include "fs/control/server.h"
-#include "meta/steps.h"
+#include "meta/steps/steps.h"
 
 namespace ckptfs::fs {
 

@@ -9,9 +9,9 @@
 
 #include "fs/control/commands.h"
 #include "fs/open/walk.h"
-#include "meta/digests.h"
-#include "meta/step_diff.h"
-#include "meta/steps.h"
+#include "meta/care/digests.h"
+#include "meta/care/step_diff.h"
+#include "meta/steps/steps.h"
 
 namespace ckptfs::fs {
 namespace {

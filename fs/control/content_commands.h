@@ -3,7 +3,7 @@
 #pragma once
 
 #include "fs/control/server.h"
-#include "meta/store.h"
+#include "meta/store/store.h"
 
 namespace ckptfs::fs {
 

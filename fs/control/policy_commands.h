@@ -5,7 +5,7 @@
 
 #include "fs/control/server.h"
 #include "fs/steps/step_facts.h"
-#include "meta/retention.h"
+#include "meta/steps/retention.h"
 
 namespace ckptfs::fs {
 

@@ -5,7 +5,7 @@
 
 #include "fs/base/mount_options.h"
 #include "io/result.h"
-#include "meta/store.h"
+#include "meta/store/store.h"
 
 namespace ckptfs::fs {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "meta/open_files.h"
+#include "meta/store/open_files.h"
 
 namespace ckptfs::fs {
 

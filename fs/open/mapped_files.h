@@ -9,7 +9,7 @@
 #include <mutex>
 #include <unordered_set>
 
-#include "meta/tree.h"
+#include "meta/tree/tree.h"
 
 namespace ckptfs::fs {
 

@@ -1,8 +1,8 @@
-// Who may do what through the control socket: meta/access.h, under the names that are used here. The kernel never sees
-// these requests, so the daemon has to ask.
+// Who may do what through the control socket: meta/tree/access.h, under the names that are used here. The kernel never
+// sees these requests, so the daemon has to ask.
 #pragma once
 
-#include "meta/access.h"
+#include "meta/tree/access.h"
 
 namespace ckptfs::fs {
 

@@ -6,7 +6,7 @@
 
 #include "fs/open/permission.h"
 #include "io/result.h"
-#include "meta/tree.h"
+#include "meta/tree/tree.h"
 
 namespace ckptfs::fs {
 

@@ -12,7 +12,7 @@
 
 #include "fs/base/counters.h"
 #include "io/result.h"
-#include "meta/tree.h"
+#include "meta/tree/tree.h"
 #include "meta/types.h"
 
 namespace ckptfs::fs {

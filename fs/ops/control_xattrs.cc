@@ -4,10 +4,10 @@
 #include <limits>
 
 #include "fs/open/walk.h"
-#include "meta/accounting.h"
-#include "meta/policy.h"
-#include "meta/source.h"
-#include "meta/steps.h"
+#include "meta/accounting/accounting.h"
+#include "meta/steps/policy.h"
+#include "meta/steps/source.h"
+#include "meta/steps/steps.h"
 
 namespace ckptfs::fs {
 

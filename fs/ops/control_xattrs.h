@@ -12,7 +12,7 @@
 #include "fs/open/peer.h"
 #include "fs/ops/filesystem.h"
 #include "io/result.h"
-#include "meta/neighbours.h"
+#include "meta/care/neighbours.h"
 #include "meta/types.h"
 
 namespace ckptfs::fs {

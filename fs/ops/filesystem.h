@@ -36,9 +36,9 @@
 #include "fs/steps/step_facts.h"
 #include "fs/views/view_file.h"
 #include "fs/views/views.h"
-#include "meta/caretaker.h"
-#include "meta/store.h"
-#include "meta/tree.h"
+#include "meta/care/caretaker.h"
+#include "meta/store/store.h"
+#include "meta/tree/tree.h"
 
 namespace ckptfs::fs {
 

@@ -18,7 +18,7 @@
 #include "fs/kernel/notifications.h"
 #include "fs/open/open_files.h"
 #include "io/result.h"
-#include "meta/store.h"
+#include "meta/store/store.h"
 #include "meta/types.h"
 
 namespace ckptfs::fs {

@@ -9,7 +9,7 @@
 #include "io/background.h"
 #include "io/fault.h"
 #include "io/log.h"
-#include "meta/accounting.h"
+#include "meta/accounting/accounting.h"
 #include "meta/names.h"
 #include "meta/time.h"
 
@@ -38,7 +38,7 @@ std::string owned_by(uint32_t uid) { return "steps of uid " + std::to_string(uid
 bool is_harmless(const Error& error) { return error.errno_value() == ENOENT || error.errno_value() == ECANCELED; }
 
 // Which protections `status` reports as held. Not *unknown*, which has a warning of its own. Who protects is judge() in
-// meta/retention.cc.
+// meta/steps/retention.cc.
 bool is_protection(Reason reason) {
   return reason == Reason::newest || reason == Reason::pinned || reason == Reason::latest || reason == Reason::in_use ||
          reason == Reason::out_of_reach;
@@ -243,7 +243,7 @@ Result<std::string> Rotation::second_thought(meta::InodeNumber series, const Ser
   return std::string(in_use ? "in use" : "");
 }
 
-// Left alone: nothing in the series has changed for the quiet time. See meta/policy.h.
+// Left alone: nothing in the series has changed for the quiet time. See meta/steps/policy.h.
 Result<bool> Rotation::arm(meta::InodeNumber series, const meta::SeriesPolicy& policy, const SeriesStatus& look) {
   if (!policy.left_alone) {
     const auto since = std::max(look.changed, meta::wall_time(policy.changed)) + quiet_;

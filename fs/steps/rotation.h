@@ -2,13 +2,14 @@
 // looks at each series that has rules whenever something may have changed, and every few seconds.
 //
 // Who does what:
-//   - meta/policy.h keeps the rules of a series, with the credentials of who set each, and arms them;
+//   - meta/steps/policy.h keeps the rules of a series, with the credentials of who set each, and arms them;
 //   - fs/steps/step_facts.h finds the facts: is a step complete, in use, pinned, named by `latest`;
-//   - meta/retention.h decides, as a pure function of facts, the time, and the room that removals would make;
+//   - meta/steps/retention.h decides, as a pure function of facts, the time, and the room that removals would make;
 //   - this file carries it out: makes durable what stays, asks once more, removes (fs/steps/removals.h), seals.
 //
 // When a step may be removed. Three lists have to agree:
-//   - judge() in meta/retention.cc protects the newest complete step, pinned ones, the one that `latest` names, those
+//   - judge() in meta/steps/retention.cc protects the newest complete step, pinned ones, the one that `latest` names,
+//   those
 //     in use, those that cannot be judged (*unknown*, and with it *damaged*), and those that whoever set the rules
 //     could not remove by hand. Each owner's steps are judged by themselves.
 //   - Rotation::second_thought() asks again right before a removal, since much may have happened: is the newest
@@ -18,9 +19,9 @@
 //   is not
 //     among them: it has a warning of its own.
 //
-// Nothing is removed, either, while files are not inspected after a crash (meta/inspection.h), while nobody can tell
-// what `latest` names (where it is another user's file: nothing of that user), or while a step that stays cannot be
-// made durable. A removal is durable at once. So each complete step that stays, and `latest`, are synced before it.
+// Nothing is removed, either, while files are not inspected after a crash (meta/store/inspection.h), while nobody can
+// tell what `latest` names (where it is another user's file: nothing of that user), or while a step that stays cannot
+// be made durable. A removal is durable at once. So each complete step that stays, and `latest`, are synced before it.
 //
 // Thread safety: look() and report() from any thread; start() and stop() from one. Lock: mutex_ (a leaf).
 #pragma once
@@ -39,8 +40,8 @@
 #include "fs/steps/removals.h"
 #include "fs/steps/saver.h"
 #include "fs/steps/step_facts.h"
-#include "meta/policy.h"
-#include "meta/retention.h"
+#include "meta/steps/policy.h"
+#include "meta/steps/retention.h"
 
 namespace ckptfs::fs {
 

@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "io/log.h"
-#include "meta/seal.h"
-#include "meta/steps.h"
-#include "meta/tree.h"
+#include "meta/steps/seal.h"
+#include "meta/steps/steps.h"
+#include "meta/tree/tree.h"
 
 namespace ckptfs::fs {
 

@@ -13,8 +13,8 @@
 #include "fs/steps/last_errors.h"
 #include "fs/steps/save_history.h"
 #include "io/result.h"
-#include "meta/save.h"
-#include "meta/store.h"
+#include "meta/steps/save.h"
+#include "meta/store/store.h"
 
 namespace ckptfs::fs {
 

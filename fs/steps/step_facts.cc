@@ -11,13 +11,13 @@
 
 #include "fs/views/files_of_step.h"
 #include "io/lease.h"
-#include "meta/digests.h"
+#include "meta/care/digests.h"
 #include "meta/formats/checkpoint.h"
 #include "meta/formats/deepspeed_names.h"
 #include "meta/formats/manifest.h"
 #include "meta/formats/trainer_state.h"
 #include "meta/names.h"
-#include "meta/save_plan.h"
+#include "meta/steps/save_plan.h"
 #include "meta/time.h"
 
 namespace ckptfs::fs {

@@ -5,7 +5,7 @@
 //     What is unreadable makes it unknown. Only what a kind of checkpoint says of itself makes it complete.
 //   - *In use* is what the node table has open, or had within twice the quiet time (OpenFileTable::used_since).
 //   - *Age* is told by two clocks: by the dates of the files, and by the clock of the store since rotation first saw
-//     the step as it is (meta/seen_step.h, meta/store_clock.h). A step is old only by both.
+//     the step as it is (meta/steps/seen_step.h, meta/index/store_clock.h). A step is old only by both.
 //
 // Reading a step's headers takes a while. What was found is kept until a file of the step changes.
 //
@@ -29,10 +29,10 @@
 #include "fs/steps/save_history.h"
 #include "io/digest.h"
 #include "meta/formats/completeness.h"
-#include "meta/retention.h"
-#include "meta/seen_step.h"
-#include "meta/steps.h"
-#include "meta/store.h"
+#include "meta/steps/retention.h"
+#include "meta/steps/seen_step.h"
+#include "meta/steps/steps.h"
+#include "meta/store/store.h"
 
 namespace ckptfs::fs {
 

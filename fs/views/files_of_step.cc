@@ -11,11 +11,11 @@
 #include <thread>
 #include <tuple>
 
-#include "meta/digests.h"
+#include "meta/care/digests.h"
 #include "meta/formats/checkpoint.h"
 #include "meta/names.h"
-#include "meta/save_plan.h"
-#include "meta/steps.h"
+#include "meta/steps/save_plan.h"
+#include "meta/steps/steps.h"
 #include "meta/time.h"
 
 namespace ckptfs::fs::views {

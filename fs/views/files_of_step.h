@@ -25,7 +25,7 @@
 
 #include "fs/views/view.h"
 #include "io/digest.h"
-#include "meta/store.h"
+#include "meta/store/store.h"
 
 namespace ckptfs::fs::views {
 

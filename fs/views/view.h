@@ -43,7 +43,7 @@ struct Access {
 struct Source {
   std::vector<meta::formats::StepFiles::File> files;
   std::vector<Access> access;        // of each file
-  std::vector<std::string> digests;  // of each file, in hexadecimal (meta/digests.h); empty: not known
+  std::vector<std::string> digests;  // of each file, in hexadecimal (meta/care/digests.h); empty: not known
   Access folder;                     // of the step
   std::string version;               // another one where anything of the above is another
   meta::formats::TensorMap map;

@@ -30,7 +30,7 @@
 #include "fs/open/open_files.h"
 #include "fs/open/open_modes.h"
 #include "fs/views/views.h"
-#include "meta/store.h"
+#include "meta/store/store.h"
 
 namespace ckptfs::fs {
 

@@ -12,9 +12,9 @@
 #include "meta/formats/checkpoint.h"
 #include "meta/formats/same_run.h"
 #include "meta/names.h"
-#include "meta/save_plan.h"
-#include "meta/steps.h"
-#include "meta/tensor_maps.h"
+#include "meta/steps/save_plan.h"
+#include "meta/steps/steps.h"
+#include "meta/steps/tensor_maps.h"
 
 namespace ckptfs::fs::views {
 namespace {

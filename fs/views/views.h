@@ -3,8 +3,8 @@
 //
 // From a step to a READ:
 //   - meta/formats reads the headers of the step's files and makes a *tensor map*: which bytes of which files each
-//     state of each parameter is. A map without problems is kept in the index (meta/tensor_maps.h) until the files are
-//     others.
+//     state of each parameter is. A map without problems is kept in the index (meta/steps/tensor_maps.h) until the
+//     files are others.
 //   - View (view.h) makes a tree of nodes of the map. A node's inode number tells the step and the node (numbers.h);
 //     the node's own number comes from its path, so both stay over mounts.
 //   - Requests about such an inode go to a table of operations of their own (fs/ops/views.cc). What would change it is
@@ -47,8 +47,8 @@
 #include "fs/base/user_lanes.h"
 #include "fs/views/files_of_step.h"
 #include "fs/views/view.h"
-#include "meta/store.h"
-#include "meta/tree.h"
+#include "meta/store/store.h"
+#include "meta/tree/tree.h"
 
 namespace ckptfs::fs::views {
 

@@ -1,4 +1,4 @@
-#include "meta/accounting.h"
+#include "meta/accounting/accounting.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 #include "io/clone.h"
 #include "io/extents.h"
 #include "io/preallocated.h"
-#include "meta/trimmer.h"
+#include "meta/blobs/trimmer.h"
 #include "tests/meta/scratch_store.h"
 
 namespace ckptfs::meta {

@@ -1,14 +1,14 @@
-#include "meta/digests.h"
+#include "meta/care/digests.h"
 
 #include <fstream>
 #include <functional>
 #include <utility>
 
 #include "io/clone.h"
-#include "meta/caretaker.h"
-#include "meta/neighbours.h"
-#include "meta/sharing.h"
-#include "meta/step_diff.h"
+#include "meta/care/caretaker.h"
+#include "meta/care/neighbours.h"
+#include "meta/care/sharing.h"
+#include "meta/care/step_diff.h"
 #include "tests/meta/scratch_store.h"
 
 namespace ckptfs::meta {

@@ -1,4 +1,4 @@
-#include "meta/frontiers.h"
+#include "meta/blobs/frontiers.h"
 
 #include "io/fault.h"
 #include "tests/meta/scratch_store.h"

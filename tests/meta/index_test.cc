@@ -1,9 +1,9 @@
 // The index when it cannot be written: without descriptors, and on a full file system.
 #include <sys/resource.h>
 
-#include "meta/digests.h"
-#include "meta/seen_step.h"
-#include "meta/store_clock.h"
+#include "meta/care/digests.h"
+#include "meta/index/store_clock.h"
+#include "meta/steps/seen_step.h"
 #include "tests/meta/scratch_store.h"
 
 namespace ckptfs::meta {

@@ -2,8 +2,8 @@
 
 #include <gtest/gtest.h>
 
-#include "meta/codec.h"
-#include "meta/gate.h"
+#include "meta/index/codec.h"
+#include "meta/tree/gate.h"
 
 namespace ckptfs::meta {
 namespace {

@@ -1,5 +1,5 @@
 #include "io/fault.h"
-#include "meta/digests.h"
+#include "meta/care/digests.h"
 #include "tests/meta/scratch_store.h"
 
 namespace ckptfs::meta {

@@ -1,5 +1,5 @@
 // The policy's decisions, one by one and against a slow reference that does what docs/rotation.md says, word by word.
-#include "meta/retention.h"
+#include "meta/steps/retention.h"
 
 #include <gtest/gtest.h>
 

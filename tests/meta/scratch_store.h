@@ -18,12 +18,12 @@
 
 #include "io/image.h"
 #include "io/lease.h"
-#include "meta/fsck.h"
-#include "meta/save.h"
-#include "meta/seal.h"
-#include "meta/source.h"
-#include "meta/steps.h"
-#include "meta/store.h"
+#include "meta/care/fsck.h"
+#include "meta/steps/save.h"
+#include "meta/steps/seal.h"
+#include "meta/steps/source.h"
+#include "meta/steps/steps.h"
+#include "meta/store/store.h"
 
 namespace ckptfs::meta {
 

@@ -1,5 +1,5 @@
 // How long a step has been unchanged, by a clock that only counts up.
-#include "meta/seen_step.h"
+#include "meta/steps/seen_step.h"
 
 #include "io/fault.h"
 #include "tests/meta/scratch_store.h"

@@ -1,4 +1,4 @@
-#include "meta/tensor_maps.h"
+#include "meta/steps/tensor_maps.h"
 
 #include <gtest/gtest.h>
 

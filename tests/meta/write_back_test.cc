@@ -1,10 +1,10 @@
-#include "meta/write_back.h"
+#include "meta/blobs/write_back.h"
 
 #include <thread>
 
 #include "io/fault.h"
-#include "meta/digests.h"
-#include "meta/sharing.h"
+#include "meta/care/digests.h"
+#include "meta/care/sharing.h"
 #include "tests/meta/scratch_store.h"
 
 namespace ckptfs::meta {

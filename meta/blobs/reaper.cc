@@ -1,0 +1,101 @@
+#include "meta/blobs/reaper.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "io/fault.h"
+#include "io/log.h"
+
+namespace ckptfs::meta {
+namespace {
+constexpr std::chrono::seconds kInterval{1};
+constexpr size_t kBlobsAtOnce = 4096;  // in one change of the index
+}  // namespace
+
+Reaper::Reaper(Index& index, const Blobs& blobs, const Space& space, Frontiers& frontiers, WriteBack& write_back)
+    : index_(index), blobs_(blobs), space_(space), frontiers_(frontiers), write_back_(write_back), thread_([this] {
+        run();
+      }) {}
+
+Reaper::~Reaper() { stop(); }
+
+void Reaper::doom(BlobNumber blob) {
+  const auto space = space_.report();
+  const bool low = !space || space.value().raw_free < space.value().reserve;
+  const std::lock_guard lock(mutex_);
+  doomed_.push_back(blob);
+  if (!low) return;
+  urgent_ = true;
+  wake_.notify_one();
+}
+
+void Reaper::doom(const std::vector<BlobNumber>& blobs) {
+  const std::lock_guard lock(mutex_);
+  doomed_.insert(doomed_.end(), blobs.begin(), blobs.end());
+  urgent_ = true;
+  wake_.notify_one();
+}
+
+void Reaper::stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_one();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Reaper::run() {
+  for (bool last = false; !last;) {
+    std::vector<BlobNumber> doomed;
+    {
+      std::unique_lock lock(mutex_);
+      wake_.wait_for(lock, kInterval, [this] { return urgent_ || stopping_; });
+      last = stopping_;
+      urgent_ = false;
+      doomed.swap(doomed_);
+    }
+    round(std::move(doomed));
+  }
+}
+
+void Reaper::round(std::vector<BlobNumber> doomed) {
+  if (const auto raised = frontiers_.raise_settled(); !raised) {
+    log::warn("the next start after a crash may take longer: {}", raised.error().message());
+  }
+  const auto removed = doomed.empty() ? index_.sync() : remove(doomed);
+  if (!removed) {
+    log::error("what changed is not durable yet, trying again: {}", removed.error().message());
+    const std::lock_guard lock(mutex_);
+    doomed_.insert(doomed_.end(), doomed.begin(), doomed.end());
+  }
+  if (const auto space = space_.report()) index_.ballast().restore(space.value().free, space.value().raw_free);
+}
+
+// What is removed is taken out of `doomed`.
+Result<> Reaper::remove(std::vector<BlobNumber>& doomed) {
+  while (!doomed.empty()) {
+    const size_t rest = doomed.size() - std::min(doomed.size(), kBlobsAtOnce);
+    TRY(remove_some(std::span(doomed).subspan(rest)));
+    doomed.resize(rest);
+  }
+  return success();
+}
+
+Result<> Reaper::remove_some(std::span<const BlobNumber> doomed) {
+  TRY(index_.sync());
+  TRY(io::fault_point("reaper.before_remove"));
+  Batch batch(index_);
+  for (const BlobNumber blob : doomed) {
+    write_back_.forget(blob);
+    TRY(blobs_.remove(blob));
+    TRY_ASSIGN(const BlobRecord record, index_.blob(blob));
+    batch.erase_blob(blob, record.digest);
+  }
+  TRY(io::fault_point("reaper.after_remove"));
+  TRY(io::fsync_fd(blobs_.folder_fd()));
+  return index_.commit(std::move(batch));
+}
+
+}  // namespace ckptfs::meta

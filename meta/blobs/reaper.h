@@ -1,0 +1,56 @@
+// The reaper: makes the index durable once a second, and deletes blobs whose last name is durably gone.
+//
+// Order, so that a power loss can never leave a name without its blob, nor forget that a blob is garbage: the batch
+// that doomed it is synced; the file is removed; blobs/ is synced; only then does the blob's record go.
+//
+// Thread safety: doom() from any thread. Lock: mutex_, never held while anything is synced or removed.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "meta/blobs/blobs.h"
+#include "meta/blobs/frontiers.h"
+#include "meta/blobs/space.h"
+#include "meta/blobs/write_back.h"
+#include "meta/index/index.h"
+
+namespace ckptfs::meta {
+
+class Reaper {
+ public:
+  Reaper(Index& index, const Blobs& blobs, const Space& space, Frontiers& frontiers, WriteBack& write_back);
+  ~Reaper();  // as stop()
+
+  // Its last name has gone in a committed batch.
+  void doom(BlobNumber blob);
+  // What the last daemon left to be removed.
+  void doom(const std::vector<BlobNumber>& blobs);
+  // Ends the thread after a last round.
+  void stop();
+
+ private:
+  void run();
+  void round(std::vector<BlobNumber> doomed);
+  Result<> remove(std::vector<BlobNumber>& doomed);
+  Result<> remove_some(std::span<const BlobNumber> doomed);
+
+  Index& index_;
+  const Blobs& blobs_;
+  const Space& space_;
+  Frontiers& frontiers_;
+  WriteBack& write_back_;
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::vector<BlobNumber> doomed_;  // guarded by mutex_
+  bool urgent_ = false;             // guarded by mutex_; space is low: do not wait for the timer
+  bool stopping_ = false;           // guarded by mutex_
+  std::thread thread_;
+};
+
+}  // namespace ckptfs::meta

@@ -1,0 +1,51 @@
+#include "meta/blobs/space.h"
+
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+
+#include <algorithm>
+
+#include "io/clone.h"
+#include "io/preallocated.h"
+
+namespace ckptfs::meta {
+
+uint64_t owed_by_clone(uint64_t size) {
+  const uint64_t unit = io::cow_extent_hint(size);
+  return (size + unit - 1) / unit * unit;
+}
+
+// XFS may take any block next that is free in it: the missing ones of a sparse image, too. As long as the host has room
+// for all of these, so has the image for all that is free in it; else only for what the host has.
+Result<uint64_t> Space::least_free(uint64_t free) const {
+  if (!image_) return free;
+  TRY_ASSIGN(const struct stat image, io::stat_fd(image_.get()));
+  struct statvfs host {};
+  if (::fstatvfs(image_.get(), &host) != 0) return last_error("the free space under the image");
+  const auto size = static_cast<uint64_t>(image.st_size), present = static_cast<uint64_t>(image.st_blocks) * 512;
+  const uint64_t missing = size > present ? size - present : 0;
+  const uint64_t host_free = uint64_t{host.f_bavail} * host.f_frsize;
+  return host_free >= missing ? free : std::min(free, host_free);
+}
+
+Result<SpaceReport> Space::report() const {
+  struct statvfs fs {};
+  if (::fstatvfs(folder_fd_, &fs) != 0) return last_error("the store's free space");
+  SpaceReport report;
+  report.total = uint64_t{fs.f_blocks} * fs.f_frsize;
+  TRY_ASSIGN(report.raw_free, least_free(uint64_t{fs.f_bavail} * fs.f_frsize));
+  report.reserve = std::max(uint64_t{256} << 20, report.total / 50);
+  report.free = report.raw_free > report.reserve ? report.raw_free - report.reserve : 0;
+  report.owed = owed();
+  report.inodes = fs.f_files;
+  report.inodes_free = fs.f_favail;
+  return report;
+}
+
+Result<> Space::free_preallocated(io::OpenFilesToo open_files) const {
+  auto freed = io::free_preallocated(folder_fd_, open_files);
+  if (!freed && freed.error().errno_value() == EOPNOTSUPP) return success();
+  return freed;
+}
+
+}  // namespace ckptfs::meta

@@ -1,0 +1,71 @@
+// How full the store is, and what it must keep free.
+//
+// After a save the next overwrite of each live swap file allocates new blocks, and in passthrough mode nobody would see
+// it fail. So each live swap file *owes* what overwriting all of it would allocate: its length from the moment that
+// something shares its blocks, and what its extents say from the last close for writing on (Tree::finished_writing).
+//   - A save needs room for all that is owed afterwards.
+//   - An open for writing needs room for what the files then open for writing owe (Tree::prepare_writing).
+//   - What is allocated ahead, by fallocate and so by a save past the mount, needs room beside what live swap files owe
+//     (Tree::check_room).
+//   - While less than twice of what is owed is free, swap files are written through the daemon, which sees each failure
+//     (Tree::short_of_space).
+//
+// Before anything is refused, what XFS allocated ahead of writers is given back (Tree::reclaim_space). The index has
+// room of its own: meta/index/ballast.h.
+//
+// Thread safety: all of it, without locks.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <utility>
+
+#include "io/fd.h"
+#include "io/result.h"
+
+namespace ckptfs::io {
+enum class OpenFilesToo : bool;  // io/preallocated.h
+}
+
+namespace ckptfs::meta {
+
+struct SpaceReport {
+  uint64_t total = 0;     // of the file system below, bytes
+  uint64_t free = 0;      // without the reserve: what users may fill (the ballast is in use already)
+  uint64_t raw_free = 0;  // as the file system says, or that of a sparse image, where it has less
+  uint64_t reserve = 0;   // the larger of 256 MiB and 2 %
+  uint64_t ballast = 0;
+  uint64_t owed = 0;  // by all live swap files
+  uint64_t inodes = 0;
+  uint64_t inodes_free = 0;
+};
+
+// What a file of `size` bytes owes from the moment that all of it is shared.
+uint64_t owed_by_clone(uint64_t size);
+
+class Space {
+ public:
+  // `image`: the file of the file system below, where blocks of it may be missing yet (a sparse image).
+  explicit Space(int folder_fd, io::Fd image = {}) : folder_fd_(folder_fd), image_(std::move(image)) {}
+
+  Result<SpaceReport> report() const;
+  uint64_t owed() const { return owed_.load(std::memory_order_relaxed); }
+  // One file's owed bytes changed.
+  void adjust_owed(uint64_t from, uint64_t to) { owed_.fetch_add(to - from, std::memory_order_relaxed); }
+
+  // Gives back what the file system allocated ahead of writers; nothing, where it is one that cannot.
+  Result<> free_preallocated(io::OpenFilesToo open_files) const;
+  // A file has been closed after writing; whether one was since this was asked last.
+  void note_written() { written_.store(true, std::memory_order_relaxed); }
+  bool take_written() { return written_.exchange(false, std::memory_order_relaxed); }
+
+ private:
+  Result<uint64_t> least_free(uint64_t free) const;
+
+  const int folder_fd_;
+  const io::Fd image_;
+  std::atomic<uint64_t> owed_{0};
+  std::atomic<bool> written_{false};
+};
+
+}  // namespace ckptfs::meta

@@ -1,0 +1,42 @@
+#include "meta/blobs/trimmer.h"
+
+#include <utility>
+
+#include "io/log.h"
+#include "io/preallocated.h"
+
+namespace ckptfs::meta {
+namespace {
+constexpr int kRounds = 3;  // after a file was written: XFS lets go of it when the kernel's flusher has been there
+}
+
+Trimmer::Trimmer(Space& space, std::chrono::milliseconds interval, std::function<void()> each_round)
+    : space_(space), interval_(interval), each_round_(std::move(each_round)), thread_([this] { run(); }) {}
+
+Trimmer::~Trimmer() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_one();
+  thread_.join();
+}
+
+void Trimmer::run() {
+  int rounds = 0;
+  std::unique_lock lock(mutex_);
+  while (!wake_.wait_for(lock, interval_, [this] { return stopping_; })) {
+    lock.unlock();
+    if (space_.take_written()) rounds = kRounds;
+    if (rounds > 0) {
+      --rounds;
+      if (const auto freed = space_.free_preallocated(io::OpenFilesToo::no); !freed) {
+        log::warn("the store keeps what was allocated ahead for a while: {}", freed.error().message());
+      }
+    }
+    each_round_();
+    lock.lock();
+  }
+}
+
+}  // namespace ckptfs::meta

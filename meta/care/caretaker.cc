@@ -1,0 +1,279 @@
+#include "meta/care/caretaker.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "io/background.h"
+#include "io/log.h"
+#include "meta/care/neighbours.h"
+#include "meta/care/sharing.h"
+#include "meta/steps/steps.h"
+#include "meta/time.h"
+
+namespace ckptfs::meta {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Time = Caretaker::Time;
+
+constexpr int kShare = 20;      // while somebody writes, one part in so many of the time is spent reading
+constexpr int kLookShare = 50;  // looking for work takes one part in so many of the time
+constexpr Time kStillWriting = std::chrono::seconds(10);  // a trainer opens and closes its swap files all the time
+constexpr Time kRecordScrubbed = std::chrono::minutes(5);
+constexpr Time kShortest = std::chrono::milliseconds(250);
+constexpr Time kLongest = std::chrono::seconds(15);
+
+// What is removed while it is looked at is no failure.
+bool has_gone(const Error& error) { return error.errno_value() == ENOENT; }
+
+uint64_t first_bytes(const io::Digest& root) {
+  uint64_t bytes = 0;
+  std::memcpy(&bytes, root.data(), sizeof bytes);
+  return bytes;
+}
+
+}  // namespace
+
+void Caretaker::start() {
+  thread_ = std::thread([this] { run(); });
+}
+
+void Caretaker::stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+CaretakerReport Caretaker::report() const {
+  const std::lock_guard lock(mutex_);
+  return report_;
+}
+
+bool Caretaker::wait(Time time) {
+  std::unique_lock lock(mutex_);
+  return !wake_.wait_for(lock, time, [this] { return stopping_; });
+}
+
+bool Caretaker::pause(Time read) {
+  const auto now = Clock::now();
+  if (store_.open_files().writing()) written_ = now;
+  return wait(now - written_ < kStillWriting ? read * (kShare - 1) : Time(0));
+}
+
+void Caretaker::failed(const std::string& what, const Error& error) {
+  log::warn("{}: {}", what, error.message());
+  const std::lock_guard lock(mutex_);
+  ++report_.failures;
+}
+
+void Caretaker::run() {
+  io::become_background_thread();
+  if (const auto last = store_.index().number(kScrubbedKey)) scrubbed_ = last.value();
+  const Time interval = std::clamp<Time>(options_.quiet / 2, kShortest, kLongest);
+  Time rest = kShortest;
+  for (auto began = Clock::now(); wait(rest);) {
+    const auto looked = look_after_all();
+    if (!looked && !has_gone(looked.error())) failed("looking after the store", looked.error());
+    const auto passed = Clock::now() - began;
+    began += passed;
+    if (const auto done = scrub(passed); !done) failed("the scrub", done.error());
+    rest = std::max(interval, looked ? looked.value() * kLookShare : kLongest);
+  }
+}
+
+// How long it took to see what there is to do. Nothing has changed and nothing was put off: there is nothing.
+Result<Caretaker::Time> Caretaker::look_after_all() {
+  TRY(store_.inspect([this] { return wait(Time(0)); }));
+  const uint64_t version = store_.tree().version();
+  if (version == version_ && !postponed_) return Time(0);
+  const auto began = Clock::now();
+  TRY_ASSIGN(inventory_, take_inventory());
+  TRY(note_damaged(inventory_.damaged));
+  TRY(find_identical_steps());
+  const Time looked = Clock::now() - began;
+  postponed_ = false;
+  for (const File& file : inventory_.undigested) {
+    if (!wait(Time(0))) return looked;
+    const auto done = look_after(file);
+    if (!done && !has_gone(done.error())) failed(store_.tree().path_of(file.inode), done.error());
+    if (!done || !done.value()) postponed_ = true;
+  }
+  version_ = version;
+  return looked;
+}
+
+Result<bool> Caretaker::look_after(const File& file) {
+  TRY_ASSIGN(const Taking taking, digest(file));
+  if (taking == Taking::taken) TRY(share(file));
+  return taking == Taking::taken || taking == Taking::too_long;
+}
+
+// Of each blob one file that names it.
+Result<Caretaker::Inventory> Caretaker::take_inventory() {
+  std::unordered_map<BlobNumber, File> files;
+  TRY(store_.index().for_each_inode([&](InodeNumber number, const InodeRecord& record) -> Result<> {
+    const bool swapped = record.is_live_file() && (record.flags & kSwap) != 0;
+    if (record.is_regular() && record.nlink != 0 && !swapped) {
+      files.try_emplace(record.blob, File{record.blob, number, record.uid});
+    }
+    return success();
+  }));
+  Inventory inventory;
+  by_root_.clear();
+  TRY(store_.index().for_each_blob([&](BlobNumber number, const BlobRecord& record) -> Result<> {
+    const auto file = files.find(number);
+    if (file == files.end()) return success();
+    switch (record.digest.state) {
+      case DigestState::none:
+      case DigestState::changed:
+        inventory.undigested.push_back(file->second);
+        return success();
+      case DigestState::damaged:
+        inventory.damaged.push_back(number);
+        break;
+      case DigestState::taken:
+        by_root_.emplace(Root{first_bytes(record.digest.root), file->second.uid}, number);
+        break;
+    }
+    inventory.digested.push_back(file->second);
+    inventory.bytes += record.digest.length;
+    return success();
+  }));
+  const std::lock_guard lock(mutex_);
+  report_.waiting_files = inventory.undigested.size();
+  return inventory;
+}
+
+bool Caretaker::is_quiet(const File& file) const {
+  const auto blob = store_.blobs().stat(file.blob);
+  if (!blob) return false;
+  const timespec time = now();
+  return !later(blob.value().st_ctim, {time.tv_sec - options_.quiet.count(), time.tv_nsec});
+}
+
+Result<Taking> Caretaker::digest(const File& file) {
+  if (!is_quiet(file)) return Taking::postponed;
+  TRY_ASSIGN(const Taking taking, take_digests(store_, file.inode, [this](Time read) { return pause(read); }));
+  if (taking != Taking::taken && taking != Taking::too_long) return taking;
+  TRY_ASSIGN(const BlobRecord record, store_.index().blob(file.blob));
+  const std::lock_guard lock(mutex_);
+  --report_.waiting_files;
+  if (taking == Taking::too_long) return taking;
+  ++report_.digested_files;
+  report_.digested_bytes += record.digest.length;
+  return taking;
+}
+
+Result<> Caretaker::share(const File& file) {
+  TRY_ASSIGN(const BlobRecord record, store_.index().blob(file.blob));
+  const Root key{first_bytes(record.digest.root), file.uid};
+  const auto [first, last] = by_root_.equal_range(key);
+  const auto equal = std::find_if(first, last, [&](const auto& known) { return known.second != file.blob; });
+  const std::optional<BlobNumber> twin = equal == last ? std::nullopt : std::optional(equal->second);
+  by_root_.emplace(key, file.blob);
+  if (twin) return share_with(*twin, file.blob);
+
+  TRY_ASSIGN(const auto place, place_of(store_.tree(), file.inode));
+  if (!place) return success();
+  TRY_ASSIGN(const NeighbourSteps steps, neighbours(store_.tree(), place->series, place->step));
+  for (const auto& step : {steps.before, steps.after}) {
+    const auto other = step ? file_at(store_.tree(), *step, place->path) : std::nullopt;
+    if (!other) continue;
+    TRY_ASSIGN(const InodeRecord neighbour, store_.tree().inode(*other));
+    if (neighbour.uid == file.uid) TRY(share_with(neighbour.blob, file.blob));
+  }
+  return success();
+}
+
+Result<> Caretaker::share_with(BlobNumber from, BlobNumber to) {
+  const auto bytes = share_equal_chunks(store_, from, to, [this](Time t) { return pause(t); });
+  if (!bytes || bytes.value() > 0) store_.open_files().let_go();
+  TRY(bytes);
+  const std::lock_guard lock(mutex_);
+  report_.shared_bytes += bytes.value();
+  return success();
+}
+
+Result<> Caretaker::note_damaged(const std::vector<BlobNumber>& blobs) {
+  std::vector<std::string> paths;
+  for (const BlobNumber blob : blobs) {
+    TRY_ASSIGN(const auto names, paths_of_blob(store_, blob));
+    paths.insert(paths.end(), names.begin(), names.end());
+  }
+  const std::lock_guard lock(mutex_);
+  report_.damaged = std::move(paths);
+  return success();
+}
+
+Result<> Caretaker::find_identical_steps() {
+  TRY_ASSIGN(const auto steps, list_steps(store_));
+  std::vector<std::string> identical;
+  InodeNumber series = 0;
+  std::unordered_map<InodeNumber, InodeNumber> all_before;  // in that series
+  for (const StepInfo& step : steps) {
+    TRY_ASSIGN(const InodeRecord record, store_.tree().inode(step.inode));
+    if (record.parent != series) {
+      series = record.parent;
+      TRY_ASSIGN(all_before, steps_before(store_.tree(), series));
+    }
+    const auto found = all_before.find(step.inode);
+    if (found == all_before.end()) continue;
+    const InodeNumber step_before = found->second;
+    TRY_ASSIGN(const InodeRecord before, store_.tree().inode(step_before));
+    if (before.uid != record.uid) continue;  // it would tell the one what the other holds
+    TRY_ASSIGN(const Sameness sameness, compare_tensors(store_, step.inode, step_before));
+    if (sameness != Sameness::same) continue;
+    const std::string path = step.series + "/" + step.tag;
+    identical.push_back(path);
+    if (!judged_.insert(step.inode).second) continue;
+    log::warn("{}: its tensors are, bit for bit, those of {}: did the optimizer change anything?", path,
+              store_.tree().path_of(step_before));
+  }
+  const std::lock_guard lock(mutex_);
+  report_.identical = std::move(identical);
+  return success();
+}
+
+// So many bytes that all is read once within the time set. A large file is read in one go, and waited for afterwards.
+Result<> Caretaker::scrub(Time passed) {
+  if (options_.scrub.count() == 0 || inventory_.digested.empty()) return success();
+  const double share = std::chrono::duration<double>(passed) / std::chrono::duration<double>(options_.scrub);
+  const auto all = static_cast<double>(inventory_.bytes);
+  scrub_credit_ = std::min(scrub_credit_ + share * all, all);
+  const BlobNumber before = scrubbed_;
+  for (size_t i = 0; i < inventory_.digested.size() && scrub_credit_ > 0 && wait(Time(0)); ++i) {
+    TRY_ASSIGN(const uint64_t bytes, scrub_next());
+    scrub_credit_ -= static_cast<double>(std::max<uint64_t>(bytes, 1));
+    const std::lock_guard lock(mutex_);
+    report_.scrubbed_bytes += bytes;
+  }
+  return scrubbed_ == before ? Result<>(success()) : record_scrubbed();
+}
+
+// The bytes read: 0 where the file has gone meanwhile.
+Result<uint64_t> Caretaker::scrub_next() {
+  const auto& files = inventory_.digested;
+  auto next = std::upper_bound(files.begin(), files.end(), scrubbed_,
+                               [](BlobNumber blob, const File& file) { return blob < file.blob; });
+  if (next == files.end()) next = files.begin();
+  scrubbed_ = next->blob;
+  const auto verified = verify(store_, next->inode, 0, [this](Time read) { return pause(read); });
+  if (verified) return verified.value().bytes;
+  if (has_gone(verified.error())) return uint64_t{0};
+  return verified.error();
+}
+
+// Seldom enough that it does not matter.
+Result<> Caretaker::record_scrubbed() {
+  const auto now = Clock::now();
+  if (now - scrub_recorded_ < kRecordScrubbed) return success();
+  scrub_recorded_ = now;
+  Tree::Change change = store_.tree().begin();
+  change.batch.put_number(kScrubbedKey, scrubbed_);
+  return store_.tree().commit(std::move(change));
+}
+
+}  // namespace ckptfs::meta

@@ -1,0 +1,45 @@
+// Files at the same place in steps of one series made one after the other, and whether they hold the same.
+// Thread safety: all of it; what changes meanwhile may be seen as before or as after.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "meta/store/store.h"
+
+namespace ckptfs::meta {
+
+// Where a file or a folder stands in a step.
+struct Place {
+  InodeNumber series = 0;
+  InodeNumber step = 0;
+  std::vector<std::string> path;  // names below the step, its own last; the step itself: none
+};
+// None: it neither is nor lies in a child directory of a series. A hard link's is where it was made or last renamed.
+Result<std::optional<Place>> place_of(const Tree& tree, InodeNumber inode);
+// The file there in another step; none where there is no regular file.
+std::optional<InodeNumber> file_at(const Tree& tree, InodeNumber step, const std::vector<std::string>& path);
+
+// The steps made just before and after `step` in its series, as inode numbers tell; `runs` or `best_model` may lie
+// between checkpoint-1 and checkpoint-2: a step with a number has neighbours with a number, any other has others.
+struct NeighbourSteps {
+  std::optional<InodeNumber> before;
+  std::optional<InodeNumber> after;
+};
+Result<NeighbourSteps> neighbours(const Tree& tree, InodeNumber series, InodeNumber step);
+
+// The step made before each step of a series that has one, as above. The series is read once.
+Result<std::unordered_map<InodeNumber, InodeNumber>> steps_before(const Tree& tree, InodeNumber series);
+
+enum class Sameness { same, different, unknown };
+// As blobs and digests tell; nothing is read.
+Result<Sameness> compare_files(const Store& store, InodeNumber a, InodeNumber b);
+
+// Whether all tensors of `step` are, bit for bit, those of `before`: an optimizer that no longer changes anything. Of a
+// DeepSpeed step with offloaded state that is its swap files; of any other, its safetensors and torch files.
+// `different` where it has none.
+Result<Sameness> compare_tensors(const Store& store, InodeNumber step, InodeNumber before);
+
+}  // namespace ckptfs::meta

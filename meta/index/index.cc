@@ -1,0 +1,467 @@
+#include "meta/index/index.h"
+
+#include <fcntl.h>
+#include <rocksdb/cache.h>
+#include <rocksdb/db.h>
+#include <rocksdb/filter_policy.h>
+#include <rocksdb/listener.h>
+#include <rocksdb/table.h>
+#include <rocksdb/utilities/write_batch_with_index.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <array>
+#include <charconv>
+#include <span>
+
+#include "io/fault.h"
+#include "io/log.h"
+#include "meta/index/index_messages.h"
+
+namespace ckptfs::meta {
+namespace {
+
+constexpr std::array<const char*, kTables> kTableNames = {"default", "inodes", "entries", "blobs",
+                                                          "xattrs",  "steps",  "digests", "maps"};
+// What the index needs for a while: a new log, and tables of what the old one held.
+constexpr uint64_t kRoomForChanges = uint64_t{16} << 20;
+
+// RocksDB calls most I/O errors fatal: no change until the next open. What can pass (no descriptor, no memory, a disk
+// that was away) must not last that long. So each is one that Resume ends. Resume writes all that is in memory into new
+// files, and nothing depends any more on the file that failed.
+class PassingErrors : public rocksdb::EventListener {
+ public:
+  void OnBackgroundError(rocksdb::BackgroundErrorReason, rocksdb::Status* status) override {
+    using Severity = rocksdb::Status::Severity;
+    if (status->IsIOError() && status->severity() > Severity::kHardError) {
+      *status = rocksdb::Status(*status, Severity::kHardError);
+    }
+  }
+  // Index resumes. While RocksDB tries by itself it answers Busy to that.
+  void OnErrorRecoveryBegin(rocksdb::BackgroundErrorReason, rocksdb::Status, bool* by_itself) override {
+    *by_itself = false;
+  }
+};
+
+Error from_status(const rocksdb::Status& status) {
+  if (status.IsNotFound()) return Error(ENOENT);
+  if (status.IsNoSpace()) return Error(ENOSPC, "the index: " + status.ToString());
+  return Error(EIO, "the index: " + status.ToString());
+}
+
+template <typename Record>
+Result<std::optional<Record>> unless_missing(Result<Record> found) {
+  if (found) return std::optional(std::move(found).value());
+  if (found.error().errno_value() == ENOENT) return std::optional<Record>();
+  return std::move(found).error();
+}
+
+rocksdb::Options database_options(bool create, rocksdb::Env* env) {
+  rocksdb::Options o;
+  o.create_if_missing = create;
+  o.create_missing_column_families = create;
+  o.error_if_exists = create;
+  // After a power loss the end of the log may have holes: its pages reach the disk in any order. The log is read up to
+  // the first hole; check_durable() tells whether anything that was durable lies behind it.
+  o.wal_recovery_mode = rocksdb::WALRecoveryMode::kPointInTimeRecovery;
+  o.env = env;
+  o.max_open_files = 256;
+  o.listeners.push_back(std::make_shared<PassingErrors>());
+  o.max_bgerror_resume_count = 0;  // PassingErrors
+  o.max_background_jobs = 2;
+  o.max_total_wal_size = 4 << 20;  // what a mount reads again, and what the log adds to the compressed tables on disk
+  o.max_manifest_file_size = 16 << 20;
+  o.info_log = index_messages();
+  return o;
+}
+
+rocksdb::ColumnFamilyOptions table_options(const std::shared_ptr<rocksdb::Cache>& cache) {
+  rocksdb::ColumnFamilyOptions o;
+  o.write_buffer_size = 4 << 20;
+  o.max_write_buffer_number = 4;
+  o.compression = rocksdb::kLZ4Compression;
+  o.bottommost_compression = rocksdb::kZSTD;
+  rocksdb::BlockBasedTableOptions table;
+  table.block_cache = cache;
+  table.cache_index_and_filter_blocks = true;
+  // In pieces that the cache can hold: a table of half a million inodes has a filter of 600 KiB, which, as one block,
+  // every look-up would read and throw away again.
+  table.index_type = rocksdb::BlockBasedTableOptions::kTwoLevelIndexSearch;
+  table.partition_filters = true;
+  table.pin_top_level_index_and_filter = true;
+  table.filter_policy.reset(rocksdb::NewBloomFilterPolicy(10));
+  o.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));
+  return o;
+}
+
+}  // namespace
+
+std::string lost_index_advice() {
+  return "nothing was changed; keep blobs/, which has all content; with a copy of meta/ in its place the files are "
+         "those "
+         "of the copy, and what is newer stays in blobs/ until `ckptfs fsck --remove-orphans`";
+}
+
+Batch::Batch(Index& index)
+    : index_(index),
+      batch_(std::make_unique<rocksdb::WriteBatchWithIndex>(rocksdb::BytewiseComparator(), 0, /*overwrite_key=*/true)) {
+}
+Batch::~Batch() = default;
+Batch::Batch(Batch&&) noexcept = default;
+
+void Batch::put(InodeNumber number, const InodeRecord& record) {
+  batch_->Put(index_.handle(Table::inodes), number_key(number), encode(record));
+}
+void Batch::erase_inode(InodeNumber number) {
+  allow_on_full_store();
+  batch_->Delete(index_.handle(Table::inodes), number_key(number));
+}
+void Batch::put_entry(InodeNumber parent, const std::string& name, const EntryRecord& entry) {
+  batch_->Put(index_.handle(Table::entries), name_key(parent, name), encode(entry));
+}
+void Batch::erase_entry(InodeNumber parent, const std::string& name) {
+  allow_on_full_store();
+  batch_->Delete(index_.handle(Table::entries), name_key(parent, name));
+}
+void Batch::put_blob(BlobNumber number, const BlobRecord& record) {
+  if (record.state == BlobState::doomed) allow_on_full_store();
+  batch_->Put(index_.handle(Table::blobs), number_key(number), encode(record));
+}
+void Batch::erase_blob(BlobNumber number, const BlobDigest& digest) {
+  allow_on_full_store();
+  erase_suspect(number);
+  batch_->Delete(index_.handle(Table::blobs), number_key(number));
+  if (digest.state != DigestState::none) erase_digests(number, 0, digest_groups(digest.length));
+}
+void Batch::put_digests(BlobNumber blob, uint64_t group, std::span<const io::Digest> digests) {
+  batch_->Put(index_.handle(Table::digests), digests_key(blob, group), encode(digests));
+}
+void Batch::erase_digests(BlobNumber blob, uint64_t first_group, uint64_t groups) {
+  for (uint64_t group = first_group; group < groups; ++group) {
+    batch_->Delete(index_.handle(Table::digests), digests_key(blob, group));
+  }
+}
+void Batch::put_xattr(InodeNumber inode, const std::string& name, const std::string& value) {
+  batch_->Put(index_.handle(Table::xattrs), name_key(inode, name), value);
+}
+void Batch::erase_xattr(InodeNumber inode, const std::string& name) {
+  batch_->Delete(index_.handle(Table::xattrs), name_key(inode, name));
+}
+void Batch::put_step(InodeNumber inode, const StepRecord& record) {
+  batch_->Put(index_.handle(Table::steps), number_key(inode), encode(record));
+}
+void Batch::erase_step(InodeNumber inode) { batch_->Delete(index_.handle(Table::steps), number_key(inode)); }
+void Batch::put_map(InodeNumber step, const KeptMap& map) {
+  batch_->Put(index_.handle(Table::maps), number_key(step), encode(map));
+}
+void Batch::erase_map(InodeNumber step) { batch_->Delete(index_.handle(Table::maps), number_key(step)); }
+void Batch::put_number(const char* key, uint64_t value) {
+  batch_->Put(index_.handle(Table::kv), key, encode_number(value));
+}
+void Batch::put_suspect(BlobNumber blob, const SuspectRecord& record) {
+  allow_on_full_store();
+  batch_->Put(index_.handle(Table::kv), kSuspectPrefix + number_key(blob), encode(record));
+}
+void Batch::erase_suspect(BlobNumber blob) {
+  batch_->Delete(index_.handle(Table::kv), kSuspectPrefix + number_key(blob));
+}
+bool Batch::empty() const { return batch_->GetWriteBatch()->Count() == 0; }
+
+Result<std::string> Batch::get(Table table, const std::string& key) const {
+  std::string value;
+  const auto status = batch_->GetFromBatchAndDB(index_.db_.get(), {}, index_.handle(table), key, &value);
+  if (!status.ok()) return from_status(status);
+  return value;
+}
+Result<InodeRecord> Batch::inode(InodeNumber number) const {
+  TRY_ASSIGN(const std::string value, get(Table::inodes, number_key(number)));
+  return decode_inode(value);
+}
+Result<BlobRecord> Batch::blob(BlobNumber number) const {
+  TRY_ASSIGN(const std::string value, get(Table::blobs, number_key(number)));
+  return decode_blob(value);
+}
+
+Index::Index(const Options& options) : options_(options), ballast_(options.folder) {}
+
+Index::~Index() {
+  if (!db_) return;
+  for (auto* handle : handles_) db_->DestroyColumnFamilyHandle(handle);
+  if (const auto status = db_->Close(); !status.ok()) log::error("closing the index: {}", status.ToString());
+}
+
+Result<std::unique_ptr<Index>> Index::open(const Options& options) {
+  std::unique_ptr<Index> index(new Index(options));
+  TRY(index->open_database());
+  if (!options.create) TRY(index->check_durable());
+  if (!options.read_only) {
+    TRY_ASSIGN(index->durable_fd_, io::open_at(AT_FDCWD, options.durable_file, O_RDWR | O_CREAT));
+    index->ballast_.restore_all();
+  }
+  return index;
+}
+
+Result<> Index::open_database() {
+  constexpr int kShardBits = 2;  // 4 MiB each: any block fits
+  const auto cache = rocksdb::NewLRUCache(16 << 20, kShardBits);
+  std::vector<rocksdb::ColumnFamilyDescriptor> tables;
+  for (const char* name : kTableNames) tables.emplace_back(name, table_options(cache));
+  rocksdb::DB* db = nullptr;
+  const auto db_options = database_options(options_.create, logs_.env());
+  const auto attempt = [&] {
+    return options_.read_only ? rocksdb::DB::OpenForReadOnly(db_options, options_.folder, tables, &handles_, &db)
+                              : rocksdb::DB::Open(db_options, options_.folder, tables, &handles_, &db);
+  };
+  auto status = attempt();
+  for (const auto part : {Ballast::Part::any_change, Ballast::Part::removals}) {
+    if (status.IsNoSpace() && !options_.read_only && ballast_.release(part)) status = attempt();
+  }
+  if (status.IsNoSpace()) {
+    return Error(ENOSPC, options_.folder + ": no room to open the index: " + status.ToString() +
+                             "; nothing was changed; make room on this file system and mount again");
+  }
+  if (!status.ok()) {
+    return Error(EIO,
+                 options_.folder + ": the index cannot be opened: " + status.ToString() + "; " + lost_index_advice());
+  }
+  db_.reset(db);
+  return success();
+}
+
+// An index that ends before what was once durable has lost part of its log: going on would treat the checkpoints named
+// there as garbage.
+Result<> Index::check_durable() const {
+  auto text = io::read_file(options_.durable_file);
+  if (!text) return text.error().errno_value() == ENOENT ? Result<>(success()) : Result<>(std::move(text).error());
+  uint64_t durable = 0;
+  std::from_chars(text.value().data(), text.value().data() + text.value().size(), durable);
+  const uint64_t present = db_->GetLatestSequenceNumber();
+  if (present >= durable) return success();
+  return Error(EIO, options_.folder + ": the index has lost changes that were durable (it ends at " +
+                        std::to_string(present) + ", was durable to " + std::to_string(durable) + "); " +
+                        lost_index_advice() + "; to go on with this index, remove " + options_.durable_file);
+}
+
+Result<std::string> Index::get(Table table, const std::string& key) const {
+  std::string value;
+  const auto status = db_->Get({}, handle(table), key, &value);
+  if (!status.ok()) return from_status(status);
+  return value;
+}
+
+Result<InodeRecord> Index::inode(InodeNumber number) const {
+  TRY_ASSIGN(const std::string value, get(Table::inodes, number_key(number)));
+  return decode_inode(value);
+}
+Result<EntryRecord> Index::entry(InodeNumber parent, const std::string& name) const {
+  TRY_ASSIGN(const std::string value, get(Table::entries, name_key(parent, name)));
+  return decode_entry(value);
+}
+Result<std::optional<EntryRecord>> Index::find_entry(InodeNumber parent, const std::string& name) const {
+  return unless_missing(entry(parent, name));
+}
+Result<BlobRecord> Index::blob(BlobNumber number) const {
+  TRY_ASSIGN(const std::string value, get(Table::blobs, number_key(number)));
+  return decode_blob(value);
+}
+Result<std::string> Index::xattr(InodeNumber inode, const std::string& name) const {
+  return get(Table::xattrs, name_key(inode, name));
+}
+Result<StepRecord> Index::step(InodeNumber inode) const {
+  TRY_ASSIGN(const std::string value, get(Table::steps, number_key(inode)));
+  return decode_step(value);
+}
+Result<std::optional<StepRecord>> Index::find_step(InodeNumber inode) const { return unless_missing(step(inode)); }
+Result<KeptMap> Index::map(InodeNumber step) const {
+  TRY_ASSIGN(const std::string value, get(Table::maps, number_key(step)));
+  return decode_map(value);
+}
+Result<std::vector<io::Digest>> Index::digests(BlobNumber blob, uint64_t group) const {
+  TRY_ASSIGN(const std::string value, get(Table::digests, digests_key(blob, group)));
+  return decode_digests(value);
+}
+Result<uint64_t> Index::number(const char* key) const {
+  TRY_ASSIGN(const std::string value, get(Table::kv, key));
+  return decode_number(value);
+}
+
+Result<uint64_t> Index::number_or_zero(const char* key) const {
+  auto found = number(key);
+  if (!found && found.error().errno_value() == ENOENT) return uint64_t{0};
+  return found;
+}
+
+Result<uint64_t> Index::generation() const { return number_or_zero(kGenerationKey); }
+
+Result<> Index::scan(Table table, const std::string& prefix,
+                     const std::function<Result<>(std::string_view, std::string_view)>& visit) const {
+  const std::unique_ptr<rocksdb::Iterator> it(db_->NewIterator({}, handle(table)));
+  for (it->Seek(prefix); it->Valid() && it->key().starts_with(prefix); it->Next()) {
+    TRY(visit(it->key().ToStringView(), it->value().ToStringView()));
+  }
+  if (!it->status().ok()) return from_status(it->status());
+  return success();
+}
+
+Result<std::vector<DirectoryEntry>> Index::entries(InodeNumber parent) const {
+  std::vector<DirectoryEntry> list;
+  TRY(scan(Table::entries, number_key(parent), [&](std::string_view key, std::string_view value) -> Result<> {
+    TRY_ASSIGN(const EntryRecord entry, decode_entry(value));
+    list.push_back({std::string(key_name(key)), entry.inode, entry.type});
+    return success();
+  }));
+  return list;
+}
+
+Result<std::vector<DirectoryEntry>> Index::entries_after(InodeNumber parent, const std::string& after,
+                                                         size_t most) const {
+  const std::string prefix = number_key(parent), behind = name_key(parent, after);
+  const std::unique_ptr<rocksdb::Iterator> it(db_->NewIterator({}, handle(Table::entries)));
+  std::vector<DirectoryEntry> list;
+  for (it->Seek(behind); list.size() < most && it->Valid() && it->key().starts_with(prefix); it->Next()) {
+    if (it->key() == behind) continue;
+    TRY_ASSIGN(const EntryRecord entry, decode_entry(it->value().ToStringView()));
+    list.push_back({std::string(key_name(it->key().ToStringView())), entry.inode, entry.type});
+  }
+  if (!it->status().ok()) return from_status(it->status());
+  return list;
+}
+
+Result<bool> Index::has_entries(InodeNumber parent) const {
+  const std::string prefix = number_key(parent);
+  const std::unique_ptr<rocksdb::Iterator> it(db_->NewIterator({}, handle(Table::entries)));
+  it->Seek(prefix);
+  if (!it->status().ok()) return from_status(it->status());
+  return it->Valid() && it->key().starts_with(prefix);
+}
+
+Result<std::vector<std::string>> Index::xattr_names(InodeNumber inode) const {
+  std::vector<std::string> names;
+  TRY(scan(Table::xattrs, number_key(inode), [&](std::string_view key, std::string_view) -> Result<> {
+    names.emplace_back(key_name(key));
+    return success();
+  }));
+  return names;
+}
+
+Result<> Index::for_each_inode(const std::function<Result<>(InodeNumber, const InodeRecord&)>& visit) const {
+  return scan(Table::inodes, {}, [&](std::string_view key, std::string_view value) -> Result<> {
+    TRY_ASSIGN(const InodeRecord record, decode_inode(value));
+    return visit(key_number(key), record);
+  });
+}
+Result<> Index::for_each_blob(const std::function<Result<>(BlobNumber, const BlobRecord&)>& visit) const {
+  return scan(Table::blobs, {}, [&](std::string_view key, std::string_view value) -> Result<> {
+    TRY_ASSIGN(const BlobRecord record, decode_blob(value));
+    return visit(key_number(key), record);
+  });
+}
+Result<> Index::for_each_step(const std::function<Result<>(InodeNumber, const StepRecord&)>& visit) const {
+  return scan(Table::steps, {}, [&](std::string_view key, std::string_view value) -> Result<> {
+    TRY_ASSIGN(const StepRecord record, decode_step(value));
+    return visit(key_number(key), record);
+  });
+}
+Result<> Index::for_each_entry(const std::function<Result<>(InodeNumber, const DirectoryEntry&)>& visit) const {
+  return scan(Table::entries, {}, [&](std::string_view key, std::string_view value) -> Result<> {
+    TRY_ASSIGN(const EntryRecord entry, decode_entry(value));
+    return visit(key_number(key), {std::string(key_name(key)), entry.inode, entry.type});
+  });
+}
+
+Result<> Index::for_each_suspect(const std::function<Result<>(BlobNumber, const SuspectRecord&)>& visit) const {
+  const std::string_view prefix = kSuspectPrefix;
+  return scan(Table::kv, std::string(prefix), [&](std::string_view key, std::string_view value) -> Result<> {
+    TRY_ASSIGN(const SuspectRecord record, decode_suspect(value));
+    return visit(key_number(key.substr(prefix.size())), record);
+  });
+}
+
+Result<> Index::commit(Batch batch) {
+  if (batch.empty()) return success();
+  if (!batch.allowed_on_full_store_) TRY(refuse_when_full());
+  const auto write = [&] { return db_->Write({}, batch.batch_->GetWriteBatch()); };
+  auto status = write();
+  if (!status.ok()) failures_.fetch_add(1, std::memory_order_acq_rel);
+  if (!status.ok()) status = resume_and(write, batch.allowed_on_full_store_);
+  if (!status.ok()) {
+    log::error("a change could not be recorded: {}", status.ToString());
+    return from_status(status);
+  }
+  recorded_.store(db_->GetLatestSequenceNumber(), std::memory_order_release);
+  commits_.fetch_add(1, std::memory_order_release);
+  return success();
+}
+
+Result<> Index::refuse_when_full() const {
+  if (ballast_.has(Ballast::Part::any_change)) return success();
+  struct statvfs fs {};
+  if (::fstatvfs(options_.blobs_fd, &fs) != 0) return last_error("the store's free space");
+  if (uint64_t{fs.f_bavail} * fs.f_frsize >= kRoomForChanges) return success();
+  return Error(ENOSPC, "the store is full: until there is room only removals are recorded; remove files or steps");
+}
+
+rocksdb::Status Index::resume_and(const std::function<rocksdb::Status()>& attempt, bool with_last_ballast) {
+  const std::lock_guard one_at_a_time(resume_mutex_);
+  const auto resume = [&] {
+    auto status = db_->Resume();
+    return status.ok() ? attempt() : status;
+  };
+  auto status = resume();
+  if (status.IsNoSpace() && ballast_.release(Ballast::Part::any_change)) status = resume();
+  if (status.IsNoSpace() && with_last_ballast && ballast_.release(Ballast::Part::removals)) status = resume();
+  if (status.ok()) log::info("the index could not be written, and goes on");
+  return status;
+}
+
+bool Index::dirty() const {
+  const std::lock_guard lock(sync_mutex_);
+  return synced_ < commits_.load(std::memory_order_acquire);
+}
+
+Result<> Index::sync() {
+  std::unique_lock lock(sync_mutex_);
+  const uint64_t wanted = commits_.load(std::memory_order_acquire);
+  while (synced_ < wanted) {
+    if (syncing_) {
+      sync_done_.wait(lock);
+      continue;
+    }
+    syncing_ = true;
+    const uint64_t covered = commits_.load(std::memory_order_acquire);
+    lock.unlock();
+    if (sync_listener_ != nullptr) sync_listener_->before_sync();
+    auto result = sync_now();
+    if (sync_listener_ != nullptr) sync_listener_->after_sync();
+    lock.lock();
+    syncing_ = false;
+    if (result) synced_ = covered;
+    sync_done_.notify_all();
+    if (!result) return result;
+  }
+  return success();
+}
+
+Result<> Index::sync_now() {
+  const uint64_t sequence = recorded_.load(std::memory_order_acquire);
+  if (blobs_changed_.exchange(false, std::memory_order_acq_rel)) {
+    if (auto result = io::fsync_fd(options_.blobs_fd); !result) {
+      blobs_changed_.store(true, std::memory_order_release);
+      return result;
+    }
+  }
+  const auto synced = ballast_.spend_on([this]() -> Result<> {
+    TRY(io::fault_point("index.sync"));
+    return logs_.sync();
+  });
+  if (!synced) {
+    failures_.fetch_add(1, std::memory_order_acq_rel);
+    log::error("the index could not be synced: {}", synced.error().message());
+    return synced;
+  }
+  std::string text = std::to_string(sequence);
+  text.resize(20, '\n');
+  return io::write_full(durable_fd_.get(), std::as_bytes(std::span(text)), 0);
+}
+
+}  // namespace ckptfs::meta

@@ -1,0 +1,132 @@
+#include "meta/steps/partial.h"
+
+#include <linux/fs.h>
+#include <stdio.h>
+
+#include <mutex>
+
+#include "io/fault.h"
+#include "meta/names.h"
+#include "meta/steps/steps.h"
+
+namespace ckptfs::meta {
+namespace {
+
+Error sealed_error(const Tree& tree, InodeNumber step) {
+  return Error(EPERM, tree.path_of(step) + ": the step is sealed; choose another tag, or remove it");
+}
+
+// Is what is saved into this folder a part of a step, as DeepSpeed's in a Trainer's, or will it be, by the folder's
+// name?
+Result<bool> makes_parts(const Tree& tree, InodeNumber folder) {
+  if (step_number(name_of(tree, folder))) return true;
+  return is_in_step(tree, folder);
+}
+
+// The folder, made or found.
+Result<InodeNumber> make_folder(Tree& tree, InodeNumber series, const std::string& name, const Caller& caller) {
+  const auto made = tree.make(series, name, {.mode = S_IFDIR | 0755, .rdev = 0, .target = {}}, caller);
+  if (made) return made.value().stat.st_ino;
+  if (made.error().errno_value() != EEXIST) return made.error();
+  TRY_ASSIGN(const InodeNumber folder, tree.child(series, name));
+  TRY_ASSIGN(const InodeRecord record, tree.inode(folder));
+  if (!record.is_dir()) return Error(ENOTDIR, tree.path_of(folder) + ": it is no folder");
+  return folder;
+}
+
+// From now on it is a step, and lies in a series.
+Result<> mark(Store& store, InodeNumber series, InodeNumber folder, const std::string& name) {
+  Tree::Change change = store.tree().begin();
+  TRY_ASSIGN(InodeRecord above, store.index().inode(series));
+  TRY_ASSIGN(InodeRecord record, store.index().inode(folder));
+  if (record.nlink == 0) return Error(ENOENT, name + ": it was removed meanwhile");
+  if ((record.flags & kStep) != 0 && (above.flags & kSeries) != 0) return success();
+  above.flags |= kSeries;
+  record.flags |= kStep;
+  StepRecord step;
+  TRY_ASSIGN(step.number, allot_number(store, series, name, step));
+  change.batch.put(series, above);
+  change.batch.put(folder, record);
+  change.batch.put_step(folder, step);
+  return store.tree().commit(std::move(change));
+}
+
+// The attempt's folder becomes the step. None: there is a step of that name.
+Result<bool> become_step(Tree& tree, InodeNumber series, const std::string& name, const std::string& tag) {
+  const auto renamed = tree.rename(series, name, series, tag, RENAME_NOREPLACE);
+  if (renamed) return true;
+  if (renamed.error().errno_value() == EEXIST) return false;
+  return renamed.error();
+}
+
+// Into the step that is there, whose owner it has to be who began the attempt.
+Result<Committed> merge(Store& store, InodeNumber partial, const InodeRecord& owner, InodeNumber step) {
+  Tree& tree = store.tree();
+  TRY_ASSIGN(const InodeRecord record, tree.inode(step));
+  if ((record.flags & kSealed) != 0) return sealed_error(tree, step);
+  if (record.uid != owner.uid) {
+    return Error(EPERM, tree.path_of(step) + ": the step is another user's; choose another tag");
+  }
+  TRY_ASSIGN(auto moved, tree.move_all(partial, step));
+  for (const DirectoryEntry& entry : moved.entries) {
+    store.open_files().invalidate_name(partial, entry.name);
+    store.open_files().invalidate_name(step, entry.name);
+  }
+  return Committed{step, std::move(moved.replaced), {}};
+}
+
+// Once it can be seen.
+Result<> settle(Tree& tree, InodeNumber series, const std::string& emptied, Committed& committed) {
+  TRY(tree.sync());
+  TRY(io::fault_point("commit.after_merge"));
+  if (emptied.empty()) return success();
+  TRY_ASSIGN(const Dropped folder, tree.remove_directory(series, emptied));
+  committed.dropped.push_back(folder);
+  return tree.sync();
+}
+
+}  // namespace
+
+Result<InodeNumber> begin_partial(Store& store, InodeNumber series, const std::string& tag, const std::string& attempt,
+                                  const Caller& caller) {
+  const std::lock_guard no_seal_meanwhile(store.save_mutex());
+  Tree& tree = store.tree();
+  TRY(check_tag(tag));
+  TRY(check_attempt(attempt));
+  TRY_ASSIGN(const bool part, makes_parts(tree, series));
+  if (!part) TRY(check_series(tree, series));
+  if (const auto step = tree.child(series, tag); step) {
+    TRY_ASSIGN(const InodeRecord record, tree.inode(step.value()));
+    if ((record.flags & kSealed) != 0) return sealed_error(tree, step.value());
+  }
+  const std::string name = partial_name(tag, attempt);
+  TRY_ASSIGN(const InodeNumber folder, make_folder(tree, series, name, caller));
+  if (!part) TRY(mark(store, series, folder, name));
+  return folder;
+}
+
+Result<Committed> commit_partial(Store& store, InodeNumber partial, const std::string& tag) {
+  const std::lock_guard no_seal_meanwhile(store.save_mutex());
+  Tree& tree = store.tree();
+  TRY(check_tag(tag));
+  TRY_ASSIGN(const InodeRecord record, tree.inode(partial));
+  const std::string name = name_of(tree, partial);
+  if (!record.is_dir() || record.nlink == 0 || !is_partial_name(name) || !name.starts_with(tag + ".")) {
+    return Error(ENOENT, tree.path_of(partial) + ": it is no attempt to save " + tag + " (any more)");
+  }
+  const InodeNumber series = record.parent;
+  TRY(io::fault_point("commit.before_batch"));
+  Committed committed{partial, {}, {}};
+  TRY_ASSIGN(const bool became, become_step(tree, series, name, tag));
+  if (!became) {
+    TRY_ASSIGN(const InodeNumber step, tree.child(series, tag));
+    TRY_ASSIGN(committed, merge(store, partial, record, step));
+  }
+  store.open_files().invalidate_name(series, name);
+  TRY_ASSIGN(committed.is_part, makes_parts(tree, series));
+  if (auto settled = settle(tree, series, became ? "" : name, committed); !settled) committed.problem = settled.error();
+  if (!committed.problem) TRY(io::fault_point("commit.after_batch"));
+  return committed;
+}
+
+}  // namespace ckptfs::meta

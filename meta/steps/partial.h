@@ -1,0 +1,32 @@
+// Steps that are saved into piece by piece, by the ranks of a run, and appear when all is there (gpu/step_save.h).
+// Until then what there is lies beside them, in TAG.ATTEMPT.partial: a step that is never complete. Nothing else makes
+// it one: what was never committed is listed, and left to keep_partial.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "meta/store/store.h"
+
+namespace ckptfs::meta {
+
+// Makes the folder of an attempt (a second rank finds it made). `attempt`: one word, the same of all ranks. `series`
+// becomes one, where it is none, or is a step, or lies in one: then TAG will be a part of that step, which is not
+// complete as long as it is not there. EINVAL: a tag or an attempt that cannot be; EPERM: the step is there and sealed.
+Result<InodeNumber> begin_partial(Store& store, InodeNumber series, const std::string& tag, const std::string& attempt,
+                                  const Caller& caller);
+
+// What the attempt holds becomes the step TAG beside it, in one change: files of these names that are there already are
+// replaced. The caller has seen to it that all is there, and seals the step if it is to be (a part of a step is not).
+// ENOENT: it is no attempt, or no more; EPERM: the step is sealed, or another user's; EISDIR, ENOTDIR, ENOTEMPTY: a
+// name is a folder's on one side.
+struct Committed {
+  InodeNumber step = 0;
+  std::vector<Dropped> dropped;
+  bool is_part = false;            // of a step
+  std::optional<Error> problem{};  // it can be seen, but may not be durable
+};
+Result<Committed> commit_partial(Store& store, InodeNumber partial, const std::string& tag);
+
+}  // namespace ckptfs::meta

@@ -1,0 +1,85 @@
+// The policy of a series: which of its steps rotation keeps. A rule is set by its text, as the xattr
+// of that name has it; an empty text takes it away.
+//
+// A change does not act at once. It is *armed* by the next step that completes, once the series has been left alone for
+// the quiet time after the change: until then what was armed before goes on to run. So a policy that comes with a copy
+// never acts on the directory while it is being filled.
+//
+// Whoever may write to the directory may set a rule, but a rule removes only what its setter could remove: each is kept
+// with the credentials of who set it.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "meta/store/store.h"
+#include "meta/tree/access.h"
+
+namespace ckptfs::meta {
+
+struct KeepBest {
+  std::string metric;
+  bool smallest = false;  // is best
+  uint64_t count = 0;
+};
+
+// What is not set has no say.
+struct Policy {
+  std::optional<uint64_t> keep_last;
+  std::optional<uint64_t> keep_every;
+  std::optional<std::chrono::seconds> keep_for;
+  std::optional<KeepBest> keep_best;
+  std::optional<std::chrono::seconds> keep_partial;
+  std::optional<uint64_t> max_bytes;  // exclusive bytes of the series
+  std::optional<uint64_t> min_free;   // bytes of the store
+  std::optional<std::chrono::seconds> seal_after;
+
+  // Does any rule say which complete steps stay?
+  bool has_keep_rule() const { return keep_last || keep_every || keep_for || keep_best; }
+};
+
+// "keep_last" -> "3"
+using PolicyText = std::map<std::string, std::string, std::less<>>;
+
+bool is_policy_rule(std::string_view name);
+std::vector<std::string> policy_rules();
+// "7d", "36h", "90m", "45s", "2w"; a number alone: seconds. EINVAL, in words.
+Result<std::chrono::seconds> parse_duration(const std::string& text);
+// EINVAL, in words, for an unknown rule or a bad value.
+Result<Policy> parse_policy(const PolicyText& text);
+
+// The value of metric.NAME; none: no finite number.
+std::optional<double> parse_metric(const std::string& text);
+// A xattr of ours of an inode, that no seal forbids; an empty value takes it away. Not durable on return.
+Result<> set_control_xattr(Store& store, InodeNumber inode, const std::string& name, const std::string& value);
+
+// By rule. Who took a rule away stays, too, until somebody sets it or all are taken away: others' rules take more then.
+using RuleSetters = std::map<std::string, Credentials, std::less<>>;
+
+struct SeriesPolicy {
+  PolicyText set;    // as the xattrs are
+  PolicyText armed;  // what runs
+  RuleSetters set_by;
+  RuleSetters armed_by;
+  timespec changed{};                  // when `set` was, last
+  std::optional<timespec> left_alone;  // since the change: a step that completes from then on arms it
+
+  bool is_armed() const { return set == armed && set_by == armed_by; }
+};
+// Empty for a series without one.
+Result<SeriesPolicy> policy_of(const Store& store, InodeNumber series);
+// Makes the directory a series. EINVAL, in words: a bad value, or no directory that can be a series. That `who` may
+// write to it has been checked.
+Result<> set_rules(Store& store, InodeNumber series, const PolicyText& rules, const Credentials& who);
+// Could each of those who made the rules what they are remove the step by hand?
+Result<bool> may_rules_remove(const Tree& tree, const PolicyText& rules, const RuleSetters& setters, InodeNumber step);
+// Where `policy` still is what it was changed to at `policy.changed`.
+Result<> note_left_alone(Store& store, InodeNumber series, const SeriesPolicy& policy, timespec since);
+Result<> arm(Store& store, InodeNumber series, const SeriesPolicy& policy);
+
+}  // namespace ckptfs::meta

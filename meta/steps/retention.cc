@@ -1,0 +1,204 @@
+#include "meta/steps/retention.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <iterator>
+#include <tuple>
+#include <utility>
+
+namespace ckptfs::meta {
+namespace {
+
+using formats::Completeness;
+
+// What is dated later than this from now was written while the wall clock was ahead, or it is behind now.
+constexpr std::chrono::minutes kFuture{1};
+
+class Judge {
+ public:
+  Judge(const Policy& policy, const std::vector<StepFacts>& steps, const Moment& now, const RoomWithout& room)
+      : policy_(policy), steps_(steps), now_(now), room_(room), ranks_(steps.size()), decisions_(steps.size()) {
+    for (size_t at = 0; at < steps.size(); ++at) {
+      if (steps[at].completeness == Completeness::complete) complete_.push_back(at);
+    }
+    rank();
+  }
+
+  Result<Judgement> run() {
+    warn_of_future();
+    protect();
+    apply_keep_rules();
+    for (size_t at = 0; at < steps_.size(); ++at) {
+      if (steps_[at].completeness == Completeness::incomplete) judge_incomplete(at);
+      if (!decisions_[at].reasons.empty()) continue;
+      decisions_[at] = {false, {Reason::no_rule_keeps_it}};
+    }
+    TRY(apply_cap(Reason::max_bytes, policy_.max_bytes,
+                  [](const Room& room, uint64_t cap) { return room.series <= cap; }));
+    TRY(apply_cap(Reason::min_free, policy_.min_free, [](const Room& room, uint64_t cap) { return room.free >= cap; }));
+    return Judgement{std::move(decisions_), std::move(warnings_)};
+  }
+
+ private:
+  bool is_newer_by_time(size_t a, size_t b) const {
+    const StepFacts &first = steps_[a], &second = steps_[b];
+    return std::tie(first.completed, first.number, first.tag) > std::tie(second.completed, second.number, second.tag);
+  }
+
+  bool is_seen_later(size_t a, size_t b) const {
+    return steps_[a].seen != steps_[b].seen ? steps_[a].seen > steps_[b].seen : is_newer_by_time(a, b);
+  }
+
+  // Sorts complete_ by rank; of equal ones the later seen comes first.
+  void rank() {
+    std::sort(complete_.begin(), complete_.end(), [this](size_t a, size_t b) { return is_newer_by_time(a, b); });
+    for (size_t place = 0; place < complete_.size(); ++place) ranks_[complete_[place]] = place;
+    if (!complete_.empty()) newest_by_time_ = complete_.front();
+    std::sort(complete_.begin(), complete_.end(), [this](size_t a, size_t b) { return is_seen_later(a, b); });
+    for (size_t place = 0; place < complete_.size(); ++place) {
+      ranks_[complete_[place]] = std::min(ranks_[complete_[place]], place);
+    }
+    if (!complete_.empty()) seen_last_ = complete_.front();
+    std::stable_sort(complete_.begin(), complete_.end(), [this](size_t a, size_t b) { return ranks_[a] < ranks_[b]; });
+  }
+
+  bool is_younger_than(size_t at, std::chrono::seconds age) const {
+    return now_.wall - steps_[at].completed < age || now_.store - steps_[at].seen < age;
+  }
+
+  void warn_of_future() {
+    const auto is_future = [this](size_t at) { return steps_[at].completed > now_.wall + kFuture; };
+    const auto count = std::count_if(complete_.begin(), complete_.end(), is_future);
+    if (count == 0) return;
+    const StepFacts& one = steps_[*std::find_if(complete_.begin(), complete_.end(), is_future)];
+    warnings_.push_back(one.tag + (count == 1 ? " is" : " and " + std::to_string(count - 1) + " more are") +
+                        " dated in the future (was the clock set back?): until then no rule takes it for old");
+  }
+
+  void keep(size_t step, Reason reason) { decisions_[step].reasons.push_back(reason); }
+
+  void protect() {
+    for (const size_t at : complete_) {
+      if (ranks_[at] == 0) keep(at, Reason::newest);
+    }
+    for (size_t at = 0; at < steps_.size(); ++at) {
+      const StepFacts& step = steps_[at];
+      if (step.pinned) keep(at, Reason::pinned);
+      if (step.latest) keep(at, Reason::latest);
+      if (step.in_use) keep(at, Reason::in_use);
+      if (step.completeness == Completeness::unknown || step.untold) keep(at, Reason::unknown);
+      if (step.out_of_reach) keep(at, Reason::out_of_reach);
+    }
+    for (size_t at = 0; at < steps_.size(); ++at) protected_.push_back(!decisions_[at].reasons.empty());
+  }
+
+  void apply_keep_rules() {
+    if (!policy_.has_keep_rule()) {
+      for (const size_t at : complete_) keep(at, Reason::no_rule);
+      return;
+    }
+    for (const size_t at : complete_) {
+      if (ranks_[at] < policy_.keep_last.value_or(0)) keep(at, Reason::keep_last);
+      if (policy_.keep_every && steps_[at].number % *policy_.keep_every == 0) keep(at, Reason::keep_every);
+      if (policy_.keep_for && is_younger_than(at, *policy_.keep_for)) keep(at, Reason::keep_for);
+    }
+    if (policy_.keep_best) keep_best(*policy_.keep_best);
+  }
+
+  // Of equal ones the newer is better. What has no metric, or none that can be compared, is not among the best.
+  void keep_best(const KeepBest& rule) {
+    std::vector<size_t> measured;
+    std::copy_if(complete_.begin(), complete_.end(), std::back_inserter(measured),
+                 [this](size_t at) { return steps_[at].metric && !std::isnan(*steps_[at].metric); });
+    if (measured.empty() && !complete_.empty()) {
+      for (const size_t at : complete_) keep(at, Reason::keep_best);
+      warnings_.push_back("keep_best keeps all: no step has the metric " + rule.metric);
+      return;
+    }
+    std::stable_sort(measured.begin(), measured.end(), [&](size_t a, size_t b) {
+      return rule.smallest ? *steps_[a].metric < *steps_[b].metric : *steps_[a].metric > *steps_[b].metric;
+    });
+    measured.resize(static_cast<size_t>(std::min<uint64_t>(rule.count, measured.size())));
+    for (const size_t at : measured) keep(at, Reason::keep_best);
+  }
+
+  void judge_incomplete(size_t at) {
+    const bool is_newest = complete_.empty() || is_newer_by_time(at, newest_by_time_) || is_seen_later(at, seen_last_);
+    if (!policy_.keep_partial || is_newest || is_younger_than(at, *policy_.keep_partial)) {
+      keep(at, Reason::keep_partial);
+    } else if (!protected_[at]) {
+      decisions_[at] = {false, {Reason::keep_partial_is_over}};
+    }
+  }
+
+  std::vector<size_t> gone() const {
+    std::vector<size_t> gone;
+    for (size_t at = 0; at < decisions_.size(); ++at) {
+      if (!decisions_[at].stays) gone.push_back(at);
+    }
+    return gone;
+  }
+
+  Result<bool> is_met_without(const std::vector<size_t>& oldest, size_t count, uint64_t cap,
+                              bool (*met)(const Room&, uint64_t)) const {
+    std::vector<size_t> without = gone();
+    without.insert(without.end(), oldest.begin(), oldest.begin() + static_cast<std::ptrdiff_t>(count));
+    std::sort(without.begin(), without.end());
+    TRY_ASSIGN(const Room room, room_(without));
+    return met(room, cap);
+  }
+
+  // As few of the oldest as it takes. Each that goes makes room, so how many is found by halving.
+  Result<> apply_cap(Reason reason, const std::optional<uint64_t>& cap, bool (*met)(const Room&, uint64_t)) {
+    if (!cap) return success();
+    std::vector<size_t> oldest;
+    std::copy_if(complete_.rbegin(), complete_.rend(), std::back_inserter(oldest),
+                 [this](size_t at) { return decisions_[at].stays && !protected_[at]; });
+    size_t enough = oldest.size() + 1;  // more than there are: not even all of them
+    for (size_t low = 0; low < enough;) {
+      const size_t middle = low + (enough - low) / 2;
+      TRY_ASSIGN(const bool is_met, is_met_without(oldest, middle, *cap, met));
+      if (is_met) {
+        enough = middle;
+      } else {
+        low = middle + 1;
+      }
+    }
+    if (enough > oldest.size()) {
+      warnings_.push_back(std::string(name_of(reason)) + " is not met, though all steps go that may");
+      enough = oldest.size();
+    }
+    for (size_t at = 0; at < enough; ++at) decisions_[oldest[at]] = {false, {reason}};
+    return success();
+  }
+
+  const Policy& policy_;
+  const std::vector<StepFacts>& steps_;
+  const Moment now_;
+  const RoomWithout& room_;
+  std::vector<size_t> complete_;  // the newest first
+  std::vector<size_t> ranks_;     // of complete ones; a step each
+  size_t newest_by_time_ = 0;     // of complete ones, as is seen_last_
+  size_t seen_last_ = 0;
+  std::vector<Decision> decisions_;
+  std::vector<bool> protected_;
+  std::vector<std::string> warnings_;
+};
+
+}  // namespace
+
+const char* name_of(Reason reason) {
+  constexpr std::array<const char*, 16> kNames{
+      "newest",           "pinned",       "latest",    "in use",    "unknown", "its setter may not remove it",
+      "keep_last",        "keep_every",   "keep_for",  "keep_best", "no rule", "keep_partial",
+      "no rule keeps it", "keep_partial", "max_bytes", "min_free"};
+  return kNames[static_cast<size_t>(reason)];
+}
+
+Result<Judgement> judge(const Policy& policy, const std::vector<StepFacts>& steps, const Moment& now,
+                        const RoomWithout& room) {
+  return Judge(policy, steps, now, room).run();
+}
+
+}  // namespace ckptfs::meta

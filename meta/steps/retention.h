@@ -1,0 +1,92 @@
+// Which steps of a series stay, and which go: the policy as a pure function from facts to decisions. That a step may
+// really go is asked once more right before (fs/steps/rotation.h).
+//
+// A complete step stays if any of the keep rules that are set keeps it. If none is set every step stays. If no step has
+// the metric of keep_best, that rule keeps all. An incomplete step stays unless keep_partial is set, which takes none
+// that is newer than every complete one. The caps (max_bytes, min_free) then remove complete steps, the oldest first,
+// even those that a rule keeps.
+//
+// Never removed: the newest complete step, a pinned one, the one that `latest` names, one that is in use, one that
+// cannot be judged, and one that whoever set the rules could not remove by hand.
+//
+// Newer is told in two ways: by the time of completion that the files tell, and by the order in which rotation saw the
+// steps complete (meta/steps/seen_step.h). They differ where the wall clock was wrong, or where a step was copied in
+// with its times. So a step's rank is the better of its places in the two orders, the newest first; in each order, of
+// equal ones the higher number is newer. Likewise it is as young as the younger of its two ages. A step that only one
+// of the two takes for old stays.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "meta/formats/completeness.h"
+#include "meta/steps/policy.h"
+#include "meta/steps/seen_step.h"
+#include "meta/time.h"
+
+namespace ckptfs::meta {
+
+struct StepFacts {
+  std::string tag;
+  uint64_t number = 0;
+  formats::Completeness completeness = formats::Completeness::unknown;
+  WallTime completed;  // complete ones; of others, when anything in it changed last
+  StoreTime seen{};    // since when rotation has seen it so
+  bool pinned = false;
+  bool latest = false;           // the file `latest` of the series names it
+  bool in_use = false;           // has a file open, or had a moment ago
+  std::optional<double> metric;  // the one that keep_best asks for
+  bool out_of_reach = false;     // who set the rules could not remove it
+  bool untold = false;           // it may have one, which cannot be read now: as one that cannot be judged
+};
+
+// Why a step stays or goes.
+enum class Reason {
+  // stays, whatever the rules say
+  newest,
+  pinned,
+  latest,
+  in_use,
+  unknown,
+  out_of_reach,
+  // stays by a rule, or because none is set
+  keep_last,
+  keep_every,
+  keep_for,
+  keep_best,
+  no_rule,
+  // incomplete: stays as long as this allows, or for good where it is not set
+  keep_partial,
+  // goes
+  no_rule_keeps_it,
+  keep_partial_is_over,
+  max_bytes,
+  min_free,
+};
+const char* name_of(Reason reason);  // "keep_last", "in use"
+
+struct Decision {
+  bool stays = true;
+  std::vector<Reason> reasons;  // all that keep it; or why it goes
+};
+
+struct Room {
+  uint64_t series = 0;  // exclusive bytes of the series
+  uint64_t free = 0;    // of the store
+};
+// What there would be once these steps (indices, ascending) have gone; asked for only where a cap is set.
+using RoomWithout = std::function<Result<Room>(const std::vector<size_t>& gone)>;
+
+struct Judgement {
+  std::vector<Decision> decisions;    // a step each, as the facts
+  std::vector<std::string> warnings;  // caps that cannot be met, steps of the future
+};
+
+// An error is one of `room`'s.
+Result<Judgement> judge(const Policy& policy, const std::vector<StepFacts>& steps, const Moment& now,
+                        const RoomWithout& room);
+
+}  // namespace ckptfs::meta

@@ -1,0 +1,351 @@
+// Freezing: live files become frozen, in one batch behind a closed gate (meta/tree/gate.h), without any copy. Sealing a
+// step freezes every file in it, and makes everything in it immutable.
+//
+// A file with names outside the step, or with a mapping that outlived its descriptor, is frozen as a clone, so that
+// whoever still writes to it writes to another blob. A file that somebody has open for writing is EBUSY. A suspect file
+// is refused.
+#include "meta/steps/seal.h"
+
+#include <fcntl.h>
+
+#include <map>
+#include <set>
+#include <unordered_set>
+#include <vector>
+
+#include "io/clone.h"
+#include "io/fault.h"
+#include "io/lease.h"
+#include "io/log.h"
+#include "meta/steps/steps.h"
+#include "meta/time.h"
+#include "meta/tree/unpublished.h"
+
+namespace ckptfs::meta {
+namespace {
+
+// A file or directory that is to be frozen, with those of its names that are.
+struct Member {
+  InodeRecord record;
+  std::vector<std::pair<InodeNumber, std::string>> names;  // folder, name
+  BlobNumber clone = 0;                                    // frozen instead of its own blob, where that cannot be
+};
+
+class Freeze {
+ public:
+  // `flags`: what each member is from then on, beside frozen.
+  Freeze(Store& store, uint32_t flags) : store_(store), tree_(store.tree()), flags_(flags) {}
+  Freeze(const Freeze&) = delete;
+  Freeze& operator=(const Freeze&) = delete;
+  virtual ~Freeze() = default;
+
+  Result<> run() {
+    TRY(collect());
+    TRY(tree_.write_back().sync_all());  // so that little is left to write behind the gate
+    const std::unordered_set<InodeNumber> guarded = to_be_guarded();
+    tree_.gate().close(guarded);
+    auto frozen = freeze(guarded);
+    tree_.end_cloning();
+    tree_.gate().open();
+    if (!frozen) {
+      abandon();
+      return frozen;
+    }
+    for (const auto& [folder, name] : replaced_) store_.open_files().invalidate_name(folder, name);
+    return tree_.sync();
+  }
+
+ protected:
+  // Finds the members, as of now.
+  virtual Result<> collect() = 0;
+  // What else the batch is to hold.
+  virtual Result<> complete(Tree::Change& change) = 0;
+  virtual std::string what() const = 0;
+
+  Store& store_;
+  Tree& tree_;
+  std::map<InodeNumber, Member> members_;
+
+ private:
+  // The members, and the folders of their names.
+  std::unordered_set<InodeNumber> to_be_guarded() const {
+    std::unordered_set<InodeNumber> guarded;
+    for (const auto& [number, member] : members_) {
+      guarded.insert(number);
+      for (const auto& [folder, name] : member.names) guarded.insert(folder);
+    }
+    return guarded;
+  }
+
+  Result<> freeze(const std::unordered_set<InodeNumber>& guarded) {
+    members_.clear();
+    TRY(collect());
+    for (const InodeNumber number : to_be_guarded()) {
+      if (!guarded.contains(number)) return Error(EBUSY, what() + ": files are still being made in it");
+    }
+    for (auto& [number, member] : members_) {
+      if (member.record.is_live_file()) TRY(check_file(number, member));
+    }
+    const auto synced = tree_.write_back().sync_all();
+    for (const auto& [number, member] : members_) {
+      if (member.record.is_regular()) TRY(refuse_failed(number, member.record));
+    }
+    TRY(synced);
+    TRY(io::fault_point("seal.before_publish"));
+    TRY(refuse_open_ones());
+    return publish();
+  }
+
+  // Asked one by one: of what a daemon before this one let be written, nobody but the file itself knows.
+  Result<> refuse_failed(InodeNumber number, const InodeRecord& record) const {
+    if (!record.is_live_file()) return tree_.refuse_suspect(number, record);
+    TRY_ASSIGN(const io::Fd fd, store_.blobs().open(record.blob, O_RDONLY));
+    return tree_.check_write_back(number, fd.get());
+  }
+
+  // A file whose blob is to be another one may have been opened since it was looked at: opens for reading do not wait.
+  Result<> refuse_open_ones() const {
+    for (const auto& [number, member] : members_) {
+      const bool replaced = member.clone != 0 && member.record.nlink == member.names.size();
+      if (replaced && store_.open_files().open_at_all(number)) return busy(number);
+    }
+    return success();
+  }
+
+  // EBUSY while a writer is open. What cannot be frozen itself (names outside the step, or a mapping that outlived its
+  // descriptor) is frozen as a clone.
+  Result<> check_file(InodeNumber number, Member& member) {
+    if (tree_.is_damaged(number)) return Error(EIO, tree_.path_of(number) + ": its data is missing or short");
+    if (store_.open_files().open_for_writing(number)) return busy(number);
+    TRY(store_.open_files().cut(number));
+    TRY_ASSIGN(const io::Fd fd, store_.blobs().open(member.record.blob, O_RDONLY));
+    TRY_ASSIGN(const bool written, io::has_writer(fd.get()));
+    if (written && store_.open_files().open_at_all(number)) return busy(number);
+    if (written) log::warn("{}: somebody can write to it who has it not open; a copy is frozen", tree_.path_of(number));
+    if (!written && member.record.nlink == member.names.size()) return success();
+    return make_clone(number, member, fd.get());
+  }
+
+  // Only where there is one: finding a path reads the whole folder.
+  Error busy(InodeNumber number) const {
+    return Error(EBUSY, tree_.path_of(number) + ": a writer has it open; close it first");
+  }
+
+  Result<> make_clone(InodeNumber number, Member& member, int live) {
+    {
+      Tree::Change change = tree_.begin();
+      member.clone = change.allot_blobs(1);
+      change.batch.put_blob(member.clone, {.state = BlobState::tentative, .references = 0});
+      change.begin_cloning({number});
+      TRY(tree_.commit(std::move(change)));
+    }
+    TRY_ASSIGN(const io::Fd frozen, store_.blobs().create(member.clone));
+    return io::clone(live, frozen.get());
+  }
+
+  Result<> publish() {
+    Tree::Change change = tree_.begin();
+    for (auto& [number, member] : members_) {
+      if (member.record.is_regular()) TRY(check_names(change, number, member));
+      if (member.record.is_live_file()) {
+        TRY(freeze_file(change, number, member));
+      } else if (member.record.is_regular() && member.record.nlink > member.names.size()) {
+        TRY(split_frozen(change, number, member));
+      } else {
+        TRY_ASSIGN(InodeRecord record, change.batch.inode(number));
+        record.flags |= flags_;
+        change.batch.put(number, record);
+      }
+    }
+    TRY(complete(change));
+    TRY(tree_.commit(std::move(change)));
+    for (auto& [number, member] : members_) member.clone = 0;
+    return success();
+  }
+
+  // Names elsewhere may have come and gone since the file was looked at.
+  Result<> check_names(const Tree::Change& change, InodeNumber number, Member& member) const {
+    TRY_ASSIGN(const InodeRecord record, change.batch.inode(number));
+    const bool needs_clone = member.record.is_live_file() && record.nlink > member.names.size();
+    if (record.nlink < member.names.size() || (needs_clone && member.clone == 0)) {
+      return Error(EBUSY, tree_.path_of(number) + ": it was linked or unlinked meanwhile; try again");
+    }
+    member.record.nlink = record.nlink;
+    return success();
+  }
+
+  Result<> freeze_file(Tree::Change& change, InodeNumber number, Member& member) {
+    const BlobNumber blob = member.clone != 0 ? member.clone : member.record.blob;
+    TRY_ASSIGN(const struct stat st, store_.blobs().stat(blob));
+    TRY_ASSIGN(const struct stat live, store_.blobs().stat(member.record.blob));
+    TRY_ASSIGN(InodeRecord record, change.batch.inode(number));
+    record.flags = (record.flags | kFrozen | flags_) & ~uint32_t{kSwap};
+    record.saved_blob = 0;
+    record.size = static_cast<uint64_t>(st.st_size);
+    record.blocks = static_cast<uint64_t>(st.st_blocks);
+    record.atime = live.st_atim;
+    record.mtime = live.st_mtim;
+    if (later(live.st_ctim, record.ctime)) record.ctime = live.st_ctim;
+    record.blob = blob;
+    TRY_ASSIGN(BlobRecord frozen, change.batch.blob(blob));
+    frozen.state = BlobState::frozen;
+    frozen.references = 1;
+    frozen.length = record.size;
+    // It may have changed since they were taken, and nobody looks at a frozen file again.
+    const bool trusted = tree_.is_inspected() || frozen.digest.state == DigestState::none;
+    if (!trusted) frozen.digest.state = DigestState::changed;
+    change.batch.put_blob(blob, frozen);
+    if (member.record.nlink > member.names.size()) {
+      record.owed = 0;
+      return give_own_inode(change, number, member, record);
+    }
+    change.set_owed(record, 0);
+    if (member.clone != 0) TRY(change.drop_reference(member.record.blob));
+    change.batch.put(number, record);
+    return success();
+  }
+
+  // A frozen file that has other names: those that are members get an inode of their own that names the same blob.
+  Result<> split_frozen(Tree::Change& change, InodeNumber number, Member& member) {
+    TRY_ASSIGN(InodeRecord record, change.batch.inode(number));
+    record.flags |= flags_;
+    TRY_ASSIGN(BlobRecord blob, change.batch.blob(record.blob));
+    ++blob.references;
+    change.batch.put_blob(record.blob, blob);
+    return give_own_inode(change, number, member, record);
+  }
+
+  Result<> give_own_inode(Tree::Change& change, InodeNumber number, Member& member, InodeRecord record) {
+    TRY_ASSIGN(InodeRecord outside, change.batch.inode(number));
+    outside.nlink -= static_cast<uint32_t>(member.names.size());
+    outside.ctime = now();
+    if (member.clone != 0 && (outside.flags & kSwap) != 0) change.set_owed(outside, owed_by_clone(record.size));
+    change.batch.put(number, outside);
+    const InodeNumber own = change.allot_inode();
+    TRY_ASSIGN(const auto xattrs, store_.index().xattr_names(number));
+    for (const std::string& name : xattrs) {
+      TRY_ASSIGN(const std::string value, store_.index().xattr(number, name));
+      change.batch.put_xattr(own, name, value);
+    }
+    record.nlink = static_cast<uint32_t>(member.names.size());
+    record.parent = member.names.front().first;
+    change.batch.put(own, record);
+    for (const auto& [folder, name] : member.names) change.batch.put_entry(folder, name, {own, S_IFREG});
+    replaced_.insert(replaced_.end(), member.names.begin(), member.names.end());
+    return success();
+  }
+
+  void abandon() {
+    std::vector<BlobNumber> clones;
+    for (const auto& [number, member] : members_) {
+      if (member.clone != 0) clones.push_back(member.clone);
+    }
+    doom_unpublished(tree_, clones, "clones of what could not be frozen");
+  }
+
+  const uint32_t flags_;
+  std::vector<std::pair<InodeNumber, std::string>> replaced_;  // names that lead to another inode now
+};
+
+class SealStep : public Freeze {
+ public:
+  SealStep(Store& store, InodeNumber step) : Freeze(store, kSealed), step_(step) {}
+
+ private:
+  Result<> collect() override {
+    TRY_ASSIGN(members_[step_].record, tree_.inode(step_));
+    std::vector<InodeNumber> folders{step_};
+    while (!folders.empty()) {
+      const InodeNumber folder = folders.back();
+      folders.pop_back();
+      TRY_ASSIGN(const auto entries, tree_.list(folder));
+      for (const DirectoryEntry& entry : entries) {
+        Member& member = members_[entry.inode];
+        member.names.emplace_back(folder, entry.name);
+        TRY_ASSIGN(member.record, tree_.inode(entry.inode));
+        if (member.record.is_dir()) folders.push_back(entry.inode);
+      }
+    }
+    return success();
+  }
+
+  Result<> complete(Tree::Change& change) override {
+    TRY_ASSIGN(InodeRecord folder, change.batch.inode(step_));
+    if (folder.nlink == 0) return Error(ENOENT, "the step was removed meanwhile");
+    folder.flags |= kSealed | kStep;
+    change.batch.put(step_, folder);
+    TRY_ASSIGN(const auto known, store_.index().find_step(step_));
+    StepRecord step = known.value_or(StepRecord());
+    step.sealed = true;
+    TRY_ASSIGN(step.number, allot_number(store_, folder.parent, name_of(tree_, step_), step));
+    change.batch.put_step(step_, step);
+    return seal_steps_within(change);
+  }
+
+  // A Trainer's checkpoint-N holds the global_stepN of its DeepSpeed.
+  Result<> seal_steps_within(Tree::Change& change) {
+    for (const auto& [number, member] : members_) {
+      if (number == step_ || (member.record.flags & kStep) == 0) continue;
+      TRY_ASSIGN(StepRecord within, store_.index().step(number));
+      within.sealed = true;
+      change.batch.put_step(number, within);
+    }
+    return success();
+  }
+
+  std::string what() const override { return tree_.path_of(step_); }
+
+  const InodeNumber step_;
+};
+
+class FreezeFiles : public Freeze {
+ public:
+  FreezeFiles(Store& store, const std::vector<InodeNumber>& files) : Freeze(store, 0), files_(files) {}
+
+ private:
+  Result<> collect() override {
+    for (const InodeNumber file : files_) {
+      Member& member = members_[file];
+      TRY_ASSIGN(member.record, tree_.inode(file));
+      if (!member.record.is_regular()) return Error(EINVAL, tree_.path_of(file) + ": it is no regular file");
+    }
+    std::set<InodeNumber> folders;
+    for (const auto& [file, member] : members_) folders.insert(member.record.parent);
+    for (const InodeNumber folder : folders) {
+      TRY_ASSIGN(const auto entries, tree_.list(folder));
+      for (const DirectoryEntry& entry : entries) {
+        const auto member = members_.find(entry.inode);
+        if (member != members_.end()) member->second.names.emplace_back(folder, entry.name);
+      }
+    }
+    for (const auto& [file, member] : members_) {
+      if (member.names.empty()) return Error(EINVAL, tree_.path_of(file) + ": it has no name where it was made");
+    }
+    return success();
+  }
+
+  Result<> complete(Tree::Change&) override { return success(); }
+  std::string what() const override { return tree_.path_of(files_.front()); }
+
+  const std::vector<InodeNumber>& files_;
+};
+
+}  // namespace
+
+Result<> seal(Store& store, InodeNumber step) {
+  const std::lock_guard one_at_a_time(store.save_mutex());  // the gate has one closer at a time
+  const Tree& tree = store.tree();
+  TRY_ASSIGN(const bool is_one, is_step(tree, step));
+  if (!is_one) return Error(EINVAL, tree.path_of(step) + ": it is no step; seal a step of a series");
+  TRY_ASSIGN(const InodeRecord record, tree.inode(step));
+  if ((record.flags & kSealed) != 0) return store.tree().sync();  // the seal before may have failed to
+  return SealStep(store, step).run();
+}
+
+Result<> freeze_files(Store& store, const std::vector<InodeNumber>& files) {
+  if (files.empty()) return success();
+  const std::lock_guard one_at_a_time(store.save_mutex());
+  return FreezeFiles(store, files).run();
+}
+
+}  // namespace ckptfs::meta

@@ -1,0 +1,20 @@
+// Freezing: live files become frozen, in one batch behind a closed gate. Sealing a step freezes every file in it, and
+// makes everything in it immutable.
+#pragma once
+
+#include <vector>
+
+#include "meta/store/store.h"
+
+namespace ckptfs::meta {
+
+// Makes a step read-only for good. EBUSY while a writer is open in it, naming the file; EINVAL for what is no step.
+// Durable on return.
+Result<> seal(Store& store, InodeNumber step);
+
+// The files (regular, live, in one folder) become frozen, durably. EBUSY: one is open for writing. One that somebody
+// can still write to without having it open (a descriptor handed out, a mapping) is frozen as a clone of what it is
+// now.
+Result<> freeze_files(Store& store, const std::vector<InodeNumber>& files);
+
+}  // namespace ckptfs::meta

@@ -1,0 +1,146 @@
+#include "meta/steps/steps.h"
+
+#include <algorithm>
+#include <optional>
+#include <tuple>
+
+#include "meta/names.h"
+
+namespace ckptfs::meta {
+namespace {
+
+Result<> visit_files(const Tree& tree, InodeNumber folder, std::vector<std::string>& path, const VisitFile& visit) {
+  if (path.size() > kDeepestStep) return Error(ELOOP, tree.path_of(folder) + ": folders lie too deep in each other");
+  TRY_ASSIGN(const auto entries, tree.list(folder));
+  for (const DirectoryEntry& entry : entries) {
+    path.push_back(entry.name);
+    if (entry.type == S_IFDIR) TRY(visit_files(tree, entry.inode, path, visit));
+    if (entry.type == S_IFREG) TRY(visit(path, entry.inode));
+    path.pop_back();
+  }
+  return success();
+}
+
+std::string folder_of(const std::string& path) { return path.rfind('/') == 0 ? "/" : path.substr(0, path.rfind('/')); }
+
+}  // namespace
+
+Result<> for_each_file(const Tree& tree, InodeNumber folder, const VisitFile& visit) {
+  std::vector<std::string> path;
+  return visit_files(tree, folder, path, visit);
+}
+
+Result<FileCount> count_files(const Tree& tree, InodeNumber folder) {
+  FileCount count;
+  const auto counted = for_each_file(tree, folder, [&](const auto&, InodeNumber file) -> Result<> {
+    const auto attributes = tree.attributes(file);
+    if (!attributes && attributes.error().errno_value() == ENOENT) return success();  // removed meanwhile
+    TRY(attributes);
+    ++count.files;
+    count.bytes += static_cast<uint64_t>(attributes.value().stat.st_size);
+    return success();
+  });
+  return counted ? Result<FileCount>(count) : counted.error();
+}
+
+namespace {
+
+Result<StepInfo> info_of(Store& store, InodeNumber number, const std::string& series, const std::string& tag) {
+  const Tree& tree = store.tree();
+  StepInfo step;
+  step.inode = number;
+  step.series = series;
+  step.tag = tag;
+  TRY_ASSIGN(const Attributes attributes, tree.attributes(number));
+  step.mtime = attributes.stat.st_mtim;
+  TRY_ASSIGN(const auto record, store.index().find_step(number));
+  step.record = record.value_or(StepRecord());
+  TRY_ASSIGN(const auto entries, tree.list(number));
+  step.kind = checkpoint_kind(entries);
+  return step;
+}
+
+// What is removed meanwhile is left out.
+Result<> add_steps_of(Store& store, InodeNumber series, std::vector<StepInfo>& steps) {
+  TRY_ASSIGN(const auto entries, store.tree().list(series));
+  const std::string path = store.tree().path_of(series);
+  for (const DirectoryEntry& entry : entries) {
+    if (entry.type != S_IFDIR) continue;
+    auto info = [&]() -> Result<std::optional<StepInfo>> {
+      TRY_ASSIGN(const bool step, is_step(store.tree(), entry.inode, entry.name));
+      if (!step) return std::optional<StepInfo>();
+      TRY_ASSIGN(StepInfo found, info_of(store, entry.inode, path, entry.name));
+      return std::optional(std::move(found));
+    }();
+    if (!info && info.error().errno_value() == ENOENT) continue;
+    TRY(info);
+    if (info.value()) steps.push_back(*std::move(info).value());
+  }
+  return success();
+}
+
+}  // namespace
+
+Result<StepInfo> step_info(Store& store, InodeNumber number) {
+  const std::string path = store.tree().path_of(number);
+  return info_of(store, number, folder_of(path), path.substr(path.rfind('/') + 1));
+}
+
+Result<std::vector<StepInfo>> list_steps(Store& store, InodeNumber series) {
+  std::vector<InodeNumber> all{series};
+  if (series == 0) {
+    TRY_ASSIGN(all, list_series(store.tree()));
+  }
+  std::vector<StepInfo> steps;
+  for (const InodeNumber one : all) {
+    if (auto done = add_steps_of(store, one, steps); !done && done.error().errno_value() != ENOENT) return done.error();
+  }
+  std::sort(steps.begin(), steps.end(), [](const StepInfo& a, const StepInfo& b) {
+    const auto order = [](const StepInfo& step) {
+      return std::tuple(step.series, step_number(step.tag).value_or(UINT64_MAX), step.record.number, step.tag);
+    };
+    return order(a) < order(b);
+  });
+  return steps;
+}
+
+uint64_t number_of(const std::string& tag, const StepRecord& record) {
+  return step_number(tag).value_or(record.number);
+}
+
+Result<uint64_t> allot_number(const Store& store, InodeNumber series, const std::string& tag,
+                              const StepRecord& record) {
+  if (step_number(tag)) return uint64_t{0};
+  if (record.number != 0) return record.number;
+  uint64_t last = 0;
+  TRY_ASSIGN(const auto entries, store.tree().list(series));
+  for (const DirectoryEntry& entry : entries) {
+    TRY_ASSIGN(const auto other, store.index().find_step(entry.inode));
+    if (other) last = std::max(last, other->number);
+  }
+  return last + 1;
+}
+
+Result<> set_pinned(Store& store, InodeNumber number, bool pinned) {
+  Tree& tree = store.tree();
+  TRY_ASSIGN(const bool step, is_step(tree, number));
+  if (!step) return Error(EINVAL, tree.path_of(number) + ": it is no step; pin a step of a series");
+  {
+    Tree::Change change = tree.begin();
+    TRY_ASSIGN(InodeRecord record, store.index().inode(number));
+    if (record.nlink == 0) return Error(ENOENT);
+    record.flags |= kStep;
+    TRY_ASSIGN(const auto known, store.index().find_step(number));
+    StepRecord present = known.value_or(StepRecord());
+    present.pinned = pinned;
+    if (pinned) tree.note_pinned(number);
+    TRY_ASSIGN(present.number, allot_number(store, record.parent, name_of(tree, number), present));
+    change.batch.put(number, record);
+    change.batch.put_step(number, present);
+    if (!pinned) change.batch.allow_on_full_store();  // so that it can be removed
+    TRY(tree.commit(std::move(change)));
+  }
+  return tree.sync();
+}
+
+}  // namespace ckptfs::meta

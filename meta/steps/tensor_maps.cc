@@ -1,0 +1,52 @@
+#include "meta/steps/tensor_maps.h"
+
+#include <algorithm>
+
+namespace ckptfs::meta {
+namespace {
+
+constexpr uint64_t kRoom = uint64_t{256} << 20;  // what has to be free beyond what is owed
+constexpr size_t kMostPieces = size_t{1} << 20;  // of one map: 20 MiB
+
+size_t pieces_of(const formats::TensorMap& map) {
+  size_t count = 0;
+  for (const formats::Parameter& parameter : map.parameters) {
+    for (const auto& [state, tensor] : parameter.states) count += tensor.pieces.size();
+  }
+  return count;
+}
+
+bool is_within(const formats::TensorMap& map, size_t files) {
+  const auto inside = [&](const formats::Piece& piece) { return piece.file < files; };
+  for (const formats::Parameter& parameter : map.parameters) {
+    for (const auto& [state, tensor] : parameter.states) {
+      if (!std::all_of(tensor.pieces.begin(), tensor.pieces.end(), inside)) return false;
+    }
+  }
+  return std::all_of(map.undivided.begin(), map.undivided.end(), [&](const auto& swap) { return swap.file < files; });
+}
+
+}  // namespace
+
+Result<std::optional<formats::TensorMap>> kept_map(const Store& store, InodeNumber step, const io::Digest& version,
+                                                   size_t files) {
+  auto kept = store.index().map(step);
+  if (!kept && kept.error().errno_value() == ENOENT) return std::optional<formats::TensorMap>();
+  if (!kept) return std::move(kept).error();
+  if (kept.value().version != version || !is_within(kept.value().map, files)) {
+    return std::optional<formats::TensorMap>();
+  }
+  return std::optional(std::move(kept).value().map);
+}
+
+Result<> keep_map(Store& store, InodeNumber step, const io::Digest& version, const formats::TensorMap& map) {
+  if (!map.problems.empty() || pieces_of(map) > kMostPieces) return success();
+  if (const SpaceReport space = store.space(); space.free < space.owed + kRoom) return success();
+  Tree::Change change = store.tree().begin();
+  TRY_ASSIGN(const InodeRecord record, store.tree().inode(step));
+  if (!record.is_dir() || record.nlink == 0) return success();
+  change.batch.put_map(step, {version, map});
+  return store.tree().commit(std::move(change));
+}
+
+}  // namespace ckptfs::meta

@@ -1,0 +1,111 @@
+#include "meta/tree/spare_blobs.h"
+
+#include <algorithm>
+
+#include "io/fault.h"
+#include "io/log.h"
+#include "meta/tree/unpublished.h"
+
+namespace ckptfs::meta {
+namespace {
+
+constexpr size_t kMost = 16384;  // 8 MiB of XFS's inodes
+constexpr const char* kWhat = "empty blobs";
+}  // namespace
+
+SpareBlobs::SpareBlobs(Tree& tree, const Blobs& blobs) : tree_(tree), blobs_(blobs), thread_([this] { run(); }) {}
+
+SpareBlobs::~SpareBlobs() { end_thread(); }
+
+std::vector<BlobNumber> SpareBlobs::take(size_t count) {
+  const std::lock_guard lock(mutex_);
+  count = std::min(count, ready_.size());
+  const auto first = ready_.end() - static_cast<std::ptrdiff_t>(count);
+  std::vector<BlobNumber> taken(first, ready_.end());
+  ready_.erase(first, ready_.end());
+  return taken;
+}
+
+void SpareBlobs::prepare(size_t count) {
+  {
+    const std::lock_guard lock(mutex_);
+    wanted_ = std::min(count, kMost);
+  }
+  wake_.notify_one();
+}
+
+size_t SpareBlobs::ready() const {
+  const std::lock_guard lock(mutex_);
+  return ready_.size();
+}
+
+void SpareBlobs::stop() {
+  end_thread();
+  doom_unpublished(tree_, take(kMost), kWhat);
+}
+
+void SpareBlobs::end_thread() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_one();
+  if (thread_.joinable()) thread_.join();
+}
+
+void SpareBlobs::run() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    wake_.wait(lock, [this] { return stopping_ || wanted_ > ready_.size(); });
+    if (stopping_) return;
+    const size_t missing = wanted_ - ready_.size();
+    wanted_ = 0;
+    lock.unlock();
+    make(missing);
+    lock.lock();
+  }
+}
+
+// A failure leaves fewer, or none: saves then create what they need, and report what fails there.
+void SpareBlobs::make(size_t count) {
+  const auto numbers = allot(count);
+  if (!numbers) {
+    log::warn("no blobs are made ahead of the next save: {}", numbers.error().message());
+    return;
+  }
+  auto at = numbers.value().begin();
+  for (; at != numbers.value().end() && !is_stopping(); ++at) {
+    if (const auto created = create(*at); !created) {
+      log::warn("fewer blobs than the last save took are made ahead of the next: {}", created.error().message());
+      break;
+    }
+    const std::lock_guard lock(mutex_);
+    ready_.push_back(*at);
+  }
+  doom_unpublished(tree_, {at, numbers.value().end()}, kWhat);
+}
+
+bool SpareBlobs::is_stopping() const {
+  const std::lock_guard lock(mutex_);
+  return stopping_;
+}
+
+Result<> SpareBlobs::create(BlobNumber number) const {
+  TRY(io::fault_point("spares.create"));
+  TRY(blobs_.create(number));
+  return success();
+}
+
+Result<std::vector<BlobNumber>> SpareBlobs::allot(size_t count) {
+  Tree::Change change = tree_.begin();
+  std::vector<BlobNumber> numbers(count);
+  BlobNumber next = change.allot_blobs(count);
+  for (BlobNumber& number : numbers) {
+    number = next++;
+    change.batch.put_blob(number, {.state = BlobState::tentative, .references = 0});
+  }
+  TRY(tree_.commit(std::move(change)));
+  return numbers;
+}
+
+}  // namespace ckptfs::meta

@@ -1,0 +1,37 @@
+// Which directories are steps, and which are series: told by what the tree holds, and recorded in it as names come.
+// Thread safety: all of it; what changes meanwhile may be seen as before or as after.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "meta/tree/tree.h"
+
+namespace ckptfs::meta {
+
+inline constexpr size_t kDeepestStep = 256;  // folders in each other: who walks them calls itself for each
+
+// The directory's own name.
+std::string name_of(const Tree& tree, InodeNumber directory);
+// True for a child directory of a series that save, seal or pin made a step, or that has a step's name and holds a
+// recognised checkpoint file.
+Result<bool> is_step(const Tree& tree, InodeNumber directory);
+// Of one whose name is known: quicker.
+Result<bool> is_step(const Tree& tree, InodeNumber directory, const std::string& name);
+// By what is in a step: "swap state only", "deepspeed", "hf", "dcp", "ckptfs", "other".
+std::string checkpoint_kind(const std::vector<DirectoryEntry>& entries);
+// Is the directory a step of a series, or below one?
+Result<bool> is_in_step(const Tree& tree, InodeNumber directory);
+// EINVAL, in words: the root, a zero_stage_N folder and what lies in a step cannot be a series.
+Result<> check_series(const Tree& tree, InodeNumber directory);
+// Every series of the mount.
+Result<std::vector<InodeNumber>> list_series(const Tree& tree);
+
+// `folder` now has `entry`. Where that makes it a step, its parent is a series from now on, unless that is the root or
+// lies in a step. What fails is logged: a series that is not noted now is with the next file of a step.
+void note_entry(Tree& tree, InodeNumber folder, const DirectoryEntry& entry);
+// A directory was given another name or place: as above.
+void note_directory(Tree& tree, InodeNumber directory);
+
+}  // namespace ckptfs::meta

@@ -1,0 +1,281 @@
+// Tree: reading, attributes, xattrs, and the helpers that all changes share. Names are in tree_names.cc, data in
+// tree_data.cc.
+#include "meta/tree/tree.h"
+
+#include <fcntl.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "io/log.h"
+#include "meta/names.h"
+#include "meta/time.h"
+
+namespace ckptfs::meta {
+namespace {
+constexpr uint64_t kDirectorySize = 4096;
+}  // namespace
+
+Tree::Tree(Index& index, const Blobs& blobs, Space& space, Start start)
+    : index_(index),
+      blobs_(blobs),
+      space_(space),
+      write_back_(index, blobs, [this](InodeNumber number) { return path_of(number); }),
+      health_(index, blobs, {start.next_inode, start.inspected, std::move(start.damaged)}),
+      doomed_(std::move(start.doomed)),
+      entry_added_(std::move(start.entry_added)),
+      directory_renamed_(std::move(start.directory_renamed)),
+      next_inode_(start.next_inode),
+      inode_limit_(start.next_inode),
+      next_blob_(start.next_blob),
+      blob_limit_(start.next_blob) {}
+
+Result<InodeRecord> Tree::inode(InodeNumber number) const {
+  TRY_ASSIGN(InodeRecord record, index_.inode(number));
+  if (record.is_live_file() && health_.is_recovered(number)) record.flags |= kRecovered;
+  return record;
+}
+
+Result<InodeRecord> Tree::directory(InodeNumber number) const {
+  TRY_ASSIGN(InodeRecord record, index_.inode(number));
+  if (!record.is_dir()) return Error(ENOTDIR);
+  return record;
+}
+
+void Tree::fill_stat(InodeNumber number, Attributes& attributes) const {
+  const InodeRecord& record = attributes.record;
+  struct stat& st = attributes.stat;
+  st.st_ino = number;
+  st.st_mode = record.mode;
+  st.st_uid = record.uid;
+  st.st_gid = record.gid;
+  st.st_nlink = record.nlink;
+  st.st_rdev = record.rdev;
+  st.st_blksize = 4096;
+  st.st_size = static_cast<off_t>(record.is_dir() ? kDirectorySize : record.size);
+  st.st_blocks = static_cast<blkcnt_t>(record.blocks);
+  st.st_atim = record.atime;
+  st.st_mtim = record.mtime;
+  st.st_ctim = record.ctime;
+}
+
+Result<Attributes> Tree::attributes(InodeNumber number) const {
+  TRY_ASSIGN(InodeRecord record, inode(number));
+  Attributes attributes;
+  attributes.record = std::move(record);
+  fill_stat(number, attributes);
+  if (!attributes.record.is_live_file() || is_damaged(number)) return attributes;
+  TRY_ASSIGN(const struct stat blob, blobs_.stat(attributes.record.blob));
+  struct stat& st = attributes.stat;
+  st.st_size = blob.st_size;
+  st.st_blocks = blob.st_blocks;
+  st.st_atim = blob.st_atim;
+  st.st_mtim = blob.st_mtim;
+  if (later(blob.st_ctim, st.st_ctim)) st.st_ctim = blob.st_ctim;
+  return attributes;
+}
+
+Result<Attributes> Tree::lookup(InodeNumber parent, const std::string& name) const {
+  if (name.size() > kMaximumName) return Error(ENAMETOOLONG);
+  TRY_ASSIGN(const EntryRecord entry, index_.entry(parent, name));
+  return attributes(entry.inode);
+}
+
+Result<InodeNumber> Tree::child(InodeNumber parent, const std::string& name) const {
+  TRY_ASSIGN(const EntryRecord entry, index_.entry(parent, name));
+  return entry.inode;
+}
+
+Result<std::vector<DirectoryEntry>> Tree::list(InodeNumber number) const { return index_.entries(number); }
+
+std::string Tree::path_of(InodeNumber number) const {
+  std::string path;
+  while (number != kRootInode) {
+    const auto record = index_.inode(number);
+    if (!record || record.value().parent == 0) return "(inode " + std::to_string(number) + ")" + path;
+    const auto entries = index_.entries(record.value().parent);
+    if (!entries) return "(inode " + std::to_string(number) + ")" + path;
+    const auto found = std::find_if(entries.value().begin(), entries.value().end(),
+                                    [number](const DirectoryEntry& entry) { return entry.inode == number; });
+    path.insert(0, "/" + (found == entries.value().end() ? "(removed)" : found->name));
+    number = record.value().parent;
+  }
+  return path.empty() ? "/" : path;
+}
+
+Result<InodeNumber> Tree::resolve(const std::string& path) const {
+  InodeNumber number = kRootInode;
+  size_t begin = 0;
+  while (begin < path.size()) {
+    const size_t end = std::min(path.find('/', begin), path.size());
+    const std::string name = path.substr(begin, end - begin);
+    if (!name.empty() && name != ".") {
+      const auto entry = index_.entry(number, name);
+      if (!entry) return Error(entry.error().errno_value(), path + ": " + entry.error().message());
+      number = entry.value().inode;
+    }
+    begin = end + 1;
+  }
+  return number;
+}
+
+Result<std::unordered_set<InodeNumber>> Tree::pinned_folders() const {
+  std::vector<InodeNumber> noted;
+  {
+    const std::lock_guard lock(pinned_mutex_);
+    noted.assign(pinned_.begin(), pinned_.end());
+  }
+  std::unordered_set<InodeNumber> folders;
+  for (const InodeNumber step : noted) {
+    TRY_ASSIGN(const auto record, index_.find_step(step));
+    const bool pinned = record && record->pinned;
+    for (InodeNumber at = pinned ? step : 0; at != 0 && at != kRootInode && folders.insert(at).second;) {
+      const auto folder = index_.inode(at);
+      if (!folder && folder.error().errno_value() == ENOENT) break;  // out of the tree
+      TRY(folder);
+      at = folder.value().parent;
+    }
+  }
+  return folders;
+}
+
+void Tree::note_pinned(InodeNumber step) {
+  const std::lock_guard lock(pinned_mutex_);
+  pinned_.insert(step);
+}
+
+Result<> Tree::change_attributes(InodeNumber number, const AttributeChange& wanted) {
+  Change change = begin();
+  TRY_ASSIGN(InodeRecord record, index_.inode(number));
+  TRY(refuse_sealed(number, record, "changing attributes"));
+  if (wanted.mode) record.mode = (record.mode & S_IFMT) | (*wanted.mode & 07777);
+  if (wanted.uid) record.uid = *wanted.uid;
+  if (wanted.gid) record.gid = *wanted.gid;
+  record.ctime = now();
+  if (record.is_live_file()) {
+    if (wanted.atime || wanted.mtime) {
+      const timespec omit{0, UTIME_OMIT};
+      TRY(blobs_.set_times(record.blob, wanted.atime.value_or(omit), wanted.mtime.value_or(omit)));
+    }
+  } else {
+    if (wanted.atime) record.atime = *wanted.atime;
+    if (wanted.mtime) record.mtime = *wanted.mtime;
+  }
+  change.batch.put(number, record);
+  return commit(std::move(change));
+}
+
+Result<std::string> Tree::xattr(InodeNumber number, const std::string& name) const {
+  auto value = index_.xattr(number, name);
+  if (!value && value.error().errno_value() == ENOENT) return Error(ENODATA);
+  return value;
+}
+
+Result<> Tree::set_xattr(InodeNumber number, const std::string& name, const std::string& value, int flags) {
+  Change change = begin();
+  TRY_ASSIGN(InodeRecord record, index_.inode(number));
+  TRY(refuse_sealed(number, record, "setting an xattr"));
+  const auto present = index_.xattr(number, name);
+  if (!present && present.error().errno_value() != ENOENT) return present.error();
+  if (present && (flags & XATTR_CREATE) != 0) return Error(EEXIST);
+  if (!present && (flags & XATTR_REPLACE) != 0) return Error(ENODATA);
+  record.ctime = now();
+  change.batch.put_xattr(number, name, value);
+  change.batch.put(number, record);
+  return commit(std::move(change));
+}
+
+Result<std::vector<std::string>> Tree::list_xattrs(InodeNumber number) const {
+  TRY_ASSIGN(auto names, index_.xattr_names(number));
+  std::erase_if(names, [](const std::string& name) { return name.starts_with(kControlPrefix); });
+  return names;
+}
+
+Result<> Tree::remove_xattr(InodeNumber number, const std::string& name) {
+  Change change = begin();
+  TRY_ASSIGN(InodeRecord record, index_.inode(number));
+  TRY(refuse_sealed(number, record, "removing an xattr"));
+  TRY(xattr(number, name));
+  record.ctime = now();
+  change.batch.erase_xattr(number, name);
+  change.batch.put(number, record);
+  return commit(std::move(change));
+}
+
+Result<> Tree::sync() { return index_.sync(); }
+
+// --- what all changes share
+
+Result<> Tree::commit(Change change) {
+  TRY(index_.commit(std::move(change.batch)));
+  inode_limit_ = change.inode_limit_;
+  blob_limit_ = change.blob_limit_;
+  for (const auto& [from, to] : change.owed_) space_.adjust_owed(from, to);
+  for (const BlobNumber blob : change.doomed) doomed_(blob);
+  return success();
+}
+
+InodeNumber Tree::Change::allot_inode() {
+  const InodeNumber number = tree_.next_inode_++;
+  if (tree_.next_inode_ > inode_limit_) {
+    inode_limit_ = tree_.next_inode_ + kNumberBlock;
+    batch.put_number(kInodeLimitKey, inode_limit_);
+  }
+  return number;
+}
+
+BlobNumber Tree::Change::allot_blobs(uint64_t count) {
+  const BlobNumber first = tree_.next_blob_;
+  tree_.next_blob_ += count;
+  if (tree_.next_blob_ > blob_limit_) {
+    blob_limit_ = tree_.next_blob_ + kNumberBlock;
+    batch.put_number(kBlobLimitKey, blob_limit_);
+  }
+  return first;
+}
+
+void Tree::Change::add_child(InodeNumber parent_number, InodeRecord& parent, const std::string& name,
+                             InodeNumber number, const InodeRecord& child) {
+  parent.mtime = parent.ctime = now();
+  if (child.is_dir()) ++parent.nlink;
+  batch.put(number, child);
+  batch.put_entry(parent_number, name, {number, child.mode & S_IFMT});
+}
+
+Result<> Tree::Change::drop_reference(BlobNumber blob) {
+  TRY_ASSIGN(BlobRecord record, batch.blob(blob));
+  if (record.references > 1) {
+    --record.references;
+    batch.put_blob(blob, record);
+    return success();
+  }
+  record.references = 0;
+  record.state = BlobState::doomed;
+  batch.put_blob(blob, record);
+  doomed.push_back(blob);
+  return success();
+}
+
+void Tree::Change::set_owed(InodeRecord& record, uint64_t bytes) {
+  if (record.owed == bytes) return;
+  owed_.emplace_back(record.owed, bytes);
+  record.owed = bytes;
+}
+
+Result<InodeNumber> Tree::step_of(InodeNumber number) const {
+  while (number != kRootInode && number != 0) {
+    TRY_ASSIGN(const InodeRecord record, index_.inode(number));
+    if ((record.flags & kStep) != 0) return number;
+    number = record.parent;
+  }
+  return InodeNumber{0};
+}
+
+Result<> Tree::refuse_sealed(InodeNumber number, const InodeRecord& record, const std::string& what) const {
+  if ((record.flags & kSealed) == 0) return success();
+  return Error(EPERM,
+               path_of(number) + ": " + what + " is not possible in a sealed step; copy what you need out of it");
+}
+
+}  // namespace ckptfs::meta

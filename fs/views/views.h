@@ -80,8 +80,8 @@ struct StepView {
     std::shared_ptr<const UserBudget::Claim> view;
     UserBudget::Claim content;
   };
-  // Both are one claim where the file is the first: a user who holds none gets any view. EMFILE: the user holds too
-  // much.
+  // The view and the first file's content are one claim, so that a user who holds none gets any view; that content
+  // counts as long as the view does. EMFILE: the user holds too much.
   Result<Hold> hold(UserBudget& memory, uint32_t user, uint64_t content) const;
 
  private:

@@ -15,7 +15,7 @@ import plan
 
 TIMES = "Copies"
 COSTS = "Copies: what they write, and the space they take"
-LABELS = {"ours": "ckptfs", "native": "native XFS"}
+LABELS = {"ours": "ckptfs", "native": "native XFS", "theirs": "the other version"}
 STATES = mounting.REPOSITORY / "tests" / "bench" / "states.py"
 PACKAGE = mounting.REPOSITORY / "gpu" / "python"
 COPYTREE = f"{shlex.quote(sys.executable)} -c 'import shutil, sys; shutil.copytree(*sys.argv[1:])' $from $to"

@@ -1,7 +1,6 @@
 """Data rows: libaio, O_DIRECT, 1 MiB, depth 8 per file; reads, and overwrites with a final fsync."""
 
 import contextlib
-import itertools
 import json
 import os
 import shutil
@@ -32,24 +31,6 @@ def section(context):
     through_daemon(context, native, "passthrough", "passthrough, odirect=safe")
     through_daemon(context, native, "direct", "passthrough=off")
     mounting.run("rm", "-r", native)
-
-
-def versions(context):
-    """The same rows by two versions of ckptfs, each with a store of its own."""
-    if context.other is None:
-        return
-    modes = {"passthrough, odirect=raw": ("passthrough", "raw", (ALIGNED,)),
-             "passthrough=off": ("direct", "safe", (ALIGNED, BUFFERS, OFFSETS))}
-    for title, (mode, odirect, kinds) in modes.items():
-        with (context.mounted(f"versions: {title}", mode, odirect) as mount,
-              context.mounted(f"versions: {title}, the other", mode, odirect, "other", binary=context.other) as other):
-            folders = {"ours": mount.path / SWAP, "theirs": other.path / SWAP}
-            for folder in folders.values():
-                make_files(folder, context.sizes)
-            for case, kind in itertools.product(CASES, kinds):
-                figures = context.rounds({name: runner(context, at, case, kind) for name, at in folders.items()})
-                row = f"{title}, {KINDS[kind['memory'], kind['offset']]}"
-                add(context, "versions", row, case, figures["ours"], figures["theirs"], alternative="the other version")
 
 
 def in_passthrough(context, native):
@@ -182,7 +163,6 @@ SECTIONS = {
     "right after": "Data in passthrough, the first overwrite after a save",
     "later": "Data in passthrough, later, the step kept",
     "daemon": "Data through the daemon",
-    "versions": "Data, against an older version",
     "processors": "Data through the daemon: what the processors allow",
 }
 

@@ -24,12 +24,13 @@ import report
 import saves
 import steps
 import trainers
+import versions
 import views
 
 DOCUMENT = mounting.REPOSITORY / "docs" / "benchmarks.md"
 PARTS = {
     "data": data.section,
-    "versions": data.versions,
+    "versions": versions.section,
     "saves": saves.section,
     "copies": copies.section,
     "guesses": guesses.section,
@@ -69,7 +70,7 @@ def arguments():
                         help="write docs/benchmarks.md also after --quick or --only: the other parts stay what they are")
     parser.add_argument("--strict", action="store_true", help="exit with status 1 when a bar is missed")
     parser.add_argument("--against", metavar="CKPTFS", type=pathlib.Path,
-                        help="the data rows by this version and by another, too: the path of its command")
+                        help="measure data, saves, copies, views and names by another version, too: the path of its command")
     parser.add_argument("--folder", metavar="PATH", help="where the image goes")
     parsed = parser.parse_args()
     parsed.pairs = parsed.pairs or (3 if parsed.quick else 9)

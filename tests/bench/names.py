@@ -13,21 +13,25 @@ def section(context):
     with context.mounted("names", "passthrough", "safe") as mount:
         folders = {"native": native, "ours": mount.path / "names"}
         for folder in folders.values():
-            folder.mkdir()
-            for name in all_names(context):
-                os.close(os.open(folder / name, os.O_CREAT | os.O_WRONLY))
-        for title, operation in (
-            ("open and close", open_close),
-            ("stat", stat),
-            ("create and unlink", create_unlink),
-            (f"readdir of {context.sizes.names} (each entry)", readdir),
-        ):
+            fill(context, folder)
+        for title, operation in operations(context):
             figures = context.rounds({name: timed(operation, context, folder) for name, folder in folders.items()})
             row = measure.Row(title, "native XFS", measure.MICROSECONDS, figures["ours"], figures["native"])
             context.add(SECTION, row)
     for name in all_names(context):
         os.unlink(native / name)
     native.rmdir()
+
+
+def operations(context):
+    return (("open and close", open_close), ("stat", stat), ("create and unlink", create_unlink),
+            (f"readdir of {context.sizes.names} (each entry)", readdir))
+
+
+def fill(context, folder):
+    folder.mkdir()
+    for name in all_names(context):
+        os.close(os.open(folder / name, os.O_CREAT | os.O_WRONLY))
 
 
 def all_names(context):

@@ -43,9 +43,9 @@ Each byte crosses /dev/fuse by a copy that native I/O does not have, and at the 
 the kernel reads, or copies, a page. On a disk in memory the processors are the limit, not the disk: these are the seconds
 that all of them spend on a GiB, and the rate at which they are all busy. A bar above that is out of reach on this
 machine, however the daemon is written; a real disk, slower than memory, leaves them idle.""",
-    "Data, against an older version": """\
-The rows above by this version and by the one that `--against` names, each with a store of its own, in the same rounds.
-The bars are above.""",
+    "Against an older version": """\
+This version and the one that `--against` names, each with a store of its own, in the same rounds. Higher is better for
+what is in GiB/s, lower for what is a time. The bars are at the sections of each part.""",
     "Past the mount: loads and saves": """\
 libckptfs, a file of 64 tensors on the mount, against fio on native XFS: io_uring with its
 buffers and files registered, O_DIRECT, 8 MiB, depth 16.

@@ -16,8 +16,7 @@ BLOCK = 4096
 
 
 def section(context):
-    for count, size in context.sizes.save_shapes:
-        shape = f"{count:,} files of " + (f"{size // plan.MIB} MiB" if size >= plan.MIB else f"{size // plan.KIB} KiB")
+    for shape, count, size in shapes(context):
         with context.mounted(f"saves: {shape}", "passthrough", "safe") as mount:
             native = context.disk / "native"
             live = mount.path / data.SWAP
@@ -26,6 +25,13 @@ def section(context):
             against_copies(context, mount, native, live, shape)
             unchanged(context, mount, shape)
             shutil.rmtree(native)
+
+
+def shapes(context):
+    """Returns (title, number of files, bytes of each)."""
+    for count, size in context.sizes.save_shapes:
+        each = f"{size // plan.MIB} MiB" if size >= plan.MIB else f"{size // plan.KIB} KiB"
+        yield f"{count:,} files of {each}", count, size
 
 
 def fill(folder, count, size):
@@ -50,8 +56,8 @@ def touch(context, folder):
     machine.sync_filesystem(context.disk)
 
 
-def against_copies(context, mount, native, live, shape):
-    copy = context.disk / "copy"
+def saver(context, mount, live):
+    """Returns a function that measures the seconds of one save."""
 
     def save():
         touch(context, live)
@@ -61,6 +67,12 @@ def against_copies(context, mount, native, live, shape):
         check_step(mount, live)
         data.remove_steps(mount)
         return took
+
+    return save
+
+
+def against_copies(context, mount, native, live, shape):
+    copy = context.disk / "copy"
 
     def copied(by):
         touch(context, native)
@@ -74,7 +86,7 @@ def against_copies(context, mount, native, live, shape):
 
     figures = context.rounds(
         {
-            "save": save,
+            "save": saver(context, mount, live),
             "cp": lambda: copied(lambda: mounting.run("cp", "-r", "--reflink=always", native, copy)),
             "copytree": lambda: copied(lambda: shutil.copytree(native, copy)),
         }

@@ -28,7 +28,8 @@
 // A step that `save` made alone has swap files only. Another step tells the names of its parameters, if the same
 // processes wrote the swap files of both, and these are the same by path and length (meta/formats/same_run.h).
 //
-// Thread safety: all of it. Lock: mutex_ (guards what is below it; a leaf).
+// Thread safety: all of it. Locks: that of a StepView, under which a user's budget is claimed (fs/base/user_budget.h);
+// that of Views, a leaf.
 #pragma once
 
 #include <atomic>

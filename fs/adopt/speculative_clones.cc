@@ -102,8 +102,8 @@ Result<SpeculativeClone::Guess> SpeculativeClones::open_guess(InodeNumber inode)
   return guess;
 }
 
-// A guess that was cloned shares its blocks, and owes them should it be a live swap file. A clone that succeeds tells
-// nothing of a write-back that failed before it.
+// A guess that was cloned shares its blocks, so its COW reserve is counted again. A clone can succeed although a
+// write-back failed before it, so that is checked, too.
 Result<> SpeculativeClones::note_shared(const SpeculativeClone::Guess& guess, Result<> cloned) {
   const InodeNumber inode = guess.file->inode;
   if (!cloned) {

@@ -47,7 +47,7 @@ json counters_of(const Counters& counters) {
 
 json space_of(const meta::SpaceReport& space) {
   return {{"total", space.total},     {"free", space.free},       {"raw_free", space.raw_free},
-          {"reserve", space.reserve}, {"ballast", space.ballast}, {"owed", space.owed}};
+          {"reserve", space.reserve}, {"ballast", space.ballast}, {"owed", space.cow_reserve}};
 }
 
 json recovery_of(const meta::RecoveryReport& recovery, const meta::Tree& tree) {

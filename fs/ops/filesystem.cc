@@ -138,15 +138,15 @@ Result<> Filesystem::watch_privileges(meta::InodeNumber inode) {
   return success();
 }
 
-uint64_t Filesystem::owed_by_others(meta::InodeNumber inode) const {
-  uint64_t owed = 0;
+uint64_t Filesystem::cow_reserve_of_others(meta::InodeNumber inode) const {
+  uint64_t cow_reserve = 0;
   for (const meta::InodeNumber other : files.open_for_writing()) {
     if (other == inode) continue;
     const auto record = tree.inode(other);
-    // A file that has been removed since owes nothing that a save could be refused for.
-    if (record && (record.value().flags & meta::kSwap) != 0) owed += record.value().owed;
+    // A file that has been removed since has no reserve, and no save can be refused for it.
+    if (record && (record.value().flags & meta::kSwap) != 0) cow_reserve += record.value().cow_reserve;
   }
-  return owed;
+  return cow_reserve;
 }
 
 }  // namespace ckptfs::fs

@@ -106,8 +106,8 @@ class Filesystem {
   // Before a file gets suid or sgid.
   Result<> watch_privileges(meta::InodeNumber inode);
 
-  // Blocks that the other files open for writing now will need, for Tree::prepare_writing.
-  uint64_t owed_by_others(meta::InodeNumber inode) const;
+  // The sum of the COW reserves of all other files that are open for writing now, for Tree::prepare_writing.
+  uint64_t cow_reserve_of_others(meta::InodeNumber inode) const;
 
  private:
   OpenFileTable::Environment environment();

@@ -196,10 +196,10 @@ class Freeze {
     if (!trusted) frozen.digest.state = DigestState::changed;
     change.batch.put_blob(blob, frozen);
     if (member.record.nlink > member.names.size()) {
-      record.owed = 0;
+      record.cow_reserve = 0;
       return give_own_inode(change, number, member, record);
     }
-    change.set_owed(record, 0);
+    change.set_cow_reserve(record, 0);
     if (member.clone != 0) TRY(change.drop_reference(member.record.blob));
     change.batch.put(number, record);
     return success();
@@ -219,7 +219,8 @@ class Freeze {
     TRY_ASSIGN(InodeRecord outside, change.batch.inode(number));
     outside.nlink -= static_cast<uint32_t>(member.names.size());
     outside.ctime = now();
-    if (member.clone != 0 && (outside.flags & kSwap) != 0) change.set_owed(outside, owed_by_clone(record.size));
+    if (member.clone != 0 && (outside.flags & kSwap) != 0)
+      change.set_cow_reserve(outside, cow_reserve_of_clone(record.size));
     change.batch.put(number, outside);
     const InodeNumber own = change.allot_inode();
     TRY_ASSIGN(const auto xattrs, store_.index().xattr_names(number));

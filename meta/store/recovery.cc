@@ -154,7 +154,7 @@ class Recoverer {
     TRY(index_.for_each_inode([this](InodeNumber number, const InodeRecord& record) -> Result<> {
       ++recovery_.report.inodes;
       inode_limit_ = std::max(inode_limit_, number + 1);
-      space_.adjust_owed(0, record.owed);
+      space_.adjust_cow_reserve(0, record.cow_reserve);
       if (record.nlink == 0) recovery_.nameless.push_back(number);
       if (!record.is_regular()) return success();
       const auto blob = known_.find(record.blob);

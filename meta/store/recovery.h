@@ -35,8 +35,8 @@ struct Recovery {
   std::vector<BlobNumber> dead;       // for the reaper
 };
 
-// Changes the index and blobs/ as said above, adds what swap files owe to `space`, and clears the clean-unmount mark,
-// durably.
+// Changes the index and blobs/ as said above, adds the COW reserves of swap files to `space`, and clears the
+// clean-unmount mark, durably.
 Result<Recovery> recover(Index& index, const Blobs& blobs, const Frontiers& frontiers, Space& space);
 
 }  // namespace ckptfs::meta

@@ -355,10 +355,10 @@ TEST_F(AccountingTest, NothingIsRefusedForWantOfSpaceThatWasTakenAhead) {
   };
   take_ahead();
   const uint64_t free = store_->space().free;
-  const uint64_t owed = store_->space().owed;
-  EXPECT_GT(owed, kFiles * 8 * kMiB);
+  const uint64_t cow_reserve = store_->space().cow_reserve;
+  EXPECT_GT(cow_reserve, kFiles * 8 * kMiB);
   // The request needs half of what is preallocated.
-  const uint64_t others = free + kFiles * 8 * kMiB - tree().inode(at(name(0))).value().owed;
+  const uint64_t others = free + kFiles * 8 * kMiB - tree().inode(at(name(0))).value().cow_reserve;
   const auto prepared = tree().prepare_writing(at(name(0)), user(), others);
   EXPECT_TRUE(prepared) << prepared.error().message();
 
@@ -366,7 +366,7 @@ TEST_F(AccountingTest, NothingIsRefusedForWantOfSpaceThatWasTakenAhead) {
   ASSERT_TRUE(spares_become(kFiles));
   take_ahead();
   make_file("/filler");
-  const uint64_t leave = kFiles * 12 * kMiB;  // a save owes 16 MiB a file afterwards
+  const uint64_t leave = kFiles * 12 * kMiB;  // after a save the COW reserve is 16 MiB a file
   ASSERT_GT(store_->space().free, leave);
   ASSERT_EQ(::fallocate(blob_of("/filler").get(), 0, 0, static_cast<off_t>(store_->space().free - leave)), 0);
   ASSERT_LT(store_->space().free, kFiles * 16 * kMiB);

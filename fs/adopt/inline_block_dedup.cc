@@ -16,8 +16,8 @@ namespace ckptfs::fs {
 
 namespace {
 
-constexpr size_t kSmallestRun = 64 << 10;  // below, a call costs more than the blocks
-constexpr size_t kLongestLook = 64 << 10;  // of the first WRITE
+constexpr size_t kSmallestRun = 64 << 10;   // below, a call costs more than the blocks
+constexpr size_t kMostCompared = 64 << 10;  // of the first WRITE
 
 thread_local io::AlignedBuffer present_content;
 
@@ -89,9 +89,9 @@ const SpeculativeClone::Guess* InlineBlockDedup::guess_for(std::span<const std::
 Result<std::optional<InodeNumber>> InlineBlockDedup::choose(std::span<const std::byte> data, off_t offset,
                                                             int blob) const {
   TRY_ASSIGN(const struct stat own, io::stat_fd(blob));
-  const auto begin = data.first(std::min(data.size(), kLongestLook));
+  const auto begin = data.first(std::min(data.size(), kMostCompared));
   for (const InodeNumber candidate : candidates_) {
-    const auto descriptor = environment_.look(candidate);
+    const auto descriptor = environment_.open_uncounted(candidate);
     if (!descriptor && descriptor.error().errno_value() == ENOENT) continue;  // removed meanwhile
     if (!descriptor) return descriptor.error();
     TRY_ASSIGN(const struct stat st, io::stat_fd(descriptor.value().get()));

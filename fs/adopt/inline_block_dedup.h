@@ -38,7 +38,7 @@ class InlineBlockDedup {
  public:
   // What it needs from outside; called with no leaf locked.
   struct Environment {
-    std::function<Result<io::Fd>(InodeNumber)> look;                   // O_RDONLY, counted nowhere
+    std::function<Result<io::Fd>(InodeNumber)> open_uncounted;         // O_RDONLY, counted nowhere
     std::function<Result<SpeculativeClone::Guess>(InodeNumber)> open;  // counted until it is closed
     std::function<void(const SpeculativeClone::Guess&)> close;
     std::function<Result<>(const SpeculativeClone::Guess&, Result<>)>

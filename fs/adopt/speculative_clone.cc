@@ -222,7 +222,7 @@ Result<SpeculativeClone::Differing> SpeculativeClone::compare_blocks(std::span<c
   return differing;
 }
 
-void SpeculativeClone::look_ahead(size_t size, bool in_lockstep) {
+void SpeculativeClone::prefetch(size_t size, bool in_lockstep) {
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock || !blob_ || ending_) return;
   const uint64_t written_end = written_end_.load(std::memory_order_relaxed);

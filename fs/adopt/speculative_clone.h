@@ -86,9 +86,9 @@ class SpeculativeClone {
 
   // What it took of `data`, from its beginning; the rest, where there is no error, is the caller's to write.
   DataPath::Written write(std::span<const std::byte> data, off_t offset);
-  // What the next WRITE of `size` bytes will be compared with is got at hand, while its writer fetches it. To be called
-  // once a WRITE is answered; does nothing while another is served. `in_lockstep`: this thread will serve it.
-  void look_ahead(size_t size, bool in_lockstep);
+  // Reads what the next WRITE of `size` bytes will be compared with, while its writer prepares it. To be called once a
+  // WRITE is answered. Does nothing while another WRITE is served. `in_lockstep`: this thread will serve the next one.
+  void prefetch(size_t size, bool in_lockstep);
   // The blob ends at the written end from now on. Nothing is compared any more, and the guess is not used again.
   Result<> truncate_to_written();
   // Truncates, has `sync` make the content durable, and gives the slot back: the file is like any other, durably after

@@ -80,7 +80,7 @@ void op_write(fuse_req_t req, fuse_ino_t inode, const char* data, size_t size, o
   }
   const std::shared_ptr<SpeculativeClone> clone = handle.clone;  // which may be closed once it is answered
   request.answer(fuse_reply_write, written.bytes);
-  if (clone) clone->look_ahead(size, RequestLoop::in_lockstep());
+  if (clone) clone->prefetch(size, RequestLoop::in_lockstep());
 }
 
 constexpr bool is_known_fallocate(int mode) {

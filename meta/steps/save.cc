@@ -149,7 +149,7 @@ class Save {
     if (taken_.empty()) {
       return Error(ENOENT, tree_.path_of(source_) + ": it holds no swap files yet; save after the first step");
     }
-    TRY(for_each_taken([this](SaveFile& taken) { return look_at(taken); }));
+    TRY(for_each_taken([this](SaveFile& taken) { return inspect(taken); }));
     choose_between_dtypes();
     find_second_names();
     find_saved();
@@ -170,7 +170,7 @@ class Save {
     return success();
   }
 
-  Result<> look_at(SaveFile& taken) const {
+  Result<> inspect(SaveFile& taken) const {
     io::Fd own;
     const auto live = open_live(taken, own);
     if (!live) {

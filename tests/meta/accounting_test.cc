@@ -89,7 +89,7 @@ class AccountingTest : public ScratchStore {
   }
   // Computes the usage from the file's own extents and by a sweep over all files. The two must agree.
   Usage of_file(const std::string& path) {
-    const auto usage = store_->accounting().look_at_file(at(path));
+    const auto usage = store_->accounting().usage_from_own_extents(at(path));
     EXPECT_TRUE(usage) << usage.error().message();
     const Usage swept = of(path);
     if (usage && usage.value()) {
@@ -204,7 +204,7 @@ TEST_F(AccountingTest, WhatIsSharedWithinAFileIsItsOwn) {
     ASSERT_TRUE(io::clone_range(blob.get(), 0, blob.get(), kMiB, kMiB));
   }
   EXPECT_EQ(of_file("/f"), (Usage{2 * kMiB, kMiB, 0}));
-  EXPECT_FALSE(store_->accounting().look_at_file(at("/f")).value());
+  EXPECT_FALSE(store_->accounting().usage_from_own_extents(at("/f")).value());
   clone_file("/f", "/g");
   EXPECT_EQ(of_file("/f"), (Usage{2 * kMiB, 0, kMiB}));
   EXPECT_EQ(of_all({{{at("/f"), at("/g")}, 0}}).owners.front(), (Usage{4 * kMiB, kMiB, 0}));

@@ -1,10 +1,10 @@
 // Where files that are being adopted (fs/adopt/speculative_clone.h) end for now: such a blob holds more than was
 // written so far.
 //
-// A blob is *unsettled* from before it becomes a clone of a guess until its true content is durable: its mode says so
-// (Blobs::set_unsettled), in the same log as its blocks and so never later than they. After a power loss nothing is
-// known of it, and it is emptied, as any file that was never synced may be. After a kill of the daemon it is cut where
-// its frontier was: the file STORE/frontiers, which the kernel keeps, has that for each unsettled blob.
+// A blob is *unsettled* from before it becomes a clone of a predicted source until its true content is durable: its
+// mode says so (Blobs::set_unsettled), in the same log as its blocks and so never later than they. After a power loss
+// nothing is known of it, and it is emptied, as any file that was never synced may be. After a kill of the daemon it is
+// cut where its frontier was: the file STORE/frontiers, which the kernel keeps, has that for each unsettled blob.
 //
 // Format: a line that names the format and the boot, padded to 4096 bytes; then slots of blob and frontier, each 64
 // bits in the machine's own order (it never outlives the boot). Written through a mapping (io/mapped_words.h), since

@@ -194,7 +194,8 @@ class Recoverer {
     return index_.commit(std::move(batch));
   }
 
-  // The blob may hold what was guessed and never written (meta/blobs/frontiers.h). Durable before it counts as settled.
+  // The blob may hold what was predicted and never written (meta/blobs/frontiers.h). Durable before it counts as
+  // settled.
   Result<> settle(BlobNumber blob) {
     TRY_ASSIGN(const struct stat st, blobs_.stat(blob));
     if (!Blobs::is_unsettled(st)) return success();

@@ -195,7 +195,7 @@ Mount::~Mount() {
   internals_->filesystem->tasks.wait();
   internals_->filesystem->notifications.stop();
   internals_->filesystem->view_handles.clear();
-  internals_->filesystem->view_files.let_all_go();
+  internals_->filesystem->view_files.drop_all_blocks();
   internals_->session.reset();
   internals_->filesystem->handles.clear();
 }
@@ -258,7 +258,7 @@ Result<> Mount::run() {
   // The kernel does not send every RELEASE and FORGET when a mount ends.
   fs.directories.clear();
   fs.view_handles.clear();
-  fs.view_files.let_all_go();
+  fs.view_files.drop_all_blocks();
   fs.handles.clear();
   const auto durable = fs.speculative_clones.stop();
   if (!durable) {

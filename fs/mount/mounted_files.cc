@@ -29,6 +29,6 @@ void MountedFiles::invalidate_name(meta::InodeNumber folder, const std::string& 
   fs_.notifications.name_changed(folder, name);
 }
 
-void MountedFiles::let_go() { fs_.view_files.let_all_go(); }
+void MountedFiles::drop_view_blocks() { fs_.view_files.drop_all_blocks(); }
 
 }  // namespace ckptfs::fs

@@ -24,7 +24,7 @@ class MountedFiles final : public meta::OpenFiles {
   Result<> cut(meta::InodeNumber inode) override;
   void invalidate(meta::InodeNumber inode) override;
   void invalidate_name(meta::InodeNumber folder, const std::string& name) override;
-  void let_go() override;
+  void drop_view_blocks() override;
 
  private:
   Filesystem& fs_;

@@ -59,7 +59,7 @@ OpenFileTable::Environment Filesystem::environment() {
     step_facts.forget(inode);
     tree.reap(inode);
   };
-  environment.about_to_change = [this](meta::InodeNumber inode) { view_files.let_go(inode); };
+  environment.about_to_change = [this](meta::InodeNumber inode) { view_files.drop_blocks_of(inode); };
   return environment;
 }
 

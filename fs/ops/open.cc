@@ -161,7 +161,7 @@ Result<std::unique_ptr<Handle>> open_file(Filesystem& fs, meta::InodeNumber inod
   if ((info.flags & O_TRUNC) != 0) {
     fs.files.changes(inode);
     TRY(fs.tree.truncate(inode, 0));
-    fs.view_files.let_go(inode);  // what was opened meanwhile
+    fs.view_files.drop_blocks_of(inode);  // what was opened meanwhile
     TRY(fs.clear_privileges(inode, caller));
     fs.write_errors.clear(inode);
   }

@@ -190,7 +190,7 @@ Result<> Caretaker::share(const File& file) {
 
 Result<> Caretaker::share_with(BlobNumber from, BlobNumber to) {
   const auto bytes = share_equal_chunks(store_, from, to, [this](Time t) { return pause(t); });
-  if (!bytes || bytes.value() > 0) store_.open_files().let_go();
+  if (!bytes || bytes.value() > 0) store_.open_files().drop_view_blocks();
   TRY(bytes);
   const std::lock_guard lock(mutex_);
   report_.shared_bytes += bytes.value();

@@ -1,4 +1,4 @@
-// What save, seal and the like ask of the mount about open files, and have it do.
+// What meta/ asks the mount about open files, and what it has the mount do with them.
 #pragma once
 
 #include <string>
@@ -26,8 +26,9 @@ class OpenFiles {
   virtual void invalidate(InodeNumber inode) = 0;
   // What the kernel remembers under this name is out of date. Never waits, as above.
   virtual void invalidate_name(InodeNumber folder, const std::string& name) = 0;
-  // Blocks were deduplicated: nothing but who has a file open holds on to those that were freed.
-  virtual void let_go() = 0;
+  // Files were made to share blocks. The mount closes the files of views that it keeps although nobody has them open,
+  // so that the blocks that were replaced are freed at once.
+  virtual void drop_view_blocks() = 0;
 };
 
 }  // namespace ckptfs::meta

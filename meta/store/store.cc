@@ -39,7 +39,7 @@ class NothingOpen : public OpenFiles {
   Result<> cut(InodeNumber) override { return success(); }
   void invalidate(InodeNumber) override {}
   void invalidate_name(InodeNumber, const std::string&) override {}
-  void let_go() override {}
+  void drop_view_blocks() override {}
 };
 
 std::string new_id() {

@@ -80,7 +80,7 @@ class StubOpenFiles : public OpenFiles {
   std::function<void()> meanwhile;    // called when a save writes back open files: after its plan, before its gate
   std::function<void()> behind_gate;  // called when a save or seal inspects a file behind its gate
 
-  void let_go() override {}
+  void drop_view_blocks() override {}
   bool open_for_writing(InodeNumber inode) const override { return writers.contains(inode); }
   bool writing() const override { return !writers.empty(); }
   bool open_at_all(InodeNumber inode) const override { return writers.contains(inode) || readers.contains(inode); }

@@ -107,7 +107,7 @@ Result<io::DirectAlignment> alignment_of(const meta::Store& store) {
   return io::direct_alignment(lock.get());
 }
 
-Result<> settle_modes(Filesystem& fs) {
+Result<> choose_open_modes(Filesystem& fs) {
   OpenModes& modes = fs.modes;
   modes.odirect = fs.options.odirect;
   TRY_ASSIGN(modes.alignment, alignment_of(fs.store));
@@ -222,7 +222,7 @@ Result<std::unique_ptr<Mount>> Mount::start(const MountOptions& options) {
     if (const auto ahead = read_far_ahead(options.mountpoint); !ahead) {
       log::info("the kernel reads views ahead by 128 KiB only: {}", ahead.error().message());
     }
-    return settle_modes(fs);
+    return choose_open_modes(fs);
   }();
   if (!mounted) {
     internals->session.reset();

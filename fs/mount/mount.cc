@@ -191,7 +191,7 @@ Mount::~Mount() {
   internals_->filesystem->leaving = true;
   internals_->filesystem->rotation.stop();
   internals_->filesystem->removals.stop();
-  internals_->filesystem->caretaker.stop();
+  internals_->filesystem->maintenance.stop();
   internals_->filesystem->tasks.wait();
   internals_->filesystem->notifications.stop();
   internals_->filesystem->view_handles.clear();
@@ -234,7 +234,7 @@ Result<std::unique_ptr<Mount>> Mount::start(const MountOptions& options) {
   internals->store->set_open_files(internals->open_files.get());
   fs.notifications.start();
   fs.speculative_clones.start();
-  fs.caretaker.start();
+  fs.maintenance.start();
   fs.removals.start();
   if (!options.read_only) fs.rotation.start();
   log::info("{} is mounted at {}", source, options.mountpoint);
@@ -251,7 +251,7 @@ Result<> Mount::run() {
   if (internals_->options.before_close) internals_->options.before_close();
   fs.rotation.stop();
   fs.removals.stop();
-  fs.caretaker.stop();
+  fs.maintenance.stop();
   fs.tasks.wait();
   fs.notifications.stop();
 

@@ -36,7 +36,7 @@
 #include "fs/steps/step_facts.h"
 #include "fs/views/view_file.h"
 #include "fs/views/views.h"
-#include "meta/care/caretaker.h"
+#include "meta/care/maintenance.h"
 #include "meta/store/store.h"
 #include "meta/tree/tree.h"
 
@@ -80,7 +80,7 @@ class Filesystem {
   ViewFiles view_files;
   Handles<ViewHandle> view_handles;
   PrivilegeWatch privileges;
-  meta::Caretaker caretaker;
+  meta::Maintenance maintenance;
   StepFactsFinder step_facts;
   Removals removals;
   Saver saver;

@@ -16,8 +16,8 @@
 #include "io/json.h"
 #include "io/log.h"
 #include "meta/accounting/accounting.h"
+#include "meta/blobs/preallocation_reclaimer.h"
 #include "meta/blobs/reaper.h"
-#include "meta/blobs/trimmer.h"
 #include "meta/names.h"
 #include "meta/store/inspection.h"
 #include "meta/time.h"
@@ -27,7 +27,7 @@ namespace ckptfs::meta {
 namespace {
 
 constexpr uint64_t kFormat = 4;
-constexpr std::chrono::seconds kTrimInterval{30};
+constexpr std::chrono::seconds kReclaimInterval{30};
 
 // Where nothing is mounted nothing is open.
 class NothingOpen : public OpenFiles {
@@ -229,7 +229,7 @@ struct Store::Internals {
   std::unique_ptr<Reaper> reaper;
   std::unique_ptr<SpareBlobs> spares;
   std::unique_ptr<Accounting> accounting;
-  std::unique_ptr<Trimmer> trimmer;
+  std::unique_ptr<PreallocationReclaimer> preallocation_reclaimer;
   NothingOpen nothing_open;
   std::atomic<OpenFiles*> open_files = &nothing_open;  // some of the above have threads
   std::mutex save_mutex;
@@ -315,7 +315,7 @@ void Store::Internals::start_services() {
   spares = std::make_unique<SpareBlobs>(*tree, *blobs);
   accounting = std::make_unique<Accounting>(
       *tree, *index, *blobs, [this](InodeNumber inode) { return open_files.load()->open_for_writing(inode); });
-  trimmer = std::make_unique<Trimmer>(*space, kTrimInterval, [this] {
+  preallocation_reclaimer = std::make_unique<PreallocationReclaimer>(*space, kReclaimInterval, [this] {
     tree->write_back().prune([this](InodeNumber inode) { return open_files.load()->open_for_writing(inode); });
   });
 }

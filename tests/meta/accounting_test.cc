@@ -11,7 +11,7 @@
 #include "io/clone.h"
 #include "io/extents.h"
 #include "io/preallocated.h"
-#include "meta/blobs/trimmer.h"
+#include "meta/blobs/preallocation_reclaimer.h"
 #include "tests/meta/scratch_store.h"
 
 namespace ckptfs::meta {
@@ -374,7 +374,7 @@ TEST_F(AccountingTest, NothingIsRefusedForWantOfSpaceThatWasTakenAhead) {
   EXPECT_TRUE(saved) << saved.error().message();
 }
 
-TEST_F(AccountingTest, TheTrimmerWorksWhereSomethingWasWritten) {
+TEST_F(AccountingTest, PreallocationIsReclaimedWhereSomethingWasWritten) {
   make_folder("/zero_stage_3");
   make_file("/zero_stage_3/f", std::string(16 * kMiB, 'x'));
   clone_file("/zero_stage_3/f", "/g");
@@ -382,7 +382,7 @@ TEST_F(AccountingTest, TheTrimmerWorksWhereSomethingWasWritten) {
   ASSERT_TRUE(io::syncfs_fd(store_->blobs().folder_fd()));
   const uint64_t before = used_bytes(*store_);
   Space space(store_->blobs().folder_fd());
-  const Trimmer trimmer(space, std::chrono::milliseconds(1), [] {});
+  const PreallocationReclaimer preallocation_reclaimer(space, std::chrono::milliseconds(1), [] {});
   ::usleep(50000);
   EXPECT_GT(used_bytes(*store_), before - kMiB) << "nothing was written that it knows of";
   space.note_written();

@@ -57,7 +57,7 @@ Result<std::optional<size_t>> SpeculativeClone::start(std::span<const std::byte>
     TRY_ASSIGN(const struct stat before, io::stat_fd(blob_.get()));
     if (static_cast<uint64_t>(before.st_size) != written_end) return false;  // a WRITE before this one failed
     if (!slot_) {
-      TRY_ASSIGN(auto slot, frontiers_.take(number_));
+      TRY_ASSIGN(auto slot, written_ends_.take(number_));
       if (!slot) return Error(EAGAIN, "too many copies at the same time");
       slot_ = std::move(*slot);
     }
@@ -308,7 +308,7 @@ Result<> SpeculativeClone::drop_clone() {
   clone_size_ = written_end;
   const timespec times[2] = {{0, UTIME_OMIT}, written_};
   if (::futimens(blob_.get(), times) != 0) return last_error("futimens");
-  TRY(slot_.set(meta::Frontiers::kWhole));
+  TRY(slot_.set(meta::WrittenEnds::kWhole));
   adopting_.store(false, std::memory_order_release);
   return success();
 }

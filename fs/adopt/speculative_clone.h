@@ -10,8 +10,8 @@
 //
 // Anything else that happens to the file (a write elsewhere, another open, a new size or time, fallocate, a copy into
 // it, fsync, a save, the last close) first *truncates* the blob to the written end. Afterwards the file is like any
-// other, but for one thing: its blob counts as *unsettled* (meta/blobs/frontiers.h) until it is durable, by an fsync or
-// in the background.
+// other, but for one thing: its blob counts as *unsettled* (meta/blobs/written_ends.h) until it is durable, by an fsync
+// or in the background.
 //
 // A file qualifies if nobody else has it open and if it is open for writing only, so that nobody can map it. O_DIRECT
 // (DeepSpeed's swap files), O_SYNC, O_DSYNC and O_APPEND rule it out.
@@ -43,7 +43,7 @@
 #include "io/fd.h"
 #include "io/file_window.h"
 #include "io/read_ahead.h"
-#include "meta/blobs/frontiers.h"
+#include "meta/blobs/written_ends.h"
 
 namespace ckptfs::fs {
 
@@ -65,12 +65,12 @@ class SpeculativeClone {
   };
   // `shared`: told what became of a clone of the source; its answer counts.
   using Shared = std::function<Result<>(Result<>)>;
-  SpeculativeClone(InodeNumber inode, std::string name, Source source, meta::Frontiers& frontiers, Counters& counters,
-                   Shared shared)
+  SpeculativeClone(InodeNumber inode, std::string name, Source source, meta::WrittenEnds& written_ends,
+                   Counters& counters, Shared shared)
       : inode_(inode),
         name_(std::move(name)),
         source_(std::move(source)),
-        frontiers_(frontiers),
+        written_ends_(written_ends),
         counters_(counters),
         shared_(std::move(shared)) {}
 
@@ -128,24 +128,24 @@ class SpeculativeClone {
   const InodeNumber inode_;
   const std::string name_;
   const Source source_;
-  meta::Frontiers& frontiers_;
+  meta::WrittenEnds& written_ends_;
   Counters& counters_;
   const Shared shared_;
 
   std::mutex mutex_;
-  io::FileWindow window_;        // guarded by mutex_; of the source
-  io::Fd blob_;                  // guarded by mutex_; O_RDWR, from prepare() until it is truncated
-  meta::BlobNumber number_ = 0;  // guarded by mutex_; of the blob
-  meta::Frontiers::Slot slot_;   // guarded by mutex_; until it is durable
-  bool ending_ = false;          // guarded by mutex_; a truncation was asked for: nothing is compared any more
-  uint64_t clone_size_ = 0;      // guarded by mutex_
-  uint64_t compared_ = 0;        // guarded by mutex_
-  uint64_t mismatched_ = 0;      // guarded by mutex_
-  size_t sampled_ = kSampled;    // guarded by mutex_; one block of so many bytes is looked at before it starts
-  uint64_t strange_ = 0;         // guarded by mutex_; bytes of the last WRITEs of which nothing was there
-  io::ReadAhead read_ahead_;     // guarded by mutex_; of the source, for its reader and compare()
-  unsigned clones_ = 0;          // guarded by mutex_; how often it was started
-  timespec written_{};           // guarded by mutex_; the last write
+  io::FileWindow window_;         // guarded by mutex_; of the source
+  io::Fd blob_;                   // guarded by mutex_; O_RDWR, from prepare() until it is truncated
+  meta::BlobNumber number_ = 0;   // guarded by mutex_; of the blob
+  meta::WrittenEnds::Slot slot_;  // guarded by mutex_; until it is durable
+  bool ending_ = false;           // guarded by mutex_; a truncation was asked for: nothing is compared any more
+  uint64_t clone_size_ = 0;       // guarded by mutex_
+  uint64_t compared_ = 0;         // guarded by mutex_
+  uint64_t mismatched_ = 0;       // guarded by mutex_
+  size_t sampled_ = kSampled;     // guarded by mutex_; one block of so many bytes is looked at before it starts
+  uint64_t strange_ = 0;          // guarded by mutex_; bytes of the last WRITEs of which nothing was there
+  io::ReadAhead read_ahead_;      // guarded by mutex_; of the source, for its reader and compare()
+  unsigned clones_ = 0;           // guarded by mutex_; how often it was started
+  timespec written_{};            // guarded by mutex_; the last write
   std::atomic<uint64_t> written_end_{0};
   std::atomic<bool> adopting_{false};
 };

@@ -134,7 +134,7 @@ Result<std::shared_ptr<SpeculativeClone>> SpeculativeClones::try_begin(const Ope
   source.by = prediction.by;
   const auto shared = [this, source](Result<> cloned) { return note_shared(source, std::move(cloned)); };
   const auto clone =
-      std::make_shared<SpeculativeClone>(file.inode, name, source, store_.frontiers(), counters_, shared);
+      std::make_shared<SpeculativeClone>(file.inode, name, source, store_.written_ends(), counters_, shared);
   const auto held = clone->hold();
   {
     const std::lock_guard lock(mutex_);
@@ -185,7 +185,7 @@ std::unique_ptr<InlineBlockDedup> SpeculativeClones::begin_blocks(const OpenFile
 
 void SpeculativeClones::closed(const std::shared_ptr<SpeculativeClone>& clone) {
   if (const auto truncated = clone->truncate_to_written(); !truncated)
-    write_errors_.failed(clone->inode(), WriteFailure::cut, truncated.error());
+    write_errors_.failed(clone->inode(), WriteFailure::truncate_to_written, truncated.error());
   // The kernel may have cached a size from before the truncation.
   notifications_.attributes_changed(clone->inode());
   if (const auto right = clone->was_right()) {

@@ -21,7 +21,9 @@ Result<> MountedFiles::write_back(const std::vector<meta::InodeNumber>& inodes) 
   });
 }
 
-Result<> MountedFiles::cut(meta::InodeNumber inode) { return fs_.speculative_clones.truncate_to_written(inode); }
+Result<> MountedFiles::truncate_to_written(meta::InodeNumber inode) {
+  return fs_.speculative_clones.truncate_to_written(inode);
+}
 
 void MountedFiles::invalidate(meta::InodeNumber inode) { fs_.notifications.attributes_changed(inode); }
 

@@ -179,7 +179,7 @@ class Save {
     }
     TRY(tree_.refuse_suspect(taken.plan.source, taken.plan.record));
     taken.writer_open = store_.open_files().open_for_writing(taken.plan.source);
-    TRY(store_.open_files().cut(taken.plan.source));
+    TRY(store_.open_files().truncate_to_written(taken.plan.source));
     TRY_ASSIGN(const struct stat st, io::stat_fd(live.value()));
     taken.size = static_cast<uint64_t>(st.st_size);
     taken.mtime = st.st_mtim;

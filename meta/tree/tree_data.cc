@@ -251,7 +251,7 @@ Result<> Tree::truncate(InodeNumber number, uint64_t size) {
   TRY_ASSIGN(const struct stat before, io::stat_fd(fd.get()));
   if (::ftruncate(fd.get(), static_cast<off_t>(size)) != 0) return last_error();
   finished_writing(number);
-  if (static_cast<off_t>(size) < before.st_size) write_back_.note_cut(blob);
+  if (static_cast<off_t>(size) < before.st_size) write_back_.note_truncated(blob);
   return size == 0 ? write_back_.trust(blob) : success();
 }
 

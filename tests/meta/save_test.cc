@@ -118,7 +118,7 @@ TEST_F(SaveTest, WhatIsBeingAdoptedIsCutBehindTheGate) {
   open_files_.writers.insert(at("/zero_stage_3/optimizer/rank1/0_2.tensor.swp"));
   open_files_.meanwhile = [this] { open_files_.writers.insert(at(kLive)); };
   ASSERT_TRUE(save("s1"));
-  EXPECT_EQ(std::count(open_files_.cuts.begin(), open_files_.cuts.end(), at(kLive)), 1);
+  EXPECT_EQ(std::count(open_files_.truncated.begin(), open_files_.truncated.end(), at(kLive)), 1);
 }
 
 TEST_F(SaveTest, DataThatIsMissingFailsTheSaveWhole) {

@@ -52,7 +52,7 @@ class WrittenEnds {
   BlobNumber settled_below() const { return settled_; }
   // Raises that number for the next start.
   Result<> raise_settled();
-  // Clears the mark in the mode of a blob that the last daemon had truncated, unless the blob has a slot again.
+  // Clears the mark of a blob whose content the last daemon had made durable, unless the blob has a slot again.
   Result<> take_off_mark(BlobNumber blob, int fd);
 
   class Slot {

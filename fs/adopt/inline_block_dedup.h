@@ -38,10 +38,10 @@ class InlineBlockDedup {
  public:
   // What it needs from outside; called with no leaf locked.
   struct Environment {
-    std::function<Result<io::Fd>(InodeNumber)> look;                   // O_RDONLY, counted nowhere
-    std::function<Result<SpeculativeClone::Guess>(InodeNumber)> open;  // counted until it is closed
-    std::function<void(const SpeculativeClone::Guess&)> close;
-    std::function<Result<>(const SpeculativeClone::Guess&, Result<>)>
+    std::function<Result<io::Fd>(InodeNumber)> open_uncounted;          // O_RDONLY, counted nowhere
+    std::function<Result<SpeculativeClone::Source>(InodeNumber)> open;  // counted until it is closed
+    std::function<void(const SpeculativeClone::Source&)> close;
+    std::function<Result<>(const SpeculativeClone::Source&, Result<>)>
         shared;  // told what became of a clone; its answer counts
   };
   // `candidates`: what the file may hold; not empty. `name`: for the log.
@@ -65,10 +65,10 @@ class InlineBlockDedup {
     bool shared = false;
   };
 
-  const SpeculativeClone::Guess* guess_for(std::span<const std::byte> data, off_t offset, int blob);
+  const SpeculativeClone::Source* source_for(std::span<const std::byte> data, off_t offset, int blob);
   Result<std::optional<InodeNumber>> choose(std::span<const std::byte> data, off_t offset, int blob) const;
-  std::vector<Part> parts(const SpeculativeClone::Guess& guess, std::span<const std::byte> data, uint64_t offset);
-  bool share(const SpeculativeClone::Guess& guess, int blob, off_t offset, size_t size);
+  std::vector<Part> parts(const SpeculativeClone::Source& source, std::span<const std::byte> data, uint64_t offset);
+  bool share(const SpeculativeClone::Source& source, int blob, off_t offset, size_t size);
   void withdraw(int blob, off_t offset, size_t size) const;
   void give_up(const Error& reason);
 
@@ -77,8 +77,8 @@ class InlineBlockDedup {
   Counters& counters_;
 
   std::mutex mutex_;
-  std::vector<InodeNumber> candidates_;           // guarded by mutex_; until one was chosen, or none
-  std::optional<SpeculativeClone::Guess> guess_;  // guarded by mutex_ until it is set, then constant
+  std::vector<InodeNumber> candidates_;             // guarded by mutex_; until one was chosen, or none
+  std::optional<SpeculativeClone::Source> source_;  // guarded by mutex_ until it is set, then constant
   std::atomic<uint64_t> compared_{0};
   std::atomic<uint64_t> mismatched_{0};
   std::atomic<bool> ended_{false};  // nothing is compared any more

@@ -15,7 +15,7 @@ namespace ckptfs::fs {
 class PredictionBackoff {
  public:
   struct Terms {
-    unsigned first_pause = 0;  // files; doubled with each wrong guess
+    unsigned first_pause = 0;  // files; doubled with each wrong prediction
     unsigned longest_pause = 0;
     // Names that differ only in numbers, too, and those that nothing is known of: these with a shorter first pause, as
     // most of them may yet be right.
@@ -25,12 +25,12 @@ class PredictionBackoff {
 
   // To be asked once for each file: it counts them.
   bool ask(const std::string& name);
-  // What came of a guess.
+  // What came of a prediction.
   void learn(const std::string& name, bool right);
 
  private:
   struct Record {
-    unsigned pause = 0;  // after the last guess; 0: it was right
+    unsigned pause = 0;  // after the last prediction; 0: it was right
     unsigned left = 0;   // of it
     bool ask();
   };

@@ -47,7 +47,7 @@ void SpeculativeClone::prepare(const std::unique_lock<std::mutex>&, io::Fd blob,
   number_ = number;
 }
 
-// The blob goes on as the guess does, from the first whole block of `data` on; how many bytes lie before, which it
+// The blob goes on as the source does, from the first whole block of `data` on; how many bytes lie before, which it
 // writes. None: there is no such block, or, ending_: it cannot.
 Result<std::optional<size_t>> SpeculativeClone::start(std::span<const std::byte> data, uint64_t written_end) {
   const size_t head = (kBlock - written_end % kBlock) % kBlock;
@@ -57,7 +57,7 @@ Result<std::optional<size_t>> SpeculativeClone::start(std::span<const std::byte>
     TRY_ASSIGN(const struct stat before, io::stat_fd(blob_.get()));
     if (static_cast<uint64_t>(before.st_size) != written_end) return false;  // a WRITE before this one failed
     if (!slot_) {
-      TRY_ASSIGN(auto slot, frontiers_.take(number_));
+      TRY_ASSIGN(auto slot, written_ends_.take(number_));
       if (!slot) return Error(EAGAIN, "too many copies at the same time");
       slot_ = std::move(*slot);
     }
@@ -69,7 +69,7 @@ Result<std::optional<size_t>> SpeculativeClone::start(std::span<const std::byte>
     TRY(meta::Blobs::set_unsettled(blob_.get(), true));
     TRY(io::fault_point("adopt.clone"));
     const auto border = static_cast<off_t>(written_end + head);
-    TRY(shared_(io::clone_range(guess_.descriptor, border, blob_.get(), border, 0)));
+    TRY(shared_(io::clone_range(source_.descriptor, border, blob_.get(), border, 0)));
     TRY_ASSIGN(const struct stat st, io::stat_fd(blob_.get()));
     clone_size_ = static_cast<uint64_t>(st.st_size);
     return true;
@@ -126,7 +126,7 @@ DataPath::Written SpeculativeClone::write(std::span<const std::byte> data, off_t
 Result<std::optional<size_t>> SpeculativeClone::begin(std::span<const std::byte> data, uint64_t written_end) {
   const auto right = seems_right(data, written_end);
   if (!right) {
-    guess_unreadable(right.error());
+    source_unreadable(right.error());
     return std::optional<size_t>();
   }
   if (right.value()) {
@@ -139,7 +139,7 @@ Result<std::optional<size_t>> SpeculativeClone::begin(std::span<const std::byte>
   return std::optional<size_t>();
 }
 
-// Is half of it there? By samples, which get fewer while it is not: the guess may have to be read from the disk.
+// Is half of it there? By samples, which get fewer while it is not: the source may have to be read from the disk.
 Result<bool> SpeculativeClone::seems_right(std::span<const std::byte> data, uint64_t written_end) {
   if (compared_ == 0) expect_samples(written_end, data.size());
   const auto room = compared_with.get(kBlock);
@@ -147,7 +147,7 @@ Result<bool> SpeculativeClone::seems_right(std::span<const std::byte> data, uint
   size_t equal = 0, looked_at = 0;
   for (uint64_t at = next_sample(written_end); at < written_end + data.size(); at += sampled_, ++looked_at) {
     const auto block = data.subspan(at - written_end).first(std::min(kBlock, data.size() - (at - written_end)));
-    TRY_ASSIGN(const size_t got, io::read_full(guess_.descriptor, room.first(block.size()), static_cast<off_t>(at)));
+    TRY_ASSIGN(const size_t got, io::read_full(source_.descriptor, room.first(block.size()), static_cast<off_t>(at)));
     if (got == block.size() && std::memcmp(block.data(), room.data(), got) == 0) ++equal;
   }
   if (looked_at == 0) return false;
@@ -162,12 +162,12 @@ uint64_t SpeculativeClone::next_sample(uint64_t offset) const { return (offset +
 // Has the disk read them, all at the same time, and does not wait.
 void SpeculativeClone::expect_samples(uint64_t offset, size_t size) const {
   for (uint64_t at = next_sample(offset); at < offset + size; at += sampled_) {
-    ::posix_fadvise(guess_.descriptor, static_cast<off_t>(at), kBlock, POSIX_FADV_WILLNEED);
+    ::posix_fadvise(source_.descriptor, static_cast<off_t>(at), kBlock, POSIX_FADV_WILLNEED);
   }
 }
 
-// Whoever writes does not need the guess: from here on the file is written plainly.
-void SpeculativeClone::guess_unreadable(const Error& error) {
+// Whoever writes does not need the source: from here on the file is written plainly.
+void SpeculativeClone::source_unreadable(const Error& error) {
   ending_ = true;
   add(counters_.adoption_fallbacks);
   log::warn("{} is written on plainly: what it was expected to hold cannot be read: {}", name_, error.message());
@@ -177,7 +177,7 @@ DataPath::Written SpeculativeClone::compare(std::span<const std::byte> data, uin
   const auto alike = strange_ > 0 ? is_alike(data, written_end) : Result<bool>(true);
   const auto differing = alike && alike.value() ? compare_blocks(data, written_end) : Differing();
   if (!alike || !differing) {
-    guess_unreadable(alike ? differing.error() : alike.error());
+    source_unreadable(alike ? differing.error() : alike.error());
     return {};
   }
   const uint64_t before = mismatched_;
@@ -200,17 +200,17 @@ DataPath::Written SpeculativeClone::compare(std::span<const std::byte> data, uin
   return written;
 }
 
-// With the guess where it lies; else with the file's own clone.
+// With the source where it lies; else with the file's own clone.
 Result<SpeculativeClone::Differing> SpeculativeClone::compare_blocks(std::span<const std::byte> data, uint64_t offset) {
   static_assert(kMostBlocks > RequestLoop::kLargestWrite / kBlock);
   Differing differing;
-  if (guess_is_unchanged()) {
+  if (source_is_unchanged()) {
     TRY(io::fault_point("adopt.read"));
-    TRY_ASSIGN(const auto there, window_.at(guess_.descriptor, offset, data.size()));
+    TRY_ASSIGN(const auto there, window_.at(source_.descriptor, offset, data.size()));
     const bool compared = io::access_mapped([&] { find_differing(data, there.data(), offset, differing); });
     std::atomic_thread_fence(std::memory_order_acquire);  // not before what is read above
-    // Whoever opens the guess for writing is counted before he can write.
-    if (compared && guess_is_unchanged()) return differing;
+    // Whoever opens the source for writing is counted before he can write.
+    if (compared && source_is_unchanged()) return differing;
   }
   const auto room = compared_with.get(data.size());
   if (room.size() < data.size()) return Error(ENOMEM);
@@ -222,19 +222,19 @@ Result<SpeculativeClone::Differing> SpeculativeClone::compare_blocks(std::span<c
   return differing;
 }
 
-void SpeculativeClone::look_ahead(size_t size, bool in_lockstep) {
+void SpeculativeClone::prefetch(size_t size, bool in_lockstep) {
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock || !blob_ || ending_) return;
   const uint64_t written_end = written_end_.load(std::memory_order_relaxed);
   if (!adopting_.load(std::memory_order_relaxed)) return expect_samples(written_end, size);
   const size_t wanted = std::min<uint64_t>(size, clone_size_ - written_end);
   if (!in_lockstep || strange_ > 0 || wanted == 0) return;  // else the next WRITE would wait for the lock
-  const bool unchanged = guess_is_unchanged();  // else it is read by its reader, if there is one, and by nobody else
-  if (unchanged || guess_.by == SourcePredictor::By::reader) {
-    read_ahead_.reader_is_at(guess_.descriptor, written_end, clone_size_);
+  const bool unchanged = source_is_unchanged();  // else it is read by its reader, if there is one, and by nobody else
+  if (unchanged || source_.by == SourcePredictor::By::reader) {
+    read_ahead_.reader_is_at(source_.descriptor, written_end, clone_size_);
   }
   if (!unchanged) return;
-  const auto there = window_.at(guess_.descriptor, written_end, wanted);
+  const auto there = window_.at(source_.descriptor, written_end, wanted);
   if (!there) return;  // it is tried again, when it is needed
   io::access_mapped([&] {
     for (size_t at = 0; at < wanted; at += kBlock)
@@ -308,7 +308,7 @@ Result<> SpeculativeClone::drop_clone() {
   clone_size_ = written_end;
   const timespec times[2] = {{0, UTIME_OMIT}, written_};
   if (::futimens(blob_.get(), times) != 0) return last_error("futimens");
-  TRY(slot_.set(meta::Frontiers::kWhole));
+  TRY(slot_.set(meta::WrittenEnds::kWhole));
   adopting_.store(false, std::memory_order_release);
   return success();
 }

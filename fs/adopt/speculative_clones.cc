@@ -82,43 +82,43 @@ void SpeculativeClones::forget(const SpeculativeClone& clone) {
 }
 
 // Counted as open until closed(), so that its descriptor stays, and its count of changes.
-Result<SpeculativeClone::Guess> SpeculativeClones::open_guess(InodeNumber inode) {
+Result<SpeculativeClone::Source> SpeculativeClones::open_source(InodeNumber inode) {
   TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(inode));
   TRY(tree_.refuse_suspect(inode, record));
-  SpeculativeClone::Guess guess;
-  guess.file = files_.begin(inode, false).file;
-  const auto backing = files_.backing(*guess.file);
+  SpeculativeClone::Source source;
+  source.file = files_.begin(inode, false).file;
+  const auto backing = files_.backing(*source.file);
   if (!backing) {
-    files_.end(guess.file, false);
+    files_.end(source.file, false);
     return backing.error();
   }
-  guess.descriptor = backing.value().descriptor;
-  guess.frozen = (record.flags & meta::kFrozen) != 0;
-  guess.changes = guess.file->changes.load();
-  if (!guess.frozen && !files_.has_writers(*guess.file)) {
-    const auto written = io::has_writer(guess.descriptor);
-    guess.unchanged = written && !written.value();
+  source.descriptor = backing.value().descriptor;
+  source.frozen = (record.flags & meta::kFrozen) != 0;
+  source.changes = source.file->changes.load();
+  if (!source.frozen && !files_.has_writers(*source.file)) {
+    const auto written = io::has_writer(source.descriptor);
+    source.unchanged = written && !written.value();
   }
-  return guess;
+  return source;
 }
 
-// A guess that was cloned shares its blocks, and owes them should it be a live swap file. A clone that succeeds tells
-// nothing of a write-back that failed before it.
-Result<> SpeculativeClones::note_shared(const SpeculativeClone::Guess& guess, Result<> cloned) {
-  const InodeNumber inode = guess.file->inode;
+// A source that was cloned shares its blocks, so its COW reserve is counted again. A clone can succeed although a
+// write-back failed before it, so that is checked, too.
+Result<> SpeculativeClones::note_shared(const SpeculativeClone::Source& source, Result<> cloned) {
+  const InodeNumber inode = source.file->inode;
   if (!cloned) {
-    TRY(tree_.sync_file(inode, guess.descriptor));
+    TRY(tree_.sync_file(inode, source.descriptor));
     return cloned;
   }
   tree_.finished_writing(inode);
-  return tree_.check_write_back(inode, guess.descriptor);
+  return tree_.check_write_back(inode, source.descriptor);
 }
 
 std::shared_ptr<SpeculativeClone> SpeculativeClones::begin(const OpenFile& file, const std::string& name,
-                                                           const SourcePredictor::Prediction& guessed) {
-  auto begun = try_begin(file, name, guessed);
+                                                           const SourcePredictor::Prediction& prediction) {
+  auto begun = try_begin(file, name, prediction);
   if (begun) return std::move(begun).value();
-  if (begun.error().errno_value() != ENOENT) {  // the guess may have been removed this moment
+  if (begun.error().errno_value() != ENOENT) {  // the source may have been removed this moment
     add(counters_.adoption_fallbacks);
     log::warn("{} is copied, not adopted: {}", name, begun.error().message());
   }
@@ -126,14 +126,15 @@ std::shared_ptr<SpeculativeClone> SpeculativeClones::begin(const OpenFile& file,
 }
 
 Result<std::shared_ptr<SpeculativeClone>> SpeculativeClones::try_begin(const OpenFile& file, const std::string& name,
-                                                                       const SourcePredictor::Prediction& guessed) {
+                                                                       const SourcePredictor::Prediction& prediction) {
   const auto nothing = std::shared_ptr<SpeculativeClone>();
-  if (guessed.inode == file.inode || find(file.inode)) return nothing;
+  if (prediction.inode == file.inode || find(file.inode)) return nothing;
   TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(file.inode));
-  TRY_ASSIGN(SpeculativeClone::Guess guess, open_guess(guessed.inode));
-  guess.by = guessed.by;
-  const auto shared = [this, guess](Result<> cloned) { return note_shared(guess, std::move(cloned)); };
-  const auto clone = std::make_shared<SpeculativeClone>(file.inode, name, guess, store_.frontiers(), counters_, shared);
+  TRY_ASSIGN(SpeculativeClone::Source source, open_source(prediction.inode));
+  source.by = prediction.by;
+  const auto shared = [this, source](Result<> cloned) { return note_shared(source, std::move(cloned)); };
+  const auto clone =
+      std::make_shared<SpeculativeClone>(file.inode, name, source, store_.written_ends(), counters_, shared);
   const auto held = clone->hold();
   {
     const std::lock_guard lock(mutex_);
@@ -143,7 +144,7 @@ Result<std::shared_ptr<SpeculativeClone>> SpeculativeClones::try_begin(const Ope
   // Whoever opens the file from here on finds the clone, and waits for its lock to truncate it.
   const auto prepared = [&]() -> Result<bool> {
     if (!files_.is_only_open(file)) return false;
-    TRY_ASSIGN(const struct stat size, io::stat_fd(clone->guess().descriptor));
+    TRY_ASSIGN(const struct stat size, io::stat_fd(clone->source().descriptor));
     if (size.st_size < kSmallest) return false;
     {
       // A mapping that outlived its descriptor would see what nobody wrote.
@@ -157,7 +158,7 @@ Result<std::shared_ptr<SpeculativeClone>> SpeculativeClones::try_begin(const Ope
   }();
   if (prepared && prepared.value()) return clone;
   forget(*clone);
-  files_.end(clone->guess().file, false);
+  files_.end(clone->source().file, false);
   if (!prepared) return prepared.error();
   return nothing;
 }
@@ -173,10 +174,10 @@ std::unique_ptr<InlineBlockDedup> SpeculativeClones::begin_blocks(const OpenFile
       name, std::move(candidates),
       InlineBlockDedup::Environment{
           [this](InodeNumber inode) { return tree_.open_blob(inode, O_RDONLY); },
-          [this](InodeNumber inode) { return open_guess(inode); },
-          [this](const SpeculativeClone::Guess& guess) { files_.end(guess.file, false); },
-          [this](const SpeculativeClone::Guess& guess, Result<> cloned) {
-            return note_shared(guess, std::move(cloned));
+          [this](InodeNumber inode) { return open_source(inode); },
+          [this](const SpeculativeClone::Source& source) { files_.end(source.file, false); },
+          [this](const SpeculativeClone::Source& source, Result<> cloned) {
+            return note_shared(source, std::move(cloned));
           },
       },
       counters_);
@@ -184,14 +185,14 @@ std::unique_ptr<InlineBlockDedup> SpeculativeClones::begin_blocks(const OpenFile
 
 void SpeculativeClones::closed(const std::shared_ptr<SpeculativeClone>& clone) {
   if (const auto truncated = clone->truncate_to_written(); !truncated)
-    write_errors_.failed(clone->inode(), WriteFailure::cut, truncated.error());
+    write_errors_.failed(clone->inode(), WriteFailure::truncate_to_written, truncated.error());
   // The kernel may have cached a size from before the truncation.
   notifications_.attributes_changed(clone->inode());
   if (const auto right = clone->was_right()) {
     if (!*right) add(counters_.wrong_guesses);
-    predictor.judge(clone->name(), clone->guess().by, *right);
+    predictor.judge(clone->name(), clone->source().by, *right);
   }
-  files_.end(clone->guess().file, false);
+  files_.end(clone->source().file, false);
   if (clone->is_durable()) return forget(*clone);
   const std::lock_guard lock(mutex_);
   closed_.push_back(clone);
@@ -223,7 +224,7 @@ Result<> SpeculativeClones::make_durable(InodeNumber inode, int blob, const std:
   return success();
 }
 
-// Where the disk refused what was written lie the blocks of the guess, which nobody may see here. The file is suspect,
+// Where the disk refused what was written lie the blocks of the source, which nobody may see here. The file is suspect,
 // and stays so.
 Result<> SpeculativeClones::empty(InodeNumber inode) {
   TRY_ASSIGN(const io::Fd blob, tree_.open_blob(inode, O_WRONLY));

@@ -44,7 +44,7 @@ class SpeculativeClones {
   // Of a file that is empty, and has no other open than the one on its way. Null: it cannot be; the file is written
   // plainly.
   std::shared_ptr<SpeculativeClone> begin(const OpenFile& file, const std::string& name,
-                                          const SourcePredictor::Prediction& guessed);
+                                          const SourcePredictor::Prediction& prediction);
   // For one that cannot begin as a clone; nothing has to be told of its end. Null: none of the candidates can be used.
   std::unique_ptr<InlineBlockDedup> begin_blocks(const OpenFile& file, const std::string& name,
                                                  std::vector<InodeNumber> candidates);
@@ -65,9 +65,9 @@ class SpeculativeClones {
   std::shared_ptr<SpeculativeClone> find(InodeNumber inode) const;
   void forget(const SpeculativeClone& clone);
   Result<std::shared_ptr<SpeculativeClone>> try_begin(const OpenFile& file, const std::string& name,
-                                                      const SourcePredictor::Prediction& guessed);
-  Result<SpeculativeClone::Guess> open_guess(InodeNumber guess);
-  Result<> note_shared(const SpeculativeClone::Guess& guess, Result<> cloned);
+                                                      const SourcePredictor::Prediction& prediction);
+  Result<SpeculativeClone::Source> open_source(InodeNumber source);
+  Result<> note_shared(const SpeculativeClone::Source& source, Result<> cloned);
   std::vector<std::shared_ptr<SpeculativeClone>> take_closed();
   void run();
   void make_closed_durable();

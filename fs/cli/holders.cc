@@ -77,12 +77,12 @@ std::optional<pid_t> process_number(const std::string& name) {
   return pid;
 }
 
-// Calls `look` with each process's number and folder in /proc, until it returns false.
-void for_each_process(const std::function<bool(pid_t, const files::path&)>& look) {
+// Calls `visit` with each process's number and folder in /proc, until it returns false.
+void for_each_process(const std::function<bool(pid_t, const files::path&)>& visit) {
   std::error_code error;
   for (files::directory_iterator entry("/proc", error), end; !error && entry != end; entry.increment(error)) {
     const auto pid = process_number(entry->path().filename().string());
-    if (pid && !look(*pid, entry->path())) return;
+    if (pid && !visit(*pid, entry->path())) return;
   }
 }
 

@@ -47,9 +47,9 @@ bool is_mounted(const std::string& store) {
 // umount(8) returns before the daemon has written everything down: that one is waited for. One that serves somebody is
 // not; it is named when the store cannot be opened. One that was unmounted this moment may not know it yet.
 void wait_for_last_daemon(const std::string& store) {
-  constexpr int kLooks = 50;
+  constexpr int kTries = 50;
   constexpr std::chrono::milliseconds kPause{100};
-  for (int look = 0; look < kLooks; ++look) {
+  for (int i = 0; i < kTries; ++i) {
     const auto daemon = daemon_of_store(store);
     if (!daemon) return;
     if (daemon->killed || daemon->leaving) {

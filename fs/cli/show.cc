@@ -142,7 +142,7 @@ void add_tensors(json& answer, json manifest) {
   }
 }
 
-Result<json> look(const ShowArguments& arguments) {
+Result<json> inspect(const ShowArguments& arguments) {
   TRY_ASSIGN(const Target target, find_target(arguments.step));
   TRY_ASSIGN(json answer, ask_and_wait(target.mount, "looking at the step", "show", {{"path", target.path}}));
   if (arguments.files_only) return answer;
@@ -162,7 +162,7 @@ void print(const json& answer, const ShowArguments& arguments) {
 }
 
 int run(const ShowArguments& arguments) {
-  const auto answer = look(arguments);
+  const auto answer = inspect(arguments);
   if (!answer) return fail(arguments.step, answer.error());
   if (arguments.as_json) {
     print_json(answer.value());

@@ -75,13 +75,13 @@ Result<std::map<meta::InodeNumber, json>> judged(Filesystem& fs, const std::vect
     series = step.series;
     const auto number = fs.tree.resolve(series);
     if (!number) continue;  // removed meanwhile
-    const auto judgement = fs.rotation.look(number.value(), std::nullopt);
+    const auto judgement = fs.rotation.preview(number.value(), std::nullopt);
     if (!judgement && judgement.error().errno_value() == ENOENT) continue;
     TRY(judgement);
     const SeriesJudgement& of_series = judgement.value();
-    for (size_t at = 0; at < of_series.look.steps.size(); ++at) {
-      const StepStatus& look = of_series.look.steps[at];
-      found[look.inode] = judged_step(look, of_series.judgement.decisions[at]);
+    for (size_t at = 0; at < of_series.status.steps.size(); ++at) {
+      const StepStatus& status = of_series.status.steps[at];
+      found[status.inode] = judged_step(status, of_series.judgement.decisions[at]);
     }
   }
   return found;
@@ -251,7 +251,7 @@ Result<std::vector<meta::StepInfo>> visible_steps(meta::Store& store, const Peer
   return steps;
 }
 
-Result<json> look_at_all(Filesystem& fs) {
+Result<json> inspect_all_steps(Filesystem& fs) {
   const Peer root;
   TRY_ASSIGN(const Survey found, survey(fs.store, root, "/"));
   json answer = {{"usage", totals(found)}};

@@ -25,7 +25,7 @@ class Filesystem;
 void add_commands(ControlServer& server, Filesystem& fs);
 
 // What `ls` and `du` answer of the whole mount, as root asks, from one look: {"steps", "usage"}.
-Result<nlohmann::json> look_at_all(Filesystem& fs);
+Result<nlohmann::json> inspect_all_steps(Filesystem& fs);
 
 // The steps at `path` that the caller may see and list; "/": of all series.
 Result<std::vector<meta::StepInfo>> visible_steps(meta::Store& store, const Peer& peer, const std::string& path);

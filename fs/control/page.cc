@@ -13,7 +13,7 @@ namespace {
 using nlohmann::json;
 
 constexpr std::chrono::milliseconds kShortest{1000};
-constexpr int kLookShare = 20;  // looking takes one part in so many of the time
+constexpr int kPauseFactor = 20;  // an inspection is followed by a pause of so many times its duration
 constexpr std::chrono::seconds kSampling{10};
 
 json to_json(const TakenSave& save) {
@@ -41,8 +41,8 @@ void PageState::sample_space() {
   space_.add({std::time(nullptr), space.total - space.raw_free});
 }
 
-Result<json> PageState::look() const {
-  TRY_ASSIGN(json found, look_at_all(fs_));
+Result<json> PageState::inspect() const {
+  TRY_ASSIGN(json found, inspect_all_steps(fs_));
   json policies = json::object();
   TRY_ASSIGN(const auto all, meta::list_series(fs_.tree));
   for (const meta::InodeNumber series : all) {
@@ -60,14 +60,14 @@ json PageState::now() {
     const std::lock_guard turn(turn_);
     const auto began = Clock::now();
     if (began >= good_to_) {
-      if (auto found = look()) {
+      if (auto found = inspect()) {
         known_ = std::move(found).value();
       } else {  // what was seen before stays, and says so
         known_["error"] = "the steps cannot be looked at: " + found.error().message();
         log::warn("page: {}", found.error().message());
       }
       const auto ended = Clock::now();
-      good_to_ = ended + std::max<Clock::duration>(kShortest, (ended - began) * kLookShare);
+      good_to_ = ended + std::max<Clock::duration>(kShortest, (ended - began) * kPauseFactor);
     }
     state = known_;
   }

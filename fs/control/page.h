@@ -49,7 +49,7 @@ class PageState {
  private:
   using Clock = std::chrono::steady_clock;
 
-  Result<nlohmann::json> look() const;
+  Result<nlohmann::json> inspect() const;
 
   Filesystem& fs_;
   std::mutex turn_;

@@ -186,7 +186,7 @@ void RequestLoop::wait_for_end(std::unique_lock<std::mutex>& lock) {
     const bool wanted = prompt && now - *prompt < kLetGo && !refused;
     if (wanted == latency.is_held()) continue;
     lock.unlock();
-    if (!wanted) latency.let_go();
+    if (!wanted) latency.release();
     if (const auto held = wanted ? latency.hold() : success(); !held) {
       refused = true;
       log::warn("processors are not kept from halting during copies: {}", held.error().message());

@@ -107,7 +107,7 @@ Result<io::DirectAlignment> alignment_of(const meta::Store& store) {
   return io::direct_alignment(lock.get());
 }
 
-Result<> settle_modes(Filesystem& fs) {
+Result<> choose_open_modes(Filesystem& fs) {
   OpenModes& modes = fs.modes;
   modes.odirect = fs.options.odirect;
   TRY_ASSIGN(modes.alignment, alignment_of(fs.store));
@@ -191,11 +191,11 @@ Mount::~Mount() {
   internals_->filesystem->leaving = true;
   internals_->filesystem->rotation.stop();
   internals_->filesystem->removals.stop();
-  internals_->filesystem->caretaker.stop();
+  internals_->filesystem->maintenance.stop();
   internals_->filesystem->tasks.wait();
   internals_->filesystem->notifications.stop();
   internals_->filesystem->view_handles.clear();
-  internals_->filesystem->view_files.let_all_go();
+  internals_->filesystem->view_files.drop_all_blocks();
   internals_->session.reset();
   internals_->filesystem->handles.clear();
 }
@@ -222,7 +222,7 @@ Result<std::unique_ptr<Mount>> Mount::start(const MountOptions& options) {
     if (const auto ahead = read_far_ahead(options.mountpoint); !ahead) {
       log::info("the kernel reads views ahead by 128 KiB only: {}", ahead.error().message());
     }
-    return settle_modes(fs);
+    return choose_open_modes(fs);
   }();
   if (!mounted) {
     internals->session.reset();
@@ -234,7 +234,7 @@ Result<std::unique_ptr<Mount>> Mount::start(const MountOptions& options) {
   internals->store->set_open_files(internals->open_files.get());
   fs.notifications.start();
   fs.speculative_clones.start();
-  fs.caretaker.start();
+  fs.maintenance.start();
   fs.removals.start();
   if (!options.read_only) fs.rotation.start();
   log::info("{} is mounted at {}", source, options.mountpoint);
@@ -251,14 +251,14 @@ Result<> Mount::run() {
   if (internals_->options.before_close) internals_->options.before_close();
   fs.rotation.stop();
   fs.removals.stop();
-  fs.caretaker.stop();
+  fs.maintenance.stop();
   fs.tasks.wait();
   fs.notifications.stop();
 
   // The kernel does not send every RELEASE and FORGET when a mount ends.
   fs.directories.clear();
   fs.view_handles.clear();
-  fs.view_files.let_all_go();
+  fs.view_files.drop_all_blocks();
   fs.handles.clear();
   const auto durable = fs.speculative_clones.stop();
   if (!durable) {

@@ -1,7 +1,7 @@
 // How an open of a regular file is served. All cases are listed here. The decision for one open is choose_way() in
 // fs/ops/open.cc, which asks OpenModes::through_daemon(). What the opens of one file share: fs/open/open_files.h.
 //
-// A mount has one of two modes, which settle_modes() in fs/mount/mount.cc chooses when it starts:
+// A mount has one of two modes, which choose_open_modes() in fs/mount/mount.cc chooses when it starts:
 //   - *passthrough mode*: every regular file that is open has one backing id, and the kernel reads and writes the blob
 //     by itself. These data bypass the daemon.
 //   - *direct mode*: no file has a backing id, and the daemon serves each read and write. It is chosen where

@@ -79,7 +79,7 @@ Result<std::optional<std::string>> ControlXattrs::get_quickly(meta::InodeNumber 
   TRY(longest(inode, name));
   TRY_ASSIGN(const meta::InodeRecord record, fs_->tree.inode(inode));
   if (!record.is_regular()) return std::optional<std::string>();
-  TRY_ASSIGN(const auto usage, fs_->store.accounting().look_at_file(inode));
+  TRY_ASSIGN(const auto usage, fs_->store.accounting().usage_from_own_extents(inode));
   if (!usage) return std::optional<std::string>();
   // What a look takes for shared may be shared with a view only: then it is this file's alone.
   const bool sure = name == "bytes.apparent" || usage->shared == 0 || !fs_->view_files.have_shared();
@@ -109,9 +109,9 @@ Result<std::string> ControlXattrs::state(meta::InodeNumber inode) const {
     if (!fs_->tree.write_back().check(record.blob)) return std::string("suspect");
     return std::string((record.flags & meta::kFrozen) != 0 ? "frozen" : "live");
   }
-  const auto look = fs_->step_facts.inspect_step(inode);
-  if (!look) return Error(ENODATA);
-  return std::string(state_of(look.value()));
+  const auto status = fs_->step_facts.inspect_step(inode);
+  if (!status) return Error(ENODATA);
+  return std::string(state_of(status.value()));
 }
 
 Result<std::string> ControlXattrs::rule(meta::InodeNumber series, const std::string& name) const {

@@ -98,7 +98,7 @@ void op_copy_file_range(fuse_req_t req, fuse_ino_t from, off_t from_offset, fuse
       return request.error(cleared.error());
     }
     request.answer(fuse_reply_write, copied.value());
-    // The source shares its blocks now, and owes them should it be a live swap file.
+    // The source shares its blocks now. If it is a live swap file, its COW reserve has grown.
     if (views::is_virtual(range.from)) return;
     const auto source = request.fs().tree.inode(range.from);
     if (source && source.value().is_live_file() && (source.value().flags & meta::kSwap) != 0) {

@@ -80,7 +80,7 @@ void op_write(fuse_req_t req, fuse_ino_t inode, const char* data, size_t size, o
   }
   const std::shared_ptr<SpeculativeClone> clone = handle.clone;  // which may be closed once it is answered
   request.answer(fuse_reply_write, written.bytes);
-  if (clone) clone->look_ahead(size, RequestLoop::in_lockstep());
+  if (clone) clone->prefetch(size, RequestLoop::in_lockstep());
 }
 
 constexpr bool is_known_fallocate(int mode) {
@@ -89,8 +89,8 @@ constexpr bool is_known_fallocate(int mode) {
          mode == (FALLOC_FL_ZERO_RANGE | kKeep);
 }
 
-// What is allocated ahead must leave live swap files what they owe. What the file has already may lie elsewhere in it:
-// so that is counted for it.
+// An allocation must leave free what live swap files reserve. Only what the file lacks for its new length is counted as
+// allocated, although the blocks that it has may lie outside the range.
 Result<> check_room(Filesystem& fs, meta::InodeNumber inode, int blob, off_t offset, off_t length) {
   TRY_ASSIGN(const struct stat st, io::stat_fd(blob));
   const off_t missing = std::min(length, offset + length - st.st_blocks * 512);

@@ -41,8 +41,8 @@ Filesystem::Filesystem(const MountOptions& mount_options, meta::Store& mounted_s
           store, lanes, [this](meta::InodeNumber inode, int blob) { return views::writers_of(files, inode, blob); },
           readings, leaving),
       view_files({store, tree, files, backing_ids, modes, counters}),
-      caretaker(store, {.quiet = std::chrono::seconds(options.quiet_seconds),
-                        .scrub = std::chrono::seconds(options.scrub_seconds)}),
+      maintenance(store, {.quiet = std::chrono::seconds(options.quiet_seconds),
+                          .scrub = std::chrono::seconds(options.scrub_seconds)}),
       step_facts(store, files, write_errors, file_sync, readings, saves, std::chrono::seconds(options.quiet_seconds)),
       removals(store, files, notifications),
       saver(store, notifications, saves, last_errors, counters, [this] { rotation.wake(); }),
@@ -59,7 +59,7 @@ OpenFileTable::Environment Filesystem::environment() {
     step_facts.forget(inode);
     tree.reap(inode);
   };
-  environment.about_to_change = [this](meta::InodeNumber inode) { view_files.let_go(inode); };
+  environment.about_to_change = [this](meta::InodeNumber inode) { view_files.drop_blocks_of(inode); };
   return environment;
 }
 
@@ -138,15 +138,15 @@ Result<> Filesystem::watch_privileges(meta::InodeNumber inode) {
   return success();
 }
 
-uint64_t Filesystem::owed_by_others(meta::InodeNumber inode) const {
-  uint64_t owed = 0;
+uint64_t Filesystem::cow_reserve_of_others(meta::InodeNumber inode) const {
+  uint64_t cow_reserve = 0;
   for (const meta::InodeNumber other : files.open_for_writing()) {
     if (other == inode) continue;
     const auto record = tree.inode(other);
-    // A file that has been removed since owes nothing that a save could be refused for.
-    if (record && (record.value().flags & meta::kSwap) != 0) owed += record.value().owed;
+    // A file that has been removed since has no reserve, and no save can be refused for it.
+    if (record && (record.value().flags & meta::kSwap) != 0) cow_reserve += record.value().cow_reserve;
   }
-  return owed;
+  return cow_reserve;
 }
 
 }  // namespace ckptfs::fs

@@ -94,8 +94,8 @@ void op_rmdir(fuse_req_t req, fuse_ino_t parent, const char* name) {
   });
 }
 
-// A speculative clone would be truncated by a start after a crash (meta/blobs/frontiers.h): it is made durable before
-// it takes another file's place.
+// A speculative clone would be truncated by a start after a crash (meta/blobs/written_ends.h): it is made durable
+// before it takes another file's place.
 Result<> make_durable_before_replacing(Filesystem& fs, meta::InodeNumber parent, const std::string& name,
                                        meta::InodeNumber new_parent, const std::string& new_name) {
   if (!fs.speculative_clones.knows_any() || !fs.tree.child(new_parent, new_name)) return success();

@@ -157,11 +157,11 @@ Result<std::unique_ptr<Handle>> open_file(Filesystem& fs, meta::InodeNumber inod
   if (!record.is_regular()) return Error(record.is_dir() ? EISDIR : ENXIO);
   if (fs.tree.is_damaged(inode)) return Error(EIO, "damaged: its blob is missing or short (see `ckptfs status`)");
   if (fs.speculative_clones.knows(inode)) TRY(end_adoption(fs, pending.file(), writing));
-  if (writing) TRY(fs.tree.prepare_writing(inode, caller, fs.owed_by_others(inode)));
+  if (writing) TRY(fs.tree.prepare_writing(inode, caller, fs.cow_reserve_of_others(inode)));
   if ((info.flags & O_TRUNC) != 0) {
     fs.files.changes(inode);
     TRY(fs.tree.truncate(inode, 0));
-    fs.view_files.let_go(inode);  // what was opened meanwhile
+    fs.view_files.drop_blocks_of(inode);  // what was opened meanwhile
     TRY(fs.clear_privileges(inode, caller));
     fs.write_errors.clear(inode);
   }

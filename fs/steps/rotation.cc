@@ -22,7 +22,7 @@ using meta::formats::Completeness;
 constexpr std::chrono::milliseconds kShortest{250};
 constexpr std::chrono::milliseconds kLongest{5000};
 constexpr std::chrono::minutes kNoteClock{10};
-constexpr int kLookShare = 50;  // looking takes one part in so many of the time
+constexpr int kPauseFactor = 50;  // an inspection is followed by a pause of so many times its duration
 
 meta::WallTime now() { return meta::wall_time(meta::now()); }
 
@@ -91,21 +91,21 @@ void Rotation::run() {
   const auto interval = std::clamp<Clock::duration>(quiet_ / 4, kShortest, kLongest);
   for (Clock::duration rest = interval; wait(rest);) {
     const auto began = Clock::now();
-    const auto looked = look_after_all();
-    if (!looked && !is_harmless(looked.error())) failed("rotation", looked.error());
-    rest = std::max(interval, (Clock::now() - began) * kLookShare);
+    const auto rotated = rotate_all();
+    if (!rotated && !is_harmless(rotated.error())) failed("rotation", rotated.error());
+    rest = std::max(interval, (Clock::now() - began) * kPauseFactor);
   }
   clock_noted_ = {};
   if (const auto noted = note_clock(); !noted) failed("rotation", noted.error());
 }
 
-Result<> Rotation::look_after_all() {
+Result<> Rotation::rotate_all() {
   if (!tree_.is_inspected()) return success();  // what is damaged is not known yet
   files_.forget_closed_before(Clock::now() - 2 * quiet_);
   TRY_ASSIGN(const auto all, meta::list_series(tree_));
   Findings findings;
   for (const meta::InodeNumber series : all) {
-    const auto done = look_after(series, findings);
+    const auto done = rotate_series(series, findings);
     if (!done && !is_harmless(done.error())) failed("rotation of " + tree_.path_of(series), done.error());
   }
   const std::vector<std::string> told = report().warnings;
@@ -125,15 +125,15 @@ Result<> Rotation::note_clock() {
   return step_facts_.clock().note(store_.index());
 }
 
-Result<> Rotation::look_after(meta::InodeNumber series, Findings& findings) {
+Result<> Rotation::rotate_series(meta::InodeNumber series, Findings& findings) {
   TRY_ASSIGN(const meta::SeriesPolicy series_policy, meta::policy_of(store_, series));
   if (series_policy.set.empty() && series_policy.armed.empty()) return success();
   TRY_ASSIGN(const meta::Policy wanted, meta::parse_policy(series_policy.armed));
   TRY(note_clock());
   const std::string metric = wanted.keep_best ? wanted.keep_best->metric : "";
-  TRY_ASSIGN(const SeriesStatus look, step_facts_.inspect_series(series, metric, true));
+  TRY_ASSIGN(const SeriesStatus status, step_facts_.inspect_series(series, metric, true));
   if (!series_policy.is_armed()) {
-    TRY_ASSIGN(const bool changed, arm(series, series_policy, look));
+    TRY_ASSIGN(const bool changed, arm(series, series_policy, status));
     if (changed) {  // nothing is done by a policy that has just been replaced
       wake();
       return success();
@@ -141,38 +141,39 @@ Result<> Rotation::look_after(meta::InodeNumber series, Findings& findings) {
   }
   if (series_policy.armed.empty()) return success();
   const Rules rules{series_policy.armed, series_policy.armed_by};
-  TRY_ASSIGN(const meta::Judgement judgement, judge(rules, look));
+  TRY_ASSIGN(const meta::Judgement judgement, judge(rules, status));
   const std::string path = tree_.path_of(series);
   for (const std::string& warning : judgement.warnings) findings.warnings.push_back(path + ": " + warning);
-  for (const StepStatus& step : look.steps) {
+  for (const StepStatus& step : status.steps) {
     if (step.failed) findings.warnings.push_back(path + "/" + step.facts.tag + " cannot be judged: " + step.reason);
   }
-  if (!look.unclear.empty()) {
-    const std::string what = look.unclear_to ? owned_by(*look.unclear_to) : "nothing";
-    findings.warnings.push_back(path + ": " + what + (look.unclear_to ? " stay: " : " is removed: ") + look.unclear);
-    if (!look.unclear_to) return success();
+  if (!status.unclear.empty()) {
+    const std::string what = status.unclear_to ? owned_by(*status.unclear_to) : "nothing";
+    findings.warnings.push_back(path + ": " + what + (status.unclear_to ? " stay: " : " is removed: ") +
+                                status.unclear);
+    if (!status.unclear_to) return success();
   }
-  TRY(carry_out(series, wanted, look, judgement, findings));
-  return seal(rules, look, judgement);
+  TRY(carry_out(series, wanted, status, judgement, findings));
+  return seal(rules, status, judgement);
 }
 
 // What one of them fails for does not keep the others.
-Result<> Rotation::carry_out(meta::InodeNumber series, const meta::Policy& policy, const SeriesStatus& look,
+Result<> Rotation::carry_out(meta::InodeNumber series, const meta::Policy& policy, const SeriesStatus& status,
                              const meta::Judgement& judgement, Findings& findings) {
   const std::string path = tree_.path_of(series);
   std::vector<const StepStatus*> newest;
   std::vector<size_t> going;
-  for (size_t at = 0; at < look.steps.size(); ++at) {
+  for (size_t at = 0; at < status.steps.size(); ++at) {
     const auto& reasons = judgement.decisions[at].reasons;
-    if (std::find(reasons.begin(), reasons.end(), Reason::newest) != reasons.end()) newest.push_back(&look.steps[at]);
+    if (std::find(reasons.begin(), reasons.end(), Reason::newest) != reasons.end()) newest.push_back(&status.steps[at]);
     if (judgement.decisions[at].stays) {
-      note_held(path, policy, look.steps[at], judgement.decisions[at], findings);
-    } else if (look.unclear.empty() || look.unclear_to != look.steps[at].owner) {
+      note_held(path, policy, status.steps[at], judgement.decisions[at], findings);
+    } else if (status.unclear.empty() || status.unclear_to != status.steps[at].owner) {
       going.push_back(at);
     }
   }
   if (going.empty()) return success();
-  if (auto durable = make_durable(series, look, judgement); !durable) {
+  if (auto durable = make_durable(series, status, judgement); !durable) {
     if (is_harmless(durable.error())) return durable;
     findings.warnings.push_back(path +
                                 ": nothing is removed, as what stays is not durable: " + durable.error().message());
@@ -180,24 +181,24 @@ Result<> Rotation::carry_out(meta::InodeNumber series, const meta::Policy& polic
   }
   for (const size_t at : going) {
     if (is_stopping()) return Error(ECANCELED);
-    const StepStatus& step = look.steps[at];
-    const auto thought = second_thought(series, look, step, newest);
-    if (thought && !thought.value().empty()) {
-      findings.held.push_back(path + "/" + step.facts.tag + ": " + thought.value());
+    const StepStatus& step = status.steps[at];
+    const auto objection = recheck_protections(series, status, step, newest);
+    if (objection && !objection.value().empty()) {
+      findings.held.push_back(path + "/" + step.facts.tag + ": " + objection.value());
       continue;
     }
-    const auto done = thought ? remove(series, step, judgement.decisions[at]) : Result<>(thought.error());
+    const auto done = objection ? remove(series, step, judgement.decisions[at]) : Result<>(objection.error());
     if (!done && !is_harmless(done.error())) failed("rotation of " + path + "/" + step.facts.tag, done.error());
   }
   return success();
 }
 
 // A removal is durable at once. What was written to the steps that stay, and to `latest`, may be in memory only.
-Result<> Rotation::make_durable(meta::InodeNumber series, const SeriesStatus& look,
+Result<> Rotation::make_durable(meta::InodeNumber series, const SeriesStatus& status,
                                 const meta::Judgement& judgement) const {
   TRY(tree_.write_back().sync_all());  // which is told of what no file tells any more
-  for (size_t at = 0; at < look.steps.size(); ++at) {
-    const StepStatus& step = look.steps[at];
+  for (size_t at = 0; at < status.steps.size(); ++at) {
+    const StepStatus& step = status.steps[at];
     if (!judgement.decisions[at].stays || step.facts.completeness != Completeness::complete) continue;
     TRY(step_facts_.make_durable(step));
   }
@@ -221,8 +222,9 @@ Result<bool> Rotation::is_as_it_was(meta::InodeNumber series, const StepStatus& 
 
 // The protections once more, right before a removal: much may have happened since the series was looked at. After a
 // start nobody knows who had what open.
-Result<std::string> Rotation::second_thought(meta::InodeNumber series, const SeriesStatus& look, const StepStatus& step,
-                                             const std::vector<const StepStatus*>& newest) const {
+Result<std::string> Rotation::recheck_protections(meta::InodeNumber series, const SeriesStatus& status,
+                                                  const StepStatus& step,
+                                                  const std::vector<const StepStatus*>& newest) const {
   if (Clock::now() - started_ < 2 * quiet_) return "mounted a moment ago";
   bool any = false;
   for (const StepStatus* const one : newest) {
@@ -237,24 +239,24 @@ Result<std::string> Rotation::second_thought(meta::InodeNumber series, const Ser
   if (now.facts.completeness != step.facts.completeness || now.changed != step.changed) return "it has just changed";
   // What may change in a moment comes last.
   const auto latest = step_facts_.latest_of(series);
-  const bool same = latest ? look.unclear.empty() && latest.value() == look.latest : look.unclear_to.has_value();
+  const bool same = latest ? status.unclear.empty() && latest.value() == status.latest : status.unclear_to.has_value();
   if (!same) return "`latest` has just changed";
   TRY_ASSIGN(const bool in_use, step_facts_.is_in_use(step.inode));
   return std::string(in_use ? "in use" : "");
 }
 
 // Left alone: nothing in the series has changed for the quiet time. See meta/steps/policy.h.
-Result<bool> Rotation::arm(meta::InodeNumber series, const meta::SeriesPolicy& policy, const SeriesStatus& look) {
+Result<bool> Rotation::arm(meta::InodeNumber series, const meta::SeriesPolicy& policy, const SeriesStatus& status) {
   if (!policy.left_alone) {
-    const auto since = std::max(look.changed, meta::wall_time(policy.changed)) + quiet_;
-    if (look.written || now() < since) return false;
+    const auto since = std::max(status.changed, meta::wall_time(policy.changed)) + quiet_;
+    if (status.written || now() < since) return false;
     // Where there is no quiet time to wait for, any step that completes after the change will do.
     const timespec left_alone = quiet_.count() == 0 ? policy.changed : meta::to_timespec(since);
     TRY(meta::note_left_alone(store_, series, policy, left_alone));
     return true;
   }
   const auto left_alone = meta::wall_time(*policy.left_alone);
-  const bool completed = std::any_of(look.steps.begin(), look.steps.end(), [&](const StepStatus& step) {
+  const bool completed = std::any_of(status.steps.begin(), status.steps.end(), [&](const StepStatus& step) {
     return step.facts.completeness == Completeness::complete && step.facts.completed >= left_alone &&
            step.facts.completed <= now();  // what is dated in the future may be older than the change
   });
@@ -276,19 +278,19 @@ bool Rotation::is_stopping() const {
 }
 
 // The owner of the series comes last: what others keep here is the first to make room for the store.
-Result<meta::Judgement> Rotation::judge(const Rules& rules, const SeriesStatus& look) const {
+Result<meta::Judgement> Rotation::judge(const Rules& rules, const SeriesStatus& status) const {
   std::map<std::pair<bool, uint32_t>, std::vector<size_t>> by_owner;
-  for (size_t at = 0; at < look.steps.size(); ++at) {
-    const uint32_t owner = look.steps[at].owner;
-    by_owner[{owner == look.owner, owner}].push_back(at);
+  for (size_t at = 0; at < status.steps.size(); ++at) {
+    const uint32_t owner = status.steps[at].owner;
+    by_owner[{owner == status.owner, owner}].push_back(at);
   }
   meta::Judgement judgement;
-  judgement.decisions.resize(look.steps.size());
+  judgement.decisions.resize(status.steps.size());
   std::vector<meta::InodeNumber> gone;
   for (const auto& [owner, steps] : by_owner) {
-    TRY_ASSIGN(meta::Judgement of_owner, judge_owner(rules, look, steps, gone));
+    TRY_ASSIGN(meta::Judgement of_owner, judge_owner(rules, status, steps, gone));
     for (size_t at = 0; at < steps.size(); ++at) {
-      if (!of_owner.decisions[at].stays) gone.push_back(look.steps[steps[at]].inode);
+      if (!of_owner.decisions[at].stays) gone.push_back(status.steps[steps[at]].inode);
       judgement.decisions[steps[at]] = std::move(of_owner.decisions[at]);
     }
     for (const std::string& warning : of_owner.warnings) {
@@ -298,7 +300,7 @@ Result<meta::Judgement> Rotation::judge(const Rules& rules, const SeriesStatus& 
   return judgement;
 }
 
-Result<meta::Judgement> Rotation::judge_owner(const Rules& rules, const SeriesStatus& look,
+Result<meta::Judgement> Rotation::judge_owner(const Rules& rules, const SeriesStatus& status,
                                               const std::vector<size_t>& steps,
                                               const std::vector<meta::InodeNumber>& gone_before) const {
   TRY_ASSIGN(meta::Policy policy, meta::parse_policy(rules.text));
@@ -307,8 +309,8 @@ Result<meta::Judgement> Rotation::judge_owner(const Rules& rules, const SeriesSt
   std::vector<meta::StepFacts> facts;
   std::vector<meta::InodeNumber> inodes;
   for (const size_t at : steps) {
-    facts.push_back(look.steps[at].facts);
-    inodes.push_back(look.steps[at].inode);
+    facts.push_back(status.steps[at].facts);
+    inodes.push_back(status.steps[at].inode);
   }
   std::optional<uint64_t> of_owner;
   const meta::RoomWithout room = [&](const std::vector<size_t>& gone) -> Result<meta::Room> {
@@ -356,12 +358,12 @@ Result<> Rotation::remove(meta::InodeNumber series, const StepStatus& step, cons
   return success();
 }
 
-Result<> Rotation::seal(const Rules& rules, const SeriesStatus& look, const meta::Judgement& judgement) {
+Result<> Rotation::seal(const Rules& rules, const SeriesStatus& status, const meta::Judgement& judgement) {
   TRY_ASSIGN(const meta::Policy policy, meta::parse_policy(rules.text));
   if (!policy.seal_after) return success();
   const meta::StoreTime now = step_facts_.clock().now();
-  for (size_t at = 0; at < look.steps.size(); ++at) {
-    const StepStatus& step = look.steps[at];
+  for (size_t at = 0; at < status.steps.size(); ++at) {
+    const StepStatus& step = status.steps[at];
     if (!judgement.decisions[at].stays) continue;
     const bool due = step.facts.completeness == Completeness::complete && !step.record.sealed && !step.facts.in_use &&
                      step.seen && now - std::max(step.seen->completed_at, step.seen->changed_at) >= *policy.seal_after;
@@ -388,13 +390,13 @@ void Rotation::note_held(const std::string& path, const meta::Policy& policy, co
     findings.held.push_back(path + "/" + step.facts.tag + ": " + names_of(decision.reasons));
 }
 
-Result<SeriesJudgement> Rotation::look(meta::InodeNumber series, const std::optional<Rules>& rules) {
+Result<SeriesJudgement> Rotation::preview(meta::InodeNumber series, const std::optional<Rules>& rules) {
   SeriesJudgement found;
   TRY_ASSIGN(found.policy, meta::policy_of(store_, series));
   const Rules asked = rules ? *rules : Rules{found.policy.set, found.policy.set_by};
   TRY_ASSIGN(const meta::Policy policy, meta::parse_policy(asked.text));
-  TRY_ASSIGN(found.look, step_facts_.inspect_series(series, policy.keep_best ? policy.keep_best->metric : "", false));
-  TRY_ASSIGN(found.judgement, judge(asked, found.look));
+  TRY_ASSIGN(found.status, step_facts_.inspect_series(series, policy.keep_best ? policy.keep_best->metric : "", false));
+  TRY_ASSIGN(found.judgement, judge(asked, found.status));
   return found;
 }
 

@@ -12,7 +12,7 @@
 //   those
 //     in use, those that cannot be judged (*unknown*, and with it *damaged*), and those that whoever set the rules
 //     could not remove by hand. Each owner's steps are judged by themselves.
-//   - Rotation::second_thought() asks again right before a removal, since much may have happened: is the newest
+//   - Rotation::recheck_protections() asks again right before a removal, since much may have happened: is the newest
 //     complete step of the owner still what it was, has the step changed, is it in use, has `latest` changed? For twice
 //     the quiet time after a start it removes nothing, as nobody knows who had what open.
 //   - is_protection() in fs/steps/rotation.cc says which protections `status` reports under `rotation.held`. *Unknown*
@@ -23,7 +23,7 @@
 // tell what `latest` names (where it is another user's file: nothing of that user), or while a step that stays cannot
 // be made durable. A removal is durable at once. So each complete step that stays, and `latest`, are synced before it.
 //
-// Thread safety: look() and report() from any thread; start() and stop() from one. Lock: mutex_ (a leaf).
+// Thread safety: preview() and report() from any thread; start() and stop() from one. Lock: mutex_ (a leaf).
 #pragma once
 
 #include <chrono>
@@ -48,8 +48,8 @@ namespace ckptfs::fs {
 // A series, and what a policy says of each of its steps.
 struct SeriesJudgement {
   meta::SeriesPolicy policy;
-  SeriesStatus look;
-  meta::Judgement judgement;  // a decision for each of look.steps
+  SeriesStatus status;
+  meta::Judgement judgement;  // a decision for each of status.steps
 };
 
 // Of a policy that is set, or might be.
@@ -86,8 +86,9 @@ class Rotation {
   void wake();
   RotationReport report() const;
 
-  // What `rules`, or else those that are set, say; nothing is done. EINVAL, in words, for bad rules.
-  Result<SeriesJudgement> look(meta::InodeNumber series, const std::optional<Rules>& rules);
+  // Tells what `rules`, or else the rules that are set, would do with each step, and does nothing. EINVAL, in words,
+  // for bad rules.
+  Result<SeriesJudgement> preview(meta::InodeNumber series, const std::optional<Rules>& rules);
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -97,24 +98,24 @@ class Rotation {
 
   void run();
   bool wait(Clock::duration time);  // false: the end
-  Result<> look_after_all();
-  Result<> look_after(meta::InodeNumber series, Findings& findings);
+  Result<> rotate_all();
+  Result<> rotate_series(meta::InodeNumber series, Findings& findings);
   // Each owner's steps by themselves, so that nobody's steps make another's go.
-  Result<meta::Judgement> judge(const Rules& rules, const SeriesStatus& look) const;
-  Result<meta::Judgement> judge_owner(const Rules& rules, const SeriesStatus& look, const std::vector<size_t>& steps,
+  Result<meta::Judgement> judge(const Rules& rules, const SeriesStatus& status) const;
+  Result<meta::Judgement> judge_owner(const Rules& rules, const SeriesStatus& status, const std::vector<size_t>& steps,
                                       const std::vector<meta::InodeNumber>& gone_before) const;
-  // True: what is armed has changed, or may with the next look.
-  Result<bool> arm(meta::InodeNumber series, const meta::SeriesPolicy& policy, const SeriesStatus& look);
-  Result<> carry_out(meta::InodeNumber series, const meta::Policy& policy, const SeriesStatus& look,
+  // True: the armed policy has changed, or the next inspection may change it.
+  Result<bool> arm(meta::InodeNumber series, const meta::SeriesPolicy& policy, const SeriesStatus& status);
+  Result<> carry_out(meta::InodeNumber series, const meta::Policy& policy, const SeriesStatus& status,
                      const meta::Judgement& judgement, Findings& findings);
-  Result<> seal(const Rules& rules, const SeriesStatus& look, const meta::Judgement& judgement);
+  Result<> seal(const Rules& rules, const SeriesStatus& status, const meta::Judgement& judgement);
   Result<uint64_t> exclusive_bytes(std::vector<meta::InodeNumber> steps) const;
   // All that stays is on the disk and in the durable index when it returns.
-  Result<> make_durable(meta::InodeNumber series, const SeriesStatus& look, const meta::Judgement& judgement) const;
+  Result<> make_durable(meta::InodeNumber series, const SeriesStatus& status, const meta::Judgement& judgement) const;
   Result<bool> is_as_it_was(meta::InodeNumber series, const StepStatus& complete) const;
   // Why it is not to go after all, as things are now; empty: it is.
-  Result<std::string> second_thought(meta::InodeNumber series, const SeriesStatus& look, const StepStatus& step,
-                                     const std::vector<const StepStatus*>& newest) const;
+  Result<std::string> recheck_protections(meta::InodeNumber series, const SeriesStatus& status, const StepStatus& step,
+                                          const std::vector<const StepStatus*>& newest) const;
   Result<> remove(meta::InodeNumber series, const StepStatus& step, const meta::Decision& decision);
   Result<> note_clock();
   bool is_stopping() const;

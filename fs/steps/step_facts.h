@@ -101,7 +101,7 @@ class StepFactsFinder {
   Result<SeriesStatus> inspect_series(meta::InodeNumber series, const std::string& metric, bool watches);
   // Syncs what was written to the step, as it was inspected; its names are durable when the index is synced. An error
   // names the file; its step is no longer complete.
-  Result<> make_durable(const StepStatus& look);
+  Result<> make_durable(const StepStatus& status);
   // Does somebody have a file of the step open, or had within twice the quiet time?
   Result<bool> is_in_use(meta::InodeNumber step) const;
   // The inode is gone.
@@ -134,18 +134,18 @@ class StepFactsFinder {
     bool watches = false;
   };
   Result<StepStatus> inspect_step(meta::InodeNumber step, const std::string& tag, const Circumstances& now);
-  Result<> note_unclear(meta::InodeNumber series, const Error& error, SeriesStatus& look) const;
-  std::chrono::seconds quiet_of(const StepStatus& look, bool watches) const;
+  Result<> note_unclear(meta::InodeNumber series, const Error& error, SeriesStatus& status) const;
+  std::chrono::seconds quiet_of(const StepStatus& status, bool watches) const;
   Result<> see(meta::InodeNumber series, std::vector<StepStatus>& steps, bool watches) const;
   Used used() const;
   Result<bool> holds_any(meta::InodeNumber step, const Used& used) const;
   bool is_written(meta::InodeNumber series) const;
   std::optional<CachedFacts> known_as(meta::InodeNumber step, const io::Digest& fingerprint);
-  Result<CachedFacts> judge(meta::InodeNumber step, const Changes& changes, const Used& used, StepStatus& look);
+  Result<CachedFacts> judge(meta::InodeNumber step, const Changes& changes, const Used& used, StepStatus& status);
   Result<Changes> changes_below(meta::InodeNumber folder, unsigned depth = 0) const;
   Result<bool> is_mapped_for_writing(meta::InodeNumber step) const;
   Result<std::optional<std::string>> damage_in(const std::vector<meta::InodeNumber>& files) const;
-  Result<std::optional<double>> metric_of(const StepStatus& look, const std::string& name);
+  Result<std::optional<double>> metric_of(const StepStatus& status, const std::string& name);
 
   meta::Store& store_;
   meta::Tree& tree_;

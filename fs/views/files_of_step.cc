@@ -24,7 +24,7 @@ using meta::Attributes;
 
 namespace {
 
-constexpr std::chrono::milliseconds kTickLook{1};
+constexpr std::chrono::milliseconds kTickPoll{1};
 constexpr std::chrono::milliseconds kLongestTick{20};
 
 // Could a change now leave this time as it is? The clock that files are stamped by goes on in ticks.
@@ -36,7 +36,7 @@ bool is_of_this_tick(const timespec& time) {
 }
 
 Result<struct stat> stat_after_its_tick(int blob) {
-  for (;; std::this_thread::sleep_for(kTickLook)) {
+  for (;; std::this_thread::sleep_for(kTickPoll)) {
     TRY_ASSIGN(const struct stat st, io::stat_fd(blob));
     if (!is_of_this_tick(st.st_ctim)) return st;
   }
@@ -54,7 +54,7 @@ Result<> FilesOfStep::collect(InodeNumber step) {
     if (!attributes) return attributes.error();
     TRY_ASSIGN(const auto access, reachable(path, attributes.value().stat));
     if (!access) return success();
-    auto now = look_at(inode, attributes.value());
+    auto now = inspect(inode, attributes.value());
     if (!now && now.error().errno_value() == ENOENT) return success();
     if (!now) return now.error();
     add(fmt::format("{}", fmt::join(path, "/")), inode, attributes.value().record, now.value(), *access);
@@ -90,7 +90,7 @@ std::vector<std::string> FilesOfStep::digests() const {
   return digests;
 }
 
-Result<FilesOfStep::Now> FilesOfStep::look_at(InodeNumber inode, const Attributes& attributes) const {
+Result<FilesOfStep::Now> FilesOfStep::inspect(InodeNumber inode, const Attributes& attributes) const {
   Now now{attributes.stat, {}, {}};
   if (!attributes.record.is_live_file() || tree_.is_damaged(inode)) return now;
   TRY_ASSIGN(const io::Fd blob, tree_.open_blob(inode, attributes.record, O_RDONLY));

@@ -102,7 +102,7 @@ class FilesOfStep : public meta::formats::StepFiles {
     timespec ctime{};
     Writers writers;
   };
-  Result<Now> look_at(InodeNumber inode, const meta::Attributes& attributes) const;
+  Result<Now> inspect(InodeNumber inode, const meta::Attributes& attributes) const;
   void add(const std::string& path, InodeNumber inode, const meta::InodeRecord& record, const Now& now,
            const Access& access);
   void note_writer(const std::vector<std::string>& path, uint64_t process, uint32_t owner);

@@ -203,9 +203,10 @@ Result<std::shared_ptr<ViewFile>> ViewFiles::open(const views::Views::ViewNode& 
   return file;
 }
 
-// What let_go() was called for before the blocks were kept is looked for behind it.
+// A change of the step's files before the blocks are kept calls drop_blocks_of() in vain. So the files are checked once
+// more after the blocks are kept.
 Result<std::shared_ptr<ViewFile>> ViewFiles::make(const views::Views::ViewNode& found) {
-  const uint64_t let_go_before = all_let_go_;
+  const uint64_t drops_before = drops_of_all_;
   auto known_blocks = kept(found);
   const bool fresh = !known_blocks;
   auto file = std::make_shared<ViewFile>(parts_, have_shared_, found, std::move(known_blocks));
@@ -213,8 +214,8 @@ Result<std::shared_ptr<ViewFile>> ViewFiles::make(const views::Views::ViewNode& 
   if (!fresh || !file->blocks()) return file;
   keep({found.number, found.of->version, file->blocks()});
   const auto outdated = file->is_outdated();
-  if (!outdated || outdated.value() || all_let_go_ != let_go_before) {
-    let_go_if([&](const Kept& kept) { return kept.blocks == file->blocks(); });
+  if (!outdated || outdated.value() || drops_of_all_ != drops_before) {
+    drop_blocks_if([&](const Kept& kept) { return kept.blocks == file->blocks(); });
   }
   file->close_sources();
   return file;
@@ -232,7 +233,7 @@ void ViewFiles::keep(Kept kept) {
 }
 
 template <class Predicate>
-void ViewFiles::let_go_if(const Predicate& predicate) {
+void ViewFiles::drop_blocks_if(const Predicate& predicate) {
   std::vector<Kept> gone;  // ends behind the lock
   const std::lock_guard lock(mutex_);
   const auto stay = std::stable_partition(kept_.begin(), kept_.end(), std::not_fn(predicate));
@@ -241,13 +242,13 @@ void ViewFiles::let_go_if(const Predicate& predicate) {
   keeps_any_ = !kept_.empty();
 }
 
-void ViewFiles::let_go(InodeNumber inode) {
-  if (keeps_any_) let_go_if([inode](const Kept& kept) { return kept.blocks->made_from().contains(inode); });
+void ViewFiles::drop_blocks_of(InodeNumber inode) {
+  if (keeps_any_) drop_blocks_if([inode](const Kept& kept) { return kept.blocks->made_from().contains(inode); });
 }
 
-void ViewFiles::let_all_go() {
-  ++all_let_go_;
-  let_go_if([](const Kept&) { return true; });
+void ViewFiles::drop_all_blocks() {
+  ++drops_of_all_;
+  drop_blocks_if([](const Kept&) { return true; });
 }
 
 }  // namespace ckptfs::fs

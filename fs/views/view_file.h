@@ -134,9 +134,10 @@ class ViewFiles {
   // Does open() return at once? It does not where blocks may have to be shared first: what was just written has to
   // reach the disk for that.
   bool opens_quickly(const views::Views::ViewNode& found) const;
-  // The file is about to change or to go, or has just done so: nothing made of its blocks is kept.
-  void let_go(InodeNumber inode);
-  void let_all_go();
+  // Keeps no BlockFile any more that shares blocks with this file. To be called before or right after the file changes
+  // or is removed.
+  void drop_blocks_of(InodeNumber inode);
+  void drop_all_blocks();
   // Has any BlockFile been made since the mount? Then blocks may be flagged as shared that no other file of the tree
   // has.
   bool have_shared() const { return have_shared_; }
@@ -158,12 +159,12 @@ class ViewFiles {
   std::shared_ptr<std::mutex> turn_for(InodeNumber number);
   void keep(Kept kept);
   template <class Predicate>
-  void let_go_if(const Predicate& predicate);
+  void drop_blocks_if(const Predicate& predicate);
 
   const ViewFileParts parts_;
   std::atomic<bool> have_shared_{false};
-  std::atomic<bool> keeps_any_{false};   // is kept_ not empty?
-  std::atomic<uint64_t> all_let_go_{0};  // how often
+  std::atomic<bool> keeps_any_{false};     // is kept_ not empty?
+  std::atomic<uint64_t> drops_of_all_{0};  // how often
   mutable std::mutex mutex_;
   std::unordered_map<InodeNumber, std::weak_ptr<ViewFile>> open_;     // guarded by mutex_; by its own number
   std::unordered_map<InodeNumber, std::weak_ptr<std::mutex>> turns_;  // guarded by mutex_; likewise

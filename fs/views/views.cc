@@ -105,12 +105,12 @@ Result<StepView::Hold> StepView::hold(UserBudget& memory, uint32_t user, uint64_
 }
 
 // The view, where it is known to be that of the step's files: at `asked`, or shortly before.
-std::shared_ptr<const StepView> Views::cached(InodeNumber step, Look look, Clock::time_point asked) {
+std::shared_ptr<const StepView> Views::cached(InodeNumber step, Freshness freshness, Clock::time_point asked) {
   const std::lock_guard lock(mutex_);
   const auto found = cache_.find(step);
   if (found == cache_.end()) return nullptr;
   found->second.used = asked;
-  const auto oldest = look == Look::believing ? asked - kBelieved : asked;
+  const auto oldest = freshness == Freshness::recent ? asked - kRecent : asked;
   const bool current = found->second.checked > oldest;
   return found->second.view->sealed || current ? found->second.view : nullptr;
 }
@@ -129,8 +129,8 @@ void Views::keep(InodeNumber step, Cached made) {
   }
 }
 
-void Views::with_view(InodeNumber step, Look look, uint32_t user, std::function<void(const MadeView&)> done) {
-  if (auto view = cached(step, look, Clock::now())) return done(view);
+void Views::with_view(InodeNumber step, Freshness freshness, uint32_t user, std::function<void(const MadeView&)> done) {
+  if (auto view = cached(step, freshness, Clock::now())) return done(view);
   {
     const std::lock_guard lock(mutex_);
     Making& making = making_[step];
@@ -209,7 +209,7 @@ Views::MadeView Views::make(InodeNumber step) {
 
 // The time of the look: what changes later has to be looked for again.
 Result<Views::Clock::time_point> Views::collect(InodeNumber step, std::optional<FilesOfStep>& files) const {
-  for (const auto end = Clock::now() + kMostClosing;; std::this_thread::sleep_for(kClosingLook)) {
+  for (const auto end = Clock::now() + kMostClosing;; std::this_thread::sleep_for(kClosingPoll)) {
     const auto now = Clock::now();
     TRY(files.emplace(store_, ask_writers_, stop_).collect(step));
     if (!files->is_closing() || now >= end) return now;
@@ -379,23 +379,23 @@ void Views::lookup_in(InodeNumber directory, bool in_step, const std::string& na
   const auto child_of = [this, node = node_of(directory), name](const MadeView& view) -> Result<ViewNode> {
     return view ? child_in(view.value(), node, name) : Result<ViewNode>(view.error());
   };
-  with_view(real, Look::believing, user, [this, real, user, answer, child_of](const MadeView& view) {
+  with_view(real, Freshness::recent, user, [this, real, user, answer, child_of](const MadeView& view) {
     auto found = child_of(view);
     if (found || !view || found.error().errno_value() != ENOENT) return answer(std::move(found));
     // It may have been made since.
-    with_view(real, Look::again, user, [answer, child_of](const MadeView& fresh) { answer(child_of(fresh)); });
+    with_view(real, Freshness::now, user, [answer, child_of](const MadeView& fresh) { answer(child_of(fresh)); });
   });
 }
 
 void Views::find(InodeNumber number, uint32_t user, const Answer<ViewNode>& answer) {
   if (node_of(number) == 0) return find_directory(real_of(number), user, answer);
-  with_view(real_of(number), Look::believing, user,
+  with_view(real_of(number), Freshness::recent, user,
             [this, number, answer](const MadeView& view) { answer(node_in(view, number)); });
 }
 
 void Views::find_now(InodeNumber number, uint32_t user, const Answer<ViewNode>& answer) {
   if (node_of(number) == 0) return find_directory(real_of(number), user, answer);
-  with_view(real_of(number), Look::again, user, [this, number, answer](const MadeView& view) {
+  with_view(real_of(number), Freshness::now, user, [this, number, answer](const MadeView& view) {
     if (!view) return answer(view.error());
     if (view.value()->view.node(node_of(number)) == nullptr) return answer(Error(ESTALE));
     answer(in_view(view.value(), node_of(number)));
@@ -411,14 +411,14 @@ void Views::find_directory(InodeNumber real, uint32_t user, const Answer<ViewNod
   const auto known = is_step_by_record(real, record.value());
   if (!known) return answer(known.error());
   if (known.value() == true) return answer(real_directory(real));
-  const auto look = [this, real, record = record.value(), answer] {
+  const auto inspect = [this, real, record = record.value(), answer] {
     const auto step = is_step_of_series(real, record);
     const auto leading = step && !step.value() ? leading_to_steps() : std::unordered_set<InodeNumber>();
     if (!step || !leading) return answer(step ? leading.error() : step.error());
     const bool shown = step.value() || leading.value().contains(real);
     answer(shown ? real_directory(real) : Result<ViewNode>(Error(ENOENT)));
   };
-  if (const auto started = lanes_.start(user, look); !started) answer(started.error());
+  if (const auto started = lanes_.start(user, inspect); !started) answer(started.error());
 }
 
 void Views::opened(InodeNumber number, std::weak_ptr<const StepView> view) {
@@ -435,8 +435,8 @@ void Views::list(InodeNumber directory, uint32_t user, const Answer<std::vector<
       const auto started = lanes_.start(user, [this, real, answer] { answer(list_directory(real)); });
       return started ? void() : answer(started.error());
     }
-    const Look look = node_of(directory) == 0 ? Look::again : Look::believing;
-    with_view(real, look, user, [directory, answer](const MadeView& view) {
+    const Freshness freshness = node_of(directory) == 0 ? Freshness::now : Freshness::recent;
+    with_view(real, freshness, user, [directory, answer](const MadeView& view) {
       if (!view) return answer(view.error());
       answer(entries_of(*view.value(), node_of(directory)));
     });

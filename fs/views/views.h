@@ -116,7 +116,7 @@ class Views {
   // looks for its name again finds the one that is (the kernel does, by itself).
   void lookup(InodeNumber directory, const std::string& name, uint32_t user, const Answer<ViewNode>& answer);
   void find(InodeNumber number, uint32_t user, const Answer<ViewNode>& answer);
-  // To be opened: with a look at the step's files, and of nothing but the version that they are now.
+  // For an open: inspects the step's files, and finds the node in their current version only.
   void find_now(InodeNumber number, uint32_t user, const Answer<ViewNode>& answer);
   // Without "." and "..". Sorted by name.
   void list(InodeNumber directory, uint32_t user, const Answer<std::vector<meta::DirectoryEntry>>& answer);
@@ -133,8 +133,8 @@ class Views {
     Clock::time_point used;
   };
 
-  // A live step's files are taken for unchanged a moment after a look, or looked at again.
-  enum class Look { believing, again };
+  // Of a live step: `recent` takes its files as unchanged if they were inspected within kRecent, `now` inspects them.
+  enum class Freshness { recent, now };
   using MadeView = Result<std::shared_ptr<const StepView>>;
   struct Waiting {
     uint32_t user = 0;
@@ -142,10 +142,10 @@ class Views {
   };
   struct Making {
     bool running = false;
-    std::vector<Waiting> waiting;  // for a look that begins after they asked
+    std::vector<Waiting> waiting;  // for an inspection of the files that begins after they asked
   };
 
-  void with_view(InodeNumber step, Look look, uint32_t user, std::function<void(const MadeView&)> done);
+  void with_view(InodeNumber step, Freshness freshness, uint32_t user, std::function<void(const MadeView&)> done);
   void call_lane(InodeNumber step, uint32_t user);
   void serve(InodeNumber step);
   MadeView make(InodeNumber step);
@@ -170,16 +170,16 @@ class Views {
   Result<ViewNode> child_in(std::shared_ptr<const StepView> view, NodeNumber directory, const std::string& name) const;
   Result<ViewNode> node_in(const MadeView& view, InodeNumber number);
   Result<std::unordered_set<InodeNumber>> leading_to_steps() const;
-  std::shared_ptr<const StepView> cached(InodeNumber step, Look look, Clock::time_point asked);
+  std::shared_ptr<const StepView> cached(InodeNumber step, Freshness freshness, Clock::time_point asked);
   void keep(InodeNumber step, Cached cached);
 
   static constexpr size_t kMostCached = 8;
   static constexpr size_t kMostMemory = size_t{32} << 20;  // of cached views, but for the last
   static constexpr std::chrono::seconds kNameless{1};      // before names are looked for again
   static constexpr size_t kMostOpened = 65536;
-  static constexpr std::chrono::milliseconds kClosingLook{1};
-  static constexpr std::chrono::seconds kMostClosing{1};      // one file after another, and who closes all the time
-  static constexpr std::chrono::milliseconds kBelieved{200};  // how long a live step's files are taken for unchanged
+  static constexpr std::chrono::milliseconds kClosingPoll{1};
+  static constexpr std::chrono::seconds kMostClosing{1};    // one file after another, and who closes all the time
+  static constexpr std::chrono::milliseconds kRecent{200};  // how long a live step's files are taken for unchanged
 
   meta::Store& store_;
   meta::Tree& tree_;

@@ -274,7 +274,7 @@ ExtentCache::Blob Accounting::kind_of(const Holder& holder) const {
   return idle ? ExtentCache::Blob::idle : ExtentCache::Blob::busy;
 }
 
-Result<std::optional<Usage>> Accounting::look_at_file(InodeNumber file) const {
+Result<std::optional<Usage>> Accounting::usage_from_own_extents(InodeNumber file) const {
   TRY_ASSIGN(const InodeRecord record, index_.inode(file));
   if (!record.is_regular()) return Error(EINVAL);
   Usage usage;

@@ -13,10 +13,13 @@ constexpr std::chrono::seconds kInterval{1};
 constexpr size_t kBlobsAtOnce = 4096;  // in one change of the index
 }  // namespace
 
-Reaper::Reaper(Index& index, const Blobs& blobs, const Space& space, Frontiers& frontiers, WriteBack& write_back)
-    : index_(index), blobs_(blobs), space_(space), frontiers_(frontiers), write_back_(write_back), thread_([this] {
-        run();
-      }) {}
+Reaper::Reaper(Index& index, const Blobs& blobs, const Space& space, WrittenEnds& written_ends, WriteBack& write_back)
+    : index_(index),
+      blobs_(blobs),
+      space_(space),
+      written_ends_(written_ends),
+      write_back_(write_back),
+      thread_([this] { run(); }) {}
 
 Reaper::~Reaper() { stop(); }
 
@@ -61,7 +64,7 @@ void Reaper::run() {
 }
 
 void Reaper::round(std::vector<BlobNumber> doomed) {
-  if (const auto raised = frontiers_.raise_settled(); !raised) {
+  if (const auto raised = written_ends_.raise_settled(); !raised) {
     log::warn("the next start after a crash may take longer: {}", raised.error().message());
   }
   const auto removed = doomed.empty() ? index_.sync() : remove(doomed);

@@ -14,16 +14,16 @@
 #include <vector>
 
 #include "meta/blobs/blobs.h"
-#include "meta/blobs/frontiers.h"
 #include "meta/blobs/space.h"
 #include "meta/blobs/write_back.h"
+#include "meta/blobs/written_ends.h"
 #include "meta/index/index.h"
 
 namespace ckptfs::meta {
 
 class Reaper {
  public:
-  Reaper(Index& index, const Blobs& blobs, const Space& space, Frontiers& frontiers, WriteBack& write_back);
+  Reaper(Index& index, const Blobs& blobs, const Space& space, WrittenEnds& written_ends, WriteBack& write_back);
   ~Reaper();  // as stop()
 
   // Its last name has gone in a committed batch.
@@ -42,7 +42,7 @@ class Reaper {
   Index& index_;
   const Blobs& blobs_;
   const Space& space_;
-  Frontiers& frontiers_;
+  WrittenEnds& written_ends_;
   WriteBack& write_back_;
 
   std::mutex mutex_;

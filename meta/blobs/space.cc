@@ -10,7 +10,7 @@
 
 namespace ckptfs::meta {
 
-uint64_t owed_by_clone(uint64_t size) {
+uint64_t cow_reserve_of_clone(uint64_t size) {
   const uint64_t unit = io::cow_extent_hint(size);
   return (size + unit - 1) / unit * unit;
 }
@@ -36,7 +36,7 @@ Result<SpaceReport> Space::report() const {
   TRY_ASSIGN(report.raw_free, least_free(uint64_t{fs.f_bavail} * fs.f_frsize));
   report.reserve = std::max(uint64_t{256} << 20, report.total / 50);
   report.free = report.raw_free > report.reserve ? report.raw_free - report.reserve : 0;
-  report.owed = owed();
+  report.cow_reserve = cow_reserve();
   report.inodes = fs.f_files;
   report.inodes_free = fs.f_favail;
   return report;

@@ -95,17 +95,17 @@ void WriteBack::forget(BlobNumber blob) {
   written_.erase(blob);
 }
 
-void WriteBack::note_cut(BlobNumber blob) {
+void WriteBack::note_truncated(BlobNumber blob) {
   const std::lock_guard lock(mutex_);
   const auto known = written_.find(blob);
-  if (known != written_.end()) known->second.cut = true;
+  if (known != written_.end()) known->second.truncated = true;
 }
 
 void WriteBack::note_closed(BlobNumber blob) {
   {
     const std::lock_guard lock(mutex_);
     const auto known = written_.find(blob);
-    if (known == written_.end() || !std::exchange(known->second.cut, false)) return;
+    if (known == written_.end() || !std::exchange(known->second.truncated, false)) return;
   }
   begin_write_back(blob);
 }

@@ -18,9 +18,9 @@
 //
 // The index becomes durable within a second, data half a minute later. Two habits of programs that do not sync rely on
 // the order of the two, and XFS keeps it for them; so do we. A file that is renamed over another has its content on the
-// disk before its new name is there: each sync of the index writes it back first. A file that was cut and written anew
-// begins to be written back when it is closed. (XFS goes by a flag of its own, XFS_ITRUNCATED, which the close of any
-// descriptor takes, and the daemon cuts with another one than the writer's.)
+// disk before its new name is there: each sync of the index writes it back first. A file that was truncated and written
+// anew begins to be written back when it is closed. (XFS goes by a flag of its own, XFS_ITRUNCATED, which the close of
+// any descriptor clears, and the daemon truncates through another descriptor than the writer's.)
 //
 // Thread safety: all of it. Locks: syncing_ (held across syncfs and what follows from it, since the kernel tells only
 // one of two callers; no request but save, seal and a search for space takes it), recording_, mutex_ (a leaf). Index
@@ -64,8 +64,8 @@ class WriteBack final : public SyncListener {
   void note_synced_elsewhere(BlobNumber blob);
   // It is about to be deleted: nothing here keeps its blocks.
   void forget(BlobNumber blob);
-  // The file was cut; somebody may write it anew.
-  void note_cut(BlobNumber blob);
+  // The file was truncated. Its writer may write it anew.
+  void note_truncated(BlobNumber blob);
   // Nobody has the file open for writing any more.
   void note_closed(BlobNumber blob);
   // To be called before the change of the index by which the file takes another's place.
@@ -101,8 +101,8 @@ class WriteBack final : public SyncListener {
  private:
   struct Written {
     InodeNumber file = 0;
-    uint64_t round = 0;  // the last sync_all() that had begun when it was noted
-    bool cut = false;    // and not closed by a writer since
+    uint64_t round = 0;      // the last sync_all() that had begun when it was noted
+    bool truncated = false;  // and not closed by a writer since
     bool synced_elsewhere = false;
     io::Fd pin;  // O_PATH: keeps its inode in memory, and what that knows of errors; hidden from lease probes
   };

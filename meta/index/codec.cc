@@ -140,7 +140,7 @@ std::string encode(const InodeRecord& r) {
       .u64(r.parent)
       .u64(r.blob)
       .u64(r.saved_blob)
-      .u64(r.owed)
+      .u64(r.cow_reserve)
       .u64(r.size)
       .u64(r.blocks)
       .time(r.atime)
@@ -163,7 +163,7 @@ Result<InodeRecord> decode_inode(std::string_view value) {
   r.parent = d.u64();
   r.blob = d.u64();
   r.saved_blob = d.u64();
-  r.owed = d.u64();
+  r.cow_reserve = d.u64();
   r.size = d.u64();
   r.blocks = d.u64();
   r.atime = d.time();

@@ -71,7 +71,8 @@ class Save {
     TRY_ASSIGN(SavePlan plan, plan_save(tree_, source_, who_));
     take_over(plan);
     TRY(write_back());
-    if (tree_.short_of_space()) TRY(tree_.recount_owed());  // reads all inodes: nobody may wait at the gate for that
+    // Reads all inodes, so it is done before the gate is closed.
+    if (tree_.short_of_space()) TRY(tree_.recount_cow_reserves());
     tree_.gate().close(plan.guarded);
     auto cloned = clone_behind_gate(std::move(plan));
     tree_.gate().open();
@@ -148,7 +149,7 @@ class Save {
     if (taken_.empty()) {
       return Error(ENOENT, tree_.path_of(source_) + ": it holds no swap files yet; save after the first step");
     }
-    TRY(for_each_taken([this](SaveFile& taken) { return look_at(taken); }));
+    TRY(for_each_taken([this](SaveFile& taken) { return inspect(taken); }));
     choose_between_dtypes();
     find_second_names();
     find_saved();
@@ -169,7 +170,7 @@ class Save {
     return success();
   }
 
-  Result<> look_at(SaveFile& taken) const {
+  Result<> inspect(SaveFile& taken) const {
     io::Fd own;
     const auto live = open_live(taken, own);
     if (!live) {
@@ -178,7 +179,7 @@ class Save {
     }
     TRY(tree_.refuse_suspect(taken.plan.source, taken.plan.record));
     taken.writer_open = store_.open_files().open_for_writing(taken.plan.source);
-    TRY(store_.open_files().cut(taken.plan.source));
+    TRY(store_.open_files().truncate_to_written(taken.plan.source));
     TRY_ASSIGN(const struct stat st, io::stat_fd(live.value()));
     taken.size = static_cast<uint64_t>(st.st_size);
     taken.mtime = st.st_mtim;
@@ -225,9 +226,10 @@ class Save {
     }
   }
 
-  // Numbers for the clones, those of spare blobs first, promised as tentative: a crash before the step is published
-  // deletes them. From here on each live file to be cloned owes its length, and counts as saved until somebody opens it
-  // for writing; a blob that never gets frozen, since the save failed, counts for nothing.
+  // Takes numbers for the clones, those of spare blobs first, and marks them as tentative: a crash before the step is
+  // published deletes them. From here on the COW reserve of each live file to be cloned is its length, and the file
+  // counts as saved until somebody opens it for writing. If the save fails, its blobs are never frozen, and
+  // find_saved() ignores them.
   Result<> reserve() {
     TRY(check_space());
     const auto count = static_cast<size_t>(std::count_if(
@@ -254,7 +256,7 @@ class Save {
         TRY_ASSIGN(record, store_.index().inode(taken.plan.source));
       }
       record.saved_blob = taken.writer_open ? 0 : taken.blob;
-      change.set_owed(record, owed_afterwards(taken));
+      change.set_cow_reserve(record, cow_reserve_afterwards(taken));
       change.batch.put(taken.plan.source, record);
     }
     change.begin_cloning(cloned);
@@ -263,7 +265,7 @@ class Save {
     return reserved;
   }
 
-  static uint64_t owed_afterwards(const SaveFile& taken) { return owed_by_clone(taken.size); }
+  static uint64_t cow_reserve_afterwards(const SaveFile& taken) { return cow_reserve_of_clone(taken.size); }
 
   // After the save each overwrite of a live file needs new blocks, and under passthrough nobody would see it fail.
   Result<> check_space() {
@@ -275,19 +277,20 @@ class Save {
     }
     if (enough_space()) return success();
     const SpaceReport space = store_.space();
-    return Error(ENOSPC, step_.path() + ": not enough space: the swap files would owe " +
-                             std::to_string(owed_after_save() >> 20) + " MiB after this save, " +
+    return Error(ENOSPC, step_.path() + ": not enough space: overwriting the swap files would need " +
+                             std::to_string(cow_reserve_after_save() >> 20) + " MiB after this save, " +
                              std::to_string(space.free >> 20) + " MiB are free (without the reserve of " +
                              std::to_string(space.reserve >> 20) + " MiB); remove steps, or use a larger store");
   }
-  uint64_t owed_after_save() const {
-    uint64_t owed = store_.space().owed;
+  uint64_t cow_reserve_after_save() const {
+    uint64_t cow_reserve = store_.space().cow_reserve;
     for (const SaveFile& taken : taken_) {
-      if (taken.blob == 0 && taken.same == nullptr) owed += owed_afterwards(taken) - taken.plan.record.owed;
+      if (taken.blob == 0 && taken.same == nullptr)
+        cow_reserve += cow_reserve_afterwards(taken) - taken.plan.record.cow_reserve;
     }
-    return owed;
+    return cow_reserve;
   }
-  bool enough_space() const { return store_.space().free >= owed_after_save(); }
+  bool enough_space() const { return store_.space().free >= cow_reserve_after_save(); }
 
   Result<> clone_one(SaveFile& taken) const {
     if (taken.same != nullptr) return success();

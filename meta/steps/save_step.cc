@@ -169,7 +169,7 @@ Result<> SaveStep::put_file(Tree::Change& change, InodeNumber folder, const Save
   record.parent = folder;
   record.blob = taken.blob;
   record.saved_blob = 0;
-  record.owed = 0;
+  record.cow_reserve = 0;
   record.size = static_cast<uint64_t>(taken.stat.st_size);
   record.blocks = static_cast<uint64_t>(taken.stat.st_blocks);
   record.atime = record.mtime = taken.mtime;

@@ -117,7 +117,7 @@ class Freeze {
   Result<> check_file(InodeNumber number, Member& member) {
     if (tree_.is_damaged(number)) return Error(EIO, tree_.path_of(number) + ": its data is missing or short");
     if (store_.open_files().open_for_writing(number)) return busy(number);
-    TRY(store_.open_files().cut(number));
+    TRY(store_.open_files().truncate_to_written(number));
     TRY_ASSIGN(const io::Fd fd, store_.blobs().open(member.record.blob, O_RDONLY));
     TRY_ASSIGN(const bool written, io::has_writer(fd.get()));
     if (written && store_.open_files().open_at_all(number)) return busy(number);
@@ -196,10 +196,10 @@ class Freeze {
     if (!trusted) frozen.digest.state = DigestState::changed;
     change.batch.put_blob(blob, frozen);
     if (member.record.nlink > member.names.size()) {
-      record.owed = 0;
+      record.cow_reserve = 0;
       return give_own_inode(change, number, member, record);
     }
-    change.set_owed(record, 0);
+    change.set_cow_reserve(record, 0);
     if (member.clone != 0) TRY(change.drop_reference(member.record.blob));
     change.batch.put(number, record);
     return success();
@@ -219,7 +219,8 @@ class Freeze {
     TRY_ASSIGN(InodeRecord outside, change.batch.inode(number));
     outside.nlink -= static_cast<uint32_t>(member.names.size());
     outside.ctime = now();
-    if (member.clone != 0 && (outside.flags & kSwap) != 0) change.set_owed(outside, owed_by_clone(record.size));
+    if (member.clone != 0 && (outside.flags & kSwap) != 0)
+      change.set_cow_reserve(outside, cow_reserve_of_clone(record.size));
     change.batch.put(number, outside);
     const InodeNumber own = change.allot_inode();
     TRY_ASSIGN(const auto xattrs, store_.index().xattr_names(number));

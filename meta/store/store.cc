@@ -16,8 +16,8 @@
 #include "io/json.h"
 #include "io/log.h"
 #include "meta/accounting/accounting.h"
+#include "meta/blobs/preallocation_reclaimer.h"
 #include "meta/blobs/reaper.h"
-#include "meta/blobs/trimmer.h"
 #include "meta/names.h"
 #include "meta/store/inspection.h"
 #include "meta/time.h"
@@ -27,7 +27,7 @@ namespace ckptfs::meta {
 namespace {
 
 constexpr uint64_t kFormat = 4;
-constexpr std::chrono::seconds kTrimInterval{30};
+constexpr std::chrono::seconds kReclaimInterval{30};
 
 // Where nothing is mounted nothing is open.
 class NothingOpen : public OpenFiles {
@@ -36,10 +36,10 @@ class NothingOpen : public OpenFiles {
   bool open_at_all(InodeNumber) const override { return false; }
   bool writing() const override { return false; }
   Result<> write_back(const std::vector<InodeNumber>&) override { return success(); }
-  Result<> cut(InodeNumber) override { return success(); }
+  Result<> truncate_to_written(InodeNumber) override { return success(); }
   void invalidate(InodeNumber) override {}
   void invalidate_name(InodeNumber, const std::string&) override {}
-  void let_go() override {}
+  void drop_view_blocks() override {}
 };
 
 std::string new_id() {
@@ -224,12 +224,12 @@ struct Store::Internals {
   std::unique_ptr<Blobs> blobs;
   std::unique_ptr<Space> space;
   std::unique_ptr<Index> index;
-  std::unique_ptr<Frontiers> frontiers;
+  std::unique_ptr<WrittenEnds> written_ends;
   std::unique_ptr<Tree> tree;
   std::unique_ptr<Reaper> reaper;
   std::unique_ptr<SpareBlobs> spares;
   std::unique_ptr<Accounting> accounting;
-  std::unique_ptr<Trimmer> trimmer;
+  std::unique_ptr<PreallocationReclaimer> preallocation_reclaimer;
   NothingOpen nothing_open;
   std::atomic<OpenFiles*> open_files = &nothing_open;  // some of the above have threads
   std::mutex save_mutex;
@@ -285,14 +285,14 @@ Result<> Store::Internals::open_index() {
   if (format != kFormat)
     return Error(EPROTONOSUPPORT, folder + "/meta: the index has format version " + std::to_string(format) +
                                       ", this ckptfs knows version " + std::to_string(kFormat));
-  TRY_ASSIGN(frontiers, Frontiers::open(folder + "/frontiers", *index));
+  TRY_ASSIGN(written_ends, WrittenEnds::open(folder + "/frontiers", *index));
   return success();
 }
 
 // The inodes without a name that the last daemon left.
 Result<std::vector<InodeNumber>> Store::Internals::recover_tree() {
-  TRY_ASSIGN(Recovery found, recover(*index, *blobs, *frontiers, *space));
-  TRY(frontiers->begin(found.uncut));
+  TRY_ASSIGN(Recovery found, recover(*index, *blobs, *written_ends, *space));
+  TRY(written_ends->begin(found.not_truncated));
   found.start.doomed = [this](BlobNumber blob) { reaper->doom(blob); };
   found.start.entry_added = [this](InodeNumber parent, const DirectoryEntry& entry) {
     note_entry(*tree, parent, entry);
@@ -301,7 +301,7 @@ Result<std::vector<InodeNumber>> Store::Internals::recover_tree() {
   recovery = found.report;
   tree = std::make_unique<Tree>(*index, *blobs, *space, std::move(found.start));
   TRY(tree->write_back().load(recovery.clean));
-  reaper = std::make_unique<Reaper>(*index, *blobs, *space, *frontiers, tree->write_back());
+  reaper = std::make_unique<Reaper>(*index, *blobs, *space, *written_ends, tree->write_back());
   reaper->doom(found.dead);
   TRY(index->for_each_step([this](InodeNumber step, const StepRecord& record) -> Result<> {
     if (record.pinned) tree->note_pinned(step);
@@ -315,7 +315,7 @@ void Store::Internals::start_services() {
   spares = std::make_unique<SpareBlobs>(*tree, *blobs);
   accounting = std::make_unique<Accounting>(
       *tree, *index, *blobs, [this](InodeNumber inode) { return open_files.load()->open_for_writing(inode); });
-  trimmer = std::make_unique<Trimmer>(*space, kTrimInterval, [this] {
+  preallocation_reclaimer = std::make_unique<PreallocationReclaimer>(*space, kReclaimInterval, [this] {
     tree->write_back().prune([this](InodeNumber inode) { return open_files.load()->open_for_writing(inode); });
   });
 }
@@ -359,7 +359,7 @@ Store::Store(std::unique_ptr<Internals> internals) : internals_(std::move(intern
 Store::~Store() = default;
 
 Result<> Store::inspect(const std::function<bool()>& go_on) {
-  return meta::inspect(*internals_->tree, *internals_->index, *internals_->blobs, *internals_->frontiers, go_on);
+  return meta::inspect(*internals_->tree, *internals_->index, *internals_->blobs, *internals_->written_ends, go_on);
 }
 
 Result<> Store::close() {
@@ -388,7 +388,7 @@ const std::string& Store::folder() const { return internals_->folder; }
 const std::string& Store::id() const { return internals_->id; }
 const Blobs& Store::blobs() const { return *internals_->blobs; }
 SpareBlobs& Store::spares() const { return *internals_->spares; }
-Frontiers& Store::frontiers() const { return *internals_->frontiers; }
+WrittenEnds& Store::written_ends() const { return *internals_->written_ends; }
 Accounting& Store::accounting() const { return *internals_->accounting; }
 const io::SharingCapability& Store::capability() const { return internals_->capability; }
 const RecoveryReport& Store::recovery() const { return internals_->recovery; }

@@ -211,7 +211,7 @@ Result<> Tree::commit(Change change) {
   TRY(index_.commit(std::move(change.batch)));
   inode_limit_ = change.inode_limit_;
   blob_limit_ = change.blob_limit_;
-  for (const auto& [from, to] : change.owed_) space_.adjust_owed(from, to);
+  for (const auto& [from, to] : change.reserve_changes_) space_.adjust_cow_reserve(from, to);
   for (const BlobNumber blob : change.doomed) doomed_(blob);
   return success();
 }
@@ -257,10 +257,10 @@ Result<> Tree::Change::drop_reference(BlobNumber blob) {
   return success();
 }
 
-void Tree::Change::set_owed(InodeRecord& record, uint64_t bytes) {
-  if (record.owed == bytes) return;
-  owed_.emplace_back(record.owed, bytes);
-  record.owed = bytes;
+void Tree::Change::set_cow_reserve(InodeRecord& record, uint64_t bytes) {
+  if (record.cow_reserve == bytes) return;
+  reserve_changes_.emplace_back(record.cow_reserve, bytes);
+  record.cow_reserve = bytes;
 }
 
 Result<InodeNumber> Tree::step_of(InodeNumber number) const {

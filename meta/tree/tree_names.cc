@@ -147,7 +147,7 @@ Result<bool> Tree::begin_removal(Change& change, InodeNumber parent_number, cons
 Result<> Tree::drop_name(Change& change, InodeNumber number, InodeRecord& record) {
   record.nlink = record.is_dir() ? 0 : record.nlink - 1;
   record.ctime = now();
-  if (record.nlink == 0) change.set_owed(record, 0);
+  if (record.nlink == 0) change.set_cow_reserve(record, 0);
   if (record.is_dir() && (record.flags & kStep) != 0) change.batch.erase_step(number);
   if (record.is_dir()) change.batch.erase_map(number);
   change.batch.put(number, record);
@@ -249,12 +249,12 @@ Result<bool> Tree::relabel_one(Change& change, InodeNumber number, InodeRecord& 
   record.flags = swap ? record.flags | kSwap : record.flags & ~uint32_t{kSwap};
   record.saved_blob = 0;
   if (record.is_live_file()) {
-    uint64_t owed = 0;
+    uint64_t cow_reserve = 0;
     if (swap) {
       TRY_ASSIGN(const struct stat blob, blobs_.stat(record.blob));
-      owed = static_cast<uint64_t>(blob.st_size);
+      cow_reserve = static_cast<uint64_t>(blob.st_size);
     }
-    change.set_owed(record, owed);
+    change.set_cow_reserve(record, cow_reserve);
   }
   change.batch.put(number, record);
   return true;

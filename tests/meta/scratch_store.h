@@ -76,11 +76,11 @@ class StubOpenFiles : public OpenFiles {
   std::set<InodeNumber> writers, readers;
   std::vector<std::pair<InodeNumber, std::string>> invalidated;
   std::mutex mutex;
-  std::vector<InodeNumber> cuts;
+  std::vector<InodeNumber> truncated;
   std::function<void()> meanwhile;    // called when a save writes back open files: after its plan, before its gate
   std::function<void()> behind_gate;  // called when a save or seal inspects a file behind its gate
 
-  void let_go() override {}
+  void drop_view_blocks() override {}
   bool open_for_writing(InodeNumber inode) const override { return writers.contains(inode); }
   bool writing() const override { return !writers.empty(); }
   bool open_at_all(InodeNumber inode) const override { return writers.contains(inode) || readers.contains(inode); }
@@ -88,9 +88,9 @@ class StubOpenFiles : public OpenFiles {
     if (meanwhile) meanwhile();
     return success();
   }
-  Result<> cut(InodeNumber inode) override {
+  Result<> truncate_to_written(InodeNumber inode) override {
     const std::lock_guard lock(mutex);  // a save calls this from several threads
-    cuts.push_back(inode);
+    truncated.push_back(inode);
     if (behind_gate) std::exchange(behind_gate, nullptr)();
     return success();
   }

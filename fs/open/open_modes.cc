@@ -7,7 +7,7 @@
 
 namespace ckptfs::fs {
 
-bool OpenModes::through_daemon(int flags, const meta::InodeRecord& record, bool short_of_space) const {
+bool OpenModes::must_be_served(int flags, const meta::InodeRecord& record, bool short_of_space) const {
   // DeepSpeed reads with O_DIRECT into unaligned memory and ignores the EINVAL.
   if ((flags & O_DIRECT) != 0 && odirect == OdirectOption::safe && alignment.harmful()) return true;
   if (!opens_for_writing(flags)) return false;

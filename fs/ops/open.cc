@@ -112,9 +112,10 @@ Result<> choose_way(Filesystem& fs, OpenFile& file, const meta::InodeRecord& rec
       --file.spliced;
     }
   }
-  const bool spliced = handle.writing && file.spliced > (handle.spliced != nullptr ? 1u : 0u);
-  const bool through_daemon = !passthrough || handle.clone || handle.blocks || spliced ||
-                              fs.modes.through_daemon(info.flags, record, handle.writing && fs.tree.short_of_space());
+  const unsigned own = handle.spliced != nullptr ? 1 : 0;
+  const bool spliced_by_others = handle.writing && file.spliced > own;
+  const bool through_daemon = !passthrough || handle.clone || handle.blocks || spliced_by_others ||
+                              fs.modes.must_be_served(info.flags, record, handle.writing && fs.tree.short_of_space());
   const bool syncs = (info.flags & (O_DSYNC | O_SYNC)) != 0;
   if (through_daemon) {
     TRY(handle.claim.add(kDescriptorsOfItsOwn));

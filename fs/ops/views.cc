@@ -75,7 +75,7 @@ void open_found(const Request& request, const Views::ViewNode& found, fuse_file_
   add(fs.counters.opens_of_views);
   if (const auto& blocks = file->blocks()) {
     info.backing_id = blocks->backing_id();
-    info.direct_io = fs.modes.through_daemon(info.flags, {}, false) ? 1 : 0;
+    info.direct_io = fs.modes.must_be_served(info.flags, {}, false) ? 1 : 0;
     if (info.direct_io == 0) add(fs.counters.opens_of_shared_views);
   } else {
     info.keep_cache = 1;  // other bytes are another inode

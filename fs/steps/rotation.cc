@@ -220,8 +220,8 @@ Result<bool> Rotation::is_as_it_was(meta::InodeNumber series, const StepStatus& 
          now.value().fingerprint == complete.fingerprint;
 }
 
-// The protections once more, right before a removal: much may have happened since the series was looked at. After a
-// start nobody knows who had what open.
+// Right before a removal: what may have changed since the series was inspected. The pin is not asked for here:
+// Tree::take_out does that. After a start nobody knows who had what open.
 Result<std::string> Rotation::recheck_protections(meta::InodeNumber series, const SeriesStatus& status,
                                                   const StepStatus& step,
                                                   const std::vector<const StepStatus*>& newest) const {

@@ -7,17 +7,16 @@
 //   - meta/steps/retention.h decides, as a pure function of facts, the time, and the room that removals would make;
 //   - this file carries it out: makes durable what stays, asks once more, removes (fs/steps/removals.h), seals.
 //
-// When a step may be removed. Three lists have to agree:
+// When a step may be removed. Three places protect it:
 //   - judge() in meta/steps/retention.cc protects the newest complete step, pinned ones, the one that `latest` names,
-//   those
-//     in use, those that cannot be judged (*unknown*, and with it *damaged*), and those that whoever set the rules
-//     could not remove by hand. Each owner's steps are judged by themselves.
+//     those in use, those that cannot be judged (*unknown*, and with it *damaged*), and those that whoever set the
+//     rules could not remove by hand. Each owner's steps are judged by themselves.
 //   - Rotation::recheck_protections() asks again right before a removal, since much may have happened: is the newest
 //     complete step of the owner still what it was, has the step changed, is it in use, has `latest` changed? For twice
 //     the quiet time after a start it removes nothing, as nobody knows who had what open.
-//   - is_protection() in fs/steps/rotation.cc says which protections `status` reports under `rotation.held`. *Unknown*
-//   is not
-//     among them: it has a warning of its own.
+//   - Tree::take_out(), in which every removal ends, refuses a pinned step, and one whose name leads elsewhere by now.
+// Which of these `status` reports under `rotation.held` is_protection() in fs/steps/rotation.cc says. *Unknown* is not
+// among them: it has a warning of its own.
 //
 // Nothing is removed, either, while files are not inspected after a crash (meta/store/inspection.h), while nobody can
 // tell what `latest` names (where it is another user's file: nothing of that user), or while a step that stays cannot

@@ -37,7 +37,9 @@ uint16_t to_float16(float value) {
   base = std::bit_cast<float>((bias >> 1) + 0x07800000) + base;
   const auto sum = std::bit_cast<uint32_t>(base);
   const uint32_t magnitude = ((sum >> 13) & 0x7c00) + (sum & 0x0fff);
-  return static_cast<uint16_t>((bits & 0x80000000) >> 16 | (doubled > 0xff000000 ? 0x7e00 : magnitude));
+  // A NaN keeps the upper bits of its payload and becomes quiet, as with F16C.
+  const uint32_t nan = 0x7e00 | ((bits >> 13) & 0x01ff);
+  return static_cast<uint16_t>((bits & 0x80000000) >> 16 | (doubled > 0xff000000 ? nan : magnitude));
 }
 
 // c10/util/Half.h, fp16_ieee_to_fp32_value
@@ -70,8 +72,8 @@ bool has_half_instructions() {
   return has;
 }
 
-// bfloat16: as to_bfloat16, of eight at a time.
-__attribute__((target("avx2"))) __m256i rounded_halves(const std::byte* from) {
+// As to_bfloat16, of eight floats; each result in 32 bits.
+__attribute__((target("avx2"))) __m256i eight_to_bfloat16(const std::byte* from) {
   const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
   const __m256 values = _mm256_castsi256_ps(bits);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
@@ -85,7 +87,8 @@ __attribute__((target("avx2"))) size_t to_bfloat16_quickly(const std::byte* from
   size_t at = 0;
   for (; at + 16 <= count; at += 16) {
     const std::byte* const values = from + at * sizeof(float);
-    const __m256i packed = _mm256_packus_epi32(rounded_halves(values), rounded_halves(values + 8 * sizeof(float)));
+    const __m256i packed =
+        _mm256_packus_epi32(eight_to_bfloat16(values), eight_to_bfloat16(values + 8 * sizeof(float)));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + at * sizeof(uint16_t)),
                         _mm256_permute4x64_epi64(packed, kInOrder));
   }

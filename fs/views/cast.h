@@ -1,7 +1,8 @@
 // Floating point elements of one type as those of another, rounded to nearest, ties to even, as torch casts.
 //
-// The rounding is in to_bfloat16 and to_float16 (cast.cc). Each has a form for vector instructions (`..._quickly`) that
-// has to round the same way. What is cast to which type is decided by View (view.h).
+// The rounding is in to_bfloat16 and to_float16 (cast.cc). Each has a form for vector instructions, eight_to_bfloat16
+// and to_float16_quickly, which has to give the same bits, also for NaN. Which tensors are cast: cast_type() in
+// view.cc.
 //
 // Thread safety: pure.
 #pragma once

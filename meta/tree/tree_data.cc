@@ -101,7 +101,8 @@ Result<> Tree::try_prepare_writing(InodeNumber number, const Caller& caller, uin
   if (is_damaged(number)) return Error(EIO, path_of(number) + ": its data is missing or short (see ckptfs status)");
   if ((record.flags & kDigested) != 0) TRY(forget_digests(change, number, record));
   write_back_.note_written(number, record.blob);
-  // A hard link may have taken the name in the stage, and the flag, away since a save took the file.
+  // Since a save took the file, its name in the zero_stage_N folder, and with it the flag, may have gone (a hard link
+  // remains).
   if ((record.flags & kSwap) == 0 && record.saved_blob == 0) return commit(std::move(change));
   if (record.cow_reserve + others_reserve > 0) {
     TRY_ASSIGN(const SpaceReport space, space_.report());

@@ -70,7 +70,10 @@ TEST(Cast, RoundsToNearestEven) {
 
 // The remainder at the end of a chunk takes another code path than the rest.
 TEST(Cast, IsTheSameWhereverAValueLies) {
-  const auto values = trying();
+  auto values = trying();
+  for (const uint32_t nan : {0x7fc00000U, 0xffc00000U, 0x7f800001U, 0x7fffffffU, 0x7fa5a5a5U, 0xff802000U}) {
+    values.insert(values.begin(), std::bit_cast<float>(nan));
+  }
   for (const Dtype type : {Dtype::float16, Dtype::bfloat16}) {
     const auto all = cast_all<uint16_t>(values, Dtype::float32, type);
     for (size_t at = 0; at < 5000; ++at) {

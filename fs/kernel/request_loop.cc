@@ -11,8 +11,10 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <new>
 #include <optional>
 #include <system_error>
+#include <type_traits>
 #include <utility>
 
 #include "io/aligned_buffer.h"
@@ -27,7 +29,7 @@ namespace {
 // the payload of a write where in its page the file's bytes lie (those which begin a page of the file begin one of the
 // memory too, and need no copy for O_DIRECT). Whatever else is longer than a write's headers is put together again.
 //
-//   memory  | shift | payload of a write ...     | headers | address of the payload, or the rest of the request
+//   memory  | shift | payload of a write ...     | headers | a RequestLoop::Write, or the rest of the request
 //   at      0                                    kHeaders  kHeaders + kWriteHeaders
 struct WriteHeaders {
   fuse_in_header in;
@@ -35,6 +37,8 @@ struct WriteHeaders {
 };
 constexpr size_t kWriteHeaders = sizeof(WriteHeaders);
 constexpr size_t kHeaders = RequestLoop::kLargestWrite + RequestLoop::kPage;
+static_assert((kHeaders + kWriteHeaders) % alignof(RequestLoop::Write) == 0);
+static_assert(std::is_trivially_destructible_v<RequestLoop::Write>);
 // What is no write can be as large as one (FORGET in batches).
 constexpr size_t kReceive = kHeaders + kWriteHeaders + RequestLoop::kLargestWrite;
 
@@ -77,8 +81,7 @@ ssize_t receive(int connection, std::span<std::byte> memory, size_t& shift) {
     std::memcpy(rest.data(), payload.data(), more);
     ask_as_before(memory.subspan(kHeaders, static_cast<size_t>(received)));
   } else if (static_cast<size_t>(received) >= kWriteHeaders) {
-    const std::byte* const address = payload.data();
-    std::memcpy(rest.data(), &address, sizeof address);
+    new (rest.data()) RequestLoop::Write{payload.first(more)};
     shift = expected_shift(*request);
   }
   return received;
@@ -93,9 +96,6 @@ constexpr std::chrono::seconds kLetGo{1};  // after the last of them
 constexpr std::chrono::milliseconds kStuck{2};
 // In lockstep: how long a caller takes from an answer to its next request, mostly.
 constexpr std::chrono::microseconds kNext{20};
-
-thread_local bool was_adopted = false;
-thread_local bool serves_alone = false;
 
 // Waits for a request that comes in a moment without a sleep; whether it came. To the scheduler two threads that sleep
 // in turn seem to need one processor, and it may leave them there: then nothing is read ahead beside the caller. Costs
@@ -141,14 +141,9 @@ class SignalsBlocked {
 
 }  // namespace
 
-std::span<const std::byte> RequestLoop::payload_of_write(const char* data, size_t size) {
-  const std::byte* address = nullptr;
-  std::memcpy(&address, data, sizeof address);
-  return {address, size};
+RequestLoop::Write& RequestLoop::write_of(const char* data) {
+  return *std::launder(reinterpret_cast<Write*>(const_cast<char*>(data)));
 }
-
-void RequestLoop::note_adopted_write() { was_adopted = true; }
-bool RequestLoop::in_lockstep() { return serves_alone; }
 
 unsigned RequestLoop::suitable() { return std::clamp(4 * std::thread::hardware_concurrency(), 8U, 32U); }
 
@@ -236,10 +231,9 @@ void RequestLoop::note_arrival(const fuse_in_header& request) {
 }
 
 // With mutex_ held.
-void RequestLoop::note_served(uint32_t caller) {
-  const bool step = std::exchange(was_adopted, false);
+void RequestLoop::note_served(uint32_t caller, bool adopted) {
   if (caller != caller_) return;
-  if (!step) return end_lockstep();
+  if (!adopted) return end_lockstep();
   ++adopted_writes_;
   if (adopted_writes_ >= kPrompt && !std::exchange(lockstep_, true)) changed_.notify_all();
 }
@@ -319,19 +313,21 @@ void RequestLoop::serve(Worker& self) {
 // Returns whether the next is worth waiting for awake.
 bool RequestLoop::serve_one(Worker& self, fuse_buf& request) {
   const fuse_in_header header = *static_cast<const fuse_in_header*>(request.mem);
+  const bool writes = header.opcode == FUSE_WRITE && request.size >= kWriteHeaders;
+  Write* const write = writes ? &write_of(static_cast<const char*>(request.mem) + kWriteHeaders) : nullptr;
   {
     const std::lock_guard lock(mutex_);
     --waiting_;
     self.waiting = false;
     note_arrival(header);
-    serves_alone = lockstep_;
+    if (write != nullptr) write->in_lockstep = lockstep_;
     if (waiting_ == 0 && !lockstep_) wake_one();
   }
   fuse_session_process_buf(session_, &request);
   std::unique_lock lock(mutex_);
   ++waiting_;
   self.waiting = true;
-  note_served(header.pid);
+  note_served(header.pid, write != nullptr && write->adopted);
   rest_in_lockstep(lock, self);
   return lockstep_ && awake_;
 }

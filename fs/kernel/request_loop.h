@@ -43,13 +43,14 @@ class RequestLoop {
   // do); few processors want few, whose memory stays in their caches (with 2, 8 carry a tenth more than 32).
   static unsigned suitable();
 
-  // What a write carries, from what libfuse takes for it: there lies its address. Valid while the request is served.
-  static std::span<const std::byte> payload_of_write(const char* data, size_t size);
-  // To be called for a WRITE that this thread serves, when an adoption took all of it: its writer waits for the answer,
-  // and most probably sends the next at once.
-  static void note_adopted_write();
-  // Will this thread serve the next request, too?
-  static bool in_lockstep();
+  // What the loop and the operation that serves a WRITE tell each other. Valid while the request is served.
+  struct Write {
+    std::span<const std::byte> payload;
+    bool in_lockstep = false;  // the same thread will serve the next request
+    bool adopted = false;      // to be set if an adoption took all of it: the writer probably sends the next at once
+  };
+  // It lies where libfuse takes the payload to be.
+  static Write& write_of(const char* data);
 
   RequestLoop(fuse_session* session, unsigned most) : session_(session), most_(most) {}
 
@@ -70,7 +71,7 @@ class RequestLoop {
   void wake_one();
   void wait_for_end(std::unique_lock<std::mutex>& lock);
   void note_arrival(const fuse_in_header& request);
-  void note_served(uint32_t caller);
+  void note_served(uint32_t caller, bool adopted);
   void end_lockstep();
   void look_after_lockstep(std::unique_lock<std::mutex>& lock);
   void serve(Worker& self);
@@ -94,7 +95,7 @@ class RequestLoop {
   Clock::time_point arrived_;    // guarded by mutex_; the last request
   uint32_t caller_ = 0;          // guarded by mutex_; the thread that made it
   unsigned one_at_a_time_ = 0;   // guarded by mutex_; requests that did, one after another
-  unsigned adopted_writes_ = 0;  // guarded by mutex_; of one caller, one after another: note_adopted_write()
+  unsigned adopted_writes_ = 0;  // guarded by mutex_; of one caller, one after another: Write::adopted
   bool prompt_ = false;          // guarded by mutex_; enough of them, since the last look
   bool lockstep_ = false;        // guarded by mutex_; enough steps
   bool awake_ = false;           // guarded by mutex_; the processors are kept from halting

@@ -31,16 +31,15 @@ void op_read(fuse_req_t req, fuse_ino_t inode, size_t size, off_t offset, fuse_f
   request.data(data.value());
 }
 
-DataPath::Written write(const Handle& handle, std::span<const std::byte> data, off_t offset) {
+DataPath::Written write(const Handle& handle, RequestLoop::Write& request, off_t offset) {
+  const std::span<const std::byte> data = request.payload;
   if (handle.blocks) return handle.blocks->write(data, offset, *handle.data);
   DataPath::Written taken;
   if (handle.clone) {
     taken = handle.clone->write(data, offset);
     if (taken.error) return taken;
-    if (taken.bytes == data.size()) {
-      RequestLoop::note_adopted_write();
-      return taken;
-    }
+    request.adopted = taken.bytes == data.size();
+    if (request.adopted) return taken;
   }
   DataPath::Written rest = handle.data->write(data.subspan(taken.bytes), offset + static_cast<off_t>(taken.bytes));
   return {taken.bytes + rest.bytes, std::move(rest.error)};
@@ -71,7 +70,8 @@ void op_write(fuse_req_t req, fuse_ino_t inode, const char* data, size_t size, o
       return request.error(cleared.error());
     }
   }
-  const DataPath::Written written = write(handle, RequestLoop::payload_of_write(data, size), offset);
+  RequestLoop::Write& incoming = RequestLoop::write_of(data);
+  const DataPath::Written written = write(handle, incoming, offset);
   if (written.error) note_failed_write(request.fs(), inode, handle, *written.error);
   if (written.error && written.bytes == 0) return request.logged_error(*written.error);
   if ((info->flags & (O_DSYNC | O_SYNC)) != 0 && !handle.syncs) {
@@ -80,7 +80,7 @@ void op_write(fuse_req_t req, fuse_ino_t inode, const char* data, size_t size, o
   }
   const std::shared_ptr<SpeculativeClone> clone = handle.clone;  // which may be closed once it is answered
   request.answer(fuse_reply_write, written.bytes);
-  if (clone) clone->prefetch(size, RequestLoop::in_lockstep());
+  if (clone) clone->prefetch(size, incoming.in_lockstep);
 }
 
 constexpr bool is_known_fallocate(int mode) {

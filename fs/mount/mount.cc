@@ -131,9 +131,8 @@ Result<> choose_open_modes(Filesystem& fs) {
 Result<> read_far_ahead(const std::string& mountpoint) {
   constexpr const char* kKibibytes = "4096";
   TRY_ASSIGN(const auto mounts, io::mount_table());
-  const auto ours = std::find_if(mounts.rbegin(), mounts.rend(),
-                                 [&](const io::MountEntry& mount) { return mount.mountpoint == mountpoint; });
-  if (ours == mounts.rend()) return Error(ENOENT, "the mount is not in /proc/self/mountinfo");
+  const auto ours = io::mounted_at(mounts, mountpoint);
+  if (!ours) return Error(ENOENT, "the mount is not in /proc/self/mountinfo");
   const std::string path = "/sys/class/bdi/" + ours->device + "/read_ahead_kb";
   TRY_ASSIGN(const io::Fd file, io::open_at(AT_FDCWD, path, O_WRONLY));
   return io::write_full(file.get(), std::as_bytes(std::span(std::string_view(kKibibytes))), 0);

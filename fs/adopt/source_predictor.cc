@@ -107,7 +107,8 @@ std::optional<InodeNumber> SourcePredictor::previous_folder(InodeNumber folder, 
       at = next.value();
     } else {
       // The checkpoint-N of a Trainer holds the global_stepN of its DeepSpeed.
-      at = meta::step_number(name) ? newest_step(*at, UINT64_MAX, true) : std::nullopt;
+      const auto inside = meta::step_number(name) ? tree_.list(*at) : Error(ENOENT);
+      at = inside ? meta::last_made_before(inside.value(), UINT64_MAX, true) : std::nullopt;
       if (!at) return std::nullopt;
     }
   }
@@ -130,24 +131,14 @@ std::optional<InodeNumber> SourcePredictor::step_before(InodeNumber series, Inod
   }
   // `runs` and `best_model` may lie between checkpoint-1 and checkpoint-2.
   const bool numbered = meta::step_number(name_of_(step)).has_value();
-  auto found = newest_step(series, step, numbered);
-  if (!found) found = newest_step(series, step, !numbered);
+  const auto entries = tree_.list(series);
+  if (!entries) return std::nullopt;
+  auto found = meta::last_made_before(entries.value(), step, numbered);
+  if (!found) found = meta::last_made_before(entries.value(), step, !numbered);
   const std::lock_guard lock(mutex_);
   if (before_.size() >= kMostSteps) before_.clear();
   before_[step] = found.value_or(0);
   return found;
-}
-
-// Inode numbers tell the order in which directories were made.
-std::optional<InodeNumber> SourcePredictor::newest_step(InodeNumber series, InodeNumber before, bool numbered) const {
-  const auto steps = tree_.list(series);
-  if (!steps) return std::nullopt;
-  std::optional<InodeNumber> newest;
-  for (const meta::DirectoryEntry& entry : steps.value()) {
-    if (!S_ISDIR(entry.type) || entry.inode >= before || (newest && entry.inode < *newest)) continue;
-    if (meta::step_number(entry.name).has_value() == numbered) newest = entry.inode;
-  }
-  return newest;
 }
 
 }  // namespace ckptfs::fs

@@ -60,8 +60,6 @@ class SourcePredictor {
   bool may_be_shared(meta::InodeNumber inode, const meta::Caller& reader) const;
   std::optional<meta::InodeNumber> step_before(meta::InodeNumber series, meta::InodeNumber step) const;
   std::optional<meta::InodeNumber> remembered_before(meta::InodeNumber step) const;
-  // The directory in `series` that was made last before `before`, of those with a step's name, or of the others.
-  std::optional<meta::InodeNumber> newest_step(meta::InodeNumber series, meta::InodeNumber before, bool numbered) const;
 
   struct Reading {
     meta::InodeNumber inode = 0;

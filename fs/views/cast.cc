@@ -62,7 +62,7 @@ __attribute__((target("avx,f16c"))) size_t to_float16_quickly(const std::byte* f
 }
 
 // For float16: F16C.
-bool has_half_instructions() {
+bool has_f16c() {
   static const bool has = [] {  // clang's __builtin_cpu_supports knows no f16c
     unsigned a = 0, b = 0, c = 0, d = 0;
     return __builtin_cpu_supports("avx") && __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
@@ -71,7 +71,7 @@ bool has_half_instructions() {
 }
 
 // bfloat16: as to_bfloat16, of eight at a time.
-__attribute__((target("avx2"))) __m256i rounded_halves(const std::byte* from) {
+__attribute__((target("avx2"))) __m256i bfloat16_lanes(const std::byte* from) {
   const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
   const __m256 values = _mm256_castsi256_ps(bits);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
@@ -85,7 +85,7 @@ __attribute__((target("avx2"))) size_t to_bfloat16_quickly(const std::byte* from
   size_t at = 0;
   for (; at + 16 <= count; at += 16) {
     const std::byte* const values = from + at * sizeof(float);
-    const __m256i packed = _mm256_packus_epi32(rounded_halves(values), rounded_halves(values + 8 * sizeof(float)));
+    const __m256i packed = _mm256_packus_epi32(bfloat16_lanes(values), bfloat16_lanes(values + 8 * sizeof(float)));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + at * sizeof(uint16_t)),
                         _mm256_permute4x64_epi64(packed, kInOrder));
   }
@@ -93,7 +93,7 @@ __attribute__((target("avx2"))) size_t to_bfloat16_quickly(const std::byte* from
 }
 
 // For bfloat16: AVX2.
-bool has_wide_integers() {
+bool has_avx2() {
   static const bool has = __builtin_cpu_supports("avx2");
   return has;
 }
@@ -101,10 +101,10 @@ bool has_wide_integers() {
 
 #if defined(__x86_64__)
 size_t cast_quickly(const std::byte* source, Dtype from, std::byte* target, Dtype to, size_t count) {
-  if (from == Dtype::float32 && to == Dtype::bfloat16 && has_wide_integers()) {
+  if (from == Dtype::float32 && to == Dtype::bfloat16 && has_avx2()) {
     return to_bfloat16_quickly(source, target, count);
   }
-  if (from == Dtype::float32 && to == Dtype::float16 && has_half_instructions()) {
+  if (from == Dtype::float32 && to == Dtype::float16 && has_f16c()) {
     return to_float16_quickly(source, target, count);
   }
   return 0;

@@ -50,7 +50,8 @@ float from_float16(uint16_t value) {
 }
 
 #if defined(__x86_64__)
-// Each casts many at a time, as the processor does it and torch would, of any alignment; returns how many.
+// The functions `..._quickly` cast many elements of any alignment at a time, with the same rounding as torch and the
+// functions above. They return how many elements they have cast.
 __attribute__((target("avx,f16c"))) size_t to_float16_quickly(const std::byte* from, std::byte* to, size_t count) {
   size_t at = 0;
   for (; at + 8 <= count; at += 8) {
@@ -61,16 +62,16 @@ __attribute__((target("avx,f16c"))) size_t to_float16_quickly(const std::byte* f
   return at;
 }
 
-// For float16: F16C.
+// The instructions of to_float16_quickly().
 bool has_f16c() {
-  static const bool has = [] {  // clang's __builtin_cpu_supports knows no f16c
+  static const bool has = [] {  // clang's __builtin_cpu_supports does not know f16c
     unsigned a = 0, b = 0, c = 0, d = 0;
     return __builtin_cpu_supports("avx") && __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
   }();
   return has;
 }
 
-// bfloat16: as to_bfloat16, of eight at a time.
+// As to_bfloat16(), for eight elements at a time.
 __attribute__((target("avx2"))) __m256i bfloat16_lanes(const std::byte* from) {
   const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
   const __m256 values = _mm256_castsi256_ps(bits);
@@ -81,7 +82,7 @@ __attribute__((target("avx2"))) __m256i bfloat16_lanes(const std::byte* from) {
 }
 
 __attribute__((target("avx2"))) size_t to_bfloat16_quickly(const std::byte* from, std::byte* to, size_t count) {
-  constexpr int kInOrder = 0xd8;  // packing works on each half of the register by itself
+  constexpr int kInOrder = 0xd8;  // restores the order, since packing works on each half of the register by itself
   size_t at = 0;
   for (; at + 16 <= count; at += 16) {
     const std::byte* const values = from + at * sizeof(float);
@@ -92,7 +93,7 @@ __attribute__((target("avx2"))) size_t to_bfloat16_quickly(const std::byte* from
   return at;
 }
 
-// For bfloat16: AVX2.
+// The instructions of to_bfloat16_quickly().
 bool has_avx2() {
   static const bool has = __builtin_cpu_supports("avx2");
   return has;

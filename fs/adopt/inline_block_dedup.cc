@@ -21,7 +21,7 @@ constexpr size_t kMostCompared = 64 << 10;  // of the first WRITE
 
 thread_local io::AlignedBuffer present_content;
 
-// What the file has at `offset`, as much of `size` as there is.
+// Reads `size` bytes at `offset`, fewer only at the end of the file.
 Result<std::span<const std::byte>> read_there(int descriptor, size_t size, uint64_t offset) {
   const auto there = present_content.get(size);
   if (there.size() < size) return Error(ENOMEM);
@@ -61,7 +61,7 @@ DataPath::Written InlineBlockDedup::write(std::span<const std::byte> data, off_t
   return written;
 }
 
-// Null: there is none.
+// Null: there is no source that can be used.
 const SpeculativeClone::Source* InlineBlockDedup::source_for(std::span<const std::byte> data, off_t offset, int blob) {
   const std::lock_guard lock(mutex_);
   if (source_) return &*source_;
@@ -102,7 +102,7 @@ Result<std::optional<InodeNumber>> InlineBlockDedup::choose(std::span<const std:
   return std::optional<InodeNumber>();
 }
 
-// One after another, all of `data`: runs of whole blocks that the source has too, and what lies between them.
+// Splits `data` into runs of whole blocks that the source has too, and what lies between them.
 std::vector<InlineBlockDedup::Part> InlineBlockDedup::parts(const SpeculativeClone::Source& source,
                                                             std::span<const std::byte> data, uint64_t offset) {
   std::vector<Part> found;
@@ -139,7 +139,7 @@ std::vector<InlineBlockDedup::Part> InlineBlockDedup::parts(const SpeculativeClo
   return found;
 }
 
-// False: it is to be written.
+// False: these bytes must be written.
 bool InlineBlockDedup::share(const SpeculativeClone::Source& source, int blob, off_t offset, size_t size) {
   Result<> cloned = io::fault_point("adopt.clone_range");
   if (cloned) cloned = io::clone_range(source.descriptor, offset, blob, offset, size);
@@ -149,7 +149,7 @@ bool InlineBlockDedup::share(const SpeculativeClone::Source& source, int blob, o
     if (there) withdraw(blob, offset, size);
     return false;
   }
-  if (!unchanged(source)) {  // whoever opens it for writing is counted before he can write
+  if (!unchanged(source)) {  // an open for writing is counted before its writer can write
     ended_ = true;
     withdraw(blob, offset, size);
     return false;
@@ -158,7 +158,7 @@ bool InlineBlockDedup::share(const SpeculativeClone::Source& source, int blob, o
   return true;
 }
 
-// What was shared may have changed before. It must not stand there if the write that is to replace it fails.
+// The source may have changed before it was shared. Its bytes must not stay here if the write that replaces them fails.
 void InlineBlockDedup::withdraw(int blob, off_t offset, size_t size) const {
   constexpr int kMode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
   if (::fallocate(blob, kMode, offset, static_cast<off_t>(size)) == 0) return;

@@ -42,7 +42,7 @@ class InlineBlockDedup {
     std::function<Result<SpeculativeClone::Source>(InodeNumber)> open;  // counted until it is closed
     std::function<void(const SpeculativeClone::Source&)> close;
     std::function<Result<>(const SpeculativeClone::Source&, Result<>)>
-        shared;  // told what became of a clone; its answer counts
+        shared;  // called with the result of each clone; returns the result to use
   };
   // `candidates`: what the file may hold; not empty. `name`: for the log.
   InlineBlockDedup(std::string name, std::vector<InodeNumber> candidates, Environment environment, Counters& counters)

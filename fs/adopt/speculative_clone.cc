@@ -21,11 +21,12 @@ namespace ckptfs::fs {
 namespace {
 
 constexpr uint64_t kStreak = uint64_t{1} << 20;  // wrong bytes, one after another, before a clone is dropped
-constexpr unsigned kMostClones = 16;             // of one file: each walks the extents of all that follows
+constexpr unsigned kMostClones = 16;             // of one file, since each walks all extents that follow
 
 thread_local io::AlignedBuffer compared_with;
 
-// Where the block of the file ends that `at`, in what is written at `offset`, lies in.
+// `size` bytes are written at `offset` of the file. Returns where, in these bytes, the file's block ends that contains
+// byte `at`.
 size_t block_end(uint64_t offset, size_t at, size_t size) {
   return std::min(size, at + SpeculativeClone::kBlock - (offset + at) % SpeculativeClone::kBlock);
 }
@@ -47,8 +48,8 @@ void SpeculativeClone::prepare(const std::unique_lock<std::mutex>&, io::Fd blob,
   number_ = number;
 }
 
-// The blob goes on as the source does, from the first whole block of `data` on; how many bytes lie before, which it
-// writes. None: there is no such block, or, ending_: it cannot.
+// Makes the blob go on as the source does, from the first whole block of `data` on. Writes the bytes before that block,
+// and returns how many they are. None: `data` has no whole block, or the clone cannot be made (then ending_ is set).
 Result<std::optional<size_t>> SpeculativeClone::start(std::span<const std::byte> data, uint64_t written_end) {
   const size_t head = (kBlock - written_end % kBlock) % kBlock;
   if (head + kBlock > data.size()) return std::optional<size_t>();
@@ -121,8 +122,8 @@ DataPath::Written SpeculativeClone::write(std::span<const std::byte> data, off_t
   return written;
 }
 
-// Starts where half of what is written is there already, as it seems; see start(). None, and not ending_: it does not,
-// and `data` is written plainly.
+// Starts the clone if the source seems to hold at least half of `data`; see start(). None without ending_: the clone is
+// not started, and the caller writes `data`.
 Result<std::optional<size_t>> SpeculativeClone::begin(std::span<const std::byte> data, uint64_t written_end) {
   const auto right = seems_right(data, written_end);
   if (!right) {
@@ -139,7 +140,8 @@ Result<std::optional<size_t>> SpeculativeClone::begin(std::span<const std::byte>
   return std::optional<size_t>();
 }
 
-// Is half of it there? By samples, which get fewer while it is not: the source may have to be read from the disk.
+// Does the source hold at least half of `data`? Tells by samples. After each no there are fewer of them, since the
+// source may have to be read from the disk.
 Result<bool> SpeculativeClone::seems_right(std::span<const std::byte> data, uint64_t written_end) {
   if (compared_ == 0) expect_samples(written_end, data.size());
   const auto room = compared_with.get(kBlock);
@@ -159,14 +161,14 @@ Result<bool> SpeculativeClone::seems_right(std::span<const std::byte> data, uint
 // The first sample at `offset` or behind it.
 uint64_t SpeculativeClone::next_sample(uint64_t offset) const { return (offset + sampled_ - 1) / sampled_ * sampled_; }
 
-// Has the disk read them, all at the same time, and does not wait.
+// Starts to read all samples from the disk at the same time, and does not wait for them.
 void SpeculativeClone::expect_samples(uint64_t offset, size_t size) const {
   for (uint64_t at = next_sample(offset); at < offset + size; at += sampled_) {
     ::posix_fadvise(source_.descriptor, static_cast<off_t>(at), kBlock, POSIX_FADV_WILLNEED);
   }
 }
 
-// Whoever writes does not need the source: from here on the file is written plainly.
+// The writer does not need the source, so this is no error for it: from now on the file is written plainly.
 void SpeculativeClone::source_unreadable(const Error& error) {
   ending_ = true;
   add(counters_.adoption_fallbacks);
@@ -191,16 +193,16 @@ DataPath::Written SpeculativeClone::compare(std::span<const std::byte> data, uin
   compared_ += written.bytes;
   written_ = meta::now();
   if (auto noted = slot_.set(written_end + written.bytes); !noted) written = {0, noted.error()};
-  // Behind the written end the blob may hold a part of the failed write: it no longer holds what the source does.
+  // Behind the written end the blob may hold a part of the failed write, so it differs from the source there.
   if (written.error) ending_ = true;
   written_end_.store(written_end + written.bytes, std::memory_order_release);
   if (written.error || strange_ < kStreak || clones_ >= kMostClones) return written;
-  // What was written is there, whatever becomes of the clone.
+  // The WRITE has succeeded, even if the clone cannot be dropped.
   if (auto dropped = drop_clone(); !dropped) ending_ = true;
   return written;
 }
 
-// With the source where it lies; else with the file's own clone.
+// Compares with the source while it is unchanged, else with the file's own clone.
 Result<SpeculativeClone::Differing> SpeculativeClone::compare_blocks(std::span<const std::byte> data, uint64_t offset) {
   static_assert(kMostBlocks > RequestLoop::kLargestWrite / kBlock);
   Differing differing;
@@ -208,8 +210,8 @@ Result<SpeculativeClone::Differing> SpeculativeClone::compare_blocks(std::span<c
     TRY(io::fault_point("adopt.read"));
     TRY_ASSIGN(const auto there, window_.at(source_.descriptor, offset, data.size()));
     const bool compared = io::access_mapped([&] { find_differing(data, there.data(), offset, differing); });
-    std::atomic_thread_fence(std::memory_order_acquire);  // not before what is read above
-    // Whoever opens the source for writing is counted before he can write.
+    std::atomic_thread_fence(std::memory_order_acquire);  // the check comes after the reads above
+    // An open for writing is counted before its writer can write.
     if (compared && source_is_unchanged()) return differing;
   }
   const auto room = compared_with.get(data.size());
@@ -228,21 +230,23 @@ void SpeculativeClone::prefetch(size_t size, bool in_lockstep) {
   const uint64_t written_end = written_end_.load(std::memory_order_relaxed);
   if (!adopting_.load(std::memory_order_relaxed)) return expect_samples(written_end, size);
   const size_t wanted = std::min<uint64_t>(size, clone_size_ - written_end);
-  if (!in_lockstep || strange_ > 0 || wanted == 0) return;  // else the next WRITE would wait for the lock
-  const bool unchanged = source_is_unchanged();  // else it is read by its reader, if there is one, and by nobody else
+  // If another thread serves the next WRITE, it would wait for the lock.
+  if (!in_lockstep || strange_ > 0 || wanted == 0) return;
+  // If the source has changed, only its reader, if there is one, still needs the source's pages.
+  const bool unchanged = source_is_unchanged();
   if (unchanged || source_.by == SourcePredictor::By::reader) {
     read_ahead_.reader_is_at(source_.descriptor, written_end, clone_size_);
   }
   if (!unchanged) return;
   const auto there = window_.at(source_.descriptor, written_end, wanted);
-  if (!there) return;  // it is tried again, when it is needed
+  if (!there) return;  // the WRITE tries again
   io::access_mapped([&] {
     for (size_t at = 0; at < wanted; at += kBlock)
       static_cast<void>(*const_cast<const volatile std::byte*>(&there.value()[at]));
   });
 }
 
-// Is any of it equal, as it seems? By samples.
+// Does the source hold any of `data`? Tells by samples.
 Result<bool> SpeculativeClone::is_alike(std::span<const std::byte> data, uint64_t offset) {
   for (size_t at = 0; at < data.size(); at += kSampled) {
     const size_t length = std::min(kBlock, data.size() - at);
@@ -297,7 +301,7 @@ Result<> SpeculativeClone::truncate_locked() {
   return success();
 }
 
-// The blob ends at the written end, and is written plainly, unless a clone is started again.
+// Truncates the blob to the written end. From now on the file is written plainly, unless a clone is started again.
 Result<> SpeculativeClone::drop_clone() {
   if (!adopting_.load(std::memory_order_relaxed)) return success();
   const uint64_t written_end = written_end_.load(std::memory_order_relaxed);
@@ -325,7 +329,7 @@ void SpeculativeClone::abandon() {
   adopting_.store(false, std::memory_order_release);
 }
 
-// The sync may take long, and nobody waits for it with the lock: what is written meanwhile is written plainly.
+// The sync may take long, so it runs without the lock. What is written meanwhile is written plainly.
 Result<> SpeculativeClone::make_durable(int blob, const std::function<Result<>()>& sync) {
   TRY(truncate_to_written());
   if (is_durable()) return success();

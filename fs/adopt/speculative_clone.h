@@ -50,20 +50,20 @@ namespace ckptfs::fs {
 class SpeculativeClone {
  public:
   static constexpr size_t kBlock = 4096;                     // what is compared, and what a clone is made of
-  static constexpr size_t kSampled = size_t{64} << 10;       // one block of so many bytes is looked at first
-  static constexpr size_t kMostSampled = size_t{1} << 20;    // and at last, where nothing of the source is right
+  static constexpr size_t kSampled = size_t{64} << 10;       // one block in so many bytes is compared at first
+  static constexpr size_t kMostSampled = size_t{1} << 20;    // and in the end, while nothing is the same
   static constexpr uint64_t kPatience = uint64_t{64} << 20;  // wrong bytes before a source is given up
 
-  // What the file will probably hold: an open file, and its shared descriptor.
+  // The file that the new file is predicted to be a copy of: an open file, and its shared descriptor.
   struct Source {
     std::shared_ptr<OpenFile> file;
     int descriptor = -1;
     SourcePredictor::By by = SourcePredictor::By::reader;
     bool frozen = false;     // never changes
-    uint64_t changes = 0;    // of `file`, when nobody could change it; else of no use
-    bool unchanged = false;  // nobody could change it then
+    uint64_t changes = 0;    // of `file`, when it was opened
+    bool unchanged = false;  // nobody could change it when it was opened
   };
-  // `shared`: told what became of a clone of the source; its answer counts.
+  // Called with the result of each clone of the source. Returns the result to use.
   using Shared = std::function<Result<>(Result<>)>;
   SpeculativeClone(InodeNumber inode, std::string name, Source source, meta::WrittenEnds& written_ends,
                    Counters& counters, Shared shared)
@@ -84,7 +84,7 @@ class SpeculativeClone {
   // `blob` (O_RDWR, empty) may become a clone of the source.
   void prepare(const std::unique_lock<std::mutex>& held, io::Fd blob, meta::BlobNumber number);
 
-  // What it took of `data`, from its beginning; the rest, where there is no error, is the caller's to write.
+  // Takes some of `data`, from its beginning. If there is no error, the caller writes the rest.
   DataPath::Written write(std::span<const std::byte> data, off_t offset);
   // Reads what the next WRITE of `size` bytes will be compared with, while its writer prepares it. To be called once a
   // WRITE is answered. Does nothing while another WRITE is served. `in_lockstep`: this thread will serve the next one.

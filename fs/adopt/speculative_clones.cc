@@ -51,7 +51,7 @@ Result<> SpeculativeClones::stop() {
   wake_.notify_one();
   if (thread_.joinable()) thread_.join();
   make_closed_durable();
-  // Handles whose RELEASE never came.
+  // The clones of handles whose RELEASE never came.
   std::vector<std::shared_ptr<SpeculativeClone>> open;
   {
     const std::lock_guard lock(mutex_);
@@ -81,7 +81,7 @@ void SpeculativeClones::forget(const SpeculativeClone& clone) {
   count_.store(clones_.size(), std::memory_order_release);
 }
 
-// Counted as open until closed(), so that its descriptor stays, and its count of changes.
+// Counts the source as open until closed(), so that its descriptor and its count of changes stay.
 Result<SpeculativeClone::Source> SpeculativeClones::open_source(InodeNumber inode) {
   TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(inode));
   TRY(tree_.refuse_suspect(inode, record));
@@ -141,13 +141,13 @@ Result<std::shared_ptr<SpeculativeClone>> SpeculativeClones::try_begin(const Ope
     clones_.emplace(file.inode, clone);
     count_.store(clones_.size(), std::memory_order_release);
   }
-  // Whoever opens the file from here on finds the clone, and waits for its lock to truncate it.
+  // From here on each open of the file finds the clone, and waits for its lock to truncate it.
   const auto prepared = [&]() -> Result<bool> {
     if (!files_.is_only_open(file)) return false;
     TRY_ASSIGN(const struct stat size, io::stat_fd(clone->source().descriptor));
     if (size.st_size < kSmallest) return false;
     {
-      // A mapping that outlived its descriptor would see what nobody wrote.
+      // A mapping whose descriptor is closed would show bytes that nobody wrote.
       TRY_ASSIGN(const io::Fd probe, tree_.open_blob(file.inode, O_RDONLY));
       TRY_ASSIGN(const bool in_use, io::has_opener(probe.get()));
       if (in_use) return false;
@@ -224,12 +224,12 @@ Result<> SpeculativeClones::make_durable(InodeNumber inode, int blob, const std:
   return success();
 }
 
-// Where the disk refused what was written lie the blocks of the source, which nobody may see here. The file is suspect,
-// and stays so.
+// Where the disk refused what was written, the blob holds blocks of the source, which nobody may see here. The file
+// stays suspect.
 Result<> SpeculativeClones::empty(InodeNumber inode) {
   TRY_ASSIGN(const io::Fd blob, tree_.open_blob(inode, O_WRONLY));
   if (::ftruncate(blob.get(), 0) != 0) return last_error("ftruncate");
-  TRY(io::fsync_fd(blob.get()));  // before it counts as durable
+  TRY(io::fsync_fd(blob.get()));  // before the file counts as durable
   log::error("{}: it is emptied, as the copy of it did not reach the disk", tree_.path_of(inode));
   notifications_.attributes_changed(inode);
   return success();

@@ -41,11 +41,11 @@ class SpeculativeClones {
   static bool may_adopt(int flags);
   // Likewise, as a clone?
   static bool may_clone(int flags);
-  // Of a file that is empty, and has no other open than the one on its way. Null: it cannot be; the file is written
-  // plainly.
+  // Begins a clone of an empty file that has no other open than the one on its way. Null: there can be no clone, and
+  // the file is written plainly.
   std::shared_ptr<SpeculativeClone> begin(const OpenFile& file, const std::string& name,
                                           const SourcePredictor::Prediction& prediction);
-  // For one that cannot begin as a clone; nothing has to be told of its end. Null: none of the candidates can be used.
+  // For a file that cannot begin as a clone. Needs no call of closed(). Null: none of the candidates can be used.
   std::unique_ptr<InlineBlockDedup> begin_blocks(const OpenFile& file, const std::string& name,
                                                  std::vector<InodeNumber> candidates);
   // The handle that wrote has gone, or will never come.

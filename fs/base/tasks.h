@@ -20,7 +20,7 @@ class Tasks {
 
   // Runs `work` on a new thread. EAGAIN when there is no thread to be had.
   Result<> start(std::function<void()> work);
-  // Returns when all have ended; none but these start any meanwhile.
+  // Returns when all tasks have ended. Meanwhile only tasks may start tasks.
   void wait();
 
  private:

@@ -5,7 +5,7 @@
 namespace ckptfs::fs {
 namespace {
 
-// Asked each time: it may be changed from outside (prlimit).
+// Reads the limit each time, since prlimit may change it from outside.
 uint64_t most_descriptors() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return 0;

@@ -12,7 +12,7 @@ Result<> UserLanes::start(uint32_t user, std::function<void()> work) {
   auto started = tasks_.start([this, user] { serve(user); });
   if (started) {
     ++lanes.threads;
-  } else if (lanes.threads == 0) {  // else one of the others takes it
+  } else if (lanes.threads == 0) {  // if the user has a thread, that thread takes the work
     users_.erase(user);
     return started;
   }

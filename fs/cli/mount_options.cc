@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "fs/control/http_server.h"
+#include "io/duration.h"
 
 namespace ckptfs::fs::cli {
 
@@ -35,18 +36,10 @@ Result<uint32_t> number(const std::string& option, const std::string& text) {
   return value;
 }
 
-// "30", "30s", "5m", "2h", "14d"
-Result<unsigned> seconds(const std::string& option, std::string text) {
-  static constexpr std::array<std::pair<char, uint64_t>, 4> kUnits{{{'s', 1}, {'m', 60}, {'h', 3600}, {'d', 86400}}};
-  uint64_t unit = 1;
-  const auto named = std::ranges::find_if(kUnits, [&](const auto& known) { return text.ends_with(known.first); });
-  if (named != kUnits.end()) {
-    unit = named->second;
-    text.pop_back();
-  }
-  TRY_ASSIGN(const uint32_t value, number(option, text));
-  if (value * unit > UINT32_MAX) return bad(option);
-  return static_cast<unsigned>(value * unit);
+Result<unsigned> seconds(const std::string& option, const std::string& text) {
+  const auto duration = io::parse_duration(text);
+  if (!duration) return bad(option);
+  return static_cast<unsigned>(duration.value().count());
 }
 
 bool ignored(const std::string& option) {

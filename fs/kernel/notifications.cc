@@ -5,7 +5,7 @@
 namespace ckptfs::fs {
 
 namespace {
-// Another request may have waited for the folder's lock: it has come here, and holds the folder, before this is over.
+// A next request may have waited for the folder's lock. Within this time it reaches the daemon, and holds the folder.
 constexpr std::chrono::milliseconds kUntilNextRequest{20};
 }  // namespace
 
@@ -61,7 +61,7 @@ bool Notifications::may_be_told(const Change& change) {
   return held == held_.end() || (held->second.requests <= 0 && held->second.until <= Clock::now());
 }
 
-// Now, or in a moment.
+// Is there a change that may be told now or in a moment?
 bool Notifications::has_change_to_tell() {
   return std::ranges::any_of(queue_, [this](const Change& change) {
     const auto held = change.name.empty() ? held_.end() : held_.find(change.inode);
@@ -69,7 +69,7 @@ bool Notifications::has_change_to_tell() {
   });
 }
 
-// Until there is one to tell, or something else has happened.
+// Waits until a change may be told, or something else has happened.
 void Notifications::wait_for_change(std::unique_lock<std::mutex>& lock) {
   std::erase_if(held_, [](const auto& held) { return held.second.requests == 0 && held.second.until <= Clock::now(); });
   const auto free = std::ranges::find_if(held_, [](const auto& held) { return held.second.requests == 0; });

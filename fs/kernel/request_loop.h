@@ -73,7 +73,7 @@ class RequestLoop {
   void note_arrival(const fuse_in_header& request);
   void note_served(uint32_t caller, bool adopted);
   void end_lockstep();
-  void look_after_lockstep(std::unique_lock<std::mutex>& lock);
+  void check_lockstep(std::unique_lock<std::mutex>& lock);
   void serve(Worker& self);
   bool serve_one(Worker& self, fuse_buf& request);
   void rest_in_lockstep(std::unique_lock<std::mutex>& lock, Worker& self);

@@ -6,7 +6,7 @@
 
 namespace ckptfs::fs {
 
-// Another open for writing looks like a mapping: that file is looked at once more than needed.
+// Another open for writing looks like a mapping. Then the file is probed once more than needed.
 void MappedFiles::closed(meta::InodeNumber inode, int descriptor) {
   const auto written = io::has_writer(descriptor);
   if (written && !written.value()) return;
@@ -23,7 +23,7 @@ bool MappedFiles::may_have_changed(meta::InodeNumber inode, const meta::InodeRec
   }
   const auto blob = tree_.open_blob(inode, record, O_RDONLY);
   const auto written = blob ? io::has_writer(blob.value().get()) : Result<bool>(false);
-  if (written && !written.value()) {  // what is read from now on stays right
+  if (written && !written.value()) {  // attributes that are read from now on stay right
     const std::lock_guard lock(mutex_);
     files_.erase(inode);
     count_ = files_.size();

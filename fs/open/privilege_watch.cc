@@ -32,7 +32,7 @@ void wait_for_next_tick(const timespec& mtime) {
     timespec clock{};
     ::clock_gettime(CLOCK_REALTIME_COARSE, &clock);
     const bool past = clock.tv_sec > mtime.tv_sec || (clock.tv_sec == mtime.tv_sec && clock.tv_nsec > mtime.tv_nsec);
-    if (past || mtime.tv_sec > clock.tv_sec + 1) return;  // a write takes an mtime of the future back
+    if (past || mtime.tv_sec > clock.tv_sec + 1) return;  // a write sets an mtime of the future back
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }

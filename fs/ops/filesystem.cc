@@ -10,7 +10,7 @@
 namespace ckptfs::fs {
 namespace {
 
-constexpr uint64_t kReadingsAtOnce = 2;  // of up to some 200 MiB
+constexpr uint64_t kReadingsAtOnce = 2;  // each takes up to some 200 MiB of memory
 
 }  // namespace
 
@@ -76,8 +76,8 @@ struct stat Filesystem::shown(const meta::Attributes& attributes) const {
   struct stat stat = attributes.stat;
   const meta::InodeNumber inode = stat.st_ino;
   if (!speculative_clones.knows(inode)) return stat;
-  // Asked again, since the blob may be truncated at any moment: once there is no written end, the size is the file's
-  // own.
+  // Attributes and written end are read again until they match, since the blob may be truncated at any moment. Once
+  // there is no written end, the blob's size is right.
   auto end = speculative_clones.size(inode);
   for (int i = 0; i < 2; ++i) {
     if (const auto fresh = tree.attributes(inode)) stat = fresh.value().stat;
@@ -124,7 +124,7 @@ void Filesystem::clear_privileges_if_written(meta::InodeNumber inode) {
   const timespec& mtime = attributes.value().stat.st_mtim;
   if (mtime.tv_sec == since->tv_sec && mtime.tv_nsec == since->tv_nsec) return;
   privileges.end(inode);
-  constexpr uint32_t kAnybody = UINT32_MAX;  // who wrote nobody knows
+  constexpr uint32_t kAnybody = UINT32_MAX;  // nobody knows who wrote
   if (const auto cleared = clear_privileges(inode, {kAnybody, kAnybody, 0}); !cleared) {
     log::error("{}: suid and sgid stay, though it was written to: {}", tree.path_of(inode), cleared.error().message());
   }

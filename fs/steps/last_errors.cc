@@ -6,7 +6,7 @@ void LastErrors::remember(meta::InodeNumber inode, uint32_t uid, const Result<>&
   const std::lock_guard lock(mutex_);
   errors_.erase(inode);
   if (result) return;
-  // Whoever may make folders makes as many series as there are inodes.
+  // A user who may make folders can make as many series as there are inodes.
   constexpr size_t kMostErrors = 4096;
   constexpr size_t kMostWords = 1024;
   if (errors_.size() >= kMostErrors) errors_.erase(errors_.begin());

@@ -8,9 +8,9 @@
 
 namespace ckptfs::fs {
 namespace {
-constexpr size_t kNamesAtOnce = 1024;            // in one change of the index: others wait for it
+constexpr size_t kNamesAtOnce = 1024;            // in one change of the index, which others wait for
 constexpr std::chrono::seconds kPause{5};        // after a failure
-constexpr std::chrono::seconds kUntilFreed{10};  // the reaper's rounds, and some
+constexpr std::chrono::seconds kUntilFreed{10};  // longer than the reaper's rounds take
 }  // namespace
 
 void Removals::start() {
@@ -47,18 +47,19 @@ size_t Removals::waiting() const {
   return directories_.size();
 }
 
-// Who has files open may keep the space for as long as he likes: so not for ever.
+// Files that somebody has open keep their space for as long as that one likes. So the answer is yes for a limited time
+// only.
 bool Removals::is_freeing() const {
   const std::lock_guard lock(mutex_);
   const auto since = std::chrono::steady_clock::now() - last_;
   return since < kUntilFreed || (!directories_.empty() && since < 30 * kUntilFreed);
 }
 
-// A directory is emptied before those that come out of it.
+// Empties a directory before the directories that are taken out of it.
 void Removals::run() {
   io::become_background_thread();
   std::unique_lock lock(mutex_);
-  std::string after;  // what is taken out of the first directory
+  std::string after;  // the last name that was taken out of the first directory
   while (true) {
     wake_.wait(lock, [this] { return stopping_ || !directories_.empty(); });
     if (stopping_) return;

@@ -34,11 +34,11 @@ std::string names_of(const std::vector<Reason>& reasons) {
 
 std::string owned_by(uint32_t uid) { return "steps of uid " + std::to_string(uid); }
 
-// What is removed meanwhile by others is no failure, nor is the end of the mount.
+// It is no failure if somebody else removes a step meanwhile, or if the mount ends.
 bool is_harmless(const Error& error) { return error.errno_value() == ENOENT || error.errno_value() == ECANCELED; }
 
-// Which protections `status` reports as held. Not *unknown*, which has a warning of its own. Who protects is judge() in
-// meta/steps/retention.cc.
+// Is it a protection that `status` reports as held? *Unknown* is not, since it has a warning of its own. The decision
+// to protect is made by judge() in meta/steps/retention.cc.
 bool is_protection(Reason reason) {
   return reason == Reason::newest || reason == Reason::pinned || reason == Reason::latest || reason == Reason::in_use ||
          reason == Reason::out_of_reach;
@@ -118,7 +118,7 @@ Result<> Rotation::rotate_all() {
   return success();
 }
 
-// What is not noted before a crash of the machine makes the steps that much younger.
+// After a crash of the machine the steps are younger by the time since the clock was noted last.
 Result<> Rotation::note_clock() {
   if (Clock::now() - clock_noted_ < kNoteClock) return success();
   clock_noted_ = Clock::now();
@@ -134,7 +134,7 @@ Result<> Rotation::rotate_series(meta::InodeNumber series, Findings& findings) {
   TRY_ASSIGN(const SeriesStatus status, step_facts_.inspect_series(series, metric, true));
   if (!series_policy.is_armed()) {
     TRY_ASSIGN(const bool changed, arm(series, series_policy, status));
-    if (changed) {  // nothing is done by a policy that has just been replaced
+    if (changed) {  // a policy that has just been replaced does nothing
       wake();
       return success();
     }
@@ -157,7 +157,7 @@ Result<> Rotation::rotate_series(meta::InodeNumber series, Findings& findings) {
   return seal(rules, status, judgement);
 }
 
-// What one of them fails for does not keep the others.
+// If the removal of one step fails, the others are removed all the same.
 Result<> Rotation::carry_out(meta::InodeNumber series, const meta::Policy& policy, const SeriesStatus& status,
                              const meta::Judgement& judgement, Findings& findings) {
   const std::string path = tree_.path_of(series);
@@ -193,10 +193,10 @@ Result<> Rotation::carry_out(meta::InodeNumber series, const meta::Policy& polic
   return success();
 }
 
-// A removal is durable at once. What was written to the steps that stay, and to `latest`, may be in memory only.
+// A removal is durable at once. What was written to the steps that stay, and to `latest`, may still be in memory only.
 Result<> Rotation::make_durable(meta::InodeNumber series, const SeriesStatus& status,
                                 const meta::Judgement& judgement) const {
-  TRY(tree_.write_back().sync_all());  // which is told of what no file tells any more
+  TRY(tree_.write_back().sync_all());  // also reports failed write-backs that no file reports any more
   for (size_t at = 0; at < status.steps.size(); ++at) {
     const StepStatus& step = status.steps[at];
     if (!judgement.decisions[at].stays || step.facts.completeness != Completeness::complete) continue;
@@ -237,7 +237,7 @@ Result<std::string> Rotation::recheck_protections(meta::InodeNumber series, cons
   TRY_ASSIGN(const StepStatus now, step_facts_.inspect_step(step.inode));
   if (now.facts.in_use) return "in use";
   if (now.facts.completeness != step.facts.completeness || now.changed != step.changed) return "it has just changed";
-  // What may change in a moment comes last.
+  // Check last what may change in a moment.
   const auto latest = step_facts_.latest_of(series);
   const bool same = latest ? status.unclear.empty() && latest.value() == status.latest : status.unclear_to.has_value();
   if (!same) return "`latest` has just changed";
@@ -245,12 +245,12 @@ Result<std::string> Rotation::recheck_protections(meta::InodeNumber series, cons
   return std::string(in_use ? "in use" : "");
 }
 
-// Left alone: nothing in the series has changed for the quiet time. See meta/steps/policy.h.
+// A series is *left alone* if nothing in it has changed for the quiet time. See meta/steps/policy.h.
 Result<bool> Rotation::arm(meta::InodeNumber series, const meta::SeriesPolicy& policy, const SeriesStatus& status) {
   if (!policy.left_alone) {
     const auto since = std::max(status.changed, meta::wall_time(policy.changed)) + quiet_;
     if (status.written || now() < since) return false;
-    // Where there is no quiet time to wait for, any step that completes after the change will do.
+    // With a quiet time of 0, any step that completes after the change arms the policy.
     const timespec left_alone = quiet_.count() == 0 ? policy.changed : meta::to_timespec(since);
     TRY(meta::note_left_alone(store_, series, policy, left_alone));
     return true;
@@ -258,7 +258,7 @@ Result<bool> Rotation::arm(meta::InodeNumber series, const meta::SeriesPolicy& p
   const auto left_alone = meta::wall_time(*policy.left_alone);
   const bool completed = std::any_of(status.steps.begin(), status.steps.end(), [&](const StepStatus& step) {
     return step.facts.completeness == Completeness::complete && step.facts.completed >= left_alone &&
-           step.facts.completed <= now();  // what is dated in the future may be older than the change
+           step.facts.completed <= now();  // a step dated in the future may be older than the change
   });
   if (!completed) return false;
   TRY(meta::arm(store_, series, policy));
@@ -277,7 +277,7 @@ bool Rotation::is_stopping() const {
   return stopping_;
 }
 
-// The owner of the series comes last: what others keep here is the first to make room for the store.
+// The owner of the series comes last, so that other users' steps are the first to make room.
 Result<meta::Judgement> Rotation::judge(const Rules& rules, const SeriesStatus& status) const {
   std::map<std::pair<bool, uint32_t>, std::vector<size_t>> by_owner;
   for (size_t at = 0; at < status.steps.size(); ++at) {
@@ -304,7 +304,7 @@ Result<meta::Judgement> Rotation::judge_owner(const Rules& rules, const SeriesSt
                                               const std::vector<size_t>& steps,
                                               const std::vector<meta::InodeNumber>& gone_before) const {
   TRY_ASSIGN(meta::Policy policy, meta::parse_policy(rules.text));
-  // What would be removed now for room that is already on its way would be removed for nothing.
+  // While removals are still freeing space, more removals for min_free would be for nothing.
   if (removals_.is_freeing()) policy.min_free.reset();
   std::vector<meta::StepFacts> facts;
   std::vector<meta::InodeNumber> inodes;
@@ -332,7 +332,7 @@ Result<meta::Judgement> Rotation::judge_owner(const Rules& rules, const SeriesSt
     return left;
   };
   const meta::Moment moment{now(), step_facts_.clock().now()};
-  // Whether somebody could remove a step takes a while to find out, so that is asked of those only that are to go.
+  // It takes a while to find out whether a user could remove a step. So it is asked only of steps that are to go.
   std::unordered_set<size_t> allowed;
   while (true) {
     TRY_ASSIGN(meta::Judgement judgement, meta::judge(policy, facts, moment, room));
@@ -372,7 +372,7 @@ Result<> Rotation::seal(const Rules& rules, const SeriesStatus& status, const me
     if (!may && may.error().errno_value() != ENOENT) return may.error();
     if (!may || !may.value()) continue;
     const auto sealed = saver_.seal(step.inode);
-    // Removed this moment, or somebody writes to it again.
+    // ENOENT: it was removed this moment. EBUSY: somebody writes to it again.
     if (!sealed && sealed.error().errno_value() != ENOENT && sealed.error().errno_value() != EBUSY) {
       failed("sealing " + tree_.path_of(step.inode), sealed.error());
     }

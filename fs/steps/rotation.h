@@ -8,8 +8,8 @@
 //   - this file carries it out: makes durable what stays, asks once more, removes (fs/steps/removals.h), seals.
 //
 // When a step may be removed. Three places protect it:
-//   - judge() in meta/steps/retention.cc protects the newest complete step, pinned ones, the one that `latest` names,
-//     those in use, those that cannot be judged (*unknown*, and with it *damaged*), and those that whoever set the
+//   - judge() in meta/steps/retention.cc protects the newest complete step, pinned steps, the step that `latest` names,
+//     steps in use, steps that cannot be judged (*unknown*, and with it *damaged*), and steps that the user who set the
 //     rules could not remove by hand. Each owner's steps are judged by themselves.
 //   - Rotation::recheck_protections() asks again right before a removal, since much may have happened: is the newest
 //     complete step of the owner still what it was, has the step changed, is it in use, has `latest` changed? For twice
@@ -60,7 +60,7 @@ struct Rules {
 struct RotationReport {
   uint64_t removed = 0;               // steps, since the mount
   uint64_t failures = 0;              // of any of it; each is logged
-  std::vector<std::string> held;      // "/steps/global_step5: latest": no rule keeps it, but for this it would go
+  std::vector<std::string> held;      // "/steps/global_step5: latest": only this protection keeps it, no rule does
   std::vector<std::string> warnings;  // caps that cannot be met, and why nothing is removed
 };
 
@@ -81,7 +81,7 @@ class Rotation {
 
   void start();
   void stop();
-  // Something happened that it may have to act on.
+  // To be called when something has happened that rotation may have to act on.
   void wake();
   RotationReport report() const;
 
@@ -99,7 +99,7 @@ class Rotation {
   bool wait(Clock::duration time);  // false: the end
   Result<> rotate_all();
   Result<> rotate_series(meta::InodeNumber series, Findings& findings);
-  // Each owner's steps by themselves, so that nobody's steps make another's go.
+  // Judges each owner's steps by themselves, so that nobody's steps are removed because of another's.
   Result<meta::Judgement> judge(const Rules& rules, const SeriesStatus& status) const;
   Result<meta::Judgement> judge_owner(const Rules& rules, const SeriesStatus& status, const std::vector<size_t>& steps,
                                       const std::vector<meta::InodeNumber>& gone_before) const;
@@ -109,10 +109,10 @@ class Rotation {
                      const meta::Judgement& judgement, Findings& findings);
   Result<> seal(const Rules& rules, const SeriesStatus& status, const meta::Judgement& judgement);
   Result<uint64_t> exclusive_bytes(std::vector<meta::InodeNumber> steps) const;
-  // All that stays is on the disk and in the durable index when it returns.
+  // When it returns, all that stays is on the disk and in the durable index.
   Result<> make_durable(meta::InodeNumber series, const SeriesStatus& status, const meta::Judgement& judgement) const;
   Result<bool> is_as_it_was(meta::InodeNumber series, const StepStatus& complete) const;
-  // Why it is not to go after all, as things are now; empty: it is.
+  // Why the step must stay after all, as things are now. Empty: it may be removed.
   Result<std::string> recheck_protections(meta::InodeNumber series, const SeriesStatus& status, const StepStatus& step,
                                           const std::vector<const StepStatus*>& newest) const;
   Result<> remove(meta::InodeNumber series, const StepStatus& step, const meta::Decision& decision);

@@ -13,7 +13,7 @@ void SaveHistory::add(TakenSave save) {
 
 void SaveHistory::made(meta::InodeNumber folder) {
   const std::lock_guard lock(mutex_);
-  // The number of an inode never comes back: the smallest are the oldest.
+  // Inode numbers ascend, so the smallest are the oldest.
   if (made_.size() >= kMostMade) {
     std::vector<meta::InodeNumber> numbers;
     for (const auto& [number, when] : made_) numbers.push_back(number);

@@ -30,7 +30,7 @@ constexpr size_t kMostLatest = 4096;  // bytes of `latest`
 
 timespec later_of(const timespec& a, const timespec& b) { return meta::later(a, b) ? a : b; }
 
-// The whole of a small file; ENOENT where there is none.
+// Reads the whole of a small file. ENOENT: there is no such file.
 Result<std::string> read_file(const meta::Tree& tree, meta::InodeNumber folder, const std::string& name, size_t most) {
   TRY_ASSIGN(const meta::InodeNumber file, tree.child(folder, name));
   TRY_ASSIGN(const meta::Attributes attributes, tree.attributes(file));
@@ -43,7 +43,7 @@ Result<std::string> read_file(const meta::Tree& tree, meta::InodeNumber folder, 
   return text;
 }
 
-// ENOENT: the step has no such file. Else as it says.
+// Reads a metric from the step's trainer_state.json. ENOENT: the step has no such file.
 Result<std::optional<double>> metric_in(const meta::Tree& tree, meta::InodeNumber step, const std::string& metric) {
   const std::string name = meta::formats::kTrainerStateName;
   TRY_ASSIGN(const meta::InodeNumber file, tree.child(step, name));
@@ -56,7 +56,7 @@ Result<std::optional<double>> metric_in(const meta::Tree& tree, meta::InodeNumbe
   return Error(found.error().errno_value(), name + ": " + found.error().message());
 }
 
-// Of a file's name, or of the folder of its rank.
+// The rank that a file's name tells, or the name of its folder.
 std::optional<unsigned> rank_of_path(std::string_view path) {
   const size_t slash = path.rfind('/');
   if (const auto states = meta::formats::parse_states_name(path.substr(slash + 1))) return states->rank;
@@ -80,13 +80,13 @@ bool is_swap_state_only(const meta::formats::StepFiles& files) {
   });
 }
 
-// It was whole when the save returned. `names`: when one came or went in it, last.
+// The step was whole when the save returned. `names`: when a name came or went in it last.
 meta::formats::CompletenessJudgement judge_save(const meta::StepRecord& record, const timespec& names) {
   if (!meta::later(names, record.saved)) return {Completeness::complete, {}};
   return {Completeness::unknown, "files came or went since it was saved"};
 }
 
-// One step that cannot be judged keeps no other from it.
+// The status of a step that cannot be inspected, so that the other steps of the series are inspected all the same.
 StepStatus uninspected(const meta::DirectoryEntry& entry, const Error& error) {
   StepStatus status;
   status.inode = entry.inode;
@@ -105,7 +105,7 @@ Result<> StepFactsFinder::start() {
 }
 
 Result<StepFactsFinder::Changes> StepFactsFinder::changes_below(meta::InodeNumber folder, unsigned depth) const {
-  constexpr unsigned kDeepest = 256;  // who walks them calls itself for each
+  constexpr unsigned kDeepest = 256;  // levels of recursion
   if (depth > kDeepest) return Error(ELOOP, tree_.path_of(folder) + ": folders lie too deep in each other");
   TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(folder));
   Changes changes{record.mtime, later_of(record.mtime, record.ctime)};
@@ -119,7 +119,7 @@ Result<StepFactsFinder::Changes> StepFactsFinder::changes_below(meta::InodeNumbe
   return changes;
 }
 
-// By a mapping whose descriptor is closed, too.
+// Finds mappings whose descriptor is closed, too.
 Result<bool> StepFactsFinder::is_mapped_for_writing(meta::InodeNumber step) const {
   bool written = false;
   TRY(meta::for_each_file(tree_, step, [&](const auto&, meta::InodeNumber file) -> Result<> {
@@ -132,8 +132,8 @@ Result<bool> StepFactsFinder::is_mapped_for_writing(meta::InodeNumber step) cons
   return written;
 }
 
-// Of a file that does not hold what was written, as far as is known: its name, and why. Files that are gone are left
-// out.
+// The name of a file that is known not to hold what was written to it, and why. None: there is no such file. Files that
+// are gone are left out.
 Result<std::optional<std::string>> StepFactsFinder::damage_in(const std::vector<meta::InodeNumber>& files) const {
   for (const meta::InodeNumber file : files) {
     std::string damage;
@@ -170,7 +170,8 @@ Result<bool> StepFactsFinder::holds_any(meta::InodeNumber step, const Used& used
 
 Result<bool> StepFactsFinder::is_in_use(meta::InodeNumber step) const { return holds_any(step, used()); }
 
-// In a step, or in what may become one: the log of a run that lies beside them is written all the time.
+// Is a file written in a step, or in a directory that may become one? Files beside the steps do not count, since the
+// log of a run is written all the time.
 bool StepFactsFinder::is_written(meta::InodeNumber series) const {
   const std::vector<meta::InodeNumber> written = files_.open_for_writing();
   return std::any_of(written.begin(), written.end(), [&](meta::InodeNumber at) {
@@ -201,7 +202,7 @@ std::optional<StepFactsFinder::CachedFacts> StepFactsFinder::known_as(meta::Inod
                                                                            : std::nullopt;
 }
 
-// As it was judged before, if no file has changed.
+// If no file has changed, the answer is the cached one.
 Result<StepFactsFinder::CachedFacts> StepFactsFinder::judge(meta::InodeNumber step, const Changes& changes,
                                                             const Used& used, StepStatus& status) {
   const views::AskWriters ask_writers = [this](meta::InodeNumber inode, int) {
@@ -254,8 +255,9 @@ Result<StepFactsFinder::CachedFacts> StepFactsFinder::judge(meta::InodeNumber st
   return known_[step] = known;
 }
 
-// By the store's clock, where rotation has seen the step as it is now. What rotation has not seen so has just changed.
-// The wall clock tells where nobody watches.
+// For how long nothing has changed in the step. If rotation has seen the step as it is now, the clock of the store
+// tells. If rotation has seen the step otherwise, or has yet to see it, the step has just changed. If rotation never
+// saw the step and does not watch the series, the wall clock tells.
 std::chrono::seconds StepFactsFinder::quiet_of(const StepStatus& status, bool watches) const {
   std::chrono::nanoseconds quiet{};
   if (status.seen && status.seen->changed == status.changed) {
@@ -266,7 +268,7 @@ std::chrono::seconds StepFactsFinder::quiet_of(const StepStatus& status, bool wa
   return std::chrono::duration_cast<std::chrono::seconds>(std::max(quiet, std::chrono::nanoseconds(0)));
 }
 
-// All that is new is of one moment: which of it is newer the files tell.
+// All changes that are seen now get the same moment. Which of the steps is newer, their files tell.
 Result<> StepFactsFinder::see(meta::InodeNumber series, std::vector<StepStatus>& steps, bool watches) const {
   const meta::Moment now{wall_time(meta::now()), clock().now()};
   std::vector<std::pair<meta::InodeNumber, meta::SeenStep>> changed;
@@ -325,8 +327,8 @@ Result<StepStatus> StepFactsFinder::inspect_step(meta::InodeNumber step) {
   return inspect_step(step, path.substr(path.rfind('/') + 1), {used(), std::move(pinned)});
 }
 
-// What was made durable is, until its files are others. So is a file with digests that are current, which were taken
-// after it was synced, and a frozen one.
+// A step that was made durable stays so until its files change. A file with current digests is durable, too, since it
+// was synced before they were taken. So is a frozen file.
 Result<> StepFactsFinder::make_durable(const StepStatus& status) {
   const auto is_same = [&](const auto& known) {
     return known != known_.end() && known->second.fingerprint == status.fingerprint;
@@ -378,7 +380,7 @@ Result<std::optional<double>> StepFactsFinder::metric_of(const StepStatus& statu
   }
   auto found = metric_in(tree_, status.inode, name);
   if (!found && found.error().errno_value() == ENOENT) found = std::optional<double>();
-  // What the file itself is the reason for, stays so: it is not read again.
+  // If the file itself is the reason, the answer stays so, and is cached.
   const int failed = found ? 0 : found.error().errno_value();
   if (failed != 0 && failed != EBADMSG && failed != EFBIG) return found;
   const std::lock_guard lock(mutex_);
@@ -404,7 +406,7 @@ Result<std::optional<std::string>> StepFactsFinder::latest_of(meta::InodeNumber 
   return std::optional(tag);
 }
 
-// Whoever may make a name in the series might make that one.
+// Any user who may make names in the series might have made `latest`.
 Result<> StepFactsFinder::note_unclear(meta::InodeNumber series, const Error& error, SeriesStatus& status) const {
   status.unclear = "nobody can tell what `latest` names: " + error.message();
   const auto file = tree_.child(series, "latest");

@@ -52,7 +52,8 @@ float from_float16(uint16_t value) {
 }
 
 #if defined(__x86_64__)
-// Each casts many at a time, as the processor does it and torch would, of any alignment; returns how many.
+// The functions `..._quickly` cast many elements of any alignment at a time, with the same rounding as torch and the
+// functions above. They return how many elements they have cast.
 __attribute__((target("avx,f16c"))) size_t to_float16_quickly(const std::byte* from, std::byte* to, size_t count) {
   size_t at = 0;
   for (; at + 8 <= count; at += 8) {
@@ -63,9 +64,9 @@ __attribute__((target("avx,f16c"))) size_t to_float16_quickly(const std::byte* f
   return at;
 }
 
-// For float16: F16C.
-bool has_half_instructions() {
-  static const bool has = [] {  // clang's __builtin_cpu_supports knows no f16c
+// The instructions of to_float16_quickly().
+bool has_f16c() {
+  static const bool has = [] {  // clang's __builtin_cpu_supports does not know f16c
     unsigned a = 0, b = 0, c = 0, d = 0;
     return __builtin_cpu_supports("avx") && __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
   }();
@@ -83,7 +84,7 @@ __attribute__((target("avx2"))) __m256i eight_to_bfloat16(const std::byte* from)
 }
 
 __attribute__((target("avx2"))) size_t to_bfloat16_quickly(const std::byte* from, std::byte* to, size_t count) {
-  constexpr int kInOrder = 0xd8;  // packing works on each half of the register by itself
+  constexpr int kInOrder = 0xd8;  // restores the order, since packing works on each half of the register by itself
   size_t at = 0;
   for (; at + 16 <= count; at += 16) {
     const std::byte* const values = from + at * sizeof(float);
@@ -95,8 +96,8 @@ __attribute__((target("avx2"))) size_t to_bfloat16_quickly(const std::byte* from
   return at;
 }
 
-// For bfloat16: AVX2.
-bool has_wide_integers() {
+// The instructions of to_bfloat16_quickly().
+bool has_avx2() {
   static const bool has = __builtin_cpu_supports("avx2");
   return has;
 }
@@ -104,10 +105,10 @@ bool has_wide_integers() {
 
 #if defined(__x86_64__)
 size_t cast_quickly(const std::byte* source, Dtype from, std::byte* target, Dtype to, size_t count) {
-  if (from == Dtype::float32 && to == Dtype::bfloat16 && has_wide_integers()) {
+  if (from == Dtype::float32 && to == Dtype::bfloat16 && has_avx2()) {
     return to_bfloat16_quickly(source, target, count);
   }
-  if (from == Dtype::float32 && to == Dtype::float16 && has_half_instructions()) {
+  if (from == Dtype::float32 && to == Dtype::float16 && has_f16c()) {
     return to_float16_quickly(source, target, count);
   }
   return 0;

@@ -55,7 +55,7 @@ void ViewFile::close_sources() {
   for (const auto& [index, source] : std::exchange(sources_, {})) parts_.files.end(source.file, false);
 }
 
-// What changed or went meanwhile cannot be shared, and that is no fault.
+// It is no fault if files cannot be shared because they have changed or gone meanwhile.
 void ViewFile::not_shared(const Error& why) const {
   if (const auto outdated = is_outdated(); outdated && outdated.value()) return;
   add(parts_.counters.view_fallbacks);
@@ -73,13 +73,13 @@ Result<bool> ViewFile::is_written(uint32_t file) const {
   return writers.writing;
 }
 
-// As far as it takes no look at the file.
+// Tells without a look at the file. False may be wrong.
 bool ViewFile::is_as_it_was(uint32_t file) const {
   const views::SourceVersion& made = view_->files[file];
   return made.frozen || made.changed == parts_.files.writers_of(made.inode).changed;
 }
 
-// Of other bytes than the view was made from nothing is right any more.
+// Does the file hold other bytes than those that the view was made from? Then nothing of the view is right any more.
 Result<bool> ViewFile::has_changed(uint32_t file) const {
   if (is_as_it_was(file)) return false;
   const views::SourceVersion& made = view_->files[file];
@@ -104,10 +104,10 @@ Result<bool> ViewFile::is_outdated() const {
   return false;
 }
 
-// Leaves blocks_ empty where that is not worth it, or somebody is writing.
+// Leaves blocks_ empty if sharing is not worth it, or if somebody is writing.
 Result<> ViewFile::share() {
   const auto descriptor = [this](uint32_t file) -> Result<int> {
-    have_shared_ = true;  // before it is so
+    have_shared_ = true;  // set before the first block is shared
     TRY_ASSIGN(const auto opened, backing(file));
     return opened.descriptor;
   };
@@ -156,8 +156,8 @@ Result<size_t> ViewFile::read(std::span<std::byte> buffer, uint64_t offset) cons
   });
 }
 
-// Numbers are told apart by a part of the version only: one in millions is of other bytes, and the kernel has pages of
-// the one that is open.
+// A node's number contains only a part of the hash of its version, so one in millions is the same for other bytes. Then
+// the kernel still has pages of the file that is open.
 Result<std::shared_ptr<ViewFile>> ViewFiles::known(const views::Views::ViewNode& found) const {
   const std::lock_guard lock(mutex_);
   const auto open = open_.find(found.number);
@@ -190,7 +190,7 @@ std::shared_ptr<std::mutex> ViewFiles::turn_for(InodeNumber number) {
   return turn;
 }
 
-// One opens it first, and the others who ask wait for that one: to the kernel there is one backing file.
+// The first open makes the file, and other opens wait for it, since the kernel may see only one backing file.
 Result<std::shared_ptr<ViewFile>> ViewFiles::open(const views::Views::ViewNode& found) {
   if (auto file = known(found); !file || file.value()) return file;
   const auto turn = turn_for(found.number);
@@ -234,7 +234,7 @@ void ViewFiles::keep(Kept kept) {
 
 template <class Predicate>
 void ViewFiles::drop_blocks_if(const Predicate& predicate) {
-  std::vector<Kept> gone;  // ends behind the lock
+  std::vector<Kept> gone;  // declared before the lock, so that it is destroyed after it
   const std::lock_guard lock(mutex_);
   const auto stay = std::stable_partition(kept_.begin(), kept_.end(), std::not_fn(predicate));
   gone.assign(std::make_move_iterator(stay), std::make_move_iterator(kept_.end()));

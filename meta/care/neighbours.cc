@@ -33,6 +33,10 @@ bool holds_tensors(const std::string& name) {
   return std::ranges::any_of(kEndings, [&](std::string_view ending) { return name.ends_with(ending); });
 }
 
+bool is_directory(const DirectoryEntry& entry, bool numbered) {
+  return entry.type == S_IFDIR && step_number(entry.name).has_value() == numbered;
+}
+
 struct TensorFile {
   std::vector<std::string> path;
   InodeNumber inode = 0;
@@ -87,16 +91,25 @@ std::optional<InodeNumber> file_at(const Tree& tree, InodeNumber step, const std
   return at;
 }
 
+std::optional<InodeNumber> last_made_before(const std::vector<DirectoryEntry>& entries, InodeNumber before,
+                                            bool numbered) {
+  std::optional<InodeNumber> last;
+  for (const DirectoryEntry& entry : entries) {
+    if (!is_directory(entry, numbered) || entry.inode >= before || entry.inode < last.value_or(0)) continue;
+    last = entry.inode;
+  }
+  return last;
+}
+
 Result<NeighbourSteps> neighbours(const Tree& tree, InodeNumber series, InodeNumber step) {
   TRY_ASSIGN(const auto entries, tree.list(series));
   const auto own = std::ranges::find(entries, step, &DirectoryEntry::inode);
   if (own == entries.end()) return Error(ENOENT);
   const bool numbered = step_number(own->name).has_value();
-  NeighbourSteps found;
+  NeighbourSteps found{last_made_before(entries, step, numbered), std::nullopt};
   for (const DirectoryEntry& entry : entries) {
-    if (entry.type != S_IFDIR || step_number(entry.name).has_value() != numbered) continue;
-    if (entry.inode < step && entry.inode > found.before.value_or(0)) found.before = entry.inode;
-    if (entry.inode > step && entry.inode < found.after.value_or(UINT64_MAX)) found.after = entry.inode;
+    if (!is_directory(entry, numbered) || entry.inode <= step) continue;
+    if (entry.inode < found.after.value_or(UINT64_MAX)) found.after = entry.inode;
   }
   return found;
 }

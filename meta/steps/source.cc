@@ -19,9 +19,12 @@ Result<std::vector<InodeNumber>> list_swap_folders(const Tree& tree) {
     TRY_ASSIGN(const auto entries, tree.list(folder));
     for (const DirectoryEntry& entry : entries) {
       if (entry.type != S_IFDIR) continue;
-      TRY_ASSIGN(const InodeRecord record, tree.inode(entry.inode));
-      if ((record.flags & kSwap) != 0) found.push_back(entry.inode);
-      if ((record.flags & (kSwap | kStep)) == 0) folders.push_back(entry.inode);
+      const auto record = tree.inode(entry.inode);
+      if (!record && record.error().errno_value() == ENOENT) continue;  // removed meanwhile
+      TRY(record);
+      const uint64_t flags = record.value().flags;
+      if ((flags & kSwap) != 0) found.push_back(entry.inode);
+      if ((flags & (kSwap | kStep)) == 0) folders.push_back(entry.inode);
     }
   }
   return found;

@@ -5,6 +5,9 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 
+#include <atomic>
+#include <thread>
+
 namespace ckptfs::meta {
 namespace {
 
@@ -442,6 +445,29 @@ TEST_F(SaveTest, TheCowReserveOfAFileIsNotCountedWhileASaveClonesIt) {
   tree().end_cloning();
   tree().finished_writing(at(kLive));
   EXPECT_EQ(tree().inode(at(kLive)).value().cow_reserve, 0U);
+}
+
+TEST_F(SaveTest, SwapFoldersAreFoundWhileOtherFoldersComeAndGo) {
+  std::atomic<bool> stop{false};
+  std::thread other([&] {
+    while (!stop) {
+      for (int i = 0; i < 50; ++i) {
+        const auto made = tree().make(kRootInode, "x" + std::to_string(i), {S_IFDIR | 0755, 0, {}}, user());
+        if (!made) ADD_FAILURE() << made.error().message();
+      }
+      for (int i = 0; i < 50; ++i) {
+        const auto gone = tree().remove_directory(kRootInode, "x" + std::to_string(i));
+        if (gone) tree().reap(gone.value().inode);
+      }
+    }
+  });
+  for (int i = 0; i < 3000 && !HasFailure(); ++i) {
+    const auto found = list_swap_folders(tree());
+    EXPECT_TRUE(found) << found.error().message();
+    if (found) EXPECT_EQ(found.value(), std::vector{at("/zero_stage_3")});
+  }
+  stop = true;
+  other.join();
 }
 
 TEST_F(SaveTest, PerhapsStaleFilesAreNamed) {

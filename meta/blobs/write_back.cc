@@ -422,9 +422,9 @@ void WriteBack::prune(const IsWriting& is_writing) {
 
 // By then the kernel has written most of it.
 bool WriteBack::is_time_to_sync() const {
-  constexpr std::chrono::minutes kInterval{1};
+  constexpr std::chrono::minutes kSyncInterval{1};
   const std::lock_guard lock(mutex_);
-  const bool old = std::chrono::steady_clock::now() - last_clean_ >= kInterval;
+  const bool old = std::chrono::steady_clock::now() - last_clean_ >= kSyncInterval;
   return !written_.empty() && (old || written_.size() > kMostWritten);
 }
 

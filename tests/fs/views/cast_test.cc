@@ -31,8 +31,9 @@ uint16_t nearest(float value, Dtype type) {
   const double unit = std::ldexp(1.0, exponent - (digits - 1));
   const double rounded = std::nearbyint(magnitude / unit) * unit;  // ties to even
   if (rounded > largest) return sign | infinite;
-  const auto steps = static_cast<uint16_t>(rounded / std::ldexp(1.0, lowest - (digits - 1)));
-  if (rounded < std::ldexp(1.0, lowest)) return sign | steps;
+  if (rounded < std::ldexp(1.0, lowest)) {
+    return sign | static_cast<uint16_t>(rounded / std::ldexp(1.0, lowest - (digits - 1)));
+  }
   const int rounded_exponent = std::ilogb(rounded);
   const auto mantissa = static_cast<uint16_t>(std::ldexp(rounded, digits - 1 - rounded_exponent));
   const auto biased = static_cast<uint16_t>(rounded_exponent - lowest + 1);

@@ -23,9 +23,9 @@ class PredictionBackoff {
   };
   explicit PredictionBackoff(Terms terms) : terms_(terms) {}
 
-  // To be asked once for each file: it counts them.
+  // May the source of this file be predicted? To be called once for each file, since it counts the files.
   bool ask(const std::string& name);
-  // What came of a prediction.
+  // Learns whether a prediction was right.
   void learn(const std::string& name, bool right);
 
  private:

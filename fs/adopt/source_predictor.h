@@ -56,7 +56,7 @@ class SourcePredictor {
                                          const meta::Caller& writer) const;
   std::optional<meta::InodeNumber> previous_folder(meta::InodeNumber folder, const meta::Caller& writer) const;
   bool may_read(meta::InodeNumber inode, const meta::Caller& reader) const;
-  // Of a file that `reader` has open for reading already.
+  // `reader` has the file open for reading already. May the file's blocks be shared with a copy of the reader's?
   bool may_be_shared(meta::InodeNumber inode, const meta::Caller& reader) const;
   std::optional<meta::InodeNumber> step_before(meta::InodeNumber series, meta::InodeNumber step) const;
   std::optional<meta::InodeNumber> remembered_before(meta::InodeNumber step) const;

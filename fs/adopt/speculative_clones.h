@@ -54,7 +54,8 @@ class SpeculativeClones {
   // Is it being adopted, or was until a moment ago?
   bool knows(InodeNumber inode) const { return find(inode) != nullptr; }
   bool knows_any() const { return count_ != 0; }
-  // To be called before anything but the adopting handle's WRITEs happens to a file. Nothing to do for most.
+  // Truncates the file's blob to its written end. To be called before anything but the WRITEs of the adopting handle
+  // happens to a file. Does nothing for most files.
   Result<> truncate_to_written(InodeNumber inode);
   // Before an fsync, which makes it durable. `sync`: of the file's data.
   Result<> make_durable(InodeNumber inode, int blob, const std::function<Result<>()>& sync);

@@ -18,8 +18,8 @@ const char* const kMountOptions =
 
 namespace {
 
-// mount(8)'s own, what it adds by default, and what is so anyway: set-user-ID programs and device files never count
-// here, and access times are those of the store's own file system.
+// Options of mount(8) itself, options that it adds by default, and options that change nothing here: set-user-ID
+// programs and device files never count, and access times are those of the store's own file system.
 constexpr std::array kIgnored{"defaults", "auto",       "noauto",      "nofail",        "_netdev",  "user",
                               "users",    "nouser",     "owner",       "dev",           "nodev",    "suid",
                               "nosuid",   "async",      "atime",       "noatime",       "diratime", "nodiratime",
@@ -108,7 +108,7 @@ Result<ParsedOptions> parse_mount_options(const std::vector<std::string>& lists)
   return parsed;
 }
 
-// "a=x|y, b, c=N" is a=x, a=y, b, c=
+// "a=x|y, b, c=N" becomes a=x, a=y, b, c=
 std::vector<std::string> mount_option_words() {
   std::vector<std::string> words;
   std::istringstream list(kMountOptions);

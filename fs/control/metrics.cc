@@ -9,7 +9,7 @@
 namespace ckptfs::fs {
 namespace {
 
-// Metric by metric; each with its help and type first.
+// The text of the metrics. Each metric begins with its help and type.
 class Metrics {
  public:
   void counter(std::string_view name, std::string_view help, uint64_t value) { single(name, help, "counter", value); }
@@ -17,7 +17,7 @@ class Metrics {
   void begin(std::string_view name, std::string_view help, std::string_view type) {
     fmt::format_to(out(), "# HELP ckptfs_{} {}\n# TYPE ckptfs_{} {}\n", name, help, name, type);
   }
-  // `label`: none of ours has what would have to be escaped.
+  // No value of ours has characters that must be escaped.
   void labelled(std::string_view name, std::string_view label, std::string_view of, uint64_t value) {
     fmt::format_to(out(), "ckptfs_{}{{{}=\"{}\"}} {}\n", name, label, of, value);
   }

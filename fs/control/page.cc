@@ -62,7 +62,7 @@ json PageState::now() {
     if (began >= good_to_) {
       if (auto found = inspect()) {
         known_ = std::move(found).value();
-      } else {  // what was seen before stays, and says so
+      } else {  // the last state stays, with an error in it
         known_["error"] = "the steps cannot be looked at: " + found.error().message();
         log::warn("page: {}", found.error().message());
       }

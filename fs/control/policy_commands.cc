@@ -16,7 +16,7 @@ int64_t seconds_of(meta::WallTime time) {
   return std::chrono::duration_cast<std::chrono::seconds>(time.time_since_epoch()).count();
 }
 
-// Of the steps those that `who` may list: what is in a step, and what it lacks, is told to nobody else.
+// Only the steps that `who` may list: nobody else is told what is in a step, and what it lacks.
 json to_json(const meta::Tree& tree, const Credentials& who, const std::string& series, const SeriesJudgement& found,
              const meta::PolicyText& rules) {
   json steps = json::array(), others = json::array();
@@ -77,7 +77,7 @@ Result<json> remove(Filesystem& fs, const Peer& peer, const json& arguments) {
   TRY(meta::check_removal(fs.tree, peer.credentials, step));
   const std::string full = fs.tree.path_of(step);
   TRY(fs.removals.remove(record.parent, full.substr(full.rfind('/') + 1), step));
-  // What the command was told is gone is gone for the kernel, too.
+  // When the command returns, the step is gone for the kernel, too.
   fs.notifications.wait_until_told(std::chrono::seconds(2));
   return json{{"removed", full}};
 }

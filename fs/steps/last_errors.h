@@ -16,7 +16,7 @@ namespace ckptfs::fs {
 
 class LastErrors {
  public:
-  // What a control that `uid` asked for came to; success takes the error before it away.
+  // Remembers the result of a control that `uid` asked for. Success erases the earlier error.
   void remember(meta::InodeNumber inode, uint32_t uid, const Result<>& result);
   // Its words may name what only `uid` may see: nobody else is told, but root.
   std::optional<std::string> of(meta::InodeNumber inode, uint32_t asking) const;

@@ -32,8 +32,8 @@ class Removals {
   void start();
   void stop();
 
-  // Of the directory `expected`, durably on return. EPERM: a pinned step; ENOENT: something else has that name now.
-  // Whoever has a file of it open keeps that.
+  // Removes the directory `expected`, durably on return. Files of it that somebody has open stay until they are closed.
+  // EPERM: it is a pinned step. ENOENT: something else has that name now.
   Result<> remove(meta::InodeNumber parent, const std::string& name, meta::InodeNumber expected);
   // How many directories have not been emptied yet.
   size_t waiting() const;

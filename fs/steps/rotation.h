@@ -51,7 +51,7 @@ struct SeriesJudgement {
   meta::Judgement judgement;  // a decision for each of status.steps
 };
 
-// Of a policy that is set, or might be.
+// The rules of a policy that is set or could be set, with the users who set them.
 struct Rules {
   meta::PolicyText text;
   meta::RuleSetters setters;

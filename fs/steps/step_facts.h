@@ -122,7 +122,7 @@ class StepFactsFinder {
     std::map<std::string, Result<std::optional<double>>> metrics;  // by name, as its files tell them, or cannot
   };
 
-  // Of a folder and those in it.
+  // The last changes of a folder and of the folders below it.
   struct Changes {
     timespec names{};  // when names came or went in one of them, last
     timespec any{};    // or they were changed otherwise, or moved

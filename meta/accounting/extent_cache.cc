@@ -24,7 +24,7 @@ Result<> ExtentCache::for_each(BlobNumber number, Blob kind, const std::function
     for (const Run& run : *runs) visit(run);
     return success();
   }
-  if (kind == Blob::busy) {  // thousands of empty ones are made ahead of a save
+  if (kind == Blob::busy) {  // an empty blob has no extents; thousands of these are made ahead of a save
     const auto stat = blobs_.stat(number);
     if (stat && stat.value().st_blocks == 0) return success();
   }
@@ -78,7 +78,7 @@ std::shared_ptr<const std::vector<ExtentCache::Run>> ExtentCache::remembered(Blo
 
 void ExtentCache::remember(BlobNumber number, Entry entry, uint64_t forgotten) {
   const std::lock_guard lock(mutex_);
-  if (forgotten != forgotten_) return;  // it may have been this one
+  if (forgotten != forgotten_) return;  // this blob may be the one that was forgotten meanwhile
   if (const auto before = entries_.find(number); before != entries_.end()) erase(before);
   if (counts_.bytes + entry.bytes() > budget_) return;
   counts_.bytes += entry.bytes();

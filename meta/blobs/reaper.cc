@@ -76,7 +76,7 @@ void Reaper::round(std::vector<BlobNumber> doomed) {
   if (const auto space = space_.report()) index_.ballast().restore(space.value().free, space.value().raw_free);
 }
 
-// What is removed is taken out of `doomed`.
+// Takes the blobs that are removed out of `doomed`.
 Result<> Reaper::remove(std::vector<BlobNumber>& doomed) {
   while (!doomed.empty()) {
     const size_t rest = doomed.size() - std::min(doomed.size(), kBlobsAtOnce);

@@ -15,8 +15,9 @@ uint64_t cow_reserve_of_clone(uint64_t size) {
   return (size + unit - 1) / unit * unit;
 }
 
-// XFS may take any block next that is free in it: the missing ones of a sparse image, too. As long as the host has room
-// for all of these, so has the image for all that is free in it; else only for what the host has.
+// The least that can be written. The next block that XFS allocates may be any free one, also one that a sparse image
+// lacks. If the host has room for all blocks that the image lacks, everything that is free in the image can be written.
+// If not, only as much as the host has free.
 Result<uint64_t> Space::least_free(uint64_t free) const {
   if (!image_) return free;
   TRY_ASSIGN(const struct stat image, io::stat_fd(image_.get()));

@@ -16,7 +16,7 @@ namespace ckptfs::meta {
 namespace {
 
 constexpr size_t kNamed = 5;                      // files in an error
-constexpr size_t kMostWritten = size_t{1} << 16;  // blobs that are remembered until somebody syncs all
+constexpr size_t kMostWritten = size_t{1} << 16;  // with more written blobs, all is synced
 
 Error is_suspect(int errno_value) {
   return Error(EIO, std::string("what was written to it did not reach the disk (") + std::strerror(errno_value) +
@@ -25,7 +25,8 @@ Error is_suspect(int errno_value) {
 
 }  // namespace
 
-// The kernel tells one of two threads that sync a blob through the same descriptor. The other waits, and is told here.
+// If two threads sync a blob through the same descriptor, the kernel tells only one of them of a failure. So one thread
+// at a time syncs a blob, and the other then finds the failure here.
 class WriteBack::OnlySync {
  public:
   OnlySync(WriteBack& all, BlobNumber blob) : all_(all), blob_(blob) {
@@ -74,7 +75,7 @@ void WriteBack::note_written(InodeNumber file, BlobNumber blob) {
   if (fresh) known->second.pin = pin(blob);
 }
 
-// None where descriptors might be needed for something else.
+// None if descriptors may be needed for something else.
 io::Fd WriteBack::pin(BlobNumber blob) const {
   constexpr rlim_t kMost = 8192;
   auto fd = blobs_.open(blob, O_PATH);
@@ -110,7 +111,7 @@ void WriteBack::note_closed(BlobNumber blob) {
   begin_write_back(blob);
 }
 
-// Who syncs the file is told what fails.
+// Reports no error: whoever syncs the file gets it.
 void WriteBack::begin_write_back(BlobNumber blob) const {
   if (const auto fd = blobs_.open(blob, O_RDONLY)) ::sync_file_range(fd.value().get(), 0, 0, SYNC_FILE_RANGE_WRITE);
 }
@@ -142,7 +143,7 @@ void WriteBack::after_sync() {
   in_sync_ = false;
 }
 
-// Each through a descriptor of its own, which the kernel tells of an error that nobody has seen.
+// Syncs each blob through a new descriptor, which the kernel tells of an error that nobody has seen yet.
 void WriteBack::flush_before_names(const std::unordered_map<BlobNumber, InodeNumber>& files, Recorded how) {
   for (const auto& [blob, file] : files) begin_write_back(blob);
   for (const auto& [blob, file] : files) {
@@ -185,7 +186,8 @@ Result<> WriteBack::sync(InodeNumber file, BlobNumber blob, int fd) {
   return check(blob);  // another thread may have been told
 }
 
-// The file system has the error, too: whom else it befell is found out while this blob explains it.
+// The file system has the error, too. Syncs all now, while this blob explains the error, to find out which other blobs
+// have one.
 void WriteBack::failed(InodeNumber file, BlobNumber blob, int fd, const Error& error) {
   suspect(file, blob, error, fd);
   static_cast<void>(sync_all());  // which logs what it finds
@@ -212,7 +214,7 @@ Result<> WriteBack::sync_all() {
   Result<> synced = io::fault_point("write_back.sync_all");
   if (synced) synced = io::syncfs_fd(blobs_.folder_fd());
   if (!synced) return explain(synced.error(), std::move(explaining));
-  index_failures_ = index_failures;  // they explain no error that comes after this
+  index_failures_ = index_failures;  // these explain no later error
   earlier_writes_since_.reset();
   const std::lock_guard lock(mutex_);
   clean_ = round;
@@ -220,13 +222,14 @@ Result<> WriteBack::sync_all() {
   return success();
 }
 
-// Which blobs it was. Another file system error (no memory, say) makes nothing suspect: the next call tells.
+// Finds out which blobs an error of the file system was about, and makes them suspect. An error of another kind (no
+// memory, say) makes no blob suspect, and the next call tells more.
 Result<> WriteBack::explain(const Error& error, std::unordered_set<BlobNumber> explaining) {
   log::error("the store's file system failed to write: {}", error.message());
   const std::vector<Entry> written = all_written();
   for (const Entry& entry : written) {
     const auto fd = blobs_.open(entry.blob, O_RDONLY);
-    if (fd) static_cast<void>(sync_one(entry.file, entry.blob, fd.value().get()));  // else removed since
+    if (fd) static_cast<void>(sync_one(entry.file, entry.blob, fd.value().get()));  // if not, it was removed since
   }
   {
     const std::lock_guard lock(mutex_);
@@ -380,7 +383,7 @@ Result<> WriteBack::trust(BlobNumber blob) {
   return success();
 }
 
-// Their records have gone with them.
+// Forgets suspect blobs that were removed. Their records in the index are gone already.
 void WriteBack::forget_removed() {
   for (const auto& [blob, suspect] : suspect_blobs()) {
     const auto status = blobs_.stat(blob);
@@ -420,7 +423,7 @@ void WriteBack::prune(const IsWriting& is_writing) {
   }
 }
 
-// By then the kernel has written most of it.
+// After a minute the kernel has written most of it by itself.
 bool WriteBack::is_time_to_sync() const {
   constexpr std::chrono::minutes kSyncInterval{1};
   const std::lock_guard lock(mutex_);

@@ -17,7 +17,7 @@ namespace ckptfs::meta {
 namespace {
 
 constexpr size_t kHeader = 4096;
-constexpr size_t kSlots = 1024;  // files being adopted at the same time, or closed a moment ago
+constexpr size_t kSlots = 1024;  // for speculative clones that are being written, or were closed a moment ago
 using Entry = std::array<uint64_t, 2>;
 
 }  // namespace
@@ -57,7 +57,7 @@ std::optional<uint64_t> WrittenEnds::left(BlobNumber blob) const {
 }
 
 Result<> WrittenEnds::begin(const std::vector<BlobNumber>& not_truncated) {
-  // Over what is there: a full store has no blocks for it.
+  // Written over what is there, since a full store has no blocks for a new file.
   const std::string text = header() + std::string(kSlots * sizeof(Entry), '\0');
   TRY(io::write_full(file_.get(), std::as_bytes(std::span(text)), 0));
   TRY_ASSIGN(slots_, io::MappedWords::map(file_.get(), kHeader, kSlots * std::tuple_size_v<Entry>));
@@ -123,7 +123,7 @@ Result<> WrittenEnds::record_settled(BlobNumber below) {
   return success();
 }
 
-// Others that come meanwhile sync, too: what one of them recorded is durable for none before that.
+// Calls that come meanwhile sync, too: the number that one of them has recorded is not durable before.
 Result<> WrittenEnds::lower_settled(BlobNumber blob) {
   {
     const std::lock_guard lock(mutex_);
@@ -136,7 +136,7 @@ Result<> WrittenEnds::lower_settled(BlobNumber blob) {
   return success();
 }
 
-// Of the last block of numbers that was allotted some are not used yet.
+// Numbers are allotted in blocks, and some of the last block are not used yet. So the number stays below that block.
 Result<> WrittenEnds::raise_settled() {
   TRY_ASSIGN(const uint64_t limit, index_.number(kBlobLimitKey));
   const std::lock_guard lock(mutex_);

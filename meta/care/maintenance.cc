@@ -84,7 +84,7 @@ void Maintenance::run() {
   }
 }
 
-// How long it took to see what there is to do. Nothing has changed and nothing was put off: there is nothing.
+// Returns how long the search for work took. If nothing has changed and nothing was postponed, there is nothing to do.
 Result<Maintenance::Time> Maintenance::maintain_all() {
   TRY(store_.inspect([this] { return wait(Time(0)); }));
   const uint64_t version = store_.tree().version();
@@ -111,7 +111,7 @@ Result<bool> Maintenance::maintain_file(const File& file) {
   return taking == Taking::taken || taking == Taking::too_long;
 }
 
-// Of each blob one file that names it.
+// The inventory has, for each blob, one file that names it.
 Result<Maintenance::Inventory> Maintenance::take_inventory() {
   std::unordered_map<BlobNumber, File> files;
   TRY(store_.index().for_each_inode([&](InodeNumber number, const InodeRecord& record) -> Result<> {
@@ -223,7 +223,7 @@ Result<> Maintenance::find_identical_steps() {
     if (found == all_before.end()) continue;
     const InodeNumber step_before = found->second;
     TRY_ASSIGN(const InodeRecord before, store_.tree().inode(step_before));
-    if (before.uid != record.uid) continue;  // it would tell the one what the other holds
+    if (before.uid != record.uid) continue;  // one user must not learn what another user's step holds
     TRY_ASSIGN(const Sameness sameness, compare_tensors(store_, step.inode, step_before));
     if (sameness != Sameness::same) continue;
     const std::string path = step.series + "/" + step.tag;
@@ -237,7 +237,8 @@ Result<> Maintenance::find_identical_steps() {
   return success();
 }
 
-// So many bytes that all is read once within the time set. A large file is read in one go, and waited for afterwards.
+// Reads so many bytes that all is read once within the time that is set. A large file is read in one go, and the pause
+// afterwards is longer.
 Result<> Maintenance::scrub(Time passed) {
   if (options_.scrub.count() == 0 || inventory_.digested.empty()) return success();
   const double share = std::chrono::duration<double>(passed) / std::chrono::duration<double>(options_.scrub);
@@ -253,7 +254,7 @@ Result<> Maintenance::scrub(Time passed) {
   return scrubbed_ == before ? Result<>(success()) : record_scrubbed();
 }
 
-// The bytes read: 0 where the file has gone meanwhile.
+// Returns the bytes read, 0 if the file is gone meanwhile.
 Result<uint64_t> Maintenance::scrub_next() {
   const auto& files = inventory_.digested;
   auto next = std::upper_bound(files.begin(), files.end(), scrubbed_,
@@ -266,7 +267,7 @@ Result<uint64_t> Maintenance::scrub_next() {
   return verified.error();
 }
 
-// Seldom enough that it does not matter.
+// Records the position so seldom that the writes do not matter.
 Result<> Maintenance::record_scrubbed() {
   const auto now = Clock::now();
   if (now - scrub_recorded_ < kRecordScrubbed) return success();

@@ -20,7 +20,7 @@ Result<std::string> name_in(const Tree& tree, InodeNumber folder, InodeNumber ch
   return found->name;
 }
 
-// Of a file whose digests cannot be believed: none.
+// None: the file's digests are not valid.
 Result<std::optional<io::Digest>> root_of(const Store& store, const InodeRecord& file) {
   TRY_ASSIGN(const BlobRecord blob, store.index().blob(file.blob));
   return are_current(file, blob.digest) ? std::optional(blob.digest.root) : std::nullopt;
@@ -56,7 +56,7 @@ Result<std::vector<TensorFile>> tensor_files(const Tree& tree, InodeNumber step)
 
 }  // namespace
 
-// Names come last: finding one reads the whole folder, and most files lie in no step.
+// Names are found last: to find one reads the whole folder, and most files lie in no step.
 Result<std::optional<Place>> place_of(const Tree& tree, InodeNumber inode) {
   Place place;
   std::vector<InodeNumber> way{inode};
@@ -118,7 +118,7 @@ Result<std::unordered_map<InodeNumber, InodeNumber>> steps_before(const Tree& tr
   TRY_ASSIGN(auto entries, tree.list(series));
   std::ranges::sort(entries, {}, &DirectoryEntry::inode);
   std::unordered_map<InodeNumber, InodeNumber> before;
-  std::array<InodeNumber, 2> last{};  // of those without a number, and of those with one
+  std::array<InodeNumber, 2> last{};  // of directories without a number, and of directories with one
   for (const DirectoryEntry& entry : entries) {
     if (entry.type != S_IFDIR) continue;
     InodeNumber& previous = last[step_number(entry.name).has_value() ? 1 : 0];

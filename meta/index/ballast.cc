@@ -13,8 +13,8 @@ namespace {
 
 constexpr uint64_t kForAnyChange = uint64_t{48} << 20;
 constexpr uint64_t kForRemovals = uint64_t{16} << 20;
-constexpr uint64_t kEnough = 4;                  // so many times the part for any change must be free before it is made
-constexpr uint64_t kBeside = uint64_t{4} << 20;  // stays free beside the part for removals
+constexpr uint64_t kEnough = 4;                  // the part for any change is made if so many times its size is free
+constexpr uint64_t kBeside = uint64_t{4} << 20;  // must stay free beside the part for removals
 
 constexpr uint64_t size_of(Ballast::Part part) {
   return part == Ballast::Part::removals ? kForRemovals : kForAnyChange;

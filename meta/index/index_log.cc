@@ -27,15 +27,15 @@ IOStatus to_io_status(const std::string& what, const Error& error) {
   return no_space ? IOStatus::NoSpace(what, error.message()) : IOStatus::IOError(what, error.message());
 }
 
-// Appended to while it is synced. Locks: syncing_ comes before mutex_.
+// One log. It can be appended to while it is synced. Locks: syncing_ comes before mutex_.
 class Log {
  public:
   Log(std::string path, io::Fd fd) : path_(std::move(path)), fd_(std::move(fd)) {}
   Log(const Log&) = delete;
   Log& operator=(const Log&) = delete;
-  ~Log() { static_cast<void>(::ftruncate(fd_.get(), static_cast<off_t>(end()))); }  // what was allocated beyond it
+  ~Log() { static_cast<void>(::ftruncate(fd_.get(), static_cast<off_t>(end()))); }  // frees what was allocated ahead
 
-  // What failed is written over by the next call.
+  // If it fails, the next call writes over what was written.
   Result<> append(std::string_view data) {
     const std::lock_guard lock(mutex_);
     TRY(write(data, end_));
@@ -84,7 +84,7 @@ class Log {
   std::string unsynced_;  // guarded by mutex_; the file's last bytes
 };
 
-// As RocksDB has it: until what the log holds is in tables.
+// The log as RocksDB has it open, until the content of the log is in tables.
 class LogFile : public rocksdb::FSWritableFile {
  public:
   LogFile(std::shared_ptr<Log> log, const FileOptions& options) : FSWritableFile(options), log_(std::move(log)) {}
@@ -137,7 +137,7 @@ class IndexLogs::FileSystem : public rocksdb::FileSystemWrapper {
       logs_.remove_if([](const Known& known) { return known.log.expired(); });
       logs = logs_;
     }
-    for (const Known& known : logs) {  // the older ones first: a log is of no use without those before it
+    for (const Known& known : logs) {  // the oldest first, since a log is of no use without those before it
       const auto log = known.log.lock();
       if (!log) continue;
       if (!known.is_named) TRY(io::sync_parent(log->path()));
@@ -145,7 +145,7 @@ class IndexLogs::FileSystem : public rocksdb::FileSystemWrapper {
     }
     const std::lock_guard lock(mutex_);
     auto at = logs_.begin();
-    for (size_t i = 0; i < logs.size(); ++i, ++at) at->is_named = true;  // new ones come behind them
+    for (size_t i = 0; i < logs.size(); ++i, ++at) at->is_named = true;  // logs made meanwhile are behind these
     return success();
   }
 

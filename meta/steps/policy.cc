@@ -64,7 +64,7 @@ Error no_such_rule(const std::string& name) {
   return Error(EINVAL, name + ": there is no such rule; `ckptfs policy --help` lists them");
 }
 
-// What one rule's text sets in a policy.
+// A rule, and the function that sets it in a policy from its text.
 struct Rule {
   std::string_view name;
   Result<> (*set)(Policy&, std::string_view, const std::string&);
@@ -93,7 +93,7 @@ const Rule* find_rule(std::string_view name) {
   return rule == kRules.end() ? nullptr : rule;
 }
 
-// "keep_last 1000 1000 27 100": the rule, then the uid, the gid and the supplementary groups of who set it.
+// "keep_last 1000 1000 27 100": the rule, then the uid, the gid and the supplementary groups of the user who set it.
 std::string encode_setter(const std::string& rule, const Credentials& who) {
   std::string text = rule + ' ' + std::to_string(who.uid) + ' ' + std::to_string(who.gid);
   for (const uint32_t group : who.groups) text += ' ' + std::to_string(group);
@@ -110,7 +110,7 @@ bool decode_setter(const std::string& text, RuleSetters& setters) {
   return fields.eof();
 }
 
-// One line a field: "set keep_last=3", "set_by keep_last 1000 1000", "armed keep_last=5", "armed_by keep_last 0 0",
+// Each field is a line: "set keep_last=3", "set_by keep_last 1000 1000", "armed keep_last=5", "armed_by keep_last 0 0",
 // "changed 12", "left_alone 34" (ns since 1970).
 std::string encode(const SeriesPolicy& policy) {
   std::ostringstream text;

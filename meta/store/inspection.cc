@@ -28,7 +28,7 @@ class Inspection {
   }
 
  private:
-  // What is gone was removed since the start, which missed none.
+  // A blob that is gone was removed since the start, since the start has found all that are missing.
   Result<> inspect_one(InodeNumber number, const InodeRecord& record) {
     auto inspected = record.is_live_file() ? inspect_live(number, record) : inspect_frozen(record);
     if (inspected || inspected.error().errno_value() == ENOENT) return success();
@@ -54,7 +54,7 @@ class Inspection {
     return success();
   }
 
-  // What the index says of an unchanged file may be older than the file.
+  // After a crash the index may be older than the file, and may still call it unchanged.
   Result<> compare_with_digest(InodeNumber number, const InodeRecord& record, const struct stat& blob) {
     TRY_ASSIGN(const BlobRecord known, index_.blob(record.blob));
     const BlobDigest& digest = known.digest;

@@ -14,7 +14,7 @@
 namespace ckptfs::meta {
 namespace {
 
-constexpr size_t kFilesAtOnce = 1000;  // in one change of the index: it is in memory until it is committed
+constexpr size_t kFilesAtOnce = 1000;  // in one change of the index, which is in memory until it is committed
 
 class Recoverer {
  public:
@@ -93,7 +93,8 @@ class Recoverer {
     return success();
   }
 
-  // Blobs that a durable record dooms, but for those which files name: a count was wrong, and the data is there.
+  // Finds the blobs that a durable record dooms. A blob that files name stays: its count was wrong, and its data is
+  // there.
   Result<> find_dead() {
     for (auto at = known_.begin(); at != known_.end();) {
       const auto& [number, blob] = *at;
@@ -103,7 +104,7 @@ class Recoverer {
         ++at;
         continue;
       }
-      // A newer index may have published what an older one calls tentative: it becomes nameless.
+      // A newer index may have published a blob that this older one calls tentative. So the blob becomes nameless.
       if (recovery_.report.older_index && blob.state == BlobState::tentative) {
         TRY(forget(number));
         if (blob.present) nameless_.push_back(number);
@@ -124,7 +125,8 @@ class Recoverer {
     return index_.commit(std::move(batch));
   }
 
-  // A count that is too low would have the blob deleted while files name it. One too high costs room, and fsck says so.
+  // With a count that is too low the blob would be deleted while files name it. A count that is too high only costs
+  // room, and fsck reports it.
   Result<> raise_references() {
     for (const auto& [number, known] : known_) {
       if (known.references >= known.names) continue;
@@ -145,7 +147,7 @@ class Recoverer {
   Result<> revive(BlobNumber number, const Known& known, BlobRecord& blob) const {
     blob.state = known.named_live ? BlobState::live : BlobState::frozen;
     const auto st = blobs_.stat(number);
-    if (!st) return st.error().errno_value() == ENOENT ? Result<>(success()) : st.error();  // damage, which shows
+    if (!st) return st.error().errno_value() == ENOENT ? Result<>(success()) : st.error();  // damage shows elsewhere
     if (!known.named_live) blob.length = static_cast<uint64_t>(st.value().st_size);
     return success();
   }
@@ -219,7 +221,7 @@ class Recoverer {
       const off_t size = st ? st.value().st_size : 0;
       if (st && size == 0 && blobs_.remove(number)) {
         ++recovery_.report.removed_blobs;
-      } else {  // what a full or failing disk does not let go is no reason to refuse the mount
+      } else {  // or it cannot be removed from a full or failing disk, which is no reason to refuse the mount
         ++recovery_.report.orphan_blobs;
         log::warn("blobs/{}: {} bytes that nothing names; kept (ckptfs fsck lists such blobs)", Blobs::name(number),
                   size);

@@ -29,7 +29,7 @@ namespace {
 constexpr uint64_t kFormat = 4;
 constexpr std::chrono::seconds kReclaimInterval{30};
 
-// Where nothing is mounted nothing is open.
+// The answers if nothing is mounted: nothing is open.
 class NothingOpen : public OpenFiles {
  public:
   bool open_for_writing(InodeNumber) const override { return false; }
@@ -90,8 +90,8 @@ Result<> fill_new_index(Index& index, const StoreOptions& options) {
   return index.sync();
 }
 
-// Makes a store. The index is made aside and renamed, config.json comes last: a making that was cut short is begun
-// anew.
+// Makes a store. The index is made aside and renamed, and config.json comes last. So if the making is interrupted, it
+// begins anew.
 Result<> make_store(const StoreOptions& options) {
   const std::string& folder = options.folder;
   TRY(make_folder(folder + "/blobs"));
@@ -120,8 +120,7 @@ Result<> make_store(const StoreOptions& options) {
   return success();
 }
 
-// True where a store may be made: nothing is in the folder but what a making that was cut short leaves.
-// Blobs are for the daemon's user alone: two users in turn would each make files that the other cannot read.
+// Only the daemon's user can read blobs. Two users in turn would each make files that the other cannot read.
 Result<> refuse_others_store(int blobs_fd, const std::string& folder) {
   TRY_ASSIGN(const struct stat st, io::stat_fd(blobs_fd));
   if (st.st_uid == ::geteuid()) return success();
@@ -132,6 +131,7 @@ Result<> refuse_others_store(int blobs_fd, const std::string& folder) {
                    std::to_string(::geteuid()) + " " + folder);
 }
 
+// May a store be made here? The folder must be empty, except for what an interrupted making leaves.
 bool may_become_store(const std::string& folder) {
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
@@ -151,14 +151,14 @@ Result<io::Fd> take_lock(const std::string& folder) {
                             (owner ? owner.value().substr(0, owner.value().find('\n')) : "unknown") +
                             "); unmount it first");
   }
-  // Over what is there: a full store has no block for it.
+  // Written over what is there, since a full store has no block for it.
   const std::string pid = std::to_string(::getpid()) + "\n";
   TRY(io::write_full(fd.get(), std::as_bytes(std::span(pid)), 0));
   if (::ftruncate(fd.get(), static_cast<off_t>(pid.size())) != 0) return last_error(folder + "/lock");
   return fd;
 }
 
-// A full store is opened with its ballast.
+// Releases ballast if the store is too full to be opened.
 void make_room_to_open(const std::string& folder) {
   constexpr uint64_t kRoomToOpen = uint64_t{16} << 20;
   struct statvfs fs {};
@@ -167,8 +167,8 @@ void make_room_to_open(const std::string& folder) {
   if (!ballast.release(Ballast::Part::any_change)) ballast.release(Ballast::Part::removals);
 }
 
-// What the file system can do. A store is only made where blocks can be shared: where there is no room to try it, that
-// is believed.
+// Tries out what the file system can do. A store is only made where blocks can be shared. So in an old store that has
+// no room to try it, sharing is taken for granted.
 Result<io::SharingCapability> capability_of(const std::string& folder, bool fresh) {
   auto tried = io::probe_sharing(folder);
   if (tried || fresh || tried.error().errno_value() != ENOSPC) return tried;
@@ -179,7 +179,7 @@ Result<io::SharingCapability> capability_of(const std::string& folder, bool fres
   return believed;
 }
 
-// Blobs with content and no index: going on would lose them.
+// To go on with blobs that have content, but without an index, would lose the blobs.
 Result<> refuse_lost_index(const std::string& folder) {
   if (exists(folder + "/meta/CURRENT")) return success();
   return Error(EIO, folder + "/meta: the index is missing or empty" +
@@ -236,7 +236,7 @@ struct Store::Internals {
   std::vector<InodeNumber> unpurged;
 };
 
-// Takes the lock of the store that is there, or makes one.
+// Takes the lock of the store that is there, or makes a store.
 Result<> Store::Internals::find_or_make(const StoreOptions& options) {
   const bool fresh = !exists(folder + "/config.json");
   if (!fresh) {
@@ -289,7 +289,7 @@ Result<> Store::Internals::open_index() {
   return success();
 }
 
-// The inodes without a name that the last daemon left.
+// Recovers the tree. Returns the inodes without a name that the last daemon left.
 Result<std::vector<InodeNumber>> Store::Internals::recover_tree() {
   TRY_ASSIGN(Recovery found, recover(*index, *blobs, *written_ends, *space));
   TRY(written_ends->begin(found.not_truncated));
@@ -310,7 +310,7 @@ Result<std::vector<InodeNumber>> Store::Internals::recover_tree() {
   return std::move(found.nameless);
 }
 
-// What has threads, or looks at open files.
+// Starts what has threads or asks about open files.
 void Store::Internals::start_services() {
   spares = std::make_unique<SpareBlobs>(*tree, *blobs);
   accounting = std::make_unique<Accounting>(
@@ -366,11 +366,11 @@ Result<> Store::close() {
   internals_->spares->stop();
   internals_->reaper->stop();
   TRY(io::fault_point("store.close"));
-  // Data first: what was written through passthrough and never fsynced is in the page cache still.
+  // Data first: writes through passthrough that nobody synced are still in the page cache.
   TRY(internals_->tree->write_back().sync_all());
-  TRY(internals_->tree->write_back().check_all());  // who was told of a failure may have ended since
-  // Only after an end that is not clean is it looked for what is damaged: it has to be found, and cut, the next time
-  // too.
+  TRY(internals_->tree->write_back().check_all());  // the program that was told of a failure may have ended since
+  // A start inspects files only after an end that was not clean. So with damaged files, or before the inspection has
+  // ended, the end is not marked as clean: the next start must find these files again.
   TRY_ASSIGN(const uint64_t generation, internals_->index->generation());
   Batch batch(*internals_->index);
   const Tree& tree = *internals_->tree;

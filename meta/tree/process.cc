@@ -52,7 +52,7 @@ uint64_t ask_process_start(pid_t tid) {
   return ticks == 0 ? 0 : boot + ticks * (1'000'000'000 / per_second);
 }
 
-// Remembered for a second: a trainer opens its swap files in bursts, and no kernel gives a number again so soon.
+// Caches the answers for a second. A trainer opens its swap files in bursts, and no kernel uses a number again so soon.
 class Answers {
  public:
   uint64_t of(pid_t tid) {

@@ -66,7 +66,8 @@ void SpareBlobs::run() {
   }
 }
 
-// A failure leaves fewer, or none: saves then create what they need, and report what fails there.
+// After a failure there are fewer spare blobs, or none. Saves then create the blobs that they need, and report their
+// own failures.
 void SpareBlobs::make(size_t count) {
   const auto numbers = allot(count);
   if (!numbers) {

@@ -1,5 +1,4 @@
-// Tree: reading, attributes, xattrs, and the helpers that all changes share. Names are in tree_names.cc, data in
-// tree_data.cc.
+// Tree: reading, attributes, xattrs, and the helpers of all changes. tree_names.cc has names, tree_data.cc has data.
 #include "meta/tree/tree.h"
 
 #include <fcntl.h>

@@ -42,7 +42,7 @@ void Tree::write_back_failed(InodeNumber number, const InodeRecord& record, int 
   write_back_.failed(number, record.blob, blob, error);
 }
 
-// The kernel keeps one error for the whole of a blob, and tells it through any descriptor that was not told.
+// The kernel keeps one error for the whole blob, and reports it through each descriptor that has not reported it yet.
 Result<> Tree::check_write_back(InodeNumber number, int blob) {
   TRY_ASSIGN(const InodeRecord record, index_.inode(number));
   Result<> told = io::fault_point("tree.check_write_back");
@@ -58,7 +58,7 @@ Result<> Tree::refuse_suspect(InodeNumber number, const InodeRecord& record) con
   return Error(checked.error().errno_value(), path_of(number) + ": " + checked.error().message());
 }
 
-// Which process writes a rank folder's files tells, at a save, which files an earlier run left behind.
+// Notes the process that writes the files of a rank folder. At a save it tells which files an earlier run left behind.
 void Tree::note_writer(Change& change, InodeNumber folder, const Caller& caller) {
   const uint64_t begun = process_start(caller.pid);
   if (begun != 0) trainers_.insert(begun);
@@ -68,8 +68,8 @@ void Tree::note_writer(Change& change, InodeNumber folder, const Caller& caller)
   change.batch.put(folder, record.value());
 }
 
-// Swap files that a trainer copies into a step are of its run; what anybody else puts there, from a backup say, is of
-// none that is known.
+// Notes the process that makes files in a rank folder. Swap files that a trainer copies into a step belong to its run.
+// Files that anybody else puts there, from a backup say, belong to no known run.
 void Tree::note_maker(InodeRecord& folder, const Caller& caller) {
   const uint64_t begun = process_start(caller.pid);
   const bool live = (folder.flags & kSwap) != 0;
@@ -120,7 +120,7 @@ Result<> Tree::try_prepare_writing(InodeNumber number, const Caller& caller, uin
   return commit(std::move(change));
 }
 
-// From now on the file may hold something else than its digests say.
+// From now on the content of the file may differ from its digests.
 Result<> Tree::forget_digests(Change& change, InodeNumber number, InodeRecord& record) {
   record.flags &= ~uint32_t{kDigested};
   change.batch.put(number, record);
@@ -161,7 +161,7 @@ void Tree::finished_writing(InodeNumber number) {
   }
 }
 
-// False: it may have been cloned since its extents were read.
+// False: the file may have been cloned since its extents were read, so count again.
 Result<bool> Tree::try_recount_cow_reserve(InodeNumber number) {
   TRY_ASSIGN(const InodeRecord before, index_.inode(number));
   if (before.is_live_file()) {
@@ -217,7 +217,7 @@ bool Tree::short_of_space() const {
 }
 
 void Tree::reclaim_space() const {
-  auto freed = write_back_.sync_all();  // before it, XFS keeps what it took ahead of buffered writers
+  auto freed = write_back_.sync_all();  // XFS keeps what it preallocated for buffered writers until then
   if (freed) freed = space_.free_preallocated(io::OpenFilesToo::yes);
   if (!freed) log::warn("space is short, and none was reclaimed: {}", freed.error().message());
 }

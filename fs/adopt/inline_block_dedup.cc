@@ -63,7 +63,7 @@ DataPath::Written InlineBlockDedup::write(std::span<const std::byte> data, off_t
 
 // Null: there is none.
 const SpeculativeClone::Guess* InlineBlockDedup::guess_for(std::span<const std::byte> data, off_t offset, int blob) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   if (guess_) return &*guess_;
   const auto chosen = choose(data, offset, blob);
   candidates_.clear();

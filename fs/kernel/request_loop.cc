@@ -154,60 +154,62 @@ unsigned RequestLoop::suitable() { return std::clamp(4 * std::thread::hardware_c
 
 Result<> RequestLoop::run() {
   install_wake_signal();
-  std::unique_lock lock(mutex_);
+  io::MutexLock lock(mutex_);
   TRY(add_thread());
-  wait_for_end(lock);
+  wait_for_end();
   // A signal is lost on a thread that is about to wait, so again until all have ended.
-  while (!changed_.wait_for(lock, std::chrono::milliseconds(20), [this] { return serving_ == 0; })) {
+  const auto none_serves = [this]() REQUIRES(mutex_) { return serving_ == 0; };
+  while (!changed_.wait_for(mutex_, std::chrono::milliseconds(20), none_serves)) {
     for (Worker& worker : workers_) pthread_kill(worker.thread.native_handle(), kWakeSignal);
   }
   std::list<Worker> ended = std::move(workers_);
+  const Result<> outcome = outcome_;
   lock.unlock();
   for (Worker& worker : ended) worker.thread.join();
-  return outcome_;
+  return outcome;
 }
 
-void RequestLoop::wait_for_end(std::unique_lock<std::mutex>& lock) {
+void RequestLoop::wait_for_end() {
   io::WakeLatency latency;
   bool refused = false;
   std::optional<Clock::time_point> prompt;
-  const auto ended = [this] { return stopped_ || serving_ == 0; };
+  const auto ended = [this]() REQUIRES(mutex_) { return stopped_ || serving_ == 0; };
   while (!ended()) {
     if (lockstep_) {
-      changed_.wait_for(lock, kStuck, ended);
+      changed_.wait_for(mutex_, kStuck, ended);
     } else if (latency.is_held()) {
-      changed_.wait_for(lock, kLetGo, [&] { return ended() || lockstep_; });
+      changed_.wait_for(mutex_, kLetGo, [&]() REQUIRES(mutex_) { return ended() || lockstep_; });
     } else {
-      changed_.wait(lock, [&] { return ended() || lockstep_ || (prompt_ && !refused); });
+      changed_.wait(mutex_, [&]() REQUIRES(mutex_) { return ended() || lockstep_ || (prompt_ && !refused); });
     }
     const auto now = Clock::now();
     if (std::exchange(prompt_, false) || lockstep_) prompt = now;
-    if (lockstep_) look_after_lockstep(lock);
+    if (lockstep_) look_after_lockstep();
     const bool wanted = prompt && now - *prompt < kLetGo && !refused;
     if (wanted == latency.is_held()) continue;
-    lock.unlock();
+    mutex_.unlock();
     if (!wanted) latency.let_go();
     if (const auto held = wanted ? latency.hold() : success(); !held) {
       refused = true;
       log::warn("processors are not kept from halting during copies: {}", held.error().message());
     }
-    lock.lock();
+    mutex_.lock();
     awake_ = latency.is_held() && std::thread::hardware_concurrency() > 1;
   }
 }
 
-// With mutex_ held, but for what it logs. Has the threads that wait in vain rest, and ends lockstep when its caller
+// Gives mutex_ up while it logs. Has the threads that wait in vain rest, and ends lockstep when its caller
 // has, or a request takes long.
-void RequestLoop::look_after_lockstep(std::unique_lock<std::mutex>& lock) {
+void RequestLoop::look_after_lockstep() {
   const auto quiet = Clock::now() - arrived_;
   if (waiting_ == 0) {
     if (quiet < kStuck) return;
     const uint32_t caller = caller_;
     end_lockstep();
     wake_one();
-    lock.unlock();
+    mutex_.unlock();
     log::debug("a WRITE of thread {} takes long: others are served beside it", caller);
-    lock.lock();
+    mutex_.lock();
   } else if (quiet > kLetGo) {
     end_lockstep();
   } else if (waiting_ > 1) {
@@ -217,13 +219,11 @@ void RequestLoop::look_after_lockstep(std::unique_lock<std::mutex>& lock) {
   }
 }
 
-// With mutex_ held.
 void RequestLoop::end_lockstep() {
   adopted_writes_ = 0;
   lockstep_ = false;
 }
 
-// With mutex_ held.
 void RequestLoop::note_arrival(const fuse_in_header& request) {
   const auto now = Clock::now();
   const bool alone = waiting_ + resting_ + 1 == serving_;
@@ -235,7 +235,6 @@ void RequestLoop::note_arrival(const fuse_in_header& request) {
   if (!same || !close || request.opcode != FUSE_WRITE) end_lockstep();
 }
 
-// With mutex_ held.
 void RequestLoop::note_served(uint32_t caller) {
   const bool step = std::exchange(was_adopted, false);
   if (caller != caller_) return;
@@ -246,13 +245,12 @@ void RequestLoop::note_served(uint32_t caller) {
 
 void RequestLoop::stop() {
   fuse_session_exit(session_);
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   stopped_ = true;
   changed_.notify_all();
   woken_.notify_all();
 }
 
-// With mutex_ held.
 Result<> RequestLoop::add_thread() {
   const SignalsBlocked blocked;
   Worker& worker = workers_.emplace_back();
@@ -267,7 +265,7 @@ Result<> RequestLoop::add_thread() {
   return success();
 }
 
-// With mutex_ held. One more waits for requests.
+// One more waits for requests.
 void RequestLoop::wake_one() {
   if (resting_ > 0) {
     --resting_;
@@ -299,14 +297,14 @@ void RequestLoop::serve(Worker& self) {
         vain = wait_awake(fuse_session_fd(session_)) ? 0 : vain + 1;
       }
     } else if (received == -EINTR) {
-      std::unique_lock lock(mutex_);
-      rest_in_lockstep(lock, self);
+      const io::MutexLock lock(mutex_);
+      rest_in_lockstep(self);
     } else {
       if (received < 0) outcome = Error(static_cast<int>(-received), "receiving requests from the kernel");
       break;
     }
   }
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   --serving_;
   --waiting_;
   if (!outcome && outcome_) outcome_ = outcome;
@@ -320,7 +318,7 @@ void RequestLoop::serve(Worker& self) {
 bool RequestLoop::serve_one(Worker& self, fuse_buf& request) {
   const fuse_in_header header = *static_cast<const fuse_in_header*>(request.mem);
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     --waiting_;
     self.waiting = false;
     note_arrival(header);
@@ -328,21 +326,21 @@ bool RequestLoop::serve_one(Worker& self, fuse_buf& request) {
     if (waiting_ == 0 && !lockstep_) wake_one();
   }
   fuse_session_process_buf(session_, &request);
-  std::unique_lock lock(mutex_);
+  const io::MutexLock lock(mutex_);
   ++waiting_;
   self.waiting = true;
   note_served(header.pid);
-  rest_in_lockstep(lock, self);
+  rest_in_lockstep(self);
   return lockstep_ && awake_;
 }
 
 // Until it is woken, if another waits for requests.
-void RequestLoop::rest_in_lockstep(std::unique_lock<std::mutex>& lock, Worker& self) {
+void RequestLoop::rest_in_lockstep(Worker& self) {
   if (!lockstep_ || waiting_ == 1) return;
   --waiting_;
   ++resting_;
   self.waiting = false;
-  woken_.wait(lock, [this] { return wakes_ > 0 || stopped_; });
+  woken_.wait(mutex_, [this]() REQUIRES(mutex_) { return wakes_ > 0 || stopped_; });
   self.waiting = true;
   if (wakes_ > 0) {
     --wakes_;  // it counts as waiting already

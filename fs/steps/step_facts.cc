@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <mutex>
 #include <set>
 #include <span>
 #include <string_view>
@@ -189,13 +190,13 @@ bool StepFactsFinder::is_written(meta::InodeNumber series) const {
 }
 
 void StepFactsFinder::forget(meta::InodeNumber inode) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   known_.erase(inode);
 }
 
 std::optional<StepFactsFinder::CachedFacts> StepFactsFinder::known_as(meta::InodeNumber step,
                                                                       const io::Digest& fingerprint) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   const auto known = known_.find(step);
   return known != known_.end() && known->second.fingerprint == fingerprint ? std::optional(known->second)
                                                                            : std::nullopt;
@@ -250,7 +251,7 @@ Result<StepFactsFinder::CachedFacts> StepFactsFinder::judge(meta::InodeNumber st
     known.judgement = {Completeness::unknown, "a file of it is mapped for writing"};
     return known;
   }
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   return known_[step] = known;
 }
 
@@ -328,11 +329,11 @@ Result<StepStatus> StepFactsFinder::inspect_step(meta::InodeNumber step) {
 // What was made durable is, until its files are others. So is a file with digests that are current, which were taken
 // after it was synced, and a frozen one.
 Result<> StepFactsFinder::make_durable(const StepStatus& look) {
-  const auto is_same = [&](const auto& known) {
+  const auto is_same = [&](const auto& known) REQUIRES(mutex_) {
     return known != known_.end() && known->second.fingerprint == look.fingerprint;
   };
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     const auto known = known_.find(look.inode);
     if (is_same(known) && known->second.durable && tree_.write_back().suspects() == 0) return success();
   }
@@ -344,7 +345,7 @@ Result<> StepFactsFinder::make_durable(const StepStatus& look) {
     TRY_ASSIGN(const meta::Verdict verdict, meta::known_verdict(store_, file));
     return verdict == meta::Verdict::ok ? Result<>(success()) : file_sync_.sync_file(file);
   }));
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   if (const auto known = known_.find(look.inode); is_same(known)) known->second.durable = true;
   return success();
 }
@@ -368,11 +369,11 @@ Result<std::optional<double>> StepFactsFinder::metric_of(const StepStatus& look,
   const auto set = store_.index().xattr(look.inode, meta::kMetricXattr + name);
   if (set) return meta::parse_metric(set.value());
   if (set.error().errno_value() != ENOENT) return set.error();
-  const auto is_known = [&](const auto& known) {
+  const auto is_known = [&](const auto& known) REQUIRES(mutex_) {
     return known != known_.end() && known->second.fingerprint == look.fingerprint;
   };
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     const auto known = known_.find(look.inode);
     if (is_known(known) && known->second.metrics.contains(name)) return known->second.metrics.at(name);
   }
@@ -381,7 +382,7 @@ Result<std::optional<double>> StepFactsFinder::metric_of(const StepStatus& look,
   // What the file itself is the reason for, stays so: it is not read again.
   const int failed = found ? 0 : found.error().errno_value();
   if (failed != 0 && failed != EBADMSG && failed != EFBIG) return found;
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   if (const auto known = known_.find(look.inode); is_known(known)) known->second.metrics.insert_or_assign(name, found);
   return found;
 }

@@ -27,6 +27,7 @@ Result<std::unique_ptr<Frontiers>> Frontiers::open(const std::string& file, Inde
   TRY_ASSIGN(io::Fd fd, io::open_at(AT_FDCWD, file, O_RDWR | O_CREAT, 0600));
   std::unique_ptr<Frontiers> frontiers(new Frontiers(std::move(fd), std::move(boot), index));
   TRY(frontiers->read());
+  const io::MutexLock lock(frontiers->mutex_);
   TRY_ASSIGN(frontiers->settled_, index.number_or_zero(kSettledKey));
   frontiers->recorded_ = frontiers->settled_;
   return frontiers;
@@ -61,7 +62,7 @@ Result<> Frontiers::begin(const std::vector<BlobNumber>& uncut) {
   const std::string text = header() + std::string(kSlots * sizeof(Entry), '\0');
   TRY(io::write_full(file_.get(), std::as_bytes(std::span(text)), 0));
   TRY_ASSIGN(slots_, io::MappedWords::map(file_.get(), kHeader, kSlots * std::tuple_size_v<Entry>));
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   free_.clear();
   for (size_t position = kSlots; position > uncut.size(); --position) free_.push_back(position - 1);
   for (size_t position = 0; position < std::min(uncut.size(), kSlots); ++position) {
@@ -100,7 +101,7 @@ Result<std::optional<Frontiers::Slot>> Frontiers::take(BlobNumber blob) {
 }
 
 std::optional<size_t> Frontiers::take_position(BlobNumber blob) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   size_t position = 0;
   if (const auto kept = kept_.find(blob); kept != kept_.end()) {
     position = kept->second;
@@ -126,12 +127,12 @@ Result<> Frontiers::record_settled(BlobNumber below) {
 // Others that come meanwhile sync, too: what one of them recorded is durable for none before that.
 Result<> Frontiers::lower_settled(BlobNumber blob) {
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     if (blob >= settled_) return success();
     if (blob < recorded_) TRY(record_settled(blob));
   }
   TRY(index_.sync());
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   settled_ = std::min(settled_, blob);
   return success();
 }
@@ -139,7 +140,7 @@ Result<> Frontiers::lower_settled(BlobNumber blob) {
 // Of the last block of numbers that was allotted some are not used yet.
 Result<> Frontiers::raise_settled() {
   TRY_ASSIGN(const uint64_t limit, index_.number(kBlobLimitKey));
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   BlobNumber below = limit - std::min(limit, kNumberBlock);
   if (!unsettled_.empty()) below = std::min(below, *unsettled_.begin());
   if (below <= recorded_) return success();
@@ -149,7 +150,7 @@ Result<> Frontiers::raise_settled() {
 }
 
 Result<> Frontiers::take_off_mark(BlobNumber blob, int fd) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   return unsettled_.contains(blob) ? Result<>(success()) : Blobs::set_unsettled(fd, false);
 }
 
@@ -171,7 +172,7 @@ void Frontiers::Slot::give_back() {
   if (owner_ == nullptr) return;
   const auto emptied = owner_->empty(position_);
   if (!emptied) log::warn("frontiers: {}", emptied.error().message());
-  const std::lock_guard lock(owner_->mutex_);
+  const io::MutexLock lock(owner_->mutex_);
   owner_->unsettled_.erase(blob_);
   if (emptied) {
     owner_->free_.push_back(position_);

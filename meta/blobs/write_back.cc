@@ -29,14 +29,14 @@ Error is_suspect(int errno_value) {
 class WriteBack::OnlySync {
  public:
   OnlySync(WriteBack& all, BlobNumber blob) : all_(all), blob_(blob) {
-    std::unique_lock lock(all_.mutex_);
-    all_.synced_.wait(lock, [this] { return all_.being_synced_.insert(blob_).second; });
+    const io::MutexLock lock(all_.mutex_);
+    all_.synced_.wait(all_.mutex_, [this]() REQUIRES(all_.mutex_) { return all_.being_synced_.insert(blob_).second; });
   }
   OnlySync(const OnlySync&) = delete;
   OnlySync& operator=(const OnlySync&) = delete;
   ~OnlySync() {
     {
-      const std::lock_guard lock(all_.mutex_);
+      const io::MutexLock lock(all_.mutex_);
       all_.being_synced_.erase(blob_);
     }
     all_.synced_.notify_all();
@@ -56,9 +56,10 @@ WriteBack::~WriteBack() { index_.set_sync_listener(nullptr); }
 
 Result<> WriteBack::load(bool clean) {
   constexpr time_t kLongestDirty = 600;  // s; the kernel writes back after half a minute, and may be slow
+  const io::MutexLock no_sync_meanwhile(syncing_);
   if (!clean) earlier_writes_since_ = timespec{now().tv_sec - kLongestDirty, 0};
-  const std::lock_guard lock(mutex_);
-  TRY(index_.for_each_suspect([this](BlobNumber blob, const SuspectRecord& record) -> Result<> {
+  const io::MutexLock lock(mutex_);
+  TRY(index_.for_each_suspect([this](BlobNumber blob, const SuspectRecord& record) REQUIRES(mutex_) -> Result<> {
     suspects_.emplace(blob, Suspect{record, /*is_new=*/false, /*is_recorded=*/true});
     return success();
   }));
@@ -67,7 +68,7 @@ Result<> WriteBack::load(bool clean) {
 }
 
 void WriteBack::note_written(InodeNumber file, BlobNumber blob) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   const auto [known, fresh] = written_.try_emplace(blob);
   known->second.file = file;
   known->second.round = round_;
@@ -85,25 +86,25 @@ io::Fd WriteBack::pin(BlobNumber blob) const {
 }
 
 void WriteBack::note_synced_elsewhere(BlobNumber blob) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   const auto known = written_.find(blob);
   if (known != written_.end()) known->second.synced_elsewhere = true;
 }
 
 void WriteBack::forget(BlobNumber blob) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   written_.erase(blob);
 }
 
 void WriteBack::note_cut(BlobNumber blob) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   const auto known = written_.find(blob);
   if (known != written_.end()) known->second.cut = true;
 }
 
 void WriteBack::note_closed(BlobNumber blob) {
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     const auto known = written_.find(blob);
     if (known == written_.end() || !std::exchange(known->second.cut, false)) return;
   }
@@ -117,7 +118,7 @@ void WriteBack::begin_write_back(BlobNumber blob) const {
 
 void WriteBack::note_replacing(InodeNumber file, BlobNumber blob) {
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     if (!written_.contains(blob)) return;
     if (!in_sync_) {
       replacing_.emplace(blob, file);
@@ -130,7 +131,7 @@ void WriteBack::note_replacing(InodeNumber file, BlobNumber blob) {
 void WriteBack::before_sync() {
   std::unordered_map<BlobNumber, InodeNumber> files;
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     in_sync_ = true;
     files.swap(replacing_);
   }
@@ -138,7 +139,7 @@ void WriteBack::before_sync() {
 }
 
 void WriteBack::after_sync() {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   in_sync_ = false;
 }
 
@@ -156,7 +157,7 @@ void WriteBack::flush_before_names(const std::unordered_map<BlobNumber, InodeNum
 
 Result<> WriteBack::check(BlobNumber blob) const {
   if (suspects() == 0) return success();
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   const auto found = suspects_.find(blob);
   return found == suspects_.end() ? Result<>(success()) : is_suspect(found->second.record.errno_value);
 }
@@ -166,7 +167,7 @@ Result<> WriteBack::check_all() {
   record_what_failed();
   std::vector<InodeNumber> files;
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     for (const auto& [blob, suspect] : suspects_) {
       if (suspect.is_new) files.push_back(suspect.record.file);
     }
@@ -200,11 +201,11 @@ Result<> WriteBack::sync_one(InodeNumber file, BlobNumber blob, int fd) {
 }
 
 Result<> WriteBack::sync_all() {
-  const std::lock_guard one_at_a_time(syncing_);
+  const io::MutexLock one_at_a_time(syncing_);
   uint64_t round = 0;
   std::unordered_set<BlobNumber> explaining;
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     round = ++round_;
     explaining = std::exchange(explaining_, {});
   }
@@ -214,7 +215,7 @@ Result<> WriteBack::sync_all() {
   if (!synced) return explain(synced.error(), std::move(explaining));
   index_failures_ = index_failures;  // they explain no error that comes after this
   earlier_writes_since_.reset();
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   clean_ = round;
   last_clean_ = std::chrono::steady_clock::now();
   return success();
@@ -229,7 +230,7 @@ Result<> WriteBack::explain(const Error& error, std::unordered_set<BlobNumber> e
     if (fd) static_cast<void>(sync_one(entry.file, entry.blob, fd.value().get()));  // else removed since
   }
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     explaining.merge(std::exchange(explaining_, {}));
   }
   const bool of_the_index = std::exchange(index_failures_, index_.failures()) != index_.failures();
@@ -246,7 +247,7 @@ Result<> WriteBack::explain(const Error& error, std::unordered_set<BlobNumber> e
     found.push_back(entry.file);
   }
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     explaining_.clear();
   }
   const std::string names = names_of(found);
@@ -263,7 +264,7 @@ std::string WriteBack::names_of(const std::vector<InodeNumber>& files) const {
 }
 
 std::vector<WriteBack::Entry> WriteBack::written_before(uint64_t round) const {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   std::vector<Entry> entries;
   for (const auto& [blob, written] : written_) {
     if (written.round >= round) continue;
@@ -277,14 +278,15 @@ std::vector<WriteBack::Entry> WriteBack::all_written() const {
   if (!earlier_writes_since_) return entries;
   std::unordered_set<BlobNumber> known;
   for (const Entry& entry : entries) known.insert(entry.blob);
-  const auto listed = index_.for_each_inode([&](InodeNumber number, const InodeRecord& record) -> Result<> {
-    if (!record.is_live_file() || record.nlink == 0 || known.contains(record.blob)) return success();
-    const auto status = blobs_.stat(record.blob);
-    if (status && later(status.value().st_ctim, *earlier_writes_since_)) {
-      entries.push_back({record.blob, number});
-    }
-    return success();
-  });
+  const auto listed =
+      index_.for_each_inode([&](InodeNumber number, const InodeRecord& record) REQUIRES(syncing_) -> Result<> {
+        if (!record.is_live_file() || record.nlink == 0 || known.contains(record.blob)) return success();
+        const auto status = blobs_.stat(record.blob);
+        if (status && later(status.value().st_ctim, *earlier_writes_since_)) {
+          entries.push_back({record.blob, number});
+        }
+        return success();
+      });
   if (!listed) log::error("not all files are asked for what failed: {}", listed.error().message());
   return entries;
 }
@@ -292,7 +294,7 @@ std::vector<WriteBack::Entry> WriteBack::all_written() const {
 Result<> WriteBack::make_sure(BlobNumber blob) {
   bool covered = false;
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     const auto known = written_.find(blob);
     covered = clean_ != 0 && (known == written_.end() || known->second.round < clean_);
   }
@@ -303,7 +305,7 @@ Result<> WriteBack::make_sure(BlobNumber blob) {
 void WriteBack::suspect(InodeNumber file, BlobNumber blob, const Error& error, int fd, Recorded how) {
   const SuspectRecord failed{file, error.errno_value()};
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     explaining_.insert(blob);
     const auto [known, fresh] = suspects_.emplace(blob, Suspect{failed});
     if (!fresh) {
@@ -324,17 +326,17 @@ void WriteBack::suspect(InodeNumber file, BlobNumber blob, const Error& error, i
 
 Result<> WriteBack::record(BlobNumber blob, Recorded how) {
   {
-    const std::lock_guard one_at_a_time(recording_);
+    const io::MutexLock one_at_a_time(recording_);
     Batch batch(index_);
     {
-      const std::lock_guard lock(mutex_);
+      const io::MutexLock lock(mutex_);
       const auto known = suspects_.find(blob);
       if (known == suspects_.end()) return success();  // trusted meanwhile
       batch.put_suspect(blob, known->second.record);
     }
     TRY(io::fault_point("write_back.record"));
     TRY(index_.commit(std::move(batch)));
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     if (const auto known = suspects_.find(blob); known != suspects_.end()) known->second.is_recorded = true;
   }
   return how == Recorded::durably ? index_.sync() : success();
@@ -343,7 +345,7 @@ Result<> WriteBack::record(BlobNumber blob, Recorded how) {
 void WriteBack::record_what_failed() {
   std::vector<BlobNumber> missing;
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     for (const auto& [blob, suspect] : suspects_) {
       if (!suspect.is_recorded) missing.push_back(blob);
     }
@@ -355,10 +357,10 @@ void WriteBack::record_what_failed() {
 
 Result<> WriteBack::trust(BlobNumber blob) {
   if (suspects() == 0) return success();
-  const std::lock_guard one_at_a_time(recording_);
+  const io::MutexLock one_at_a_time(recording_);
   uint64_t failures = 0;
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     const auto known = suspects_.find(blob);
     if (known == suspects_.end()) return success();
     failures = known->second.failures;
@@ -368,7 +370,7 @@ Result<> WriteBack::trust(BlobNumber blob) {
   batch.allow_on_full_store();  // a file is emptied, which makes room
   TRY(index_.commit(std::move(batch)));
   TRY(io::fault_point("write_back.trust"));
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   const auto known = suspects_.find(blob);
   if (known == suspects_.end()) return success();
   if (known->second.failures == failures) {
@@ -385,14 +387,14 @@ void WriteBack::forget_removed() {
   for (const auto& [blob, suspect] : suspect_blobs()) {
     const auto status = blobs_.stat(blob);
     if (status || status.error().errno_value() != ENOENT) continue;
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     suspects_.erase(blob);
     count_.store(suspects_.size(), std::memory_order_release);
   }
 }
 
 std::vector<std::pair<BlobNumber, SuspectRecord>> WriteBack::suspect_blobs() const {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   std::vector<std::pair<BlobNumber, SuspectRecord>> list;
   for (const auto& [blob, suspect] : suspects_) list.emplace_back(blob, suspect.record);
   return list;
@@ -402,7 +404,7 @@ void WriteBack::prune(const IsWriting& is_writing) {
   if (is_time_to_sync()) static_cast<void>(sync_all());  // which logs what it finds
   uint64_t clean = 0;
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     clean = clean_;
   }
   forget_removed();
@@ -414,7 +416,7 @@ void WriteBack::prune(const IsWriting& is_writing) {
       const auto mapped = io::has_writer(fd.value().get());  // a mapping outlives its descriptor
       if (!mapped || mapped.value()) continue;
     }
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     const auto known = written_.find(entry.blob);
     if (known != written_.end() && known->second.round == entry.round) written_.erase(known);
   }
@@ -423,7 +425,7 @@ void WriteBack::prune(const IsWriting& is_writing) {
 // By then the kernel has written most of it.
 bool WriteBack::is_time_to_sync() const {
   constexpr std::chrono::minutes kInterval{1};
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   const bool old = std::chrono::steady_clock::now() - last_clean_ >= kInterval;
   return !written_.empty() && (old || written_.size() > kMostWritten);
 }

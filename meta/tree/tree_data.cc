@@ -60,6 +60,7 @@ Result<> Tree::refuse_suspect(InodeNumber number, const InodeRecord& record) con
 
 // Which process writes a rank folder's files tells, at a save, which files an earlier run left behind.
 void Tree::note_writer(Change& change, InodeNumber folder, const Caller& caller) {
+  mutex_.assert_held();  // by the change
   const uint64_t begun = process_start(caller.pid);
   if (begun != 0) trainers_.insert(begun);
   auto record = change.batch.inode(folder);
@@ -71,6 +72,7 @@ void Tree::note_writer(Change& change, InodeNumber folder, const Caller& caller)
 // Swap files that a trainer copies into a step are of its run; what anybody else puts there, from a backup say, is of
 // none that is known.
 void Tree::note_maker(InodeRecord& folder, const Caller& caller) {
+  mutex_.assert_held();  // by the change that the folder is of
   const uint64_t begun = process_start(caller.pid);
   const bool live = (folder.flags & kSwap) != 0;
   if (live && begun != 0) trainers_.insert(begun);
@@ -140,12 +142,13 @@ Result<> Tree::note_changed(InodeNumber number) {
 }
 
 void Tree::Change::begin_cloning(const std::unordered_set<InodeNumber>& files) {
+  tree_.mutex_.assert_held();
   tree_.cloning_.insert(files.begin(), files.end());
   ++tree_.clonings_;
 }
 
 void Tree::end_cloning() {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   cloning_.clear();
   ++clonings_;
 }
@@ -170,7 +173,7 @@ Result<bool> Tree::try_recount_owed(InodeNumber number) {
   if (((before.flags & kSwap) == 0 && before.owed == 0) || before.nlink == 0) return true;
   uint64_t clonings = 0;
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     clonings = clonings_;
   }
   TRY_ASSIGN(const io::Fd fd, blobs_.open(before.blob, O_RDONLY));
@@ -183,6 +186,7 @@ Result<bool> Tree::try_recount_owed(InodeNumber number) {
   }
   TRY_ASSIGN(const uint64_t owed, io::owed_bytes(fd.get(), size, hint));
   Change change = begin();
+  mutex_.assert_held();                        // by the change
   if (cloning_.contains(number)) return true;  // who clones it has said what it owes
   if (clonings_ != clonings) return false;
   TRY_ASSIGN(InodeRecord record, index_.inode(number));

@@ -63,7 +63,7 @@ DataPath::Written InlineBlockDedup::write(std::span<const std::byte> data, off_t
 
 // Null: there is no source that can be used.
 const SpeculativeClone::Source* InlineBlockDedup::source_for(std::span<const std::byte> data, off_t offset, int blob) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   if (source_) return &*source_;
   const auto chosen = choose(data, offset, blob);
   candidates_.clear();

@@ -20,7 +20,6 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -30,6 +29,7 @@
 #include "fs/adopt/speculative_clone.h"
 #include "fs/base/counters.h"
 #include "fs/open/data_path.h"
+#include "io/mutex.h"
 #include "meta/types.h"
 
 namespace ckptfs::fs {
@@ -66,7 +66,8 @@ class InlineBlockDedup {
   };
 
   const SpeculativeClone::Source* source_for(std::span<const std::byte> data, off_t offset, int blob);
-  Result<std::optional<InodeNumber>> choose(std::span<const std::byte> data, off_t offset, int blob) const;
+  Result<std::optional<InodeNumber>> choose(std::span<const std::byte> data, off_t offset, int blob) const
+      REQUIRES(mutex_);
   std::vector<Part> parts(const SpeculativeClone::Source& source, std::span<const std::byte> data, uint64_t offset);
   bool share(const SpeculativeClone::Source& source, int blob, off_t offset, size_t size);
   void withdraw(int blob, off_t offset, size_t size) const;
@@ -76,9 +77,9 @@ class InlineBlockDedup {
   const Environment environment_;
   Counters& counters_;
 
-  std::mutex mutex_;
-  std::vector<InodeNumber> candidates_;             // guarded by mutex_; until one was chosen, or none
-  std::optional<SpeculativeClone::Source> source_;  // guarded by mutex_ until it is set, then constant
+  io::Mutex mutex_;
+  std::vector<InodeNumber> candidates_ GUARDED_BY(mutex_);             // until one was chosen, or none
+  std::optional<SpeculativeClone::Source> source_ GUARDED_BY(mutex_);  // once it is set, constant
   std::atomic<uint64_t> compared_{0};
   std::atomic<uint64_t> mismatched_{0};
   std::atomic<bool> ended_{false};  // nothing is compared any more

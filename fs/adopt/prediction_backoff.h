@@ -7,8 +7,9 @@
 #pragma once
 
 #include <map>
-#include <mutex>
 #include <string>
+
+#include "io/mutex.h"
 
 namespace ckptfs::fs {
 
@@ -42,10 +43,10 @@ class PredictionBackoff {
   static constexpr unsigned kFirstPauseOfUnknown = 2;
 
   const Terms terms_;
-  std::mutex mutex_;
-  Records names_;     // guarded by mutex_
-  Records patterns_;  // guarded by mutex_; by names without their numbers
-  Record unknown_;    // guarded by mutex_; of names that were in neither
+  io::Mutex mutex_;
+  Records names_ GUARDED_BY(mutex_);
+  Records patterns_ GUARDED_BY(mutex_);  // by names without their numbers
+  Record unknown_ GUARDED_BY(mutex_);    // of names that were in neither
 };
 
 }  // namespace ckptfs::fs

@@ -14,12 +14,12 @@ using meta::Caller;
 using meta::InodeNumber;
 
 void SourcePredictor::opened(const Caller& reader, InodeNumber inode) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   reading_[reader.pid].push_back({inode, reader.uid});
 }
 
 void SourcePredictor::closed(pid_t thread, InodeNumber inode) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   const auto at = reading_.find(thread);
   if (at == reading_.end()) return;
   std::vector<Reading>& files = at->second;
@@ -52,7 +52,7 @@ SourcePredictor::Expected SourcePredictor::expect(InodeNumber folder, const std:
 std::optional<InodeNumber> SourcePredictor::find_reading(const Caller& writer, const std::string& name) const {
   std::vector<Reading> files;
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     const auto reading = reading_.find(writer.pid);
     if (reading == reading_.end()) return std::nullopt;
     files = reading->second;
@@ -117,7 +117,7 @@ std::optional<InodeNumber> SourcePredictor::previous_folder(InodeNumber folder, 
 }
 
 std::optional<InodeNumber> SourcePredictor::remembered_before(InodeNumber step) const {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   const auto known = before_.find(step);
   return known == before_.end() ? std::nullopt : std::optional(known->second);
 }
@@ -136,7 +136,7 @@ std::optional<InodeNumber> SourcePredictor::step_before(InodeNumber series, Inod
   if (!entries) return std::nullopt;
   auto found = meta::last_made_before(entries.value(), step, numbered);
   if (!found) found = meta::last_made_before(entries.value(), step, !numbered);
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   if (before_.size() >= kMostSteps) before_.clear();
   before_[step] = found.value_or(0);
   return found;

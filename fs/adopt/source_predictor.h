@@ -11,13 +11,13 @@
 #include <sys/types.h>
 
 #include <functional>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "fs/adopt/prediction_backoff.h"
+#include "io/mutex.h"
 #include "meta/tree/tree.h"
 #include "meta/types.h"
 
@@ -71,9 +71,9 @@ class SourcePredictor {
 
   const meta::Tree& tree_;
   const std::function<std::string(meta::InodeNumber)> name_of_;
-  mutable std::mutex mutex_;
-  std::unordered_map<pid_t, std::vector<Reading>> reading_;                  // guarded by mutex_; by thread
-  mutable std::unordered_map<meta::InodeNumber, meta::InodeNumber> before_;  // guarded by mutex_; steps; 0: none
+  mutable io::Mutex mutex_;
+  std::unordered_map<pid_t, std::vector<Reading>> reading_ GUARDED_BY(mutex_);                  // by thread
+  mutable std::unordered_map<meta::InodeNumber, meta::InodeNumber> before_ GUARDED_BY(mutex_);  // steps; 0: none
   // A copier is hardly ever wrong; of a step much the same files change as of the one before.
   PredictionBackoff readers_{{.first_pause = 4, .longest_pause = 64, .alike = false}};
   PredictionBackoff steps_{{.first_pause = 16, .longest_pause = 256, .alike = true}};

@@ -43,7 +43,7 @@ void find_differing(std::span<const std::byte> data, const std::byte* there, uin
 
 }  // namespace
 
-void SpeculativeClone::prepare(const std::unique_lock<std::mutex>&, io::Fd blob, meta::BlobNumber number) {
+void SpeculativeClone::prepare(io::Fd blob, meta::BlobNumber number) {
   blob_ = std::move(blob);
   number_ = number;
 }
@@ -54,7 +54,7 @@ Result<std::optional<size_t>> SpeculativeClone::start(std::span<const std::byte>
   const size_t head = (kBlock - written_end % kBlock) % kBlock;
   if (head + kBlock > data.size()) return std::optional<size_t>();
   const bool first = !slot_;
-  const auto started = [&]() -> Result<bool> {
+  const auto started = [&]() REQUIRES(mutex_) -> Result<bool> {
     TRY_ASSIGN(const struct stat before, io::stat_fd(blob_.get()));
     if (static_cast<uint64_t>(before.st_size) != written_end) return false;  // a WRITE before this one failed
     if (!slot_) {
@@ -98,7 +98,7 @@ std::optional<uint64_t> SpeculativeClone::size() const {
 }
 
 DataPath::Written SpeculativeClone::write(std::span<const std::byte> data, off_t offset) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   if (!blob_) return {};
   const uint64_t written_end = written_end_.load(std::memory_order_relaxed);
   const bool hopeless = mismatched_ >= kPatience && is_wrong();
@@ -225,8 +225,9 @@ Result<SpeculativeClone::Differing> SpeculativeClone::compare_blocks(std::span<c
 }
 
 void SpeculativeClone::prefetch(size_t size, bool in_lockstep) {
-  const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock || !blob_ || ending_) return;
+  if (!mutex_.try_lock()) return;
+  const io::MutexLock lock(mutex_, std::adopt_lock);
+  if (!blob_ || ending_) return;
   const uint64_t written_end = written_end_.load(std::memory_order_relaxed);
   if (!adopting_.load(std::memory_order_relaxed)) return expect_samples(written_end, size);
   const size_t wanted = std::min<uint64_t>(size, clone_size_ - written_end);
@@ -281,13 +282,13 @@ DataPath::Written SpeculativeClone::write_differing(std::span<const std::byte> d
 }
 
 std::optional<bool> SpeculativeClone::was_right() {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   if (compared_ == 0) return std::nullopt;
   return !is_wrong();
 }
 
 Result<> SpeculativeClone::truncate_to_written() {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   return truncate_locked();
 }
 
@@ -318,12 +319,12 @@ Result<> SpeculativeClone::drop_clone() {
 }
 
 bool SpeculativeClone::is_durable() {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   return !blob_ && !slot_;
 }
 
 void SpeculativeClone::abandon() {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   blob_.reset();
   if (slot_) slot_.give_back();
   adopting_.store(false, std::memory_order_release);
@@ -334,7 +335,7 @@ Result<> SpeculativeClone::make_durable(int blob, const std::function<Result<>()
   TRY(truncate_to_written());
   if (is_durable()) return success();
   TRY(sync());
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   if (!slot_) return success();
   TRY(meta::Blobs::set_unsettled(blob, false));
   slot_.give_back();

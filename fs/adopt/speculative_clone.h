@@ -31,7 +31,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -42,6 +41,7 @@
 #include "fs/open/open_files.h"
 #include "io/fd.h"
 #include "io/file_window.h"
+#include "io/mutex.h"
 #include "io/read_ahead.h"
 #include "meta/blobs/written_ends.h"
 
@@ -80,9 +80,9 @@ class SpeculativeClone {
 
   // Nobody truncates while this is held. It is held from before others can find the clone until prepare() was called,
   // or is not to be.
-  std::unique_lock<std::mutex> hold() { return std::unique_lock(mutex_); }
+  io::Mutex& mutex() RETURN_CAPABILITY(mutex_) { return mutex_; }
   // `blob` (O_RDWR, empty) may become a clone of the source.
-  void prepare(const std::unique_lock<std::mutex>& held, io::Fd blob, meta::BlobNumber number);
+  void prepare(io::Fd blob, meta::BlobNumber number) REQUIRES(mutex_);
 
   // Takes some of `data`, from its beginning. If there is no error, the caller writes the rest.
   DataPath::Written write(std::span<const std::byte> data, off_t offset);
@@ -107,23 +107,24 @@ class SpeculativeClone {
   static constexpr size_t kMostBlocks = 258;   // that a WRITE touches
   using Differing = std::bitset<kMostBlocks>;  // of the file's blocks that a WRITE touches
 
-  Result<std::optional<size_t>> begin(std::span<const std::byte> data, uint64_t written_end);
-  Result<bool> seems_right(std::span<const std::byte> data, uint64_t written_end);
-  uint64_t next_sample(uint64_t offset) const;
-  void expect_samples(uint64_t offset, size_t size) const;
-  Result<std::optional<size_t>> start(std::span<const std::byte> data, uint64_t written_end);
-  DataPath::Written compare(std::span<const std::byte> data, uint64_t written_end);
-  void source_unreadable(const Error& error);
-  Result<> truncate_locked();
-  Result<> drop_clone();
-  bool is_wrong() const { return mismatched_ > compared_ / 2; }
+  Result<std::optional<size_t>> begin(std::span<const std::byte> data, uint64_t written_end) REQUIRES(mutex_);
+  Result<bool> seems_right(std::span<const std::byte> data, uint64_t written_end) REQUIRES(mutex_);
+  uint64_t next_sample(uint64_t offset) const REQUIRES(mutex_);
+  void expect_samples(uint64_t offset, size_t size) const REQUIRES(mutex_);
+  Result<std::optional<size_t>> start(std::span<const std::byte> data, uint64_t written_end) REQUIRES(mutex_);
+  DataPath::Written compare(std::span<const std::byte> data, uint64_t written_end) REQUIRES(mutex_);
+  void source_unreadable(const Error& error) REQUIRES(mutex_);
+  Result<> truncate_locked() REQUIRES(mutex_);
+  Result<> drop_clone() REQUIRES(mutex_);
+  bool is_wrong() const REQUIRES(mutex_) { return mismatched_ > compared_ / 2; }
   bool source_is_unchanged() const {
     return source_.frozen || (source_.unchanged && source_.file->changes.load() == source_.changes);
   }
-  Result<Differing> compare_blocks(std::span<const std::byte> data, uint64_t offset);
-  Result<bool> is_alike(std::span<const std::byte> data, uint64_t offset);
-  Result<> put(std::span<const std::byte> data, uint64_t offset);
-  DataPath::Written write_differing(std::span<const std::byte> data, const Differing& differing, uint64_t offset);
+  Result<Differing> compare_blocks(std::span<const std::byte> data, uint64_t offset) REQUIRES(mutex_);
+  Result<bool> is_alike(std::span<const std::byte> data, uint64_t offset) REQUIRES(mutex_);
+  Result<> put(std::span<const std::byte> data, uint64_t offset) REQUIRES(mutex_);
+  DataPath::Written write_differing(std::span<const std::byte> data, const Differing& differing, uint64_t offset)
+      REQUIRES(mutex_);
 
   const InodeNumber inode_;
   const std::string name_;
@@ -132,20 +133,20 @@ class SpeculativeClone {
   Counters& counters_;
   const Shared shared_;
 
-  std::mutex mutex_;
-  io::FileWindow window_;         // guarded by mutex_; of the source
-  io::Fd blob_;                   // guarded by mutex_; O_RDWR, from prepare() until it is truncated
-  meta::BlobNumber number_ = 0;   // guarded by mutex_; of the blob
-  meta::WrittenEnds::Slot slot_;  // guarded by mutex_; until it is durable
-  bool ending_ = false;           // guarded by mutex_; a truncation was asked for: nothing is compared any more
-  uint64_t clone_size_ = 0;       // guarded by mutex_
-  uint64_t compared_ = 0;         // guarded by mutex_
-  uint64_t mismatched_ = 0;       // guarded by mutex_
-  size_t sampled_ = kSampled;     // guarded by mutex_; one block of so many bytes is looked at before it starts
-  uint64_t strange_ = 0;          // guarded by mutex_; bytes of the last WRITEs of which nothing was there
-  io::ReadAhead read_ahead_;      // guarded by mutex_; of the source, for its reader and compare()
-  unsigned clones_ = 0;           // guarded by mutex_; how often it was started
-  timespec written_{};            // guarded by mutex_; the last write
+  io::Mutex mutex_;
+  io::FileWindow window_ GUARDED_BY(mutex_);         // of the source
+  io::Fd blob_ GUARDED_BY(mutex_);                   // O_RDWR, from prepare() until it is truncated
+  meta::BlobNumber number_ GUARDED_BY(mutex_) = 0;   // of the blob
+  meta::WrittenEnds::Slot slot_ GUARDED_BY(mutex_);  // until it is durable
+  bool ending_ GUARDED_BY(mutex_) = false;           // a truncation was asked for: nothing is compared any more
+  uint64_t clone_size_ GUARDED_BY(mutex_) = 0;
+  uint64_t compared_ GUARDED_BY(mutex_) = 0;
+  uint64_t mismatched_ GUARDED_BY(mutex_) = 0;
+  size_t sampled_ GUARDED_BY(mutex_) = kSampled;  // one block of so many bytes is looked at before it starts
+  uint64_t strange_ GUARDED_BY(mutex_) = 0;       // bytes of the last WRITEs of which nothing was there
+  io::ReadAhead read_ahead_ GUARDED_BY(mutex_);   // of the source, for its reader and compare()
+  unsigned clones_ GUARDED_BY(mutex_) = 0;        // how often it was started
+  timespec written_ GUARDED_BY(mutex_){};         // the last write
   std::atomic<uint64_t> written_end_{0};
   std::atomic<bool> adopting_{false};
 };

@@ -38,14 +38,14 @@ SpeculativeClones::~SpeculativeClones() {
 }
 
 void SpeculativeClones::start() {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   running_ = true;
   thread_ = std::thread([this] { run(); });
 }
 
 Result<> SpeculativeClones::stop() {
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     running_ = false;
   }
   wake_.notify_one();
@@ -54,27 +54,27 @@ Result<> SpeculativeClones::stop() {
   // The clones of handles whose RELEASE never came.
   std::vector<std::shared_ptr<SpeculativeClone>> open;
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     for (const auto& [inode, clone] : clones_) {
       if (std::find(closed_.begin(), closed_.end(), clone) == closed_.end()) open.push_back(clone);
     }
   }
   for (const std::shared_ptr<SpeculativeClone>& clone : open) closed(clone);
   make_closed_durable();
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   if (clones_.empty()) return success();
   return Error(EIO, std::to_string(clones_.size()) + " copies could not be synced");
 }
 
 std::shared_ptr<SpeculativeClone> SpeculativeClones::find(InodeNumber inode) const {
   if (count_.load(std::memory_order_acquire) == 0) return nullptr;
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   const auto found = clones_.find(inode);
   return found == clones_.end() ? nullptr : found->second;
 }
 
 void SpeculativeClones::forget(const SpeculativeClone& clone) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   const auto found = clones_.find(clone.inode());
   if (found == clones_.end() || found->second.get() != &clone) return;
   clones_.erase(found);
@@ -135,14 +135,14 @@ Result<std::shared_ptr<SpeculativeClone>> SpeculativeClones::try_begin(const Ope
   const auto shared = [this, source](Result<> cloned) { return note_shared(source, std::move(cloned)); };
   const auto clone =
       std::make_shared<SpeculativeClone>(file.inode, name, source, store_.written_ends(), counters_, shared);
-  const auto held = clone->hold();
+  const io::MutexLock held(clone->mutex());
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     clones_.emplace(file.inode, clone);
     count_.store(clones_.size(), std::memory_order_release);
   }
   // From here on each open of the file finds the clone, and waits for its lock to truncate it.
-  const auto prepared = [&]() -> Result<bool> {
+  const auto prepared = [&]() REQUIRES(clone->mutex()) -> Result<bool> {
     if (!files_.is_only_open(file)) return false;
     TRY_ASSIGN(const struct stat size, io::stat_fd(clone->source().descriptor));
     if (size.st_size < kSmallest) return false;
@@ -153,7 +153,7 @@ Result<std::shared_ptr<SpeculativeClone>> SpeculativeClones::try_begin(const Ope
       if (in_use) return false;
     }
     TRY_ASSIGN(io::Fd blob, tree_.open_blob(file.inode, O_RDWR));
-    clone->prepare(held, std::move(blob), record.blob);
+    clone->prepare(std::move(blob), record.blob);
     return true;
   }();
   if (prepared && prepared.value()) return clone;
@@ -194,14 +194,14 @@ void SpeculativeClones::closed(const std::shared_ptr<SpeculativeClone>& clone) {
   }
   files_.end(clone->source().file, false);
   if (clone->is_durable()) return forget(*clone);
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   closed_.push_back(clone);
   many_ = closed_.size() >= kMany;
   if (many_) wake_.notify_one();
 }
 
 std::vector<std::shared_ptr<SpeculativeClone>> SpeculativeClones::take_closed() {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   many_ = false;
   return std::exchange(closed_, {});
 }
@@ -241,9 +241,9 @@ std::optional<uint64_t> SpeculativeClones::size(InodeNumber inode) const {
 }
 
 void SpeculativeClones::run() {
-  std::unique_lock lock(mutex_);
+  io::MutexLock lock(mutex_);
   while (running_) {
-    wake_.wait_for(lock, kInterval, [this] { return !running_ || many_; });
+    wake_.wait_for(mutex_, kInterval, [this]() REQUIRES(mutex_) { return !running_ || many_; });
     lock.unlock();
     make_closed_durable();
     lock.lock();
@@ -258,7 +258,7 @@ void SpeculativeClones::make_closed_durable() {
       continue;
     }
     log::error("{}: not synced yet, trying again: {}", tree_.path_of(clone->inode()), durable.error().message());
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     closed_.push_back(std::move(clone));
   }
 }

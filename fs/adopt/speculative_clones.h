@@ -5,9 +5,7 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
@@ -21,6 +19,7 @@
 #include "fs/kernel/notifications.h"
 #include "fs/open/open_files.h"
 #include "fs/open/write_errors.h"
+#include "io/mutex.h"
 #include "meta/store/store.h"
 
 namespace ckptfs::fs {
@@ -71,8 +70,8 @@ class SpeculativeClones {
   Result<> note_shared(const SpeculativeClone::Source& source, Result<> cloned);
   std::vector<std::shared_ptr<SpeculativeClone>> take_closed();
   void run();
-  void make_closed_durable();
-  Result<> make_durable_in_background(SpeculativeClone& clone);
+  void make_closed_durable() EXCLUDES(mutex_);
+  Result<> make_durable_in_background(SpeculativeClone& clone) EXCLUDES(mutex_);
   Result<> empty(InodeNumber inode);
 
   meta::Store& store_;
@@ -82,12 +81,12 @@ class SpeculativeClones {
   WriteErrors& write_errors_;
   Counters& counters_;
   std::atomic<size_t> count_{0};  // of adoptions_
-  mutable std::mutex mutex_;
-  std::condition_variable wake_;
-  std::unordered_map<InodeNumber, std::shared_ptr<SpeculativeClone>> clones_;  // guarded by mutex_
-  std::vector<std::shared_ptr<SpeculativeClone>> closed_;                      // guarded by mutex_; to be made durable
-  bool many_ = false;     // guarded by mutex_; of them, since the last look
-  bool running_ = false;  // guarded by mutex_
+  mutable io::Mutex mutex_;
+  io::CondVar wake_;
+  std::unordered_map<InodeNumber, std::shared_ptr<SpeculativeClone>> clones_ GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<SpeculativeClone>> closed_ GUARDED_BY(mutex_);  // to be made durable
+  bool many_ GUARDED_BY(mutex_) = false;                                      // of them, since the last look
+  bool running_ GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

@@ -7,9 +7,9 @@
 #include <atomic>
 #include <functional>
 #include <list>
-#include <mutex>
 #include <thread>
 
+#include "io/mutex.h"
 #include "io/result.h"
 
 namespace ckptfs::fs {
@@ -29,8 +29,8 @@ class Tasks {
     std::atomic<bool> ended{false};
   };
 
-  std::mutex mutex_;
-  std::list<Task> tasks_;  // guarded by mutex_
+  io::Mutex mutex_;
+  std::list<Task> tasks_ GUARDED_BY(mutex_);
 };
 
 }  // namespace ckptfs::fs

@@ -9,11 +9,11 @@
 
 #include <cstdint>
 #include <functional>
-#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <utility>
 
+#include "io/mutex.h"
 #include "io/result.h"
 
 namespace ckptfs::fs {
@@ -55,9 +55,9 @@ class UserBudget {
   const std::function<uint64_t()> most_;
   const First first_;
   const bool several_users_;
-  std::mutex mutex_;
-  uint64_t taken_ = 0;                           // guarded by mutex_
-  std::unordered_map<uid_t, uint64_t> by_user_;  // guarded by mutex_
+  io::Mutex mutex_;
+  uint64_t taken_ GUARDED_BY(mutex_) = 0;
+  std::unordered_map<uid_t, uint64_t> by_user_ GUARDED_BY(mutex_);
 };
 
 // Half of the descriptors that the process may have, so that the index, saves and the daemon itself never lack one.

@@ -5,7 +5,7 @@
 namespace ckptfs::fs {
 
 Result<> UserLanes::start(uint32_t user, std::function<void()> work) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   User& lanes = users_[user];
   lanes.waiting.push_back(std::move(work));
   if (lanes.threads == kAtOnce) return success();
@@ -20,7 +20,7 @@ Result<> UserLanes::start(uint32_t user, std::function<void()> work) {
 }
 
 void UserLanes::serve(uint32_t user) {
-  std::unique_lock lock(mutex_);
+  io::MutexLock lock(mutex_);
   User& lanes = users_.at(user);  // stays while it has threads
   while (!lanes.waiting.empty()) {
     const auto work = std::move(lanes.waiting.front());

@@ -2,11 +2,11 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
-#include <mutex>
 #include <string>
 #include <thread>
+
+#include "io/mutex.h"
 
 namespace ckptfs::fs::cli {
 
@@ -39,9 +39,9 @@ class Waiting {
   void run();
 
   const std::string what_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool over_ = false;   // guarded by mutex_
+  io::Mutex mutex_;
+  io::CondVar changed_;
+  bool over_ GUARDED_BY(mutex_) = false;
   std::thread thread_;  // none if stderr is no terminal
 };
 

@@ -37,7 +37,7 @@ void SpaceHistory::add(const Sample& sample) {
 
 void PageState::sample_space() {
   const meta::SpaceReport space = fs_.store.space();
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   space_.add({std::time(nullptr), space.total - space.raw_free});
 }
 
@@ -57,7 +57,7 @@ Result<json> PageState::inspect() const {
 json PageState::now() {
   json state;
   {
-    const std::lock_guard turn(turn_);
+    const io::MutexLock turn(turn_);
     const auto began = Clock::now();
     if (began >= good_to_) {
       if (auto found = inspect()) {
@@ -76,7 +76,7 @@ json PageState::now() {
   json saves = json::array(), space = json::array();
   for (const TakenSave& save : fs_.saves.all()) saves.push_back(to_json(save));
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     for (const auto& sample : space_.samples()) space.push_back({sample.time, sample.used});
   }
   state["saves"] = std::move(saves);

@@ -3,12 +3,12 @@
 
 #include <chrono>
 #include <deque>
-#include <mutex>
 #include <nlohmann/json.hpp>
 #include <string_view>
 
 #include "fs/control/http_server.h"
 #include "fs/ops/filesystem.h"
+#include "io/mutex.h"
 
 namespace ckptfs::fs {
 
@@ -53,11 +53,11 @@ class PageState {
   Result<nlohmann::json> inspect() const;
 
   Filesystem& fs_;
-  std::mutex turn_;
-  nlohmann::json known_;       // guarded by turn_
-  Clock::time_point good_to_;  // guarded by turn_
-  std::mutex mutex_;
-  SpaceHistory space_;  // guarded by mutex_
+  io::Mutex turn_;
+  nlohmann::json known_ GUARDED_BY(turn_);
+  Clock::time_point good_to_ GUARDED_BY(turn_);
+  io::Mutex mutex_;
+  SpaceHistory space_ GUARDED_BY(mutex_);
 };
 
 // "/", "/api/state" and "/metrics". `state` and `fs` must outlive the server's stop().

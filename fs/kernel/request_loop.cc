@@ -150,60 +150,62 @@ unsigned RequestLoop::suitable() { return std::clamp(4 * std::thread::hardware_c
 
 Result<> RequestLoop::run() {
   install_wake_signal();
-  std::unique_lock lock(mutex_);
+  io::MutexLock lock(mutex_);
   TRY(add_thread());
-  wait_for_end(lock);
+  wait_for_end();
   // A thread that is just about to wait misses the signal. So the signal is sent again until all threads have ended.
-  while (!changed_.wait_for(lock, std::chrono::milliseconds(20), [this] { return serving_ == 0; })) {
+  const auto none_serves = [this]() REQUIRES(mutex_) { return serving_ == 0; };
+  while (!changed_.wait_for(mutex_, std::chrono::milliseconds(20), none_serves)) {
     for (Worker& worker : workers_) pthread_kill(worker.thread.native_handle(), kWakeSignal);
   }
   std::list<Worker> ended = std::move(workers_);
+  const Result<> outcome = outcome_;
   lock.unlock();
   for (Worker& worker : ended) worker.thread.join();
-  return outcome_;
+  return outcome;
 }
 
-void RequestLoop::wait_for_end(std::unique_lock<std::mutex>& lock) {
+void RequestLoop::wait_for_end() {
   io::WakeLatency latency;
   bool refused = false;
   std::optional<Clock::time_point> prompt;
-  const auto ended = [this] { return stopped_ || serving_ == 0; };
+  const auto ended = [this]() REQUIRES(mutex_) { return stopped_ || serving_ == 0; };
   while (!ended()) {
     if (lockstep_) {
-      changed_.wait_for(lock, kStuck, ended);
+      changed_.wait_for(mutex_, kStuck, ended);
     } else if (latency.is_held()) {
-      changed_.wait_for(lock, kHoldAwake, [&] { return ended() || lockstep_; });
+      changed_.wait_for(mutex_, kHoldAwake, [&]() REQUIRES(mutex_) { return ended() || lockstep_; });
     } else {
-      changed_.wait(lock, [&] { return ended() || lockstep_ || (prompt_ && !refused); });
+      changed_.wait(mutex_, [&]() REQUIRES(mutex_) { return ended() || lockstep_ || (prompt_ && !refused); });
     }
     const auto now = Clock::now();
     if (std::exchange(prompt_, false) || lockstep_) prompt = now;
-    if (lockstep_) check_lockstep(lock);
+    if (lockstep_) check_lockstep();
     const bool wanted = prompt && now - *prompt < kHoldAwake && !refused;
     if (wanted == latency.is_held()) continue;
-    lock.unlock();
+    mutex_.unlock();
     if (!wanted) latency.release();
     if (const auto held = wanted ? latency.hold() : success(); !held) {
       refused = true;
       log::warn("processors are not kept from halting during copies: {}", held.error().message());
     }
-    lock.lock();
+    mutex_.lock();
     awake_ = latency.is_held() && std::thread::hardware_concurrency() > 1;
   }
 }
 
-// With mutex_ held, but for what it logs. Lets threads that wait in vain rest. Ends the lockstep if its caller has
+// Gives mutex_ up while it logs. Lets threads that wait in vain rest. Ends the lockstep if its caller has
 // ended, or if a request takes long.
-void RequestLoop::check_lockstep(std::unique_lock<std::mutex>& lock) {
+void RequestLoop::check_lockstep() {
   const auto quiet = Clock::now() - arrived_;
   if (waiting_ == 0) {
     if (quiet < kStuck) return;
     const uint32_t caller = caller_;
     end_lockstep();
     wake_one();
-    lock.unlock();
+    mutex_.unlock();
     log::debug("a WRITE of thread {} takes long: others are served beside it", caller);
-    lock.lock();
+    mutex_.lock();
   } else if (quiet > kHoldAwake) {
     end_lockstep();
   } else if (waiting_ > 1) {
@@ -213,13 +215,11 @@ void RequestLoop::check_lockstep(std::unique_lock<std::mutex>& lock) {
   }
 }
 
-// With mutex_ held.
 void RequestLoop::end_lockstep() {
   adopted_writes_ = 0;
   lockstep_ = false;
 }
 
-// With mutex_ held.
 void RequestLoop::note_arrival(const fuse_in_header& request) {
   const auto now = Clock::now();
   const bool alone = waiting_ + resting_ + 1 == serving_;
@@ -231,7 +231,6 @@ void RequestLoop::note_arrival(const fuse_in_header& request) {
   if (!same || !close || request.opcode != FUSE_WRITE) end_lockstep();
 }
 
-// With mutex_ held.
 void RequestLoop::note_served(uint32_t caller, bool adopted) {
   if (caller != caller_) return;
   if (!adopted) return end_lockstep();
@@ -241,13 +240,12 @@ void RequestLoop::note_served(uint32_t caller, bool adopted) {
 
 void RequestLoop::stop() {
   fuse_session_exit(session_);
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   stopped_ = true;
   changed_.notify_all();
   woken_.notify_all();
 }
 
-// With mutex_ held.
 Result<> RequestLoop::add_thread() {
   const SignalsBlocked blocked;
   Worker& worker = workers_.emplace_back();
@@ -262,7 +260,7 @@ Result<> RequestLoop::add_thread() {
   return success();
 }
 
-// With mutex_ held. Has one more thread wait for requests.
+// Has one more thread wait for requests.
 void RequestLoop::wake_one() {
   if (resting_ > 0) {
     --resting_;
@@ -294,14 +292,14 @@ void RequestLoop::serve(Worker& self) {
         vain = wait_awake(fuse_session_fd(session_)) ? 0 : vain + 1;
       }
     } else if (received == -EINTR) {
-      std::unique_lock lock(mutex_);
-      rest_in_lockstep(lock, self);
+      const io::MutexLock lock(mutex_);
+      rest_in_lockstep(self);
     } else {
       if (received < 0) outcome = Error(static_cast<int>(-received), "receiving requests from the kernel");
       break;
     }
   }
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   --serving_;
   --waiting_;
   if (!outcome && outcome_) outcome_ = outcome;
@@ -317,7 +315,7 @@ bool RequestLoop::serve_one(Worker& self, fuse_buf& request) {
   const bool writes = header.opcode == FUSE_WRITE && request.size >= kWriteHeaders;
   Write* const write = writes ? &write_of(static_cast<const char*>(request.mem) + kWriteHeaders) : nullptr;
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     --waiting_;
     self.waiting = false;
     note_arrival(header);
@@ -325,21 +323,21 @@ bool RequestLoop::serve_one(Worker& self, fuse_buf& request) {
     if (waiting_ == 0 && !lockstep_) wake_one();
   }
   fuse_session_process_buf(session_, &request);
-  std::unique_lock lock(mutex_);
+  const io::MutexLock lock(mutex_);
   ++waiting_;
   self.waiting = true;
   note_served(header.pid, write != nullptr && write->adopted);
-  rest_in_lockstep(lock, self);
+  rest_in_lockstep(self);
   return lockstep_ && awake_;
 }
 
 // Rests until it is woken, if another thread waits for requests.
-void RequestLoop::rest_in_lockstep(std::unique_lock<std::mutex>& lock, Worker& self) {
+void RequestLoop::rest_in_lockstep(Worker& self) {
   if (!lockstep_ || waiting_ == 1) return;
   --waiting_;
   ++resting_;
   self.waiting = false;
-  woken_.wait(lock, [this] { return wakes_ > 0 || stopped_; });
+  woken_.wait(mutex_, [this]() REQUIRES(mutex_) { return wakes_ > 0 || stopped_; });
   self.waiting = true;
   if (wakes_ > 0) {
     --wakes_;  // it counts as waiting already

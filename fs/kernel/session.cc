@@ -8,11 +8,11 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
-#include <mutex>
 
 #include "io/fuse_connection.h"
 #include "io/log.h"
 #include "io/mount_table.h"
+#include "io/mutex.h"
 #include "io/unmount.h"
 
 namespace ckptfs::fs {
@@ -20,8 +20,8 @@ namespace ckptfs::fs {
 namespace {
 
 // libfuse's last message, which says why a call failed.
-std::mutex fuse_log_mutex;
-std::string last_fuse_message;  // guarded by fuse_log_mutex
+io::Mutex fuse_log_mutex;
+std::string last_fuse_message GUARDED_BY(fuse_log_mutex);
 
 void log_fuse(fuse_log_level level, const char* format, va_list arguments) {
   char text[512];
@@ -35,12 +35,12 @@ void log_fuse(fuse_log_level level, const char* format, va_list arguments) {
   } else {
     log::debug("libfuse: {}", message);
   }
-  const std::lock_guard lock(fuse_log_mutex);
+  const io::MutexLock lock(fuse_log_mutex);
   last_fuse_message = std::move(message);
 }
 
 Error fuse_error(const std::string& what) {
-  const std::lock_guard lock(fuse_log_mutex);
+  const io::MutexLock lock(fuse_log_mutex);
   return Error(EIO, last_fuse_message.empty() ? what : what + ": " + last_fuse_message);
 }
 

@@ -7,21 +7,21 @@
 namespace ckptfs::fs {
 
 void PrivilegeWatch::begin(meta::InodeNumber inode, const timespec& mtime) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   watched_.emplace(inode, mtime);  // the earlier mtime stays
   count_.store(watched_.size(), std::memory_order_release);
 }
 
 void PrivilegeWatch::end(meta::InodeNumber inode) {
   if (count_.load(std::memory_order_acquire) == 0) return;
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   watched_.erase(inode);
   count_.store(watched_.size(), std::memory_order_release);
 }
 
 std::optional<timespec> PrivilegeWatch::since(meta::InodeNumber inode) const {
   if (count_.load(std::memory_order_acquire) == 0) return std::nullopt;
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   const auto found = watched_.find(inode);
   return found == watched_.end() ? std::nullopt : std::optional(found->second);
 }

@@ -5,13 +5,13 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <mutex>
 #include <span>
 
 #include "fs/kernel/request_loop.h"
 #include "fs/ops/operations.h"
 #include "fs/ops/request.h"
 #include "io/fault.h"
+#include "io/mutex.h"
 #include "io/retry.h"
 
 namespace ckptfs::fs {
@@ -103,7 +103,7 @@ Result<> allocate(Filesystem& fs, meta::InodeNumber inode, int mode, off_t offse
   // Opened for this call only. While no open writes through the daemon, the daemon has nothing open for writing, so
   // that lease probes are right.
   TRY_ASSIGN(const io::Fd blob, fs.tree.open_blob(inode, O_WRONLY));
-  const std::lock_guard lock(fs.allocating);
+  const io::MutexLock lock(fs.allocating);
   if ((mode & FALLOC_FL_PUNCH_HOLE) == 0) TRY(check_room(fs, inode, blob.get(), offset, length));
   if (io::retry_interrupted([&] { return ::fallocate(blob.get(), mode, offset, length); }) != 0) {
     return last_error("fallocate");

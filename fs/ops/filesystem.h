@@ -8,7 +8,6 @@
 
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <string>
 
 #include "fs/adopt/file_sync.h"
@@ -36,6 +35,7 @@
 #include "fs/steps/step_facts.h"
 #include "fs/views/view_file.h"
 #include "fs/views/views.h"
+#include "io/mutex.h"
 #include "meta/care/maintenance.h"
 #include "meta/store/store.h"
 #include "meta/tree/tree.h"
@@ -86,7 +86,7 @@ class Filesystem {
   Saver saver;
   Rotation rotation;
   std::atomic<bool> leaving{false};  // no request of the kernel is served any more: nothing is to be waited for
-  std::mutex allocating;  // so that space is not promised twice: held while it is checked for and allocated; a leaf
+  io::Mutex allocating;  // so that space is not promised twice: held while it is checked for and allocated; a leaf
 
   // How long the kernel may cache these attributes. A live file's, while a write to it may bypass the daemon, not at
   // all.

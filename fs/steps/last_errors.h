@@ -4,11 +4,11 @@
 #pragma once
 
 #include <cstdint>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_map>
 
+#include "io/mutex.h"
 #include "io/result.h"
 #include "meta/types.h"
 
@@ -29,8 +29,8 @@ class LastErrors {
     uint32_t uid = 0;
   };
 
-  mutable std::mutex mutex_;
-  std::unordered_map<meta::InodeNumber, LastError> errors_;  // guarded by mutex_
+  mutable io::Mutex mutex_;
+  std::unordered_map<meta::InodeNumber, LastError> errors_ GUARDED_BY(mutex_);
 };
 
 }  // namespace ckptfs::fs

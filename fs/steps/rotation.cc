@@ -47,6 +47,7 @@ bool is_protection(Reason reason) {
 }  // namespace
 
 void Rotation::start() {
+  const io::MutexLock lock(mutex_);
   stopping_ = false;
   thread_ = std::thread([this] { run(); });
 }
@@ -54,7 +55,7 @@ void Rotation::start() {
 void Rotation::stop() {
   step_facts_.stop();
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     stopping_ = true;
   }
   wake_.notify_all();
@@ -62,26 +63,26 @@ void Rotation::stop() {
 }
 
 void Rotation::wake() {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   woken_ = true;
   wake_.notify_all();
 }
 
 RotationReport Rotation::report() const {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   return report_;
 }
 
 bool Rotation::wait(Clock::duration time) {
-  std::unique_lock lock(mutex_);
-  wake_.wait_for(lock, time, [this] { return stopping_ || woken_; });
+  const io::MutexLock lock(mutex_);
+  wake_.wait_for(mutex_, time, [this]() REQUIRES(mutex_) { return stopping_ || woken_; });
   woken_ = false;
   return !stopping_;
 }
 
 void Rotation::failed(const std::string& what, const Error& error) {
   log::warn("{}: {}", what, error.message());
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   ++report_.failures;
 }
 
@@ -112,7 +113,7 @@ Result<> Rotation::rotate_all() {
   for (const std::string& warning : findings.warnings) {
     if (std::find(told.begin(), told.end(), warning) == told.end()) log::warn("rotation: {}", warning);
   }
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   report_.held = std::move(findings.held);
   report_.warnings = std::move(findings.warnings);
   return success();
@@ -273,7 +274,7 @@ Result<uint64_t> Rotation::exclusive_bytes(std::vector<meta::InodeNumber> steps)
 }
 
 bool Rotation::is_stopping() const {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   return stopping_;
 }
 
@@ -353,7 +354,7 @@ Result<> Rotation::remove(meta::InodeNumber series, const StepStatus& step, cons
   TRY(io::fault_point("rotation.before_remove"));
   TRY(removals_.remove(series, step.facts.tag, step.inode));
   log::info("rotation: {} is removed: {}", path, names_of(decision.reasons));
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   ++report_.removed;
   return success();
 }

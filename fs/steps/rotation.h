@@ -26,9 +26,7 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
@@ -39,6 +37,7 @@
 #include "fs/steps/removals.h"
 #include "fs/steps/saver.h"
 #include "fs/steps/step_facts.h"
+#include "io/mutex.h"
 #include "meta/steps/policy.h"
 #include "meta/steps/retention.h"
 
@@ -133,11 +132,11 @@ class Rotation {
   Clock::time_point started_;      // the thread's own, as is clock_noted_
   Clock::time_point clock_noted_;  // the store's
 
-  mutable std::mutex mutex_;
-  std::condition_variable wake_;
-  bool stopping_ = false;  // guarded by mutex_
-  bool woken_ = false;     // guarded by mutex_
-  RotationReport report_;  // guarded by mutex_
+  mutable io::Mutex mutex_;
+  io::CondVar wake_;
+  bool stopping_ GUARDED_BY(mutex_) = false;
+  bool woken_ GUARDED_BY(mutex_) = false;
+  RotationReport report_ GUARDED_BY(mutex_);
   std::thread thread_;
 };
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <mutex>
 #include <set>
 #include <span>
 #include <string_view>
@@ -190,13 +191,13 @@ bool StepFactsFinder::is_written(meta::InodeNumber series) const {
 }
 
 void StepFactsFinder::forget(meta::InodeNumber inode) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   known_.erase(inode);
 }
 
 std::optional<StepFactsFinder::CachedFacts> StepFactsFinder::known_as(meta::InodeNumber step,
                                                                       const io::Digest& fingerprint) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   const auto known = known_.find(step);
   return known != known_.end() && known->second.fingerprint == fingerprint ? std::optional(known->second)
                                                                            : std::nullopt;
@@ -251,7 +252,7 @@ Result<StepFactsFinder::CachedFacts> StepFactsFinder::judge(meta::InodeNumber st
     known.judgement = {Completeness::unknown, "a file of it is mapped for writing"};
     return known;
   }
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   return known_[step] = known;
 }
 
@@ -330,11 +331,11 @@ Result<StepStatus> StepFactsFinder::inspect_step(meta::InodeNumber step) {
 // A step that was made durable stays so until its files change. A file with current digests is durable, too, since it
 // was synced before they were taken. So is a frozen file.
 Result<> StepFactsFinder::make_durable(const StepStatus& status) {
-  const auto is_same = [&](const auto& known) {
+  const auto is_same = [&](const auto& known) REQUIRES(mutex_) {
     return known != known_.end() && known->second.fingerprint == status.fingerprint;
   };
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     const auto known = known_.find(status.inode);
     if (is_same(known) && known->second.durable && tree_.write_back().suspects() == 0) return success();
   }
@@ -346,7 +347,7 @@ Result<> StepFactsFinder::make_durable(const StepStatus& status) {
     TRY_ASSIGN(const meta::Verdict verdict, meta::known_verdict(store_, file));
     return verdict == meta::Verdict::ok ? Result<>(success()) : file_sync_.sync_file(file);
   }));
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   if (const auto known = known_.find(status.inode); is_same(known)) known->second.durable = true;
   return success();
 }
@@ -370,11 +371,11 @@ Result<std::optional<double>> StepFactsFinder::metric_of(const StepStatus& statu
   const auto set = store_.index().xattr(status.inode, meta::kMetricXattr + name);
   if (set) return meta::parse_metric(set.value());
   if (set.error().errno_value() != ENOENT) return set.error();
-  const auto is_known = [&](const auto& known) {
+  const auto is_known = [&](const auto& known) REQUIRES(mutex_) {
     return known != known_.end() && known->second.fingerprint == status.fingerprint;
   };
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     const auto known = known_.find(status.inode);
     if (is_known(known) && known->second.metrics.contains(name)) return known->second.metrics.at(name);
   }
@@ -383,7 +384,7 @@ Result<std::optional<double>> StepFactsFinder::metric_of(const StepStatus& statu
   // If the file itself is the reason, the answer stays so, and is cached.
   const int failed = found ? 0 : found.error().errno_value();
   if (failed != 0 && failed != EBADMSG && failed != EFBIG) return found;
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   if (const auto known = known_.find(status.inode); is_known(known))
     known->second.metrics.insert_or_assign(name, found);
   return found;

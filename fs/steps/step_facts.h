@@ -15,7 +15,6 @@
 #include <atomic>
 #include <chrono>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -28,6 +27,7 @@
 #include "fs/open/write_errors.h"
 #include "fs/steps/save_history.h"
 #include "io/digest.h"
+#include "io/mutex.h"
 #include "meta/formats/completeness.h"
 #include "meta/steps/retention.h"
 #include "meta/steps/seen_step.h"
@@ -157,8 +157,8 @@ class StepFactsFinder {
   const std::chrono::seconds quiet_;
   std::optional<meta::StoreClock> clock_;
   std::atomic<bool> stopping_{false};
-  std::mutex mutex_;
-  std::unordered_map<meta::InodeNumber, CachedFacts> known_;  // guarded by mutex_; by step
+  io::Mutex mutex_;
+  std::unordered_map<meta::InodeNumber, CachedFacts> known_ GUARDED_BY(mutex_);  // by step
 };
 
 }  // namespace ckptfs::fs

@@ -45,7 +45,7 @@ Result<> ViewFile::begin() {
 ViewFile::~ViewFile() { close_sources(); }
 
 Result<> ViewFile::claim(UserBudget& memory, uint32_t user) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   if (hold_) return success();
   TRY_ASSIGN(hold_, view_->hold(memory, user, content_->memory()));
   return success();
@@ -159,7 +159,7 @@ Result<size_t> ViewFile::read(std::span<std::byte> buffer, uint64_t offset) cons
 // A node's number contains only a part of the hash of its version, so one in millions is the same for other bytes. Then
 // the kernel still has pages of the file that is open.
 Result<std::shared_ptr<ViewFile>> ViewFiles::known(const views::Views::ViewNode& found) const {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   const auto open = open_.find(found.number);
   auto file = open == open_.end() ? nullptr : open->second.lock();
   if (file && file->view()->version != found.of->version) {
@@ -169,7 +169,7 @@ Result<std::shared_ptr<ViewFile>> ViewFiles::known(const views::Views::ViewNode&
 }
 
 std::shared_ptr<const BlockFile> ViewFiles::kept(const views::Views::ViewNode& found) const {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   const auto kept = std::find_if(kept_.begin(), kept_.end(), [&found](const Kept& one) {
     return one.number == found.number && one.version == found.of->version;
   });
@@ -182,11 +182,11 @@ bool ViewFiles::opens_quickly(const views::Views::ViewNode& found) const {
   return !open || open.value() || kept(found);
 }
 
-std::shared_ptr<std::mutex> ViewFiles::turn_for(InodeNumber number) {
-  const std::lock_guard lock(mutex_);
+std::shared_ptr<io::Mutex> ViewFiles::turn_for(InodeNumber number) {
+  const io::MutexLock lock(mutex_);
   std::erase_if(turns_, [](const auto& turn) { return turn.second.expired(); });
   auto turn = turns_[number].lock();
-  if (!turn) turns_[number] = turn = std::make_shared<std::mutex>();
+  if (!turn) turns_[number] = turn = std::make_shared<io::Mutex>();
   return turn;
 }
 
@@ -194,10 +194,10 @@ std::shared_ptr<std::mutex> ViewFiles::turn_for(InodeNumber number) {
 Result<std::shared_ptr<ViewFile>> ViewFiles::open(const views::Views::ViewNode& found) {
   if (auto file = known(found); !file || file.value()) return file;
   const auto turn = turn_for(found.number);
-  const std::lock_guard making(*turn);
+  const io::MutexLock making(*turn);
   if (auto file = known(found); !file || file.value()) return file;
   TRY_ASSIGN(auto file, make(found));
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   if (open_.size() >= kManyOpen) std::erase_if(open_, [](const auto& one) { return one.second.expired(); });
   open_[found.number] = file;
   return file;
@@ -223,7 +223,7 @@ Result<std::shared_ptr<ViewFile>> ViewFiles::make(const views::Views::ViewNode& 
 
 void ViewFiles::keep(Kept kept) {
   Kept oldest;
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   kept_.push_back(std::move(kept));
   if (kept_.size() > kMostKept) {
     oldest = std::move(kept_.front());
@@ -235,7 +235,7 @@ void ViewFiles::keep(Kept kept) {
 template <class Predicate>
 void ViewFiles::drop_blocks_if(const Predicate& predicate) {
   std::vector<Kept> gone;  // declared before the lock, so that it is destroyed after it
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   const auto stay = std::stable_partition(kept_.begin(), kept_.end(), std::not_fn(predicate));
   gone.assign(std::make_move_iterator(stay), std::make_move_iterator(kept_.end()));
   kept_.erase(stay, kept_.end());

@@ -16,7 +16,6 @@
 #include <atomic>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -30,6 +29,7 @@
 #include "fs/open/open_files.h"
 #include "fs/open/open_modes.h"
 #include "fs/views/views.h"
+#include "io/mutex.h"
 #include "meta/store/store.h"
 
 namespace ckptfs::fs {
@@ -116,8 +116,8 @@ class ViewFile {
   const std::shared_ptr<const views::Content> content_;
   std::unordered_map<uint32_t, Source> sources_;  // by their index in the view
   std::shared_ptr<const BlockFile> blocks_;
-  std::mutex mutex_;
-  std::optional<views::StepView::Hold> hold_;  // guarded by mutex_
+  io::Mutex mutex_;
+  std::optional<views::StepView::Hold> hold_ GUARDED_BY(mutex_);
 };
 
 // What the kernel holds for one open.
@@ -157,7 +157,7 @@ class ViewFiles {
   // Null: nobody has the file open.
   Result<std::shared_ptr<ViewFile>> known(const views::Views::ViewNode& found) const;
   std::shared_ptr<const BlockFile> kept(const views::Views::ViewNode& found) const;
-  std::shared_ptr<std::mutex> turn_for(InodeNumber number);
+  std::shared_ptr<io::Mutex> turn_for(InodeNumber number);
   void keep(Kept kept);
   template <class Predicate>
   void drop_blocks_if(const Predicate& predicate);
@@ -166,10 +166,10 @@ class ViewFiles {
   std::atomic<bool> have_shared_{false};
   std::atomic<bool> keeps_any_{false};     // is kept_ not empty?
   std::atomic<uint64_t> drops_of_all_{0};  // how often
-  mutable std::mutex mutex_;
-  std::unordered_map<InodeNumber, std::weak_ptr<ViewFile>> open_;     // guarded by mutex_; by its own number
-  std::unordered_map<InodeNumber, std::weak_ptr<std::mutex>> turns_;  // guarded by mutex_; likewise
-  std::deque<Kept> kept_;                                             // guarded by mutex_; the last one made last
+  mutable io::Mutex mutex_;
+  std::unordered_map<InodeNumber, std::weak_ptr<ViewFile>> open_ GUARDED_BY(mutex_);    // by its own number
+  std::unordered_map<InodeNumber, std::weak_ptr<io::Mutex>> turns_ GUARDED_BY(mutex_);  // likewise
+  std::deque<Kept> kept_ GUARDED_BY(mutex_);                                            // the last one made last
 };
 
 }  // namespace ckptfs::fs

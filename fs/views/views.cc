@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <mutex>
 #include <set>
 #include <thread>
 #include <utility>
@@ -83,7 +84,7 @@ void log_problems(const std::string& step, const std::vector<meta::formats::Prob
 }  // namespace
 
 std::shared_ptr<const Content> StepView::content(NodeNumber number) const {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   std::weak_ptr<const Content>& known = contents_[number];
   if (auto content = known.lock()) return content;
   auto content = std::make_shared<const Content>(view.content(*view.node(number)));
@@ -92,7 +93,7 @@ std::shared_ptr<const Content> StepView::content(NodeNumber number) const {
 }
 
 Result<StepView::Hold> StepView::hold(UserBudget& memory, uint32_t user, uint64_t content) const {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   Hold hold{claim_.lock(), {}};
   TRY_ASSIGN(auto taken, memory.take(user, hold.view ? content : content + view.memory()));
   if (hold.view) {
@@ -107,7 +108,7 @@ Result<StepView::Hold> StepView::hold(UserBudget& memory, uint32_t user, uint64_
 // Returns the cached view of a sealed step, and that of a live step if it was checked against the step's files after
 // `asked`, or with Freshness::recent shortly before. Null: there is none.
 std::shared_ptr<const StepView> Views::cached(InodeNumber step, Freshness freshness, Clock::time_point asked) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   const auto found = cache_.find(step);
   if (found == cache_.end()) return nullptr;
   found->second.used = asked;
@@ -117,9 +118,9 @@ std::shared_ptr<const StepView> Views::cached(InodeNumber step, Freshness freshn
 }
 
 void Views::keep(InodeNumber step, Cached made) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   cache_[step] = std::move(made);
-  const auto too_much = [this] {
+  const auto too_much = [this]() REQUIRES(mutex_) {
     size_t memory = 0;
     for (const auto& [of, cached] : cache_) memory += cached.view->view.memory();
     return cache_.size() > kMostCached || (cache_.size() > 1 && memory > kMostMemory);
@@ -133,7 +134,7 @@ void Views::keep(InodeNumber step, Cached made) {
 void Views::with_view(InodeNumber step, Freshness freshness, uint32_t user, std::function<void(const MadeView&)> done) {
   if (auto view = cached(step, freshness, Clock::now())) return done(view);
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     Making& making = making_[step];
     making.waiting.push_back({user, std::move(done)});
     if (making.running) return;  // the thread that makes the view calls a lane for those who wait, afterwards
@@ -148,7 +149,7 @@ void Views::call_lane(InodeNumber step, uint32_t user) {
   if (called) return;
   std::vector<Waiting> refused;
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     const auto making = making_.find(step);
     if (making == making_.end()) return;
     auto& waiting = making->second.waiting;
@@ -164,7 +165,7 @@ void Views::call_lane(InodeNumber step, uint32_t user) {
 void Views::serve(InodeNumber step) {
   std::vector<Waiting> served;
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     const auto making = making_.find(step);
     if (making == making_.end() || making->second.running) return;
     making->second.running = true;
@@ -173,7 +174,7 @@ void Views::serve(InodeNumber step) {
   const MadeView made = make(step);
   std::set<uint32_t> users;  // those who asked meanwhile
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     const auto making = making_.find(step);
     making->second.running = false;
     for (const Waiting& one : making->second.waiting) users.insert(one.user);
@@ -221,7 +222,7 @@ Result<Views::Clock::time_point> Views::collect(InodeNumber step, std::optional<
 // The view that was made of exactly these files. Null: there is none, or it lacks names and is to be made anew, since
 // another step may have names by now.
 std::shared_ptr<const StepView> Views::as_it_was(InodeNumber step, const FilesOfStep& files, Clock::time_point now) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   const auto known = cache_.find(step);
   if (known == cache_.end() || known->second.fingerprint != files.fingerprint()) return nullptr;
   if (known->second.view->nameless && now - known->second.made > kNameless) return nullptr;
@@ -231,7 +232,7 @@ std::shared_ptr<const StepView> Views::as_it_was(InodeNumber step, const FilesOf
 
 // Was a view made of exactly these files? Then their problems are in the log already.
 bool Views::was_made(InodeNumber step, const FilesOfStep& files) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   const auto known = cache_.find(step);
   return known != cache_.end() && known->second.fingerprint == files.fingerprint();
 }
@@ -318,7 +319,7 @@ Result<Views::ViewNode> Views::node_in(const MadeView& view, InodeNumber number)
   if (view && view.value()->view.node(node_of(number)) != nullptr) return in_view(view.value(), node_of(number));
   std::shared_ptr<const StepView> open;
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     const auto known = opened_.find(number);
     if (known != opened_.end()) open = known->second.lock();
   }
@@ -427,7 +428,7 @@ void Views::find_directory(InodeNumber real, uint32_t user, const Answer<ViewNod
 }
 
 void Views::opened(InodeNumber number, std::weak_ptr<const StepView> view) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   if (opened_.size() >= kMostOpened) std::erase_if(opened_, [](const auto& one) { return one.second.expired(); });
   opened_[number] = std::move(view);
 }

@@ -36,7 +36,6 @@
 #include <chrono>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -48,6 +47,7 @@
 #include "fs/base/user_lanes.h"
 #include "fs/views/files_of_step.h"
 #include "fs/views/view.h"
+#include "io/mutex.h"
 #include "meta/store/store.h"
 #include "meta/tree/tree.h"
 
@@ -86,9 +86,9 @@ struct StepView {
   Result<Hold> hold(UserBudget& memory, uint32_t user, uint64_t content) const;
 
  private:
-  mutable std::mutex mutex_;
-  mutable std::weak_ptr<const UserBudget::Claim> claim_;                           // guarded by mutex_
-  mutable std::unordered_map<NodeNumber, std::weak_ptr<const Content>> contents_;  // guarded by mutex_
+  mutable io::Mutex mutex_;
+  mutable std::weak_ptr<const UserBudget::Claim> claim_ GUARDED_BY(mutex_);
+  mutable std::unordered_map<NodeNumber, std::weak_ptr<const Content>> contents_ GUARDED_BY(mutex_);
 };
 
 class Views {
@@ -187,10 +187,10 @@ class Views {
   const AskWriters ask_writers_;
   Turns& readings_;
   const std::atomic<bool>& stop_;
-  std::mutex mutex_;
-  std::unordered_map<InodeNumber, Cached> cache_;                          // guarded by mutex_
-  std::unordered_map<InodeNumber, Making> making_;                         // guarded by mutex_
-  std::unordered_map<InodeNumber, std::weak_ptr<const StepView>> opened_;  // guarded by mutex_; by inode number
+  io::Mutex mutex_;
+  std::unordered_map<InodeNumber, Cached> cache_ GUARDED_BY(mutex_);
+  std::unordered_map<InodeNumber, Making> making_ GUARDED_BY(mutex_);
+  std::unordered_map<InodeNumber, std::weak_ptr<const StepView>> opened_ GUARDED_BY(mutex_);  // by inode number
 };
 
 }  // namespace ckptfs::fs::views

@@ -163,7 +163,7 @@ Accounting::Accounting(const Tree& tree, const Index& index, const Blobs& blobs,
       cache_(blobs, limits.cache_bytes) {}
 
 Result<Account> Accounting::account(const std::vector<AskedOwner>& asked) {
-  const std::lock_guard one_at_a_time(turn_);
+  const io::MutexLock one_at_a_time(turn_);
   std::vector<Owner> group_of{kNobody};
   for (const AskedOwner& owner : asked) group_of.push_back(static_cast<Owner>(owner.group + 1));
   const size_t groups = *std::max_element(group_of.begin(), group_of.end());

@@ -21,11 +21,11 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <vector>
 
+#include "io/mutex.h"
 #include "meta/accounting/disk_sweep.h"
 #include "meta/accounting/extent_cache.h"
 #include "meta/blobs/blobs.h"
@@ -100,7 +100,7 @@ class Accounting {
   const std::function<bool(InodeNumber)> open_for_writing_;
   const AccountingLimits limits_;
   ExtentCache cache_;
-  std::mutex turn_;
+  io::Mutex turn_;
   std::atomic<size_t> windows_{0};
 };
 

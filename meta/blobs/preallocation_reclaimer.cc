@@ -16,7 +16,7 @@ PreallocationReclaimer::PreallocationReclaimer(Space& space, std::chrono::millis
 
 PreallocationReclaimer::~PreallocationReclaimer() {
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     stopping_ = true;
   }
   wake_.notify_one();
@@ -25,8 +25,8 @@ PreallocationReclaimer::~PreallocationReclaimer() {
 
 void PreallocationReclaimer::run() {
   int rounds = 0;
-  std::unique_lock lock(mutex_);
-  while (!wake_.wait_for(lock, interval_, [this] { return stopping_; })) {
+  io::MutexLock lock(mutex_);
+  while (!wake_.wait_for(mutex_, interval_, [this]() REQUIRES(mutex_) { return stopping_; })) {
     lock.unlock();
     if (space_.take_written()) rounds = kRounds;
     if (rounds > 0) {

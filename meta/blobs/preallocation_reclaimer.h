@@ -6,11 +6,10 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <functional>
-#include <mutex>
 #include <thread>
 
+#include "io/mutex.h"
 #include "meta/blobs/space.h"
 
 namespace ckptfs::meta {
@@ -28,9 +27,9 @@ class PreallocationReclaimer {
   Space& space_;
   const std::chrono::milliseconds interval_;
   const std::function<void()> each_round_;
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  bool stopping_ = false;  // guarded by mutex_
+  io::Mutex mutex_;
+  io::CondVar wake_;
+  bool stopping_ GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

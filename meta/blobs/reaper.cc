@@ -26,7 +26,7 @@ Reaper::~Reaper() { stop(); }
 void Reaper::doom(BlobNumber blob) {
   const auto space = space_.report();
   const bool low = !space || space.value().raw_free < space.value().reserve;
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   doomed_.push_back(blob);
   if (!low) return;
   urgent_ = true;
@@ -34,7 +34,7 @@ void Reaper::doom(BlobNumber blob) {
 }
 
 void Reaper::doom(const std::vector<BlobNumber>& blobs) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   doomed_.insert(doomed_.end(), blobs.begin(), blobs.end());
   urgent_ = true;
   wake_.notify_one();
@@ -42,7 +42,7 @@ void Reaper::doom(const std::vector<BlobNumber>& blobs) {
 
 void Reaper::stop() {
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     stopping_ = true;
   }
   wake_.notify_one();
@@ -53,8 +53,8 @@ void Reaper::run() {
   for (bool last = false; !last;) {
     std::vector<BlobNumber> doomed;
     {
-      std::unique_lock lock(mutex_);
-      wake_.wait_for(lock, kInterval, [this] { return urgent_ || stopping_; });
+      const io::MutexLock lock(mutex_);
+      wake_.wait_for(mutex_, kInterval, [this]() REQUIRES(mutex_) { return urgent_ || stopping_; });
       last = stopping_;
       urgent_ = false;
       doomed.swap(doomed_);
@@ -70,7 +70,7 @@ void Reaper::round(std::vector<BlobNumber> doomed) {
   const auto removed = doomed.empty() ? index_.sync() : remove(doomed);
   if (!removed) {
     log::error("what changed is not durable yet, trying again: {}", removed.error().message());
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     doomed_.insert(doomed_.end(), doomed.begin(), doomed.end());
   }
   if (const auto space = space_.report()) index_.ballast().restore(space.value().free, space.value().raw_free);

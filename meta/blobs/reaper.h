@@ -6,13 +6,12 @@
 // Thread safety: doom() from any thread. Lock: mutex_, never held while anything is synced or removed.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
-#include <mutex>
 #include <span>
 #include <thread>
 #include <vector>
 
+#include "io/mutex.h"
 #include "meta/blobs/blobs.h"
 #include "meta/blobs/space.h"
 #include "meta/blobs/write_back.h"
@@ -35,9 +34,9 @@ class Reaper {
 
  private:
   void run();
-  void round(std::vector<BlobNumber> doomed);
-  Result<> remove(std::vector<BlobNumber>& doomed);
-  Result<> remove_some(std::span<const BlobNumber> doomed);
+  void round(std::vector<BlobNumber> doomed) EXCLUDES(mutex_);
+  Result<> remove(std::vector<BlobNumber>& doomed) EXCLUDES(mutex_);
+  Result<> remove_some(std::span<const BlobNumber> doomed) EXCLUDES(mutex_);
 
   Index& index_;
   const Blobs& blobs_;
@@ -45,11 +44,11 @@ class Reaper {
   WrittenEnds& written_ends_;
   WriteBack& write_back_;
 
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::vector<BlobNumber> doomed_;  // guarded by mutex_
-  bool urgent_ = false;             // guarded by mutex_; space is low: do not wait for the timer
-  bool stopping_ = false;           // guarded by mutex_
+  io::Mutex mutex_;
+  io::CondVar wake_;
+  std::vector<BlobNumber> doomed_ GUARDED_BY(mutex_);
+  bool urgent_ GUARDED_BY(mutex_) = false;  // space is low: do not wait for the timer
+  bool stopping_ GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

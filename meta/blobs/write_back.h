@@ -29,10 +29,8 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -40,6 +38,7 @@
 #include <utility>
 #include <vector>
 
+#include "io/mutex.h"
 #include "meta/blobs/blobs.h"
 #include "meta/index/index.h"
 
@@ -124,9 +123,9 @@ class WriteBack final : public SyncListener {
   Result<> sync_one(InodeNumber file, BlobNumber blob, int fd);
   std::vector<Entry> written_before(uint64_t round) const;
   // What an earlier daemon let be written shortly before this one began, too.
-  std::vector<Entry> all_written() const;
+  std::vector<Entry> all_written() const REQUIRES(syncing_);
   io::Fd pin(BlobNumber blob) const;
-  Result<> explain(const Error& error, std::unordered_set<BlobNumber> explaining);
+  Result<> explain(const Error& error, std::unordered_set<BlobNumber> explaining) REQUIRES(syncing_);
   std::string names_of(const std::vector<InodeNumber>& files) const;
   // Durably, where it does not stand in a sync of the index.
   enum class Recorded { durably, by_this_sync };
@@ -142,23 +141,23 @@ class WriteBack final : public SyncListener {
   const Blobs& blobs_;
   const PathOf path_of_;
 
-  std::mutex syncing_;
-  std::mutex recording_;  // held across a commit: whether a blob is suspect is the same in the index and in memory
-  mutable std::mutex mutex_;
-  std::condition_variable synced_;
-  std::unordered_set<BlobNumber> being_synced_;  // guarded by mutex_; the kernel tells one of two callers only
-  uint64_t round_ = 0;                           // guarded by mutex_; sync_all()s that have begun
-  std::chrono::steady_clock::time_point last_clean_ = std::chrono::steady_clock::now();  // guarded by mutex_
-  uint64_t index_failures_ = 0;  // guarded by syncing_; of the index, that the file system has told of
-  uint64_t clean_ = 0;           // guarded by mutex_; the last that succeeded
-  // guarded by syncing_; until the first clean sync_all(): what changed since then may be dirty since before the start
-  std::optional<timespec> earlier_writes_since_;
-  std::unordered_map<BlobNumber, Written> written_;        // guarded by mutex_; since about the last clean sync_all()
-  std::unordered_map<BlobNumber, Suspect> suspects_;       // guarded by mutex_
-  std::unordered_set<BlobNumber> explaining_;              // guarded by mutex_; failed since the last syncfs began
-  std::unordered_map<BlobNumber, InodeNumber> replacing_;  // guarded by mutex_; to be flushed by the next sync
-  bool in_sync_ = false;                                   // guarded by mutex_; the index is becoming durable
-  std::atomic<size_t> count_{0};                           // of suspects_
+  io::Mutex syncing_;
+  io::Mutex recording_;  // held across a commit: whether a blob is suspect is the same in the index and in memory
+  mutable io::Mutex mutex_;
+  io::CondVar synced_;
+  std::unordered_set<BlobNumber> being_synced_ GUARDED_BY(mutex_);  // the kernel tells one of two callers only
+  uint64_t round_ GUARDED_BY(mutex_) = 0;                           // sync_all()s that have begun
+  std::chrono::steady_clock::time_point last_clean_ GUARDED_BY(mutex_) = std::chrono::steady_clock::now();
+  uint64_t index_failures_ GUARDED_BY(syncing_) = 0;  // of the index, that the file system has told of
+  uint64_t clean_ GUARDED_BY(mutex_) = 0;             // the last that succeeded
+  // Until the first clean sync_all(): what changed since then may be dirty since before the start.
+  std::optional<timespec> earlier_writes_since_ GUARDED_BY(syncing_);
+  std::unordered_map<BlobNumber, Written> written_ GUARDED_BY(mutex_);  // since about the last clean sync_all()
+  std::unordered_map<BlobNumber, Suspect> suspects_ GUARDED_BY(mutex_);
+  std::unordered_set<BlobNumber> explaining_ GUARDED_BY(mutex_);              // failed since the last syncfs began
+  std::unordered_map<BlobNumber, InodeNumber> replacing_ GUARDED_BY(mutex_);  // to be flushed by the next sync
+  bool in_sync_ GUARDED_BY(mutex_) = false;                                   // the index is becoming durable
+  std::atomic<size_t> count_{0};                                              // of suspects_
 };
 
 }  // namespace ckptfs::meta

@@ -27,6 +27,7 @@ Result<std::unique_ptr<WrittenEnds>> WrittenEnds::open(const std::string& file, 
   TRY_ASSIGN(io::Fd fd, io::open_at(AT_FDCWD, file, O_RDWR | O_CREAT, 0600));
   std::unique_ptr<WrittenEnds> written_ends(new WrittenEnds(std::move(fd), std::move(boot), index));
   TRY(written_ends->read());
+  const io::MutexLock lock(written_ends->mutex_);
   TRY_ASSIGN(written_ends->settled_, index.number_or_zero(kSettledKey));
   written_ends->recorded_ = written_ends->settled_;
   return written_ends;
@@ -61,7 +62,7 @@ Result<> WrittenEnds::begin(const std::vector<BlobNumber>& not_truncated) {
   const std::string text = header() + std::string(kSlots * sizeof(Entry), '\0');
   TRY(io::write_full(file_.get(), std::as_bytes(std::span(text)), 0));
   TRY_ASSIGN(slots_, io::MappedWords::map(file_.get(), kHeader, kSlots * std::tuple_size_v<Entry>));
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   free_.clear();
   for (size_t position = kSlots; position > not_truncated.size(); --position) free_.push_back(position - 1);
   for (size_t position = 0; position < std::min(not_truncated.size(), kSlots); ++position) {
@@ -100,7 +101,7 @@ Result<std::optional<WrittenEnds::Slot>> WrittenEnds::take(BlobNumber blob) {
 }
 
 std::optional<size_t> WrittenEnds::take_position(BlobNumber blob) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   size_t position = 0;
   if (const auto kept = kept_.find(blob); kept != kept_.end()) {
     position = kept->second;
@@ -126,12 +127,12 @@ Result<> WrittenEnds::record_settled(BlobNumber below) {
 // Calls that come meanwhile sync, too: the number that one of them has recorded is not durable before.
 Result<> WrittenEnds::lower_settled(BlobNumber blob) {
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     if (blob >= settled_) return success();
     if (blob < recorded_) TRY(record_settled(blob));
   }
   TRY(index_.sync());
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   settled_ = std::min(settled_, blob);
   return success();
 }
@@ -139,7 +140,7 @@ Result<> WrittenEnds::lower_settled(BlobNumber blob) {
 // Numbers are allotted in blocks, and some of the last block are not used yet. So the number stays below that block.
 Result<> WrittenEnds::raise_settled() {
   TRY_ASSIGN(const uint64_t limit, index_.number(kBlobLimitKey));
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   BlobNumber below = limit - std::min(limit, kNumberBlock);
   if (!unsettled_.empty()) below = std::min(below, *unsettled_.begin());
   if (below <= recorded_) return success();
@@ -149,7 +150,7 @@ Result<> WrittenEnds::raise_settled() {
 }
 
 Result<> WrittenEnds::take_off_mark(BlobNumber blob, int fd) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   return unsettled_.contains(blob) ? Result<>(success()) : Blobs::set_unsettled(fd, false);
 }
 
@@ -171,7 +172,7 @@ void WrittenEnds::Slot::give_back() {
   if (owner_ == nullptr) return;
   const auto emptied = owner_->empty(position_);
   if (!emptied) log::warn("frontiers: {}", emptied.error().message());
-  const std::lock_guard lock(owner_->mutex_);
+  const io::MutexLock lock(owner_->mutex_);
   owner_->unsettled_.erase(blob_);
   if (emptied) {
     owner_->free_.push_back(position_);

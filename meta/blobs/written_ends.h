@@ -22,7 +22,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
@@ -31,6 +30,7 @@
 
 #include "io/fd.h"
 #include "io/mapped_words.h"
+#include "io/mutex.h"
 #include "meta/index/index.h"
 #include "meta/types.h"
 
@@ -49,7 +49,10 @@ class WrittenEnds {
   // to this boot.
   Result<> begin(const std::vector<BlobNumber>& not_truncated);
   // All blobs with lower numbers were settled when the last daemon ended.
-  BlobNumber settled_below() const { return settled_; }
+  BlobNumber settled_below() const {
+    const io::MutexLock lock(mutex_);
+    return settled_;
+  }
   // Raises that number for the next start.
   Result<> raise_settled();
   // Clears the mark of a blob whose content the last daemon had made durable, unless the blob has a slot again.
@@ -83,8 +86,8 @@ class WrittenEnds {
       : file_(std::move(file)), boot_(std::move(boot)), index_(index) {}
   Result<> read();
   std::optional<size_t> take_position(BlobNumber blob);
-  Result<> record_settled(BlobNumber below);
-  Result<> lower_settled(BlobNumber blob);
+  Result<> record_settled(BlobNumber below) REQUIRES(mutex_);
+  Result<> lower_settled(BlobNumber blob) EXCLUDES(mutex_);
   Result<> write(size_t position, BlobNumber blob, uint64_t written_end) const;
   Result<> set_end(size_t position, uint64_t written_end) const;
   Result<> empty(size_t position) const;
@@ -95,13 +98,13 @@ class WrittenEnds {
   Index& index_;
   io::MappedWords slots_;                          // from begin() on
   std::unordered_map<BlobNumber, uint64_t> left_;  // until begin()
-  std::mutex mutex_;
-  std::vector<size_t> free_;  // guarded by mutex_
-  // Slots that could not be emptied still name their blob: it has no other. Guarded by mutex_.
-  std::unordered_map<BlobNumber, size_t> kept_;
-  std::set<BlobNumber> unsettled_;  // guarded by mutex_; have a slot
-  BlobNumber settled_ = 0;          // guarded by mutex_; durable, or the number there is lower
-  BlobNumber recorded_ = 0;         // guarded by mutex_; what the index has
+  mutable io::Mutex mutex_;
+  std::vector<size_t> free_ GUARDED_BY(mutex_);
+  // Slots that could not be emptied still name their blob: it has no other.
+  std::unordered_map<BlobNumber, size_t> kept_ GUARDED_BY(mutex_);
+  std::set<BlobNumber> unsettled_ GUARDED_BY(mutex_);  // have a slot
+  BlobNumber settled_ GUARDED_BY(mutex_) = 0;          // durable, or the number there is lower
+  BlobNumber recorded_ GUARDED_BY(mutex_) = 0;         // what the index has
 };
 
 }  // namespace ckptfs::meta

@@ -40,7 +40,7 @@ void Maintenance::start() {
 
 void Maintenance::stop() {
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     stopping_ = true;
   }
   wake_.notify_all();
@@ -48,13 +48,13 @@ void Maintenance::stop() {
 }
 
 MaintenanceReport Maintenance::report() const {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   return report_;
 }
 
 bool Maintenance::wait(Time time) {
-  std::unique_lock lock(mutex_);
-  return !wake_.wait_for(lock, time, [this] { return stopping_; });
+  const io::MutexLock lock(mutex_);
+  return !wake_.wait_for(mutex_, time, [this]() REQUIRES(mutex_) { return stopping_; });
 }
 
 bool Maintenance::pause(Time read) {
@@ -65,7 +65,7 @@ bool Maintenance::pause(Time read) {
 
 void Maintenance::failed(const std::string& what, const Error& error) {
   log::warn("{}: {}", what, error.message());
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   ++report_.failures;
 }
 
@@ -142,7 +142,7 @@ Result<Maintenance::Inventory> Maintenance::take_inventory() {
     inventory.bytes += record.digest.length;
     return success();
   }));
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   report_.waiting_files = inventory.undigested.size();
   return inventory;
 }
@@ -159,7 +159,7 @@ Result<Taking> Maintenance::digest(const File& file) {
   TRY_ASSIGN(const Taking taking, take_digests(store_, file.inode, [this](Time read) { return pause(read); }));
   if (taking != Taking::taken && taking != Taking::too_long) return taking;
   TRY_ASSIGN(const BlobRecord record, store_.index().blob(file.blob));
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   --report_.waiting_files;
   if (taking == Taking::too_long) return taking;
   ++report_.digested_files;
@@ -192,7 +192,7 @@ Result<> Maintenance::share_with(BlobNumber from, BlobNumber to) {
   const auto bytes = share_equal_chunks(store_, from, to, [this](Time t) { return pause(t); });
   if (!bytes || bytes.value() > 0) store_.open_files().drop_view_blocks();
   TRY(bytes);
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   report_.shared_bytes += bytes.value();
   return success();
 }
@@ -203,7 +203,7 @@ Result<> Maintenance::note_damaged(const std::vector<BlobNumber>& blobs) {
     TRY_ASSIGN(const auto names, paths_of_blob(store_, blob));
     paths.insert(paths.end(), names.begin(), names.end());
   }
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   report_.damaged = std::move(paths);
   return success();
 }
@@ -232,7 +232,7 @@ Result<> Maintenance::find_identical_steps() {
     log::warn("{}: its tensors are, bit for bit, those of {}: did the optimizer change anything?", path,
               store_.tree().path_of(step_before));
   }
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   report_.identical = std::move(identical);
   return success();
 }
@@ -248,7 +248,7 @@ Result<> Maintenance::scrub(Time passed) {
   for (size_t i = 0; i < inventory_.digested.size() && scrub_credit_ > 0 && wait(Time(0)); ++i) {
     TRY_ASSIGN(const uint64_t bytes, scrub_next());
     scrub_credit_ -= static_cast<double>(std::max<uint64_t>(bytes, 1));
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     report_.scrubbed_bytes += bytes;
   }
   return scrubbed_ == before ? Result<>(success()) : record_scrubbed();

@@ -15,9 +15,7 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
@@ -25,6 +23,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "io/mutex.h"
 #include "meta/care/digests.h"
 #include "meta/store/store.h"
 
@@ -111,10 +110,10 @@ class Maintenance {
   std::chrono::steady_clock::time_point scrub_recorded_;
   std::chrono::steady_clock::time_point written_;  // when somebody had a file open for writing last
 
-  mutable std::mutex mutex_;
-  std::condition_variable wake_;
-  bool stopping_ = false;     // guarded by mutex_
-  MaintenanceReport report_;  // guarded by mutex_
+  mutable io::Mutex mutex_;
+  io::CondVar wake_;
+  bool stopping_ GUARDED_BY(mutex_) = false;
+  MaintenanceReport report_ GUARDED_BY(mutex_);
   std::thread thread_;
 };
 

@@ -402,7 +402,7 @@ Result<> Index::refuse_when_full() const {
 }
 
 rocksdb::Status Index::resume_and(const std::function<rocksdb::Status()>& attempt, bool with_last_ballast) {
-  const std::lock_guard one_at_a_time(resume_mutex_);
+  const io::MutexLock one_at_a_time(resume_mutex_);
   const auto resume = [&] {
     auto status = db_->Resume();
     return status.ok() ? attempt() : status;
@@ -415,16 +415,16 @@ rocksdb::Status Index::resume_and(const std::function<rocksdb::Status()>& attemp
 }
 
 bool Index::dirty() const {
-  const std::lock_guard lock(sync_mutex_);
+  const io::MutexLock lock(sync_mutex_);
   return synced_ < commits_.load(std::memory_order_acquire);
 }
 
 Result<> Index::sync() {
-  std::unique_lock lock(sync_mutex_);
+  io::MutexLock lock(sync_mutex_);
   const uint64_t wanted = commits_.load(std::memory_order_acquire);
   while (synced_ < wanted) {
     if (syncing_) {
-      sync_done_.wait(lock);
+      sync_done_.wait(sync_mutex_);
       continue;
     }
     syncing_ = true;

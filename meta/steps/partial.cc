@@ -3,9 +3,8 @@
 #include <linux/fs.h>
 #include <stdio.h>
 
-#include <mutex>
-
 #include "io/fault.h"
+#include "io/mutex.h"
 #include "meta/names.h"
 #include "meta/steps/steps.h"
 
@@ -89,7 +88,7 @@ Result<> finish_commit(Tree& tree, InodeNumber series, const std::string& emptie
 
 Result<InodeNumber> begin_partial(Store& store, InodeNumber series, const std::string& tag, const std::string& attempt,
                                   const Caller& caller) {
-  const std::lock_guard no_seal_meanwhile(store.save_mutex());
+  const io::MutexLock no_seal_meanwhile(store.save_mutex());
   Tree& tree = store.tree();
   TRY(check_tag(tag));
   TRY(check_attempt(attempt));
@@ -106,7 +105,7 @@ Result<InodeNumber> begin_partial(Store& store, InodeNumber series, const std::s
 }
 
 Result<Committed> commit_partial(Store& store, InodeNumber partial, const std::string& tag) {
-  const std::lock_guard no_seal_meanwhile(store.save_mutex());
+  const io::MutexLock no_seal_meanwhile(store.save_mutex());
   Tree& tree = store.tree();
   TRY(check_tag(tag));
   TRY_ASSIGN(const InodeRecord record, tree.inode(partial));

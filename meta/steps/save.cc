@@ -362,7 +362,7 @@ bool is_refusal(const Error& error) {
 }
 
 Result<SaveResult> save(Store& store, const SaveRequest& request) {
-  const std::lock_guard one_at_a_time(store.save_mutex());
+  const io::MutexLock one_at_a_time(store.save_mutex());
   constexpr int kTries = 5;  // EAGAIN: an old step whose blobs it names was removed meanwhile
   auto result = Save(store, request).run();
   for (int i = 1; i < kTries && !result && result.error().errno_value() == EAGAIN; ++i) {

@@ -335,7 +335,7 @@ class FreezeFiles : public Freeze {
 }  // namespace
 
 Result<> seal(Store& store, InodeNumber step) {
-  const std::lock_guard one_at_a_time(store.save_mutex());  // the gate has one closer at a time
+  const io::MutexLock one_at_a_time(store.save_mutex());  // the gate has one closer at a time
   const Tree& tree = store.tree();
   TRY_ASSIGN(const bool is_one, is_step(tree, step));
   if (!is_one) return Error(EINVAL, tree.path_of(step) + ": it is no step; seal a step of a series");
@@ -346,7 +346,7 @@ Result<> seal(Store& store, InodeNumber step) {
 
 Result<> freeze_files(Store& store, const std::vector<InodeNumber>& files) {
   if (files.empty()) return success();
-  const std::lock_guard one_at_a_time(store.save_mutex());
+  const io::MutexLock one_at_a_time(store.save_mutex());
   return FreezeFiles(store, files).run();
 }
 

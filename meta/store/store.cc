@@ -232,7 +232,7 @@ struct Store::Internals {
   std::unique_ptr<PreallocationReclaimer> preallocation_reclaimer;
   NothingOpen nothing_open;
   std::atomic<OpenFiles*> open_files = &nothing_open;  // some of the above have threads
-  std::mutex save_mutex;
+  io::Mutex save_mutex;
   std::vector<InodeNumber> unpurged;
 };
 
@@ -394,7 +394,7 @@ const io::SharingCapability& Store::capability() const { return internals_->capa
 const RecoveryReport& Store::recovery() const { return internals_->recovery; }
 
 const std::vector<InodeNumber>& Store::unpurged() const { return internals_->unpurged; }
-std::mutex& Store::save_mutex() { return internals_->save_mutex; }
+io::Mutex& Store::save_mutex() { return internals_->save_mutex; }
 
 SpaceReport Store::space() const {
   auto report = internals_->space->report();

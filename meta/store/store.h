@@ -26,10 +26,10 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "io/mutex.h"
 #include "io/sharing_probe.h"
 #include "meta/blobs/blobs.h"
 #include "meta/blobs/space.h"
@@ -89,7 +89,7 @@ class Store {
   OpenFiles& open_files() const;
 
   // One save at a time.
-  std::mutex& save_mutex();
+  io::Mutex& save_mutex();
 
   struct Internals;
 

@@ -122,7 +122,7 @@ Result<InodeNumber> Tree::resolve(const std::string& path) const {
 Result<std::unordered_set<InodeNumber>> Tree::pinned_folders() const {
   std::vector<InodeNumber> noted;
   {
-    const std::lock_guard lock(pinned_mutex_);
+    const io::MutexLock lock(pinned_mutex_);
     noted.assign(pinned_.begin(), pinned_.end());
   }
   std::unordered_set<InodeNumber> folders;
@@ -140,7 +140,7 @@ Result<std::unordered_set<InodeNumber>> Tree::pinned_folders() const {
 }
 
 void Tree::note_pinned(InodeNumber step) {
-  const std::lock_guard lock(pinned_mutex_);
+  const io::MutexLock lock(pinned_mutex_);
   pinned_.insert(step);
 }
 
@@ -208,6 +208,7 @@ Result<> Tree::sync() { return index_.sync(); }
 
 Result<> Tree::commit(Change change) {
   TRY(index_.commit(std::move(change.batch)));
+  mutex_.assert_held();  // by the change
   inode_limit_ = change.inode_limit_;
   blob_limit_ = change.blob_limit_;
   for (const auto& [from, to] : change.reserve_changes_) space_.adjust_cow_reserve(from, to);
@@ -216,6 +217,7 @@ Result<> Tree::commit(Change change) {
 }
 
 InodeNumber Tree::Change::allot_inode() {
+  tree_.mutex_.assert_held();
   const InodeNumber number = tree_.next_inode_++;
   if (tree_.next_inode_ > inode_limit_) {
     inode_limit_ = tree_.next_inode_ + kNumberBlock;
@@ -225,6 +227,7 @@ InodeNumber Tree::Change::allot_inode() {
 }
 
 BlobNumber Tree::Change::allot_blobs(uint64_t count) {
+  tree_.mutex_.assert_held();
   const BlobNumber first = tree_.next_blob_;
   tree_.next_blob_ += count;
   if (tree_.next_blob_ > blob_limit_) {

@@ -60,6 +60,7 @@ Result<> Tree::refuse_suspect(InodeNumber number, const InodeRecord& record) con
 
 // Notes the process that writes the files of a rank folder. At a save it tells which files an earlier run left behind.
 void Tree::note_writer(Change& change, InodeNumber folder, const Caller& caller) {
+  mutex_.assert_held();  // by the change
   const uint64_t begun = process_start(caller.pid);
   if (begun != 0) trainers_.insert(begun);
   auto record = change.batch.inode(folder);
@@ -71,6 +72,7 @@ void Tree::note_writer(Change& change, InodeNumber folder, const Caller& caller)
 // Notes the process that makes files in a rank folder. Swap files that a trainer copies into a step belong to its run.
 // Files that anybody else puts there, from a backup say, belong to no known run.
 void Tree::note_maker(InodeRecord& folder, const Caller& caller) {
+  mutex_.assert_held();  // by the change that the folder is of
   const uint64_t begun = process_start(caller.pid);
   const bool live = (folder.flags & kSwap) != 0;
   if (live && begun != 0) trainers_.insert(begun);
@@ -141,12 +143,13 @@ Result<> Tree::note_changed(InodeNumber number) {
 }
 
 void Tree::Change::begin_cloning(const std::unordered_set<InodeNumber>& files) {
+  tree_.mutex_.assert_held();
   tree_.cloning_.insert(files.begin(), files.end());
   ++tree_.clonings_;
 }
 
 void Tree::end_cloning() {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   cloning_.clear();
   ++clonings_;
 }
@@ -171,7 +174,7 @@ Result<bool> Tree::try_recount_cow_reserve(InodeNumber number) {
   if (((before.flags & kSwap) == 0 && before.cow_reserve == 0) || before.nlink == 0) return true;
   uint64_t clonings = 0;
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     clonings = clonings_;
   }
   TRY_ASSIGN(const io::Fd fd, blobs_.open(before.blob, O_RDONLY));
@@ -184,6 +187,7 @@ Result<bool> Tree::try_recount_cow_reserve(InodeNumber number) {
   }
   TRY_ASSIGN(const uint64_t cow_reserve, io::overwrite_allocation(fd.get(), size, hint));
   Change change = begin();
+  mutex_.assert_held();                        // by the change
   if (cloning_.contains(number)) return true;  // the save or seal that clones it has set its COW reserve
   if (clonings_ != clonings) return false;
   TRY_ASSIGN(InodeRecord record, index_.inode(number));

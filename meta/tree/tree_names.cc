@@ -449,7 +449,7 @@ void Tree::reap(InodeNumber number) {
 }
 
 BlobNumber Tree::reserve_blob_number() {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   return next_blob_++;
 }
 

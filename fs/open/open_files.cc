@@ -255,7 +255,10 @@ bool OpenFileTable::open_at_all(InodeNumber inode) const {
 
 bool OpenFileTable::writing() const {
   const io::MutexLock lock(mutex_);
-  return std::ranges::any_of(open_, [](const auto& open) { return open.second->writers > 0; });
+  for (const auto& [inode, file] : open_) {
+    if (file->writers > 0) return true;
+  }
+  return false;
 }
 
 Result<> OpenFileTable::with_writers(const std::vector<InodeNumber>& inodes,

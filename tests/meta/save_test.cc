@@ -461,7 +461,7 @@ TEST_F(SaveTest, SwapFoldersAreFoundWhileOtherFoldersComeAndGo) {
       }
     }
   });
-  for (int i = 0; i < 3000 && !HasFailure(); ++i) {
+  for (int i = 0; i < 500 && !HasFailure(); ++i) {
     const auto found = list_swap_folders(tree());
     EXPECT_TRUE(found) << found.error().message();
     if (found) EXPECT_EQ(found.value(), std::vector{at("/zero_stage_3")});

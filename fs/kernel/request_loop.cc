@@ -194,8 +194,8 @@ void RequestLoop::wait_for_end() {
   }
 }
 
-// Gives mutex_ up while it logs. Lets threads that wait in vain rest. Ends the lockstep if its caller has ended, or if a
-// request takes long.
+// Gives mutex_ up while it logs. Lets threads that wait in vain rest. Ends the lockstep if its caller has ended, or if
+// a request takes long.
 void RequestLoop::check_lockstep() {
   const auto quiet = Clock::now() - arrived_;
   if (waiting_ == 0) {

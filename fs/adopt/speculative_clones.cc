@@ -37,19 +37,8 @@ SpeculativeClones::~SpeculativeClones() {
   if (const auto stopped = stop(); !stopped) log::error("{}", stopped.error().message());
 }
 
-void SpeculativeClones::start() {
-  const io::MutexLock lock(mutex_);
-  running_ = true;
-  thread_ = std::thread([this] { run(); });
-}
-
 Result<> SpeculativeClones::stop() {
-  {
-    const io::MutexLock lock(mutex_);
-    running_ = false;
-  }
-  wake_.notify_one();
-  if (thread_.joinable()) thread_.join();
+  thread_.stop();
   make_closed_durable();
   // The clones of handles whose RELEASE never came.
   std::vector<std::shared_ptr<SpeculativeClone>> open;
@@ -196,13 +185,11 @@ void SpeculativeClones::closed(const std::shared_ptr<SpeculativeClone>& clone) {
   if (clone->is_durable()) return forget(*clone);
   const io::MutexLock lock(mutex_);
   closed_.push_back(clone);
-  many_ = closed_.size() >= kMany;
-  if (many_) wake_.notify_one();
+  if (closed_.size() >= kMany) thread_.wake();
 }
 
 std::vector<std::shared_ptr<SpeculativeClone>> SpeculativeClones::take_closed() {
   const io::MutexLock lock(mutex_);
-  many_ = false;
   return std::exchange(closed_, {});
 }
 
@@ -241,12 +228,9 @@ std::optional<uint64_t> SpeculativeClones::size(InodeNumber inode) const {
 }
 
 void SpeculativeClones::run() {
-  io::MutexLock lock(mutex_);
-  while (running_) {
-    wake_.wait_for(mutex_, kInterval, [this]() REQUIRES(mutex_) { return !running_ || many_; });
-    lock.unlock();
+  while (!thread_.is_stopping()) {
+    thread_.wait_for(kInterval);
     make_closed_durable();
-    lock.lock();
   }
 }
 

@@ -8,7 +8,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 #include <unordered_map>
 #include <vector>
 
@@ -19,6 +18,7 @@
 #include "fs/kernel/notifications.h"
 #include "fs/open/open_files.h"
 #include "fs/open/write_errors.h"
+#include "io/background_thread.h"
 #include "io/mutex.h"
 #include "meta/store/store.h"
 
@@ -30,7 +30,9 @@ class SpeculativeClones {
                     Counters& counters);
   ~SpeculativeClones();
 
-  void start();
+  void start() {
+    thread_.start([this] { run(); });
+  }
   // Ends the thread and makes all of them durable; the error says how many are not. A second call does nothing.
   Result<> stop();
 
@@ -82,12 +84,9 @@ class SpeculativeClones {
   Counters& counters_;
   std::atomic<size_t> count_{0};  // of adoptions_
   mutable io::Mutex mutex_;
-  io::CondVar wake_;
   std::unordered_map<InodeNumber, std::shared_ptr<SpeculativeClone>> clones_ GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<SpeculativeClone>> closed_ GUARDED_BY(mutex_);  // to be made durable
-  bool many_ GUARDED_BY(mutex_) = false;                                      // of them, since the last look
-  bool running_ GUARDED_BY(mutex_) = false;
-  std::thread thread_;
+  io::BackgroundThread thread_;
 };
 
 }  // namespace ckptfs::fs

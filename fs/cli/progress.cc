@@ -26,23 +26,12 @@ void Progress::show(uint64_t bytes, uint64_t total) {
 }
 
 Waiting::Waiting(std::string what) : what_(std::move(what)) {
-  if (isatty(STDERR_FILENO) == 1) thread_ = std::thread([this] { run(); });
-}
-
-Waiting::~Waiting() {
-  if (!thread_.joinable()) return;
-  {
-    const io::MutexLock lock(mutex_);
-    over_ = true;
-  }
-  changed_.notify_one();
-  thread_.join();
+  if (isatty(STDERR_FILENO) == 1) thread_.start([this] { run(); });
 }
 
 void Waiting::run() {
-  io::MutexLock lock(mutex_);
   unsigned seconds = 0;
-  while (!changed_.wait_for(mutex_, std::chrono::seconds(1), [this]() REQUIRES(mutex_) { return over_; })) {
+  while (thread_.wait_for(std::chrono::seconds(1))) {
     std::fprintf(stderr, "\r\033[K%s: %u s", what_.c_str(), ++seconds);
     std::fflush(stderr);
   }

@@ -4,9 +4,8 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
-#include <thread>
 
-#include "io/mutex.h"
+#include "io/background_thread.h"
 
 namespace ckptfs::fs::cli {
 
@@ -27,22 +26,17 @@ class Progress {
   bool shown_ = false;
 };
 
-// The same for an operation without a measure of progress: "looking at the steps: 12 s".
+// The same for an operation without a measure of progress: "looking at the steps: 12 s". The destructor erases the
+// line.
 class Waiting {
  public:
   explicit Waiting(std::string what);
-  ~Waiting();  // erases the line
-  Waiting(const Waiting&) = delete;
-  Waiting& operator=(const Waiting&) = delete;
 
  private:
   void run();
 
   const std::string what_;
-  io::Mutex mutex_;
-  io::CondVar changed_;
-  bool over_ GUARDED_BY(mutex_) = false;
-  std::thread thread_;  // none if stderr is no terminal
+  io::BackgroundThread thread_;  // started if stderr is a terminal
 };
 
 }  // namespace ckptfs::fs::cli

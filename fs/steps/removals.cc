@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "io/background.h"
 #include "io/log.h"
 
 namespace ckptfs::fs {
@@ -15,18 +14,8 @@ constexpr std::chrono::seconds kUntilFreed{10};  // longer than the reaper's rou
 
 void Removals::start() {
   const io::MutexLock lock(mutex_);
-  stopping_ = false;
   directories_.assign(store_.unpurged().begin(), store_.unpurged().end());
-  thread_ = std::thread([this] { run(); });
-}
-
-void Removals::stop() {
-  {
-    const io::MutexLock lock(mutex_);
-    stopping_ = true;
-  }
-  wake_.notify_all();
-  if (thread_.joinable()) thread_.join();
+  thread_.start([this] { run(); }, io::BackgroundThread::Priority::low);
 }
 
 Result<> Removals::remove(meta::InodeNumber parent, const std::string& name, meta::InodeNumber expected) {
@@ -35,9 +24,9 @@ Result<> Removals::remove(meta::InodeNumber parent, const std::string& name, met
   notifications_.attributes_changed(parent);
   {
     const io::MutexLock lock(mutex_);
+    if (directories_.empty()) thread_.wake();  // else the thread works, or pauses after a failure
     directories_.push_back(expected);
     last_ = std::chrono::steady_clock::now();
-    wake_.notify_all();
   }
   return tree_.sync();
 }
@@ -57,14 +46,15 @@ bool Removals::is_freeing() const {
 
 // Empties a directory before the directories that are taken out of it.
 void Removals::run() {
-  io::become_background_thread();
-  io::MutexLock lock(mutex_);
   std::string after;  // the last name that was taken out of the first directory
-  while (true) {
-    wake_.wait(mutex_, [this]() REQUIRES(mutex_) { return stopping_ || !directories_.empty(); });
-    if (stopping_) return;
-    const meta::InodeNumber directory = directories_.front();
+  while (!thread_.is_stopping()) {
+    io::MutexLock lock(mutex_);
+    const meta::InodeNumber directory = directories_.empty() ? 0 : directories_.front();
     lock.unlock();
+    if (directory == 0) {
+      thread_.wait();
+      continue;
+    }
     const auto done = empty_next(directory, after);
     const bool gone = !done && done.error().errno_value() == ENOENT;
     if (!done && !gone) {
@@ -75,7 +65,8 @@ void Removals::run() {
     if (gone || (done && done.value())) directories_.pop_front();
     if (!done && !gone) std::rotate(directories_.begin(), directories_.begin() + 1, directories_.end());
     last_ = std::chrono::steady_clock::now();
-    if (!done && !gone) wake_.wait_for(mutex_, kPause, [this]() REQUIRES(mutex_) { return stopping_; });
+    lock.unlock();
+    if (!done && !gone) thread_.wait_for(kPause);
   }
 }
 

@@ -11,10 +11,10 @@
 #include <chrono>
 #include <deque>
 #include <string>
-#include <thread>
 
 #include "fs/kernel/notifications.h"
 #include "fs/open/open_files.h"
+#include "io/background_thread.h"
 #include "io/mutex.h"
 #include "io/result.h"
 #include "meta/store/store.h"
@@ -26,10 +26,9 @@ class Removals {
  public:
   Removals(meta::Store& store, OpenFileTable& files, Notifications& notifications)
       : store_(store), tree_(store.tree()), files_(files), notifications_(notifications) {}
-  ~Removals() { stop(); }
 
   void start();
-  void stop();
+  void stop() { thread_.stop(); }
 
   // Removes the directory `expected`, durably on return. Files of it that somebody has open stay until they are closed.
   // EPERM: it is a pinned step. ENOENT: something else has that name now.
@@ -48,11 +47,9 @@ class Removals {
   OpenFileTable& files_;
   Notifications& notifications_;
   mutable io::Mutex mutex_;
-  io::CondVar wake_;
-  std::deque<meta::InodeNumber> directories_ GUARDED_BY(mutex_);  // the first is being emptied
-  bool stopping_ GUARDED_BY(mutex_) = false;
+  std::deque<meta::InodeNumber> directories_ GUARDED_BY(mutex_);   // the first is being emptied
   std::chrono::steady_clock::time_point last_ GUARDED_BY(mutex_);  // when one was removed or emptied
-  std::thread thread_;
+  io::BackgroundThread thread_;
 };
 
 }  // namespace ckptfs::fs

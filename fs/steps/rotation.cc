@@ -6,7 +6,6 @@
 #include <unordered_set>
 #include <utility>
 
-#include "io/background.h"
 #include "io/fault.h"
 #include "io/log.h"
 #include "meta/accounting/accounting.h"
@@ -47,37 +46,17 @@ bool is_protection(Reason reason) {
 }  // namespace
 
 void Rotation::start() {
-  const io::MutexLock lock(mutex_);
-  stopping_ = false;
-  thread_ = std::thread([this] { run(); });
+  thread_.start([this] { run(); }, io::BackgroundThread::Priority::low);
 }
 
 void Rotation::stop() {
   step_facts_.stop();
-  {
-    const io::MutexLock lock(mutex_);
-    stopping_ = true;
-  }
-  wake_.notify_all();
-  if (thread_.joinable()) thread_.join();
-}
-
-void Rotation::wake() {
-  const io::MutexLock lock(mutex_);
-  woken_ = true;
-  wake_.notify_all();
+  thread_.stop();
 }
 
 RotationReport Rotation::report() const {
   const io::MutexLock lock(mutex_);
   return report_;
-}
-
-bool Rotation::wait(Clock::duration time) {
-  const io::MutexLock lock(mutex_);
-  wake_.wait_for(mutex_, time, [this]() REQUIRES(mutex_) { return stopping_ || woken_; });
-  woken_ = false;
-  return !stopping_;
 }
 
 void Rotation::failed(const std::string& what, const Error& error) {
@@ -87,10 +66,9 @@ void Rotation::failed(const std::string& what, const Error& error) {
 }
 
 void Rotation::run() {
-  io::become_background_thread();
   started_ = clock_noted_ = Clock::now();
   const auto interval = std::clamp<Clock::duration>(quiet_ / 4, kShortest, kLongest);
-  for (Clock::duration rest = interval; wait(rest);) {
+  for (Clock::duration rest = interval; thread_.wait_for(rest);) {
     const auto began = Clock::now();
     const auto rotated = rotate_all();
     if (!rotated && !is_harmless(rotated.error())) failed("rotation", rotated.error());
@@ -181,7 +159,7 @@ Result<> Rotation::carry_out(meta::InodeNumber series, const meta::Policy& polic
     return success();
   }
   for (const size_t at : going) {
-    if (is_stopping()) return Error(ECANCELED);
+    if (thread_.is_stopping()) return Error(ECANCELED);
     const StepStatus& step = status.steps[at];
     const auto objection = recheck_protections(series, status, step, newest);
     if (objection && !objection.value().empty()) {
@@ -271,11 +249,6 @@ Result<uint64_t> Rotation::exclusive_bytes(std::vector<meta::InodeNumber> steps)
   if (steps.empty()) return uint64_t{0};
   TRY_ASSIGN(const meta::Account account, store_.accounting().account({{std::move(steps), 0}}));
   return account.owners.front().exclusive;
-}
-
-bool Rotation::is_stopping() const {
-  const io::MutexLock lock(mutex_);
-  return stopping_;
 }
 
 // The owner of the series comes last, so that other users' steps are the first to make room.

@@ -29,7 +29,6 @@
 #include <map>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "fs/adopt/file_sync.h"
@@ -37,6 +36,7 @@
 #include "fs/steps/removals.h"
 #include "fs/steps/saver.h"
 #include "fs/steps/step_facts.h"
+#include "io/background_thread.h"
 #include "io/mutex.h"
 #include "meta/steps/policy.h"
 #include "meta/steps/retention.h"
@@ -81,7 +81,7 @@ class Rotation {
   void start();
   void stop();
   // To be called when something has happened that rotation may have to act on.
-  void wake();
+  void wake() { thread_.wake(); }
   RotationReport report() const;
 
   // Tells what `rules`, or else the rules that are set, would do with each step, and does nothing. EINVAL, in words,
@@ -95,7 +95,6 @@ class Rotation {
   };
 
   void run();
-  bool wait(Clock::duration time);  // false: the end
   Result<> rotate_all();
   Result<> rotate_series(meta::InodeNumber series, Findings& findings);
   // Judges each owner's steps by themselves, so that nobody's steps are removed because of another's.
@@ -116,7 +115,6 @@ class Rotation {
                                           const std::vector<const StepStatus*>& newest) const;
   Result<> remove(meta::InodeNumber series, const StepStatus& step, const meta::Decision& decision);
   Result<> note_clock();
-  bool is_stopping() const;
   void note_held(const std::string& path, const meta::Policy& policy, const StepStatus& step,
                  const meta::Decision& decision, Findings& findings) const;
   void failed(const std::string& what, const Error& error);
@@ -133,11 +131,8 @@ class Rotation {
   Clock::time_point clock_noted_;  // the store's
 
   mutable io::Mutex mutex_;
-  io::CondVar wake_;
-  bool stopping_ GUARDED_BY(mutex_) = false;
-  bool woken_ GUARDED_BY(mutex_) = false;
   RotationReport report_ GUARDED_BY(mutex_);
-  std::thread thread_;
+  io::BackgroundThread thread_;
 };
 
 }  // namespace ckptfs::fs

@@ -12,22 +12,13 @@ constexpr int kRounds = 3;  // after a file was written: XFS frees nothing befor
 
 PreallocationReclaimer::PreallocationReclaimer(Space& space, std::chrono::milliseconds interval,
                                                std::function<void()> each_round)
-    : space_(space), interval_(interval), each_round_(std::move(each_round)), thread_([this] { run(); }) {}
-
-PreallocationReclaimer::~PreallocationReclaimer() {
-  {
-    const io::MutexLock lock(mutex_);
-    stopping_ = true;
-  }
-  wake_.notify_one();
-  thread_.join();
+    : space_(space), interval_(interval), each_round_(std::move(each_round)) {
+  thread_.start([this] { run(); });
 }
 
 void PreallocationReclaimer::run() {
   int rounds = 0;
-  io::MutexLock lock(mutex_);
-  while (!wake_.wait_for(mutex_, interval_, [this]() REQUIRES(mutex_) { return stopping_; })) {
-    lock.unlock();
+  while (thread_.wait_for(interval_)) {
     if (space_.take_written()) rounds = kRounds;
     if (rounds > 0) {
       --rounds;
@@ -36,7 +27,6 @@ void PreallocationReclaimer::run() {
       }
     }
     each_round_();
-    lock.lock();
   }
 }
 

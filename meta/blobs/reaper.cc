@@ -14,51 +14,30 @@ constexpr size_t kBlobsAtOnce = 4096;  // in one change of the index
 }  // namespace
 
 Reaper::Reaper(Index& index, const Blobs& blobs, const Space& space, WrittenEnds& written_ends, WriteBack& write_back)
-    : index_(index),
-      blobs_(blobs),
-      space_(space),
-      written_ends_(written_ends),
-      write_back_(write_back),
-      thread_([this] { run(); }) {}
-
-Reaper::~Reaper() { stop(); }
+    : index_(index), blobs_(blobs), space_(space), written_ends_(written_ends), write_back_(write_back) {
+  thread_.start([this] { run(); });
+}
 
 void Reaper::doom(BlobNumber blob) {
   const auto space = space_.report();
   const bool low = !space || space.value().raw_free < space.value().reserve;
   const io::MutexLock lock(mutex_);
   doomed_.push_back(blob);
-  if (!low) return;
-  urgent_ = true;
-  wake_.notify_one();
+  if (low) thread_.wake();
 }
 
 void Reaper::doom(const std::vector<BlobNumber>& blobs) {
   const io::MutexLock lock(mutex_);
   doomed_.insert(doomed_.end(), blobs.begin(), blobs.end());
-  urgent_ = true;
-  wake_.notify_one();
-}
-
-void Reaper::stop() {
-  {
-    const io::MutexLock lock(mutex_);
-    stopping_ = true;
-  }
-  wake_.notify_one();
-  if (thread_.joinable()) thread_.join();
+  thread_.wake();
 }
 
 void Reaper::run() {
   for (bool last = false; !last;) {
-    std::vector<BlobNumber> doomed;
-    {
-      const io::MutexLock lock(mutex_);
-      wake_.wait_for(mutex_, kInterval, [this]() REQUIRES(mutex_) { return urgent_ || stopping_; });
-      last = stopping_;
-      urgent_ = false;
-      doomed.swap(doomed_);
-    }
+    last = !thread_.wait_for(kInterval);
+    io::MutexLock lock(mutex_);
+    std::vector<BlobNumber> doomed = std::exchange(doomed_, {});
+    lock.unlock();
     round(std::move(doomed));
   }
 }

@@ -8,9 +8,9 @@
 
 #include <cstdint>
 #include <span>
-#include <thread>
 #include <vector>
 
+#include "io/background_thread.h"
 #include "io/mutex.h"
 #include "meta/blobs/blobs.h"
 #include "meta/blobs/space.h"
@@ -23,14 +23,13 @@ namespace ckptfs::meta {
 class Reaper {
  public:
   Reaper(Index& index, const Blobs& blobs, const Space& space, WrittenEnds& written_ends, WriteBack& write_back);
-  ~Reaper();  // as stop()
 
   // Its last name has gone in a committed batch.
   void doom(BlobNumber blob);
   // What the last daemon left to be removed.
   void doom(const std::vector<BlobNumber>& blobs);
-  // Ends the thread after a last round.
-  void stop();
+  // Ends the thread after a last round, as the destructor does.
+  void stop() { thread_.stop(); }
 
  private:
   void run();
@@ -45,11 +44,8 @@ class Reaper {
   WriteBack& write_back_;
 
   io::Mutex mutex_;
-  io::CondVar wake_;
   std::vector<BlobNumber> doomed_ GUARDED_BY(mutex_);
-  bool urgent_ GUARDED_BY(mutex_) = false;  // space is low: do not wait for the timer
-  bool stopping_ GUARDED_BY(mutex_) = false;
-  std::thread thread_;
+  io::BackgroundThread thread_;
 };
 
 }  // namespace ckptfs::meta

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "io/background.h"
 #include "io/log.h"
 #include "meta/care/neighbours.h"
 #include "meta/care/sharing.h"
@@ -35,16 +34,7 @@ uint64_t first_bytes(const io::Digest& root) {
 }  // namespace
 
 void Maintenance::start() {
-  thread_ = std::thread([this] { run(); });
-}
-
-void Maintenance::stop() {
-  {
-    const io::MutexLock lock(mutex_);
-    stopping_ = true;
-  }
-  wake_.notify_all();
-  if (thread_.joinable()) thread_.join();
+  thread_.start([this] { run(); }, io::BackgroundThread::Priority::low);
 }
 
 MaintenanceReport Maintenance::report() const {
@@ -52,15 +42,10 @@ MaintenanceReport Maintenance::report() const {
   return report_;
 }
 
-bool Maintenance::wait(Time time) {
-  const io::MutexLock lock(mutex_);
-  return !wake_.wait_for(mutex_, time, [this]() REQUIRES(mutex_) { return stopping_; });
-}
-
 bool Maintenance::pause(Time read) {
   const auto now = Clock::now();
   if (store_.open_files().writing()) written_ = now;
-  return wait(now - written_ < kStillWriting ? read * (kShare - 1) : Time(0));
+  return thread_.wait_for(now - written_ < kStillWriting ? read * (kShare - 1) : Time(0));
 }
 
 void Maintenance::failed(const std::string& what, const Error& error) {
@@ -70,11 +55,10 @@ void Maintenance::failed(const std::string& what, const Error& error) {
 }
 
 void Maintenance::run() {
-  io::become_background_thread();
   if (const auto last = store_.index().number(kScrubbedKey)) scrubbed_ = last.value();
   const Time interval = std::clamp<Time>(options_.quiet / 2, kShortest, kLongest);
   Time rest = kShortest;
-  for (auto began = Clock::now(); wait(rest);) {
+  for (auto began = Clock::now(); thread_.wait_for(rest);) {
     const auto done = maintain_all();
     if (!done && !has_gone(done.error())) failed("maintenance", done.error());
     const auto passed = Clock::now() - began;
@@ -86,7 +70,7 @@ void Maintenance::run() {
 
 // Returns how long the search for work took. If nothing has changed and nothing was postponed, there is nothing to do.
 Result<Maintenance::Time> Maintenance::maintain_all() {
-  TRY(store_.inspect([this] { return wait(Time(0)); }));
+  TRY(store_.inspect([this] { return !thread_.is_stopping(); }));
   const uint64_t version = store_.tree().version();
   if (version == version_ && !postponed_) return Time(0);
   const auto began = Clock::now();
@@ -96,7 +80,7 @@ Result<Maintenance::Time> Maintenance::maintain_all() {
   const Time searched = Clock::now() - began;
   postponed_ = false;
   for (const File& file : inventory_.undigested) {
-    if (!wait(Time(0))) return searched;
+    if (thread_.is_stopping()) return searched;
     const auto done = maintain_file(file);
     if (!done && !has_gone(done.error())) failed(store_.tree().path_of(file.inode), done.error());
     if (!done || !done.value()) postponed_ = true;
@@ -245,7 +229,7 @@ Result<> Maintenance::scrub(Time passed) {
   const auto all = static_cast<double>(inventory_.bytes);
   scrub_credit_ = std::min(scrub_credit_ + share * all, all);
   const BlobNumber before = scrubbed_;
-  for (size_t i = 0; i < inventory_.digested.size() && scrub_credit_ > 0 && wait(Time(0)); ++i) {
+  for (size_t i = 0; i < inventory_.digested.size() && scrub_credit_ > 0 && !thread_.is_stopping(); ++i) {
     TRY_ASSIGN(const uint64_t bytes, scrub_next());
     scrub_credit_ -= static_cast<double>(std::max<uint64_t>(bytes, 1));
     const io::MutexLock lock(mutex_);

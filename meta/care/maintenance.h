@@ -19,10 +19,10 @@
 #include <optional>
 #include <set>
 #include <string>
-#include <thread>
 #include <unordered_map>
 #include <vector>
 
+#include "io/background_thread.h"
 #include "io/mutex.h"
 #include "meta/care/digests.h"
 #include "meta/store/store.h"
@@ -50,10 +50,9 @@ class Maintenance {
   using Time = std::chrono::nanoseconds;
 
   Maintenance(Store& store, MaintenanceOptions options) : store_(store), options_(options) {}
-  ~Maintenance() { stop(); }
 
   void start();
-  void stop();
+  void stop() { thread_.stop(); }
   MaintenanceReport report() const;
 
  private:
@@ -85,8 +84,7 @@ class Maintenance {
   Result<uint64_t> scrub_next();
   Result<> record_scrubbed();
   void failed(const std::string& what, const Error& error);
-  bool pause(Time read);
-  bool wait(Time time);  // false: the end
+  bool pause(Time read);  // false: the end
 
   Store& store_;
   const MaintenanceOptions options_;
@@ -111,10 +109,8 @@ class Maintenance {
   std::chrono::steady_clock::time_point written_;  // when somebody had a file open for writing last
 
   mutable io::Mutex mutex_;
-  io::CondVar wake_;
-  bool stopping_ GUARDED_BY(mutex_) = false;
   MaintenanceReport report_ GUARDED_BY(mutex_);
-  std::thread thread_;
+  io::BackgroundThread thread_;
 };
 
 }  // namespace ckptfs::meta

@@ -1,6 +1,7 @@
 #include "meta/tree/spare_blobs.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "io/fault.h"
 #include "io/log.h"
@@ -13,9 +14,9 @@ constexpr size_t kMost = 16384;  // 8 MiB of XFS's inodes
 constexpr const char* kWhat = "empty blobs";
 }  // namespace
 
-SpareBlobs::SpareBlobs(Tree& tree, const Blobs& blobs) : tree_(tree), blobs_(blobs), thread_([this] { run(); }) {}
-
-SpareBlobs::~SpareBlobs() { end_thread(); }
+SpareBlobs::SpareBlobs(Tree& tree, const Blobs& blobs) : tree_(tree), blobs_(blobs) {
+  thread_.start([this] { run(); });
+}
 
 std::vector<BlobNumber> SpareBlobs::take(size_t count) {
   const io::MutexLock lock(mutex_);
@@ -31,7 +32,7 @@ void SpareBlobs::prepare(size_t count) {
     const io::MutexLock lock(mutex_);
     wanted_ = std::min(count, kMost);
   }
-  wake_.notify_one();
+  thread_.wake();
 }
 
 size_t SpareBlobs::ready() const {
@@ -40,29 +41,16 @@ size_t SpareBlobs::ready() const {
 }
 
 void SpareBlobs::stop() {
-  end_thread();
+  thread_.stop();
   doom_unpublished(tree_, take(kMost), kWhat);
 }
 
-void SpareBlobs::end_thread() {
-  {
-    const io::MutexLock lock(mutex_);
-    stopping_ = true;
-  }
-  wake_.notify_one();
-  if (thread_.joinable()) thread_.join();
-}
-
 void SpareBlobs::run() {
-  io::MutexLock lock(mutex_);
-  while (true) {
-    wake_.wait(mutex_, [this]() REQUIRES(mutex_) { return stopping_ || wanted_ > ready_.size(); });
-    if (stopping_) return;
-    const size_t missing = wanted_ - ready_.size();
-    wanted_ = 0;
+  while (thread_.wait()) {
+    io::MutexLock lock(mutex_);
+    const size_t wanted = std::exchange(wanted_, 0), ready = ready_.size();
     lock.unlock();
-    make(missing);
-    lock.lock();
+    if (wanted > ready) make(wanted - ready);
   }
 }
 
@@ -75,7 +63,7 @@ void SpareBlobs::make(size_t count) {
     return;
   }
   auto at = numbers.value().begin();
-  for (; at != numbers.value().end() && !is_stopping(); ++at) {
+  for (; at != numbers.value().end() && !thread_.is_stopping(); ++at) {
     if (const auto created = create(*at); !created) {
       log::warn("fewer blobs than the last save took are made ahead of the next: {}", created.error().message());
       break;
@@ -84,11 +72,6 @@ void SpareBlobs::make(size_t count) {
     ready_.push_back(*at);
   }
   doom_unpublished(tree_, {at, numbers.value().end()}, kWhat);
-}
-
-bool SpareBlobs::is_stopping() const {
-  const io::MutexLock lock(mutex_);
-  return stopping_;
 }
 
 Result<> SpareBlobs::create(BlobNumber number) const {

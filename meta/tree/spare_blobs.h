@@ -8,9 +8,9 @@
 #pragma once
 
 #include <cstddef>
-#include <thread>
 #include <vector>
 
+#include "io/background_thread.h"
 #include "io/mutex.h"
 #include "meta/blobs/blobs.h"
 #include "meta/tree/tree.h"
@@ -20,21 +20,18 @@ namespace ckptfs::meta {
 class SpareBlobs {
  public:
   SpareBlobs(Tree& tree, const Blobs& blobs);
-  ~SpareBlobs();  // without stop(): leaves its spares as a crash would
 
   // At most `count` of them, from now on the caller's, as if it had allotted and created them.
   std::vector<BlobNumber> take(size_t count);
   // That so many are there when the next save comes. Returns at once.
   void prepare(size_t count);
   size_t ready() const;
-  // What nobody took is doomed, and no more are made.
+  // What nobody took is doomed, and no more are made. Without it the spares are left as by a crash.
   void stop();
 
  private:
-  void end_thread();
   void run();
   void make(size_t count) EXCLUDES(mutex_);
-  bool is_stopping() const;
   Result<> create(BlobNumber number) const EXCLUDES(mutex_);
   Result<std::vector<BlobNumber>> allot(size_t count) EXCLUDES(mutex_);
 
@@ -42,11 +39,9 @@ class SpareBlobs {
   const Blobs& blobs_;
 
   mutable io::Mutex mutex_;
-  io::CondVar wake_;
   std::vector<BlobNumber> ready_ GUARDED_BY(mutex_);
   size_t wanted_ GUARDED_BY(mutex_) = 0;
-  bool stopping_ GUARDED_BY(mutex_) = false;
-  std::thread thread_;
+  io::BackgroundThread thread_;
 };
 
 }  // namespace ckptfs::meta

@@ -53,7 +53,7 @@ Result<HandedOut> hand_out(Filesystem& fs, const Peer& peer, const std::string& 
   TRY_ASSIGN(io::Fd blob, fs.tree.open_blob(inode, writing ? O_WRONLY : O_RDONLY));
   TRY(check_writers());  // again, since whoever freezes the file closes the gate and then looks for writers
   if (writing) {
-    TRY(fs.clear_privileges(inode, {peer.credentials.uid, peer.credentials.gid, peer.pid}));
+    TRY(fs.privileges.clear(inode, {peer.credentials.uid, peer.credentials.gid, peer.pid}));
     fs.files.changes(inode);
   }
   return HandedOut{inode, std::move(blob)};

@@ -67,15 +67,16 @@ json to_json(const meta::Usage& usage) {
 }
 
 // What rotation knows of each step of the series of these steps, by the step's inode.
-Result<std::map<meta::InodeNumber, json>> judged(Filesystem& fs, const std::vector<meta::StepInfo>& steps) {
+Result<std::map<meta::InodeNumber, json>> judged(const meta::Tree& tree, Rotation& rotation,
+                                                 const std::vector<meta::StepInfo>& steps) {
   std::map<meta::InodeNumber, json> found;
   std::string series;
   for (const meta::StepInfo& step : steps) {
     if (step.series == series) continue;
     series = step.series;
-    const auto number = fs.tree.resolve(series);
+    const auto number = tree.resolve(series);
     if (!number) continue;  // removed meanwhile
-    const auto judgement = fs.rotation.preview(number.value(), std::nullopt);
+    const auto judgement = rotation.preview(number.value(), std::nullopt);
     if (!judgement && judgement.error().errno_value() == ENOENT) continue;
     TRY(judgement);
     const SeriesJudgement& of_series = judgement.value();
@@ -110,8 +111,8 @@ Result<Survey> survey(meta::Store& store, const Peer& peer, const std::string& p
 }
 
 // One row for each step. A step that is removed meanwhile has a row without what rotation knows.
-Result<json> step_rows(Filesystem& fs, const Survey& survey) {
-  TRY_ASSIGN(const auto known, judged(fs, survey.steps));
+Result<json> step_rows(const meta::Tree& tree, Rotation& rotation, const Survey& survey) {
+  TRY_ASSIGN(const auto known, judged(tree, rotation, survey.steps));
   json rows = json::array();
   for (size_t at = 0; at < survey.steps.size(); ++at) {
     json row = to_json(survey.steps[at]);
@@ -120,7 +121,7 @@ Result<json> step_rows(Filesystem& fs, const Survey& survey) {
       row.update(more->second);
     }
     if (!row.contains("files")) {
-      const auto count = meta::count_files(fs.tree, survey.steps[at].inode);
+      const auto count = meta::count_files(tree, survey.steps[at].inode);
       if (count) row.update(json{{"files", count.value().files}, {"bytes", count.value().bytes}});
       if (!count) row["reason"] = "its files cannot be counted: " + count.error().message();
     }
@@ -140,9 +141,9 @@ json totals(const Survey& survey) {
               {"all", survey.account.all}};
 }
 
-Result<json> list(Filesystem& fs, const Peer& peer, const std::string& path) {
-  TRY_ASSIGN(const Survey found, survey(fs.store, peer, path));
-  TRY_ASSIGN(json rows, step_rows(fs, found));
+Result<json> list(meta::Store& store, Rotation& rotation, const Peer& peer, const std::string& path) {
+  TRY_ASSIGN(const Survey found, survey(store, peer, path));
+  TRY_ASSIGN(json rows, step_rows(store.tree(), rotation, found));
   return json{{"steps", std::move(rows)}};
 }
 
@@ -161,16 +162,17 @@ Result<json> disk_use(meta::Store& store, const Peer& peer, const std::string& p
 }
 
 // Tells what `ckptfs ls` says of one step, and the cost of each of its files.
-Result<json> show(Filesystem& fs, const Peer& peer, const std::string& path) {
-  TRY_ASSIGN(const meta::InodeNumber step, resolve_as(fs.tree, peer.credentials, path, kRead | kSearch));
-  TRY_ASSIGN(const bool is_step, meta::is_step(fs.tree, step));
+Result<json> show(meta::Store& store, Rotation& rotation, const Peer& peer, const std::string& path) {
+  const meta::Tree& tree = store.tree();
+  TRY_ASSIGN(const meta::InodeNumber step, resolve_as(tree, peer.credentials, path, kRead | kSearch));
+  TRY_ASSIGN(const bool is_step, meta::is_step(tree, step));
   if (!is_step) return Error(EINVAL, path + ": it is no step; `ckptfs ls` lists them");
-  TRY_ASSIGN(const json listed, list(fs, peer, path));
+  TRY_ASSIGN(const json listed, list(store, rotation, peer, path));
   if (listed.at("steps").empty()) return Error(ENOENT, path + ": it was removed meanwhile");
-  TRY_ASSIGN(const auto files, files_below(fs.tree, peer.credentials, step, "", 0));
+  TRY_ASSIGN(const auto files, files_below(tree, peer.credentials, step, "", 0));
   std::vector<meta::AskedOwner> owners;
   for (const FoundFile& file : files) owners.push_back({{file.inode}, 0});
-  TRY_ASSIGN(const meta::Account account, fs.store.accounting().account(owners));
+  TRY_ASSIGN(const meta::Account account, store.accounting().account(owners));
   json rows = json::array();
   for (size_t at = 0; at < files.size(); ++at) {
     rows.push_back(to_json(account.owners[at]));
@@ -210,13 +212,13 @@ json status_for(const meta::Tree& tree, const Credentials& who, json status) {
   return status;
 }
 
-Result<json> save(Filesystem& fs, const Peer& peer, const json& arguments) {
+Result<json> save(const meta::Tree& tree, Saver& saver, const Peer& peer, const json& arguments) {
   const std::string path = arguments.value("series", "/steps");
-  TRY(resolve_as(fs.tree, peer.credentials, path, kWrite | kSearch));
+  TRY(resolve_as(tree, peer.credentials, path, kWrite | kSearch));
   const std::string tag = arguments.at("tag").get<std::string>();
-  TRY_ASSIGN(const meta::InodeNumber series, fs.tree.resolve(path));
-  TRY_ASSIGN(const meta::SaveResult saved, fs.saver.save(series, tag, peer));
-  return json{{"step", fs.tree.path_of(saved.step)},
+  TRY_ASSIGN(const meta::InodeNumber series, tree.resolve(path));
+  TRY_ASSIGN(const meta::SaveResult saved, saver.save(series, tag, peer));
+  return json{{"step", tree.path_of(saved.step)},
               {"tag", tag},
               {"files", saved.files},
               {"cloned", saved.cloned},
@@ -251,11 +253,11 @@ Result<std::vector<meta::StepInfo>> visible_steps(meta::Store& store, const Peer
   return steps;
 }
 
-Result<json> inspect_all_steps(Filesystem& fs) {
+Result<json> inspect_all_steps(meta::Store& store, Rotation& rotation) {
   const Peer root;
-  TRY_ASSIGN(const Survey found, survey(fs.store, root, "/"));
+  TRY_ASSIGN(const Survey found, survey(store, root, "/"));
   json answer = {{"usage", totals(found)}};
-  TRY_ASSIGN(answer["steps"], step_rows(fs, found));
+  TRY_ASSIGN(answer["steps"], step_rows(store.tree(), rotation, found));
   return answer;
 }
 
@@ -265,16 +267,16 @@ void add_commands(ControlServer& server, Filesystem& fs) {
     return status_for(fs.tree, peer.credentials, status_of(fs));
   });
   server.add("ls", ControlServer::Pace::slow, [&fs](const Peer& peer, const json& arguments) -> Result<json> {
-    return list(fs, peer, arguments.value("path", "/"));
+    return list(fs.store, fs.rotation, peer, arguments.value("path", "/"));
   });
   server.add("show", ControlServer::Pace::slow, [&fs](const Peer& peer, const json& arguments) -> Result<json> {
-    return show(fs, peer, arguments.at("path").get<std::string>());
+    return show(fs.store, fs.rotation, peer, arguments.at("path").get<std::string>());
   });
   server.add("du", ControlServer::Pace::slow, [&fs](const Peer& peer, const json& arguments) -> Result<json> {
     return disk_use(fs.store, peer, arguments.value("path", "/"));
   });
   server.add("save", ControlServer::Pace::slow,
-             [&fs](const Peer& peer, const json& arguments) { return save(fs, peer, arguments); });
+             [&fs](const Peer& peer, const json& arguments) { return save(fs.tree, fs.saver, peer, arguments); });
 }
 
 }  // namespace ckptfs::fs

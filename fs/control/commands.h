@@ -6,6 +6,7 @@
 #include <string>
 
 #include "fs/control/server.h"
+#include "fs/steps/rotation.h"
 #include "meta/steps/steps.h"
 
 namespace ckptfs::fs {
@@ -26,7 +27,7 @@ class Filesystem;
 void add_commands(ControlServer& server, Filesystem& fs);
 
 // What `ls` and `du` answer root for the whole mount, from one inspection: {"steps", "usage"}.
-Result<nlohmann::json> inspect_all_steps(Filesystem& fs);
+Result<nlohmann::json> inspect_all_steps(meta::Store& store, Rotation& rotation);
 
 // The steps at `path` that the caller may see and list; "/": of all series.
 Result<std::vector<meta::StepInfo>> visible_steps(meta::Store& store, const Peer& peer, const std::string& path);

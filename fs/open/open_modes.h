@@ -16,7 +16,7 @@
 //   2. for writing, of a swap file while the store is short of space (Tree::short_of_space). Only the writer would see
 //      the ENOSPC, and DeepSpeed does not look.
 //   3. for writing, of a file with suid or sgid. A write has to clear these bits, and the kernel leaves that to a
-//      daemon which would not see the write.
+//      daemon which would not see the write (fs/open/privileges.h).
 //   4. O_WRONLY, of a file that was just made or emptied and begins as a clone of what it will probably hold
 //      (fs/adopt/speculative_clone.h). Not with O_DIRECT, O_SYNC, O_DSYNC or O_APPEND.
 //   5. likewise, and also O_RDWR, where equal blocks are shared one by one (fs/adopt/inline_block_dedup.h). Not for a
@@ -65,10 +65,5 @@ struct OpenModes {
 };
 
 inline bool opens_for_writing(int flags) { return (flags & O_ACCMODE) != O_RDONLY; }
-
-// Are there bits that a write by another than root may have to clear (suid, sgid)?
-bool has_privileges(uint32_t mode);
-// The mode after such a write. sgid on a file that its group cannot execute stays if the writer is in that group.
-uint32_t without_privileges(uint32_t mode, bool in_group);
 
 }  // namespace ckptfs::fs

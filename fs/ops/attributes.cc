@@ -1,5 +1,5 @@
-// Attributes: getattr, setattr, statfs. The kernel checks permissions (default_permissions). The daemon clears suid and
-// sgid where Linux does (FUSE_HANDLE_KILLPRIV_V2).
+// Attributes: getattr, setattr, statfs. The kernel checks permissions (default_permissions). What clears suid and
+// sgid: fs/open/privileges.h.
 #include <sys/stat.h>
 #include <time.h>
 
@@ -14,7 +14,7 @@ namespace {
 
 void op_getattr(fuse_req_t req, fuse_ino_t inode, fuse_file_info*) {
   const Request request(req, Operation::getattr, inode);
-  request.fs().clear_privileges_if_written(inode);
+  request.fs().privileges.clear_if_written(inode);
   const auto attributes = request.fs().tree.attributes(inode);
   if (!attributes) return request.error(attributes.error());
   request.attributes(attributes.value());
@@ -48,27 +48,6 @@ bool is_empty(const meta::AttributeChange& change) {
   return !change.mode && !change.uid && !change.gid && !change.atime && !change.mtime;
 }
 
-// Clears suid and sgid if the owner changes, or if somebody changes the size who may not keep these bits.
-Result<> clear_privileges(Filesystem& fs, meta::InodeNumber inode, int valid, const meta::Caller& caller,
-                          meta::AttributeChange& change) {
-  const bool by_owner = (valid & (FUSE_SET_ATTR_UID | FUSE_SET_ATTR_GID)) != 0;
-  const bool by_size = (valid & FUSE_SET_ATTR_SIZE) != 0 && (valid & FUSE_SET_ATTR_KILL_SUID) != 0;
-  if (change.mode || (!by_owner && !by_size)) return success();
-  TRY_ASSIGN(const meta::InodeRecord record, fs.tree.inode(inode));
-  if (record.is_dir() || !has_privileges(record.mode)) return success();
-  change.mode = without_privileges(record.mode, by_owner || caller.gid == record.gid) & 07777u;
-  return success();
-}
-
-// Watches the file from before it gets suid or sgid, for as long as somebody has it open for writing.
-Result<> change_attributes(Filesystem& fs, meta::InodeNumber inode, const meta::AttributeChange& change) {
-  const bool gives_privileges = change.mode && has_privileges(*change.mode);
-  if (gives_privileges) TRY(fs.watch_privileges(inode));
-  auto changed = fs.tree.change_attributes(inode, change);
-  if (gives_privileges && !fs.files.open_for_writing(inode)) fs.privileges.end(inode);
-  return changed;
-}
-
 Result<meta::Attributes> set_attributes(Filesystem& fs, meta::InodeNumber inode, const meta::Caller& caller,
                                         const struct stat& wanted, int valid) {
   constexpr int kOfBlob = FUSE_SET_ATTR_SIZE | FUSE_SET_ATTR_MTIME | FUSE_SET_ATTR_MTIME_NOW | FUSE_SET_ATTR_ATIME |
@@ -86,8 +65,9 @@ Result<meta::Attributes> set_attributes(Filesystem& fs, meta::InodeNumber inode,
     if (wanted.st_size == 0) fs.write_errors.clear(inode);
   }
   meta::AttributeChange change = requested_change(wanted, valid);
-  TRY(clear_privileges(fs, inode, valid, caller, change));
-  if (!is_empty(change)) TRY(change_attributes(fs, inode, change));
+  const bool clears = (valid & FUSE_SET_ATTR_SIZE) != 0 && (valid & FUSE_SET_ATTR_KILL_SUID) != 0;
+  TRY(fs.privileges.clear_by_setattr(inode, caller, clears, change));
+  if (!is_empty(change)) TRY(fs.privileges.change_attributes(inode, change));
   return fs.tree.attributes(inode);
 }
 

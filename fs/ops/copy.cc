@@ -95,7 +95,7 @@ void op_copy_file_range(fuse_req_t req, fuse_ino_t from, off_t from_offset, fuse
   through_gate(request.fs(), to, [request, range] {
     const auto copied = copy(request.fs(), range);
     if (!copied) return request.error(copied.error());
-    if (const auto cleared = request.fs().clear_privileges(request.inode(), request.caller()); !cleared) {
+    if (const auto cleared = request.fs().privileges.clear(request.inode(), request.caller()); !cleared) {
       return request.error(cleared.error());
     }
     request.answer(fuse_reply_write, copied.value());

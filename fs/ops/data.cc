@@ -65,10 +65,9 @@ void op_write(fuse_req_t req, fuse_ino_t inode, const char* data, size_t size, o
   const Request request(req, Operation::write, inode);
   const Handle& handle = Handles<Handle>::get(info->fh);
   if (!handle.data) return request.error(Error(EIO, "a write of a passthrough open came to the daemon"));
-  if (handle.clears_privileges || request.fs().privileges.since(inode)) {
-    if (const auto cleared = request.fs().clear_privileges(inode, request.caller()); !cleared) {
-      return request.error(cleared.error());
-    }
+  Privileges& privileges = request.fs().privileges;
+  if (const auto cleared = privileges.before_write(inode, request.caller(), handle.had_privileges); !cleared) {
+    return request.error(cleared.error());
   }
   RequestLoop::Write& incoming = RequestLoop::write_of(data);
   const DataPath::Written written = write(handle, incoming, offset);
@@ -120,7 +119,7 @@ void op_fallocate(fuse_req_t req, fuse_ino_t inode, int mode, off_t offset, off_
       request.fs().write_errors.failed(request.inode(), WriteFailure::fallocate, allocated.error());
       return request.logged_error(allocated.error());
     }
-    request.result(allocated ? request.fs().clear_privileges(request.inode(), request.caller()) : allocated);
+    request.result(allocated ? request.fs().privileges.clear(request.inode(), request.caller()) : allocated);
   });
 }
 

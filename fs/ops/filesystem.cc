@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "fs/views/writers.h"
-#include "io/log.h"
 
 namespace ckptfs::fs {
 namespace {
@@ -41,6 +40,7 @@ Filesystem::Filesystem(const MountOptions& mount_options, meta::Store& mounted_s
           store, lanes, [this](meta::InodeNumber inode, int blob) { return views::writers_of(files, inode, blob); },
           readings, leaving),
       view_files({store, tree, files, backing_ids, modes, counters}),
+      privileges(tree, files, notifications),
       maintenance(store, {.quiet = std::chrono::seconds(options.quiet_seconds),
                           .scrub = std::chrono::seconds(options.scrub_seconds)}),
       step_facts(store, files, write_errors, file_sync, readings, saves, std::chrono::seconds(options.quiet_seconds)),
@@ -102,40 +102,6 @@ fuse_entry_param Filesystem::entry_of(const meta::Attributes& attributes) const 
 
 void Filesystem::dropped(const meta::Dropped& dropped) {
   if (dropped.last_name) files.dropped(dropped.inode);
-}
-
-Result<> Filesystem::clear_privileges(meta::InodeNumber inode, const meta::Caller& caller) {
-  if (caller.uid == 0) return success();
-  TRY_ASSIGN(const meta::InodeRecord record, tree.inode(inode));
-  if (record.is_dir() || !has_privileges(record.mode)) return success();
-  meta::AttributeChange change;
-  change.mode = without_privileges(record.mode, caller.gid == record.gid) & 07777u;
-  TRY(tree.change_attributes(inode, change));
-  if (!has_privileges(*change.mode)) privileges.end(inode);
-  notifications.attributes_changed(inode);
-  return success();
-}
-
-void Filesystem::clear_privileges_if_written(meta::InodeNumber inode) {
-  const auto since = privileges.since(inode);
-  if (!since) return;
-  const auto attributes = tree.attributes(inode);
-  if (!attributes) return privileges.end(inode);
-  const timespec& mtime = attributes.value().stat.st_mtim;
-  if (mtime.tv_sec == since->tv_sec && mtime.tv_nsec == since->tv_nsec) return;
-  privileges.end(inode);
-  constexpr uint32_t kAnybody = UINT32_MAX;  // nobody knows who wrote
-  if (const auto cleared = clear_privileges(inode, {kAnybody, kAnybody, 0}); !cleared) {
-    log::error("{}: suid and sgid stay, though it was written to: {}", tree.path_of(inode), cleared.error().message());
-  }
-}
-
-Result<> Filesystem::watch_privileges(meta::InodeNumber inode) {
-  TRY_ASSIGN(const meta::Attributes attributes, tree.attributes(inode));
-  if (!attributes.record.is_live_file()) return success();
-  if (files.open_for_writing(inode)) wait_for_next_tick(attributes.stat.st_mtim);
-  privileges.begin(inode, attributes.stat.st_mtim);
-  return success();
 }
 
 uint64_t Filesystem::cow_reserve_of_others(meta::InodeNumber inode) const {

@@ -24,7 +24,7 @@
 #include "fs/open/mapped_files.h"
 #include "fs/open/open_files.h"
 #include "fs/open/open_modes.h"
-#include "fs/open/privilege_watch.h"
+#include "fs/open/privileges.h"
 #include "fs/open/write_errors.h"
 #include "fs/ops/handles.h"
 #include "fs/steps/last_errors.h"
@@ -79,7 +79,7 @@ class Filesystem {
   views::Views views;
   ViewFiles view_files;
   Handles<ViewHandle> view_handles;
-  PrivilegeWatch privileges;
+  Privileges privileges;
   meta::Maintenance maintenance;
   StepFactsFinder step_facts;
   Removals removals;
@@ -97,14 +97,6 @@ class Filesystem {
 
   // After an unlink, rmdir or overwriting rename.
   void dropped(const meta::Dropped& dropped);
-
-  // A change of the content by one who may not keep suid and sgid clears them; the kernel leaves that to us
-  // (FUSE_HANDLE_KILLPRIV_V2). The mode of a file that is being written must not stay as it was: a failure is an error.
-  Result<> clear_privileges(meta::InodeNumber inode, const meta::Caller& caller);
-  // Likewise for writes past the daemon to a file that is watched: to be called before its attributes are told.
-  void clear_privileges_if_written(meta::InodeNumber inode);
-  // Before a file gets suid or sgid.
-  Result<> watch_privileges(meta::InodeNumber inode);
 
   // The sum of the COW reserves of all other files that are open for writing now, for Tree::prepare_writing.
   uint64_t cow_reserve_of_others(meta::InodeNumber inode) const;

@@ -41,7 +41,7 @@ struct Handle {
   std::unique_ptr<InlineBlockDedup> blocks;  // or there
   pid_t reader = 0;                          // the thread that opened it for reading only; SourcePredictor counts it
   bool syncs = false;                        // opened with O_DSYNC or O_SYNC: its descriptors sync each write
-  bool clears_privileges = false;  // it had suid or sgid when opened: a write by another than root clears them
+  bool had_privileges = false;               // suid or sgid, when it was opened for writing
 };
 
 // An open directory: a snapshot of its entries, taken when it is opened or rewound.

@@ -54,8 +54,7 @@ void end_handle(Filesystem& fs, std::unique_ptr<Handle> handle) {
   if (writing && fs.modes.passthrough) fs.mapped_files.closed(file->inode, descriptor);
   if (!fs.files.end(file, writing)) return;
   fs.tree.finished_writing(file->inode);
-  fs.clear_privileges_if_written(file->inode);
-  fs.privileges.end(file->inode);
+  fs.privileges.closed(file->inode);
 }
 
 Result<std::unique_ptr<DataPath>> make_data_path(Filesystem& fs, const OpenFile& file, int shared, int flags) {
@@ -154,7 +153,7 @@ Result<std::unique_ptr<Handle>> open_file(Filesystem& fs, meta::InodeNumber inod
                                           fuse_file_info& info, const std::optional<std::string>& empty_name) {
   const bool writing = opens_for_writing(info.flags);
   TRY_ASSIGN(auto claim, fs.descriptors.take(caller.uid, kDescriptorsOfAnOpen));
-  PendingOpen pending(fs, inode, writing);  // counted before the file's mode is read (fs/open/privilege_watch.h)
+  PendingOpen pending(fs, inode, writing);  // counted before the file's mode is read (fs/open/privileges.h)
   TRY_ASSIGN(const meta::InodeRecord record, fs.tree.inode(inode));
   if (!record.is_regular()) return Error(record.is_dir() ? EISDIR : ENXIO);
   if (fs.tree.is_damaged(inode)) return Error(EIO, "damaged: its blob is missing or short (see `ckptfs status`)");
@@ -164,14 +163,14 @@ Result<std::unique_ptr<Handle>> open_file(Filesystem& fs, meta::InodeNumber inod
     fs.files.changes(inode);
     TRY(fs.tree.truncate(inode, 0));
     fs.view_files.drop_blocks_of(inode);  // for files of views that were opened meanwhile
-    TRY(fs.clear_privileges(inode, caller));
+    TRY(fs.privileges.clear(inode, caller));
     fs.write_errors.clear(inode);
   }
   auto handle = std::make_unique<Handle>();
   handle->claim = std::move(claim);
   handle->writing = writing;
   handle->seen_errors = pending.file().errors.now();
-  handle->clears_privileges = writing && has_privileges(record.mode);
+  handle->had_privileges = writing && has_privileges(record.mode);
   if (empty_name && fs.options.adopt && SpeculativeClones::may_adopt(info.flags)) {
     begin_adoption(fs, pending.file(), record, *empty_name, caller, info.flags, *handle);
   }

@@ -76,6 +76,7 @@ json care_of(const meta::CaretakerReport& care) {
 json rotation_of(const Filesystem& fs) {
   const RotationReport rotation = fs.rotation.report();
   return {{"removed", rotation.removed},
+          {"looks", rotation.looks},
           {"being_emptied", fs.removals.waiting()},
           {"failures", rotation.failures},
           {"held", rotation.held}};

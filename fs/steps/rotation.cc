@@ -85,6 +85,11 @@ void Rotation::failed(const std::string& what, const Error& error) {
   ++report_.failures;
 }
 
+void Rotation::count_look() {
+  const std::lock_guard lock(mutex_);
+  ++report_.looks;
+}
+
 void Rotation::run() {
   io::become_background_thread();
   started_ = clock_noted_ = Clock::now();
@@ -93,6 +98,7 @@ void Rotation::run() {
     const auto began = Clock::now();
     const auto looked = look_after_all();
     if (!looked && !is_harmless(looked.error())) failed("rotation", looked.error());
+    count_look();
     rest = std::max(interval, (Clock::now() - began) * kLookShare);
   }
   clock_noted_ = {};

@@ -60,6 +60,7 @@ struct Rules {
 
 struct RotationReport {
   uint64_t removed = 0;               // steps, since the mount
+  uint64_t looks = 0;                 // at all series, each to its end
   uint64_t failures = 0;              // of any of it; each is logged
   std::vector<std::string> held;      // "/steps/global_step5: latest": no rule keeps it, but for this it would go
   std::vector<std::string> warnings;  // caps that cannot be met, and why nothing is removed
@@ -121,6 +122,7 @@ class Rotation {
   void note_held(const std::string& path, const meta::Policy& policy, const StepStatus& step,
                  const meta::Decision& decision, Findings& findings) const;
   void failed(const std::string& what, const Error& error);
+  void count_look();
 
   meta::Store& store_;
   meta::Tree& tree_;

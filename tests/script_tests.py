@@ -95,9 +95,11 @@ def run(report, tests, pattern, jobs, builds):
     lines = Lines(report)
     chosen = "alone" if tests[0].alone else "not alone"
     files = sorted({test.path for test in tests})
-    status = run_pytest(lines, "-n", jobs, "--dist", "loadgroup", "-m", chosen, "--only", pattern, *files)
+    # Where a process dies, pytest-xdist 3.1 may wait for ever for the one that it starts instead.
+    status = run_pytest(lines, "-n", jobs, "--dist", "loadgroup", "--max-worker-restart", 0, "-m", chosen, "--only",
+                        pattern, *files)
     if status == pytest.ExitCode.INTERRUPTED:
         raise KeyboardInterrupt
     for test in tests:
         if test.name not in lines.ended:
-            report.add(test.name, "FAIL", 0, f"did not end; see {LOGS / 'pytest.log'}")
+            report.add(test.name, "FAIL", 0, f"not run, because a process of pytest died; see {LOGS / 'pytest.log'}")

@@ -95,7 +95,7 @@ def keep_together(item):
     """Gives tests that share something expensive to the same process."""
     if item.get_closest_marker("together") or "shared_mount" in item.fixturenames:
         mode = item.callspec.params.get("mode", "") if hasattr(item, "callspec") else ""
-        item.add_marker(pytest.mark.xdist_group(f"{item.path.stem}-{mode}"))
+        item.add_marker(pytest.mark.xdist_group(f"{item.path.parent.name}-{item.path.stem}-{mode}"))
 
 
 # --- what scripts/test builds beside the tests

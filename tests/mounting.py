@@ -349,14 +349,14 @@ class Mount:
         self.stop()
         return self.start()
 
-    def wait_for_looks(self, count):
-        """Waits until rotation has looked at all series so many times, from its beginning to its end."""
+    def wait_for_rounds(self, count):
+        """Waits until rotation has begun and ended so many rounds, each over all series."""
 
-        def looks():
-            return self.status()["rotation"]["looks"]
+        def rounds():
+            return self.status()["rotation"]["rounds"]
 
-        wanted = looks() + count + 1  # one may be under way
-        wait_until(f"rotation looks {count} times", lambda: looks() >= wanted, 60, 0.1)
+        wanted = rounds() + count + 1  # one may be under way
+        wait_until(f"rotation has {count} rounds behind it", lambda: rounds() >= wanted, 60, 0.1)
 
     # Saves, seals and the like, as a user without our library makes them.
 

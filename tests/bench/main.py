@@ -76,6 +76,10 @@ def arguments():
     parsed.pairs = parsed.pairs or (3 if parsed.quick else 9)
     if parsed.pairs < 2:
         parser.error("--pairs: at least 2")
+    if "versions" in (parsed.only or ()) and parsed.against is None:
+        parser.error("--only versions: name the other version by --against OLD/build/ckptfs")
+    if parsed.against is not None and not os.access(parsed.against, os.X_OK):
+        parser.error(f"--against {parsed.against}: there is no such command")
     return parsed
 
 

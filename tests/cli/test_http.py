@@ -398,7 +398,7 @@ def test_errors_at_release_are_counted(disk, work):
         for version in range(2):
             write_state(mount.path, version, ranks=1, groups=("0_2",))
         wait_until("the count", lambda: metrics(mount)["ckptfs_release_errors_total"] == 1)
-        true("was not read again" in mount.read_log(), "the log")
+        true("was not counted again" in mount.read_log(), "the log")
     finally:
         abandon(mount)
 

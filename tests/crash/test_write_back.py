@@ -264,9 +264,9 @@ def test_rotation_keeps_the_last_that_is_on_the_disk(disk, mount):
     patient = Patient(disk, mount, "runs/a/checkpoint-2/model.safetensors", weights(2), weights(3))
     patient.fail_told_by_msync()
     os.setxattr(series, "user.ckptfs.keep_last", b"1")
-    mount.wait_for_looks(3)
+    mount.wait_for_rounds(3)
     os.utime(series / "checkpoint-2/trainer_state.json")  # completes the step again, so that the rule is armed
-    mount.wait_for_looks(10)
+    mount.wait_for_rounds(10)
     equal(sorted(os.listdir(series)), ["checkpoint-1", "checkpoint-2"], "steps")
     refused("fsync", patient.fsync)
 

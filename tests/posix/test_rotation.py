@@ -45,13 +45,13 @@ def steps(mount):
 
 def stays(mount, wanted, what="the steps that stay", seconds=20):
     wait_until(f"{what}: {wanted}", lambda: steps(mount) == wanted, seconds, 0.05)
-    mount.wait_for_looks(2)  # and no more go
+    mount.wait_for_rounds(2)  # and no more go
     equal(steps(mount), wanted, what)
 
 
 def never(mount, wanted):
     """The daemon looks again and again, and does nothing."""
-    mount.wait_for_looks(3)
+    mount.wait_for_rounds(3)
     equal(steps(mount), wanted, "the steps")
 
 
@@ -421,7 +421,7 @@ def test_not_while_it_is_being_filled(mount):
         write_step(mount, number)
         time.sleep(0.3)
     filled = set(range(1, number + 1))
-    mount.wait_for_looks(12)  # quiet, all complete, nothing in use
+    mount.wait_for_rounds(12)  # quiet, all complete, nothing in use
     equal(steps(mount), filled, "the steps that were filled in")
     write_step(mount, number + 1)
     stays(mount, {number + 1}, seconds=30)

@@ -230,8 +230,8 @@ def test_fsync_of_everything(folder):
         os.fdatasync(file)
     with opened(folder / "f", os.O_RDONLY) as file:
         os.fsync(file)
-    with opened(folder, os.O_RDONLY) as folder:
-        os.fsync(folder)
+    with opened(folder, os.O_RDONLY) as directory:
+        os.fsync(directory)
     with opened(folder / "s", os.O_WRONLY | os.O_CREAT | os.O_SYNC) as file:
         os.write(file, b"synced")
     with opened(folder / "s", os.O_WRONLY | os.O_DSYNC) as file:

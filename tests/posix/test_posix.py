@@ -100,12 +100,12 @@ def test_directories(folder):
 
 def test_a_removed_directory_that_is_open(folder):
     (folder / "s").mkdir()
-    with opened(folder / "s", os.O_RDONLY | os.O_DIRECTORY) as folder:
+    with opened(folder / "s", os.O_RDONLY | os.O_DIRECTORY) as directory:
         os.rmdir(folder / "s")
-        equal(os.fstat(folder).st_nlink, 0, "links")
+        equal(os.fstat(directory).st_nlink, 0, "links")
         with raises(errno.ENOENT):
-            os.open("f", os.O_CREAT | os.O_WRONLY, dir_fd=folder)
-        equal(os.listdir(folder), [], "listing")
+            os.open("f", os.O_CREAT | os.O_WRONLY, dir_fd=directory)
+        equal(os.listdir(directory), [], "listing")
 
 
 def test_rename_within_and_across(folder):
@@ -235,19 +235,19 @@ def test_fifos_sockets_and_devices(folder):
 
 def test_ten_thousand_entries(folder):
     wanted = by_level(2000, 10000, 10000)
-    folder = os.open(folder, os.O_RDONLY)
+    directory = os.open(folder, os.O_RDONLY)
     try:
         for number in range(wanted):
-            os.close(os.open(f"file-{number:05d}", os.O_CREAT | os.O_WRONLY, 0o600, dir_fd=folder))
-        names = os.listdir(folder)
+            os.close(os.open(f"file-{number:05d}", os.O_CREAT | os.O_WRONLY, 0o600, dir_fd=directory))
+        names = os.listdir(directory)
         equal(len(names), wanted, "entries")
         equal(len(set(names)), wanted, "different names")
-        equal(sum(1 for entry in os.scandir(folder) if entry.stat().st_size == 0), wanted, "stat of each")
+        equal(sum(1 for entry in os.scandir(directory) if entry.stat().st_size == 0), wanted, "stat of each")
         for name in names[::2]:
-            os.unlink(name, dir_fd=folder)
-        equal(sorted(os.listdir(folder)), sorted(names[1::2]), "the other half")
+            os.unlink(name, dir_fd=directory)
+        equal(sorted(os.listdir(directory)), sorted(names[1::2]), "the other half")
     finally:
-        os.close(folder)
+        os.close(directory)
     run("rm", "-r", folder)
     true(not folder.exists(), "rm -r removed it")
 

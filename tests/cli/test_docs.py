@@ -260,6 +260,7 @@ def test_resume(work, disk):
     equal(user.types("getfattr --only-values -n user.ckptfs.state /ckpt/steps/global_step100"), "complete", "its state")
     os.kill(json.loads(run(CKPTFS, "status", "--json", user.ckpt).stdout)["pid"], signal.SIGKILL)
     user.types("ckptfs mount /data/store /ckpt")
+    (user.ckpt / "steps/global_step50/notes").write_text("written a moment ago")
     true("not yet hashed" in user.types("ckptfs verify /ckpt/steps"), "ckptfs verify says what it cannot tell yet")
     user.types_all()
     equal((user.ckpt / "steps" / "latest").read_text(), "global_step100", "latest")

@@ -73,6 +73,7 @@ def lowest_level(item):
     return mark.args[0] if mark else LEVELS[0]
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
 def pytest_collection_modifyitems(config, items):
     only = re.compile(config.getoption("only") or "")
 

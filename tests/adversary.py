@@ -1,4 +1,4 @@
-"""A random user of the mount, and the model of what must be there afterwards (tests/posix/test_adversarial).
+"""A random user of the mount, and the model of what must be there afterwards (tests/posix/test_adversarial.py).
 
 The model is a map from path to File; hard links are several paths of one File. `check_all` compares all names and bytes
 of it with the mount. Each operation knows its expected result: success, or EPERM when it writes into a saved file. No

@@ -1,94 +1,13 @@
-"""A small framework for the system tests: cases, their expectations, and how a file of them is run.
+"""What script tests expect, and how they read, write, and become another user."""
 
-Each case prints one line. The exit status is 1 if a case failed, else 77 if a case was skipped; then the reason is on
-the last line.
-"""
-
-import argparse
 import contextlib
 import errno
 import os
 import pickle
 import random
-import shutil
-import sys
 import time
-import traceback
 
-from mounting import LEVEL, MODES, Failure, Plain, Skip, Store, mounted, workspace, xfs
-
-
-class Report:
-    """Runs cases and counts them."""
-
-    def __init__(self, selection=None):
-        self.selection = selection
-        self.passed, self.failed, self.skipped = [], [], []
-
-    def modes(self):
-        """Returns the open modes that this machine supports."""
-        if tuple(int(part) for part in os.uname().release.split(".")[:2]) >= (6, 9):
-            return MODES
-        self.skip("passthrough", "kernel: passthrough needs Linux 6.9")
-        return tuple(mode for mode in MODES if mode != "passthrough")
-
-    def skip(self, name, reason):
-        self.skipped.append(str(reason))
-        print(f"skip  {name}: {reason}", flush=True)
-
-    def wants(self, name):
-        return not self.selection or any(word in name for word in self.selection)
-
-    def run(self, name, function, *arguments):
-        if not self.wants(name):
-            return
-        start = time.monotonic()
-        try:
-            function(*arguments)
-        except Skip as reason:
-            self.skip(name, reason)
-        except Exception as problem:  # any problem is this case's failure, and the other cases still run
-            self.failed.append(name)
-            print(f"FAIL  {name}: {type(problem).__name__}: {problem}", flush=True)
-            traceback.print_exc(limit=-4)
-        else:
-            self.passed.append(name)
-            print(f"ok    {name} ({time.monotonic() - start:.2f} s)", flush=True)
-
-    def finish(self):
-        print(f"{len(self.passed)} passed, {len(self.failed)} failed, {len(self.skipped)} skipped", flush=True)
-        if self.failed:
-            print("failed: " + ", ".join(self.failed))
-            sys.exit(1)
-        if self.skipped:
-            print("; ".join(dict.fromkeys(self.skipped)))
-            sys.exit(77)
-        if not self.passed:
-            print("no case was run")
-            sys.exit(1)
-        sys.exit(0)
-
-
-def arguments(description, **more):
-    """Parses the options that every test file has: names of cases, --plain; and `more`, name=(default, help)."""
-    parser = argparse.ArgumentParser(description=description.strip().splitlines()[0])
-    parser.add_argument("cases", nargs="*", help="run only the cases whose name holds one of these words")
-    parser.add_argument("--plain", action="store_true", help="against plain XFS: checks the test itself")
-    for name, (default, text) in more.items():
-        parser.add_argument(f"--{name}", default=default, type=type(default) if default is not None else str, help=text)
-    return parser.parse_args()
-
-
-def guarded(main):
-    """Runs main(). Skips, with the reason, if the machine lacks something that all of it needs."""
-    try:
-        main()
-    except Skip as reason:
-        print(reason)
-        sys.exit(77)
-
-
-# --- expectations
+from mounting import Failure
 
 
 def equal(got, wanted, what=""):
@@ -207,69 +126,6 @@ def in_child(function, *, uid=None, gid=None, folder=None):
 def noise(length, seed=1):
     """Returns bytes without a pattern. The same seed gives the same bytes."""
     return random.Random(seed).randbytes(length)
-
-
-# --- Cases that run once in each open mode, all on one mount, each in its own folder
-
-
-def run_cases(report, cases, mount, label):
-    for function in cases:
-        name = f"{label}: {function.__name__}"
-        if report.wants(name):
-            if not mount.alive():
-                mount.start()  # replaces the dead mount; the case in which it died has failed
-            folder = mount.path / function.__name__
-            folder.mkdir()
-            os.chmod(folder, 0o755)
-            report.run(name, function, folder, mount)
-
-
-def main_in_each_mode(description, name, cases, mount_options=()):
-    """cases: functions of (folder, mount). With --plain the mount is plain XFS."""
-    guarded(lambda: _run_in_each_mode(description, name, cases, mount_options))
-
-
-def _run_in_each_mode(description, name, cases, mount_options):
-    options = arguments(description)
-    report = Report(options.cases)
-    with workspace(name) as work, xfs(work) as disk:
-        if options.plain:
-            run_cases(report, cases, Plain(disk / "plain"), "plain")
-        else:
-            for mode in report.modes():
-                store = Store(disk / mode)
-                with mounted(store, work / f"mnt-{mode}", mode=mode, options=mount_options) as mount:
-                    run_cases(report, cases, mount, mode)
-                report.run(f"{mode}: fsck", store.fsck)
-    report.finish()
-
-
-def main_with_fresh_stores(description, name, cases, in_one_mode=()):
-    """cases: functions of (mount), each on a new store, in each open mode, with a fsck behind it.
-
-    in_one_mode: those of them that the mode cannot change. They run in the first mode only, but at the long level.
-    """
-    guarded(lambda: _run_with_fresh_stores(description, name, cases, in_one_mode))
-
-
-def _run_with_fresh_stores(description, name, cases, in_one_mode):
-    options = arguments(description)
-    report = Report(options.cases)
-
-    def run_one(function, disk, work, mode):
-        store = Store(disk / f"{mode}-{function.__name__}")
-        with mounted(store, work / f"mnt-{mode}-{function.__name__}", mode=mode) as mount:
-            function(mount)
-        store.fsck()
-        shutil.rmtree(store.folder)
-
-    with workspace(name) as work, xfs(work) as disk:
-        modes = report.modes()
-        for mode in modes:
-            for function in cases:
-                if mode == modes[0] or LEVEL == "long" or function not in in_one_mode:
-                    report.run(f"{mode}: {function.__name__}", run_one, function, disk, work, mode)
-    report.finish()
 
 
 def wait_for_seal(mount, step, may_fail=False, seconds=5.0):

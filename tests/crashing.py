@@ -126,7 +126,7 @@ class Counts:
         )
 
     def check(self):
-        if self.any < 0.8 * self.rounds:
+        if self.any < max(1, int(0.8 * self.rounds)):
             raise Failure(f"too few rounds hit something: {self}")
 
 

@@ -18,19 +18,23 @@ import os
 import pathlib
 import shutil
 import signal
+import stat
 import struct
 import subprocess
 import sys
 import tempfile
 import time
+import unittest
+
+import leftovers
+from leftovers import PREFIX
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 BUILD = pathlib.Path(os.environ.get("CKPTFS_BUILD", REPOSITORY / "build"))
-CKPTFS = os.environ.get("CKPTFS", str(REPOSITORY / "build" / "ckptfs"))
-CKPTFS_DEBUG = os.environ.get("CKPTFS_DEBUG", str(REPOSITORY / "build" / "debug" / "ckptfs"))
+CKPTFS = os.environ.get("CKPTFS", str(BUILD / "ckptfs"))
+CKPTFS_DEBUG = os.environ.get("CKPTFS_DEBUG", str(BUILD / "asan" / "ckptfs"))  # has fault points
 LEVEL = os.environ.get("CKPTFS_TEST_LEVEL", "normal")
 MODES = ("passthrough", "direct")
-PREFIX = "ckptfs-test-"
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -39,8 +43,9 @@ class Failure(AssertionError):
     """An expectation of the test does not hold."""
 
 
-class Skip(Exception):
-    """The machine lacks something that the test needs; the message says what."""
+class Skip(unittest.SkipTest):
+    """The machine lacks something that the test needs. The message says what; `NEED: ...` may be excused by
+    tests/optional."""
 
 
 def by_level(quick, normal, long):
@@ -93,67 +98,6 @@ def _temporary():
     return pathlib.Path(os.environ.get("CKPTFS_TMP", "/dev/shm"))
 
 
-def _mount_table():
-    """Returns (mount point, line of the table) of all mounts."""
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
-        return [(line.split(" ")[4].encode("utf-8", "surrogateescape").decode("unicode_escape"), line) for line in lines]
-
-
-def _mounts_below(folder):
-    """Returns the mount points at or below the folder, the last mounted first."""
-    return [point for point, _ in reversed(_mount_table()) if point == str(folder) or point.startswith(f"{folder}/")]
-
-
-def _daemons_of(folder):
-    """Returns the processes of a ckptfs binary whose arguments name something in the folder."""
-    for entry in pathlib.Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        with contextlib.suppress(OSError):
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-            if words[0].endswith(b"ckptfs") and any(os.fsencode(f"{folder}/") in word for word in words):
-                yield int(entry.name)
-
-
-def _connections_below(folder):
-    """Returns the numbers of the FUSE connections of the ckptfs mounts below the folder."""
-    return [line.split(" ")[2].split(":")[1] for point, line in _mount_table()
-            if " - fuse.ckptfs " in line and point.startswith(f"{folder}/")]
-
-
-def abort_connections(numbers):
-    """Makes requests to these connections' daemons fail, so that a killed daemon can end."""
-    if not numbers:
-        return
-    with tempfile.TemporaryDirectory(prefix=f"{PREFIX}fusectl-") as control:
-        run("mount", "-t", "fusectl", "none", control)
-        try:
-            for number in numbers:
-                with contextlib.suppress(OSError):  # the connection has ended
-                    pathlib.Path(control, number, "abort").write_text("1", encoding="ascii")
-        finally:
-            run("umount", control)
-
-
-def _take_down(folder):
-    connections = _connections_below(folder)
-    for pid in _daemons_of(folder):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    _detach_below(folder)  # each is detached with its last mount, and then releases the mount that its file is on
-    abort_connections(connections)
-    for _ in range(50):
-        points = _mounts_below(folder)
-        if not points:
-            break
-        for point in points:
-            run("umount", point, check=False)
-        time.sleep(0.1)
-    for point in _mounts_below(folder):
-        run("umount", "-l", point, check=False)
-    shutil.rmtree(folder, ignore_errors=True)
-
-
 def detach(image):
     """Detaches every loop device over the file. They may remain for a moment after their last unmount."""
 
@@ -165,32 +109,39 @@ def detach(image):
     wait_until(f"{image} has no loop device", lambda: not devices(), 10)
 
 
-def _detach_below(folder):
-    for line in run("losetup", "-n", "-O", "NAME,BACK-FILE").stdout.splitlines():
-        device, _, file = line.strip().partition(" ")
-        if file.strip().startswith(f"{folder}/"):
-            run("losetup", "-d", device, check=False)
-
-
 def _sweep(name):
     """Removes what a killed test of this name left."""
     for folder in _temporary().glob(f"{PREFIX}{name}-*"):
         pid = folder.name.rsplit("-", 1)[1].split(".")[0]
         if not pid.isdigit() or not pathlib.Path(f"/proc/{pid}").exists():
-            _take_down(folder)
+            remove_workspace(folder)
+
+
+def remove_workspace(folder):
+    leftovers.clean(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def kill_daemons_of_this_process():
+    for folder in _temporary().glob(f"{PREFIX}*-{os.getpid()}.*"):
+        leftovers.kill_daemons(folder)
 
 
 def see_no_other_mounts():
-    """Hides all other ckptfs mounts from this process and its children: a command without a path means the only
-    mount, and the machine may have others."""
+    """Moves this process and its children into a mount namespace of their own, without the mounts of other tests.
+
+    A command without a path means the only mount, and the machine may have others. A namespace that has a mount of
+    another test would keep that mount's disk busy.
+    """
     if os.geteuid() != 0:
         return  # a workspace will report it
     new_mount_namespace = 0x20000
     if ctypes.CDLL(None, use_errno=True).unshare(new_mount_namespace) != 0:
         raise Skip(f"needs a mount namespace: {os.strerror(ctypes.get_errno())}")
     run("mount", "--make-rprivate", "/")
-    for point, words in _mount_table():
-        if " - fuse.ckptfs " in words:
+    for point, line in reversed(leftovers.mount_table()):
+        is_ours = f"{_temporary()}/".startswith(f"{point}/")
+        if " - fuse.ckptfs " in line or (f"/{PREFIX}" in point and not is_ours):
             run("umount", "-l", point, check=False)
 
 
@@ -205,13 +156,14 @@ def workspace(name):
     def leave(_signal, _frame):
         raise SystemExit("ended by a signal")
 
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    unhandled = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
+    before = {number: signal.signal(number, leave) for number in unhandled}
     try:
         yield folder
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        _take_down(folder)
+        remove_workspace(folder)
 
 
 @contextlib.contextmanager
@@ -236,7 +188,7 @@ def xfs(work, size=4 * GIB, sector=512, name="disk"):
 
 def is_mountpoint(path):
     """os.path.ismount returns False if the file system does not answer: a dead mount, or an XFS that was shut down."""
-    return str(path) in _mounts_below(path)
+    return str(path) in leftovers.mounts_below(path)
 
 
 def unmount(point, seconds=10.0):
@@ -256,7 +208,24 @@ def power_cut(point):
     run("xfs_io", "-x", "-c", "shutdown", point)
 
 
+@contextlib.contextmanager
+def fuse_for_all():
+    """Lets all users open /dev/fuse, as udev does; in a container it may be otherwise. One test at a time does this."""
+    with open("/dev/fuse", "rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        mode = stat.S_IMODE(os.stat("/dev/fuse").st_mode)
+        os.chmod("/dev/fuse", 0o666)
+        try:
+            yield
+        finally:
+            os.chmod("/dev/fuse", mode)
+
+
 # --- stores and mounts
+
+
+def supports_passthrough():
+    return tuple(int(part) for part in os.uname().release.split(".")[:2]) >= (6, 9)
 
 
 class Store:
@@ -320,8 +289,10 @@ class Mount:
 
     def try_start(self):
         """Runs `ckptfs mount`. Returns the finished process."""
+        if self.mode == "passthrough" and not supports_passthrough():
+            raise Skip("kernel: passthrough needs Linux 6.9")
         if not os.path.exists(self.binary):
-            raise Failure(f"there is no {self.binary}: run scripts/build")
+            raise Failure(f"there is no {self.binary}: run scripts/test, or scripts/build")
         with contextlib.suppress(FileExistsError, OSError):
             self.path.mkdir()
         environment = dict(os.environ)
@@ -377,6 +348,15 @@ class Mount:
     def remount(self):
         self.stop()
         return self.start()
+
+    def wait_for_rounds(self, count):
+        """Waits until rotation has begun and ended so many rounds, each over all series."""
+
+        def rounds():
+            return self.status()["rotation"]["rounds"]
+
+        wanted = rounds() + count + 1  # one may be under way
+        wait_until(f"rotation has {count} rounds behind it", lambda: rounds() >= wanted, 60, 0.1)
 
     # Saves, seals and the like, as a user without our library makes them.
 

@@ -1,4 +1,4 @@
-"""Counts from outside, block by block, what everything in a mount uses on the disk (tests/posix/test_accounting).
+"""Counts from outside, block by block, what everything in a mount uses on the disk (tests/posix/test_accounting.py).
 
 Only the daemon knows which blob belongs to a file. So every file begins with a unique mark of 16 bytes, which each
 change rewrites (`mark`), and its blob has a unique mtime. A blob with the same mark as another one is its clone, made

@@ -76,6 +76,7 @@ json care_of(const meta::MaintenanceReport& care) {
 json rotation_of(const Filesystem& fs) {
   const RotationReport rotation = fs.rotation.report();
   return {{"removed", rotation.removed},
+          {"rounds", rotation.rounds},
           {"being_emptied", fs.removals.waiting()},
           {"failures", rotation.failures},
           {"held", rotation.held}};

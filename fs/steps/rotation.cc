@@ -65,6 +65,11 @@ void Rotation::failed(const std::string& what, const Error& error) {
   ++report_.failures;
 }
 
+void Rotation::count_round() {
+  const io::MutexLock lock(mutex_);
+  ++report_.rounds;
+}
+
 void Rotation::run() {
   started_ = clock_noted_ = Clock::now();
   const auto interval = std::clamp<Clock::duration>(quiet_ / 4, kShortest, kLongest);
@@ -72,6 +77,7 @@ void Rotation::run() {
     const auto began = Clock::now();
     const auto rotated = rotate_all();
     if (!rotated && !is_harmless(rotated.error())) failed("rotation", rotated.error());
+    count_round();
     rest = std::max(interval, (Clock::now() - began) * kPauseFactor);
   }
   clock_noted_ = {};

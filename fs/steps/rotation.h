@@ -58,6 +58,7 @@ struct Rules {
 
 struct RotationReport {
   uint64_t removed = 0;               // steps, since the mount
+  uint64_t rounds = 0;                // each decides about all series
   uint64_t failures = 0;              // of any of it; each is logged
   std::vector<std::string> held;      // "/steps/global_step5: latest": only this protection keeps it, no rule does
   std::vector<std::string> warnings;  // caps that cannot be met, and why nothing is removed
@@ -118,6 +119,7 @@ class Rotation {
   void note_held(const std::string& path, const meta::Policy& policy, const StepStatus& step,
                  const meta::Decision& decision, Findings& findings) const;
   void failed(const std::string& what, const Error& error);
+  void count_round();
 
   meta::Store& store_;
   meta::Tree& tree_;

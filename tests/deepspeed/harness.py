@@ -1,17 +1,15 @@
 """Runs train.py on plain XFS, tmpfs, in memory or on ckptfs, at the same path, and compares the outcomes.
 
-    def main():
-        with scene("name") as scene:                  # a private mount namespace, a workspace, DeepSpeed installed
-            truth = scene.run(PlainXfs(), ranks=1)
-            ours = scene.run(Ckptfs(mode="passthrough"), ranks=1)
-            same_outcome(ours, truth)
+    def test_outcome(scene):                        # a workspace, DeepSpeed installed
+        truth = scene.run(PlainXfs(), ranks=1)
+        ours = scene.run(Ckptfs(mode="passthrough"), ranks=1)
+        same_outcome(ours, truth)
 
 Every backend has the same path, because DeepSpeed writes the path of the swap folder into its .pt files. A run mounts,
 trains and saves (by setxattr, too, if the backend can), perhaps resumes in a new process, reads everything, and
 unmounts.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import hashlib
@@ -28,8 +26,8 @@ import time
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from checking import Report, equal, guarded, true
-from mounting import BUILD, GIB, KIB, LEVEL, REPOSITORY, Failure, Store, mounted, run, unmount, wait_until, workspace, xfs
+from checking import equal, true
+from mounting import BUILD, GIB, KIB, REPOSITORY, Failure, Store, mounted, run, unmount, wait_until, xfs
 
 TAG, XATTR_TAG = "global_step4", "saved4"
 SWAP = "zero_stage_3"
@@ -260,7 +258,7 @@ class Reader(threading.Thread):
 
 
 class Scene:
-    """A workspace in a private mount namespace, and the runs in it."""
+    """A workspace, and the runs in it."""
 
     def __init__(self, work):
         self.work = work
@@ -382,44 +380,3 @@ def wait_for_ranks(processes, log):
 def install():
     """DeepSpeed in build/venv, once."""
     subprocess.run([str(HERE / "venv.sh")], check=True)
-
-
-def in_private_namespace():
-    """Starts this script again where its mounts are its own: nobody else sees or holds them."""
-    if os.environ.get("CKPTFS_PRIVATE") != str(os.getpid()):
-        os.environ["CKPTFS_PRIVATE"] = str(os.getpid())  # exec keeps the number, so it is set for this start alone
-        os.execvp("unshare", ["unshare", "--mount", "--propagation", "private", sys.executable, *sys.argv])
-
-
-class ScriptReport(Report):
-    long = LEVEL == "long"
-
-
-def case_modes(report, normal, long):
-    """Of the rows (ranks, mode, ...) those of this level that the machine can run."""
-    modes = report.modes()
-    return [row for row in (normal + long if report.long else normal) if row[1] in modes]
-
-
-def main(description, name, cases):
-    """A test script: cases(scene, report), each reported; words on the command line choose among them."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("words", nargs="*", help="run only the cases whose name holds one of these")
-    options = parser.parse_args()
-
-    def judge():
-        report = ScriptReport(options.words)
-        with scene(name) as made:
-            cases(made, report)
-        report.finish()
-
-    guarded(judge)
-
-
-@contextlib.contextmanager
-def scene(name):
-    if os.geteuid() == 0:
-        in_private_namespace()
-    with workspace(name) as work:
-        install()
-        yield Scene(work)

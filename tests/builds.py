@@ -1,0 +1,72 @@
+"""What the tests need to be built. Each build is one call of scripts/build, at most once in a run."""
+
+import threading
+
+import commands
+from outcomes import LOGS, ROOT, log_path, read_log
+
+# In the order in which they are built: preset and targets. The daemon with fault points comes before its unit tests.
+PRESETS = {
+    "release": ("release",),
+    "asan": ("asan", "ckptfs", "helper_step_save"),
+    "unit": ("asan",),
+    "fuzz": ("fuzz", "fuzzers"),
+    "clang": ("clang",),
+    "headers": ("debug", "check_headers"),
+    "tsan": ("tsan",),
+}
+VENV = ROOT / "tests" / "deepspeed" / "venv.sh"
+
+
+class Builds:
+    """The wanted builds of a run. A thread builds; any thread may wait for a build."""
+
+    def __init__(self, report, wanted):
+        self.report = report
+        self.wanted = [name for name in (*PRESETS, "venv") if name in wanted]
+        self.folder = LOGS / "builds"  # conftest.py reads there how a build ended
+        self.folder.mkdir(parents=True)
+        self.ended = {name: threading.Event() for name in self.wanted}
+        self.succeeded = set()
+
+    def run(self):
+        try:
+            for name in self.wanted:
+                if name != "venv":
+                    preset, *targets = PRESETS[name]
+                    words = [word for target in targets for word in ("--target", target)]
+                    self._run(name, [ROOT / "scripts" / "build", "--preset", preset, *words])
+        except BaseException:
+            self.give_up()
+            raise
+
+    def run_venv(self):
+        """Takes minutes the first time, so it runs beside everything else, with the lowest priority."""
+        if "venv" in self.wanted:
+            self._run("venv", [VENV], background=True)
+
+    def _run(self, name, command, background=False):
+        log = log_path(f"build/{name}")
+        code, seconds = commands.execute(command, log, background=background)
+        if code == 0:
+            self.succeeded.add(name)
+        outcome = "ok" if code == 0 else "FAIL"
+        self.report.add(f"build/{name}", outcome, seconds, log=read_log(log), count=False)
+        part = self.folder / f"{name}.part"
+        part.write_text(outcome)
+        part.rename(self.folder / name)
+        self.ended[name].set()
+
+    def give_up(self):
+        """Nobody waits any longer."""
+        for ended in self.ended.values():
+            ended.set()
+
+    def wait(self, name):
+        """Returns whether the build succeeded."""
+        self.ended[name].wait()
+        commands.check_stopped()
+        return name in self.succeeded
+
+    def awaited(self):
+        return [name for name in self.wanted if not self.ended[name].is_set()]

@@ -1,0 +1,241 @@
+"""The daemon dies at named points: between the clones and the record of a save, in a seal, in a removal, and others."""
+
+import contextlib
+import errno
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from checking import equal, noise, opened, raises, read, same_bytes, true, write
+from leftovers import abort_connections
+from mounting import CKPTFS_DEBUG, MIB, Failure, Mount, Store, abandon, run, wait_until
+from training import check_step, step_of, write_state
+
+pytestmark = pytest.mark.builds("asan")
+
+
+def prepare(mount):
+    """Makes a store with a saved step and newer live files. Returns both contents."""
+    saved = step_of(write_state(mount.path))
+    mount.save("before")
+    write(mount.path / "plain", noise(50000))
+    return saved, write_state(mount.path, 1)
+
+
+def dies(mount, action):
+    """Runs the action, which fails because the daemon dies."""
+    try:
+        action()
+    except OSError as problem:
+        true(problem.errno in (errno.ENOTCONN, errno.ECONNABORTED, errno.EIO, errno.ENODEV), f"cut off by {problem}")
+    wait_until(f"the daemon dies at {mount.faults}", lambda: not mount.alive(), 20)
+
+
+def blobs_of(mount):
+    return sum(1 for path in mount.store.blobs.rglob("*") if path.is_file())
+
+
+def in_save(mount, published):
+    """The save is complete if it was published. Otherwise nothing of it is there, and it can be repeated."""
+    saved, live = prepare(mount)
+    blobs = mount.store.filled_blobs()
+    yield lambda: mount.save("cut")
+    if not published:
+        equal(os.listdir(mount.path / "steps"), ["before"], "steps")
+        wait_until("the clones of the lost save are gone", lambda: blobs_of(mount) <= blobs)
+        mount.save("cut")
+    check_step(mount.path / "steps/cut", step_of(live), "cut")
+    check_step(mount.path / "steps/before", saved, "before")
+    mount.save("next")
+    check_step(mount.path / "steps/next", step_of(live), "next")
+
+
+def in_unlink(mount):
+    """The name is gone, or not. No blob is left over, and none is missing."""
+    saved, live = prepare(mount)
+    yield lambda: os.unlink(mount.path / "plain")
+    with contextlib.suppress(FileNotFoundError):
+        same_bytes(read(mount.path / "plain"), noise(50000), "plain")
+        os.unlink(mount.path / "plain")
+    check_step(mount.path / "steps/before", saved, "before")
+    for name, data in live.items():
+        same_bytes(read(mount.path / name), data, name)
+    wait_until("no blob but those of names", lambda: blobs_of(mount) == len(live) + len(saved))
+
+
+def in_seal(mount):
+    """The step is complete, sealed or not. Then it can be sealed."""
+    saved, live = prepare(mount)
+    write(mount.path / "steps/before/model", noise(70000))
+    saved["model"] = noise(70000)
+    yield lambda: mount.seal("steps/before")
+    check_step(mount.path / "steps/before", saved, "before")
+    mount.seal("steps/before")
+    with contextlib.suppress(PermissionError):
+        os.close(os.open(mount.path / "steps/before/model", os.O_WRONLY))
+        raise Failure("a sealed file was opened for writing")
+    check_step(mount.path / "steps/before", saved, "before, sealed")
+    for name, data in live.items():
+        same_bytes(read(mount.path / name), data, name)
+
+
+def in_create(mount):
+    """No blob is left without a name, and no name without a blob."""
+    saved, live = prepare(mount)
+    yield lambda: write(mount.path / "new", b"x" * 1000)
+    if (mount.path / "new").exists():
+        true(len(read(mount.path / "new")) <= 1000, "readable")
+        os.unlink(mount.path / "new")
+    check_step(mount.path / "steps/before", saved, "before")
+    wait_until("no blob but those of names", lambda: blobs_of(mount) == len(live) + len(saved) + 1)
+    write(mount.path / "new", b"again")
+    equal(read(mount.path / "new"), b"again", "content")
+
+
+SCENES = {
+    "save.after_clones": lambda mount: in_save(mount, False),
+    "save.before_publish": lambda mount: in_save(mount, False),
+    "save.after_publish": lambda mount: in_save(mount, True),
+    "unlink.after_batch": in_unlink,
+    "seal.before_publish": in_seal,
+    "create.after_blob": in_create,
+}
+
+
+@pytest.mark.parametrize("point", SCENES)
+def test_dies_at(disk, work, point, mode):
+    """Plays the scene up to its crash on a mount without faults, then the crash, then the rest on the next mount."""
+    store = Store(disk / f"{mode}-{point}")
+    mount = Mount(store, work / f"mnt-{mode}-{point}", mode=mode, binary=CKPTFS_DEBUG)
+    scene = SCENES[point](mount)
+    try:
+        mount.start()
+        action = next(scene)
+        mount.stop()
+        mount.faults = f"{point}=kill"
+        mount.start()
+        dies(mount, action)
+        mount.faults = None
+        mount.start()
+        next(scene, None)
+        mount.stop()
+        store.fsck(CKPTFS_DEBUG)
+    except BaseException:
+        print(mount.read_log())
+        raise
+    finally:
+        abandon(mount)
+
+
+# --- durable writes
+
+
+@pytest.mark.mode("direct")
+def test_writes_that_sync(disk, work, mode):
+    """RWF_DSYNC and RWF_SYNC through the daemon, on an ordinary file and on one that is adopted."""
+    mount = Mount(Store(disk / f"{mode}-sync"), work / f"mnt-{mode}-sync", mode=mode, faults="write_back.sync=error:EIO")
+    try:
+        mount.start()
+        for name in ("a", "b"):
+            (mount.path / "steps" / name).mkdir()
+        write(mount.path / "steps/a/model.pt", noise(MIB))
+        with opened(mount.path / "steps/a/model.pt", os.O_RDONLY) as source, \
+                opened(mount.path / "steps/b/model.pt", os.O_WRONLY | os.O_CREAT) as copy, \
+                opened(mount.path / "plain", os.O_WRONLY | os.O_CREAT) as plain:
+            for file in (copy, plain):
+                os.pwrite(file, os.pread(source, MIB // 2, 0), 0)
+            for flags in (os.RWF_DSYNC, os.RWF_SYNC):
+                for file in (copy, plain):
+                    with raises(errno.EIO, what="a write that is to be synced"):
+                        os.pwritev(file, [os.pread(source, MIB // 4, MIB // 2)], MIB // 2, flags)
+            os.pwrite(plain, b"unsynced", 0)
+        equal(mount.status()["counters"]["adoptions"], 1, "adoptions")
+    finally:
+        abandon(mount)
+
+
+# --- killed while the kernel holds a folder's lock for a request
+
+
+def start_waiting(*command):
+    """Starts a child process that will wait for the daemon."""
+    return subprocess.Popen([sys.executable, "-c", *map(str, command)], stdout=subprocess.PIPE, text=True)
+
+
+def requests(mount, operation):
+    return mount.status()["counters"]["operations"].get(operation, 0)
+
+
+def steps_to_remove(mount):
+    mount.start()
+    write_state(mount.path)
+    for tag in ("a", "b"):
+        mount.save(tag)
+        os.stat(mount.path / "steps" / tag)  # the kernel caches the name
+
+
+@pytest.mark.one_mode  # the locks are those of names
+def test_killed_in_a_save_beside_a_removal(disk, work, mode):
+    """The kernel holds the series' lock for the trainer's setxattr. The daemon never waits for it, and ends at once."""
+    mount = Mount(Store(disk / f"{mode}-setxattr"), work / f"mnt-{mode}-setxattr", mode=mode,
+                  faults="save.before_publish=3:sleep:600000")
+    connection = None
+    try:
+        steps_to_remove(mount)
+        connection, before = mount.connection(), requests(mount, "setxattr")
+        trainer = start_waiting("import os, sys\ntry: os.setxattr(sys.argv[1], 'user.ckptfs.save', b'cut')\n"
+                                "except OSError as problem: print(problem.errno)", mount.path / "steps")
+        wait_until("the save has begun", lambda: requests(mount, "setxattr") > before)
+        run(mount.binary, "rm", mount.path / "steps/a", cwd="/")
+        pid = mount.pid
+        os.kill(pid, signal.SIGKILL)
+        wait_until("the daemon ends", lambda: not mount.alive(), 20)
+        true(int(trainer.communicate(timeout=20)[0]) in (errno.ENOTCONN, errno.ECONNABORTED), "the trainer is told")
+        mount.faults = None
+        mount.start()
+        equal(sorted(os.listdir(mount.path / "steps")), ["b"], "steps")
+        mount.stop()
+        mount.store.fsck(CKPTFS_DEBUG)
+    finally:
+        if mount.alive():
+            os.kill(mount.pid, signal.SIGKILL)
+            abort_connections([connection] if connection else [])
+        abandon(mount)
+
+
+@pytest.mark.one_mode
+@pytest.mark.parametrize("command", ("mount", "umount"))
+def test_killed_with_a_name_on_its_way(disk, work, mode, command):
+    """The daemon is just notifying the kernel of a name. The kernel waits for the lock that an unanswered request
+    holds, so the daemon cannot end. The next mount or umount releases both."""
+    mount = Mount(Store(disk / f"{mode}-{command}"), work / f"mnt-{mode}-{command}", mode=mode,
+                  faults="unlink.after_batch=sleep:600000")
+    connection = None
+    try:
+        steps_to_remove(mount)
+        write(mount.path / "steps/note", b"")
+        connection = mount.connection()
+        user = start_waiting("import os, sys\ntry: os.unlink(sys.argv[1])\n"
+                             "except OSError as problem: print(problem.errno)", mount.path / "steps/note")
+        wait_until("the unlink has begun", lambda: requests(mount, "unlink") > 0)
+        run(mount.binary, "rm", mount.path / "steps/a", cwd="/")
+        os.kill(mount.pid, signal.SIGKILL)
+        mount.faults = None
+        if command == "mount":
+            mount.start()
+        else:
+            run(mount.binary, "umount", mount.path, timeout=60)
+            mount.wait_for_end()
+            mount.start()
+        true(int(user.communicate(timeout=20)[0]) in (errno.ENOTCONN, errno.ECONNABORTED), "the user is told")
+        equal(sorted(os.listdir(mount.path / "steps")), ["b"], "steps")
+        mount.stop()
+        mount.store.fsck(CKPTFS_DEBUG)
+    finally:
+        if mount.alive():  # else its connection's number may be another's by now
+            os.kill(mount.pid, signal.SIGKILL)
+            abort_connections([connection] if connection else [])
+        abandon(mount)

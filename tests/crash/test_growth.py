@@ -1,0 +1,56 @@
+"""A start after kill -9 of a daemon with many files takes seconds; the files are inspected in the background."""
+
+import os
+import pathlib
+import time
+
+import pytest
+
+from checking import equal, noise, read, same_bytes, true, write
+from mounting import GIB, Mount, Store, abandon, by_level, run, wait_until, xfs
+
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(1500), pytest.mark.level("normal")]
+
+FILES = by_level(0, 12_000, 1_000_000)  # more than the daemon inspects before it serves
+IN_A_FOLDER = 1000
+SECONDS = 10
+
+
+def make_files(mount):
+    for first in range(0, FILES, IN_A_FOLDER):
+        folder = mount.path / f"folder-{first}"
+        folder.mkdir()
+        for number in range(first, first + IN_A_FOLDER):
+            os.close(os.open(folder / str(number), os.O_WRONLY | os.O_CREAT, 0o644))
+
+
+@pytest.fixture
+def mount(work):
+    with xfs(work, size=8 * GIB) as disk:
+        made = Mount(Store(disk / "store"), work / "mnt", options=("scrub=0",))
+        try:
+            yield made.start()
+        finally:
+            abandon(made)
+
+
+def test_starts_within_seconds(mount):
+    content = noise(100_000, 7)
+    write(mount.path / "file", content)
+    make_files(mount)
+    run("sync", "-f", mount.store.folder)
+    mount.kill()
+    pathlib.Path("/proc/sys/vm/drop_caches").write_text("3")
+    began = time.monotonic()
+    done = mount.try_start()
+    took = time.monotonic() - began
+    equal(done.returncode, 0, done.stderr)
+    print(f"      {FILES} files: {took:.1f} s", flush=True)
+    true(took < SECONDS, f"the start took {took:.1f} s")
+    status = mount.status()
+    mount.pid = status["pid"]
+    equal((status["recovery"]["clean"], status["recovery"]["damaged"]), (False, []), "recovery")
+    same_bytes(read(mount.path / "file"), content, "a file")
+    wait_until("all are inspected", lambda: mount.status()["recovery"]["inspected"], 300, 0.2)
+    mount.remount()
+    true(mount.status()["recovery"]["clean"], "clean after an umount")

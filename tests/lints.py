@@ -1,0 +1,85 @@
+"""The lints: what they run on the sources, and what a run of scripts/test does with them."""
+
+import concurrent.futures
+import os
+import subprocess
+import time
+
+import layering
+from commands import execute
+from outcomes import BUILD, ROOT, log_path, read_log
+
+QUICK = ("lint/format", "lint/circles", "lint/layers")
+LONG = ("lint/headers", "lint/clang", "lint/tidy")
+BUILDS = {"lint/headers": "headers", "lint/clang": "clang", "lint/tidy": "clang"}
+
+
+def names(level):
+    return QUICK + LONG if level == "long" else QUICK
+
+
+def sources(*globs):
+    """Returns our C++ files, sorted."""
+    folders = [ROOT / name for name in (*layering.LAYERS, "tests")]
+    return sorted(path for folder in folders for glob in globs for path in folder.rglob(glob))
+
+
+def format_command(files):
+    return ["clang-format", "--dry-run", "-Werror", *files]
+
+
+def tidy_command(file, build=BUILD / "clang"):
+    return ["clang-tidy", "--quiet", "-p", build, file]
+
+
+class Lints:
+    """The wanted lints of a run."""
+
+    def __init__(self, report, builds, wanted):
+        self.report, self.builds, self.wanted = report, builds, wanted
+
+    def run(self):
+        for name in self.wanted:
+            getattr(self, name.split("/")[1])(name)
+
+    def format(self, name):
+        log = log_path(name)
+        code, seconds = execute(format_command(sources("*.cc", "*.h")), log)
+        self.report.add(name, "ok" if code == 0 else "FAIL", seconds, log=read_log(log))
+
+    def circles(self, name):
+        self._includes(name, layering.circles)
+
+    def layers(self, name):
+        self._includes(name, layering.upward)
+
+    def _includes(self, name, find):
+        start = time.monotonic()
+        complaints = find(layering.read_includes(ROOT))
+        self.report.add(name, "FAIL" if complaints else "ok", time.monotonic() - start, log="\n".join(complaints))
+
+    def headers(self, name):
+        self._by_build(name)
+
+    def clang(self, name):
+        self._by_build(name)
+
+    def _by_build(self, name):
+        """The build itself is the lint: its warnings are errors."""
+        self.report.add(name, "ok" if self.builds.wait(BUILDS[name]) else "FAIL", 0, f"see build/{BUILDS[name]}")
+
+    def tidy(self, name):
+        """Runs clang-tidy on each source, as many at a time as there are processors."""
+        if not self.builds.wait("clang"):
+            return self.report.add(name, "FAIL", 0, "the clang build failed")
+        start = time.monotonic()
+        files = [path for path in sources("*.cc") if path.relative_to(ROOT).parts[0] != "tests"]
+
+        def one(path):
+            return subprocess.run(tidy_command(path), capture_output=True, text=True, check=False)
+
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+            runs = list(pool.map(one, files))
+        found = "".join(run.stdout + (run.stderr if not run.stdout else "") for run in runs if run.returncode)
+        log_path(name).write_text(found)
+        return self.report.add(name, "FAIL" if found else "ok", time.monotonic() - start, log=found)

@@ -1,0 +1,68 @@
+"""Prints and counts the outcomes of tests, and keeps their logs."""
+
+import os
+import pathlib
+import re
+import sys
+import threading
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+BUILD = ROOT / "build"
+LOGS = BUILD / "test-logs"
+TAIL_LINES = 40
+MARKS = {"ok": "32", "FAIL": "31", "skip": "33"}  # colours
+
+
+class Report:
+    """Prints a line for each test. Knows which skips are excused. Any thread may use it."""
+
+    def __init__(self, strict):
+        self.strict = strict
+        self.optional = read_optional()
+        self.counts = {"ok": 0, "FAIL": 0, "skip": 0}
+        self.failures = []
+        self.color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+        self.out = os.fdopen(os.dup(1), "w")  # pytest redirects sys.stdout
+        self.lock = threading.Lock()
+
+    def add(self, name, outcome, seconds, note="", log="", count=True):
+        """Prints one line; for a failure also the end of its log. With --strict, a skip without an excuse is a
+        failure."""
+        if outcome == "skip" and self.strict and not self.excused(name, note):
+            outcome, note = "FAIL", f"skipped, and --strict: {note}"
+        mark = f"\033[{MARKS[outcome]}m{outcome:<4}\033[0m" if self.color else f"{outcome:<4}"
+        lines = [f"{mark} {seconds:7.1f} s  {name}" + (f"  {note}" if note else "")]
+        if outcome == "FAIL":
+            lines += [f"      | {line}" for line in log.rstrip().splitlines()[-TAIL_LINES:]]
+        with self.lock:
+            print("\n".join(lines), file=self.out, flush=True)
+            self.failures += [name] if outcome == "FAIL" else []
+            self.counts[outcome] += count or outcome == "FAIL"
+
+    def excused(self, name, reason):
+        need = reason.split(":")[0].strip() if ":" in reason else ""
+        return bool({name, name.split("::")[0], need} & self.optional)
+
+    def close(self):
+        """Prints the summary. Returns the exit status."""
+        counts = self.counts
+        if self.failures:
+            print("\nfailed: " + "\n        ".join(self.failures), file=self.out)
+            print(f"logs:   {LOGS}", file=self.out)
+        print(f"\n{counts['ok']} passed, {counts['FAIL']} failed, {counts['skip']} skipped", file=self.out, flush=True)
+        return 1 if self.failures or not counts["ok"] else 0
+
+
+def read_optional():
+    lines = (ROOT / "tests" / "optional").read_text().splitlines()
+    return {line.split()[0] for line in lines if line.strip() and not line.startswith("#")}
+
+
+def log_path(name):
+    path = LOGS / (re.sub(r"[^\w.-]+", "_", name) + ".log")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def read_log(log):
+    return log.read_text(errors="replace")

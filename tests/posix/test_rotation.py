@@ -1,0 +1,603 @@
+"""Rotation by xattrs: what stays, what goes and when; removal of whole steps; in both open modes."""
+
+import errno
+import json
+import os
+import pathlib
+import threading
+import time
+import types
+
+import pytest
+
+from checking import equal, in_child, opened, raises, read, same_bytes, true, write
+from hugging import safetensors
+from mounting import CKPTFS, CKPTFS_DEBUG, MIB, Mount, run, used_bytes, wait_until
+from training import write_state
+
+SERIES = "runs/a"
+WEIGHTS = {"w": ("F32", [4], bytes(16))}
+
+
+def make_series(mount, **rules):
+    (mount.path / SERIES).mkdir(parents=True)
+    for rule, value in rules.items():
+        mount.control(SERIES, rule, str(value))
+
+
+def write_step(mount, number, loss=None, extra=0, series=SERIES):
+    """As a Trainer leaves one; trainer_state.json comes last."""
+    step = mount.path / series / f"checkpoint-{number}"
+    step.mkdir(parents=True)
+    write(step / "config.json", b"{}")
+    write(step / "model.safetensors", safetensors(WEIGHTS))
+    if extra:
+        write(step / "optimizer.pt", os.urandom(extra))
+    history = [] if loss is None else [{"step": number, "eval_loss": 9.0}, {"step": number, "eval_loss": loss}]
+    write(step / "trainer_state.json", json.dumps({"global_step": number, "log_history": history}).encode())
+    return step
+
+
+def steps(mount):
+    names = (name.split("-") for name in os.listdir(mount.path / SERIES))
+    return {int(parts[1]) for parts in names if parts[0] == "checkpoint" and parts[1].isdigit()}
+
+
+def stays(mount, wanted, what="the steps that stay", seconds=20):
+    wait_until(f"{what}: {wanted}", lambda: steps(mount) == wanted, seconds, 0.05)
+    mount.wait_for_rounds(2)  # and no more go
+    equal(steps(mount), wanted, what)
+
+
+def never(mount, wanted):
+    """The daemon looks again and again, and does nothing."""
+    mount.wait_for_rounds(3)
+    equal(steps(mount), wanted, "the steps")
+
+
+def policy(mount, *arguments, series=None):
+    return json.loads(run(CKPTFS, "policy", "--json", *arguments, mount.path / (series or SERIES)).stdout)
+
+
+def decisions(found):
+    return {step["number"]: (step["stays"], step["by"]) for step in found["steps"]}
+
+
+@pytest.mark.one_mode
+def test_the_last_ones_stay(mount):
+    make_series(mount, keep_last=2)
+    (mount.path / SERIES / "runs").mkdir()
+    with opened(mount.path / SERIES / "runs" / "events", os.O_CREAT | os.O_WRONLY):  # as TensorBoard's, all the time
+        for number in range(1, 7):
+            write_step(mount, number)
+            time.sleep(0.02)
+        stays(mount, {5, 6})
+    write_step(mount, 7)
+    stays(mount, {6, 7})
+    equal(mount.status()["rotation"]["removed"], 5, "steps removed")
+
+
+@pytest.mark.one_mode
+def test_a_change_waits_for_the_next_step(mount):
+    make_series(mount)
+    for number in range(1, 5):
+        write_step(mount, number)
+    mount.control(SERIES, "keep_last", "1")
+    never(mount, {1, 2, 3, 4})
+    true(not policy(mount)["is_armed"], "armed without a step")
+    mount.remount()
+    never(mount, {1, 2, 3, 4})
+    write_step(mount, 5)
+    stays(mount, {5})
+    true(policy(mount)["is_armed"], "not armed")
+    mount.control(SERIES, "keep_last", "3")
+    for number in (6, 7, 8):
+        write_step(mount, number)
+    stays(mount, {6, 7, 8})
+
+
+def test_what_is_protected_stays(mount):
+    """Pinned, named by `latest`, open; and what is no step."""
+    make_series(mount, keep_last=1)
+    for name in ("tensorboard", "best_model", "checkpoint-final"):
+        (mount.path / SERIES / name).mkdir()
+        write(mount.path / SERIES / name / "file", b"x")
+    (mount.path / SERIES / "checkpoint-999").mkdir()  # empty: has a step's name only
+    first = write_step(mount, 1)
+    mount.control(f"{SERIES}/checkpoint-1", "pin", "1")
+    write_step(mount, 2)
+    write(mount.path / SERIES / "latest", b"checkpoint-2\n")
+    third = write_step(mount, 3)
+    with opened(third / "model.safetensors", os.O_RDONLY) as file:
+        for number in (4, 5):
+            write_step(mount, number)
+        stays(mount, {1, 2, 3, 5, 999})
+        held = mount.status()["rotation"]["held"]
+        equal({one.split(": ")[0].split("-")[1]: one.split(": ")[1] for one in held},
+              {"1": "pinned", "2": "latest", "3": "in use"}, "what is held")
+        equal(os.pread(file, 8, 0), read(third / "model.safetensors")[:8], "the open file")
+    mount.control(f"{SERIES}/checkpoint-1", "pin", "0")
+    write(mount.path / SERIES / "latest", b"checkpoint-5")
+    stays(mount, {5, 999})
+    true(not first.exists(), "the step that was pinned")
+    for name in ("tensorboard", "best_model", "checkpoint-final", "checkpoint-999"):
+        true((mount.path / SERIES / name).is_dir(), f"{name} is gone")
+    others = {other["name"]: other["reason"] for other in policy(mount)["others"]}
+    equal(others, {"tensorboard": "it has no step's name", "best_model": "it has no step's name",
+                   "checkpoint-final": "it has no step's name", "checkpoint-999": "it holds no checkpoint file"},
+          "what is no step")
+
+
+@pytest.mark.one_mode
+def test_a_step_that_is_pinned_within_one_stays(mount):
+    """The checkpoint-N of a Trainer holds the global_stepN of its DeepSpeed."""
+    make_series(mount, keep_last=1)
+    within = write_step(mount, 1) / "global_step1"
+    within.mkdir()
+    write(within / "config.json", b"{}")
+    write(within / "model.safetensors", safetensors(WEIGHTS))
+    mount.control(f"{SERIES}/checkpoint-1/global_step1", "pin", "1")
+    for number in (2, 3):
+        write_step(mount, number)
+    stays(mount, {1, 3})
+    found = mount.status()["rotation"]
+    equal(([one.split(": ")[1] for one in found["held"]], found["failures"]), (["pinned"], 0), "what is held")
+    mount.control(f"{SERIES}/checkpoint-1/global_step1", "pin", "0")
+    stays(mount, {3})
+
+
+@pytest.mark.one_mode
+def test_the_best_and_every_tenth(mount):
+    make_series(mount, keep_best="eval_loss:min:1", keep_every=10)
+    for number, loss in ((1, 3.0), (10, 2.5), (11, 0.5), (12, 2.0), (20, 4.0), (21, 5.0)):
+        write_step(mount, number, loss)
+    stays(mount, {10, 11, 20, 21})
+    mount.control(f"{SERIES}/checkpoint-10", "metric.eval_loss", "0.25")
+    stays(mount, {10, 20, 21})
+    equal(mount.ask(f"{SERIES}/checkpoint-10", "metric.eval_loss"), "0.25", "the metric")
+    equal(decisions(policy(mount))[10], (True, ["keep_every", "keep_best"]), "why it stays")
+
+
+def date(step, seconds):
+    """As if its files had been written so many seconds from now."""
+    when = time.time() + seconds
+    for path in step.iterdir():
+        os.utime(path, (when, when))
+
+
+@pytest.mark.one_mode
+def test_dates_alone_make_no_step_old(mount):
+    """The clock was a day ahead for a while; a step comes back from a copy with its times."""
+    make_series(mount, keep_last=2)
+    write_step(mount, 1)
+    stays(mount, {1})
+    for number in (2, 3):
+        date(write_step(mount, number), 86400)
+    wait_until("it says so", lambda: any("future" in text for text in mount.status()["warnings"]))
+    stays(mount, {2, 3})
+    for number in (4, 5):
+        write_step(mount, number)
+        stays(mount, {2, 3, number} | ({4} if number == 5 else set()))
+    mount.remount()
+    write_step(mount, 6)
+    stays(mount, {2, 3, 5, 6})
+    for number in (2, 3):
+        date(mount.path / SERIES / f"checkpoint-{number}", 0)
+    write_step(mount, 7)
+    write_step(mount, 8)
+    stays(mount, {7, 8})
+    backup = write_step(mount, 500, series="backup")
+    date(backup, -90 * 86400)
+    run("cp", "-a", backup, mount.path / SERIES)
+    never(mount, {7, 8, 500})
+    write_step(mount, 9)
+    stays(mount, {8, 9, 500})
+    write_step(mount, 10)
+    stays(mount, {9, 10})
+
+
+@pytest.mark.one_mode
+def test_what_has_just_come_is_young(mount):
+    make_series(mount, keep_for="7d")
+    write_step(mount, 1)
+    wait_until("it is armed", lambda: policy(mount)["is_armed"])
+    date(write_step(mount, 2), -30 * 86400)  # as if the clock had jumped
+    write_step(mount, 3)
+    never(mount, {1, 2, 3})
+
+
+STRANGER, VICTIM = 5001, 5002
+
+
+def folder_of(mount, uid, mode):
+    (mount.path / SERIES).mkdir(parents=True)
+    os.chown(mount.path / SERIES, uid, uid)
+    (mount.path / SERIES).chmod(mode)
+
+
+def as_user(mount, uid, function):
+    """function(mount) by a user who may be unable to search the folder that the mount lies in."""
+    in_child(lambda: function(types.SimpleNamespace(path=pathlib.Path())), uid=uid, folder=mount.path)
+
+
+def set_rule_as(mount, uid, rule, value):
+    as_user(mount, uid, lambda here: Mount.control(here, SERIES, rule, value))
+
+
+def write_steps_as(mount, uid, mode, *numbers):
+    def write_them(here):
+        for number in numbers:
+            write_step(here, number).chmod(mode)
+            time.sleep(0.02)
+
+    as_user(mount, uid, write_them)
+
+
+@pytest.mark.one_mode
+def test_a_stranger_makes_nobodys_steps_go(mount):
+    """Who may make a name in the series of another one: each owner's steps are judged by themselves."""
+    folder_of(mount, VICTIM, 0o1777)
+    set_rule_as(mount, VICTIM, "keep_last", "2")
+    write_steps_as(mount, VICTIM, 0o700, 1, 2, 3)
+    stays(mount, {2, 3})
+    write_steps_as(mount, STRANGER, 0o755, 997, 998, 999)
+    never(mount, {2, 3, 997, 998, 999})  # whose folders the victim could not empty
+    held = "checkpoint-997: its setter may not remove it"
+    wait_until("it says so", lambda: any(held in text for text in mount.status()["rotation"]["held"]))
+    as_user(mount, STRANGER, lambda here: write(here.path / SERIES / "latest", b""))
+    write_steps_as(mount, VICTIM, 0o700, 4)
+    stays(mount, {3, 4, 997, 998, 999})
+    os.unlink(mount.path / SERIES / "latest")
+    mount.control(SERIES, "keep_last", "1")  # root's
+    write_steps_as(mount, VICTIM, 0o700, 5)
+    stays(mount, {5, 999})
+
+
+@pytest.mark.one_mode
+def test_a_rule_reaches_what_its_setter_could_remove(mount):
+    folder_of(mount, VICTIM, 0o777)
+    write_steps_as(mount, VICTIM, 0o700, 1, 2, 3)
+    set_rule_as(mount, STRANGER, "keep_last", "1")
+    set_rule_as(mount, STRANGER, "seal_after", "1s")
+    write_steps_as(mount, STRANGER, 0o755, 98, 99)
+    stays(mount, {1, 2, 3, 99})
+    wait_until("it is sealed", lambda: mount.ask(f"{SERIES}/checkpoint-99", "state") == "sealed")
+    equal(mount.ask(f"{SERIES}/checkpoint-1", "state"), "complete", "a step that a stranger's rule does not seal")
+    as_user(mount, VICTIM, lambda here: os.removexattr(here.path / SERIES, "user.ckptfs.seal_after"))
+    set_rule_as(mount, VICTIM, "keep_last", "2")
+    write_steps_as(mount, VICTIM, 0o700, 4)
+    stays(mount, {3, 4, 99})
+    set_rule_as(mount, VICTIM, "keep_for", "7d")
+    write_steps_as(mount, VICTIM, 0o700, 5)
+    wait_until("it is armed", lambda: policy(mount)["is_armed"])
+    as_user(mount, STRANGER, lambda here: os.removexattr(here.path / SERIES, "user.ckptfs.keep_for"))
+    write_steps_as(mount, STRANGER, 0o755, 100)
+    write_steps_as(mount, VICTIM, 0o700, 6)
+    wait_until("it is armed", lambda: policy(mount)["is_armed"])
+    never(mount, {3, 4, 5, 6, 99, 100})
+
+
+@pytest.mark.one_mode
+def test_what_cannot_be_told_removes_nothing(mount):
+    """A metric that cannot be read protects its step; a `latest` that cannot be told protects all."""
+    make_series(mount, keep_best="eval_loss:min:1")
+    best = write_step(mount, 1, 0.1)
+    write(best / "trainer_state.json",
+          b'{"global_step": 1, "log_history": [{"step": 1, "eval_loss": 0.1, "grad_norm": NaN}]}')
+    later = write_step(mount, 2)  # an evaluation of another step, which it has in its history
+    write(later / "trainer_state.json", b'{"global_step": 2, "log_history": [{"step": 1, "eval_loss": 0.05}]}')
+    write_step(mount, 3, 3.0)
+    write_step(mount, 4, 2.0)
+    stays(mount, {1, 4})
+    write(mount.path / SERIES / "latest", b"")
+    write_step(mount, 5, 5.0)
+    write_step(mount, 6, 5.0)
+    never(mount, {1, 4, 5, 6})
+    wait_until("it says so", lambda: any("latest" in warning for warning in mount.status()["warnings"]))
+    os.unlink(mount.path / SERIES / "latest")
+    os.symlink("checkpoint-5", mount.path / SERIES / "latest")
+    stays(mount, {1, 5, 6})
+
+
+def test_what_a_power_loss_left_is_not_complete(mount):
+    """Names without content: the step before stays, whatever the rules say of the last one."""
+    make_series(mount, keep_last=1)
+    for number in (1, 2):
+        write_step(mount, number)
+    stays(mount, {2})
+    broken = mount.path / SERIES / "checkpoint-3"
+    broken.mkdir()
+    for name in ("config.json", "model.safetensors", "trainer_state.json"):
+        write(broken / name, b"")
+    never(mount, {2, 3})
+    equal(mount.ask(f"{SERIES}/checkpoint-3", "state"), "incomplete", "state")
+    mount.control(SERIES, "keep_partial", "1s")
+    write_step(mount, 4)
+    stays(mount, {4})
+
+
+@pytest.mark.builds("asan")
+def test_what_cannot_be_made_durable_removes_nothing(mount):
+    """The disk fails under the newest step: the one before it stays, whatever the rules say."""
+    mount.stop()  # no digests: what has them is durable already
+    mount.binary, mount.faults = CKPTFS_DEBUG, "digests.read=error:EIO;fs.sync_file=1:error:EIO"
+    mount.start()
+    make_series(mount, keep_last=1)
+    for number in (1, 2):
+        write_step(mount, number)
+    wait_until("it says so", lambda: any("durable" in text for text in mount.status()["warnings"]), 20)
+    wait_until("the step does not count", lambda: mount.ask(f"{SERIES}/checkpoint-2", "state") == "damaged")
+    never(mount, {1, 2})
+    write_step(mount, 3)
+    stays(mount, {2, 3})
+
+
+@pytest.mark.one_mode
+def test_what_is_damaged_is_none_to_keep(mount):
+    """The disk has lost bytes of the newest step: the whole one before it stays."""
+    make_series(mount, keep_last=2)
+    first, second = write_step(mount, 1), write_step(mount, 2, extra=MIB + 777)
+    stays(mount, {1, 2})
+
+    def states():
+        found = json.loads(run(CKPTFS, "verify", "--json", mount.path / SERIES, check=False).stdout)["files"]
+        return {file["state"] for file in found}
+
+    wait_until("all have digests", lambda: states() == {"ok"}, 60, 0.2)
+    [blob] = [blob for blob in mount.store.blobs.iterdir() if blob.stat().st_size == MIB + 777]
+    before = blob.stat()
+    with open(blob, "r+b", buffering=0) as file:
+        os.pwrite(file.fileno(), bytes(4096), 65536)
+    os.utime(blob, ns=(before.st_atime_ns, before.st_mtime_ns))
+    wait_until("it is found", lambda: "damaged" in states())
+    equal(mount.ask(f"{SERIES}/checkpoint-2", "state"), "damaged", "state")
+    write_step(mount, 3)
+    stays(mount, {1, 2, 3})
+    write_step(mount, 4)
+    stays(mount, {2, 3, 4})
+    true(second.exists() and not first.exists(), "which ones are left")
+
+
+@pytest.mark.one_mode
+def test_incomplete_ones(mount):
+    """Stay, but for keep_partial; what nobody can judge stays for good."""
+    make_series(mount, keep_last=1)
+    begun = mount.path / SERIES / "checkpoint-1"
+    begun.mkdir()
+    for name in ("config.json", "training_args.bin", "optimizer.pt"):
+        write(begun / name, b"{}")
+    write(begun / "model.safetensors", safetensors(WEIGHTS))
+    unknown = mount.path / SERIES / "checkpoint-2"
+    unknown.mkdir()
+    write(unknown / "config.json", b"{}")
+    write(unknown / "model.safetensors", safetensors(WEIGHTS))
+    write_step(mount, 3)
+    write_step(mount, 4)
+    stays(mount, {1, 2, 4})
+    equal(mount.ask(f"{SERIES}/checkpoint-1", "state"), "incomplete", "state")
+    equal(mount.ask(f"{SERIES}/checkpoint-2", "state"), "unknown", "state")
+    equal(mount.ask(f"{SERIES}/checkpoint-4", "state"), "complete", "state")
+    mount.control(SERIES, "keep_partial", "1s")
+    write_step(mount, 5)
+    stays(mount, {2, 5})
+
+
+@pytest.mark.one_mode
+def test_caps(mount):
+    make_series(mount, max_bytes="3500K")
+    for number in range(1, 7):
+        write_step(mount, number, extra=MIB)
+        os.sync()
+    stays(mount, {4, 5, 6})
+    equal(policy(mount)["warnings"], [], "warnings")
+    mount.control(SERIES, "max_bytes", "100K")
+    write_step(mount, 7, extra=MIB)
+    stays(mount, {7})
+    true(any("max_bytes" in warning for warning in mount.status()["warnings"]), "no warning of a cap that is not met")
+
+
+def test_sealed_after_a_while(mount):
+    make_series(mount, seal_after="1s")
+    write_step(mount, 1)
+    step = write_step(mount, 2)
+    wait_until("both are sealed", lambda: {mount.ask(f"{SERIES}/checkpoint-{n}", "state") for n in (1, 2)} == {"sealed"})
+    with raises(errno.EPERM, what="writing into a sealed step"):
+        os.open(step / "config.json", os.O_WRONLY)
+    mount.control(SERIES, "keep_last", "1")
+    write_step(mount, 3)
+    stays(mount, {3})
+
+
+def test_not_while_it_is_being_filled(mount):
+    """A policy that comes with a copy: nothing is removed before the series was left alone and then a step completes."""
+    mount.stop()
+    mount.options = ("quiet=1s",)
+    mount.start()
+    make_series(mount, keep_last=1)
+    end = time.monotonic() + 2
+    number = 0
+    while time.monotonic() < end:  # for longer than the quiet time, and never quiet
+        number += 1
+        write_step(mount, number)
+        time.sleep(0.3)
+    filled = set(range(1, number + 1))
+    mount.wait_for_rounds(12)  # quiet, all complete, nothing in use
+    equal(steps(mount), filled, "the steps that were filled in")
+    write_step(mount, number + 1)
+    stays(mount, {number + 1}, seconds=30)
+
+
+@pytest.mark.one_mode
+def test_rules_are_read_refused_and_taken_away(mount):
+    make_series(mount, keep_last=3)
+    equal(mount.ask(SERIES, "keep_last"), "3", "the rule")
+    equal(os.listxattr(mount.path / SERIES), [], "listxattr")
+    for rule, value in (("keep_last", "0"), ("keep_last", "x"), ("keep_best", "loss"), ("max_bytes", "lots")):
+        with raises(errno.EINVAL, what=f"{rule}={value}"):
+            mount.control(SERIES, rule, value)
+        true(rule in mount.ask(SERIES, "last_error"), "last_error does not name the rule")
+    with raises(errno.EOPNOTSUPP, what="a rule that is none"):
+        mount.control(SERIES, "keep_first", "3")
+    write_step(mount, 1)
+    for path in (".", f"{SERIES}/checkpoint-1"):
+        with raises(errno.EINVAL, what=f"a policy on {path}"):
+            mount.control(path, "keep_last", "3")
+    with raises(errno.EINVAL, what="a metric of what is no step"):
+        mount.control(SERIES, "metric.loss", "1")
+    with raises(errno.EINVAL, what="a metric that is no number"):
+        mount.control(f"{SERIES}/checkpoint-1", "metric.loss", "nan")
+    mount.remount()
+    equal(mount.ask(SERIES, "keep_last"), "3", "the rule after a remount")
+    os.removexattr(mount.path / SERIES, "user.ckptfs.keep_last")
+    with raises(errno.ENODATA, what="a rule that was taken away"):
+        mount.ask(SERIES, "keep_last")
+
+
+@pytest.mark.one_mode
+def test_the_command(mount):
+    make_series(mount)
+    for number in (1, 2, 3):
+        write_step(mount, number)
+    found = policy(mount, "--set", "keep_last=1", "--dry-run")
+    equal(decisions(found), {1: (False, ["no rule keeps it"]), 2: (False, ["no rule keeps it"]),
+                             3: (True, ["newest", "keep_last"])}, "a dry run")
+    with raises(errno.ENODATA, what="a rule of a dry run"):
+        mount.ask(SERIES, "keep_last")
+    policy(mount, "--set", "keep_last=2", "--set", "keep_for=7d")
+    equal(mount.ask(SERIES, "keep_for"), "7d", "what the command set")
+    policy(mount, "--unset", "keep_for")
+    equal(policy(mount)["set"], {"keep_last": "2"}, "the rules")
+    text = run(CKPTFS, "policy", mount.path / SERIES).stdout
+    true("goes" in text and "not armed" in text, text)
+    for words in (("--set", "keep_last"), ("--set", "=3")):
+        equal(run(CKPTFS, "policy", *words, mount.path / SERIES, check=False).returncode, 2, f"{words}")
+    equal(run(CKPTFS, "policy", "--set", "keep_last=0", mount.path / SERIES, check=False).returncode, 1, "a bad value")
+
+
+def test_saves_are_rotated(mount):
+    """Steps of `save` alone, whose names carry no number."""
+    write_state(mount.path)
+    mount.control("steps", "keep_every", "2")
+    for name in ("a", "b", "c", "d", "e"):
+        mount.save(name)
+        time.sleep(0.02)
+    wait_until("every second and the newest", lambda: sorted(os.listdir(mount.path / "steps")) == ["b", "d", "e"])
+    equal({step["tag"]: step["number"] for step in policy(mount, series="steps")["steps"]}, {"b": 2, "d": 4, "e": 5},
+          "numbers")
+    equal(mount.ask("steps/e", "state"), "complete", "a save")
+    os.unlink(next((mount.path / "steps/e").rglob("*.swp")))
+    equal(mount.ask("steps/e", "state"), "unknown", "a save that lacks a file")
+
+
+def test_a_whole_step_at_once(mount):
+    """`ckptfs rm`: gone when it returns, whoever reads it; freed behind."""
+    (mount.path / SERIES).mkdir(parents=True)
+    step = write_step(mount, 1, extra=64 * MIB)
+    deep = step / "a" / "b"
+    deep.mkdir(parents=True)
+    for number in range(700):
+        write(deep / str(number), b"x")
+    os.link(step / "config.json", mount.path / "kept.json")
+    os.link(deep / "1", deep / "other name")
+    write_step(mount, 2)
+    mount.control(f"{SERIES}/checkpoint-2", "pin", "1")
+    os.sync()
+    used = used_bytes(mount.store.folder)
+    content = read(step / "optimizer.pt")
+    with opened(step / "optimizer.pt", os.O_RDONLY) as file, opened(deep, os.O_RDONLY | os.O_DIRECTORY) as folder:
+        equal(run(CKPTFS, "rm", step).stdout, "", "what it says")
+        true(not step.exists(), "the step is still there")
+        equal(os.listdir(mount.path / SERIES), ["checkpoint-2"], "the series")
+        with raises(errno.ENOENT, what="a file of it by its path"):
+            os.open(step / "optimizer.pt", os.O_RDONLY)
+        wait_until("all is emptied", lambda: mount.status()["rotation"]["being_emptied"] == 0)
+        with raises(errno.ENOENT, what="a new file in a folder of it"):
+            os.open("new", os.O_CREAT | os.O_WRONLY, dir_fd=folder)
+        same_bytes(os.pread(file, len(content), 0), content, "what is open")
+    wait_until("its space is freed", lambda: used - used_bytes(mount.store.folder) >= 64 * MIB, 20, 0.2)
+    equal(read(mount.path / "kept.json"), b"{}", "a file with another name")
+    for path, what in ((mount.path / SERIES / "checkpoint-2", "pinned"), (mount.path / SERIES, "no step")):
+        done = run(CKPTFS, "rm", path, check=False)
+        equal(done.returncode, 1, what)
+        true(what in done.stderr, done.stderr)
+
+
+@pytest.mark.builds("asan")
+@pytest.mark.one_mode
+def test_what_was_not_emptied_is_at_the_next_mount(mount):
+    mount.stop()
+    mount.binary, mount.faults = CKPTFS_DEBUG, "purge.after_batch=kill"
+    mount.start()
+    make_series(mount)
+    step = write_step(mount, 1)
+    for number in range(600):
+        write(step / f"file-{number}", b"x")
+    inner = step / "inner"
+    inner.mkdir()
+    write(inner / "file", bytes(MIB))
+    write_step(mount, 2)
+    os.sync()
+    run(CKPTFS, "rm", step, check=False)  # the daemon may die before it answers, or behind that
+    wait_until("the daemon dies", lambda: not mount.alive(), 20)
+    mount.pid = None
+    mount.faults = None
+    mount.start()
+    equal(steps(mount), {2}, "the steps")
+    wait_until("all is emptied", lambda: mount.status()["rotation"]["being_emptied"] == 0)
+
+
+@pytest.mark.builds("asan")
+@pytest.mark.one_mode
+def test_killed_at_any_point(mount):
+    """A step is whole or gone; the next mount goes on."""
+    for point in ("rotation.before_remove", "take_out.after_batch", "purge.after_batch"):
+        if mount.alive():
+            mount.stop()
+        mount.binary, mount.faults = CKPTFS_DEBUG, f"{point}=kill"
+        mount.start()
+        if not (mount.path / SERIES).is_dir():
+            make_series(mount, keep_last=1)
+        first = max(steps(mount), default=0) + 1
+        write_step(mount, first)
+        write_step(mount, first + 1)
+        os.sync()
+        wait_until(f"the daemon dies at {point}", lambda: not mount.alive(), 30)
+        mount.pid = None
+        mount.faults = "rotation.before_remove=error:EIO"  # nothing goes while it is looked at
+        mount.start()
+        for number in steps(mount):
+            step = mount.path / SERIES / f"checkpoint-{number}"
+            equal(sorted(os.listdir(step)), ["config.json", "model.safetensors", "trainer_state.json"], f"{point}: {step}")
+            equal(read(step / "model.safetensors"), safetensors(WEIGHTS), f"{point}: {step}")
+        mount.stop()
+        mount.faults = None
+        mount.start()
+        stays(mount, {first + 1}, f"after {point}", 30)
+
+
+@pytest.mark.one_mode
+def test_beside_removals_by_others(mount):
+    """HF's save_total_limit and `rm -rf` remove steps of their own accord, while steps are rotated."""
+    make_series(mount, keep_last=2)
+    stop = threading.Event()
+    problems = []
+
+    def remove_old():
+        while not stop.is_set():
+            for number in sorted(steps(mount))[:-1]:
+                done = run("rm", "-rf", mount.path / SERIES / f"checkpoint-{number}", check=False)
+                if done.returncode != 0 and "No such file" not in done.stderr and "not empty" not in done.stderr:
+                    problems.append(done.stderr)
+
+    remover = threading.Thread(target=remove_old)
+    remover.start()
+    try:
+        for number in range(1, 30):
+            write_step(mount, number)
+            time.sleep(0.05)
+    finally:
+        stop.set()
+        remover.join()
+    equal(problems, [], "what rm complained of")
+    wait_until("at most two are left", lambda: len(steps(mount)) <= 2)
+    true(29 in steps(mount), "the newest is gone")

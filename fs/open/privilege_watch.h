@@ -1,8 +1,12 @@
-// Files that got suid or sgid while somebody had them open for writing. A write has to clear these bits
+// Files that got suid or sgid while somebody could write to them. A write has to clear these bits
 // (Filesystem::clear_privileges), and the daemon does not see a write that bypasses it. So the file's mtime from before
 // it got the bits is kept. Another mtime later tells that the file was written to. It is asked for when the file's
 // attributes are asked for, and at the last close for writing. That is soon enough, since a file that is open for
 // writing cannot be executed.
+//
+// A descriptor of the blob (fs/control/blob_commands.h) or a mapping may outlive the close through the mount. The lease
+// probe finds both, and the file is watched while there is one. The kernel caches no attributes of it meanwhile, so it
+// asks for them before it executes the file.
 //
 // Thread safety: all of it. Lock: mutex_ (a leaf).
 #pragma once

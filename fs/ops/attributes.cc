@@ -60,12 +60,12 @@ Result<> clear_privileges(Filesystem& fs, meta::InodeNumber inode, int valid, co
   return success();
 }
 
-// Watches the file from before it gets suid or sgid, for as long as somebody has it open for writing.
+// Watches the file from before it gets suid or sgid, for as long as somebody can write to it.
 Result<> change_attributes(Filesystem& fs, meta::InodeNumber inode, const meta::AttributeChange& change) {
   const bool gives_privileges = change.mode && has_privileges(*change.mode);
   if (gives_privileges) TRY(fs.watch_privileges(inode));
   auto changed = fs.tree.change_attributes(inode, change);
-  if (gives_privileges && !fs.files.open_for_writing(inode)) fs.privileges.end(inode);
+  if (gives_privileges) fs.clear_privileges_if_written(inode);
   return changed;
 }
 

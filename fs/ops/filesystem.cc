@@ -1,10 +1,13 @@
 #include "fs/ops/filesystem.h"
 
+#include <fcntl.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <utility>
 
 #include "fs/views/writers.h"
+#include "io/lease.h"
 #include "io/log.h"
 
 namespace ckptfs::fs {
@@ -55,6 +58,7 @@ OpenFileTable::Environment Filesystem::environment() {
   environment.close_backing = [this](int backing_id) { backing_ids.end(backing_id); };
   environment.reap = [this](meta::InodeNumber inode) {
     write_errors.clear(inode);
+    privileges.end(inode);
     last_errors.forget(inode);
     step_facts.forget(inode);
     tree.reap(inode);
@@ -68,7 +72,9 @@ double Filesystem::attribute_timeout(const meta::Attributes& attributes) const {
   if (!record.is_live_file()) return kLongTimeout;
   if ((record.flags & meta::kRecovered) != 0) return 0;
   const meta::InodeNumber inode = attributes.stat.st_ino;
-  return files.open_for_writing(inode) || mapped_files.may_have_changed(inode, record) ? 0 : kLongTimeout;
+  const bool may_change =
+      files.open_for_writing(inode) || mapped_files.may_have_changed(inode, record) || privileges.since(inode);
+  return may_change ? 0 : kLongTimeout;
 }
 
 struct stat Filesystem::shown(const meta::Attributes& attributes) const {
@@ -119,11 +125,14 @@ Result<> Filesystem::clear_privileges(meta::InodeNumber inode, const meta::Calle
 void Filesystem::clear_privileges_if_written(meta::InodeNumber inode) {
   const auto since = privileges.since(inode);
   if (!since) return;
+  const bool goes_on = can_be_written(inode);  // before its mtime is read: who closes now has written before
   const auto attributes = tree.attributes(inode);
   if (!attributes) return privileges.end(inode);
   const timespec& mtime = attributes.value().stat.st_mtim;
-  if (mtime.tv_sec == since->tv_sec && mtime.tv_nsec == since->tv_nsec) return;
+  const bool same = mtime.tv_sec == since->tv_sec && mtime.tv_nsec == since->tv_nsec;
+  if (same && goes_on) return;
   privileges.end(inode);
+  if (same) return;
   constexpr uint32_t kAnybody = UINT32_MAX;  // nobody knows who wrote
   if (const auto cleared = clear_privileges(inode, {kAnybody, kAnybody, 0}); !cleared) {
     log::error("{}: suid and sgid stay, though it was written to: {}", tree.path_of(inode), cleared.error().message());
@@ -133,9 +142,17 @@ void Filesystem::clear_privileges_if_written(meta::InodeNumber inode) {
 Result<> Filesystem::watch_privileges(meta::InodeNumber inode) {
   TRY_ASSIGN(const meta::Attributes attributes, tree.attributes(inode));
   if (!attributes.record.is_live_file()) return success();
-  if (files.open_for_writing(inode)) wait_for_next_tick(attributes.stat.st_mtim);
+  if (can_be_written(inode)) wait_for_next_tick(attributes.stat.st_mtim);
   privileges.begin(inode, attributes.stat.st_mtim);
   return success();
+}
+
+// If the probe fails, nobody knows.
+bool Filesystem::can_be_written(meta::InodeNumber inode) const {
+  if (files.open_for_writing(inode)) return true;
+  const auto blob = tree.open_blob(inode, O_RDONLY);
+  const auto written = blob ? io::has_writer(blob.value().get()) : Result<bool>(blob.error());
+  return !written || written.value();
 }
 
 uint64_t Filesystem::cow_reserve_of_others(meta::InodeNumber inode) const {

@@ -101,7 +101,8 @@ class Filesystem {
   // A change of the content by one who may not keep suid and sgid clears them; the kernel leaves that to us
   // (FUSE_HANDLE_KILLPRIV_V2). The mode of a file that is being written must not stay as it was: a failure is an error.
   Result<> clear_privileges(meta::InodeNumber inode, const meta::Caller& caller);
-  // Likewise for writes past the daemon to a file that is watched: to be called before its attributes are told.
+  // Likewise for writes past the daemon to a file that is watched: to be called before its attributes are told, and
+  // after the last close for writing. Ends the watch once nobody can write any more.
   void clear_privileges_if_written(meta::InodeNumber inode);
   // Before a file gets suid or sgid.
   Result<> watch_privileges(meta::InodeNumber inode);
@@ -111,6 +112,8 @@ class Filesystem {
 
  private:
   OpenFileTable::Environment environment();
+  // Is it open for writing, or its blob, of which the mount need not know?
+  bool can_be_written(meta::InodeNumber inode) const;
 };
 
 }  // namespace ckptfs::fs

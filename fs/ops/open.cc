@@ -55,7 +55,6 @@ void end_handle(Filesystem& fs, std::unique_ptr<Handle> handle) {
   if (!fs.files.end(file, writing)) return;
   fs.tree.finished_writing(file->inode);
   fs.clear_privileges_if_written(file->inode);
-  fs.privileges.end(file->inode);
 }
 
 Result<std::unique_ptr<DataPath>> make_data_path(Filesystem& fs, const OpenFile& file, int shared, int flags) {

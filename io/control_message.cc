@@ -115,18 +115,6 @@ Result<json> decode_reply(const std::string& line) {
   }
 }
 
-Result<std::string> socket_of(const std::string& mountpoint) {
-  std::array<char, 4096> path{};
-  const ssize_t length = getxattr(mountpoint.c_str(), "user.ckptfs.socket", path.data(), path.size());
-  if (length >= 0) return std::string(path.data(), static_cast<size_t>(length));
-  if (errno == ENOTCONN || errno == ECONNABORTED) {
-    return Error(ENOTCONN, mountpoint +
-                               ": its daemon is dead; mount it again (ckptfs mount replaces a dead mount), or " +
-                               "take it away: ckptfs umount " + mountpoint);
-  }
-  return last_error(mountpoint + ": user.ckptfs.socket");
-}
-
 }  // namespace
 
 Result<ControlReply> control_request_for_files(const std::string& socket_path, const std::string& command,
@@ -144,9 +132,21 @@ Result<json> control_request(const std::string& socket_path, const std::string& 
   return std::move(reply.result);
 }
 
+Result<std::string> control_socket_of(const std::string& mountpoint) {
+  std::array<char, 4096> path{};
+  const ssize_t length = getxattr(mountpoint.c_str(), "user.ckptfs.socket", path.data(), path.size());
+  if (length >= 0) return std::string(path.data(), static_cast<size_t>(length));
+  if (errno == ENOTCONN || errno == ECONNABORTED) {
+    return Error(ENOTCONN, mountpoint +
+                               ": its daemon is dead; mount it again (ckptfs mount replaces a dead mount), or " +
+                               "take it away: ckptfs umount " + mountpoint);
+  }
+  return last_error(mountpoint + ": user.ckptfs.socket");
+}
+
 Result<ControlReply> ask_mount_for_files(const std::string& mountpoint, const std::string& command,
                                          const json& arguments) {
-  TRY_ASSIGN(const std::string socket, socket_of(mountpoint));
+  TRY_ASSIGN(const std::string socket, control_socket_of(mountpoint));
   auto reply = control_request_for_files(socket, command, arguments);
   if (reply || (reply.error().errno_value() != ECONNREFUSED && reply.error().errno_value() != ENOENT)) return reply;
   // the command itself failed with ENOENT.

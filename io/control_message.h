@@ -31,9 +31,11 @@ struct ControlReply {
 Result<ControlReply> control_request_for_files(const std::string& socket_path, const std::string& command,
                                                const nlohmann::json& arguments);
 
-// The same, sent to the daemon of the ckptfs mount at `mountpoint`. The root of the mount names the socket in its xattr
-// user.ckptfs.socket. ENOTCONN means that the daemon is dead. ECONNREFUSED and ENOENT, explained in words, mean that
-// nothing answers on its socket.
+// The path of the socket of the ckptfs mount at `mountpoint`, which the root of the mount names in its xattr
+// user.ckptfs.socket. ENOTCONN means that the daemon is dead. Waits for a daemon that hangs.
+Result<std::string> control_socket_of(const std::string& mountpoint);
+
+// The same as above, sent to that socket. ECONNREFUSED and ENOENT, explained in words, mean that nothing answers on it.
 Result<nlohmann::json> ask_mount(const std::string& mountpoint, const std::string& command,
                                  const nlohmann::json& arguments);
 Result<ControlReply> ask_mount_for_files(const std::string& mountpoint, const std::string& command,

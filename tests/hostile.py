@@ -429,6 +429,26 @@ def keeps_privileges_through_a_write(me):
         os.unlink(path)
 
 
+@data_attempt
+def keeps_privileges_through_a_blob(me):
+    """Writes through a descriptor that the daemon handed out, which outlives the open file that it was asked for."""
+    path = f"{me.fresh('modes')}/tool"
+    for closed_before in (True, False):
+        write(path, b"x" * 8192)
+        with open(path, "r+b", buffering=0) as earlier:
+            _, descriptors = me.ask("blobs", paths=[f"/{path}"], write=True)
+            if not closed_before:
+                os.chmod(path, 0o6777)
+        if closed_before:
+            with contextlib.suppress(OSError):
+                os.chmod(path, 0o6777)
+        os.pwrite(descriptors[0], b"EVIL", 0)
+        if os.stat(path).st_mode & (stat.S_ISUID | stat.S_ISGID):
+            raise Harm(f"suid and sgid survived a write through a blob: {os.stat(path).st_mode:o}")
+        os.close(descriptors[0])
+        os.unlink(path)
+
+
 # --- obstruction
 
 

@@ -143,19 +143,18 @@ std::vector<InlineBlockDedup::Part> InlineBlockDedup::parts(const SpeculativeClo
 bool InlineBlockDedup::share(const SpeculativeClone::Source& source, int blob, off_t offset, size_t size) {
   Result<> cloned = io::fault_point("adopt.clone_range");
   if (cloned) cloned = io::clone_range(source.descriptor, offset, blob, offset, size);
+  if (cloned) cloned = io::fault_point("adopt.clone_range_end");
   const bool there = cloned.has_value();
-  if (const auto shared = environment_.shared(source, std::move(cloned)); !shared) {
-    give_up(shared.error());
-    if (there) withdraw(blob, offset, size);
-    return false;
+  const auto shared = environment_.shared(source, std::move(cloned));
+  const bool same = unchanged(source);  // an open for writing is counted before its writer can write
+  if (shared && same) {
+    add(counters_.bytes_adopted, size);
+    return true;
   }
-  if (!unchanged(source)) {  // an open for writing is counted before its writer can write
-    ended_ = true;
-    withdraw(blob, offset, size);
-    return false;
-  }
-  add(counters_.bytes_adopted, size);
-  return true;
+  if (!shared) give_up(shared.error());
+  ended_ = true;
+  if (there || !same) withdraw(blob, offset, size);  // a clone that fails may have shared a part
+  return false;
 }
 
 // The source may have changed before it was shared. Its bytes must not stay here if the write that replaces them fails.

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "fs/cli/limited_call.h"
 #include "fs/cli/progress.h"
 #include "fs/cli/system.h"
 #include "io/control_message.h"
@@ -37,6 +38,14 @@ Result<Target> only_mount(const std::vector<MountEntry>& mounts) {
   return Error(EINVAL, "several ckptfs are mounted (" + names + "); say which one");
 }
 
+// Words for a daemon that did not answer.
+Result<std::string> asked_of(const MountEntry& mount, Result<std::string> answer) {
+  if (answer || answer.error().errno_value() != ETIMEDOUT) return answer;
+  return Error(ETIMEDOUT, mount.mountpoint +
+                              ": its daemon does not answer: it is stopped, or it hangs; pgrep -a ckptfs finds it, its "
+                              "log says more");
+}
+
 }  // namespace
 
 Result<Target> find_target(const std::vector<MountEntry>& mounts, const std::optional<std::string>& path) {
@@ -61,15 +70,31 @@ Result<Target> find_target(const std::optional<std::string>& path) {
   return find_target(mounts, absolute);
 }
 
+Result<> check_answers(const MountEntry& mount) {
+  TRY(asked_of(mount, call_with_limit([&] { return io::control_socket_of(mount.mountpoint); })));
+  return success();
+}
+
 Result<nlohmann::json> ask_daemon(const MountEntry& mount, const std::string& command,
                                   const nlohmann::json& arguments) {
+  TRY(check_answers(mount));
   return io::ask_mount(mount.mountpoint, command, arguments);
+}
+
+Result<nlohmann::json> ask_status(const MountEntry& mount) {
+  const auto ask = [&]() -> Result<std::string> {
+    TRY_ASSIGN(const auto status, io::ask_mount(mount.mountpoint, "status", nlohmann::json::object()));
+    return status.dump();
+  };
+  TRY_ASSIGN(const std::string status, asked_of(mount, call_with_limit(ask)));
+  return nlohmann::json::parse(status);
 }
 
 Result<nlohmann::json> ask_and_wait(const MountEntry& mount, const std::string& what, const std::string& command,
                                     const nlohmann::json& arguments) {
+  TRY(check_answers(mount));
   const Waiting waiting(what);
-  return ask_daemon(mount, command, arguments);
+  return io::ask_mount(mount.mountpoint, command, arguments);
 }
 
 }  // namespace ckptfs::fs::cli

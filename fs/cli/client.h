@@ -23,8 +23,15 @@ Result<Target> find_target(const std::optional<std::string>& path);
 // As above, of the given mounts. The path must be absolute. Pure.
 Result<Target> find_target(const std::vector<MountEntry>& mounts, const std::optional<std::string>& path);
 
-// Sends one request to the daemon of that mount. The xattr user.ckptfs.socket of the mount's root names its socket.
+// ETIMEDOUT, naming the mount, if its daemon does not answer within some seconds: it is stopped, or it hangs.
+Result<> check_answers(const MountEntry& mount);
+
+// Sends one request to the daemon of that mount, if it answers. The xattr user.ckptfs.socket of the mount's root names
+// its socket.
 Result<nlohmann::json> ask_daemon(const MountEntry& mount, const std::string& command, const nlohmann::json& arguments);
+
+// Asks for the status of the daemon. ETIMEDOUT as above, also if the daemon hangs only once it has the request.
+Result<nlohmann::json> ask_status(const MountEntry& mount);
 
 // As ask_daemon(), for a request that may take long. After a second a line on the terminal says `what` is being done.
 Result<nlohmann::json> ask_and_wait(const MountEntry& mount, const std::string& what, const std::string& command,

@@ -27,8 +27,7 @@ struct DaemonProbe {
   std::optional<DaemonHandle> daemon;  // none: it did not answer
 };
 
-// Asks the daemon for its pid, in a child process that is given up after a few seconds. A thread would not do: one that
-// waits for a hung FUSE daemon cannot be ended.
+// Asks the daemon for its pid, and gives up after some seconds.
 DaemonProbe probe_daemon(const MountEntry& mount);
 
 // Waits for the process to end, and returns true when it has. After a second calls `still_waiting` once, and returns

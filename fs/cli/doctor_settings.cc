@@ -14,6 +14,7 @@
 #include <sstream>
 
 #include "fs/cli/daemon_probe.h"
+#include "fs/cli/limited_call.h"
 #include "fs/cli/mount_options.h"
 #include "fs/cli/system.h"
 
@@ -27,10 +28,15 @@ void fail_check(Check& check, const std::string& found, const std::string& advic
 }
 
 bool is_folder(const std::string& path) {
-  struct stat st {};
-  if (::stat(path.c_str(), &st) == 0) return S_ISDIR(st.st_mode);
-  // A dead mount is a folder, too, and another check finds it. What this user may not see is taken for a folder.
-  return errno != ENOENT && errno != ENOTDIR;
+  const auto found = call_with_limit([&]() -> Result<std::string> {
+    struct stat st {};
+    if (::stat(path.c_str(), &st) != 0) return last_error();
+    if (!S_ISDIR(st.st_mode)) return Error(ENOTDIR);
+    return std::string();
+  });
+  // A dead mount is a folder, too, and so is one whose daemon hangs: another check finds them. What this user may not
+  // see is taken for a folder.
+  return found || (found.error().errno_value() != ENOENT && found.error().errno_value() != ENOTDIR);
 }
 
 // The first mount makes the store's own folder, but not the folder that it lies in.

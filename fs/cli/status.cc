@@ -89,7 +89,7 @@ void print_status(const json& status) {
 }
 
 Result<int> run_status(const Target& target, bool as_json) {
-  TRY_ASSIGN(const json status, ask_daemon(target.mount, "status", json::object()));
+  TRY_ASSIGN(const json status, ask_status(target.mount));
   if (as_json) {
     print_json(status);
   } else {

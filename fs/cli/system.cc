@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "fs/cli/format.h"
+#include "fs/cli/limited_call.h"
 
 namespace ckptfs::fs::cli {
 
@@ -21,19 +22,33 @@ Result<std::string> read_text(const std::string& path) {
   return text.str();
 }
 
+namespace {
+
+namespace files = std::filesystem;
+
+// Walks the path. Waits for the daemons of mounts on it.
+Result<std::string> resolve(const files::path& absolute) {
+  std::error_code error;
+  files::path resolved = files::weakly_canonical(absolute, error);
+  if (error) {
+    const files::path parent = files::weakly_canonical(absolute.parent_path(), error);
+    if (error) return Error(error.value(), error.message());
+    resolved = parent / absolute.filename();
+  }
+  return resolved.lexically_normal().string();
+}
+
+}  // namespace
+
 Result<std::string> absolute_path(const std::string& path) {
-  namespace files = std::filesystem;
   std::error_code error;
   files::path absolute = files::absolute(path, error);
   if (error) return Error(error.value(), path + ": " + error.message());
   if (!absolute.has_filename()) absolute = absolute.parent_path();  // a slash at the end
-  files::path resolved = files::weakly_canonical(absolute, error);
-  if (error) {
-    const files::path parent = files::weakly_canonical(absolute.parent_path(), error);
-    if (error) return Error(error.value(), path + ": " + error.message());
-    resolved = parent / absolute.filename();
-  }
-  return resolved.lexically_normal().string();
+  auto resolved = call_with_limit([&] { return resolve(absolute); });
+  if (resolved) return resolved;
+  if (resolved.error().errno_value() == ETIMEDOUT) return absolute.lexically_normal().string();
+  return Error(resolved.error().errno_value(), path + ": " + resolved.error().message());
 }
 
 int fail(const Error& error) {

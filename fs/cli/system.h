@@ -14,7 +14,8 @@ enum ExitCode { kSuccess = 0, kFailed = 1, kUsage = 2 };
 Result<std::string> read_text(const std::string& path);
 
 // Returns the path as an absolute one, without ".", ".." and symlinks as far as it exists. If a dead mount lies at its
-// end, so that it cannot be walked, its last name stays as it is.
+// end, so that it cannot be walked, its last name stays as it is. If it cannot be walked within some seconds, since the
+// daemon of a mount on it hangs, its symlinks stay.
 Result<std::string> absolute_path(const std::string& path);
 
 // Prints `ckptfs: PATH: what was wrong; what to do` on stderr, with the path only once. Returns kFailed.

@@ -1,11 +1,13 @@
 #include "fs/open/privileges.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 
 #include <chrono>
 #include <ctime>
 #include <thread>
 
+#include "io/lease.h"
 #include "io/log.h"
 
 namespace ckptfs::fs {
@@ -42,7 +44,7 @@ Result<> Privileges::clear(InodeNumber inode, const meta::Caller& caller) {
   meta::AttributeChange change;
   change.mode = without_privileges(record.mode, caller.gid == record.gid);
   TRY(tree_.change_attributes(inode, change));
-  if (!has_privileges(*change.mode)) unwatch(inode);
+  if (!has_privileges(*change.mode)) forget(inode);
   notifications_.attributes_changed(inode);
   return success();
 }
@@ -54,20 +56,18 @@ Result<> Privileges::before_write(InodeNumber inode, const meta::Caller& caller,
 void Privileges::clear_if_written(InodeNumber inode) {
   const auto since = watched_since(inode);
   if (!since) return;
+  const bool goes_on = can_be_written(inode);  // before its mtime is read: who closes now has written before
   const auto attributes = tree_.attributes(inode);
-  if (!attributes) return unwatch(inode);
+  if (!attributes) return forget(inode);
   const timespec& mtime = attributes.value().stat.st_mtim;
-  if (mtime.tv_sec == since->tv_sec && mtime.tv_nsec == since->tv_nsec) return;
-  unwatch(inode);
+  const bool same = mtime.tv_sec == since->tv_sec && mtime.tv_nsec == since->tv_nsec;
+  if (same && goes_on) return;
+  forget(inode);
+  if (same) return;
   constexpr uint32_t kAnybody = UINT32_MAX;  // nobody knows who wrote
   if (const auto cleared = clear(inode, {kAnybody, kAnybody, 0}); !cleared) {
     log::error("{}: suid and sgid stay, though it was written to: {}", tree_.path_of(inode), cleared.error().message());
   }
-}
-
-void Privileges::closed(InodeNumber inode) {
-  clear_if_written(inode);
-  unwatch(inode);
 }
 
 Result<> Privileges::clear_by_setattr(InodeNumber inode, const meta::Caller& caller, bool new_size,
@@ -84,21 +84,29 @@ Result<> Privileges::change_attributes(InodeNumber inode, const meta::AttributeC
   const bool gives_privileges = change.mode && has_privileges(*change.mode);
   if (gives_privileges) TRY(watch(inode));
   auto changed = tree_.change_attributes(inode, change);
-  if (gives_privileges && !files_.open_for_writing(inode)) unwatch(inode);
+  if (gives_privileges) clear_if_written(inode);
   return changed;
 }
 
 Result<> Privileges::watch(InodeNumber inode) {
   TRY_ASSIGN(const meta::Attributes attributes, tree_.attributes(inode));
   if (!attributes.record.is_live_file()) return success();
-  if (files_.open_for_writing(inode)) wait_for_next_tick(attributes.stat.st_mtim);
+  if (can_be_written(inode)) wait_for_next_tick(attributes.stat.st_mtim);
   const io::MutexLock lock(mutex_);
   watched_.emplace(inode, attributes.stat.st_mtim);  // the earlier mtime stays
   count_.store(watched_.size(), std::memory_order_release);
   return success();
 }
 
-void Privileges::unwatch(InodeNumber inode) {
+// If the probe fails, nobody knows.
+bool Privileges::can_be_written(InodeNumber inode) const {
+  if (files_.open_for_writing(inode)) return true;
+  const auto blob = tree_.open_blob(inode, O_RDONLY);
+  const auto written = blob ? io::has_writer(blob.value().get()) : Result<bool>(blob.error());
+  return !written || written.value();
+}
+
+void Privileges::forget(InodeNumber inode) {
   if (count_.load(std::memory_order_acquire) == 0) return;
   const io::MutexLock lock(mutex_);
   watched_.erase(inode);

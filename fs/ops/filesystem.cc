@@ -55,6 +55,7 @@ OpenFileTable::Environment Filesystem::environment() {
   environment.close_backing = [this](int backing_id) { backing_ids.end(backing_id); };
   environment.reap = [this](meta::InodeNumber inode) {
     write_errors.clear(inode);
+    privileges.forget(inode);
     last_errors.forget(inode);
     step_facts.forget(inode);
     tree.reap(inode);
@@ -68,7 +69,9 @@ double Filesystem::attribute_timeout(const meta::Attributes& attributes) const {
   if (!record.is_live_file()) return kLongTimeout;
   if ((record.flags & meta::kRecovered) != 0) return 0;
   const meta::InodeNumber inode = attributes.stat.st_ino;
-  return files.open_for_writing(inode) || mapped_files.may_have_changed(inode, record) ? 0 : kLongTimeout;
+  const bool may_change =
+      files.open_for_writing(inode) || mapped_files.may_have_changed(inode, record) || privileges.is_watched(inode);
+  return may_change ? 0 : kLongTimeout;
 }
 
 struct stat Filesystem::shown(const meta::Attributes& attributes) const {

@@ -54,7 +54,7 @@ void end_handle(Filesystem& fs, std::unique_ptr<Handle> handle) {
   if (writing && fs.modes.passthrough) fs.mapped_files.closed(file->inode, descriptor);
   if (!fs.files.end(file, writing)) return;
   fs.tree.finished_writing(file->inode);
-  fs.privileges.closed(file->inode);
+  fs.privileges.clear_if_written(file->inode);
 }
 
 Result<std::unique_ptr<DataPath>> make_data_path(Filesystem& fs, const OpenFile& file, int shared, int flags) {

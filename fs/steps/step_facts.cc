@@ -195,15 +195,23 @@ void StepFactsFinder::forget(meta::InodeNumber inode) {
   known_.erase(inode);
 }
 
-std::optional<StepFactsFinder::CachedFacts> StepFactsFinder::known_as(meta::InodeNumber step,
-                                                                      const io::Digest& fingerprint) {
-  const io::MutexLock lock(mutex_);
-  const auto known = known_.find(step);
-  return known != known_.end() && known->second.fingerprint == fingerprint ? std::optional(known->second)
-                                                                           : std::nullopt;
+// None: the step has to be read. Stores through a mapping can leave the fingerprint as it is. So the facts of a step
+// that was mapped for writing hold until it no longer is.
+Result<std::optional<StepFactsFinder::CachedFacts>> StepFactsFinder::cached(meta::InodeNumber step,
+                                                                            const io::Digest& fingerprint) {
+  std::optional<CachedFacts> facts;
+  {
+    const io::MutexLock lock(mutex_);
+    const auto known = known_.find(step);
+    if (known != known_.end() && known->second.fingerprint == fingerprint) facts = known->second;
+  }
+  if (!facts || !facts->mapped) return facts;
+  TRY_ASSIGN(const bool mapped, is_mapped_for_writing(step));
+  return mapped ? facts : std::nullopt;
 }
 
-// If no file has changed, the answer is the cached one.
+// If no file has changed, the answer is the cached one. A step may hold 2 GiB of headers, and rotation asks again every
+// few seconds.
 Result<StepFactsFinder::CachedFacts> StepFactsFinder::judge(meta::InodeNumber step, const Changes& changes,
                                                             const Used& used, StepStatus& status) {
   const views::AskWriters ask_writers = [this](meta::InodeNumber inode, int) {
@@ -230,7 +238,8 @@ Result<StepFactsFinder::CachedFacts> StepFactsFinder::judge(meta::InodeNumber st
     known.damaged = true;
     return known;
   }
-  if (const auto before = known_as(step, known.fingerprint)) return *before;
+  TRY_ASSIGN(const auto before, cached(step, known.fingerprint));
+  if (before) return *before;
   known.completed = files.time();
   known.ranks = ranks_of(files);
   known.saved_alone = status.record.source != 0 && is_swap_state_only(files);
@@ -240,7 +249,8 @@ Result<StepFactsFinder::CachedFacts> StepFactsFinder::judge(meta::InodeNumber st
     known.judgement = judge_save(status.record, changes.names);
   } else {
     const std::lock_guard turn(readings_);
-    if (const auto meanwhile = known_as(step, known.fingerprint)) return *meanwhile;
+    TRY_ASSIGN(const auto meanwhile, cached(step, known.fingerprint));
+    if (meanwhile) return *meanwhile;
     known.judgement = meta::formats::judge_completeness(files, meta::formats::read_checkpoint(files));
   }
   if (known.saved_alone) known.completed = status.record.saved;
@@ -248,10 +258,7 @@ Result<StepFactsFinder::CachedFacts> StepFactsFinder::judge(meta::InodeNumber st
   if (known.judgement.completeness == Completeness::complete && !status.record.sealed && !known.saved_alone) {
     TRY_ASSIGN(known.mapped, is_mapped_for_writing(step));
   }
-  if (known.mapped) {  // and the next inspection asks again
-    known.judgement = {Completeness::unknown, "a file of it is mapped for writing"};
-    return known;
-  }
+  if (known.mapped) known.judgement = {Completeness::unknown, "a file of it is mapped for writing"};
   const io::MutexLock lock(mutex_);
   return known_[step] = known;
 }
@@ -371,6 +378,8 @@ Result<std::optional<double>> StepFactsFinder::metric_of(const StepStatus& statu
   const auto set = store_.index().xattr(status.inode, meta::kMetricXattr + name);
   if (set) return meta::parse_metric(set.value());
   if (set.error().errno_value() != ENOENT) return set.error();
+  // No rule asks for the metric of another step, and what its file says would be cached for none.
+  if (status.facts.completeness != Completeness::complete) return std::optional<double>();
   const auto is_known = [&](const auto& known) REQUIRES(mutex_) {
     return known != known_.end() && known->second.fingerprint == status.fingerprint;
   };

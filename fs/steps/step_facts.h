@@ -7,7 +7,8 @@
 //   - *Age* is told by two clocks: by the dates of the files, and by the clock of the store since rotation first saw
 //     the step as it is (meta/steps/seen_step.h, meta/index/store_clock.h). A step is old only by both.
 //
-// Reading a step's headers takes a while. What was found is kept until a file of the step changes.
+// Reading a step's headers takes a while, up to 2 GiB where somebody wants it so. What was found is kept until a file
+// of the step changes, whatever was found.
 //
 // Thread safety: all of it. Lock: mutex_ (a leaf).
 #pragma once
@@ -140,7 +141,7 @@ class StepFactsFinder {
   Used used() const;
   Result<bool> holds_any(meta::InodeNumber step, const Used& used) const;
   bool is_written(meta::InodeNumber series) const;
-  std::optional<CachedFacts> known_as(meta::InodeNumber step, const io::Digest& fingerprint);
+  Result<std::optional<CachedFacts>> cached(meta::InodeNumber step, const io::Digest& fingerprint);
   Result<CachedFacts> judge(meta::InodeNumber step, const Changes& changes, const Used& used, StepStatus& status);
   Result<Changes> changes_below(meta::InodeNumber folder, unsigned depth = 0) const;
   Result<bool> is_mapped_for_writing(meta::InodeNumber step) const;

@@ -8,6 +8,7 @@
 
 #include <fcntl.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
 #include <unordered_set>
@@ -92,8 +93,8 @@ class Freeze {
     }
     TRY(synced);
     TRY(io::fault_point("seal.before_publish"));
-    TRY(refuse_open_ones());
-    return publish();
+    const bool replacing = std::ranges::any_of(members_, [](const auto& one) { return is_replaced(one.second); });
+    return replacing ? publish_replacing() : publish();
   }
 
   // Asks each file: a failed write-back of what was written under an earlier daemon is known to the file only.
@@ -103,14 +104,19 @@ class Freeze {
     return tree_.check_write_back(number, fd.get());
   }
 
+  // Does the file get another blob?
+  static bool is_replaced(const Member& member) {
+    return member.clone != 0 && member.record.nlink == member.names.size();
+  }
+
   // A file that gets another blob may have been opened since it was checked, since opens for reading do not wait at the
-  // gate.
-  Result<> refuse_open_ones() const {
+  // gate. Its reader would go on to see the blob that can still be written to.
+  Result<> publish_replacing() {
+    const io::MutexLock lock(tree_.replacing());
     for (const auto& [number, member] : members_) {
-      const bool replaced = member.clone != 0 && member.record.nlink == member.names.size();
-      if (replaced && store_.open_files().open_at_all(number)) return busy(number);
+      if (is_replaced(member) && store_.open_files().open_at_all(number)) return busy(number);
     }
-    return success();
+    return publish();
   }
 
   // EBUSY: somebody has it open for writing. Makes a clone if the file cannot be frozen itself, that is if it has names
@@ -164,11 +170,14 @@ class Freeze {
     return success();
   }
 
-  // The file may have got or lost names elsewhere since it was checked.
+  // The file may have got or lost names elsewhere since it was checked. If it has lost all of them, it would get its
+  // clone for a blob, and nobody has asked who has it open.
   Result<> check_names(const Tree::Change& change, InodeNumber number, Member& member) const {
     TRY_ASSIGN(const InodeRecord record, change.batch.inode(number));
-    const bool needs_clone = member.record.is_live_file() && record.nlink > member.names.size();
-    if (record.nlink < member.names.size() || (needs_clone && member.clone == 0)) {
+    const bool outside = record.nlink > member.names.size();
+    const bool needs_clone = outside && member.record.is_live_file() && member.clone == 0;
+    const bool lost_others = !outside && member.clone != 0 && !is_replaced(member);
+    if (record.nlink < member.names.size() || needs_clone || lost_others) {
       return Error(EBUSY, tree_.path_of(number) + ": it was linked or unlinked meanwhile; try again");
     }
     member.record.nlink = record.nlink;

@@ -14,7 +14,7 @@ class OpenFiles {
  public:
   virtual ~OpenFiles() = default;
   virtual bool open_for_writing(InodeNumber inode) const = 0;
-  virtual bool open_at_all(InodeNumber inode) const = 0;
+  virtual bool open_at_all(InodeNumber inode) const = 0;  // may be called with Tree::replacing() held
   // Has anybody any file open for writing?
   virtual bool writing() const = 0;
   // Brings what the kernel still holds of these files (dirty pages of mappings in direct mode) into their blobs.

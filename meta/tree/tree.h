@@ -7,6 +7,7 @@
 //
 // Thread safety: every member may be called from any thread. Lock: mutex_ (order: before Index's own), held for the
 // length of one change of the index, never across a sync, a clone, or a call into OpenFiles (meta/store/open_files.h).
+// Lock: replacing() (order: before mutex_), while files get other blobs.
 #pragma once
 
 #include <atomic>
@@ -132,6 +133,10 @@ class Tree {
   // Damaged: EIO. Frozen and for writing: EPERM.
   Result<io::Fd> open_blob(InodeNumber inode, int flags) const;
   Result<io::Fd> open_blob(InodeNumber inode, const InodeRecord& record, int flags) const;
+  // Held by who gives closed files other blobs, from the question whether somebody has them open until the change is
+  // made. open_blob() without a record waits for it. So whoever counts a file as open first and then opens its blob
+  // either is seen, or finds the new blob.
+  io::Mutex& replacing() RETURN_CAPABILITY(replacing_) { return replacing_; }
   // To be called before a file may be written through any descriptor: EPERM when frozen or sealed, EIO when damaged,
   // ENOSPC if it is a swap file and the store has no room for the COW reserves of this file and of those that are open
   // for writing already (`others_reserve`: the sum of theirs). Forgets the blob it was saved as. Notes the writer
@@ -252,6 +257,7 @@ class Tree {
   const std::function<void(InodeNumber)> directory_renamed_;
   std::atomic<uint64_t> release_errors_{0};
 
+  mutable io::Mutex replacing_;
   io::Mutex mutex_;  // one change of the tree at a time
   InodeNumber next_inode_ GUARDED_BY(mutex_);
   InodeNumber inode_limit_ GUARDED_BY(mutex_);  // recorded in the index

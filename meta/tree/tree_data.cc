@@ -16,7 +16,11 @@
 namespace ckptfs::meta {
 
 Result<io::Fd> Tree::open_blob(InodeNumber number, int flags) const {
-  TRY_ASSIGN(const InodeRecord record, index_.inode(number));
+  const auto current = [&] {
+    const io::MutexLock lock(replacing_);
+    return index_.inode(number);
+  };
+  TRY_ASSIGN(const InodeRecord record, current());
   return open_blob(number, record, flags);
 }
 

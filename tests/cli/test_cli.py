@@ -61,11 +61,16 @@ def daemon_of(point):
     return json.loads(run(CKPTFS, "status", "--json", point).stdout)["pid"]
 
 
-def ended(pid):
+def state_of(pid):
+    """Returns the letter of the process's state, or X if there is no such process."""
     try:
-        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
-        return True
+        return "X"
+
+
+def ended(pid):
+    return state_of(pid) in "ZX"
 
 
 # --- without a mount
@@ -438,6 +443,29 @@ def test_umount_under_a_daemon_that_hangs(shared):
         os.kill(shared.pid, signal.SIGCONT)
     shared.wait_for_end()
     shared.start()
+
+
+def test_a_daemon_that_is_stopped_is_named(shared):
+    """A command says which daemon does not answer, instead of waiting for it. Other mounts are looked at all the same."""
+    second = shared.path.parent / "second-mount"
+    with mounted(Store(shared.store.folder.parent / "second-store"), second):
+        os.kill(shared.pid, signal.SIGSTOP)
+        try:
+            wait_until("the daemon is stopped", lambda: state_of(shared.pid) == "T")
+            for words in (("status",), ("save", "global_step1")):
+                status_is(ckptfs(*words, shared.path, timeout=30), 1, str(shared.path), "does not answer")
+            status_is(ckptfs("ls", shared.path / "steps", timeout=30), 1, str(shared.path), "does not answer")
+            status_is(ckptfs("status", second), 0)
+            checks = json.loads(ckptfs("doctor", "--json", shared.path.parent, timeout=30).stdout)["checks"]
+            found = [check["found"] for check in checks if check["name"] == "mount"]
+            true(any(str(shared.path) in one and "does not answer" in one for one in found), f"the stopped one: {found}")
+            true(f"{second}: its daemon answers" in found, f"the other one: {found}")
+            checks = json.loads(ckptfs("doctor", "--json", shared.path, timeout=30).stdout)["checks"]
+            found = [check for check in checks if check["name"] == "file system"]
+            true(found[0]["verdict"] == "FAIL" and "does not answer" in found[0]["found"], f"of a folder on it: {found}")
+        finally:
+            os.kill(shared.pid, signal.SIGCONT)
+    status_is(ckptfs("status", shared.path), 0)
 
 
 def test_only_mount_or_named(shared):

@@ -293,13 +293,17 @@ def test_blocks_that_cannot_be_cloned(work, mode):
         same_bytes(read(target), CHANGED, "after a kill")
 
 
-def test_a_guess_that_changes_before_a_write_that_fails(work, mode):
-    """Blocks shared with a file that was changed meanwhile, and that then could not be written, are not content."""
-    store = Store(work / f"withdrawn-{mode}", image="1G")
+@pytest.mark.parametrize("clone_fails", (False, True))
+def test_a_guess_that_changes_before_a_write_that_fails(work, mode, clone_fails):
+    """Blocks shared with a file that was changed meanwhile, and that then could not be written, are not content. A clone
+    that fails may have shared some, too."""
+    store = Store(work / f"withdrawn-{mode}-{clone_fails}", image="1G")
     store.folder.mkdir()
     # after the writes of the first step, and the one that changes it
     failing = 1 if mode == "passthrough" else len(DATA) // CHUNK + 2
     faults = f"adopt.clone_range=sleep:1500;fs.write={failing}:error:ENOSPC"
+    if clone_fails:
+        faults += ";adopt.clone_range_end=error:EIO"
     with faulty(store, work, mode, faults) as mount:
         for tag in ("checkpoint-1", "checkpoint-2"):
             (mount.path / "steps" / tag).mkdir(parents=True)

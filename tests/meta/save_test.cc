@@ -6,6 +6,8 @@
 #include <sys/resource.h>
 
 #include <atomic>
+#include <chrono>
+#include <future>
 #include <thread>
 
 namespace ckptfs::meta {
@@ -354,6 +356,53 @@ TEST_F(SaveTest, AFileThatIsOpenedWhileItsCopyIsSealedKeepsItsBlob) {
   EXPECT_TRUE(seal(*store_, at("/steps/s1")));
   EXPECT_NE(tree().inode(mapped).value().blob, blob);
   ::munmap(mapping, 4096);
+}
+
+// Somebody opens the file after the seal has asked for the last time who has it open.
+TEST_F(SaveTest, AFileThatIsOpenedAsItsCopyIsSealedIsOpenedAsTheCopy) {
+  ASSERT_TRUE(save("s1"));
+  const InodeNumber mapped = make_file("/steps/s1/a", "mapped");
+  void* mapping = nullptr;
+  {
+    const auto fd = tree().open_blob(mapped, O_RDWR);
+    ASSERT_TRUE(fd);
+    mapping = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd.value().get(), 0);
+    ASSERT_NE(mapping, MAP_FAILED);
+  }
+  std::future<ino_t> opened;
+  const auto open = [&] {
+    opened = std::async(std::launch::async, [&]() -> ino_t {
+      const auto fd = tree().open_blob(mapped, O_RDONLY);
+      const auto st = fd ? io::stat_fd(fd.value().get()) : fd.error();
+      return st ? st.value().st_ino : 0;
+    });
+    opened.wait_for(std::chrono::milliseconds(200));
+  };
+  open_files_.asked = [&] { open_files_.asked = open; };  // the first question comes before the copy is made
+  ASSERT_TRUE(seal(*store_, at("/steps/s1")));
+  ASSERT_TRUE(opened.valid());
+  EXPECT_EQ(opened.get(), store_->blobs().stat(tree().inode(mapped).value().blob).value().st_ino);
+  ::munmap(mapping, 4096);
+}
+
+TEST_F(SaveTest, AFileThatLosesItsNameOutsideWhileItIsSealedKeepsItsBlob) {
+  ASSERT_TRUE(save("s1"));
+  const InodeNumber linked = make_file("/steps/s1/a", "linked");
+  ASSERT_TRUE(tree().link(linked, at(""), "outside"));
+  make_file("/steps/s1/b", "looked at after it");
+  const BlobNumber blob = tree().inode(linked).value().blob;
+  open_files_.behind_gate = [&] {
+    open_files_.behind_gate = [&] {
+      open_files_.readers.insert(linked);
+      remove("/outside");
+    };
+  };
+  const auto sealed = seal(*store_, at("/steps/s1"));
+  ASSERT_FALSE(sealed);
+  EXPECT_EQ(sealed.error().errno_value(), EBUSY);
+  EXPECT_EQ(tree().inode(linked).value().blob, blob);
+  EXPECT_TRUE(seal(*store_, at("/steps/s1")));
+  EXPECT_EQ(tree().inode(linked).value().blob, blob);
 }
 
 TEST_F(SaveTest, SealingGivesNamesInsideTheStepTheirOwnInode) {

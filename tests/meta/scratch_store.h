@@ -77,13 +77,18 @@ class StubOpenFiles : public OpenFiles {
   std::vector<std::pair<InodeNumber, std::string>> invalidated;
   io::Mutex mutex;
   std::vector<InodeNumber> truncated;
-  std::function<void()> meanwhile;    // called when a save writes back open files: after its plan, before its gate
-  std::function<void()> behind_gate;  // called when a save or seal inspects a file behind its gate
+  std::function<void()> meanwhile;      // called when a save writes back open files: after its plan, before its gate
+  std::function<void()> behind_gate;    // called when a save or seal inspects a file behind its gate
+  mutable std::function<void()> asked;  // called once it is decided what open_at_all() returns
 
   void drop_view_blocks() override {}
   bool open_for_writing(InodeNumber inode) const override { return writers.contains(inode); }
   bool writing() const override { return !writers.empty(); }
-  bool open_at_all(InodeNumber inode) const override { return writers.contains(inode) || readers.contains(inode); }
+  bool open_at_all(InodeNumber inode) const override {
+    const bool open = writers.contains(inode) || readers.contains(inode);
+    if (asked) std::exchange(asked, nullptr)();
+    return open;
+  }
   Result<> write_back(const std::vector<InodeNumber>&) override {
     if (meanwhile) meanwhile();
     return success();

@@ -1,0 +1,146 @@
+// What rotation reads of the steps that it inspects again and again: a step is read once for each of its states.
+#include "fs/steps/step_facts.h"
+
+#include <sys/mman.h>
+
+#include <fstream>
+
+#include "fs/adopt/speculative_clones.h"
+#include "fs/kernel/notifications.h"
+#include "tests/meta/scratch_store.h"
+
+namespace ckptfs::fs {
+namespace {
+
+constexpr size_t kState = 2 << 20;  // bytes of each trainer_state.json
+constexpr uint64_t kNoise = 256 << 10;
+
+// Bytes that this process has read by system calls so far.
+uint64_t bytes_read() {
+  std::ifstream io("/proc/self/io");
+  std::string name;
+  uint64_t bytes = 0;
+  io >> name >> bytes;
+  EXPECT_EQ(name, "rchar:");
+  return bytes;
+}
+
+class StepFactsTest : public meta::ScratchStore {
+ protected:
+  void SetUp() override {
+    ScratchStore::SetUp();
+    if (IsSkipped()) return;
+    make_folder("/runs");
+    OpenFileTable::Environment environment;
+    environment.open_blob = [this](InodeNumber inode) { return tree().open_blob(inode, O_RDONLY); };
+    environment.open_backing = [](int) -> Result<int> { return 0; };
+    environment.close_backing = [](int) {};
+    environment.reap = [](InodeNumber) {};
+    environment.about_to_change = [](InodeNumber) {};
+    files_ = std::make_unique<OpenFileTable>(std::move(environment));
+    write_errors_ = std::make_unique<WriteErrors>(tree(), counters_);
+    clones_ = std::make_unique<SpeculativeClones>(*store_, *files_, notifications_, *write_errors_, counters_);
+    sync_ = std::make_unique<FileSync>(tree(), *files_, *write_errors_, *clones_);
+    facts_ = std::make_unique<StepFactsFinder>(*store_, *files_, *write_errors_, *sync_, readings_, saves_,
+                                               std::chrono::seconds(0));
+    ASSERT_TRUE(facts_->start());
+  }
+  void TearDown() override {
+    facts_.reset();
+    sync_.reset();
+    clones_.reset();
+    write_errors_.reset();
+    files_.reset();
+    ScratchStore::TearDown();
+  }
+
+  // A Trainer's step, of which a long file has to be read.
+  std::string make_step(unsigned number) {
+    std::string step = "/runs/checkpoint-" + std::to_string(number);
+    make_folder(step);
+    make_file(step + "/config.json", "{}");
+    std::string state = R"({"global_step": 1, "log_history": [{"step": 1, "eval_loss": 0.5}])";
+    state.append(kState - state.size() - 1, ' ');
+    make_file(step + "/trainer_state.json", state + "}");
+    return step;
+  }
+
+  struct Round {
+    uint64_t read = 0;
+    std::map<std::string, std::string> states;  // by the name of the step
+  };
+  // Inspects all as rotation does in each of its rounds.
+  Round inspect() {
+    const uint64_t before = bytes_read();
+    const auto status = facts_->inspect_series(at("/runs"), "eval_loss", true);
+    Round round;
+    round.read = bytes_read() - before;
+    EXPECT_TRUE(status) << status.error().message();
+    if (!status) return round;
+    for (const StepStatus& step : status.value().steps) round.states[step.facts.tag] = state_of(step);
+    return round;
+  }
+
+  Counters counters_;
+  Turns readings_{2};
+  SaveHistory saves_;
+  Notifications notifications_{[](const Notifications::Change&) {}, counters_};
+  std::unique_ptr<OpenFileTable> files_;
+  std::unique_ptr<WriteErrors> write_errors_;
+  std::unique_ptr<SpeculativeClones> clones_;
+  std::unique_ptr<FileSync> sync_;
+  std::unique_ptr<StepFactsFinder> facts_;
+};
+
+TEST_F(StepFactsTest, AStepThatHasNotChangedIsNotReadAgain) {
+  make_step(1);
+  const std::string cut_short = make_step(2) + "/trainer_state.json";
+  ASSERT_TRUE(tree().truncate(at(cut_short), kState - 1));
+  const std::string long_header = make_step(3) + "/model.safetensors";
+  make_file(long_header, std::string("\0\0\x20\0\0\0\0\0", 8) + std::string(kState, ' '));
+  const Round first = inspect();
+  EXPECT_GT(first.read, 2 * kState);
+  EXPECT_EQ(first.states,
+            (std::map<std::string, std::string>{
+                {"checkpoint-1", "complete"}, {"checkpoint-2", "incomplete"}, {"checkpoint-3", "unknown"}}));
+  const Round second = inspect();
+  EXPECT_EQ(second.states, first.states);
+  EXPECT_LT(second.read, kNoise);
+}
+
+TEST_F(StepFactsTest, AStepThatIsMappedForWritingIsReadOnceAndAgainOnceItIsNot) {
+  const std::string path = make_step(1) + "/config.json";
+  void* mapping = nullptr;
+  {
+    const auto fd = tree().open_blob(at(path), O_RDWR);
+    ASSERT_TRUE(fd);
+    mapping = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd.value().get(), 0);
+    ASSERT_NE(mapping, MAP_FAILED);
+  }
+  const Round first = inspect();
+  EXPECT_EQ(first.states.at("checkpoint-1"), "unknown");
+  const Round second = inspect();
+  EXPECT_EQ(second.states.at("checkpoint-1"), "unknown");
+  EXPECT_LT(second.read, kNoise);
+  ::munmap(mapping, 4096);
+  const Round third = inspect();
+  EXPECT_EQ(third.states.at("checkpoint-1"), "complete");
+  EXPECT_GE(third.read, kState);
+  EXPECT_LT(inspect().read, kNoise);
+}
+
+TEST_F(StepFactsTest, OfAStepThatCannotBeCompleteNoMetricIsRead) {
+  const std::string written = make_step(1) + "/config.json", damaged = make_step(2) + "/config.json";
+  const auto open = files_->begin(at(written), true);
+  write_errors_->failed(at(damaged), WriteFailure::fdatasync, Error(EIO));
+  for (int round = 0; round < 2; ++round) {
+    const Round found = inspect();
+    EXPECT_EQ(found.states,
+              (std::map<std::string, std::string>{{"checkpoint-1", "incomplete"}, {"checkpoint-2", "damaged"}}));
+    EXPECT_LT(found.read, kNoise);
+  }
+  files_->end(open.file, true);
+}
+
+}  // namespace
+}  // namespace ckptfs::fs

@@ -1,4 +1,9 @@
-"""Draws the charts of docs/benchmarks.md from docs/benchmarks-tables.md."""
+"""Draws the charts of docs/benchmarks.md from docs/benchmarks-tables.md. main.py runs it."""
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import matplotlib
 
@@ -15,7 +20,7 @@ matplotlib.rcParams.update({
     "figure.facecolor": "white",  # a white card is legible on a dark page, too
 })
 
-import matplotlib.pyplot as plt  # noqa: E402 - the backend is chosen first
+import matplotlib.pyplot as plt
 
 import notes
 import overview
@@ -128,3 +133,7 @@ def names(sections):
     axes.set_title("operations on names", loc="left", fontweight="bold")
     axes.legend(frameon=False)
     return figure
+
+
+if __name__ == "__main__":
+    draw(tables.read())

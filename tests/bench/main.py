@@ -91,7 +91,7 @@ def arguments():
 def main():
     options = arguments()
     if options.draw:
-        draw(tables.read())
+        draw()
         return 0
     if shutil.which("fio") is None:
         print("bench: there is no fio: run scripts/setup --tests", file=sys.stderr)
@@ -172,9 +172,8 @@ def finish(options, context, facts):
     for title, (now, peak) in context.memory.items():
         print(f"  {title}: {report.mib(now)}, {report.mib(peak)}")
     if options.write or not (options.quick or options.only):
-        sections = tables.updated(tables.read() if options.only else {}, context, facts)
-        tables.write(sections)
-        draw(sections)
+        tables.write(tables.updated(tables.read() if options.only else {}, context, facts))
+        draw()
         print(f"\nwritten: {tables.PAGE.relative_to(mounting.REPOSITORY)}, {overview.PAGE.relative_to(mounting.REPOSITORY)}")
     missed = [result.title for _, result in context.results if result.missed]
     print(f"\n{len(missed)} bars missed, in {facts['minutes']:.1f} minutes")
@@ -183,12 +182,11 @@ def finish(options, context, facts):
     return 1 if missed and options.strict else 0
 
 
-def draw(sections):
-    """Writes docs/benchmarks.md and its charts."""
-    import charts  # needs matplotlib, which nothing else does
-
-    overview.write(sections)
-    charts.draw(sections)
+def draw():
+    """Writes docs/benchmarks.md and its charts from the tables."""
+    overview.write(tables.read())
+    # Debian's own Python has the matplotlib of scripts/setup. Another Python may come first in PATH.
+    mounting.run("/usr/bin/python3", pathlib.Path(__file__).with_name("charts.py"))
 
 
 if __name__ == "__main__":

@@ -243,26 +243,26 @@ Result<> FileSave::finish_file() {
 }
 
 void FileSave::note_copied() {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   if (++copied_ == chunks_) changed_.notify_all();
 }
 
 void FileSave::end(Result<> outcome) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   if (!outcome) outcome = Error(outcome.error().errno_value(), path_ + ": " + outcome.error().message());
   outcome_.emplace(std::move(outcome));
   changed_.notify_all();
 }
 
 Result<> FileSave::wait_copied() {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return copied_ == chunks_ || outcome_.has_value(); });
+  const io::MutexLock lock(mutex_);
+  changed_.wait(mutex_, [this]() REQUIRES(mutex_) { return copied_ == chunks_ || outcome_.has_value(); });
   return copied_ == chunks_ ? Result<>(success()) : *outcome_;
 }
 
 Result<> FileSave::wait_durable() {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return outcome_.has_value(); });
+  const io::MutexLock lock(mutex_);
+  changed_.wait(mutex_, [this]() REQUIRES(mutex_) { return outcome_.has_value(); });
   return *outcome_;
 }
 

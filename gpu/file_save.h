@@ -9,10 +9,8 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
@@ -20,6 +18,7 @@
 
 #include "gpu/staging.h"
 #include "io/fd.h"
+#include "io/mutex.h"
 
 namespace ckptfs::gpu {
 
@@ -70,10 +69,10 @@ class FileSave {
   std::atomic<bool> failed_{false};
   std::thread thread_;
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  uint64_t copied_ = 0;              // number of chunks; guarded by mutex_
-  std::optional<Result<>> outcome_;  // empty while the save runs; guarded by mutex_
+  io::Mutex mutex_;
+  io::CondVar changed_;
+  uint64_t copied_ GUARDED_BY(mutex_) = 0;              // number of chunks
+  std::optional<Result<>> outcome_ GUARDED_BY(mutex_);  // empty while the save runs
 };
 
 }  // namespace ckptfs::gpu

@@ -80,7 +80,7 @@ Result<> Staging::add_lane(std::span<std::byte> memory) {
 }
 
 Result<> Staging::run(std::span<const int> files, const std::function<Result<>(Lane&)>& work) {
-  const std::lock_guard one_at_a_time(mutex_);
+  const io::MutexLock one_at_a_time(mutex_);
   for (Lane& lane : lanes_) lane.queue->use_files(files);
   auto done = io::for_each_parallel(lanes_.size(), static_cast<unsigned>(lanes_.size()), [&](size_t at) -> Result<> {
     TRY_ASSIGN(const Attached attached, Attached::make(*device_));

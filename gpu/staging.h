@@ -16,11 +16,11 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <vector>
 
 #include "gpu/device.h"
+#include "io/mutex.h"
 #include "io/transfer_queue.h"
 
 namespace ckptfs::gpu {
@@ -72,7 +72,7 @@ class Staging {
   std::span<std::byte> memory_;
   bool pinned_ = false;
   std::deque<Lane> lanes_;
-  std::mutex mutex_;  // held by the running job
+  io::Mutex mutex_;  // held by the running job
 };
 
 }  // namespace ckptfs::gpu

@@ -2,7 +2,6 @@
 
 #include <sys/mman.h>
 
-#include <condition_variable>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -10,6 +9,8 @@
 #include <string>
 #include <system_error>
 #include <thread>
+
+#include "io/mutex.h"
 
 namespace ckptfs::gpu {
 namespace {
@@ -25,20 +26,20 @@ auto range_at(Ranges& ranges, const std::byte* address) {
 
 // Counts how often the event was recorded, and which of these records are done. A task keeps a share of its ownership.
 struct Twin::Milestone {
-  std::mutex mutex;
-  std::condition_variable reached;
-  uint64_t recorded = 0;  // guarded by mutex
-  uint64_t done = 0;      // guarded by mutex
+  io::Mutex mutex;
+  io::CondVar reached;
+  uint64_t recorded GUARDED_BY(mutex) = 0;
+  uint64_t done GUARDED_BY(mutex) = 0;
 
   void reach(uint64_t which) {
-    const std::lock_guard lock(mutex);
+    const io::MutexLock lock(mutex);
     done = std::max(done, which);
     // with the lock held: the waiter may own this, and destroy it as soon as it has seen the change
     reached.notify_all();
   }
   void wait(uint64_t which) {
-    std::unique_lock lock(mutex);
-    reached.wait(lock, [&] { return done >= which; });
+    const io::MutexLock lock(mutex);
+    reached.wait(mutex, [&]() REQUIRES(mutex) { return done >= which; });
   }
 };
 
@@ -58,7 +59,7 @@ class Twin::Worker {
   explicit Worker(std::chrono::microseconds lateness) : lateness_(lateness) {}
   ~Worker() {
     {
-      const std::lock_guard lock(mutex_);
+      const io::MutexLock lock(mutex_);
       ending_ = true;
     }
     changed_.notify_all();
@@ -67,7 +68,7 @@ class Twin::Worker {
 
   Result<> add(std::function<void()> task) {
     {
-      const std::lock_guard lock(mutex_);
+      const io::MutexLock lock(mutex_);
       try {
         if (!thread_.joinable()) thread_ = std::thread([this] { work(); });
       } catch (const std::system_error& e) {
@@ -88,9 +89,9 @@ class Twin::Worker {
  private:
   // Tasks that were added are run even if the stream is destroyed.
   void work() {
-    std::unique_lock lock(mutex_);
+    io::MutexLock lock(mutex_);
     for (;;) {
-      changed_.wait(lock, [this] { return ending_ || !tasks_.empty(); });
+      changed_.wait(mutex_, [this]() REQUIRES(mutex_) { return ending_ || !tasks_.empty(); });
       if (tasks_.empty()) return;
       const auto task = std::move(tasks_.front());
       tasks_.pop_front();
@@ -102,11 +103,11 @@ class Twin::Worker {
 
   const std::chrono::microseconds lateness_;
   std::minstd_rand random_;  // used by its thread only
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::function<void()>> tasks_;  // guarded by mutex_
-  bool ending_ = false;                      // guarded by mutex_
-  std::thread thread_;                       // guarded by mutex_ until the end
+  io::Mutex mutex_;
+  io::CondVar changed_;
+  std::deque<std::function<void()>> tasks_ GUARDED_BY(mutex_);
+  bool ending_ GUARDED_BY(mutex_) = false;
+  std::thread thread_ GUARDED_BY(mutex_);  // until the end
 };
 
 Twin::Twin(std::chrono::microseconds lateness)
@@ -121,32 +122,32 @@ Twin::~Twin() {
 }
 
 Result<MemoryKind> Twin::kind_of(const std::byte* address) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   const auto at = range_at(allocations_, address);
   const bool known = at != allocations_.end() && address < at->first + at->second.size;
   return known ? MemoryKind::device : MemoryKind::host;
 }
 
 Result<> Twin::pin(std::span<std::byte> memory) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   pinned_[memory.data()] = memory.size();
   return success();
 }
 
 void Twin::unpin(std::span<std::byte> memory) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   pinned_.erase(memory.data());
 }
 
 Result<> Twin::check_pinned(std::span<const std::byte> memory) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   const auto at = range_at(pinned_, memory.data());
   if (at != pinned_.end() && memory.data() + memory.size() <= at->first + at->second) return success();
   return Error(EINVAL, "the twin copies only to and from memory that was pinned");
 }
 
 Result<std::byte*> Twin::bytes_at(const std::byte* device_memory, size_t size) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   const auto at = range_at(allocations_, device_memory);
   if (at == allocations_.end() || device_memory + size > at->first + at->second.size) {
     return Error(EINVAL, "no memory of the twin, or beyond the end of it");
@@ -197,7 +198,7 @@ Result<> Twin::record(Event event, Stream stream) {
   std::shared_ptr<Milestone> milestone = shared<Milestone>(event);
   uint64_t which = 0;
   {
-    const std::lock_guard lock(milestone->mutex);
+    const io::MutexLock lock(milestone->mutex);
     which = ++milestone->recorded;
   }
   return worker(stream).add([milestone, which] { milestone->reach(which); });
@@ -205,7 +206,7 @@ Result<> Twin::record(Event event, Stream stream) {
 
 Result<bool> Twin::is_done(Event event) {
   Milestone& milestone = *shared<Milestone>(event);
-  const std::lock_guard lock(milestone.mutex);
+  const io::MutexLock lock(milestone.mutex);
   return milestone.done == milestone.recorded;
 }
 
@@ -213,7 +214,7 @@ Result<> Twin::wait(Event event) {
   Milestone& milestone = *shared<Milestone>(event);
   uint64_t which = 0;
   {
-    const std::lock_guard lock(milestone.mutex);
+    const io::MutexLock lock(milestone.mutex);
     which = milestone.recorded;
   }
   milestone.wait(which);
@@ -224,7 +225,7 @@ Result<> Twin::order(Stream stream, Event event) {
   std::shared_ptr<Milestone> milestone = shared<Milestone>(event);
   uint64_t which = 0;
   {
-    const std::lock_guard lock(milestone->mutex);
+    const io::MutexLock lock(milestone->mutex);
     which = milestone->recorded;
   }
   return worker(stream).add([milestone, which] { milestone->wait(which); });
@@ -241,13 +242,13 @@ Result<std::byte*> Twin::allocate(size_t size) {
     ::munmap(bytes, size);
     return error;
   }
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   allocations_[static_cast<std::byte*>(address)] = {size, static_cast<std::byte*>(bytes)};
   return static_cast<std::byte*>(address);
 }
 
 Result<> Twin::release(std::byte* address) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   const auto at = allocations_.find(address);
   if (at == allocations_.end()) return Error(EINVAL, "no memory of the twin begins there");
   ::munmap(address, at->second.size);

@@ -11,10 +11,10 @@
 #include <chrono>
 #include <map>
 #include <memory>
-#include <mutex>
 
 #include "gpu/device.h"
 #include "io/fd.h"
+#include "io/mutex.h"
 
 namespace ckptfs::gpu {
 
@@ -61,9 +61,9 @@ class Twin : public Device {
   const std::string name_ = "twin";
   const std::chrono::microseconds lateness_;
   std::unique_ptr<Worker> default_stream_;
-  std::mutex mutex_;
-  std::map<const std::byte*, Allocation> allocations_;  // guarded by mutex_; by their addresses
-  std::map<const std::byte*, size_t> pinned_;           // guarded by mutex_; lengths
+  io::Mutex mutex_;
+  std::map<const std::byte*, Allocation> allocations_ GUARDED_BY(mutex_);  // by their addresses
+  std::map<const std::byte*, size_t> pinned_ GUARDED_BY(mutex_);           // lengths
 };
 
 }  // namespace ckptfs::gpu

@@ -36,7 +36,7 @@ Result<ExtentSummary> summarize_extents(int fd);
 // and those in holes, counted in whole aligned `unit`s (so at most `size` rounded up). Blocks that are allocated but
 // not written yet (fallocate) do not count. It does not wait for write-back, so shared blocks below dirty pages still
 // count. The result is therefore never too low, and it is exact after fdatasync.
-Result<uint64_t> owed_bytes(int fd, uint64_t size, uint64_t unit);
+Result<uint64_t> overwrite_allocation(int fd, uint64_t size, uint64_t unit);
 
 struct Range {
   uint64_t offset = 0;

@@ -11,9 +11,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <mutex>
 #include <string_view>
 #include <thread>
+
+#include "io/mutex.h"
 
 namespace ckptfs::io {
 
@@ -73,7 +74,7 @@ class FaultTable {
   }
 
   void set(const std::string& name, const std::string& value) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (value.empty()) {
       faults_.erase(name);
     } else {
@@ -82,7 +83,7 @@ class FaultTable {
   }
 
   std::optional<std::string> value(std::string_view name) const {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto found = faults_.find(name);
     if (found == faults_.end()) return std::nullopt;
     return found->second.value;
@@ -90,7 +91,7 @@ class FaultTable {
 
   // Counts the hit. Returns the action to perform now, if any.
   std::optional<std::string> hit(std::string_view name) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto found = faults_.find(name);
     if (found == faults_.end()) return std::nullopt;
     Fault& fault = found->second;
@@ -100,8 +101,8 @@ class FaultTable {
   }
 
  private:
-  mutable std::mutex mutex_;
-  std::map<std::string, Fault, std::less<>> faults_;  // guarded by mutex_
+  mutable Mutex mutex_;
+  std::map<std::string, Fault, std::less<>> faults_ GUARDED_BY(mutex_);
 };
 
 FaultTable& table() {

@@ -52,36 +52,32 @@ std::optional<MountEntry> parse_entry(const std::string& line) {
   return entry;
 }
 
-bool lies_under(const std::string& path, const std::string& folder) {
-  return path.starts_with(folder) && (path.size() == folder.size() || path[folder.size()] == '/');
-}
-
-bool link_lies_under(const stdfs::path& link, const std::string& folder) {
+bool link_lies_within(const stdfs::path& link, const std::string& folder) {
   char target[PATH_MAX];
   const ssize_t length = ::readlink(link.c_str(), target, sizeof target);
-  return length > 0 && lies_under(std::string(target, static_cast<size_t>(length)), folder);
+  return length > 0 && lies_within(std::string(target, static_cast<size_t>(length)), folder);
 }
 
-bool maps_under(const stdfs::path& process, const std::string& folder) {
+bool maps_from(const stdfs::path& process, const std::string& folder) {
   const Result<std::string> maps = read_file((process / "maps").string());
   if (!maps) return false;
   std::istringstream lines(maps.value());
   for (std::string line; std::getline(lines, line);) {
     const size_t path = line.find('/');
-    if (path != std::string::npos && lies_under(line.substr(path), folder)) return true;
+    if (path != std::string::npos && lies_within(line.substr(path), folder)) return true;
   }
   return false;
 }
 
 bool holds(const stdfs::path& process, const std::string& folder) {
   for (const char* link : {"cwd", "root", "exe"}) {
-    if (link_lies_under(process / link, folder)) return true;
+    if (link_lies_within(process / link, folder)) return true;
   }
   std::error_code ignored;  // the process may end meanwhile
   for (stdfs::directory_iterator file(process / "fd", ignored), end; !ignored && file != end; file.increment(ignored)) {
-    if (link_lies_under(file->path(), folder)) return true;
+    if (link_lies_within(file->path(), folder)) return true;
   }
-  return maps_under(process, folder);
+  return maps_from(process, folder);
 }
 
 std::string describe(const stdfs::path& process) {
@@ -161,7 +157,7 @@ std::vector<std::string> mounts_on(const std::vector<MountEntry>& mounts, const 
 }
 
 bool lies_within(const std::string& path, const std::string& folder) {
-  if (folder == "/") return true;
+  if (folder == "/") return path.starts_with('/');
   return path.starts_with(folder) && (path.size() == folder.size() || path[folder.size()] == '/');
 }
 

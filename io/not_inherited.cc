@@ -3,24 +3,26 @@
 #include <pthread.h>
 #include <unistd.h>
 
-#include <mutex>
 #include <set>
 #include <utility>
+
+#include "io/mutex.h"
 
 namespace ckptfs::io {
 namespace {
 
 struct Registry {
-  std::mutex mutex;
-  std::multiset<int> descriptors;  // guarded by mutex
+  Mutex mutex;
+  std::multiset<int> descriptors GUARDED_BY(mutex);
 };
 
 // It is never destroyed, because a fork may come while the program ends.
 Registry& registry() {
   static Registry* const made = [] {
     auto* const fresh = new Registry;
-    ::pthread_atfork([] { registry().mutex.lock(); }, [] { registry().mutex.unlock(); },
-                     [] {
+    ::pthread_atfork([]() ACQUIRE(registry().mutex) { registry().mutex.lock(); },
+                     []() RELEASE(registry().mutex) { registry().mutex.unlock(); },
+                     []() RELEASE(registry().mutex) {
                        for (const int descriptor : registry().descriptors) ::close(descriptor);
                        registry().descriptors.clear();
                        registry().mutex.unlock();
@@ -34,14 +36,14 @@ Registry& registry() {
 
 NotInherited::NotInherited(std::vector<int> descriptors) : descriptors_(std::move(descriptors)) {
   std::erase_if(descriptors_, [](int descriptor) { return descriptor < 0; });
-  const std::lock_guard lock(registry().mutex);
+  const MutexLock lock(registry().mutex);
   registry().descriptors.insert(descriptors_.begin(), descriptors_.end());
 }
 
 NotInherited::NotInherited(NotInherited&& other) noexcept : descriptors_(std::exchange(other.descriptors_, {})) {}
 
 NotInherited::~NotInherited() {
-  const std::lock_guard lock(registry().mutex);
+  const MutexLock lock(registry().mutex);
   for (const int descriptor : descriptors_) {
     const auto at = registry().descriptors.find(descriptor);
     if (at != registry().descriptors.end()) registry().descriptors.erase(at);

@@ -2,11 +2,12 @@
 
 #include <algorithm>
 #include <atomic>
-#include <mutex>
 #include <optional>
 #include <system_error>
 #include <thread>
 #include <vector>
+
+#include "io/mutex.h"
 
 namespace ckptfs::io {
 
@@ -28,13 +29,14 @@ class Loop {
 
   // Call this once all threads have ended.
   Result<> result() {
+    const MutexLock lock(mutex_);
     if (error_) return std::move(*error_);
     return success();
   }
 
  private:
   void stop(Error error) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (!error_) error_ = std::move(error);
     stopped_ = true;
   }
@@ -43,8 +45,8 @@ class Loop {
   const std::function<Result<>(size_t)>& work_;
   std::atomic<size_t> next_ = 0;
   std::atomic<bool> stopped_ = false;
-  std::mutex mutex_;
-  std::optional<Error> error_;  // guarded by mutex_ while threads run
+  Mutex mutex_;
+  std::optional<Error> error_ GUARDED_BY(mutex_);
 };
 
 }  // namespace

@@ -35,7 +35,8 @@ class ReadLimit {
 // A descriptor and the limit for its reads. The caller owns the descriptor.
 class LimitedFile {
  public:
-  // Without `limit`, reads are not limited.
+  // Without `limit`, reads are not limited. A descriptor is such a file, hence no `explicit`.
+  // NOLINTNEXTLINE(google-explicit-constructor)
   LimitedFile(int descriptor, ReadLimit* limit = nullptr) : descriptor_(descriptor), limit_(limit) {}
 
   int descriptor() const { return descriptor_; }

@@ -73,7 +73,7 @@ Result<Fd> scratch_file(const std::string& folder) {
   return file;
 }
 
-// A clone that FIEMAP does not report as shared may be a silent copy. Then owed_bytes() would be wrong.
+// A clone that FIEMAP does not report as shared may be a silent copy. Then overwrite_allocation() would be wrong.
 Result<bool> try_clone(int from, int to) {
   TRY_ASSIGN(const bool cloned, worked(clone(from, to)));
   if (!cloned) return false;

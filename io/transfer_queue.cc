@@ -5,9 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
 #include <deque>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <system_error>
@@ -17,6 +15,7 @@
 
 #include "io/fault.h"
 #include "io/log.h"
+#include "io/mutex.h"
 #include "io/retry.h"
 
 namespace ckptfs::io {
@@ -227,7 +226,7 @@ class ThreadQueue : public TransferQueue {
   explicit ThreadQueue(unsigned depth) : depth_(depth) {}
   ~ThreadQueue() override {
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       ending_ = true;
     }
     begun_.notify_all();
@@ -240,7 +239,7 @@ class ThreadQueue : public TransferQueue {
     if (in_flight_ == depth_) return Error(EBUSY, "the queue is full");
     if (threads_.size() <= in_flight_ && threads_.size() < kMostThreads) TRY(add_thread());
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       waiting_.push_back(transfer);
     }
     begun_.notify_one();
@@ -249,8 +248,8 @@ class ThreadQueue : public TransferQueue {
   }
 
   Finished finish() override {
-    std::unique_lock lock(mutex_);
-    ended_.wait(lock, [this] { return !finished_.empty(); });
+    MutexLock lock(mutex_);
+    ended_.wait(mutex_, [this]() REQUIRES(mutex_) { return !finished_.empty(); });
     Finished first = std::move(finished_.front());
     finished_.pop_front();
     --in_flight_;
@@ -272,9 +271,9 @@ class ThreadQueue : public TransferQueue {
   }
 
   void work() {
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     for (;;) {
-      begun_.wait(lock, [this] { return ending_ || !waiting_.empty(); });
+      begun_.wait(mutex_, [this]() REQUIRES(mutex_) { return ending_ || !waiting_.empty(); });
       if (waiting_.empty()) return;
       const Transfer transfer = waiting_.front();
       waiting_.pop_front();
@@ -289,12 +288,12 @@ class ThreadQueue : public TransferQueue {
   const unsigned depth_;
   size_t in_flight_ = 0;              // used by the owner's thread only
   std::vector<std::thread> threads_;  // used by the owner's thread only
-  std::mutex mutex_;
-  std::condition_variable begun_;
-  std::condition_variable ended_;
-  std::deque<Transfer> waiting_;   // guarded by mutex_
-  std::deque<Finished> finished_;  // guarded by mutex_
-  bool ending_ = false;            // guarded by mutex_
+  Mutex mutex_;
+  CondVar begun_;
+  CondVar ended_;
+  std::deque<Transfer> waiting_ GUARDED_BY(mutex_);
+  std::deque<Finished> finished_ GUARDED_BY(mutex_);
+  bool ending_ GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace

@@ -17,7 +17,7 @@ class WakeLatency {
   bool is_held() const { return static_cast<bool>(held_); }
   // Fails with ENOENT or EACCES if this machine or container does not allow it.
   Result<> hold();
-  void let_go() { held_.reset(); }
+  void release() { held_.reset(); }
 
  private:
   Fd held_;

@@ -9,7 +9,7 @@ namespace {
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-// The whole of `text` as a decimal number.
+// Reads all of `text` as a decimal number.
 std::optional<uint64_t> decimal(std::string_view text) {
   uint64_t value = 0;
   const char* end = text.data() + text.size();

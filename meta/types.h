@@ -27,7 +27,7 @@ enum InodeFlag : uint32_t {
   kStep = 2,        // directory: a save made it, or it was sealed or pinned; has a record in `steps`
   kSealed = 4,      // in a sealed step (the step's own directory included)
   kFrozen = 8,      // regular file: names a frozen blob
-  kSwap = 16,       // in (or itself) a zero_stage_N folder: what saves take, and what owes blocks
+  kSwap = 16,       // in (or itself) a zero_stage_N folder: what saves take, and what has a COW reserve
   kRecovered = 32,  // regular file, in memory only: a writer may have survived the last daemon
   kDigested = 64,   // file: not opened for writing, while it was live, since its digests were taken or began to be
 };
@@ -48,8 +48,8 @@ struct InodeRecord {
   // writer that is there already shows at the save only, which then clones the file and leaves this at 0
   // (meta/steps/save.cc).
   BlobNumber saved_blob = 0;
-  // Live swap file: bytes that overwriting all of it would newly allocate.
-  uint64_t owed = 0;
+  // Live swap file: bytes that overwriting all of it would newly allocate (meta/blobs/space.h).
+  uint64_t cow_reserve = 0;
   // Valid for all but live regular files, whose size, blocks, atime and mtime are those of the blob.
   uint64_t size = 0;
   uint64_t blocks = 0;  // of 512 bytes

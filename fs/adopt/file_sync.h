@@ -1,5 +1,5 @@
-// Has the data of files reach the disk. A failure is counted, logged, kept for user.ckptfs.write_error and for the
-// handles of the file that are open now.
+// Syncs the data of files. A failure is counted, logged, and kept for user.ckptfs.write_error and for the handles of
+// the file that are open now.
 //
 // Thread safety: all of it; takes no lock of its own.
 #pragma once
@@ -20,8 +20,8 @@ class FileSync {
 
   // fdatasync of an open file's blob through its shared descriptor.
   Result<> sync_data(OpenFile& file, int descriptor);
-  // What an fsync of a file does, for one that the daemon makes durable of its own accord: the file's data are on the
-  // disk when it returns; its name is when the tree is synced.
+  // Does what an fsync of the file does, for a file that the daemon makes durable of its own accord. When it returns,
+  // the file's data is on the disk. Its name is when the tree is synced.
   Result<> sync_file(meta::InodeNumber inode);
 
  private:

@@ -16,12 +16,12 @@ namespace ckptfs::fs {
 
 namespace {
 
-constexpr size_t kSmallestRun = 64 << 10;  // below, a call costs more than the blocks
-constexpr size_t kLongestLook = 64 << 10;  // of the first WRITE
+constexpr size_t kSmallestRun = 64 << 10;   // below, a call costs more than the blocks
+constexpr size_t kMostCompared = 64 << 10;  // of the first WRITE
 
 thread_local io::AlignedBuffer present_content;
 
-// What the file has at `offset`, as much of `size` as there is.
+// Reads `size` bytes at `offset`, fewer only at the end of the file.
 Result<std::span<const std::byte>> read_there(int descriptor, size_t size, uint64_t offset) {
   const auto there = present_content.get(size);
   if (there.size() < size) return Error(ENOMEM);
@@ -29,14 +29,14 @@ Result<std::span<const std::byte>> read_there(int descriptor, size_t size, uint6
   return std::span<const std::byte>(there.first(got));
 }
 
-bool unchanged(const SpeculativeClone::Guess& guess) {
-  return guess.frozen || (guess.unchanged && guess.file->changes.load() == guess.changes);
+bool unchanged(const SpeculativeClone::Source& source) {
+  return source.frozen || (source.unchanged && source.file->changes.load() == source.changes);
 }
 
 }  // namespace
 
 InlineBlockDedup::~InlineBlockDedup() {
-  if (guess_) environment_.close(*guess_);
+  if (source_) environment_.close(*source_);
 }
 
 void InlineBlockDedup::give_up(const Error& reason) {
@@ -46,13 +46,13 @@ void InlineBlockDedup::give_up(const Error& reason) {
 }
 
 DataPath::Written InlineBlockDedup::write(std::span<const std::byte> data, off_t offset, DataPath& plain) {
-  const SpeculativeClone::Guess* guess = ended_ ? nullptr : guess_for(data, offset, plain.buffered());
-  if (guess == nullptr) return plain.write(data, offset);
+  const SpeculativeClone::Source* source = ended_ ? nullptr : source_for(data, offset, plain.buffered());
+  if (source == nullptr) return plain.write(data, offset);
   DataPath::Written written;
-  for (const Part& part : parts(*guess, data, static_cast<uint64_t>(offset))) {
+  for (const Part& part : parts(*source, data, static_cast<uint64_t>(offset))) {
     const auto at = offset + static_cast<off_t>(part.begin);
     const size_t size = part.end - part.begin;
-    if (!part.shared || !share(*guess, plain.buffered(), at, size)) {
+    if (!part.shared || !share(*source, plain.buffered(), at, size)) {
       auto rest = plain.write(data.subspan(part.begin, size), at);
       if (rest.bytes < size) return {written.bytes + rest.bytes, std::move(rest.error)};
     }
@@ -61,10 +61,10 @@ DataPath::Written InlineBlockDedup::write(std::span<const std::byte> data, off_t
   return written;
 }
 
-// Null: there is none.
-const SpeculativeClone::Guess* InlineBlockDedup::guess_for(std::span<const std::byte> data, off_t offset, int blob) {
-  const std::lock_guard lock(mutex_);
-  if (guess_) return &*guess_;
+// Null: there is no source that can be used.
+const SpeculativeClone::Source* InlineBlockDedup::source_for(std::span<const std::byte> data, off_t offset, int blob) {
+  const io::MutexLock lock(mutex_);
+  if (source_) return &*source_;
   const auto chosen = choose(data, offset, blob);
   candidates_.clear();
   if (!chosen || !chosen.value()) {
@@ -77,21 +77,21 @@ const SpeculativeClone::Guess* InlineBlockDedup::guess_for(std::span<const std::
     give_up(opened.error());
     return nullptr;
   }
-  guess_ = std::move(opened).value();
-  if (!unchanged(*guess_)) {  // somebody is writing it
+  source_ = std::move(opened).value();
+  if (!unchanged(*source_)) {  // somebody is writing it
     ended_ = true;
     return nullptr;
   }
   add(counters_.adoptions);
-  return &*guess_;
+  return &*source_;
 }
 
 Result<std::optional<InodeNumber>> InlineBlockDedup::choose(std::span<const std::byte> data, off_t offset,
                                                             int blob) const {
   TRY_ASSIGN(const struct stat own, io::stat_fd(blob));
-  const auto begin = data.first(std::min(data.size(), kLongestLook));
+  const auto begin = data.first(std::min(data.size(), kMostCompared));
   for (const InodeNumber candidate : candidates_) {
-    const auto descriptor = environment_.look(candidate);
+    const auto descriptor = environment_.open_uncounted(candidate);
     if (!descriptor && descriptor.error().errno_value() == ENOENT) continue;  // removed meanwhile
     if (!descriptor) return descriptor.error();
     TRY_ASSIGN(const struct stat st, io::stat_fd(descriptor.value().get()));
@@ -102,8 +102,8 @@ Result<std::optional<InodeNumber>> InlineBlockDedup::choose(std::span<const std:
   return std::optional<InodeNumber>();
 }
 
-// One after another, all of `data`: runs of whole blocks that the guess has too, and what lies between them.
-std::vector<InlineBlockDedup::Part> InlineBlockDedup::parts(const SpeculativeClone::Guess& guess,
+// Splits `data` into runs of whole blocks that the source has too, and what lies between them.
+std::vector<InlineBlockDedup::Part> InlineBlockDedup::parts(const SpeculativeClone::Source& source,
                                                             std::span<const std::byte> data, uint64_t offset) {
   std::vector<Part> found;
   const auto put = [&found](size_t begin, size_t end, bool shared) {
@@ -112,7 +112,7 @@ std::vector<InlineBlockDedup::Part> InlineBlockDedup::parts(const SpeculativeClo
     if (together) found.back().end = end;
     if (!together) found.push_back({begin, end, shared});
   };
-  const auto there = read_there(guess.descriptor, data.size(), offset);
+  const auto there = read_there(source.descriptor, data.size(), offset);
   if (!there) give_up(there.error());
   const size_t head =
       std::min(data.size(), (SpeculativeClone::kBlock - offset % SpeculativeClone::kBlock) % SpeculativeClone::kBlock);
@@ -139,17 +139,17 @@ std::vector<InlineBlockDedup::Part> InlineBlockDedup::parts(const SpeculativeClo
   return found;
 }
 
-// False: it is to be written.
-bool InlineBlockDedup::share(const SpeculativeClone::Guess& guess, int blob, off_t offset, size_t size) {
+// False: these bytes must be written.
+bool InlineBlockDedup::share(const SpeculativeClone::Source& source, int blob, off_t offset, size_t size) {
   Result<> cloned = io::fault_point("adopt.clone_range");
-  if (cloned) cloned = io::clone_range(guess.descriptor, offset, blob, offset, size);
+  if (cloned) cloned = io::clone_range(source.descriptor, offset, blob, offset, size);
   const bool there = cloned.has_value();
-  if (const auto shared = environment_.shared(guess, std::move(cloned)); !shared) {
+  if (const auto shared = environment_.shared(source, std::move(cloned)); !shared) {
     give_up(shared.error());
     if (there) withdraw(blob, offset, size);
     return false;
   }
-  if (!unchanged(guess)) {  // whoever opens it for writing is counted before he can write
+  if (!unchanged(source)) {  // an open for writing is counted before its writer can write
     ended_ = true;
     withdraw(blob, offset, size);
     return false;
@@ -158,7 +158,7 @@ bool InlineBlockDedup::share(const SpeculativeClone::Guess& guess, int blob, off
   return true;
 }
 
-// What was shared may have changed before. It must not stand there if the write that is to replace it fails.
+// The source may have changed before it was shared. Its bytes must not stay here if the write that replaces them fails.
 void InlineBlockDedup::withdraw(int blob, off_t offset, size_t size) const {
   constexpr int kMode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
   if (::fallocate(blob, kMode, offset, static_cast<off_t>(size)) == 0) return;

@@ -20,7 +20,6 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -30,6 +29,7 @@
 #include "fs/adopt/speculative_clone.h"
 #include "fs/base/counters.h"
 #include "fs/open/data_path.h"
+#include "io/mutex.h"
 #include "meta/types.h"
 
 namespace ckptfs::fs {
@@ -38,11 +38,11 @@ class InlineBlockDedup {
  public:
   // What it needs from outside; called with no leaf locked.
   struct Environment {
-    std::function<Result<io::Fd>(InodeNumber)> look;                   // O_RDONLY, counted nowhere
-    std::function<Result<SpeculativeClone::Guess>(InodeNumber)> open;  // counted until it is closed
-    std::function<void(const SpeculativeClone::Guess&)> close;
-    std::function<Result<>(const SpeculativeClone::Guess&, Result<>)>
-        shared;  // told what became of a clone; its answer counts
+    std::function<Result<io::Fd>(InodeNumber)> open_uncounted;          // O_RDONLY, counted nowhere
+    std::function<Result<SpeculativeClone::Source>(InodeNumber)> open;  // counted until it is closed
+    std::function<void(const SpeculativeClone::Source&)> close;
+    std::function<Result<>(const SpeculativeClone::Source&, Result<>)>
+        shared;  // called with the result of each clone; returns the result to use
   };
   // `candidates`: what the file may hold; not empty. `name`: for the log.
   InlineBlockDedup(std::string name, std::vector<InodeNumber> candidates, Environment environment, Counters& counters)
@@ -65,10 +65,11 @@ class InlineBlockDedup {
     bool shared = false;
   };
 
-  const SpeculativeClone::Guess* guess_for(std::span<const std::byte> data, off_t offset, int blob);
-  Result<std::optional<InodeNumber>> choose(std::span<const std::byte> data, off_t offset, int blob) const;
-  std::vector<Part> parts(const SpeculativeClone::Guess& guess, std::span<const std::byte> data, uint64_t offset);
-  bool share(const SpeculativeClone::Guess& guess, int blob, off_t offset, size_t size);
+  const SpeculativeClone::Source* source_for(std::span<const std::byte> data, off_t offset, int blob);
+  Result<std::optional<InodeNumber>> choose(std::span<const std::byte> data, off_t offset, int blob) const
+      REQUIRES(mutex_);
+  std::vector<Part> parts(const SpeculativeClone::Source& source, std::span<const std::byte> data, uint64_t offset);
+  bool share(const SpeculativeClone::Source& source, int blob, off_t offset, size_t size);
   void withdraw(int blob, off_t offset, size_t size) const;
   void give_up(const Error& reason);
 
@@ -76,9 +77,9 @@ class InlineBlockDedup {
   const Environment environment_;
   Counters& counters_;
 
-  std::mutex mutex_;
-  std::vector<InodeNumber> candidates_;           // guarded by mutex_; until one was chosen, or none
-  std::optional<SpeculativeClone::Guess> guess_;  // guarded by mutex_ until it is set, then constant
+  io::Mutex mutex_;
+  std::vector<InodeNumber> candidates_ GUARDED_BY(mutex_);             // until one was chosen, or none
+  std::optional<SpeculativeClone::Source> source_ GUARDED_BY(mutex_);  // once it is set, constant
   std::atomic<uint64_t> compared_{0};
   std::atomic<uint64_t> mismatched_{0};
   std::atomic<bool> ended_{false};  // nothing is compared any more

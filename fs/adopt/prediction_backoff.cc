@@ -26,14 +26,14 @@ bool PredictionBackoff::Record::ask() {
 }
 
 bool PredictionBackoff::ask(const std::string& name) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   if (const auto known = names_.find(name); known != names_.end()) return known->second.ask();
   const auto alike = patterns_.find(pattern_of(name));
   return alike == patterns_.end() ? unknown_.ask() : alike->second.ask();
 }
 
 void PredictionBackoff::learn(const std::string& name, bool right) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   learn(names_, name, right);
   if (!terms_.alike) return;
   const std::string pattern = pattern_of(name);

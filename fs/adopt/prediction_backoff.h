@@ -7,15 +7,16 @@
 #pragma once
 
 #include <map>
-#include <mutex>
 #include <string>
+
+#include "io/mutex.h"
 
 namespace ckptfs::fs {
 
 class PredictionBackoff {
  public:
   struct Terms {
-    unsigned first_pause = 0;  // files; doubled with each wrong guess
+    unsigned first_pause = 0;  // files; doubled with each wrong prediction
     unsigned longest_pause = 0;
     // Names that differ only in numbers, too, and those that nothing is known of: these with a shorter first pause, as
     // most of them may yet be right.
@@ -23,14 +24,14 @@ class PredictionBackoff {
   };
   explicit PredictionBackoff(Terms terms) : terms_(terms) {}
 
-  // To be asked once for each file: it counts them.
+  // May the source of this file be predicted? To be called once for each file, since it counts the files.
   bool ask(const std::string& name);
-  // What came of a guess.
+  // Learns whether a prediction was right.
   void learn(const std::string& name, bool right);
 
  private:
   struct Record {
-    unsigned pause = 0;  // after the last guess; 0: it was right
+    unsigned pause = 0;  // after the last prediction; 0: it was right
     unsigned left = 0;   // of it
     bool ask();
   };
@@ -42,10 +43,10 @@ class PredictionBackoff {
   static constexpr unsigned kFirstPauseOfUnknown = 2;
 
   const Terms terms_;
-  std::mutex mutex_;
-  Records names_;     // guarded by mutex_
-  Records patterns_;  // guarded by mutex_; by names without their numbers
-  Record unknown_;    // guarded by mutex_; of names that were in neither
+  io::Mutex mutex_;
+  Records names_ GUARDED_BY(mutex_);
+  Records patterns_ GUARDED_BY(mutex_);  // by names without their numbers
+  Record unknown_ GUARDED_BY(mutex_);    // of names that were in neither
 };
 
 }  // namespace ckptfs::fs

@@ -14,12 +14,12 @@ using meta::Caller;
 using meta::InodeNumber;
 
 void SourcePredictor::opened(const Caller& reader, InodeNumber inode) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   reading_[reader.pid].push_back({inode, reader.uid});
 }
 
 void SourcePredictor::closed(pid_t thread, InodeNumber inode) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   const auto at = reading_.find(thread);
   if (at == reading_.end()) return;
   std::vector<Reading>& files = at->second;
@@ -38,7 +38,7 @@ SourcePredictor::Expected SourcePredictor::expect(InodeNumber folder, const std:
   const auto reading = may_clone && writer.pid != 0 ? find_reading(writer, name) : std::nullopt;
   if (reading && !may_be_shared(*reading, writer)) return {};
   if (reading && readers_.ask(name)) return {Prediction{*reading, By::reader}, {}};
-  // Asked first: in a pause, to look for the step before would cost each small file more than its data.
+  // The back-off comes first. During a pause, finding the step before would cost each small file more than its data.
   if (may_clone && !steps_.ask(name)) return {};
   const auto before = previous_folder(folder, writer);
   if (!before) return {};
@@ -48,11 +48,11 @@ SourcePredictor::Expected SourcePredictor::expect(InodeNumber folder, const std:
   return may_clone ? Expected{Prediction{same.value(), By::step}, {}} : Expected{std::nullopt, {same.value()}};
 }
 
-// The last it opened.
+// Of the files with this name that the writer's thread has open for reading, the one that it opened last.
 std::optional<InodeNumber> SourcePredictor::find_reading(const Caller& writer, const std::string& name) const {
   std::vector<Reading> files;
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     const auto reading = reading_.find(writer.pid);
     if (reading == reading_.end()) return std::nullopt;
     files = reading->second;
@@ -64,7 +64,7 @@ std::optional<InodeNumber> SourcePredictor::find_reading(const Caller& writer, c
   return found->inode;
 }
 
-// The files in `before` whose names `folder` lacks.
+// The files in `before` whose names `folder` lacks, of those that the writer may read.
 std::vector<InodeNumber> SourcePredictor::lacking(InodeNumber folder, InodeNumber before, const Caller& writer) const {
   std::vector<InodeNumber> found;
   const auto entries = tree_.list(before);
@@ -88,14 +88,15 @@ bool SourcePredictor::may_read(InodeNumber inode, const Caller& reader) const {
   return record && record.value().is_regular() && may_access({reader.uid, reader.gid, {}}, record.value(), kRead);
 }
 
-// The folder at the same place in the step that was made last before the one that `folder` lies in, or is.
+// `folder` lies in a step, or is one. Returns the folder at the same place in the step before, if the writer may enter
+// it.
 std::optional<InodeNumber> SourcePredictor::previous_folder(InodeNumber folder, const Caller& writer) const {
   const auto place = meta::place_of(tree_, folder);
   if (!place || !place.value()) return std::nullopt;
   const auto& [series, step, path] = *place.value();
   auto at = step_before(series, step);
   if (!at) return std::nullopt;
-  // From there down again, as the writer might go.
+  // Walk down the same path, through folders that the writer may enter.
   const Credentials credentials{writer.uid, writer.gid, {}};
   const auto may_enter = [&](InodeNumber number) {
     const auto record = tree_.inode(number);
@@ -106,8 +107,9 @@ std::optional<InodeNumber> SourcePredictor::previous_folder(InodeNumber folder, 
     if (const auto next = tree_.child(*at, name)) {
       at = next.value();
     } else {
-      // The checkpoint-N of a Trainer holds the global_stepN of its DeepSpeed.
-      at = meta::step_number(name) ? newest_step(*at, UINT64_MAX, true) : std::nullopt;
+      // In a Trainer's checkpoint-N lies DeepSpeed's global_stepN, whose number is another one in each step.
+      const auto inside = meta::step_number(name) ? tree_.list(*at) : Error(ENOENT);
+      at = inside ? meta::last_made_before(inside.value(), UINT64_MAX, true) : std::nullopt;
       if (!at) return std::nullopt;
     }
   }
@@ -115,12 +117,13 @@ std::optional<InodeNumber> SourcePredictor::previous_folder(InodeNumber folder, 
 }
 
 std::optional<InodeNumber> SourcePredictor::remembered_before(InodeNumber step) const {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   const auto known = before_.find(step);
   return known == before_.end() ? std::nullopt : std::optional(known->second);
 }
 
-// Remembered: to list a series from which many steps were removed takes a millisecond, and each file of a step asks.
+// The answer is cached: to list a series from which many steps were removed takes a millisecond, and each file of a
+// step asks.
 std::optional<InodeNumber> SourcePredictor::step_before(InodeNumber series, InodeNumber step) const {
   if (const auto known = remembered_before(step)) {
     if (*known == 0) return std::nullopt;
@@ -128,26 +131,15 @@ std::optional<InodeNumber> SourcePredictor::step_before(InodeNumber series, Inod
     const bool stands = record && record.value().nlink > 0 && record.value().parent == series;
     if (stands) return known;
   }
-  // `runs` and `best_model` may lie between checkpoint-1 and checkpoint-2.
   const bool numbered = meta::step_number(name_of_(step)).has_value();
-  auto found = newest_step(series, step, numbered);
-  if (!found) found = newest_step(series, step, !numbered);
-  const std::lock_guard lock(mutex_);
+  const auto entries = tree_.list(series);
+  if (!entries) return std::nullopt;
+  auto found = meta::last_made_before(entries.value(), step, numbered);
+  if (!found) found = meta::last_made_before(entries.value(), step, !numbered);
+  const io::MutexLock lock(mutex_);
   if (before_.size() >= kMostSteps) before_.clear();
   before_[step] = found.value_or(0);
   return found;
-}
-
-// Inode numbers tell the order in which directories were made.
-std::optional<InodeNumber> SourcePredictor::newest_step(InodeNumber series, InodeNumber before, bool numbered) const {
-  const auto steps = tree_.list(series);
-  if (!steps) return std::nullopt;
-  std::optional<InodeNumber> newest;
-  for (const meta::DirectoryEntry& entry : steps.value()) {
-    if (!S_ISDIR(entry.type) || entry.inode >= before || (newest && entry.inode < *newest)) continue;
-    if (meta::step_number(entry.name).has_value() == numbered) newest = entry.inode;
-  }
-  return newest;
 }
 
 }  // namespace ckptfs::fs

@@ -11,13 +11,13 @@
 #include <sys/types.h>
 
 #include <functional>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "fs/adopt/prediction_backoff.h"
+#include "io/mutex.h"
 #include "meta/tree/tree.h"
 #include "meta/types.h"
 
@@ -39,15 +39,15 @@ class SourcePredictor {
     By by = By::reader;
   };
   struct Expected {
-    std::optional<Prediction> whole;  // it may begin as a clone of that
-    // Where nothing is: one of these, block by block. Of the step before, the file of its name, where it may not begin
-    // as a clone; or, where there is no such name, what is there and the new step lacks, to which it may yet be
-    // renamed.
+    std::optional<Prediction> whole;  // the file may begin as a clone of this one
+    // If there is none, the file may share blocks with one of these. If the step before has a file of this name, which
+    // the new file may not begin as a clone of, it is that one. Otherwise the new file may be renamed later, so they
+    // are the files of the step before whose names the new step lacks.
     std::vector<meta::InodeNumber> by_blocks;
   };
-  // Of a new file `name` in `folder`.
+  // Predicts the source of a new file `name` in `folder`.
   Expected expect(meta::InodeNumber folder, const std::string& name, bool may_clone, const meta::Caller& writer);
-  // What came of it.
+  // Learns whether the prediction was right.
   void judge(const std::string& name, By by, bool right);
 
  private:
@@ -56,12 +56,10 @@ class SourcePredictor {
                                          const meta::Caller& writer) const;
   std::optional<meta::InodeNumber> previous_folder(meta::InodeNumber folder, const meta::Caller& writer) const;
   bool may_read(meta::InodeNumber inode, const meta::Caller& reader) const;
-  // Of a file that `reader` has open for reading already.
+  // `reader` has the file open for reading already. May the file's blocks be shared with a copy of the reader's?
   bool may_be_shared(meta::InodeNumber inode, const meta::Caller& reader) const;
   std::optional<meta::InodeNumber> step_before(meta::InodeNumber series, meta::InodeNumber step) const;
   std::optional<meta::InodeNumber> remembered_before(meta::InodeNumber step) const;
-  // The directory in `series` that was made last before `before`, of those with a step's name, or of the others.
-  std::optional<meta::InodeNumber> newest_step(meta::InodeNumber series, meta::InodeNumber before, bool numbered) const;
 
   struct Reading {
     meta::InodeNumber inode = 0;
@@ -73,9 +71,9 @@ class SourcePredictor {
 
   const meta::Tree& tree_;
   const std::function<std::string(meta::InodeNumber)> name_of_;
-  mutable std::mutex mutex_;
-  std::unordered_map<pid_t, std::vector<Reading>> reading_;                  // guarded by mutex_; by thread
-  mutable std::unordered_map<meta::InodeNumber, meta::InodeNumber> before_;  // guarded by mutex_; steps; 0: none
+  mutable io::Mutex mutex_;
+  std::unordered_map<pid_t, std::vector<Reading>> reading_ GUARDED_BY(mutex_);                  // by thread
+  mutable std::unordered_map<meta::InodeNumber, meta::InodeNumber> before_ GUARDED_BY(mutex_);  // steps; 0: none
   // A copier is hardly ever wrong; of a step much the same files change as of the one before.
   PredictionBackoff readers_{{.first_pause = 4, .longest_pause = 64, .alike = false}};
   PredictionBackoff steps_{{.first_pause = 16, .longest_pause = 256, .alike = true}};

@@ -21,11 +21,12 @@ namespace ckptfs::fs {
 namespace {
 
 constexpr uint64_t kStreak = uint64_t{1} << 20;  // wrong bytes, one after another, before a clone is dropped
-constexpr unsigned kMostClones = 16;             // of one file: each walks the extents of all that follows
+constexpr unsigned kMostClones = 16;             // of one file, since each walks all extents that follow
 
 thread_local io::AlignedBuffer compared_with;
 
-// Where the block of the file ends that `at`, in what is written at `offset`, lies in.
+// `size` bytes are written at `offset` of the file. Returns where, in these bytes, the file's block ends that contains
+// byte `at`.
 size_t block_end(uint64_t offset, size_t at, size_t size) {
   return std::min(size, at + SpeculativeClone::kBlock - (offset + at) % SpeculativeClone::kBlock);
 }
@@ -42,22 +43,22 @@ void find_differing(std::span<const std::byte> data, const std::byte* there, uin
 
 }  // namespace
 
-void SpeculativeClone::prepare(const std::unique_lock<std::mutex>&, io::Fd blob, meta::BlobNumber number) {
+void SpeculativeClone::prepare(io::Fd blob, meta::BlobNumber number) {
   blob_ = std::move(blob);
   number_ = number;
 }
 
-// The blob goes on as the guess does, from the first whole block of `data` on; how many bytes lie before, which it
-// writes. None: there is no such block, or, ending_: it cannot.
+// Makes the blob go on as the source does, from the first whole block of `data` on. Writes the bytes before that block,
+// and returns how many they are. None: `data` has no whole block, or the clone cannot be made (then ending_ is set).
 Result<std::optional<size_t>> SpeculativeClone::start(std::span<const std::byte> data, uint64_t written_end) {
   const size_t head = (kBlock - written_end % kBlock) % kBlock;
   if (head + kBlock > data.size()) return std::optional<size_t>();
   const bool first = !slot_;
-  const auto started = [&]() -> Result<bool> {
+  const auto started = [&]() REQUIRES(mutex_) -> Result<bool> {
     TRY_ASSIGN(const struct stat before, io::stat_fd(blob_.get()));
     if (static_cast<uint64_t>(before.st_size) != written_end) return false;  // a WRITE before this one failed
     if (!slot_) {
-      TRY_ASSIGN(auto slot, frontiers_.take(number_));
+      TRY_ASSIGN(auto slot, written_ends_.take(number_));
       if (!slot) return Error(EAGAIN, "too many copies at the same time");
       slot_ = std::move(*slot);
     }
@@ -69,7 +70,7 @@ Result<std::optional<size_t>> SpeculativeClone::start(std::span<const std::byte>
     TRY(meta::Blobs::set_unsettled(blob_.get(), true));
     TRY(io::fault_point("adopt.clone"));
     const auto border = static_cast<off_t>(written_end + head);
-    TRY(shared_(io::clone_range(guess_.descriptor, border, blob_.get(), border, 0)));
+    TRY(shared_(io::clone_range(source_.descriptor, border, blob_.get(), border, 0)));
     TRY_ASSIGN(const struct stat st, io::stat_fd(blob_.get()));
     clone_size_ = static_cast<uint64_t>(st.st_size);
     return true;
@@ -97,7 +98,7 @@ std::optional<uint64_t> SpeculativeClone::size() const {
 }
 
 DataPath::Written SpeculativeClone::write(std::span<const std::byte> data, off_t offset) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   if (!blob_) return {};
   const uint64_t written_end = written_end_.load(std::memory_order_relaxed);
   const bool hopeless = mismatched_ >= kPatience && is_wrong();
@@ -121,12 +122,12 @@ DataPath::Written SpeculativeClone::write(std::span<const std::byte> data, off_t
   return written;
 }
 
-// Starts where half of what is written is there already, as it seems; see start(). None, and not ending_: it does not,
-// and `data` is written plainly.
+// Starts the clone if the source seems to hold at least half of `data`; see start(). None without ending_: the clone is
+// not started, and the caller writes `data`.
 Result<std::optional<size_t>> SpeculativeClone::begin(std::span<const std::byte> data, uint64_t written_end) {
   const auto right = seems_right(data, written_end);
   if (!right) {
-    guess_unreadable(right.error());
+    source_unreadable(right.error());
     return std::optional<size_t>();
   }
   if (right.value()) {
@@ -139,7 +140,8 @@ Result<std::optional<size_t>> SpeculativeClone::begin(std::span<const std::byte>
   return std::optional<size_t>();
 }
 
-// Is half of it there? By samples, which get fewer while it is not: the guess may have to be read from the disk.
+// Does the source hold at least half of `data`? Tells by samples. After each no there are fewer of them, since the
+// source may have to be read from the disk.
 Result<bool> SpeculativeClone::seems_right(std::span<const std::byte> data, uint64_t written_end) {
   if (compared_ == 0) expect_samples(written_end, data.size());
   const auto room = compared_with.get(kBlock);
@@ -147,7 +149,7 @@ Result<bool> SpeculativeClone::seems_right(std::span<const std::byte> data, uint
   size_t equal = 0, looked_at = 0;
   for (uint64_t at = next_sample(written_end); at < written_end + data.size(); at += sampled_, ++looked_at) {
     const auto block = data.subspan(at - written_end).first(std::min(kBlock, data.size() - (at - written_end)));
-    TRY_ASSIGN(const size_t got, io::read_full(guess_.descriptor, room.first(block.size()), static_cast<off_t>(at)));
+    TRY_ASSIGN(const size_t got, io::read_full(source_.descriptor, room.first(block.size()), static_cast<off_t>(at)));
     if (got == block.size() && std::memcmp(block.data(), room.data(), got) == 0) ++equal;
   }
   if (looked_at == 0) return false;
@@ -159,15 +161,15 @@ Result<bool> SpeculativeClone::seems_right(std::span<const std::byte> data, uint
 // The first sample at `offset` or behind it.
 uint64_t SpeculativeClone::next_sample(uint64_t offset) const { return (offset + sampled_ - 1) / sampled_ * sampled_; }
 
-// Has the disk read them, all at the same time, and does not wait.
+// Starts to read all samples from the disk at the same time, and does not wait for them.
 void SpeculativeClone::expect_samples(uint64_t offset, size_t size) const {
   for (uint64_t at = next_sample(offset); at < offset + size; at += sampled_) {
-    ::posix_fadvise(guess_.descriptor, static_cast<off_t>(at), kBlock, POSIX_FADV_WILLNEED);
+    ::posix_fadvise(source_.descriptor, static_cast<off_t>(at), kBlock, POSIX_FADV_WILLNEED);
   }
 }
 
-// Whoever writes does not need the guess: from here on the file is written plainly.
-void SpeculativeClone::guess_unreadable(const Error& error) {
+// The writer does not need the source, so this is no error for it: from now on the file is written plainly.
+void SpeculativeClone::source_unreadable(const Error& error) {
   ending_ = true;
   add(counters_.adoption_fallbacks);
   log::warn("{} is written on plainly: what it was expected to hold cannot be read: {}", name_, error.message());
@@ -177,7 +179,7 @@ DataPath::Written SpeculativeClone::compare(std::span<const std::byte> data, uin
   const auto alike = strange_ > 0 ? is_alike(data, written_end) : Result<bool>(true);
   const auto differing = alike && alike.value() ? compare_blocks(data, written_end) : Differing();
   if (!alike || !differing) {
-    guess_unreadable(alike ? differing.error() : alike.error());
+    source_unreadable(alike ? differing.error() : alike.error());
     return {};
   }
   const uint64_t before = mismatched_;
@@ -191,26 +193,26 @@ DataPath::Written SpeculativeClone::compare(std::span<const std::byte> data, uin
   compared_ += written.bytes;
   written_ = meta::now();
   if (auto noted = slot_.set(written_end + written.bytes); !noted) written = {0, noted.error()};
-  // Behind the written end the blob may hold a part of the failed write: it no longer holds what the source does.
+  // Behind the written end the blob may hold a part of the failed write, so it differs from the source there.
   if (written.error) ending_ = true;
   written_end_.store(written_end + written.bytes, std::memory_order_release);
   if (written.error || strange_ < kStreak || clones_ >= kMostClones) return written;
-  // What was written is there, whatever becomes of the clone.
+  // The WRITE has succeeded, even if the clone cannot be dropped.
   if (auto dropped = drop_clone(); !dropped) ending_ = true;
   return written;
 }
 
-// With the guess where it lies; else with the file's own clone.
+// Compares with the source while it is unchanged, else with the file's own clone.
 Result<SpeculativeClone::Differing> SpeculativeClone::compare_blocks(std::span<const std::byte> data, uint64_t offset) {
   static_assert(kMostBlocks > RequestLoop::kLargestWrite / kBlock);
   Differing differing;
-  if (guess_is_unchanged()) {
+  if (source_is_unchanged()) {
     TRY(io::fault_point("adopt.read"));
-    TRY_ASSIGN(const auto there, window_.at(guess_.descriptor, offset, data.size()));
+    TRY_ASSIGN(const auto there, window_.at(source_.descriptor, offset, data.size()));
     const bool compared = io::access_mapped([&] { find_differing(data, there.data(), offset, differing); });
-    std::atomic_thread_fence(std::memory_order_acquire);  // not before what is read above
-    // Whoever opens the guess for writing is counted before he can write.
-    if (compared && guess_is_unchanged()) return differing;
+    std::atomic_thread_fence(std::memory_order_acquire);  // the check comes after the reads above
+    // An open for writing is counted before its writer can write.
+    if (compared && source_is_unchanged()) return differing;
   }
   const auto room = compared_with.get(data.size());
   if (room.size() < data.size()) return Error(ENOMEM);
@@ -222,27 +224,30 @@ Result<SpeculativeClone::Differing> SpeculativeClone::compare_blocks(std::span<c
   return differing;
 }
 
-void SpeculativeClone::look_ahead(size_t size, bool in_lockstep) {
-  const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock || !blob_ || ending_) return;
+void SpeculativeClone::prefetch(size_t size, bool in_lockstep) {
+  if (!mutex_.try_lock()) return;
+  const io::MutexLock lock(mutex_, std::adopt_lock);
+  if (!blob_ || ending_) return;
   const uint64_t written_end = written_end_.load(std::memory_order_relaxed);
   if (!adopting_.load(std::memory_order_relaxed)) return expect_samples(written_end, size);
   const size_t wanted = std::min<uint64_t>(size, clone_size_ - written_end);
-  if (!in_lockstep || strange_ > 0 || wanted == 0) return;  // else the next WRITE would wait for the lock
-  const bool unchanged = guess_is_unchanged();  // else it is read by its reader, if there is one, and by nobody else
-  if (unchanged || guess_.by == SourcePredictor::By::reader) {
-    read_ahead_.reader_is_at(guess_.descriptor, written_end, clone_size_);
+  // If another thread serves the next WRITE, it would wait for the lock.
+  if (!in_lockstep || strange_ > 0 || wanted == 0) return;
+  // If the source has changed, only its reader, if there is one, still needs the source's pages.
+  const bool unchanged = source_is_unchanged();
+  if (unchanged || source_.by == SourcePredictor::By::reader) {
+    read_ahead_.reader_is_at(source_.descriptor, written_end, clone_size_);
   }
   if (!unchanged) return;
-  const auto there = window_.at(guess_.descriptor, written_end, wanted);
-  if (!there) return;  // it is tried again, when it is needed
+  const auto there = window_.at(source_.descriptor, written_end, wanted);
+  if (!there) return;  // the WRITE tries again
   io::access_mapped([&] {
     for (size_t at = 0; at < wanted; at += kBlock)
       static_cast<void>(*const_cast<const volatile std::byte*>(&there.value()[at]));
   });
 }
 
-// Is any of it equal, as it seems? By samples.
+// Does the source hold any of `data`? Tells by samples.
 Result<bool> SpeculativeClone::is_alike(std::span<const std::byte> data, uint64_t offset) {
   for (size_t at = 0; at < data.size(); at += kSampled) {
     const size_t length = std::min(kBlock, data.size() - at);
@@ -277,13 +282,13 @@ DataPath::Written SpeculativeClone::write_differing(std::span<const std::byte> d
 }
 
 std::optional<bool> SpeculativeClone::was_right() {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   if (compared_ == 0) return std::nullopt;
   return !is_wrong();
 }
 
 Result<> SpeculativeClone::truncate_to_written() {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   return truncate_locked();
 }
 
@@ -297,7 +302,7 @@ Result<> SpeculativeClone::truncate_locked() {
   return success();
 }
 
-// The blob ends at the written end, and is written plainly, unless a clone is started again.
+// Truncates the blob to the written end. From now on the file is written plainly, unless a clone is started again.
 Result<> SpeculativeClone::drop_clone() {
   if (!adopting_.load(std::memory_order_relaxed)) return success();
   const uint64_t written_end = written_end_.load(std::memory_order_relaxed);
@@ -308,29 +313,29 @@ Result<> SpeculativeClone::drop_clone() {
   clone_size_ = written_end;
   const timespec times[2] = {{0, UTIME_OMIT}, written_};
   if (::futimens(blob_.get(), times) != 0) return last_error("futimens");
-  TRY(slot_.set(meta::Frontiers::kWhole));
+  TRY(slot_.set(meta::WrittenEnds::kWhole));
   adopting_.store(false, std::memory_order_release);
   return success();
 }
 
 bool SpeculativeClone::is_durable() {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   return !blob_ && !slot_;
 }
 
 void SpeculativeClone::abandon() {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   blob_.reset();
   if (slot_) slot_.give_back();
   adopting_.store(false, std::memory_order_release);
 }
 
-// The sync may take long, and nobody waits for it with the lock: what is written meanwhile is written plainly.
+// The sync may take long, so it runs without the lock. What is written meanwhile is written plainly.
 Result<> SpeculativeClone::make_durable(int blob, const std::function<Result<>()>& sync) {
   TRY(truncate_to_written());
   if (is_durable()) return success();
   TRY(sync());
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   if (!slot_) return success();
   TRY(meta::Blobs::set_unsettled(blob, false));
   slot_.give_back();

@@ -10,8 +10,8 @@
 //
 // Anything else that happens to the file (a write elsewhere, another open, a new size or time, fallocate, a copy into
 // it, fsync, a save, the last close) first *truncates* the blob to the written end. Afterwards the file is like any
-// other, but for one thing: its blob counts as *unsettled* (meta/blobs/frontiers.h) until it is durable, by an fsync or
-// in the background.
+// other, but for one thing: its blob counts as *unsettled* (meta/blobs/written_ends.h) until it is durable, by an fsync
+// or in the background.
 //
 // A file qualifies if nobody else has it open and if it is open for writing only, so that nobody can map it. O_DIRECT
 // (DeepSpeed's swap files), O_SYNC, O_DSYNC and O_APPEND rule it out.
@@ -31,7 +31,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -42,54 +41,55 @@
 #include "fs/open/open_files.h"
 #include "io/fd.h"
 #include "io/file_window.h"
+#include "io/mutex.h"
 #include "io/read_ahead.h"
-#include "meta/blobs/frontiers.h"
+#include "meta/blobs/written_ends.h"
 
 namespace ckptfs::fs {
 
 class SpeculativeClone {
  public:
   static constexpr size_t kBlock = 4096;                     // what is compared, and what a clone is made of
-  static constexpr size_t kSampled = size_t{64} << 10;       // one block of so many bytes is looked at first
-  static constexpr size_t kMostSampled = size_t{1} << 20;    // and at last, where nothing of the guess is right
-  static constexpr uint64_t kPatience = uint64_t{64} << 20;  // wrong bytes before a guess is given up
+  static constexpr size_t kSampled = size_t{64} << 10;       // one block in so many bytes is compared at first
+  static constexpr size_t kMostSampled = size_t{1} << 20;    // and in the end, while nothing is the same
+  static constexpr uint64_t kPatience = uint64_t{64} << 20;  // wrong bytes before a source is given up
 
-  // What the file will probably hold: an open file, and its shared descriptor.
-  struct Guess {
+  // The file that the new file is predicted to be a copy of: an open file, and its shared descriptor.
+  struct Source {
     std::shared_ptr<OpenFile> file;
     int descriptor = -1;
     SourcePredictor::By by = SourcePredictor::By::reader;
     bool frozen = false;     // never changes
-    uint64_t changes = 0;    // of `file`, when nobody could change it; else of no use
-    bool unchanged = false;  // nobody could change it then
+    uint64_t changes = 0;    // of `file`, when it was opened
+    bool unchanged = false;  // nobody could change it when it was opened
   };
-  // `shared`: told what became of a clone of the guess; its answer counts.
+  // Called with the result of each clone of the source. Returns the result to use.
   using Shared = std::function<Result<>(Result<>)>;
-  SpeculativeClone(InodeNumber inode, std::string name, Guess guess, meta::Frontiers& frontiers, Counters& counters,
-                   Shared shared)
+  SpeculativeClone(InodeNumber inode, std::string name, Source source, meta::WrittenEnds& written_ends,
+                   Counters& counters, Shared shared)
       : inode_(inode),
         name_(std::move(name)),
-        guess_(std::move(guess)),
-        frontiers_(frontiers),
+        source_(std::move(source)),
+        written_ends_(written_ends),
         counters_(counters),
         shared_(std::move(shared)) {}
 
   InodeNumber inode() const { return inode_; }
   const std::string& name() const { return name_; }
-  const Guess& guess() const { return guess_; }
+  const Source& source() const { return source_; }
 
   // Nobody truncates while this is held. It is held from before others can find the clone until prepare() was called,
   // or is not to be.
-  std::unique_lock<std::mutex> hold() { return std::unique_lock(mutex_); }
-  // `blob` (O_RDWR, empty) may become a clone of the guess.
-  void prepare(const std::unique_lock<std::mutex>& held, io::Fd blob, meta::BlobNumber number);
+  io::Mutex& mutex() RETURN_CAPABILITY(mutex_) { return mutex_; }
+  // `blob` (O_RDWR, empty) may become a clone of the source.
+  void prepare(io::Fd blob, meta::BlobNumber number) REQUIRES(mutex_);
 
-  // What it took of `data`, from its beginning; the rest, where there is no error, is the caller's to write.
+  // Takes some of `data`, from its beginning. If there is no error, the caller writes the rest.
   DataPath::Written write(std::span<const std::byte> data, off_t offset);
-  // What the next WRITE of `size` bytes will be compared with is got at hand, while its writer fetches it. To be called
-  // once a WRITE is answered; does nothing while another is served. `in_lockstep`: this thread will serve it.
-  void look_ahead(size_t size, bool in_lockstep);
-  // The blob ends at the written end from now on. Nothing is compared any more, and the guess is not used again.
+  // Reads what the next WRITE of `size` bytes will be compared with, while its writer prepares it. To be called once a
+  // WRITE is answered. Does nothing while another WRITE is served. `in_lockstep`: this thread will serve the next one.
+  void prefetch(size_t size, bool in_lockstep);
+  // The blob ends at the written end from now on. Nothing is compared any more, and the source is not used again.
   Result<> truncate_to_written();
   // Truncates, has `sync` make the content durable, and gives the slot back: the file is like any other, durably after
   // the next fsync. `blob`: any descriptor of it.
@@ -107,45 +107,46 @@ class SpeculativeClone {
   static constexpr size_t kMostBlocks = 258;   // that a WRITE touches
   using Differing = std::bitset<kMostBlocks>;  // of the file's blocks that a WRITE touches
 
-  Result<std::optional<size_t>> begin(std::span<const std::byte> data, uint64_t written_end);
-  Result<bool> seems_right(std::span<const std::byte> data, uint64_t written_end);
-  uint64_t next_sample(uint64_t offset) const;
-  void expect_samples(uint64_t offset, size_t size) const;
-  Result<std::optional<size_t>> start(std::span<const std::byte> data, uint64_t written_end);
-  DataPath::Written compare(std::span<const std::byte> data, uint64_t written_end);
-  void guess_unreadable(const Error& error);
-  Result<> truncate_locked();
-  Result<> drop_clone();
-  bool is_wrong() const { return mismatched_ > compared_ / 2; }
-  bool guess_is_unchanged() const {
-    return guess_.frozen || (guess_.unchanged && guess_.file->changes.load() == guess_.changes);
+  Result<std::optional<size_t>> begin(std::span<const std::byte> data, uint64_t written_end) REQUIRES(mutex_);
+  Result<bool> seems_right(std::span<const std::byte> data, uint64_t written_end) REQUIRES(mutex_);
+  uint64_t next_sample(uint64_t offset) const REQUIRES(mutex_);
+  void expect_samples(uint64_t offset, size_t size) const REQUIRES(mutex_);
+  Result<std::optional<size_t>> start(std::span<const std::byte> data, uint64_t written_end) REQUIRES(mutex_);
+  DataPath::Written compare(std::span<const std::byte> data, uint64_t written_end) REQUIRES(mutex_);
+  void source_unreadable(const Error& error) REQUIRES(mutex_);
+  Result<> truncate_locked() REQUIRES(mutex_);
+  Result<> drop_clone() REQUIRES(mutex_);
+  bool is_wrong() const REQUIRES(mutex_) { return mismatched_ > compared_ / 2; }
+  bool source_is_unchanged() const {
+    return source_.frozen || (source_.unchanged && source_.file->changes.load() == source_.changes);
   }
-  Result<Differing> compare_blocks(std::span<const std::byte> data, uint64_t offset);
-  Result<bool> is_alike(std::span<const std::byte> data, uint64_t offset);
-  Result<> put(std::span<const std::byte> data, uint64_t offset);
-  DataPath::Written write_differing(std::span<const std::byte> data, const Differing& differing, uint64_t offset);
+  Result<Differing> compare_blocks(std::span<const std::byte> data, uint64_t offset) REQUIRES(mutex_);
+  Result<bool> is_alike(std::span<const std::byte> data, uint64_t offset) REQUIRES(mutex_);
+  Result<> put(std::span<const std::byte> data, uint64_t offset) REQUIRES(mutex_);
+  DataPath::Written write_differing(std::span<const std::byte> data, const Differing& differing, uint64_t offset)
+      REQUIRES(mutex_);
 
   const InodeNumber inode_;
   const std::string name_;
-  const Guess guess_;
-  meta::Frontiers& frontiers_;
+  const Source source_;
+  meta::WrittenEnds& written_ends_;
   Counters& counters_;
   const Shared shared_;
 
-  std::mutex mutex_;
-  io::FileWindow window_;        // guarded by mutex_; of the guess
-  io::Fd blob_;                  // guarded by mutex_; O_RDWR, from prepare() until it is truncated
-  meta::BlobNumber number_ = 0;  // guarded by mutex_; of the blob
-  meta::Frontiers::Slot slot_;   // guarded by mutex_; until it is durable
-  bool ending_ = false;          // guarded by mutex_; a truncation was asked for: nothing is compared any more
-  uint64_t clone_size_ = 0;      // guarded by mutex_
-  uint64_t compared_ = 0;        // guarded by mutex_
-  uint64_t mismatched_ = 0;      // guarded by mutex_
-  size_t sampled_ = kSampled;    // guarded by mutex_; one block of so many bytes is looked at before it starts
-  uint64_t strange_ = 0;         // guarded by mutex_; bytes of the last WRITEs of which nothing was there
-  io::ReadAhead read_ahead_;     // guarded by mutex_; of the guess, for its reader and compare()
-  unsigned clones_ = 0;          // guarded by mutex_; how often it was started
-  timespec written_{};           // guarded by mutex_; the last write
+  io::Mutex mutex_;
+  io::FileWindow window_ GUARDED_BY(mutex_);         // of the source
+  io::Fd blob_ GUARDED_BY(mutex_);                   // O_RDWR, from prepare() until it is truncated
+  meta::BlobNumber number_ GUARDED_BY(mutex_) = 0;   // of the blob
+  meta::WrittenEnds::Slot slot_ GUARDED_BY(mutex_);  // until it is durable
+  bool ending_ GUARDED_BY(mutex_) = false;           // a truncation was asked for: nothing is compared any more
+  uint64_t clone_size_ GUARDED_BY(mutex_) = 0;
+  uint64_t compared_ GUARDED_BY(mutex_) = 0;
+  uint64_t mismatched_ GUARDED_BY(mutex_) = 0;
+  size_t sampled_ GUARDED_BY(mutex_) = kSampled;  // one block of so many bytes is looked at before it starts
+  uint64_t strange_ GUARDED_BY(mutex_) = 0;       // bytes of the last WRITEs of which nothing was there
+  io::ReadAhead read_ahead_ GUARDED_BY(mutex_);   // of the source, for its reader and compare()
+  unsigned clones_ GUARDED_BY(mutex_) = 0;        // how often it was started
+  timespec written_ GUARDED_BY(mutex_){};         // the last write
   std::atomic<uint64_t> written_end_{0};
   std::atomic<bool> adopting_{false};
 };

@@ -38,87 +38,87 @@ SpeculativeClones::~SpeculativeClones() {
 }
 
 void SpeculativeClones::start() {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   running_ = true;
   thread_ = std::thread([this] { run(); });
 }
 
 Result<> SpeculativeClones::stop() {
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     running_ = false;
   }
   wake_.notify_one();
   if (thread_.joinable()) thread_.join();
   make_closed_durable();
-  // Handles whose RELEASE never came.
+  // The clones of handles whose RELEASE never came.
   std::vector<std::shared_ptr<SpeculativeClone>> open;
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     for (const auto& [inode, clone] : clones_) {
       if (std::find(closed_.begin(), closed_.end(), clone) == closed_.end()) open.push_back(clone);
     }
   }
   for (const std::shared_ptr<SpeculativeClone>& clone : open) closed(clone);
   make_closed_durable();
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   if (clones_.empty()) return success();
   return Error(EIO, std::to_string(clones_.size()) + " copies could not be synced");
 }
 
 std::shared_ptr<SpeculativeClone> SpeculativeClones::find(InodeNumber inode) const {
   if (count_.load(std::memory_order_acquire) == 0) return nullptr;
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   const auto found = clones_.find(inode);
   return found == clones_.end() ? nullptr : found->second;
 }
 
 void SpeculativeClones::forget(const SpeculativeClone& clone) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   const auto found = clones_.find(clone.inode());
   if (found == clones_.end() || found->second.get() != &clone) return;
   clones_.erase(found);
   count_.store(clones_.size(), std::memory_order_release);
 }
 
-// Counted as open until closed(), so that its descriptor stays, and its count of changes.
-Result<SpeculativeClone::Guess> SpeculativeClones::open_guess(InodeNumber inode) {
+// Counts the source as open until closed(), so that its descriptor and its count of changes stay.
+Result<SpeculativeClone::Source> SpeculativeClones::open_source(InodeNumber inode) {
   TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(inode));
   TRY(tree_.refuse_suspect(inode, record));
-  SpeculativeClone::Guess guess;
-  guess.file = files_.begin(inode, false).file;
-  const auto backing = files_.backing(*guess.file);
+  SpeculativeClone::Source source;
+  source.file = files_.begin(inode, false).file;
+  const auto backing = files_.backing(*source.file);
   if (!backing) {
-    files_.end(guess.file, false);
+    files_.end(source.file, false);
     return backing.error();
   }
-  guess.descriptor = backing.value().descriptor;
-  guess.frozen = (record.flags & meta::kFrozen) != 0;
-  guess.changes = guess.file->changes.load();
-  if (!guess.frozen && !files_.has_writers(*guess.file)) {
-    const auto written = io::has_writer(guess.descriptor);
-    guess.unchanged = written && !written.value();
+  source.descriptor = backing.value().descriptor;
+  source.frozen = (record.flags & meta::kFrozen) != 0;
+  source.changes = source.file->changes.load();
+  if (!source.frozen && !files_.has_writers(*source.file)) {
+    const auto written = io::has_writer(source.descriptor);
+    source.unchanged = written && !written.value();
   }
-  return guess;
+  return source;
 }
 
-// A guess that was cloned shares its blocks, and owes them should it be a live swap file. A clone that succeeds tells
-// nothing of a write-back that failed before it.
-Result<> SpeculativeClones::note_shared(const SpeculativeClone::Guess& guess, Result<> cloned) {
-  const InodeNumber inode = guess.file->inode;
+// A source that was cloned shares its blocks, so its COW reserve is counted again. A clone can succeed although a
+// write-back failed before it, so that is checked, too.
+Result<> SpeculativeClones::note_shared(const SpeculativeClone::Source& source, Result<> cloned) {
+  const InodeNumber inode = source.file->inode;
   if (!cloned) {
-    TRY(tree_.sync_file(inode, guess.descriptor));
+    TRY(tree_.sync_file(inode, source.descriptor));
     return cloned;
   }
   tree_.finished_writing(inode);
-  return tree_.check_write_back(inode, guess.descriptor);
+  return tree_.check_write_back(inode, source.descriptor);
 }
 
 std::shared_ptr<SpeculativeClone> SpeculativeClones::begin(const OpenFile& file, const std::string& name,
-                                                           const SourcePredictor::Prediction& guessed) {
-  auto begun = try_begin(file, name, guessed);
+                                                           const SourcePredictor::Prediction& prediction) {
+  auto begun = try_begin(file, name, prediction);
   if (begun) return std::move(begun).value();
-  if (begun.error().errno_value() != ENOENT) {  // the guess may have been removed this moment
+  if (begun.error().errno_value() != ENOENT) {  // the source may have been removed this moment
     add(counters_.adoption_fallbacks);
     log::warn("{} is copied, not adopted: {}", name, begun.error().message());
   }
@@ -126,38 +126,39 @@ std::shared_ptr<SpeculativeClone> SpeculativeClones::begin(const OpenFile& file,
 }
 
 Result<std::shared_ptr<SpeculativeClone>> SpeculativeClones::try_begin(const OpenFile& file, const std::string& name,
-                                                                       const SourcePredictor::Prediction& guessed) {
+                                                                       const SourcePredictor::Prediction& prediction) {
   const auto nothing = std::shared_ptr<SpeculativeClone>();
-  if (guessed.inode == file.inode || find(file.inode)) return nothing;
+  if (prediction.inode == file.inode || find(file.inode)) return nothing;
   TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(file.inode));
-  TRY_ASSIGN(SpeculativeClone::Guess guess, open_guess(guessed.inode));
-  guess.by = guessed.by;
-  const auto shared = [this, guess](Result<> cloned) { return note_shared(guess, std::move(cloned)); };
-  const auto clone = std::make_shared<SpeculativeClone>(file.inode, name, guess, store_.frontiers(), counters_, shared);
-  const auto held = clone->hold();
+  TRY_ASSIGN(SpeculativeClone::Source source, open_source(prediction.inode));
+  source.by = prediction.by;
+  const auto shared = [this, source](Result<> cloned) { return note_shared(source, std::move(cloned)); };
+  const auto clone =
+      std::make_shared<SpeculativeClone>(file.inode, name, source, store_.written_ends(), counters_, shared);
+  const io::MutexLock held(clone->mutex());
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     clones_.emplace(file.inode, clone);
     count_.store(clones_.size(), std::memory_order_release);
   }
-  // Whoever opens the file from here on finds the clone, and waits for its lock to truncate it.
-  const auto prepared = [&]() -> Result<bool> {
+  // From here on each open of the file finds the clone, and waits for its lock to truncate it.
+  const auto prepared = [&]() REQUIRES(clone->mutex()) -> Result<bool> {
     if (!files_.is_only_open(file)) return false;
-    TRY_ASSIGN(const struct stat size, io::stat_fd(clone->guess().descriptor));
+    TRY_ASSIGN(const struct stat size, io::stat_fd(clone->source().descriptor));
     if (size.st_size < kSmallest) return false;
     {
-      // A mapping that outlived its descriptor would see what nobody wrote.
+      // A mapping whose descriptor is closed would show bytes that nobody wrote.
       TRY_ASSIGN(const io::Fd probe, tree_.open_blob(file.inode, O_RDONLY));
       TRY_ASSIGN(const bool in_use, io::has_opener(probe.get()));
       if (in_use) return false;
     }
     TRY_ASSIGN(io::Fd blob, tree_.open_blob(file.inode, O_RDWR));
-    clone->prepare(held, std::move(blob), record.blob);
+    clone->prepare(std::move(blob), record.blob);
     return true;
   }();
   if (prepared && prepared.value()) return clone;
   forget(*clone);
-  files_.end(clone->guess().file, false);
+  files_.end(clone->source().file, false);
   if (!prepared) return prepared.error();
   return nothing;
 }
@@ -173,10 +174,10 @@ std::unique_ptr<InlineBlockDedup> SpeculativeClones::begin_blocks(const OpenFile
       name, std::move(candidates),
       InlineBlockDedup::Environment{
           [this](InodeNumber inode) { return tree_.open_blob(inode, O_RDONLY); },
-          [this](InodeNumber inode) { return open_guess(inode); },
-          [this](const SpeculativeClone::Guess& guess) { files_.end(guess.file, false); },
-          [this](const SpeculativeClone::Guess& guess, Result<> cloned) {
-            return note_shared(guess, std::move(cloned));
+          [this](InodeNumber inode) { return open_source(inode); },
+          [this](const SpeculativeClone::Source& source) { files_.end(source.file, false); },
+          [this](const SpeculativeClone::Source& source, Result<> cloned) {
+            return note_shared(source, std::move(cloned));
           },
       },
       counters_);
@@ -184,23 +185,23 @@ std::unique_ptr<InlineBlockDedup> SpeculativeClones::begin_blocks(const OpenFile
 
 void SpeculativeClones::closed(const std::shared_ptr<SpeculativeClone>& clone) {
   if (const auto truncated = clone->truncate_to_written(); !truncated)
-    write_errors_.failed(clone->inode(), WriteFailure::cut, truncated.error());
+    write_errors_.failed(clone->inode(), WriteFailure::truncate_to_written, truncated.error());
   // The kernel may have cached a size from before the truncation.
   notifications_.attributes_changed(clone->inode());
   if (const auto right = clone->was_right()) {
     if (!*right) add(counters_.wrong_guesses);
-    predictor.judge(clone->name(), clone->guess().by, *right);
+    predictor.judge(clone->name(), clone->source().by, *right);
   }
-  files_.end(clone->guess().file, false);
+  files_.end(clone->source().file, false);
   if (clone->is_durable()) return forget(*clone);
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   closed_.push_back(clone);
   many_ = closed_.size() >= kMany;
   if (many_) wake_.notify_one();
 }
 
 std::vector<std::shared_ptr<SpeculativeClone>> SpeculativeClones::take_closed() {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   many_ = false;
   return std::exchange(closed_, {});
 }
@@ -223,12 +224,12 @@ Result<> SpeculativeClones::make_durable(InodeNumber inode, int blob, const std:
   return success();
 }
 
-// Where the disk refused what was written lie the blocks of the guess, which nobody may see here. The file is suspect,
-// and stays so.
+// Where the disk refused what was written, the blob holds blocks of the source, which nobody may see here. The file
+// stays suspect.
 Result<> SpeculativeClones::empty(InodeNumber inode) {
   TRY_ASSIGN(const io::Fd blob, tree_.open_blob(inode, O_WRONLY));
   if (::ftruncate(blob.get(), 0) != 0) return last_error("ftruncate");
-  TRY(io::fsync_fd(blob.get()));  // before it counts as durable
+  TRY(io::fsync_fd(blob.get()));  // before the file counts as durable
   log::error("{}: it is emptied, as the copy of it did not reach the disk", tree_.path_of(inode));
   notifications_.attributes_changed(inode);
   return success();
@@ -240,9 +241,9 @@ std::optional<uint64_t> SpeculativeClones::size(InodeNumber inode) const {
 }
 
 void SpeculativeClones::run() {
-  std::unique_lock lock(mutex_);
+  io::MutexLock lock(mutex_);
   while (running_) {
-    wake_.wait_for(lock, kInterval, [this] { return !running_ || many_; });
+    wake_.wait_for(mutex_, kInterval, [this]() REQUIRES(mutex_) { return !running_ || many_; });
     lock.unlock();
     make_closed_durable();
     lock.lock();
@@ -257,7 +258,7 @@ void SpeculativeClones::make_closed_durable() {
       continue;
     }
     log::error("{}: not synced yet, trying again: {}", tree_.path_of(clone->inode()), durable.error().message());
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     closed_.push_back(std::move(clone));
   }
 }

@@ -5,9 +5,7 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
@@ -21,6 +19,7 @@
 #include "fs/kernel/notifications.h"
 #include "fs/open/open_files.h"
 #include "fs/open/write_errors.h"
+#include "io/mutex.h"
 #include "meta/store/store.h"
 
 namespace ckptfs::fs {
@@ -41,11 +40,11 @@ class SpeculativeClones {
   static bool may_adopt(int flags);
   // Likewise, as a clone?
   static bool may_clone(int flags);
-  // Of a file that is empty, and has no other open than the one on its way. Null: it cannot be; the file is written
-  // plainly.
+  // Begins a clone of an empty file that has no other open than the one on its way. Null: there can be no clone, and
+  // the file is written plainly.
   std::shared_ptr<SpeculativeClone> begin(const OpenFile& file, const std::string& name,
-                                          const SourcePredictor::Prediction& guessed);
-  // For one that cannot begin as a clone; nothing has to be told of its end. Null: none of the candidates can be used.
+                                          const SourcePredictor::Prediction& prediction);
+  // For a file that cannot begin as a clone. Needs no call of closed(). Null: none of the candidates can be used.
   std::unique_ptr<InlineBlockDedup> begin_blocks(const OpenFile& file, const std::string& name,
                                                  std::vector<InodeNumber> candidates);
   // The handle that wrote has gone, or will never come.
@@ -54,7 +53,8 @@ class SpeculativeClones {
   // Is it being adopted, or was until a moment ago?
   bool knows(InodeNumber inode) const { return find(inode) != nullptr; }
   bool knows_any() const { return count_ != 0; }
-  // To be called before anything but the adopting handle's WRITEs happens to a file. Nothing to do for most.
+  // Truncates the file's blob to its written end. To be called before anything but the WRITEs of the adopting handle
+  // happens to a file. Does nothing for most files.
   Result<> truncate_to_written(InodeNumber inode);
   // Before an fsync, which makes it durable. `sync`: of the file's data.
   Result<> make_durable(InodeNumber inode, int blob, const std::function<Result<>()>& sync);
@@ -65,13 +65,13 @@ class SpeculativeClones {
   std::shared_ptr<SpeculativeClone> find(InodeNumber inode) const;
   void forget(const SpeculativeClone& clone);
   Result<std::shared_ptr<SpeculativeClone>> try_begin(const OpenFile& file, const std::string& name,
-                                                      const SourcePredictor::Prediction& guessed);
-  Result<SpeculativeClone::Guess> open_guess(InodeNumber guess);
-  Result<> note_shared(const SpeculativeClone::Guess& guess, Result<> cloned);
+                                                      const SourcePredictor::Prediction& prediction);
+  Result<SpeculativeClone::Source> open_source(InodeNumber source);
+  Result<> note_shared(const SpeculativeClone::Source& source, Result<> cloned);
   std::vector<std::shared_ptr<SpeculativeClone>> take_closed();
   void run();
-  void make_closed_durable();
-  Result<> make_durable_in_background(SpeculativeClone& clone);
+  void make_closed_durable() EXCLUDES(mutex_);
+  Result<> make_durable_in_background(SpeculativeClone& clone) EXCLUDES(mutex_);
   Result<> empty(InodeNumber inode);
 
   meta::Store& store_;
@@ -81,12 +81,12 @@ class SpeculativeClones {
   WriteErrors& write_errors_;
   Counters& counters_;
   std::atomic<size_t> count_{0};  // of adoptions_
-  mutable std::mutex mutex_;
-  std::condition_variable wake_;
-  std::unordered_map<InodeNumber, std::shared_ptr<SpeculativeClone>> clones_;  // guarded by mutex_
-  std::vector<std::shared_ptr<SpeculativeClone>> closed_;                      // guarded by mutex_; to be made durable
-  bool many_ = false;     // guarded by mutex_; of them, since the last look
-  bool running_ = false;  // guarded by mutex_
+  mutable io::Mutex mutex_;
+  io::CondVar wake_;
+  std::unordered_map<InodeNumber, std::shared_ptr<SpeculativeClone>> clones_ GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<SpeculativeClone>> closed_ GUARDED_BY(mutex_);  // to be made durable
+  bool many_ GUARDED_BY(mutex_) = false;                                      // of them, since the last look
+  bool running_ GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

@@ -38,7 +38,7 @@ class Histogram {
 };
 
 // What failed of a write; kWriteNames is in the same order.
-enum class WriteFailure : size_t { write, truncate, fallocate, copy_file_range, fdatasync, cut, count };
+enum class WriteFailure : size_t { write, truncate, fallocate, copy_file_range, fdatasync, truncate_to_written, count };
 inline constexpr std::array<const char*, static_cast<size_t>(WriteFailure::count)> kWriteNames = {
     "write", "truncate", "fallocate", "copy_file_range", "fdatasync", "the end of its copy"};
 

@@ -19,7 +19,7 @@ struct MountOptions {
   PassthroughOption passthrough = PassthroughOption::automatic;
   OdirectOption odirect = OdirectOption::safe;
   std::optional<uint32_t> uid, gid;  // owner of the root and /steps; default SUDO_UID, else the mountpoint's owner
-  unsigned quiet_seconds = 30;  // -o quiet=: files not written for so long are looked after (meta/care/caretaker.h)
+  unsigned quiet_seconds = 30;  // -o quiet=: maintenance takes files not written for so long (meta/care/maintenance.h)
   unsigned scrub_seconds = 14 * 86400;  // -o scrub=: in which all is read once against its digests; 0: never
   bool show_views = false;              // -o show_views: is /views in the root's listing?
   bool read_only = false;               // -o ro: nobody but the daemon changes anything, and no rule removes anything

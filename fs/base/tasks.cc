@@ -5,7 +5,7 @@
 namespace ckptfs::fs {
 
 Result<> Tasks::start(std::function<void()> work) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   std::erase_if(tasks_, [](Task& task) {
     if (!task.ended.load(std::memory_order_acquire)) return false;
     task.thread.join();
@@ -28,7 +28,7 @@ void Tasks::wait() {
   for (;;) {
     std::list<Task> tasks;
     {
-      const std::lock_guard lock(mutex_);
+      const io::MutexLock lock(mutex_);
       tasks.swap(tasks_);
     }
     if (tasks.empty()) return;

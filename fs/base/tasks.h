@@ -7,9 +7,9 @@
 #include <atomic>
 #include <functional>
 #include <list>
-#include <mutex>
 #include <thread>
 
+#include "io/mutex.h"
 #include "io/result.h"
 
 namespace ckptfs::fs {
@@ -20,7 +20,7 @@ class Tasks {
 
   // Runs `work` on a new thread. EAGAIN when there is no thread to be had.
   Result<> start(std::function<void()> work);
-  // Returns when all have ended; none but these start any meanwhile.
+  // Returns when all tasks have ended. Meanwhile only tasks may start tasks.
   void wait();
 
  private:
@@ -29,8 +29,8 @@ class Tasks {
     std::atomic<bool> ended{false};
   };
 
-  std::mutex mutex_;
-  std::list<Task> tasks_;  // guarded by mutex_
+  io::Mutex mutex_;
+  std::list<Task> tasks_ GUARDED_BY(mutex_);
 };
 
 }  // namespace ckptfs::fs

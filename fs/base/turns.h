@@ -3,9 +3,9 @@
 // Thread safety: all of it.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
-#include <mutex>
+
+#include "io/mutex.h"
 
 namespace ckptfs::fs {
 
@@ -14,13 +14,13 @@ class Turns {
   explicit Turns(uint64_t at_once) : at_once_(at_once) {}
 
   void lock() {
-    std::unique_lock lock(mutex_);
+    io::MutexLock lock(mutex_);
     const uint64_t mine = came_++;
-    left_again_.wait(lock, [this, mine] { return mine < left_ + at_once_; });
+    left_again_.wait(mutex_, [this, mine]() REQUIRES(mutex_) { return mine < left_ + at_once_; });
   }
   void unlock() {
     {
-      const std::lock_guard lock(mutex_);
+      const io::MutexLock lock(mutex_);
       ++left_;
     }
     left_again_.notify_all();
@@ -28,10 +28,10 @@ class Turns {
 
  private:
   const uint64_t at_once_;
-  std::mutex mutex_;
-  std::condition_variable left_again_;
-  uint64_t came_ = 0;  // guarded by mutex_
-  uint64_t left_ = 0;  // guarded by mutex_
+  io::Mutex mutex_;
+  io::CondVar left_again_;
+  uint64_t came_ GUARDED_BY(mutex_) = 0;
+  uint64_t left_ GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace ckptfs::fs

@@ -5,7 +5,7 @@
 namespace ckptfs::fs {
 namespace {
 
-// Asked each time: it may be changed from outside (prlimit).
+// Reads the limit each time, since prlimit may change it from outside.
 uint64_t most_descriptors() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return 0;
@@ -39,7 +39,7 @@ Result<UserBudget::Claim> UserBudget::take(uid_t uid, uint64_t count) {
 
 Result<> UserBudget::take_more(uid_t uid, uint64_t count) {
   const uint64_t most = most_();
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   const auto held = by_user_.find(uid);
   const uint64_t of_user = held == by_user_.end() ? 0 : held->second;
   const bool granted = of_user == 0 && first_ == First::is_granted;
@@ -57,7 +57,7 @@ Result<> UserBudget::take_more(uid_t uid, uint64_t count) {
 }
 
 void UserBudget::give_back(uid_t uid, uint64_t count) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   taken_ -= count;
   const auto held = by_user_.find(uid);
   if (held == by_user_.end()) return;  // of a claim that was refused

@@ -1,6 +1,6 @@
-// What users make the daemon hold for them: descriptors, of which files that are open take one or more each, and
-// memory. All users together get so much of it; one user but root gets half of that, where the mount is for several.
-// Of memory, a user who holds none gets what is asked for: one list of names is never too long.
+// Budgets for what the daemon holds for users: descriptors, of which each open file takes one or more, and memory. Each
+// budget has a limit for all users together. If the mount is for several users, one user, except root, gets half of
+// that. A user who holds no memory yet gets any amount, so that no single list of names is too long.
 //
 // Thread safety: all of it. Lock: mutex_ (a leaf).
 #pragma once
@@ -9,11 +9,11 @@
 
 #include <cstdint>
 #include <functional>
-#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <utility>
 
+#include "io/mutex.h"
 #include "io/result.h"
 
 namespace ckptfs::fs {
@@ -21,11 +21,11 @@ namespace ckptfs::fs {
 class UserBudget {
  public:
   enum class First { counts, is_granted };
-  // `what`: is counted, for errors; `most`: of it for all users.
+  // `what` is the name of what is counted, for errors. `most` tells the limit for all users.
   UserBudget(std::string what, std::function<uint64_t()> most, First first, bool several_users)
       : what_(std::move(what)), most_(std::move(most)), first_(first), several_users_(several_users) {}
 
-  // So much of one user's; given back when it is destroyed. Not longer than its budget.
+  // A claim of one user's, given back when it is destroyed. It must not outlive its budget.
   class Claim {
    public:
     Claim() = default;
@@ -55,18 +55,18 @@ class UserBudget {
   const std::function<uint64_t()> most_;
   const First first_;
   const bool several_users_;
-  std::mutex mutex_;
-  uint64_t taken_ = 0;                           // guarded by mutex_
-  std::unordered_map<uid_t, uint64_t> by_user_;  // guarded by mutex_
+  io::Mutex mutex_;
+  uint64_t taken_ GUARDED_BY(mutex_) = 0;
+  std::unordered_map<uid_t, uint64_t> by_user_ GUARDED_BY(mutex_);
 };
 
-// Half of what the process may have, so that the index, saves and the daemon itself never lack one.
+// Half of the descriptors that the process may have, so that the index, saves and the daemon itself never lack one.
 class DescriptorBudget : public UserBudget {
  public:
   explicit DescriptorBudget(bool several_users);
 };
 
-// Of what is as large as whoever opens it makes it: lists of names, and what views are made of.
+// The memory of what users can make as large as they like: lists of names, and views.
 class MemoryBudget : public UserBudget {
  public:
   static constexpr uint64_t kMost = uint64_t{192} << 20;

@@ -5,14 +5,14 @@
 namespace ckptfs::fs {
 
 Result<> UserLanes::start(uint32_t user, std::function<void()> work) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   User& lanes = users_[user];
   lanes.waiting.push_back(std::move(work));
   if (lanes.threads == kAtOnce) return success();
   auto started = tasks_.start([this, user] { serve(user); });
   if (started) {
     ++lanes.threads;
-  } else if (lanes.threads == 0) {  // else one of the others takes it
+  } else if (lanes.threads == 0) {  // if the user has a thread, that thread takes the work
     users_.erase(user);
     return started;
   }
@@ -20,7 +20,7 @@ Result<> UserLanes::start(uint32_t user, std::function<void()> work) {
 }
 
 void UserLanes::serve(uint32_t user) {
-  std::unique_lock lock(mutex_);
+  io::MutexLock lock(mutex_);
   User& lanes = users_.at(user);  // stays while it has threads
   while (!lanes.waiting.empty()) {
     const auto work = std::move(lanes.waiting.front());

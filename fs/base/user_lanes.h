@@ -7,10 +7,10 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <mutex>
 #include <unordered_map>
 
 #include "fs/base/tasks.h"
+#include "io/mutex.h"
 
 namespace ckptfs::fs {
 
@@ -26,15 +26,15 @@ class UserLanes {
 
  private:
   struct User {
-    std::deque<std::function<void()>> waiting;
-    size_t threads = 0;
+    std::deque<std::function<void()>> waiting GUARDED_BY(&UserLanes::mutex_);
+    size_t threads GUARDED_BY(&UserLanes::mutex_) = 0;
   };
 
   void serve(uint32_t user);
 
   Tasks& tasks_;
-  std::mutex mutex_;
-  std::unordered_map<uint32_t, User> users_;  // guarded by mutex_; those who have work
+  io::Mutex mutex_;
+  std::unordered_map<uint32_t, User> users_ GUARDED_BY(mutex_);  // those who have work
 };
 
 }  // namespace ckptfs::fs

@@ -12,7 +12,8 @@
 namespace ckptfs::fs::cli {
 namespace {
 
-// One entry a file system: bind mounts of the same are left out, whole ones preferred.
+// One mount for each ckptfs file system. If it is mounted several times, a mount of its root is taken before a bind
+// mount of a folder.
 std::vector<MountEntry> distinct_ckptfs(const std::vector<MountEntry>& mounts) {
   std::vector<MountEntry> found;
   std::set<std::string> seen;
@@ -52,7 +53,7 @@ Result<Target> find_target(const std::vector<MountEntry>& mounts, const std::opt
 
 Result<Target> find_target(const std::optional<std::string>& path) {
   TRY_ASSIGN(auto mounts, io::mount_table());
-  if (!path) {  // what some user mounted for themselves is not meant
+  if (!path) {  // not a mount that another user made for themselves
     std::erase_if(mounts, [](const MountEntry& mount) { return !may_enter(mount, geteuid()); });
     return find_target(mounts, path);
   }

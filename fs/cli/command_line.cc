@@ -24,7 +24,7 @@ std::vector<std::string> rules(const char* after) {
   return words;
 }
 
-// What the parser does not know of values.
+// Values that completion offers and that the parser does not know.
 std::vector<std::string> choices_of(const std::string& command, const std::string& option) {
   if (option == "-o") return mount_option_words();
   if (option == "--set") return rules("=");

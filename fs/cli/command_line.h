@@ -1,5 +1,4 @@
-// The command line as data: what `--help`, the shells' completion and docs/commands.md are all made from. Main thread
-// only.
+// The command line as data. `--help`, the shells' completion and docs/commands.md are made from it. Main thread only.
 #pragma once
 
 #include <string>
@@ -9,12 +8,12 @@
 
 namespace ckptfs::fs::cli {
 
-// All subcommands, in the order in which --help lists them.
+// Adds all subcommands, in the order in which --help lists them.
 void add_all_commands(CLI::App& app, Chosen& chosen);
 
 struct OptionOutline {
-  std::vector<std::string> names;  // "-f", "--foreground"; of an argument none
-  std::string argument;            // its value, "VALUE", or the argument's name, "STORE"; empty: it takes none
+  std::vector<std::string> names;  // "-f", "--foreground"; empty: it is an argument
+  std::string argument;            // of an option "VALUE", or empty if it takes none; of an argument its name, "STORE"
   std::string description;
   std::vector<std::string> choices;  // values that completion offers; empty: files, or anything
   bool required = false;
@@ -31,9 +30,9 @@ struct CommandOutline {
 
 std::vector<CommandOutline> outline_of(const CLI::App& app);
 
-// For `shell`: bash, zsh or fish.
+// The completion script for `shell`: bash, zsh or fish.
 std::string completion_of(const std::vector<CommandOutline>& commands, const std::string& shell);
-// docs/commands.md
+// The text of docs/commands.md.
 std::string reference_of(const std::vector<CommandOutline>& commands);
 
 }  // namespace ckptfs::fs::cli

@@ -1,5 +1,5 @@
-// The subcommands. Each add_X adds one to the command line; when it is the one chosen, `chosen` becomes what runs it
-// and returns the exit code (system.h). Main thread only.
+// The subcommands. Each add_X adds one to the command line. If the user chooses it, `chosen` becomes the function that
+// runs it and returns the exit code (system.h). Main thread only.
 #pragma once
 
 #include <functional>

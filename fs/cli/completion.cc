@@ -1,4 +1,5 @@
-// ckptfs completion: what a shell needs to complete the commands, from the same outline as --help.
+// ckptfs completion: prints the script by which a shell completes the commands. It is made from the same outline as
+// --help.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
@@ -15,7 +16,8 @@ std::string joined(const std::vector<std::string>& words, const std::string& sep
   return text;
 }
 
-// On one line, without what would end a quoted word of any of the shells, or mean something in a zsh spec.
+// The text on one line, without characters that would end a quoted word in one of the shells, or mean something in a
+// zsh spec.
 std::string plain(const std::string& text) {
   std::string result;
   for (const char c : text) {
@@ -34,10 +36,10 @@ std::string names_of(const std::vector<CommandOutline>& commands) {
   return joined(names);
 }
 
-// Of mount(8)'s kind: -o a,b=c
+// Is its value a comma list, as that of mount(8)'s -o a,b=c?
 bool is_list(const OptionOutline& option) { return option.names == std::vector<std::string>{"-o"}; }
 
-// Choices of -o stand in a comma list, those of the others alone.
+// The value of -o is a comma list of choices. The value of any other option is one choice.
 std::string for_bash(const std::vector<CommandOutline>& commands) {
   std::string text =
       "# bash completion of ckptfs: source it, or put it into /usr/share/bash-completion/completions/ckptfs\n"

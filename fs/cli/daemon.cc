@@ -35,7 +35,7 @@ namespace {
 
 constexpr rlim_t kWantedDescriptors = 1 << 20;
 
-// What the signal handler ends; the handlers are removed before it goes.
+// The mount that the signal handler ends. The handlers are removed before the mount is destroyed.
 std::atomic<Mount*> served{nullptr};
 
 void end_served(int) {
@@ -81,10 +81,11 @@ void raise_descriptor_limit() {
   if (setrlimit(RLIMIT_NOFILE, &limit) != 0) log::warn("RLIMIT_NOFILE: {}", last_error().message());
 }
 
-// The kernel writes back through us when memory is short: it must neither wait for us while we wait for it, nor kill
-// us.
-void settle_process() {
-  // Started as mount.ckptfs it would be called so, and `ckptfs umount` not know it (daemon_probe.cc).
+// When memory is short, the kernel writes back through the daemon. It must not wait for the daemon while the daemon
+// waits for memory, and it must not kill the daemon.
+void prepare_process() {
+  // A daemon that is started as mount.ckptfs would have that name, and `ckptfs umount` would not recognize it
+  // (daemon_probe.cc).
   if (prctl(PR_SET_NAME, "ckptfs", 0, 0, 0) != 0) log::warn("PR_SET_NAME: {}", last_error().message());
   if (prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) != 0) log::warn("PR_SET_IO_FLUSHER: {}", last_error().message());
   std::ofstream score("/proc/self/oom_score_adj");
@@ -95,7 +96,7 @@ void settle_process() {
   io::ignore_lease_signals();
 }
 
-// No other daemon uses the image from now on until the descriptor is closed: not while this one unmounts it, either.
+// No other daemon uses the image until the descriptor is closed, not even while this daemon unmounts the image.
 Result<io::Fd> lock_image(const std::string& store) {
   const std::string image = store + "/" + io::kImageName;
   TRY_ASSIGN(io::Fd file, io::open_at(AT_FDCWD, image, O_RDONLY));
@@ -104,7 +105,7 @@ Result<io::Fd> lock_image(const std::string& store) {
   return Error(EBUSY, image + ": the store is in use by another ckptfs; unmount it first");
 }
 
-// The image under the store, where there is one: unmounted again at the end, by whichever daemon it was mounted.
+// The image under the store, if there is one. It is unmounted at the end, even if another daemon has mounted it.
 class ServedImage {
  public:
   static Result<ServedImage> open(const MountPlan& plan) {
@@ -121,7 +122,7 @@ class ServedImage {
       return result;
     }
     result.folder_ = result.image_->folder;
-    if (!result.lock_) {  // it was made this moment
+    if (!result.lock_) {  // the image was made this moment
       TRY_ASSIGN(result.lock_, lock_image(plan.store));
     }
     log::info("image {} on {} at {}, {}", result.image_->image, result.image_->device, result.image_->folder,
@@ -157,7 +158,7 @@ MountOptions mount_options(const MountPlan& plan, const std::string& store_folde
   return options;
 }
 
-// Where a mount's control socket is. Of a mount that nobody else can look into it is where nobody else can connect.
+// The folder of a mount's control socket. If no other user can enter the mount, no other user can connect, either.
 std::string socket_folder(bool for_others) {
   if (geteuid() == 0) return "/run/ckptfs";
   const char* const folder = std::getenv("XDG_RUNTIME_DIR");
@@ -167,7 +168,7 @@ std::string socket_folder(bool for_others) {
   return "/tmp/ckptfs-" + std::to_string(geteuid()) + (for_others ? "-shared" : "");
 }
 
-// What answers but for the files: the control socket and, where asked for, HTTP.
+// The servers beside the file system: the control socket and, if asked for, HTTP.
 class Servers {
  public:
   explicit Servers(const Outcome& outcome) : outcome_(outcome) {}
@@ -204,7 +205,7 @@ class Servers {
   }
 
  private:
-  // What comes through the mount the kernel refuses.
+  // Changes through the mount are refused by the kernel.
   void refuse_changes() {
     for (const char* const command : {"save", "rm", "begin", "freeze", "commit"}) {
       control_->add(command, ControlServer::Pace::quick, [](const Peer&, const nlohmann::json&) {
@@ -213,7 +214,7 @@ class Servers {
     }
   }
 
-  // For who may unmount.
+  // The outcome is for those who may unmount.
   Result<io::ControlReply> outcome_for(const Peer& peer) const {
     if (peer.credentials.uid != 0 && peer.credentials.uid != geteuid()) return Error(EPERM);
     io::ControlReply reply;
@@ -229,8 +230,8 @@ class Servers {
   std::unique_ptr<ControlServer> control_;
 };
 
-// From the store's start to its end; the image is there. Errors of the start go to `report` alone, later ones to the
-// log.
+// Opens the store, whose image is mounted already, serves it, and closes it. Errors of the start go to `report` only,
+// later errors to the log.
 Result<> serve_store(const MountPlan& plan, const std::string& store_folder, const Outcome& outcome,
                      const StartReport& report) {
   Servers servers(outcome);
@@ -267,7 +268,7 @@ int serve(const MountPlan& plan, const StartReport& report) {
     return kFailed;
   };
 
-  settle_process();
+  prepare_process();
   const auto outcome = Outcome::make();
   if (!outcome) return failed(outcome.error());
   auto image = ServedImage::open(plan);

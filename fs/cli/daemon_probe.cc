@@ -34,8 +34,8 @@ struct Answer {
   ::_exit(written ? 0 : 1);
 }
 
-// As long as the child's request waits in the kernel it ends at once; a request that the daemon has taken up holds it
-// for as long as the daemon hangs.
+// Waits until the killed child ends, but not for long. While its request waits in the kernel it ends at once. If the
+// daemon has taken the request up, the child lives as long as the daemon hangs.
 void wait_a_moment(pid_t child) {
   const io::Fd process(static_cast<int>(::syscall(SYS_pidfd_open, child, 0)));
   pollfd ended{process.get(), POLLIN, 0};
@@ -68,7 +68,7 @@ std::optional<DaemonHandle> handle_on(pid_t pid) {
   daemon.pid = pid;
   daemon.process.reset(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
   if (!daemon.process) return std::nullopt;
-  // In another pid namespace the number means another process here.
+  // If the daemon is in another pid namespace, its number means another process here.
   const auto name = read_text("/proc/" + std::to_string(pid) + "/comm");
   if (!name || !name.value().starts_with("ckptfs")) return std::nullopt;
   return daemon;
@@ -76,7 +76,7 @@ std::optional<DaemonHandle> handle_on(pid_t pid) {
 
 DaemonProbe probe_daemon(const MountEntry& mount) {
   const Answer answer = ask_in_child(mount);
-  // ECONNABORTED: the first to ask after it died.
+  // ECONNABORTED is what the first request after its death gets.
   return {answer.error == ENOTCONN || answer.error == ECONNABORTED, handle_on(answer.pid)};
 }
 

@@ -13,26 +13,26 @@ namespace ckptfs::fs::cli {
 
 using io::MountEntry;
 
-// A handle on the daemon, from before the unmount, so that its number can mean no other process.
+// A handle on the daemon, taken before the unmount, so that the pid cannot come to mean another process.
 struct DaemonHandle {
   pid_t pid = 0;
   io::Fd process;  // pidfd
 };
 
-// None: no such process is a ckptfs here.
+// None: there is no such process here, or it is no ckptfs.
 std::optional<DaemonHandle> handle_on(pid_t pid);
 
 struct DaemonProbe {
-  bool dead = false;                   // the kernel says so (ENOTCONN)
-  std::optional<DaemonHandle> daemon;  // where it answered
+  bool dead = false;                   // the kernel says that it is dead (ENOTCONN)
+  std::optional<DaemonHandle> daemon;  // none: it did not answer
 };
 
-// Asks the mount's status for the pid, in a child that is given up after a few seconds (a thread that waits for a hung
-// FUSE daemon cannot be ended).
+// Asks the daemon for its pid, in a child process that is given up after a few seconds. A thread would not do: one that
+// waits for a hung FUSE daemon cannot be ended.
 DaemonProbe probe_daemon(const MountEntry& mount);
 
-// Returns true when the process has ended. After a second it asks `still_waiting` once whether to go on; false: it did
-// not.
+// Waits for the process to end, and returns true when it has. After a second calls `still_waiting` once, and returns
+// false if that says no.
 bool wait_for_end(const DaemonHandle& daemon, const std::function<bool()>& still_waiting);
 
 }  // namespace ckptfs::fs::cli

@@ -25,7 +25,7 @@ Result<> point_at_null(std::initializer_list<int> descriptors) {
   return success();
 }
 
-// Keeps stdio and the pipe (which becomes kReportFd), closes all else, and leaves the caller's session and folder.
+// Leaves the caller's session and folder. Closes all descriptors except stdio and the pipe, which becomes kReportFd.
 Result<io::Fd> leave_caller(io::Fd pipe) {
   if (::setsid() < 0) return last_error("setsid");
   if (::chdir("/") != 0) return last_error("/");
@@ -47,7 +47,7 @@ int child(io::Fd pipe, const std::function<int(const StartReport&)>& body) {
     Result<> outcome = started;
     if (outcome) outcome = point_at_null({STDOUT_FILENO, STDERR_FILENO});
     const std::string text = outcome ? kOk : outcome.error().message();
-    // A parent that has gone needs no report.
+    // If the write fails, the parent has gone, and needs no report.
     [[maybe_unused]] const ssize_t written = ::write(report_pipe.get(), text.data(), text.size());
     report_pipe.reset();
   });
@@ -84,7 +84,7 @@ int daemonize(const std::string& name, const std::function<int(const StartReport
   }();
   if (text == kOk) return kSuccess;
   int status = 0;
-  ::waitpid(pid, &status, 0);  // it has ended, or is about to
+  ::waitpid(pid, &status, 0);  // the child has ended, or is about to
   if (!text.empty()) return fail(name, Error(EIO, text));
   const std::string how = WIFSIGNALED(status) ? "was killed by signal " + std::to_string(WTERMSIG(status))
                                               : "ended with code " + std::to_string(WEXITSTATUS(status));

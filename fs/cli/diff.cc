@@ -24,7 +24,7 @@ struct DiffArguments {
 
 using Files = std::map<std::string, json>;  // by path
 
-// A file that took several requests is there several times: its parts add up.
+// A file that took several requests is in several answers. The bytes of its parts add up.
 void merge(Files& files, const json& answer) {
   for (const json& file : answer.value("files", json::array())) {
     const auto [known, fresh] = files.try_emplace(file.value("path", ""), file);

@@ -1,4 +1,4 @@
-// ckptfs doctor: what this machine has and lacks.
+// ckptfs doctor: says what ckptfs needs and this machine lacks.
 #include <fuse_lowlevel.h>
 #include <sys/utsname.h>
 #include <CLI/CLI.hpp>

@@ -63,7 +63,7 @@ bool in_path(const std::string& program) {
   return false;
 }
 
-// What only an image needs is a failure where nothing but an image will do.
+// Loop devices are needed for images only. If nothing but an image will do here, their lack is a failure.
 Check check_loop(bool needed) {
   Check check{"loop devices", Verdict::ok, "/dev/loop-control is there", ""};
   if (access("/dev/loop-control", F_OK) == 0) return check;
@@ -207,7 +207,7 @@ Check check_page_limit() {
   return check;
 }
 
-// A request through the daemon wakes two processors; to wake one that has halted takes the hypervisor.
+// A request through the daemon wakes two processors. To wake a halted processor takes a call of the hypervisor.
 Check check_wake_ups(const std::string& idle_driver, const std::string& polled_ns) {
   Check check{"wake-ups", Verdict::ok, "idle processors poll before they halt, or need no hypervisor", ""};
   if (idle_driver != "haltpoll" || polled_ns != "0") return check;

@@ -1,4 +1,4 @@
-// What `ckptfs doctor` looks at, one function a thing. They read, and try out on scratch files in `folder`.
+// The checks of `ckptfs doctor`. They only read, and try out on scratch files in `folder`.
 #pragma once
 
 #include <string>
@@ -22,11 +22,13 @@ Check check_libfuse(const std::string& version);  // "3.17.2"; pure
 Check check_fuse_device();
 Check check_privileges();
 Check check_page_limit();
-// Of a virtual machine: how its processors idle (the driver's name), and for how long they poll before they halt; pure.
+// Of a virtual machine: the name of the driver by which its processors idle, and how long they poll before they halt.
+// Pure.
 Check check_wake_ups(const std::string& idle_driver, const std::string& polled_ns);
 Check check_wake_ups();
 
-// The file system of `folder`, its alignment, and what an image would need where a store cannot stand on it directly.
+// Checks the file system of `folder` and its alignment, and what an image needs. Without that a store can do only if it
+// can lie on the file system directly.
 std::vector<Check> check_folder(const std::string& folder);
 
 }  // namespace ckptfs::fs::cli

@@ -29,11 +29,11 @@ void fail_check(Check& check, const std::string& found, const std::string& advic
 bool is_folder(const std::string& path) {
   struct stat st {};
   if (::stat(path.c_str(), &st) == 0) return S_ISDIR(st.st_mode);
-  // A dead mount is a folder, too, which is another check's; and what this user may not see may well be one.
+  // A dead mount is a folder, too, and another check finds it. What this user may not see is taken for a folder.
   return errno != ENOENT && errno != ENOTDIR;
 }
 
-// The store's own folder is made by the first mount, what it lies in is not.
+// The first mount makes the store's own folder, but not the folder that it lies in.
 void check_folders(Check& check, std::string store, const std::string& mountpoint) {
   while (store.size() > 1 && store.back() == '/') store.pop_back();
   if (!is_folder(mountpoint)) {
@@ -45,7 +45,8 @@ void check_folders(Check& check, std::string store, const std::string& mountpoin
 
 bool is_program(const char* path) { return ::access(path, X_OK) == 0; }
 
-// mount(8) runs /sbin/mount.TYPE, whatever PATH says; for fuse.ckptfs libfuse's mount.fuse, where there is no own one.
+// mount(8) runs /sbin/mount.TYPE, whatever PATH says. For fuse.ckptfs it runs libfuse's mount.fuse, if there is no
+// mount.fuse.ckptfs.
 void check_helper(Check& check, const std::string& type) {
   if (type == "ckptfs" && !is_program("/sbin/mount.ckptfs")) {
     fail_check(check, "no /sbin/mount.ckptfs for mount(8) to run",
@@ -73,7 +74,7 @@ std::string trimmed(const std::string& text) {
   return begin == std::string::npos ? "" : text.substr(begin, text.find_last_not_of(kBlank) - begin + 1);
 }
 
-// Those behind each -o.
+// The option lists of a command line: the word behind each -o.
 std::vector<std::string> option_lists(const std::string& words) {
   std::istringstream stream(words);
   std::vector<std::string> lists;
@@ -85,7 +86,7 @@ std::vector<std::string> option_lists(const std::string& words) {
 
 using Settings = std::map<std::string, std::string>;
 
-// NAME=VALUE a line, as systemd's EnvironmentFile has it; quotes around a value are not part of it.
+// Each line is NAME=VALUE, as in systemd's EnvironmentFile. Quotes around a value are not part of the value.
 Settings settings_in(const std::string& text) {
   Settings settings;
   std::istringstream lines(text);
@@ -147,7 +148,7 @@ std::vector<Check> check_mounts() {
 std::vector<Check> check_fstab(const std::string& path) {
   const std::unique_ptr<FILE, int (*)(FILE*)> table(::setmntent(path.c_str(), "re"), ::endmntent);
   std::vector<Check> checks;
-  if (!table) return checks;  // no fstab, no entry
+  if (!table) return checks;  // there is no fstab
   mntent entry{};
   std::array<char, 16384> buffer{};
   while (::getmntent_r(table.get(), &entry, buffer.data(), buffer.size()) != nullptr) {

@@ -1,5 +1,5 @@
-// What `ckptfs doctor` looks at of what was set up on this machine: /etc/fstab, the settings of the service, and the
-// mounts that are there. Reads only.
+// The checks of `ckptfs doctor` on what was set up on this machine: /etc/fstab, the settings of the service, and the
+// mounts that are there. They only read.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@ namespace ckptfs::fs::cli {
 
 // A check for each ckptfs mount: does its daemon answer?
 std::vector<Check> check_mounts();
-// A check for each line of ckptfs in a file like /etc/fstab: options, folders, and what mount(8) runs for it.
+// A check for each ckptfs line in a file like /etc/fstab: its options, its folders, and the program that mount(8) runs.
 std::vector<Check> check_fstab(const std::string& path);
 // A check for each settings file of the service (scripts/packaging/ckptfs@.service) in a folder like /etc/ckptfs.
 std::vector<Check> check_services(const std::string& folder);

@@ -1,4 +1,4 @@
-// ckptfs du: what steps cost on the disk, whoever shares with whom.
+// ckptfs du: tells what steps cost on the disk, with shared blocks told apart.
 #include <cstdio>
 #include <nlohmann/json.hpp>
 

@@ -1,4 +1,4 @@
-// Numbers, times and tables as a person reads them. Pure functions and one plain value; any thread.
+// Formats numbers, times and tables for people. Pure functions and one plain value; any thread.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ std::string human_age(int64_t seconds);      // "5 s", "3 min", "2 h", "4 d"
 std::string counted(uint64_t count, const std::string& singular,
                     const std::string& plural = {});  // "1 file", "2 files"
 
-// Names come from whoever made them: control characters, which a terminal would obey, are escaped (io/printable.h).
+// Escapes control characters (io/printable.h). A name may contain any, and a terminal would obey them.
 std::string printable(const std::string& text);
 
 enum class Colour { none, green, yellow, red };
@@ -35,7 +35,7 @@ class Table {
   };
 
   explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
-  // One cell a column.
+  // `row` has one cell for each column.
   void add(std::vector<Cell> row) { rows_.push_back(std::move(row)); }
   std::string text(bool with_colours) const;
 

@@ -27,7 +27,7 @@ struct FsckArguments {
   bool as_json = false;
 };
 
-// The image under a store, mounted for the check and taken down again if it was not mounted before.
+// The image under a store, mounted for the check. It is unmounted at the end if it was not mounted before.
 class ImageForCheck {
  public:
   static Result<ImageForCheck> open(const std::string& store) {

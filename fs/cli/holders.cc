@@ -18,7 +18,7 @@ namespace {
 
 namespace files = std::filesystem;
 
-// The device of what a link in /proc/PID leads to, from the kernel's own cache.
+// Does a link in /proc/PID lead to this mount? Tells by the device, which the kernel takes from its own cache.
 bool is_on(const files::path& link, const MountEntry& mount) {
   struct statx stx {};
   if (statx(AT_FDCWD, link.c_str(), AT_STATX_DONT_SYNC, STATX_TYPE, &stx) != 0) return false;
@@ -52,7 +52,7 @@ std::set<std::string> mapped_files(const files::path& process, const MountEntry&
   return found;
 }
 
-// What one process holds; paths and how.
+// The paths that one process holds, and how it holds them.
 std::vector<std::pair<std::string, std::string>> held_by(const files::path& process, const MountEntry& mount) {
   std::vector<std::pair<std::string, std::string>> held;
   if (is_on(process / "cwd", mount)) held.emplace_back(target_of(process / "cwd"), "working directory");
@@ -77,12 +77,12 @@ std::optional<pid_t> process_number(const std::string& name) {
   return pid;
 }
 
-// Calls `look` with each process's number and folder in /proc, until it returns false.
-void for_each_process(const std::function<bool(pid_t, const files::path&)>& look) {
+// Calls `visit` with each process's number and folder in /proc, until it returns false.
+void for_each_process(const std::function<bool(pid_t, const files::path&)>& visit) {
   std::error_code error;
   for (files::directory_iterator entry("/proc", error), end; !error && entry != end; entry.increment(error)) {
     const auto pid = process_number(entry->path().filename().string());
-    if (pid && !look(*pid, entry->path())) return;
+    if (pid && !visit(*pid, entry->path())) return;
   }
 }
 

@@ -1,6 +1,6 @@
-// Who keeps a mount busy: processes with a file, a folder or a mapping of it in use, and mount namespaces (containers)
-// that have it too. Looks through /proc; asks the file
-// system itself nothing, so that a daemon that hangs does not hang the search. Stateless.
+// Finds out who keeps a mount busy: processes that use a file, a folder or a mapping of it, and mount namespaces
+// (containers) that have the mount, too. Reads /proc and asks the file system itself nothing, so that a daemon that
+// hangs does not hang the search. Stateless.
 #pragma once
 
 #include <sys/types.h>
@@ -21,11 +21,11 @@ struct Holder {
   std::string how;   // "open", "working directory", "root", "mapped", "mounted"
 };
 
-// At most `limit`, one for each process and path.
+// Finds at most `limit` holders, one for each process and path.
 std::vector<Holder> find_holders(const MountEntry& mount, size_t limit);
 
-// Where the file system is mounted, in this mount namespace (pid 0) and in others (a process of each), as the
-// mountpoint there. Each keeps the daemon serving.
+// Finds where the file system is mounted: in this mount namespace (pid 0), and in others (pid: a process in it). `path`
+// is the mountpoint there. The daemon serves as long as one of these mounts is left.
 std::vector<Holder> find_copies(const MountEntry& mount, size_t limit);
 
 }  // namespace ckptfs::fs::cli

@@ -1,4 +1,4 @@
-// Where a daemon's log goes.
+// Opens a daemon's log.
 #pragma once
 
 #include <string>
@@ -10,7 +10,8 @@ namespace ckptfs::fs::cli {
 inline constexpr const char* kLogLevels = "trace, debug, info, warning, error, critical, off";
 
 bool is_log_level(const std::string& level);
-// To `file`; without one to stderr in the foreground, else to syslog. Replaces spdlog's default logger.
+// Logs to `file`. Without a file, logs to stderr in the foreground and to syslog otherwise. Replaces spdlog's default
+// logger.
 Result<> open_log(const std::string& file, bool foreground, const std::string& level);
 
 }  // namespace ckptfs::fs::cli

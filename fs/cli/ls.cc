@@ -1,4 +1,4 @@
-// ckptfs ls: the steps of one series or of all.
+// ckptfs ls: lists the steps of one series or of all.
 #include <cstdio>
 #include <ctime>
 #include <nlohmann/json.hpp>
@@ -23,7 +23,7 @@ std::string number_or_nothing(const json& step, const char* key) {
   return number == 0 ? "" : std::to_string(number);
 }
 
-// The rules of the series that keep it; what no rule is about says nothing.
+// Names what keeps the step: rules of the series, or protections. Empty: no rule is about this step.
 Cell kept_by(const json& step) {
   if (!step.value("stays", true)) return {"goes", Colour::red};
   std::string by;
@@ -35,7 +35,7 @@ Cell kept_by(const json& step) {
   return {by};
 }
 
-// The rows of one series, which stand together.
+// The table of one series.
 std::string series_table(const std::vector<json>& steps) {
   using Align = Table::Align;
   Table table({{"TAG"},

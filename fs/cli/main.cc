@@ -26,7 +26,7 @@ int run(int argc, char** argv) {
 
   std::vector<std::string> arguments = normalize_arguments({argv, argv + argc});
   try {
-    // CLI11 takes them from the back.
+    // CLI11 takes the arguments in reverse order.
     app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend() - 1));
   } catch (const CLI::ParseError& e) {
     if (e.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success)) return app.exit(e);  // --help, --version

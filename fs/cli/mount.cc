@@ -1,4 +1,4 @@
-// ckptfs mount: a store at a mountpoint.
+// ckptfs mount: mounts a store.
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
@@ -21,7 +21,7 @@ namespace {
 
 int run_in_foreground(const MountPlan& plan) {
   if (auto log = open_log(plan.log, true, plan.log_level); !log) return fail(log.error());
-  // What serve() reports is in the log already, which is stderr unless --log says otherwise.
+  // Without --log the log is stderr, and has what serve() reports already.
   return serve(plan, [&](const Result<>& started) {
     if (!started && !plan.log.empty()) fail(plan.store, started.error());
   });
@@ -44,12 +44,13 @@ bool is_mounted(const std::string& store) {
          });
 }
 
-// umount(8) returns before the daemon has written everything down: that one is waited for. One that serves somebody is
-// not; it is named when the store cannot be opened. One that was unmounted this moment may not know it yet.
+// umount(8) returns before the daemon has written everything down. So waits for a daemon that is leaving. Does not wait
+// for a daemon that still serves: the error names it when the store cannot be opened. A daemon that was unmounted this
+// moment may not have noticed yet, so it is asked again for a while.
 void wait_for_last_daemon(const std::string& store) {
-  constexpr int kLooks = 50;
+  constexpr int kTries = 50;
   constexpr std::chrono::milliseconds kPause{100};
-  for (int look = 0; look < kLooks; ++look) {
+  for (int i = 0; i < kTries; ++i) {
     const auto daemon = daemon_of_store(store);
     if (!daemon) return;
     if (daemon->killed || daemon->leaving) {

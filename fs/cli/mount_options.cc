@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "fs/control/http_server.h"
+#include "io/duration.h"
 
 namespace ckptfs::fs::cli {
 
@@ -17,8 +18,8 @@ const char* const kMountOptions =
 
 namespace {
 
-// mount(8)'s own, what it adds by default, and what is so anyway: set-user-ID programs and device files never count
-// here, and access times are those of the store's own file system.
+// Options of mount(8) itself, options that it adds by default, and options that change nothing here: set-user-ID
+// programs and device files never count, and access times are those of the store's own file system.
 constexpr std::array kIgnored{"defaults", "auto",       "noauto",      "nofail",        "_netdev",  "user",
                               "users",    "nouser",     "owner",       "dev",           "nodev",    "suid",
                               "nosuid",   "async",      "atime",       "noatime",       "diratime", "nodiratime",
@@ -35,18 +36,10 @@ Result<uint32_t> number(const std::string& option, const std::string& text) {
   return value;
 }
 
-// "30", "30s", "5m", "2h", "14d"
-Result<unsigned> seconds(const std::string& option, std::string text) {
-  static constexpr std::array<std::pair<char, uint64_t>, 4> kUnits{{{'s', 1}, {'m', 60}, {'h', 3600}, {'d', 86400}}};
-  uint64_t unit = 1;
-  const auto named = std::ranges::find_if(kUnits, [&](const auto& known) { return text.ends_with(known.first); });
-  if (named != kUnits.end()) {
-    unit = named->second;
-    text.pop_back();
-  }
-  TRY_ASSIGN(const uint32_t value, number(option, text));
-  if (value * unit > UINT32_MAX) return bad(option);
-  return static_cast<unsigned>(value * unit);
+Result<unsigned> seconds(const std::string& option, const std::string& text) {
+  const auto duration = io::parse_duration(text);
+  if (!duration) return bad(option);
+  return static_cast<unsigned>(duration.value().count());
 }
 
 bool ignored(const std::string& option) {
@@ -115,7 +108,7 @@ Result<ParsedOptions> parse_mount_options(const std::vector<std::string>& lists)
   return parsed;
 }
 
-// "a=x|y, b, c=N" is a=x, a=y, b, c=
+// "a=x|y, b, c=N" becomes a=x, a=y, b, c=
 std::vector<std::string> mount_option_words() {
   std::vector<std::string> words;
   std::istringstream list(kMountOptions);

@@ -30,7 +30,7 @@ Result<> check_folder_at(const std::string& mountpoint) {
   return Error(ENOTCONN, mountpoint + ": a dead mount of another file system; take it away: umount -l " + mountpoint);
 }
 
-// The one line of a file that nobody else may read.
+// Reads the token: the one line of a file that no other user may read.
 Result<std::string> read_token(const std::string& path) {
   constexpr size_t kShortest = 16;
   struct stat st {};
@@ -40,7 +40,7 @@ Result<std::string> read_token(const std::string& path) {
   }
   TRY_ASSIGN(std::string token, read_text(path));
   while (!token.empty() && (token.back() == '\n' || token.back() == '\r')) token.pop_back();
-  // What means nothing else in an address: the page takes it from there.
+  // The page takes the token from its address. So only characters are allowed that mean nothing in an address.
   const bool plain = std::all_of(token.begin(), token.end(), [](unsigned char c) {
     return std::isalnum(c) != 0 || std::string_view("._~-").find(static_cast<char>(c)) != std::string_view::npos;
   });
@@ -131,7 +131,7 @@ Result<> clear_mountpoint(const std::string& mountpoint) {
     TRY_ASSIGN(const auto mounts, io::mount_table());
     const auto mounted = io::mounted_at(mounts, mountpoint);
     if (!mounted || !is_ckptfs(*mounted)) return check_folder_at(mountpoint);
-    // Not by stat: the kernel goes on answering that from its cache.
+    // Ask the daemon itself: the kernel would go on answering a stat from its cache.
     const DaemonProbe probe = probe_daemon(*mounted);
     if (!probe.dead) {
       return Error(EBUSY, mountpoint + ": ckptfs is mounted there already (store " + mounted->source + ")" +

@@ -1,4 +1,4 @@
-// What `ckptfs mount` is going to do, checked before anything is changed.
+// The plan of `ckptfs mount`, checked before anything is changed.
 #pragma once
 
 #include <optional>
@@ -17,7 +17,7 @@ struct MountArguments {
   std::string store;
   std::string mountpoint;
   bool foreground = false;
-  std::string image;  // a size; empty: none asked for
+  std::string image;  // a size; empty: no image is asked for
   bool sparse = false;
   uint32_t sector = 512;
   std::vector<std::string> options;  // of -o
@@ -38,13 +38,14 @@ struct MountPlan {
   std::string log_level;
 };
 
-// EINVAL in words: what only the command line can tell is wrong (exit code 2).
+// EINVAL, in words: the command line alone shows that it is wrong (exit code 2).
 Result<MountPlan> plan_mount(const MountArguments& arguments);
-// EPERM, in words, where this user cannot mount that.
+// EPERM, in words: this user cannot mount that.
 Result<> check_user(const MountPlan& plan);
-// Refuses nested paths: nothing that the daemon opens may lie on its own mount, nor the mount in the store. Pure.
+// Refuses nested paths. Nothing that the daemon opens may lie on its own mount, and the mount may not lie in the store.
+// Pure.
 Result<> check_nesting(const MountPlan& plan);
-// Refuses what is no directory or a live ckptfs mount already; a dead ckptfs mount there is detached, and said so.
+// Refuses a path that is no directory, or a live ckptfs mount already. Detaches a dead ckptfs mount, and says so.
 Result<> clear_mountpoint(const std::string& mountpoint);
 
 }  // namespace ckptfs::fs::cli

@@ -1,5 +1,6 @@
-// How a daemon's end went, for `ckptfs umount`, which is not its parent: words in memory that the daemon hands out
-// while it serves, and writes when it has written everything else down. Thread safety: none needed.
+// Tells `ckptfs umount`, which is not the daemon's parent, how the daemon's end went. The daemon hands out a piece of
+// memory while it serves. It writes the outcome there when it has written everything else down. Thread safety: none
+// needed.
 #pragma once
 
 #include <string>
@@ -13,11 +14,11 @@ class Outcome {
  public:
   // The daemon's side.
   static Result<Outcome> make();
-  // To read from; for whoever asks.
+  // A descriptor for a process that wants to read the outcome.
   Result<io::Fd> reader() const;
   Result<> tell(const Result<>& ended) const;
 
-  // What the daemon behind a reader has told. EIO: it ended before it told anything.
+  // Returns what the daemon has told. EIO: it ended before it told anything.
   static Result<> told(int reader);
 
  private:

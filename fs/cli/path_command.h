@@ -1,4 +1,4 @@
-// The commands that take one path of a mount, which may be left out, and --json. Main thread only.
+// A command that takes --json and one path in a mount, which may be left out. Main thread only.
 #pragma once
 
 #include <functional>
@@ -14,11 +14,11 @@ struct PathCommand {
   std::string name;
   std::string description;
   std::string argument;        // "PATH"
-  std::string about_argument;  // its line of the help
+  std::string about_argument;  // what the help says of the argument
   std::string footer;
-  // Prints the answer, as JSON or to be read; returns the exit code (system.h).
+  // Prints the answer, as JSON or for people. Returns the exit code (system.h).
   std::function<Result<int>(const Target&, bool as_json)> run;
-  // A flag with which something else is run, if it has one.
+  // With this flag, if there is one, its own `run` is called instead.
   struct Flag {
     std::string name;  // "--accept"
     std::string about;
@@ -27,7 +27,7 @@ struct PathCommand {
   std::optional<Flag> flag = std::nullopt;
 };
 
-// Finds the mount and tells errors, before `run` and from it.
+// Adds the command. It finds the mount, calls `run`, and prints errors of both.
 void add_path_command(CLI::App& app, Chosen& chosen, const PathCommand& command);
 
 }  // namespace ckptfs::fs::cli

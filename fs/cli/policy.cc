@@ -1,4 +1,4 @@
-// ckptfs policy: which steps of a series stay, by which rule, and which go.
+// ckptfs policy: sets the rules of a series, and tells which steps stay by which rule, and which go.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <ctime>

@@ -32,7 +32,7 @@ Waiting::Waiting(std::string what) : what_(std::move(what)) {
 Waiting::~Waiting() {
   if (!thread_.joinable()) return;
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     over_ = true;
   }
   changed_.notify_one();
@@ -40,9 +40,9 @@ Waiting::~Waiting() {
 }
 
 void Waiting::run() {
-  std::unique_lock lock(mutex_);
+  io::MutexLock lock(mutex_);
   unsigned seconds = 0;
-  while (!changed_.wait_for(lock, std::chrono::seconds(1), [this] { return over_; })) {
+  while (!changed_.wait_for(mutex_, std::chrono::seconds(1), [this]() REQUIRES(mutex_) { return over_; })) {
     std::fprintf(stderr, "\r\033[K%s: %u s", what_.c_str(), ++seconds);
     std::fflush(stderr);
   }

@@ -1,23 +1,23 @@
-// A line that tells how far something long has come: on stderr, if that is a terminal, once it has taken a second.
+// A line that shows the progress of a long operation: on stderr, if that is a terminal, after a second.
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
-#include <mutex>
 #include <string>
 #include <thread>
+
+#include "io/mutex.h"
 
 namespace ckptfs::fs::cli {
 
 class Progress {
  public:
   explicit Progress(std::string what);
-  ~Progress();  // takes the line away
+  ~Progress();  // erases the line
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  // total 0: not known.
+  // A `total` of 0 is not known.
   void show(uint64_t bytes, uint64_t total);
 
  private:
@@ -27,11 +27,11 @@ class Progress {
   bool shown_ = false;
 };
 
-// The same for what tells nothing of how far it has come: "looking at the steps: 12 s".
+// The same for an operation without a measure of progress: "looking at the steps: 12 s".
 class Waiting {
  public:
   explicit Waiting(std::string what);
-  ~Waiting();  // takes the line away
+  ~Waiting();  // erases the line
   Waiting(const Waiting&) = delete;
   Waiting& operator=(const Waiting&) = delete;
 
@@ -39,10 +39,10 @@ class Waiting {
   void run();
 
   const std::string what_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool over_ = false;   // guarded by mutex_
-  std::thread thread_;  // none where stderr is no terminal
+  io::Mutex mutex_;
+  io::CondVar changed_;
+  bool over_ GUARDED_BY(mutex_) = false;
+  std::thread thread_;  // none if stderr is no terminal
 };
 
 }  // namespace ckptfs::fs::cli

@@ -1,4 +1,4 @@
-// ckptfs show: one step, file by file and tensor by tensor.
+// ckptfs show: shows one step, file by file and tensor by tensor.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <ctime>
@@ -26,7 +26,8 @@ struct ShowArguments {
   bool as_json = false;
 };
 
-// The view's own list of tensors: who may read it is the kernel's to say, and it may be as long as it is.
+// Reads the list of tensors through the mount, from the step's view. So the kernel checks whether this user may read
+// it, and its length has no limit.
 Result<json> manifest_of(const Target& step) {
   if (step.mount.root != "/") {
     return Error(EXDEV, step.mount.mountpoint + ": only a part of the mount is bound here, without its views");
@@ -132,7 +133,7 @@ void print_tensors(const json& answer) {
   }
 }
 
-// Without the pieces: manifest.json has those.
+// Adds the tensors without their pieces, which manifest.json has.
 void add_tensors(json& answer, json manifest) {
   for (json& tensor : manifest["tensors"]) {
     tensor["bytes"] = bytes_of(tensor);
@@ -142,7 +143,7 @@ void add_tensors(json& answer, json manifest) {
   }
 }
 
-Result<json> look(const ShowArguments& arguments) {
+Result<json> inspect(const ShowArguments& arguments) {
   TRY_ASSIGN(const Target target, find_target(arguments.step));
   TRY_ASSIGN(json answer, ask_and_wait(target.mount, "looking at the step", "show", {{"path", target.path}}));
   if (arguments.files_only) return answer;
@@ -162,7 +163,7 @@ void print(const json& answer, const ShowArguments& arguments) {
 }
 
 int run(const ShowArguments& arguments) {
-  const auto answer = look(arguments);
+  const auto answer = inspect(arguments);
   if (!answer) return fail(arguments.step, answer.error());
   if (arguments.as_json) {
     print_json(answer.value());

@@ -1,4 +1,4 @@
-// ckptfs status: what a mount is doing, and how.
+// ckptfs status: tells what a mount is doing, and how.
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
@@ -60,7 +60,7 @@ void print_care(const json& care) {
   for (const json& path : care.value("damaged", json::array())) line("DAMAGED", scalar(path));
 }
 
-// What is not zero; a group of counters is a line of its own.
+// Prints the counters that are not zero. A group of counters has a line of its own.
 void print_counters(const char* title, const json& counters) {
   std::string text;
   for (const auto& [name, value] : counters.items()) {

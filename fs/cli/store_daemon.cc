@@ -17,7 +17,8 @@
 namespace ckptfs::fs::cli {
 namespace {
 
-// "12: FLOCK  ADVISORY  WRITE 4711 fe:01:131 0 EOF"
+// The process that holds a lock on the file, by a line of /proc/locks: "12: FLOCK  ADVISORY  WRITE 4711 fe:01:131 0
+// EOF"
 std::optional<pid_t> locker_of(const std::string& path) {
   struct stat st {};
   if (::stat(path.c_str(), &st) != 0) return std::nullopt;
@@ -34,8 +35,8 @@ std::optional<pid_t> locker_of(const std::string& path) {
   return std::nullopt;
 }
 
-// A thread that was killed has SIGKILL pending until it has left the kernel; of a process of which some threads cannot
-// leave, the first is a zombie meanwhile.
+// A killed thread has SIGKILL pending until it has left the kernel. If some threads of the process cannot leave, the
+// first thread is a zombie meanwhile.
 bool was_killed(pid_t pid) {
   constexpr unsigned long long kKill = 1ULL << 8;
   const auto status = read_text("/proc/" + std::to_string(pid) + "/status");

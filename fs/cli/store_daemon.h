@@ -1,5 +1,5 @@
-// The daemon that has a store, as it looks from outside: by the lock that it holds and by /proc, without a question to
-// it. Stateless.
+// Finds the daemon that has a store, from outside: by the lock that it holds, and by /proc. Asks the daemon nothing.
+// Stateless.
 #pragma once
 
 #include <optional>
@@ -11,18 +11,19 @@ namespace ckptfs::fs::cli {
 
 struct StoreDaemon {
   DaemonHandle handle;
-  bool killed = false;   // by SIGKILL: it runs no more, though the kernel may not have taken it away yet
-  bool leaving = false;  // it serves nobody any more, and writes everything down
+  bool killed = false;   // by SIGKILL: it no longer runs, but the kernel may not have ended it yet
+  bool leaving = false;  // it no longer serves, and writes everything down
 };
 
-// None: nobody has the store (or its image), or nobody that this user may see.
+// None: no daemon has the store or its image, or this user may not see the daemon.
 std::optional<StoreDaemon> daemon_of_store(const std::string& store);
 
-// What a daemon calls itself from when it serves nobody any more (PR_SET_NAME).
+// The name of a daemon that no longer serves (PR_SET_NAME).
 inline constexpr const char* kLeavingName = "ckptfs-leaving";
 
-// Fails what waits for daemons that were killed and cannot end, since a thread of theirs waits in the kernel for the
-// lock of a folder that a request to the daemon holds. Without it whatever looks at such a mount waits, too.
+// A killed daemon cannot end while one of its threads waits in the kernel for the lock of a folder, and a request to
+// the daemon holds that lock. Aborts the connections of such daemons, so that the requests fail. Otherwise everything
+// that looks at such a mount would wait, too.
 void release_hung_mounts();
 
 }  // namespace ckptfs::fs::cli

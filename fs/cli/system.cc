@@ -47,7 +47,7 @@ int fail(const std::string& path, const Error& error) {
 }
 
 void print_json(const nlohmann::json& value) {
-  // A terminal is not shown what it might take for a command: C1 controls are no ASCII.
+  // A terminal might take C1 controls for commands. They are not ASCII, so on a terminal only ASCII is printed.
   const bool only_ascii = stdout_is_terminal();
   std::printf("%s\n", value.dump(2, ' ', only_ascii, nlohmann::json::error_handler_t::replace).c_str());
 }

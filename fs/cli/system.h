@@ -1,4 +1,4 @@
-// What the commands share of the machine: files of /proc, paths, and how results and errors are shown. Stateless.
+// What the commands share: reading files of /proc, paths, and the output of results and errors. Stateless.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -10,14 +10,14 @@ namespace ckptfs::fs::cli {
 
 enum ExitCode { kSuccess = 0, kFailed = 1, kUsage = 2 };
 
-// All of a file whose size the kernel does not tell (/proc, /sys).
+// Reads all of a file whose size the kernel does not tell (/proc, /sys).
 Result<std::string> read_text(const std::string& path);
 
-// Absolute, without ".", ".." and symlinks as far as it exists. What cannot be walked because a dead mount lies at its
-// end keeps its last name as it is.
+// Returns the path as an absolute one, without ".", ".." and symlinks as far as it exists. If a dead mount lies at its
+// end, so that it cannot be walked, its last name stays as it is.
 Result<std::string> absolute_path(const std::string& path);
 
-// `ckptfs: PATH: what was wrong; what to do` on stderr; the path is not said twice. Returns kFailed.
+// Prints `ckptfs: PATH: what was wrong; what to do` on stderr, with the path only once. Returns kFailed.
 int fail(const std::string& path, const Error& error);
 int fail(const Error& error);
 

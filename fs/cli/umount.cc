@@ -1,4 +1,4 @@
-// ckptfs umount: ends a mount, or takes a dead one away, and says who is in the way.
+// ckptfs umount: unmounts a live or a dead mount, and says who keeps it busy.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -24,7 +24,7 @@ namespace {
 
 constexpr size_t kMaximumHolders = 20;
 
-// What tells how the daemon's end goes; to be had while it serves.
+// What tells how the daemon's end goes. It can be had only while the daemon serves.
 struct Ending {
   std::optional<DaemonHandle> daemon;  // none: it does not answer
   io::Fd outcome;                      // none: a daemon of an older version
@@ -66,7 +66,7 @@ std::optional<MountEntry> image_mount_of(const std::string& store) {
   return mounted;
 }
 
-// What a daemon that died could not do any more.
+// Unmounts the image that a daemon left mounted when it died.
 int unmount_left_image(const std::string& store) {
   const auto mounted = image_mount_of(store);
   if (!mounted) return kSuccess;
@@ -91,7 +91,7 @@ int detach_dead(const MountEntry& mount) {
   return unmount_left_image(mount.source);
 }
 
-// As one word for a shell.
+// The path as one word for a shell.
 std::string quoted(const std::string& path) {
   std::string word = "'";
   for (const char c : printable(path)) word += c == '\'' ? std::string("'\\''") : std::string(1, c);
@@ -120,7 +120,7 @@ void say_who_is_served(const MountEntry& mount, pid_t daemon) {
   for (const Holder& copy : copies) {
     if (copy.pid == 0) {
       std::fprintf(stderr, "  umount %s\n", quoted(copy.path).c_str());
-    } else {  // not by nsenter, which runs what the container has for umount
+    } else {  // nsenter would run the container's own umount
       std::fprintf(stderr, "  umount --namespace %d %s  # of %s\n", copy.pid, quoted(copy.path).c_str(),
                    printable(copy.command).c_str());
     }
@@ -128,7 +128,7 @@ void say_who_is_served(const MountEntry& mount, pid_t daemon) {
   std::fprintf(stderr, "  To end it under them all the same: kill %d\n", daemon);
 }
 
-// May the command go on waiting for the daemon?
+// Says what the command waits for. Returns whether it may go on waiting for the daemon.
 bool say_what_is_waited_for(const MountEntry& mount, const DaemonHandle& daemon, bool lazy) {
   if (is_leaving(daemon)) {
     std::fprintf(stderr, "ckptfs: waiting for the daemon (pid %d) to write everything down\n", daemon.pid);
@@ -139,7 +139,7 @@ bool say_what_is_waited_for(const MountEntry& mount, const DaemonHandle& daemon,
   return !lazy;
 }
 
-// The daemon writes all down and unmounts its image after the mount itself has gone, everywhere.
+// The daemon writes everything down and unmounts its image only after the mount has gone in all namespaces.
 int wait_for_daemon(const MountEntry& mount, const Ending& ending, bool lazy) {
   if (!ending.daemon) {
     std::fprintf(stderr,

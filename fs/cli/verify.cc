@@ -1,4 +1,4 @@
-// ckptfs verify: steps against the digests that were taken of them.
+// ckptfs verify: reads steps and compares them with their digests.
 #include <cstdio>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -25,7 +25,7 @@ struct Verified {
   }
 };
 
-// A file that took several requests is there several times: damage in one part is damage.
+// A file that took several requests is in several answers. If one part is damaged, the file is.
 void merge(Verified& outcome, const json& answer) {
   for (const json& file : answer.value("files", json::array())) {
     const auto [known, fresh] = outcome.files.try_emplace(file.value("path", ""), file);

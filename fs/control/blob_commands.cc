@@ -25,10 +25,10 @@ using nlohmann::json;
 
 using Clock = std::chrono::steady_clock;
 
-// A close reaches the daemon behind the call that made it. One request waits no longer for all its files together, so
-// that nobody can hold up an unmount.
+// A close reaches the daemon after close() has returned, so requests wait for it. One request waits at most so long for
+// all its files together, so that nobody can hold up an unmount.
 constexpr auto kCloseWait = std::chrono::seconds(5);
-constexpr auto kCloseLook = std::chrono::milliseconds(1);
+constexpr auto kClosePoll = std::chrono::milliseconds(1);
 
 struct HandedOut {
   meta::InodeNumber inode = 0;
@@ -39,7 +39,7 @@ Result<HandedOut> hand_out(Filesystem& fs, const Peer& peer, const std::string& 
   TRY_ASSIGN(const meta::InodeNumber inode, resolve_as(fs.tree, peer.credentials, path, writing ? kWrite : kRead));
   TRY_ASSIGN(const meta::InodeRecord record, fs.tree.inode(inode));
   if (!record.is_regular()) return Error(EINVAL, path + ": it is no regular file");
-  if (!writing && !may_share(peer.credentials, record)) {  // a descriptor can be cloned from, unseen
+  if (!writing && !may_share(peer.credentials, record)) {  // the daemon would not see a clone from the descriptor
     return Error(EACCES, path + ": a swap file of another user's is read through the mount only");
   }
   const auto check_writers = [&]() -> Result<> {
@@ -48,10 +48,10 @@ Result<HandedOut> hand_out(Filesystem& fs, const Peer& peer, const std::string& 
     if (written) return Error(EBUSY, path + ": somebody has it open for writing");
     return Error(EBADF, path + ": open it for writing through the mount first, and keep it so");
   };
-  TRY(check_writers());  // before its adoption is disturbed
+  TRY(check_writers());  // before its speculative clone is truncated
   TRY(fs.speculative_clones.truncate_to_written(inode));
   TRY_ASSIGN(io::Fd blob, fs.tree.open_blob(inode, writing ? O_WRONLY : O_RDONLY));
-  TRY(check_writers());  // again: who freezes the file looks for writers behind a gate that lets no new ones in
+  TRY(check_writers());  // again, since whoever freezes the file closes the gate and then looks for writers
   if (writing) {
     TRY(fs.clear_privileges(inode, {peer.credentials.uid, peer.credentials.gid, peer.pid}));
     fs.files.changes(inode);
@@ -91,8 +91,8 @@ Result<json> begin(Filesystem& fs, const Peer& peer, const json& arguments) {
   return json{{"path", fs.tree.path_of(folder)}};
 }
 
-// Until nobody can write to the file, or until `end`, or until the mount ends: what is then still written to,
-// freeze_files() deals with.
+// Waits until nobody can write to the file, until `end`, or until the mount ends. freeze_files() deals with a file that
+// is still written to then.
 Result<> wait_for_writers(const Filesystem& fs, meta::InodeNumber file, Clock::time_point end) {
   while (Clock::now() < end && !fs.leaving) {
     if (!fs.files.open_for_writing(file)) {
@@ -100,12 +100,12 @@ Result<> wait_for_writers(const Filesystem& fs, meta::InodeNumber file, Clock::t
       TRY_ASSIGN(const bool written, io::has_writer(blob.get()));
       if (!written) return success();
     }
-    std::this_thread::sleep_for(kCloseLook);
+    std::this_thread::sleep_for(kClosePoll);
   }
   return success();
 }
 
-// The folder of an attempt, which is for who began it, and for root.
+// Checks that `folder` is an attempt to save a step, and that `who` began it or is root.
 Result<> check_attempt_of(const meta::Tree& tree, const Credentials& who, meta::InodeNumber folder) {
   const std::string path = tree.path_of(folder);
   TRY_ASSIGN(const meta::InodeRecord record, tree.inode(folder));
@@ -133,7 +133,7 @@ Result<json> freeze(Filesystem& fs, const Peer& peer, const json& arguments) {
   return json::object();
 }
 
-// A manifest that a rank has closed a moment ago counts as closed; what others still write is not waited for.
+// Waits for manifests that a rank has closed a moment ago, but not for other files that are still written to.
 Result<> wait_for_manifests(const Filesystem& fs, meta::InodeNumber folder) {
   const auto end = Clock::now() + kCloseWait;
   TRY_ASSIGN(const auto entries, fs.tree.list(folder));

@@ -40,7 +40,7 @@ json to_json(const meta::StepInfo& step) {
           {"perhaps_stale", split(step.record.stale, '\n')}};
 }
 
-// The steps at `path`: of a series, or the step itself.
+// The steps at `path`, which is a series or a step.
 Result<std::vector<meta::StepInfo>> steps_at(meta::Store& store, meta::InodeNumber inode, const std::string& path) {
   TRY_ASSIGN(const meta::InodeRecord record, store.tree().inode(inode));
   if ((record.flags & meta::kSeries) != 0) return meta::list_steps(store, inode);
@@ -54,7 +54,7 @@ Result<std::vector<meta::StepInfo>> steps_at(meta::Store& store, meta::InodeNumb
   return Error(EINVAL, path + ": neither a series nor a step; `ckptfs ls` without a path lists all");
 }
 
-// What is in a step, and how much, is told to who may list it.
+// Takes out the steps that `who` may not list. Only a user who may list a step is told what is in it, and how much.
 void erase_unreadable(const meta::Tree& tree, const Credentials& who, std::vector<meta::StepInfo>& steps) {
   std::erase_if(steps, [&](const meta::StepInfo& step) {
     const auto record = tree.inode(step.inode);
@@ -66,7 +66,7 @@ json to_json(const meta::Usage& usage) {
   return {{"apparent", usage.apparent}, {"exclusive", usage.exclusive}, {"shared", usage.shared}};
 }
 
-// What rotation knows of each step of these series, by the step's inode.
+// What rotation knows of each step of the series of these steps, by the step's inode.
 Result<std::map<meta::InodeNumber, json>> judged(Filesystem& fs, const std::vector<meta::StepInfo>& steps) {
   std::map<meta::InodeNumber, json> found;
   std::string series;
@@ -75,22 +75,22 @@ Result<std::map<meta::InodeNumber, json>> judged(Filesystem& fs, const std::vect
     series = step.series;
     const auto number = fs.tree.resolve(series);
     if (!number) continue;  // removed meanwhile
-    const auto judgement = fs.rotation.look(number.value(), std::nullopt);
+    const auto judgement = fs.rotation.preview(number.value(), std::nullopt);
     if (!judgement && judgement.error().errno_value() == ENOENT) continue;
     TRY(judgement);
     const SeriesJudgement& of_series = judgement.value();
-    for (size_t at = 0; at < of_series.look.steps.size(); ++at) {
-      const StepStatus& look = of_series.look.steps[at];
-      found[look.inode] = judged_step(look, of_series.judgement.decisions[at]);
+    for (size_t at = 0; at < of_series.status.steps.size(); ++at) {
+      const StepStatus& status = of_series.status.steps[at];
+      found[status.inode] = judged_step(status, of_series.judgement.decisions[at]);
     }
   }
   return found;
 }
 
-// The steps at `path`, what each costs and, for the mount as a whole, what is no step.
+// The steps at `path`, and what each costs on the disk. Also what everything else costs, for the whole mount.
 struct Survey {
   std::vector<meta::StepInfo> steps;
-  std::vector<std::string> series;  // their groups in the account; behind these the swap folders, then the rest
+  std::vector<std::string> series;  // the first groups of the account; the swap folders and the rest are the next two
   meta::Account account;
 };
 
@@ -109,7 +109,7 @@ Result<Survey> survey(meta::Store& store, const Peer& peer, const std::string& p
   return found;
 }
 
-// One that is removed meanwhile is left out of what rotation knows.
+// One row for each step. A step that is removed meanwhile has a row without what rotation knows.
 Result<json> step_rows(Filesystem& fs, const Survey& survey) {
   TRY_ASSIGN(const auto known, judged(fs, survey.steps));
   json rows = json::array();
@@ -129,7 +129,7 @@ Result<json> step_rows(Filesystem& fs, const Survey& survey) {
   return rows;
 }
 
-// Each series' steps together, and what is no step.
+// The cost of each series' steps together, and of everything else.
 json totals(const Survey& survey) {
   json together = json::object();
   for (size_t i = 0; i < survey.series.size(); ++i) together[survey.series[i]] = to_json(survey.account.groups[i]);
@@ -160,7 +160,7 @@ Result<json> disk_use(meta::Store& store, const Peer& peer, const std::string& p
   return answer;
 }
 
-// What `ckptfs ls` says of one step, and each of its files.
+// Tells what `ckptfs ls` says of one step, and the cost of each of its files.
 Result<json> show(Filesystem& fs, const Peer& peer, const std::string& path) {
   TRY_ASSIGN(const meta::InodeNumber step, resolve_as(fs.tree, peer.credentials, path, kRead | kSearch));
   TRY_ASSIGN(const bool is_step, meta::is_step(fs.tree, step));
@@ -179,9 +179,9 @@ Result<json> show(Filesystem& fs, const Peer& peer, const std::string& path) {
   return json{{"step", listed.at("steps").at(0)}, {"files", std::move(rows)}};
 }
 
-// Does this line, which names a path and perhaps says more behind ": ", name one that `who` can list?
+// The line is a path, perhaps with more text behind ": ". Can `who` list that path?
 bool names_visible_path(const meta::Tree& tree, const Credentials& who, const std::string& line) {
-  constexpr int kMostTries = 16;  // a hostile name is full of them
+  constexpr int kMostTries = 16;  // a hostile name may contain ": " many times
   size_t end = line.find(": ");
   for (int i = 0; i < kMostTries; ++i, end = line.find(": ", end + 1)) {
     const std::string path = line.substr(0, end);
@@ -192,7 +192,7 @@ bool names_visible_path(const meta::Tree& tree, const Credentials& who, const st
   return false;
 }
 
-// Without the lines about what `who` cannot see.
+// The status without the lines about files that `who` cannot see.
 json status_for(const meta::Tree& tree, const Credentials& who, json status) {
   if (who.uid == 0) return status;
   const auto keep_visible = [&](json& lines) {
@@ -251,7 +251,7 @@ Result<std::vector<meta::StepInfo>> visible_steps(meta::Store& store, const Peer
   return steps;
 }
 
-Result<json> look_at_all(Filesystem& fs) {
+Result<json> inspect_all_steps(Filesystem& fs) {
   const Peer root;
   TRY_ASSIGN(const Survey found, survey(fs.store, root, "/"));
   json answer = {{"usage", totals(found)}};

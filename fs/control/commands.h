@@ -1,5 +1,5 @@
-// What the daemon answers on its control socket: status, save, ls, show, du. Each request is checked against the
-// permissions of the inode it is about, as the kernel would check a caller of the mount.
+// Commands of the control socket: status, save, ls, show, du. Each request is checked against the permissions of the
+// inode that it is about, as the kernel would check a caller of the mount.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -19,13 +19,14 @@ class Filesystem;
 //   ls {"path"}                    -> {"steps": [...]}: of the series at `path`, of that one step, or, for "/", of
 //                                     every series that the caller may read
 //   show {"path"}                  -> {"step": as in ls, "files": [{"path", "apparent", "exclusive", "shared"}]}
-//   du {"path"}                    -> {"steps": [...], "series": {...}, "live", "rest", "nobody", "all"}: what they
-//                                     cost on the disk; in "series" all steps of each together, behind it what is no
-//                                     step; "all": bytes on the disk of everything, each block once
+// du {"path"}                    -> {"steps": [...], "series": {...}, "live", "rest", "nobody", "all"}: what each
+//                                     step costs on the disk, and in "series" all steps of each series together.
+//                                     "live", "rest" and "nobody" are swap folders, other files, and blobs without a
+//                                     name. "all": bytes on the disk of everything, each block once
 void add_commands(ControlServer& server, Filesystem& fs);
 
-// What `ls` and `du` answer of the whole mount, as root asks, from one look: {"steps", "usage"}.
-Result<nlohmann::json> look_at_all(Filesystem& fs);
+// What `ls` and `du` answer root for the whole mount, from one inspection: {"steps", "usage"}.
+Result<nlohmann::json> inspect_all_steps(Filesystem& fs);
 
 // The steps at `path` that the caller may see and list; "/": of all series.
 Result<std::vector<meta::StepInfo>> visible_steps(meta::Store& store, const Peer& peer, const std::string& path);

@@ -19,13 +19,13 @@ namespace {
 using nlohmann::json;
 using Clock = std::chrono::steady_clock;
 
-// Says stop when the time of one request is over.
+// Stops the work when the time of one request is over.
 meta::Pause until(Clock::time_point end) {
   return [end](std::chrono::nanoseconds) { return Clock::now() < end; };
 }
 Clock::time_point end_of_request() { return Clock::now() + std::chrono::seconds(1); }
 
-// Where a request goes on.
+// The place where the next request goes on.
 struct Position {
   std::string file;
   uint64_t at = 0;
@@ -37,7 +37,8 @@ struct Position {
   json to_json() const { return {{"file", file}, {"at", at}}; }
 };
 
-// In the order of their paths; "/": of all steps, without what the caller may not read, which is counted.
+// The files at and below `path`, in the order of their paths. For "/": the files of all steps, without those that the
+// caller may not read, which are counted in `left_out`.
 Result<std::vector<FoundFile>> readable_files(meta::Store& store, const Peer& peer, const std::string& path,
                                               uint64_t& left_out) {
   const meta::Tree& tree = store.tree();
@@ -62,7 +63,7 @@ json to_json(const FoundFile& file, const meta::Verified& verified) {
   return {{"path", file.path}, {"state", meta::name_of(verified.verdict)}, {"damaged", std::move(damaged)}};
 }
 
-// Bytes to be read: a blob that several files name is read once.
+// The bytes to be read. A blob that several files name counts once.
 uint64_t total_bytes(const meta::Tree& tree, const std::vector<FoundFile>& files) {
   uint64_t total = 0;
   std::unordered_set<meta::BlobNumber> counted;
@@ -75,7 +76,7 @@ uint64_t total_bytes(const meta::Tree& tree, const std::vector<FoundFile>& files
   return total;
 }
 
-// `again`: a file before it names the same blob, which has been read.
+// `again`: an earlier file names the same blob, which has been read.
 Result<meta::Verified> verify_file(meta::Store& store, const FoundFile& file, bool again, uint64_t from,
                                    const meta::Pause& pause) {
   if (!again) return meta::verify(store, file.inode, from, pause);
@@ -129,7 +130,7 @@ Result<meta::InodeNumber> step_at(meta::Store& store, const Peer& peer, const st
   TRY_ASSIGN(const meta::InodeNumber step, resolve_as(store.tree(), peer.credentials, path, kRead | kSearch));
   TRY_ASSIGN(const meta::InodeRecord record, store.tree().inode(step));
   if (!record.is_dir()) return Error(ENOTDIR, path + ": it is no folder; name two steps");
-  TRY(files_below(store.tree(), peer.credentials, step, path, kRead));  // may all of it be read?
+  TRY(files_below(store.tree(), peer.credentials, step, path, kRead));  // fails if the caller may not read all of it
   return step;
 }
 

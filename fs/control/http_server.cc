@@ -27,7 +27,8 @@ using boost::system::error_code;
 
 constexpr size_t kMostConnections = 64;
 constexpr uint32_t kMostHeader = 8192;
-constexpr auto kPatience = std::chrono::seconds(30);  // for the next request, and for who takes an answer
+constexpr auto kPatience =
+    std::chrono::seconds(30);  // with a client, for its next request and for it to take an answer
 constexpr auto kPauseOfAccept = std::chrono::milliseconds(100);
 
 Result<tcp::endpoint> endpoint_of(const std::string& address) {
@@ -49,7 +50,7 @@ std::string text_of(const tcp::endpoint& endpoint) {
   return (endpoint.address().is_v6() ? "[" + host + "]" : host) + ":" + std::to_string(endpoint.port());
 }
 
-// In a time that tells nothing of where they differ.
+// Compares in a time that does not depend on where the two differ.
 bool same_secret(std::string_view a, std::string_view b) {
   unsigned differs = a.size() == b.size() ? 0 : 1;
   for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
@@ -58,7 +59,8 @@ bool same_secret(std::string_view a, std::string_view b) {
   return differs == 0;
 }
 
-// A page of another site, whose name was made to lead here, says that name.
+// Does the request name this machine? A page of another site whose name was made to lead here (DNS rebinding) names
+// that site.
 bool names_this_machine(std::string_view host) {
   const size_t colon = host.rfind(':');
   if (colon != std::string_view::npos && host.find(']', colon) == std::string_view::npos) host = host.substr(0, colon);
@@ -147,11 +149,11 @@ class HttpServer::Connection : public std::enable_shared_from_this<Connection> {
       self->answer();
     });
   }
-  // For a request; none: it is being answered.
+  // Since when the connection has waited for a request. None: a request is being answered.
   const std::optional<Clock::time_point>& waits_since() const { return waits_since_; }
 
   void close() {
-    error_code ignored;  // it is over either way
+    error_code ignored;  // the connection ends either way
     stream_.socket().shutdown(tcp::socket::shutdown_both, ignored);
     stream_.close();
     server_.connections.erase(shared_from_this());
@@ -176,7 +178,7 @@ class HttpServer::Connection : public std::enable_shared_from_this<Connection> {
     });
   }
 
-  // If not, the client has been told.
+  // False: the client has got its answer already.
   bool is_allowed() {
     const auto& request = parser_->get();
     const auto header = [&request](http::field name) {
@@ -228,7 +230,8 @@ class HttpServer::Connection : public std::enable_shared_from_this<Connection> {
   std::optional<Clock::time_point> waits_since_;
 };
 
-// Whoever only holds connections must not keep others out: the one that has asked for nothing for longest goes.
+// Clients that only hold connections must not keep others out. So the connection that has waited longest for a request
+// is closed.
 bool HttpServer::Internals::make_room() {
   if (connections.size() < kMostConnections) return true;
   std::shared_ptr<Connection> longest;
@@ -269,7 +272,7 @@ void HttpServer::Internals::accept_next() {
       });
       return;
     }
-    if (make_room()) {  // else it is closed at once
+    if (make_room()) {  // if there is no room, the socket is closed at once
       auto connection = std::make_shared<Connection>(*this, std::move(socket));
       connections.insert(connection);
       connection->read();
@@ -327,7 +330,7 @@ Result<> HttpServer::start() {
 
 void HttpServer::stop() {
   if (!internals_->thread.joinable()) return;
-  std::promise<void> begun;  // from then on nothing slow begins
+  std::promise<void> begun;  // once it is set, no slow work begins
   asio::post(internals_->context, [server = internals_.get(), &begun] {
     server->begin_stop();
     begun.set_value();

@@ -1,11 +1,11 @@
-// A small HTTP server for what one watches a mount with: metrics and the page. GET and HEAD only; nothing can be
-// changed through it. Off unless asked for (-o http=ADDRESS:PORT).
+// A small HTTP server to watch a mount: metrics and the page. It understands GET and HEAD only, so nothing can be
+// changed through it. It is off unless asked for (-o http=ADDRESS:PORT).
 //
-// Who may ask: with a token, whoever sends it (Authorization: Bearer TOKEN). Without one, which loopback alone allows,
-// every user of this machine, and no other site's page in their browser: the request must name the host localhost, or
-// by its address.
+// With a token, clients that send it may ask (Authorization: Bearer TOKEN). Only on loopback it works without a token.
+// Then every user of this machine may ask, but no other site's page in their browser: the request must name the host as
+// localhost or by its address.
 //
-// One Boost.Asio context on a thread of its own; what takes long runs on another, so that metrics wait for nothing.
+// One Boost.Asio context runs on a thread of its own. Slow work runs on another thread, so that metrics never wait.
 //
 // Thread safety: add() and every() before start(); start() and stop() from one thread. Handlers must not outlive what
 // they capture: stop() returns when none runs any more.
@@ -22,12 +22,12 @@ namespace ckptfs::fs {
 
 struct HttpOptions {
   std::string address;  // "127.0.0.1:9180", "[::1]:9180"; empty: no server
-  std::string token;    // empty: none is asked for
+  std::string token;    // empty: no token is asked for
 };
 
-// EINVAL, in words: no IP address with a port.
+// EINVAL, in words: it is no IP address with a port.
 Result<> check_http_address(const std::string& address);
-// Of this machine alone.
+// Can only this machine reach the address?
 bool is_loopback(const std::string& address);
 
 class HttpServer {
@@ -39,25 +39,25 @@ class HttpServer {
   };
   using Handler = std::function<Answer()>;
   enum class Pace { quick, slow };
-  // none: it tells nothing of the mount.
+  // `none` is for pages that tell nothing of the mount.
   enum class Guard { none, token };
 
   explicit HttpServer(HttpOptions options);
   ~HttpServer();  // stops
 
   void add(const std::string& path, Pace pace, Guard guard, Handler handler);
-  // `work` is quick.
+  // Calls `work`, which must be quick, once in each period.
   void every(std::chrono::seconds period, std::function<void()> work);
 
-  // From then on address() is known, and clients wait. EADDRINUSE, EACCES, EADDRNOTAVAIL: as bind(2); the error names
-  // the address.
+  // Afterwards address() is known, and clients can connect, but get no answer. EADDRINUSE, EACCES, EADDRNOTAVAIL: as
+  // bind(2). The error names the address.
   Result<> listen();
-  // Answers; after listen().
+  // Begins to answer. To be called after listen().
   Result<> start();
-  // Harmless a second time, and without start().
+  // May be called twice, and without start().
   void stop();
 
-  // Where it listens: the port, where 0 was asked for, is the one that was given.
+  // Where it listens. If port 0 was asked for, this has the port that the kernel chose.
   const std::string& address() const;
 
  private:

@@ -9,7 +9,7 @@
 namespace ckptfs::fs {
 namespace {
 
-// Metric by metric; each with its help and type first.
+// The text of the metrics. Each metric begins with its help and type.
 class Metrics {
  public:
   void counter(std::string_view name, std::string_view help, uint64_t value) { single(name, help, "counter", value); }
@@ -17,7 +17,7 @@ class Metrics {
   void begin(std::string_view name, std::string_view help, std::string_view type) {
     fmt::format_to(out(), "# HELP ckptfs_{} {}\n# TYPE ckptfs_{} {}\n", name, help, name, type);
   }
-  // `label`: none of ours has what would have to be escaped.
+  // No value of ours has characters that must be escaped.
   void labelled(std::string_view name, std::string_view label, std::string_view of, uint64_t value) {
     fmt::format_to(out(), "ckptfs_{}{{{}=\"{}\"}} {}\n", name, label, of, value);
   }
@@ -122,10 +122,10 @@ void add_store(Metrics& metrics, const Filesystem& fs) {
   metrics.gauge("store_size_bytes", "Of the file system under the store.", space.total);
   metrics.gauge("store_free_bytes", "What users may fill.", space.free);
   metrics.gauge("store_reserve_bytes", "Kept back so that removals always work.", space.reserve);
-  metrics.gauge("store_owed_bytes", "That overwriting all live swap files would need.", space.owed);
+  metrics.gauge("store_owed_bytes", "That overwriting all live swap files would need.", space.cow_reserve);
   metrics.gauge("store_short_of_space", "1: swap files are written through the daemon.",
                 fs.tree.short_of_space() ? 1 : 0);
-  const meta::CaretakerReport care = fs.caretaker.report();
+  const meta::MaintenanceReport care = fs.maintenance.report();
   metrics.counter("digested_files_total", "Files whose digests were taken.", care.digested_files);
   metrics.counter("digested_bytes_total", "Read for digests.", care.digested_bytes);
   metrics.gauge("files_waiting_for_digests", "Files without digests yet.", care.waiting_files);

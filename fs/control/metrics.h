@@ -1,5 +1,6 @@
-// What the mount counts, as Prometheus reads it: the text format, version 0.0.4
-// (https://prometheus.io/docs/instrumenting/exposition_formats). Any thread; asks no disk but for its free space.
+// The mount's counters in the text format of Prometheus, version 0.0.4
+// (https://prometheus.io/docs/instrumenting/exposition_formats). Any thread. Asks the disk for nothing but its free
+// space.
 #pragma once
 
 #include <string>

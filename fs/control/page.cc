@@ -13,7 +13,7 @@ namespace {
 using nlohmann::json;
 
 constexpr std::chrono::milliseconds kShortest{1000};
-constexpr int kLookShare = 20;  // looking takes one part in so many of the time
+constexpr int kPauseFactor = 20;  // an inspection is followed by a pause of so many times its duration
 constexpr std::chrono::seconds kSampling{10};
 
 json to_json(const TakenSave& save) {
@@ -37,12 +37,12 @@ void SpaceHistory::add(const Sample& sample) {
 
 void PageState::sample_space() {
   const meta::SpaceReport space = fs_.store.space();
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   space_.add({std::time(nullptr), space.total - space.raw_free});
 }
 
-Result<json> PageState::look() const {
-  TRY_ASSIGN(json found, look_at_all(fs_));
+Result<json> PageState::inspect() const {
+  TRY_ASSIGN(json found, inspect_all_steps(fs_));
   json policies = json::object();
   TRY_ASSIGN(const auto all, meta::list_series(fs_.tree));
   for (const meta::InodeNumber series : all) {
@@ -57,17 +57,17 @@ Result<json> PageState::look() const {
 json PageState::now() {
   json state;
   {
-    const std::lock_guard turn(turn_);
+    const io::MutexLock turn(turn_);
     const auto began = Clock::now();
     if (began >= good_to_) {
-      if (auto found = look()) {
+      if (auto found = inspect()) {
         known_ = std::move(found).value();
-      } else {  // what was seen before stays, and says so
+      } else {  // the last state stays, with an error in it
         known_["error"] = "the steps cannot be looked at: " + found.error().message();
         log::warn("page: {}", found.error().message());
       }
       const auto ended = Clock::now();
-      good_to_ = ended + std::max<Clock::duration>(kShortest, (ended - began) * kLookShare);
+      good_to_ = ended + std::max<Clock::duration>(kShortest, (ended - began) * kPauseFactor);
     }
     state = known_;
   }
@@ -76,7 +76,7 @@ json PageState::now() {
   json saves = json::array(), space = json::array();
   for (const TakenSave& save : fs_.saves.all()) saves.push_back(to_json(save));
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     for (const auto& sample : space_.samples()) space.push_back({sample.time, sample.used});
   }
   state["saves"] = std::move(saves);

@@ -1,21 +1,22 @@
-// The page that one looks at a mount with, and what it shows.
+// The page that shows a mount in the browser, and the state that it shows.
 #pragma once
 
 #include <chrono>
 #include <deque>
-#include <mutex>
 #include <nlohmann/json.hpp>
 #include <string_view>
 
 #include "fs/control/http_server.h"
 #include "fs/ops/filesystem.h"
+#include "io/mutex.h"
 
 namespace ckptfs::fs {
 
 // fs/control/page.html
 extern const std::string_view kPage;
 
-// How full the store was: of the whole time since the mount so many points, further apart the longer it is.
+// How full the store was, as points over the whole time since the mount. The longer that is, the further apart they
+// are.
 //
 // Thread safety: none; one thread at a time.
 class SpaceHistory {
@@ -31,32 +32,32 @@ class SpaceHistory {
 
  private:
   std::deque<Sample> samples_;
-  size_t every_ = 1;  // of the samples given, one in so many is kept
+  size_t every_ = 1;  // one in so many of the samples is kept
   size_t given_ = 0;
 };
 
-// What the page is made from, as JSON. Thread safety: all of it. Locks: turn_, held while the steps are looked at, so
-// that many who watch cost what one does; mutex_ (a leaf).
+// The state that the page shows, as JSON. Thread safety: all of it. Locks: turn_, held while the steps are inspected,
+// so that many viewers cost no more than one; mutex_ (a leaf).
 class PageState {
  public:
   explicit PageState(Filesystem& fs) : fs_(fs) {}
 
   void sample_space();
   // {"now", "status", "usage": as du, "steps": as ls, "policies": {series: rules}, "saves", "space": [[time, bytes
-  // used]]}. Steps are looked at for a twentieth of the time at most; "looked" says when they were.
+  // used]]}. At most a twentieth of the time goes into inspecting steps. "looked" says when they were inspected.
   nlohmann::json now();
 
  private:
   using Clock = std::chrono::steady_clock;
 
-  Result<nlohmann::json> look() const;
+  Result<nlohmann::json> inspect() const;
 
   Filesystem& fs_;
-  std::mutex turn_;
-  nlohmann::json known_;       // guarded by turn_
-  Clock::time_point good_to_;  // guarded by turn_
-  std::mutex mutex_;
-  SpaceHistory space_;  // guarded by mutex_
+  io::Mutex turn_;
+  nlohmann::json known_ GUARDED_BY(turn_);
+  Clock::time_point good_to_ GUARDED_BY(turn_);
+  io::Mutex mutex_;
+  SpaceHistory space_ GUARDED_BY(mutex_);
 };
 
 // "/", "/api/state" and "/metrics". `state` and `fs` must outlive the server's stop().

@@ -16,16 +16,16 @@ int64_t seconds_of(meta::WallTime time) {
   return std::chrono::duration_cast<std::chrono::seconds>(time.time_since_epoch()).count();
 }
 
-// Of the steps those that `who` may list: what is in a step, and what it lacks, is told to nobody else.
+// Only the steps that `who` may list: nobody else is told what is in a step, and what it lacks.
 json to_json(const meta::Tree& tree, const Credentials& who, const std::string& series, const SeriesJudgement& found,
              const meta::PolicyText& rules) {
   json steps = json::array(), others = json::array();
-  for (size_t at = 0; at < found.look.steps.size(); ++at) {
-    const auto record = tree.inode(found.look.steps[at].inode);
+  for (size_t at = 0; at < found.status.steps.size(); ++at) {
+    const auto record = tree.inode(found.status.steps[at].inode);
     if (record && !may_access(who, record.value(), kRead | kSearch)) continue;
-    steps.push_back(judged_step(found.look.steps[at], found.judgement.decisions[at]));
+    steps.push_back(judged_step(found.status.steps[at], found.judgement.decisions[at]));
   }
-  for (const NoStep& other : found.look.others) others.push_back({{"name", other.name}, {"reason", other.reason}});
+  for (const NoStep& other : found.status.others) others.push_back({{"name", other.name}, {"reason", other.reason}});
   return {{"series", series},
           {"set", rules},
           {"armed", found.policy.armed},
@@ -60,7 +60,7 @@ Result<json> policy(Filesystem& fs, const Peer& peer, const json& arguments) {
       rules[rule] = value;
     }
   }
-  TRY_ASSIGN(const SeriesJudgement found, fs.rotation.look(series, Rules{rules, std::move(setters)}));
+  TRY_ASSIGN(const SeriesJudgement found, fs.rotation.preview(series, Rules{rules, std::move(setters)}));
   return to_json(fs.tree, peer.credentials, fs.tree.path_of(series), found, rules);
 }
 
@@ -77,7 +77,7 @@ Result<json> remove(Filesystem& fs, const Peer& peer, const json& arguments) {
   TRY(meta::check_removal(fs.tree, peer.credentials, step));
   const std::string full = fs.tree.path_of(step);
   TRY(fs.removals.remove(record.parent, full.substr(full.rfind('/') + 1), step));
-  // What the command was told is gone is gone for the kernel, too.
+  // When the command returns, the step is gone for the kernel, too.
   fs.notifications.wait_until_told(std::chrono::seconds(2));
   return json{{"removed", full}};
 }

@@ -1,4 +1,4 @@
-// What the daemon answers about rotation (fs/steps/rotation.h) and removal (fs/steps/removals.h).
+// Commands of the control socket about rotation (fs/steps/rotation.h) and removal (fs/steps/removals.h).
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -11,15 +11,15 @@ namespace ckptfs::fs {
 
 class Filesystem;
 
-// Of one that could not be looked at without "files" and "bytes". {"tag", "number", "state", "reason", "files",
-// "bytes", "ranks", "completed", "metric", "stays", "by"}
+// {"tag", "number", "state", "reason", "files", "bytes", "ranks", "completed", "metric", "stays", "by"}. "files" and
+// "bytes" are missing for a step that could not be inspected.
 nlohmann::json judged_step(const StepStatus& step, const meta::Decision& decision);
 
 // Adds the commands to the server. `fs` must outlive the server's stop().
 //   policy {"path", "set": {rule: value}, "dry_run"}
 //        -> {"series", "set", "armed", "is_armed", "steps": [judged_step()], "others": [{"name", "reason"}],
-//        "warnings"}: what the rules say of each step of the series at
-//           `path`; an empty value takes a rule away; with dry_run nothing is set. Needs write permission to set.
+//            "warnings"}: what the rules say of each step of the series at `path`. An empty value takes a rule away.
+//           With dry_run nothing is set. To set rules needs write permission.
 //   rm {"path"} -> {}: removes a step; needs write permission on its series
 void add_policy_commands(ControlServer& server, Filesystem& fs);
 

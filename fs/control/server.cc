@@ -29,7 +29,7 @@ using nlohmann::json;
 using Stream = asio::local::stream_protocol;
 using boost::system::error_code;
 
-// What one user may hold open, so that no user can keep the others out.
+// Limits for one user, so that no user can keep the others out.
 constexpr unsigned kConnectionsPerUser = 64;
 constexpr size_t kUnreadPerUser = io::kMaximumMessage;  // bytes of answers
 constexpr auto kFarewell = std::chrono::seconds(2);
@@ -44,7 +44,7 @@ struct Command {
   ControlServer::FileHandler handler;
 };
 
-// What goes to the client.
+// What is sent to the client.
 struct Answer {
   std::string line;
   std::vector<io::Fd> descriptors;
@@ -79,7 +79,7 @@ Result<sockaddr_un> address_of(const std::string& path) {
   return address;
 }
 
-// Makes way for a new socket: removes one that nobody listens on.
+// Removes an old socket that nobody listens on.
 Result<> remove_stale_socket(const std::string& path) {
   TRY_ASSIGN(const sockaddr_un address, address_of(path));
   const io::Fd probe(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -100,7 +100,7 @@ Result<> make_folder(const std::string& socket_path, ControlServer::Audience aud
   const mode_t wrong = audience == ControlServer::Audience::everybody ? 022 : 077;
   const std::string folder = std::filesystem::path(socket_path).parent_path();
   if (::mkdir(folder.c_str(), mode) == 0) {
-    if (::chmod(folder.c_str(), mode) != 0) return last_error(folder);  // whatever the umask said
+    if (::chmod(folder.c_str(), mode) != 0) return last_error(folder);  // the umask may have taken bits away
     return success();
   }
   if (errno != EEXIST) return last_error(folder);
@@ -139,7 +139,7 @@ struct ControlServer::Internals {
   std::map<uint64_t, std::thread> slow;
   uint64_t next_slow = 0;
   bool stopping = false;
-  std::pair<dev_t, ino_t> identity{};  // of the socket, so that no other's is removed
+  std::pair<dev_t, ino_t> identity{};  // of the socket, so that no other daemon's socket is removed
   std::thread thread;
 };
 
@@ -195,7 +195,7 @@ class ControlServer::Connection : public std::enable_shared_from_this<Connection
  private:
   uint32_t user() const { return peer_.credentials.uid; }
 
-  // Or never will be.
+  // The answer was sent, or never will be.
   void was_sent() {
     const auto unread = server_.unread_of_user.find(user());
     if (unread != server_.unread_of_user.end() && (unread->second -= output_.size()) == 0) {

@@ -1,8 +1,10 @@
-// The control socket's server: commands, each a function, answered over a Unix stream socket; io/control_message.h has
-// the messages. Every user may connect; who asks is told to the handler, which decides (fs/open/permission.h).
+// The control socket's server: answers commands, each a function, over a Unix stream socket (messages:
+// io/control_message.h). Every user may connect. The handler gets the caller's credentials and decides
+// (fs/open/permission.h).
 //
-// One Boost.Asio context on one thread of its own. Quick commands run on that thread; slow ones each on a thread of
-// their own, so that they hold nobody up. Requests of one connection are answered in order, connections independently.
+// One Boost.Asio context runs on a thread of its own. Quick commands run on that thread. Each slow command runs on a
+// thread of its own, so that it holds nobody up. The requests of one connection are answered in order, those of
+// different connections independently.
 //
 // Thread safety: add() before start(); start() and stop() from one thread. Handlers must not outlive what they capture:
 // stop() returns when none runs any more.
@@ -23,7 +25,7 @@ class ControlServer {
   // A request's arguments are always an object. The error's errno and words go to the client.
   using Handler = std::function<Result<nlohmann::json>(const Peer&, const nlohmann::json& arguments)>;
   enum class Pace { quick, slow };
-  // Of a slow command that hands open descriptors over.
+  // The handler of a slow command that hands over open descriptors.
   using FileHandler = std::function<Result<io::ControlReply>(const Peer&, const nlohmann::json& arguments)>;
 
   // Who may connect. owner: nobody but this user and root.
@@ -35,12 +37,11 @@ class ControlServer {
   void add(const std::string& command, Pace pace, Handler handler);
   void add_for_files(const std::string& command, FileHandler handler);
 
-  // Makes the socket and its folder, where that is missing, and serves it. EPERM where others may write to the folder
-  // or, for the owner alone, enter it.
-  // A socket that nobody listens on is replaced; EADDRINUSE where somebody does.
+  // Makes the socket, and its folder if that is missing, and serves it. EPERM: others may write to the folder or, with
+  // Audience::owner, enter it. An old socket that nobody listens on is replaced. EADDRINUSE: somebody listens on it.
   Result<> start();
   // Removes the socket, waits for the slow commands that run and sends their replies, closes all connections.
-  // Harmless a second time.
+  // May be called twice.
   void stop();
 
   const std::string& socket_path() const;

@@ -47,7 +47,7 @@ json counters_of(const Counters& counters) {
 
 json space_of(const meta::SpaceReport& space) {
   return {{"total", space.total},     {"free", space.free},       {"raw_free", space.raw_free},
-          {"reserve", space.reserve}, {"ballast", space.ballast}, {"owed", space.owed}};
+          {"reserve", space.reserve}, {"ballast", space.ballast}, {"owed", space.cow_reserve}};
 }
 
 json recovery_of(const meta::RecoveryReport& recovery, const meta::Tree& tree) {
@@ -62,7 +62,7 @@ json recovery_of(const meta::RecoveryReport& recovery, const meta::Tree& tree) {
           {"damaged", tree.damaged_files()}};
 }
 
-json care_of(const meta::CaretakerReport& care) {
+json care_of(const meta::MaintenanceReport& care) {
   return {{"digested_files", care.digested_files},
           {"bytes_digested", care.digested_bytes},
           {"waiting_files", care.waiting_files},
@@ -104,7 +104,7 @@ json warnings_of(const Filesystem& fs) {
   if (fs.tree.short_of_space()) {
     warnings.push_back("space is short: swap files are written through the daemon; remove steps");
   }
-  const meta::CaretakerReport care = fs.caretaker.report();
+  const meta::MaintenanceReport care = fs.maintenance.report();
   if (!care.damaged.empty()) {
     warnings.push_back(std::to_string(care.damaged.size()) +
                        " files no longer hold what was written: `ckptfs verify` names them");
@@ -139,7 +139,7 @@ json status_of(const Filesystem& fs) {
           {"space", space_of(fs.store.space())},
           {"recovery", recovery_of(fs.store.recovery(), fs.tree)},
           {"counters", counters_of(fs.counters)},
-          {"care", care_of(fs.caretaker.report())},
+          {"care", care_of(fs.maintenance.report())},
           {"rotation", rotation_of(fs)},
           {"open_files", fs.files.open_count()},
           {"remembered_inodes", fs.files.remembered_count()},

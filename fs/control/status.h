@@ -1,4 +1,4 @@
-// What `ckptfs status --json` shows of a mount. Any thread.
+// The JSON that `ckptfs status --json` shows of a mount. Any thread.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>

@@ -5,13 +5,13 @@
 namespace ckptfs::fs {
 
 namespace {
-// Another request may have waited for the folder's lock: it has come here, and holds the folder, before this is over.
+// A next request may have waited for the folder's lock. Within this time it reaches the daemon, and holds the folder.
 constexpr std::chrono::milliseconds kUntilNextRequest{20};
 }  // namespace
 
 void Notifications::start() {
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     running_ = true;
   }
   thread_ = std::thread([this] { run(); });
@@ -19,7 +19,7 @@ void Notifications::start() {
 
 void Notifications::stop() {
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     running_ = false;
   }
   wake_.notify_all();
@@ -28,7 +28,7 @@ void Notifications::stop() {
 
 void Notifications::queue(Change change) {
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     if (!running_ || !queued_.insert(change).second) return;
     queue_.push_back(std::move(change));
   }
@@ -36,18 +36,18 @@ void Notifications::queue(Change change) {
 }
 
 void Notifications::wait_until_told(std::chrono::milliseconds time) {
-  std::unique_lock lock(mutex_);
-  wake_.wait_for(lock, time, [this] { return !running_ || (!telling_ && !has_change_to_tell()); });
+  const io::MutexLock lock(mutex_);
+  wake_.wait_for(mutex_, time, [this]() REQUIRES(mutex_) { return !running_ || (!telling_ && !has_change_to_tell()); });
 }
 
 void Notifications::hold(meta::InodeNumber folder) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   if (++held_[folder].requests == 0) held_.erase(folder);
 }
 
 void Notifications::release(meta::InodeNumber folder) {
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     Held& held = held_[folder];
     --held.requests;
     held.until = Clock::now() + kUntilNextRequest;
@@ -61,31 +61,32 @@ bool Notifications::may_be_told(const Change& change) {
   return held == held_.end() || (held->second.requests <= 0 && held->second.until <= Clock::now());
 }
 
-// Now, or in a moment.
+// Is there a change that may be told now or in a moment?
 bool Notifications::has_change_to_tell() {
-  return std::ranges::any_of(queue_, [this](const Change& change) {
+  return std::ranges::any_of(queue_, [this](const Change& change) REQUIRES(mutex_) {
     const auto held = change.name.empty() ? held_.end() : held_.find(change.inode);
     return held == held_.end() || held->second.requests <= 0;
   });
 }
 
-// Until there is one to tell, or something else has happened.
-void Notifications::wait_for_change(std::unique_lock<std::mutex>& lock) {
+// Waits until a change may be told, or something else has happened.
+void Notifications::wait_for_change() {
   std::erase_if(held_, [](const auto& held) { return held.second.requests == 0 && held.second.until <= Clock::now(); });
   const auto free = std::ranges::find_if(held_, [](const auto& held) { return held.second.requests == 0; });
   if (free == held_.end()) {
-    wake_.wait(lock);
+    wake_.wait(mutex_);
   } else {
-    wake_.wait_until(lock, free->second.until);
+    wake_.wait_until(mutex_, free->second.until);
   }
 }
 
 void Notifications::run() {
-  std::unique_lock lock(mutex_);
+  io::MutexLock lock(mutex_);
   while (running_) {
-    const auto next = std::ranges::find_if(queue_, [this](const Change& change) { return may_be_told(change); });
+    const auto next =
+        std::ranges::find_if(queue_, [this](const Change& change) REQUIRES(mutex_) { return may_be_told(change); });
     if (next == queue_.end()) {
-      wait_for_change(lock);
+      wait_for_change();
       continue;
     }
     const Change change = std::move(*next);

@@ -11,10 +11,8 @@
 
 #include <chrono>
 #include <compare>
-#include <condition_variable>
 #include <deque>
 #include <functional>
-#include <mutex>
 #include <set>
 #include <string>
 #include <thread>
@@ -22,6 +20,7 @@
 #include <utility>
 
 #include "fs/base/counters.h"
+#include "io/mutex.h"
 #include "meta/types.h"
 
 namespace ckptfs::fs {
@@ -64,19 +63,19 @@ class Notifications {
 
   void queue(Change change);
   void run();
-  bool may_be_told(const Change& change);
-  bool has_change_to_tell();
-  void wait_for_change(std::unique_lock<std::mutex>& lock);
+  bool may_be_told(const Change& change) REQUIRES(mutex_);
+  bool has_change_to_tell() REQUIRES(mutex_);
+  void wait_for_change() REQUIRES(mutex_);
 
   const std::function<void(const Change&)> tell_;
   Counters& counters_;
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::deque<Change> queue_;                          // guarded by mutex_
-  std::set<Change> queued_;                           // guarded by mutex_; what queue_ holds
-  std::unordered_map<meta::InodeNumber, Held> held_;  // guarded by mutex_; folders
-  bool running_ = false;                              // guarded by mutex_
-  bool telling_ = false;                              // guarded by mutex_
+  io::Mutex mutex_;
+  io::CondVar wake_;
+  std::deque<Change> queue_ GUARDED_BY(mutex_);
+  std::set<Change> queued_ GUARDED_BY(mutex_);                           // what queue_ holds
+  std::unordered_map<meta::InodeNumber, Held> held_ GUARDED_BY(mutex_);  // folders
+  bool running_ GUARDED_BY(mutex_) = false;
+  bool telling_ GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

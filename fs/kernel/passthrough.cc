@@ -12,7 +12,7 @@ namespace ckptfs::fs {
 
 namespace {
 
-// From the kernel's <linux/fuse.h> of 6.9; older headers, which we build with, have none of it.
+// From <linux/fuse.h> of Linux 6.9. We build with older headers, which lack it.
 struct BackingMap {
   int32_t fd;
   uint32_t flags;

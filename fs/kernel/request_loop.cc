@@ -11,8 +11,10 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <new>
 #include <optional>
 #include <system_error>
+#include <type_traits>
 #include <utility>
 
 #include "io/aligned_buffer.h"
@@ -23,11 +25,11 @@ namespace ckptfs::fs {
 
 namespace {
 
-// A request is received in two parts, so that each lies as it needs: its headers where C allows them to be read, and
-// the payload of a write where in its page the file's bytes lie (those which begin a page of the file begin one of the
-// memory too, and need no copy for O_DIRECT). Whatever else is longer than a write's headers is put together again.
+// A request is received in two parts. Its headers lie aligned, so that they can be read as structs. The payload of a
+// WRITE lies at the same place within a page of memory as within a page of the file, so O_DIRECT needs no copy. If any
+// other request is longer than the headers of a WRITE, its second part is copied behind its first.
 //
-//   memory  | shift | payload of a write ...     | headers | address of the payload, or the rest of the request
+//   memory  | shift | payload of a write ...     | headers | a RequestLoop::Write, or the rest of the request
 //   at      0                                    kHeaders  kHeaders + kWriteHeaders
 struct WriteHeaders {
   fuse_in_header in;
@@ -35,18 +37,21 @@ struct WriteHeaders {
 };
 constexpr size_t kWriteHeaders = sizeof(WriteHeaders);
 constexpr size_t kHeaders = RequestLoop::kLargestWrite + RequestLoop::kPage;
-// What is no write can be as large as one (FORGET in batches).
+static_assert((kHeaders + kWriteHeaders) % alignof(RequestLoop::Write) == 0);
+static_assert(std::is_trivially_destructible_v<RequestLoop::Write>);
+// Other requests can be as large as a WRITE (FORGET in batches).
 constexpr size_t kReceive = kHeaders + kWriteHeaders + RequestLoop::kLargestWrite;
 
-// Where in its page the payload of the next write should begin, after this one: writes at unaligned offsets mostly come
-// in streams whose offsets differ by whole pages; any other is copied, that is all.
+// Where within its page the payload of the next WRITE will probably begin. WRITEs at unaligned offsets mostly come in
+// streams whose offsets differ by whole pages. A payload that begins elsewhere is copied.
 size_t expected_shift(const WriteHeaders& request) { return request.write.offset % RequestLoop::kPage; }
 
-// Linux 6.18 asks for a copy by FUSE_COPY_FILE_RANGE_64 first (protocol 7.45), which libfuse 3.17 does not know. Were
-// it refused, the kernel would ask as before; but refused to two callers at the same moment, it believes that the
-// second was refused that too, and copies by READs and WRITEs as long as the mount lasts. The request is the same, and
-// its answer of 64 bits is the old one of 32 and zeros, as long as that suffices for the length, which kernels before
-// did not look at.
+// Linux 6.18 (protocol 7.45) asks for a copy by FUSE_COPY_FILE_RANGE_64 first, which libfuse 3.17 does not know. If the
+// daemon refused it, the kernel would ask by FUSE_COPY_FILE_RANGE. But if it is refused to two callers at the same
+// moment, the kernel takes the second refusal for one of FUSE_COPY_FILE_RANGE, and copies by READs and WRITEs as long
+// as the mount lasts. So the request is changed into the old one, which has the same fields. The new answer of 64 bits
+// is the old one of 32 bits and zeros, as long as the length fits into 32 bits. Earlier kernels did not limit the
+// length either.
 constexpr uint32_t kCopyFileRange64 = 53;
 static_assert(std::endian::native == std::endian::little);
 
@@ -59,7 +64,7 @@ void ask_as_before(std::span<std::byte> request) {
   copy->len = std::min<uint64_t>(copy->len, uint64_t{1} << 31);
 }
 
-// Receives a request into `memory`. Bytes as libfuse has them; 0: the connection is gone; -errno.
+// Receives a request into `memory`. Returns its size, as libfuse counts it; 0 if the connection is gone; or -errno.
 ssize_t receive(int connection, std::span<std::byte> memory, size_t& shift) {
   const auto headers = memory.subspan(kHeaders, kWriteHeaders);
   const auto rest = memory.subspan(kHeaders + kWriteHeaders);
@@ -77,29 +82,25 @@ ssize_t receive(int connection, std::span<std::byte> memory, size_t& shift) {
     std::memcpy(rest.data(), payload.data(), more);
     ask_as_before(memory.subspan(kHeaders, static_cast<size_t>(received)));
   } else if (static_cast<size_t>(received) >= kWriteHeaders) {
-    const std::byte* const address = payload.data();
-    std::memcpy(rest.data(), &address, sizeof address);
+    new (rest.data()) RequestLoop::Write{payload.first(more)};
     shift = expected_shift(*request);
   }
   return received;
 }
 
-// Requests that come one at a time: so many, and so close to each other.
+// Requests count as coming one at a time if so many come in a row, so close to each other.
 constexpr unsigned kPrompt = 32;
 constexpr std::chrono::microseconds kBackToBack{500};
-constexpr std::chrono::seconds kLetGo{1};  // after the last of them
+constexpr std::chrono::seconds kHoldAwake{1};  // after the last of them
 
-// In lockstep: after how long others serve beside a request, and how often that is looked at.
+// In lockstep: if a request takes so long, other threads serve beside it. That is checked as often.
 constexpr std::chrono::milliseconds kStuck{2};
-// In lockstep: how long a caller takes from an answer to its next request, mostly.
+// In lockstep: how long a caller mostly takes from an answer to its next request.
 constexpr std::chrono::microseconds kNext{20};
 
-thread_local bool was_adopted = false;
-thread_local bool serves_alone = false;
-
-// Waits for a request that comes in a moment without a sleep; whether it came. To the scheduler two threads that sleep
-// in turn seem to need one processor, and it may leave them there: then nothing is read ahead beside the caller. Costs
-// no more than the idle processor, as long as that is kept from halting too.
+// Polls, without a sleep, for a request that will come in a moment. Returns whether it came. Two threads that sleep in
+// turn seem to the scheduler to need one processor. It may leave both on one, and then nothing is read ahead beside the
+// caller. Polling costs no more than an idle processor that is kept from halting.
 bool wait_awake(int connection) {
   pollfd next{connection, POLLIN, 0};
   const auto until = std::chrono::steady_clock::now() + kNext;
@@ -108,7 +109,7 @@ bool wait_awake(int connection) {
   }
   return false;
 }
-// So often in vain, one after another, and it sleeps, until the next time that requests come in lockstep.
+// After so many polls in vain, one after another, a thread sleeps instead, until requests come in lockstep again.
 constexpr unsigned kVain = 16;
 
 // Interrupts the read that a thread waits in.
@@ -122,7 +123,7 @@ void install_wake_signal() {
   sigaction(kWakeSignal, &action, nullptr);
 }
 
-// Signals that are the main thread's to take are blocked in threads begun within its scope.
+// Blocks, in threads that are started within its scope, the signals that the main thread takes.
 class SignalsBlocked {
  public:
   SignalsBlocked() {
@@ -141,74 +142,71 @@ class SignalsBlocked {
 
 }  // namespace
 
-std::span<const std::byte> RequestLoop::payload_of_write(const char* data, size_t size) {
-  const std::byte* address = nullptr;
-  std::memcpy(&address, data, sizeof address);
-  return {address, size};
+RequestLoop::Write& RequestLoop::write_of(const char* data) {
+  return *std::launder(reinterpret_cast<Write*>(const_cast<char*>(data)));
 }
-
-void RequestLoop::note_adopted_write() { was_adopted = true; }
-bool RequestLoop::in_lockstep() { return serves_alone; }
 
 unsigned RequestLoop::suitable() { return std::clamp(4 * std::thread::hardware_concurrency(), 8U, 32U); }
 
 Result<> RequestLoop::run() {
   install_wake_signal();
-  std::unique_lock lock(mutex_);
+  io::MutexLock lock(mutex_);
   TRY(add_thread());
-  wait_for_end(lock);
-  // A signal is lost on a thread that is about to wait, so again until all have ended.
-  while (!changed_.wait_for(lock, std::chrono::milliseconds(20), [this] { return serving_ == 0; })) {
+  wait_for_end();
+  // A thread that is just about to wait misses the signal. So the signal is sent again until all threads have ended.
+  const auto none_serves = [this]() REQUIRES(mutex_) { return serving_ == 0; };
+  while (!changed_.wait_for(mutex_, std::chrono::milliseconds(20), none_serves)) {
     for (Worker& worker : workers_) pthread_kill(worker.thread.native_handle(), kWakeSignal);
   }
   std::list<Worker> ended = std::move(workers_);
+  const Result<> outcome = outcome_;
   lock.unlock();
   for (Worker& worker : ended) worker.thread.join();
-  return outcome_;
+  return outcome;
 }
 
-void RequestLoop::wait_for_end(std::unique_lock<std::mutex>& lock) {
+void RequestLoop::wait_for_end() {
   io::WakeLatency latency;
   bool refused = false;
   std::optional<Clock::time_point> prompt;
-  const auto ended = [this] { return stopped_ || serving_ == 0; };
+  const auto ended = [this]() REQUIRES(mutex_) { return stopped_ || serving_ == 0; };
   while (!ended()) {
     if (lockstep_) {
-      changed_.wait_for(lock, kStuck, ended);
+      changed_.wait_for(mutex_, kStuck, ended);
     } else if (latency.is_held()) {
-      changed_.wait_for(lock, kLetGo, [&] { return ended() || lockstep_; });
+      changed_.wait_for(mutex_, kHoldAwake, [&]() REQUIRES(mutex_) { return ended() || lockstep_; });
     } else {
-      changed_.wait(lock, [&] { return ended() || lockstep_ || (prompt_ && !refused); });
+      changed_.wait(mutex_, [&]() REQUIRES(mutex_) { return ended() || lockstep_ || (prompt_ && !refused); });
     }
     const auto now = Clock::now();
     if (std::exchange(prompt_, false) || lockstep_) prompt = now;
-    if (lockstep_) look_after_lockstep(lock);
-    const bool wanted = prompt && now - *prompt < kLetGo && !refused;
+    if (lockstep_) check_lockstep();
+    const bool wanted = prompt && now - *prompt < kHoldAwake && !refused;
     if (wanted == latency.is_held()) continue;
-    lock.unlock();
-    if (!wanted) latency.let_go();
+    mutex_.unlock();
+    if (!wanted) latency.release();
     if (const auto held = wanted ? latency.hold() : success(); !held) {
       refused = true;
       log::warn("processors are not kept from halting during copies: {}", held.error().message());
     }
-    lock.lock();
+    mutex_.lock();
     awake_ = latency.is_held() && std::thread::hardware_concurrency() > 1;
   }
 }
 
-// With mutex_ held, but for what it logs. Has the threads that wait in vain rest, and ends lockstep when its caller
-// has, or a request takes long.
-void RequestLoop::look_after_lockstep(std::unique_lock<std::mutex>& lock) {
+// Gives mutex_ up while it logs. Lets threads that wait in vain rest. Ends the lockstep if its caller has ended, or if
+// a request takes long.
+void RequestLoop::check_lockstep() {
   const auto quiet = Clock::now() - arrived_;
   if (waiting_ == 0) {
     if (quiet < kStuck) return;
     const uint32_t caller = caller_;
     end_lockstep();
     wake_one();
-    lock.unlock();
+    mutex_.unlock();
     log::debug("a WRITE of thread {} takes long: others are served beside it", caller);
-    lock.lock();
-  } else if (quiet > kLetGo) {
+    mutex_.lock();
+  } else if (quiet > kHoldAwake) {
     end_lockstep();
   } else if (waiting_ > 1) {
     for (Worker& worker : workers_) {
@@ -217,42 +215,37 @@ void RequestLoop::look_after_lockstep(std::unique_lock<std::mutex>& lock) {
   }
 }
 
-// With mutex_ held.
 void RequestLoop::end_lockstep() {
   adopted_writes_ = 0;
   lockstep_ = false;
 }
 
-// With mutex_ held.
 void RequestLoop::note_arrival(const fuse_in_header& request) {
   const auto now = Clock::now();
   const bool alone = waiting_ + resting_ + 1 == serving_;
   const bool close = now - std::exchange(arrived_, now) < kBackToBack;
   one_at_a_time_ = alone && close ? one_at_a_time_ + 1 : 0;
   if (one_at_a_time_ >= kPrompt && !lockstep_ && !std::exchange(prompt_, true)) changed_.notify_all();
-  // 0: of the kernel, or of a caller in another pid namespace.
+  // A pid of 0 is the kernel's, or that of a caller in another pid namespace.
   const bool same = std::exchange(caller_, request.pid) == request.pid && request.pid != 0;
   if (!same || !close || request.opcode != FUSE_WRITE) end_lockstep();
 }
 
-// With mutex_ held.
-void RequestLoop::note_served(uint32_t caller) {
-  const bool step = std::exchange(was_adopted, false);
+void RequestLoop::note_served(uint32_t caller, bool adopted) {
   if (caller != caller_) return;
-  if (!step) return end_lockstep();
+  if (!adopted) return end_lockstep();
   ++adopted_writes_;
   if (adopted_writes_ >= kPrompt && !std::exchange(lockstep_, true)) changed_.notify_all();
 }
 
 void RequestLoop::stop() {
   fuse_session_exit(session_);
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   stopped_ = true;
   changed_.notify_all();
   woken_.notify_all();
 }
 
-// With mutex_ held.
 Result<> RequestLoop::add_thread() {
   const SignalsBlocked blocked;
   Worker& worker = workers_.emplace_back();
@@ -267,7 +260,7 @@ Result<> RequestLoop::add_thread() {
   return success();
 }
 
-// With mutex_ held. One more waits for requests.
+// Has one more thread wait for requests.
 void RequestLoop::wake_one() {
   if (resting_ > 0) {
     --resting_;
@@ -299,14 +292,14 @@ void RequestLoop::serve(Worker& self) {
         vain = wait_awake(fuse_session_fd(session_)) ? 0 : vain + 1;
       }
     } else if (received == -EINTR) {
-      std::unique_lock lock(mutex_);
-      rest_in_lockstep(lock, self);
+      const io::MutexLock lock(mutex_);
+      rest_in_lockstep(self);
     } else {
       if (received < 0) outcome = Error(static_cast<int>(-received), "receiving requests from the kernel");
       break;
     }
   }
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   --serving_;
   --waiting_;
   if (!outcome && outcome_) outcome_ = outcome;
@@ -316,33 +309,35 @@ void RequestLoop::serve(Worker& self) {
   woken_.notify_all();
 }
 
-// Returns whether the next is worth waiting for awake.
+// Returns whether to poll for the next request.
 bool RequestLoop::serve_one(Worker& self, fuse_buf& request) {
   const fuse_in_header header = *static_cast<const fuse_in_header*>(request.mem);
+  const bool writes = header.opcode == FUSE_WRITE && request.size >= kWriteHeaders;
+  Write* const write = writes ? &write_of(static_cast<const char*>(request.mem) + kWriteHeaders) : nullptr;
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     --waiting_;
     self.waiting = false;
     note_arrival(header);
-    serves_alone = lockstep_;
+    if (write != nullptr) write->in_lockstep = lockstep_;
     if (waiting_ == 0 && !lockstep_) wake_one();
   }
   fuse_session_process_buf(session_, &request);
-  std::unique_lock lock(mutex_);
+  const io::MutexLock lock(mutex_);
   ++waiting_;
   self.waiting = true;
-  note_served(header.pid);
-  rest_in_lockstep(lock, self);
+  note_served(header.pid, write != nullptr && write->adopted);
+  rest_in_lockstep(self);
   return lockstep_ && awake_;
 }
 
-// Until it is woken, if another waits for requests.
-void RequestLoop::rest_in_lockstep(std::unique_lock<std::mutex>& lock, Worker& self) {
+// Rests until it is woken, if another thread waits for requests.
+void RequestLoop::rest_in_lockstep(Worker& self) {
   if (!lockstep_ || waiting_ == 1) return;
   --waiting_;
   ++resting_;
   self.waiting = false;
-  woken_.wait(lock, [this] { return wakes_ > 0 || stopped_; });
+  woken_.wait(mutex_, [this]() REQUIRES(mutex_) { return wakes_ > 0 || stopped_; });
   self.waiting = true;
   if (wakes_ > 0) {
     --wakes_;  // it counts as waiting already

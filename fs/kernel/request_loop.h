@@ -23,12 +23,11 @@
 #include <linux/fuse.h>
 
 #include <chrono>
-#include <condition_variable>
 #include <list>
-#include <mutex>
 #include <span>
 #include <thread>
 
+#include "io/mutex.h"
 #include "io/result.h"
 
 namespace ckptfs::fs {
@@ -43,13 +42,14 @@ class RequestLoop {
   // do); few processors want few, whose memory stays in their caches (with 2, 8 carry a tenth more than 32).
   static unsigned suitable();
 
-  // What a write carries, from what libfuse takes for it: there lies its address. Valid while the request is served.
-  static std::span<const std::byte> payload_of_write(const char* data, size_t size);
-  // To be called for a WRITE that this thread serves, when an adoption took all of it: its writer waits for the answer,
-  // and most probably sends the next at once.
-  static void note_adopted_write();
-  // Will this thread serve the next request, too?
-  static bool in_lockstep();
+  // What the loop and the operation that serves a WRITE tell each other. Valid while the request is served.
+  struct Write {
+    std::span<const std::byte> payload;
+    bool in_lockstep = false;  // the same thread will serve the next request
+    bool adopted = false;      // to be set if an adoption took all of it: the writer probably sends the next at once
+  };
+  // It lies where libfuse takes the payload to be.
+  static Write& write_of(const char* data);
 
   RequestLoop(fuse_session* session, unsigned most) : session_(session), most_(most) {}
 
@@ -63,41 +63,41 @@ class RequestLoop {
   using Clock = std::chrono::steady_clock;
   struct Worker {
     std::thread thread;
-    bool waiting = true;  // guarded by mutex_; for a request
+    bool waiting GUARDED_BY(&RequestLoop::mutex_) = true;  // for a request
   };
 
-  Result<> add_thread();
-  void wake_one();
-  void wait_for_end(std::unique_lock<std::mutex>& lock);
-  void note_arrival(const fuse_in_header& request);
-  void note_served(uint32_t caller);
-  void end_lockstep();
-  void look_after_lockstep(std::unique_lock<std::mutex>& lock);
+  Result<> add_thread() REQUIRES(mutex_);
+  void wake_one() REQUIRES(mutex_);
+  void wait_for_end() REQUIRES(mutex_);
+  void note_arrival(const fuse_in_header& request) REQUIRES(mutex_);
+  void note_served(uint32_t caller, bool adopted) REQUIRES(mutex_);
+  void end_lockstep() REQUIRES(mutex_);
+  void check_lockstep() REQUIRES(mutex_);
   void serve(Worker& self);
   bool serve_one(Worker& self, fuse_buf& request);
-  void rest_in_lockstep(std::unique_lock<std::mutex>& lock, Worker& self);
+  void rest_in_lockstep(Worker& self) REQUIRES(mutex_);
 
   fuse_session* const session_;
   const unsigned most_;
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::condition_variable woken_;
-  std::list<Worker> workers_;     // guarded by mutex_; only ever grows until run() joins them
-  unsigned serving_ = 0;          // guarded by mutex_; threads that have not ended
-  unsigned waiting_ = 0;          // guarded by mutex_; of these, waiting for a request, or woken to
-  unsigned resting_ = 0;          // guarded by mutex_; of these, until they are woken
-  unsigned wakes_ = 0;            // guarded by mutex_; that nobody has noticed yet
-  bool stopped_ = false;          // guarded by mutex_
-  Result<> outcome_ = success();  // guarded by mutex_
+  io::Mutex mutex_;
+  io::CondVar changed_;
+  io::CondVar woken_;
+  std::list<Worker> workers_ GUARDED_BY(mutex_);  // only ever grows until run() joins them
+  unsigned serving_ GUARDED_BY(mutex_) = 0;       // threads that have not ended
+  unsigned waiting_ GUARDED_BY(mutex_) = 0;       // of these, waiting for a request, or woken to
+  unsigned resting_ GUARDED_BY(mutex_) = 0;       // of these, until they are woken
+  unsigned wakes_ GUARDED_BY(mutex_) = 0;         // that nobody has noticed yet
+  bool stopped_ GUARDED_BY(mutex_) = false;
+  Result<> outcome_ GUARDED_BY(mutex_) = success();
 
-  Clock::time_point arrived_;    // guarded by mutex_; the last request
-  uint32_t caller_ = 0;          // guarded by mutex_; the thread that made it
-  unsigned one_at_a_time_ = 0;   // guarded by mutex_; requests that did, one after another
-  unsigned adopted_writes_ = 0;  // guarded by mutex_; of one caller, one after another: note_adopted_write()
-  bool prompt_ = false;          // guarded by mutex_; enough of them, since the last look
-  bool lockstep_ = false;        // guarded by mutex_; enough steps
-  bool awake_ = false;           // guarded by mutex_; the processors are kept from halting
+  Clock::time_point arrived_ GUARDED_BY(mutex_);    // the last request
+  uint32_t caller_ GUARDED_BY(mutex_) = 0;          // the thread that made it
+  unsigned one_at_a_time_ GUARDED_BY(mutex_) = 0;   // requests that did, one after another
+  unsigned adopted_writes_ GUARDED_BY(mutex_) = 0;  // of one caller, one after another: Write::adopted
+  bool prompt_ GUARDED_BY(mutex_) = false;          // enough of them, since the last look
+  bool lockstep_ GUARDED_BY(mutex_) = false;        // enough steps
+  bool awake_ GUARDED_BY(mutex_) = false;           // the processors are kept from halting
 };
 
 }  // namespace ckptfs::fs

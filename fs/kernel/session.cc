@@ -8,20 +8,20 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
-#include <mutex>
 
 #include "io/fuse_connection.h"
 #include "io/log.h"
 #include "io/mount_table.h"
+#include "io/mutex.h"
 #include "io/unmount.h"
 
 namespace ckptfs::fs {
 
 namespace {
 
-// What libfuse said last, for the words of an error.
-std::mutex fuse_log_mutex;
-std::string last_fuse_message;  // guarded by fuse_log_mutex
+// libfuse's last message, which says why a call failed.
+io::Mutex fuse_log_mutex;
+std::string last_fuse_message GUARDED_BY(fuse_log_mutex);
 
 void log_fuse(fuse_log_level level, const char* format, va_list arguments) {
   char text[512];
@@ -35,16 +35,16 @@ void log_fuse(fuse_log_level level, const char* format, va_list arguments) {
   } else {
     log::debug("libfuse: {}", message);
   }
-  const std::lock_guard lock(fuse_log_mutex);
+  const io::MutexLock lock(fuse_log_mutex);
   last_fuse_message = std::move(message);
 }
 
 Error fuse_error(const std::string& what) {
-  const std::lock_guard lock(fuse_log_mutex);
+  const io::MutexLock lock(fuse_log_mutex);
   return Error(EIO, last_fuse_message.empty() ? what : what + ": " + last_fuse_message);
 }
 
-// fuse_args, freed with it.
+// Owns a fuse_args.
 class Arguments {
  public:
   Arguments() { fuse_opt_add_arg(&arguments_, "ckptfs"); }
@@ -94,7 +94,8 @@ Result<std::unique_ptr<Session>> Session::make(const Options& options, const fus
 Result<> Session::mount() {
   if (fuse_session_mount(get(), options_.mountpoint.c_str()) != 0)
     return fuse_error("mounting at " + options_.mountpoint);
-  // libfuse's own loop, which `init` ends after one request: only its buffers can grow to the max_write agreed on.
+  // This is libfuse's own loop, since only its buffers can grow to the max_write agreed on. `init` ends it after one
+  // request.
   const int result = fuse_session_loop(get());
   if (result < 0) return fuse_error("the kernel's FUSE_INIT could not be answered");
   fuse_session_reset(get());
@@ -153,7 +154,7 @@ void Session::wait_for_stop() {
 void Session::unmount_or_detach() const {
   const std::string& mountpoint = options_.mountpoint;
   const auto mount = mounted_here(mountpoint);
-  if (!device_.empty() && (!mount || mount->device != device_)) {  // what may be there by now is another's
+  if (!device_.empty() && (!mount || mount->device != device_)) {  // by now another file system may be mounted there
     log::warn("{} is unmounted already, but still in use elsewhere; waiting up to {} s", mountpoint,
               kGraceMilliseconds / 1000);
     return;

@@ -43,8 +43,8 @@ class Session {
   // Async-signal-safe.
   void stop();
 
-  // After the loop: where we leave with requests that nobody will answer, they fail now, and so does what waits for
-  // them in the kernel, a thread that tells it of a name among them.
+  // After the loop. If it was forced to end, requests are left that nobody will answer. Makes them fail now, so that no
+  // thread waits for them in the kernel, also none of ours that tells it of a changed name.
   void release() const;
   // After the loop: has the kernel let go of the mount, or did we leave with files open?
   bool was_forced() const { return forced_; }

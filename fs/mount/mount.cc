@@ -5,7 +5,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <span>
@@ -101,13 +100,13 @@ fuse_lowlevel_ops operations() {
   return with_views(ops);
 }
 
-// The store's alignment, asked of a file that is there: a full store has no room for another.
+// Reads the store's alignment from a file that is there, since a full store has no room for a new one.
 Result<io::DirectAlignment> alignment_of(const meta::Store& store) {
   TRY_ASSIGN(const io::Fd lock, io::open_at(AT_FDCWD, store.folder() + "/lock", O_RDONLY));
   return io::direct_alignment(lock.get());
 }
 
-Result<> settle_modes(Filesystem& fs) {
+Result<> choose_open_modes(Filesystem& fs) {
   OpenModes& modes = fs.modes;
   modes.odirect = fs.options.odirect;
   TRY_ASSIGN(modes.alignment, alignment_of(fs.store));
@@ -126,20 +125,20 @@ Result<> settle_modes(Filesystem& fs) {
   return success();
 }
 
-// How far the kernel reads ahead in what it caches, which is views that the daemon reads: with its own 128 KiB each
-// request is as small as that and they take three times as long. Without it they are slower, and right.
+// Sets how far the kernel reads ahead in what it caches, that is in files of views that the daemon reads. With the
+// kernel's default of 128 KiB each request is as small as that, and a file takes three times as long. If it cannot be
+// set, reads are slower, but right.
 Result<> read_far_ahead(const std::string& mountpoint) {
   constexpr const char* kKibibytes = "4096";
   TRY_ASSIGN(const auto mounts, io::mount_table());
-  const auto ours = std::find_if(mounts.rbegin(), mounts.rend(),
-                                 [&](const io::MountEntry& mount) { return mount.mountpoint == mountpoint; });
-  if (ours == mounts.rend()) return Error(ENOENT, "the mount is not in /proc/self/mountinfo");
+  const auto ours = io::mounted_at(mounts, mountpoint);
+  if (!ours) return Error(ENOENT, "the mount is not in /proc/self/mountinfo");
   const std::string path = "/sys/class/bdi/" + ours->device + "/read_ahead_kb";
   TRY_ASSIGN(const io::Fd file, io::open_at(AT_FDCWD, path, O_WRONLY));
   return io::write_full(file.get(), std::as_bytes(std::span(std::string_view(kKibibytes))), 0);
 }
 
-// Who owns the root and /steps of a new store.
+// Decides who owns the root and /steps of a new store.
 meta::StoreOptions store_options(const MountOptions& options) {
   meta::StoreOptions result;
   result.folder = options.store;
@@ -155,7 +154,7 @@ meta::StoreOptions store_options(const MountOptions& options) {
   if (::geteuid() == 0) {
     from_environment("SUDO_UID", result.owner_uid);
     from_environment("SUDO_GID", result.owner_gid);
-  } else {  // who else could look into it?
+  } else {  // nobody else may look into it
     result.owner_uid = ::geteuid();
     result.owner_gid = ::getegid();
   }
@@ -164,15 +163,15 @@ meta::StoreOptions store_options(const MountOptions& options) {
   return result;
 }
 
-// After a loop that ended by itself: is the dead mount still there (its connection was cut)? Asked past the kernel's
-// attribute cache, which would answer for the dead.
+// After a loop that ended by itself: was the connection cut, so that a dead mount is still there? The call bypasses the
+// kernel's attribute cache, which would answer for the dead mount.
 bool connection_was_cut(const std::string& mountpoint) {
   struct statx status {};
   constexpr int kAsk = AT_SYMLINK_NOFOLLOW | AT_STATX_FORCE_SYNC;
   return ::statx(AT_FDCWD, mountpoint.c_str(), kAsk, STATX_BASIC_STATS, &status) != 0 && errno == ENOTCONN;
 }
 
-// Does somebody still write one of these files, past a daemon that is leaving?
+// Can somebody still write one of these files without the daemon, which is leaving?
 bool has_survivors(const meta::Tree& tree, const std::vector<meta::InodeNumber>& inodes) {
   for (const meta::InodeNumber inode : inodes) {
     const auto blob = tree.open_blob(inode, O_RDONLY);
@@ -191,17 +190,17 @@ Mount::~Mount() {
   internals_->filesystem->leaving = true;
   internals_->filesystem->rotation.stop();
   internals_->filesystem->removals.stop();
-  internals_->filesystem->caretaker.stop();
+  internals_->filesystem->maintenance.stop();
   internals_->filesystem->tasks.wait();
   internals_->filesystem->notifications.stop();
   internals_->filesystem->view_handles.clear();
-  internals_->filesystem->view_files.let_all_go();
+  internals_->filesystem->view_files.drop_all_blocks();
   internals_->session.reset();
   internals_->filesystem->handles.clear();
 }
 
 Result<std::unique_ptr<Mount>> Mount::start(const MountOptions& options) {
-  // Each of up to 32 workers would get a heap of its own, kept for good.
+  // Without this each of up to 32 threads would get a heap of its own, which is never freed.
   ::mallopt(M_ARENA_MAX, 4);
   io::ignore_lease_signals();
   raise_pages_limit();
@@ -222,7 +221,7 @@ Result<std::unique_ptr<Mount>> Mount::start(const MountOptions& options) {
     if (const auto ahead = read_far_ahead(options.mountpoint); !ahead) {
       log::info("the kernel reads views ahead by 128 KiB only: {}", ahead.error().message());
     }
-    return settle_modes(fs);
+    return choose_open_modes(fs);
   }();
   if (!mounted) {
     internals->session.reset();
@@ -234,7 +233,7 @@ Result<std::unique_ptr<Mount>> Mount::start(const MountOptions& options) {
   internals->store->set_open_files(internals->open_files.get());
   fs.notifications.start();
   fs.speculative_clones.start();
-  fs.caretaker.start();
+  fs.maintenance.start();
   fs.removals.start();
   if (!options.read_only) fs.rotation.start();
   log::info("{} is mounted at {}", source, options.mountpoint);
@@ -247,18 +246,18 @@ Result<> Mount::run() {
   bool dirty = !looped || internals_->session->was_forced() || connection_was_cut(internals_->options.mountpoint);
   internals_->session->release();
   fs.leaving = true;
-  fs.step_facts.stop();  // who looks at steps ends
+  fs.step_facts.stop();  // ends inspections that are under way
   if (internals_->options.before_close) internals_->options.before_close();
   fs.rotation.stop();
   fs.removals.stop();
-  fs.caretaker.stop();
+  fs.maintenance.stop();
   fs.tasks.wait();
   fs.notifications.stop();
 
   // The kernel does not send every RELEASE and FORGET when a mount ends.
   fs.directories.clear();
   fs.view_handles.clear();
-  fs.view_files.let_all_go();
+  fs.view_files.drop_all_blocks();
   fs.handles.clear();
   const auto durable = fs.speculative_clones.stop();
   if (!durable) {

@@ -13,7 +13,7 @@ bool MountedFiles::writing() const { return fs_.files.writing(); }
 Result<> MountedFiles::write_back(const std::vector<meta::InodeNumber>& inodes) {
   return fs_.files.with_writers(inodes, [this](OpenFile& file, int descriptor) -> Result<> {
     TRY(fs_.speculative_clones.truncate_to_written(file.inode));
-    if (fs_.modes.passthrough) return success();  // mappings are of the blob itself, and a clone takes its dirty pages
+    if (fs_.modes.passthrough) return success();  // mappings map the blob itself, and a clone takes its dirty pages
     if (const auto written = fs_.kernel.write_back(file.inode); !written) {
       return Error(written.error().errno_value(), "writing back mapped pages of " + fs_.tree.path_of(file.inode));
     }
@@ -21,7 +21,9 @@ Result<> MountedFiles::write_back(const std::vector<meta::InodeNumber>& inodes) 
   });
 }
 
-Result<> MountedFiles::cut(meta::InodeNumber inode) { return fs_.speculative_clones.truncate_to_written(inode); }
+Result<> MountedFiles::truncate_to_written(meta::InodeNumber inode) {
+  return fs_.speculative_clones.truncate_to_written(inode);
+}
 
 void MountedFiles::invalidate(meta::InodeNumber inode) { fs_.notifications.attributes_changed(inode); }
 
@@ -29,6 +31,6 @@ void MountedFiles::invalidate_name(meta::InodeNumber folder, const std::string& 
   fs_.notifications.name_changed(folder, name);
 }
 
-void MountedFiles::let_go() { fs_.view_files.let_all_go(); }
+void MountedFiles::drop_view_blocks() { fs_.view_files.drop_all_blocks(); }
 
 }  // namespace ckptfs::fs

@@ -15,7 +15,7 @@ namespace {
 
 constexpr size_t kChunk = size_t{1} << 20;
 
-// Copies `length` bytes at `done` of the range by read and write.
+// Copies `length` bytes of the range by read and write, behind those that are done.
 void copy_bytes(const CopyRange& range, uint64_t length, Copied& done) {
   thread_local io::AlignedBuffer memory;
   while (length > 0) {
@@ -66,7 +66,7 @@ Copied copy_range(const CopyRange& range) {
     copy_bytes(range, head, done);
     if (done.error || done.bytes() < head) return done;
     left -= head;
-    // A last block that is not whole can be shared only where it ends both files.
+    // A last block that is not whole can be shared only if it ends both files.
     const bool to_both_ends = from_offset + head + left == static_cast<uint64_t>(from.value().st_size) &&
                               to_offset + head + left >= static_cast<uint64_t>(to.value().st_size);
     const uint64_t body = to_both_ends ? left : left - left % block;

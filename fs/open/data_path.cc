@@ -18,7 +18,7 @@ namespace ckptfs::fs {
 
 namespace {
 
-// One bounce a thread: a request is done with it before the thread takes the next.
+// One bounce buffer for each thread. A request has finished with it before the thread takes the next request.
 thread_local io::AlignedBuffer bounce;
 thread_local io::WriteInFlight body_in_flight;
 
@@ -26,7 +26,7 @@ constexpr off_t align_down(off_t value, off_t alignment) { return value - value 
 constexpr off_t align_up(off_t value, off_t alignment) { return align_down(value + alignment - 1, alignment); }
 
 constexpr off_t kPage = 4096;
-constexpr off_t kRequestsInFlight = 16;  // of one writer, at most, as expect_borders takes it
+constexpr off_t kRequestsInFlight = 16;  // of one writer, at most, as expect_borders() assumes
 
 bool is_aligned(const void* memory, size_t alignment) { return reinterpret_cast<uintptr_t>(memory) % alignment == 0; }
 
@@ -88,7 +88,7 @@ Result<std::span<const std::byte>> DataPath::read_direct(size_t size, off_t offs
     const ssize_t n = pread_retrying(descriptors_.direct.get(), buffer.subspan(done, length - done),
                                      start + static_cast<off_t>(done));
     if (n < 0) {
-      // EIO may be the race with a growing end of file; a bad sector fails again, buffered.
+      // EIO may come from a race with a file that grows. If it comes from a bad sector, the buffered read fails, too.
       if (errno != EINVAL && errno != EIO) return last_error("read");
       if (errno == EINVAL) direct_was_refused("read");
       return read_buffered(size, offset);
@@ -124,8 +124,9 @@ DataPath::Written DataPath::write_in_parts(std::span<const std::byte> data, off_
   return {first.bytes + rest.bytes, std::move(rest.error)};
 }
 
-// Pages that are written in part are read from the disk before, not under the file's lock: the one at `end`, and the
-// one that a stream of such requests comes to behind those that may be in flight already.
+// A page that is written in part is read from the disk first. Starts that read here, so that it does not happen under
+// the file's lock: of the page at `end`, and in a stream of such requests also of the page that follows the requests
+// that may be in flight already.
 void DataPath::expect_borders(off_t end, off_t request) {
   const auto expect = [&](off_t at) { ::posix_fadvise(buffered(), align_down(at, kPage), kPage, POSIX_FADV_WILLNEED); };
   expect(end);
@@ -135,9 +136,9 @@ void DataPath::expect_borders(off_t end, off_t request) {
   if (is_stream && end <= std::numeric_limits<off_t>::max() - in_flight) expect(end + in_flight);
 }
 
-// The tail is written while the body is in flight. Were the file's lock held through the direct write, the heads and
-// tails of the requests beside it, which need that lock alone, would have it wait for the disk each time: overwrites at
-// unaligned offsets were half as fast.
+// Writes the tail while the body is in flight. The file's lock is not held through the direct write: the heads and
+// tails of the requests beside it need that lock exclusively, and would wait for the disk each time. With it,
+// overwrites at unaligned offsets were half as fast.
 DataPath::Written DataPath::write_body_and_tail(std::span<const std::byte> body, std::span<const std::byte> tail,
                                                 off_t offset) {
   const off_t tail_offset = offset + static_cast<off_t>(body.size());
@@ -148,7 +149,7 @@ DataPath::Written DataPath::write_body_and_tail(std::span<const std::byte> body,
     const auto finished = body_in_flight.finish();
     if (finished) done = finished.value() - finished.value() % alignment_.offset;
   }
-  // What is missing, and why, shows when it is written again.
+  // Write again what is missing. If that fails again, its error says why.
   Written total = write_direct(body.subspan(done), offset + static_cast<off_t>(done));
   total.bytes += done;
   if (total.error) return total;
@@ -156,11 +157,12 @@ DataPath::Written DataPath::write_body_and_tail(std::span<const std::byte> body,
   return {total.bytes + last->bytes, std::move(last->error)};
 }
 
-// Whether the body, of a write up to `end`, is in flight, without the file's lock. Not so
-// - beyond the end of the file, where XFS waits for it all the same, and a body that failed would leave a hole;
-// - where it shares a block with a head or tail: that one, buffered, would read the block before the body has reached
-// it;
-// - where others have the file open: their pages may be larger than a block, and a tail make them dirty.
+// Begins to write the body of a write up to `end`, without the file's lock. False: it did not begin, since
+// - the write goes beyond the end of the file. XFS would wait for it all the same, and a body that failed would leave a
+//   hole;
+// - the body shares a block with a head or tail. That one is buffered, and would read the block before the body has
+//   reached it;
+// - others have the file open. Their pages may be larger than a block, and a tail would make such a page dirty.
 bool DataPath::begin_body(std::span<const std::byte> body, off_t offset, off_t end) {
   struct stat status {};
   if (body.empty() || ::fstat(descriptors_.direct.get(), &status) != 0 || end > status.st_size) return false;
@@ -179,14 +181,14 @@ bool DataPath::begin_body(std::span<const std::byte> body, off_t offset, off_t e
   return false;
 }
 
-// What a body that begins or ends near `at` is aligned to. A buffered head or tail takes its whole page: a direct write
-// to the rest of that page would have to write it back first.
+// The alignment of a body that begins or ends near `at`. A buffered head or tail extends over its whole page, since a
+// direct write to the rest of that page would have to write the page back first.
 off_t DataPath::border(off_t at) const {
   const off_t block = static_cast<off_t>(alignment_.offset);
   return at % block == 0 ? block : std::max(block, kPage);
 }
 
-// The body where its memory is aligned, else a copy in the bounce; empty when memory is short.
+// Returns the body if its memory is aligned, else a copy in the bounce buffer. Empty if memory is short.
 std::span<const std::byte> DataPath::aligned(std::span<const std::byte> body) const {
   if (is_aligned(body.data(), alignment_.memory)) return body;
   const auto buffer = bounce.get(body.size());
@@ -207,7 +209,7 @@ DataPath::Written DataPath::write_direct(std::span<const std::byte> body, off_t 
     if (refused) direct_was_refused("write");
     if (n > 0) done += static_cast<size_t>(n);
     if (refused || done % alignment_.offset != 0) {
-      // What is left begins inside a block (a short write) or is not to be had directly.
+      // The rest begins inside a block, after a short write, or the file system refused to write it directly.
       Written rest = write_buffered(buffered(), source.subspan(done), offset + static_cast<off_t>(done));
       return {done + rest.bytes, std::move(rest.error)};
     }

@@ -6,11 +6,11 @@
 
 namespace ckptfs::fs {
 
-// Another open for writing looks like a mapping: that file is looked at once more than needed.
+// Another open for writing looks like a mapping. Then the file is probed once more than needed.
 void MappedFiles::closed(meta::InodeNumber inode, int descriptor) {
   const auto written = io::has_writer(descriptor);
   if (written && !written.value()) return;
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   files_.insert(inode);
   count_ = files_.size();
 }
@@ -18,13 +18,13 @@ void MappedFiles::closed(meta::InodeNumber inode, int descriptor) {
 bool MappedFiles::may_have_changed(meta::InodeNumber inode, const meta::InodeRecord& record) {
   if (count_ == 0) return false;
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     if (!files_.contains(inode)) return false;
   }
   const auto blob = tree_.open_blob(inode, record, O_RDONLY);
   const auto written = blob ? io::has_writer(blob.value().get()) : Result<bool>(false);
-  if (written && !written.value()) {  // what is read from now on stays right
-    const std::lock_guard lock(mutex_);
+  if (written && !written.value()) {  // attributes that are read from now on stay right
+    const io::MutexLock lock(mutex_);
     files_.erase(inode);
     count_ = files_.size();
   }

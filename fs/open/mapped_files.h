@@ -6,9 +6,9 @@
 #pragma once
 
 #include <atomic>
-#include <mutex>
 #include <unordered_set>
 
+#include "io/mutex.h"
 #include "meta/tree/tree.h"
 
 namespace ckptfs::fs {
@@ -26,8 +26,8 @@ class MappedFiles {
  private:
   const meta::Tree& tree_;
   std::atomic<size_t> count_{0};  // of files_
-  std::mutex mutex_;
-  std::unordered_set<meta::InodeNumber> files_;  // guarded by mutex_
+  io::Mutex mutex_;
+  std::unordered_set<meta::InodeNumber> files_ GUARDED_BY(mutex_);
 };
 
 }  // namespace ckptfs::fs

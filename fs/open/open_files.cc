@@ -24,14 +24,14 @@ int ErrorSequence::check(std::atomic<uint64_t>& seen) const {
 }
 
 void OpenFileTable::add_lookup(InodeNumber inode, const std::string& name) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   Node& node = nodes_[inode];
   ++node.lookups;
   if (node.name != name) node.name = name;
 }
 
 std::string OpenFileTable::name_of(InodeNumber inode) const {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   const auto node = nodes_.find(inode);
   return node == nodes_.end() ? std::string() : node->second.name;
 }
@@ -48,7 +48,7 @@ bool OpenFileTable::take_if_gone(InodeNumber inode) {
 void OpenFileTable::forget(InodeNumber inode, uint64_t count) {
   bool reap = false;
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     const auto node = nodes_.find(inode);
     if (node == nodes_.end()) return;
     node->second.lookups -= std::min(node->second.lookups, count);
@@ -64,7 +64,7 @@ void OpenFileTable::taken_out(InodeNumber inode) { lost_last_name(inode, true); 
 void OpenFileTable::lost_last_name(InodeNumber inode, bool taken_out) {
   bool reap = false;
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     Node& lost = nodes_[inode];
     lost.dropped = true;
     lost.taken_out = taken_out;
@@ -77,7 +77,7 @@ void OpenFileTable::lost_last_name(InodeNumber inode, bool taken_out) {
 OpenFileTable::OpenCount OpenFileTable::begin(InodeNumber inode, bool writing) {
   OpenCount begun;
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     auto& file = open_[inode];
     if (!file) file = std::make_shared<OpenFile>(inode);
     ++file->opens;
@@ -94,7 +94,7 @@ OpenFileTable::OpenCount OpenFileTable::begin(InodeNumber inode, bool writing) {
 
 Result<OpenFileTable::Backing> OpenFileTable::backing(OpenFile& file) {
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     if (file.descriptor) return Backing{file.descriptor.get(), file.backing_id};
   }
   TRY_ASSIGN(io::Fd descriptor, environment_.open_blob(file.inode));
@@ -102,7 +102,7 @@ Result<OpenFileTable::Backing> OpenFileTable::backing(OpenFile& file) {
   int mine = id ? id.value() : 0;
   Backing used;
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     if (!file.descriptor) {
       file.descriptor = std::move(descriptor);
       file.backing_id = std::exchange(mine, 0);
@@ -114,12 +114,12 @@ Result<OpenFileTable::Backing> OpenFileTable::backing(OpenFile& file) {
 }
 
 bool OpenFileTable::is_only_open(const OpenFile& file) const {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   return file.opens == 1;
 }
 
 bool OpenFileTable::has_writers(const OpenFile& file) const {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   return file.writers > 0;
 }
 
@@ -132,7 +132,7 @@ void OpenFileTable::note_change(InodeNumber inode) {
 }
 
 OpenFileTable::Writers OpenFileTable::writers_of(InodeNumber inode) const {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   Writers writers;
   const auto changed = changed_.find(inode);
   writers.changed = changed == changed_.end() ? oldest_change_ : changed->second;
@@ -146,7 +146,7 @@ OpenFileTable::Writers OpenFileTable::writers_of(InodeNumber inode) const {
 
 void OpenFileTable::changes(InodeNumber inode) {
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     const auto file = open_.find(inode);
     if (file != open_.end()) ++file->second->changes;
     note_change(inode);
@@ -155,17 +155,17 @@ void OpenFileTable::changes(InodeNumber inode) {
 }
 
 void OpenFileTable::closing(OpenFile& file) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   file.closing = std::chrono::steady_clock::now();
 }
 
 void OpenFileTable::forget_closed_before(std::chrono::steady_clock::time_point time) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   std::erase_if(closed_, [time](const auto& closed) { return closed.second < time; });
 }
 
 std::unordered_set<InodeNumber> OpenFileTable::used_since(std::chrono::steady_clock::time_point since) const {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   std::unordered_set<InodeNumber> used;
   for (const auto& [inode, when] : closed_) {
     if (when >= since) used.insert(inode);
@@ -175,7 +175,7 @@ std::unordered_set<InodeNumber> OpenFileTable::used_since(std::chrono::steady_cl
 }
 
 void OpenFileTable::record_error(InodeNumber inode, int errno_value) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   const auto file = open_.find(inode);
   if (file != open_.end()) file->second->errors.record(errno_value);
 }
@@ -186,7 +186,7 @@ bool OpenFileTable::end(const std::shared_ptr<OpenFile>& file, bool writing) {
   io::Fd descriptor;
   int backing_id = 0;
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     if (writing) {
       last_writer = --file->writers == 0;
       if (last_writer) file->closing.reset();
@@ -207,7 +207,7 @@ bool OpenFileTable::end(const std::shared_ptr<OpenFile>& file, bool writing) {
 }
 
 std::vector<InodeNumber> OpenFileTable::open_for_writing() const {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   std::vector<InodeNumber> inodes;
   for (const auto& [inode, file] : open_) {
     if (file->writers > 0) inodes.push_back(inode);
@@ -216,12 +216,12 @@ std::vector<InodeNumber> OpenFileTable::open_for_writing() const {
 }
 
 size_t OpenFileTable::open_count() const {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   return open_.size();
 }
 
 size_t OpenFileTable::remembered_count() const {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   return nodes_.size();
 }
 
@@ -229,7 +229,7 @@ OpenFileTable::Leftover OpenFileTable::clear() {
   Leftover leftover;
   std::unordered_map<InodeNumber, std::shared_ptr<OpenFile>> open;
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     for (const auto& [inode, node] : nodes_) {
       if (node.dropped) leftover.reap.push_back(inode);
     }
@@ -243,19 +243,22 @@ OpenFileTable::Leftover OpenFileTable::clear() {
 }
 
 bool OpenFileTable::open_for_writing(InodeNumber inode) const {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   const auto file = open_.find(inode);
   return file != open_.end() && file->second->writers > 0;
 }
 
 bool OpenFileTable::open_at_all(InodeNumber inode) const {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   return open_.contains(inode);
 }
 
 bool OpenFileTable::writing() const {
-  const std::lock_guard lock(mutex_);
-  return std::ranges::any_of(open_, [](const auto& open) { return open.second->writers > 0; });
+  const io::MutexLock lock(mutex_);
+  for (const auto& [inode, file] : open_) {
+    if (file->writers > 0) return true;
+  }
+  return false;
 }
 
 Result<> OpenFileTable::with_writers(const std::vector<InodeNumber>& inodes,
@@ -264,7 +267,7 @@ Result<> OpenFileTable::with_writers(const std::vector<InodeNumber>& inodes,
     std::shared_ptr<OpenFile> file;
     int descriptor = -1;
     {
-      const std::lock_guard lock(mutex_);
+      const io::MutexLock lock(mutex_);
       const auto found = open_.find(inode);
       if (found == open_.end() || found->second->writers == 0 || !found->second->descriptor) continue;
       file = found->second;

@@ -42,7 +42,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -50,6 +49,7 @@
 #include <vector>
 
 #include "io/fd.h"
+#include "io/mutex.h"
 #include "io/result.h"
 #include "meta/types.h"
 
@@ -70,23 +70,7 @@ class ErrorSequence {
   std::atomic<uint64_t> state_{0};  // sequence number << 16 | errno
 };
 
-// What all opens of one inode share. Owned by the table and by the handles; made and counted by OpenFileTable only.
-struct OpenFile {
-  explicit OpenFile(InodeNumber number) : inode(number) {}
-
-  const InodeNumber inode;
-  ErrorSequence errors;
-  // Opens that the daemon serves and that may be read by splice (sendfile): the kernel does that through its page
-  // cache. It drops what it has there of a write that the daemon serves, not of one that goes past it.
-  std::atomic<unsigned> spliced{0};
-  std::atomic<uint64_t> changes{0};  // opens for writing and new sizes so far: while it stays, so does the content
-
-  unsigned opens = 0;    // guarded by OpenFileTable::mutex_
-  unsigned writers = 0;  // guarded by OpenFileTable::mutex_; of `opens`, those for writing
-  io::Fd descriptor;   // guarded by OpenFileTable::mutex_; O_RDONLY, unchanged from its installation to the last close
-  int backing_id = 0;  // guarded by OpenFileTable::mutex_; likewise; 0: direct
-  std::optional<std::chrono::steady_clock::time_point> closing;  // guarded by OpenFileTable::mutex_; since when
-};
+struct OpenFile;
 
 class OpenFileTable {
  public:
@@ -168,6 +152,7 @@ class OpenFileTable {
   Leftover clear();
 
  private:
+  friend struct OpenFile;                                    // names mutex_
   static constexpr size_t kMostChanged = 65536;              // then all files count as changed, and are forgotten
   static constexpr std::chrono::milliseconds kClosing{500};  // beyond it, other descriptors are open
 
@@ -179,19 +164,37 @@ class OpenFileTable {
   };
 
   // Takes the node out if the kernel has forgotten it, or cannot find it, and nothing has it open; true: it is to be
-  // reaped. Under mutex_.
-  bool take_if_gone(InodeNumber inode);
-  void note_change(InodeNumber inode);  // under mutex_
-  void lost_last_name(InodeNumber inode, bool taken_out);
+  // reaped.
+  bool take_if_gone(InodeNumber inode) REQUIRES(mutex_);
+  void note_change(InodeNumber inode) REQUIRES(mutex_);
+  void lost_last_name(InodeNumber inode, bool taken_out) EXCLUDES(mutex_);
 
   const Environment environment_;
-  mutable std::mutex mutex_;
-  std::unordered_map<InodeNumber, Node> nodes_;                                    // guarded by mutex_
-  std::unordered_map<InodeNumber, std::shared_ptr<OpenFile>> open_;                // guarded by mutex_
-  std::unordered_map<InodeNumber, std::chrono::steady_clock::time_point> closed_;  // guarded by mutex_; when, last
-  uint64_t last_change_ = 0;                           // guarded by mutex_; how many there were, of all files
-  uint64_t oldest_change_ = 0;                         // guarded by mutex_; of files that are not in changed_
-  std::unordered_map<InodeNumber, uint64_t> changed_;  // guarded by mutex_; the last change of each, of some
+  mutable io::Mutex mutex_;
+  std::unordered_map<InodeNumber, Node> nodes_ GUARDED_BY(mutex_);
+  std::unordered_map<InodeNumber, std::shared_ptr<OpenFile>> open_ GUARDED_BY(mutex_);
+  std::unordered_map<InodeNumber, std::chrono::steady_clock::time_point> closed_ GUARDED_BY(mutex_);  // when, last
+  uint64_t last_change_ GUARDED_BY(mutex_) = 0;                           // how many there were, of all files
+  uint64_t oldest_change_ GUARDED_BY(mutex_) = 0;                         // of files that are not in changed_
+  std::unordered_map<InodeNumber, uint64_t> changed_ GUARDED_BY(mutex_);  // the last change of each, of some
+};
+
+// What all opens of one inode share. Owned by the table and by the handles; made and counted by OpenFileTable only.
+struct OpenFile {
+  explicit OpenFile(InodeNumber number) : inode(number) {}
+
+  const InodeNumber inode;
+  ErrorSequence errors;
+  // Opens that the daemon serves and that may be read by splice (sendfile): the kernel does that through its page
+  // cache. It drops what it has there of a write that the daemon serves, not of one that goes past it.
+  std::atomic<unsigned> spliced{0};
+  std::atomic<uint64_t> changes{0};  // opens for writing and new sizes so far: while it stays, so does the content
+
+  unsigned opens GUARDED_BY(&OpenFileTable::mutex_) = 0;
+  unsigned writers GUARDED_BY(&OpenFileTable::mutex_) = 0;  // of `opens`, those for writing
+  io::Fd descriptor GUARDED_BY(&OpenFileTable::mutex_);   // O_RDONLY, unchanged from its installation to the last close
+  int backing_id GUARDED_BY(&OpenFileTable::mutex_) = 0;  // likewise; 0: direct
+  std::optional<std::chrono::steady_clock::time_point> closing GUARDED_BY(&OpenFileTable::mutex_);  // since when
 };
 
 }  // namespace ckptfs::fs

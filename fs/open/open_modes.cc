@@ -7,13 +7,11 @@
 
 namespace ckptfs::fs {
 
-bool OpenModes::through_daemon(int flags, const meta::InodeRecord& record, bool short_of_space) const {
-  // DeepSpeed reads with O_DIRECT into unaligned memory and ignores the EINVAL.
+// Cases 1 to 3 of the list in open_modes.h.
+bool OpenModes::must_be_served(int flags, const meta::InodeRecord& record, bool short_of_space) const {
   if ((flags & O_DIRECT) != 0 && odirect == OdirectOption::safe && alignment.harmful()) return true;
   if (!opens_for_writing(flags)) return false;
-  // Under passthrough nobody but the writer would see its ENOSPC, and DeepSpeed does not look.
   if ((record.flags & meta::kSwap) != 0 && short_of_space) return true;
-  // Under passthrough the kernel leaves these bits to a daemon that does not see the write.
   return has_privileges(record.mode);
 }
 

@@ -1,7 +1,8 @@
 // How an open of a regular file is served. All cases are listed here. The decision for one open is choose_way() in
-// fs/ops/open.cc, which asks OpenModes::through_daemon(). What the opens of one file share: fs/open/open_files.h.
+// fs/ops/open.cc, which asks OpenModes::must_be_served(). What the opens of one file share: fs/open/open_files.h.
 //
-// A mount has one of two modes, which settle_modes() in fs/mount/mount.cc chooses when it starts:
+// A mount has one of two modes. At its start op_init() (the option, the kernel) and choose_open_modes() (a probe) in
+// fs/mount/mount.cc choose it:
 //   - *passthrough mode*: every regular file that is open has one backing id, and the kernel reads and writes the blob
 //     by itself. These data bypass the daemon.
 //   - *direct mode*: no file has a backing id, and the daemon serves each read and write. It is chosen where
@@ -16,9 +17,10 @@
 //      the ENOSPC, and DeepSpeed does not look.
 //   3. for writing, of a file with suid or sgid. A write has to clear these bits, and the kernel leaves that to a
 //      daemon which would not see the write.
-//   4. for writing, of a file that was just made or emptied and begins as a clone of what it will probably hold
-//      (fs/adopt/speculative_clone.h).
-//   5. likewise, where equal blocks are shared one by one (fs/adopt/inline_block_dedup.h).
+//   4. O_WRONLY, of a file that was just made or emptied and begins as a clone of what it will probably hold
+//      (fs/adopt/speculative_clone.h). Not with O_DIRECT, O_SYNC, O_DSYNC or O_APPEND.
+//   5. likewise, and also O_RDWR, where equal blocks are shared one by one (fs/adopt/inline_block_dedup.h). Not for a
+//      swap file, and not O_RDWR where the file is open elsewhere.
 //   6. for writing, of a file of which another open is served by the daemon and may be read by splice
 //      (OpenFile::spliced). The kernel splices through its page cache. It drops what it has there of a write that we
 //      serve, not of one that bypasses us.
@@ -28,8 +30,9 @@
 // to the daemon, its mappings go to the blob, and other opens are not disturbed. In case 7, and in direct mode, there
 // is no backing id, and the answer carries direct_io alone. `ckptfs status --json` counts the opens of each kind.
 //
-// A file of a view that shares the blocks of its step is opened as in passthrough mode, and case 1 applies. Any other
-// file of a view is read by the daemon and cached by the kernel, without direct_io (fs/views/view_file.h).
+// Files of views are opened in fs/ops/views.cc. One that shares the blocks of its step is opened as in passthrough
+// mode, and case 1 applies. Any other is read by the daemon and cached by the kernel, without direct_io
+// (fs/views/view_file.h).
 //
 // *Direct* means three things in this code. *Direct mode* is that of a mount, see above. *direct_io* is FUSE's flag of
 // one open: the kernel caches nothing and asks the daemon. *O_DIRECT* is the caller's flag: past the page cache of the
@@ -54,8 +57,8 @@ struct OpenModes {
   OdirectOption odirect = OdirectOption::safe;
   io::DirectAlignment alignment;  // of the store's file system
 
-  // Must an open of a file that has a backing id come through the daemon?
-  bool through_daemon(int flags, const meta::InodeRecord& record, bool short_of_space) const;
+  // Must the daemon serve an open of a file that has a backing id? Cases 1 to 3.
+  bool must_be_served(int flags, const meta::InodeRecord& record, bool short_of_space) const;
 
   // What the daemon keeps to itself when it reads and writes directly: never less than a sector, whatever is reported.
   io::DirectAlignment own_alignment() const;

@@ -10,10 +10,10 @@
 #include <sys/stat.h>
 
 #include <atomic>
-#include <mutex>
 #include <optional>
 #include <unordered_map>
 
+#include "io/mutex.h"
 #include "meta/types.h"
 
 namespace ckptfs::fs {
@@ -28,8 +28,8 @@ class PrivilegeWatch {
 
  private:
   std::atomic<size_t> count_{0};  // of watched_
-  mutable std::mutex mutex_;
-  std::unordered_map<meta::InodeNumber, timespec> watched_;  // guarded by mutex_
+  mutable io::Mutex mutex_;
+  std::unordered_map<meta::InodeNumber, timespec> watched_ GUARDED_BY(mutex_);
 };
 
 // Waits, a few milliseconds at most, until the clock that kernels before 6.13 stamp writes with has gone past this

@@ -17,7 +17,7 @@ class Walk {
  public:
   Walk(const meta::Tree& tree, const Credentials& who, unsigned wanted) : tree_(tree), who_(who), wanted_(wanted) {}
 
-  // Counts what it cannot take there, and goes on.
+  // From now on counts files and folders that it cannot take in `count`, and goes on.
   void leave_out_into(uint64_t& count) { left_out_ = &count; }
 
   Result<> add(meta::InodeNumber inode, const std::string& path, unsigned depth = 0) {
@@ -34,7 +34,7 @@ class Walk {
 
  private:
   Result<> try_to_add(meta::InodeNumber inode, const std::string& path, unsigned depth) {
-    constexpr unsigned kDeepest = 256;  // it calls itself for each
+    constexpr unsigned kDeepest = 256;  // levels of recursion
     if (depth > kDeepest) return Error(ELOOP, "folders lie too deep in each other");
     TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(inode));
     if (!may_access(who_, record, record.is_dir() ? kRead | kSearch : wanted_)) {

@@ -21,7 +21,7 @@ void WriteErrors::failed(meta::InodeNumber inode, WriteFailure what, const Error
 }
 
 bool WriteErrors::record(meta::InodeNumber inode, int errno_value, std::string text) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   const auto [entry, inserted] = entries_.try_emplace(inode);
   const bool news = inserted || entry->second.errno_value != errno_value;
   entry->second = {errno_value, std::move(text)};
@@ -36,14 +36,14 @@ bool WriteErrors::record(meta::InodeNumber inode, int errno_value, std::string t
 }
 
 std::optional<std::string> WriteErrors::last(meta::InodeNumber inode) const {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   const auto entry = entries_.find(inode);
   if (entry == entries_.end()) return std::nullopt;
   return entry->second.text;
 }
 
 void WriteErrors::clear(meta::InodeNumber inode) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   entries_.erase(inode);
 }
 

@@ -5,12 +5,12 @@
 #pragma once
 
 #include <deque>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_map>
 
 #include "fs/base/counters.h"
+#include "io/mutex.h"
 #include "io/result.h"
 #include "meta/tree/tree.h"
 #include "meta/types.h"
@@ -39,9 +39,9 @@ class WriteErrors {
 
   const meta::Tree& tree_;
   Counters& counters_;
-  mutable std::mutex mutex_;
-  std::unordered_map<meta::InodeNumber, Entry> entries_;  // guarded by mutex_
-  std::deque<meta::InodeNumber> order_;                   // guarded by mutex_; of insertion, may name cleared ones
+  mutable io::Mutex mutex_;
+  std::unordered_map<meta::InodeNumber, Entry> entries_ GUARDED_BY(mutex_);
+  std::deque<meta::InodeNumber> order_ GUARDED_BY(mutex_);  // of insertion, may name cleared ones
 };
 
 }  // namespace ckptfs::fs

@@ -1,5 +1,5 @@
-// Attributes: getattr, setattr, statfs. Permissions are the kernel's (default_permissions); what stays with us is to
-// clear suid and sgid where Linux does (FUSE_HANDLE_KILLPRIV_V2).
+// Attributes: getattr, setattr, statfs. The kernel checks permissions (default_permissions). The daemon clears suid and
+// sgid where Linux does (FUSE_HANDLE_KILLPRIV_V2).
 #include <sys/stat.h>
 #include <time.h>
 
@@ -48,7 +48,7 @@ bool is_empty(const meta::AttributeChange& change) {
   return !change.mode && !change.uid && !change.gid && !change.atime && !change.mtime;
 }
 
-// A new owner, or a new size set by one who may not keep them, takes suid and sgid away.
+// Clears suid and sgid if the owner changes, or if somebody changes the size who may not keep these bits.
 Result<> clear_privileges(Filesystem& fs, meta::InodeNumber inode, int valid, const meta::Caller& caller,
                           meta::AttributeChange& change) {
   const bool by_owner = (valid & (FUSE_SET_ATTR_UID | FUSE_SET_ATTR_GID)) != 0;
@@ -60,7 +60,7 @@ Result<> clear_privileges(Filesystem& fs, meta::InodeNumber inode, int valid, co
   return success();
 }
 
-// The file is watched before it has suid or sgid, and for as long as somebody has it open for writing.
+// Watches the file from before it gets suid or sgid, for as long as somebody has it open for writing.
 Result<> change_attributes(Filesystem& fs, meta::InodeNumber inode, const meta::AttributeChange& change) {
   const bool gives_privileges = change.mode && has_privileges(*change.mode);
   if (gives_privileges) TRY(fs.watch_privileges(inode));
@@ -82,7 +82,7 @@ Result<meta::Attributes> set_attributes(Filesystem& fs, meta::InodeNumber inode,
         fs.write_errors.failed(inode, WriteFailure::truncate, truncated.error());
       return truncated.error();
     }
-    fs.files.changes(inode);  // for what was opened meanwhile
+    fs.files.changes(inode);  // for opens that came meanwhile
     if (wanted.st_size == 0) fs.write_errors.clear(inode);
   }
   meta::AttributeChange change = requested_change(wanted, valid);

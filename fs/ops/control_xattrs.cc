@@ -19,7 +19,7 @@ Error unknown(const std::string& name) {
   return Error(EOPNOTSUPP, std::string(ControlXattrs::kPrefix) + name + ": no such control");
 }
 
-// A path in the mount, from the mount's root or with the mountpoint before it.
+// Takes the mountpoint off a path that begins with it. Other paths count from the mount's root.
 std::string inside_mount(const std::string& path, const std::string& mountpoint) {
   if (path == mountpoint) return "/";
   if (path.starts_with(mountpoint + "/")) return path.substr(mountpoint.size());
@@ -79,9 +79,9 @@ Result<std::optional<std::string>> ControlXattrs::get_quickly(meta::InodeNumber 
   TRY(longest(inode, name));
   TRY_ASSIGN(const meta::InodeRecord record, fs_->tree.inode(inode));
   if (!record.is_regular()) return std::optional<std::string>();
-  TRY_ASSIGN(const auto usage, fs_->store.accounting().look_at_file(inode));
+  TRY_ASSIGN(const auto usage, fs_->store.accounting().usage_from_own_extents(inode));
   if (!usage) return std::optional<std::string>();
-  // What a look takes for shared may be shared with a view only: then it is this file's alone.
+  // Blocks that are flagged as shared may be shared with a view only. Such blocks count as this file's alone.
   const bool sure = name == "bytes.apparent" || usage->shared == 0 || !fs_->view_files.have_shared();
   return sure ? std::optional(bytes_of(*usage, name)) : std::nullopt;
 }
@@ -109,9 +109,9 @@ Result<std::string> ControlXattrs::state(meta::InodeNumber inode) const {
     if (!fs_->tree.write_back().check(record.blob)) return std::string("suspect");
     return std::string((record.flags & meta::kFrozen) != 0 ? "frozen" : "live");
   }
-  const auto look = fs_->step_facts.inspect_step(inode);
-  if (!look) return Error(ENODATA);
-  return std::string(state_of(look.value()));
+  const auto status = fs_->step_facts.inspect_step(inode);
+  if (!status) return Error(ENODATA);
+  return std::string(state_of(status.value()));
 }
 
 Result<std::string> ControlXattrs::rule(meta::InodeNumber series, const std::string& name) const {
@@ -121,7 +121,7 @@ Result<std::string> ControlXattrs::rule(meta::InodeNumber series, const std::str
   return set->second;
 }
 
-// Also of a sealed step, whose files it does not change.
+// A sealed step may get a metric, too, since its files do not change.
 Result<> ControlXattrs::set_metric(meta::InodeNumber step, const std::string& name, const std::string& value) const {
   TRY_ASSIGN(const bool is_step, meta::is_step(fs_->tree, step));
   if (!is_step) return Error(EINVAL, fs_->tree.path_of(step) + ": it is no step; a metric is of a step of a series");
@@ -132,8 +132,8 @@ Result<> ControlXattrs::set_metric(meta::InodeNumber step, const std::string& na
   return fs_->tree.sync();
 }
 
-// Of a step: the one made before it, if all tensors are the same. Of a file in a step: likewise, of that file. Told to
-// who may read both only.
+// Of a step: the name of the step made before it, if all tensors of both are the same. Of a file in a step: that name,
+// if both steps have the same file. Only a caller who may read both is told.
 Result<std::string> ControlXattrs::identical_to(meta::InodeNumber inode, const Peer& peer) const {
   TRY_ASSIGN(const auto place, meta::place_of(fs_->tree, inode));
   if (!place) return Error(ENODATA);

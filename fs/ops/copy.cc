@@ -1,4 +1,4 @@
-// copy_file_range: what `cp` sends, one call a file. The copy shares the source's blocks.
+// copy_file_range, which `cp` calls once for each file. The copy shares the source's blocks.
 #include <cerrno>
 
 #include "fs/open/copy_range.h"
@@ -38,7 +38,8 @@ Result<uint64_t> copy(Filesystem& fs, const CopyRequest& range) {
     TRY(fs.tree.refuse_suspect(range.from, source));
   }
   TRY(fs.speculative_clones.truncate_to_written(range.to));
-  // For this call only: while no open writes through the daemon, it holds nothing open for writing (lease probes).
+  // Opened for this call only. While no open writes through the daemon, the daemon has nothing open for writing, so
+  // that lease probes are right.
   TRY_ASSIGN(const io::Fd blob, fs.tree.open_blob(range.to, O_RDWR));
   const Copied copied =
       copy_range({range.from_descriptor, blob.get(), range.from_offset, range.to_offset, range.length, range.share});
@@ -55,7 +56,7 @@ Result<uint64_t> copy(Filesystem& fs, const CopyRequest& range) {
   if (!views::is_virtual(range.from)) {
     const auto source = copied.error ? fs.tree.sync_file(range.from, range.from_descriptor)
                                      : fs.tree.check_write_back(range.from, range.from_descriptor);
-    if (!source) {  // what was shared is not what the source should hold
+    if (!source) {  // the shared blocks are not what the source should hold
       fs.write_errors.failed(range.to, WriteFailure::copy_file_range, source.error());
       return source.error();
     }
@@ -67,7 +68,7 @@ Result<uint64_t> copy(Filesystem& fs, const CopyRequest& range) {
   return copied.bytes();
 }
 
-// -1: the daemon makes the file's bytes when they are read.
+// -1: a file of a view whose bytes the daemon makes when they are read.
 int descriptor_of(meta::InodeNumber inode, const fuse_file_info& info) {
   if (views::is_virtual(inode)) {
     const auto& blocks = Handles<ViewHandle>::get(info.fh).file->blocks();
@@ -98,7 +99,7 @@ void op_copy_file_range(fuse_req_t req, fuse_ino_t from, off_t from_offset, fuse
       return request.error(cleared.error());
     }
     request.answer(fuse_reply_write, copied.value());
-    // The source shares its blocks now, and owes them should it be a live swap file.
+    // The source shares its blocks now. If it is a live swap file, its COW reserve has grown.
     if (views::is_virtual(range.from)) return;
     const auto source = request.fs().tree.inode(range.from);
     if (source && source.value().is_live_file() && (source.value().flags & meta::kSwap) != 0) {

@@ -1,18 +1,17 @@
-// Data that comes through the daemon (read, write), and what changes or inspects a file's blocks in any mode: fallocate
-// and lseek. Under passthrough reads and writes never come here.
+// Reads and writes that come through the daemon. Fallocate and lseek, which come here in any mode.
 #include <fcntl.h>
 #include <linux/falloc.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <mutex>
 #include <span>
 
 #include "fs/kernel/request_loop.h"
 #include "fs/ops/operations.h"
 #include "fs/ops/request.h"
 #include "io/fault.h"
+#include "io/mutex.h"
 #include "io/retry.h"
 
 namespace ckptfs::fs {
@@ -31,29 +30,29 @@ void op_read(fuse_req_t req, fuse_ino_t inode, size_t size, off_t offset, fuse_f
   request.data(data.value());
 }
 
-DataPath::Written write(const Handle& handle, std::span<const std::byte> data, off_t offset) {
+DataPath::Written write(const Handle& handle, RequestLoop::Write& request, off_t offset) {
+  const std::span<const std::byte> data = request.payload;
   if (handle.blocks) return handle.blocks->write(data, offset, *handle.data);
   DataPath::Written taken;
   if (handle.clone) {
     taken = handle.clone->write(data, offset);
     if (taken.error) return taken;
-    if (taken.bytes == data.size()) {
-      RequestLoop::note_adopted_write();
-      return taken;
-    }
+    request.adopted = taken.bytes == data.size();
+    if (request.adopted) return taken;
   }
   DataPath::Written rest = handle.data->write(data.subspan(taken.bytes), offset + static_cast<off_t>(taken.bytes));
   return {taken.bytes + rest.bytes, std::move(rest.error)};
 }
 
-// Of RWF_DSYNC and RWF_SYNC, through a handle that does not sync by itself: the data is durable, as by fdatasync.
+// For RWF_DSYNC and RWF_SYNC, if the handle does not sync by itself: makes the data durable, as fdatasync does.
 Result<> sync_write(Filesystem& fs, meta::InodeNumber inode, const Handle& handle) {
   const auto sync = [&] { return fs.file_sync.sync_data(*handle.file, handle.descriptor); };
   TRY(fs.speculative_clones.make_durable(inode, handle.descriptor, sync));
   return sync();
 }
 
-// A descriptor that syncs each write takes the error of a write-back with it: nobody else is told.
+// A write through a descriptor that syncs may return the error of a failed write-back. The kernel tells nobody else of
+// that error, so it is recorded here.
 void note_failed_write(Filesystem& fs, meta::InodeNumber inode, const Handle& handle, const Error& error) {
   fs.write_errors.failed(inode, WriteFailure::write, error);
   if (!handle.syncs || error.errno_value() != EIO) return;
@@ -71,16 +70,17 @@ void op_write(fuse_req_t req, fuse_ino_t inode, const char* data, size_t size, o
       return request.error(cleared.error());
     }
   }
-  const DataPath::Written written = write(handle, RequestLoop::payload_of_write(data, size), offset);
+  RequestLoop::Write& incoming = RequestLoop::write_of(data);
+  const DataPath::Written written = write(handle, incoming, offset);
   if (written.error) note_failed_write(request.fs(), inode, handle, *written.error);
   if (written.error && written.bytes == 0) return request.logged_error(*written.error);
   if ((info->flags & (O_DSYNC | O_SYNC)) != 0 && !handle.syncs) {
     if (const auto synced = sync_write(request.fs(), inode, handle); !synced)
       return request.logged_error(synced.error());
   }
-  const std::shared_ptr<SpeculativeClone> clone = handle.clone;  // which may be closed once it is answered
+  const std::shared_ptr<SpeculativeClone> clone = handle.clone;  // the handle may end once the request is answered
   request.answer(fuse_reply_write, written.bytes);
-  if (clone) clone->look_ahead(size, RequestLoop::in_lockstep());
+  if (clone) clone->prefetch(size, incoming.in_lockstep);
 }
 
 constexpr bool is_known_fallocate(int mode) {
@@ -89,8 +89,8 @@ constexpr bool is_known_fallocate(int mode) {
          mode == (FALLOC_FL_ZERO_RANGE | kKeep);
 }
 
-// What is allocated ahead must leave live swap files what they owe. What the file has already may lie elsewhere in it:
-// so that is counted for it.
+// An allocation must leave free what live swap files reserve. Only what the file lacks for its new length is counted as
+// allocated, although the blocks that it has may lie outside the range.
 Result<> check_room(Filesystem& fs, meta::InodeNumber inode, int blob, off_t offset, off_t length) {
   TRY_ASSIGN(const struct stat st, io::stat_fd(blob));
   const off_t missing = std::min(length, offset + length - st.st_blocks * 512);
@@ -100,9 +100,10 @@ Result<> check_room(Filesystem& fs, meta::InodeNumber inode, int blob, off_t off
 Result<> allocate(Filesystem& fs, meta::InodeNumber inode, int mode, off_t offset, off_t length) {
   TRY(io::fault_point("fs.fallocate"));
   TRY(fs.speculative_clones.truncate_to_written(inode));
-  // For this call only: while no open writes through the daemon, it holds nothing open for writing (lease probes).
+  // Opened for this call only. While no open writes through the daemon, the daemon has nothing open for writing, so
+  // that lease probes are right.
   TRY_ASSIGN(const io::Fd blob, fs.tree.open_blob(inode, O_WRONLY));
-  const std::lock_guard lock(fs.allocating);
+  const io::MutexLock lock(fs.allocating);
   if ((mode & FALLOC_FL_PUNCH_HOLE) == 0) TRY(check_room(fs, inode, blob.get(), offset, length));
   if (io::retry_interrupted([&] { return ::fallocate(blob.get(), mode, offset, length); }) != 0) {
     return last_error("fallocate");
@@ -126,14 +127,14 @@ void op_fallocate(fuse_req_t req, fuse_ino_t inode, int mode, off_t offset, off_
 void op_lseek(fuse_req_t req, fuse_ino_t inode, off_t offset, int whence, fuse_file_info* info) {
   const Request request(req, Operation::lseek, inode);
   if (whence != SEEK_DATA && whence != SEEK_HOLE) return request.error(EINVAL);
-  if (const auto cut = request.fs().speculative_clones.truncate_to_written(inode); !cut)
-    return request.error(cut.error());
+  if (const auto truncated = request.fs().speculative_clones.truncate_to_written(inode); !truncated)
+    return request.error(truncated.error());
   const off_t found = ::lseek(Handles<Handle>::get(info->fh).descriptor, offset, whence);
   if (found < 0) return request.error(last_error("lseek"));
   request.answer(fuse_reply_lseek, found);
 }
 
-// Python's open() asks for TCGETS on every file.
+// Python's open() calls TCGETS on every file.
 void op_ioctl(fuse_req_t req, fuse_ino_t inode, unsigned, void*, fuse_file_info*, unsigned, const void*, size_t,
               size_t) {
   Request(req, Operation::ioctl, inode).error(ENOTTY);

@@ -1,5 +1,5 @@
-// Directories: a snapshot of the names when a directory is opened or rewound; offsets are indices into it, so that
-// removing what has been read (rm -r) skips nothing.
+// Directories. An open or a rewind takes a snapshot of the names. Offsets are indices into the snapshot, so that
+// nothing is skipped if what was read is removed (rm -r).
 #include <sys/stat.h>
 
 #include <cerrno>
@@ -20,7 +20,7 @@ constexpr size_t kDots = 2;
 
 using Entries = DirectoryHandle::Entries;
 
-// Of a view it may be answered by another thread.
+// For a view another thread may call `answer`.
 void take_snapshot(const Request& request, const std::function<void(Result<Entries>)>& answer) {
   Filesystem& fs = request.fs();
   if (views::is_virtual(request.inode())) return fs.views.list(request.inode(), request.caller().uid, answer);
@@ -31,7 +31,7 @@ void take_snapshot(const Request& request, const std::function<void(Result<Entri
   answer(std::move(entries));
 }
 
-// EMFILE: whoever asks holds too much already.
+// EMFILE: the caller holds too much of the daemon's memory already.
 Result<> keep(const Request& request, DirectoryHandle& directory, Entries entries) {
   uint64_t bytes = entries.size() * sizeof(meta::DirectoryEntry);
   for (const meta::DirectoryEntry& entry : entries) bytes += entry.name.capacity();
@@ -68,9 +68,10 @@ class Listing {
     fuse_entry_param entry{};
     entry.attr.st_ino = listed.inode;
     entry.attr.st_mode = listed.type;
-    // Of views the kernel is given no attributes here.
+    // The kernel is given no attributes of views here.
     if (!plus_ || views::is_virtual(listed.inode)) return put(listed.name.c_str(), entry, next);
-    // By name, and now: the snapshot's inode may have another name since, which the kernel would believe for a day.
+    // Looked up again by name: since the snapshot the name may have gone to another inode, and the kernel would believe
+    // the old one for a day.
     const auto found = request_.fs().tree.lookup(request_.inode(), listed.name);
     if (!found) return true;
     entry = request_.fs().entry_of(found.value());

@@ -10,7 +10,7 @@
 namespace ckptfs::fs {
 namespace {
 
-constexpr uint64_t kReadingsAtOnce = 2;  // of up to some 200 MiB
+constexpr uint64_t kReadingsAtOnce = 2;  // each takes up to some 200 MiB of memory
 
 }  // namespace
 
@@ -41,8 +41,8 @@ Filesystem::Filesystem(const MountOptions& mount_options, meta::Store& mounted_s
           store, lanes, [this](meta::InodeNumber inode, int blob) { return views::writers_of(files, inode, blob); },
           readings, leaving),
       view_files({store, tree, files, backing_ids, modes, counters}),
-      caretaker(store, {.quiet = std::chrono::seconds(options.quiet_seconds),
-                        .scrub = std::chrono::seconds(options.scrub_seconds)}),
+      maintenance(store, {.quiet = std::chrono::seconds(options.quiet_seconds),
+                          .scrub = std::chrono::seconds(options.scrub_seconds)}),
       step_facts(store, files, write_errors, file_sync, readings, saves, std::chrono::seconds(options.quiet_seconds)),
       removals(store, files, notifications),
       saver(store, notifications, saves, last_errors, counters, [this] { rotation.wake(); }),
@@ -59,7 +59,7 @@ OpenFileTable::Environment Filesystem::environment() {
     step_facts.forget(inode);
     tree.reap(inode);
   };
-  environment.about_to_change = [this](meta::InodeNumber inode) { view_files.let_go(inode); };
+  environment.about_to_change = [this](meta::InodeNumber inode) { view_files.drop_blocks_of(inode); };
   return environment;
 }
 
@@ -76,8 +76,8 @@ struct stat Filesystem::shown(const meta::Attributes& attributes) const {
   struct stat stat = attributes.stat;
   const meta::InodeNumber inode = stat.st_ino;
   if (!speculative_clones.knows(inode)) return stat;
-  // Asked again, since the blob may be truncated at any moment: once there is no written end, the size is the file's
-  // own.
+  // Attributes and written end are read again until they match, since the blob may be truncated at any moment. Once
+  // there is no written end, the blob's size is right.
   auto end = speculative_clones.size(inode);
   for (int i = 0; i < 2; ++i) {
     if (const auto fresh = tree.attributes(inode)) stat = fresh.value().stat;
@@ -124,7 +124,7 @@ void Filesystem::clear_privileges_if_written(meta::InodeNumber inode) {
   const timespec& mtime = attributes.value().stat.st_mtim;
   if (mtime.tv_sec == since->tv_sec && mtime.tv_nsec == since->tv_nsec) return;
   privileges.end(inode);
-  constexpr uint32_t kAnybody = UINT32_MAX;  // who wrote nobody knows
+  constexpr uint32_t kAnybody = UINT32_MAX;  // nobody knows who wrote
   if (const auto cleared = clear_privileges(inode, {kAnybody, kAnybody, 0}); !cleared) {
     log::error("{}: suid and sgid stay, though it was written to: {}", tree.path_of(inode), cleared.error().message());
   }
@@ -138,15 +138,15 @@ Result<> Filesystem::watch_privileges(meta::InodeNumber inode) {
   return success();
 }
 
-uint64_t Filesystem::owed_by_others(meta::InodeNumber inode) const {
-  uint64_t owed = 0;
+uint64_t Filesystem::cow_reserve_of_others(meta::InodeNumber inode) const {
+  uint64_t cow_reserve = 0;
   for (const meta::InodeNumber other : files.open_for_writing()) {
     if (other == inode) continue;
     const auto record = tree.inode(other);
-    // A file that has been removed since owes nothing that a save could be refused for.
-    if (record && (record.value().flags & meta::kSwap) != 0) owed += record.value().owed;
+    // A file that has been removed since has no reserve, and no save can be refused for it.
+    if (record && (record.value().flags & meta::kSwap) != 0) cow_reserve += record.value().cow_reserve;
   }
-  return owed;
+  return cow_reserve;
 }
 
 }  // namespace ckptfs::fs

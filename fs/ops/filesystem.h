@@ -8,7 +8,6 @@
 
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <string>
 
 #include "fs/adopt/file_sync.h"
@@ -36,7 +35,8 @@
 #include "fs/steps/step_facts.h"
 #include "fs/views/view_file.h"
 #include "fs/views/views.h"
-#include "meta/care/caretaker.h"
+#include "io/mutex.h"
+#include "meta/care/maintenance.h"
 #include "meta/store/store.h"
 #include "meta/tree/tree.h"
 
@@ -80,13 +80,13 @@ class Filesystem {
   ViewFiles view_files;
   Handles<ViewHandle> view_handles;
   PrivilegeWatch privileges;
-  meta::Caretaker caretaker;
+  meta::Maintenance maintenance;
   StepFactsFinder step_facts;
   Removals removals;
   Saver saver;
   Rotation rotation;
   std::atomic<bool> leaving{false};  // no request of the kernel is served any more: nothing is to be waited for
-  std::mutex allocating;  // so that space is not promised twice: held while it is checked for and allocated; a leaf
+  io::Mutex allocating;  // so that space is not promised twice: held while it is checked for and allocated; a leaf
 
   // How long the kernel may cache these attributes. A live file's, while a write to it may bypass the daemon, not at
   // all.
@@ -106,8 +106,8 @@ class Filesystem {
   // Before a file gets suid or sgid.
   Result<> watch_privileges(meta::InodeNumber inode);
 
-  // Blocks that the other files open for writing now will need, for Tree::prepare_writing.
-  uint64_t owed_by_others(meta::InodeNumber inode) const;
+  // The sum of the COW reserves of all other files that are open for writing now, for Tree::prepare_writing.
+  uint64_t cow_reserve_of_others(meta::InodeNumber inode) const;
 
  private:
   OpenFileTable::Environment environment();

@@ -8,7 +8,6 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <unordered_map>
 #include <vector>
 
@@ -17,6 +16,7 @@
 #include "fs/base/user_budget.h"
 #include "fs/open/data_path.h"
 #include "fs/open/open_files.h"
+#include "io/mutex.h"
 #include "meta/types.h"
 
 namespace ckptfs::fs {
@@ -49,19 +49,19 @@ struct DirectoryHandle {
   using Entries = std::vector<meta::DirectoryEntry>;
 
   std::shared_ptr<const Entries> snapshot() const {
-    const std::lock_guard lock(mutex);
+    const io::MutexLock lock(mutex);
     return entries;
   }
   void replace(Entries fresh, UserBudget::Claim of_fresh) {
     auto next = std::make_shared<const Entries>(std::move(fresh));
-    const std::lock_guard lock(mutex);
+    const io::MutexLock lock(mutex);
     entries = std::move(next);
     claim = std::move(of_fresh);
   }
 
-  mutable std::mutex mutex;
-  std::shared_ptr<const Entries> entries;  // guarded by mutex
-  UserBudget::Claim claim;                 // guarded by mutex; what of the daemon's memory they count for
+  mutable io::Mutex mutex;
+  std::shared_ptr<const Entries> entries GUARDED_BY(mutex);
+  UserBudget::Claim claim GUARDED_BY(mutex);  // what of the daemon's memory they count for
 };
 
 template <class T>
@@ -70,7 +70,7 @@ class Handles {
   // Keeps it; the number for `fh`.
   uint64_t add(std::unique_ptr<T> handle) {
     const uint64_t number = reinterpret_cast<uint64_t>(handle.get());
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     handles_.emplace(number, std::move(handle));
     return number;
   }
@@ -79,23 +79,23 @@ class Handles {
   }
   // Out of the table, to be ended by the caller.
   std::unique_ptr<T> take(uint64_t number) {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     auto node = handles_.extract(number);
     return node.empty() ? nullptr : std::move(node.mapped());
   }
   void clear() {
     std::unordered_map<uint64_t, std::unique_ptr<T>> handles;
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     handles.swap(handles_);
   }
   size_t count() const {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     return handles_.size();
   }
 
  private:
-  mutable std::mutex mutex_;
-  std::unordered_map<uint64_t, std::unique_ptr<T>> handles_;  // guarded by mutex_
+  mutable io::Mutex mutex_;
+  std::unordered_map<uint64_t, std::unique_ptr<T>> handles_ GUARDED_BY(mutex_);
 };
 
 }  // namespace ckptfs::fs

@@ -1,4 +1,4 @@
-// Names: lookup and forget, everything that makes, moves and removes them, and readlink. What changes a name goes
+// Names: lookup and forget, readlink, and all that makes, moves and removes names. Requests that change a name go
 // through the gate of its directories.
 #include <sys/stat.h>
 
@@ -12,7 +12,7 @@ namespace ckptfs::fs {
 
 namespace {
 
-// Names in the root that are not the user's to make.
+// Refuses the names in the root that only ckptfs may make.
 Result<> check_new_name(meta::InodeNumber parent, const std::string& name) {
   if (parent == meta::kRootInode && name == meta::kViewsName) return Error(EBUSY, "/views is a name of ckptfs itself");
   return success();
@@ -94,8 +94,8 @@ void op_rmdir(fuse_req_t req, fuse_ino_t parent, const char* name) {
   });
 }
 
-// A speculative clone would be truncated by a start after a crash (meta/blobs/frontiers.h): it is made durable before
-// it takes another file's place.
+// A start after a crash would truncate a speculative clone (meta/blobs/written_ends.h). So it is made durable before it
+// takes another file's place.
 Result<> make_durable_before_replacing(Filesystem& fs, meta::InodeNumber parent, const std::string& name,
                                        meta::InodeNumber new_parent, const std::string& new_name) {
   if (!fs.speculative_clones.knows_any() || !fs.tree.child(new_parent, new_name)) return success();

@@ -1,5 +1,5 @@
-// Opens of regular files, their ends, and fsync. How opens share a file, and when they end: fs/open/open_files.h; which
-// way their data goes: fs/open/open_modes.h.
+// Opens and closes of regular files, and fsync. How opens share a file, and when they end: fs/open/open_files.h. Which
+// opens bypass the daemon: fs/open/open_modes.h.
 #include <sys/stat.h>
 
 #include <cerrno>
@@ -15,11 +15,11 @@ namespace ckptfs::fs {
 
 namespace {
 
-// Opens of one file share a descriptor; each counts for it, since the last to close may be any.
+// Opens of one file share a descriptor. It counts for each of them, since any of them may be the last to close.
 constexpr uint64_t kDescriptorsOfAnOpen = 1;
 constexpr uint64_t kDescriptorsOfItsOwn = 2;  // further ones, of an open that the daemon serves: buffered and direct
 
-// An open on its way: counted already, uncounted by the destructor unless it is taken over by a handle.
+// An open that is not answered yet, but counted. The destructor uncounts it, unless a handle has taken it over.
 class PendingOpen {
  public:
   PendingOpen(Filesystem& fs, meta::InodeNumber inode, bool writing)
@@ -42,7 +42,7 @@ class PendingOpen {
   OpenFileTable::OpenCount begun_;
 };
 
-// The last of an open file that the kernel held: its own descriptors first, then the counts.
+// Ends an open: closes its own descriptors first, then counts it down.
 void end_handle(Filesystem& fs, std::unique_ptr<Handle> handle) {
   const std::shared_ptr<OpenFile> file = handle->file;
   const bool writing = handle->writing;
@@ -80,7 +80,8 @@ Result<std::unique_ptr<DataPath>> make_data_path(Filesystem& fs, const OpenFile&
                                     [&fs, &file] { return fs.files.is_only_open(file); });
 }
 
-// The blob of a speculative clone is truncated, and made durable before somebody may sync it past the daemon.
+// Truncates the blob of a speculative clone. Before an open for writing, which may sync the blob past the daemon, also
+// makes the blob durable.
 Result<> end_adoption(Filesystem& fs, OpenFile& file, bool writing) {
   if (!writing) return fs.speculative_clones.truncate_to_written(file.inode);
   TRY_ASSIGN(const io::Fd blob, fs.tree.open_blob(file.inode, O_RDONLY));
@@ -88,7 +89,7 @@ Result<> end_adoption(Filesystem& fs, OpenFile& file, bool writing) {
   return fs.speculative_clones.make_durable(file.inode, blob.get(), sync);
 }
 
-// Is it read by splice through the kernel's page cache, where the daemon serves it? (With O_DIRECT it is not.)
+// If the daemon serves this open, may it be read by splice, through the kernel's page cache? Not with O_DIRECT.
 bool may_be_spliced(int flags) { return (flags & O_ACCMODE) != O_WRONLY && (flags & O_DIRECT) == 0; }
 
 void count_as_spliced(OpenFile& file, Handle& handle) {
@@ -96,8 +97,8 @@ void count_as_spliced(OpenFile& file, Handle& handle) {
   ++file.spliced;
 }
 
-// Does this open bypass the daemon, or is it served by it? (All cases: fs/open/open_modes.h.) Fills in what the kernel
-// is to know of that.
+// Decides whether this open bypasses the daemon (all cases: fs/open/open_modes.h). Fills in what the kernel must know
+// of that.
 Result<> choose_way(Filesystem& fs, OpenFile& file, const meta::InodeRecord& record, Handle& handle,
                     fuse_file_info& info) {
   TRY_ASSIGN(const auto backing, fs.files.backing(file));
@@ -105,16 +106,17 @@ Result<> choose_way(Filesystem& fs, OpenFile& file, const meta::InodeRecord& rec
   const bool passthrough = backing.backing_id != 0;
   if (passthrough && handle.blocks && may_be_spliced(info.flags)) {
     count_as_spliced(file, handle);
-    // Who has it open, too, may write past the daemon. An open that comes later finds it counted.
+    // Another open of the file may write past the daemon. A later open finds this one counted.
     if (!fs.files.is_only_open(file)) {
       handle.blocks.reset();
       handle.spliced = nullptr;
       --file.spliced;
     }
   }
-  const bool spliced = handle.writing && file.spliced > (handle.spliced != nullptr ? 1u : 0u);
-  const bool through_daemon = !passthrough || handle.clone || handle.blocks || spliced ||
-                              fs.modes.through_daemon(info.flags, record, handle.writing && fs.tree.short_of_space());
+  const unsigned own = handle.spliced != nullptr ? 1 : 0;
+  const bool spliced_by_others = handle.writing && file.spliced > own;
+  const bool through_daemon = !passthrough || handle.clone || handle.blocks || spliced_by_others ||
+                              fs.modes.must_be_served(info.flags, record, handle.writing && fs.tree.short_of_space());
   const bool syncs = (info.flags & (O_DSYNC | O_SYNC)) != 0;
   if (through_daemon) {
     TRY(handle.claim.add(kDescriptorsOfItsOwn));
@@ -134,7 +136,7 @@ Result<> choose_way(Filesystem& fs, OpenFile& file, const meta::InodeRecord& rec
   return success();
 }
 
-// Of a file that was just made or emptied, if one is known that it will probably repeat.
+// Begins to adopt a file that was just made or emptied, if its source can be predicted.
 void begin_adoption(Filesystem& fs, const OpenFile& file, const meta::InodeRecord& record, const std::string& name,
                     const meta::Caller& caller, int flags, Handle& handle) {
   const bool may_clone = SpeculativeClones::may_clone(flags), may_share_blocks = (record.flags & meta::kSwap) == 0;
@@ -152,16 +154,16 @@ Result<std::unique_ptr<Handle>> open_file(Filesystem& fs, meta::InodeNumber inod
                                           fuse_file_info& info, const std::optional<std::string>& empty_name) {
   const bool writing = opens_for_writing(info.flags);
   TRY_ASSIGN(auto claim, fs.descriptors.take(caller.uid, kDescriptorsOfAnOpen));
-  PendingOpen pending(fs, inode, writing);  // counted before its mode is looked at (fs/open/privilege_watch.h)
+  PendingOpen pending(fs, inode, writing);  // counted before the file's mode is read (fs/open/privilege_watch.h)
   TRY_ASSIGN(const meta::InodeRecord record, fs.tree.inode(inode));
   if (!record.is_regular()) return Error(record.is_dir() ? EISDIR : ENXIO);
   if (fs.tree.is_damaged(inode)) return Error(EIO, "damaged: its blob is missing or short (see `ckptfs status`)");
   if (fs.speculative_clones.knows(inode)) TRY(end_adoption(fs, pending.file(), writing));
-  if (writing) TRY(fs.tree.prepare_writing(inode, caller, fs.owed_by_others(inode)));
+  if (writing) TRY(fs.tree.prepare_writing(inode, caller, fs.cow_reserve_of_others(inode)));
   if ((info.flags & O_TRUNC) != 0) {
     fs.files.changes(inode);
     TRY(fs.tree.truncate(inode, 0));
-    fs.view_files.let_go(inode);  // what was opened meanwhile
+    fs.view_files.drop_blocks_of(inode);  // for files of views that were opened meanwhile
     TRY(fs.clear_privileges(inode, caller));
     fs.write_errors.clear(inode);
   }
@@ -177,7 +179,7 @@ Result<std::unique_ptr<Handle>> open_file(Filesystem& fs, meta::InodeNumber inod
     if (handle->clone) fs.speculative_clones.closed(handle->clone);
     return served.error();
   }
-  // Until now the kernel might have believed its attributes for a day.
+  // Until now the kernel was allowed to cache the attributes for a day.
   if (pending.first_writer()) fs.notifications.attributes_changed(inode);
   if (!writing && caller.pid != 0) {  // 0: of another pid namespace
     handle->reader = caller.pid;
@@ -212,7 +214,7 @@ void create(const Request& request, mode_t mode, fuse_file_info info) {
   const meta::NewNode node{.mode = (mode & 07777u) | S_IFREG, .rdev = 0, .target = {}};
   const auto made = fs.tree.make(request.inode(), request.name(), node, request.caller());
   if (!made) {
-    // Somebody else (a save) made it since the kernel looked: it looks again.
+    // Somebody else, say a save, has made the file since the kernel's lookup. ESTALE makes the kernel look again.
     const bool look_again = made.error().errno_value() == EEXIST && (info.flags & O_EXCL) == 0;
     return request.error(look_again ? Error(ESTALE) : made.error());
   }
@@ -240,7 +242,8 @@ void op_create(fuse_req_t req, fuse_ino_t parent, const char* name, mode_t mode,
   through_gate(request.fs(), parent, [request, mode, info = *info] { create(request, mode, info); });
 }
 
-// Of what is written through the daemon, before close() returns: its RELEASE comes later, and only with the last one.
+// Comes before close() returns, for opens that write through the daemon. RELEASE comes later, and only after the last
+// close of the open.
 void op_flush(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
   const Request request(req, Operation::flush, inode);
   const Handle& handle = Handles<Handle>::get(info->fh);

@@ -24,7 +24,7 @@ meta::Caller Request::caller() const {
 Peer Request::peer() const {
   const fuse_ctx* context = fuse_req_ctx(request_);
   Peer peer{{context->uid, context->gid, {}}, context->pid};
-  if (context->pid == 0) return peer;  // of another pid namespace: its groups nobody can tell
+  if (context->pid == 0) return peer;  // in another pid namespace, so that its groups cannot be read
   std::vector<gid_t> groups(64);
   for (;;) {
     const int count = fuse_req_getgroups(request_, static_cast<int>(groups.size()), groups.data());
@@ -55,7 +55,7 @@ void Request::refuse(const Error& error) const {
 void Request::log(const Error& error) const {
   const char* operation = kOperationNames[static_cast<size_t>(operation_)];
   switch (error.errno_value()) {
-    // What programs ask for all day.
+    // Programs get these all day.
     case ENOENT:
     case EEXIST:
     case ENODATA:

@@ -1,7 +1,6 @@
-// An operation's request and its answer to the kernel. Here, and only here, an Error becomes an errno: common ones
-// silently, those that a person should know of with operation, path and words in the log. Here, too, each request is
-// counted and timed. A test compares the number of requests with the number of answers: an answer past Reply shows
-// there.
+// An operation's request and its answer to the kernel. Only here an Error becomes an errno. Errors that a person should
+// know of are logged with operation, path and words. Here, too, each request is counted and timed. A test compares the
+// number of requests with the number of answers, so an answer that bypasses Request shows.
 //
 // A Request is a value: an operation that has to wait at the gate keeps a copy for when it begins anew. Exactly one of
 // the answering members is called for each request, with no lock held.
@@ -30,7 +29,7 @@ class Request {
   meta::InodeNumber inode() const { return inode_; }
   const std::string& name() const { return name_; }
   meta::Caller caller() const;
-  // With its supplementary groups, which take a look into /proc: before the request is answered.
+  // The caller with the supplementary groups, which are read from /proc. To be called before the request is answered.
   Peer peer() const;
 
   void error(const Error& error) const;
@@ -43,7 +42,8 @@ class Request {
   void entry(const meta::Attributes& attributes) const;
   void attributes(const meta::Attributes& attributes) const;
   int data(std::span<const std::byte> data) const;
-  // By one of libfuse's fuse_reply_*; what that returns: not 0 where nobody waits for the answer any more.
+  // Answers by one of libfuse's fuse_reply_*, and returns what that returns: not 0 if nobody waits for the answer any
+  // more.
   template <class... Expected, class... Given>
   int answer(int (*send)(fuse_req_t, Expected...), Given... given) const {
     const int sent = send(request_, static_cast<Expected>(given)...);
@@ -63,8 +63,8 @@ class Request {
   std::string name_;
 };
 
-// Runs `work`, which answers the request, with a pass of the gate for `inodes`; or parks it until the gate opens. A
-// parked request is unanswered for long: no name in its folders is told meanwhile.
+// Runs `work`, which answers the request, with a pass of the gate for `inodes`; or parks it until the gate opens. While
+// a request is parked, the kernel is not told of names in its folders (fs/kernel/notifications.h).
 template <class Work>
 void through_gate(Filesystem& fs, std::array<meta::InodeNumber, 2> inodes, Work work) {
   const auto pass = fs.tree.gate().enter({inodes[0], inodes[1]}, [&fs, inodes, work] {

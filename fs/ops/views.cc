@@ -1,5 +1,5 @@
-// The operations on views: lookup, attributes, links and reading. Whatever would change one is EROFS. Directories are
-// listed by directory.cc.
+// The operations on views: lookup, attributes, links and reading. Requests that would change a view get EROFS.
+// Directories are listed by directory.cc.
 #include "fs/ops/views.h"
 
 #include <fcntl.h>
@@ -21,7 +21,8 @@ using views::Views;
 
 thread_local io::AlignedBuffer reply_buffer;
 
-// A live step's view follows its files, and steps come and go; what is inside a sealed one never changes.
+// The kernel may cache only what is inside a sealed step's view, which never changes. A live step's view follows its
+// files, and steps come and go.
 double timeout_of(const Views::ViewNode& found) {
   return found.of && found.of->sealed && found.node != 0 ? kLongTimeout : 0;
 }
@@ -75,10 +76,10 @@ void open_found(const Request& request, const Views::ViewNode& found, fuse_file_
   add(fs.counters.opens_of_views);
   if (const auto& blocks = file->blocks()) {
     info.backing_id = blocks->backing_id();
-    info.direct_io = fs.modes.through_daemon(info.flags, {}, false) ? 1 : 0;
+    info.direct_io = fs.modes.must_be_served(info.flags, {}, false) ? 1 : 0;
     if (info.direct_io == 0) add(fs.counters.opens_of_shared_views);
   } else {
-    info.keep_cache = 1;  // other bytes are another inode
+    info.keep_cache = 1;  // other bytes have another inode number
   }
   info.noflush = 1;
   info.fh = fs.view_handles.add(std::make_unique<ViewHandle>(ViewHandle{std::move(claim).value(), std::move(file)}));
@@ -167,7 +168,7 @@ fuse_lowlevel_ops view_operations() {
   return ops;
 }
 
-// The two tables that requests go to, by the number of the inode that they are about. Set once, before the first.
+// The tables of operations on inodes of the tree and on inodes of views. Set once, before the first request.
 fuse_lowlevel_ops of_tree;
 fuse_lowlevel_ops of_views;
 
@@ -190,7 +191,7 @@ void route(fuse_lowlevel_ops& ops) {
   ((ops.*Members = Route<Members>::call), ...);
 }
 
-// Those that are about two inodes: neither end can be in a view, but for the source of a copy.
+// The requests about two inodes. Neither inode may be in a view, except the source of a copy.
 void routed_symlink(fuse_req_t req, const char* target, fuse_ino_t parent, const char* name) {
   if (views::is_virtual(parent)) {
     fuse_reply_err(req, EROFS);
@@ -216,7 +217,7 @@ void routed_rename(fuse_req_t req, fuse_ino_t parent, const char* name, fuse_ino
   }
 }
 
-// The kernel counts lookups of views, too; they are remembered nowhere.
+// The kernel counts lookups of views, too. The daemon does not.
 void routed_forget(fuse_req_t req, fuse_ino_t inode, uint64_t lookups) {
   if (views::is_virtual(inode)) {
     fuse_reply_none(req);
@@ -225,7 +226,7 @@ void routed_forget(fuse_req_t req, fuse_ino_t inode, uint64_t lookups) {
   }
 }
 
-// The one name in the root that is virtual.
+// The root has one virtual name: /views.
 void routed_lookup(fuse_req_t req, fuse_ino_t parent, const char* name) {
   if (parent == meta::kRootInode && std::string_view(name) == meta::kViewsName) {
     const Request request(req, Operation::lookup, parent, name);

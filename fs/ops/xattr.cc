@@ -1,5 +1,5 @@
-// Extended attributes: the user's own are kept in the index, user.ckptfs.* are controls (fs/ops/control_xattrs.h), ACLs
-// and the rest of system.* are not supported.
+// Extended attributes. The user's own are kept in the index. Those in user.ckptfs.* are controls
+// (fs/ops/control_xattrs.h). ACLs and the rest of system.* are not supported.
 #include <cerrno>
 #include <string_view>
 
@@ -14,7 +14,7 @@ namespace {
 bool is_control(std::string_view name) { return name.starts_with(ControlXattrs::kPrefix); }
 std::string control_name(std::string_view name) { return std::string(name.substr(ControlXattrs::kPrefix.size())); }
 bool is_unsupported(std::string_view name) { return name.starts_with("system."); }
-// The kernel keeps all but root from reading it; whether it is listed is left to the file system.
+// The kernel lets only root read such an xattr, but leaves it to the file system whether it is listed.
 bool is_trusted(std::string_view name) { return name.starts_with("trusted."); }
 
 // A size of 0 asks for the length.
@@ -41,13 +41,13 @@ void op_setxattr(fuse_req_t req, fuse_ino_t inode, const char* name, const char*
   request.result(request.fs().tree.set_xattr(inode, name, content, flags));
 }
 
-// Which controls depend on who asks; the others are spared the look at who that is.
+// Does the value depend on who asks? For the others the caller's groups are not read.
 bool depends_on_caller(std::string_view control) {
   return control == "source" || control == "last_error" || control == "identical_to";
 }
 
-// Which controls take a look at the files of a step, of which there may be many.
-bool looks_at_steps(std::string_view control) { return control == "state" || control == "identical_to"; }
+// Does it take an inspection of a step's files, of which there may be many?
+bool inspects_steps(std::string_view control) { return control == "state" || control == "identical_to"; }
 
 void answer_control(const Request& request, const std::string& name, size_t size) {
   const auto value =
@@ -56,7 +56,8 @@ void answer_control(const Request& request, const std::string& name, size_t size
   answer(request, value.value(), size);
 }
 
-// What takes long is found on a thread of its own, and not for its length alone: that may be more than it turns out.
+// Finds a value that takes long on a thread of its own. A caller who asks for the length alone gets an upper bound at
+// once.
 void answer_slow_control(const Request& request, const std::string& name, size_t size) {
   if (size == 0) {
     const auto longest = ControlXattrs(request.fs()).longest(request.inode(), name);
@@ -76,7 +77,7 @@ void op_getxattr(fuse_req_t req, fuse_ino_t inode, const char* name, size_t size
   if (is_unsupported(name)) return request.error(EOPNOTSUPP);
   if (is_control(name)) {
     const std::string control = control_name(name);
-    if (looks_at_steps(control)) {
+    if (inspects_steps(control)) {
       const auto work = [request, control, size] { answer_control(request, control, size); };
       const auto started = request.fs().lanes.start(request.caller().uid, work);
       return started ? void() : request.error(started.error());

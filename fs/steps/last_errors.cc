@@ -3,10 +3,10 @@
 namespace ckptfs::fs {
 
 void LastErrors::remember(meta::InodeNumber inode, uint32_t uid, const Result<>& result) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   errors_.erase(inode);
   if (result) return;
-  // Whoever may make folders makes as many series as there are inodes.
+  // A user who may make folders can make as many series as there are inodes.
   constexpr size_t kMostErrors = 4096;
   constexpr size_t kMostWords = 1024;
   if (errors_.size() >= kMostErrors) errors_.erase(errors_.begin());
@@ -14,7 +14,7 @@ void LastErrors::remember(meta::InodeNumber inode, uint32_t uid, const Result<>&
 }
 
 std::optional<std::string> LastErrors::of(meta::InodeNumber inode, uint32_t asking) const {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   const auto error = errors_.find(inode);
   if (error == errors_.end()) return std::nullopt;
   const bool may_see = asking == 0 || asking == error->second.uid;
@@ -22,7 +22,7 @@ std::optional<std::string> LastErrors::of(meta::InodeNumber inode, uint32_t aski
 }
 
 void LastErrors::forget(meta::InodeNumber inode) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   errors_.erase(inode);
 }
 

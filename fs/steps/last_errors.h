@@ -4,11 +4,11 @@
 #pragma once
 
 #include <cstdint>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_map>
 
+#include "io/mutex.h"
 #include "io/result.h"
 #include "meta/types.h"
 
@@ -16,7 +16,7 @@ namespace ckptfs::fs {
 
 class LastErrors {
  public:
-  // What a control that `uid` asked for came to; success takes the error before it away.
+  // Remembers the result of a control that `uid` asked for. Success erases the earlier error.
   void remember(meta::InodeNumber inode, uint32_t uid, const Result<>& result);
   // Its words may name what only `uid` may see: nobody else is told, but root.
   std::optional<std::string> of(meta::InodeNumber inode, uint32_t asking) const;
@@ -29,8 +29,8 @@ class LastErrors {
     uint32_t uid = 0;
   };
 
-  mutable std::mutex mutex_;
-  std::unordered_map<meta::InodeNumber, LastError> errors_;  // guarded by mutex_
+  mutable io::Mutex mutex_;
+  std::unordered_map<meta::InodeNumber, LastError> errors_ GUARDED_BY(mutex_);
 };
 
 }  // namespace ckptfs::fs

@@ -8,13 +8,13 @@
 
 namespace ckptfs::fs {
 namespace {
-constexpr size_t kNamesAtOnce = 1024;            // in one change of the index: others wait for it
+constexpr size_t kNamesAtOnce = 1024;            // in one change of the index, which others wait for
 constexpr std::chrono::seconds kPause{5};        // after a failure
-constexpr std::chrono::seconds kUntilFreed{10};  // the reaper's rounds, and some
+constexpr std::chrono::seconds kUntilFreed{10};  // longer than the reaper's rounds take
 }  // namespace
 
 void Removals::start() {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   stopping_ = false;
   directories_.assign(store_.unpurged().begin(), store_.unpurged().end());
   thread_ = std::thread([this] { run(); });
@@ -22,7 +22,7 @@ void Removals::start() {
 
 void Removals::stop() {
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     stopping_ = true;
   }
   wake_.notify_all();
@@ -34,7 +34,7 @@ Result<> Removals::remove(meta::InodeNumber parent, const std::string& name, met
   notifications_.name_changed(parent, name);
   notifications_.attributes_changed(parent);
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     directories_.push_back(expected);
     last_ = std::chrono::steady_clock::now();
     wake_.notify_all();
@@ -43,24 +43,25 @@ Result<> Removals::remove(meta::InodeNumber parent, const std::string& name, met
 }
 
 size_t Removals::waiting() const {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   return directories_.size();
 }
 
-// Who has files open may keep the space for as long as he likes: so not for ever.
+// Files that somebody has open keep their space for as long as that one likes. So the answer is yes for a limited time
+// only.
 bool Removals::is_freeing() const {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   const auto since = std::chrono::steady_clock::now() - last_;
   return since < kUntilFreed || (!directories_.empty() && since < 30 * kUntilFreed);
 }
 
-// A directory is emptied before those that come out of it.
+// Empties a directory before the directories that are taken out of it.
 void Removals::run() {
   io::become_background_thread();
-  std::unique_lock lock(mutex_);
-  std::string after;  // what is taken out of the first directory
+  io::MutexLock lock(mutex_);
+  std::string after;  // the last name that was taken out of the first directory
   while (true) {
-    wake_.wait(lock, [this] { return stopping_ || !directories_.empty(); });
+    wake_.wait(mutex_, [this]() REQUIRES(mutex_) { return stopping_ || !directories_.empty(); });
     if (stopping_) return;
     const meta::InodeNumber directory = directories_.front();
     lock.unlock();
@@ -74,7 +75,7 @@ void Removals::run() {
     if (gone || (done && done.value())) directories_.pop_front();
     if (!done && !gone) std::rotate(directories_.begin(), directories_.begin() + 1, directories_.end());
     last_ = std::chrono::steady_clock::now();
-    if (!done && !gone) wake_.wait_for(lock, kPause, [this] { return stopping_; });
+    if (!done && !gone) wake_.wait_for(mutex_, kPause, [this]() REQUIRES(mutex_) { return stopping_; });
   }
 }
 
@@ -91,7 +92,7 @@ Result<bool> Removals::empty_next(meta::InodeNumber directory, std::string& afte
     }
   }
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     directories_.insert(directories_.end(), purged.directories.begin(), purged.directories.end());
   }
   if (purged.done) files_.taken_out(directory);

@@ -9,14 +9,13 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <deque>
-#include <mutex>
 #include <string>
 #include <thread>
 
 #include "fs/kernel/notifications.h"
 #include "fs/open/open_files.h"
+#include "io/mutex.h"
 #include "io/result.h"
 #include "meta/store/store.h"
 #include "meta/types.h"
@@ -32,8 +31,8 @@ class Removals {
   void start();
   void stop();
 
-  // Of the directory `expected`, durably on return. EPERM: a pinned step; ENOENT: something else has that name now.
-  // Whoever has a file of it open keeps that.
+  // Removes the directory `expected`, durably on return. Files of it that somebody has open stay until they are closed.
+  // EPERM: it is a pinned step. ENOENT: something else has that name now.
   Result<> remove(meta::InodeNumber parent, const std::string& name, meta::InodeNumber expected);
   // How many directories have not been emptied yet.
   size_t waiting() const;
@@ -48,11 +47,11 @@ class Removals {
   meta::Tree& tree_;
   OpenFileTable& files_;
   Notifications& notifications_;
-  mutable std::mutex mutex_;
-  std::condition_variable wake_;
-  std::deque<meta::InodeNumber> directories_;   // guarded by mutex_; the first is being emptied
-  bool stopping_ = false;                       // guarded by mutex_
-  std::chrono::steady_clock::time_point last_;  // guarded by mutex_; when one was removed or emptied
+  mutable io::Mutex mutex_;
+  io::CondVar wake_;
+  std::deque<meta::InodeNumber> directories_ GUARDED_BY(mutex_);  // the first is being emptied
+  bool stopping_ GUARDED_BY(mutex_) = false;
+  std::chrono::steady_clock::time_point last_ GUARDED_BY(mutex_);  // when one was removed or emptied
   std::thread thread_;
 };
 

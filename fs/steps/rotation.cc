@@ -22,7 +22,7 @@ using meta::formats::Completeness;
 constexpr std::chrono::milliseconds kShortest{250};
 constexpr std::chrono::milliseconds kLongest{5000};
 constexpr std::chrono::minutes kNoteClock{10};
-constexpr int kLookShare = 50;  // looking takes one part in so many of the time
+constexpr int kPauseFactor = 50;  // an inspection is followed by a pause of so many times its duration
 
 meta::WallTime now() { return meta::wall_time(meta::now()); }
 
@@ -34,11 +34,11 @@ std::string names_of(const std::vector<Reason>& reasons) {
 
 std::string owned_by(uint32_t uid) { return "steps of uid " + std::to_string(uid); }
 
-// What is removed meanwhile by others is no failure, nor is the end of the mount.
+// It is no failure if somebody else removes a step meanwhile, or if the mount ends.
 bool is_harmless(const Error& error) { return error.errno_value() == ENOENT || error.errno_value() == ECANCELED; }
 
-// Which protections `status` reports as held. Not *unknown*, which has a warning of its own. Who protects is judge() in
-// meta/steps/retention.cc.
+// Is it a protection that `status` reports as held? *Unknown* is not, since it has a warning of its own. The decision
+// to protect is made by judge() in meta/steps/retention.cc.
 bool is_protection(Reason reason) {
   return reason == Reason::newest || reason == Reason::pinned || reason == Reason::latest || reason == Reason::in_use ||
          reason == Reason::out_of_reach;
@@ -47,6 +47,7 @@ bool is_protection(Reason reason) {
 }  // namespace
 
 void Rotation::start() {
+  const io::MutexLock lock(mutex_);
   stopping_ = false;
   thread_ = std::thread([this] { run(); });
 }
@@ -54,7 +55,7 @@ void Rotation::start() {
 void Rotation::stop() {
   step_facts_.stop();
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     stopping_ = true;
   }
   wake_.notify_all();
@@ -62,26 +63,26 @@ void Rotation::stop() {
 }
 
 void Rotation::wake() {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   woken_ = true;
   wake_.notify_all();
 }
 
 RotationReport Rotation::report() const {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   return report_;
 }
 
 bool Rotation::wait(Clock::duration time) {
-  std::unique_lock lock(mutex_);
-  wake_.wait_for(lock, time, [this] { return stopping_ || woken_; });
+  const io::MutexLock lock(mutex_);
+  wake_.wait_for(mutex_, time, [this]() REQUIRES(mutex_) { return stopping_ || woken_; });
   woken_ = false;
   return !stopping_;
 }
 
 void Rotation::failed(const std::string& what, const Error& error) {
   log::warn("{}: {}", what, error.message());
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   ++report_.failures;
 }
 
@@ -91,88 +92,89 @@ void Rotation::run() {
   const auto interval = std::clamp<Clock::duration>(quiet_ / 4, kShortest, kLongest);
   for (Clock::duration rest = interval; wait(rest);) {
     const auto began = Clock::now();
-    const auto looked = look_after_all();
-    if (!looked && !is_harmless(looked.error())) failed("rotation", looked.error());
-    rest = std::max(interval, (Clock::now() - began) * kLookShare);
+    const auto rotated = rotate_all();
+    if (!rotated && !is_harmless(rotated.error())) failed("rotation", rotated.error());
+    rest = std::max(interval, (Clock::now() - began) * kPauseFactor);
   }
   clock_noted_ = {};
   if (const auto noted = note_clock(); !noted) failed("rotation", noted.error());
 }
 
-Result<> Rotation::look_after_all() {
+Result<> Rotation::rotate_all() {
   if (!tree_.is_inspected()) return success();  // what is damaged is not known yet
   files_.forget_closed_before(Clock::now() - 2 * quiet_);
   TRY_ASSIGN(const auto all, meta::list_series(tree_));
   Findings findings;
   for (const meta::InodeNumber series : all) {
-    const auto done = look_after(series, findings);
+    const auto done = rotate_series(series, findings);
     if (!done && !is_harmless(done.error())) failed("rotation of " + tree_.path_of(series), done.error());
   }
   const std::vector<std::string> told = report().warnings;
   for (const std::string& warning : findings.warnings) {
     if (std::find(told.begin(), told.end(), warning) == told.end()) log::warn("rotation: {}", warning);
   }
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   report_.held = std::move(findings.held);
   report_.warnings = std::move(findings.warnings);
   return success();
 }
 
-// What is not noted before a crash of the machine makes the steps that much younger.
+// After a crash of the machine the steps are younger by the time since the clock was noted last.
 Result<> Rotation::note_clock() {
   if (Clock::now() - clock_noted_ < kNoteClock) return success();
   clock_noted_ = Clock::now();
   return step_facts_.clock().note(store_.index());
 }
 
-Result<> Rotation::look_after(meta::InodeNumber series, Findings& findings) {
+Result<> Rotation::rotate_series(meta::InodeNumber series, Findings& findings) {
   TRY_ASSIGN(const meta::SeriesPolicy series_policy, meta::policy_of(store_, series));
   if (series_policy.set.empty() && series_policy.armed.empty()) return success();
   TRY_ASSIGN(const meta::Policy wanted, meta::parse_policy(series_policy.armed));
   TRY(note_clock());
   const std::string metric = wanted.keep_best ? wanted.keep_best->metric : "";
-  TRY_ASSIGN(const SeriesStatus look, step_facts_.inspect_series(series, metric, true));
+  TRY_ASSIGN(const SeriesStatus status, step_facts_.inspect_series(series, metric, true));
   if (!series_policy.is_armed()) {
-    TRY_ASSIGN(const bool changed, arm(series, series_policy, look));
-    if (changed) {  // nothing is done by a policy that has just been replaced
+    TRY_ASSIGN(const bool changed, arm(series, series_policy, status));
+    if (changed) {  // a policy that has just been replaced does nothing
       wake();
       return success();
     }
   }
   if (series_policy.armed.empty()) return success();
   const Rules rules{series_policy.armed, series_policy.armed_by};
-  TRY_ASSIGN(const meta::Judgement judgement, judge(rules, look));
+  TRY_ASSIGN(const meta::Judgement judgement, judge(rules, status));
   const std::string path = tree_.path_of(series);
   for (const std::string& warning : judgement.warnings) findings.warnings.push_back(path + ": " + warning);
-  for (const StepStatus& step : look.steps) {
+  for (const StepStatus& step : status.steps) {
     if (step.failed) findings.warnings.push_back(path + "/" + step.facts.tag + " cannot be judged: " + step.reason);
   }
-  if (!look.unclear.empty()) {
-    const std::string what = look.unclear_to ? owned_by(*look.unclear_to) : "nothing";
-    findings.warnings.push_back(path + ": " + what + (look.unclear_to ? " stay: " : " is removed: ") + look.unclear);
-    if (!look.unclear_to) return success();
+  if (!status.unclear.empty()) {
+    const std::string what = status.unclear_to ? owned_by(*status.unclear_to) : "nothing";
+    findings.warnings.push_back(path + ": " + what + (status.unclear_to ? " stay: " : " is removed: ") +
+                                status.unclear);
+    if (!status.unclear_to) return success();
   }
-  TRY(carry_out(series, wanted, look, judgement, findings));
-  return seal(rules, look, judgement);
+  TRY(carry_out(series, wanted, status, judgement, findings));
+  return seal(rules, status, judgement);
 }
 
-// What one of them fails for does not keep the others.
-Result<> Rotation::carry_out(meta::InodeNumber series, const meta::Policy& policy, const SeriesStatus& look,
+// If the removal of one step fails, the others are removed all the same.
+Result<> Rotation::carry_out(meta::InodeNumber series, const meta::Policy& policy, const SeriesStatus& status,
                              const meta::Judgement& judgement, Findings& findings) {
   const std::string path = tree_.path_of(series);
   std::vector<const StepStatus*> newest;
   std::vector<size_t> going;
-  for (size_t at = 0; at < look.steps.size(); ++at) {
+  for (size_t at = 0; at < status.steps.size(); ++at) {
     const auto& reasons = judgement.decisions[at].reasons;
-    if (std::find(reasons.begin(), reasons.end(), Reason::newest) != reasons.end()) newest.push_back(&look.steps[at]);
+    if (std::find(reasons.begin(), reasons.end(), Reason::newest) != reasons.end()) newest.push_back(&status.steps[at]);
     if (judgement.decisions[at].stays) {
-      note_held(path, policy, look.steps[at], judgement.decisions[at], findings);
-    } else if (look.unclear.empty() || look.unclear_to != look.steps[at].owner) {
+      note_held(path, policy, status.steps[at], judgement.decisions[at], findings);
+    } else if (status.unclear.empty() || status.unclear_to != status.steps[at].owner) {
       going.push_back(at);
     }
   }
   if (going.empty()) return success();
-  if (auto durable = make_durable(series, look, judgement); !durable) {
+  if (auto durable = make_durable(series, status, judgement); !durable) {
     if (is_harmless(durable.error())) return durable;
     findings.warnings.push_back(path +
                                 ": nothing is removed, as what stays is not durable: " + durable.error().message());
@@ -180,24 +182,24 @@ Result<> Rotation::carry_out(meta::InodeNumber series, const meta::Policy& polic
   }
   for (const size_t at : going) {
     if (is_stopping()) return Error(ECANCELED);
-    const StepStatus& step = look.steps[at];
-    const auto thought = second_thought(series, look, step, newest);
-    if (thought && !thought.value().empty()) {
-      findings.held.push_back(path + "/" + step.facts.tag + ": " + thought.value());
+    const StepStatus& step = status.steps[at];
+    const auto objection = recheck_protections(series, status, step, newest);
+    if (objection && !objection.value().empty()) {
+      findings.held.push_back(path + "/" + step.facts.tag + ": " + objection.value());
       continue;
     }
-    const auto done = thought ? remove(series, step, judgement.decisions[at]) : Result<>(thought.error());
+    const auto done = objection ? remove(series, step, judgement.decisions[at]) : Result<>(objection.error());
     if (!done && !is_harmless(done.error())) failed("rotation of " + path + "/" + step.facts.tag, done.error());
   }
   return success();
 }
 
-// A removal is durable at once. What was written to the steps that stay, and to `latest`, may be in memory only.
-Result<> Rotation::make_durable(meta::InodeNumber series, const SeriesStatus& look,
+// A removal is durable at once. What was written to the steps that stay, and to `latest`, may still be in memory only.
+Result<> Rotation::make_durable(meta::InodeNumber series, const SeriesStatus& status,
                                 const meta::Judgement& judgement) const {
-  TRY(tree_.write_back().sync_all());  // which is told of what no file tells any more
-  for (size_t at = 0; at < look.steps.size(); ++at) {
-    const StepStatus& step = look.steps[at];
+  TRY(tree_.write_back().sync_all());  // also reports failed write-backs that no file reports any more
+  for (size_t at = 0; at < status.steps.size(); ++at) {
+    const StepStatus& step = status.steps[at];
     if (!judgement.decisions[at].stays || step.facts.completeness != Completeness::complete) continue;
     TRY(step_facts_.make_durable(step));
   }
@@ -219,10 +221,11 @@ Result<bool> Rotation::is_as_it_was(meta::InodeNumber series, const StepStatus& 
          now.value().fingerprint == complete.fingerprint;
 }
 
-// The protections once more, right before a removal: much may have happened since the series was looked at. After a
-// start nobody knows who had what open.
-Result<std::string> Rotation::second_thought(meta::InodeNumber series, const SeriesStatus& look, const StepStatus& step,
-                                             const std::vector<const StepStatus*>& newest) const {
+// Right before a removal: what may have changed since the series was inspected. The pin is not asked for here:
+// Tree::take_out does that. After a start nobody knows who had what open.
+Result<std::string> Rotation::recheck_protections(meta::InodeNumber series, const SeriesStatus& status,
+                                                  const StepStatus& step,
+                                                  const std::vector<const StepStatus*>& newest) const {
   if (Clock::now() - started_ < 2 * quiet_) return "mounted a moment ago";
   bool any = false;
   for (const StepStatus* const one : newest) {
@@ -235,28 +238,28 @@ Result<std::string> Rotation::second_thought(meta::InodeNumber series, const Ser
   TRY_ASSIGN(const StepStatus now, step_facts_.inspect_step(step.inode));
   if (now.facts.in_use) return "in use";
   if (now.facts.completeness != step.facts.completeness || now.changed != step.changed) return "it has just changed";
-  // What may change in a moment comes last.
+  // Check last what may change in a moment.
   const auto latest = step_facts_.latest_of(series);
-  const bool same = latest ? look.unclear.empty() && latest.value() == look.latest : look.unclear_to.has_value();
+  const bool same = latest ? status.unclear.empty() && latest.value() == status.latest : status.unclear_to.has_value();
   if (!same) return "`latest` has just changed";
   TRY_ASSIGN(const bool in_use, step_facts_.is_in_use(step.inode));
   return std::string(in_use ? "in use" : "");
 }
 
-// Left alone: nothing in the series has changed for the quiet time. See meta/steps/policy.h.
-Result<bool> Rotation::arm(meta::InodeNumber series, const meta::SeriesPolicy& policy, const SeriesStatus& look) {
+// A series is *left alone* if nothing in it has changed for the quiet time. See meta/steps/policy.h.
+Result<bool> Rotation::arm(meta::InodeNumber series, const meta::SeriesPolicy& policy, const SeriesStatus& status) {
   if (!policy.left_alone) {
-    const auto since = std::max(look.changed, meta::wall_time(policy.changed)) + quiet_;
-    if (look.written || now() < since) return false;
-    // Where there is no quiet time to wait for, any step that completes after the change will do.
+    const auto since = std::max(status.changed, meta::wall_time(policy.changed)) + quiet_;
+    if (status.written || now() < since) return false;
+    // With a quiet time of 0, any step that completes after the change arms the policy.
     const timespec left_alone = quiet_.count() == 0 ? policy.changed : meta::to_timespec(since);
     TRY(meta::note_left_alone(store_, series, policy, left_alone));
     return true;
   }
   const auto left_alone = meta::wall_time(*policy.left_alone);
-  const bool completed = std::any_of(look.steps.begin(), look.steps.end(), [&](const StepStatus& step) {
+  const bool completed = std::any_of(status.steps.begin(), status.steps.end(), [&](const StepStatus& step) {
     return step.facts.completeness == Completeness::complete && step.facts.completed >= left_alone &&
-           step.facts.completed <= now();  // what is dated in the future may be older than the change
+           step.facts.completed <= now();  // a step dated in the future may be older than the change
   });
   if (!completed) return false;
   TRY(meta::arm(store_, series, policy));
@@ -271,24 +274,24 @@ Result<uint64_t> Rotation::exclusive_bytes(std::vector<meta::InodeNumber> steps)
 }
 
 bool Rotation::is_stopping() const {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   return stopping_;
 }
 
-// The owner of the series comes last: what others keep here is the first to make room for the store.
-Result<meta::Judgement> Rotation::judge(const Rules& rules, const SeriesStatus& look) const {
+// The owner of the series comes last, so that other users' steps are the first to make room.
+Result<meta::Judgement> Rotation::judge(const Rules& rules, const SeriesStatus& status) const {
   std::map<std::pair<bool, uint32_t>, std::vector<size_t>> by_owner;
-  for (size_t at = 0; at < look.steps.size(); ++at) {
-    const uint32_t owner = look.steps[at].owner;
-    by_owner[{owner == look.owner, owner}].push_back(at);
+  for (size_t at = 0; at < status.steps.size(); ++at) {
+    const uint32_t owner = status.steps[at].owner;
+    by_owner[{owner == status.owner, owner}].push_back(at);
   }
   meta::Judgement judgement;
-  judgement.decisions.resize(look.steps.size());
+  judgement.decisions.resize(status.steps.size());
   std::vector<meta::InodeNumber> gone;
   for (const auto& [owner, steps] : by_owner) {
-    TRY_ASSIGN(meta::Judgement of_owner, judge_owner(rules, look, steps, gone));
+    TRY_ASSIGN(meta::Judgement of_owner, judge_owner(rules, status, steps, gone));
     for (size_t at = 0; at < steps.size(); ++at) {
-      if (!of_owner.decisions[at].stays) gone.push_back(look.steps[steps[at]].inode);
+      if (!of_owner.decisions[at].stays) gone.push_back(status.steps[steps[at]].inode);
       judgement.decisions[steps[at]] = std::move(of_owner.decisions[at]);
     }
     for (const std::string& warning : of_owner.warnings) {
@@ -298,17 +301,17 @@ Result<meta::Judgement> Rotation::judge(const Rules& rules, const SeriesStatus& 
   return judgement;
 }
 
-Result<meta::Judgement> Rotation::judge_owner(const Rules& rules, const SeriesStatus& look,
+Result<meta::Judgement> Rotation::judge_owner(const Rules& rules, const SeriesStatus& status,
                                               const std::vector<size_t>& steps,
                                               const std::vector<meta::InodeNumber>& gone_before) const {
   TRY_ASSIGN(meta::Policy policy, meta::parse_policy(rules.text));
-  // What would be removed now for room that is already on its way would be removed for nothing.
+  // While removals are still freeing space, more removals for min_free would be for nothing.
   if (removals_.is_freeing()) policy.min_free.reset();
   std::vector<meta::StepFacts> facts;
   std::vector<meta::InodeNumber> inodes;
   for (const size_t at : steps) {
-    facts.push_back(look.steps[at].facts);
-    inodes.push_back(look.steps[at].inode);
+    facts.push_back(status.steps[at].facts);
+    inodes.push_back(status.steps[at].inode);
   }
   std::optional<uint64_t> of_owner;
   const meta::RoomWithout room = [&](const std::vector<size_t>& gone) -> Result<meta::Room> {
@@ -330,7 +333,7 @@ Result<meta::Judgement> Rotation::judge_owner(const Rules& rules, const SeriesSt
     return left;
   };
   const meta::Moment moment{now(), step_facts_.clock().now()};
-  // Whether somebody could remove a step takes a while to find out, so that is asked of those only that are to go.
+  // It takes a while to find out whether a user could remove a step. So it is asked only of steps that are to go.
   std::unordered_set<size_t> allowed;
   while (true) {
     TRY_ASSIGN(meta::Judgement judgement, meta::judge(policy, facts, moment, room));
@@ -351,17 +354,17 @@ Result<> Rotation::remove(meta::InodeNumber series, const StepStatus& step, cons
   TRY(io::fault_point("rotation.before_remove"));
   TRY(removals_.remove(series, step.facts.tag, step.inode));
   log::info("rotation: {} is removed: {}", path, names_of(decision.reasons));
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   ++report_.removed;
   return success();
 }
 
-Result<> Rotation::seal(const Rules& rules, const SeriesStatus& look, const meta::Judgement& judgement) {
+Result<> Rotation::seal(const Rules& rules, const SeriesStatus& status, const meta::Judgement& judgement) {
   TRY_ASSIGN(const meta::Policy policy, meta::parse_policy(rules.text));
   if (!policy.seal_after) return success();
   const meta::StoreTime now = step_facts_.clock().now();
-  for (size_t at = 0; at < look.steps.size(); ++at) {
-    const StepStatus& step = look.steps[at];
+  for (size_t at = 0; at < status.steps.size(); ++at) {
+    const StepStatus& step = status.steps[at];
     if (!judgement.decisions[at].stays) continue;
     const bool due = step.facts.completeness == Completeness::complete && !step.record.sealed && !step.facts.in_use &&
                      step.seen && now - std::max(step.seen->completed_at, step.seen->changed_at) >= *policy.seal_after;
@@ -370,7 +373,7 @@ Result<> Rotation::seal(const Rules& rules, const SeriesStatus& look, const meta
     if (!may && may.error().errno_value() != ENOENT) return may.error();
     if (!may || !may.value()) continue;
     const auto sealed = saver_.seal(step.inode);
-    // Removed this moment, or somebody writes to it again.
+    // ENOENT: it was removed this moment. EBUSY: somebody writes to it again.
     if (!sealed && sealed.error().errno_value() != ENOENT && sealed.error().errno_value() != EBUSY) {
       failed("sealing " + tree_.path_of(step.inode), sealed.error());
     }
@@ -388,13 +391,13 @@ void Rotation::note_held(const std::string& path, const meta::Policy& policy, co
     findings.held.push_back(path + "/" + step.facts.tag + ": " + names_of(decision.reasons));
 }
 
-Result<SeriesJudgement> Rotation::look(meta::InodeNumber series, const std::optional<Rules>& rules) {
+Result<SeriesJudgement> Rotation::preview(meta::InodeNumber series, const std::optional<Rules>& rules) {
   SeriesJudgement found;
   TRY_ASSIGN(found.policy, meta::policy_of(store_, series));
   const Rules asked = rules ? *rules : Rules{found.policy.set, found.policy.set_by};
   TRY_ASSIGN(const meta::Policy policy, meta::parse_policy(asked.text));
-  TRY_ASSIGN(found.look, step_facts_.inspect_series(series, policy.keep_best ? policy.keep_best->metric : "", false));
-  TRY_ASSIGN(found.judgement, judge(asked, found.look));
+  TRY_ASSIGN(found.status, step_facts_.inspect_series(series, policy.keep_best ? policy.keep_best->metric : "", false));
+  TRY_ASSIGN(found.judgement, judge(asked, found.status));
   return found;
 }
 

@@ -7,29 +7,26 @@
 //   - meta/steps/retention.h decides, as a pure function of facts, the time, and the room that removals would make;
 //   - this file carries it out: makes durable what stays, asks once more, removes (fs/steps/removals.h), seals.
 //
-// When a step may be removed. Three lists have to agree:
-//   - judge() in meta/steps/retention.cc protects the newest complete step, pinned ones, the one that `latest` names,
-//   those
-//     in use, those that cannot be judged (*unknown*, and with it *damaged*), and those that whoever set the rules
-//     could not remove by hand. Each owner's steps are judged by themselves.
-//   - Rotation::second_thought() asks again right before a removal, since much may have happened: is the newest
+// When a step may be removed. Three places protect it:
+//   - judge() in meta/steps/retention.cc protects the newest complete step, pinned steps, the step that `latest` names,
+//     steps in use, steps that cannot be judged (*unknown*, and with it *damaged*), and steps that the user who set the
+//     rules could not remove by hand. Each owner's steps are judged by themselves.
+//   - Rotation::recheck_protections() asks again right before a removal, since much may have happened: is the newest
 //     complete step of the owner still what it was, has the step changed, is it in use, has `latest` changed? For twice
 //     the quiet time after a start it removes nothing, as nobody knows who had what open.
-//   - is_protection() in fs/steps/rotation.cc says which protections `status` reports under `rotation.held`. *Unknown*
-//   is not
-//     among them: it has a warning of its own.
+//   - Tree::take_out(), in which every removal ends, refuses a pinned step, and one whose name leads elsewhere by now.
+// Which of these `status` reports under `rotation.held` is_protection() in fs/steps/rotation.cc says. *Unknown* is not
+// among them: it has a warning of its own.
 //
 // Nothing is removed, either, while files are not inspected after a crash (meta/store/inspection.h), while nobody can
 // tell what `latest` names (where it is another user's file: nothing of that user), or while a step that stays cannot
 // be made durable. A removal is durable at once. So each complete step that stays, and `latest`, are synced before it.
 //
-// Thread safety: look() and report() from any thread; start() and stop() from one. Lock: mutex_ (a leaf).
+// Thread safety: preview() and report() from any thread; start() and stop() from one. Lock: mutex_ (a leaf).
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
@@ -40,6 +37,7 @@
 #include "fs/steps/removals.h"
 #include "fs/steps/saver.h"
 #include "fs/steps/step_facts.h"
+#include "io/mutex.h"
 #include "meta/steps/policy.h"
 #include "meta/steps/retention.h"
 
@@ -48,11 +46,11 @@ namespace ckptfs::fs {
 // A series, and what a policy says of each of its steps.
 struct SeriesJudgement {
   meta::SeriesPolicy policy;
-  SeriesStatus look;
-  meta::Judgement judgement;  // a decision for each of look.steps
+  SeriesStatus status;
+  meta::Judgement judgement;  // a decision for each of status.steps
 };
 
-// Of a policy that is set, or might be.
+// The rules of a policy that is set or could be set, with the users who set them.
 struct Rules {
   meta::PolicyText text;
   meta::RuleSetters setters;
@@ -61,7 +59,7 @@ struct Rules {
 struct RotationReport {
   uint64_t removed = 0;               // steps, since the mount
   uint64_t failures = 0;              // of any of it; each is logged
-  std::vector<std::string> held;      // "/steps/global_step5: latest": no rule keeps it, but for this it would go
+  std::vector<std::string> held;      // "/steps/global_step5: latest": only this protection keeps it, no rule does
   std::vector<std::string> warnings;  // caps that cannot be met, and why nothing is removed
 };
 
@@ -82,12 +80,13 @@ class Rotation {
 
   void start();
   void stop();
-  // Something happened that it may have to act on.
+  // To be called when something has happened that rotation may have to act on.
   void wake();
   RotationReport report() const;
 
-  // What `rules`, or else those that are set, say; nothing is done. EINVAL, in words, for bad rules.
-  Result<SeriesJudgement> look(meta::InodeNumber series, const std::optional<Rules>& rules);
+  // Tells what `rules`, or else the rules that are set, would do with each step, and does nothing. EINVAL, in words,
+  // for bad rules.
+  Result<SeriesJudgement> preview(meta::InodeNumber series, const std::optional<Rules>& rules);
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -97,24 +96,24 @@ class Rotation {
 
   void run();
   bool wait(Clock::duration time);  // false: the end
-  Result<> look_after_all();
-  Result<> look_after(meta::InodeNumber series, Findings& findings);
-  // Each owner's steps by themselves, so that nobody's steps make another's go.
-  Result<meta::Judgement> judge(const Rules& rules, const SeriesStatus& look) const;
-  Result<meta::Judgement> judge_owner(const Rules& rules, const SeriesStatus& look, const std::vector<size_t>& steps,
+  Result<> rotate_all();
+  Result<> rotate_series(meta::InodeNumber series, Findings& findings);
+  // Judges each owner's steps by themselves, so that nobody's steps are removed because of another's.
+  Result<meta::Judgement> judge(const Rules& rules, const SeriesStatus& status) const;
+  Result<meta::Judgement> judge_owner(const Rules& rules, const SeriesStatus& status, const std::vector<size_t>& steps,
                                       const std::vector<meta::InodeNumber>& gone_before) const;
-  // True: what is armed has changed, or may with the next look.
-  Result<bool> arm(meta::InodeNumber series, const meta::SeriesPolicy& policy, const SeriesStatus& look);
-  Result<> carry_out(meta::InodeNumber series, const meta::Policy& policy, const SeriesStatus& look,
+  // True: the armed policy has changed, or the next inspection may change it.
+  Result<bool> arm(meta::InodeNumber series, const meta::SeriesPolicy& policy, const SeriesStatus& status);
+  Result<> carry_out(meta::InodeNumber series, const meta::Policy& policy, const SeriesStatus& status,
                      const meta::Judgement& judgement, Findings& findings);
-  Result<> seal(const Rules& rules, const SeriesStatus& look, const meta::Judgement& judgement);
+  Result<> seal(const Rules& rules, const SeriesStatus& status, const meta::Judgement& judgement);
   Result<uint64_t> exclusive_bytes(std::vector<meta::InodeNumber> steps) const;
-  // All that stays is on the disk and in the durable index when it returns.
-  Result<> make_durable(meta::InodeNumber series, const SeriesStatus& look, const meta::Judgement& judgement) const;
+  // When it returns, all that stays is on the disk and in the durable index.
+  Result<> make_durable(meta::InodeNumber series, const SeriesStatus& status, const meta::Judgement& judgement) const;
   Result<bool> is_as_it_was(meta::InodeNumber series, const StepStatus& complete) const;
-  // Why it is not to go after all, as things are now; empty: it is.
-  Result<std::string> second_thought(meta::InodeNumber series, const SeriesStatus& look, const StepStatus& step,
-                                     const std::vector<const StepStatus*>& newest) const;
+  // Why the step must stay after all, as things are now. Empty: it may be removed.
+  Result<std::string> recheck_protections(meta::InodeNumber series, const SeriesStatus& status, const StepStatus& step,
+                                          const std::vector<const StepStatus*>& newest) const;
   Result<> remove(meta::InodeNumber series, const StepStatus& step, const meta::Decision& decision);
   Result<> note_clock();
   bool is_stopping() const;
@@ -133,11 +132,11 @@ class Rotation {
   Clock::time_point started_;      // the thread's own, as is clock_noted_
   Clock::time_point clock_noted_;  // the store's
 
-  mutable std::mutex mutex_;
-  std::condition_variable wake_;
-  bool stopping_ = false;  // guarded by mutex_
-  bool woken_ = false;     // guarded by mutex_
-  RotationReport report_;  // guarded by mutex_
+  mutable io::Mutex mutex_;
+  io::CondVar wake_;
+  bool stopping_ GUARDED_BY(mutex_) = false;
+  bool woken_ GUARDED_BY(mutex_) = false;
+  RotationReport report_ GUARDED_BY(mutex_);
   std::thread thread_;
 };
 

@@ -6,14 +6,14 @@
 namespace ckptfs::fs {
 
 void SaveHistory::add(TakenSave save) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   saves_.push_back(std::move(save));
   if (saves_.size() > kMost) saves_.pop_front();
 }
 
 void SaveHistory::made(meta::InodeNumber folder) {
-  const std::lock_guard lock(mutex_);
-  // The number of an inode never comes back: the smallest are the oldest.
+  const io::MutexLock lock(mutex_);
+  // Inode numbers ascend, so the smallest are the oldest.
   if (made_.size() >= kMostMade) {
     std::vector<meta::InodeNumber> numbers;
     for (const auto& [number, when] : made_) numbers.push_back(number);
@@ -24,7 +24,7 @@ void SaveHistory::made(meta::InodeNumber folder) {
 }
 
 void SaveHistory::complete(meta::InodeNumber step, const std::string& path, meta::WallTime changed) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   const auto known = made_.find(step);
   if (known == made_.end()) return;
   const meta::WallTime began = known->second;
@@ -35,7 +35,7 @@ void SaveHistory::complete(meta::InodeNumber step, const std::string& path, meta
 }
 
 std::vector<TakenSave> SaveHistory::all() const {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   return {saves_.begin(), saves_.end()};
 }
 

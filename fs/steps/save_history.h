@@ -7,11 +7,11 @@
 
 #include <cstdint>
 #include <deque>
-#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
+#include "io/mutex.h"
 #include "meta/time.h"
 #include "meta/types.h"
 
@@ -42,9 +42,9 @@ class SaveHistory {
  private:
   static constexpr size_t kMostMade = 4096;
 
-  mutable std::mutex mutex_;
-  std::deque<TakenSave> saves_;                                 // guarded by mutex_
-  std::unordered_map<meta::InodeNumber, meta::WallTime> made_;  // guarded by mutex_; of those not known to be complete
+  mutable io::Mutex mutex_;
+  std::deque<TakenSave> saves_ GUARDED_BY(mutex_);
+  std::unordered_map<meta::InodeNumber, meta::WallTime> made_ GUARDED_BY(mutex_);  // of those not known to be complete
 };
 
 }  // namespace ckptfs::fs

@@ -45,7 +45,7 @@ Result<meta::SaveResult> Saver::save(meta::InodeNumber series, const std::string
 }
 
 Result<> Saver::seal(meta::InodeNumber step) {
-  // close() returns before the kernel's RELEASE has come here: a file that was closed a moment ago is waited for.
+  // close() returns before the kernel's RELEASE reaches the daemon. So wait for files that were closed a moment ago.
   constexpr auto kPatience = std::chrono::milliseconds(200);
   const auto until = std::chrono::steady_clock::now() + kPatience;
   Result<> result = meta::seal(store_, step);

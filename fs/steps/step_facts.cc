@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <mutex>
 #include <set>
 #include <span>
 #include <string_view>
@@ -30,7 +31,7 @@ constexpr size_t kMostLatest = 4096;  // bytes of `latest`
 
 timespec later_of(const timespec& a, const timespec& b) { return meta::later(a, b) ? a : b; }
 
-// The whole of a small file; ENOENT where there is none.
+// Reads the whole of a small file. ENOENT: there is no such file.
 Result<std::string> read_file(const meta::Tree& tree, meta::InodeNumber folder, const std::string& name, size_t most) {
   TRY_ASSIGN(const meta::InodeNumber file, tree.child(folder, name));
   TRY_ASSIGN(const meta::Attributes attributes, tree.attributes(file));
@@ -43,7 +44,7 @@ Result<std::string> read_file(const meta::Tree& tree, meta::InodeNumber folder, 
   return text;
 }
 
-// ENOENT: the step has no such file. Else as it says.
+// Reads a metric from the step's trainer_state.json. ENOENT: the step has no such file.
 Result<std::optional<double>> metric_in(const meta::Tree& tree, meta::InodeNumber step, const std::string& metric) {
   const std::string name = meta::formats::kTrainerStateName;
   TRY_ASSIGN(const meta::InodeNumber file, tree.child(step, name));
@@ -56,7 +57,7 @@ Result<std::optional<double>> metric_in(const meta::Tree& tree, meta::InodeNumbe
   return Error(found.error().errno_value(), name + ": " + found.error().message());
 }
 
-// Of a file's name, or of the folder of its rank.
+// The rank that a file's name tells, or the name of its folder.
 std::optional<unsigned> rank_of_path(std::string_view path) {
   const size_t slash = path.rfind('/');
   if (const auto states = meta::formats::parse_states_name(path.substr(slash + 1))) return states->rank;
@@ -80,21 +81,21 @@ bool is_swap_state_only(const meta::formats::StepFiles& files) {
   });
 }
 
-// It was whole when the save returned. `names`: when one came or went in it, last.
+// The step was whole when the save returned. `names`: when a name came or went in it last.
 meta::formats::CompletenessJudgement judge_save(const meta::StepRecord& record, const timespec& names) {
   if (!meta::later(names, record.saved)) return {Completeness::complete, {}};
   return {Completeness::unknown, "files came or went since it was saved"};
 }
 
-// One step that cannot be judged keeps no other from it.
+// The status of a step that cannot be inspected, so that the other steps of the series are inspected all the same.
 StepStatus uninspected(const meta::DirectoryEntry& entry, const Error& error) {
-  StepStatus look;
-  look.inode = entry.inode;
-  look.facts.tag = entry.name;
-  look.facts.number = meta::step_number(entry.name).value_or(0);
-  look.reason = error.message();
-  look.failed = true;
-  return look;
+  StepStatus status;
+  status.inode = entry.inode;
+  status.facts.tag = entry.name;
+  status.facts.number = meta::step_number(entry.name).value_or(0);
+  status.reason = error.message();
+  status.failed = true;
+  return status;
 }
 
 }  // namespace
@@ -105,7 +106,7 @@ Result<> StepFactsFinder::start() {
 }
 
 Result<StepFactsFinder::Changes> StepFactsFinder::changes_below(meta::InodeNumber folder, unsigned depth) const {
-  constexpr unsigned kDeepest = 256;  // who walks them calls itself for each
+  constexpr unsigned kDeepest = 256;  // levels of recursion
   if (depth > kDeepest) return Error(ELOOP, tree_.path_of(folder) + ": folders lie too deep in each other");
   TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(folder));
   Changes changes{record.mtime, later_of(record.mtime, record.ctime)};
@@ -119,7 +120,7 @@ Result<StepFactsFinder::Changes> StepFactsFinder::changes_below(meta::InodeNumbe
   return changes;
 }
 
-// By a mapping whose descriptor is closed, too.
+// Finds mappings whose descriptor is closed, too.
 Result<bool> StepFactsFinder::is_mapped_for_writing(meta::InodeNumber step) const {
   bool written = false;
   TRY(meta::for_each_file(tree_, step, [&](const auto&, meta::InodeNumber file) -> Result<> {
@@ -132,8 +133,8 @@ Result<bool> StepFactsFinder::is_mapped_for_writing(meta::InodeNumber step) cons
   return written;
 }
 
-// Of a file that does not hold what was written, as far as is known: its name, and why. Files that are gone are left
-// out.
+// The name of a file that is known not to hold what was written to it, and why. None: there is no such file. Files that
+// are gone are left out.
 Result<std::optional<std::string>> StepFactsFinder::damage_in(const std::vector<meta::InodeNumber>& files) const {
   for (const meta::InodeNumber file : files) {
     std::string damage;
@@ -170,7 +171,8 @@ Result<bool> StepFactsFinder::holds_any(meta::InodeNumber step, const Used& used
 
 Result<bool> StepFactsFinder::is_in_use(meta::InodeNumber step) const { return holds_any(step, used()); }
 
-// In a step, or in what may become one: the log of a run that lies beside them is written all the time.
+// Is a file written in a step, or in a directory that may become one? Files beside the steps do not count, since the
+// log of a run is written all the time.
 bool StepFactsFinder::is_written(meta::InodeNumber series) const {
   const std::vector<meta::InodeNumber> written = files_.open_for_writing();
   return std::any_of(written.begin(), written.end(), [&](meta::InodeNumber at) {
@@ -189,37 +191,37 @@ bool StepFactsFinder::is_written(meta::InodeNumber series) const {
 }
 
 void StepFactsFinder::forget(meta::InodeNumber inode) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   known_.erase(inode);
 }
 
 std::optional<StepFactsFinder::CachedFacts> StepFactsFinder::known_as(meta::InodeNumber step,
                                                                       const io::Digest& fingerprint) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   const auto known = known_.find(step);
   return known != known_.end() && known->second.fingerprint == fingerprint ? std::optional(known->second)
                                                                            : std::nullopt;
 }
 
-// As it was judged before, if no file has changed.
+// If no file has changed, the answer is the cached one.
 Result<StepFactsFinder::CachedFacts> StepFactsFinder::judge(meta::InodeNumber step, const Changes& changes,
-                                                            const Used& used, StepStatus& look) {
+                                                            const Used& used, StepStatus& status) {
   const views::AskWriters ask_writers = [this](meta::InodeNumber inode, int) {
     return views::Writers{files_.open_for_writing(inode), false, {}};
   };
   views::FilesOfStep files(store_, ask_writers, stopping_);
   TRY(files.collect(step));
-  look.changed = std::max(look.changed, wall_time(files.time()));
-  look.files = files.inodes().size();
-  look.bytes = files.bytes();
-  look.facts.in_use = std::ranges::any_of(files.inodes(), [&used](auto inode) { return used.contains(inode); });
+  status.changed = std::max(status.changed, wall_time(files.time()));
+  status.files = files.inodes().size();
+  status.bytes = files.bytes();
+  status.facts.in_use = std::ranges::any_of(files.inodes(), [&used](auto inode) { return used.contains(inode); });
   CachedFacts known;
   if (!files.problems().empty()) {
     known.judgement = {Completeness::incomplete, files.problems().front().file + ": it is being written"};
     return known;
   }
-  const std::string fingerprint = files.fingerprint() + (look.record.sealed ? "sealed" : "") +
-                                  std::to_string(meta::nanoseconds(look.record.saved)) + ' ' +
+  const std::string fingerprint = files.fingerprint() + (status.record.sealed ? "sealed" : "") +
+                                  std::to_string(meta::nanoseconds(status.record.saved)) + ' ' +
                                   std::to_string(meta::nanoseconds(changes.names));
   known.fingerprint = io::digest_of(std::as_bytes(std::span(fingerprint)));
   TRY_ASSIGN(const auto damage, damage_in(files.inodes()));
@@ -231,42 +233,43 @@ Result<StepFactsFinder::CachedFacts> StepFactsFinder::judge(meta::InodeNumber st
   if (const auto before = known_as(step, known.fingerprint)) return *before;
   known.completed = files.time();
   known.ranks = ranks_of(files);
-  known.saved_alone = look.record.source != 0 && is_swap_state_only(files);
-  if (look.record.sealed) {
+  known.saved_alone = status.record.source != 0 && is_swap_state_only(files);
+  if (status.record.sealed) {
     known.judgement = {Completeness::complete, {}};
   } else if (known.saved_alone) {
-    known.judgement = judge_save(look.record, changes.names);
+    known.judgement = judge_save(status.record, changes.names);
   } else {
     const std::lock_guard turn(readings_);
     if (const auto meanwhile = known_as(step, known.fingerprint)) return *meanwhile;
     known.judgement = meta::formats::judge_completeness(files, meta::formats::read_checkpoint(files));
   }
-  if (known.saved_alone) known.completed = look.record.saved;
+  if (known.saved_alone) known.completed = status.record.saved;
   if (files.short_of()) return *files.short_of();
-  if (known.judgement.completeness == Completeness::complete && !look.record.sealed && !known.saved_alone) {
+  if (known.judgement.completeness == Completeness::complete && !status.record.sealed && !known.saved_alone) {
     TRY_ASSIGN(known.mapped, is_mapped_for_writing(step));
   }
-  if (known.mapped) {  // and may be so no more at the next look
+  if (known.mapped) {  // and the next inspection asks again
     known.judgement = {Completeness::unknown, "a file of it is mapped for writing"};
     return known;
   }
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   return known_[step] = known;
 }
 
-// By the store's clock, where rotation has seen the step as it is now. What rotation has not seen so has just changed.
-// The wall clock tells where nobody watches.
-std::chrono::seconds StepFactsFinder::quiet_of(const StepStatus& look, bool watches) const {
+// For how long nothing has changed in the step. If rotation has seen the step as it is now, the clock of the store
+// tells. If rotation has seen the step otherwise, or has yet to see it, the step has just changed. If rotation never
+// saw the step and does not watch the series, the wall clock tells.
+std::chrono::seconds StepFactsFinder::quiet_of(const StepStatus& status, bool watches) const {
   std::chrono::nanoseconds quiet{};
-  if (look.seen && look.seen->changed == look.changed) {
-    quiet = clock().now() - look.seen->changed_at;
-  } else if (!look.seen && !watches) {
-    quiet = wall_time(meta::now()) - look.changed;
+  if (status.seen && status.seen->changed == status.changed) {
+    quiet = clock().now() - status.seen->changed_at;
+  } else if (!status.seen && !watches) {
+    quiet = wall_time(meta::now()) - status.changed;
   }
   return std::chrono::duration_cast<std::chrono::seconds>(std::max(quiet, std::chrono::nanoseconds(0)));
 }
 
-// All that is new is of one moment: which of it is newer the files tell.
+// All changes that are seen now get the same moment. Which of the steps is newer, their files tell.
 Result<> StepFactsFinder::see(meta::InodeNumber series, std::vector<StepStatus>& steps, bool watches) const {
   const meta::Moment now{wall_time(meta::now()), clock().now()};
   std::vector<std::pair<meta::InodeNumber, meta::SeenStep>> changed;
@@ -282,39 +285,39 @@ Result<> StepFactsFinder::see(meta::InodeNumber series, std::vector<StepStatus>&
 Result<StepStatus> StepFactsFinder::inspect_step(meta::InodeNumber step, const std::string& tag,
                                                  const Circumstances& now) {
   if (stopping_) return Error(ECANCELED);
-  StepStatus look;
-  look.inode = step;
+  StepStatus status;
+  status.inode = step;
   TRY_ASSIGN(const meta::InodeRecord folder, tree_.inode(step));
-  look.owner = folder.uid;
+  status.owner = folder.uid;
   TRY_ASSIGN(const auto record, store_.index().find_step(step));
-  look.record = record.value_or(meta::StepRecord());
+  status.record = record.value_or(meta::StepRecord());
   TRY_ASSIGN(const Changes changes, changes_below(step));
-  look.changed = wall_time(changes.any);
-  TRY_ASSIGN(const CachedFacts known, judge(step, changes, now.used, look));
-  TRY_ASSIGN(look.seen, meta::seen_step(store_, step));
-  look.quiet = quiet_of(look, now.watches);
+  status.changed = wall_time(changes.any);
+  TRY_ASSIGN(const CachedFacts known, judge(step, changes, now.used, status));
+  TRY_ASSIGN(status.seen, meta::seen_step(store_, step));
+  status.quiet = quiet_of(status, now.watches);
   const bool partial = meta::is_partial_name(tag);
-  look.reason = partial ? "it was not committed" : known.judgement.reason;
-  look.ranks = known.ranks;
-  look.damaged = known.damaged;
-  look.fingerprint = known.fingerprint;
+  status.reason = partial ? "it was not committed" : known.judgement.reason;
+  status.ranks = known.ranks;
+  status.damaged = known.damaged;
+  status.fingerprint = known.fingerprint;
   const Completeness completeness = partial ? Completeness::incomplete : known.judgement.completeness;
   const bool complete = completeness == Completeness::complete;
-  look.facts.tag = tag;
-  look.facts.number = meta::number_of(tag, look.record);
-  look.facts.completeness = completeness;
-  if (complete) look.completed = wall_time(known.completed);
-  look.facts.completed = look.completed.value_or(look.changed);
-  look.facts.pinned = now.pinned.contains(step);
-  look.facts.in_use = look.facts.in_use || known.mapped;
-  const bool settled = look.record.sealed || known.saved_alone || look.quiet >= quiet_;
+  status.facts.tag = tag;
+  status.facts.number = meta::number_of(tag, status.record);
+  status.facts.completeness = completeness;
+  if (complete) status.completed = wall_time(known.completed);
+  status.facts.completed = status.completed.value_or(status.changed);
+  status.facts.pinned = now.pinned.contains(step);
+  status.facts.in_use = status.facts.in_use || known.mapped;
+  const bool settled = status.record.sealed || known.saved_alone || status.quiet >= quiet_;
   if (complete && !settled) {
-    look.facts.completeness = Completeness::incomplete;
-    look.reason = "it was written " + std::to_string(look.quiet.count()) + " s ago";
-    look.facts.in_use = true;
+    status.facts.completeness = Completeness::incomplete;
+    status.reason = "it was written " + std::to_string(status.quiet.count()) + " s ago";
+    status.facts.in_use = true;
   }
-  if (complete && settled && !known.saved_alone) saves_.complete(step, tree_.path_of(step), look.changed);
-  return look;
+  if (complete && settled && !known.saved_alone) saves_.complete(step, tree_.path_of(step), status.changed);
+  return status;
 }
 
 Result<StepStatus> StepFactsFinder::inspect_step(meta::InodeNumber step) {
@@ -325,18 +328,18 @@ Result<StepStatus> StepFactsFinder::inspect_step(meta::InodeNumber step) {
   return inspect_step(step, path.substr(path.rfind('/') + 1), {used(), std::move(pinned)});
 }
 
-// What was made durable is, until its files are others. So is a file with digests that are current, which were taken
-// after it was synced, and a frozen one.
-Result<> StepFactsFinder::make_durable(const StepStatus& look) {
-  const auto is_same = [&](const auto& known) {
-    return known != known_.end() && known->second.fingerprint == look.fingerprint;
+// A step that was made durable stays so until its files change. A file with current digests is durable, too, since it
+// was synced before they were taken. So is a frozen file.
+Result<> StepFactsFinder::make_durable(const StepStatus& status) {
+  const auto is_same = [&](const auto& known) REQUIRES(mutex_) {
+    return known != known_.end() && known->second.fingerprint == status.fingerprint;
   };
   {
-    const std::lock_guard lock(mutex_);
-    const auto known = known_.find(look.inode);
+    const io::MutexLock lock(mutex_);
+    const auto known = known_.find(status.inode);
     if (is_same(known) && known->second.durable && tree_.write_back().suspects() == 0) return success();
   }
-  TRY(meta::for_each_file(tree_, look.inode, [this](const auto&, meta::InodeNumber file) -> Result<> {
+  TRY(meta::for_each_file(tree_, status.inode, [this](const auto&, meta::InodeNumber file) -> Result<> {
     if (stopping_) return Error(ECANCELED);
     TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(file));
     if (auto trusted = tree_.refuse_suspect(file, record); !trusted) return trusted;
@@ -344,8 +347,8 @@ Result<> StepFactsFinder::make_durable(const StepStatus& look) {
     TRY_ASSIGN(const meta::Verdict verdict, meta::known_verdict(store_, file));
     return verdict == meta::Verdict::ok ? Result<>(success()) : file_sync_.sync_file(file);
   }));
-  const std::lock_guard lock(mutex_);
-  if (const auto known = known_.find(look.inode); is_same(known)) known->second.durable = true;
+  const io::MutexLock lock(mutex_);
+  if (const auto known = known_.find(status.inode); is_same(known)) known->second.durable = true;
   return success();
 }
 
@@ -364,25 +367,26 @@ const char* state_of(const StepStatus& step) {
   return "unknown";
 }
 
-Result<std::optional<double>> StepFactsFinder::metric_of(const StepStatus& look, const std::string& name) {
-  const auto set = store_.index().xattr(look.inode, meta::kMetricXattr + name);
+Result<std::optional<double>> StepFactsFinder::metric_of(const StepStatus& status, const std::string& name) {
+  const auto set = store_.index().xattr(status.inode, meta::kMetricXattr + name);
   if (set) return meta::parse_metric(set.value());
   if (set.error().errno_value() != ENOENT) return set.error();
-  const auto is_known = [&](const auto& known) {
-    return known != known_.end() && known->second.fingerprint == look.fingerprint;
+  const auto is_known = [&](const auto& known) REQUIRES(mutex_) {
+    return known != known_.end() && known->second.fingerprint == status.fingerprint;
   };
   {
-    const std::lock_guard lock(mutex_);
-    const auto known = known_.find(look.inode);
+    const io::MutexLock lock(mutex_);
+    const auto known = known_.find(status.inode);
     if (is_known(known) && known->second.metrics.contains(name)) return known->second.metrics.at(name);
   }
-  auto found = metric_in(tree_, look.inode, name);
+  auto found = metric_in(tree_, status.inode, name);
   if (!found && found.error().errno_value() == ENOENT) found = std::optional<double>();
-  // What the file itself is the reason for, stays so: it is not read again.
+  // If the file itself is the reason, the answer stays so, and is cached.
   const int failed = found ? 0 : found.error().errno_value();
   if (failed != 0 && failed != EBADMSG && failed != EFBIG) return found;
-  const std::lock_guard lock(mutex_);
-  if (const auto known = known_.find(look.inode); is_known(known)) known->second.metrics.insert_or_assign(name, found);
+  const io::MutexLock lock(mutex_);
+  if (const auto known = known_.find(status.inode); is_known(known))
+    known->second.metrics.insert_or_assign(name, found);
   return found;
 }
 
@@ -403,27 +407,27 @@ Result<std::optional<std::string>> StepFactsFinder::latest_of(meta::InodeNumber 
   return std::optional(tag);
 }
 
-// Whoever may make a name in the series might make that one.
-Result<> StepFactsFinder::note_unclear(meta::InodeNumber series, const Error& error, SeriesStatus& look) const {
-  look.unclear = "nobody can tell what `latest` names: " + error.message();
+// Any user who may make names in the series might have made `latest`.
+Result<> StepFactsFinder::note_unclear(meta::InodeNumber series, const Error& error, SeriesStatus& status) const {
+  status.unclear = "nobody can tell what `latest` names: " + error.message();
   const auto file = tree_.child(series, "latest");
   if (!file && file.error().errno_value() == ENOENT) return success();  // it was removed this moment
   TRY(file);
   TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(file.value()));
-  if (record.uid != 0 && record.uid != look.owner) look.unclear_to = record.uid;
+  if (record.uid != 0 && record.uid != status.owner) status.unclear_to = record.uid;
   return success();
 }
 
 Result<SeriesStatus> StepFactsFinder::inspect_series(meta::InodeNumber series, const std::string& metric,
                                                      bool watches) {
-  SeriesStatus look;
+  SeriesStatus status;
   TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(series));
-  look.owner = record.uid;
-  look.changed = wall_time(later_of(record.mtime, record.ctime));
-  look.written = is_written(series);
+  status.owner = record.uid;
+  status.changed = wall_time(later_of(record.mtime, record.ctime));
+  status.written = is_written(series);
   const auto latest = latest_of(series);
-  if (latest) look.latest = latest.value();
-  if (!latest) TRY(note_unclear(series, latest.error(), look));
+  if (latest) status.latest = latest.value();
+  if (!latest) TRY(note_unclear(series, latest.error(), status));
   Circumstances now{used(), {}, watches};
   TRY_ASSIGN(now.pinned, tree_.pinned_folders());
   TRY_ASSIGN(const auto entries, tree_.list(series));
@@ -435,8 +439,8 @@ Result<SeriesStatus> StepFactsFinder::inspect_series(meta::InodeNumber series, c
     if (!step.value()) {
       const bool named = meta::step_number(entry.name).has_value();
       const auto changes = named ? changes_below(entry.inode) : Error(ENOENT);
-      if (changes) look.changed = std::max(look.changed, wall_time(changes.value().names));
-      look.others.push_back({entry.name, named ? "it holds no checkpoint file" : "it has no step's name"});
+      if (changes) status.changed = std::max(status.changed, wall_time(changes.value().names));
+      status.others.push_back({entry.name, named ? "it holds no checkpoint file" : "it has no step's name"});
       continue;
     }
     auto found = inspect_step(entry.inode, entry.name, now);
@@ -445,9 +449,9 @@ Result<SeriesStatus> StepFactsFinder::inspect_series(meta::InodeNumber series, c
     if (failed == ECANCELED) return found.error();
     if (!found) found = uninspected(entry, found.error());
     StepStatus& one = found.value();
-    look.changed = std::max(look.changed, one.changed);
+    status.changed = std::max(status.changed, one.changed);
     if (one.record.being_removed) {
-      look.others.push_back({entry.name, "it is being removed"});
+      status.others.push_back({entry.name, "it is being removed"});
       continue;
     }
     one.facts.latest = latest && latest.value() == entry.name;
@@ -457,10 +461,10 @@ Result<SeriesStatus> StepFactsFinder::inspect_series(meta::InodeNumber series, c
       if (told) one.facts.metric = told.value();
       if (!told && one.reason.empty()) one.reason = metric + " cannot be told: " + told.error().message();
     }
-    look.steps.push_back(std::move(one));
+    status.steps.push_back(std::move(one));
   }
-  TRY(see(series, look.steps, watches));
-  return look;
+  TRY(see(series, status.steps, watches));
+  return status;
 }
 
 }  // namespace ckptfs::fs

@@ -15,7 +15,6 @@
 #include <atomic>
 #include <chrono>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -28,6 +27,7 @@
 #include "fs/open/write_errors.h"
 #include "fs/steps/save_history.h"
 #include "io/digest.h"
+#include "io/mutex.h"
 #include "meta/formats/completeness.h"
 #include "meta/steps/retention.h"
 #include "meta/steps/seen_step.h"
@@ -101,7 +101,7 @@ class StepFactsFinder {
   Result<SeriesStatus> inspect_series(meta::InodeNumber series, const std::string& metric, bool watches);
   // Syncs what was written to the step, as it was inspected; its names are durable when the index is synced. An error
   // names the file; its step is no longer complete.
-  Result<> make_durable(const StepStatus& look);
+  Result<> make_durable(const StepStatus& status);
   // Does somebody have a file of the step open, or had within twice the quiet time?
   Result<bool> is_in_use(meta::InodeNumber step) const;
   // The inode is gone.
@@ -122,7 +122,7 @@ class StepFactsFinder {
     std::map<std::string, Result<std::optional<double>>> metrics;  // by name, as its files tell them, or cannot
   };
 
-  // Of a folder and those in it.
+  // The last changes of a folder and of the folders below it.
   struct Changes {
     timespec names{};  // when names came or went in one of them, last
     timespec any{};    // or they were changed otherwise, or moved
@@ -134,18 +134,18 @@ class StepFactsFinder {
     bool watches = false;
   };
   Result<StepStatus> inspect_step(meta::InodeNumber step, const std::string& tag, const Circumstances& now);
-  Result<> note_unclear(meta::InodeNumber series, const Error& error, SeriesStatus& look) const;
-  std::chrono::seconds quiet_of(const StepStatus& look, bool watches) const;
+  Result<> note_unclear(meta::InodeNumber series, const Error& error, SeriesStatus& status) const;
+  std::chrono::seconds quiet_of(const StepStatus& status, bool watches) const;
   Result<> see(meta::InodeNumber series, std::vector<StepStatus>& steps, bool watches) const;
   Used used() const;
   Result<bool> holds_any(meta::InodeNumber step, const Used& used) const;
   bool is_written(meta::InodeNumber series) const;
   std::optional<CachedFacts> known_as(meta::InodeNumber step, const io::Digest& fingerprint);
-  Result<CachedFacts> judge(meta::InodeNumber step, const Changes& changes, const Used& used, StepStatus& look);
+  Result<CachedFacts> judge(meta::InodeNumber step, const Changes& changes, const Used& used, StepStatus& status);
   Result<Changes> changes_below(meta::InodeNumber folder, unsigned depth = 0) const;
   Result<bool> is_mapped_for_writing(meta::InodeNumber step) const;
   Result<std::optional<std::string>> damage_in(const std::vector<meta::InodeNumber>& files) const;
-  Result<std::optional<double>> metric_of(const StepStatus& look, const std::string& name);
+  Result<std::optional<double>> metric_of(const StepStatus& status, const std::string& name);
 
   meta::Store& store_;
   meta::Tree& tree_;
@@ -157,8 +157,8 @@ class StepFactsFinder {
   const std::chrono::seconds quiet_;
   std::optional<meta::StoreClock> clock_;
   std::atomic<bool> stopping_{false};
-  std::mutex mutex_;
-  std::unordered_map<meta::InodeNumber, CachedFacts> known_;  // guarded by mutex_; by step
+  io::Mutex mutex_;
+  std::unordered_map<meta::InodeNumber, CachedFacts> known_ GUARDED_BY(mutex_);  // by step
 };
 
 }  // namespace ckptfs::fs

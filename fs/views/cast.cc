@@ -37,7 +37,9 @@ uint16_t to_float16(float value) {
   base = std::bit_cast<float>((bias >> 1) + 0x07800000) + base;
   const auto sum = std::bit_cast<uint32_t>(base);
   const uint32_t magnitude = ((sum >> 13) & 0x7c00) + (sum & 0x0fff);
-  return static_cast<uint16_t>((bits & 0x80000000) >> 16 | (doubled > 0xff000000 ? 0x7e00 : magnitude));
+  // A NaN keeps the upper bits of its payload and becomes quiet, as with F16C.
+  const uint32_t nan = 0x7e00 | ((bits >> 13) & 0x01ff);
+  return static_cast<uint16_t>((bits & 0x80000000) >> 16 | (doubled > 0xff000000 ? nan : magnitude));
 }
 
 // c10/util/Half.h, fp16_ieee_to_fp32_value
@@ -50,7 +52,8 @@ float from_float16(uint16_t value) {
 }
 
 #if defined(__x86_64__)
-// Each casts many at a time, as the processor does it and torch would, of any alignment; returns how many.
+// The functions `..._quickly` cast many elements of any alignment at a time, with the same rounding as torch and the
+// functions above. They return how many elements they have cast.
 __attribute__((target("avx,f16c"))) size_t to_float16_quickly(const std::byte* from, std::byte* to, size_t count) {
   size_t at = 0;
   for (; at + 8 <= count; at += 8) {
@@ -61,17 +64,17 @@ __attribute__((target("avx,f16c"))) size_t to_float16_quickly(const std::byte* f
   return at;
 }
 
-// For float16: F16C.
-bool has_half_instructions() {
-  static const bool has = [] {  // clang's __builtin_cpu_supports knows no f16c
+// The instructions of to_float16_quickly().
+bool has_f16c() {
+  static const bool has = [] {  // clang's __builtin_cpu_supports does not know f16c
     unsigned a = 0, b = 0, c = 0, d = 0;
     return __builtin_cpu_supports("avx") && __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
   }();
   return has;
 }
 
-// bfloat16: as to_bfloat16, of eight at a time.
-__attribute__((target("avx2"))) __m256i rounded_halves(const std::byte* from) {
+// As to_bfloat16, of eight floats; each result in 32 bits.
+__attribute__((target("avx2"))) __m256i eight_to_bfloat16(const std::byte* from) {
   const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
   const __m256 values = _mm256_castsi256_ps(bits);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
@@ -81,19 +84,20 @@ __attribute__((target("avx2"))) __m256i rounded_halves(const std::byte* from) {
 }
 
 __attribute__((target("avx2"))) size_t to_bfloat16_quickly(const std::byte* from, std::byte* to, size_t count) {
-  constexpr int kInOrder = 0xd8;  // packing works on each half of the register by itself
+  constexpr int kInOrder = 0xd8;  // restores the order, since packing works on each half of the register by itself
   size_t at = 0;
   for (; at + 16 <= count; at += 16) {
     const std::byte* const values = from + at * sizeof(float);
-    const __m256i packed = _mm256_packus_epi32(rounded_halves(values), rounded_halves(values + 8 * sizeof(float)));
+    const __m256i packed =
+        _mm256_packus_epi32(eight_to_bfloat16(values), eight_to_bfloat16(values + 8 * sizeof(float)));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + at * sizeof(uint16_t)),
                         _mm256_permute4x64_epi64(packed, kInOrder));
   }
   return at;
 }
 
-// For bfloat16: AVX2.
-bool has_wide_integers() {
+// The instructions of to_bfloat16_quickly().
+bool has_avx2() {
   static const bool has = __builtin_cpu_supports("avx2");
   return has;
 }
@@ -101,10 +105,10 @@ bool has_wide_integers() {
 
 #if defined(__x86_64__)
 size_t cast_quickly(const std::byte* source, Dtype from, std::byte* target, Dtype to, size_t count) {
-  if (from == Dtype::float32 && to == Dtype::bfloat16 && has_wide_integers()) {
+  if (from == Dtype::float32 && to == Dtype::bfloat16 && has_avx2()) {
     return to_bfloat16_quickly(source, target, count);
   }
-  if (from == Dtype::float32 && to == Dtype::float16 && has_half_instructions()) {
+  if (from == Dtype::float32 && to == Dtype::float16 && has_f16c()) {
     return to_float16_quickly(source, target, count);
   }
   return 0;

@@ -8,7 +8,7 @@
 namespace ckptfs::fs::views {
 namespace {
 
-constexpr size_t kCastAtOnce = size_t{256} << 10;  // bytes of the source: they stay in the processor's cache
+constexpr size_t kCastAtOnce = size_t{256} << 10;  // bytes of the source, so that they stay in the processor's cache
 thread_local io::AlignedBuffer cast_from;
 
 Result<> read_all(const ReadPiece& read_piece, const Piece& piece, std::span<std::byte> buffer, uint64_t at) {
@@ -17,7 +17,7 @@ Result<> read_all(const ReadPiece& read_piece, const Piece& piece, std::span<std
   return success();
 }
 
-// Bytes [at, at + target.size()) of what the cast of the piece is, which may begin and end within elements.
+// Makes bytes [at, at + target.size()) of the piece after its cast. They may begin and end within elements.
 Result<> read_cast(const ReadPiece& read_piece, const Piece& piece, Dtype from, Dtype to, std::span<std::byte> target,
                    uint64_t at) {
   const size_t wide = size_of(from), narrow = size_of(to);
@@ -99,7 +99,7 @@ Result<> Content::fill(const Part& part, std::span<std::byte> target, uint64_t a
   return read_cast(read_piece, part.piece, part.from, part.to, target, at);
 }
 
-// The first part that begins behind it.
+// The first part that begins behind `offset`.
 std::vector<Content::Part>::const_iterator Content::first_behind(uint64_t offset) const {
   return std::upper_bound(parts_.begin(), parts_.end(), offset,
                           [](uint64_t at, const Part& part) { return at < part.begin; });

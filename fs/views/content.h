@@ -1,5 +1,5 @@
-// What a file of a view holds: texts, and tensors as they lie in the step's files or cast to another type, one after
-// the other. Nothing is kept of it: each read makes the bytes that it is asked for.
+// The content of a file of a view: texts, and tensors as they lie in the step's files or cast to another type, one
+// after the other. Its bytes are not kept: each read makes those that it is asked for.
 //
 // Thread safety: constant once built; read() from any thread.
 #pragma once
@@ -21,22 +21,23 @@ namespace ckptfs::fs::views {
 using meta::formats::Piece;
 using meta::formats::Tensor;
 
-// Reads bytes of a file of the step, by its index in StepFiles::list(). Short: the file has ended.
+// Reads bytes of a file of the step, which is named by its index in StepFiles::list(). Reads fewer only at the end of
+// the file.
 using ReadPiece = std::function<Result<size_t>(uint32_t file, std::span<std::byte> buffer, uint64_t offset)>;
 
 class Content {
  public:
   void add(std::string text);
-  // `to` other than the tensor's own: both are castable.
+  // If `to` is not the tensor's own type, both must be castable.
   void add(const Tensor& tensor, Dtype to);
   void add(const Tensor& tensor) { add(tensor, tensor.dtype); }
   // A whole file, or a part of one.
   void add(const Piece& piece) { add(piece, Dtype::uint8, Dtype::uint8); }
 
   uint64_t size() const { return size_; }
-  // About how many bytes it takes; what texts it shares aside.
+  // About how many bytes of memory the content takes, without the texts that it shares.
   size_t memory() const { return parts_.size() * sizeof(Part); }
-  // The files of the step that it is made from.
+  // The files of the step that the content is made from.
   std::set<uint32_t> files() const;
   // Bytes [begin, begin + size) of the content, as they lie in a file of the step from `offset` on.
   struct Run {
@@ -45,12 +46,12 @@ class Content {
     uint32_t file = 0;
     uint64_t offset = 0;
   };
-  // In order, as long as they can be. What is in none is text, or cast.
+  // All runs, in order, each as long as it can be. Bytes in no run are text, or are cast.
   std::vector<Run> runs() const;
-  // Of how many parts read() would fill that many bytes.
+  // The number of parts that read() would make these bytes from.
   size_t parts_of(uint64_t offset, size_t size) const;
   // Fills the buffer, or as much of it as the content has from `offset` on. EIO: a file of the step is shorter than it
-  // was; naming none, that is the caller's.
+  // was. The error does not name the file; the caller adds the name.
   Result<size_t> read(std::span<std::byte> buffer, uint64_t offset, const ReadPiece& read_piece) const;
 
  private:

@@ -24,10 +24,10 @@ using meta::Attributes;
 
 namespace {
 
-constexpr std::chrono::milliseconds kTickLook{1};
+constexpr std::chrono::milliseconds kTickPoll{1};
 constexpr std::chrono::milliseconds kLongestTick{20};
 
-// Could a change now leave this time as it is? The clock that files are stamped by goes on in ticks.
+// Could a change that happens now leave this time as it is? Files are stamped by a clock that advances in ticks.
 bool is_of_this_tick(const timespec& time) {
   timespec tick{};
   ::clock_gettime(CLOCK_REALTIME_COARSE, &tick);
@@ -36,7 +36,7 @@ bool is_of_this_tick(const timespec& time) {
 }
 
 Result<struct stat> stat_after_its_tick(int blob) {
-  for (;; std::this_thread::sleep_for(kTickLook)) {
+  for (;; std::this_thread::sleep_for(kTickPoll)) {
     TRY_ASSIGN(const struct stat st, io::stat_fd(blob));
     if (!is_of_this_tick(st.st_ctim)) return st;
   }
@@ -54,7 +54,7 @@ Result<> FilesOfStep::collect(InodeNumber step) {
     if (!attributes) return attributes.error();
     TRY_ASSIGN(const auto access, reachable(path, attributes.value().stat));
     if (!access) return success();
-    auto now = look_at(inode, attributes.value());
+    auto now = inspect(inode, attributes.value());
     if (!now && now.error().errno_value() == ENOENT) return success();
     if (!now) return now.error();
     add(fmt::format("{}", fmt::join(path, "/")), inode, attributes.value().record, now.value(), *access);
@@ -90,7 +90,7 @@ std::vector<std::string> FilesOfStep::digests() const {
   return digests;
 }
 
-Result<FilesOfStep::Now> FilesOfStep::look_at(InodeNumber inode, const Attributes& attributes) const {
+Result<FilesOfStep::Now> FilesOfStep::inspect(InodeNumber inode, const Attributes& attributes) const {
   Now now{attributes.stat, {}, {}};
   if (!attributes.record.is_live_file() || tree_.is_damaged(inode)) return now;
   TRY_ASSIGN(const io::Fd blob, tree_.open_blob(inode, attributes.record, O_RDONLY));
@@ -128,7 +128,7 @@ bool FilesOfStep::has_run() const {
          std::none_of(runs_.begin(), runs_.end(), [](const auto& run) { return run.second.process == 0; });
 }
 
-// Of ".../offloaded_tensors/rank00/0_6.tensor.swp"
+// Notes who wrote a swap file: ".../offloaded_tensors/rank00/0_6.tensor.swp"
 void FilesOfStep::note_writer(const std::vector<std::string>& path, uint64_t process, uint32_t owner) {
   if (path.size() < 3 || path[path.size() - 3] != meta::kTensorsName || !meta::is_swap_file_name(path.back())) return;
   const Writer writer{process, owner};
@@ -136,7 +136,6 @@ void FilesOfStep::note_writer(const std::vector<std::string>& path, uint64_t pro
   if (!fresh && !(known->second == writer)) known->second.process = 0;
 }
 
-// The folder of path[depth].
 Result<const FilesOfStep::Folder*> FilesOfStep::folder(const std::vector<std::string>& path, size_t depth) {
   if (depth < folders_.size() && folders_[depth].name == path[depth]) return &folders_[depth];
   folders_.resize(depth);
@@ -147,7 +146,7 @@ Result<const FilesOfStep::Folder*> FilesOfStep::folder(const std::vector<std::st
   return &folders_.back();
 }
 
-// Who may read a file and also reach it through the step's folders. None: a folder is gone.
+// Who may read the file and also reach it through the step's folders. None: a folder is gone.
 Result<std::optional<Access>> FilesOfStep::reachable(const std::vector<std::string>& path, const struct stat& file) {
   Access access{file.st_uid, file.st_gid, file.st_mode & 0777};
   for (size_t depth = 0; depth + 1 < path.size(); ++depth) {

@@ -1,15 +1,15 @@
 // A step's files, as the readers of formats see them, and what its view needs to know of each. A file that is being
-// written is left out and named as a problem, also one that is written through a mapping whose descriptor is closed: it
-// may hold anything, a clone of what it will probably hold, or half of what it will be.
+// written is left out and named as a problem, also if it is written through a mapping whose descriptor is closed. Such
+// a file may hold anything: a clone of its source, or half of what it will hold.
 //
-// *Has a live file changed?* Its blob's ctime tells, which nobody can set. It is read when the clock has gone beyond
-// it, so that a later change shows; then it is asked who writes. Who begins to write after that changes the ctime, and
-// who wrote all the time is found. But the daemon changes a ctime, too, when it settles a copy, say. So within a mount
-// the changes that OpenFileTable counts tell first.
+// *Has a live file changed?* The ctime of its blob tells, since nobody can set a ctime. The ctime is read when the
+// clock has gone beyond it, so that a later change shows. Then the writers are looked for. A writer who begins after
+// that changes the ctime, and one who wrote all the time is found. But the daemon changes a ctime, too, for example
+// when it makes a speculative clone durable. So within a mount the changes that OpenFileTable counts tell first.
 //
-// *Who writes?* The lease probe tells of data that bypass the daemon: it finds mappings without a descriptor, and no
-// longer finds who has closed, even before the RELEASE comes. Of what is written through the daemon, FLUSH tells of the
-// close; it is waited for. All other opens are answered with `noflush`.
+// *Who writes?* The lease probe tells for data that bypass the daemon. It finds mappings without a descriptor. It no
+// longer finds a writer who has closed, even before the RELEASE comes. For data that go through the daemon, FLUSH tells
+// of the close, and the view waits for it. All other opens are answered with `noflush`.
 //
 // Thread safety: one thread at a time; constant once collected.
 #pragma once
@@ -40,19 +40,21 @@ struct SourceVersion {
 
 struct Writers {
   bool writing = false;
-  bool closing = false;  // who was writing may have closed it this moment, and who looks again soon knows more
-  // While it stays as it is, and nobody is writing, the file does. None: somebody may just be beginning, or ending.
+  bool closing = false;  // the writer may have closed the file this moment; to ask again soon tells more
+  // While this number stays, and nobody is writing, the file does not change. None: somebody may be beginning or ending
+  // to write.
   std::optional<uint64_t> changed;
 };
-// Who writes to a file; `blob`: its, O_RDONLY.
+// Tells who writes to a file. `blob`: the file's blob, O_RDONLY.
 using AskWriters = std::function<Result<Writers>(InodeNumber file, int blob)>;
 
 class FilesOfStep : public meta::formats::StepFiles {
  public:
-  // Bytes of all of them. A rank, a parameter and a chunk of a tensor each take some kilobytes at most.
+  // Bytes that may be read of all files together. A rank, a parameter and a chunk of a tensor each take some kilobytes
+  // at most.
   static constexpr uint64_t kMostRead = uint64_t{2} << 30;
 
-  // `stop`: set when the mount ends, and nothing is read of them any more.
+  // `stop` is set when the mount ends. Then nothing is read any more.
   FilesOfStep(const meta::Store& store, const AskWriters& ask_writers, const std::atomic<bool>& stop)
       : StepFiles(io::ReadLimit(kMostRead, &stop)),
         store_(store),
@@ -64,15 +66,15 @@ class FilesOfStep : public meta::formats::StepFiles {
 
   const std::vector<File>& list() const override { return files_; }
   Result<io::Fd> open(uint32_t index) const override;
-  // What a file could not be opened or read for, and is not the file's fault.
+  // Why a file could not be opened or read, if that is not the file's fault.
   std::optional<Error> short_of() const;
 
-  // Another one where anything of the files is another: within this mount.
+  // Changes if anything of the files changes. Valid within this mount.
   const std::string& fingerprint() const { return fingerprint_; }
-  // Likewise, over mounts.
+  // Likewise, valid over mounts.
   io::Digest version(const std::string& more = {}) const;
-  // Who wrote the optimizer's swap files, by the folders of the ranks ("rank00"). Of the same run are steps of which
-  // these are the same.
+  // Who wrote the optimizer's swap files, by the folders of the ranks ("rank00"). Steps with the same writers are of
+  // the same run.
   struct Writer {
     uint64_t process = 0;  // when it began (meta/types.h, newest_writer); 0: not one process, or not known
     uint32_t owner = 0;    // of the files
@@ -87,7 +89,7 @@ class FilesOfStep : public meta::formats::StepFiles {
   // As Source::digests.
   std::vector<std::string> digests() const;
 
-  // All of them, also those that are being written.
+  // All files, also those that are being written.
   const std::vector<InodeNumber>& inodes() const { return inodes_; }
   uint64_t bytes() const { return bytes_; }
 
@@ -102,19 +104,19 @@ class FilesOfStep : public meta::formats::StepFiles {
     timespec ctime{};
     Writers writers;
   };
-  Result<Now> look_at(InodeNumber inode, const meta::Attributes& attributes) const;
+  Result<Now> inspect(InodeNumber inode, const meta::Attributes& attributes) const;
   void add(const std::string& path, InodeNumber inode, const meta::InodeRecord& record, const Now& now,
            const Access& access);
   void note_writer(const std::vector<std::string>& path, uint64_t process, uint32_t owner);
   Result<std::optional<Access>> reachable(const std::vector<std::string>& path, const struct stat& file);
 
-  // A folder on the way to the file that is looked at; those of the next file are the same, for the most part.
+  // A folder on the way to the current file. The next file mostly has the same folders.
   struct Folder {
     std::string name;
     InodeNumber inode = 0;
     meta::InodeRecord record;
   };
-  // 0 files deep: the step's own. None: it is gone.
+  // The folder of path[depth].
   Result<const Folder*> folder(const std::vector<std::string>& path, size_t depth);
 
   const meta::Store& store_;

@@ -1,6 +1,6 @@
-// Inode numbers of views: from a number alone it can be told of which real directory or step it speaks, and it is the
-// same after each mount. 2^62 + (node << 36) + real inode; node 0 stands for the real directory itself: one that leads
-// to steps, or the view of a step. The other nodes are numbered by their path in the view (fs/views/view.h).
+// Inode numbers of views. A number alone tells which real directory or step it is about, and is the same after each
+// mount: 2^62 + (node << 36) + real inode. Node 0 is the real directory itself, either one that leads to steps or the
+// view of a step. The other nodes get their number from their path in the view (fs/views/view.h).
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ inline constexpr unsigned kNodeBits = 26;
 inline constexpr InodeNumber kRoot = meta::kFirstVirtualInode + meta::kRootInode;
 
 inline bool is_virtual(InodeNumber inode) { return inode >= meta::kFirstVirtualInode; }
-// A real inode that is too high to have a view: after 68 billion files.
+// Can this real inode have a view? Not if its number is too high, after 68 billion files.
 inline bool has_number(InodeNumber real) { return real >> kRealBits == 0; }
 inline InodeNumber number_of(InodeNumber real, NodeNumber node) {
   return meta::kFirstVirtualInode + (InodeNumber{node} << kRealBits) + real;

@@ -12,12 +12,12 @@
 namespace ckptfs::fs::views {
 namespace {
 
-constexpr uint64_t kLeastRun = uint64_t{64} << 10;     // on average: sharing costs as much as copying some blocks
-constexpr uint64_t kMostCopied = 256;                  // one part in so many
-constexpr uint64_t kMayBeCopied = uint64_t{64} << 10;  // of any: headers, the edges of a few runs
+constexpr uint64_t kLeastRun = uint64_t{64} << 10;     // on average, since to share a run costs as much as a small copy
+constexpr uint64_t kMostCopied = 256;                  // one part in so many may be copied
+constexpr uint64_t kMayBeCopied = uint64_t{64} << 10;  // of any content: headers, the edges of a few runs
 constexpr size_t kChunk = size_t{1} << 20;
 
-// What of the content is whole blocks of files.
+// The runs of the content that are whole blocks of the step's files.
 std::vector<Content::Run> whole_blocks(const Content& content, uint64_t block) {
   std::vector<Content::Run> blocks;
   for (Content::Run run : content.runs()) {
@@ -58,7 +58,7 @@ Result<std::optional<io::Fd>> share_content(const Content& content, int folder, 
   const auto blocks = whole_blocks(content, static_cast<uint64_t>(st.st_blksize));
   if (!is_worth_it(blocks, size)) return std::optional<io::Fd>();
   TRY_ASSIGN(io::Fd file, io::open_at(folder, ".", O_TMPFILE | O_RDWR));
-  // Before anything is written, or XFS would allocate ahead of a writer that goes on.
+  // Set the length before anything is written. Otherwise XFS would allocate ahead of the writer.
   if (::ftruncate(file.get(), static_cast<off_t>(size)) != 0) return last_error("the length of a view");
   uint64_t at = 0;
   for (const Content::Run& run : blocks) {

@@ -1,8 +1,8 @@
-// A content made of the blocks of the step's files: a file without a name that the kernel reads by itself, at the rate
-// of the disk. It takes no space but for what cannot be shared, and goes with its last descriptor.
+// Makes a content out of the blocks of the step's files: a file without a name, which the kernel reads by itself, at
+// the rate of the disk. The file takes no space, except for what cannot be shared. It ends with its last descriptor.
 //
-// A block can be shared where it begins at the same place within a block of the content and of the file; View pads the
-// headers of models so that it does. The rest (headers, edges, casts) is copied.
+// A block can be shared if it begins at the same place within a block in the content as in the file. View pads the
+// headers of models for that. The rest (headers, edges, casts) is copied.
 //
 // Stateless; any thread.
 #pragma once
@@ -15,13 +15,13 @@
 
 namespace ckptfs::fs::views {
 
-inline constexpr uint64_t kLeastShared = uint64_t{1} << 20;  // bytes; less the daemon has read before it is made
+inline constexpr uint64_t kLeastShared = uint64_t{1} << 20;  // bytes; the daemon reads less in the time to share it
 
-// The descriptor, readable, of a file of the step; the step's owner keeps it.
+// Returns a readable descriptor of a file of the step. The caller of share_content() keeps the descriptor open.
 using PieceDescriptor = std::function<Result<int>(uint32_t file)>;
 
-// In `folder`, of the file system that the step's files lie in. None: too little of it can be shared to be worth it.
-// What is being written meanwhile may be taken over half: the caller looks whether it was.
+// Makes the file in `folder`, which must be on the file system of the step's files. None: too little can be shared. If
+// a file of the step is written meanwhile, the result may hold half of that write. The caller must check for it.
 Result<std::optional<io::Fd>> share_content(const Content& content, int folder, const PieceDescriptor& descriptor,
                                             const ReadPiece& read_piece);
 

@@ -33,7 +33,7 @@ constexpr std::array kModelTypes{ModelType{"fp32", Dtype::float32}, ModelType{"b
 
 std::string bytes_of(const io::Digest& digest) { return {reinterpret_cast<const char*>(digest.data()), digest.size()}; }
 
-// Of a good hash: whoever names parameters must not be able to have them collide.
+// The hash must be a good one: whoever names parameters must not be able to make them collide.
 NodeNumber hash_of(const std::string& version, const std::string& path, unsigned attempt) {
   const std::string text = version + '\0' + path + '\0' + std::to_string(attempt);
   const io::Digest digest = io::digest_of(std::as_bytes(std::span(text)));
@@ -50,12 +50,12 @@ uint64_t bytes_of(const Tensor& tensor, Dtype as) {
 
 std::string dumped(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::replace); }
 
-// Of a tensor's file, below the view.
+// The path of a tensor's file in the view.
 std::string path_of(const std::string& parameter, const std::string& state) {
   return "by_name/" + file_name_of(parameter) + '/' + file_name_of(state);
 }
 
-// Whoever may read what has `access` may read the file.
+// May everybody who may read what has `access` also read the file?
 bool covers(const Access& file, const Access& access) {
   const uint32_t readable = file.mode & 0444;
   if (readable == 0444) return true;
@@ -63,7 +63,7 @@ bool covers(const Access& file, const Access& access) {
   return root_only || (file.uid == access.uid && file.gid == access.gid && (access.mode & 0444 & ~readable) == 0);
 }
 
-// Of whoever may read both. Of several owners none but root is sure to be able to.
+// The access of those who may read both. If the owners differ, only root is sure to be one of those.
 Access both(const Access& a, const Access& b) {
   Access common = a;
   common.mode &= b.mode;
@@ -92,11 +92,11 @@ Json described(const Parameter& parameter, const std::string& state, const Tenso
   return entry;
 }
 
-// Where in a block the data of a safetensors file are to begin, so that most bytes lie in it as they lie in the files
-// that they come from: then blocks can be shared (shared_content.h).
+// Where within a block the data of a safetensors file should begin. Chosen so that most bytes lie at the same place
+// within a block as in the files that they come from. Then blocks can be shared (shared_content.h).
 class DataBegin {
  public:
-  // Bytes of the data from `position` on.
+  // The piece will lie at `position` of the data.
   void add(const Piece& piece, uint64_t position) {
     const uint64_t begin = (piece.offset - position) % kSharedBlock;
     if (begin % kTensorAlignment == 0) bytes_[begin] += piece.size;
@@ -108,7 +108,7 @@ class DataBegin {
   }
 
  private:
-  std::map<uint64_t, uint64_t> bytes_;  // that would lie so, by where the data begin
+  std::map<uint64_t, uint64_t> bytes_;  // by where the data begin: how many would lie at the same place
 };
 
 // "model.bf16", 0 of 1 -> "model.bf16.safetensors"; of 2: "model.bf16-00001-of-00002.safetensors"
@@ -192,7 +192,7 @@ NodeNumber View::folder(NodeNumber parent, const std::string& name) {
   if (const auto found = children.find(name); found != children.end()) return found->second;
   Node node;
   node.access = names_;
-  node.access.mode |= (names_.mode & 0444) >> 2;  // and so is searched
+  node.access.mode |= (names_.mode & 0444) >> 2;  // who may read it may search it
   return add(parent, name, std::move(node));
 }
 
@@ -214,7 +214,7 @@ void View::add_text(const std::string& name, std::string text, const Access& acc
   add(0, name, std::move(node));
 }
 
-// Whoever may read all of them may read what is made from them.
+// A user who may read all of these pieces may read what is made from them.
 Access View::access_of(const std::vector<Piece>& pieces) const {
   if (pieces.empty()) return {source_.folder.uid, source_.folder.gid, source_.folder.mode & 0444};
   Access common = source_.access[pieces.front().file];
@@ -223,7 +223,8 @@ Access View::access_of(const std::vector<Piece>& pieces) const {
   return common;
 }
 
-// Names, types and shapes are told by the headers of files that hold tensors, or by an index of them.
+// The headers of files that hold tensors, or an index of them, tell names, types and shapes. So who may read all of
+// these files may know the names.
 Access View::access_of_names() const {
   std::vector<Piece> all;
   for (const Parameter& parameter : source_.map.parameters) {
@@ -235,7 +236,7 @@ Access View::access_of_names() const {
     if (tells_names(source_.files[index].path)) all.push_back({index, 0, 0});
   }
   Access access = access_of(all);
-  if (!source_.map.names_from.empty()) access.mode &= 0400;  // of a file in another step
+  if (!source_.map.names_from.empty()) access.mode &= 0400;  // the names come from a file of another step
   return access;
 }
 
@@ -280,7 +281,7 @@ void View::add_groups() {
   }
 }
 
-// A file of the step as it is.
+// Adds a file of the step as it is.
 void View::add_file(NodeNumber parent, const std::string& name, size_t index) {
   Node node;
   node.kind = Kind::whole_file;
@@ -291,8 +292,8 @@ void View::add_file(NodeNumber parent, const std::string& name, size_t index) {
   add(parent, name, std::move(node));
 }
 
-// What a model is made of: the master weights; of what is not trained, what there is. A model that lacks a parameter
-// would be taken for a whole one: from_pretrained fills in random numbers.
+// A model is made of the master weights, and of the parameters as they are where these are not trained. There is no
+// model that lacks a parameter: it would be taken for a whole one, since from_pretrained fills in random numbers.
 std::vector<View::Weight> View::weights() {
   const auto lacks = [this](const std::string& what) {
     problems_.push_back({"", "there are no model files: " + what});
@@ -330,7 +331,7 @@ void View::add_models() {
   }
 }
 
-// The type that the model computes in, as the checkpoint says, or its parameters tell, or the first weight.
+// The type that the model computes in. The checkpoint says it; if not, its parameters tell, or else the first weight.
 Dtype View::compute_type(const std::vector<Weight>& weights) const {
   if (source_.map.computes_in) return *source_.map.computes_in;
   for (const Parameter& parameter : source_.map.parameters) {
@@ -405,7 +406,7 @@ void View::add_shard(const std::string& name, Dtype dtype, std::span<const Weigh
   add(0, name, std::move(node));
 }
 
-// What transformers wants beside the weights, from the step's own folder.
+// Adds what transformers wants beside the weights, out of the step's own folder.
 void View::add_model_files() {
   constexpr std::array<std::string_view, 5> endings{".json", ".txt", ".model", ".jinja", ".tiktoken"};
   for (size_t index = 0; index < source_.files.size(); ++index) {
@@ -417,7 +418,7 @@ void View::add_model_files() {
   }
 }
 
-// Written out piece by piece: a tree of it would take many times its size.
+// The manifest is written piece by piece, since a JSON tree would take many times its size.
 void View::add_manifest() {
   const Access access = names_;
   std::string text = "{\"version\": 1,\n\"files\": [";

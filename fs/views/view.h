@@ -9,9 +9,9 @@
 //   config.json, tokenizer files                          as they lie in the step
 //   manifest.json
 //
-// A node's number comes from its path and the view's version: it stays over mounts as long as the step's files do, and
-// what holds other bytes is another inode, so that no cache of the kernel mixes two versions. Of a tensor only its
-// place in the map is kept: contents are made when they are opened.
+// A node's number comes from its path and the view's version. So the number stays over mounts as long as the step's
+// files stay. Other bytes have another inode number, so that no cache of the kernel mixes two versions. A node of a
+// tensor keeps only its place in the map. Contents are made when they are opened.
 //
 // Thread safety: constant once built.
 #pragma once
@@ -32,7 +32,7 @@
 
 namespace ckptfs::fs::views {
 
-// Who may read: of a file, a folder, or all files that something is made from.
+// Who may read a file or a folder, or all files that something is made from.
 struct Access {
   uint32_t uid = 0;
   uint32_t gid = 0;
@@ -45,7 +45,7 @@ struct Source {
   std::vector<Access> access;        // of each file
   std::vector<std::string> digests;  // of each file, in hexadecimal (meta/care/digests.h); empty: not known
   Access folder;                     // of the step
-  std::string version;               // another one where anything of the above is another
+  std::string version;               // another one if anything of the above is another
   meta::formats::TensorMap map;
 };
 
@@ -66,10 +66,10 @@ class View {
   View(const View&) = delete;
   View& operator=(const View&) = delete;
 
-  // Node 0 is the view's own directory. None: there is no such node (any more).
+  // Node 0 is the view's own directory. Null: there is no such node (any more).
   const Node* node(NodeNumber number) const;
   Content content(const Node& node) const;
-  // About how many bytes it takes.
+  // About how many bytes of memory the view takes.
   size_t memory() const { return memory_; }
   static mode_t type_of(const Node& node);
 
@@ -97,7 +97,7 @@ class View {
   void add_shard(const std::string& name, Dtype dtype, std::span<const Weight> weights);
   void add_model_files();
   void add_manifest();
-  // Empty, with the reason in problems_: not every parameter has one.
+  // The weights of a whole model. Empty, with the reason in problems_: not every parameter has weights.
   std::vector<Weight> weights();
   Dtype compute_type(const std::vector<Weight>& weights) const;
   Access access_of(const std::vector<Piece>& pieces) const;
@@ -105,7 +105,7 @@ class View {
   void measure();
 
   const Source source_;
-  const Access names_;  // who may know of the tensors: what they are called, and how large they are
+  const Access names_;  // who may know the names and sizes of the tensors
   std::unordered_map<NodeNumber, Node> nodes_;
   std::unordered_map<NodeNumber, std::string> paths_;  // while it is built
   std::vector<Model> models_;
@@ -113,7 +113,7 @@ class View {
   std::vector<meta::formats::Problem> problems_;  // while it is built; of the map, and of the view
 };
 
-// The name of a file for what has any name: '/' and what else no name can have is written as %XX.
+// Makes a file name out of any name. '/', '%' and control characters are written as %XX.
 std::string file_name_of(const std::string& name);
 
 }  // namespace ckptfs::fs::views

@@ -45,7 +45,7 @@ Result<> ViewFile::begin() {
 ViewFile::~ViewFile() { close_sources(); }
 
 Result<> ViewFile::claim(UserBudget& memory, uint32_t user) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   if (hold_) return success();
   TRY_ASSIGN(hold_, view_->hold(memory, user, content_->memory()));
   return success();
@@ -55,7 +55,7 @@ void ViewFile::close_sources() {
   for (const auto& [index, source] : std::exchange(sources_, {})) parts_.files.end(source.file, false);
 }
 
-// What changed or went meanwhile cannot be shared, and that is no fault.
+// It is no fault if files cannot be shared because they have changed or gone meanwhile.
 void ViewFile::not_shared(const Error& why) const {
   if (const auto outdated = is_outdated(); outdated && outdated.value()) return;
   add(parts_.counters.view_fallbacks);
@@ -73,13 +73,13 @@ Result<bool> ViewFile::is_written(uint32_t file) const {
   return writers.writing;
 }
 
-// As far as it takes no look at the file.
+// Tells without a look at the file. False may be wrong.
 bool ViewFile::is_as_it_was(uint32_t file) const {
   const views::SourceVersion& made = view_->files[file];
   return made.frozen || made.changed == parts_.files.writers_of(made.inode).changed;
 }
 
-// Of other bytes than the view was made from nothing is right any more.
+// Does the file hold other bytes than those that the view was made from? Then nothing of the view is right any more.
 Result<bool> ViewFile::has_changed(uint32_t file) const {
   if (is_as_it_was(file)) return false;
   const views::SourceVersion& made = view_->files[file];
@@ -104,10 +104,10 @@ Result<bool> ViewFile::is_outdated() const {
   return false;
 }
 
-// Leaves blocks_ empty where that is not worth it, or somebody is writing.
+// Leaves blocks_ empty if sharing is not worth it, or if somebody is writing.
 Result<> ViewFile::share() {
   const auto descriptor = [this](uint32_t file) -> Result<int> {
-    have_shared_ = true;  // before it is so
+    have_shared_ = true;  // set before the first block is shared
     TRY_ASSIGN(const auto opened, backing(file));
     return opened.descriptor;
   };
@@ -156,10 +156,10 @@ Result<size_t> ViewFile::read(std::span<std::byte> buffer, uint64_t offset) cons
   });
 }
 
-// Numbers are told apart by a part of the version only: one in millions is of other bytes, and the kernel has pages of
-// the one that is open.
+// A node's number contains only a part of the hash of its version, so one in millions is the same for other bytes. Then
+// the kernel still has pages of the file that is open.
 Result<std::shared_ptr<ViewFile>> ViewFiles::known(const views::Views::ViewNode& found) const {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   const auto open = open_.find(found.number);
   auto file = open == open_.end() ? nullptr : open->second.lock();
   if (file && file->view()->version != found.of->version) {
@@ -169,7 +169,7 @@ Result<std::shared_ptr<ViewFile>> ViewFiles::known(const views::Views::ViewNode&
 }
 
 std::shared_ptr<const BlockFile> ViewFiles::kept(const views::Views::ViewNode& found) const {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   const auto kept = std::find_if(kept_.begin(), kept_.end(), [&found](const Kept& one) {
     return one.number == found.number && one.version == found.of->version;
   });
@@ -182,30 +182,31 @@ bool ViewFiles::opens_quickly(const views::Views::ViewNode& found) const {
   return !open || open.value() || kept(found);
 }
 
-std::shared_ptr<std::mutex> ViewFiles::turn_for(InodeNumber number) {
-  const std::lock_guard lock(mutex_);
+std::shared_ptr<io::Mutex> ViewFiles::turn_for(InodeNumber number) {
+  const io::MutexLock lock(mutex_);
   std::erase_if(turns_, [](const auto& turn) { return turn.second.expired(); });
   auto turn = turns_[number].lock();
-  if (!turn) turns_[number] = turn = std::make_shared<std::mutex>();
+  if (!turn) turns_[number] = turn = std::make_shared<io::Mutex>();
   return turn;
 }
 
-// One opens it first, and the others who ask wait for that one: to the kernel there is one backing file.
+// The first open makes the file, and other opens wait for it, since the kernel may see only one backing file.
 Result<std::shared_ptr<ViewFile>> ViewFiles::open(const views::Views::ViewNode& found) {
   if (auto file = known(found); !file || file.value()) return file;
   const auto turn = turn_for(found.number);
-  const std::lock_guard making(*turn);
+  const io::MutexLock making(*turn);
   if (auto file = known(found); !file || file.value()) return file;
   TRY_ASSIGN(auto file, make(found));
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   if (open_.size() >= kManyOpen) std::erase_if(open_, [](const auto& one) { return one.second.expired(); });
   open_[found.number] = file;
   return file;
 }
 
-// What let_go() was called for before the blocks were kept is looked for behind it.
+// A change of the step's files before the blocks are kept calls drop_blocks_of() in vain. So the files are checked once
+// more after the blocks are kept.
 Result<std::shared_ptr<ViewFile>> ViewFiles::make(const views::Views::ViewNode& found) {
-  const uint64_t let_go_before = all_let_go_;
+  const uint64_t drops_before = drops_of_all_;
   auto known_blocks = kept(found);
   const bool fresh = !known_blocks;
   auto file = std::make_shared<ViewFile>(parts_, have_shared_, found, std::move(known_blocks));
@@ -213,8 +214,8 @@ Result<std::shared_ptr<ViewFile>> ViewFiles::make(const views::Views::ViewNode& 
   if (!fresh || !file->blocks()) return file;
   keep({found.number, found.of->version, file->blocks()});
   const auto outdated = file->is_outdated();
-  if (!outdated || outdated.value() || all_let_go_ != let_go_before) {
-    let_go_if([&](const Kept& kept) { return kept.blocks == file->blocks(); });
+  if (!outdated || outdated.value() || drops_of_all_ != drops_before) {
+    drop_blocks_if([&](const Kept& kept) { return kept.blocks == file->blocks(); });
   }
   file->close_sources();
   return file;
@@ -222,7 +223,7 @@ Result<std::shared_ptr<ViewFile>> ViewFiles::make(const views::Views::ViewNode& 
 
 void ViewFiles::keep(Kept kept) {
   Kept oldest;
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   kept_.push_back(std::move(kept));
   if (kept_.size() > kMostKept) {
     oldest = std::move(kept_.front());
@@ -232,22 +233,22 @@ void ViewFiles::keep(Kept kept) {
 }
 
 template <class Predicate>
-void ViewFiles::let_go_if(const Predicate& predicate) {
-  std::vector<Kept> gone;  // ends behind the lock
-  const std::lock_guard lock(mutex_);
+void ViewFiles::drop_blocks_if(const Predicate& predicate) {
+  std::vector<Kept> gone;  // declared before the lock, so that it is destroyed after it
+  const io::MutexLock lock(mutex_);
   const auto stay = std::stable_partition(kept_.begin(), kept_.end(), std::not_fn(predicate));
   gone.assign(std::make_move_iterator(stay), std::make_move_iterator(kept_.end()));
   kept_.erase(stay, kept_.end());
   keeps_any_ = !kept_.empty();
 }
 
-void ViewFiles::let_go(InodeNumber inode) {
-  if (keeps_any_) let_go_if([inode](const Kept& kept) { return kept.blocks->made_from().contains(inode); });
+void ViewFiles::drop_blocks_of(InodeNumber inode) {
+  if (keeps_any_) drop_blocks_if([inode](const Kept& kept) { return kept.blocks->made_from().contains(inode); });
 }
 
-void ViewFiles::let_all_go() {
-  ++all_let_go_;
-  let_go_if([](const Kept&) { return true; });
+void ViewFiles::drop_all_blocks() {
+  ++drops_of_all_;
+  drop_blocks_if([](const Kept&) { return true; });
 }
 
 }  // namespace ckptfs::fs

@@ -1,13 +1,13 @@
-// Open files of views. All opens of one share a ViewFile, which is read in one of two ways, decided at its first open:
-//   - on a mount in passthrough mode, of what nobody is writing: as a BlockFile, a file without a name that shares the
-//     blocks of the step's files (shared_content.h). The kernel reads it by itself, at the rate of the disk, and a copy
-//     of it within the mount shares the blocks, too;
-//   - else by the daemon, piece by piece. Then each of the step's files counts as open, so that its content stays when
-//     the step is removed. The kernel may keep the pages over opens as long as the view is the same.
+// Open files of views. All opens of one file share a ViewFile. Its first open decides in which of two ways it is read:
+//   - As a BlockFile, on a mount in passthrough mode, if nobody writes the files that it is made from. A BlockFile is a
+//     file without a name that shares the blocks of the step's files (shared_content.h). The kernel reads it by itself,
+//     at the rate of the disk, and a copy of it within the mount shares the blocks, too.
+//   - By the daemon, piece by piece, in all other cases. Then each of the step's files counts as open, so that its
+//     content stays when the step is removed. The kernel may keep the pages over opens as long as the view is the same.
 //
-// A BlockFile is kept when the file is closed, for the pages in the kernel's cache are its own: the last few, until one
-// of the files whose blocks it has is about to change or to go, or blocks are deduplicated. Whoever has it open keeps
-// it.
+// The last few BlockFiles are kept when they are closed, since they own the pages in the kernel's cache. A BlockFile is
+// dropped when one of the files whose blocks it shares is about to change or to be removed, and when blocks are
+// deduplicated. Those who have it open keep it.
 //
 // Thread safety: all of it. Locks: a turn for each file that is being opened first, then ViewFiles::mutex_ (guards what
 // is below it; a leaf).
@@ -16,7 +16,6 @@
 #include <atomic>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -30,6 +29,7 @@
 #include "fs/open/open_files.h"
 #include "fs/open/open_modes.h"
 #include "fs/views/views.h"
+#include "io/mutex.h"
 #include "meta/store/store.h"
 
 namespace ckptfs::fs {
@@ -44,7 +44,7 @@ struct ViewFileParts {
   Counters& counters;
 };
 
-// A content made of blocks, and known to the kernel as a backing file.
+// A content that shares blocks of the step's files, registered with the kernel as a backing file.
 class BlockFile {
  public:
   BlockFile(const BackingIds& backing_ids, io::Fd file, int backing_id, std::unordered_set<InodeNumber> made_from)
@@ -66,10 +66,10 @@ class BlockFile {
 
 class ViewFile {
  public:
-  // `have_shared`: set before it shares blocks. `kept`: its content, where that was made already.
+  // `have_shared` is set before blocks are shared. `kept`: the file's BlockFile, if there is one already.
   ViewFile(const ViewFileParts& parts, std::atomic<bool>& have_shared, const views::Views::ViewNode& found,
            std::shared_ptr<const BlockFile> kept);
-  // To be called next. ESTALE: a file that it is made from has changed since the view was made.
+  // To be called right after the constructor. ESTALE: a file that it is made from has changed since the view was made.
   Result<> begin();
   ViewFile(const ViewFile&) = delete;
   ViewFile& operator=(const ViewFile&) = delete;
@@ -77,18 +77,19 @@ class ViewFile {
 
   const std::shared_ptr<const views::StepView>& view() const { return view_; }
   uint64_t size() const { return content_->size(); }
-  // Whoever opens it first holds its content: to be called at each open. EMFILE: they hold too much.
+  // To be called at each open. The content counts for the user who opens the file first. EMFILE: the user holds too
+  // much.
   Result<> claim(UserBudget& memory, uint32_t user);
   uint64_t descriptors() const { return 1 + sources_.size(); }
-  // None: the daemon reads it.
+  // Null: the daemon reads the file.
   const std::shared_ptr<const BlockFile>& blocks() const { return blocks_; }
-  // Does read() return at once? It does not where the bytes are of many small pieces.
+  // Does read() return at once? It does not if the bytes come from many small pieces.
   bool reads_quickly(uint64_t offset, size_t size) const {
     return blocks_ || content_->parts_of(offset, size) <= kMostParts;
   }
-  // As Content::read; the error names the step's file.
+  // As Content::read(), but the error names the step's file.
   Result<size_t> read(std::span<std::byte> buffer, uint64_t offset) const;
-  // Has a file that it is made from changed since, or gone, or is somebody writing it?
+  // Has a file that it is made from changed or gone since it was opened, or is somebody writing such a file?
   Result<bool> is_outdated() const;
   // The step's files need not count as open any more.
   void close_sources();
@@ -98,7 +99,7 @@ class ViewFile {
 
   struct Source {
     std::shared_ptr<OpenFile> file;
-    uint64_t changes = 0;  // of it, when it was opened
+    uint64_t changes = 0;  // OpenFile::changes when it was opened
   };
 
   Result<> share();
@@ -115,8 +116,8 @@ class ViewFile {
   const std::shared_ptr<const views::Content> content_;
   std::unordered_map<uint32_t, Source> sources_;  // by their index in the view
   std::shared_ptr<const BlockFile> blocks_;
-  std::mutex mutex_;
-  std::optional<views::StepView::Hold> hold_;  // guarded by mutex_
+  io::Mutex mutex_;
+  std::optional<views::StepView::Hold> hold_ GUARDED_BY(mutex_);
 };
 
 // What the kernel holds for one open.
@@ -129,14 +130,15 @@ class ViewFiles {
  public:
   explicit ViewFiles(const ViewFileParts& parts) : parts_(parts) {}
 
-  // The one that all who have it open share. ESTALE: other bytes of the same inode number are open.
+  // Returns the ViewFile that all opens of the file share. ESTALE: other bytes of the same inode number are open.
   Result<std::shared_ptr<ViewFile>> open(const views::Views::ViewNode& found);
-  // Does open() return at once? It does not where blocks may have to be shared first: what was just written has to
-  // reach the disk for that.
+  // Does open() return at once? It does not if blocks may have to be shared first, since what was just written must
+  // reach the disk before.
   bool opens_quickly(const views::Views::ViewNode& found) const;
-  // The file is about to change or to go, or has just done so: nothing made of its blocks is kept.
-  void let_go(InodeNumber inode);
-  void let_all_go();
+  // Keeps no BlockFile any more that shares blocks with this file. To be called before or right after the file changes
+  // or is removed.
+  void drop_blocks_of(InodeNumber inode);
+  void drop_all_blocks();
   // Has any BlockFile been made since the mount? Then blocks may be flagged as shared that no other file of the tree
   // has.
   bool have_shared() const { return have_shared_; }
@@ -152,22 +154,22 @@ class ViewFiles {
   static constexpr size_t kManyOpen = 1024;  // before those that are closed are looked for
 
   Result<std::shared_ptr<ViewFile>> make(const views::Views::ViewNode& found);
-  // None: nobody has it open.
+  // Null: nobody has the file open.
   Result<std::shared_ptr<ViewFile>> known(const views::Views::ViewNode& found) const;
   std::shared_ptr<const BlockFile> kept(const views::Views::ViewNode& found) const;
-  std::shared_ptr<std::mutex> turn_for(InodeNumber number);
+  std::shared_ptr<io::Mutex> turn_for(InodeNumber number);
   void keep(Kept kept);
   template <class Predicate>
-  void let_go_if(const Predicate& predicate);
+  void drop_blocks_if(const Predicate& predicate);
 
   const ViewFileParts parts_;
   std::atomic<bool> have_shared_{false};
-  std::atomic<bool> keeps_any_{false};   // is kept_ not empty?
-  std::atomic<uint64_t> all_let_go_{0};  // how often
-  mutable std::mutex mutex_;
-  std::unordered_map<InodeNumber, std::weak_ptr<ViewFile>> open_;     // guarded by mutex_; by its own number
-  std::unordered_map<InodeNumber, std::weak_ptr<std::mutex>> turns_;  // guarded by mutex_; likewise
-  std::deque<Kept> kept_;                                             // guarded by mutex_; the last one made last
+  std::atomic<bool> keeps_any_{false};     // is kept_ not empty?
+  std::atomic<uint64_t> drops_of_all_{0};  // how often
+  mutable io::Mutex mutex_;
+  std::unordered_map<InodeNumber, std::weak_ptr<ViewFile>> open_ GUARDED_BY(mutex_);    // by its own number
+  std::unordered_map<InodeNumber, std::weak_ptr<io::Mutex>> turns_ GUARDED_BY(mutex_);  // likewise
+  std::deque<Kept> kept_ GUARDED_BY(mutex_);                                            // the last one made last
 };
 
 }  // namespace ckptfs::fs

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <mutex>
 #include <set>
 #include <thread>
 #include <utility>
@@ -34,14 +35,14 @@ struct stat stat_of(InodeNumber number, mode_t type, const Access& access, uint6
   st.st_uid = access.uid;
   st.st_gid = access.gid;
   st.st_size = static_cast<off_t>(size);
-  // As if it were stored: 0 would have tar take it for one hole.
+  // The blocks of a stored file of this size: with 0 tar would take the file for one hole.
   st.st_blocks = static_cast<blkcnt_t>((size + kSector - 1) / kSector);
   st.st_blksize = kBlock;
   st.st_atim = st.st_mtim = st.st_ctim = time;
   return st;
 }
 
-// Do names lie in this folder, beside swap files of that run? As far as a look at one rank's tells.
+// Does this folder hold names, beside swap files of that run? The folder of one rank tells.
 bool tells_names(const meta::Tree& tree, InodeNumber folder, const FilesOfStep::Runs::value_type& run) {
   const auto entries = tree.list(folder);
   const bool states = entries && std::any_of(entries.value().begin(), entries.value().end(),
@@ -52,7 +53,7 @@ bool tells_names(const meta::Tree& tree, InodeNumber folder, const FilesOfStep::
   return record && record.value().newest_writer == run.second.process;
 }
 
-// Or in one of its folders, as in a step of a Trainer's.
+// Likewise, for the step or for one of its folders, since a Trainer's step contains DeepSpeed's.
 bool may_tell_names(const meta::Tree& tree, InodeNumber step, const FilesOfStep::Runs::value_type& run) {
   if (tells_names(tree, step, run)) return true;
   const auto entries = tree.list(step);
@@ -61,7 +62,7 @@ bool may_tell_names(const meta::Tree& tree, InodeNumber step, const FilesOfStep:
          });
 }
 
-// Names and reasons come from the step: whatever is in them, each is one line.
+// Names and reasons come from the step. Whatever is in them, each makes one line of the log.
 std::string on_one_line(std::string text) {
   constexpr size_t most = 300;
   if (text.size() > most) text = text.substr(0, most) + "...";
@@ -83,7 +84,7 @@ void log_problems(const std::string& step, const std::vector<meta::formats::Prob
 }  // namespace
 
 std::shared_ptr<const Content> StepView::content(NodeNumber number) const {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   std::weak_ptr<const Content>& known = contents_[number];
   if (auto content = known.lock()) return content;
   auto content = std::make_shared<const Content>(view.content(*view.node(number)));
@@ -92,7 +93,7 @@ std::shared_ptr<const Content> StepView::content(NodeNumber number) const {
 }
 
 Result<StepView::Hold> StepView::hold(UserBudget& memory, uint32_t user, uint64_t content) const {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   Hold hold{claim_.lock(), {}};
   TRY_ASSIGN(auto taken, memory.take(user, hold.view ? content : content + view.memory()));
   if (hold.view) {
@@ -104,21 +105,22 @@ Result<StepView::Hold> StepView::hold(UserBudget& memory, uint32_t user, uint64_
   return hold;
 }
 
-// The view, where it is known to be that of the step's files: at `asked`, or shortly before.
-std::shared_ptr<const StepView> Views::cached(InodeNumber step, Look look, Clock::time_point asked) {
-  const std::lock_guard lock(mutex_);
+// Returns the cached view of a sealed step, and that of a live step if it was checked against the step's files after
+// `asked`, or with Freshness::recent shortly before. Null: there is none.
+std::shared_ptr<const StepView> Views::cached(InodeNumber step, Freshness freshness, Clock::time_point asked) {
+  const io::MutexLock lock(mutex_);
   const auto found = cache_.find(step);
   if (found == cache_.end()) return nullptr;
   found->second.used = asked;
-  const auto oldest = look == Look::believing ? asked - kBelieved : asked;
+  const auto oldest = freshness == Freshness::recent ? asked - kRecent : asked;
   const bool current = found->second.checked > oldest;
   return found->second.view->sealed || current ? found->second.view : nullptr;
 }
 
 void Views::keep(InodeNumber step, Cached made) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   cache_[step] = std::move(made);
-  const auto too_much = [this] {
+  const auto too_much = [this]() REQUIRES(mutex_) {
     size_t memory = 0;
     for (const auto& [of, cached] : cache_) memory += cached.view->view.memory();
     return cache_.size() > kMostCached || (cache_.size() > 1 && memory > kMostMemory);
@@ -129,24 +131,25 @@ void Views::keep(InodeNumber step, Cached made) {
   }
 }
 
-void Views::with_view(InodeNumber step, Look look, uint32_t user, std::function<void(const MadeView&)> done) {
-  if (auto view = cached(step, look, Clock::now())) return done(view);
+void Views::with_view(InodeNumber step, Freshness freshness, uint32_t user, std::function<void(const MadeView&)> done) {
+  if (auto view = cached(step, freshness, Clock::now())) return done(view);
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     Making& making = making_[step];
     making.waiting.push_back({user, std::move(done)});
-    if (making.running) return;  // who makes it calls for them behind that
+    if (making.running) return;  // the thread that makes the view calls a lane for those who wait, afterwards
   }
   call_lane(step, user);
 }
 
-// A lane of each user who waits is called, since another's may have a lot to do; the first that comes serves them all.
+// Calls a lane of this user, since another user's lane may have a lot to do. The first lane that comes serves all who
+// wait.
 void Views::call_lane(InodeNumber step, uint32_t user) {
   const auto called = lanes_.start(user, [this, step] { serve(step); });
   if (called) return;
   std::vector<Waiting> refused;
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     const auto making = making_.find(step);
     if (making == making_.end()) return;
     auto& waiting = making->second.waiting;
@@ -162,16 +165,16 @@ void Views::call_lane(InodeNumber step, uint32_t user) {
 void Views::serve(InodeNumber step) {
   std::vector<Waiting> served;
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     const auto making = making_.find(step);
     if (making == making_.end() || making->second.running) return;
     making->second.running = true;
     served = std::exchange(making->second.waiting, {});
   }
   const MadeView made = make(step);
-  std::set<uint32_t> users;  // who asked meanwhile
+  std::set<uint32_t> users;  // those who asked meanwhile
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     const auto making = making_.find(step);
     making->second.running = false;
     for (const Waiting& one : making->second.waiting) users.insert(one.user);
@@ -207,18 +210,19 @@ Views::MadeView Views::make(InodeNumber step) {
   return view;
 }
 
-// The time of the look: what changes later has to be looked for again.
+// Returns when the files were inspected. Later changes do not show in `files`.
 Result<Views::Clock::time_point> Views::collect(InodeNumber step, std::optional<FilesOfStep>& files) const {
-  for (const auto end = Clock::now() + kMostClosing;; std::this_thread::sleep_for(kClosingLook)) {
+  for (const auto end = Clock::now() + kMostClosing;; std::this_thread::sleep_for(kClosingPoll)) {
     const auto now = Clock::now();
     TRY(files.emplace(store_, ask_writers_, stop_).collect(step));
     if (!files->is_closing() || now >= end) return now;
   }
 }
 
-// The view that was made of just these files. One without names is made anew from time to time: there may be some now.
+// The view that was made of exactly these files. Null: there is none, or it lacks names and is to be made anew, since
+// another step may have names by now.
 std::shared_ptr<const StepView> Views::as_it_was(InodeNumber step, const FilesOfStep& files, Clock::time_point now) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   const auto known = cache_.find(step);
   if (known == cache_.end() || known->second.fingerprint != files.fingerprint()) return nullptr;
   if (known->second.view->nameless && now - known->second.made > kNameless) return nullptr;
@@ -226,14 +230,15 @@ std::shared_ptr<const StepView> Views::as_it_was(InodeNumber step, const FilesOf
   return known->second.view;
 }
 
-// Of just these files, in vain perhaps: what is wrong with them has been told.
+// Was a view made of exactly these files? Then their problems are in the log already.
 bool Views::was_made(InodeNumber step, const FilesOfStep& files) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   const auto known = cache_.find(step);
   return known != cache_.end() && known->second.fingerprint == files.fingerprint();
 }
 
-// As it was kept, or read from the files, with the names of another step where it has none of its own.
+// Returns the map that was kept in the index, or reads it from the files. A map without names gets those of another
+// step.
 Result<TensorMap> Views::map_of(InodeNumber step, const FilesOfStep& files) {
   const io::Digest version = files.version();
   auto kept = meta::kept_map(store_, step, version, files.list().size());
@@ -249,8 +254,9 @@ Result<TensorMap> Views::map_of(InodeNumber step, const FilesOfStep& files) {
       log::warn("the view of {} is without names: {}", tree_.path_of(step), named.error().message());
     }
   }
-  if (files.short_of()) return *files.short_of();  // the next one who asks may have better luck
-  // What is being written will soon be another map, and what has no names may get some.
+  if (files.short_of()) return *files.short_of();  // the next request may have better luck
+  // Do not keep the map if a file is being written, since the map will soon be another one, nor if it has no names,
+  // since it may get some.
   if (!files.problems().empty() || map.parameters.empty()) return map;
   if (const auto done = meta::keep_map(store_, step, version, map); !done) {
     log::warn("the tensor map of {} is not kept: {}", tree_.path_of(step), done.error().message());
@@ -258,7 +264,7 @@ Result<TensorMap> Views::map_of(InodeNumber step, const FilesOfStep& files) {
   return map;
 }
 
-// The names that any step of the same run has, if that can be read as a whole.
+// Adds the names of any step of the same run that can be read as a whole.
 Result<TensorMap> Views::with_names(InodeNumber step, const FilesOfStep& files, TensorMap map) {
   if (!files.has_run()) return map;
   TRY_ASSIGN(const auto all, meta::list_series(tree_));
@@ -268,7 +274,7 @@ Result<TensorMap> Views::with_names(InodeNumber step, const FilesOfStep& files, 
       if (child.type != S_IFDIR || child.inode == step) continue;
       if (!may_tell_names(tree_, child.inode, *files.runs().begin())) continue;
       FilesOfStep others(store_, ask_writers_, stop_);
-      // It may be going away this moment: then it tells no names.
+      // The step may be removed this moment. Then it tells no names.
       if (!others.collect(child.inode) || others.runs() != files.runs() || !others.problems().empty()) continue;
       const TensorMap named = meta::formats::read_checkpoint(others);
       if (others.short_of()) return *others.short_of();
@@ -308,12 +314,12 @@ Result<Views::ViewNode> Views::child_in(std::shared_ptr<const StepView> view, No
   return in_view(std::move(view), child->second);
 }
 
-// Of an earlier version, or of a step that is gone, too: whoever has it open keeps it.
+// Also finds a node of an earlier version, or of a step that is gone, if somebody has it open.
 Result<Views::ViewNode> Views::node_in(const MadeView& view, InodeNumber number) {
   if (view && view.value()->view.node(node_of(number)) != nullptr) return in_view(view.value(), node_of(number));
   std::shared_ptr<const StepView> open;
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     const auto known = opened_.find(number);
     if (known != opened_.end()) open = known->second.lock();
   }
@@ -321,7 +327,7 @@ Result<Views::ViewNode> Views::node_in(const MadeView& view, InodeNumber number)
   return Error(view ? ESTALE : view.error().errno_value());
 }
 
-// A series does, and what a series lies in.
+// The directories that lead to steps: each series, and all folders above a series.
 Result<std::unordered_set<InodeNumber>> Views::leading_to_steps() const {
   std::unordered_set<InodeNumber> leading{meta::kRootInode};
   TRY_ASSIGN(const auto all, meta::list_series(tree_));
@@ -336,7 +342,7 @@ Result<std::unordered_set<InodeNumber>> Views::leading_to_steps() const {
   return leading;
 }
 
-// A step that is being removed is out of views.
+// A step that is being removed has no view.
 Result<std::optional<bool>> Views::is_step_by_record(InodeNumber real, const InodeRecord& record) const {
   const std::optional<bool> no = false;
   if (real == meta::kRootInode || !record.is_dir() || record.parent == 0) return no;
@@ -379,23 +385,23 @@ void Views::lookup_in(InodeNumber directory, bool in_step, const std::string& na
   const auto child_of = [this, node = node_of(directory), name](const MadeView& view) -> Result<ViewNode> {
     return view ? child_in(view.value(), node, name) : Result<ViewNode>(view.error());
   };
-  with_view(real, Look::believing, user, [this, real, user, answer, child_of](const MadeView& view) {
+  with_view(real, Freshness::recent, user, [this, real, user, answer, child_of](const MadeView& view) {
     auto found = child_of(view);
     if (found || !view || found.error().errno_value() != ENOENT) return answer(std::move(found));
-    // It may have been made since.
-    with_view(real, Look::again, user, [answer, child_of](const MadeView& fresh) { answer(child_of(fresh)); });
+    // The file may have been made since the view was checked.
+    with_view(real, Freshness::now, user, [answer, child_of](const MadeView& fresh) { answer(child_of(fresh)); });
   });
 }
 
 void Views::find(InodeNumber number, uint32_t user, const Answer<ViewNode>& answer) {
   if (node_of(number) == 0) return find_directory(real_of(number), user, answer);
-  with_view(real_of(number), Look::believing, user,
+  with_view(real_of(number), Freshness::recent, user,
             [this, number, answer](const MadeView& view) { answer(node_in(view, number)); });
 }
 
 void Views::find_now(InodeNumber number, uint32_t user, const Answer<ViewNode>& answer) {
   if (node_of(number) == 0) return find_directory(real_of(number), user, answer);
-  with_view(real_of(number), Look::again, user, [this, number, answer](const MadeView& view) {
+  with_view(real_of(number), Freshness::now, user, [this, number, answer](const MadeView& view) {
     if (!view) return answer(view.error());
     if (view.value()->view.node(node_of(number)) == nullptr) return answer(Error(ESTALE));
     answer(in_view(view.value(), node_of(number)));
@@ -411,18 +417,18 @@ void Views::find_directory(InodeNumber real, uint32_t user, const Answer<ViewNod
   const auto known = is_step_by_record(real, record.value());
   if (!known) return answer(known.error());
   if (known.value() == true) return answer(real_directory(real));
-  const auto look = [this, real, record = record.value(), answer] {
+  const auto inspect = [this, real, record = record.value(), answer] {
     const auto step = is_step_of_series(real, record);
     const auto leading = step && !step.value() ? leading_to_steps() : std::unordered_set<InodeNumber>();
     if (!step || !leading) return answer(step ? leading.error() : step.error());
     const bool shown = step.value() || leading.value().contains(real);
     answer(shown ? real_directory(real) : Result<ViewNode>(Error(ENOENT)));
   };
-  if (const auto started = lanes_.start(user, look); !started) answer(started.error());
+  if (const auto started = lanes_.start(user, inspect); !started) answer(started.error());
 }
 
 void Views::opened(InodeNumber number, std::weak_ptr<const StepView> view) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   if (opened_.size() >= kMostOpened) std::erase_if(opened_, [](const auto& one) { return one.second.expired(); });
   opened_[number] = std::move(view);
 }
@@ -435,8 +441,8 @@ void Views::list(InodeNumber directory, uint32_t user, const Answer<std::vector<
       const auto started = lanes_.start(user, [this, real, answer] { answer(list_directory(real)); });
       return started ? void() : answer(started.error());
     }
-    const Look look = node_of(directory) == 0 ? Look::again : Look::believing;
-    with_view(real, look, user, [directory, answer](const MadeView& view) {
+    const Freshness freshness = node_of(directory) == 0 ? Freshness::now : Freshness::recent;
+    with_view(real, freshness, user, [directory, answer](const MadeView& view) {
       if (!view) return answer(view.error());
       answer(entries_of(*view.value(), node_of(directory)));
     });

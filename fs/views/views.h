@@ -16,26 +16,26 @@
 // kernel caches nothing of a live step's view. Of a sealed step's view it caches everything except whether the step
 // exists.
 //
-// A view is made by one thread at a time, a lane of one of the users who ask for it (fs/base/user_lanes.h); the others
-// wait without a thread. So nobody waits for a view that they have not asked for, nor does a thread that serves
-// requests. What takes long is known before: a look at many names, or a read of more than 256 pieces, is done on a
-// lane. Two steps are read at a time (fs/base/turns.h). A user who holds views and lists of names open has memory of
-// the daemon for each; past the user's share the next open is EMFILE (fs/base/user_budget.h).
+// One thread at a time makes a view: a lane of one of the users who ask for the view (fs/base/user_lanes.h). The others
+// wait without a thread. So no user waits for a view that they have not asked for, and no thread that serves requests
+// waits for any view. Work that takes long is known before, and is done on a lane: a search of many names, and a read
+// of more than 256 pieces. Two steps are read at a time (fs/base/turns.h). Each view and each list of names that a user
+// has open takes memory of the daemon. Past the user's share the next open is EMFILE (fs/base/user_budget.h).
 //
-// Who may read what is made from several files may read each of them, through the folders on the way. Folders of a view
-// are for those who may read what tells the names in them.
+// A user may read a file that is made from several files only if the user may read each of them, through the folders on
+// the way. A folder of a view is for users who may read what tells the names in it.
 //
-// A step that `save` made alone has swap files only. Another step tells the names of its parameters, if the same
-// processes wrote the swap files of both, and these are the same by path and length (meta/formats/same_run.h).
+// A step that only `save` made has swap files only. Another step tells the names of its parameters, if the same
+// processes wrote the swap files of both, and if these are the same by path and length (meta/formats/same_run.h).
 //
-// Thread safety: all of it. Lock: mutex_ (guards what is below it; a leaf).
+// Thread safety: all of it. Locks: that of a StepView, under which a user's budget is claimed (fs/base/user_budget.h);
+// that of Views, a leaf.
 #pragma once
 
 #include <atomic>
 #include <chrono>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -47,6 +47,7 @@
 #include "fs/base/user_lanes.h"
 #include "fs/views/files_of_step.h"
 #include "fs/views/view.h"
+#include "io/mutex.h"
 #include "meta/store/store.h"
 #include "meta/tree/tree.h"
 
@@ -65,34 +66,34 @@ struct StepView {
         view(std::move(source)) {}
 
   const InodeNumber step;
-  const std::vector<SourceVersion> files;  // of the step, as the view counts them
+  const std::vector<SourceVersion> files;  // of the step, by their index in the view
   const timespec time;                     // when the newest of them changed
-  const bool sealed;                       // it will never be another one
-  const bool nameless;                     // swap files only: another step of the run may tell names
-  const std::string version;               // of the files' bytes and the names: another one is another view
+  const bool sealed;                       // the view never changes
+  const bool nameless;                     // of swap files only: another step of the run may tell names
+  const std::string version;               // of the files' bytes and the names: with another version it is another view
   const View view;
 
-  // What a file of the view holds; shared by all who have it open.
+  // The content of a file of the view. All who have the file open share it.
   std::shared_ptr<const Content> content(NodeNumber node) const;
-  // What an open file of it counts for: its own content, and the view for as long as a file of it is open, with the
-  // user who opened one first. A view that is only remembered counts for nobody.
+  // The memory that an open file of the view takes: its own content, and the view itself as long as a file of it is
+  // open. The view counts for the user who opened a file of it first. A view that is only cached counts for nobody.
   struct Hold {
     std::shared_ptr<const UserBudget::Claim> view;
     UserBudget::Claim content;
   };
-  // The view and the first file's content are one claim, so that a user who holds none gets any view; that content
-  // counts as long as the view does. EMFILE: the user holds too much.
+  // The view and the content of the file that is opened first are one claim, so that a user who holds nothing gets any
+  // view. That content counts as long as the view does. EMFILE: the user holds too much.
   Result<Hold> hold(UserBudget& memory, uint32_t user, uint64_t content) const;
 
  private:
-  mutable std::mutex mutex_;
-  mutable std::weak_ptr<const UserBudget::Claim> claim_;                           // guarded by mutex_
-  mutable std::unordered_map<NodeNumber, std::weak_ptr<const Content>> contents_;  // guarded by mutex_
+  mutable io::Mutex mutex_;
+  mutable std::weak_ptr<const UserBudget::Claim> claim_ GUARDED_BY(mutex_);
+  mutable std::unordered_map<NodeNumber, std::weak_ptr<const Content>> contents_ GUARDED_BY(mutex_);
 };
 
 class Views {
  public:
-  // `stop`: set when the mount ends, and no view is made any more.
+  // `stop` is set when the mount ends. Then no view is made any more.
   Views(meta::Store& store, UserLanes& lanes, AskWriters ask_writers, Turns& readings, const std::atomic<bool>& stop)
       : store_(store),
         tree_(store.tree()),
@@ -110,16 +111,16 @@ class Views {
   };
   template <class T>
   using Answer = std::function<void(Result<T>)>;
-  // Each is answered at once where what it takes is known already, else by a thread of the user's.
-  // ENOENT: there is none of that name or number. ESTALE: it was of an earlier version of the step's view, and whoever
-  // looks for its name again finds the one that is (the kernel does, by itself).
+  // Each of these answers at once if it knows the answer already, else on a lane of the user's. ENOENT: there is no
+  // node of that name or number. ESTALE: the number is of an earlier version of the step's view. A new lookup of the
+  // name, which the kernel does by itself, finds the node of the current version.
   void lookup(InodeNumber directory, const std::string& name, uint32_t user, const Answer<ViewNode>& answer);
   void find(InodeNumber number, uint32_t user, const Answer<ViewNode>& answer);
-  // To be opened: with a look at the step's files, and of nothing but the version that they are now.
+  // For an open: inspects the step's files, and finds the node in their current version only.
   void find_now(InodeNumber number, uint32_t user, const Answer<ViewNode>& answer);
-  // Without "." and "..". Sorted by name.
+  // The entries without "." and "..", sorted by name.
   void list(InodeNumber directory, uint32_t user, const Answer<std::vector<meta::DirectoryEntry>>& answer);
-  // The file is being opened: until it is closed find() knows it, whatever becomes of the step.
+  // The file is being opened. Until it is closed find() knows it, whatever becomes of the step.
   void opened(InodeNumber number, std::weak_ptr<const StepView> view);
 
  private:
@@ -132,8 +133,8 @@ class Views {
     Clock::time_point used;
   };
 
-  // A live step's files are taken for unchanged a moment after a look, or looked at again.
-  enum class Look { believing, again };
+  // Of a live step: `recent` takes its files as unchanged if they were inspected within kRecent, `now` inspects them.
+  enum class Freshness { recent, now };
   using MadeView = Result<std::shared_ptr<const StepView>>;
   struct Waiting {
     uint32_t user = 0;
@@ -141,10 +142,10 @@ class Views {
   };
   struct Making {
     bool running = false;
-    std::vector<Waiting> waiting;  // for a look that begins after they asked
+    std::vector<Waiting> waiting;  // for an inspection of the files that begins after they asked
   };
 
-  void with_view(InodeNumber step, Look look, uint32_t user, std::function<void(const MadeView&)> done);
+  void with_view(InodeNumber step, Freshness freshness, uint32_t user, std::function<void(const MadeView&)> done);
   void call_lane(InodeNumber step, uint32_t user);
   void serve(InodeNumber step);
   MadeView make(InodeNumber step);
@@ -153,15 +154,15 @@ class Views {
   bool was_made(InodeNumber step, const FilesOfStep& files);
   Result<meta::formats::TensorMap> map_of(InodeNumber step, const FilesOfStep& files);
   Result<meta::formats::TensorMap> with_names(InodeNumber step, const FilesOfStep& files, meta::formats::TensorMap map);
-  // A step, or a directory that leads to steps; neither is looked into.
+  // The node of a step, or of a directory that leads to steps. Its entries are not read.
   Result<ViewNode> real_directory(InodeNumber real);
   void find_directory(InodeNumber real, uint32_t user, const Answer<ViewNode>& answer);
   Result<std::vector<meta::DirectoryEntry>> list_directory(InodeNumber real);
   static Result<std::vector<meta::DirectoryEntry>> entries_of(const StepView& view, NodeNumber node);
   Result<bool> is_step_of_series(InodeNumber real, const meta::InodeRecord& record) const;
-  // What of that takes no look at names, of which a directory may have millions; none: they tell.
+  // Likewise, without reading names, of which a directory may have millions. None: only the names tell.
   Result<std::optional<bool>> is_step_by_record(InodeNumber real, const meta::InodeRecord& record) const;
-  // Calls `then` with whether it is in the view of a step: at once, or on a lane of the user's.
+  // Calls `then` with whether the directory is in the view of a step: at once, or on a lane of the user's.
   void with_kind(InodeNumber directory, uint32_t user, const Answer<bool>& then);
   void lookup_in(InodeNumber directory, bool in_step, const std::string& name, uint32_t user,
                  const Answer<ViewNode>& answer);
@@ -169,16 +170,16 @@ class Views {
   Result<ViewNode> child_in(std::shared_ptr<const StepView> view, NodeNumber directory, const std::string& name) const;
   Result<ViewNode> node_in(const MadeView& view, InodeNumber number);
   Result<std::unordered_set<InodeNumber>> leading_to_steps() const;
-  std::shared_ptr<const StepView> cached(InodeNumber step, Look look, Clock::time_point asked);
+  std::shared_ptr<const StepView> cached(InodeNumber step, Freshness freshness, Clock::time_point asked);
   void keep(InodeNumber step, Cached cached);
 
   static constexpr size_t kMostCached = 8;
-  static constexpr size_t kMostMemory = size_t{32} << 20;  // of cached views, but for the last
+  static constexpr size_t kMostMemory = size_t{32} << 20;  // of cached views, except a single one
   static constexpr std::chrono::seconds kNameless{1};      // before names are looked for again
   static constexpr size_t kMostOpened = 65536;
-  static constexpr std::chrono::milliseconds kClosingLook{1};
-  static constexpr std::chrono::seconds kMostClosing{1};      // one file after another, and who closes all the time
-  static constexpr std::chrono::milliseconds kBelieved{200};  // how long a live step's files are taken for unchanged
+  static constexpr std::chrono::milliseconds kClosingPoll{1};
+  static constexpr std::chrono::seconds kMostClosing{1};    // writers may close one file after another
+  static constexpr std::chrono::milliseconds kRecent{200};  // how long a live step's files are taken for unchanged
 
   meta::Store& store_;
   meta::Tree& tree_;
@@ -186,10 +187,10 @@ class Views {
   const AskWriters ask_writers_;
   Turns& readings_;
   const std::atomic<bool>& stop_;
-  std::mutex mutex_;
-  std::unordered_map<InodeNumber, Cached> cache_;                          // guarded by mutex_
-  std::unordered_map<InodeNumber, Making> making_;                         // guarded by mutex_
-  std::unordered_map<InodeNumber, std::weak_ptr<const StepView>> opened_;  // guarded by mutex_; by inode number
+  io::Mutex mutex_;
+  std::unordered_map<InodeNumber, Cached> cache_ GUARDED_BY(mutex_);
+  std::unordered_map<InodeNumber, Making> making_ GUARDED_BY(mutex_);
+  std::unordered_map<InodeNumber, std::weak_ptr<const StepView>> opened_ GUARDED_BY(mutex_);  // by inode number
 };
 
 }  // namespace ckptfs::fs::views

@@ -14,7 +14,7 @@
 namespace ckptfs::meta {
 namespace {
 
-constexpr Owner kNobody = 0;  // those asked for are counted from 1
+constexpr Owner kNobody = 0;  // the owners that were asked for have numbers from 1
 
 struct Named {
   InodeNumber inode = 0;
@@ -23,7 +23,7 @@ struct Named {
   bool operator<(const Named& other) const { return std::tie(inode, owner) < std::tie(other.inode, other.owner); }
 };
 
-// Which owner a folder belongs to: that of the nearest root at or above it.
+// Finds the owner of a folder: that of the nearest root at or above the folder.
 class Folders {
  public:
   explicit Folders(const std::vector<AskedOwner>& owners) {
@@ -64,7 +64,7 @@ class Folders {
   std::unordered_map<InodeNumber, InodeNumber> parents_;
 };
 
-// Every name of a regular file, as the owner it lies in: ascending, each once.
+// The owners of all names of regular files, ascending by inode. An owner with several names of a file is there once.
 Result<std::vector<Named>> read_names(const Index& index, const std::vector<AskedOwner>& owners) {
   Folders folders(owners);
   std::vector<std::pair<InodeNumber, InodeNumber>> files;  // inode, folder
@@ -81,12 +81,12 @@ Result<std::vector<Named>> read_names(const Index& index, const std::vector<Aske
   return names;
 }
 
-// What one file's extents tell without a look at any other's.
+// What a file's own extents tell, without those of other files.
 class OwnExtents {
  public:
   explicit OwnExtents(size_t room) : room_(room) {}
 
-  // ENOBUFS: more than there is room for.
+  // ENOBUFS: there are more extents than there is room for.
   Result<> read(int blob) {
     return io::for_each_extent(blob, io::WriteBack::first, [this](const io::Extent& extent) -> Result<> {
       if (!extent.located || !extent.shared) {
@@ -99,7 +99,7 @@ class OwnExtents {
     });
   }
 
-  // Of the blocks that are flagged as shared, each byte once; `twice`: the file itself has some of them twice.
+  // The bytes of blocks that are flagged as shared, each counted once. `twice`: the file itself has some of them twice.
   struct Shared {
     uint64_t bytes = 0;
     bool twice = false;
@@ -125,7 +125,7 @@ class OwnExtents {
 
 }  // namespace
 
-// The sets of owners that blobs have, each with a number.
+// All sets of owners that blobs have, each with a number.
 class Accounting::Sets {
  public:
   OwnerSet number_of(const std::vector<Owner>& owners) {
@@ -163,7 +163,7 @@ Accounting::Accounting(const Tree& tree, const Index& index, const Blobs& blobs,
       cache_(blobs, limits.cache_bytes) {}
 
 Result<Account> Accounting::account(const std::vector<AskedOwner>& asked) {
-  const std::lock_guard one_at_a_time(turn_);
+  const io::MutexLock one_at_a_time(turn_);
   std::vector<Owner> group_of{kNobody};
   for (const AskedOwner& owner : asked) group_of.push_back(static_cast<Owner>(owner.group + 1));
   const size_t groups = *std::max_element(group_of.begin(), group_of.end());
@@ -187,7 +187,7 @@ Result<Account> Accounting::account(const std::vector<AskedOwner>& asked) {
   return account;
 }
 
-// Of every blob there is, ascending: who has it, and who may change it.
+// Finds the holders of all blobs, ascending: who has each blob, and who may change it.
 Result<std::vector<Accounting::Holder>> Accounting::find_holders(const std::vector<AskedOwner>& asked,
                                                                  const std::vector<Owner>& group_of, Sets& sets,
                                                                  Lengths& lengths) const {
@@ -274,7 +274,7 @@ ExtentCache::Blob Accounting::kind_of(const Holder& holder) const {
   return idle ? ExtentCache::Blob::idle : ExtentCache::Blob::busy;
 }
 
-Result<std::optional<Usage>> Accounting::look_at_file(InodeNumber file) const {
+Result<std::optional<Usage>> Accounting::usage_from_own_extents(InodeNumber file) const {
   TRY_ASSIGN(const InodeRecord record, index_.inode(file));
   if (!record.is_regular()) return Error(EINVAL);
   Usage usage;
@@ -292,7 +292,8 @@ Result<std::optional<Usage>> Accounting::look_at_file(InodeNumber file) const {
     usage.shared = extents.alone() + shared.bytes;
     return std::optional(usage);
   }
-  // A block that is flagged as shared and that the file has once is another's too. One that it has twice may be.
+  // A block that is flagged as shared and that the file has once belongs to another file, too. Of a block that the file
+  // has twice that is not known.
   if (shared.twice) return std::optional<Usage>();
   usage.exclusive = extents.alone();
   usage.shared = shared.bytes;

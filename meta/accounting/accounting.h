@@ -9,7 +9,7 @@
 // Names are read as of one moment, blocks one file after the other: what changes meanwhile may count as it was before
 // or after. What is removed meanwhile is no error. The disk is swept once, in windows, so memory is bounded whatever is
 // stored (meta/accounting/disk_sweep.h). A file's own xattrs come from its own extents wherever these tell enough
-// (look_at_file), so `getfattr -R` is not one sweep for each file.
+// (usage_from_own_extents), so `getfattr -R` is not one sweep for each file.
 //
 // What is known of extents is kept (meta/accounting/extent_cache.h). No stat shows that two files were made to share
 // blocks, so whoever does that calls forget().
@@ -21,11 +21,11 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <vector>
 
+#include "io/mutex.h"
 #include "meta/accounting/disk_sweep.h"
 #include "meta/accounting/extent_cache.h"
 #include "meta/blobs/blobs.h"
@@ -65,9 +65,9 @@ class Accounting {
              std::function<bool(InodeNumber)> open_for_writing, const AccountingLimits& limits = {});
 
   Result<Account> account(const std::vector<AskedOwner>& owners);
-  // Of one regular file, from its own extents alone, if none but blobs share them; none where these do not tell: then
-  // account() does.
-  Result<std::optional<Usage>> look_at_file(InodeNumber file) const;
+  // The usage of one regular file, from its own extents alone. Right only if nothing but blobs shares its blocks. None
+  // if its own extents do not tell; account() does.
+  Result<std::optional<Usage>> usage_from_own_extents(InodeNumber file) const;
 
   // Its blocks have moved though nobody wrote it: to be called by who shared them (dedup), once that is done.
   void forget(BlobNumber blob) { cache_.forget(blob); }
@@ -100,7 +100,7 @@ class Accounting {
   const std::function<bool(InodeNumber)> open_for_writing_;
   const AccountingLimits limits_;
   ExtentCache cache_;
-  std::mutex turn_;
+  io::Mutex turn_;
   std::atomic<size_t> windows_{0};
 };
 

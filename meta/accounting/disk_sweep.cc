@@ -47,7 +47,7 @@ void DiskTally::add_unplaced(OwnerSet set, uint64_t bytes) {
 
 namespace {
 
-// The pieces between two places of the disk.
+// A window of the disk, with the pieces that lie in it.
 class Window {
  public:
   Window(uint64_t begin, size_t room) : begin_(begin), room_(std::max<size_t>(room, 2)) {}
@@ -79,7 +79,7 @@ class Window {
   }
 
  private:
-  // Pieces of the same owners that touch or overlap become one.
+  // Joins pieces of the same owners that touch or overlap.
   void merge() {
     std::sort(pieces_.begin(), pieces_.end(), [](const DiskPiece& a, const DiskPiece& b) {
       return std::tie(a.owners, a.begin) < std::tie(b.owners, b.begin);
@@ -96,7 +96,7 @@ class Window {
     pieces_.resize(std::min(pieces_.size(), last + 1));
   }
 
-  // Half of them stay: what lies beyond is for the next window.
+  // Shrinks the window so that about half of the pieces stay. The others are for the next window.
   void shrink() {
     merge();
     if (pieces_.size() <= room_ / 2) return;
@@ -104,7 +104,7 @@ class Window {
     std::nth_element(pieces_.begin(), middle, pieces_.end(),
                      [](const DiskPiece& a, const DiskPiece& b) { return a.begin < b.begin; });
     end_ = middle->begin;
-    if (end_ == begin_) {  // so many have its first byte: then what they have in common is all of the window
+    if (end_ == begin_) {  // more than half begin at its first byte: it then ends where the first of all pieces ends
       end_ = std::min_element(pieces_.begin(), pieces_.end(), [](const DiskPiece& a, const DiskPiece& b) {
                return a.end < b.end;
              })->end;

@@ -24,13 +24,13 @@ Result<> ExtentCache::for_each(BlobNumber number, Blob kind, const std::function
     for (const Run& run : *runs) visit(run);
     return success();
   }
-  if (kind == Blob::busy) {  // thousands of empty ones are made ahead of a save
+  if (kind == Blob::busy) {  // an empty blob has no extents; thousands of these are made ahead of a save
     const auto stat = blobs_.stat(number);
     if (stat && stat.value().st_blocks == 0) return success();
   }
   uint64_t forgotten = 0;
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     ++counts_.reads;
     forgotten = forgotten_;
   }
@@ -62,7 +62,7 @@ Result<> ExtentCache::for_each(BlobNumber number, Blob kind, const std::function
 std::shared_ptr<const std::vector<ExtentCache::Run>> ExtentCache::remembered(BlobNumber number, Blob kind) {
   Entry entry;
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     const auto found = entries_.find(number);
     if (found == entries_.end()) return nullptr;
     entry = found->second;
@@ -71,14 +71,14 @@ std::shared_ptr<const std::vector<ExtentCache::Run>> ExtentCache::remembered(Blo
     const auto stat = blobs_.stat(number);
     if (!stat || !same(stat.value(), entry.stat)) return nullptr;
   }
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   ++counts_.hits;
   return entry.runs;
 }
 
 void ExtentCache::remember(BlobNumber number, Entry entry, uint64_t forgotten) {
-  const std::lock_guard lock(mutex_);
-  if (forgotten != forgotten_) return;  // it may have been this one
+  const io::MutexLock lock(mutex_);
+  if (forgotten != forgotten_) return;  // this blob may be the one that was forgotten meanwhile
   if (const auto before = entries_.find(number); before != entries_.end()) erase(before);
   if (counts_.bytes + entry.bytes() > budget_) return;
   counts_.bytes += entry.bytes();
@@ -91,13 +91,13 @@ void ExtentCache::erase(std::unordered_map<BlobNumber, Entry>::iterator at) {
 }
 
 void ExtentCache::forget(BlobNumber number) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   ++forgotten_;
   if (const auto found = entries_.find(number); found != entries_.end()) erase(found);
 }
 
 void ExtentCache::keep(std::span<const BlobNumber> blobs) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   for (auto at = entries_.begin(); at != entries_.end();) {
     const auto next = std::next(at);
     if (!std::binary_search(blobs.begin(), blobs.end(), at->first)) erase(at);
@@ -106,7 +106,7 @@ void ExtentCache::keep(std::span<const BlobNumber> blobs) {
 }
 
 ExtentCache::Counts ExtentCache::counts() const {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   return counts_;
 }
 

@@ -14,11 +14,11 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <unordered_map>
 #include <vector>
 
+#include "io/mutex.h"
 #include "meta/blobs/blobs.h"
 #include "meta/types.h"
 
@@ -68,14 +68,14 @@ class ExtentCache {
   };
   std::shared_ptr<const std::vector<Run>> remembered(BlobNumber number, Blob kind);
   void remember(BlobNumber number, Entry entry, uint64_t forgotten);
-  void erase(std::unordered_map<BlobNumber, Entry>::iterator at);
+  void erase(std::unordered_map<BlobNumber, Entry>::iterator at) REQUIRES(mutex_);
 
   const Blobs& blobs_;
   const size_t budget_;
-  mutable std::mutex mutex_;
-  std::unordered_map<BlobNumber, Entry> entries_;  // guarded by mutex_
-  Counts counts_;                                  // guarded by mutex_
-  uint64_t forgotten_ = 0;                         // guarded by mutex_; how often forget() was called
+  mutable io::Mutex mutex_;
+  std::unordered_map<BlobNumber, Entry> entries_ GUARDED_BY(mutex_);
+  Counts counts_ GUARDED_BY(mutex_);
+  uint64_t forgotten_ GUARDED_BY(mutex_) = 0;  // how often forget() was called
 };
 
 }  // namespace ckptfs::meta

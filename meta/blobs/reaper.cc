@@ -13,17 +13,20 @@ constexpr std::chrono::seconds kInterval{1};
 constexpr size_t kBlobsAtOnce = 4096;  // in one change of the index
 }  // namespace
 
-Reaper::Reaper(Index& index, const Blobs& blobs, const Space& space, Frontiers& frontiers, WriteBack& write_back)
-    : index_(index), blobs_(blobs), space_(space), frontiers_(frontiers), write_back_(write_back), thread_([this] {
-        run();
-      }) {}
+Reaper::Reaper(Index& index, const Blobs& blobs, const Space& space, WrittenEnds& written_ends, WriteBack& write_back)
+    : index_(index),
+      blobs_(blobs),
+      space_(space),
+      written_ends_(written_ends),
+      write_back_(write_back),
+      thread_([this] { run(); }) {}
 
 Reaper::~Reaper() { stop(); }
 
 void Reaper::doom(BlobNumber blob) {
   const auto space = space_.report();
   const bool low = !space || space.value().raw_free < space.value().reserve;
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   doomed_.push_back(blob);
   if (!low) return;
   urgent_ = true;
@@ -31,7 +34,7 @@ void Reaper::doom(BlobNumber blob) {
 }
 
 void Reaper::doom(const std::vector<BlobNumber>& blobs) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   doomed_.insert(doomed_.end(), blobs.begin(), blobs.end());
   urgent_ = true;
   wake_.notify_one();
@@ -39,7 +42,7 @@ void Reaper::doom(const std::vector<BlobNumber>& blobs) {
 
 void Reaper::stop() {
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     stopping_ = true;
   }
   wake_.notify_one();
@@ -50,8 +53,8 @@ void Reaper::run() {
   for (bool last = false; !last;) {
     std::vector<BlobNumber> doomed;
     {
-      std::unique_lock lock(mutex_);
-      wake_.wait_for(lock, kInterval, [this] { return urgent_ || stopping_; });
+      const io::MutexLock lock(mutex_);
+      wake_.wait_for(mutex_, kInterval, [this]() REQUIRES(mutex_) { return urgent_ || stopping_; });
       last = stopping_;
       urgent_ = false;
       doomed.swap(doomed_);
@@ -61,19 +64,19 @@ void Reaper::run() {
 }
 
 void Reaper::round(std::vector<BlobNumber> doomed) {
-  if (const auto raised = frontiers_.raise_settled(); !raised) {
+  if (const auto raised = written_ends_.raise_settled(); !raised) {
     log::warn("the next start after a crash may take longer: {}", raised.error().message());
   }
   const auto removed = doomed.empty() ? index_.sync() : remove(doomed);
   if (!removed) {
     log::error("what changed is not durable yet, trying again: {}", removed.error().message());
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     doomed_.insert(doomed_.end(), doomed.begin(), doomed.end());
   }
   if (const auto space = space_.report()) index_.ballast().restore(space.value().free, space.value().raw_free);
 }
 
-// What is removed is taken out of `doomed`.
+// Takes the blobs that are removed out of `doomed`.
 Result<> Reaper::remove(std::vector<BlobNumber>& doomed) {
   while (!doomed.empty()) {
     const size_t rest = doomed.size() - std::min(doomed.size(), kBlobsAtOnce);

@@ -6,24 +6,23 @@
 // Thread safety: doom() from any thread. Lock: mutex_, never held while anything is synced or removed.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
-#include <mutex>
 #include <span>
 #include <thread>
 #include <vector>
 
+#include "io/mutex.h"
 #include "meta/blobs/blobs.h"
-#include "meta/blobs/frontiers.h"
 #include "meta/blobs/space.h"
 #include "meta/blobs/write_back.h"
+#include "meta/blobs/written_ends.h"
 #include "meta/index/index.h"
 
 namespace ckptfs::meta {
 
 class Reaper {
  public:
-  Reaper(Index& index, const Blobs& blobs, const Space& space, Frontiers& frontiers, WriteBack& write_back);
+  Reaper(Index& index, const Blobs& blobs, const Space& space, WrittenEnds& written_ends, WriteBack& write_back);
   ~Reaper();  // as stop()
 
   // Its last name has gone in a committed batch.
@@ -35,21 +34,21 @@ class Reaper {
 
  private:
   void run();
-  void round(std::vector<BlobNumber> doomed);
-  Result<> remove(std::vector<BlobNumber>& doomed);
-  Result<> remove_some(std::span<const BlobNumber> doomed);
+  void round(std::vector<BlobNumber> doomed) EXCLUDES(mutex_);
+  Result<> remove(std::vector<BlobNumber>& doomed) EXCLUDES(mutex_);
+  Result<> remove_some(std::span<const BlobNumber> doomed) EXCLUDES(mutex_);
 
   Index& index_;
   const Blobs& blobs_;
   const Space& space_;
-  Frontiers& frontiers_;
+  WrittenEnds& written_ends_;
   WriteBack& write_back_;
 
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::vector<BlobNumber> doomed_;  // guarded by mutex_
-  bool urgent_ = false;             // guarded by mutex_; space is low: do not wait for the timer
-  bool stopping_ = false;           // guarded by mutex_
+  io::Mutex mutex_;
+  io::CondVar wake_;
+  std::vector<BlobNumber> doomed_ GUARDED_BY(mutex_);
+  bool urgent_ GUARDED_BY(mutex_) = false;  // space is low: do not wait for the timer
+  bool stopping_ GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

@@ -10,13 +10,14 @@
 
 namespace ckptfs::meta {
 
-uint64_t owed_by_clone(uint64_t size) {
+uint64_t cow_reserve_of_clone(uint64_t size) {
   const uint64_t unit = io::cow_extent_hint(size);
   return (size + unit - 1) / unit * unit;
 }
 
-// XFS may take any block next that is free in it: the missing ones of a sparse image, too. As long as the host has room
-// for all of these, so has the image for all that is free in it; else only for what the host has.
+// The least that can be written. The next block that XFS allocates may be any free one, also one that a sparse image
+// lacks. If the host has room for all blocks that the image lacks, everything that is free in the image can be written.
+// If not, only as much as the host has free.
 Result<uint64_t> Space::least_free(uint64_t free) const {
   if (!image_) return free;
   TRY_ASSIGN(const struct stat image, io::stat_fd(image_.get()));
@@ -36,7 +37,7 @@ Result<SpaceReport> Space::report() const {
   TRY_ASSIGN(report.raw_free, least_free(uint64_t{fs.f_bavail} * fs.f_frsize));
   report.reserve = std::max(uint64_t{256} << 20, report.total / 50);
   report.free = report.raw_free > report.reserve ? report.raw_free - report.reserve : 0;
-  report.owed = owed();
+  report.cow_reserve = cow_reserve();
   report.inodes = fs.f_files;
   report.inodes_free = fs.f_favail;
   return report;

@@ -1,13 +1,14 @@
 // How full the store is, and what it must keep free.
 //
 // After a save the next overwrite of each live swap file allocates new blocks, and in passthrough mode nobody would see
-// it fail. So each live swap file *owes* what overwriting all of it would allocate: its length from the moment that
-// something shares its blocks, and what its extents say from the last close for writing on (Tree::finished_writing).
-//   - A save needs room for all that is owed afterwards.
-//   - An open for writing needs room for what the files then open for writing owe (Tree::prepare_writing).
-//   - What is allocated ahead, by fallocate and so by a save past the mount, needs room beside what live swap files owe
-//     (Tree::check_room).
-//   - While less than twice of what is owed is free, swap files are written through the daemon, which sees each failure
+// it fail. So each live swap file has a *COW reserve*: what overwriting all of it would newly allocate. From the moment
+// that something shares its blocks the reserve is the file's length. After the last close for writing it is counted
+// from the file's extents (Tree::finished_writing). Users know the sum of all reserves as what is *owed*.
+//   - A save needs room for all COW reserves as they are afterwards.
+//   - An open for writing needs room for the reserves of all files that are then open for writing
+//     (Tree::prepare_writing).
+//   - An allocation, by fallocate and so by a save past the mount, needs room beside the reserves (Tree::check_room).
+//   - While less than twice the reserves is free, swap files are written through the daemon, which sees each failure
 //     (Tree::short_of_space).
 //
 // Before anything is refused, what XFS allocated ahead of writers is given back (Tree::reclaim_space). The index has
@@ -35,13 +36,13 @@ struct SpaceReport {
   uint64_t raw_free = 0;  // as the file system says, or that of a sparse image, where it has less
   uint64_t reserve = 0;   // the larger of 256 MiB and 2 %
   uint64_t ballast = 0;
-  uint64_t owed = 0;  // by all live swap files
+  uint64_t cow_reserve = 0;  // of all live swap files; `owed` in what users see
   uint64_t inodes = 0;
   uint64_t inodes_free = 0;
 };
 
-// What a file of `size` bytes owes from the moment that all of it is shared.
-uint64_t owed_by_clone(uint64_t size);
+// The COW reserve of a file of `size` bytes from the moment that all of it is shared.
+uint64_t cow_reserve_of_clone(uint64_t size);
 
 class Space {
  public:
@@ -49,9 +50,9 @@ class Space {
   explicit Space(int folder_fd, io::Fd image = {}) : folder_fd_(folder_fd), image_(std::move(image)) {}
 
   Result<SpaceReport> report() const;
-  uint64_t owed() const { return owed_.load(std::memory_order_relaxed); }
-  // One file's owed bytes changed.
-  void adjust_owed(uint64_t from, uint64_t to) { owed_.fetch_add(to - from, std::memory_order_relaxed); }
+  uint64_t cow_reserve() const { return cow_reserve_.load(std::memory_order_relaxed); }
+  // One file's COW reserve changed.
+  void adjust_cow_reserve(uint64_t from, uint64_t to) { cow_reserve_.fetch_add(to - from, std::memory_order_relaxed); }
 
   // Gives back what the file system allocated ahead of writers; nothing, where it is one that cannot.
   Result<> free_preallocated(io::OpenFilesToo open_files) const;
@@ -64,7 +65,7 @@ class Space {
 
   const int folder_fd_;
   const io::Fd image_;
-  std::atomic<uint64_t> owed_{0};
+  std::atomic<uint64_t> cow_reserve_{0};
   std::atomic<bool> written_{false};
 };
 

@@ -16,7 +16,7 @@ namespace ckptfs::meta {
 namespace {
 
 constexpr size_t kNamed = 5;                      // files in an error
-constexpr size_t kMostWritten = size_t{1} << 16;  // blobs that are remembered until somebody syncs all
+constexpr size_t kMostWritten = size_t{1} << 16;  // with more written blobs, all is synced
 
 Error is_suspect(int errno_value) {
   return Error(EIO, std::string("what was written to it did not reach the disk (") + std::strerror(errno_value) +
@@ -25,18 +25,19 @@ Error is_suspect(int errno_value) {
 
 }  // namespace
 
-// The kernel tells one of two threads that sync a blob through the same descriptor. The other waits, and is told here.
+// If two threads sync a blob through the same descriptor, the kernel tells only one of them of a failure. So one thread
+// at a time syncs a blob, and the other then finds the failure here.
 class WriteBack::OnlySync {
  public:
   OnlySync(WriteBack& all, BlobNumber blob) : all_(all), blob_(blob) {
-    std::unique_lock lock(all_.mutex_);
-    all_.synced_.wait(lock, [this] { return all_.being_synced_.insert(blob_).second; });
+    const io::MutexLock lock(all_.mutex_);
+    all_.synced_.wait(all_.mutex_, [this]() REQUIRES(all_.mutex_) { return all_.being_synced_.insert(blob_).second; });
   }
   OnlySync(const OnlySync&) = delete;
   OnlySync& operator=(const OnlySync&) = delete;
   ~OnlySync() {
     {
-      const std::lock_guard lock(all_.mutex_);
+      const io::MutexLock lock(all_.mutex_);
       all_.being_synced_.erase(blob_);
     }
     all_.synced_.notify_all();
@@ -56,9 +57,10 @@ WriteBack::~WriteBack() { index_.set_sync_listener(nullptr); }
 
 Result<> WriteBack::load(bool clean) {
   constexpr time_t kLongestDirty = 600;  // s; the kernel writes back after half a minute, and may be slow
+  const io::MutexLock no_sync_meanwhile(syncing_);
   if (!clean) earlier_writes_since_ = timespec{now().tv_sec - kLongestDirty, 0};
-  const std::lock_guard lock(mutex_);
-  TRY(index_.for_each_suspect([this](BlobNumber blob, const SuspectRecord& record) -> Result<> {
+  const io::MutexLock lock(mutex_);
+  TRY(index_.for_each_suspect([this](BlobNumber blob, const SuspectRecord& record) REQUIRES(mutex_) -> Result<> {
     suspects_.emplace(blob, Suspect{record, /*is_new=*/false, /*is_recorded=*/true});
     return success();
   }));
@@ -67,14 +69,14 @@ Result<> WriteBack::load(bool clean) {
 }
 
 void WriteBack::note_written(InodeNumber file, BlobNumber blob) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   const auto [known, fresh] = written_.try_emplace(blob);
   known->second.file = file;
   known->second.round = round_;
   if (fresh) known->second.pin = pin(blob);
 }
 
-// None where descriptors might be needed for something else.
+// None if descriptors may be needed for something else.
 io::Fd WriteBack::pin(BlobNumber blob) const {
   constexpr rlim_t kMost = 8192;
   auto fd = blobs_.open(blob, O_PATH);
@@ -85,39 +87,39 @@ io::Fd WriteBack::pin(BlobNumber blob) const {
 }
 
 void WriteBack::note_synced_elsewhere(BlobNumber blob) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   const auto known = written_.find(blob);
   if (known != written_.end()) known->second.synced_elsewhere = true;
 }
 
 void WriteBack::forget(BlobNumber blob) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   written_.erase(blob);
 }
 
-void WriteBack::note_cut(BlobNumber blob) {
-  const std::lock_guard lock(mutex_);
+void WriteBack::note_truncated(BlobNumber blob) {
+  const io::MutexLock lock(mutex_);
   const auto known = written_.find(blob);
-  if (known != written_.end()) known->second.cut = true;
+  if (known != written_.end()) known->second.truncated = true;
 }
 
 void WriteBack::note_closed(BlobNumber blob) {
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     const auto known = written_.find(blob);
-    if (known == written_.end() || !std::exchange(known->second.cut, false)) return;
+    if (known == written_.end() || !std::exchange(known->second.truncated, false)) return;
   }
   begin_write_back(blob);
 }
 
-// Who syncs the file is told what fails.
+// Reports no error: whoever syncs the file gets it.
 void WriteBack::begin_write_back(BlobNumber blob) const {
   if (const auto fd = blobs_.open(blob, O_RDONLY)) ::sync_file_range(fd.value().get(), 0, 0, SYNC_FILE_RANGE_WRITE);
 }
 
 void WriteBack::note_replacing(InodeNumber file, BlobNumber blob) {
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     if (!written_.contains(blob)) return;
     if (!in_sync_) {
       replacing_.emplace(blob, file);
@@ -130,7 +132,7 @@ void WriteBack::note_replacing(InodeNumber file, BlobNumber blob) {
 void WriteBack::before_sync() {
   std::unordered_map<BlobNumber, InodeNumber> files;
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     in_sync_ = true;
     files.swap(replacing_);
   }
@@ -138,11 +140,11 @@ void WriteBack::before_sync() {
 }
 
 void WriteBack::after_sync() {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   in_sync_ = false;
 }
 
-// Each through a descriptor of its own, which the kernel tells of an error that nobody has seen.
+// Syncs each blob through a new descriptor, which the kernel tells of an error that nobody has seen yet.
 void WriteBack::flush_before_names(const std::unordered_map<BlobNumber, InodeNumber>& files, Recorded how) {
   for (const auto& [blob, file] : files) begin_write_back(blob);
   for (const auto& [blob, file] : files) {
@@ -156,7 +158,7 @@ void WriteBack::flush_before_names(const std::unordered_map<BlobNumber, InodeNum
 
 Result<> WriteBack::check(BlobNumber blob) const {
   if (suspects() == 0) return success();
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   const auto found = suspects_.find(blob);
   return found == suspects_.end() ? Result<>(success()) : is_suspect(found->second.record.errno_value);
 }
@@ -166,7 +168,7 @@ Result<> WriteBack::check_all() {
   record_what_failed();
   std::vector<InodeNumber> files;
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     for (const auto& [blob, suspect] : suspects_) {
       if (suspect.is_new) files.push_back(suspect.record.file);
     }
@@ -185,7 +187,8 @@ Result<> WriteBack::sync(InodeNumber file, BlobNumber blob, int fd) {
   return check(blob);  // another thread may have been told
 }
 
-// The file system has the error, too: whom else it befell is found out while this blob explains it.
+// The file system has the error, too. Syncs all now, while this blob explains the error, to find out which other blobs
+// have one.
 void WriteBack::failed(InodeNumber file, BlobNumber blob, int fd, const Error& error) {
   suspect(file, blob, error, fd);
   static_cast<void>(sync_all());  // which logs what it finds
@@ -200,11 +203,11 @@ Result<> WriteBack::sync_one(InodeNumber file, BlobNumber blob, int fd) {
 }
 
 Result<> WriteBack::sync_all() {
-  const std::lock_guard one_at_a_time(syncing_);
+  const io::MutexLock one_at_a_time(syncing_);
   uint64_t round = 0;
   std::unordered_set<BlobNumber> explaining;
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     round = ++round_;
     explaining = std::exchange(explaining_, {});
   }
@@ -212,24 +215,25 @@ Result<> WriteBack::sync_all() {
   Result<> synced = io::fault_point("write_back.sync_all");
   if (synced) synced = io::syncfs_fd(blobs_.folder_fd());
   if (!synced) return explain(synced.error(), std::move(explaining));
-  index_failures_ = index_failures;  // they explain no error that comes after this
+  index_failures_ = index_failures;  // these explain no later error
   earlier_writes_since_.reset();
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   clean_ = round;
   last_clean_ = std::chrono::steady_clock::now();
   return success();
 }
 
-// Which blobs it was. Another file system error (no memory, say) makes nothing suspect: the next call tells.
+// Finds out which blobs an error of the file system was about, and makes them suspect. An error of another kind (no
+// memory, say) makes no blob suspect, and the next call tells more.
 Result<> WriteBack::explain(const Error& error, std::unordered_set<BlobNumber> explaining) {
   log::error("the store's file system failed to write: {}", error.message());
   const std::vector<Entry> written = all_written();
   for (const Entry& entry : written) {
     const auto fd = blobs_.open(entry.blob, O_RDONLY);
-    if (fd) static_cast<void>(sync_one(entry.file, entry.blob, fd.value().get()));  // else removed since
+    if (fd) static_cast<void>(sync_one(entry.file, entry.blob, fd.value().get()));  // if not, it was removed since
   }
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     explaining.merge(std::exchange(explaining_, {}));
   }
   const bool of_the_index = std::exchange(index_failures_, index_.failures()) != index_.failures();
@@ -246,7 +250,7 @@ Result<> WriteBack::explain(const Error& error, std::unordered_set<BlobNumber> e
     found.push_back(entry.file);
   }
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     explaining_.clear();
   }
   const std::string names = names_of(found);
@@ -263,7 +267,7 @@ std::string WriteBack::names_of(const std::vector<InodeNumber>& files) const {
 }
 
 std::vector<WriteBack::Entry> WriteBack::written_before(uint64_t round) const {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   std::vector<Entry> entries;
   for (const auto& [blob, written] : written_) {
     if (written.round >= round) continue;
@@ -277,14 +281,15 @@ std::vector<WriteBack::Entry> WriteBack::all_written() const {
   if (!earlier_writes_since_) return entries;
   std::unordered_set<BlobNumber> known;
   for (const Entry& entry : entries) known.insert(entry.blob);
-  const auto listed = index_.for_each_inode([&](InodeNumber number, const InodeRecord& record) -> Result<> {
-    if (!record.is_live_file() || record.nlink == 0 || known.contains(record.blob)) return success();
-    const auto status = blobs_.stat(record.blob);
-    if (status && later(status.value().st_ctim, *earlier_writes_since_)) {
-      entries.push_back({record.blob, number});
-    }
-    return success();
-  });
+  const auto listed =
+      index_.for_each_inode([&](InodeNumber number, const InodeRecord& record) REQUIRES(syncing_) -> Result<> {
+        if (!record.is_live_file() || record.nlink == 0 || known.contains(record.blob)) return success();
+        const auto status = blobs_.stat(record.blob);
+        if (status && later(status.value().st_ctim, *earlier_writes_since_)) {
+          entries.push_back({record.blob, number});
+        }
+        return success();
+      });
   if (!listed) log::error("not all files are asked for what failed: {}", listed.error().message());
   return entries;
 }
@@ -292,7 +297,7 @@ std::vector<WriteBack::Entry> WriteBack::all_written() const {
 Result<> WriteBack::make_sure(BlobNumber blob) {
   bool covered = false;
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     const auto known = written_.find(blob);
     covered = clean_ != 0 && (known == written_.end() || known->second.round < clean_);
   }
@@ -303,7 +308,7 @@ Result<> WriteBack::make_sure(BlobNumber blob) {
 void WriteBack::suspect(InodeNumber file, BlobNumber blob, const Error& error, int fd, Recorded how) {
   const SuspectRecord failed{file, error.errno_value()};
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     explaining_.insert(blob);
     const auto [known, fresh] = suspects_.emplace(blob, Suspect{failed});
     if (!fresh) {
@@ -324,17 +329,17 @@ void WriteBack::suspect(InodeNumber file, BlobNumber blob, const Error& error, i
 
 Result<> WriteBack::record(BlobNumber blob, Recorded how) {
   {
-    const std::lock_guard one_at_a_time(recording_);
+    const io::MutexLock one_at_a_time(recording_);
     Batch batch(index_);
     {
-      const std::lock_guard lock(mutex_);
+      const io::MutexLock lock(mutex_);
       const auto known = suspects_.find(blob);
       if (known == suspects_.end()) return success();  // trusted meanwhile
       batch.put_suspect(blob, known->second.record);
     }
     TRY(io::fault_point("write_back.record"));
     TRY(index_.commit(std::move(batch)));
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     if (const auto known = suspects_.find(blob); known != suspects_.end()) known->second.is_recorded = true;
   }
   return how == Recorded::durably ? index_.sync() : success();
@@ -343,7 +348,7 @@ Result<> WriteBack::record(BlobNumber blob, Recorded how) {
 void WriteBack::record_what_failed() {
   std::vector<BlobNumber> missing;
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     for (const auto& [blob, suspect] : suspects_) {
       if (!suspect.is_recorded) missing.push_back(blob);
     }
@@ -355,10 +360,10 @@ void WriteBack::record_what_failed() {
 
 Result<> WriteBack::trust(BlobNumber blob) {
   if (suspects() == 0) return success();
-  const std::lock_guard one_at_a_time(recording_);
+  const io::MutexLock one_at_a_time(recording_);
   uint64_t failures = 0;
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     const auto known = suspects_.find(blob);
     if (known == suspects_.end()) return success();
     failures = known->second.failures;
@@ -368,7 +373,7 @@ Result<> WriteBack::trust(BlobNumber blob) {
   batch.allow_on_full_store();  // a file is emptied, which makes room
   TRY(index_.commit(std::move(batch)));
   TRY(io::fault_point("write_back.trust"));
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   const auto known = suspects_.find(blob);
   if (known == suspects_.end()) return success();
   if (known->second.failures == failures) {
@@ -380,19 +385,19 @@ Result<> WriteBack::trust(BlobNumber blob) {
   return success();
 }
 
-// Their records have gone with them.
+// Forgets suspect blobs that were removed. Their records in the index are gone already.
 void WriteBack::forget_removed() {
   for (const auto& [blob, suspect] : suspect_blobs()) {
     const auto status = blobs_.stat(blob);
     if (status || status.error().errno_value() != ENOENT) continue;
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     suspects_.erase(blob);
     count_.store(suspects_.size(), std::memory_order_release);
   }
 }
 
 std::vector<std::pair<BlobNumber, SuspectRecord>> WriteBack::suspect_blobs() const {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   std::vector<std::pair<BlobNumber, SuspectRecord>> list;
   for (const auto& [blob, suspect] : suspects_) list.emplace_back(blob, suspect.record);
   return list;
@@ -402,7 +407,7 @@ void WriteBack::prune(const IsWriting& is_writing) {
   if (is_time_to_sync()) static_cast<void>(sync_all());  // which logs what it finds
   uint64_t clean = 0;
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     clean = clean_;
   }
   forget_removed();
@@ -414,17 +419,17 @@ void WriteBack::prune(const IsWriting& is_writing) {
       const auto mapped = io::has_writer(fd.value().get());  // a mapping outlives its descriptor
       if (!mapped || mapped.value()) continue;
     }
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     const auto known = written_.find(entry.blob);
     if (known != written_.end() && known->second.round == entry.round) written_.erase(known);
   }
 }
 
-// By then the kernel has written most of it.
+// After a minute the kernel has written most of it by itself.
 bool WriteBack::is_time_to_sync() const {
-  constexpr std::chrono::minutes kInterval{1};
-  const std::lock_guard lock(mutex_);
-  const bool old = std::chrono::steady_clock::now() - last_clean_ >= kInterval;
+  constexpr std::chrono::minutes kSyncInterval{1};
+  const io::MutexLock lock(mutex_);
+  const bool old = std::chrono::steady_clock::now() - last_clean_ >= kSyncInterval;
   return !written_.empty() && (old || written_.size() > kMostWritten);
 }
 

@@ -18,9 +18,9 @@
 //
 // The index becomes durable within a second, data half a minute later. Two habits of programs that do not sync rely on
 // the order of the two, and XFS keeps it for them; so do we. A file that is renamed over another has its content on the
-// disk before its new name is there: each sync of the index writes it back first. A file that was cut and written anew
-// begins to be written back when it is closed. (XFS goes by a flag of its own, XFS_ITRUNCATED, which the close of any
-// descriptor takes, and the daemon cuts with another one than the writer's.)
+// disk before its new name is there: each sync of the index writes it back first. A file that was truncated and written
+// anew begins to be written back when it is closed. (XFS goes by a flag of its own, XFS_ITRUNCATED, which the close of
+// any descriptor clears, and the daemon truncates through another descriptor than the writer's.)
 //
 // Thread safety: all of it. Locks: syncing_ (held across syncfs and what follows from it, since the kernel tells only
 // one of two callers; no request but save, seal and a search for space takes it), recording_, mutex_ (a leaf). Index
@@ -29,10 +29,8 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -40,6 +38,7 @@
 #include <utility>
 #include <vector>
 
+#include "io/mutex.h"
 #include "meta/blobs/blobs.h"
 #include "meta/index/index.h"
 
@@ -64,8 +63,8 @@ class WriteBack final : public SyncListener {
   void note_synced_elsewhere(BlobNumber blob);
   // It is about to be deleted: nothing here keeps its blocks.
   void forget(BlobNumber blob);
-  // The file was cut; somebody may write it anew.
-  void note_cut(BlobNumber blob);
+  // The file was truncated. Its writer may write it anew.
+  void note_truncated(BlobNumber blob);
   // Nobody has the file open for writing any more.
   void note_closed(BlobNumber blob);
   // To be called before the change of the index by which the file takes another's place.
@@ -101,8 +100,8 @@ class WriteBack final : public SyncListener {
  private:
   struct Written {
     InodeNumber file = 0;
-    uint64_t round = 0;  // the last sync_all() that had begun when it was noted
-    bool cut = false;    // and not closed by a writer since
+    uint64_t round = 0;      // the last sync_all() that had begun when it was noted
+    bool truncated = false;  // and not closed by a writer since
     bool synced_elsewhere = false;
     io::Fd pin;  // O_PATH: keeps its inode in memory, and what that knows of errors; hidden from lease probes
   };
@@ -124,9 +123,9 @@ class WriteBack final : public SyncListener {
   Result<> sync_one(InodeNumber file, BlobNumber blob, int fd);
   std::vector<Entry> written_before(uint64_t round) const;
   // What an earlier daemon let be written shortly before this one began, too.
-  std::vector<Entry> all_written() const;
+  std::vector<Entry> all_written() const REQUIRES(syncing_);
   io::Fd pin(BlobNumber blob) const;
-  Result<> explain(const Error& error, std::unordered_set<BlobNumber> explaining);
+  Result<> explain(const Error& error, std::unordered_set<BlobNumber> explaining) REQUIRES(syncing_);
   std::string names_of(const std::vector<InodeNumber>& files) const;
   // Durably, where it does not stand in a sync of the index.
   enum class Recorded { durably, by_this_sync };
@@ -142,23 +141,23 @@ class WriteBack final : public SyncListener {
   const Blobs& blobs_;
   const PathOf path_of_;
 
-  std::mutex syncing_;
-  std::mutex recording_;  // held across a commit: whether a blob is suspect is the same in the index and in memory
-  mutable std::mutex mutex_;
-  std::condition_variable synced_;
-  std::unordered_set<BlobNumber> being_synced_;  // guarded by mutex_; the kernel tells one of two callers only
-  uint64_t round_ = 0;                           // guarded by mutex_; sync_all()s that have begun
-  std::chrono::steady_clock::time_point last_clean_ = std::chrono::steady_clock::now();  // guarded by mutex_
-  uint64_t index_failures_ = 0;  // guarded by syncing_; of the index, that the file system has told of
-  uint64_t clean_ = 0;           // guarded by mutex_; the last that succeeded
-  // guarded by syncing_; until the first clean sync_all(): what changed since then may be dirty since before the start
-  std::optional<timespec> earlier_writes_since_;
-  std::unordered_map<BlobNumber, Written> written_;        // guarded by mutex_; since about the last clean sync_all()
-  std::unordered_map<BlobNumber, Suspect> suspects_;       // guarded by mutex_
-  std::unordered_set<BlobNumber> explaining_;              // guarded by mutex_; failed since the last syncfs began
-  std::unordered_map<BlobNumber, InodeNumber> replacing_;  // guarded by mutex_; to be flushed by the next sync
-  bool in_sync_ = false;                                   // guarded by mutex_; the index is becoming durable
-  std::atomic<size_t> count_{0};                           // of suspects_
+  io::Mutex syncing_;
+  io::Mutex recording_;  // held across a commit: whether a blob is suspect is the same in the index and in memory
+  mutable io::Mutex mutex_;
+  io::CondVar synced_;
+  std::unordered_set<BlobNumber> being_synced_ GUARDED_BY(mutex_);  // the kernel tells one of two callers only
+  uint64_t round_ GUARDED_BY(mutex_) = 0;                           // sync_all()s that have begun
+  std::chrono::steady_clock::time_point last_clean_ GUARDED_BY(mutex_) = std::chrono::steady_clock::now();
+  uint64_t index_failures_ GUARDED_BY(syncing_) = 0;  // of the index, that the file system has told of
+  uint64_t clean_ GUARDED_BY(mutex_) = 0;             // the last that succeeded
+  // Until the first clean sync_all(): what changed since then may be dirty since before the start.
+  std::optional<timespec> earlier_writes_since_ GUARDED_BY(syncing_);
+  std::unordered_map<BlobNumber, Written> written_ GUARDED_BY(mutex_);  // since about the last clean sync_all()
+  std::unordered_map<BlobNumber, Suspect> suspects_ GUARDED_BY(mutex_);
+  std::unordered_set<BlobNumber> explaining_ GUARDED_BY(mutex_);              // failed since the last syncfs began
+  std::unordered_map<BlobNumber, InodeNumber> replacing_ GUARDED_BY(mutex_);  // to be flushed by the next sync
+  bool in_sync_ GUARDED_BY(mutex_) = false;                                   // the index is becoming durable
+  std::atomic<size_t> count_{0};                                              // of suspects_
 };
 
 }  // namespace ckptfs::meta

@@ -19,7 +19,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Reads a blob's chunks. O_DIRECT, so that what users have in memory stays there, and what lies on the disk is read.
+// Reads a blob's chunks with O_DIRECT. So pages that users have in memory stay there, and the disk is read itself.
 class ChunkReader {
  public:
   static Result<ChunkReader> open(const Blobs& blobs, BlobNumber blob) {
@@ -34,7 +34,7 @@ class ChunkReader {
   const struct stat& stat() const { return stat_; }
   int fd() const { return cached_.get(); }
 
-  // What is in memory as a whole comes from there. Valid until the next call.
+  // Reads a chunk from memory if all of it is there. The result is valid until the next call.
   Result<std::span<const std::byte>> read(uint64_t chunk) {
     TRY_ASSIGN(const auto room, room_for(chunk));
     const auto offset = static_cast<off_t>(chunk * kDigestChunk);
@@ -44,7 +44,7 @@ class ChunkReader {
     return got == room.size() ? Result<std::span<const std::byte>>(room) : became_shorter();
   }
 
-  // Does anything of it stay in memory, mapped, when it is to be dropped?
+  // Drops the blob from memory. Does any of it stay there, since somebody maps it?
   bool any_in_memory_after_drop() const {
     ::posix_fadvise(cached_.get(), 0, 0, POSIX_FADV_DONTNEED);
     for (uint64_t chunk = 0; chunk < digest_chunks(size()); ++chunk) {
@@ -73,7 +73,7 @@ class ChunkReader {
  private:
   static Error became_shorter() { return Error(EIO, "the blob became shorter while it was read"); }
 
-  // By mincore: asking with RWF_NOWAIT would have the kernel read ahead. None: it does not say.
+  // Asks by mincore, since a read with RWF_NOWAIT would make the kernel read ahead. None: mincore does not tell.
   std::optional<uint64_t> pages_in_memory(off_t offset, size_t length) const {
     std::array<unsigned char, kDigestChunk / 4096> pages{};
     void* const map = ::mmap(nullptr, length, PROT_READ, MAP_SHARED, cached_.get(), offset);
@@ -105,7 +105,7 @@ Error digests_missing(BlobNumber blob) {
 
 io::Digest root_of(const std::vector<io::Digest>& digests) { return io::digest_of(std::as_bytes(std::span(digests))); }
 
-// Marks the file as not written to from here on. False: it is no file of which digests are taken.
+// Marks the file as not written to from now on. False: no digests are taken of this file.
 Result<bool> begin_taking(Store& store, InodeNumber file) {
   Tree::Change change = store.tree().begin();
   TRY_ASSIGN(InodeRecord record, store.index().inode(file));
@@ -123,14 +123,14 @@ Result<bool> is_written(const Store& store, InodeNumber file, const InodeRecord&
   return io::has_writer(reader.fd());
 }
 
-// Since `read`: it may have been written to, and sealed since; or it went.
+// May the file have changed since `read`? It may have been written to, and even sealed since, or it is gone.
 bool has_changed(const Index& index, InodeNumber file, const InodeRecord& read) {
   const auto record = index.inode(file);
   if (!record || record.value().blob != read.blob) return true;
   return read.is_live_file() && (record.value().flags & kDigested) == 0;
 }
 
-// False: it changed while it was read.
+// False: the file changed while it was read.
 Result<bool> record_digests(Store& store, InodeNumber file, const InodeRecord& read, const ChunkReader& reader,
                             const std::vector<io::Digest>& digests) {
   Tree::Change change = store.tree().begin();
@@ -149,7 +149,7 @@ Result<bool> record_digests(Store& store, InodeNumber file, const InodeRecord& r
   return true;
 }
 
-// Whether a blob's digests can be believed now, and what they say.
+// Tells whether a blob's digests are valid now, and what they say.
 Verdict standing(const InodeRecord& record, const BlobDigest& digest) {
   if (digest.state == DigestState::none) return Verdict::undigested;
   const bool changed = record.is_live_file() && ((record.flags & kDigested) == 0 || (record.flags & kRecovered) != 0);
@@ -157,7 +157,7 @@ Verdict standing(const InodeRecord& record, const BlobDigest& digest) {
   return digest.state == DigestState::damaged ? Verdict::damaged : Verdict::ok;
 }
 
-// One reading of a file against its digests.
+// Reads a file once and compares it with its digests.
 class Verification {
  public:
   Verification(Store& store, InodeNumber file, uint64_t from) : store_(store), file_(file), from_(from) {}
@@ -218,7 +218,7 @@ class Verification {
     }
   }
 
-  // What was found counts only if nobody could write meanwhile.
+  // The result counts only if nobody could write to the file meanwhile.
   Result<> conclude() {
     {
       Tree::Change change = store_.tree().begin();
@@ -265,7 +265,7 @@ class Verification {
 }  // namespace
 
 Result<Taking> take_digests(Store& store, InodeNumber file, const Pause& pause) {
-  TRY(store.index().refuse_when_full());  // else it would be read again and again
+  TRY(store.index().refuse_when_full());  // without room for its digests the file would be read again and again
   TRY_ASSIGN(const bool may, begin_taking(store, file));
   if (!may) return Taking::postponed;
   TRY_ASSIGN(const InodeRecord record, store.tree().inode(file));
@@ -283,7 +283,7 @@ Result<Taking> take_digests(Store& store, InodeNumber file, const Pause& pause) 
     const auto began = Clock::now();
     const auto data = reader.read(chunk);
     const auto took = Clock::now() - began;
-    if (!data && has_changed(store.index(), file, record)) return Taking::postponed;  // it was cut
+    if (!data && has_changed(store.index(), file, record)) return Taking::postponed;  // it was truncated
     if (!data) return data.error();
     digests.push_back(io::digest_of(data.value()));
     if (!pause(took)) return Taking::stopped;

@@ -17,7 +17,7 @@ namespace {
 
 std::string inode_name(InodeNumber number) { return "inode " + std::to_string(number); }
 
-// What is compared of an inode and of a blob: all of them are in memory.
+// The facts of an inode and of a blob that are compared. They are small, since those of all are in memory.
 struct InodeFacts {
   uint32_t mode = 0;
   uint32_t flags = 0;
@@ -35,7 +35,7 @@ struct BlobFacts {
   uint64_t references = 0;  // found in inodes
 };
 
-// Everything the index says, read once; then each table is held against the others.
+// Reads everything in the index once, and then compares each table with the others.
 class Checker {
  public:
   Checker(const Index& index, const Blobs& blobs, FsckReport& report) : index_(index), blobs_(blobs), report_(report) {}
@@ -206,7 +206,7 @@ struct LockedStore {
   std::unique_ptr<Index> index;
 };
 
-// Shared with nobody: a mounted store is refused.
+// Opens the store exclusively, so a mounted store is refused.
 Result<LockedStore> open_for_checking(const std::string& folder) {
   LockedStore store;
   TRY(read_store_id(folder));

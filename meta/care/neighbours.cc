@@ -20,7 +20,7 @@ Result<std::string> name_in(const Tree& tree, InodeNumber folder, InodeNumber ch
   return found->name;
 }
 
-// Of a file whose digests cannot be believed: none.
+// None: the file's digests are not valid.
 Result<std::optional<io::Digest>> root_of(const Store& store, const InodeRecord& file) {
   TRY_ASSIGN(const BlobRecord blob, store.index().blob(file.blob));
   return are_current(file, blob.digest) ? std::optional(blob.digest.root) : std::nullopt;
@@ -31,6 +31,10 @@ bool holds_tensors(const std::string& name) {
   static constexpr std::string_view kOthers[] = {"scheduler.pt", "training_args.bin", "scaler.pt"};
   if (name.starts_with("rng_state") || std::ranges::find(kOthers, name) != std::end(kOthers)) return false;
   return std::ranges::any_of(kEndings, [&](std::string_view ending) { return name.ends_with(ending); });
+}
+
+bool is_directory(const DirectoryEntry& entry, bool numbered) {
+  return entry.type == S_IFDIR && step_number(entry.name).has_value() == numbered;
 }
 
 struct TensorFile {
@@ -52,7 +56,7 @@ Result<std::vector<TensorFile>> tensor_files(const Tree& tree, InodeNumber step)
 
 }  // namespace
 
-// Names come last: finding one reads the whole folder, and most files lie in no step.
+// Names are found last: to find one reads the whole folder, and most files lie in no step.
 Result<std::optional<Place>> place_of(const Tree& tree, InodeNumber inode) {
   Place place;
   std::vector<InodeNumber> way{inode};
@@ -87,16 +91,25 @@ std::optional<InodeNumber> file_at(const Tree& tree, InodeNumber step, const std
   return at;
 }
 
+std::optional<InodeNumber> last_made_before(const std::vector<DirectoryEntry>& entries, InodeNumber before,
+                                            bool numbered) {
+  std::optional<InodeNumber> last;
+  for (const DirectoryEntry& entry : entries) {
+    if (!is_directory(entry, numbered) || entry.inode >= before || entry.inode < last.value_or(0)) continue;
+    last = entry.inode;
+  }
+  return last;
+}
+
 Result<NeighbourSteps> neighbours(const Tree& tree, InodeNumber series, InodeNumber step) {
   TRY_ASSIGN(const auto entries, tree.list(series));
   const auto own = std::ranges::find(entries, step, &DirectoryEntry::inode);
   if (own == entries.end()) return Error(ENOENT);
   const bool numbered = step_number(own->name).has_value();
-  NeighbourSteps found;
+  NeighbourSteps found{last_made_before(entries, step, numbered), std::nullopt};
   for (const DirectoryEntry& entry : entries) {
-    if (entry.type != S_IFDIR || step_number(entry.name).has_value() != numbered) continue;
-    if (entry.inode < step && entry.inode > found.before.value_or(0)) found.before = entry.inode;
-    if (entry.inode > step && entry.inode < found.after.value_or(UINT64_MAX)) found.after = entry.inode;
+    if (!is_directory(entry, numbered) || entry.inode <= step) continue;
+    if (entry.inode < found.after.value_or(UINT64_MAX)) found.after = entry.inode;
   }
   return found;
 }
@@ -105,7 +118,7 @@ Result<std::unordered_map<InodeNumber, InodeNumber>> steps_before(const Tree& tr
   TRY_ASSIGN(auto entries, tree.list(series));
   std::ranges::sort(entries, {}, &DirectoryEntry::inode);
   std::unordered_map<InodeNumber, InodeNumber> before;
-  std::array<InodeNumber, 2> last{};  // of those without a number, and of those with one
+  std::array<InodeNumber, 2> last{};  // of directories without a number, and of directories with one
   for (const DirectoryEntry& entry : entries) {
     if (entry.type != S_IFDIR) continue;
     InodeNumber& previous = last[step_number(entry.name).has_value() ? 1 : 0];

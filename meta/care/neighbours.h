@@ -22,8 +22,15 @@ Result<std::optional<Place>> place_of(const Tree& tree, InodeNumber inode);
 // The file there in another step; none where there is no regular file.
 std::optional<InodeNumber> file_at(const Tree& tree, InodeNumber step, const std::vector<std::string>& path);
 
-// The steps made just before and after `step` in its series, as inode numbers tell; `runs` or `best_model` may lie
-// between checkpoint-1 and checkpoint-2: a step with a number has neighbours with a number, any other has others.
+// Inode numbers ascend in the order in which directories are made. `runs` or `best_model` may be made between
+// checkpoint-1 and checkpoint-2. So directories with a step's number in their name are told from all others.
+//
+// The directory that was made last before `before`, of those with a number (`numbered`) or of the others.
+std::optional<InodeNumber> last_made_before(const std::vector<DirectoryEntry>& entries, InodeNumber before,
+                                            bool numbered);
+
+// The steps made just before and after `step` in its series, of those that have a number if it has one, else of the
+// others.
 struct NeighbourSteps {
   std::optional<InodeNumber> before;
   std::optional<InodeNumber> after;

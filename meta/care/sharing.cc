@@ -16,7 +16,7 @@ struct Side {
   io::Fd fd;
 };
 
-// Empty digests where the blob has none that hold, or has gone.
+// The digests are empty if the blob has no valid ones, or is gone.
 Result<Side> open_side(const Store& store, BlobNumber blob) {
   Side side;
   const auto record = store.index().blob(blob);
@@ -30,7 +30,7 @@ Result<Side> open_side(const Store& store, BlobNumber blob) {
   return side;
 }
 
-// The stretches of `ranges` that lie in chunks which both sides hold.
+// The parts of `ranges` that lie in chunks with equal digests on both sides.
 std::vector<io::Range> equal_parts(const std::vector<io::Range>& ranges, const Side& a, const Side& b) {
   std::vector<io::Range> parts;
   for (const io::Range& range : ranges) {

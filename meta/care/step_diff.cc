@@ -16,7 +16,7 @@ namespace {
 
 constexpr uint64_t kBlock = 4096;
 
-// By path from the folder down.
+// The files below the folder, by their paths from the folder down.
 Result<std::map<std::string, InodeNumber>> files_below(const Tree& tree, InodeNumber folder) {
   std::map<std::string, InodeNumber> files;
   TRY(for_each_file(tree, folder, [&](const std::vector<std::string>& path, InodeNumber file) -> Result<> {
@@ -29,7 +29,7 @@ Result<std::map<std::string, InodeNumber>> files_below(const Tree& tree, InodeNu
 struct DiffSide {
   io::Fd fd;
   uint64_t size = 0;
-  std::vector<io::Digest> chunks;  // none where digests are not known
+  std::vector<io::Digest> chunks;  // empty: the digests are not known
 };
 
 Result<DiffSide> open_diff_side(const Store& store, InodeNumber file) {

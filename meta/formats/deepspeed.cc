@@ -39,7 +39,7 @@ class Reader {
 
   TensorMap read() {
     for (const auto& [file, reason] : found_.foreign) builder_.give_up(file, reason);
-    if (builder_.is_given_up()) return std::move(builder_.map());  // joined as if they were not, they would be wrong
+    if (builder_.is_given_up()) return std::move(builder_.map());  // with foreign files what is joined would be wrong
     if (!read_first_model()) {
       leave_undivided();
       return std::move(builder_.map());
@@ -55,7 +55,7 @@ class Reader {
   }
 
  private:
-  // model_states.pt of the first rank, which tells what there is.
+  // Reads the model_states.pt of the first rank, which lists the parameters.
   bool read_first_model() {
     const auto first = found_.common_model ? found_.common_model : ranks_.empty() ? std::nullopt : ranks_[0].model;
     if (!first) return false;
@@ -70,7 +70,7 @@ class Reader {
         if (layers && !layers->is_none())
           return builder_.give_up(first, "experts that are spread over ranks are not read");
       }
-      const auto optimizer = root.find("optimizer");  // where ZeRO has none, it has files of its own
+      const auto optimizer = root.find("optimizer");  // with ZeRO it is None here, and has files of its own
       if (optimizer && !optimizer->is_none()) return builder_.give_up(first, "checkpoints without ZeRO are not read");
       if (const auto world = number_of(root.find("dp_world_size"))) expect_ranks(*world);
       read_groups(*first, root.find("param_shapes"));
@@ -295,7 +295,7 @@ class Reader {
     });
   }
 
-  // Where the part of a rank is kept.
+  // Notes where a rank's part of the state lies.
   void keep(ParameterGroup& group, const std::string& state, unsigned number, const Flat& flat) {
     Flats& flats = group.states[state];
     if (flats.empty() && !builder_.has_room(ranks_.size() * sizeof(Flats::value_type))) return;
@@ -323,7 +323,7 @@ class Reader {
         read_swapped(number, group, files->second);
         expect_swapped(index, number, *name, states[at]);
       } else if (swaps_ && group.part * size_of(Dtype::float32) >= smallest_swapped_) {
-        // What optim_states.pt has of it may be a recycled buffer.
+        // The tensor in optim_states.pt may be a recycled buffer.
         builder_.missing(index, "the swap file " + name.value_or("of a group") + ".tensor.swp is not there");
       } else {
         const auto flat = builder_.flat_of(index, file, master, "fp32_flat_groups");
@@ -390,7 +390,7 @@ class Reader {
     return found;
   }
 
-  // What the optimizer keeps for each element of the group, in memory.
+  // Reads the states that the optimizer keeps in memory for each element of the group.
   void read_states(uint32_t index, unsigned number, TorchFile& file, ParameterGroup& group, const Flat& master,
                    const std::optional<Value>& state) {
     for (size_t at = 0; state && at < std::min(state->pairs(), kMostStates); ++at) {

@@ -23,7 +23,7 @@ class Composer {
     return known == parts_.ids.end() ? std::nullopt : known->second;
   }
 
-  // The group's parameters, each with all of its states that are whole.
+  // Makes the group's parameters, each with all of its states that are whole.
   void compose_group(ParameterGroup& group) {
     if (group.members.empty()) return;
     const size_t first = builder_.map().parameters.size();
@@ -64,7 +64,7 @@ class Composer {
     std::vector<Tensor> tensors;
     const Ends ends = parts_.stage == 3 ? Ends() : ends_of(flats);
     for (const Member& member : group.members) {
-      // Each rank is looked at for each of them.
+      // Joining a parameter takes a piece of each rank.
       if (parts_.stage == 3 && !builder_.has_room(flats.size() * sizeof(Piece))) return;
       auto tensor = parts_.stage == 3 ? joined(member, flats, at) : cut_out(member, flats, ends, at);
       if (!tensor) return builder_.problem(flats.front()->piece.file, state + " ends within " + member.name);
@@ -77,7 +77,7 @@ class Composer {
     }
   }
 
-  // The parameter as the model computes with it, where a file has it.
+  // Adds the parameter as the model computes with it, if a file has it.
   void compose_compute(Parameter& parameter) {
     if (auto found = parts_.compute.extract(parameter.name)) {
       parameter.states.emplace(kParam, std::move(found.mapped()));

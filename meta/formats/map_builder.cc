@@ -5,7 +5,7 @@
 namespace ckptfs::meta::formats {
 namespace {
 
-// What a torch file cannot be opened for: one that was not written to its end says so.
+// The kind of problem if a torch file cannot be opened. ENODATA: it was not written to its end.
 Problem::Kind kind_of(const Error& error) {
   return error.errno_value() == ENODATA ? Problem::Kind::missing : Problem::Kind::unreadable;
 }
@@ -18,7 +18,7 @@ void MapBuilder::problem(std::optional<uint32_t> file, const std::string& reason
   if (map_.problems.size() < kMostProblems) {
     map_.problems.push_back(found);
   } else if (first) {
-    map_.problems.back() = found;  // of each kind that matters there is one
+    map_.problems.back() = found;  // so that there is one problem of each kind that matters
   }
 }
 

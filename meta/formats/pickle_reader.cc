@@ -40,7 +40,7 @@ class PickleReader {
     return taken;
   }
 
-  // Little-endian, as all numbers but BINFLOAT.
+  // A little-endian number, as all are except BINFLOAT.
   template <class T>
   Result<T> number() {
     static_assert(std::endian::native == std::endian::little);
@@ -92,7 +92,7 @@ class PickleReader {
     return push_new(kind, static_cast<uint32_t>(pickle_.growing_.size() - 1));
   }
 
-  // As Python sees it: what lies below the last mark is not there.
+  // The depth as Python sees it: values below the last mark do not count.
   size_t depth() const { return stack_.size() - (marks_.empty() ? 0 : marks_.back()); }
 
   Result<Id> pop() {
@@ -107,7 +107,7 @@ class PickleReader {
     return stack_.back();
   }
 
-  // What lies above the last mark, which goes.
+  // Pops the last mark and all values above it, which it returns.
   Result<std::vector<Id>> pop_to_mark() {
     if (marks_.empty()) return wrong("there is no mark");
     const auto from = stack_.begin() + static_cast<std::ptrdiff_t>(marks_.back());
@@ -146,7 +146,7 @@ class PickleReader {
     return *text;
   }
 
-  // What a list, a set, a dict or an object gets.
+  // The items of a list, a set, a dict or an object. Null: the value can have none.
   Pickle::Growing* growing(Id id) {
     const Pickle::Node& node = pickle_.nodes_[id];
     if (node.kind == Kind::object) return &pickle_.objects_[node.where].given;
@@ -160,9 +160,9 @@ class PickleReader {
     Pickle::Growing* const grown = growing(target);
     const bool fits = kind == Kind::object || (kind == Kind::dict) == as_pairs;
     if (grown == nullptr || !fits || (as_pairs && items.size() % 2 != 0)) return wrong("nothing can be appended here");
-    // A list that is also a mapping (a subclass of both) is none that torch writes: of an object only pairs are kept.
+    // Of an object only pairs are kept. Torch writes no object that is both a list and a mapping.
     if (kind == Kind::object && !as_pairs) return success();
-    // One that has items takes a block of its own.
+    // The first items take a block of memory of their own.
     memory_ += (grown->items.empty() ? 2 * sizeof(void*) : 0) + items.size() * sizeof(Id);
     grown->items.insert(grown->items.end(), items.begin(), items.end());
     return success();
@@ -181,7 +181,7 @@ class PickleReader {
     return append(items, as_pairs);
   }
 
-  // What calling it would return.
+  // Pushes what the call would return.
   Result<> call(Id callable, Id arguments) {
     const Pickle::Value what(&pickle_, callable), with(&pickle_, arguments);
     if (with.kind() != Kind::tuple) return wrong("arguments are not a tuple");
@@ -196,7 +196,7 @@ class PickleReader {
     return push_new(Kind::object, static_cast<uint32_t>(pickle_.objects_.size() - 1));
   }
 
-  // `parts`: how many lie on the stack; NEWOBJ_EX has keywords behind the arguments, which are not kept.
+  // `parts` are on the stack. NEWOBJ_EX has keywords behind the arguments, which are not kept.
   Result<> call_top(size_t parts) {
     if (parts == 3) TRY(pop());
     TRY_ASSIGN(const Id arguments, pop());

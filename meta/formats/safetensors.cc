@@ -25,6 +25,9 @@ constexpr io::JsonBounds kHeaderBounds{
     .bytes = kMostSafetensorsHeader, .values = io::kAnyNumber, .text = uint64_t{4} << 20, .depth = 8};
 
 Error bad_header(const std::string& what) { return Error(EBADMSG, "not a safetensors header: " + what); }
+Error in_header(int errno_value, const std::string& what) {
+  return Error(errno_value, "a safetensors header: " + what);
+}
 
 // Reads the header while it is parsed, because a JSON tree would take many times its size. A function that returns
 // false ends the parsing with the error that it gave to fails().
@@ -67,7 +70,7 @@ class HeaderReader : public io::JsonVisitor {
       return fails(bad_header("tensor " + name_ + " lacks a dtype, a shape or data_offsets"));
     }
     if (header.tensors.size() == kMostTensors) {
-      return fails(bad_header("it has more than " + std::to_string(kMostTensors) + " tensors"));
+      return fails(in_header(EFBIG, "it has more than " + std::to_string(kMostTensors) + " tensors"));
     }
     header.tensors.push_back({name_, *dtype_, shape_, offsets_[0], offsets_[1] - offsets_[0]});
     return true;
@@ -95,7 +98,7 @@ class HeaderReader : public io::JsonVisitor {
   bool key(string_t& key) override {
     (depth_ == 1 ? name_ : field_) = key;
     if (key.size() <= kLongestTensorName) return true;
-    return fails(bad_header("the name of a tensor has " + std::to_string(key.size()) + " bytes"));
+    return fails(in_header(EFBIG, "the name of a tensor has " + std::to_string(key.size()) + " bytes"));
   }
 
   SafetensorsHeader header;
@@ -156,14 +159,10 @@ Result<SafetensorsHeader> read_safetensors_header(const io::LimitedFile& file) {
   if (length > file_size - kLengthSize) {
     return bad_header("it would have " + std::to_string(length) + " bytes, more than the file");
   }
-  if (length > kMostSafetensorsHeader) {
-    return bad_header("it has " + std::to_string(length) + " bytes: at most " + std::to_string(kMostSafetensorsHeader) +
-                      " are read");
-  }
   HeaderReader reader;
   if (const auto read = io::read_json(file, kLengthSize, length, kHeaderBounds, reader); !read) {
     const bool told = reader.why().errno_value() != 0;
-    return told ? read.error() : Error(read.error().errno_value(), "a safetensors header: " + read.error().message());
+    return told ? read.error() : in_header(read.error().errno_value(), read.error().message());
   }
   TRY(place(reader.header, kLengthSize + length, file_size));
   return std::move(reader.header);

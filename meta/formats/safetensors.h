@@ -33,8 +33,9 @@ struct SafetensorsHeader {
 
 inline constexpr uint64_t kMostSafetensorsHeader = uint64_t{32} << 20;
 
-// Reads the header without its metadata. Fails with EBADMSG, in words, if it is no header, is too large, or places its
-// tensors wrongly; with EFBIG, in words, if it exceeds the JSON's bounds; with ENOTSUP if a dtype is unknown.
+// Reads the header without its metadata. Fails with EBADMSG, in words, if it is no header or places its tensors
+// wrongly; with EFBIG, in words, if it is larger than kMostSafetensorsHeader, or has too many tensors or too long a
+// name; with ENOTSUP if a dtype is unknown.
 Result<SafetensorsHeader> read_safetensors_header(const io::LimitedFile& file);
 
 // Returns a whole header, with its length in front, for tensors that follow one another in this order. Their `offset`s

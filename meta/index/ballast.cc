@@ -13,8 +13,8 @@ namespace {
 
 constexpr uint64_t kForAnyChange = uint64_t{48} << 20;
 constexpr uint64_t kForRemovals = uint64_t{16} << 20;
-constexpr uint64_t kEnough = 4;                  // so many times the part for any change must be free before it is made
-constexpr uint64_t kBeside = uint64_t{4} << 20;  // stays free beside the part for removals
+constexpr uint64_t kEnough = 4;                  // the part for any change is made if so many times its size is free
+constexpr uint64_t kBeside = uint64_t{4} << 20;  // must stay free beside the part for removals
 
 constexpr uint64_t size_of(Ballast::Part part) {
   return part == Ballast::Part::removals ? kForRemovals : kForAnyChange;
@@ -32,12 +32,12 @@ std::string Ballast::path_of(Part part) const {
 }
 
 uint64_t Ballast::bytes() const {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   return (has_any_change_ ? kForAnyChange : 0) + (has_removals_ ? kForRemovals : 0);
 }
 
 bool Ballast::has(Part part) const {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   return part == Part::removals ? has_removals_ : has_any_change_;
 }
 
@@ -50,7 +50,7 @@ Result<> Ballast::spend_on(const std::function<Result<>()>& attempt) {
 }
 
 bool Ballast::release(Part part) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   bool& present = part == Part::removals ? has_removals_ : has_any_change_;
   if (!present) return false;
   if (::unlink(path_of(part).c_str()) != 0) {
@@ -64,7 +64,7 @@ bool Ballast::release(Part part) {
 }
 
 void Ballast::restore(uint64_t free, uint64_t raw_free) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   if (!has_removals_ && raw_free >= kForRemovals + kBeside) has_removals_ = make(Part::removals);
   if (!has_any_change_ && free >= kEnough * kForAnyChange) has_any_change_ = make(Part::any_change);
 }

@@ -11,9 +11,9 @@
 
 #include <cstdint>
 #include <functional>
-#include <mutex>
 #include <string>
 
+#include "io/mutex.h"
 #include "io/result.h"
 
 namespace ckptfs::meta {
@@ -41,9 +41,9 @@ class Ballast {
   std::string path_of(Part part) const;
 
   const std::string folder_;
-  mutable std::mutex mutex_;
-  bool has_any_change_ = false;  // guarded by mutex_
-  bool has_removals_ = false;    // guarded by mutex_
+  mutable io::Mutex mutex_;
+  bool has_any_change_ GUARDED_BY(mutex_) = false;
+  bool has_removals_ GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace ckptfs::meta

@@ -29,7 +29,7 @@ class Encoder {
     bytes_.append(reinterpret_cast<const char*>(b.data()), b.size());
     return *this;
   }
-  // A list: how many, then each.
+  // A list: its length, then each item.
   template <class Items, class One>
   Encoder& each(const Items& items, One one) {
     u32(static_cast<uint32_t>(items.size()));
@@ -47,7 +47,7 @@ class Encoder {
   std::string bytes_;
 };
 
-// Reads past the end give zeros and make the whole value bad.
+// A read past the end gives zeros and makes the whole value bad.
 class Decoder {
  public:
   explicit Decoder(std::string_view bytes) : rest_(bytes) { good_ = u8() == kValueVersion && good_; }
@@ -71,12 +71,12 @@ class Decoder {
     rest_.remove_prefix(size);
     return s;
   }
-  // As many as the list says, while there is something left.
+  // Reads as many items as the list says, unless the value ends before.
   template <class One>
   void each(One one) {
     for (uint32_t left = u32(); left > 0 && good_; --left) one();
   }
-  // One of an enum whose largest is `last`.
+  // A value of an enum whose largest value is `last`.
   template <class Enum>
   Enum one_up_to(Enum last) {
     const uint8_t value = u8();
@@ -140,7 +140,7 @@ std::string encode(const InodeRecord& r) {
       .u64(r.parent)
       .u64(r.blob)
       .u64(r.saved_blob)
-      .u64(r.owed)
+      .u64(r.cow_reserve)
       .u64(r.size)
       .u64(r.blocks)
       .time(r.atime)
@@ -163,7 +163,7 @@ Result<InodeRecord> decode_inode(std::string_view value) {
   r.parent = d.u64();
   r.blob = d.u64();
   r.saved_blob = d.u64();
-  r.owed = d.u64();
+  r.cow_reserve = d.u64();
   r.size = d.u64();
   r.blocks = d.u64();
   r.atime = d.time();
@@ -275,7 +275,7 @@ Tensor decode_tensor(Decoder& d) {
   return tensor;
 }
 
-// 0: none; else the number and one.
+// The ds_id is written as 0 if there is none, else as the id plus 1.
 void encode_parameter(Encoder& e, const Parameter& parameter) {
   e.text(parameter.name).u8(static_cast<uint8_t>(parameter.kind)).u64(parameter.ds_id ? *parameter.ds_id + 1 : 0);
   e.each(parameter.states, [&](const auto& state) { encode_tensor(e.text(state.first), state.second); });

@@ -23,12 +23,12 @@ namespace {
 
 constexpr std::array<const char*, kTables> kTableNames = {"default", "inodes", "entries", "blobs",
                                                           "xattrs",  "steps",  "digests", "maps"};
-// What the index needs for a while: a new log, and tables of what the old one held.
+// The room that the index needs for a while: for a new log, and for tables of what the old log held.
 constexpr uint64_t kRoomForChanges = uint64_t{16} << 20;
 
-// RocksDB calls most I/O errors fatal: no change until the next open. What can pass (no descriptor, no memory, a disk
-// that was away) must not last that long. So each is one that Resume ends. Resume writes all that is in memory into new
-// files, and nothing depends any more on the file that failed.
+// RocksDB calls most I/O errors fatal, and then refuses changes until the next open. But an error can pass (no
+// descriptor, no memory, a disk that was away). So each is turned into one that Resume ends. Resume writes all that is
+// in memory into new files, so that nothing depends any more on the file that failed.
 class PassingErrors : public rocksdb::EventListener {
  public:
   void OnBackgroundError(rocksdb::BackgroundErrorReason, rocksdb::Status* status) override {
@@ -37,7 +37,7 @@ class PassingErrors : public rocksdb::EventListener {
       *status = rocksdb::Status(*status, Severity::kHardError);
     }
   }
-  // Index resumes. While RocksDB tries by itself it answers Busy to that.
+  // Index calls Resume. RocksDB would answer Busy to that while it tries by itself.
   void OnErrorRecoveryBegin(rocksdb::BackgroundErrorReason, rocksdb::Status, bool* by_itself) override {
     *by_itself = false;
   }
@@ -67,7 +67,7 @@ rocksdb::Options database_options(bool create, rocksdb::Env* env) {
   o.env = env;
   o.max_open_files = 256;
   o.listeners.push_back(std::make_shared<PassingErrors>());
-  o.max_bgerror_resume_count = 0;  // PassingErrors
+  o.max_bgerror_resume_count = 0;  // see PassingErrors
   o.max_background_jobs = 2;
   o.max_total_wal_size = 4 << 20;  // what a mount reads again, and what the log adds to the compressed tables on disk
   o.max_manifest_file_size = 16 << 20;
@@ -84,8 +84,8 @@ rocksdb::ColumnFamilyOptions table_options(const std::shared_ptr<rocksdb::Cache>
   rocksdb::BlockBasedTableOptions table;
   table.block_cache = cache;
   table.cache_index_and_filter_blocks = true;
-  // In pieces that the cache can hold: a table of half a million inodes has a filter of 600 KiB, which, as one block,
-  // every look-up would read and throw away again.
+  // Filters are partitioned, so that the cache can hold them. A table of half a million inodes has a filter of 600 KiB.
+  // As one block each look-up would read it and throw it away again.
   table.index_type = rocksdb::BlockBasedTableOptions::kTwoLevelIndexSearch;
   table.partition_filters = true;
   table.pin_top_level_index_and_filter = true;
@@ -228,8 +228,8 @@ Result<> Index::open_database() {
   return success();
 }
 
-// An index that ends before what was once durable has lost part of its log: going on would treat the checkpoints named
-// there as garbage.
+// An index that ends before what was once durable has lost a part of its log. To go on would mean to treat the
+// checkpoints that are named there as garbage.
 Result<> Index::check_durable() const {
   auto text = io::read_file(options_.durable_file);
   if (!text) return text.error().errno_value() == ENOENT ? Result<>(success()) : Result<>(std::move(text).error());
@@ -402,7 +402,7 @@ Result<> Index::refuse_when_full() const {
 }
 
 rocksdb::Status Index::resume_and(const std::function<rocksdb::Status()>& attempt, bool with_last_ballast) {
-  const std::lock_guard one_at_a_time(resume_mutex_);
+  const io::MutexLock one_at_a_time(resume_mutex_);
   const auto resume = [&] {
     auto status = db_->Resume();
     return status.ok() ? attempt() : status;
@@ -415,16 +415,16 @@ rocksdb::Status Index::resume_and(const std::function<rocksdb::Status()>& attemp
 }
 
 bool Index::dirty() const {
-  const std::lock_guard lock(sync_mutex_);
+  const io::MutexLock lock(sync_mutex_);
   return synced_ < commits_.load(std::memory_order_acquire);
 }
 
 Result<> Index::sync() {
-  std::unique_lock lock(sync_mutex_);
+  io::MutexLock lock(sync_mutex_);
   const uint64_t wanted = commits_.load(std::memory_order_acquire);
   while (synced_ < wanted) {
     if (syncing_) {
-      sync_done_.wait(lock);
+      sync_done_.wait(sync_mutex_);
       continue;
     }
     syncing_ = true;

@@ -11,11 +11,9 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -23,6 +21,7 @@
 #include <vector>
 
 #include "io/fd.h"
+#include "io/mutex.h"
 #include "meta/index/ballast.h"
 #include "meta/index/codec.h"
 #include "meta/index/index_log.h"
@@ -49,7 +48,7 @@ inline constexpr const char* kBlobLimitKey = "blob_limit";
 inline constexpr uint64_t kNumberBlock = 256;  // numbers allotted at a time
 inline constexpr const char* kGenerationKey = "generation";
 inline constexpr const char* kScrubbedKey = "scrubbed";  // the scrub goes on behind this blob
-inline constexpr const char* kSettledKey = "settled";    // all blobs below are settled (meta/blobs/frontiers.h)
+inline constexpr const char* kSettledKey = "settled";    // all blobs below are settled (meta/blobs/written_ends.h)
 
 // Before the number of a blob whose write-back failed.
 inline constexpr const char* kSuspectPrefix = "suspect/";
@@ -184,7 +183,7 @@ class Index {
   explicit Index(const Options& options);
   Result<> open_database();
   Result<> check_durable() const;
-  Result<> sync_now();
+  Result<> sync_now() EXCLUDES(sync_mutex_);
   rocksdb::Status resume_and(const std::function<rocksdb::Status()>& attempt, bool with_last_ballast);
   Result<std::string> get(Table table, const std::string& key) const;
   Result<> scan(Table table, const std::string& prefix,
@@ -198,17 +197,16 @@ class Index {
   io::Fd durable_fd_;
   SyncListener* sync_listener_ = nullptr;
 
-  mutable std::mutex sync_mutex_;  // guards syncing_ and synced_; not held while syncing
-  std::condition_variable sync_done_;
-  bool syncing_ = false;
-  uint64_t synced_ = 0;  // value of commits_ up to which all is durable
+  mutable io::Mutex sync_mutex_;  // not held while syncing
+  io::CondVar sync_done_;
+  bool syncing_ GUARDED_BY(sync_mutex_) = false;
+  uint64_t synced_ GUARDED_BY(sync_mutex_) = 0;  // value of commits_ up to which all is durable
   std::atomic<uint64_t> commits_{0};
   std::atomic<uint64_t> failures_{0};
   std::atomic<uint64_t> recorded_{0};  // sequence number behind the last commit: RocksDB counts failed ones, too
   std::atomic<bool> blobs_changed_{false};
 
-  std::mutex
-      resume_mutex_;  // held while RocksDB is resumed, for which it writes; all who come meanwhile need that, too
+  io::Mutex resume_mutex_;  // held while RocksDB is resumed, for which it writes; all who come meanwhile need that, too
   Ballast ballast_;
 };
 

@@ -7,12 +7,12 @@
 
 #include <list>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <utility>
 
 #include "io/fd.h"
+#include "io/mutex.h"
 
 namespace ckptfs::meta {
 namespace {
@@ -27,17 +27,17 @@ IOStatus to_io_status(const std::string& what, const Error& error) {
   return no_space ? IOStatus::NoSpace(what, error.message()) : IOStatus::IOError(what, error.message());
 }
 
-// Appended to while it is synced. Locks: syncing_ comes before mutex_.
+// One log. It can be appended to while it is synced. Locks: syncing_ comes before mutex_.
 class Log {
  public:
   Log(std::string path, io::Fd fd) : path_(std::move(path)), fd_(std::move(fd)) {}
   Log(const Log&) = delete;
   Log& operator=(const Log&) = delete;
-  ~Log() { static_cast<void>(::ftruncate(fd_.get(), static_cast<off_t>(end()))); }  // what was allocated beyond it
+  ~Log() { static_cast<void>(::ftruncate(fd_.get(), static_cast<off_t>(end()))); }  // frees what was allocated ahead
 
-  // What failed is written over by the next call.
+  // If it fails, the next call writes over what was written.
   Result<> append(std::string_view data) {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     TRY(write(data, end_));
     unsynced_.append(data);
     end_ += data.size();
@@ -45,16 +45,16 @@ class Log {
   }
 
   Result<> sync() {
-    const std::lock_guard one_at_a_time(syncing_);
+    const io::MutexLock one_at_a_time(syncing_);
     if (lost_) {
-      const std::lock_guard lock(mutex_);
+      const io::MutexLock lock(mutex_);
       TRY(write(unsynced_, end_ - unsynced_.size()));
     }
     const uint64_t covered = end();
     const auto synced = io::fdatasync_fd(fd_.get());
     lost_ = !synced;
     if (!synced) return Error(synced.error().errno_value(), "sync " + path_ + ": " + synced.error().message());
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     unsynced_.erase(0, unsynced_.size() - (end_ - covered));
     return success();
   }
@@ -65,7 +65,7 @@ class Log {
   }
 
   uint64_t end() const {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     return end_;
   }
   const std::string& path() const { return path_; }
@@ -77,14 +77,14 @@ class Log {
 
   const std::string path_;
   const io::Fd fd_;
-  std::mutex syncing_;
-  bool lost_ = false;  // guarded by syncing_; the last sync failed
-  mutable std::mutex mutex_;
-  uint64_t end_ = 0;      // guarded by mutex_
-  std::string unsynced_;  // guarded by mutex_; the file's last bytes
+  io::Mutex syncing_;
+  bool lost_ GUARDED_BY(syncing_) = false;  // the last sync failed
+  mutable io::Mutex mutex_;
+  uint64_t end_ GUARDED_BY(mutex_) = 0;
+  std::string unsynced_ GUARDED_BY(mutex_);  // the file's last bytes
 };
 
-// As RocksDB has it: until what the log holds is in tables.
+// The log as RocksDB has it open, until the content of the log is in tables.
 class LogFile : public rocksdb::FSWritableFile {
  public:
   LogFile(std::shared_ptr<Log> log, const FileOptions& options) : FSWritableFile(options), log_(std::move(log)) {}
@@ -124,28 +124,28 @@ class IndexLogs::FileSystem : public rocksdb::FileSystemWrapper {
     if (!opened) return to_io_status("create " + path, opened.error());
     auto log = std::make_shared<Log>(path, std::move(opened).value());
     *file = std::make_unique<LogFile>(log, options);
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     logs_.push_back({std::move(log), /*is_named=*/false});
     return IOStatus::OK();
   }
 
   Result<> sync() {
-    const std::lock_guard one_at_a_time(syncing_);
+    const io::MutexLock one_at_a_time(syncing_);
     std::list<Known> logs;
     {
-      const std::lock_guard lock(mutex_);
+      const io::MutexLock lock(mutex_);
       logs_.remove_if([](const Known& known) { return known.log.expired(); });
       logs = logs_;
     }
-    for (const Known& known : logs) {  // the older ones first: a log is of no use without those before it
+    for (const Known& known : logs) {  // the oldest first, since a log is of no use without those before it
       const auto log = known.log.lock();
       if (!log) continue;
       if (!known.is_named) TRY(io::sync_parent(log->path()));
       TRY(log->sync());
     }
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     auto at = logs_.begin();
-    for (size_t i = 0; i < logs.size(); ++i, ++at) at->is_named = true;  // new ones come behind them
+    for (size_t i = 0; i < logs.size(); ++i, ++at) at->is_named = true;  // logs made meanwhile are behind these
     return success();
   }
 
@@ -155,9 +155,9 @@ class IndexLogs::FileSystem : public rocksdb::FileSystemWrapper {
     bool is_named = false;  // its name is durable
   };
 
-  std::mutex syncing_;  // before mutex_
-  std::mutex mutex_;
-  std::list<Known> logs_;  // guarded by mutex_; in the order in which they were made
+  io::Mutex syncing_;  // before mutex_
+  io::Mutex mutex_;
+  std::list<Known> logs_ GUARDED_BY(mutex_);  // in the order in which they were made
 };
 
 IndexLogs::IndexLogs()

@@ -19,7 +19,7 @@ class IndexMessages : public rocksdb::Logger {
 
   void Logv(rocksdb::InfoLogLevel level, const char* format, va_list arguments) override {
     if (level < GetInfoLogLevel() || level == rocksdb::InfoLogLevel::HEADER_LEVEL) return;
-    std::array<char, 1024> line{};  // what is longer is cut
+    std::array<char, 1024> line{};  // longer messages are truncated
     std::vsnprintf(line.data(), line.size(), format, arguments);
     if (level == rocksdb::InfoLogLevel::WARN_LEVEL) {
       log::warn("index: {}", line.data());

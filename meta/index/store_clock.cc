@@ -14,7 +14,7 @@ namespace {
 
 // Keys of the table `kv`.
 constexpr const char* kClockKey = "clock";             // nanoseconds
-constexpr const char* kClockBootKey = "clock_boot";    // in which boot it was recorded: a digest of the boot's id
+constexpr const char* kClockBootKey = "clock_boot";    // the boot in which it was recorded: a digest of the boot's id
 constexpr const char* kClockSinceKey = "clock_since";  // nanoseconds since that boot, when it was recorded
 
 Result<uint64_t> number_or_none(const Index& index, const char* key) {

@@ -3,9 +3,8 @@
 #include <linux/fs.h>
 #include <stdio.h>
 
-#include <mutex>
-
 #include "io/fault.h"
+#include "io/mutex.h"
 #include "meta/names.h"
 #include "meta/steps/steps.h"
 
@@ -16,14 +15,14 @@ Error sealed_error(const Tree& tree, InodeNumber step) {
   return Error(EPERM, tree.path_of(step) + ": the step is sealed; choose another tag, or remove it");
 }
 
-// Is what is saved into this folder a part of a step, as DeepSpeed's in a Trainer's, or will it be, by the folder's
-// name?
+// Is a folder that is saved into this one a part of a step, as DeepSpeed's is in a Trainer's? It is if this folder lies
+// in a step, or if its name says that it will be a step.
 Result<bool> makes_parts(const Tree& tree, InodeNumber folder) {
   if (step_number(name_of(tree, folder))) return true;
   return is_in_step(tree, folder);
 }
 
-// The folder, made or found.
+// Makes the folder, or finds it.
 Result<InodeNumber> make_folder(Tree& tree, InodeNumber series, const std::string& name, const Caller& caller) {
   const auto made = tree.make(series, name, {.mode = S_IFDIR | 0755, .rdev = 0, .target = {}}, caller);
   if (made) return made.value().stat.st_ino;
@@ -34,7 +33,7 @@ Result<InodeNumber> make_folder(Tree& tree, InodeNumber series, const std::strin
   return folder;
 }
 
-// From now on it is a step, and lies in a series.
+// Marks the folder as a step, and `series` as a series.
 Result<> mark(Store& store, InodeNumber series, InodeNumber folder, const std::string& name) {
   Tree::Change change = store.tree().begin();
   TRY_ASSIGN(InodeRecord above, store.index().inode(series));
@@ -51,7 +50,7 @@ Result<> mark(Store& store, InodeNumber series, InodeNumber folder, const std::s
   return store.tree().commit(std::move(change));
 }
 
-// The attempt's folder becomes the step. None: there is a step of that name.
+// Renames the attempt's folder to the step. False: there is a step of that name already.
 Result<bool> become_step(Tree& tree, InodeNumber series, const std::string& name, const std::string& tag) {
   const auto renamed = tree.rename(series, name, series, tag, RENAME_NOREPLACE);
   if (renamed) return true;
@@ -59,7 +58,7 @@ Result<bool> become_step(Tree& tree, InodeNumber series, const std::string& name
   return renamed.error();
 }
 
-// Into the step that is there, whose owner it has to be who began the attempt.
+// Moves the attempt's files into the step that is there. The step must belong to the user who began the attempt.
 Result<Committed> merge(Store& store, InodeNumber partial, const InodeRecord& owner, InodeNumber step) {
   Tree& tree = store.tree();
   TRY_ASSIGN(const InodeRecord record, tree.inode(step));
@@ -75,8 +74,8 @@ Result<Committed> merge(Store& store, InodeNumber partial, const InodeRecord& ow
   return Committed{step, std::move(moved.replaced), {}};
 }
 
-// Once it can be seen.
-Result<> settle(Tree& tree, InodeNumber series, const std::string& emptied, Committed& committed) {
+// Ends a commit after the step can be seen: syncs it, and removes the attempt's empty folder.
+Result<> finish_commit(Tree& tree, InodeNumber series, const std::string& emptied, Committed& committed) {
   TRY(tree.sync());
   TRY(io::fault_point("commit.after_merge"));
   if (emptied.empty()) return success();
@@ -89,7 +88,7 @@ Result<> settle(Tree& tree, InodeNumber series, const std::string& emptied, Comm
 
 Result<InodeNumber> begin_partial(Store& store, InodeNumber series, const std::string& tag, const std::string& attempt,
                                   const Caller& caller) {
-  const std::lock_guard no_seal_meanwhile(store.save_mutex());
+  const io::MutexLock no_seal_meanwhile(store.save_mutex());
   Tree& tree = store.tree();
   TRY(check_tag(tag));
   TRY(check_attempt(attempt));
@@ -106,7 +105,7 @@ Result<InodeNumber> begin_partial(Store& store, InodeNumber series, const std::s
 }
 
 Result<Committed> commit_partial(Store& store, InodeNumber partial, const std::string& tag) {
-  const std::lock_guard no_seal_meanwhile(store.save_mutex());
+  const io::MutexLock no_seal_meanwhile(store.save_mutex());
   Tree& tree = store.tree();
   TRY(check_tag(tag));
   TRY_ASSIGN(const InodeRecord record, tree.inode(partial));
@@ -124,7 +123,7 @@ Result<Committed> commit_partial(Store& store, InodeNumber partial, const std::s
   }
   store.open_files().invalidate_name(series, name);
   TRY_ASSIGN(committed.is_part, makes_parts(tree, series));
-  if (auto settled = settle(tree, series, became ? "" : name, committed); !settled) committed.problem = settled.error();
+  if (auto done = finish_commit(tree, series, became ? "" : name, committed); !done) committed.problem = done.error();
   if (!committed.problem) TRY(io::fault_point("commit.after_batch"));
   return committed;
 }

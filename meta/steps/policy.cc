@@ -7,6 +7,7 @@
 #include <limits>
 #include <sstream>
 
+#include "io/duration.h"
 #include "io/image_file.h"
 #include "meta/names.h"
 #include "meta/time.h"
@@ -34,7 +35,7 @@ Result<uint64_t> parse_count(std::string_view rule, const std::string& text) {
 }
 
 Result<std::chrono::seconds> parse_time(std::string_view rule, const std::string& text) {
-  auto time = parse_duration(text);
+  auto time = io::parse_duration(text);
   if (!time || time.value().count() == 0) return wrong(rule, text, "a duration, as in 7d, 36h, 90m or 45s");
   return time;
 }
@@ -63,7 +64,7 @@ Error no_such_rule(const std::string& name) {
   return Error(EINVAL, name + ": there is no such rule; `ckptfs policy --help` lists them");
 }
 
-// What one rule's text sets in a policy.
+// A rule, and the function that sets it in a policy from its text.
 struct Rule {
   std::string_view name;
   Result<> (*set)(Policy&, std::string_view, const std::string&);
@@ -92,7 +93,7 @@ const Rule* find_rule(std::string_view name) {
   return rule == kRules.end() ? nullptr : rule;
 }
 
-// "keep_last 1000 1000 27 100": the rule, then the uid, the gid and the supplementary groups of who set it.
+// "keep_last 1000 1000 27 100": the rule, then the uid, the gid and the supplementary groups of the user who set it.
 std::string encode_setter(const std::string& rule, const Credentials& who) {
   std::string text = rule + ' ' + std::to_string(who.uid) + ' ' + std::to_string(who.gid);
   for (const uint32_t group : who.groups) text += ' ' + std::to_string(group);
@@ -109,7 +110,7 @@ bool decode_setter(const std::string& text, RuleSetters& setters) {
   return fields.eof();
 }
 
-// One line a field: "set keep_last=3", "set_by keep_last 1000 1000", "armed keep_last=5", "armed_by keep_last 0 0",
+// Each field is a line: "set keep_last=3", "set_by keep_last 1000 1000", "armed keep_last=5", "armed_by keep_last 0 0",
 // "changed 12", "left_alone 34" (ns since 1970).
 std::string encode(const SeriesPolicy& policy) {
   std::ostringstream text;
@@ -177,36 +178,6 @@ std::vector<std::string> policy_rules() {
   std::vector<std::string> names;
   for (const Rule& rule : kRules) names.emplace_back(rule.name);
   return names;
-}
-
-Result<std::chrono::seconds> parse_duration(const std::string& text) {
-  const Error bad(EINVAL, "'" + text + "' is no duration: a whole number and s, m, h, d or w, as in 36h");
-  if (text.empty()) return bad;
-  uint64_t unit = 1;
-  std::string_view digits = text;
-  switch (text.back()) {
-    case 's':
-      break;
-    case 'm':
-      unit = 60;
-      break;
-    case 'h':
-      unit = 3600;
-      break;
-    case 'd':
-      unit = 86400;
-      break;
-    case 'w':
-      unit = 7 * uint64_t{86400};
-      break;
-    default:
-      unit = 0;
-  }
-  if (unit != 0) digits.remove_suffix(1);
-  const auto number = number_in(digits);
-  constexpr uint64_t kMost = uint64_t{100} * 366 * 86400;  // a century fits into nanoseconds
-  if (!number || *number > kMost / std::max<uint64_t>(unit, 1)) return bad;
-  return std::chrono::seconds(*number * std::max<uint64_t>(unit, 1));
 }
 
 Result<Policy> parse_policy(const PolicyText& text) {

@@ -48,8 +48,6 @@ using PolicyText = std::map<std::string, std::string, std::less<>>;
 
 bool is_policy_rule(std::string_view name);
 std::vector<std::string> policy_rules();
-// "7d", "36h", "90m", "45s", "2w"; a number alone: seconds. EINVAL, in words.
-Result<std::chrono::seconds> parse_duration(const std::string& text);
 // EINVAL, in words, for an unknown rule or a bad value.
 Result<Policy> parse_policy(const PolicyText& text);
 

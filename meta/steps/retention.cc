@@ -12,7 +12,7 @@ namespace {
 
 using formats::Completeness;
 
-// What is dated later than this from now was written while the wall clock was ahead, or it is behind now.
+// If a step's date is later than this from now, the wall clock was ahead when it was written, or is behind now.
 constexpr std::chrono::minutes kFuture{1};
 
 class Judge {
@@ -50,7 +50,7 @@ class Judge {
     return steps_[a].seen != steps_[b].seen ? steps_[a].seen > steps_[b].seen : is_newer_by_time(a, b);
   }
 
-  // Sorts complete_ by rank; of equal ones the later seen comes first.
+  // Sorts complete_ by rank. Of steps of equal rank the one that was seen later comes first.
   void rank() {
     std::sort(complete_.begin(), complete_.end(), [this](size_t a, size_t b) { return is_newer_by_time(a, b); });
     for (size_t place = 0; place < complete_.size(); ++place) ranks_[complete_[place]] = place;
@@ -106,7 +106,7 @@ class Judge {
     if (policy_.keep_best) keep_best(*policy_.keep_best);
   }
 
-  // Of equal ones the newer is better. What has no metric, or none that can be compared, is not among the best.
+  // Of steps with equal metrics the newer is better. A step without a metric, or with NaN, is not among the best.
   void keep_best(const KeepBest& rule) {
     std::vector<size_t> measured;
     std::copy_if(complete_.begin(), complete_.end(), std::back_inserter(measured),
@@ -149,13 +149,14 @@ class Judge {
     return met(room, cap);
   }
 
-  // As few of the oldest as it takes. Each that goes makes room, so how many is found by halving.
+  // Removes as few of the oldest steps as it takes to meet the cap. Each removal makes room, so a binary search finds
+  // how many.
   Result<> apply_cap(Reason reason, const std::optional<uint64_t>& cap, bool (*met)(const Room&, uint64_t)) {
     if (!cap) return success();
     std::vector<size_t> oldest;
     std::copy_if(complete_.rbegin(), complete_.rend(), std::back_inserter(oldest),
                  [this](size_t at) { return decisions_[at].stays && !protected_[at]; });
-    size_t enough = oldest.size() + 1;  // more than there are: not even all of them
+    size_t enough = oldest.size() + 1;  // more than there are means that not even all are enough
     for (size_t low = 0; low < enough;) {
       const size_t middle = low + (enough - low) / 2;
       TRY_ASSIGN(const bool is_met, is_met_without(oldest, middle, *cap, met));

@@ -7,7 +7,8 @@
 // even those that a rule keeps.
 //
 // Never removed: the newest complete step, a pinned one, the one that `latest` names, one that is in use, one that
-// cannot be judged, and one that whoever set the rules could not remove by hand.
+// cannot be judged, and one that whoever set the rules could not remove by hand. A seal does not protect: it forbids
+// changes of a step, not its removal.
 //
 // Newer is told in two ways: by the time of completion that the files tell, and by the order in which rotation saw the
 // steps complete (meta/steps/seen_step.h). They differ where the wall clock was wrong, or where a step was copied in

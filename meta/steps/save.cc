@@ -25,10 +25,11 @@ namespace ckptfs::meta {
 namespace {
 
 constexpr unsigned kThreads = 4;
-// Clones meet at the reference counts of XFS's allocation group: more than two wait for each other, asleep.
+// Clones contend for the reference counts of XFS's allocation group. More than two threads would sleep waiting for each
+// other.
 constexpr unsigned kCloneThreads = 2;
 
-// So many source files are held open from the plan to the clone; any beyond are opened again for each use.
+// So many source files are held open from the plan to the clone. Further files are opened again for each use.
 size_t held_open() {
   constexpr rlim_t kMost = 4096;
   rlimit limit{};
@@ -53,7 +54,7 @@ class Save {
       return std::move(taken).error();
     }
     if (result_.already_saved) {
-      TRY(tree_.sync());  // the save that made it may have failed to
+      TRY(tree_.sync());  // the save that made the step may have failed to sync it
       return std::move(result_);
     }
     if (auto published = finish(); !published) {
@@ -66,19 +67,20 @@ class Save {
   }
 
  private:
-  // Plans, writes back, closes the gate, clones, opens the gate. Nothing of it shows in the tree yet.
+  // Plans, writes back, closes the gate, clones, opens the gate. Nothing shows in the tree yet.
   Result<> take() {
     TRY_ASSIGN(SavePlan plan, plan_save(tree_, source_, who_));
     take_over(plan);
     TRY(write_back());
-    if (tree_.short_of_space()) TRY(tree_.recount_owed());  // reads all inodes: nobody may wait at the gate for that
+    // Reads all inodes, so it is done before the gate is closed.
+    if (tree_.short_of_space()) TRY(tree_.recount_cow_reserves());
     tree_.gate().close(plan.guarded);
     auto cloned = clone_behind_gate(std::move(plan));
     tree_.gate().open();
     return cloned;
   }
 
-  // What an earlier plan opened stays open.
+  // Takes the files of a new plan. Files that an earlier plan has opened stay open.
   void take_over(SavePlan& plan) {
     version_ = plan.version;
     std::unordered_map<BlobNumber, io::Fd> open;
@@ -92,7 +94,7 @@ class Save {
     }
   }
 
-  // The descriptor that is held, or one in `own`.
+  // Returns the descriptor that is held, or opens one into `own`.
   Result<int> open_live(SaveFile& taken, io::Fd& own) const {
     if (taken.live) return taken.live.get();
     TRY_ASSIGN(io::Fd fd, tree_.open_blob(taken.plan.source, taken.plan.record, O_RDONLY));
@@ -102,8 +104,8 @@ class Save {
     return number;
   }
 
-  // With no gate closed: the clones behind it then find little to write. What is gone since it was planned is in no
-  // later plan.
+  // Writes back before the gate is closed, so that the clones behind it find little to write. A file that is gone since
+  // the plan is in no later plan.
   Result<> write_back() {
     std::vector<InodeNumber> open;
     for (const SaveFile& taken : taken_) {
@@ -123,14 +125,14 @@ class Save {
     });
   }
 
-  // What is met here is a failure: an errno that elsewhere means that a save cannot be asked for is EIO.
+  // An error here is a failure of the save. So an errno that elsewhere means a refusal becomes EIO.
   Result<> for_each_taken(const std::function<Result<>(SaveFile&)>& work, unsigned threads = kThreads) {
     auto done = io::for_each_parallel(taken_.size(), threads, [&](size_t i) { return work(taken_[i]); });
     if (done || !is_refusal(done.error())) return done;
     return Error(EIO, done.error().message());
   }
 
-  // Folders that the gate guards get no new names, so the plan settles after a round or two.
+  // Plans again until the plan is stable. Folders that the gate guards get no new names, so that takes a round or two.
   Result<> settle_plan(SavePlan& plan) {
     while (plan.version != tree_.version()) {
       TRY_ASSIGN(SavePlan again, plan_save(tree_, source_, who_));
@@ -148,7 +150,7 @@ class Save {
     if (taken_.empty()) {
       return Error(ENOENT, tree_.path_of(source_) + ": it holds no swap files yet; save after the first step");
     }
-    TRY(for_each_taken([this](SaveFile& taken) { return look_at(taken); }));
+    TRY(for_each_taken([this](SaveFile& taken) { return inspect(taken); }));
     choose_between_dtypes();
     find_second_names();
     find_saved();
@@ -169,7 +171,7 @@ class Save {
     return success();
   }
 
-  Result<> look_at(SaveFile& taken) const {
+  Result<> inspect(SaveFile& taken) const {
     io::Fd own;
     const auto live = open_live(taken, own);
     if (!live) {
@@ -178,7 +180,7 @@ class Save {
     }
     TRY(tree_.refuse_suspect(taken.plan.source, taken.plan.record));
     taken.writer_open = store_.open_files().open_for_writing(taken.plan.source);
-    TRY(store_.open_files().cut(taken.plan.source));
+    TRY(store_.open_files().truncate_to_written(taken.plan.source));
     TRY_ASSIGN(const struct stat st, io::stat_fd(live.value()));
     taken.size = static_cast<uint64_t>(st.st_size);
     taken.mtime = st.st_mtim;
@@ -188,7 +190,7 @@ class Save {
     return success();
   }
 
-  // A run that changed its dtype left its old files: the one written last is the run's.
+  // A run that changed its dtype has left its old files. The file that was written last is the current one.
   void choose_between_dtypes() {
     std::vector<SaveFile> chosen;
     chosen.reserve(taken_.size());
@@ -206,7 +208,7 @@ class Save {
     taken_ = std::move(chosen);
   }
 
-  // Hard links: one file is cloned once.
+  // Finds hard links, so that a file with several names is cloned once.
   void find_second_names() {
     std::unordered_map<InodeNumber, const SaveFile*> first;
     for (SaveFile& taken : taken_) {
@@ -215,7 +217,7 @@ class Save {
     }
   }
 
-  // What has not changed since it was last saved names that blob again.
+  // A file that has not changed since its last save names the blob of that save again.
   void find_saved() {
     for (SaveFile& taken : taken_) {
       const BlobNumber saved = taken.plan.record.saved_blob;
@@ -225,9 +227,10 @@ class Save {
     }
   }
 
-  // Numbers for the clones, those of spare blobs first, promised as tentative: a crash before the step is published
-  // deletes them. From here on each live file to be cloned owes its length, and counts as saved until somebody opens it
-  // for writing; a blob that never gets frozen, since the save failed, counts for nothing.
+  // Takes numbers for the clones, those of spare blobs first, and marks them as tentative: a crash before the step is
+  // published deletes them. From here on the COW reserve of each live file to be cloned is its length, and the file
+  // counts as saved until somebody opens it for writing. If the save fails, its blobs are never frozen, and
+  // find_saved() ignores them.
   Result<> reserve() {
     TRY(check_space());
     const auto count = static_cast<size_t>(std::count_if(
@@ -254,7 +257,7 @@ class Save {
         TRY_ASSIGN(record, store_.index().inode(taken.plan.source));
       }
       record.saved_blob = taken.writer_open ? 0 : taken.blob;
-      change.set_owed(record, owed_afterwards(taken));
+      change.set_cow_reserve(record, cow_reserve_afterwards(taken));
       change.batch.put(taken.plan.source, record);
     }
     change.begin_cloning(cloned);
@@ -263,9 +266,9 @@ class Save {
     return reserved;
   }
 
-  static uint64_t owed_afterwards(const SaveFile& taken) { return owed_by_clone(taken.size); }
+  static uint64_t cow_reserve_afterwards(const SaveFile& taken) { return cow_reserve_of_clone(taken.size); }
 
-  // After the save each overwrite of a live file needs new blocks, and under passthrough nobody would see it fail.
+  // ENOSPC: the store has no room for the COW reserves after the save (meta/blobs/space.h).
   Result<> check_space() {
     if (enough_space()) return success();
     for (const SaveFile& taken : taken_) tree_.finished_writing(taken.plan.source);
@@ -275,19 +278,20 @@ class Save {
     }
     if (enough_space()) return success();
     const SpaceReport space = store_.space();
-    return Error(ENOSPC, step_.path() + ": not enough space: the swap files would owe " +
-                             std::to_string(owed_after_save() >> 20) + " MiB after this save, " +
+    return Error(ENOSPC, step_.path() + ": not enough space: overwriting the swap files would need " +
+                             std::to_string(cow_reserve_after_save() >> 20) + " MiB after this save, " +
                              std::to_string(space.free >> 20) + " MiB are free (without the reserve of " +
                              std::to_string(space.reserve >> 20) + " MiB); remove steps, or use a larger store");
   }
-  uint64_t owed_after_save() const {
-    uint64_t owed = store_.space().owed;
+  uint64_t cow_reserve_after_save() const {
+    uint64_t cow_reserve = store_.space().cow_reserve;
     for (const SaveFile& taken : taken_) {
-      if (taken.blob == 0 && taken.same == nullptr) owed += owed_afterwards(taken) - taken.plan.record.owed;
+      if (taken.blob == 0 && taken.same == nullptr)
+        cow_reserve += cow_reserve_afterwards(taken) - taken.plan.record.cow_reserve;
     }
-    return owed;
+    return cow_reserve;
   }
-  bool enough_space() const { return store_.space().free >= owed_after_save(); }
+  bool enough_space() const { return store_.space().free >= cow_reserve_after_save(); }
 
   Result<> clone_one(SaveFile& taken) const {
     if (taken.same != nullptr) return success();
@@ -300,14 +304,14 @@ class Save {
     io::Fd own;
     TRY_ASSIGN(const int live, open_live(taken, own));
     if (auto cloned = io::clone(live, frozen.get()); !cloned) {
-      TRY(tree_.sync_file(taken.plan.source, live));  // was it the write-back?
+      TRY(tree_.sync_file(taken.plan.source, live));  // tells whether the write-back has failed
       return cloned;
     }
     TRY_ASSIGN(taken.stat, io::stat_fd(frozen.get()));
     return success();
   }
 
-  // Durable clones, then the step, in one batch, durable too.
+  // Makes the clones durable, publishes the step in one batch, and makes that durable.
   Result<> finish() {
     for (SaveFile& taken : taken_) taken.live.reset();
     TRY(io::fault_point("save.after_clones"));
@@ -358,8 +362,8 @@ bool is_refusal(const Error& error) {
 }
 
 Result<SaveResult> save(Store& store, const SaveRequest& request) {
-  const std::lock_guard one_at_a_time(store.save_mutex());
-  constexpr int kTries = 5;  // steps may be removed one after the other
+  const io::MutexLock one_at_a_time(store.save_mutex());
+  constexpr int kTries = 5;  // EAGAIN: an old step whose blobs it names was removed meanwhile
   auto result = Save(store, request).run();
   for (int i = 1; i < kTries && !result && result.error().errno_value() == EAGAIN; ++i) {
     result = Save(store, request).run();

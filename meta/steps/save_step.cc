@@ -73,7 +73,7 @@ Result<> SaveStep::publish(InodeNumber source, const std::vector<SaveFile>& file
     TRY(put_file(change, folder, taken));
   }
   for (const auto& [number, record] : new_folders_) change.batch.put(number, record);
-  // Not before any of its folders: what changes in them later is told by that.
+  // The time is not before that of any folder of the step, since it tells whether a folder changed after the save.
   step_record_.saved = now();
   change.batch.put_step(result_.step, step_record_);
   return tree_.commit(std::move(change));
@@ -143,7 +143,7 @@ std::string SaveStep::stale_names(const std::vector<SaveFile>& files) {
   return lines;
 }
 
-// step/group and step/group/rankRR, made when first asked for.
+// Returns the folder step/group/rankRR. Makes it and step/group if they are missing.
 Result<InodeNumber> SaveStep::folder_for(Tree::Change& change, const PlannedFile& plan) {
   InodeNumber parent = result_.step;
   std::string key;
@@ -169,7 +169,7 @@ Result<> SaveStep::put_file(Tree::Change& change, InodeNumber folder, const Save
   record.parent = folder;
   record.blob = taken.blob;
   record.saved_blob = 0;
-  record.owed = 0;
+  record.cow_reserve = 0;
   record.size = static_cast<uint64_t>(taken.stat.st_size);
   record.blocks = static_cast<uint64_t>(taken.stat.st_blocks);
   record.atime = record.mtime = taken.mtime;

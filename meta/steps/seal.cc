@@ -2,8 +2,8 @@
 // step freezes every file in it, and makes everything in it immutable.
 //
 // A file with names outside the step, or with a mapping that outlived its descriptor, is frozen as a clone, so that
-// whoever still writes to it writes to another blob. A file that somebody has open for writing is EBUSY. A suspect file
-// is refused.
+// those who can still write to the file write to another blob. A file that somebody has open for writing is EBUSY. A
+// suspect file is refused.
 #include "meta/steps/seal.h"
 
 #include <fcntl.h>
@@ -24,16 +24,16 @@
 namespace ckptfs::meta {
 namespace {
 
-// A file or directory that is to be frozen, with those of its names that are.
+// A file or directory that will be frozen, with those of its names that will be frozen.
 struct Member {
   InodeRecord record;
   std::vector<std::pair<InodeNumber, std::string>> names;  // folder, name
-  BlobNumber clone = 0;                                    // frozen instead of its own blob, where that cannot be
+  BlobNumber clone = 0;                                    // frozen instead of its own blob, if that cannot be frozen
 };
 
 class Freeze {
  public:
-  // `flags`: what each member is from then on, beside frozen.
+  // `flags` are set in each member, beside kFrozen.
   Freeze(Store& store, uint32_t flags) : store_(store), tree_(store.tree()), flags_(flags) {}
   Freeze(const Freeze&) = delete;
   Freeze& operator=(const Freeze&) = delete;
@@ -56,9 +56,9 @@ class Freeze {
   }
 
  protected:
-  // Finds the members, as of now.
+  // Finds the members as they are now.
   virtual Result<> collect() = 0;
-  // What else the batch is to hold.
+  // Adds to the batch what else belongs to it.
   virtual Result<> complete(Tree::Change& change) = 0;
   virtual std::string what() const = 0;
 
@@ -96,14 +96,15 @@ class Freeze {
     return publish();
   }
 
-  // Asked one by one: of what a daemon before this one let be written, nobody but the file itself knows.
+  // Asks each file: a failed write-back of what was written under an earlier daemon is known to the file only.
   Result<> refuse_failed(InodeNumber number, const InodeRecord& record) const {
     if (!record.is_live_file()) return tree_.refuse_suspect(number, record);
     TRY_ASSIGN(const io::Fd fd, store_.blobs().open(record.blob, O_RDONLY));
     return tree_.check_write_back(number, fd.get());
   }
 
-  // A file whose blob is to be another one may have been opened since it was looked at: opens for reading do not wait.
+  // A file that gets another blob may have been opened since it was checked, since opens for reading do not wait at the
+  // gate.
   Result<> refuse_open_ones() const {
     for (const auto& [number, member] : members_) {
       const bool replaced = member.clone != 0 && member.record.nlink == member.names.size();
@@ -112,12 +113,12 @@ class Freeze {
     return success();
   }
 
-  // EBUSY while a writer is open. What cannot be frozen itself (names outside the step, or a mapping that outlived its
-  // descriptor) is frozen as a clone.
+  // EBUSY: somebody has it open for writing. Makes a clone if the file cannot be frozen itself, that is if it has names
+  // outside the step, or a mapping that outlived its descriptor.
   Result<> check_file(InodeNumber number, Member& member) {
     if (tree_.is_damaged(number)) return Error(EIO, tree_.path_of(number) + ": its data is missing or short");
     if (store_.open_files().open_for_writing(number)) return busy(number);
-    TRY(store_.open_files().cut(number));
+    TRY(store_.open_files().truncate_to_written(number));
     TRY_ASSIGN(const io::Fd fd, store_.blobs().open(member.record.blob, O_RDONLY));
     TRY_ASSIGN(const bool written, io::has_writer(fd.get()));
     if (written && store_.open_files().open_at_all(number)) return busy(number);
@@ -126,7 +127,7 @@ class Freeze {
     return make_clone(number, member, fd.get());
   }
 
-  // Only where there is one: finding a path reads the whole folder.
+  // Made only if it is needed, since to find a path reads the whole folder.
   Error busy(InodeNumber number) const {
     return Error(EBUSY, tree_.path_of(number) + ": a writer has it open; close it first");
   }
@@ -163,7 +164,7 @@ class Freeze {
     return success();
   }
 
-  // Names elsewhere may have come and gone since the file was looked at.
+  // The file may have got or lost names elsewhere since it was checked.
   Result<> check_names(const Tree::Change& change, InodeNumber number, Member& member) const {
     TRY_ASSIGN(const InodeRecord record, change.batch.inode(number));
     const bool needs_clone = member.record.is_live_file() && record.nlink > member.names.size();
@@ -191,21 +192,21 @@ class Freeze {
     frozen.state = BlobState::frozen;
     frozen.references = 1;
     frozen.length = record.size;
-    // It may have changed since they were taken, and nobody looks at a frozen file again.
+    // The file may have changed since its digests were taken, and the inspection would not find that in a frozen file.
     const bool trusted = tree_.is_inspected() || frozen.digest.state == DigestState::none;
     if (!trusted) frozen.digest.state = DigestState::changed;
     change.batch.put_blob(blob, frozen);
     if (member.record.nlink > member.names.size()) {
-      record.owed = 0;
+      record.cow_reserve = 0;
       return give_own_inode(change, number, member, record);
     }
-    change.set_owed(record, 0);
+    change.set_cow_reserve(record, 0);
     if (member.clone != 0) TRY(change.drop_reference(member.record.blob));
     change.batch.put(number, record);
     return success();
   }
 
-  // A frozen file that has other names: those that are members get an inode of their own that names the same blob.
+  // A frozen file has names outside the step, too. Its names in the step get an inode of their own with the same blob.
   Result<> split_frozen(Tree::Change& change, InodeNumber number, Member& member) {
     TRY_ASSIGN(InodeRecord record, change.batch.inode(number));
     record.flags |= flags_;
@@ -219,7 +220,8 @@ class Freeze {
     TRY_ASSIGN(InodeRecord outside, change.batch.inode(number));
     outside.nlink -= static_cast<uint32_t>(member.names.size());
     outside.ctime = now();
-    if (member.clone != 0 && (outside.flags & kSwap) != 0) change.set_owed(outside, owed_by_clone(record.size));
+    if (member.clone != 0 && (outside.flags & kSwap) != 0)
+      change.set_cow_reserve(outside, cow_reserve_of_clone(record.size));
     change.batch.put(number, outside);
     const InodeNumber own = change.allot_inode();
     TRY_ASSIGN(const auto xattrs, store_.index().xattr_names(number));
@@ -282,7 +284,7 @@ class SealStep : public Freeze {
     return seal_steps_within(change);
   }
 
-  // A Trainer's checkpoint-N holds the global_stepN of its DeepSpeed.
+  // In a Trainer's checkpoint-N lies DeepSpeed's global_stepN, which is sealed, too.
   Result<> seal_steps_within(Tree::Change& change) {
     for (const auto& [number, member] : members_) {
       if (number == step_ || (member.record.flags & kStep) == 0) continue;
@@ -333,18 +335,18 @@ class FreezeFiles : public Freeze {
 }  // namespace
 
 Result<> seal(Store& store, InodeNumber step) {
-  const std::lock_guard one_at_a_time(store.save_mutex());  // the gate has one closer at a time
+  const io::MutexLock one_at_a_time(store.save_mutex());  // the gate has one closer at a time
   const Tree& tree = store.tree();
   TRY_ASSIGN(const bool is_one, is_step(tree, step));
   if (!is_one) return Error(EINVAL, tree.path_of(step) + ": it is no step; seal a step of a series");
   TRY_ASSIGN(const InodeRecord record, tree.inode(step));
-  if ((record.flags & kSealed) != 0) return store.tree().sync();  // the seal before may have failed to
+  if ((record.flags & kSealed) != 0) return store.tree().sync();  // an earlier seal may have failed to sync it
   return SealStep(store, step).run();
 }
 
 Result<> freeze_files(Store& store, const std::vector<InodeNumber>& files) {
   if (files.empty()) return success();
-  const std::lock_guard one_at_a_time(store.save_mutex());
+  const io::MutexLock one_at_a_time(store.save_mutex());
   return FreezeFiles(store, files).run();
 }
 

@@ -27,7 +27,7 @@ Result<SeenStep> decode(const std::string& text) {
   return SeenStep{series, wall(changed), StoreTime(changed_at), wall(completed), StoreTime(completed_at)};
 }
 
-// Never 0, which is none.
+// When the step became complete, by the store's clock. Never 0, which means that it is not complete.
 StoreTime completion_time(WallTime date, const Moment& now) {
   constexpr std::chrono::minutes kRecent{1};
   const auto age = now.wall - date;

@@ -10,7 +10,7 @@
 
 namespace ckptfs::meta {
 
-// As deep as users nest them: no call for each folder.
+// A loop instead of recursion, since users may nest folders as deep as they like.
 Result<std::vector<InodeNumber>> list_swap_folders(const Tree& tree) {
   std::vector<InodeNumber> found, folders{kRootInode};
   while (!folders.empty()) {
@@ -19,9 +19,12 @@ Result<std::vector<InodeNumber>> list_swap_folders(const Tree& tree) {
     TRY_ASSIGN(const auto entries, tree.list(folder));
     for (const DirectoryEntry& entry : entries) {
       if (entry.type != S_IFDIR) continue;
-      TRY_ASSIGN(const InodeRecord record, tree.inode(entry.inode));
-      if ((record.flags & kSwap) != 0) found.push_back(entry.inode);
-      if ((record.flags & (kSwap | kStep)) == 0) folders.push_back(entry.inode);
+      const auto record = tree.inode(entry.inode);
+      if (!record && record.error().errno_value() == ENOENT) continue;  // removed meanwhile
+      TRY(record);
+      const uint64_t flags = record.value().flags;
+      if ((flags & kSwap) != 0) found.push_back(entry.inode);
+      if ((flags & (kSwap | kStep)) == 0) folders.push_back(entry.inode);
     }
   }
   return found;
@@ -29,14 +32,15 @@ Result<std::vector<InodeNumber>> list_swap_folders(const Tree& tree) {
 
 namespace {
 
-// The swap folders that `who` may choose from without a word: their own; without any, each that they may use.
+// The swap folders that a save of `who` is taken from by default: the user's own ones. If there are none, all that the
+// user may use.
 Result<std::vector<InodeNumber>> swap_folders_for(const Tree& tree, const Credentials& who) {
   TRY_ASSIGN(const auto all, list_swap_folders(tree));
   std::vector<InodeNumber> own, others;
   for (const InodeNumber folder : all) {
     const auto record = tree.inode(folder);
     const auto may_use = may_reach(tree, who, folder, kRead | kWrite | kSearch);
-    if (!record || !may_use || !may_use.value()) continue;  // or it was removed meanwhile
+    if (!record || !may_use || !may_use.value()) continue;  // it was removed meanwhile, or is not for this user
     (record.value().uid == who.uid ? own : others).push_back(folder);
   }
   return own.empty() ? others : own;

@@ -60,7 +60,7 @@ Result<StepInfo> info_of(Store& store, InodeNumber number, const std::string& se
   return step;
 }
 
-// What is removed meanwhile is left out.
+// Leaves out steps that are removed meanwhile.
 Result<> add_steps_of(Store& store, InodeNumber series, std::vector<StepInfo>& steps) {
   TRY_ASSIGN(const auto entries, store.tree().list(series));
   const std::string path = store.tree().path_of(series);

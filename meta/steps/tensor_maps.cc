@@ -5,7 +5,7 @@
 namespace ckptfs::meta {
 namespace {
 
-constexpr uint64_t kRoom = uint64_t{256} << 20;  // what has to be free beyond what is owed
+constexpr uint64_t kRoom = uint64_t{256} << 20;  // has to be free beyond the COW reserves
 constexpr size_t kMostPieces = size_t{1} << 20;  // of one map: 20 MiB
 
 size_t pieces_of(const formats::TensorMap& map) {
@@ -41,7 +41,7 @@ Result<std::optional<formats::TensorMap>> kept_map(const Store& store, InodeNumb
 
 Result<> keep_map(Store& store, InodeNumber step, const io::Digest& version, const formats::TensorMap& map) {
   if (!map.problems.empty() || pieces_of(map) > kMostPieces) return success();
-  if (const SpaceReport space = store.space(); space.free < space.owed + kRoom) return success();
+  if (const SpaceReport space = store.space(); space.free < space.cow_reserve + kRoom) return success();
   Tree::Change change = store.tree().begin();
   TRY_ASSIGN(const InodeRecord record, store.tree().inode(step));
   if (!record.is_dir() || record.nlink == 0) return success();

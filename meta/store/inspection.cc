@@ -11,50 +11,50 @@ namespace {
 
 class Inspection {
  public:
-  Inspection(Tree& tree, const Index& index, const Blobs& blobs, Frontiers& frontiers)
-      : tree_(tree), index_(index), blobs_(blobs), frontiers_(frontiers) {}
+  Inspection(Tree& tree, const Index& index, const Blobs& blobs, WrittenEnds& written_ends)
+      : tree_(tree), index_(index), blobs_(blobs), written_ends_(written_ends) {}
 
   Result<> run(const std::function<bool()>& go_on) {
     bool stopped = false;
-    const auto looked = index_.for_each_inode([&](InodeNumber number, const InodeRecord& record) -> Result<> {
+    const auto inspected = index_.for_each_inode([&](InodeNumber number, const InodeRecord& record) -> Result<> {
       stopped = !go_on();
       if (stopped) return Error(ECANCELED);
       const bool has_data = record.is_regular() && record.nlink != 0 && !tree_.is_damaged(number);
-      return has_data ? look_at(number, record) : success();
+      return has_data ? inspect_one(number, record) : success();
     });
     if (stopped) return success();
-    if (looked) tree_.health().set_inspected(survivors_write_);
-    return looked;
+    if (inspected) tree_.health().set_inspected(survivors_write_);
+    return inspected;
   }
 
  private:
-  // What is gone was removed since the start, which missed none.
-  Result<> look_at(InodeNumber number, const InodeRecord& record) {
-    auto looked = record.is_live_file() ? look_at_live(number, record) : look_at_frozen(record);
-    if (looked || looked.error().errno_value() == ENOENT) return success();
-    if (looked.error().errno_value() != EIO) return looked;
+  // A blob that is gone was removed since the start, since the start has found all that are missing.
+  Result<> inspect_one(InodeNumber number, const InodeRecord& record) {
+    auto inspected = record.is_live_file() ? inspect_live(number, record) : inspect_frozen(record);
+    if (inspected || inspected.error().errno_value() == ENOENT) return success();
+    if (inspected.error().errno_value() != EIO) return inspected;
     tree_.health().note_damaged(number);
-    log::error("{}: damaged: {}", tree_.path_of(number), looked.error().message());
+    log::error("{}: damaged: {}", tree_.path_of(number), inspected.error().message());
     return success();
   }
 
-  Result<> look_at_frozen(const InodeRecord& record) const {
+  Result<> inspect_frozen(const InodeRecord& record) const {
     TRY_ASSIGN(const struct stat blob, blobs_.stat(record.blob));
     if (static_cast<uint64_t>(blob.st_size) >= record.size) return success();
     return Error(EIO, "its data is short");
   }
 
-  Result<> look_at_live(InodeNumber number, const InodeRecord& record) {
+  Result<> inspect_live(InodeNumber number, const InodeRecord& record) {
     TRY_ASSIGN(const io::Fd fd, blobs_.open(record.blob, O_RDONLY));
     TRY_ASSIGN(const struct stat blob, io::stat_fd(fd.get()));
-    if (Blobs::is_unsettled(blob)) TRY(frontiers_.take_off_mark(record.blob, fd.get()));
+    if (Blobs::is_unsettled(blob)) TRY(written_ends_.take_off_mark(record.blob, fd.get()));
     if ((record.flags & kDigested) != 0) TRY(compare_with_digest(number, record, blob));
     const auto busy = io::has_writer(fd.get());
     if (!busy || busy.value()) survivors_write_.push_back(number);
     return success();
   }
 
-  // What the index says of an unchanged file may be older than the file.
+  // After a crash the index may be older than the file, and may still call it unchanged.
   Result<> compare_with_digest(InodeNumber number, const InodeRecord& record, const struct stat& blob) {
     TRY_ASSIGN(const BlobRecord known, index_.blob(record.blob));
     const BlobDigest& digest = known.digest;
@@ -67,15 +67,15 @@ class Inspection {
   Tree& tree_;
   const Index& index_;
   const Blobs& blobs_;
-  Frontiers& frontiers_;
+  WrittenEnds& written_ends_;
   std::vector<InodeNumber> survivors_write_;
 };
 
 }  // namespace
 
-Result<> inspect(Tree& tree, const Index& index, const Blobs& blobs, Frontiers& frontiers,
+Result<> inspect(Tree& tree, const Index& index, const Blobs& blobs, WrittenEnds& written_ends,
                  const std::function<bool()>& go_on) {
-  return tree.is_inspected() ? Result<>(success()) : Inspection(tree, index, blobs, frontiers).run(go_on);
+  return tree.is_inspected() ? Result<>(success()) : Inspection(tree, index, blobs, written_ends).run(go_on);
 }
 
 }  // namespace ckptfs::meta

@@ -1,4 +1,4 @@
-// What save, seal and the like ask of the mount about open files, and have it do.
+// What meta/ asks the mount about open files, and what it has the mount do with them.
 #pragma once
 
 #include <string>
@@ -20,14 +20,16 @@ class OpenFiles {
   // Brings what the kernel still holds of these files (dirty pages of mappings in direct mode) into their blobs.
   // Called with no lock and no gate held; may wait for the daemon's own workers.
   virtual Result<> write_back(const std::vector<InodeNumber>& inodes) = 0;
-  // A file that is being adopted ends where it was written to, from now on in its blob too. Never waits for a gate.
-  virtual Result<> cut(InodeNumber inode) = 0;
+  // Truncates the blob of a speculative clone to its written end (fs/adopt/speculative_clone.h). Other files stay as
+  // they are. Never waits for a gate.
+  virtual Result<> truncate_to_written(InodeNumber inode) = 0;
   // The kernel's cached attributes and pages of `inode` are out of date. Never waits; sent by a thread of its own.
   virtual void invalidate(InodeNumber inode) = 0;
   // What the kernel remembers under this name is out of date. Never waits, as above.
   virtual void invalidate_name(InodeNumber folder, const std::string& name) = 0;
-  // Blocks were deduplicated: nothing but who has a file open holds on to those that were freed.
-  virtual void let_go() = 0;
+  // Files were made to share blocks. The mount closes the files of views that it keeps although nobody has them open,
+  // so that the blocks that were replaced are freed at once.
+  virtual void drop_view_blocks() = 0;
 };
 
 }  // namespace ckptfs::meta

@@ -14,12 +14,12 @@
 namespace ckptfs::meta {
 namespace {
 
-constexpr size_t kFilesAtOnce = 1000;  // in one change of the index: it is in memory until it is committed
+constexpr size_t kFilesAtOnce = 1000;  // in one change of the index, which is in memory until it is committed
 
 class Recoverer {
  public:
-  Recoverer(Index& index, const Blobs& blobs, const Frontiers& frontiers, Space& space)
-      : index_(index), blobs_(blobs), frontiers_(frontiers), space_(space) {}
+  Recoverer(Index& index, const Blobs& blobs, const WrittenEnds& written_ends, Space& space)
+      : index_(index), blobs_(blobs), written_ends_(written_ends), space_(space) {}
 
   Result<Recovery> run() {
     TRY(compare_generations());
@@ -93,7 +93,8 @@ class Recoverer {
     return success();
   }
 
-  // Blobs that a durable record dooms, but for those which files name: a count was wrong, and the data is there.
+  // Finds the blobs that a durable record dooms. A blob that files name stays: its count was wrong, and its data is
+  // there.
   Result<> find_dead() {
     for (auto at = known_.begin(); at != known_.end();) {
       const auto& [number, blob] = *at;
@@ -103,7 +104,7 @@ class Recoverer {
         ++at;
         continue;
       }
-      // A newer index may have published what an older one calls tentative: it becomes nameless.
+      // A newer index may have published a blob that this older one calls tentative. So the blob becomes nameless.
       if (recovery_.report.older_index && blob.state == BlobState::tentative) {
         TRY(forget(number));
         if (blob.present) nameless_.push_back(number);
@@ -124,7 +125,8 @@ class Recoverer {
     return index_.commit(std::move(batch));
   }
 
-  // A count that is too low would have the blob deleted while files name it. One too high costs room, and fsck says so.
+  // With a count that is too low the blob would be deleted while files name it. A count that is too high only costs
+  // room, and fsck reports it.
   Result<> raise_references() {
     for (const auto& [number, known] : known_) {
       if (known.references >= known.names) continue;
@@ -145,7 +147,7 @@ class Recoverer {
   Result<> revive(BlobNumber number, const Known& known, BlobRecord& blob) const {
     blob.state = known.named_live ? BlobState::live : BlobState::frozen;
     const auto st = blobs_.stat(number);
-    if (!st) return st.error().errno_value() == ENOENT ? Result<>(success()) : st.error();  // damage, which shows
+    if (!st) return st.error().errno_value() == ENOENT ? Result<>(success()) : st.error();  // damage shows elsewhere
     if (!known.named_live) blob.length = static_cast<uint64_t>(st.value().st_size);
     return success();
   }
@@ -154,7 +156,7 @@ class Recoverer {
     TRY(index_.for_each_inode([this](InodeNumber number, const InodeRecord& record) -> Result<> {
       ++recovery_.report.inodes;
       inode_limit_ = std::max(inode_limit_, number + 1);
-      space_.adjust_owed(0, record.owed);
+      space_.adjust_cow_reserve(0, record.cow_reserve);
       if (record.nlink == 0) recovery_.nameless.push_back(number);
       if (!record.is_regular()) return success();
       const auto blob = known_.find(record.blob);
@@ -177,11 +179,11 @@ class Recoverer {
       changed_.emplace_back(number, record).second.saved_blob = 0;
       if (changed_.size() == kFilesAtOnce) TRY(commit_changed());
     }
-    if (record.blob < frontiers_.settled_below()) return success();
-    if (const auto settled = settle(record.blob); !settled) {
-      log::error("inode {}: a copy that was under way cannot be cut: {}", number, settled.error().message());
+    if (record.blob < written_ends_.settled_below()) return success();
+    if (const auto truncated = truncate_unsettled(record.blob); !truncated) {
+      log::error("inode {}: a copy that was under way cannot be truncated: {}", number, truncated.error().message());
       recovery_.start.damaged.insert(number);
-      recovery_.uncut.push_back(record.blob);
+      recovery_.not_truncated.push_back(record.blob);
     }
     return success();
   }
@@ -194,11 +196,12 @@ class Recoverer {
     return index_.commit(std::move(batch));
   }
 
-  // The blob may hold what was guessed and never written (meta/blobs/frontiers.h). Durable before it counts as settled.
-  Result<> settle(BlobNumber blob) {
+  // An unsettled blob may hold bytes of its source that were never written (meta/blobs/written_ends.h). The truncation
+  // is durable before the blob counts as settled.
+  Result<> truncate_unsettled(BlobNumber blob) {
     TRY_ASSIGN(const struct stat st, blobs_.stat(blob));
     if (!Blobs::is_unsettled(st)) return success();
-    const uint64_t end = frontiers_.left(blob).value_or(0);
+    const uint64_t end = written_ends_.left(blob).value_or(0);
     TRY(io::fault_point("recovery.cut"));
     TRY_ASSIGN(const io::Fd fd, blobs_.open(blob, O_RDWR));
     if (end < static_cast<uint64_t>(st.st_size) && ::ftruncate(fd.get(), static_cast<off_t>(end)) != 0) {
@@ -218,7 +221,7 @@ class Recoverer {
       const off_t size = st ? st.value().st_size : 0;
       if (st && size == 0 && blobs_.remove(number)) {
         ++recovery_.report.removed_blobs;
-      } else {  // what a full or failing disk does not let go is no reason to refuse the mount
+      } else {  // or it cannot be removed from a full or failing disk, which is no reason to refuse the mount
         ++recovery_.report.orphan_blobs;
         log::warn("blobs/{}: {} bytes that nothing names; kept (ckptfs fsck lists such blobs)", Blobs::name(number),
                   size);
@@ -229,7 +232,7 @@ class Recoverer {
 
   Index& index_;
   const Blobs& blobs_;
-  const Frontiers& frontiers_;
+  const WrittenEnds& written_ends_;
   Space& space_;
   Recovery recovery_;
   uint64_t generation_ = 0;
@@ -242,8 +245,8 @@ class Recoverer {
 
 }  // namespace
 
-Result<Recovery> recover(Index& index, const Blobs& blobs, const Frontiers& frontiers, Space& space) {
-  return Recoverer(index, blobs, frontiers, space).run();
+Result<Recovery> recover(Index& index, const Blobs& blobs, const WrittenEnds& written_ends, Space& space) {
+  return Recoverer(index, blobs, written_ends, space).run();
 }
 
 }  // namespace ckptfs::meta

@@ -16,8 +16,8 @@
 #include "io/json.h"
 #include "io/log.h"
 #include "meta/accounting/accounting.h"
+#include "meta/blobs/preallocation_reclaimer.h"
 #include "meta/blobs/reaper.h"
-#include "meta/blobs/trimmer.h"
 #include "meta/names.h"
 #include "meta/store/inspection.h"
 #include "meta/time.h"
@@ -27,19 +27,19 @@ namespace ckptfs::meta {
 namespace {
 
 constexpr uint64_t kFormat = 4;
-constexpr std::chrono::seconds kTrimInterval{30};
+constexpr std::chrono::seconds kReclaimInterval{30};
 
-// Where nothing is mounted nothing is open.
+// The answers if nothing is mounted: nothing is open.
 class NothingOpen : public OpenFiles {
  public:
   bool open_for_writing(InodeNumber) const override { return false; }
   bool open_at_all(InodeNumber) const override { return false; }
   bool writing() const override { return false; }
   Result<> write_back(const std::vector<InodeNumber>&) override { return success(); }
-  Result<> cut(InodeNumber) override { return success(); }
+  Result<> truncate_to_written(InodeNumber) override { return success(); }
   void invalidate(InodeNumber) override {}
   void invalidate_name(InodeNumber, const std::string&) override {}
-  void let_go() override {}
+  void drop_view_blocks() override {}
 };
 
 std::string new_id() {
@@ -90,8 +90,8 @@ Result<> fill_new_index(Index& index, const StoreOptions& options) {
   return index.sync();
 }
 
-// Makes a store. The index is made aside and renamed, config.json comes last: a making that was cut short is begun
-// anew.
+// Makes a store. The index is made aside and renamed, and config.json comes last. So if the making is interrupted, it
+// begins anew.
 Result<> make_store(const StoreOptions& options) {
   const std::string& folder = options.folder;
   TRY(make_folder(folder + "/blobs"));
@@ -120,8 +120,7 @@ Result<> make_store(const StoreOptions& options) {
   return success();
 }
 
-// True where a store may be made: nothing is in the folder but what a making that was cut short leaves.
-// Blobs are for the daemon's user alone: two users in turn would each make files that the other cannot read.
+// Only the daemon's user can read blobs. Two users in turn would each make files that the other cannot read.
 Result<> refuse_others_store(int blobs_fd, const std::string& folder) {
   TRY_ASSIGN(const struct stat st, io::stat_fd(blobs_fd));
   if (st.st_uid == ::geteuid()) return success();
@@ -132,6 +131,7 @@ Result<> refuse_others_store(int blobs_fd, const std::string& folder) {
                    std::to_string(::geteuid()) + " " + folder);
 }
 
+// May a store be made here? The folder must be empty, except for what an interrupted making leaves.
 bool may_become_store(const std::string& folder) {
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
@@ -151,14 +151,14 @@ Result<io::Fd> take_lock(const std::string& folder) {
                             (owner ? owner.value().substr(0, owner.value().find('\n')) : "unknown") +
                             "); unmount it first");
   }
-  // Over what is there: a full store has no block for it.
+  // Written over what is there, since a full store has no block for it.
   const std::string pid = std::to_string(::getpid()) + "\n";
   TRY(io::write_full(fd.get(), std::as_bytes(std::span(pid)), 0));
   if (::ftruncate(fd.get(), static_cast<off_t>(pid.size())) != 0) return last_error(folder + "/lock");
   return fd;
 }
 
-// A full store is opened with its ballast.
+// Releases ballast if the store is too full to be opened.
 void make_room_to_open(const std::string& folder) {
   constexpr uint64_t kRoomToOpen = uint64_t{16} << 20;
   struct statvfs fs {};
@@ -167,8 +167,8 @@ void make_room_to_open(const std::string& folder) {
   if (!ballast.release(Ballast::Part::any_change)) ballast.release(Ballast::Part::removals);
 }
 
-// What the file system can do. A store is only made where blocks can be shared: where there is no room to try it, that
-// is believed.
+// Tries out what the file system can do. A store is only made where blocks can be shared. So in an old store that has
+// no room to try it, sharing is taken for granted.
 Result<io::SharingCapability> capability_of(const std::string& folder, bool fresh) {
   auto tried = io::probe_sharing(folder);
   if (tried || fresh || tried.error().errno_value() != ENOSPC) return tried;
@@ -179,7 +179,7 @@ Result<io::SharingCapability> capability_of(const std::string& folder, bool fres
   return believed;
 }
 
-// Blobs with content and no index: going on would lose them.
+// To go on with blobs that have content, but without an index, would lose the blobs.
 Result<> refuse_lost_index(const std::string& folder) {
   if (exists(folder + "/meta/CURRENT")) return success();
   return Error(EIO, folder + "/meta: the index is missing or empty" +
@@ -224,19 +224,19 @@ struct Store::Internals {
   std::unique_ptr<Blobs> blobs;
   std::unique_ptr<Space> space;
   std::unique_ptr<Index> index;
-  std::unique_ptr<Frontiers> frontiers;
+  std::unique_ptr<WrittenEnds> written_ends;
   std::unique_ptr<Tree> tree;
   std::unique_ptr<Reaper> reaper;
   std::unique_ptr<SpareBlobs> spares;
   std::unique_ptr<Accounting> accounting;
-  std::unique_ptr<Trimmer> trimmer;
+  std::unique_ptr<PreallocationReclaimer> preallocation_reclaimer;
   NothingOpen nothing_open;
   std::atomic<OpenFiles*> open_files = &nothing_open;  // some of the above have threads
-  std::mutex save_mutex;
+  io::Mutex save_mutex;
   std::vector<InodeNumber> unpurged;
 };
 
-// Takes the lock of the store that is there, or makes one.
+// Takes the lock of the store that is there, or makes a store.
 Result<> Store::Internals::find_or_make(const StoreOptions& options) {
   const bool fresh = !exists(folder + "/config.json");
   if (!fresh) {
@@ -285,14 +285,14 @@ Result<> Store::Internals::open_index() {
   if (format != kFormat)
     return Error(EPROTONOSUPPORT, folder + "/meta: the index has format version " + std::to_string(format) +
                                       ", this ckptfs knows version " + std::to_string(kFormat));
-  TRY_ASSIGN(frontiers, Frontiers::open(folder + "/frontiers", *index));
+  TRY_ASSIGN(written_ends, WrittenEnds::open(folder + "/frontiers", *index));
   return success();
 }
 
-// The inodes without a name that the last daemon left.
+// Recovers the tree. Returns the inodes without a name that the last daemon left.
 Result<std::vector<InodeNumber>> Store::Internals::recover_tree() {
-  TRY_ASSIGN(Recovery found, recover(*index, *blobs, *frontiers, *space));
-  TRY(frontiers->begin(found.uncut));
+  TRY_ASSIGN(Recovery found, recover(*index, *blobs, *written_ends, *space));
+  TRY(written_ends->begin(found.not_truncated));
   found.start.doomed = [this](BlobNumber blob) { reaper->doom(blob); };
   found.start.entry_added = [this](InodeNumber parent, const DirectoryEntry& entry) {
     note_entry(*tree, parent, entry);
@@ -301,7 +301,7 @@ Result<std::vector<InodeNumber>> Store::Internals::recover_tree() {
   recovery = found.report;
   tree = std::make_unique<Tree>(*index, *blobs, *space, std::move(found.start));
   TRY(tree->write_back().load(recovery.clean));
-  reaper = std::make_unique<Reaper>(*index, *blobs, *space, *frontiers, tree->write_back());
+  reaper = std::make_unique<Reaper>(*index, *blobs, *space, *written_ends, tree->write_back());
   reaper->doom(found.dead);
   TRY(index->for_each_step([this](InodeNumber step, const StepRecord& record) -> Result<> {
     if (record.pinned) tree->note_pinned(step);
@@ -310,12 +310,12 @@ Result<std::vector<InodeNumber>> Store::Internals::recover_tree() {
   return std::move(found.nameless);
 }
 
-// What has threads, or looks at open files.
+// Starts what has threads or asks about open files.
 void Store::Internals::start_services() {
   spares = std::make_unique<SpareBlobs>(*tree, *blobs);
   accounting = std::make_unique<Accounting>(
       *tree, *index, *blobs, [this](InodeNumber inode) { return open_files.load()->open_for_writing(inode); });
-  trimmer = std::make_unique<Trimmer>(*space, kTrimInterval, [this] {
+  preallocation_reclaimer = std::make_unique<PreallocationReclaimer>(*space, kReclaimInterval, [this] {
     tree->write_back().prune([this](InodeNumber inode) { return open_files.load()->open_for_writing(inode); });
   });
 }
@@ -359,18 +359,18 @@ Store::Store(std::unique_ptr<Internals> internals) : internals_(std::move(intern
 Store::~Store() = default;
 
 Result<> Store::inspect(const std::function<bool()>& go_on) {
-  return meta::inspect(*internals_->tree, *internals_->index, *internals_->blobs, *internals_->frontiers, go_on);
+  return meta::inspect(*internals_->tree, *internals_->index, *internals_->blobs, *internals_->written_ends, go_on);
 }
 
 Result<> Store::close() {
   internals_->spares->stop();
   internals_->reaper->stop();
   TRY(io::fault_point("store.close"));
-  // Data first: what was written through passthrough and never fsynced is in the page cache still.
+  // Data first: writes through passthrough that nobody synced are still in the page cache.
   TRY(internals_->tree->write_back().sync_all());
-  TRY(internals_->tree->write_back().check_all());  // who was told of a failure may have ended since
-  // Only after an end that is not clean is it looked for what is damaged: it has to be found, and cut, the next time
-  // too.
+  TRY(internals_->tree->write_back().check_all());  // the program that was told of a failure may have ended since
+  // A start inspects files only after an end that was not clean. So with damaged files, or before the inspection has
+  // ended, the end is not marked as clean: the next start must find these files again.
   TRY_ASSIGN(const uint64_t generation, internals_->index->generation());
   Batch batch(*internals_->index);
   const Tree& tree = *internals_->tree;
@@ -388,13 +388,13 @@ const std::string& Store::folder() const { return internals_->folder; }
 const std::string& Store::id() const { return internals_->id; }
 const Blobs& Store::blobs() const { return *internals_->blobs; }
 SpareBlobs& Store::spares() const { return *internals_->spares; }
-Frontiers& Store::frontiers() const { return *internals_->frontiers; }
+WrittenEnds& Store::written_ends() const { return *internals_->written_ends; }
 Accounting& Store::accounting() const { return *internals_->accounting; }
 const io::SharingCapability& Store::capability() const { return internals_->capability; }
 const RecoveryReport& Store::recovery() const { return internals_->recovery; }
 
 const std::vector<InodeNumber>& Store::unpurged() const { return internals_->unpurged; }
-std::mutex& Store::save_mutex() { return internals_->save_mutex; }
+io::Mutex& Store::save_mutex() { return internals_->save_mutex; }
 
 SpaceReport Store::space() const {
   auto report = internals_->space->report();

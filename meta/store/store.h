@@ -19,21 +19,21 @@
 //     without a name.
 //   - After a crash every live file counts as changed since its last save, a name whose blob is missing is damaged (EIO
 //     on open, in `status`), and a nameless blob with content stays (meta/store/recovery.h). The start reads the index
-//     and the names in blobs/. It looks at no file, except those that may be unsettled (meta/blobs/frontiers.h). The
+//     and the names in blobs/. It looks at no file, except those that may be unsettled (meta/blobs/written_ends.h). The
 //     rest is done behind the mount, or at once where there are few files (meta/store/inspection.h).
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "io/mutex.h"
 #include "io/sharing_probe.h"
 #include "meta/blobs/blobs.h"
-#include "meta/blobs/frontiers.h"
 #include "meta/blobs/space.h"
+#include "meta/blobs/written_ends.h"
 #include "meta/index/index.h"
 #include "meta/store/open_files.h"
 #include "meta/store/recovery.h"
@@ -75,7 +75,7 @@ class Store {
   const std::string& id() const;  // from config.json, 16 hex digits
   const Blobs& blobs() const;
   SpareBlobs& spares() const;
-  Frontiers& frontiers() const;
+  WrittenEnds& written_ends() const;
   Accounting& accounting() const;
   const io::SharingCapability& capability() const;
   const RecoveryReport& recovery() const;
@@ -89,7 +89,7 @@ class Store {
   OpenFiles& open_files() const;
 
   // One save at a time.
-  std::mutex& save_mutex();
+  io::Mutex& save_mutex();
 
   struct Internals;
 

@@ -7,19 +7,19 @@
 namespace ckptfs::meta {
 
 bool FileHealth::is_damaged(InodeNumber number) const {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   return damaged_.contains(number);
 }
 
 void FileHealth::note_damaged(InodeNumber number) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   damaged_.insert(number);
 }
 
 std::vector<InodeNumber> FileHealth::damaged_files() const {
   std::vector<InodeNumber> files;
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     files.assign(damaged_.begin(), damaged_.end());
   }
   std::erase_if(files, [this](InodeNumber number) {
@@ -31,7 +31,7 @@ std::vector<InodeNumber> FileHealth::damaged_files() const {
 
 void FileHealth::set_inspected(const std::vector<InodeNumber>& survivors_write) {
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     recovered_.insert(survivors_write.begin(), survivors_write.end());
   }
   inspected_.store(true, std::memory_order_release);
@@ -40,7 +40,7 @@ void FileHealth::set_inspected(const std::vector<InodeNumber>& survivors_write) 
 bool FileHealth::is_recovered(InodeNumber number) const {
   if (!is_inspected()) return number < first_new_;
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     if (recovered_.empty() || !recovered_.contains(number)) return false;
   }
   const auto record = index_.inode(number);
@@ -51,7 +51,7 @@ bool FileHealth::is_recovered(InodeNumber number) const {
       if (!busy || busy.value()) return true;
     }
   }
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   recovered_.erase(number);
   return false;
 }

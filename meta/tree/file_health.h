@@ -5,11 +5,11 @@
 #pragma once
 
 #include <atomic>
-#include <mutex>
 #include <unordered_set>
 #include <utility>
 #include <vector>
 
+#include "io/mutex.h"
 #include "meta/blobs/blobs.h"
 #include "meta/index/index.h"
 #include "meta/types.h"
@@ -46,9 +46,9 @@ class FileHealth {
   const Blobs& blobs_;
   const InodeNumber first_new_;
   std::atomic<bool> inspected_;
-  mutable std::mutex mutex_;
-  mutable std::unordered_set<InodeNumber> recovered_;  // guarded by mutex_
-  std::unordered_set<InodeNumber> damaged_;            // guarded by mutex_
+  mutable io::Mutex mutex_;
+  mutable std::unordered_set<InodeNumber> recovered_ GUARDED_BY(mutex_);
+  std::unordered_set<InodeNumber> damaged_ GUARDED_BY(mutex_);
 };
 
 }  // namespace ckptfs::meta

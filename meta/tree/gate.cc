@@ -7,7 +7,7 @@ Gate::Pass::~Pass() {
 }
 
 Gate::Pass Gate::enter(std::initializer_list<InodeNumber> inodes, std::function<void()> retry) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   if (closed_) {
     for (const InodeNumber inode : inodes) {
       if (!guarded_.contains(inode)) continue;
@@ -20,23 +20,23 @@ Gate::Pass Gate::enter(std::initializer_list<InodeNumber> inodes, std::function<
 }
 
 void Gate::leave(unsigned epoch) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   if (--in_flight_[epoch] == 0) idle_.notify_all();
 }
 
 void Gate::close(std::unordered_set<InodeNumber> inodes) {
-  std::unique_lock lock(mutex_);
+  io::MutexLock lock(mutex_);
   closed_ = true;
   guarded_ = std::move(inodes);
   const unsigned before = epoch_;
   epoch_ ^= 1U;
-  idle_.wait(lock, [this, before] { return in_flight_[before] == 0; });
+  idle_.wait(mutex_, [this, before]() REQUIRES(mutex_) { return in_flight_[before] == 0; });
 }
 
 void Gate::open() {
   std::vector<std::function<void()>> parked;
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     closed_ = false;
     guarded_.clear();
     parked.swap(parked_);

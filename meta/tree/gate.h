@@ -6,14 +6,13 @@
 #pragma once
 
 #include <array>
-#include <condition_variable>
 #include <functional>
 #include <initializer_list>
-#include <mutex>
 #include <unordered_set>
 #include <utility>
 #include <vector>
 
+#include "io/mutex.h"
 #include "meta/types.h"
 
 namespace ckptfs::meta {
@@ -49,13 +48,13 @@ class Gate {
  private:
   void leave(unsigned epoch);
 
-  std::mutex mutex_;
-  std::condition_variable idle_;
-  unsigned epoch_ = 0;                         // guarded by mutex_; 0 or 1, flipped by close
-  std::array<size_t, 2> in_flight_{};          // guarded by mutex_; operations that entered in each epoch
-  bool closed_ = false;                        // guarded by mutex_
-  std::unordered_set<InodeNumber> guarded_;    // guarded by mutex_
-  std::vector<std::function<void()>> parked_;  // guarded by mutex_
+  io::Mutex mutex_;
+  io::CondVar idle_;
+  unsigned epoch_ GUARDED_BY(mutex_) = 0;                 // 0 or 1, flipped by close
+  std::array<size_t, 2> in_flight_ GUARDED_BY(mutex_){};  // operations that entered in each epoch
+  bool closed_ GUARDED_BY(mutex_) = false;
+  std::unordered_set<InodeNumber> guarded_ GUARDED_BY(mutex_);
+  std::vector<std::function<void()>> parked_ GUARDED_BY(mutex_);
 };
 
 }  // namespace ckptfs::meta

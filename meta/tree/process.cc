@@ -4,11 +4,11 @@
 #include <unistd.h>
 
 #include <charconv>
-#include <mutex>
 #include <string>
 #include <unordered_map>
 
 #include "io/fd.h"
+#include "io/mutex.h"
 #include "meta/time.h"
 
 namespace ckptfs::meta {
@@ -52,13 +52,13 @@ uint64_t ask_process_start(pid_t tid) {
   return ticks == 0 ? 0 : boot + ticks * (1'000'000'000 / per_second);
 }
 
-// Remembered for a second: a trainer opens its swap files in bursts, and no kernel gives a number again so soon.
+// Caches the answers for a second. A trainer opens its swap files in bursts, and no kernel uses a number again so soon.
 class Answers {
  public:
   uint64_t of(pid_t tid) {
     const uint64_t time = nanoseconds(now());
     {
-      const std::lock_guard lock(mutex_);
+      const io::MutexLock lock(mutex_);
       if (time - cleared_ > kRemember) {
         starts_.clear();
         cleared_ = time;
@@ -66,7 +66,7 @@ class Answers {
       if (const auto at = starts_.find(tid); at != starts_.end()) return at->second;
     }
     const uint64_t start = ask_process_start(tid);
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     starts_.emplace(tid, start);
     return start;
   }
@@ -74,9 +74,9 @@ class Answers {
  private:
   static constexpr uint64_t kRemember = 1'000'000'000;
 
-  std::mutex mutex_;
-  uint64_t cleared_ = 0;                        // guarded by mutex_
-  std::unordered_map<pid_t, uint64_t> starts_;  // guarded by mutex_; by thread
+  io::Mutex mutex_;
+  uint64_t cleared_ GUARDED_BY(mutex_) = 0;
+  std::unordered_map<pid_t, uint64_t> starts_ GUARDED_BY(mutex_);  // by thread
 };
 
 }  // namespace

@@ -18,7 +18,7 @@ SpareBlobs::SpareBlobs(Tree& tree, const Blobs& blobs) : tree_(tree), blobs_(blo
 SpareBlobs::~SpareBlobs() { end_thread(); }
 
 std::vector<BlobNumber> SpareBlobs::take(size_t count) {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   count = std::min(count, ready_.size());
   const auto first = ready_.end() - static_cast<std::ptrdiff_t>(count);
   std::vector<BlobNumber> taken(first, ready_.end());
@@ -28,14 +28,14 @@ std::vector<BlobNumber> SpareBlobs::take(size_t count) {
 
 void SpareBlobs::prepare(size_t count) {
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     wanted_ = std::min(count, kMost);
   }
   wake_.notify_one();
 }
 
 size_t SpareBlobs::ready() const {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   return ready_.size();
 }
 
@@ -46,7 +46,7 @@ void SpareBlobs::stop() {
 
 void SpareBlobs::end_thread() {
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     stopping_ = true;
   }
   wake_.notify_one();
@@ -54,9 +54,9 @@ void SpareBlobs::end_thread() {
 }
 
 void SpareBlobs::run() {
-  std::unique_lock lock(mutex_);
+  io::MutexLock lock(mutex_);
   while (true) {
-    wake_.wait(lock, [this] { return stopping_ || wanted_ > ready_.size(); });
+    wake_.wait(mutex_, [this]() REQUIRES(mutex_) { return stopping_ || wanted_ > ready_.size(); });
     if (stopping_) return;
     const size_t missing = wanted_ - ready_.size();
     wanted_ = 0;
@@ -66,7 +66,8 @@ void SpareBlobs::run() {
   }
 }
 
-// A failure leaves fewer, or none: saves then create what they need, and report what fails there.
+// After a failure there are fewer spare blobs, or none. Saves then create the blobs that they need, and report their
+// own failures.
 void SpareBlobs::make(size_t count) {
   const auto numbers = allot(count);
   if (!numbers) {
@@ -79,14 +80,14 @@ void SpareBlobs::make(size_t count) {
       log::warn("fewer blobs than the last save took are made ahead of the next: {}", created.error().message());
       break;
     }
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     ready_.push_back(*at);
   }
   doom_unpublished(tree_, {at, numbers.value().end()}, kWhat);
 }
 
 bool SpareBlobs::is_stopping() const {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   return stopping_;
 }
 

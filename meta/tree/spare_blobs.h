@@ -7,12 +7,11 @@
 // Thread safety: every member, from any thread. Lock: mutex_, never held across a change of the tree or a system call.
 #pragma once
 
-#include <condition_variable>
 #include <cstddef>
-#include <mutex>
 #include <thread>
 #include <vector>
 
+#include "io/mutex.h"
 #include "meta/blobs/blobs.h"
 #include "meta/tree/tree.h"
 
@@ -34,19 +33,19 @@ class SpareBlobs {
  private:
   void end_thread();
   void run();
-  void make(size_t count);
+  void make(size_t count) EXCLUDES(mutex_);
   bool is_stopping() const;
-  Result<> create(BlobNumber number) const;
-  Result<std::vector<BlobNumber>> allot(size_t count);
+  Result<> create(BlobNumber number) const EXCLUDES(mutex_);
+  Result<std::vector<BlobNumber>> allot(size_t count) EXCLUDES(mutex_);
 
   Tree& tree_;
   const Blobs& blobs_;
 
-  mutable std::mutex mutex_;
-  std::condition_variable wake_;
-  std::vector<BlobNumber> ready_;  // guarded by mutex_
-  size_t wanted_ = 0;              // guarded by mutex_
-  bool stopping_ = false;          // guarded by mutex_
+  mutable io::Mutex mutex_;
+  io::CondVar wake_;
+  std::vector<BlobNumber> ready_ GUARDED_BY(mutex_);
+  size_t wanted_ GUARDED_BY(mutex_) = 0;
+  bool stopping_ GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

@@ -17,7 +17,7 @@ bool is_checkpoint_file(const DirectoryEntry& entry, bool has_config) {
          name == ".metadata" || formats::is_manifest_name(name) || (has_config && name.ends_with(".safetensors"));
 }
 
-// Can this entry be what was missing to a checkpoint?
+// Can this entry be the file that a checkpoint still lacked?
 bool may_complete_checkpoint(const DirectoryEntry& entry) {
   return entry.name == "config.json" || is_checkpoint_file(entry, true);
 }
@@ -62,7 +62,7 @@ bool leads_through_step(const std::string& path) {
   return false;
 }
 
-// A step makes the folder above it a series.
+// Marks the folder above a step as a series.
 Result<> make_series_above(Tree& tree, InodeNumber directory) {
   TRY_ASSIGN(const InodeRecord record, tree.inode(directory));
   if (record.parent == 0 || record.parent == kRootInode || (record.flags & kSwap) != 0) return success();

@@ -1,5 +1,4 @@
-// Tree: reading, attributes, xattrs, and the helpers that all changes share. Names are in tree_names.cc, data in
-// tree_data.cc.
+// Tree: reading, attributes, xattrs, and the helpers of all changes. tree_names.cc has names, tree_data.cc has data.
 #include "meta/tree/tree.h"
 
 #include <fcntl.h>
@@ -123,7 +122,7 @@ Result<InodeNumber> Tree::resolve(const std::string& path) const {
 Result<std::unordered_set<InodeNumber>> Tree::pinned_folders() const {
   std::vector<InodeNumber> noted;
   {
-    const std::lock_guard lock(pinned_mutex_);
+    const io::MutexLock lock(pinned_mutex_);
     noted.assign(pinned_.begin(), pinned_.end());
   }
   std::unordered_set<InodeNumber> folders;
@@ -141,7 +140,7 @@ Result<std::unordered_set<InodeNumber>> Tree::pinned_folders() const {
 }
 
 void Tree::note_pinned(InodeNumber step) {
-  const std::lock_guard lock(pinned_mutex_);
+  const io::MutexLock lock(pinned_mutex_);
   pinned_.insert(step);
 }
 
@@ -209,14 +208,16 @@ Result<> Tree::sync() { return index_.sync(); }
 
 Result<> Tree::commit(Change change) {
   TRY(index_.commit(std::move(change.batch)));
+  mutex_.assert_held();  // by the change
   inode_limit_ = change.inode_limit_;
   blob_limit_ = change.blob_limit_;
-  for (const auto& [from, to] : change.owed_) space_.adjust_owed(from, to);
+  for (const auto& [from, to] : change.reserve_changes_) space_.adjust_cow_reserve(from, to);
   for (const BlobNumber blob : change.doomed) doomed_(blob);
   return success();
 }
 
 InodeNumber Tree::Change::allot_inode() {
+  tree_.mutex_.assert_held();
   const InodeNumber number = tree_.next_inode_++;
   if (tree_.next_inode_ > inode_limit_) {
     inode_limit_ = tree_.next_inode_ + kNumberBlock;
@@ -226,6 +227,7 @@ InodeNumber Tree::Change::allot_inode() {
 }
 
 BlobNumber Tree::Change::allot_blobs(uint64_t count) {
+  tree_.mutex_.assert_held();
   const BlobNumber first = tree_.next_blob_;
   tree_.next_blob_ += count;
   if (tree_.next_blob_ > blob_limit_) {
@@ -257,10 +259,10 @@ Result<> Tree::Change::drop_reference(BlobNumber blob) {
   return success();
 }
 
-void Tree::Change::set_owed(InodeRecord& record, uint64_t bytes) {
-  if (record.owed == bytes) return;
-  owed_.emplace_back(record.owed, bytes);
-  record.owed = bytes;
+void Tree::Change::set_cow_reserve(InodeRecord& record, uint64_t bytes) {
+  if (record.cow_reserve == bytes) return;
+  reserve_changes_.emplace_back(record.cow_reserve, bytes);
+  record.cow_reserve = bytes;
 }
 
 Result<InodeNumber> Tree::step_of(InodeNumber number) const {

@@ -12,7 +12,6 @@
 #include <atomic>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
@@ -20,6 +19,7 @@
 #include <vector>
 
 #include "io/fd.h"
+#include "io/mutex.h"
 #include "meta/blobs/blobs.h"
 #include "meta/blobs/space.h"
 #include "meta/blobs/write_back.h"
@@ -133,15 +133,16 @@ class Tree {
   Result<io::Fd> open_blob(InodeNumber inode, int flags) const;
   Result<io::Fd> open_blob(InodeNumber inode, const InodeRecord& record, int flags) const;
   // To be called before a file may be written through any descriptor: EPERM when frozen or sealed, EIO when damaged,
-  // ENOSPC when it is a swap file and the store could not take what the files then open for writing owe (`others_owed`:
-  // the sum for those open already). Forgets the blob it was saved as; notes the writer process of a rank folder.
-  Result<> prepare_writing(InodeNumber inode, const Caller& caller, uint64_t others_owed);
-  // ENOSPC where, behind `bytes` that are allocated for this file, live swap files would not find what they owe.
+  // ENOSPC if it is a swap file and the store has no room for the COW reserves of this file and of those that are open
+  // for writing already (`others_reserve`: the sum of theirs). Forgets the blob it was saved as. Notes the writer
+  // process of a rank folder.
+  Result<> prepare_writing(InodeNumber inode, const Caller& caller, uint64_t others_reserve);
+  // ENOSPC if `bytes` allocated for this file would leave less free than the COW reserves of live swap files.
   Result<> check_room(InodeNumber inode, uint64_t bytes) const;
-  // After the last close for writing: a swap file's owed bytes are read from its extents again.
+  // After the last close for writing: a swap file's COW reserve is counted again from its extents.
   void finished_writing(InodeNumber inode);
-  // True where swap files must be written through the daemon, so that every failure is seen (free space is below twice
-  // what is owed).
+  // Must swap files be written through the daemon, so that every failure is seen? True while free space is below twice
+  // the COW reserve.
   bool short_of_space() const;
 
   // What was written to the file becomes durable, through any descriptor of its blob; see meta/blobs/write_back.h.
@@ -169,7 +170,8 @@ class Tree {
   Gate& gate() { return gate_; }
 
   // --- for save, seal and the like, in meta/ only
-  // A change under way: the tree's lock and the batch that will make it true.
+  // A change under way: the tree's lock and the batch that will make it true. It can be moved, so clang's analysis does
+  // not follow its lock: what needs the lock says so by Mutex::assert_held.
   class Change {
    public:
     Batch batch;
@@ -182,9 +184,10 @@ class Tree {
     void add_child(InodeNumber parent_number, InodeRecord& parent, const std::string& name, InodeNumber number,
                    const InodeRecord& child);
     Result<> drop_reference(BlobNumber blob);
-    void set_owed(InodeRecord& record, uint64_t bytes);
-    // From the change that says what these files owe behind their clones until the clones are made: finished_writing()
-    // leaves them alone, and reads again what it read meanwhile. One save or seal at a time; see end_cloning().
+    void set_cow_reserve(InodeRecord& record, uint64_t bytes);
+    // From the change that sets the COW reserves of these files for their clones, until the clones are made,
+    // finished_writing() leaves the files alone. It also counts again what it counted meanwhile. One save or seal at a
+    // time; see end_cloning().
     void begin_cloning(const std::unordered_set<InodeNumber>& files);
 
    private:
@@ -196,10 +199,10 @@ class Tree {
           inode_limit_(tree.inode_limit_),
           blob_limit_(tree.blob_limit_) {}
     Tree& tree_;
-    std::unique_lock<std::mutex> lock_;
+    std::unique_lock<io::Mutex> lock_;
     InodeNumber inode_limit_;  // the tree's, once it is committed
     BlobNumber blob_limit_;
-    std::vector<std::pair<uint64_t, uint64_t>> owed_;  // from, to
+    std::vector<std::pair<uint64_t, uint64_t>> reserve_changes_;  // from, to
   };
   Change begin() { return Change(*this); }
   Result<> commit(Change change);
@@ -207,15 +210,15 @@ class Tree {
   void end_cloning();
   // While this stays what it was, nothing in the tree has changed.
   uint64_t version() {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     return index_.commits();
   }
   // The step that `inode` (a directory) lies in or is; 0: none.
   Result<InodeNumber> step_of(InodeNumber directory) const;
   // The file holds something else than its digests say: somebody wrote to it, and the index lost that in a crash.
   Result<> note_changed(InodeNumber inode);
-  // Reads the extents of each swap file that owes again.
-  Result<> recount_owed();
+  // Counts the COW reserve of each file that has one again, from its extents.
+  Result<> recount_cow_reserves();
   // Before something is refused for want of space: gives back what was allocated ahead of writers.
   void reclaim_space() const;
 
@@ -223,8 +226,8 @@ class Tree {
   Result<InodeRecord> directory(InodeNumber number) const;
   Result<> refuse_sealed(InodeNumber directory, const InodeRecord& record, const std::string& what) const;
   Result<bool> begin_removal(Change& change, InodeNumber parent, const InodeRecord& record);
-  Result<bool> try_recount_owed(InodeNumber number);
-  Result<> try_prepare_writing(InodeNumber number, const Caller& caller, uint64_t others_owed);
+  Result<bool> try_recount_cow_reserve(InodeNumber number);
+  Result<> try_prepare_writing(InodeNumber number, const Caller& caller, uint64_t others_reserve);
   Result<> forget_digests(Change& change, InodeNumber number, InodeRecord& record);
   Result<> drop_name(Change& change, InodeNumber number, InodeRecord& record);
   Result<> replace_target(Change& change, const InodeRecord& moved, InodeNumber number, InodeRecord& target);
@@ -249,16 +252,16 @@ class Tree {
   const std::function<void(InodeNumber)> directory_renamed_;
   std::atomic<uint64_t> release_errors_{0};
 
-  std::mutex mutex_;                         // one change of the tree at a time
-  InodeNumber next_inode_;                   // guarded by mutex_
-  InodeNumber inode_limit_;                  // guarded by mutex_; recorded in the index
-  BlobNumber next_blob_;                     // guarded by mutex_
-  BlobNumber blob_limit_;                    // guarded by mutex_; recorded in the index
-  std::unordered_set<InodeNumber> cloning_;  // guarded by mutex_
-  uint64_t clonings_ = 0;                    // guarded by mutex_; begun, and ended
-  std::set<uint64_t> trainers_;              // guarded by mutex_; when those began that wrote live swap files
-  mutable std::mutex pinned_mutex_;          // leaf lock
-  std::unordered_set<InodeNumber> pinned_;   // guarded by pinned_mutex_; were once, and may be no more
+  io::Mutex mutex_;  // one change of the tree at a time
+  InodeNumber next_inode_ GUARDED_BY(mutex_);
+  InodeNumber inode_limit_ GUARDED_BY(mutex_);  // recorded in the index
+  BlobNumber next_blob_ GUARDED_BY(mutex_);
+  BlobNumber blob_limit_ GUARDED_BY(mutex_);  // recorded in the index
+  std::unordered_set<InodeNumber> cloning_ GUARDED_BY(mutex_);
+  uint64_t clonings_ GUARDED_BY(mutex_) = 0;                          // begun, and ended
+  std::set<uint64_t> trainers_ GUARDED_BY(mutex_);                    // when those began that wrote live swap files
+  mutable io::Mutex pinned_mutex_;                                    // leaf lock
+  std::unordered_set<InodeNumber> pinned_ GUARDED_BY(pinned_mutex_);  // were once, and may be no more
 };
 
 }  // namespace ckptfs::meta

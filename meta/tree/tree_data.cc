@@ -1,4 +1,4 @@
-// Tree: which blob a file is, who may write it, and what it owes.
+// Tree: a file's blob, who may write it, and its COW reserve.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -42,7 +42,7 @@ void Tree::write_back_failed(InodeNumber number, const InodeRecord& record, int 
   write_back_.failed(number, record.blob, blob, error);
 }
 
-// The kernel keeps one error for the whole of a blob, and tells it through any descriptor that was not told.
+// The kernel keeps one error for the whole blob, and reports it through each descriptor that has not reported it yet.
 Result<> Tree::check_write_back(InodeNumber number, int blob) {
   TRY_ASSIGN(const InodeRecord record, index_.inode(number));
   Result<> told = io::fault_point("tree.check_write_back");
@@ -58,8 +58,9 @@ Result<> Tree::refuse_suspect(InodeNumber number, const InodeRecord& record) con
   return Error(checked.error().errno_value(), path_of(number) + ": " + checked.error().message());
 }
 
-// Which process writes a rank folder's files tells, at a save, which files an earlier run left behind.
+// Notes the process that writes the files of a rank folder. At a save it tells which files an earlier run left behind.
 void Tree::note_writer(Change& change, InodeNumber folder, const Caller& caller) {
+  mutex_.assert_held();  // by the change
   const uint64_t begun = process_start(caller.pid);
   if (begun != 0) trainers_.insert(begun);
   auto record = change.batch.inode(folder);
@@ -68,9 +69,10 @@ void Tree::note_writer(Change& change, InodeNumber folder, const Caller& caller)
   change.batch.put(folder, record.value());
 }
 
-// Swap files that a trainer copies into a step are of its run; what anybody else puts there, from a backup say, is of
-// none that is known.
+// Notes the process that makes files in a rank folder. Swap files that a trainer copies into a step belong to its run.
+// Files that anybody else puts there, from a backup say, belong to no known run.
 void Tree::note_maker(InodeRecord& folder, const Caller& caller) {
+  mutex_.assert_held();  // by the change that the folder is of
   const uint64_t begun = process_start(caller.pid);
   const bool live = (folder.flags & kSwap) != 0;
   if (live && begun != 0) trainers_.insert(begun);
@@ -78,18 +80,18 @@ void Tree::note_maker(InodeRecord& folder, const Caller& caller) {
   folder.newest_writer = known ? std::max(folder.newest_writer, begun) : 0;
 }
 
-Result<> Tree::prepare_writing(InodeNumber number, const Caller& caller, uint64_t others_owed) {
-  auto prepared = try_prepare_writing(number, caller, others_owed);
+Result<> Tree::prepare_writing(InodeNumber number, const Caller& caller, uint64_t others_reserve) {
+  auto prepared = try_prepare_writing(number, caller, others_reserve);
   if (prepared || prepared.error().errno_value() != ENOSPC) return prepared;
-  // What was written through the page cache owes until it is written back: look again before refusing.
+  // Dirty pages count for the COW reserve until they are written back. So write back and count again before refusing.
   TRY_ASSIGN(const io::Fd blob, open_blob(number, O_RDONLY));
   TRY(sync_file(number, blob.get()));
   finished_writing(number);
   reclaim_space();
-  return try_prepare_writing(number, caller, others_owed);
+  return try_prepare_writing(number, caller, others_reserve);
 }
 
-Result<> Tree::try_prepare_writing(InodeNumber number, const Caller& caller, uint64_t others_owed) {
+Result<> Tree::try_prepare_writing(InodeNumber number, const Caller& caller, uint64_t others_reserve) {
   Change change = begin();
   TRY_ASSIGN(InodeRecord record, index_.inode(number));
   if (!record.is_regular()) return Error(EINVAL);
@@ -101,13 +103,14 @@ Result<> Tree::try_prepare_writing(InodeNumber number, const Caller& caller, uin
   if (is_damaged(number)) return Error(EIO, path_of(number) + ": its data is missing or short (see ckptfs status)");
   if ((record.flags & kDigested) != 0) TRY(forget_digests(change, number, record));
   write_back_.note_written(number, record.blob);
-  // A hard link may have taken the name in the stage, and the flag, away since a save took the file.
+  // Since a save took the file, its name in the zero_stage_N folder, and with it the flag, may have gone (a hard link
+  // remains).
   if ((record.flags & kSwap) == 0 && record.saved_blob == 0) return commit(std::move(change));
-  if (record.owed + others_owed > 0) {
+  if (record.cow_reserve + others_reserve > 0) {
     TRY_ASSIGN(const SpaceReport space, space_.report());
-    if (space.free < record.owed + others_owed) {
+    if (space.free < record.cow_reserve + others_reserve) {
       return Error(ENOSPC, path_of(number) + ": the swap files open for writing need " +
-                               std::to_string((record.owed + others_owed) >> 20) + " MiB of new blocks, " +
+                               std::to_string((record.cow_reserve + others_reserve) >> 20) + " MiB of new blocks, " +
                                std::to_string(space.free >> 20) + " MiB are free; remove steps");
     }
   }
@@ -119,7 +122,7 @@ Result<> Tree::try_prepare_writing(InodeNumber number, const Caller& caller, uin
   return commit(std::move(change));
 }
 
-// From now on the file may hold something else than its digests say.
+// From now on the content of the file may differ from its digests.
 Result<> Tree::forget_digests(Change& change, InodeNumber number, InodeRecord& record) {
   record.flags &= ~uint32_t{kDigested};
   change.batch.put(number, record);
@@ -140,37 +143,38 @@ Result<> Tree::note_changed(InodeNumber number) {
 }
 
 void Tree::Change::begin_cloning(const std::unordered_set<InodeNumber>& files) {
+  tree_.mutex_.assert_held();
   tree_.cloning_.insert(files.begin(), files.end());
   ++tree_.clonings_;
 }
 
 void Tree::end_cloning() {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   cloning_.clear();
   ++clonings_;
 }
 
 void Tree::finished_writing(InodeNumber number) {
   space_.note_written();
-  auto done = try_recount_owed(number);
-  while (done && !done.value()) done = try_recount_owed(number);
+  auto done = try_recount_cow_reserve(number);
+  while (done && !done.value()) done = try_recount_cow_reserve(number);
   if (!done && done.error().errno_value() != ENOENT) {
     ++release_errors_;
-    log::error("{}: what it owes was not read again: {}", path_of(number), done.error().message());
+    log::error("{}: its COW reserve was not counted again: {}", path_of(number), done.error().message());
   }
 }
 
-// False: it may have been cloned since its extents were read.
-Result<bool> Tree::try_recount_owed(InodeNumber number) {
+// False: the file may have been cloned since its extents were read, so count again.
+Result<bool> Tree::try_recount_cow_reserve(InodeNumber number) {
   TRY_ASSIGN(const InodeRecord before, index_.inode(number));
   if (before.is_live_file()) {
     write_back_.note_written(number, before.blob);
     write_back_.note_closed(before.blob);
   }
-  if (((before.flags & kSwap) == 0 && before.owed == 0) || before.nlink == 0) return true;
+  if (((before.flags & kSwap) == 0 && before.cow_reserve == 0) || before.nlink == 0) return true;
   uint64_t clonings = 0;
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     clonings = clonings_;
   }
   TRY_ASSIGN(const io::Fd fd, blobs_.open(before.blob, O_RDONLY));
@@ -181,13 +185,14 @@ Result<bool> Tree::try_recount_owed(InodeNumber number) {
   if (auto set = io::set_cow_extent_hint(fd.get(), hint); !set && set.error().errno_value() != EOPNOTSUPP) {
     return std::move(set).error();
   }
-  TRY_ASSIGN(const uint64_t owed, io::owed_bytes(fd.get(), size, hint));
+  TRY_ASSIGN(const uint64_t cow_reserve, io::overwrite_allocation(fd.get(), size, hint));
   Change change = begin();
-  if (cloning_.contains(number)) return true;  // who clones it has said what it owes
+  mutex_.assert_held();                        // by the change
+  if (cloning_.contains(number)) return true;  // the save or seal that clones it has set its COW reserve
   if (clonings_ != clonings) return false;
   TRY_ASSIGN(InodeRecord record, index_.inode(number));
-  if (record.owed != before.owed || record.owed == owed || record.nlink == 0) return true;
-  change.set_owed(record, owed);
+  if (record.cow_reserve != before.cow_reserve || record.cow_reserve == cow_reserve || record.nlink == 0) return true;
+  change.set_cow_reserve(record, cow_reserve);
   change.batch.put(number, record);
   TRY(commit(std::move(change)));
   return true;
@@ -195,38 +200,39 @@ Result<bool> Tree::try_recount_owed(InodeNumber number) {
 
 Result<> Tree::check_room(InodeNumber number, uint64_t bytes) const {
   TRY_ASSIGN(const InodeRecord record, index_.inode(number));
-  const uint64_t all = space_.owed(), owed = all - std::min(all, record.owed);  // its own has these blocks in it
-  if (owed == 0) return success();
+  const uint64_t all = space_.cow_reserve();
+  const uint64_t cow_reserve = all - std::min(all, record.cow_reserve);  // `bytes` are in the file's own reserve
+  if (cow_reserve == 0) return success();
   TRY_ASSIGN(SpaceReport space, space_.report());
-  if (space.free >= owed + bytes) return success();
+  if (space.free >= cow_reserve + bytes) return success();
   reclaim_space();
   TRY_ASSIGN(space, space_.report());
-  if (space.free >= owed + bytes) return success();
+  if (space.free >= cow_reserve + bytes) return success();
   return Error(ENOSPC, path_of(number) + ": " + std::to_string(bytes >> 20) + " MiB are wanted, " +
                            std::to_string(space.free >> 20) + " MiB are free, and live swap files need " +
-                           std::to_string(owed >> 20) + " MiB of them; remove steps");
+                           std::to_string(cow_reserve >> 20) + " MiB of them; remove steps");
 }
 
 bool Tree::short_of_space() const {
-  const uint64_t owed = space_.owed();
-  if (owed == 0) return false;
+  const uint64_t cow_reserve = space_.cow_reserve();
+  if (cow_reserve == 0) return false;
   const auto space = space_.report();
-  return !space || space.value().free < 2 * owed;
+  return !space || space.value().free < 2 * cow_reserve;
 }
 
 void Tree::reclaim_space() const {
-  auto freed = write_back_.sync_all();  // before it, XFS keeps what it took ahead of buffered writers
+  auto freed = write_back_.sync_all();  // XFS keeps what it preallocated for buffered writers until then
   if (freed) freed = space_.free_preallocated(io::OpenFilesToo::yes);
   if (!freed) log::warn("space is short, and none was reclaimed: {}", freed.error().message());
 }
 
-Result<> Tree::recount_owed() {
-  std::vector<InodeNumber> owing;
+Result<> Tree::recount_cow_reserves() {
+  std::vector<InodeNumber> with_reserve;
   TRY(index_.for_each_inode([&](InodeNumber number, const InodeRecord& record) -> Result<> {
-    if (record.owed != 0) owing.push_back(number);
+    if (record.cow_reserve != 0) with_reserve.push_back(number);
     return success();
   }));
-  for (const InodeNumber number : owing) finished_writing(number);
+  for (const InodeNumber number : with_reserve) finished_writing(number);
   return success();
 }
 
@@ -250,7 +256,7 @@ Result<> Tree::truncate(InodeNumber number, uint64_t size) {
   TRY_ASSIGN(const struct stat before, io::stat_fd(fd.get()));
   if (::ftruncate(fd.get(), static_cast<off_t>(size)) != 0) return last_error();
   finished_writing(number);
-  if (static_cast<off_t>(size) < before.st_size) write_back_.note_cut(blob);
+  if (static_cast<off_t>(size) < before.st_size) write_back_.note_truncated(blob);
   return size == 0 ? write_back_.trust(blob) : success();
 }
 

@@ -46,7 +46,7 @@ InodeRecord new_record(const NewNode& node, const InodeRecord& parent, InodeNumb
   return record;
 }
 
-// A directory goes from this one, which may be out of the tree itself, and has no links then.
+// Counts one directory less in `parent`, unless `parent` is out of the tree itself and so has no links.
 void drop_folder_from(InodeRecord& parent) {
   if (parent.nlink != 0) --parent.nlink;
 }
@@ -64,7 +64,7 @@ Result<Attributes> Tree::make(InodeNumber parent_number, const std::string& name
   if (regular) {
     blob = reserve_blob_number();
     TRY(blobs_.create(blob));
-    index_.note_blobs_changed();  // before its name is on record: a sync that covers the one covers the other
+    index_.note_blobs_changed();  // before the file's name is in the index, so that a sync of the name syncs blobs/ too
     TRY(io::fault_point("create.after_blob"));
   }
   auto made = [&]() -> Result<Attributes> {
@@ -124,8 +124,8 @@ Result<Attributes> Tree::link(InodeNumber number, InodeNumber parent_number, con
   return attributes(number);
 }
 
-// A removal inside a sealed step: `rm -r` cannot be told from `rm`, so the step becomes "being removed" with it, unless
-// it is pinned. True when the change must be durable before the reply.
+// Begins a removal inside a sealed step. `rm -r` cannot be told from `rm`, so with the first removal the step becomes
+// "being removed", unless it is pinned. True: the change must be durable before the reply.
 Result<bool> Tree::begin_removal(Change& change, InodeNumber parent_number, const InodeRecord& parent) {
   if ((parent.flags & kSealed) == 0) return false;
   bool begun = false;
@@ -147,7 +147,7 @@ Result<bool> Tree::begin_removal(Change& change, InodeNumber parent_number, cons
 Result<> Tree::drop_name(Change& change, InodeNumber number, InodeRecord& record) {
   record.nlink = record.is_dir() ? 0 : record.nlink - 1;
   record.ctime = now();
-  if (record.nlink == 0) change.set_owed(record, 0);
+  if (record.nlink == 0) change.set_cow_reserve(record, 0);
   if (record.is_dir() && (record.flags & kStep) != 0) change.batch.erase_step(number);
   if (record.is_dir()) change.batch.erase_map(number);
   change.batch.put(number, record);
@@ -211,7 +211,8 @@ Result<bool> Tree::is_below(InodeNumber number, InodeNumber ancestor) const {
   return false;
 }
 
-// The target of a rename goes: an empty directory for a directory, anything else for anything else.
+// Removes the target of a rename. A directory may replace an empty directory only, anything else anything but a
+// directory.
 Result<> Tree::replace_target(Change& change, const InodeRecord& moved, InodeNumber number, InodeRecord& target) {
   if (moved.is_dir() && !target.is_dir()) return Error(ENOTDIR);
   if (!moved.is_dir() && target.is_dir()) return Error(EISDIR);
@@ -223,10 +224,11 @@ Result<> Tree::replace_target(Change& change, const InodeRecord& moved, InodeNum
   return drop_name(change, number, target);
 }
 
-// What moves into or out of a zero_stage_N folder becomes or ceases to be swap state, with all below it.
+// A file or folder that moves into a zero_stage_N folder becomes swap state, with all below it. One that moves out is
+// no longer.
 Result<> Tree::relabel_swap(Change& change, InodeNumber number, InodeRecord& record, bool swap) {
   TRY_ASSIGN(const bool changed, relabel_one(change, number, record, swap));
-  // Not by calls of itself: users may nest folders as deep as they like.
+  // A loop instead of recursion, since users may nest folders as deep as they like.
   std::vector<std::pair<InodeNumber, bool>> folders;
   if (changed && record.is_dir()) folders.emplace_back(number, swap);
   while (!folders.empty()) {
@@ -243,18 +245,18 @@ Result<> Tree::relabel_swap(Change& change, InodeNumber number, InodeRecord& rec
   return success();
 }
 
-// False: it is what it should be.
+// False: nothing has to change.
 Result<bool> Tree::relabel_one(Change& change, InodeNumber number, InodeRecord& record, bool swap) {
   if (((record.flags & kSwap) != 0) == swap || (!record.is_dir() && !record.is_regular())) return false;
   record.flags = swap ? record.flags | kSwap : record.flags & ~uint32_t{kSwap};
   record.saved_blob = 0;
   if (record.is_live_file()) {
-    uint64_t owed = 0;
+    uint64_t cow_reserve = 0;
     if (swap) {
       TRY_ASSIGN(const struct stat blob, blobs_.stat(record.blob));
-      owed = static_cast<uint64_t>(blob.st_size);
+      cow_reserve = static_cast<uint64_t>(blob.st_size);
     }
-    change.set_owed(record, owed);
+    change.set_cow_reserve(record, cow_reserve);
   }
   change.batch.put(number, record);
   return true;
@@ -427,7 +429,7 @@ Result<Tree::Purged> Tree::purge(InodeNumber number, const std::string& after, s
 void Tree::reap(InodeNumber number) {
   const auto reaped = [&]() -> Result<> {
     TRY_ASSIGN(const InodeRecord before, index_.inode(number));
-    if (before.is_dir() && before.nlink == 0) {  // it gets no new entries: there is no need for the lock
+    if (before.is_dir() && before.nlink == 0) {  // needs no lock, since it gets no new entries
       TRY_ASSIGN(const bool full, index_.has_entries(number));
       if (full) return success();
     }
@@ -440,14 +442,14 @@ void Tree::reap(InodeNumber number) {
     if (record.blob != 0) TRY(change.drop_reference(record.blob));
     return commit(std::move(change));
   }();
-  // What could not be recorded now is done at the next start: the inode without a name is on record.
+  // If it fails, the next start reaps the inode, since the index still has it without a name.
   if (!reaped && reaped.error().errno_value() != ENOENT) {
     log::warn("inode {} stays until the next mount: {}", number, reaped.error().message());
   }
 }
 
 BlobNumber Tree::reserve_blob_number() {
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   return next_blob_++;
 }
 

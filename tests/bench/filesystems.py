@@ -53,7 +53,7 @@ def section(context):
 def lacks(kind):
     """Returns why the machine cannot make and mount such a file system, or None if it can."""
     if shutil.which(f"mkfs.{kind}") is None:
-        return f"there is no mkfs.{kind}: run scripts/setup --tests"
+        return f"there is no mkfs.{kind}: run scripts/setup --bench"
     mounting.run("modprobe", kind, check=False)
     there = f"\t{kind}\n" in pathlib.Path("/proc/filesystems").read_text()
     return None if there else f"the kernel has no {kind}"

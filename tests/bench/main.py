@@ -85,6 +85,10 @@ def arguments():
         parser.error("--pairs: at least 2")
     if parsed.quick and parsed.write:
         parser.error("--write: not with --quick, whose figures are no results")
+    if "versions" in (parsed.only or ()) and parsed.against is None:
+        parser.error("--only versions: name the other version by --against OLD/build/ckptfs")
+    if parsed.against is not None and not os.access(parsed.against, os.X_OK):
+        parser.error(f"--against {parsed.against}: there is no such command")
     return parsed
 
 
@@ -94,7 +98,7 @@ def main():
         draw()
         return 0
     if shutil.which("fio") is None:
-        print("bench: there is no fio: run scripts/setup --tests", file=sys.stderr)
+        print("bench: there is no fio: run scripts/setup --bench", file=sys.stderr)
         return 1
     sizes = plan.QUICK if options.quick else plan.FULL
     folder = machine.choose_folder(options.folder, sizes.image + sizes.other_image)

@@ -25,9 +25,9 @@ class CloneTest : public testing::XfsTest {
     EXPECT_OK(summary);
     return summary ? summary.value() : ExtentSummary{};
   }
-  static uint64_t owed(const Fd& fd, uint64_t size, uint64_t unit = kUnit) {
+  static uint64_t allocation(const Fd& fd, uint64_t size, uint64_t unit = kUnit) {
     EXPECT_OK(fdatasync_fd(fd.get()));
-    const auto bytes = owed_bytes(fd.get(), size, unit);
+    const auto bytes = overwrite_allocation(fd.get(), size, unit);
     EXPECT_OK(bytes);
     return bytes ? bytes.value() : ~uint64_t{0};
   }
@@ -129,40 +129,40 @@ TEST_F(CloneTest, ExtentHint) {
   EXPECT_EQ(get_cow_extent_hint(fd.get()).value(), 16u << 20);
 }
 
-TEST_F(CloneTest, OwedIsAllAfterACloneAndShrinksByUnits) {
+TEST_F(CloneTest, OverwriteAllocationIsAllAfterACloneAndShrinksByUnits) {
   const uint64_t size = 4 * kMiB + 1000;
   const uint64_t whole = 4 * kMiB + kUnit;
   const Fd from = file("from", pattern(size, 1));
   ASSERT_OK(set_cow_extent_hint(from.get(), kUnit));
-  EXPECT_EQ(owed(from, size), 0u);
+  EXPECT_EQ(allocation(from, size), 0u);
   const Fd to = file("to");
   ASSERT_OK(clone(from.get(), to.get()));
-  EXPECT_EQ(owed(from, size), whole);
-  EXPECT_EQ(owed(to, size), whole);
+  EXPECT_EQ(allocation(from, size), whole);
+  EXPECT_EQ(allocation(to, size), whole);
 
   ASSERT_OK(write_full(from.get(), pattern(2 * kUnit, 2), kUnit));
-  const auto before_write_back = owed_bytes(from.get(), size, kUnit);
+  const auto before_write_back = overwrite_allocation(from.get(), size, kUnit);
   ASSERT_OK(before_write_back);
   EXPECT_GE(before_write_back.value(), whole - 2 * kUnit);
-  EXPECT_EQ(owed(from, size), whole - 2 * kUnit);
-  EXPECT_EQ(owed(to, size), whole - 2 * kUnit);
+  EXPECT_EQ(allocation(from, size), whole - 2 * kUnit);
+  EXPECT_EQ(allocation(to, size), whole - 2 * kUnit);
   // only a part of the unit; the rest of it is still shared
   ASSERT_OK(write_full(from.get(), pattern(4096, 3), 5 * kUnit));
-  EXPECT_EQ(owed(from, size), whole - 2 * kUnit);
+  EXPECT_EQ(allocation(from, size), whole - 2 * kUnit);
 }
 
-TEST_F(CloneTest, OwedCountsHolesButNotWhatIsAllocated) {
+TEST_F(CloneTest, OverwriteAllocationCountsHolesButNotWhatIsAllocated) {
   const Fd fd = file("file");
   ASSERT_EQ(::ftruncate(fd.get(), 8 * kUnit), 0);
-  EXPECT_EQ(owed(fd, 8 * kUnit), 8 * kUnit);
+  EXPECT_EQ(allocation(fd, 8 * kUnit), 8 * kUnit);
   ASSERT_OK(write_full(fd.get(), pattern(4096, 1), 3 * kUnit));
-  EXPECT_EQ(owed(fd, 8 * kUnit), 8 * kUnit);
+  EXPECT_EQ(allocation(fd, 8 * kUnit), 8 * kUnit);
   ASSERT_EQ(::fallocate(fd.get(), 0, 2 * kUnit, 3 * kUnit), 0);
-  EXPECT_EQ(owed(fd, 8 * kUnit), 5 * kUnit);
-  EXPECT_EQ(owed(fd, 4 * kUnit), 2 * kUnit) << "beyond the size asked for nothing is owed";
-  EXPECT_EQ(owed(fd, 0), 0u);
-  EXPECT_EQ(owed(fd, 10 * kUnit), 7 * kUnit) << "what the file has yet to grow by is missing";
-  EXPECT_ERRNO(EINVAL, owed_bytes(fd.get(), 1, 0));
+  EXPECT_EQ(allocation(fd, 8 * kUnit), 5 * kUnit);
+  EXPECT_EQ(allocation(fd, 4 * kUnit), 2 * kUnit) << "beyond the size asked for nothing counts";
+  EXPECT_EQ(allocation(fd, 0), 0u);
+  EXPECT_EQ(allocation(fd, 10 * kUnit), 7 * kUnit) << "what the file has yet to grow by is missing";
+  EXPECT_ERRNO(EINVAL, overwrite_allocation(fd.get(), 1, 0));
 }
 
 // The file has more extents than one FIEMAP call returns.
@@ -175,7 +175,7 @@ TEST_F(CloneTest, ManyExtents) {
   const ExtentSummary summary = extents(fd);
   EXPECT_EQ(summary.extents, kCount);
   EXPECT_EQ(summary.mapped_bytes, kCount * 4096);
-  EXPECT_EQ(owed(fd, kCount * 3 * 4096, 4096), kCount * 2 * 4096);
+  EXPECT_EQ(allocation(fd, kCount * 3 * 4096, 4096), kCount * 2 * 4096);
 }
 
 TEST(ProbeSharingTest, OfTmpfs) {

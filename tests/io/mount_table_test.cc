@@ -45,6 +45,19 @@ TEST(MountTableTest, UnescapesNames) {
   EXPECT_EQ(found->type, "tmpfs");
 }
 
+TEST(MountTableTest, AFolderContainsItselfAndWhatLiesBelowIt) {
+  EXPECT_TRUE(lies_within("/a", "/a"));
+  EXPECT_TRUE(lies_within("/a/b/c", "/a"));
+  EXPECT_FALSE(lies_within("/ab", "/a")) << "a prefix is not a folder";
+  EXPECT_FALSE(lies_within("/", "/a"));
+}
+
+TEST(MountTableTest, TheRootContainsEverything) {
+  EXPECT_TRUE(lies_within("/", "/"));
+  EXPECT_TRUE(lies_within("/a/b", "/"));
+  EXPECT_FALSE(lies_within("socket:[1]", "/"));
+}
+
 TEST(HoldersTest, OfAnOpenFile) {
   const ScratchFolder folder;
   ASSERT_EQ(::mkdir(folder.path("held").c_str(), 0700), 0);
@@ -54,6 +67,8 @@ TEST(HoldersTest, OfAnOpenFile) {
   EXPECT_TRUE(among_holders(folder.path("held")));
   EXPECT_FALSE(among_holders(folder.path("hel"))) << "a prefix is not a folder";
 }
+
+TEST(HoldersTest, OfTheRoot) { EXPECT_TRUE(among_holders("/")); }
 
 TEST(HoldersTest, OfAMapping) {
   const ScratchFolder folder;

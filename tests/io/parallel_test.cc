@@ -1,10 +1,10 @@
 #include "io/parallel.h"
+#include "io/mutex.h"
 
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <barrier>
-#include <mutex>
 #include <set>
 #include <thread>
 #include <vector>
@@ -41,11 +41,11 @@ TEST(ParallelTest, NoThreadsIsTheCallerAlone) {
 // Each call waits for the other three, so this would never end with fewer than four threads.
 TEST(ParallelTest, AsManyThreadsAsAsked) {
   std::barrier together(4);
-  std::mutex mutex;
+  io::Mutex mutex;
   std::set<std::thread::id> seen;
   ASSERT_OK(for_each_parallel(4, 4, [&](size_t) -> Result<> {
     together.arrive_and_wait();
-    const std::lock_guard lock(mutex);
+    const io::MutexLock lock(mutex);
     seen.insert(std::this_thread::get_id());
     return success();
   }));

@@ -42,7 +42,7 @@ TEST(WakeLatencyTest, IsAskedForWhileItIsHeld) {
   }
   EXPECT_LE(asked_for(), 2);
   EXPECT_TRUE(is_held_here());
-  latency.let_go();
+  latency.release();
   EXPECT_FALSE(latency.is_held());
   EXPECT_FALSE(is_held_here());
 }

@@ -11,7 +11,7 @@
 #include "io/clone.h"
 #include "io/extents.h"
 #include "io/preallocated.h"
-#include "meta/blobs/trimmer.h"
+#include "meta/blobs/preallocation_reclaimer.h"
 #include "tests/meta/scratch_store.h"
 
 namespace ckptfs::meta {
@@ -89,7 +89,7 @@ class AccountingTest : public ScratchStore {
   }
   // Computes the usage from the file's own extents and by a sweep over all files. The two must agree.
   Usage of_file(const std::string& path) {
-    const auto usage = store_->accounting().look_at_file(at(path));
+    const auto usage = store_->accounting().usage_from_own_extents(at(path));
     EXPECT_TRUE(usage) << usage.error().message();
     const Usage swept = of(path);
     if (usage && usage.value()) {
@@ -204,7 +204,7 @@ TEST_F(AccountingTest, WhatIsSharedWithinAFileIsItsOwn) {
     ASSERT_TRUE(io::clone_range(blob.get(), 0, blob.get(), kMiB, kMiB));
   }
   EXPECT_EQ(of_file("/f"), (Usage{2 * kMiB, kMiB, 0}));
-  EXPECT_FALSE(store_->accounting().look_at_file(at("/f")).value());
+  EXPECT_FALSE(store_->accounting().usage_from_own_extents(at("/f")).value());
   clone_file("/f", "/g");
   EXPECT_EQ(of_file("/f"), (Usage{2 * kMiB, 0, kMiB}));
   EXPECT_EQ(of_all({{{at("/f"), at("/g")}, 0}}).owners.front(), (Usage{4 * kMiB, kMiB, 0}));
@@ -355,10 +355,10 @@ TEST_F(AccountingTest, NothingIsRefusedForWantOfSpaceThatWasTakenAhead) {
   };
   take_ahead();
   const uint64_t free = store_->space().free;
-  const uint64_t owed = store_->space().owed;
-  EXPECT_GT(owed, kFiles * 8 * kMiB);
+  const uint64_t cow_reserve = store_->space().cow_reserve;
+  EXPECT_GT(cow_reserve, kFiles * 8 * kMiB);
   // The request needs half of what is preallocated.
-  const uint64_t others = free + kFiles * 8 * kMiB - tree().inode(at(name(0))).value().owed;
+  const uint64_t others = free + kFiles * 8 * kMiB - tree().inode(at(name(0))).value().cow_reserve;
   const auto prepared = tree().prepare_writing(at(name(0)), user(), others);
   EXPECT_TRUE(prepared) << prepared.error().message();
 
@@ -366,7 +366,7 @@ TEST_F(AccountingTest, NothingIsRefusedForWantOfSpaceThatWasTakenAhead) {
   ASSERT_TRUE(spares_become(kFiles));
   take_ahead();
   make_file("/filler");
-  const uint64_t leave = kFiles * 12 * kMiB;  // a save owes 16 MiB a file afterwards
+  const uint64_t leave = kFiles * 12 * kMiB;  // after a save the COW reserve is 16 MiB a file
   ASSERT_GT(store_->space().free, leave);
   ASSERT_EQ(::fallocate(blob_of("/filler").get(), 0, 0, static_cast<off_t>(store_->space().free - leave)), 0);
   ASSERT_LT(store_->space().free, kFiles * 16 * kMiB);
@@ -374,7 +374,7 @@ TEST_F(AccountingTest, NothingIsRefusedForWantOfSpaceThatWasTakenAhead) {
   EXPECT_TRUE(saved) << saved.error().message();
 }
 
-TEST_F(AccountingTest, TheTrimmerWorksWhereSomethingWasWritten) {
+TEST_F(AccountingTest, PreallocationIsReclaimedWhereSomethingWasWritten) {
   make_folder("/zero_stage_3");
   make_file("/zero_stage_3/f", std::string(16 * kMiB, 'x'));
   clone_file("/zero_stage_3/f", "/g");
@@ -382,7 +382,7 @@ TEST_F(AccountingTest, TheTrimmerWorksWhereSomethingWasWritten) {
   ASSERT_TRUE(io::syncfs_fd(store_->blobs().folder_fd()));
   const uint64_t before = used_bytes(*store_);
   Space space(store_->blobs().folder_fd());
-  const Trimmer trimmer(space, std::chrono::milliseconds(1), [] {});
+  const PreallocationReclaimer preallocation_reclaimer(space, std::chrono::milliseconds(1), [] {});
   ::usleep(50000);
   EXPECT_GT(used_bytes(*store_), before - kMiB) << "nothing was written that it knows of";
   space.note_written();

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "io/clone.h"
-#include "meta/care/caretaker.h"
+#include "meta/care/maintenance.h"
 #include "meta/care/neighbours.h"
 #include "meta/care/sharing.h"
 #include "meta/care/step_diff.h"
@@ -346,7 +346,7 @@ TEST_F(DigestsTest, SavesThatChangedNothingAreTheSame) {
   EXPECT_NE(compare_tensors(*store_, at("/steps/s3"), at("/steps/s2")).value(), Sameness::same);
 }
 
-class CaretakerTest : public DigestsTest {
+class MaintenanceTest : public DigestsTest {
  protected:
   template <class Condition>
   static bool becomes(Condition&& condition) {
@@ -355,43 +355,43 @@ class CaretakerTest : public DigestsTest {
   }
 };
 
-TEST_F(CaretakerTest, DigestsAndSharesWhatIsQuiet) {
+TEST_F(MaintenanceTest, DigestsAndSharesWhatIsQuiet) {
   make_file(kFile, content('a'));
   make_file(kNext, content('a'));
   make_folder("/other");
   make_file("/other/copy", content('a'));
   make_swap_state();
-  Caretaker caretaker(*store_, {.quiet = std::chrono::seconds(0), .scrub = std::chrono::seconds(0)});
-  caretaker.start();
-  EXPECT_TRUE(becomes([&] { return caretaker.report().shared_bytes == 2 * content('a').size(); }));
-  EXPECT_TRUE(becomes([&] { return caretaker.report().identical.size() == 1; }));
-  EXPECT_EQ(caretaker.report().digested_files, 3U) << "swap files are none of its";
-  EXPECT_EQ(caretaker.report().digested_bytes, 3 * content('a').size());
+  Maintenance maintenance(*store_, {.quiet = std::chrono::seconds(0), .scrub = std::chrono::seconds(0)});
+  maintenance.start();
+  EXPECT_TRUE(becomes([&] { return maintenance.report().shared_bytes == 2 * content('a').size(); }));
+  EXPECT_TRUE(becomes([&] { return maintenance.report().identical.size() == 1; }));
+  EXPECT_EQ(maintenance.report().digested_files, 3U) << "swap files are none of its";
+  EXPECT_EQ(maintenance.report().digested_bytes, 3 * content('a').size());
   ASSERT_TRUE(save("s1"));
-  EXPECT_TRUE(becomes([&] { return caretaker.report().digested_files == 3 + 8U; }));
-  caretaker.stop();
-  EXPECT_EQ(caretaker.report().failures, 0U);
+  EXPECT_TRUE(becomes([&] { return maintenance.report().digested_files == 3 + 8U; }));
+  maintenance.stop();
+  EXPECT_EQ(maintenance.report().failures, 0U);
   expect_clean_fsck();
 }
 
-TEST_F(CaretakerTest, LeavesAloneWhatWasWrittenAMomentAgo) {
+TEST_F(MaintenanceTest, LeavesAloneWhatWasWrittenAMomentAgo) {
   make_file(kFile, content('a'));
-  Caretaker caretaker(*store_, {.quiet = std::chrono::seconds(1000), .scrub = std::chrono::seconds(0)});
-  caretaker.start();
-  EXPECT_TRUE(becomes([&] { return caretaker.report().waiting_files == 1; }));
-  caretaker.stop();
-  EXPECT_EQ(caretaker.report().digested_files, 0U);
+  Maintenance maintenance(*store_, {.quiet = std::chrono::seconds(1000), .scrub = std::chrono::seconds(0)});
+  maintenance.start();
+  EXPECT_TRUE(becomes([&] { return maintenance.report().waiting_files == 1; }));
+  maintenance.stop();
+  EXPECT_EQ(maintenance.report().digested_files, 0U);
 }
 
-TEST_F(CaretakerTest, TheScrubFindsDamage) {
+TEST_F(MaintenanceTest, TheScrubFindsDamage) {
   make_file(kFile, content('a'));
   make_file(kNext, content('b'));
-  Caretaker caretaker(*store_, {.quiet = std::chrono::seconds(0), .scrub = std::chrono::seconds(1)});
-  caretaker.start();
-  EXPECT_TRUE(becomes([&] { return caretaker.report().scrubbed_bytes > 0; }));
-  EXPECT_TRUE(caretaker.report().damaged.empty());
+  Maintenance maintenance(*store_, {.quiet = std::chrono::seconds(0), .scrub = std::chrono::seconds(1)});
+  maintenance.start();
+  EXPECT_TRUE(becomes([&] { return maintenance.report().scrubbed_bytes > 0; }));
+  EXPECT_TRUE(maintenance.report().damaged.empty());
   flip_byte(kNext, 100);
-  EXPECT_TRUE(becomes([&] { return caretaker.report().damaged == std::vector<std::string>{kNext}; }));
+  EXPECT_TRUE(becomes([&] { return maintenance.report().damaged == std::vector<std::string>{kNext}; }));
 }
 
 }  // namespace

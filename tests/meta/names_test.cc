@@ -34,7 +34,7 @@ TEST(Codec, RecordsComeBack) {
   inode.uid = 7;
   inode.flags = kSwap | kRecovered;
   inode.blob = 0x1234567890;
-  inode.owed = 99;
+  inode.cow_reserve = 99;
   inode.mtime = {-5, 999999999};
   inode.target = "there";
   const auto back = decode_inode(encode(inode));

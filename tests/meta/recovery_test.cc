@@ -429,7 +429,7 @@ TEST_F(UnsettledTest, AnOldFileThatBecomesUnsettledIsStillCut) {
   const BlobNumber blob = tree().inode(at("/f")).value().blob;
   make_files(600);
   wait_until_settled_below(blob + 1);
-  auto slot = store_->frontiers().take(blob).value();
+  auto slot = store_->written_ends().take(blob).value();
   ASSERT_TRUE(slot);
   mark_unsettled(blob);
   ::usleep(1500000);  // the reaper must not raise it again meanwhile

@@ -5,6 +5,9 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 
+#include <atomic>
+#include <thread>
+
 namespace ckptfs::meta {
 namespace {
 
@@ -54,7 +57,7 @@ TEST_F(SaveTest, TheSameTagIsTheSameSaveOrAnError) {
 
 TEST_F(SaveTest, TwoNamesOfOneFileShareOneBlob) {
   ASSERT_TRUE(tree().link(at(kLive), at("/zero_stage_3/optimizer/rank0"), "other.tensor.swp"));
-  const uint64_t owed = store_->space().owed;
+  const uint64_t cow_reserve = store_->space().cow_reserve;
   const auto saved = save("s1");
   ASSERT_TRUE(saved) << saved.error().message();
   EXPECT_EQ(saved.value().files, 9U);
@@ -62,7 +65,7 @@ TEST_F(SaveTest, TwoNamesOfOneFileShareOneBlob) {
   EXPECT_EQ(read("/steps/s1/offloaded_tensors/rank00/other.tensor.swp"), read(kLive));
   ASSERT_TRUE(save("s2"));
   remove("/zero_stage_3/optimizer/rank0/other.tensor.swp");
-  EXPECT_LE(store_->space().owed, owed + 8 * (uint64_t{2} << 20));
+  EXPECT_LE(store_->space().cow_reserve, cow_reserve + 8 * (uint64_t{2} << 20));
   expect_clean_fsck();
 }
 
@@ -118,7 +121,7 @@ TEST_F(SaveTest, WhatIsBeingAdoptedIsCutBehindTheGate) {
   open_files_.writers.insert(at("/zero_stage_3/optimizer/rank1/0_2.tensor.swp"));
   open_files_.meanwhile = [this] { open_files_.writers.insert(at(kLive)); };
   ASSERT_TRUE(save("s1"));
-  EXPECT_EQ(std::count(open_files_.cuts.begin(), open_files_.cuts.end(), at(kLive)), 1);
+  EXPECT_EQ(std::count(open_files_.truncated.begin(), open_files_.truncated.end(), at(kLive)), 1);
 }
 
 TEST_F(SaveTest, DataThatIsMissingFailsTheSaveWhole) {
@@ -300,12 +303,12 @@ TEST_F(SaveTest, ASaveThatWouldOweMoreThanIsFreeFailsWhole) {
   expect_clean_fsck();
 }
 
-TEST_F(SaveTest, WhatIsOwedIsPaidByOverwriting) {
+TEST_F(SaveTest, OverwritingShrinksTheCowReserve) {
   ASSERT_TRUE(save("s1"));
-  const uint64_t owed = store_->space().owed;
-  EXPECT_GE(owed, 8U << 20);
+  const uint64_t cow_reserve = store_->space().cow_reserve;
+  EXPECT_GE(cow_reserve, 8U << 20);
   write(kLive, read(kLive));
-  EXPECT_LT(store_->space().owed, owed);
+  EXPECT_LT(store_->space().cow_reserve, cow_reserve);
 }
 
 TEST_F(SaveTest, SealedStepsAreImmutableAndCanBeRemoved) {
@@ -380,7 +383,7 @@ TEST_F(SaveTest, SealingCountsEachReferenceToABlob) {
   expect_clean_fsck();
 }
 
-TEST_F(SaveTest, WhatIsSealedOfALinkedFileHasItsXattrsAndOwesNothing) {
+TEST_F(SaveTest, WhatIsSealedOfALinkedFileHasItsXattrsAndReservesNothing) {
   ASSERT_TRUE(save("s1"));
   make_folder("/steps/global_step2");
   make_file("/steps/global_step2/mp_rank_00_model_states.pt", "weights");
@@ -390,11 +393,11 @@ TEST_F(SaveTest, WhatIsSealedOfALinkedFileHasItsXattrsAndOwesNothing) {
   const auto xattr = tree().xattr(at("/steps/global_step2/inside"), "user.run");
   ASSERT_TRUE(xattr) << xattr.error().message();
   EXPECT_EQ(xattr.value(), "7");
-  EXPECT_EQ(tree().inode(at("/steps/global_step2/inside")).value().owed, 0U);
-  EXPECT_GE(tree().inode(at(kLive)).value().owed, 1U << 20);
-  const uint64_t owed = store_->space().owed;
+  EXPECT_EQ(tree().inode(at("/steps/global_step2/inside")).value().cow_reserve, 0U);
+  EXPECT_GE(tree().inode(at(kLive)).value().cow_reserve, 1U << 20);
+  const uint64_t cow_reserve = store_->space().cow_reserve;
   reopen();
-  EXPECT_EQ(store_->space().owed, owed);
+  EXPECT_EQ(store_->space().cow_reserve, cow_reserve);
   expect_clean_fsck();
 }
 
@@ -432,16 +435,39 @@ TEST_F(SaveTest, SwapStateThatCameMeanwhileIsNotReplaced) {
   expect_clean_fsck();
 }
 
-TEST_F(SaveTest, WhatAFileOwesIsNotReadWhileASaveClonesIt) {
+TEST_F(SaveTest, TheCowReserveOfAFileIsNotCountedWhileASaveClonesIt) {
   ASSERT_TRUE(save("s1"));
-  const uint64_t owed = tree().inode(at(kLive)).value().owed;
-  ASSERT_GT(owed, 0U);
+  const uint64_t cow_reserve = tree().inode(at(kLive)).value().cow_reserve;
+  ASSERT_GT(cow_reserve, 0U);
   tree().begin().begin_cloning({at(kLive)});
   write(kLive, std::string(2 << 20, 'n'));  // pays: until the clone is made, nothing of it is shared
-  EXPECT_EQ(tree().inode(at(kLive)).value().owed, owed);
+  EXPECT_EQ(tree().inode(at(kLive)).value().cow_reserve, cow_reserve);
   tree().end_cloning();
   tree().finished_writing(at(kLive));
-  EXPECT_EQ(tree().inode(at(kLive)).value().owed, 0U);
+  EXPECT_EQ(tree().inode(at(kLive)).value().cow_reserve, 0U);
+}
+
+TEST_F(SaveTest, SwapFoldersAreFoundWhileOtherFoldersComeAndGo) {
+  std::atomic<bool> stop{false};
+  std::thread other([&] {
+    while (!stop) {
+      for (int i = 0; i < 50; ++i) {
+        const auto made = tree().make(kRootInode, "x" + std::to_string(i), {S_IFDIR | 0755, 0, {}}, user());
+        if (!made) ADD_FAILURE() << made.error().message();
+      }
+      for (int i = 0; i < 50; ++i) {
+        const auto gone = tree().remove_directory(kRootInode, "x" + std::to_string(i));
+        if (gone) tree().reap(gone.value().inode);
+      }
+    }
+  });
+  for (int i = 0; i < 500 && !HasFailure(); ++i) {
+    const auto found = list_swap_folders(tree());
+    EXPECT_TRUE(found) << found.error().message();
+    if (found) EXPECT_EQ(found.value(), std::vector{at("/zero_stage_3")});
+  }
+  stop = true;
+  other.join();
 }
 
 TEST_F(SaveTest, PerhapsStaleFilesAreNamed) {

@@ -12,12 +12,12 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 
 #include "io/image.h"
 #include "io/lease.h"
+#include "io/mutex.h"
 #include "meta/care/fsck.h"
 #include "meta/steps/save.h"
 #include "meta/steps/seal.h"
@@ -75,12 +75,12 @@ class StubOpenFiles : public OpenFiles {
  public:
   std::set<InodeNumber> writers, readers;
   std::vector<std::pair<InodeNumber, std::string>> invalidated;
-  std::mutex mutex;
-  std::vector<InodeNumber> cuts;
+  io::Mutex mutex;
+  std::vector<InodeNumber> truncated;
   std::function<void()> meanwhile;    // called when a save writes back open files: after its plan, before its gate
   std::function<void()> behind_gate;  // called when a save or seal inspects a file behind its gate
 
-  void let_go() override {}
+  void drop_view_blocks() override {}
   bool open_for_writing(InodeNumber inode) const override { return writers.contains(inode); }
   bool writing() const override { return !writers.empty(); }
   bool open_at_all(InodeNumber inode) const override { return writers.contains(inode) || readers.contains(inode); }
@@ -88,9 +88,9 @@ class StubOpenFiles : public OpenFiles {
     if (meanwhile) meanwhile();
     return success();
   }
-  Result<> cut(InodeNumber inode) override {
-    const std::lock_guard lock(mutex);  // a save calls this from several threads
-    cuts.push_back(inode);
+  Result<> truncate_to_written(InodeNumber inode) override {
+    const io::MutexLock lock(mutex);  // a save calls this from several threads
+    truncated.push_back(inode);
     if (behind_gate) std::exchange(behind_gate, nullptr)();
     return success();
   }

@@ -187,10 +187,10 @@ TEST_F(TreeTest, WhatMovesIntoAZeroStageFolderIsSwapState) {
   EXPECT_EQ(tree().inode(at("/d/f")).value().flags & kSwap, 0U);
   ASSERT_TRUE(tree().rename(kRootInode, "d", kRootInode, "zero_stage_2", 0));
   EXPECT_NE(tree().inode(at("/zero_stage_2/f")).value().flags & kSwap, 0U);
-  EXPECT_GE(store_->space().owed, 300000U);
+  EXPECT_GE(store_->space().cow_reserve, 300000U);
   ASSERT_TRUE(tree().rename(kRootInode, "zero_stage_2", kRootInode, "d", 0));
   EXPECT_EQ(tree().inode(at("/d/f")).value().flags & kSwap, 0U);
-  EXPECT_EQ(store_->space().owed, 0U);
+  EXPECT_EQ(store_->space().cow_reserve, 0U);
 }
 
 TEST_F(TreeTest, FoldersMayBeNestedAsDeepAsTheStackIsNot) {

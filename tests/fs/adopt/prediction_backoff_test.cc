@@ -9,14 +9,14 @@ namespace {
 
 constexpr PredictionBackoff::Terms kTerms{.first_pause = 4, .longest_pause = 32, .alike = true};
 
-// How many files of that name are not guessed before the next one that is.
+// How many files of that name are not predicted before the next one that is.
 unsigned pause_of(PredictionBackoff& trust, const std::string& name) {
   unsigned pause = 0;
   while (!trust.ask(name)) ++pause;
   return pause;
 }
 
-TEST(PredictionBackoffTest, AGuessIsMadeUntilOneIsWrong) {
+TEST(PredictionBackoffTest, APredictionIsMadeUntilOneIsWrong) {
   PredictionBackoff trust(kTerms);
   EXPECT_TRUE(trust.ask("optimizer.pt"));
   EXPECT_TRUE(trust.ask("optimizer.pt"));
@@ -24,7 +24,7 @@ TEST(PredictionBackoffTest, AGuessIsMadeUntilOneIsWrong) {
   EXPECT_FALSE(trust.ask("optimizer.pt"));
 }
 
-TEST(PredictionBackoffTest, EachWrongGuessPausesLonger) {
+TEST(PredictionBackoffTest, EachWrongPredictionPausesLonger) {
   PredictionBackoff trust(kTerms);
   for (unsigned pause = kTerms.first_pause; pause <= kTerms.longest_pause; pause *= 2) {
     trust.learn("optimizer.pt", false);
@@ -34,7 +34,7 @@ TEST(PredictionBackoffTest, EachWrongGuessPausesLonger) {
   EXPECT_EQ(pause_of(trust, "optimizer.pt"), kTerms.longest_pause);
 }
 
-TEST(PredictionBackoffTest, ARightGuessEndsThePause) {
+TEST(PredictionBackoffTest, ARightPredictionEndsThePause) {
   PredictionBackoff trust(kTerms);
   trust.learn("optimizer.pt", false);
   trust.learn("optimizer.pt", true);
@@ -68,7 +68,7 @@ TEST(PredictionBackoffTest, OrEachForItself) {
   EXPECT_TRUE(trust.ask("layer_08.pt"));
 }
 
-TEST(PredictionBackoffTest, WhatWasRightIsGuessedWhateverCameOfTheOthers) {
+TEST(PredictionBackoffTest, WhatWasRightIsPredictedWhateverCameOfTheOthers) {
   PredictionBackoff trust(kTerms);
   trust.learn("layer_0.pt", true);
   trust.learn("layer_1.pt", false);

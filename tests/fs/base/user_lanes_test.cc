@@ -1,12 +1,11 @@
 // Work for users: a few at a time, and nobody's waits for another's.
 #include "fs/base/user_lanes.h"
+#include "io/mutex.h"
 
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <condition_variable>
 #include <functional>
-#include <mutex>
 
 namespace ckptfs::fs {
 namespace {
@@ -15,30 +14,30 @@ namespace {
 class Barrier {
  public:
   void wait() {
-    std::unique_lock lock(mutex_);
+    io::MutexLock lock(mutex_);
     ++waiting_;
     changed_.notify_all();
-    changed_.wait(lock, [this] { return open_; });
+    changed_.wait(mutex_, [this]() REQUIRES(mutex_) { return open_; });
   }
   void wait_for(unsigned waiting) {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return waiting_ >= waiting; });
+    io::MutexLock lock(mutex_);
+    changed_.wait(mutex_, [&]() REQUIRES(mutex_) { return waiting_ >= waiting; });
   }
   void open() {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     open_ = true;
     changed_.notify_all();
   }
   unsigned waiting() {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     return waiting_;
   }
 
  private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  unsigned waiting_ = 0;
-  bool open_ = false;
+  io::Mutex mutex_;
+  io::CondVar changed_;
+  unsigned waiting_ GUARDED_BY(mutex_) = 0;
+  bool open_ GUARDED_BY(mutex_) = false;
 };
 
 TEST(UserLanesTest, NobodyWaitsForAnothersWork) {

@@ -36,6 +36,7 @@ TEST(MountOptions, QuietTakesUnits) {
   EXPECT_EQ(parse_mount_options({"quiet=2m"}).value().quiet_seconds, 120u);
   EXPECT_EQ(parse_mount_options({"quiet=1h"}).value().quiet_seconds, 3600u);
   EXPECT_EQ(parse_mount_options({"scrub=2d"}).value().scrub_seconds, 2u * 86400);
+  EXPECT_EQ(parse_mount_options({"scrub=2w"}).value().scrub_seconds, 14u * 86400);
 }
 
 TEST(MountOptions, WhatMountAndFstabAddIsIgnored) {
@@ -68,7 +69,7 @@ TEST_P(BadOption, IsRefusedNamingItAndTheKnownOnes) {
 
 INSTANTIATE_TEST_SUITE_P(MountOptions, BadOption,
                          testing::Values("passthrough", "passthrough=yes", "odirect=", "adopt=no", "uid=", "uid=-1",
-                                         "uid=root", "gid=1x", "uid=4294967296", "quiet=", "quiet=s", "quiet=10w",
+                                         "uid=root", "gid=1x", "uid=4294967296", "quiet=", "quiet=s", "quiet=10y",
                                          "quiet=9999999h"));
 
 TEST(MountOptions, FstabCallsBecomeTheMountCommand) {

@@ -1,10 +1,10 @@
 #include "fs/kernel/notifications.h"
+#include "io/mutex.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <chrono>
-#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -17,12 +17,12 @@ constexpr std::chrono::seconds kPatience{30};
 class NotificationsTest : public testing::Test {
  protected:
   void told(const Notifications::Change& change) {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     told_.push_back(change);
   }
   std::vector<Notifications::Change> all_told() {
     notifications_.wait_until_told(kPatience);
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     return told_;
   }
   bool is_told_in_the_end(const Notifications::Change& change) {
@@ -35,8 +35,8 @@ class NotificationsTest : public testing::Test {
     return false;
   }
 
-  std::mutex mutex_;
-  std::vector<Notifications::Change> told_;  // guarded by mutex_
+  io::Mutex mutex_;
+  std::vector<Notifications::Change> told_ GUARDED_BY(mutex_);
   Counters counters_;
   Notifications notifications_{[this](const Notifications::Change& change) { told(change); }, counters_};
 };

@@ -19,12 +19,12 @@ class OpenFilesTest : public ::testing::Test {
     environment.open_backing = [this](int) -> Result<int> {
       if (rendezvous_ != nullptr) rendezvous_->arrive_and_wait();
       if (fail_backing_) return Error(EMFILE);
-      const std::lock_guard lock(mutex_);
+      const io::MutexLock lock(mutex_);
       ids_.insert(next_id_);
       return next_id_++;
     };
     environment.close_backing = [this](int id) {
-      const std::lock_guard lock(mutex_);
+      const io::MutexLock lock(mutex_);
       EXPECT_EQ(ids_.erase(id), 1u) << "closed twice: " << id;
     };
     environment.reap = [this](InodeNumber inode) { reaped_.push_back(inode); };
@@ -38,7 +38,7 @@ class OpenFilesTest : public ::testing::Test {
     return backing ? backing.value().backing_id : -1;
   }
 
-  std::mutex mutex_;
+  io::Mutex mutex_;
   std::set<int> ids_;  // open backing ids
   int next_id_ = 1;
   bool fail_backing_ = false;

@@ -31,8 +31,9 @@ uint16_t nearest(float value, Dtype type) {
   const double unit = std::ldexp(1.0, exponent - (digits - 1));
   const double rounded = std::nearbyint(magnitude / unit) * unit;  // ties to even
   if (rounded > largest) return sign | infinite;
-  const auto steps = static_cast<uint16_t>(rounded / std::ldexp(1.0, lowest - (digits - 1)));
-  if (rounded < std::ldexp(1.0, lowest)) return sign | steps;
+  if (rounded < std::ldexp(1.0, lowest)) {
+    return sign | static_cast<uint16_t>(rounded / std::ldexp(1.0, lowest - (digits - 1)));
+  }
   const int rounded_exponent = std::ilogb(rounded);
   const auto mantissa = static_cast<uint16_t>(std::ldexp(rounded, digits - 1 - rounded_exponent));
   const auto biased = static_cast<uint16_t>(rounded_exponent - lowest + 1);
@@ -70,7 +71,10 @@ TEST(Cast, RoundsToNearestEven) {
 
 // The remainder at the end of a chunk takes another code path than the rest.
 TEST(Cast, IsTheSameWhereverAValueLies) {
-  const auto values = trying();
+  auto values = trying();
+  for (const uint32_t nan : {0x7fc00000U, 0xffc00000U, 0x7f800001U, 0x7fffffffU, 0x7fa5a5a5U, 0xff802000U}) {
+    values.insert(values.begin(), std::bit_cast<float>(nan));
+  }
   for (const Dtype type : {Dtype::float16, Dtype::bfloat16}) {
     const auto all = cast_all<uint16_t>(values, Dtype::float32, type);
     for (size_t at = 0; at < 5000; ++at) {

@@ -98,6 +98,8 @@ TEST(Safetensors, LiesAreErrors) {
       {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1" + many_ones + "],\"data_offsets\":[0,4]}}", 4},
       {std::string(100000, '['), 0},
       {std::string(100000, '{'), 0},
+      {"{\"" + std::string(5000, 'n') + "\":" + tensor + "}", 4, EFBIG},
+      {std::string(kMostSafetensorsHeader + 1, ' '), 0, EFBIG},
   };
   for (const auto& lie : lies) {
     const auto header = read_header(with_length(lie.json, lie.data));

@@ -1,4 +1,4 @@
-#include "meta/blobs/trimmer.h"
+#include "meta/blobs/preallocation_reclaimer.h"
 
 #include <utility>
 
@@ -7,25 +7,26 @@
 
 namespace ckptfs::meta {
 namespace {
-constexpr int kRounds = 3;  // after a file was written: XFS lets go of it when the kernel's flusher has been there
+constexpr int kRounds = 3;  // after a file was written: XFS frees nothing before the kernel has written the file back
 }
 
-Trimmer::Trimmer(Space& space, std::chrono::milliseconds interval, std::function<void()> each_round)
+PreallocationReclaimer::PreallocationReclaimer(Space& space, std::chrono::milliseconds interval,
+                                               std::function<void()> each_round)
     : space_(space), interval_(interval), each_round_(std::move(each_round)), thread_([this] { run(); }) {}
 
-Trimmer::~Trimmer() {
+PreallocationReclaimer::~PreallocationReclaimer() {
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     stopping_ = true;
   }
   wake_.notify_one();
   thread_.join();
 }
 
-void Trimmer::run() {
+void PreallocationReclaimer::run() {
   int rounds = 0;
-  std::unique_lock lock(mutex_);
-  while (!wake_.wait_for(lock, interval_, [this] { return stopping_; })) {
+  io::MutexLock lock(mutex_);
+  while (!wake_.wait_for(mutex_, interval_, [this]() REQUIRES(mutex_) { return stopping_; })) {
     lock.unlock();
     if (space_.take_written()) rounds = kRounds;
     if (rounds > 0) {

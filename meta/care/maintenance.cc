@@ -1,4 +1,4 @@
-#include "meta/care/caretaker.h"
+#include "meta/care/maintenance.h"
 
 #include <algorithm>
 #include <cstring>
@@ -14,16 +14,16 @@ namespace ckptfs::meta {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using Time = Caretaker::Time;
+using Time = Maintenance::Time;
 
-constexpr int kShare = 20;      // while somebody writes, one part in so many of the time is spent reading
-constexpr int kLookShare = 50;  // looking for work takes one part in so many of the time
+constexpr int kShare = 20;        // while somebody writes, one part in so many of the time is spent reading
+constexpr int kPauseFactor = 50;  // the search for work is followed by a pause of so many times its duration
 constexpr Time kStillWriting = std::chrono::seconds(10);  // a trainer opens and closes its swap files all the time
 constexpr Time kRecordScrubbed = std::chrono::minutes(5);
 constexpr Time kShortest = std::chrono::milliseconds(250);
 constexpr Time kLongest = std::chrono::seconds(15);
 
-// What is removed while it is looked at is no failure.
+// It is no failure if a file is removed meanwhile.
 bool has_gone(const Error& error) { return error.errno_value() == ENOENT; }
 
 uint64_t first_bytes(const io::Digest& root) {
@@ -34,58 +34,58 @@ uint64_t first_bytes(const io::Digest& root) {
 
 }  // namespace
 
-void Caretaker::start() {
+void Maintenance::start() {
   thread_ = std::thread([this] { run(); });
 }
 
-void Caretaker::stop() {
+void Maintenance::stop() {
   {
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     stopping_ = true;
   }
   wake_.notify_all();
   if (thread_.joinable()) thread_.join();
 }
 
-CaretakerReport Caretaker::report() const {
-  const std::lock_guard lock(mutex_);
+MaintenanceReport Maintenance::report() const {
+  const io::MutexLock lock(mutex_);
   return report_;
 }
 
-bool Caretaker::wait(Time time) {
-  std::unique_lock lock(mutex_);
-  return !wake_.wait_for(lock, time, [this] { return stopping_; });
+bool Maintenance::wait(Time time) {
+  const io::MutexLock lock(mutex_);
+  return !wake_.wait_for(mutex_, time, [this]() REQUIRES(mutex_) { return stopping_; });
 }
 
-bool Caretaker::pause(Time read) {
+bool Maintenance::pause(Time read) {
   const auto now = Clock::now();
   if (store_.open_files().writing()) written_ = now;
   return wait(now - written_ < kStillWriting ? read * (kShare - 1) : Time(0));
 }
 
-void Caretaker::failed(const std::string& what, const Error& error) {
+void Maintenance::failed(const std::string& what, const Error& error) {
   log::warn("{}: {}", what, error.message());
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   ++report_.failures;
 }
 
-void Caretaker::run() {
+void Maintenance::run() {
   io::become_background_thread();
   if (const auto last = store_.index().number(kScrubbedKey)) scrubbed_ = last.value();
   const Time interval = std::clamp<Time>(options_.quiet / 2, kShortest, kLongest);
   Time rest = kShortest;
   for (auto began = Clock::now(); wait(rest);) {
-    const auto looked = look_after_all();
-    if (!looked && !has_gone(looked.error())) failed("looking after the store", looked.error());
+    const auto done = maintain_all();
+    if (!done && !has_gone(done.error())) failed("maintenance", done.error());
     const auto passed = Clock::now() - began;
     began += passed;
-    if (const auto done = scrub(passed); !done) failed("the scrub", done.error());
-    rest = std::max(interval, looked ? looked.value() * kLookShare : kLongest);
+    if (const auto scrubbed = scrub(passed); !scrubbed) failed("the scrub", scrubbed.error());
+    rest = std::max(interval, done ? done.value() * kPauseFactor : kLongest);
   }
 }
 
-// How long it took to see what there is to do. Nothing has changed and nothing was put off: there is nothing.
-Result<Caretaker::Time> Caretaker::look_after_all() {
+// Returns how long the search for work took. If nothing has changed and nothing was postponed, there is nothing to do.
+Result<Maintenance::Time> Maintenance::maintain_all() {
   TRY(store_.inspect([this] { return wait(Time(0)); }));
   const uint64_t version = store_.tree().version();
   if (version == version_ && !postponed_) return Time(0);
@@ -93,26 +93,26 @@ Result<Caretaker::Time> Caretaker::look_after_all() {
   TRY_ASSIGN(inventory_, take_inventory());
   TRY(note_damaged(inventory_.damaged));
   TRY(find_identical_steps());
-  const Time looked = Clock::now() - began;
+  const Time searched = Clock::now() - began;
   postponed_ = false;
   for (const File& file : inventory_.undigested) {
-    if (!wait(Time(0))) return looked;
-    const auto done = look_after(file);
+    if (!wait(Time(0))) return searched;
+    const auto done = maintain_file(file);
     if (!done && !has_gone(done.error())) failed(store_.tree().path_of(file.inode), done.error());
     if (!done || !done.value()) postponed_ = true;
   }
   version_ = version;
-  return looked;
+  return searched;
 }
 
-Result<bool> Caretaker::look_after(const File& file) {
+Result<bool> Maintenance::maintain_file(const File& file) {
   TRY_ASSIGN(const Taking taking, digest(file));
   if (taking == Taking::taken) TRY(share(file));
   return taking == Taking::taken || taking == Taking::too_long;
 }
 
-// Of each blob one file that names it.
-Result<Caretaker::Inventory> Caretaker::take_inventory() {
+// The inventory has, for each blob, one file that names it.
+Result<Maintenance::Inventory> Maintenance::take_inventory() {
   std::unordered_map<BlobNumber, File> files;
   TRY(store_.index().for_each_inode([&](InodeNumber number, const InodeRecord& record) -> Result<> {
     const bool swapped = record.is_live_file() && (record.flags & kSwap) != 0;
@@ -142,24 +142,24 @@ Result<Caretaker::Inventory> Caretaker::take_inventory() {
     inventory.bytes += record.digest.length;
     return success();
   }));
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   report_.waiting_files = inventory.undigested.size();
   return inventory;
 }
 
-bool Caretaker::is_quiet(const File& file) const {
+bool Maintenance::is_quiet(const File& file) const {
   const auto blob = store_.blobs().stat(file.blob);
   if (!blob) return false;
   const timespec time = now();
   return !later(blob.value().st_ctim, {time.tv_sec - options_.quiet.count(), time.tv_nsec});
 }
 
-Result<Taking> Caretaker::digest(const File& file) {
+Result<Taking> Maintenance::digest(const File& file) {
   if (!is_quiet(file)) return Taking::postponed;
   TRY_ASSIGN(const Taking taking, take_digests(store_, file.inode, [this](Time read) { return pause(read); }));
   if (taking != Taking::taken && taking != Taking::too_long) return taking;
   TRY_ASSIGN(const BlobRecord record, store_.index().blob(file.blob));
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   --report_.waiting_files;
   if (taking == Taking::too_long) return taking;
   ++report_.digested_files;
@@ -167,7 +167,7 @@ Result<Taking> Caretaker::digest(const File& file) {
   return taking;
 }
 
-Result<> Caretaker::share(const File& file) {
+Result<> Maintenance::share(const File& file) {
   TRY_ASSIGN(const BlobRecord record, store_.index().blob(file.blob));
   const Root key{first_bytes(record.digest.root), file.uid};
   const auto [first, last] = by_root_.equal_range(key);
@@ -188,27 +188,27 @@ Result<> Caretaker::share(const File& file) {
   return success();
 }
 
-Result<> Caretaker::share_with(BlobNumber from, BlobNumber to) {
+Result<> Maintenance::share_with(BlobNumber from, BlobNumber to) {
   const auto bytes = share_equal_chunks(store_, from, to, [this](Time t) { return pause(t); });
-  if (!bytes || bytes.value() > 0) store_.open_files().let_go();
+  if (!bytes || bytes.value() > 0) store_.open_files().drop_view_blocks();
   TRY(bytes);
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   report_.shared_bytes += bytes.value();
   return success();
 }
 
-Result<> Caretaker::note_damaged(const std::vector<BlobNumber>& blobs) {
+Result<> Maintenance::note_damaged(const std::vector<BlobNumber>& blobs) {
   std::vector<std::string> paths;
   for (const BlobNumber blob : blobs) {
     TRY_ASSIGN(const auto names, paths_of_blob(store_, blob));
     paths.insert(paths.end(), names.begin(), names.end());
   }
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   report_.damaged = std::move(paths);
   return success();
 }
 
-Result<> Caretaker::find_identical_steps() {
+Result<> Maintenance::find_identical_steps() {
   TRY_ASSIGN(const auto steps, list_steps(store_));
   std::vector<std::string> identical;
   InodeNumber series = 0;
@@ -223,7 +223,7 @@ Result<> Caretaker::find_identical_steps() {
     if (found == all_before.end()) continue;
     const InodeNumber step_before = found->second;
     TRY_ASSIGN(const InodeRecord before, store_.tree().inode(step_before));
-    if (before.uid != record.uid) continue;  // it would tell the one what the other holds
+    if (before.uid != record.uid) continue;  // one user must not learn what another user's step holds
     TRY_ASSIGN(const Sameness sameness, compare_tensors(store_, step.inode, step_before));
     if (sameness != Sameness::same) continue;
     const std::string path = step.series + "/" + step.tag;
@@ -232,13 +232,14 @@ Result<> Caretaker::find_identical_steps() {
     log::warn("{}: its tensors are, bit for bit, those of {}: did the optimizer change anything?", path,
               store_.tree().path_of(step_before));
   }
-  const std::lock_guard lock(mutex_);
+  const io::MutexLock lock(mutex_);
   report_.identical = std::move(identical);
   return success();
 }
 
-// So many bytes that all is read once within the time set. A large file is read in one go, and waited for afterwards.
-Result<> Caretaker::scrub(Time passed) {
+// Reads so many bytes that all is read once within the time that is set. A large file is read in one go, and the pause
+// afterwards is longer.
+Result<> Maintenance::scrub(Time passed) {
   if (options_.scrub.count() == 0 || inventory_.digested.empty()) return success();
   const double share = std::chrono::duration<double>(passed) / std::chrono::duration<double>(options_.scrub);
   const auto all = static_cast<double>(inventory_.bytes);
@@ -247,14 +248,14 @@ Result<> Caretaker::scrub(Time passed) {
   for (size_t i = 0; i < inventory_.digested.size() && scrub_credit_ > 0 && wait(Time(0)); ++i) {
     TRY_ASSIGN(const uint64_t bytes, scrub_next());
     scrub_credit_ -= static_cast<double>(std::max<uint64_t>(bytes, 1));
-    const std::lock_guard lock(mutex_);
+    const io::MutexLock lock(mutex_);
     report_.scrubbed_bytes += bytes;
   }
   return scrubbed_ == before ? Result<>(success()) : record_scrubbed();
 }
 
-// The bytes read: 0 where the file has gone meanwhile.
-Result<uint64_t> Caretaker::scrub_next() {
+// Returns the bytes read, 0 if the file is gone meanwhile.
+Result<uint64_t> Maintenance::scrub_next() {
   const auto& files = inventory_.digested;
   auto next = std::upper_bound(files.begin(), files.end(), scrubbed_,
                                [](BlobNumber blob, const File& file) { return blob < file.blob; });
@@ -266,8 +267,8 @@ Result<uint64_t> Caretaker::scrub_next() {
   return verified.error();
 }
 
-// Seldom enough that it does not matter.
-Result<> Caretaker::record_scrubbed() {
+// Records the position so seldom that the writes do not matter.
+Result<> Maintenance::record_scrubbed() {
   const auto now = Clock::now();
   if (now - scrub_recorded_ < kRecordScrubbed) return success();
   scrub_recorded_ = now;

@@ -1,4 +1,4 @@
-#include "meta/blobs/frontiers.h"
+#include "meta/blobs/written_ends.h"
 
 #include "io/fault.h"
 #include "tests/meta/scratch_store.h"
@@ -7,26 +7,26 @@ namespace ckptfs::meta {
 namespace {
 
 #ifdef CKPTFS_FAULT_POINTS
-using FrontiersTest = ScratchStore;
+using WrittenEndsTest = ScratchStore;
 
 // If a blob had two slots, the next start could take either.
-TEST_F(FrontiersTest, ABlobHasOneSlotWhereItsFirstCouldNotBeEmptied) {
+TEST_F(WrittenEndsTest, ABlobHasOneSlotWhereItsFirstCouldNotBeEmptied) {
   const std::string file = folder_ + "/frontiers_of_a_test";
   {
-    const auto frontiers = Frontiers::open(file, store_->index());
-    ASSERT_TRUE(frontiers) << frontiers.error().message();
-    ASSERT_TRUE(frontiers.value()->begin({}));
-    auto first = frontiers.value()->take(7).value();
-    auto other = frontiers.value()->take(8).value();
+    const auto written_ends = WrittenEnds::open(file, store_->index());
+    ASSERT_TRUE(written_ends) << written_ends.error().message();
+    ASSERT_TRUE(written_ends.value()->begin({}));
+    auto first = written_ends.value()->take(7).value();
+    auto other = written_ends.value()->take(8).value();
     ASSERT_TRUE(first->set(100));
     io::set_fault("frontiers.empty", "1:error:EIO");
     first->give_back();
     other->give_back();
     io::set_fault("frontiers.empty", "");
-    auto second = frontiers.value()->take(7).value();
+    auto second = written_ends.value()->take(7).value();
     ASSERT_TRUE(second->set(50));
   }
-  const auto left = Frontiers::open(file, store_->index());
+  const auto left = WrittenEnds::open(file, store_->index());
   ASSERT_TRUE(left) << left.error().message();
   EXPECT_EQ(left.value()->left(7), 50U);
   EXPECT_EQ(left.value()->left(8), std::nullopt);

@@ -1,4 +1,4 @@
-// The caretaker: a thread that looks after what lies in the store while nobody waits for it. Again and again it
+// Maintenance of what is stored, on a thread of its own, while nobody waits for it. Again and again the thread
 //   - takes the digests of every frozen blob, and of every file outside the swap folders that has been quiet for `-o
 //     quiet=` (meta/care/digests.h),
 //   - has files share what they hold twice: equal chunks of the file at the same place in the steps made before and
@@ -8,16 +8,14 @@
 //   - says which steps hold exactly the tensors of the step before (the xattr `identical_to`): an optimizer that
 //     changes nothing.
 //
-// It reads with idle I/O priority, and for a twentieth of the time only while any file is open for writing, and for 10
-// s after.
+// The thread reads with idle I/O priority. While any file is open for writing, and for 10 s after, it reads for a
+// twentieth of the time only.
 //
 // Thread safety: report() from any thread; start() and stop() from one. Lock: mutex_ (a leaf).
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
@@ -25,17 +23,18 @@
 #include <unordered_map>
 #include <vector>
 
+#include "io/mutex.h"
 #include "meta/care/digests.h"
 #include "meta/store/store.h"
 
 namespace ckptfs::meta {
 
-struct CaretakerOptions {
+struct MaintenanceOptions {
   std::chrono::seconds quiet{30};          // since a file was written last
   std::chrono::seconds scrub{14 * 86400};  // in which all blobs are read once; 0: never
 };
 
-struct CaretakerReport {
+struct MaintenanceReport {
   uint64_t digested_files = 0;  // since the mount
   uint64_t digested_bytes = 0;
   uint64_t waiting_files = 0;          // for their digests
@@ -46,16 +45,16 @@ struct CaretakerReport {
   std::vector<std::string> identical;  // steps with the tensors of the step before
 };
 
-class Caretaker {
+class Maintenance {
  public:
   using Time = std::chrono::nanoseconds;
 
-  Caretaker(Store& store, CaretakerOptions options) : store_(store), options_(options) {}
-  ~Caretaker() { stop(); }
+  Maintenance(Store& store, MaintenanceOptions options) : store_(store), options_(options) {}
+  ~Maintenance() { stop(); }
 
   void start();
   void stop();
-  CaretakerReport report() const;
+  MaintenanceReport report() const;
 
  private:
   struct File {
@@ -71,9 +70,9 @@ class Caretaker {
   };
 
   void run();
-  Result<Time> look_after_all();
+  Result<Time> maintain_all();
   Result<Inventory> take_inventory();
-  Result<bool> look_after(const File& file);
+  Result<bool> maintain_file(const File& file);
   Result<Taking> digest(const File& file);
   bool is_quiet(const File& file) const;
   // Files of one owner share only: whether blocks are shared can be seen, and would tell who holds the one file what
@@ -90,7 +89,7 @@ class Caretaker {
   bool wait(Time time);  // false: the end
 
   Store& store_;
-  const CaretakerOptions options_;
+  const MaintenanceOptions options_;
 
   // The thread's own.
   uint64_t version_ = 0;    // of the tree when all of it was looked at
@@ -111,10 +110,10 @@ class Caretaker {
   std::chrono::steady_clock::time_point scrub_recorded_;
   std::chrono::steady_clock::time_point written_;  // when somebody had a file open for writing last
 
-  mutable std::mutex mutex_;
-  std::condition_variable wake_;
-  bool stopping_ = false;   // guarded by mutex_
-  CaretakerReport report_;  // guarded by mutex_
+  mutable io::Mutex mutex_;
+  io::CondVar wake_;
+  bool stopping_ GUARDED_BY(mutex_) = false;
+  MaintenanceReport report_ GUARDED_BY(mutex_);
   std::thread thread_;
 };
 

@@ -164,6 +164,7 @@ def command(options):
         words += [f"--pairs {options.pairs}"]
     words += [f"--only {name}" for name in options.only or ()]
     words += ["--against OLD/build/ckptfs"] * bool(options.against)
+    words += [f"--folder {options.folder}"] * bool(options.folder)
     return " ".join(words + ["--write"] * options.write)
 
 

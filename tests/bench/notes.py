@@ -95,8 +95,6 @@ through the daemon. Lower is better for times, higher for GiB/s.""",
     "Against an older version": """\
 This version and the version that `--against` names, each with a store of its own, in the same rounds. Higher is better for
 GiB/s, lower for times. The bars stand in the sections of each part.""",
-    "Data, against an older version": """\
-As *Against an older version*, of data only.""",
     DAEMON: """\
 At the end of each part, and at the peak.""",
 }

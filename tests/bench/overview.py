@@ -9,6 +9,7 @@ PAGE = mounting.REPOSITORY / "docs" / "benchmarks.md"
 UNITS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "MiB": 1.0, "GiB/s": 1.0}
 RATES = ("GiB/s",)  # units of which more is better
 NOT_MEASURED = "not measured"
+COLUMNS_OF_A_NOTE = 4  # a comparison has more
 
 PAGE_TEXT = """\
 # Benchmarks
@@ -46,8 +47,7 @@ passthrough_hp, libfuse's own example, does nothing but pass each operation on. 
 
 ## What to choose
 
-{choices}
-"""
+{choices}"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,8 +123,15 @@ NUMBERS = (
      Number("the same", "passthrough_hp", NAMES, "create and unlink", "passthrough_hp")),
 )
 
-# Advice for what a user may choose, each beside a section whose rows support it.
-CHOICES = {}
+# Advice for what a user may choose: a heading, the section whose rows support the advice, and the advice.
+CHOICES = (
+    ("The file system under the store", "Which file system under the store", """\
+Put the store on XFS. btrfs works, but our tests do not cover it, and overwrites fragment its files."""),
+    ("The kernel", "Which kernel", """\
+Use Linux 6.9 or newer, which has passthrough. An older kernel has direct mode only."""),
+    ("The options", "Which options", """\
+Leave the defaults, `adopt=on` and `odirect=safe`."""),
+)
 
 
 def amount(text):
@@ -146,7 +153,7 @@ def page(sections):
     rows = ["| | | ckptfs | without ckptfs | | better by |", "|---:|---|---:|---:|---|---:|"]
     for position, numbers in enumerate(NUMBERS, 1):
         rows += [row(sections, number, position if number is numbers[0] else "") for number in numbers]
-    choices = "\n".join(f"- {advice} ([rows]({link(section)}))" for section, advice in CHOICES.items())
+    choices = "\n".join(choice(sections, *words) for words in CHOICES)
     return PAGE_TEXT.format(numbers="\n".join(rows) + "\n", choices=choices)
 
 
@@ -155,6 +162,21 @@ def row(sections, number, position):
     text = f"[{number.text}]({link(number.section)})"
     cells = [str(position), text, f"**{ours}**", theirs, number.without, times(gain) if gain else ""]
     return f"| {' | '.join(cells)} |"
+
+
+def choice(sections, heading, section, advice):
+    """Returns a choice with its advice, a short table of the rows that support it, and the notes on it."""
+    rows = sections[section].rows() if section in sections else []
+    table = [choice_row(cells) for cells in rows if len(cells) > COLUMNS_OF_A_NOTE]
+    notes = [f"{cells[0]} {cells[1]}." for cells in rows if len(cells) <= COLUMNS_OF_A_NOTE]
+    figures = "\n".join(["| | with | | with | |", "|---|---|---:|---|---:|", *table]) if table else f"This is {NOT_MEASURED}."
+    return "\n\n".join([f"### {heading}", f"{advice} ([Rows]({link(section)}))", figures, *notes]) + "\n"
+
+
+def choice_row(cells):
+    """Returns what was measured, the one choice with its figure, the other choice with its figure."""
+    title, _, chosen = cells[0].rpartition(": ")
+    return f"| {title} | {chosen} | {cells[1]} | {cells[2]} | {cells[3]} |"
 
 
 def link(section):

@@ -77,7 +77,8 @@ def data(sections):
             rows = [tables.comparison(sections, section + suffix, f"{case}: {title}", "native XFS") for case in CASES]
             at, rows = zip(*((position + shift, row) for position, row in enumerate(rows) if row), strict=True)
             errors = [[row.ratio - row.quartiles[0] for row in rows], [row.quartiles[1] - row.ratio for row in rows]]
-            axes.bar(at, [row.ratio for row in rows], 0.38, color=color, label=mode, yerr=errors, ecolor="#333333", capsize=2)
+            axes.bar(at, [row.ratio for row in rows], 0.38, color=color, label=mode, yerr=errors, ecolor="#333333",
+                     capsize=2)
         axes.axhline(1, color="black", linewidth=0.8)
         axes.set_xticks(range(len(CASES)), [case.replace(", ", "\n") for case in CASES])
         axes.set_title(place, loc="left", fontweight="bold")

@@ -1,6 +1,7 @@
 """Writes docs/benchmarks.md: the numbers that matter to a user, taken from docs/benchmarks-tables.md."""
 
 import dataclasses
+import textwrap
 
 import mounting
 import tables
@@ -9,29 +10,30 @@ PAGE = mounting.REPOSITORY / "docs" / "benchmarks.md"
 UNITS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "MiB": 1.0, "GiB/s": 1.0}
 RATES = ("GiB/s",)  # units of which more is better
 NOT_MEASURED = "not measured"
+CHOICE_HEAD = ("| | with | | with | |", "|---|---|---:|---|---:|")
 COLUMNS_OF_A_NOTE = 4  # a comparison has more
 
 PAGE_TEXT = """\
 # Benchmarks
 
-`scripts/bench` writes this page and its charts from the measured rows in [all tables](benchmarks-tables.md), which also say
-how each was measured. Do not edit it by hand.
+`scripts/bench` writes this page and its charts from the measured rows in [all tables](benchmarks-tables.md), which also
+say how each was measured. Do not edit it by hand.
 
 ## Ten numbers
 
-*Better by* says how many times faster, or smaller, ckptfs is. Below 1× ckptfs is slower. It is the median of ratios that were
-taken pair by pair, so it can differ from the ratio of the two figures beside it.
+*Better by* says how many times faster, or smaller, ckptfs is. Below 1× ckptfs is slower. It is the median of ratios
+that were taken pair by pair, so it can differ from the ratio of the two figures beside it.
 
 {numbers}
-The disk is in memory, so the processors are the limit. The tables name the machine and the kernel. We have not measured a GPU,
-a fast NVMe drive, or another kernel.
+The disk is in memory, so the processors are the limit. The tables name the machine and the kernel. We have not measured
+a GPU, a fast NVMe drive, or another kernel.
 
 ## Charts
 
 ![How many times ckptfs is faster or smaller than the alternative](benchmarks-gains.svg)
 
-A save, a removal and a view are fast because they copy no blocks. Operations on names pay for that: an open goes to the daemon,
-and a change goes into its index, too.
+A save, a removal and a view are fast because they copy no blocks. Operations on names pay for that: an open goes to the
+daemon, and a change goes into its index, too.
 
 ![The rate of large reads and overwrites as a share of native XFS](benchmarks-data.svg)
 
@@ -169,8 +171,9 @@ def choice(sections, heading, section, advice):
     rows = sections[section].rows() if section in sections else []
     table = [choice_row(cells) for cells in rows if len(cells) > COLUMNS_OF_A_NOTE]
     notes = [f"{cells[0]} {cells[1]}." for cells in rows if len(cells) <= COLUMNS_OF_A_NOTE]
-    figures = "\n".join(["| | with | | with | |", "|---|---|---:|---|---:|", *table]) if table else f"This is {NOT_MEASURED}."
-    return "\n\n".join([f"### {heading}", f"{advice} ([Rows]({link(section)}))", figures, *notes]) + "\n"
+    figures = "\n".join([*CHOICE_HEAD, *table]) if table else f"This is {NOT_MEASURED}."
+    advice = textwrap.fill(f"{advice} All figures are in [the tables]({link(section)}).", 120)
+    return "\n\n".join([f"### {heading}", advice, figures, *notes]) + "\n"
 
 
 def choice_row(cells):

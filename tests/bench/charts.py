@@ -81,7 +81,7 @@ def data(sections):
                      capsize=2)
         axes.axhline(1, color="black", linewidth=0.8)
         axes.set_xticks(range(len(CASES)), [case.replace(", ", "\n") for case in CASES])
-        axes.set_title(place, loc="left", fontweight="bold")
+        axes.set_title(f"large files on {place}", loc="left", fontweight="bold")
     panels[0].set_ylabel("share of native XFS")
     panels[0].legend(frameon=False, loc="upper left")
     return figure
@@ -123,6 +123,8 @@ def names(sections):
             if row := tables.comparison(sections, overview.NAMES, operation, name):
                 shown[name][position], shown["ckptfs"][position] = row.theirs, row.ours
     for shift, (name, texts), color in zip((-0.27, 0, 0.27), shown.items(), (OTHERS_TOO, OTHERS, OURS), strict=True):
+        if not texts:
+            continue
         values = [overview.amount(text) * 1e6 for text in texts.values()]
         axes.bar([position + shift for position in texts], values, 0.26, color=color, label=name)
         for position, value in zip(texts, values, strict=True):

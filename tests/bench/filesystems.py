@@ -78,7 +78,7 @@ def without_reflink(context):
         if done.returncode == 0:
             raise mounting.Failure("a store on ext4 was mounted")
         said = " ".join((done.stdout + done.stderr).split()).replace(str(ext4.disk), "/data").replace(str(point), "/ckpt")
-        text = f"has no reflink, so it holds no store. `ckptfs mount` says: {said}"
+        text = f"has no reflink, so it holds no store. `ckptfs mount` says `{said}`"
         context.add(FILESYSTEM, measure.Note("ext4", text))
 
 

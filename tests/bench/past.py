@@ -3,11 +3,11 @@
 import contextlib
 import json
 import pathlib
-import shutil
 import statistics
 import sys
 
 import child
+import copies
 import machine
 import measure
 import mounting
@@ -47,12 +47,12 @@ def rates(context, mount):
     with contextlib.ExitStack() as stack:
         movers = {how: stack.enter_context(ours(context, how, how)) for how in NAMES}
         extra = {how: movers[how].ask(do="save", series=str(series), tag=how, size=size)["extra"] for how in movers}
-        numbers = iter(range(1 << 30))
+        live, numbers = mount.store.filled_blobs(), iter(range(1 << 30))
 
         def save(how):
             tag = f"{how}-{next(numbers)}"
             seconds = movers[how].ask(do="save", series=str(series), tag=tag, size=size)["seconds"]
-            shutil.rmtree(series / tag)
+            copies.remove(mount, live, series / tag)
             machine.sync_filesystem(context.disk)
             return size / seconds
 

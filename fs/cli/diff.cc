@@ -105,9 +105,8 @@ void add_diff(CLI::App& app, Chosen& chosen) {
   command->add_option("OTHER", arguments->second, "Another")->required();
   command->add_flag("--json", arguments->as_json, "Print as JSON, the files that are the same too");
   command->footer(
-      "What shared blocks and digests tell is not read. BYTES is an upper bound: it counts whole blocks, and whole "
-      "MiB\n"
-      "where only digests differ.\n"
+      "Reads only what neither shared blocks nor digests tell. BYTES is an upper bound: it counts whole blocks, and\n"
+      "whole MiB if only digests differ.\n"
       "Example:\n  ckptfs diff /ckpt/steps/global_step100 /ckpt/steps/global_step200");
   command->callback([arguments, &chosen] { chosen = [arguments] { return run_and_print(*arguments); }; });
 }

@@ -91,9 +91,8 @@ void add_doctor(CLI::App& app, Chosen& chosen) {
   command->add_option("FOLDER", arguments->folder, "Where a store would stand (default: here)");
   command->add_flag("--json", arguments->as_json, "Print as JSON");
   command->footer(
-      "Looks at the kernel, at FOLDER, at the mounts that are there, and at /etc/fstab and /etc/ckptfs/*.conf. Exit "
-      "code 1\n"
-      "when something that is needed is missing.\nExample:\n  ckptfs doctor /data");
+      "Looks at the kernel, at FOLDER, at the mounts that are there, and at /etc/fstab and /etc/ckptfs/*.conf. Exits\n"
+      "with 1 if something that is needed is missing.\nExample:\n  ckptfs doctor /data");
   command->callback(
       [arguments, &chosen] { chosen = [arguments] { return run(arguments->folder, arguments->as_json); }; });
 }

@@ -123,12 +123,12 @@ int run(const FsckArguments& arguments) {
 void add_fsck(CLI::App& app, Chosen& chosen) {
   auto arguments = std::make_shared<FsckArguments>();
   CLI::App* command = app.add_subcommand("fsck", "Check a store that is not mounted");
-  command->add_option("STORE", arguments->store, "The store (with its image, where it has one)")->required();
+  command->add_option("STORE", arguments->store, "The store (with its image, if it has one)")->required();
   command->add_flag("--remove-orphans", arguments->remove_orphans, "Delete blobs that nothing names");
   command->add_flag("--json", arguments->as_json, "Print as JSON");
   command->footer(
       "Recounts every reference from the tree and reports each difference; changes nothing unless told to.\n"
-      "Exit code 1 when there are problems; orphans are notes.\n"
+      "Exits with 1 if there are problems; orphans are notes.\n"
       "Example:\n  ckptfs umount /ckpt && ckptfs fsck /data/store");
   command->callback([arguments, &chosen] { chosen = [arguments] { return run(*arguments); }; });
 }

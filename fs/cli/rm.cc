@@ -45,8 +45,8 @@ void add_rm(CLI::App& app, Chosen& chosen) {
   command->add_option("STEP", arguments->steps, "A step of a series")->required();
   command->add_flag("--json", arguments->as_json, "Print as JSON");
   command->footer(
-      "The step is gone, durably, when this returns; its space is freed behind. A pinned one is refused. `rm -r` does\n"
-      "the same, file by file.\n"
+      "The step is gone, durably, when this returns; the daemon frees its space afterwards. A pinned step is refused.\n"
+      "`rm -r` does the same, file by file.\n"
       "Example:\n  ckptfs rm /ckpt/steps/global_step100");
   command->callback([arguments, &chosen] { chosen = [arguments] { return run(*arguments); }; });
 }

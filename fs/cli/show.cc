@@ -184,7 +184,7 @@ void add_show(CLI::App& app, Chosen& chosen) {
   command->add_flag("--tensors", arguments->tensors_only, "Only its tensors")->excludes(files);
   command->add_flag("--json", arguments->as_json, "Print as JSON");
   command->footer(
-      "Tensors are as /ckpt/views has them; which bytes of which files they are stands in the view's manifest.json.\n"
+      "Tensors are those of /ckpt/views. The view's manifest.json says which bytes of which files they are.\n"
       "Example:\n  ckptfs show /ckpt/steps/global_step100\n  ckptfs show --json --tensors /ckpt/steps/global_step100");
   command->callback([arguments, &chosen] { chosen = [arguments] { return run(*arguments); }; });
 }

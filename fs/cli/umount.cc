@@ -208,12 +208,11 @@ void add_umount(CLI::App& app, Chosen& chosen) {
   CLI::App* command = app.add_subcommand("umount", "Unmount, and wait until everything is written down");
   command->add_option("MOUNTPOINT", arguments->mountpoint, "The mount (default: the only one)");
   command->add_flag("--lazy", arguments->lazy,
-                    "Take it out of sight at once, and do not wait for who still uses it: the daemon serves them\n"
+                    "Detach the mount at once. The daemon serves the programs that still use it\n"
                     "until they are done, and then writes everything down");
   command->footer(
-      "Says who holds files open where the mount is busy, and which containers have it too. Fails where not "
-      "everything\n"
-      "could be written down. Takes a dead mount away as well.\n"
+      "If the mount is busy, says who holds files open, and which containers have the mount. Fails if not everything\n"
+      "could be written down. Removes a dead mount, too.\n"
       "Example:\n  ckptfs umount /ckpt");
   command->callback([arguments, &chosen] { chosen = [arguments] { return run(*arguments); }; });
 }

@@ -109,17 +109,16 @@ Result<int> run_verify(const Target& target, bool as_json) {
 }  // namespace
 
 void add_verify(CLI::App& app, Chosen& chosen) {
-  add_path_command(app, chosen,
-                   {"verify", "Read steps back and compare them with their digests", "PATH",
-                    "A mount, a series, a step or a file (default: all steps of the only mount)",
-                    "Digests are taken in the background, some time after a file was written. Exits with 1 where a "
-                    "file is damaged.\n"
-                    "Example:\n  ckptfs verify\n  ckptfs verify /ckpt/steps/global_step100",
-                    run_verify,
-                    PathCommand::Flag{"--accept",
-                                      "Take what the disk holds of files whose writing failed (suspect) for their "
-                                      "content",
-                                      run_accept}});
+  add_path_command(
+      app, chosen,
+      {"verify", "Read steps back and compare them with their digests", "PATH",
+       "A mount, a series, a step or a file (default: all steps of the only mount)",
+       "The daemon takes digests in the background, some time after a file was written. Exits with 1 if "
+       "a file is damaged.\n"
+       "Example:\n  ckptfs verify\n  ckptfs verify /ckpt/steps/global_step100",
+       run_verify,
+       PathCommand::Flag{"--accept", "Accept what the disk holds of suspect files, whose write-back failed",
+                         run_accept}});
 }
 
 }  // namespace ckptfs::fs::cli

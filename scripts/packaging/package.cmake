@@ -7,7 +7,7 @@ install(DIRECTORY gpu/python/ckptfs DESTINATION lib/python3/dist-packages FILES_
 install(TARGETS ckptfs_library LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(FILES gpu/ckptfs.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(FILES README.md DESTINATION ${doc})
-install(DIRECTORY docs DESTINATION ${doc} PATTERN benchmarks.md EXCLUDE)  # beside README.md, whose links lead there
+install(DIRECTORY docs DESTINATION ${doc})  # beside README.md, whose links lead there
 install(FILES scripts/packaging/copyright DESTINATION ${doc})
 install(FILES scripts/packaging/ckpt.conf DESTINATION ${doc}/examples)
 install(FILES scripts/packaging/ckptfs@.service DESTINATION lib/systemd/system)

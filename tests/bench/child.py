@@ -1,4 +1,4 @@
-"""Programs in build/venv (torch, safetensors, transformers) that do one thing for each line of input."""
+"""Programs that do one thing for each line of input, most of them in build/venv (torch, safetensors, transformers)."""
 
 import contextlib
 import json
@@ -38,11 +38,11 @@ class Child:
 
 
 @contextlib.contextmanager
-def running(log, *words):
+def running(log, *words, python=PYTHON):
     """Yields a Child once it has reported that it is ready."""
     environment = dict(os.environ, CUDA_VISIBLE_DEVICES="", DS_ACCELERATOR="cpu", PYTHONDONTWRITEBYTECODE="1")
     with open(log, "wb") as errors:
-        process = subprocess.Popen([str(PYTHON), *map(str, words)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        process = subprocess.Popen([str(python), *map(str, words)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                    stderr=errors, text=True, env=environment)
     try:
         child = Child(process, log)

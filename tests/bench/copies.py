@@ -59,31 +59,39 @@ def fill(folder, count, size):
 
 def timed(context, mount, live, command, folder, costs, side):
     """Returns the seconds of one copy and a sync, with the source not in memory. Notes its cost."""
-    target = folder / "to"
-    variables = {"from": str(folder / "from"), "to": str(target)}
+    source, target = folder / "from", folder / "to"
 
     def measured():
-        copy = ("bash", "-euc", "set -o pipefail; " + command)
-        took, costs[side] = cost(context, side, lambda: mounting.run(*copy, env={**os.environ, **variables}))
-        mounting.run("diff", "-r", folder / "from", target)
+        took, costs[side] = cost(context, side, lambda: copy(command, source, target))
+        mounting.run("diff", "-r", source, target)
         remove(mount, live, target)
         return took
 
     return measured
 
 
+def copy(command, source, target):
+    variables = {"from": str(source), "to": str(target)}
+    mounting.run("bash", "-euc", "set -o pipefail; " + command, env={**os.environ, **variables})
+
+
 def cost(context, side, action):
     """Returns the seconds of the action and a sync, with nothing in memory before, and its cost in words."""
     machine.settle(context.disk)
+    written, used = mounting.written_bytes(context.disk), mounting.used_bytes(context.disk)
+    took = seconds(context, action)
+    written, used = mounting.written_bytes(context.disk) - written, mounting.used_bytes(context.disk) - used
+    return took, f"{LABELS[side]}: {written / plan.MIB:.0f} MiB written, {used / plan.MIB:.0f} MiB used"
+
+
+def seconds(context, action):
+    """Returns the seconds of the action and a sync, with nothing in memory before."""
     memory.drop_caches()
     memory.touch_free()
-    written, used = mounting.written_bytes(context.disk), mounting.used_bytes(context.disk)
     began = time.monotonic()
     action()
     machine.sync_filesystem(context.disk)
-    took = time.monotonic() - began
-    written, used = mounting.written_bytes(context.disk) - written, mounting.used_bytes(context.disk) - used
-    return took, f"{LABELS[side]}: {written / plan.MIB:.0f} MiB written, {used / plan.MIB:.0f} MiB used"
+    return time.monotonic() - began
 
 
 def remove(mount, live, folder):

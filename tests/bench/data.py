@@ -59,12 +59,6 @@ def right_after_a_save(context, mount, native, title, case):
     """Overwrites that find every block shared (natively after cp --reflink=always), and overwrites that do not."""
     files = mount.path / SWAP
 
-    def after_save():
-        mount.save("shared")
-        rate = transfer(files, context.sizes, case, ALIGNED)
-        remove_steps(mount)
-        return rate
-
     def after_copy():
         copy = context.disk / "copy"
         mounting.run("cp", "-r", "--reflink=always", native, copy)
@@ -79,13 +73,25 @@ def right_after_a_save(context, mount, native, title, case):
             "native": runner(context, native, case),
             "after copy": after_copy,
             "plain": runner(context, files, case),
-            "after save": after_save,
+            "after save": after_save(context, mount, case),
         }
     )
     ours = figures["after save"]
     add(context, "right after", title, case, ours, figures["native"], plan.data_bar())
     add(context, "right after", title, case, ours, figures["after copy"], alternative="native, after cp --reflink")
     add(context, "right after", title, case, ours, figures["plain"], alternative="ckptfs, without a save")
+
+
+def after_save(context, mount, case):
+    """Returns the bytes per second of an overwrite that finds every block shared with a step."""
+
+    def measured():
+        mount.save("shared")
+        rate = transfer(mount.path / SWAP, context.sizes, case, ALIGNED)
+        remove_steps(mount)
+        return rate
+
+    return measured
 
 
 def later(context, mount, native, title):

@@ -1,4 +1,4 @@
-"""Measures ckptfs against its alternatives and writes docs/benchmarks.md; scripts/bench calls it."""
+"""Measures ckptfs against its alternatives, and writes and draws docs/benchmarks.md; scripts/bench calls it."""
 
 import argparse
 import datetime
@@ -13,21 +13,24 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import copies
 import data
+import filesystems
 import guesses
 import machine
 import mounting
 import names
+import notes
 import offload
+import overview
 import past
 import plan
 import report
 import saves
 import steps
+import tables
 import trainers
 import versions
 import views
 
-DOCUMENT = mounting.REPOSITORY / "docs" / "benchmarks.md"
 PARTS = {
     "data": data.section,
     "versions": versions.section,
@@ -40,6 +43,7 @@ PARTS = {
     "steps": steps.section,
     "names": names.section,
     "past": past.section,
+    "filesystems": filesystems.section,
 }
 
 # Parts that run again with the image on the machine's disk, because a disk in memory is too fast for them.
@@ -51,9 +55,10 @@ lies in /dev/shm where there is memory for it (then some parts run again with on
 root, on an idle machine.
 
 examples:
-  scripts/bench                     everything, about two hours on 2 cores; writes docs/benchmarks.md
+  scripts/bench                     everything, about two hours on 2 cores; writes the tables, numbers and charts
   scripts/bench --quick             a look: small sizes, 3 rounds, nothing written
   scripts/bench --only saves        one part, nothing written
+  scripts/bench --draw              the numbers and charts again, from the tables; nothing is measured
   scripts/bench --only versions --against OLD/build/ckptfs
                                     this version and an older one, nothing written
 """
@@ -67,7 +72,9 @@ def arguments():
     parser.add_argument("--quick", action="store_true", help="small sizes and 3 rounds: a look, no result")
     parser.add_argument("--only", choices=PARTS, action="append", help="this part only; may be repeated")
     parser.add_argument("--write", action="store_true",
-                        help="write docs/benchmarks.md also after --quick or --only: the other parts stay what they are")
+                        help="write the tables, numbers and charts also after --only: the other parts stay what they are")
+    parser.add_argument("--draw", action="store_true",
+                        help="measure nothing: write docs/benchmarks.md and its charts from docs/benchmarks-tables.md")
     parser.add_argument("--strict", action="store_true", help="exit with status 1 when a bar is missed")
     parser.add_argument("--against", metavar="CKPTFS", type=pathlib.Path,
                         help="measure data, saves, copies, views and names by another version, too: the path of its command")
@@ -76,6 +83,8 @@ def arguments():
     parsed.pairs = parsed.pairs or (3 if parsed.quick else 9)
     if parsed.pairs < 2:
         parser.error("--pairs: at least 2")
+    if parsed.quick and parsed.write:
+        parser.error("--write: not with --quick, whose figures are no results")
     if "versions" in (parsed.only or ()) and parsed.against is None:
         parser.error("--only versions: name the other version by --against OLD/build/ckptfs")
     if parsed.against is not None and not os.access(parsed.against, os.X_OK):
@@ -85,18 +94,21 @@ def arguments():
 
 def main():
     options = arguments()
+    if options.draw:
+        draw()
+        return 0
     if shutil.which("fio") is None:
-        print("bench: there is no fio: run scripts/setup --tests", file=sys.stderr)
+        print("bench: there is no fio: run scripts/setup --bench", file=sys.stderr)
         return 1
     sizes = plan.QUICK if options.quick else plan.FULL
-    folder = machine.choose_folder(options.folder, sizes.image)
+    folder = machine.choose_folder(options.folder, sizes.image + sizes.other_image)
     os.environ["CKPTFS_TMP"] = str(folder)
     began = time.monotonic()
     try:
         with mounting.workspace("bench") as work, machine.disk(work, sizes.image) as (disk, direct):
             context = plan.Context(sizes, options.pairs, work, disk, options.against, listener=Printer())
             facts = facts_of(options, context, folder, direct)
-            print(f"{facts['machine']}\n{facts['place']}{facts['warning']}", flush=True)
+            print(f"{facts['machine']}; {facts['place']}", flush=True)
             for name in options.only or PARTS:
                 PARTS[name](context)
         again = [name for name in options.only or PARTS if name in ON_DISK]
@@ -113,7 +125,7 @@ def measure_on_disk(context, parts):
     """Runs the parts again with an image in build/. Their results are added to the others."""
     os.environ["CKPTFS_TMP"] = str(mounting.REPOSITORY / "build")
     with mounting.workspace("bench") as work, machine.disk(work, context.sizes.image) as (disk, _):
-        context.work, context.disk, context.place = work, disk, report.ON_DISK
+        context.work, context.disk, context.place = work, disk, notes.ON_DISK
         for name in parts:
             PARTS[name](context)
 
@@ -132,24 +144,16 @@ class Printer:
 
 
 def facts_of(options, context, folder, direct):
-    warning = ""
-    if options.quick:
-        warning = "\n**A look only (`--quick`): small sizes and few rounds. These are no results.**\n"
-    where = "in memory (/dev/shm)" if folder == pathlib.Path("/dev/shm") else f"on {kind_of(folder)}"
+    where = "in memory" if folder == pathlib.Path("/dev/shm") else f"on {kind_of(folder)}"
     return {
         "command": command(options),
         "machine": (
             f"Linux {platform.release().partition('-')[0]}, {machine.cores()} cores ({machine.processor()}), "
             f"{machine.memory() / plan.GIB:.0f} GiB of memory"
         ),
-        "place": (
-            f"Everything lies on one XFS with reflink, on a loop device with direct I/O {'on' if direct else 'off'}, "
-            f"over an image of {context.sizes.image / plan.GIB:.0f} GiB {where}, allocated in full"
-        ),
+        "place": f"an image of {context.sizes.image / plan.GIB:.0f} GiB {where}{'' if direct else ', without direct I/O'}",
         "when": datetime.date.today().isoformat(),
         "version": mounting.run(mounting.CKPTFS, "--version").stdout.split()[-1],
-        "pairs": options.pairs,
-        "warning": warning,
     }
 
 
@@ -160,6 +164,7 @@ def command(options):
         words += [f"--pairs {options.pairs}"]
     words += [f"--only {name}" for name in options.only or ()]
     words += ["--against OLD/build/ckptfs"] * bool(options.against)
+    words += [f"--folder {options.folder}"] * bool(options.folder)
     return " ".join(words + ["--write"] * options.write)
 
 
@@ -172,14 +177,21 @@ def finish(options, context, facts):
     for title, (now, peak) in context.memory.items():
         print(f"  {title}: {report.mib(now)}, {report.mib(peak)}")
     if options.write or not (options.quick or options.only):
-        before = DOCUMENT.read_text() if options.only and DOCUMENT.exists() else ""
-        DOCUMENT.write_text(report.document(context, facts, before))
-        print(f"\nwritten: {DOCUMENT.relative_to(mounting.REPOSITORY)}")
+        tables.write(tables.updated(tables.read() if options.only else {}, context, facts))
+        draw()
+        print(f"\nwritten: {tables.PAGE.relative_to(mounting.REPOSITORY)}, {overview.PAGE.relative_to(mounting.REPOSITORY)}")
     missed = [result.title for _, result in context.results if result.missed]
     print(f"\n{len(missed)} bars missed, in {facts['minutes']:.1f} minutes")
     for title in missed:
         print(f"  {title}")
     return 1 if missed and options.strict else 0
+
+
+def draw():
+    """Writes docs/benchmarks.md and its charts from the tables."""
+    overview.write(tables.read())
+    # Debian's own Python has the matplotlib of scripts/setup. Another Python may come first in PATH.
+    mounting.run("/usr/bin/python3", pathlib.Path(__file__).with_name("charts.py"))
 
 
 if __name__ == "__main__":

@@ -3,10 +3,11 @@
 import contextlib
 import json
 import pathlib
-import shutil
 import statistics
+import sys
 
 import child
+import copies
 import machine
 import measure
 import mounting
@@ -44,14 +45,14 @@ def rates(context, mount):
     series = mount.path / "past"
     series.mkdir()
     with contextlib.ExitStack() as stack:
-        movers = {how: stack.enter_context(child.running(context.work / f"{how}.log", MOVER, how)) for how in NAMES}
+        movers = {how: stack.enter_context(ours(context, how, how)) for how in NAMES}
         extra = {how: movers[how].ask(do="save", series=str(series), tag=how, size=size)["extra"] for how in movers}
-        numbers = iter(range(1 << 30))
+        live, numbers = mount.store.filled_blobs(), iter(range(1 << 30))
 
         def save(how):
             tag = f"{how}-{next(numbers)}"
             seconds = movers[how].ask(do="save", series=str(series), tag=tag, size=size)["seconds"]
-            shutil.rmtree(series / tag)
+            copies.remove(mount, live, series / tag)
             machine.sync_filesystem(context.disk)
             return size / seconds
 
@@ -64,11 +65,16 @@ def rates(context, mount):
             add(context, f"{title} of {size // plan.MIB} MiB", figures, f"fio, {what}")
     (context.disk / "fio").unlink()
     for how in extra:
-        with child.running(context.work / "fresh.log", MOVER, how) as fresh:
+        with ours(context, "fresh", how) as fresh:
             loaded = fresh.ask(do="load", path=str(series / how / "rank00.safetensors"))["extra"]
         for what, peak in (("save", extra[how]), ("load", loaded)):
             title = f"{what}, {NAMES[how]}: memory at the peak beside it"
             context.add(SECTION, measure.Limit(title, peak / plan.MIB, (RING + 64 * plan.MIB) / plan.MIB, "MiB"))
+
+
+def ours(context, name, how):
+    """Starts a mover by libckptfs, which needs no venv."""
+    return child.running(context.work / f"{name}.log", MOVER, how, python=sys.executable)
 
 
 NAMES = {"twin": "the twin's device memory", "host": "host memory"}

@@ -29,13 +29,14 @@ class Sizes:
     files_a_step: int  # in each of those steps
     removed_files: int  # in one step
     moved: int  # bytes of a checkpoint that is loaded and saved past the mount
+    other_image: int  # for a file system other than XFS
     unchanged_saves: int = 50
 
 
 FULL = Sizes(8 * GIB, 512 * MIB, 128 * MIB, ((24, 64 * MIB), (2000, 512 * KIB)), 10_000, 6, 64 * MIB, 2 * GIB, 3072,
-             1_000, 500, 10_000, GIB)
+             1_000, 500, 10_000, GIB, 3 * GIB)
 QUICK = Sizes(2 * GIB, 128 * MIB, 32 * MIB, ((24, 8 * MIB), (200, 512 * KIB)), 1_000, 4, 8 * MIB, 256 * MIB, 1024,
-              100, 100, 1_000, 256 * MIB)
+              100, 100, 1_000, 256 * MIB, GIB)
 
 
 @dataclasses.dataclass

@@ -36,7 +36,7 @@ def section(context):
             if shutil.which(name):
                 contestants[name] = archiving(context, archiver(context), folders["native"], grown[name])
             else:
-                context.add(TIMES, measure.Missing(f"{SAVE}, {name}", f"there is no {name}: run scripts/setup --tests"))
+                context.add(TIMES, measure.Missing(f"{SAVE}, {name}", f"there is no {name}: run scripts/setup --bench"))
         figures = context.rounds(contestants)
         for side in list(contestants)[1:]:
             context.add(TIMES, measure.Row(SAVE, LABELS[side], measure.SECONDS, figures["ours"], figures[side]))

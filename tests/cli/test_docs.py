@@ -53,6 +53,7 @@ ELSEWHERE = {
     "scripts/demo": "tests/deepspeed/test_demo.py",
     "scripts/test": "this is part of it",
     "scripts/build": "each test stands on it",
+    "scripts/bench --draw": "tests/bench/test_pages has the pages that it writes",
     "scripts/packaging/package": "tests/packaging",
     "sudo apt install ./build/packages/ckptfs_*.deb": "tests/packaging",
     "sudo apt purge ckptfs": "tests/packaging",

@@ -1,0 +1,111 @@
+"""What the sections of docs/benchmarks-tables.md are about. Their order is that of the page."""
+
+ON_DISK = ", on the machine's disk"  # in the titles of sections whose image was not in memory
+DAEMON = "The daemon's memory"
+
+NOTES = {
+    "Saves": """\
+A save is `setxattr(MOUNT/steps, "user.ckptfs.save", TAG)`. It is durable when it returns. The alternatives are copies on
+the same XFS. Before the clock starts, every file is opened, a block of 4 KiB of it is rewritten, and everything is synced.
+The alternatives' sync is one syncfs of this file system, without a process of its own. The step or the copy is removed
+between the rounds. Lower is better.""",
+    "Saves of an unchanged state": """\
+Each save has a tag of its own. Nothing is written between the saves.""",
+    "Copies": """\
+Common tools copy a tree of large files within the mount, and within native XFS. The source is not in memory. The time
+includes a sync. `cp -r` shares blocks on both sides. `shutil` of Python before 3.14, `cp --reflink=never`, `tar`, `rsync`
+and `dd` read and write. Each copy is compared with its source. *Mostly frozen weights*: the second save of 32 tensors, of
+which 3 have changed, into the next step. Lower is better.""",
+    "Copies: what they write, and the space they take": """\
+Bytes written to the block device, and growth of df. Both are taken after the sync, in the last round.""",
+    "Copies: what a wrong guess costs": """\
+A step is written beside a step that has the same names and lengths, and other bytes. The alternative is a mount with
+`-o adopt=off`. Each round has names of its own. *One file that is guessed*: the daemon is brought to guess this file. In
+passthrough such a file goes through the daemon until it is closed, because the kernel asks once, at the open. The row
+below shows what that alone costs. *Steps*: the daemon guesses by its own rule. It guesses less often after each wrong
+guess, so it guesses few files of a run that changes all of its state. Files are written in pieces of 4 MiB. The time
+includes a sync after each step. Lower is better.""",
+    "Checkpoints of a Trainer": """\
+The Hugging Face Trainer trains GPT-2 of 92 MB. The normalisations and the attention of one block train, everything else is
+frozen. It saves model, optimizer and small files at each step. Each time includes a sync. The first save does not count.
+restic and borg each store the run's next checkpoint from XFS, so their time and space add to those of XFS. Lower is
+better.""",
+    "Checkpoints of a Trainer: the space they take": """\
+The median of the growth of df by each save.""",
+    "DeepSpeed's copies": """\
+Unmodified DeepSpeed copies the offloaded tensors by Python's copytree, in save_checkpoint and in load_checkpoint. The time
+includes a sync. *Had the daemon nothing to do*: Python copies as many bytes, in memory, to a FUSE file system that answers
+each WRITE at once and keeps nothing (tests/helpers/null_fuse.c). No daemon can be faster than that. On a disk in memory a
+round trip for each 64 KiB takes longer than the copy. At the load, what native XFS has copied is still in memory, while
+what ckptfs has shared is only on the disk. The last row of each load shows that difference. Lower is better.""",
+    "DeepSpeed's copies: what they write to the device": """\
+Bytes written to the block device by each copytree and its sync; the median.""",
+    "Data in passthrough, before any save": """\
+fio with libaio, O_DIRECT, 1 MiB, depth 8 for each file. Each file is read or overwritten whole by a thread of its own. An
+overwrite ends with an fsync, which is part of the time. One file is 512 MiB; of four files each is 128 MiB. passthrough_hp
+is libfuse's own example, over the native files. Higher is better. The bar is 0.95 of native, or 0.90 with 2 cores.""",
+    "Data in passthrough, the first overwrite after a save": """\
+Every block is shared with the step, so the overwrite allocates. The alternatives are native XFS, a native file that was
+just copied by `cp --reflink=always`, and ckptfs without a save. The step is removed between the rounds.""",
+    "Data in passthrough, later, the step kept": """\
+A save was taken, its step is kept, and every block was overwritten once since.""",
+    "Data through the daemon": """\
+The daemon serves O_DIRECT requests through aligned memory of its own, also those that native XFS would refuse (or, on some
+devices, serve wrongly). The alternative is native XFS with aligned requests. *52 bytes off*: fio's `iomem_align` and
+`offset`. *The same way*: a program without a daemon that knows what O_DIRECT refuses. It writes whole pages by O_DIRECT,
+and the two pages at the ends of each overwrite through the page cache (tests/helpers/unaligned_writer.c). So this row shows
+what these two pages cost, whoever writes them.""",
+    "Data through the daemon: what the processors allow": """\
+Each byte crosses /dev/fuse by a copy that native I/O does not have. At the borders of unaligned requests the kernel reads
+or copies a page. On a disk in memory the processors are the limit, not the disk. The table has the seconds that all
+processors together spend on a GiB, and the rate at which all of them are busy. No daemon reaches a bar above that rate on
+this machine. A real disk is slower than memory and leaves the processors idle.""",
+    "Past the mount: loads and saves": """\
+libckptfs loads and saves a file of 64 tensors on the mount. The alternative is fio on native XFS: io_uring with registered
+buffers and files, O_DIRECT, 8 MiB, depth 16. A save ends when it is durable, as fio's write does. The memory that is loaded
+into, or saved from, exists before the clock starts. The *twin* stands in for a GPU: it has memory of its own, and a thread
+does its copies. A GPU was not measured. Higher is better. The limit of memory is the ring and 64 MiB.""",
+    "Loaders": """\
+Each loader runs in a process of its own, and the clock starts after its imports. Nothing is in the page cache. Every page
+of every tensor is touched. Lower is better.""",
+    "Reading views": """\
+`cat` of a view, and of the file that the view is made from, in passthrough. *In memory*: the file is in memory. *Warm*:
+the view is, too. *For the first time*: nothing of the view is in memory. The fp32 view shares the blocks of the file, as a
+reflink would, and has its own pages in the kernel's cache, so its first read comes from the disk. The daemon makes the bf16
+view each time that the kernel has nothing of it. *Had cat never to wait*: the rate by the processor time of `cat` alone,
+which no daemon can shorten. Higher is better.""",
+    "A model out of a DeepSpeed checkpoint": """\
+ZeRO-3, one rank, the optimizer in memory, because DeepSpeed's own tool reads no other checkpoint. Nothing is in memory
+before. The time includes a sync of the result. Lower is better.""",
+    "Listing steps": """\
+Each row of `ckptfs ls` says whether the step is complete, what it costs and what keeps it. Lower is better.""",
+    "Removing a step": """\
+On both sides the files share their blocks with other files. Lower is better.""",
+    "Operations on names": """\
+One thread of Python; its own cost is on all sides. passthrough_hp is libfuse's own example, over a native folder: it is the
+floor of what FUSE costs, because it keeps no steps, no index and no records of its own. Lower is better.""",
+    "Which file system under the store": """\
+Stores of ckptfs on btrfs and on XFS, each with an image of its own, in the same rounds. Lower is better for times, higher
+for GiB/s.""",
+    "Which kernel": """\
+Passthrough takes Linux 6.9 or newer. The same mount with `-o passthrough=off` stands for an older kernel: all data goes
+through the daemon. Lower is better for times, higher for GiB/s.""",
+    "Which options": """\
+`adopt=on` and `odirect=safe` are the defaults. Lower is better for times, higher for GiB/s.""",
+    "Against an older version": """\
+This version and the version that `--against` names, each with a store of its own, in the same rounds. Higher is better for
+GiB/s, lower for times. The bars stand in the sections of each part.""",
+    DAEMON: """\
+At the end of each part, and at the peak.""",
+}
+
+
+def order(title):
+    """Returns a sort key: sections as in NOTES, those of the machine's disk after the others, the memory last."""
+    base = title.removesuffix(ON_DISK)
+    return title == DAEMON, title != base, list(NOTES).index(base)
+
+
+def note(title):
+    base = title.removesuffix(ON_DISK)
+    return NOTES[base] if title == base else f"As *{base}*."

@@ -21,7 +21,7 @@ from mounting import (LEVEL, MODES, Mount, Plain, Store, abandon, mounted, suppo
 
 LEVELS = ("quick", "normal", "long")
 # The order of the folders: the longest tests first, so that all processes end at about the same time.
-FOLDERS = ("packaging", "deepspeed", "posix", "crash", "fuzz", "gpu", "cli")
+FOLDERS = ("packaging", "deepspeed", "posix", "crash", "fuzz", "gpu", "cli", "bench")
 FAILED = pytest.StashKey[bool]()
 SECONDS_TO_CLEAN_UP = 30
 

@@ -7,6 +7,7 @@
 #include <ctime>
 #include <thread>
 
+#include "io/fault.h"
 #include "io/lease.h"
 #include "io/log.h"
 
@@ -43,6 +44,7 @@ Result<> Privileges::clear(InodeNumber inode, const meta::Caller& caller) {
   if (record.is_dir() || !has_privileges(record.mode)) return success();
   meta::AttributeChange change;
   change.mode = without_privileges(record.mode, caller.gid == record.gid);
+  TRY(io::fault_point("privileges.clear"));
   TRY(tree_.change_attributes(inode, change));
   if (!has_privileges(*change.mode)) forget(inode);
   notifications_.attributes_changed(inode);
@@ -62,12 +64,11 @@ void Privileges::clear_if_written(InodeNumber inode) {
   const timespec& mtime = attributes.value().stat.st_mtim;
   const bool same = mtime.tv_sec == since->tv_sec && mtime.tv_nsec == since->tv_nsec;
   if (same && goes_on) return;
-  forget(inode);
-  if (same) return;
   constexpr uint32_t kAnybody = UINT32_MAX;  // nobody knows who wrote
-  if (const auto cleared = clear(inode, {kAnybody, kAnybody, 0}); !cleared) {
+  if (const auto cleared = same ? success() : clear(inode, {kAnybody, kAnybody, 0}); !cleared) {
     log::error("{}: suid and sgid stay, though it was written to: {}", tree_.path_of(inode), cleared.error().message());
   }
+  forget(inode);  // only now: whoever asks meanwhile must not be told of bits that go
 }
 
 Result<> Privileges::clear_by_setattr(InodeNumber inode, const meta::Caller& caller, bool new_size,

@@ -47,7 +47,6 @@ class Privileges {
   // Before the attributes are told, and after the last close for writing. Costs nothing while no file is watched. Ends
   // the watch once nobody can write any more.
   void clear_if_written(InodeNumber inode);
-  bool is_watched(InodeNumber inode) const { return watched_since(inode).has_value(); }
   void forget(InodeNumber inode);  // the file goes
 
   // Adds to `change` what it clears, if it sets the owner or the group, or goes with a new size.

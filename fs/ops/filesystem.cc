@@ -70,7 +70,7 @@ double Filesystem::attribute_timeout(const meta::Attributes& attributes) const {
   if ((record.flags & meta::kRecovered) != 0) return 0;
   const meta::InodeNumber inode = attributes.stat.st_ino;
   const bool may_change =
-      files.open_for_writing(inode) || mapped_files.may_have_changed(inode, record) || privileges.is_watched(inode);
+      files.open_for_writing(inode) || mapped_files.may_have_changed(inode, record) || has_privileges(record.mode);
   return may_change ? 0 : kLongTimeout;
 }
 

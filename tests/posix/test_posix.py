@@ -1,13 +1,16 @@
 """The tree on the mount: names, attributes, permissions, a remount; in both open modes."""
 
+import concurrent.futures
 import errno
 import os
 import pathlib
 import stat
 import time
 
+import pytest
+
 from checking import equal, in_child, noise, opened, raises, read, true, write, write_all
-from mounting import MIB, by_level, run
+from mounting import CKPTFS_DEBUG, MIB, by_level, run
 
 
 # --- names
@@ -435,6 +438,23 @@ def test_a_write_through_an_older_descriptor_takes_set_user_id_away(folder):
             in_child(lambda: os.pwrite(file, b"y", 0), uid=4321, folder=folder)
             equal(oct(stat.S_IMODE(os.stat(folder / "f").st_mode)), oct(mode & 0o777), "after another's write")
         os.unlink(folder / "f")
+
+
+@pytest.mark.builds("asan")
+@pytest.mark.mode("passthrough")
+def test_nobody_sees_set_user_id_while_it_is_taken_away(mount):
+    mount.stop()
+    mount.binary, mount.faults = CKPTFS_DEBUG, "privileges.clear=1:sleep:1500"
+    mount.start()
+    path = mount.path / "f"
+    write(path, b"x" * 8192)
+    with opened(path, os.O_RDWR) as file, concurrent.futures.ThreadPoolExecutor() as pool:
+        os.chmod(path, 0o4755)
+        os.pwrite(file, b"y", 0)
+        first = pool.submit(os.stat, path)
+        time.sleep(0.5)  # by then it is asleep in the daemon
+        equal(oct(stat.S_IMODE(os.stat(path).st_mode)), oct(0o755), "beside it")
+        equal(oct(stat.S_IMODE(first.result().st_mode)), oct(0o755), "behind it")
 
 
 # --- attributes of the user's own, and the file system's

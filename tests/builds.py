@@ -41,13 +41,13 @@ class Builds:
             raise
 
     def run_venv(self):
-        """Takes minutes the first time, so it runs beside everything else, with the lowest priority."""
+        """Takes minutes the first time, and the tests that wait for it are long, so it runs beside the other builds."""
         if "venv" in self.wanted:
-            self._run("venv", [VENV], background=True)
+            self._run("venv", [VENV])
 
-    def _run(self, name, command, background=False):
+    def _run(self, name, command):
         log = log_path(f"build/{name}")
-        code, seconds = commands.execute(command, log, background=background)
+        code, seconds = commands.execute(command, log)
         if code == 0:
             self.succeeded.add(name)
         outcome = "ok" if code == 0 else "FAIL"

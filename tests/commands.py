@@ -8,8 +8,6 @@ import leftovers
 from outcomes import ROOT
 
 GRACE = 15  # seconds that a command gets to clean up after SIGTERM
-# If the kernel has autogroups, a session is a scheduling group of its own, and `nice` counts only within it.
-BEHIND_ALL = '{ echo 19 >/proc/self/autogroup; } 2>/dev/null; exec nice -n 19 "$@"'
 
 _lock = threading.Lock()
 _running = set()  # guarded by _lock
@@ -25,13 +23,12 @@ def check_stopped():
         raise Stopped
 
 
-def execute(command, log, timeout=None, env=None, background=False):
+def execute(command, log, timeout=None, env=None):
     """Runs the command to its end. Returns (exit code, or None after the timeout; seconds)."""
-    words = ["sh", "-c", BEHIND_ALL, "sh", *command] if background else command
     start = time.monotonic()
     with open(log, "w", encoding="utf-8") as out, _lock:
         check_stopped()
-        process = subprocess.Popen([str(word) for word in words], cwd=ROOT, env=env, stdin=subprocess.DEVNULL,
+        process = subprocess.Popen([str(word) for word in command], cwd=ROOT, env=env, stdin=subprocess.DEVNULL,
                                    stdout=out, stderr=out, start_new_session=True)
         _running.add(process)
     try:

@@ -162,7 +162,7 @@ def test_rotation(work, mode):
             write_step(series, 1)
             content = write_step(series, 2)
             write(series / "latest", b"checkpoint-2")
-            wait_until("the first is removed", lambda: not (series / "checkpoint-1").exists(), 30)
+            wait_until("the first is removed", lambda: mount.status()["rotation"]["removed"] == 1, 30)
             return content
 
     with one_cut(work, mode, "rotation", act) as (mount, content):

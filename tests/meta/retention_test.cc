@@ -332,7 +332,7 @@ TEST(RetentionTest, AsASlowReferenceSays) {
   const uint64_t seed = std::random_device()();
   SCOPED_TRACE("seed " + std::to_string(seed));
   Dice dice(seed);
-  for (int round = 0; round < 20000; ++round) {
+  for (int round = 0; round < 5000; ++round) {
     const World world = random_world(dice);
     const auto policy = parse_policy(random_rules(dice));
     ASSERT_TRUE(policy) << policy.error().message();

@@ -172,7 +172,7 @@ def test_neighbours_in_one_block(swap):
     model = bytearray(noise(MIB, 7))
     with opened(swap / "neighbours", os.O_RDWR | os.O_CREAT | os.O_DIRECT) as file:
         equal(os.pwrite(file, model, 0), MIB, "written")
-        for round_ in range(by_level(10, 30, 200)):
+        for round_ in range(by_level(5, 10, 200)):
             os.fsync(file)
             drop_caches()
             parts = {100: noise(8604, 2 * round_), 8804: noise(10, 2 * round_ + 1)}

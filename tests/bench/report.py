@@ -27,8 +27,8 @@ def limit_figure(result):
 
 
 def ratio(value):
-    """Returns two decimals, or two significant digits if the value is small."""
-    return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
+    """Returns two decimals, or two significant digits if the value is small, but not next to nothing."""
+    return f"{value:.2f}" if value >= 0.1 or value < 0.001 else f"{value:.2g}"
 
 
 def mib(number):

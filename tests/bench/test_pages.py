@@ -53,7 +53,7 @@ def test_choices_have_short_tables():
     row = measure.Row("save of 6 files: on btrfs", "on XFS", measure.MILLISECONDS, [0.004] * 3, [0.002] * 3)
     sections = tables.updated({}, run_of((section, row), (section, measure.Note("ext4", "has no reflink"))), FACTS)
     lines = overview.choice(sections, heading, section, advice).splitlines()
-    true("| save of 6 files | on btrfs | 4.0 ms | on XFS | 2.0 ms |" in lines, f"the row: {lines}")
+    true("| save of 6 files | on btrfs | 4.0 ms | on XFS | 2.0 ms | **2.00** |" in lines, f"the row: {lines}")
     equal(lines[-1], "ext4 has no reflink.", "the note")
     true("not measured" in overview.choice({}, heading, section, advice), "a choice without rows says so")
 

@@ -161,19 +161,19 @@ def page(sections):
 
 def row(sections, number, position):
     ours, theirs, gain = number.found(sections) or (NOT_MEASURED, "", None)
-    text = f"[{number.text}]({link(number.section)})"
-    cells = [str(position), text, f"**{ours}**", theirs, number.without, times(gain) if gain else ""]
+    cells = [str(position), link(sections, number.text, number.section), f"**{ours}**", theirs, number.without, times(gain) if gain else ""]
     return f"| {' | '.join(cells)} |"
 
 
 def choice(sections, heading, section, advice):
     """Returns a choice with its advice, a short table of the rows that support it, and the notes on it."""
-    rows = sections[section].rows() if section in sections else []
+    if section not in sections:
+        return f"### {heading}\n\n{advice} We have not measured this.\n"
+    rows = sections[section].rows()
     table = [choice_row(cells) for cells in rows if len(cells) > COLUMNS_OF_A_NOTE]
     notes = [f"{cells[0]} {cells[1]}." for cells in rows if len(cells) <= COLUMNS_OF_A_NOTE]
-    figures = "\n".join([*CHOICE_HEAD, *table]) if table else f"This is {NOT_MEASURED}."
-    advice = textwrap.fill(f"{advice} All figures are in [the tables]({link(section)}).", 120)
-    return "\n\n".join([f"### {heading}", advice, figures, *notes]) + "\n"
+    advice = textwrap.fill(f"{advice} {link(sections, 'The tables', section)} have all figures.", 120)
+    return "\n\n".join([f"### {heading}", advice, "\n".join([*CHOICE_HEAD, *table]), *notes]) + "\n"
 
 
 def choice_row(cells):
@@ -182,5 +182,6 @@ def choice_row(cells):
     return f"| {title} | {chosen} | {cells[1]} | {cells[2]} | {cells[3]} |"
 
 
-def link(section):
-    return f"{tables.PAGE.name}#{tables.anchor(section)}"
+def link(sections, text, section):
+    """Returns the text as a link to the section, or the plain text if the section is not measured."""
+    return f"[{text}]({tables.PAGE.name}#{tables.anchor(section)})" if section in sections else text

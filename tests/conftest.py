@@ -20,6 +20,8 @@ import mounting
 from mounting import (LEVEL, MODES, Mount, Plain, Store, abandon, mounted, supports_passthrough, workspace, xfs)
 
 LEVELS = ("quick", "normal", "long")
+# In the order in which scripts/test has them ready.
+BUILDS = ("release", "asan", "fuzz", "clang", "headers", "venv")
 # The order of the folders: the longest tests first, so that all processes end at about the same time.
 FOLDERS = ("packaging", "deepspeed", "posix", "crash", "fuzz", "gpu", "cli", "bench")
 FAILED = pytest.StashKey[bool]()
@@ -87,9 +89,9 @@ def pytest_collection_modifyitems(config, items):
 
 
 def place_in_order(item):
-    """Tests that wait for a build come last."""
-    folder = item.path.parent.name
-    return awaited(item) != [], FOLDERS.index(folder) if folder in FOLDERS else len(FOLDERS)
+    """The longer a test has to wait for a build, the later it comes: a process that waits runs nothing else."""
+    last = max((BUILDS.index(name) for name in awaited(item)), default=-1)
+    return last, FOLDERS.index(item.path.parent.name)
 
 
 def keep_together(item):

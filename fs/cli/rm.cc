@@ -46,7 +46,7 @@ void add_rm(CLI::App& app, Chosen& chosen) {
   command->add_flag("--json", arguments->as_json, "Print as JSON");
   command->footer(
       "The step is gone, durably, when this returns; the daemon frees its space afterwards. A pinned step is refused.\n"
-      "`rm -r` does the same, file by file.\n"
+      "`rm -r` removes file by file. It is refused if the step is pinned and sealed.\n"
       "Example:\n  ckptfs rm /ckpt/steps/global_step100");
   command->callback([arguments, &chosen] { chosen = [arguments] { return run(*arguments); }; });
 }

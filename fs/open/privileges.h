@@ -3,13 +3,12 @@
 //   - by a write that the daemon serves: before_write(). An open for writing of a file that has the bits is served by
 //     the daemon (fs/open/open_modes.h, case 3).
 //   - by a write that bypasses the daemon, of a file that got the bits while somebody could write to it. The daemon
-//   does
-//     not see that write. So it keeps the file's mtime from before the file got the bits: the file is *watched*.
+//     does not see that write. So it keeps the file's mtime from before the file got the bits: the file is *watched*.
 //     Another mtime later tells that the file was written to. The daemon compares when it is asked for the file's
-//     attributes, and at the last close for writing. That is soon enough, since a file that is open for writing cannot
-//     be executed. A descriptor of the blob (fs/control/blob_commands.h) or a mapping may outlive that close. The lease
-//     probe finds both, and the file is watched while there is one. The kernel caches no attributes of it meanwhile, so
-//     it asks for them before it executes the file.
+//     attributes, and at the last close for writing. That is soon enough: a file that is open for writing cannot be
+//     executed, and the kernel caches no attributes of a file with the bits, so it asks for them before it executes
+//     the file. A descriptor of the blob (fs/control/blob_commands.h) or a mapping may outlive the last close. The
+//     lease probe finds both, and the file is watched while there is one.
 //   - by truncation, allocation, a copied range, or a blob that is handed out for writing: clear(), clear_by_setattr().
 // A change of the owner or the group clears the bits as well, root's change, too: clear_by_setattr().
 //

@@ -47,10 +47,25 @@ install_packages() {
   cp "$here/requirements.txt" "$stamp"
 }
 
+# Makes a g++ that leaves out the debug information that DeepSpeed asks for: it takes a third of the time.
+make_compiler() {
+  mkdir -p "$1"
+  cat >"$1/g++" <<END
+#!/bin/bash
+args=()
+for arg; do [[ \$arg == -g ]] || args+=("\$arg"); done
+exec $(command -v g++) "\${args[@]}"
+END
+  chmod +x "$1/g++"
+}
+
 compile_extensions() {
   local stamp=$extensions/.machine op number=0
   machine | cmp -s - "$stamp" && return
-  export DS_ACCELERATOR=cpu TORCH_EXTENSIONS_DIR=$extensions CC=gcc CXX=g++ PATH="$venv/bin:$PATH"
+  make_compiler "$extensions/bin"
+  export DS_ACCELERATOR=cpu TORCH_EXTENSIONS_DIR=$extensions CC=gcc CXX=g++ PATH="$extensions/bin:$venv/bin:$PATH"
+  export MAX_JOBS
+  MAX_JOBS=$(nproc)
   for op in "${ops[@]}"; do
     number=$((number + 1))
     say "compiling DeepSpeed's extensions, $number of ${#ops[@]}: ${op%Builder} (about 4 minutes in all)"

@@ -13,7 +13,7 @@ from commands import execute
 from layering import LAYERS
 from outcomes import BUILD, ROOT, log_path, read_log
 
-TIMEOUT = 600
+TIMEOUT = 900  # seconds, of one executable
 PRESETS = {"unit": "asan", "tsan": "tsan"}  # build -> its folder
 SANITIZERS = {
     "ASAN_OPTIONS": "detect_stack_use_after_return=1:strict_string_checks=1",

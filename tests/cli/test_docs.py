@@ -184,6 +184,7 @@ def test_readme(work, disk):
     true("keep_last=3" in run(CKPTFS, "policy", user.ckpt / "steps").stdout, "the rule")
     user.has_steps("global_step50")
     true("global_step50" in user.types("ckptfs ls"), "ckptfs ls shows the step")
+    user.types("ckptfs umount /ckpt")
     user.ends()
 
 

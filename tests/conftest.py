@@ -16,12 +16,13 @@ import time
 
 import pytest
 
+import builds
 import mounting
 from mounting import (LEVEL, MODES, Mount, Plain, Store, abandon, mounted, supports_passthrough, workspace, xfs)
 
 LEVELS = ("quick", "normal", "long")
 # In the order in which scripts/test has them ready.
-BUILDS = ("release", "asan", "fuzz", "clang", "headers", "venv")
+BUILDS = (*builds.PRESETS, "venv")
 # The order of the folders: the longest tests first, so that all processes end at about the same time.
 FOLDERS = ("packaging", "deepspeed", "posix", "crash", "fuzz", "gpu", "cli", "bench")
 FAILED = pytest.StashKey[bool]()

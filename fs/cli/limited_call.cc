@@ -25,7 +25,8 @@ constexpr std::chrono::seconds kLimit{5};
 constexpr int kGraceMs = 2000;
 
 // What the child sends: an errno, or 0, and then the text of the error or of the result.
-[[noreturn]] void answer_from_child(const std::function<Result<std::string>()>& work, int pipe) {
+// What throws ends this process: it must not return into the parent's code.
+[[noreturn]] void answer_from_child(const std::function<Result<std::string>()>& work, int pipe) noexcept {
   const Result<std::string> result = work();
   const int failed = result ? 0 : result.error().errno_value();
   std::string answer(sizeof failed, '\0');

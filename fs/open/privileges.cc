@@ -21,6 +21,8 @@ uint32_t without_privileges(uint32_t mode, bool in_group) {
   return result & 07777u;
 }
 
+bool is_same(const timespec& a, const timespec& b) { return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec; }
+
 // Waits, a few milliseconds at most, until the clock that kernels before 6.13 stamp writes with has gone past this
 // mtime: a write from then on changes it.
 void wait_for_next_tick(const timespec& mtime) {
@@ -46,7 +48,7 @@ Result<> Privileges::clear(InodeNumber inode, const meta::Caller& caller) {
   change.mode = without_privileges(record.mode, caller.gid == record.gid);
   TRY(io::fault_point("privileges.clear"));
   TRY(tree_.change_attributes(inode, change));
-  if (!has_privileges(*change.mode)) forget(inode);
+  TRY(io::fault_point("privileges.cleared"));
   notifications_.attributes_changed(inode);
   return success();
 }
@@ -60,15 +62,14 @@ void Privileges::clear_if_written(InodeNumber inode) {
   if (!since) return;
   const bool goes_on = can_be_written(inode);  // before its mtime is read: who closes now has written before
   const auto attributes = tree_.attributes(inode);
-  if (!attributes) return forget(inode);
-  const timespec& mtime = attributes.value().stat.st_mtim;
-  const bool same = mtime.tv_sec == since->tv_sec && mtime.tv_nsec == since->tv_nsec;
+  if (!attributes) return unwatch(inode, *since);
+  const bool same = is_same(attributes.value().stat.st_mtim, *since);
   if (same && goes_on) return;
   constexpr uint32_t kAnybody = UINT32_MAX;  // nobody knows who wrote
   if (const auto cleared = same ? success() : clear(inode, {kAnybody, kAnybody, 0}); !cleared) {
     log::error("{}: suid and sgid stay, though it was written to: {}", tree_.path_of(inode), cleared.error().message());
   }
-  forget(inode);  // only now: whoever asks meanwhile must not be told of bits that go
+  unwatch(inode, *since);  // only now: whoever asks meanwhile must not be told of bits that go
 }
 
 Result<> Privileges::clear_by_setattr(InodeNumber inode, const meta::Caller& caller, bool new_size,
@@ -94,7 +95,7 @@ Result<> Privileges::watch(InodeNumber inode) {
   if (!attributes.record.is_live_file()) return success();
   if (can_be_written(inode)) wait_for_next_tick(attributes.stat.st_mtim);
   const io::MutexLock lock(mutex_);
-  watched_.emplace(inode, attributes.stat.st_mtim);  // the earlier mtime stays
+  watched_[inode] = attributes.stat.st_mtim;
   count_.store(watched_.size(), std::memory_order_release);
   return success();
 }
@@ -108,9 +109,14 @@ bool Privileges::can_be_written(InodeNumber inode) const {
 }
 
 void Privileges::forget(InodeNumber inode) {
-  if (count_.load(std::memory_order_acquire) == 0) return;
+  if (const auto since = watched_since(inode)) unwatch(inode, *since);
+}
+
+// Whoever gives the file the bits again meanwhile begins another watch, which stays.
+void Privileges::unwatch(InodeNumber inode, const timespec& since) {
   const io::MutexLock lock(mutex_);
-  watched_.erase(inode);
+  const auto found = watched_.find(inode);
+  if (found != watched_.end() && is_same(found->second, since)) watched_.erase(found);
   count_.store(watched_.size(), std::memory_order_release);
 }
 

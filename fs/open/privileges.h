@@ -57,6 +57,7 @@ class Privileges {
 
  private:
   Result<> watch(InodeNumber inode);
+  void unwatch(InodeNumber inode, const timespec& since);
   // Is it open for writing, or its blob, of which the mount need not know?
   bool can_be_written(InodeNumber inode) const;
   std::optional<timespec> watched_since(InodeNumber inode) const;

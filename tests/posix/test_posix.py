@@ -1,6 +1,7 @@
 """The tree on the mount: names, attributes, permissions, a remount; in both open modes."""
 
 import concurrent.futures
+import contextlib
 import errno
 import os
 import pathlib
@@ -440,21 +441,50 @@ def test_a_write_through_an_older_descriptor_takes_set_user_id_away(folder):
         os.unlink(folder / "f")
 
 
-@pytest.mark.builds("asan")
-@pytest.mark.mode("passthrough")
-def test_nobody_sees_set_user_id_while_it_is_taken_away(mount):
+@contextlib.contextmanager
+def written_behind_the_daemon(mount, fault):
+    """Yields a file that got suid and was then written to, on a daemon with this fault, and its path."""
     mount.stop()
-    mount.binary, mount.faults = CKPTFS_DEBUG, "privileges.clear=1:sleep:1500"
+    mount.binary, mount.faults = CKPTFS_DEBUG, fault
     mount.start()
     path = mount.path / "f"
     write(path, b"x" * 8192)
-    with opened(path, os.O_RDWR) as file, concurrent.futures.ThreadPoolExecutor() as pool:
+    with opened(path, os.O_RDWR) as file:
         os.chmod(path, 0o4755)
         os.pwrite(file, b"y", 0)
-        first = pool.submit(os.stat, path)
-        time.sleep(0.5)  # by then it is asleep in the daemon
-        equal(oct(stat.S_IMODE(os.stat(path).st_mode)), oct(0o755), "beside it")
-        equal(oct(stat.S_IMODE(first.result().st_mode)), oct(0o755), "behind it")
+        yield file, path
+
+
+def mode_of(path):
+    return oct(stat.S_IMODE(os.stat(path).st_mode))
+
+
+SLEEP = "1:sleep:1500"  # in the daemon
+UNTIL_IT_SLEEPS = 0.5
+
+
+@pytest.mark.builds("asan")
+@pytest.mark.mode("passthrough")
+def test_nobody_sees_set_user_id_while_it_is_taken_away(mount):
+    with (written_behind_the_daemon(mount, f"privileges.clear={SLEEP}") as (_, path),
+          concurrent.futures.ThreadPoolExecutor() as pool):
+        first = pool.submit(mode_of, path)
+        time.sleep(UNTIL_IT_SLEEPS)
+        equal(mode_of(path), oct(0o755), "beside it")
+        equal(first.result(), oct(0o755), "behind it")
+
+
+@pytest.mark.builds("asan")
+@pytest.mark.mode("passthrough")
+def test_set_user_id_that_is_given_while_it_is_taken_away_is_watched_too(mount):
+    with (written_behind_the_daemon(mount, f"privileges.cleared={SLEEP}") as (file, path),
+          concurrent.futures.ThreadPoolExecutor() as pool):
+        first = pool.submit(mode_of, path)
+        time.sleep(UNTIL_IT_SLEEPS)
+        os.chmod(path, 0o4755)
+        first.result()
+        os.pwrite(file, b"z", 0)
+        equal(mode_of(path), oct(0o755), "after one more write")
 
 
 # --- attributes of the user's own, and the file system's

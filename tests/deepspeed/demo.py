@@ -13,7 +13,7 @@ import sys
 import time
 
 import harness
-from leftovers import loops_below, mounts_below
+from leftovers import loops_of, mounts_below
 from mounting import device_stat
 
 CKPTFS = str(harness.BUILD / "ckptfs")
@@ -134,15 +134,15 @@ class Places:
         run("mount", device, self.plain)
 
     def mounted(self):
-        return any(pathlib.Path(point) == self.mount for _, point, _ in mounts_below(str(self.folder)))
+        return str(self.mount) in mounts_below(self.folder)
 
     def take_down(self):
         """Removes everything, including what a killed demo, or one with --keep, left."""
         if self.mounted():
             run(CKPTFS, "umount", self.mount)
-        for _, point, _ in reversed(mounts_below(str(self.folder))):
+        for point in mounts_below(self.folder):
             run("umount", point)
-        for loop in loops_below(str(self.folder)):
+        for loop in loops_of(self.folder):
             subprocess.run(["losetup", "-d", loop], capture_output=True, check=False)
         shutil.rmtree(self.folder, ignore_errors=True)
 

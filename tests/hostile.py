@@ -435,7 +435,7 @@ def keeps_privileges_through_a_blob(me):
     path = f"{me.fresh('modes')}/tool"
     for closed_before in (True, False):
         write(path, b"x" * 8192)
-        with open(path, "r+b", buffering=0) as earlier:
+        with open(path, "r+b", buffering=0):
             _, descriptors = me.ask("blobs", paths=[f"/{path}"], write=True)
             if not closed_before:
                 os.chmod(path, 0o6777)

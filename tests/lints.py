@@ -3,13 +3,14 @@
 import concurrent.futures
 import os
 import subprocess
+import sys
 import time
 
 import layering
 from commands import execute
 from outcomes import BUILD, ROOT, log_path, read_log
 
-QUICK = ("lint/format", "lint/circles", "lint/layers")
+QUICK = ("lint/format", "lint/circles", "lint/layers", "lint/python")
 LONG = ("lint/headers", "lint/clang", "lint/tidy")
 BUILDS = {"lint/headers": "headers", "lint/clang": "clang", "lint/tidy": "clang"}
 
@@ -26,6 +27,10 @@ def sources(*globs):
 
 def format_command(files):
     return ["clang-format", "--dry-run", "-Werror", *files]
+
+
+def pyflakes_command(*places):
+    return [sys.executable, "-m", "pyflakes", *places]
 
 
 def tidy_command(file, build=BUILD / "clang"):
@@ -45,6 +50,12 @@ class Lints:
     def format(self, name):
         log = log_path(name)
         code, seconds = execute(format_command(sources("*.cc", "*.h")), log)
+        self.report.add(name, "ok" if code == 0 else "FAIL", seconds, log=read_log(log))
+
+    def python(self, name):
+        """Finds names that are not there, and imports and variables that nothing uses."""
+        log = log_path(name)
+        code, seconds = execute(pyflakes_command(ROOT / "tests", ROOT / "gpu"), log)
         self.report.add(name, "ok" if code == 0 else "FAIL", seconds, log=read_log(log))
 
     def circles(self, name):

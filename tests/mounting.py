@@ -349,6 +349,9 @@ class Mount:
         self.stop()
         return self.start()
 
+    def counted(self, name):
+        return self.status()["counters"][name]
+
     def wait_for_rounds(self, count):
         """Waits until rotation has begun and ended so many rounds, each over all series."""
 

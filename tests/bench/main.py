@@ -87,6 +87,8 @@ def arguments():
         parser.error("--write: not with --quick, whose figures are no results")
     if "versions" in (parsed.only or ()) and parsed.against is None:
         parser.error("--only versions: name the other version by --against OLD/build/ckptfs")
+    if parsed.draw and (parsed.only or parsed.quick or parsed.write or parsed.against):
+        parser.error("--draw: measures nothing, so it takes none of --only, --quick, --write and --against")
     if parsed.against is not None and not os.access(parsed.against, os.X_OK):
         parser.error(f"--against {parsed.against}: there is no such command")
     return parsed

@@ -106,9 +106,9 @@ class Python:
             import runai_model_streamer
             self.library = runai_model_streamer
         elif how == "ckptfs.load":
-            import ckptfs
-            from ckptfs import loading, native  # noqa: F401 - the others import all that they need, too
-            native.library()
+            import ckptfs.loading  # the others import all that they need, too
+            import ckptfs.native
+            ckptfs.native.library()
             self.library = ckptfs
 
     def load(self, path):

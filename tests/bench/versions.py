@@ -9,7 +9,6 @@ import machine
 import measure
 import memory
 import names
-import plan
 import saves
 import views
 

@@ -46,6 +46,12 @@ def test_format(planted):
     finds(lints.format_command([planted("int answer( ) {return 42;}\n")]), "planted.cc:1")
 
 
+def test_python(planted):
+    file = planted("print(1)\n")
+    finds_nothing(lints.pyflakes_command(file))
+    finds(lints.pyflakes_command(planted("print(one)\n")), "undefined name 'one'")
+
+
 def test_tidy(planted):
     def command(text):
         file = planted(text)

@@ -70,7 +70,7 @@ def test_power_is_lost(work, mode):
         descriptors = begin(source, target_in(mount, "under way"))
         for at in range(0, 2 * MIB, CHUNK):
             write_all(descriptors[1], CHANGED[at : at + CHUNK])
-        equal(mount.status()["counters"]["adoptions"], 5, "adoptions")
+        equal(mount.counted("adoptions"), 5, "adoptions")
         os.sync()  # the kernel does that by itself, too: it syncs names and clones, but nobody asked for these files
         equal(unsettled(store), 2, "unsettled blobs")
 
@@ -168,7 +168,7 @@ def test_a_disk_that_refuses(work, mode):
             else:
                 copy(source, target, CHANGED)
                 same_bytes(read(target), CHANGED, faults)
-                equal(mount.status()["counters"]["adoption_fallbacks"], int(outcome == "plain"), "fallbacks")
+                equal(mount.counted("adoption_fallbacks"), int(outcome == "plain"), "fallbacks")
             mount.faults = None
             mount.kill()
             mount.start()
@@ -200,7 +200,7 @@ def test_a_source_that_changes_while_it_is_looked_at(work, mode):
         os.close(writer)
         os.close(reader)
         same_bytes(read(target), DATA[:CHUNK] + new[CHUNK:], "the copy")
-        equal(mount.status()["counters"]["adoptions"], 1, "adoptions")
+        equal(mount.counted("adoptions"), 1, "adoptions")
 
 
 def test_a_source_that_ends_while_it_is_looked_at(work, mode):
@@ -222,7 +222,7 @@ def test_a_source_that_ends_while_it_is_looked_at(work, mode):
         os.close(writer)
         os.close(reader)
         same_bytes(read(target), DATA, "the copy")
-        equal((mount.status()["counters"]["adoptions"], mount.alive()), (1, True), "adoptions, and the daemon lives")
+        equal((mount.counted("adoptions"), mount.alive()), (1, True), "adoptions, and the daemon lives")
 
 
 def was_alone_until_it_took_long(mount):

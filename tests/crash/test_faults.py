@@ -152,7 +152,7 @@ def test_writes_that_sync(disk, work, mode):
                     with raises(errno.EIO, what="a write that is to be synced"):
                         os.pwritev(file, [os.pread(source, MIB // 4, MIB // 2)], MIB // 2, flags)
             os.pwrite(plain, b"unsynced", 0)
-        equal(mount.status()["counters"]["adoptions"], 1, "adoptions")
+        equal(mount.counted("adoptions"), 1, "adoptions")
     finally:
         abandon(mount)
 

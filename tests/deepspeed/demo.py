@@ -406,8 +406,7 @@ def release_plain(places):
     for path in (places.plain, places.tmpfs):
         with contextlib.suppress(Problem):
             run("umount", path)
-    subprocess.run(["losetup", "-j", places.image], check=False, capture_output=True)
-    for loop in loops_below(str(places.folder)):
+    for loop in loops_of(places.folder):
         if pathlib.Path(f"/sys/block/{loop[5:]}/loop/backing_file").read_text().strip() == str(places.image):
             run("losetup", "-d", loop)
     places.image.unlink(missing_ok=True)

@@ -213,7 +213,7 @@ def judge_adoption(mount, copies):
     sizes = [path.stat().st_size for path in (mount.path / "steps" / TAG / "offloaded_tensors").rglob("*.swp")]
     wanted = copies * sum(size for size in sizes if size >= SMALLEST_ADOPTED)
     true(wanted > 0, f"the files are too small to be adopted: {sizes}")
-    wait_until(f"{wanted} bytes are adopted", lambda: mount.status()["counters"]["bytes_adopted"] >= wanted, 5)
+    wait_until(f"{wanted} bytes are adopted", lambda: mount.counted("bytes_adopted") >= wanted, 5)
 
 
 def tree(folder):

@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import sys
-import time
 
 from train import Cost
 

@@ -420,7 +420,7 @@ class Round:
             os.O_RDWR | os.O_APPEND, os.O_RDWR | os.O_TRUNC, os.O_WRONLY | os.O_TRUNC, os.O_RDONLY | os.O_TRUNC,
         ))  # fmt: skip
         if which in self.frozen and flags & (os.O_ACCMODE | os.O_TRUNC):
-            equal(outcome(os.open, self.mount.path / self.paths[which], flags), "EPERM", f"open of what is frozen")
+            equal(outcome(os.open, self.mount.path / self.paths[which], flags), "EPERM", "open of what is frozen")
             return None
         self.made += 1
         if self.both("open", self.made, self.paths[which], flags) is None:

@@ -52,9 +52,9 @@ def convert(step, out, progress=lambda done, of, name: None):
     tensors = _by_parameter(manifest)
     unfinished = _folder_of_our_own(out.with_name(f".{out.name}.unfinished"))
     try:
-        for number, (name, states) in enumerate(sorted(tensors.items())):
+        for number, (name, entries) in enumerate(sorted(tensors.items())):
             progress(number, len(tensors), name)
-            _write_parameter(torch, view, unfinished / "zero", name, states, small.step)
+            _write_parameter(torch, view, unfinished / "zero", name, entries, small.step)
         torch.save(small.universal(), unfinished / "zero" / "optimizer_state.pt")
         for name in ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"):
             shutil.copyfile(model_file, unfinished / name)
@@ -101,14 +101,14 @@ def _by_parameter(manifest):
     found = {}
     for entry in manifest["tensors"]:
         found.setdefault(entry["name"], {})[entry["state"]] = entry
-    trained = {name: states for name, states in found.items() if "fp32" in states}
+    trained = {name: entries for name, entries in found.items() if "fp32" in entries}
     if not trained:
         raise Refused("the step has no master weights")
-    for name, states in trained.items():
-        lacking = [state for state in MOMENTS if state not in states]
+    for name, entries in trained.items():
+        lacking = [state for state in MOMENTS if state not in entries]
         if lacking:
             raise Refused(f"{name} has no {lacking[0]}: only Adam's state, after its first step, can be converted")
-        extra = set(states) - {"fp32", "param", *MOMENTS}
+        extra = set(entries) - {"fp32", "param", *MOMENTS}
         if extra:
             raise Refused(f"{name} has {sorted(extra)}, which DeepSpeed's universal checkpoint would lose")
         if name.startswith("/") or any(part in ("", ".", "..") for part in name.split("/")):

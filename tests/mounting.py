@@ -264,8 +264,7 @@ class Store:
 class Mount:
     """A store that is mounted by a daemon of its own."""
 
-    def __init__(self, store, point, mode="passthrough", odirect="safe", binary=None, faults=None, options=(),
-                 log_level="info"):
+    def __init__(self, store, point, mode="passthrough", odirect="safe", binary=None, faults=None, options=()):
         self.store = store
         self.path = pathlib.Path(point)
         self.mode = mode
@@ -273,12 +272,11 @@ class Mount:
         self.binary = str(binary or (CKPTFS_DEBUG if faults else CKPTFS))
         self.faults = faults
         self.options = tuple(options)
-        self.log_level = log_level
         self.pid = None
         self.log = self.path.parent / f"{self.path.name}.log"
 
     def command(self):
-        words = [self.binary, "mount", "--log", str(self.log), "--log-level", self.log_level]
+        words = [self.binary, "mount", "--log", str(self.log)]
         if self.store.image:
             words += ["--image", self.store.image, "--sector", str(self.store.sector)]
         words += ["-o", f"passthrough={'on' if self.mode == 'passthrough' else 'off'}", "-o", f"odirect={self.odirect}"]

@@ -137,6 +137,7 @@ Result<std::optional<size_t>> SpeculativeClone::begin(std::span<const std::byte>
   compared_ += data.size();
   mismatched_ += data.size();
   written_end_.store(written_end + data.size(), std::memory_order_release);
+  expect_samples(written_end + data.size(), data.size());  // of the next WRITE
   return std::optional<size_t>();
 }
 
@@ -222,29 +223,6 @@ Result<SpeculativeClone::Differing> SpeculativeClone::compare_blocks(std::span<c
   if (got < data.size()) return Error(EIO, "a clone is shorter than it was");
   find_differing(data, there.data(), offset, differing);
   return differing;
-}
-
-void SpeculativeClone::prefetch(size_t size, bool in_lockstep) {
-  if (!mutex_.try_lock()) return;
-  const io::MutexLock lock(mutex_, std::adopt_lock);
-  if (!blob_ || ending_) return;
-  const uint64_t written_end = written_end_.load(std::memory_order_relaxed);
-  if (!adopting_.load(std::memory_order_relaxed)) return expect_samples(written_end, size);
-  const size_t wanted = std::min<uint64_t>(size, clone_size_ - written_end);
-  // If another thread serves the next WRITE, it would wait for the lock.
-  if (!in_lockstep || strange_ > 0 || wanted == 0) return;
-  // If the source has changed, only its reader, if there is one, still needs the source's pages.
-  const bool unchanged = source_is_unchanged();
-  if (unchanged || source_.by == SourcePredictor::By::reader) {
-    read_ahead_.reader_is_at(source_.descriptor, written_end, clone_size_);
-  }
-  if (!unchanged) return;
-  const auto there = window_.at(source_.descriptor, written_end, wanted);
-  if (!there) return;  // the WRITE tries again
-  io::access_mapped([&] {
-    for (size_t at = 0; at < wanted; at += kBlock)
-      static_cast<void>(*const_cast<const volatile std::byte*>(&there.value()[at]));
-  });
 }
 
 // Does the source hold any of `data`? Tells by samples.

@@ -20,8 +20,8 @@
 // the copier has just read them into the page cache. Otherwise they are compared with the file's own clone.
 //
 // Thread safety: SpeculativeClone: all of it. Lock: mutex_, held while bytes are compared and written, and while the
-// blob is truncated. So a truncation waits for the WRITE that is under way and for its read-ahead; then the source may
-// be closed. Order: after meta's Gate, before the leaves.
+// blob is truncated. So a truncation waits for the WRITE that is under way; then the source may be closed. Order: after
+// meta's Gate, before the leaves.
 #pragma once
 
 #include <sys/types.h>
@@ -42,7 +42,6 @@
 #include "io/fd.h"
 #include "io/file_window.h"
 #include "io/mutex.h"
-#include "io/read_ahead.h"
 #include "meta/blobs/written_ends.h"
 
 namespace ckptfs::fs {
@@ -86,9 +85,6 @@ class SpeculativeClone {
 
   // Takes some of `data`, from its beginning. If there is no error, the caller writes the rest.
   DataPath::Written write(std::span<const std::byte> data, off_t offset);
-  // Reads what the next WRITE of `size` bytes will be compared with, while its writer prepares it. To be called once a
-  // WRITE is answered. Does nothing while another WRITE is served. `in_lockstep`: this thread will serve the next one.
-  void prefetch(size_t size, bool in_lockstep);
   // The blob ends at the written end from now on. Nothing is compared any more, and the source is not used again.
   Result<> truncate_to_written();
   // Truncates, has `sync` make the content durable, and gives the slot back: the file is like any other, durably after
@@ -144,7 +140,6 @@ class SpeculativeClone {
   uint64_t mismatched_ GUARDED_BY(mutex_) = 0;
   size_t sampled_ GUARDED_BY(mutex_) = kSampled;  // one block of so many bytes is looked at before it starts
   uint64_t strange_ GUARDED_BY(mutex_) = 0;       // bytes of the last WRITEs of which nothing was there
-  io::ReadAhead read_ahead_ GUARDED_BY(mutex_);   // of the source, for its reader and compare()
   unsigned clones_ GUARDED_BY(mutex_) = 0;        // how often it was started
   timespec written_ GUARDED_BY(mutex_){};         // the last write
   std::atomic<uint64_t> written_end_{0};

@@ -10,12 +10,6 @@
 // each), most of their time goes into waking processors. run() then keeps the processors from halting
 // (io/wake_latency.h), until a second after.
 //
-// *In lockstep.* While WRITEs of one caller come so, and an adoption takes each of them whole
-// (fs/adopt/speculative_clone.h), a single thread waits for requests and the others rest. If several waited, the kernel
-// would wake each in turn, only to find that the thread which served the last request took this one, too, and none
-// would find its data in its caches. Whatever else arrives, except a plain WRITE of that caller, ends the lockstep
-// before it is served. So does a request that takes a few milliseconds.
-//
 // Thread safety: stop() from any thread, at any time; run() once.
 #pragma once
 
@@ -23,9 +17,9 @@
 #include <linux/fuse.h>
 
 #include <chrono>
-#include <list>
 #include <span>
 #include <thread>
+#include <vector>
 
 #include "io/mutex.h"
 #include "io/result.h"
@@ -42,14 +36,8 @@ class RequestLoop {
   // do); few processors want few, whose memory stays in their caches (with 2, 8 carry a tenth more than 32).
   static unsigned suitable();
 
-  // What the loop and the operation that serves a WRITE tell each other. Valid while the request is served.
-  struct Write {
-    std::span<const std::byte> payload;
-    bool in_lockstep = false;  // the same thread will serve the next request
-    bool adopted = false;      // to be set if an adoption took all of it: the writer probably sends the next at once
-  };
-  // It lies where libfuse takes the payload to be.
-  static Write& write_of(const char* data);
+  // The payload of a WRITE: `data` is where libfuse takes it to be. Valid while the request is served.
+  static std::span<const std::byte> payload_of(const char* data);
 
   RequestLoop(fuse_session* session, unsigned most) : session_(session), most_(most) {}
 
@@ -61,43 +49,27 @@ class RequestLoop {
 
  private:
   using Clock = std::chrono::steady_clock;
-  struct Worker {
-    std::thread thread;
-    bool waiting GUARDED_BY(&RequestLoop::mutex_) = true;  // for a request
-  };
 
   Result<> add_thread() REQUIRES(mutex_);
-  void wake_one() REQUIRES(mutex_);
   void wait_for_end() REQUIRES(mutex_);
-  void note_arrival(const fuse_in_header& request) REQUIRES(mutex_);
-  void note_served(uint32_t caller, bool adopted) REQUIRES(mutex_);
-  void end_lockstep() REQUIRES(mutex_);
-  void check_lockstep() REQUIRES(mutex_);
-  void serve(Worker& self);
-  bool serve_one(Worker& self, fuse_buf& request);
-  void rest_in_lockstep(Worker& self) REQUIRES(mutex_);
+  void note_arrival() REQUIRES(mutex_);
+  void serve();
+  void serve_one(fuse_buf& request);
 
   fuse_session* const session_;
   const unsigned most_;
 
   io::Mutex mutex_;
   io::CondVar changed_;
-  io::CondVar woken_;
-  std::list<Worker> workers_ GUARDED_BY(mutex_);  // only ever grows until run() joins them
-  unsigned serving_ GUARDED_BY(mutex_) = 0;       // threads that have not ended
-  unsigned waiting_ GUARDED_BY(mutex_) = 0;       // of these, waiting for a request, or woken to
-  unsigned resting_ GUARDED_BY(mutex_) = 0;       // of these, until they are woken
-  unsigned wakes_ GUARDED_BY(mutex_) = 0;         // that nobody has noticed yet
+  std::vector<std::thread> threads_ GUARDED_BY(mutex_);  // only ever grows until run() joins them
+  unsigned serving_ GUARDED_BY(mutex_) = 0;            // threads that have not ended
+  unsigned waiting_ GUARDED_BY(mutex_) = 0;            // of these, waiting for a request
   bool stopped_ GUARDED_BY(mutex_) = false;
   Result<> outcome_ GUARDED_BY(mutex_) = success();
 
-  Clock::time_point arrived_ GUARDED_BY(mutex_);    // the last request
-  uint32_t caller_ GUARDED_BY(mutex_) = 0;          // the thread that made it
-  unsigned one_at_a_time_ GUARDED_BY(mutex_) = 0;   // requests that did, one after another
-  unsigned adopted_writes_ GUARDED_BY(mutex_) = 0;  // of one caller, one after another: Write::adopted
-  bool prompt_ GUARDED_BY(mutex_) = false;          // enough of them, since the last look
-  bool lockstep_ GUARDED_BY(mutex_) = false;        // enough steps
-  bool awake_ GUARDED_BY(mutex_) = false;           // the processors are kept from halting
+  Clock::time_point arrived_ GUARDED_BY(mutex_);   // the last request
+  unsigned one_at_a_time_ GUARDED_BY(mutex_) = 0;  // requests that did, one after another
+  bool prompt_ GUARDED_BY(mutex_) = false;         // enough of them, since the last look
 };
 
 }  // namespace ckptfs::fs

@@ -30,15 +30,12 @@ void op_read(fuse_req_t req, fuse_ino_t inode, size_t size, off_t offset, fuse_f
   request.data(data.value());
 }
 
-DataPath::Written write(const Handle& handle, RequestLoop::Write& request, off_t offset) {
-  const std::span<const std::byte> data = request.payload;
+DataPath::Written write(const Handle& handle, std::span<const std::byte> data, off_t offset) {
   if (handle.blocks) return handle.blocks->write(data, offset, *handle.data);
   DataPath::Written taken;
   if (handle.clone) {
     taken = handle.clone->write(data, offset);
-    if (taken.error) return taken;
-    request.adopted = taken.bytes == data.size();
-    if (request.adopted) return taken;
+    if (taken.error || taken.bytes == data.size()) return taken;
   }
   DataPath::Written rest = handle.data->write(data.subspan(taken.bytes), offset + static_cast<off_t>(taken.bytes));
   return {taken.bytes + rest.bytes, std::move(rest.error)};
@@ -61,7 +58,7 @@ void note_failed_write(Filesystem& fs, meta::InodeNumber inode, const Handle& ha
   }
 }
 
-void op_write(fuse_req_t req, fuse_ino_t inode, const char* data, size_t size, off_t offset, fuse_file_info* info) {
+void op_write(fuse_req_t req, fuse_ino_t inode, const char* data, size_t, off_t offset, fuse_file_info* info) {
   const Request request(req, Operation::write, inode);
   const Handle& handle = Handles<Handle>::get(info->fh);
   if (!handle.data) return request.error(Error(EIO, "a write of a passthrough open came to the daemon"));
@@ -69,17 +66,14 @@ void op_write(fuse_req_t req, fuse_ino_t inode, const char* data, size_t size, o
   if (const auto cleared = privileges.before_write(inode, request.caller(), handle.had_privileges); !cleared) {
     return request.error(cleared.error());
   }
-  RequestLoop::Write& incoming = RequestLoop::write_of(data);
-  const DataPath::Written written = write(handle, incoming, offset);
+  const DataPath::Written written = write(handle, RequestLoop::payload_of(data), offset);
   if (written.error) note_failed_write(request.fs(), inode, handle, *written.error);
   if (written.error && written.bytes == 0) return request.logged_error(*written.error);
   if ((info->flags & (O_DSYNC | O_SYNC)) != 0 && !handle.syncs) {
     if (const auto synced = sync_write(request.fs(), inode, handle); !synced)
       return request.logged_error(synced.error());
   }
-  const std::shared_ptr<SpeculativeClone> clone = handle.clone;  // the handle may end once the request is answered
   request.answer(fuse_reply_write, written.bytes);
-  if (clone) clone->prefetch(size, incoming.in_lockstep);
 }
 
 constexpr bool is_known_fallocate(int mode) {

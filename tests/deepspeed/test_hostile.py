@@ -56,9 +56,11 @@ def computing(count):
             process.wait()
 
 
-def attack(socket_path, seed):
+def attack(socket_path, seed, folder):
+    """Plays the attacker. Only root may put a process behind all others, so that comes before the process changes its
+    user."""
     hostile.run_behind_all()
-    return hostile.play(socket_path, SECONDS, seed)
+    return in_child(lambda: hostile.play(socket_path, SECONDS, seed), uid=hostile.ATTACKER, folder=folder)
 
 
 def test_beside_a_training(scene, mode):
@@ -70,8 +72,7 @@ def test_beside_a_training(scene, mode):
             behind = statistics.median(train(scene, "beside processes that compute")[1] for _ in range(ROUNDS))
         socket_path = mount.ask(".", "socket")
         attackers = [
-            pool.submit(in_child, lambda seed=seed: attack(socket_path, seed), uid=hostile.ATTACKER, folder=mount.path)
-            for seed in range(ATTACKERS)
+            pool.submit(in_child, lambda seed=seed: attack(socket_path, seed, mount.path)) for seed in range(ATTACKERS)
         ]
         end, beside = time.monotonic() + SECONDS, []
         while time.monotonic() < end:

@@ -62,8 +62,8 @@ class RequestLoop {
   io::Mutex mutex_;
   io::CondVar changed_;
   std::vector<std::thread> threads_ GUARDED_BY(mutex_);  // only ever grows until run() joins them
-  unsigned serving_ GUARDED_BY(mutex_) = 0;            // threads that have not ended
-  unsigned waiting_ GUARDED_BY(mutex_) = 0;            // of these, waiting for a request
+  unsigned serving_ GUARDED_BY(mutex_) = 0;              // threads that have not ended
+  unsigned waiting_ GUARDED_BY(mutex_) = 0;              // of these, waiting for a request
   bool stopped_ GUARDED_BY(mutex_) = false;
   Result<> outcome_ GUARDED_BY(mutex_) = success();
 

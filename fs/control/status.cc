@@ -113,6 +113,11 @@ json warnings_of(const Filesystem& fs) {
   for (const std::string& step : care.identical) {
     warnings.push_back(step + ": its tensors are, bit for bit, those of the step before");
   }
+  for (const std::string& step : fs.resumes.lossy()) {
+    warnings.push_back(step +
+                       ": a run has resumed from it by DeepSpeed's own load_checkpoint, which begins the optimizer "
+                       "anew: start it again by `python -m ckptfs.patch`");
+  }
   for (const std::string& cap : fs.rotation.report().warnings) warnings.push_back(cap);
   if (const uint64_t errors = fs.counters.all_write_errors(); errors != 0) {
     warnings.push_back(std::to_string(errors) +

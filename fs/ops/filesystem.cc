@@ -31,6 +31,7 @@ Filesystem::Filesystem(const MountOptions& mount_options, meta::Store& mounted_s
           },
           counters),
       write_errors(tree, counters),
+      resumes(tree),
       files(environment()),
       mapped_files(tree),
       speculative_clones(store, files, notifications, write_errors, counters),

@@ -29,6 +29,7 @@
 #include "fs/ops/handles.h"
 #include "fs/steps/last_errors.h"
 #include "fs/steps/removals.h"
+#include "fs/steps/resume_watch.h"
 #include "fs/steps/rotation.h"
 #include "fs/steps/save_history.h"
 #include "fs/steps/saver.h"
@@ -68,6 +69,7 @@ class Filesystem {
   WriteErrors write_errors;
   LastErrors last_errors;
   SaveHistory saves;
+  ResumeWatch resumes;
   OpenFileTable files;
   mutable MappedFiles mapped_files;
   SpeculativeClones speculative_clones;

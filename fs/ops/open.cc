@@ -171,6 +171,7 @@ Result<std::unique_ptr<Handle>> open_file(Filesystem& fs, meta::InodeNumber inod
   handle->writing = writing;
   handle->seen_errors = pending.file().errors.now();
   handle->had_privileges = writing && has_privileges(record.mode);
+  if (empty_name && writing && (record.flags & meta::kSwap) != 0) fs.resumes.emptied(caller, *empty_name);
   if (empty_name && fs.options.adopt && SpeculativeClones::may_adopt(info.flags)) {
     begin_adoption(fs, pending.file(), record, *empty_name, caller, info.flags, *handle);
   }
@@ -183,6 +184,7 @@ Result<std::unique_ptr<Handle>> open_file(Filesystem& fs, meta::InodeNumber inod
   if (!writing && caller.pid != 0) {  // 0: of another pid namespace
     handle->reader = caller.pid;
     fs.speculative_clones.predictor.opened(caller, inode);
+    fs.resumes.opened(caller, inode, record, fs.files.name_of(inode));
   }
   handle->file = pending.take();
   return handle;

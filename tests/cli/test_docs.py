@@ -63,6 +63,7 @@ ELSEWHERE = {
     "docker run -v /mnt/ckptfs:/mnt/ckptfs:rslave IMAGE ...": "no Docker here; containers() has the mount namespaces",
     "torchrun --nproc-per-node 2 train.py": "tests/deepspeed/test_first_runs.py",
     "python -m ckptfs.patch train.py": "tests/posix/test_patch.py",
+    "python -m ckptfs.patch torchrun --nproc-per-node 2 train.py": "tests/deepspeed/test_first_runs.py",
     "python -m ckptfs.universal /ckpt/steps/global_step4 /ckpt/steps/global_step4_universal": "tests/deepspeed/test_universal.py",
 }
 

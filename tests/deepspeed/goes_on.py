@@ -4,6 +4,7 @@ One process is one rank. Each rank writes its losses, and digests of the optimiz
 """
 
 import argparse
+import functools
 import json
 import os
 import sys
@@ -19,10 +20,13 @@ def parse_arguments():
     parser.add_argument("--stage", type=int, default=3)
     parser.add_argument("--pipeline", action="store_true")
     parser.add_argument("--width", type=int, default=variety.WIDTH)
+    parser.add_argument("--threshold", type=int, default=4096, help="parameters up to this size are on every rank")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--save", metavar="DIR", help="save here after the last step")
     parser.add_argument("--resume", metavar="DIR", help="go on from here")
-    parser.add_argument("--plain", action="store_true", help="resume by DeepSpeed's own load_checkpoint")
+    parser.add_argument("--plain", action="store_true", help="save and resume by the engine's own functions")
+    parser.add_argument("--pretend", metavar="VERSION", help="of DeepSpeed")
+    parser.add_argument("--without-scheduler", action="store_true", help="as Lightning loads")
     parser.add_argument("--out", required=True, help="the result, .RANK is appended")
     parser.set_defaults(universal=None)
     return parser.parse_args()
@@ -47,6 +51,7 @@ def main():
 
     import ckptfs.deepspeed
 
+    deepspeed.__version__ = options.pretend or deepspeed.__version__
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(20_240_229 + (1 if options.resume else 0))  # a resume must not profit from the same random start
@@ -54,12 +59,13 @@ def main():
     engine = variety.build(torch, deepspeed, options, scheduler=True)
     first = 0
     if options.resume:
-        load = engine.load_checkpoint if options.plain else lambda path: ckptfs.deepspeed.load_checkpoint(engine, path)
-        load(options.resume)
+        load = engine.load_checkpoint if options.plain else functools.partial(ckptfs.deepspeed.load_checkpoint, engine)
+        load(options.resume, load_lr_scheduler_states=not options.without_scheduler)
         first = engine.global_steps
     losses = variety.train(torch, engine, options.steps, rank, first)
     if options.save:
-        ckptfs.deepspeed.save_checkpoint(engine, options.save)
+        save = engine.save_checkpoint if options.plain else functools.partial(ckptfs.deepspeed.save_checkpoint, engine)
+        save(options.save)
     result = {"losses": losses, "first": first, "state": state_of(torch, deepspeed, engine)}
     with open(f"{options.out}.{rank}", "w", encoding="utf-8") as out:
         json.dump(result, out, indent=1, sort_keys=True)

@@ -25,6 +25,7 @@ def parse_arguments():
     parser.add_argument("--pipeline", action="store_true", help="pipelined swapping of the optimizer")
     parser.add_argument("--width", type=int, default=WIDTH)
     parser.add_argument("--steps", type=int, default=2)
+    parser.set_defaults(threshold=4096)
     parser.add_argument("--save", metavar="DIR")
     parser.add_argument("--tag")
     parser.add_argument("--universal", metavar="DIR", help="begin with DeepSpeed's universal checkpoint there")
@@ -35,7 +36,8 @@ def parse_arguments():
 def deepspeed_config(options, scheduler=False):
     zero = {"stage": options.stage, "overlap_comm": False, "contiguous_gradients": True}
     if options.stage == 3:
-        zero.update(sub_group_size=options.width * options.width * 3 // 2, stage3_param_persistence_threshold=4096)
+        zero.update(sub_group_size=options.width * options.width * 3 // 2,
+                    stage3_param_persistence_threshold=options.threshold)
     if options.nvme != "none":
         count = 12 if options.pipeline else 4
         zero["offload_optimizer"] = {"device": "nvme", "nvme_path": options.nvme, "pin_memory": False,

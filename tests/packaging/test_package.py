@@ -154,7 +154,8 @@ def test_files_are_where_they_belong(chroot):
     for path in ("/usr/bin/ckptfs", "/usr/sbin/mount.ckptfs", UNIT, "/usr/share/bash-completion/completions/ckptfs",
                  "/usr/share/zsh/vendor-completions/_ckptfs", "/usr/share/fish/vendor_completions.d/ckptfs.fish",
                  "/usr/share/doc/ckptfs/copyright", "/usr/share/doc/ckptfs/examples/ckpt.conf",
-                 "/usr/lib/python3/dist-packages/ckptfs/patch.py"):
+                 "/usr/lib/python3/dist-packages/ckptfs/patch.py",
+                 "/usr/lib/python3/dist-packages/ckptfs/children/sitecustomize.py"):
         true(path in listed and (chroot.root / path.lstrip("/")).exists(), f"{path} is not in the package")
     wrong = [path for path in listed if not re.match(r"/\.?$|/usr(/|$)", path)]
     equal(wrong, [], "files outside /usr")

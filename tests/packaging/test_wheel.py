@@ -22,6 +22,7 @@ native.call("ckptfs_save_wait_durable", save)
 native.call("ckptfs_save_commit", save, 0, ctypes.byref(done))
 assert done.value == 1 and open("step_1/file", "rb").read() == b"\\0" * 3 + b"0123456789" + b"\\0" * 7
 import ckptfs.patch
+assert (ckptfs.patch._CHILDREN / "sitecustomize.py").exists()
 print("through")
 """
 

@@ -1,4 +1,5 @@
-"""ckptfs.patch: shutil shares between two files of a mount, and copies as ever elsewhere."""
+"""ckptfs.patch: shutil shares between two files of a mount, and copies as ever elsewhere; DeepSpeed's engine is patched
+however a process begins. What a patched engine does: tests/deepspeed/test_engine_patch.py."""
 
 import contextlib
 import errno
@@ -17,8 +18,10 @@ SIZE = 16 * MIB
 PATCHED = sys.version_info < (3, 14)  # later Pythons share by themselves
 
 
-def python(*words, **options):
-    return run(sys.executable, *words, env=dict(os.environ, PYTHONPATH=str(PACKAGE)), **options)
+def python(*words, path=(), **options):
+    """Python with our package, and before it the folders of `path`."""
+    folders = os.pathsep.join(map(str, [*path, PACKAGE]))
+    return run(sys.executable, *words, env=dict(os.environ, PYTHONPATH=folders), **options)
 
 
 def allocated_by(mount, work):
@@ -126,3 +129,85 @@ def test_the_first_two_come_at_the_same_moment(folder, shared):
     for number in range(3):
         same_bytes(read(folder / f"copy-{number}"), data, f"copy {number}")
     equal(counters(shared)["bytes_cloned"], 3 * MIB, "bytes that were shared")
+
+
+# What stands for DeepSpeed: an engine with no optimizer on NVMe.
+ENGINE = """
+class DeepSpeedEngine:
+    optimizer = None
+
+    def load_checkpoint(self, load_dir, tag=None):
+        return "loaded", load_dir, tag
+
+    def save_checkpoint(self, save_dir, tag=None, exclude_frozen_parameters=False):
+        return "saved", save_dir, tag
+"""
+
+# Prints whether the engine is patched, and fails where it does something else than without the patch.
+JUDGE = """
+import inspect
+from deepspeed.runtime.engine import DeepSpeedEngine as Engine
+assert Engine().load_checkpoint("a", tag="b") == ("loaded", "a", "b")
+assert Engine().save_checkpoint("a", "b") == ("saved", "a", "b")
+assert "exclude_frozen_parameters" in inspect.signature(Engine().save_checkpoint).parameters  # the Trainer looks
+print([hasattr(getattr(Engine, name), "ckptfs") for name in ("load_checkpoint", "save_checkpoint")])
+"""
+IS_PATCHED, IS_PLAIN = "[True, True]", "[False, False]"
+
+
+def fake_deepspeed(folder):
+    """A folder for PYTHONPATH."""
+    engine = folder / "fake" / "deepspeed" / "runtime" / "engine.py"
+    engine.parent.mkdir(parents=True)
+    for name in ("deepspeed/__init__.py", "deepspeed/runtime/__init__.py"):
+        write(folder / "fake" / name, b"")
+    write(engine, ENGINE.encode())
+    return folder / "fake"
+
+
+def script_in(folder, name="judge.py", before=""):
+    write(folder / name, (before + JUDGE).encode())
+    return folder / name
+
+
+def test_the_engine_is_patched_whenever_it_is_imported(folder):
+    path = [fake_deepspeed(folder)]
+    for imports, wanted in (("", IS_PLAIN), ("import ckptfs.patch\n", IS_PATCHED),
+                            ("import ckptfs.patch, ckptfs.patch\n", IS_PATCHED),
+                            ("import deepspeed.runtime.engine\nimport ckptfs.patch\n", IS_PATCHED)):
+        equal(python("-c", imports + JUDGE, path=path).stdout.strip(), wanted, f"after {imports!r}")
+
+
+def test_an_engine_that_looks_different_is_left_alone(folder):
+    path = [fake_deepspeed(folder)]
+    write(path[0] / "deepspeed" / "runtime" / "engine.py", b"class Engine:\n    pass\n")
+    done = python("-c", "import ckptfs.patch, deepspeed.runtime.engine", path=path)
+    true("has no load_checkpoint" in done.stderr, f"what is said: {done.stderr}")
+
+
+def test_children_are_patched(folder):
+    """Launchers start the ranks: torchrun, accelerate, deepspeed."""
+    path = [fake_deepspeed(folder)]
+    judge = script_in(folder)
+    launcher = folder / "launcher.py"
+    write(launcher, b"import subprocess, sys\nsubprocess.run([sys.executable, *sys.argv[1:]], check=True)\n")
+    command = folder / "launch"
+    write(command, f"#!/bin/sh\nexec {sys.executable} \"$@\"\n".encode(), mode=0o755)
+    for words in ([judge], ["-m", "judge"], [launcher, judge], ["-m", "launcher", launcher, judge], ["sh", command, judge],
+                  ["env", sys.executable, judge]):
+        done = python("-m", "ckptfs.patch", *words, path=[*path, folder])
+        equal(done.stdout.strip(), IS_PATCHED, f"python -m ckptfs.patch {words}")
+
+
+def test_another_sitecustomize_still_counts(folder):
+    path = [fake_deepspeed(folder), folder / "site"]
+    path[1].mkdir()
+    write(path[1] / "sitecustomize.py", b"import builtins\nbuiltins.customized = True\n")
+    judge = script_in(folder, before="assert customized\n")
+    done = python("-m", "ckptfs.patch", "env", sys.executable, judge, path=path)
+    equal(done.stdout.strip(), IS_PATCHED, "a child")
+
+
+def test_what_is_no_command_is_told(folder):
+    done = python("-m", "ckptfs.patch", folder / "nothing.py", check=False)
+    true(done.returncode == 1 and "neither a script nor a command" in done.stderr, f"{done.returncode}: {done.stderr}")

@@ -8,12 +8,15 @@
 
 DeepSpeed's own load brings back the master weights of what it swaps, and nothing else: Adam's moments begin at zero, its
 step at 0, the learning rate at its first value, and what was too small to swap keeps its random start. Here the run goes
-on as if it had never stopped, to the last bit. Both functions are called by every rank, as DeepSpeed's own.
+on as if it had never stopped, to the last bit. Both functions are called by every rank, as DeepSpeed's own. They work
+on any path, not only on a ckptfs mount. ckptfs.patch puts them in the place of DeepSpeed's own, for engines on a mount.
 
-What this knows of DeepSpeed's inside is in `_check_inside`: a version that looks different there is refused by name, and
-nothing is changed. Works on any path, not only on a ckptfs mount.
+What this knows of DeepSpeed's inside is in `_check_inside`. A load by another version than those of `TESTED` is refused
+by name, and nothing is changed. CKPTFS_DEEPSPEED=VERSION in the environment tries one more version.
 """
 
+import contextlib
+import contextvars
 import copy
 import dataclasses
 import errno
@@ -97,6 +100,26 @@ def _check_reads(path, direct, memory, data):
     return Alignment(path, True, "O_DIRECT takes what DeepSpeed asks for")
 
 
+# --- DeepSpeed's own functions, called from here
+
+
+_calling = contextvars.ContextVar("ckptfs.deepspeed calls DeepSpeed's own function", default=False)
+
+
+def is_own_call():
+    """Does ckptfs.deepspeed itself call DeepSpeed's function? Then ckptfs.patch leaves the call alone."""
+    return _calling.get()
+
+
+@contextlib.contextmanager
+def _own_call():
+    token = _calling.set(True)
+    try:
+        yield
+    finally:
+        _calling.reset(token)
+
+
 # --- saving
 
 
@@ -106,13 +129,18 @@ def save_checkpoint(engine, save_dir, tag=None, client_state=None, save_latest=T
     Where a rank fails, every rank raises, and `latest` stays what it was. With ckptfs.deepspeed.CheckpointEngine that is
     engine.save_checkpoint itself: it returns before, and what fails is logged.
     """
+    return save_by(engine.save_checkpoint, engine, save_dir, tag, client_state, save_latest, **options)
+
+
+def save_by(plain, engine, save_dir, tag=None, client_state=None, save_latest=True, **options):
+    """save_checkpoint, where `plain` is DeepSpeed's own, bound to the engine."""
     writer = getattr(engine, "checkpoint_engine", None)
     if getattr(writer, "is_ckptfs", False):
-        return engine.save_checkpoint(save_dir, tag=tag, client_state=client_state or {}, save_latest=save_latest, **options)
-    _require(not (hasattr(writer, "is_decoupled") and writer.is_decoupled()),
-             "a checkpoint engine that writes after save_checkpoint has returned is not supported")
+        return plain(save_dir, tag=tag, client_state=client_state or {}, save_latest=save_latest, **options)
+    _require(not saves_later(engine), "a checkpoint engine that writes after save_checkpoint has returned is not supported")
     tag = str(tag if tag is not None else f"global_step{engine.global_steps}")
-    saved = engine.save_checkpoint(save_dir, tag=tag, client_state=client_state or {}, save_latest=False, **options)
+    with _own_call():
+        saved = plain(save_dir, tag=tag, client_state=client_state or {}, save_latest=False, **options)
     step = pathlib.Path(save_dir) / tag
     rank, ranks = _share(engine)
     with _Together("the step is not complete, and `latest` was left as it is"):  # all files are there
@@ -126,6 +154,12 @@ def save_checkpoint(engine, save_dir, tag=None, client_state=None, save_latest=T
         if save_latest and rank == 0:
             durable.replace(pathlib.Path(save_dir) / "latest", tag)
     return saved
+
+
+def saves_later(engine):
+    """Does its checkpoint engine write after save_checkpoint has returned?"""
+    writer = getattr(engine, "checkpoint_engine", None)
+    return hasattr(writer, "is_decoupled") and writer.is_decoupled()
 
 
 def ids_of(engine):
@@ -173,23 +207,29 @@ def _device():
 def load_checkpoint(engine, load_dir, tag=None, **options):
     """engine.load_checkpoint, and what it leaves out. Before the first step of the process, or after any.
 
-    Raises NotSupported, on every rank (on those that are not to blame RuntimeError), before anything is changed: for a DeepSpeed that is not known, and for a checkpoint of other
-    ranks, sub-groups or parameters.
+    Raises NotSupported, on every rank (on those that are not to blame RuntimeError), before anything is changed: for a
+    DeepSpeed that is not known, and for a checkpoint of other ranks, sub-groups or parameters.
     """
+    return load_by(engine.load_checkpoint, engine, load_dir, tag, **options)
+
+
+def load_by(plain, engine, load_dir, tag=None, **options):
+    """load_checkpoint, where `plain` is DeepSpeed's own, bound to the engine."""
     optimizer, reader = engine.optimizer, getattr(engine, "checkpoint_engine", None)
     if getattr(reader, "is_ckptfs", False):
         reader.wait()  # what was saved last is there, and `latest`
     if not getattr(optimizer, "swap_optimizer", False):
-        return engine.load_checkpoint(load_dir, tag, **options)
+        return plain(load_dir, tag, **options)
     with _Together("nothing was changed"):
         _check_inside(engine, options)
         if tag is None:
             tag = (pathlib.Path(load_dir) / "latest").read_text(encoding="utf-8").strip()
         state = _Saved(engine, load_dir, str(tag))
-    result = engine.load_checkpoint(load_dir, str(tag), **options)
+    with _own_call():
+        result = plain(load_dir, str(tag), **options)
     if result[0] is None:
         return result
-    state.restore()
+    state.restore(options.get("load_lr_scheduler_states", True))
     return result
 
 
@@ -197,6 +237,11 @@ def _require(condition, what):
     if not condition:
         import deepspeed
         raise NotSupported(f"DeepSpeed {deepspeed.__version__}: {what} (known: {', '.join(TESTED)}); nothing was changed")
+
+
+def is_known_version():
+    import deepspeed
+    return deepspeed.__version__ in (*TESTED, os.environ.get("CKPTFS_DEEPSPEED"))
 
 
 _INSIDE = {
@@ -214,9 +259,8 @@ _INSIDE_INFO = ("has_state_tensors", "add_state_tensors", "get_swap_paths", "num
 
 def _check_inside(engine, options):
     import deepspeed
-    if deepspeed.__version__ not in TESTED:
-        _log.warning("DeepSpeed %s was never tried with ckptfs.deepspeed; known: %s", deepspeed.__version__,
-                     ", ".join(TESTED))
+    _require(is_known_version(), "ckptfs.deepspeed does not know this version. Install one that it knows, or try this one "
+                                 f"with CKPTFS_DEEPSPEED={deepspeed.__version__} in the environment")
     for where, names in _INSIDE.items():
         thing = engine
         for part in where.split(".")[1:]:
@@ -230,8 +274,8 @@ def _check_inside(engine, options):
     for name, wanted in (("zenflow", False), ("use_muon", False), ("partial_offload", 1.0)):
         _require(not hasattr(optimizer, name) or not getattr(optimizer, name) or getattr(optimizer, name) == wanted,
                  f"{name} is not supported")
-    for name in ("load_optimizer_states", "load_lr_scheduler_states"):
-        _require(options.get(name, True), f"{name}=False is not supported: use engine.load_checkpoint")
+    _require(options.get("load_optimizer_states", True),
+             "load_optimizer_states=False is not supported: use engine.load_checkpoint")
     _require(not options.get("load_module_only", False), "load_module_only is not supported: use engine.load_checkpoint")
     adam = optimizer.optimizer
     if type(adam).__name__ == "DeepSpeedCPUAdam":
@@ -301,7 +345,7 @@ class _Saved:
                 path = self.folder / f"{name}.tensor.swp"
                 _require(path.exists() and path.stat().st_size >= needed, f"{path} is missing or shorter than {needed}")
 
-    def restore(self):
+    def restore(self, with_scheduler):
         import torch
         with torch.no_grad():
             self.optimizer.checkpoint_event_prologue()
@@ -310,7 +354,7 @@ class _Saved:
                     self._restore_swapped(index)
                 else:
                     self._restore_small(index)
-            self._restore_settings()
+            self._restore_settings(with_scheduler)
             self._restore_powers()
             self.optimizer.checkpoint_event_epilogue()  # by every rank: it gathers
 
@@ -346,14 +390,14 @@ class _Saved:
             self.adam.state.pop(group, None)
         self.optimizer._reassign_or_swap_out_partitioned_parameters(index)  # and the 16-bit parameters from it
 
-    def _restore_settings(self):
+    def _restore_settings(self, with_scheduler):
         for live, theirs in zip(self.adam.param_groups, self.saved["optimizer_state_dict"]["param_groups"], strict=True):
             live.update({key: copy.deepcopy(value) for key, value in theirs.items() if key != "params"})
         self.optimizer.loss_scaler = self.saved["loss_scaler"]
         self.optimizer.dynamic_loss_scale = self.saved["dynamic_loss_scale"]
         self.optimizer.overflow = self.saved["overflow"]
         scheduler = self.engine.lr_scheduler
-        if getattr(scheduler, "_last_lr", None) is not None:
+        if with_scheduler and getattr(scheduler, "_last_lr", None) is not None:
             scheduler._last_lr = [group["lr"] for group in self.adam.param_groups]
 
     def _restore_powers(self):

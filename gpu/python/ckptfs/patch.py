@@ -1,12 +1,18 @@
-"""Makes shutil share instead of copy, between two files of a ckptfs mount.
+"""Makes Python share instead of copy on a ckptfs mount, and DeepSpeed resume from it without a loss.
 
-    import ckptfs.patch                          # anywhere before the first save
+    import ckptfs.patch                          # anywhere before the first save or load
     python -m ckptfs.patch train.py --lr 1e-4    # or without a changed line
+    python -m ckptfs.patch torchrun --nproc-per-node 2 train.py
 
-shutil (copyfile, copy, copytree, move) copies by sendfile up to Python 3.13: the mount sees reads and writes. With this
-it asks for copy_file_range, which ckptfs answers by sharing the blocks, as Python does by itself from 3.14 on. Files
-that are not both on the same ckptfs mount are copied as before. Takes nothing but the standard library, and may be
-imported more than once.
+Two things change, and only for files on a ckptfs mount:
+
+- shutil (copyfile, copy, copytree, move) copies by sendfile up to Python 3.13: the mount sees reads and writes. With
+  this it asks for copy_file_range, which ckptfs answers by sharing the blocks, as Python does by itself from 3.14 on.
+- DeepSpeed's load_checkpoint and save_checkpoint, of an engine with its optimizer on NVMe, do what those of
+  ckptfs.deepspeed do: a resume loses nothing, and `latest` names a step that is durable (ckptfs.engine_patch).
+
+`python -m ckptfs.patch` takes a script, `-m MODULE`, or any other command, and patches every Python process that this
+starts, too. Takes nothing but the standard library, and may be imported more than once.
 """
 
 import errno
@@ -17,26 +23,21 @@ import runpy
 import shutil
 import sys
 
+from ckptfs import mounts
+
 _CHUNK = 1 << 30  # of one copy_file_range; a longer call is legal, and answered with less
+_ENGINE = "deepspeed.runtime.engine"
+_CHILDREN = pathlib.Path(__file__).resolve().parent / "children"  # sitecustomize.py, for PYTHONPATH
 _log = logging.getLogger("ckptfs")
-_known = {}  # st_dev -> is that a ckptfs mount?
 
 
-def _is_ckptfs(device):
-    if device not in _known:
-        wanted = f"{os.major(device)}:{os.minor(device)}"
-        _known[device] = False
-        for line in pathlib.Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
-            before, _, after = line.partition(" - ")
-            if before.split(" ")[2] == wanted:
-                _known[device] = after.startswith("fuse.ckptfs ")
-    return _known[device]
+# --- shutil
 
 
 def _shares(source, target):
     """Are these descriptors files of one ckptfs mount?"""
     device = os.fstat(source).st_dev
-    return device == os.fstat(target).st_dev and _is_ckptfs(device)
+    return device == os.fstat(target).st_dev and mounts.is_ckptfs(device)
 
 
 def _copy_file_range(source, target):
@@ -72,22 +73,88 @@ def _replacement(sendfile):
     return fastcopy
 
 
-def _install():
+def _install_copy():
     sendfile = getattr(shutil, "_fastcopy_sendfile", None)  # since 3.14 there is copy_file_range before it
     if sendfile is not None and hasattr(os, "copy_file_range") and not hasattr(sendfile, "ckptfs"):
         shutil._fastcopy_sendfile = _replacement(sendfile)
 
 
-_install()
+# --- DeepSpeed's engine
+
+
+def _patch_engine(module):
+    from ckptfs import engine_patch
+    engine_patch.install(getattr(module, "DeepSpeedEngine", None))
+
+
+class _EngineFinder:
+    """Finds DeepSpeed's engine as the other finders do, and patches it when it has been imported."""
+
+    ckptfs = True
+
+    def find_spec(self, name, path, target=None):
+        if name != _ENGINE:
+            return None
+        others = (finder for finder in sys.meta_path if not hasattr(finder, "ckptfs"))
+        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
+        if spec is not None:
+            run = spec.loader.exec_module
+
+            def exec_module(module):
+                run(module)
+                _patch_engine(module)
+
+            spec.loader.exec_module = exec_module
+        return spec
+
+
+def _install_engine():
+    if _ENGINE in sys.modules:
+        _patch_engine(sys.modules[_ENGINE])
+    elif not any(hasattr(finder, "ckptfs") for finder in sys.meta_path):
+        sys.meta_path.insert(0, _EngineFinder())
+
+
+def install():
+    """What the import of this module does; a second time it changes nothing."""
+    _install_copy()
+    _install_engine()
+
+
+install()
+
+
+# --- the command
+
+
+def _run(words):
+    """Runs the script, `-m MODULE` or the command in words, as `python` or a shell would."""
+    if words[0] == "-m":
+        sys.argv[:] = words[1:]
+        sys.path[0] = os.getcwd()
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    elif os.path.exists(words[0]):
+        sys.argv[:] = words
+        sys.path[0] = os.path.dirname(os.path.abspath(words[0]))
+        runpy.run_path(words[0], run_name="__main__")
+    else:
+        try:
+            os.execvp(words[0], words)
+        except OSError as error:
+            sys.exit(f"ckptfs.patch: {words[0]} is neither a script nor a command: {os.strerror(error.errno)}")
 
 
 def _main():
-    if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
-        print(f"Usage: python -m ckptfs.patch SCRIPT [ARGUMENT]...\n\n{__doc__}", end="")
-        sys.exit(0 if len(sys.argv) > 1 else 2)
-    del sys.argv[0]
-    sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    words = sys.argv[1:]
+    if not words or words[0] in ("-h", "--help") or words == ["-m"]:
+        print(f"Usage: python -m ckptfs.patch SCRIPT [ARGUMENT]...\n"
+              f"       python -m ckptfs.patch -m MODULE [ARGUMENT]...\n"
+              f"       python -m ckptfs.patch COMMAND [ARGUMENT]...\n\n{__doc__}", end="")
+        sys.exit(0 if words and words[0] != "-m" else 2)
+    before = os.environ.get("PYTHONPATH")
+    if str(_CHILDREN) not in (before or "").split(os.pathsep):
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_CHILDREN), before]))
+    _run(words)
 
 
 if __name__ == "__main__":

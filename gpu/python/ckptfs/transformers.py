@@ -4,8 +4,9 @@
 
 Where the Trainer would save, the callback does: the same files, which `resume_from_checkpoint` takes, written past the
 page cache; training waits for the copy out of memory only, and checkpoint-N appears whole, when all of it is durable.
-save_total_limit does not see these: rotation on a ckptfs mount does (ckptfs policy). With DeepSpeed use
-ckptfs.deepspeed.CheckpointEngine. What it cannot save it leaves to the Trainer, and says so.
+save_total_limit does not see these: rotation on a ckptfs mount does (ckptfs policy). What it cannot save it leaves to
+the Trainer, and says so. A Trainer with DeepSpeed saves by itself; the callback only patches it (ckptfs.patch), so that
+with the optimizer on NVMe a resume loses nothing. So make the callback before you call train().
 """
 
 import io
@@ -18,7 +19,7 @@ import tempfile
 import torch
 import transformers
 
-from ckptfs import memory, torch_files
+from ckptfs import memory, patch, torch_files
 from ckptfs.saving import Save, new_attempt
 
 _log = logging.getLogger("ckptfs")
@@ -27,7 +28,7 @@ _log = logging.getLogger("ckptfs")
 def _why_not(args, model):
     """What the Trainer keeps where no callback sees it, or saves in a way of its own."""
     reasons = {
-        "DeepSpeed (use ckptfs.deepspeed.CheckpointEngine)": getattr(args, "deepspeed", None),
+        "DeepSpeed": getattr(args, "deepspeed", None),
         "FSDP": getattr(args, "fsdp", None),
         "fp16, for its scaler's state": args.fp16,
         "load_best_model_at_end": args.load_best_model_at_end,
@@ -43,12 +44,13 @@ class Callback(transformers.TrainerCallback):
 
     def __init__(self):
         torch_files.check_torch()
+        patch.install()
         self._save, self._due, self._left = None, False, None
 
     def on_train_begin(self, args, state, control, model=None, **_):
         self._left = _why_not(args, model)
         if self._left:
-            _log.warning("the Trainer saves by itself, and waits for it: ckptfs.transformers does not know %s", self._left)
+            _log.warning("the callback leaves the saves to the Trainer, which waits for them: %s", self._left)
         elif args.save_total_limit:
             _log.warning("save_total_limit does not remove what ckptfs saves: `ckptfs policy %s --set keep_last=%s` does",
                          args.output_dir, args.save_total_limit)

@@ -1,0 +1,90 @@
+"""DeepSpeedEngine's load_checkpoint and save_checkpoint, as ckptfs.patch replaces them.
+
+Whoever calls them, a Trainer, accelerate, Lightning or a program of one's own, gets ckptfs.deepspeed's functions, if
+the engine's optimizer is on NVMe, and both its swap files and the checkpoint are on a ckptfs mount, on every rank. Any
+other engine gets DeepSpeed's own.
+"""
+
+import functools
+import inspect
+import logging
+import os
+
+import ckptfs.deepspeed
+from ckptfs import mounts
+
+_log = logging.getLogger("ckptfs")
+_told = set()
+
+
+def install(engine_class):
+    """Replaces both functions of the class; a second time it changes nothing."""
+    for name, takes_over, by in (("load_checkpoint", _takes_over_load, ckptfs.deepspeed.load_by),
+                                 ("save_checkpoint", _takes_over_save, ckptfs.deepspeed.save_by)):
+        plain = getattr(engine_class, name, None)
+        if plain is None:
+            _tell(f"DeepSpeed's engine has no {name}: ckptfs.patch leaves it as it is")
+        elif not hasattr(plain, "ckptfs"):
+            setattr(engine_class, name, _replacement(plain, takes_over, by))
+
+
+def _replacement(plain, takes_over, by):
+    signature = inspect.signature(plain)
+
+    @functools.wraps(plain)
+    def method(engine, *arguments, **named):
+        if ckptfs.deepspeed.is_own_call() or not _is_swapped(engine):
+            return plain(engine, *arguments, **named)
+        _engine, *given = signature.bind(engine, *arguments, **named).arguments.items()
+        if not takes_over(engine, **dict(given)):
+            return plain(engine, *arguments, **named)
+        return by(functools.partial(plain, engine), engine, **dict(given))
+
+    method.ckptfs = True
+    return method
+
+
+def _is_swapped(engine):
+    return getattr(getattr(engine, "optimizer", None), "swap_optimizer", False)
+
+
+def _takes_over_load(engine, load_dir, tag=None, load_optimizer_states=True, load_module_only=False, **_):
+    if not load_optimizer_states or load_module_only or engine.load_universal_checkpoint():
+        return False
+    is_there = tag is not None or os.path.isfile(os.path.join(load_dir, "latest"))
+    return _all_ranks(is_there and _is_on_mount(engine, load_dir))
+
+
+def _takes_over_save(engine, save_dir, **_):
+    """With a checkpoint engine that writes later, `latest` is that one's business."""
+    if ckptfs.deepspeed.saves_later(engine) or not _all_ranks(_is_on_mount(engine, save_dir)):
+        return False
+    if not ckptfs.deepspeed.is_known_version():
+        import deepspeed
+        known = ", ".join(ckptfs.deepspeed.TESTED)
+        _tell(f"ckptfs.patch does not know DeepSpeed {deepspeed.__version__} (known: {known}): it saves by itself, "
+              " `latest` may name a step before it is durable, and a resume will be refused")
+        return False
+    return True
+
+
+def _is_on_mount(engine, folder):
+    swapper = getattr(engine.optimizer, "optimizer_swapper", None)
+    return mounts.holds(folder) and mounts.holds(getattr(swapper, "swap_folder", folder))
+
+
+def _all_ranks(condition):
+    """Does it hold on every rank? Else some would wait for ever for others."""
+    import torch
+    from deepspeed import comm as dist
+    from deepspeed.accelerator import get_accelerator
+    lacking = torch.tensor([0 if condition else 1], dtype=torch.int64, device=get_accelerator().current_device_name())
+    dist.all_reduce(lacking)
+    return lacking.item() == 0
+
+
+def _tell(what):
+    """Once for each process."""
+    if what not in _told:
+        _told.add(what)
+        _log.warning("%s", what)

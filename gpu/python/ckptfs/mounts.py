@@ -1,0 +1,24 @@
+"""Which paths lie on a ckptfs mount."""
+
+import os
+import pathlib
+
+_known = {}  # st_dev -> is that a ckptfs mount?
+
+
+def is_ckptfs(device):
+    if device not in _known:
+        wanted = f"{os.major(device)}:{os.minor(device)}"
+        _known[device] = False
+        for line in pathlib.Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
+            before, _, after = line.partition(" - ")
+            if before.split(" ")[2] == wanted:
+                _known[device] = after.startswith("fuse.ckptfs ")
+    return _known[device]
+
+
+def holds(path):
+    """Does the path, or the folder where it would be made, lie on a ckptfs mount?"""
+    path = pathlib.Path(path).absolute()
+    there = next((place for place in (path, *path.parents) if place.exists()), None)
+    return there is not None and is_ckptfs(there.stat().st_dev)

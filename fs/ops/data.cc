@@ -41,11 +41,13 @@ DataPath::Written write(const Handle& handle, std::span<const std::byte> data, o
   return {taken.bytes + rest.bytes, std::move(rest.error)};
 }
 
-// For RWF_DSYNC and RWF_SYNC, if the handle does not sync by itself: makes the data durable, as fdatasync does.
+// For RWF_DSYNC and RWF_SYNC, if the handle does not sync by itself: makes the data and the name durable, as fdatasync
+// does.
 Result<> sync_write(Filesystem& fs, meta::InodeNumber inode, const Handle& handle) {
   const auto sync = [&] { return fs.file_sync.sync_data(*handle.file, handle.descriptor); };
   TRY(fs.speculative_clones.make_durable(inode, handle.descriptor, sync));
-  return sync();
+  TRY(sync());
+  return fs.tree.sync();
 }
 
 // A write through a descriptor that syncs may return the error of a failed write-back. The kernel tells nobody else of

@@ -166,6 +166,8 @@ Result<std::unique_ptr<Handle>> open_file(Filesystem& fs, meta::InodeNumber inod
     TRY(fs.privileges.clear(inode, caller));
     fs.write_errors.clear(inode);
   }
+  // What is written through it will be durable at once. So its name has to be.
+  if (writing && (info.flags & (O_DSYNC | O_SYNC)) != 0) TRY(fs.tree.sync());
   auto handle = std::make_unique<Handle>();
   handle->claim = std::move(claim);
   handle->writing = writing;

@@ -14,7 +14,7 @@ import pytest
 from checking import equal, noise, opened, read, same_bytes, write
 from crashing import Counts, Workers, check_witness, clear, make_witness
 from hugging import safetensors
-from mounting import (MIB, Mount, Skip, Store, abandon, by_level, detach, is_mountpoint, power_cut, run, unmount,
+from mounting import (KIB, MIB, Mount, Skip, Store, abandon, by_level, detach, is_mountpoint, power_cut, run, unmount,
                       wait_until, xfs)
 
 pytestmark = pytest.mark.timeout(1500)
@@ -199,3 +199,19 @@ def test_replaced_without_a_sync(work, mode):
         found = {name: read(mount.path / name) for name in old}
         neither = [name for name in old if found[name] not in (old[name], new[name])]
         equal(neither, [], "what is neither old nor new")
+
+
+def test_written_to_be_durable(work, mode):
+    """What O_DSYNC or RWF_DSYNC has written to a new file is there, under its name."""
+    data = noise(64 * KIB, 1)
+
+    def act(mount):
+        with opened(mount.path / "o_dsync", os.O_WRONLY | os.O_CREAT | os.O_DSYNC) as file:
+            os.write(file, data)
+        if mode == "direct":  # in passthrough the daemon does not see it: the name is durable within a second
+            with opened(mount.path / "rwf_dsync", os.O_WRONLY | os.O_CREAT) as file:
+                os.pwritev(file, [data], 0, os.RWF_DSYNC)
+
+    with one_cut(work, mode, "durable", act) as (mount, _):
+        for name in ("o_dsync", "rwf_dsync")[: 2 if mode == "direct" else 1]:
+            same_bytes(read(mount.path / name), data, name)

@@ -63,7 +63,7 @@ def _takes_over_save(engine, save_dir, **_):
         import deepspeed
         known = ", ".join(ckptfs.deepspeed.TESTED)
         _tell(f"ckptfs.patch does not know DeepSpeed {deepspeed.__version__} (known: {known}): it saves by itself, "
-              " `latest` may name a step before it is durable, and a resume will be refused")
+              "`latest` may name a step before it is durable, and a resume will be refused")
         return False
     return True
 

@@ -20,6 +20,9 @@ SANITIZERS = {
     "UBSAN_OPTIONS": "print_stacktrace=1",
     "TSAN_OPTIONS": f"second_deadlock_stack=1:suppressions={ROOT / 'tests' / 'tsan_suppressions'}",
 }
+# The mounts of a unit test must not be seen by a script test: it would take a copy of them into the mount namespace that
+# it makes for itself, and so keep their loop devices.
+OWN_MOUNTS = ["unshare", "--mount", "--propagation", "private"]
 OUTCOMES = {"OK": "ok", "FAILED": "FAIL", "SKIPPED": "skip"}
 
 
@@ -64,7 +67,7 @@ class UnitTests:
             self.executable(BUILD / PRESETS[build] / f"tests_{layer}", name)
 
     def executable(self, executable, name):
-        command = [executable]
+        command = [*(OWN_MOUNTS if os.geteuid() == 0 else []), executable]
         if self.pattern.pattern:
             wanted = [case for case in gtest_list(executable) if self.pattern.search(f"{name}.{case}")]
             command.append("--gtest_filter=" + ":".join(wanted))

@@ -69,7 +69,7 @@ class DescriptorBudget : public UserBudget {
 // The memory of what users can make as large as they like: lists of names, and views.
 class MemoryBudget : public UserBudget {
  public:
-  static constexpr uint64_t kMost = uint64_t{192} << 20;
+  static constexpr uint64_t kMost = uint64_t{96} << 20;
 
   explicit MemoryBudget(bool several_users);
 };

@@ -202,6 +202,10 @@ Mount::~Mount() {
 Result<std::unique_ptr<Mount>> Mount::start(const MountOptions& options) {
   // Without this each of up to 32 threads would get a heap of its own, which is never freed.
   ::mallopt(M_ARENA_MAX, 4);
+  // What a step's reading frees goes back at once. By default malloc keeps more the larger what was freed: 32 MiB in
+  // one piece, 64 MiB at the end of each heap.
+  ::mallopt(M_MMAP_THRESHOLD, 4 << 20);
+  ::mallopt(M_TRIM_THRESHOLD, 4 << 20);
   io::ignore_lease_signals();
   raise_pages_limit();
   auto internals = std::make_unique<Internals>();

@@ -9,7 +9,7 @@
 namespace ckptfs::fs {
 namespace {
 
-constexpr uint64_t kReadingsAtOnce = 2;  // each takes up to some 200 MiB of memory
+constexpr uint64_t kReadingsAtOnce = 1;  // each takes up to 100 MiB
 
 }  // namespace
 

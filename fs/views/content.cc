@@ -47,9 +47,13 @@ Result<> read_cast(const ReadPiece& read_piece, const Piece& piece, Dtype from, 
 }  // namespace
 
 void Content::add(std::string text) {
-  if (text.empty()) return;
-  Part part{.begin = size_, .size = text.size(), .piece = {}, .text = nullptr};
-  part.text = std::make_shared<const std::string>(std::move(text));
+  own_texts_ += text.size();
+  add(std::make_shared<const std::string>(std::move(text)));
+}
+
+void Content::add(std::shared_ptr<const std::string> text) {
+  if (text->empty()) return;
+  Part part{.begin = size_, .size = text->size(), .piece = {}, .text = std::move(text)};
   size_ += part.size;
   parts_.push_back(std::move(part));
 }

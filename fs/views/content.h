@@ -28,6 +28,7 @@ using ReadPiece = std::function<Result<size_t>(uint32_t file, std::span<std::byt
 class Content {
  public:
   void add(std::string text);
+  void add(std::shared_ptr<const std::string> text);  // which the view keeps
   // If `to` is not the tensor's own type, both must be castable.
   void add(const Tensor& tensor, Dtype to);
   void add(const Tensor& tensor) { add(tensor, tensor.dtype); }
@@ -35,8 +36,8 @@ class Content {
   void add(const Piece& piece) { add(piece, Dtype::uint8, Dtype::uint8); }
 
   uint64_t size() const { return size_; }
-  // About how many bytes of memory the content takes, without the texts that it shares.
-  size_t memory() const { return parts_.size() * sizeof(Part); }
+  // About how many bytes of memory the content takes, without the texts that the view keeps.
+  size_t memory() const { return parts_.size() * sizeof(Part) + own_texts_; }
   // The files of the step that the content is made from.
   std::set<uint32_t> files() const;
   // Bytes [begin, begin + size) of the content, as they lie in a file of the step from `offset` on.
@@ -72,6 +73,7 @@ class Content {
 
   std::vector<Part> parts_;
   uint64_t size_ = 0;
+  size_t own_texts_ = 0;  // bytes
 };
 
 }  // namespace ckptfs::fs::views

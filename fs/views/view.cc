@@ -159,7 +159,7 @@ void View::measure() {
   for (const Parameter& parameter : source_.map.parameters) {
     for (const auto& [state, tensor] : parameter.states) memory_ += of_tensor + tensor.pieces.size() * sizeof(Piece);
   }
-  for (const Model& model : models_) memory_ += model.header.size() + model.tensors.size() * sizeof(void*);
+  for (const Model& model : models_) memory_ += model.weights.size() * sizeof(Weight);
   memory_ += source_.files.size() * of_tensor;
 }
 
@@ -210,6 +210,7 @@ void View::add_text(const std::string& name, std::string text, const Access& acc
   node.kind = Kind::text;
   node.access = access;
   node.size = text.size();
+  text.shrink_to_fit();
   node.text = std::make_shared<const std::string>(std::move(text));
   add(0, name, std::move(node));
 }
@@ -374,18 +375,12 @@ void View::add_model(const std::string& type, Dtype dtype, const std::vector<Wei
 }
 
 void View::add_shard(const std::string& name, Dtype dtype, std::span<const Weight> weights) {
-  SafetensorsHeader header;
-  header.metadata["format"] = "pt";
-  Model model;
-  model.dtype = dtype;
+  Model model{dtype, {weights.begin(), weights.end()}};
   std::vector<Piece> pieces;
   DataBegin begin;
   uint64_t size = 0;
   for (const Weight& weight : weights) {
     const Dtype as = cast_type(weight.tensor->dtype, dtype);
-    const uint64_t bytes = bytes_of(*weight.tensor, as);
-    header.tensors.push_back({*weight.name, as, weight.tensor->shape, 0, bytes});
-    model.tensors.push_back(weight.tensor);
     pieces.insert(pieces.end(), weight.tensor->pieces.begin(), weight.tensor->pieces.end());
     if (as == weight.tensor->dtype) {
       uint64_t position = size;
@@ -394,16 +389,27 @@ void View::add_shard(const std::string& name, Dtype dtype, std::span<const Weigh
         position += piece.size;
       }
     }
-    size += bytes;
+    size += bytes_of(*weight.tensor, as);
   }
-  model.header = meta::formats::safetensors_header(header, kSharedBlock, begin.best());
+  model.begin = begin.best();
   Node node;
   node.kind = Kind::model;
   node.access = both(names_, access_of(pieces));
-  node.size = model.header.size() + size;
+  node.size = header_of(model).size() + size;
   node.which = models_.size();
   models_.push_back(std::move(model));
   add(0, name, std::move(node));
+}
+
+// Made for each open, since it may take megabytes, and most of a view's models are never opened.
+std::string View::header_of(const Model& model) {
+  SafetensorsHeader header;
+  header.metadata["format"] = "pt";
+  for (const Weight& weight : model.weights) {
+    const Dtype as = cast_type(weight.tensor->dtype, model.dtype);
+    header.tensors.push_back({*weight.name, as, weight.tensor->shape, 0, bytes_of(*weight.tensor, as)});
+  }
+  return meta::formats::safetensors_header(header, kSharedBlock, model.begin);
 }
 
 // Adds what transformers wants beside the weights, out of the step's own folder.
@@ -459,15 +465,15 @@ Content View::content(const Node& node) const {
       break;
     case Kind::model: {
       const Model& model = models_[node.which];
-      content.add(model.header);
-      for (const Tensor* const tensor : model.tensors) content.add(*tensor, cast_type(tensor->dtype, model.dtype));
+      content.add(header_of(model));
+      for (const auto& [name, tensor] : model.weights) content.add(*tensor, cast_type(tensor->dtype, model.dtype));
       break;
     }
     case Kind::whole_file:
       content.add(Piece{static_cast<uint32_t>(node.which), 0, node.size});
       break;
     case Kind::text:
-      content.add(*node.text);
+      content.add(node.text);
       break;
     default:
       break;

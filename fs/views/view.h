@@ -74,15 +74,15 @@ class View {
   static mode_t type_of(const Node& node);
 
  private:
-  // One safetensors file: all weights, or a shard of them.
-  struct Model {
-    Dtype dtype = Dtype::float32;
-    std::vector<const Tensor*> tensors;
-    std::string header;
-  };
   struct Weight {
     const std::string* name = nullptr;
     const Tensor* tensor = nullptr;
+  };
+  // One safetensors file: all weights, or a shard of them.
+  struct Model {
+    Dtype dtype = Dtype::float32;
+    std::vector<Weight> weights;
+    uint64_t begin = 0;  // where the data begins within a block
   };
 
   NodeNumber add(NodeNumber parent, const std::string& name, Node node);
@@ -95,6 +95,7 @@ class View {
   void add_models();
   void add_model(const std::string& type, Dtype dtype, const std::vector<Weight>& weights);
   void add_shard(const std::string& name, Dtype dtype, std::span<const Weight> weights);
+  static std::string header_of(const Model& model);
   void add_model_files();
   void add_manifest();
   // The weights of a whole model. Empty, with the reason in problems_: not every parameter has weights.

@@ -286,14 +286,7 @@ TEST_F(SaveTest, RemovingAStepFreesItsBlobs) {
 }
 
 TEST_F(SaveTest, ASaveThatWouldOweMoreThanIsFreeFailsWhole) {
-  const std::string filler = folder_ + "/filler";
-  const SpaceReport space = store_->space();
-  {
-    const auto fd = io::open_at(AT_FDCWD, filler, O_RDWR | O_CREAT);
-    ASSERT_TRUE(fd);
-    ASSERT_EQ(::posix_fallocate(fd.value().get(), 0, static_cast<off_t>(space.raw_free - space.reserve - (4 << 20))),
-              0);
-  }
+  const std::string filler = leave_free(4 * kMiB);
   const size_t blobs = blob_files();
   const auto refused = save("s1");
   ASSERT_FALSE(refused);

@@ -269,6 +269,21 @@ TEST_F(SaveTest, BadTagsAndSourcesAreErrorsInWords) {
   EXPECT_TRUE(save("s1"));
 }
 
+TEST_F(SaveTest, ASourceThatTheCallerCanReachNoMoreIsNotSaved) {
+  const auto above = tree().make(kRootInode, "other", {S_IFDIR | 0755, 0, {}}, {2000, 2000, ::getpid()});
+  ASSERT_TRUE(above);
+  ASSERT_TRUE(tree().rename(kRootInode, "zero_stage_3", at("/other"), "zero_stage_3", 0));
+  ASSERT_TRUE(set_source(*store_, at("/steps"), at("/other/zero_stage_3")));
+  ASSERT_TRUE(save("s1"));
+  ASSERT_TRUE(tree().change_attributes(at("/other"), {0700, {}, {}, {}, {}}));
+  for (const char* tag : {"s1", "s2"}) {
+    const auto refused = save(tag);
+    ASSERT_FALSE(refused) << tag;
+    EXPECT_EQ(refused.error().errno_value(), EACCES);
+  }
+  EXPECT_FALSE(tree().resolve("/steps/s2"));
+}
+
 TEST_F(SaveTest, RemovingAStepFreesItsBlobs) {
   const size_t live = blob_files();
   ASSERT_TRUE(save("s1"));

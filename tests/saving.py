@@ -1,7 +1,9 @@
-"""Steps that tests/helpers/step_save.c saves, and their content."""
+"""Steps that tests/helpers/step_save.c saves, and their content. Raw requests of a rank."""
 
+import json
 import os
 import pathlib
+import socket
 import subprocess
 
 from checking import equal, true
@@ -66,3 +68,17 @@ def loaded(path):
         raise Failure(f"load {path}: {done.stdout}{done.stderr}")
     rows = [line.split() for line in done.stdout.splitlines()]
     return {name: (int(size), total, int(through)) for name, size, total, through in rows}
+
+
+def ask(mount, command, **arguments):
+    """A raw request; the result, or OSError, and the descriptors that came with it."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(mount.ask(".", "socket"))
+        connection.sendall(json.dumps({"command": command, "arguments": arguments}).encode() + b"\n")
+        data, descriptors, _, _ = socket.recv_fds(connection, 1 << 20, 128)
+        while not data.endswith(b"\n"):
+            data += connection.recv(1 << 20)
+    reply = json.loads(data)
+    if not reply["ok"]:
+        raise OSError(reply["errno"], reply["error"])
+    return reply["result"], descriptors

@@ -139,9 +139,6 @@ Result<std::optional<std::string>> StepFactsFinder::damage_in(const std::vector<
   for (const meta::InodeNumber file : files) {
     std::string damage;
     if (tree_.is_damaged(file)) damage = "its data is missing or short";
-    if (const auto record = tree_.inode(file); record && !tree_.write_back().check(record.value().blob)) {
-      damage = "what was written to it did not reach the disk";
-    }
     if (const auto failed = write_errors_.last(file)) damage = "a write to it failed: " + *failed;
     if (damage.empty()) {
       const auto record = tree_.inode(file);

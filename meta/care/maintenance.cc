@@ -6,7 +6,6 @@
 #include "io/log.h"
 #include "meta/care/neighbours.h"
 #include "meta/care/sharing.h"
-#include "meta/steps/steps.h"
 #include "meta/time.h"
 
 namespace ckptfs::meta {
@@ -193,28 +192,14 @@ Result<> Maintenance::note_damaged(const std::vector<BlobNumber>& blobs) {
 }
 
 Result<> Maintenance::find_identical_steps() {
-  TRY_ASSIGN(const auto steps, list_steps(store_));
+  TRY_ASSIGN(const auto found, identical_steps(store_));
   std::vector<std::string> identical;
-  InodeNumber series = 0;
-  std::unordered_map<InodeNumber, InodeNumber> all_before;  // in that series
-  for (const StepInfo& step : steps) {
-    TRY_ASSIGN(const InodeRecord record, store_.tree().inode(step.inode));
-    if (record.parent != series) {
-      series = record.parent;
-      TRY_ASSIGN(all_before, steps_before(store_.tree(), series));
-    }
-    const auto found = all_before.find(step.inode);
-    if (found == all_before.end()) continue;
-    const InodeNumber step_before = found->second;
-    TRY_ASSIGN(const InodeRecord before, store_.tree().inode(step_before));
-    if (before.uid != record.uid) continue;  // one user must not learn what another user's step holds
-    TRY_ASSIGN(const Sameness sameness, compare_tensors(store_, step.inode, step_before));
-    if (sameness != Sameness::same) continue;
+  for (const auto& [step, before] : found) {
     const std::string path = step.series + "/" + step.tag;
     identical.push_back(path);
     if (!judged_.insert(step.inode).second) continue;
     log::warn("{}: its tensors are, bit for bit, those of {}: did the optimizer change anything?", path,
-              store_.tree().path_of(step_before));
+              store_.tree().path_of(before));
   }
   const io::MutexLock lock(mutex_);
   report_.identical = std::move(identical);

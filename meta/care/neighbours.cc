@@ -5,7 +5,6 @@
 
 #include "meta/care/digests.h"
 #include "meta/names.h"
-#include "meta/steps/steps.h"
 
 namespace ckptfs::meta {
 namespace {
@@ -149,6 +148,28 @@ Result<Sameness> compare_tensors(const Store& store, InodeNumber step, InodeNumb
     if (one == Sameness::unknown) all = one;
   }
   return all;
+}
+
+Result<std::vector<IdenticalStep>> identical_steps(Store& store) {
+  const Tree& tree = store.tree();
+  TRY_ASSIGN(auto steps, list_steps(store));
+  std::vector<IdenticalStep> identical;
+  InodeNumber series = 0;
+  std::unordered_map<InodeNumber, InodeNumber> all_before;  // in that series
+  for (StepInfo& step : steps) {
+    TRY_ASSIGN(const InodeRecord record, tree.inode(step.inode));
+    if (record.parent != series) {
+      series = record.parent;
+      TRY_ASSIGN(all_before, steps_before(tree, series));
+    }
+    const auto found = all_before.find(step.inode);
+    if (found == all_before.end()) continue;
+    TRY_ASSIGN(const InodeRecord before, tree.inode(found->second));
+    if (before.uid != record.uid) continue;
+    TRY_ASSIGN(const Sameness sameness, compare_tensors(store, step.inode, found->second));
+    if (sameness == Sameness::same) identical.push_back({std::move(step), found->second});
+  }
+  return identical;
 }
 
 }  // namespace ckptfs::meta

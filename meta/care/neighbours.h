@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "meta/steps/steps.h"
 #include "meta/store/store.h"
 
 namespace ckptfs::meta {
@@ -48,5 +49,13 @@ Result<Sameness> compare_files(const Store& store, InodeNumber a, InodeNumber b)
 // DeepSpeed step with offloaded state that is its swap files; of any other, its safetensors and torch files.
 // `different` where it has none.
 Result<Sameness> compare_tensors(const Store& store, InodeNumber step, InodeNumber before);
+
+// The steps whose tensors are those of the step made before them, of one user only: nobody must learn what another
+// user's step holds. Each series is read once.
+struct IdenticalStep {
+  StepInfo step;
+  InodeNumber before = 0;
+};
+Result<std::vector<IdenticalStep>> identical_steps(Store& store);
 
 }  // namespace ckptfs::meta

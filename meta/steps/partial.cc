@@ -84,6 +84,17 @@ Result<> finish_commit(Tree& tree, InodeNumber series, const std::string& emptie
   return tree.sync();
 }
 
+// EIO, naming it: a file of the attempt is suspect. The ranks' files were frozen, and so asked, but a manifest was not.
+Result<> refuse_suspect_files(const Tree& tree, InodeNumber partial) {
+  if (tree.write_back().suspects() == 0) return success();
+  return for_each_file(tree, partial, [&tree](const auto&, InodeNumber file) -> Result<> {
+    const auto record = tree.inode(file);
+    if (!record && record.error().errno_value() == ENOENT) return success();  // removed meanwhile
+    TRY(record);
+    return tree.refuse_suspect(file, record.value());
+  });
+}
+
 }  // namespace
 
 Result<InodeNumber> begin_partial(Store& store, InodeNumber series, const std::string& tag, const std::string& attempt,
@@ -113,6 +124,7 @@ Result<Committed> commit_partial(Store& store, InodeNumber partial, const std::s
   if (!record.is_dir() || record.nlink == 0 || !is_partial_name(name) || !name.starts_with(tag + ".")) {
     return Error(ENOENT, tree.path_of(partial) + ": it is no attempt to save " + tag + " (any more)");
   }
+  TRY(refuse_suspect_files(tree, partial));
   const InodeNumber series = record.parent;
   TRY(io::fault_point("commit.before_batch"));
   Committed committed{partial, {}, {}};

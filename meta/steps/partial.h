@@ -19,8 +19,8 @@ Result<InodeNumber> begin_partial(Store& store, InodeNumber series, const std::s
 
 // What the attempt holds becomes the step TAG beside it, in one change: files of these names that are there already are
 // replaced. The caller has seen to it that all is there, and seals the step if it is to be (a part of a step is not).
-// ENOENT: it is no attempt, or no more; EPERM: the step is sealed, or another user's; EISDIR, ENOTDIR, ENOTEMPTY: a
-// name is a folder's on one side.
+// ENOENT: it is no attempt, or no more; EIO: a file is suspect; EPERM: the step is sealed, or another user's; EISDIR,
+// ENOTDIR, ENOTEMPTY: a name is a folder's on one side.
 struct Committed {
   InodeNumber step = 0;
   std::vector<Dropped> dropped;

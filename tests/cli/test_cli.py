@@ -15,7 +15,7 @@ import pytest
 from calling import ckptfs, state_of, status_is
 from checking import equal, true, write
 from hugging import safetensors
-from mounting import CKPTFS, CKPTFS_DEBUG, Mount, Store, abandon, mounted, run, wait_until, xfs
+from mounting import CKPTFS, CKPTFS_DEBUG, MIB, Mount, Store, abandon, mounted, run, wait_until, xfs
 from training import STAGE, step_of, write_state
 
 pytestmark = pytest.mark.mode("direct")
@@ -310,4 +310,29 @@ def test_fsck_of_a_store(mount):
     true(ckptfs("fsck", mount.store.folder).returncode == 1, "a missing blob is no problem?")
     kept.rename(blob)
     status_is(ckptfs("fsck", mount.store.folder), 0)
+    mount.start()
+
+
+def test_fsck_of_a_store_with_an_orphan(mount):
+    """It has content, and no file is known to have had it: it stays until somebody asks for its removal."""
+    write_state(mount.path)
+    mount.stop()
+    store = mount.store
+    orphan = store.blobs / f"{max(int(blob.name, 16) for blob in store.blobs.iterdir()) + 1000:016x}"
+    orphan.write_bytes(bytes(3 * MIB))
+    named = f"blobs/{orphan.name}, 3 MiB, written "
+    said = status_is(ckptfs("fsck", store.folder), 0).stdout
+    true(f"note: {named}" in said and "has no name" in said, f"it names the orphan: {said}")
+    true(f"orphans are kept; remove them with: ckptfs fsck --remove-orphans {store.folder}\n" in said, f"the way: {said}")
+    report = json.loads(status_is(ckptfs("fsck", "--json", store.folder), 0).stdout)
+    equal((report["orphans"], report["removed_orphans"]), ([{"name": orphan.name, "bytes": 3 * MIB}], 0), "--json")
+    lost = max(store.blobs.iterdir(), key=lambda blob: (blob != orphan, blob.stat().st_size))
+    kept = lost.rename(store.folder.parent / "taken-away-too")
+    done = ckptfs("fsck", "--remove-orphans", store.folder)
+    equal((done.returncode, orphan.exists()), (1, True), "a store with problems is left as it is")
+    true(f"note: {named}" in done.stdout and "no orphan was removed: the store has problems" in done.stdout, done.stdout)
+    kept.rename(lost)
+    said = status_is(ckptfs("fsck", "--remove-orphans", store.folder), 0).stdout
+    true(f"removed: {named}" in said and "removed 1 orphan\n" in said and "note" not in said, f"it names it: {said}")
+    true(not orphan.exists(), "the orphan is still there")
     mount.start()

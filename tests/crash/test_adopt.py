@@ -139,6 +139,36 @@ def faulty(store, work, mode, faults, **settings):
         detach(store.folder / "image.xfs")
 
 
+def test_a_closed_copy_that_does_not_reach_the_disk(work, mode):
+    """Nobody asked for the sync that fails. Each later fsync is told, and nobody sees the blocks of the source."""
+    store = Store(work / f"unasked-{mode}", image="1G")
+    store.folder.mkdir()
+    with faulty(store, work, mode, "write_back.sync=1:error:EIO", options=("quiet=30s",)) as mount:
+        source = target_in(mount, "from")
+        write(source, DATA)
+        target = target_in(mount, "to")
+        copy(source, target, CHANGED)
+        equal(mount.counted("adoptions"), 1, "adoptions")
+        wait_until("the sync has failed", lambda: mount.ask(target, "state") == "suspect", 20)
+
+        def is_lost():
+            for attempt in range(2):
+                with opened(target, os.O_RDONLY) as file, raises(errno.EIO, what=f"fsync, attempt {attempt}"):
+                    os.fsync(file)
+            same_bytes(read(target), b"", "what is shown")
+
+        wait_until("it is emptied", lambda: not read(target), 20)
+        is_lost()
+        mount.kill()
+        mount.faults = None
+        mount.start()
+        is_lost()
+        write(target, DATA)
+        with opened(target, os.O_RDONLY) as file:
+            os.fsync(file)
+        same_bytes(read(target), DATA, "written anew")
+
+
 def test_a_disk_that_refuses(work, mode):
     """A clone, emptying, comparison, write or cut fails. The result is an error or a plain copy, never unwritten
     bytes."""

@@ -13,6 +13,7 @@ from checking import equal, noise, opened, raises, read, true, write
 from faulty_disk import Disk
 from mounting import MIB, Store, mounted, run, wait_until
 from recount import BLOCK, Blob
+from saving import ask
 from training import STAGE
 
 SWAP = f"{STAGE}/optimizer/rank0/0_2.tensor.swp"
@@ -141,6 +142,31 @@ def test_a_step_with_it_is_not_sealed(disk, mount):
     equal(patient.on_disk() == AFTER, True, "what was sealed is on the disk")
 
 
+def test_a_rank_cannot_commit_it(disk, mount):
+    """A rank's file fails before it is frozen. It is not frozen, and a commit that left that out is refused, too."""
+    (mount.path / "ranks").mkdir()
+    folder = ask(mount, "begin", series="/ranks", tag="step_1", attempt="only")[0]["path"]
+    name = f"{folder}/rank00.safetensors"
+    patient = Patient(disk, mount, name[1:])
+    listed = {"name": "rank00.safetensors", "size": len(AFTER)}
+    manifest = {"format": 1, "attempt": "only", "rank": 0, "world_size": 1, "files": [listed]}
+    write(mount.path / folder[1:] / "ckptfs.rank00.json", json.dumps(manifest).encode())
+
+    def commit():
+        return ask(mount, "commit", path=folder, tag="step_1", world_size=1, seal=False)[0]
+
+    patient.overwrite()
+    refused("freeze", lambda: ask(mount, "freeze", paths=[name]), attempts=1)
+    disk.heal()
+    refused("freeze", lambda: ask(mount, "freeze", paths=[name]))
+    refused("commit", commit)
+    equal(os.listdir(mount.path / "ranks"), [os.path.basename(folder)], "the series")
+    write(patient.path, AFTER)
+    ask(mount, "freeze", paths=[name])
+    equal(commit(), {"step": "/ranks/step_1"}, "the commit of what was written anew")
+    equal(patient.on_disk() == AFTER, True, "what was committed is on the disk")
+
+
 def test_a_copy_of_it_is_refused(disk, mount):
     patient = Patient(disk, mount, MODEL)
     patient.overwrite()
@@ -251,6 +277,20 @@ def write_step(folder):
 def weights(seed):
     header = json.dumps({"w": {"dtype": "F32", "shape": [MIB // 4], "data_offsets": [0, MIB]}}).encode()
     return len(header).to_bytes(8, "little") + header + noise(MIB, seed)
+
+
+def test_a_step_with_it_is_damaged(disk, mount):
+    step = mount.path / "runs/a/checkpoint-1"
+    write_step(step)
+    patient = Patient(disk, mount, "runs/a/checkpoint-1/model.safetensors", weights(1), weights(2))
+    patient.overwrite()
+    refused("fsync", patient.fsync, attempts=1)
+    disk.heal()
+    mount.kill()  # with the error of the fsync, which the daemon keeps in memory
+    mount.start()
+    equal(mount.ask(step, "state"), "damaged", "state")
+    write(patient.path, weights(3))
+    wait_until("it is complete", lambda: mount.ask(step, "state") == "complete", 20)
 
 
 def test_rotation_keeps_the_last_that_is_on_the_disk(disk, mount):

@@ -3,30 +3,16 @@
 import errno
 import json
 import os
-import socket
 
 import saving
 from checking import equal, in_child, opened, raises, write
 from mounting import CKPTFS, run, wait_until
+from saving import ask
 
 
 def listed(mount):
     """Rows of `ckptfs ls`, by tag."""
     return {row["tag"]: row for row in json.loads(run(CKPTFS, "ls", "--json", mount.path).stdout)["steps"]}
-
-
-def ask(mount, command, **arguments):
-    """A raw request; the result, or OSError, and the descriptors that came with it."""
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(mount.ask(".", "socket"))
-        connection.sendall(json.dumps({"command": command, "arguments": arguments}).encode() + b"\n")
-        data, descriptors, _, _ = socket.recv_fds(connection, 1 << 20, 128)
-        while not data.endswith(b"\n"):
-            data += connection.recv(1 << 20)
-    reply = json.loads(data)
-    if not reply["ok"]:
-        raise OSError(reply["errno"], reply["error"])
-    return reply["result"], descriptors
 
 
 def test_it_appears_whole_and_sealed(mount):

@@ -353,6 +353,21 @@ class MaintenanceTest : public DigestsTest {
     for (int i = 0; i < 1000 && !condition(); ++i) ::usleep(10000);
     return condition();
   }
+  void make_file_of(uint32_t owner, const std::string& path, const std::string& content) {
+    const auto made =
+        tree().make(at(parent_of(path)), name_of(path), {S_IFREG | 0600, 0, {}}, {owner, owner, ::getpid()});
+    ASSERT_TRUE(made) << made.error().message();
+    write(path, content);
+  }
+  // Returns what all files share after a run of the maintenance that shares at least `bytes`.
+  uint64_t shared_by_maintenance(uint64_t files, uint64_t bytes) {
+    Maintenance maintenance(*store_, {.quiet = std::chrono::seconds(0), .scrub = std::chrono::seconds(0)});
+    maintenance.start();
+    EXPECT_TRUE(becomes([&] { return maintenance.report().digested_files == files; }));
+    EXPECT_TRUE(becomes([&] { return maintenance.report().shared_bytes >= bytes; }));
+    maintenance.stop();
+    return maintenance.report().shared_bytes;
+  }
 };
 
 TEST_F(MaintenanceTest, DigestsAndSharesWhatIsQuiet) {
@@ -372,6 +387,28 @@ TEST_F(MaintenanceTest, DigestsAndSharesWhatIsQuiet) {
   maintenance.stop();
   EXPECT_EQ(maintenance.report().failures, 0U);
   expect_clean_fsck();
+}
+
+// Whether blocks are shared can be seen, and would tell the one owner what the other's file holds. Files are looked at
+// in the order in which they were made, so those that may share come last.
+TEST_F(MaintenanceTest, SharesNoEqualFilesOfTwoOwners) {
+  make_file_of(1000, "/private", content('s'));
+  make_file_of(1001, "/guess", content('s'));
+  make_file_of(1000, "/one", content('o'));
+  make_file_of(1000, "/two", content('o'));
+  EXPECT_EQ(shared_by_maintenance(4, content('o').size()), content('o').size());
+  EXPECT_EQ(shared_bytes("/private"), 0U);
+  EXPECT_EQ(shared_bytes("/guess"), 0U);
+}
+
+TEST_F(MaintenanceTest, SharesNoEqualChunksOfTwoOwnersSteps) {
+  const std::string last = "/steps/global_step3/mp_rank_00_model_states.pt";
+  make_folder("/steps/global_step3");
+  make_file_of(1001, kFile, content('s') + "guess");
+  make_file_of(1000, kNext, content('s') + "private");
+  make_file_of(1000, last, content('s') + "private, later");
+  EXPECT_EQ(shared_by_maintenance(3, 3 * kMiB), 3 * kMiB);
+  EXPECT_EQ(shared_bytes(kFile), 0U);
 }
 
 TEST_F(MaintenanceTest, LeavesAloneWhatWasWrittenAMomentAgo) {

@@ -1,6 +1,7 @@
 // How many records of the index an operation reads must be proportional to what it is about.
 #include <rocksdb/perf_context.h>
 
+#include "meta/care/neighbours.h"
 #include "tests/meta/scratch_store.h"
 
 namespace ckptfs::meta {
@@ -19,6 +20,9 @@ class GrowthTest : public ScratchStore {
     make_folder(path);
     for (int i = 0; i < files; ++i) make_file(path + "/model-" + std::to_string(1000 + i) + ".safetensors");
     make_file(path + "/trainer_state.json");
+  }
+  void make_steps(int begin, int end) {
+    for (int i = begin; i < end; ++i) make_step("/steps/checkpoint-" + std::to_string(i), 0);
   }
 };
 
@@ -51,6 +55,44 @@ TEST_F(GrowthTest, APurgeReadsEachNameAFewTimes) {
   const uint64_t few = scanned_by_purge("/few");
   EXPECT_GT(few, 0U);
   EXPECT_LT(scanned_by_purge("/many"), 12 * few);
+}
+
+TEST_F(GrowthTest, IdenticalStepsAreFoundByReadingEachSeriesOnce) {
+  const auto scanned_by_search = [this] { return scanned_by([this] { EXPECT_TRUE(identical_steps(*store_)); }); };
+  make_steps(1, 51);
+  const uint64_t few = scanned_by_search();
+  EXPECT_GT(few, 0U);
+  make_steps(51, 401);
+  EXPECT_LT(scanned_by_search(), 12 * few);
+}
+
+TEST_F(GrowthTest, AStepIsTakenOutWithoutALookAtTheOthers) {
+  const auto scanned_by_take_out = [this](const std::string& tag) {
+    const InodeNumber step = at("/steps/" + tag);
+    return scanned_by([&] { EXPECT_TRUE(tree().take_out(at("/steps"), tag, step)); });
+  };
+  make_steps(1, 51);
+  ASSERT_TRUE(set_pinned(*store_, at("/steps/checkpoint-3"), true));
+  const uint64_t few = scanned_by_take_out("checkpoint-1");
+  make_steps(51, 401);
+  EXPECT_LT(scanned_by_take_out("checkpoint-2"), few + 50);
+}
+
+TEST_F(GrowthTest, ARecountOfCowReservesReadsEachInodeOnce) {
+  const auto scanned_by_recount = [this] { return scanned_by([this] { EXPECT_TRUE(tree().recount_cow_reserves()); }); };
+  make_swap_state();
+  const auto add = [this](int begin, int end) {
+    for (int i = begin; i < end; ++i) {
+      make_file("/zero_stage_3/optimizer/rank0/" + std::to_string(i) + "_9.tensor.swp", std::string(4096, 'x'));
+    }
+  };
+  add(10, 60);
+  ASSERT_TRUE(save("s1"));
+  const uint64_t few = scanned_by_recount();
+  EXPECT_GT(few, 0U);
+  add(60, 460);
+  ASSERT_TRUE(save("s2"));
+  EXPECT_LT(scanned_by_recount(), 12 * few);
 }
 
 }  // namespace

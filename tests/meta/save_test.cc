@@ -269,6 +269,21 @@ TEST_F(SaveTest, BadTagsAndSourcesAreErrorsInWords) {
   EXPECT_TRUE(save("s1"));
 }
 
+TEST_F(SaveTest, ASourceThatTheCallerCanReachNoMoreIsNotSaved) {
+  const auto above = tree().make(kRootInode, "other", {S_IFDIR | 0755, 0, {}}, {2000, 2000, ::getpid()});
+  ASSERT_TRUE(above);
+  ASSERT_TRUE(tree().rename(kRootInode, "zero_stage_3", at("/other"), "zero_stage_3", 0));
+  ASSERT_TRUE(set_source(*store_, at("/steps"), at("/other/zero_stage_3")));
+  ASSERT_TRUE(save("s1"));
+  ASSERT_TRUE(tree().change_attributes(at("/other"), {0700, {}, {}, {}, {}}));
+  for (const char* tag : {"s1", "s2"}) {
+    const auto refused = save(tag);
+    ASSERT_FALSE(refused) << tag;
+    EXPECT_EQ(refused.error().errno_value(), EACCES);
+  }
+  EXPECT_FALSE(tree().resolve("/steps/s2"));
+}
+
 TEST_F(SaveTest, RemovingAStepFreesItsBlobs) {
   const size_t live = blob_files();
   ASSERT_TRUE(save("s1"));
@@ -286,14 +301,7 @@ TEST_F(SaveTest, RemovingAStepFreesItsBlobs) {
 }
 
 TEST_F(SaveTest, ASaveThatWouldOweMoreThanIsFreeFailsWhole) {
-  const std::string filler = folder_ + "/filler";
-  const SpaceReport space = store_->space();
-  {
-    const auto fd = io::open_at(AT_FDCWD, filler, O_RDWR | O_CREAT);
-    ASSERT_TRUE(fd);
-    ASSERT_EQ(::posix_fallocate(fd.value().get(), 0, static_cast<off_t>(space.raw_free - space.reserve - (4 << 20))),
-              0);
-  }
+  const std::string filler = leave_free(4 * kMiB);
   const size_t blobs = blob_files();
   const auto refused = save("s1");
   ASSERT_FALSE(refused);

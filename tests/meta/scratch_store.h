@@ -210,6 +210,15 @@ class ScratchStore : public testing::Test {
     for (int i = 0; i < 1000 && store_->spares().ready() != count; ++i) ::usleep(10000);
     return store_->spares().ready() == count;
   }
+  // Makes a file beside the store, so that only so many bytes above the reserve stay free. Returns its path.
+  std::string leave_free(uint64_t bytes) const {
+    std::string filler = folder_ + "/filler";
+    const SpaceReport space = store_->space();
+    const auto fd = io::open_at(AT_FDCWD, filler, O_RDWR | O_CREAT);
+    EXPECT_TRUE(fd);
+    EXPECT_EQ(::posix_fallocate(fd.value().get(), 0, static_cast<off_t>(space.raw_free - space.reserve - bytes)), 0);
+    return filler;
+  }
   void expect_clean_fsck() {
     if (store_) close();
     const auto report = fsck(folder_);

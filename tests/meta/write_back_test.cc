@@ -5,6 +5,7 @@
 #include "io/fault.h"
 #include "meta/care/digests.h"
 #include "meta/care/sharing.h"
+#include "meta/steps/partial.h"
 #include "tests/meta/scratch_store.h"
 
 namespace ckptfs::meta {
@@ -221,6 +222,32 @@ TEST_F(WriteBackTest, AStepWithASuspectFileIsNotSealed) {
   }
   EXPECT_FALSE(step_info(*store_, at("/steps/global_step7")) &&
                step_info(*store_, at("/steps/global_step7")).value().record.sealed);
+}
+
+TEST_F(WriteBackTest, AnAttemptWithASuspectFileIsNotCommitted) {
+  const auto attempt = begin_partial(*store_, at("/steps"), "s1", "only", user());
+  ASSERT_TRUE(attempt) << attempt.error().message();
+  const std::string file = tree().path_of(attempt.value()) + "/rank00.safetensors";
+  make_file(file, "weights");
+  fail(file);
+  const auto committed = commit_partial(*store_, attempt.value(), "s1");
+  ASSERT_FALSE(committed);
+  EXPECT_TRUE(names(committed.error(), file)) << committed.error().message();
+  EXPECT_FALSE(tree().resolve("/steps/s1"));
+  ASSERT_TRUE(tree().truncate(at(file), 0));
+  EXPECT_TRUE(commit_partial(*store_, attempt.value(), "s1"));
+}
+
+TEST_F(WriteBackTest, AnErrorThatIsMetInTheSearchForSpaceIsNotForgotten) {
+  const auto filler = leave_free(4 * kMiB);
+  io::set_fault("write_back.sync_all", "1:error:EIO");
+  EXPECT_EQ(save("s1").error().errno_value(), ENOSPC);
+  io::set_fault("write_back.sync_all", "");
+  std::filesystem::remove(filler);
+  const auto saved = save("s1");
+  ASSERT_FALSE(saved);
+  EXPECT_EQ(saved.error().errno_value(), EIO);
+  EXPECT_TRUE(names(saved.error(), "/zero_stage_3/")) << saved.error().message();
 }
 
 TEST_F(WriteBackTest, ASuspectFileIsNeitherDigestedNorShared) {

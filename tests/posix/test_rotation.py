@@ -359,6 +359,50 @@ def test_what_is_damaged_is_none_to_keep(mount):
 
 
 @pytest.mark.one_mode
+def test_a_saved_step_whose_data_is_gone_is_none_to_keep(mount):
+    make_series(mount, keep_last=2)
+
+    def save(number):
+        write_state(mount.path, version=number)
+        mount.save(f"checkpoint-{number}", SERIES)
+
+    def filled():
+        return {blob for blob in mount.store.blobs.iterdir() if blob.stat().st_size > 0}
+
+    save(1)
+    before = filled()
+    save(2)
+    stays(mount, {1, 2})
+    lost = min(filled() - before)
+    mount.kill()
+    lost.unlink()
+    mount.start()
+    equal(mount.ask(f"{SERIES}/checkpoint-2", "state"), "damaged", "state")
+    save(3)
+    stays(mount, {1, 2, 3})
+    save(4)
+    stays(mount, {2, 3, 4})
+    mount.remove_step(f"{SERIES}/checkpoint-2")  # so that fsck finds nothing
+
+
+@pytest.mark.one_mode
+def test_a_hostile_state_ends_no_mount(mount):
+    """The rule reads trainer_state.json of each step, also right after a start."""
+    make_series(mount, keep_best="eval_loss:min:1")
+    write_step(mount, 1, loss=1.0)
+    deep = write_step(mount, 2) / "trainer_state.json"
+    write(deep, b'{"global_step": 2, "log_history": [' + b"[" * 200_000 + b"]" * 200_000 + b"]}")
+    write_step(mount, 3, loss=0.5)
+    stays(mount, {2, 3})
+    mount.remount()
+    never(mount, {2, 3})
+    found = {row["tag"]: row for row in json.loads(run(CKPTFS, "ls", "--json", mount.path / SERIES).stdout)["steps"]}
+    equal(found["checkpoint-2"]["state"], "unknown", "state")
+    true("deep in each other" in found["checkpoint-2"]["reason"], f"why: {found['checkpoint-2']}")
+    equal(found["checkpoint-3"]["state"], "complete", "state of the step beside it")
+
+
+@pytest.mark.one_mode
 def test_incomplete_ones(mount):
     """Stay, but for keep_partial; what nobody can judge stays for good."""
     make_series(mount, keep_last=1)

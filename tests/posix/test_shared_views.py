@@ -88,6 +88,23 @@ def test_blocks_of_a_suspect_file_are_not_shared(mount):
     run(CKPTFS, "verify", "--accept", source)
 
 
+@pytest.mark.mode("passthrough")
+@pytest.mark.builds("asan")
+def test_a_file_that_failed_unseen_is_found_after_sharing(mount):
+    """Its blocks are shared before anybody knows. Then the kernel is asked, and they are not used."""
+    tensors, view = large_step(mount)
+    mount.stop()
+    mount.binary, mount.faults = CKPTFS_DEBUG, "tree.check_write_back=1:error:EIO"
+    mount.start()
+    source = mount.path / SERIES / TAG / "model.safetensors"
+    equal(parse(read(view / "model.fp32.safetensors")), tensors, "the model")
+    equal((mount.counted("opens_of_shared_views"), mount.counted("view_fallbacks")), (0, 1), "shared, and not")
+    equal(mount.ask(source, "state"), "suspect", "state of its source")
+    with opened(source, os.O_RDONLY) as file, raises(errno.EIO, what="fsync"):
+        os.fsync(file)
+    run(CKPTFS, "verify", "--accept", source)
+
+
 def test_others_do_not_see_it(mount):
     """That a view shares its blocks: what the step costs, and is, stays as it was."""
     _, view = large_step(mount)

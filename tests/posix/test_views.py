@@ -451,6 +451,23 @@ def test_times_that_are_set_hide_nothing(mount):
             os.pread(file, 4096, 2 * count)
 
 
+def test_a_header_that_is_rewritten_is_read_again(mount):
+    """It keeps its size and its times. The map of the tensors that the index keeps is of the old one."""
+    step = mount.path / SERIES / TAG
+    step.mkdir(parents=True)
+    write(step / "trainer_state.json", b"{}")
+    of_a = mount.path / "views" / SERIES / TAG / "by_name/a/param"
+    count = 64 * KIB
+    for number, names in enumerate(("ab", "ba", "ab", "ba")):
+        tensors = {name: ("F32", [count], bytes([byte]) * (4 * count)) for byte, name in enumerate(names)}
+        with opened(step / "model.safetensors", os.O_RDWR | os.O_CREAT) as file:
+            pwrite_all(file, safetensors(tensors), 0)
+        os.utime(step / "model.safetensors", (1e9, 1e9))
+        wait_until("it follows", lambda tensors=tensors: is_there(of_a) and read(of_a) == tensors["a"][2], 5)
+        if number == 1:
+            mount.remount()
+
+
 def test_nothing_takes_the_mount_down(mount):
     """What once did, or was close to it."""
     _, view = step_with(mount)

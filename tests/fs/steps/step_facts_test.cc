@@ -7,6 +7,7 @@
 
 #include "fs/adopt/speculative_clones.h"
 #include "fs/kernel/notifications.h"
+#include "io/fault.h"
 #include "tests/meta/scratch_store.h"
 
 namespace ckptfs::fs {
@@ -140,6 +141,20 @@ TEST_F(StepFactsTest, OfAStepThatCannotBeCompleteNoMetricIsRead) {
     EXPECT_LT(found.read, kNoise);
   }
   files_->end(open.file, true);
+}
+
+TEST_F(StepFactsTest, AStepWithASuspectFileIsDamagedUntilItIsWrittenAnew) {
+  const meta::InodeNumber file = at(make_step(1) + "/config.json");
+  {
+    const auto blob = tree().open_blob(file, O_RDONLY);
+    ASSERT_TRUE(blob);
+    io::set_fault("write_back.sync", "1:error:EIO");
+    EXPECT_FALSE(tree().sync_file(file, blob.value().get()));
+    io::set_fault("write_back.sync", "");
+  }
+  EXPECT_EQ(inspect().states.at("checkpoint-1"), "damaged");
+  ASSERT_TRUE(tree().truncate(file, 0));
+  EXPECT_EQ(inspect().states.at("checkpoint-1"), "complete");
 }
 
 }  // namespace

@@ -251,8 +251,9 @@ class Saved:
             if one["done"] is not None or os.path.exists(f"{step}/ckptfs.rank00.json"):
                 saving.check(step, size=Ranks.BYTES, seed=one["seed"])
             elif one["tag"] in self.durable:
-                self.check_partial(f"{step}.only.partial/rank00.safetensors", one["seed"])
-        unknown = {name.split(".")[0] for name in os.listdir(root)} - {one["tag"] for one in self.commits}
+                self.check_partial(f"{root}/partial-only-{one['tag']}/rank00.safetensors", one["seed"])
+        tags = {name.removeprefix("partial-only-") for name in os.listdir(root)}
+        unknown = tags - {one["tag"] for one in self.commits}
         true(not unknown, f"{root}: steps that nobody saved: {unknown}")
 
     def check_partial(self, path, seed):

@@ -126,19 +126,20 @@ CompletenessJudgement judge_trainer(const StepFiles& files) {
 
 namespace {
 
-// Returns true if a part of the step was begun through libckptfs but never committed: "global_step500.5f3a.partial/..."
+// Returns true if a part of the step was begun through libckptfs but never committed: "partial-5f3a-global_step500/..."
 // is there, and "global_step500/ckptfs.rank00.json" is not. Its save is still running, or has failed.
 bool lacks_part(const StepFiles& files) {
-  std::set<std::string_view> begun, committed;
+  std::set<std::string_view> attempts, committed;
   for (const StepFiles::File& file : files.list()) {
     const std::string_view path = file.path, folder = path.substr(0, path.find('/'));
     if (folder.size() == path.size()) continue;
     if (is_manifest_name(path.substr(folder.size() + 1))) committed.insert(folder);
-    if (!is_partial_name(folder)) continue;
-    const std::string_view attempt = folder.substr(0, folder.size() - std::string_view(kPartialSuffix).size());
-    begun.insert(attempt.substr(0, attempt.rfind('.')));
+    if (is_partial_name(folder)) attempts.insert(folder);
   }
-  return std::any_of(begun.begin(), begun.end(), [&](std::string_view part) { return !committed.contains(part); });
+  return std::any_of(attempts.begin(), attempts.end(), [&](std::string_view attempt) {
+    return std::ranges::none_of(tags_of_partial(attempt),
+                                [&](std::string_view tag) { return committed.contains(tag); });
+  });
 }
 
 // Judges by the manifests of the ranks. Returns nothing if there is none.

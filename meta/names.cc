@@ -7,6 +7,7 @@
 namespace ckptfs::meta {
 namespace {
 
+constexpr std::string_view kSetAsidePrefix = "incomplete-";
 constexpr size_t kMostLetters = 64;  // of the word of an attempt
 constexpr std::string_view kEarlierPartialSuffix = ".partial";
 
@@ -71,6 +72,12 @@ std::vector<std::string_view> tags_of_partial(std::string_view name) {
   return tags;
 }
 
+std::string set_aside_name(std::string_view tag, unsigned attempt) {
+  return std::string(kSetAsidePrefix) + (attempt > 1 ? std::to_string(attempt) + '-' : "") + std::string(tag);
+}
+
+bool is_set_aside_name(std::string_view name) { return name.starts_with(kSetAsidePrefix); }
+
 Result<> check_tag(std::string_view tag) {
   const std::string shown(tag);
   if (tag.empty()) return Error(EINVAL, "a save needs a tag; give one, as global_step100");
@@ -81,6 +88,11 @@ Result<> check_tag(std::string_view tag) {
     return Error(EINVAL, "'" + shown +
                              "': names that begin with partial- or end in .partial are of steps that were "
                              "never committed; choose another tag, as global_step100");
+  }
+  if (is_set_aside_name(tag)) {
+    return Error(EINVAL, "'" + shown +
+                             "': names that begin with incomplete- are of steps that were set aside; choose "
+                             "another tag, as global_step100");
   }
   if (tag.size() > kMaximumName) return Error(ENAMETOOLONG, "a tag has at most 255 bytes");
   const bool bad = std::any_of(tag.begin(), tag.end(),

@@ -41,6 +41,10 @@ std::string partial_name(std::string_view tag, std::string_view attempt);
 bool is_partial_name(std::string_view name);
 // The tags of which `name` may be an attempt: the word of an attempt may have dashes of its own.
 std::vector<std::string_view> tags_of_partial(std::string_view name);
+// What an abandoned step is called once it is set aside (meta/steps/set_aside.h): "incomplete-checkpoint-500"; from the
+// second of that name on "incomplete-2-checkpoint-500".
+std::string set_aside_name(std::string_view tag, unsigned attempt);
+bool is_set_aside_name(std::string_view name);
 // EINVAL, in words, for a reserved or impossible tag.
 Result<> check_tag(std::string_view tag);
 // The number a step's name carries (global_step100, checkpoint-500, step_7, epoch=3-step=900); none: no step's name.

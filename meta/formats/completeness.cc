@@ -84,7 +84,7 @@ CompletenessJudgement judge_deepspeed(const StepFiles& files, const TensorMap& m
 }
 
 // Judges whether a file of weights or states was cut short. Its tensors are not read.
-std::optional<CompletenessJudgement> judge_end(const StepFiles& files, uint32_t index) {
+std::optional<CompletenessJudgement> judge_end(const StepFiles& files, uint32_t index, bool is_abandoned = false) {
   const StepFiles::File& file = files.list()[index];
   const bool zip = file.path.ends_with(".pt") || file.path.ends_with(".pth") || file.path.ends_with(".bin");
   const bool safe = file.path.ends_with(".safetensors");
@@ -96,7 +96,10 @@ std::optional<CompletenessJudgement> judge_end(const StepFiles& files, uint32_t 
     const auto header = read_safetensors_header(files.limited(opened.value()));
     // ENOTSUP: a dtype that is not known here
     if (header || header.error().errno_value() == ENOTSUP) return std::nullopt;
-    return CompletenessJudgement{Completeness::unknown, file.path + ": " + header.error().message()};
+    // Nobody will write the tensors that the header places beyond the end, nor the header.
+    const bool is_cut = is_abandoned && header.error().errno_value() == EBADMSG;
+    return CompletenessJudgement{is_cut ? Completeness::incomplete : Completeness::unknown,
+                                 file.path + ": " + header.error().message()};
   }
   const auto archive = ZipArchive::open(files.limited(opened.value()), {0, file.size});
   if (archive || archive.error().errno_value() != ENODATA) return std::nullopt;
@@ -177,7 +180,72 @@ CompletenessJudgement judge_by_kind(const StepFiles& files, const TensorMap& map
   return {Completeness::unknown, "no file tells which files belong to it"};
 }
 
+CompletenessJudgement lacking(std::string_view file) {
+  return {Completeness::incomplete, std::string(file) + " is not there"};
+}
+
+// A Hugging Face model begins with its JSON files. Of weights in several files the index comes last.
+std::optional<CompletenessJudgement> find_missing_weights(const StepFiles& files) {
+  const auto is_json = [](std::string_view path) { return path.ends_with(".json"); };
+  const auto is_config = [](std::string_view path) { return path == "config.json"; };
+  const auto is_shard = [](std::string_view path) {
+    return is_at_top(path) && path.find("-of-") != path.npos &&
+           (path.ends_with(".safetensors") || path.ends_with(".bin"));
+  };
+  const auto is_index = [](std::string_view path) { return path.ends_with(".index.json"); };
+  const bool others = any_path(files, [&](std::string_view path) { return !is_json(path); });
+  if (!others && any_path(files, is_config)) return lacking("a file of weights");
+  if (any_path(files, is_shard) && !any_path(files, is_index)) return lacking("the index of the weights");
+  return std::nullopt;
+}
+
+// Only ranks of other nodes have written here, as far as the names tell (use_node_local_storage).
+bool is_of_another_node(const StepFiles& files) {
+  const auto is_first = [](std::string_view path) {
+    const auto states = parse_states_name(name_of(path));
+    return states && states->rank.value_or(0) == 0;
+  };
+  return any_path(files, is_deepspeed_state) && !any_path(files, is_first);
+}
+
+// A file that its writer would have made longer.
+std::optional<CompletenessJudgement> find_cut_file(const StepFiles& files) {
+  for (uint32_t index = 0; index < files.list().size(); ++index) {
+    auto judgement = judge_end(files, index, true);
+    if (judgement && judgement->completeness == Completeness::incomplete) return judgement;
+  }
+  return std::nullopt;
+}
+
 }  // namespace
+
+bool is_first_model_states(std::string_view name) {
+  const auto states = parse_states_name(name);
+  return states && states->kind == StatesName::Kind::model && states->rank.value_or(0) == 0;
+}
+
+CompletenessJudgement judge_abandoned(const StepFiles& files, const CompletenessJudgement& judged,
+                                      const SiblingFiles& siblings) {
+  if (judged.completeness == Completeness::complete || files.refused()) return judged;
+  if (files.list().empty()) return {Completeness::incomplete, "it holds no file"};
+  const bool trainer_state = any_path(files, [](std::string_view path) { return path == kTrainerState; });
+  // A Trainer cannot go on from a checkpoint without its state, whatever else that holds.
+  const bool arguments = any_path(files, [](std::string_view path) { return path == "training_args.bin"; });
+  if (!trainer_state && (arguments || siblings.trainer_state)) return lacking(kTrainerState);
+  // DCP writes .metadata last. So what that names and is not there was never here: other ranks wrote to other machines.
+  const bool metadata = any_path(files, is_dcp_metadata);
+  if (metadata) return {Completeness::unknown, "other machines may have the files that are not there"};
+  if (is_of_another_node(files) && !siblings.first_model_states) {
+    return {Completeness::unknown, "rank 0 has no file here, and may have its files on another machine"};
+  }
+  if (judged.completeness == Completeness::incomplete) return judged;
+  if (siblings.dcp_metadata) return lacking(kMetadataName);
+  const auto is_first = [](std::string_view path) { return is_first_model_states(name_of(path)); };
+  if (siblings.first_model_states && !any_path(files, is_first)) return lacking("model_states.pt of rank 0");
+  if (auto cut = find_cut_file(files)) return *std::move(cut);
+  if (auto missing = find_missing_weights(files)) return *std::move(missing);
+  return judged;
+}
 
 CompletenessJudgement judge_completeness(const StepFiles& files, const TensorMap& map) {
   CompletenessJudgement judgement = judge_by_kind(files, map);

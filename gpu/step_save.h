@@ -1,5 +1,5 @@
 // A step that the ranks of a run save together: each its files, then its manifest; the step appears, whole, when the
-// last of them commits. Until then all of it lies in a folder beside the steps, TAG.ATTEMPT.partial, which is never
+// last of them commits. Until then all of it lies in a folder beside the steps, partial-ATTEMPT-TAG, which is never
 // complete. Another attempt has another folder, so two are never mixed.
 //
 // On a ckptfs mount the files are written past the mount, into their blobs, and are frozen as soon as they are durable.

@@ -7,6 +7,10 @@
 namespace ckptfs::meta {
 namespace {
 
+constexpr std::string_view kSetAsidePrefix = "incomplete-";
+constexpr size_t kMostLetters = 64;  // of the word of an attempt
+constexpr std::string_view kEarlierPartialSuffix = ".partial";
+
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
 // Reads all of `text` as a decimal number.
@@ -38,7 +42,6 @@ std::optional<unsigned> rank_of(std::string_view name) {
 std::string checkpoint_rank_name(unsigned rank) { return (rank < 10 ? "rank0" : "rank") + std::to_string(rank); }
 
 Result<> check_attempt(std::string_view attempt) {
-  constexpr size_t kMostLetters = 64;
   const bool good = std::all_of(attempt.begin(), attempt.end(), [](char c) {
     return is_digit(c) || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '-';
   });
@@ -47,10 +50,33 @@ Result<> check_attempt(std::string_view attempt) {
 }
 
 std::string partial_name(std::string_view tag, std::string_view attempt) {
-  return std::string(tag) + '.' + std::string(attempt) + kPartialSuffix;
+  return kPartialPrefix + std::string(attempt) + '-' + std::string(tag);
 }
 
-bool is_partial_name(std::string_view name) { return name.ends_with(kPartialSuffix); }
+bool is_partial_name(std::string_view name) {
+  return name.starts_with(kPartialPrefix) || name.ends_with(kEarlierPartialSuffix);
+}
+
+std::vector<std::string_view> tags_of_partial(std::string_view name) {
+  std::vector<std::string_view> tags;
+  const std::string_view prefix = kPartialPrefix;
+  if (name.starts_with(prefix)) {
+    const size_t end = std::min(name.size(), prefix.size() + kMostLetters + 1);
+    for (size_t at = prefix.size() + 1; at < end; ++at) {
+      if (name[at] == '-') tags.push_back(name.substr(at + 1));
+    }
+  } else if (is_partial_name(name)) {
+    const std::string_view attempt = name.substr(0, name.size() - kEarlierPartialSuffix.size());
+    tags.push_back(attempt.substr(0, attempt.rfind('.')));
+  }
+  return tags;
+}
+
+std::string set_aside_name(std::string_view tag, unsigned attempt) {
+  return std::string(kSetAsidePrefix) + (attempt > 1 ? std::to_string(attempt) + '-' : "") + std::string(tag);
+}
+
+bool is_set_aside_name(std::string_view name) { return name.starts_with(kSetAsidePrefix); }
 
 Result<> check_tag(std::string_view tag) {
   const std::string shown(tag);
@@ -59,7 +85,14 @@ Result<> check_tag(std::string_view tag) {
     return Error(EINVAL, "'" + shown + "' is a reserved name; choose another tag, as global_step100");
   }
   if (is_partial_name(tag)) {
-    return Error(EINVAL, "'" + shown + "': names that end in .partial are of steps that were never committed");
+    return Error(EINVAL, "'" + shown +
+                             "': names that begin with partial- or end in .partial are of steps that were "
+                             "never committed; choose another tag, as global_step100");
+  }
+  if (is_set_aside_name(tag)) {
+    return Error(EINVAL, "'" + shown +
+                             "': names that begin with incomplete- are of steps that were set aside; choose "
+                             "another tag, as global_step100");
   }
   if (tag.size() > kMaximumName) return Error(ENAMETOOLONG, "a tag has at most 255 bytes");
   const bool bad = std::any_of(tag.begin(), tag.end(),

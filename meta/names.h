@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "io/result.h"
 
@@ -30,12 +31,20 @@ bool is_swap_file_name(std::string_view name);
 std::optional<unsigned> rank_of(std::string_view name);
 // 7 -> "rank07", as DeepSpeed reads it
 std::string checkpoint_rank_name(unsigned rank);
-// Where an attempt to save a step lies until it is committed (meta/steps/partial.h): "global_step100.5f3a.partial".
-inline constexpr const char* kPartialSuffix = ".partial";
+// Where an attempt to save a step lies until it is committed (meta/steps/partial.h): "partial-5f3a-global_step100". The
+// word comes first, so that no trainer takes the folder for a step: a Trainer's save_total_limit counts checkpoint-*.
+inline constexpr const char* kPartialPrefix = "partial-";
 // EINVAL: no letters and digits, or more than 64.
 Result<> check_attempt(std::string_view attempt);
 std::string partial_name(std::string_view tag, std::string_view attempt);
+// Also true of the form that earlier versions gave: "global_step100.5f3a.partial".
 bool is_partial_name(std::string_view name);
+// The tags of which `name` may be an attempt: the word of an attempt may have dashes of its own.
+std::vector<std::string_view> tags_of_partial(std::string_view name);
+// What an abandoned step is called once it is set aside (meta/steps/set_aside.h): "incomplete-checkpoint-500"; from the
+// second of that name on "incomplete-2-checkpoint-500".
+std::string set_aside_name(std::string_view tag, unsigned attempt);
+bool is_set_aside_name(std::string_view name);
 // EINVAL, in words, for a reserved or impossible tag.
 Result<> check_tag(std::string_view tag);
 // The number a step's name carries (global_step100, checkpoint-500, step_7, epoch=3-step=900); none: no step's name.

@@ -3,8 +3,9 @@
     replay_workers.py KIND ROOT MARK SEED ROUNDS
 
 In addition to the scribe and the trainer of crash_workers.py there are: a copier (steps that Python copies), a rotator
-(a series with a rule), ranks (steps saved past the mount) and twins (equal files, whose blocks get shared). Each line
-of a worker's journal is a mark in the disk's log. A worker ends after its rounds, with status 1 at any error.
+(a series with a rule), ranks (steps saved past the mount), twins (equal files, whose blocks get shared) and killed
+(steps that are set aside). Each line of a worker's journal is a mark in the disk's log. A worker ends after its rounds,
+with status 1 at any error.
 """
 
 import json
@@ -12,6 +13,7 @@ import os
 import pathlib
 import random
 import shutil
+import signal
 import sys
 
 import saving
@@ -218,6 +220,41 @@ class Rotated:
         return found == wanted
 
 
+class Killed(Worker):
+    """Its children are killed in their saves, and what they left is set aside before a listing is answered."""
+
+    def act(self):
+        if self.made == 0:
+            os.setxattr(self.root, "user.ckptfs.set_aside", b"1")
+        self.made += 1
+        number = self.made
+        self.journal.logged(lambda: self.save(number), "aside", number=number)
+
+    def save(self, number):
+        child = os.fork()
+        if child == 0:
+            folder = self.root / f"checkpoint-{number}"
+            folder.mkdir()
+            for name in ("training_args.bin", "config.json", "optimizer.pt"):
+                write(folder / name, noise(KIB, number))
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.waitpid(child, 0)
+        true(f"incomplete-checkpoint-{number}" in os.listdir(self.root), f"step {number} is set aside")
+
+
+class Aside:
+    """What was shown as set aside is so, and no half step is found under its name, also if its files are lost."""
+
+    def __init__(self, operations, _power):
+        self.done = {f"incomplete-checkpoint-{one['number']}" for one in operations if one["done"] is not None}
+
+    def check(self, root):
+        there = set(os.listdir(root))
+        true(self.done <= there, f"{root}: set aside, and not there: {sorted(self.done - there)}")
+        named = sorted(name for name in there if not name.startswith("incomplete-"))
+        true(not named or not self.done, f"{root}: not set aside: {named}")
+
+
 class Ranks(Worker):
     """Saves steps past the mount, by step_save.c. Marks each state that the program reports."""
 
@@ -251,8 +288,9 @@ class Saved:
             if one["done"] is not None or os.path.exists(f"{step}/ckptfs.rank00.json"):
                 saving.check(step, size=Ranks.BYTES, seed=one["seed"])
             elif one["tag"] in self.durable:
-                self.check_partial(f"{step}.only.partial/rank00.safetensors", one["seed"])
-        unknown = {name.split(".")[0] for name in os.listdir(root)} - {one["tag"] for one in self.commits}
+                self.check_partial(f"{root}/partial-only-{one['tag']}/rank00.safetensors", one["seed"])
+        tags = {name.removeprefix("partial-only-") for name in os.listdir(root)}
+        unknown = tags - {one["tag"] for one in self.commits}
         true(not unknown, f"{root}: steps that nobody saved: {unknown}")
 
     def check_partial(self, path, seed):
@@ -318,6 +356,7 @@ KINDS = {
     "rotator": (Rotator, "runs", Rotated),
     "ranks": (Ranks, "ranks", Saved),
     "twins": (Twins, "twins", Files),
+    "killed": (Killed, "killed", Aside),
 }
 
 

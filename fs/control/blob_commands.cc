@@ -109,7 +109,7 @@ Result<> wait_for_writers(const Filesystem& fs, meta::InodeNumber file, Clock::t
 Result<> check_attempt_of(const meta::Tree& tree, const Credentials& who, meta::InodeNumber folder) {
   const std::string path = tree.path_of(folder);
   TRY_ASSIGN(const meta::InodeRecord record, tree.inode(folder));
-  if (!record.is_dir() || !meta::is_partial_name(path))
+  if (!record.is_dir() || !meta::is_partial_name(path.substr(path.rfind('/') + 1)))
     return Error(ENOENT, path + ": it is no attempt to save a step");
   if (who.uid == 0 || who.uid == record.uid) return success();
   return Error(EPERM, path + ": only who began it may do that");

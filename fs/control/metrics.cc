@@ -109,6 +109,8 @@ void add_steps(Metrics& metrics, const Filesystem& fs) {
   metrics.counter("seals_total", "Steps that were sealed.", value(counters.seals));
   const RotationReport rotation = fs.rotation.report();
   metrics.counter("rotation_removed_steps_total", "Steps that rotation removed.", rotation.removed);
+  metrics.counter("rotation_set_aside_steps_total", "Incomplete steps that nobody would finish, and that were renamed.",
+                  fs.set_aside.count());
   metrics.counter("rotation_errors_total", "What rotation could not do; each is in the log.", rotation.failures);
   metrics.gauge("rotation_held_steps", "Steps that no rule keeps, and that stay for what promise 6 protects.",
                 rotation.held.size());

@@ -47,6 +47,7 @@ Result<json> policy(Filesystem& fs, const Peer& peer, const json& arguments) {
     TRY_ASSIGN(const meta::InodeRecord record, fs.tree.inode(series));
     TRY(meta::check_sticky(fs.tree, peer.credentials, series, record.uid));
     TRY(meta::set_rules(fs.store, series, changes, peer.credentials));
+    TRY(fs.set_aside.read_rule(series));
     fs.rotation.wake();
   }
   TRY_ASSIGN(const meta::SeriesPolicy known, meta::policy_of(fs.store, series));

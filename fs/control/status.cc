@@ -75,11 +75,9 @@ json care_of(const meta::MaintenanceReport& care) {
 
 json rotation_of(const Filesystem& fs) {
   const RotationReport rotation = fs.rotation.report();
-  return {{"removed", rotation.removed},
-          {"rounds", rotation.rounds},
-          {"being_emptied", fs.removals.waiting()},
-          {"failures", rotation.failures},
-          {"held", rotation.held}};
+  return {{"removed", rotation.removed},   {"set_aside", fs.set_aside.count()},
+          {"rounds", rotation.rounds},     {"being_emptied", fs.removals.waiting()},
+          {"failures", rotation.failures}, {"held", rotation.held}};
 }
 
 json warnings_of(const Filesystem& fs) {

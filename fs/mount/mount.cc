@@ -188,6 +188,7 @@ Mount::Mount(std::unique_ptr<Internals> internals) : internals_(std::move(intern
 Mount::~Mount() {
   if (!internals_) return;
   internals_->filesystem->leaving = true;
+  internals_->filesystem->set_aside.stop();
   internals_->filesystem->rotation.stop();
   internals_->filesystem->removals.stop();
   internals_->filesystem->maintenance.stop();
@@ -214,6 +215,7 @@ Result<std::unique_ptr<Mount>> Mount::start(const MountOptions& options) {
   internals->filesystem = std::make_unique<Filesystem>(options, *internals->store);
   Filesystem& fs = *internals->filesystem;
   TRY(fs.step_facts.start());
+  if (!options.read_only) TRY(fs.set_aside.start());
 
   const std::string source = options.store_name.empty() ? options.store : options.store_name;
   const auto mounted = [&]() -> Result<> {
@@ -251,6 +253,7 @@ Result<> Mount::run() {
   internals_->session->release();
   fs.leaving = true;
   fs.step_facts.stop();  // ends inspections that are under way
+  fs.set_aside.stop();
   if (internals_->options.before_close) internals_->options.before_close();
   fs.rotation.stop();
   fs.removals.stop();

@@ -186,6 +186,7 @@ void ControlXattrs::remove(meta::InodeNumber inode, const std::string& name, con
     TRY(self.get(inode, name, peer));
     if (name.starts_with(kMetric)) return self.set_metric(inode, name, "");
     TRY(meta::set_rules(self.fs_->store, inode, {{name, ""}}, peer.credentials));
+    TRY(self.fs_->set_aside.read_rule(inode));
     self.fs_->rotation.wake();
     return success();
   });
@@ -214,6 +215,7 @@ void ControlXattrs::set(meta::InodeNumber inode, const std::string& name, const 
       if (name.starts_with(kMetric)) return self.set_metric(inode, name, value);
       if (value.empty()) return Error(EINVAL, name + ": it has no value; setfattr -x takes a rule away");
       TRY(meta::set_rules(self.fs_->store, inode, {{name, value}}, peer.credentials));
+      TRY(self.fs_->set_aside.read_rule(inode));
       self.fs_->rotation.wake();
       return success();
     });

@@ -20,11 +20,25 @@ constexpr size_t kDots = 2;
 
 using Entries = DirectoryHandle::Entries;
 
-// For a view another thread may call `answer`.
+std::vector<meta::InodeNumber> abandoned_among(Filesystem& fs, const Entries& entries, uint32_t user) {
+  std::vector<meta::InodeNumber> folders;
+  if (!fs.set_aside.watches_any()) return folders;
+  for (const meta::DirectoryEntry& entry : entries) {
+    if (entry.type == S_IFDIR) folders.push_back(entry.inode);
+  }
+  return fs.set_aside.find_abandoned(folders, user);
+}
+
+// Another thread may call `answer`, for a view or once abandoned steps are set aside.
 void take_snapshot(const Request& request, const std::function<void(Result<Entries>)>& answer) {
   Filesystem& fs = request.fs();
   if (views::is_virtual(request.inode())) return fs.views.list(request.inode(), request.caller().uid, answer);
   auto entries = fs.tree.list(request.inode());
+  if (entries) {
+    const auto abandoned = abandoned_among(fs, entries.value(), request.caller().uid);
+    const auto answer_again = [request, answer] { answer(request.fs().tree.list(request.inode())); };
+    if (!abandoned.empty()) return once_settled(fs, request.inode(), abandoned, request.caller().uid, answer_again);
+  }
   if (entries && request.inode() == meta::kRootInode && fs.options.show_views) {
     entries.value().push_back({meta::kViewsName, views::kRoot, S_IFDIR});
   }
@@ -44,7 +58,7 @@ void op_opendir(fuse_req_t req, fuse_ino_t inode, fuse_file_info* given) {
   const Request request(req, Operation::opendir, inode);
   take_snapshot(request, [request, info = *given](Result<Entries> entries) mutable {
     if (!entries) return request.error(entries.error());
-    auto directory = std::make_unique<DirectoryHandle>();
+    auto directory = std::make_unique<DirectoryHandle>(request.inode());
     const auto kept = keep(request, *directory, std::move(entries).value());
     if (!kept) return request.error(kept.error());
     info.fh = request.fs().directories.add(std::move(directory));

@@ -45,9 +45,17 @@ Filesystem::Filesystem(const MountOptions& mount_options, meta::Store& mounted_s
       maintenance(store, {.quiet = std::chrono::seconds(options.quiet_seconds),
                           .scrub = std::chrono::seconds(options.scrub_seconds)}),
       step_facts(store, files, write_errors, file_sync, readings, saves, std::chrono::seconds(options.quiet_seconds)),
+      abandonment(
+          store, files,
+          [this](meta::InodeNumber folder) {
+            return directories.any([folder](const DirectoryHandle& one) { return one.inode == folder; });
+          },
+          step_facts, readings),
+      set_aside(store, abandonment, notifications, lanes, std::chrono::seconds(options.quiet_seconds)),
       removals(store, files, notifications),
       saver(store, notifications, saves, last_errors, counters, [this] { rotation.wake(); }),
-      rotation(store, files, file_sync, step_facts, removals, saver, std::chrono::seconds(options.quiet_seconds)) {}
+      rotation(store, files, file_sync, step_facts, set_aside, removals, saver,
+               std::chrono::seconds(options.quiet_seconds)) {}
 
 OpenFileTable::Environment Filesystem::environment() {
   OpenFileTable::Environment environment;
@@ -59,6 +67,7 @@ OpenFileTable::Environment Filesystem::environment() {
     privileges.forget(inode);
     last_errors.forget(inode);
     step_facts.forget(inode);
+    set_aside.forget(inode);
     tree.reap(inode);
   };
   environment.about_to_change = [this](meta::InodeNumber inode) { view_files.drop_blocks_of(inode); };
@@ -100,7 +109,8 @@ fuse_entry_param Filesystem::entry_of(const meta::Attributes& attributes) const 
   entry.ino = attributes.stat.st_ino;
   entry.attr = shown(attributes);
   entry.attr_timeout = attribute_timeout(attributes);
-  entry.entry_timeout = kLongTimeout;
+  const bool is_unfinished = attributes.record.is_dir() && set_aside.is_unfinished(entry.ino);
+  entry.entry_timeout = is_unfinished ? 0 : kLongTimeout;
   return entry;
 }
 

@@ -33,6 +33,7 @@
 #include "fs/steps/rotation.h"
 #include "fs/steps/save_history.h"
 #include "fs/steps/saver.h"
+#include "fs/steps/set_aside.h"
 #include "fs/steps/step_facts.h"
 #include "fs/views/view_file.h"
 #include "fs/views/views.h"
@@ -84,6 +85,8 @@ class Filesystem {
   Privileges privileges;
   meta::Maintenance maintenance;
   StepFactsFinder step_facts;
+  Abandonment abandonment;
+  SetAside set_aside;
   Removals removals;
   Saver saver;
   Rotation rotation;

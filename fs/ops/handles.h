@@ -5,6 +5,7 @@
 // Thread safety: Handles: all of it; lock: mutex_ (a leaf). Handle: its fields are constant but for seen_errors.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -46,6 +47,8 @@ struct Handle {
 
 // An open directory: a snapshot of its entries, taken when it is opened or rewound.
 struct DirectoryHandle {
+  explicit DirectoryHandle(meta::InodeNumber folder) : inode(folder) {}
+
   using Entries = std::vector<meta::DirectoryEntry>;
 
   std::shared_ptr<const Entries> snapshot() const {
@@ -59,6 +62,7 @@ struct DirectoryHandle {
     claim = std::move(of_fresh);
   }
 
+  const meta::InodeNumber inode;
   mutable io::Mutex mutex;
   std::shared_ptr<const Entries> entries GUARDED_BY(mutex);
   UserBudget::Claim claim GUARDED_BY(mutex);  // what of the daemon's memory they count for
@@ -87,6 +91,11 @@ class Handles {
     std::unordered_map<uint64_t, std::unique_ptr<T>> handles;
     const io::MutexLock lock(mutex_);
     handles.swap(handles_);
+  }
+  template <class Predicate>
+  bool any(const Predicate& predicate) const {
+    const io::MutexLock lock(mutex_);
+    return std::any_of(handles_.begin(), handles_.end(), [&](const auto& one) { return predicate(*one.second); });
   }
   size_t count() const {
     const io::MutexLock lock(mutex_);

@@ -18,11 +18,24 @@ Result<> check_new_name(meta::InodeNumber parent, const std::string& name) {
   return success();
 }
 
-void op_lookup(fuse_req_t req, fuse_ino_t parent, const char* name) {
-  const Request request(req, Operation::lookup, parent, name);
-  const auto found = request.fs().tree.lookup(parent, request.name());
+void answer_lookup(const Request& request, const Result<meta::Attributes>& found) {
   if (!found) return request.error(found.error());
   request.entry(found.value());
+}
+
+void op_lookup(fuse_req_t req, fuse_ino_t parent, const char* name) {
+  const Request request(req, Operation::lookup, parent, name);
+  Filesystem& fs = request.fs();
+  const auto look_up = [request] { return request.fs().tree.lookup(request.inode(), request.name()); };
+  const auto found = look_up();
+  if (found && found.value().record.is_dir()) {
+    const uint32_t user = request.caller().uid;
+    const meta::InodeNumber inode = found.value().stat.st_ino;
+    const auto abandoned = fs.set_aside.find_abandoned({&inode, 1}, user);
+    const auto answer_again = [request, look_up] { answer_lookup(request, look_up()); };
+    if (!abandoned.empty()) return once_settled(fs, parent, abandoned, user, answer_again);
+  }
+  answer_lookup(request, found);
 }
 
 void op_forget(fuse_req_t req, fuse_ino_t inode, uint64_t lookups) {
@@ -47,7 +60,12 @@ void make(const Request& request, const meta::NewNode& node) {
   through_gate(request.fs(), request.inode(), [request, node] {
     const auto made = request.fs().tree.make(request.inode(), request.name(), node, request.caller());
     if (!made) return request.error(made.error());
-    if (S_ISDIR(node.mode)) request.fs().saves.made(made.value().stat.st_ino);
+    if (S_ISDIR(node.mode)) {
+      request.fs().saves.made(made.value().stat.st_ino);
+      request.fs().set_aside.note_made(request.inode(), made.value().stat.st_ino, request.name(), request.caller());
+    } else {
+      request.fs().set_aside.note_writer(request.inode(), request.caller());
+    }
     request.entry(made.value());
   });
 }
@@ -70,6 +88,7 @@ void op_link(fuse_req_t req, fuse_ino_t inode, fuse_ino_t parent, const char* na
   through_gate(request.fs(), parent, [request, inode] {
     const auto linked = request.fs().tree.link(inode, request.inode(), request.name());
     if (!linked) return request.error(linked.error());
+    request.fs().set_aside.note_writer(request.inode(), request.caller());
     request.entry(linked.value());
   });
 }
@@ -112,6 +131,7 @@ void op_rename(fuse_req_t req, fuse_ino_t parent, const char* name, fuse_ino_t n
     if (!durable) return request.logged_error(durable.error());
     const auto renamed = request.fs().tree.rename(request.inode(), request.name(), new_parent, to, flags);
     if (!renamed) return request.error(renamed.error());
+    request.fs().set_aside.note_renamed(new_parent, request.caller());
     request.ok();
     if (renamed.value()) request.fs().dropped(*renamed.value());
   });

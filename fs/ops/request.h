@@ -12,6 +12,7 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "fs/open/peer.h"
 #include "fs/ops/filesystem.h"
@@ -77,6 +78,17 @@ void through_gate(Filesystem& fs, std::array<meta::InodeNumber, 2> inodes, Work 
 template <class Work>
 void through_gate(Filesystem& fs, meta::InodeNumber inode, Work work) {
   through_gate(fs, std::array<meta::InodeNumber, 2>{inode, inode}, std::move(work));
+}
+
+// Runs `work`, which answers the request, once these steps of the series are set aside, or are known to stay.
+template <class Work>
+void once_settled(Filesystem& fs, meta::InodeNumber series, const std::vector<meta::InodeNumber>& steps, uint32_t user,
+                  Work work) {
+  fs.notifications.hold(series);
+  fs.set_aside.settle(steps, user, [&fs, series, work] {
+    work();
+    fs.notifications.release(series);
+  });
 }
 
 }  // namespace ckptfs::fs

@@ -74,6 +74,7 @@ void Rotation::run() {
   started_ = clock_noted_ = Clock::now();
   const auto interval = std::clamp<Clock::duration>(quiet_ / 4, kShortest, kLongest);
   for (Clock::duration rest = interval; thread_.wait_for(rest);) {
+    set_aside_.settle_all();
     const auto began = Clock::now();
     const auto rotated = rotate_all();
     if (!rotated && !is_harmless(rotated.error())) failed("rotation", rotated.error());
@@ -117,6 +118,7 @@ Result<> Rotation::rotate_series(meta::InodeNumber series, Findings& findings) {
   TRY(note_clock());
   const std::string metric = wanted.keep_best ? wanted.keep_best->metric : "";
   TRY_ASSIGN(const SeriesStatus status, step_facts_.inspect_series(series, metric, true));
+  forget_finished(status, tree_.path_of(series));
   if (!series_policy.is_armed()) {
     TRY_ASSIGN(const bool changed, arm(series, series_policy, status));
     if (changed) {  // a policy that has just been replaced does nothing
@@ -140,6 +142,17 @@ Result<> Rotation::rotate_series(meta::InodeNumber series, Findings& findings) {
   }
   TRY(carry_out(series, wanted, status, judgement, findings));
   return seal(rules, status, judgement);
+}
+
+// What is complete and durable needs not be set aside any more.
+void Rotation::forget_finished(const SeriesStatus& status, const std::string& path) {
+  for (const StepStatus& step : status.steps) {
+    const bool complete = step.facts.completeness == Completeness::complete;
+    if (!complete || !set_aside_.is_unfinished(step.inode)) continue;
+    const auto durable = step_facts_.make_durable(step);
+    if (durable) set_aside_.note_complete(step.inode);
+    if (!durable && !is_harmless(durable.error())) failed("syncing " + path + "/" + step.facts.tag, durable.error());
+  }
 }
 
 // If the removal of one step fails, the others are removed all the same.

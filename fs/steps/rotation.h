@@ -5,6 +5,7 @@
 //   - meta/steps/policy.h keeps the rules of a series, with the credentials of who set each, and arms them;
 //   - fs/steps/step_facts.h finds the facts: is a step complete, in use, pinned, named by `latest`;
 //   - meta/steps/retention.h decides, as a pure function of facts, the time, and the room that removals would make;
+//   - fs/steps/set_aside.h renames steps that nobody will finish, also between the rounds, and without being armed;
 //   - this file carries it out: makes durable what stays, asks once more, removes (fs/steps/removals.h), seals.
 //
 // When a step may be removed. Three places protect it:
@@ -37,6 +38,7 @@
 #include "fs/open/open_files.h"
 #include "fs/steps/removals.h"
 #include "fs/steps/saver.h"
+#include "fs/steps/set_aside.h"
 #include "fs/steps/step_facts.h"
 #include "io/background_thread.h"
 #include "io/mutex.h"
@@ -70,12 +72,13 @@ class Rotation {
  public:
   // `quiet`: how long nothing must have happened to what it acts on.
   Rotation(meta::Store& store, OpenFileTable& files, FileSync& file_sync, StepFactsFinder& step_facts,
-           Removals& removals, Saver& saver, std::chrono::seconds quiet)
+           SetAside& set_aside, Removals& removals, Saver& saver, std::chrono::seconds quiet)
       : store_(store),
         tree_(store.tree()),
         files_(files),
         file_sync_(file_sync),
         step_facts_(step_facts),
+        set_aside_(set_aside),
         removals_(removals),
         saver_(saver),
         quiet_(quiet) {}
@@ -117,6 +120,7 @@ class Rotation {
   Result<std::string> recheck_protections(meta::InodeNumber series, const SeriesStatus& status, const StepStatus& step,
                                           const std::vector<const StepStatus*>& newest) const;
   Result<> remove(meta::InodeNumber series, const StepStatus& step, const meta::Decision& decision);
+  void forget_finished(const SeriesStatus& status, const std::string& path);
   Result<> note_clock();
   void note_held(const std::string& path, const meta::Policy& policy, const StepStatus& step,
                  const meta::Decision& decision, Findings& findings) const;
@@ -128,6 +132,7 @@ class Rotation {
   OpenFileTable& files_;
   FileSync& file_sync_;
   StepFactsFinder& step_facts_;
+  SetAside& set_aside_;
   Removals& removals_;
   Saver& saver_;
   const std::chrono::seconds quiet_;

@@ -300,8 +300,10 @@ Result<StepStatus> StepFactsFinder::inspect_step(meta::InodeNumber step, const s
   TRY_ASSIGN(const CachedFacts known, judge(step, changes, now.used, status));
   TRY_ASSIGN(status.seen, meta::seen_step(store_, step));
   status.quiet = quiet_of(status, now.watches);
-  const bool partial = meta::is_partial_name(tag);
-  status.reason = partial ? "it was not committed" : known.judgement.reason;
+  const bool aside = meta::is_set_aside_name(tag);
+  const bool partial = meta::is_partial_name(tag) || aside;
+  status.reason = known.judgement.reason;
+  if (partial) status.reason = aside ? "it was set aside: " + status.reason : "it was not committed";
   status.ranks = known.ranks;
   status.damaged = known.damaged;
   status.fingerprint = known.fingerprint;

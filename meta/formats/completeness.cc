@@ -84,7 +84,7 @@ CompletenessJudgement judge_deepspeed(const StepFiles& files, const TensorMap& m
 }
 
 // Judges whether a file of weights or states was cut short. Its tensors are not read.
-std::optional<CompletenessJudgement> judge_end(const StepFiles& files, uint32_t index) {
+std::optional<CompletenessJudgement> judge_end(const StepFiles& files, uint32_t index, bool is_abandoned = false) {
   const StepFiles::File& file = files.list()[index];
   const bool zip = file.path.ends_with(".pt") || file.path.ends_with(".pth") || file.path.ends_with(".bin");
   const bool safe = file.path.ends_with(".safetensors");
@@ -96,7 +96,10 @@ std::optional<CompletenessJudgement> judge_end(const StepFiles& files, uint32_t 
     const auto header = read_safetensors_header(files.limited(opened.value()));
     // ENOTSUP: a dtype that is not known here
     if (header || header.error().errno_value() == ENOTSUP) return std::nullopt;
-    return CompletenessJudgement{Completeness::unknown, file.path + ": " + header.error().message()};
+    // Nobody will write the tensors that the header places beyond the end, nor the header.
+    const bool is_cut = is_abandoned && header.error().errno_value() == EBADMSG;
+    return CompletenessJudgement{is_cut ? Completeness::incomplete : Completeness::unknown,
+                                 file.path + ": " + header.error().message()};
   }
   const auto archive = ZipArchive::open(files.limited(opened.value()), {0, file.size});
   if (archive || archive.error().errno_value() != ENODATA) return std::nullopt;
@@ -126,19 +129,20 @@ CompletenessJudgement judge_trainer(const StepFiles& files) {
 
 namespace {
 
-// Returns true if a part of the step was begun through libckptfs but never committed: "global_step500.5f3a.partial/..."
+// Returns true if a part of the step was begun through libckptfs but never committed: "partial-5f3a-global_step500/..."
 // is there, and "global_step500/ckptfs.rank00.json" is not. Its save is still running, or has failed.
 bool lacks_part(const StepFiles& files) {
-  std::set<std::string_view> begun, committed;
+  std::set<std::string_view> attempts, committed;
   for (const StepFiles::File& file : files.list()) {
     const std::string_view path = file.path, folder = path.substr(0, path.find('/'));
     if (folder.size() == path.size()) continue;
     if (is_manifest_name(path.substr(folder.size() + 1))) committed.insert(folder);
-    if (!is_partial_name(folder)) continue;
-    const std::string_view attempt = folder.substr(0, folder.size() - std::string_view(kPartialSuffix).size());
-    begun.insert(attempt.substr(0, attempt.rfind('.')));
+    if (is_partial_name(folder)) attempts.insert(folder);
   }
-  return std::any_of(begun.begin(), begun.end(), [&](std::string_view part) { return !committed.contains(part); });
+  return std::any_of(attempts.begin(), attempts.end(), [&](std::string_view attempt) {
+    return std::ranges::none_of(tags_of_partial(attempt),
+                                [&](std::string_view tag) { return committed.contains(tag); });
+  });
 }
 
 // Judges by the manifests of the ranks. Returns nothing if there is none.
@@ -176,7 +180,72 @@ CompletenessJudgement judge_by_kind(const StepFiles& files, const TensorMap& map
   return {Completeness::unknown, "no file tells which files belong to it"};
 }
 
+CompletenessJudgement lacking(std::string_view file) {
+  return {Completeness::incomplete, std::string(file) + " is not there"};
+}
+
+// A Hugging Face model begins with its JSON files. Of weights in several files the index comes last.
+std::optional<CompletenessJudgement> find_missing_weights(const StepFiles& files) {
+  const auto is_json = [](std::string_view path) { return path.ends_with(".json"); };
+  const auto is_config = [](std::string_view path) { return path == "config.json"; };
+  const auto is_shard = [](std::string_view path) {
+    return is_at_top(path) && path.find("-of-") != path.npos &&
+           (path.ends_with(".safetensors") || path.ends_with(".bin"));
+  };
+  const auto is_index = [](std::string_view path) { return path.ends_with(".index.json"); };
+  const bool others = any_path(files, [&](std::string_view path) { return !is_json(path); });
+  if (!others && any_path(files, is_config)) return lacking("a file of weights");
+  if (any_path(files, is_shard) && !any_path(files, is_index)) return lacking("the index of the weights");
+  return std::nullopt;
+}
+
+// Only ranks of other nodes have written here, as far as the names tell (use_node_local_storage).
+bool is_of_another_node(const StepFiles& files) {
+  const auto is_first = [](std::string_view path) {
+    const auto states = parse_states_name(name_of(path));
+    return states && states->rank.value_or(0) == 0;
+  };
+  return any_path(files, is_deepspeed_state) && !any_path(files, is_first);
+}
+
+// A file that its writer would have made longer.
+std::optional<CompletenessJudgement> find_cut_file(const StepFiles& files) {
+  for (uint32_t index = 0; index < files.list().size(); ++index) {
+    auto judgement = judge_end(files, index, true);
+    if (judgement && judgement->completeness == Completeness::incomplete) return judgement;
+  }
+  return std::nullopt;
+}
+
 }  // namespace
+
+bool is_first_model_states(std::string_view name) {
+  const auto states = parse_states_name(name);
+  return states && states->kind == StatesName::Kind::model && states->rank.value_or(0) == 0;
+}
+
+CompletenessJudgement judge_abandoned(const StepFiles& files, const CompletenessJudgement& judged,
+                                      const SiblingFiles& siblings) {
+  if (judged.completeness == Completeness::complete || files.refused()) return judged;
+  if (files.list().empty()) return {Completeness::incomplete, "it holds no file"};
+  const bool trainer_state = any_path(files, [](std::string_view path) { return path == kTrainerState; });
+  // A Trainer cannot go on from a checkpoint without its state, whatever else that holds.
+  const bool arguments = any_path(files, [](std::string_view path) { return path == "training_args.bin"; });
+  if (!trainer_state && (arguments || siblings.trainer_state)) return lacking(kTrainerState);
+  // DCP writes .metadata last. So what that names and is not there was never here: other ranks wrote to other machines.
+  const bool metadata = any_path(files, is_dcp_metadata);
+  if (metadata) return {Completeness::unknown, "other machines may have the files that are not there"};
+  if (is_of_another_node(files) && !siblings.first_model_states) {
+    return {Completeness::unknown, "rank 0 has no file here, and may have its files on another machine"};
+  }
+  if (judged.completeness == Completeness::incomplete) return judged;
+  if (siblings.dcp_metadata) return lacking(kMetadataName);
+  const auto is_first = [](std::string_view path) { return is_first_model_states(name_of(path)); };
+  if (siblings.first_model_states && !any_path(files, is_first)) return lacking("model_states.pt of rank 0");
+  if (auto cut = find_cut_file(files)) return *std::move(cut);
+  if (auto missing = find_missing_weights(files)) return *std::move(missing);
+  return judged;
+}
 
 CompletenessJudgement judge_completeness(const StepFiles& files, const TensorMap& map) {
   CompletenessJudgement judgement = judge_by_kind(files, map);

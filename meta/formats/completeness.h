@@ -4,6 +4,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "meta/formats/tensor_map.h"
 
@@ -18,5 +19,18 @@ struct CompletenessJudgement {
 };
 // `map` is the result of read_checkpoint() for these files.
 CompletenessJudgement judge_completeness(const StepFiles& files, const TensorMap& map);
+
+// The files that the other steps of a series have: they tell what the writer of the series writes.
+struct SiblingFiles {
+  bool trainer_state = false;
+  bool dcp_metadata = false;
+  bool first_model_states = false;  // DeepSpeed's, of rank 0
+};
+bool is_first_model_states(std::string_view name);
+// Of a step whose writers have ended, so that what it lacks it will never get. `judged`: as above. Where that leaves it
+// unknown, a file that was cut off makes it incomplete, and the lack of weights, or of a file that each step of its
+// writer has. A step that may lie on several machines is unknown.
+CompletenessJudgement judge_abandoned(const StepFiles& files, const CompletenessJudgement& judged,
+                                      const SiblingFiles& siblings);
 
 }  // namespace ckptfs::meta::formats

@@ -3,6 +3,8 @@
 #include <linux/fs.h>
 #include <stdio.h>
 
+#include <algorithm>
+
 #include "io/fault.h"
 #include "io/mutex.h"
 #include "meta/names.h"
@@ -121,7 +123,7 @@ Result<Committed> commit_partial(Store& store, InodeNumber partial, const std::s
   TRY(check_tag(tag));
   TRY_ASSIGN(const InodeRecord record, tree.inode(partial));
   const std::string name = name_of(tree, partial);
-  if (!record.is_dir() || record.nlink == 0 || !is_partial_name(name) || !name.starts_with(tag + ".")) {
+  if (!record.is_dir() || record.nlink == 0 || std::ranges::count(tags_of_partial(name), tag) == 0) {
     return Error(ENOENT, tree.path_of(partial) + ": it is no attempt to save " + tag + " (any more)");
   }
   TRY(refuse_suspect_files(tree, partial));

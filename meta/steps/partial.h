@@ -1,5 +1,5 @@
 // Steps that are saved into piece by piece, by the ranks of a run, and appear when all is there (gpu/step_save.h).
-// Until then what there is lies beside them, in TAG.ATTEMPT.partial: a step that is never complete. Nothing else makes
+// Until then what there is lies beside them, in partial-ATTEMPT-TAG: a step that is never complete. Nothing else makes
 // it one: what was never committed is listed, and left to keep_partial.
 #pragma once
 

@@ -47,6 +47,11 @@ Result<uint64_t> parse_bytes(std::string_view rule, const std::string& text) {
   return size;
 }
 
+Result<bool> parse_switch(std::string_view rule, const std::string& text) {
+  if (text == "1") return true;
+  return wrong(rule, text, "1; take the rule away to switch it off");
+}
+
 // "eval_loss:min:2". The name of a metric may have colons of its own.
 Result<KeepBest> parse_best(std::string_view rule, const std::string& text) {
   const Error error = wrong(rule, text, "NAME:min:N or NAME:max:N, as in eval_loss:min:2");
@@ -76,7 +81,7 @@ Result<> set_member(Policy& policy, std::string_view rule, const std::string& te
   return success();
 }
 
-constexpr std::array<Rule, 8> kRules{{
+constexpr std::array<Rule, 9> kRules{{
     {"keep_last", set_member<&Policy::keep_last, parse_count>},
     {"keep_every", set_member<&Policy::keep_every, parse_count>},
     {"keep_for", set_member<&Policy::keep_for, parse_time>},
@@ -85,6 +90,7 @@ constexpr std::array<Rule, 8> kRules{{
     {"max_bytes", set_member<&Policy::max_bytes, parse_bytes>},
     {"min_free", set_member<&Policy::min_free, parse_bytes>},
     {"seal_after", set_member<&Policy::seal_after, parse_time>},
+    {"set_aside", set_member<&Policy::set_aside, parse_switch>},
 }};
 
 const Rule* find_rule(std::string_view name) {

@@ -38,6 +38,7 @@ struct Policy {
   std::optional<uint64_t> max_bytes;  // exclusive bytes of the series
   std::optional<uint64_t> min_free;   // bytes of the store
   std::optional<std::chrono::seconds> seal_after;
+  bool set_aside = false;  // acts at once, since it removes nothing: fs/steps/set_aside.h
 
   // Does any rule say which complete steps stay?
   bool has_keep_rule() const { return keep_last || keep_every || keep_for || keep_best; }

@@ -1,12 +1,16 @@
 #include "meta/tree/process.h"
 
+#include <signal.h>
 #include <time.h>
 #include <unistd.h>
 
+#include <array>
+#include <cerrno>
 #include <charconv>
 #include <string>
 #include <unordered_map>
 
+#include "io/boot.h"
 #include "io/fd.h"
 #include "io/mutex.h"
 #include "meta/time.h"
@@ -27,48 +31,58 @@ pid_t process_of(pid_t tid) {
   return pid;
 }
 
-// Field 22 of /proc/PID/stat: clock ticks since boot. The name in field 2 may hold anything, so count from its end.
-uint64_t start_ticks(pid_t pid) {
-  const auto stat = io::read_file("/proc/" + std::to_string(pid) + "/stat");
-  if (!stat) return 0;
-  const std::string& text = stat.value();
+struct Stat {
+  char state = 0;
+  uint64_t threads = 0;
+  uint64_t start = 0;  // clock ticks after the boot
+};
+
+// /proc/PID/stat. The name in field 2 may hold anything, so count from its end.
+Result<Stat> read_stat(pid_t pid) {
+  constexpr int kState = 3, kThreads = 20, kStart = 22;  // fields
+  TRY_ASSIGN(const std::string text, io::read_file("/proc/" + std::to_string(pid) + "/stat"));
+  Stat stat;
   size_t at = text.rfind(')');
-  for (int field = 2; field < 22 && at != std::string::npos; ++field) at = text.find(' ', at + 1);
-  uint64_t ticks = 0;
-  if (at != std::string::npos) std::from_chars(text.data() + at + 1, text.data() + text.size(), ticks);
-  return ticks;
+  for (int field = 3; field <= kStart && at != std::string::npos; ++field) {
+    at = text.find(' ', at + 1);
+    if (at == std::string::npos) return Error(EBADMSG);
+    if (field == kState && at + 1 < text.size()) stat.state = text[at + 1];
+    if (field == kThreads) std::from_chars(text.data() + at + 1, text.data() + text.size(), stat.threads);
+    if (field == kStart) std::from_chars(text.data() + at + 1, text.data() + text.size(), stat.start);
+  }
+  return stat;
 }
 
-uint64_t boot_time() {
-  timespec boot{};
-  ::clock_gettime(CLOCK_BOOTTIME, &boot);
-  return nanoseconds(now()) - nanoseconds(boot);
+// After the boot.
+std::chrono::nanoseconds time_of(uint64_t ticks) {
+  static const auto per_second = static_cast<uint64_t>(::sysconf(_SC_CLK_TCK));
+  return std::chrono::nanoseconds(ticks * (1'000'000'000 / per_second));
 }
 
-uint64_t ask_process_start(pid_t tid) {
-  static const uint64_t boot = boot_time();
-  const uint64_t ticks = start_ticks(process_of(tid));
-  const auto per_second = static_cast<uint64_t>(::sysconf(_SC_CLK_TCK));
-  return ticks == 0 ? 0 : boot + ticks * (1'000'000'000 / per_second);
+FoundProcess ask_process(pid_t tid) {
+  const pid_t pid = process_of(tid);
+  const auto stat = pid == 0 ? Error(ESRCH) : read_stat(pid);
+  if (stat) return {{pid, stat.value().start}, false};
+  return {{}, ::kill(tid, 0) != 0 && errno == ESRCH};  // else /proc hides it
 }
 
 // Caches the answers for a second. A trainer opens its swap files in bursts, and no kernel uses a number again so soon.
 class Answers {
  public:
-  uint64_t of(pid_t tid) {
+  FoundProcess of(pid_t tid) {
     const uint64_t time = nanoseconds(now());
     {
       const io::MutexLock lock(mutex_);
       if (time - cleared_ > kRemember) {
-        starts_.clear();
+        found_.clear();
         cleared_ = time;
       }
-      if (const auto at = starts_.find(tid); at != starts_.end()) return at->second;
+      if (const auto at = found_.find(tid); at != found_.end()) return at->second;
     }
-    const uint64_t start = ask_process_start(tid);
+    const FoundProcess found = ask_process(tid);
     const io::MutexLock lock(mutex_);
-    starts_.emplace(tid, start);
-    return start;
+    found_.emplace(tid, found);
+    return found;
   }
 
  private:
@@ -76,14 +90,38 @@ class Answers {
 
   io::Mutex mutex_;
   uint64_t cleared_ GUARDED_BY(mutex_) = 0;
-  std::unordered_map<pid_t, uint64_t> starts_ GUARDED_BY(mutex_);  // by thread
+  std::unordered_map<pid_t, FoundProcess> found_ GUARDED_BY(mutex_);  // by thread
 };
 
 }  // namespace
 
-uint64_t process_start(pid_t tid) {
+FoundProcess find_process(pid_t tid) {
   static Answers answers;
-  return tid <= 0 ? 0 : answers.of(tid);
+  return tid <= 0 ? FoundProcess() : answers.of(tid);
+}
+
+uint64_t process_start(pid_t tid) {
+  static const uint64_t boot = nanoseconds(now()) - static_cast<uint64_t>(io::since_boot().count());
+  const uint64_t ticks = find_process(tid).process.start;
+  return ticks == 0 ? 0 : boot + static_cast<uint64_t>(time_of(ticks).count());
+}
+
+std::chrono::nanoseconds age_of(const Process& process) { return io::since_boot() - time_of(process.start); }
+
+// The first thread of a process may end before the others.
+bool has_ended(const Process& process) {
+  const auto stat = read_stat(process.pid);
+  if (!stat) return stat.error().errno_value() == ENOENT || stat.error().errno_value() == ESRCH;
+  const bool dead = (stat.value().state == 'Z' || stat.value().state == 'X') && stat.value().threads <= 1;
+  return stat.value().start != process.start || dead;
+}
+
+std::string process_place() {
+  const auto boot = io::boot_id();
+  const std::string id = boot ? boot.value() : "unknown";
+  std::array<char, 64> name{};
+  const ssize_t length = ::readlink("/proc/self/ns/pid", name.data(), name.size());
+  return id + ' ' + (length > 0 ? std::string(name.data(), static_cast<size_t>(length)) : "unknown");
 }
 
 }  // namespace ckptfs::meta

@@ -1,14 +1,35 @@
-// When a process began.
+// Processes as other processes see them: which one a thread belongs to, when it began, whether it has ended.
 #pragma once
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <cstdint>
+#include <string>
 
 namespace ckptfs::meta {
 
 // CLOCK_REALTIME nanoseconds at which the process that thread `tid` belongs to began; 0 when it is gone or unknown.
 // Remembers answers for a second: a trainer opens many files in a row. Any thread may call it.
 uint64_t process_start(pid_t tid);
+
+// A process of this machine, for as long as it runs: a number alone comes back.
+struct Process {
+  pid_t pid = 0;       // 0: it cannot be seen from here, as one of another pid namespace or one that /proc hides
+  uint64_t start = 0;  // clock ticks after the boot
+  bool operator==(const Process&) const = default;
+};
+// The process that thread `tid` belongs to; likewise remembered for a second. `gone`: there is none any more.
+struct FoundProcess {
+  Process process;
+  bool gone = false;
+};
+FoundProcess find_process(pid_t tid);
+// For how long it has run.
+std::chrono::nanoseconds age_of(const Process& process);
+// A process that is dead counts as ended even if its parent has not asked for its end yet.
+bool has_ended(const Process& process);
+// Where a pid means something: this boot of this machine, and this pid namespace. "BOOT-ID pid:[4026531836]".
+std::string process_place();
 
 }  // namespace ckptfs::meta

@@ -79,7 +79,7 @@ def test_saves_and_loads(scene, run_):
         manifests = [f"ckptfs.rank{rank:02d}.json" for rank in range(run_.ranks)]
         ids = ["ckptfs.ds_ids.json"] if run_.stage == 3 else []
         equal(files, sorted({*os.listdir(stock / "global_step3"), *manifests, *ids}), "files of the step")
-        equal([name for name in os.listdir(series) if name.endswith(".partial")], [], "what was not committed")
+        equal([name for name in os.listdir(series) if name.startswith("partial-")], [], "what was not committed")
         if mount:
             row = json.loads(run(mount.binary, "ls", "--json", series / "global_step3").stdout)["steps"][0]
             equal((row["state"], row["kind"]), ("sealed", "deepspeed"), "ls")
@@ -136,11 +136,11 @@ def test_a_rank_is_killed(scene):
                      "--steps", "1", "--after", "20", "--out", str(scene.work / "killed")]
         with open(scene.work / "killed.log", "wb") as output:
             with ranks_running(run_.ranks, arguments, output, script="past.py") as processes:
-                wait_until("the second save has begun", lambda: list(series.glob("global_step2.*.partial")), 120)
+                wait_until("the second save has begun", lambda: list(series.glob("partial-*-global_step2")), 120)
                 processes[-1].kill()
                 processes[-1].wait()
         latest = (series / "latest").read_text()
-        there = sorted(path.name for path in series.iterdir() if path.is_dir() and not path.name.endswith(".partial"))
+        there = sorted(path.name for path in series.iterdir() if path.is_dir() and not path.name.startswith("partial-"))
         true(latest == there[-1], f"latest is {latest}, steps are {there}")
         again = train(scene, run_, "again", "--engine", "ckptfs", "--load", str(series), "--steps", "1")
         if latest == "global_step1":

@@ -20,7 +20,7 @@ def parse_arguments():
     parser.add_argument("--output-dir", required=True)
     parser.add_argument("--steps", type=int, default=10, help="the last step")
     parser.add_argument("--keep", type=int, default=None, help="save_total_limit: how many checkpoints stay")
-    parser.add_argument("--resume", metavar="DIR", help="the checkpoint to go on from")
+    parser.add_argument("--resume", metavar="DIR", help="the checkpoint to go on from; last: the Trainer's own choice")
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--measure", nargs=2, metavar=("FOLDER", "STAT"),
@@ -80,6 +80,8 @@ def make_trainer(options, model, saves):
                 noted["used"] = space(options.measure[0])
             checkpoint = os.path.join(options.output_dir, f"checkpoint-{self.state.global_step}")
             noted |= {"step": self.state.global_step, "digests": digests(checkpoint)}
+            if options.log:
+                noted["loss"] = self.state.log_history[-1]["loss"]
             saves.append(noted)
             if options.paced:
                 print(json.dumps(noted), flush=True)
@@ -116,7 +118,7 @@ def main():
     trainer = make_trainer(options, model, result["saves"])
     if options.paced:
         print(json.dumps("ready"), flush=True)
-    trainer.train(resume_from_checkpoint=options.resume)
+    trainer.train(resume_from_checkpoint=True if options.resume == "last" else options.resume)
     result["history"] = trainer.state.log_history
     with open(options.out, "w", encoding="utf-8") as out:
         json.dump(result, out, indent=1)

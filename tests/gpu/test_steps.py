@@ -34,12 +34,28 @@ def test_the_last_rank_commits(mount):
     steps = mount.path / "steps"
     for rank in (2, 0):
         equal(saving.save(steps, "step_1", "a1", rank=rank, world=3)[-1], "waiting", f"rank {rank}")
-        equal(os.listdir(steps), ["step_1.a1.partial"], "steps")
-    row = listed(mount)["step_1.a1.partial"]
+        equal(os.listdir(steps), ["partial-a1-step_1"], "steps")
+    row = listed(mount)["partial-a1-step_1"]
     equal((row["state"], row["reason"]), ("incomplete", "it was not committed"), "ls")
     equal(saving.save(steps, "step_1", "a1", rank=1, world=3)[-1], "committed", "rank 1")
     saving.check(steps / "step_1", ranks=3)
     equal(listed(mount)["step_1"]["state"], "sealed", "state")
+
+
+def test_an_attempt_of_an_earlier_version(mount):
+    """What lies in a store under the name that earlier versions gave is an attempt, too."""
+    steps = mount.path / "steps"
+    folder = ask(mount, "begin", series="/steps", tag="step_1", attempt="a1")[0]["path"]
+    (mount.path / folder.lstrip("/") / "model").write_bytes(b"mine")
+    manifest = {"format": 1, "attempt": "a1", "rank": 0, "world_size": 1, "files": [{"name": "model", "size": 4}]}
+    (mount.path / folder.lstrip("/") / "ckptfs.rank00.json").write_text(json.dumps(manifest))
+    os.rename(steps / "partial-a1-step_1", steps / "step_1.a1.partial")
+    row = listed(mount)["step_1.a1.partial"]
+    equal((row["state"], row["reason"]), ("incomplete", "it was not committed"), "ls")
+    with raises(errno.ENOENT, what="committing it as another step"):
+        ask(mount, "commit", path="/steps/step_1.a1.partial", tag="step_2", world_size=1)
+    ask(mount, "commit", path="/steps/step_1.a1.partial", tag="step_1", world_size=1)
+    equal(os.listdir(steps), ["step_1"], "steps")
 
 
 def test_ranks_that_finish_together(mount):
@@ -103,7 +119,7 @@ def test_what_a_client_can_write_is_never_frozen(mount):
     with raises(errno.EPERM, what="opening it for writing"):
         os.open(path, os.O_WRONLY)
     os.close(blob)
-    equal(sorted(os.listdir(steps)), ["step_1.a1.partial"], "steps")
+    equal(sorted(os.listdir(steps)), ["partial-a1-step_1"], "steps")
 
 
 def test_blobs_are_for_who_may_have_them(mount):
@@ -134,7 +150,8 @@ def test_blobs_are_for_who_may_have_them(mount):
 
 def test_what_cannot_be_begun(mount):
     steps = mount.path / "steps"
-    for tag, attempt in (("latest", "a"), ("..", "a"), ("s.partial", "a"), ("s", ""), ("s", "a/b"), ("s", "a.b")):
+    bad_tags = [(tag, "a") for tag in ("latest", "..", "s.partial", "partial-s")]
+    for tag, attempt in (*bad_tags, ("s", ""), ("s", "a/b"), ("s", "a.b")):
         with raises(errno.EINVAL, what=f"{tag!r} {attempt!r}"):
             ask(mount, "begin", series="/steps", tag=tag, attempt=attempt)
     with raises(errno.EINVAL, what="in the root"):
@@ -183,7 +200,7 @@ def test_a_part_of_a_step_is_no_step(mount):
     row = listed(mount)["checkpoint-5"]
     equal((row["state"], row["reason"]), ("incomplete", "a part of it was not committed"), "ls")
     equal(saving.save(step, "global_step5", "a2")[-1], "committed", "another attempt")
-    equal(sorted(os.listdir(step)), ["global_step5", "global_step5.a1.partial", "trainer_state.json"], "files")
+    equal(sorted(os.listdir(step)), ["global_step5", "partial-a1-global_step5", "trainer_state.json"], "files")
     saving.check(step / "global_step5")
     equal([row["tag"] for row in listed(mount).values()], ["checkpoint-5"], "steps")
     write(step / "more", b"x")  # it is not sealed

@@ -75,5 +75,18 @@ TEST(Gate, ParksWhatItGuardsAndLetsTheRestPass) {
   EXPECT_TRUE(gate.enter({5}, [] {}));
 }
 
+// No trainer takes an attempt for a step, nor counts it as one.
+TEST(Names, Attempts) {
+  const std::string name = partial_name("checkpoint-500", "5f-3a");
+  EXPECT_EQ(name, "partial-5f-3a-checkpoint-500");
+  EXPECT_TRUE(is_partial_name(name));
+  EXPECT_EQ(tags_of_partial(name), (std::vector<std::string_view>{"3a-checkpoint-500", "checkpoint-500", "500"}));
+  EXPECT_TRUE(is_partial_name("checkpoint-500.5f3a.partial"));
+  EXPECT_EQ(tags_of_partial("checkpoint-500.5f3a.partial"), std::vector<std::string_view>{"checkpoint-500"});
+  EXPECT_FALSE(is_partial_name("checkpoint-500"));
+  EXPECT_TRUE(tags_of_partial("checkpoint-500").empty());
+  EXPECT_FALSE(check_tag(name));
+}
+
 }  // namespace
 }  // namespace ckptfs::meta

@@ -357,7 +357,8 @@ TEST(PolicyTest, WhatRulesTake) {
                                     {"keep_best", "eval:loss:min:2"},
                                     {"max_bytes", "2T"},
                                     {"min_free", "4096"},
-                                    {"seal_after", "90m"}});
+                                    {"seal_after", "90m"},
+                                    {"set_aside", "1"}});
   ASSERT_TRUE(policy) << policy.error().message();
   EXPECT_EQ(policy.value().keep_for, std::chrono::hours(7 * 24));
   EXPECT_EQ(policy.value().keep_best->metric, "eval:loss");
@@ -365,6 +366,7 @@ TEST(PolicyTest, WhatRulesTake) {
   EXPECT_EQ(policy.value().max_bytes, uint64_t{2} << 40);
   EXPECT_EQ(policy.value().min_free, 4096u);
   EXPECT_EQ(policy.value().seal_after, std::chrono::minutes(90));
+  EXPECT_TRUE(policy.value().set_aside);
 }
 
 TEST(PolicyTest, BadValuesAreRefusedInWords) {
@@ -385,7 +387,8 @@ TEST(PolicyTest, BadValuesAreRefusedInWords) {
                                                                 {"max_bytes", "0"},
                                                                 {"max_bytes", "2X"},
                                                                 {"min_free", "half"},
-                                                                {"seal_after", "soon"}};
+                                                                {"seal_after", "soon"},
+                                                                {"set_aside", "0"}};
   for (const auto& [rule, value] : bad) {
     const auto policy = parse_policy({{rule, value}});
     ASSERT_FALSE(policy) << rule << "=" << value;

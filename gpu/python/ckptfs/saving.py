@@ -44,7 +44,7 @@ class Save:
     wait_copied() returns when the tensors may be changed, wait_durable() when this rank's files are on the disk,
     commit() makes the step appear once all ranks are there. finish_behind() waits for the copies and does the last two on
     a thread; wait() waits for all. Errors are raised by whoever waits, and logged, as OSError. What was never committed
-    lies in TAG.ATTEMPT.partial, is listed by `ckptfs ls`, and is rotation's (keep_partial). From one thread at a time.
+    lies in partial-ATTEMPT-TAG, is listed by `ckptfs ls`, and is rotation's (keep_partial). From one thread at a time.
     """
 
     def __init__(self, series, tag, attempt, rank, world_size, *, device="twin", seal=True):

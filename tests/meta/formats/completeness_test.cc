@@ -149,5 +149,47 @@ TEST(Completeness, OfWhatTellsNothing) {
   EXPECT_EQ(judge({{"offloaded_tensors/rank00/0_0.tensor.swp", "x"}}).completeness, Completeness::unknown);
 }
 
+CompletenessJudgement judge_left(const Contents& contents, const SiblingFiles& siblings = {}) {
+  StepInMemory files;
+  for (const auto& [path, content] : contents) files.add(path, content);
+  return judge_abandoned(files, judge_completeness(files, read_checkpoint(files)), siblings);
+}
+
+// Of a step that nobody will finish more can be said.
+TEST(Abandoned, WhatIsMissingWillNotCome) {
+  EXPECT_EQ(judge_left({}).completeness, Completeness::incomplete);
+  EXPECT_EQ(judge_left(deepspeed("stage_3")).completeness, Completeness::complete);
+  EXPECT_EQ(judge_left({{"config.json", "{}"}, {"training_args.bin", "x"}}).completeness, Completeness::incomplete);
+  EXPECT_EQ(judge_left({{"weights.pt", std::string("PK\3\4", 4)}}).completeness, Completeness::incomplete);
+}
+
+// How a Hugging Face model begins. With its weights it may be all that its writer wanted to save.
+TEST(Abandoned, AModelWithoutItsWeights) {
+  Contents model{{"config.json", "{}"}, {"generation_config.json", "{}"}};
+  EXPECT_EQ(judge_left(model).completeness, Completeness::incomplete);
+  model["model-00001-of-00002.safetensors"] = safetensors();
+  EXPECT_EQ(judge_left(model).completeness, Completeness::incomplete);
+  model["model.safetensors.index.json"] = "{}";
+  EXPECT_EQ(judge_left(model).completeness, Completeness::unknown);
+}
+
+TEST(Abandoned, ByTheFilesOfItsSiblings) {
+  const Contents weights{{"config.json", "{}"}, {"weights", "x"}};
+  EXPECT_EQ(judge_left(weights).completeness, Completeness::unknown);
+  EXPECT_EQ(judge_left(weights, {.trainer_state = true}).completeness, Completeness::incomplete);
+  EXPECT_EQ(judge_left(weights, {.dcp_metadata = true}).completeness, Completeness::incomplete);
+  EXPECT_EQ(judge_left(weights, {.first_model_states = true}).completeness, Completeness::incomplete);
+}
+
+// Other machines may have what DCP's .metadata names and is not there.
+TEST(Abandoned, PartsOnOtherMachines) {
+  EXPECT_EQ(judge_left({{".metadata", "x"}, {"__0_0.distcp", "x"}}).completeness, Completeness::unknown);
+  const Contents fsdp{{"training_args.bin", "x"}, {"pytorch_model_fsdp_0/.metadata", "x"}};
+  EXPECT_EQ(judge_left(fsdp).completeness, Completeness::incomplete) << "a Trainer's own file is on its first machine";
+  const Contents second{{"zero_pp_rank_1_mp_rank_00_optim_states.pt", "x"}};
+  EXPECT_EQ(judge_left(second).completeness, Completeness::unknown);
+  EXPECT_EQ(judge_left(second, {.first_model_states = true}).completeness, Completeness::incomplete);
+}
+
 }  // namespace
 }  // namespace ckptfs::meta::formats

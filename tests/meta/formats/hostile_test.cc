@@ -218,7 +218,7 @@ TEST(Hostile, ManyFolders) {
     const std::string folder = "global_step" + std::to_string(1000000 + at);
     step.add(folder + "/file");
     step.add(folder + "/ckptfs.rank00.json");
-    step.add(folder + ".a1.partial/ckptfs.rank00.json");
+    step.add("partial-a1-" + folder + "/ckptfs.rank00.json");
   }
   step.add("global_step1/mp_rank_00_model_states.pt");
   const CompletenessJudgement judgement = judge_completeness(step, read_checkpoint(step));

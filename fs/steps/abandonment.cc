@@ -1,0 +1,95 @@
+#include "fs/steps/abandonment.h"
+
+#include <fcntl.h>
+
+#include <mutex>
+
+#include "fs/views/files_of_step.h"
+#include "io/lease.h"
+#include "meta/formats/checkpoint.h"
+#include "meta/names.h"
+#include "meta/steps/policy.h"
+#include "meta/steps/steps.h"
+
+namespace ckptfs::fs {
+namespace {
+
+using meta::formats::Completeness;
+
+constexpr size_t kMostSiblings = 256;
+
+}  // namespace
+
+Result<bool> Abandonment::is_open(meta::InodeNumber step) const {
+  bool open = is_folder_open_(step);
+  meta::InodeNumber asked = step;  // the files of one folder come one after the other
+  TRY(meta::for_each_file(tree_, step, [&](const auto&, meta::InodeNumber file) -> Result<> {
+    open = open || files_.open_at_all(file);
+    TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(file));
+    if (record.parent != asked) open = open || is_folder_open_(record.parent);
+    asked = record.parent;
+    if (open || !record.is_live_file() || tree_.is_damaged(file)) return success();
+    TRY_ASSIGN(const io::Fd blob, tree_.open_blob(file, O_RDONLY));
+    TRY_ASSIGN(open, io::has_writer(blob.get()));  // one who writes past a daemon that died, or through a mapping
+    return success();
+  }));
+  return open;
+}
+
+Result<std::optional<std::string>> Abandonment::find_protection(meta::InodeNumber series, meta::InodeNumber step,
+                                                                const std::string& tag) const {
+  using Reason = std::optional<std::string>;
+  TRY_ASSIGN(const auto pinned, tree_.pinned_folders());
+  if (pinned.contains(step)) return Reason("it is pinned");
+  const auto latest = step_facts_.latest_of(series);
+  if (!latest) return Reason("nobody can tell what `latest` names: " + latest.error().message());
+  if (latest.value() == tag) {
+    return Reason(
+        "the file `latest` names it, and a trainer that did not find it would begin anew; write the tag of a "
+        "complete step into `latest`");
+  }
+  TRY_ASSIGN(const meta::SeriesPolicy policy, meta::policy_of(store_, series));
+  const auto setter = policy.set_by.find(kRule);
+  if (!policy.set.contains(kRule) || setter == policy.set_by.end()) return Reason("its series has no such rule");
+  TRY_ASSIGN(const bool may, meta::may_rules_remove(tree_, {{kRule, "1"}}, {*setter}, step));
+  return may ? Reason() : Reason("the user who set the rule could not remove it by hand");
+}
+
+Result<meta::formats::SiblingFiles> Abandonment::siblings_of(meta::InodeNumber series, meta::InodeNumber step) const {
+  meta::formats::SiblingFiles found;
+  TRY_ASSIGN(const meta::InodeRecord own, tree_.inode(step));
+  TRY_ASSIGN(const auto entries, tree_.list(series));
+  size_t asked = 0;
+  for (const meta::DirectoryEntry& entry : entries) {
+    if (stopping_) return Error(ECANCELED);
+    if (entry.type != S_IFDIR || entry.inode == step || !meta::step_number(entry.name)) continue;
+    const auto record = tree_.inode(entry.inode);
+    if (!record || record.value().uid != own.uid) continue;  // nobody's step is judged by another user's
+    if (++asked > kMostSiblings) break;
+    const auto files = tree_.list(entry.inode);
+    if (!files) continue;
+    for (const meta::DirectoryEntry& file : files.value()) {
+      found.trainer_state = found.trainer_state || file.name == "trainer_state.json";
+      found.dcp_metadata = found.dcp_metadata || file.name == ".metadata";
+      found.first_model_states = found.first_model_states || meta::formats::is_first_model_states(file.name);
+    }
+  }
+  return found;
+}
+
+Result<meta::formats::CompletenessJudgement> Abandonment::judge(meta::InodeNumber series,
+                                                                meta::InodeNumber step) const {
+  const views::AskWriters nobody = [](meta::InodeNumber, int) { return views::Writers{}; };
+  views::FilesOfStep files(store_, nobody, stopping_);
+  TRY(files.collect(step));
+  const std::lock_guard turn(readings_);
+  const auto judged = meta::formats::judge_completeness(files, meta::formats::read_checkpoint(files));
+  if (files.short_of()) return *files.short_of();
+  if (judged.completeness == Completeness::complete) return judged;
+  TRY_ASSIGN(const auto siblings, siblings_of(series, step));
+  const auto judgement = meta::formats::judge_abandoned(files, judged, siblings);
+  if (files.short_of()) return *files.short_of();
+  return judgement;
+}
+
+}  // namespace ckptfs::fs

@@ -1,0 +1,202 @@
+"""The real, unmodified Trainer and DeepSpeed, killed at random moments within their saves and started again at once:
+with resume_from_checkpoint=True, and from what `latest` names. With the rule `set_aside` each start goes on from a
+complete step, and the losses are those of an uninterrupted run. On plain XFS some starts fail; the tests print how
+many.
+
+DeepSpeed saves by its own function. It loads by ckptfs.deepspeed, because its own load begins the optimizer anew.
+
+Options: --seed, --rounds (how many kills).
+"""
+
+import json
+import pathlib
+import random
+import shutil
+import socket
+import subprocess
+import time
+
+import pytest
+
+from checking import equal, true
+from harness import HERE, RUN_TIMEOUT, Ckptfs, PlainXfs, Tmpfs, environment, python
+from mounting import CKPTFS, REPOSITORY, Failure, by_level, run
+
+pytestmark = [pytest.mark.builds("venv"), pytest.mark.level("normal"), pytest.mark.timeout(7200)]
+
+SERIES = "runs"
+
+
+def trainer(point, resume, on_ckptfs):
+    """The words of a training that saves into the series, and goes on from what is there."""
+    del on_ckptfs
+    return ["trainer.py", "--output-dir", point / SERIES, "--steps", "1000", "--keep", "3", "--log", "--paced", "--out",
+            "/dev/null", *(["--resume", "last"] if resume else [])]
+
+
+def deepspeed(point, resume, on_ckptfs):
+    del resume  # it looks for `latest` itself
+    return ["paced.py", "--nvme", point, "--series", point / SERIES, *([] if on_ckptfs else ["--plain"])]
+
+
+PREFIXES = {trainer: "checkpoint-", deepspeed: "global_step"}
+
+
+class Run:
+    """A training that takes a step, and saves it, for each line that it is given."""
+
+    def __init__(self, scene, words):
+        self.log = scene.work / "killed.log"
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = str(probe.getsockname()[1])
+        alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1", "MASTER_PORT": self.port}
+        shared = dict(environment(), PYTHONPATH=str(REPOSITORY / "gpu" / "python"))
+        shared |= alone if words[0] == "paced.py" else {}
+        command = [python(), str(HERE / words[0]), *map(str, words[1:])]
+        with open(self.log, "wb") as log:
+            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+                                            text=True, env=shared)
+        self.answer()
+
+    def answer(self):
+        """What it prints next: after its start, and after each save. None: it has ended."""
+        for line in self.process.stdout:
+            if line.startswith(('"ready"', '{"')):  # the Trainer prints {'loss': ...} itself
+                return json.loads(line)
+        return None
+
+    def ask(self):
+        """Lets it take the next step."""
+        try:
+            self.process.stdin.write("\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it has ended, as its answer says
+
+    def step(self):
+        self.ask()
+        return self.answer()
+
+    def kill(self):
+        self.process.kill()
+        self.process.communicate()
+        for buffer in pathlib.Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{self.port}_*"):
+            buffer.unlink()
+
+
+class Interrupted:
+    """A training in a place, and what became of it."""
+
+    def __init__(self, scene, kind, on_ckptfs=False):
+        self.scene, self.kind, self.on_ckptfs = scene, kind, on_ckptfs
+        self.series = scene.point / SERIES
+        self.series.mkdir(exist_ok=True)
+        self.prefix = PREFIXES[kind]
+        self.taken = {}  # what each step was, as the training told
+        self.seconds = 0  # how long the last save took
+        self.failed = []  # the last words of starts that failed
+        self.aside = 0  # steps that were set aside
+        self.unnamed = 0  # complete steps that `latest` did not name yet, and that DeepSpeed cannot save again
+        self.run = None
+
+    def start(self, resume=True):
+        self.run = Run(self.scene, self.kind(self.scene.point, resume, self.on_ckptfs))
+
+    def step(self):
+        """A step, and its save. What a start stumbles over is removed by hand, as far as there is something."""
+        for _ in range(5):
+            told = self.run.step()
+            if told is not None:
+                self.seconds = told["returned"]
+                self.taken[told["step"]] = {key: told[key] for key in ("loss", "digests") if key in told}
+                self.remove_old(told["step"])
+                return told["step"]
+            self.run.kill()
+            words = self.run.log.read_text(errors="replace")[-3000:]
+            broken = max(self.steps(), key=self.number_of, default=None)
+            if broken is None:
+                break
+            if self.is_unnamed(broken):
+                self.unnamed += 1
+            else:
+                self.failed.append(words)
+            shutil.rmtree(broken)
+            self.start()
+        raise Failure(f"the training does not go on: {words}")
+
+    def is_unnamed(self, step):
+        if not self.on_ckptfs or self.kind is not deepspeed or (self.series / "latest").read_text() == step.name:
+            return False
+        row = json.loads(run(CKPTFS, "ls", "--json", step).stdout)["steps"][0]
+        return row["state"] == "complete" or row["reason"].startswith("it was written")
+
+    def steps(self):
+        return list(self.series.glob(f"{self.prefix}*"))
+
+    def number_of(self, step):
+        return int(step.name.removeprefix(self.prefix))
+
+    def remove_old(self, newest):
+        """The disk is small, and DeepSpeed removes nothing."""
+        aside = list(self.series.glob("incomplete-*"))
+        self.aside += len(aside)
+        for path in aside + [step for step in self.steps() if self.number_of(step) < newest - 2]:
+            shutil.rmtree(path)
+
+    def kill_in_save(self, number, dice):
+        """At a random moment after the step's folder has appeared."""
+        folder = self.series / f"{self.prefix}{number}"
+        self.run.ask()
+        end = time.monotonic() + RUN_TIMEOUT
+        while not folder.exists() and self.run.process.poll() is None:
+            true(time.monotonic() < end, f"{folder} appears")
+        time.sleep(dice.uniform(0, self.seconds))
+        self.run.kill()
+
+    def run_with(self, kills, dice):
+        """A step, then a kill in the save of the next one, and so on."""
+        self.start(resume=False)
+        for _ in range(kills):
+            self.kill_in_save(self.step() + 1, dice)
+            self.start()
+        self.step()
+        self.run.kill()
+
+
+def whole_run(scene, kind, kills):
+    """What each step is if nobody interrupts the run. On tmpfs, where no alignment can be wrong."""
+    with Tmpfs().place(scene):
+        whole = Interrupted(scene, kind)
+        whole.start(resume=False)
+        for _ in range(2 * kills + 1):  # a step that was killed may be complete
+            whole.step()
+        whole.run.kill()
+        equal(whole.failed, [], "starts that failed")
+        return whole.taken
+
+
+def judge(ours, truth):
+    equal(ours.failed, [], "starts that failed")
+    for step, told in ours.taken.items():
+        equal(told, truth[step], f"step {step}")
+
+
+@pytest.mark.one_mode
+@pytest.mark.parametrize("kind", PREFIXES)
+def test_killed_in_its_saves(scene, mode, kind, seed, rounds):
+    kills = rounds or by_level(1, 3, 50)
+    truth = whole_run(scene, kind, kills)
+    with Ckptfs(mode=mode, options=("quiet=30s",)).place(scene) as mount:
+        ours = Interrupted(scene, kind, on_ckptfs=True)
+        mount.control(SERIES, "set_aside", "1")
+        ours.run_with(kills, random.Random(seed))
+        equal(mount.status()["rotation"]["set_aside"], ours.aside, "steps set aside")
+    judge(ours, truth)
+    with PlainXfs().place(scene):
+        plain = Interrupted(scene, kind)
+        plain.run_with(kills, random.Random(seed))
+    wrong = sum(told != truth[step] for step, told in plain.taken.items())
+    print(f"      {kind.__name__}, {kills} kills: {ours.aside} steps were set aside, no start took one, and "
+          f"{ours.unnamed} met a complete step that `latest` did not name. On plain XFS {len(plain.failed)} starts "
+          f"failed, and {wrong} of {len(plain.taken)} steps are not as without a kill")

@@ -46,6 +46,7 @@ Filesystem::Filesystem(const MountOptions& mount_options, meta::Store& mounted_s
                           .scrub = std::chrono::seconds(options.scrub_seconds)}),
       step_facts(store, files, write_errors, file_sync, readings, saves, std::chrono::seconds(options.quiet_seconds)),
       removals(store, files, notifications),
+      thinner(store, views, step_facts, removals, files, notifications, leaving),
       saver(store, notifications, saves, last_errors, counters, [this] { rotation.wake(); }),
       rotation(store, files, file_sync, step_facts, removals, saver, std::chrono::seconds(options.quiet_seconds)) {}
 

@@ -34,6 +34,7 @@
 #include "fs/steps/save_history.h"
 #include "fs/steps/saver.h"
 #include "fs/steps/step_facts.h"
+#include "fs/steps/thinner.h"
 #include "fs/views/view_file.h"
 #include "fs/views/views.h"
 #include "io/mutex.h"
@@ -85,6 +86,7 @@ class Filesystem {
   meta::Maintenance maintenance;
   StepFactsFinder step_facts;
   Removals removals;
+  Thinner thinner;
   Saver saver;
   Rotation rotation;
   std::atomic<bool> leaving{false};  // no request of the kernel is served any more: nothing is to be waited for

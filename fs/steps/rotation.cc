@@ -184,7 +184,7 @@ Result<> Rotation::make_durable(meta::InodeNumber series, const SeriesStatus& st
   TRY(tree_.write_back().sync_all());  // also reports failed write-backs that no file reports any more
   for (size_t at = 0; at < status.steps.size(); ++at) {
     const StepStatus& step = status.steps[at];
-    if (!judgement.decisions[at].stays || step.facts.completeness != Completeness::complete) continue;
+    if (!judgement.decisions[at].stays || !meta::formats::is_whole(step.facts.completeness)) continue;
     TRY(step_facts_.make_durable(step));
   }
   const auto latest = tree_.child(series, "latest");
@@ -345,7 +345,7 @@ Result<> Rotation::seal(const Rules& rules, const SeriesStatus& status, const me
   for (size_t at = 0; at < status.steps.size(); ++at) {
     const StepStatus& step = status.steps[at];
     if (!judgement.decisions[at].stays) continue;
-    const bool due = step.facts.completeness == Completeness::complete && !step.record.sealed && !step.facts.in_use &&
+    const bool due = meta::formats::is_whole(step.facts.completeness) && !step.record.sealed && !step.facts.in_use &&
                      step.seen && now - std::max(step.seen->completed_at, step.seen->changed_at) >= *policy.seal_after;
     if (!due) continue;
     const auto may = meta::may_rules_remove(tree_, rules.text, rules.setters, step.inode);
@@ -365,7 +365,7 @@ void Rotation::note_held(const std::string& path, const meta::Policy& policy, co
                          const meta::Decision& decision, Findings& findings) const {
   const bool only_protected = std::all_of(decision.reasons.begin(), decision.reasons.end(), is_protection);
   const bool judged =
-      step.facts.completeness == Completeness::complete ? policy.has_keep_rule() : policy.keep_partial.has_value();
+      meta::formats::is_whole(step.facts.completeness) ? policy.has_keep_rule() : policy.keep_partial.has_value();
   if (only_protected && judged)
     findings.held.push_back(path + "/" + step.facts.tag + ": " + names_of(decision.reasons));
 }

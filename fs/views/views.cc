@@ -117,8 +117,28 @@ std::shared_ptr<const StepView> Views::cached(InodeNumber step, Freshness freshn
   return found->second.view->sealed || current ? found->second.view : nullptr;
 }
 
-void Views::keep(InodeNumber step, Cached made) {
+uint64_t Views::forgets() const {
   const io::MutexLock lock(mutex_);
+  return forgets_;
+}
+
+void Views::forget(InodeNumber step) {
+  const io::MutexLock lock(mutex_);
+  cache_.erase(step);
+  ++forgets_;
+}
+
+Result<bool> Views::is_current(const StepView& view) const {
+  FilesOfStep files(store_, ask_writers_, stop_);
+  TRY(files.collect(view.step));
+  const io::Digest version = files.version(view.view.source().map.names_from);
+  return files.problems().empty() &&
+         std::string_view(reinterpret_cast<const char*>(version.data()), version.size()) == view.version;
+}
+
+void Views::keep(InodeNumber step, Cached made, uint64_t counted) {
+  const io::MutexLock lock(mutex_);
+  if (counted != forgets_) return;
   cache_[step] = std::move(made);
   const auto too_much = [this]() REQUIRES(mutex_) {
     size_t memory = 0;
@@ -186,6 +206,7 @@ void Views::serve(InodeNumber step) {
 
 Views::MadeView Views::make(InodeNumber step) {
   TRY(io::fault_point("views.make"));
+  const uint64_t forgets_before = forgets();
   TRY_ASSIGN(const Attributes folder, tree_.attributes(step));
   std::optional<FilesOfStep> collected;
   TRY_ASSIGN(const auto now, collect(step, collected));
@@ -206,7 +227,7 @@ Views::MadeView Views::make(InodeNumber step) {
   const bool sealed = (folder.record.flags & meta::kSealed) != 0 && !nameless;
   const auto view =
       std::make_shared<const StepView>(step, std::move(source), files.made(), files.time(), sealed, nameless);
-  keep(step, {view, files.fingerprint(), now, now, now});
+  keep(step, {view, files.fingerprint(), now, now, now}, forgets_before);
   return view;
 }
 

@@ -9,6 +9,7 @@
 #include "meta/formats/deepspeed_names.h"
 #include "meta/formats/manifest.h"
 #include "meta/formats/safetensors.h"
+#include "meta/formats/thinning.h"
 #include "meta/formats/trainer_state.h"
 #include "meta/formats/zip_archive.h"
 #include "meta/names.h"
@@ -150,6 +151,7 @@ std::optional<CompletenessJudgement> judge_manifests(const StepFiles& files) {
 }
 
 CompletenessJudgement judge_by_kind(const StepFiles& files, const TensorMap& map) {
+  if (const auto thinned = judge_thinned(files)) return *thinned;
   if (lacks_part(files)) return {Completeness::incomplete, "a part of it was not committed"};
   const auto by_manifests = judge_manifests(files);
   if (by_manifests && by_manifests->completeness != Completeness::complete) return *by_manifests;
@@ -177,6 +179,14 @@ CompletenessJudgement judge_by_kind(const StepFiles& files, const TensorMap& map
 }
 
 }  // namespace
+
+std::optional<CompletenessJudgement> judge_thinned(const StepFiles& files) {
+  const auto thinned = check_thinned(files);
+  if (!thinned) return std::nullopt;
+  if (!thinned->problem) return CompletenessJudgement{Completeness::weights, {}};
+  const bool missing = thinned->problem->kind == Problem::Kind::missing;
+  return CompletenessJudgement{missing ? Completeness::incomplete : Completeness::unknown, text_of(*thinned->problem)};
+}
 
 CompletenessJudgement judge_completeness(const StepFiles& files, const TensorMap& map) {
   CompletenessJudgement judgement = judge_by_kind(files, map);

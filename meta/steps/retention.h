@@ -6,6 +6,9 @@
 // that is newer than every complete one. The caps (max_bytes, min_free) then remove complete steps, the oldest first,
 // even those that a rule keeps.
 //
+// A thinned step, which holds weights only, counts for the keep rules and the caps as a complete one does. But it is
+// never the newest complete step, since no training can resume from it.
+//
 // Never removed: the newest complete step, a pinned one, the one that `latest` names, one that is in use, one that
 // cannot be judged, and one that whoever set the rules could not remove by hand. A seal does not protect: it forbids
 // changes of a step, not its removal.

@@ -68,6 +68,19 @@ TEST(RetentionTest, EachRuleKeepsItsOwn) {
   EXPECT_EQ(staying({{"keep_last", "1"}, {"keep_every", "20"}}, steps(5)), (Numbers{20, 40, 50}));
 }
 
+// A thinned step counts for the keep rules, but no training can resume from it.
+TEST(RetentionTest, WeightsAreNeverTheNewestCompleteStep) {
+  std::vector<StepFacts> all = steps(5);
+  for (const size_t at : {1U, 3U, 4U}) all[at].completeness = Completeness::weights;
+  EXPECT_EQ(staying({{"keep_last", "2"}}, all), (Numbers{30, 40, 50}));
+  EXPECT_EQ(staying({{"keep_every", "20"}}, all), (Numbers{20, 30, 40}));
+  EXPECT_EQ(staying({}, all), (Numbers{10, 20, 30, 40, 50}));
+  const auto judgement = judge(parse_policy({{"keep_last", "2"}}).value(), all, kMoment, no_room);
+  ASSERT_TRUE(judgement);
+  EXPECT_EQ(judgement.value().decisions[2].reasons, (std::vector<Reason>{Reason::newest}));
+  EXPECT_EQ(judgement.value().decisions[4].reasons, (std::vector<Reason>{Reason::keep_last}));
+}
+
 TEST(RetentionTest, OldAndNewIsByCompletion) {
   std::vector<StepFacts> all = steps(4);
   all[0].completed = kNow + 1s;  // a run that started over

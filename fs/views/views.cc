@@ -131,9 +131,7 @@ void Views::forget(InodeNumber step) {
 Result<bool> Views::is_current(const StepView& view) const {
   FilesOfStep files(store_, ask_writers_, stop_);
   TRY(files.collect(view.step));
-  const io::Digest version = files.version(view.view.source().map.names_from);
-  return files.problems().empty() &&
-         std::string_view(reinterpret_cast<const char*>(version.data()), version.size()) == view.version;
+  return files.problems().empty() && files.fingerprint() == view.fingerprint;
 }
 
 void Views::keep(InodeNumber step, Cached made, uint64_t counted) {
@@ -225,9 +223,8 @@ Views::MadeView Views::make(InodeNumber step) {
   source.version.assign(reinterpret_cast<const char*>(digest.data()), digest.size());
   source.map = std::move(map);
   const bool sealed = (folder.record.flags & meta::kSealed) != 0 && !nameless;
-  const auto view =
-      std::make_shared<const StepView>(step, std::move(source), files.made(), files.time(), sealed, nameless);
-  keep(step, {view, files.fingerprint(), now, now, now}, forgets_before);
+  const auto view = std::make_shared<const StepView>(step, std::move(source), files, sealed, nameless);
+  keep(step, {view, now, now, now}, forgets_before);
   return view;
 }
 
@@ -245,7 +242,7 @@ Result<Views::Clock::time_point> Views::collect(InodeNumber step, std::optional<
 std::shared_ptr<const StepView> Views::as_it_was(InodeNumber step, const FilesOfStep& files, Clock::time_point now) {
   const io::MutexLock lock(mutex_);
   const auto known = cache_.find(step);
-  if (known == cache_.end() || known->second.fingerprint != files.fingerprint()) return nullptr;
+  if (known == cache_.end() || known->second.view->fingerprint != files.fingerprint()) return nullptr;
   if (known->second.view->nameless && now - known->second.made > kNameless) return nullptr;
   known->second.checked = now;
   return known->second.view;
@@ -255,7 +252,7 @@ std::shared_ptr<const StepView> Views::as_it_was(InodeNumber step, const FilesOf
 bool Views::was_made(InodeNumber step, const FilesOfStep& files) {
   const io::MutexLock lock(mutex_);
   const auto known = cache_.find(step);
-  return known != cache_.end() && known->second.fingerprint == files.fingerprint();
+  return known != cache_.end() && known->second.view->fingerprint == files.fingerprint();
 }
 
 // Returns the map that was kept in the index, or reads it from the files. A map without names gets those of another

@@ -55,11 +55,11 @@ namespace ckptfs::fs::views {
 
 // The view of one step as of some moment.
 struct StepView {
-  StepView(InodeNumber step_inode, Source source, std::vector<SourceVersion> made_from, timespec changed,
-           bool is_sealed, bool has_no_names)
+  StepView(InodeNumber step_inode, Source source, const FilesOfStep& made_from, bool is_sealed, bool has_no_names)
       : step(step_inode),
-        files(std::move(made_from)),
-        time(changed),
+        files(made_from.made()),
+        fingerprint(made_from.fingerprint()),
+        time(made_from.time()),
         sealed(is_sealed),
         nameless(has_no_names),
         version(source.version),
@@ -67,6 +67,7 @@ struct StepView {
 
   const InodeNumber step;
   const std::vector<SourceVersion> files;  // of the step, by their index in the view
+  const std::string fingerprint;           // of them (FilesOfStep)
   const timespec time;                     // when the newest of them changed
   const bool sealed;                       // the view never changes
   const bool nameless;                     // of swap files only: another step of the run may tell names
@@ -136,7 +137,6 @@ class Views {
   using Clock = std::chrono::steady_clock;
   struct Cached {
     std::shared_ptr<const StepView> view;
-    std::string fingerprint;  // of the files it was made from
     Clock::time_point made;
     Clock::time_point checked;
     Clock::time_point used;

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 
 import pytest
 
@@ -213,6 +214,16 @@ def test_nothing_is_lost_by_a_link(mount):
     os.link(step / "optimizer.pt", mount.path / "mine")
     thin(step)
     same_bytes(read(mount.path / "mine"), content, "the other name")
+
+
+def test_a_step_that_was_just_copied(mount):
+    """Its files are clones of others, and the mount still works on them."""
+    full_step(mount, 1)
+    series = mount.path / SERIES
+    for number in (2, 3, 4):
+        shutil.copytree(series / "checkpoint-1", series / f"checkpoint-{number}")
+    for number in (1, 2, 3):
+        thin(series / f"checkpoint-{number}", "--to", "bf16")
 
 
 @pytest.mark.one_mode

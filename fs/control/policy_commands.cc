@@ -126,6 +126,8 @@ json judged_step(const StepStatus& step, const meta::Decision& decision) {
               {"completed", seconds_of(step.facts.completed)},
               {"metric", step.facts.metric ? json(*step.facts.metric) : json()},
               {"stays", decision.stays},
+              {"thins", decision.thins},
+              {"full_because", decision.full_because},
               {"by", std::move(by)}};
   if (!step.failed) row.update(json{{"files", step.files}, {"bytes", step.bytes}});
   return row;

@@ -11,8 +11,8 @@ namespace ckptfs::fs {
 
 class Filesystem;
 
-// {"tag", "number", "state", "reason", "files", "bytes", "ranks", "completed", "metric", "stays", "by"}. "files" and
-// "bytes" are missing for a step that could not be inspected.
+// {"tag", "number", "state", "reason", "files", "bytes", "ranks", "completed", "metric", "stays", "thins",
+// "full_because", "by"}. "files" and "bytes" are missing for a step that could not be inspected.
 nlohmann::json judged_step(const StepStatus& step, const meta::Decision& decision);
 
 // Adds the commands to the server. `fs` must outlive the server's stop().

@@ -75,10 +75,13 @@ json care_of(const meta::MaintenanceReport& care) {
 
 json rotation_of(const Filesystem& fs) {
   const RotationReport rotation = fs.rotation.report();
+  const ThinningReport thinning = fs.rotation.thinning_report();
   return {{"removed", rotation.removed},
+          {"thinned", thinning.thinned},
+          {"freed_by_thinning", thinning.freed},
           {"rounds", rotation.rounds},
           {"being_emptied", fs.removals.waiting()},
-          {"failures", rotation.failures},
+          {"failures", rotation.failures + thinning.failures},
           {"held", rotation.held}};
 }
 

@@ -48,7 +48,8 @@ Filesystem::Filesystem(const MountOptions& mount_options, meta::Store& mounted_s
       removals(store, files, notifications),
       thinner(store, views, step_facts, removals, files, notifications, leaving),
       saver(store, notifications, saves, last_errors, counters, [this] { rotation.wake(); }),
-      rotation(store, files, file_sync, step_facts, removals, saver, std::chrono::seconds(options.quiet_seconds)) {}
+      rotation(store, files, file_sync, step_facts, removals, saver, thinner,
+               std::chrono::seconds(options.quiet_seconds)) {}
 
 OpenFileTable::Environment Filesystem::environment() {
   OpenFileTable::Environment environment;

@@ -35,6 +35,7 @@
 
 #include "fs/adopt/file_sync.h"
 #include "fs/open/open_files.h"
+#include "fs/steps/background_thinner.h"
 #include "fs/steps/removals.h"
 #include "fs/steps/saver.h"
 #include "fs/steps/step_facts.h"
@@ -70,7 +71,7 @@ class Rotation {
  public:
   // `quiet`: how long nothing must have happened to what it acts on.
   Rotation(meta::Store& store, OpenFileTable& files, FileSync& file_sync, StepFactsFinder& step_facts,
-           Removals& removals, Saver& saver, std::chrono::seconds quiet)
+           Removals& removals, Saver& saver, Thinner& thinner, std::chrono::seconds quiet)
       : store_(store),
         tree_(store.tree()),
         files_(files),
@@ -78,7 +79,8 @@ class Rotation {
         step_facts_(step_facts),
         removals_(removals),
         saver_(saver),
-        quiet_(quiet) {}
+        quiet_(quiet),
+        thinner_(store, thinner, [this] { wake(); }) {}
   ~Rotation() { stop(); }
 
   void start();
@@ -86,6 +88,7 @@ class Rotation {
   // To be called when something has happened that rotation may have to act on.
   void wake() { thread_.wake(); }
   RotationReport report() const;
+  ThinningReport thinning_report() const { return thinner_.report(); }
 
   // Tells what `rules`, or else the rules that are set, would do with each step, and does nothing. EINVAL, in words,
   // for bad rules.
@@ -117,6 +120,9 @@ class Rotation {
   Result<std::string> recheck_protections(meta::InodeNumber series, const SeriesStatus& status, const StepStatus& step,
                                           const std::vector<const StepStatus*>& newest) const;
   Result<> remove(meta::InodeNumber series, const StepStatus& step, const meta::Decision& decision);
+  // Has the next step thinned that is to be, the oldest one first.
+  Result<> thin(meta::InodeNumber series, const meta::Policy& policy, const SeriesStatus& status,
+                const meta::Judgement& judgement, Findings& findings);
   Result<> note_clock();
   void note_held(const std::string& path, const meta::Policy& policy, const StepStatus& step,
                  const meta::Decision& decision, Findings& findings) const;
@@ -136,6 +142,7 @@ class Rotation {
 
   mutable io::Mutex mutex_;
   RotationReport report_ GUARDED_BY(mutex_);
+  BackgroundThinner thinner_;
   io::BackgroundThread thread_;
 };
 

@@ -41,8 +41,11 @@ class Judge {
       if (!decisions_[at].reasons.empty()) continue;
       decisions_[at] = {false, {Reason::no_rule_keeps_it}};
     }
-    TRY(apply_cap(Reason::max_bytes, policy_.max_bytes,
-                  [](const Room& room, uint64_t cap) { return room.series <= cap; }));
+    if (policy_.keep_full) apply_keep_full(*policy_.keep_full);
+    if (std::none_of(decisions_.begin(), decisions_.end(), [](const Decision& one) { return one.thins; })) {
+      TRY(apply_cap(Reason::max_bytes, policy_.max_bytes,
+                    [](const Room& room, uint64_t cap) { return room.series <= cap; }));
+    }
     TRY(apply_cap(Reason::min_free, policy_.min_free, [](const Room& room, uint64_t cap) { return room.free >= cap; }));
     return Judgement{std::move(decisions_), std::move(warnings_)};
   }
@@ -127,6 +130,24 @@ class Judge {
     });
     measured.resize(static_cast<size_t>(std::min<uint64_t>(rule.count, measured.size())));
     for (const size_t at : measured) keep(at, Reason::keep_best);
+  }
+
+  // The first reasons of a step that is protected are its protections.
+  void apply_keep_full(const KeepFull& rule) {
+    for (const size_t at : complete_) {
+      Decision& decision = decisions_[at];
+      if (!decision.stays) continue;
+      const bool full = complete_ranks_[at] < rule.count.value_or(0) || (rule.age && is_younger_than(at, *rule.age));
+      if (full) {
+        decision.full_because = "keep_full";
+      } else if (protected_[at]) {
+        decision.full_because = name_of(decision.reasons.front());
+      } else if (!steps_[at].not_thinned.empty()) {
+        decision.full_because = steps_[at].not_thinned;
+      } else {
+        decision.thins = true;
+      }
+    }
   }
 
   void judge_incomplete(size_t at) {

@@ -52,10 +52,10 @@ def step_with(mount, seed=0, tag=TAG):
 
 
 def torch_file(data):
-    """A zip file with this content, as torch.save writes one."""
+    """A zip file with this content, as torch.save writes one. The same content makes the same bytes."""
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w") as file:
-        file.writestr("data", data)
+        file.writestr(zipfile.ZipInfo("data"), data)
     return made.getvalue()
 
 

@@ -30,7 +30,7 @@ def one_round(mount, number, dice):
     weights = read(view / f"model.{kind}.safetensors")
     command = [mount.binary, "thin", "--to", kind, str(step)]
     thinning = subprocess.Popen(command, cwd="/", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    time.sleep(dice.random() * dice.choice((0.01, 0.05, 0.15)))
+    time.sleep(dice.random() * dice.choice((0.05, 0.1, 0.2)))
     mount.kill()
     returned = thinning.wait(timeout=60) == 0
     mount.start()

@@ -287,7 +287,7 @@ def asks_for_what_is_private(me):
     """Uses each command on each private path and on the folders above it."""
     step = f"{PRIVATE}/{NAME}_steps/checkpoint-5-{NAME}"
     for path in (PRIVATE, f"{PRIVATE}/{NAME}_steps", step, f"{step}/model.safetensors", "/shared/global_step2/weights.bin"):
-        for command in ("ls", "du", "show", "verify", "policy", "rm"):
+        for command in ("ls", "du", "show", "verify", "policy", "rm", "thin"):
             answer, _ = me.ask(command, path=path)
             if answer["ok"]:
                 raise Harm(f"{command} {path}: {answer}")

@@ -3,9 +3,9 @@
     replay_workers.py KIND ROOT MARK SEED ROUNDS
 
 In addition to the scribe and the trainer of crash_workers.py there are: a copier (steps that Python copies), a rotator
-(a series with a rule), ranks (steps saved past the mount), twins (equal files, whose blocks get shared) and killed
-(steps that are set aside). Each line of a worker's journal is a mark in the disk's log. A worker ends after its rounds,
-with status 1 at any error.
+(a series with a rule), ranks (steps saved past the mount), twins (equal files, whose blocks get shared), killed
+(steps that are set aside) and a thinner (steps of which only the weights stay). Each line of a worker's journal is a
+mark in the disk's log. A worker ends after its rounds, with status 1 at any error.
 """
 
 import json
@@ -14,15 +14,17 @@ import pathlib
 import random
 import shutil
 import signal
+import struct
 import sys
 
 import saving
-from checking import opened, pwrite_all, read, same_bytes, true, write, write_all
+from checking import equal, opened, pwrite_all, read, same_bytes, true, write, write_all
 from crash_model import Content, Files, Log, Steps, noise
 from crash_workers import Journal, Scribe, Trainer
-from hugging import safetensors
-from mounting import KIB, Failure
+from hugging import parse, safetensors
+from mounting import CKPTFS, KIB, Failure, run
 from training import names_below
+from viewing import torch_file
 
 PIECE = 64 * KIB
 KEPT = 2  # keep_last of the rotator's series
@@ -337,6 +339,73 @@ class Twins(Scribe):
         return name
 
 
+class Thinner(Worker):
+    """Writes a Trainer's steps, syncs each, and has the step before it thinned, alternately to bf16 and as it is."""
+
+    def act(self):
+        self.made += 1
+        number = self.made
+        step = self.root / f"checkpoint-{number}"
+        self.journal.logged(lambda: self.write(step, number), "step", number=number)
+        self.journal.logged(lambda: sync_all(step), "fsync", number=number)
+        if number > 1:
+            self.journal.logged(lambda: run(CKPTFS, "thin", "--to", thin_type(number - 1), self.root / f"checkpoint-{number - 1}"),
+                                "thin", number=number - 1)
+
+    def write(self, step, number):
+        step.mkdir()
+        for name, data in full_step(number).items():
+            write(step / name, data)
+
+
+def thin_type(number):
+    return "bf16" if number % 2 else "same"
+
+
+def full_step(number):
+    """The files of a step. Its weights are exact in bf16."""
+    weights = struct.pack("<30000f", *((index * 7 + number) % 251 for index in range(30000)))
+    return {
+        "config.json": b"{}",
+        "model.safetensors": safetensors({"w": ("F32", [30000], weights)}),
+        "optimizer.pt": torch_file(noise(64 * KIB, number)),
+        "trainer_state.json": json.dumps({"global_step": number, "log_history": []}).encode(),
+    }
+
+
+class Thinned:
+    """A step that was synced is full, or thin if that had begun. It is thin if that had returned."""
+
+    def __init__(self, operations, power):
+        kind = "fsync" if power else "step"
+        self.synced = {one["number"] for one in operations if one["op"] == kind and one["done"] is not None}
+        thin = {one["number"]: one["done"] is not None for one in operations if one["op"] == "thin"}
+        self.begun, self.done = set(thin), {number for number, done in thin.items() if done}
+
+    def check(self, root):
+        for number in self.synced:
+            step = pathlib.Path(root) / f"checkpoint-{number}"
+            found = {path.name: read(path) for path in step.iterdir()}
+            wanted = full_step(number)
+            if found == wanted:
+                true(number not in self.done, f"{step}: it was thinned, and is full")
+                continue
+            true(number in self.begun, f"{step}: nobody thinned it, and it has {sorted(found)}")
+            manifest = json.loads(found.pop("ckptfs-thinned.json", b"{}"))
+            equal([one["name"] for one in manifest.get("went", [])],
+                  ["model.safetensors", "optimizer.pt"] if thin_type(number) == "bf16" else ["optimizer.pt"],
+                  f"{step}: what went, of {sorted(found)}")
+            weights = found.pop("model.safetensors")
+            if thin_type(number) == "bf16":
+                halves = parse(wanted["model.safetensors"])["w"][2]
+                halves = b"".join(halves[at + 2 : at + 4] for at in range(0, len(halves), 4))
+                equal(parse(weights), {"w": ("BF16", [30000], halves)}, f"{step}: the weights")
+            else:
+                same_bytes(weights, wanted["model.safetensors"], f"{step}: the weights")
+            equal(found, {name: wanted[name] for name in ("config.json", "trainer_state.json")}, f"{step}: other files")
+            equal(os.getxattr(step, "user.ckptfs.state"), b"weights", f"{step}: state")
+
+
 class RecordedTrainer(Trainer):
     def __init__(self, root, journal, seed):
         super().__init__(root, journal, seed, plain=False)
@@ -357,6 +426,7 @@ KINDS = {
     "ranks": (Ranks, "ranks", Saved),
     "twins": (Twins, "twins", Files),
     "killed": (Killed, "killed", Aside),
+    "thinner": (Thinner, "thin", Thinned),
 }
 
 

@@ -1,11 +1,17 @@
-"""Checkpoints of a Trainer, and what their views hold."""
+"""Checkpoints of a Trainer and of others, and what their views hold."""
 
+import io
+import json
 import struct
+import zipfile
 
 from checking import noise, write
 from hugging import safetensors
+from mounting import KIB, REPOSITORY
 
 SERIES, TAG = "runs", "checkpoint-7"
+# What a Trainer writes for a resume only.
+RESUME = ("optimizer.pt", "scheduler.pt", "rng_state.pth")
 # name: (dtype, shape)
 TENSORS = {
     "embed.weight": ("F32", [1000, 333]),
@@ -43,6 +49,61 @@ def step_with(mount, seed=0, tag=TAG):
     write(step / "model.safetensors", safetensors(tensors))
     write(step / "trainer_state.json", b"{}")
     return tensors, mount.path / "views" / SERIES / tag
+
+
+def torch_file(data):
+    """A zip file with this content, as torch.save writes one. The same content makes the same bytes."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as file:
+        file.writestr(zipfile.ZipInfo("data"), data)
+    return made.getvalue()
+
+
+def full_step(mount, number, seed=0, size=1 << 20):
+    """A step as a Trainer leaves it, with what only a resume needs, and a file of the user's."""
+    tensors, _ = step_with(mount, seed, f"checkpoint-{number}")
+    step = mount.path / SERIES / f"checkpoint-{number}"
+    for at, name in enumerate(RESUME):
+        write(step / name, torch_file(noise(size, number * 10 + at)))
+    write(step / "notes.txt", b"mine")
+    write(step / "trainer_state.json", json.dumps({"global_step": number, "log_history": []}).encode())
+    return step, tensors
+
+
+def sample_of(*path):
+    """The files of a sample of the fuzzers: its first byte is a kind, and the next ones are the lengths of all files but
+    the last."""
+    data = (REPOSITORY / "tests/fuzz/corpus").joinpath(*path).read_bytes()
+    lengths = struct.unpack_from("<H" if path[0] == "deepspeed" else "<2H", data, 1)
+    files, at = [], 1 + 2 * len(lengths)
+    for length in (*lengths, len(data)):
+        files.append(data[at : at + length])
+        at += length
+    return files
+
+
+def write_named(step, swapped):
+    """A step of DeepSpeed's with the swap files of its one group (tests/fuzz/deepspeed_fuzzer.cc tells the layout); what
+    it lacks still is its optim_states.pt, which is given back."""
+    model, optim = sample_of("deepspeed", "stage_3")
+    (step / "offloaded_tensors/rank00").mkdir(parents=True)
+    for name, data in swapped.items():
+        write(step / "offloaded_tensors/rank00" / name, data)
+    write(step / "zero_pp_rank_0_mp_rank_00_model_states.pt", model)
+    return step / "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", optim
+
+
+def swapped_step(step):
+    """A step of DeepSpeed's, with the optimizer on NVMe."""
+    write(*write_named(step, {f"{prefix}0_0.tensor.swp": bytes([number]) * 2 * KIB
+                              for number, prefix in enumerate(("", "exp_avg-", "exp_avg_sq-"))}))
+
+
+def sampled_step(step, sample, names):
+    """A step of another kind (tests/fuzz/checkpoint_fuzzer.cc tells the layout)."""
+    step.mkdir(parents=True)
+    for name, data in zip(names, sample_of("checkpoint", sample)):
+        write(step / name, data)
 
 
 def as_fp32(tensor):

@@ -30,6 +30,7 @@ std::vector<std::string> choices_of(const std::string& command, const std::strin
   if (option == "--set") return rules("=");
   if (option == "--unset") return rules("");
   if (option == "--log-level") return split_list(kLogLevels);
+  if (option == "--to") return {"same", "bf16", "fp16", "fp32"};
   if (option == "--sector") return {"512", "4096"};
   if (command == "completion" && option.empty()) return {"bash", "zsh", "fish"};
   return {};
@@ -56,7 +57,7 @@ OptionOutline outline_of(const CLI::Option& option, const std::string& command) 
 
 void add_all_commands(CLI::App& app, Chosen& chosen) {
   for (const auto add : {add_mount, add_umount, add_save, add_ls, add_show, add_du, add_diff, add_policy, add_rm,
-                         add_verify, add_status, add_fsck, add_doctor, add_completion}) {
+                         add_thin, add_verify, add_status, add_fsck, add_doctor, add_completion}) {
     add(app, chosen);
   }
 }

@@ -20,6 +20,7 @@ void add_du(CLI::App& app, Chosen& chosen);
 void add_ls(CLI::App& app, Chosen& chosen);
 void add_policy(CLI::App& app, Chosen& chosen);
 void add_rm(CLI::App& app, Chosen& chosen);
+void add_thin(CLI::App& app, Chosen& chosen);
 void add_diff(CLI::App& app, Chosen& chosen);
 void add_verify(CLI::App& app, Chosen& chosen);
 void add_status(CLI::App& app, Chosen& chosen);

@@ -13,7 +13,7 @@ namespace {
 using nlohmann::json;
 
 Colour colour_of(const std::string& state) {
-  if (state == "complete" || state == "sealed") return Colour::green;
+  if (state == "complete" || state == "sealed" || state == "weights") return Colour::green;
   if (state == "being removed" || state == "damaged") return Colour::red;
   return Colour::yellow;
 }

@@ -1,5 +1,6 @@
 // ckptfs policy: sets the rules of a series, and tells which steps stay by which rule, and which go.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <ctime>
 #include <map>
@@ -51,20 +52,33 @@ std::string rules_of(const json& rules) {
   return text.empty() ? "none: every complete step stays" : text;
 }
 
+Cell verdict_on(const json& step) {
+  if (!step.value("stays", true)) return {"goes", Colour::red};
+  if (step.value("thins", false)) return {"is thinned", Colour::yellow};
+  return {"stays", Colour::green};
+}
+
 std::string steps_table(const json& steps) {
   using Align = Table::Align;
-  Table table({{"TAG"}, {"NUMBER", Align::right}, {"STATE"}, {"AGE", Align::right}, {"VERDICT"}, {"BY"}});
+  const bool any_full = std::any_of(steps.begin(), steps.end(), [](const json& step) {
+    return step.value("thins", false) || !step.value("full_because", "").empty();
+  });
+  std::vector<Table::Column> columns{{"TAG"}, {"NUMBER", Align::right}, {"STATE"}, {"AGE", Align::right}, {"VERDICT"},
+                                     {"BY"}};
+  if (any_full) columns.push_back({"STAYS FULL BY"});
+  Table table(std::move(columns));
   const int64_t now = std::time(nullptr);
   for (const json& step : steps) {
-    const bool stays = step.value("stays", true);
     const std::string reason = step.value("reason", "");
     const uint64_t number = step.value("number", uint64_t{0});
-    table.add({{printable(step.value("tag", ""))},
-               {number == 0 ? "" : std::to_string(number)},
-               {step.value("state", "") + (reason.empty() ? "" : printable(": " + reason))},
-               {human_age(now - step.value("completed", now))},
-               {stays ? "stays" : "goes", stays ? Colour::green : Colour::red},
-               {joined(step.value("by", json::array()))}});
+    std::vector<Cell> row{{printable(step.value("tag", ""))},
+                          {number == 0 ? "" : std::to_string(number)},
+                          {step.value("state", "") + (reason.empty() ? "" : printable(": " + reason))},
+                          {human_age(now - step.value("completed", now))},
+                          verdict_on(step),
+                          {joined(step.value("by", json::array()))}};
+    if (any_full) row.push_back({printable(step.value("full_because", ""))});
+    table.add(std::move(row));
   }
   return table.text(stdout_is_terminal());
 }
@@ -120,8 +134,9 @@ void add_policy(CLI::App& app, Chosen& chosen) {
   command->add_flag("--json", arguments->as_json, "Print as JSON");
   command->footer(
       "Rules: keep_last=N, keep_every=N, keep_for=7d, keep_best=NAME:min:N, keep_partial=2d, max_bytes=2T,\n"
-      "min_free=100G, seal_after=1h, set_aside=1. A complete step stays if any keep rule keeps it, or none is set;\n"
-      "the newest complete one, a pinned one, the one that `latest` names, and one in use always do.\n"
+      "min_free=100G, seal_after=1h, set_aside=1, keep_full=N, thin_to=bf16. A complete step stays if any keep rule\n"
+      "keeps it, or none is set; the newest complete one, a pinned one, the one that `latest` names, and one in use\n"
+      "always do.\n"
       "Example:\n  ckptfs policy\n  ckptfs policy /ckpt/runs/a --set keep_last=3 --set keep_every=1000 --dry-run");
   command->callback([arguments, &chosen] { chosen = [arguments] { return run(*arguments); }; });
 }

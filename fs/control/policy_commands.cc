@@ -65,22 +65,53 @@ Result<json> policy(Filesystem& fs, const Peer& peer, const json& arguments) {
   return to_json(fs.tree, peer.credentials, fs.tree.path_of(series), found, rules);
 }
 
-Result<json> remove(Filesystem& fs, const Peer& peer, const json& arguments) {
-  const std::string path = arguments.at("path").get<std::string>();
+// The step at `path`, if the caller could remove it by hand.
+Result<meta::InodeNumber> removable_step(const Filesystem& fs, const Peer& peer, const std::string& path,
+                                         const std::string& instead) {
   TRY_ASSIGN(const meta::InodeNumber step, resolve_as(fs.tree, peer.credentials, path, 0));
   TRY_ASSIGN(const bool is_step, meta::is_step(fs.tree, step));
   TRY_ASSIGN(const meta::InodeRecord record, fs.tree.inode(step));
   TRY_ASSIGN(const meta::InodeRecord above, fs.tree.inode(step == meta::kRootInode ? step : record.parent));
   if (!is_step || (above.flags & meta::kSeries) == 0) {
-    return Error(EINVAL, path + ": it is no step of a series; `rm -r` removes any directory");
+    return Error(EINVAL, path + ": it is no step of a series; " + instead);
   }
   TRY(resolve_as(fs.tree, peer.credentials, fs.tree.path_of(record.parent), kWrite | kSearch));
   TRY(meta::check_removal(fs.tree, peer.credentials, step));
+  return step;
+}
+
+Result<json> remove(Filesystem& fs, const Peer& peer, const json& arguments) {
+  const std::string path = arguments.at("path").get<std::string>();
+  TRY_ASSIGN(const meta::InodeNumber step, removable_step(fs, peer, path, "`rm -r` removes any directory"));
+  TRY_ASSIGN(const meta::InodeRecord record, fs.tree.inode(step));
   const std::string full = fs.tree.path_of(step);
   TRY(fs.removals.remove(record.parent, full.substr(full.rfind('/') + 1), step));
   // When the command returns, the step is gone for the kernel, too.
   fs.notifications.wait_until_told(std::chrono::seconds(2));
   return json{{"removed", full}};
+}
+
+json to_json(const std::vector<meta::formats::ThinnedFile>& files) {
+  json rows = json::array();
+  for (const auto& file : files) rows.push_back({{"name", file.name}, {"size", file.size}, {"digest", file.digest}});
+  return rows;
+}
+
+Result<json> thin(Filesystem& fs, const Peer& peer, const json& arguments) {
+  const std::string path = arguments.at("path").get<std::string>();
+  const std::string type = arguments.value("to", "same");
+  const bool dry_run = arguments.value("dry_run", false);
+  if (!is_thin_type(type)) return Error(EINVAL, "'" + type + "' is no type for it; choose same, bf16, fp16 or fp32");
+  TRY_ASSIGN(const meta::InodeNumber step, removable_step(fs, peer, path, "`ckptfs ls` lists them"));
+  TRY(resolve_as(fs.tree, peer.credentials, path, kRead | kSearch | kWrite));
+  const auto thinned = fs.thinner.thin(step, type, peer.credentials.uid, dry_run, [](auto) { return true; });
+  if (!thinned) return Error(thinned.error().errno_value(), path + " stays as it is: " + thinned.error().message());
+  fs.notifications.wait_until_told(std::chrono::seconds(2));
+  const ThinReport& report = thinned.value();
+  return json{
+      {"step", report.step},   {"from", report.manifest.from},          {"type", report.manifest.type},
+      {"dry_run", dry_run},    {"exclusive_before", report.before},     {"exclusive_after", report.after},
+      {"freed", report.freed}, {"kept", to_json(report.manifest.kept)}, {"went", to_json(report.manifest.went)}};
 }
 
 }  // namespace
@@ -96,6 +127,8 @@ json judged_step(const StepStatus& step, const meta::Decision& decision) {
               {"completed", seconds_of(step.facts.completed)},
               {"metric", step.facts.metric ? json(*step.facts.metric) : json()},
               {"stays", decision.stays},
+              {"thins", decision.thins},
+              {"full_because", decision.full_because},
               {"by", std::move(by)}};
   if (!step.failed) row.update(json{{"files", step.files}, {"bytes", step.bytes}});
   return row;
@@ -106,6 +139,8 @@ void add_policy_commands(ControlServer& server, Filesystem& fs) {
              [&fs](const Peer& peer, const json& arguments) { return policy(fs, peer, arguments); });
   server.add("rm", ControlServer::Pace::slow,
              [&fs](const Peer& peer, const json& arguments) { return remove(fs, peer, arguments); });
+  server.add("thin", ControlServer::Pace::slow,
+             [&fs](const Peer& peer, const json& arguments) { return thin(fs, peer, arguments); });
 }
 
 }  // namespace ckptfs::fs

@@ -75,9 +75,15 @@ json care_of(const meta::MaintenanceReport& care) {
 
 json rotation_of(const Filesystem& fs) {
   const RotationReport rotation = fs.rotation.report();
-  return {{"removed", rotation.removed},   {"set_aside", fs.set_aside.count()},
-          {"rounds", rotation.rounds},     {"being_emptied", fs.removals.waiting()},
-          {"failures", rotation.failures}, {"held", rotation.held}};
+  const ThinningReport thinning = fs.rotation.thinning_report();
+  return {{"removed", rotation.removed},
+          {"set_aside", fs.set_aside.count()},
+          {"thinned", thinning.thinned},
+          {"freed_by_thinning", thinning.freed},
+          {"rounds", rotation.rounds},
+          {"being_emptied", fs.removals.waiting()},
+          {"failures", rotation.failures + thinning.failures},
+          {"held", rotation.held}};
 }
 
 json warnings_of(const Filesystem& fs) {

@@ -53,8 +53,9 @@ Filesystem::Filesystem(const MountOptions& mount_options, meta::Store& mounted_s
           step_facts, readings),
       set_aside(store, abandonment, notifications, lanes, std::chrono::seconds(options.quiet_seconds)),
       removals(store, files, notifications),
+      thinner(store, views, step_facts, removals, files, notifications, leaving),
       saver(store, notifications, saves, last_errors, counters, [this] { rotation.wake(); }),
-      rotation(store, files, file_sync, step_facts, set_aside, removals, saver,
+      rotation(store, files, file_sync, step_facts, set_aside, removals, saver, thinner,
                std::chrono::seconds(options.quiet_seconds)) {}
 
 OpenFileTable::Environment Filesystem::environment() {

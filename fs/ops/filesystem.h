@@ -35,6 +35,7 @@
 #include "fs/steps/saver.h"
 #include "fs/steps/set_aside.h"
 #include "fs/steps/step_facts.h"
+#include "fs/steps/thinner.h"
 #include "fs/views/view_file.h"
 #include "fs/views/views.h"
 #include "io/mutex.h"
@@ -88,6 +89,7 @@ class Filesystem {
   Abandonment abandonment;
   SetAside set_aside;
   Removals removals;
+  Thinner thinner;
   Saver saver;
   Rotation rotation;
   std::atomic<bool> leaving{false};  // no request of the kernel is served any more: nothing is to be waited for

@@ -22,13 +22,15 @@ Result<> Removals::remove(meta::InodeNumber parent, const std::string& name, met
   TRY(tree_.take_out(parent, name, expected));
   notifications_.name_changed(parent, name);
   notifications_.attributes_changed(parent);
-  {
-    const io::MutexLock lock(mutex_);
-    if (directories_.empty()) thread_.wake();  // else the thread works, or pauses after a failure
-    directories_.push_back(expected);
-    last_ = std::chrono::steady_clock::now();
-  }
+  empty({expected});
   return tree_.sync();
+}
+
+void Removals::empty(const std::vector<meta::InodeNumber>& directories) {
+  const io::MutexLock lock(mutex_);
+  if (directories_.empty()) thread_.wake();  // else the thread works, or pauses after a failure
+  directories_.insert(directories_.end(), directories.begin(), directories.end());
+  last_ = std::chrono::steady_clock::now();
 }
 
 size_t Removals::waiting() const {

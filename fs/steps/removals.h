@@ -11,6 +11,7 @@
 #include <chrono>
 #include <deque>
 #include <string>
+#include <vector>
 
 #include "fs/kernel/notifications.h"
 #include "fs/open/open_files.h"
@@ -33,6 +34,8 @@ class Removals {
   // Removes the directory `expected`, durably on return. Files of it that somebody has open stay until they are closed.
   // EPERM: it is a pinned step. ENOENT: something else has that name now.
   Result<> remove(meta::InodeNumber parent, const std::string& name, meta::InodeNumber expected);
+  // The directories were taken out of the tree, durably or not. They are emptied behind.
+  void empty(const std::vector<meta::InodeNumber>& directories);
   // How many directories have not been emptied yet.
   size_t waiting() const;
   // May what was removed not have been freed yet? Blobs go a moment after their last name.

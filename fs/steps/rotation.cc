@@ -47,10 +47,12 @@ bool is_protection(Reason reason) {
 
 void Rotation::start() {
   thread_.start([this] { run(); }, io::BackgroundThread::Priority::low);
+  thinner_.start();
 }
 
 void Rotation::stop() {
   step_facts_.stop();
+  thinner_.stop();
   thread_.stop();
 }
 
@@ -141,6 +143,7 @@ Result<> Rotation::rotate_series(meta::InodeNumber series, Findings& findings) {
     if (!status.unclear_to) return success();
   }
   TRY(carry_out(series, wanted, status, judgement, findings));
+  TRY(thin(series, wanted, status, judgement, findings));
   return seal(rules, status, judgement);
 }
 
@@ -197,7 +200,7 @@ Result<> Rotation::make_durable(meta::InodeNumber series, const SeriesStatus& st
   TRY(tree_.write_back().sync_all());  // also reports failed write-backs that no file reports any more
   for (size_t at = 0; at < status.steps.size(); ++at) {
     const StepStatus& step = status.steps[at];
-    if (!judgement.decisions[at].stays || step.facts.completeness != Completeness::complete) continue;
+    if (!judgement.decisions[at].stays || !meta::formats::is_whole(step.facts.completeness)) continue;
     TRY(step_facts_.make_durable(step));
   }
   const auto latest = tree_.child(series, "latest");
@@ -293,6 +296,28 @@ Result<meta::Judgement> Rotation::judge(const Rules& rules, const SeriesStatus& 
   return judgement;
 }
 
+// Thinning is a removal: it acts only when all that stays is durable, and not right after a start, when nobody knows
+// who had what open. The protections are asked for again right before the change (fs/steps/thinner.h).
+Result<> Rotation::thin(meta::InodeNumber series, const meta::Policy& policy, const SeriesStatus& status,
+                        const meta::Judgement& judgement, Findings& findings) {
+  if (thinner_.is_busy() || Clock::now() - started_ < 2 * quiet_) return success();
+  const StepStatus* oldest = nullptr;
+  for (size_t at = 0; at < status.steps.size(); ++at) {
+    const StepStatus& step = status.steps[at];
+    if (!judgement.decisions[at].thins || (status.unclear_to && *status.unclear_to == step.owner)) continue;
+    if (oldest == nullptr || step.facts.completed < oldest->facts.completed) oldest = &step;
+  }
+  if (oldest == nullptr) return success();
+  if (auto durable = make_durable(series, status, judgement); !durable) {
+    if (is_harmless(durable.error())) return durable;
+    findings.warnings.push_back(tree_.path_of(series) +
+                                ": nothing is thinned, as what stays is not durable: " + durable.error().message());
+    return success();
+  }
+  thinner_.thin({oldest->inode, oldest->fingerprint, oldest->owner, policy.thin_to.value_or("same")});
+  return success();
+}
+
 Result<meta::Judgement> Rotation::judge_owner(const Rules& rules, const SeriesStatus& status,
                                               const std::vector<size_t>& steps,
                                               const std::vector<meta::InodeNumber>& gone_before) const {
@@ -302,8 +327,10 @@ Result<meta::Judgement> Rotation::judge_owner(const Rules& rules, const SeriesSt
   std::vector<meta::StepFacts> facts;
   std::vector<meta::InodeNumber> inodes;
   for (const size_t at : steps) {
-    facts.push_back(status.steps[at].facts);
-    inodes.push_back(status.steps[at].inode);
+    const StepStatus& step = status.steps[at];
+    facts.push_back(step.facts);
+    facts.back().not_thinned = thinner_.refusal(step.inode, step.fingerprint);
+    inodes.push_back(step.inode);
   }
   std::optional<uint64_t> of_owner;
   const meta::RoomWithout room = [&](const std::vector<size_t>& gone) -> Result<meta::Room> {
@@ -325,13 +352,15 @@ Result<meta::Judgement> Rotation::judge_owner(const Rules& rules, const SeriesSt
     return left;
   };
   const meta::Moment moment{now(), step_facts_.clock().now()};
-  // It takes a while to find out whether a user could remove a step. So it is asked only of steps that are to go.
+  // It takes a while to find out whether a user could remove a step. So it is asked only of steps that are to go, or to
+  // be thinned.
   std::unordered_set<size_t> allowed;
   while (true) {
     TRY_ASSIGN(meta::Judgement judgement, meta::judge(policy, facts, moment, room));
     bool all_allowed = true;
     for (size_t at = 0; at < facts.size(); ++at) {
-      if (judgement.decisions[at].stays || allowed.contains(at)) continue;
+      const meta::Decision& decision = judgement.decisions[at];
+      if ((decision.stays && !decision.thins) || allowed.contains(at)) continue;
       TRY_ASSIGN(const bool may, meta::may_rules_remove(tree_, rules.text, rules.setters, inodes[at]));
       if (may) allowed.insert(at);
       facts[at].out_of_reach = !may;
@@ -358,7 +387,7 @@ Result<> Rotation::seal(const Rules& rules, const SeriesStatus& status, const me
   for (size_t at = 0; at < status.steps.size(); ++at) {
     const StepStatus& step = status.steps[at];
     if (!judgement.decisions[at].stays) continue;
-    const bool due = step.facts.completeness == Completeness::complete && !step.record.sealed && !step.facts.in_use &&
+    const bool due = meta::formats::is_whole(step.facts.completeness) && !step.record.sealed && !step.facts.in_use &&
                      step.seen && now - std::max(step.seen->completed_at, step.seen->changed_at) >= *policy.seal_after;
     if (!due) continue;
     const auto may = meta::may_rules_remove(tree_, rules.text, rules.setters, step.inode);
@@ -378,7 +407,7 @@ void Rotation::note_held(const std::string& path, const meta::Policy& policy, co
                          const meta::Decision& decision, Findings& findings) const {
   const bool only_protected = std::all_of(decision.reasons.begin(), decision.reasons.end(), is_protection);
   const bool judged =
-      step.facts.completeness == Completeness::complete ? policy.has_keep_rule() : policy.keep_partial.has_value();
+      meta::formats::is_whole(step.facts.completeness) ? policy.has_keep_rule() : policy.keep_partial.has_value();
   if (only_protected && judged)
     findings.held.push_back(path + "/" + step.facts.tag + ": " + names_of(decision.reasons));
 }

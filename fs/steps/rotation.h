@@ -36,6 +36,7 @@
 
 #include "fs/adopt/file_sync.h"
 #include "fs/open/open_files.h"
+#include "fs/steps/background_thinner.h"
 #include "fs/steps/removals.h"
 #include "fs/steps/saver.h"
 #include "fs/steps/set_aside.h"
@@ -72,7 +73,7 @@ class Rotation {
  public:
   // `quiet`: how long nothing must have happened to what it acts on.
   Rotation(meta::Store& store, OpenFileTable& files, FileSync& file_sync, StepFactsFinder& step_facts,
-           SetAside& set_aside, Removals& removals, Saver& saver, std::chrono::seconds quiet)
+           SetAside& set_aside, Removals& removals, Saver& saver, Thinner& thinner, std::chrono::seconds quiet)
       : store_(store),
         tree_(store.tree()),
         files_(files),
@@ -81,7 +82,8 @@ class Rotation {
         set_aside_(set_aside),
         removals_(removals),
         saver_(saver),
-        quiet_(quiet) {}
+        quiet_(quiet),
+        thinner_(store, thinner, [this] { wake(); }) {}
   ~Rotation() { stop(); }
 
   void start();
@@ -89,6 +91,7 @@ class Rotation {
   // To be called when something has happened that rotation may have to act on.
   void wake() { thread_.wake(); }
   RotationReport report() const;
+  ThinningReport thinning_report() const { return thinner_.report(); }
 
   // Tells what `rules`, or else the rules that are set, would do with each step, and does nothing. EINVAL, in words,
   // for bad rules.
@@ -121,6 +124,9 @@ class Rotation {
                                           const std::vector<const StepStatus*>& newest) const;
   Result<> remove(meta::InodeNumber series, const StepStatus& step, const meta::Decision& decision);
   void forget_finished(const SeriesStatus& status, const std::string& path);
+  // Has the next step thinned that is to be, the oldest one first.
+  Result<> thin(meta::InodeNumber series, const meta::Policy& policy, const SeriesStatus& status,
+                const meta::Judgement& judgement, Findings& findings);
   Result<> note_clock();
   void note_held(const std::string& path, const meta::Policy& policy, const StepStatus& step,
                  const meta::Decision& decision, Findings& findings) const;
@@ -141,6 +147,7 @@ class Rotation {
 
   mutable io::Mutex mutex_;
   RotationReport report_ GUARDED_BY(mutex_);
+  BackgroundThinner thinner_;
   io::BackgroundThread thread_;
 };
 

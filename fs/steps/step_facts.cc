@@ -16,6 +16,7 @@
 #include "meta/formats/checkpoint.h"
 #include "meta/formats/deepspeed_names.h"
 #include "meta/formats/manifest.h"
+#include "meta/formats/thinning.h"
 #include "meta/formats/trainer_state.h"
 #include "meta/names.h"
 #include "meta/steps/save_plan.h"
@@ -85,6 +86,13 @@ bool is_swap_state_only(const meta::formats::StepFiles& files) {
 meta::formats::CompletenessJudgement judge_save(const meta::StepRecord& record, const timespec& names) {
   if (!meta::later(names, record.saved)) return {Completeness::complete, {}};
   return {Completeness::unknown, "files came or went since it was saved"};
+}
+
+// A sealed step is complete, unless only its weights were kept.
+meta::formats::CompletenessJudgement judge_by_content(const meta::formats::StepFiles& files, bool sealed) {
+  if (const auto thinned = meta::formats::judge_thinned(files)) return *thinned;
+  if (sealed) return {Completeness::complete, {}};
+  return meta::formats::judge_completeness(files, meta::formats::read_checkpoint(files));
 }
 
 // The status of a step that cannot be inspected, so that the other steps of the series are inspected all the same.
@@ -240,7 +248,7 @@ Result<StepFactsFinder::CachedFacts> StepFactsFinder::judge(meta::InodeNumber st
   known.completed = files.time();
   known.ranks = ranks_of(files);
   known.saved_alone = status.record.source != 0 && is_swap_state_only(files);
-  if (status.record.sealed) {
+  if (status.record.sealed && !meta::formats::has_thinned_manifest(files)) {
     known.judgement = {Completeness::complete, {}};
   } else if (known.saved_alone) {
     known.judgement = judge_save(status.record, changes.names);
@@ -248,11 +256,11 @@ Result<StepFactsFinder::CachedFacts> StepFactsFinder::judge(meta::InodeNumber st
     const std::lock_guard turn(readings_);
     TRY_ASSIGN(const auto meanwhile, cached(step, known.fingerprint));
     if (meanwhile) return *meanwhile;
-    known.judgement = meta::formats::judge_completeness(files, meta::formats::read_checkpoint(files));
+    known.judgement = judge_by_content(files, status.record.sealed);
   }
   if (known.saved_alone) known.completed = status.record.saved;
   if (files.short_of()) return *files.short_of();
-  if (known.judgement.completeness == Completeness::complete && !status.record.sealed && !known.saved_alone) {
+  if (meta::formats::is_whole(known.judgement.completeness) && !status.record.sealed && !known.saved_alone) {
     TRY_ASSIGN(known.mapped, is_mapped_for_writing(step));
   }
   if (known.mapped) known.judgement = {Completeness::unknown, "a file of it is mapped for writing"};
@@ -312,7 +320,7 @@ Result<StepStatus> StepFactsFinder::inspect_step(meta::InodeNumber step, const s
   status.facts.tag = tag;
   status.facts.number = meta::number_of(tag, status.record);
   status.facts.completeness = completeness;
-  if (complete) status.completed = wall_time(known.completed);
+  if (meta::formats::is_whole(completeness)) status.completed = wall_time(known.completed);
   status.facts.completed = status.completed.value_or(status.changed);
   status.facts.pinned = now.pinned.contains(step);
   status.facts.in_use = status.facts.in_use || known.mapped;
@@ -361,12 +369,14 @@ Result<> StepFactsFinder::make_durable(const StepStatus& status) {
 const char* state_of(const StepStatus& step) {
   if (step.record.being_removed) return "being removed";
   if (step.damaged) return "damaged";
+  if (step.facts.completeness == Completeness::weights) return "weights";
   if (step.record.sealed) return "sealed";
   switch (step.facts.completeness) {
     case Completeness::complete:
       return "complete";
     case Completeness::incomplete:
       return "incomplete";
+    case Completeness::weights:
     case Completeness::unknown:
       break;
   }
@@ -378,7 +388,7 @@ Result<std::optional<double>> StepFactsFinder::metric_of(const StepStatus& statu
   if (set) return meta::parse_metric(set.value());
   if (set.error().errno_value() != ENOENT) return set.error();
   // No rule asks for the metric of another step, and what its file says would be cached for none.
-  if (status.facts.completeness != Completeness::complete) return std::optional<double>();
+  if (!meta::formats::is_whole(status.facts.completeness)) return std::optional<double>();
   const auto is_known = [&](const auto& known) REQUIRES(mutex_) {
     return known != known_.end() && known->second.fingerprint == status.fingerprint;
   };

@@ -55,7 +55,7 @@ struct StepStatus {
   std::optional<meta::SeenStep> seen;       // by rotation; none: by nobody
 };
 
-// "complete", "sealed", "being removed", "damaged", "incomplete", "unknown"
+// "complete", "weights", "sealed", "being removed", "damaged", "incomplete", "unknown"
 const char* state_of(const StepStatus& step);
 
 // A child of a series that is no step, and why.

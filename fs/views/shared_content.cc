@@ -48,28 +48,48 @@ Result<> copy_between(const Content& content, uint64_t begin, uint64_t end, int 
   return success();
 }
 
+// Fills the empty file: `blocks` are shared, and the rest is copied.
+Result<> fill(int file, const Content& content, const std::vector<Content::Run>& blocks,
+              const PieceDescriptor& descriptor, const ReadPiece& read_piece) {
+  // Set the length before anything is written. Otherwise XFS would allocate ahead of the writer.
+  if (::ftruncate(file, static_cast<off_t>(content.size())) != 0) return last_error("the length of a view");
+  uint64_t at = 0;
+  for (const Content::Run& run : blocks) {
+    TRY(copy_between(content, at, run.begin, file, read_piece));
+    TRY(io::fault_point("views.clone"));
+    TRY_ASSIGN(const int from, descriptor(run.file));
+    TRY(io::clone_range(from, static_cast<off_t>(run.offset), file, static_cast<off_t>(run.begin), run.size));
+    at = run.begin + run.size;
+  }
+  return copy_between(content, at, content.size(), file, read_piece);
+}
+
+// Empty: it is not worth it.
+Result<std::vector<Content::Run>> shareable_blocks(const Content& content, int place) {
+  if (content.size() < kLeastShared) return std::vector<Content::Run>();
+  TRY_ASSIGN(const struct stat st, io::stat_fd(place));
+  auto blocks = whole_blocks(content, static_cast<uint64_t>(st.st_blksize));
+  if (!is_worth_it(blocks, content.size())) blocks.clear();
+  return blocks;
+}
+
 }  // namespace
 
 Result<std::optional<io::Fd>> share_content(const Content& content, int folder, const PieceDescriptor& descriptor,
                                             const ReadPiece& read_piece) {
-  const uint64_t size = content.size();
-  if (size < kLeastShared) return std::optional<io::Fd>();
-  TRY_ASSIGN(const struct stat st, io::stat_fd(folder));
-  const auto blocks = whole_blocks(content, static_cast<uint64_t>(st.st_blksize));
-  if (!is_worth_it(blocks, size)) return std::optional<io::Fd>();
+  TRY_ASSIGN(const auto blocks, shareable_blocks(content, folder));
+  if (blocks.empty()) return std::optional<io::Fd>();
   TRY_ASSIGN(io::Fd file, io::open_at(folder, ".", O_TMPFILE | O_RDWR));
-  // Set the length before anything is written. Otherwise XFS would allocate ahead of the writer.
-  if (::ftruncate(file.get(), static_cast<off_t>(size)) != 0) return last_error("the length of a view");
-  uint64_t at = 0;
-  for (const Content::Run& run : blocks) {
-    TRY(copy_between(content, at, run.begin, file.get(), read_piece));
-    TRY(io::fault_point("views.clone"));
-    TRY_ASSIGN(const int from, descriptor(run.file));
-    TRY(io::clone_range(from, static_cast<off_t>(run.offset), file.get(), static_cast<off_t>(run.begin), run.size));
-    at = run.begin + run.size;
-  }
-  TRY(copy_between(content, at, size, file.get(), read_piece));
+  TRY(fill(file.get(), content, blocks, descriptor, read_piece));
   return std::optional<io::Fd>(std::move(file));
+}
+
+Result<bool> fill_with_shared(int file, const Content& content, const PieceDescriptor& descriptor,
+                              const ReadPiece& read_piece) {
+  TRY_ASSIGN(const auto blocks, shareable_blocks(content, file));
+  if (blocks.empty()) return false;
+  TRY(fill(file, content, blocks, descriptor, read_piece));
+  return true;
 }
 
 }  // namespace ckptfs::fs::views

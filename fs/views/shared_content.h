@@ -25,4 +25,8 @@ using PieceDescriptor = std::function<Result<int>(uint32_t file)>;
 Result<std::optional<io::Fd>> share_content(const Content& content, int folder, const PieceDescriptor& descriptor,
                                             const ReadPiece& read_piece);
 
+// Likewise, into `file`, which is empty and writable. False: too little can be shared, and the file stays empty.
+Result<bool> fill_with_shared(int file, const Content& content, const PieceDescriptor& descriptor,
+                              const ReadPiece& read_piece);
+
 }  // namespace ckptfs::fs::views

@@ -69,6 +69,7 @@ class View {
   // Node 0 is the view's own directory. Null: there is no such node (any more).
   const Node* node(NodeNumber number) const;
   Content content(const Node& node) const;
+  const Source& source() const { return source_; }
   // About how many bytes of memory the view takes.
   size_t memory() const { return memory_; }
   static mode_t type_of(const Node& node);

@@ -117,8 +117,26 @@ std::shared_ptr<const StepView> Views::cached(InodeNumber step, Freshness freshn
   return found->second.view->sealed || current ? found->second.view : nullptr;
 }
 
-void Views::keep(InodeNumber step, Cached made) {
+uint64_t Views::forgets() const {
   const io::MutexLock lock(mutex_);
+  return forgets_;
+}
+
+void Views::forget(InodeNumber step) {
+  const io::MutexLock lock(mutex_);
+  cache_.erase(step);
+  ++forgets_;
+}
+
+Result<bool> Views::is_current(const StepView& view) const {
+  FilesOfStep files(store_, ask_writers_, stop_);
+  TRY(files.collect(view.step));
+  return files.problems().empty() && files.fingerprint() == view.fingerprint;
+}
+
+void Views::keep(InodeNumber step, Cached made, uint64_t counted) {
+  const io::MutexLock lock(mutex_);
+  if (counted != forgets_) return;
   cache_[step] = std::move(made);
   const auto too_much = [this]() REQUIRES(mutex_) {
     size_t memory = 0;
@@ -186,6 +204,7 @@ void Views::serve(InodeNumber step) {
 
 Views::MadeView Views::make(InodeNumber step) {
   TRY(io::fault_point("views.make"));
+  const uint64_t forgets_before = forgets();
   TRY_ASSIGN(const Attributes folder, tree_.attributes(step));
   std::optional<FilesOfStep> collected;
   TRY_ASSIGN(const auto now, collect(step, collected));
@@ -204,9 +223,8 @@ Views::MadeView Views::make(InodeNumber step) {
   source.version.assign(reinterpret_cast<const char*>(digest.data()), digest.size());
   source.map = std::move(map);
   const bool sealed = (folder.record.flags & meta::kSealed) != 0 && !nameless;
-  const auto view =
-      std::make_shared<const StepView>(step, std::move(source), files.made(), files.time(), sealed, nameless);
-  keep(step, {view, files.fingerprint(), now, now, now});
+  const auto view = std::make_shared<const StepView>(step, std::move(source), files, sealed, nameless);
+  keep(step, {view, now, now, now}, forgets_before);
   return view;
 }
 
@@ -224,7 +242,7 @@ Result<Views::Clock::time_point> Views::collect(InodeNumber step, std::optional<
 std::shared_ptr<const StepView> Views::as_it_was(InodeNumber step, const FilesOfStep& files, Clock::time_point now) {
   const io::MutexLock lock(mutex_);
   const auto known = cache_.find(step);
-  if (known == cache_.end() || known->second.fingerprint != files.fingerprint()) return nullptr;
+  if (known == cache_.end() || known->second.view->fingerprint != files.fingerprint()) return nullptr;
   if (known->second.view->nameless && now - known->second.made > kNameless) return nullptr;
   known->second.checked = now;
   return known->second.view;
@@ -234,7 +252,7 @@ std::shared_ptr<const StepView> Views::as_it_was(InodeNumber step, const FilesOf
 bool Views::was_made(InodeNumber step, const FilesOfStep& files) {
   const io::MutexLock lock(mutex_);
   const auto known = cache_.find(step);
-  return known != cache_.end() && known->second.fingerprint == files.fingerprint();
+  return known != cache_.end() && known->second.view->fingerprint == files.fingerprint();
 }
 
 // Returns the map that was kept in the index, or reads it from the files. A map without names gets those of another

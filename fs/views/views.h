@@ -55,11 +55,11 @@ namespace ckptfs::fs::views {
 
 // The view of one step as of some moment.
 struct StepView {
-  StepView(InodeNumber step_inode, Source source, std::vector<SourceVersion> made_from, timespec changed,
-           bool is_sealed, bool has_no_names)
+  StepView(InodeNumber step_inode, Source source, const FilesOfStep& made_from, bool is_sealed, bool has_no_names)
       : step(step_inode),
-        files(std::move(made_from)),
-        time(changed),
+        files(made_from.made()),
+        fingerprint(made_from.fingerprint()),
+        time(made_from.time()),
         sealed(is_sealed),
         nameless(has_no_names),
         version(source.version),
@@ -67,6 +67,7 @@ struct StepView {
 
   const InodeNumber step;
   const std::vector<SourceVersion> files;  // of the step, by their index in the view
+  const std::string fingerprint;           // of them (FilesOfStep)
   const timespec time;                     // when the newest of them changed
   const bool sealed;                       // the view never changes
   const bool nameless;                     // of swap files only: another step of the run may tell names
@@ -120,6 +121,15 @@ class Views {
   void find_now(InodeNumber number, uint32_t user, const Answer<ViewNode>& answer);
   // The entries without "." and "..", sorted by name.
   void list(InodeNumber directory, uint32_t user, const Answer<std::vector<meta::DirectoryEntry>>& answer);
+  // The view of a step as its files are now.
+  void step_view(InodeNumber step, uint32_t user, const Answer<std::shared_ptr<const StepView>>& answer) {
+    with_view(step, Freshness::now, user, answer);
+  }
+  // Are the step's files still exactly those that the view was made from, and does nobody write to one? Reads the
+  // index, and no file's content.
+  Result<bool> is_current(const StepView& view) const;
+  // The files of the step were exchanged, also if it is sealed. Its view is made anew.
+  void forget(InodeNumber step);
   // The file is being opened. Until it is closed find() knows it, whatever becomes of the step.
   void opened(InodeNumber number, std::weak_ptr<const StepView> view);
 
@@ -127,7 +137,6 @@ class Views {
   using Clock = std::chrono::steady_clock;
   struct Cached {
     std::shared_ptr<const StepView> view;
-    std::string fingerprint;  // of the files it was made from
     Clock::time_point made;
     Clock::time_point checked;
     Clock::time_point used;
@@ -171,7 +180,9 @@ class Views {
   Result<ViewNode> node_in(const MadeView& view, InodeNumber number);
   Result<std::unordered_set<InodeNumber>> leading_to_steps() const;
   std::shared_ptr<const StepView> cached(InodeNumber step, Freshness freshness, Clock::time_point asked);
-  void keep(InodeNumber step, Cached cached);
+  // Unless a step was forgotten since forgets() were `counted`: the view may be of its old files.
+  void keep(InodeNumber step, Cached cached, uint64_t counted);
+  uint64_t forgets() const;
 
   static constexpr size_t kMostCached = 8;
   static constexpr size_t kMostMemory = size_t{32} << 20;  // of cached views, except a single one
@@ -187,7 +198,8 @@ class Views {
   const AskWriters ask_writers_;
   Turns& readings_;
   const std::atomic<bool>& stop_;
-  io::Mutex mutex_;
+  mutable io::Mutex mutex_;
+  uint64_t forgets_ GUARDED_BY(mutex_) = 0;
   std::unordered_map<InodeNumber, Cached> cache_ GUARDED_BY(mutex_);
   std::unordered_map<InodeNumber, Making> making_ GUARDED_BY(mutex_);
   std::unordered_map<InodeNumber, std::weak_ptr<const StepView>> opened_ GUARDED_BY(mutex_);  // by inode number

@@ -9,6 +9,7 @@
 #include "meta/formats/deepspeed_names.h"
 #include "meta/formats/manifest.h"
 #include "meta/formats/safetensors.h"
+#include "meta/formats/thinning.h"
 #include "meta/formats/trainer_state.h"
 #include "meta/formats/zip_archive.h"
 #include "meta/names.h"
@@ -154,6 +155,7 @@ std::optional<CompletenessJudgement> judge_manifests(const StepFiles& files) {
 }
 
 CompletenessJudgement judge_by_kind(const StepFiles& files, const TensorMap& map) {
+  if (const auto thinned = judge_thinned(files)) return *thinned;
   if (lacks_part(files)) return {Completeness::incomplete, "a part of it was not committed"};
   const auto by_manifests = judge_manifests(files);
   if (by_manifests && by_manifests->completeness != Completeness::complete) return *by_manifests;
@@ -245,6 +247,14 @@ CompletenessJudgement judge_abandoned(const StepFiles& files, const Completeness
   if (auto cut = find_cut_file(files)) return *std::move(cut);
   if (auto missing = find_missing_weights(files)) return *std::move(missing);
   return judged;
+}
+
+std::optional<CompletenessJudgement> judge_thinned(const StepFiles& files) {
+  const auto thinned = check_thinned(files);
+  if (!thinned) return std::nullopt;
+  if (!thinned->problem) return CompletenessJudgement{Completeness::weights, {}};
+  const bool missing = thinned->problem->kind == Problem::Kind::missing;
+  return CompletenessJudgement{missing ? Completeness::incomplete : Completeness::unknown, text_of(*thinned->problem)};
 }
 
 CompletenessJudgement judge_completeness(const StepFiles& files, const TensorMap& map) {

@@ -65,6 +65,19 @@ Result<KeepBest> parse_best(std::string_view rule, const std::string& text) {
   return KeepBest{text.substr(0, middle), side == "min", *count};
 }
 
+// A whole number, or a duration.
+Result<KeepFull> parse_full(std::string_view rule, const std::string& text) {
+  if (const auto count = number_in(text); count && *count > 0) return KeepFull{*count, std::nullopt};
+  auto time = io::parse_duration(text);
+  if (time && time.value().count() > 0 && !number_in(text)) return KeepFull{std::nullopt, time.value()};
+  return wrong(rule, text, "a whole number from 1 up, or a duration, as in 7d or 36h");
+}
+
+Result<std::string> parse_type(std::string_view rule, const std::string& text) {
+  if (text == "same" || text == "bf16" || text == "fp16" || text == "fp32") return text;
+  return wrong(rule, text, "same, bf16, fp16 or fp32");
+}
+
 Error no_such_rule(const std::string& name) {
   return Error(EINVAL, name + ": there is no such rule; `ckptfs policy --help` lists them");
 }
@@ -81,7 +94,7 @@ Result<> set_member(Policy& policy, std::string_view rule, const std::string& te
   return success();
 }
 
-constexpr std::array<Rule, 9> kRules{{
+constexpr std::array<Rule, 11> kRules{{
     {"keep_last", set_member<&Policy::keep_last, parse_count>},
     {"keep_every", set_member<&Policy::keep_every, parse_count>},
     {"keep_for", set_member<&Policy::keep_for, parse_time>},
@@ -91,6 +104,8 @@ constexpr std::array<Rule, 9> kRules{{
     {"min_free", set_member<&Policy::min_free, parse_bytes>},
     {"seal_after", set_member<&Policy::seal_after, parse_time>},
     {"set_aside", set_member<&Policy::set_aside, parse_switch>},
+    {"keep_full", set_member<&Policy::keep_full, parse_full>},
+    {"thin_to", set_member<&Policy::thin_to, parse_type>},
 }};
 
 const Rule* find_rule(std::string_view name) {

@@ -28,6 +28,12 @@ struct KeepBest {
   uint64_t count = 0;
 };
 
+// Of the complete steps so many, the newest, or those that are younger than so long.
+struct KeepFull {
+  std::optional<uint64_t> count;
+  std::optional<std::chrono::seconds> age;
+};
+
 // What is not set has no say.
 struct Policy {
   std::optional<uint64_t> keep_last;
@@ -39,6 +45,8 @@ struct Policy {
   std::optional<uint64_t> min_free;   // bytes of the store
   std::optional<std::chrono::seconds> seal_after;
   bool set_aside = false;  // acts at once, since it removes nothing: fs/steps/set_aside.h
+  std::optional<KeepFull> keep_full;   // the other steps that stay are thinned (meta/steps/thin.h)
+  std::optional<std::string> thin_to;  // the type of their weights: "same" (the default), "bf16", ...
 
   // Does any rule say which complete steps stay?
   bool has_keep_rule() const { return keep_last || keep_every || keep_for || keep_best; }

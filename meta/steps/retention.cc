@@ -18,11 +18,18 @@ constexpr std::chrono::minutes kFuture{1};
 class Judge {
  public:
   Judge(const Policy& policy, const std::vector<StepFacts>& steps, const Moment& now, const RoomWithout& room)
-      : policy_(policy), steps_(steps), now_(now), room_(room), ranks_(steps.size()), decisions_(steps.size()) {
+      : policy_(policy), steps_(steps), now_(now), room_(room), decisions_(steps.size()) {
     for (size_t at = 0; at < steps.size(); ++at) {
       if (steps[at].completeness == Completeness::complete) complete_.push_back(at);
+      if (formats::is_whole(steps[at].completeness)) whole_.push_back(at);
     }
-    rank();
+    complete_ranks_ = rank(complete_);
+    ranks_ = rank(whole_);
+    if (complete_.empty()) return;
+    newest_by_time_ = *std::max_element(complete_.begin(), complete_.end(),
+                                        [this](size_t a, size_t b) { return is_newer_by_time(b, a); });
+    seen_last_ = *std::max_element(complete_.begin(), complete_.end(),
+                                   [this](size_t a, size_t b) { return is_seen_later(b, a); });
   }
 
   Result<Judgement> run() {
@@ -34,8 +41,11 @@ class Judge {
       if (!decisions_[at].reasons.empty()) continue;
       decisions_[at] = {false, {Reason::no_rule_keeps_it}};
     }
-    TRY(apply_cap(Reason::max_bytes, policy_.max_bytes,
-                  [](const Room& room, uint64_t cap) { return room.series <= cap; }));
+    if (policy_.keep_full) apply_keep_full(*policy_.keep_full);
+    if (std::none_of(decisions_.begin(), decisions_.end(), [](const Decision& one) { return one.thins; })) {
+      TRY(apply_cap(Reason::max_bytes, policy_.max_bytes,
+                    [](const Room& room, uint64_t cap) { return room.series <= cap; }));
+    }
     TRY(apply_cap(Reason::min_free, policy_.min_free, [](const Room& room, uint64_t cap) { return room.free >= cap; }));
     return Judgement{std::move(decisions_), std::move(warnings_)};
   }
@@ -50,17 +60,16 @@ class Judge {
     return steps_[a].seen != steps_[b].seen ? steps_[a].seen > steps_[b].seen : is_newer_by_time(a, b);
   }
 
-  // Sorts complete_ by rank. Of steps of equal rank the one that was seen later comes first.
-  void rank() {
-    std::sort(complete_.begin(), complete_.end(), [this](size_t a, size_t b) { return is_newer_by_time(a, b); });
-    for (size_t place = 0; place < complete_.size(); ++place) ranks_[complete_[place]] = place;
-    if (!complete_.empty()) newest_by_time_ = complete_.front();
-    std::sort(complete_.begin(), complete_.end(), [this](size_t a, size_t b) { return is_seen_later(a, b); });
-    for (size_t place = 0; place < complete_.size(); ++place) {
-      ranks_[complete_[place]] = std::min(ranks_[complete_[place]], place);
-    }
-    if (!complete_.empty()) seen_last_ = complete_.front();
-    std::stable_sort(complete_.begin(), complete_.end(), [this](size_t a, size_t b) { return ranks_[a] < ranks_[b]; });
+  // Sorts these steps by rank, and returns the ranks, of all steps by their index. Of steps of equal rank the one that
+  // was seen later comes first.
+  std::vector<size_t> rank(std::vector<size_t>& among) const {
+    std::vector<size_t> ranks(steps_.size());
+    std::sort(among.begin(), among.end(), [this](size_t a, size_t b) { return is_newer_by_time(a, b); });
+    for (size_t place = 0; place < among.size(); ++place) ranks[among[place]] = place;
+    std::sort(among.begin(), among.end(), [this](size_t a, size_t b) { return is_seen_later(a, b); });
+    for (size_t place = 0; place < among.size(); ++place) ranks[among[place]] = std::min(ranks[among[place]], place);
+    std::stable_sort(among.begin(), among.end(), [&](size_t a, size_t b) { return ranks[a] < ranks[b]; });
+    return ranks;
   }
 
   bool is_younger_than(size_t at, std::chrono::seconds age) const {
@@ -69,9 +78,9 @@ class Judge {
 
   void warn_of_future() {
     const auto is_future = [this](size_t at) { return steps_[at].completed > now_.wall + kFuture; };
-    const auto count = std::count_if(complete_.begin(), complete_.end(), is_future);
+    const auto count = std::count_if(whole_.begin(), whole_.end(), is_future);
     if (count == 0) return;
-    const StepFacts& one = steps_[*std::find_if(complete_.begin(), complete_.end(), is_future)];
+    const StepFacts& one = steps_[*std::find_if(whole_.begin(), whole_.end(), is_future)];
     warnings_.push_back(one.tag + (count == 1 ? " is" : " and " + std::to_string(count - 1) + " more are") +
                         " dated in the future (was the clock set back?): until then no rule takes it for old");
   }
@@ -80,7 +89,7 @@ class Judge {
 
   void protect() {
     for (const size_t at : complete_) {
-      if (ranks_[at] == 0) keep(at, Reason::newest);
+      if (complete_ranks_[at] == 0) keep(at, Reason::newest);
     }
     for (size_t at = 0; at < steps_.size(); ++at) {
       const StepFacts& step = steps_[at];
@@ -95,10 +104,10 @@ class Judge {
 
   void apply_keep_rules() {
     if (!policy_.has_keep_rule()) {
-      for (const size_t at : complete_) keep(at, Reason::no_rule);
+      for (const size_t at : whole_) keep(at, Reason::no_rule);
       return;
     }
-    for (const size_t at : complete_) {
+    for (const size_t at : whole_) {
       if (ranks_[at] < policy_.keep_last.value_or(0)) keep(at, Reason::keep_last);
       if (policy_.keep_every && steps_[at].number % *policy_.keep_every == 0) keep(at, Reason::keep_every);
       if (policy_.keep_for && is_younger_than(at, *policy_.keep_for)) keep(at, Reason::keep_for);
@@ -109,10 +118,10 @@ class Judge {
   // Of steps with equal metrics the newer is better. A step without a metric, or with NaN, is not among the best.
   void keep_best(const KeepBest& rule) {
     std::vector<size_t> measured;
-    std::copy_if(complete_.begin(), complete_.end(), std::back_inserter(measured),
+    std::copy_if(whole_.begin(), whole_.end(), std::back_inserter(measured),
                  [this](size_t at) { return steps_[at].metric && !std::isnan(*steps_[at].metric); });
-    if (measured.empty() && !complete_.empty()) {
-      for (const size_t at : complete_) keep(at, Reason::keep_best);
+    if (measured.empty() && !whole_.empty()) {
+      for (const size_t at : whole_) keep(at, Reason::keep_best);
       warnings_.push_back("keep_best keeps all: no step has the metric " + rule.metric);
       return;
     }
@@ -121,6 +130,24 @@ class Judge {
     });
     measured.resize(static_cast<size_t>(std::min<uint64_t>(rule.count, measured.size())));
     for (const size_t at : measured) keep(at, Reason::keep_best);
+  }
+
+  // The first reasons of a step that is protected are its protections.
+  void apply_keep_full(const KeepFull& rule) {
+    for (const size_t at : complete_) {
+      Decision& decision = decisions_[at];
+      if (!decision.stays) continue;
+      const bool full = complete_ranks_[at] < rule.count.value_or(0) || (rule.age && is_younger_than(at, *rule.age));
+      if (full) {
+        decision.full_because = "keep_full";
+      } else if (protected_[at]) {
+        decision.full_because = name_of(decision.reasons.front());
+      } else if (!steps_[at].not_thinned.empty()) {
+        decision.full_because = steps_[at].not_thinned;
+      } else {
+        decision.thins = true;
+      }
+    }
   }
 
   void judge_incomplete(size_t at) {
@@ -154,7 +181,7 @@ class Judge {
   Result<> apply_cap(Reason reason, const std::optional<uint64_t>& cap, bool (*met)(const Room&, uint64_t)) {
     if (!cap) return success();
     std::vector<size_t> oldest;
-    std::copy_if(complete_.rbegin(), complete_.rend(), std::back_inserter(oldest),
+    std::copy_if(whole_.rbegin(), whole_.rend(), std::back_inserter(oldest),
                  [this](size_t at) { return decisions_[at].stays && !protected_[at]; });
     size_t enough = oldest.size() + 1;  // more than there are means that not even all are enough
     for (size_t low = 0; low < enough;) {
@@ -178,9 +205,11 @@ class Judge {
   const std::vector<StepFacts>& steps_;
   const Moment now_;
   const RoomWithout& room_;
-  std::vector<size_t> complete_;  // the newest first
-  std::vector<size_t> ranks_;     // of complete ones; a step each
-  size_t newest_by_time_ = 0;     // of complete ones, as is seen_last_
+  std::vector<size_t> complete_;        // the newest first
+  std::vector<size_t> whole_;           // likewise, with those that hold weights only
+  std::vector<size_t> complete_ranks_;  // among complete_; a step each
+  std::vector<size_t> ranks_;           // among whole_; a step each
+  size_t newest_by_time_ = 0;           // of complete ones, as is seen_last_
   size_t seen_last_ = 0;
   std::vector<Decision> decisions_;
   std::vector<bool> protected_;

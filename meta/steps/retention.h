@@ -6,6 +6,12 @@
 // that is newer than every complete one. The caps (max_bytes, min_free) then remove complete steps, the oldest first,
 // even those that a rule keeps.
 //
+// A thinned step, which holds weights only, counts for the keep rules and the caps as a complete one does. But it is
+// never the newest complete step, since no training can resume from it.
+//
+// If keep_full is set, the complete steps that stay are thinned, except for those that it keeps full and those that are
+// never removed. As long as one is still to be thinned, max_bytes removes nothing, since thinning makes room, too.
+//
 // Never removed: the newest complete step, a pinned one, the one that `latest` names, one that is in use, one that
 // cannot be judged, and one that whoever set the rules could not remove by hand. A seal does not protect: it forbids
 // changes of a step, not its removal.
@@ -42,6 +48,7 @@ struct StepFacts {
   std::optional<double> metric;  // the one that keep_best asks for
   bool out_of_reach = false;     // who set the rules could not remove it
   bool untold = false;           // it may have one, which cannot be read now: as one that cannot be judged
+  std::string not_thinned{};     // why not, if that was tried and failed
 };
 
 // Why a step stays or goes.
@@ -72,6 +79,8 @@ const char* name_of(Reason reason);  // "keep_last", "in use"
 struct Decision {
   bool stays = true;
   std::vector<Reason> reasons;  // all that keep it; or why it goes
+  bool thins = false;           // it stays, but keep_full says that of it only the weights do
+  std::string full_because{};   // else what keeps it full, where keep_full is set
 };
 
 struct Room {

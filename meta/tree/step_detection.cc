@@ -5,6 +5,7 @@
 
 #include "io/log.h"
 #include "meta/formats/manifest.h"
+#include "meta/formats/thinning.h"
 #include "meta/names.h"
 
 namespace ckptfs::meta {
@@ -14,7 +15,8 @@ bool is_checkpoint_file(const DirectoryEntry& entry, bool has_config) {
   const std::string& name = entry.name;
   if (entry.type == S_IFDIR) return name == kTensorsName || name == kParamsName;
   return name.ends_with("model_states.pt") || name.ends_with("optim_states.pt") || name == "trainer_state.json" ||
-         name == ".metadata" || formats::is_manifest_name(name) || (has_config && name.ends_with(".safetensors"));
+         name == ".metadata" || name == formats::kThinnedName || formats::is_manifest_name(name) ||
+         (has_config && name.ends_with(".safetensors"));
 }
 
 // Can this entry be the file that a checkpoint still lacked?
@@ -107,6 +109,7 @@ Result<bool> is_step(const Tree& tree, InodeNumber directory, const std::string&
 
 std::string checkpoint_kind(const std::vector<DirectoryEntry>& entries) {
   if (has_name(entries, "trainer_state.json")) return "hf";
+  if (has_name(entries, formats::kThinnedName)) return "weights";
   if (any_ends_with(entries, "model_states.pt") || any_ends_with(entries, "optim_states.pt")) return "deepspeed";
   if (has_name(entries, ".metadata")) return "dcp";
   if (std::ranges::any_of(entries, formats::is_manifest_name, &DirectoryEntry::name)) return "ckptfs";

@@ -259,6 +259,15 @@ Result<> Tree::Change::drop_reference(BlobNumber blob) {
   return success();
 }
 
+void Tree::Change::drop_name(InodeNumber number, InodeRecord& record) {
+  record.nlink = record.is_dir() ? 0 : record.nlink - 1;
+  record.ctime = now();
+  if (record.nlink == 0) set_cow_reserve(record, 0);
+  if (record.is_dir() && (record.flags & kStep) != 0) batch.erase_step(number);
+  if (record.is_dir()) batch.erase_map(number);
+  batch.put(number, record);
+}
+
 void Tree::Change::set_cow_reserve(InodeRecord& record, uint64_t bytes) {
   if (record.cow_reserve == bytes) return;
   reserve_changes_.emplace_back(record.cow_reserve, bytes);

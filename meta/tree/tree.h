@@ -189,6 +189,8 @@ class Tree {
     void add_child(InodeNumber parent_number, InodeRecord& parent, const std::string& name, InodeNumber number,
                    const InodeRecord& child);
     Result<> drop_reference(BlobNumber blob);
+    // The inode loses one of its names; a directory has one only. `record` is updated, and put.
+    void drop_name(InodeNumber number, InodeRecord& record);
     void set_cow_reserve(InodeRecord& record, uint64_t bytes);
     // From the change that sets the COW reserves of these files for their clones, until the clones are made,
     // finished_writing() leaves the files alone. It also counts again what it counted meanwhile. One save or seal at a
@@ -234,7 +236,6 @@ class Tree {
   Result<bool> try_recount_cow_reserve(InodeNumber number);
   Result<> try_prepare_writing(InodeNumber number, const Caller& caller, uint64_t others_reserve);
   Result<> forget_digests(Change& change, InodeNumber number, InodeRecord& record);
-  Result<> drop_name(Change& change, InodeNumber number, InodeRecord& record);
   Result<> replace_target(Change& change, const InodeRecord& moved, InodeNumber number, InodeRecord& target);
   Result<> relabel_swap(Change& change, InodeNumber number, InodeRecord& record, bool swap);
   Result<bool> relabel_one(Change& change, InodeNumber number, InodeRecord& record, bool swap);

@@ -144,16 +144,6 @@ Result<bool> Tree::begin_removal(Change& change, InodeNumber parent_number, cons
   return begun;
 }
 
-Result<> Tree::drop_name(Change& change, InodeNumber number, InodeRecord& record) {
-  record.nlink = record.is_dir() ? 0 : record.nlink - 1;
-  record.ctime = now();
-  if (record.nlink == 0) change.set_cow_reserve(record, 0);
-  if (record.is_dir() && (record.flags & kStep) != 0) change.batch.erase_step(number);
-  if (record.is_dir()) change.batch.erase_map(number);
-  change.batch.put(number, record);
-  return success();
-}
-
 Result<Dropped> Tree::unlink(InodeNumber parent_number, const std::string& name) {
   bool durable = false;
   Dropped dropped;
@@ -167,7 +157,7 @@ Result<Dropped> Tree::unlink(InodeNumber parent_number, const std::string& name)
     change.batch.erase_entry(parent_number, name);
     parent.mtime = parent.ctime = now();
     change.batch.put(parent_number, parent);
-    TRY(drop_name(change, entry.inode, record));
+    change.drop_name(entry.inode, record);
     dropped = {entry.inode, record.nlink == 0};
     TRY(commit(std::move(change)));
   }
@@ -193,7 +183,7 @@ Result<Dropped> Tree::remove_directory(InodeNumber parent_number, const std::str
     parent.mtime = parent.ctime = now();
     drop_folder_from(parent);
     change.batch.put(parent_number, parent);
-    TRY(drop_name(change, entry.inode, record));
+    change.drop_name(entry.inode, record);
     dropped = {entry.inode, true};
     TRY(commit(std::move(change)));
   }
@@ -221,7 +211,8 @@ Result<> Tree::replace_target(Change& change, const InodeRecord& moved, InodeNum
     if (full) return Error(ENOTEMPTY);
     if ((target.flags & kStep) != 0) TRY(begin_removal(change, number, target));
   }
-  return drop_name(change, number, target);
+  change.drop_name(number, target);
+  return success();
 }
 
 // A file or folder that moves into a zero_stage_N folder becomes swap state, with all below it. One that moves out is
@@ -388,7 +379,7 @@ Result<> Tree::take_out(InodeNumber parent_number, const std::string& name, Inod
     parent.mtime = parent.ctime = now();
     drop_folder_from(parent);
     change.batch.put(parent_number, parent);
-    TRY(drop_name(change, expected, record));
+    change.drop_name(expected, record);
     TRY(commit(std::move(change)));
   }
   return io::fault_point("take_out.after_batch");
@@ -412,7 +403,7 @@ Result<Tree::Purged> Tree::purge(InodeNumber number, const std::string& after, s
       TRY_ASSIGN(dropped[entry.inode], std::move(known));
     }
     InodeRecord& record = dropped[entry.inode];
-    TRY(drop_name(change, entry.inode, record));
+    change.drop_name(entry.inode, record);
     if (record.is_dir()) {
       purged.directories.push_back(entry.inode);
     } else {

@@ -15,6 +15,7 @@ from checking import equal, true
 from hugging import parse, safetensors
 from mounting import CKPTFS, REPOSITORY, is_mountpoint, run, wait_until, workspace, xfs
 from training import write_state
+from viewing import torch_file
 
 # A block is a run of lines indented by four spaces. A line in it is a command if it begins like this.
 COMMAND = re.compile(r"(?:sudo )?(?:scripts/[\w/]+|ckptfs(?!\.)|cp|rm|mkdir|cat|printf|fallocate|xfs_growfs|apt|systemctl|journalctl|"
@@ -41,6 +42,8 @@ EXAMPLES = (
     "ckptfs policy /ckpt/runs/a --set keep_last=3 --set keep_every=1000 --dry-run",
     "ckptfs verify",
     "ckptfs verify /ckpt/steps/global_step100",
+    "ckptfs thin --dry-run /ckpt/runs/my-model/checkpoint-10",
+    "ckptfs thin --to bf16 /ckpt/runs/my-model/checkpoint-10",
     "ckptfs status",
     "ckptfs status --json /ckpt",
     "ckptfs rm /ckpt/steps/global_step100",
@@ -167,6 +170,7 @@ class User:
             step.mkdir(parents=True)
             (step / "config.json").write_text('{"torch_dtype": "float32"}')
             (step / "model.safetensors").write_bytes(safetensors({"w": ("F32", [1], struct.pack("<f", 1.0))}))
+            (step / "optimizer.pt").write_bytes(torch_file(b"moments"))
             (step / "trainer_state.json").write_text('{"log_history": [], "global_step": 1}')
 
 
@@ -269,9 +273,9 @@ def test_resume(work, disk):
 
 def test_rotation(work, disk):
     user = User("docs/rotation.md", work, disk)
-    user.mounts()
+    user.mounts("-o", "quiet=0s")
     user.has_steps("global_step50", "global_step100")
-    user.has_run("checkpoint-10")
+    user.has_run("checkpoint-10", "checkpoint-30")
     user.types_all("setfattr -n")
     policy = user.types("ckptfs policy /ckpt/steps")
     true("keep_every=1000" in policy and "pinned" in policy, "the rule, and what is pinned, are shown")
@@ -379,6 +383,10 @@ def test_help_examples(work, disk):
         if "http=" in line:
             write_state(user.ckpt, 0, 1)
             user.ckpt.joinpath("runs/a").mkdir(parents=True)
+        if line == "ckptfs verify /ckpt/steps/global_step100":
+            user.has_run("checkpoint-10", "checkpoint-30")
+            run(CKPTFS, "umount", user.ckpt)
+            user.mounts("-o", "quiet=0s")  # else they would be in use for a minute
         if line.startswith("ckptfs du --json"):
             write_state(user.ckpt, 1, 1)
             run(CKPTFS, "save", "global_step200", user.ckpt)

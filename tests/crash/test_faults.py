@@ -13,6 +13,7 @@ from checking import equal, noise, opened, raises, read, same_bytes, true, write
 from leftovers import abort_connections
 from mounting import CKPTFS_DEBUG, MIB, Failure, Mount, Store, abandon, run, wait_until
 from training import check_step, step_of, write_state
+from viewing import RESUME, SERIES, full_step
 
 pytestmark = pytest.mark.builds("asan")
 
@@ -95,7 +96,34 @@ def in_create(mount):
     equal(read(mount.path / "new"), b"again", "content")
 
 
+def in_thin(mount, thin):
+    """The step is full, and can be thinned, or it is thin. None: either."""
+    step, _ = full_step(mount, 1)
+    full_step(mount, 2)
+    names, model = set(os.listdir(step)), read(step / "model.safetensors")
+    view = mount.path / "views" / SERIES / step.name
+    wanted = read(view / "model.bf16.safetensors")
+    yield lambda: run(mount.binary, "thin", "--to", "bf16", step, check=False, cwd="/")
+    if "optimizer.pt" in os.listdir(step):
+        true(thin is not True, "the step is thin")
+        equal(set(os.listdir(step)), names, "the files of a full step")
+        same_bytes(read(step / "model.safetensors"), model, "the weights of a full step")
+        run(mount.binary, "thin", "--to", "bf16", step)
+    else:
+        true(thin is not False, "the step is full")
+    equal(set(os.listdir(step)), (names - set(RESUME)) | {"ckptfs-thinned.json"}, "the files of a thin step")
+    same_bytes(read(step / "model.safetensors"), wanted, "the weights of a thin step")
+    same_bytes(read(view / "model.bf16.safetensors"), wanted, "the view of a thin step")
+    equal(mount.ask(step, "state"), "weights", "state")
+    kept = len(os.listdir(step)) + len(names)
+    wait_until("no blob but those of names", lambda: mount.store.filled_blobs() == kept)
+
+
 SCENES = {
+    "thin.written": lambda mount: in_thin(mount, False),
+    "thin.before_publish": lambda mount: in_thin(mount, False),
+    "thin.after_batch": lambda mount: in_thin(mount, None),
+    "thin.after_publish": lambda mount: in_thin(mount, True),
     "save.after_clones": lambda mount: in_save(mount, False),
     "save.before_publish": lambda mount: in_save(mount, False),
     "save.after_publish": lambda mount: in_save(mount, True),

@@ -28,7 +28,8 @@ from mounting import CKPTFS, CKPTFS_DEBUG, Failure, Mount, Store, abandon, by_le
 
 pytestmark = [pytest.mark.timeout(5400), pytest.mark.level("normal"), pytest.mark.builds("asan")]
 
-ROUNDS = {"scribe": 60, "trainer": 6, "copier": 10, "rotator": 8, "ranks": 4, "twins": 5, "killed": 6}
+ROUNDS = {"scribe": 60, "trainer": 6, "copier": 10, "rotator": 8, "ranks": 4, "twins": 5, "killed": 6,
+          "thinner": 5}
 STORE = "store"
 
 

@@ -100,6 +100,34 @@ def test_deepspeed(scene, mode, ranks):
         scene.check_status(mount.status())
 
 
+@pytest.mark.parametrize("ranks", (1, 2))
+def test_deepspeed_keeps_weights(scene, ranks):
+    """The newest two steps stay as they were saved, and of the others that stay only the weights do."""
+    with Ckptfs(options=(f"quiet={QUIET}s",)).place(scene) as mount:
+        series = mount.path / "runs" / "model"
+        series.mkdir(parents=True)
+        for rule, value in (("keep_full", "2"), ("keep_last", "6"), ("keep_every", "8")):
+            mount.control("runs/model", rule, value)
+        time.sleep(2 * QUIET)  # left alone
+        result = run_ranks(scene, "thin", ranks, "--series", series, "--saves", SAVES)
+        full = (SAVES - 1, SAVES)
+        thin = sorted({*range(SAVES - 5, SAVES - 1), 8, 16})
+
+        def state(number):
+            return mount.ask(f"runs/model/global_step{number}", "state")
+
+        wait_until("the older ones are thin", lambda: all(state(number) == "weights" for number in thin), 60, 0.2)
+        settled(series, "global_step", [*thin, *full])
+        for number in full:
+            equal(digests(series / f"global_step{number}"), result["saves"][str(number)], f"global_step{number}")
+        for number in thin:
+            equal(sorted(os.listdir(series / f"global_step{number}")), ["ckptfs-thinned.json", "model.safetensors"],
+                  f"files of global_step{number}")
+        resumed = run_ranks(scene, "resumed", ranks, "--series", series, "--saves", 1, "--resume")
+        equal(resumed["resumed_at"], SAVES, "the step that was resumed")
+        scene.check_status(mount.status())
+
+
 @pytest.mark.parametrize("limit", (None, 3))
 def test_trainer(scene, mode, limit):
     """`limit`: the Trainer's own save_total_limit beside our rules; what either removes is gone."""

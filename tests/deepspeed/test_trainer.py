@@ -7,7 +7,7 @@ import pytest
 
 from checking import equal, true
 from harness import HERE, RUN_TIMEOUT, Ckptfs, environment, python
-from mounting import MIB, Failure, device_stat
+from mounting import CKPTFS, MIB, Failure, device_stat, run
 from trainer import digests
 
 pytestmark = [pytest.mark.builds("venv"), pytest.mark.level("long"), pytest.mark.timeout(900), pytest.mark.together]
@@ -57,6 +57,18 @@ def judge_contents(checkpoints, wanted, what):
         equal(digests(path), right, f"{path.name}, {what}")
 
 
+def judge_thin(checkpoint, wanted):
+    """Its weights are the same file, and what only a resume needs is gone."""
+    before = (checkpoint / "model.safetensors").stat().st_ino
+    done = json.loads(run(CKPTFS, "thin", "--json", checkpoint).stdout)["thinned"][0]
+    equal([one["name"] for one in done["kept"]], ["model.safetensors"], "what is kept")
+    equal((checkpoint / "model.safetensors").stat().st_ino, before, "the file of weights")
+    equal(digests(checkpoint, ["model.safetensors"])["model.safetensors"], wanted["model.safetensors"], "the weights")
+    left = [name for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth") if (checkpoint / name).exists()]
+    equal(left, [], "what only a resume needs")
+    true((checkpoint / "trainer_state.json").exists() and (checkpoint / "config.json").exists(), "the small files")
+
+
 def test_ten_checkpoints(scene, mode):
     wanted = truth(scene)
     with Ckptfs(mode=mode).place(scene) as mount:
@@ -70,6 +82,7 @@ def test_ten_checkpoints(scene, mode):
         resumed = train(scene, f"resumed-{mode}", output_dir, "--resume", checkpoints[RESUMED - 1])
         equal([save["digests"] for save in resumed["saves"]], wanted[RESUMED:], "what a resumed training saves")
         judge_contents(checkpoints, wanted, "after they were written again")
+        judge_thin(checkpoints[0], wanted[0])
         status = mount.status()
         scene.check_status(status)
         equal(status["counters"]["adoption_fallbacks"], 0, "files that were not adopted though there was a guess")

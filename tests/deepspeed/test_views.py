@@ -5,11 +5,13 @@ import hashlib
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 
 import pytest
 
 from harness import Ckptfs, Failure, environment, equal, python, ranks_running, true, wait_for_ranks
+from mounting import CKPTFS
 
 pytestmark = [pytest.mark.builds("venv"), pytest.mark.level("long"), pytest.mark.timeout(1800)]
 
@@ -153,6 +155,40 @@ def judge_alone(mount, truth):
         equal(found, truth[name][state]["sha256"], f"of a save alone, {name}: {state}")
 
 
+def models_of(view):
+    return {path.name: digest(path) for path in view.iterdir() if path.name.startswith("model.")}
+
+
+def thin(step, kind):
+    """Of the step only the weights stay: they are what its view showed before, and what it shows now."""
+    view = pathlib.Path(str(step).replace("/steps/", "/views/steps/").replace("/runs/", "/views/runs/"))
+    before = models_of(view)
+    done = subprocess.run([CKPTFS, "thin", "--json", "--to", kind, step], capture_output=True, text=True, check=False)
+    equal(done.returncode, 0, f"ckptfs thin --to {kind}: {done.stderr}")
+    report = json.loads(done.stdout)["thinned"][0]
+    model = f"model.{report['type']}.safetensors"
+    tensors = by_python(LOAD, view / model)
+    equal([one["name"] for one in report["kept"]], ["model.safetensors"], "the files that are kept")
+    equal(digest(step / "model.safetensors"), before[model], f"the weights, against {model} before")
+    equal(digest(view / model), before[model], f"{model} of the view, against before")
+    equal(by_python(LOAD, step / "model.safetensors"), tensors, "the tensors")
+    left = [path.name for path in step.rglob("*") if path.suffix in (".pt", ".swp", ".distcp") or path.name == ".metadata"]
+    equal(left, [], "what was for a resume")
+    equal(os.getxattr(step, "user.ckptfs.state"), b"weights", "state")
+    size = (step / "model.safetensors").stat().st_size
+    true(report["exclusive_after"] <= 1.02 * size + 65536, f"bytes on the disk: {report['exclusive_after']} of {size}")
+    return report
+
+
+def judge_thin(series, tag):
+    """Of copies of the step, since the newest one cannot be thinned."""
+    kinds = ("fp32", "same", "fp16")
+    for number, _ in enumerate((*kinds, "newest")):
+        shutil.copytree(series / tag, series / f"checkpoint-{90 + number}")
+    for number, kind in enumerate(kinds):
+        thin(series / f"checkpoint-{90 + number}", kind)
+
+
 def beside(scene):
     """What DeepSpeed's own tool makes of the same."""
     out = scene.work / f"zero_to_fp32-{scene.number}"
@@ -176,6 +212,7 @@ def test_views(scene, run):
         if run.swapped:
             judge_alone(mount, truth)
         beside(scene)
+        judge_thin(mount.path / "steps", TAG)
 
 
 def test_from_pretrained(scene):
@@ -194,6 +231,10 @@ def test_from_pretrained(scene):
         equal(loaded["parameters"], truth, "from_pretrained, against the engine's own parameters")
         true(loaded["tied"], "the head is not tied to the embedding")
         true(loaded["slice"], "a slice of the mapped file differs")
+        for number in (2, 3):  # the newest one, and that which `latest` names, cannot be thinned
+            shutil.copytree(series / "global_step1", series / f"global_step{number}")
+        equal(thin(series / "global_step2", "same")["type"], "bf16", "the type of the weights")
+        equal(answer("load", series / "global_step2"), loaded, "from_pretrained of the thin step, against its view before")
 
 
 def test_distributed(scene):
@@ -217,3 +258,4 @@ def test_distributed(scene):
         equal(set(model), {name for name, states in truth.items() if "param" in states}, "tensors of the model")
         told = truth["embedding.weight"]["param"]
         equal(model["embedding.weight"], [told["dtype"], told["shape"], told["sha256"]], "the embedding in the model")
+        judge_thin(series, "checkpoint-1")

@@ -54,9 +54,9 @@ def samples(vocabulary):
         yield {"input_ids": words, "labels": words}
 
 
-def digests(checkpoint):
+def digests(checkpoint, names=TENSORS):
     found = {}
-    for name in TENSORS:
+    for name in names:
         with open(os.path.join(checkpoint, name), "rb") as file:
             found[name] = hashlib.file_digest(file, "sha256").hexdigest()
     return found

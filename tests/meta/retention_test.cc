@@ -68,6 +68,68 @@ TEST(RetentionTest, EachRuleKeepsItsOwn) {
   EXPECT_EQ(staying({{"keep_last", "1"}, {"keep_every", "20"}}, steps(5)), (Numbers{20, 40, 50}));
 }
 
+// A thinned step counts for the keep rules, but no training can resume from it.
+TEST(RetentionTest, WeightsAreNeverTheNewestCompleteStep) {
+  std::vector<StepFacts> all = steps(5);
+  for (const size_t at : {1U, 3U, 4U}) all[at].completeness = Completeness::weights;
+  EXPECT_EQ(staying({{"keep_last", "2"}}, all), (Numbers{30, 40, 50}));
+  EXPECT_EQ(staying({{"keep_every", "20"}}, all), (Numbers{20, 30, 40}));
+  EXPECT_EQ(staying({}, all), (Numbers{10, 20, 30, 40, 50}));
+  const auto judgement = judge(parse_policy({{"keep_last", "2"}}).value(), all, kMoment, no_room);
+  ASSERT_TRUE(judgement);
+  EXPECT_EQ(judgement.value().decisions[2].reasons, (std::vector<Reason>{Reason::newest}));
+  EXPECT_EQ(judgement.value().decisions[4].reasons, (std::vector<Reason>{Reason::keep_last}));
+}
+
+Numbers numbers_thinned(const PolicyText& rules, const std::vector<StepFacts>& all) {
+  const auto judgement = judge(parse_policy(rules).value(), all, kMoment, no_room);
+  EXPECT_TRUE(judgement);
+  Numbers numbers;
+  for (size_t at = 0; at < all.size(); ++at) {
+    const Decision& decision = judgement.value().decisions[at];
+    EXPECT_TRUE(!decision.thins || (decision.stays && decision.full_because.empty()));
+    if (decision.thins) numbers.push_back(all[at].number);
+  }
+  return numbers;
+}
+
+TEST(RetentionTest, WhatIsNotKeptFullIsThinned) {
+  EXPECT_EQ(numbers_thinned({}, steps(5)), Numbers{});
+  EXPECT_EQ(numbers_thinned({{"keep_full", "2"}}, steps(5)), (Numbers{10, 20, 30}));
+  EXPECT_EQ(numbers_thinned({{"keep_full", "2h"}}, steps(5)), (Numbers{10, 20, 30}));
+  EXPECT_EQ(numbers_thinned({{"keep_full", "1s"}}, steps(2)),
+            (Numbers{10}));  // the newest stays full, whatever its age
+  EXPECT_EQ(numbers_thinned({{"keep_full", "2"}, {"keep_last", "3"}}, steps(5)), (Numbers{30}));
+  std::vector<StepFacts> all = steps(6);
+  all[0].pinned = true;
+  all[1].latest = true;
+  all[2].in_use = true;
+  all[4].completeness = Completeness::weights;
+  EXPECT_EQ(numbers_thinned({{"keep_full", "1"}}, all), (Numbers{40}));
+  EXPECT_EQ(numbers_thinned({{"keep_full", "2"}}, all), Numbers{});  // thin steps do not count among the full ones
+  const auto judgement = judge(parse_policy({{"keep_full", "1"}}).value(), all, kMoment, no_room);
+  EXPECT_EQ(judgement.value().decisions[0].full_because, "pinned");
+  EXPECT_EQ(judgement.value().decisions[1].full_because, "latest");
+  EXPECT_EQ(judgement.value().decisions[5].full_because, "keep_full");
+}
+
+TEST(RetentionTest, MaxBytesWaitsForThinning) {
+  const RoomWithout room = [](const auto& gone) { return Result<Room>(Room{5 - gone.size(), 0}); };
+  const Policy policy = parse_policy({{"keep_full", "2"}, {"max_bytes", "4"}}).value();
+  std::vector<StepFacts> all = steps(5);
+  const auto gone = [&] {
+    const auto judgement = judge(policy, all, kMoment, room);
+    return std::count_if(judgement.value().decisions.begin(), judgement.value().decisions.end(),
+                         [](const Decision& one) { return !one.stays; });
+  };
+  EXPECT_EQ(gone(), 0);
+  all[0].completeness = all[1].completeness = Completeness::weights;
+  EXPECT_EQ(gone(), 0);
+  all[2].not_thinned = "its view has problems";
+  EXPECT_EQ(gone(), 1);
+  EXPECT_EQ(judge(policy, all, kMoment, room).value().decisions[2].full_because, "its view has problems");
+}
+
 TEST(RetentionTest, OldAndNewIsByCompletion) {
   std::vector<StepFacts> all = steps(4);
   all[0].completed = kNow + 1s;  // a run that started over
@@ -358,7 +420,9 @@ TEST(PolicyTest, WhatRulesTake) {
                                     {"max_bytes", "2T"},
                                     {"min_free", "4096"},
                                     {"seal_after", "90m"},
-                                    {"set_aside", "1"}});
+                                    {"set_aside", "1"},
+                                    {"keep_full", "2"},
+                                    {"thin_to", "bf16"}});
   ASSERT_TRUE(policy) << policy.error().message();
   EXPECT_EQ(policy.value().keep_for, std::chrono::hours(7 * 24));
   EXPECT_EQ(policy.value().keep_best->metric, "eval:loss");
@@ -367,6 +431,10 @@ TEST(PolicyTest, WhatRulesTake) {
   EXPECT_EQ(policy.value().min_free, 4096u);
   EXPECT_EQ(policy.value().seal_after, std::chrono::minutes(90));
   EXPECT_TRUE(policy.value().set_aside);
+  EXPECT_EQ(policy.value().keep_full->count, 2u);
+  EXPECT_FALSE(policy.value().keep_full->age);
+  EXPECT_EQ(parse_policy({{"keep_full", "7d"}}).value().keep_full->age, std::chrono::hours(7 * 24));
+  EXPECT_EQ(policy.value().thin_to, "bf16");
 }
 
 TEST(PolicyTest, BadValuesAreRefusedInWords) {
@@ -387,8 +455,11 @@ TEST(PolicyTest, BadValuesAreRefusedInWords) {
                                                                 {"max_bytes", "0"},
                                                                 {"max_bytes", "2X"},
                                                                 {"min_free", "half"},
-                                                                {"seal_after", "soon"},
-                                                                {"set_aside", "0"}};
+                                                                {"set_aside", "0"},
+                                                                {"keep_full", "0"},
+                                                                {"keep_full", "x"},
+                                                                {"thin_to", "int8"},
+                                                                {"seal_after", "soon"}};
   for (const auto& [rule, value] : bad) {
     const auto policy = parse_policy({{rule, value}});
     ASSERT_FALSE(policy) << rule << "=" << value;

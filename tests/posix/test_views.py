@@ -18,9 +18,9 @@ import pytest
 from checking import equal, in_child, opened, pwrite_all, raises, read, same_bytes, true, write
 from hugging import parse, safetensors
 from memory import drop_caches
-from mounting import CKPTFS, CKPTFS_DEBUG, KIB, MIB, REPOSITORY, by_level, run, wait_until
+from mounting import CKPTFS, CKPTFS_DEBUG, KIB, MIB, by_level, run, wait_until
 from training import write_state
-from viewing import SERIES, TAG, as_bf16, as_fp32, content, floats, step_with
+from viewing import SERIES, TAG, as_bf16, as_fp32, content, floats, step_with, write_named
 
 
 def test_what_they_hold(mount):
@@ -511,18 +511,6 @@ def test_swap_state_only(mount):
     wait_until("the mode follows", lambda: oct(os.stat(of_rank).st_mode) == oct(0o100444), 5)
     os.chmod(step.parent, 0o700)
     wait_until("a folder on the way closes it", lambda: oct(os.stat(of_rank).st_mode) == oct(0o100400), 5)
-
-
-def write_named(step, swapped):
-    """A step of DeepSpeed's with the swap files of its one group (tests/fuzz/deepspeed_fuzzer.cc tells the layout); what
-    it lacks still is its optim_states.pt, which is given back."""
-    sample = (REPOSITORY / "tests/fuzz/corpus/deepspeed/stage_3").read_bytes()
-    length = int.from_bytes(sample[1:3], "little")
-    (step / "offloaded_tensors/rank00").mkdir(parents=True)
-    for name, data in swapped.items():
-        write(step / "offloaded_tensors/rank00" / name, data)
-    write(step / "zero_pp_rank_0_mp_rank_00_model_states.pt", sample[3 : 3 + length])
-    return step / "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", sample[3 + length :]
 
 
 def test_names_of_the_same_run(mount):

@@ -1,0 +1,370 @@
+#include "fs/steps/thinner.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <future>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <span>
+#include <thread>
+#include <utility>
+
+#include "fs/views/numbers.h"
+#include "io/fault.h"
+#include "io/log.h"
+#include "meta/accounting/accounting.h"
+#include "meta/formats/safetensors.h"
+#include "meta/steps/steps.h"
+#include "meta/time.h"
+#include "meta/tree/unpublished.h"
+
+namespace ckptfs::fs {
+namespace {
+
+using meta::Reason;
+using meta::formats::Completeness;
+using meta::formats::TensorMap;
+using meta::formats::ThinnedFile;
+using views::Access;
+using views::NodeNumber;
+using views::View;
+
+constexpr const char* kSame = "same";
+constexpr const char* kWeights = "model.safetensors";
+constexpr const char* kWeightsIndex = "model.safetensors.index.json";
+
+struct Type {
+  const char* name;
+  Dtype dtype;
+};
+constexpr std::array kTypes{Type{"fp32", Dtype::float32}, Type{"bf16", Dtype::bfloat16}, Type{"fp16", Dtype::float16}};
+
+const char* words_of(Reason reason) {
+  switch (reason) {
+    case Reason::newest:
+      return "it is the newest complete step, from which a training resumes";
+    case Reason::pinned:
+      return "it is pinned; unpin it first (setfattr -n user.ckptfs.pin -v 0)";
+    case Reason::latest:
+      return "`latest` names it";
+    case Reason::in_use:
+      return "a file of it is open, or was a moment ago; try again later";
+    default:
+      return "it cannot be judged now";
+  }
+}
+
+const View::Node* child_of(const View& view, const std::string& name, View::Kind kind) {
+  const auto& children = view.node(0)->children;
+  const auto found = children.find(name);
+  const View::Node* const node = found == children.end() ? nullptr : view.node(found->second);
+  return node != nullptr && node->kind == kind ? node : nullptr;
+}
+
+// The index of the view names its own shards, "model.bf16-00001-of-00002.safetensors". transformers looks for
+// "model-00001-of-00002.safetensors".
+std::string index_for(const std::string& text, const std::string& prefix) {
+  auto index = nlohmann::ordered_json::parse(text);
+  for (auto& [name, file] : index["weight_map"].items()) {
+    file = "model" + file.get<std::string>().substr(prefix.size());
+  }
+  return index.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+}
+
+// Who may read it may read it, and its owner may change it, as with any file.
+meta::NewFile new_file(const std::string& name, meta::BlobNumber blob, const Access& access, const timespec& time) {
+  return {name, blob, (access.mode & 0444) | 0200, access.uid, access.gid, time};
+}
+
+}  // namespace
+
+// The files of one model of a view.
+struct Thinner::Model {
+  std::string type;  // "bf16"
+  Dtype dtype = Dtype::float32;
+  std::vector<std::pair<std::string, NodeNumber>> files;  // by the names that transformers expects
+  std::string index;                                      // text; empty: the model is one file
+  Access index_access;
+};
+
+struct Thinner::Plan {
+  meta::InodeNumber step = 0;
+  std::shared_ptr<const views::StepView> view;
+  Model model;
+  bool stay = false;            // the files of weights are there already
+  std::vector<uint32_t> going;  // files of the view
+  std::vector<meta::BlobNumber> blobs;
+  std::vector<meta::NewFile> files;
+
+  const std::vector<meta::formats::StepFiles::File>& of_step() const { return view->view.source().files; }
+  const TensorMap& map() const { return view->view.source().map; }
+  size_t new_files() const { return (stay ? 0 : model.files.size() + (model.index.empty() ? 0 : 1)) + 1; }
+  uint64_t new_bytes() const {
+    uint64_t bytes = 0;
+    for (const auto& [name, node] : model.files) bytes += stay ? 0 : view->view.node(node)->size;
+    return bytes;
+  }
+};
+
+bool is_thin_type(const std::string& text) {
+  return text == kSame || std::ranges::any_of(kTypes, [&](const Type& type) { return text == type.name; });
+}
+
+Result<std::string> Thinner::objection(meta::InodeNumber step) {
+  TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(step));
+  TRY_ASSIGN(const meta::InodeRecord above, tree_.inode(record.parent));
+  if ((above.flags & meta::kSeries) == 0) return "it is no step of a series";
+  TRY_ASSIGN(const SeriesStatus series, step_facts_.inspect_series(record.parent, "", false));
+  const auto found = std::ranges::find(series.steps, step, &StepStatus::inode);
+  if (found == series.steps.end()) return "it is no step, or it is being removed";
+  if (found->facts.completeness == Completeness::weights) return "it holds weights only already";
+  if (found->damaged || found->facts.completeness != Completeness::complete) {
+    return std::string("it is ") + state_of(*found) + (found->reason.empty() ? "" : ": " + found->reason);
+  }
+  if (!series.unclear.empty() && series.unclear_to.value_or(found->owner) == found->owner) return series.unclear;
+  std::vector<meta::StepFacts> facts;  // of the owner's steps, that of this one last
+  for (const StepStatus& one : series.steps) {
+    if (one.owner == found->owner && one.inode != step) facts.push_back(one.facts);
+  }
+  facts.push_back(found->facts);
+  const meta::Moment now{meta::wall_time(meta::now()), step_facts_.clock().now()};
+  TRY_ASSIGN(const meta::Judgement judgement, meta::judge({}, facts, now, {}));
+  const Reason reason = judgement.decisions.back().reasons.front();
+  return std::string(reason == Reason::no_rule ? "" : words_of(reason));
+}
+
+Result<std::shared_ptr<const views::StepView>> Thinner::view_of(meta::InodeNumber step, uint32_t user) {
+  using Made = Result<std::shared_ptr<const views::StepView>>;
+  const auto made = std::make_shared<std::promise<Made>>();
+  views_.step_view(step, user, [made](Made view) { made->set_value(std::move(view)); });
+  return made->get_future().get();
+}
+
+Result<Thinner::Model> Thinner::model_of(const View& view, const std::string& type) {
+  Model model;
+  model.type = type;
+  if (type == kSame) {
+    const View::Node* link = child_of(view, kWeights, View::Kind::link);
+    if (link == nullptr) link = child_of(view, kWeightsIndex, View::Kind::link);
+    for (const Type& one : kTypes) {
+      if (link != nullptr && link->text->find(std::string(".") + one.name + ".") != std::string::npos)
+        model.type = one.name;
+    }
+  }
+  for (const Type& one : kTypes) {
+    if (model.type == one.name) model.dtype = one.dtype;
+  }
+  const std::string prefix = "model." + model.type;
+  for (const auto& [name, number] : view.node(0)->children) {
+    const bool is_model = view.node(number)->kind == View::Kind::model &&
+                          (name.starts_with(prefix + ".") || name.starts_with(prefix + "-"));
+    if (is_model) model.files.emplace_back("model" + name.substr(prefix.size()), number);
+  }
+  if (model.files.empty()) return Error(EINVAL, "its view has no model files (manifest.json there tells why)");
+  if (model.files.size() > 1) {
+    const std::string name = "model.safetensors.index." + model.type + ".json";
+    const View::Node* const index = child_of(view, name, View::Kind::text);
+    if (index == nullptr) return Error(EINVAL, "its view has no " + name);
+    model.index = index_for(*index->text, prefix);
+    model.index_access = index->access;
+  }
+  return model;
+}
+
+Result<Thinner::Plan> Thinner::make_plan(meta::InodeNumber step, const std::string& type, uint32_t user) {
+  Plan plan;
+  plan.step = step;
+  TRY_ASSIGN(plan.view, view_of(step, user));
+  const TensorMap& map = plan.map();
+  if (!map.problems.empty()) {
+    const auto& problem = map.problems.front();
+    return Error(EINVAL,
+                 "its view has problems: " + (problem.file.empty() ? "" : problem.file + ": ") + problem.reason);
+  }
+  if (map.parameters.empty() || !map.names_from.empty()) {
+    return Error(EINVAL, "no file of it tells the names of its tensors (it is a save alone, say)");
+  }
+  if (const std::string other = meta::formats::unknown_weights(map); !other.empty()) {
+    return Error(EINVAL, "the tensor " + other + " is neither in the model nor known to be for a resume");
+  }
+  TRY_ASSIGN(plan.model, model_of(plan.view->view, type));
+  const auto dtype = type == kSame ? std::nullopt : std::optional(plan.model.dtype);
+  plan.stay = meta::formats::has_weights_files(map, plan.of_step(), dtype);
+  plan.going = meta::formats::files_that_go(map, plan.of_step(), plan.stay);
+  if (plan.going.empty()) return Error(EINVAL, "it holds nothing that is for a resume only");
+  TRY(refuse_other_weights(plan));
+  return plan;
+}
+
+// A file of weights that is replaced must hold no tensor that the new files lack. A name that is taken by anything else
+// stays with it.
+Result<> Thinner::refuse_other_weights(const Plan& plan) const {
+  std::set<std::string_view> names;
+  for (const auto& parameter : plan.map().parameters) names.insert(parameter.name);
+  for (const auto& tied : plan.map().tied) names.insert(tied.name);
+  std::set<std::string_view> going;
+  for (const uint32_t index : plan.going) {
+    const std::string& path = plan.of_step()[index].path;
+    going.insert(path);
+    if (!meta::formats::is_weights_name(path) || !path.ends_with(".safetensors")) continue;
+    TRY_ASSIGN(const io::Fd file, tree_.open_blob(plan.view->files[index].inode, O_RDONLY));
+    const auto header = meta::formats::read_safetensors_header(file.get());
+    if (!header) return Error(EINVAL, path + " would be replaced, and cannot be read: " + header.error().message());
+    for (const auto& tensor : header.value().tensors) {
+      if (names.contains(tensor.name)) continue;
+      return Error(EINVAL, path + " would be replaced, and holds " + tensor.name + ", which the model lacks; move it");
+    }
+  }
+  std::vector<std::string> wanted{meta::formats::kThinnedName};
+  for (const auto& [name, node] : plan.model.files) wanted.push_back(name);
+  if (!plan.model.index.empty()) wanted.emplace_back(kWeightsIndex);
+  for (const std::string& name : wanted) {
+    const bool ours = name != meta::formats::kThinnedName && plan.stay;
+    if (!ours && !going.contains(name) && tree_.child(plan.step, name))
+      return Error(EINVAL, name + " is there, and would be replaced; move it");
+  }
+  return success();
+}
+
+Result<uint64_t> Thinner::exclusive_bytes(std::vector<meta::InodeNumber> roots) {
+  TRY_ASSIGN(const meta::Account account, store_.accounting().account({{std::move(roots), 0}}));
+  return account.owners.front().exclusive;
+}
+
+// Writes the files of weights and the manifest into the promised blobs.
+Result<> Thinner::keep_files(Plan& plan, ThinReport& report, const KeepPause& pause) {
+  TRY_ASSIGN(plan.blobs, meta::promise_blobs(store_, plan.new_files()));
+  const auto next_blob = [&plan] { return plan.blobs[plan.files.size()]; };
+  const views::StepView& view = *plan.view;
+  auto& kept = report.manifest.kept;
+  ViewSources sources(store_, view);
+  const KeepPause unless_stopped = [&](auto time) { return !stop_ && pause(time); };
+  for (const auto& [name, node] : plan.model.files) {
+    if (plan.stay) continue;
+    TRY_ASSIGN(const KeptFile file,
+               keep_content(store_, *view.content(node), sources, next_blob(), view.time, unless_stopped));
+    kept.push_back({name, file.size, file.digest});
+    plan.files.push_back(new_file(name, next_blob(), view.view.node(node)->access, view.time));
+  }
+  TRY(sources.check_write_back());
+  const auto keep_text = [&](const std::string& name, const std::string& text,
+                             const Access& access) -> Result<KeptFile> {
+    views::Content content;
+    content.add(text);
+    TRY_ASSIGN(KeptFile file, keep_content(store_, content, sources, next_blob(), view.time, unless_stopped));
+    plan.files.push_back(new_file(name, next_blob(), access, view.time));
+    return file;
+  };
+  if (!plan.stay && !plan.model.index.empty()) {
+    TRY_ASSIGN(const KeptFile file, keep_text(kWeightsIndex, plan.model.index, plan.model.index_access));
+    kept.push_back({kWeightsIndex, file.size, file.digest});
+  }
+  const View::Node* const manifest = child_of(view.view, "manifest.json", View::Kind::text);
+  const Access access = manifest != nullptr ? manifest->access : view.view.source().folder;
+  TRY(keep_text(meta::formats::kThinnedName, meta::formats::thinned_text(report.manifest), access));
+  return success();
+}
+
+Result<> Thinner::put_in_place(const Plan& plan) {
+  meta::Thinning thinning;
+  thinning.step = plan.step;
+  thinning.files = plan.files;
+  for (const uint32_t index : plan.going) thinning.going.insert(plan.of_step()[index].path);
+  thinning.check = [&]() -> Result<> {
+    TRY_ASSIGN(const bool current, views_.is_current(*plan.view));
+    TRY_ASSIGN(const bool in_use, step_facts_.is_in_use(plan.step));
+    if (current && !in_use) return success();
+    return Error(EBUSY, current ? words_of(Reason::in_use) : "a file of it has changed meanwhile; try again");
+  };
+  TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(plan.step));
+  TRY_ASSIGN(const meta::Thinned thinned, meta::thin(store_, thinning));
+  views_.forget(plan.step);
+  notifications_.name_changed(views::number_of(record.parent, 0), meta::name_of(tree_, plan.step));
+  for (const meta::Dropped& file : thinned.files) {
+    if (file.last_name) {
+      files_.taken_out(file.inode);
+    } else {
+      notifications_.attributes_changed(file.inode);  // its count of links
+    }
+  }
+  removals_.empty(thinned.directories);
+  TRY(io::fault_point("thin.after_batch"));
+  TRY(tree_.sync());
+  return io::fault_point("thin.after_publish");
+}
+
+// close() returns before the kernel's RELEASE reaches the daemon. So wait for files that were closed a moment ago.
+Result<> Thinner::refuse_by_facts(meta::InodeNumber step) {
+  constexpr auto kPatience = std::chrono::milliseconds(200);
+  const auto until = std::chrono::steady_clock::now() + kPatience;
+  TRY_ASSIGN(std::string why, objection(step));
+  while (why == words_of(Reason::in_use) && std::chrono::steady_clock::now() < until) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    TRY_ASSIGN(why, objection(step));
+  }
+  return why.empty() ? Result<>(success()) : Error(EBUSY, why);
+}
+
+// What is kept of a file that is there already is listed, too. Blocks that the new files share with those that go stay
+// taken, and so count as new ones.
+Result<ThinReport> Thinner::foretell(const Plan& plan) {
+  ThinReport report;
+  report.step = tree_.path_of(plan.step);
+  TRY_ASSIGN(const auto entries, tree_.list(plan.step));
+  report.manifest.from = meta::checkpoint_kind(entries);
+  report.manifest.type = plan.model.type;
+  report.manifest.thinned = meta::now().tv_sec;
+  const auto listed = [&plan](uint32_t index) {
+    return ThinnedFile{plan.of_step()[index].path, plan.of_step()[index].size, plan.view->view.source().digests[index]};
+  };
+  std::vector<meta::InodeNumber> gone;
+  for (const uint32_t index : plan.going) {
+    report.manifest.went.push_back(listed(index));
+    gone.push_back(plan.view->files[index].inode);
+  }
+  for (uint32_t index = 0; plan.stay && index < plan.of_step().size(); ++index) {
+    if (meta::formats::is_weights_name(plan.of_step()[index].path)) report.manifest.kept.push_back(listed(index));
+  }
+  TRY_ASSIGN(report.before, exclusive_bytes({plan.step}));
+  TRY_ASSIGN(const uint64_t freed, exclusive_bytes(std::move(gone)));
+  report.freed = freed - std::min(freed, plan.new_bytes());
+  report.after = report.before - std::min(report.before, report.freed);
+  return report;
+}
+
+Result<ThinReport> Thinner::thin(meta::InodeNumber step, const std::string& type, uint32_t user, bool dry_run,
+                                 const KeepPause& pause) {
+  TRY(refuse_by_facts(step));
+  if (!dry_run) {  // before the view is made, since it may change the times of files
+    TRY_ASSIGN(const StepStatus status, step_facts_.inspect_step(step));
+    TRY(step_facts_.make_durable(status));
+  }
+  TRY_ASSIGN(Plan plan, make_plan(step, type, user));
+  TRY_ASSIGN(ThinReport report, foretell(plan));
+  if (dry_run) {
+    for (const auto& [name, node] : plan.model.files) {
+      if (!plan.stay) report.manifest.kept.push_back({name, plan.view->view.node(node)->size, {}});
+    }
+    return report;
+  }
+  const auto kept = [&]() -> Result<> {
+    TRY(keep_files(plan, report, pause));
+    TRY(tree_.write_back().sync_all());
+    return refuse_by_facts(step);  // writing may have taken minutes
+  }();
+  if (!kept) {
+    meta::doom_unpublished(tree_, plan.blobs, "files of a thinning that failed");
+    return kept.error();
+  }
+  TRY(put_in_place(plan));
+  log::info("thin {}: {} weights stay, {} files went, {} MiB are freed", report.step, report.manifest.type,
+            report.manifest.went.size(), report.freed >> 20);
+  return report;
+}
+
+}  // namespace ckptfs::fs

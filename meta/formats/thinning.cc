@@ -1,0 +1,271 @@
+#include "meta/formats/thinning.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string_view>
+#include <utility>
+
+#include "io/json.h"
+#include "meta/formats/deepspeed_names.h"
+#include "meta/formats/manifest.h"
+#include "meta/names.h"
+
+namespace ckptfs::meta::formats {
+namespace {
+
+constexpr std::string_view kModel = "model";
+constexpr std::string_view kSafetensors = ".safetensors";
+constexpr std::string_view kIndex = ".index.json";
+constexpr uint64_t kThinnedFormat = 1;
+constexpr uint64_t kMostThinned = uint64_t{64} << 20;  // bytes of a manifest
+constexpr size_t kMostFiles = size_t{1} << 20;         // in a manifest
+constexpr uint64_t kMostScalar = 1;                    // of a tensor that is no weights, whatever its type
+constexpr io::JsonBounds kBounds{.bytes = kMostThinned, .values = io::kAnyNumber, .text = 1 << 16, .depth = 8};
+
+std::string_view last_name(std::string_view path) { return path.substr(path.rfind('/') + 1); }
+
+// A type that a view can cast to another.
+bool is_float(Dtype dtype) { return dtype == Dtype::float32 || dtype == Dtype::float16 || dtype == Dtype::bfloat16; }
+
+bool lies_at_top(std::string_view path) { return path.find('/') == std::string_view::npos; }
+
+bool are_digits(std::string_view text) {
+  return !text.empty() && std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
+}
+
+// "rng_state" of "rng_state.pth" and of "rng_state_3.pth", but of nothing else.
+bool is_numbered(std::string_view name, std::string_view stem, std::string_view ending) {
+  if (!name.starts_with(stem) || !name.ends_with(ending) || name.size() < stem.size() + ending.size()) return false;
+  const std::string_view number = name.substr(stem.size(), name.size() - stem.size() - ending.size());
+  return number.empty() || (number.front() == '_' && are_digits(number.substr(1)));
+}
+
+// "offloaded_tensors/rank00/0_6.tensor.swp"
+bool is_swap_file(std::string_view path) {
+  const bool offloaded =
+      path.starts_with(std::string(kTensorsName) + '/') || path.starts_with(std::string(kParamsName) + '/');
+  return offloaded && (parse_group_name(last_name(path)) || parse_param_name(last_name(path)));
+}
+
+// What a Trainer or accelerate writes at the top of a step for a resume.
+bool is_trainer_state(std::string_view name) {
+  constexpr std::array<std::pair<std::string_view, std::string_view>, 8> kNames{{{"optimizer", ".pt"},
+                                                                                 {"optimizer", ".bin"},
+                                                                                 {"scheduler", ".pt"},
+                                                                                 {"scheduler", ".bin"},
+                                                                                 {"scaler", ".pt"},
+                                                                                 {"rng_state", ".pth"},
+                                                                                 {"random_states", ".pkl"},
+                                                                                 {"sampler", ".bin"}}};
+  return std::any_of(kNames.begin(), kNames.end(),
+                     [name](const auto& one) { return is_numbered(name, one.first, one.second); });
+}
+
+// DeepSpeed's own files, in a step of its own or in the folder of one.
+bool is_deepspeeds_own(std::string_view path) {
+  return is_swap_file(path) || (lies_at_top(path) && parse_states_name(path).has_value());
+}
+
+bool is_dcp(std::string_view path) {
+  return std::count(path.begin(), path.end(), '/') <= 1 &&
+         (last_name(path) == ".metadata" || path.ends_with(".distcp"));
+}
+
+// Is it known to be for a resume? `inner`: the folder of DeepSpeed's step in a Trainer's, with its slash; may be empty.
+bool is_for_resume(std::string_view path, std::string_view inner) {
+  if (is_deepspeeds_own(path) || is_dcp(path)) return true;
+  if (!inner.empty() && path.starts_with(inner)) return is_deepspeeds_own(path.substr(inner.size()));
+  if (!lies_at_top(path)) return false;
+  if (path == "zero_to_fp32.py" || (path == "latest" && !inner.empty())) return true;
+  return is_trainer_state(path) || rank_of_manifest(path).has_value();
+}
+
+// Is it a folder of a step in the step, in which DeepSpeed's files lie?
+bool is_inner_file(std::string_view path) {
+  const size_t slash = path.find('/');
+  return slash != std::string_view::npos && step_number(path.substr(0, slash)) &&
+         is_deepspeeds_own(path.substr(slash + 1));
+}
+
+std::optional<uint32_t> index_of_manifest(const StepFiles& files) {
+  const auto found = std::find_if(files.list().begin(), files.list().end(),
+                                  [](const StepFiles::File& file) { return file.path == kThinnedName; });
+  if (found == files.list().end()) return std::nullopt;
+  return static_cast<uint32_t>(found - files.list().begin());
+}
+
+// Depth 1 is the manifest, 2 a list of files, 3 one of these.
+class ThinnedReader : public io::JsonVisitor {
+ public:
+  bool start_object(size_t) override { return begin(true); }
+  bool start_array(size_t) override { return begin(false); }
+  bool end_object() override { return end(); }
+  bool end_array() override { return end(); }
+  bool key(string_t& key) override {
+    key_ = key;
+    return true;
+  }
+  bool string(string_t& text) override {
+    if (depth_ == 1 && key_ == "from") manifest.from = text;
+    if (depth_ == 1 && key_ == "type") manifest.type = text;
+    if (depth_ == 3 && key_ == "name") file_.name = text;
+    if (depth_ == 3 && key_ == "digest") file_.digest = text;
+    return true;
+  }
+  bool number_unsigned(number_unsigned_t number) override {
+    if (depth_ == 1 && key_ == "format") format_ = number;
+    if (depth_ == 1 && key_ == "thinned") manifest.thinned = static_cast<int64_t>(number);
+    if (depth_ == 3 && key_ == "size") file_.size = number;
+    return true;
+  }
+
+  Result<ThinnedManifest> take() {
+    if (format_ != kThinnedFormat || manifest.kept.empty()) {
+      return Error(EBADMSG, "it is no manifest of a thinned step, or of a format that this ckptfs does not know");
+    }
+    return std::move(manifest);
+  }
+
+  ThinnedManifest manifest;
+
+ private:
+  bool begin(bool object) {
+    ++depth_;
+    if (depth_ == 1) return object || fails(Error(EBADMSG, "it is no object"));
+    if (depth_ == 2)
+      list_ = object ? nullptr : key_ == "kept" ? &manifest.kept : key_ == "went" ? &manifest.went : nullptr;
+    if (depth_ == 3) file_ = {};
+    return true;
+  }
+  bool end() {
+    if (depth_-- != 3 || list_ == nullptr) return true;
+    if (file_.name.empty()) return fails(Error(EBADMSG, "it names a file without a name"));
+    if (list_->size() == kMostFiles) return fails(Error(EFBIG, "it names more files than any step has"));
+    list_->push_back(std::move(file_));
+    return true;
+  }
+
+  unsigned depth_ = 0;
+  std::string key_;
+  uint64_t format_ = 0;
+  std::vector<ThinnedFile>* list_ = nullptr;
+  ThinnedFile file_;
+};
+
+nlohmann::ordered_json to_json(const std::vector<ThinnedFile>& files) {
+  auto rows = nlohmann::ordered_json::array();
+  for (const ThinnedFile& file : files) {
+    rows.push_back({{"name", file.name}, {"size", file.size}});
+    if (!file.digest.empty()) rows.back()["digest"] = file.digest;
+  }
+  return rows;
+}
+
+}  // namespace
+
+bool is_weights_name(const std::string& path) {
+  if (path == "model.safetensors" || path == "model.safetensors.index.json") return true;
+  // "model-00001-of-00002.safetensors"
+  std::string_view name = path;
+  if (!name.starts_with("model-") || !name.ends_with(kSafetensors)) return false;
+  name.remove_prefix(kModel.size() + 1);
+  name.remove_suffix(kSafetensors.size());
+  const size_t of = name.find("-of-");
+  return of != std::string_view::npos && are_digits(name.substr(0, of)) && are_digits(name.substr(of + 4));
+}
+
+std::set<uint32_t> files_of(const TensorMap& map) {
+  std::set<uint32_t> files;
+  for (const Parameter& parameter : map.parameters) {
+    for (const auto& [state, tensor] : parameter.states) {
+      for (const Piece& piece : tensor.pieces) files.insert(piece.file);
+    }
+  }
+  for (const SwapFile& swap : map.undivided) files.insert(swap.file);
+  return files;
+}
+
+bool has_weights_files(const TensorMap& map, const std::vector<StepFiles::File>& files, std::optional<Dtype> type) {
+  return std::all_of(map.parameters.begin(), map.parameters.end(), [&](const Parameter& parameter) {
+    const auto state = parameter.states.find(kParam);
+    if (parameter.states.size() != 1 || state == parameter.states.end()) return false;
+    const Tensor& tensor = state->second;
+    const bool stored = !type || !is_float(tensor.dtype) || tensor.dtype == *type;
+    return stored && std::all_of(tensor.pieces.begin(), tensor.pieces.end(),
+                                 [&](const Piece& piece) { return is_weights_name(files[piece.file].path); });
+  });
+}
+
+std::vector<uint32_t> files_that_go(const TensorMap& map, const std::vector<StepFiles::File>& files, bool stay) {
+  const std::set<uint32_t> held = files_of(map);
+  std::string inner;
+  bool torch_weights = false;
+  for (uint32_t index = 0; index < files.size(); ++index) {
+    const std::string& path = files[index].path;
+    if (held.contains(index) && is_inner_file(path)) inner = path.substr(0, path.find('/') + 1);
+    torch_weights = torch_weights || (held.contains(index) && path.starts_with("pytorch_model"));
+  }
+  std::vector<uint32_t> going;
+  for (uint32_t index = 0; index < files.size(); ++index) {
+    const std::string& path = files[index].path;
+    const bool weights = is_weights_name(path);
+    const bool old_index = torch_weights && path == "pytorch_model.bin" + std::string(kIndex);
+    const bool goes = weights ? !stay : held.contains(index) || old_index || is_for_resume(path, inner);
+    if (goes) going.push_back(index);
+  }
+  return going;
+}
+
+std::string unknown_weights(const TensorMap& map) {
+  for (const Parameter& parameter : map.parameters) {
+    if (parameter.kind != Parameter::Kind::other) continue;
+    for (const auto& [state, tensor] : parameter.states) {
+      const bool several = elements_of(tensor.shape).value_or(kMostScalar + 1) > kMostScalar;
+      if (several && is_float(tensor.dtype)) return parameter.name;
+    }
+  }
+  return {};
+}
+
+std::string thinned_text(const ThinnedManifest& manifest) {
+  using Json = nlohmann::ordered_json;
+  const Json json = {{"format", kThinnedFormat},    {"from", manifest.from},          {"type", manifest.type},
+                     {"thinned", manifest.thinned}, {"kept", to_json(manifest.kept)}, {"went", to_json(manifest.went)}};
+  return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+Result<ThinnedManifest> parse_thinned(const std::string& text) {
+  ThinnedReader reader;
+  TRY(io::read_json(text, kBounds, reader));
+  return reader.take();
+}
+
+bool has_thinned_manifest(const StepFiles& files) { return index_of_manifest(files).has_value(); }
+
+std::optional<ThinnedCheck> check_thinned(const StepFiles& files) {
+  const auto index = index_of_manifest(files);
+  if (!index) return std::nullopt;
+  const auto text = files.read(*index, kMostThinned);
+  const auto manifest = text ? parse_thinned(text.value()) : text.error();
+  if (!manifest) return ThinnedCheck{Problem{kThinnedName, manifest.error().message()}};
+  std::map<std::string_view, uint64_t> sizes;
+  for (const StepFiles::File& file : files.list()) sizes.emplace(file.path, file.size);
+  std::set<std::string_view> kept;
+  for (const ThinnedFile& file : manifest.value().kept) kept.insert(file.name);
+  for (const ThinnedFile& file : manifest.value().went) {
+    if (sizes.contains(file.name) && !kept.contains(file.name)) return std::nullopt;
+  }
+  for (const ThinnedFile& file : manifest.value().kept) {
+    const auto there = sizes.find(file.name);
+    if (there != sizes.end() && there->second == file.size) continue;
+    const std::string wrong = there == sizes.end() ? "it is not there"
+                                                   : "it has " + std::to_string(there->second) +
+                                                         " bytes, and should have " + std::to_string(file.size);
+    return ThinnedCheck{Problem{file.name, wrong, Problem::Kind::missing}};
+  }
+  return ThinnedCheck{};
+}
+
+}  // namespace ckptfs::meta::formats

@@ -14,8 +14,6 @@
 namespace ckptfs::fs {
 namespace {
 
-using meta::formats::Completeness;
-
 constexpr size_t kMostSiblings = 256;
 
 }  // namespace
@@ -85,7 +83,7 @@ Result<meta::formats::CompletenessJudgement> Abandonment::judge(meta::InodeNumbe
   const std::lock_guard turn(readings_);
   const auto judged = meta::formats::judge_completeness(files, meta::formats::read_checkpoint(files));
   if (files.short_of()) return *files.short_of();
-  if (judged.completeness == Completeness::complete) return judged;
+  if (meta::formats::is_whole(judged.completeness)) return judged;
   TRY_ASSIGN(const auto siblings, siblings_of(series, step));
   const auto judgement = meta::formats::judge_abandoned(files, judged, siblings);
   if (files.short_of()) return *files.short_of();

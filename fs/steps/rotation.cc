@@ -150,8 +150,7 @@ Result<> Rotation::rotate_series(meta::InodeNumber series, Findings& findings) {
 // What is complete and durable needs not be set aside any more.
 void Rotation::forget_finished(const SeriesStatus& status, const std::string& path) {
   for (const StepStatus& step : status.steps) {
-    const bool complete = step.facts.completeness == Completeness::complete;
-    if (!complete || !set_aside_.is_unfinished(step.inode)) continue;
+    if (!meta::formats::is_whole(step.facts.completeness) || !set_aside_.is_unfinished(step.inode)) continue;
     const auto durable = step_facts_.make_durable(step);
     if (durable) set_aside_.note_complete(step.inode);
     if (!durable && !is_harmless(durable.error())) failed("syncing " + path + "/" + step.facts.tag, durable.error());

@@ -373,7 +373,7 @@ Result<SetAside::Outcome> SetAside::try_inspect(meta::InodeNumber step, bool pat
   TRY_ASSIGN(const auto objection, find_objection(record.parent, step, tag, patient));
   if (objection) return *objection;
   TRY_ASSIGN(const auto judgement, abandonment_.judge(record.parent, step));
-  if (judgement.completeness == Completeness::complete) return Outcome::complete;
+  if (meta::formats::is_whole(judgement.completeness)) return Outcome::complete;
   if (judgement.completeness == Completeness::unknown) {
     leave_alone(step, "its state cannot be told: " + judgement.reason);
     return Outcome::forget;

@@ -228,7 +228,7 @@ bool is_first_model_states(std::string_view name) {
 
 CompletenessJudgement judge_abandoned(const StepFiles& files, const CompletenessJudgement& judged,
                                       const SiblingFiles& siblings) {
-  if (judged.completeness == Completeness::complete || files.refused()) return judged;
+  if (is_whole(judged.completeness) || files.refused()) return judged;
   if (files.list().empty()) return {Completeness::incomplete, "it holds no file"};
   const bool trainer_state = any_path(files, [](std::string_view path) { return path == kTrainerState; });
   // A Trainer cannot go on from a checkpoint without its state, whatever else that holds.

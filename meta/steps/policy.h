@@ -44,7 +44,7 @@ struct Policy {
   std::optional<uint64_t> max_bytes;  // exclusive bytes of the series
   std::optional<uint64_t> min_free;   // bytes of the store
   std::optional<std::chrono::seconds> seal_after;
-  bool set_aside = false;  // acts at once, since it removes nothing: fs/steps/set_aside.h
+  bool set_aside = false;              // acts at once, since it removes nothing: fs/steps/set_aside.h
   std::optional<KeepFull> keep_full;   // the other steps that stay are thinned (meta/steps/thin.h)
   std::optional<std::string> thin_to;  // the type of their weights: "same" (the default), "bf16", ...
 

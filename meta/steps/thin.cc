@@ -124,7 +124,16 @@ class ThinChange {
     return success();
   }
 
+  // A name that somebody gave to something else meanwhile stays with it.
+  Result<> refuse_taken(const std::string& name) const {
+    const bool goes = std::ranges::any_of(
+        gone_, [&](const Gone& gone) { return gone.folder == thinning_.step && gone.entry.name == name; });
+    if (goes || !tree_.child(thinning_.step, name)) return success();
+    return Error(EEXIST, path() + '/' + name + ": it was made meanwhile; move it, and thin the step again");
+  }
+
   Result<> put_file(Tree::Change& change, const NewFile& file, const InodeRecord& step) {
+    TRY(refuse_taken(file.name));
     const bool sealed = (step.flags & kSealed) != 0;
     TRY_ASSIGN(const struct stat st, store_.blobs().stat(file.blob));
     InodeRecord record;

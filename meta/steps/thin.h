@@ -49,6 +49,7 @@ Result<std::vector<BlobNumber>> promise_blobs(Store& store, size_t count);
 
 // The content of the blobs must be durable before. The change is not durable on return (Tree::sync). If it fails, the
 // blobs are deleted. EPERM: the step is pinned. EBUSY: something in the step has changed meanwhile.
+// EEXIST: a name is taken by something that stays.
 Result<Thinned> thin(Store& store, const Thinning& thinning);
 
 }  // namespace ckptfs::meta

@@ -133,6 +133,14 @@ TEST_F(ThinTest, WhatIsRefusedLeavesTheStepAsItIs) {
   request.check = [] { return Error(EBUSY, "it has changed"); };
   EXPECT_EQ(thin(*store_, request).error().message(), "it has changed");
   EXPECT_EQ(names(kFull), before);
+  request = thinning();
+  request.check = [this]() -> Result<> {
+    EXPECT_TRUE(tree().make(at(kFull), "model.safetensors", {S_IFLNK | 0777, 0, "notes"}, user()));
+    return success();
+  };
+  EXPECT_EQ(thin(*store_, request).error().errno_value(), EEXIST);
+  remove(std::string(kFull) + "/model.safetensors");
+  EXPECT_EQ(names(kFull), before);
   ASSERT_TRUE(set_pinned(*store_, at(kFull), true));
   EXPECT_EQ(thin(*store_, thinning()).error().errno_value(), EPERM);
   EXPECT_EQ(names(kFull), before);

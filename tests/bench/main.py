@@ -27,6 +27,7 @@ import report
 import saves
 import steps
 import tables
+import thinning
 import trainers
 import versions
 import views
@@ -40,6 +41,7 @@ PARTS = {
     "trainer": trainers.section,
     "deepspeed": offload.section,
     "views": views.section,
+    "thinning": thinning.section,
     "steps": steps.section,
     "names": names.section,
     "past": past.section,

@@ -3,11 +3,13 @@
 import dataclasses
 import statistics
 
-# How a figure is printed: (factor, unit, decimals). Figures are bytes per second, or seconds per operation.
+# How a figure is printed: (factor, unit, decimals). Figures are bytes per second, seconds per
+# operation, or bytes.
 RATE = (1 / (1 << 30), "GiB/s", 2)
 SECONDS = (1, "s", 3)
 MILLISECONDS = (1e3, "ms", 1)
 MICROSECONDS = (1e6, "µs", 1)
+MEBIBYTES = (1 / (1 << 20), "MiB", 1)
 
 
 def rounds(contestants, count):

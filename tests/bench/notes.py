@@ -77,6 +77,10 @@ which no daemon can shorten. Higher is better.""",
     "A model out of a DeepSpeed checkpoint": """\
 ZeRO-3, one rank, the optimizer in memory, because DeepSpeed's own tool reads no other checkpoint. Nothing is in memory
 before. The time includes a sync of the result. Lower is better.""",
+    "Thinning a step": """\
+`ckptfs thin --to bf16` of a step with fp32 weights that is not in memory. fio reads the weights, writes half as many bytes
+and reads these back, by O_DIRECT, 8 MiB, depth 16. The thin step's space is what it alone has on the disk. Lower is
+better.""",
     "Listing steps": """\
 Each row of `ckptfs ls` says whether the step is complete, what it costs and what keeps it. Lower is better.""",
     "Removing a step": """\

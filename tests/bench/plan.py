@@ -83,6 +83,8 @@ DAEMON_BAR = measure.Bar(0.85, at_least=True)  # through the daemon, with any al
 WRONG_GUESS_BAR = measure.Bar(1.05, at_least=False)  # of the time without adoption
 VIEW_BAR = measure.Bar(0.30, at_least=True)  # of cat of the bytes that the view is made from
 COLD_VIEW_BAR = measure.Bar(0.90, at_least=True)
+THIN_BAR = measure.Bar(1.2, at_least=False)  # of the time that fio takes for the same bytes
+THIN_SPACE_BAR = measure.Bar(1.02, at_least=False)  # of the file of weights
 REMOVAL_BAR = measure.Bar(0.10, at_least=False)  # of rm -rf of as many files
 SAVE_BAR = measure.Bar(1.0, at_least=False)  # of the time of cp -r --reflink=always plus sync
 GROWTH_LIMIT = 8 * MIB  # of df, over all saves of an unchanged state

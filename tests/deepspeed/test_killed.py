@@ -97,7 +97,7 @@ class Interrupted:
         self.seconds = 0  # how long the last save took
         self.failed = []  # the last words of starts that failed
         self.aside = 0  # steps that were set aside
-        self.unnamed = 0  # complete steps that `latest` did not name yet, and that DeepSpeed cannot save again
+        self.unnamed = 0  # complete steps that `latest` did not name, and that DeepSpeed cannot save again
         self.run = None
 
     def start(self, resume=True):
@@ -117,6 +117,11 @@ class Interrupted:
             broken = max(self.steps(), key=self.number_of, default=None)
             if broken is None:
                 break
+            if self.is_latest_empty():  # it is written last, so the newest step is complete
+                self.unnamed += 1
+                (self.series / "latest").write_text(broken.name)
+                self.start()
+                continue
             if self.is_unnamed(broken):
                 self.unnamed += 1
             else:
@@ -124,6 +129,9 @@ class Interrupted:
             shutil.rmtree(broken)
             self.start()
         raise Failure(f"the training does not go on: {words}")
+
+    def is_latest_empty(self):
+        return self.kind is deepspeed and (self.series / "latest").read_text() == ""
 
     def is_unnamed(self, step):
         if not self.on_ckptfs or self.kind is not deepspeed or (self.series / "latest").read_text() == step.name:
@@ -180,6 +188,15 @@ def judge(ours, truth):
     equal(ours.failed, [], "starts that failed")
     for step, told in ours.taken.items():
         equal(told, truth[step], f"step {step}")
+
+
+def test_an_empty_latest_is_told_of(venv, scratch):
+    """A save that was killed between the opening and the writing of `latest` leaves it so."""
+    (scratch / "latest").touch()
+    program = f"import ckptfs.deepspeed; ckptfs.deepspeed.latest_of({str(scratch)!r})"
+    shared = dict(environment(), PYTHONPATH=str(REPOSITORY / "gpu" / "python"))
+    done = subprocess.run([python(), "-c", program], env=shared, capture_output=True, text=True, check=False)
+    true(f"{scratch}/latest is empty" in done.stderr and "write the tag of a complete step" in done.stderr, done.stderr)
 
 
 @pytest.mark.one_mode

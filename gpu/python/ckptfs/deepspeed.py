@@ -223,7 +223,7 @@ def load_by(plain, engine, load_dir, tag=None, **options):
     with _Together("nothing was changed"):
         _check_inside(engine, options)
         if tag is None:
-            tag = (pathlib.Path(load_dir) / "latest").read_text(encoding="utf-8").strip()
+            tag = latest_of(load_dir)
         state = _Saved(engine, load_dir, str(tag))
     with _own_call():
         result = plain(load_dir, str(tag), **options)
@@ -231,6 +231,16 @@ def load_by(plain, engine, load_dir, tag=None, **options):
         return result
     state.restore(options.get("load_lr_scheduler_states", True))
     return result
+
+
+def latest_of(folder):
+    """The tag that `latest` names. DeepSpeed empties the file before it writes the tag, and may be killed between."""
+    path = pathlib.Path(folder) / "latest"
+    tag = path.read_text(encoding="utf-8").strip()
+    if not tag:
+        raise ValueError(f"{path} is empty, as a save leaves it that is killed while it writes `latest`: write the tag "
+                         f"of a complete step into it (`ckptfs ls {folder}` lists them), or load with tag=")
+    return tag
 
 
 def _require(condition, what):

@@ -21,8 +21,13 @@ class GrowthTest : public ScratchStore {
     for (int i = 0; i < files; ++i) make_file(path + "/model-" + std::to_string(1000 + i) + ".safetensors");
     make_file(path + "/trainer_state.json");
   }
+  // Each has a record of its own, as one that was saved has.
   void make_steps(int begin, int end) {
-    for (int i = begin; i < end; ++i) make_step("/steps/checkpoint-" + std::to_string(i), 0);
+    for (int i = begin; i < end; ++i) {
+      const std::string path = "/steps/checkpoint-" + std::to_string(i);
+      make_step(path, 0);
+      ASSERT_TRUE(set_pinned(*store_, at(path), false));
+    }
   }
 };
 

@@ -28,6 +28,8 @@ namespace {
 
 using meta::Reason;
 using meta::formats::Completeness;
+using meta::formats::kWeightsIndexName;
+using meta::formats::kWeightsName;
 using meta::formats::TensorMap;
 using meta::formats::ThinnedFile;
 using views::Access;
@@ -35,8 +37,6 @@ using views::NodeNumber;
 using views::View;
 
 constexpr const char* kSame = "same";
-constexpr const char* kWeights = "model.safetensors";
-constexpr const char* kWeightsIndex = "model.safetensors.index.json";
 
 struct Type {
   const char* name;
@@ -64,6 +64,12 @@ const View::Node* child_of(const View& view, const std::string& name, View::Kind
   const auto found = children.find(name);
   const View::Node* const node = found == children.end() ? nullptr : view.node(found->second);
   return node != nullptr && node->kind == kind ? node : nullptr;
+}
+
+// Who may know the names of the tensors may know what went.
+Access access_of_manifest(const View& view) {
+  const View::Node* const manifest = child_of(view, "manifest.json", View::Kind::text);
+  return manifest != nullptr ? manifest->access : view.source().folder;
 }
 
 // The index of the view names its own shards, "model.bf16-00001-of-00002.safetensors". transformers looks for
@@ -96,6 +102,7 @@ struct Thinner::Plan {
   meta::InodeNumber step = 0;
   std::shared_ptr<const views::StepView> view;
   Model model;
+  std::string weights_name;     // of the file of weights, if it is one
   bool stay = false;            // the files of weights are there already
   std::vector<uint32_t> going;  // files of the view
   std::vector<meta::BlobNumber> blobs;
@@ -145,12 +152,12 @@ Result<std::shared_ptr<const views::StepView>> Thinner::view_of(meta::InodeNumbe
   return made->get_future().get();
 }
 
-Result<Thinner::Model> Thinner::model_of(const View& view, const std::string& type) {
+Result<Thinner::Model> Thinner::model_of(const View& view, const std::string& type, const std::string& name) {
   Model model;
   model.type = type;
   if (type == kSame) {
-    const View::Node* link = child_of(view, kWeights, View::Kind::link);
-    if (link == nullptr) link = child_of(view, kWeightsIndex, View::Kind::link);
+    const View::Node* link = child_of(view, kWeightsName, View::Kind::link);
+    if (link == nullptr) link = child_of(view, kWeightsIndexName, View::Kind::link);
     for (const Type& one : kTypes) {
       if (link != nullptr && link->text->find(std::string(".") + one.name + ".") != std::string::npos)
         model.type = one.name;
@@ -160,16 +167,19 @@ Result<Thinner::Model> Thinner::model_of(const View& view, const std::string& ty
     if (model.type == one.name) model.dtype = one.dtype;
   }
   const std::string prefix = "model." + model.type;
-  for (const auto& [name, number] : view.node(0)->children) {
+  for (const auto& [child, number] : view.node(0)->children) {
     const bool is_model = view.node(number)->kind == View::Kind::model &&
-                          (name.starts_with(prefix + ".") || name.starts_with(prefix + "-"));
-    if (is_model) model.files.emplace_back("model" + name.substr(prefix.size()), number);
+                          (child.starts_with(prefix + ".") || child.starts_with(prefix + "-"));
+    if (is_model) model.files.emplace_back("model" + child.substr(prefix.size()), number);
   }
   if (model.files.empty()) return Error(EINVAL, "its view has no model files (manifest.json there tells why)");
-  if (model.files.size() > 1) {
-    const std::string name = "model.safetensors.index." + model.type + ".json";
-    const View::Node* const index = child_of(view, name, View::Kind::text);
-    if (index == nullptr) return Error(EINVAL, "its view has no " + name);
+  if (model.files.size() == 1) {
+    model.files.front().first = name;
+  } else {
+    if (!meta::formats::is_weights_name(name)) return Error(EINVAL, name + " would become several files");
+    const std::string index_name = "model.safetensors.index." + model.type + ".json";
+    const View::Node* const index = child_of(view, index_name, View::Kind::text);
+    if (index == nullptr) return Error(EINVAL, "its view has no " + index_name);
     model.index = index_for(*index->text, prefix);
     model.index_access = index->access;
   }
@@ -192,7 +202,8 @@ Result<Thinner::Plan> Thinner::make_plan(meta::InodeNumber step, const std::stri
   if (const std::string other = meta::formats::unknown_weights(map); !other.empty()) {
     return Error(EINVAL, "the tensor " + other + " is neither in the model nor known to be for a resume");
   }
-  TRY_ASSIGN(plan.model, model_of(plan.view->view, type));
+  plan.weights_name = meta::formats::weights_name(map, plan.of_step());
+  TRY_ASSIGN(plan.model, model_of(plan.view->view, type, plan.weights_name));
   const auto dtype = type == kSame ? std::nullopt : std::optional(plan.model.dtype);
   plan.stay = meta::formats::has_weights_files(map, plan.of_step(), dtype);
   plan.going = meta::formats::files_that_go(map, plan.of_step(), plan.stay);
@@ -222,7 +233,7 @@ Result<> Thinner::refuse_other_weights(const Plan& plan) const {
   }
   std::vector<std::string> wanted{meta::formats::kThinnedName};
   for (const auto& [name, node] : plan.model.files) wanted.push_back(name);
-  if (!plan.model.index.empty()) wanted.emplace_back(kWeightsIndex);
+  if (!plan.model.index.empty()) wanted.emplace_back(kWeightsIndexName);
   for (const std::string& name : wanted) {
     const bool ours = name != meta::formats::kThinnedName && plan.stay;
     if (!ours && !going.contains(name) && tree_.child(plan.step, name))
@@ -261,12 +272,11 @@ Result<> Thinner::keep_files(Plan& plan, ThinReport& report, const KeepPause& pa
     return file;
   };
   if (!plan.stay && !plan.model.index.empty()) {
-    TRY_ASSIGN(const KeptFile file, keep_text(kWeightsIndex, plan.model.index, plan.model.index_access));
-    kept.push_back({kWeightsIndex, file.size, file.digest});
+    TRY_ASSIGN(const KeptFile file, keep_text(kWeightsIndexName, plan.model.index, plan.model.index_access));
+    kept.push_back({kWeightsIndexName, file.size, file.digest});
   }
-  const View::Node* const manifest = child_of(view.view, "manifest.json", View::Kind::text);
-  const Access access = manifest != nullptr ? manifest->access : view.view.source().folder;
-  TRY(keep_text(meta::formats::kThinnedName, meta::formats::thinned_text(report.manifest), access));
+  TRY_ASSIGN(const std::string text, meta::formats::thinned_text(report.manifest));
+  TRY(keep_text(meta::formats::kThinnedName, text, access_of_manifest(view.view)));
   return success();
 }
 
@@ -319,8 +329,11 @@ Result<ThinReport> Thinner::foretell(const Plan& plan) {
   report.manifest.from = meta::checkpoint_kind(entries);
   report.manifest.type = plan.model.type;
   report.manifest.thinned = meta::now().tv_sec;
-  const auto listed = [&plan](uint32_t index) {
-    return ThinnedFile{plan.of_step()[index].path, plan.of_step()[index].size, plan.view->view.source().digests[index]};
+  const views::Source& source = plan.view->view.source();
+  const Access access = access_of_manifest(plan.view->view);
+  const auto listed = [&](uint32_t index) {
+    const bool told = views::covers(source.access[index], access);
+    return ThinnedFile{source.files[index].path, source.files[index].size, told ? source.digests[index] : ""};
   };
   std::vector<meta::InodeNumber> gone;
   for (const uint32_t index : plan.going) {
@@ -328,7 +341,9 @@ Result<ThinReport> Thinner::foretell(const Plan& plan) {
     gone.push_back(plan.view->files[index].inode);
   }
   for (uint32_t index = 0; plan.stay && index < plan.of_step().size(); ++index) {
-    if (meta::formats::is_weights_name(plan.of_step()[index].path)) report.manifest.kept.push_back(listed(index));
+    const std::string& path = plan.of_step()[index].path;
+    if (meta::formats::is_weights_name(path) || path == plan.weights_name)
+      report.manifest.kept.push_back(listed(index));
   }
   TRY_ASSIGN(report.before, exclusive_bytes({plan.step}));
   TRY_ASSIGN(const uint64_t freed, exclusive_bytes(std::move(gone)));

@@ -66,7 +66,7 @@ class Thinner {
 
   Result<std::shared_ptr<const views::StepView>> view_of(meta::InodeNumber step, uint32_t user);
   Result<Plan> make_plan(meta::InodeNumber step, const std::string& type, uint32_t user);
-  static Result<Model> model_of(const views::View& view, const std::string& type);
+  static Result<Model> model_of(const views::View& view, const std::string& type, const std::string& name);
   Result<> refuse_by_facts(meta::InodeNumber step);
   Result<ThinReport> foretell(const Plan& plan);
   Result<> refuse_other_weights(const Plan& plan) const;

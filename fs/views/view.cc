@@ -55,14 +55,6 @@ std::string path_of(const std::string& parameter, const std::string& state) {
   return "by_name/" + file_name_of(parameter) + '/' + file_name_of(state);
 }
 
-// May everybody who may read what has `access` also read the file?
-bool covers(const Access& file, const Access& access) {
-  const uint32_t readable = file.mode & 0444;
-  if (readable == 0444) return true;
-  const bool root_only = access.uid == 0 && access.gid == 0 && (access.mode & 0444) == 0400;
-  return root_only || (file.uid == access.uid && file.gid == access.gid && (access.mode & 0444 & ~readable) == 0);
-}
-
 // The access of those who may read both. If the owners differ, only root is sure to be one of those.
 Access both(const Access& a, const Access& b) {
   Access common = a;
@@ -120,6 +112,13 @@ std::string shard_name(const std::string& model, size_t number, size_t count) {
 }
 
 }  // namespace
+
+bool covers(const Access& file, const Access& access) {
+  const uint32_t readable = file.mode & 0444;
+  if (readable == 0444) return true;
+  const bool root_only = access.uid == 0 && access.gid == 0 && (access.mode & 0444) == 0400;
+  return root_only || (file.uid == access.uid && file.gid == access.gid && (access.mode & 0444 & ~readable) == 0);
+}
 
 std::string file_name_of(const std::string& name) {
   if (name.empty()) return "%00";

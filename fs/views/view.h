@@ -115,6 +115,9 @@ class View {
   std::vector<meta::formats::Problem> problems_;  // while it is built; of the map, and of the view
 };
 
+// May everybody who may read what has `access` also read the file?
+bool covers(const Access& file, const Access& access);
+
 // Makes a file name out of any name. '/', '%' and control characters are written as %XX.
 std::string file_name_of(const std::string& name);
 

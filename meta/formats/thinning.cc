@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string_view>
@@ -17,10 +18,9 @@ namespace {
 
 constexpr std::string_view kModel = "model";
 constexpr std::string_view kSafetensors = ".safetensors";
-constexpr std::string_view kIndex = ".index.json";
 constexpr uint64_t kThinnedFormat = 1;
-constexpr uint64_t kMostThinned = uint64_t{64} << 20;  // bytes of a manifest
-constexpr size_t kMostFiles = size_t{1} << 20;         // in a manifest
+constexpr uint64_t kMostThinned = uint64_t{16} << 20;  // bytes of a manifest
+constexpr size_t kMostFiles = size_t{1} << 17;         // in one of its lists
 constexpr uint64_t kMostScalar = 1;                    // of a tensor that is no weights, whatever its type
 constexpr io::JsonBounds kBounds{.bytes = kMostThinned, .values = io::kAnyNumber, .text = 1 << 16, .depth = 8};
 
@@ -68,18 +68,32 @@ bool is_deepspeeds_own(std::string_view path) {
   return is_swap_file(path) || (lies_at_top(path) && parse_states_name(path).has_value());
 }
 
+// "rank00.safetensors", as libckptfs writes it
+bool is_of_rank(std::string_view path) {
+  return path.ends_with(kSafetensors) && rank_of(path.substr(0, path.size() - kSafetensors.size())).has_value();
+}
+
 bool is_dcp(std::string_view path) {
   return std::count(path.begin(), path.end(), '/') <= 1 &&
          (last_name(path) == ".metadata" || path.ends_with(".distcp"));
 }
 
-// Is it known to be for a resume? `inner`: the folder of DeepSpeed's step in a Trainer's, with its slash; may be empty.
-bool is_for_resume(std::string_view path, std::string_view inner) {
-  if (is_deepspeeds_own(path) || is_dcp(path)) return true;
-  if (!inner.empty() && path.starts_with(inner)) return is_deepspeeds_own(path.substr(inner.size()));
+// What the map was made from.
+struct Origin {
+  std::string inner;  // the folder of DeepSpeed's step in a Trainer's, with its slash; may be empty
+  bool dcp = false;
+  bool saved_by_us = false;
+  bool torch_weights = false;
+};
+
+// Is it known to be for a resume?
+bool is_for_resume(std::string_view path, const Origin& from) {
+  if (is_deepspeeds_own(path) || (from.dcp && is_dcp(path))) return true;
+  if (!from.inner.empty() && path.starts_with(from.inner)) return is_deepspeeds_own(path.substr(from.inner.size()));
   if (!lies_at_top(path)) return false;
-  if (path == "zero_to_fp32.py" || (path == "latest" && !inner.empty())) return true;
-  return is_trainer_state(path) || rank_of_manifest(path).has_value();
+  if (path == "zero_to_fp32.py" || (path == "latest" && !from.inner.empty())) return true;
+  if (from.torch_weights && path == "pytorch_model.bin.index.json") return true;
+  return is_trainer_state(path) || (from.saved_by_us && rank_of_manifest(path));
 }
 
 // Is it a folder of a step in the step, in which DeepSpeed's files lie?
@@ -166,7 +180,7 @@ nlohmann::ordered_json to_json(const std::vector<ThinnedFile>& files) {
 }  // namespace
 
 bool is_weights_name(const std::string& path) {
-  if (path == "model.safetensors" || path == "model.safetensors.index.json") return true;
+  if (path == kWeightsName || path == kWeightsIndexName) return true;
   // "model-00001-of-00002.safetensors"
   std::string_view name = path;
   if (!name.starts_with("model-") || !name.ends_with(kSafetensors)) return false;
@@ -187,33 +201,43 @@ std::set<uint32_t> files_of(const TensorMap& map) {
   return files;
 }
 
+std::string weights_name(const TensorMap& map, const std::vector<StepFiles::File>& files) {
+  const std::set<uint32_t> held = files_of(map);
+  if (held.size() != 1) return kWeightsName;
+  const std::string& path = files[*held.begin()].path;
+  const bool own = lies_at_top(path) && path.ends_with(kSafetensors) && !is_of_rank(path) && !is_weights_name(path);
+  return own ? path : kWeightsName;
+}
+
 bool has_weights_files(const TensorMap& map, const std::vector<StepFiles::File>& files, std::optional<Dtype> type) {
+  const std::string name = weights_name(map, files);
   return std::all_of(map.parameters.begin(), map.parameters.end(), [&](const Parameter& parameter) {
     const auto state = parameter.states.find(kParam);
     if (parameter.states.size() != 1 || state == parameter.states.end()) return false;
     const Tensor& tensor = state->second;
     const bool stored = !type || !is_float(tensor.dtype) || tensor.dtype == *type;
-    return stored && std::all_of(tensor.pieces.begin(), tensor.pieces.end(),
-                                 [&](const Piece& piece) { return is_weights_name(files[piece.file].path); });
+    return stored && std::all_of(tensor.pieces.begin(), tensor.pieces.end(), [&](const Piece& piece) {
+             return is_weights_name(files[piece.file].path) || files[piece.file].path == name;
+           });
   });
 }
 
 std::vector<uint32_t> files_that_go(const TensorMap& map, const std::vector<StepFiles::File>& files, bool stay) {
   const std::set<uint32_t> held = files_of(map);
-  std::string inner;
-  bool torch_weights = false;
-  for (uint32_t index = 0; index < files.size(); ++index) {
+  Origin from;
+  for (const uint32_t index : held) {
     const std::string& path = files[index].path;
-    if (held.contains(index) && is_inner_file(path)) inner = path.substr(0, path.find('/') + 1);
-    torch_weights = torch_weights || (held.contains(index) && path.starts_with("pytorch_model"));
+    if (is_inner_file(path)) from.inner = path.substr(0, path.find('/') + 1);
+    from.dcp = from.dcp || is_dcp(path);
+    from.saved_by_us = from.saved_by_us || is_of_rank(path);
+    from.torch_weights = from.torch_weights || path.starts_with("pytorch_model");
   }
+  const std::string name = weights_name(map, files);
   std::vector<uint32_t> going;
   for (uint32_t index = 0; index < files.size(); ++index) {
     const std::string& path = files[index].path;
-    const bool weights = is_weights_name(path);
-    const bool old_index = torch_weights && path == "pytorch_model.bin" + std::string(kIndex);
-    const bool goes = weights ? !stay : held.contains(index) || old_index || is_for_resume(path, inner);
-    if (goes) going.push_back(index);
+    const bool weights = is_weights_name(path) || path == name;
+    if (weights ? !stay : held.contains(index) || is_for_resume(path, from)) going.push_back(index);
   }
   return going;
 }
@@ -229,11 +253,13 @@ std::string unknown_weights(const TensorMap& map) {
   return {};
 }
 
-std::string thinned_text(const ThinnedManifest& manifest) {
+Result<std::string> thinned_text(const ThinnedManifest& manifest) {
   using Json = nlohmann::ordered_json;
   const Json json = {{"format", kThinnedFormat},    {"from", manifest.from},          {"type", manifest.type},
                      {"thinned", manifest.thinned}, {"kept", to_json(manifest.kept)}, {"went", to_json(manifest.went)}};
-  return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+  std::string text = json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+  const bool fits = text.size() <= kMostThinned && manifest.went.size() <= kMostFiles;
+  return fits ? Result<std::string>(std::move(text)) : Error(EINVAL, "it has more files than its manifest could name");
 }
 
 Result<ThinnedManifest> parse_thinned(const std::string& text) {

@@ -25,10 +25,16 @@
 namespace ckptfs::meta::formats {
 
 inline constexpr const char* kThinnedName = "ckptfs-thinned.json";
+inline constexpr const char* kWeightsName = "model.safetensors";
+inline constexpr const char* kWeightsIndexName = "model.safetensors.index.json";
 
 // A file of weights as transformers names it, at the top of the step: "model.safetensors",
 // "model-00001-of-00002.safetensors", "model.safetensors.index.json".
 bool is_weights_name(const std::string& path);
+
+// The name of the file of weights, if it is one: its own if the weights lie in one safetensors file already
+// ("adapter_model.safetensors" of PEFT), else "model.safetensors".
+std::string weights_name(const TensorMap& map, const std::vector<StepFiles::File>& files);
 
 // The files that hold anything of the map, by their index in StepFiles::list().
 std::set<uint32_t> files_of(const TensorMap& map);
@@ -58,7 +64,8 @@ struct ThinnedManifest {
   std::vector<ThinnedFile> went;
 };
 
-std::string thinned_text(const ThinnedManifest& manifest);
+// EINVAL: it is about too many files.
+Result<std::string> thinned_text(const ThinnedManifest& manifest);
 // EBADMSG or EFBIG, in words.
 Result<ThinnedManifest> parse_thinned(const std::string& text);
 

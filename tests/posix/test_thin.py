@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+import struct
 
 import pytest
 
@@ -155,6 +156,13 @@ def inner_step(step):
     resumable(step)
 
 
+def adapter_step(step):
+    step.mkdir(parents=True)
+    write(step / "adapter_config.json", b"{}")
+    write(step / "adapter_model.safetensors", safetensors({"lora_A": ("F32", [2], struct.pack("<2f", 1, 2))}))
+    resumable(step)
+
+
 def saved_step(step):
     step.parent.mkdir(parents=True, exist_ok=True)
     saving.save(step.parent, step.name, "a1", seal=0)
@@ -166,6 +174,7 @@ KINDS = {
     "dcp": (dcp_step, ["model.safetensors"]),
     "sharded": (sharded_step, [*SHARDS, "trainer_state.json"]),
     "inner": (inner_step, ["global_step3", "model.safetensors", "trainer_state.json"]),
+    "adapter": (adapter_step, ["adapter_config.json", "adapter_model.safetensors", "trainer_state.json"]),
     "saved": (saved_step, ["model.safetensors"]),
 }
 
@@ -187,6 +196,17 @@ def test_kinds(mount, kind):
         equal(os.listdir(step / "global_step3"), ["mine.txt"], "what stays in the inner step")
     equal(mount.ask(step, "state"), "weights", "state")
     refused(step, "holds weights only already")
+
+
+def test_an_adapter_keeps_its_name(mount):
+    """PEFT looks for no other."""
+    for number in (1, 2):
+        adapter_step(mount.path / SERIES / f"checkpoint-{number}")
+    step = mount.path / SERIES / "checkpoint-1"
+    equal([one["name"] for one in thin(step, "--to", "bf16")["kept"]], ["adapter_model.safetensors"], "what is kept")
+    halves = b"".join(struct.pack("<f", value)[2:] for value in (1, 2))
+    equal(parse(read(step / "adapter_model.safetensors")), {"lora_A": ("BF16", [2], halves)},
+          "the weights")
 
 
 def test_a_view_with_problems(mount):

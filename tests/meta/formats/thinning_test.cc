@@ -89,6 +89,29 @@ TEST(ThinningTest, WeightsFilesStayInTheirTypeOnly) {
   EXPECT_FALSE(has_weights_files(map_of({0}), files_named({"rank00.safetensors"}), Dtype::float32));
 }
 
+// PEFT reads only this name.
+TEST(ThinningTest, AnAdapterKeepsItsName) {
+  const auto files = files_named({"adapter_model.safetensors", "optimizer.pt"});
+  EXPECT_EQ(weights_name(map_of({0}), files), "adapter_model.safetensors");
+  EXPECT_TRUE(has_weights_files(map_of({0}), files, Dtype::float32));
+  EXPECT_EQ(going({"adapter_model.safetensors", "optimizer.pt"}, {0}, true), (Paths{"optimizer.pt"}));
+  EXPECT_EQ(going({"adapter_model.safetensors", "optimizer.pt"}, {0}),
+            (Paths{"adapter_model.safetensors", "optimizer.pt"}));
+  EXPECT_EQ(weights_name(map_of({0}), files_named({"rank00.safetensors"})), "model.safetensors");
+  EXPECT_EQ(weights_name(map_of({0}), files_named({"a/model_states.pt"})), "model.safetensors");
+  EXPECT_EQ(weights_name(map_of({0}), files_named({"model-00001-of-00001.safetensors"})), "model.safetensors");
+}
+
+// The view shows nothing of them, so they may be all that there is of something.
+TEST(ThinningTest, FilesOfAnotherFormatStay) {
+  EXPECT_EQ(going({"zero_pp_rank_0_mp_rank_00_model_states.pt", "ema/.metadata", "ema/__0_0.distcp"}, {0}),
+            (Paths{"zero_pp_rank_0_mp_rank_00_model_states.pt"}));
+  EXPECT_EQ(going({"zero_pp_rank_0_mp_rank_00_model_states.pt", "ckptfs.rank00.json", "rank00.safetensors"}, {0}),
+            (Paths{"zero_pp_rank_0_mp_rank_00_model_states.pt"}));
+  EXPECT_EQ(going({"ckptfs.rank00.json", "rank00.safetensors"}, {1}),
+            (Paths{"ckptfs.rank00.json", "rank00.safetensors"}));
+}
+
 TEST(ThinningTest, NamesOfWeights) {
   for (const char* name : {"model.safetensors", "model.safetensors.index.json", "model-00001-of-00002.safetensors"}) {
     EXPECT_TRUE(is_weights_name(name)) << name;
@@ -112,7 +135,7 @@ ThinnedManifest a_manifest() {
 }
 
 TEST(ThinningTest, TheManifestIsReadAsItWasWritten) {
-  const auto read = parse_thinned(thinned_text(a_manifest()));
+  const auto read = parse_thinned(thinned_text(a_manifest()).value());
   ASSERT_TRUE(read) << read.error().message();
   EXPECT_EQ(read.value().from, "deepspeed");
   EXPECT_EQ(read.value().type, "bf16");
@@ -123,6 +146,9 @@ TEST(ThinningTest, TheManifestIsReadAsItWasWritten) {
   EXPECT_EQ(read.value().kept[0].digest, "aa");
   ASSERT_EQ(read.value().went.size(), 1U);
   EXPECT_EQ(read.value().went[0].name, "optimizer.pt");
+  ThinnedManifest large = a_manifest();
+  large.went.resize(1 << 18, {"x", 1, ""});
+  EXPECT_EQ(thinned_text(large).error().errno_value(), EINVAL);
   for (const char* text :
        {"", "[]", "{}", R"({"format": 2, "kept": [{"name": "a"}]})", R"({"format": 1, "kept": [{}]})"}) {
     EXPECT_FALSE(parse_thinned(text)) << text;
@@ -135,7 +161,7 @@ TEST(ThinningTest, AStepIsOneOfWeightsIfItsManifestFits) {
     for (const auto& [path, content] : files) step.add(path, content);
     return judge_completeness(step, {});
   };
-  const std::pair<std::string, std::string> told{kThinnedName, thinned_text(a_manifest())};
+  const std::pair<std::string, std::string> told{kThinnedName, thinned_text(a_manifest()).value()};
   EXPECT_EQ(judged({told, {"model.safetensors", "abc"}}).completeness, Completeness::weights);
   EXPECT_EQ(judged({told}).completeness, Completeness::incomplete);
   EXPECT_EQ(judged({told}).reason, "model.safetensors: it is not there");

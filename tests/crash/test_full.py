@@ -191,7 +191,7 @@ def test_what_is_allocated_ahead_leaves_what_is_owed(mount):
         true(done.returncode != 0 and "No space left" in done.stderr, f"fallocate --zero-range: {done.stderr}")
     saving.save(steps, "small", "a", size=SIZE)
     saving.check(steps / "small", size=SIZE)
-    equal(sorted(name for name in os.listdir(steps) if "." not in name), ["first", "small"], "steps")
+    equal(sorted(name for name in os.listdir(steps) if not name.startswith("partial-")), ["first", "small"], "steps")
     with Agent() as agent:
         for name in live:
             live[name] = noise(SIZE, 60)

@@ -202,7 +202,7 @@ def test_an_empty_latest_is_told_of(venv, scratch):
 @pytest.mark.one_mode
 @pytest.mark.parametrize("kind", PREFIXES)
 def test_killed_in_its_saves(scene, mode, kind, seed, rounds):
-    kills = rounds or by_level(1, 3, 50)
+    kills = rounds or by_level(1, 2, 50)
     truth = whole_run(scene, kind, kills)
     with Ckptfs(mode=mode, options=("quiet=30s",)).place(scene) as mount:
         ours = Interrupted(scene, kind, on_ckptfs=True)

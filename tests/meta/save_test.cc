@@ -521,7 +521,9 @@ TEST_F(SaveTest, SwapFoldersAreFoundWhileOtherFoldersComeAndGo) {
   for (int i = 0; i < 500 && !HasFailure(); ++i) {
     const auto found = list_swap_folders(tree());
     EXPECT_TRUE(found) << found.error().message();
-    if (found) EXPECT_EQ(found.value(), std::vector{at("/zero_stage_3")});
+    if (found) {
+      EXPECT_EQ(found.value(), std::vector{at("/zero_stage_3")});
+    }
   }
   stop = true;
   other.join();

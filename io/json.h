@@ -37,16 +37,19 @@ class JsonVisitor : public nlohmann::json_sax<nlohmann::json> {
   bool number_float(number_float_t, const string_t&) override { return true; }
   bool string(string_t&) override { return true; }
   bool binary(binary_t&) override { return true; }
-  bool start_object(size_t) override { return true; }
+  bool start_object(size_t) override { return begin(true); }
   bool key(string_t&) override { return true; }
-  bool end_object() override { return true; }
-  bool start_array(size_t) override { return true; }
-  bool end_array() override { return true; }
+  bool end_object() override { return end(); }
+  bool start_array(size_t) override { return begin(false); }
+  bool end_array() override { return end(); }
   bool parse_error(size_t, const std::string&, const nlohmann::detail::exception&) override { return false; }
 
   const Error& why() const { return why_; }
 
  protected:
+  // Of an object, or else an array. For visitors that need not tell the ends apart.
+  virtual bool begin(bool /*object*/) { return true; }
+  virtual bool end() { return true; }
   bool fails(Error why) {
     why_ = std::move(why);
     return false;

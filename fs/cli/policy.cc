@@ -88,8 +88,11 @@ void print_policy(const json& result) {
   std::printf("%s: %s\nrules: %s\n", printable(result.value("series", "")).c_str(),
               counted(steps.size(), "step").c_str(), printable(rules_of(result.value("set", json::object()))).c_str());
   if (!result.value("is_armed", false)) {
-    std::printf("not armed: these rules run once the series was left alone and then a step completes; until then: %s\n",
-                printable(rules_of(result.value("armed", json::object()))).c_str());
+    const bool sets_aside = result.value("set", json::object()).contains("set_aside");
+    std::printf(
+        "not armed: these rules run once the series was left alone and then a step completes%s; until then: %s\n",
+        sets_aside ? " (set_aside acts at once)" : "",
+        printable(rules_of(result.value("armed", json::object()))).c_str());
   }
   if (!steps.empty()) std::printf("\n%s", steps_table(steps).c_str());
   const json others = result.value("others", json::array());

@@ -456,6 +456,11 @@ void View::add_manifest() {
   add_text("manifest.json", std::move(text), access);
 }
 
+bool View::makes_quickly(const Node& node) const {
+  constexpr size_t kMostTensors = 256;
+  return node.kind != Kind::model || models_[node.which].weights.size() <= kMostTensors;
+}
+
 Content View::content(const Node& node) const {
   Content content;
   switch (node.kind) {

@@ -69,6 +69,8 @@ class View {
   // Node 0 is the view's own directory. Null: there is no such node (any more).
   const Node* node(NodeNumber number) const;
   Content content(const Node& node) const;
+  // Does content() return at once? It does not if it writes a header of many tensors.
+  bool makes_quickly(const Node& node) const;
   const Source& source() const { return source_; }
   // About how many bytes of memory the view takes.
   size_t memory() const { return memory_; }

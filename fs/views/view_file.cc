@@ -177,9 +177,11 @@ std::shared_ptr<const BlockFile> ViewFiles::kept(const views::Views::ViewNode& f
 }
 
 bool ViewFiles::opens_quickly(const views::Views::ViewNode& found) const {
-  if (!parts_.modes.passthrough || static_cast<uint64_t>(found.stat.st_size) < views::kLeastShared) return true;
   const auto open = known(found);
-  return !open || open.value() || kept(found);
+  if (!open || open.value()) return true;
+  if (!found.of->view.makes_quickly(*found.of->view.node(found.node))) return false;
+  const bool may_share = parts_.modes.passthrough && static_cast<uint64_t>(found.stat.st_size) >= views::kLeastShared;
+  return !may_share || kept(found);
 }
 
 std::shared_ptr<io::Mutex> ViewFiles::turn_for(InodeNumber number) {

@@ -132,8 +132,8 @@ class ViewFiles {
 
   // Returns the ViewFile that all opens of the file share. ESTALE: other bytes of the same inode number are open.
   Result<std::shared_ptr<ViewFile>> open(const views::Views::ViewNode& found);
-  // Does open() return at once? It does not if blocks may have to be shared first, since what was just written must
-  // reach the disk before.
+  // Does open() return at once? It does not if it writes a header of many tensors, nor if blocks may have to be shared
+  // first, since what was just written must reach the disk before.
   bool opens_quickly(const views::Views::ViewNode& found) const;
   // Keeps no BlockFile any more that shares blocks with this file. To be called before or right after the file changes
   // or is removed.

@@ -18,9 +18,10 @@
 //
 // One thread at a time makes a view: a lane of one of the users who ask for the view (fs/base/user_lanes.h). The others
 // wait without a thread. So no user waits for a view that they have not asked for, and no thread that serves requests
-// waits for any view. Work that takes long is known before, and is done on a lane: a search of many names, and a read
-// of more than 256 pieces. One step is read at a time (fs/base/turns.h). Each view and each list of names that a user
-// has open takes memory of the daemon. Past the user's share the next open is EMFILE (fs/base/user_budget.h).
+// waits for any view. Work that takes long is known before, and is done on a lane: a search of many names, an open that
+// writes a header of many tensors, and a read of more than 256 pieces. One step is read at a time (fs/base/turns.h).
+// Each view and each list of names that a user has open takes memory of the daemon. Past the user's share the next open
+// is EMFILE (fs/base/user_budget.h).
 //
 // A user may read a file that is made from several files only if the user may read each of them, through the folders on
 // the way. A folder of a view is for users who may read what tells the names in it.

@@ -27,10 +27,6 @@ constexpr size_t kMostShards = size_t{1} << 16;
 // Collects the files that an index names: {"weight_map": {"layers.0.weight": "model-00001-of-00002.safetensors", ...}}
 class IndexReader : public io::JsonVisitor {
  public:
-  bool start_object(size_t) override { return begin(true); }
-  bool start_array(size_t) override { return begin(false); }
-  bool end_object() override { return end(); }
-  bool end_array() override { return end(); }
   bool key(string_t& key) override {
     if (depth_ == 1) key_ = key;
     return true;
@@ -45,12 +41,12 @@ class IndexReader : public io::JsonVisitor {
   bool is_index = false;
 
  private:
-  bool begin(bool object) {
+  bool begin(bool object) override {
     if (++depth_ == 2) in_map_ = object && key_ == "weight_map";
     is_index = is_index || in_map_;
     return true;
   }
-  bool end() {
+  bool end() override {
     --depth_;
     return true;
   }

@@ -14,10 +14,6 @@ class IdsReader : public io::JsonVisitor {
  public:
   explicit IdsReader(ParameterIds& ids) : ids_(ids) {}
 
-  bool start_object(size_t) override { return begin(true); }
-  bool start_array(size_t) override { return begin(false); }
-  bool end_object() override { return end(); }
-  bool end_array() override { return end(); }
   bool key(string_t& key) override {
     if (depth_ == 1) name_ = key;
     return true;
@@ -29,11 +25,11 @@ class IdsReader : public io::JsonVisitor {
   }
 
  private:
-  bool begin(bool object) {
+  bool begin(bool object) override {
     if (++depth_ == 1 && !object) return fails(Error(EBADMSG, "it is no map of names to numbers"));
     return true;
   }
-  bool end() {
+  bool end() override {
     --depth_;
     return true;
   }

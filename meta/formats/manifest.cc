@@ -32,10 +32,6 @@ constexpr io::JsonBounds kManifestBounds{.bytes = kMostManifest, .values = io::k
 // Depth 1 is the manifest, 2 its list of files, 3 one of these.
 class ManifestReader : public io::JsonVisitor {
  public:
-  bool start_object(size_t) override { return begin(true); }
-  bool start_array(size_t) override { return begin(false); }
-  bool end_object() override { return end(); }
-  bool end_array() override { return end(); }
   bool key(string_t& key) override {
     key_ = key;
     return true;
@@ -71,7 +67,7 @@ class ManifestReader : public io::JsonVisitor {
 
  private:
   bool in_file() const { return depth_ == 3 && in_files_; }
-  bool begin(bool object) {
+  bool begin(bool object) override {
     ++depth_;
     if (depth_ == 1) return object || fails(Error(EBADMSG, "it is no object"));
     if (depth_ == 2) in_files_ = !object && key_ == "files";
@@ -79,7 +75,7 @@ class ManifestReader : public io::JsonVisitor {
     if (depth_ == 3) name_.reset(), size_.reset();
     return true;
   }
-  bool end() {
+  bool end() override {
     if (depth_-- != 3 || !in_files_) return true;
     if (!name_ || !size_) return fails(Error(EBADMSG, "a file without a name or a size"));
     if (files_.size() == kMostFilesOfRank) return fails(Error(EFBIG, "it names more files than any rank writes"));

@@ -113,10 +113,6 @@ std::optional<uint32_t> index_of_manifest(const StepFiles& files) {
 // Depth 1 is the manifest, 2 a list of files, 3 one of these.
 class ThinnedReader : public io::JsonVisitor {
  public:
-  bool start_object(size_t) override { return begin(true); }
-  bool start_array(size_t) override { return begin(false); }
-  bool end_object() override { return end(); }
-  bool end_array() override { return end(); }
   bool key(string_t& key) override {
     key_ = key;
     return true;
@@ -145,7 +141,7 @@ class ThinnedReader : public io::JsonVisitor {
   ThinnedManifest manifest;
 
  private:
-  bool begin(bool object) {
+  bool begin(bool object) override {
     ++depth_;
     if (depth_ == 1) return object || fails(Error(EBADMSG, "it is no object"));
     if (depth_ == 2)
@@ -153,7 +149,7 @@ class ThinnedReader : public io::JsonVisitor {
     if (depth_ == 3) file_ = {};
     return true;
   }
-  bool end() {
+  bool end() override {
     if (depth_-- != 3 || list_ == nullptr) return true;
     if (file_.name.empty()) return fails(Error(EBADMSG, "it names a file without a name"));
     if (list_->size() == kMostFiles) return fails(Error(EFBIG, "it names more files than any step has"));

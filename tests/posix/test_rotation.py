@@ -512,7 +512,10 @@ def test_the_command(mount):
     policy(mount, "--unset", "keep_for")
     equal(policy(mount)["set"], {"keep_last": "2"}, "the rules")
     text = run(CKPTFS, "policy", mount.path / SERIES).stdout
-    true("goes" in text and "not armed" in text, text)
+    true("goes" in text and "not armed" in text and "at once" not in text, text)
+    policy(mount, "--set", "set_aside=1")
+    true("set_aside acts at once" in run(CKPTFS, "policy", mount.path / SERIES).stdout, "of the rule that needs no arming")
+    policy(mount, "--unset", "set_aside")
     for words in (("--set", "keep_last"), ("--set", "=3")):
         equal(run(CKPTFS, "policy", *words, mount.path / SERIES, check=False).returncode, 2, f"{words}")
     equal(run(CKPTFS, "policy", "--set", "keep_last=0", mount.path / SERIES, check=False).returncode, 1, "a bad value")

@@ -228,24 +228,29 @@ def asked_beside_busy_lanes(folder, questions):
 
 @pytest.mark.builds("asan")
 def test_what_takes_long_is_done_on_a_lane(mount):
-    """A read of many small pieces, a look at names, and a look at two steps: not by a thread that serves requests."""
+    """A read of many small pieces, an open of a model of many tensors, a look at names, and a look at two steps: not by
+    a thread that serves requests."""
     for number in range(100, 104):
         step_with(mount, tag=f"checkpoint-{number}")
     tensors = {f"weight{number}": ("F32", [1], struct.pack("<f", number % 251)) for number in range(2000)}
-    (mount.path / SERIES / "checkpoint-1").mkdir()
-    write(mount.path / SERIES / "checkpoint-1/config.json", b"{}")
-    write(mount.path / SERIES / "checkpoint-1/trainer_state.json", b"{}")
-    write(mount.path / SERIES / "checkpoint-1/model.safetensors", safetensors(tensors))
-    view = mount.path / "views" / SERIES / "checkpoint-1"
+    for tag in ("checkpoint-1", "checkpoint-2"):
+        (mount.path / SERIES / tag).mkdir()
+        write(mount.path / SERIES / tag / "config.json", b"{}")
+        write(mount.path / SERIES / tag / "trainer_state.json", b"{}")
+        write(mount.path / SERIES / tag / "model.safetensors", safetensors(tensors))
+    mount.seal(f"{SERIES}/checkpoint-2")  # what such a step holds is not inspected again, which is done on a lane, too
+    view, sealed = (mount.path / "views" / SERIES / tag for tag in ("checkpoint-1", "checkpoint-2"))
     equal(parse(read(view / "model.bf16.safetensors")), {n: as_bf16(t) for n, t in tensors.items()}, "model.bf16")
     mount.stop()
     mount.binary, mount.faults = CKPTFS_DEBUG, "views.make=sleep:3000"
     mount.start()
 
     def ask():
+        os.stat(sealed / "model.fp16.safetensors")
         with opened(view / "model.bf16.safetensors", os.O_RDONLY) as file:
             took = asked_beside_busy_lanes(view.parent, {
                 "read": lambda: os.pread(file, MIB, 0),
+                "open": lambda: os.close(os.open(sealed / "model.fp16.safetensors", os.O_RDONLY)),
                 "names": lambda: os.stat(view),
                 "identical_to": lambda: os.getxattr(mount.path / SERIES / "checkpoint-103", "user.ckptfs.identical_to"),
             })

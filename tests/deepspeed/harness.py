@@ -377,6 +377,19 @@ def wait_for_ranks(processes, log):
         raise Failure(f"a rank ended with {codes}:\n{tail}")
 
 
+def run_trainer(scene, name, output_dir, steps, *options):
+    """The result of trainer.py, which trains up to that step. Its output goes to a log in the workspace."""
+    out, log = scene.work / f"{name}.json", scene.work / f"{name}.log"
+    command = [python(), HERE / "trainer.py", "--output-dir", output_dir, "--steps", steps, "--out", out, *options]
+    with open(log, "wb") as output:
+        ended = subprocess.run([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                               env=environment(), timeout=RUN_TIMEOUT, check=False)
+    if ended.returncode != 0:
+        tail = "\n".join(log.read_text(errors="replace").splitlines()[-30:])
+        raise Failure(f"trainer.py ended with {ended.returncode}:\n{tail}")
+    return json.loads(out.read_text())
+
+
 def install():
     """DeepSpeed in build/venv, once."""
     subprocess.run([str(HERE / "venv.sh")], check=True)

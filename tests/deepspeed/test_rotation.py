@@ -4,15 +4,14 @@ import hashlib
 import json
 import os
 import pathlib
-import subprocess
 import threading
 import time
 
 import pytest
 
 from checking import equal, true
-from harness import HERE, RUN_TIMEOUT, Ckptfs, environment, python, ranks_running, wait_for_ranks
-from mounting import KIB, Failure, wait_until
+from harness import RUN_TIMEOUT, Ckptfs, ranks_running, run_trainer, wait_for_ranks
+from mounting import KIB, wait_until
 from rotating import digests, metric_of
 
 pytestmark = [pytest.mark.builds("venv"), pytest.mark.level("long"), pytest.mark.timeout(1800)]
@@ -137,17 +136,8 @@ def test_trainer(scene, mode, limit):
         for rule, value in (("keep_last", "2"), ("keep_every", "8"), ("keep_best", "loss:min:2")):
             mount.control("output", rule, value)
         time.sleep(2 * QUIET)
-        out, log = scene.work / f"trainer-{mode}.json", scene.work / f"trainer-{mode}.log"
-        command = [python(), HERE / "trainer.py", "--output-dir", series, "--steps", SAVES, "--out", out, "--log",
-                   "--width", 128, "--layers", 2]
-        if limit:
-            command += ["--keep", limit]
-        with open(log, "wb") as output:
-            ended = subprocess.run([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=output,
-                                   stderr=output, env=environment(), timeout=RUN_TIMEOUT, check=False)
-        if ended.returncode != 0:
-            raise Failure("trainer.py failed:\n" + "\n".join(log.read_text(errors="replace").splitlines()[-30:]))
-        result = json.loads(out.read_text())
+        keep = ["--keep", limit] if limit else []
+        result = run_trainer(scene, f"trainer-{mode}", series, SAVES, "--log", "--width", 128, "--layers", 2, *keep)
         losses = {entry["step"]: entry["loss"] for entry in result["history"] if "loss" in entry}
         equal(len(losses), SAVES, "steps with a loss")
         best = sorted(losses, key=lambda number: (losses[number], -number))[:2]

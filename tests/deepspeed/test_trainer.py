@@ -1,13 +1,12 @@
 """The Hugging Face Trainer's checkpoints of a model that is mostly frozen: what did not change costs nothing."""
 
 import json
-import subprocess
 
 import pytest
 
 from checking import equal, true
-from harness import HERE, RUN_TIMEOUT, Ckptfs, environment, python
-from mounting import CKPTFS, MIB, Failure, device_stat, run
+from harness import Ckptfs, run_trainer
+from mounting import CKPTFS, MIB, device_stat, run
 from trainer import digests
 
 pytestmark = [pytest.mark.builds("venv"), pytest.mark.level("long"), pytest.mark.timeout(900), pytest.mark.together]
@@ -16,23 +15,10 @@ STEPS = 10
 RESUMED = 5  # from here
 
 
-def train(scene, name, output_dir, *options):
-    """The result of trainer.py; its output: a log in the workspace."""
-    out, log = scene.work / f"{name}.json", scene.work / f"{name}.log"
-    command = [python(), HERE / "trainer.py", "--output-dir", output_dir, "--steps", STEPS, "--out", out, *options]
-    with open(log, "wb") as output:
-        ended = subprocess.run([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                               env=environment(), timeout=RUN_TIMEOUT, check=False)
-    if ended.returncode != 0:
-        tail = "\n".join(log.read_text(errors="replace").splitlines()[-30:])
-        raise Failure(f"trainer.py ended with {ended.returncode}:\n{tail}")
-    return json.loads(out.read_text())
-
-
 def truth(scene):
     """The digests of each step's tensors, from a run beside the mount that keeps one checkpoint."""
     if "trainer" not in scene.outcomes:
-        result = train(scene, "truth", scene.work / "truth", "--keep", "1")
+        result = run_trainer(scene, "truth", scene.work / "truth", STEPS, "--keep", "1")
         scene.outcomes["trainer"] = [save["digests"] for save in result["saves"]]
     return scene.outcomes["trainer"]
 
@@ -73,13 +59,13 @@ def test_ten_checkpoints(scene, mode):
     wanted = truth(scene)
     with Ckptfs(mode=mode).place(scene) as mount:
         output_dir, disk = mount.path / "runs" / "model", mount.store.inner
-        result = train(scene, f"trainer-{mode}", output_dir, "--measure", disk, device_stat(disk))
+        result = run_trainer(scene, f"trainer-{mode}", output_dir, STEPS, "--measure", disk, device_stat(disk))
         checkpoints = [output_dir / f"checkpoint-{step}" for step in range(1, STEPS + 1)]
         judge_space(checkpoints, result)
         mount.remount()
         judge_contents(checkpoints, wanted, "after a new mount")
         # Goes on, and writes the checkpoints after it once more.
-        resumed = train(scene, f"resumed-{mode}", output_dir, "--resume", checkpoints[RESUMED - 1])
+        resumed = run_trainer(scene, f"resumed-{mode}", output_dir, STEPS, "--resume", checkpoints[RESUMED - 1])
         equal([save["digests"] for save in resumed["saves"]], wanted[RESUMED:], "what a resumed training saves")
         judge_contents(checkpoints, wanted, "after they were written again")
         judge_thin(checkpoints[0], wanted[0])

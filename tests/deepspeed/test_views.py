@@ -10,23 +10,12 @@ import subprocess
 
 import pytest
 
-from harness import Ckptfs, Failure, environment, equal, python, ranks_running, true, wait_for_ranks
-from mounting import CKPTFS
+from harness import Ckptfs, environment, equal, python, ranks_running, true, wait_for_ranks
+from thinned import LOAD, by_python, digest, thin
 
 pytestmark = [pytest.mark.builds("venv"), pytest.mark.level("long"), pytest.mark.timeout(1800)]
 
 TAG = "global_step2"
-LOAD = """
-import hashlib, json, sys, torch
-from safetensors import safe_open
-found = {}
-with safe_open(sys.argv[1], "pt") as file:
-    for name in file.keys():
-        tensor = file.get_tensor(name)
-        data = tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-        found[name] = [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), hashlib.sha256(data).hexdigest()]
-json.dump(found, sys.stdout)
-"""
 CAST = """
 import hashlib, json, sys, torch
 from safetensors.torch import load_file
@@ -65,18 +54,6 @@ RUNS = (
     Run(ranks=3, stage=2, swapped=False),
     Run(ranks=2, stage=2, dtype="fp16", swapped=False),
 )
-
-
-def digest(path):
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def by_python(program, *arguments):
-    done = subprocess.run([python(), "-c", program, *map(str, arguments)], env=environment(), capture_output=True,
-                          text=True, check=False)
-    if done.returncode != 0:
-        raise Failure(f"python: {done.stderr[-2000:]}")
-    return json.loads(done.stdout)
 
 
 def train(scene, run):
@@ -155,31 +132,6 @@ def judge_alone(mount, truth):
         equal(found, truth[name][state]["sha256"], f"of a save alone, {name}: {state}")
 
 
-def models_of(view):
-    return {path.name: digest(path) for path in view.iterdir() if path.name.startswith("model.")}
-
-
-def thin(step, kind):
-    """Of the step only the weights stay: they are what its view showed before, and what it shows now."""
-    view = pathlib.Path(str(step).replace("/steps/", "/views/steps/").replace("/runs/", "/views/runs/"))
-    before = models_of(view)
-    done = subprocess.run([CKPTFS, "thin", "--json", "--to", kind, step], capture_output=True, text=True, check=False)
-    equal(done.returncode, 0, f"ckptfs thin --to {kind}: {done.stderr}")
-    report = json.loads(done.stdout)["thinned"][0]
-    model = f"model.{report['type']}.safetensors"
-    tensors = by_python(LOAD, view / model)
-    equal([one["name"] for one in report["kept"]], ["model.safetensors"], "the files that are kept")
-    equal(digest(step / "model.safetensors"), before[model], f"the weights, against {model} before")
-    equal(digest(view / model), before[model], f"{model} of the view, against before")
-    equal(by_python(LOAD, step / "model.safetensors"), tensors, "the tensors")
-    left = [path.name for path in step.rglob("*") if path.suffix in (".pt", ".swp", ".distcp") or path.name == ".metadata"]
-    equal(left, [], "what was for a resume")
-    equal(os.getxattr(step, "user.ckptfs.state"), b"weights", "state")
-    size = (step / "model.safetensors").stat().st_size
-    true(report["exclusive_after"] <= 1.02 * size + 65536, f"bytes on the disk: {report['exclusive_after']} of {size}")
-    return report
-
-
 def judge_thin(series, tag):
     """Of copies of the step, since the newest one cannot be thinned."""
     kinds = ("fp32", "same", "fp16")
@@ -213,28 +165,6 @@ def test_views(scene, run):
             judge_alone(mount, truth)
         beside(scene)
         judge_thin(mount.path / "steps", TAG)
-
-
-def test_from_pretrained(scene):
-    """transformers loads a model from the view of a step that DeepSpeed saved."""
-    log = scene.work / "pretrained.log"
-
-    def answer(*arguments):
-        with open(log, "wb") as output, ranks_running(1, list(map(str, arguments)), output, script="pretrained.py") as ranks:
-            wait_for_ranks(ranks, log)
-        return json.loads(next(line for line in reversed(log.read_text(errors="replace").splitlines()) if line.startswith("{")))
-
-    with Ckptfs().place(scene) as mount:
-        series = mount.path / "steps"
-        truth = answer("train", series, mount.path)
-        loaded = answer("load", mount.path / "views" / "steps" / "global_step1")
-        equal(loaded["parameters"], truth, "from_pretrained, against the engine's own parameters")
-        true(loaded["tied"], "the head is not tied to the embedding")
-        true(loaded["slice"], "a slice of the mapped file differs")
-        for number in (2, 3):  # the newest one, and that which `latest` names, cannot be thinned
-            shutil.copytree(series / "global_step1", series / f"global_step{number}")
-        equal(thin(series / "global_step2", "same")["type"], "bf16", "the type of the weights")
-        equal(answer("load", series / "global_step2"), loaded, "from_pretrained of the thin step, against its view before")
 
 
 def test_distributed(scene):

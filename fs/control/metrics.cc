@@ -111,6 +111,9 @@ void add_steps(Metrics& metrics, const Filesystem& fs) {
   metrics.counter("rotation_removed_steps_total", "Steps that rotation removed.", rotation.removed);
   metrics.counter("rotation_set_aside_steps_total", "Incomplete steps that nobody would finish, and that were renamed.",
                   fs.set_aside.count());
+  metrics.counter("lossy_resumes_total",
+                  "Steps from which a run resumed by DeepSpeed's own load, which begins the optimizer anew.",
+                  fs.resumes.count());
   const ThinningReport thinning = fs.rotation.thinning_report();
   metrics.counter("thinned_steps_total", "Steps of which rules kept only the weights.", thinning.thinned);
   metrics.counter("thinned_bytes_total", "Bytes on the disk that this freed.", thinning.freed);

@@ -70,6 +70,7 @@ void ResumeWatch::tell(InodeNumber step) {
       "{}: a run has resumed from it by DeepSpeed's own load_checkpoint, which begins the optimizer anew. To lose "
       "nothing, start the run again by `python -m ckptfs.patch`",
       path);
+  ++count_;
   const io::MutexLock lock(mutex_);
   if (lossy_.size() >= kMostShown) lossy_.erase(lossy_.begin());
   lossy_.push_back(path);

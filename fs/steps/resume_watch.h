@@ -17,6 +17,8 @@
 
 #include <sys/types.h>
 
+#include <atomic>
+#include <cstdint>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -40,6 +42,8 @@ class ResumeWatch {
 
   // The steps that runs have resumed from without their optimizer's state since the mount; at most 16, the newest.
   std::vector<std::string> lossy() const;
+  // Of how many steps the log has told since the mount.
+  uint64_t count() const { return count_; }
 
  private:
   // What a thread has read of the step that it reads now.
@@ -53,6 +57,7 @@ class ResumeWatch {
   void tell(meta::InodeNumber step);
 
   const meta::Tree& tree_;
+  std::atomic<uint64_t> count_{0};
   mutable io::Mutex mutex_;
   std::unordered_map<pid_t, Reading> readings_ GUARDED_BY(mutex_);  // by thread
   std::unordered_set<meta::InodeNumber> told_ GUARDED_BY(mutex_);

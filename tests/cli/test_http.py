@@ -215,6 +215,8 @@ tests:
       - {{series: 'ckptfs_request_errors_total{{instance="bad", operation="open"}}', values: "0x25 3x35"}}
       - {{series: 'ckptfs_release_errors_total{{instance="bad"}}', values: "0x25 3x35"}}
       - {{series: 'ckptfs_save_errors_total{{instance="bad", reason="failed"}}', values: "0x25 3x35"}}
+      - {{series: 'ckptfs_lossy_resumes_total{{instance="good"}}', values: "1x60"}}
+      - {{series: 'ckptfs_lossy_resumes_total{{instance="bad"}}', values: "0x25 1x35"}}
       - {{series: 'ckptfs_damaged_files{{instance="bad", found_by="scrub"}}', values: "0x5 2x55"}}
       - {{series: 'ckptfs_rotation_warnings{{instance="bad"}}', values: "0x5 2x55"}}
       - {{series: 'ckptfs_fallbacks_total{{instance="bad", what="clone"}}', values: "0x25 3x35"}}
@@ -229,6 +231,7 @@ tests:
           - {{labels: '{{alertname="CkptfsReleasesFail", instance="bad"}}', value: 1}}
           - {{labels: '{{alertname="CkptfsDamagedFiles", instance="bad"}}', value: 1}}
           - {{labels: '{{alertname="CkptfsSavesFail", instance="bad"}}', value: 1}}
+          - {{labels: '{{alertname="CkptfsResumeLosesState", instance="bad"}}', value: 1}}
           - {{labels: '{{alertname="CkptfsStoreFillsUp", instance="bad"}}', value: 1}}
           - {{labels: '{{alertname="CkptfsStoreFillsUp", instance="owing"}}', value: 1}}
           - {{labels: '{{alertname="CkptfsRotationStuck", instance="bad"}}', value: 1}}

@@ -1,9 +1,12 @@
 """A run of DeepSpeed that resumes without its optimizer's state is told of once: in the log and in status."""
 
+import http.client
 import shutil
 
+import pytest
+
 from checking import equal, true
-from mounting import run
+from mounting import Store, mounted, run
 from training import STAGE, write_state
 
 # What DeepSpeed's load_checkpoint does with files: it reads its model's states, then copies the swap files over the live
@@ -45,6 +48,25 @@ def told(mount):
 
 def logged(mount):
     return sum("begins the optimizer anew" in line for line in mount.log.read_text().splitlines())
+
+
+def counted(mount):
+    connection = http.client.HTTPConnection(mount.status()["http"], timeout=30)
+    connection.request("GET", "/metrics")
+    lines = connection.getresponse().read().decode().splitlines()
+    connection.close()
+    return next(float(line.split()[1]) for line in lines if line.startswith("ckptfs_lossy_resumes_total "))
+
+
+@pytest.mark.one_mode
+def test_a_metric_counts_them(disk, work, mode):
+    with mounted(Store(disk / "counted"), work / "counted", mode=mode, options=("http=127.0.0.1:0",)) as mount:
+        step, other = make_step(mount), make_step(mount, "runs/checkpoint-8/global_step8")
+        load(mount, step, "lossless")
+        equal(counted(mount), 0, "a load that loses nothing")
+        for one in (step, step, other):
+            load(mount, one)
+        equal(counted(mount), 2, "steps")
 
 
 def test_a_lossy_resume_is_told_of_once(mount):

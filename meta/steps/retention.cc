@@ -42,11 +42,7 @@ class Judge {
       decisions_[at] = {false, {Reason::no_rule_keeps_it}};
     }
     if (policy_.keep_full) apply_keep_full(*policy_.keep_full);
-    if (std::none_of(decisions_.begin(), decisions_.end(), [](const Decision& one) { return one.thins; })) {
-      TRY(apply_cap(Reason::max_bytes, policy_.max_bytes,
-                    [](const Room& room, uint64_t cap) { return room.series <= cap; }));
-    }
-    TRY(apply_cap(Reason::min_free, policy_.min_free, [](const Room& room, uint64_t cap) { return room.free >= cap; }));
+    TRY(apply_caps());
     return Judgement{std::move(decisions_), std::move(warnings_)};
   }
 
@@ -199,6 +195,19 @@ class Judge {
     }
     for (size_t at = 0; at < enough; ++at) decisions_[oldest[at]] = {false, {reason}};
     return success();
+  }
+
+  // Thinning makes room, too. But it takes its time, and a training needs the room: so as long as a step is to be
+  // thinned, removals make half of it.
+  Result<> apply_caps() {
+    const bool thins = std::any_of(decisions_.begin(), decisions_.end(), [](const Decision& one) { return one.thins; });
+    std::optional<uint64_t> min_free = policy_.min_free;
+    if (thins && min_free) *min_free /= 2;
+    if (!thins) {
+      TRY(apply_cap(Reason::max_bytes, policy_.max_bytes,
+                    [](const Room& room, uint64_t cap) { return room.series <= cap; }));
+    }
+    return apply_cap(Reason::min_free, min_free, [](const Room& room, uint64_t cap) { return room.free >= cap; });
   }
 
   const Policy& policy_;

@@ -130,6 +130,19 @@ TEST(RetentionTest, MaxBytesWaitsForThinning) {
   EXPECT_EQ(judge(policy, all, kMoment, room).value().decisions[2].full_because, "its view has problems");
 }
 
+TEST(RetentionTest, MinFreeWaitsForThinningWhileHalfOfItIsFree) {
+  uint64_t free = 60;
+  const RoomWithout room = [&](const auto& gone) { return Result<Room>(Room{0, free + 10 * gone.size()}); };
+  std::vector<StepFacts> all = steps(5);
+  const PolicyText rules{{"keep_full", "2"}, {"min_free", "100"}};
+  EXPECT_EQ(staying(rules, all, room), (Numbers{10, 20, 30, 40, 50}));
+  free = 30;
+  EXPECT_EQ(staying(rules, all, room), (Numbers{30, 40, 50})) << "50 are free without two of them";
+  free = 60;
+  for (const size_t at : {0U, 1U, 2U}) all[at].completeness = Completeness::weights;
+  EXPECT_EQ(staying(rules, all, room), (Numbers{50})) << "nothing is left to thin";
+}
+
 TEST(RetentionTest, OldAndNewIsByCompletion) {
   std::vector<StepFacts> all = steps(4);
   all[0].completed = kNow + 1s;  // a run that started over

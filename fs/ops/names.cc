@@ -98,6 +98,7 @@ void op_unlink(fuse_req_t req, fuse_ino_t parent, const char* name) {
   through_gate(request.fs(), parent, [request] {
     const auto dropped = request.fs().tree.unlink(request.inode(), request.name());
     if (!dropped) return request.error(dropped.error());
+    request.fs().set_aside.note_writer(request.inode(), request.caller());
     request.ok();
     request.fs().dropped(dropped.value());
   });
@@ -108,6 +109,7 @@ void op_rmdir(fuse_req_t req, fuse_ino_t parent, const char* name) {
   through_gate(request.fs(), parent, [request] {
     const auto dropped = request.fs().tree.remove_directory(request.inode(), request.name());
     if (!dropped) return request.error(dropped.error());
+    request.fs().set_aside.note_writer(request.inode(), request.caller());
     request.ok();
     request.fs().dropped(dropped.value());
   });

@@ -2,10 +2,11 @@
 // found under its name again. So a trainer that is restarted right after a crash does not resume from it.
 //
 //   - *Abandoned*: nothing of it is open, or mapped for writing, and all processes that wrote to it have ended. Each of
-//     them is recorded with the step (meta/steps/step_writers.h) when it makes the step's folder, or makes a file or
-//     folder in it, moves one into it, or opens a file of it for writing. That begins with the rule: who wrote before
-//     is not known. Where only commands wrote to it (mkdir, cp: processes that had just begun), the next one may be
-//     about to follow. So such a step is abandoned once nothing has had it open for twice the quiet time.
+//     them is recorded with the step (meta/steps/step_writers.h) when it makes the step's folder, makes or removes a
+//     file or folder in it, moves one into it, or opens a file of it for writing. That begins with the rule: who wrote
+//     before is not known. Who removes counts, because a step that is half removed is none to resume from either. Where
+//     only commands wrote to it (mkdir, cp: processes that had just begun), the next one may be about to follow. So
+//     such a step is abandoned once nothing has had it open for twice the quiet time.
 //   - *Incomplete*: by its own files, and by those of its siblings (meta/formats/completeness.h). A step whose kind
 //     cannot be told is left alone.
 //   - *Before it is found*: a lookup of the step and a listing of the series wait, if they are those of the step's
@@ -76,7 +77,7 @@ class SetAside {
   // A folder of that name was made in `parent`.
   void note_made(meta::InodeNumber parent, meta::InodeNumber folder, const std::string& name,
                  const meta::Caller& caller);
-  // Somebody makes something in `folder`, or writes to a file of it.
+  // Somebody makes or removes something in `folder`, or writes to a file of it.
   void note_writer(meta::InodeNumber folder, const meta::Caller& caller);
   // Something has a new name, in `folder`: what names told may be wrong.
   void note_renamed(meta::InodeNumber folder, const meta::Caller& caller);

@@ -70,7 +70,7 @@ FoundProcess ask_process(pid_t tid) {
 class Answers {
  public:
   FoundProcess of(pid_t tid) {
-    const uint64_t time = nanoseconds(now());
+    const auto time = Clock::now();
     {
       const io::MutexLock lock(mutex_);
       if (time - cleared_ > kRemember) {
@@ -86,10 +86,11 @@ class Answers {
   }
 
  private:
-  static constexpr uint64_t kRemember = 1'000'000'000;
+  using Clock = std::chrono::steady_clock;
+  static constexpr std::chrono::seconds kRemember{1};
 
   io::Mutex mutex_;
-  uint64_t cleared_ GUARDED_BY(mutex_) = 0;
+  Clock::time_point cleared_ GUARDED_BY(mutex_);
   std::unordered_map<pid_t, FoundProcess> found_ GUARDED_BY(mutex_);  // by thread
 };
 

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import stat
+import time
 
 import pytest
 
@@ -162,6 +163,25 @@ def test_killed_in_a_save(calm, moment):
     equal(names(mount), ["checkpoint-1", "checkpoint-2", "incomplete-checkpoint-2", "incomplete-checkpoint-3"], "later")
 
 
+@pytest.mark.builds("asan")
+@pytest.mark.parametrize("removed", (1, 3, len(TRAINERS) + 1))
+def test_killed_in_a_removal(calm, removed):
+    """A trainer with save_total_limit removes a step that was complete; its folder is left, and some of its files."""
+    mount = calm
+    series = mount.path / SERIES
+
+    def remove_some():
+        for name in ("trainer_state.json", *reversed(TRAINERS))[:removed]:
+            os.unlink(series / "checkpoint-1" / name)
+
+    for number in (1, 2):
+        killed(lambda: write_step(series / f"checkpoint-{number}"))
+    equal(names(mount), ["checkpoint-1", "checkpoint-2"], "before")
+    with Writer(remove_some):
+        equal(names(mount), ["checkpoint-1", "checkpoint-2"], "while the process lives that removes it")
+    equal(names(mount), ["checkpoint-2", "incomplete-checkpoint-1"], "at its end")
+
+
 @pytest.mark.parametrize("moment", ("no file", "config", "a file", "between files"))
 def test_the_first_save_of_all(mount, moment):
     """Nothing beside it tells what its writer writes."""
@@ -275,6 +295,28 @@ def test_the_daemon_was_killed_too(mount):
         mount.start()
         equal(names(mount), ["checkpoint-4", "incomplete-checkpoint-2", "incomplete-checkpoint-3"], "after a new mount")
     equal(names(mount), ["incomplete-checkpoint-2", "incomplete-checkpoint-3", "incomplete-checkpoint-4"], "at its end")
+
+
+@pytest.mark.one_mode
+@pytest.mark.builds("asan")
+@pytest.mark.parametrize("ahead", (-86400, 86400))
+def test_the_wall_clock_jumps(calm, ahead):
+    """Whether a process has ended does not depend on it."""
+    mount = calm
+    series = mount.path / SERIES
+    write_step(series / "checkpoint-1")
+    killed(lambda: begin_between_files(series / "checkpoint-2"))
+    with Writer(lambda: begin_between_files(series / "checkpoint-3")):
+        mount.kill()
+        mount.faults += f";clock_ahead={ahead}"
+        mount.start()
+        killed(lambda: begin_between_files(series / "checkpoint-4"))
+        with Writer(lambda: begin_between_files(series / "checkpoint-5")):
+            made = os.stat(series / "checkpoint-5").st_mtime
+            true(abs(made - time.time() - ahead) < 3600, f"the mount's clock has jumped: {made}")
+            equal(names(mount), ["checkpoint-1", "checkpoint-3", "checkpoint-5", "incomplete-checkpoint-2",
+                                 "incomplete-checkpoint-4"], "after the jump")
+    equal(names(mount), ["checkpoint-1", *(f"incomplete-checkpoint-{number}" for number in range(2, 6))], "at the end")
 
 
 def test_names_that_are_taken(mount):

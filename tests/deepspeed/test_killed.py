@@ -9,6 +9,7 @@ Options: --seed, --rounds (how many kills).
 """
 
 import json
+import os
 import pathlib
 import random
 import shutil
@@ -20,18 +21,19 @@ import pytest
 
 from checking import equal, true
 from harness import HERE, RUN_TIMEOUT, Ckptfs, PlainXfs, Tmpfs, environment, python
-from mounting import CKPTFS, REPOSITORY, Failure, by_level, run
+from mounting import CKPTFS, REPOSITORY, Failure, by_level, run, wait_until
+from trainer import TENSORS, digests
 
 pytestmark = [pytest.mark.builds("venv"), pytest.mark.level("normal"), pytest.mark.timeout(7200)]
 
 SERIES = "runs"
 
 
-def trainer(point, resume, on_ckptfs):
+def trainer(point, resume, on_ckptfs, limit=3):
     """The words of a training that saves into the series, and goes on from what is there."""
     del on_ckptfs
-    return ["trainer.py", "--output-dir", point / SERIES, "--steps", "1000", "--keep", "3", "--log", "--paced", "--out",
-            "/dev/null", *(["--resume", "last"] if resume else [])]
+    return ["trainer.py", "--output-dir", point / SERIES, "--steps", "1000", "--keep", limit, "--log", "--paced",
+            "--out", "/dev/null", *(["--resume", "last"] if resume else [])]
 
 
 def deepspeed(point, resume, on_ckptfs):
@@ -172,6 +174,36 @@ class Interrupted:
         self.run.kill()
 
 
+class Limited(Interrupted):
+    """A Trainer with save_total_limit beside the rules. At each save it is counted what could be resumed from."""
+
+    def __init__(self, scene, limit, full):
+        super().__init__(scene, trainer, on_ckptfs=True)
+        self.limit, self.full = limit, full
+
+    def start(self, resume=True):
+        self.run = Run(self.scene, trainer(self.scene.point, resume, self.on_ckptfs, self.limit))
+        self.count()
+
+    def remove_old(self, newest):
+        self.count()
+
+    def is_whole(self, step):
+        """It holds what the training saved, to the last bit. If the training was killed before it told that, then all
+        files are there, and the step has kept its name."""
+        files = [step / name for name in (*TENSORS, "scheduler.pt", "rng_state.pth", "trainer_state.json")]
+        told = self.taken.get(self.number_of(step))
+        try:
+            return all(file.exists() for file in files) and (told is None or digests(step) == told["digests"])
+        except FileNotFoundError:
+            return False  # it has just been thinned
+
+    def count(self):
+        whole = sorted(self.number_of(step) for step in self.steps() if self.is_whole(step))
+        wanted = min(len(self.taken), self.limit, self.full)
+        true(len(whole) >= wanted, f"{whole} can be resumed from, but {wanted} are to be: {os.listdir(self.series)}")
+
+
 def whole_run(scene, kind, kills):
     """What each step is if nobody interrupts the run. On tmpfs, where no alignment can be wrong."""
     with Tmpfs().place(scene):
@@ -217,3 +249,34 @@ def test_killed_in_its_saves(scene, mode, kind, seed, rounds):
     print(f"      {kind.__name__}, {kills} kills: {ours.aside} steps were set aside, no start took one, and "
           f"{ours.unnamed} met a complete step that `latest` did not name. On plain XFS {len(plain.failed)} starts "
           f"failed, and {wrong} of {len(plain.taken)} steps are not as without a kill")
+
+
+@pytest.mark.parametrize("limit, full", ((2, 2), (3, 1)))
+def test_save_total_limit(scene, limit, full, seed, rounds):
+    """Beside keep_full: as many as the smaller one of both says can be resumed from, at each save and each start. The
+    Trainer leaves as many folders as save_total_limit says, and those that keep_full does not keep are thin."""
+    with Ckptfs(options=("quiet=1s",)).place(scene) as mount:
+        ours, dice = Limited(scene, limit, full), random.Random(seed)
+        for rule, value in (("set_aside", 1), ("keep_full", full), ("thin_to", "bf16")):
+            mount.control(SERIES, rule, str(value))
+        ours.start(resume=False)
+        for _ in range(limit + 1):
+            ours.step()
+        for _ in range(rounds or by_level(1, 3, 20)):
+            ours.kill_in_save(max(ours.taken) + 1, dice)
+            ours.start()
+            ours.step()
+        wanted = ["complete"] * full + ["weights"] * (limit - full)
+
+        def states():
+            return sorted(mount.ask(f"{SERIES}/{step.name}", "state") for step in ours.steps())
+
+        wait_until(f"of the Trainer's {limit} folders {full} are whole", lambda: states() == wanted, 30, 0.1)
+        ours.count()
+        newest = max(ours.taken)
+        ours.run.kill()
+        ours.start()
+        equal(ours.step(), newest + 1, "the step after a resume")
+        equal(len(ours.steps()), limit, "folders that the Trainer counts")
+        ours.run.kill()
+    equal(ours.failed, [], "starts that failed")

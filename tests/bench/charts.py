@@ -32,8 +32,10 @@ WIDTH = 8
 
 def draw(sections):
     """Draws each chart whose rows are measured."""
-    for name, chart in (("gains", gains), ("data", data), ("trainer", trainer), ("names", names)):
+    for name, chart in (("gains", gains), ("data", data), ("trainer", trainer), ("thinning", thinning), ("names", names)):
         figure = chart(sections)
+        if figure is None:
+            continue
         figure.savefig(overview.PAGE.with_name(f"benchmarks-{name}.svg"), bbox_inches="tight", pad_inches=0.15,
                        metadata={"Date": None})
         plt.close(figure)
@@ -108,6 +110,26 @@ def trainer(sections):
         axes.set_xticks([])
         axes.set_title(f"a Trainer's checkpoint, {title}", loc="left", fontweight="bold")
     panels[0].invert_yaxis()
+    return figure
+
+
+def thinning(sections):
+    """The space of the steps of a run, save by save."""
+    if overview.THINNED_RUN not in sections:
+        return None
+    rows = sections[overview.THINNED_RUN].rows()
+    saves = [int(row[0].split()[0]) for row in rows]
+    ours, theory, in_full = ([overview.amount(row[column]) for row in rows] for column in (1, 2, 3))
+    figure, axes = plt.subplots(figsize=(WIDTH, 2.8), layout="constrained")
+    axes.plot(saves, in_full, color=OTHERS, label="the same steps in full")
+    axes.plot(saves, theory, color="black", linewidth=0.8, label="theory")
+    axes.plot(saves, ours, "o", color=OURS, markersize=4, label="ckptfs")
+    axes.set_xlim(0, max(saves))
+    axes.set_ylim(0, 1.1 * max(in_full))
+    axes.set_xlabel("saves")
+    axes.set_ylabel("MiB on the disk")
+    axes.set_title("keep_full=2, keep_every=100, keep_last=20, thin_to=bf16", loc="left", fontweight="bold")
+    axes.legend(frameon=False, loc="center right")
     return figure
 
 

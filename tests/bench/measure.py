@@ -109,6 +109,15 @@ class Missing:
 
 
 @dataclasses.dataclass(frozen=True)
+class Figures:
+    """A line of figures that are only reported. All lines of its table have the same columns."""
+
+    title: str
+    texts: dict  # by column
+    missed = False
+
+
+@dataclasses.dataclass(frozen=True)
 class Note:
     """A figure that is only reported, without a bar and an alternative."""
 

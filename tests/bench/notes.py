@@ -79,8 +79,13 @@ ZeRO-3, one rank, the optimizer in memory, because DeepSpeed's own tool reads no
 before. The time includes a sync of the result. Lower is better.""",
     "Thinning a step": """\
 `ckptfs thin --to bf16` of a step with fp32 weights that is not in memory. fio reads the weights, writes half as many bytes
-and reads these back, by O_DIRECT, 8 MiB, depth 16. The thin step's space is what it alone has on the disk. Lower is
-better.""",
+and reads these back, by O_DIRECT, 8 MiB, depth 16. The thin step's space is what it alone has on the disk. *A run*: the
+next section has its figures. Lower is better.""",
+    "Thinning the steps of a run: the space they take": """\
+A run saves steps of 2 MiB of fp32 weights and 4 MiB for a resume, none of which shares anything with another one. The rules
+are `keep_full=2`, `keep_every=100`, `keep_last=20` and `thin_to=bf16`. After every tenth save the growth of df is taken,
+once rotation has done its work. *Theory*: the bytes of the two full steps, and half of those of the weights of the others.
+*The same steps in full*: as they would be without `keep_full`.""",
     "Listing steps": """\
 Each row of `ckptfs ls` says whether the step is complete, what it costs and what keeps it. Lower is better.""",
     "Removing a step": """\

@@ -43,7 +43,7 @@ In passthrough the kernel reads and writes the blobs by itself. In direct mode t
 
 restic and borg store a checkpoint that the Trainer has written to XFS before. Their time and space add to those of XFS.
 
-![Time of operations on names](benchmarks-names.svg)
+{thinning}![Time of operations on names](benchmarks-names.svg)
 
 passthrough_hp, libfuse's own example, does nothing but pass each operation on. So it is the floor of FUSE.
 
@@ -52,6 +52,14 @@ passthrough_hp, libfuse's own example, does nothing but pass each operation on. 
 *Ratio* is the first figure over the second. It is the median of ratios that were taken pair by pair, too.
 
 {choices}"""
+
+THINNING = """\
+![The space of the steps of a run whose older steps are thinned](benchmarks-thinning.svg)
+
+Each save makes a step of 6 MiB, of which 2 MiB are weights. The two newest steps stay in full. Of the last 20, and of
+every hundredth, the weights stay, in bf16 ([only the weights](rotation.md#only-the-weights)).
+
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +98,7 @@ SAVE, COPYTREE = "save, 24 files of 64 MiB", "copytree in save_checkpoint, 1 ran
 TRAINER, LOADED = "Checkpoints of a Trainer", "1024 MiB from the disk into host memory"
 LISTED, REMOVED = "ckptfs ls of 1,000 steps of 500 files", "ckptfs rm of a step of 10,000 files, until it returns"
 NAMES = "Operations on names"
+THINNED_RUN = "Thinning the steps of a run: the space they take"
 
 NUMBERS = (
     (Number("Save 24 files of 64 MiB, durable", "`shutil.copytree` and a sync", "Saves", SAVE, "shutil.copytree, then syncfs",
@@ -161,7 +170,8 @@ def page(sections):
     for position, numbers in enumerate(NUMBERS, 1):
         rows += [row(sections, number, position if number is numbers[0] else "") for number in numbers]
     choices = "\n".join(choice(sections, *words) for words in CHOICES)
-    return PAGE_TEXT.format(numbers="\n".join(rows) + "\n", choices=choices)
+    thinning = THINNING if THINNED_RUN in sections else ""
+    return PAGE_TEXT.format(numbers="\n".join(rows) + "\n", thinning=thinning, choices=choices)
 
 
 def row(sections, number, position):

@@ -31,12 +31,13 @@ class Sizes:
     moved: int  # bytes of a checkpoint that is loaded and saved past the mount
     other_image: int  # for a file system other than XFS
     unchanged_saves: int = 50
+    saves_of_a_run: int = 300  # of which older ones are thinned
 
 
 FULL = Sizes(8 * GIB, 512 * MIB, 128 * MIB, ((24, 64 * MIB), (2000, 512 * KIB)), 10_000, 6, 64 * MIB, 2 * GIB, 3072,
              1_000, 500, 10_000, GIB, 3 * GIB)
 QUICK = Sizes(2 * GIB, 128 * MIB, 32 * MIB, ((24, 8 * MIB), (200, 512 * KIB)), 1_000, 4, 8 * MIB, 256 * MIB, 1024,
-              100, 100, 1_000, 256 * MIB, GIB)
+              100, 100, 1_000, 256 * MIB, GIB, saves_of_a_run=120)
 
 
 @dataclasses.dataclass
@@ -85,6 +86,7 @@ VIEW_BAR = measure.Bar(0.30, at_least=True)  # of cat of the bytes that the view
 COLD_VIEW_BAR = measure.Bar(0.90, at_least=True)
 THIN_BAR = measure.Bar(1.2, at_least=False)  # of the time that fio takes for the same bytes
 THIN_SPACE_BAR = measure.Bar(1.02, at_least=False)  # of the file of weights
+THIN_RUN_BAR = measure.Bar(1.05, at_least=False)  # of the space that theory says
 REMOVAL_BAR = measure.Bar(0.10, at_least=False)  # of rm -rf of as many files
 SAVE_BAR = measure.Bar(1.0, at_least=False)  # of the time of cp -r --reflink=always plus sync
 GROWTH_LIMIT = 8 * MIB  # of df, over all saves of an unchanged state

@@ -9,6 +9,8 @@ def line(result):
         return f"{result.title}: not measured: {result.reason}"
     if isinstance(result, measure.Note):
         return f"{result.title}: {result.text}"
+    if isinstance(result, measure.Figures):
+        return f"{result.title}: {', '.join(f'{column} {text}' for column, text in result.texts.items())}"
     if isinstance(result, measure.Limit):
         title, figure, limit = limit_figure(result)
         return f"{title}: {figure} (at most {limit}) {result.verdict}"
@@ -41,6 +43,9 @@ def table(results):
     if any(isinstance(result, measure.Row) for result in results):
         rows += ["| | ckptfs | alternative | | ratio | quartiles | min .. max | bar | |"]
         rows += ["|---|---:|---|---:|---:|---|---|---|---|"]
+    elif all(isinstance(result, measure.Figures) for result in results):
+        columns = list(results[0].texts)
+        rows += [f"| | {' | '.join(columns)} |", f"|---|{'---:|' * len(columns)}"]
     elif all(isinstance(result, measure.Note) for result in results):
         rows += ["| | | | |", "|---|---|---|---|"]
     else:
@@ -53,6 +58,8 @@ def cells(result):
         return [result.title, f"not measured: {result.reason}"]
     if isinstance(result, measure.Note):
         return [result.title, result.text, "", ""]
+    if isinstance(result, measure.Figures):
+        return [result.title, *result.texts.values()]
     if isinstance(result, measure.Limit):
         return [*limit_figure(result), verdict(result)]
     low, high = result.quartiles

@@ -32,6 +32,14 @@ def test_rows_come_back_from_the_page():
     equal(tables.comparison(again, SAVES, FAST.title, "nothing"), None, "a row that is not there")
 
 
+def test_figures_have_columns_of_their_own():
+    lines = [measure.Figures(f"{number} saves", {"ckptfs": f"{number}.0 MiB", "theory": "1.0 MiB"}) for number in (1, 2)]
+    sections = tables.updated({}, run_of(*((overview.THINNED_RUN, line) for line in lines)), FACTS)
+    again = tables.parse(tables.page(sections))[overview.THINNED_RUN]
+    equal(again.table[0], "| | ckptfs | theory |", "the columns")
+    equal(again.rows(), [["1 saves", "1.0 MiB", "1.0 MiB"], ["2 saves", "2.0 MiB", "1.0 MiB"]], "the rows")
+
+
 def test_a_run_replaces_its_own_sections_only():
     before = tables.updated({}, run_of((SAVES, FAST), ("Copies", PIPE)), FACTS)
     after = tables.updated(before, run_of(("Copies", FAST)), FACTS)

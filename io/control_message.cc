@@ -117,19 +117,14 @@ Result<json> decode_reply(const std::string& line) {
 
 }  // namespace
 
-Result<ControlReply> control_request_for_files(const std::string& socket_path, const std::string& command,
-                                               const json& arguments) {
+Result<ControlReply> control_request(const std::string& socket_path, const std::string& command,
+                                     const json& arguments) {
   TRY_ASSIGN(const std::string request, encode_request(command, arguments));
   TRY_ASSIGN(const Fd connection, connect_to(socket_path));
   TRY(send_request(connection.get(), request));
   TRY_ASSIGN(Line line, receive_line(connection.get()));
   TRY_ASSIGN(json result, decode_reply(line.text));
   return ControlReply{std::move(result), std::move(line.descriptors)};
-}
-
-Result<json> control_request(const std::string& socket_path, const std::string& command, const json& arguments) {
-  TRY_ASSIGN(ControlReply reply, control_request_for_files(socket_path, command, arguments));
-  return std::move(reply.result);
 }
 
 Result<std::string> control_socket_of(const std::string& mountpoint) {
@@ -147,7 +142,7 @@ Result<std::string> control_socket_of(const std::string& mountpoint) {
 Result<ControlReply> ask_mount_for_files(const std::string& mountpoint, const std::string& command,
                                          const json& arguments) {
   TRY_ASSIGN(const std::string socket, control_socket_of(mountpoint));
-  auto reply = control_request_for_files(socket, command, arguments);
+  auto reply = control_request(socket, command, arguments);
   if (reply || (reply.error().errno_value() != ECONNREFUSED && reply.error().errno_value() != ENOENT)) return reply;
   // the command itself failed with ENOENT.
   if (::access(socket.c_str(), F_OK) == 0 && reply.error().errno_value() == ENOENT) return reply;

@@ -18,18 +18,15 @@ inline constexpr size_t kMaximumMessage = 64 << 20;   // a reply
 inline constexpr size_t kMaximumRequest = 256 << 10;  // includes the newline
 inline constexpr size_t kMaximumDescriptors = 128;    // in one reply
 
-// Sends one request over a new connection and waits for the reply. A save can take long. A reply with ok=false becomes
-// an Error with its errno and its words. The Error is ECONNREFUSED or ENOENT when nobody listens on the socket.
-Result<nlohmann::json> control_request(const std::string& socket_path, const std::string& command,
-                                       const nlohmann::json& arguments);
-
-// The same, for a reply that carries descriptors.
 struct ControlReply {
   nlohmann::json result;
   std::vector<Fd> descriptors;
 };
-Result<ControlReply> control_request_for_files(const std::string& socket_path, const std::string& command,
-                                               const nlohmann::json& arguments);
+
+// Sends one request over a new connection and waits for the reply. A save can take long. A reply with ok=false becomes
+// an Error with its errno and its words. The Error is ECONNREFUSED or ENOENT when nobody listens on the socket.
+Result<ControlReply> control_request(const std::string& socket_path, const std::string& command,
+                                     const nlohmann::json& arguments);
 
 // The path of the socket of the ckptfs mount at `mountpoint`, which the root of the mount names in its xattr
 // user.ckptfs.socket. ENOTCONN means that the daemon is dead. Waits for a daemon that hangs.

@@ -2,6 +2,7 @@
 
 #include <setjmp.h>
 #include <signal.h>
+#include <ucontext.h>
 
 #include <atomic>
 #include <mutex>
@@ -11,15 +12,20 @@ namespace {
 
 thread_local sigjmp_buf* volatile way_out = nullptr;
 
-void leave_access(int) {
-  if (way_out != nullptr) siglongjmp(*way_out, 1);
+// The jump leaves the handler for good, so the signals that are blocked in it are unblocked here. While SIGBUS is
+// blocked, the next one would end the process.
+void leave_access(int, siginfo_t*, void* interrupted) {
+  if (way_out != nullptr) {
+    pthread_sigmask(SIG_SETMASK, &static_cast<ucontext_t*>(interrupted)->uc_sigmask, nullptr);
+    siglongjmp(*way_out, 1);
+  }
   signal(SIGBUS, SIG_DFL);  // the access is repeated, and then ends the process
 }
 
 void take_over() {
   struct sigaction action {};
-  action.sa_handler = leave_access;
-  action.sa_flags = SA_NODEFER;  // the handler is left by a jump, so it would never be unblocked
+  action.sa_sigaction = leave_access;
+  action.sa_flags = SA_SIGINFO;
   sigemptyset(&action.sa_mask);
   sigaction(SIGBUS, &action, nullptr);
 }

@@ -414,11 +414,6 @@ rocksdb::Status Index::resume_and(const std::function<rocksdb::Status()>& attemp
   return status;
 }
 
-bool Index::dirty() const {
-  const io::MutexLock lock(sync_mutex_);
-  return synced_ < commits_.load(std::memory_order_acquire);
-}
-
 Result<> Index::sync() {
   io::MutexLock lock(sync_mutex_);
   const uint64_t wanted = commits_.load(std::memory_order_acquire);

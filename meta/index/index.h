@@ -164,7 +164,6 @@ class Index {
   // Makes all that was committed before the call durable: fsync of blobs/ where it has new files, then of the log.
   // Concurrent calls share one.
   Result<> sync();
-  bool dirty() const;
   // To be called before other threads use the index; null: nobody. It must outlive them.
   void set_sync_listener(SyncListener* listener) { sync_listener_ = listener; }
   // How many batches have been committed.

@@ -219,7 +219,6 @@ struct Store::Internals {
   std::string id;
   io::Fd lock;
   io::Fd blobs_fd;
-  io::SharingCapability capability;
   RecoveryReport recovery;
   std::unique_ptr<Blobs> blobs;
   std::unique_ptr<Space> space;
@@ -243,7 +242,7 @@ Result<> Store::Internals::find_or_make(const StoreOptions& options) {
     TRY_ASSIGN(lock, take_lock(folder));
     make_room_to_open(folder);
   }
-  TRY_ASSIGN(capability, capability_of(folder, fresh));
+  TRY_ASSIGN(const io::SharingCapability capability, capability_of(folder, fresh));
   if (!capability.clone) {
     return Error(EOPNOTSUPP, folder + ": it is on " + capability.filesystem +
                                  ", which cannot share blocks between files; choose a folder on XFS or btrfs, or let "
@@ -390,7 +389,6 @@ const Blobs& Store::blobs() const { return *internals_->blobs; }
 SpareBlobs& Store::spares() const { return *internals_->spares; }
 WrittenEnds& Store::written_ends() const { return *internals_->written_ends; }
 Accounting& Store::accounting() const { return *internals_->accounting; }
-const io::SharingCapability& Store::capability() const { return internals_->capability; }
 const RecoveryReport& Store::recovery() const { return internals_->recovery; }
 
 const std::vector<InodeNumber>& Store::unpurged() const { return internals_->unpurged; }

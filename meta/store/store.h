@@ -77,7 +77,6 @@ class Store {
   SpareBlobs& spares() const;
   WrittenEnds& written_ends() const;
   Accounting& accounting() const;
-  const io::SharingCapability& capability() const;
   const RecoveryReport& recovery() const;
   // Directories that were taken out of the tree before this start, and are not empty (Tree::purge).
   const std::vector<InodeNumber>& unpurged() const;

@@ -128,6 +128,8 @@ SCENES = {
     "save.before_publish": lambda mount: in_save(mount, False),
     "save.after_publish": lambda mount: in_save(mount, True),
     "unlink.after_batch": in_unlink,
+    "reaper.before_remove": in_unlink,
+    "reaper.after_remove": in_unlink,
     "seal.before_publish": in_seal,
     "create.after_blob": in_create,
 }

@@ -55,14 +55,15 @@ class Server {
 };
 
 Result<json> ask(const Server& server, const json& arguments = json::object()) {
-  return control_request(server.path(), "status", arguments);
+  TRY_ASSIGN(ControlReply reply, control_request(server.path(), "status", arguments));
+  return std::move(reply.result);
 }
 
 TEST(ControlRequestTest, SendsALineAndReturnsTheResult) {
   Server server({"{\"ok\": true, \"result\": {\"open_files\": 3}}\n"});
   const auto reply = control_request(server.path(), "save", {{"tag", "a\nb"}});
   ASSERT_OK(reply);
-  EXPECT_EQ(reply.value(), (json{{"open_files", 3}}));
+  EXPECT_EQ(reply.value().result, (json{{"open_files", 3}}));
   EXPECT_EQ(server.request(), (json{{"command", "save"}, {"arguments", {{"tag", "a\nb"}}}}));
 }
 

@@ -25,6 +25,7 @@ TEST(MappedWordsTest, AreInTheFileAtOnceOrAnError) {
   EXPECT_EQ(found.back(), 8U);
   ASSERT_EQ(::ftruncate(file.get(), 4096), 0);  // like a disk that has no room for the page
   EXPECT_EQ(words.store(0, 9).error().errno_value(), EIO);
+  EXPECT_EQ(words.store(0, 9).error().errno_value(), EIO) << "the first left something blocked";
 }
 
 }  // namespace

@@ -137,6 +137,21 @@ TEST_P(TransferQueueTest, ErrorsAreThoseOfTheFile) {
   EXPECT_ERRNO(EBADF, queue_->finish().bytes);
 }
 
+TEST_P(TransferQueueTest, WhatTheKernelCannotTakeNowItGetsAgain) {
+  const Fd file = open("file");
+  const int descriptor = file.get();
+  queue_->use_files(std::span(&descriptor, 1));
+  for (const char* refusal : {"1:error:EAGAIN", "1:error:EINTR"}) {
+    set_fault("transfer.submit", refusal);
+    EXPECT_OK(queue_->begin({TransferQueue::Kind::write, descriptor, 0, piece(0), 0, kPiece, 0}));
+    set_fault("transfer.submit", "");
+    ASSERT_TRUE(queue_->is_usable());
+    const auto finished = queue_->finish();
+    ASSERT_OK(finished.bytes);
+    EXPECT_EQ(finished.bytes.value(), kPiece);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Ways, TransferQueueTest,
                          ::testing::Values("", "transfer.io_uring", "transfer.register_memory",
                                            "transfer.register_files"));

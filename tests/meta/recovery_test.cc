@@ -439,6 +439,27 @@ TEST_F(UnsettledTest, AnOldFileThatBecomesUnsettledIsStillCut) {
   EXPECT_EQ(read("/f"), "");
 }
 
+#ifdef CKPTFS_FAULT_POINTS
+TEST_F(UnsettledTest, AFileThatCannotBeCutIsDamagedUntilAStartCutsIt) {
+  make_file("/f", "content");
+  const BlobNumber blob = tree().inode(at("/f")).value().blob;
+  auto slot = store_->written_ends().take(blob).value();
+  ASSERT_TRUE(slot && slot->set(3));
+  mark_unsettled(blob);
+  crash();
+  io::set_fault("recovery.cut", "error:EIO");
+  open();
+  io::set_fault("recovery.cut", "");
+  EXPECT_EQ(store_->recovery().cut_files, 0U);
+  EXPECT_EQ(tree().open_blob(at("/f"), O_RDONLY).error().errno_value(), EIO);
+  crash();
+  open();
+  EXPECT_EQ(store_->recovery().cut_files, 1U);
+  EXPECT_EQ(read("/f"), "con");
+  expect_clean_fsck();
+}
+#endif
+
 TEST_F(UnsettledTest, AMarkThatAPowerLossLeftIsTakenOff) {
   make_file("/f", "content");
   const BlobNumber blob = tree().inode(at("/f")).value().blob;

@@ -1,5 +1,6 @@
 #include <linux/fs.h>
 
+#include "io/fault.h"
 #include "tests/meta/scratch_store.h"
 
 namespace ckptfs::meta {
@@ -55,6 +56,18 @@ TEST_F(TreeTest, ARemovedFileKeepsItsBlobUntilReaped) {
   EXPECT_EQ(blob_files(), 0U);
   expect_clean_fsck();
 }
+
+#ifdef CKPTFS_FAULT_POINTS
+TEST_F(TreeTest, ARemovalThatTheDiskRefusesIsTriedAgain) {
+  make_file("/f", "data");
+  io::set_fault("reaper.before_remove", "1:error:EIO");
+  remove("/f");
+  for (int i = 0; i < 1000 && blob_files() != 0; ++i) ::usleep(10000);
+  io::set_fault("reaper.before_remove", "");
+  EXPECT_EQ(blob_files(), 0U);
+  expect_clean_fsck();
+}
+#endif
 
 TEST_F(TreeTest, ANamelessInodeGoesAtTheNextStart) {
   make_file("/f", "data");

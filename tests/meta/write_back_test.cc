@@ -77,6 +77,20 @@ TEST_F(WriteBackTest, WhatTakesAnothersPlaceIsWrittenBackBeforeItsName) {
   EXPECT_TRUE(is_suspect("/latest"));
 }
 
+// A sync that runs already has asked before for what is replaced.
+TEST_F(WriteBackTest, WhatTakesAnothersPlaceDuringASyncIsWrittenBackAtOnce) {
+  make_file("/latest", "old");
+  make_file("/tmp", "new");
+  io::set_fault("write_back.before_names", "error:EIO");
+  tree().write_back().before_sync();
+  ASSERT_TRUE(tree().rename(kRootInode, "tmp", kRootInode, "latest", 0));
+  tree().write_back().after_sync();
+  EXPECT_TRUE(is_suspect("/latest"));
+  crash();
+  open();
+  EXPECT_TRUE(is_suspect("/latest"));
+}
+
 TEST_F(WriteBackTest, ASaveOfASuspectFileFailsAndNamesIt) {
   fail(kLive);
   for (int attempt = 0; attempt < 3; ++attempt) {

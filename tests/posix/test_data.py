@@ -6,9 +6,11 @@ import mmap
 import os
 import stat
 
+import pytest
+
 from agent import Agent
 from checking import equal, in_child, noise, opened, pwrite_all, raises, read, same_bytes, true, write, write_all
-from mounting import KIB, MIB, run
+from mounting import CKPTFS_DEBUG, KIB, MIB, run
 
 
 # --- data
@@ -287,6 +289,25 @@ def test_many_descriptors_of_one_file(folder):
         buffer[:] = bytes(4096)
         equal(os.preadv(direct, [buffer], 0), 4096, "O_DIRECT read")
         equal(buffer[:10], b"d" * 10, "content")
+
+
+@pytest.mark.builds("asan")
+@pytest.mark.mode("passthrough")
+def test_a_file_without_a_backing_id_is_served_by_the_daemon(mount):
+    mount.stop()
+    mount.binary, mount.faults = CKPTFS_DEBUG, "fs.open_backing=2:error:ENFILE"  # the first is asked for by the mount
+    mount.start()
+    data, path = noise(3 * MIB + 17), mount.path / "f"
+    with opened(path, os.O_RDWR | os.O_CREAT) as file:
+        pwrite_all(file, data, 0)
+        with opened(path, os.O_RDWR) as other:
+            same_bytes(os.pread(other, len(data), 0), data, "through another open")
+            pwrite_all(other, b"middle", 1000001)
+        equal(os.pread(file, 6, 1000001), b"middle", "what another open wrote")
+        equal(mount.counted("passthrough_fallbacks"), 1, "opens without a backing id")
+        true(mount.status()["counters"]["operations"].get("write", 0) > 0, "the daemon serves the writes")
+    same_bytes(read(path), data[:1000001] + b"middle" + data[1000007:], "content")
+    equal(mount.counted("passthrough_fallbacks"), 1, "opens without a backing id, after the last close")
 
 
 def test_o_tmpfile(folder):

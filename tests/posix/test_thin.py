@@ -1,10 +1,12 @@
 """Thinning by hand: what stays and what goes, what is refused, and that the view stays the same; in both open modes."""
 
+import contextlib
 import errno
 import json
 import os
 import shutil
 import struct
+import subprocess
 
 import pytest
 
@@ -12,7 +14,7 @@ import saving
 from checking import equal, in_child, opened, raises, read, same_bytes, true, write
 from hostile import Attacker
 from hugging import parse, safetensors
-from mounting import CKPTFS, KIB, MIB, run, wait_until
+from mounting import CKPTFS, CKPTFS_DEBUG, KIB, MIB, run, wait_until
 from training import write_state
 from viewing import RESUME, SERIES, as_bf16, content, full_step, sample_of, sampled_step, swapped_step, torch_file
 
@@ -285,6 +287,41 @@ def test_space_comes_back(mount):
     small = 64 * KIB  # the other files, a block each
     true(int(mount.ask(step, "bytes.exclusive")) <= 1.02 * os.stat(step / "model.safetensors").st_size + small,
          "the step takes more than its weights")
+
+
+@pytest.mark.builds("asan")
+@pytest.mark.one_mode
+def test_what_the_disk_does_not_hold_replaces_nothing(mount):
+    """The new weights are read back before the old ones go. Here a byte of them changes on the disk."""
+    mount.stop()
+    mount.binary, mount.faults = CKPTFS_DEBUG, "thin.written=1:sleep:1500"
+    mount.start()
+    step, _ = full_step(mount, 1)
+    full_step(mount, 2)
+    names, weights = sorted(os.listdir(step)), read(step / "model.safetensors")
+    wanted = read(view_of(mount, step) / "model.bf16.safetensors")
+    known = set(os.listdir(mount.store.blobs))
+
+    def written():
+        found = []
+        for entry in os.scandir(mount.store.blobs):
+            with contextlib.suppress(FileNotFoundError):  # it was removed meanwhile
+                if entry.name not in known and entry.stat().st_size == len(wanted):
+                    found.append(entry.path)
+        return found
+
+    with subprocess.Popen([CKPTFS, "thin", "--to", "bf16", step], stderr=subprocess.PIPE, text=True) as thinning:
+        wait_until("the new weights are written", written)
+        with opened(written()[0], os.O_WRONLY) as blob:
+            os.pwrite(blob, bytes([wanted[-1] ^ 1]), len(wanted) - 1)
+        said = thinning.communicate()[1]
+    equal(thinning.returncode, 1, f"status: {said}")
+    true("the disk does not hold what was written" in said, said)
+    equal(sorted(os.listdir(step)), names, "the files")
+    same_bytes(read(step / "model.safetensors"), weights, "the weights")
+    wait_until("what was written is gone", lambda: not written())
+    thin(step, "--to", "bf16")
+    same_bytes(read(step / "model.safetensors"), wanted, "the weights of the thin step")
 
 
 @pytest.mark.one_mode

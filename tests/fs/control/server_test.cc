@@ -49,7 +49,8 @@ class ControlServerTest : public testing::Test {
   }
 
   Result<json> request(const std::string& command, const json& arguments = json::object()) {
-    return io::control_request(path_, command, arguments);
+    TRY_ASSIGN(io::ControlReply reply, io::control_request(path_, command, arguments));
+    return std::move(reply.result);
   }
   io::Fd connect() {
     io::Fd fd(::socket(AF_UNIX, SOCK_STREAM, 0));

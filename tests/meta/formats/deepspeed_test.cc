@@ -30,6 +30,19 @@ struct Sample {
 constexpr const char* kModel = "zero_pp_rank_0_mp_rank_00_model_states.pt";
 constexpr const char* kOptimizer = "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt";
 
+// Replaces the first small number after `key` in a pickle.
+void set_number(std::string& pickle, const std::string& key, char number) {
+  const size_t at = pickle.find('K', pickle.find(key) + key.size());
+  ASSERT_LT(at, pickle.size() - 1);
+  pickle[at + 1] = number;
+}
+
+std::string reasons_of(const TensorMap& map) {
+  std::string reasons;
+  for (const Problem& problem : map.problems) reasons += problem.reason + "\n";
+  return reasons;
+}
+
 TEST(DeepSpeed, StageThreeInMemory) {
   const Sample sample("stage_3");
   StepInMemory files;
@@ -103,6 +116,63 @@ TEST(DeepSpeed, TwoOfOneName) {
     }
   }
   EXPECT_EQ(found, 2U);
+}
+
+// Ranks that do not fit each other are of several saves. Joined, they would be wrong weights.
+TEST(DeepSpeed, RanksThatDoNotFitAreNotJoined) {
+  constexpr const char* kSecondModel = "zero_pp_rank_1_mp_rank_00_model_states.pt";
+  constexpr const char* kSecondOptimizer = "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt";
+  const Sample alone("stage_3");
+  Sample of_two = alone;
+  set_number(of_two.model, "dp_world_size", 2);
+  set_number(of_two.optimizer, "partition_count", 2);
+
+  StepInMemory of_more;  // its model says two ranks, its optimizer one
+  of_more.add(kModel, of_two.model);
+  of_more.add(kOptimizer, alone.optimizer);
+  const TensorMap one = read_deepspeed(of_more, "");
+  EXPECT_TRUE(one.parameters.empty());
+  EXPECT_THAT(reasons_of(one), HasSubstr("it is one of 1 ranks, and there are 2"));
+
+  StepInMemory too_few;
+  Sample of_nine = alone;
+  set_number(of_nine.model, "dp_world_size", 9);
+  too_few.add(kModel, of_nine.model);
+  too_few.add(kOptimizer, of_nine.optimizer);
+  const TensorMap nine = read_deepspeed(too_few, "");
+  EXPECT_TRUE(nine.parameters.empty());
+  EXPECT_THAT(reasons_of(nine), HasSubstr("it is of 9 ranks, of which not all have files here"));
+
+  StepInMemory mixed;
+  Sample of_stage_two = of_two;
+  set_number(of_stage_two.optimizer, "zero_stage", 2);
+  mixed.add(kModel, of_two.model);
+  mixed.add(kOptimizer, of_two.optimizer);
+  mixed.add(kSecondModel, of_two.model);
+  mixed.add(kSecondOptimizer, of_stage_two.optimizer);
+  const TensorMap stages = read_deepspeed(mixed, "");
+  EXPECT_TRUE(stages.parameters.empty());
+  EXPECT_THAT(reasons_of(stages), HasSubstr("its stage is not rank 0's"));
+
+  StepInMemory too_many;
+  too_many.add(kModel, alone.model);
+  too_many.add(kOptimizer, alone.optimizer);
+  too_many.add(kSecondModel, alone.model);
+  too_many.add(kSecondOptimizer, alone.optimizer);
+  const TensorMap first = read_deepspeed(too_many, "");
+  EXPECT_EQ(find(first, "embedding.weight").states.at("fp32").pieces.size(), 1U);
+  EXPECT_THAT(reasons_of(first), HasSubstr("files of more than its 1 ranks lie here, of another save"));
+}
+
+TEST(DeepSpeed, AnOptimizerWithoutTheModelsGroupsGivesNoStates) {
+  Sample sample("stage_3");
+  set_number(sample.optimizer, "zero_stage", 2);  // whose groups have another name
+  StepInMemory files;
+  files.add(kModel, sample.model);
+  files.add(kOptimizer, sample.optimizer);
+  const TensorMap map = read_deepspeed(files, "");
+  EXPECT_TRUE(find(map, "embedding.weight").states.empty());
+  EXPECT_THAT(reasons_of(map), HasSubstr("it has not the groups that param_shapes of rank 0 has"));
 }
 
 TEST(DeepSpeed, OurMapGivesEachParameterItsNumber) {

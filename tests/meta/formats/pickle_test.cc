@@ -81,6 +81,33 @@ TEST(Pickle, CallsAreDataOnly) {
   EXPECT_NE(::stat("/tmp/ckptfs-executed", &st), 0);
 }
 
+// Opcodes that torch writes seldom, or did in older versions.
+TEST(Pickle, RareOpcodes) {
+  for (const char* set : {"\x80\x04\x8f(K\x01K\x02\x90.", "\x80\x04(K\x01K\x02\x91."}) {
+    const Pickle pickle = read(set);
+    EXPECT_EQ(pickle.root().kind(), Kind::set);
+    ASSERT_EQ(pickle.root().size(), 2U);
+    EXPECT_EQ(pickle.root()[1].integer(), 2);
+  }
+  EXPECT_EQ(read("\x80\x02K\x01K\x02\x30.").root().integer(), 1);                    // POP
+  EXPECT_EQ(read("\x80\x02K\x01(\x30.").root().integer(), 1);                        // POP of a mark
+  EXPECT_EQ(read("\x80\x02K\x01(K\x02K\x03\x31.").root().integer(), 1);              // POP_MARK
+  EXPECT_EQ(read("\x80\x02K\x07\x32\x86.").root()[1].integer(), 7);                  // DUP
+  EXPECT_EQ(read("\x80\x02T\x02\x00\x00\x00xy."s).root().text(), "xy");              // BINSTRING
+  EXPECT_EQ(read("\x80\x02U\x02xy.").root().text(), "xy");                           // SHORT_BINSTRING
+  EXPECT_EQ(read("\x80\x03\x42\x02\x00\x00\x00xy."s).root().kind(), Kind::bytes);    // BINBYTES
+  EXPECT_EQ(read("\x80\x05\x96\x02\0\0\0\0\0\0\0xy."s).root().kind(), Kind::bytes);  // BYTEARRAY8
+  const Pickle made = read("\x80\x04\x63m\nC\nK\x01\x85}\x92.");                     // NEWOBJ_EX
+  EXPECT_EQ(made.root().name(), "m.C");
+  EXPECT_EQ((*made.root().arguments())[0].integer(), 1);
+}
+
+TEST(Pickle, ATooLongOneIsNotRead) {
+  const auto pickle = read_pickle("\x80\x02N." + std::string(Pickle::kMostBytes, '\0'));
+  ASSERT_FALSE(pickle);
+  EXPECT_EQ(pickle.error().errno_value(), EBADMSG);
+}
+
 TEST(Pickle, MayContainItself) {
   const Pickle pickle = read(
       "\x80\x02]q\x00h\x00"

@@ -1,18 +1,21 @@
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
-#include <exception>
 #include <memory>
-#include <new>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "gpu/c_guard.h"
 #include "gpu/checkpoint.h"
 #include "gpu/ckptfs.h"
 #include "gpu/open_device.h"
 #include "gpu/staging.h"
 #include "gpu/step_save.h"
 #include "io/log.h"
+#include "meta/formats/box.h"
 
 namespace gpu = ckptfs::gpu;
 namespace io = ckptfs::io;
@@ -21,6 +24,7 @@ namespace meta = ckptfs::meta;
 using ckptfs::Error;
 using ckptfs::Result;
 using ckptfs::success;
+using ckptfs::gpu::guarded;
 
 struct ckptfs_staging {
   std::shared_ptr<gpu::Staging> staging;
@@ -37,26 +41,6 @@ struct ckptfs_save {
 };
 
 namespace {
-
-thread_local std::string last_error_text;
-
-int fail(const Error& error) {
-  last_error_text = error.message();
-  return error.errno_value() == 0 ? EIO : error.errno_value();
-}
-
-// No exception may leave the C interface.
-template <class Body>
-int guarded(const Body& body) {
-  try {
-    const Result<> done = body();
-    return done ? 0 : fail(done.error());
-  } catch (const std::bad_alloc&) {
-    return fail(Error(ENOMEM));
-  } catch (const std::exception& e) {
-    return fail(Error(EIO, e.what()));
-  }
-}
 
 // The function that gets log lines. Without one they go to stderr, because stdout belongs to the program.
 std::atomic<ckptfs_log_function> log_function{nullptr};
@@ -79,8 +63,22 @@ std::string way_of(const io::TransferQueue::Way& way) {
 Result<gpu::SavedTensor> saved_tensor(const ckptfs_saved_tensor& tensor) {
   const auto dtype = meta::formats::dtype_of_safetensors(tensor.dtype);
   if (!dtype) return Error(EINVAL, std::string(tensor.name) + ": " + tensor.dtype + " is no type of safetensors");
-  return gpu::SavedTensor{tensor.name, *dtype, meta::formats::Shape(tensor.shape, tensor.shape + tensor.dimensions),
-                          static_cast<const std::byte*>(tensor.memory), tensor.bytes};
+  const auto shape = [&](const uint64_t* numbers) {
+    return numbers == nullptr ? meta::formats::Shape() : meta::formats::Shape(numbers, numbers + tensor.dimensions);
+  };
+  gpu::SavedTensor saved{tensor.name,  *dtype,      shape(tensor.shape), static_cast<const std::byte*>(tensor.memory),
+                         tensor.bytes, std::nullopt};
+  if (tensor.of != nullptr) saved.piece = {tensor.of, shape(tensor.whole), shape(tensor.offsets)};
+  return saved;
+}
+
+meta::formats::Box box_of(const uint64_t* offsets, const uint64_t* sizes, uint32_t dimensions) {
+  const std::span begin(offsets, dimensions), length(sizes, dimensions);
+  return {{begin.begin(), begin.end()}, {length.begin(), length.end()}};
+}
+
+ckptfs_load_report report_of(const gpu::Checkpoint::Report& done) {
+  return {done.moved.bytes, done.moved.read, done.moved.direct, done.moved.straight, done.through_mount};
 }
 
 }  // namespace
@@ -89,7 +87,7 @@ extern "C" {
 
 uint32_t ckptfs_abi(void) { return CKPTFS_ABI; }
 
-const char* ckptfs_last_error(void) { return last_error_text.c_str(); }
+const char* ckptfs_last_error(void) { return gpu::last_error_text.c_str(); }
 
 void ckptfs_set_log(ckptfs_log_function function) { log_function = function; }
 
@@ -126,9 +124,12 @@ int ckptfs_memory_free(ckptfs_staging* staging, void* memory) {
   return guarded([&] { return staging->staging->device().release(static_cast<std::byte*>(memory)); });
 }
 
-int ckptfs_checkpoint_open(const char* path, ckptfs_checkpoint** checkpoint) {
+int ckptfs_checkpoint_open(const char* path, const char* names, ckptfs_checkpoint** checkpoint) {
   return guarded([&]() -> Result<> {
-    TRY_ASSIGN(auto opened, gpu::Checkpoint::open(path));
+    const std::string_view wanted = names == nullptr ? "" : names;
+    if (!wanted.empty() && wanted != "saved") return Error(EINVAL, std::string(wanted) + ": no kind of names");
+    using Names = gpu::Checkpoint::Names;
+    TRY_ASSIGN(auto opened, gpu::Checkpoint::open(path, wanted.empty() ? Names::views : Names::saved));
     auto handle = std::make_unique<ckptfs_checkpoint>();
     for (const auto& problem : opened->problems()) {
       handle->problems.push_back(problem.file.empty() ? problem.reason : problem.file + ": " + problem.reason);
@@ -170,9 +171,25 @@ int ckptfs_load(ckptfs_checkpoint* checkpoint, ckptfs_staging* staging, const ck
       requests.push_back({target.tensor, target.offset, target.bytes, static_cast<std::byte*>(target.memory)});
     }
     TRY_ASSIGN(const auto done, checkpoint->checkpoint->load(*staging->staging, requests, stream));
-    if (report != nullptr) {
-      *report = {done.moved.bytes, done.moved.read, done.moved.direct, done.moved.straight, done.through_mount};
+    if (report != nullptr) *report = report_of(done);
+    return success();
+  });
+}
+
+int ckptfs_load_boxes(ckptfs_checkpoint* checkpoint, ckptfs_staging* staging, const ckptfs_box_target* targets,
+                      uint64_t count, void* stream, ckptfs_load_report* report) {
+  return guarded([&]() -> Result<> {
+    const auto& items = checkpoint->checkpoint->items();
+    std::vector<gpu::BoxRequest> requests;
+    requests.reserve(count);
+    for (const ckptfs_box_target& target : std::span(targets, count)) {
+      if (target.tensor >= items.size()) return Error(EINVAL, "there is no such tensor");
+      const auto dimensions = static_cast<uint32_t>(items[target.tensor].tensor.shape.size());
+      requests.push_back({target.tensor, box_of(target.offsets, target.sizes, dimensions), target.begin, target.end,
+                          static_cast<std::byte*>(target.memory)});
     }
+    TRY_ASSIGN(const auto done, checkpoint->checkpoint->load_boxes(*staging->staging, requests, stream));
+    if (report != nullptr) *report = report_of(done);
     return success();
   });
 }
@@ -213,6 +230,10 @@ int ckptfs_save_file(ckptfs_save* save, const char* name, uint64_t bytes, const 
     }
     return save->save->add_file(name, bytes, std::move(all), stream);
   });
+}
+
+int ckptfs_save_note(ckptfs_save* save, const char* stage, double seconds) {
+  return guarded([&] { return save->save->note(stage, seconds); });
 }
 
 int ckptfs_save_wait_copied(ckptfs_save* save) {

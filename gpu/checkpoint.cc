@@ -3,24 +3,32 @@
 #include <fcntl.h>
 
 #include <algorithm>
-#include <numeric>
+#include <optional>
 #include <set>
+#include <utility>
 
 #include "io/control_message.h"
 #include "io/log.h"
+#include "meta/formats/box.h"
 #include "meta/formats/checkpoint.h"
 #include "meta/formats/zip_archive.h"
 
 namespace ckptfs::gpu {
 namespace {
 
+using meta::formats::Box;
+using meta::formats::BoxRuns;
+using meta::formats::elements_of;
 using meta::formats::Piece;
+using meta::formats::PlacedBox;
+using meta::formats::Shape;
 using meta::formats::TensorMap;
 
-uint64_t size_of_all(const std::vector<Piece>& pieces) {
-  return std::accumulate(pieces.begin(), pieces.end(), uint64_t{0},
-                         [](uint64_t sum, const Piece& piece) { return sum + piece.size; });
-}
+// How a step is read here: it is the only one, in the memory of the trainer. A step of 1,024 ranks with 2,000 tensors
+// has 2 million boxes of some 200 bytes. Tensors that are cut by columns stay boxes, so the runs are those of other
+// layouts.
+constexpr uint64_t kMostMapBytes = uint64_t{4} << 30;
+constexpr uint64_t kMostMapRuns = uint64_t{1} << 26;
 
 // Returns "0" for "archive/data/0", and an empty string if the entry is no storage.
 std::string storage_key(const std::string& entry) {
@@ -29,38 +37,97 @@ std::string storage_key(const std::string& entry) {
   return at == std::string::npos ? std::string() : entry.substr(at + kData.size());
 }
 
-// Adds the ranges of files that hold the requested part of the item.
-Result<> add_wanted(const Item& item, const Request& request, std::vector<Wanted>& wanted) {
-  if (request.offset > item.size || request.size > item.size - request.offset) {
-    return Error(EINVAL, item.name + ": it has " + std::to_string(item.size) + " bytes, and not " +
-                             std::to_string(request.size) + " from " + std::to_string(request.offset) + " on");
+// Appends an element's bytes as a last dimension.
+Box in_bytes(Box box, uint64_t element) {
+  box.offsets.push_back(0);
+  box.sizes.push_back(element);
+  return box;
+}
+
+// Adds the ranges of files that hold bytes [offset, offset + size) of an item that has pieces.
+void add_range(const Item& item, uint64_t offset, uint64_t size, std::byte* target, std::vector<Wanted>& wanted) {
+  const auto behind = std::ranges::upper_bound(item.begins, offset);
+  for (size_t at = behind - item.begins.begin() - 1; size > 0; ++at) {
+    const Piece& piece = item.tensor.pieces[at];
+    const uint64_t inside = offset - item.begins[at], some = std::min(piece.size - inside, size);
+    if (some != 0) wanted.push_back({piece.file, piece.offset + inside, some, target});
+    offset += some;
+    size -= some;
+    target += some;
   }
-  uint64_t begin = 0;  // of the piece, within the item
-  for (const Piece& piece : item.tensor.pieces) {
-    const uint64_t from = std::max(begin, request.offset);
-    const uint64_t to = std::min(begin + piece.size, request.offset + request.size);
-    if (from < to) {
-      wanted.push_back(
-          {piece.file, piece.offset + (from - begin), to - from, request.target + (from - request.offset)});
+}
+
+// What two boxes have in common; nothing if that is empty.
+std::optional<Box> common_of(const Box& one, const Box& other) {
+  const auto begin = [&](size_t at) { return std::max(one.offsets[at], other.offsets[at]); };
+  const auto end = [&](size_t at) {
+    return std::min(one.offsets[at] + one.sizes[at], other.offsets[at] + other.sizes[at]);
+  };
+  for (size_t at = 0; at < one.sizes.size(); ++at) {
+    if (begin(at) >= end(at)) return std::nullopt;
+  }
+  Box common;
+  for (size_t at = 0; at < one.sizes.size(); ++at) {
+    common.offsets.push_back(begin(at));
+    common.sizes.push_back(end(at) - begin(at));
+  }
+  return common;
+}
+
+// Returns a box with offsets that count from the beginning of another box around it.
+Box seen_from(const Box& around, Box box) {
+  for (size_t at = 0; at < box.offsets.size(); ++at) box.offsets[at] -= around.offsets[at];
+  return box;
+}
+
+// Adds what a stored box has of a wanted one, which lies contiguously at `target`. Both are in bytes.
+void add_common(const PlacedBox& stored, const Box& box, std::byte* target, std::vector<Wanted>& wanted) {
+  const auto common = common_of(stored.box, box);
+  if (!common) return;
+  const BoxRuns in_file(seen_from(stored.box, *common), stored.box.sizes);
+  const BoxRuns in_memory(seen_from(box, *common), box.sizes);
+  // Both lengths are products of the same sizes from the last one on, so the smaller one divides the larger one.
+  const uint64_t length = std::min(in_file.length(), in_memory.length());
+  const auto place = [](const BoxRuns& runs, uint64_t at) {
+    return runs.begin(at / runs.length()) + at % runs.length();
+  };
+  for (uint64_t at = 0; at < in_file.count() * in_file.length(); at += length) {
+    wanted.push_back(
+        {stored.piece.file, stored.piece.offset + place(in_file, at), length, target + place(in_memory, at)});
+  }
+}
+
+// Adds the ranges of files that hold bytes [begin, end) of a box that is in bytes.
+void add_wanted(const Item& item, const Box& box, uint64_t begin, uint64_t end, std::byte* target,
+                std::vector<Wanted>& wanted) {
+  Shape shape = item.tensor.shape;
+  shape.push_back(size_of(item.tensor.dtype));
+  for (const Box& part : boxes_of_range(box, begin, end)) {
+    const uint64_t size = *elements_of(part.sizes);
+    if (item.boxes.empty()) {
+      BoxRuns(part, shape).for_each(0, size, [&](uint64_t offset, uint64_t at, uint64_t bytes) {
+        add_range(item, offset, bytes, target + at, wanted);
+      });
     }
-    begin += piece.size;
+    for (const PlacedBox& stored : item.boxes) add_common(stored, part, target, wanted);
+    target += size;
   }
-  return success();
 }
 
 }  // namespace
 
-Result<std::unique_ptr<Checkpoint>> Checkpoint::open(const std::string& path) {
+Result<std::unique_ptr<Checkpoint>> Checkpoint::open(const std::string& path, Names names) {
+  const meta::formats::MapOptions options{kMostMapBytes, kMostMapRuns, true, names == Names::saved};
   TRY_ASSIGN(std::string real, real_path(path));
   TRY_ASSIGN(const struct stat st, io::stat_at(AT_FDCWD, real));
   const bool step = S_ISDIR(st.st_mode);
   TRY_ASSIGN(FolderFiles files, step ? FolderFiles::of(real) : FolderFiles::of_file(real));
   std::unique_ptr<Checkpoint> found(new Checkpoint(std::move(real), std::move(files)));
   if (step) {
-    found->add_items(meta::formats::read_checkpoint(found->files_));
+    found->add_items(meta::formats::read_checkpoint(found->files_, options));
   } else if (path.ends_with(".safetensors")) {
     TRY(found->files_.open(0));
-    found->add_items(meta::formats::read_safetensors(found->files_, 0));
+    found->add_items(meta::formats::read_safetensors(found->files_, 0, options));
   } else if (const auto added = found->add_storages(); !added) {
     return Error(added.error().errno_value(), path + ": " + added.error().message());
   }
@@ -74,10 +141,24 @@ void Checkpoint::add_items(TensorMap map) {
   for (meta::formats::Parameter& parameter : map.parameters) {
     for (auto& [state, tensor] : parameter.states) {
       const std::string name = state == meta::formats::kParam ? parameter.name : parameter.name + "/" + state;
-      const uint64_t size = size_of_all(tensor.pieces);
-      items_.push_back({name, std::move(tensor), size});
+      add_item(name, std::move(tensor));
     }
   }
+}
+
+void Checkpoint::add_item(std::string name, meta::formats::Tensor tensor) {
+  const unsigned element = size_of(tensor.dtype);
+  Item item{std::move(name), std::move(tensor), 0};
+  item.boxes = std::exchange(item.tensor.boxes, {});
+  for (PlacedBox& placed : item.boxes) {
+    placed.box = in_bytes(std::move(placed.box), element);
+    item.size += placed.piece.size;
+  }
+  for (const Piece& piece : item.tensor.pieces) {
+    item.begins.push_back(item.size);
+    item.size += piece.size;
+  }
+  items_.push_back(std::move(item));
 }
 
 Result<> Checkpoint::add_storages() {
@@ -87,7 +168,7 @@ Result<> Checkpoint::add_storages() {
     const std::string key = storage_key(std::string(archive.name(entry)));
     if (key.empty()) continue;
     TRY_ASSIGN(const auto range, archive.range(entry));
-    items_.push_back({key, {meta::formats::Dtype::uint8, {range.size}, {{0, range.offset, range.size}}}, range.size});
+    add_item(key, {meta::formats::Dtype::uint8, {range.size}, {{0, range.offset, range.size}}});
   }
   return success();
 }
@@ -140,8 +221,38 @@ Result<Checkpoint::Report> Checkpoint::load(Staging& staging, const std::vector<
   std::vector<Wanted> wanted;
   for (const Request& request : requests) {
     if (request.item >= items_.size()) return Error(EINVAL, "there is no such tensor");
-    TRY(add_wanted(items_[request.item], request, wanted));
+    const Item& item = items_[request.item];
+    if (request.offset > item.size || request.size > item.size - request.offset) {
+      return Error(EINVAL, item.name + ": it has " + std::to_string(item.size) + " bytes, and not " +
+                               std::to_string(request.size) + " from " + std::to_string(request.offset) + " on");
+    }
+    const Box box = in_bytes(meta::formats::whole_box(item.tensor.shape), size_of(item.tensor.dtype));
+    add_wanted(item, box, request.offset, request.offset + request.size, request.target, wanted);
   }
+  return read(staging, std::move(wanted), stream);
+}
+
+Result<Checkpoint::Report> Checkpoint::load_boxes(Staging& staging, const std::vector<BoxRequest>& requests,
+                                                  Stream stream) {
+  std::vector<Wanted> wanted;
+  for (const BoxRequest& request : requests) {
+    if (request.item >= items_.size()) return Error(EINVAL, "there is no such tensor");
+    const Item& item = items_[request.item];
+    if (!meta::formats::lies_within(request.box, item.tensor.shape)) {
+      return Error(EINVAL, item.name + ": the wanted box lies outside it");
+    }
+    const uint64_t elements = *elements_of(request.box.sizes), element = size_of(item.tensor.dtype);
+    if (request.begin > request.end || request.end > elements) {
+      return Error(EINVAL, item.name + ": the wanted box has " + std::to_string(elements) + " elements, and not " +
+                               std::to_string(request.begin) + " to " + std::to_string(request.end));
+    }
+    add_wanted(item, in_bytes(request.box, element), request.begin * element, request.end * element, request.target,
+               wanted);
+  }
+  return read(staging, std::move(wanted), stream);
+}
+
+Result<Checkpoint::Report> Checkpoint::read(Staging& staging, std::vector<Wanted> wanted, Stream stream) {
   std::set<uint32_t> used;
   for (const Wanted& one : wanted) used.insert(one.file);
   const std::vector<uint32_t> files(used.begin(), used.end());

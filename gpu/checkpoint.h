@@ -25,8 +25,12 @@ namespace ckptfs::gpu {
 
 struct Item {
   std::string name;
-  meta::formats::Tensor tensor;
-  uint64_t size = 0;  // bytes
+  meta::formats::Tensor tensor;  // its boxes are in `boxes`
+  uint64_t size = 0;             // bytes
+  // Where the tensor's pieces begin in it, in bytes.
+  std::vector<uint64_t> begins = {};
+  // If it has no pieces: the boxes that hold it. All are in bytes: an element's bytes are a last dimension.
+  std::vector<meta::formats::PlacedBox> boxes = {};
 };
 
 // Bytes [offset, offset + size) of an item, and the memory that they are loaded to.
@@ -37,10 +41,21 @@ struct Request {
   std::byte* target = nullptr;
 };
 
+// Elements [begin, end), in row-major order, of a box of an item. They are loaded, contiguous, to `target`.
+struct BoxRequest {
+  size_t item = 0;
+  meta::formats::Box box;
+  uint64_t begin = 0;
+  uint64_t end = 0;
+  std::byte* target = nullptr;
+};
+
 class Checkpoint {
  public:
+  // views: see above. saved: of a DCP checkpoint, the names that its tensors were saved by; of others, no difference.
+  enum class Names { views, saved };
   // Fails with EBADMSG and the first reason if nothing of the checkpoint can be read.
-  static Result<std::unique_ptr<Checkpoint>> open(const std::string& path);
+  static Result<std::unique_ptr<Checkpoint>> open(const std::string& path, Names names = Names::views);
 
   const std::vector<Item>& items() const { return items_; }
   // The parts of the step that could not be read. They are not among the items.
@@ -52,10 +67,14 @@ class Checkpoint {
   };
   // Like load() of load.h. Fails with EINVAL if a request exceeds its item.
   Result<Report> load(Staging& staging, const std::vector<Request>& requests, Stream stream);
+  // The same for boxes. Fails with EINVAL if a box lies outside its item, or a range outside its box.
+  Result<Report> load_boxes(Staging& staging, const std::vector<BoxRequest>& requests, Stream stream);
 
  private:
   Checkpoint(std::string path, FolderFiles files) : path_(std::move(path)), files_(std::move(files)) {}
   void add_items(meta::formats::TensorMap map);
+  void add_item(std::string name, meta::formats::Tensor tensor);
+  Result<Report> read(Staging& staging, std::vector<Wanted> wanted, Stream stream);
   Result<> add_storages();
   Result<> open_files(const std::vector<uint32_t>& files);
   Result<> get_blobs(const MountClient& mount, const std::vector<uint32_t>& files);

@@ -20,7 +20,7 @@ extern "C" {
 #pragma GCC visibility push(default)
 #endif
 
-#define CKPTFS_ABI 1 /* changes whenever anything below changes */
+#define CKPTFS_ABI 2 /* changes whenever anything below changes */
 uint32_t ckptfs_abi(void);
 
 /* The words for this thread's last call that failed. */
@@ -45,9 +45,11 @@ int ckptfs_memory_allocate(ckptfs_staging* staging, uint64_t bytes, void** memor
 int ckptfs_memory_free(ckptfs_staging* staging, void* memory);
 
 /* --- A checkpoint to be loaded: a step's folder, a .safetensors file, or a file of torch.save (whose "tensors" are its
- * storages, named by their keys). Opening reads the headers. No code in the files is ever executed. */
+ * storages, named by their keys). Opening reads the headers. No code in the files is ever executed. `names` is "" or
+ * NULL for the names that views have, or "saved": then the tensors of a DCP checkpoint have the names (fqn) that they
+ * were saved by. For other checkpoints that is the same. */
 typedef struct ckptfs_checkpoint ckptfs_checkpoint;
-int ckptfs_checkpoint_open(const char* path, ckptfs_checkpoint** checkpoint);
+int ckptfs_checkpoint_open(const char* path, const char* names, ckptfs_checkpoint** checkpoint);
 void ckptfs_checkpoint_close(ckptfs_checkpoint* checkpoint);
 
 typedef struct {
@@ -83,6 +85,20 @@ typedef struct {
 int ckptfs_load(ckptfs_checkpoint* checkpoint, ckptfs_staging* staging, const ckptfs_target* targets, uint64_t count,
                 void* stream, ckptfs_load_report* report);
 
+/* A box is a rectangular part of a tensor: `offsets` and `sizes` have an element for each of its dimensions. Elements
+ * [begin, end) of the box, in row-major order, are loaded to `memory`, where they are contiguous. */
+typedef struct {
+  uint64_t tensor;
+  const uint64_t* offsets;
+  const uint64_t* sizes;
+  uint64_t begin;
+  uint64_t end;
+  void* memory;
+} ckptfs_box_target;
+/* The same as ckptfs_load() for boxes. It reads only what the boxes need, and small gaps between that. */
+int ckptfs_load_boxes(ckptfs_checkpoint* checkpoint, ckptfs_staging* staging, const ckptfs_box_target* targets,
+                      uint64_t count, void* stream, ckptfs_load_report* report);
+
 /* --- This rank's part of a step to be saved. `attempt` is made of letters and digits, is the same on all ranks, and
  * differs for each attempt. Nothing is visible as a step before the commit. */
 typedef struct ckptfs_save ckptfs_save;
@@ -100,6 +116,11 @@ typedef struct {
   uint32_t dimensions;
   const void* memory;
   uint64_t bytes;
+  /* Of a piece of a tensor that several ranks save: the whole's name and shape, and where the piece begins in it. Both
+   * have `dimensions` elements. NULL: the tensor is whole. `name` must differ from that of all others in the file. */
+  const char* of;
+  const uint64_t* whole;
+  const uint64_t* offsets;
 } ckptfs_saved_tensor;
 /* Saves these tensors as one safetensors file. It reads them after the work that is on the stream now has ended. */
 int ckptfs_save_tensors(ckptfs_save* save, const char* name, const ckptfs_saved_tensor* tensors, uint64_t count,
@@ -114,12 +135,67 @@ typedef struct {
 int ckptfs_save_file(ckptfs_save* save, const char* name, uint64_t bytes, const ckptfs_part* parts, uint64_t count,
                      void* stream);
 
+/* Adds seconds to a stage of the timing in the manifest, for example "plan" or "collective"; until wait_durable. The
+ * library measures "copy", "write" and "sync" itself. */
+int ckptfs_save_note(ckptfs_save* save, const char* stage, double seconds);
+
 /* Waits until the memory may change. */
 int ckptfs_save_wait_copied(ckptfs_save* save);
 /* Waits until this rank's files and its manifest are on the disk. On a mount the files are then frozen. */
 int ckptfs_save_wait_durable(ckptfs_save* save);
 /* Makes the step appear if all ranks' files are there, and sets `committed` to 1 if it has. The last rank does it. */
 int ckptfs_save_commit(ckptfs_save* save, int seal, int* committed);
+
+/* --- Groups of ranks. A holding is a box of a tensor, whose elements a rank has contiguously in memory, in row-major
+ * order. Shapes, offsets and sizes are in elements, one for each dimension, and so are `begin` and `end` below. */
+typedef struct {
+  const char* name;
+  const char* dtype;     /* the name that safetensors uses */
+  const uint64_t* shape; /* of the whole tensor */
+  const uint64_t* offsets;
+  const uint64_t* sizes;
+  uint32_t dimensions;
+} ckptfs_holding;
+/* Describes what a rank holds. The same holdings in the same order give the same bytes. */
+int ckptfs_describe(const ckptfs_holding* holdings, uint64_t count, void** bytes, uint64_t* size);
+void ckptfs_bytes_free(void* bytes);
+/* BLAKE3 */
+int ckptfs_digest(const void* bytes, uint64_t size, unsigned char digest[32]);
+
+/* Who writes which bytes of a save, or reads which of a load. All ranks make the same plan from the same descriptions.
+ * `hosts` has a number for the machine of each rank. `whole` is 1 if elements that no rank holds are an error, as in a
+ * save, and 0 for a load. The plan does not refer to the arguments. */
+typedef struct ckptfs_plan ckptfs_plan;
+int ckptfs_plan_make(const void* const* descriptions, const uint64_t* sizes, const uint32_t* hosts, uint32_t ranks,
+                     int whole, ckptfs_plan** plan);
+void ckptfs_plan_close(ckptfs_plan* plan);
+
+/* Elements [begin, end) of a holding of a rank, in row-major order. An empty tensor is a part, too. */
+typedef struct {
+  uint64_t holding; /* its index in the rank's description */
+  uint64_t begin;
+  uint64_t end;
+  uint64_t message; /* see ckptfs_plan_held */
+  uint32_t holders; /* the number of the set of ranks that hold these elements: ckptfs_plan_holders */
+  uint32_t owner;   /* the rank that writes them, or that reads them and passes them on */
+} ckptfs_planned;
+/* What a rank owns. The array is valid until the next call for this plan. */
+int ckptfs_plan_owned(ckptfs_plan* plan, uint32_t rank, const ckptfs_planned** parts, uint64_t* count);
+/* All that a rank holds, with the owners; the array is valid until the next call for this plan. All ranks of a holder
+ * set get its parts in the same order, and those sets that two ranks share, too. Parts with the same `holders` and
+ * `message` follow each other, and are one message: the same elements in the same order at each rank, in one part at
+ * one rank and perhaps in several at another. */
+int ckptfs_plan_held(ckptfs_plan* plan, uint32_t rank, const ckptfs_planned** parts, uint64_t* count);
+/* The ranks of a holder set, ascending. The array is valid until the plan is closed. */
+int ckptfs_plan_holders(const ckptfs_plan* plan, uint32_t holders, const uint32_t** ranks, uint64_t* count);
+/* The bytes that each rank owns, an entry for each. The sum is that of all different bytes. */
+const uint64_t* ckptfs_plan_loads(const ckptfs_plan* plan);
+
+/* Cuts elements [begin, end) of a box into boxes, in order. Each is contiguous in the box's memory. `boxes` gets for
+ * each of them the offsets in the tensor and then the sizes. It has room for two boxes for each dimension, and for one
+ * more. */
+int ckptfs_boxes_of_range(const uint64_t* offsets, const uint64_t* sizes, uint32_t dimensions, uint64_t begin,
+                          uint64_t end, uint64_t* boxes, uint64_t* count);
 
 #if defined(__GNUC__)
 #pragma GCC visibility pop

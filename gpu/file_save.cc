@@ -181,7 +181,9 @@ FileSave::FileSave(std::shared_ptr<Staging> staging, std::string path, io::Fd fi
       file_(std::move(file)),
       size_(size),
       parts_(std::move(parts)),
-      chunks_((size + staging_->slot_size() - 1) / staging_->slot_size()) {}
+      chunks_((size + staging_->slot_size() - 1) / staging_->slot_size()) {
+  times_.begun = times_.copied = std::chrono::steady_clock::now();
+}
 
 FileSave::~FileSave() {
   if (thread_.joinable()) thread_.join();
@@ -232,6 +234,7 @@ Result<> FileSave::write_all() {
     return Lane(*this, lane).run();
   });
   TRY(written);
+  times_.written = std::chrono::steady_clock::now();
   return finish_file();
 }
 
@@ -244,7 +247,9 @@ Result<> FileSave::finish_file() {
 
 void FileSave::note_copied() {
   const io::MutexLock lock(mutex_);
-  if (++copied_ == chunks_) changed_.notify_all();
+  if (++copied_ != chunks_) return;
+  times_.copied = std::chrono::steady_clock::now();
+  changed_.notify_all();
 }
 
 void FileSave::end(Result<> outcome) {

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -47,6 +48,13 @@ class FileSave {
   // Waits until the file's content is on the disk. Making its name durable is up to the caller.
   Result<> wait_durable();
 
+  // When stages of the save ended. Copying and writing overlap: what is written after `copied` is what was still in the
+  // ring then. Constant once wait_durable() has returned success.
+  struct Times {
+    std::chrono::steady_clock::time_point begun, copied, written;
+  };
+  const Times& times() const { return times_; }
+
  private:
   class Lane;
   FileSave(std::shared_ptr<Staging> staging, std::string path, io::Fd file, uint64_t size, std::vector<Part> parts);
@@ -68,6 +76,7 @@ class FileSave {
   std::atomic<uint64_t> next_{0};
   std::atomic<bool> failed_{false};
   std::thread thread_;
+  Times times_;
 
   io::Mutex mutex_;
   io::CondVar changed_;

@@ -17,6 +17,10 @@
 namespace ckptfs::gpu {
 namespace {
 
+// Reads of one lane that are in flight. More of them would not make a disk faster, but use more slots, whose pages are
+// made at their first use.
+constexpr size_t kMostReading = 4;
+
 // Returns true if at least half of the file is in the page cache (cachestat(2), Linux 6.5), and false if the kernel
 // cannot tell.
 bool is_cached(int fd, uint64_t size) {
@@ -55,7 +59,7 @@ class LoadLane {
  public:
   LoadLane(LoadJob& job, Lane& lane) : job_(job), lane_(lane), reads_(lane.slots.size()) {
     idle_.reserve(lane.slots.size());
-    for (size_t slot = 0; slot < lane.slots.size(); ++slot) idle_.push_back(slot);
+    for (size_t slot = lane.slots.size(); slot > 0; --slot) idle_.push_back(slot - 1);
   }
 
   // Nothing is in flight when it returns, even after an error.
@@ -86,7 +90,7 @@ class LoadLane {
   }
 
   void begin_reads() {
-    while (!idle_.empty() && !job_.failed) {
+    while (!idle_.empty() && reading_ < kMostReading && !job_.failed) {
       const size_t at = job_.next++;
       if (at >= job_.plan.reads.size()) return;
       const size_t slot = idle_.back();
@@ -187,6 +191,17 @@ class LoadLane {
   std::optional<Error> error_;
 };
 
+// What comes through the page cache into host memory needs no alignment. So each large range is read straight into its
+// target, without a slot.
+Result<> choose_alone(Device& device, const std::vector<SourceFile>& files, std::vector<Wanted>& wanted) {
+  for (Wanted& one : wanted) {
+    if (files[one.file].direct || one.size < kWorthReading) continue;
+    TRY_ASSIGN(const MemoryKind kind, device.kind_of(one.target));
+    one.alone = kind == MemoryKind::host;
+  }
+  return success();
+}
+
 Result<std::vector<MemoryKind>> kinds_of(Device& device, const std::vector<Wanted>& wanted) {
   std::vector<MemoryKind> kinds;
   kinds.reserve(wanted.size());
@@ -227,6 +242,7 @@ Result<LoadReport> load(Staging& staging, const std::vector<SourceFile>& files, 
                         Stream stream) {
   TRY_ASSIGN(const Attached attached, Attached::make(staging.device()));
   TRY(check_ranges(files, wanted));
+  TRY(choose_alone(staging.device(), files, wanted));
   LoadJob job{files, plan_reads(std::move(wanted), staging.slot_size(), Staging::kAlignment), {}};
   TRY_ASSIGN(job.kinds, kinds_of(staging.device(), job.plan.wanted));
   TRY_ASSIGN(const OwnedEvent used, OwnedEvent::make(staging.device()));

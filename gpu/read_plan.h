@@ -1,6 +1,9 @@
 // Plans the reads for a set of wanted ranges of files. The ranges may come in any order. The reads are of whole aligned
-// blocks, in the order of file and offset, and at most one slot long. Ranges with a small gap between them are read as
-// one. Stateless.
+// blocks, in the order of file and offset, and at most one slot long. Stateless.
+//
+// Ranges with a gap between them are read as one if the gap costs less than another read: always, if it has at most 4
+// KiB; up to 64 KiB, as long as less than 1/16 of what is wanted there is read in vain. So a rank that loads some of a
+// tensor's columns reads little more than its own.
 #pragma once
 
 #include <algorithm>
@@ -12,18 +15,22 @@
 
 namespace ckptfs::gpu {
 
-// A range of a file, and the memory that it goes to. Ranges may overlap.
+constexpr uint64_t kWorthReading = uint64_t{64} << 10;  // to read or copy fewer bytes costs less than another read
+
+// A range of a file, and the memory that it goes to. Ranges may overlap. A range that is `alone` is not read together
+// with others, and not from whole blocks: its reads are of exactly its bytes.
 struct Wanted {
   uint32_t file = 0;
   uint64_t offset = 0;
   uint64_t size = 0;
   std::byte* target = nullptr;
+  bool alone = false;
 };
 
 // One read, and the wanted ranges that it may serve.
 struct PlannedRead {
   uint32_t file = 0;
-  uint64_t begin = 0;  // a multiple of the alignment
+  uint64_t begin = 0;  // a multiple of the alignment, unless the range is alone
   uint64_t end = 0;    // likewise; it may be beyond the end of the file
   uint64_t least = 0;  // the read must bring at least so many bytes
   size_t first = 0;    // in ReadPlan::wanted: the first range that may need some of it

@@ -3,7 +3,6 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <cstring>
 #include <thread>
 
 #include "io/log.h"
@@ -52,16 +51,16 @@ Staging::~Staging() {
   if (!memory_.empty()) ::munmap(memory_.data(), memory_.size());
 }
 
-// The memory is on huge pages, which are pinned faster. It is written once, so that every page exists. A forked child
-// does not inherit it: the copy-on-write after a fork would give this process another page than the one the device
-// uses.
+// The memory is on huge pages, which are pinned faster. A device makes all pages when it pins them. Without a GPU the
+// pages of a slot come into being when it is first used, so a small load does not wait for the whole ring. A forked
+// child does not inherit the memory: the copy-on-write after a fork would give this process another page than the one
+// the device uses.
 Result<> Staging::map(size_t bytes) {
   void* const memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) return last_error("a ring of " + std::to_string(bytes) + " bytes");
   memory_ = {static_cast<std::byte*>(memory), bytes};
   if (::madvise(memory, bytes, MADV_HUGEPAGE) != 0) log::info("{}", last_error("staging: huge pages").message());
   if (::madvise(memory, bytes, MADV_DONTFORK) != 0) return last_error("staging: MADV_DONTFORK");
-  std::memset(memory, 0, bytes);
   TRY(device_->pin(memory_));
   pinned_ = true;
   return success();

@@ -6,12 +6,18 @@
 #include <sys/xattr.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <climits>
+#include <cmath>
 #include <cstdio>
 #include <set>
 
 #include "io/fault.h"
 #include "io/log.h"
 #include "io/retry.h"
+#include "meta/formats/box.h"
 #include "meta/names.h"
 
 namespace ckptfs::gpu {
@@ -19,6 +25,7 @@ namespace {
 
 using meta::formats::RankManifest;
 
+constexpr size_t kOwnStages = 3;             // "copy", "write", "sync"
 constexpr uint64_t kHeaderAlignment = 4096;  // of the offset at which the tensors begin
 
 Result<> check_target(const StepTarget& target) {
@@ -56,6 +63,21 @@ Error abandoned(const std::string& path, const Error& why) {
   return why;
 }
 
+double seconds_since_1970() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+std::string host_name() {
+  std::array<char, HOST_NAME_MAX + 1> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
+}
+
+Result<> check_piece(const SavedTensor& tensor, const meta::formats::SavedPiece& piece) {
+  const bool named = !piece.of.empty() && meta::formats::elements_of(piece.shape);
+  if (named && meta::formats::lies_within({piece.offsets, tensor.shape}, piece.shape)) return success();
+  return Error(EINVAL, tensor.name + ": it is no piece of " + (piece.of.empty() ? "a tensor without name" : piece.of));
+}
+
 // Makes the header. Checks that each tensor's size fits its shape, and that no name occurs twice.
 Result<meta::formats::SafetensorsHeader> header_of(const std::vector<SavedTensor>& tensors) {
   meta::formats::SafetensorsHeader header;
@@ -68,6 +90,10 @@ Result<meta::formats::SafetensorsHeader> header_of(const std::vector<SavedTensor
     }
     if (!names.insert(tensor.name).second) return Error(EINVAL, tensor.name + ": there are two tensors of that name");
     header.tensors.push_back({tensor.name, tensor.dtype, tensor.shape, 0, tensor.size});
+    if (!tensor.piece) continue;
+    TRY(check_piece(tensor, *tensor.piece));
+    header.metadata.emplace(std::string(meta::formats::kPieceKey) + tensor.name,
+                            meta::formats::piece_text(*tensor.piece));
   }
   return header;
 }
@@ -80,8 +106,10 @@ Result<std::unique_ptr<StepSave>> StepSave::begin(std::shared_ptr<Staging> stagi
   TRY_ASSIGN(auto mount, MountClient::of(target.series));
   auto folder = mount ? mount->begin(target.series, target.tag, target.attempt) : make_folder(target);
   TRY(folder);
-  return std::unique_ptr<StepSave>(
+  std::unique_ptr<StepSave> save(
       new StepSave(std::move(staging), std::move(target), std::move(folder).value(), std::move(mount)));
+  save->begun_ = seconds_since_1970();
+  return save;
 }
 
 Result<> StepSave::add_file(const std::string& name, uint64_t size, std::vector<Part> parts, Stream stream) {
@@ -138,6 +166,7 @@ Result<> StepSave::wait_durable() {
   for (File& file : files_) {
     if (!file.save) continue;
     TRY(file.save->wait_durable());
+    note_times(file.save->times());
     file.not_inherited.reset();
     file.save.reset();  // also closes its descriptor: a file that can still be written cannot be frozen
     file.opened.reset();
@@ -157,8 +186,35 @@ Result<> StepSave::freeze_files() const {
   return mount_->freeze(paths);
 }
 
+Result<> StepSave::note(const std::string& stage, double seconds) {
+  if (durable_) return Error(EINVAL, stage + ": the manifest is written already");
+  const bool fits = noted_.contains(stage) || noted_.size() < meta::formats::kMostStages - kOwnStages;
+  if (!meta::formats::is_stage_name(stage) || !fits) return Error(EINVAL, "'" + stage + "': no name for a stage");
+  if (!std::isfinite(seconds) || seconds < 0) return Error(EINVAL, stage + ": no length of time");
+  noted_[stage] += seconds;
+  return success();
+}
+
+void StepSave::note_times(const FileSave::Times& times) {
+  if (!times_) times_ = times;
+  times_->begun = std::min(times_->begun, times.begun);
+  times_->copied = std::max(times_->copied, times.copied);
+  times_->written = std::max(times_->written, times.written);
+}
+
+// The three stages follow one another: until everything is copied, until it is written, until it is durable.
+meta::formats::SaveTiming StepSave::timing() const {
+  using Seconds = std::chrono::duration<double>;
+  meta::formats::SaveTiming timing{begun_, seconds_since_1970(), host_name(), noted_};
+  if (!times_) return timing;
+  timing.stages["copy"] += Seconds(times_->copied - times_->begun).count();
+  timing.stages["write"] += Seconds(times_->written - times_->copied).count();
+  timing.stages["sync"] += Seconds(std::chrono::steady_clock::now() - times_->written).count();
+  return timing;
+}
+
 Result<> StepSave::write_manifest() {
-  RankManifest manifest{target_.attempt, target_.rank, target_.world_size, {}};
+  RankManifest manifest{target_.attempt, target_.rank, target_.world_size, {}, timing()};
   for (const File& file : files_) manifest.files.push_back({file.name, file.size});
   auto written = io::replace_file(path_of(meta::formats::manifest_name(target_.rank)),
                                   meta::formats::manifest_text(manifest), 0666);

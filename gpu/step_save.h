@@ -9,6 +9,7 @@
 // Thread safety: one thread at a time.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -20,6 +21,7 @@
 #include "io/not_inherited.h"
 #include "meta/formats/manifest.h"
 #include "meta/formats/safetensors.h"
+#include "meta/formats/saved_piece.h"
 
 namespace ckptfs::gpu {
 
@@ -33,11 +35,12 @@ struct StepTarget {
 
 // A tensor to be saved: `size` contiguous bytes at `memory`.
 struct SavedTensor {
-  std::string name;
+  std::string name;  // in the file
   meta::formats::Dtype dtype = meta::formats::Dtype::float32;
   meta::formats::Shape shape;
   const std::byte* memory = nullptr;
   uint64_t size = 0;
+  std::optional<meta::formats::SavedPiece> piece = {};  // set if it is a piece of a whole
 };
 
 class StepSave {
@@ -51,9 +54,14 @@ class StepSave {
   // Begins to save another file of this rank (FileSave::begin). `name` must be a file name without folders. Fails with
   // EEXIST if a file of that name exists.
   Result<> add_file(const std::string& name, uint64_t size, std::vector<Part> parts, Stream stream);
-  // The same, in safetensors' format. Fails with EINVAL if two tensors have one name, or if a tensor's size does not
-  // fit its shape.
+  // The same, in safetensors' format. Fails with EINVAL if two tensors have one name, if a tensor's size does not fit
+  // its shape, or if a piece lies outside its whole.
   Result<> add_tensors(const std::string& name, const std::vector<SavedTensor>& tensors, Stream stream);
+
+  // Adds seconds to a stage of the manifest's timing. "copy", "write" and "sync" are measured here, and what is added
+  // to them counts in addition. Fails with EINVAL if it is no stage's name, or no length of time, or after
+  // wait_durable().
+  Result<> note(const std::string& stage, double seconds);
 
   // Waits until the memory of all files added so far may change.
   Result<> wait_copied();
@@ -85,6 +93,8 @@ class StepSave {
   Result<> add(File file, std::vector<Part> parts, Stream stream);
   std::string path_of(const std::string& name) const { return folder_ + "/" + name; }
   Result<> freeze_files() const;
+  void note_times(const FileSave::Times& times);
+  meta::formats::SaveTiming timing() const;
   Result<> write_manifest();
   Result<bool> is_committed() const;
   Result<> seal_step() const;
@@ -96,6 +106,9 @@ class StepSave {
   const std::string folder_;
   const std::optional<MountClient> mount_;
   std::vector<File> files_;
+  std::optional<FileSave::Times> times_;  // of all files: the first that begins, the last that is copied and written
+  std::map<std::string, double> noted_;   // seconds by stage
+  double begun_ = 0;                      // seconds since 1970
   bool durable_ = false;
 };
 

@@ -142,20 +142,39 @@ class RingQueue : public TransferQueue {
     size_t done = 0;
   };
 
+  // Registers the first slot, and leaves room for the others.
   void register_memory(std::span<std::byte> memory) {
     static std::atomic<bool> logged{false};
-    if (memory.empty()) return;
-    const iovec whole{memory.data(), memory.size()};
+    slot_size_ = memory.size() / flights_.size();
+    if (slot_size_ == 0) return;
+    std::vector<iovec> slots(flights_.size(), iovec{nullptr, 0});
+    slots[0] = {memory.data(), slot_size_};
     const auto fault = fault_point("transfer.register_memory");
-    const int outcome = fault ? -io_uring_register_buffers(&ring_, &whole, 1) : fault.error().errno_value();
+    const int outcome = fault ? -io_uring_register_buffers(&ring_, slots.data(), static_cast<unsigned>(slots.size()))
+                              : fault.error().errno_value();
     way_.registered_memory = outcome == 0;
-    if (outcome == 0) registered_ = memory;
+    memory_ = memory;
+    registered_.assign(slots.size(), false);
+    registered_[0] = way_.registered_memory;
     if (outcome != 0) log_refusal(logged, "io_uring: registering memory (is `ulimit -l` low?)", outcome);
   }
 
-  bool is_registered(std::span<const std::byte> memory) const {
-    return memory.data() >= registered_.data() &&
-           memory.data() + memory.size() <= registered_.data() + registered_.size();
+  // Returns the number of the registered slot that the memory is in, or nothing. Registers a slot at its first use.
+  std::optional<size_t> registered_slot(std::span<std::byte> memory) {
+    static std::atomic<bool> logged{false};
+    if (!way_.registered_memory || memory.data() < memory_.data()) return std::nullopt;
+    const auto begin = static_cast<size_t>(memory.data() - memory_.data());
+    const size_t slot = begin / slot_size_;
+    if (slot >= registered_.size() || begin + memory.size() > (slot + 1) * slot_size_) return std::nullopt;
+    if (registered_[slot]) return slot;
+    iovec whole{memory_.data() + slot * slot_size_, slot_size_};
+    __u64 no_tag = 0;
+    const int outcome = io_uring_register_buffers_update_tag(&ring_, static_cast<unsigned>(slot), &whole, &no_tag, 1);
+    registered_[slot] = outcome == 1;
+    if (registered_[slot]) return slot;
+    way_.registered_memory = false;
+    log_refusal(logged, "io_uring: registering more memory (is `ulimit -l` low?)", -outcome);
+    return std::nullopt;
   }
 
   static void wait_again(int outcome) {
@@ -167,18 +186,18 @@ class RingQueue : public TransferQueue {
   // If the kernel does not take a transfer, the entry stays in the ring, so the ring cannot be used any more.
   Result<> submit(size_t at) {
     if (broken_) return Error(EIO, "io_uring: the ring is out of order");
+    const Transfer rest = rest_of(flights_[at].transfer, flights_[at].done);
+    const auto fixed = registered_slot(rest.memory);
     io_uring_sqe* const entry = io_uring_get_sqe(&ring_);
     if (entry == nullptr) return Error(EBUSY, "io_uring: the queue is full");
-    const Transfer rest = rest_of(flights_[at].transfer, flights_[at].done);
     const int file = way_.registered_files ? static_cast<int>(rest.file) : rest.fd;
     const auto size = static_cast<unsigned>(rest.memory.size());
-    const bool fixed = is_registered(rest.memory);
     if (rest.kind == Kind::read && fixed) {
-      io_uring_prep_read_fixed(entry, file, rest.memory.data(), size, rest.offset, 0);
+      io_uring_prep_read_fixed(entry, file, rest.memory.data(), size, rest.offset, static_cast<int>(*fixed));
     } else if (rest.kind == Kind::read) {
       io_uring_prep_read(entry, file, rest.memory.data(), size, rest.offset);
     } else if (fixed) {
-      io_uring_prep_write_fixed(entry, file, rest.memory.data(), size, rest.offset, 0);
+      io_uring_prep_write_fixed(entry, file, rest.memory.data(), size, rest.offset, static_cast<int>(*fixed));
     } else {
       io_uring_prep_write(entry, file, rest.memory.data(), size, rest.offset);
     }
@@ -198,7 +217,9 @@ class RingQueue : public TransferQueue {
   io_uring ring_{};
   Way way_;
   bool broken_ = false;
-  std::span<std::byte> registered_;
+  std::span<std::byte> memory_;
+  size_t slot_size_ = 0;
+  std::vector<bool> registered_;  // by slot
   std::vector<Flight> flights_;
   std::vector<size_t> idle_;  // indices into flights_
 };

@@ -41,8 +41,9 @@ class TransferQueue {
     bool registered_files = false;
   };
 
-  // `depth` is the largest number of transfers in flight. `memory` is what most transfers use. The caller owns it, and
-  // it must outlive the queue.
+  // `depth` is the largest number of transfers in flight. `memory` is what most transfers use: `depth` slots of the
+  // same size, each of which is registered, and its pages are made, when a transfer first uses it. The caller owns it,
+  // and it must outlive the queue.
   static std::unique_ptr<TransferQueue> make(unsigned depth, std::span<std::byte> memory);
   TransferQueue() = default;
   TransferQueue(const TransferQueue&) = delete;

@@ -1,4 +1,4 @@
-// ckptfs show: shows one step, file by file and tensor by tensor.
+// ckptfs show: shows one step, file by file and tensor by tensor, or how long its ranks took to save it.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <ctime>
@@ -12,6 +12,7 @@
 #include "fs/cli/commands.h"
 #include "fs/cli/format.h"
 #include "fs/cli/system.h"
+#include "fs/cli/timing.h"
 #include "io/json.h"
 
 namespace ckptfs::fs::cli {
@@ -23,6 +24,7 @@ struct ShowArguments {
   std::string step;
   bool files_only = false;
   bool tensors_only = false;
+  bool timing = false;
   bool as_json = false;
 };
 
@@ -162,7 +164,23 @@ void print(const json& answer, const ShowArguments& arguments) {
   if (!arguments.files_only) print_tensors(answer);
 }
 
+// Needs no daemon: the times are in the step.
+int run_timing(const ShowArguments& arguments) {
+  const auto timing = timing_of(arguments.step);
+  if (!timing) return fail(timing.error());
+  if (arguments.as_json) {
+    print_json(timing.value());
+  } else {
+    std::printf("%s", timing_table(timing.value()).c_str());
+  }
+  for (const json& rank : timing.value()["untimed"]) {
+    std::fprintf(stderr, "ckptfs: warning: rank %s left no times\n", rank.dump().c_str());
+  }
+  return kSuccess;
+}
+
 int run(const ShowArguments& arguments) {
+  if (arguments.timing) return run_timing(arguments);
   const auto answer = inspect(arguments);
   if (!answer) return fail(arguments.step, answer.error());
   if (arguments.as_json) {
@@ -181,11 +199,16 @@ void add_show(CLI::App& app, Chosen& chosen) {
   CLI::App* command = app.add_subcommand("show", "Show one step: its files, and its tensors by ds_id and name");
   command->add_option("STEP", arguments->step, "A step")->required();
   auto* files = command->add_flag("--files", arguments->files_only, "Only its files");
-  command->add_flag("--tensors", arguments->tensors_only, "Only its tensors")->excludes(files);
+  auto* tensors = command->add_flag("--tensors", arguments->tensors_only, "Only its tensors")->excludes(files);
+  command->add_flag("--timing", arguments->timing, "How long its ranks took to save it, the slowest one marked")
+      ->excludes(files)
+      ->excludes(tensors);
   command->add_flag("--json", arguments->as_json, "Print as JSON");
   command->footer(
       "Tensors are those of /ckpt/views. The view's manifest.json says which bytes of which files they are.\n"
-      "Example:\n  ckptfs show /ckpt/steps/global_step100\n  ckptfs show --json --tensors /ckpt/steps/global_step100");
+      "Times are those that libckptfs leaves in a step that it saves; such a step may lie in any folder.\n"
+      "Example:\n  ckptfs show /ckpt/steps/global_step100\n  ckptfs show --timing /ckpt/steps/step_100\n  ckptfs show "
+      "--json --tensors /ckpt/steps/global_step100");
   command->callback([arguments, &chosen] { chosen = [arguments] { return run(*arguments); }; });
 }
 

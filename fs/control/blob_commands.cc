@@ -176,7 +176,9 @@ Result<json> commit(Filesystem& fs, const Peer& peer, const json& arguments) {
   if (arguments.value("seal", true) && !committed.is_part) TRY(fs.saver.seal(committed.step));
   fs.rotation.wake();
   fs.notifications.wait_until_told(std::chrono::seconds(2));
-  return json{{"step", fs.tree.path_of(committed.step)}};
+  const std::string step = fs.tree.path_of(committed.step);
+  if (attendance.times) fs.saves.saved_by_ranks({step, *attendance.times});
+  return json{{"step", step}};
 }
 
 }  // namespace

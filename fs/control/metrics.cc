@@ -18,7 +18,8 @@ class Metrics {
     fmt::format_to(out(), "# HELP ckptfs_{} {}\n# TYPE ckptfs_{} {}\n", name, help, name, type);
   }
   // No value of ours has characters that must be escaped.
-  void labelled(std::string_view name, std::string_view label, std::string_view of, uint64_t value) {
+  template <class Value>
+  void labelled(std::string_view name, std::string_view label, std::string_view of, Value value) {
     fmt::format_to(out(), "ckptfs_{}{{{}=\"{}\"}} {}\n", name, label, of, value);
   }
   // `labels`: empty, or 'operation="read",'
@@ -106,6 +107,14 @@ void add_steps(Metrics& metrics, const Filesystem& fs) {
   metrics.begin("save_errors_total", "Saves that were not taken: refused, since they cannot be, or failed.", "counter");
   metrics.labelled("save_errors_total", "reason", "refused", value(counters.saves_refused));
   metrics.labelled("save_errors_total", "reason", "failed", value(counters.saves_failed));
+  if (const auto ranks = fs.saves.last_by_ranks()) {
+    metrics.begin("rank_save_stage_seconds",
+                  "Of the last step that ranks saved past the mount: the longest of each stage.", "gauge");
+    for (const auto& [stage, seconds] : ranks->times.longest) {
+      metrics.labelled("rank_save_stage_seconds", "stage", stage, seconds);
+    }
+    metrics.gauge("rank_save_slowest", "Of that step: the rank that was durable last.", ranks->times.slowest);
+  }
   metrics.counter("seals_total", "Steps that were sealed.", value(counters.seals));
   const RotationReport rotation = fs.rotation.report();
   metrics.counter("rotation_removed_steps_total", "Steps that rotation removed.", rotation.removed);

@@ -80,6 +80,14 @@ json PageState::now() {
     for (const auto& sample : space_.samples()) space.push_back({sample.time, sample.used});
   }
   state["saves"] = std::move(saves);
+  if (const auto ranks = fs_.saves.last_by_ranks()) {
+    const auto& times = ranks->times;
+    state["by_ranks"] = {{"step", ranks->step},
+                         {"slowest", times.slowest},
+                         {"host", times.host},
+                         {"seconds", times.seconds},
+                         {"stages", times.longest}};
+  }
   state["space"] = std::move(space);
   return state;
 }

@@ -44,7 +44,9 @@ class PageState {
 
   void sample_space();
   // {"now", "status", "usage": as du, "steps": as ls, "policies": {series: rules}, "saves", "space": [[time, bytes
-  // used]]}. At most a twentieth of the time goes into inspecting steps. "looked" says when they were inspected.
+  // used]], "by_ranks"}. The last is there if ranks saved a step past the mount: {"step", "slowest", "host", "seconds",
+  // "stages": {name: seconds}}. At most a twentieth of the time goes into inspecting steps. "looked" says when they
+  // were inspected.
   nlohmann::json now();
 
  private:

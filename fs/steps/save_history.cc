@@ -34,6 +34,16 @@ void SaveHistory::complete(meta::InodeNumber step, const std::string& path, meta
   if (saves_.size() > kMost) saves_.pop_front();
 }
 
+void SaveHistory::saved_by_ranks(SavedByRanks save) {
+  const io::MutexLock lock(mutex_);
+  by_ranks_ = std::move(save);
+}
+
+std::optional<SavedByRanks> SaveHistory::last_by_ranks() const {
+  const io::MutexLock lock(mutex_);
+  return by_ranks_;
+}
+
 std::vector<TakenSave> SaveHistory::all() const {
   const io::MutexLock lock(mutex_);
   return {saves_.begin(), saves_.end()};

@@ -7,11 +7,13 @@
 
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "io/mutex.h"
+#include "meta/formats/manifest.h"
 #include "meta/time.h"
 #include "meta/types.h"
 
@@ -26,6 +28,12 @@ struct TakenSave {
   std::string error;   // why it failed; empty: it did not
 };
 
+// A step that the ranks of a run saved past the mount, with the times that they told.
+struct SavedByRanks {
+  std::string step;  // its path
+  meta::formats::RankTimes times;
+};
+
 class SaveHistory {
  public:
   static constexpr size_t kMost = 100;
@@ -36,6 +44,9 @@ class SaveHistory {
   // A step was found to be complete that no save took: the first time counts, what is done to it later is no save.
   // Nothing is known of one that was made before the mount.
   void complete(meta::InodeNumber step, const std::string& path, meta::WallTime changed);
+  void saved_by_ranks(SavedByRanks save);
+  // The last one, if any.
+  std::optional<SavedByRanks> last_by_ranks() const;
   // The oldest first.
   std::vector<TakenSave> all() const;
 
@@ -44,6 +55,7 @@ class SaveHistory {
 
   mutable io::Mutex mutex_;
   std::deque<TakenSave> saves_ GUARDED_BY(mutex_);
+  std::optional<SavedByRanks> by_ranks_ GUARDED_BY(mutex_);
   std::unordered_map<meta::InodeNumber, meta::WallTime> made_ GUARDED_BY(mutex_);  // of those not known to be complete
 };
 

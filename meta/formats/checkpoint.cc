@@ -1,6 +1,7 @@
 #include "meta/formats/checkpoint.h"
 
 #include <algorithm>
+#include <iterator>
 #include <set>
 #include <span>
 #include <string_view>
@@ -9,10 +10,10 @@
 #include "io/json.h"
 #include "meta/formats/dcp.h"
 #include "meta/formats/deepspeed.h"
-#include "meta/formats/manifest.h"
 #include "meta/formats/map_budget.h"
 #include "meta/formats/pickle_access.h"
 #include "meta/formats/safetensors.h"
+#include "meta/formats/saved_step.h"
 #include "meta/formats/torch_file.h"
 #include "meta/names.h"
 
@@ -75,14 +76,13 @@ std::optional<std::string> inner_folder(const StepFiles& files) {
 
 bool is_at_top(const std::string& path) { return path.find('/') == std::string::npos; }
 
-void add_safetensors(const StepFiles& files, uint32_t index, TensorMap& map, MapBudget& budget,
-                     const std::string& prefix = {}) {
+void add_safetensors(const StepFiles& files, uint32_t index, TensorMap& map, MapBudget& budget) {
   const std::string& path = files.list()[index].path;
   const auto file = files.open(index);
   auto header = file ? read_safetensors_header(files.limited(file.value())) : file.error();
   if (!header) return add_problem(map, {path, header.error().message()});
   for (SafeTensor& tensor : header.value().tensors) {
-    Parameter parameter{prefix + tensor.name, Parameter::Kind::trained, std::nullopt, {}};
+    Parameter parameter{tensor.name, Parameter::Kind::trained, std::nullopt, {}};
     parameter.states[kParam] = {tensor.dtype, std::move(tensor.shape), {{index, tensor.offset, tensor.size}}};
     if (!budget.take(parameter)) return add_problem(map, {path, kTooManyTensors});
     map.parameters.push_back(std::move(parameter));
@@ -131,16 +131,18 @@ std::set<std::string> files_of_index(const StepFiles& files, uint32_t index, Ten
 }
 
 // Chooses the files that transformers would load: a whole file, else those that an index names, else the only one with
-// this ending. Other files may be left from an earlier save.
+// this ending. Other files may be left from an earlier save. Ranks' files of a step that libckptfs saved are none: they
+// may hold pieces.
 std::set<std::string> weight_files(const StepFiles& files, const std::string& whole, const std::string& ending,
                                    TensorMap& map) {
   std::set<std::string> candidates;
   std::optional<uint32_t> index_file;
+  const bool saved = is_saved_step(files);
   for (uint32_t index = 0; index < files.list().size(); ++index) {
     const std::string& path = files.list()[index].path;
     if (path == whole) return {whole};
     if (path == whole + ".index.json") index_file = index;
-    if (is_at_top(path) && path.ends_with(ending)) candidates.insert(path);
+    if (is_at_top(path) && path.ends_with(ending) && !(saved && is_rank_file(path))) candidates.insert(path);
   }
   if (!index_file) return candidates.size() == 1 ? candidates : std::set<std::string>();
   auto named = files_of_index(files, *index_file, map);
@@ -151,27 +153,10 @@ std::set<std::string> weight_files(const StepFiles& files, const std::string& wh
   return named;
 }
 
-// Adds what libckptfs saved: "rank00.safetensors" of each rank, with any tensor names. With several ranks each name
-// gets its rank as a prefix.
-void add_saved(const StepFiles& files, TensorMap& map) {
-  constexpr std::string_view kEnding = ".safetensors";
-  std::vector<uint32_t> found;
-  for (uint32_t index = 0; index < files.list().size(); ++index) {
-    const std::string& path = files.list()[index].path;
-    if (path.ends_with(kEnding) && rank_of(path.substr(0, path.size() - kEnding.size()))) found.push_back(index);
-  }
-  MapBudget budget;
-  for (const uint32_t index : found) {
-    const std::string& path = files.list()[index].path;
-    const std::string prefix = found.size() == 1 ? "" : path.substr(0, path.size() - kEnding.size()) + "/";
-    add_safetensors(files, index, map, budget, prefix);
-  }
-}
-
-void add_weights(const StepFiles& files, TensorMap& map) {
+void add_weights(const StepFiles& files, TensorMap& map, const MapOptions& options) {
   const auto safe = weight_files(files, "model.safetensors", ".safetensors", map);
   const auto torch = safe.empty() ? weight_files(files, "pytorch_model.bin", ".bin", map) : std::set<std::string>();
-  MapBudget budget;
+  MapBudget budget(options);
   for (uint32_t index = 0; index < files.list().size(); ++index) {
     const std::string& path = files.list()[index].path;
     if (safe.contains(path)) add_safetensors(files, index, map, budget);
@@ -183,27 +168,31 @@ void add_weights(const StepFiles& files, TensorMap& map) {
   }
 }
 
+void append(TensorMap& map, TensorMap more) {
+  std::ranges::move(more.parameters, std::back_inserter(map.parameters));
+  for (Problem& problem : more.problems) add_problem(map, std::move(problem));
+}
+
 }  // namespace
 
-TensorMap read_safetensors(const StepFiles& files, uint32_t index) {
+TensorMap read_safetensors(const StepFiles& files, uint32_t index, const MapOptions& options) {
   TensorMap map;
-  MapBudget budget;
+  MapBudget budget(options);
   add_safetensors(files, index, map, budget);
   return map;
 }
 
-TensorMap read_checkpoint(const StepFiles& files) {
+TensorMap read_checkpoint(const StepFiles& files, const MapOptions& options) {
   TensorMap map;
   if (is_deepspeed(files, "")) {
-    map = read_deepspeed(files, "");
+    map = read_deepspeed(files, "", options);
   } else if (const auto folder = inner_folder(files)) {
-    map = read_deepspeed(files, *folder);
+    map = read_deepspeed(files, *folder, options);
   } else {
-    map = read_dcp(files);
+    map = read_dcp(files, options);
   }
-  const bool saved_by_us = std::ranges::any_of(files.list(), is_manifest_name, &StepFiles::File::path);
-  if (map.parameters.empty() && saved_by_us) add_saved(files, map);
-  if (map.parameters.empty()) add_weights(files, map);
+  if (map.parameters.empty() && is_saved_step(files)) append(map, read_saved_step(files, options));
+  if (map.parameters.empty()) add_weights(files, map, options);
   if (!files.refused()) return map;
   TensorMap nothing;
   add_problem(nothing, {"", files.refused()->message()});

@@ -15,19 +15,20 @@
 // whether the mount is ending.
 #pragma once
 
+#include "meta/formats/map_budget.h"
 #include "meta/formats/tensor_map.h"
 
 namespace ckptfs::meta::formats {
 
 // The version of the readers. Raise it when they make another map of the same files: maps that older readers left in
 // the index are then made anew.
-inline constexpr uint64_t kReaders = 2;
+inline constexpr uint64_t kReaders = 3;
 
 // Parts that cannot be read are listed as problems, and everything else is in the map. If the step's limit on what is
 // read is reached, the map is empty except for that problem.
-TensorMap read_checkpoint(const StepFiles& files);
+TensorMap read_checkpoint(const StepFiles& files, const MapOptions& options = {});
 
 // The tensors of a single safetensors file, under the names that they have in it.
-TensorMap read_safetensors(const StepFiles& files, uint32_t index);
+TensorMap read_safetensors(const StepFiles& files, uint32_t index, const MapOptions& options = {});
 
 }  // namespace ckptfs::meta::formats

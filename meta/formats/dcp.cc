@@ -7,6 +7,8 @@
 #include <string_view>
 #include <tuple>
 
+#include "meta/formats/assembly.h"
+#include "meta/formats/box.h"
 #include "meta/formats/map_budget.h"
 #include "meta/formats/pickle_access.h"
 #include "meta/formats/pickle_reader.h"
@@ -22,7 +24,6 @@ constexpr std::string_view kDcpMetadata = ".metadata";
 constexpr std::array<std::string_view, 3> kModelKeys{"model", "module", "state_dict"};
 constexpr const char* kOther = "value";
 // Limits for one step.
-constexpr uint64_t kMostRuns = uint64_t{1} << 20;  // each takes some 40 bytes
 constexpr size_t kMostFolders = 16;
 constexpr size_t kMostKeys = 64;                          // on the way to a tensor
 constexpr uint64_t kMostChunkPickle = uint64_t{1} << 20;  // bytes: it describes a single tensor
@@ -30,83 +31,19 @@ constexpr uint64_t kMostChunkPickle = uint64_t{1} << 20;  // bytes: it describes
 // A tensor, and its keys in the dict that was saved.
 struct Saved {
   std::string folder;  // "pytorch_model_fsdp_0/"
+  std::string name;    // that it was saved by; empty unless MapOptions::saved_names is set
   Keys keys;
   Tensor tensor;
 };
 
-// A run of a tensor's elements in row-major order. `begin` is the index of the first.
-struct Run {
-  uint64_t begin = 0;
-  Piece piece;
-};
-
-// A rectangular part of a tensor.
-struct Chunk {
-  Shape offsets;
-  Shape sizes;
-};
-
 Error bad(const std::string& what) { return Error(EBADMSG, what); }
-
-// Returns the number of outer dimensions that a single run of the tensor's elements cannot span.
-size_t outer_dimensions(const Chunk& chunk, const Shape& shape) {
-  size_t full = shape.size();  // from this dimension on, the chunk is as wide as the tensor
-  while (full > 0 && chunk.sizes[full - 1] == shape[full - 1]) --full;
-  return full == 0 ? 0 : full - 1;
-}
-
-uint64_t runs_of(const Chunk& chunk, const Shape& shape) {
-  uint64_t count = 1;
-  for (size_t at = 0; at < outer_dimensions(chunk, shape); ++at) count *= chunk.sizes[at];
-  return count;
-}
-
-// Adds the runs of the tensor's elements that a chunk covers. The chunk's elements are contiguous in `range`.
-void add_runs(const Chunk& chunk, const Shape& shape, uint64_t element, const Piece& range, std::vector<Run>& runs) {
-  const size_t outer = outer_dimensions(chunk, shape);
-  const uint64_t count = runs_of(chunk, shape), length = *elements_of(chunk.sizes) / count;
-  for (uint64_t number = 0; number < count; ++number) {
-    uint64_t begin = 0, left = number, step = 1;
-    for (size_t at = shape.size(); at > 0; --at) {
-      const size_t dimension = at - 1;
-      uint64_t place = chunk.offsets[dimension];
-      if (dimension < outer) {
-        place += left % chunk.sizes[dimension];
-        left /= chunk.sizes[dimension];
-      }
-      begin += place * step;
-      step *= shape[dimension];
-    }
-    runs.push_back({begin, {range.file, range.offset + number * length * element, length * element}});
-  }
-}
-
-// Joins the runs into the tensor's bytes, in order. Fails if they have gaps or overlap.
-Result<std::vector<Piece>> joined(std::vector<Run> runs, uint64_t elements, uint64_t element) {
-  std::sort(runs.begin(), runs.end(), [](const Run& a, const Run& b) { return a.begin < b.begin; });
-  std::vector<Piece> pieces;
-  uint64_t at = 0;
-  for (const Run& run : runs) {
-    if (run.begin != at) return bad("its chunks leave gaps or overlap");
-    at += run.piece.size / element;
-    const bool follows = !pieces.empty() && pieces.back().file == run.piece.file &&
-                         pieces.back().offset + pieces.back().size == run.piece.offset;
-    if (follows) {
-      pieces.back().size += run.piece.size;
-    } else {
-      pieces.push_back(run.piece);
-    }
-  }
-  if (at != elements) return bad("its chunks leave gaps or overlap");
-  return pieces;
-}
 
 // One folder of a DCP checkpoint, as described by its ".metadata".
 class Folder {
  public:
-  // `runs` and `budget` count for the whole step.
-  Folder(const StepFiles& files, uint32_t metadata, uint64_t& runs, MapBudget& budget)
-      : files_(files), metadata_(metadata), runs_(runs), budget_(budget) {
+  // `budget` counts for the whole step.
+  Folder(const StepFiles& files, uint32_t metadata, MapBudget& budget)
+      : files_(files), metadata_(metadata), budget_(budget) {
     const std::string& path = files.list()[metadata].path;
     folder_ = path.substr(0, path.size() - kDcpMetadata.size());
     for (uint32_t index = 0; index < files.list().size(); ++index) {
@@ -152,7 +89,8 @@ class Folder {
       }
       const auto known = keys.find(*name);
       auto path = known == keys.end() ? std::nullopt : keys_of(known->second);
-      Saved one{folder_, path ? *std::move(path) : Keys{std::string(*name)}, std::move(tensor).value()};
+      Saved one{folder_, {}, path ? *std::move(path) : Keys{std::string(*name)}, std::move(tensor).value()};
+      if (budget_.options().saved_names) one.name = *name;
       if (!has_room(one)) return problem(kTooManyTensors);
       saved.push_back(std::move(one));
     }
@@ -170,7 +108,7 @@ class Folder {
 
   // Counts the tensor twice: as it is here, and as the parameter that it becomes.
   bool has_room(const Saved& saved) {
-    uint64_t bytes = sizeof(Saved) + sizeof(Parameter);
+    uint64_t bytes = sizeof(Saved) + sizeof(Parameter) + 2 * saved.name.size();
     for (const std::string& key : saved.keys) bytes += sizeof(std::string) + 2 * key.size();
     return budget_.take(bytes) && budget_.take(saved.tensor);
   }
@@ -215,36 +153,29 @@ class Folder {
     const std::string type = (*settings)[0].name();
     const auto dtype = dtype_of_torch(std::string_view(type).substr(std::min(module.size(), type.size())));
     if (!dtype) return Error(ENOTSUP, "of the type " + type + ", which is not known");
-    std::vector<Run> runs;
+    std::vector<PlacedBox> boxes;
     for (size_t at = 0; at < chunks->size(); ++at) {
-      TRY_ASSIGN(const Chunk chunk, chunk_of((*chunks)[at], *shape));
-      const bool empty = *elements_of(chunk.sizes) == 0;
-      runs_ += empty ? 1 : runs_of(chunk, *shape);
-      if (runs_ > kMostRuns) return Error(ENOTSUP, "the tensors are cut into too many pieces");
-      if (empty) continue;
-      TRY_ASSIGN(const Piece range, placed(name, chunk, *dtype));
-      add_runs(chunk, *shape, size_of(*dtype), range, runs);
+      TRY_ASSIGN(Box chunk, chunk_of((*chunks)[at], *shape));
+      if (!budget_.take_runs(1)) return Error(ENOTSUP, kTooManyRuns);
+      if (*elements_of(chunk.sizes) == 0) continue;
+      TRY_ASSIGN(const Piece place, placed(name, chunk, *dtype));
+      boxes.push_back({std::move(chunk), place});
     }
-    TRY_ASSIGN(auto pieces, joined(std::move(runs), *elements_of(*shape), size_of(*dtype)));
-    return Tensor{*dtype, *shape, std::move(pieces)};
+    return assembled(*dtype, *shape, std::move(boxes), budget_);
   }
 
-  static Result<Chunk> chunk_of(const Value& value, const Shape& shape) {
+  static Result<Box> chunk_of(const Value& value, const Shape& shape) {
     const auto offset = field(value.state(), "offsets"), size = field(value.state(), "sizes");
     const auto offsets = offset ? shape_of(*offset) : std::nullopt, sizes = size ? shape_of(*size) : std::nullopt;
-    if (!offsets || !sizes || offsets->size() != shape.size() || sizes->size() != shape.size()) {
-      return bad("a chunk without a place");
-    }
-    for (size_t at = 0; at < shape.size(); ++at) {
-      const bool inside = (*offsets)[at] <= shape[at] && (*sizes)[at] <= shape[at] - (*offsets)[at];
-      if (!inside) return bad("a chunk lies outside it");
-    }
-    return Chunk{*offsets, *sizes};
+    if (!offsets || !sizes) return bad("a chunk without a place");
+    Box chunk{*offsets, *sizes};
+    if (!lies_within(chunk, shape)) return bad("a chunk lies outside it");
+    return chunk;
   }
 
   // Returns where the chunk's elements are in the file. Checks that the torch.save data there holds exactly this
   // tensor.
-  Result<Piece> placed(std::string_view name, const Chunk& chunk, Dtype dtype) {
+  Result<Piece> placed(std::string_view name, const Box& chunk, Dtype dtype) {
     const auto known = chunks_.find(ChunkName{name, chunk.offsets});
     if (known == chunks_.end()) return bad("it does not tell where a chunk lies");
     const auto where = known->second.state();
@@ -286,7 +217,6 @@ class Folder {
   std::map<std::string_view, uint32_t> indices_;  // the folder's files, by their paths within it
   std::map<ChunkName, Value> chunks_;
   std::set<std::string_view> absent_;  // files that the metadata names and that do not exist
-  uint64_t& runs_;
   MapBudget& budget_;
   uint64_t unread_ = 0;  // bytes of the folder's files that no chunk has been read from; limits chunks that overlap
   io::Fd last_;
@@ -390,13 +320,29 @@ class Sorted {
   TensorMap map_;
 };
 
+// Returns the tensors under the names that they were saved by, with the folder's name in front if there are several.
+TensorMap by_saved_name(std::vector<Saved> saved, bool several) {
+  TensorMap map;
+  std::set<std::string> names;
+  for (Saved& one : saved) {
+    std::string name = several ? one.folder + one.name : std::move(one.name);
+    if (!names.insert(name).second) {
+      add_problem(map, {"", name + " is there twice"});
+      continue;
+    }
+    Parameter parameter{std::move(name), Parameter::Kind::trained, std::nullopt, {}};
+    parameter.states.emplace(kParam, std::move(one.tensor));
+    map.parameters.push_back(std::move(parameter));
+  }
+  return map;
+}
+
 }  // namespace
 
-TensorMap read_dcp(const StepFiles& files) {
+TensorMap read_dcp(const StepFiles& files, const MapOptions& options) {
   std::vector<Saved> saved;
   std::vector<Problem> problems;
-  uint64_t runs = 0;
-  MapBudget budget;
+  MapBudget budget(options);
   size_t folders = 0;
   for (uint32_t index = 0; index < files.list().size(); ++index) {
     const std::string& path = files.list()[index].path;
@@ -406,9 +352,9 @@ TensorMap read_dcp(const StepFiles& files) {
       problems.push_back({path, "it is one of too many"});
       break;
     }
-    Folder(files, index, runs, budget).read(saved, problems);
+    Folder(files, index, budget).read(saved, problems);
   }
-  TensorMap map = Sorted(std::move(saved)).take();
+  TensorMap map = options.saved_names ? by_saved_name(std::move(saved), folders > 1) : Sorted(std::move(saved)).take();
   for (Problem& problem : problems) add_problem(map, std::move(problem));
   return map;
 }

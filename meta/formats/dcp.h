@@ -7,15 +7,16 @@
 // These keys tell which parameter a tensor belongs to. The model's tensors are below "model" (or "module",
 // "state_dict"), or at the top if there is none of these. The optimizer's states have the keys "state", the parameter's
 // name and the state's name, or one key of the three joined by dots, which torch.distributed.checkpoint.state_dict
-// makes. Any other tensor is named by all of its keys.
+// makes. Any other tensor is named by all of its keys. With MapOptions::saved_names none of that is done.
 #pragma once
 
+#include "meta/formats/map_budget.h"
 #include "meta/formats/tensor_map.h"
 
 namespace ckptfs::meta::formats {
 
 // Reads each folder that has a ".metadata": the step's own and its subfolders (accelerate writes two). If there is
 // none, the map is empty.
-TensorMap read_dcp(const StepFiles& files);
+TensorMap read_dcp(const StepFiles& files, const MapOptions& options = {});
 
 }  // namespace ckptfs::meta::formats

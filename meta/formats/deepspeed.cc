@@ -35,7 +35,8 @@ using SwappedStates = std::map<std::string_view, std::vector<SwappedState>>;
 
 class Reader {
  public:
-  Reader(const StepFiles& files, const std::string& folder) : files_(files), found_(find_files(files, folder)) {}
+  Reader(const StepFiles& files, const std::string& folder, const MapOptions& options)
+      : files_(files), found_(find_files(files, folder)), builder_(files, options) {}
 
   TensorMap read() {
     for (const auto& [file, reason] : found_.foreign) builder_.give_up(file, reason);
@@ -438,7 +439,7 @@ class Reader {
   const StepFiles& files_;
   DeepSpeedFiles found_;
   std::vector<RankFiles>& ranks_ = found_.ranks;
-  MapBuilder builder_{files_};
+  MapBuilder builder_;
   DeepSpeedParts parts_;
   std::array<bool, kMoments.size()> moments_swapped_ = find_moments();
   bool swaps_ = false;  // the optimizer is on NVMe
@@ -458,6 +459,8 @@ bool is_deepspeed(const StepFiles& files, const std::string& folder) {
   });
 }
 
-TensorMap read_deepspeed(const StepFiles& files, const std::string& folder) { return Reader(files, folder).read(); }
+TensorMap read_deepspeed(const StepFiles& files, const std::string& folder, const MapOptions& options) {
+  return Reader(files, folder, options).read();
+}
 
 }  // namespace ckptfs::meta::formats

@@ -14,6 +14,7 @@
 #include <string>
 #include <string_view>
 
+#include "meta/formats/map_budget.h"
 #include "meta/formats/tensor_map.h"
 
 namespace ckptfs::meta::formats {
@@ -25,6 +26,6 @@ bool is_deepspeed_file(std::string_view path);
 bool is_deepspeed(const StepFiles& files, const std::string& folder);
 
 // Parts that cannot be read are listed as problems, and everything else is in the map.
-TensorMap read_deepspeed(const StepFiles& files, const std::string& folder);
+TensorMap read_deepspeed(const StepFiles& files, const std::string& folder, const MapOptions& options = {});
 
 }  // namespace ckptfs::meta::formats

@@ -1,6 +1,8 @@
 #include "meta/formats/manifest.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -16,6 +18,7 @@ using nlohmann::json;
 constexpr std::string_view kManifestPrefix = "ckptfs.";
 constexpr std::string_view kManifestSuffix = ".json";
 constexpr int kManifestFormat = 1;
+constexpr size_t kLongestHost = 256;
 
 // Returns why a file differs from what the manifest says, or an empty string if it does not.
 std::string wrong_with(const StepFiles::File& named, const std::map<std::string_view, uint64_t>& sizes) {
@@ -29,7 +32,7 @@ std::string wrong_with(const StepFiles::File& named, const std::map<std::string_
 constexpr size_t kMostFilesOfRank = size_t{1} << 18;  // in one manifest
 constexpr io::JsonBounds kManifestBounds{.bytes = kMostManifest, .values = io::kAnyNumber, .text = 1 << 16, .depth = 8};
 
-// Depth 1 is the manifest, 2 its list of files, 3 one of these.
+// Depth 1 is the manifest, 2 its list of files or the timing, 3 a file or the timing's stages.
 class ManifestReader : public io::JsonVisitor {
  public:
   bool key(string_t& key) override {
@@ -39,13 +42,15 @@ class ManifestReader : public io::JsonVisitor {
   bool string(string_t& text) override {
     if (depth_ == 1 && key_ == "attempt") attempt_ = text;
     if (in_file() && key_ == "name") name_ = text;
+    if (depth_ == 2 && in_timing_ && key_ == "host") timing_.host = text.substr(0, kLongestHost);
     return true;
   }
   bool number_unsigned(number_unsigned_t number) override {
     if (depth_ == 1 && (key_ == "format" || key_ == "rank" || key_ == "world_size")) numbers_[key_] = number;
     if (in_file() && key_ == "size") size_ = number;
-    return true;
+    return seconds(static_cast<double>(number));
   }
+  bool number_float(number_float_t number, const string_t&) override { return seconds(number); }
 
   Result<RankManifest> take() {
     const auto format = numbers_.find("format"), rank = numbers_.find("rank"), world = numbers_.find("world_size");
@@ -62,20 +67,34 @@ class ManifestReader : public io::JsonVisitor {
                                 " there cannot be");
     }
     return RankManifest{*attempt_, static_cast<unsigned>(rank->second), static_cast<unsigned>(world->second),
-                        std::move(files_)};
+                        std::move(files_), has_timing_ ? std::optional(std::move(timing_)) : std::nullopt};
   }
 
  private:
   bool in_file() const { return depth_ == 3 && in_files_; }
+  // Takes a number of the timing. What is no time is left out: the manifest serves without it.
+  bool seconds(double number) {
+    if (!in_timing_ || !std::isfinite(number) || number < 0) return true;
+    if (depth_ == 2 && key_ == "begun") timing_.begun = number;
+    if (depth_ == 2 && key_ == "durable") timing_.durable = number;
+    if (depth_ == 3 && in_stages_ && timing_.stages.size() < kMostStages && is_stage_name(key_))
+      timing_.stages[key_] = number;
+    return true;
+  }
   bool begin(bool object) override {
     ++depth_;
     if (depth_ == 1) return object || fails(Error(EBADMSG, "it is no object"));
     if (depth_ == 2) in_files_ = !object && key_ == "files";
+    if (depth_ == 2 && object && key_ == "timing") {
+      in_timing_ = has_timing_ = true;
+    }
+    if (depth_ == 3) in_stages_ = in_timing_ && object && key_ == "stages";
     has_files_ = has_files_ || in_files_;
     if (depth_ == 3) name_.reset(), size_.reset();
     return true;
   }
   bool end() override {
+    if (depth_ == 2) in_timing_ = false;
     if (depth_-- != 3 || !in_files_) return true;
     if (!name_ || !size_) return fails(Error(EBADMSG, "a file without a name or a size"));
     if (files_.size() == kMostFilesOfRank) return fails(Error(EFBIG, "it names more files than any rank writes"));
@@ -89,12 +108,49 @@ class ManifestReader : public io::JsonVisitor {
   std::optional<std::string> attempt_;
   bool has_files_ = false;
   bool in_files_ = false;
+  bool has_timing_ = false;
+  bool in_timing_ = false;
+  bool in_stages_ = false;
+  SaveTiming timing_;
   std::optional<std::string> name_;
   std::optional<uint64_t> size_;
   std::vector<StepFiles::File> files_;
 };
 
+class TimesOfRanks {
+ public:
+  void add(const RankManifest& manifest) {
+    if (!manifest.timing) return;
+    const SaveTiming& timing = *manifest.timing;
+    if (!times_ || timing.durable > last_) {
+      if (!times_) times_.emplace();
+      times_->slowest = manifest.rank;
+      times_->host = timing.host;
+      last_ = timing.durable;
+    }
+    first_ = std::min(first_, timing.begun);
+    times_->seconds = std::max(last_ - first_, 0.0);
+    for (const auto& [stage, seconds] : timing.stages) {
+      if (times_->longest.size() >= kMostStages && !times_->longest.contains(stage)) continue;
+      double& longest = times_->longest[stage];
+      longest = std::max(longest, seconds);
+    }
+  }
+  std::optional<RankTimes> take() { return std::move(times_); }
+
+ private:
+  std::optional<RankTimes> times_;
+  double first_ = std::numeric_limits<double>::infinity();
+  double last_ = 0;
+};
+
 }  // namespace
+
+bool is_stage_name(std::string_view name) {
+  constexpr size_t kLongest = 32;
+  const auto allowed = [](char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_'; };
+  return !name.empty() && name.size() <= kLongest && std::ranges::all_of(name, allowed);
+}
 
 std::string manifest_name(unsigned rank) {
   return std::string(kManifestPrefix) + checkpoint_rank_name(rank) + std::string(kManifestSuffix);
@@ -111,11 +167,17 @@ std::optional<unsigned> rank_of_manifest(std::string_view name) {
 std::string manifest_text(const RankManifest& manifest) {
   json files = json::array();
   for (const StepFiles::File& file : manifest.files) files.push_back({{"name", file.path}, {"size", file.size}});
-  const json whole = {{"format", kManifestFormat},
-                      {"attempt", manifest.attempt},
-                      {"rank", manifest.rank},
-                      {"world_size", manifest.world_size},
-                      {"files", std::move(files)}};
+  json whole = {{"format", kManifestFormat},
+                {"attempt", manifest.attempt},
+                {"rank", manifest.rank},
+                {"world_size", manifest.world_size},
+                {"files", std::move(files)}};
+  if (manifest.timing) {
+    whole["timing"] = {{"begun", manifest.timing->begun},
+                       {"durable", manifest.timing->durable},
+                       {"host", manifest.timing->host},
+                       {"stages", manifest.timing->stages}};
+  }
   return whole.dump(1, ' ', false, json::error_handler_t::replace) + "\n";
 }
 
@@ -133,6 +195,7 @@ Attendance check_manifests(const StepFiles& files, std::optional<unsigned> world
   // of the ranks whose manifests exist; an empty string means that nothing is wrong
   std::map<unsigned, std::string> wrong;
   std::string attempt;
+  TimesOfRanks times;
   for (uint32_t index = 0; index < files.list().size(); ++index) {
     const std::string& path = files.list()[index].path;
     const auto rank = rank_of_manifest(path);
@@ -144,6 +207,7 @@ Attendance check_manifests(const StepFiles& files, std::optional<unsigned> world
       reason = path + ": " + manifest.error().message();
       continue;
     }
+    times.add(manifest.value());
     const unsigned ranks = manifest.value().world_size;
     if (attempt.empty()) attempt = manifest.value().attempt;
     if (!world_size) world_size = ranks;
@@ -155,6 +219,7 @@ Attendance check_manifests(const StepFiles& files, std::optional<unsigned> world
     }
   }
   Attendance attendance;
+  attendance.times = times.take();
   if (!world_size) attendance.reason = "no manifest of a rank can be read";
   for (unsigned rank = 0; rank < world_size.value_or(0); ++rank) {
     const auto found = wrong.find(rank);

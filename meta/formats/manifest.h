@@ -2,12 +2,16 @@
 // (gpu/step_save.h) leaves one. A step is complete when the manifests of all ranks of one attempt are there, and each
 // file that they name is there with its length.
 //
-// Format: {"format": 1, "attempt": "5f3a...", "rank": 0, "world_size": 2, "files": [{"name": ..., "size": ...}]}
+// Format: {"format": 1, "attempt": "5f3a...", "rank": 0, "world_size": 2, "files": [{"name": ..., "size": ...}],
+//          "timing": {"begun": 1700000000.25, "durable": ..., "host": "node3", "stages": {"copy": 0.5, ...}}}
+// `timing` may be missing. How long a rank waited for the others follows from all manifests: the latest `durable` minus
+// its own.
 //
 // Thread safety: stateless.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -22,11 +26,23 @@ inline constexpr uint64_t kMostManifest = uint64_t{16} << 20;  // bytes
 
 inline constexpr unsigned kLargestWorld = 1U << 20;  // ranks
 
+// When a rank saved, and how long its stages took.
+struct SaveTiming {
+  double begun = 0;                      // seconds since 1970, by the rank's clock
+  double durable = 0;                    // likewise: all of the rank's files were on the disk
+  std::string host;                      // the machine's name
+  std::map<std::string, double> stages;  // seconds by stage: "plan", "collective", "copy", "write", "sync"
+};
+inline constexpr size_t kMostStages = 32;
+// Is it the name of a stage: 1 to 32 lower-case letters, digits or underscores?
+bool is_stage_name(std::string_view name);
+
 struct RankManifest {
   std::string attempt;  // the same on all ranks, and different for each attempt to save the step
   unsigned rank = 0;
   unsigned world_size = 1;
   std::vector<StepFiles::File> files;  // paths below the step
+  std::optional<SaveTiming> timing = {};
 };
 
 std::string manifest_name(unsigned rank);
@@ -38,11 +54,20 @@ std::string manifest_text(const RankManifest& manifest);
 // Fails with EBADMSG or EFBIG, in words.
 Result<RankManifest> parse_manifest(const std::string& text);
 
+// How long the ranks of a step took to save it, those that tell.
+struct RankTimes {
+  unsigned slowest = 0;                   // the rank that was durable last
+  std::string host;                       // its machine
+  double seconds = 0;                     // from the first rank's beginning until the last one was durable
+  std::map<std::string, double> longest;  // seconds that a stage took at most, by stage
+};
+
 // The ranks whose manifest, or a file named in it, is not there or is wrong. `world_size` is the number of ranks that
 // there should be; without it the manifests' own number counts.
 struct Attendance {
   std::vector<unsigned> missing;
-  std::string reason;  // for the first missing rank; or that no manifest can be read
+  std::string reason;                   // for the first missing rank; or that no manifest can be read
+  std::optional<RankTimes> times = {};  // if any manifest has its timing
   bool complete() const { return missing.empty() && reason.empty(); }
 };
 Attendance check_manifests(const StepFiles& files, std::optional<unsigned> world_size = std::nullopt);

@@ -19,7 +19,7 @@ namespace ckptfs::meta::formats {
 
 class MapBuilder {
  public:
-  explicit MapBuilder(const StepFiles& files) : files_(files) {}
+  MapBuilder(const StepFiles& files, const MapOptions& options) : files_(files), budget_(options) {}
 
   const StepFiles& files() const { return files_; }
   TensorMap& map() { return map_; }

@@ -20,7 +20,8 @@ using Json = nlohmann::json;
 constexpr const char* kMetadata = "__metadata__";
 constexpr uint64_t kLengthSize = sizeof(uint64_t);
 constexpr size_t kLongestTensorName = 4096;
-constexpr size_t kMostTensors = size_t{1} << 17;  // in one file
+constexpr size_t kLongestEntry = size_t{16} << 10;  // of kept metadata
+constexpr size_t kMostTensors = size_t{1} << 17;    // in one file
 constexpr io::JsonBounds kHeaderBounds{
     .bytes = kMostSafetensorsHeader, .values = io::kAnyNumber, .text = uint64_t{4} << 20, .depth = 8};
 
@@ -33,6 +34,8 @@ Error in_header(int errno_value, const std::string& what) {
 // false ends the parsing with the error that it gave to fails().
 class HeaderReader : public io::JsonVisitor {
  public:
+  explicit HeaderReader(std::string_view keep) : keep_(keep) {}
+
   bool null() override { return unexpected(); }
   bool boolean(bool) override { return unexpected(); }
   bool number_integer(number_integer_t) override { return unexpected(); }
@@ -46,7 +49,7 @@ class HeaderReader : public io::JsonVisitor {
 
   bool string(string_t& text) override {
     if (depth_ != 2 || list_ != nullptr) return unexpected();
-    if (in_metadata_) return true;  // the metadata is for the programs that load the tensors
+    if (in_metadata_) return keep_entry(text);
     if (field_ != "dtype") return unexpected();
     dtype_ = dtype_of_safetensors(text);
     if (dtype_) return true;
@@ -97,7 +100,7 @@ class HeaderReader : public io::JsonVisitor {
 
   bool key(string_t& key) override {
     (depth_ == 1 ? name_ : field_) = key;
-    if (key.size() <= kLongestTensorName) return true;
+    if ((depth_ == 2 && in_metadata_) || key.size() <= kLongestTensorName) return true;
     return fails(in_header(EFBIG, "the name of a tensor has " + std::to_string(key.size()) + " bytes"));
   }
 
@@ -108,6 +111,17 @@ class HeaderReader : public io::JsonVisitor {
     return fails(bad_header("its JSON has what no header has, in " + (name_.empty() ? "the beginning" : name_)));
   }
 
+  // Most of the metadata is for the programs that load the tensors.
+  bool keep_entry(const std::string& text) {
+    if (keep_.empty() || !field_.starts_with(keep_)) return true;
+    const bool fits = field_.size() <= keep_.size() + kLongestTensorName && text.size() <= kLongestEntry &&
+                      header.metadata.size() < kMostTensors;
+    if (!fits) return fails(in_header(EFBIG, "its metadata has too many or too long entries " + std::string(keep_)));
+    header.metadata.emplace(field_, text);
+    return true;
+  }
+
+  std::string_view keep_;
   unsigned depth_ = 0;  // of nested objects
   std::string name_;
   std::string field_;
@@ -150,7 +164,7 @@ Result<> place(SafetensorsHeader& header, uint64_t begin, uint64_t end) {
 
 }  // namespace
 
-Result<SafetensorsHeader> read_safetensors_header(const io::LimitedFile& file) {
+Result<SafetensorsHeader> read_safetensors_header(const io::LimitedFile& file, std::string_view keep) {
   TRY_ASSIGN(const struct stat st, io::stat_fd(file.descriptor()));
   const auto file_size = static_cast<uint64_t>(st.st_size);
   uint64_t length = 0;
@@ -159,7 +173,7 @@ Result<SafetensorsHeader> read_safetensors_header(const io::LimitedFile& file) {
   if (length > file_size - kLengthSize) {
     return bad_header("it would have " + std::to_string(length) + " bytes, more than the file");
   }
-  HeaderReader reader;
+  HeaderReader reader(keep);
   if (const auto read = io::read_json(file, kLengthSize, length, kHeaderBounds, reader); !read) {
     const bool told = reader.why().errno_value() != 0;
     return told ? read.error() : in_header(read.error().errno_value(), read.error().message());
@@ -173,7 +187,9 @@ std::string safetensors_header(const SafetensorsHeader& header, uint64_t alignme
     return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
   };
   std::string text = "{";
-  if (!header.metadata.empty()) text += quoted(kMetadata) + ':' + Json(header.metadata).dump() + ',';
+  if (!header.metadata.empty()) {
+    text += quoted(kMetadata) + ':' + Json(header.metadata).dump(-1, ' ', false, Json::error_handler_t::replace) + ',';
+  }
   uint64_t at = 0;
   for (const SafeTensor& tensor : header.tensors) {
     text += quoted(tensor.name) + R"(:{"dtype":)" + quoted(safetensors_name(tensor.dtype)) + R"(,"shape":)" +

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -28,15 +29,16 @@ struct SafeTensor {
 
 struct SafetensorsHeader {
   std::vector<SafeTensor> tensors;              // in the order of the file
-  std::map<std::string, std::string> metadata;  // for writing only
+  std::map<std::string, std::string> metadata;  // of a header that was read: only what read_...() was to keep
 };
 
 inline constexpr uint64_t kMostSafetensorsHeader = uint64_t{32} << 20;
 
-// Reads the header without its metadata. Fails with EBADMSG, in words, if it is no header or places its tensors
-// wrongly; with EFBIG, in words, if it is larger than kMostSafetensorsHeader, or has too many tensors or too long a
-// name; with ENOTSUP if a dtype is unknown.
-Result<SafetensorsHeader> read_safetensors_header(const io::LimitedFile& file);
+// Reads the header. Of its metadata it keeps the entries whose keys begin with `keep`; none if that is empty. Fails
+// with EBADMSG, in words, if it is no header or places its tensors wrongly; with EFBIG, in words, if it is larger than
+// kMostSafetensorsHeader, or has too many tensors, too many or too long kept entries, or too long a name; with ENOTSUP
+// if a dtype is unknown.
+Result<SafetensorsHeader> read_safetensors_header(const io::LimitedFile& file, std::string_view keep = {});
 
 // Returns a whole header, with its length in front, for tensors that follow one another in this order. Their `offset`s
 // are ignored. It is padded with spaces so that the tensors begin `begin` bytes after a multiple of `alignment`. Both

@@ -55,11 +55,26 @@ struct Piece {
   uint64_t size = 0;
 };
 
-// A tensor. The pieces, in this order, hold its elements in row-major order.
+// A rectangular part of a tensor: one offset and one size for each of its dimensions, in elements (box.h).
+struct Box {
+  Shape offsets;
+  Shape sizes;
+  bool operator==(const Box&) const = default;
+};
+
+// A box whose elements, in row-major order, are the bytes of one piece.
+struct PlacedBox {
+  Box box;
+  Piece piece;
+};
+
+// A tensor. The pieces, in this order, hold its elements in row-major order. If there are boxes, there are no pieces:
+// the boxes hold each element once. Only who asks for boxes (map_budget.h) gets any.
 struct Tensor {
   Dtype dtype = Dtype::float32;
   Shape shape;
   std::vector<Piece> pieces;
+  std::vector<PlacedBox> boxes = {};
 };
 
 // The name of a parameter's state in the model itself, in the type that the model computes with.

@@ -11,6 +11,7 @@
 #include "io/json.h"
 #include "meta/formats/deepspeed_names.h"
 #include "meta/formats/manifest.h"
+#include "meta/formats/saved_step.h"
 #include "meta/names.h"
 
 namespace ckptfs::meta::formats {
@@ -66,11 +67,6 @@ bool is_trainer_state(std::string_view name) {
 // DeepSpeed's own files, in a step of its own or in the folder of one.
 bool is_deepspeeds_own(std::string_view path) {
   return is_swap_file(path) || (lies_at_top(path) && parse_states_name(path).has_value());
-}
-
-// "rank00.safetensors", as libckptfs writes it
-bool is_of_rank(std::string_view path) {
-  return path.ends_with(kSafetensors) && rank_of(path.substr(0, path.size() - kSafetensors.size())).has_value();
 }
 
 bool is_dcp(std::string_view path) {
@@ -201,7 +197,7 @@ std::string weights_name(const TensorMap& map, const std::vector<StepFiles::File
   const std::set<uint32_t> held = files_of(map);
   if (held.size() != 1) return kWeightsName;
   const std::string& path = files[*held.begin()].path;
-  const bool own = lies_at_top(path) && path.ends_with(kSafetensors) && !is_of_rank(path) && !is_weights_name(path);
+  const bool own = lies_at_top(path) && path.ends_with(kSafetensors) && !is_rank_file(path) && !is_weights_name(path);
   return own ? path : kWeightsName;
 }
 
@@ -225,7 +221,7 @@ std::vector<uint32_t> files_that_go(const TensorMap& map, const std::vector<Step
     const std::string& path = files[index].path;
     if (is_inner_file(path)) from.inner = path.substr(0, path.find('/') + 1);
     from.dcp = from.dcp || is_dcp(path);
-    from.saved_by_us = from.saved_by_us || is_of_rank(path);
+    from.saved_by_us = from.saved_by_us || is_rank_file(path);
     from.torch_weights = from.torch_weights || path.starts_with("pytorch_model");
   }
   const std::string name = weights_name(map, files);
@@ -250,10 +246,10 @@ std::string unknown_weights(const TensorMap& map) {
 }
 
 Result<std::string> thinned_text(const ThinnedManifest& manifest) {
-  using Json = nlohmann::ordered_json;
-  const Json json = {{"format", kThinnedFormat},    {"from", manifest.from},          {"type", manifest.type},
-                     {"thinned", manifest.thinned}, {"kept", to_json(manifest.kept)}, {"went", to_json(manifest.went)}};
-  std::string text = json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+  const nlohmann::ordered_json json = {{"format", kThinnedFormat},       {"from", manifest.from},
+                                       {"type", manifest.type},          {"thinned", manifest.thinned},
+                                       {"kept", to_json(manifest.kept)}, {"went", to_json(manifest.went)}};
+  std::string text = json.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
   const bool fits = text.size() <= kMostThinned && manifest.went.size() <= kMostFiles;
   return fits ? Result<std::string>(std::move(text)) : Error(EINVAL, "it has more files than its manifest could name");
 }

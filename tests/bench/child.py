@@ -31,23 +31,32 @@ class Child:
             raise mounting.Failure(f"{self.process.args[1]} has ended: {self.log.read_text(errors='replace')[-2000:]}")
         return json.loads(line)
 
-    def ask(self, **question):
+    def send(self, **question):
         self.process.stdin.write(json.dumps(question) + "\n")
         self.process.stdin.flush()
+
+    def ask(self, **question):
+        self.send(**question)
         return self.answer()
 
 
 @contextlib.contextmanager
 def running(log, *words, python=PYTHON):
     """Yields a Child once it has reported that it is ready."""
+    with started(log, *words, python=python) as child:
+        child.answer()
+        yield child
+
+
+@contextlib.contextmanager
+def started(log, *words, python=PYTHON):
+    """Yields a Child whose first answer is that it is ready."""
     environment = dict(os.environ, CUDA_VISIBLE_DEVICES="", DS_ACCELERATOR="cpu", PYTHONDONTWRITEBYTECODE="1")
     with open(log, "wb") as errors:
         process = subprocess.Popen([str(python), *map(str, words)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                    stderr=errors, text=True, env=environment)
     try:
-        child = Child(process, log)
-        child.answer()
-        yield child
+        yield Child(process, log)
     finally:
         process.kill()
         process.wait()

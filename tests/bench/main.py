@@ -14,6 +14,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import copies
 import data
 import filesystems
+import groups
 import guesses
 import machine
 import mounting
@@ -23,6 +24,7 @@ import offload
 import overview
 import past
 import plan
+import plans
 import report
 import saves
 import steps
@@ -45,6 +47,8 @@ PARTS = {
     "steps": steps.section,
     "names": names.section,
     "past": past.section,
+    "groups": groups.section,
+    "plans": plans.section,
     "filesystems": filesystems.section,
 }
 

@@ -10,14 +10,17 @@ import child
 import copies
 import machine
 import measure
+import memory
 import mounting
 import plan
 
 SECTION = "Past the mount: loads and saves"
 LOADERS = "Loaders"
 MOVER = pathlib.Path(__file__).resolve().parent / "mover.py"
-OTHERS = {"torch.load": "pt", "torch.load, mmap": "pt", "safetensors": "safetensors", "fastsafetensors": "safetensors",
-          "runai-model-streamer": "safetensors"}
+OTHERS = {"torch.load": "pt", "torch.load, mmap": "pt", "safetensors": "safetensors", "safetensors, pread": "safetensors",
+          "fastsafetensors": "safetensors", "runai-model-streamer": "safetensors"}
+PLAIN = "read(2)"
+TENSORS = 64  # of the model that is loaded
 RING = 256 * plan.MIB
 SLOT, DEPTH = 8 * plan.MIB, 16  # for fio
 
@@ -94,33 +97,56 @@ def loaders(context, mount):
     folder = mount.path / "models"
     folder.mkdir()
     make_models(context, folder)
-    memory = {}
+    endings = {"ckptfs.load": "safetensors", PLAIN: "safetensors", **OTHERS}
+    peaks, sums = {}, set()
 
-    def load(how, ending):
+    def load(how, make_ready):
         def measured():
-            drop_caches()
+            path = folder / f"model.{endings[how]}"
             with child.running(context.work / "loader.log", MOVER, how) as mover:
-                answer = mover.ask(do="load", path=str(folder / f"model.{ending}"))
-            memory.setdefault(how, []).append((answer["extra"] + answer["bytes"]) / answer["bytes"])
+                mover.ask(do="prepare", tensors=TENSORS, values=values_of(context))
+                make_ready(path)
+                memory.touch_free()
+                answer = mover.ask(do="load", path=str(path))
+            peaks.setdefault(how, []).append((answer["extra"] + answer["bytes"]) / answer["bytes"])
+            sums.add(answer["sum"])
+            if len(sums) > 1:
+                raise mounting.Failure(f"{how}: what it has loaded is not what others have loaded")
             return answer["seconds"]
 
         return measured
 
-    figures = context.rounds({how: load(how, ending) for how, ending in {"ckptfs.load": "safetensors", **OTHERS}.items()})
-    title = f"{context.sizes.moved // plan.MIB} MiB from the disk into host memory"
-    for how in OTHERS:
-        context.add(LOADERS, measure.Row(title, how, measure.SECONDS, figures["ckptfs.load"], figures[how]))
-    text = ", ".join(f"{how} {statistics.median(found):.2f}" for how, found in memory.items())
+    size = f"{context.sizes.moved // plan.MIB} MiB"
+    for title, make_ready, bars in (
+        (f"{size} from the disk into host memory", forget, dict.fromkeys(OTHERS, plan.LOADER_BAR)),
+        (f"{size} from the page cache into host memory", remember, {PLAIN: plan.COPY_BAR}),
+    ):
+        figures = context.rounds({how: load(how, make_ready) for how in endings})
+        for how in (PLAIN, *OTHERS):
+            ours, theirs = figures["ckptfs.load"], figures[how]
+            context.add(LOADERS, measure.Row(title, how, measure.SECONDS, ours, theirs, bars.get(how)))
+    text = ", ".join(f"{how} {statistics.median(found):.2f}" for how, found in peaks.items())
     context.add(LOADERS, measure.Note("memory at the peak, in sizes of the model", text))
 
 
+def values_of(context):
+    return context.sizes.moved // TENSORS // 2
+
+
 def make_models(context, folder):
-    program = ("import sys, torch, safetensors.torch as s; size = int(sys.argv[2]) // 64 // 2\n"
-               "t = {f'layers.{n}.weight': torch.randn(size).to(torch.bfloat16) for n in range(64)}\n"
+    program = ("import sys, torch, safetensors.torch as s; count, values = map(int, sys.argv[2:])\n"
+               "t = {f'layers.{n}.weight': torch.randn(values).to(torch.bfloat16) for n in range(count)}\n"
                "torch.save(t, sys.argv[1] + '/model.pt'); s.save_file(t, sys.argv[1] + '/model.safetensors')")
-    mounting.run(child.PYTHON, "-c", program, folder, context.sizes.moved, timeout=600)
+    mounting.run(child.PYTHON, "-c", program, folder, TENSORS, values_of(context), timeout=600)
     machine.sync_filesystem(context.disk)
 
 
-def drop_caches():
-    pathlib.Path("/proc/sys/vm/drop_caches").write_text("3")
+def forget(_path):
+    memory.drop_caches()
+
+
+def remember(path):
+    """Reads the file into the page cache."""
+    with open(path, "rb", buffering=0) as file:
+        while file.read(plan.MIB):
+            pass

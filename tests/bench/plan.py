@@ -30,14 +30,15 @@ class Sizes:
     removed_files: int  # in one step
     moved: int  # bytes of a checkpoint that is loaded and saved past the mount
     other_image: int  # for a file system other than XFS
+    planned_ranks: int  # of the group whose plan is made
     unchanged_saves: int = 50
     saves_of_a_run: int = 300  # of which older ones are thinned
 
 
 FULL = Sizes(8 * GIB, 512 * MIB, 128 * MIB, ((24, 64 * MIB), (2000, 512 * KIB)), 10_000, 6, 64 * MIB, 2 * GIB, 3072,
-             1_000, 500, 10_000, GIB, 3 * GIB)
+             1_000, 500, 10_000, GIB, 3 * GIB, 4096)
 QUICK = Sizes(2 * GIB, 128 * MIB, 32 * MIB, ((24, 8 * MIB), (200, 512 * KIB)), 1_000, 4, 8 * MIB, 256 * MIB, 1024,
-              100, 100, 1_000, 256 * MIB, GIB, saves_of_a_run=120)
+              100, 100, 1_000, 256 * MIB, GIB, 256, saves_of_a_run=120)
 
 
 @dataclasses.dataclass
@@ -91,3 +92,7 @@ REMOVAL_BAR = measure.Bar(0.10, at_least=False)  # of rm -rf of as many files
 SAVE_BAR = measure.Bar(1.0, at_least=False)  # of the time of cp -r --reflink=always plus sync
 GROWTH_LIMIT = 8 * MIB  # of df, over all saves of an unchanged state
 PAST_BAR = measure.Bar(0.85, at_least=True)  # of fio on the same device
+GROUP_BAR = measure.Bar(0.8, at_least=False)  # of the better of DCP's ways
+AUTO_BAR = measure.Bar(1.1, at_least=False)  # of the better of the two ways to load
+LOADER_BAR = measure.Bar(0.90, at_least=False)  # of each other loader, from the disk
+COPY_BAR = measure.Bar(1.20, at_least=False)  # of read(2) of the same bytes, from the page cache

@@ -11,6 +11,7 @@ import sys
 
 import pytest
 
+import saving
 from checking import equal, true
 from hugging import parse, safetensors
 from mounting import CKPTFS, REPOSITORY, is_mountpoint, run, wait_until, workspace, xfs
@@ -35,6 +36,7 @@ EXAMPLES = (
     "ckptfs ls --json /ckpt/steps",
     "ckptfs show /ckpt/steps/global_step100",
     "ckptfs show --json --tensors /ckpt/steps/global_step100",
+    "ckptfs show --timing /ckpt/steps/step_100",
     "ckptfs du",
     "ckptfs du --json /ckpt/steps",
     "ckptfs diff /ckpt/steps/global_step100 /ckpt/steps/global_step200",
@@ -373,6 +375,8 @@ def test_help_examples(work, disk):
     user = User("docs/commands.md", work, disk)
     user.ckpt.mkdir()
     for line in EXAMPLES:
+        if line.startswith("ckptfs show --timing"):
+            saving.save(user.ckpt / "steps", "step_100", "a1")
         user.types(line)
         if line.startswith("ckptfs umount") and "fsck" not in line:
             run(CKPTFS, "mount", disk / "store", user.ckpt)

@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+import saving
 from checking import equal, in_child, noise, raises, read, true, write
 from mounting import CKPTFS, CKPTFS_DEBUG, MIB, REPOSITORY, Failure, Mount, Store, abandon, mounted, run, wait_until
 from training import write_state
@@ -349,6 +350,19 @@ def test_they_count(shared):
     state = json.loads(get(address(shared), "/api/state")[2])
     equal([(save["step"], bool(save["error"])) for save in state["saves"]][-2:], [("/steps/m1", False), ("/steps/m1", True)], "history")
     true(all(save["seconds"] > 0 for save in state["saves"]), "time of each")
+
+
+def test_what_the_ranks_of_a_save_took(shared):
+    steps = shared.path / "steps"
+    for rank in (1, 0):
+        saving.save(steps, "by_ranks", "a1", rank=rank, world=2)
+    told = json.loads(get(address(shared), "/api/state")[2])["by_ranks"]
+    equal((told["step"], told["slowest"], told["host"]), ("/steps/by_ranks", 0, socket.gethostname()), "the last rank")
+    equal(sorted(told["stages"]), ["copy", "sync", "write"], "stages")
+    found = metrics(shared)
+    equal(found["ckptfs_rank_save_slowest"], 0, "the last rank, as a metric")
+    for stage, seconds in told["stages"].items():
+        equal(found[f'ckptfs_rank_save_stage_seconds{{stage="{stage}"}}'], seconds, stage)
 
 
 def write_and_save(mount, tag):

@@ -1,4 +1,5 @@
-// Any bytes as the files of a step that is not DeepSpeed's: PyTorch's DCP, or weights of Hugging Face with their index.
+// Any bytes as the files of a step that is not DeepSpeed's: PyTorch's DCP, weights of Hugging Face with their index, or
+// what libckptfs saved.
 #include "meta/formats/checkpoint.h"
 
 #include <algorithm>
@@ -9,11 +10,12 @@
 namespace {
 
 using Names = std::array<const char*, 3>;
-constexpr std::array<Names, 4> kKinds{
+constexpr std::array<Names, 5> kKinds{
     Names{".metadata", "__0_0.distcp", "__1_0.distcp"},
     Names{"model.safetensors.index.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"},
     Names{"pytorch_model.bin.index.json", "pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"},
-    Names{"model.safetensors", "config.json", "optimizer.pt"}};
+    Names{"model.safetensors", "config.json", "optimizer.pt"},
+    Names{"ckptfs.rank00.json", "rank00.safetensors", "rank01.safetensors"}};
 
 }  // namespace
 
@@ -30,5 +32,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     content = content.subspan(length);
   }
   check(step, ckptfs::meta::formats::read_checkpoint(step));
+  check(step, ckptfs::meta::formats::read_checkpoint(step, {.boxes = true, .saved_names = true}));
   return 0;
 }

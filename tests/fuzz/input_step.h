@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "meta/formats/box.h"
 #include "meta/formats/tensor_map.h"
 #include "tests/fuzz/input_file.h"
 
@@ -31,10 +32,16 @@ inline void check(const InputStep& step, const meta::formats::TensorMap& map) {
   for (const auto& parameter : map.parameters) {
     for (const auto& [state, tensor] : parameter.states) {
       uint64_t size = 0;
-      for (const auto& [file, offset, length] : tensor.pieces) {
-        const uint64_t whole = step.list().at(file).size;
-        if (offset > whole || length > whole - offset) std::abort();
-        size += length;
+      const auto add = [&](const meta::formats::Piece& piece) {
+        const uint64_t whole = step.list().at(piece.file).size;
+        if (piece.offset > whole || piece.size > whole - piece.offset) std::abort();
+        size += piece.size;
+      };
+      for (const auto& piece : tensor.pieces) add(piece);
+      for (const auto& [box, piece] : tensor.boxes) {
+        if (!lies_within(box, tensor.shape)) std::abort();
+        if (*meta::formats::elements_of(box.sizes) * size_of(tensor.dtype) != piece.size) std::abort();
+        add(piece);
       }
       if (meta::formats::elements_of(tensor.shape).value() * size_of(tensor.dtype) != size) std::abort();
     }

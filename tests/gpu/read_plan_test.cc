@@ -19,11 +19,47 @@ TEST(ReadPlan, NothingWanted) {
 }
 
 TEST(ReadPlan, WhatLiesCloseIsOneRead) {
-  const auto plan = plan_reads({{0, 9000, 100, target(1)}, {0, 10, 100, target(2)}}, kPlannedSlot, kPlannedBlock);
+  const auto plan = plan_reads({{0, 4200, 100, target(1)}, {0, 10, 100, target(2)}}, kPlannedSlot, kPlannedBlock);
   ASSERT_EQ(plan.reads.size(), 1U);
   EXPECT_EQ(plan.reads[0].begin, 0U);
-  EXPECT_EQ(plan.reads[0].end, 3 * kPlannedBlock);
-  EXPECT_EQ(plan.reads[0].least, 9100U);
+  EXPECT_EQ(plan.reads[0].end, 2 * kPlannedBlock);
+  EXPECT_EQ(plan.reads[0].least, 4300U);
+}
+
+uint64_t bytes_read(const ReadPlan& plan) {
+  uint64_t bytes = 0;
+  for (const PlannedRead& read : plan.reads) bytes += read.least;
+  return bytes;
+}
+
+// A rank that loads a column shard: of each row, so many bytes of so many.
+uint64_t read_of_columns(uint64_t width, uint64_t row) {
+  std::vector<Wanted> wanted;
+  for (uint64_t number = 0; number < 1000; ++number) wanted.push_back({0, number * row, width, target(1 + number)});
+  return bytes_read(plan_reads(std::move(wanted), 256 * kPlannedBlock, kPlannedBlock));
+}
+
+TEST(ReadPlan, OfColumnsLittleMoreThanTheWantedOnesIsRead) {
+  constexpr uint64_t kKib = 1024;
+  for (const uint64_t parts : {2, 4, 8}) {
+    for (const uint64_t width : {8 * kKib, 16 * kKib, 64 * kKib}) {
+      EXPECT_LE(read_of_columns(width, parts * width), 1000 * width * 11 / 10) << width << " of " << parts;
+    }
+  }
+  EXPECT_EQ(read_of_columns(kKib, 2 * kKib), 1999 * kKib) << "a gap within a block costs nothing";
+}
+
+// Between long ranges a gap is read along; between short ones it would be most of what is read.
+TEST(ReadPlan, ALargerGapIsReadOnlyBesideMuchThatIsWanted) {
+  constexpr uint64_t kLarge = 2 << 20, kGap = 60 << 10;
+  const auto reads = [](uint64_t size, uint64_t gap) {
+    return plan_reads({{0, 0, size, target(1)}, {0, size + gap, size, target(2)}}, 16 << 20, kPlannedBlock)
+        .reads.size();
+  };
+  EXPECT_EQ(reads(kLarge, kGap), 1U);
+  EXPECT_EQ(reads(kLarge, 2 * kGap), 2U);
+  EXPECT_EQ(reads(kLarge / 8, kGap), 2U);
+  EXPECT_EQ(reads(100, 8 << 10), 2U);
 }
 
 TEST(ReadPlan, WhatLiesFarApartOrInAnotherFileIsNot) {
@@ -34,7 +70,22 @@ TEST(ReadPlan, WhatLiesFarApartOrInAnotherFileIsNot) {
   EXPECT_EQ(plan.reads[2].file, 1U);
 }
 
-// Every wanted byte is loaded once, from its place in the file. Reads are aligned, sorted, and no longer than a slot.
+TEST(ReadPlan, WhatIsAloneIsReadByItself) {
+  const uint64_t size = kPlannedSlot + 5;
+  const auto plan =
+      plan_reads({{0, 10, 100, target(1)}, {0, 110, size, target(2), true}, {0, 110 + size, 100, target(3)}},
+                 kPlannedSlot, kPlannedBlock);
+  ASSERT_EQ(plan.reads.size(), 4U);
+  EXPECT_EQ(plan.reads[0].least, 110U);
+  EXPECT_EQ(plan.reads[1].begin, 110U);
+  EXPECT_EQ(plan.reads[1].end, 110 + kPlannedSlot);
+  EXPECT_EQ(plan.reads[2].begin, 110 + kPlannedSlot);
+  EXPECT_EQ(plan.reads[2].end, 110 + size);
+  EXPECT_EQ(plan.reads[3].begin, kPlannedSlot);
+}
+
+// Every wanted byte is loaded once, from its place in the file. Reads are aligned and sorted, except those of ranges
+// that are alone. None is longer than a slot.
 TEST(ReadPlan, BringsEachByteToEachTargetOnce) {
   std::mt19937_64 random(20261122);
   const auto below = [&](uint64_t most) { return random() % most; };
@@ -43,7 +94,7 @@ TEST(ReadPlan, BringsEachByteToEachTargetOnce) {
     uintptr_t next = 1;
     for (uint64_t count = below(40); count > 0; --count) {
       const uint64_t size = below(4) == 0 ? below(5 * kPlannedSlot) : below(300);
-      wanted.push_back({static_cast<uint32_t>(below(3)), below(20 * kPlannedSlot), size, target(next)});
+      wanted.push_back({static_cast<uint32_t>(below(3)), below(20 * kPlannedSlot), size, target(next), below(4) == 0});
       next += size;
     }
     std::vector<std::pair<uint32_t, uint64_t>> expected(next), found(next, {99, 0});
@@ -57,12 +108,13 @@ TEST(ReadPlan, BringsEachByteToEachTargetOnce) {
     uint64_t landed = 0;
     for (size_t at = 0; at < plan.reads.size(); ++at) {
       const PlannedRead& read = plan.reads[at];
-      EXPECT_EQ(read.begin % kPlannedBlock, 0U);
-      EXPECT_EQ(read.end % kPlannedBlock, 0U);
+      const bool alone = plan.wanted[read.first].alone;
+      EXPECT_TRUE(alone || (read.begin % kPlannedBlock == 0 && read.end % kPlannedBlock == 0));
+      EXPECT_TRUE(!alone || read.last == read.first + 1);
       EXPECT_GT(read.end, read.begin);
       EXPECT_LE(read.end - read.begin, kPlannedSlot);
       EXPECT_LE(read.least, read.end - read.begin);
-      if (at > 0) {
+      if (at > 0 && !alone && !plan.wanted[plan.reads[at - 1].first].alone) {
         EXPECT_LE(std::pair(plan.reads[at - 1].file, plan.reads[at - 1].begin), std::pair(read.file, read.begin));
       }
       ASSERT_TRUE(for_each_landing(plan, read, [&](size_t which, const Landing& landing) -> Result<> {

@@ -6,7 +6,8 @@
 ckptfs.patch, and what of ckptfs.deepspeed says so, need neither torch nor libckptfs.
 """
 
-_LAZY = {"load": "loading", "Checkpoint": "loading", "Saver": "saving", "Save": "saving", "configure": "native"}
+_LAZY = {"load": "loading", "Checkpoint": "loading", "Saver": "saving", "Save": "saving", "configure": "native",
+         "Slice": "pieces", "GroupError": "group"}
 
 
 def __getattr__(name):

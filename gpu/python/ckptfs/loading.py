@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import torch
 
-from ckptfs import memory, native
+from ckptfs import group_loading, memory, native, pieces
 
 Path = str | os.PathLike
 Tensors = dict[str, torch.Tensor]
@@ -23,13 +23,14 @@ class Checkpoint:
             print(checkpoint.tensors)                      # {"layers.0.weight": TensorInfo(...), ...}
             checkpoint.load({"layers.0.weight": tensor})   # into memory that is there
 
-    Of a step: "NAME" as the model computes with it, "NAME/fp32", "NAME/exp_avg" and so on. `problems`: what could not be
-    read. Raises OSError, in words.
+    Of a step: "NAME" as the model computes with it, "NAME/fp32", "NAME/exp_avg" and so on; with names="saved" a DCP
+    checkpoint's tensors by the names that they were saved by. `problems`: what could not be read. Raises OSError, in
+    words.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, names: str = ""):
         self._open = contextlib.ExitStack()
-        self.handle = self._open.enter_context(native.checkpoint(path))
+        self.handle = self._open.enter_context(native.checkpoint(path, names))
         self.path = path
         library = native.library()
         self.tensors, self._numbers = {}, {}
@@ -55,55 +56,98 @@ class Checkpoint:
         self._open.close()
 
     def load(self, into: "Tensors", *, stream: "torch.cuda.Stream | None" = None) -> "Report":
-        """Fills the tensors of a dict, by name: contiguous, of the same type and shape. Returns a Report."""
-        for name, tensor in into.items():
-            self._check(name, tensor)
-        return self.load_spans([(name, 0, *memory.span(tensor)) for name, tensor in into.items()],
-                               memory.device_of(into.values()), stream)
+        """Fills the tensors of a dict, by name: of the same type and shape as the checkpoint's. Of a DTensor or a
+        ckptfs.Slice this rank's own part is read, whatever layout saved it. Returns a Report."""
+        holdings = pieces.holdings_of(into)
+        for holding in holdings:
+            self.check(holding)
+        targets = pieces.Targets(holdings)
+        report = self.load_parts(targets, [(index, 0, holding.tensor.numel()) for index, holding in enumerate(holdings)],
+                                 stream)
+        targets.finish()
+        return report
+
+    def load_parts(self, targets, parts, stream=None):
+        """Loads (index of the holding, begin, end in elements), to where `targets` (pieces.Targets) says."""
+        boxes = []
+        for index, begin, end in parts:
+            holding, flat = targets.holdings[index], targets.flat(index)
+            address = flat.data_ptr() + begin * flat.element_size()
+            boxes.append((holding.name, holding.offsets, holding.sizes, begin, end, address))
+        device = memory.device_of([targets.holdings[index].tensor for index, _, _ in parts])
+        return self.load_boxes(boxes, device, stream)
 
     def load_spans(self, spans, device, stream=None):
         """As load(), of (name, offset in it, address, bytes): any part of any tensor, anywhere."""
-        if self.handle is None:
-            raise ValueError(f"{self.path}: the checkpoint is closed")
         targets = (native.Target * len(spans))()
         for target, (name, offset, address, size) in zip(targets, spans, strict=True):
             target.tensor, target.offset, target.bytes, target.memory = self._numbers[name], offset, size, address
+        return self._load("ckptfs_load", targets, device, stream)
+
+    def load_boxes(self, boxes, device, stream=None):
+        """As load(), of (name, offsets, sizes, begin, end, address): elements [begin, end) of any box of any tensor, in
+        row-major order."""
+        targets = (native.BoxTarget * len(boxes))()
+        for target, (name, offsets, sizes, begin, end, address) in zip(targets, boxes, strict=True):
+            numbers = ctypes.c_uint64 * len(sizes)
+            target.tensor, target.begin, target.end, target.memory = self._numbers[name], begin, end, address
+            target.offsets, target.sizes = numbers(*offsets), numbers(*sizes)
+        return self._load("ckptfs_load_boxes", targets, device, stream)
+
+    def _load(self, function, targets, device, stream):
+        if self.handle is None:
+            raise ValueError(f"{self.path}: the checkpoint is closed")
         report = native.LoadReport()
-        native.call("ckptfs_load", self.handle, native.ring(device), targets, len(spans),
-                    memory.stream_of(device, stream), ctypes.byref(report))
+        native.call(function, self.handle, native.ring(device), targets, len(targets), memory.stream_of(device, stream),
+                    ctypes.byref(report))
         return Report(*(getattr(report, name) for name in Report._fields))
 
-    def _check(self, name, tensor):
-        if name not in self.tensors:
-            raise KeyError(f"{self.path} has no {name}" + "".join(f"; {problem}" for problem in self.problems[:3]))
-        info = self.tensors[name]
-        if tensor.dtype != info.dtype or tuple(tensor.shape) != info.shape:
-            raise ValueError(f"{name} is {info.dtype} {info.shape} in {self.path}, and not {tensor.dtype} "
-                             f"{tuple(tensor.shape)}")
-        if not tensor.is_contiguous():
-            raise ValueError(f"{name}: what it is loaded into is not contiguous")
+    def make_tensors(self, names, device):
+        """Tensors for these, or all, with any content."""
+        wanted = self.tensors if names is None else {name: self.tensors.get(name) for name in names}
+        missing = [name for name, info in wanted.items() if info is None]
+        if missing:
+            raise KeyError(f"{self.path} has no {missing[0]}")
+        return {name: torch.empty(info.shape, dtype=info.dtype, device=device) for name, info in wanted.items()}
+
+    def check(self, holding):
+        """KeyError, ValueError: the checkpoint has not what is to be loaded."""
+        if holding.name not in self.tensors:
+            raise KeyError(f"{self.path} has no {holding.name}" + "".join(f"; {problem}" for problem in self.problems[:3]))
+        info = self.tensors[holding.name]
+        if holding.dtype != info.dtype or holding.shape != info.shape:
+            raise ValueError(f"{holding.name} is {info.dtype} {info.shape} in {self.path}, and not {holding.dtype} "
+                             f"{holding.shape}")
 
 
 def load(path: Path, into: "Tensors | torch.nn.Module | None" = None, *, device: "str | torch.device" = "cpu",
-         names: "Iterable[str] | None" = None, stream: "torch.cuda.Stream | None" = None) -> "Tensors":
+         names: "Iterable[str] | None" = None, stream: "torch.cuda.Stream | None" = None,
+         group: "object | None" = None, mode: str = "auto") -> "Tensors":
     """The tensors of a checkpoint, as a dict by name.
 
         tensors = ckptfs.load("/ckpt/steps/step_100", device="cuda")
         ckptfs.load("model.safetensors", into=model)             # a module's parameters and buffers, in place
         ckptfs.load("/ckpt/steps/global_step100", names=["layers.0.weight/exp_avg"])
+        ckptfs.load("/ckpt/steps/step_100", into=state, group=True)     # by all ranks of torch.distributed
 
-    `into`: a dict of tensors, or a module; without it tensors are made on `device`. All is there when it returns.
+    `into`: a dict of tensors, or a module; without it tensors are made on `device`. DTensors and ckptfs.Slice get this
+    rank's part. All is there when it returns.
+
+    `group`: a process group of torch.distributed, True for the default one; all its ranks call load() for the same
+    checkpoint. `mode`: what several ranks want is read once and passed on ("broadcast"), or read by each of them
+    ("each"); "auto" measures which is quicker.
     """
-    with Checkpoint(path) as checkpoint:
+    def targets(checkpoint):
         if into is None:
-            wanted = checkpoint.tensors if names is None else {name: checkpoint.tensors.get(name) for name in names}
-            missing = [name for name, info in wanted.items() if info is None]
-            if missing:
-                raise KeyError(f"{path} has no {missing[0]}")
-            into = {name: torch.empty(info.shape, dtype=info.dtype, device=device) for name, info in wanted.items()}
-        elif isinstance(into, torch.nn.Module):
-            into = {name: tensor.data for name, tensor in into.state_dict(keep_vars=True).items()}
-        if names is not None:
-            into = {name: into[name] for name in names}
-        checkpoint.load(into, stream=stream)
-        return into
+            return checkpoint.make_tensors(names, device)
+        known = into
+        if isinstance(into, torch.nn.Module):
+            known = {name: tensor.data for name, tensor in into.state_dict(keep_vars=True).items()}
+        return known if names is None else {name: known[name] for name in names}
+
+    if group is not None:
+        return group_loading.load(lambda: Checkpoint(path), targets, None if group is True else group, mode, stream)
+    with Checkpoint(path) as checkpoint:
+        filled = targets(checkpoint)
+        checkpoint.load(filled, stream=stream)
+        return filled

@@ -10,10 +10,10 @@ import logging
 import os
 import pathlib
 import threading
-from ctypes import POINTER, Structure, byref, c_char_p, c_int, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_int, c_uint32, c_uint64, c_void_p
 
 _log = logging.getLogger("ckptfs")
-_ABI = 1
+_ABI = 2
 
 
 class Tensor(Structure):
@@ -25,17 +25,34 @@ class Target(Structure):
     _fields_ = [("tensor", c_uint64), ("offset", c_uint64), ("bytes", c_uint64), ("memory", c_void_p)]
 
 
+class BoxTarget(Structure):
+    """Elements [begin, end) of a box of a tensor; `memory` is contiguous."""
+    _fields_ = [("tensor", c_uint64), ("offsets", POINTER(c_uint64)), ("sizes", POINTER(c_uint64)), ("begin", c_uint64),
+                ("end", c_uint64), ("memory", c_void_p)]
+
+
 class LoadReport(Structure):
     _fields_ = [(name, c_uint64) for name in ("bytes", "read", "direct", "straight", "through_mount")]
 
 
 class SavedTensor(Structure):
     _fields_ = [("name", c_char_p), ("dtype", c_char_p), ("shape", POINTER(c_uint64)), ("dimensions", c_uint32),
-                ("memory", c_void_p), ("bytes", c_uint64)]
+                ("memory", c_void_p), ("bytes", c_uint64),
+                ("of", c_char_p), ("whole", POINTER(c_uint64)), ("offsets", POINTER(c_uint64))]  # NULL: it is whole
 
 
 class Part(Structure):
     _fields_ = [("memory", c_void_p), ("bytes", c_uint64), ("offset", c_uint64)]
+
+
+class Holding(Structure):  # the numbers' addresses
+    _fields_ = [("name", c_char_p), ("dtype", c_char_p), ("shape", c_void_p), ("offsets", c_void_p), ("sizes", c_void_p),
+                ("dimensions", c_uint32)]
+
+
+class Planned(Structure):
+    _fields_ = [("holding", c_uint64), ("begin", c_uint64), ("end", c_uint64), ("message", c_uint64),
+                ("holders", c_uint32), ("owner", c_uint32)]
 
 
 _LOG_FUNCTION = ctypes.CFUNCTYPE(None, c_int, c_char_p)
@@ -43,15 +60,25 @@ _FUNCTIONS = {  # all that return an errno
     "ckptfs_staging_open": (c_char_p, c_uint64, c_uint64, c_uint32, POINTER(c_void_p)),
     "ckptfs_memory_allocate": (c_void_p, c_uint64, POINTER(c_void_p)),
     "ckptfs_memory_free": (c_void_p, c_void_p),
-    "ckptfs_checkpoint_open": (c_char_p, POINTER(c_void_p)),
+    "ckptfs_checkpoint_open": (c_char_p, c_char_p, POINTER(c_void_p)),
     "ckptfs_checkpoint_tensor": (c_void_p, c_uint64, POINTER(Tensor)),
     "ckptfs_load": (c_void_p, c_void_p, POINTER(Target), c_uint64, c_void_p, POINTER(LoadReport)),
+    "ckptfs_load_boxes": (c_void_p, c_void_p, POINTER(BoxTarget), c_uint64, c_void_p, POINTER(LoadReport)),
     "ckptfs_save_begin": (c_void_p, c_char_p, c_char_p, c_char_p, c_uint32, c_uint32, POINTER(c_void_p)),
     "ckptfs_save_tensors": (c_void_p, c_char_p, POINTER(SavedTensor), c_uint64, c_void_p),
     "ckptfs_save_file": (c_void_p, c_char_p, c_uint64, POINTER(Part), c_uint64, c_void_p),
+    "ckptfs_save_note": (c_void_p, c_char_p, c_double),
     "ckptfs_save_wait_copied": (c_void_p,),
     "ckptfs_save_wait_durable": (c_void_p,),
     "ckptfs_save_commit": (c_void_p, c_int, POINTER(c_int)),
+    "ckptfs_describe": (POINTER(Holding), c_uint64, POINTER(c_void_p), POINTER(c_uint64)),
+    "ckptfs_digest": (c_char_p, c_uint64, c_void_p),
+    "ckptfs_plan_make": (POINTER(c_char_p), POINTER(c_uint64), POINTER(c_uint32), c_uint32, c_int, POINTER(c_void_p)),
+    "ckptfs_plan_owned": (c_void_p, c_uint32, POINTER(POINTER(Planned)), POINTER(c_uint64)),
+    "ckptfs_plan_held": (c_void_p, c_uint32, POINTER(POINTER(Planned)), POINTER(c_uint64)),
+    "ckptfs_plan_holders": (c_void_p, c_uint32, POINTER(POINTER(c_uint32)), POINTER(c_uint64)),
+    "ckptfs_boxes_of_range": (POINTER(c_uint64), POINTER(c_uint64), c_uint32, c_uint64, c_uint64, POINTER(c_uint64),
+                              POINTER(c_uint64)),
 }
 _OTHERS = {
     "ckptfs_abi": (c_uint32,),
@@ -65,6 +92,9 @@ _OTHERS = {
     "ckptfs_checkpoint_problem": (c_char_p, c_void_p, c_uint64),
     "ckptfs_save_close": (None, c_void_p),
     "ckptfs_save_folder": (c_char_p, c_void_p),
+    "ckptfs_bytes_free": (None, c_void_p),
+    "ckptfs_plan_close": (None, c_void_p),
+    "ckptfs_plan_loads": (POINTER(c_uint64), c_void_p),
 }
 
 
@@ -145,23 +175,41 @@ def configure(*, ring=256 << 20, slot=8 << 20, lanes=0):
 
 def ring(device):
     """The staging handle of a device ("cuda:0", "twin"), made at its first use and kept for the life of the process."""
-    known = library()
+    library()
     with _lock:
         if device not in _rings:
-            handle = c_void_p()
-            number = known.ckptfs_staging_open(device.encode(), _settings["ring"], _settings["slot"], _settings["lanes"],
-                                               byref(handle))
-            if number:
-                raise OSError(number, known.ckptfs_last_error().decode(errors="replace"))
-            _rings[device] = handle
+            _rings[device] = _open_ring(device, _settings["ring"])
         return _rings[device]
 
 
-@contextlib.contextmanager
-def checkpoint(path):
-    """The handle of an open checkpoint."""
+def _open_ring(device, size):
     handle = c_void_p()
-    call("ckptfs_checkpoint_open", os.fsencode(path), byref(handle))
+    known = _library
+    number = known.ckptfs_staging_open(device.encode(), size, _settings["slot"], _settings["lanes"], byref(handle))
+    if number:
+        raise OSError(number, known.ckptfs_last_error().decode(errors="replace"))
+    return handle
+
+
+class OwnRing:
+    """A ring that has room for at least so many bytes; closed with its last user."""
+
+    def __init__(self, device, size):
+        library()
+        slot = _settings["slot"] or 8 << 20
+        self.device, self.size, self._owner = device, -(-size // slot) * slot, os.getpid()
+        self.handle = _open_ring(device, max(self.size, 2 * slot))
+
+    def __del__(self):
+        if getattr(self, "handle", None) and os.getpid() == self._owner:
+            library().ckptfs_staging_close(self.handle)
+
+
+@contextlib.contextmanager
+def checkpoint(path, names=""):
+    """The handle of an open checkpoint. `names`: "" for those of the views, "saved" for those of a DCP checkpoint."""
+    handle = c_void_p()
+    call("ckptfs_checkpoint_open", os.fsencode(path), names.encode(), byref(handle))
     try:
         yield handle
     finally:

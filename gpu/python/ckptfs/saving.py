@@ -1,16 +1,28 @@
 """Steps of tensors, saved while the training goes on."""
 
+import collections
+import contextlib
 import ctypes
+import functools
 import logging
 import os
 import threading
+import time
 import uuid
 
 import torch
 
-from ckptfs import memory, native
+from ckptfs import memory, native, pieces
+from ckptfs.agreement import Agreement
+from ckptfs.group import LONG_SLEEP, Group, GroupError
 
 _log = logging.getLogger("ckptfs")
+
+
+# Seconds until a rank gives up the others, which are there and do not become durable.
+_PATIENCE = 1800
+_BESIDE_COPIES = 32 << 20  # bytes: of the header, and of slots that are not full
+_REMEMBERED = 16  # saves of which the ranks may still ask each other
 
 
 def _distributed():
@@ -47,13 +59,14 @@ class Save:
     lies in partial-ATTEMPT-TAG, is listed by `ckptfs ls`, and is rotation's (keep_partial). From one thread at a time.
     """
 
-    def __init__(self, series, tag, attempt, rank, world_size, *, device="twin", seal=True):
+    def __init__(self, series, tag, attempt, rank, world_size, *, device="twin", seal=True, ring=None):
         self.tag, self.attempt, self.seal, self.device = tag, attempt, seal, device
         self.committed = False
         self._handle, self._owner = ctypes.c_void_p(), os.getpid()
-        self._held = []  # tensors that are being copied
+        self._held, self._ring = [], ring  # tensors that are being copied, and where to; None: the process's ring
         self._thread, self._failure, self._finished = None, None, False
-        native.call("ckptfs_save_begin", native.ring(device), os.fsencode(series), tag.encode(), attempt.encode(), rank,
+        handle = native.ring(device) if ring is None else ring.handle
+        native.call("ckptfs_save_begin", handle, os.fsencode(series), tag.encode(), attempt.encode(), rank,
                     world_size, ctypes.byref(self._handle))
         self.folder = os.fsdecode(native.library().ckptfs_save_folder(self._handle))
 
@@ -84,8 +97,9 @@ class Save:
             raise ValueError(f"the save of {self.tag} is closed")
         native.call(name, self._handle, *arguments)
 
-    def add_tensors(self, name, tensors, stream=None):
-        """Begins to save a dict of tensors as the safetensors file `name`."""
+    def add_tensors(self, name, tensors, stream=None, places=None):
+        """Begins to save a dict of tensors as the safetensors file `name`. `places`: (name, shape, offsets) of the whole
+        tensor, by the keys of those that are pieces of one."""
         self._check_device(tensors.values())
         with memory.on(self.device, stream):
             held = {key: tensor.detach().resolve_conj().resolve_neg().contiguous() for key, tensor in tensors.items()}
@@ -95,6 +109,10 @@ class Save:
             one.name, one.dtype = key.encode(errors="surrogateescape"), memory.name_of(tensor.dtype).encode()
             one.shape, one.dimensions = shape, tensor.dim()
             one.memory, one.bytes = memory.span(tensor)
+            if places and key in places:
+                of, whole, offsets = places[key]
+                one.of = of.encode(errors="surrogateescape")
+                one.whole, one.offsets = (ctypes.c_uint64 * len(whole))(*whole), (ctypes.c_uint64 * len(whole))(*offsets)
         self._held.append(held)
         self._call("ckptfs_save_tensors", name.encode(), saved, len(held), memory.stream_of(self.device, stream))
 
@@ -116,6 +134,10 @@ class Save:
         """Begins to save a small file."""
         buffer = ctypes.create_string_buffer(content, len(content))
         self.add_file(name, len(content), [(ctypes.addressof(buffer), len(content), 0)], keep=buffer)
+
+    def note(self, stage, seconds):
+        """Adds to a stage of the step's timing (`ckptfs show STEP --timing`), before wait_durable()."""
+        self._call("ckptfs_save_note", stage.encode(), seconds)
 
     def wait_copied(self) -> None:
         if self._thread is None:  # else it has waited
@@ -171,6 +193,86 @@ class Save:
         return self.committed
 
 
+def _durable(attempt):
+    """The key by which the ranks of a group count who is durable; and those of what they tell each other."""
+    return f"{attempt}/durable"
+
+
+def _failed(attempt):
+    return f"{attempt}/failed"
+
+
+def _committed(attempt):
+    return f"{attempt}/committed"
+
+
+class _GroupSave(Save):
+    """A Save that all ranks of a group make together: commit() returns when the step is there, and never before.
+
+    commit() and wait() raise GroupError, on every rank, if a rank failed, ended, or closed its save too early.
+    """
+
+    def __init__(self, group, *arguments, **named):
+        self._group, self._told = group, False
+        super().__init__(*arguments, **named)
+
+    def close(self):
+        if not self.committed and getattr(self, "_handle", None) and os.getpid() == getattr(self, "_owner", None):
+            self._join()
+            self._fail("its save was closed before it was committed")
+        super().close()
+
+    def wait_durable(self):
+        try:
+            super().wait_durable()
+        except Exception as problem:
+            self._fail(problem)
+            raise
+
+    def commit(self):
+        if self.committed:
+            return True
+        if self._told:
+            raise GroupError(f"the step {self.tag} was not saved: this rank has given it up")
+        try:
+            last = self._group.count(_durable(self.attempt)) == self._group.size
+            self._check_others()
+            if not (last and super().commit()):
+                self._wait_for_others()
+        except Exception as problem:
+            self._fail(problem)
+            raise
+        self._group.tell(_committed(self.attempt), "1")
+        self.committed = True
+        return True
+
+    def _check_others(self):
+        failed = self._group.told(_failed(self.attempt))
+        if failed:
+            raise GroupError(f"the step {self.tag} was not saved: {failed}")
+
+    def _wait_for_others(self):
+        def is_decided():
+            self._check_others()
+            return self._group.told(_committed(self.attempt))
+
+        try:
+            self._group.wait_until(is_decided, time.monotonic() + _PATIENCE, LONG_SLEEP)
+        except GroupError:
+            if super().commit():  # the rank that committed could not tell
+                return
+            raise
+
+    def _fail(self, problem):
+        """Tells the other ranks, once, that this one will not become durable."""
+        if self.committed or self._told:
+            return
+        self._told = True
+        with contextlib.suppress(GroupError):  # then they see it by themselves
+            if not self._group.told(_failed(self.attempt)):  # the first failure is the cause
+                self._group.tell(_failed(self.attempt), f"rank {self._group.rank}: {problem}")
+
+
 class Saver:
     """Saves dicts of tensors as steps of a series (a folder, on a ckptfs mount or not).
 
@@ -180,23 +282,88 @@ class Saver:
         save.wait()             # whenever: on the disk, and there
 
     Of several ranks each saves its own tensors (rank00.safetensors, ...), and all of them call save() for the same tag.
+
+    With `group`, a process group of torch.distributed or True for the default one, the tensors of all ranks are one
+    state: what several ranks hold is written once, shards of DTensors and slices become pieces of whole tensors, and the
+    step can be loaded by any number of ranks. All ranks of the group make the Saver, and call save() for the same tags.
+
+    `copies`: the Saver keeps memory for all that this rank writes. wait_copied() then never waits for the disk.
     """
 
-    def __init__(self, series: "str | os.PathLike", *, rank: "int | None" = None, world_size: "int | None" = None,
-                 seal: bool = True):
+    def __init__(self, series: "str | os.PathLike", *, group: "object | None" = None, rank: "int | None" = None,
+                 world_size: "int | None" = None, seal: bool = True, copies: bool = False):
         self.series, self.seal = os.fspath(series), seal
-        self.rank, self.world_size = _world(rank, world_size)
+        self._copies, self._ring = copies, None
+        self._group = None if group is None else Group(None if group is True else group)
+        if self._group is None:
+            self.rank, self.world_size = _world(rank, world_size)
+            return
+        if rank is not None or world_size is not None:
+            raise ValueError("the group tells rank and world_size")
+        self.rank, self.world_size = self._group.rank, self._group.size
+        self._agreement, self._attempts = Agreement(self._group, whole=True), collections.deque()
+
+    def close(self) -> None:
+        """Ends a group's Saver: the other ranks no longer wait for this one."""
+        if self._group is not None:
+            self._group.close()
 
     def save(self, tag: str, tensors: "dict[str, torch.Tensor]", *, attempt: "str | None" = None,
              stream: "torch.cuda.Stream | None" = None) -> "Save":
         """Begins it, and returns a Save. `attempt`: where no torch.distributed finds one that all ranks know."""
+        if self._group is not None:
+            return self._save_together(str(tag), tensors, stream)
         if attempt is None:
             attempt = new_attempt(self.world_size)
-        save = Save(self.series, str(tag), attempt, self.rank, self.world_size,
-                    device=memory.device_of(tensors.values()), seal=self.seal)
+        save = self._begin(Save, str(tag), attempt, tensors)
+        return self._begun(save, tensors, stream)
+
+    def _save_together(self, tag, state, stream):
+        holdings = []
+
+        def describe():
+            holdings.extend(pieces.holdings_of(state))
+            return holdings
+
+        agreed = self._agreement.agree(tag, describe)
+        self._forget_old(agreed.attempt)
         try:
-            save.add_tensors(f"rank{self.rank:02d}.safetensors", tensors, stream)
+            return self._save_planned(tag, holdings, agreed, stream)
+        except Exception as problem:
+            with contextlib.suppress(GroupError):
+                self._group.tell(_failed(agreed.attempt), f"rank {self.rank}: {problem}")
+            raise
+
+    def _save_planned(self, tag, holdings, agreed, stream):
+        tensors, places = pieces.to_write(holdings, agreed.plan.owned)
+        save = self._begin(functools.partial(_GroupSave, self._group), tag, agreed.attempt, tensors)
+        for stage, seconds in agreed.seconds.items():
+            save.note(stage, seconds)
+        return self._begun(save, tensors, stream, places)
+
+    def _begin(self, make, tag, attempt, tensors):
+        device = memory.device_of(tensors.values())
+        return make(self.series, tag, attempt, self.rank, self.world_size, device=device, seal=self.seal,
+                    ring=self._room_for(tensors, device) if self._copies else None)
+
+    def _room_for(self, tensors, device):
+        """A ring that holds a copy of all of them. The one before is closed with the last save that uses it."""
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()) + _BESIDE_COPIES
+        if self._ring is None or self._ring.size < size or self._ring.device != device:
+            self._ring = native.OwnRing(device, size)
+        return self._ring
+
+    def _begun(self, save, tensors, stream, places=None):
+        try:
+            save.add_tensors(f"rank{self.rank:02d}.safetensors", tensors, stream, places)
         except BaseException:
             save.close()
             raise
         return save
+
+    def _forget_old(self, attempt):
+        """Removes what the ranks told each other of saves that all of them have long left behind."""
+        self._attempts.append(attempt)
+        if self.rank == 0 and len(self._attempts) > _REMEMBERED:
+            old = self._attempts.popleft()
+            self._group.forget([key(old) for key in (_durable, _failed, _committed)])

@@ -16,6 +16,7 @@ from ckptfs import memory
 from ckptfs.loading import Checkpoint
 
 ALIGNMENT = 4096  # of storages in a file: as O_DIRECT wants it
+TORCH_ALIGNMENT = 64  # torch's own
 _MOST_PICKLE = 1 << 30  # bytes
 
 
@@ -33,10 +34,10 @@ class Skeleton:
     has to be kept until they are copied: it owns the memory of what is no storage, and keeps the storages.
     """
 
-    def __init__(self, value):
+    def __init__(self, value, alignment=ALIGNMENT):
         self.storages = {}  # by key
         self._file = os.fdopen(os.memfd_create("ckptfs-skeleton"), "w+b")
-        with _aligned(), torch.serialization.skip_data():
+        with _aligned(alignment), torch.serialization.skip_data():
             torch.save(value, self._file, pickle_module=_recording(self.storages))
         self._file.flush()
         self.size = os.fstat(self._file.fileno()).st_size
@@ -54,6 +55,11 @@ class Skeleton:
                 end = offset + storage.nbytes()
         return parts
 
+    def around(self, tensor):
+        """Of a single tensor: what the file has before its elements, and after them."""
+        (offset,) = self._offsets().values()
+        return self._map[:offset], self._map[offset + memory.span(tensor)[1] :]
+
     def _offsets(self):
         found = {}
         with zipfile.ZipFile(self._file) as archive:
@@ -70,13 +76,13 @@ class Skeleton:
         return found
 
 
-def _aligned():
+def _aligned(alignment):
     try:
         from torch.utils.serialization import config
     except ImportError:
         return contextlib.nullcontext()
     known = hasattr(getattr(config, "save", None), "storage_alignment")
-    return config.patch("save.storage_alignment", ALIGNMENT) if known else contextlib.nullcontext()
+    return config.patch("save.storage_alignment", alignment) if known else contextlib.nullcontext()
 
 
 def check_torch():

@@ -77,6 +77,23 @@ TEST(Dcp, PutsChunksTogether) {
   }
 }
 
+TEST(Dcp, TensorsUnderTheNamesThatTheyWereSavedBy) {
+  StepInMemory step;
+  SavedByTwo().put(step, "");
+  const TensorMap map = read_dcp(step, {.boxes = true, .saved_names = true});
+  EXPECT_TRUE(map.problems.empty()) << map.problems.front().reason;
+  std::vector<std::string> names;
+  for (const Parameter& parameter : map.parameters) {
+    names.push_back(parameter.name);
+    EXPECT_THAT(parameter.states, testing::ElementsAre(testing::Key(kParam)));
+  }
+  EXPECT_THAT(names, testing::UnorderedElementsAre("model.rows", "model.columns", "optim.state.rows.exp_avg", "dice"));
+  const Tensor& columns = find(map, "model.columns").states.at(kParam);
+  EXPECT_TRUE(columns.pieces.empty());
+  ASSERT_EQ(columns.boxes.size(), 2U);
+  EXPECT_EQ(columns.boxes[0].box.sizes, (Shape{4, 3}));
+}
+
 // accelerate writes a folder for each model.
 TEST(Dcp, SeveralModelsAreKeptApart) {
   StepInMemory step;

@@ -27,6 +27,34 @@ TEST(Manifest, ComesBack) {
   EXPECT_EQ(back.value().files[0].size, 5U);
 }
 
+TEST(Manifest, TimingComesBack) {
+  RankManifest manifest = manifest_of(0, 1);
+  manifest.timing = {1700000000.25, 1700000002.5, "node3", {{"copy", 0.5}, {"sync", 1}}};
+  const auto back = parse_manifest(manifest_text(manifest));
+  ASSERT_TRUE(back) << back.error().message();
+  ASSERT_TRUE(back.value().timing);
+  EXPECT_EQ(back.value().timing->begun, 1700000000.25);
+  EXPECT_EQ(back.value().timing->durable, 1700000002.5);
+  EXPECT_EQ(back.value().timing->host, "node3");
+  EXPECT_EQ(back.value().timing->stages, manifest.timing->stages);
+  EXPECT_EQ(back.value().files.size(), 1U);
+  EXPECT_FALSE(parse_manifest(manifest_text(manifest_of(0, 1))).value().timing);
+}
+
+TEST(Manifest, TimingOfAnotherKindIsLeftOut) {
+  std::string many;
+  for (int stage = 0; stage < 100; ++stage) many += ",\"s" + std::to_string(stage) + "\":1";
+  const auto back = parse_manifest(
+      R"({"format": 1, "attempt": "a", "rank": 0, "world_size": 1, "timing": {"begun": -1, "durable": "soon",)"
+      R"( "host": 5, "stages": {"copy": -2, "Not A Stage": 1, "deep": {"copy": 3})" +
+      many + R"(}, "copy": 4}, "files": []})");
+  ASSERT_TRUE(back) << back.error().message();
+  ASSERT_TRUE(back.value().timing);
+  EXPECT_EQ(back.value().timing->begun, 0);
+  EXPECT_EQ(back.value().timing->stages.size(), kMostStages);
+  EXPECT_FALSE(back.value().timing->stages.contains("copy"));
+}
+
 TEST(Manifest, NamesTellTheRank) {
   EXPECT_EQ(manifest_name(7), "ckptfs.rank07.json");
   EXPECT_EQ(rank_of_manifest("ckptfs.rank123.json"), 123U);

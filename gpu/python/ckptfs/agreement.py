@@ -1,0 +1,103 @@
+"""How the ranks of a group agree on what they save or load, by one small collective.
+
+Each rank contributes _MESSAGE: a digest of what it holds, of its plan cache, of the step's name, and a number that never
+comes again. If all digests together are known, the plan is known: no rank's change goes unseen, because each rank's
+digest is in the key. Else the ranks exchange what they hold, and each makes the plan by itself, the same one.
+"""
+
+import collections
+import hashlib
+import os
+import struct
+import time
+import zlib
+
+from ckptfs import memory, plans
+from ckptfs.group import GroupError
+
+_MESSAGE = struct.Struct("<32s8s8s16s?")
+_Message = collections.namedtuple("_Message", "digest history name nonce takes_part")
+
+Agreed = collections.namedtuple("Agreed", "plan attempt seconds")  # seconds: {stage: seconds}
+
+
+def _short(content):
+    return hashlib.blake2b(content, digest_size=8).digest()
+
+
+class Agreement:
+    """Plans of one group, of which the last used are kept. `whole`: what nobody holds is an error, as of a save."""
+
+    def __init__(self, group, *, whole, cached=8):
+        self._group, self._whole, self._cached = group, whole, cached
+        self._begin_anew(b"")
+
+    def _begin_anew(self, history):
+        """`history` is a digest of all that the cache has been asked for, the same on all ranks whose caches are alike."""
+        self._cache, self._history = plans.PlanCache(self._cached), history
+
+    def agree(self, name, describe):
+        """What each rank does for this step, by its name; describe() returns this rank's holdings. All ranks call it.
+
+        A rank whose describe() raises gets its exception, the others a GroupError with its words.
+        """
+        begun = time.monotonic()
+        description, failure = b"", None
+        try:
+            description = plans.describe((holding.name, memory.name_of(holding.dtype), holding.shape, holding.offsets,
+                                          holding.sizes) for holding in describe())
+        except Exception as problem:  # noqa: BLE001 - the others wait for this rank's word
+            failure = problem
+            self._group.tell(f"failure/{self._group.rank}", f"{type(problem).__name__}: {problem}")
+        described = time.monotonic()
+        messages = self._exchange_messages(name, description, failure)
+        agreed = time.monotonic()
+        plan, exchanged = self._plan(messages, description)
+        attempt = _short(b"".join(message.nonce for message in messages)).hex()
+        seconds = {"plan": described - begun + time.monotonic() - agreed - exchanged,
+                   "collective": agreed - described + exchanged}
+        return Agreed(plan, attempt, seconds)
+
+    def _plan(self, messages, description):
+        """The plan, and the seconds that the exchange for it took."""
+        digests = [message.digest for message in messages]
+        histories = [message.history for message in messages]
+        if len(set(histories)) > 1:  # a rank failed where others did not
+            self._begin_anew(_short(b"".join(histories)))
+        self._history = _short(self._history + b"".join(digests))
+        where = (self._group.hosts, self._group.rank, self._whole)
+        plan = self._cache.find(digests, *where)
+        if plan is not None:
+            return plan, 0.0
+        begun = time.monotonic()
+        try:
+            descriptions = self._exchange_descriptions(digests, description)
+            exchanged = time.monotonic() - begun
+            return self._cache.make(descriptions, digests, *where), exchanged
+        except BaseException:
+            self._begin_anew(os.urandom(8))  # perhaps the other ranks have a plan now
+            raise
+
+    def _exchange_messages(self, name, description, failure):
+        mine = _MESSAGE.pack(plans.digest(description), self._history.ljust(8, b"\0"), _short(name.encode()),
+                             os.urandom(16), failure is None)
+        messages = [_Message(*_MESSAGE.unpack(message)) for message in self._group.gather(mine)]
+        failed = [rank for rank, message in enumerate(messages) if not message.takes_part]
+        if failure is not None:
+            raise failure
+        if failed:
+            why = self._group.told(f"failure/{failed[0]}") or "it did not say why"
+            raise GroupError(f"rank {failed[0]} cannot take part: {why}")
+        others = [rank for rank, message in enumerate(messages) if message.name != messages[0].name]
+        if others:
+            raise GroupError(f"rank {others[0]} and rank 0 were told different steps; this is rank {self._group.rank}, "
+                             f"and was told {name}")
+        return messages
+
+    def _exchange_descriptions(self, digests, description):
+        """Each different one is sent once, by the first rank that has it."""
+        first = {digest: rank for rank, digest in reversed(list(enumerate(digests)))}
+        sends = first[digests[self._group.rank]] == self._group.rank
+        sent = self._group.exchange(zlib.compress(description, 1) if sends else b"")
+        known = {digest: zlib.decompress(sent[rank]) for digest, rank in first.items()}
+        return [known[digest] for digest in digests]

@@ -1,0 +1,329 @@
+"""The ranks of a torch.distributed process group that save or load together, and how they learn of each other's end.
+
+What is exchanged goes through the process group's own collectives. What a rank has to tell while others wait (that it
+is durable, that it failed) goes through torch's store, which needs no answer of the others. A rank that died never
+answers, and a collective would wait for it until the process group's timeout, half an hour by default. So each rank
+watches:
+
+- Ranks on its own machine: their processes, by number and start time. Their end is seen within a second.
+- All ranks: each one counts a key of the store up every _BEAT seconds, and watches the key of the rank after it. If
+  that does not move for _DEAD seconds, it writes so into the store, where all look who wait.
+
+Only those who wait look, so a slow rank delays nobody but who needs it, and a dead one is an error for all: GroupError.
+"""
+
+import atexit
+import contextlib
+import datetime
+import logging
+import os
+import pathlib
+import pickle
+import socket
+import threading
+import time
+import uuid
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+_log = logging.getLogger("ckptfs")
+_BEAT, _DEAD = 5, 40  # seconds
+_ASKING = 1  # second between two looks at who is alive
+_GRACE = 2  # seconds in which the last words of a rank that has ended may arrive
+_SLEEP, LONG_SLEEP = 0.002, 0.05  # seconds; the long one between questions to the store
+_LEFT, _GONE = "left", "gone"
+
+
+class GroupError(RuntimeError):
+    """The ranks could not do together what each of them was to do; the text names the rank."""
+
+
+class Group:
+    """See above. All ranks of the process group make it together. `group`: None is the default process group.
+
+    close() ends the watch; a rank that waits for one that has closed gets an error. From one thread at a time, but for
+    tell(), told() and wait_until().
+    """
+
+    def __init__(self, group=None):
+        self._process_group = group
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.alone = self.size == 1
+        self._device = _device_of(group)
+        self._pending = None  # a collective that was given up; its memory must live as long as the process
+        members = self.exchange(pickle.dumps((_Member.here(), uuid.uuid4().hex))) if not self.alone else []
+        members = [pickle.loads(member) for member in members]  # of ranks of this job, by its own process group
+        self.members = [member for member, _ in members] or [_Member.here()]
+        machines = sorted({member.machine for member in self.members})
+        self.hosts = [machines.index(member.machine) for member in self.members]
+        self._watch = None if self.alone else _Watch(members[0][1], self.rank, self.members)
+
+    def close(self):
+        if self._watch is not None:
+            self._watch.close()
+
+    # --- collectives: all ranks call them in the same order
+
+    def gather(self, content):
+        """The contents of all ranks, which have the same length."""
+        if self.alone:
+            return [content]
+        mine = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(self._device)
+        all_ = torch.empty(self.size * len(content), dtype=torch.uint8, device=self._device)
+        self._finish(dist.all_gather_into_tensor(all_, mine, group=self._process_group, async_op=True), (mine, all_))
+        whole = all_.cpu().numpy().tobytes()
+        return [whole[at:at + len(content)] for at in range(0, len(whole), len(content))]
+
+    def exchange(self, content):
+        """The contents of all ranks, of any length."""
+        lengths = [int.from_bytes(length, "little") for length in self.gather(len(content).to_bytes(8, "little"))]
+        longest = max(*lengths, 1)
+        return [padded[:length] for padded, length in
+                zip(self.gather(content.ljust(longest, b"\0")), lengths, strict=True)]
+
+    @contextlib.contextmanager
+    def transfer(self):
+        """A Transfer, to send and receive tensors within; at the end all of it is done."""
+        transfer = Transfer(self._process_group, at_once=self._device.type == "cpu")
+        yield transfer
+        works = transfer.begun()
+        if works:  # gloo's do not tell whether they are done: a thread waits for them
+            self._finish(_Waiting(works), transfer)
+
+    def _finish(self, work, memory):
+        """Waits for a collective as long as all ranks are there."""
+        try:
+            self.wait_until(work.is_completed)
+        except GroupError:
+            self._pending = (work, memory)
+            raise
+        try:
+            work.wait()
+        except RuntimeError as problem:  # the connection to a rank broke
+            raise GroupError(self.gone() or f"the ranks lost each other: {problem}") from problem
+
+    # --- words between ranks, which do not wait for each other
+
+    def tell(self, key, text):
+        """Whoever asks told() gets the text, also later. Does nothing if it cannot be told any more."""
+        if self._watch is not None:
+            self._watch.tell(key, text)
+
+    def told(self, key):
+        """The text, or None."""
+        return None if self._watch is None else self._watch.told(key)
+
+    def count(self, key):
+        """How many ranks have called it for this key by now, this one included."""
+        return 1 if self._watch is None else self._watch.count(key)
+
+    def forget(self, keys):
+        if self._watch is not None:
+            self._watch.forget(keys)
+
+    def gone(self):
+        """None, or which rank has ended or failed, in words."""
+        return None if self._watch is None else self._watch.gone()
+
+    def fail(self, problem):
+        """All ranks that wait for each other in this group get a GroupError, now and later."""
+        with contextlib.suppress(GroupError):  # then they see by themselves that this one is gone
+            self.tell(_GONE, f"rank {self.rank}: {problem}")
+
+    def wait_until(self, is_so, deadline=None, longest=_SLEEP):
+        """Returns when is_so() is true. GroupError: a rank has ended, or time.monotonic() is past the deadline. `longest`:
+        seconds between two calls of is_so()."""
+        pause, asked, gone, since = 5e-5, time.monotonic(), None, 0.0
+        while not is_so():
+            now = time.monotonic()
+            if gone and now - since > _GRACE:
+                raise GroupError(gone)
+            if deadline is not None and now > deadline:
+                raise GroupError("the other ranks took too long")
+            if not gone and now - asked >= _ASKING:
+                gone, asked, since = self.gone(), now, now
+            time.sleep(pause)
+            pause = min(2 * pause, longest)
+
+
+class Transfer:
+    """Tensors on their way between ranks. What goes between two ranks is sent and received in the same order."""
+
+    def __init__(self, process_group, at_once):
+        self._process_group, self._at_once = process_group, at_once
+        self._waiting, self._works, self._kept = [], [], []
+
+    def send(self, rank, tensor):
+        self._add(dist.isend, rank, tensor)
+
+    def receive(self, rank, tensor):
+        self._add(dist.irecv, rank, tensor)
+
+    def _add(self, function, rank, tensor):
+        self._kept.append(tensor)
+        if self._at_once:
+            self._works.append(function(tensor, group=self._process_group, **{_PEER[function]: rank}))
+        else:  # NCCL wants all that two ranks exchange in one call
+            self._waiting.append(dist.P2POp(function, tensor, group=self._process_group, group_peer=rank))
+
+    def begun(self):
+        """The works of all that was added."""
+        waiting, self._waiting = self._waiting, []
+        return [*self._works, *(dist.batch_isend_irecv(waiting) if waiting else ())]
+
+
+_PEER = {dist.isend: "group_dst", dist.irecv: "group_src"}
+
+
+class _Waiting:
+    """A thread that waits for works of torch.distributed."""
+
+    def __init__(self, works):
+        self._failure = None
+        self._thread = threading.Thread(target=self._run, args=(works,), name="ckptfs transfer", daemon=True)
+        self._thread.start()
+
+    def _run(self, works):
+        try:
+            for work in works:
+                work.wait()
+        except RuntimeError as problem:
+            self._failure = problem
+
+    def is_completed(self):
+        return not self._thread.is_alive()
+
+    def wait(self):
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+
+def _device_of(group):
+    """Where the tensors of small collectives have to be."""
+    backends = dist.get_backend_config(group)
+    if "cpu:" in str(backends) or str(backends) in ("gloo", "mpi"):
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+class _Member:
+    """A rank's process."""
+
+    def __init__(self, machine, host, process, started):
+        self.machine, self.host, self.process, self.started = machine, host, process, started
+
+    @classmethod
+    def here(cls):
+        boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        machine = f"{boot} {os.readlink('/proc/self/ns/pid')}"  # processes have their numbers within a PID namespace
+        return cls(machine, socket.gethostname(), os.getpid(), _start_time(os.getpid()))
+
+    def __str__(self):
+        return f"process {self.process} on {self.host}"
+
+    def has_ended(self):
+        """Of a process on this machine."""
+        return _start_time(self.process) != self.started
+
+
+def _start_time(process):
+    """When the process began, in ticks since the boot; None if it has ended."""
+    try:
+        text = pathlib.Path(f"/proc/{process}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+class _Watch:
+    """The group's keys in torch's store, and the thread that counts up this rank's."""
+
+    def __init__(self, name, rank, members):
+        self._rank, self._members = rank, members
+        self._near = [number for number, member in enumerate(members)
+                      if member.machine == members[rank].machine and number != rank]
+        self._store, self._lock = dist.PrefixStore(f"ckptfs/{name}", _store()), threading.Lock()
+        self._ending, self._owner = threading.Event(), os.getpid()
+        self._thread = threading.Thread(target=self._beat, name="ckptfs group", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    def close(self):
+        atexit.unregister(self.close)
+        if self._ending.is_set() or os.getpid() != self._owner:  # or a child of fork, which has no such thread
+            return
+        self._ending.set()
+        self._thread.join()
+
+    def tell(self, key, text):
+        with self._asking():
+            self._store.set(key, text)
+
+    def told(self, key):
+        with self._asking():
+            return self._store.get(key).decode(errors="replace") if self._store.check([key]) else None
+
+    def count(self, key):
+        with self._asking():
+            return self._store.add(key, 1)
+
+    def forget(self, keys):
+        with self._asking():
+            for key in keys:
+                self._store.delete_key(key)
+
+    @contextlib.contextmanager
+    def _asking(self):
+        with self._lock:
+            try:
+                yield
+            except (RuntimeError, dist.DistError) as problem:
+                raise GroupError(self._ended() or "torch's store, by which the ranks know of each other, does not answer: "
+                                 f"{problem}") from problem
+
+    def gone(self):
+        try:
+            return self._ended() or self.told(_GONE)
+        except GroupError as problem:
+            return str(problem)
+
+    def _ended(self):
+        """A rank on this machine whose process is no more."""
+        for number in self._near:
+            if self._members[number].has_ended():
+                return f"rank {number} ({self._members[number]}) has ended"
+        return None
+
+    def _beat(self):
+        beats, seen, since = 0, None, time.monotonic()
+        next_ = (self._rank + 1) % len(self._members)
+        try:
+            while not self._ending.is_set():
+                beats += 1
+                self.tell(f"beat/{self._rank}", str(beats))
+                of_next = self.told(f"beat/{next_}")
+                if of_next != seen:
+                    seen, since = of_next, time.monotonic()
+                silent = time.monotonic() - since > _DEAD
+                if silent or of_next == _LEFT:
+                    how = f"has not been heard of for {_DEAD} s" if silent else "has left the group"
+                    self.tell(_GONE, f"rank {next_} ({self._members[next_]}) {how}")
+                self._ending.wait(_BEAT)
+            self.tell(f"beat/{self._rank}", _LEFT)
+        except GroupError as problem:  # whoever waits for other ranks gets the same error
+            _log.debug("rank %d watches no more: %s", self._rank, problem)
+
+
+def _store():
+    """A client of the default process group's store. None of its calls waits for other ranks."""
+    store = distributed_c10d._get_default_store()
+    try:
+        store = store.clone()
+    except (NotImplementedError, RuntimeError):  # of a kind that has no connection
+        return store
+    store.set_timeout(datetime.timedelta(seconds=_DEAD))
+    return store

@@ -1,0 +1,176 @@
+"""Loads by a group: what several ranks need is read once and passed on, or each reads it for itself.
+
+The plan of a load is that of a save of the same tensors: each byte has one *owner* among the ranks that want it. By
+"broadcast" the owner reads it, to where it belongs, and sends it from there to the others, who receive it where it
+belongs: no memory is needed beside the tensors, but for pieces that do not lie contiguously. By "each" every rank reads
+all that it wants. "auto" loads a sample in either way, and the rest in the way that was quicker.
+"""
+
+import collections
+import contextlib
+import itertools
+import logging
+import time
+
+from ckptfs import pieces
+from ckptfs.agreement import Agreement
+from ckptfs.group import Group, GroupError
+
+_log = logging.getLogger("ckptfs")
+MODES = ("auto", "broadcast", "each")
+_READ_AT_ONCE = 64 << 20  # bytes, before they are sent on
+_SAMPLE = 16  # of all shared bytes the 16th is loaded in either way
+_WORTH_SAMPLING = 256 << 20  # bytes that a rank shares
+_measured = {}  # (machines, ranks) -> the quicker mode, as long as this process lives
+
+# A stretch of what a rank wants. `parts`: (index of the holding, begin, end); `holders`: the ranks that want it.
+_Message = collections.namedtuple("_Message", "owner holders parts bytes")
+
+
+def load(open_checkpoint, targets, process_group, mode, stream=None):
+    """Fills, on all ranks of a process group, the tensors that targets(checkpoint) names. Returns these."""
+    if mode not in MODES:
+        raise ValueError(f"mode {mode!r}: it is one of {', '.join(MODES)}")
+    group = Group(process_group)
+    with contextlib.closing(group), contextlib.ExitStack() as stack:
+        one = _Load(group, stream)
+        try:
+            filled = one.load(lambda: stack.enter_context(open_checkpoint()), targets, mode)
+        except GroupError:
+            raise
+        except Exception as problem:
+            group.fail(problem)
+            raise
+    return filled
+
+
+class _Load:
+    """One load by all ranks of a group."""
+
+    def __init__(self, group, stream=None):
+        self._group, self._stream = group, stream
+        self._checkpoint, self._holdings, self._messages, self._reports = None, [], [], []
+
+    def load(self, open_checkpoint, targets, mode):
+        """A rank that cannot take part gets its own exception, the others a GroupError."""
+        begun, filled = time.monotonic(), None
+
+        def describe():
+            nonlocal filled
+            self._checkpoint = open_checkpoint()
+            filled = targets(self._checkpoint)
+            self._holdings = pieces.holdings_of(filled)
+            for holding in self._holdings:
+                self._checkpoint.check(holding)
+            return self._holdings
+
+        agreed = Agreement(self._group, whole=False, cached=1).agree(mode, describe)
+        self._targets = pieces.Targets(self._holdings)
+        self._messages = self._messages_of(agreed.plan)
+        mode = self._load_by(mode)
+        self._targets.finish()
+        self._group.gather(b"\0")  # no rank leaves as long as another one waits
+        seconds = dict(agreed.seconds, load=time.monotonic() - begun - sum(agreed.seconds.values()))
+        _log.info("%s: rank %d has loaded %d bytes, by %s, and read %d: %s", self._checkpoint.path, self._group.rank,
+                  sum(message.bytes for message in self._messages), mode, sum(report.read for report in self._reports),
+                  ", ".join(f"{stage} {number:.2f} s" for stage, number in seconds.items()))
+        return filled
+
+    def _messages_of(self, plan):
+        """All that this rank wants, in the order in which all ranks that want it have it."""
+        sizes = [holding.dtype.itemsize for holding in self._holdings]
+        found = []
+        for (holders, _), parts in itertools.groupby(plan.held, lambda part: (part.holders, part.message)):
+            parts = list(parts)
+            size = sum((part.end - part.begin) * sizes[part.holding] for part in parts)
+            if size:
+                spans = [(part.holding, part.begin, part.end) for part in parts]
+                found.append(_Message(parts[0].owner, tuple(plan.holders[holders]), spans, size))
+        return found
+
+    def _load_by(self, mode):
+        shared = [message for message in self._messages if len(message.holders) > 1]
+        alone = [message for message in self._messages if len(message.holders) == 1]
+        self._read(alone)
+        if mode == "auto":
+            mode = self._choose(shared)
+        elif mode == "each":
+            self._read(shared)
+        else:
+            self._broadcast(shared)
+        return mode
+
+    # --- the two ways
+
+    def _read(self, messages):
+        if messages:
+            parts = [part for message in messages for part in message.parts]
+            self._reports.append(self._checkpoint.load_parts(self._targets, parts, self._stream))
+
+    def _broadcast(self, messages):
+        """A rank sends what it has read while it reads on."""
+        rank = self._group.rank
+        receiving = [(message.owner, message) for message in messages if message.owner != rank]
+        with self._group.transfer() as transfer:
+            arrivals = [self._targets.arrival(message.parts) for _, message in receiving]
+            for (owner, _), arrival in zip(receiving, arrivals, strict=True):
+                transfer.receive(owner, arrival.memory)
+            for batch in _batches([message for message in messages if message.owner == rank]):
+                self._read(batch)
+                for message in batch:
+                    departing = self._targets.departure(message.parts)
+                    for other in message.holders:
+                        if other != rank:
+                            transfer.send(other, departing)
+        for arrival in arrivals:
+            arrival.finish()
+
+    # --- which is quicker
+
+    def _choose(self, shared):
+        """Loads all. Returns the mode in which most was loaded."""
+        key = (len(set(self._group.hosts)), self._group.size)
+        sizes = self._group.gather(sum(message.bytes for message in shared).to_bytes(8, "little"))
+        known = _measured.get(key)
+        if known is None and max(int.from_bytes(size, "little") for size in sizes) >= _WORTH_SAMPLING:
+            first, second, shared = _samples(shared)
+            rates = {"each": self._rate(self._read, first), "broadcast": self._rate(self._broadcast, second)}
+            known = _measured[key] = max(rates, key=rates.get)
+            _log.info("loading by %s: %s", known, ", ".join(f"{mode} {rate / 1e9:.2f} GB/s a rank"
+                                                            for mode, rate in rates.items()))
+        known = known or "each"  # all ranks know the same: they have loaded the same before
+        (self._read if known == "each" else self._broadcast)(shared)
+        return known
+
+    def _rate(self, load, messages):
+        """Bytes per second of the slowest rank."""
+        self._group.gather(b"\0")  # all begin together
+        begun = time.monotonic()
+        load(messages)
+        own = sum(message.bytes for message in messages) / max(time.monotonic() - begun, 1e-6)
+        return min(int.from_bytes(rate, "little") for rate in self._group.gather(int(own).to_bytes(8, "little")))
+
+
+def _samples(messages):
+    """Two samples and the rest. All ranks that share a message put it into the same one."""
+    totals, seen = collections.Counter(), collections.Counter()
+    for message in messages:
+        totals[message.holders] += message.bytes
+    found = ([], [], [])
+    for message in messages:
+        share = seen[message.holders] * _SAMPLE // max(totals[message.holders], 1)
+        seen[message.holders] += message.bytes
+        found[min(share, 2)].append(message)
+    return found
+
+
+def _batches(messages):
+    batch, size = [], 0
+    for message in messages:
+        batch.append(message)
+        size += message.bytes
+        if size >= _READ_AT_ONCE:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

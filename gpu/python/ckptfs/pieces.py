@@ -1,0 +1,225 @@
+"""What a rank holds of the tensors that a group saves or loads: plain tensors, DTensors, and slices.
+
+A state is a dict of tensors by name, or dicts and lists of such, whose keys are joined by dots. Each tensor is made of
+*holdings*: a box of the whole tensor, and the memory that it lies in.
+"""
+
+import collections
+import itertools
+
+import torch
+from torch.distributed.tensor import DTensor, Partial, Shard
+
+from ckptfs import plans
+
+# `tensor`: what of the rank's own memory the box is; not contiguous if the box is a part of a larger one.
+Holding = collections.namedtuple("Holding", "name dtype shape offsets sizes tensor")
+
+
+class Slice:
+    """Elements [begin, end) of a tensor in row-major order, which is how ZeRO and FSDP1 cut.
+
+        ckptfs.Slice("layers.0.weight", (4096, 1024), (begin, end), flat_tensor)
+
+    `tensor` has these elements, contiguous. The name stands for itself: the keys that lead to the slice do not count.
+    """
+
+    def __init__(self, name, global_shape, range, tensor):  # noqa: A002
+        self.name, self.global_shape = name, tuple(int(length) for length in global_shape)
+        self.begin, self.end = (int(index) for index in range)
+        self.tensor = tensor
+        count = torch.Size(self.global_shape).numel()
+        if not 0 <= self.begin <= self.end <= count:
+            raise ValueError(f"{name}: elements {self.begin} to {self.end} of a tensor that has {count}")
+        if tensor.numel() != self.end - self.begin or not tensor.is_contiguous():
+            raise ValueError(f"{name}: the slice has {self.end - self.begin} elements, and what holds them must be "
+                             f"contiguous and have as many, not {tensor.numel()}")
+
+    def holdings(self):
+        flat, at = self.tensor.detach().view(-1), 0
+        for offsets, sizes in _boxes((0,) * len(self.global_shape), self.global_shape, self.begin, self.end):
+            count = torch.Size(sizes).numel()
+            yield Holding(self.name, flat.dtype, self.global_shape, offsets, sizes, flat[at:at + count].view(sizes))
+            at += count
+
+
+def _boxes(offsets, sizes, begin, end):
+    """As plans.boxes_of_range, without a call for the commonest: all of it."""
+    if (begin, end) == (0, torch.Size(sizes).numel()):
+        return [(tuple(offsets), tuple(sizes))]
+    return plans.boxes_of_range(offsets, sizes, begin, end)
+
+
+def flatten(state, name=""):
+    """Yields (name, leaf) of dicts and lists in each other."""
+    if isinstance(state, dict):
+        children = state.items()
+    elif isinstance(state, list | tuple):
+        children = enumerate(state)
+    else:
+        yield name, state
+        return
+    for key, value in children:
+        yield from flatten(value, f"{name}.{key}" if name else str(key))
+
+
+def is_piece(value):
+    """Is this a leaf that has tensor data?"""
+    return isinstance(value, torch.Tensor | Slice) or hasattr(value, "local_shards")
+
+
+def holdings_of(state):
+    """All holdings of a state, by their names. ValueError: two tensors have one name, and are no slices."""
+    found, names = [], set()
+    for name, value in flatten(state):
+        if not is_piece(value):
+            raise TypeError(f"{name}: a {type(value).__name__} is no tensor; the group saves and loads tensors only")
+        if not isinstance(value, Slice):
+            if name in names:
+                raise ValueError(f"{name}: there are two tensors of that name")
+            names.add(name)
+        found.extend(of_one(name, value))
+    return found
+
+
+def of_one(name, value):
+    """The holdings of one tensor on this rank; none if the rank has nothing of it."""
+    if isinstance(value, Slice):
+        return list(value.holdings())
+    if isinstance(value, DTensor):
+        return _of_dtensor(name, value)
+    if hasattr(value, "local_shards"):  # FSDP1's ShardedTensor
+        shape = tuple(value.metadata().size)
+        return [Holding(name, shard.tensor.dtype, shape, tuple(shard.metadata.shard_offsets), tuple(shard.tensor.shape),
+                        shard.tensor.detach()) for shard in value.local_shards()]
+    shape = tuple(value.shape)
+    return [Holding(name, value.dtype, shape, (0,) * len(shape), shape, value.detach())]
+
+
+def _of_dtensor(name, value):
+    coordinate = value.device_mesh.get_coordinate()
+    if coordinate is None:  # the mesh is of other ranks
+        return []
+    if any(isinstance(placement, Partial) for placement in value.placements):
+        raise ValueError(f"{name}: a partial sum, of which no rank has the value; redistribute it first")
+    local, shape = value.to_local().detach(), tuple(value.shape)
+    spans = [_indices(length, dimension, value, coordinate) for dimension, length in enumerate(shape)]
+    found = []
+    for box in itertools.product(*spans):  # one, unless a strided shard leaves gaps
+        part = local
+        for dimension, (_, count, at) in enumerate(box):
+            part = part.narrow(dimension, at, count)
+        found.append(Holding(name, local.dtype, shape, tuple(begin for begin, _, _ in box),
+                             tuple(count for _, count, _ in box), part))
+    return found
+
+
+def _indices(length, dimension, value, coordinate):
+    """Which of the whole's indices in one dimension the rank has: [(first, count, place in the local tensor), ...]."""
+    cuts = [(mesh_dimension, placement) for mesh_dimension, placement in enumerate(value.placements)
+            if not placement.is_replicate() and placement.dim % value.dim() == dimension]
+    if not cuts:
+        return [(0, length, 0)]
+    if all(type(placement) is Shard for _, placement in cuts):
+        begin = 0
+        for mesh_dimension, _ in cuts:
+            width = -(-length // value.device_mesh.size(mesh_dimension))
+            first = min(length, coordinate[mesh_dimension] * width)
+            begin, length = begin + first, min(width, length - first)
+        return [(begin, length, 0)]
+    # A strided shard deals out the indices in an order that only torch knows.
+    indices = torch.arange(length)
+    for mesh_dimension, placement in cuts:
+        parts, _ = placement._split_tensor(indices, value.device_mesh.size(mesh_dimension), with_padding=False,
+                                           contiguous=True)
+        indices = parts[coordinate[mesh_dimension]]
+    if not len(indices):
+        return [(0, 0, 0)]
+    starts = [0, *(torch.nonzero(indices.diff() != 1).view(-1) + 1).tolist()]
+    ends = [*starts[1:], len(indices)]
+    return [(int(indices[start]), end - start, start) for start, end in zip(starts, ends, strict=True)]
+
+
+def to_write(holdings, owned):
+    """What a rank writes: its tensors by their names in its file, and what of which whole tensor each of them is.
+
+    `owned`: plans.Plan.owned.
+    """
+    tensors, places, flats = {}, {}, {}
+    wholes = {holding.name for holding in holdings}
+    numbers = collections.Counter()
+    for part in owned:
+        index, begin, end = part.holding, part.begin, part.end
+        holding = holdings[index]
+        if index not in flats:  # a holding that is not contiguous is copied once
+            flats[index] = holding.tensor.contiguous().view(-1)
+        at = begin
+        for offsets, sizes in _boxes(holding.offsets, holding.sizes, begin, end):
+            count = torch.Size(sizes).numel()
+            name = _name_in_file(holding.name, numbers, wholes, tensors)
+            tensors[name] = flats[index][at:at + count].view(sizes)
+            places[name] = (holding.name, holding.shape, offsets)
+            at += count
+    return tensors, places
+
+
+def _name_in_file(name, numbers, wholes, taken):
+    """The name itself, then NAME#1, NAME#2."""
+    while True:
+        number = numbers[name]
+        numbers[name] += 1
+        candidate = f"{name}#{number}" if number else name
+        if candidate not in taken and (candidate == name or candidate not in wholes):
+            return candidate
+
+
+class Targets:
+    """Where a load puts holdings: into their memory, or beside it, if that is not contiguous, until finish()."""
+
+    def __init__(self, holdings):
+        self.holdings = holdings
+        self._flats = {}
+
+    def flat(self, index):
+        """The elements of a holding, in row-major order."""
+        if index not in self._flats:
+            tensor = self.holdings[index].tensor
+            contiguous = tensor.is_contiguous()
+            self._flats[index] = (tensor if contiguous else torch.empty(tensor.shape, dtype=tensor.dtype,
+                                                                        device=tensor.device)).view(-1)
+        return self._flats[index]
+
+    def departure(self, parts):
+        """The elements of some parts as one flat tensor."""
+        flats = [self.flat(index)[begin:end] for index, begin, end in parts]
+        return _as_bytes(flats[0] if len(flats) == 1 else torch.cat(flats))
+
+    def arrival(self, parts):
+        return _Arrival([self.flat(index)[begin:end] for index, begin, end in parts])
+
+    def finish(self):
+        """Copies to where it belongs what was loaded beside it."""
+        for index, flat in self._flats.items():
+            tensor = self.holdings[index].tensor
+            if not tensor.is_contiguous():
+                tensor.copy_(flat.view(tensor.shape))
+        self._flats.clear()
+
+
+class _Arrival:
+    """`memory` receives the elements of some parts, end to end; finish() takes them to these."""
+
+    def __init__(self, flats):
+        self._flats = flats
+        whole = flats[0] if len(flats) == 1 else torch.empty(sum(map(len, flats)), dtype=flats[0].dtype,
+                                                             device=flats[0].device)
+        self._whole, self.memory = whole, _as_bytes(whole)
+
+    def finish(self):
+        if len(self._flats) > 1:
+            for flat, part in zip(self._flats, self._whole.split([len(flat) for flat in self._flats]), strict=True):
+                flat.copy_(part)
+
+
+def _as_bytes(flat):
+    return flat.view(torch.uint8)

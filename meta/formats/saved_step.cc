@@ -1,0 +1,154 @@
+#include "meta/formats/saved_step.h"
+
+#include <algorithm>
+#include <set>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+
+#include "meta/formats/assembly.h"
+#include "meta/formats/box.h"
+#include "meta/formats/manifest.h"
+#include "meta/formats/safetensors.h"
+#include "meta/formats/saved_piece.h"
+#include "meta/names.h"
+
+namespace ckptfs::meta::formats {
+namespace {
+
+constexpr std::string_view kEnding = ".safetensors";
+constexpr uint64_t kOfNames = 96;  // bytes that a name takes in a container, beside its own
+
+// Returns "rank00" for "rank00.safetensors".
+std::string rank_name(const std::string& path) { return path.substr(0, path.size() - kEnding.size()); }
+
+// A tensor of which the ranks' files hold pieces.
+struct Whole {
+  std::string name;
+  Dtype dtype = Dtype::float32;
+  Shape shape;
+  std::vector<PlacedBox> boxes;
+  std::string wrong;  // why it cannot be put together
+};
+
+class SavedStepReader {
+ public:
+  SavedStepReader(const StepFiles& files, const MapOptions& options) : files_(files), budget_(options) {}
+
+  TensorMap read() {
+    std::vector<uint32_t> ranks;
+    for (uint32_t index = 0; index < files_.list().size(); ++index) {
+      if (is_rank_file(files_.list()[index].path)) ranks.push_back(index);
+    }
+    for (const uint32_t index : ranks) {
+      if (!add_file(index, ranks.size() > 1)) return std::move(map_);
+    }
+    for (Whole& whole : wholes_) {
+      if (!add_whole(std::move(whole))) break;
+    }
+    return std::move(map_);
+  }
+
+ private:
+  // Returns false if there is no more room. Then the pieces of other files are not known, so no whole is put together.
+  bool add_file(uint32_t index, bool several) {
+    const std::string& path = files_.list()[index].path;
+    const auto file = files_.open(index);
+    auto header = file ? read_safetensors_header(files_.limited(file.value()), kPieceKey) : file.error();
+    if (!header) {
+      add_problem(map_, {path, header.error().message()});
+      return true;
+    }
+    for (SafeTensor& tensor : header.value().tensors) {
+      const auto entry = header.value().metadata.find(std::string(kPieceKey) + tensor.name);
+      const bool piece = entry != header.value().metadata.end();
+      const bool room = piece ? add_piece(index, std::move(tensor), entry->second)
+                              : add_plain(index, std::move(tensor), several ? rank_name(path) + "/" : "");
+      if (!room) {
+        add_problem(map_, {path, kTooManyTensors});
+        return false;
+      }
+    }
+    return true;
+  }
+
+  bool add_plain(uint32_t index, SafeTensor tensor, const std::string& prefix) {
+    return add(prefix + tensor.name,
+               {tensor.dtype, std::move(tensor.shape), {{index, tensor.offset, tensor.size}}, {}});
+  }
+
+  bool add_piece(uint32_t index, SafeTensor tensor, const std::string& text) {
+    auto piece = parse_piece(text);
+    if (!piece) {
+      add_problem(map_,
+                  {files_.list()[index].path, tensor.name + ": what it is a piece of: " + piece.error().message()});
+      return true;
+    }
+    SavedPiece& of = piece.value();
+    const auto [known, fresh] = numbers_.emplace(of.of, wholes_.size());
+    if (fresh) {
+      if (!budget_.take(sizeof(Whole) + kOfNames + 2 * of.of.size())) return false;
+      wholes_.push_back({of.of, tensor.dtype, of.shape, {}, elements_of(of.shape) ? "" : "no tensor has its shape"});
+    }
+    Whole& whole = wholes_[known->second];
+    PlacedBox placed{{std::move(of.offsets), std::move(tensor.shape)}, {index, tensor.offset, tensor.size}};
+    if (!budget_.take(placed)) return false;
+    if (!whole.wrong.empty()) return true;
+    if (of.shape != whole.shape || tensor.dtype != whole.dtype) {
+      whole.wrong = "its pieces disagree on its shape or type: " + files_.list()[index].path + ", " + tensor.name;
+    } else if (!lies_within(placed.box, whole.shape)) {
+      whole.wrong = "a piece lies outside it: " + files_.list()[index].path + ", " + tensor.name;
+    } else if (tensor.size != 0) {
+      whole.boxes.push_back(std::move(placed));
+    }
+    return true;
+  }
+
+  bool add_whole(Whole whole) {
+    auto tensor = whole.wrong.empty() ? assembled(whole.dtype, whole.shape, std::move(whole.boxes), budget_)
+                                      : Error(EBADMSG, whole.wrong);
+    if (!tensor) {
+      add_problem(map_, {"", whole.name + ": " + tensor.error().message()});
+      return true;
+    }
+    if (add(whole.name, std::move(tensor).value())) return true;
+    add_problem(map_, {"", kTooManyTensors});
+    return false;
+  }
+
+  bool add(const std::string& name, Tensor tensor) {
+    if (!budget_.take(kOfNames + name.size())) return false;
+    if (!names_.insert(name).second) {
+      add_problem(map_, {"", name + " is there twice"});
+      return true;
+    }
+    Parameter parameter{name, Parameter::Kind::trained, std::nullopt, {}};
+    parameter.states.emplace(kParam, std::move(tensor));
+    if (!budget_.take(parameter)) return false;
+    map_.parameters.push_back(std::move(parameter));
+    return true;
+  }
+
+  const StepFiles& files_;
+  MapBudget budget_;
+  TensorMap map_;
+  std::vector<Whole> wholes_;                        // in the order in which their first pieces are read
+  std::unordered_map<std::string, size_t> numbers_;  // in wholes_, by name
+  std::set<std::string> names_;                      // of what is in the map
+};
+
+}  // namespace
+
+bool is_rank_file(std::string_view path) {
+  return path.ends_with(kEnding) && rank_of(path.substr(0, path.size() - kEnding.size())).has_value();
+}
+
+bool is_saved_step(const StepFiles& files) {
+  return std::ranges::any_of(files.list(), is_manifest_name, &StepFiles::File::path);
+}
+
+TensorMap read_saved_step(const StepFiles& files, const MapOptions& options) {
+  return SavedStepReader(files, options).read();
+}
+
+}  // namespace ckptfs::meta::formats

@@ -1,0 +1,302 @@
+"""One rank of a group that saves and loads with ckptfs.Saver and ckptfs.load.
+
+    group_ranks.py OUT ACTS     ACTS is JSON: a list of {"act": NAME, ...}, which all ranks do, in order
+
+OUT.RANK gets what each act had to say, as JSON. An act is a function below. A state has FSDP2's model and its AdamW after
+a step, DTensors on meshes of one and two dimensions, ragged slices, and tensors that all ranks have.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import pathlib
+import re
+import signal
+import sys
+import time
+
+import safetensors.torch
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "deepspeed"))
+
+import ckptfs
+from ending import end_rank
+
+SAVERS = {}  # by series
+LINES = []  # of ckptfs's log
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(97, 12)
+        self.layers = nn.Sequential(nn.Linear(12, 331), nn.ReLU(), nn.Linear(331, 5))
+        self.narrow = nn.Linear(5, 3, bias=False, dtype=torch.bfloat16)
+        self.register_buffer("seen", torch.arange(7))
+
+    def forward(self, tokens):
+        return self.narrow(self.layers(self.embedding(tokens)).to(torch.bfloat16)).float()
+
+
+def meshes():
+    ranks = dist.get_world_size()
+    flat = init_device_mesh("cpu", (ranks,))
+    return flat, init_device_mesh("cpu", (2, ranks // 2)) if ranks % 2 == 0 else flat
+
+
+def trained(mesh, seed):
+    """The model and the optimizer's states after a step under FSDP2."""
+    torch.manual_seed(seed)
+    model = Model()
+    for part in (model.narrow, model.layers, model):
+        fully_shard(part, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    model((torch.arange(12).view(3, 4) + seed) % 97).square().mean().backward()
+    optimizer.step()
+    weights, states = get_state_dict(model, optimizer)
+    return {"model": weights, "optim": states["state"]}
+
+
+def both_on_one_dimension(seed):
+    """Tensor parallelism and FSDP2, which cut the same dimension: a strided shard. The ranks must be even."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("data", "tensor"))
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(16, 37, bias=False))
+    parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel()})
+    fully_shard(model, mesh=mesh["data"])
+    return dict(model.state_dict())
+
+
+def state_of(seed, uneven=False):
+    """The seed decides all that is in it; how it is cut follows from the number of ranks, of the slices also from
+    `uneven`."""
+    flat, square = meshes()
+    torch.manual_seed(seed + 1)
+    cut = {"rows": (flat, [Shard(0)]), "columns": (flat, [Shard(1)])}
+    if square.ndim == 2:
+        cut |= {"tiles": (square, [Shard(0), Shard(1)]), "rows_twice": (square, [Replicate(), Shard(0)]),
+                "twice": (square, [Shard(0), Shard(0)])}
+    tensors = {}
+    for name in ("rows", "columns", "tiles", "rows_twice", "twice"):
+        mesh, placements = cut.get(name, (flat, [Replicate()]))
+        tensors[name] = distribute_tensor(torch.randn(23, 331), mesh, placements)
+    tensors["everywhere"] = torch.randn(64, 129)
+    tensors["scalar"] = torch.tensor(float(seed))
+    tensors["empty"] = torch.empty(0, 5)
+    slices = [slice_of("ragged", torch.randn(7, 11, 13), number, uneven) for number in range(2)]
+    state = {**trained(flat, seed), "tensors": tensors, "slices": slices}
+    if square.ndim == 2:
+        state["both"] = both_on_one_dimension(seed)
+    else:
+        torch.manual_seed(seed)
+        state["both"] = {"0.weight": nn.Linear(16, 37, bias=False).weight.detach()}
+    return state
+
+
+def slice_of(name, whole, number, uneven=False):
+    """Two slices a rank, at odd places: its share of either half."""
+    rank, ranks, half = dist.get_rank(), dist.get_world_size(), whole.numel() // 2
+    low, high = (0, half) if number == 0 else (half, whole.numel())
+    power = 2 if uneven else 1
+    begin, end = (low + (high - low) * at**power // ranks**power for at in (rank, rank + 1))
+    return ckptfs.Slice(name, whole.shape, (begin, end), whole.view(-1)[begin:end].clone())
+
+
+def flattened(value, name=""):
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
+    if children is None:
+        return {name: value}
+    return {inner: one for key, part in children for inner, one in flattened(part, f"{name}.{key}" if name else str(key)).items()}
+
+
+def digest(value):
+    if isinstance(value, ckptfs.Slice):
+        parts = [None] * dist.get_world_size()
+        dist.all_gather_object(parts, (value.begin, value.tensor.tolist()))
+        return hashlib.sha256(repr(sorted(parts)[0][0]).encode() + repr([x for _, part in sorted(parts) for x in part]).encode()
+                              ).hexdigest()
+    whole = value.full_tensor() if isinstance(value, DTensor) else value
+    data = whole.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    return f"{whole.dtype} {list(whole.shape)} {hashlib.sha256(data).hexdigest()}"
+
+
+def digests(state):
+    return {name: digest(value) for name, value in sorted(flattened(state).items())}
+
+
+# --- acts
+
+
+def saver_of(series):
+    """One for all acts, so that a save comes after what failed before it."""
+    if series not in SAVERS:
+        SAVERS[series] = ckptfs.Saver(series, group=True)
+    return SAVERS[series]
+
+
+def save(to, seed, uneven=False):
+    state = state_of(seed, uneven)
+    wanted = digests(state)
+    series, tag = os.path.split(to)
+    save = saver_of(series).save(tag, state)
+    save.wait_copied()
+    for value in flattened(state).values():
+        tensor = value.tensor if isinstance(value, ckptfs.Slice) else value
+        with torch.no_grad():
+            (tensor.to_local() if isinstance(tensor, DTensor) else tensor).zero_()
+    assert save.wait()
+    return wanted
+
+
+def load(of, mode, seed=99):
+    state = state_of(seed)
+    LINES.clear()
+    ckptfs.load(of, into=state, group=True, mode=mode)
+    return digests(state)
+
+
+def others(series):
+    """What others saved, into DTensors and slices: model.safetensors, and torch's DCP."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    torch.manual_seed(5)
+    whole = {"rows": torch.randn(23, 331), "columns": torch.randn(23, 331), "ragged": torch.randn(7, 11, 13)}
+
+    def cut(tensors):
+        pieces = {name: distribute_tensor(tensors[name], mesh, [Shard(number)])
+                  for number, name in enumerate(("rows", "columns"))}
+        return pieces | {"slices": [slice_of("ragged", tensors["ragged"], number) for number in range(2)]}
+
+    if dist.get_rank() == 0:
+        os.makedirs(f"{series}/checkpoint-1")
+        safetensors.torch.save_file(whole, f"{series}/checkpoint-1/model.safetensors")
+    dcp.save({"model": whole}, checkpoint_id=f"{series}/checkpoint-2")
+    wanted = digests(cut(whole))
+    for step in ("checkpoint-1", "checkpoint-2"):
+        for mode in ("each", "broadcast"):
+            state = cut({name: torch.zeros_like(tensor) for name, tensor in whole.items()})
+            ckptfs.load(f"{series}/{step}", into=state, group=True, mode=mode)
+            assert digests(state) == wanted, f"{step}, {mode}"
+    return "equal"
+
+
+def bytes_read(of, mode, columns=False):
+    """Of big tensors: [bytes that this rank wants, bytes that it has read], of all ranks."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    state = big(mesh, Shard(1) if columns else Shard(0), seed=7)
+    LINES.clear()
+    ckptfs.load(of, into=state, group=True, mode=mode)
+    numbers = re.search(r"has loaded (\d+) bytes, by \w+, and read (\d+)", "\n".join(LINES))
+    counts = [None] * dist.get_world_size()
+    dist.all_gather_object(counts, [int(number) for number in numbers.groups()])
+    return counts
+
+
+def big(mesh, shard, seed):
+    torch.manual_seed(seed)
+    return {"sharded": distribute_tensor(torch.randn(512, 16384), mesh, [shard]), "shared": torch.randn(2048, 2048)}
+
+
+def save_big(to):
+    series, tag = os.path.split(to)
+    state = big(init_device_mesh("cpu", (dist.get_world_size(),)), Shard(0), seed=7)
+    saver = ckptfs.Saver(series, group=True)
+    saver.save(tag, state).wait()
+    saver.close()
+
+
+def fails(to, how, rank=1):
+    """A save or load in which one rank fails: returns what the others are told, and after how many seconds."""
+    series, tag = os.path.split(to)
+    mine, begun = dist.get_rank() == rank, time.monotonic()
+    try:
+        saver = saver_of(series)
+        state = {"everywhere": torch.randn(64, 129), "w": torch.ones(3)}
+        if how == "a value" and mine:
+            state["w"] = "no tensor"
+        if how == "shapes" and mine:
+            state["w"] = torch.ones(4)
+        save = saver.save(tag + ("x" if how == "tags" and mine else ""), state)
+        if mine and how == "closed":
+            save.close()
+            return ["closed", 0.0]
+        if mine and how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if mine and how == "ended":
+            os._exit(3)
+        save.wait()
+    except Exception as problem:  # noqa: BLE001 - it is what is asked for
+        return [f"{type(problem).__name__}: {problem}", time.monotonic() - begun]
+    return ["no error", time.monotonic() - begun]
+
+
+def numbered(number, cut):
+    """A state that its number decides; `cut` makes a DTensor of what is cut."""
+    torch.manual_seed(number)
+    return {"rows": cut(torch.randn(640, 331)), "everywhere": torch.randn(640, 129)}
+
+
+def saves(series, first):
+    """Saves steps until a save fails: [the last that was saved, what went wrong]."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    saver, number = ckptfs.Saver(series, group=True), first
+    try:
+        while True:
+            saver.save(f"step_{number}", numbered(number, lambda whole: distribute_tensor(whole, mesh, [Shard(0)]))).wait()
+            number += 1
+    except Exception as problem:  # noqa: BLE001 - it is what is asked for
+        return [number - 1, f"{type(problem).__name__}: {problem}"]
+
+
+def check(series):
+    """The steps that are there, and those of them that are not what their numbers say."""
+    steps = sorted(name for name in os.listdir(series) if name.startswith("step_"))
+    wrong = []
+    for step in steps:
+        wanted = numbered(int(step.partition("_")[2]), lambda whole: whole)
+        try:
+            loaded = ckptfs.load(f"{series}/{step}")
+            if loaded.keys() != wanted.keys() or not all(torch.equal(loaded[name], wanted[name]) for name in wanted):
+                wrong.append(f"{step}: other tensors")
+        except Exception as problem:  # noqa: BLE001
+            wrong.append(f"{step}: {problem}")
+    return [steps, wrong]
+
+
+def missing(of, mode="auto"):
+    """A load of a step that one rank cannot see."""
+    try:
+        ckptfs.load(of if dist.get_rank() != 1 else of + "-not", into={"w": torch.ones(3)}, group=True, mode=mode)
+    except Exception as problem:  # noqa: BLE001 - it is what is asked for
+        return f"{type(problem).__name__}: {problem}"
+    return "no error"
+
+
+def main(out, acts):
+    dist.init_process_group("gloo")
+    handler = logging.Handler()
+    handler.emit = lambda record: LINES.append(record.getMessage())
+    logging.getLogger("ckptfs").addHandler(handler)
+    logging.getLogger("ckptfs").setLevel(logging.INFO)
+    said, path = [], pathlib.Path(f"{out}.{dist.get_rank()}")
+    for act in json.loads(acts):
+        said.append(globals()[act.pop("act")](**act))
+        path.write_text(json.dumps(said))
+    if '"killed"' in acts or '"ended"' in acts or '"saves"' in acts:
+        os._exit(0)  # the process group may be broken
+    for saver in SAVERS.values():
+        saver.close()
+    end_rank()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,201 @@
+"""Groups of ranks with torch.distributed: what n ranks save, m ranks load; what one rank's failure is to the others."""
+
+import contextlib
+import json
+import os
+import pathlib
+import random
+import time
+
+import pytest
+
+from checking import equal, true
+from harness import ranks_running, wait_for_ranks
+from mounting import CKPTFS, LEVEL, REPOSITORY, run, wait_until
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+pytestmark = [pytest.mark.builds("venv"), pytest.mark.level("normal"), pytest.mark.timeout(600),
+              pytest.mark.usefixtures("venv"), pytest.mark.one_mode]
+
+SECONDS_TO_AN_ERROR = 60
+RANKS = (1, 2, 3, 4, 8)
+EACH_BOUND, BROADCAST_BOUND = 1.1, 1.02  # of the bytes that have to be read
+
+
+@contextlib.contextmanager
+def group(ranks, acts, out):
+    with open(f"{out}.log", "wb") as log:
+        with ranks_running(ranks, [str(out), json.dumps(acts)], log, script=HERE / "group_ranks.py") as processes:
+            yield processes
+
+
+def said(out, rank):
+    path = pathlib.Path(f"{out}.{rank}")
+    return json.loads(path.read_text()) if path.exists() else []
+
+
+def do(ranks, acts, out, alike=True):
+    """Returns what each act had to say on rank 0; `alike`: all ranks must say the same."""
+    with group(ranks, acts, out) as processes:
+        wait_for_ranks(processes, f"{out}.log")
+    for rank in range(1, ranks if alike else 1):
+        equal(said(out, rank), said(out, 0), f"what rank {rank} said, against rank 0")
+    return said(out, 0)
+
+
+def judge(series, scratch, saved, loaded):
+    """Bit for bit, by either way to load."""
+    name = f"step_{saved}"
+    if not (series / name).exists():
+        truth = do(saved, [{"act": "save", "to": str(series / name), "seed": saved}], scratch / f"saved-{saved}")[0]
+        (scratch / f"truth-{saved}").write_text(json.dumps(truth))
+    truth = json.loads((scratch / f"truth-{saved}").read_text())
+    acts = [{"act": "load", "of": str(series / name), "mode": mode} for mode in ("each", "broadcast", "auto")]
+    for act, got in zip(acts, do(loaded, acts, scratch / f"loaded-{saved}-{loaded}"), strict=True):
+        wrong = [name for name in truth if got.get(name) != truth[name]]
+        equal(wrong, [], f"{saved} ranks to {loaded}, {act['mode']}: tensors that differ")
+
+
+def test_saved_by_some_and_loaded_by_others(mount, scratch):
+    series = mount.path / "steps"
+    series.mkdir(exist_ok=True)
+    for saved, loaded in ((4, 2), (2, 3)):
+        judge(series, scratch, saved, loaded)
+    listed = json.loads(run(CKPTFS, "ls", "--json", mount.path).stdout)["steps"]
+    equal({row["tag"]: (row["state"], row["ranks"]) for row in listed},
+          {"step_4": ("sealed", 4), "step_2": ("sealed", 2)}, "steps")
+
+
+@pytest.mark.level("long")
+@pytest.mark.timeout(3600)
+def test_any_number_of_ranks(mount, scratch):
+    series = mount.path / "steps"
+    series.mkdir(exist_ok=True)
+    for saved in RANKS:
+        for loaded in RANKS:
+            judge(series, scratch, saved, loaded)
+
+
+def test_in_any_folder(scratch):
+    """Where there is no mount. The plan of the first save serves the second, and not the third, which is cut otherwise."""
+    series = scratch / "steps"
+    series.mkdir()
+    saves = [{"act": "save", "to": str(series / f"step_{seed}"), "seed": seed, "uneven": seed == 3} for seed in (1, 2, 3)]
+    truth = do(2, saves, scratch / "saved")
+    acts = [{"act": "load", "of": act["to"], "mode": "auto"} for act in saves]
+    equal(do(3, acts, scratch / "loaded"), truth, "what was loaded")
+
+
+def test_what_others_saved(mount, scratch):
+    (mount.path / "runs").mkdir(exist_ok=True)
+    equal(do(3, [{"act": "others", "series": str(mount.path / "runs")}], scratch / "others"), ["equal"], "steps of others")
+
+
+EXAMPLES = {"fsdp2": 2, "tensor_parallel": 4, "zero_pieces": 3}  # ranks
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples(mount, scratch, name):
+    """docs/examples, which docs/groups.md shows."""
+    series = mount.path / "steps"
+    series.mkdir(exist_ok=True)
+    log = scratch / "example.log"
+    script = REPOSITORY / "docs" / "examples" / f"{name}.py"
+    with open(log, "wb") as output, ranks_running(EXAMPLES[name], [str(series)], output, script=script) as processes:
+        wait_for_ranks(processes, log)
+    equal(log.read_text().count("loaded"), EXAMPLES[name], "ranks that have loaded")
+
+
+def test_no_byte_is_written_or_read_twice(mount, scratch):
+    series = mount.path / "steps"
+    series.mkdir(exist_ok=True)
+    step = series / "step_1"
+    do(2, [{"act": "save_big", "to": str(step)}], scratch / "saved")
+    whole = (512 * 16384 + 2048 * 2048) * 4
+    sizes = [os.stat(step / f"rank{rank:02d}.safetensors").st_size for rank in range(2)]
+    true(sum(sizes) < 1.01 * whole, f"files of {sizes} bytes for {whole}")
+    true(max(sizes) < 1.05 * whole / 2, f"files of {sizes} bytes")
+    for ranks, columns in ((2, False), (4, True)):
+        acts = [{"act": "bytes_read", "of": str(step), "mode": mode, "columns": columns} for mode in ("each", "broadcast")]
+        each, broadcast = do(ranks, acts, scratch / f"read-{ranks}")
+        for wanted, read in each:
+            true(read < EACH_BOUND * wanted, f"{ranks} ranks, each: read {read} for {wanted}")
+        total = sum(read for _, read in broadcast)
+        true(total < BROADCAST_BOUND * whole, f"{ranks} ranks, broadcast: read {total} of {whole}")
+
+
+FAILURES = {"a value": "rank 1 cannot take part: TypeError: w: a str is no tensor",
+            "shapes": "w: rank 0 holds it as F32 [3], rank 1 as F32 [4]", "tags": "were told different steps",
+            "closed": "rank 1: its save was closed before it was committed"}
+DEATHS = ["killed", pytest.param("ended", marks=pytest.mark.level("long"))]
+
+
+def judge_failures(series, scratch, failures, acts=()):
+    """No step is there, and the others know it soon."""
+    series.mkdir(exist_ok=True)
+    acts = [{"act": "fails", "to": str(series / f"step_{how[0]}"), "how": how} for how in failures] + list(acts)
+    with group(3, acts, scratch / "failed") as processes:
+        for rank in (0, 2):
+            processes[rank].wait(timeout=2 * SECONDS_TO_AN_ERROR)
+        for rank in (0, 2):
+            heard = said(scratch / "failed", rank)
+            equal(len(heard), len(acts), (scratch / "failed.log").read_text()[-2000:])
+            for (how, told), (text, seconds) in zip(failures.items(), heard):
+                true(told in text, f"{how}: rank {rank} was told: {text}")
+                true(seconds < SECONDS_TO_AN_ERROR, f"{how}: rank {rank} waited {seconds} s")
+    return [name for name in os.listdir(series) if not name.startswith("partial-")]
+
+
+def test_one_rank_fails(mount, scratch):
+    series = mount.path / "steps"
+    after = {"act": "save", "to": str(series / "step_1"), "seed": 1}
+    equal(judge_failures(series, scratch, FAILURES, [after]), ["step_1"], "steps: the one that did not fail")
+
+
+@pytest.mark.parametrize("how", DEATHS)
+def test_one_rank_dies(mount, scratch, how):
+    equal(judge_failures(mount.path / "steps", scratch, {how: " has ended"}), [], "steps")
+
+
+def test_a_step_that_one_rank_does_not_see(mount, scratch):
+    series = mount.path / "steps"
+    series.mkdir(exist_ok=True)
+    with group(3, [{"act": "missing", "of": str(series / "step_1")}], scratch / "missing") as processes:
+        wait_for_ranks(processes, scratch / "missing.log")
+    words = [said(scratch / "missing", rank)[0] for rank in range(3)]
+    true(all("step_1" in text for text in words), f"the ranks were told {words}")
+
+
+@pytest.mark.timeout(7200)
+def test_killed_while_saving(mount, scratch, seed, rounds):
+    """A rank, all of them, or the daemon: each step that is there is whole, none that was reported is missing, and who is
+    left gets an error."""
+    chance, count = random.Random(seed), rounds or {"normal": 3, "long": 100}[LEVEL]
+    series = mount.path / "steps"
+    series.mkdir(exist_ok=True)
+    first, reported = 0, set()
+    for number in range(count):
+        victims = ("a rank", "all", "the daemon")[number % 3]
+        out = scratch / f"round-{number}"
+        with group(3, [{"act": "saves", "series": str(series), "first": first}], out) as processes:
+            wait_until("a step is there", lambda first=first: (series / f"step_{first}").exists(), seconds=60)
+            time.sleep(chance.random() * 0.3)
+            if victims == "the daemon":
+                mount.kill()
+            for process in {"a rank": [chance.choice(processes)], "all": processes}.get(victims, []):
+                process.kill()
+            begun = time.monotonic()
+            for process in processes:
+                process.wait(timeout=2 * SECONDS_TO_AN_ERROR)
+            took = time.monotonic() - begun
+            true(took < SECONDS_TO_AN_ERROR, f"round {number}, {victims} killed: an error after {took} s")
+        if victims == "the daemon":
+            mount.start()
+        last = [said(out, rank)[0][0] for rank in range(3) if said(out, rank)]
+        true(last or victims == "all", f"no rank has said anything: {pathlib.Path(f'{out}.log').read_text()[-2000:]}")
+        reported.update(range(first, max(last, default=first - 1) + 1))
+        first = max([*reported, *(int(name[5:]) for name in os.listdir(series) if name.startswith("step_"))]) + 1
+    steps, wrong = do(1, [{"act": "check", "series": str(series)}], scratch / "checked")[0]
+    equal(wrong, [], "steps that are not whole")
+    equal(sorted(reported - {int(name[5:]) for name in steps}), [], "steps that were reported, and are not there")

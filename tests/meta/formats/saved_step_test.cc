@@ -1,0 +1,196 @@
+#include "meta/formats/saved_step.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "meta/formats/checkpoint.h"
+#include "meta/formats/manifest.h"
+#include "meta/formats/safetensors.h"
+#include "meta/formats/saved_piece.h"
+#include "tests/meta/formats/step_in_memory.h"
+
+namespace ckptfs::meta::formats {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+// A tensor in a rank's file: bytes whose values are `values`, and what it is a piece of.
+struct InFile {
+  std::string name;
+  Shape shape;
+  std::string values;
+  std::optional<SavedPiece> piece;
+  Dtype dtype = Dtype::uint8;
+};
+
+class SavedStep {
+ public:
+  SavedStep& rank(const std::vector<InFile>& tensors) {
+    SafetensorsHeader header;
+    std::string data;
+    for (const InFile& tensor : tensors) {
+      header.tensors.push_back({tensor.name, tensor.dtype, tensor.shape, 0, tensor.values.size()});
+      if (tensor.piece) header.metadata[std::string(kPieceKey) + tensor.name] = piece_text(*tensor.piece);
+      data += tensor.values;
+    }
+    return file(safetensors_header(header) + data);
+  }
+  SavedStep& file(const std::string& content) {
+    const std::string name = "rank" + std::to_string(ranks_++) + ".safetensors";
+    step_.add(name, content);
+    return *this;
+  }
+  const StepFiles& files() {
+    for (unsigned rank = 0; rank < ranks_; ++rank)
+      step_.add(manifest_name(rank), manifest_text({"a1", rank, ranks_, {}}));
+    return step_;
+  }
+  TensorMap read() { return read_checkpoint(files()); }
+  std::string values(const Tensor& tensor) const {
+    std::string bytes;
+    for (const Piece& piece : tensor.pieces) {
+      bytes += step_.read(piece.file, uint64_t{1} << 20).value().substr(piece.offset, piece.size);
+    }
+    return bytes;
+  }
+
+ private:
+  StepInMemory step_;
+  unsigned ranks_ = 0;
+};
+
+std::vector<std::string> names_of(const TensorMap& map) {
+  std::vector<std::string> names;
+  for (const Parameter& parameter : map.parameters) names.push_back(parameter.name);
+  return names;
+}
+
+TEST(SavedStep, PiecesOfAllRanksAreJoined) {
+  SavedStep step;
+  step.rank({{"w", {2, 2}, "abef", SavedPiece{"w", {2, 4}, {0, 0}}}, {"own", {2}, "xy", {}}})
+      .rank({{"w", {2, 2}, "cdgh", SavedPiece{"w", {2, 4}, {0, 2}}},
+             {"flat", {3}, "012", SavedPiece{"flat", {3}, {0}}},
+             {"own", {2}, "zz", {}}});
+  const TensorMap map = step.read();
+  EXPECT_TRUE(map.problems.empty()) << map.problems.front().reason;
+  EXPECT_THAT(names_of(map), ElementsAre("rank0/own", "rank1/own", "w", "flat"));
+  const Tensor& whole = find(map, "w").states.at(kParam);
+  EXPECT_EQ(whole.shape, (Shape{2, 4}));
+  EXPECT_EQ(step.values(whole), "abcdefgh");
+  EXPECT_EQ(step.values(find(map, "flat").states.at(kParam)), "012");
+}
+
+// A flat range of a tensor lies in several boxes of one file.
+TEST(SavedStep, SeveralPiecesInOneFile) {
+  SavedStep step;
+  step.rank({{"w", {1, 2}, "cd", SavedPiece{"w", {3, 4}, {0, 2}}},
+             {"w#1", {1, 4}, "efgh", SavedPiece{"w", {3, 4}, {1, 0}}},
+             {"w#2", {1, 1}, "i", SavedPiece{"w", {3, 4}, {2, 0}}}})
+      .rank({{"w", {1, 2}, "ab", SavedPiece{"w", {3, 4}, {0, 0}}},
+             {"w#1", {1, 3}, "jkl", SavedPiece{"w", {3, 4}, {2, 1}}}});
+  const TensorMap map = step.read();
+  EXPECT_TRUE(map.problems.empty()) << map.problems.front().reason;
+  EXPECT_EQ(step.values(find(map, "w").states.at(kParam)), "abcdefghijkl");
+}
+
+TEST(SavedStep, WhatDoesNotFitTogetherIsAProblemOfThatTensor) {
+  const InFile first{"w", {2, 2}, "abef", SavedPiece{"w", {2, 4}, {0, 0}}};
+  const struct {
+    InFile second;
+    const char* reason;
+  } cases[] = {
+      {{"w", {2, 1}, "cg", SavedPiece{"w", {2, 4}, {0, 2}}}, "gap"},
+      {{"w", {2, 3}, "bcdfgh", SavedPiece{"w", {2, 4}, {0, 1}}}, "overlap"},
+      {{"w", {2, 2}, "cdgh", SavedPiece{"w", {2, 4}, {0, 3}}}, "outside"},
+      {{"w", {2, 2}, "cdgh", SavedPiece{"w", {2, 4}, {0, UINT64_MAX}}}, "outside"},
+      {{"w", {4}, "cdgh", SavedPiece{"w", {8}, {0}}}, "disagree"},
+      {{"w", {2, 2}, "cdghcdgh", SavedPiece{"w", {2, 4}, {0, 2}}, Dtype::int16}, "disagree"},
+      {{"w", {2, 2}, "cdgh", SavedPiece{"w", {4}, {2}}}, "disagree"},
+      {{"v", {2}, "cd", SavedPiece{"v", {uint64_t{1} << 40, uint64_t{1} << 40}, {0, 0}}}, "shape"},
+  };
+  for (const auto& [second, reason] : cases) {
+    SavedStep step;
+    step.rank({first, {"good", {1}, "g", SavedPiece{"good", {1}, {0}}}}).rank({second});
+    const TensorMap map = step.read();
+    EXPECT_THAT(names_of(map), ElementsAre("good")) << reason;
+    ASSERT_FALSE(map.problems.empty()) << reason;
+    std::string all;
+    for (const Problem& problem : map.problems) all += problem.reason + "; ";
+    EXPECT_THAT(all, HasSubstr(reason));
+    EXPECT_THAT(all, HasSubstr("w: "));
+  }
+}
+
+TEST(SavedStep, EntriesThatAreNoneAreProblems) {
+  for (const char* const text :
+       {"", "5", "{}", "[]", R"({"of":"w","shape":[1]})", R"({"of":"","shape":[1],"offsets":[0]})",
+        R"({"of":"w","shape":[-1],"offsets":[0]})", R"({"of":"w","shape":[1,2],"offsets":[0]})"}) {
+    SafetensorsHeader header;
+    header.tensors.push_back({"w", Dtype::uint8, {1}, 0, 1});
+    header.metadata["ckptfs.piece:w"] = text;
+    SavedStep step;
+    step.file(safetensors_header(header) + "x");
+    const TensorMap map = step.read();
+    EXPECT_TRUE(map.parameters.empty()) << text;
+    ASSERT_FALSE(map.problems.empty()) << text;
+    EXPECT_THAT(map.problems.front().reason, HasSubstr("w: what it is a piece of")) << text;
+  }
+}
+
+TEST(SavedStep, APieceAndATensorOfOneName) {
+  SavedStep step;
+  step.rank({{"w", {1}, "a", {}}, {"piece", {1}, "b", SavedPiece{"w", {1}, {0}}}});
+  const TensorMap map = step.read();
+  EXPECT_THAT(names_of(map), ElementsAre("w"));
+  ASSERT_EQ(map.problems.size(), 1U);
+  EXPECT_THAT(map.problems.front().reason, HasSubstr("twice"));
+}
+
+// Another program's entries do not matter, however long they are.
+TEST(SavedStep, OtherMetadataIsSkipped) {
+  SafetensorsHeader header;
+  header.tensors.push_back({"w", Dtype::uint8, {1}, 0, 1});
+  header.metadata["other"] = std::string(100000, 'x');
+  SavedStep step;
+  step.file(safetensors_header(header) + "x");
+  EXPECT_THAT(names_of(step.read()), ElementsAre("w"));
+  header.metadata["ckptfs.piece:w"] = std::string(100000, 'x');
+  SavedStep longer;
+  longer.file(safetensors_header(header) + "x");
+  EXPECT_THAT(longer.read().problems.front().reason, HasSubstr("too long entries"));
+}
+
+// Columns of many rows would be more pieces than are read of one step. Who asks for boxes gets boxes.
+TEST(SavedStep, BoxesStayBoxesIfAskedFor) {
+  SavedStep step;
+  step.rank({{"w", {2, 2}, "abef", SavedPiece{"w", {2, 4}, {0, 0}}}})
+      .rank({{"w", {2, 2}, "cdgh", SavedPiece{"w", {2, 4}, {0, 2}}}});
+  const TensorMap map = read_saved_step(step.files(), {.runs = 1, .boxes = true});
+  ASSERT_TRUE(map.problems.empty()) << map.problems.front().reason;
+  EXPECT_EQ(find(map, "w").states.at(kParam).boxes.size(), 2U);
+}
+
+// As a million of them would be with the limits of the daemon.
+TEST(SavedStep, MorePiecesThanThereIsRoomFor) {
+  constexpr uint64_t kPieces = 5000;
+  SafetensorsHeader header;
+  for (uint64_t at = 0; at < kPieces; ++at) {
+    const std::string name = std::to_string(at);
+    header.tensors.push_back({name, Dtype::uint8, {1}, 0, 1});
+    header.metadata["ckptfs.piece:" + name] = piece_text({"w", {kPieces}, {at}});
+  }
+  SavedStep step;
+  step.file(safetensors_header(header) + std::string(kPieces, 'x'));
+  const StepFiles& files = step.files();
+  EXPECT_THAT(names_of(read_saved_step(files)), ElementsAre("w"));
+  const TensorMap map = read_saved_step(files, {.bytes = uint64_t{256} << 10});
+  EXPECT_TRUE(map.parameters.empty());
+  ASSERT_EQ(map.problems.size(), 1U);
+  EXPECT_EQ(map.problems.front().reason, kTooManyTensors);
+}
+
+}  // namespace
+}  // namespace ckptfs::meta::formats

@@ -6,6 +6,7 @@
 namespace ckptfs::gpu {
 namespace {
 
+constexpr unsigned kMostDepth = 512;  // of cuts within cuts
 // Places of cut boxes, of all tensors. Each takes up to 200 bytes.
 constexpr size_t kMostCuts = size_t{1} << 20;
 
@@ -13,6 +14,7 @@ constexpr size_t kMostCuts = size_t{1} << 20;
 
 Result<std::span<const Cell>> CellCutter::cut(std::vector<Place>& places, size_t dimensions) {
   dimensions_ = dimensions;
+  depth_ = 0;
   cells_.clear();
   joined_.clear();
   find_distinct(places);
@@ -43,6 +45,14 @@ Result<> CellCutter::cut(std::span<Fragment> fragments) {
     add_cell(fragments);
     return success();
   }
+  if (depth_ == kMostDepth) return Error(E2BIG, "the boxes that ranks hold lie in too irregular a way for a plan");
+  ++depth_;
+  const auto done = cut_further(fragments);
+  --depth_;
+  return done;
+}
+
+Result<> CellCutter::cut_further(std::span<Fragment> fragments) {
   for (size_t dimension = 0; dimension < dimensions_; ++dimension) {
     TRY_ASSIGN(const bool separated, separate(fragments, dimension));
     if (separated) return success();

@@ -44,6 +44,7 @@ class CellCutter {
 
   void find_distinct(std::vector<Place>& places);
   Result<> cut(std::span<Fragment> fragments);
+  Result<> cut_further(std::span<Fragment> fragments);
   bool equal(std::span<const Fragment> fragments) const;
   void add_cell(std::span<const Fragment> fragments);
   // Calls itself for groups of fragments that do not overlap in that dimension. Returns false if there is only one.
@@ -57,6 +58,7 @@ class CellCutter {
   }
 
   size_t dimensions_ = 0;
+  unsigned depth_ = 0;
   std::vector<Fragment> distinct_;
   std::vector<Cell> cells_;
   std::deque<std::vector<Place>> joined_;        // places of cells that several boxes share

@@ -89,6 +89,10 @@ Result<meta::formats::SafetensorsHeader> header_of(const std::vector<SavedTensor
       return Error(EINVAL, tensor.name + ": its shape has not its " + std::to_string(tensor.size) + " bytes");
     }
     if (!names.insert(tensor.name).second) return Error(EINVAL, tensor.name + ": there are two tensors of that name");
+    if (tensor.name.size() > meta::formats::kLongestTensorName) {
+      return Error(EFBIG, tensor.name.substr(0, 60) + "...: a name of more than " +
+                              std::to_string(meta::formats::kLongestTensorName) + " bytes");
+    }
     header.tensors.push_back({tensor.name, tensor.dtype, tensor.shape, 0, tensor.size});
     if (!tensor.piece) continue;
     TRY(check_piece(tensor, *tensor.piece));
@@ -119,6 +123,11 @@ Result<> StepSave::add_file(const std::string& name, uint64_t size, std::vector<
 Result<> StepSave::add_tensors(const std::string& name, const std::vector<SavedTensor>& tensors, Stream stream) {
   TRY_ASSIGN(const auto header, header_of(tensors));
   auto text = std::make_unique<const std::string>(meta::formats::safetensors_header(header, kHeaderAlignment));
+  if (text->size() > meta::formats::kMostSafetensorsHeader || tensors.size() > meta::formats::kMostTensors) {
+    return Error(EFBIG, name + ": " + std::to_string(tensors.size()) + " tensors with a header of " +
+                            std::to_string(text->size()) +
+                            " bytes are more than is read of one file; save fewer tensors by one rank");
+  }
   std::vector<Part> parts = {{reinterpret_cast<const std::byte*>(text->data()), text->size(), 0}};
   uint64_t end = text->size();
   for (const SavedTensor& tensor : tensors) {
@@ -162,7 +171,14 @@ Result<> StepSave::wait_copied() {
 }
 
 Result<> StepSave::wait_durable() {
+  if (failed_) return *failed_;
   if (durable_) return success();
+  const auto durable = make_durable();
+  if (!durable) failed_ = durable.error();
+  return durable;
+}
+
+Result<> StepSave::make_durable() {
   for (File& file : files_) {
     if (!file.save) continue;
     TRY(file.save->wait_durable());
@@ -226,7 +242,14 @@ Result<> StepSave::write_manifest() {
 }
 
 Result<std::optional<std::string>> StepSave::commit(bool seal) {
+  if (failed_) return *failed_;
   if (!durable_) return Error(EINVAL, folder_ + ": wait until this rank's files are durable");
+  auto committed = try_commit(seal);
+  if (!committed && !mount_) failed_ = committed.error();  // perhaps of a sync; a mount's daemon knows its own
+  return committed;
+}
+
+Result<std::optional<std::string>> StepSave::try_commit(bool seal) const {
   TRY(io::fault_point("step_save.before_commit"));
   auto outcome = mount_ ? mount_->commit(folder_, target_.tag, target_.world_size, seal) : commit_in_folder();
   if (outcome || outcome.error().errno_value() != ENOENT) return outcome;

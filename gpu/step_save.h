@@ -92,6 +92,8 @@ class StepSave {
         mount_(std::move(mount)) {}
   Result<> add(File file, std::vector<Part> parts, Stream stream);
   std::string path_of(const std::string& name) const { return folder_ + "/" + name; }
+  Result<> make_durable();
+  Result<std::optional<std::string>> try_commit(bool seal) const;
   Result<> freeze_files() const;
   void note_times(const FileSave::Times& times);
   meta::formats::SaveTiming timing() const;
@@ -110,6 +112,7 @@ class StepSave {
   std::map<std::string, double> noted_;   // seconds by stage
   double begun_ = 0;                      // seconds since 1970
   bool durable_ = false;
+  std::optional<Error> failed_;  // asked again, the kernel would not report a failed sync again
 };
 
 }  // namespace ckptfs::gpu

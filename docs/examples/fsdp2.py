@@ -32,7 +32,7 @@ for step in range(3):
     optimizer.step()
     optimizer.zero_grad()
     save = saver.save(f"step_{step}", state()[2])
-    save.wait_copied()
+    save.finish_behind()  # returns when the tensors may change; the step appears later
 save.wait()
 
 wanted = model(torch.ones(1, 64))

@@ -189,6 +189,15 @@ Result<RankManifest> parse_manifest(const std::string& text) {
   return reader.take();
 }
 
+std::optional<unsigned> world_size_of(const StepFiles& files) {
+  const auto& list = files.list();
+  const auto first = std::ranges::find(list, manifest_name(0), &StepFiles::File::path);
+  if (first == list.end()) return std::nullopt;
+  const auto text = files.read(static_cast<uint32_t>(first - list.begin()), kMostManifest);
+  const auto manifest = text ? parse_manifest(text.value()) : text.error();
+  return manifest ? std::optional(manifest.value().world_size) : std::nullopt;
+}
+
 Attendance check_manifests(const StepFiles& files, std::optional<unsigned> world_size) {
   std::map<std::string_view, uint64_t> sizes;
   for (const StepFiles::File& file : files.list()) sizes.emplace(file.path, file.size);

@@ -62,6 +62,9 @@ struct RankTimes {
   std::map<std::string, double> longest;  // seconds that a stage took at most, by stage
 };
 
+// The number of ranks of the attempt that made the step, as the manifest of rank 0 says. Nothing if it cannot be read.
+std::optional<unsigned> world_size_of(const StepFiles& files);
+
 // The ranks whose manifest, or a file named in it, is not there or is wrong. `world_size` is the number of ranks that
 // there should be; without it the manifests' own number counts.
 struct Attendance {

@@ -19,9 +19,7 @@ using Json = nlohmann::json;
 
 constexpr const char* kMetadata = "__metadata__";
 constexpr uint64_t kLengthSize = sizeof(uint64_t);
-constexpr size_t kLongestTensorName = 4096;
 constexpr size_t kLongestEntry = size_t{16} << 10;  // of kept metadata
-constexpr size_t kMostTensors = size_t{1} << 17;    // in one file
 constexpr io::JsonBounds kHeaderBounds{
     .bytes = kMostSafetensorsHeader, .values = io::kAnyNumber, .text = uint64_t{4} << 20, .depth = 8};
 

@@ -32,7 +32,10 @@ struct SafetensorsHeader {
   std::map<std::string, std::string> metadata;  // of a header that was read: only what read_...() was to keep
 };
 
+// What is read of one file. A header beyond these must not be written.
 inline constexpr uint64_t kMostSafetensorsHeader = uint64_t{32} << 20;
+inline constexpr size_t kMostTensors = size_t{1} << 17;
+inline constexpr size_t kLongestTensorName = 4096;
 
 // Reads the header. Of its metadata it keeps the entries whose keys begin with `keep`; none if that is empty. Fails
 // with EBADMSG, in words, if it is no header or places its tensors wrongly; with EFBIG, in words, if it is larger than

@@ -36,9 +36,11 @@ class SavedStepReader {
   SavedStepReader(const StepFiles& files, const MapOptions& options) : files_(files), budget_(options) {}
 
   TensorMap read() {
+    const auto world_size = world_size_of(files_);
     std::vector<uint32_t> ranks;
     for (uint32_t index = 0; index < files_.list().size(); ++index) {
-      if (is_rank_file(files_.list()[index].path)) ranks.push_back(index);
+      const auto rank = rank_of_file(files_.list()[index].path);
+      if (rank && (!world_size || *rank < *world_size)) ranks.push_back(index);  // others are of an earlier save
     }
     for (const uint32_t index : ranks) {
       if (!add_file(index, ranks.size() > 1)) return std::move(map_);
@@ -139,8 +141,9 @@ class SavedStepReader {
 
 }  // namespace
 
-bool is_rank_file(std::string_view path) {
-  return path.ends_with(kEnding) && rank_of(path.substr(0, path.size() - kEnding.size())).has_value();
+std::optional<unsigned> rank_of_file(std::string_view path) {
+  if (!path.ends_with(kEnding)) return std::nullopt;
+  return rank_of(path.substr(0, path.size() - kEnding.size()));
 }
 
 bool is_saved_step(const StepFiles& files) {

@@ -7,6 +7,7 @@
 // Thread safety: stateless.
 #pragma once
 
+#include <optional>
 #include <string_view>
 
 #include "meta/formats/map_budget.h"
@@ -14,8 +15,9 @@
 
 namespace ckptfs::meta::formats {
 
-// Is it the name of a rank's file of tensors, "rank00.safetensors"?
-bool is_rank_file(std::string_view path);
+// The rank of a file of tensors by its name, "rank00.safetensors"; nothing if it is another name.
+std::optional<unsigned> rank_of_file(std::string_view path);
+inline bool is_rank_file(std::string_view path) { return rank_of_file(path).has_value(); }
 // Is it such a step? Then a manifest of a rank is there (manifest.h).
 bool is_saved_step(const StepFiles& files);
 TensorMap read_saved_step(const StepFiles& files, const MapOptions& options = {});

@@ -71,6 +71,19 @@ TEST_F(StepSaveTest, WhatIsNoPieceIsRefused) {
   }
 }
 
+// Else the save would succeed, and the load would fail.
+TEST_F(StepSaveTest, WhatCouldNotBeReadIsNotWritten) {
+  const auto save = begin(0, 1);
+  const auto none = [](size_t) { return 0.0F; };
+  const std::string name(meta::formats::kLongestTensorName + 1, 'n');
+  EXPECT_ERRNO(EFBIG, save->add_tensors("rank00.safetensors", {tensor(name, {1}, {}, none)}, nullptr));
+  std::vector<SavedTensor> many(meta::formats::kMostTensors + 1, tensor("t", {}, {}, none));
+  for (size_t at = 0; at < many.size(); ++at) many[at].name = std::to_string(at);
+  EXPECT_ERRNO(EFBIG, save->add_tensors("rank00.safetensors", many, nullptr));
+  many.pop_back();
+  EXPECT_OK(save->add_tensors("rank00.safetensors", many, nullptr));
+}
+
 TEST_F(StepSaveTest, TheManifestTellsHowLongItTook) {
   const auto save = begin(0, 1);
   EXPECT_ERRNO(EINVAL, save->note("No Stage", 1));

@@ -6,6 +6,7 @@ OUT.RANK gets what each act had to say, as JSON. An act is a function below. A s
 a step, DTensors on meshes of one and two dimensions, ragged slices, and tensors that all ranks have.
 """
 
+import errno
 import hashlib
 import json
 import logging
@@ -25,7 +26,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "deepspeed"))
 
@@ -71,10 +72,15 @@ def both_on_one_dimension(seed):
     """Tensor parallelism and FSDP2, which cut the same dimension: a strided shard. The ranks must be even."""
     mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("data", "tensor"))
     torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(16, 37, bias=False))
-    parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel()})
-    fully_shard(model, mesh=mesh["data"])
+    model = two_layers()
+    parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    fully_shard(model, mesh=mesh["data"], shard_placement_fn=lambda weight: Shard(int(weight.shape == (20, 48))))
     return dict(model.state_dict())
+
+
+def two_layers():
+    """They are cut on their first and on their second dimension. Nothing is computed by them."""
+    return nn.Sequential(nn.Linear(16, 37, bias=False), nn.Linear(48, 20, bias=False))
 
 
 def state_of(seed, uneven=False):
@@ -99,7 +105,7 @@ def state_of(seed, uneven=False):
         state["both"] = both_on_one_dimension(seed)
     else:
         torch.manual_seed(seed)
-        state["both"] = {"0.weight": nn.Linear(16, 37, bias=False).weight.detach()}
+        state["both"] = {name: weight.detach() for name, weight in two_layers().state_dict().items()}
     return state
 
 
@@ -138,8 +144,9 @@ def digests(state):
 
 
 def saver_of(series):
-    """One for all acts, so that a save comes after what failed before it."""
+    """One for all acts, so that a save comes after what failed before it. Rank 1 is late for it."""
     if series not in SAVERS:
+        time.sleep(2.5 if dist.get_rank() == 1 else 0)
         SAVERS[series] = ckptfs.Saver(series, group=True)
     return SAVERS[series]
 
@@ -270,6 +277,26 @@ def check(series):
         except Exception as problem:  # noqa: BLE001
             wrong.append(f"{step}: {problem}")
     return [steps, wrong]
+
+
+def broken_read(of, mode):
+    """A load in which rank 1 cannot read, and one of the same ranks after it."""
+    working, heard = ckptfs.Checkpoint.load_parts, "no error"
+
+    def broken(*_):
+        raise OSError(errno.EIO, "broken")
+
+    state = big(init_device_mesh("cpu", (dist.get_world_size(),)), Shard(0), seed=8)
+    if dist.get_rank() == 1:
+        ckptfs.Checkpoint.load_parts = broken
+    try:
+        ckptfs.load(of, into=state, group=True, mode=mode)
+    except Exception as problem:  # noqa: BLE001 - it is what is asked for
+        heard = f"{type(problem).__name__}: {problem}"
+    ckptfs.Checkpoint.load_parts = working
+    ckptfs.load(of, into=state, group=True, mode=mode)
+    wanted = big(init_device_mesh("cpu", (dist.get_world_size(),)), Shard(0), seed=7)
+    return [heard, digests(state) == digests(wanted)]
 
 
 def missing(of, mode="auto"):

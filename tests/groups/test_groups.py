@@ -158,6 +158,19 @@ def test_one_rank_dies(mount, scratch, how):
     equal(judge_failures(mount.path / "steps", scratch, {how: " has ended"}), [], "steps")
 
 
+def test_one_rank_cannot_read(scratch):
+    """All ranks are told, and can load together again."""
+    series = scratch / "steps"
+    series.mkdir()
+    acts = [{"act": "save_big", "to": str(series / "step_1")},
+            *({"act": "broken_read", "of": str(series / "step_1"), "mode": mode} for mode in ("broadcast", "each"))]
+    do(3, acts, scratch / "read", alike=False)
+    for rank in range(3):
+        for heard, loaded in said(scratch / "read", rank)[1:]:
+            true("[Errno 5] broken" in heard and (rank == 1 or "rank 1 has not loaded" in heard), f"rank {rank}: {heard}")
+            true(loaded, f"rank {rank}: the load after it")
+
+
 def test_a_step_that_one_rank_does_not_see(mount, scratch):
     series = mount.path / "steps"
     series.mkdir(exist_ok=True)

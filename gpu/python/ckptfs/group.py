@@ -20,6 +20,7 @@ import os
 import pathlib
 import pickle
 import socket
+import sys
 import threading
 import time
 import uuid
@@ -31,9 +32,13 @@ from torch.distributed import distributed_c10d
 _log = logging.getLogger("ckptfs")
 _BEAT, _DEAD = 5, 40  # seconds
 _ASKING = 1  # second between two looks at who is alive
+_PATIENCE = 1800  # seconds until a collective of ranks that are all there fails
 _GRACE = 2  # seconds in which the last words of a rank that has ended may arrive
 _SLEEP, LONG_SLEEP = 0.002, 0.05  # seconds; the long one between questions to the store
 _LEFT, _GONE = "left", "gone"
+_NO_ANSWER = "torch's store, by which the ranks know of each other, does not answer"
+# Collectives that were given up, with all that they use: torch may still write to their memory as long as the process lives.
+_given_up = []
 
 
 class GroupError(RuntimeError):
@@ -43,25 +48,33 @@ class GroupError(RuntimeError):
 class Group:
     """See above. All ranks of the process group make it together. `group`: None is the default process group.
 
+    It has a connection of gloo of its own: what goes wrong there leaves the process groups of the training as they are.
+    Until it is made, ranks wait for each other as long as the process group's timeout says.
+
     close() ends the watch; a rank that waits for one that has closed gets an error. From one thread at a time, but for
     tell(), told() and wait_until().
     """
 
     def __init__(self, group=None):
-        self._process_group = group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.alone = self.size == 1
-        self._device = _device_of(group)
-        self._pending = None  # a collective that was given up; its memory must live as long as the process
-        members = self.exchange(pickle.dumps((_Member.here(), uuid.uuid4().hex))) if not self.alone else []
-        members = [pickle.loads(member) for member in members]  # of ranks of this job, by its own process group
-        self.members = [member for member, _ in members] or [_Member.here()]
+        self._watch, self._own, self.members = None, None, [_Member.here()]
+        if not self.alone:
+            name = [uuid.uuid4().hex]
+            dist.broadcast_object_list(name, group=group, group_src=0)
+            self._own = dist.ProcessGroupGloo(dist.PrefixStore(f"ckptfs/{name[0]}/gloo", _store()), self.rank, self.size,
+                                              datetime.timedelta(seconds=_PATIENCE))
+            # Of ranks of this job, by its own connections.
+            self.members = [pickle.loads(member) for member in self.exchange(pickle.dumps(self.members[0]))]
+            self._watch = _Watch(name[0], self.rank, self.members)
         machines = sorted({member.machine for member in self.members})
         self.hosts = [machines.index(member.machine) for member in self.members]
-        self._watch = None if self.alone else _Watch(members[0][1], self.rank, self.members)
+
+    def __del__(self):
+        self.close()
 
     def close(self):
-        if self._watch is not None:
+        if getattr(self, "_watch", None) is not None and not sys.is_finalizing():
             self._watch.close()
 
     # --- collectives: all ranks call them in the same order
@@ -70,10 +83,10 @@ class Group:
         """The contents of all ranks, which have the same length."""
         if self.alone:
             return [content]
-        mine = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(self._device)
-        all_ = torch.empty(self.size * len(content), dtype=torch.uint8, device=self._device)
-        self._finish(dist.all_gather_into_tensor(all_, mine, group=self._process_group, async_op=True), (mine, all_))
-        whole = all_.cpu().numpy().tobytes()
+        mine = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        all_ = torch.empty(self.size * len(content), dtype=torch.uint8)
+        self._finish(self._own._allgather_base(all_, mine), (mine, all_))
+        whole = all_.numpy().tobytes()
         return [whole[at:at + len(content)] for at in range(0, len(whole), len(content))]
 
     def exchange(self, content):
@@ -86,18 +99,17 @@ class Group:
     @contextlib.contextmanager
     def transfer(self):
         """A Transfer, to send and receive tensors within; at the end all of it is done."""
-        transfer = Transfer(self._process_group, at_once=self._device.type == "cpu")
+        transfer = Transfer(self._own)
         yield transfer
-        works = transfer.begun()
-        if works:  # gloo's do not tell whether they are done: a thread waits for them
-            self._finish(_Waiting(works), transfer)
+        if transfer.works:
+            self._finish(_Waiting(transfer.works), transfer)
 
     def _finish(self, work, memory):
         """Waits for a collective as long as all ranks are there."""
         try:
             self.wait_until(work.is_completed)
         except GroupError:
-            self._pending = (work, memory)
+            _given_up.append((work, memory, self._own))
             raise
         try:
             work.wait()
@@ -149,36 +161,23 @@ class Group:
 
 
 class Transfer:
-    """Tensors on their way between ranks. What goes between two ranks is sent and received in the same order."""
+    """Tensors in host memory on their way between ranks. What goes between two ranks is sent and received in the same
+    order."""
 
-    def __init__(self, process_group, at_once):
-        self._process_group, self._at_once = process_group, at_once
-        self._waiting, self._works, self._kept = [], [], []
+    def __init__(self, own):
+        self._own, self.works, self._kept = own, [], []
 
     def send(self, rank, tensor):
-        self._add(dist.isend, rank, tensor)
+        self._kept.append(tensor)
+        self.works.append(self._own.send([tensor], rank, 0))
 
     def receive(self, rank, tensor):
-        self._add(dist.irecv, rank, tensor)
-
-    def _add(self, function, rank, tensor):
         self._kept.append(tensor)
-        if self._at_once:
-            self._works.append(function(tensor, group=self._process_group, **{_PEER[function]: rank}))
-        else:  # NCCL wants all that two ranks exchange in one call
-            self._waiting.append(dist.P2POp(function, tensor, group=self._process_group, group_peer=rank))
-
-    def begun(self):
-        """The works of all that was added."""
-        waiting, self._waiting = self._waiting, []
-        return [*self._works, *(dist.batch_isend_irecv(waiting) if waiting else ())]
-
-
-_PEER = {dist.isend: "group_dst", dist.irecv: "group_src"}
+        self.works.append(self._own.recv([tensor], rank, 0))
 
 
 class _Waiting:
-    """A thread that waits for works of torch.distributed."""
+    """A thread that waits for sends and receives: gloo's do not tell whether they are done."""
 
     def __init__(self, works):
         self._failure = None
@@ -199,14 +198,6 @@ class _Waiting:
         self._thread.join()
         if self._failure is not None:
             raise self._failure
-
-
-def _device_of(group):
-    """Where the tensors of small collectives have to be."""
-    backends = dist.get_backend_config(group)
-    if "cpu:" in str(backends) or str(backends) in ("gloo", "mpi"):
-        return torch.device("cpu")
-    return torch.device("cuda", torch.cuda.current_device())
 
 
 class _Member:
@@ -246,18 +237,21 @@ class _Watch:
         self._rank, self._members = rank, members
         self._near = [number for number, member in enumerate(members)
                       if member.machine == members[rank].machine and number != rank]
-        self._store, self._lock = dist.PrefixStore(f"ckptfs/{name}", _store()), threading.Lock()
+        # A destructor that asks may run while its own thread is asking.
+        self._store, self._lock = dist.PrefixStore(f"ckptfs/{name}", _store()), threading.RLock()
         self._ending, self._owner = threading.Event(), os.getpid()
         self._thread = threading.Thread(target=self._beat, name="ckptfs group", daemon=True)
         self._thread.start()
         atexit.register(self.close)
 
     def close(self):
+        """After this the thread ends, and the other ranks know that this one has left."""
         atexit.unregister(self.close)
         if self._ending.is_set() or os.getpid() != self._owner:  # or a child of fork, which has no such thread
             return
         self._ending.set()
-        self._thread.join()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_DEAD)
 
     def tell(self, key, text):
         with self._asking():
@@ -278,12 +272,14 @@ class _Watch:
 
     @contextlib.contextmanager
     def _asking(self):
-        with self._lock:
-            try:
-                yield
-            except (RuntimeError, dist.DistError) as problem:
-                raise GroupError(self._ended() or "torch's store, by which the ranks know of each other, does not answer: "
-                                 f"{problem}") from problem
+        if not self._lock.acquire(timeout=_DEAD):  # its host is gone, and the connection does not know it yet
+            raise GroupError(f"{_NO_ANSWER} for {_DEAD} s")
+        try:
+            yield
+        except (RuntimeError, dist.DistError) as problem:
+            raise GroupError(self._ended() or f"{_NO_ANSWER}: {problem}") from problem
+        finally:
+            self._lock.release()
 
     def gone(self):
         try:
@@ -299,7 +295,7 @@ class _Watch:
         return None
 
     def _beat(self):
-        beats, seen, since = 0, None, time.monotonic()
+        beats, seen, since, said = 0, None, time.monotonic(), False
         next_ = (self._rank + 1) % len(self._members)
         try:
             while not self._ending.is_set():
@@ -312,6 +308,9 @@ class _Watch:
                 if silent or of_next == _LEFT:
                     how = f"has not been heard of for {_DEAD} s" if silent else "has left the group"
                     self.tell(_GONE, f"rank {next_} ({self._members[next_]}) {how}")
+                elif said:  # it had only been stopped for a while
+                    self.forget([_GONE])
+                said = silent
                 self._ending.wait(_BEAT)
             self.tell(f"beat/{self._rank}", _LEFT)
         except GroupError as problem:  # whoever waits for other ranks gets the same error

@@ -10,9 +10,10 @@ import collections
 import contextlib
 import itertools
 import logging
+import struct
 import time
 
-from ckptfs import pieces
+from ckptfs import memory, pieces
 from ckptfs.agreement import Agreement
 from ckptfs.group import Group, GroupError
 
@@ -22,6 +23,8 @@ _READ_AT_ONCE = 64 << 20  # bytes, before they are sent on
 _SAMPLE = 16  # of all shared bytes the 16th is loaded in either way
 _WORTH_SAMPLING = 256 << 20  # bytes that a rank shares
 _measured = {}  # (machines, ranks) -> the quicker mode, as long as this process lives
+_KNOWN = (None, "each", "broadcast")
+_SHARED = struct.Struct("<QB")  # the bytes that a rank shares, and what it has measured
 
 # A stretch of what a rank wants. `parts`: (index of the holding, begin, end); `holders`: the ranks that want it.
 _Message = collections.namedtuple("_Message", "owner holders parts bytes")
@@ -50,6 +53,7 @@ class _Load:
     def __init__(self, group, stream=None):
         self._group, self._stream = group, stream
         self._checkpoint, self._holdings, self._messages, self._reports = None, [], [], []
+        self._failure = None  # of this rank
 
     def load(self, open_checkpoint, targets, mode):
         """A rank that cannot take part gets its own exception, the others a GroupError."""
@@ -67,14 +71,34 @@ class _Load:
         agreed = Agreement(self._group, whole=False, cached=1).agree(mode, describe)
         self._targets = pieces.Targets(self._holdings)
         self._messages = self._messages_of(agreed.plan)
-        mode = self._load_by(mode)
-        self._targets.finish()
-        self._group.gather(b"\0")  # no rank leaves as long as another one waits
+        with memory.on(memory.device_of(holding.tensor for holding in self._holdings), self._stream):
+            mode = self._load_by(mode)
+            self._attempt(self._targets.finish)
+        self._check_all()
         seconds = dict(agreed.seconds, load=time.monotonic() - begun - sum(agreed.seconds.values()))
         _log.info("%s: rank %d has loaded %d bytes, by %s, and read %d: %s", self._checkpoint.path, self._group.rank,
                   sum(message.bytes for message in self._messages), mode, sum(report.read for report in self._reports),
                   ", ".join(f"{stage} {number:.2f} s" for stage, number in seconds.items()))
         return filled
+
+    def _attempt(self, function, *arguments):
+        """What fails on this rank is raised at the end: until then the others wait for it in each step of the load."""
+        if self._failure is not None:
+            return
+        try:
+            function(*arguments)
+        except Exception as problem:  # noqa: BLE001 - see above
+            self._failure = problem
+            self._group.tell(f"failure/{self._group.rank}", f"{type(problem).__name__}: {problem}")
+
+    def _check_all(self):
+        """Ends the load on all ranks: none leaves as long as another one waits, and what failed on one is told to all."""
+        failed = [rank for rank, said in enumerate(self._group.gather(b"\0" if self._failure is None else b"\1"))
+                  if said != b"\0"]
+        if self._failure is not None:
+            raise self._failure
+        if failed:
+            raise GroupError(f"rank {failed[0]} has not loaded its part: {self._group.told(f'failure/{failed[0]}')}")
 
     def _messages_of(self, plan):
         """All that this rank wants, in the order in which all ranks that want it have it."""
@@ -104,17 +128,27 @@ class _Load:
 
     def _read(self, messages):
         if messages:
-            parts = [part for message in messages for part in message.parts]
-            self._reports.append(self._checkpoint.load_parts(self._targets, parts, self._stream))
+            self._attempt(self._read_parts, [part for message in messages for part in message.parts])
+
+    def _read_parts(self, parts):
+        self._reports.append(self._checkpoint.load_parts(self._targets, parts, self._stream))
 
     def _broadcast(self, messages):
-        """A rank sends what it has read while it reads on."""
-        rank = self._group.rank
-        receiving = [(message.owner, message) for message in messages if message.owner != rank]
+        """A rank sends what it has read while it reads on. Where the memory is a device's, what is sent and received is in
+        host memory first, a round at a time."""
+        rounds = _rounds(messages)
+        if self._targets.on_host():
+            rounds = [[message for one in rounds for message in one]]
+        for messages_of_round in rounds:
+            self._pass_on(messages_of_round)
+
+    def _pass_on(self, messages):
+        rank, arrivals = self._group.rank, []
         with self._group.transfer() as transfer:
-            arrivals = [self._targets.arrival(message.parts) for _, message in receiving]
-            for (owner, _), arrival in zip(receiving, arrivals, strict=True):
-                transfer.receive(owner, arrival.memory)
+            for message in messages:
+                if message.owner != rank:
+                    arrivals.append(self._targets.arrival(message.parts))
+                    transfer.receive(message.owner, arrivals[-1].memory)
             for batch in _batches([message for message in messages if message.owner == rank]):
                 self._read(batch)
                 for message in batch:
@@ -130,25 +164,38 @@ class _Load:
     def _choose(self, shared):
         """Loads all. Returns the mode in which most was loaded."""
         key = (len(set(self._group.hosts)), self._group.size)
-        sizes = self._group.gather(sum(message.bytes for message in shared).to_bytes(8, "little"))
-        known = _measured.get(key)
-        if known is None and max(int.from_bytes(size, "little") for size in sizes) >= _WORTH_SAMPLING:
+        shared_bytes = sum(message.bytes for message in shared)
+        told = self._group.gather(_SHARED.pack(shared_bytes, _KNOWN.index(_measured.get(key))))
+        sizes, modes = zip(*map(_SHARED.unpack, told), strict=True)
+        known = _KNOWN[modes[0]] if len(set(modes)) == 1 else None  # ranks may have loaded in other groups before
+        if known is None and max(sizes) >= _WORTH_SAMPLING:
             first, second, shared = _samples(shared)
             rates = {"each": self._rate(self._read, first), "broadcast": self._rate(self._broadcast, second)}
             known = _measured[key] = max(rates, key=rates.get)
             _log.info("loading by %s: %s", known, ", ".join(f"{mode} {rate / 1e9:.2f} GB/s a rank"
                                                             for mode, rate in rates.items()))
-        known = known or "each"  # all ranks know the same: they have loaded the same before
+        known = known or "each"
         (self._read if known == "each" else self._broadcast)(shared)
         return known
 
     def _rate(self, load, messages):
-        """Bytes per second of the slowest rank."""
+        """Bytes per second of the slowest rank of those that load something."""
         self._group.gather(b"\0")  # all begin together
         begun = time.monotonic()
         load(messages)
-        own = sum(message.bytes for message in messages) / max(time.monotonic() - begun, 1e-6)
-        return min(int.from_bytes(rate, "little") for rate in self._group.gather(int(own).to_bytes(8, "little")))
+        size = sum(message.bytes for message in messages)
+        own = int(size / max(time.monotonic() - begun, 1e-6)) if size else (1 << 63)
+        return min(int.from_bytes(rate, "little") for rate in self._group.gather(own.to_bytes(8, "little")))
+
+
+def _rounds(messages):
+    """The messages in rounds of at most some _READ_AT_ONCE bytes of each set of ranks. All ranks of a set put a message
+    into the same round."""
+    seen, found = collections.Counter(), collections.defaultdict(list)
+    for message in messages:
+        found[seen[message.holders] // _READ_AT_ONCE].append(message)
+        seen[message.holders] += message.bytes
+    return [found[number] for number in sorted(found)]
 
 
 def _samples(messages):

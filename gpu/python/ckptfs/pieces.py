@@ -84,6 +84,15 @@ def holdings_of(state):
 
 def of_one(name, value):
     """The holdings of one tensor on this rank; none if the rank has nothing of it."""
+    found = _of_one(name, value)
+    for holding in found:
+        tensor = holding.tensor
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided or tensor.is_quantized:
+            raise TypeError(f"{name}: a {type(tensor).__name__} ({tensor.layout}) is no plain tensor; convert it first")
+    return found
+
+
+def _of_one(name, value):
     if isinstance(value, Slice):
         return list(value.holdings())
     if isinstance(value, DTensor):
@@ -128,11 +137,12 @@ def _indices(length, dimension, value, coordinate):
             begin, length = begin + first, min(width, length - first)
         return [(begin, length, 0)]
     # A strided shard deals out the indices in an order that only torch knows.
-    indices = torch.arange(length)
+    indices = torch.arange(length).view((1,) * dimension + (-1,))
     for mesh_dimension, placement in cuts:
         parts, _ = placement._split_tensor(indices, value.device_mesh.size(mesh_dimension), with_padding=False,
                                            contiguous=True)
         indices = parts[coordinate[mesh_dimension]]
+    indices = indices.reshape(-1)
     if not len(indices):
         return [(0, 0, 0)]
     starts = [0, *(torch.nonzero(indices.diff() != 1).view(-1) + 1).tolist()]
@@ -174,51 +184,58 @@ def _name_in_file(name, numbers, wholes, taken):
 
 
 class Targets:
-    """Where a load puts holdings: into their memory, or beside it, if that is not contiguous, until finish()."""
+    """Where a load puts holdings: into their memory, or beside it, if their elements do not lie there in order, until
+    finish()."""
 
     def __init__(self, holdings):
         self.holdings = holdings
         self._flats = {}
 
+    def on_host(self):
+        return all(holding.tensor.device.type == "cpu" for holding in self.holdings)
+
     def flat(self, index):
         """The elements of a holding, in row-major order."""
         if index not in self._flats:
             tensor = self.holdings[index].tensor
-            contiguous = tensor.is_contiguous()
-            self._flats[index] = (tensor if contiguous else torch.empty(tensor.shape, dtype=tensor.dtype,
-                                                                        device=tensor.device)).view(-1)
+            self._flats[index] = (tensor if _lies_in_order(tensor) else torch.empty(
+                tensor.shape, dtype=tensor.dtype, device=tensor.device)).view(-1)
         return self._flats[index]
 
     def departure(self, parts):
-        """The elements of some parts as one flat tensor."""
-        flats = [self.flat(index)[begin:end] for index, begin, end in parts]
-        return _as_bytes(flats[0] if len(flats) == 1 else torch.cat(flats))
+        """The elements of some parts, as flat bytes in host memory."""
+        flats = [_as_bytes(self.flat(index)[begin:end]) for index, begin, end in parts]
+        return (flats[0] if len(flats) == 1 else torch.cat(flats)).cpu()
 
     def arrival(self, parts):
-        return _Arrival([self.flat(index)[begin:end] for index, begin, end in parts])
+        return _Arrival([_as_bytes(self.flat(index)[begin:end]) for index, begin, end in parts])
 
     def finish(self):
         """Copies to where it belongs what was loaded beside it."""
         for index, flat in self._flats.items():
             tensor = self.holdings[index].tensor
-            if not tensor.is_contiguous():
+            if not _lies_in_order(tensor):
                 tensor.copy_(flat.view(tensor.shape))
         self._flats.clear()
 
 
 class _Arrival:
-    """`memory` receives the elements of some parts, end to end; finish() takes them to these."""
+    """`memory` receives the bytes of some parts, end to end, in host memory; finish() takes them to these."""
 
     def __init__(self, flats):
         self._flats = flats
-        whole = flats[0] if len(flats) == 1 else torch.empty(sum(map(len, flats)), dtype=flats[0].dtype,
-                                                             device=flats[0].device)
-        self._whole, self.memory = whole, _as_bytes(whole)
+        in_place = len(flats) == 1 and flats[0].device.type == "cpu"
+        self.memory = flats[0] if in_place else torch.empty(sum(map(len, flats)), dtype=torch.uint8)
+        self._in_place = in_place
 
     def finish(self):
-        if len(self._flats) > 1:
-            for flat, part in zip(self._flats, self._whole.split([len(flat) for flat in self._flats]), strict=True):
+        if not self._in_place:
+            for flat, part in zip(self._flats, self.memory.split([len(flat) for flat in self._flats]), strict=True):
                 flat.copy_(part)
+
+
+def _lies_in_order(tensor):
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def _as_bytes(flat):

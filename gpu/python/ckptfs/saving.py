@@ -1,6 +1,5 @@
 """Steps of tensors, saved while the training goes on."""
 
-import collections
 import contextlib
 import ctypes
 import functools
@@ -9,6 +8,7 @@ import os
 import threading
 import time
 import uuid
+import weakref
 
 import torch
 
@@ -21,8 +21,8 @@ _log = logging.getLogger("ckptfs")
 
 # Seconds until a rank gives up the others, which are there and do not become durable.
 _PATIENCE = 1800
+_SECONDS_TO_SEE = 30  # until a rank sees what other ranks have written
 _BESIDE_COPIES = 32 << 20  # bytes: of the header, and of slots that are not full
-_REMEMBERED = 16  # saves of which the ranks may still ask each other
 
 
 def _distributed():
@@ -139,6 +139,9 @@ class Save:
         """Adds to a stage of the step's timing (`ckptfs show STEP --timing`), before wait_durable()."""
         self._call("ckptfs_save_note", stage.encode(), seconds)
 
+    def _fail(self, problem):
+        """Called once this rank's part cannot be saved any more."""
+
     def wait_copied(self) -> None:
         if self._thread is None:  # else it has waited
             self._call("ckptfs_save_wait_copied")
@@ -178,6 +181,7 @@ class Save:
                 then()
         except Exception as problem:  # noqa: BLE001 - whoever waits gets it
             self._failure = problem
+            self._fail(problem)
             _log.error("the step %s %s: %s", self.tag, "is there, but not all that was to follow" if self.committed
                        else "was not saved", problem)
         self._finished = True
@@ -206,6 +210,10 @@ def _committed(attempt):
     return f"{attempt}/committed"
 
 
+def _left(attempt):
+    return f"{attempt}/left"
+
+
 class _GroupSave(Save):
     """A Save that all ranks of a group make together: commit() returns when the step is there, and never before.
 
@@ -213,18 +221,27 @@ class _GroupSave(Save):
     """
 
     def __init__(self, group, *arguments, **named):
-        self._group, self._told = group, False
+        self._group, self._told, self._left = group, False, False
         super().__init__(*arguments, **named)
 
     def close(self):
-        if not self.committed and getattr(self, "_handle", None) and os.getpid() == getattr(self, "_owner", None):
+        if getattr(self, "_handle", None) and os.getpid() == getattr(self, "_owner", None):
             self._join()
-            self._fail("its save was closed before it was committed")
+            if not self.committed and not self._told:
+                _log.error("the step %s was not saved: its save was closed before it was committed", self.tag)
+                self._fail("its save was closed before it was committed")
+            self._leave()
         super().close()
 
+    def wait_copied(self):
+        self._try(super().wait_copied)
+
     def wait_durable(self):
+        self._try(super().wait_durable)
+
+    def _try(self, function):
         try:
-            super().wait_durable()
+            function()
         except Exception as problem:
             self._fail(problem)
             raise
@@ -234,17 +251,25 @@ class _GroupSave(Save):
             return True
         if self._told:
             raise GroupError(f"the step {self.tag} was not saved: this rank has given it up")
-        try:
-            last = self._group.count(_durable(self.attempt)) == self._group.size
-            self._check_others()
-            if not (last and super().commit()):
-                self._wait_for_others()
-        except Exception as problem:
-            self._fail(problem)
-            raise
-        self._group.tell(_committed(self.attempt), "1")
+        self._try(self._commit_together)
+        with contextlib.suppress(GroupError):  # then they look for the step
+            self._group.tell(_committed(self.attempt), "1")
         self.committed = True
+        self._leave()
         return True
+
+    def _commit_together(self):
+        last = self._group.count(_durable(self.attempt)) == self._group.size
+        self._check_others()
+        if not last:
+            self._wait_for_others()
+            return
+        seen_by = time.monotonic() + _SECONDS_TO_SEE
+        while not super().commit():
+            if time.monotonic() > seen_by:
+                raise GroupError(f"the step {self.tag} was not saved: all ranks are durable, and their files are not all "
+                                 f"in {self.folder}; do all ranks see one folder?")
+            time.sleep(LONG_SLEEP)
 
     def _check_others(self):
         failed = self._group.told(_failed(self.attempt))
@@ -259,9 +284,24 @@ class _GroupSave(Save):
         try:
             self._group.wait_until(is_decided, time.monotonic() + _PATIENCE, LONG_SLEEP)
         except GroupError:
-            if super().commit():  # the rank that committed could not tell
+            if not self._failed_elsewhere() and super().commit():  # the rank that committed could not tell
                 return
             raise
+
+    def _failed_elsewhere(self):
+        try:
+            return self._group.told(_failed(self.attempt))
+        except GroupError:  # who could tell is gone
+            return None
+
+    def _leave(self):
+        """This rank asks no more. The last one removes what the ranks told each other of this save."""
+        if self._left:
+            return
+        self._left = True
+        with contextlib.suppress(GroupError):
+            if self._group.count(_left(self.attempt)) == self._group.size:
+                self._group.forget([key(self.attempt) for key in (_durable, _failed, _committed, _left)])
 
     def _fail(self, problem):
         """Tells the other ranks, once, that this one will not become durable."""
@@ -301,11 +341,13 @@ class Saver:
         if rank is not None or world_size is not None:
             raise ValueError("the group tells rank and world_size")
         self.rank, self.world_size = self._group.rank, self._group.size
-        self._agreement, self._attempts = Agreement(self._group, whole=True), collections.deque()
+        self._agreement, self._saves = Agreement(self._group, whole=True), weakref.WeakSet()
 
     def close(self) -> None:
-        """Ends a group's Saver: the other ranks no longer wait for this one."""
+        """Ends a group's Saver, once what its saves do behind is done: the other ranks no longer wait for this one."""
         if self._group is not None:
+            for save in list(self._saves):
+                save._join()
             self._group.close()
 
     def save(self, tag: str, tensors: "dict[str, torch.Tensor]", *, attempt: "str | None" = None,
@@ -326,7 +368,6 @@ class Saver:
             return holdings
 
         agreed = self._agreement.agree(tag, describe)
-        self._forget_old(agreed.attempt)
         try:
             return self._save_planned(tag, holdings, agreed, stream)
         except Exception as problem:
@@ -335,8 +376,10 @@ class Saver:
             raise
 
     def _save_planned(self, tag, holdings, agreed, stream):
-        tensors, places = pieces.to_write(holdings, agreed.plan.owned)
+        with memory.on(memory.device_of(holding.tensor for holding in holdings), stream):
+            tensors, places = pieces.to_write(holdings, agreed.plan.owned)
         save = self._begin(functools.partial(_GroupSave, self._group), tag, agreed.attempt, tensors)
+        self._saves.add(save)
         for stage, seconds in agreed.seconds.items():
             save.note(stage, seconds)
         return self._begun(save, tensors, stream, places)
@@ -356,14 +399,8 @@ class Saver:
     def _begun(self, save, tensors, stream, places=None):
         try:
             save.add_tensors(f"rank{self.rank:02d}.safetensors", tensors, stream, places)
-        except BaseException:
+        except BaseException as problem:
+            save._fail(problem)
             save.close()
             raise
         return save
-
-    def _forget_old(self, attempt):
-        """Removes what the ranks told each other of saves that all of them have long left behind."""
-        self._attempts.append(attempt)
-        if self.rank == 0 and len(self._attempts) > _REMEMBERED:
-            old = self._attempts.popleft()
-            self._group.forget([key(old) for key in (_durable, _failed, _committed)])

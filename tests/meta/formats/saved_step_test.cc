@@ -83,6 +83,24 @@ TEST(SavedStep, PiecesOfAllRanksAreJoined) {
   EXPECT_EQ(step.values(find(map, "flat").states.at(kParam)), "012");
 }
 
+// A save by fewer ranks replaces the files of these; those of the other ranks stay.
+TEST(SavedStep, FilesOfAnEarlierSaveByMoreRanksDoNotCount) {
+  StepInMemory step;
+  const auto add = [&step](const std::string& name, const SavedPiece& piece, const std::string& values) {
+    SafetensorsHeader header;
+    header.tensors.push_back({"w", Dtype::uint8, {values.size()}, 0, values.size()});
+    header.metadata[std::string(kPieceKey) + "w"] = piece_text(piece);
+    step.add(name, safetensors_header(header) + values);
+  };
+  add("rank00.safetensors", {"w", {4}, {0}}, "abcd");
+  add("rank01.safetensors", {"w", {4}, {2}}, "zz");
+  step.add(manifest_name(0), manifest_text({"a2", 0, 1, {}}));
+  const TensorMap map = read_checkpoint(step);
+  EXPECT_TRUE(map.problems.empty()) << map.problems.front().reason;
+  ASSERT_EQ(map.parameters.size(), 1U);
+  EXPECT_EQ(map.parameters[0].states.at(kParam).pieces.size(), 1U);
+}
+
 // A flat range of a tensor lies in several boxes of one file.
 TEST(SavedStep, SeveralPiecesInOneFile) {
   SavedStep step;

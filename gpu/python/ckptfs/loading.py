@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import ctypes
+import logging
 import os
 from collections.abc import Iterable
 
@@ -10,6 +11,7 @@ import torch
 
 from ckptfs import group_loading, memory, native, pieces
 
+_log = logging.getLogger("ckptfs")
 Path = str | os.PathLike
 Tensors = dict[str, torch.Tensor]
 TensorInfo = collections.namedtuple("TensorInfo", "dtype shape bytes")
@@ -103,7 +105,9 @@ class Checkpoint:
         return Report(*(getattr(report, name) for name in Report._fields))
 
     def make_tensors(self, names, device):
-        """Tensors for these, or all, with any content."""
+        """Tensors for these, or all that can be read, with any content."""
+        if names is None and self.problems:
+            _log.warning("%s: %d parts of it cannot be read: %s", self.path, len(self.problems), self.problems[0])
         wanted = self.tensors if names is None else {name: self.tensors.get(name) for name in names}
         missing = [name for name, info in wanted.items() if info is None]
         if missing:

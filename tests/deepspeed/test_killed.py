@@ -251,7 +251,7 @@ def test_killed_in_its_saves(scene, mode, kind, seed, rounds):
           f"failed, and {wrong} of {len(plain.taken)} steps are not as without a kill")
 
 
-@pytest.mark.parametrize("limit, full", ((2, 2), (3, 1)))
+@pytest.mark.parametrize("limit, full", ((2, 2), pytest.param(3, 1, marks=pytest.mark.level("long"))))
 def test_save_total_limit(scene, limit, full, seed, rounds):
     """Beside keep_full: as many as the smaller one of both says can be resumed from, at each save and each start. The
     Trainer leaves as many folders as save_total_limit says, and those that keep_full does not keep are thin."""

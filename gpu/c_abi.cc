@@ -78,7 +78,8 @@ meta::formats::Box box_of(const uint64_t* offsets, const uint64_t* sizes, uint32
 }
 
 ckptfs_load_report report_of(const gpu::Checkpoint::Report& done) {
-  return {done.moved.bytes, done.moved.read, done.moved.direct, done.moved.straight, done.through_mount};
+  return {done.moved.bytes,    done.moved.read,    done.moved.direct,
+          done.moved.straight, done.through_mount, done.moved.checked};
 }
 
 }  // namespace
@@ -206,6 +207,13 @@ int ckptfs_save_begin(ckptfs_staging* staging, const char* series, const char* t
 void ckptfs_save_close(ckptfs_save* save) { delete save; }
 
 const char* ckptfs_save_folder(const ckptfs_save* save) { return save->save->folder().c_str(); }
+
+int ckptfs_save_digests(ckptfs_save* save, int wanted) {
+  return guarded([&]() -> Result<> {
+    save->save->take_digests(wanted != 0);
+    return success();
+  });
+}
 
 int ckptfs_save_tensors(ckptfs_save* save, const char* name, const ckptfs_saved_tensor* tensors, uint64_t count,
                         void* stream) {

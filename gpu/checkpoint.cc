@@ -29,6 +29,7 @@ using meta::formats::TensorMap;
 // layouts.
 constexpr uint64_t kMostMapBytes = uint64_t{4} << 30;
 constexpr uint64_t kMostMapRuns = uint64_t{1} << 26;
+constexpr size_t kMostDigests = size_t{1} << 24;  // of all files: 512 MiB, and 16 TiB in chunks of 1 MiB
 
 // Returns "0" for "archive/data/0", and an empty string if the entry is no storage.
 std::string storage_key(const std::string& entry) {
@@ -102,6 +103,7 @@ void add_wanted(const Item& item, const Box& box, uint64_t begin, uint64_t end, 
                 std::vector<Wanted>& wanted) {
   Shape shape = item.tensor.shape;
   shape.push_back(size_of(item.tensor.dtype));
+  const size_t before = wanted.size();
   for (const Box& part : boxes_of_range(box, begin, end)) {
     const uint64_t size = *elements_of(part.sizes);
     if (item.boxes.empty()) {
@@ -112,6 +114,7 @@ void add_wanted(const Item& item, const Box& box, uint64_t begin, uint64_t end, 
     for (const PlacedBox& stored : item.boxes) add_common(stored, part, target, wanted);
     target += size;
   }
+  for (size_t at = before; at < wanted.size(); ++at) wanted[at].of = &item.name;
 }
 
 }  // namespace
@@ -170,6 +173,32 @@ Result<> Checkpoint::add_storages() {
     TRY_ASSIGN(const auto range, archive.range(entry));
     add_item(key, {meta::formats::Dtype::uint8, {range.size}, {{0, range.offset, range.size}}});
   }
+  return success();
+}
+
+// Reads the manifests of a step. A file of another length than in its manifest is not the one that was saved there.
+Result<> Checkpoint::find_digests() {
+  std::map<std::string_view, uint32_t> places;
+  const auto& list = files_.list();
+  for (uint32_t file = 0; file < list.size(); ++file) places[list[file].path] = file;
+  std::map<uint32_t, meta::formats::FileDigests> found;
+  size_t count = 0;
+  for (uint32_t file = 0; file < list.size(); ++file) {
+    if (!meta::formats::is_manifest_name(list[file].path)) continue;
+    TRY_ASSIGN(const std::string text, files_.read(file, meta::formats::kMostManifest));
+    auto manifest = meta::formats::parse_manifest(text);
+    if (!manifest) return Error(manifest.error().errno_value(), files_.path(file) + ": " + manifest.error().message());
+    for (const auto& [path, size] : manifest.value().files) {
+      const auto digests = manifest.value().digests.find(path);
+      const auto place = places.find(path);
+      if (digests == manifest.value().digests.end() || place == places.end()) continue;
+      if (list[place->second].size != size) continue;
+      count += digests->second.digests.size();
+      if (count > kMostDigests) return Error(EFBIG, path_ + ": its manifests have too many digests");
+      found[place->second] = std::move(digests->second);
+    }
+  }
+  digests_ = std::move(found);
   return success();
 }
 
@@ -257,6 +286,7 @@ Result<Checkpoint::Report> Checkpoint::read(Staging& staging, std::vector<Wanted
   for (const Wanted& one : wanted) used.insert(one.file);
   const std::vector<uint32_t> files(used.begin(), used.end());
   TRY(open_files(files));
+  if (!digests_) TRY(find_digests());
   Report report;
   std::vector<SourceFile> sources;
   std::map<uint32_t, uint32_t> place;
@@ -266,6 +296,8 @@ Result<Checkpoint::Report> Checkpoint::read(Staging& staging, std::vector<Wanted
     if (on_mount_ && blob == blobs_.end()) ++report.through_mount;
     place[file] = static_cast<uint32_t>(sources.size());
     TRY_ASSIGN(SourceFile source, make_source(files_.path(file), chosen.get()));
+    const auto digests = digests_->find(file);
+    if (digests != digests_->end() && files_.list()[file].size == source.size) source.digests = &digests->second;
     sources.push_back(std::move(source));
   }
   for (Wanted& one : wanted) one.file = place[one.file];

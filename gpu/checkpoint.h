@@ -5,6 +5,9 @@
 // that the model computes with, "layers.0.weight/exp_avg" and so on, with the ranks' parts joined. For a safetensors
 // file they are its tensors. For a file of torch.save they are its storages, named by their keys ("0").
 //
+// What is loaded of a step is checked against the digests in its manifests, if they have any: see load.h. The digests
+// take 32 bytes for each chunk.
+//
 // A Checkpoint on a mount keeps a file of the step open after its first load, so that rotation does not remove the
 // step.
 //
@@ -13,12 +16,14 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "gpu/folder_files.h"
 #include "gpu/load.h"
 #include "gpu/mount_client.h"
+#include "meta/formats/manifest.h"
 #include "meta/formats/tensor_map.h"
 
 namespace ckptfs::gpu {
@@ -65,7 +70,8 @@ class Checkpoint {
     LoadReport moved;
     uint64_t through_mount = 0;  // files of a mount that could not be read past it
   };
-  // Like load() of load.h. Fails with EINVAL if a request exceeds its item.
+  // Like load() of load.h. Fails with EINVAL if a request exceeds its item, with EBADMSG or EFBIG if the step has a
+  // manifest that cannot be read.
   Result<Report> load(Staging& staging, const std::vector<Request>& requests, Stream stream);
   // The same for boxes. Fails with EINVAL if a box lies outside its item, or a range outside its box.
   Result<Report> load_boxes(Staging& staging, const std::vector<BoxRequest>& requests, Stream stream);
@@ -76,6 +82,7 @@ class Checkpoint {
   void add_item(std::string name, meta::formats::Tensor tensor);
   Result<Report> read(Staging& staging, std::vector<Wanted> wanted, Stream stream);
   Result<> add_storages();
+  Result<> find_digests();
   Result<> open_files(const std::vector<uint32_t>& files);
   Result<> get_blobs(const MountClient& mount, const std::vector<uint32_t>& files);
 
@@ -87,6 +94,7 @@ class Checkpoint {
   std::map<uint32_t, io::Fd> blobs_;   // files of a mount whose blobs we have
   io::Fd kept_;                        // one of the files in blobs_, open through the mount
   bool on_mount_ = false;
+  std::optional<std::map<uint32_t, meta::formats::FileDigests>> digests_;  // by file; found by the first load
 };
 
 }  // namespace ckptfs::gpu

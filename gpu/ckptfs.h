@@ -20,7 +20,7 @@ extern "C" {
 #pragma GCC visibility push(default)
 #endif
 
-#define CKPTFS_ABI 2 /* changes whenever anything below changes */
+#define CKPTFS_ABI 3 /* changes whenever anything below changes */
 uint32_t ckptfs_abi(void);
 
 /* The words for this thread's last call that failed. */
@@ -78,10 +78,12 @@ typedef struct {
   uint64_t direct;        /* of those, read past the page cache */
   uint64_t straight;      /* of those, read without a copy in host memory */
   uint64_t through_mount; /* number of files of a mount that could not be read past it */
+  uint64_t checked;       /* of those read, compared with the digests in the step's manifests */
 } ckptfs_load_report;
 
-/* Returns when everything is loaded. It writes nothing before the work that is on the stream now has ended. `report`
- * may be NULL. */
+/* Returns when everything is loaded. Of files that were saved with digests, each chunk that is read whole is checked:
+ * if it differs, the load fails with EIO and names the file and the tensors. It writes nothing before the work that is
+ * on the stream now has ended. `report` may be NULL. */
 int ckptfs_load(ckptfs_checkpoint* checkpoint, ckptfs_staging* staging, const ckptfs_target* targets, uint64_t count,
                 void* stream, ckptfs_load_report* report);
 
@@ -108,6 +110,10 @@ int ckptfs_save_begin(ckptfs_staging* staging, const char* series, const char* t
 void ckptfs_save_close(ckptfs_save* save);
 /* The folder of the files until the commit. */
 const char* ckptfs_save_folder(const ckptfs_save* save);
+
+/* Whether the manifest gets the digests (BLAKE3 of each MiB) of the files that are added from now on; without this call
+ * it does not. A load checks them. */
+int ckptfs_save_digests(ckptfs_save* save, int wanted);
 
 typedef struct {
   const char* name;

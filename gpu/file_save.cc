@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
+#include <numeric>
 #include <system_error>
 
 #include "io/aligned_buffer.h"
@@ -15,6 +16,8 @@
 
 namespace ckptfs::gpu {
 namespace {
+
+constexpr uint64_t kLargestChunk = uint64_t{1} << 20;  // bytes that have one digest
 
 Result<> check_parts(const std::vector<Part>& parts, uint64_t size) {
   uint64_t end = 0;
@@ -49,6 +52,8 @@ class FileSave::Lane {
       begin_fills();
       if (!filling_.empty()) {
         write_filled();
+      } else if (!undigested_.empty()) {
+        take_digests();
       } else if (writing_ > 0) {
         finish_write();
       } else if (save_.failed_ || save_.next_ >= save_.chunks_) {
@@ -140,10 +145,18 @@ class FileSave::Lane {
                                            lane_.slots[slot].memory.first(sizes_[slot]), offsets_[slot], 0, slot});
     if (begun) {
       ++writing_;
+      if (save_.digests_) undigested_.push_back(slot);
     } else {
       fail(begun.error());
       idle_.push_back(slot);
     }
+  }
+
+  // Of the slot whose write was begun first. It is not filled again before.
+  void take_digests() {
+    const size_t slot = undigested_.front();
+    undigested_.pop_front();
+    save_.take_digests(offsets_[slot], lane_.slots[slot].memory);
   }
 
   void finish_write() {
@@ -157,19 +170,24 @@ class FileSave::Lane {
   gpu::Lane& lane_;
   std::vector<size_t> sizes_;  // by slot: how many bytes of it are written
   std::vector<uint64_t> offsets_ = std::vector<uint64_t>(sizes_.size());
-  std::vector<size_t> idle_;    // slots
-  std::deque<size_t> filling_;  // slots, in the order of the stream
+  std::vector<size_t> idle_;       // slots
+  std::deque<size_t> filling_;     // slots, in the order of the stream
+  std::deque<size_t> undigested_;  // slots that are being written
   size_t writing_ = 0;
   std::optional<Error> error_;
 };
 
 Result<std::unique_ptr<FileSave>> FileSave::begin(std::shared_ptr<Staging> staging, std::string path, io::Fd file,
-                                                  uint64_t size, std::vector<Part> parts, Stream stream) {
+                                                  uint64_t size, std::vector<Part> parts, Stream stream, bool digests) {
   std::erase_if(parts, [](const Part& part) { return part.size == 0; });
   std::ranges::sort(parts, {}, &Part::offset);
   TRY(check_parts(parts, size));
   std::unique_ptr<FileSave> save(
       new FileSave(std::move(staging), std::move(path), std::move(file), size, std::move(parts)));
+  if (digests) {
+    const uint64_t chunk = std::gcd(save->staging_->slot_size(), kLargestChunk);
+    save->digests_ = {chunk, std::vector<io::Digest>(meta::formats::chunks_of(size, chunk))};
+  }
   TRY(save->prepare(stream));
   return save;
 }
@@ -243,6 +261,14 @@ Result<> FileSave::finish_file() {
   TRY(io::fault_point("save.sync"));
   if (::ftruncate(file_.get(), static_cast<off_t>(size_)) != 0) return last_error("its length");
   return io::fsync_fd(file_.get());
+}
+
+// Each lane takes those of its own slots.
+void FileSave::take_digests(uint64_t offset, std::span<const std::byte> slot) {
+  const uint64_t chunk = digests_->chunk, end = std::min(offset + slot.size(), size_);
+  for (uint64_t at = offset; at < end; at += chunk) {
+    digests_->digests[at / chunk] = io::digest_of(slot.subspan(at - offset, std::min(chunk, end - at)));
+  }
 }
 
 void FileSave::note_copied() {

@@ -5,6 +5,9 @@
 // (O_DIRECT) where the file system supports that. Its space is allocated before the first copy, so a full disk is
 // reported at once.
 //
+// The digests of the file, if they are wanted, are taken from the slots while these are being written. So they delay
+// neither the copies nor a disk that is slower than a processor's BLAKE3.
+//
 // Thread safety: any thread. Saves that use one ring run one after the other.
 #pragma once
 
@@ -20,6 +23,7 @@
 #include "gpu/staging.h"
 #include "io/fd.h"
 #include "io/mutex.h"
+#include "meta/formats/manifest.h"
 
 namespace ckptfs::gpu {
 
@@ -37,7 +41,8 @@ class FileSave {
   // which the caller wrote the parts: the save starts after the work that is on it now. Fails with EINVAL if parts
   // overlap or end beyond `size`, and with ENOSPC if the disk has no room.
   static Result<std::unique_ptr<FileSave>> begin(std::shared_ptr<Staging> staging, std::string path, io::Fd file,
-                                                 uint64_t size, std::vector<Part> parts, Stream stream);
+                                                 uint64_t size, std::vector<Part> parts, Stream stream,
+                                                 bool digests = false);
   // Waits for the end of the save.
   ~FileSave();
   FileSave(const FileSave&) = delete;
@@ -54,6 +59,8 @@ class FileSave {
     std::chrono::steady_clock::time_point begun, copied, written;
   };
   const Times& times() const { return times_; }
+  // The digests of the file, if they were wanted; once wait_durable() has returned success. The caller may move them.
+  std::optional<meta::formats::FileDigests>& digests() { return digests_; }
 
  private:
   class Lane;
@@ -62,6 +69,7 @@ class FileSave {
   Result<> write_or_say_why();
   Result<> write_all();
   Result<> finish_file();
+  void take_digests(uint64_t offset, std::span<const std::byte> slot);
   void note_copied();
   void end(Result<> outcome);
 
@@ -77,6 +85,7 @@ class FileSave {
   std::atomic<bool> failed_{false};
   std::thread thread_;
   Times times_;
+  std::optional<meta::formats::FileDigests> digests_;  // its list is of full length from the beginning
 
   io::Mutex mutex_;
   io::CondVar changed_;

@@ -10,6 +10,7 @@
 #include <deque>
 #include <optional>
 
+#include "gpu/check_read.h"
 #include "io/aligned_buffer.h"
 #include "io/fault.h"
 #include "io/log.h"
@@ -51,6 +52,7 @@ struct LoadJob {
   std::atomic<size_t> next{0};    // of plan.reads
   std::atomic<bool> failed{false};
   std::atomic<uint64_t> straight{0};
+  std::atomic<uint64_t> checked{0};
 };
 
 // The work of one lane. It begins reads while it has idle slots, hands on the data that has arrived, and reuses a slot
@@ -82,6 +84,7 @@ class LoadLane {
   struct Read {
     const PlannedRead* planned = nullptr;
     bool straight = false;
+    std::span<std::byte> memory = {};  // the target's or the slot's
   };
 
   void fail(const Error& error) {
@@ -104,9 +107,9 @@ class LoadLane {
     TRY(io::fault_point("load.read"));
     const SourceFile& file = job_.files[read.file];
     std::byte* const target = straight_target(read, file);
-    reads_[slot] = {&read, target != nullptr};
     const size_t size = read.end - read.begin;
     const auto memory = target != nullptr ? std::span(target, size) : lane_.slots[slot].memory.first(size);
+    reads_[slot] = {&read, target != nullptr, memory};
     return lane_.queue->begin(
         {io::TransferQueue::Kind::read, file.fd, read.file, memory, read.begin, read.least, slot});
   }
@@ -132,11 +135,22 @@ class LoadLane {
       return fail(Error(finished.bytes.error().errno_value(), file.path + ": " + finished.bytes.error().message()));
     }
     if (read.straight) job_.straight += read.planned->end - read.planned->begin;
+    if (const auto checked = check(read, finished.bytes.value()); !checked) fail(checked.error());
     const auto copying = read.straight || job_.failed ? Result<bool>(false) : hand_on(*read.planned, slot);
     if (!copying) fail(copying.error());
     // Copies may have begun before one of them failed, so the slot is waited for in that case, too.
     if (!copying || copying.value()) return copying_.push_back(slot);
     idle_.push_back(slot);
+  }
+
+  // Of a read that has brought so many bytes.
+  Result<> check(const Read& read, size_t bytes) {
+    const SourceFile& file = job_.files[read.planned->file];
+    if (file.digests == nullptr || job_.failed) return success();
+    const auto content = read.memory.first(std::min(bytes, read.memory.size()));
+    TRY_ASSIGN(const uint64_t checked, check_read(file, job_.plan, *read.planned, content));
+    job_.checked += checked;
+    return success();
   }
 
   // Returns true if the device is still reading the slot.
@@ -191,15 +205,52 @@ class LoadLane {
   std::optional<Error> error_;
 };
 
+// The first `size` bytes of a range.
+Wanted first_of(Wanted one, uint64_t size) {
+  one.size = size;
+  return one;
+}
+
+// All but the first `size` bytes of a range.
+Wanted rest_of(Wanted one, uint64_t size) {
+  one.offset += size;
+  one.size -= size;
+  one.target += size;
+  return one;
+}
+
 // What comes through the page cache into host memory needs no alignment. So each large range is read straight into its
-// target, without a slot.
-Result<> choose_alone(Device& device, const std::vector<SourceFile>& files, std::vector<Wanted>& wanted) {
+// target, without a slot. Of a file that is checked, that is only what has whole chunks of the range. The chunks that
+// it shares with its neighbours are read with these.
+Result<> choose_alone(Device& device, const std::vector<SourceFile>& files, const std::vector<Chunks>& chunks,
+                      std::vector<Wanted>& wanted) {
+  std::vector<Wanted> edges;
   for (Wanted& one : wanted) {
     if (files[one.file].direct || one.size < kWorthReading) continue;
     TRY_ASSIGN(const MemoryKind kind, device.kind_of(one.target));
-    one.alone = kind == MemoryKind::host;
+    if (kind != MemoryKind::host) continue;
+    const auto [chunk, file_end] = chunks[one.file];
+    const uint64_t end = one.offset + one.size;
+    const uint64_t head = chunk == 0 ? 0 : (chunk - one.offset % chunk) % chunk;
+    const uint64_t tail = chunk == 0 || end == file_end ? 0 : end % chunk;
+    if (head + tail + kWorthReading > one.size) continue;
+    if (head > 0) edges.push_back(first_of(one, head));
+    if (tail > 0) edges.push_back(rest_of(one, one.size - tail));
+    one = first_of(rest_of(one, head), one.size - head - tail);
+    one.alone = true;
   }
+  wanted.insert(wanted.end(), edges.begin(), edges.end());
   return success();
+}
+
+// The chunks of each file that can be checked: a chunk that is larger than a slot is never whole in a read.
+std::vector<Chunks> chunks_of(const std::vector<SourceFile>& files, uint64_t slot) {
+  std::vector<Chunks> chunks;
+  for (const SourceFile& file : files) {
+    const bool usable = file.digests != nullptr && file.digests->chunk <= slot;
+    chunks.push_back(usable ? Chunks{file.digests->chunk, file.size} : Chunks());
+  }
+  return chunks;
 }
 
 Result<std::vector<MemoryKind>> kinds_of(Device& device, const std::vector<Wanted>& wanted) {
@@ -242,8 +293,9 @@ Result<LoadReport> load(Staging& staging, const std::vector<SourceFile>& files, 
                         Stream stream) {
   TRY_ASSIGN(const Attached attached, Attached::make(staging.device()));
   TRY(check_ranges(files, wanted));
-  TRY(choose_alone(staging.device(), files, wanted));
-  LoadJob job{files, plan_reads(std::move(wanted), staging.slot_size(), Staging::kAlignment), {}};
+  const std::vector<Chunks> chunks = chunks_of(files, staging.slot_size());
+  TRY(choose_alone(staging.device(), files, chunks, wanted));
+  LoadJob job{files, plan_reads(std::move(wanted), staging.slot_size(), Staging::kAlignment, chunks), {}};
   TRY_ASSIGN(job.kinds, kinds_of(staging.device(), job.plan.wanted));
   TRY_ASSIGN(const OwnedEvent used, OwnedEvent::make(staging.device()));
   TRY(staging.device().record(used.get(), stream));
@@ -263,6 +315,7 @@ Result<LoadReport> load(Staging& staging, const std::vector<SourceFile>& files, 
     if (files[read.file].direct) report.direct += read.least;
   }
   report.straight = job.straight;
+  report.checked = job.checked;
   return report;
 }
 

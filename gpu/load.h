@@ -2,6 +2,9 @@
 // distributed over the lanes of the ring. Data for a device goes through a slot. Data for host memory is read directly
 // into that memory if its alignment allows it, and else is copied from a slot.
 //
+// Of a file whose digests are known, each chunk that a read holds whole is checked before the load returns
+// (check_read.h).
+//
 // A file of which at least half is in the page cache is read from there. Any other file is read past it (O_DIRECT).
 //
 // Thread safety: any thread. Loads that use one ring run one after the other.
@@ -13,6 +16,7 @@
 #include "gpu/read_plan.h"
 #include "gpu/staging.h"
 #include "io/fd.h"
+#include "meta/formats/manifest.h"
 
 namespace ckptfs::gpu {
 
@@ -23,6 +27,8 @@ struct SourceFile {
   uint64_t size = 0;
   bool direct = false;          // O_DIRECT is set
   size_t memory_alignment = 1;  // of memory that is read into directly
+  // if they are known: as many as the file has chunks; owned by the caller
+  const meta::formats::FileDigests* digests = nullptr;
 };
 
 // Decides how a descriptor is read, and sets or clears O_DIRECT on it.
@@ -33,10 +39,12 @@ struct LoadReport {
   uint64_t read = 0;      // read from files, including the gaps between ranges
   uint64_t direct = 0;    // of those, read past the page cache
   uint64_t straight = 0;  // of those, read without a copy in host memory
+  uint64_t checked = 0;   // of those, compared with their digests
 };
 
 // Returns when everything is loaded, or with the first error; then the targets' content is undefined. A file that ends
-// before the end of a wanted range is EIO. `stream` is the stream on which the caller last used the targets: they are
+// before the end of a wanted range is EIO, and so
+// is a chunk that differs from its digest. `stream` is the stream on which the caller last used the targets: they are
 // not written before the work that is on it now has ended.
 Result<LoadReport> load(Staging& staging, const std::vector<SourceFile>& files, std::vector<Wanted> wanted,
                         Stream stream);

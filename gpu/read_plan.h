@@ -4,11 +4,16 @@
 // Ranges with a gap between them are read as one if the gap costs less than another read: always, if it has at most 4
 // KiB; up to 64 KiB, as long as less than 1/16 of what is wanted there is read in vain. So a rank that loads some of a
 // tensor's columns reads little more than its own.
+//
+// Of a file whose chunks have digests (meta/formats/manifest.h) reads begin and end where chunks do, so that each chunk
+// is whole in one read. Only at the ends of what is wanted a chunk may be cut; there its rest is read along if it costs
+// as little as a gap.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "io/result.h"
@@ -25,6 +30,13 @@ struct Wanted {
   uint64_t size = 0;
   std::byte* target = nullptr;
   bool alone = false;
+  const std::string* of = nullptr;  // the name of the tensor, for messages; it must outlive the load
+};
+
+// The chunks of a file that have digests.
+struct Chunks {
+  uint64_t size = 0;  // a power of two, and a multiple of the alignment; 0: there are none
+  uint64_t end = 0;   // the last chunk ends there, with the file
 };
 
 // One read, and the wanted ranges that it may serve.
@@ -42,8 +54,10 @@ struct ReadPlan {
   std::vector<PlannedRead> reads;
 };
 
-// `slot` must be a multiple of `alignment`, which must be a power of two.
-ReadPlan plan_reads(std::vector<Wanted> wanted, uint64_t slot, uint64_t alignment);
+// `slot` must be a multiple of `alignment`, which must be a power of two. `chunks` are by file. They may not be larger
+// than a slot. A file beyond the end of the list has none.
+ReadPlan plan_reads(std::vector<Wanted> wanted, uint64_t slot, uint64_t alignment,
+                    const std::vector<Chunks>& chunks = {});
 
 // The part of a read that goes to one target.
 struct Landing {

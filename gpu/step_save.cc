@@ -156,7 +156,7 @@ Result<> StepSave::add(File file, std::vector<Part> parts, Stream stream) {
     }
   }
   file.not_inherited.emplace(std::vector<int>{target.get(), file.opened.get()});
-  auto save = FileSave::begin(staging_, path, std::move(target), file.size, std::move(parts), stream);
+  auto save = FileSave::begin(staging_, path, std::move(target), file.size, std::move(parts), stream, digests_wanted_);
   if (!save) return abandoned(path, save.error());
   file.save = std::move(save).value();
   files_.push_back(std::move(file));
@@ -183,6 +183,7 @@ Result<> StepSave::make_durable() {
     if (!file.save) continue;
     TRY(file.save->wait_durable());
     note_times(file.save->times());
+    if (auto& digests = file.save->digests()) digests_[file.name] = std::move(*digests);
     file.not_inherited.reset();
     file.save.reset();  // also closes its descriptor: a file that can still be written cannot be frozen
     file.opened.reset();
@@ -232,8 +233,15 @@ meta::formats::SaveTiming StepSave::timing() const {
 Result<> StepSave::write_manifest() {
   RankManifest manifest{target_.attempt, target_.rank, target_.world_size, {}, timing()};
   for (const File& file : files_) manifest.files.push_back({file.name, file.size});
-  auto written = io::replace_file(path_of(meta::formats::manifest_name(target_.rank)),
-                                  meta::formats::manifest_text(manifest), 0666);
+  manifest.digests = digests_;
+  const std::string path = path_of(meta::formats::manifest_name(target_.rank));
+  std::string text = meta::formats::manifest_text(manifest);
+  if (!manifest.digests.empty() && text.size() > meta::formats::kMostManifest) {
+    log::warn("{}: the digests are left out, because the manifest would be too long", path);
+    manifest.digests.clear();
+    text = meta::formats::manifest_text(manifest);
+  }
+  auto written = io::replace_file(path, text, 0666);
   if (written || written.error().errno_value() != ENOENT) return written;
   // ENOENT: another rank may have committed as soon as it could see our manifest, the last one. The commit made it
   // durable.

@@ -51,6 +51,9 @@ class StepSave {
   // Waits for what is in progress. Files that were not committed stay in folder().
   ~StepSave() = default;
 
+  // Whether the manifest gets the digests of the files that are added from now on. A load then checks what it reads.
+  void take_digests(bool wanted) { digests_wanted_ = wanted; }
+
   // Begins to save another file of this rank (FileSave::begin). `name` must be a file name without folders. Fails with
   // EEXIST if a file of that name exists.
   Result<> add_file(const std::string& name, uint64_t size, std::vector<Part> parts, Stream stream);
@@ -111,6 +114,8 @@ class StepSave {
   std::optional<FileSave::Times> times_;  // of all files: the first that begins, the last that is copied and written
   std::map<std::string, double> noted_;   // seconds by stage
   double begun_ = 0;                      // seconds since 1970
+  bool digests_wanted_ = false;
+  std::map<std::string, meta::formats::FileDigests> digests_;  // by name
   bool durable_ = false;
   std::optional<Error> failed_;  // asked again, the kernel would not report a failed sync again
 };

@@ -3,6 +3,11 @@
 #include <blake3.h>
 
 namespace ckptfs::io {
+namespace {
+
+constexpr std::string_view kHexDigits = "0123456789abcdef";
+
+}  // namespace
 
 static_assert(sizeof(Digest) == BLAKE3_OUT_LEN);
 
@@ -12,6 +17,27 @@ Digest digest_of(std::span<const std::byte> bytes) {
   blake3_hasher_update(&hasher, bytes.data(), bytes.size());
   Digest digest;
   blake3_hasher_finalize(&hasher, reinterpret_cast<uint8_t*>(digest.data()), digest.size());
+  return digest;
+}
+
+std::string hex_of(const Digest& digest) {
+  std::string text;
+  text.reserve(2 * digest.size());
+  for (const std::byte byte : digest) {
+    text += kHexDigits[std::to_integer<size_t>(byte) >> 4];
+    text += kHexDigits[std::to_integer<size_t>(byte) & 15];
+  }
+  return text;
+}
+
+std::optional<Digest> digest_from_hex(std::string_view text) {
+  Digest digest;
+  if (text.size() != 2 * digest.size()) return std::nullopt;
+  for (size_t at = 0; at < digest.size(); ++at) {
+    const size_t high = kHexDigits.find(text[2 * at]), low = kHexDigits.find(text[2 * at + 1]);
+    if (high == std::string_view::npos || low == std::string_view::npos) return std::nullopt;
+    digest[at] = static_cast<std::byte>(high << 4 | low);
+  }
   return digest;
 }
 

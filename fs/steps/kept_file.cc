@@ -1,7 +1,6 @@
 #include "fs/steps/kept_file.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <utility>
@@ -21,11 +20,7 @@ using Clock = std::chrono::steady_clock;
 constexpr size_t kKeptChunk = meta::kDigestChunk;
 
 std::string root_of(const std::vector<io::Digest>& digests) {
-  std::string text;
-  for (const std::byte byte : io::digest_of(std::as_bytes(std::span(digests)))) {
-    text += fmt::format("{:02x}", static_cast<unsigned>(byte));
-  }
-  return text;
+  return io::hex_of(io::digest_of(std::as_bytes(std::span(digests))));
 }
 
 class Keeping {

@@ -85,7 +85,7 @@ std::vector<std::string> FilesOfStep::digests() const {
     const auto record = tree_.inode(made.inode);
     const auto blob = record ? store_.index().blob(record.value().blob) : record.error();
     if (!blob || !meta::are_current(record.value(), blob.value().digest)) continue;
-    for (const std::byte byte : blob.value().digest.root) digest += fmt::format("{:02x}", static_cast<unsigned>(byte));
+    digest = io::hex_of(blob.value().digest.root);
   }
   return digests;
 }

@@ -1,6 +1,7 @@
 #include "meta/formats/manifest.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -32,7 +33,7 @@ std::string wrong_with(const StepFiles::File& named, const std::map<std::string_
 constexpr size_t kMostFilesOfRank = size_t{1} << 18;  // in one manifest
 constexpr io::JsonBounds kManifestBounds{.bytes = kMostManifest, .values = io::kAnyNumber, .text = 1 << 16, .depth = 8};
 
-// Depth 1 is the manifest, 2 its list of files or the timing, 3 a file or the timing's stages.
+// Depth 1 is the manifest, 2 its list of files or the timing, 3 a file or the timing's stages, 4 a file's digests.
 class ManifestReader : public io::JsonVisitor {
  public:
   bool key(string_t& key) override {
@@ -42,12 +43,14 @@ class ManifestReader : public io::JsonVisitor {
   bool string(string_t& text) override {
     if (depth_ == 1 && key_ == "attempt") attempt_ = text;
     if (in_file() && key_ == "name") name_ = text;
+    if (in_digests_) return add_digest(text);
     if (depth_ == 2 && in_timing_ && key_ == "host") timing_.host = text.substr(0, kLongestHost);
     return true;
   }
   bool number_unsigned(number_unsigned_t number) override {
     if (depth_ == 1 && (key_ == "format" || key_ == "rank" || key_ == "world_size")) numbers_[key_] = number;
     if (in_file() && key_ == "size") size_ = number;
+    if (in_file() && key_ == "chunk") digests().chunk = number;
     return seconds(static_cast<double>(number));
   }
   bool number_float(number_float_t number, const string_t&) override { return seconds(number); }
@@ -66,12 +69,36 @@ class ManifestReader : public io::JsonVisitor {
       return Error(EBADMSG, "rank " + std::to_string(rank->second) + " of " + std::to_string(world->second) +
                                 " there cannot be");
     }
-    return RankManifest{*attempt_, static_cast<unsigned>(rank->second), static_cast<unsigned>(world->second),
-                        std::move(files_), has_timing_ ? std::optional(std::move(timing_)) : std::nullopt};
+    return RankManifest{*attempt_,
+                        static_cast<unsigned>(rank->second),
+                        static_cast<unsigned>(world->second),
+                        std::move(files_),
+                        has_timing_ ? std::optional(std::move(timing_)) : std::nullopt,
+                        std::move(digests_)};
   }
 
  private:
   bool in_file() const { return depth_ == 3 && in_files_; }
+  FileDigests& digests() { return of_file_ ? *of_file_ : of_file_.emplace(); }
+  bool add_digest(const std::string& text) {
+    const auto digest = io::digest_from_hex(text);
+    if (digest) digests().digests.push_back(*digest);
+    return digest || fails(Error(EBADMSG, "a digest that is none"));
+  }
+  // Takes the digests of a file that has ended.
+  bool take_digests() {
+    if (!of_file_) return true;
+    const auto [chunk, digests] = std::pair(of_file_->chunk, of_file_->digests.size());
+    if (chunk < kLeastChunk || !std::has_single_bit(chunk)) {
+      return fails(Error(EBADMSG, *name_ + ": its digests are of chunks of " + std::to_string(chunk) + " bytes"));
+    }
+    if (digests != chunks_of(*size_, chunk)) {
+      return fails(Error(EBADMSG, *name_ + ": it has " + std::to_string(digests) + " digests, and should have " +
+                                      std::to_string(chunks_of(*size_, chunk))));
+    }
+    digests_[*name_] = std::move(*of_file_);
+    return true;
+  }
   // Takes a number of the timing. What is no time is left out: the manifest serves without it.
   bool seconds(double number) {
     if (!in_timing_ || !std::isfinite(number) || number < 0) return true;
@@ -90,16 +117,19 @@ class ManifestReader : public io::JsonVisitor {
     }
     if (depth_ == 3) in_stages_ = in_timing_ && object && key_ == "stages";
     has_files_ = has_files_ || in_files_;
-    if (depth_ == 3) name_.reset(), size_.reset();
+    if (depth_ == 3) name_.reset(), size_.reset(), of_file_.reset();
+    in_digests_ = depth_ == 4 && in_files_ && !object && key_ == "digests";
+    if (in_digests_) digests();  // an empty list is a list
     return true;
   }
   bool end() override {
+    in_digests_ = false;
     if (depth_ == 2) in_timing_ = false;
     if (depth_-- != 3 || !in_files_) return true;
     if (!name_ || !size_) return fails(Error(EBADMSG, "a file without a name or a size"));
     if (files_.size() == kMostFilesOfRank) return fails(Error(EFBIG, "it names more files than any rank writes"));
     files_.push_back({*name_, *size_});
-    return true;
+    return take_digests();
   }
 
   unsigned depth_ = 0;
@@ -114,6 +144,9 @@ class ManifestReader : public io::JsonVisitor {
   SaveTiming timing_;
   std::optional<std::string> name_;
   std::optional<uint64_t> size_;
+  bool in_digests_ = false;
+  std::optional<FileDigests> of_file_;  // of the file that is being read
+  std::map<std::string, FileDigests> digests_;
   std::vector<StepFiles::File> files_;
 };
 
@@ -166,7 +199,14 @@ std::optional<unsigned> rank_of_manifest(std::string_view name) {
 
 std::string manifest_text(const RankManifest& manifest) {
   json files = json::array();
-  for (const StepFiles::File& file : manifest.files) files.push_back({{"name", file.path}, {"size", file.size}});
+  for (const StepFiles::File& file : manifest.files) {
+    json& one = files.emplace_back(json{{"name", file.path}, {"size", file.size}});
+    const auto known = manifest.digests.find(file.path);
+    if (known == manifest.digests.end()) continue;
+    one["chunk"] = known->second.chunk;
+    json& digests = one["digests"] = json::array();
+    for (const io::Digest& digest : known->second.digests) digests.push_back(io::hex_of(digest));
+  }
   json whole = {{"format", kManifestFormat},
                 {"attempt", manifest.attempt},
                 {"rank", manifest.rank},

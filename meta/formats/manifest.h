@@ -2,10 +2,11 @@
 // (gpu/step_save.h) leaves one. A step is complete when the manifests of all ranks of one attempt are there, and each
 // file that they name is there with its length.
 //
-// Format: {"format": 1, "attempt": "5f3a...", "rank": 0, "world_size": 2, "files": [{"name": ..., "size": ...}],
+// Format: {"format": 1, "attempt": "5f3a...", "rank": 0, "world_size": 2, "files": [{"name": ..., "size": ...,
+//            "chunk": 1048576, "digests": ["5e0c...", ...]}],
 //          "timing": {"begun": 1700000000.25, "durable": ..., "host": "node3", "stages": {"copy": 0.5, ...}}}
 // `timing` may be missing. How long a rank waited for the others follows from all manifests: the latest `durable` minus
-// its own.
+// its own. `chunk` and `digests` may be missing, both; else there is a digest for each chunk of the file.
 //
 // Thread safety: stateless.
 #pragma once
@@ -17,6 +18,7 @@
 #include <string_view>
 #include <vector>
 
+#include "io/digest.h"
 #include "io/result.h"
 #include "meta/formats/tensor_map.h"
 
@@ -37,12 +39,22 @@ inline constexpr size_t kMostStages = 32;
 // Is it the name of a stage: 1 to 32 lower-case letters, digits or underscores?
 bool is_stage_name(std::string_view name);
 
+// What a file holds: the digest of each of its chunks, in order. The last chunk ends with the file.
+struct FileDigests {
+  uint64_t chunk = 0;  // bytes: a power of two, at least kLeastChunk
+  std::vector<io::Digest> digests;
+};
+inline constexpr uint64_t kLeastChunk = 4096;
+// The number of chunks of a file of `size` bytes.
+constexpr uint64_t chunks_of(uint64_t size, uint64_t chunk) { return size / chunk + (size % chunk != 0 ? 1 : 0); }
+
 struct RankManifest {
   std::string attempt;  // the same on all ranks, and different for each attempt to save the step
   unsigned rank = 0;
   unsigned world_size = 1;
   std::vector<StepFiles::File> files;  // paths below the step
   std::optional<SaveTiming> timing = {};
+  std::map<std::string, FileDigests> digests = {};  // by path: of the files whose digests are known
 };
 
 std::string manifest_name(unsigned rank);

@@ -44,6 +44,28 @@ class FileSaveTest : public testing::StagingTest {
   }
 };
 
+TEST_F(FileSaveTest, DigestsAreThoseOfTheFile) {
+  for (const uint64_t size : {uint64_t{0}, uint64_t{1}, uint64_t{kSlot}, 40 * kSlot + 5}) {
+    const auto content = pattern(size, 3);
+    auto fd = io::open_at(AT_FDCWD, path("file"), O_RDWR | O_CREAT | O_TRUNC);
+    ASSERT_OK(fd);
+    std::vector<Part> parts = {{content.data(), size / 2, 0},
+                               {on_device(content) + size / 2, size - size / 2, size / 2}};
+    auto save = FileSave::begin(staging_, path("file"), std::move(fd).value(), size, std::move(parts), nullptr, true);
+    ASSERT_OK(save);
+    ASSERT_OK(save.value()->wait_durable());
+    EXPECT_TRUE(saved() == content);
+    const auto& digests = save.value()->digests();
+    ASSERT_TRUE(digests);
+    EXPECT_EQ(digests->chunk, kSlot) << "not more than a slot";
+    ASSERT_EQ(digests->digests.size(), (size + kSlot - 1) / kSlot);
+    for (size_t at = 0; at < digests->digests.size(); ++at) {
+      const auto chunk = std::span(content).subspan(at * kSlot);
+      EXPECT_EQ(digests->digests[at], io::digest_of(chunk.first(std::min(kSlot, chunk.size())))) << at;
+    }
+  }
+}
+
 TEST_F(FileSaveTest, PartsOfDeviceAndHostMemoryWithZerosBetween) {
   std::mt19937_64 random(3);
   for (int round = 0; round < 15; ++round) {

@@ -84,6 +84,31 @@ TEST(ReadPlan, WhatIsAloneIsReadByItself) {
   EXPECT_EQ(plan.reads[3].begin, kPlannedSlot);
 }
 
+TEST(ReadPlan, ReadsEndWhereChunksDo) {
+  constexpr uint64_t kChunk = 2 * kPlannedBlock, kFile = 100 * kPlannedBlock + 50;
+  const auto plan = plan_reads({{0, kPlannedBlock + 7, kFile - kPlannedBlock - 7, target(1)}}, kPlannedSlot,
+                               kPlannedBlock, {{kChunk, kFile}});
+  ASSERT_FALSE(plan.reads.empty());
+  EXPECT_EQ(plan.reads.front().begin, 0U) << "the rest of the first chunk costs little";
+  EXPECT_EQ(plan.reads.back().begin + plan.reads.back().least, kFile);
+  for (size_t at = 1; at < plan.reads.size(); ++at) {
+    EXPECT_EQ(plan.reads[at].begin, plan.reads[at - 1].end);
+    EXPECT_EQ(plan.reads[at].begin % kChunk, 0U);
+    EXPECT_LE(plan.reads[at].end - plan.reads[at].begin, kPlannedSlot);
+  }
+}
+
+TEST(ReadPlan, TheRestOfAChunkIsReadOnlyIfItCostsLittle) {
+  constexpr uint64_t kMib = 1 << 20;
+  const auto bytes = [](uint64_t offset, uint64_t size) {
+    return bytes_read(plan_reads({{0, offset, size, target(1)}}, 8 * kMib, kPlannedBlock, {{kMib, 100 * kMib}}));
+  };
+  EXPECT_EQ(bytes(kMib / 2, 8 * kMib), 8 * kMib) << "half a chunk at either end";
+  EXPECT_EQ(bytes(8192, kMib - 8192), kMib);
+  EXPECT_EQ(bytes(0, kMib - 8192), kMib);
+  EXPECT_EQ(bytes(8192, 8192), 8192U);
+}
+
 // Every wanted byte is loaded once, from its place in the file. Reads are aligned and sorted, except those of ranges
 // that are alone. None is longer than a slot.
 TEST(ReadPlan, BringsEachByteToEachTargetOnce) {
@@ -104,7 +129,8 @@ TEST(ReadPlan, BringsEachByteToEachTargetOnce) {
       }
     }
     expected[0] = found[0];
-    const auto plan = plan_reads(wanted, kPlannedSlot, kPlannedBlock);
+    const std::vector<Chunks> chunks(round % 2 == 0 ? 2 : 0, {2 * kPlannedBlock, 40 * kPlannedSlot});
+    const auto plan = plan_reads(wanted, kPlannedSlot, kPlannedBlock, chunks);
     uint64_t landed = 0;
     for (size_t at = 0; at < plan.reads.size(); ++at) {
       const PlannedRead& read = plan.reads[at];

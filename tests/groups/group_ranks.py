@@ -6,6 +6,7 @@ OUT.RANK gets what each act had to say, as JSON. An act is a function below. A s
 a step, DTensors on meshes of one and two dimensions, ragged slices, and tensors that all ranks have.
 """
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -194,6 +195,30 @@ def others(series):
             ckptfs.load(f"{series}/{step}", into=state, group=True, mode=mode)
             assert digests(state) == wanted, f"{step}, {mode}"
     return "equal"
+
+
+def flipped(to):
+    """A byte of what rank 1 saved is flipped. Returns what this rank hears when it loads all, alone and with the group."""
+    series, tag = os.path.split(to)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    with contextlib.closing(ckptfs.Saver(series, group=True, digests=True)) as saver:
+        assert saver.save(tag, {"rows": distribute_tensor(torch.randn(512, 4096), mesh, [Shard(0)])}).wait()
+    into = {"rows": torch.zeros(512, 4096)}
+    ckptfs.load(to, into=into, group=True)
+    if dist.get_rank() == 0:
+        with open(f"{to}/rank01.safetensors", "r+b") as file:
+            file.seek(5 << 19)
+            byte = file.read(1)[0]
+            file.seek(5 << 19)
+            file.write(bytes([byte ^ 1]))
+    dist.barrier()
+    heard = []
+    for group in (None, True):
+        try:
+            ckptfs.load(to, into=into, group=group, mode="each")
+        except (OSError, ckptfs.GroupError) as problem:
+            heard.append([type(problem).__name__, str(problem)])
+    return heard
 
 
 def bytes_read(of, mode, columns=False):

@@ -87,6 +87,20 @@ def test_in_any_folder(scratch):
     equal(do(3, acts, scratch / "loaded"), truth, "what was loaded")
 
 
+def test_a_flipped_byte_is_found(scratch):
+    series = scratch / "steps"
+    series.mkdir()
+    do(2, [{"act": "flipped", "to": str(series / "step_1")}], scratch / "flipped", alike=False)
+    heard = [said(scratch / "flipped", rank)[0] for rank in range(2)]
+    words = f"{series}/step_1/rank01.safetensors: bytes 2097152 to 3145728 (MiB 2) are not those that were saved"
+    for rank, [(alone, text), (_, of_group)] in enumerate(heard):
+        equal(alone, "OSError", f"rank {rank}, alone: {text}")
+        for one in (text, of_group):
+            true(words in one and one.endswith("Tensors: rows"), f"rank {rank}: {one}")
+        true("rank 0: " in of_group or "rank 1: " in of_group, f"who has found it: {of_group}")
+    true("OSError" in [of_group for _, (of_group, _) in heard], f"one at least has found it itself: {heard}")
+
+
 def test_what_others_saved(mount, scratch):
     (mount.path / "runs").mkdir(exist_ok=True)
     equal(do(3, [{"act": "others", "series": str(mount.path / "runs")}], scratch / "others"), ["equal"], "steps of others")

@@ -43,6 +43,8 @@ def load(open_checkpoint, targets, process_group, mode, stream=None):
             raise
         except Exception as problem:
             group.fail(problem)
+            if isinstance(problem, OSError) and problem.strerror:
+                raise OSError(problem.errno, f"rank {group.rank}: {problem.strerror}") from problem
             raise
     return filled
 

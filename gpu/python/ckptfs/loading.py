@@ -15,7 +15,7 @@ _log = logging.getLogger("ckptfs")
 Path = str | os.PathLike
 Tensors = dict[str, torch.Tensor]
 TensorInfo = collections.namedtuple("TensorInfo", "dtype shape bytes")
-Report = collections.namedtuple("Report", "bytes read direct straight through_mount")
+Report = collections.namedtuple("Report", "bytes read direct straight through_mount checked")
 
 
 class Checkpoint:

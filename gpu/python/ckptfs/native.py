@@ -13,7 +13,7 @@ import threading
 from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_int, c_uint32, c_uint64, c_void_p
 
 _log = logging.getLogger("ckptfs")
-_ABI = 2
+_ABI = 3
 
 
 class Tensor(Structure):
@@ -32,7 +32,8 @@ class BoxTarget(Structure):
 
 
 class LoadReport(Structure):
-    _fields_ = [(name, c_uint64) for name in ("bytes", "read", "direct", "straight", "through_mount")]
+    _fields_ = [(name, c_uint64) for name in ("bytes", "read", "direct", "straight", "through_mount",
+                                          "checked")]
 
 
 class SavedTensor(Structure):
@@ -65,6 +66,7 @@ _FUNCTIONS = {  # all that return an errno
     "ckptfs_load": (c_void_p, c_void_p, POINTER(Target), c_uint64, c_void_p, POINTER(LoadReport)),
     "ckptfs_load_boxes": (c_void_p, c_void_p, POINTER(BoxTarget), c_uint64, c_void_p, POINTER(LoadReport)),
     "ckptfs_save_begin": (c_void_p, c_char_p, c_char_p, c_char_p, c_uint32, c_uint32, POINTER(c_void_p)),
+    "ckptfs_save_digests": (c_void_p, c_int),
     "ckptfs_save_tensors": (c_void_p, c_char_p, POINTER(SavedTensor), c_uint64, c_void_p),
     "ckptfs_save_file": (c_void_p, c_char_p, c_uint64, POINTER(Part), c_uint64, c_void_p),
     "ckptfs_save_note": (c_void_p, c_char_p, c_double),

@@ -59,7 +59,8 @@ class Save:
     lies in partial-ATTEMPT-TAG, is listed by `ckptfs ls`, and is rotation's (keep_partial). From one thread at a time.
     """
 
-    def __init__(self, series, tag, attempt, rank, world_size, *, device="twin", seal=True, ring=None):
+    def __init__(self, series, tag, attempt, rank, world_size, *, device="twin", seal=True, ring=None,
+                 digests=False):
         self.tag, self.attempt, self.seal, self.device = tag, attempt, seal, device
         self.committed = False
         self._handle, self._owner = ctypes.c_void_p(), os.getpid()
@@ -68,6 +69,7 @@ class Save:
         handle = native.ring(device) if ring is None else ring.handle
         native.call("ckptfs_save_begin", handle, os.fsencode(series), tag.encode(), attempt.encode(), rank,
                     world_size, ctypes.byref(self._handle))
+        self._call("ckptfs_save_digests", int(digests))
         self.folder = os.fsdecode(native.library().ckptfs_save_folder(self._handle))
 
     def __enter__(self):
@@ -328,11 +330,14 @@ class Saver:
     step can be loaded by any number of ranks. All ranks of the group make the Saver, and call save() for the same tags.
 
     `copies`: the Saver keeps memory for all that this rank writes. wait_copied() then never waits for the disk.
+
+    `digests`: the step keeps a digest of each MiB of its files, and ckptfs.load() checks what it reads.
     """
 
     def __init__(self, series: "str | os.PathLike", *, group: "object | None" = None, rank: "int | None" = None,
-                 world_size: "int | None" = None, seal: bool = True, copies: bool = False):
-        self.series, self.seal = os.fspath(series), seal
+                 world_size: "int | None" = None, seal: bool = True, copies: bool = False,
+                 digests: bool = False):
+        self.series, self.seal, self._digests = os.fspath(series), seal, digests
         self._copies, self._ring = copies, None
         self._group = None if group is None else Group(None if group is True else group)
         if self._group is None:
@@ -387,7 +392,7 @@ class Saver:
     def _begin(self, make, tag, attempt, tensors):
         device = memory.device_of(tensors.values())
         return make(self.series, tag, attempt, self.rank, self.world_size, device=device, seal=self.seal,
-                    ring=self._room_for(tensors, device) if self._copies else None)
+                    digests=self._digests, ring=self._room_for(tensors, device) if self._copies else None)
 
     def _room_for(self, tensors, device):
         """A ring that holds a copy of all of them. The one before is closed with the last save that uses it."""

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <span>
+
 #include "tests/meta/formats/step_in_memory.h"
 
 namespace ckptfs::meta::formats {
@@ -53,6 +55,60 @@ TEST(Manifest, TimingOfAnotherKindIsLeftOut) {
   EXPECT_EQ(back.value().timing->begun, 0);
   EXPECT_EQ(back.value().timing->stages.size(), kMostStages);
   EXPECT_FALSE(back.value().timing->stages.contains("copy"));
+}
+
+RankManifest with_digests(uint64_t size, uint64_t chunk, size_t count) {
+  RankManifest manifest{"a1", 0, 1, {{"plain", 7}, {"rank0", size}}};
+  manifest.digests["rank0"].chunk = chunk;
+  for (size_t at = 0; at < count; ++at) {
+    manifest.digests["rank0"].digests.push_back(io::digest_of(std::as_bytes(std::span(&at, 1))));
+  }
+  return manifest;
+}
+
+TEST(Manifest, DigestsComeBack) {
+  for (const auto& [size, count] : std::vector<std::pair<uint64_t, size_t>>{{0, 0}, {1, 1}, {8192, 2}, {8193, 3}}) {
+    const RankManifest manifest = with_digests(size, 4096, count);
+    const auto back = parse_manifest(manifest_text(manifest));
+    ASSERT_TRUE(back) << back.error().message();
+    ASSERT_EQ(back.value().digests.size(), 1U);
+    EXPECT_EQ(back.value().digests.at("rank0").chunk, 4096U);
+    EXPECT_EQ(back.value().digests.at("rank0").digests, manifest.digests.at("rank0").digests);
+    ASSERT_EQ(back.value().files.size(), 2U);
+    EXPECT_EQ(back.value().files[1].size, size);
+  }
+}
+
+TEST(Manifest, DigestsThatDoNotFitAreSaid) {
+  const auto why = [](const std::string& text) {
+    const auto back = parse_manifest(text);
+    return back ? "it is accepted" : back.error().message();
+  };
+  EXPECT_NE(why(manifest_text(with_digests(8193, 4096, 2))).find("rank0: it has 2 digests, and should have 3"),
+            std::string::npos);
+  EXPECT_NE(why(manifest_text(with_digests(8192, 4096, 3))).find("3 digests, and should have 2"), std::string::npos);
+  EXPECT_NE(why(manifest_text(with_digests(UINT64_MAX, 4096, 1))).find("1 digests"), std::string::npos);
+  for (const uint64_t chunk : {uint64_t{0}, uint64_t{1}, uint64_t{2048}, uint64_t{5000}, UINT64_MAX}) {
+    EXPECT_NE(why(manifest_text(with_digests(8192, chunk, 2))).find("rank0: its digests are of chunks of"),
+              std::string::npos)
+        << chunk;
+  }
+  const auto file = [](const std::string& more) {
+    return R"({"format": 1, "attempt": "a", "rank": 0, "world_size": 1, "files": [{"name": "f", "size": 5, )" + more +
+           "}]}";
+  };
+  const std::string good(64, 'a');
+  EXPECT_EQ(why(file(R"("chunk": 4096, "digests": [")" + good + R"("])")), "it is accepted");
+  EXPECT_EQ(why(file(R"("digests": [")" + good + R"("], "chunk": 4096)")), "it is accepted");
+  for (const std::string& digest : {good.substr(1), good + "a", std::string(64, 'A'), std::string(64, 'g')}) {
+    EXPECT_NE(why(file(R"("chunk": 4096, "digests": [")" + digest + R"("])")).find("a digest that is none"),
+              std::string::npos)
+        << digest;
+  }
+  for (const char* const wrong : {R"("chunk": 4096)", R"("digests": [])", R"("chunk": 4096, "digests": [1])",
+                                  R"("chunk": 4096, "digests": {"a": "b"})", R"("chunk": 4096, "digests": [["a"]])"}) {
+    EXPECT_FALSE(parse_manifest(file(wrong))) << wrong;
+  }
 }
 
 TEST(Manifest, NamesTellTheRank) {

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <span>
 
-#include "gpu/load.h"
 #include "gpu/read_plan.h"
+#include "gpu/source_file.h"
 
 namespace ckptfs::gpu {
 

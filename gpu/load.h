@@ -14,22 +14,10 @@
 #include <vector>
 
 #include "gpu/read_plan.h"
+#include "gpu/source_file.h"
 #include "gpu/staging.h"
-#include "io/fd.h"
-#include "meta/formats/manifest.h"
 
 namespace ckptfs::gpu {
-
-// A file, and how its bytes are read.
-struct SourceFile {
-  std::string path;  // for messages
-  int fd = -1;       // owned by the caller
-  uint64_t size = 0;
-  bool direct = false;          // O_DIRECT is set
-  size_t memory_alignment = 1;  // of memory that is read into directly
-  // if they are known: as many as the file has chunks; owned by the caller
-  const meta::formats::FileDigests* digests = nullptr;
-};
 
 // Decides how a descriptor is read, and sets or clears O_DIRECT on it.
 Result<SourceFile> make_source(std::string path, int fd);
@@ -43,9 +31,8 @@ struct LoadReport {
 };
 
 // Returns when everything is loaded, or with the first error; then the targets' content is undefined. A file that ends
-// before the end of a wanted range is EIO, and so
-// is a chunk that differs from its digest. `stream` is the stream on which the caller last used the targets: they are
-// not written before the work that is on it now has ended.
+// before the end of a wanted range is EIO, and so is a chunk that differs from its digest. `stream` is the stream on
+// which the caller last used the targets: they are not written before the work that is on it now has ended.
 Result<LoadReport> load(Staging& staging, const std::vector<SourceFile>& files, std::vector<Wanted> wanted,
                         Stream stream);
 

@@ -18,8 +18,8 @@ using io::testing::pattern;
 using meta::formats::Dtype;
 using testing::kSlot;
 
-constexpr uint64_t kHeader = 4096;     // of the file
-constexpr uint64_t kSize = 3 * kSlot;  // of a tensor; a chunk is a slot here
+constexpr uint64_t kHeaderBytes = 4096;       // of the file
+constexpr uint64_t kTensorBytes = 3 * kSlot;  // of a tensor; a chunk is a slot here
 
 // A step with two tensors, "a" and then "b", in one file.
 class CheckReadTest : public testing::StagingTest {
@@ -30,12 +30,13 @@ class CheckReadTest : public testing::StagingTest {
     save.value()->take_digests(digests);
     std::vector<SavedTensor> tensors;
     for (const char* const name : {"a", "b"}) {
-      tensors.push_back({name, Dtype::uint8, {kSize}, content_.data() + tensors.size() * kSize, kSize});
+      tensors.push_back(
+          {name, Dtype::uint8, {kTensorBytes}, content_.data() + tensors.size() * kTensorBytes, kTensorBytes});
     }
     ASSERT_OK(save.value()->add_tensors("rank00.safetensors", tensors, nullptr));
     ASSERT_OK(save.value()->wait_durable());
     ASSERT_OK(save.value()->commit(false));
-    ASSERT_EQ(io::stat_at(AT_FDCWD, file()).value().st_size, static_cast<off_t>(kHeader + 2 * kSize));
+    ASSERT_EQ(io::stat_at(AT_FDCWD, file()).value().st_size, static_cast<off_t>(kHeaderBytes + 2 * kTensorBytes));
   }
 
   std::string file() const { return path("step_1/rank00.safetensors"); }
@@ -61,59 +62,60 @@ class CheckReadTest : public testing::StagingTest {
   // Bytes of the tensors, both of which are one after the other here.
   Result<Checkpoint::Report> load(uint64_t begin, uint64_t end) {
     TRY_ASSIGN(const auto checkpoint, Checkpoint::open(path("step_1")));
-    loaded_.assign(2 * kSize, std::byte{0});
+    loaded_.assign(2 * kTensorBytes, std::byte{0});
     std::vector<Request> requests;
     for (size_t item = 0; item < 2; ++item) {
-      const uint64_t from = std::max(begin, item * kSize), to = std::min(end, (item + 1) * kSize);
-      if (from < to) requests.push_back({item, from - item * kSize, to - from, loaded_.data() + from});
+      const uint64_t from = std::max(begin, item * kTensorBytes), to = std::min(end, (item + 1) * kTensorBytes);
+      if (from < to) requests.push_back({item, from - item * kTensorBytes, to - from, loaded_.data() + from});
     }
     return checkpoint->load(*staging_, requests, nullptr);
   }
 
-  std::vector<std::byte> content_ = pattern(2 * kSize, 5);
+  std::vector<std::byte> content_ = pattern(2 * kTensorBytes, 5);
   std::vector<std::byte> loaded_;
 };
 
 TEST_F(CheckReadTest, AFlippedByteIsFoundWhereverItIs) {
   for (const bool cached : {false, true}) {
-    for (const uint64_t at : {uint64_t{0}, kSlot - kHeader, kSize - 1, kSize, kSize + kSlot, 2 * kSize - 1}) {
+    for (const uint64_t at : {uint64_t{0}, kSlot - kHeaderBytes, kTensorBytes - 1, kTensorBytes, kTensorBytes + kSlot,
+                              2 * kTensorBytes - 1}) {
       std::filesystem::remove_all(path("step_1"));
       save(true);
       put_into_cache(cached);
-      const auto whole = load(0, 2 * kSize);
+      const auto whole = load(0, 2 * kTensorBytes);
       ASSERT_OK(whole);
       EXPECT_TRUE(loaded_ == content_);
-      EXPECT_EQ(whole.value().moved.checked, kHeader + 2 * kSize) << "all of the file";
-      flip(kHeader + at);
+      EXPECT_EQ(whole.value().moved.checked, kHeaderBytes + 2 * kTensorBytes) << "all of the file";
+      flip(kHeaderBytes + at);
       put_into_cache(cached);
-      const auto found = load(0, 2 * kSize);
+      const auto found = load(0, 2 * kTensorBytes);
       EXPECT_ERRNO(EIO, found);
       const std::string& words = found.error().message();
       EXPECT_NE(words.find(file()), std::string::npos) << words;
-      EXPECT_NE(words.find(at < kSize ? "a" : "b", words.find("Tensors: ")), std::string::npos) << words;
+      EXPECT_NE(words.find(at < kTensorBytes ? "a" : "b", words.find("Tensors: ")), std::string::npos) << words;
     }
   }
 }
 
 TEST_F(CheckReadTest, OnlyWhatIsReadWholeIsChecked) {
   save(true);
-  flip(kHeader + kSize + kSlot);  // in "b"
+  flip(kHeaderBytes + kTensorBytes + kSlot);  // in "b"
   for (const bool cached : {false, true}) {
     put_into_cache(cached);
-    EXPECT_ERRNO(EIO, load(kSize + kSlot - kHeader, 2 * kSize)) << "its chunk is covered";
-    const auto part = load(kSize + kSlot, kSize + kSlot + 100);
+    EXPECT_ERRNO(EIO, load(kTensorBytes + kSlot - kHeaderBytes, 2 * kTensorBytes)) << "its chunk is covered";
+    const auto part = load(kTensorBytes + kSlot, kTensorBytes + kSlot + 100);
     ASSERT_OK(part);
     EXPECT_EQ(part.value().moved.checked, 0U) << "a small part of its chunk";
-    const auto other = load(0, kSize - kHeader);
+    const auto other = load(0, kTensorBytes - kHeaderBytes);
     ASSERT_OK(other);
-    EXPECT_EQ(other.value().moved.checked, kSize);
+    EXPECT_EQ(other.value().moved.checked, kTensorBytes);
   }
 }
 
 TEST_F(CheckReadTest, WithoutDigestsNothingIsChecked) {
   save(false);
-  flip(kHeader);
-  const auto report = load(0, 2 * kSize);
+  flip(kHeaderBytes);
+  const auto report = load(0, 2 * kTensorBytes);
   ASSERT_OK(report);
   EXPECT_EQ(report.value().moved.checked, 0U);
 }
@@ -125,7 +127,7 @@ TEST_F(CheckReadTest, AManifestThatDoesNotFitIsAnErrorInWords) {
   const size_t first = text.find('"', text.find('[', text.find("digests"))), second = text.find('"', first + 66);
   text.erase(first, second - first);
   ASSERT_OK(io::replace_file(manifest, text, 0666));
-  const auto refused = load(0, 2 * kSize);
+  const auto refused = load(0, 2 * kTensorBytes);
   EXPECT_ERRNO(EBADMSG, refused);
   EXPECT_NE(refused.error().message().find("ckptfs.rank00.json"), std::string::npos) << refused.error().message();
   EXPECT_NE(refused.error().message().find("rank00.safetensors: it has 6 digests, and should have 7"),

@@ -20,12 +20,12 @@ struct Run {
 
 // Is a gap of so many bytes worth reading, with so many useful ones?
 bool is_worth(const Run& run, uint64_t gap, uint64_t useful) {
+  if (gap <= kAlwaysRead) return true;
   return gap <= kWorthReading && run.in_vain + gap < useful / kMostInVain;
 }
 
 // Is a range that follows a run worth reading with it, over a gap of so many bytes?
 bool is_close(const Run& run, const Wanted& first, const Wanted& next, uint64_t gap) {
-  if (gap <= kAlwaysRead) return true;
   return is_worth(run, gap, run.end - first.offset - run.in_vain + next.size);
 }
 

@@ -62,6 +62,7 @@ def test_trainer(scene):
               "the type that config.json still names")
 
 
+@pytest.mark.level("long")
 def test_trainer_with_deepspeed(scene):
     """Both devices on NVMe. The step holds the weights twice: in DeepSpeed's files, and as the Trainer gathered them."""
     with Ckptfs().place(scene) as mount:

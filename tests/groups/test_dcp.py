@@ -104,7 +104,7 @@ def test_on_a_mount(mount, scratch, case):
     equal(sorted(states), ["step_1", "step_2", "step_3", "step_4", "step_4-before", "step_4-then"], "steps")
 
 
-@pytest.mark.parametrize("case", [Case(2, 3)], ids=str)
+@pytest.mark.parametrize("case", [pytest.param(Case(2, 3), marks=pytest.mark.level("long"))], ids=str)
 def test_in_a_folder(disk, scratch, case):
     series = disk / "runs" / "plain"  # the Writer makes it
     judge(series, scratch, case)

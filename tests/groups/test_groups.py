@@ -107,9 +107,11 @@ def test_what_others_saved(mount, scratch):
 
 
 EXAMPLES = {"fsdp2": 2, "tensor_parallel": 4, "zero_pieces": 3}  # ranks
+LONG = ("tensor_parallel",)  # four ranks load torch
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.level("long")) if name in LONG else name
+                                  for name in EXAMPLES])
 def test_examples(mount, scratch, name):
     """docs/examples, which docs/groups.md shows."""
     series = mount.path / "steps"

@@ -158,11 +158,11 @@ Result<DescribedTensor> read_tensor(Reader& reader) {
 
 // Appends a box of which `parted` tells the dimensions that are not whole. Returns false if it does not lie in the
 // tensor.
-bool read_box(Reader& reader, const Shape& shape, uint64_t parted, std::vector<uint64_t>& coordinates) {
+bool read_box(Reader& reader, const DescribedTensor& whole, uint64_t parted, std::vector<uint64_t>& coordinates) {
+  const Shape& shape = whole.shape;
   const size_t dimensions = shape.size(), begin = coordinates.size();
   if (dimensions < kMostDimensions && parted >> dimensions != 0) return false;
-  coordinates.resize(begin + dimensions);
-  coordinates.insert(coordinates.end(), shape.begin(), shape.end());
+  coordinates.insert(coordinates.end(), whole.box.begin(), whole.box.end());
   uint64_t* const offsets = coordinates.data() + begin;
   uint64_t* const sizes = offsets + dimensions;
   for (size_t at = 0; at < dimensions; ++at) {
@@ -220,7 +220,9 @@ Result<DescribedBoxes> read_boxes(std::string_view boxes, std::span<const Descri
   if (reader.failed() || count > reader.left()) return bad("it ends in its boxes");
   DescribedBoxes read;
   read.boxes.reserve(count);
+  read.coordinates.reserve(4 * count);           // most tensors have two dimensions
   std::vector<std::pair<size_t, size_t>> parts;  // boxes that are no whole tensors, and their places in `coordinates`
+  parts.reserve(count);
   uint64_t tensor = ~uint64_t{0};
   for (uint64_t at = 0; at < count; ++at) {
     tensor += static_cast<uint64_t>(unzigzag(reader.number()));
@@ -233,7 +235,7 @@ Result<DescribedBoxes> read_boxes(std::string_view boxes, std::span<const Descri
     if (whole.box.size() > room) return Error(E2BIG, "all ranks together hold too many boxes for a plan");
     room -= whole.box.size();
     parts.emplace_back(at, read.coordinates.size());
-    if (!read_box(reader, whole.shape, parted, read.coordinates)) {
+    if (!read_box(reader, whole, parted, read.coordinates)) {
       return bad("a box of " + std::string(whole.name) + " that does not lie in it");
     }
   }

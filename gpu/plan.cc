@@ -24,8 +24,8 @@ std::vector<PlannedPart> Plan::owned(uint32_t rank) const { return parts(rank, t
 
 std::vector<PlannedPart> Plan::held(uint32_t rank) const { return parts(rank, false); }
 
-std::span<const Plan::PlacedCell> Plan::cells_of(uint32_t set) const {
-  return std::span(cells_).subspan(set_begins_[set], set_begins_[set + 1] - set_begins_[set]);
+std::span<const uint32_t> Plan::cells_of(uint32_t set) const {
+  return std::span(cells_by_set_).subspan(set_begins_[set], set_begins_[set + 1] - set_begins_[set]);
 }
 
 uint64_t Plan::elements_of(const PlacedCell& cell) const {
@@ -45,7 +45,8 @@ void Plan::for_each_stretch(uint32_t set, const Visit& visit) const {
   const HolderSet& holders = sets_[set];
   size_t owner = 0;
   uint64_t left = holders.quotas[0];  // bytes that the owner still gets
-  for (const PlacedCell& cell : cells_of(set)) {
+  for (const uint32_t number : cells_of(set)) {
+    const PlacedCell& cell = cells_[number];
     const uint64_t elements = elements_of(cell), size = element_size(cell);
     if (elements == 0) visit(cell, 0, 0, holders.ranks[owner]);
     for (uint64_t begin = 0; begin < elements;) {

@@ -79,7 +79,8 @@ class Plan {
   };
 
   Plan() = default;
-  std::span<const PlacedCell> cells_of(uint32_t set) const;
+  // Indices in cells_, by tensor.
+  std::span<const uint32_t> cells_of(uint32_t set) const;
   uint64_t elements_of(const PlacedCell& cell) const;
   unsigned element_size(const PlacedCell& cell) const;
   template <class Visit>
@@ -88,10 +89,11 @@ class Plan {
   void add_parts(const PlacedCell& cell, uint32_t kind, PlannedPart part, std::vector<PlannedPart>& parts) const;
 
   Kinds kinds_;
-  CellCutter cutter_;              // it owns the boxes of cells that are cut
-  std::vector<PlacedCell> cells_;  // by set, then by tensor
+  CellCutter cutter_;                   // it owns the boxes of cells that are cut
+  std::vector<PlacedCell> cells_;       // by tensor
+  std::vector<uint32_t> cells_by_set_;  // by set, then by tensor
   std::vector<uint32_t> holdings_;
-  std::vector<uint64_t> set_begins_;              // of each set, in cells_; and their end
+  std::vector<uint64_t> set_begins_;              // of each set, in cells_by_set_; and their end
   std::vector<std::vector<uint32_t>> set_kinds_;  // of each set, ascending
   std::vector<std::vector<uint32_t>> kind_sets_;  // of each kind, ascending
   std::vector<HolderSet> sets_;

@@ -42,9 +42,11 @@ class PlanMaker {
     TRY_ASSIGN(plan_.kinds_, read_kinds(descriptions));
     set_of_kind_.assign(plan_.kinds_.kinds.size(), kNone);
     gather();
+    plan_.cells_.reserve(held_.size());  // what is not used is never touched
+    plan_.holdings_.reserve(held_.size());
     for (uint32_t tensor = 0; tensor < plan_.kinds_.tensors.size(); ++tensor) TRY(place(tensor));
     order_by_set();
-    TRY(find_ranks());
+    find_ranks();
     balance(hosts);
     return success();
   }
@@ -119,6 +121,15 @@ class PlanMaker {
     }
     if (cell.is_cut) TRY(count_runs(tensor, cell));
     plan_.cells_.push_back({cell.box, begin, tensor, set_of(kinds_), cell.is_cut});
+    return count_bytes(plan_.cells_.back());
+  }
+
+  Result<> count_bytes(const Plan::PlacedCell& cell) {
+    const uint64_t bytes = plan_.elements_of(cell) * plan_.element_size(cell);
+    if (bytes > kMostBytes - bytes_) return Error(E2BIG, "all ranks together hold too many bytes for a plan");
+    bytes_ += bytes;
+    set_bytes_.resize(plan_.set_kinds_.size());
+    set_bytes_[cell.set] += bytes;
     return success();
   }
 
@@ -158,15 +169,15 @@ class PlanMaker {
     begins.assign(plan_.set_kinds_.size() + 1, 0);
     for (const auto& cell : plan_.cells_) ++begins[cell.set + 1];
     std::partial_sum(begins.begin(), begins.end(), begins.begin());
-    std::vector<Plan::PlacedCell> ordered(plan_.cells_.size());
-    auto next = begins;
-    for (const auto& cell : plan_.cells_) ordered[next[cell.set]++] = cell;
-    plan_.cells_ = std::move(ordered);
     held_ = {};
+    plan_.cells_by_set_.resize(plan_.cells_.size());
+    auto next = begins;
+    for (uint32_t cell = 0; cell < plan_.cells_.size(); ++cell) {
+      plan_.cells_by_set_[next[plan_.cells_[cell].set]++] = cell;
+    }
   }
 
-  Result<> find_ranks() {
-    uint64_t total = 0;
+  void find_ranks() {
     plan_.kind_sets_.resize(plan_.kinds_.kinds.size());
     for (uint32_t number = 0; number < plan_.set_kinds_.size(); ++number) {
       HolderSet& set = plan_.sets_.emplace_back();
@@ -176,14 +187,8 @@ class PlanMaker {
         plan_.kind_sets_[kind].push_back(number);
       }
       std::ranges::sort(set.ranks);
-      for (const auto& cell : plan_.cells_of(number)) {
-        const uint64_t bytes = plan_.elements_of(cell) * plan_.element_size(cell);
-        if (bytes > kMostBytes - total) return Error(E2BIG, "all ranks together hold too many bytes for a plan");
-        set.bytes += bytes;
-        total += bytes;
-      }
+      set.bytes = set_bytes_[number];
     }
-    return success();
   }
 
   void balance(std::span<const uint32_t> hosts) {
@@ -200,12 +205,15 @@ class PlanMaker {
     auto cell = cells.begin();
     for (size_t at = 0; at + 1 < set.ranks.size(); ++at) {
       wanted += set.quotas[at];
-      const auto bytes = [&] { return plan_.elements_of(*cell) * plan_.element_size(*cell); };
+      const auto bytes = [&] {
+        return plan_.elements_of(plan_.cells_[*cell]) * plan_.element_size(plan_.cells_[*cell]);
+      };
       for (; cell != cells.end() && begin + bytes() <= wanted; ++cell) begin += bytes();
       uint64_t end = wanted;
       if (cell != cells.end()) {
-        const auto& shape = plan_.kinds_.tensors[cell->tensor].shape;
-        end = begin + place_near(wanted - begin, {cell->box + shape.size(), shape.size()}, plan_.element_size(*cell),
+        const auto& cut = plan_.cells_[*cell];
+        const size_t dimensions = plan_.kinds_.tensors[cut.tensor].shape.size();
+        end = begin + place_near(wanted - begin, {cut.box + dimensions, dimensions}, plan_.element_size(cut),
                                  options_.least_piece);
       }
       end = std::max(end, before);
@@ -223,6 +231,8 @@ class PlanMaker {
   std::vector<uint32_t> kinds_;                       // of one cell
   std::unordered_multimap<uint64_t, uint32_t> sets_;  // by hash
   std::vector<uint32_t> set_of_kind_;                 // the holder set of this kind alone
+  std::vector<uint64_t> set_bytes_;                   // of each holder set
+  uint64_t bytes_ = 0;
   uint64_t runs_ = 0;
 };
 

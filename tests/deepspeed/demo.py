@@ -302,7 +302,7 @@ class Demo:
         screen.say(screen.paint("32", f"Both went on from step {results[1]['resumed_at']}, equal to the last bit."))
         screen.say("(DeepSpeed itself drops Adam's moments when it loads from NVMe, here and there alike: the loss shows it. "
                    "With")
-        screen.say("ckptfs.deepspeed.load_checkpoint nothing is dropped: docs/deepspeed.md.)")
+        screen.say("`python -m ckptfs.patch train.py` nothing is dropped: docs/deepspeed.md.)")
 
     def odd(self):
         screen, places = self.screen, self.places

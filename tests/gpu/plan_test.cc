@@ -279,10 +279,10 @@ TEST(Plan, OwnsEachElementOnceWhateverThePlacement) {
 
 TEST(Plan, BalancesMeshes) {
   RandomPlacements random(7);
-  for (int round = 0; round < 20; ++round) {
+  for (int round = 0; round < 12; ++round) {
     const uint32_t rows = 1 + random.below(6), columns = 1 + random.below(6);
     HeldByRank held(rows * columns);
-    for (int number = 0; number < 20; ++number) {
+    for (int number = 0; number < 8; ++number) {
       const std::string name = "t" + std::to_string(number);
       const Shape shape{columns * (1 + random.below(40)), 16 + random.below(200)};
       const uint64_t kind = random.below(3);

@@ -1,11 +1,6 @@
 """Fixtures of the tests with real groups of ranks (torch.distributed, gloo)."""
 
-import pathlib
-import sys
-
 import pytest
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "deepspeed"))
 
 import harness
 

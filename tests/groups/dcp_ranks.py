@@ -7,8 +7,6 @@ function below. A state has FSDP2's model and its AdamW after a step, tensors on
 that all ranks have, and values that are no tensors.
 """
 
-import hashlib
-import json
 import os
 import pathlib
 import signal
@@ -17,28 +15,14 @@ import sys
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import ckptfs.dcp
+from rank_states import act_all, digest, flattened, trained
 
 WRITERS = {"ours": ckptfs.dcp.Writer, "torch": dcp.FileSystemWriter}
 READERS = {"ours": ckptfs.dcp.Reader, "torch": dcp.FileSystemReader}
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(97, 12)
-        self.layers = nn.Sequential(nn.Linear(12, 331), nn.ReLU(), nn.Linear(331, 5))
-        self.narrow = nn.Linear(5, 3, bias=False, dtype=torch.bfloat16)
-        self.register_buffer("seen", torch.arange(7))
-
-    def forward(self, tokens):
-        return self.narrow(self.layers(self.embedding(tokens)).to(torch.bfloat16)).float()
 
 
 def mesh_of(layout):
@@ -51,14 +35,7 @@ def mesh_of(layout):
 def state_of(layout, seed):
     """The seed decides all that is in it."""
     mesh = mesh_of(layout)
-    torch.manual_seed(seed)
-    model = Model()
-    for part in (model.narrow, model.layers, model):
-        fully_shard(part, mesh=mesh)  # on a mesh of two dimensions: replicated over the first
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    model((torch.arange(12).view(3, 4) + seed) % 97).square().mean().backward()
-    optimizer.step()
-    weights, states = get_state_dict(model, optimizer)
+    weights, states = trained(mesh, seed)
     torch.manual_seed(seed + 1)
     everywhere = [Replicate()] * mesh.ndim
     placements = {"rows": [Shard(0)], "columns": [Shard(1)], "everywhere": [Replicate()]} if mesh.ndim == 1 else {
@@ -70,22 +47,9 @@ def state_of(layout, seed):
             "words": {"list": [seed, "x"]}}
 
 
-def digest(value):
-    if not torch.is_tensor(value):
-        return repr(value)
-    whole = value.full_tensor() if isinstance(value, DTensor) else value
-    data = whole.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-    return f"{whole.dtype} {list(whole.shape)} {hashlib.sha256(data).hexdigest()}"
-
-
-def flattened(value, name=""):
-    if not isinstance(value, dict):
-        return {name: value}
-    return {inner: one for key, part in value.items() for inner, one in flattened(part, f"{name}/{key}").items()}
-
-
 def digests(state):
-    return {name: digest(value) for name, value in sorted(flattened(state).items())}
+    return {name: digest(value) if torch.is_tensor(value) else repr(value)
+            for name, value in sorted(flattened(state).items())}
 
 
 # --- acts
@@ -192,10 +156,7 @@ def refuse(to, **options):
 
 def main(out, acts):
     dist.init_process_group("gloo")
-    said = []
-    for act in json.loads(acts):
-        said.append(globals()[act.pop("act")](**act))
-        pathlib.Path(f"{out}.{dist.get_rank()}").write_text(json.dumps(said))
+    act_all(globals(), out, acts)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # without waiting for gloo's threads, as tests/deepspeed/ending.py has it

@@ -9,12 +9,12 @@ a step, DTensors on meshes of one and two dimensions, ragged slices, and tensors
 import contextlib
 import errno
 import hashlib
-import json
 import logging
 import os
 import pathlib
 import re
 import signal
+import subprocess
 import sys
 import time
 
@@ -23,7 +23,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -33,40 +32,16 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "deepspe
 
 import ckptfs
 from ending import end_rank
+from rank_states import act_all, digest, flattened, trained
 
 SAVERS = {}  # by series
 LINES = []  # of ckptfs's log
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(97, 12)
-        self.layers = nn.Sequential(nn.Linear(12, 331), nn.ReLU(), nn.Linear(331, 5))
-        self.narrow = nn.Linear(5, 3, bias=False, dtype=torch.bfloat16)
-        self.register_buffer("seen", torch.arange(7))
-
-    def forward(self, tokens):
-        return self.narrow(self.layers(self.embedding(tokens)).to(torch.bfloat16)).float()
 
 
 def meshes():
     ranks = dist.get_world_size()
     flat = init_device_mesh("cpu", (ranks,))
     return flat, init_device_mesh("cpu", (2, ranks // 2)) if ranks % 2 == 0 else flat
-
-
-def trained(mesh, seed):
-    """The model and the optimizer's states after a step under FSDP2."""
-    torch.manual_seed(seed)
-    model = Model()
-    for part in (model.narrow, model.layers, model):
-        fully_shard(part, mesh=mesh)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    model((torch.arange(12).view(3, 4) + seed) % 97).square().mean().backward()
-    optimizer.step()
-    weights, states = get_state_dict(model, optimizer)
-    return {"model": weights, "optim": states["state"]}
 
 
 def both_on_one_dimension(seed):
@@ -101,7 +76,8 @@ def state_of(seed, uneven=False):
     tensors["scalar"] = torch.tensor(float(seed))
     tensors["empty"] = torch.empty(0, 5)
     slices = [slice_of("ragged", torch.randn(7, 11, 13), number, uneven) for number in range(2)]
-    state = {**trained(flat, seed), "tensors": tensors, "slices": slices}
+    weights, states = trained(flat, seed)
+    state = {"model": weights, "optim": states["state"], "tensors": tensors, "slices": slices}
     if square.ndim == 2:
         state["both"] = both_on_one_dimension(seed)
     else:
@@ -119,26 +95,17 @@ def slice_of(name, whole, number, uneven=False):
     return ckptfs.Slice(name, whole.shape, (begin, end), whole.view(-1)[begin:end].clone())
 
 
-def flattened(value, name=""):
-    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
-    if children is None:
-        return {name: value}
-    return {inner: one for key, part in children for inner, one in flattened(part, f"{name}.{key}" if name else str(key)).items()}
-
-
-def digest(value):
-    if isinstance(value, ckptfs.Slice):
-        parts = [None] * dist.get_world_size()
-        dist.all_gather_object(parts, (value.begin, value.tensor.tolist()))
-        return hashlib.sha256(repr(sorted(parts)[0][0]).encode() + repr([x for _, part in sorted(parts) for x in part]).encode()
-                              ).hexdigest()
-    whole = value.full_tensor() if isinstance(value, DTensor) else value
-    data = whole.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-    return f"{whole.dtype} {list(whole.shape)} {hashlib.sha256(data).hexdigest()}"
+def digest_of(value):
+    if not isinstance(value, ckptfs.Slice):
+        return digest(value)
+    parts = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, (value.begin, value.tensor.tolist()))
+    elements = [element for _, part in sorted(parts) for element in part]
+    return hashlib.sha256(repr((min(parts)[0], elements)).encode()).hexdigest()
 
 
 def digests(state):
-    return {name: digest(value) for name, value in sorted(flattened(state).items())}
+    return {name: digest_of(value) for name, value in sorted(flattened(state).items())}
 
 
 # --- acts
@@ -238,6 +205,11 @@ def big(mesh, shard, seed):
     return {"sharded": distribute_tensor(torch.randn(512, 16384), mesh, [shard]), "shared": torch.randn(2048, 2048)}
 
 
+def save_one(to):
+    series, tag = os.path.split(to)
+    saver_of(series).save(tag, {"w": torch.ones(3)}).wait()
+
+
 def save_big(to):
     series, tag = os.path.split(to)
     state = big(init_device_mesh("cpu", (dist.get_world_size(),)), Shard(0), seed=7)
@@ -324,6 +296,36 @@ def broken_read(of, mode):
     return [heard, digests(state) == digests(wanted)]
 
 
+def pauses(to, seconds):
+    """Rank 1 stands still for so long. Returns what came of a save meanwhile, and of one by a new Saver after it."""
+    series, tag = os.path.split(to)
+    if dist.get_rank() == 1:
+        saver_of(series)
+        subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"])
+        os.kill(os.getpid(), signal.SIGSTOP)
+    heard = []
+    for number in range(2):
+        begun = time.monotonic()
+        try:
+            saver_of(series).save(f"{tag}-{number}", {"w": torch.ones(3)}).wait()
+            heard.append(["saved", 0.0])
+        except ckptfs.GroupError as problem:
+            heard.append([str(problem), time.monotonic() - begun])
+            SAVERS.pop(series).close()
+    return heard
+
+
+def mistyped(of):
+    """A load to which one rank gives no mode that there is, and one to which it gives another one than the others."""
+    heard = []
+    for mode in ("brodcast", "each"):
+        try:
+            ckptfs.load(of, into={"w": torch.ones(3)}, group=True, mode=mode if dist.get_rank() == 1 else "auto")
+        except Exception as problem:  # noqa: BLE001 - it is what is asked for
+            heard.append(f"{type(problem).__name__}: {problem}")
+    return heard
+
+
 def missing(of, mode="auto"):
     """A load of a step that one rank cannot see."""
     try:
@@ -339,10 +341,7 @@ def main(out, acts):
     handler.emit = lambda record: LINES.append(record.getMessage())
     logging.getLogger("ckptfs").addHandler(handler)
     logging.getLogger("ckptfs").setLevel(logging.INFO)
-    said, path = [], pathlib.Path(f"{out}.{dist.get_rank()}")
-    for act in json.loads(acts):
-        said.append(globals()[act.pop("act")](**act))
-        path.write_text(json.dumps(said))
+    act_all(globals(), out, acts)
     if '"killed"' in acts or '"ended"' in acts or '"saves"' in acts:
         os._exit(0)  # the process group may be broken
     for saver in SAVERS.values():

@@ -1,8 +1,6 @@
 """torch's DCP through ckptfs.dcp, by real groups of ranks: what was saved is loaded, by any number of ranks."""
 
-import contextlib
 import dataclasses
-import json
 import os
 import pathlib
 import subprocess
@@ -10,37 +8,15 @@ import time
 
 import pytest
 
+from acting import HERE, SECONDS_TO_AN_ERROR, Ranks, said
 from checking import equal, true
-from harness import environment, python, ranks_running, wait_for_ranks
+from harness import environment, python
 from mounting import REPOSITORY
-
-HERE = pathlib.Path(__file__).resolve().parent
 
 pytestmark = [pytest.mark.builds("venv"), pytest.mark.level("normal"), pytest.mark.timeout(600),
               pytest.mark.usefixtures("venv"), pytest.mark.one_mode]
 
-SECONDS_TO_AN_ERROR = 60
-
-
-@contextlib.contextmanager
-def group(ranks, acts, out):
-    with open(f"{out}.log", "wb") as log:
-        with ranks_running(ranks, [str(out), json.dumps(acts)], log, script=HERE / "dcp_ranks.py") as processes:
-            yield processes
-
-
-def said(out, rank):
-    path = pathlib.Path(f"{out}.{rank}")
-    return json.loads(path.read_text()) if path.exists() else []
-
-
-def do(ranks, acts, out):
-    """Returns what each act had to say, of which all ranks must say the same."""
-    with group(ranks, acts, out) as processes:
-        wait_for_ranks(processes, f"{out}.log")
-    for rank in range(1, ranks):
-        equal(said(out, rank), said(out, 0), f"what rank {rank} said, against rank 0")
-    return said(out, 0)
+GROUP = Ranks("dcp_ranks.py")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +39,7 @@ def judge(series, scratch, case):
         return {"act": name, "to" if name == "save" else "of": str(series / step), **options}
 
     wide = "square" if case.saved % 2 == 0 else "flat"
-    truth = do(case.saved, [act("save", "step_1", layout="flat", seed=1),
+    truth = GROUP.do(case.saved, [act("save", "step_1", layout="flat", seed=1),
                             act("save", "step_2", layout=wide, seed=2, how="thread"),
                             act("save", "step_3", layout=wide, seed=3, writer="torch"),
                             act("save", "step_4", layout=wide, seed=4, how="with a cached plan")], scratch / "saved")
@@ -71,7 +47,7 @@ def judge(series, scratch, case):
     wide = "square" if case.loaded % 2 == 0 else "flat"
     acts = [act("load", step, layout=layout, reader=reader)
             for step in steps for layout, reader in ((wide, "ours"), ("flat", "ours"), ("flat", "torch"))]
-    loaded = do(case.loaded, acts + [act("load_alone", step) for step in steps], scratch / "loaded")
+    loaded = GROUP.do(case.loaded, acts + [act("load_alone", step) for step in steps], scratch / "loaded")
     for done, values in zip(acts, loaded):
         equal(values, truth[steps.index(pathlib.Path(done["of"]).name)], f"{case}: {done}")
     for step, wanted, values in zip(steps, truth, loaded[len(acts):], strict=True):
@@ -115,10 +91,10 @@ def test_in_a_folder(disk, scratch, case):
 def test_saved_by_processes_beside(mount, scratch):
     """dcp.async_save's process gets the Writer pickled. Beside that: a rank that has nothing to write."""
     step, one = str(mount.path / "steps" / "step_1"), str(mount.path / "steps" / "step_2")
-    truth, files = do(2, [{"act": "save", "to": step, "layout": "flat", "seed": 1, "how": "process"},
+    truth, files = GROUP.do(2, [{"act": "save", "to": step, "layout": "flat", "seed": 1, "how": "process"},
                           {"act": "save_one", "to": one}], scratch / "saved")
     equal(len([name for name in files if name.endswith(".distcp")]), 1, f"files with tensors, of {files}")
-    loaded, = do(1, [{"act": "load", "of": step, "layout": "flat", "reader": "torch"}], scratch / "loaded")
+    loaded, = GROUP.do(1, [{"act": "load", "of": step, "layout": "flat", "reader": "torch"}], scratch / "loaded")
     equal(loaded, truth, "tensors")
     equal(mount.ask("steps/step_1", "state"), "sealed", "state")
 
@@ -127,7 +103,7 @@ def test_a_rank_fails(mount, scratch):
     """All are told why, there is no step, and the next save of that name works. A sealed step is refused."""
     series = mount.path / "steps"
     step = str(series / "step_1")
-    failed, saved, refused = do(2, [{"act": "fail", "to": step, "rank": 1},
+    failed, saved, refused = GROUP.do(2, [{"act": "fail", "to": step, "rank": 1},
                                     {"act": "save", "to": step, "layout": "flat", "seed": 1},
                                     {"act": "refuse", "to": step}], scratch / "out")
     true("this rank has no memory left" in failed["error"], failed["error"])
@@ -148,7 +124,7 @@ def test_a_rank_is_killed(mount, scratch, rank, call, when):
     series, out = mount.path / "steps", scratch / "out"
     acts = [{"act": "save", "to": str(series / "step_1"), "layout": "flat", "seed": 1},
             {"act": "die", "to": str(series / "step_2"), "rank": rank, "call": call, "when": when}]
-    with group(3, acts, out) as processes:
+    with GROUP.running(3, acts, out) as processes:
         processes[rank].wait(SECONDS_TO_AN_ERROR + 60)
         end = time.monotonic() + SECONDS_TO_AN_ERROR
         for survivor in (number for number in range(3) if number != rank):

@@ -1,6 +1,5 @@
 """Groups of ranks with torch.distributed: what n ranks save, m ranks load; what one rank's failure is to the others."""
 
-import contextlib
 import json
 import os
 import pathlib
@@ -9,50 +8,29 @@ import time
 
 import pytest
 
+from acting import SECONDS_TO_AN_ERROR, Ranks, said
 from checking import equal, true
 from harness import ranks_running, wait_for_ranks
 from mounting import CKPTFS, LEVEL, REPOSITORY, run, wait_until
 
-HERE = pathlib.Path(__file__).resolve().parent
-
 pytestmark = [pytest.mark.builds("venv"), pytest.mark.level("normal"), pytest.mark.timeout(600),
               pytest.mark.usefixtures("venv"), pytest.mark.one_mode]
 
-SECONDS_TO_AN_ERROR = 60
 RANKS = (1, 2, 3, 4, 8)
 EACH_BOUND, BROADCAST_BOUND = 1.1, 1.02  # of the bytes that have to be read
 
-
-@contextlib.contextmanager
-def group(ranks, acts, out):
-    with open(f"{out}.log", "wb") as log:
-        with ranks_running(ranks, [str(out), json.dumps(acts)], log, script=HERE / "group_ranks.py") as processes:
-            yield processes
-
-
-def said(out, rank):
-    path = pathlib.Path(f"{out}.{rank}")
-    return json.loads(path.read_text()) if path.exists() else []
-
-
-def do(ranks, acts, out, alike=True):
-    """Returns what each act had to say on rank 0; `alike`: all ranks must say the same."""
-    with group(ranks, acts, out) as processes:
-        wait_for_ranks(processes, f"{out}.log")
-    for rank in range(1, ranks if alike else 1):
-        equal(said(out, rank), said(out, 0), f"what rank {rank} said, against rank 0")
-    return said(out, 0)
+GROUP = Ranks("group_ranks.py")
 
 
 def judge(series, scratch, saved, loaded):
     """Bit for bit, by either way to load."""
     name = f"step_{saved}"
     if not (series / name).exists():
-        truth = do(saved, [{"act": "save", "to": str(series / name), "seed": saved}], scratch / f"saved-{saved}")[0]
+        truth = GROUP.do(saved, [{"act": "save", "to": str(series / name), "seed": saved}], scratch / f"saved-{saved}")[0]
         (scratch / f"truth-{saved}").write_text(json.dumps(truth))
     truth = json.loads((scratch / f"truth-{saved}").read_text())
     acts = [{"act": "load", "of": str(series / name), "mode": mode} for mode in ("each", "broadcast", "auto")]
-    for act, got in zip(acts, do(loaded, acts, scratch / f"loaded-{saved}-{loaded}"), strict=True):
+    for act, got in zip(acts, GROUP.do(loaded, acts, scratch / f"loaded-{saved}-{loaded}"), strict=True):
         wrong = [name for name in truth if got.get(name) != truth[name]]
         equal(wrong, [], f"{saved} ranks to {loaded}, {act['mode']}: tensors that differ")
 
@@ -82,15 +60,15 @@ def test_in_any_folder(scratch):
     series = scratch / "steps"
     series.mkdir()
     saves = [{"act": "save", "to": str(series / f"step_{seed}"), "seed": seed, "uneven": seed == 3} for seed in (1, 2, 3)]
-    truth = do(2, saves, scratch / "saved")
+    truth = GROUP.do(2, saves, scratch / "saved")
     acts = [{"act": "load", "of": act["to"], "mode": "auto"} for act in saves]
-    equal(do(3, acts, scratch / "loaded"), truth, "what was loaded")
+    equal(GROUP.do(3, acts, scratch / "loaded"), truth, "what was loaded")
 
 
 def test_a_flipped_byte_is_found(scratch):
     series = scratch / "steps"
     series.mkdir()
-    do(2, [{"act": "flipped", "to": str(series / "step_1")}], scratch / "flipped", alike=False)
+    GROUP.do(2, [{"act": "flipped", "to": str(series / "step_1")}], scratch / "flipped", alike=False)
     heard = [said(scratch / "flipped", rank)[0] for rank in range(2)]
     words = f"{series}/step_1/rank01.safetensors: bytes 2097152 to 3145728 (MiB 2) are not those that were saved"
     for rank, [(alone, text), (_, of_group)] in enumerate(heard):
@@ -103,7 +81,7 @@ def test_a_flipped_byte_is_found(scratch):
 
 def test_what_others_saved(mount, scratch):
     (mount.path / "runs").mkdir(exist_ok=True)
-    equal(do(3, [{"act": "others", "series": str(mount.path / "runs")}], scratch / "others"), ["equal"], "steps of others")
+    equal(GROUP.do(3, [{"act": "others", "series": str(mount.path / "runs")}], scratch / "others"), ["equal"], "steps of others")
 
 
 EXAMPLES = {"fsdp2": 2, "tensor_parallel": 4, "zero_pieces": 3}  # ranks
@@ -127,14 +105,14 @@ def test_no_byte_is_written_or_read_twice(mount, scratch):
     series = mount.path / "steps"
     series.mkdir(exist_ok=True)
     step = series / "step_1"
-    do(2, [{"act": "save_big", "to": str(step)}], scratch / "saved")
+    GROUP.do(2, [{"act": "save_big", "to": str(step)}], scratch / "saved")
     whole = (512 * 16384 + 2048 * 2048) * 4
     sizes = [os.stat(step / f"rank{rank:02d}.safetensors").st_size for rank in range(2)]
     true(sum(sizes) < 1.01 * whole, f"files of {sizes} bytes for {whole}")
     true(max(sizes) < 1.05 * whole / 2, f"files of {sizes} bytes")
     for ranks, columns in ((2, False), (4, True)):
         acts = [{"act": "bytes_read", "of": str(step), "mode": mode, "columns": columns} for mode in ("each", "broadcast")]
-        each, broadcast = do(ranks, acts, scratch / f"read-{ranks}")
+        each, broadcast = GROUP.do(ranks, acts, scratch / f"read-{ranks}")
         for wanted, read in each:
             true(read < EACH_BOUND * wanted, f"{ranks} ranks, each: read {read} for {wanted}")
         total = sum(read for _, read in broadcast)
@@ -151,7 +129,7 @@ def judge_failures(series, scratch, failures, acts=()):
     """No step is there, and the others know it soon."""
     series.mkdir(exist_ok=True)
     acts = [{"act": "fails", "to": str(series / f"step_{how[0]}"), "how": how} for how in failures] + list(acts)
-    with group(3, acts, scratch / "failed") as processes:
+    with GROUP.running(3, acts, scratch / "failed") as processes:
         for rank in (0, 2):
             processes[rank].wait(timeout=2 * SECONDS_TO_AN_ERROR)
         for rank in (0, 2):
@@ -180,7 +158,7 @@ def test_one_rank_cannot_read(scratch):
     series.mkdir()
     acts = [{"act": "save_big", "to": str(series / "step_1")},
             *({"act": "broken_read", "of": str(series / "step_1"), "mode": mode} for mode in ("broadcast", "each"))]
-    do(3, acts, scratch / "read", alike=False)
+    GROUP.do(3, acts, scratch / "read", alike=False)
     for rank in range(3):
         for heard, loaded in said(scratch / "read", rank)[1:]:
             true("[Errno 5]" in heard and "broken" in heard and (rank == 1 or "rank 1 has not loaded" in heard), f"rank {rank}: {heard}")
@@ -190,10 +168,35 @@ def test_one_rank_cannot_read(scratch):
 def test_a_step_that_one_rank_does_not_see(mount, scratch):
     series = mount.path / "steps"
     series.mkdir(exist_ok=True)
-    with group(3, [{"act": "missing", "of": str(series / "step_1")}], scratch / "missing") as processes:
+    with GROUP.running(3, [{"act": "missing", "of": str(series / "step_1")}], scratch / "missing") as processes:
         wait_for_ranks(processes, scratch / "missing.log")
     words = [said(scratch / "missing", rank)[0] for rank in range(3)]
     true(all("step_1" in text for text in words), f"the ranks were told {words}")
+
+
+@pytest.mark.level("long")
+def test_one_rank_stands_still(scratch):
+    """All ranks give up the group, that one, too. A new Saver works."""
+    series = scratch / "steps"
+    series.mkdir()
+    GROUP.do(3, [{"act": "pauses", "to": str(series / "step_1"), "seconds": 55}], scratch / "pause", alike=False)
+    for rank in range(3):
+        (text, seconds), after = said(scratch / "pause", rank)[0]
+        true("rank 1 (process" in text and "has not been heard of" in text, f"rank {rank}: {text}")
+        true(seconds < SECONDS_TO_AN_ERROR, f"rank {rank}: an error after {seconds} s")
+        equal(after, ["saved", 0.0], f"rank {rank}: the save after it")
+    equal([name for name in os.listdir(series) if not name.startswith("partial-")], ["step_1-1"], "steps")
+
+
+def test_one_rank_is_told_another_mode(scratch):
+    series = scratch / "steps"
+    series.mkdir()
+    acts = [{"act": "save_one", "to": str(series / "step_1")}, {"act": "mistyped", "of": str(series / "step_1")}]
+    GROUP.do(2, acts, scratch / "mode", alike=False)
+    for rank in range(2):
+        unknown, different = said(scratch / "mode", rank)[1]
+        true("mode 'brodcast': it is one of auto, broadcast, each" in unknown, f"rank {rank}: {unknown}")
+        true("rank 1 and rank 0 were told different modes" in different, f"rank {rank}: {different}")
 
 
 @pytest.mark.timeout(7200)
@@ -207,7 +210,7 @@ def test_killed_while_saving(mount, scratch, seed, rounds):
     for number in range(count):
         victims = ("a rank", "all", "the daemon")[number % 3]
         out = scratch / f"round-{number}"
-        with group(3, [{"act": "saves", "series": str(series), "first": first}], out) as processes:
+        with GROUP.running(3, [{"act": "saves", "series": str(series), "first": first}], out) as processes:
             wait_until("a step is there", lambda first=first: (series / f"step_{first}").exists(), seconds=60)
             time.sleep(chance.random() * 0.3)
             if victims == "the daemon":
@@ -225,6 +228,6 @@ def test_killed_while_saving(mount, scratch, seed, rounds):
         true(last or victims == "all", f"no rank has said anything: {pathlib.Path(f'{out}.log').read_text()[-2000:]}")
         reported.update(range(first, max(last, default=first - 1) + 1))
         first = max([*reported, *(int(name[5:]) for name in os.listdir(series) if name.startswith("step_"))]) + 1
-    steps, wrong = do(1, [{"act": "check", "series": str(series)}], scratch / "checked")[0]
+    steps, wrong = GROUP.do(1, [{"act": "check", "series": str(series)}], scratch / "checked")[0]
     equal(wrong, [], "steps that are not whole")
     equal(sorted(reported - {int(name[5:]) for name in steps}), [], "steps that were reported, and are not there")

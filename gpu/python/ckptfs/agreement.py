@@ -26,10 +26,11 @@ def _short(content):
 
 
 class Agreement:
-    """Plans of one group, of which the last used are kept. `whole`: what nobody holds is an error, as of a save."""
+    """Plans of one group, of which the last used are kept. `names`: what all ranks have to be told alike, in a word.
+    `whole`: what nobody holds is an error, as of a save."""
 
-    def __init__(self, group, *, whole, cached=8):
-        self._group, self._whole, self._cached = group, whole, cached
+    def __init__(self, group, names, *, whole, cached=8):
+        self._group, self._names, self._whole, self._cached = group, names, whole, cached
         self._begin_anew(b"")
 
     def _begin_anew(self, history):
@@ -37,7 +38,7 @@ class Agreement:
         self._cache, self._history = plans.PlanCache(self._cached), history
 
     def agree(self, name, describe):
-        """What each rank does for this step, by its name; describe() returns this rank's holdings. All ranks call it.
+        """What each rank does; describe() returns this rank's holdings. All ranks call it, with the same name.
 
         A rank whose describe() raises gets its exception, the others a GroupError with its words.
         """
@@ -90,8 +91,8 @@ class Agreement:
             raise GroupError(f"rank {failed[0]} cannot take part: {why}")
         others = [rank for rank, message in enumerate(messages) if message.name != messages[0].name]
         if others:
-            raise GroupError(f"rank {others[0]} and rank 0 were told different steps; this is rank {self._group.rank}, "
-                             f"and was told {name}")
+            raise GroupError(f"rank {others[0]} and rank 0 were told different {self._names}; this is rank "
+                             f"{self._group.rank}, and was told {name}")
         return messages
 
     def _exchange_descriptions(self, digests, description):

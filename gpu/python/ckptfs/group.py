@@ -1,24 +1,25 @@
 """The ranks of a torch.distributed process group that save or load together, and how they learn of each other's end.
 
-What is exchanged goes through the process group's own collectives. What a rank has to tell while others wait (that it
-is durable, that it failed) goes through torch's store, which needs no answer of the others. A rank that died never
-answers, and a collective would wait for it until the process group's timeout, half an hour by default. So each rank
-watches:
+What is exchanged goes through collectives of gloo. What a rank has to tell while others wait (that it is durable, that it
+failed) goes through torch's store, which needs no answer of the others. A collective would wait half an hour for a rank
+that died. So each rank watches:
 
 - Ranks on its own machine: their processes, by number and start time. Their end is seen within a second.
 - All ranks: each one counts a key of the store up every _BEAT seconds, and watches the key of the rank after it. If
   that does not move for _DEAD seconds, it writes so into the store, where all look who wait.
 
 Only those who wait look, so a slow rank delays nobody but who needs it, and a dead one is an error for all: GroupError.
+A rank that gives up a collective breaks the group, for it would be out of step with the others: from then on all that
+wait get that error.
 """
 
 import atexit
 import contextlib
 import datetime
+import json
 import logging
 import os
 import pathlib
-import pickle
 import socket
 import sys
 import threading
@@ -35,7 +36,7 @@ _ASKING = 1  # second between two looks at who is alive
 _PATIENCE = 1800  # seconds until a collective of ranks that are all there fails
 _GRACE = 2  # seconds in which the last words of a rank that has ended may arrive
 _SLEEP, LONG_SLEEP = 0.002, 0.05  # seconds; the long one between questions to the store
-_LEFT, _GONE = "left", "gone"
+_LEFT, _GONE, _BROKEN = "left", "gone", "broken"
 _NO_ANSWER = "torch's store, by which the ranks know of each other, does not answer"
 # Collectives that were given up, with all that they use: torch may still write to their memory as long as the process lives.
 _given_up = []
@@ -58,14 +59,13 @@ class Group:
     def __init__(self, group=None):
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.alone = self.size == 1
-        self._watch, self._own, self.members = None, None, [_Member.here()]
+        self._watch, self._own, self._given_up, self.members = None, None, None, [_Member.here()]
         if not self.alone:
             name = [uuid.uuid4().hex]
             dist.broadcast_object_list(name, group=group, group_src=0)
             self._own = dist.ProcessGroupGloo(dist.PrefixStore(f"ckptfs/{name[0]}/gloo", _store()), self.rank, self.size,
                                               datetime.timedelta(seconds=_PATIENCE))
-            # Of ranks of this job, by its own connections.
-            self.members = [pickle.loads(member) for member in self.exchange(pickle.dumps(self.members[0]))]
+            self.members = [_Member(*json.loads(member)) for member in self.exchange(self.members[0].as_bytes())]
             self._watch = _Watch(name[0], self.rank, self.members)
         machines = sorted({member.machine for member in self.members})
         self.hosts = [machines.index(member.machine) for member in self.members]
@@ -83,6 +83,8 @@ class Group:
         """The contents of all ranks, which have the same length."""
         if self.alone:
             return [content]
+        if self._given_up is not None:
+            raise GroupError(f"this rank has given up the group: {self._given_up}")
         mine = torch.frombuffer(bytearray(content), dtype=torch.uint8)
         all_ = torch.empty(self.size * len(content), dtype=torch.uint8)
         self._finish(self._own._allgather_base(all_, mine), (mine, all_))
@@ -108,8 +110,10 @@ class Group:
         """Waits for a collective as long as all ranks are there."""
         try:
             self.wait_until(work.is_completed)
-        except GroupError:
+        except GroupError as problem:
             _given_up.append((work, memory, self._own))
+            self._given_up = problem
+            self.fail(problem)
             raise
         try:
             work.wait()
@@ -119,7 +123,7 @@ class Group:
     # --- words between ranks, which do not wait for each other
 
     def tell(self, key, text):
-        """Whoever asks told() gets the text, also later. Does nothing if it cannot be told any more."""
+        """Whoever asks told() gets the text, also later. GroupError, as of the next three: the store does not answer."""
         if self._watch is not None:
             self._watch.tell(key, text)
 
@@ -140,9 +144,10 @@ class Group:
         return None if self._watch is None else self._watch.gone()
 
     def fail(self, problem):
-        """All ranks that wait for each other in this group get a GroupError, now and later."""
+        """Breaks the group: all ranks that wait for each other in it get a GroupError, now and later."""
         with contextlib.suppress(GroupError):  # then they see by themselves that this one is gone
-            self.tell(_GONE, f"rank {self.rank}: {problem}")
+            if not self.told(_BROKEN):  # the first problem is the cause
+                self.tell(_BROKEN, f"{problem} (rank {self.rank} has given up the group)")
 
     def wait_until(self, is_so, deadline=None, longest=_SLEEP):
         """Returns when is_so() is true. GroupError: a rank has ended, or time.monotonic() is past the deadline. `longest`:
@@ -211,6 +216,9 @@ class _Member:
         boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         machine = f"{boot} {os.readlink('/proc/self/ns/pid')}"  # processes have their numbers within a PID namespace
         return cls(machine, socket.gethostname(), os.getpid(), _start_time(os.getpid()))
+
+    def as_bytes(self):
+        return json.dumps([self.machine, self.host, self.process, self.started]).encode()
 
     def __str__(self):
         return f"process {self.process} on {self.host}"
@@ -283,7 +291,7 @@ class _Watch:
 
     def gone(self):
         try:
-            return self._ended() or self.told(_GONE)
+            return self._ended() or self.told(_BROKEN) or self.told(_GONE)
         except GroupError as problem:
             return str(problem)
 
@@ -295,26 +303,36 @@ class _Watch:
         return None
 
     def _beat(self):
-        beats, seen, since, said = 0, None, time.monotonic(), False
-        next_ = (self._rank + 1) % len(self._members)
-        try:
-            while not self._ending.is_set():
-                beats += 1
+        beats, answers = 0, True
+        self._seen, self._since, self._said = None, time.monotonic(), None
+        while not self._ending.is_set():
+            beats += 1
+            try:
                 self.tell(f"beat/{self._rank}", str(beats))
-                of_next = self.told(f"beat/{next_}")
-                if of_next != seen:
-                    seen, since = of_next, time.monotonic()
-                silent = time.monotonic() - since > _DEAD
-                if silent or of_next == _LEFT:
-                    how = f"has not been heard of for {_DEAD} s" if silent else "has left the group"
-                    self.tell(_GONE, f"rank {next_} ({self._members[next_]}) {how}")
-                elif said:  # it had only been stopped for a while
-                    self.forget([_GONE])
-                said = silent
-                self._ending.wait(_BEAT)
+                self._look_at_next()
+                answers = True
+            except GroupError as problem:  # whoever waits for other ranks gets the same error
+                if answers:
+                    _log.warning("rank %d: %s", self._rank, problem)
+                answers = False
+            self._ending.wait(_BEAT)
+        with contextlib.suppress(GroupError):
             self.tell(f"beat/{self._rank}", _LEFT)
-        except GroupError as problem:  # whoever waits for other ranks gets the same error
-            _log.debug("rank %d watches no more: %s", self._rank, problem)
+
+    def _look_at_next(self):
+        """Tells all when the rank after this one is silent, or has left; and takes it back when it is heard of again."""
+        number = (self._rank + 1) % len(self._members)
+        beat = self.told(f"beat/{number}")
+        if beat != self._seen:
+            self._seen, self._since = beat, time.monotonic()
+        silent = time.monotonic() - self._since > _DEAD
+        if silent or beat == _LEFT:
+            how = f"has not been heard of for {_DEAD} s" if silent else "has left the group"
+            self._said = f"rank {number} ({self._members[number]}) {how}"
+            self.tell(_GONE, self._said)
+        elif self._said is not None and self.told(_GONE) == self._said:
+            self.forget([_GONE])
+            self._said = None
 
 
 def _store():

@@ -30,10 +30,13 @@ _SHARED = struct.Struct("<QB")  # the bytes that a rank shares, and what it has 
 _Message = collections.namedtuple("_Message", "owner holders parts bytes")
 
 
-def load(open_checkpoint, targets, process_group, mode, stream=None):
-    """Fills, on all ranks of a process group, the tensors that targets(checkpoint) names. Returns these."""
+def check_mode(mode):
     if mode not in MODES:
         raise ValueError(f"mode {mode!r}: it is one of {', '.join(MODES)}")
+
+
+def load(open_checkpoint, targets, process_group, mode, stream=None):
+    """Fills, on all ranks of a process group, the tensors that targets(checkpoint) names. Returns these."""
     group = Group(process_group)
     with contextlib.closing(group), contextlib.ExitStack() as stack:
         one = _Load(group, stream)
@@ -63,6 +66,7 @@ class _Load:
 
         def describe():
             nonlocal filled
+            check_mode(mode)
             self._checkpoint = open_checkpoint()
             filled = targets(self._checkpoint)
             self._holdings = pieces.holdings_of(filled)
@@ -70,7 +74,7 @@ class _Load:
                 self._checkpoint.check(holding)
             return self._holdings
 
-        agreed = Agreement(self._group, whole=False, cached=1).agree(mode, describe)
+        agreed = Agreement(self._group, "modes", whole=False, cached=1).agree(mode, describe)
         self._targets = pieces.Targets(self._holdings)
         self._messages = self._messages_of(agreed.plan)
         with memory.on(memory.device_of(holding.tensor for holding in self._holdings), self._stream):

@@ -151,6 +151,7 @@ def load(path: Path, into: "Tensors | torch.nn.Module | None" = None, *, device:
 
     if group is not None:
         return group_loading.load(lambda: Checkpoint(path), targets, None if group is True else group, mode, stream)
+    group_loading.check_mode(mode)
     with Checkpoint(path) as checkpoint:
         filled = targets(checkpoint)
         checkpoint.load(filled, stream=stream)

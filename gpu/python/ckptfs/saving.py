@@ -346,7 +346,7 @@ class Saver:
         if rank is not None or world_size is not None:
             raise ValueError("the group tells rank and world_size")
         self.rank, self.world_size = self._group.rank, self._group.size
-        self._agreement, self._saves = Agreement(self._group, whole=True), weakref.WeakSet()
+        self._agreement, self._saves = Agreement(self._group, "steps", whole=True), weakref.WeakSet()
 
     def close(self) -> None:
         """Ends a group's Saver, once what its saves do behind is done: the other ranks no longer wait for this one."""

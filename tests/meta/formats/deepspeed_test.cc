@@ -118,48 +118,44 @@ TEST(DeepSpeed, TwoOfOneName) {
   EXPECT_EQ(found, 2U);
 }
 
+// Reads a step that has the files of one or two ranks.
+TensorMap read_ranks(const std::vector<Sample>& ranks) {
+  constexpr const char* kModels[] = {kModel, "zero_pp_rank_1_mp_rank_00_model_states.pt"};
+  constexpr const char* kOptimizers[] = {kOptimizer, "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"};
+  StepInMemory files;
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    files.add(kModels[rank], ranks[rank].model);
+    files.add(kOptimizers[rank], ranks[rank].optimizer);
+  }
+  return read_deepspeed(files, "");
+}
+
 // Ranks that do not fit each other are of several saves. Joined, they would be wrong weights.
 TEST(DeepSpeed, RanksThatDoNotFitAreNotJoined) {
-  constexpr const char* kSecondModel = "zero_pp_rank_1_mp_rank_00_model_states.pt";
-  constexpr const char* kSecondOptimizer = "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt";
   const Sample alone("stage_3");
   Sample of_two = alone;
   set_number(of_two.model, "dp_world_size", 2);
   set_number(of_two.optimizer, "partition_count", 2);
 
-  StepInMemory of_more;  // its model says two ranks, its optimizer one
-  of_more.add(kModel, of_two.model);
-  of_more.add(kOptimizer, alone.optimizer);
-  const TensorMap one = read_deepspeed(of_more, "");
+  Sample of_more = of_two;  // its model says two ranks, its optimizer one
+  of_more.optimizer = alone.optimizer;
+  const TensorMap one = read_ranks({of_more});
   EXPECT_TRUE(one.parameters.empty());
   EXPECT_THAT(reasons_of(one), HasSubstr("it is one of 1 ranks, and there are 2"));
 
-  StepInMemory too_few;
   Sample of_nine = alone;
   set_number(of_nine.model, "dp_world_size", 9);
-  too_few.add(kModel, of_nine.model);
-  too_few.add(kOptimizer, of_nine.optimizer);
-  const TensorMap nine = read_deepspeed(too_few, "");
+  const TensorMap nine = read_ranks({of_nine});
   EXPECT_TRUE(nine.parameters.empty());
   EXPECT_THAT(reasons_of(nine), HasSubstr("it is of 9 ranks, of which not all have files here"));
 
-  StepInMemory mixed;
   Sample of_stage_two = of_two;
   set_number(of_stage_two.optimizer, "zero_stage", 2);
-  mixed.add(kModel, of_two.model);
-  mixed.add(kOptimizer, of_two.optimizer);
-  mixed.add(kSecondModel, of_two.model);
-  mixed.add(kSecondOptimizer, of_stage_two.optimizer);
-  const TensorMap stages = read_deepspeed(mixed, "");
+  const TensorMap stages = read_ranks({of_two, of_stage_two});
   EXPECT_TRUE(stages.parameters.empty());
   EXPECT_THAT(reasons_of(stages), HasSubstr("its stage is not rank 0's"));
 
-  StepInMemory too_many;
-  too_many.add(kModel, alone.model);
-  too_many.add(kOptimizer, alone.optimizer);
-  too_many.add(kSecondModel, alone.model);
-  too_many.add(kSecondOptimizer, alone.optimizer);
-  const TensorMap first = read_deepspeed(too_many, "");
+  const TensorMap first = read_ranks({alone, alone});
   EXPECT_EQ(find(first, "embedding.weight").states.at("fp32").pieces.size(), 1U);
   EXPECT_THAT(reasons_of(first), HasSubstr("files of more than its 1 ranks lie here, of another save"));
 }
@@ -167,10 +163,7 @@ TEST(DeepSpeed, RanksThatDoNotFitAreNotJoined) {
 TEST(DeepSpeed, AnOptimizerWithoutTheModelsGroupsGivesNoStates) {
   Sample sample("stage_3");
   set_number(sample.optimizer, "zero_stage", 2);  // whose groups have another name
-  StepInMemory files;
-  files.add(kModel, sample.model);
-  files.add(kOptimizer, sample.optimizer);
-  const TensorMap map = read_deepspeed(files, "");
+  const TensorMap map = read_ranks({sample});
   EXPECT_TRUE(find(map, "embedding.weight").states.empty());
   EXPECT_THAT(reasons_of(map), HasSubstr("it has not the groups that param_shapes of rank 0 has"));
 }

@@ -75,9 +75,10 @@ the page cache*: all of the file is. At the peak of memory the pages of a mapped
     "Plans of groups": """\
 One process makes the plan of a simulated group, as each rank of a real one does. The descriptions of all ranks are there
 before the clock starts; their digests are checked while it runs. *From the cache*: a rank describes what it holds and finds
-the plan that it made before. The exchange of the digests, 32 bytes a rank, is not in it. torch DCP's planner gets the write
-items of all ranks as objects that exist before the clock starts, and only one of its ranks does that. It has the largest
-group that it finishes in a minute and 4 GiB. Lower is better.""",
+the plan that it made before. The exchange of the digests, 65 bytes a rank, is not in it: gloo passes them round a ring,
+which takes 0.12 s for 4,096 ranks at 30 µs a step. torch DCP's planner gets the write items of all ranks as objects that
+exist before the clock starts, and only one of its ranks does that. It has the largest group that it finishes in a minute
+and 4 GiB. Lower is better.""",
     "Groups of ranks": """\
 The ranks have three quarters of the state cut by rows, and the rest all of it. ckptfs saves on the mount, torch's DCP on the
 same XFS without it. *Until training goes on*: the tensors may change. *Until durable*: the step is there. The copies of

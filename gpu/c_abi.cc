@@ -195,6 +195,15 @@ int ckptfs_load_boxes(ckptfs_checkpoint* checkpoint, ckptfs_staging* staging, co
   });
 }
 
+int ckptfs_checkpoint_loaded(const ckptfs_checkpoint* checkpoint, uint32_t slowest, const char* host, double seconds,
+                             const ckptfs_stage* stages, uint64_t count) {
+  return guarded([&] {
+    meta::formats::RankTimes times{slowest, host, seconds, {}};
+    for (const ckptfs_stage& stage : std::span(stages, count)) times.longest[stage.name] = stage.seconds;
+    return checkpoint->checkpoint->tell_loaded(times);
+  });
+}
+
 int ckptfs_save_begin(ckptfs_staging* staging, const char* series, const char* tag, const char* attempt, uint32_t rank,
                       uint32_t world_size, ckptfs_save** save) {
   return guarded([&]() -> Result<> {

@@ -281,6 +281,11 @@ Result<Checkpoint::Report> Checkpoint::load_boxes(Staging& staging, const std::v
   return read(staging, std::move(wanted), stream);
 }
 
+Result<> Checkpoint::tell_loaded(const meta::formats::RankTimes& times) const {
+  TRY_ASSIGN(const auto mount, MountClient::of(path_));
+  return mount ? mount->loaded(path_, times) : Result<>(success());
+}
+
 Result<Checkpoint::Report> Checkpoint::read(Staging& staging, std::vector<Wanted> wanted, Stream stream) {
   std::set<uint32_t> used;
   for (const Wanted& one : wanted) used.insert(one.file);

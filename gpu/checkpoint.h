@@ -75,6 +75,8 @@ class Checkpoint {
   Result<Report> load(Staging& staging, const std::vector<Request>& requests, Stream stream);
   // The same for boxes. Fails with EINVAL if a box lies outside its item, or a range outside its box.
   Result<Report> load_boxes(Staging& staging, const std::vector<BoxRequest>& requests, Stream stream);
+  // Tells the daemon of the mount how long the ranks of a group took to load. Does nothing without a mount.
+  Result<> tell_loaded(const meta::formats::RankTimes& times) const;
 
  private:
   Checkpoint(std::string path, FolderFiles files) : path_(std::move(path)), files_(std::move(files)) {}

@@ -20,7 +20,7 @@ extern "C" {
 #pragma GCC visibility push(default)
 #endif
 
-#define CKPTFS_ABI 3 /* changes whenever anything below changes */
+#define CKPTFS_ABI 4 /* changes whenever anything below changes */
 uint32_t ckptfs_abi(void);
 
 /* The words for this thread's last call that failed. */
@@ -100,6 +100,17 @@ typedef struct {
 /* The same as ckptfs_load() for boxes. It reads only what the boxes need, and small gaps between that. */
 int ckptfs_load_boxes(ckptfs_checkpoint* checkpoint, ckptfs_staging* staging, const ckptfs_box_target* targets,
                       uint64_t count, void* stream, ckptfs_load_report* report);
+
+/* How long the ranks of a group took to load from the checkpoint: for each stage, the seconds of the rank that it took
+ * longest. */
+typedef struct {
+  const char* name; /* for example "plan", "read" */
+  double seconds;
+} ckptfs_stage;
+/* Tells the daemon of the checkpoint's mount, whose page and metrics show it: `seconds` in all, `slowest` was the last
+ * rank to be done, on the machine `host`. Does nothing if the checkpoint is on no mount. */
+int ckptfs_checkpoint_loaded(const ckptfs_checkpoint* checkpoint, uint32_t slowest, const char* host, double seconds,
+                             const ckptfs_stage* stages, uint64_t count);
 
 /* --- This rank's part of a step to be saved. `attempt` is made of letters and digits, is the same on all ranks, and
  * differs for each attempt. Nothing is visible as a step before the commit. */

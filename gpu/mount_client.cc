@@ -76,4 +76,14 @@ Result<std::optional<std::string>> MountClient::commit(const std::string& folder
   return std::optional<std::string>();
 }
 
+Result<> MountClient::loaded(const std::string& path, const meta::formats::RankTimes& times) const {
+  TRY(io::ask_mount(mount_.mountpoint, "loaded",
+                    {{"path", io::path_inside(mount_, path)},
+                     {"slowest", times.slowest},
+                     {"host", times.host},
+                     {"seconds", times.seconds},
+                     {"stages", times.longest}}));
+  return success();
+}
+
 }  // namespace ckptfs::gpu

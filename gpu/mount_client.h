@@ -11,6 +11,7 @@
 #include "io/fd.h"
 #include "io/mount_table.h"
 #include "io/result.h"
+#include "meta/formats/manifest.h"
 
 namespace ckptfs::gpu {
 
@@ -37,6 +38,8 @@ class MountClient {
   // commit.
   Result<std::optional<std::string>> commit(const std::string& folder, const std::string& tag, unsigned world_size,
                                             bool seal) const;
+  // Tells how long the ranks of a group took to load a step or a file.
+  Result<> loaded(const std::string& path, const meta::formats::RankTimes& times) const;
 
  private:
   explicit MountClient(io::MountEntry mount) : mount_(std::move(mount)) {}

@@ -181,6 +181,19 @@ Result<json> commit(Filesystem& fs, const Peer& peer, const json& arguments) {
   return json{{"step", step}};
 }
 
+Result<json> loaded(Filesystem& fs, const Peer& peer, const json& arguments) {
+  TRY_ASSIGN(const meta::InodeNumber inode,
+             resolve_as(fs.tree, peer.credentials, arguments.at("path").get<std::string>(), kRead));
+  meta::formats::RankTimes times;
+  times.slowest = arguments.at("slowest").get<unsigned>();
+  times.host = arguments.at("host").get<std::string>();
+  times.seconds = arguments.at("seconds").get<double>();
+  times.longest = arguments.at("stages").get<std::map<std::string, double>>();
+  TRY(meta::formats::check_times(times));
+  fs.saves.loaded_by_ranks({fs.tree.path_of(inode), std::move(times)});
+  return json::object();
+}
+
 }  // namespace
 
 void add_blob_commands(ControlServer& server, Filesystem& fs) {
@@ -191,6 +204,8 @@ void add_blob_commands(ControlServer& server, Filesystem& fs) {
              [&fs](const Peer& peer, const json& arguments) { return freeze(fs, peer, arguments); });
   server.add("commit", ControlServer::Pace::slow,
              [&fs](const Peer& peer, const json& arguments) { return commit(fs, peer, arguments); });
+  server.add("loaded", ControlServer::Pace::quick,
+             [&fs](const Peer& peer, const json& arguments) { return loaded(fs, peer, arguments); });
 }
 
 }  // namespace ckptfs::fs

@@ -100,6 +100,24 @@ void add_data(Metrics& metrics, const Counters& counters) {
   metrics.labelled("fallbacks_total", "what", "view", value(counters.view_fallbacks));
 }
 
+void add_stages(Metrics& metrics, const char* name, const char* help, const MovedByRanks& ranks) {
+  metrics.begin(name, help, "gauge");
+  for (const auto& [stage, seconds] : ranks.times.longest) metrics.labelled(name, "stage", stage, seconds);
+}
+
+void add_ranks(Metrics& metrics, const SaveHistory& saves) {
+  if (const auto save = saves.last_save_by_ranks()) {
+    add_stages(metrics, "rank_save_stage_seconds",
+               "Of the last step that ranks saved past the mount: the longest of each stage.", *save);
+    metrics.gauge("rank_save_slowest", "Of that step: the rank that was durable last.", save->times.slowest);
+  }
+  if (const auto load = saves.last_load_by_ranks()) {
+    add_stages(metrics, "rank_load_stage_seconds",
+               "Of the last step that a group of ranks loaded: the longest of each stage.", *load);
+    metrics.gauge("rank_load_slowest", "Of that step: the rank that was done last.", load->times.slowest);
+  }
+}
+
 void add_steps(Metrics& metrics, const Filesystem& fs) {
   const Counters& counters = fs.counters;
   metrics.begin("save_duration_seconds", "Saves by `ckptfs save` and user.ckptfs.save that took one.", "histogram");
@@ -107,14 +125,7 @@ void add_steps(Metrics& metrics, const Filesystem& fs) {
   metrics.begin("save_errors_total", "Saves that were not taken: refused, since they cannot be, or failed.", "counter");
   metrics.labelled("save_errors_total", "reason", "refused", value(counters.saves_refused));
   metrics.labelled("save_errors_total", "reason", "failed", value(counters.saves_failed));
-  if (const auto ranks = fs.saves.last_by_ranks()) {
-    metrics.begin("rank_save_stage_seconds",
-                  "Of the last step that ranks saved past the mount: the longest of each stage.", "gauge");
-    for (const auto& [stage, seconds] : ranks->times.longest) {
-      metrics.labelled("rank_save_stage_seconds", "stage", stage, seconds);
-    }
-    metrics.gauge("rank_save_slowest", "Of that step: the rank that was durable last.", ranks->times.slowest);
-  }
+  add_ranks(metrics, fs.saves);
   metrics.counter("seals_total", "Steps that were sealed.", value(counters.seals));
   const RotationReport rotation = fs.rotation.report();
   metrics.counter("rotation_removed_steps_total", "Steps that rotation removed.", rotation.removed);

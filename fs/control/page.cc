@@ -23,6 +23,15 @@ json to_json(const TakenSave& save) {
           {"bytes", save.bytes},  {"error", save.error}};
 }
 
+json to_json(const MovedByRanks& ranks) {
+  const auto& times = ranks.times;
+  return {{"step", ranks.step},
+          {"slowest", times.slowest},
+          {"host", times.host},
+          {"seconds", times.seconds},
+          {"stages", times.longest}};
+}
+
 }  // namespace
 
 void SpaceHistory::add(const Sample& sample) {
@@ -80,14 +89,8 @@ json PageState::now() {
     for (const auto& sample : space_.samples()) space.push_back({sample.time, sample.used});
   }
   state["saves"] = std::move(saves);
-  if (const auto ranks = fs_.saves.last_by_ranks()) {
-    const auto& times = ranks->times;
-    state["by_ranks"] = {{"step", ranks->step},
-                         {"slowest", times.slowest},
-                         {"host", times.host},
-                         {"seconds", times.seconds},
-                         {"stages", times.longest}};
-  }
+  if (const auto ranks = fs_.saves.last_save_by_ranks()) state["saved_by_ranks"] = to_json(*ranks);
+  if (const auto ranks = fs_.saves.last_load_by_ranks()) state["loaded_by_ranks"] = to_json(*ranks);
   state["space"] = std::move(space);
   return state;
 }

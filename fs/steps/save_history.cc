@@ -34,14 +34,24 @@ void SaveHistory::complete(meta::InodeNumber step, const std::string& path, meta
   if (saves_.size() > kMost) saves_.pop_front();
 }
 
-void SaveHistory::saved_by_ranks(SavedByRanks save) {
+void SaveHistory::saved_by_ranks(MovedByRanks save) {
   const io::MutexLock lock(mutex_);
-  by_ranks_ = std::move(save);
+  save_by_ranks_ = std::move(save);
 }
 
-std::optional<SavedByRanks> SaveHistory::last_by_ranks() const {
+void SaveHistory::loaded_by_ranks(MovedByRanks load) {
   const io::MutexLock lock(mutex_);
-  return by_ranks_;
+  load_by_ranks_ = std::move(load);
+}
+
+std::optional<MovedByRanks> SaveHistory::last_save_by_ranks() const {
+  const io::MutexLock lock(mutex_);
+  return save_by_ranks_;
+}
+
+std::optional<MovedByRanks> SaveHistory::last_load_by_ranks() const {
+  const io::MutexLock lock(mutex_);
+  return load_by_ranks_;
 }
 
 std::vector<TakenSave> SaveHistory::all() const {

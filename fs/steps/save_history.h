@@ -1,6 +1,6 @@
 // The newest saves since the mount, for the page: those that `ckptfs save` and the xattr took, and steps that
 // frameworks wrote file by file. The latter are taken to last from the mkdir of their folder until the last change in
-// it.
+// it. And the last save and the last load past the mount, with the times of their ranks.
 //
 // Thread safety: all of it. Lock: mutex_ (a leaf).
 #pragma once
@@ -28,8 +28,8 @@ struct TakenSave {
   std::string error;   // why it failed; empty: it did not
 };
 
-// A step that the ranks of a run saved past the mount, with the times that they told.
-struct SavedByRanks {
+// A step that the ranks of a run saved or loaded past the mount, with the times that they told.
+struct MovedByRanks {
   std::string step;  // its path
   meta::formats::RankTimes times;
 };
@@ -44,9 +44,11 @@ class SaveHistory {
   // A step was found to be complete that no save took: the first time counts, what is done to it later is no save.
   // Nothing is known of one that was made before the mount.
   void complete(meta::InodeNumber step, const std::string& path, meta::WallTime changed);
-  void saved_by_ranks(SavedByRanks save);
-  // The last one, if any.
-  std::optional<SavedByRanks> last_by_ranks() const;
+  void saved_by_ranks(MovedByRanks save);
+  void loaded_by_ranks(MovedByRanks load);
+  // The last ones, if any.
+  std::optional<MovedByRanks> last_save_by_ranks() const;
+  std::optional<MovedByRanks> last_load_by_ranks() const;
   // The oldest first.
   std::vector<TakenSave> all() const;
 
@@ -55,7 +57,8 @@ class SaveHistory {
 
   mutable io::Mutex mutex_;
   std::deque<TakenSave> saves_ GUARDED_BY(mutex_);
-  std::optional<SavedByRanks> by_ranks_ GUARDED_BY(mutex_);
+  std::optional<MovedByRanks> save_by_ranks_ GUARDED_BY(mutex_);
+  std::optional<MovedByRanks> load_by_ranks_ GUARDED_BY(mutex_);
   std::unordered_map<meta::InodeNumber, meta::WallTime> made_ GUARDED_BY(mutex_);  // of those not known to be complete
 };
 

@@ -179,6 +179,20 @@ class TimesOfRanks {
 
 }  // namespace
 
+Result<> check_times(const RankTimes& times) {
+  const auto is_time = [](double seconds) { return std::isfinite(seconds) && seconds >= 0; };
+  if (times.slowest >= kLargestWorld)
+    return Error(EINVAL, "rank " + std::to_string(times.slowest) + " there cannot be");
+  if (times.host.size() > kLongestHost) return Error(EINVAL, "the name of its machine is too long");
+  if (times.longest.size() > kMostStages) return Error(EINVAL, "more stages than there can be");
+  if (!is_time(times.seconds)) return Error(EINVAL, "its seconds are no length of time");
+  for (const auto& [stage, seconds] : times.longest) {
+    if (!is_stage_name(stage)) return Error(EINVAL, "a stage's name has up to 32 lower-case letters, digits and _");
+    if (!is_time(seconds)) return Error(EINVAL, stage + ": its seconds are no length of time");
+  }
+  return success();
+}
+
 bool is_stage_name(std::string_view name) {
   constexpr size_t kLongest = 32;
   const auto allowed = [](char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_'; };

@@ -66,13 +66,15 @@ std::string manifest_text(const RankManifest& manifest);
 // Fails with EBADMSG or EFBIG, in words.
 Result<RankManifest> parse_manifest(const std::string& text);
 
-// How long the ranks of a step took to save it, those that tell.
+// How long the ranks took to save a step, those that tell, or to load one.
 struct RankTimes {
-  unsigned slowest = 0;                   // the rank that was durable last
+  unsigned slowest = 0;                   // the rank that was durable last, or done last
   std::string host;                       // its machine
-  double seconds = 0;                     // from the first rank's beginning until the last one was durable
+  double seconds = 0;                     // from the first rank's beginning until the last one was durable, or done
   std::map<std::string, double> longest;  // seconds that a stage took at most, by stage
 };
+// Checks what a client tells. Fails with EINVAL and names what cannot be.
+Result<> check_times(const RankTimes& times);
 
 // The number of ranks of the attempt that made the step, as the manifest of rank 0 says. Nothing if it cannot be read.
 std::optional<unsigned> world_size_of(const StepFiles& files);

@@ -16,6 +16,7 @@ import pytest
 import saving
 from checking import equal, in_child, noise, raises, read, true, write
 from mounting import CKPTFS, CKPTFS_DEBUG, MIB, REPOSITORY, Failure, Mount, Store, abandon, mounted, run, wait_until
+from saving import ask
 from training import write_state
 
 PROMTOOL = REPOSITORY / "build/deps/bin/promtool"
@@ -356,13 +357,36 @@ def test_what_the_ranks_of_a_save_took(shared):
     steps = shared.path / "steps"
     for rank in (1, 0):
         saving.save(steps, "by_ranks", "a1", rank=rank, world=2)
-    told = json.loads(get(address(shared), "/api/state")[2])["by_ranks"]
+    told = json.loads(get(address(shared), "/api/state")[2])["saved_by_ranks"]
     equal((told["step"], told["slowest"], told["host"]), ("/steps/by_ranks", 0, socket.gethostname()), "the last rank")
     equal(sorted(told["stages"]), ["copy", "sync", "write"], "stages")
     found = metrics(shared)
     equal(found["ckptfs_rank_save_slowest"], 0, "the last rank, as a metric")
     for stage, seconds in told["stages"].items():
         equal(found[f'ckptfs_rank_save_stage_seconds{{stage="{stage}"}}'], seconds, stage)
+
+
+def test_what_the_ranks_of_a_load_took(shared):
+    steps = shared.path / "steps"
+    saving.save(steps, "loaded", "a1")
+    told = {"path": "/steps/loaded", "slowest": 3, "host": "node7", "seconds": 2.5, "stages": {"open": 0.5, "read": 2.0}}
+    for wrong in ({"slowest": -1}, {"slowest": 1 << 20}, {"host": "n" * 257}, {"seconds": -1}, {"seconds": "2"}, {"stages": {"a b": 1}},
+                  {"stages": {"read": -1}}, {"stages": {f"stage{number}": 1 for number in range(33)}}, {"stages": []}):
+        with raises(errno.EINVAL, what=wrong):
+            ask(shared, "loaded", **(told | wrong))
+    with raises(errno.ENOENT, what="of a step that is not there"):
+        ask(shared, "loaded", **(told | {"path": "/steps/none"}))
+    os.chmod(steps, 0o700)
+    with raises(errno.EACCES, what="by somebody who may not read it"):
+        in_child(lambda: ask(shared, "loaded", **told), uid=12345)
+    os.chmod(steps, 0o755)
+    true("loaded_by_ranks" not in json.loads(get(address(shared), "/api/state")[2]), "nothing of that is told on")
+    ask(shared, "loaded", **told)
+    equal(json.loads(get(address(shared), "/api/state")[2])["loaded_by_ranks"], {"step": "/steps/loaded"} | {
+        name: told[name] for name in ("slowest", "host", "seconds", "stages")}, "the page")
+    found = metrics(shared)
+    equal(found["ckptfs_rank_load_slowest"], 3, "the last rank, as a metric")
+    equal(found['ckptfs_rank_load_stage_seconds{stage="read"}'], 2, "a stage")
 
 
 def write_and_save(mount, tag):

@@ -4,14 +4,16 @@ import json
 import os
 import pathlib
 import random
+import socket
 import time
+import urllib.request
 
 import pytest
 
 from acting import SECONDS_TO_AN_ERROR, Ranks, said
 from checking import equal, true
 from harness import ranks_running, wait_for_ranks
-from mounting import CKPTFS, LEVEL, REPOSITORY, run, wait_until
+from mounting import CKPTFS, LEVEL, REPOSITORY, mounted, run, wait_until
 
 pytestmark = [pytest.mark.builds("venv"), pytest.mark.level("normal"), pytest.mark.timeout(600),
               pytest.mark.usefixtures("venv"), pytest.mark.one_mode]
@@ -43,6 +45,18 @@ def test_saved_by_some_and_loaded_by_others(mount, scratch):
     listed = json.loads(run(CKPTFS, "ls", "--json", mount.path).stdout)["steps"]
     equal({row["tag"]: (row["state"], row["ranks"]) for row in listed},
           {"step_4": ("sealed", 4), "step_2": ("sealed", 2)}, "steps")
+
+
+def test_the_page_tells_of_a_load(store, work, scratch):
+    with mounted(store, work / "page", options=("http=127.0.0.1:0",)) as mount:
+        series = mount.path / "steps"
+        GROUP.do(2, [{"act": "save", "to": str(series / "step_1"), "seed": 1}], scratch / "saved")
+        GROUP.do(2, [{"act": "load", "of": str(series / "step_1"), "mode": "broadcast"}], scratch / "loaded")
+        with urllib.request.urlopen(f"http://{mount.status()['http']}/api/state", timeout=30) as answer:
+            told = json.load(answer)["loaded_by_ranks"]
+    equal((told["step"], told["host"]), ("/steps/step_1", socket.gethostname()), "the load")
+    equal(sorted(told["stages"]), ["broadcast", "collective", "open", "plan", "read"], "stages")
+    true(told["slowest"] in (0, 1) and told["seconds"] >= told["stages"]["read"] > 0, f"times: {told}")
 
 
 @pytest.mark.level("long")

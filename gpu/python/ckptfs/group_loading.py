@@ -9,7 +9,9 @@ all that it wants. "auto" loads a sample in either way, and the rest in the way 
 import collections
 import contextlib
 import itertools
+import json
 import logging
+import socket
 import struct
 import time
 
@@ -59,15 +61,17 @@ class _Load:
         self._group, self._stream = group, stream
         self._checkpoint, self._holdings, self._messages, self._reports = None, [], [], []
         self._failure = None  # of this rank
+        self._seconds = dict.fromkeys(("open", "plan", "collective", "read", "broadcast"), 0.0)  # by stage: of this rank
 
     def load(self, open_checkpoint, targets, mode):
         """A rank that cannot take part gets its own exception, the others a GroupError."""
-        begun, filled = time.monotonic(), None
+        filled = None
 
         def describe():
             nonlocal filled
             check_mode(mode)
-            self._checkpoint = open_checkpoint()
+            with self._timed("open"):
+                self._checkpoint = open_checkpoint()
             filled = targets(self._checkpoint)
             self._holdings = pieces.holdings_of(filled)
             for holding in self._holdings:
@@ -75,16 +79,16 @@ class _Load:
             return self._holdings
 
         agreed = Agreement(self._group, "modes", whole=False, cached=1).agree(mode, describe)
-        self._targets = pieces.Targets(self._holdings)
-        self._messages = self._messages_of(agreed.plan)
+        self._seconds["plan"] += agreed.seconds["plan"] - self._seconds["open"]
+        self._seconds["collective"] += agreed.seconds["collective"]
+        with self._timed("plan"):
+            self._targets = pieces.Targets(self._holdings)
+            self._messages = self._messages_of(agreed.plan)
         with memory.on(memory.device_of(holding.tensor for holding in self._holdings), self._stream):
             mode = self._load_by(mode)
-            self._attempt(self._targets.finish)
-        self._check_all()
-        seconds = dict(agreed.seconds, load=time.monotonic() - begun - sum(agreed.seconds.values()))
-        _log.info("%s: rank %d has loaded %d bytes, by %s, and read %d: %s", self._checkpoint.path, self._group.rank,
-                  sum(message.bytes for message in self._messages), mode, sum(report.read for report in self._reports),
-                  ", ".join(f"{stage} {number:.2f} s" for stage, number in seconds.items()))
+            with self._timed("read"):
+                self._attempt(self._targets.finish)
+        self._end(mode)
         return filled
 
     def _attempt(self, function, *arguments):
@@ -97,14 +101,37 @@ class _Load:
             self._failure = problem
             self._group.tell(f"failure/{self._group.rank}", f"{type(problem).__name__}: {problem}")
 
-    def _check_all(self):
+    def _end(self, mode):
         """Ends the load on all ranks: none leaves as long as another one waits, and what failed on one is told to all."""
-        failed = [rank for rank, said in enumerate(self._group.gather(b"\0" if self._failure is None else b"\1"))
-                  if said != b"\0"]
+        _log.info("%s: rank %d has loaded %d bytes, by %s, and read %d: %s", self._checkpoint.path, self._group.rank,
+                  sum(message.bytes for message in self._messages), mode, sum(report.read for report in self._reports),
+                  ", ".join(f"{stage} {number:.2f} s" for stage, number in self._seconds.items()))
+        told = self._group.exchange(json.dumps([self._failure is not None, socket.gethostname(), self._seconds]).encode())
+        failed, hosts, seconds = zip(*map(json.loads, told), strict=True)
         if self._failure is not None:
             raise self._failure
-        if failed:
-            raise GroupError(f"rank {failed[0]} has not loaded its part: {self._group.told(f'failure/{failed[0]}')}")
+        if any(failed):
+            first = failed.index(True)
+            raise GroupError(f"rank {first} has not loaded its part: {self._group.told(f'failure/{first}')}")
+        if self._group.rank == 0:
+            self._tell_mount(hosts, seconds)
+
+    def _tell_mount(self, hosts, seconds):
+        """By stage: the most that a rank took for it."""
+        totals = [sum(of_rank.values()) for of_rank in seconds]
+        slowest = totals.index(max(totals))
+        longest = {stage: max(of_rank[stage] for of_rank in seconds) for stage in seconds[0]}
+        try:
+            self._checkpoint.tell_loaded(slowest, hosts[slowest], max(totals), longest)
+        except OSError as problem:
+            _log.info("%s: the mount is not told how long the load took: %s", self._checkpoint.path, problem)
+
+    @contextlib.contextmanager
+    def _timed(self, stage, beside=None):
+        """Adds the time within to the stage, but for what is added to the stage `beside` meanwhile."""
+        begun, before = time.monotonic(), self._seconds.get(beside, 0.0)
+        yield
+        self._seconds[stage] += time.monotonic() - begun - self._seconds.get(beside, 0.0) + before
 
     def _messages_of(self, plan):
         """All that this rank wants, in the order in which all ranks that want it have it."""
@@ -134,7 +161,8 @@ class _Load:
 
     def _read(self, messages):
         if messages:
-            self._attempt(self._read_parts, [part for message in messages for part in message.parts])
+            with self._timed("read"):
+                self._attempt(self._read_parts, [part for message in messages for part in message.parts])
 
     def _read_parts(self, parts):
         self._reports.append(self._checkpoint.load_parts(self._targets, parts, self._stream))
@@ -145,8 +173,9 @@ class _Load:
         rounds = _rounds(messages)
         if self._targets.on_host():
             rounds = [[message for one in rounds for message in one]]
-        for messages_of_round in rounds:
-            self._pass_on(messages_of_round)
+        with self._timed("broadcast", beside="read"):
+            for messages_of_round in rounds:
+                self._pass_on(messages_of_round)
 
     def _pass_on(self, messages):
         rank, arrivals = self._group.rank, []

@@ -104,6 +104,11 @@ class Checkpoint:
                     ctypes.byref(report))
         return Report(*(getattr(report, name) for name in Report._fields))
 
+    def tell_loaded(self, slowest, host, seconds, stages):
+        """Tells the mount how long the ranks of a group took to load: for its page and its metrics."""
+        told = (native.Stage * len(stages))(*((name.encode(), number) for name, number in stages.items()))
+        native.call("ckptfs_checkpoint_loaded", self.handle, slowest, host.encode(errors="replace"), seconds, told, len(told))
+
     def make_tensors(self, names, device):
         """Tensors for these, or all that can be read, with any content."""
         if names is None and self.problems:

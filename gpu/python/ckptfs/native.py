@@ -13,7 +13,7 @@ import threading
 from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_int, c_uint32, c_uint64, c_void_p
 
 _log = logging.getLogger("ckptfs")
-_ABI = 3
+_ABI = 4
 
 
 class Tensor(Structure):
@@ -34,6 +34,10 @@ class BoxTarget(Structure):
 class LoadReport(Structure):
     _fields_ = [(name, c_uint64) for name in ("bytes", "read", "direct", "straight", "through_mount",
                                           "checked")]
+
+
+class Stage(Structure):
+    _fields_ = [("name", c_char_p), ("seconds", c_double)]
 
 
 class SavedTensor(Structure):
@@ -65,6 +69,7 @@ _FUNCTIONS = {  # all that return an errno
     "ckptfs_checkpoint_tensor": (c_void_p, c_uint64, POINTER(Tensor)),
     "ckptfs_load": (c_void_p, c_void_p, POINTER(Target), c_uint64, c_void_p, POINTER(LoadReport)),
     "ckptfs_load_boxes": (c_void_p, c_void_p, POINTER(BoxTarget), c_uint64, c_void_p, POINTER(LoadReport)),
+    "ckptfs_checkpoint_loaded": (c_void_p, c_uint32, c_char_p, c_double, POINTER(Stage), c_uint64),
     "ckptfs_save_begin": (c_void_p, c_char_p, c_char_p, c_char_p, c_uint32, c_uint32, POINTER(c_void_p)),
     "ckptfs_save_digests": (c_void_p, c_int),
     "ckptfs_save_tensors": (c_void_p, c_char_p, POINTER(SavedTensor), c_uint64, c_void_p),
@@ -83,7 +88,6 @@ _FUNCTIONS = {  # all that return an errno
                               POINTER(c_uint64)),
 }
 _OTHERS = {
-    "ckptfs_abi": (c_uint32,),
     "ckptfs_last_error": (c_char_p,),
     "ckptfs_set_log": (None, _LOG_FUNCTION),
     "ckptfs_staging_close": (None, c_void_p),
@@ -121,12 +125,13 @@ def _open_library():
         except OSError as problem:
             wrong.append(str(problem))
             continue
+        library.ckptfs_abi.restype = c_uint32
+        if library.ckptfs_abi() != _ABI:
+            raise ImportError(f"{path} is of another version than this package (ABI {library.ckptfs_abi()}, not {_ABI})")
         for name, arguments in _FUNCTIONS.items():
             getattr(library, name).argtypes, getattr(library, name).restype = arguments, c_int
         for name, (returned, *arguments) in _OTHERS.items():
             getattr(library, name).argtypes, getattr(library, name).restype = arguments, returned
-        if library.ckptfs_abi() != _ABI:
-            raise ImportError(f"{path} is of another version than this package (ABI {library.ckptfs_abi()}, not {_ABI})")
         library.ckptfs_set_log(_write_line)
         # While the interpreter ends nobody takes a line.
         atexit.register(library.ckptfs_set_log, _LOG_FUNCTION())

@@ -32,7 +32,8 @@ typedef void (*ckptfs_log_function)(int level, const char* line);
 void ckptfs_set_log(ckptfs_log_function function);
 
 /* --- Staging: the ring of pinned host memory that all transfers use. `device` is "cuda:0", "twin" (host memory only),
- * or "" for cuda:0 if there is one and else the twin. 0 means the default (256 MiB, slots of 8 MiB). */
+ * or "" for cuda:0 if there is one and else the twin. 0 means the default (256 MiB; slots of 8 MiB, or of 1 MiB
+ * for the twin). */
 typedef struct ckptfs_staging ckptfs_staging;
 int ckptfs_staging_open(const char* device, uint64_t bytes, uint64_t slot, uint32_t lanes, ckptfs_staging** staging);
 void ckptfs_staging_close(ckptfs_staging* staging);

@@ -31,6 +31,8 @@ class Device {
   virtual ~Device() = default;
 
   virtual const std::string& name() const = 0;  // "cuda:0", "twin"
+  // The length of a staging slot that suits it, in bytes.
+  virtual size_t usual_slot() const = 0;
   // Makes the device the calling thread's current one. Returns the previous one, for give_back().
   virtual Result<int> attach() = 0;
   virtual void give_back(int before) = 0;

@@ -46,6 +46,7 @@ class CudaDevice : public Device {
   explicit CudaDevice(int ordinal) : ordinal_(ordinal), name_("cuda:" + std::to_string(ordinal)) {}
 
   const std::string& name() const override { return name_; }
+  size_t usual_slot() const override { return size_t{8} << 20; }  // the link is at its full rate
   Result<int> attach() override {
     int before = ordinal_;
     TRY(check(cudaGetDevice(&before), name_ + ": cudaGetDevice"));

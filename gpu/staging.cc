@@ -26,7 +26,8 @@ unsigned usual_lanes() { return std::clamp(std::thread::hardware_concurrency() /
 }  // namespace
 
 Result<std::unique_ptr<Staging>> Staging::make(std::shared_ptr<Device> device, Options options) {
-  const size_t slots = options.slot == 0 ? 0 : options.bytes / options.slot;
+  if (options.slot == 0) options.slot = device->usual_slot();
+  const size_t slots = options.bytes / options.slot;
   if (options.slot % kAlignment != 0 || slots < kLeastSlots) {
     return Error(EINVAL, "a ring of " + std::to_string(options.bytes) + " bytes in slots of " +
                              std::to_string(options.slot) + ": a slot is a multiple of 4096 bytes, and there are 2");

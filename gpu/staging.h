@@ -42,8 +42,8 @@ class Staging {
  public:
   struct Options {
     size_t bytes = size_t{256} << 20;
-    size_t slot = size_t{8} << 20;  // a multiple of kAlignment
-    unsigned lanes = 0;             // 0: one for every two processors, between 2 and 8
+    size_t slot = 0;     // a multiple of kAlignment; 0: Device::usual_slot()
+    unsigned lanes = 0;  // 0: one for every two processors, between 2 and 8
   };
   // Slots, and the file ranges that are transferred, are aligned to this, in memory and in the file.
   static constexpr size_t kAlignment = 4096;

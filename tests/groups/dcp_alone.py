@@ -3,6 +3,7 @@
 import io
 import os
 import pickle
+import shutil
 import zlib
 
 import torch
@@ -137,5 +138,17 @@ dcp.save(state, storage_writer=dcp.FileSystemWriter("/ckpt/steps/step_6"), use_c
 loaded = empty_like(state)
 dcp.load(loaded, storage_reader=ckptfs.dcp.Reader("/ckpt/steps/step_6"))
 same(loaded, state)
+
+# As Lightning saves, which knows nothing of ckptfs: into a folder that is there, with a file of its own beside. torchtitan
+# removes steps.
+ckptfs.dcp.install()
+os.makedirs("/ckpt/steps/step_7")
+dcp.save(state, checkpoint_id="/ckpt/steps/step_7")
+assert "ckptfs.rank00.json" in os.listdir("/ckpt/steps/step_7"), "it was not saved by ckptfs"
+torch.save({"epoch": 3}, "/ckpt/steps/step_7/meta.pt")
+loaded = empty_like(state)
+dcp.load(loaded, checkpoint_id="/ckpt/steps/step_7")
+same(loaded, state)
+shutil.rmtree("/ckpt/steps/step_7")
 assert not [name for name in os.listdir("/ckpt/steps") if name.startswith("partial-")]
 print("through")

@@ -390,8 +390,16 @@ def _joined(group):
     return [whole]
 
 
+class UnsealedWriter(Writer):
+    """A Writer whose steps stay writable, as they are with torch's FileSystemWriter."""
+
+    def __init__(self, path: "str | os.PathLike" = "", *arguments, seal: bool = False, **named):
+        super().__init__(path, *arguments, seal=seal, **named)
+
+
 def install():
     """From now on, who makes torch's FileSystemWriter or FileSystemReader gets a Writer or a Reader, and so does who
-    gives dcp.save and dcp.load only a checkpoint_id: torchtitan, accelerate and Lightning do one of these."""
+    gives dcp.save and dcp.load only a checkpoint_id: torchtitan, accelerate and Lightning do one of these. The steps are
+    not sealed: Lightning adds a file to them, and torchtitan removes old ones."""
     for module in (torch.distributed.checkpoint, filesystem, _storage_utils):
-        module.FileSystemWriter, module.FileSystemReader = Writer, Reader
+        module.FileSystemWriter, module.FileSystemReader = UnsealedWriter, Reader

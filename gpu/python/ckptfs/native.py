@@ -172,8 +172,9 @@ def call(name, *arguments):
         raise OSError(number, known.ckptfs_last_error().decode(errors="replace"))
 
 
-def configure(*, ring=256 << 20, slot=8 << 20, lanes=0):
-    """The pinned memory of each device's ring from now on, and how it is cut; before the first load or save."""
+def configure(*, ring=256 << 20, slot=0, lanes=0):
+    """The pinned memory of each device's ring from now on, and how it is cut (0: as suits the device); before the first
+    load or save."""
     with _lock:
         if _rings:
             raise RuntimeError("the ring is in use already: configure it before the first load or save")
@@ -185,14 +186,14 @@ def ring(device):
     library()
     with _lock:
         if device not in _rings:
-            _rings[device] = _open_ring(device, _settings["ring"])
+            _rings[device] = _open_ring(device, _settings["ring"], _settings["slot"])
         return _rings[device]
 
 
-def _open_ring(device, size):
+def _open_ring(device, size, slot):
     handle = c_void_p()
     known = _library
-    number = known.ckptfs_staging_open(device.encode(), size, _settings["slot"], _settings["lanes"], byref(handle))
+    number = known.ckptfs_staging_open(device.encode(), size, slot, _settings["lanes"], byref(handle))
     if number:
         raise OSError(number, known.ckptfs_last_error().decode(errors="replace"))
     return handle
@@ -205,7 +206,7 @@ class OwnRing:
         library()
         slot = _settings["slot"] or 8 << 20
         self.device, self.size, self._owner = device, -(-size // slot) * slot, os.getpid()
-        self.handle = _open_ring(device, max(self.size, 2 * slot))
+        self.handle = _open_ring(device, max(self.size, 2 * slot), slot)
 
     def __del__(self):
         if getattr(self, "handle", None) and os.getpid() == self._owner:

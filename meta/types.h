@@ -24,7 +24,7 @@ using BlobNumber = uint64_t;
 // What is true of an inode beyond its mode.
 enum InodeFlag : uint32_t {
   kSeries = 1,      // directory: its children may be steps
-  kStep = 2,        // directory: a save made it, or it was sealed or pinned; has a record in `steps`
+  kStep = 2,        // directory: a save, a commit of ranks or a thinning made it, or it was sealed or pinned; has a record in `steps`
   kSealed = 4,      // in a sealed step (the step's own directory included)
   kFrozen = 8,      // regular file: names a frozen blob
   kSwap = 16,       // in (or itself) a zero_stage_N folder: what saves take, and what has a COW reserve
@@ -70,7 +70,7 @@ struct InodeRecord {
 enum class BlobState : uint8_t {
   live = 1,       // one inode, written in place
   frozen = 2,     // never written again; counted references
-  tentative = 3,  // promised to a save that has not been published: deleted at the next start
+  tentative = 3,  // promised to a save, seal or thinning that is not published: deleted at the next start
   doomed = 4,     // its last name is durably gone, or will be at the next sync: the reaper deletes it
 };
 

@@ -6,7 +6,7 @@
 // written to. A file that somebody writes to is read through the mount.
 //
 // A blob that a client may write to is never frozen. Files are frozen behind the gate when nobody can write to them any
-// more, or as clones (meta/steps/partial.h).
+// more, or as clones (meta/steps/seal.h).
 #pragma once
 
 #include "fs/control/server.h"

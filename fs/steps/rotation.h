@@ -16,8 +16,7 @@
 //     complete step of the owner still what it was, has the step changed, is it in use, has `latest` changed? For twice
 //     the quiet time after a start it removes nothing, as nobody knows who had what open.
 //   - Tree::take_out(), in which each of its removals ends, and each of `ckptfs rm`, refuses a pinned step, and one
-//   whose
-//     name leads elsewhere by now.
+//     whose name leads elsewhere by now.
 // Which of these `status` reports under `rotation.held` is_protection() in fs/steps/rotation.cc says. *Unknown* is not
 // among them: it has a warning of its own.
 //

@@ -3,8 +3,7 @@
 //
 //   1. Asks what speaks against it: an objection leaves the step as it is. The reason is told.
 //   2. Makes the step's view. The kept files are exactly its model.* in the type that is asked for, under the names
-//   that
-//      transformers expects. If the step holds its weights in such files already, these stay.
+//      that transformers expects. If the step holds its weights in such files already, these stay.
 //   3. Writes them aside (fs/steps/kept_file.h): durable, and compared by digest with what the view shows.
 //   4. Puts them in place, in one durable change (meta/steps/thin.h), if the step's files are still those of the view.
 //

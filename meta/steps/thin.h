@@ -1,5 +1,5 @@
-// Thinning, the change: new files take the place of files of a step, in one durable change behind a closed gate
-// (meta/tree/gate.h). What the new files hold is made before, by the caller (fs/steps/thinner.h), in blobs that are
+// Thinning, the change: new files take the place of files of a step, in one batch behind a closed gate
+// (meta/tree/gate.h). The caller syncs it. What the new files hold is made before, by the caller (fs/steps/thinner.h), in blobs that are
 // promised to this change. A crash before the change leaves the step as it was, and deletes what was promised. A crash
 // after it leaves the thin step.
 //

@@ -1,6 +1,6 @@
 // A gate that parks: while it is closed, operations on the inodes it guards are set aside as closures and run when it
 // opens; no thread waits in it. Saves close it around their clones (meta/steps/save.h), seals while they freeze
-// (meta/steps/seal.cc).
+// (meta/steps/seal.cc), thinnings while they put files in place (meta/steps/thin.h).
 //
 // Thread safety: all of it. Lock: mutex_, never held while a closure runs.
 #pragma once

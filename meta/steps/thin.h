@@ -1,7 +1,7 @@
 // Thinning, the change: new files take the place of files of a step, in one batch behind a closed gate
-// (meta/tree/gate.h). The caller syncs it. What the new files hold is made before, by the caller (fs/steps/thinner.h), in blobs that are
-// promised to this change. A crash before the change leaves the step as it was, and deletes what was promised. A crash
-// after it leaves the thin step.
+// (meta/tree/gate.h). The caller syncs it. What the new files hold is made before, by the caller (fs/steps/thinner.h),
+// in blobs that are promised to this change. A crash before the change leaves the step as it was, and deletes what was
+// promised. A crash after it leaves the thin step.
 //
 // The step's directory stays what it is, with its pin, metrics, xattrs and time. A sealed step stays sealed: its new
 // files are frozen. Whoever has an old file open keeps it until it is closed.

@@ -4,10 +4,20 @@
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
+#include <utility>
 
 #include "io/fd.h"
 
 namespace ckptfs::gpu {
+namespace {
+
+bool is_same(const struct stat& one, const struct stat& other) {
+  const auto time = [](const struct stat& st) { return std::pair(st.st_mtim.tv_sec, st.st_mtim.tv_nsec); };
+  return one.st_dev == other.st_dev && one.st_ino == other.st_ino && one.st_size == other.st_size &&
+         time(one) == time(other);
+}
+
+}  // namespace
 
 Result<FolderFiles> FolderFiles::of(const std::string& folder) {
   namespace fs = std::filesystem;
@@ -32,7 +42,16 @@ Result<FolderFiles> FolderFiles::of_file(const std::string& path) {
   return FolderFiles(path.substr(0, slash), {{path.substr(slash + 1), static_cast<uint64_t>(st.st_size)}});
 }
 
-Result<io::Fd> FolderFiles::open(uint32_t index) const { return io::open_at(AT_FDCWD, path(index), O_RDONLY); }
+Result<io::Fd> FolderFiles::open(uint32_t index) const {
+  TRY_ASSIGN(io::Fd file, io::open_at(AT_FDCWD, path(index), O_RDONLY));
+  TRY_ASSIGN(const struct stat st, io::stat_fd(file.get()));
+  const io::MutexLock lock(mutex_);
+  const auto [known, fresh] = opened_.try_emplace(index, st);
+  if (!fresh && !is_same(known->second, st)) {
+    return Error(ESTALE, path(index) + ": it was changed or replaced since its header was read; load it again");
+  }
+  return file;
+}
 
 Result<std::string> real_path(const std::string& path) {
   const std::unique_ptr<char, decltype(&std::free)> real(::realpath(path.c_str(), nullptr), &std::free);

@@ -16,6 +16,7 @@
 
 #include "io/fault.h"
 #include "io/log.h"
+#include "io/printable.h"
 #include "io/retry.h"
 #include "meta/formats/box.h"
 #include "meta/names.h"
@@ -88,6 +89,9 @@ Result<meta::formats::SafetensorsHeader> header_of(const std::vector<SavedTensor
     if (!elements || *elements * meta::formats::size_of(tensor.dtype) != tensor.size) {
       return Error(EINVAL, tensor.name + ": its shape has not its " + std::to_string(tensor.size) + " bytes");
     }
+    if (tensor.name == "__metadata__" || io::printable(tensor.name) != tensor.name) {
+      return Error(EINVAL, io::printable(tensor.name) + ": no name for a tensor in a safetensors file");
+    }
     if (!names.insert(tensor.name).second) return Error(EINVAL, tensor.name + ": there are two tensors of that name");
     if (tensor.name.size() > meta::formats::kLongestTensorName) {
       return Error(EFBIG, tensor.name.substr(0, 60) + "...: a name of more than " +
@@ -144,6 +148,7 @@ Result<> StepSave::add(File file, std::vector<Part> parts, Stream stream) {
   }
   const std::string path = path_of(file.name);
   TRY_ASSIGN(io::Fd target, create(path));
+  file.not_inherited.emplace(std::vector<int>{target.get()});
   if (mount_) {
     if (auto room = io::allocate(target.get(), file.size); !room) {
       return abandoned(path, Error(room.error().errno_value(), path + ": " + room.error().message()));

@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <deque>
+#include <filesystem>
 #include <random>
 
 #include "gpu/step_save.h"
@@ -117,6 +118,23 @@ TEST_F(CheckpointTest, AnyLayoutIsLoadedInAnyOther) {
         }
       }
     }
+  }
+}
+
+TEST_F(CheckpointTest, AFileThatIsReplacedAfterItsHeaderWasReadIsAnError) {
+  const Shape shape{37, 53};
+  save("step_1", shape, by_rows(shape, 1));
+  save("step_2", {74, 53}, by_rows({74, 53}, 1));
+  for (const bool in_place : {true, false}) {
+    std::filesystem::copy(path("step_1"), path("step_3"));
+    const std::string file = path("step_3/rank0.safetensors"), other = path("step_2/rank0.safetensors");
+    const auto checkpoint = open("step_3");
+    if (!in_place) std::filesystem::remove(file);
+    std::filesystem::copy_file(other, file, std::filesystem::copy_options::overwrite_existing);
+    std::vector<float> memory(shape[0] * shape[1]);
+    const Request all{0, 0, memory.size() * sizeof(float), reinterpret_cast<std::byte*>(memory.data())};
+    EXPECT_ERRNO(ESTALE, checkpoint->load(*staging_, {all}, nullptr));
+    std::filesystem::remove_all(path("step_3"));
   }
 }
 

@@ -71,6 +71,15 @@ TEST_F(StepSaveTest, WhatIsNoPieceIsRefused) {
   }
 }
 
+// A step with such a name could not be loaded.
+TEST_F(StepSaveTest, WhatIsNoNameIsRefused) {
+  const auto save = begin(0, 1);
+  const auto none = [](size_t) { return 0.0F; };
+  for (const std::string name : {"__metadata__", "w\xFF", "w\xED\xB3\xBF", "w\n"}) {
+    EXPECT_ERRNO(EINVAL, save->add_tensors("rank00.safetensors", {tensor(name, {2}, {}, none)}, nullptr)) << name;
+  }
+}
+
 // Else the save would succeed, and the load would fail.
 TEST_F(StepSaveTest, WhatCouldNotBeReadIsNotWritten) {
   const auto save = begin(0, 1);

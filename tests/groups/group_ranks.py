@@ -31,6 +31,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "deepspeed"))
 
 import ckptfs
+import ckptfs.plans
 from ending import end_rank
 from rank_states import act_all, digest, flattened, trained
 
@@ -229,6 +230,10 @@ def fails(to, how, rank=1):
             state["w"] = "no tensor"
         if how == "shapes" and mine:
             state["w"] = torch.ones(4)
+        if how == "names" and mine:
+            state["w\udcff"] = torch.ones(3)
+        if how == "memory" and mine:
+            ckptfs.plans.PlanCache.make = no_memory
         save = saver.save(tag + ("x" if how == "tags" and mine else ""), state)
         if mine and how == "closed":
             save.close()
@@ -241,6 +246,19 @@ def fails(to, how, rank=1):
     except Exception as problem:  # noqa: BLE001 - it is what is asked for
         return [f"{type(problem).__name__}: {problem}", time.monotonic() - begun]
     return ["no error", time.monotonic() - begun]
+
+
+def no_memory(*_):
+    raise MemoryError("this rank has no memory left")
+
+
+def different(of):
+    """A load for which each rank takes another step."""
+    try:
+        ckptfs.load(of[dist.get_rank()], into={"w": torch.ones(3)}, group=True)
+    except Exception as problem:  # noqa: BLE001 - it is what is asked for
+        return f"{type(problem).__name__}: {problem}"
+    return "no error"
 
 
 def numbered(number, cut):
@@ -296,10 +314,10 @@ def broken_read(of, mode):
     return [heard, digests(state) == digests(wanted)]
 
 
-def pauses(to, seconds):
-    """Rank 1 stands still for so long. Returns what came of a save meanwhile, and of one by a new Saver after it."""
+def pauses(to, seconds, rank):
+    """A rank stands still for so long. Returns what came of a save meanwhile, and of one by a new Saver after it."""
     series, tag = os.path.split(to)
-    if dist.get_rank() == 1:
+    if dist.get_rank() == rank:
         saver_of(series)
         subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"])
         os.kill(os.getpid(), signal.SIGSTOP)

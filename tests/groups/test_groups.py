@@ -133,7 +133,8 @@ def test_no_byte_is_written_or_read_twice(mount, scratch):
         true(total < BROADCAST_BOUND * whole, f"{ranks} ranks, broadcast: read {total} of {whole}")
 
 
-FAILURES = {"a value": "rank 1 cannot take part: TypeError: w: a str is no tensor",
+FAILURES = {"names": "rank 1 cannot take part: ValueError: 'w\\udcff': no name for a tensor",
+            "a value": "rank 1 cannot take part: TypeError: w: a str is no tensor",
             "shapes": "w: rank 0 holds it as F32 [3], rank 1 as F32 [4]", "tags": "were told different steps",
             "closed": "rank 1: its save was closed before it was committed"}
 DEATHS = ["killed", pytest.param("ended", marks=pytest.mark.level("long"))]
@@ -189,17 +190,34 @@ def test_a_step_that_one_rank_does_not_see(mount, scratch):
 
 
 @pytest.mark.level("long")
-def test_one_rank_stands_still(scratch):
-    """All ranks give up the group, that one, too. A new Saver works."""
+@pytest.mark.parametrize("still", (1, 0))
+def test_one_rank_stands_still(scratch, still):
+    """All ranks give up the group, that one, too. A new Saver works. Rank 0 has torch's store, so that does not answer."""
     series = scratch / "steps"
     series.mkdir()
-    GROUP.do(3, [{"act": "pauses", "to": str(series / "step_1"), "seconds": 55}], scratch / "pause", alike=False)
+    GROUP.do(3, [{"act": "pauses", "to": str(series / "step_1"), "seconds": 55, "rank": still}], scratch / "pause", alike=False)
     for rank in range(3):
         (text, seconds), after = said(scratch / "pause", rank)[0]
-        true("rank 1 (process" in text and "has not been heard of" in text, f"rank {rank}: {text}")
+        words = ["rank 1 (process", "has not been heard of"] if still else ["torch's store" if rank else "has"]
+        true(all(word in text for word in words), f"rank {rank}: {text}")
         true(seconds < SECONDS_TO_AN_ERROR, f"rank {rank}: an error after {seconds} s")
         equal(after, ["saved", 0.0], f"rank {rank}: the save after it")
     equal([name for name in os.listdir(series) if not name.startswith("partial-")], ["step_1-1"], "steps")
+
+
+def test_each_rank_takes_another_step(scratch):
+    series = scratch / "steps"
+    series.mkdir()
+    steps = [str(series / "step_1"), str(series / "step_2")]
+    GROUP.do(2, [*({"act": "save_one", "to": step} for step in steps), {"act": "different", "of": steps}], scratch / "out")
+    text = said(scratch / "out", 1)[2]
+    true("rank 1 has loaded step_2, and rank 0 step_1" in text, text)
+
+
+def test_one_rank_has_no_memory_for_the_plan(scratch):
+    """It has exchanged what the plan is made from, so the others would wait for it."""
+    series = scratch / "steps"
+    equal(judge_failures(series, scratch, {"memory": "this rank has no memory left"}), [], "steps")
 
 
 def test_one_rank_is_told_another_mode(scratch):

@@ -6,6 +6,7 @@ digest is in the key. Else the ranks exchange what they hold, and each makes the
 """
 
 import collections
+import errno
 import hashlib
 import os
 import struct
@@ -75,8 +76,10 @@ class Agreement:
             descriptions = self._exchange_descriptions(digests, description)
             exchanged = time.monotonic() - begun
             return self._cache.make(descriptions, digests, *where), exchanged
-        except BaseException:
+        except BaseException as problem:
             self._begin_anew(os.urandom(8))  # perhaps the other ranks have a plan now
+            if getattr(problem, "errno", errno.ENOMEM) == errno.ENOMEM and not isinstance(problem, GroupError):  # on this rank alone
+                self._group.fail(problem)
             raise
 
     def _exchange_messages(self, name, description, failure):

@@ -26,7 +26,7 @@ import uuid
 import warnings
 
 import torch
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, _storage_utils, filesystem
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, _storage_utils
 from torch.distributed.checkpoint.filesystem import (CURRENT_DCP_VERSION, DEFAULT_SUFFIX, SerializationFormat,
                                                      _item_size, _StorageInfo, _write_item)
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, WriteItemType
@@ -401,5 +401,5 @@ def install():
     """From now on, who makes torch's FileSystemWriter or FileSystemReader gets a Writer or a Reader, and so does who
     gives dcp.save and dcp.load only a checkpoint_id: torchtitan, accelerate and Lightning do one of these. The steps are
     not sealed: Lightning adds a file to them, and torchtitan removes old ones."""
-    for module in (torch.distributed.checkpoint, filesystem, _storage_utils):
+    for module in (torch.distributed.checkpoint, _storage_utils):
         module.FileSystemWriter, module.FileSystemReader = UnsealedWriter, Reader

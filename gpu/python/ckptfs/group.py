@@ -14,12 +14,13 @@ wait get that error.
 """
 
 import atexit
+import concurrent.futures
 import contextlib
 import datetime
-import json
 import logging
 import os
 import pathlib
+import queue
 import socket
 import sys
 import threading
@@ -50,7 +51,7 @@ class Group:
     """See above. All ranks of the process group make it together. `group`: None is the default process group.
 
     It has a connection of gloo of its own: what goes wrong there leaves the process groups of the training as they are.
-    Until it is made, ranks wait for each other as long as the process group's timeout says.
+    Until all ranks have begun to make it, they wait for each other as long as the process group's timeout says.
 
     close() ends the watch; a rank that waits for one that has closed gets an error. From one thread at a time, but for
     tell(), told() and wait_until().
@@ -61,14 +62,20 @@ class Group:
         self.alone = self.size == 1
         self._watch, self._own, self._given_up, self.members = None, None, None, [_Member.here()]
         if not self.alone:
-            name = [uuid.uuid4().hex]
-            dist.broadcast_object_list(name, group=group, group_src=0)
-            self._own = dist.ProcessGroupGloo(dist.PrefixStore(f"ckptfs/{name[0]}/gloo", _store()), self.rank, self.size,
-                                              datetime.timedelta(seconds=_PATIENCE))
-            self.members = [_Member(*json.loads(member)) for member in self.exchange(self.members[0].as_bytes())]
-            self._watch = _Watch(name[0], self.rank, self.members)
+            told = [None] * self.size
+            dist.all_gather_object(told, (uuid.uuid4().hex, *self.members[0].facts()), group=group)
+            self.members = [_Member(*facts) for _, *facts in told]
+            self._watch = _Watch(told[0][0], self.rank, self.members)
+            self._own = self._connected(told[0][0])
         machines = sorted({member.machine for member in self.members})
         self.hosts = [machines.index(member.machine) for member in self.members]
+
+    def _connected(self, name):
+        """A rank may end meanwhile, and gloo does not see it."""
+        connecting = _InThread(lambda: dist.ProcessGroupGloo(dist.PrefixStore(f"ckptfs/{name}/gloo", _store()), self.rank,
+                                                             self.size, datetime.timedelta(seconds=_PATIENCE)))
+        self.wait_until(connecting.is_completed)
+        return connecting.wait()
 
     def __del__(self):
         self.close()
@@ -104,13 +111,13 @@ class Group:
         transfer = Transfer(self._own)
         yield transfer
         if transfer.works:
-            self._finish(_Waiting(transfer.works), transfer)
+            self._finish(_InThread(lambda: [work.wait() for work in transfer.works]), transfer)
 
     def _finish(self, work, memory):
         """Waits for a collective as long as all ranks are there."""
         try:
             self.wait_until(work.is_completed)
-        except GroupError as problem:
+        except BaseException as problem:
             _given_up.append((work, memory, self._own))
             self._given_up = problem
             self.fail(problem)
@@ -147,7 +154,7 @@ class Group:
         """Breaks the group: all ranks that wait for each other in it get a GroupError, now and later."""
         with contextlib.suppress(GroupError):  # then they see by themselves that this one is gone
             if not self.told(_BROKEN):  # the first problem is the cause
-                self.tell(_BROKEN, f"{problem} (rank {self.rank} has given up the group)")
+                self.tell(_BROKEN, f"{str(problem) or type(problem).__name__} (rank {self.rank} has given up the group)")
 
     def wait_until(self, is_so, deadline=None, longest=_SLEEP):
         """Returns when is_so() is true. GroupError: a rank has ended, or time.monotonic() is past the deadline. `longest`:
@@ -181,19 +188,18 @@ class Transfer:
         self.works.append(self._own.recv([tensor], rank, 0))
 
 
-class _Waiting:
-    """A thread that waits for sends and receives: gloo's do not tell whether they are done."""
+class _InThread:
+    """What a thread of its own does, as a work of torch's: gloo's sends and receives do not tell whether they are done."""
 
-    def __init__(self, works):
-        self._failure = None
-        self._thread = threading.Thread(target=self._run, args=(works,), name="ckptfs transfer", daemon=True)
+    def __init__(self, function):
+        self._failure = self._result = None
+        self._thread = threading.Thread(target=self._run, args=(function,), name="ckptfs group's work", daemon=True)
         self._thread.start()
 
-    def _run(self, works):
+    def _run(self, function):
         try:
-            for work in works:
-                work.wait()
-        except RuntimeError as problem:
+            self._result = function()
+        except Exception as problem:  # noqa: BLE001 - whoever waits gets it
             self._failure = problem
 
     def is_completed(self):
@@ -203,6 +209,7 @@ class _Waiting:
         self._thread.join()
         if self._failure is not None:
             raise self._failure
+        return self._result
 
 
 class _Member:
@@ -217,8 +224,8 @@ class _Member:
         machine = f"{boot} {os.readlink('/proc/self/ns/pid')}"  # processes have their numbers within a PID namespace
         return cls(machine, socket.gethostname(), os.getpid(), _start_time(os.getpid()))
 
-    def as_bytes(self):
-        return json.dumps([self.machine, self.host, self.process, self.started]).encode()
+    def facts(self):
+        return self.machine, self.host, self.process, self.started
 
     def __str__(self):
         return f"process {self.process} on {self.host}"
@@ -245,8 +252,7 @@ class _Watch:
         self._rank, self._members = rank, members
         self._near = [number for number, member in enumerate(members)
                       if member.machine == members[rank].machine and number != rank]
-        # A destructor that asks may run while its own thread is asking.
-        self._store, self._lock = dist.PrefixStore(f"ckptfs/{name}", _store()), threading.RLock()
+        self._store = _AskedStore(dist.PrefixStore(f"ckptfs/{name}", _store()))
         self._ending, self._owner = threading.Event(), os.getpid()
         self._thread = threading.Thread(target=self._beat, name="ckptfs group", daemon=True)
         self._thread.start()
@@ -262,32 +268,24 @@ class _Watch:
             self._thread.join(_DEAD)
 
     def tell(self, key, text):
-        with self._asking():
-            self._store.set(key, text)
+        self._ask(lambda store: store.set(key, text.encode(errors="replace")))
 
     def told(self, key):
-        with self._asking():
-            return self._store.get(key).decode(errors="replace") if self._store.check([key]) else None
+        return self._ask(lambda store: store.get(key).decode(errors="replace") if store.check([key]) else None)
 
     def count(self, key):
-        with self._asking():
-            return self._store.add(key, 1)
+        return self._ask(lambda store: store.add(key, 1))
 
     def forget(self, keys):
-        with self._asking():
-            for key in keys:
-                self._store.delete_key(key)
+        self._ask(lambda store: [store.delete_key(key) for key in keys])
 
-    @contextlib.contextmanager
-    def _asking(self):
-        if not self._lock.acquire(timeout=_DEAD):  # its host is gone, and the connection does not know it yet
-            raise GroupError(f"{_NO_ANSWER} for {_DEAD} s")
+    def _ask(self, question):
         try:
-            yield
+            return self._store.ask(question)
+        except TimeoutError as problem:  # its host is gone, and the connection does not know it yet
+            raise GroupError(self._ended() or f"{_NO_ANSWER} for {_DEAD} s") from problem
         except (RuntimeError, dist.DistError) as problem:
             raise GroupError(self._ended() or f"{_NO_ANSWER}: {problem}") from problem
-        finally:
-            self._lock.release()
 
     def gone(self):
         try:
@@ -318,6 +316,9 @@ class _Watch:
             self._ending.wait(_BEAT)
         with contextlib.suppress(GroupError):
             self.tell(f"beat/{self._rank}", _LEFT)
+            if self.count(_LEFT) == len(self._members):  # then nobody looks any more
+                self.forget([_LEFT, *(f"beat/{rank}" for rank in range(len(self._members)))])
+        self._store.close()
 
     def _look_at_next(self):
         """Tells all when the rank after this one is silent, or has left; and takes it back when it is heard of again."""
@@ -333,6 +334,43 @@ class _Watch:
         elif self._said is not None and self.told(_GONE) == self._said:
             self.forget([_GONE])
             self._said = None
+
+
+class _AskedStore:
+    """A store that is asked by a thread of its own, since a call does not return while the store's host is gone. From any
+    thread, also from a destructor."""
+
+    def __init__(self, store):
+        self._store, self._questions = store, queue.SimpleQueue()
+        self._late = False  # it has not answered in time, and has not answered since
+        self._thread = threading.Thread(target=self._answer, name="ckptfs group's store", daemon=True)
+        self._thread.start()
+
+    def ask(self, question):
+        """What question(store) returns or raises. TimeoutError: it has not answered for _DEAD seconds."""
+        if threading.current_thread() is self._thread:  # a destructor, which runs where it is met
+            return question(self._store)
+        answer = concurrent.futures.Future()
+        if self._late or not self._thread.is_alive():
+            raise TimeoutError
+        self._questions.put((question, answer))
+        try:
+            return answer.result(_DEAD)
+        except concurrent.futures.TimeoutError:
+            self._late = True
+            raise TimeoutError from None
+
+    def close(self):
+        self._questions.put(None)
+
+    def _answer(self):
+        while (asked := self._questions.get()) is not None:
+            question, answer = asked
+            try:
+                answer.set_result(question(self._store))
+            except Exception as problem:  # noqa: BLE001 - whoever asks gets it
+                answer.set_exception(problem)
+            self._late = False
 
 
 def _store():

@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import json
 import logging
+import os
 import socket
 import struct
 import time
@@ -26,6 +27,7 @@ _SAMPLE = 16  # of all shared bytes the 16th is loaded in either way
 _WORTH_SAMPLING = 256 << 20  # bytes that a rank shares
 _measured = {}  # (machines, ranks) -> the quicker mode, as long as this process lives
 _KNOWN = (None, "each", "broadcast")
+_OWN_STAGES = ("open", "plan", "read")  # in the others a rank also waits for other ranks
 _SHARED = struct.Struct("<QB")  # the bytes that a rank shares, and what it has measured
 
 # A stretch of what a rank wants. `parts`: (index of the holding, begin, end); `holders`: the ranks that want it.
@@ -39,9 +41,10 @@ def check_mode(mode):
 
 def load(open_checkpoint, targets, process_group, mode, stream=None):
     """Fills, on all ranks of a process group, the tensors that targets(checkpoint) names. Returns these."""
+    begun = time.monotonic()
     group = Group(process_group)
-    with contextlib.closing(group), contextlib.ExitStack() as stack:
-        one = _Load(group, stream)
+    with contextlib.closing(group), contextlib.ExitStack() as stack, memory.on(stream):
+        one = _Load(group, stream, begun)
         try:
             filled = one.load(lambda: stack.enter_context(open_checkpoint()), targets, mode)
         except GroupError:
@@ -57,11 +60,11 @@ def load(open_checkpoint, targets, process_group, mode, stream=None):
 class _Load:
     """One load by all ranks of a group."""
 
-    def __init__(self, group, stream=None):
-        self._group, self._stream = group, stream
+    def __init__(self, group, stream, begun):
+        self._group, self._stream, self._begun = group, stream, begun
         self._checkpoint, self._holdings, self._messages, self._reports = None, [], [], []
         self._failure = None  # of this rank
-        self._seconds = dict.fromkeys(("open", "plan", "collective", "read", "broadcast"), 0.0)  # by stage: of this rank
+        self._seconds = dict.fromkeys((*_OWN_STAGES, "collective", "broadcast"), 0.0)  # by stage: of this rank
 
     def load(self, open_checkpoint, targets, mode):
         """A rank that cannot take part gets its own exception, the others a GroupError."""
@@ -84,10 +87,9 @@ class _Load:
         with self._timed("plan"):
             self._targets = pieces.Targets(self._holdings)
             self._messages = self._messages_of(agreed.plan)
-        with memory.on(memory.device_of(holding.tensor for holding in self._holdings), self._stream):
-            mode = self._load_by(mode)
-            with self._timed("read"):
-                self._attempt(self._targets.finish)
+        mode = self._load_by(mode)
+        with self._timed("read"):
+            self._attempt(self._targets.finish)
         self._end(mode)
         return filled
 
@@ -106,23 +108,28 @@ class _Load:
         _log.info("%s: rank %d has loaded %d bytes, by %s, and read %d: %s", self._checkpoint.path, self._group.rank,
                   sum(message.bytes for message in self._messages), mode, sum(report.read for report in self._reports),
                   ", ".join(f"{stage} {number:.2f} s" for stage, number in self._seconds.items()))
-        told = self._group.exchange(json.dumps([self._failure is not None, socket.gethostname(), self._seconds]).encode())
-        failed, hosts, seconds = zip(*map(json.loads, told), strict=True)
+        name = os.path.basename(os.path.realpath(self._checkpoint.path))
+        told = self._group.exchange(json.dumps([self._failure is not None, name, socket.gethostname(),
+                                                self._seconds]).encode())
+        failed, names, hosts, seconds = zip(*map(json.loads, told), strict=True)
         if self._failure is not None:
             raise self._failure
         if any(failed):
             first = failed.index(True)
             raise GroupError(f"rank {first} has not loaded its part: {self._group.told(f'failure/{first}')}")
+        other = next((rank for rank, of_rank in enumerate(names) if of_rank != names[0]), None)
+        if other is not None:
+            raise GroupError(f"rank {other} has loaded {names[other]}, and rank 0 {names[0]}: what they have now is mixed")
         if self._group.rank == 0:
             self._tell_mount(hosts, seconds)
 
     def _tell_mount(self, hosts, seconds):
-        """By stage: the most that a rank took for it."""
-        totals = [sum(of_rank.values()) for of_rank in seconds]
-        slowest = totals.index(max(totals))
+        """By stage: the most that a rank took for it. The others waited for the rank that took longest for its own work."""
+        own = [sum(of_rank[stage] for stage in _OWN_STAGES) for of_rank in seconds]
+        slowest = own.index(max(own))
         longest = {stage: max(of_rank[stage] for of_rank in seconds) for stage in seconds[0]}
         try:
-            self._checkpoint.tell_loaded(slowest, hosts[slowest], max(totals), longest)
+            self._checkpoint.tell_loaded(slowest, hosts[slowest], time.monotonic() - self._begun, longest)
         except OSError as problem:
             _log.info("%s: the mount is not told how long the load took: %s", self._checkpoint.path, problem)
 
@@ -142,7 +149,8 @@ class _Load:
             size = sum((part.end - part.begin) * sizes[part.holding] for part in parts)
             if size:
                 spans = [(part.holding, part.begin, part.end) for part in parts]
-                found.append(_Message(parts[0].owner, tuple(plan.holders[holders]), spans, size))
+                message = _Message(parts[0].owner, tuple(plan.holders[holders]), spans, size)
+                found.extend(_cut(message, sizes))
         return found
 
     def _load_by(self, mode):
@@ -168,10 +176,10 @@ class _Load:
         self._reports.append(self._checkpoint.load_parts(self._targets, parts, self._stream))
 
     def _broadcast(self, messages):
-        """A rank sends what it has read while it reads on. Where the memory is a device's, what is sent and received is in
-        host memory first, a round at a time."""
+        """A rank sends what it has read while it reads on. If the memory is a device's, or a message lies scattered, what is
+        sent and received is in host memory first, a round at a time."""
         rounds = _rounds(messages)
-        if self._targets.on_host():
+        if self._targets.on_host() and all(len(message.parts) == 1 for message in messages):
             rounds = [[message for one in rounds for message in one]]
         with self._timed("broadcast", beside="read"):
             for messages_of_round in rounds:
@@ -200,7 +208,7 @@ class _Load:
         """Loads all. Returns the mode in which most was loaded."""
         key = (len(set(self._group.hosts)), self._group.size)
         shared_bytes = sum(message.bytes for message in shared)
-        told = self._group.gather(_SHARED.pack(shared_bytes, _KNOWN.index(_measured.get(key))))
+        told = self._gather(_SHARED.pack(shared_bytes, _KNOWN.index(_measured.get(key))))
         sizes, modes = zip(*map(_SHARED.unpack, told), strict=True)
         known = _KNOWN[modes[0]] if len(set(modes)) == 1 else None  # ranks may have loaded in other groups before
         if known is None and max(sizes) >= _WORTH_SAMPLING:
@@ -215,12 +223,33 @@ class _Load:
 
     def _rate(self, load, messages):
         """Bytes per second of the slowest rank of those that load something."""
-        self._group.gather(b"\0")  # all begin together
+        self._gather(b"\0")  # all begin together
         begun = time.monotonic()
         load(messages)
         size = sum(message.bytes for message in messages)
         own = int(size / max(time.monotonic() - begun, 1e-6)) if size else (1 << 63)
-        return min(int.from_bytes(rate, "little") for rate in self._group.gather(own.to_bytes(8, "little")))
+        return min(int.from_bytes(rate, "little") for rate in self._gather(own.to_bytes(8, "little")))
+
+    def _gather(self, content):
+        with self._timed("collective"):
+            return self._group.gather(content)
+
+
+def _cut(message, sizes):
+    """A message in messages of at most some _READ_AT_ONCE bytes. All its ranks cut it alike: it has the same elements in
+    the same order on each of them. `sizes`: of an element, by holding."""
+    parts, room = [], _READ_AT_ONCE
+    for index, begin, end in message.parts:
+        while begin < end:
+            middle = min(end, begin + max(1, room // sizes[index]))
+            parts.append((index, begin, middle))
+            room -= (middle - begin) * sizes[index]
+            begin = middle
+            if room < sizes[index]:
+                yield message._replace(parts=parts, bytes=_READ_AT_ONCE - room)
+                parts, room = [], _READ_AT_ONCE
+    if parts:
+        yield message._replace(parts=parts, bytes=_READ_AT_ONCE - room)
 
 
 def _rounds(messages):

@@ -63,10 +63,11 @@ class Checkpoint:
         holdings = pieces.holdings_of(into)
         for holding in holdings:
             self.check(holding)
-        targets = pieces.Targets(holdings)
-        report = self.load_parts(targets, [(index, 0, holding.tensor.numel()) for index, holding in enumerate(holdings)],
-                                 stream)
-        targets.finish()
+        with memory.on(stream):
+            targets = pieces.Targets(holdings)
+            report = self.load_parts(targets, [(index, 0, holding.tensor.numel()) for index, holding in enumerate(holdings)],
+                                     stream)
+            targets.finish()
         return report
 
     def load_parts(self, targets, parts, stream=None):
@@ -157,7 +158,7 @@ def load(path: Path, into: "Tensors | torch.nn.Module | None" = None, *, device:
     if group is not None:
         return group_loading.load(lambda: Checkpoint(path), targets, None if group is True else group, mode, stream)
     group_loading.check_mode(mode)
-    with Checkpoint(path) as checkpoint:
+    with Checkpoint(path) as checkpoint, memory.on(stream):
         filled = targets(checkpoint)
         checkpoint.load(filled, stream=stream)
         return filled

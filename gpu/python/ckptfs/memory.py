@@ -32,17 +32,18 @@ def device_of(tensors):
 
 
 def stream_of(device, stream=None):
-    """The native handle of a torch stream; the current one where none is given."""
+    """The native handle of a torch stream; the current one where none is given. Without a device nothing can be ordered
+    behind the stream, so this waits for it."""
     if device == "twin":
+        if stream is not None:
+            stream.synchronize()
         return None
     return ctypes.c_void_p((stream or torch.cuda.current_stream(torch.device(device))).cuda_stream)
 
 
-def on(device, stream=None):
-    """What is done within is on that stream of the device."""
-    if device == "twin" or stream is None:
-        return contextlib.nullcontext()
-    return torch.cuda.stream(stream)
+def on(stream=None):
+    """What torch does within is on that stream: its copies, and the memory that it takes."""
+    return contextlib.nullcontext() if stream is None else torch.cuda.stream(stream)
 
 
 def ring_of(device):

@@ -140,7 +140,7 @@ def _open_library():
                       "CKPTFS_LIBRARY: " + "; ".join(wrong))
 
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # a destructor may come while this thread has it
 _library = None
 _rings = {}
 
@@ -148,7 +148,7 @@ _rings = {}
 def _forget_in_child():
     """A child of fork has neither the memory of the rings nor the threads of the library: it makes its own."""
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
     _rings.clear()
 
 
@@ -179,6 +179,16 @@ def configure(*, ring=256 << 20, slot=0, lanes=0):
         if _rings:
             raise RuntimeError("the ring is in use already: configure it before the first load or save")
         _settings.update(ring=ring, slot=slot, lanes=lanes)
+
+
+def encoded(name):
+    """A tensor's name for the library."""
+    try:
+        if "\0" not in name:
+            return name.encode()
+    except UnicodeEncodeError:
+        pass
+    raise ValueError(f"{name!r}: no name for a tensor, since it is not Unicode without NUL")
 
 
 def ring(device):

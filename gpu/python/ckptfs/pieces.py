@@ -211,12 +211,17 @@ class Targets:
         return _Arrival([_as_bytes(self.flat(index)[begin:end]) for index, begin, end in parts])
 
     def finish(self):
-        """Copies to where it belongs what was loaded beside it."""
+        """Copies to where it belongs what was loaded beside it. It is there when this returns."""
+        copied = set()
         for index, flat in self._flats.items():
             tensor = self.holdings[index].tensor
             if not _lies_in_order(tensor):
                 tensor.copy_(flat.view(tensor.shape))
+                copied.add(tensor.device)
         self._flats.clear()
+        for device in copied:
+            if device.type == "cuda":
+                torch.cuda.current_stream(device).synchronize()
 
 
 class _Arrival:

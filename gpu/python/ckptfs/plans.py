@@ -26,7 +26,7 @@ def describe(holdings) -> bytes:
         if not len(shape) == len(offsets) == len(sizes):
             raise ValueError(f"{name}: a box with another number of dimensions than the tensor")
         step = len(shape) * numbers.itemsize
-        one.name, one.dtype, one.dimensions = name.encode(errors="surrogateescape"), dtype.encode(), len(shape)
+        one.name, one.dtype, one.dimensions = native.encoded(name), dtype.encode(), len(shape)
         one.shape, one.offsets, one.sizes = at, at + step, at + 2 * step
         at += 3 * step
     described, size = ctypes.c_void_p(), ctypes.c_uint64()

@@ -103,17 +103,17 @@ class Save:
         """Begins to save a dict of tensors as the safetensors file `name`. `places`: (name, shape, offsets) of the whole
         tensor, by the keys of those that are pieces of one."""
         self._check_device(tensors.values())
-        with memory.on(self.device, stream):
+        with memory.on(stream):
             held = {key: tensor.detach().resolve_conj().resolve_neg().contiguous() for key, tensor in tensors.items()}
         saved = (native.SavedTensor * len(held))()
         for one, (key, tensor) in zip(saved, held.items(), strict=True):
             shape = (ctypes.c_uint64 * tensor.dim())(*tensor.shape)
-            one.name, one.dtype = key.encode(errors="surrogateescape"), memory.name_of(tensor.dtype).encode()
+            one.name, one.dtype = native.encoded(key), memory.name_of(tensor.dtype).encode()
             one.shape, one.dimensions = shape, tensor.dim()
             one.memory, one.bytes = memory.span(tensor)
             if places and key in places:
                 of, whole, offsets = places[key]
-                one.of = of.encode(errors="surrogateescape")
+                one.of = native.encoded(of)
                 one.whole, one.offsets = (ctypes.c_uint64 * len(whole))(*whole), (ctypes.c_uint64 * len(whole))(*offsets)
         self._held.append(held)
         self._call("ckptfs_save_tensors", name.encode(), saved, len(held), memory.stream_of(self.device, stream))
@@ -375,13 +375,13 @@ class Saver:
         agreed = self._agreement.agree(tag, describe)
         try:
             return self._save_planned(tag, holdings, agreed, stream)
-        except Exception as problem:
+        except BaseException as problem:
             with contextlib.suppress(GroupError):
                 self._group.tell(_failed(agreed.attempt), f"rank {self.rank}: {problem}")
             raise
 
     def _save_planned(self, tag, holdings, agreed, stream):
-        with memory.on(memory.device_of(holding.tensor for holding in holdings), stream):
+        with memory.on(stream):
             tensors, places = pieces.to_write(holdings, agreed.plan.owned)
         save = self._begin(functools.partial(_GroupSave, self._group), tag, agreed.attempt, tensors)
         self._saves.add(save)

@@ -259,8 +259,9 @@ class TorchFile:
                 storages[key] = torch.UntypedStorage(size, device=device_of(location))
             return storages[key]
 
-        value = self._unpickle(storage_of)
-        self._fill(storages, stream)
+        with memory.on(stream):
+            value = self._unpickle(storage_of)
+            self._fill(storages, stream)
         return value
 
     def _fill(self, storages, stream):

@@ -168,6 +168,36 @@ def in_the_streams_order(folder):
     equal(tensors, wanted, "loaded")
 
 
+def made_on_the_loads_stream(folder):
+    """What a load makes itself is not memory that another stream still works on; and it is there when the load returns."""
+    series, wanted = series_in(folder), state_of(7, DEVICE)
+    ckptfs.Saver(series).save("step_1", wanted).wait()
+    stream = None if DEVICE == "cpu" else torch.cuda.Stream()
+    for _ in range(5):
+        with busy_stream():
+            for tensor in empty_like(wanted).values():
+                tensor.fill_(1)  # behind the work, into memory that is free again by then
+        loaded = ckptfs.load(series / "step_1", device=DEVICE, stream=stream)
+        turned = {"matrix": torch.zeros(333, 1000, device=DEVICE).t()}  # its elements do not lie in order
+        ckptfs.load(series / "step_1", into=turned, stream=stream)
+        turned = {"matrix": turned["matrix"].clone()}
+        if DEVICE != "cpu":
+            torch.cuda.synchronize()
+        equal(loaded, wanted, "made")
+        equal(turned, {"matrix": wanted["matrix"]}, "copied to where it belongs")
+
+
+def into_pinned_memory(folder):
+    """Host memory that a stream still writes to is saved once it has done so."""
+    series, wanted = series_in(folder), state_of(8, DEVICE)
+    pinned = {name: torch.zeros_like(tensor, device="cpu", pin_memory=DEVICE != "cpu") for name, tensor in wanted.items()}
+    with busy_stream() as stream:
+        for name, tensor in pinned.items():
+            tensor.copy_(wanted[name], non_blocking=True)
+    ckptfs.Saver(series).save("step_1", pinned, stream=stream).wait()
+    equal(ckptfs.load(series / "step_1"), wanted, "saved")
+
+
 def changed_after_the_copy(folder):
     """As an optimizer does: once wait_copied() returns, tensors may change, and the step has what they were."""
     series, truth = series_in(folder), {}
@@ -306,7 +336,8 @@ def rank(folder):
 
 
 ACTS = {act.__name__: act for act in (saved_and_loaded, targets_anywhere, host_and_device, in_the_streams_order,
-                                      changed_after_the_copy, memory_is_the_ring, a_flipped_byte, dcp_alone, groups, rank)}
+                                      made_on_the_loads_stream, into_pinned_memory, changed_after_the_copy,
+                                      memory_is_the_ring, a_flipped_byte, dcp_alone, groups, rank)}
 
 
 def main():

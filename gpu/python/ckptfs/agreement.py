@@ -22,6 +22,11 @@ _Message = collections.namedtuple("_Message", "digest history name nonce takes_p
 Agreed = collections.namedtuple("Agreed", "plan attempt seconds")  # seconds: {stage: seconds}
 
 
+def _failure(nonce):
+    """The key for why a rank does not take part: another one each time, since ranks may ask when the next time has begun."""
+    return f"failure/{nonce.hex()}"
+
+
 def _short(content):
     return hashlib.blake2b(content, digest_size=8).digest()
 
@@ -44,15 +49,15 @@ class Agreement:
         A rank whose describe() raises gets its exception, the others a GroupError with its words.
         """
         begun = time.monotonic()
-        description, failure = b"", None
+        description, failure, nonce = b"", None, os.urandom(16)
         try:
             description = plans.describe((holding.name, memory.name_of(holding.dtype), holding.shape, holding.offsets,
                                           holding.sizes) for holding in describe())
         except Exception as problem:  # noqa: BLE001 - the others wait for this rank's word
             failure = problem
-            self._group.tell(f"failure/{self._group.rank}", f"{type(problem).__name__}: {problem}")
+            self._group.tell(_failure(nonce), f"{type(problem).__name__}: {problem}")
         described = time.monotonic()
-        messages = self._exchange_messages(name, description, failure)
+        messages = self._exchange_messages(name, description, failure, nonce)
         agreed = time.monotonic()
         plan, exchanged = self._plan(messages, description)
         attempt = _short(b"".join(message.nonce for message in messages)).hex()
@@ -82,15 +87,15 @@ class Agreement:
                 self._group.fail(problem)
             raise
 
-    def _exchange_messages(self, name, description, failure):
-        mine = _MESSAGE.pack(plans.digest(description), self._history.ljust(8, b"\0"), _short(name.encode()),
-                             os.urandom(16), failure is None)
+    def _exchange_messages(self, name, description, failure, nonce):
+        mine = _MESSAGE.pack(plans.digest(description), self._history.ljust(8, b"\0"), _short(name.encode()), nonce,
+                             failure is None)
         messages = [_Message(*_MESSAGE.unpack(message)) for message in self._group.gather(mine)]
         failed = [rank for rank, message in enumerate(messages) if not message.takes_part]
         if failure is not None:
             raise failure
         if failed:
-            why = self._group.told(f"failure/{failed[0]}") or "it did not say why"
+            why = self._group.told(_failure(messages[failed[0]].nonce)) or "it did not say why"
             raise GroupError(f"rank {failed[0]} cannot take part: {why}")
         others = [rank for rank, message in enumerate(messages) if message.name != messages[0].name]
         if others:

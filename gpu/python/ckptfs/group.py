@@ -343,16 +343,17 @@ class _AskedStore:
     def __init__(self, store):
         self._store, self._questions = store, queue.SimpleQueue()
         self._late = False  # it has not answered in time, and has not answered since
+        self._closed = False
         self._thread = threading.Thread(target=self._answer, name="ckptfs group's store", daemon=True)
         self._thread.start()
 
     def ask(self, question):
-        """What question(store) returns or raises. TimeoutError: it has not answered for _DEAD seconds."""
+        """What question(store) returns or raises. TimeoutError: it has not answered for _DEAD seconds, or is closed."""
         if threading.current_thread() is self._thread:  # a destructor, which runs where it is met
             return question(self._store)
-        answer = concurrent.futures.Future()
-        if self._late or not self._thread.is_alive():
+        if self._late or self._closed or not self._thread.is_alive():  # in a child of fork it is not
             raise TimeoutError
+        answer = concurrent.futures.Future()
         self._questions.put((question, answer))
         try:
             return answer.result(_DEAD)
@@ -361,6 +362,7 @@ class _AskedStore:
             raise TimeoutError from None
 
     def close(self):
+        self._closed = True
         self._questions.put(None)
 
     def _answer(self):

@@ -108,8 +108,8 @@ typedef struct {
   const char* name; /* for example "plan", "read" */
   double seconds;
 } ckptfs_stage;
-/* Tells the daemon of the checkpoint's mount, whose page and metrics show it: `seconds` in all, `slowest` was the last
- * rank to be done, on the machine `host`. Does nothing if the checkpoint is on no mount. */
+/* Tells the daemon of the checkpoint's mount, whose page and metrics show it: `seconds` in all; rank `slowest`, on the
+ * machine `host`, took longest for its own part. Does nothing if the checkpoint is on no mount. */
 int ckptfs_checkpoint_loaded(const ckptfs_checkpoint* checkpoint, uint32_t slowest, const char* host, double seconds,
                              const ckptfs_stage* stages, uint64_t count);
 

@@ -23,9 +23,8 @@ using BlobNumber = uint64_t;
 
 // What is true of an inode beyond its mode.
 enum InodeFlag : uint32_t {
-  kSeries = 1,  // directory: its children may be steps
-  kStep = 2,  // directory: a save, a commit of ranks or a thinning made it, or it was sealed or pinned; has a record in
-              // `steps`
+  kSeries = 1,      // directory: its children may be steps
+  kStep = 2,        // directory: saved, committed by ranks, thinned, sealed or pinned; has a record in `steps`
   kSealed = 4,      // in a sealed step (the step's own directory included)
   kFrozen = 8,      // regular file: names a frozen blob
   kSwap = 16,       // in (or itself) a zero_stage_N folder: what saves take, and what has a COW reserve

@@ -26,9 +26,9 @@ class Filesystem;
 // freeze {"paths"}           -> {}: freezes these closed files, durably
 // commit {"path", "tag", "world_size", "seal"} -> {"step"}, or {"missing": [ranks], "reason"} if not all ranks are
 //                                 done. Then the next rank that is done asks again.
-// loaded {"path", "slowest", "host", "seconds", "stages": {stage: seconds}} -> {}: a group of ranks has loaded it, who
-// may
-//                                 read it; the page and the metrics tell of the last one
+// loaded {"path", "slowest", "host", "seconds", "stages": {stage: seconds}} -> {}
+//                                 A group of ranks has loaded the path, which the client may read. The page and the
+//                                 metrics tell of the last load.
 void add_blob_commands(ControlServer& server, Filesystem& fs);
 
 }  // namespace ckptfs::fs

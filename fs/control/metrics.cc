@@ -114,7 +114,8 @@ void add_ranks(Metrics& metrics, const SaveHistory& saves) {
   if (const auto load = saves.last_load_by_ranks()) {
     add_stages(metrics, "rank_load_stage_seconds",
                "Of the last step that a group of ranks loaded: the longest of each stage.", *load);
-    metrics.gauge("rank_load_slowest", "Of that step: the rank that was done last.", load->times.slowest);
+    metrics.gauge("rank_load_slowest", "Of that step: the rank that took longest for its own part.",
+                  load->times.slowest);
   }
 }
 

@@ -44,10 +44,9 @@ class PageState {
 
   void sample_space();
   // {"now", "status", "usage": as du, "steps": as ls, "policies": {series: rules}, "saves", "space": [[time, bytes
-  // used]], "saved_by_ranks", "loaded_by_ranks"}. The last two are there if ranks saved or loaded a step past the
-  // mount:
-  // {"step", "slowest", "host", "seconds", "stages": {name: seconds}}. At most a twentieth of the time goes into
-  // inspecting steps. "looked" says when they were inspected.
+  // used]], "saved_by_ranks", "loaded_by_ranks"}. The last two are there if ranks saved or loaded a step
+  // past the mount: {"step", "slowest", "host", "seconds", "stages": {name: seconds}}. At most a twentieth of the time
+  // goes into inspecting steps. "looked" says when they were inspected.
   nlohmann::json now();
 
  private:

@@ -68,7 +68,7 @@ Result<RankManifest> parse_manifest(const std::string& text);
 
 // How long the ranks took to save a step, those that tell, or to load one.
 struct RankTimes {
-  unsigned slowest = 0;                   // the rank that was durable last, or done last
+  unsigned slowest = 0;                   // the rank that was durable last, or took longest for its own part
   std::string host;                       // its machine
   double seconds = 0;                     // from the first rank's beginning until the last one was durable, or done
   std::map<std::string, double> longest;  // seconds that a stage took at most, by stage

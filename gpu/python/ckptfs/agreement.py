@@ -27,6 +27,11 @@ def _failure(nonce):
     return f"failure/{nonce.hex()}"
 
 
+def _happens_on_all(problem):
+    """Do the other ranks get it, too? The planner refuses the same descriptions everywhere; memory lacks on one rank."""
+    return isinstance(problem, GroupError) or (isinstance(problem, OSError) and problem.errno != errno.ENOMEM)
+
+
 def _short(content):
     return hashlib.blake2b(content, digest_size=8).digest()
 
@@ -83,7 +88,7 @@ class Agreement:
             return self._cache.make(descriptions, digests, *where), exchanged
         except BaseException as problem:
             self._begin_anew(os.urandom(8))  # perhaps the other ranks have a plan now
-            if getattr(problem, "errno", errno.ENOMEM) == errno.ENOMEM and not isinstance(problem, GroupError):  # on this rank alone
+            if not _happens_on_all(problem):
                 self._group.fail(problem)
             raise
 

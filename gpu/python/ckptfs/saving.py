@@ -377,7 +377,7 @@ class Saver:
             return self._save_planned(tag, holdings, agreed, stream)
         except BaseException as problem:
             with contextlib.suppress(GroupError):
-                self._group.tell(_failed(agreed.attempt), f"rank {self.rank}: {problem}")
+                self._group.tell(_failed(agreed.attempt), f"rank {self.rank}: {str(problem) or type(problem).__name__}")
             raise
 
     def _save_planned(self, tag, holdings, agreed, stream):

@@ -1,5 +1,7 @@
 """The real Trainer with DeepSpeed, both devices on NVMe, killed and resumed by resume_from_checkpoint=True: with
-ckptfs.patch or the Trainer's callback every later loss and the final state are those of the uninterrupted run."""
+ckptfs.patch or the Trainer's callback every later loss and the final state are those of the uninterrupted run. The same
+for accelerate's save_state and load_state. Lightning has no test of its own, since its DeepSpeed strategy refuses to run
+without a GPU; it calls the same functions of the engine (test_engine_patch)."""
 
 import contextlib
 import dataclasses
@@ -21,13 +23,17 @@ class Run:
     way: str = "-m"  # to the patch: `python -m ckptfs.patch`, an import after DeepSpeed's, or the callback
     mode: str = "passthrough"
     words: tuple = ()
+    script: str = "trainer_nvme.py"
+    tag: str = f"global_step{SAVED}"  # which `latest` names
 
     def __str__(self):
-        return f"{self.ranks} ranks, {self.way}, {self.mode}{''.join(', ' + word for word in self.words)}"
+        by = "" if self.script == Run.script else f", {self.script}"
+        return f"{self.ranks} ranks, {self.way}, {self.mode}{''.join(', ' + word for word in self.words)}{by}"
 
 
 NORMAL = (Run(mode="direct"), Run(ranks=2, way="callback"))
-LONG = (Run(way="import"), Run(ranks=2, mode="direct"), Run(words=("--scheduler",)), Run(words=("--pipeline",)))
+LONG = (Run(way="import"), Run(ranks=2, mode="direct"), Run(words=("--scheduler",)), Run(words=("--pipeline",)),
+        Run(ranks=2, script="accelerate_nvme.py", tag="pytorch_model"))
 WAYS = {"-m": [], "import": ["--import-patch"], "callback": ["--callback"], "none": []}
 
 
@@ -40,7 +46,7 @@ def training(scene, run_, name, *words):
              "--save-steps", str(SAVED), "--out", str(out), *run_.words, *words]
     log = out.with_suffix(".log")
     with open(log, "wb") as output:
-        with ranks_running(run_.ranks, given, output, patched=run_.way == "-m", script="trainer_nvme.py") as processes:
+        with ranks_running(run_.ranks, given, output, patched=run_.way == "-m", script=run_.script) as processes:
             yield processes, out, log
 
 
@@ -84,7 +90,7 @@ def test_resume(scene, run_):
     with Ckptfs(mode=run_.mode).place(scene) as mount:
         checkpoint = mount.path / "runs" / "model" / f"checkpoint-{SAVED}"
         train_until_killed(scene, run_)
-        equal((checkpoint / "latest").read_text(), f"global_step{SAVED}", "latest")
+        equal((checkpoint / "latest").read_text(), run_.tag, "latest")
         judge(train(scene, run_, "resumed", "--resume"), whole)
         equal(lossy(mount), [], "warnings of a resume that lost nothing")
 

@@ -14,7 +14,7 @@ import saving
 from checking import equal, in_child, opened, raises, read, same_bytes, true, write
 from hostile import Attacker
 from hugging import parse, safetensors
-from mounting import CKPTFS, CKPTFS_DEBUG, KIB, MIB, run, wait_until
+from mounting import CKPTFS, CKPTFS_DEBUG, KIB, MIB, Store, mounted, run, wait_until
 from training import write_state
 from viewing import RESUME, SERIES, as_bf16, content, full_step, sample_of, sampled_step, swapped_step, torch_file
 
@@ -335,3 +335,60 @@ def test_a_full_store(mount):
     os.unlink(mount.path / "ballast")
     wait_until("there is room", lambda: os.statvfs(mount.path).f_bavail >= space.f_bavail // 2)
     thin(step, "--to", "bf16")
+
+
+def sparse_step(step, counts):
+    """A Trainer's, of so many fp32 values. All are 0 but the first of each tensor, 1, and the last one, 2."""
+    step.mkdir(parents=True)
+    header, size = {}, 0
+    for name, count in counts.items():
+        header[name] = {"dtype": "F32", "shape": [count], "data_offsets": [size, size + 4 * count]}
+        size += 4 * count
+    text = json.dumps(header).encode()
+    begin = 8 + len(text)
+    with opened(step / "model.safetensors", os.O_CREAT | os.O_WRONLY) as file:
+        os.pwrite(file, struct.pack("<Q", len(text)) + text, 0)
+        os.ftruncate(file, begin + size)
+        for one in header.values():
+            first, end = one["data_offsets"]
+            os.pwrite(file, struct.pack("<f", 1), begin + first)
+            os.pwrite(file, struct.pack("<f", 2), begin + end - 4)
+    resumable(step)
+
+
+def ends_of(path):
+    """Returns the type, shape, first and last value of each tensor."""
+    with opened(path, os.O_RDONLY) as file:
+        length = struct.unpack("<Q", os.pread(file, 8, 0))[0]
+        header = json.loads(os.pread(file, length, 8))
+        header.pop("__metadata__", None)
+        found = {}
+        for name, one in header.items():
+            first, end = (8 + length + offset for offset in one["data_offsets"])
+            found[name] = (one["dtype"], one["shape"], os.pread(file, 2, first), os.pread(file, 2, end - 2))
+        equal(os.fstat(file).st_size, end, f"the size of {path}")
+        return found
+
+
+@pytest.mark.one_mode
+@pytest.mark.timeout(900)
+@pytest.mark.level("long")
+def test_weights_of_more_than_5_gb_become_shards(work):
+    counts = {"a": 1_200_000_000, "b": 1_200_000_000, "c": 300_000_000}
+    store = Store(work / "large", image="12G")
+    with mounted(store, work / "mnt-large", mode="passthrough") as mount:
+        for number in (1, 2):
+            sparse_step(mount.path / SERIES / f"checkpoint-{number}", counts if number == 1 else {"a": 1})
+        step = mount.path / SERIES / "checkpoint-1"
+        done = thin(step, "--to", "bf16")
+        equal(sorted(os.listdir(step)), sorted([*SHARDS, MANIFEST, "trainer_state.json"]), "the files")
+        equal(sorted(one["name"] for one in done["kept"]), SHARDS, "what is kept")
+        in_shard = {"a": SHARDS[0], "b": SHARDS[0], "c": SHARDS[1]}
+        equal(json.loads(read(step / SHARDS[2]))["weight_map"], in_shard, "the index")
+        wanted = {name: ("BF16", [count], b"\x80\x3f", b"\x00\x40") for name, count in counts.items()}
+        for shard in SHARDS[:2]:
+            tensors = {name: one for name, one in wanted.items() if in_shard[name] == shard}
+            equal(ends_of(step / shard), tensors, shard)
+            equal(ends_of(view_of(mount, step) / shard.replace("model", "model.bf16")), tensors, f"{shard} of its view")
+        equal(mount.ask(step, "state"), "weights", "state")
+    store.fsck()

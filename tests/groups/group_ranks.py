@@ -32,6 +32,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "deepspe
 
 import ckptfs
 import ckptfs.plans
+from ckptfs import group_loading
 from ckptfs.group import Group
 from ending import end_rank
 from rank_states import act_all, digest, flattened, trained
@@ -135,7 +136,10 @@ def save(to, seed, uneven=False):
     return wanted
 
 
-def load(of, mode, seed=99):
+def load(of, mode, seed=99, little=False):
+    """`little`: messages are cut, and "auto" takes samples, as if the tensors were large."""
+    if little:
+        group_loading._READ_AT_ONCE, group_loading._WORTH_SAMPLING = 10_007, 1
     state = state_of(seed)
     LINES.clear()
     ckptfs.load(of, into=state, group=True, mode=mode)

@@ -31,10 +31,11 @@ def judge(series, scratch, saved, loaded):
         truth = GROUP.do(saved, [{"act": "save", "to": str(series / name), "seed": saved}], scratch / f"saved-{saved}")[0]
         (scratch / f"truth-{saved}").write_text(json.dumps(truth))
     truth = json.loads((scratch / f"truth-{saved}").read_text())
-    acts = [{"act": "load", "of": str(series / name), "mode": mode} for mode in ("each", "broadcast", "auto")]
+    acts = [{"act": "load", "of": str(series / name), "mode": mode, "little": little}
+            for mode, little in (("each", False), ("broadcast", False), ("auto", False), ("broadcast", True), ("auto", True))]
     for act, got in zip(acts, GROUP.do(loaded, acts, scratch / f"loaded-{saved}-{loaded}"), strict=True):
         wrong = [name for name in truth if got.get(name) != truth[name]]
-        equal(wrong, [], f"{saved} ranks to {loaded}, {act['mode']}: tensors that differ")
+        equal(wrong, [], f"{saved} ranks to {loaded}, {act}: tensors that differ")
 
 
 def test_saved_by_some_and_loaded_by_others(mount, scratch):

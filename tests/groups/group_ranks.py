@@ -228,6 +228,8 @@ def fails(to, how, rank=1):
     """A save or load in which one rank fails: returns what the others are told, and after how many seconds."""
     series, tag = os.path.split(to)
     mine, begun = dist.get_rank() == rank, time.monotonic()
+    if how == "connecting" and mine:
+        Group._connected = lambda *_: os._exit(3)
     try:
         saver = saver_of(series)
         if dist.get_rank() == 0:  # so late that rank 1 has its next failure by then

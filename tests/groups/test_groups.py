@@ -138,7 +138,7 @@ FAILURES = {"names": "rank 1 cannot take part: ValueError: 'w\\udcff': no name f
             "a value": "rank 1 cannot take part: TypeError: w: a str is no tensor",
             "shapes": "w: rank 0 holds it as F32 [3], rank 1 as F32 [4]", "tags": "were told different steps",
             "closed": "rank 1: its save was closed before it was committed"}
-DEATHS = ["killed", pytest.param("ended", marks=pytest.mark.level("long"))]
+DEATHS = ["killed", *(pytest.param(how, marks=pytest.mark.level("long")) for how in ("ended", "connecting"))]
 
 
 def judge_failures(series, scratch, failures, acts=()):

@@ -30,7 +30,8 @@ std::vector<BlobNumber> SpareBlobs::take(size_t count) {
 void SpareBlobs::prepare(size_t count) {
   {
     const io::MutexLock lock(mutex_);
-    wanted_ = std::min(count, kMost);
+    // A save that follows at once, and clones nothing, takes nothing from what is still wanted.
+    wanted_ = std::max(wanted_, std::min(count, kMost));
   }
   thread_.wake();
 }

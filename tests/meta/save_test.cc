@@ -230,6 +230,16 @@ TEST_F(SaveTest, TheNextSaveClonesIntoSpareBlobs) {
 }
 
 #ifdef CKPTFS_FAULT_POINTS
+TEST_F(SaveTest, ASaveThatClonesNothingLeavesTheWishForSpares) {
+  io::set_fault("spares.create", "sleep:300");
+  store_->spares().prepare(1);
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // the thread is busy with that one
+  store_->spares().prepare(8);
+  store_->spares().prepare(0);
+  io::set_fault("spares.create", "");
+  EXPECT_TRUE(spares_become(8));
+}
+
 TEST_F(SaveTest, WithFewerSparesThanFilesASaveCreatesTheRest) {
   io::set_fault("spares.create", "4:error:ENOSPC");
   ASSERT_TRUE(save("s1"));

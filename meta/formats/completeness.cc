@@ -1,6 +1,7 @@
 #include "meta/formats/completeness.h"
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <optional>
 #include <set>
@@ -49,6 +50,10 @@ bool is_dcp_metadata(std::string_view path) {
 
 std::string text_of(const Problem& problem) {
   return problem.file.empty() ? problem.reason : problem.file + ": " + problem.reason;
+}
+
+CompletenessJudgement lacking(std::string_view file) {
+  return {Completeness::incomplete, std::string(file) + " is not there"};
 }
 
 // A missing part outweighs one that cannot be read.
@@ -107,6 +112,21 @@ std::optional<CompletenessJudgement> judge_end(const StepFiles& files, uint32_t 
   return CompletenessJudgement{Completeness::incomplete, file.path + ": " + archive.error().message()};
 }
 
+// A Trainer writes the weights first, so a checkpoint that holds nothing but its other files has lost them: somebody
+// has begun to remove it. A file of a name that is not known here may hold weights.
+bool has_lost_weights(const StepFiles& files) {
+  const auto is_of_trainer = [](std::string_view path) {
+    return path == "training_args.bin" || is_resume_state_name(path);
+  };
+  const auto holds_none = [&](const StepFiles::File& file) {
+    constexpr std::array<std::string_view, 5> kTexts{".json", ".txt", ".md", ".jinja", ".model"};
+    const std::string_view path = file.path;
+    return is_at_top(path) &&
+           (is_of_trainer(path) || std::ranges::any_of(kTexts, [&](auto end) { return path.ends_with(end); }));
+  };
+  return any_path(files, is_of_trainer) && std::ranges::all_of(files.list(), holds_none);
+}
+
 // A Trainer writes its state last, but syncs nothing: after a power loss the file may have its name but not its
 // content. So the state, and the ends of the other files, are checked, too.
 CompletenessJudgement judge_trainer(const StepFiles& files) {
@@ -123,6 +143,7 @@ CompletenessJudgement judge_trainer(const StepFiles& files) {
     }
     if (auto judgement = judge_end(files, index)) return *std::move(judgement);
   }
+  if (has_lost_weights(files)) return lacking("a file of weights");
   return {Completeness::complete, {}};
 }
 
@@ -180,10 +201,6 @@ CompletenessJudgement judge_by_kind(const StepFiles& files, const TensorMap& map
   if (trainer_state) return judge_trainer(files);
   if (by_manifests) return *by_manifests;
   return {Completeness::unknown, "no file tells which files belong to it"};
-}
-
-CompletenessJudgement lacking(std::string_view file) {
-  return {Completeness::incomplete, std::string(file) + " is not there"};
 }
 
 // A Hugging Face model begins with its JSON files. Of weights in several files the index comes last.

@@ -50,20 +50,6 @@ bool is_swap_file(std::string_view path) {
   return offloaded && (parse_group_name(last_name(path)) || parse_param_name(last_name(path)));
 }
 
-// What a Trainer or accelerate writes at the top of a step for a resume.
-bool is_trainer_state(std::string_view name) {
-  constexpr std::array<std::pair<std::string_view, std::string_view>, 8> kNames{{{"optimizer", ".pt"},
-                                                                                 {"optimizer", ".bin"},
-                                                                                 {"scheduler", ".pt"},
-                                                                                 {"scheduler", ".bin"},
-                                                                                 {"scaler", ".pt"},
-                                                                                 {"rng_state", ".pth"},
-                                                                                 {"random_states", ".pkl"},
-                                                                                 {"sampler", ".bin"}}};
-  return std::any_of(kNames.begin(), kNames.end(),
-                     [name](const auto& one) { return is_numbered(name, one.first, one.second); });
-}
-
 // DeepSpeed's own files, in a step of its own or in the folder of one.
 bool is_deepspeeds_own(std::string_view path) {
   return is_swap_file(path) || (lies_at_top(path) && parse_states_name(path).has_value());
@@ -89,7 +75,7 @@ bool is_for_resume(std::string_view path, const Origin& from) {
   if (!lies_at_top(path)) return false;
   if (path == "zero_to_fp32.py" || (path == "latest" && !from.inner.empty())) return true;
   if (from.torch_weights && path == "pytorch_model.bin.index.json") return true;
-  return is_trainer_state(path) || (from.saved_by_us && rank_of_manifest(path));
+  return is_resume_state_name(path) || (from.saved_by_us && rank_of_manifest(path));
 }
 
 // Is it a folder of a step in the step, in which DeepSpeed's files lie?
@@ -170,6 +156,19 @@ nlohmann::ordered_json to_json(const std::vector<ThinnedFile>& files) {
 }
 
 }  // namespace
+
+bool is_resume_state_name(std::string_view path) {
+  constexpr std::array<std::pair<std::string_view, std::string_view>, 8> kNames{{{"optimizer", ".pt"},
+                                                                                 {"optimizer", ".bin"},
+                                                                                 {"scheduler", ".pt"},
+                                                                                 {"scheduler", ".bin"},
+                                                                                 {"scaler", ".pt"},
+                                                                                 {"rng_state", ".pth"},
+                                                                                 {"random_states", ".pkl"},
+                                                                                 {"sampler", ".bin"}}};
+  return std::any_of(kNames.begin(), kNames.end(),
+                     [path](const auto& one) { return is_numbered(path, one.first, one.second); });
+}
 
 bool is_weights_name(const std::string& path) {
   if (path == kWeightsName || path == kWeightsIndexName) return true;

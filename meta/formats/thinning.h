@@ -32,6 +32,10 @@ inline constexpr const char* kWeightsIndexName = "model.safetensors.index.json";
 // "model-00001-of-00002.safetensors", "model.safetensors.index.json".
 bool is_weights_name(const std::string& path);
 
+// A file that a Trainer or accelerate writes at the top of a step for a resume alone: "optimizer.pt",
+// "rng_state_3.pth".
+bool is_resume_state_name(std::string_view path);
+
 // The name of the file of weights, if it is one: its own if the weights lie in one safetensors file already
 // ("adapter_model.safetensors" of PEFT), else "model.safetensors".
 std::string weights_name(const TensorMap& map, const std::vector<StepFiles::File>& files);

@@ -107,6 +107,23 @@ TEST(Completeness, OfATrainer) {
   EXPECT_EQ(judge(saved).completeness, Completeness::unknown) << "a model alone";
 }
 
+// As by an `rm -r` that was killed, in the order of the names or in any other.
+TEST(Completeness, ATrainersThatHasLostItsWeights) {
+  Contents step = trainer();
+  step["tokenizer.json"] = "{}";
+  step.erase("config.json");
+  EXPECT_EQ(judge(step).completeness, Completeness::complete);
+  step.erase("model.safetensors");
+  for (const char* next : {"optimizer.pt", "rng_state.pth", "tokenizer.json"}) {
+    EXPECT_EQ(judge(step).completeness, Completeness::incomplete) << "before " << next;
+    EXPECT_EQ(judge(step).reason, "a file of weights is not there");
+    step.erase(next);
+  }
+  EXPECT_EQ(judge(step).completeness, Completeness::incomplete);
+  step["weights.dat"] = "of a name that nobody knows";
+  EXPECT_EQ(judge(step).completeness, Completeness::complete);
+}
+
 // A power loss leaves unsynced files like this: their names are there, and a part of their content.
 TEST(Completeness, WhatOfATrainersIsCutShortOrEmpty) {
   const Contents whole = trainer();

@@ -11,8 +11,9 @@ import re
 LAYERS = {"io": (), "meta": ("io",), "gpu": ("io", "meta"), "fs": ("io", "meta")}
 # The folders of fs/ from the bottom to the top: a file includes from its own room and from those before it.
 ROOMS = ("base", "kernel", "open", "adopt", "views", "steps", "ops", "mount", "control", "cli")
-# Likewise those of meta/; the files that lie in none are below all of them.
-META_ROOMS = ("formats", "index", "blobs", "tree", "accounting", "store", "steps", "care")
+# Likewise those of io/ and meta/; the files that lie in none are below all of them.
+LOWER_ROOMS = {"io": ("objects",),
+               "meta": ("formats", "index", "blobs", "tree", "accounting", "store", "steps", "care")}
 
 INCLUDE = re.compile(r'^#include "([^"]+)"')
 
@@ -40,10 +41,10 @@ def room_of(unit):
     return parts[1] if parts[0] == "fs" and len(parts) > 2 else None
 
 
-def meta_height(unit):
-    """How high a unit of meta/ stands."""
-    parts = unit.split("/")
-    return 1 + META_ROOMS.index(parts[1]) if len(parts) > 2 else 0
+def height(unit):
+    """How high a unit of io/ or meta/ stands there."""
+    layer, *rooms, _ = unit.split("/")
+    return 1 + LOWER_ROOMS[layer].index(rooms[0]) if rooms else 0
 
 
 def read_includes(root):
@@ -102,6 +103,6 @@ def upward(includes):
             complaints.append(f"{one}: fs/{room or ''} is no room of fs/, which has " + ", ".join(ROOMS))
         elif room in ROOMS and target_room in ROOMS and ROOMS.index(target_room) > ROOMS.index(room):
             complaints.append(f"{one}: fs/{room}/ includes from fs/{target_room}/, which is above it")
-        elif layer == target == "meta" and meta_height(one.target_unit) > meta_height(one.source_unit):
-            complaints.append(f"{one}: it is of a room of meta/ that is above")
+        elif layer == target and layer in LOWER_ROOMS and height(one.target_unit) > height(one.source_unit):
+            complaints.append(f"{one}: it is of a room of {layer}/ that is above")
     return complaints

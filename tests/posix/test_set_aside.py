@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import signal
 import stat
 import time
@@ -28,6 +29,7 @@ def mounted_with_rule(request, disk, work, mode, **options):
         mount.control(SERIES, "set_aside", "1")
         yield mount
     mount.store.fsck(mount.binary)
+    shutil.rmtree(mount.store.folder)  # all stores of this file lie on one small disk
 
 
 @pytest.fixture

@@ -1,0 +1,59 @@
+// Objects as files below a folder of a shared file system (NFS, Lustre, GPFS, CephFS).
+//
+// put() writes a file of a temporary name beside the object's place, syncs it, gives it the object's name by link(2),
+// which replaces nothing on any of these, and syncs the folder. So an object is there as a whole or not at all. Where a
+// file system has no hard links, renameat2(RENAME_NOREPLACE) takes link's place. A writer that dies leaves its
+// temporary file, whose name begins with a dot; lists leave it out.
+//
+// The folder itself is never made: if it is not there, its file system is not mounted (ESTALE, which can pass).
+//
+// Thread-safe. One try a call: see retrying_store.h.
+#pragma once
+
+#include <memory>
+#include <set>
+#include <string>
+
+#include "io/mutex.h"
+#include "io/objects/object_store.h"
+
+namespace ckptfs::io {
+
+class FolderStore : public ObjectStore {
+ public:
+  // `folder` is an absolute path.
+  static Result<std::unique_ptr<ObjectStore>> open(const std::string& folder);
+
+  Result<> put(const std::string& key, const ObjectContent& content, PutMode mode,
+               const RequestLimits& limits) override;
+  Result<size_t> get(const std::string& key, uint64_t offset, std::span<std::byte> buffer,
+                     const RequestLimits& limits) override;
+  Result<ObjectPage> list(const std::string& prefix, const std::string& token, const RequestLimits& limits) override;
+  Result<> remove(const std::string& key, const RequestLimits& limits) override;
+
+  RequestCounts& counts() override { return counts_; }
+  const std::string& url() const override { return url_; }
+
+ private:
+  explicit FolderStore(std::string folder) : folder_(std::move(folder)), url_("file://" + folder_) {}
+
+  std::string path_of(const std::string& key) const { return folder_ + "/" + key; }
+  Error failed(const std::string& key, const char* what, const Error& why) const;
+  Result<> check_limits(const std::string& key, const RequestLimits& limits) const;
+  Result<> check_folder() const;
+  // Makes the folders on the way to the object. Syncs above each that this process has not synced before: whoever has
+  // made it may not have come to that.
+  Result<> make_folders(const std::string& key);
+  void forget_folders();
+  Result<> write(int file, const std::string& key, const ObjectContent& content, const RequestLimits& limits);
+  // Adds what comes after `token`, as bytes. Returns whether there is room for more.
+  Result<bool> list_folder(const std::string& key, const std::string& token, ObjectPage& page,
+                           const RequestLimits& limits);
+
+  const std::string folder_, url_;
+  RequestCounts counts_;
+  Mutex mutex_;
+  std::set<std::string> synced_ GUARDED_BY(mutex_);  // folders, by key
+};
+
+}  // namespace ckptfs::io

@@ -1,0 +1,85 @@
+#include "io/objects/object_store.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <vector>
+
+#include "io/printable.h"
+
+namespace ckptfs::io {
+namespace {
+
+bool is_name(std::string_view name) {
+  return !name.empty() && name.front() != '.' && name.find('\0') == std::string_view::npos;
+}
+
+}  // namespace
+
+ObjectContent content_of(std::span<const std::byte> bytes) {
+  return {bytes.size(), [bytes](uint64_t offset, std::span<std::byte> buffer) -> Result<> {
+            std::memcpy(buffer.data(), bytes.data() + offset, buffer.size());
+            return success();
+          }};
+}
+
+ObjectContent content_of(std::string_view text) { return content_of(std::as_bytes(std::span(text))); }
+
+bool can_pass(const Error& error) {
+  constexpr std::array kPassing{ENOENT,       EAGAIN,    ETIMEDOUT, ECONNRESET, ECONNREFUSED, EHOSTUNREACH,
+                                ENETUNREACH,  EHOSTDOWN, ENETDOWN,  ESTALE,     EIO,          EINTR,
+                                ECONNABORTED, EREMOTEIO, ENOTCONN,  EPIPE,      ENOSPC,       EDQUOT};
+  return std::ranges::find(kPassing, error.errno_value()) != kPassing.end();
+}
+
+Result<> for_each_object(ObjectStore& store, const std::string& prefix, const ObjectVisitor& visit,
+                         const RequestLimits& limits) {
+  std::string token;
+  do {
+    TRY_ASSIGN(ObjectPage page, store.list(prefix, token, limits));
+    for (const ObjectInfo& object : page.objects) TRY(visit(object));
+    if (!page.next.empty() && page.next == token) {
+      return Error(EPROTO,
+                   store.url() + "/" + prefix + ": the list does not go on: a page names itself as the next one");
+    }
+    token = std::move(page.next);
+  } while (!token.empty());
+  return success();
+}
+
+Result<std::string> get_text(ObjectStore& store, const std::string& key, size_t most, const RequestLimits& limits) {
+  std::string text(std::min<size_t>(most + 1, size_t{64} << 10), '\0');
+  size_t length = 0;
+  for (;;) {
+    const auto rest = std::as_writable_bytes(std::span(text)).subspan(length);
+    TRY_ASSIGN(const size_t got, store.get(key, length, rest, limits));
+    length += got;
+    if (got < rest.size()) break;
+    if (length > most)
+      return Error(EFBIG, store.url() + "/" + key + " has more than " + std::to_string(most) + " bytes");
+    text.resize(std::min(most + 1, 2 * text.size()));
+  }
+  text.resize(length);
+  return text;
+}
+
+Result<> check_key(std::string_view key) {
+  for (size_t begin = 0;;) {
+    const size_t end = std::min(key.find('/', begin), key.size());
+    if (!is_name(key.substr(begin, end - begin))) {
+      return Error(EINVAL,
+                   printable(key) + ": no key of an object: it has an empty name, or one that begins with a dot");
+    }
+    if (end == key.size()) return success();
+    begin = end + 1;
+  }
+}
+
+Result<> check_prefix(std::string_view prefix) {
+  if (prefix.empty()) return success();
+  if (!prefix.ends_with('/'))
+    return Error(EINVAL, printable(prefix) + ": no prefix of objects: it has no '/' at its end");
+  return check_key(prefix.substr(0, prefix.size() - 1));
+}
+
+}  // namespace ckptfs::io

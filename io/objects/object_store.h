@@ -1,0 +1,119 @@
+// Objects by key, in an S3-compatible store or in a folder on a shared file system. A key is a path of names with '/'
+// between them: "packs/step_7/0.a1/3". It has no empty name, no "." and no "..", and no name begins with a dot.
+//
+// Two kinds of classes implement this: a store that tries each request once (S3Store, FolderStore), and around it one
+// that tries again (retrying_store.h). Users have the latter (open_object_store.h).
+//
+// Errors name the object, and what answered. can_pass() tells whether the same request may succeed later.
+//   ENOENT      there is no such object. Right after a server's restart that is no proof, so it can pass
+//   EEXIST      put() was to make the object, and it is there. It is left as it is
+//   EACCES      the credentials are refused, or there is no such bucket. Final, until a request has succeeded
+//   EPROTO      the other side is no object store, or not one that serves here. Never passes
+//   ECANCELED   limits.stop was set
+//   EAGAIN, ETIMEDOUT, ECONNRESET, EHOSTUNREACH, ...: it is busy, or out of reach
+//
+// Thread-safe, unless said otherwise. Every call blocks until it is done, or its limits say so; but a folder on a file
+// system that hangs blocks as long as that does.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "io/result.h"
+
+namespace ckptfs::io {
+
+struct ObjectInfo {
+  std::string key;
+  uint64_t size = 0;
+  std::chrono::system_clock::time_point changed;  // by the server's clock
+};
+
+// Some objects of a list, in an order of the server's own.
+struct ObjectPage {
+  std::vector<ObjectInfo> objects;
+  std::string next;  // the token of the next page; empty: this is the last one
+};
+
+// What is put: it is read from its begin again when a try failed.
+struct ObjectContent {
+  uint64_t size = 0;
+  // Fills the buffer with the bytes from `offset` on. The call of one thread at a time.
+  std::function<Result<>(uint64_t offset, std::span<std::byte> buffer)> read;
+};
+ObjectContent content_of(std::span<const std::byte> bytes);  // `bytes` must outlive it
+ObjectContent content_of(std::string_view text);
+
+enum class PutMode {
+  make,     // EEXIST if there is an object of this key, whoever else makes one at that moment
+  replace,  // the object is replaced as a whole
+};
+
+struct RequestLimits {
+  std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
+  std::chrono::milliseconds stall{60'000};  // a try ends when not a byte has moved for so long
+  const std::atomic<bool>* stop = nullptr;  // it ends within a second after this is set
+
+  static RequestLimits within(std::chrono::milliseconds time, const std::atomic<bool>* stop = nullptr) {
+    return {std::chrono::steady_clock::now() + time, std::chrono::milliseconds(60'000), stop};
+  }
+  bool is_stopped() const { return stop != nullptr && stop->load(std::memory_order_relaxed); }
+};
+
+// What has been asked since the store was opened. Tries count, also those that failed.
+struct RequestCounts {
+  std::atomic<uint64_t> puts{0}, gets{0}, lists{0}, removes{0};
+  std::atomic<uint64_t> bytes_sent{0}, bytes_received{0};  // of objects
+  std::atomic<uint64_t> retries{0};
+};
+
+class ObjectStore {
+ public:
+  ObjectStore() = default;
+  ObjectStore(const ObjectStore&) = delete;
+  ObjectStore& operator=(const ObjectStore&) = delete;
+  virtual ~ObjectStore() = default;
+
+  // The object is durable when it returns.
+  virtual Result<> put(const std::string& key, const ObjectContent& content, PutMode mode,
+                       const RequestLimits& limits) = 0;
+  // Returns how many bytes there are from `offset` on, up to the buffer's size: fewer than that at the object's end.
+  virtual Result<size_t> get(const std::string& key, uint64_t offset, std::span<std::byte> buffer,
+                             const RequestLimits& limits) = 0;
+  // A page of the objects whose key begins with `prefix`, which ends with '/' or is empty. `token`: empty for the first
+  // page, else `next` of the one before. Names that are no keys are left out. for_each_object() asks for all pages.
+  virtual Result<ObjectPage> list(const std::string& prefix, const std::string& token, const RequestLimits& limits) = 0;
+  // It is no error if there is no such object.
+  virtual Result<> remove(const std::string& key, const RequestLimits& limits) = 0;
+
+  virtual RequestCounts& counts() = 0;
+  // "s3://bucket/run7" or "file:///mnt/run7": for messages.
+  virtual const std::string& url() const = 0;
+};
+
+// Can the same request succeed later, with nothing changed here?
+bool can_pass(const Error& error);
+
+// Calls visit() for each object of the prefix, once. An error that it returns ends the list, and is returned. A list
+// that breaks off is an error.
+using ObjectVisitor = std::function<Result<>(const ObjectInfo&)>;
+Result<> for_each_object(ObjectStore& store, const std::string& prefix, const ObjectVisitor& visit,
+                         const RequestLimits& limits);
+
+// Reads a whole object of at most `most` bytes. EFBIG if it is larger.
+Result<std::string> get_text(ObjectStore& store, const std::string& key, size_t most, const RequestLimits& limits);
+
+// EINVAL, in words, unless it is a key as above.
+Result<> check_key(std::string_view key);
+// EINVAL, in words, unless it is empty, or a key with a '/' at its end.
+Result<> check_prefix(std::string_view prefix);
+
+}  // namespace ckptfs::io

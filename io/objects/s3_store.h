@@ -22,7 +22,8 @@ namespace ckptfs::io {
 class S3Store : public ObjectStore {
  public:
   // `bucket` and `prefix` are not empty; keys lie below the prefix. EINVAL, in words, if the endpoint is no address.
-  static Result<std::unique_ptr<ObjectStore>> open(std::string bucket, std::string prefix, const S3Settings& settings);
+  static Result<std::unique_ptr<ObjectStore>> open(const std::string& bucket, std::string prefix,
+                                                   const S3Settings& settings);
 
   Result<> put(const std::string& key, const ObjectContent& content, PutMode mode,
                const RequestLimits& limits) override;
@@ -45,7 +46,7 @@ class S3Store : public ObjectStore {
     std::string region;
   };
 
-  S3Store(std::string bucket, std::string prefix, Place place, const S3Settings& settings);
+  S3Store(const std::string& bucket, std::string prefix, Place place, const S3Settings& settings);
   static Result<Place> place_of(const std::string& bucket, const S3Settings& settings);
 
   std::string path_of(const std::string& key) const { return place_.path + percent_encoded(prefix_ + key, true); }

@@ -16,10 +16,8 @@
 #include "io/log.h"
 #include "io/objects/open_object_store.h"
 
+namespace ckptfs::io {
 namespace {
-
-using namespace ckptfs;
-using namespace ckptfs::io;
 
 struct Words {
   std::string url, act, key, second, third;
@@ -69,9 +67,10 @@ Result<> act(const Words& words) {
 }
 
 }  // namespace
+}  // namespace ckptfs::io
 
 int main(int argc, char** argv) {
-  Words words;
+  ckptfs::io::Words words;
   CLI::App app("Asks an object store");
   app.add_option("url", words.url)->required();
   app.add_option("act", words.act)->required()->check(CLI::IsMember({"put", "make", "get", "list", "remove", "fill"}));
@@ -85,8 +84,8 @@ int main(int argc, char** argv) {
   app.add_option("--within", words.seconds);
   app.add_option("--stall", words.stall);
   CLI11_PARSE(app, argc, argv);
-  log::send_to([](log::Level, const std::string& line) { std::cerr << "log: " << line << "\n"; });
-  const auto done = act(words);
+  ckptfs::log::send_to([](ckptfs::log::Level, const std::string& line) { std::cerr << "log: " << line << "\n"; });
+  const auto done = ckptfs::io::act(words);
   std::cout.flush();
   if (done) return 0;
   std::cerr << done.error().errno_value() << " " << done.error().message() << "\n";

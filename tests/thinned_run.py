@@ -2,6 +2,7 @@
 which steps stay, which of them in full, and how much they take."""
 
 import json
+import errno
 import os
 
 from checking import noise
@@ -59,8 +60,10 @@ def states(series):
     for name in os.listdir(series):
         try:
             state = os.getxattr(series / name, "user.ckptfs.state").decode()
-        except FileNotFoundError:  # it was removed this moment
-            continue
+        except OSError as problem:
+            if problem.errno not in (errno.ENOENT, errno.ENODATA):
+                raise
+            continue  # it was removed this moment; the kernel may still know its folder, which is no step any more
         found[int(name.removeprefix("checkpoint-"))] = state
     return found
 

@@ -1,8 +1,8 @@
 """A run that saves step after step into a series with keep_full, keep_every and keep_last, and what theory says of it:
 which steps stay, which of them in full, and how much they take."""
 
-import json
 import errno
+import json
 import os
 
 from checking import noise

@@ -188,6 +188,15 @@ class Limited(Interrupted):
     def remove_old(self, newest):
         self.count()
 
+    def kill_in_save(self, number, dice):
+        """A Trainer that is killed while it removes an old checkpoint takes the rest for its newest one, since it goes by
+        the time of the folder, and removes whole ones instead: on any file system (docs/rotation.md). What the rule
+        cannot tell from a checkpoint is removed here, as the guide says."""
+        super().kill_in_save(number, dice)
+        for step in self.steps():
+            if self.number_of(step) in self.taken and not (step / "config.json").exists():  # which goes first
+                shutil.rmtree(step, ignore_errors=True)
+
     def is_whole(self, step):
         """It holds what the training saved, to the last bit. If the training was killed before it told that, then all
         files are there, and the step has kept its name."""

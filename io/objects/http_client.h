@@ -25,7 +25,7 @@ struct HttpRequest {
   const ObjectContent* content = nullptr;  // of a PUT
   std::span<std::byte> into{};             // the body of a 2xx goes here; a longer one is EMSGSIZE
   bool no_proxy = false;                   // do not go through the proxy that the environment names
-  size_t most_text = size_t{64} << 10;  // if `into` is empty, and of other answers: so many bytes of the body are kept
+  size_t most_text = size_t{64} << 10;     // of a body that does not go into `into`: so many bytes are kept
 };
 
 struct HttpAnswer {
@@ -45,10 +45,9 @@ class HttpClient {
   HttpClient& operator=(const HttpClient&) = delete;
   ~HttpClient();
 
-  // Whatever the status, an answer is a success. An error says that there is no whole answer: it names the host, and
-  // can_pass() of it holds unless the
-  // certificate is refused, the address is none, or the body is too long. An error of content->read is returned as it
-  // is.
+  // Whatever the status, an answer is a success. An error says that there is no whole answer, and names the host. It
+  // can pass unless the certificate is refused, the address is none, or the body is too long. An error of content->read
+  // is returned as it is.
   Result<HttpAnswer> send(const HttpRequest& request, const RequestLimits& limits);
 
  private:

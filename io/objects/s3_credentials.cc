@@ -8,6 +8,7 @@
 
 #include "io/fd.h"
 #include "io/json.h"
+#include "io/log.h"
 #include "io/printable.h"
 #include "io/process.h"
 
@@ -176,7 +177,11 @@ Result<S3Credentials> S3CredentialSource::get(const RequestLimits& limits) {
   changed_.notify_all();
   if (found) known_ = found.value();
   // What is known still serves until it expires: a service may be out of reach for a moment.
-  if (!found && known_ && known_->expires > SystemClock::now()) return *known_;
+  if (!found && known_ && known_->expires > SystemClock::now()) {
+    log::warn("credentials for S3 are not renewed; those that are known serve until they expire: {}",
+              found.error().message());
+    return *known_;
+  }
   if (!found) {
     known_.reset();
     failure_ = found.error();

@@ -119,10 +119,10 @@ bool has_lost_weights(const StepFiles& files) {
     return path == "training_args.bin" || is_resume_state_name(path);
   };
   const auto holds_none = [&](const StepFiles::File& file) {
-    constexpr std::array<std::string_view, 5> kTexts{".json", ".txt", ".md", ".jinja", ".model"};
+    constexpr std::array<std::string_view, 4> kTexts{".json", ".txt", ".md", ".jinja"};
     const std::string_view path = file.path;
-    return is_at_top(path) &&
-           (is_of_trainer(path) || std::ranges::any_of(kTexts, [&](auto end) { return path.ends_with(end); }));
+    return is_at_top(path) && (is_of_trainer(path) || path == "tokenizer.model" ||
+                               std::ranges::any_of(kTexts, [&](auto end) { return path.ends_with(end); }));
   };
   return any_path(files, is_of_trainer) && std::ranges::all_of(files.list(), holds_none);
 }

@@ -56,6 +56,12 @@ def test_a_room_that_includes_from_a_later_one_is_found():
     true(len(found) == 1 and f"fs/{LAST}/, which is above it" in found[0], str(found))
 
 
+def test_the_rooms_of_io_and_meta_are_looked_at_too():
+    for path, header in (("io/fd.cc", "io/objects/object_store.h"), ("meta/tree/tree.cc", "meta/steps/save.h")):
+        found = layering.upward(tree(GOOD | {path: [header], header: []}))
+        true(len(found) == 1 and found[0].startswith(f"{path}:2: ") and "above" in found[0], str(found))
+
+
 def test_a_file_in_no_room_is_found():
     for path in ("fs/stray.h", "fs/attic/stray.h"):
         found = layering.upward(tree(GOOD | {path: ["io/fd.h"]}))

@@ -60,12 +60,11 @@ class Seaweed:
         while time.monotonic() < end:
             if self.process.poll() is not None:
                 break
-            with contextlib.suppress(urllib.error.HTTPError, OSError):
-                try:
-                    urllib.request.urlopen(self.endpoint, timeout=5)
-                except urllib.error.HTTPError as answer:
-                    if answer.code == 403:
-                        return
+            try:
+                urllib.request.urlopen(self.endpoint, timeout=5)
+            except OSError as answer:
+                if isinstance(answer, urllib.error.HTTPError) and answer.code == 403:
+                    return
             time.sleep(0.1)
         raise Failure(f"SeaweedFS does not start: {self.log.read_text(errors='replace')[-2000:]}")
 

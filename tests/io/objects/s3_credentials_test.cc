@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <ctime>
 #include <fstream>
 #include <thread>
 
@@ -138,6 +139,24 @@ TEST_F(S3CredentialsTest, AProcessIsAsked) {
     write("config", std::string("[default]\ncredential_process = ") + command + "\n");
     EXPECT_ERRNO(EACCES, find()) << command;
   }
+}
+
+TEST_F(S3CredentialsTest, ThoseThatAreKnownServeWhenTheyCannotBeRenewed) {
+  const std::time_t soon = std::time(nullptr) + 120;  // within the five minutes before they expire
+  char end[32];
+  std::tm parts{};
+  std::strftime(end, sizeof(end), "%Y-%m-%dT%H:%M:%SZ", ::gmtime_r(&soon, &parts));
+  write("config",
+        std::string("[default]\ncredential_process = echo '{\"AccessKeyId\": \"k\", \"SecretAccessKey\": \"s\", "
+                    "\"Expiration\": \"") +
+            end + "\"}'\n");
+  HttpClient http("");
+  S3CredentialSource source(http, "");
+  EXPECT_EQ(source.get({}).value().access_key, "k");
+  write("config", "[default]\ncredential_process = false\n");
+  EXPECT_EQ(source.get({}).value().access_key, "k");
+  source.forget();
+  EXPECT_ERRNO(EACCES, source.get({}));
 }
 
 TEST_F(S3CredentialsTest, TheyAreKeptUntilTheyExpire) {

@@ -120,8 +120,13 @@ TEST(Completeness, ATrainersThatHasLostItsWeights) {
     step.erase(next);
   }
   EXPECT_EQ(judge(step).completeness, Completeness::incomplete);
-  step["weights.dat"] = "of a name that nobody knows";
-  EXPECT_EQ(judge(step).completeness, Completeness::complete);
+  step["tokenizer.model"] = "of sentencepiece";
+  EXPECT_EQ(judge(step).completeness, Completeness::incomplete);
+  for (const char* unknown : {"weights.dat", "my.model", "folder/weights.json"}) {
+    Contents other = step;
+    other[unknown] = "may be weights";
+    EXPECT_EQ(judge(other).completeness, Completeness::complete) << unknown;
+  }
 }
 
 // A power loss leaves unsynced files like this: their names are there, and a part of their content.

@@ -36,7 +36,7 @@ class Report:
             lines += [f"      | {line}" for line in log.rstrip().splitlines()[-TAIL_LINES:]]
         with self.lock:
             print("\n".join(lines), file=self.out, flush=True)
-            self.failures += [name] if outcome == "FAIL" else []
+            self.failures += [name, *why(log)] if outcome == "FAIL" else []
             self.counts[outcome] += count or outcome == "FAIL"
 
     def excused(self, name, reason):
@@ -51,6 +51,13 @@ class Report:
             print(f"logs:   {LOGS}", file=self.out)
         print(f"\n{counts['ok']} passed, {counts['FAIL']} failed, {counts['skip']} skipped", file=self.out, flush=True)
         return 1 if self.failures or not counts["ok"] else 0
+
+
+def why(log):
+    """The few lines of a failure's log that tell most, for the summary: those of pytest's error, or else the last."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("E  ")]
+    return [f"    {line[:400]}" for line in (errors[:3] or lines[-1:])]
 
 
 def read_optional():

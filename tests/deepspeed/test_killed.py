@@ -241,7 +241,7 @@ def test_an_empty_latest_is_told_of(venv, scratch):
 
 
 @pytest.mark.one_mode
-@pytest.mark.parametrize("kind", PREFIXES)
+@pytest.mark.parametrize("kind", (trainer, pytest.param(deepspeed, marks=pytest.mark.level("long"))))
 def test_killed_in_its_saves(scene, mode, kind, seed, rounds):
     kills = rounds or by_level(1, 2, 50)
     truth = whole_run(scene, kind, kills)

@@ -50,6 +50,7 @@ def judge_thin(scene, mount, step, kind, dtype):
     return wanted
 
 
+@pytest.mark.level("long")
 def test_trainer(scene):
     """Of one step the weights stay as they are, of another they become smaller."""
     with Ckptfs(mode="direct").place(scene) as mount:

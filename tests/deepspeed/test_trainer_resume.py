@@ -31,9 +31,9 @@ class Run:
         return f"{self.ranks} ranks, {self.way}, {self.mode}{''.join(', ' + word for word in self.words)}{by}"
 
 
-NORMAL = (Run(mode="direct"), Run(ranks=2, way="callback"))
-LONG = (Run(way="import"), Run(ranks=2, mode="direct"), Run(words=("--scheduler",)), Run(words=("--pipeline",)),
-        Run(ranks=2, script="accelerate_nvme.py", tag="pytorch_model"))
+NORMAL = (Run(mode="direct"),)
+LONG = (Run(way="import"), Run(ranks=2, way="callback"), Run(ranks=2, mode="direct"), Run(words=("--scheduler",)),
+        Run(words=("--pipeline",)), Run(ranks=2, script="accelerate_nvme.py", tag="pytorch_model"))
 WAYS = {"-m": [], "import": ["--import-patch"], "callback": ["--callback"], "none": []}
 
 

@@ -7,17 +7,36 @@ namespace {
 
 constexpr std::string_view kHexDigits = "0123456789abcdef";
 
+Digest finish_blake3(const blake3_hasher& hasher) {
+  Digest digest;
+  blake3_hasher_finalize(&hasher, reinterpret_cast<uint8_t*>(digest.data()), digest.size());
+  return digest;
+}
+
 }  // namespace
 
 static_assert(sizeof(Digest) == BLAKE3_OUT_LEN);
+
+struct Hasher::State {
+  blake3_hasher hasher;
+};
+
+Hasher::Hasher() : state_(std::make_unique<State>()) { blake3_hasher_init(&state_->hasher); }
+Hasher::Hasher(Hasher&&) noexcept = default;
+Hasher& Hasher::operator=(Hasher&&) noexcept = default;
+Hasher::~Hasher() = default;
+
+void Hasher::add(std::span<const std::byte> bytes) {
+  blake3_hasher_update(&state_->hasher, bytes.data(), bytes.size());
+}
+
+Digest Hasher::finish() const { return finish_blake3(state_->hasher); }
 
 Digest digest_of(std::span<const std::byte> bytes) {
   blake3_hasher hasher;
   blake3_hasher_init(&hasher);
   blake3_hasher_update(&hasher, bytes.data(), bytes.size());
-  Digest digest;
-  blake3_hasher_finalize(&hasher, reinterpret_cast<uint8_t*>(digest.data()), digest.size());
-  return digest;
+  return finish_blake3(hasher);
 }
 
 std::string hex_of(const Digest& digest) {

@@ -1,8 +1,9 @@
-// BLAKE3, by its official C implementation. Stateless; any thread.
+// BLAKE3, by its official C implementation. The functions are stateless; any thread.
 #pragma once
 
 #include <array>
 #include <cstddef>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -13,6 +14,21 @@ namespace ckptfs::io {
 using Digest = std::array<std::byte, 32>;
 
 Digest digest_of(std::span<const std::byte> bytes);
+
+// Digests bytes that come piece by piece. One thread at a time.
+class Hasher {
+ public:
+  Hasher();
+  Hasher(Hasher&&) noexcept;
+  Hasher& operator=(Hasher&&) noexcept;
+  ~Hasher();
+  void add(std::span<const std::byte> bytes);
+  Digest finish() const;  // of all bytes so far
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
 
 // In hexadecimal: 64 lower-case digits.
 std::string hex_of(const Digest& digest);

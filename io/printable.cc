@@ -56,4 +56,13 @@ std::string printable(std::string_view text) {
   return result;
 }
 
+bool is_utf8(std::string_view text) {
+  while (!text.empty()) {
+    const size_t length = sequence_length(text);
+    if (length == 0) return false;
+    text.remove_prefix(length);
+  }
+  return true;
+}
+
 }  // namespace ckptfs::io

@@ -10,4 +10,7 @@ namespace ckptfs::io {
 // becomes \xNN. Printable text stays as it is, even text that looks like such an escape.
 std::string printable(std::string_view text);
 
+// Is all of it valid UTF-8?
+bool is_utf8(std::string_view text);
+
 }  // namespace ckptfs::io

@@ -104,12 +104,18 @@ Result<pid_t> spawn(std::vector<std::string> arguments, int out, int err) {
 }
 
 // Reads both pipes until the program, and every process that inherited them, has closed them.
-void collect(const Fd& out, const Fd& err, ProcessOutput& output) {
+void collect(const Fd& out, const Fd& err, pid_t pid, const std::atomic<bool>* stop, ProcessOutput& output) {
+  constexpr int kBetween = 200;  // ms
   std::array<pollfd, 2> waiting = {pollfd{out.get(), POLLIN, 0}, pollfd{err.get(), POLLIN, 0}};
   const std::array<std::string*, 2> texts = {&output.out, &output.err};
   char buffer[16384];
   while (waiting[0].fd >= 0 || waiting[1].fd >= 0) {
-    if (retry_interrupted([&] { return ::poll(waiting.data(), waiting.size(), -1); }) < 0) return;
+    const int patience = stop == nullptr ? -1 : kBetween;
+    if (retry_interrupted([&] { return ::poll(waiting.data(), waiting.size(), patience); }) < 0) return;
+    if (stop != nullptr && stop->load()) {
+      ::kill(pid, SIGTERM);
+      stop = nullptr;
+    }
     for (size_t i = 0; i < waiting.size(); ++i) {
       if (waiting[i].fd < 0 || waiting[i].revents == 0) continue;
       const ssize_t n = retry_interrupted([&] { return ::read(waiting[i].fd, buffer, sizeof buffer); });
@@ -155,7 +161,7 @@ Result<std::string> find_program(const std::string& name) {
   return Error(ENOENT, name + ": no such program (is its package installed?)");
 }
 
-Result<ProcessOutput> run_process(const std::vector<std::string>& arguments) {
+Result<ProcessOutput> run_process(const std::vector<std::string>& arguments, const std::atomic<bool>* stop) {
   if (arguments.empty()) return Error(EINVAL, "no program to run");
   TRY_ASSIGN(Pipe out, make_pipe());
   TRY_ASSIGN(Pipe err, make_pipe());
@@ -163,7 +169,7 @@ Result<ProcessOutput> run_process(const std::vector<std::string>& arguments) {
   out.writer.reset();
   err.writer.reset();
   ProcessOutput output;
-  collect(out.reader, err.reader, output);
+  collect(out.reader, err.reader, pid, stop, output);
   TRY_ASSIGN(output.status, wait_for(pid));
   return output;
 }

@@ -3,6 +3,7 @@
 // of system programs, which a user's PATH often lacks.
 #pragma once
 
+#include <atomic>
 #include <string>
 #include <vector>
 
@@ -18,8 +19,9 @@ struct ProcessOutput {
 
 // Returns the program's path. Fails with ENOENT, naming the program, if it is not found.
 Result<std::string> find_program(const std::string& name);
-// Runs the program named by arguments[0]. An Error means that it could not be run at all.
-Result<ProcessOutput> run_process(const std::vector<std::string>& arguments);
+// Runs the program named by arguments[0]. An Error means that it could not be run at all. It gets SIGTERM soon after
+// `stop` is set.
+Result<ProcessOutput> run_process(const std::vector<std::string>& arguments, const std::atomic<bool>* stop = nullptr);
 // Returns the standard output. An exit status other than 0 is an Error (EIO) with the command and its standard error.
 Result<std::string> run_checked(const std::vector<std::string>& arguments);
 

@@ -31,6 +31,7 @@ struct Exchange {
   Clock::time_point moved_at = Clock::now();
   Error ended{};            // why a callback ended it
   bool of_content = false;  // it was the content's read()
+  bool has_head = false;    // the answer's headers have come to their end
 };
 
 size_t ends(Exchange& exchange, Error why, size_t code) {
@@ -79,9 +80,11 @@ size_t receive(const char* bytes, size_t size, size_t count, void* data) {
 }
 
 size_t receive_header(const char* bytes, size_t size, size_t count, void* data) {
-  HttpAnswer& answer = static_cast<Exchange*>(data)->answer;
+  Exchange& exchange = *static_cast<Exchange*>(data);
+  HttpAnswer& answer = exchange.answer;
   const std::string_view line(bytes, size * count);
   if (line.starts_with("HTTP/")) answer.headers.clear();  // those before were of "100 Continue"
+  exchange.has_head = line == "\r\n" || line == "\n" || (exchange.has_head && !line.starts_with("HTTP/"));
   const size_t colon = line.find(':');
   if (colon == std::string_view::npos || answer.headers.size() >= 100) return line.size();
   std::string name(line.substr(0, colon));
@@ -224,6 +227,9 @@ Result<HttpAnswer> HttpClient::send(const HttpRequest& request, const RequestLim
   curl_easy_setopt(curl, CURLOPT_CUSTOMREQUEST, request.method.c_str());
   const CURLcode code = curl_easy_perform(curl);
   curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &exchange.answer.status);
+  if (code == CURLE_OK && !exchange.has_head) {  // libcurl takes that for a whole answer
+    return Error(ECONNRESET, host_of(request.url) + ": the connection broke in the middle of the answer's headers");
+  }
   if (code == CURLE_OK) {
     give_back(std::move(handle));
     return std::move(exchange.answer);

@@ -10,6 +10,9 @@
 namespace ckptfs::io {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+constexpr std::chrono::seconds kLasting{5};  // a failure that passes sooner is not told
+
 bool is_name(std::string_view name) {
   return !name.empty() && name.front() != '.' && name.find('\0') == std::string_view::npos;
 }
@@ -24,6 +27,29 @@ ObjectContent content_of(std::span<const std::byte> bytes) {
 }
 
 ObjectContent content_of(std::string_view text) { return content_of(std::as_bytes(std::span(text))); }
+
+void RequestCounts::note_failure(const Error& error, Clock::time_point begun) {
+  {
+    const MutexLock lock(mutex_);
+    if (!trouble_) trouble_ = Trouble{{}, std::max(begun, succeeded_)};
+    trouble_->text = error.message();
+    if (told_ || Clock::now() - trouble_->since < kLasting) return;
+    told_ = true;
+  }
+  if (tell_) tell_(error.message());
+}
+
+void RequestCounts::note_success() {
+  const MutexLock lock(mutex_);
+  trouble_.reset();
+  told_ = false;
+  succeeded_ = Clock::now();
+}
+
+std::optional<RequestCounts::Trouble> RequestCounts::trouble() const {
+  const MutexLock lock(mutex_);
+  return trouble_;
+}
 
 bool can_pass(const Error& error) {
   constexpr std::array kPassing{ENOENT,       EAGAIN,    ETIMEDOUT, ECONNRESET, ECONNREFUSED, EHOSTUNREACH,

@@ -22,11 +22,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "io/mutex.h"
 #include "io/result.h"
 
 namespace ckptfs::io {
@@ -58,12 +60,22 @@ enum class PutMode {
 };
 
 struct RequestLimits {
+  static constexpr std::chrono::seconds kStall{45};  // so that what hangs is known within a minute
+
   std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
-  std::chrono::milliseconds stall{60'000};  // a try ends when not a byte has moved for so long
-  const std::atomic<bool>* stop = nullptr;  // it ends within a second after this is set
+  std::chrono::milliseconds stall = kStall;  // a try ends when not a byte has moved for so long
+  const std::atomic<bool>* stop = nullptr;   // it ends within a second after this is set
 
   static RequestLimits within(std::chrono::milliseconds time, const std::atomic<bool>* stop = nullptr) {
-    return {std::chrono::steady_clock::now() + time, std::chrono::milliseconds(60'000), stop};
+    return {std::chrono::steady_clock::now() + time, kStall, stop};
+  }
+  // For a further request of the same work: it has as much time as the first one had, which began at `first`.
+  RequestLimits renewed(std::chrono::steady_clock::time_point first) const {
+    RequestLimits next = *this;
+    if (deadline != std::chrono::steady_clock::time_point::max()) {
+      next.deadline = std::chrono::steady_clock::now() + (deadline - first);
+    }
+    return next;
   }
   bool is_stopped() const { return stop != nullptr && stop->load(std::memory_order_relaxed); }
 };
@@ -73,6 +85,25 @@ struct RequestCounts {
   std::atomic<uint64_t> puts{0}, gets{0}, lists{0}, removes{0};
   std::atomic<uint64_t> bytes_sent{0}, bytes_received{0};  // of objects
   std::atomic<uint64_t> retries{0};
+
+  // What stands in the way: the last try that failed, if none has succeeded since.
+  struct Trouble {
+    std::string text;
+    std::chrono::steady_clock::time_point since;  // when the first one that failed began
+  };
+  // `begun`: when the try began.
+  void note_failure(const Error& error, std::chrono::steady_clock::time_point begun);
+  void note_success();
+  // Calls tell() once for each trouble that lasts, from the thread whose try failed. Before the first request.
+  void tell_trouble(std::function<void(const std::string& text)> tell) { tell_ = std::move(tell); }
+  std::optional<Trouble> trouble() const;
+
+ private:
+  std::function<void(const std::string&)> tell_;
+  mutable Mutex mutex_;
+  std::optional<Trouble> trouble_ GUARDED_BY(mutex_);
+  bool told_ GUARDED_BY(mutex_) = false;
+  std::chrono::steady_clock::time_point succeeded_ GUARDED_BY(mutex_);
 };
 
 class ObjectStore {

@@ -31,6 +31,11 @@ bool pauses(std::chrono::milliseconds time, const RequestLimits& limits) {
   return true;
 }
 
+// An object that is there, or is not, tells nothing of the store.
+bool is_trouble(const Error& error) {
+  return error.errno_value() != ECANCELED && error.errno_value() != EEXIST && error.errno_value() != ENOENT;
+}
+
 Error with_tries(const Error& error, int tries) {
   if (tries == 1 || error.errno_value() == ECANCELED) return error;
   return Error(error.errno_value(), error.message() + " (tried " + std::to_string(tries) + " times)");
@@ -45,8 +50,14 @@ bool RetryingStore::may_pass(const Error& error) const {
 template <class Attempt>
 auto RetryingStore::again_and_again(const RequestLimits& limits, Attempt&& attempt) -> decltype(attempt(0)) {
   for (int tries = 1;; ++tries) {
+    const auto begun = Clock::now();
     auto done = attempt(tries - 1);
-    if (done) has_worked_.store(true, std::memory_order_relaxed);
+    if (done) {
+      has_worked_.store(true, std::memory_order_relaxed);
+      store_->counts().note_success();
+    } else if (is_trouble(done.error())) {
+      store_->counts().note_failure(done.error(), begun);
+    }
     if (done || !may_pass(done.error()) || !pauses(pause_after(tries), limits)) {
       if (!done && limits.is_stopped()) return Error(ECANCELED);
       if (!done) return with_tries(done.error(), tries);

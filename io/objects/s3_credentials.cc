@@ -20,7 +20,7 @@ constexpr std::array kKeys{"aws_access_key_id", "aws_secret_access_key", "aws_se
 constexpr std::array kUnsupported{"role_arn", "sso_session", "sso_start_url", "web_identity_token_file"};
 constexpr std::chrono::minutes kBeforeEnd{5};  // credentials are renewed so long before they expire
 constexpr std::chrono::milliseconds kServicePatience{3'000};
-constexpr std::chrono::seconds kProcessPatience{60};
+constexpr std::chrono::seconds kProcessPatience{30};
 constexpr int kTimedOut = 124;                           // exit status of timeout(1)
 constexpr std::chrono::milliseconds kBetweenLooks{100};  // between two looks whether to go on waiting
 constexpr size_t kLongestOutput = size_t{64} << 10;      // of a credential_process
@@ -70,7 +70,9 @@ Result<std::string> output_of(const std::string& command, const RequestLimits& l
   const auto left = std::chrono::duration_cast<seconds>(limits.deadline - std::chrono::steady_clock::now());
   const std::string time = std::to_string(std::clamp(left, seconds(1), kProcessPatience).count());
   const std::string shell = "eval \"$1\" | head -c " + std::to_string(kLongestOutput + 1);
-  TRY_ASSIGN(ProcessOutput done, run_process({"timeout", "--kill-after=1", time, "sh", "-c", shell, "sh", command}));
+  TRY_ASSIGN(ProcessOutput done,
+             run_process({"timeout", "--kill-after=1", time, "sh", "-c", shell, "sh", command}, limits.stop));
+  if (limits.is_stopped()) return Error(ECANCELED);
   if (done.status == kTimedOut) return Error(EAGAIN, "credential_process has not ended within " + time + " s");
   if (done.out.size() > kLongestOutput) return Error(EACCES, "credential_process: its output is too long");
   return std::move(done.out);

@@ -160,8 +160,13 @@ Error S3Store::error_of(const HttpAnswer& answer, const std::string& name) {
 Result<> S3Store::put(const std::string& key, const ObjectContent& content, PutMode mode, const RequestLimits& limits) {
   TRY(check_key(key));
   ++counts_.puts;
+  const ObjectContent counted{content.size, [&](uint64_t offset, std::span<std::byte> buffer) -> Result<> {
+                                TRY(content.read(offset, buffer));
+                                counts_.bytes_sent += buffer.size();
+                                return success();
+                              }};
   HttpRequest request;
-  request.content = &content;
+  request.content = &counted;
   const std::string name = url_ + "/" + key;
   Texts headers{{"content-type", "application/octet-stream"}};
   if (mode == PutMode::make) headers["if-none-match"] = "*";
@@ -174,7 +179,6 @@ Result<> S3Store::put(const std::string& key, const ObjectContent& content, PutM
     return Error(EPROTO, name + ": " + place_.host + " answers " + std::to_string(answer.status) +
                              " without an ETag: it is no object store");
   }
-  counts_.bytes_sent += content.size;
   return success();
 }
 

@@ -30,6 +30,7 @@ enum InodeFlag : uint32_t {
   kSwap = 16,       // in (or itself) a zero_stage_N folder: what saves take, and what has a COW reserve
   kRecovered = 32,  // regular file, in memory only: a writer may have survived the last daemon
   kDigested = 64,   // file: not opened for writing, while it was live, since its digests were taken or began to be
+  kPushed = 128,    // directory: a series with a remote, where a step's name and any content make a step
 };
 
 struct InodeRecord {

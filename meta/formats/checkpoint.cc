@@ -175,6 +175,10 @@ void append(TensorMap& map, TensorMap more) {
 
 }  // namespace
 
+std::optional<std::string> deepspeed_folder(const StepFiles& files) {
+  return is_deepspeed(files, "") ? std::optional(std::string()) : inner_folder(files);
+}
+
 TensorMap read_safetensors(const StepFiles& files, uint32_t index, const MapOptions& options) {
   TensorMap map;
   MapBudget budget(options);
@@ -184,9 +188,7 @@ TensorMap read_safetensors(const StepFiles& files, uint32_t index, const MapOpti
 
 TensorMap read_checkpoint(const StepFiles& files, const MapOptions& options) {
   TensorMap map;
-  if (is_deepspeed(files, "")) {
-    map = read_deepspeed(files, "", options);
-  } else if (const auto folder = inner_folder(files)) {
+  if (const auto folder = deepspeed_folder(files)) {
     map = read_deepspeed(files, *folder, options);
   } else {
     map = read_dcp(files, options);

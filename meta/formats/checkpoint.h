@@ -15,6 +15,10 @@
 // whether the mount is ending.
 #pragma once
 
+#include <cstdint>
+#include <optional>
+#include <string>
+
 #include "meta/formats/map_budget.h"
 #include "meta/formats/tensor_map.h"
 
@@ -27,6 +31,9 @@ inline constexpr uint64_t kReaders = 3;
 // Parts that cannot be read are listed as problems, and everything else is in the map. If the step's limit on what is
 // read is reached, the map is empty except for that problem.
 TensorMap read_checkpoint(const StepFiles& files, const MapOptions& options = {});
+
+// The folder that holds DeepSpeed's files: "" or "global_step4/"; none: there is none.
+std::optional<std::string> deepspeed_folder(const StepFiles& files);
 
 // The tensors of a single safetensors file, under the names that they have in it.
 TensorMap read_safetensors(const StepFiles& files, uint32_t index, const MapOptions& options = {});

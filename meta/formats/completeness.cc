@@ -1,19 +1,17 @@
 #include "meta/formats/completeness.h"
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <optional>
-#include <set>
 #include <string_view>
 
 #include "meta/formats/deepspeed_names.h"
 #include "meta/formats/manifest.h"
 #include "meta/formats/safetensors.h"
+#include "meta/formats/step_names.h"
 #include "meta/formats/thinning.h"
 #include "meta/formats/trainer_state.h"
 #include "meta/formats/zip_archive.h"
-#include "meta/names.h"
 
 namespace ckptfs::meta::formats {
 namespace {
@@ -22,22 +20,18 @@ constexpr std::string_view kTrainerState = kTrainerStateName;
 constexpr std::string_view kMetadataName = ".metadata";
 
 std::string_view name_of(std::string_view path) { return path.substr(path.rfind('/') + 1); }
-bool is_at_top(std::string_view path) { return path.find('/') == std::string_view::npos; }
+
+std::vector<std::string_view> paths_of(const StepFiles& files) {
+  std::vector<std::string_view> paths;
+  paths.reserve(files.list().size());
+  for (const StepFiles::File& file : files.list()) paths.emplace_back(file.path);
+  return paths;
+}
 
 template <class Predicate>
 bool any_path(const StepFiles& files, const Predicate& predicate) {
   return std::any_of(files.list().begin(), files.list().end(),
                      [&](const StepFiles::File& file) { return predicate(std::string_view(file.path)); });
-}
-
-// Returns true if a Trainer has begun this checkpoint. training_args.bin alone is no sign, because a Trainer saves it
-// with every model. The other files are only in checkpoints. trainer_state.json is written last.
-bool is_begun_by_trainer(const StepFiles& files) {
-  const bool arguments = any_path(files, [](std::string_view path) { return path == "training_args.bin"; });
-  return arguments && any_path(files, [](std::string_view path) {
-           return path == "optimizer.pt" || path == "scheduler.pt" ||
-                  (is_at_top(path) && path.starts_with("rng_state"));
-         });
 }
 
 // The file may be in the step or in a folder of it.
@@ -46,10 +40,6 @@ bool is_deepspeed_state(std::string_view path) {
 }
 bool is_dcp_metadata(std::string_view path) {
   return std::count(path.begin(), path.end(), '/') <= 1 && name_of(path) == kMetadataName;
-}
-
-std::string text_of(const Problem& problem) {
-  return problem.file.empty() ? problem.reason : problem.file + ": " + problem.reason;
 }
 
 CompletenessJudgement lacking(std::string_view file) {
@@ -70,20 +60,10 @@ CompletenessJudgement judge_problems(const TensorMap& map) {
   return {Completeness::complete, {}};
 }
 
-// The model_states.pt of rank 0 tells which files there should be.
-CompletenessJudgement judge_deepspeed(const StepFiles& files, const TensorMap& map) {
-  bool any = false, first = false;
-  for (const StepFiles::File& file : files.list()) {
-    const auto name = is_deepspeed_state(file.path) ? parse_states_name(name_of(file.path)) : std::nullopt;
-    if (!name || name->kind != StatesName::Kind::model) continue;
-    any = true;
-    first = first || name->rank.value_or(0) == 0;
-  }
-  if (!any) return {Completeness::incomplete, "there is no model_states.pt"};
-  // The other ranks may have written to other machines (use_node_local_storage).
-  if (!first) return {Completeness::unknown, "rank 0 has no model_states.pt here"};
+// DeepSpeed's or DCP's, of which one file tells which others there should be.
+CompletenessJudgement judge_states(const StepNames& names, const TensorMap& map) {
   CompletenessJudgement judgement = judge_problems(map);
-  if (judgement.completeness == Completeness::complete && map.parameters.empty()) {
+  if (names.deepspeed && judgement.completeness == Completeness::complete && map.parameters.empty()) {
     return {Completeness::unknown, "nothing could be read of it"};
   }
   return judgement;
@@ -112,95 +92,46 @@ std::optional<CompletenessJudgement> judge_end(const StepFiles& files, uint32_t 
   return CompletenessJudgement{Completeness::incomplete, file.path + ": " + archive.error().message()};
 }
 
-// A Trainer writes the weights first, so a checkpoint that holds nothing but its other files has lost them: somebody
-// has begun to remove it. A file of a name that is not known here may hold weights.
-bool has_lost_weights(const StepFiles& files) {
-  const auto is_of_trainer = [](std::string_view path) {
-    return path == "training_args.bin" || is_resume_state_name(path);
-  };
-  const auto holds_none = [&](const StepFiles::File& file) {
-    constexpr std::array<std::string_view, 4> kTexts{".json", ".txt", ".md", ".jinja"};
-    const std::string_view path = file.path;
-    return is_at_top(path) && (is_of_trainer(path) || path == "tokenizer.model" ||
-                               std::ranges::any_of(kTexts, [&](auto end) { return path.ends_with(end); }));
-  };
-  return any_path(files, is_of_trainer) && std::ranges::all_of(files.list(), holds_none);
+std::optional<CompletenessJudgement> judge_trainer_state(const StepFiles& files, uint32_t index) {
+  const auto& [path, size] = files.list()[index];
+  const auto file = files.open(index);
+  const auto whole = file ? check_trainer_state(files.limited(file.value()), size) : file.error();
+  if (whole) return std::nullopt;
+  const bool cut_short = whole.error().errno_value() == EBADMSG;
+  return CompletenessJudgement{cut_short ? Completeness::incomplete : Completeness::unknown,
+                               path + ": " + whole.error().message()};
 }
 
 // A Trainer writes its state last, but syncs nothing: after a power loss the file may have its name but not its
-// content. So the state, and the ends of the other files, are checked, too.
-CompletenessJudgement judge_trainer(const StepFiles& files) {
+// content. So the state, and the ends of the other files, are checked, too. Nothing: there is nothing wrong with it.
+std::optional<CompletenessJudgement> judge_trainers_file(const StepFiles& files, uint32_t index) {
+  const std::string& path = files.list()[index].path;
+  if (!is_at_top_of_step(path)) return std::nullopt;
+  return path == kTrainerState ? judge_trainer_state(files, index) : judge_end(files, index);
+}
+
+CompletenessJudgement judge_trainer_ends(const StepFiles& files) {
   for (uint32_t index = 0; index < files.list().size(); ++index) {
-    const std::string& path = files.list()[index].path;
-    if (!is_at_top(path)) continue;
-    if (path == kTrainerState) {
-      const auto file = files.open(index);
-      const auto whole =
-          file ? check_trainer_state(files.limited(file.value()), files.list()[index].size) : file.error();
-      const bool cut_short = !whole && whole.error().errno_value() == EBADMSG;
-      if (cut_short) return {Completeness::incomplete, path + ": " + whole.error().message()};
-      if (!whole) return {Completeness::unknown, path + ": " + whole.error().message()};
-    }
-    if (auto judgement = judge_end(files, index)) return *std::move(judgement);
+    if (auto judgement = judge_trainers_file(files, index)) return *std::move(judgement);
   }
-  if (has_lost_weights(files)) return lacking("a file of weights");
   return {Completeness::complete, {}};
 }
 
-}  // namespace
-
-namespace {
-
-// Returns true if a part of the step was begun through libckptfs but never committed: "partial-5f3a-global_step500/..."
-// is there, and "global_step500/ckptfs.rank00.json" is not. Its save is still running, or has failed.
-bool lacks_part(const StepFiles& files) {
-  std::set<std::string_view> attempts, committed;
-  for (const StepFiles::File& file : files.list()) {
-    const std::string_view path = file.path, folder = path.substr(0, path.find('/'));
-    if (folder.size() == path.size()) continue;
-    if (is_manifest_name(path.substr(folder.size() + 1))) committed.insert(folder);
-    if (is_partial_name(folder)) attempts.insert(folder);
-  }
-  return std::any_of(attempts.begin(), attempts.end(), [&](std::string_view attempt) {
-    return std::ranges::none_of(tags_of_partial(attempt),
-                                [&](std::string_view tag) { return committed.contains(tag); });
-  });
-}
-
-// Judges by the manifests of the ranks. Returns nothing if there is none.
-std::optional<CompletenessJudgement> judge_manifests(const StepFiles& files) {
-  if (!any_path(files, is_manifest_name)) return std::nullopt;
+// Judges by the manifests of the ranks.
+CompletenessJudgement judge_manifests(const StepFiles& files) {
   const Attendance attendance = check_manifests(files);
-  if (attendance.complete()) return CompletenessJudgement{Completeness::complete, {}};
-  return CompletenessJudgement{Completeness::incomplete, attendance.reason};
+  if (attendance.complete()) return {Completeness::complete, {}};
+  return {Completeness::incomplete, attendance.reason};
 }
 
 CompletenessJudgement judge_by_kind(const StepFiles& files, const TensorMap& map) {
   if (const auto thinned = judge_thinned(files)) return *thinned;
-  if (lacks_part(files)) return {Completeness::incomplete, "a part of it was not committed"};
-  const auto by_manifests = judge_manifests(files);
-  if (by_manifests && by_manifests->completeness != Completeness::complete) return *by_manifests;
-  const bool trainer_state = any_path(files, [](std::string_view path) { return path == kTrainerState; });
-  if (!trainer_state && is_begun_by_trainer(files)) {
-    return {Completeness::incomplete, std::string(kTrainerState) + " is not there"};
-  }
-  if (any_path(files, is_deepspeed_state)) {
-    const bool inside =
-        !any_path(files, [](std::string_view path) { return is_at_top(path) && is_deepspeed_state(path); });
-    if (inside && !trainer_state)
-      return {Completeness::unknown, "DeepSpeed's files lie in a folder, and no Trainer's beside"};
-    CompletenessJudgement judgement = judge_deepspeed(files, map);
-    if (judgement.completeness != Completeness::complete || !trainer_state) return judgement;
-    return judge_trainer(files);
-  }
-  if (any_path(files, is_dcp_metadata)) {
-    CompletenessJudgement judgement = judge_problems(map);
-    if (judgement.completeness != Completeness::complete || !trainer_state) return judgement;
-    return judge_trainer(files);
-  }
-  if (trainer_state) return judge_trainer(files);
-  if (by_manifests) return *by_manifests;
-  return {Completeness::unknown, "no file tells which files belong to it"};
+  const StepNames names = names_of(paths_of(files));
+  return judge_by_names(names,
+                        {.manifests = [&] { return judge_manifests(files); },
+                         .states = [&] { return judge_states(names, map); },
+                         .trainer_ends = [&] { return judge_trainer_ends(files); }},
+                        false);
 }
 
 // A Hugging Face model begins with its JSON files. Of weights in several files the index comes last.
@@ -208,7 +139,7 @@ std::optional<CompletenessJudgement> find_missing_weights(const StepFiles& files
   const auto is_json = [](std::string_view path) { return path.ends_with(".json"); };
   const auto is_config = [](std::string_view path) { return path == "config.json"; };
   const auto is_shard = [](std::string_view path) {
-    return is_at_top(path) && path.find("-of-") != path.npos &&
+    return is_at_top_of_step(path) && path.find("-of-") != path.npos &&
            (path.ends_with(".safetensors") || path.ends_with(".bin"));
   };
   const auto is_index = [](std::string_view path) { return path.ends_with(".index.json"); };
@@ -237,6 +168,17 @@ std::optional<CompletenessJudgement> find_cut_file(const StepFiles& files) {
 }
 
 }  // namespace
+
+ShareCheck check_trainer_ends(const StepFiles& files) {
+  ShareCheck share;
+  for (uint32_t index = 0; index < files.list().size(); ++index) {
+    const auto judgement = judge_trainers_file(files, index);
+    if (!judgement) continue;
+    if (judgement->completeness == Completeness::incomplete) share.add_broken(judgement->reason);
+    if (judgement->completeness == Completeness::unknown) share.add_unclear(judgement->reason);
+  }
+  return share;
+}
 
 bool is_first_model_states(std::string_view name) {
   const auto states = parse_states_name(name);

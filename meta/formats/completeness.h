@@ -4,28 +4,21 @@
 #pragma once
 
 #include <optional>
-#include <string>
 #include <string_view>
 
+#include "meta/formats/completeness_judgement.h"
+#include "meta/formats/share_check.h"
 #include "meta/formats/tensor_map.h"
 
 namespace ckptfs::meta::formats {
 
-// unknown: it cannot be decided. Rules neither count nor remove such a step. weights: all files of a thinned step are
-// there (meta/formats/thinning.h), so it can be read, but no training can resume from it.
-enum class Completeness { complete, incomplete, unknown, weights };
-
-// Is nothing missing of what the step is to hold?
-inline bool is_whole(Completeness one) { return one == Completeness::complete || one == Completeness::weights; }
-
-struct CompletenessJudgement {
-  Completeness completeness = Completeness::unknown;
-  std::string reason;  // why it is not complete: the first missing part, or what cannot be decided
-};
 // Judges a step by the manifest of its thinning. None: it has none, or another step's.
 std::optional<CompletenessJudgement> judge_thinned(const StepFiles& files);
 // `map` is the result of read_checkpoint() for these files.
 CompletenessJudgement judge_completeness(const StepFiles& files, const TensorMap& map);
+
+// Whether the files at the top were written to their ends, as those of a Trainer's checkpoint have to be.
+ShareCheck check_trainer_ends(const StepFiles& files);
 
 // The files that the other steps of a series have: they tell what the writer of the series writes.
 struct SiblingFiles {

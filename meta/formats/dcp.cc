@@ -25,6 +25,7 @@ constexpr std::array<std::string_view, 3> kModelKeys{"model", "module", "state_d
 constexpr const char* kOther = "value";
 // Limits for one step.
 constexpr size_t kMostFolders = 16;
+constexpr const char* kTooManyFolders = "it is one of too many";
 constexpr size_t kMostKeys = 64;                          // on the way to a tensor
 constexpr uint64_t kMostChunkPickle = uint64_t{1} << 20;  // bytes: it describes a single tensor
 
@@ -55,20 +56,18 @@ class Folder {
   }
 
   void read(std::vector<Saved>& saved, std::vector<Problem>& problems) {
-    const auto problem = [&](const std::string& reason, Problem::Kind kind = Problem::Kind::unreadable) {
-      if (problems.size() < kMostProblems) problems.push_back({files_.list()[metadata_].path, reason, kind});
+    const auto problem = [&](const std::string& reason, Problem::Kind kind = Problem::Kind::unreadable,
+                             bool absent = false) {
+      if (problems.size() < kMostProblems) problems.push_back({files_.list()[metadata_].path, reason, kind, absent});
     };
-    auto pickle = [&]() -> Result<Pickle> {
-      TRY_ASSIGN(auto bytes, files_.read(metadata_, Pickle::kMostBytes));
-      return read_pickle(std::move(bytes));
-    }();
+    auto pickle = read_metadata();
     if (!pickle) return problem(pickle.error().message());
     const auto metadata = pickle.value().root().state();
     const auto tensors = field(metadata, "state_dict_metadata");
     if (!tensors) problem("it does not tell what was saved");
     if (!find_chunks(field(metadata, "storage_data"))) return problem(kTooManyTensors);
     for (const std::string_view path : absent_) {
-      problem(std::string(path) + " is not there", Problem::Kind::missing);
+      problem(std::string(path) + " is not there", Problem::Kind::missing, true);
     }
     const auto keys = by_name(field(metadata, "planner_data"));
     for (size_t at = 0; tensors && at < tensors->pairs(); ++at) {
@@ -84,7 +83,7 @@ class Folder {
         const int failed = tensor.error().errno_value();
         const bool missing = failed == ENOENT || failed == ENODATA;
         problem(std::string(*name) + ": " + tensor.error().message(),
-                missing ? Problem::Kind::missing : Problem::Kind::unreadable);
+                missing ? Problem::Kind::missing : Problem::Kind::unreadable, failed == ENOENT);
         continue;
       }
       const auto known = keys.find(*name);
@@ -96,7 +95,42 @@ class Folder {
     }
   }
 
+  // Compares the folder's files with what the metadata demands.
+  void check(ShareCheck& share) {
+    const auto pickle = read_metadata();
+    if (!pickle) return share.add_unclear(files_.list()[metadata_].path + ": " + pickle.error().message());
+    for (const auto& [path, end] : ends_of(field(pickle.value().root().state(), "storage_data"))) {
+      const auto index = indices_.find(path);
+      if (index == indices_.end()) {
+        share.add_missing({folder_ + std::string(path), end});
+      } else if (files_.list()[index->second].size < end) {
+        share.add_broken(files_.list()[index->second].path + " is shorter than it should be");
+      }
+    }
+  }
+
  private:
+  Result<Pickle> read_metadata() const {
+    TRY_ASSIGN(auto bytes, files_.read(metadata_, Pickle::kMostBytes));
+    return read_pickle(std::move(bytes));
+  }
+
+  // Returns the length that each file must have at least.
+  static std::map<std::string_view, uint64_t> ends_of(const std::optional<Value>& stored) {
+    std::map<std::string_view, uint64_t> ends;
+    for (size_t at = 0; stored && at < stored->pairs(); ++at) {
+      const auto where = stored->pair(at).second.state();
+      const auto path = short_text(field(where, "relative_path"));
+      if (!path) continue;
+      const auto offset = number_of(field(where, "offset")).value_or(0);
+      const auto length = number_of(field(where, "length")).value_or(0);
+      uint64_t& end = ends[*path];
+      if (offset < 0 || length < 0) continue;  // the reader of tensors reports it
+      end = std::max(end, static_cast<uint64_t>(offset) + static_cast<uint64_t>(length));
+    }
+    return ends;
+  }
+
   // Identifies a chunk: the name of its tensor, and its offsets.
   struct ChunkName {
     std::string_view tensor;
@@ -337,24 +371,39 @@ TensorMap by_saved_name(std::vector<Saved> saved, bool several) {
   return map;
 }
 
+// Returns the ".metadata" of the step and of its subfolders, but at most one more than are read.
+std::vector<uint32_t> find_metadata(const StepFiles& files) {
+  std::vector<uint32_t> found;
+  for (uint32_t index = 0; index < files.list().size() && found.size() <= kMostFolders; ++index) {
+    const std::string& path = files.list()[index].path;
+    const bool metadata = path == kDcpMetadata || path.ends_with("/" + std::string(kDcpMetadata));
+    if (metadata && std::count(path.begin(), path.end(), '/') <= 1) found.push_back(index);
+  }
+  return found;
+}
+
 }  // namespace
+
+ShareCheck check_dcp(const StepFiles& files) {
+  ShareCheck share;
+  MapBudget budget;
+  const std::vector<uint32_t> folders = find_metadata(files);
+  for (size_t at = 0; at < std::min(folders.size(), kMostFolders); ++at)
+    Folder(files, folders[at], budget).check(share);
+  return share;
+}
 
 TensorMap read_dcp(const StepFiles& files, const MapOptions& options) {
   std::vector<Saved> saved;
   std::vector<Problem> problems;
   MapBudget budget(options);
-  size_t folders = 0;
-  for (uint32_t index = 0; index < files.list().size(); ++index) {
-    const std::string& path = files.list()[index].path;
-    const bool metadata = path == kDcpMetadata || path.ends_with("/" + std::string(kDcpMetadata));
-    if (!metadata || std::count(path.begin(), path.end(), '/') > 1) continue;
-    if (++folders > kMostFolders) {
-      problems.push_back({path, "it is one of too many"});
-      break;
-    }
-    Folder(files, index, budget).read(saved, problems);
+  const std::vector<uint32_t> folders = find_metadata(files);
+  for (size_t at = 0; at < std::min(folders.size(), kMostFolders); ++at) {
+    Folder(files, folders[at], budget).read(saved, problems);
   }
-  TensorMap map = options.saved_names ? by_saved_name(std::move(saved), folders > 1) : Sorted(std::move(saved)).take();
+  if (folders.size() > kMostFolders) problems.push_back({files.list()[folders.back()].path, kTooManyFolders});
+  TensorMap map =
+      options.saved_names ? by_saved_name(std::move(saved), folders.size() > 1) : Sorted(std::move(saved)).take();
   for (Problem& problem : problems) add_problem(map, std::move(problem));
   return map;
 }

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "meta/formats/map_budget.h"
+#include "meta/formats/share_check.h"
 #include "meta/formats/tensor_map.h"
 
 namespace ckptfs::meta::formats {
@@ -18,5 +19,8 @@ namespace ckptfs::meta::formats {
 // Reads each folder that has a ".metadata": the step's own and its subfolders (accelerate writes two). If there is
 // none, the map is empty.
 TensorMap read_dcp(const StepFiles& files, const MapOptions& options = {});
+
+// Compares the files with what each ".metadata" demands. The tensors are not read.
+ShareCheck check_dcp(const StepFiles& files);
 
 }  // namespace ckptfs::meta::formats

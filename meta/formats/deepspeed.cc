@@ -36,7 +36,7 @@ using SwappedStates = std::map<std::string_view, std::vector<SwappedState>>;
 class Reader {
  public:
   Reader(const StepFiles& files, const std::string& folder, const MapOptions& options)
-      : files_(files), found_(find_files(files, folder)), builder_(files, options) {}
+      : files_(files), folder_(folder), found_(find_files(files, folder)), builder_(files, options) {}
 
   TensorMap read() {
     for (const auto& [file, reason] : found_.foreign) builder_.give_up(file, reason);
@@ -55,10 +55,46 @@ class Reader {
     return std::move(builder_.map());
   }
 
+  // Checks the files of the ranks that are here.
+  ShareCheck check() {
+    is_share_ = true;
+    place_swap_folders(found_);
+    for (const auto& [file, reason] : found_.foreign) builder_.give_up(file, reason);
+    const bool read = !builder_.is_given_up() && read_first_model();
+    if (!builder_.is_given_up()) read ? check_ranks() : check_ends();
+    for (const Problem& problem : builder_.map().problems) {
+      if (problem.kind == Problem::Kind::missing) share_.add_broken(text_of(problem));
+      if (problem.kind == Problem::Kind::unreadable) share_.add_unclear(text_of(problem));
+    }
+    return std::move(share_);
+  }
+
  private:
-  // Reads the model_states.pt of the first rank, which lists the parameters.
+  // The model_states.pt that lists the parameters: that of the first rank.
+  std::optional<uint32_t> first_model() const {
+    if (found_.common_model || ranks_.empty()) return found_.common_model;
+    if (!is_share_) return ranks_[0].model;
+    const auto first = std::ranges::find_if(ranks_, [](const RankFiles& rank) { return rank.model.has_value(); });
+    return first == ranks_.end() ? std::nullopt : first->model;
+  }
+
+  // Checks that the optimizer's states were written to their ends.
+  void check_ends() {
+    for (const RankFiles& rank : ranks_) {
+      if (rank.optimizer) builder_.with_file(*rank.optimizer, [](TorchFile&) {});
+    }
+  }
+
+  void check_ranks() {
+    for (unsigned rank = 0; rank < ranks_.size() && !builder_.is_given_up(); ++rank) read_optimizer(rank);
+    if (!builder_.is_given_up()) read_other_models();
+    const bool nothing = parts_.groups.empty() && parts_.frozen.empty() && builder_.map().parameters.empty();
+    if (nothing) share_.add_unclear("nothing could be read of it");
+  }
+
+  // Reads the model_states.pt of the first rank.
   bool read_first_model() {
-    const auto first = found_.common_model ? found_.common_model : ranks_.empty() ? std::nullopt : ranks_[0].model;
+    const auto first = first_model();
     if (!first) return false;
     bool read = false;
     builder_.with_file(*first, [&](TorchFile& file) {
@@ -103,7 +139,8 @@ class Reader {
 
   void expect_ranks(int64_t count) {
     // Each rank must have at least one file.
-    if (count <= 0 || static_cast<uint64_t>(count) > files_.list().size()) {
+    const uint64_t most = is_share_ ? kMostRanks : files_.list().size();
+    if (count <= 0 || static_cast<uint64_t>(count) > most) {
       return builder_.give_up(std::nullopt,
                               "it is of " + std::to_string(count) + " ranks, of which not all have files here",
                               count <= 0 || node_local_ ? Problem::Kind::unreadable : Problem::Kind::missing);
@@ -156,6 +193,7 @@ class Reader {
 
   // Reads this rank's parts of the frozen parameters.
   void read_fragments(uint32_t index, unsigned rank_number, TorchFile& file) {
+    if (is_share_) return;  // no frozen parameter is put together
     const auto fragments = by_name(file.root().find("frozen_param_fragments"));
     for (const Member& member : parts_.frozen) {
       const auto fragment = fragments.find(member.name);
@@ -186,6 +224,9 @@ class Reader {
 
   // With node-local storage the file is on another machine, so it is not reported as missing.
   void lacks_file(unsigned number, const std::string& name) {
+    if (is_share_) {
+      return share_.add_missing({folder_ + "zero_pp_rank_" + std::to_string(number) + "_mp_rank_00_" + name});
+    }
     const auto kind = node_local_ ? Problem::Kind::unreadable : Problem::Kind::missing;
     builder_.problem(std::nullopt, "rank " + std::to_string(number) + " has no " + name, kind);
   }
@@ -296,8 +337,15 @@ class Reader {
     });
   }
 
+  // In stages 1 and 2 the parts of all ranks have to be known for that.
+  void check_length(const ParameterGroup& group, const std::string& state, const Flat& flat) {
+    const bool fits = parts_.stage != 3 || flat.elements() == group.part;
+    if (!fits) builder_.problem(flat.piece.file, state + " has not the length of its parameters");
+  }
+
   // Notes where a rank's part of the state lies.
   void keep(ParameterGroup& group, const std::string& state, unsigned number, const Flat& flat) {
+    if (is_share_) return check_length(group, state, flat);
     Flats& flats = group.states[state];
     if (flats.empty() && !builder_.has_room(ranks_.size() * sizeof(Flats::value_type))) return;
     if (group.states.size() > kMostStates) return builder_.give_up(std::nullopt, "it has too many states");
@@ -437,6 +485,7 @@ class Reader {
   }
 
   const StepFiles& files_;
+  const std::string folder_;
   DeepSpeedFiles found_;
   std::vector<RankFiles>& ranks_ = found_.ranks;
   MapBuilder builder_;
@@ -444,6 +493,8 @@ class Reader {
   std::array<bool, kMoments.size()> moments_swapped_ = find_moments();
   bool swaps_ = false;  // the optimizer is on NVMe
   bool node_local_ = false;
+  bool is_share_ = false;  // other machines have the other ranks' files
+  ShareCheck share_;
   uint64_t smallest_swapped_ = kSmallestSwapped;
 };
 
@@ -461,6 +512,10 @@ bool is_deepspeed(const StepFiles& files, const std::string& folder) {
 
 TensorMap read_deepspeed(const StepFiles& files, const std::string& folder, const MapOptions& options) {
   return Reader(files, folder, options).read();
+}
+
+ShareCheck check_deepspeed(const StepFiles& files, const std::string& folder) {
+  return Reader(files, folder, {}).check();
 }
 
 }  // namespace ckptfs::meta::formats

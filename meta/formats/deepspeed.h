@@ -15,6 +15,7 @@
 #include <string_view>
 
 #include "meta/formats/map_budget.h"
+#include "meta/formats/share_check.h"
 #include "meta/formats/tensor_map.h"
 
 namespace ckptfs::meta::formats {
@@ -27,5 +28,10 @@ bool is_deepspeed(const StepFiles& files, const std::string& folder);
 
 // Parts that cannot be read are listed as problems, and everything else is in the map.
 TensorMap read_deepspeed(const StepFiles& files, const std::string& folder, const MapOptions& options = {});
+
+// Checks the files of the ranks that wrote here, and tells which files the other ranks have to have. With node-local
+// storage the ranks of each machine name their swap folders from rank00 on: the k-th folder is of the k-th rank that
+// has other files here.
+ShareCheck check_deepspeed(const StepFiles& files, const std::string& folder);
 
 }  // namespace ckptfs::meta::formats

@@ -1,6 +1,7 @@
 #include "meta/formats/deepspeed_files.h"
 
 #include <string_view>
+#include <utility>
 
 #include "meta/formats/deepspeed_names.h"
 #include "meta/names.h"
@@ -9,7 +10,6 @@ namespace ckptfs::meta::formats {
 namespace {
 
 constexpr std::string_view kIds = "ckptfs.ds_ids.json";
-constexpr unsigned kMostRanks = 1 << 16;
 
 RankFiles& rank_in(DeepSpeedFiles& found, unsigned number) {
   if (number >= found.ranks.size()) found.ranks.resize(number + 1);
@@ -63,6 +63,19 @@ DeepSpeedFiles find_files(const StepFiles& files, const std::string& folder) {
     }
   }
   return found;
+}
+
+void place_swap_folders(DeepSpeedFiles& found) {
+  std::vector<size_t> ranks, folders;
+  for (size_t number = 0; number < found.ranks.size(); ++number) {
+    const RankFiles& rank = found.ranks[number];
+    if (rank.model || rank.optimizer) ranks.push_back(number);
+    if (!rank.swapped.empty()) folders.push_back(number);
+  }
+  if (ranks.size() != folders.size()) return;
+  std::vector<std::map<std::string, uint32_t>> swapped;
+  for (const size_t number : folders) swapped.push_back(std::exchange(found.ranks[number].swapped, {}));
+  for (size_t at = 0; at < ranks.size(); ++at) found.ranks[ranks[at]].swapped = std::move(swapped[at]);
 }
 
 }  // namespace ckptfs::meta::formats

@@ -20,6 +20,8 @@ struct RankFiles {
   std::map<uint64_t, uint32_t> params;      // from offloaded_params, by ds_id
 };
 
+inline constexpr unsigned kMostRanks = 1 << 16;
+
 struct DeepSpeedFiles {
   std::vector<RankFiles> ranks;          // up to the highest rank that has a file
   std::optional<uint32_t> common_model;  // stages 1 and 2: all ranks have the same file
@@ -29,5 +31,7 @@ struct DeepSpeedFiles {
 };
 // `folder` is a folder of the step: "" or "global_step4/".
 DeepSpeedFiles find_files(const StepFiles& files, const std::string& folder);
+// Gives the k-th swap folder to the k-th rank that has other files. They stay as they are if the numbers differ.
+void place_swap_folders(DeepSpeedFiles& found);
 
 }  // namespace ckptfs::meta::formats

@@ -21,13 +21,29 @@ constexpr std::string_view kManifestSuffix = ".json";
 constexpr int kManifestFormat = 1;
 constexpr size_t kLongestHost = 256;
 
-// Returns why a file differs from what the manifest says, or an empty string if it does not.
-std::string wrong_with(const StepFiles::File& named, const std::map<std::string_view, uint64_t>& sizes) {
-  const auto found = sizes.find(named.path);
-  if (found == sizes.end()) return named.path + ": it is not there";
-  if (found->second == named.size) return {};
-  return named.path + ": it has " + std::to_string(found->second) + " bytes, and should have " +
-         std::to_string(named.size);
+using Sizes = std::map<std::string_view, uint64_t>;  // of the files of a step, by their paths
+
+// Why the part of a rank is not whole; empty: it is.
+struct WrongRank {
+  std::string reason;
+  std::string broken;  // likewise, if files that are not here were there
+};
+
+// Compares the files with what the manifest says. `missing`: takes what is not there.
+void check_files(const RankManifest& manifest, const Sizes& sizes, WrongRank& wrong, ShareCheck* missing) {
+  for (const StepFiles::File& named : manifest.files) {
+    const auto found = sizes.find(named.path);
+    if (found != sizes.end() && found->second == named.size) continue;
+    std::string reason = named.path + ": it is not there";
+    if (found != sizes.end()) {
+      reason = named.path + ": it has " + std::to_string(found->second) + " bytes, and should have " +
+               std::to_string(named.size);
+      if (wrong.broken.empty()) wrong.broken = reason;
+    } else if (missing != nullptr) {
+      missing->add_missing({named.path, named.size, named.size});
+    }
+    if (wrong.reason.empty()) wrong.reason = std::move(reason);
+  }
 }
 
 constexpr size_t kMostFilesOfRank = size_t{1} << 18;  // in one manifest
@@ -253,21 +269,21 @@ std::optional<unsigned> world_size_of(const StepFiles& files) {
 }
 
 Attendance check_manifests(const StepFiles& files, std::optional<unsigned> world_size) {
-  std::map<std::string_view, uint64_t> sizes;
+  Sizes sizes;
   for (const StepFiles::File& file : files.list()) sizes.emplace(file.path, file.size);
-  // of the ranks whose manifests exist; an empty string means that nothing is wrong
-  std::map<unsigned, std::string> wrong;
+  std::map<unsigned, WrongRank> wrong;  // of the ranks whose manifests exist
   std::string attempt;
   TimesOfRanks times;
+  Attendance attendance;
   for (uint32_t index = 0; index < files.list().size(); ++index) {
     const std::string& path = files.list()[index].path;
     const auto rank = rank_of_manifest(path);
     if (!rank) continue;
     const auto text = files.read(index, kMostManifest);
     const auto manifest = text ? parse_manifest(text.value()) : text.error();
-    std::string& reason = wrong[*rank];
+    WrongRank& of_rank = wrong[*rank];
     if (!manifest) {
-      reason = path + ": " + manifest.error().message();
+      of_rank.reason = of_rank.broken = path + ": " + manifest.error().message();
       continue;
     }
     times.add(manifest.value());
@@ -275,21 +291,20 @@ Attendance check_manifests(const StepFiles& files, std::optional<unsigned> world
     if (attempt.empty()) attempt = manifest.value().attempt;
     if (!world_size) world_size = ranks;
     if (manifest.value().attempt != attempt || ranks != *world_size || manifest.value().rank != *rank) {
-      reason = path + ": it is of another attempt to save this step, or of another rank";
+      of_rank.reason = of_rank.broken = path + ": it is of another attempt to save this step, or of another rank";
     }
-    for (const StepFiles::File& file : manifest.value().files) {
-      if (reason.empty()) reason = wrong_with(file, sizes);
-    }
+    check_files(manifest.value(), sizes, of_rank, *rank < *world_size ? &attendance.share : nullptr);
   }
-  Attendance attendance;
   attendance.times = times.take();
-  if (!world_size) attendance.reason = "no manifest of a rank can be read";
+  if (!world_size) attendance.reason = attendance.share.broken = "no manifest of a rank can be read";
   for (unsigned rank = 0; rank < world_size.value_or(0); ++rank) {
     const auto found = wrong.find(rank);
-    if (found != wrong.end() && found->second.empty()) continue;
+    if (found != wrong.end() && found->second.reason.empty()) continue;
     attendance.missing.push_back(rank);
+    if (found == wrong.end()) attendance.share.add_missing({manifest_name(rank)});
+    if (found != wrong.end()) attendance.share.add_broken(found->second.broken);
     if (!attendance.reason.empty()) continue;
-    attendance.reason = found == wrong.end() ? manifest_name(rank) + " is not there" : found->second;
+    attendance.reason = found == wrong.end() ? manifest_name(rank) + " is not there" : found->second.reason;
   }
   return attendance;
 }

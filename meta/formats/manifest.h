@@ -20,6 +20,7 @@
 
 #include "io/digest.h"
 #include "io/result.h"
+#include "meta/formats/share_check.h"
 #include "meta/formats/tensor_map.h"
 
 namespace ckptfs::meta::formats {
@@ -85,6 +86,7 @@ struct Attendance {
   std::vector<unsigned> missing;
   std::string reason;                   // for the first missing rank; or that no manifest can be read
   std::optional<RankTimes> times = {};  // if any manifest has its timing
+  ShareCheck share = {};                // as if other machines had the ranks and files that are not here
   bool complete() const { return missing.empty() && reason.empty(); }
 };
 Attendance check_manifests(const StepFiles& files, std::optional<unsigned> world_size = std::nullopt);

@@ -15,6 +15,10 @@ Result<std::string> StepFiles::read(uint32_t index, uint64_t most) const {
   return content;
 }
 
+std::string text_of(const Problem& problem) {
+  return problem.file.empty() ? problem.reason : problem.file + ": " + problem.reason;
+}
+
 void add_problem(TensorMap& map, Problem problem) {
   constexpr size_t kLongestReason = 8192;
   if (map.problems.size() >= kMostProblems) return;

@@ -115,7 +115,9 @@ struct Problem {
   std::string file;  // relative to the step; empty for the step as a whole
   std::string reason;
   Kind kind = Kind::unreadable;
+  bool absent = false;  // missing: only because a file is not there, which another machine may have
 };
+std::string text_of(const Problem& problem);
 
 struct TensorMap {
   std::vector<Parameter> parameters;  // in the order of the checkpoint

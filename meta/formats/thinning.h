@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "io/result.h"
+#include "meta/formats/share_check.h"
 #include "meta/formats/tensor_map.h"
 
 namespace ckptfs::meta::formats {
@@ -77,6 +78,7 @@ bool has_thinned_manifest(const StepFiles& files);
 // Whether the files that the manifest says were kept are there.
 struct ThinnedCheck {
   std::optional<Problem> problem;  // missing: such a file is not there, or has another length
+  ShareCheck share = {};           // as if other machines had the files that are not here
 };
 // None: the step has no manifest, or another step's.
 std::optional<ThinnedCheck> check_thinned(const StepFiles& files);

@@ -78,6 +78,16 @@ Result<std::string> parse_type(std::string_view rule, const std::string& text) {
   return wrong(rule, text, "same, bf16, fp16 or fp32");
 }
 
+Result<uint64_t> parse_hold(std::string_view rule, const std::string& text) {
+  const auto count = number_in(text);
+  return count ? Result<uint64_t>(*count) : wrong(rule, text, "a whole number");
+}
+
+Result<std::string> parse_push(std::string_view rule, const std::string& text) {
+  if (text == "quiet" || text == "manual") return text;
+  return wrong(rule, text, "quiet or manual");
+}
+
 Error no_such_rule(const std::string& name) {
   return Error(EINVAL, name + ": there is no such rule; `ckptfs policy --help` lists them");
 }
@@ -94,7 +104,7 @@ Result<> set_member(Policy& policy, std::string_view rule, const std::string& te
   return success();
 }
 
-constexpr std::array<Rule, 11> kRules{{
+constexpr std::array<Rule, 13> kRules{{
     {"keep_last", set_member<&Policy::keep_last, parse_count>},
     {"keep_every", set_member<&Policy::keep_every, parse_count>},
     {"keep_for", set_member<&Policy::keep_for, parse_time>},
@@ -106,6 +116,8 @@ constexpr std::array<Rule, 11> kRules{{
     {"set_aside", set_member<&Policy::set_aside, parse_switch>},
     {"keep_full", set_member<&Policy::keep_full, parse_full>},
     {"thin_to", set_member<&Policy::thin_to, parse_type>},
+    {"push", set_member<&Policy::push, parse_push>},
+    {"hold_unpushed", set_member<&Policy::hold_unpushed, parse_hold>},
 }};
 
 const Rule* find_rule(std::string_view name) {

@@ -34,6 +34,8 @@ struct KeepFull {
   std::optional<std::chrono::seconds> age;
 };
 
+inline constexpr uint64_t kHoldUnpushed = 2;  // where hold_unpushed is not set
+
 // What is not set has no say.
 struct Policy {
   std::optional<uint64_t> keep_last;
@@ -47,6 +49,9 @@ struct Policy {
   bool set_aside = false;              // acts at once, since it removes nothing: fs/steps/set_aside.h
   std::optional<KeepFull> keep_full;   // the other steps that stay are thinned (meta/steps/thin.h)
   std::optional<std::string> thin_to;  // the type of their weights: "same" (the default), "bf16", ...
+  // Of a series with a remote (meta/remote/push.h).
+  std::optional<std::string> push;        // when a step is pushed: "quiet" (the default), or "manual": when asked to
+  std::optional<uint64_t> hold_unpushed;  // so many unpushed steps stay, the newest
 
   // Does any rule say which complete steps stay?
   bool has_keep_rule() const { return keep_last || keep_every || keep_for || keep_best; }

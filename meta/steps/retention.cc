@@ -22,9 +22,11 @@ class Judge {
     for (size_t at = 0; at < steps.size(); ++at) {
       if (steps[at].completeness == Completeness::complete) complete_.push_back(at);
       if (formats::is_whole(steps[at].completeness)) whole_.push_back(at);
+      if (steps[at].unpushed) unpushed_.push_back(at);
     }
     complete_ranks_ = rank(complete_);
     ranks_ = rank(whole_);
+    unpushed_ranks_ = rank(unpushed_);
     if (complete_.empty()) return;
     newest_by_time_ = *std::max_element(complete_.begin(), complete_.end(),
                                         [this](size_t a, size_t b) { return is_newer_by_time(b, a); });
@@ -94,6 +96,9 @@ class Judge {
       if (step.in_use) keep(at, Reason::in_use);
       if (step.completeness == Completeness::unknown || step.untold) keep(at, Reason::unknown);
       if (step.out_of_reach) keep(at, Reason::out_of_reach);
+    }
+    for (const size_t at : unpushed_) {
+      if (unpushed_ranks_[at] < policy_.hold_unpushed.value_or(kHoldUnpushed)) keep(at, Reason::unpushed);
     }
     for (size_t at = 0; at < steps_.size(); ++at) protected_.push_back(!decisions_[at].reasons.empty());
   }
@@ -218,6 +223,8 @@ class Judge {
   std::vector<size_t> whole_;           // likewise, with those that hold weights only
   std::vector<size_t> complete_ranks_;  // among complete_; a step each
   std::vector<size_t> ranks_;           // among whole_; a step each
+  std::vector<size_t> unpushed_;        // likewise, complete or not
+  std::vector<size_t> unpushed_ranks_;  // among unpushed_; a step each
   size_t newest_by_time_ = 0;           // of complete ones, as is seen_last_
   size_t seen_last_ = 0;
   std::vector<Decision> decisions_;
@@ -228,10 +235,10 @@ class Judge {
 }  // namespace
 
 const char* name_of(Reason reason) {
-  constexpr std::array<const char*, 16> kNames{
-      "newest",           "pinned",       "latest",    "in use",    "unknown", "its setter may not remove it",
-      "keep_last",        "keep_every",   "keep_for",  "keep_best", "no rule", "keep_partial",
-      "no rule keeps it", "keep_partial", "max_bytes", "min_free"};
+  constexpr std::array<const char*, 17> kNames{
+      "newest",         "pinned",           "latest",       "in use",    "unknown",   "its setter may not remove it",
+      "not pushed yet", "keep_last",        "keep_every",   "keep_for",  "keep_best", "no rule",
+      "keep_partial",   "no rule keeps it", "keep_partial", "max_bytes", "min_free"};
   return kNames[static_cast<size_t>(reason)];
 }
 

@@ -13,8 +13,9 @@
 // never removed. As long as one is still to be thinned, max_bytes removes nothing, since thinning makes room, too.
 //
 // Never removed: the newest complete step, a pinned one, the one that `latest` names, one that is in use, one that
-// cannot be judged, and one that whoever set the rules could not remove by hand. A seal does not protect: it forbids
-// changes of a step, not its removal.
+// cannot be judged, one that whoever set the rules could not remove by hand, and of the steps that are to be pushed to
+// a remote the newest hold_unpushed, complete or not: a machine of several cannot tell alone whether one is complete. A
+// seal does not protect: it forbids changes of a step, not its removal.
 //
 // Newer is told in two ways: by the time of completion that the files tell, and by the order in which rotation saw the
 // steps complete (meta/steps/seen_step.h). They differ where the wall clock was wrong, or where a step was copied in
@@ -49,6 +50,7 @@ struct StepFacts {
   bool out_of_reach = false;     // who set the rules could not remove it
   bool untold = false;           // it may have one, which cannot be read now: as one that cannot be judged
   std::string not_thinned{};     // why not, if that was tried and failed
+  bool unpushed = false;         // its series has a remote, and it is not committed there yet
 };
 
 // Why a step stays or goes.
@@ -60,6 +62,7 @@ enum class Reason {
   in_use,
   unknown,
   out_of_reach,
+  unpushed,
   // stays by a rule, or because none is set
   keep_last,
   keep_every,

@@ -104,7 +104,9 @@ Result<bool> is_step(const Tree& tree, InodeNumber directory, const std::string&
   if ((record.flags & kStep) != 0) return true;
   if (record.parent == kRootInode || !step_number(name)) return false;
   TRY_ASSIGN(const auto entries, tree.list(directory));
-  return holds_checkpoint(entries);
+  if (holds_checkpoint(entries)) return true;
+  TRY_ASSIGN(const InodeRecord above, tree.inode(record.parent));
+  return (above.flags & kPushed) != 0 && !entries.empty();
 }
 
 std::string checkpoint_kind(const std::vector<DirectoryEntry>& entries) {

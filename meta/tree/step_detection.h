@@ -15,7 +15,7 @@ inline constexpr size_t kDeepestStep = 256;  // folders in each other: who walks
 // The directory's own name.
 std::string name_of(const Tree& tree, InodeNumber directory);
 // True for a child directory of a series that save, seal or pin made a step, or that has a step's name and holds a
-// recognised checkpoint file.
+// recognised checkpoint file; in a series with a remote any file, since a machine of several may have few of a step.
 Result<bool> is_step(const Tree& tree, InodeNumber directory);
 // Of one whose name is known: quicker.
 Result<bool> is_step(const Tree& tree, InodeNumber directory, const std::string& name);

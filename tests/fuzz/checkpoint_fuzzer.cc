@@ -31,7 +31,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     step.add(kKinds[data[0] % kKinds.size()][number], content.first(length));
     content = content.subspan(length);
   }
-  check(step, ckptfs::meta::formats::read_checkpoint(step));
+  const auto map = ckptfs::meta::formats::read_checkpoint(step);
+  check(step, map);
+  check_facts(step, map);
   check(step, ckptfs::meta::formats::read_checkpoint(step, {.boxes = true, .saved_names = true}));
   return 0;
 }

@@ -19,6 +19,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (const char* name : {"1_3.tensor.swp", "exp_avg-1_3.tensor.swp"}) {
     step.add(std::string("offloaded_tensors/rank00/") + name, swapped);
   }
-  check(step, ckptfs::meta::formats::read_deepspeed(step, ""));
+  const auto map = ckptfs::meta::formats::read_deepspeed(step, "");
+  check(step, map);
+  check_facts(step, map);
   return 0;
 }

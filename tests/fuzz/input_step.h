@@ -4,10 +4,12 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "meta/formats/box.h"
+#include "meta/formats/completeness_facts.h"
 #include "meta/formats/tensor_map.h"
 #include "tests/fuzz/input_file.h"
 
@@ -46,6 +48,15 @@ inline void check(const InputStep& step, const meta::formats::TensorMap& map) {
       if (meta::formats::elements_of(tensor.shape).value() * size_of(tensor.dtype) != size) std::abort();
     }
   }
+}
+
+// What the files tell of a step that lies on two machines must come back from its JSON, and can be judged.
+inline void check_facts(const InputStep& step, const meta::formats::TensorMap& map) {
+  const auto facts = meta::formats::completeness_facts(step, map);
+  const std::string text = json_of(facts).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  const auto back = meta::formats::facts_of(nlohmann::json::parse(text));
+  if (!back) std::abort();
+  judge_together({&facts, &back.value()}, step.list());
 }
 
 }  // namespace ckptfs

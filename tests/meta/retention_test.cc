@@ -217,6 +217,28 @@ TEST(RetentionTest, WhatIsProtectedStays) {
   EXPECT_EQ(staying({{"keep_last", "1"}}, all), (Numbers{10, 20, 30, 40, 50}));
 }
 
+TEST(RetentionTest, TheNewestThatAreNotPushedYetStay) {
+  std::vector<StepFacts> all = steps(6);
+  for (const size_t at : {0U, 1U, 2U, 3U}) all[at].unpushed = true;
+  EXPECT_EQ(staying({{"keep_last", "1"}}, all), (Numbers{30, 40, 60}));
+  EXPECT_EQ(staying({{"keep_last", "1"}, {"hold_unpushed", "3"}}, all), (Numbers{20, 30, 40, 60}));
+  EXPECT_EQ(staying({{"keep_last", "1"}, {"hold_unpushed", "0"}}, all), (Numbers{60}));
+  const RoomWithout never = [](const auto&) -> Result<Room> { return Room{1000, 0}; };
+  EXPECT_EQ(staying({{"max_bytes", "1"}}, all, never), (Numbers{30, 40, 60}));
+  EXPECT_EQ(numbers_thinned({{"keep_full", "1"}}, all), (Numbers{10, 20, 50}));
+  const auto judgement = judge(parse_policy({{"keep_full", "1"}}).value(), all, kMoment, no_room);
+  EXPECT_EQ(judgement.value().decisions[2].full_because, "not pushed yet");
+  // A machine without rank 0 cannot tell whether its steps are complete.
+  for (const size_t at : {0U, 1U, 2U, 3U}) all[at].completeness = Completeness::incomplete;
+  EXPECT_EQ(staying({{"keep_partial", "1s"}}, all), (Numbers{30, 40, 50, 60}));
+  all[0].seen = kStoreNow;
+  EXPECT_EQ(staying({{"keep_partial", "1s"}}, all), (Numbers{10, 30, 40, 50, 60})) << "it was copied in";
+}
+
+TEST(RetentionTest, WithoutARemoteNothingIsHeld) {
+  EXPECT_EQ(staying({{"keep_last", "1"}, {"hold_unpushed", "5"}}, steps(4)), (Numbers{40}));
+}
+
 TEST(RetentionTest, WhatCannotBeJudgedIsNeitherCountedNorRemoved) {
   std::vector<StepFacts> all = steps(4);
   all[3].completeness = Completeness::unknown;
@@ -312,7 +334,14 @@ std::vector<bool> slow_reference(const Policy& policy, const World& world) {
       const bool better = policy.keep_best->smallest ? its < mine : its > mine;
       if (better || (its == mine && newer(other, at))) ++better_ones;
     }
-    safe[at] = newest || all[at].pinned || all[at].latest || all[at].in_use || all[at].untold;
+    size_t later_by_time = 0, later_by_sight = 0;  // unpushed ones
+    for (size_t other = 0; other < all.size(); ++other) {
+      if (other == at || !all[other].unpushed) continue;
+      later_by_time += newer_by_time(other, at);
+      later_by_sight += seen_later(other, at);
+    }
+    const bool held = all[at].unpushed && std::min(later_by_time, later_by_sight) < policy.hold_unpushed.value_or(2);
+    safe[at] = newest || all[at].pinned || all[at].latest || all[at].in_use || all[at].untold || held;
     bool kept = false;
     if (complete(at)) {
       const bool any_rule = policy.keep_last || policy.keep_every || policy.keep_for || policy.keep_best;
@@ -380,6 +409,7 @@ World random_world(Dice& dice) {
     facts.latest = dice.one_in(9);
     facts.in_use = dice.one_in(9);
     facts.untold = dice.one_in(15);
+    facts.unpushed = dice.one_in(3);
     if (!dice.one_in(3)) facts.metric = static_cast<double>(dice.below(5));
     world.steps.push_back(facts);
     world.bytes.push_back(dice.below(4) * 10);
@@ -400,6 +430,7 @@ PolicyText random_rules(Dice& dice) {
   maybe("keep_partial", std::to_string(1 + dice.below(15)) + "s");
   maybe("max_bytes", std::to_string(1 + dice.below(150)));
   maybe("min_free", std::to_string(1 + dice.below(200)));
+  maybe("hold_unpushed", std::to_string(dice.below(4)));
   return rules;
 }
 
@@ -435,7 +466,9 @@ TEST(PolicyTest, WhatRulesTake) {
                                     {"seal_after", "90m"},
                                     {"set_aside", "1"},
                                     {"keep_full", "2"},
-                                    {"thin_to", "bf16"}});
+                                    {"thin_to", "bf16"},
+                                    {"push", "manual"},
+                                    {"hold_unpushed", "0"}});
   ASSERT_TRUE(policy) << policy.error().message();
   EXPECT_EQ(policy.value().keep_for, std::chrono::hours(7 * 24));
   EXPECT_EQ(policy.value().keep_best->metric, "eval:loss");
@@ -448,6 +481,8 @@ TEST(PolicyTest, WhatRulesTake) {
   EXPECT_FALSE(policy.value().keep_full->age);
   EXPECT_EQ(parse_policy({{"keep_full", "7d"}}).value().keep_full->age, std::chrono::hours(7 * 24));
   EXPECT_EQ(policy.value().thin_to, "bf16");
+  EXPECT_EQ(policy.value().push, "manual");
+  EXPECT_EQ(policy.value().hold_unpushed, 0u);
 }
 
 TEST(PolicyTest, BadValuesAreRefusedInWords) {
@@ -472,6 +507,9 @@ TEST(PolicyTest, BadValuesAreRefusedInWords) {
                                                                 {"keep_full", "0"},
                                                                 {"keep_full", "x"},
                                                                 {"thin_to", "int8"},
+                                                                {"push", "always"},
+                                                                {"hold_unpushed", "-1"},
+                                                                {"hold_unpushed", "two"},
                                                                 {"seal_after", "soon"}};
   for (const auto& [rule, value] : bad) {
     const auto policy = parse_policy({{rule, value}});

@@ -1,0 +1,43 @@
+// What the names of a step's files tell of its kind, and how a step of that kind is judged. Stateless.
+#pragma once
+
+#include <functional>
+#include <string_view>
+#include <vector>
+
+#include "meta/formats/completeness_judgement.h"
+
+namespace ckptfs::meta::formats {
+
+struct StepNames {
+  bool trainer_state = false;
+  bool begun_by_trainer = false;  // files are there that a Trainer writes into checkpoints only
+  bool lost_weights = false;      // of what a Trainer writes, all is there but what may be weights
+  bool manifests = false;         // of ranks that saved through libckptfs
+  bool lacks_part = false;        // a part was begun through libckptfs, and never committed
+  // DeepSpeed's states, in the step or in a folder of it.
+  bool deepspeed = false;
+  bool deepspeed_at_top = false;
+  bool model_states = false;
+  bool first_model_states = false;  // of rank 0
+  // DCP, likewise.
+  bool dcp_metadata = false;
+  bool lacks_dcp_metadata = false;  // of a folder with files of ranks
+};
+// `paths`: relative to the step.
+StepNames names_of(const std::vector<std::string_view>& paths);
+
+// Does a path lie directly in the step?
+inline bool is_at_top_of_step(std::string_view path) { return path.find('/') == std::string_view::npos; }
+
+// How the files of each kind are judged. Only those of the kinds that count are asked.
+struct KindJudges {
+  std::function<CompletenessJudgement()> manifests;
+  std::function<CompletenessJudgement()> states;        // DeepSpeed's or DCP's
+  std::function<CompletenessJudgement()> trainer_ends;  // of the files at the top: were they written to their ends?
+};
+// Judges a step that was not thinned. `all_machines`: these are the names of all machines' files, so that what is not
+// among them is nowhere.
+CompletenessJudgement judge_by_names(const StepNames& names, const KindJudges& judges, bool all_machines);
+
+}  // namespace ckptfs::meta::formats

@@ -1,0 +1,262 @@
+#include "meta/remote/commit.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include "io/json.h"
+#include "io/printable.h"
+#include "meta/names.h"
+#include "meta/remote/json_fields.h"
+
+namespace ckptfs::meta::remote {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char *kVoteKind = "vote", *kCommitKind = "commit", *kVoidKind = "void";
+constexpr uint64_t kMostCommitBytes = uint64_t{16} << 20;
+constexpr io::JsonBounds kCommitBounds{.bytes = kMostCommitBytes, .values = 1 << 20, .text = 1 << 16, .depth = 6};
+constexpr io::JsonBounds kSmallBounds{.bytes = 4096, .values = 64, .text = 1024, .depth = 4};
+
+json json_of(const PartName& part) {
+  return {
+      {"push", part.push.text()}, {"number", part.number}, {"digest", io::hex_of(part.digest)}, {"size", part.size}};
+}
+
+Result<PartName> parse_part_name(const json& object) {
+  if (!object.is_object()) return Error(EBADMSG, "its \"parts\" are none");
+  PartName part;
+  TRY_ASSIGN(part.push, push_field(object, "push"));
+  TRY_ASSIGN(part.number, number_field(object, "number"));
+  TRY_ASSIGN(part.digest, digest_field(object, "digest"));
+  TRY_ASSIGN(part.size, number_field(object, "size"));
+  return part;
+}
+
+// One part of each slot, all of one tag.
+Result<PartList> parse_parts(const json& object, const std::string& tag) {
+  TRY_ASSIGN(const json* const list, list_field(object, "parts"));
+  PartList parts;
+  for (const json& one : *list) {
+    TRY_ASSIGN(PartName part, parse_part_name(one));
+    if (part.push.tag != tag || part.push.slot != parts.size()) {
+      return Error(EBADMSG, fmt::format("part {} of its \"parts\" is of another slot or step: {}", parts.size(),
+                                        io::printable(part.push.text())));
+    }
+    parts.push_back(std::move(part));
+  }
+  if (parts.empty()) return Error(EBADMSG, "its \"parts\" are empty");
+  return parts;
+}
+
+Result<std::vector<PushName>> parse_lenders(const json& object) {
+  TRY_ASSIGN(const std::vector<std::string> texts, texts_field(object, "lenders"));
+  std::vector<PushName> lenders;
+  for (const std::string& text : texts) {
+    auto lender = parse_push(text);
+    if (!lender) return Error(EBADMSG, "its \"lenders\" name no push: " + io::printable(text));
+    lenders.push_back(std::move(*lender));
+  }
+  return lenders;
+}
+
+Result<Commit> commit_of(const std::string& text) {
+  if (text.size() <= kMostVoidBytes) return Error(EBADMSG, "it is too short for a commit");
+  TRY_ASSIGN(const json object, parse_document(text, kCommitKind, kCommitBounds));
+  Commit commit;
+  TRY_ASSIGN(commit.name.tag, text_field(object, "tag"));
+  TRY_ASSIGN(commit.name.n, number_field(object, "n"));
+  TRY_ASSIGN(commit.parts, parse_parts(object, commit.name.tag));
+  TRY_ASSIGN(commit.lenders, parse_lenders(object));
+  TRY_ASSIGN(commit.notes, texts_field(object, "notes"));
+  TRY_ASSIGN(commit.host, text_field(object, "host"));
+  return commit;
+}
+
+Result<io::Digest> parts_of_document(const std::string& text, const char* kind) {
+  TRY_ASSIGN(const json object, parse_document(text, kind, kSmallBounds));
+  return digest_field(object, "parts");
+}
+
+std::string text_of_parts(const char* kind, const io::Digest& parts) {
+  json object = new_document(kind);
+  object["parts"] = io::hex_of(parts);
+  return line_of(object);
+}
+
+Error not_whole(const io::ObjectStore& store, const std::string& key) {
+  return Error(EIO, fmt::format("{}/{} is missing in the list, and must be there: the list is not whole", store.url(),
+                                io::printable(key)));
+}
+
+// What lists say of one tag.
+struct DecisionsOfTag {
+  struct One {
+    bool commit = false;  // else a void
+    std::chrono::system_clock::time_point changed;
+  };
+  std::map<uint64_t, One> decided;
+  std::set<uint64_t> gone;
+};
+using DecisionsByTag = std::map<std::string, DecisionsOfTag, std::less<>>;
+
+// `tags`: of all ("") or one ("<tag>/"). Tombstones are listed first, so that the decision of each is in the other
+// list.
+Result<DecisionsByTag> list_decisions_by_tag(io::ObjectStore& store, const std::string& tags,
+                                             const io::RequestLimits& limits) {
+  DecisionsByTag found;
+  const auto note_gone = [&](const io::ObjectInfo& object) -> Result<> {
+    if (const auto decision = parse_gone_key(object.key)) found[decision->tag].gone.insert(decision->n);
+    return success();
+  };
+  TRY(io::for_each_object(store, kGone + tags, note_gone, limits));
+  const auto note_decided = [&](const io::ObjectInfo& object) -> Result<> {
+    if (const auto decision = parse_step_key(object.key)) {
+      found[decision->tag].decided[decision->n] = {object.size > kMostVoidBytes, object.changed};
+    }
+    return success();
+  };
+  TRY(io::for_each_object(store, kSteps + tags, note_decided, limits));
+  return found;
+}
+
+// The commits of one tag, in the order of their numbers.
+Result<TagDecisions> decisions_of(const io::ObjectStore& store, const std::string& tag, const DecisionsOfTag& found) {
+  TagDecisions decisions;
+  for (const auto& [n, one] : found.decided) {
+    if (n != decisions.undecided) return not_whole(store, step_key({tag, decisions.undecided}));
+    ++decisions.undecided;
+    if (!one.commit) continue;
+    decisions.commits.push_back({{tag, n}, decisions.commits.size() + 1, one.changed, found.gone.contains(n)});
+  }
+  for (const uint64_t n : found.gone) {
+    if (n >= decisions.undecided) return not_whole(store, step_key({tag, n}));
+  }
+  return decisions;
+}
+
+// "<tag>" or "<tag>~<ordinal>".
+std::optional<std::pair<std::string, uint64_t>> parse_step_name(const std::string& name) {
+  const size_t tilde = name.find('~');
+  const std::string tag = name.substr(0, tilde);
+  if (!check_tag(tag)) return std::nullopt;
+  if (tilde == std::string::npos) return std::pair(tag, uint64_t{1});
+  const std::string digits = name.substr(tilde + 1);
+  uint64_t ordinal = 0;
+  std::from_chars(digits.data(), digits.data() + digits.size(), ordinal);
+  if (ordinal < 2 || std::to_string(ordinal) != digits) return std::nullopt;
+  return std::pair(tag, ordinal);
+}
+
+}  // namespace
+
+io::Digest digest_of(const PartList& parts) {
+  std::string bytes = "ckptfs parts 1\n";
+  const auto append = [&bytes](uint64_t number, size_t width) {
+    for (size_t at = 0; at < width; ++at) bytes += static_cast<char>(number >> (8 * at) & 0xff);
+  };
+  for (const PartName& part : parts) {
+    const std::string push = part.push.text();
+    append(push.size(), 4);
+    bytes += push;
+    append(part.number, 8);
+    bytes.append(reinterpret_cast<const char*>(part.digest.data()), part.digest.size());
+    append(part.size, 8);
+  }
+  return io::digest_of(std::as_bytes(std::span(bytes)));
+}
+
+std::string text_of(const Vote& vote) { return text_of_parts(kVoteKind, vote.parts); }
+std::string text_of(const Void& nothing) { return text_of_parts(kVoidKind, nothing.parts); }
+
+std::string text_of(const Commit& commit) {
+  json object = new_document(kCommitKind);
+  object["tag"] = commit.name.tag;
+  object["n"] = commit.name.n;
+  object["host"] = commit.host;
+  json& parts = object["parts"] = json::array();
+  for (const PartName& part : commit.parts) parts.push_back(json_of(part));
+  json& lenders = object["lenders"] = json::array();
+  for (const PushName& lender : commit.lenders) lenders.push_back(lender.text());
+  object["notes"] = commit.notes;
+  return line_of(object);
+}
+
+Result<Vote> parse_vote(const std::string& text, const std::string& key) {
+  auto parts = parts_of_document(text, kVoteKind);
+  if (!parts) return error_in(key, parts.error());
+  return Vote{parts.value()};
+}
+
+Result<Commit> parse_commit(const std::string& text, const std::string& key) {
+  auto commit = commit_of(text);
+  if (!commit) return error_in(key, commit.error());
+  return commit;
+}
+
+Result<Void> parse_void(const std::string& text, const std::string& key) {
+  if (text.size() > kMostVoidBytes) return error_in(key, Error(EBADMSG, "it is too long for a void"));
+  auto parts = parts_of_document(text, kVoidKind);
+  if (!parts) return error_in(key, parts.error());
+  return Void{parts.value()};
+}
+
+std::string CommittedStep::name() const {
+  return ordinal == 1 ? decision.tag : fmt::format("{}~{}", decision.tag, ordinal);
+}
+
+Result<std::vector<CommittedStep>> list_steps(io::ObjectStore& store, const io::RequestLimits& limits) {
+  TRY_ASSIGN(const DecisionsByTag found, list_decisions_by_tag(store, "", limits));
+  std::vector<CommittedStep> steps;
+  for (const auto& [tag, of_tag] : found) {
+    TRY_ASSIGN(const TagDecisions decisions, decisions_of(store, tag, of_tag));
+    steps.insert(steps.end(), decisions.commits.begin(), decisions.commits.end());
+  }
+  // Servers tell whole seconds: of one second the higher number is the later step.
+  const auto when = [](const CommittedStep& step) {
+    return std::tuple(step.committed, step_number(step.decision.tag).value_or(0), std::string_view(step.decision.tag),
+                      step.decision.n);
+  };
+  std::ranges::sort(steps, {}, when);
+  return steps;
+}
+
+Result<TagDecisions> list_decisions(io::ObjectStore& store, const std::string& tag, const io::RequestLimits& limits) {
+  TRY(check_tag(tag));
+  TRY_ASSIGN(const DecisionsByTag found, list_decisions_by_tag(store, tag + "/", limits));
+  const auto of_tag = found.find(tag);
+  if (of_tag == found.end()) return TagDecisions{};
+  return decisions_of(store, tag, of_tag->second);
+}
+
+Result<CommittedStep> find_step(io::ObjectStore& store, const std::string& name, const io::RequestLimits& limits) {
+  const Error none(ENOENT, fmt::format("{}: there is no committed step {}", store.url(), io::printable(name)));
+  const auto parsed = parse_step_name(name);
+  if (!parsed) return none;
+  TRY_ASSIGN(const TagDecisions decisions, list_decisions(store, parsed->first, limits));
+  if (parsed->second > decisions.commits.size()) return none;
+  return decisions.commits[parsed->second - 1];
+}
+
+std::optional<CommittedStep> newest(const std::vector<CommittedStep>& steps) {
+  const auto found = std::find_if(steps.rbegin(), steps.rend(), [](const CommittedStep& step) { return !step.gone; });
+  return found == steps.rend() ? std::nullopt : std::optional(*found);
+}
+
+Result<Commit> fetch_commit(io::ObjectStore& store, const DecisionName& decision, const io::RequestLimits& limits) {
+  const std::string key = step_key(decision), object = store.url() + "/" + key;
+  TRY_ASSIGN(const std::string text, io::get_text(store, key, kMostCommitBytes, limits));
+  TRY_ASSIGN(Commit commit, parse_commit(text, object));
+  if (commit.name != decision) return error_in(object, Error(EBADMSG, "it is the commit of another step or number"));
+  return commit;
+}
+
+}  // namespace ckptfs::meta::remote

@@ -1,0 +1,84 @@
+// What is decided about a step: votes, commits and voids. All are small JSON texts. docs/remote-format.md has their
+// fields. A void is at most 160 bytes long, and a commit is longer, so that a list of keys and sizes tells them apart.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "io/digest.h"
+#include "io/objects/object_store.h"
+#include "io/result.h"
+#include "meta/remote/layout.h"
+
+namespace ckptfs::meta::remote {
+
+inline constexpr uint64_t kMostVoidBytes = 160;
+
+struct PartName {
+  PushName push;
+  uint64_t number = 0;  // PartHeader::number
+  io::Digest digest{};  // of the object
+  uint64_t size = 0;    // of the object
+  bool operator==(const PartName&) const = default;
+};
+// One part of each slot, in the order of the slots. Its digest is what is voted on: that of its tags, slots, ids,
+// numbers, digests and sizes.
+using PartList = std::vector<PartName>;
+io::Digest digest_of(const PartList& parts);
+
+struct Vote {
+  io::Digest parts{};
+  bool operator==(const Vote&) const = default;
+};
+
+struct Commit {
+  DecisionName name;
+  PartList parts;
+  std::vector<PushName> lenders;   // other pushes whose packs the parts use
+  std::vector<std::string> notes;  // what the union left out (union.h)
+  std::string host;                // that wrote it
+};
+
+struct Void {
+  io::Digest parts{};  // one of the lists that were voted for; zero: none
+};
+
+std::string text_of(const Vote& vote);
+std::string text_of(const Commit& commit);
+std::string text_of(const Void& nothing);
+// EBADMSG, in words; EPROTO for another version. `key`: for messages.
+Result<Vote> parse_vote(const std::string& text, const std::string& key);
+Result<Commit> parse_commit(const std::string& text, const std::string& key);
+Result<Void> parse_void(const std::string& text, const std::string& key);
+
+// A commit as a list tells it.
+struct CommittedStep {
+  DecisionName decision;
+  uint64_t ordinal = 1;                             // among the commits of its tag
+  std::chrono::system_clock::time_point committed;  // by the server's clock
+  bool gone = false;                                // there is a tombstone
+
+  std::string name() const;  // "<tag>", "<tag>~2", ...
+};
+
+// All commits, by the time of the server, oldest first. From lists alone. EIO, in words, which can pass: a list is not
+// whole, since a decision is missing before another of its tag, or one that has a tombstone.
+Result<std::vector<CommittedStep>> list_steps(io::ObjectStore& store, const io::RequestLimits& limits);
+// Those of one tag, and the lowest number that is not decided.
+struct TagDecisions {
+  std::vector<CommittedStep> commits;
+  uint64_t undecided = 1;
+};
+Result<TagDecisions> list_decisions(io::ObjectStore& store, const std::string& tag, const io::RequestLimits& limits);
+// "<tag>" or "<tag>~2", also if it is gone. ENOENT, in words: there is no such step.
+Result<CommittedStep> find_step(io::ObjectStore& store, const std::string& name, const io::RequestLimits& limits);
+// The newest that has no tombstone; none: there is none.
+std::optional<CommittedStep> newest(const std::vector<CommittedStep>& steps);
+
+// EBADMSG, naming the object: it is no commit, or that of another decision.
+Result<Commit> fetch_commit(io::ObjectStore& store, const DecisionName& decision, const io::RequestLimits& limits);
+
+}  // namespace ckptfs::meta::remote

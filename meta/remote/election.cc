@@ -1,0 +1,298 @@
+#include "meta/remote/election.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "io/fault.h"
+#include "io/printable.h"
+#include "meta/remote/part.h"
+#include "meta/remote/slot_parts.h"
+#include "meta/remote/union.h"
+
+namespace ckptfs::meta::remote {
+namespace {
+
+using State = TagStatus::State;
+
+constexpr int kMostRounds = 8;  // of one call. A round ends with an object that is made, by us or somebody else
+constexpr size_t kMostSmallText = 4096;
+
+TagStatus waits(std::string reason, std::vector<uint32_t> missing = {}) {
+  return {State::waits, std::move(missing), std::move(reason), {}, {}};
+}
+TagStatus status_of(State state, std::string reason) { return {state, {}, std::move(reason), {}, {}}; }
+
+std::string text_of_slots(const std::vector<uint32_t>& slots) {
+  return fmt::format("{} {}", slots.size() == 1 ? "slot" : "slots", fmt::join(slots, ", "));
+}
+
+std::vector<PushName> names_in(const PartList& parts) {
+  std::vector<PushName> names;
+  for (const PartName& part : parts) names.push_back(part.push);
+  return names;
+}
+
+// The call has ended with a status, or looks again.
+using Round = Result<std::optional<TagStatus>>;
+Round ends(TagStatus status) { return std::optional(std::move(status)); }
+Round looks_again() { return std::optional<TagStatus>(); }
+
+// One call of advance().
+class Election {
+ public:
+  Election(io::ObjectStore& store, const Slot& slot, const StepImage& image, const PushedPart& own,
+           ElectionMemory& memory, const PushSettings& settings)
+      : store_(store), slot_(slot), image_(image), own_(own), memory_(memory), settings_(settings) {}
+
+  Result<TagStatus> run() {
+    for (int round = 0; round < kMostRounds; ++round) {
+      TRY_ASSIGN(auto status, look());
+      if (status) return std::move(*status);
+    }
+    return waits("other slots decide at this moment");
+  }
+
+ private:
+  io::RequestLimits limits() const { return io::RequestLimits::within(settings_.time, settings_.stop); }
+  DecisionName decision() const { return {image_.tag(), n_}; }
+
+  Round look();
+  Result<> list_votes();
+  Round choose_parts(const TagParts& listed, std::vector<PushName>& chosen);
+  Round find_commit(const std::vector<PushName>& chosen);
+  Result<> read_parts(const std::vector<PushName>& chosen);
+  Round decide(const TagParts& listed);
+  Round count_votes(const TagParts& listed);
+  Result<std::map<uint32_t, Vote>> read_votes();
+  Round vote(const TagParts& listed);
+  Result<std::optional<TagStatus>> speaks_against(const TagParts& listed);
+  Round commit();
+  Result<bool> make(const std::string& key, const std::string& text, io::PutMode mode = io::PutMode::make);
+  Round make_void();
+
+  io::ObjectStore& store_;
+  const Slot& slot_;
+  const StepImage& image_;
+  const PushedPart& own_;
+  ElectionMemory& memory_;
+  const PushSettings& settings_;
+
+  // Of this round.
+  TagDecisions decisions_;
+  uint64_t n_ = 1;
+  std::vector<uint32_t> voters_;
+};
+
+Round Election::look() {
+  TRY_ASSIGN(decisions_, list_decisions(store_, image_.tag(), limits()));
+  n_ = decisions_.undecided;
+  if (n_ <= memory_.decided) return ends(waits(fmt::format("the list of {} lags behind", store_.url())));
+  memory_.decided = n_ - 1;
+  TRY(list_votes());  // before the parts: see the head of election.h
+  TRY_ASSIGN(TagParts listed, list_parts(store_, image_.tag(), limits()));
+  const ListedPart own{own_.name.push, own_.name.size};
+  if (!std::ranges::binary_search(listed.parts, own.push, {}, &ListedPart::push)) {  // the list came late
+    listed.parts.insert(std::ranges::lower_bound(listed.parts, own.push, {}, &ListedPart::push), own);
+  }
+  std::vector<PushName> names;
+  for (const ListedPart& part : listed.parts) names.push_back(part.push);
+  const bool is_known = memory_.listed == names;
+  std::vector<PushName> chosen = names_in(memory_.parts);
+  if (!is_known) {
+    memory_.listed.clear();
+    TRY_ASSIGN(auto status, choose_parts(listed, chosen));
+    if (status) return ends(std::move(*status));
+  }
+  TRY_ASSIGN(auto committed, find_commit(chosen));
+  if (committed) return ends(std::move(*committed));
+  if (!is_known) TRY(read_parts(chosen));
+  memory_.listed = std::move(names);
+  if (memory_.unvotable) return ends(*memory_.unvotable);
+  return decide(listed);
+}
+
+Result<> Election::list_votes() {
+  voters_.clear();
+  if (slot_.slots == 1) return success();
+  const std::string key = vote_key(decision(), slot_.slot);
+  const auto visit = [&](const io::ObjectInfo& object) -> Result<> {
+    const auto voter = parse_vote_key(object.key, decision());
+    if (voter && *voter < slot_.slots) voters_.push_back(*voter);
+    return success();
+  };
+  TRY(io::for_each_object(store_, key.substr(0, key.rfind('/') + 1), visit, limits()));
+  std::ranges::sort(voters_);
+  return success();
+}
+
+// A slot's only part needs no look at its header.
+Round Election::choose_parts(const TagParts& listed, std::vector<PushName>& chosen) {
+  chosen.clear();
+  std::vector<uint32_t> missing;
+  for (uint32_t slot = 0; slot < slot_.slots; ++slot) {
+    const auto parts = listed.of_slot(slot);
+    if (parts.empty()) missing.push_back(slot);
+    if (parts.size() == 1) chosen.push_back(parts.front().push);
+    if (parts.size() < 2) continue;
+    const auto best = newest_part(store_, parts, limits());
+    if (!best && best.error().errno_value() == EEXIST) return ends(status_of(State::refused, best.error().message()));
+    if (!best) return best.error();
+    const SlotPart& part = *best.value();
+    chosen.push_back(part.listed.push);
+    if (slot != slot_.slot || part.listed.push == own_.name.push) continue;
+    if (part.header.mount == slot_.mount) return ends(status_of(State::push_again, "this mount has pushed it anew"));
+    return ends(status_of(State::refused,
+                          fmt::format("slot {} of {} is pushed by a mount on {}, too: give each its own slot, or "
+                                      "remove the remote from one of them",
+                                      slot, image_.tag(), io::printable(part.header.host))));
+  }
+  if (missing.empty()) return looks_again();
+  return ends(waits(fmt::format("{} did not push it yet", text_of_slots(missing)), missing));
+}
+
+Round Election::find_commit(const std::vector<PushName>& chosen) {
+  if (decisions_.commits.empty()) return looks_again();
+  const CommittedStep& last = decisions_.commits.back();
+  TRY_ASSIGN(Commit commit, fetch_commit(store_, last.decision, limits()));
+  if (names_in(commit.parts) != chosen) return looks_again();
+  return ends({State::committed, {}, "", last, std::move(commit.notes)});
+}
+
+// Can the parts be one step? Returns what speaks against it.
+std::optional<TagStatus> find_mixed_attempts(const std::vector<const Part*>& parts) {
+  const PartHeader* first = nullptr;
+  for (const Part* part : parts) {
+    const PartHeader& header = part->header();
+    if (header.attempt.empty()) continue;
+    if (first == nullptr) first = &header;
+    if (header.attempt == first->attempt) continue;
+    return status_of(State::refused,
+                     fmt::format("slots {} and {} hold different attempts: {} and {}", first->push.slot,
+                                 header.push.slot, io::printable(first->attempt), io::printable(header.attempt)));
+  }
+  return std::nullopt;
+}
+
+Result<std::optional<TagStatus>> judge_parts(const std::vector<const Part*>& parts, std::vector<std::string>& notes) {
+  if (auto mixed = find_mixed_attempts(parts)) return mixed;
+  auto whole = unite(parts);
+  if (!whole && whole.error().errno_value() == EEXIST) {
+    return std::optional(status_of(State::refused, whole.error().message()));
+  }
+  if (!whole) return whole.error();
+  const auto judged = judge_union(parts, whole.value());
+  if (judged.completeness == formats::Completeness::incomplete) {
+    return std::optional(status_of(State::incomplete, judged.reason));
+  }
+  notes = std::move(whole.value().notes);
+  return std::optional<TagStatus>();
+}
+
+Result<> Election::read_parts(const std::vector<PushName>& chosen) {
+  std::vector<Part> parts;
+  for (const PushName& push : chosen) {
+    const bool is_own = push == own_.name.push;
+    const auto wanted = is_own ? std::optional(own_.name.digest) : std::nullopt;
+    TRY_ASSIGN(Part part, fetch_part(store_, push, wanted, settings_.folder, limits()));
+    parts.push_back(std::move(part));
+  }
+  memory_.parts.clear();
+  std::vector<const Part*> all;
+  std::set<PushName> lenders;
+  for (const Part& part : parts) {
+    all.push_back(&part);
+    memory_.parts.push_back({part.header().push, part.header().number, part.digest(), part.size()});
+    for (const UsedPush& used : part.header().pushes) lenders.insert(used.push);
+  }
+  for (const PushName& push : chosen) lenders.erase(push);
+  memory_.lenders.assign(lenders.begin(), lenders.end());
+  memory_.notes.clear();
+  TRY_ASSIGN(memory_.unvotable, judge_parts(all, memory_.notes));
+  return success();
+}
+
+Round Election::decide(const TagParts& listed) {
+  if (slot_.slots > 1) return count_votes(listed);
+  TRY_ASSIGN(auto against, speaks_against(listed));
+  if (against) return ends(std::move(*against));
+  return commit();
+}
+
+Result<std::map<uint32_t, Vote>> Election::read_votes() {
+  std::map<uint32_t, Vote> votes;
+  for (const uint32_t voter : voters_) {
+    const std::string key = vote_key(decision(), voter);
+    TRY_ASSIGN(const std::string text, io::get_text(store_, key, kMostSmallText, limits()));
+    TRY_ASSIGN(votes[voter], parse_vote(text, store_.url() + "/" + key));
+  }
+  return votes;
+}
+
+Round Election::count_votes(const TagParts& listed) {
+  const io::Digest list = digest_of(memory_.parts);
+  TRY_ASSIGN(const auto votes, read_votes());
+  const auto differs = [&](const auto& vote) { return vote.second.parts != list; };
+  const bool unequal = std::ranges::any_of(votes, differs) && !io::fault_value("commit_unequal");
+  if (unequal) return make_void();
+  if (votes.size() == slot_.slots) return commit();
+  if (!votes.contains(slot_.slot)) return vote(listed);
+  std::vector<uint32_t> missing;
+  for (uint32_t slot = 0; slot < slot_.slots; ++slot) {
+    if (!votes.contains(slot)) missing.push_back(slot);
+  }
+  return ends(waits(fmt::format("{} did not vote for it yet", text_of_slots(missing)), missing));
+}
+
+// What speaks against the word of this slot for its part. The image comes last: see the head of election.h.
+Result<std::optional<TagStatus>> Election::speaks_against(const TagParts& listed) {
+  TRY_ASSIGN(const bool lost, has_lost_lender(store_, own_.borrowed_from, own_.unfinished, listed, limits()));
+  if (lost) return std::optional(status_of(State::push_again, "a step that lent it chunks was removed"));
+  if (io::fault_value("vote_unchecked")) return std::optional<TagStatus>();
+  TRY_ASSIGN(const bool may_vote, image_.may_be_voted_for());
+  if (may_vote) return std::optional<TagStatus>();
+  return std::optional(waits("its files are in use, or have changed"));
+}
+
+Round Election::vote(const TagParts& listed) {
+  TRY_ASSIGN(auto against, speaks_against(listed));
+  if (against) return ends(std::move(*against));
+  if (own_.found && !memory_.may_vote && !io::fault_value("found_unvoided")) return make_void();
+  TRY(make(vote_key(decision(), slot_.slot), text_of(Vote{digest_of(memory_.parts)})));
+  return looks_again();
+}
+
+// Returns whether it was made now. False: it was there, by a lost reply of ours or from somebody else.
+Result<bool> Election::make(const std::string& key, const std::string& text, io::PutMode mode) {
+  const auto put = store_.put(key, io::content_of(text), mode, limits());
+  if (!put && put.error().errno_value() != EEXIST) return put.error();
+  return put.has_value();
+}
+
+Round Election::make_void() {
+  const auto mode = io::fault_value("void_replaces") ? io::PutMode::replace : io::PutMode::make;
+  TRY_ASSIGN(const bool made, make(step_key(decision()), text_of(Void{digest_of(memory_.parts)}), mode));
+  memory_.may_vote = memory_.may_vote || made;
+  memory_.decided = n_;
+  return looks_again();
+}
+
+Round Election::commit() {
+  const Commit commit{decision(), memory_.parts, memory_.lenders, memory_.notes, slot_.host};
+  TRY(make(step_key(decision()), text_of(commit)));
+  memory_.decided = n_;
+  return looks_again();
+}
+
+}  // namespace
+
+Result<TagStatus> advance(io::ObjectStore& store, const Slot& slot, const StepImage& image, const PushedPart& own,
+                          ElectionMemory& memory, const PushSettings& settings) {
+  return Election(store, slot, image, own, memory, settings).run();
+}
+
+}  // namespace ckptfs::meta::remote

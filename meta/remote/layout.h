@@ -1,0 +1,75 @@
+// Where what lies in a remote: the keys of its objects, below the remote's prefix. The format: docs/remote-format.md.
+//
+//   ckptfs.json                       what remote this is (remote_facts.h)
+//   packs/<tag>/<slot>.<id>/<k>       chunks, one after the other, at most 64 MiB
+//   parts/<tag>/<slot>.<id>           what a slot holds of a step (part.h)
+//   votes/<tag>/<n>/<slot>            a slot's word for a list of parts (commit.h)
+//   steps/<tag>/<n>                   a commit, or a void (commit.h)
+//   gone/<tag>/<n>                    a tombstone
+//   probe/<id>                        what probe_store() tries, for a moment (remote_facts.h)
+//
+// No object is ever written twice with another content. Stateless; any thread.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "io/result.h"
+
+namespace ckptfs::meta::remote {
+
+inline constexpr int kVersion = 1;
+inline constexpr uint64_t kChunkBytes = uint64_t{1} << 20;
+inline constexpr uint64_t kPackBytes = uint64_t{64} << 20;
+
+inline constexpr const char* kFactsKey = "ckptfs.json";
+inline constexpr const char* kPacks = "packs/";
+inline constexpr const char* kParts = "parts/";
+inline constexpr const char* kVotes = "votes/";
+inline constexpr const char* kSteps = "steps/";
+inline constexpr const char* kGone = "gone/";
+inline constexpr const char* kProbe = "probe/";
+
+// One try of one slot to push a step. `id` is random and never used again.
+struct PushName {
+  std::string tag;
+  uint32_t slot = 0;
+  std::string id;  // 16 hexadecimal digits
+
+  std::string text() const;  // "<tag>/<slot>.<id>"
+  bool operator==(const PushName&) const = default;
+  std::strong_ordering operator<=>(const PushName& other) const;
+};
+// 16 random hexadecimal digits.
+std::string new_id();
+PushName new_push(const std::string& tag, uint32_t slot);
+std::optional<PushName> parse_push(std::string_view text);
+
+// A decision about a tag: n counts from 1.
+struct DecisionName {
+  std::string tag;
+  uint64_t n = 0;
+  bool operator==(const DecisionName&) const = default;
+};
+
+std::string pack_key(const PushName& push, uint32_t pack);
+std::string part_key(const PushName& push);
+std::string vote_key(const DecisionName& decision, uint32_t slot);
+std::string step_key(const DecisionName& decision);
+std::string gone_key(const DecisionName& decision);
+
+// What a key below kParts, kSteps, kGone or kVotes names; none: it is no such key, and somebody else's object.
+std::optional<PushName> parse_part_key(std::string_view key);
+std::optional<DecisionName> parse_step_key(std::string_view key);
+std::optional<DecisionName> parse_gone_key(std::string_view key);
+std::optional<uint32_t> parse_vote_key(std::string_view key, const DecisionName& decision);
+
+// EINVAL, in words, unless a step of this name can be pushed: it is part of a key, so it is UTF-8 without control
+// characters, which the list of an S3 store could not tell; and it has no '~', which stands before the number of a
+// later commit ("global_step5~2").
+Result<> check_tag(std::string_view tag);
+
+}  // namespace ckptfs::meta::remote

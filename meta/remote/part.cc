@@ -1,0 +1,639 @@
+#include "meta/remote/part.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <chrono>
+#include <cstring>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "io/json.h"
+#include "io/printable.h"
+#include "meta/remote/json_fields.h"
+
+namespace ckptfs::meta::remote {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::string_view kMagic = "ckptfs part ";
+constexpr size_t kLongestMagic = 32;  // with its version and its end
+constexpr uint64_t kMostPartBytes = uint64_t{4} << 30;
+constexpr uint64_t kMostHeaderBytes = uint64_t{16} << 20;
+constexpr uint64_t kMostEntryBytes = uint64_t{256} << 20;  // of all entries
+constexpr uint64_t kMostEntries = uint64_t{1} << 20;
+constexpr size_t kMostPushes = size_t{1} << 16;
+constexpr size_t kLongestName = 255, kLongestPath = 4095;
+constexpr mode_t kModeBits = 07777;
+constexpr long kNanoseconds = 1'000'000'000;
+constexpr size_t kPartRange = size_t{16} << 20;  // of one request
+constexpr size_t kPartPiece = size_t{1} << 20;   // of a copy
+constexpr size_t kHeaderGuess = size_t{64} << 10;
+constexpr uint64_t kChunksAtOnce = 16'384;
+constexpr io::JsonBounds kHeaderBounds{.bytes = kMostHeaderBytes, .values = 1 << 20, .text = 1 << 16, .depth = 6};
+constexpr io::JsonBounds kEntryBounds{.bytes = 1 << 16, .values = 64, .text = 1 << 15, .depth = 4};
+
+// Numbers of the format are little-endian.
+void append_number(std::string& bytes, uint64_t number, size_t width) {
+  for (size_t at = 0; at < width; ++at) bytes += static_cast<char>(number >> (8 * at) & 0xff);
+}
+uint32_t u32_at(std::span<const std::byte> bytes, size_t at) {
+  uint32_t number = 0;
+  for (size_t i = 0; i < 4; ++i) number |= std::to_integer<uint32_t>(bytes[at + i]) << (8 * i);
+  return number;
+}
+
+constexpr size_t kDigestBytes = sizeof(io::Digest);
+
+std::string bytes_of_chunk(const Chunk& chunk) {
+  std::string bytes(reinterpret_cast<const char*>(chunk.digest.data()), kDigestBytes);
+  append_number(bytes, chunk.push, 4);
+  append_number(bytes, chunk.pack, 4);
+  append_number(bytes, chunk.offset, 4);
+  append_number(bytes, uint32_t{chunk.codec} << 24 | chunk.length, 4);
+  return bytes;
+}
+
+Chunk chunk_of(std::span<const std::byte, Chunk::kBytes> bytes) {
+  Chunk chunk;
+  std::memcpy(chunk.digest.data(), bytes.data(), kDigestBytes);
+  chunk.push = u32_at(bytes, kDigestBytes);
+  chunk.pack = u32_at(bytes, kDigestBytes + 4);
+  chunk.offset = u32_at(bytes, kDigestBytes + 8);
+  const uint32_t length = u32_at(bytes, kDigestBytes + 12);
+  chunk.length = length & 0xffffff;
+  chunk.codec = static_cast<uint8_t>(length >> 24);
+  return chunk;
+}
+
+constexpr std::array<std::string_view, 3> kKinds{"file", "folder", "link"};
+static_assert(static_cast<int>(Entry::Kind::link) == 2);
+static_assert(static_cast<int>(formats::Completeness::weights) == 3);
+
+template <class Enum, size_t kCount>
+Result<Enum> word_field(const json& object, const char* name, const std::array<std::string_view, kCount>& words) {
+  TRY_ASSIGN(const std::string word, text_field(object, name));
+  const auto found = std::ranges::find(words, word);
+  if (found == words.end()) {
+    return Error(EBADMSG, fmt::format("its \"{}\" is \"{}\", which is none", name, io::printable(word)));
+  }
+  return static_cast<Enum>(found - words.begin());
+}
+
+// Returns what is wrong with a path, or nothing.
+std::string_view wrong_with_path(std::string_view path) {
+  if (!io::is_utf8(path)) return "is not UTF-8";
+  if (path.size() > kLongestPath) return "is too long";
+  if (path.find('\0') != std::string_view::npos) return "has a zero byte";
+  for (size_t begin = 0; !path.empty();) {
+    const size_t end = std::min(path.find('/', begin), path.size());
+    const std::string_view name = path.substr(begin, end - begin);
+    if (name.empty() || name == "." || name == ".." || name.size() > kLongestName) return "has a name that cannot be";
+    if (end == path.size()) break;
+    begin = end + 1;
+  }
+  return {};
+}
+
+// Checks what can be checked of one entry alone.
+Result<> check_alone(const Entry& entry) {
+  const auto wrong = [&](std::string_view what) {
+    return Error(EINVAL, fmt::format("{}: its {}", entry.path.empty() ? "the step" : io::printable(entry.path), what));
+  };
+  if (const auto what = wrong_with_path(entry.path); !what.empty()) return wrong(fmt::format("path {}", what));
+  if ((entry.mode & ~kModeBits) != 0) return wrong("mode has bits that are no permissions");
+  if (entry.mtime.tv_nsec < 0 || entry.mtime.tv_nsec >= kNanoseconds) return wrong("time is none");
+  if (entry.size > uint64_t{std::numeric_limits<int64_t>::max()}) return wrong("size is larger than any file's");
+  if (entry.kind != Entry::Kind::file && entry.size != 0) return wrong("size is that of a file, which it is not");
+  const std::string_view target = entry.target;
+  if ((entry.kind == Entry::Kind::link) == target.empty()) return wrong("target is missing, or it is no link");
+  if (!io::is_utf8(target) || target.size() > kLongestPath || target.find('\0') != std::string_view::npos) {
+    return wrong("target is not UTF-8, or too long");
+  }
+  return success();
+}
+
+json json_of(const Entry& entry) {
+  json line = {{"path", entry.path}, {"kind", kKinds.at(static_cast<size_t>(entry.kind))},
+               {"mode", entry.mode}, {"uid", entry.uid},
+               {"gid", entry.gid},   {"mtime", {entry.mtime.tv_sec, entry.mtime.tv_nsec}}};
+  if (entry.kind == Entry::Kind::file) line["size"] = entry.size;
+  if (entry.kind == Entry::Kind::link) line["target"] = entry.target;
+  return line;
+}
+
+Result<timespec> time_field(const json& object, const char* name) {
+  TRY_ASSIGN(const json* const list, list_field(object, name));
+  const auto is_number = [](const json& one) {
+    return one.is_number_integer() && (!one.is_number_unsigned() || *one.get_ptr<const uint64_t*>() <=
+                                                                        uint64_t{std::numeric_limits<int64_t>::max()});
+  };
+  if (list->size() != 2 || !std::ranges::all_of(*list, is_number)) {
+    return Error(EBADMSG, fmt::format("its \"{}\" is no time", name));
+  }
+  return timespec{(*list)[0].get<int64_t>(), (*list)[1].get<int64_t>()};
+}
+
+Result<Entry> parse_entry(std::string_view line) {
+  TRY_ASSIGN(const json object, parse_object(line, kEntryBounds));
+  constexpr uint64_t kMost32 = std::numeric_limits<uint32_t>::max();
+  Entry entry;
+  TRY_ASSIGN(entry.path, text_field(object, "path"));
+  TRY_ASSIGN(entry.kind, word_field<Entry::Kind>(object, "kind", kKinds));
+  TRY_ASSIGN(const uint64_t mode, number_field(object, "mode", kModeBits));
+  TRY_ASSIGN(const uint64_t uid, number_field(object, "uid", kMost32));
+  TRY_ASSIGN(const uint64_t gid, number_field(object, "gid", kMost32));
+  entry.mode = static_cast<mode_t>(mode);
+  entry.uid = static_cast<uid_t>(uid);
+  entry.gid = static_cast<gid_t>(gid);
+  TRY_ASSIGN(entry.mtime, time_field(object, "mtime"));
+  if (entry.kind == Entry::Kind::file) {
+    TRY_ASSIGN(entry.size, number_field(object, "size"));
+  }
+  if (entry.kind == Entry::Kind::link) {
+    TRY_ASSIGN(entry.target, text_field(object, "target"));
+  }
+  if (auto checked = check_alone(entry); !checked) return Error(EBADMSG, checked.error().message());
+  return entry;
+}
+
+Result<formats::CompletenessFacts> parse_facts(const json& header) {
+  const auto found = header.find("facts");
+  if (found == header.end()) return Error(EBADMSG, "it has no \"facts\"");
+  return formats::facts_of(*found);
+}
+
+json json_of(const PartHeader& header) {
+  json pushes = json::array();
+  for (const UsedPush& used : header.pushes) pushes.push_back({{"push", used.push.text()}, {"packs", used.packs}});
+  json lenders = json::array();
+  for (const DecisionName& lender : header.borrowed_from) lenders.push_back(step_key(lender));
+  json unfinished = json::array();
+  for (const PushName& push : header.unfinished) unfinished.push_back(push.text());
+  return {{"borrowed_from", std::move(lenders)},
+          {"unfinished", std::move(unfinished)},
+          {"push", header.push.text()},
+          {"number", header.number},
+          {"host", header.host},
+          {"mount", header.mount},
+          {"attempt", header.attempt},
+          {"content", io::hex_of(header.content)},
+          {"pushes", std::move(pushes)},
+          {"facts", formats::json_of(header.facts)},
+          {"entries", header.entries},
+          {"chunks", header.chunks},
+          {"bytes", header.bytes}};
+}
+
+// Ranges that ascend and do not touch. Adds how many packs there are to `count`.
+Result<UsedPush> parse_used_push(const json& object, uint64_t& count) {
+  if (!object.is_object()) return Error(EBADMSG, "its \"pushes\" are none");
+  UsedPush used;
+  TRY_ASSIGN(used.push, push_field(object, "push"));
+  TRY_ASSIGN(const json* const ranges, list_field(object, "packs"));
+  const auto is_pack = [](const json& one) {
+    return one.is_number_unsigned() && *one.get_ptr<const uint64_t*>() < std::numeric_limits<uint32_t>::max();
+  };
+  uint64_t next = 0;
+  for (const json& range : *ranges) {
+    if (!range.is_array() || range.size() != 2 || !std::ranges::all_of(range, is_pack)) {
+      return Error(EBADMSG, "its \"packs\" are no ranges");
+    }
+    const auto first = range[0].get<uint32_t>(), last = range[1].get<uint32_t>();
+    if (first < next || last < first) return Error(EBADMSG, "its \"packs\" do not ascend");
+    used.packs.emplace_back(first, last);
+    next = uint64_t{last} + 1;
+    count += uint64_t{last} - first + 1;
+  }
+  return used;
+}
+
+Result<> parse_pushes(const json& object, PartHeader& header) {
+  TRY_ASSIGN(const json* const pushes, list_field(object, "pushes"));
+  if (pushes->size() > kMostPushes) return Error(EBADMSG, "it uses more pushes than there can be");
+  uint64_t packs = 0;
+  for (const json& one : *pushes) {
+    TRY_ASSIGN(UsedPush used, parse_used_push(one, packs));
+    header.pushes.push_back(std::move(used));
+  }
+  if (header.pushes.empty() || header.pushes.front().push != header.push) {
+    return Error(EBADMSG, "the first of its \"pushes\" is not its own");
+  }
+  if (packs > header.chunks) return Error(EBADMSG, "it names more packs than it has chunks");
+  return success();
+}
+
+Result<std::vector<DecisionName>> parse_borrowed_from(const json& object) {
+  TRY_ASSIGN(const std::vector<std::string> keys, texts_field(object, "borrowed_from"));
+  std::vector<DecisionName> lenders;
+  for (const std::string& key : keys) {
+    auto lender = parse_step_key(key);
+    if (!lender) return Error(EBADMSG, "its \"borrowed_from\" names no commit: " + io::printable(key));
+    lenders.push_back(std::move(*lender));
+  }
+  return lenders;
+}
+
+Result<std::vector<PushName>> parse_unfinished(const json& object) {
+  TRY_ASSIGN(const std::vector<std::string> texts, texts_field(object, "unfinished"));
+  std::vector<PushName> pushes;
+  for (const std::string& text : texts) {
+    auto push = parse_push(text);
+    if (!push) return Error(EBADMSG, "its \"unfinished\" names no push: " + io::printable(text));
+    pushes.push_back(std::move(*push));
+  }
+  return pushes;
+}
+
+Result<PartHeader> parse_header(std::string_view line) {
+  TRY_ASSIGN(const json object, parse_object(line, kHeaderBounds));
+  PartHeader header;
+  TRY_ASSIGN(header.push, push_field(object, "push"));
+  TRY_ASSIGN(header.number, number_field(object, "number"));
+  TRY_ASSIGN(header.host, text_field(object, "host"));
+  TRY_ASSIGN(header.mount, text_field(object, "mount"));
+  TRY_ASSIGN(header.attempt, text_field(object, "attempt"));
+  TRY_ASSIGN(header.content, digest_field(object, "content"));
+  TRY_ASSIGN(header.facts, parse_facts(object));
+  TRY_ASSIGN(header.entries, number_field(object, "entries", kMostEntries));
+  TRY_ASSIGN(header.chunks, number_field(object, "chunks", kMostPartBytes / Chunk::kBytes));
+  TRY_ASSIGN(header.bytes, number_field(object, "bytes"));
+  TRY(parse_pushes(object, header));
+  TRY_ASSIGN(header.borrowed_from, parse_borrowed_from(object));
+  TRY_ASSIGN(header.unfinished, parse_unfinished(object));
+  if (header.number == 0) return Error(EBADMSG, "its number is 0");
+  return header;
+}
+
+struct TextHeader {
+  PartHeader header;
+  size_t end = 0;  // of its line
+};
+
+// Nothing: the text does not reach to the end of the header.
+Result<std::optional<TextHeader>> parse_begin(std::string_view text) {
+  const size_t end = text.find('\n');
+  const std::string_view first = text.substr(0, std::min(end, kLongestMagic));
+  uint64_t version = 0;
+  const std::string_view digits = first.substr(std::min(kMagic.size(), first.size()));
+  const auto [rest, error] = std::from_chars(digits.data(), digits.data() + digits.size(), version);
+  if (!first.starts_with(kMagic) || error != std::errc() || rest != first.data() + first.size()) {
+    return Error(EBADMSG, "it is no part of a step: it does not begin with \"ckptfs part 1\"");
+  }
+  TRY(check_version(version));
+  if (digits != std::to_string(kVersion)) return Error(EBADMSG, "its version is written in another way");
+  if (end == std::string_view::npos) return std::optional<TextHeader>();
+  const size_t last = text.find('\n', end + 1);
+  if (last == std::string_view::npos) return std::optional<TextHeader>();
+  TRY_ASSIGN(PartHeader header, parse_header(text.substr(end + 1, last - end - 1)));
+  return std::optional(TextHeader{std::move(header), last + 1});
+}
+
+Error no_header() { return Error(EBADMSG, "its header is cut short, or too long"); }
+
+Result<io::Fd> nameless_file(const std::string& folder) { return io::open_at(AT_FDCWD, folder, O_TMPFILE | O_RDWR); }
+
+Result<io::Digest> digest_file(int file) {
+  TRY_ASSIGN(const struct stat facts, io::stat_fd(file));
+  std::vector<std::byte> piece(std::min<uint64_t>(kPartPiece, static_cast<uint64_t>(facts.st_size) + 1));
+  io::Hasher hasher;
+  for (uint64_t at = 0;;) {
+    TRY_ASSIGN(const size_t got, io::read_full(file, piece, static_cast<off_t>(at)));
+    hasher.add(std::span(piece).first(got));
+    at += got;
+    if (got < piece.size()) return hasher.finish();
+  }
+}
+
+// Appends the first `size` bytes of a file to another, which has `at` bytes.
+Result<> append_file(int from, uint64_t size, int to, uint64_t at) {
+  std::vector<std::byte> piece(std::min<uint64_t>(kPartPiece, size));
+  for (uint64_t done = 0; done < size; done += piece.size()) {
+    piece.resize(std::min<uint64_t>(piece.size(), size - done));
+    TRY_ASSIGN(const size_t got, io::read_full(from, piece, static_cast<off_t>(done)));
+    if (got < piece.size()) return Error(EIO, "a nameless file has fewer bytes than were written to it");
+    TRY(io::write_full(to, piece, static_cast<off_t>(at + done)));
+  }
+  return success();
+}
+
+// The lines of a file's range, a piece in memory at a time.
+class LinesOfFile {
+ public:
+  LinesOfFile(int file, uint64_t begin, uint64_t end) : file_(file), at_(begin), end_(end) {}
+
+  // EBADMSG: there is no whole line.
+  Result<std::string_view> next() {
+    for (;;) {
+      const std::string_view rest = std::string_view(buffer_).substr(begin_);
+      const size_t end = rest.find('\n');
+      if (end != std::string_view::npos) {
+        begin_ += end + 1;
+        return rest.substr(0, end);
+      }
+      if (rest.size() > kEntryBounds.bytes) return Error(EBADMSG, "an entry is too long");
+      TRY(fill());
+    }
+  }
+  // Where the next line begins.
+  uint64_t position() const { return at_ - (buffer_.size() - begin_); }
+
+ private:
+  Result<> fill() {
+    buffer_.erase(0, std::exchange(begin_, 0));
+    const size_t kept = buffer_.size(), wanted = std::min<uint64_t>(kPartPiece, end_ - at_);
+    if (wanted == 0) return Error(EBADMSG, "its entries are cut short");
+    buffer_.resize(kept + wanted);
+    TRY_ASSIGN(const size_t got,
+               io::read_full(file_, std::as_writable_bytes(std::span(buffer_)).subspan(kept), static_cast<off_t>(at_)));
+    if (got < wanted) return Error(EBADMSG, "its entries are cut short");
+    at_ += got;
+    return success();
+  }
+
+  const int file_;
+  uint64_t at_;
+  const uint64_t end_;
+  std::string buffer_;
+  size_t begin_ = 0;
+};
+
+bool has_pack(const UsedPush& used, uint32_t pack) {
+  const auto after = std::ranges::upper_bound(used.packs, pack, {}, &std::pair<uint32_t, uint32_t>::first);
+  return after != used.packs.begin() && pack <= std::prev(after)->second;
+}
+
+// `bytes`: how much of the file the chunk holds.
+Result<> check_chunk(const Chunk& chunk, uint64_t bytes, const PartHeader& header) {
+  if (chunk.codec != 0)
+    return Error(EBADMSG, fmt::format("it has codec {}, which this ckptfs does not know", chunk.codec));
+  if (chunk.push >= header.pushes.size()) return Error(EBADMSG, "it lies in a push that the part does not name");
+  if (!has_pack(header.pushes[chunk.push], chunk.pack))
+    return Error(EBADMSG, "it lies in a pack that the part does not name");
+  if (chunk.length != bytes)
+    return Error(EBADMSG, fmt::format("it has {} bytes, and should have {}", chunk.length, bytes));
+  if (uint64_t{chunk.offset} + chunk.length > kPackBytes) return Error(EBADMSG, "it ends beyond any pack's end");
+  return success();
+}
+
+}  // namespace
+
+ContentDigest::ContentDigest() { hasher_.add(std::as_bytes(std::span(std::string_view("ckptfs content 1\n")))); }
+
+void ContentDigest::begin(const Entry& entry) {
+  std::string bytes;
+  append_number(bytes, entry.path.size(), 4);
+  bytes += entry.path;
+  append_number(bytes, static_cast<uint64_t>(entry.kind), 1);
+  append_number(bytes, entry.mode, 4);
+  append_number(bytes, entry.uid, 4);
+  append_number(bytes, entry.gid, 4);
+  append_number(bytes, entry.size, 8);
+  append_number(bytes, entry.target.size(), 4);
+  bytes += entry.target;
+  hasher_.add(std::as_bytes(std::span(bytes)));
+}
+
+void ContentDigest::add_chunk(const io::Digest& chunk) { hasher_.add(chunk); }
+
+void ContentDigest::add(const Entry& entry, std::span<const io::Digest> chunks) {
+  begin(entry);
+  for (const io::Digest& chunk : chunks) add_chunk(chunk);
+}
+
+Result<Part> Part::open(io::Fd file) {
+  TRY_ASSIGN(const io::Digest digest, digest_file(file.get()));
+  return read(std::move(file), digest);
+}
+
+Result<Part> Part::read(io::Fd file, const io::Digest& digest) {
+  TRY_ASSIGN(const struct stat facts, io::stat_fd(file.get()));
+  Part part;
+  part.file_ = std::move(file);
+  part.size_ = static_cast<uint64_t>(facts.st_size);
+  part.digest_ = digest;
+  TRY(part.read_header());
+  TRY(part.check_chunks());
+  return part;
+}
+
+Result<> Part::read_header() {
+  for (size_t length = kHeaderGuess;; length = kMostHeaderBytes) {
+    std::string text(std::min<uint64_t>(length, size_), '\0');
+    TRY_ASSIGN(const size_t got, io::read_full(file_.get(), std::as_writable_bytes(std::span(text)), 0));
+    TRY_ASSIGN(auto found, parse_begin(std::string_view(text).substr(0, got)));
+    if (!found && (got == size_ || length == kMostHeaderBytes)) return no_header();
+    if (!found) continue;
+    header_ = std::move(found->header);
+    return read_entries(found->end);
+  }
+}
+
+Result<> Part::read_entries(uint64_t begin) {
+  const uint64_t chunk_bytes = header_.chunks * Chunk::kBytes;
+  if (size_ < begin || size_ - begin < chunk_bytes) return Error(EBADMSG, "it is cut short");
+  chunks_at_ = size_ - chunk_bytes;
+  if (chunks_at_ - begin > kMostEntryBytes) return Error(EBADMSG, "its entries are longer than any step's");
+  LinesOfFile lines(file_.get(), begin, chunks_at_);
+  uint64_t chunks = 0, bytes = 0;
+  for (uint64_t number = 0; number < header_.entries; ++number) {
+    TRY_ASSIGN(const std::string_view line, lines.next());
+    auto parsed = parse_entry(line);
+    if (!parsed) return error_in(fmt::format("entry {}", number), parsed.error());
+    Entry entry = std::move(parsed).value();
+    TRY(check_entry(entry));
+    entry.first_chunk = chunks;
+    chunks += entry.chunks();
+    bytes += entry.size;
+    entries_.push_back(std::move(entry));
+  }
+  if (entries_.empty()) return Error(EBADMSG, "it has no entries");
+  if (lines.position() != chunks_at_ || chunks != header_.chunks || bytes != header_.bytes) {
+    return Error(EBADMSG, "its entries, its chunks and its header do not agree");
+  }
+  return success();
+}
+
+// Of an entry and those before it.
+Result<> Part::check_entry(const Entry& entry) const {
+  if (entries_.empty()) {
+    if (entry.path.empty() && entry.kind == Entry::Kind::folder) return success();
+    return Error(EBADMSG, "its first entry is not the step's own folder");
+  }
+  if (entry.path <= entries_.back().path)
+    return Error(EBADMSG, io::printable(entry.path) + ": it comes twice, or too late");
+  const size_t slash = entry.path.rfind('/');
+  const auto parent =
+      find(slash == std::string::npos ? std::string_view() : std::string_view(entry.path).substr(0, slash));
+  if (parent && entries_[*parent].kind == Entry::Kind::folder) return success();
+  return Error(EBADMSG, io::printable(entry.path) + ": it lies in no folder of the step");
+}
+
+// Checks each chunk, and the content's digest.
+Result<> Part::check_chunks() const {
+  ContentDigest content;
+  for (const Entry& entry : entries_) {
+    content.begin(entry);
+    for (uint64_t at = 0; at < entry.chunks(); at += kChunksAtOnce) {
+      TRY_ASSIGN(const std::vector<Chunk> some,
+                 chunks(entry.first_chunk + at, std::min(kChunksAtOnce, entry.chunks() - at)));
+      for (size_t i = 0; i < some.size(); ++i) {
+        const uint64_t bytes = std::min(kChunkBytes, entry.size - (at + i) * kChunkBytes);
+        if (auto checked = check_chunk(some[i], bytes, header_); !checked) {
+          return error_in(fmt::format("{}: chunk {}", io::printable(entry.path), at + i), checked.error());
+        }
+        content.add_chunk(some[i].digest);
+      }
+    }
+  }
+  if (content.finish() != header_.content) return Error(EBADMSG, "its content has another digest than its header says");
+  return success();
+}
+
+Result<std::vector<Chunk>> Part::chunks(uint64_t first, uint64_t count) const {
+  if (first > header_.chunks || count > header_.chunks - first) return Error(EINVAL, "the part has fewer chunks");
+  std::vector<std::byte> bytes(count * Chunk::kBytes);
+  TRY_ASSIGN(const size_t got,
+             io::read_full(file_.get(), bytes, static_cast<off_t>(chunks_at_ + first * Chunk::kBytes)));
+  if (got < bytes.size()) return Error(EIO, "the part's file has become shorter");
+  std::vector<Chunk> chunks(count);
+  for (size_t at = 0; at < count; ++at) {
+    chunks[at] = chunk_of(std::span(bytes).subspan(at * Chunk::kBytes).first<Chunk::kBytes>());
+  }
+  return chunks;
+}
+
+std::optional<size_t> Part::find(std::string_view path) const {
+  const auto found =
+      std::ranges::lower_bound(entries_, path, {}, [](const Entry& one) { return std::string_view(one.path); });
+  if (found == entries_.end() || found->path != path) return std::nullopt;
+  return static_cast<size_t>(found - entries_.begin());
+}
+
+io::ObjectContent Part::content() const {
+  return {size_, [file = file_.get()](uint64_t offset, std::span<std::byte> buffer) -> Result<> {
+            TRY_ASSIGN(const size_t got, io::read_full(file, buffer, static_cast<off_t>(offset)));
+            if (got < buffer.size()) return Error(EIO, "the part's file has become shorter");
+            return success();
+          }};
+}
+
+Result<PartWriter> PartWriter::make(const std::string& folder) {
+  PartWriter writer(folder);
+  TRY_ASSIGN(writer.entries_, nameless_file(folder));
+  TRY_ASSIGN(writer.chunks_, nameless_file(folder));
+  return writer;
+}
+
+Result<> PartWriter::add(const Entry& entry, std::span<const Chunk> chunks) {
+  TRY(check_alone(entry));
+  const bool in_order = entry_count_ == 0 ? entry.path.empty() : entry.path > last_path_;
+  if (!in_order) return Error(EINVAL, io::printable(entry.path) + ": the entries are not in the order of their paths");
+  if (entry_count_ == kMostEntries) return Error(EFBIG, "the step has more than a million files");
+  if (chunks.size() != entry.chunks())
+    return Error(EINVAL, io::printable(entry.path) + ": it has another number of chunks");
+  const std::string line = line_of(json_of(entry));
+  TRY(io::write_full(entries_.get(), std::as_bytes(std::span(line)), static_cast<off_t>(entries_bytes_)));
+  content_.begin(entry);
+  std::string bytes;
+  bytes.reserve(chunks.size() * Chunk::kBytes);
+  for (const Chunk& chunk : chunks) {
+    bytes += bytes_of_chunk(chunk);
+    content_.add_chunk(chunk.digest);
+    packs_.emplace(chunk.push, chunk.pack);
+  }
+  TRY(io::write_full(chunks_.get(), std::as_bytes(std::span(bytes)), static_cast<off_t>(chunk_count_ * Chunk::kBytes)));
+  last_path_ = entry.path;
+  entries_bytes_ += line.size();
+  ++entry_count_;
+  chunk_count_ += chunks.size();
+  bytes_ += entry.size;
+  return success();
+}
+
+Result<Part> PartWriter::finish(PartHeader header) {
+  header.entries = entry_count_;
+  header.chunks = chunk_count_;
+  header.bytes = bytes_;
+  header.content = content_.finish();
+  for (UsedPush& used : header.pushes) used.packs.clear();
+  for (const auto& [push, pack] : packs_) {
+    if (push >= header.pushes.size()) return Error(EINVAL, "a chunk names a push that the header does not have");
+    auto& packs = header.pushes[push].packs;
+    if (!packs.empty() && packs.back().second + 1 == pack) {
+      packs.back().second = pack;
+    } else {
+      packs.emplace_back(pack, pack);
+    }
+  }
+  const std::string text = fmt::format("{}{}\n", kMagic, kVersion) + line_of(json_of(header));
+  TRY_ASSIGN(io::Fd file, nameless_file(folder_));
+  TRY(io::write_full(file.get(), std::as_bytes(std::span(text)), 0));
+  TRY(append_file(entries_.get(), entries_bytes_, file.get(), text.size()));
+  TRY(append_file(chunks_.get(), chunk_count_ * Chunk::kBytes, file.get(), text.size() + entries_bytes_));
+  return Part::open(std::move(file));
+}
+
+namespace {
+
+// Fetches an object into a file, and digests it.
+Result<io::Digest> fetch_into(io::ObjectStore& store, const std::string& key, int file,
+                              const io::RequestLimits& limits) {
+  const auto began = std::chrono::steady_clock::now();
+  io::Hasher hasher;
+  std::unique_ptr<std::byte[]> range;
+  size_t length = 0;
+  for (uint64_t at = 0;;) {
+    const size_t wanted = at == 0 ? kHeaderGuess : kPartRange;  // most parts are small
+    if (wanted != length) range = std::make_unique_for_overwrite<std::byte[]>(wanted);
+    length = wanted;
+    const std::span buffer(range.get(), length);
+    TRY_ASSIGN(const size_t got, store.get(key, at, buffer, limits.renewed(began)));
+    hasher.add(buffer.first(got));
+    TRY(io::write_full(file, buffer.first(got), static_cast<off_t>(at)));
+    at += got;
+    if (got < length) return hasher.finish();
+    if (at > kMostPartBytes) return Error(EBADMSG, store.url() + "/" + key + ": it is longer than any part");
+  }
+}
+
+Result<> check_own(const PartHeader& header, const PushName& push) {
+  if (header.push == push) return success();
+  return Error(EBADMSG, "it is the part of another push: " + io::printable(header.push.text()));
+}
+
+}  // namespace
+
+Result<Part> fetch_part(io::ObjectStore& store, const PushName& push, const std::optional<io::Digest>& wanted,
+                        const std::string& folder, const io::RequestLimits& limits) {
+  const std::string key = part_key(push), object = store.url() + "/" + key;
+  TRY_ASSIGN(io::Fd file, nameless_file(folder));
+  TRY_ASSIGN(const io::Digest digest, fetch_into(store, key, file.get(), limits));
+  if (wanted && digest != *wanted) return Error(EBADMSG, object + ": it has another digest than the commit says");
+  auto part = Part::read(std::move(file), digest);
+  if (!part) return error_in(object, part.error());
+  if (auto own = check_own(part.value().header(), push); !own) return error_in(object, own.error());
+  return part;
+}
+
+Result<PartHeader> fetch_part_header(io::ObjectStore& store, const PushName& push, const io::RequestLimits& limits) {
+  const std::string key = part_key(push), object = store.url() + "/" + key;
+  for (size_t length = kHeaderGuess;; length = kMostHeaderBytes) {
+    std::string text(length, '\0');
+    TRY_ASSIGN(const size_t got, store.get(key, 0, std::as_writable_bytes(std::span(text)), limits));
+    auto found = parse_begin(std::string_view(text).substr(0, got));
+    if (!found) return error_in(object, found.error());
+    if (!found.value() && (got < length || length == kMostHeaderBytes)) return error_in(object, no_header());
+    if (!found.value()) continue;
+    PartHeader header = std::move(found.value()->header);
+    if (auto own = check_own(header, push); !own) return error_in(object, own.error());
+    return header;
+  }
+}
+
+}  // namespace ckptfs::meta::remote

@@ -1,0 +1,50 @@
+// The parts of a tag, as a list tells them, and which of a slot's parts counts. Stateless; any thread.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "io/objects/object_store.h"
+#include "io/result.h"
+#include "meta/remote/layout.h"
+#include "meta/remote/part.h"
+
+namespace ckptfs::meta::remote {
+
+// The collector ends a push by taking its part's name, with an object that is no longer than this. A part is longer.
+inline constexpr uint64_t kMostEndedBytes = 160;
+
+struct ListedPart {
+  PushName push;
+  uint64_t size = 0;
+  bool operator==(const ListedPart&) const = default;
+};
+
+struct TagParts {
+  std::vector<ListedPart> parts;  // sorted
+  std::vector<PushName> ended;    // sorted
+  bool operator==(const TagParts&) const = default;
+
+  std::vector<ListedPart> of_slot(uint32_t slot) const;
+};
+Result<TagParts> list_parts(io::ObjectStore& store, const std::string& tag, const io::RequestLimits& limits);
+
+struct SlotPart {
+  ListedPart listed;
+  PartHeader header;
+};
+// The part of the highest number among a slot's parts; of two of that number from one mount (a list came late) the one
+// of the higher name. EEXIST, naming both hosts: two of that number are from two mounts.
+Result<std::optional<SlotPart>> newest_part(io::ObjectStore& store, const std::vector<ListedPart>& parts,
+                                            const io::RequestLimits& limits);
+
+// May the collector delete packs that a part borrows? It may if a commit that lent them has a tombstone, or if an
+// unfinished push of this slot was ended. After the part was put and this has been false, the part itself
+// keeps the packs. `listed`: as it was listed after the part was put.
+Result<bool> has_lost_lender(io::ObjectStore& store, const std::vector<DecisionName>& borrowed_from,
+                             const std::vector<PushName>& unfinished, const TagParts& listed,
+                             const io::RequestLimits& limits);
+
+}  // namespace ckptfs::meta::remote

@@ -1,0 +1,144 @@
+// Makes a committed step in a remote without a mount, for tests of those who read: each FOLDER is what one slot holds.
+//
+//   remote_step URL TAG FOLDER... [--endpoint E]
+//
+// Prints the name of the step. An error goes to stderr, and the exit status is 1. Folders and files only.
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "io/digest.h"
+#include "io/fd.h"
+#include "io/objects/open_object_store.h"
+#include "meta/remote/commit.h"
+#include "meta/remote/part.h"
+#include "meta/remote/remote_facts.h"
+
+namespace ckptfs::meta::remote {
+namespace {
+
+namespace files = std::filesystem;
+
+struct Words {
+  std::string url, tag;
+  std::vector<std::string> folders;
+  io::S3Settings settings;
+};
+
+io::RequestLimits limits() { return io::RequestLimits::within(std::chrono::seconds(60)); }
+
+// The chunks of a push, packed one after the other.
+class Packs {
+ public:
+  Packs(io::ObjectStore& store, const PushName& push) : store_(store), push_(push) {}
+
+  Result<Chunk> add(std::span<const std::byte> bytes) {
+    if (pack_.size() + bytes.size() > kPackBytes) TRY(flush());
+    const Chunk chunk{
+        io::digest_of(bytes), 0, number_, static_cast<uint32_t>(pack_.size()), static_cast<uint32_t>(bytes.size()), 0};
+    pack_.insert(pack_.end(), bytes.begin(), bytes.end());
+    return chunk;
+  }
+  Result<> flush() {
+    if (pack_.empty()) return success();
+    TRY(store_.put(pack_key(push_, number_), io::content_of(pack_), io::PutMode::make, limits()));
+    pack_.clear();
+    ++number_;
+    return success();
+  }
+
+ private:
+  io::ObjectStore& store_;
+  const PushName push_;
+  uint32_t number_ = 0;
+  std::vector<std::byte> pack_;
+};
+
+Result<Entry> entry_of(const files::path& folder, const std::string& path) {
+  TRY_ASSIGN(const struct stat facts, io::stat_at(AT_FDCWD, (folder / path).string()));
+  Entry entry;
+  entry.path = path;
+  entry.kind = S_ISDIR(facts.st_mode) ? Entry::Kind::folder : Entry::Kind::file;
+  entry.mode = facts.st_mode & 07777;
+  entry.uid = facts.st_uid;
+  entry.gid = facts.st_gid;
+  entry.mtime = facts.st_mtim;
+  if (entry.kind == Entry::Kind::file) entry.size = static_cast<uint64_t>(facts.st_size);
+  return entry;
+}
+
+Result<std::vector<Chunk>> pack_file(const std::string& path, uint64_t size, Packs& packs) {
+  TRY_ASSIGN(const io::Fd file, io::open_at(AT_FDCWD, path, O_RDONLY));
+  std::vector<Chunk> chunks;
+  std::vector<std::byte> bytes(kChunkBytes);
+  for (uint64_t at = 0; at < size; at += kChunkBytes) {
+    TRY_ASSIGN(const size_t got, io::read_full(file.get(), bytes, static_cast<off_t>(at)));
+    TRY_ASSIGN(const Chunk chunk, packs.add(std::span(bytes).first(got)));
+    chunks.push_back(chunk);
+  }
+  return chunks;
+}
+
+Result<PartName> push_folder(io::ObjectStore& store, const Words& words, uint32_t slot, uint64_t number) {
+  const files::path folder = words.folders[slot];
+  std::vector<std::string> paths{""};
+  for (const auto& one : files::recursive_directory_iterator(folder)) {
+    paths.push_back(one.path().lexically_relative(folder).string());
+  }
+  std::ranges::sort(paths);
+  PartHeader header;
+  header.push = new_push(words.tag, slot);
+  header.number = number;
+  header.host = "host" + std::to_string(slot);
+  header.mount = "mount" + std::to_string(slot);
+  header.pushes = {{header.push, {}}};
+  Packs packs(store, header.push);
+  TRY_ASSIGN(PartWriter writer, PartWriter::make(files::temp_directory_path()));
+  for (const std::string& path : paths) {
+    TRY_ASSIGN(const Entry entry, entry_of(folder, path));
+    TRY_ASSIGN(const std::vector<Chunk> chunks, pack_file((folder / path).string(), entry.size, packs));
+    TRY(writer.add(entry, chunks));
+  }
+  TRY(packs.flush());
+  TRY_ASSIGN(const Part part, writer.finish(std::move(header)));
+  TRY(store.put(part_key(part.header().push), part.content(), io::PutMode::make, limits()));
+  return PartName{part.header().push, number, part.digest(), part.size()};
+}
+
+Result<> make_step(const Words& words) {
+  TRY_ASSIGN(const auto store, io::open_object_store(words.url, words.settings));
+  TRY(found_remote(*store, static_cast<uint32_t>(words.folders.size()), "host0", limits()));
+  TRY_ASSIGN(const TagDecisions decisions, list_decisions(*store, words.tag, limits()));
+  Commit commit;
+  commit.name = {words.tag, decisions.undecided};
+  commit.host = "host0";
+  for (uint32_t slot = 0; slot < words.folders.size(); ++slot) {
+    TRY_ASSIGN(PartName part, push_folder(*store, words, slot, decisions.undecided));
+    commit.parts.push_back(std::move(part));
+  }
+  TRY(store->put(step_key(commit.name), io::content_of(text_of(commit)), io::PutMode::make, limits()));
+  std::printf("%s\n", CommittedStep{commit.name, decisions.commits.size() + 1, {}, false}.name().c_str());
+  return success();
+}
+
+}  // namespace
+}  // namespace ckptfs::meta::remote
+
+int main(int argc, char** argv) {
+  ckptfs::meta::remote::Words words;
+  CLI::App app("Makes a committed step in a remote");
+  app.add_option("url", words.url)->required();
+  app.add_option("tag", words.tag)->required();
+  app.add_option("folders", words.folders)->required();
+  app.add_option("--endpoint", words.settings.endpoint);
+  CLI11_PARSE(app, argc, argv);
+  const auto done = ckptfs::meta::remote::make_step(words);
+  if (!done) std::fprintf(stderr, "%s\n", done.error().message().c_str());
+  return done ? 0 : 1;
+}

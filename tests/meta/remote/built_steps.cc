@@ -1,0 +1,123 @@
+#include "tests/meta/remote/built_steps.h"
+
+#include <unistd.h>
+
+#include <span>
+
+namespace ckptfs::meta::remote::testing {
+namespace {
+
+std::span<const std::byte> bytes_of(const std::string& text) { return std::as_bytes(std::span(text)); }
+
+// Packs of chunks, one after the other.
+class Packs {
+ public:
+  Packs(const PushName& push, io::ObjectStore* store, uint32_t chunks_of_pack)
+      : push_(push), store_(store), chunks_of_pack_(chunks_of_pack) {}
+
+  Result<std::vector<Chunk>> add(const std::string& content) {
+    std::vector<Chunk> chunks;
+    for (size_t at = 0; at < content.size(); at += kChunkBytes) {
+      const std::string bytes = content.substr(at, kChunkBytes);
+      chunks.push_back({io::digest_of(bytes_of(bytes)), 0, pack_, static_cast<uint32_t>(open_.size()),
+                        static_cast<uint32_t>(bytes.size()), 0});
+      open_ += bytes;
+      if (++count_ == chunks_of_pack_) TRY(flush());
+    }
+    return chunks;
+  }
+  Result<> flush() {
+    if (store_ != nullptr && count_ > 0) {
+      TRY(store_->put(pack_key(push_, pack_), io::content_of(std::string_view(open_)), io::PutMode::make, {}));
+    }
+    open_.clear();
+    count_ = 0;
+    ++pack_;
+    return success();
+  }
+
+ private:
+  const PushName push_;
+  io::ObjectStore* const store_;
+  const uint32_t chunks_of_pack_;
+  uint32_t pack_ = 0, count_ = 0;
+  std::string open_;
+};
+
+}  // namespace
+
+Entry folder_entry(const std::string& path) {
+  return {path, Entry::Kind::folder, 0755, ::getuid(), ::getgid(), 0, kTime, "", 0};
+}
+Entry file_entry(const std::string& path, uint64_t size) {
+  return {path, Entry::Kind::file, 0640, ::getuid(), ::getgid(), size, kTime, "", 0};
+}
+Entry link_entry(const std::string& path, const std::string& target) {
+  return {path, Entry::Kind::link, 0777, ::getuid(), ::getgid(), 0, kTime, target, 0};
+}
+
+std::string bytes_for(size_t size, unsigned seed) {
+  std::string bytes(size, '\0');
+  uint32_t state = seed * 2'654'435'761U + 1;
+  for (char& byte : bytes) byte = static_cast<char>((state = state * 1'664'525U + 1'013'904'223U) >> 24);
+  return bytes;
+}
+
+BuiltPart& BuiltPart::folder(const std::string& path) {
+  if (entries.contains(path)) return *this;
+  const size_t slash = path.rfind('/');
+  if (slash != std::string::npos) folder(path.substr(0, slash));
+  entries[path] = {folder_entry(path), ""};
+  return *this;
+}
+BuiltPart& BuiltPart::file(const std::string& path, const std::string& content) {
+  const size_t slash = path.rfind('/');
+  if (slash != std::string::npos) folder(path.substr(0, slash));
+  entries[path] = {file_entry(path, content.size()), content};
+  return *this;
+}
+BuiltPart& BuiltPart::link(const std::string& path, const std::string& target) {
+  entries[path] = {link_entry(path, target), ""};
+  return *this;
+}
+
+PartHeader header_for(const PushName& push, const BuiltPart& part) {
+  PartHeader header;
+  header.push = push;
+  header.number = part.number;
+  header.host = "node" + std::to_string(push.slot);
+  header.mount = "0123:/steps";
+  header.attempt = part.attempt;
+  header.pushes = {{push, {}}};
+  header.facts.own = {formats::Completeness::incomplete, "rank 1 is missing"};
+  header.facts.states.missing = {{"a/b.pt", 1, 2}, {"c"}};
+  return header;
+}
+
+Result<Part> build_part(const PushName& push, const BuiltPart& part, const std::string& folder, io::ObjectStore* store,
+                        uint32_t chunks_of_pack) {
+  TRY_ASSIGN(PartWriter writer, PartWriter::make(folder));
+  Packs packs(push, store, chunks_of_pack);
+  for (const auto& [path, entry] : part.entries) {
+    TRY_ASSIGN(const std::vector<Chunk> chunks, packs.add(entry.second));
+    TRY(writer.add(entry.first, chunks));
+  }
+  TRY(packs.flush());
+  TRY_ASSIGN(Part built, writer.finish(header_for(push, part)));
+  if (store != nullptr) TRY(store->put(part_key(push), built.content(), io::PutMode::make, {}));
+  return built;
+}
+
+Result<CommittedStep> put_step(io::ObjectStore& store, const DecisionName& name, const std::vector<BuiltPart>& parts,
+                               const std::string& folder) {
+  Commit commit{name, {}, {}, {}, "node0"};
+  for (uint32_t slot = 0; slot < parts.size(); ++slot) {
+    const PushName push = new_push(name.tag, slot);
+    TRY_ASSIGN(const Part part, build_part(push, parts[slot], folder, &store));
+    commit.parts.push_back({push, part.header().number, part.digest(), part.size()});
+  }
+  TRY(store.put(step_key(name), io::content_of(std::string_view(text_of(commit))), io::PutMode::make, {}));
+  return CommittedStep{name, name.n, {}, false};
+}
+
+}  // namespace ckptfs::meta::remote::testing

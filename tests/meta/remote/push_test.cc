@@ -1,0 +1,293 @@
+#include "meta/remote/push.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <filesystem>
+
+#include "meta/remote/election.h"
+#include "meta/remote/part.h"
+#include "tests/io/objects/memory_store.h"
+#include "tests/io/testing.h"
+#include "tests/meta/remote/built_steps.h"
+
+namespace ckptfs::meta::remote::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using Fate = io::testing::MemoryStore::Fate;
+using State = TagStatus::State;
+
+// A step whose files, and answers, a test sets.
+class BuiltImage : public StepImage {
+ public:
+  BuiltImage(std::string tag, const BuiltPart& part) : tag_(std::move(tag)), part_(part) {
+    for (const auto& [path, one] : part_.entries) entries_.push_back(one.first);
+  }
+  const std::string& tag() const override { return tag_; }
+  const std::vector<Entry>& entries() const override { return entries_; }
+  Result<std::vector<io::Digest>> digests(size_t index) const override {
+    const std::string& bytes = content(index);
+    std::vector<io::Digest> digests;
+    for (size_t at = 0; at < bytes.size(); at += kChunkBytes) {
+      digests.push_back(
+          io::digest_of(std::as_bytes(std::span(bytes)).subspan(at, std::min<size_t>(kChunkBytes, bytes.size() - at))));
+    }
+    return digests;
+  }
+  Result<> read(size_t index, uint64_t offset, std::span<std::byte> buffer) const override {
+    std::memcpy(buffer.data(), content(index).data() + offset, buffer.size());
+    if (rotten) buffer[0] ^= std::byte{1};
+    return success();
+  }
+  Result<bool> is_current() const override { return current; }
+  Result<bool> may_be_voted_for() const override { return current && quiet; }
+  const formats::CompletenessFacts& facts() const override { return facts_; }
+  const std::string& attempt() const override { return part_.attempt; }
+
+  bool current = true, quiet = true, rotten = false;
+
+ private:
+  const std::string& content(size_t index) const { return part_.entries.at(entries_[index].path).second; }
+
+  const std::string tag_;
+  const BuiltPart part_;
+  std::vector<Entry> entries_;
+  const formats::CompletenessFacts facts_;
+};
+
+class PushTest : public ::testing::Test {
+ protected:
+  PushTest() {
+    settings_.folder = scratch_.path();
+    settings_.pack_bytes = 2 * kChunkBytes;
+    store_.fate = [this](const std::string& operation, const std::string& key) {
+      if (operation == "put") puts_.push_back(key);
+      return fate_(operation, key);
+    };
+  }
+  Slot slot(uint32_t number = 0, uint32_t slots = 1, const std::string& host = "node0") const {
+    return {number, slots, host, "mount of " + host};
+  }
+  PushJournal journal() { return PushJournal::open(scratch_.path() + "/journal", "remote").value(); }
+  Result<PushedPart> push(const StepImage& image, const Slot& as) {
+    PushJournal its_journal = journal();
+    puts_.clear();
+    return push_part(store_, as, image, its_journal, settings_);
+  }
+  Result<TagStatus> commit(const StepImage& image, const PushedPart& part, const Slot& as) {
+    ElectionMemory memory;
+    return advance(store_, as, image, part, memory, settings_);
+  }
+  void push_and_commit(const StepImage& image) {
+    const auto pushed = push(image, slot());
+    ASSERT_OK(pushed);
+    const auto status = commit(image, pushed.value(), slot());
+    ASSERT_OK(status);
+    ASSERT_EQ(status.value().state, State::committed) << status.value().reason;
+  }
+  static BuiltPart five_chunks() {
+    BuiltPart part;
+    part.file("a.bin", bytes_for(3 * kChunkBytes + 5, 1)).file("b.bin", bytes_for(100, 2)).file("empty", "");
+    part.link("link", "a.bin");
+    return part;
+  }
+
+  io::testing::ScratchFolder scratch_;
+  io::testing::MemoryStore store_;
+  std::function<Fate(const std::string&, const std::string&)> fate_ = [](auto&, auto&) { return Fate::done; };
+  std::vector<std::string> puts_;
+  PushSettings settings_;
+};
+
+TEST_F(PushTest, SendsPacksThenThePart) {
+  const BuiltImage image("step_1", five_chunks());
+  const auto pushed = push(image, slot());
+  ASSERT_OK(pushed);
+  EXPECT_EQ(pushed.value().sent, 3 * kChunkBytes + 105);
+  EXPECT_EQ(puts_.size(), 3U);  // two chunks in each of the packs, and their rest
+  EXPECT_EQ(puts_.back(), part_key(pushed.value().name.push));
+  const auto part = fetch_part(store_, pushed.value().name.push, pushed.value().name.digest, scratch_.path(), {});
+  ASSERT_OK(part);
+  EXPECT_EQ(part.value().header().number, 1U);
+  EXPECT_EQ(part.value().entries().size(), 5U);
+}
+
+TEST_F(PushTest, SendsNothingTwice) {
+  const BuiltImage image("step_1", five_chunks());
+  const auto first = push(image, slot());
+  ASSERT_OK(first);
+  const auto second = push(image, slot());
+  ASSERT_OK(second);
+  EXPECT_TRUE(second.value().found);
+  EXPECT_EQ(second.value().name, first.value().name);
+  EXPECT_TRUE(puts_.empty());
+  const auto elsewhere = push(image, slot(0, 1, "node1"));
+  ASSERT_OK(elsewhere);
+  EXPECT_EQ(elsewhere.value().name.number, 2U);
+}
+
+TEST_F(PushTest, BorrowsFromTheNewestCommit) {
+  push_and_commit(BuiltImage("step_1", five_chunks()));
+  BuiltPart changed = five_chunks();
+  changed.file("b.bin", bytes_for(100, 3));
+  const BuiltImage image("step_2", changed);
+  const auto pushed = push(image, slot());
+  ASSERT_OK(pushed);
+  EXPECT_EQ(pushed.value().sent, 100U);
+  EXPECT_EQ(pushed.value().borrowed, 3 * kChunkBytes + 5);
+  EXPECT_EQ(pushed.value().borrowed_from, (std::vector<DecisionName>{{"step_1", 1}}));
+  const std::string gone = "{}";
+  ASSERT_OK(store_.put(gone_key({"step_1", 1}), io::content_of(gone), io::PutMode::make, {}));
+  EXPECT_EQ(commit(image, pushed.value(), slot()).value().state, State::push_again);
+  const auto anew = push(image, slot());
+  ASSERT_OK(anew);
+  EXPECT_EQ(anew.value().borrowed, 0U);
+  EXPECT_EQ(commit(image, anew.value(), slot()).value().state, State::committed);
+}
+
+TEST_F(PushTest, GoesOnFromItsJournal) {
+  const BuiltImage image("step_1", five_chunks());
+  fate_ = [](const std::string&, const std::string& key) { return key.ends_with("/1") ? Fate::refused : Fate::done; };
+  settings_.parallel = 1;
+  EXPECT_ERRNO(EAGAIN, push(image, slot()));
+  fate_ = [](auto&, auto&) { return Fate::done; };
+  const auto pushed = push(image, slot());
+  ASSERT_OK(pushed);
+  EXPECT_EQ(pushed.value().borrowed, 2 * kChunkBytes);
+  EXPECT_EQ(pushed.value().sent, kChunkBytes + 105);
+  EXPECT_EQ(pushed.value().unfinished.size(), 1U);
+  EXPECT_EQ(commit(image, pushed.value(), slot()).value().state, State::committed);
+}
+
+TEST_F(PushTest, AnEndedPushLendsNothing) {
+  const BuiltImage image("step_1", five_chunks());
+  fate_ = [](const std::string&, const std::string& key) { return key.ends_with("/1") ? Fate::refused : Fate::done; };
+  settings_.parallel = 1;
+  EXPECT_ERRNO(EAGAIN, push(image, slot()));
+  fate_ = [](auto&, auto&) { return Fate::done; };
+  const auto ended = journal().pushes();
+  ASSERT_EQ(ended.size(), 1U);
+  const std::string mark = "ended";
+  ASSERT_OK(store_.put(part_key(ended.front()), io::content_of(mark), io::PutMode::make, {}));
+  const auto pushed = push(image, slot());
+  ASSERT_OK(pushed);
+  EXPECT_EQ(pushed.value().borrowed, 0U);
+}
+
+TEST_F(PushTest, ALostReplyIsNoError) {
+  const BuiltImage image("step_1", five_chunks());
+  settings_.name = [](const std::string& tag, uint32_t number) { return PushName{tag, number, "0123456789abcdef"}; };
+  fate_ = [](const std::string& operation, const std::string& key) {
+    return operation == "put" && key.ends_with("/0") ? Fate::reply_lost : Fate::done;
+  };
+  EXPECT_ERRNO(ECONNRESET, push(image, slot()));
+  fate_ = [](auto&, auto&) { return Fate::done; };
+  std::filesystem::remove(scratch_.path() + "/journal");
+  EXPECT_OK(push(image, slot()));
+}
+
+TEST_F(PushTest, ChangedAndRottenFilesAreNotPushed) {
+  BuiltImage image("step_1", five_chunks());
+  image.rotten = true;
+  const auto rotten = push(image, slot());
+  EXPECT_ERRNO(EBADMSG, rotten);
+  EXPECT_THAT(rotten.error().message(), HasSubstr("step_1/a.bin"));
+  image.current = false;
+  EXPECT_ERRNO(ESTALE, push(image, slot()));
+  image.rotten = false;
+  EXPECT_ERRNO(ESTALE, push(image, slot()));
+}
+
+TEST_F(PushTest, TwoMountsOfOneSlotAreRefused) {
+  const BuiltImage image("step_1", five_chunks());
+  for (const char* const host : {"node0", "node1"}) {
+    const PushName name{"step_1", 0, std::string(16, host[4])};
+    PartHeader header = header_for(name, five_chunks());
+    header.host = host;
+    header.mount = host;
+    auto writer = PartWriter::make(scratch_.path()).value();
+    ASSERT_OK(writer.add(folder_entry(""), {}));
+    const Part part = writer.finish(header).value();
+    ASSERT_OK(store_.put(part_key(name), part.content(), io::PutMode::make, {}));
+  }
+  const auto pushed = push(image, slot());
+  EXPECT_ERRNO(EEXIST, pushed);
+  EXPECT_THAT(pushed.error().message(), HasSubstr("one on node0 and one on node1"));
+}
+
+class ElectionTest : public PushTest {
+ protected:
+  // A file of this slot alone.
+  static BuiltPart share(uint32_t number, unsigned seed, const std::string& attempt = "") {
+    BuiltPart part;
+    part.file("rank" + std::to_string(number) + ".bin", bytes_for(50, seed));
+    part.attempt = attempt;
+    return part;
+  }
+  Slot of(uint32_t number) const { return slot(number, 2, "node" + std::to_string(number)); }
+};
+
+TEST_F(ElectionTest, EachSlotVotesAndAnyoneCommits) {
+  const BuiltImage one("step_1", share(0, 1)), other("step_1", share(1, 1));
+  const auto part0 = push(one, of(0));
+  ASSERT_OK(part0);
+  auto status = commit(one, part0.value(), of(0)).value();
+  EXPECT_EQ(status.state, State::waits);
+  EXPECT_EQ(status.missing, std::vector<uint32_t>{1});
+  EXPECT_EQ(status.reason, "slot 1 did not push it yet");
+  const auto part1 = push(other, of(1));
+  ASSERT_OK(part1);
+  status = commit(one, part0.value(), of(0)).value();
+  EXPECT_EQ(status.reason, "slot 1 did not vote for it yet");
+  status = commit(other, part1.value(), of(1)).value();
+  EXPECT_EQ(status.state, State::committed);
+  EXPECT_EQ(status.commit->name(), "step_1");
+  EXPECT_EQ(commit(one, part0.value(), of(0)).value().state, State::committed);
+}
+
+TEST_F(ElectionTest, AVoteForOlderPartsIsVoided) {
+  const BuiltImage one("step_1", share(0, 1)), before("step_1", share(1, 1)), after("step_1", share(1, 2));
+  const auto part0 = push(one, of(0)).value();
+  std::ignore = push(before, of(1)).value();
+  EXPECT_EQ(commit(one, part0, of(0)).value().state, State::waits);
+  const auto part1 = push(after, of(1)).value();
+  EXPECT_EQ(commit(after, part1, of(1)).value().reason, "slot 0 did not vote for it yet");
+  const auto status = commit(one, part0, of(0)).value();
+  EXPECT_EQ(status.state, State::committed);
+  EXPECT_EQ(status.commit->decision.n, 2U);
+  EXPECT_EQ(status.commit->name(), "step_1");
+}
+
+TEST_F(ElectionTest, APartThatWasFoundMakesAVoidFirst) {
+  const BuiltImage one("step_1", share(0, 1)), other("step_1", share(1, 1));
+  const auto part0 = push(one, of(0)).value();
+  std::ignore = push(other, of(1)).value();
+  EXPECT_EQ(commit(one, part0, of(0)).value().state, State::waits);
+  const auto found = push(other, of(1)).value();
+  EXPECT_EQ(commit(other, found, of(1)).value().state, State::waits);
+  EXPECT_EQ(commit(one, part0, of(0)).value().commit->decision.n, 2U);
+}
+
+TEST_F(ElectionTest, BusyFilesAndOtherAttemptsWait) {
+  BuiltImage one("step_1", share(0, 1, "first"));
+  const BuiltImage other("step_1", share(1, 1, "second")), same("step_1", share(1, 2, "first"));
+  one.quiet = false;
+  const auto part0 = push(one, of(0)).value();
+  const auto part1 = push(other, of(1)).value();
+  auto status = commit(other, part1, of(1)).value();
+  EXPECT_EQ(status.state, State::refused);
+  EXPECT_THAT(status.reason, HasSubstr("different attempts: first and second"));
+  const auto part2 = push(same, of(1)).value();
+  EXPECT_EQ(commit(same, part2, of(1)).value().state, State::waits);
+  status = commit(one, part0, of(0)).value();
+  EXPECT_EQ(status.state, State::waits);
+  EXPECT_TRUE(status.missing.empty());
+  one.quiet = true;
+  EXPECT_EQ(commit(one, part0, of(0)).value().state, State::committed);
+  EXPECT_EQ(commit(other, part1, of(1)).value().state, State::push_again);
+}
+
+}  // namespace
+}  // namespace ckptfs::meta::remote::testing

@@ -53,24 +53,48 @@ OptionOutline outline_of(const CLI::Option& option, const std::string& command) 
   return outline;
 }
 
+std::vector<const CLI::App*> commands_of(const CLI::App& app) {
+  return app.get_subcommands([](const CLI::App*) { return true; });
+}
+
+CommandOutline outline_of_command(const CLI::App& command, const std::string& group) {
+  CommandOutline outline;
+  outline.name = command.get_name();
+  outline.group = group;
+  outline.description = command.get_description();
+  outline.footer = command.get_footer();
+  if (!commands_of(command).empty()) {
+    outline.arguments.push_back({{}, "COMMAND", "One of the commands below", {}, true, false});
+  }
+  for (const CLI::Option* const option : command.get_options()) {
+    OptionOutline one = outline_of(*option, outline.name);
+    (one.names.empty() ? outline.arguments : outline.options).push_back(std::move(one));
+  }
+  return outline;
+}
+
 }  // namespace
 
+std::string CommandOutline::words() const { return group.empty() ? name : group + " " + name; }
+
 void add_all_commands(CLI::App& app, Chosen& chosen) {
-  for (const auto add : {add_mount, add_umount, add_save, add_ls, add_show, add_du, add_diff, add_policy, add_rm,
-                         add_thin, add_verify, add_status, add_fsck, add_doctor, add_completion}) {
+  for (const auto add :
+       {add_mount, add_umount, add_save, add_ls, add_show, add_du, add_diff, add_policy, add_rm, add_thin, add_verify,
+        add_remote, add_push, add_status, add_fsck, add_doctor, add_completion}) {
     add(app, chosen);
   }
 }
 
 std::vector<CommandOutline> outline_of(const CLI::App& app) {
   std::vector<CommandOutline> commands;
-  for (const CLI::App* const command : app.get_subcommands([](const CLI::App*) { return true; })) {
-    CommandOutline outline{command->get_name(), command->get_description(), command->get_footer(), {}, {}};
-    for (const CLI::Option* const option : command->get_options()) {
-      OptionOutline one = outline_of(*option, outline.name);
-      (one.names.empty() ? outline.arguments : outline.options).push_back(std::move(one));
+  for (const CLI::App* const command : commands_of(app)) {
+    commands.push_back(outline_of_command(*command, ""));
+    for (const CLI::App* const one : commands_of(*command)) {
+      commands.back().arguments.front().choices.push_back(one->get_name());
     }
-    commands.push_back(std::move(outline));
+    for (const CLI::App* const one : commands_of(*command)) {
+      commands.push_back(outline_of_command(*one, command->get_name()));
+    }
   }
   return commands;
 }
@@ -82,7 +106,7 @@ std::string reference_of(const std::vector<CommandOutline>& commands) {
       "only ckptfs mount. Exit codes: 0, 1 (failed), 2 (usage). Shells complete all of it: `ckptfs completion "
       "--help`.\n";
   for (const CommandOutline& command : commands) {
-    text += "\n## ckptfs " + command.name + "\n\n" + command.description + ".\n\n    ckptfs " + command.name;
+    text += "\n## ckptfs " + command.words() + "\n\n" + command.description + ".\n\n    ckptfs " + command.words();
     if (!command.options.empty()) text += " [OPTIONS]";
     for (const OptionOutline& argument : command.arguments) {
       const std::string name = argument.argument + (argument.repeats ? "..." : "");

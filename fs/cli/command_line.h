@@ -22,12 +22,16 @@ struct OptionOutline {
 
 struct CommandOutline {
   std::string name;
+  std::string group;  // the command that it is a command of: "remote"; else empty
   std::string description;
   std::string footer;
   std::vector<OptionOutline> options;
-  std::vector<OptionOutline> arguments;
+  std::vector<OptionOutline> arguments;  // of a group the first one has the names of its commands as its choices
+
+  std::string words() const;  // "save", "remote check"
 };
 
+// The commands of a group come after it.
 std::vector<CommandOutline> outline_of(const CLI::App& app);
 
 // The completion script for `shell`: bash, zsh or fish.

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
+#include <set>
 
 #include "fs/cli/command_line.h"
 #include "fs/cli/system.h"
@@ -32,8 +33,18 @@ std::string plain(const std::string& text) {
 
 std::string names_of(const std::vector<CommandOutline>& commands) {
   std::vector<std::string> names;
-  for (const CommandOutline& command : commands) names.push_back(command.name);
+  for (const CommandOutline& command : commands) {
+    if (command.group.empty()) names.push_back(command.name);
+  }
   return joined(names);
+}
+
+std::set<std::string> groups_of(const std::vector<CommandOutline>& commands) {
+  std::set<std::string> groups;
+  for (const CommandOutline& command : commands) {
+    if (!command.group.empty()) groups.insert(command.group);
+  }
+  return groups;
 }
 
 // Is its value a comma list, as that of mount(8)'s -o a,b=c?
@@ -59,10 +70,14 @@ std::string for_bash(const std::vector<CommandOutline>& commands) {
       " --help --version' -- \"$word\"))\n"
       "    return\n"
       "  fi\n"
-      "  case ${COMP_WORDS[1]} in\n";
+      "  local command=${COMP_WORDS[1]}\n";
+  for (const std::string& group : groups_of(commands)) {
+    text += "  if [[ $command == " + group + " ]] && ((COMP_CWORD > 2)); then command+=\" ${COMP_WORDS[2]}\"; fi\n";
+  }
+  text += "  case $command in\n";
   for (const CommandOutline& command : commands) {
     std::vector<std::string> options;
-    text += "    " + command.name + ")\n      case $before in\n";
+    text += "    '" + command.words() + "')\n      case $before in\n";
     for (const OptionOutline& option : command.options) {
       options.insert(options.end(), option.names.begin(), option.names.end());
       if (option.argument.empty()) continue;
@@ -100,7 +115,7 @@ std::string for_zsh(const std::vector<CommandOutline>& commands) {
       "  if ((CURRENT == 2)); then\n"
       "    local -a commands=(\n";
   for (const CommandOutline& command : commands) {
-    text += "      '" + command.name + ":" + plain(command.description) + "'\n";
+    if (command.group.empty()) text += "      '" + command.name + ":" + plain(command.description) + "'\n";
   }
   text +=
       "    )\n"
@@ -109,10 +124,14 @@ std::string for_zsh(const std::vector<CommandOutline>& commands) {
       "  fi\n"
       "  local command=$words[2]\n"
       "  shift words\n"
-      "  ((CURRENT--))\n"
-      "  case $command in\n";
+      "  ((CURRENT--))\n";
+  for (const std::string& group : groups_of(commands)) {
+    text += "  if [[ $command == " + group +
+            " ]] && ((CURRENT > 2)); then\n    command+=\" $words[2]\"\n    shift words\n    ((CURRENT--))\n  fi\n";
+  }
+  text += "  case $command in\n";
   for (const CommandOutline& command : commands) {
-    text += "    " + command.name + ")\n      _arguments";
+    text += "    '" + command.words() + "')\n      _arguments";
     for (const OptionOutline& option : command.options) {
       for (const std::string& name : option.names) {
         text += " \\\n        '*" + name + "[" + plain(option.description) + "]" + zsh_value(option) + "'";
@@ -129,14 +148,26 @@ std::string for_zsh(const std::vector<CommandOutline>& commands) {
          "(( $+functions[compdef] )) && compdef _ckptfs ckptfs\n";
 }
 
+// When fish offers the options and arguments of a command. A command of a group may have the name of another command.
+std::string fish_condition(const CommandOutline& command, const std::vector<CommandOutline>& commands) {
+  const auto seen = [](const std::string& names) { return "__fish_seen_subcommand_from " + names; };
+  if (!command.group.empty()) return seen(command.group) + "; and " + seen(command.name);
+  const auto groups = groups_of(commands);
+  std::vector<std::string> others(groups.begin(), groups.end());
+  if (groups.contains(command.name)) others = command.arguments.front().choices;
+  return seen(command.name) + (others.empty() ? "" : "; and not " + seen(joined(others)));
+}
+
 std::string for_fish(const std::vector<CommandOutline>& commands) {
   std::string text =
       "# fish completion of ckptfs: source it, or put it into ~/.config/fish/completions/ckptfs.fish\n"
       "complete -c ckptfs -n __fish_use_subcommand -f\n";
   for (const CommandOutline& command : commands) {
-    const std::string here = "complete -c ckptfs -n '__fish_seen_subcommand_from " + command.name + "'";
-    text +=
-        "complete -c ckptfs -n __fish_use_subcommand -a " + command.name + " -d '" + plain(command.description) + "'\n";
+    const std::string here = "complete -c ckptfs -n '" + fish_condition(command, commands) + "'";
+    if (command.group.empty()) {
+      text += "complete -c ckptfs -n __fish_use_subcommand -a " + command.name + " -d '" + plain(command.description) +
+              "'\n";
+    }
     for (const OptionOutline& option : command.options) {
       text += here;
       for (const std::string& name : option.names) {

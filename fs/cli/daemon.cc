@@ -22,6 +22,7 @@
 #include "fs/control/http_server.h"
 #include "fs/control/page.h"
 #include "fs/control/policy_commands.h"
+#include "fs/control/remote_commands.h"
 #include "fs/control/server.h"
 #include "fs/mount/mount.h"
 #include "io/control_message.h"
@@ -192,6 +193,7 @@ class Servers {
     add_commands(*control_, fs);
     add_content_commands(*control_, mount.store());
     add_policy_commands(*control_, fs);
+    add_remote_commands(*control_, fs);
     add_blob_commands(*control_, fs);
     control_->add_for_files("outcome", [this](const Peer& peer, const nlohmann::json&) { return outcome_for(peer); });
     if (mount.options().read_only) refuse_changes();

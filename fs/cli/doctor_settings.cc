@@ -11,8 +11,10 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "fs/cli/client.h"
 #include "fs/cli/daemon_probe.h"
 #include "fs/cli/limited_call.h"
 #include "fs/cli/mount_options.h"
@@ -130,6 +132,28 @@ Check check_service(const std::string& path, const Result<std::string>& text) {
 
 }  // namespace
 
+namespace {
+
+// A check for each series of the mount that has a remote.
+std::vector<Check> check_remotes(const MountEntry& mount) {
+  std::vector<Check> checks;
+  const auto status = ask_daemon(mount, "remote_status", {{"path", "/"}});
+  if (!status) return {{"remote", Verdict::warn, mount.mountpoint + ": " + status.error().message(), "try again"}};
+  for (const nlohmann::json& remote : status.value().value("remotes", nlohmann::json::array())) {
+    const std::string url = remote.value("url", ""), trouble = remote.value("trouble", "");
+    Check check{"remote", Verdict::ok, mount.mountpoint + remote.value("series", "") + " is pushed to " + url, ""};
+    if (!trouble.empty()) {
+      check.verdict = Verdict::warn;
+      check.found = check.found + ", and cannot be now: " + trouble;
+      check.advice = "ckptfs remote check " + url + " tries it; training goes on meanwhile";
+    }
+    checks.push_back(std::move(check));
+  }
+  return checks;
+}
+
+}  // namespace
+
 std::vector<Check> check_mounts() {
   std::vector<Check> checks;
   const auto mounts = io::mount_table();
@@ -146,7 +170,9 @@ std::vector<Check> check_mounts() {
       check.found = mount.mountpoint + ": its daemon does not answer, or not to you";
       check.advice = "look as the user who mounted it, or as root; then into its log";
     }
+    const bool answers = check.verdict == Verdict::ok;
     checks.push_back(std::move(check));
+    if (answers) std::ranges::move(check_remotes(mount), std::back_inserter(checks));
   }
   return checks;
 }

@@ -1,4 +1,5 @@
 // ckptfs ls: lists the steps of one series or of all.
+#include <algorithm>
 #include <cstdio>
 #include <ctime>
 #include <nlohmann/json.hpp>
@@ -38,6 +39,7 @@ Cell kept_by(const json& step) {
 // The table of one series.
 std::string series_table(const std::vector<json>& steps) {
   using Align = Table::Align;
+  const bool pushed = std::ranges::any_of(steps, [](const json& step) { return step.contains("remote"); });
   Table table({{"TAG"},
                {"NUMBER", Align::right},
                {"STATE"},
@@ -48,7 +50,8 @@ std::string series_table(const std::vector<json>& steps) {
                {"EXCLUSIVE", Align::right},
                {"SHARED", Align::right},
                {"AGE", Align::right},
-               {"KEPT BY"}});
+               {"KEPT BY"},
+               {pushed ? "REMOTE" : ""}});
   const int64_t now = std::time(nullptr);
   std::string notes;
   for (const json& step : steps) {
@@ -64,7 +67,8 @@ std::string series_table(const std::vector<json>& steps) {
                {human_size(step.value("exclusive", uint64_t{0}))},
                {human_size(step.value("shared", uint64_t{0}))},
                {human_age(now - step.value("mtime", int64_t{0}))},
-               kept_by(step)});
+               kept_by(step),
+               {step.value("remote", "")}});
     const std::string reason = step.value("reason", "");
     if (!reason.empty()) notes += printable("  " + tag + ": " + state + ": " + reason) + "\n";
     std::string stale;

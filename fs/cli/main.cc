@@ -30,8 +30,10 @@ int run(int argc, char** argv) {
     app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend() - 1));
   } catch (const CLI::ParseError& e) {
     if (e.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success)) return app.exit(e);  // --help, --version
-    const auto used = app.get_subcommands();
-    const std::string command = used.empty() ? "ckptfs" : "ckptfs " + used.front()->get_name();
+    std::string command = "ckptfs";
+    for (auto used = app.get_subcommands(); !used.empty(); used = used.front()->get_subcommands()) {
+      command += " " + used.front()->get_name();
+    }
     std::fprintf(stderr, "ckptfs: %s; see `%s --help`\n", e.what(), command.c_str());
     return kUsage;
   }

@@ -174,7 +174,7 @@ Result<json> commit(Filesystem& fs, const Peer& peer, const json& arguments) {
   for (const meta::Dropped& dropped : committed.dropped) fs.dropped(dropped);
   if (committed.problem) return *committed.problem;
   if (arguments.value("seal", true) && !committed.is_part) TRY(fs.saver.seal(committed.step));
-  fs.rotation.wake();
+  fs.look_again();
   fs.notifications.wait_until_told(std::chrono::seconds(2));
   const std::string step = fs.tree.path_of(committed.step);
   if (attendance.times) fs.saves.saved_by_ranks({step, *attendance.times});

@@ -111,7 +111,7 @@ Result<Survey> survey(meta::Store& store, const Peer& peer, const std::string& p
 }
 
 // One row for each step. A step that is removed meanwhile has a row without what rotation knows.
-Result<json> step_rows(const meta::Tree& tree, Rotation& rotation, const Survey& survey) {
+Result<json> step_rows(const meta::Tree& tree, Rotation& rotation, const PushStates& pushes, const Survey& survey) {
   TRY_ASSIGN(const auto known, judged(tree, rotation, survey.steps));
   json rows = json::array();
   for (size_t at = 0; at < survey.steps.size(); ++at) {
@@ -119,6 +119,9 @@ Result<json> step_rows(const meta::Tree& tree, Rotation& rotation, const Survey&
     row.update(to_json(survey.account.owners[at]));
     if (const auto more = known.find(survey.steps[at].inode); more != known.end()) {
       row.update(more->second);
+    }
+    if (const auto parent = tree.inode(survey.steps[at].inode); parent && pushes.has_remote(parent.value().parent)) {
+      row["remote"] = pushes.of(survey.steps[at].inode).value_or(PushState()).text();
     }
     if (!row.contains("files")) {
       const auto count = meta::count_files(tree, survey.steps[at].inode);
@@ -141,9 +144,10 @@ json totals(const Survey& survey) {
               {"all", survey.account.all}};
 }
 
-Result<json> list(meta::Store& store, Rotation& rotation, const Peer& peer, const std::string& path) {
+Result<json> list(meta::Store& store, Rotation& rotation, const PushStates& pushes, const Peer& peer,
+                  const std::string& path) {
   TRY_ASSIGN(const Survey found, survey(store, peer, path));
-  TRY_ASSIGN(json rows, step_rows(store.tree(), rotation, found));
+  TRY_ASSIGN(json rows, step_rows(store.tree(), rotation, pushes, found));
   return json{{"steps", std::move(rows)}};
 }
 
@@ -162,12 +166,13 @@ Result<json> disk_use(meta::Store& store, const Peer& peer, const std::string& p
 }
 
 // Tells what `ckptfs ls` says of one step, and the cost of each of its files.
-Result<json> show(meta::Store& store, Rotation& rotation, const Peer& peer, const std::string& path) {
+Result<json> show(meta::Store& store, Rotation& rotation, const PushStates& pushes, const Peer& peer,
+                  const std::string& path) {
   const meta::Tree& tree = store.tree();
   TRY_ASSIGN(const meta::InodeNumber step, resolve_as(tree, peer.credentials, path, kRead | kSearch));
   TRY_ASSIGN(const bool is_step, meta::is_step(tree, step));
   if (!is_step) return Error(EINVAL, path + ": it is no step; `ckptfs ls` lists them");
-  TRY_ASSIGN(const json listed, list(store, rotation, peer, path));
+  TRY_ASSIGN(const json listed, list(store, rotation, pushes, peer, path));
   if (listed.at("steps").empty()) return Error(ENOENT, path + ": it was removed meanwhile");
   TRY_ASSIGN(const auto files, files_below(tree, peer.credentials, step, "", 0));
   std::vector<meta::AskedOwner> owners;
@@ -209,6 +214,13 @@ json status_for(const meta::Tree& tree, const Credentials& who, json status) {
   keep_visible(status["care"]["damaged"]);
   keep_visible(status["care"]["identical"]);
   keep_visible(status["rotation"]["held"]);
+  json remotes = json::array();
+  for (json& remote : status["remotes"]) {
+    if (resolve_as(tree, who, remote.at("series").get<std::string>(), kRead | kSearch)) {
+      remotes.push_back(std::move(remote));
+    }
+  }
+  status["remotes"] = std::move(remotes);
   return status;
 }
 
@@ -253,11 +265,11 @@ Result<std::vector<meta::StepInfo>> visible_steps(meta::Store& store, const Peer
   return steps;
 }
 
-Result<json> inspect_all_steps(meta::Store& store, Rotation& rotation) {
+Result<json> inspect_all_steps(meta::Store& store, Rotation& rotation, const PushStates& pushes) {
   const Peer root;
   TRY_ASSIGN(const Survey found, survey(store, root, "/"));
   json answer = {{"usage", totals(found)}};
-  TRY_ASSIGN(answer["steps"], step_rows(store.tree(), rotation, found));
+  TRY_ASSIGN(answer["steps"], step_rows(store.tree(), rotation, pushes, found));
   return answer;
 }
 
@@ -267,10 +279,10 @@ void add_commands(ControlServer& server, Filesystem& fs) {
     return status_for(fs.tree, peer.credentials, status_of(fs));
   });
   server.add("ls", ControlServer::Pace::slow, [&fs](const Peer& peer, const json& arguments) -> Result<json> {
-    return list(fs.store, fs.rotation, peer, arguments.value("path", "/"));
+    return list(fs.store, fs.rotation, fs.pushes, peer, arguments.value("path", "/"));
   });
   server.add("show", ControlServer::Pace::slow, [&fs](const Peer& peer, const json& arguments) -> Result<json> {
-    return show(fs.store, fs.rotation, peer, arguments.at("path").get<std::string>());
+    return show(fs.store, fs.rotation, fs.pushes, peer, arguments.at("path").get<std::string>());
   });
   server.add("du", ControlServer::Pace::slow, [&fs](const Peer& peer, const json& arguments) -> Result<json> {
     return disk_use(fs.store, peer, arguments.value("path", "/"));

@@ -27,7 +27,7 @@ class Filesystem;
 void add_commands(ControlServer& server, Filesystem& fs);
 
 // What `ls` and `du` answer root for the whole mount, from one inspection: {"steps", "usage"}.
-Result<nlohmann::json> inspect_all_steps(meta::Store& store, Rotation& rotation);
+Result<nlohmann::json> inspect_all_steps(meta::Store& store, Rotation& rotation, const PushStates& pushes);
 
 // The steps at `path` that the caller may see and list; "/": of all series.
 Result<std::vector<meta::StepInfo>> visible_steps(meta::Store& store, const Peer& peer, const std::string& path);

@@ -147,6 +147,52 @@ void add_steps(Metrics& metrics, const Filesystem& fs) {
                 fs.removals.waiting());
 }
 
+// A path may have any bytes.
+std::string escaped(const std::string& path) {
+  std::string text;
+  for (const char c : path) {
+    if (c == '\\' || c == '"') text += '\\';
+    text += c == '\n' ? ' ' : c;
+  }
+  return text;
+}
+
+// One line for each series with a remote.
+template <class Value>
+void add_of_remotes(Metrics& metrics, const Filesystem& fs, const char* name, const char* help, const char* type,
+                    Value&& value_of) {
+  metrics.begin(name, help, type);
+  for (const auto& [series, report] : fs.remotes.reports()) {
+    metrics.labelled(name, "series", escaped(fs.tree.path_of(series)), value_of(report));
+  }
+}
+
+void add_remotes(Metrics& metrics, const Filesystem& fs) {
+  const auto add = [&](const char* name, const char* help, const char* type, auto value_of) {
+    add_of_remotes(metrics, fs, name, help, type, value_of);
+  };
+  using Report = const RemoteReport&;
+  add("remote_oldest_unpushed_seconds", "The age of the oldest step that its remote does not have; 0: it has all.",
+      "gauge", [](Report one) { return one.oldest.value_or(std::chrono::seconds(0)).count(); });
+  add("remote_stalled_seconds", "For so long every request to the remote has failed; 0: they succeed.", "gauge",
+      [](Report one) { return one.stalled.count(); });
+  add("remote_bytes_per_second", "Sent to the remote, lately.", "gauge",
+      [](Report one) { return one.bytes_per_second; });
+  add("remote_sent_bytes_total", "Of packs, by pushes that came to their end.", "counter",
+      [](Report one) { return one.sent; });
+  add("remote_borrowed_bytes_total", "That pushes found there already.", "counter",
+      [](Report one) { return one.borrowed; });
+  add("remote_committed_steps_total", "Steps that this mount has seen committed.", "counter",
+      [](Report one) { return one.committed; });
+  add("remote_puts_total", "Requests that put an object, with all tries.", "counter",
+      [](Report one) { return one.puts; });
+  add("remote_gets_total", "Requests that read one.", "counter", [](Report one) { return one.gets; });
+  add("remote_lists_total", "Requests for a list.", "counter", [](Report one) { return one.lists; });
+  add("remote_retries_total", "Requests that were tried again.", "counter", [](Report one) { return one.retries; });
+  add("remote_errors_total", "Pushes that failed; each is in the log.", "counter",
+      [](Report one) { return one.failures; });
+}
+
 void add_store(Metrics& metrics, const Filesystem& fs) {
   const meta::SpaceReport space = fs.store.space();
   metrics.gauge("store_size_bytes", "Of the file system under the store.", space.total);
@@ -187,6 +233,7 @@ std::string metrics_of(const Filesystem& fs) {
   add_requests(metrics, fs);
   add_data(metrics, fs.counters);
   add_steps(metrics, fs);
+  add_remotes(metrics, fs);
   add_store(metrics, fs);
   return metrics.take();
 }

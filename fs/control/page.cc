@@ -51,7 +51,7 @@ void PageState::sample_space() {
 }
 
 Result<json> PageState::inspect() const {
-  TRY_ASSIGN(json found, inspect_all_steps(fs_.store, fs_.rotation));
+  TRY_ASSIGN(json found, inspect_all_steps(fs_.store, fs_.rotation, fs_.pushes));
   json policies = json::object();
   TRY_ASSIGN(const auto all, meta::list_series(fs_.tree));
   for (const meta::InodeNumber series : all) {

@@ -48,7 +48,7 @@ Result<json> policy(Filesystem& fs, const Peer& peer, const json& arguments) {
     TRY(meta::check_sticky(fs.tree, peer.credentials, series, record.uid));
     TRY(meta::set_rules(fs.store, series, changes, peer.credentials));
     TRY(fs.set_aside.read_rule(series));
-    fs.rotation.wake();
+    fs.look_again();
   }
   TRY_ASSIGN(const meta::SeriesPolicy known, meta::policy_of(fs.store, series));
   meta::PolicyText rules = known.set;

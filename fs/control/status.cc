@@ -4,6 +4,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "fs/control/remote_commands.h"
+
 namespace ckptfs::fs {
 
 using nlohmann::json;
@@ -123,6 +125,12 @@ json warnings_of(const Filesystem& fs) {
                        "anew: start it again by `python -m ckptfs.patch`");
   }
   for (const std::string& cap : fs.rotation.report().warnings) warnings.push_back(cap);
+  for (const auto& [series, remote] : fs.remotes.reports()) {
+    if (!remote.trouble.empty()) {
+      warnings.push_back(fs.tree.path_of(series) + ": nothing is pushed to " + remote.settings.url + ": " +
+                         remote.trouble);
+    }
+  }
   if (const uint64_t errors = fs.counters.all_write_errors(); errors != 0) {
     warnings.push_back(std::to_string(errors) +
                        " writes failed: see the log, and user.ckptfs.write_error of the files");
@@ -151,6 +159,7 @@ json status_of(const Filesystem& fs) {
           {"counters", counters_of(fs.counters)},
           {"care", care_of(fs.maintenance.report())},
           {"rotation", rotation_of(fs)},
+          {"remotes", remotes_of(fs)},
           {"open_files", fs.files.open_count()},
           {"remembered_inodes", fs.files.remembered_count()},
           {"warnings", warnings_of(fs)}};

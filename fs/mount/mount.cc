@@ -241,7 +241,10 @@ Result<std::unique_ptr<Mount>> Mount::start(const MountOptions& options) {
   fs.speculative_clones.start();
   fs.maintenance.start();
   fs.removals.start();
-  if (!options.read_only) fs.rotation.start();
+  if (!options.read_only) {
+    fs.rotation.start();
+    if (const auto remotes = fs.remotes.start(); !remotes) log::error("remotes: {}", remotes.error().message());
+  }
   log::info("{} is mounted at {}", source, options.mountpoint);
   return std::unique_ptr<Mount>(new Mount(std::move(internals)));
 }
@@ -255,6 +258,7 @@ Result<> Mount::run() {
   fs.step_facts.stop();  // ends inspections that are under way
   fs.set_aside.stop();
   if (internals_->options.before_close) internals_->options.before_close();
+  fs.remotes.stop();
   fs.rotation.stop();
   fs.removals.stop();
   fs.maintenance.stop();

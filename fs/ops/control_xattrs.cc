@@ -14,6 +14,7 @@ namespace ckptfs::fs {
 namespace {
 
 constexpr std::string_view kMetric = "metric.";
+constexpr std::string_view kRemote = "remote.";
 
 Error unknown(const std::string& name) {
   return Error(EOPNOTSUPP, std::string(ControlXattrs::kPrefix) + name + ": no such control");
@@ -63,6 +64,7 @@ Result<std::string> ControlXattrs::get(meta::InodeNumber inode, const std::strin
     return std::string(set ? "1" : "0");
   }
   if (name == "state") return state(inode);
+  if (name.starts_with(kRemote)) return remote(inode, name.substr(kRemote.size()));
   if (meta::is_policy_rule(name)) return rule(inode, name);
   if (name.starts_with(kMetric)) return fs_->tree.xattr(inode, std::string(kPrefix) + name);
   if (name == "identical_to") return identical_to(inode, peer);
@@ -112,6 +114,18 @@ Result<std::string> ControlXattrs::state(meta::InodeNumber inode) const {
   const auto status = fs_->step_facts.inspect_step(inode);
   if (!status) return Error(ENODATA);
   return std::string(state_of(status.value()));
+}
+
+// Of a step of a series with a remote.
+Result<std::string> ControlXattrs::remote(meta::InodeNumber step, const std::string& what) const {
+  if (what != "state" && what != "error") return unknown(std::string(kRemote) + what);
+  TRY_ASSIGN(const meta::InodeRecord record, fs_->tree.inode(step));
+  if (!record.is_dir() || !fs_->pushes.has_remote(record.parent)) return Error(ENODATA);
+  const auto known = fs_->pushes.of(step);
+  const PushState state = known.value_or(PushState());
+  if (what == "state") return state.text();
+  const std::string error = fs_->remotes.error_of(record.parent, state);
+  return error.empty() ? Result<std::string>(Error(ENODATA)) : error;
 }
 
 Result<std::string> ControlXattrs::rule(meta::InodeNumber series, const std::string& name) const {

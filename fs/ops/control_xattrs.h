@@ -49,6 +49,7 @@ class ControlXattrs {
   // As Saver::seal(), for its owner and for root: it takes from others what they may write there, for good.
   Result<> seal_as(meta::InodeNumber step, const Peer& peer) const;
   Result<> set_metric(meta::InodeNumber step, const std::string& name, const std::string& value) const;
+  Result<std::string> remote(meta::InodeNumber step, const std::string& what) const;
   Result<std::string> rule(meta::InodeNumber series, const std::string& name) const;
   Result<std::string> identical_to(meta::InodeNumber inode, const Peer& peer) const;
   Result<meta::Sameness> sameness_with(const meta::Place& place, meta::InodeNumber inode, meta::InodeNumber before,

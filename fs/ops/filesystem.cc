@@ -31,6 +31,7 @@ Filesystem::Filesystem(const MountOptions& mount_options, meta::Store& mounted_s
           },
           counters),
       write_errors(tree, counters),
+      writers(store),
       resumes(tree),
       files(environment()),
       mapped_files(tree),
@@ -44,19 +45,22 @@ Filesystem::Filesystem(const MountOptions& mount_options, meta::Store& mounted_s
       privileges(tree, files, notifications),
       maintenance(store, {.quiet = std::chrono::seconds(options.quiet_seconds),
                           .scrub = std::chrono::seconds(options.scrub_seconds)}),
-      step_facts(store, files, write_errors, file_sync, readings, saves, std::chrono::seconds(options.quiet_seconds)),
+      step_facts(store, files, write_errors, file_sync, readings, saves, pushes,
+                 std::chrono::seconds(options.quiet_seconds)),
       abandonment(
           store, files,
           [this](meta::InodeNumber folder) {
             return directories.any([folder](const DirectoryHandle& one) { return one.inode == folder; });
           },
-          step_facts, readings),
+          step_facts, pushes, readings),
       set_aside(store, abandonment, notifications, lanes, std::chrono::seconds(options.quiet_seconds)),
       removals(store, files, notifications),
       thinner(store, views, step_facts, removals, files, notifications, leaving),
-      saver(store, notifications, saves, last_errors, counters, [this] { rotation.wake(); }),
+      saver(store, notifications, saves, last_errors, counters, [this] { look_again(); }),
       rotation(store, files, file_sync, step_facts, set_aside, removals, saver, thinner,
-               std::chrono::seconds(options.quiet_seconds)) {}
+               std::chrono::seconds(options.quiet_seconds)),
+      remotes({store, step_facts, files, writers, readings, leaving, std::chrono::seconds(options.quiet_seconds)},
+              pushes, [this] { rotation.wake(); }) {}
 
 OpenFileTable::Environment Filesystem::environment() {
   OpenFileTable::Environment environment;
@@ -113,6 +117,16 @@ fuse_entry_param Filesystem::entry_of(const meta::Attributes& attributes) const 
   const bool is_unfinished = attributes.record.is_dir() && set_aside.is_unfinished(entry.ino);
   entry.entry_timeout = is_unfinished ? 0 : kLongTimeout;
   return entry;
+}
+
+void Filesystem::note_writer(meta::InodeNumber folder, const meta::Caller& caller) {
+  set_aside.note_writer(folder, caller);
+  writers.note(folder, caller);
+}
+
+void Filesystem::look_again() {
+  rotation.wake();
+  remotes.wake();
 }
 
 void Filesystem::dropped(const meta::Dropped& dropped) {

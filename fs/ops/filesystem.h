@@ -27,12 +27,14 @@
 #include "fs/open/privileges.h"
 #include "fs/open/write_errors.h"
 #include "fs/ops/handles.h"
+#include "fs/remote/remotes.h"
 #include "fs/steps/last_errors.h"
 #include "fs/steps/removals.h"
 #include "fs/steps/resume_watch.h"
 #include "fs/steps/rotation.h"
 #include "fs/steps/save_history.h"
 #include "fs/steps/saver.h"
+#include "fs/steps/series_writers.h"
 #include "fs/steps/set_aside.h"
 #include "fs/steps/step_facts.h"
 #include "fs/steps/thinner.h"
@@ -71,6 +73,8 @@ class Filesystem {
   WriteErrors write_errors;
   LastErrors last_errors;
   SaveHistory saves;
+  PushStates pushes;
+  SeriesWriters writers;
   ResumeWatch resumes;
   OpenFileTable files;
   mutable MappedFiles mapped_files;
@@ -92,6 +96,7 @@ class Filesystem {
   Thinner thinner;
   Saver saver;
   Rotation rotation;
+  Remotes remotes;
   std::atomic<bool> leaving{false};  // no request of the kernel is served any more: nothing is to be waited for
   io::Mutex allocating;  // so that space is not promised twice: held while it is checked for and allocated; a leaf
 
@@ -102,6 +107,10 @@ class Filesystem {
   struct stat shown(const meta::Attributes& attributes) const;
   fuse_entry_param entry_of(const meta::Attributes& attributes) const;
 
+  // Somebody makes or removes something in `folder`, or writes to a file of it.
+  void note_writer(meta::InodeNumber folder, const meta::Caller& caller);
+  // A step was saved or committed, or the rules have changed: rotation and the remotes look again.
+  void look_again();
   // After an unlink, rmdir or overwriting rename.
   void dropped(const meta::Dropped& dropped);
 

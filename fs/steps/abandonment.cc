@@ -39,6 +39,7 @@ Result<std::optional<std::string>> Abandonment::find_protection(meta::InodeNumbe
   using Reason = std::optional<std::string>;
   TRY_ASSIGN(const auto pinned, tree_.pinned_folders());
   if (pinned.contains(step)) return Reason("it is pinned");
+  if (pushes_.has_slots(series)) return Reason("other machines have other files of it (ckptfs remote status)");
   const auto latest = step_facts_.latest_of(series);
   if (!latest) return Reason("nobody can tell what `latest` names: " + latest.error().message());
   if (latest.value() == tag) {

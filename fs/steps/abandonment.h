@@ -12,6 +12,7 @@
 
 #include "fs/base/turns.h"
 #include "fs/open/open_files.h"
+#include "fs/steps/push_states.h"
 #include "fs/steps/step_facts.h"
 #include "meta/formats/completeness.h"
 #include "meta/store/store.h"
@@ -25,12 +26,13 @@ class Abandonment {
   using IsFolderOpen = std::function<bool(meta::InodeNumber)>;
 
   Abandonment(meta::Store& store, const OpenFileTable& files, IsFolderOpen is_folder_open,
-              const StepFactsFinder& step_facts, Turns& readings)
+              const StepFactsFinder& step_facts, const PushStates& pushes, Turns& readings)
       : store_(store),
         tree_(store.tree()),
         files_(files),
         is_folder_open_(std::move(is_folder_open)),
         step_facts_(step_facts),
+        pushes_(pushes),
         readings_(readings) {}
 
   // What was begun ends with ECANCELED.
@@ -54,6 +56,7 @@ class Abandonment {
   const OpenFileTable& files_;
   const IsFolderOpen is_folder_open_;
   const StepFactsFinder& step_facts_;
+  const PushStates& pushes_;
   Turns& readings_;
   std::atomic<bool> stopping_{false};
 };

@@ -40,7 +40,7 @@ bool is_harmless(const Error& error) { return error.errno_value() == ENOENT || e
 // to protect is made by judge() in meta/steps/retention.cc.
 bool is_protection(Reason reason) {
   return reason == Reason::newest || reason == Reason::pinned || reason == Reason::latest || reason == Reason::in_use ||
-         reason == Reason::out_of_reach;
+         reason == Reason::out_of_reach || reason == Reason::unpushed;
 }
 
 }  // namespace

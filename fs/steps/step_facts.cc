@@ -473,6 +473,7 @@ Result<SeriesStatus> StepFactsFinder::inspect_series(meta::InodeNumber series, c
       continue;
     }
     one.facts.latest = latest && latest.value() == entry.name;
+    one.facts.unpushed = pushes_.is_unpushed(series, one.inode, one.fingerprint);
     if (!metric.empty()) {
       const auto told = metric_of(one, metric);
       one.facts.untold = !told;

@@ -26,6 +26,7 @@
 #include "fs/base/turns.h"
 #include "fs/open/open_files.h"
 #include "fs/open/write_errors.h"
+#include "fs/steps/push_states.h"
 #include "fs/steps/save_history.h"
 #include "io/digest.h"
 #include "io/mutex.h"
@@ -79,7 +80,7 @@ class StepFactsFinder {
  public:
   // `quiet`: how long nothing must have happened to a step. `readings`: of all that a step holds.
   StepFactsFinder(meta::Store& store, const OpenFileTable& files, const WriteErrors& write_errors, FileSync& file_sync,
-                  Turns& readings, SaveHistory& saves, std::chrono::seconds quiet)
+                  Turns& readings, SaveHistory& saves, const PushStates& pushes, std::chrono::seconds quiet)
       : store_(store),
         tree_(store.tree()),
         files_(files),
@@ -87,6 +88,7 @@ class StepFactsFinder {
         file_sync_(file_sync),
         readings_(readings),
         saves_(saves),
+        pushes_(pushes),
         quiet_(quiet) {}
 
   // To be called before anything else.
@@ -155,6 +157,7 @@ class StepFactsFinder {
   FileSync& file_sync_;
   Turns& readings_;
   SaveHistory& saves_;
+  const PushStates& pushes_;
   const std::chrono::seconds quiet_;
   std::optional<meta::StoreClock> clock_;
   std::atomic<bool> stopping_{false};

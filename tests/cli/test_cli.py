@@ -20,7 +20,8 @@ from training import STAGE, step_of, write_state
 
 pytestmark = pytest.mark.mode("direct")
 
-COMMANDS = ("mount", "umount", "save", "ls", "show", "du", "diff", "policy", "rm", "verify", "status", "fsck", "doctor")
+COMMANDS = ("mount", "umount", "save", "ls", "show", "du", "diff", "policy", "rm", "verify", "push", "status", "fsck", "doctor")
+REMOTE_COMMANDS = ("add", "remove", "status", "check", "latest", "ls", "export", "verify")
 NOBODY = 65534
 
 
@@ -34,13 +35,18 @@ def test_help_texts():
         text = status_is(ckptfs(command, "--help"), 0).stdout
         true("Example" in text and f"ckptfs {command}" in text, f"{command} --help has no example: {text}")
         equal("--json" in text, command not in ("mount", "umount"), f"{command} --help: --json")
+    for command in REMOTE_COMMANDS:
+        true(command in status_is(ckptfs("remote", "--help"), 0).stdout, f"remote --help does not name {command}")
+        text = status_is(ckptfs("remote", command, "--help"), 0).stdout
+        true("--json" in text and f"ckptfs remote {command}" in text, f"remote {command} --help has no example: {text}")
     true(status_is(ckptfs("--version"), 0).stdout.startswith("ckptfs "), "--version")
 
 
 def test_usage_errors(scratch):
     for words in ((), ("frob",), ("mount",), ("mount", "/a"), ("mount", "/a", "/b", "/c"), ("ls", "/a", "/b"),
                   ("save",), ("fsck",), ("status", "--frob"), ("mount", "--sector", "1024", "/a", "/b"),
-                  ("mount", "--log-level", "loud", "/a", "/b"), ("mount", "--sparse", "/a", "/b")):
+                  ("mount", "--log-level", "loud", "/a", "/b"), ("mount", "--sparse", "/a", "/b"), ("remote",),
+                  ("remote", "frob"), ("remote", "ls"), ("remote", "export", "file:///a/b")):
         status_is(ckptfs(*words), 2)
     status_is(ckptfs("mount", "-o", "rw,frobnicate", scratch / "s", scratch), 2, "frobnicate", "odirect=safe|raw", "quiet=")
     for size in ("0", "5X", "1M"):

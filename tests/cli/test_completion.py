@@ -28,6 +28,9 @@ TYPED = (
     ("ckptfs mount --sector 40", "ckptfs mount --sector 4096"),
     ("ckptfs completion fi", "ckptfs completion fish"),
     ("ckptfs ls /proc/sys/kern", "ckptfs ls /proc/sys/kernel/"),
+    ("ckptfs remote lat", "ckptfs remote latest "),
+    ("ckptfs remote verify --sam", "ckptfs remote verify --sample "),
+    ("ckptfs verify --acc", "ckptfs verify --accept "),
     ("ckptfs mount -o odirect=s", "ckptfs mount -o odirect=safe"),
     ("ckptfs mount -o show_views,odirect=s", "ckptfs mount -o show_views,odirect=safe"),
 )

@@ -14,7 +14,7 @@ import pytest
 import saving
 from checking import equal, true
 from hugging import parse, safetensors
-from mounting import CKPTFS, REPOSITORY, is_mountpoint, run, wait_until, workspace, xfs
+from mounting import BUILD, CKPTFS, REPOSITORY, is_mountpoint, run, wait_until, workspace, xfs
 from training import write_state
 from viewing import torch_file
 
@@ -49,6 +49,21 @@ EXAMPLES = (
     "ckptfs status",
     "ckptfs status --json /ckpt",
     "ckptfs rm /ckpt/steps/global_step100",
+    "ckptfs remote check file:///lustre/run7",
+    "ckptfs remote check s3://bucket/run7 --endpoint https://s3.example.com:8333",
+    "ckptfs remote latest file:///lustre/run7",
+    "ckptfs remote ls file:///lustre/run7",
+    "ckptfs remote ls --json file:///lustre/run7",
+    "ckptfs remote export file:///lustre/run7/global_step100 /backup/global_step100",
+    "ckptfs remote verify file:///lustre/run7/global_step100",
+    "ckptfs remote verify --sample 5% file:///lustre/run7",
+    "ckptfs remote add s3://bucket/run7 /ckpt/steps --slot 0/2",
+    "ckptfs remote add file:///lustre/run7 /ckpt/steps --limit-upload 100M",
+    "ckptfs remote status /ckpt/steps",
+    "ckptfs remote status --json",
+    "ckptfs push /ckpt/steps/global_step200",
+    "ckptfs push --wait /ckpt/steps/global_step200",
+    "ckptfs remote remove /ckpt/steps",
     "source <(ckptfs completion bash)",
     "ckptfs completion zsh >/usr/local/share/zsh/site-functions/_ckptfs",
     "ckptfs completion fish >~/.config/fish/completions/ckptfs.fish",
@@ -69,12 +84,18 @@ ELSEWHERE = {
     "torchrun --nproc-per-node 2 train.py": "tests/deepspeed/test_first_runs.py",
     "python -m ckptfs.patch train.py": "tests/posix/test_patch.py",
     "python -m ckptfs.patch torchrun --nproc-per-node 2 train.py": "tests/deepspeed/test_first_runs.py",
+    "ckptfs remote check s3://bucket/run7 --endpoint https://s3.example.com:8333": "tests/remote/test_commands.py",
+    "ckptfs remote check s3://bucket/run7 --endpoint http://HOST:7480 --profile ceph": "tests/remote/test_commands.py; Ceph by hand",
+    "ckptfs remote add s3://bucket/run7 /ckpt/steps --endpoint https://s3.example.com:8333": "tests/remote",
+    "ckptfs remote add s3://bucket/run7 /ckpt/steps --slot 0/2": "tests/remote",
+    "ckptfs remote add s3://bucket/run7 /ckpt/steps --slot 1/2": "tests/remote",
     "python -m ckptfs.universal /ckpt/steps/global_step4 /ckpt/steps/global_step4_universal": "tests/deepspeed/test_universal.py",
 }
 
 
 # The pages of docs/ that have a test of their own.
-PAGES = ("requirements", "trainer", "deepspeed", "resume", "rotation", "views", "space", "control", "watching", "operating")
+PAGES = ("requirements", "trainer", "deepspeed", "resume", "rotation", "views", "space", "control", "watching", "operating",
+         "remote")
 
 
 @pytest.fixture
@@ -120,7 +141,7 @@ class User:
         tools.mkdir()
         (tools / "ckptfs").symlink_to(CKPTFS)
         self.environment = dict(os.environ, PATH=f"{tools}:{os.environ['PATH']}")
-        self.page, self.ckpt, self.store = page, work / "ckpt", disk / "store"
+        self.page, self.work, self.ckpt, self.store = page, work, work / "ckpt", disk / "store"
         self.left = list(EXAMPLES) if page.endswith("commands.md") else commands(page)
         self.known = set(self.left)
 
@@ -128,6 +149,7 @@ class User:
         places = "|".join(re.escape(place) for place in sorted(self.places, key=len, reverse=True))
         line = re.sub(rf"(?<![\w./~])(?:{places})(?!\w)", lambda match: str(self.places[match[0]]), line)
         line = re.sub(r"--image \d+G", "--image 512M", line).replace("800G", "1G").replace("100G", "1G")
+        line = line.replace("file:///lustre", f"file://{self.work}")
         return line.replace("9180", str(PORT))
 
     def types(self, line):
@@ -153,6 +175,15 @@ class User:
         equal([line for line in self.left if line not in ELSEWHERE], [], f"commands of {self.page} that nothing has run")
         if is_mountpoint(self.ckpt):
             run(CKPTFS, "umount", self.ckpt)
+
+    def has_remote_step(self, tag):
+        """Makes a committed step in the remote of the pages, as a push does."""
+        (self.work / "run7").mkdir(exist_ok=True)
+        step = self.work / "pushed"
+        step.mkdir()
+        (step / "mp_rank_00_model_states.pt").write_bytes(torch_file(b"model"))
+        run(BUILD / "helpers" / "remote_step", f"file://{self.work}/run7", tag, step)
+        (self.work / "backup").mkdir(exist_ok=True)
 
     # The pages assume these steps.
 
@@ -368,13 +399,35 @@ def test_operating(work, disk):
     equal(settings, [line for line in shipped if line[0] != "#"], "the settings that the package has as an example")
 
 
+def test_remote(work, disk):
+    user = User("docs/remote.md", work, disk)
+    (work / "run7").mkdir()
+    (work / "backup").mkdir()
+    user.mounts("-o", "quiet=1s")
+    user.has_steps("global_step100")
+    user.types_all("ckptfs remote check")
+    user.types("ckptfs remote add file:///lustre/run7 /ckpt/steps")
+    user.types("ckptfs push --wait /ckpt/steps/global_step100")
+    true("global_step100" in user.types("ckptfs remote status"), "ckptfs remote status shows the step")
+    equal(user.types("getfattr --only-values -n user.ckptfs.remote.state /ckpt/steps/global_step100"),
+          "committed global_step100", "its state")
+    equal(user.types("ckptfs remote latest file:///lustre/run7"), "global_step100\n", "the newest step")
+    user.types_all()
+    copy = work / "backup" / "global_step100"
+    equal(sorted(os.listdir(copy)), sorted(os.listdir(user.ckpt / "steps" / "global_step100")), "the copy")
+    user.ends()
+
+
 def test_help_examples(work, disk):
     lines = (REPOSITORY / "docs/commands.md").read_text().splitlines()
     examples = [line.strip() for line in lines if line.startswith("      ")]
     equal(sorted(line for line in examples if not line.startswith("/etc/fstab")), sorted(EXAMPLES), "the examples of --help")
     user = User("docs/commands.md", work, disk)
     user.ckpt.mkdir()
+    user.has_remote_step("global_step100")
     for line in EXAMPLES:
+        if line in ELSEWHERE:
+            continue
         if line.startswith("ckptfs show --timing"):
             saving.save(user.ckpt / "steps", "step_100", "a1")
         user.types(line)

@@ -342,17 +342,21 @@ def environment():
 
 
 @contextlib.contextmanager
-def ranks_running(count, arguments, output, patched=False, script="train.py"):
-    """The processes of a training, perhaps under `python -m ckptfs.patch`. At the end none is left, nor what
-    DeepSpeed leaves in /dev/shm, 66 MiB per rank."""
+def ranks_running(count, arguments, output, patched=False, script="train.py", ranks_per_node=None):
+    """The processes of a training, perhaps under `python -m ckptfs.patch`, on one node or, as their environment says,
+    several. At the end none is left, nor what DeepSpeed leaves in /dev/shm, 66 MiB per rank."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    shared = dict(environment(), WORLD_SIZE=str(count), LOCAL_SIZE=str(count), MASTER_PORT=str(port))
+    local = ranks_per_node or count
+    shared = dict(environment(), WORLD_SIZE=str(count), LOCAL_SIZE=str(local), MASTER_PORT=str(port))
+    if ranks_per_node:
+        shared["LOCAL_WORLD_SIZE"] = str(local)
     shared["PYTHONPATH"] = str(REPOSITORY / "gpu" / "python")
     program = [*(["-m", "ckptfs.patch"] if patched else []), str(HERE / script)]
     processes = [subprocess.Popen([python(), *program, *arguments], stdin=subprocess.DEVNULL,
-                                  stdout=output, stderr=output, env=dict(shared, RANK=str(rank), LOCAL_RANK=str(rank)))
+                                  stdout=output, stderr=output,
+                                  env=dict(shared, RANK=str(rank), LOCAL_RANK=str(rank % local)))
                  for rank in range(count)]
     try:
         yield processes

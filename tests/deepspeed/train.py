@@ -89,7 +89,7 @@ def build(torch, deepspeed, config, width, layers):
                 x = x + torch.tanh(layer(x))
             return torch.nn.functional.mse_loss(x.float(), target.float())
 
-    with deepspeed.zero.Init(config_dict_or_path=config):
+    with deepspeed.zero.Init(config_dict_or_path=config, enabled=config["zero_optimization"]["stage"] == 3):
         model = Model()
     return deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
 

@@ -1,5 +1,6 @@
 import pytest
 
+from mounting import xfs
 from seaweed import seaweed
 
 
@@ -9,4 +10,11 @@ def server(work):
     folder = work / "seaweed"
     folder.mkdir()
     with seaweed(folder) as made:
+        yield made
+
+
+@pytest.fixture
+def fresh_disk(work):
+    """A file system of the test's own."""
+    with xfs(work, name="fresh") as made:
         yield made

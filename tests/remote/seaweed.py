@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import threading
 import time
@@ -96,11 +97,16 @@ class Proxy:
 
     "pass"; "refuse": closed at once; "deaf": the request goes on, and its answer is lost; "hang": nothing is answered;
     a number: closed after so many bytes of the answer; bytes: these are the answer, and the request does not go on.
+
+    become() ends the connections that there are, and says what becomes of later ones.
     """
 
     def __init__(self, port, fates=(), tls=None):
         self.target, self.fates, self.tls, self.seen = port, list(fates), tls, 0
+        self.later, self.rate = "pass", None
         self.heads = []  # the first bytes of each connection that is answered with bytes
+        self.sent = 0  # bytes that were passed on to the port
+        self.lock, self.connections = threading.Lock(), set()
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
         self.thread = threading.Thread(target=self._serve, daemon=True)
@@ -115,21 +121,46 @@ class Proxy:
         self.listener.close()
         self.thread.join()
 
+    def become(self, later="pass", fates=(), rate=None, tls=None):
+        """`fates`: of the next connections; `rate`: bytes a second of each that passes; `tls`: a new certificate."""
+        with self.lock:
+            self.later, self.rate, self.tls = later, rate, tls or self.tls
+            self.fates = [None] * self.seen + list(fates)
+            for connection in self.connections:
+                _reset_when_closed(connection)
+                _shut(connection)
+
     def _serve(self):
         while True:
             try:
                 client, _ = self.listener.accept()
             except OSError:
                 return
-            fate = self.fates[self.seen] if self.seen < len(self.fates) else "pass"
-            self.seen += 1
+            with self.lock:
+                fate = self.fates[self.seen] if self.seen < len(self.fates) else self.later
+                self.seen += 1
+                self.connections.add(client)
             threading.Thread(target=self._connection, args=(client, fate), daemon=True).start()
+
+    def _end(self, client):
+        with self.lock:
+            self.connections.discard(client)
+        _end(client)
+
+    def _count(self, length):
+        with self.lock:
+            self.sent += length
 
     def _connection(self, client, fate):
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-            stack.callback(_end, client)
+            stack.callback(self._end, client)
             if self.tls:
+                plain = client
                 client = stack.enter_context(self.tls.wrap_socket(client, server_side=True))
+                with self.lock:  # the plain socket is detached
+                    self.connections.discard(plain)
+                    self.connections.add(client)
+                stack.callback(self._end, client)
             if fate == "refuse":
                 return
             if fate == "hang":
@@ -139,25 +170,43 @@ class Proxy:
             if isinstance(fate, bytes):
                 self.heads.append(client.recv(1 << 16))
                 client.sendall(fate)
+                client.shutdown(socket.SHUT_WR)
+                while client.recv(1 << 16):  # or else the answer is lost on its way
+                    pass
                 return
             server = stack.enter_context(socket.create_connection(("127.0.0.1", self.target)))
-            threading.Thread(target=_pump, args=(client, server, None), daemon=True).start()
+            threading.Thread(target=_pump, args=(client, server, None, self._count, self.rate), daemon=True).start()
             if fate == "deaf":
+                _reset_when_closed(client)
                 server.recv(1 << 16)
             else:
                 _pump(server, client, None if fate == "pass" else fate)
 
 
-def _end(connection):
+def _reset_when_closed(connection):
+    """Who still sends must be told: a closed connection whose window is full answers for a minute."""
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def _shut(connection):
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)  # another thread may read from it
+
+
+def _end(connection):
+    _shut(connection)
     connection.close()
 
 
-def _pump(source, target, most):
+def _pump(source, target, most, count=lambda length: None, rate=None):
+    piece = 1 << 16 if rate is None else max(rate // 10, 1)
     with contextlib.suppress(OSError):
-        while data := source.recv(1 << 16 if most is None else min(1 << 16, max(most, 1))):
+        while data := source.recv(piece if most is None else min(piece, max(most, 1))):
             target.sendall(data)
+            count(len(data))
+            if rate is not None:
+                time.sleep(len(data) / rate)
             if most is not None:
                 most -= len(data)
                 if most <= 0:

@@ -145,6 +145,13 @@ def test_a_lost_reply_is_no_lost_race(broken):
     equal(store.do("get", "a"), b"mine", "the object")
 
 
+def test_a_reply_that_is_cut_in_its_head(broken):
+    for length in (1, 15, 61, 150):
+        store, _ = broken(length)
+        store.do("make", f"a{length}", content=b"mine")
+        equal(store.do("get", f"a{length}"), b"mine", "the object")
+
+
 def test_broken_connections_are_tried_again(broken):
     content = bytes(range(256)) * (MIB // 256)
     store, _ = broken("refuse", 10, "refuse")

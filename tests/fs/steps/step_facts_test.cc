@@ -42,7 +42,7 @@ class StepFactsTest : public meta::ScratchStore {
     write_errors_ = std::make_unique<WriteErrors>(tree(), counters_);
     clones_ = std::make_unique<SpeculativeClones>(*store_, *files_, notifications_, *write_errors_, counters_);
     sync_ = std::make_unique<FileSync>(tree(), *files_, *write_errors_, *clones_);
-    facts_ = std::make_unique<StepFactsFinder>(*store_, *files_, *write_errors_, *sync_, readings_, saves_,
+    facts_ = std::make_unique<StepFactsFinder>(*store_, *files_, *write_errors_, *sync_, readings_, saves_, pushes_,
                                                std::chrono::seconds(0));
     ASSERT_TRUE(facts_->start());
   }
@@ -85,6 +85,7 @@ class StepFactsTest : public meta::ScratchStore {
   Counters counters_;
   Turns readings_{2};
   SaveHistory saves_;
+  PushStates pushes_;
   Notifications notifications_{[](const Notifications::Change&) {}, counters_};
   std::unique_ptr<OpenFileTable> files_;
   std::unique_ptr<WriteErrors> write_errors_;

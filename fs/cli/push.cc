@@ -1,0 +1,101 @@
+// ckptfs push: sends a step to the remote of its series now.
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <thread>
+#include <vector>
+
+#include "fs/cli/client.h"
+#include "fs/cli/commands.h"
+#include "fs/cli/format.h"
+#include "fs/cli/progress.h"
+#include "fs/cli/system.h"
+
+namespace ckptfs::fs::cli {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::chrono::milliseconds kLook{200};
+
+struct PushArguments {
+  std::vector<std::string> steps;
+  bool wait = false;
+  bool as_json = false;
+};
+
+Result<json> state_of(const Target& target) {
+  TRY_ASSIGN(const json status, ask_daemon(target.mount, "remote_status", {{"path", target.path}}));
+  for (const json& remote : status.value("remotes", json::array())) {
+    for (const json& step : remote.value("steps", json::array())) return step;
+  }
+  return Error(ENOENT, "it is not there any more");
+}
+
+// Until it is committed, or is refused for good. What fails meanwhile is tried again by the daemon, and told once.
+Result<json> wait_for(const Target& target) {
+  Progress progress("pushing " + target.path);
+  std::string told;
+  for (;;) {
+    TRY_ASSIGN(json state, state_of(target));
+    const std::string stage = state.value("stage", ""), error = state.value("error", "");
+    if (stage == "committed") return state;
+    if (stage == "refused") return Error(EINVAL, error);
+    const std::string words = error.empty() ? state.value("waits_for", "") : error;
+    if (!words.empty() && words != told) {
+      std::fprintf(stderr, "ckptfs: %s: %s; waiting\n", printable(target.path).c_str(), printable(words).c_str());
+      told = words;
+    }
+    progress.show(state.value("sent", uint64_t{0}) + state.value("borrowed", uint64_t{0}),
+                  state.value("bytes", uint64_t{0}));
+    std::this_thread::sleep_for(kLook);
+  }
+}
+
+Result<json> push(const std::string& step, bool wait) {
+  TRY_ASSIGN(const Target target, find_target(step));
+  TRY_ASSIGN(json pushed, ask_daemon(target.mount, "push", {{"path", target.path}}));
+  if (!wait) return pushed;
+  TRY_ASSIGN(json state, wait_for(target));
+  state["step"] = target.path;
+  return state;
+}
+
+int run(const PushArguments& arguments) {
+  json rows = json::array();
+  int code = kSuccess;
+  for (const std::string& step : arguments.steps) {
+    const auto pushed = push(step, arguments.wait);
+    if (!pushed) {
+      code = fail(step, pushed.error());
+      continue;
+    }
+    if (!arguments.as_json) {
+      const std::string path = printable(pushed.value().value("step", ""));
+      const std::string state = arguments.wait ? pushed.value().value("state", "") : "is pushed next";
+      std::printf("%s: %s\n", path.c_str(), printable(state).c_str());
+    }
+    rows.push_back(pushed.value());
+  }
+  if (arguments.as_json) print_json({{"pushed", rows}});
+  return code;
+}
+
+}  // namespace
+
+void add_push(CLI::App& app, Chosen& chosen) {
+  auto arguments = std::make_shared<PushArguments>();
+  CLI::App* command = app.add_subcommand("push", "Send steps to the remote of their series now");
+  command->add_option("STEP", arguments->steps, "A step of a series that has a remote")->required();
+  command->add_flag("--wait", arguments->wait, "Return when the steps are committed there");
+  command->add_flag("--json", arguments->as_json, "Print as JSON");
+  command->footer(
+      "A series with a remote is pushed anyhow, unless its rule `push` is `manual`. This sends a step at once, before\n"
+      "all others, without waiting until it is quiet.\n"
+      "Example:\n  ckptfs push /ckpt/steps/global_step200\n  ckptfs push --wait /ckpt/steps/global_step200");
+  command->callback([arguments, &chosen] { chosen = [arguments] { return run(*arguments); }; });
+}
+
+}  // namespace ckptfs::fs::cli

@@ -1,0 +1,54 @@
+// What the commands about a remote share: its address, the options of S3, the time limit, and errors that say what to
+// do. No option takes a secret: who runs `ps` would see it.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "fs/cli/commands.h"
+#include "io/objects/object_store.h"
+#include "io/objects/s3_settings.h"
+#include "io/result.h"
+
+namespace ckptfs::fs::cli {
+
+// --endpoint, --region, --profile, --ca-file and --path-style.
+void add_s3_options(CLI::App& command, io::S3Settings& settings);
+
+// EINVAL if the address has a user or a secret in it; `what` names it.
+Result<> refuse_secrets(const std::string& address, const char* what);
+
+struct RemoteOptions {
+  std::string url;  // as it was given
+  io::S3Settings s3;
+  std::string timeout = "60s";
+  bool as_json = false;
+};
+// URL, --json, --timeout and the options of S3. `argument`: "URL" or "URL/TAG".
+void add_remote_options(CLI::App& command, RemoteOptions& options, const std::string& argument,
+                        const std::string& about_argument);
+
+struct Remote {
+  std::unique_ptr<io::ObjectStore> store;
+  std::chrono::milliseconds time;  // --timeout
+
+  // From now on.
+  io::RequestLimits limits() const { return io::RequestLimits::within(time); }
+};
+// EINVAL, in words, for what the command line has wrong. ENOENT: a folder that is not there; the store itself would
+// wait for its file system. `url`: of the remote alone.
+Result<Remote> open_remote(const std::string& url, const RemoteOptions& options);
+
+// "s3://bucket/run7/global_step100~2" is the step "global_step100~2" of "s3://bucket/run7". EINVAL, in words: no step
+// is named.
+struct StepAddress {
+  std::string url;
+  std::string step;
+};
+Result<StepAddress> split_step(const std::string& url);
+
+// Prints the error with what to do about it, where its own words do not say it. Returns the exit code (system.h).
+int fail_remote(const std::string& url, const Error& error);
+
+}  // namespace ckptfs::fs::cli

@@ -1,0 +1,302 @@
+// ckptfs remote export and verify: steps are read back from a remote, without a mount.
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <CLI/CLI.hpp>
+#include <atomic>
+#include <charconv>
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <vector>
+
+#include "fs/cli/format.h"
+#include "fs/cli/progress.h"
+#include "fs/cli/remote_commands.h"
+#include "fs/cli/remote_options.h"
+#include "fs/cli/system.h"
+#include "io/mutex.h"
+#include "meta/remote/commit.h"
+#include "meta/remote/remote_step.h"
+
+namespace ckptfs::fs::cli {
+namespace {
+
+using meta::remote::CommittedStep;
+using meta::remote::ReadProgress;
+using meta::remote::ReadSettings;
+using meta::remote::RemoteStep;
+using meta::remote::VerifyReport;
+using nlohmann::json;
+
+std::atomic<bool> is_interrupted{false};
+
+void interrupt(int) { is_interrupted = true; }
+
+// The first Ctrl-C ends the work in order, so that nothing half done stays. The second one ends the process.
+void end_in_order() {
+  struct sigaction action {};
+  action.sa_handler = interrupt;
+  action.sa_flags = static_cast<int>(SA_RESETHAND);
+  for (const int signal : {SIGTERM, SIGINT}) sigaction(signal, &action, nullptr);
+}
+
+// A line for progress that any thread reports.
+class ReadingLine {
+ public:
+  explicit ReadingLine(const char* what) : line_(what) {}
+  void show(const ReadProgress& progress) {
+    const io::MutexLock lock(mutex_);
+    const auto now = std::chrono::steady_clock::now();
+    if (now - shown_ < kBetween) return;
+    shown_ = now;
+    line_.show(progress.done, progress.bytes);
+  }
+
+ private:
+  static constexpr std::chrono::milliseconds kBetween{200};
+  io::Mutex mutex_;
+  Progress line_ GUARDED_BY(mutex_);
+  std::chrono::steady_clock::time_point shown_ GUARDED_BY(mutex_);
+};
+
+ReadSettings settings_of(const Remote& remote, ReadingLine& line) {
+  ReadSettings settings;
+  settings.time = remote.time;
+  settings.stop = &is_interrupted;
+  settings.progress = [&line](const ReadProgress& progress) { line.show(progress); };
+  return settings;
+}
+
+io::RequestLimits limits_of(const Remote& remote) { return io::RequestLimits::within(remote.time, &is_interrupted); }
+
+Result<CommittedStep> find_standing(const Remote& remote, const std::string& name) {
+  TRY_ASSIGN(CommittedStep step, meta::remote::find_step(*remote.store, name, limits_of(remote)));
+  if (step.gone) return Error(ENOENT, remote.store->url() + ": step " + name + " was removed there");
+  return step;
+}
+
+std::string temporary_folder() {
+  std::error_code error;
+  const auto folder = std::filesystem::temp_directory_path(error);  // $TMPDIR, else /tmp
+  return error ? "/tmp" : folder.string();
+}
+
+json cost_of(io::RequestCounts& counts) {
+  const auto value = [](const std::atomic<uint64_t>& count) { return count.load(std::memory_order_relaxed); };
+  return {{"gets", value(counts.gets)},
+          {"lists", value(counts.lists)},
+          {"retries", value(counts.retries)},
+          {"bytes_received", value(counts.bytes_received)}};
+}
+
+void print_cost(io::RequestCounts& counts) {
+  const json cost = cost_of(counts);
+  std::printf("It took %s and %s, and %s came.\n", counted(cost.value("gets", uint64_t{0}), "GET").c_str(),
+              counted(cost.value("lists", uint64_t{0}), "list").c_str(),
+              human_size(cost.value("bytes_received", uint64_t{0})).c_str());
+}
+
+// --- export
+
+struct ExportArguments {
+  RemoteOptions options;
+  std::string folder;
+  std::optional<uint32_t> slot;
+};
+
+// The folder as an absolute path. EEXIST: it is there.
+Result<std::string> new_folder(const std::string& folder) {
+  struct stat found {};
+  if (::lstat(folder.c_str(), &found) == 0) {
+    return Error(EEXIST, folder + " is there already: name a folder that is not; it becomes the step");
+  }
+  TRY_ASSIGN(const std::string path, absolute_path(folder));
+  const std::string above = std::filesystem::path(path).parent_path();
+  if (::stat(above.c_str(), &found) != 0) return last_error(above);
+  if (!S_ISDIR(found.st_mode)) return Error(ENOTDIR, above + " is no folder");
+  return path;
+}
+
+Result<int> run_export(const ExportArguments& arguments) {
+  TRY_ASSIGN(const StepAddress address, split_step(arguments.options.url));
+  TRY_ASSIGN(const std::string folder, new_folder(arguments.folder));
+  TRY_ASSIGN(const Remote remote, open_remote(address.url, arguments.options));
+  end_in_order();
+  ReadingLine line("exporting");
+  TRY_ASSIGN(const CommittedStep found, find_standing(remote, address.step));
+  const std::string above = std::filesystem::path(folder).parent_path();
+  TRY_ASSIGN(const RemoteStep step, RemoteStep::open(*remote.store, found, above, limits_of(remote)));
+  if (arguments.slot && *arguments.slot >= step.slots()) {
+    return Error(EINVAL, "--slot " + std::to_string(*arguments.slot) + ": the step has " +
+                             counted(step.slots(), "slot") + ", counted from 0");
+  }
+  TRY(meta::remote::export_step(step, arguments.slot, folder, settings_of(remote, line)));
+  if (arguments.options.as_json) {
+    print_json({{"step", found.name()}, {"folder", folder}, {"requests", cost_of(remote.store->counts())}});
+  } else {
+    std::printf("%s: step %s, compared with its digests\n", printable(folder).c_str(), printable(found.name()).c_str());
+    print_cost(remote.store->counts());
+  }
+  return kSuccess;
+}
+
+// --- verify
+
+struct VerifyArguments {
+  RemoteOptions options;
+  std::string sample = "100%";
+};
+
+// "5%" -> 0.05
+Result<double> parse_share(const std::string& text) {
+  double percent = 0;
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, percent);
+  const bool whole = rest == end || (rest + 1 == end && *rest == '%');
+  if (error != std::errc() || !whole || !(percent > 0 && percent <= 100)) {
+    return Error(EINVAL, "--sample " + text + ": it takes a share above 0% and up to 100%, as in 5%");
+  }
+  return percent / 100;
+}
+
+struct ToVerify {
+  Remote remote;
+  std::vector<CommittedStep> steps;
+};
+
+Result<ToVerify> all_steps(const RemoteOptions& options) {
+  TRY_ASSIGN(Remote remote, open_remote(options.url, options));
+  TRY_ASSIGN(auto steps, meta::remote::list_steps(*remote.store, limits_of(remote)));
+  std::erase_if(steps, [](const CommittedStep& step) { return step.gone; });
+  if (steps.empty()) return Error(ENOENT, remote.store->url() + ": no step is committed there");
+  return ToVerify{std::move(remote), std::move(steps)};
+}
+
+Result<ToVerify> one_step(const RemoteOptions& options) {
+  TRY_ASSIGN(const StepAddress address, split_step(options.url));
+  TRY_ASSIGN(Remote remote, open_remote(address.url, options));
+  TRY_ASSIGN(CommittedStep step, find_standing(remote, address.step));
+  return ToVerify{std::move(remote), {std::move(step)}};
+}
+
+// URL or URL/TAG: it is a step if what stands before the last name has such a step. The credentials may be for the
+// remote alone, so what goes wrong there says nothing.
+Result<ToVerify> what_to_verify(const RemoteOptions& options) {
+  const Waiting waiting("looking for the steps");
+  auto one = one_step(options);
+  if (one || one.error().errno_value() == ECANCELED) return one;
+  auto all = all_steps(options);
+  if (all || all.error().errno_value() != ENOENT || one.error().errno_value() != ENOENT) return all;
+  return Error(ENOENT, options.url + ": neither a remote that has steps, nor a step of one");
+}
+
+struct VerifiedStep {
+  std::string name;
+  VerifyReport report;
+};
+
+Result<VerifyReport> verify_one(const Remote& remote, const CommittedStep& step, double share, ReadingLine& line) {
+  TRY_ASSIGN(const RemoteStep opened, RemoteStep::open(*remote.store, step, temporary_folder(), limits_of(remote)));
+  return meta::remote::verify_step(opened, share, settings_of(remote, line));
+}
+
+// A step that cannot be opened is wrong. But a store that is out of reach says nothing of its steps.
+Result<std::vector<VerifiedStep>> verify_all(const ToVerify& work, double share) {
+  std::vector<VerifiedStep> verified;
+  for (const CommittedStep& step : work.steps) {
+    ReadingLine line("verifying");
+    auto report = verify_one(work.remote, step, share, line);
+    if (!report) {
+      const int why = report.error().errno_value();
+      if (why != EBADMSG && why != EPROTO && why != ENOENT && why != EEXIST) return report.error();
+      report = VerifyReport{0, 0, {report.error().message()}};
+    }
+    verified.push_back({step.name(), std::move(report.value())});
+  }
+  return verified;
+}
+
+json json_of(const std::vector<VerifiedStep>& verified, const Remote& remote) {
+  json steps = json::array();
+  for (const VerifiedStep& step : verified) {
+    steps.push_back({{"step", step.name},
+                     {"chunks", step.report.chunks},
+                     {"bytes", step.report.bytes},
+                     {"wrong", step.report.wrong}});
+  }
+  return {{"url", remote.store->url()}, {"steps", std::move(steps)}, {"requests", cost_of(remote.store->counts())}};
+}
+
+void print_verified(const std::vector<VerifiedStep>& verified) {
+  for (const VerifiedStep& step : verified) {
+    for (const std::string& wrong : step.report.wrong) {
+      std::printf("DAMAGED %s: %s\n", printable(step.name).c_str(), printable(wrong).c_str());
+    }
+    std::printf("%s: %s read and compared, %s: %s\n", printable(step.name).c_str(),
+                counted(step.report.chunks, "chunk").c_str(), human_size(step.report.bytes).c_str(),
+                step.report.wrong.empty() ? "all ok" : "DAMAGED");
+  }
+}
+
+Result<int> run_remote_verify(const VerifyArguments& arguments) {
+  TRY_ASSIGN(const double share, parse_share(arguments.sample));
+  end_in_order();
+  TRY_ASSIGN(const ToVerify work, what_to_verify(arguments.options));
+  TRY_ASSIGN(const auto verified, verify_all(work, share));
+  if (arguments.options.as_json) {
+    print_json(json_of(verified, work.remote));
+  } else {
+    print_verified(verified);
+    print_cost(work.remote.store->counts());
+  }
+  for (const VerifiedStep& step : verified) {
+    if (!step.report.wrong.empty()) return kFailed;
+  }
+  return kSuccess;
+}
+
+template <class Arguments>
+void choose(CLI::App& command, Chosen& chosen, std::shared_ptr<Arguments> arguments,
+            Result<int> (*run)(const Arguments&)) {
+  command.callback([arguments, run, &chosen] {
+    chosen = [arguments, run] {
+      const auto code = run(*arguments);
+      return code ? code.value() : fail_remote(arguments->options.url, code.error());
+    };
+  });
+}
+
+}  // namespace
+
+void add_remote_export(CLI::App& group, Chosen& chosen) {
+  auto arguments = std::make_shared<ExportArguments>();
+  CLI::App* command = group.add_subcommand("export", "Copy a step out of a remote into a folder");
+  add_remote_options(*command, arguments->options, "URL/TAG", "The remote's address and the step's name");
+  command->add_option("FOLDER", arguments->folder, "A folder that is not there yet; it becomes the step")->required();
+  command->add_option("--slot", arguments->slot, "Only what this slot has pushed (default: what all have)");
+  command->footer(
+      "Each chunk is compared with its digest. FOLDER appears when all of it is there and durable, or not at all.\n"
+      "Example:\n  ckptfs remote export file:///lustre/run7/global_step100 /backup/global_step100");
+  choose(*command, chosen, arguments, run_export);
+}
+
+void add_remote_verify(CLI::App& group, Chosen& chosen) {
+  auto arguments = std::make_shared<VerifyArguments>();
+  CLI::App* command =
+      group.add_subcommand("verify", "Read steps back from a remote and compare them with their digests");
+  add_remote_options(*command, arguments->options, "URL[/TAG]", "A remote, or one step of it");
+  command->add_option("--sample", arguments->sample, "Read this share of the chunks, chosen at random: 5%")
+      ->capture_default_str();
+  command->footer(
+      "It reads as many bytes as it verifies, and says what it took. What two steps share is read for both.\n"
+      "Exits with 1 if anything is damaged or missing.\n"
+      "Example:\n  ckptfs remote verify file:///lustre/run7/global_step100\n"
+      "  ckptfs remote verify --sample 5% file:///lustre/run7");
+  choose(*command, chosen, arguments, run_remote_verify);
+}
+
+}  // namespace ckptfs::fs::cli

@@ -1,0 +1,204 @@
+// ckptfs remote check, latest and ls: what a remote is, and which steps it has. All of it comes from lists and one
+// small object.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <ctime>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <vector>
+
+#include "fs/cli/format.h"
+#include "fs/cli/progress.h"
+#include "fs/cli/remote_commands.h"
+#include "fs/cli/remote_options.h"
+#include "fs/cli/system.h"
+#include "meta/remote/commit.h"
+#include "meta/remote/remote_facts.h"
+
+namespace ckptfs::fs::cli {
+namespace {
+
+using meta::remote::CommittedStep;
+using meta::remote::RemoteFacts;
+using nlohmann::json;
+
+int64_t seconds_of(const CommittedStep& step) { return std::chrono::system_clock::to_time_t(step.committed); }
+
+std::string age_of(const CommittedStep& step) { return human_age(std::time(nullptr) - seconds_of(step)); }
+
+std::string utc_time(int64_t seconds) {
+  const time_t time = seconds;
+  std::tm parts{};
+  char text[40];
+  if (::gmtime_r(&time, &parts) == nullptr || std::strftime(text, sizeof(text), "%F %TZ", &parts) == 0) return "?";
+  return text;
+}
+
+Result<std::vector<CommittedStep>> standing_steps(const Remote& remote) {
+  TRY_ASSIGN(auto steps, meta::remote::list_steps(*remote.store, remote.limits()));
+  std::erase_if(steps, [](const CommittedStep& step) { return step.gone; });
+  return steps;
+}
+
+json json_of(const CommittedStep& step) {
+  return {{"step", step.name()}, {"tag", step.decision.tag}, {"committed", seconds_of(step)}};
+}
+
+// --- check
+
+struct Checked {
+  std::optional<RemoteFacts> facts;
+  std::vector<CommittedStep> steps;
+};
+
+Result<Checked> look_at(const Remote& remote) {
+  const Waiting waiting("trying the remote");
+  TRY(meta::remote::probe_store(*remote.store, remote.limits()));
+  Checked checked;
+  auto facts = meta::remote::read_facts(*remote.store, remote.limits());
+  if (!facts && facts.error().errno_value() != ENOENT) return facts.error();
+  if (facts) checked.facts = facts.value();
+  TRY_ASSIGN(checked.steps, standing_steps(remote));
+  if (!facts && !checked.steps.empty()) {
+    return Error(EPROTO, remote.store->url() +
+                             ": it has steps, but ckptfs.json is gone: bring that object back from a " +
+                             "copy or an older version of it");
+  }
+  return checked;
+}
+
+json json_of(const Checked& checked, const std::string& url) {
+  json result = {{"url", url}, {"fit", true}, {"founded", checked.facts.has_value()}, {"steps", checked.steps.size()}};
+  if (checked.facts) {
+    result.update({{"id", checked.facts->id},
+                   {"slots", checked.facts->slots},
+                   {"host", checked.facts->host},
+                   {"made", checked.facts->made}});
+  }
+  const auto newest = meta::remote::newest(checked.steps);
+  result["newest"] = newest ? json(newest->name()) : json();
+  return result;
+}
+
+void print_checked(const Checked& checked, const std::string& url) {
+  std::printf("%s: fit as a remote: it makes an object once only, honours ranges, and lists what it has\n",
+              printable(url).c_str());
+  if (!checked.facts) {
+    std::printf("No series is pushed there yet. To begin: ckptfs remote add %s SERIES\n", printable(url).c_str());
+    return;
+  }
+  std::printf("a remote of %s, made by %s at %s, id %s\n", counted(checked.facts->slots, "slot").c_str(),
+              printable(checked.facts->host).c_str(), printable(checked.facts->made).c_str(),
+              printable(checked.facts->id).c_str());
+  if (const auto newest = meta::remote::newest(checked.steps)) {
+    std::printf("%s, the newest is %s, committed %s ago\n", counted(checked.steps.size(), "step").c_str(),
+                printable(newest->name()).c_str(), age_of(*newest).c_str());
+  } else {
+    std::printf("no step is committed there yet\n");
+  }
+}
+
+Result<int> run_check(const RemoteOptions& options) {
+  TRY_ASSIGN(const Remote remote, open_remote(options.url, options));
+  TRY_ASSIGN(const Checked checked, look_at(remote));
+  if (options.as_json) {
+    print_json(json_of(checked, remote.store->url()));
+  } else {
+    print_checked(checked, remote.store->url());
+  }
+  return kSuccess;
+}
+
+// --- latest
+
+Result<int> run_latest(const RemoteOptions& options) {
+  TRY_ASSIGN(const Remote remote, open_remote(options.url, options));
+  const Waiting waiting("asking for the newest step");
+  TRY_ASSIGN(const auto steps, standing_steps(remote));
+  const auto newest = meta::remote::newest(steps);
+  if (!newest) {
+    return Error(ENOENT, remote.store->url() + ": no step is committed there (`ckptfs remote check` tells more)");
+  }
+  if (options.as_json) {
+    print_json(json_of(*newest));
+  } else {
+    std::printf("%s\n", printable(newest->name()).c_str());
+  }
+  return kSuccess;
+}
+
+// --- ls
+
+void print_steps_of_remote(const std::vector<CommittedStep>& steps, const std::string& url) {
+  if (steps.empty()) {
+    std::printf("%s: no step is committed there\n", printable(url).c_str());
+    return;
+  }
+  Table table({{"STEP"}, {"COMMITTED"}, {"AGE", Table::Align::right}});
+  for (const CommittedStep& step : steps) table.add({{step.name()}, {utc_time(seconds_of(step))}, {age_of(step)}});
+  std::printf("%s: %s\n%s", printable(url).c_str(), counted(steps.size(), "step").c_str(),
+              table.text(stdout_is_terminal()).c_str());
+}
+
+Result<int> run_remote_ls(const RemoteOptions& options) {
+  TRY_ASSIGN(const Remote remote, open_remote(options.url, options));
+  const auto steps = [&] {
+    const Waiting waiting("listing the steps");
+    return standing_steps(remote);
+  }();
+  if (!steps) return steps.error();
+  if (options.as_json) {
+    json list = json::array();
+    for (const CommittedStep& step : steps.value()) list.push_back(json_of(step));
+    print_json({{"url", remote.store->url()}, {"steps", std::move(list)}});
+  } else {
+    print_steps_of_remote(steps.value(), remote.store->url());
+  }
+  return kSuccess;
+}
+
+// A command with no options of its own.
+void add_plain(CLI::App& group, Chosen& chosen, const char* name, const char* about, const char* footer,
+               Result<int> (*run)(const RemoteOptions&)) {
+  auto options = std::make_shared<RemoteOptions>();
+  CLI::App* command = group.add_subcommand(name, about);
+  add_remote_options(*command, *options, "URL", "s3://BUCKET/PREFIX or file:///FOLDER");
+  command->footer(footer);
+  command->callback([options, run, &chosen] {
+    chosen = [options, run] {
+      const auto code = run(*options);
+      return code ? code.value() : fail_remote(options->url, code.error());
+    };
+  });
+}
+
+}  // namespace
+
+void add_remote_check(CLI::App& group, Chosen& chosen) {
+  add_plain(
+      group, chosen, "check", "Try whether a store is fit as a remote, and say what is there",
+      "It makes a small object, tries to make it again, reads a part of it, lists it, and removes it. So it needs\n"
+      "the same rights as a push. Exits with 1 if the store is not fit or does not answer, and says what to do.\n"
+      "Example:\n  ckptfs remote check file:///lustre/run7\n"
+      "  ckptfs remote check s3://bucket/run7 --endpoint https://s3.example.com:8333",
+      run_check);
+}
+
+void add_remote_latest(CLI::App& group, Chosen& chosen) {
+  add_plain(group, chosen, "latest", "Print the name of the newest committed step, and nothing else",
+            "Exits with 1, and prints nothing but a reason on stderr, if there is no step or it cannot be known.\n"
+            "A launcher asks once and passes the answer on, so that all ranks take the same step.\n"
+            "Example:\n  ckptfs remote latest file:///lustre/run7",
+            run_latest);
+}
+
+void add_remote_ls(CLI::App& group, Chosen& chosen) {
+  add_plain(group, chosen, "ls", "List the committed steps, oldest first",
+            "A step that changed after its commit is committed again, as TAG~2: each name stands for one content.\n"
+            "Example:\n  ckptfs remote ls file:///lustre/run7\n  ckptfs remote ls --json file:///lustre/run7",
+            run_remote_ls);
+}
+
+}  // namespace ckptfs::fs::cli

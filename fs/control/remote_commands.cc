@@ -1,0 +1,170 @@
+#include "fs/control/remote_commands.h"
+
+#include <unistd.h>
+
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "fs/open/walk.h"
+#include "fs/ops/filesystem.h"
+#include "meta/tree/step_detection.h"
+
+namespace ckptfs::fs {
+namespace {
+
+using nlohmann::json;
+
+// The daemon asks the remote with its own credentials, so no other user tells it where.
+Result<> refuse_others(const Peer& peer) {
+  if (peer.credentials.uid == 0 || peer.credentials.uid == ::geteuid()) return success();
+  return Error(EPERM, "only who mounted it gives a series a remote, since the daemon's credentials are used there");
+}
+
+Result<meta::InodeNumber> series_at(const Filesystem& fs, const Peer& peer, const std::string& path) {
+  TRY_ASSIGN(const meta::InodeNumber series, resolve_as(fs.tree, peer.credentials, path, kRead | kSearch));
+  TRY(meta::check_series(fs.tree, series));
+  return series;
+}
+
+Result<json> give_remote(Filesystem& fs, const Peer& peer, const json& arguments) {
+  const std::string path = arguments.at("series").get<std::string>();
+  TRY(refuse_others(peer));
+  if (fs.options.read_only) return Error(EROFS, path + ": the store is mounted read-only (-o ro)");
+  TRY_ASSIGN(const meta::InodeNumber series, series_at(fs, peer, path));
+  TRY_ASSIGN(const RemoteSettings settings, remote_settings_from(arguments));
+  TRY_ASSIGN(const meta::remote::RemoteFacts facts, fs.remotes.add(series, settings));
+  return json{{"series", fs.tree.path_of(series)},
+              {"url", settings.url},
+              {"slot", settings.slot},
+              {"id", facts.id},
+              {"slots", facts.slots},
+              {"made", facts.made},
+              {"host", facts.host}};
+}
+
+Result<json> take_remote(Filesystem& fs, const Peer& peer, const json& arguments) {
+  const std::string path = arguments.at("series").get<std::string>();
+  TRY(refuse_others(peer));
+  if (fs.options.read_only) return Error(EROFS, path + ": the store is mounted read-only (-o ro)");
+  TRY_ASSIGN(const meta::InodeNumber series, series_at(fs, peer, path));
+  TRY(fs.remotes.remove(series));
+  return json{{"series", fs.tree.path_of(series)}};
+}
+
+json report_json(const RemoteReport& report) {
+  return {{"url", report.settings.url},
+          {"slot", report.settings.slot},
+          {"slots", report.settings.slots},
+          {"id", report.id},
+          {"push", report.manual ? "manual" : "quiet"},
+          {"upload_limit", report.settings.upload_limit},
+          {"trouble", report.trouble},
+          {"pushed", report.pushed},
+          {"committed", report.committed},
+          {"failures", report.failures},
+          {"sent", report.sent},
+          {"borrowed", report.borrowed},
+          {"puts", report.puts},
+          {"gets", report.gets},
+          {"lists", report.lists},
+          {"retries", report.retries},
+          {"bytes_per_second", report.bytes_per_second},
+          {"stalled_seconds", report.stalled.count()},
+          {"oldest_unpushed_seconds", report.oldest ? json(report.oldest->count()) : json()}};
+}
+
+const char* name_of(PushState::Stage stage) {
+  switch (stage) {
+    case PushState::Stage::unpushed:
+      return "unpushed";
+    case PushState::Stage::pushing:
+      return "pushing";
+    case PushState::Stage::waiting:
+      return "waiting";
+    case PushState::Stage::committed:
+      return "committed";
+    case PushState::Stage::refused:
+      return "refused";
+  }
+  return "";
+}
+
+json state_json(const PushState& state, const std::string& error) {
+  return {{"tag", state.tag},         {"stage", name_of(state.stage)}, {"state", state.text()}, {"name", state.name},
+          {"missing", state.missing}, {"waits_for", state.waits_for},  {"error", error},        {"bytes", state.bytes},
+          {"sent", state.sent},       {"borrowed", state.borrowed},    {"notes", state.notes}};
+}
+
+json steps_of(const Filesystem& fs, const Peer& peer, meta::InodeNumber series, meta::InodeNumber only) {
+  std::map<std::string, json> by_tag;
+  for (const auto& [step, state] : fs.pushes.all(series)) {
+    if (only != 0 && step != only) continue;
+    const auto record = fs.tree.inode(step);
+    if (!record || !may_access(peer.credentials, record.value(), kRead | kSearch)) continue;
+    by_tag[state.tag] = state_json(state, fs.remotes.error_of(series, state));
+  }
+  json steps = json::array();
+  for (auto& [tag, step] : by_tag) steps.push_back(std::move(step));
+  return steps;
+}
+
+Result<json> remote_status(Filesystem& fs, const Peer& peer, const json& arguments) {
+  const std::string path = arguments.value("path", "/");
+  TRY_ASSIGN(const meta::InodeNumber at, resolve_as(fs.tree, peer.credentials, path, kRead | kSearch));
+  TRY_ASSIGN(const meta::InodeRecord record, fs.tree.inode(at));
+  json remotes = json::array();
+  for (const auto& [series, report] : fs.remotes.reports()) {
+    const bool whole = at == series || at == meta::kRootInode, step = record.parent == series;
+    const std::string name = fs.tree.path_of(series);
+    if ((!whole && !step) || !resolve_as(fs.tree, peer.credentials, name, kRead | kSearch)) continue;
+    json one = report_json(report);
+    one["series"] = name;
+    one["steps"] = steps_of(fs, peer, series, whole ? 0 : at);
+    remotes.push_back(std::move(one));
+  }
+  if (remotes.empty() && at != meta::kRootInode) {
+    return Error(ENOENT, path + ": no series with a remote; `ckptfs remote add URL SERIES` gives it one");
+  }
+  return json{{"remotes", std::move(remotes)}};
+}
+
+Result<json> push_step(Filesystem& fs, const Peer& peer, const json& arguments) {
+  const std::string path = arguments.at("path").get<std::string>();
+  TRY_ASSIGN(const meta::InodeNumber step, resolve_as(fs.tree, peer.credentials, path, kRead | kSearch | kWrite));
+  TRY_ASSIGN(const meta::InodeRecord record, fs.tree.inode(step));
+  TRY_ASSIGN(const meta::InodeRecord above, fs.tree.inode(record.parent));
+  if (!record.is_dir() || (above.flags & meta::kSeries) == 0) {
+    return Error(EINVAL, path + ": it is no step of a series; `ckptfs ls` lists them");
+  }
+  TRY_ASSIGN(const bool is_step, meta::is_step(fs.tree, step));
+  if (fs.pushes.has_remote(record.parent) && !is_step) {
+    return Error(EINVAL, path + ": it has no step's name, or holds nothing yet: there is nothing to push");
+  }
+  TRY(fs.remotes.push(record.parent, step));
+  return json{{"step", fs.tree.path_of(step)}};
+}
+
+}  // namespace
+
+json remotes_of(const Filesystem& fs) {
+  json remotes = json::array();
+  for (const auto& [series, report] : fs.remotes.reports()) {
+    json one = report_json(report);
+    one["series"] = fs.tree.path_of(series);
+    remotes.push_back(std::move(one));
+  }
+  return remotes;
+}
+
+void add_remote_commands(ControlServer& server, Filesystem& fs) {
+  const auto add_command = [&](const char* name, auto* command) {
+    server.add(name, ControlServer::Pace::slow,
+               [&fs, command](const Peer& peer, const json& arguments) { return command(fs, peer, arguments); });
+  };
+  add_command("remote_add", &give_remote);
+  add_command("remote_remove", &take_remote);
+  add_command("remote_status", &remote_status);
+  add_command("push", &push_step);
+}
+
+}  // namespace ckptfs::fs

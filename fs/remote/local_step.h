@@ -1,0 +1,76 @@
+// A step of a mount, as it is pushed.
+//
+// Nothing is cloned. The digests of each file are taken first (meta/care/digests.h). They hold until somebody opens the
+// file for writing or truncates it, and that outlives the daemon. So whether the step still is what it was is asked
+// from the digests' marks and from the names, without reading anything; and what is read is compared with the digests.
+//
+// Thread safety: as StepImage says.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fs/base/turns.h"
+#include "fs/steps/series_writers.h"
+#include "fs/steps/step_facts.h"
+#include "meta/care/digests.h"
+#include "meta/remote/step_image.h"
+#include "meta/store/store.h"
+
+namespace ckptfs::fs {
+
+class LocalStep : public meta::remote::StepImage {
+ public:
+  struct Environment {
+    meta::Store& store;
+    StepFactsFinder& step_facts;
+    const OpenFileTable& files;
+    SeriesWriters& writers;
+    Turns& readings;
+    const std::atomic<bool>& stop;
+    std::chrono::seconds quiet;
+  };
+
+  // Takes the digests that are missing. `pause`: between chunks of what is read; false ends with ECANCELED. EBUSY:
+  // somebody writes to it. EINVAL, in words: it holds what cannot be pushed. EBADMSG or EIO: a file of it is damaged.
+  static Result<std::unique_ptr<LocalStep>> make(const Environment& environment, meta::InodeNumber step,
+                                                 const meta::Pause& pause);
+
+  const std::string& tag() const override { return tag_; }
+  const std::vector<meta::remote::Entry>& entries() const override { return entries_; }
+  Result<std::vector<io::Digest>> digests(size_t index) const override;
+  Result<> read(size_t index, uint64_t offset, std::span<std::byte> buffer) const override;
+  Result<bool> is_current() const override;
+  Result<bool> may_be_voted_for() const override;
+  const meta::formats::CompletenessFacts& facts() const override { return facts_; }
+  const std::string& attempt() const override { return attempt_; }
+
+ private:
+  struct File {
+    meta::InodeNumber inode = 0;
+    meta::BlobNumber blob = 0;
+    bool operator==(const File&) const = default;
+  };
+  struct Tree {
+    std::vector<meta::remote::Entry> entries;
+    std::vector<File> files;  // of each entry
+  };
+  explicit LocalStep(const Environment& environment, meta::InodeNumber step) : env_(environment), step_(step) {}
+  Result<Tree> collect() const;
+  Result<> add(const std::string& path, meta::InodeNumber inode, Tree& tree) const;
+  Result<> take_digests(const meta::Pause& pause) const;
+  Result<> judge();
+
+  const Environment env_;
+  const meta::InodeNumber step_;
+  std::string tag_;
+  std::string attempt_;
+  std::vector<meta::remote::Entry> entries_;
+  std::vector<File> files_;
+  meta::formats::CompletenessFacts facts_;
+};
+
+}  // namespace ckptfs::fs

@@ -1,0 +1,76 @@
+#include "fs/remote/remote_settings.h"
+
+#include <nlohmann/json.hpp>
+
+#include "io/json.h"
+#include "meta/tree/tree.h"
+
+namespace ckptfs::fs {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kRemoteXattr = "user.ckptfs.remote";
+constexpr uint32_t kMostSlots = 65536;
+
+}  // namespace
+
+json to_json(const RemoteSettings& settings) {
+  return {{"url", settings.url},
+          {"slot", settings.slot},
+          {"slots", settings.slots},
+          {"upload_limit", settings.upload_limit},
+          {"endpoint", settings.s3.endpoint},
+          {"region", settings.s3.region},
+          {"profile", settings.s3.profile},
+          {"authorities", settings.s3.authorities},
+          {"path_style", settings.s3.path_style}};
+}
+
+Result<RemoteSettings> remote_settings_from(const json& json) {
+  RemoteSettings settings;
+  try {
+    settings.url = json.at("url").get<std::string>();
+    settings.slot = json.value("slot", uint32_t{0});
+    settings.slots = json.value("slots", uint32_t{1});
+    settings.upload_limit = json.value("upload_limit", uint64_t{0});
+    settings.s3.endpoint = json.value("endpoint", "");
+    settings.s3.region = json.value("region", "");
+    settings.s3.profile = json.value("profile", "");
+    settings.s3.authorities = json.value("authorities", "");
+    settings.s3.path_style = json.value("path_style", false);
+  } catch (const nlohmann::json::exception& error) {
+    return Error(EINVAL, std::string("the settings of the remote: ") + error.what());
+  }
+  if (settings.slots == 0 || settings.slots > kMostSlots || settings.slot >= settings.slots) {
+    return Error(EINVAL, "a slot is I/N, with I from 0 to N-1: 0/2 and 1/2 for two nodes");
+  }
+  return settings;
+}
+
+Result<std::optional<RemoteSettings>> remote_of(const meta::Store& store, meta::InodeNumber series) {
+  const auto text = store.index().xattr(series, kRemoteXattr);
+  if (!text && text.error().errno_value() == ENOENT) return std::optional<RemoteSettings>();
+  TRY(text);
+  TRY_ASSIGN(const json json, io::parse_json(text.value(), {}));
+  TRY_ASSIGN(RemoteSettings settings, remote_settings_from(json));
+  return std::optional(std::move(settings));
+}
+
+Result<> set_remote(meta::Store& store, meta::InodeNumber series, const std::optional<RemoteSettings>& settings) {
+  meta::Tree::Change change = store.tree().begin();
+  TRY_ASSIGN(meta::InodeRecord record, store.index().inode(series));
+  if (record.nlink == 0) return Error(ENOENT);
+  if (settings) {
+    record.flags |= meta::kSeries | meta::kPushed;
+    change.batch.put_xattr(series, kRemoteXattr, to_json(*settings).dump());
+  } else {
+    record.flags &= ~meta::kPushed;
+    change.batch.erase_xattr(series, kRemoteXattr);
+  }
+  change.batch.put(series, record);
+  TRY(store.tree().commit(std::move(change)));
+  return store.tree().sync();
+}
+
+}  // namespace ckptfs::fs

@@ -1,0 +1,32 @@
+// What a series knows of its remote: kept with the series in the index, without any secret.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+
+#include "io/objects/s3_settings.h"
+#include "io/result.h"
+#include "meta/store/store.h"
+
+namespace ckptfs::fs {
+
+struct RemoteSettings {
+  std::string url;
+  uint32_t slot = 0;
+  uint32_t slots = 1;
+  uint64_t upload_limit = 0;  // bytes a second; 0: none
+  io::S3Settings s3;
+};
+
+nlohmann::json to_json(const RemoteSettings& settings);
+// EINVAL, in words.
+Result<RemoteSettings> remote_settings_from(const nlohmann::json& json);
+
+// None: the series has no remote.
+Result<std::optional<RemoteSettings>> remote_of(const meta::Store& store, meta::InodeNumber series);
+// None takes the remote away. Durable on return.
+Result<> set_remote(meta::Store& store, meta::InodeNumber series, const std::optional<RemoteSettings>& settings);
+
+}  // namespace ckptfs::fs

@@ -1,0 +1,443 @@
+#include "fs/remote/series_pusher.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <tuple>
+#include <utility>
+
+#include "io/log.h"
+#include "meta/names.h"
+#include "meta/steps/policy.h"
+#include "meta/steps/steps.h"
+
+namespace ckptfs::fs {
+namespace {
+
+using Stage = PushState::Stage;
+using meta::remote::TagStatus;
+
+constexpr std::chrono::seconds kShortestRest{1}, kLongestRest{30};  // between rounds in which nothing happened
+constexpr std::chrono::seconds kWaitingRest{5};                     // likewise, while other slots are waited for
+constexpr std::chrono::seconds kFirstRetry{5}, kLongestRetry{60};
+constexpr std::chrono::hours kPackTime{24};  // for one pack, with all its tries: what is slow is not given up
+constexpr std::chrono::minutes kRequestTime{2};
+constexpr std::chrono::seconds kTroubled{5};  // a failure that passes sooner is not told
+constexpr std::chrono::seconds kRateWindow{5};
+constexpr unsigned kPacksAtOnce = 4;
+
+std::string host_name() {
+  std::string name(256, '\0');
+  if (::gethostname(name.data(), name.size()) != 0) return "unknown";
+  name.back() = '\0';
+  return name.substr(0, name.find('\0'));
+}
+
+}  // namespace
+
+SeriesPusher::SeriesPusher(const LocalStep::Environment& environment, PushStates& states, meta::InodeNumber series,
+                           RemoteSettings settings, std::unique_ptr<io::ObjectStore> remote,
+                           std::function<void()> wake_others)
+    : env_(environment),
+      states_(states),
+      series_(series),
+      settings_(std::move(settings)),
+      remote_(std::move(remote)),
+      wake_others_(std::move(wake_others)),
+      folder_(env_.store.folder() + "/remote"),
+      limit_(settings_.upload_limit) {
+  slot_.slot = settings_.slot;
+  slot_.slots = settings_.slots;
+  slot_.host = host_name();
+  remote_->counts().tell_trouble(
+      [url = settings_.url](const std::string& text) { log::warn("{}: nothing succeeds: {}", url, text); });
+  // A copy of the store has the same id, but lies elsewhere.
+  slot_.mount = env_.store.id() + "/" + std::to_string(series) + "@" + slot_.host + ":" + env_.store.folder();
+}
+
+void SeriesPusher::start() {
+  stopping_ = false;
+  states_.add_series(series_, settings_.slots);
+  if (settings_.slots > 1) env_.writers.watch(series_);
+  thread_.start([this] { run(); }, io::BackgroundThread::Priority::low);
+}
+
+void SeriesPusher::stop() {
+  stopping_ = true;
+  thread_.stop();
+}
+
+void SeriesPusher::push_now(meta::InodeNumber step) {
+  {
+    const io::MutexLock lock(mutex_);
+    asked_.insert(step);
+  }
+  thread_.wake();
+}
+
+RemoteReport SeriesPusher::report() const {
+  RemoteReport report;
+  {
+    const io::MutexLock lock(mutex_);
+    report = report_;
+  }
+  const auto now = Clock::now();
+  const io::RequestCounts& counts = remote_->counts();
+  report.settings = settings_;
+  report.puts = counts.puts;
+  report.gets = counts.gets;
+  report.lists = counts.lists;
+  report.retries = counts.retries;
+  report.manual = is_manual();
+  report.bytes_per_second = bytes_per_second();
+  if (const auto trouble = counts.trouble(); trouble && now - trouble->since >= kTroubled) {
+    report.trouble = trouble->text;
+    report.stalled = std::chrono::duration_cast<std::chrono::seconds>(now - trouble->since);
+  }
+  for (const auto& [step, state] : states_.all(series_)) {
+    if (state.stage == Stage::committed) continue;
+    const auto age = std::chrono::duration_cast<std::chrono::seconds>(now - state.since);
+    report.oldest = std::max(report.oldest.value_or(age), age);
+  }
+  return report;
+}
+
+io::RequestLimits SeriesPusher::limits() const { return io::RequestLimits::within(kRequestTime, &stopping_); }
+
+std::string SeriesPusher::journal_of(const std::string& tag) const {
+  return folder_ + "/" + std::to_string(series_) + "." + tag + ".journal";
+}
+
+bool SeriesPusher::is_manual() const {
+  const auto policy = meta::policy_of(env_.store, series_);
+  if (!policy) return true;
+  const auto rule = policy.value().set.find("push");
+  return rule != policy.value().set.end() && rule->second == "manual";
+}
+
+void SeriesPusher::note_trouble(const std::string& text) {
+  const io::MutexLock lock(mutex_);
+  if (!text.empty() && text != report_.trouble) log::warn("{}: {}", settings_.url, text);
+  if (!text.empty()) ++report_.failures;
+  report_.trouble = text;
+}
+
+// What has just become quiet does not wait much longer.
+std::chrono::seconds SeriesPusher::longest_rest() const {
+  return std::clamp(env_.quiet, kShortestRest, pushed_.empty() ? kLongestRest : kWaitingRest);
+}
+
+void SeriesPusher::run() {
+  auto rest = kShortestRest;
+  while (!thread_.is_stopping()) {
+    const auto busy = round();
+    if (!busy && busy.error().errno_value() == ECANCELED) return;
+    note_trouble(busy ? std::string() : busy.error().message());
+    rest = busy && busy.value() ? kShortestRest : std::min(2 * rest, longest_rest());
+    if (busy && busy.value()) continue;
+    const auto before = Clock::now();
+    if (!thread_.wait_for(rest)) return;
+    if (Clock::now() - before < rest) rest = kShortestRest;  // somebody woke it
+  }
+}
+
+Result<> SeriesPusher::reach() {
+  if (facts_) return success();
+  TRY_ASSIGN(const meta::remote::RemoteFacts facts, meta::remote::read_facts(*remote_, limits()));
+  if (facts.slots != settings_.slots) {
+    return Error(EINVAL, settings_.url + " has " + std::to_string(facts.slots) + " slots, as " + facts.host +
+                             " made it, and this mount was told of " + std::to_string(settings_.slots) +
+                             "; `ckptfs remote add` tells it anew");
+  }
+  facts_ = facts;
+  const io::MutexLock lock(mutex_);
+  report_.id = facts.id;
+  return success();
+}
+
+// Something was done: the next round may have more to do at once.
+Result<bool> SeriesPusher::round() {
+  if (!env_.store.tree().inode(series_)) {  // it was removed
+    states_.remove_series(series_);
+    return Error(ECANCELED);
+  }
+  if (!env_.store.tree().is_inspected()) return false;  // what is damaged is not known yet
+  TRY(reach());
+  TRY_ASSIGN(std::vector<Candidate> found, candidates());
+  forget_missing(found);
+  bool changed = false;
+  for (const Candidate& candidate : found) {
+    const auto known = pushed_.find(candidate.status.inode);
+    if (known == pushed_.end()) continue;
+    if (known->second.fingerprint != candidate.status.fingerprint) {
+      pushed_.erase(known);
+      continue;
+    }
+    if (is_resting(candidate.status.inode)) continue;
+    if (const auto decided = decide(candidate.status.inode, known->second); !decided) {
+      if (stopping_ || remote_->counts().trouble()) return decided.error();
+      failed(candidate, decided.error());  // it is this step's own: the others go on
+    }
+  }
+  for (const Candidate& candidate : found) {
+    if (!is_due(candidate)) continue;
+    const auto pushed = push(candidate);
+    if (!pushed) failed(candidate, pushed.error());
+    if (!pushed && stopping_) return Error(ECANCELED);
+    changed = true;
+    break;  // a newer step may be there by now
+  }
+  return changed;
+}
+
+// It has failed lately.
+bool SeriesPusher::is_resting(meta::InodeNumber step) const {
+  const auto later = not_before_.find(step);
+  return later != not_before_.end() && Clock::now() < later->second;
+}
+
+bool SeriesPusher::is_due(const Candidate& candidate) const {
+  const StepStatus& status = candidate.status;
+  if (pushed_.contains(status.inode) || is_resting(status.inode)) return false;
+  const bool unpushed = states_.is_unpushed(series_, status.inode, status.fingerprint);
+  if (!unpushed && !is_changed_elsewhere(candidate)) return false;
+  return candidate.asked || (!is_manual() && !status.facts.in_use && status.quiet >= env_.quiet);
+}
+
+// Another slot has pushed the step again since it was committed: without this slot's vote that is never committed.
+bool SeriesPusher::is_changed_elsewhere(const Candidate& candidate) const {
+  const auto known = parts_at_commit_.find(candidate.status.inode);
+  return known != parts_at_commit_.end() && known->second != parts_of_others(candidate.status.facts.tag);
+}
+
+uint64_t SeriesPusher::parts_of_others(const std::string& tag) const {
+  const auto found = others_.find(tag);
+  return found == others_.end() ? 0 : found->second;
+}
+
+// How many parts of each tag the other slots have.
+Result<> SeriesPusher::list_others() {
+  others_.clear();
+  if (settings_.slots == 1) return success();
+  return io::for_each_object(
+      *remote_, meta::remote::kParts,
+      [&](const io::ObjectInfo& object) -> Result<> {
+        const auto push = meta::remote::parse_part_key(object.key);
+        if (push && push->slot != settings_.slot) ++others_[push->tag];
+        return success();
+      },
+      limits());
+}
+
+// All that can be pushed, in the order in which it is to be.
+Result<std::vector<SeriesPusher::Candidate>> SeriesPusher::candidates() {
+  TRY_ASSIGN(SeriesStatus series, env_.step_facts.inspect_series(series_, "", false));
+  std::vector<Candidate> found;
+  for (StepStatus& status : series.steps) found.push_back({std::move(status)});
+  std::erase_if(found, [](const Candidate& one) {
+    const StepStatus& status = one.status;
+    return status.failed || status.record.being_removed || status.fingerprint == io::Digest{} ||
+           meta::is_partial_name(status.facts.tag) || meta::is_set_aside_name(status.facts.tag);
+  });
+  for (const Candidate& one : found) {
+    const bool unpushed = states_.is_unpushed(series_, one.status.inode, one.status.fingerprint);
+    const auto state = states_.of(one.status.inode);
+    if (!state || (unpushed && state->stage == Stage::committed)) states_.set(series_, one.status.inode, state_of(one));
+  }
+  TRY(list_others());
+  {
+    const io::MutexLock lock(mutex_);
+    for (Candidate& one : found) {
+      one.asked = asked_.contains(one.status.inode);
+      one.awaited = others_.contains(one.status.facts.tag);
+    }
+  }
+  std::ranges::stable_sort(found, [](const Candidate& one, const Candidate& other) {
+    return std::tie(one.asked, one.awaited, one.status.facts.completed) >
+           std::tie(other.asked, other.awaited, other.status.facts.completed);
+  });
+  return found;
+}
+
+PushState SeriesPusher::state_of(const Candidate& candidate) const {
+  PushState state;
+  state.tag = candidate.status.facts.tag;
+  state.bytes = candidate.status.bytes;
+  state.fingerprint = candidate.status.fingerprint;
+  return state;
+}
+
+// What was removed here is not pushed any more.
+void SeriesPusher::forget_missing(const std::vector<Candidate>& present) {
+  for (const auto& [step, state] : states_.all(series_)) {
+    const auto is_it = [step = step](const Candidate& one) { return one.status.inode == step; };
+    if (std::ranges::any_of(present, is_it) || env_.store.tree().inode(step)) continue;
+    states_.forget(step);
+    pushed_.erase(step);
+    parts_at_commit_.erase(step);
+    not_before_.erase(step);
+    failures_in_a_row_.erase(step);
+    if (::unlink(journal_of(state.tag).c_str()) != 0 && errno != ENOENT) {
+      log::warn("{}: {}", journal_of(state.tag), std::strerror(errno));
+    }
+    const io::MutexLock lock(mutex_);
+    asked_.erase(step);
+  }
+}
+
+meta::remote::PushSettings SeriesPusher::push_settings(meta::InodeNumber step) {
+  meta::remote::PushSettings settings;
+  settings.folder = folder_;
+  settings.parallel = kPacksAtOnce;
+  settings.limit = &limit_;
+  settings.time = kRequestTime;
+  settings.pack_time = kPackTime;
+  settings.stop = &stopping_;
+  settings.progress = [this, step](const auto& progress) { note_progress(step, progress); };
+  return settings;
+}
+
+// Of what has left since somebody asked last.
+uint64_t SeriesPusher::bytes_per_second() const {
+  const auto now = Clock::now();
+  const uint64_t sent = remote_->counts().bytes_sent;
+  const io::MutexLock lock(mutex_);
+  if (now - rate_from_ < kRateWindow) return rate_;
+  const std::chrono::duration<double> seconds = now - rate_from_;
+  rate_ = rate_from_ == Clock::time_point()
+              ? 0
+              : static_cast<uint64_t>(static_cast<double>(sent - rate_bytes_) / seconds.count());
+  rate_from_ = now;
+  rate_bytes_ = sent;
+  return rate_;
+}
+
+void SeriesPusher::note_progress(meta::InodeNumber step, const meta::remote::PushProgress& progress) {
+  auto state = states_.of(step);
+  if (!state || state->stage != Stage::pushing) return;
+  state->bytes = progress.bytes;
+  state->sent = progress.sent;
+  state->borrowed = progress.borrowed;
+  states_.set(series_, step, *std::move(state));
+}
+
+// A thinned step is pushed only where nothing else of that name is there: what is there holds more.
+Result<bool> SeriesPusher::is_better_there(const Candidate& candidate) {
+  if (candidate.status.facts.completeness != meta::formats::Completeness::weights) return false;
+  TRY_ASSIGN(const auto decisions, meta::remote::list_decisions(*remote_, candidate.status.facts.tag, limits()));
+  if (decisions.commits.empty()) return false;
+  parts_at_commit_[candidate.status.inode] = parts_of_others(candidate.status.facts.tag);
+  PushState state = state_of(candidate);
+  state.stage = Stage::committed;
+  state.name = decisions.commits.back().name();
+  states_.set(series_, candidate.status.inode, std::move(state));
+  return true;
+}
+
+Result<> SeriesPusher::push(const Candidate& candidate) {
+  const meta::InodeNumber step = candidate.status.inode;
+  TRY_ASSIGN(const bool better, is_better_there(candidate));
+  if (better) return success();
+  PushState state = state_of(candidate);
+  state.stage = Stage::pushing;
+  states_.set(series_, step, state);
+  Pushed pushed;
+  pushed.fingerprint = candidate.status.fingerprint;
+  TRY_ASSIGN(pushed.image,
+             LocalStep::make(env_, step, [this](auto) { return thread_.wait_for(std::chrono::nanoseconds(0)); }));
+  TRY_ASSIGN(auto journal, meta::remote::PushJournal::open(journal_of(pushed.image->tag()), facts_->id));
+  TRY_ASSIGN(pushed.part, meta::remote::push_part(*remote_, slot_, *pushed.image, journal, push_settings(step)));
+  failures_in_a_row_.erase(step);
+  not_before_.erase(step);
+  {
+    const io::MutexLock lock(mutex_);
+    asked_.erase(step);
+    ++report_.pushed;
+    report_.sent += pushed.part.sent;
+    report_.borrowed += pushed.part.borrowed;
+  }
+  state.stage = Stage::waiting;
+  state.sent = pushed.part.sent;
+  state.borrowed = pushed.part.borrowed;
+  states_.set(series_, step, state);
+  log::info("{}: its part is in {} ({} bytes sent, {} were there)", env_.store.tree().path_of(step), settings_.url,
+            pushed.part.sent, pushed.part.borrowed);
+  const auto known = pushed_.insert_or_assign(step, std::move(pushed)).first;
+  return decide(step, known->second);
+}
+
+// `pushed` may be gone afterwards.
+Result<> SeriesPusher::decide(meta::InodeNumber step, Pushed& pushed) {
+  TRY_ASSIGN(const TagStatus status,
+             meta::remote::advance(*remote_, slot_, *pushed.image, pushed.part, pushed.memory, push_settings(step)));
+  failures_in_a_row_.erase(step);
+  not_before_.erase(step);
+  PushState state = states_.of(step).value_or(PushState());
+  state.fingerprint = pushed.fingerprint;
+  state.missing = status.missing;
+  state.error.clear();
+  state.waits_for.clear();
+  state.notes = status.notes;
+  switch (status.state) {
+    case TagStatus::State::committed:
+      state.stage = Stage::committed;
+      state.name = status.commit ? status.commit->name() : pushed.image->tag();
+      log::info("{}: committed as {}/{}", env_.store.tree().path_of(step), settings_.url, state.name);
+      break;
+    case TagStatus::State::waits:
+    case TagStatus::State::incomplete: {
+      state.stage = Stage::waiting;
+      state.waits_for = status.reason;
+      TRY_ASSIGN(const std::string younger, env_.writers.younger_than(series_, step));
+      if (!younger.empty() && status.missing.empty()) state.waits_for = younger;
+      break;
+    }
+    case TagStatus::State::refused:
+      state.stage = Stage::refused;
+      state.error = status.reason;
+      break;
+    case TagStatus::State::push_again:
+      state.stage = Stage::unpushed;
+      state.waits_for = status.reason;
+      break;
+  }
+  const bool ended = state.stage == Stage::committed || state.stage == Stage::unpushed;
+  const bool committed = state.stage == Stage::committed;
+  states_.set(series_, step, std::move(state));
+  if (committed) parts_at_commit_[step] = parts_of_others(pushed.image->tag());
+  if (ended) pushed_.erase(step);
+  if (committed) {
+    const io::MutexLock lock(mutex_);
+    ++report_.committed;
+  }
+  if (committed) wake_others_();
+  return success();
+}
+
+void SeriesPusher::failed(const Candidate& candidate, const Error& error) {
+  const meta::InodeNumber step = candidate.status.inode;
+  const int code = error.errno_value();
+  if (code == ECANCELED && stopping_) return;
+  const bool changes = code == ESTALE || code == EBUSY || code == ENOENT;
+  int& before = failures_in_a_row_[step];
+  const auto pause = changes ? kFirstRetry : std::min(kLongestRetry, kFirstRetry * (1 << std::min(before, 5)));
+  not_before_[step] = Clock::now() + pause;
+  if (!changes) ++before;
+  PushState state = states_.of(step).value_or(state_of(candidate));
+  if (state.stage == Stage::pushing) state.stage = Stage::unpushed;
+  if (!changes && state.error != error.message()) {
+    log::warn("{}: it is not pushed: {}", env_.store.tree().path_of(step), error.message());
+  }
+  if (changes) {
+    state.waits_for = error.message();
+  } else {
+    state.error = error.message();
+  }
+  states_.set(series_, step, std::move(state));
+  const io::MutexLock lock(mutex_);
+  if (!changes) ++report_.failures;
+}
+
+}  // namespace ckptfs::fs

@@ -1,0 +1,132 @@
+// Pushes the steps of one series to its remote, one at a time, on a thread of its own with idle I/O priority.
+//
+// A round looks at all steps of the series. A step that is quiet, and not what the remote has, is pushed, complete or
+// not (meta/remote/push.h). Then what is there of it is decided (meta/remote/election.h), and again in later rounds
+// while other slots are waited for. First come steps of which another slot has a part, then the newest.
+//
+// What fails is tried again, for ever, after a pause that grows to a minute; the step's state says what stands in the
+// way. What a crash interrupts is begun anew, without what has arrived (meta/remote/push_journal.h). A step that is
+// removed meanwhile is forgotten, and so is what was sent of it.
+//
+// Thread safety: all of it; start() and stop() from one thread. Lock: mutex_ (a leaf).
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "fs/remote/local_step.h"
+#include "fs/remote/remote_settings.h"
+#include "fs/steps/push_states.h"
+#include "io/background_thread.h"
+#include "io/mutex.h"
+#include "io/objects/object_store.h"
+#include "meta/remote/election.h"
+#include "meta/remote/push.h"
+#include "meta/remote/remote_facts.h"
+#include "meta/store/store.h"
+
+namespace ckptfs::fs {
+
+struct RemoteReport {
+  RemoteSettings settings;
+  std::string id;          // of the remote; empty: it was not reached yet
+  bool manual = false;     // the rule `push` says so
+  std::string trouble;     // what stands in the way of all steps; empty: nothing
+  uint64_t pushed = 0;     // parts, since the mount
+  uint64_t committed = 0;  // steps, likewise: what this mount has seen
+  uint64_t failures = 0;
+  uint64_t sent = 0;      // bytes of packs
+  uint64_t borrowed = 0;  // bytes that were there already
+  uint64_t puts = 0, gets = 0, lists = 0, retries = 0;
+  uint64_t bytes_per_second = 0;               // of what is on its way now, lately
+  std::chrono::seconds stalled{};              // for so long nothing has succeeded, though it was tried
+  std::optional<std::chrono::seconds> oldest;  // the age of the oldest unpushed step; none: there is none
+};
+
+class SeriesPusher {
+ public:
+  // `wake_others`: called when a step was committed, or its state has changed otherwise.
+  SeriesPusher(const LocalStep::Environment& environment, PushStates& states, meta::InodeNumber series,
+               RemoteSettings settings, std::unique_ptr<io::ObjectStore> remote, std::function<void()> wake_others);
+  ~SeriesPusher() { stop(); }
+
+  void start();
+  void ask_to_stop() { stopping_ = true; }
+  void stop();
+  void wake() { thread_.wake(); }
+  // Pushes this step next, whatever the rule says, and without waiting for it to be quiet.
+  void push_now(meta::InodeNumber step);
+  RemoteReport report() const;
+  const RemoteSettings& settings() const { return settings_; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Candidate {
+    StepStatus status;
+    bool asked = false;    // by hand
+    bool awaited = false;  // another slot has a part of it
+  };
+  // What is known of a step that was pushed, while it is what it was.
+  struct Pushed {
+    io::Digest fingerprint{};
+    std::unique_ptr<LocalStep> image;
+    meta::remote::PushedPart part;
+    meta::remote::ElectionMemory memory;
+  };
+
+  void run();
+  std::chrono::seconds longest_rest() const;
+  Result<bool> round();
+  Result<> reach();
+  Result<std::vector<Candidate>> candidates();
+  Result<> list_others();
+  uint64_t parts_of_others(const std::string& tag) const;
+  bool is_changed_elsewhere(const Candidate& candidate) const;
+  bool is_due(const Candidate& candidate) const;
+  bool is_resting(meta::InodeNumber step) const;
+  Result<bool> is_better_there(const Candidate& candidate);
+  Result<> push(const Candidate& candidate);
+  Result<> decide(meta::InodeNumber step, Pushed& pushed);
+  void forget_missing(const std::vector<Candidate>& present);
+  PushState state_of(const Candidate& candidate) const;
+  uint64_t bytes_per_second() const;
+  void note_progress(meta::InodeNumber step, const meta::remote::PushProgress& progress);
+  void note_trouble(const std::string& text);
+  void failed(const Candidate& candidate, const Error& error);
+  meta::remote::PushSettings push_settings(meta::InodeNumber step);
+  io::RequestLimits limits() const;
+  std::string journal_of(const std::string& tag) const;
+  bool is_manual() const;
+
+  const LocalStep::Environment env_;
+  PushStates& states_;
+  const meta::InodeNumber series_;
+  const RemoteSettings settings_;
+  const std::unique_ptr<io::ObjectStore> remote_;
+  const std::function<void()> wake_others_;
+  const std::string folder_;  // of the journals, and of nameless files
+  meta::remote::Slot slot_;
+  meta::remote::UploadLimit limit_;
+  std::atomic<bool> stopping_{false};
+  std::optional<meta::remote::RemoteFacts> facts_;             // the thread's own, as are the next five
+  std::map<meta::InodeNumber, Pushed> pushed_;                 // not committed yet
+  std::map<std::string, uint64_t> others_;                     // parts of other slots by tag, as listed last
+  std::map<meta::InodeNumber, uint64_t> parts_at_commit_;      // of other slots, when a step was seen as committed
+  std::map<meta::InodeNumber, Clock::time_point> not_before_;  // what failed is tried again then
+  std::map<meta::InodeNumber, int> failures_in_a_row_;
+
+  mutable io::Mutex mutex_;
+  std::set<meta::InodeNumber> asked_ GUARDED_BY(mutex_);
+  RemoteReport report_ GUARDED_BY(mutex_);
+  mutable Clock::time_point rate_from_ GUARDED_BY(mutex_);  // when somebody asked for the rate last
+  mutable uint64_t rate_bytes_ GUARDED_BY(mutex_) = 0, rate_ GUARDED_BY(mutex_) = 0;
+  io::BackgroundThread thread_;
+};
+
+}  // namespace ckptfs::fs

@@ -1,0 +1,87 @@
+#include "fs/steps/push_states.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <utility>
+
+namespace ckptfs::fs {
+
+std::string PushState::text() const {
+  switch (stage) {
+    case Stage::unpushed:
+      return "unpushed";
+    case Stage::pushing:
+      return bytes == 0 ? "pushing" : fmt::format("pushing {}%", (sent + borrowed) * 100 / bytes);
+    case Stage::waiting:
+      if (missing.empty()) return "waiting";
+      return fmt::format("waiting for slot{} {}", missing.size() == 1 ? "" : "s", fmt::join(missing, ", "));
+    case Stage::committed:
+      return "committed " + name;
+    case Stage::refused:
+      return "refused";
+  }
+  return {};
+}
+
+void PushStates::add_series(meta::InodeNumber series, uint32_t slots) {
+  const io::MutexLock lock(mutex_);
+  series_[series] = slots;
+}
+
+void PushStates::remove_series(meta::InodeNumber series) {
+  const io::MutexLock lock(mutex_);
+  series_.erase(series);
+  std::erase_if(steps_, [series](const auto& one) { return one.second.series == series; });
+}
+
+bool PushStates::has_remote(meta::InodeNumber series) const {
+  const io::MutexLock lock(mutex_);
+  return series_.contains(series);
+}
+
+bool PushStates::has_slots(meta::InodeNumber series) const {
+  const io::MutexLock lock(mutex_);
+  const auto found = series_.find(series);
+  return found != series_.end() && found->second > 1;
+}
+
+std::optional<PushState> PushStates::of(meta::InodeNumber step) const {
+  const io::MutexLock lock(mutex_);
+  const auto found = steps_.find(step);
+  return found == steps_.end() ? std::nullopt : std::optional(found->second.state);
+}
+
+void PushStates::set(meta::InodeNumber series, meta::InodeNumber step, PushState state) {
+  const io::MutexLock lock(mutex_);
+  if (!series_.contains(series)) return;
+  Known& known = steps_[step];
+  const bool goes_on = known.series == series && known.state.stage != PushState::Stage::committed;
+  if (goes_on) state.since = known.state.since;
+  known = {series, std::move(state)};
+}
+
+std::vector<std::pair<meta::InodeNumber, PushState>> PushStates::all(meta::InodeNumber series) const {
+  const io::MutexLock lock(mutex_);
+  std::vector<std::pair<meta::InodeNumber, PushState>> found;
+  for (const auto& [step, known] : steps_) {
+    if (known.series == series) found.emplace_back(step, known.state);
+  }
+  return found;
+}
+
+void PushStates::forget(meta::InodeNumber step) {
+  const io::MutexLock lock(mutex_);
+  steps_.erase(step);
+}
+
+bool PushStates::is_unpushed(meta::InodeNumber series, meta::InodeNumber step, const io::Digest& fingerprint) const {
+  const io::MutexLock lock(mutex_);
+  if (!series_.contains(series)) return false;
+  const auto found = steps_.find(step);
+  if (found == steps_.end()) return true;
+  const PushState& state = found->second.state;
+  return state.stage != PushState::Stage::committed || state.fingerprint != fingerprint;
+}
+
+}  // namespace ckptfs::fs

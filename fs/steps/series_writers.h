@@ -1,0 +1,48 @@
+// Which process wrote to each step of the series that have a remote: when the newest of them began. A run that goes
+// back and saves a step again on one node must not have the new files committed with the old ones of another node. So a
+// slot does not vote for a step once a younger process has written to that step's number or to one below it: such a
+// process is on its way to saving this step, too.
+//
+// A command (mkdir, cp) has just begun when it first writes. It is no run, and does not count.
+//
+// Kept with each step in the index, so that it outlives the daemon. Thread safety: all of it. Lock: mutex_ (a leaf).
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "io/mutex.h"
+#include "io/result.h"
+#include "meta/store/store.h"
+
+namespace ckptfs::fs {
+
+class SeriesWriters {
+ public:
+  explicit SeriesWriters(meta::Store& store) : store_(store) {}
+
+  void watch(meta::InodeNumber series);
+  void unwatch(meta::InodeNumber series);
+
+  // Somebody makes or removes something in `folder`, or writes to a file of it. Quick where no series is watched.
+  void note(meta::InodeNumber folder, const meta::Caller& caller);
+
+  // Has a process that is younger than all writers of this step written to a step of the series whose number is not
+  // above this one's? Then it says so, in words; else it is empty.
+  Result<std::string> younger_than(meta::InodeNumber series, meta::InodeNumber step) const;
+
+ private:
+  Result<> try_note(meta::InodeNumber folder, const meta::Caller& caller);
+  Result<uint64_t> newest_of(meta::InodeNumber step) const;
+
+  meta::Store& store_;
+  std::atomic<bool> watches_{false};  // any series
+  mutable io::Mutex mutex_;
+  std::unordered_set<meta::InodeNumber> series_ GUARDED_BY(mutex_);
+  std::unordered_map<meta::InodeNumber, uint64_t> newest_ GUARDED_BY(mutex_);  // of steps that were written to lately
+};
+
+}  // namespace ckptfs::fs

@@ -7,14 +7,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
-#include <climits>
 #include <cmath>
 #include <cstdio>
 #include <set>
 
 #include "io/fault.h"
+#include "io/host.h"
 #include "io/log.h"
 #include "io/printable.h"
 #include "io/retry.h"
@@ -66,11 +65,6 @@ Error abandoned(const std::string& path, const Error& why) {
 
 double seconds_since_1970() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
-std::string host_name() {
-  std::array<char, HOST_NAME_MAX + 1> name{};
-  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
 }
 
 Result<> check_piece(const SavedTensor& tensor, const meta::formats::SavedPiece& piece) {
@@ -227,7 +221,7 @@ void StepSave::note_times(const FileSave::Times& times) {
 // The three stages follow one another: until everything is copied, until it is written, until it is durable.
 meta::formats::SaveTiming StepSave::timing() const {
   using Seconds = std::chrono::duration<double>;
-  meta::formats::SaveTiming timing{begun_, seconds_since_1970(), host_name(), noted_};
+  meta::formats::SaveTiming timing{begun_, seconds_since_1970(), io::host_name(), noted_};
   if (!times_) return timing;
   timing.stages["copy"] += Seconds(times_->copied - times_->begun).count();
   timing.stages["write"] += Seconds(times_->written - times_->copied).count();

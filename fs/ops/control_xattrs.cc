@@ -201,7 +201,7 @@ void ControlXattrs::remove(meta::InodeNumber inode, const std::string& name, con
     if (name.starts_with(kMetric)) return self.set_metric(inode, name, "");
     TRY(meta::set_rules(self.fs_->store, inode, {{name, ""}}, peer.credentials));
     TRY(self.fs_->set_aside.read_rule(inode));
-    self.fs_->rotation.wake();
+    self.fs_->look_again();
     return success();
   });
 }
@@ -230,7 +230,7 @@ void ControlXattrs::set(meta::InodeNumber inode, const std::string& name, const 
       if (value.empty()) return Error(EINVAL, name + ": it has no value; setfattr -x takes a rule away");
       TRY(meta::set_rules(self.fs_->store, inode, {{name, value}}, peer.credentials));
       TRY(self.fs_->set_aside.read_rule(inode));
-      self.fs_->rotation.wake();
+      self.fs_->look_again();
       return success();
     });
   } else {

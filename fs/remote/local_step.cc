@@ -11,7 +11,6 @@
 
 #include "fs/views/files_of_step.h"
 #include "io/aligned_buffer.h"
-#include "io/json.h"
 #include "meta/formats/checkpoint.h"
 #include "meta/formats/manifest.h"
 #include "meta/tree/step_detection.h"
@@ -160,6 +159,7 @@ Result<> LocalStep::read(size_t index, uint64_t offset, std::span<std::byte> buf
 }
 
 Result<bool> LocalStep::is_current() const {
+  if (meta::name_of(env_.store.tree(), step_) != tag_) return false;
   const auto now = collect();
   if (!now && now.error().errno_value() == ENOENT) return false;
   TRY(now);

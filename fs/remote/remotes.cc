@@ -1,11 +1,11 @@
 #include "fs/remote/remotes.h"
 
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <utility>
 
+#include "io/host.h"
 #include "io/log.h"
 #include "io/objects/open_object_store.h"
 #include "meta/tree/step_detection.h"
@@ -14,12 +14,6 @@ namespace ckptfs::fs {
 namespace {
 
 constexpr std::chrono::seconds kProbeTime{30};
-
-std::string this_host() {
-  std::string name(256, '\0');
-  if (::gethostname(name.data(), name.size() - 1) != 0) return "unknown";
-  return name.substr(0, name.find('\0'));
-}
 
 // Of journals and nameless files: only the daemon's user has business there.
 Result<> make_folder(const std::string& folder) {
@@ -95,7 +89,7 @@ Result<meta::remote::RemoteFacts> Remotes::add(meta::InodeNumber series, const R
   TRY_ASSIGN(const auto remote, io::open_object_store(settings.url, settings.s3));
   const auto limits = io::RequestLimits::within(kProbeTime, &env_.stop);
   TRY(meta::remote::probe_store(*remote, limits));
-  TRY_ASSIGN(const auto facts, meta::remote::found_remote(*remote, settings.slots, this_host(), limits));
+  TRY_ASSIGN(const auto facts, meta::remote::found_remote(*remote, settings.slots, io::host_name(), limits));
   TRY(set_remote(env_.store, series, settings));
   remove_pusher(series);
   TRY(start_pusher(series, settings));

@@ -8,6 +8,7 @@
 #include <tuple>
 #include <utility>
 
+#include "io/host.h"
 #include "io/log.h"
 #include "meta/names.h"
 #include "meta/steps/policy.h"
@@ -28,12 +29,8 @@ constexpr std::chrono::seconds kTroubled{5};  // a failure that passes sooner is
 constexpr std::chrono::seconds kRateWindow{5};
 constexpr unsigned kPacksAtOnce = 4;
 
-std::string host_name() {
-  std::string name(256, '\0');
-  if (::gethostname(name.data(), name.size()) != 0) return "unknown";
-  name.back() = '\0';
-  return name.substr(0, name.find('\0'));
-}
+// Not what an attempt to save it is called until it is committed, nor what an abandoned one is.
+bool is_name_of_step(const std::string& name) { return !meta::is_partial_name(name) && !meta::is_set_aside_name(name); }
 
 }  // namespace
 
@@ -50,7 +47,7 @@ SeriesPusher::SeriesPusher(const LocalStep::Environment& environment, PushStates
       limit_(settings_.upload_limit) {
   slot_.slot = settings_.slot;
   slot_.slots = settings_.slots;
-  slot_.host = host_name();
+  slot_.host = io::host_name();
   remote_->counts().tell_trouble(
       [url = settings_.url](const std::string& text) { log::warn("{}: nothing succeeds: {}", url, text); });
   // A copy of the store has the same id, but lies elsewhere.
@@ -90,7 +87,6 @@ RemoteReport SeriesPusher::report() const {
   report.gets = counts.gets;
   report.lists = counts.lists;
   report.retries = counts.retries;
-  report.manual = is_manual();
   report.bytes_per_second = bytes_per_second();
   if (const auto trouble = counts.trouble(); trouble && now - trouble->since >= kTroubled) {
     report.trouble = trouble->text;
@@ -110,11 +106,10 @@ std::string SeriesPusher::journal_of(const std::string& tag) const {
   return folder_ + "/" + std::to_string(series_) + "." + tag + ".journal";
 }
 
-bool SeriesPusher::is_manual() const {
-  const auto policy = meta::policy_of(env_.store, series_);
-  if (!policy) return true;
-  const auto rule = policy.value().set.find("push");
-  return rule != policy.value().set.end() && rule->second == "manual";
+Result<bool> SeriesPusher::is_manual() const {
+  TRY_ASSIGN(const meta::SeriesPolicy policy, meta::policy_of(env_.store, series_));
+  const auto rule = policy.set.find("push");
+  return rule != policy.set.end() && rule->second == "manual";
 }
 
 void SeriesPusher::note_trouble(const std::string& text) {
@@ -164,14 +159,20 @@ Result<bool> SeriesPusher::round() {
     return Error(ECANCELED);
   }
   if (!env_.store.tree().is_inspected()) return false;  // what is damaged is not known yet
+  TRY_ASSIGN(manual_, is_manual());
+  {
+    const io::MutexLock lock(mutex_);
+    report_.manual = manual_;
+  }
+  TRY(forget_missing());
   TRY(reach());
-  TRY_ASSIGN(std::vector<Candidate> found, candidates());
-  forget_missing(found);
+  TRY_ASSIGN(const std::vector<Candidate> found, candidates());
   bool changed = false;
   for (const Candidate& candidate : found) {
     const auto known = pushed_.find(candidate.status.inode);
     if (known == pushed_.end()) continue;
-    if (known->second.fingerprint != candidate.status.fingerprint) {
+    const Pushed& pushed = known->second;
+    if (pushed.fingerprint != candidate.status.fingerprint || pushed.image->tag() != candidate.status.facts.tag) {
       pushed_.erase(known);
       continue;
     }
@@ -203,7 +204,7 @@ bool SeriesPusher::is_due(const Candidate& candidate) const {
   if (pushed_.contains(status.inode) || is_resting(status.inode)) return false;
   const bool unpushed = states_.is_unpushed(series_, status.inode, status.fingerprint);
   if (!unpushed && !is_changed_elsewhere(candidate)) return false;
-  return candidate.asked || (!is_manual() && !status.facts.in_use && status.quiet >= env_.quiet);
+  return candidate.asked || (!manual_ && !status.facts.in_use && status.quiet >= env_.quiet);
 }
 
 // Another slot has pushed the step again since it was committed: without this slot's vote that is never committed.
@@ -239,16 +240,20 @@ Result<std::vector<SeriesPusher::Candidate>> SeriesPusher::candidates() {
   std::erase_if(found, [](const Candidate& one) {
     const StepStatus& status = one.status;
     return status.failed || status.record.being_removed || status.fingerprint == io::Digest{} ||
-           meta::is_partial_name(status.facts.tag) || meta::is_set_aside_name(status.facts.tag);
+           !is_name_of_step(status.facts.tag);
   });
+  std::vector<meta::InodeNumber> there;
   for (const Candidate& one : found) {
     const bool unpushed = states_.is_unpushed(series_, one.status.inode, one.status.fingerprint);
     const auto state = states_.of(one.status.inode);
-    if (!state || (unpushed && state->stage == Stage::committed)) states_.set(series_, one.status.inode, state_of(one));
+    if (!unpushed) there.push_back(one.status.inode);
+    const bool is_new = !state || state->tag != one.status.facts.tag;  // a step that was renamed is another one there
+    if (is_new || (unpushed && state->stage == Stage::committed)) states_.set(series_, one.status.inode, state_of(one));
   }
   TRY(list_others());
   {
     const io::MutexLock lock(mutex_);
+    for (const meta::InodeNumber step : there) asked_.erase(step);
     for (Candidate& one : found) {
       one.asked = asked_.contains(one.status.inode);
       one.awaited = others_.contains(one.status.facts.tag);
@@ -269,11 +274,17 @@ PushState SeriesPusher::state_of(const Candidate& candidate) const {
   return state;
 }
 
-// What was removed here is not pushed any more.
-void SeriesPusher::forget_missing(const std::vector<Candidate>& present) {
+// What was removed here, moved away, or given a name that no step has, is not pushed any more.
+Result<> SeriesPusher::forget_missing() {
+  const meta::Tree& tree = env_.store.tree();
   for (const auto& [step, state] : states_.all(series_)) {
-    const auto is_it = [step = step](const Candidate& one) { return one.status.inode == step; };
-    if (std::ranges::any_of(present, is_it) || env_.store.tree().inode(step)) continue;
+    const auto record = tree.inode(step);
+    if (!record && record.error().errno_value() != ENOENT) return record.error();
+    const bool is_here = record && record.value().nlink != 0 && record.value().parent == series_;
+    const std::string name = is_here ? meta::name_of(tree, step) : std::string();
+    const auto is_step = is_here ? meta::is_step(tree, step, name) : Result<bool>(false);
+    if (!is_step) return is_step.error();
+    if (is_step.value() && is_name_of_step(name) && name == state.tag) continue;
     states_.forget(step);
     pushed_.erase(step);
     parts_at_commit_.erase(step);
@@ -285,6 +296,7 @@ void SeriesPusher::forget_missing(const std::vector<Candidate>& present) {
     const io::MutexLock lock(mutex_);
     asked_.erase(step);
   }
+  return success();
 }
 
 meta::remote::PushSettings SeriesPusher::push_settings(meta::InodeNumber step) {

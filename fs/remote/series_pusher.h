@@ -93,7 +93,7 @@ class SeriesPusher {
   Result<bool> is_better_there(const Candidate& candidate);
   Result<> push(const Candidate& candidate);
   Result<> decide(meta::InodeNumber step, Pushed& pushed);
-  void forget_missing(const std::vector<Candidate>& present);
+  Result<> forget_missing();
   PushState state_of(const Candidate& candidate) const;
   uint64_t bytes_per_second() const;
   void note_progress(meta::InodeNumber step, const meta::remote::PushProgress& progress);
@@ -102,7 +102,7 @@ class SeriesPusher {
   meta::remote::PushSettings push_settings(meta::InodeNumber step);
   io::RequestLimits limits() const;
   std::string journal_of(const std::string& tag) const;
-  bool is_manual() const;
+  Result<bool> is_manual() const;
 
   const LocalStep::Environment env_;
   PushStates& states_;
@@ -114,12 +114,13 @@ class SeriesPusher {
   meta::remote::Slot slot_;
   meta::remote::UploadLimit limit_;
   std::atomic<bool> stopping_{false};
-  std::optional<meta::remote::RemoteFacts> facts_;             // the thread's own, as are the next five
+  std::optional<meta::remote::RemoteFacts> facts_;             // the thread's own, as are the next six
   std::map<meta::InodeNumber, Pushed> pushed_;                 // not committed yet
   std::map<std::string, uint64_t> others_;                     // parts of other slots by tag, as listed last
   std::map<meta::InodeNumber, uint64_t> parts_at_commit_;      // of other slots, when a step was seen as committed
   std::map<meta::InodeNumber, Clock::time_point> not_before_;  // what failed is tried again then
   std::map<meta::InodeNumber, int> failures_in_a_row_;
+  bool manual_ = false;
 
   mutable io::Mutex mutex_;
   std::set<meta::InodeNumber> asked_ GUARDED_BY(mutex_);

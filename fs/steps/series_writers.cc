@@ -53,6 +53,9 @@ Result<> SeriesWriters::try_note(meta::InodeNumber folder, const meta::Caller& c
   }
   const uint64_t begun = step == 0 ? 0 : meta::process_start(caller.pid);
   if (begun == 0 || meta::nanoseconds(meta::now()) - begun < kCommand) return success();
+  TRY_ASSIGN(const uint64_t known, newest_of(step));
+  if (known >= begun) return success();
+  const io::MutexLock noting(noting_);
   TRY_ASSIGN(const uint64_t before, newest_of(step));
   if (before >= begun) return success();
   TRY(meta::set_control_xattr(store_, step, kNewestWriterXattr, std::to_string(begun)));

@@ -5,7 +5,8 @@
 //
 // A command (mkdir, cp) has just begun when it first writes. It is no run, and does not count.
 //
-// Kept with each step in the index, so that it outlives the daemon. Thread safety: all of it. Lock: mutex_ (a leaf).
+// Kept with each step in the index, so that it outlives the daemon. Thread safety: all of it. Locks: noting_, while a
+// step's record is changed, then mutex_ (a leaf).
 #pragma once
 
 #include <atomic>
@@ -40,6 +41,7 @@ class SeriesWriters {
 
   meta::Store& store_;
   std::atomic<bool> watches_{false};  // any series
+  io::Mutex noting_;                  // so that an older process does not replace a younger one
   mutable io::Mutex mutex_;
   std::unordered_set<meta::InodeNumber> series_ GUARDED_BY(mutex_);
   std::unordered_map<meta::InodeNumber, uint64_t> newest_ GUARDED_BY(mutex_);  // of steps that were written to lately

@@ -73,7 +73,6 @@ Chunk chunk_of(std::span<const std::byte, Chunk::kBytes> bytes) {
 
 constexpr std::array<std::string_view, 3> kKinds{"file", "folder", "link"};
 static_assert(static_cast<int>(Entry::Kind::link) == 2);
-static_assert(static_cast<int>(formats::Completeness::weights) == 3);
 
 template <class Enum, size_t kCount>
 Result<Enum> word_field(const json& object, const char* name, const std::array<std::string_view, kCount>& words) {

@@ -110,7 +110,8 @@ start() {
 stop() {
   local name
   for name in client.rgw osd.0 mon.a; do
-    [[ ! -e $1/$name.pid ]] || kill "$(cat "$1/$name.pid")" || true
+    [[ -e $1/$name.pid ]] || continue
+    kill "$(cat "$1/$name.pid")" || echo "$name had ended by itself; see $1/start.log" >&2
   done
 }
 

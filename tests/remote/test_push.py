@@ -153,6 +153,25 @@ def test_two_nodes_make_one_step(fresh_disk, work, scratch, remote, mode):
 
 
 @pytest.mark.one_mode
+def test_a_step_that_is_renamed(fresh_disk, work, remote, mode):
+    """Under its new name it is another step there. What was removed or moved away is waited for no more."""
+    with node(fresh_disk, work, "renamed", mode) as mount:
+        steps = mount.path / "steps"
+        ckptfs("remote", "add", f"file://{remote}", steps)
+        fill(steps / "global_step1", size=MIB)
+        wait_for(steps / "global_step1", "committed global_step1")
+        (steps / "global_step1").rename(steps / "global_step2")
+        wait_until("it is pushed again", lambda: state_of(steps / "global_step2") == "committed global_step2", 60, 0.1)
+        equal(status_of(steps)["sent"], 2 * MIB, "nothing is sent twice")
+        remote.rename(remote.with_name("away"))
+        fill(steps / "global_step3", size=MIB)
+        wait_until("it waits", lambda: status_of(steps)["oldest_unpushed_seconds"] is not None, 30, 0.1)
+        (steps / "global_step3").rename(mount.path / "kept")
+        wait_until("nothing waits", lambda: status_of(steps)["oldest_unpushed_seconds"] is None, 60, 0.1)
+        remote.with_name("away").rename(remote)
+
+
+@pytest.mark.one_mode
 def test_requests_are_few(fresh_disk, work, remote, mode):
     """They cost money: one for each 64 MiB, and a few for the step."""
     size = 130 * MIB

@@ -224,7 +224,8 @@ def scratch(request, work):
     """A folder of the test's own."""
     made = work / name_of(request)
     made.mkdir()
-    return made
+    yield made
+    shutil.rmtree(made, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")

@@ -12,13 +12,20 @@ import pytest
 
 from checking import equal, noise, opened, pwrite_all, raises, read, same_bytes, write, write_all
 from mounting import (CKPTFS_DEBUG, KIB, MIB, Mount, Store, abandon, detach, is_mountpoint, power_cut, run,
-                      unmount, wait_until)
+                      unmount, wait_until, workspace)
 
 pytestmark = pytest.mark.builds("asan")
 
 CHUNK = 64 * KIB
 DATA = noise(4 * MIB, 1)
 CHANGED = DATA[:MIB] + noise(MIB, 2) + DATA[2 * MIB :]  # a copy with some changes
+
+
+@pytest.fixture
+def work(own_mounts):
+    """A folder of the test's own, so that only one test's image takes up room at a time."""
+    with workspace("adopt") as folder:
+        yield folder
 
 
 def begin(source, target):

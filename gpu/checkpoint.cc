@@ -165,8 +165,8 @@ void Checkpoint::add_item(std::string name, meta::formats::Tensor tensor) {
 }
 
 Result<> Checkpoint::add_storages() {
-  TRY_ASSIGN(const io::Fd file, files_.open(0));
-  TRY_ASSIGN(auto archive, meta::formats::ZipArchive::open(file.get(), {0, files_.list()[0].size}));
+  TRY_ASSIGN(const io::ReadableFile file, files_.open(0));
+  TRY_ASSIGN(auto archive, meta::formats::ZipArchive::open(file, {0, files_.list()[0].size}));
   for (uint64_t entry = 0; entry < archive.entries(); ++entry) {
     const std::string key = storage_key(std::string(archive.name(entry)));
     if (key.empty()) continue;
@@ -213,7 +213,7 @@ Result<> Checkpoint::open_files(const std::vector<uint32_t>& files) {
     const auto end = at + std::min<ptrdiff_t>(fresh.end() - at, io::kMaximumDescriptors);
     const std::vector<uint32_t> some(at, end);
     for (const uint32_t file : some) {
-      TRY_ASSIGN(opened_[file], files_.open(file));
+      TRY_ASSIGN(opened_[file], files_.descriptor(file));
     }
     if (mount) TRY(get_blobs(*mount, some));
     at = end;

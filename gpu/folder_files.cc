@@ -42,7 +42,12 @@ Result<FolderFiles> FolderFiles::of_file(const std::string& path) {
   return FolderFiles(path.substr(0, slash), {{path.substr(slash + 1), static_cast<uint64_t>(st.st_size)}});
 }
 
-Result<io::Fd> FolderFiles::open(uint32_t index) const {
+Result<io::ReadableFile> FolderFiles::open(uint32_t index) const {
+  TRY_ASSIGN(io::Fd file, descriptor(index));
+  return io::ReadableFile(std::move(file));
+}
+
+Result<io::Fd> FolderFiles::descriptor(uint32_t index) const {
   TRY_ASSIGN(io::Fd file, io::open_at(AT_FDCWD, path(index), O_RDONLY));
   TRY_ASSIGN(const struct stat st, io::stat_fd(file.get()));
   const io::MutexLock lock(mutex_);

@@ -24,7 +24,9 @@ class FolderFiles : public meta::formats::StepFiles {
   const std::vector<File>& list() const override { return files_; }
   // Fails with ESTALE if the file is not what it was when it was opened first: what is known of it, as of its header,
   // does not hold any more.
-  Result<io::Fd> open(uint32_t index) const override;
+  Result<io::Fd> descriptor(uint32_t index) const;
+  // Likewise.
+  Result<io::ReadableFile> open(uint32_t index) const override;
   std::string path(uint32_t index) const { return folder_ + "/" + files_[index].path; }
 
  private:

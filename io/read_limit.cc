@@ -19,7 +19,14 @@ Result<> ReadLimit::take(uint64_t bytes) {
 
 Result<size_t> LimitedFile::read_full(std::span<std::byte> buffer, uint64_t offset) const {
   if (limit_ != nullptr) TRY(limit_->take(buffer.size()));
+  if (source_ != nullptr) return source_->read_full(buffer, offset);
   return io::read_full(descriptor_, buffer, static_cast<off_t>(offset));
+}
+
+Result<uint64_t> LimitedFile::size() const {
+  if (source_ != nullptr) return source_->size();
+  TRY_ASSIGN(const struct stat st, stat_fd(descriptor_));
+  return static_cast<uint64_t>(st.st_size);
 }
 
 }  // namespace ckptfs::io

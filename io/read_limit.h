@@ -9,6 +9,7 @@
 #include <optional>
 #include <span>
 
+#include "io/readable_file.h"
 #include "io/result.h"
 
 namespace ckptfs::io {
@@ -32,19 +33,24 @@ class ReadLimit {
   std::optional<Error> reached_;
 };
 
-// A descriptor and the limit for its reads. The caller owns the descriptor.
+// A file and the limit for its reads. The caller owns the file.
 class LimitedFile {
  public:
   // Without `limit`, reads are not limited. A descriptor is such a file, hence no `explicit`.
   // NOLINTNEXTLINE(google-explicit-constructor)
   LimitedFile(int descriptor, ReadLimit* limit = nullptr) : descriptor_(descriptor), limit_(limit) {}
 
-  int descriptor() const { return descriptor_; }
+  // NOLINTNEXTLINE(google-explicit-constructor)
+  LimitedFile(const ReadableFile& file, ReadLimit* limit = nullptr)
+      : descriptor_(file.descriptor()), source_(file.source()), limit_(limit) {}
+
   // Like io::read_full.
   Result<size_t> read_full(std::span<std::byte> buffer, uint64_t offset) const;
+  Result<uint64_t> size() const;
 
  private:
   int descriptor_;
+  const ByteSource* source_ = nullptr;  // null: the descriptor
   ReadLimit* limit_;
 };
 

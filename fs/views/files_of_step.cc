@@ -62,11 +62,12 @@ Result<> FilesOfStep::collect(InodeNumber step) {
   });
 }
 
-Result<io::Fd> FilesOfStep::open(uint32_t index) const {
+Result<io::ReadableFile> FilesOfStep::open(uint32_t index) const {
   auto file = tree_.open_blob(made_[index].inode, O_RDONLY);
   const int failed = file ? 0 : file.error().errno_value();
   if (failed == EMFILE || failed == ENFILE || failed == ENOMEM) short_of_ = file.error();
-  return file;
+  if (!file) return file.error();
+  return io::ReadableFile(std::move(file).value());
 }
 
 std::optional<Error> FilesOfStep::short_of() const {

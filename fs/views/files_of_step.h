@@ -65,7 +65,7 @@ class FilesOfStep : public meta::formats::StepFiles {
   Result<> collect(InodeNumber step);
 
   const std::vector<File>& list() const override { return files_; }
-  Result<io::Fd> open(uint32_t index) const override;
+  Result<io::ReadableFile> open(uint32_t index) const override;
   // Why a file could not be opened or read, if that is not the file's fault.
   std::optional<Error> short_of() const;
 

@@ -253,7 +253,7 @@ class Folder {
   std::set<std::string_view> absent_;  // files that the metadata names and that do not exist
   MapBudget& budget_;
   uint64_t unread_ = 0;  // bytes of the folder's files that no chunk has been read from; limits chunks that overlap
-  io::Fd last_;
+  io::ReadableFile last_;
   uint32_t last_index_ = 0;
 };
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <map>
 #include <set>
 #include <utility>
 
@@ -23,15 +22,6 @@ using Value = Pickle::Value;
 constexpr size_t kMostStates = 16;  // in one group
 // Bytes; runtime/swap_tensor/optimizer_utils.py, MIN_AIO_BYTES
 constexpr uint64_t kSmallestSwapped = uint64_t{1} << 20;
-constexpr std::array<std::string_view, 2> kMoments{"exp_avg", "exp_avg_sq"};
-
-// One rank's swap file of one state of a group.
-struct SwappedState {
-  std::string state;
-  uint32_t file = 0;
-};
-// The swap files by the group's name, "0_6".
-using SwappedStates = std::map<std::string_view, std::vector<SwappedState>>;
 
 class Reader {
  public:
@@ -360,7 +350,7 @@ class Reader {
     if (!masters || masters->size() != parts_.groups.size()) {
       return builder_.problem(index, "it has not the groups that param_shapes of rank 0 has");
     }
-    const SwappedStates swapped = swapped_states(number);
+    const SwappedStates swapped = swapped_states(ranks_[number]);
     for (size_t at = 0; at < parts_.groups.size() && !builder_.is_given_up(); ++at) {
       ParameterGroup& group = parts_.groups[at];
       const Value master = (*masters)[at];
@@ -392,19 +382,6 @@ class Reader {
 
   static bool is_master(const SwappedState& swapped) { return swapped.state == kMaster; }
 
-  // Returns the rank's swap files by group: "0_6.tensor.swp" and "exp_avg-0_6.tensor.swp" are of group "0_6".
-  SwappedStates swapped_states(unsigned number) const {
-    constexpr std::string_view suffix = ".tensor.swp";
-    SwappedStates found;
-    for (const auto& [file_name, index] : ranks_[number].swapped) {
-      const size_t dash = file_name.find('-');
-      std::string_view group = std::string_view(file_name).substr(dash == std::string::npos ? 0 : dash + 1);
-      group.remove_suffix(suffix.size());
-      found[group].push_back({parse_group_name(file_name)->state, index});
-    }
-    return found;
-  }
-
   void read_swapped(unsigned number, ParameterGroup& group, const std::vector<SwappedState>& swapped) {
     const uint64_t size = group.part * size_of(Dtype::float32);
     for (const auto& [state, index] : swapped) {
@@ -424,19 +401,6 @@ class Reader {
       if (moments_swapped_.at(at) || field(kept, state))
         builder_.missing(index, "the swap file " + file + " is not there");
     }
-  }
-
-  // Returns, for each moment, whether any rank has swapped it for any group.
-  std::array<bool, kMoments.size()> find_moments() const {
-    std::array<bool, kMoments.size()> found{};
-    for (const RankFiles& rank : ranks_) {
-      for (const auto& [file_name, index] : rank.swapped) {
-        const std::string_view state = std::string_view(file_name).substr(0, file_name.find('-'));
-        const auto* const moment = std::find(kMoments.begin(), kMoments.end(), state);
-        if (moment != kMoments.end()) found.at(static_cast<size_t>(moment - kMoments.begin())) = true;
-      }
-    }
-    return found;
   }
 
   // Reads the states that the optimizer keeps in memory for each element of the group.
@@ -490,7 +454,7 @@ class Reader {
   std::vector<RankFiles>& ranks_ = found_.ranks;
   MapBuilder builder_;
   DeepSpeedParts parts_;
-  std::array<bool, kMoments.size()> moments_swapped_ = find_moments();
+  const std::array<bool, kMoments.size()> moments_swapped_ = swapped_moments(found_);
   bool swaps_ = false;  // the optimizer is on NVMe
   bool node_local_ = false;
   bool is_share_ = false;  // other machines have the other ranks' files

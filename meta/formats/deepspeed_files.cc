@@ -1,5 +1,6 @@
 #include "meta/formats/deepspeed_files.h"
 
+#include <algorithm>
 #include <string_view>
 #include <utility>
 
@@ -76,6 +77,30 @@ void place_swap_folders(DeepSpeedFiles& found) {
   std::vector<std::map<std::string, uint32_t>> swapped;
   for (const size_t number : folders) swapped.push_back(std::exchange(found.ranks[number].swapped, {}));
   for (size_t at = 0; at < ranks.size(); ++at) found.ranks[ranks[at]].swapped = std::move(swapped[at]);
+}
+
+SwappedStates swapped_states(const RankFiles& rank) {
+  constexpr std::string_view suffix = ".tensor.swp";
+  SwappedStates found;
+  for (const auto& [file_name, index] : rank.swapped) {
+    const size_t dash = file_name.find('-');
+    std::string_view group = std::string_view(file_name).substr(dash == std::string::npos ? 0 : dash + 1);
+    group.remove_suffix(suffix.size());
+    found[group].push_back({parse_group_name(file_name)->state, index});
+  }
+  return found;
+}
+
+std::array<bool, kMoments.size()> swapped_moments(const DeepSpeedFiles& found) {
+  std::array<bool, kMoments.size()> swapped{};
+  for (const RankFiles& rank : found.ranks) {
+    for (const auto& [file_name, index] : rank.swapped) {
+      const std::string_view state = std::string_view(file_name).substr(0, file_name.find('-'));
+      const auto* const moment = std::find(kMoments.begin(), kMoments.end(), state);
+      if (moment != kMoments.end()) swapped.at(static_cast<size_t>(moment - kMoments.begin())) = true;
+    }
+  }
+  return swapped;
 }
 
 }  // namespace ckptfs::meta::formats

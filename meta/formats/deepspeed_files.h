@@ -1,10 +1,12 @@
 // Sorts the files of a DeepSpeed checkpoint by their names. Stateless.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -33,5 +35,19 @@ struct DeepSpeedFiles {
 DeepSpeedFiles find_files(const StepFiles& files, const std::string& folder);
 // Gives the k-th swap folder to the k-th rank that has other files. They stay as they are if the numbers differ.
 void place_swap_folders(DeepSpeedFiles& found);
+
+// One rank's swap file of one state of a group.
+struct SwappedState {
+  std::string state;
+  uint32_t file = 0;
+};
+// The swap files by the group's name, "0_6".
+using SwappedStates = std::map<std::string_view, std::vector<SwappedState>>;
+// "0_6.tensor.swp" and "exp_avg-0_6.tensor.swp" are of group "0_6". The names are those in `rank`.
+SwappedStates swapped_states(const RankFiles& rank);
+
+inline constexpr std::array<std::string_view, 2> kMoments{"exp_avg", "exp_avg_sq"};
+// For each of them, whether any rank has swapped it for any group.
+std::array<bool, kMoments.size()> swapped_moments(const DeepSpeedFiles& found);
 
 }  // namespace ckptfs::meta::formats

@@ -163,8 +163,7 @@ Result<> place(SafetensorsHeader& header, uint64_t begin, uint64_t end) {
 }  // namespace
 
 Result<SafetensorsHeader> read_safetensors_header(const io::LimitedFile& file, std::string_view keep) {
-  TRY_ASSIGN(const struct stat st, io::stat_fd(file.descriptor()));
-  const auto file_size = static_cast<uint64_t>(st.st_size);
+  TRY_ASSIGN(const uint64_t file_size, file.size());
   uint64_t length = 0;
   TRY_ASSIGN(const size_t got, file.read_full(std::as_writable_bytes(std::span(&length, 1)), 0));
   if (got < kLengthSize || file_size < kLengthSize) return bad_header("the file is shorter than 8 bytes");

@@ -8,7 +8,7 @@ namespace ckptfs::meta::formats {
 Result<std::string> StepFiles::read(uint32_t index, uint64_t most) const {
   const uint64_t size = list()[index].size;
   if (size > most) return Error(EFBIG, "it is larger than any such file");
-  TRY_ASSIGN(const io::Fd file, open(index));
+  TRY_ASSIGN(const io::ReadableFile file, open(index));
   std::string content(size, '\0');
   TRY_ASSIGN(const size_t got, limited(file).read_full(std::as_writable_bytes(std::span(content)), 0));
   content.resize(got);

@@ -30,9 +30,9 @@ class StepFiles {
 
   virtual const std::vector<File>& list() const = 0;
   // Opens a file for reading. `index` is an index into list().
-  virtual Result<io::Fd> open(uint32_t index) const = 0;
-  // Wraps a descriptor from open(), so that what is read counts for the step's limit.
-  io::LimitedFile limited(const io::Fd& file) const { return {file.get(), &limit_}; }
+  virtual Result<io::ReadableFile> open(uint32_t index) const = 0;
+  // Wraps a file from open(), so that what is read counts for the step's limit.
+  io::LimitedFile limited(const io::ReadableFile& file) const { return {file, &limit_}; }
   // Reads a whole file. Fails with EFBIG if it has more than `most` bytes.
   Result<std::string> read(uint32_t index, uint64_t most) const;
   // The error if the limit was reached, in which case the step was not read in full.

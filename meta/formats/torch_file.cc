@@ -169,8 +169,8 @@ TorchFile::TorchFile(ZipArchive archive, std::string folder, Pickle pickle)
       pickle_(std::make_unique<const Pickle>(std::move(pickle))) {}
 
 Result<TorchFile> TorchFile::open(const io::LimitedFile& file) {
-  TRY_ASSIGN(const struct stat st, io::stat_fd(file.descriptor()));
-  return open(file, FileRange{0, static_cast<uint64_t>(st.st_size)});
+  TRY_ASSIGN(const uint64_t size, file.size());
+  return open(file, FileRange{0, size});
 }
 
 Result<TorchFile> TorchFile::open(const io::LimitedFile& file, const FileRange& part, uint64_t most) {

@@ -1,7 +1,5 @@
 #include "meta/remote/remote_step.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
@@ -11,70 +9,13 @@
 
 #include "io/parallel.h"
 #include "io/printable.h"
+#include "meta/remote/chunk_run.h"
 #include "meta/remote/json_fields.h"
 
 namespace ckptfs::meta::remote {
 namespace {
 
-constexpr size_t kRangeBytes = size_t{16} << 20;  // of one request
 constexpr unsigned kPartsAtOnce = 8;
-
-// Chunks that lie one after the other in a pack, and in their file.
-struct ChunkRun {
-  std::span<const Chunk> chunks;
-  uint64_t first = 0;  // its number in the file
-  uint32_t bytes = 0;
-};
-
-// The run that the chunks begin with.
-ChunkRun next_run(std::span<const Chunk> chunks, uint64_t first) {
-  const Chunk& begin = chunks.front();
-  uint32_t bytes = begin.length;
-  size_t count = 1;
-  for (; count < chunks.size(); ++count) {
-    const Chunk& next = chunks[count];
-    const bool follows = next.push == begin.push && next.pack == begin.pack && next.offset == begin.offset + bytes;
-    if (!follows || bytes + next.length > kRangeBytes) break;
-    bytes += next.length;
-  }
-  return {chunks.first(count), first, bytes};
-}
-
-// Reads chunks of one file.
-class ChunkReader {
- public:
-  ChunkReader(io::ObjectStore& store, const PartHeader& header, std::string_view file, const io::RequestLimits& limits)
-      : store_(store), header_(header), file_(file), limits_(limits) {}
-
-  // `buffer` has room for the run.
-  Result<> read(const ChunkRun& run, std::span<std::byte> buffer) const {
-    const std::string key = pack_key(header_.pushes[run.chunks.front().push].push, run.chunks.front().pack);
-    TRY_ASSIGN(const size_t got, store_.get(key, run.chunks.front().offset, buffer, limits_));
-    size_t at = 0;
-    for (size_t i = 0; i < run.chunks.size(); ++i) {
-      const Chunk& chunk = run.chunks[i];
-      const auto bytes = buffer.subspan(at, chunk.length);
-      at += chunk.length;
-      if (at <= got && io::digest_of(bytes) == chunk.digest) continue;
-      TRY(read_again(key, chunk, run.first + i, bytes));
-    }
-    return success();
-  }
-
- private:
-  Result<> read_again(const std::string& key, const Chunk& chunk, uint64_t number, std::span<std::byte> buffer) const {
-    TRY_ASSIGN(const size_t got, store_.get(key, chunk.offset, buffer, limits_));
-    if (got == buffer.size() && io::digest_of(buffer) == chunk.digest) return success();
-    const std::string what = got < buffer.size() ? "ends before it" : "holds something else than was pushed";
-    return Error(EBADMSG, fmt::format("{}: chunk {}: {}/{} {} (at byte {}, asked twice)", io::printable(file_), number,
-                                      store_.url(), io::printable(key), what, chunk.offset));
-  }
-
-  io::ObjectStore& store_;
-  const PartHeader& header_;
-  std::string_view file_;
-  const io::RequestLimits& limits_;
-};
 
 Result<> check_part(const Part& part, const PartName& name) {
   if (part.size() == name.size && part.header().number == name.number) return success();
@@ -120,14 +61,13 @@ Result<> RemoteStep::read(const UnionEntry& file, uint64_t offset, std::span<std
   if (buffer.empty()) return success();
   const uint64_t first = offset / kChunkBytes, last = (offset + buffer.size() - 1) / kChunkBytes;
   TRY_ASSIGN(const std::vector<Chunk> chunks, parts_[file.slot].chunks(of_it.first_chunk + first, last - first + 1));
-  const ChunkReader reader(*store_, parts_[file.slot].header(), file.path, limits);
-  const uint64_t begin = first * kChunkBytes, wanted = std::min(kRangeBytes, chunks.size() * kChunkBytes);
+  const uint64_t begin = first * kChunkBytes, wanted = std::min(kMostRunBytes, chunks.size() * kChunkBytes);
   const auto room = std::make_unique_for_overwrite<std::byte[]>(wanted);
   uint64_t at = begin;  // in the file
   for (std::span<const Chunk> rest = chunks; !rest.empty();) {
     const ChunkRun run = next_run(rest, at / kChunkBytes);
     const std::span bytes(room.get(), run.bytes);
-    TRY(reader.read(run, bytes));
+    TRY(read_run(*store_, parts_[file.slot].header(), file.path, run, bytes, limits));
     const uint64_t from = std::max(at, offset), to = std::min(at + run.bytes, offset + buffer.size());
     std::memcpy(buffer.data() + (from - offset), bytes.data() + (from - at), to - from);
     at += run.bytes;

@@ -25,6 +25,7 @@ import overview
 import past
 import plan
 import plans
+import push
 import report
 import saves
 import steps
@@ -49,6 +50,7 @@ PARTS = {
     "past": past.section,
     "groups": groups.section,
     "plans": plans.section,
+    "push": push.section,
     "filesystems": filesystems.section,
 }
 

@@ -96,3 +96,7 @@ GROUP_BAR = measure.Bar(0.8, at_least=False)  # of the better of DCP's ways
 AUTO_BAR = measure.Bar(1.1, at_least=False)  # of the better of the two ways to load
 LOADER_BAR = measure.Bar(0.90, at_least=False)  # of each other loader, from the disk
 COPY_BAR = measure.Bar(1.20, at_least=False)  # of read(2) of the same bytes, from the page cache
+PUSH_BAR = measure.Bar(0.85, at_least=True)  # of a bare client with as many requests at a time
+PUSH_MEMORY = 64 * MIB  # beside the daemon's own
+CHANGED_LIMIT = 0.12  # of the bytes of a step of which a tenth changed
+BESIDE_PUSH_BAR = measure.Bar(1.03, at_least=False)  # of the trainer's steps without a remote

@@ -33,7 +33,7 @@ def train(scene, label):
     shutil.rmtree(scene.point / "steps" / TAG, ignore_errors=True)
     series = scene.point / "steps"
     results = scene.train("hostile", 1, ["--nvme", str(scene.point), "--tag", TAG, "--save", str(series)])
-    return Outcome(label, results, checkpoint_files(series, results)), results[0]["train_seconds"]
+    return Outcome(label, results, checkpoint_files(series, results)), sum(results[0]["train_seconds"])
 
 
 def peak_memory(pid):

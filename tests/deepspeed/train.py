@@ -42,7 +42,7 @@ def parse_arguments():
     parser.add_argument("--measure", nargs=2, metavar=("FOLDER", "STAT"),
                         help="what each save costs: with a syncfs of FOLDER, as counted by the block device's STAT file")
     parser.add_argument("--touch", action="store_true", help="free memory, before each of these clocks starts")
-    parser.add_argument("--repeat", type=int, default=1, help="resume, or train and save, so often; the last one stays")
+    parser.add_argument("--repeat", type=int, default=1, help="resume, or train and save, so often; with a tag only the last one stays")
     parser.add_argument("--progress", metavar="FILE", help="append a line to this file at each step")
     parser.add_argument("--out", required=True, help="the result, .RANK is appended")
     return parser.parse_args()
@@ -255,7 +255,7 @@ def main():
     deepspeed.init_distributed(dist_backend="gloo")
     engine = build(torch, deepspeed, deepspeed_config(options, width), width, options.layers)
 
-    result, first = {"rank": rank, "losses": [], "copies": [], "loads": []}, 0
+    result, first = {"rank": rank, "losses": [], "copies": [], "loads": [], "train_seconds": []}, 0
     cost = Cost(options.measure if rank == 0 else None, options.touch and rank == 0)
     if options.measure:
         note_copies(cost, dist, result["copies"])
@@ -265,11 +265,11 @@ def main():
         first = engine.global_steps
         result["resumed_at"] = first
     for number in range(options.repeat if options.save else 1):
-        if number > 0 and rank == 0:
+        if number > 0 and rank == 0 and options.tag:
             shutil.rmtree(os.path.join(options.save, options.tag))
         start = time.monotonic()
         result["losses"] += train(torch, engine, width, first, options.steps, rank, options.progress)
-        result["train_seconds"] = time.monotonic() - start
+        result["train_seconds"].append(time.monotonic() - start)
         first += options.steps
         checkpoint(engine, options, rank, dist, result)
 

@@ -22,7 +22,9 @@ class InputStep : public meta::formats::StepFiles {
     descriptors_.push_back(input_file(content.data(), content.size()));
   }
   const std::vector<File>& list() const override { return files_; }
-  Result<io::Fd> open(uint32_t index) const override { return io::Fd(::dup(descriptors_[index].get())); }
+  Result<io::ReadableFile> open(uint32_t index) const override {
+    return io::ReadableFile(io::Fd(::dup(descriptors_[index].get())));
+  }
 
  private:
   std::vector<File> files_;

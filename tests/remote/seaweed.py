@@ -13,7 +13,7 @@ import time
 import urllib.error
 import urllib.request
 
-from mounting import REPOSITORY, Failure
+from mounting import REPOSITORY, Failure, run
 
 WEED = REPOSITORY / "build" / "venv" / "bin" / "weed"
 KEY, SECRET, BUCKET = "key", "secret", "bucket"
@@ -38,7 +38,7 @@ class Seaweed:
 
     def __init__(self, folder):
         self.folder = folder
-        self.ports = free_ports(4)
+        self.ports = free_ports(5)
         self.endpoint = f"http://127.0.0.1:{self.ports[3]}"
         self.log = folder / "weed.log"
         identity = {"name": "test", "credentials": [{"accessKey": KEY, "secretKey": SECRET}],
@@ -47,10 +47,10 @@ class Seaweed:
         self.process = None
 
     def start(self):
-        master, volume, filer, s3 = self.ports
+        master, volume, filer, s3, metrics = self.ports
         words = [WEED, "server", f"-dir={self.folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-master.port={master}",
                  f"-volume.port={volume}", "-volume.preStopSeconds=0", "-filer", f"-filer.port={filer}", "-s3",
-                 f"-s3.port={s3}", f"-s3.config={self.folder}/s3.json", "-s3.port.iceberg=0", "-s3.port.lance=0",
+                 f"-s3.port={s3}", f"-s3.config={self.folder}/s3.json", "-s3.port.iceberg=0", "-s3.port.lance=0", f"-metricsPort={metrics}",
                  "-master.volumeSizeLimitMB=256", "-volume.max=40"]
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(words, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
@@ -68,6 +68,29 @@ class Seaweed:
                     return
             time.sleep(0.1)
         raise Failure(f"SeaweedFS does not start: {self.log.read_text(errors='replace')[-2000:]}")
+
+    def make_bucket(self):
+        self._curl("--retry", 60, "--retry-delay", 1, "--retry-all-errors", "-X", "PUT", f"{self.endpoint}/{BUCKET}")
+
+    def put_by_curl(self, folder, parallel):
+        """Puts each file of the folder as an object, so many at a time. Returns the seconds that it takes."""
+        words = [word for file in folder.iterdir() for word in ("-T", file, f"{self.endpoint}/{BUCKET}/curl/{file.name}")]
+        began = time.monotonic()
+        self._curl("-Z", "--parallel-immediate", "--parallel-max", parallel, *words)
+        return time.monotonic() - began
+
+    def _curl(self, *words):
+        run("curl", "-sS", "--fail", "--aws-sigv4", "aws:amz:us-east-1:s3", "--user", f"{KEY}:{SECRET}", "-H",
+            "x-amz-content-sha256: UNSIGNED-PAYLOAD", *words, timeout=600)
+
+    def counted(self):
+        """By the server: the PUTs that it has answered, and the bytes that it was sent."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[4]}/metrics", timeout=30) as answer:
+            lines = answer.read().decode().splitlines()
+        starts = {"puts": ("SeaweedFS_s3_request_total", 'type="PUT"'),
+                  "bytes": ("SeaweedFS_s3_bucket_traffic_received_bytes_total", "")}
+        return {name: sum(float(line.split()[-1]) for line in lines if line.startswith(start) and kind in line)
+                for name, (start, kind) in starts.items()}
 
     def kill(self):
         self.process.send_signal(signal.SIGKILL)

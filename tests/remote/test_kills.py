@@ -1,4 +1,5 @@
-"""Kills at random moments, while two nodes push steps: of their daemons, of the server, and of the link to it.
+"""Kills at random moments, while two nodes push steps: of their daemons, of their power, of the server, and of the link
+to it.
 
 Whoever reads sees whole steps only: exactly the bytes of one attempt. In the end all is committed without a hand.
 
@@ -17,7 +18,8 @@ import time
 import pytest
 
 from checking import equal, noise, true, write
-from mounting import CKPTFS, LEVEL, MIB, Mount, Store, abandon, by_level, run, wait_until
+from mounting import (CKPTFS, LEVEL, MIB, Mount, Store, abandon, by_level, power_cut, run, unmount, wait_until,
+                      xfs)
 from seaweed import BUCKET, Proxy, environment, seaweed
 from test_push import ckptfs, state_of, tree
 
@@ -25,7 +27,7 @@ pytestmark = [pytest.mark.builds("release"), pytest.mark.builds("venv"), pytest.
               pytest.mark.one_mode, pytest.mark.timeout(600 if LEVEL != "long" else 12_000)]
 
 QUIET = ("quiet=1s",)
-KINDS = ("daemon", "server", "cut", "slow", "deaf")
+KINDS = ("daemon", "power", "server", "cut", "slow", "deaf")
 KILLS_OF_A_SERVER = 2  # of each kind; then another one, so that its disk does not fill up
 MOST_SENT_AGAIN = 512 * MIB  # after each kill
 STEP = 40 * MIB
@@ -107,10 +109,10 @@ class Reader(threading.Thread):
 
 
 class Node:
-    """A mount in a slot, and its link to the server."""
+    """A mount in a slot, on a disk of its own, and its link to the server."""
 
     def __init__(self, work, disk, name, slot, mode):
-        self.slot, self.store = slot, Store(disk / name)
+        self.slot, self.disk, self.store = slot, disk, Store(disk / name)
         self.mount = Mount(self.store, work / f"mnt-{name}", mode=mode, options=QUIET)
         self.link = None
 
@@ -133,13 +135,27 @@ class Node:
         run("umount", "-l", self.mount.path, check=False)
         self.mount.start()
 
+    def lose_power(self):
+        device = run("findmnt", "-n", "-o", "SOURCE", self.disk).stdout.strip()
+        power_cut(self.disk)
+        self.mount.kill()
+        run("umount", "-l", self.mount.path, check=False)
+        unmount(self.disk)
+        run("mount", "-t", "xfs", "-o", "nouuid", device, self.disk)
+        self.mount.start()
+
     def remote(self):
         return json.loads(ckptfs("remote", "status", "--json", self.series))["remotes"][0]
 
 
 @contextlib.contextmanager
-def two_nodes(work, disk, name, mode):
-    nodes = [Node(work, disk, f"{name}{slot}", slot, mode) for slot in (0, 1)]
+def two_nodes(work, name, mode):
+    with xfs(work, name="disk0") as first, xfs(work, name="disk1") as second:
+        yield from nodes_on(work, (first, second), name, mode)
+
+
+def nodes_on(work, disks, name, mode):
+    nodes = [Node(work, disk, f"{name}{slot}", slot, mode) for slot, disk in enumerate(disks)]
     try:
         for node in nodes:
             node.mount.start()
@@ -163,6 +179,8 @@ def strike(kind, nodes, server, dice):
     node = dice.choice(nodes)
     if kind == "daemon":
         node.kill()
+    elif kind == "power":
+        node.lose_power()
     elif kind == "server":
         server.kill()
         time.sleep(dice.uniform(0, 1))
@@ -189,6 +207,7 @@ def save(nodes, tag, attempt, reader):
             shutil.rmtree(node.series / tag)
     for node, part in zip(nodes, parts):
         write_part(node.series / tag, part)
+        run("sync", "-f", node.disk)  # or else the power takes of it what no trainer would call saved
 
 
 def wait_for_moment(nodes, tag, dice):
@@ -250,11 +269,11 @@ def struck_while_it_pushes(nodes, server, url, out, kinds, dice):
             shutil.rmtree(node.series / tag)
 
 
-def test_kills(work, disk, mode, seed, rounds, monkeypatch):
+def test_kills(work, mode, seed, rounds, monkeypatch):
     for name, value in environment().items():
         monkeypatch.setenv(name, value)
     dice, left = random.Random(seed), rounds or by_level(1, 1, 100)
-    with two_nodes(work, disk, "kills", mode) as nodes:
+    with two_nodes(work, "kills", mode) as nodes:
         while left > 0:
             folder = work / f"server{left}"
             folder.mkdir()

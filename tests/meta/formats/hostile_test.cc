@@ -205,7 +205,7 @@ class NamesOfStep : public StepFiles {
  public:
   void add(const std::string& path) { files_.push_back({path, 0}); }
   const std::vector<File>& list() const override { return files_; }
-  Result<io::Fd> open(uint32_t) const override { return Error(EACCES); }
+  Result<io::ReadableFile> open(uint32_t) const override { return Error(EACCES); }
 
  private:
   std::vector<File> files_;

@@ -28,7 +28,9 @@ class StepInMemory : public StepFiles {
     contents_.push_back(file_of(content));
   }
   const std::vector<File>& list() const override { return files_; }
-  Result<io::Fd> open(uint32_t index) const override { return io::Fd(::dup(contents_[index].get())); }
+  Result<io::ReadableFile> open(uint32_t index) const override {
+    return io::ReadableFile(io::Fd(::dup(contents_[index].get())));
+  }
 
  private:
   std::vector<File> files_;

@@ -1,0 +1,333 @@
+#include "meta/remote/chunk_reader.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "meta/remote/chunk_run.h"
+
+namespace ckptfs::meta::remote {
+namespace {
+
+constexpr size_t kMostAhead = 32;  // runs that nobody waits for yet
+constexpr std::chrono::milliseconds kPoll{5};
+
+}  // namespace
+
+// Chunks that one request brings.
+struct ChunkReader::Run {
+  enum class State { asked, coming, here };
+  RemoteFile file;
+  std::vector<Chunk> chunks;
+  uint64_t first = 0;  // the number of the first one in the file
+  uint32_t bytes = 0;
+  bool ahead = false;  // nobody waits for it yet
+  State state = State::asked;
+  Clock::time_point deadline;
+  std::unique_ptr<std::byte[]> buffer;
+  std::vector<std::shared_ptr<Waiting>> waiting;
+  Runs::iterator self;
+};
+
+// One who waits for runs.
+struct ChunkReader::Waiting {
+  struct Part {
+    Chunk chunk;
+    uint64_t skip = 0, take = 0;  // of the chunk
+    std::shared_ptr<Run> run;     // null: the cache has the chunk
+    size_t at = 0;                // in the run's bytes
+  };
+  RemoteFile file;
+  uint64_t first = 0;  // the number of the first chunk in the file
+  std::vector<Part> parts;
+  bool ask_cache = true;  // false: it did not have what it had promised
+  size_t missing = 0;     // runs that have not come yet
+  std::optional<Error> error;
+  Done done;
+};
+
+size_t ChunkReader::Hash::operator()(const io::Digest& digest) const {
+  size_t hash = 0;
+  std::memcpy(&hash, digest.data(), sizeof(hash));
+  return hash;
+}
+
+ChunkReader::ChunkReader(io::ObjectStore& store, const Settings& settings) : store_(store), settings_(settings) {
+  for (unsigned i = 0; i < settings.connections; ++i) {
+    threads_.emplace_back([this] { serve(); });
+  }
+}
+
+void ChunkReader::stop() {
+  {
+    const io::MutexLock lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+  threads_.clear();
+  std::vector<std::shared_ptr<Run>> left;
+  {
+    const io::MutexLock lock(mutex_);
+    std::ranges::copy_if(runs_, std::back_inserter(left),
+                         [](const auto& run) { return run->state == Run::State::asked; });
+    wanted_.clear();
+    ahead_.clear();
+  }
+  for (const auto& run : left) finish(run, Error(ECANCELED, "the reader has ended"));
+}
+
+void ChunkReader::read(const RemoteFile& file, FileSpan wanted, Done done) {
+  auto waiting = std::make_shared<Waiting>();
+  waiting->file = file;
+  waiting->done = std::move(done);
+  if (wanted.size == 0) return waiting->done(Pieces());
+  const uint64_t end = wanted.offset + wanted.size;
+  waiting->first = wanted.offset / kChunkBytes;
+  const Entry& entry = file.step->entry(file.entry);
+  if (end > entry.size) return waiting->done(Error(EINVAL, "the file ends before what is to be read"));
+  const uint64_t count = (end - 1) / kChunkBytes - waiting->first + 1;
+  auto chunks = file.step->part(file.entry.slot).chunks(entry.first_chunk + waiting->first, count);
+  if (!chunks) return waiting->done(chunks.error());
+  for (uint64_t i = 0; i < count; ++i) {
+    const uint64_t begin = (waiting->first + i) * kChunkBytes;
+    const uint64_t from = std::max(begin, wanted.offset), to = std::min(begin + kChunkBytes, end);
+    waiting->parts.push_back({chunks.value()[i], from - begin, to - from, nullptr, 0});
+  }
+  begin(waiting);
+}
+
+Result<> ChunkReader::read_now(const RemoteFile& file, uint64_t offset, std::span<std::byte> buffer) {
+  io::Mutex mutex;
+  io::CondVar came;
+  std::optional<Result<>> outcome;
+  read(file, {offset, buffer.size()}, [&](const Result<Pieces>& pieces) {
+    size_t at = 0;
+    for (const Piece& piece : pieces ? pieces.value() : Pieces()) {
+      std::memcpy(buffer.data() + at, piece.bytes.data(), piece.bytes.size());
+      at += piece.bytes.size();
+    }
+    const io::MutexLock lock(mutex);
+    outcome = pieces ? success() : Result<>(pieces.error());
+    came.notify_all();
+  });
+  const io::MutexLock lock(mutex);
+  came.wait(mutex, [&] { return outcome.has_value(); });
+  return *outcome;
+}
+
+void ChunkReader::fetch_ahead(const RemoteFile& file, FileSpan wanted) {
+  const Entry& entry = file.step->entry(file.entry);
+  const uint64_t end = std::min(wanted.offset + wanted.size, entry.size);
+  if (wanted.offset >= end) return;
+  const uint64_t first = wanted.offset / kChunkBytes, count = (end - 1) / kChunkBytes - first + 1;
+  const auto chunks = file.step->part(file.entry.slot).chunks(entry.first_chunk + first, count);
+  if (!chunks) return;  // who reads is told
+  {
+    const io::MutexLock lock(mutex_);
+    if (stop_) return;
+    const std::span all(chunks.value());
+    for (size_t at = 0; at < count && ahead_.size() < kMostAhead;) {
+      size_t end_of_missing = at;
+      while (end_of_missing < count && is_missing(all[end_of_missing], true)) ++end_of_missing;
+      if (end_of_missing > at) plan(file, all.subspan(at, end_of_missing - at), first + at, true);
+      at = end_of_missing + 1;
+    }
+  }
+  changed_.notify_all();
+}
+
+std::optional<ChunkReader::Failure> ChunkReader::last_failure() const {
+  const io::MutexLock lock(mutex_);
+  return last_failure_;
+}
+
+void ChunkReader::begin(const std::shared_ptr<Waiting>& waiting) {
+  {
+    const io::MutexLock lock(mutex_);
+    if (stop_) {
+      waiting->error = Error(ECANCELED, "the reader has ended");
+    } else {
+      place(*waiting);
+      for (const Waiting::Part& part : waiting->parts) {
+        if (!part.run || part.run->state == Run::State::here) continue;
+        auto& others = part.run->waiting;
+        if (!others.empty() && others.back() == waiting) continue;  // another chunk of the same run
+        if (std::ranges::find(others, waiting) != others.end()) continue;
+        others.push_back(waiting);
+        ++waiting->missing;
+      }
+      if (waiting->missing > 0) {
+        changed_.notify_all();
+        return;
+      }
+    }
+  }
+  answer(waiting);
+}
+
+// Finds out where each chunk is, or will be.
+void ChunkReader::place(Waiting& waiting) {
+  std::vector<Chunk> chunks;
+  for (const Waiting::Part& part : waiting.parts) chunks.push_back(part.chunk);
+  for (size_t at = 0; at < chunks.size(); ++at) {
+    if (!is_missing(chunks[at], waiting.ask_cache)) continue;
+    size_t end = at;
+    while (end < chunks.size() && is_missing(chunks[end], waiting.ask_cache)) ++end;
+    plan(waiting.file, std::span(chunks).subspan(at, end - at), waiting.first + at, false);
+  }
+  for (Waiting::Part& part : waiting.parts) {
+    const auto found = places_.find(part.chunk.digest);
+    if (found == places_.end()) {
+      ++counts_.from_cache;
+      continue;
+    }
+    Run& run = *found->second.run;
+    part.run = *run.self;
+    part.at = found->second.at;
+    if (run.state == Run::State::here) ++counts_.from_memory;
+    want(run);
+  }
+}
+
+bool ChunkReader::is_missing(const Chunk& chunk, bool ask_cache) const {
+  if (places_.contains(chunk.digest)) return false;
+  return !ask_cache || settings_.cache == nullptr || !settings_.cache->has(chunk.digest);
+}
+
+void ChunkReader::plan(const RemoteFile& file, std::span<const Chunk> missing, uint64_t first, bool ahead) {
+  for (uint64_t number = first; !missing.empty();) {
+    const ChunkRun found = next_run(missing, number);
+    auto run = std::make_shared<Run>();
+    run->file = file;
+    run->chunks.assign(found.chunks.begin(), found.chunks.end());
+    run->first = number;
+    run->bytes = found.bytes;
+    run->ahead = ahead;
+    run->deadline = Clock::now() + settings_.time;
+    run->self = runs_.insert(runs_.end(), run);
+    size_t at = 0;
+    for (const Chunk& chunk : run->chunks) {
+      places_.try_emplace(chunk.digest, Place{run.get(), at});
+      at += chunk.length;
+    }
+    (ahead ? ahead_ : wanted_).push_back(run.get());
+    number += found.chunks.size();
+    missing = missing.subspan(found.chunks.size());
+  }
+}
+
+// Somebody waits for the run, or uses it.
+void ChunkReader::want(Run& run) {
+  runs_.splice(runs_.end(), runs_, run.self);
+  if (!std::exchange(run.ahead, false) || run.state != Run::State::asked) return;
+  std::erase(ahead_, &run);
+  wanted_.push_back(&run);
+  run.deadline = Clock::now() + settings_.time;
+}
+
+// Null: there is none, or no memory for it.
+std::shared_ptr<ChunkReader::Run> ChunkReader::next_run_to_fetch() {
+  auto& queue = wanted_.empty() ? ahead_ : wanted_;
+  if (queue.empty() || !make_room(queue.front()->bytes)) return nullptr;
+  Run& run = *queue.front();
+  queue.pop_front();
+  run.state = Run::State::coming;
+  resident_ += run.bytes;
+  return *run.self;
+}
+
+bool ChunkReader::make_room(size_t bytes) {
+  for (auto at = runs_.begin(); resident_ > 0 && resident_ + bytes > settings_.memory && at != runs_.end();) {
+    Run& run = **at++;
+    if (run.state == Run::State::here && run.self->use_count() == 1) drop(run);
+  }
+  return resident_ == 0 || resident_ + bytes <= settings_.memory;
+}
+
+void ChunkReader::drop(Run& run) {
+  for (const Chunk& chunk : run.chunks) {
+    const auto found = places_.find(chunk.digest);
+    if (found != places_.end() && found->second.run == &run) places_.erase(found);
+  }
+  if (run.state != Run::State::asked) resident_ -= run.bytes;
+  runs_.erase(run.self);
+}
+
+void ChunkReader::serve() {
+  io::MutexLock lock(mutex_);
+  for (;;) {
+    changed_.wait(mutex_, [this]() REQUIRES(mutex_) { return stop_ || !wanted_.empty() || !ahead_.empty(); });
+    if (stop_) return;
+    const auto run = next_run_to_fetch();
+    if (!run) {  // until who holds memory lets it go
+      changed_.wait_for(mutex_, kPoll, [] { return false; });
+      continue;
+    }
+    lock.unlock();
+    finish(run, fetch(*run));
+    lock.lock();
+  }
+}
+
+Result<> ChunkReader::fetch(Run& run) {
+  run.buffer = std::make_unique_for_overwrite<std::byte[]>(run.bytes);
+  io::RequestLimits limits;
+  limits.deadline = run.deadline;
+  limits.stop = &stop_;
+  const ChunkRun chunks{run.chunks, run.first, run.bytes};
+  const PartHeader& header = run.file.step->part(run.file.entry.slot).header();
+  return read_run(store_, header, run.file.entry.path, chunks, {run.buffer.get(), run.bytes}, limits);
+}
+
+void ChunkReader::finish(const std::shared_ptr<Run>& run, const Result<>& fetched) {
+  std::vector<std::shared_ptr<Waiting>> ready;
+  {
+    const io::MutexLock lock(mutex_);
+    for (const auto& waiting : std::exchange(run->waiting, {})) {
+      if (!fetched) waiting->error = fetched.error();
+      if (--waiting->missing == 0) ready.push_back(waiting);
+    }
+    if (fetched) {
+      run->state = Run::State::here;
+      counts_.fetched += run->chunks.size();
+      counts_.bytes_fetched += run->bytes;
+    } else {
+      ++counts_.failed;
+      const bool stopped = fetched.error().errno_value() == ECANCELED;
+      if (!stopped) last_failure_ = {fetched.error().message(), std::chrono::system_clock::now()};
+      drop(*run);
+    }
+  }
+  changed_.notify_all();
+  for (const auto& waiting : ready) answer(waiting);
+  if (!fetched || settings_.cache == nullptr) return;
+  size_t at = 0;
+  for (const Chunk& chunk : run->chunks) {
+    settings_.cache->add(chunk.digest, {run->buffer.get() + at, chunk.length});
+    at += chunk.length;
+  }
+}
+
+void ChunkReader::answer(const std::shared_ptr<Waiting>& waiting) {
+  if (waiting->error) return waiting->done(*waiting->error);
+  Pieces pieces;
+  for (Waiting::Part& part : waiting->parts) {
+    if (part.run) {
+      pieces.push_back({part.run, {part.run->buffer.get() + part.at + part.skip, part.take}});
+      continue;
+    }
+    const std::shared_ptr<std::byte[]> bytes = std::make_shared_for_overwrite<std::byte[]>(part.chunk.length);
+    if (!settings_.cache->read(part.chunk.digest, {bytes.get(), part.chunk.length})) {
+      waiting->ask_cache = false;
+      for (Waiting::Part& one : waiting->parts) one.run.reset();
+      return begin(waiting);
+    }
+    pieces.push_back({bytes, {bytes.get() + part.skip, part.take}});
+  }
+  for (Waiting::Part& part : waiting->parts) part.run.reset();
+  waiting->done(std::move(pieces));
+}
+
+}  // namespace ckptfs::meta::remote

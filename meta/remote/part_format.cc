@@ -1,0 +1,310 @@
+#include "meta/remote/part_format.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "io/json.h"
+#include "io/printable.h"
+#include "meta/remote/json_fields.h"
+
+namespace ckptfs::meta::remote {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::string_view kMagic = "ckptfs part ";
+constexpr size_t kLongestMagic = 32;  // with its version and its end
+constexpr size_t kMostPushes = size_t{1} << 16;
+constexpr size_t kLongestName = 255, kLongestPath = 4095;
+constexpr mode_t kModeBits = 07777;
+constexpr long kNanoseconds = 1'000'000'000;
+constexpr io::JsonBounds kHeaderBounds{.bytes = kMostHeaderBytes, .values = 1 << 20, .text = 1 << 16, .depth = 6};
+constexpr io::JsonBounds kEntryBounds{.bytes = kLongestEntry, .values = 64, .text = 1 << 15, .depth = 4};
+
+// Numbers of the format are little-endian.
+void append_number(std::string& bytes, uint64_t number, size_t width) {
+  for (size_t at = 0; at < width; ++at) bytes += static_cast<char>(number >> (8 * at) & 0xff);
+}
+uint32_t u32_at(std::span<const std::byte> bytes, size_t at) {
+  uint32_t number = 0;
+  for (size_t i = 0; i < 4; ++i) number |= std::to_integer<uint32_t>(bytes[at + i]) << (8 * i);
+  return number;
+}
+
+constexpr size_t kDigestBytes = sizeof(io::Digest);
+
+constexpr std::array<std::string_view, 3> kKinds{"file", "folder", "link"};
+static_assert(static_cast<int>(Entry::Kind::link) == 2);
+
+template <class Enum, size_t kCount>
+Result<Enum> word_field(const json& object, const char* name, const std::array<std::string_view, kCount>& words) {
+  TRY_ASSIGN(const std::string word, text_field(object, name));
+  const auto found = std::ranges::find(words, word);
+  if (found == words.end()) {
+    return Error(EBADMSG, fmt::format("its \"{}\" is \"{}\", which is none", name, io::printable(word)));
+  }
+  return static_cast<Enum>(found - words.begin());
+}
+
+// Returns what is wrong with a path, or nothing.
+std::string_view wrong_with_path(std::string_view path) {
+  if (!io::is_utf8(path)) return "is not UTF-8";
+  if (path.size() > kLongestPath) return "is too long";
+  if (path.find('\0') != std::string_view::npos) return "has a zero byte";
+  for (size_t begin = 0; !path.empty();) {
+    const size_t end = std::min(path.find('/', begin), path.size());
+    const std::string_view name = path.substr(begin, end - begin);
+    if (name.empty() || name == "." || name == ".." || name.size() > kLongestName) return "has a name that cannot be";
+    if (end == path.size()) break;
+    begin = end + 1;
+  }
+  return {};
+}
+
+json json_of(const Entry& entry) {
+  json line = {{"path", entry.path}, {"kind", kKinds.at(static_cast<size_t>(entry.kind))},
+               {"mode", entry.mode}, {"uid", entry.uid},
+               {"gid", entry.gid},   {"mtime", {entry.mtime.tv_sec, entry.mtime.tv_nsec}}};
+  if (entry.kind == Entry::Kind::file) line["size"] = entry.size;
+  if (entry.kind == Entry::Kind::link) line["target"] = entry.target;
+  return line;
+}
+
+Result<timespec> time_field(const json& object, const char* name) {
+  TRY_ASSIGN(const json* const list, list_field(object, name));
+  const auto is_number = [](const json& one) {
+    return one.is_number_integer() && (!one.is_number_unsigned() || *one.get_ptr<const uint64_t*>() <=
+                                                                        uint64_t{std::numeric_limits<int64_t>::max()});
+  };
+  if (list->size() != 2 || !std::ranges::all_of(*list, is_number)) {
+    return Error(EBADMSG, fmt::format("its \"{}\" is no time", name));
+  }
+  return timespec{(*list)[0].get<int64_t>(), (*list)[1].get<int64_t>()};
+}
+
+Result<formats::CompletenessFacts> parse_facts(const json& header) {
+  const auto found = header.find("facts");
+  if (found == header.end()) return Error(EBADMSG, "it has no \"facts\"");
+  return formats::facts_of(*found);
+}
+
+json json_of(const PartHeader& header) {
+  json pushes = json::array();
+  for (const UsedPush& used : header.pushes) pushes.push_back({{"push", used.push.text()}, {"packs", used.packs}});
+  json lenders = json::array();
+  for (const DecisionName& lender : header.borrowed_from) lenders.push_back(step_key(lender));
+  json unfinished = json::array();
+  for (const PushName& push : header.unfinished) unfinished.push_back(push.text());
+  return {{"borrowed_from", std::move(lenders)},
+          {"unfinished", std::move(unfinished)},
+          {"push", header.push.text()},
+          {"number", header.number},
+          {"host", header.host},
+          {"mount", header.mount},
+          {"attempt", header.attempt},
+          {"content", io::hex_of(header.content)},
+          {"pushes", std::move(pushes)},
+          {"facts", formats::json_of(header.facts)},
+          {"entries", header.entries},
+          {"chunks", header.chunks},
+          {"bytes", header.bytes}};
+}
+
+// Ranges that ascend and do not touch. Adds how many packs there are to `count`.
+Result<UsedPush> parse_used_push(const json& object, uint64_t& count) {
+  if (!object.is_object()) return Error(EBADMSG, "its \"pushes\" are none");
+  UsedPush used;
+  TRY_ASSIGN(used.push, push_field(object, "push"));
+  TRY_ASSIGN(const json* const ranges, list_field(object, "packs"));
+  const auto is_pack = [](const json& one) {
+    return one.is_number_unsigned() && *one.get_ptr<const uint64_t*>() < std::numeric_limits<uint32_t>::max();
+  };
+  uint64_t next = 0;
+  for (const json& range : *ranges) {
+    if (!range.is_array() || range.size() != 2 || !std::ranges::all_of(range, is_pack)) {
+      return Error(EBADMSG, "its \"packs\" are no ranges");
+    }
+    const auto first = range[0].get<uint32_t>(), last = range[1].get<uint32_t>();
+    if (first < next || last < first) return Error(EBADMSG, "its \"packs\" do not ascend");
+    used.packs.emplace_back(first, last);
+    next = uint64_t{last} + 1;
+    count += uint64_t{last} - first + 1;
+  }
+  return used;
+}
+
+Result<> parse_pushes(const json& object, PartHeader& header) {
+  TRY_ASSIGN(const json* const pushes, list_field(object, "pushes"));
+  if (pushes->size() > kMostPushes) return Error(EBADMSG, "it uses more pushes than there can be");
+  uint64_t packs = 0;
+  for (const json& one : *pushes) {
+    TRY_ASSIGN(UsedPush used, parse_used_push(one, packs));
+    header.pushes.push_back(std::move(used));
+  }
+  if (header.pushes.empty() || header.pushes.front().push != header.push) {
+    return Error(EBADMSG, "the first of its \"pushes\" is not its own");
+  }
+  if (packs > header.chunks) return Error(EBADMSG, "it names more packs than it has chunks");
+  return success();
+}
+
+Result<std::vector<DecisionName>> parse_borrowed_from(const json& object) {
+  TRY_ASSIGN(const std::vector<std::string> keys, texts_field(object, "borrowed_from"));
+  std::vector<DecisionName> lenders;
+  for (const std::string& key : keys) {
+    auto lender = parse_step_key(key);
+    if (!lender) return Error(EBADMSG, "its \"borrowed_from\" names no commit: " + io::printable(key));
+    lenders.push_back(std::move(*lender));
+  }
+  return lenders;
+}
+
+Result<std::vector<PushName>> parse_unfinished(const json& object) {
+  TRY_ASSIGN(const std::vector<std::string> texts, texts_field(object, "unfinished"));
+  std::vector<PushName> pushes;
+  for (const std::string& text : texts) {
+    auto push = parse_push(text);
+    if (!push) return Error(EBADMSG, "its \"unfinished\" names no push: " + io::printable(text));
+    pushes.push_back(std::move(*push));
+  }
+  return pushes;
+}
+
+Result<PartHeader> parse_header(std::string_view line) {
+  TRY_ASSIGN(const json object, parse_object(line, kHeaderBounds));
+  PartHeader header;
+  TRY_ASSIGN(header.push, push_field(object, "push"));
+  TRY_ASSIGN(header.number, number_field(object, "number"));
+  TRY_ASSIGN(header.host, text_field(object, "host"));
+  TRY_ASSIGN(header.mount, text_field(object, "mount"));
+  TRY_ASSIGN(header.attempt, text_field(object, "attempt"));
+  TRY_ASSIGN(header.content, digest_field(object, "content"));
+  TRY_ASSIGN(header.facts, parse_facts(object));
+  TRY_ASSIGN(header.entries, number_field(object, "entries", kMostEntries));
+  TRY_ASSIGN(header.chunks, number_field(object, "chunks", kMostPartBytes / Chunk::kBytes));
+  TRY_ASSIGN(header.bytes, number_field(object, "bytes"));
+  TRY(parse_pushes(object, header));
+  TRY_ASSIGN(header.borrowed_from, parse_borrowed_from(object));
+  TRY_ASSIGN(header.unfinished, parse_unfinished(object));
+  if (header.number == 0) return Error(EBADMSG, "its number is 0");
+  return header;
+}
+
+}  // namespace
+
+Result<> check_alone(const Entry& entry) {
+  const auto wrong = [&](std::string_view what) {
+    return Error(EINVAL, fmt::format("{}: its {}", entry.path.empty() ? "the step" : io::printable(entry.path), what));
+  };
+  if (const auto what = wrong_with_path(entry.path); !what.empty()) return wrong(fmt::format("path {}", what));
+  if ((entry.mode & ~kModeBits) != 0) return wrong("mode has bits that are no permissions");
+  if (entry.mtime.tv_nsec < 0 || entry.mtime.tv_nsec >= kNanoseconds) return wrong("time is none");
+  if (entry.size > uint64_t{std::numeric_limits<int64_t>::max()}) return wrong("size is larger than any file's");
+  if (entry.kind != Entry::Kind::file && entry.size != 0) return wrong("size is that of a file, which it is not");
+  const std::string_view target = entry.target;
+  if ((entry.kind == Entry::Kind::link) == target.empty()) return wrong("target is missing, or it is no link");
+  if (!io::is_utf8(target) || target.size() > kLongestPath || target.find('\0') != std::string_view::npos) {
+    return wrong("target is not UTF-8, or too long");
+  }
+  return success();
+}
+
+std::string text_of(const Entry& entry) { return line_of(json_of(entry)); }
+
+Result<Entry> parse_entry(std::string_view line) {
+  TRY_ASSIGN(const json object, parse_object(line, kEntryBounds));
+  constexpr uint64_t kMost32 = std::numeric_limits<uint32_t>::max();
+  Entry entry;
+  TRY_ASSIGN(entry.path, text_field(object, "path"));
+  TRY_ASSIGN(entry.kind, word_field<Entry::Kind>(object, "kind", kKinds));
+  TRY_ASSIGN(const uint64_t mode, number_field(object, "mode", kModeBits));
+  TRY_ASSIGN(const uint64_t uid, number_field(object, "uid", kMost32));
+  TRY_ASSIGN(const uint64_t gid, number_field(object, "gid", kMost32));
+  entry.mode = static_cast<mode_t>(mode);
+  entry.uid = static_cast<uid_t>(uid);
+  entry.gid = static_cast<gid_t>(gid);
+  TRY_ASSIGN(entry.mtime, time_field(object, "mtime"));
+  if (entry.kind == Entry::Kind::file) {
+    TRY_ASSIGN(entry.size, number_field(object, "size"));
+  }
+  if (entry.kind == Entry::Kind::link) {
+    TRY_ASSIGN(entry.target, text_field(object, "target"));
+  }
+  if (auto checked = check_alone(entry); !checked) return Error(EBADMSG, checked.error().message());
+  return entry;
+}
+
+std::string text_of(const PartHeader& header) {
+  return fmt::format("{}{}\n", kMagic, kVersion) + line_of(json_of(header));
+}
+
+Result<std::optional<TextHeader>> parse_begin(std::string_view text) {
+  const size_t end = text.find('\n');
+  const std::string_view first = text.substr(0, std::min(end, kLongestMagic));
+  uint64_t version = 0;
+  const std::string_view digits = first.substr(std::min(kMagic.size(), first.size()));
+  const auto [rest, error] = std::from_chars(digits.data(), digits.data() + digits.size(), version);
+  if (!first.starts_with(kMagic) || error != std::errc() || rest != first.data() + first.size()) {
+    return Error(EBADMSG, "it is no part of a step: it does not begin with \"ckptfs part 1\"");
+  }
+  TRY(check_version(version));
+  if (digits != std::to_string(kVersion)) return Error(EBADMSG, "its version is written in another way");
+  if (end == std::string_view::npos) return std::optional<TextHeader>();
+  const size_t last = text.find('\n', end + 1);
+  if (last == std::string_view::npos) return std::optional<TextHeader>();
+  TRY_ASSIGN(PartHeader header, parse_header(text.substr(end + 1, last - end - 1)));
+  return std::optional(TextHeader{std::move(header), last + 1});
+}
+
+std::string bytes_of_chunk(const Chunk& chunk) {
+  std::string bytes(reinterpret_cast<const char*>(chunk.digest.data()), kDigestBytes);
+  append_number(bytes, chunk.push, 4);
+  append_number(bytes, chunk.pack, 4);
+  append_number(bytes, chunk.offset, 4);
+  append_number(bytes, uint32_t{chunk.codec} << 24 | chunk.length, 4);
+  return bytes;
+}
+
+Chunk chunk_of(std::span<const std::byte, Chunk::kBytes> bytes) {
+  Chunk chunk;
+  std::memcpy(chunk.digest.data(), bytes.data(), kDigestBytes);
+  chunk.push = u32_at(bytes, kDigestBytes);
+  chunk.pack = u32_at(bytes, kDigestBytes + 4);
+  chunk.offset = u32_at(bytes, kDigestBytes + 8);
+  const uint32_t length = u32_at(bytes, kDigestBytes + 12);
+  chunk.length = length & 0xffffff;
+  chunk.codec = static_cast<uint8_t>(length >> 24);
+  return chunk;
+}
+
+ContentDigest::ContentDigest() { hasher_.add(std::as_bytes(std::span(std::string_view("ckptfs content 1\n")))); }
+
+void ContentDigest::begin(const Entry& entry) {
+  std::string bytes;
+  append_number(bytes, entry.path.size(), 4);
+  bytes += entry.path;
+  append_number(bytes, static_cast<uint64_t>(entry.kind), 1);
+  append_number(bytes, entry.mode, 4);
+  append_number(bytes, entry.uid, 4);
+  append_number(bytes, entry.gid, 4);
+  append_number(bytes, entry.size, 8);
+  append_number(bytes, entry.target.size(), 4);
+  bytes += entry.target;
+  hasher_.add(std::as_bytes(std::span(bytes)));
+}
+
+void ContentDigest::add_chunk(const io::Digest& chunk) { hasher_.add(chunk); }
+
+void ContentDigest::add(const Entry& entry, std::span<const io::Digest> chunks) {
+  begin(entry);
+  for (const io::Digest& chunk : chunks) add_chunk(chunk);
+}
+
+}  // namespace ckptfs::meta::remote

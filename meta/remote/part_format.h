@@ -1,0 +1,116 @@
+// The bytes of a part; docs/remote-format.md describes them for who reads without us:
+//
+//   "ckptfs part 1\n"
+//   header, JSON, one line           who, what, how many entries and chunks, where the chunks lie
+//   entries, JSON, one line each     sorted by the bytes of their paths
+//   chunks, 48 bytes each            of all files, in the order of the entries
+//
+// Stateless, but for ContentDigest; any thread. Errors are EBADMSG, in words, unless said otherwise.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <ctime>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "io/digest.h"
+#include "io/result.h"
+#include "meta/formats/completeness_facts.h"
+#include "meta/remote/layout.h"
+
+namespace ckptfs::meta::remote {
+
+inline constexpr uint64_t kMostPartBytes = uint64_t{4} << 30;
+inline constexpr uint64_t kMostHeaderBytes = uint64_t{16} << 20;  // with the line before it
+inline constexpr uint64_t kMostEntries = uint64_t{1} << 20;
+inline constexpr size_t kLongestEntry = size_t{1} << 16;  // bytes of its line
+
+struct Entry {
+  enum class Kind { file, folder, link };
+  std::string path;  // relative to the step, UTF-8, no "", "." or ".." in it; "" is the step itself, the first entry
+  Kind kind = Kind::file;
+  mode_t mode = 0;  // the permission bits, up to 07777
+  uid_t uid = 0;
+  gid_t gid = 0;
+  uint64_t size = 0;  // of files
+  timespec mtime{};
+  std::string target;        // of links
+  uint64_t first_chunk = 0;  // of files; set by who adds the entry to a part, or reads it from one
+
+  uint64_t chunks() const { return (size + kChunkBytes - 1) / kChunkBytes; }
+};
+
+struct Chunk {
+  static constexpr size_t kBytes = 48;  // in a part
+  io::Digest digest{};
+  uint32_t push = 0;    // index into PartHeader::pushes
+  uint32_t pack = 0;    // of that push
+  uint32_t offset = 0;  // in the pack
+  uint32_t length = 0;  // there; at most kChunkBytes
+  uint8_t codec = 0;    // 0: as it is. Nothing else is known yet
+};
+
+// The packs of a push that a part uses.
+struct UsedPush {
+  PushName push;
+  std::vector<std::pair<uint32_t, uint32_t>> packs;  // ranges, first and last, in order; finish() fills them in
+};
+
+struct PartHeader {
+  PushName push;
+  uint64_t number = 0;  // a slot counts its parts of a tag from 1. The highest counts
+  std::string host;
+  std::string mount;             // the id of the store, and the series: another mount has another
+  std::string attempt;           // what the step's own files name the attempt by; empty: nothing
+  io::Digest content{};          // of all that the slot holds, but its times and where it lies (content_digest)
+  std::vector<UsedPush> pushes;  // the first is `push` itself
+  std::vector<DecisionName> borrowed_from;  // the commits whose chunks it uses
+  std::vector<PushName> unfinished;         // other pushes, without a part, whose packs this slot's journal knew
+  formats::CompletenessFacts facts;
+  uint64_t entries = 0;
+  uint64_t chunks = 0;
+  uint64_t bytes = 0;  // of all files
+};
+
+// Digests one entry after the other into PartHeader::content: path, kind, mode, owner, size, target and the digests of
+// its chunks, as docs/remote-format.md says.
+class ContentDigest {
+ public:
+  ContentDigest();
+  void add(const Entry& entry, std::span<const io::Digest> chunks);
+  // The same in two steps: the entry, then each of its chunks.
+  void begin(const Entry& entry);
+  void add_chunk(const io::Digest& chunk);
+  io::Digest finish() const { return hasher_.finish(); }
+
+ private:
+  io::Hasher hasher_;
+};
+
+// EINVAL, naming the entry: what can be seen of it alone is wrong, as a path with "..".
+Result<> check_alone(const Entry& entry);
+
+// A line, with its end.
+std::string text_of(const Entry& entry);
+Result<Entry> parse_entry(std::string_view line);
+
+// The part's first two lines.
+std::string text_of(const PartHeader& header);
+struct TextHeader {
+  PartHeader header;
+  size_t end = 0;  // of its line
+};
+// Nothing: the text does not reach to the end of the header. EPROTO, naming both: it is of another version.
+Result<std::optional<TextHeader>> parse_begin(std::string_view text);
+
+std::string bytes_of_chunk(const Chunk& chunk);
+Chunk chunk_of(std::span<const std::byte, Chunk::kBytes> bytes);
+
+}  // namespace ckptfs::meta::remote

@@ -1,0 +1,40 @@
+#include "meta/remote/remote_files.h"
+
+#include <algorithm>
+
+namespace ckptfs::meta::remote {
+namespace {
+
+class RemoteBytes : public io::ByteSource {
+ public:
+  RemoteBytes(ChunkReader& reader, RemoteFile file) : reader_(reader), file_(std::move(file)) {}
+
+  Result<size_t> read_full(std::span<std::byte> buffer, uint64_t offset) const override {
+    const uint64_t size = file_.size(), wanted = offset < size ? std::min<uint64_t>(buffer.size(), size - offset) : 0;
+    TRY(reader_.read_now(file_, offset, buffer.first(wanted)));
+    return static_cast<size_t>(wanted);
+  }
+  Result<uint64_t> size() const override { return file_.size(); }
+
+ private:
+  ChunkReader& reader_;
+  const RemoteFile file_;
+};
+
+}  // namespace
+
+RemoteFiles::RemoteFiles(ChunkReader& reader, const std::shared_ptr<const RemoteStep>& step, const Union& files,
+                         const io::ReadLimit& limit)
+    : StepFiles(limit), reader_(reader) {
+  for (const UnionEntry& entry : files.entries) {
+    if (step->entry(entry).kind != Entry::Kind::file) continue;
+    files_.push_back({entry.path, step->entry(entry).size});
+    remote_.push_back({step, entry});
+  }
+}
+
+Result<io::ReadableFile> RemoteFiles::open(uint32_t index) const {
+  return io::ReadableFile(std::make_unique<const RemoteBytes>(reader_, remote_[index]));
+}
+
+}  // namespace ckptfs::meta::remote

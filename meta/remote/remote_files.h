@@ -1,0 +1,32 @@
+// The files of a committed step in the form that the readers of formats take. What they read is fetched by a
+// ChunkReader, which must outlive this and what it opens.
+//
+// Thread safety: constant; but the limit of what is read counts for one thread at a time.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "io/read_limit.h"
+#include "meta/formats/tensor_map.h"
+#include "meta/remote/chunk_reader.h"
+
+namespace ckptfs::meta::remote {
+
+class RemoteFiles : public formats::StepFiles {
+ public:
+  // `files`: the union of the step, or what one slot holds. Folders and links are left out.
+  RemoteFiles(ChunkReader& reader, const std::shared_ptr<const RemoteStep>& step, const Union& files,
+              const io::ReadLimit& limit = io::ReadLimit());
+
+  const std::vector<File>& list() const override { return files_; }
+  const RemoteFile& file(uint32_t index) const { return remote_[index]; }
+  Result<io::ReadableFile> open(uint32_t index) const override;
+
+ private:
+  ChunkReader& reader_;
+  std::vector<File> files_;
+  std::vector<RemoteFile> remote_;
+};
+
+}  // namespace ckptfs::meta::remote

@@ -10,7 +10,7 @@ import re
 # Each layer, and those that it may include from.
 LAYERS = {"io": (), "meta": ("io",), "gpu": ("io", "meta"), "fs": ("io", "meta")}
 # The folders of fs/ from the bottom to the top: a file includes from its own room and from those before it.
-ROOMS = ("base", "kernel", "open", "adopt", "views", "steps", "remote", "ops", "mount", "control", "cli")
+ROOMS = ("base", "kernel", "open", "adopt", "views", "steps", "remote", "ops", "mount", "control", "remote_mount", "cli")
 # Likewise those of io/ and meta/; the files that lie in none are below all of them.
 LOWER_ROOMS = {"io": ("objects",),
                "meta": ("formats", "remote", "index", "blobs", "tree", "accounting", "store", "steps", "care")}

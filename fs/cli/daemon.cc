@@ -2,17 +2,11 @@
 
 #include <sys/file.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <atomic>
-#include <csignal>
-#include <cstdlib>
-#include <fstream>
 #include <memory>
 
+#include "fs/cli/daemon_process.h"
 #include "fs/cli/outcome.h"
 #include "fs/cli/store_daemon.h"
 #include "fs/cli/system.h"
@@ -25,77 +19,12 @@
 #include "fs/control/remote_commands.h"
 #include "fs/control/server.h"
 #include "fs/mount/mount.h"
-#include "io/control_message.h"
 #include "io/image.h"
 #include "io/image_file.h"
-#include "io/lease.h"
 #include "io/log.h"
 
 namespace ckptfs::fs::cli {
 namespace {
-
-constexpr rlim_t kWantedDescriptors = 1 << 20;
-
-// The mount that the signal handler ends. The handlers are removed before the mount is destroyed.
-std::atomic<Mount*> served{nullptr};
-
-void end_served(int) {
-  if (Mount* mount = served.load()) mount->stop();
-}
-
-// The three signals end the mount cleanly while this lives.
-class EndSignals {
- public:
-  explicit EndSignals(Mount& mount) {
-    served = &mount;
-    install(end_served);
-  }
-  ~EndSignals() {
-    install(SIG_IGN);
-    served = nullptr;
-  }
-  EndSignals(const EndSignals&) = delete;
-  EndSignals& operator=(const EndSignals&) = delete;
-
- private:
-  static void install(void (*handler)(int)) {
-    struct sigaction action {};
-    action.sa_handler = handler;
-    action.sa_flags = SA_RESTART;
-    for (const int signal : {SIGTERM, SIGINT, SIGHUP}) sigaction(signal, &action, nullptr);
-  }
-};
-
-void raise_descriptor_limit() {
-  rlimit limit{};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return log::warn("RLIMIT_NOFILE: {}", last_error().message());
-  rlim_t wanted = kWantedDescriptors;
-  if (auto most = read_text("/proc/sys/fs/nr_open")) {
-    wanted = std::min<rlim_t>(wanted, std::strtoull(most.value().c_str(), nullptr, 10));
-  }
-  limit.rlim_max = std::max(limit.rlim_max, wanted);
-  limit.rlim_cur = limit.rlim_max;
-  if (setrlimit(RLIMIT_NOFILE, &limit) == 0) return;
-  log::warn("RLIMIT_NOFILE to {}: {}", limit.rlim_cur, last_error().message());
-  getrlimit(RLIMIT_NOFILE, &limit);
-  limit.rlim_cur = limit.rlim_max;
-  if (setrlimit(RLIMIT_NOFILE, &limit) != 0) log::warn("RLIMIT_NOFILE: {}", last_error().message());
-}
-
-// When memory is short, the kernel writes back through the daemon. It must not wait for the daemon while the daemon
-// waits for memory, and it must not kill the daemon.
-void prepare_process() {
-  // A daemon that is started as mount.ckptfs would have that name, and `ckptfs umount` would not recognize it
-  // (daemon_probe.cc).
-  if (prctl(PR_SET_NAME, "ckptfs", 0, 0, 0) != 0) log::warn("PR_SET_NAME: {}", last_error().message());
-  if (prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) != 0) log::warn("PR_SET_IO_FLUSHER: {}", last_error().message());
-  std::ofstream score("/proc/self/oom_score_adj");
-  score << -900 << std::flush;
-  if (!score) log::warn("/proc/self/oom_score_adj to -900: {}", last_error().message());
-  raise_descriptor_limit();
-  std::signal(SIGPIPE, SIG_IGN);
-  io::ignore_lease_signals();
-}
 
 // No other daemon uses the image until the descriptor is closed, not even while this daemon unmounts the image.
 Result<io::Fd> lock_image(const std::string& store) {
@@ -159,16 +88,6 @@ MountOptions mount_options(const MountPlan& plan, const std::string& store_folde
   return options;
 }
 
-// The folder of a mount's control socket. If no other user can enter the mount, no other user can connect, either.
-std::string socket_folder(bool for_others) {
-  if (geteuid() == 0) return "/run/ckptfs";
-  const char* const folder = std::getenv("XDG_RUNTIME_DIR");
-  struct stat st {};
-  const bool own = folder != nullptr && *folder == '/' && ::stat(folder, &st) == 0 && st.st_uid == geteuid();
-  if (own && !for_others) return std::string(folder) + "/ckptfs";
-  return "/tmp/ckptfs-" + std::to_string(geteuid()) + (for_others ? "-shared" : "");
-}
-
 // The servers beside the file system: the control socket and, if asked for, HTTP.
 class Servers {
  public:
@@ -195,7 +114,7 @@ class Servers {
     add_policy_commands(*control_, fs);
     add_remote_commands(*control_, fs);
     add_blob_commands(*control_, fs);
-    control_->add_for_files("outcome", [this](const Peer& peer, const nlohmann::json&) { return outcome_for(peer); });
+    add_outcome(*control_, outcome_);
     if (mount.options().read_only) refuse_changes();
     TRY(control_->start());
     log::info("ckptfs {}, pid {}, control socket {}", CKPTFS_VERSION, getpid(), control_->socket_path());
@@ -214,16 +133,6 @@ class Servers {
         return Result<nlohmann::json>(Error(EROFS, "the store is mounted read-only (-o ro)"));
       });
     }
-  }
-
-  // The outcome is for those who may unmount.
-  Result<io::ControlReply> outcome_for(const Peer& peer) const {
-    if (peer.credentials.uid != 0 && peer.credentials.uid != geteuid()) return Error(EPERM);
-    io::ControlReply reply;
-    TRY_ASSIGN(io::Fd reader, outcome_.reader());
-    reply.result = nlohmann::json::object();
-    reply.descriptors.push_back(std::move(reader));
-    return reply;
   }
 
   const Outcome& outcome_;

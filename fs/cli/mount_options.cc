@@ -42,11 +42,6 @@ Result<unsigned> seconds(const std::string& option, const std::string& text) {
   return static_cast<unsigned>(duration.value().count());
 }
 
-bool ignored(const std::string& option) {
-  return option.empty() || option.starts_with("x-") || option.starts_with("comment=") ||
-         std::find(kIgnored.begin(), kIgnored.end(), option) != kIgnored.end();
-}
-
 Result<> apply_option(ParsedOptions& parsed, const std::string& option) {
   const size_t equals = option.find('=');
   const std::string name = option.substr(0, equals);
@@ -91,13 +86,18 @@ Result<> apply_option(ParsedOptions& parsed, const std::string& option) {
   } else if (name == "http_token") {
     if (value.empty()) return bad(option);
     parsed.http_token = value;
-  } else if (!ignored(option)) {
+  } else if (!is_ignored_mount_option(option)) {
     return bad(option);
   }
   return success();
 }
 
 }  // namespace
+
+bool is_ignored_mount_option(const std::string& option) {
+  return option.empty() || option.starts_with("x-") || option.starts_with("comment=") ||
+         std::find(kIgnored.begin(), kIgnored.end(), option) != kIgnored.end();
+}
 
 Result<ParsedOptions> parse_mount_options(const std::vector<std::string>& lists) {
   ParsedOptions parsed;
@@ -125,6 +125,20 @@ std::vector<std::string> mount_option_words() {
   return words;
 }
 
+namespace {
+
+bool is_address(const std::string& argument) {
+  return argument.starts_with("s3://") || argument.starts_with("file://");
+}
+
+// Of `ckptfs mount ...`.
+std::vector<std::string> as_remote(std::vector<std::string> arguments) {
+  if (std::ranges::any_of(arguments, is_address)) arguments.insert(arguments.begin() + 1, "remote");
+  return arguments;
+}
+
+}  // namespace
+
 std::vector<std::string> normalize_arguments(std::vector<std::string> arguments) {
   if (arguments.empty()) return arguments;
   const std::string program = std::filesystem::path(arguments[0]).filename();
@@ -141,10 +155,11 @@ std::vector<std::string> normalize_arguments(std::vector<std::string> arguments)
       }
       kept.push_back(argument);
     }
-    return kept;
+    return as_remote(std::move(kept));
   }
-  if (arguments.size() > 1 && arguments[1].starts_with("/")) arguments.insert(arguments.begin() + 1, "mount");
-  return arguments;
+  if (arguments.size() < 2 || (!arguments[1].starts_with("/") && !is_address(arguments[1]))) return arguments;
+  arguments.insert(arguments.begin() + 1, "mount");
+  return as_remote(std::move(arguments));
 }
 
 }  // namespace ckptfs::fs::cli

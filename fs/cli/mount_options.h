@@ -28,13 +28,17 @@ struct ParsedOptions {
 // ignored. EINVAL, in words that name the known options: an option is unknown or has a bad value.
 Result<ParsedOptions> parse_mount_options(const std::vector<std::string>& lists);
 
+// Is it an option that mount(8) or fstab adds, and that means nothing here?
+bool is_ignored_mount_option(const std::string& option);
+
 // The known options, as the error and --help show them, and word by word for completion.
 extern const char* const kMountOptions;
 std::vector<std::string> mount_option_words();
 
 // `mount -t fuse.ckptfs` and fstab do not know the subcommand. mount.fuse runs `ckptfs STORE MOUNTPOINT -o ...`, and
-// mount(8) runs `mount.ckptfs STORE MOUNTPOINT [-sfnv] [-t TYPE] -o ...`. Turns both into `ckptfs mount ...`, and
-// leaves anything else as it is. `arguments` is argv.
+// mount(8) runs `mount.ckptfs STORE MOUNTPOINT [-sfnv] [-t TYPE] -o ...`. Turns both into `ckptfs mount ...`, or, where
+// the address of a remote stands for the store, into `ckptfs remote mount ...`, and leaves anything else as it is.
+// `arguments` is argv.
 std::vector<std::string> normalize_arguments(std::vector<std::string> arguments);
 
 }  // namespace ckptfs::fs::cli

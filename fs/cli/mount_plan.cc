@@ -51,6 +51,8 @@ Result<std::string> read_token(const std::string& path) {
   return token;
 }
 
+}  // namespace
+
 Result<HttpOptions> plan_http(const ParsedOptions& options) {
   HttpOptions http{options.http, {}};
   if (http.address.empty()) {
@@ -65,8 +67,6 @@ Result<HttpOptions> plan_http(const ParsedOptions& options) {
   }
   return http;
 }
-
-}  // namespace
 
 Result<MountPlan> plan_mount(const MountArguments& arguments) {
   MountPlan plan;

@@ -40,6 +40,8 @@ struct MountPlan {
 
 // EINVAL, in words: the command line alone shows that it is wrong (exit code 2).
 Result<MountPlan> plan_mount(const MountArguments& arguments);
+// What -o http= and http_token= say, with the token itself. EINVAL, in words.
+Result<HttpOptions> plan_http(const ParsedOptions& options);
 // EPERM, in words: this user cannot mount that.
 Result<> check_user(const MountPlan& plan);
 // Refuses nested paths. Nothing that the daemon opens may lie on its own mount, and the mount may not lie in the store.

@@ -11,6 +11,7 @@ void add_remote_remove(CLI::App& group, Chosen& chosen);
 void add_remote_status(CLI::App& group, Chosen& chosen);
 
 // These ask the store alone, and need no mount.
+void add_remote_mount(CLI::App& group, Chosen& chosen);
 void add_remote_check(CLI::App& group, Chosen& chosen);
 void add_remote_latest(CLI::App& group, Chosen& chosen);
 void add_remote_ls(CLI::App& group, Chosen& chosen);

@@ -1,190 +1,264 @@
-// ckptfs remote add, remove and status: what a mount knows of the remotes of its series.
+// ckptfs remote mount: the committed steps of a remote as a read-only file system.
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <charconv>
 #include <cstdio>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
-#include "fs/cli/client.h"
-#include "fs/cli/format.h"
-#include "fs/cli/path_command.h"
+#include "fs/cli/daemon.h"
+#include "fs/cli/daemon_process.h"
+#include "fs/cli/log.h"
+#include "fs/cli/mount_options.h"
+#include "fs/cli/mount_plan.h"
 #include "fs/cli/remote_commands.h"
 #include "fs/cli/remote_options.h"
+#include "fs/cli/store_daemon.h"
 #include "fs/cli/system.h"
+#include "fs/control/http_server.h"
+#include "fs/remote_mount/pages.h"
+#include "fs/remote_mount/remote_mount.h"
+#include "io/duration.h"
 #include "io/image_file.h"
+#include "io/log.h"
 
 namespace ckptfs::fs::cli {
 namespace {
 
-using nlohmann::json;
+using remote_mount::RemoteMount;
+using remote_mount::RemoteMountOptions;
 
-struct AddArguments {
+constexpr const char* kRemoteOptions =
+    "cache=FOLDER, cache_size=100G, timeout=60s, endpoint=URL, region=NAME, profile=NAME, ca_file=FILE, path_style, "
+    "allow_other, noexec, http=ADDRESS:PORT, http_token=FILE";
+
+// The command line as given, and what -o says.
+struct MountRemoteArguments {
   std::string url;
-  std::string series;
-  std::string slot = "0/1";
-  std::string limit;
+  std::string mountpoint;
+  std::string cache;
+  std::string cache_size = "100G";
+  std::string timeout = "60s";
   io::S3Settings s3;
-  bool as_json = false;
+  std::vector<std::string> options;
+  bool allow_other = false;
+  bool no_exec = false;
+  ParsedOptions http;  // its http and http_token
+  bool foreground = false;
+  std::string log;
+  std::string log_level = "info";
 };
 
-Result<std::pair<uint32_t, uint32_t>> parse_slot(const std::string& text) {
-  const Error wrong(EINVAL, "--slot: '" + text + "' is none; a slot is I/N: 0/2 and 1/2 for two nodes");
-  const size_t slash = text.find('/');
-  if (slash == std::string::npos) return wrong;
-  uint32_t slot = 0, slots = 0;
-  const char* const begin = text.data();
-  const auto first = std::from_chars(begin, begin + slash, slot);
-  const auto second = std::from_chars(begin + slash + 1, begin + text.size(), slots);
-  const bool whole = first.ptr == begin + slash && second.ptr == begin + text.size();
-  if (!whole || first.ec != std::errc() || second.ec != std::errc() || slot >= slots) return wrong;
-  return std::pair(slot, slots);
+struct RemotePlan {
+  RemoteMountOptions mount;
+  HttpOptions http;
+  bool foreground = false;
+  std::string log;
+  std::string log_level;
+};
+
+Result<> apply_remote_option(MountRemoteArguments& arguments, const std::string& option) {
+  const size_t equals = option.find('=');
+  const std::string name = option.substr(0, equals);
+  const std::string value = equals == std::string::npos ? "" : option.substr(equals + 1);
+  const std::map<std::string, std::string*> texts{{"cache", &arguments.cache},
+                                                  {"cache_size", &arguments.cache_size},
+                                                  {"timeout", &arguments.timeout},
+                                                  {"endpoint", &arguments.s3.endpoint},
+                                                  {"region", &arguments.s3.region},
+                                                  {"profile", &arguments.s3.profile},
+                                                  {"ca_file", &arguments.s3.authorities},
+                                                  {"http", &arguments.http.http},
+                                                  {"http_token", &arguments.http.http_token}};
+  const std::map<std::string, bool*> flags{{"path_style", &arguments.s3.path_style},
+                                           {"allow_other", &arguments.allow_other},
+                                           {"noexec", &arguments.no_exec}};
+  const auto text = texts.find(name);
+  if (text != texts.end() && !value.empty()) {
+    *text->second = value;
+  } else if (const auto flag = flags.find(option); flag != flags.end()) {
+    *flag->second = true;
+  } else if (option != "ro" && option != "exec" && !is_ignored_mount_option(option)) {
+    const std::string why = option == "rw" ? "a remote is read-only; steps get there by a push" : "not understood";
+    return Error(EINVAL, "-o " + option + ": " + why + "; the options are " + kRemoteOptions);
+  }
+  return success();
 }
 
-// The daemon looks for the file from a folder of its own.
-Result<std::string> absolute(const std::string& path) {
-  if (path.empty() || path.front() == '/') return path;
-  std::string folder(4096, '\0');
-  if (::getcwd(folder.data(), folder.size()) == nullptr) return last_error(path);
-  return folder.substr(0, folder.find('\0')) + "/" + path;
-}
-
-Result<json> ask_to_add(const AddArguments& arguments) {
+Result<RemotePlan> plan_of(MountRemoteArguments arguments) {
+  for (const std::string& list : std::vector<std::string>(arguments.options)) {
+    std::istringstream stream(list);
+    for (std::string option; std::getline(stream, option, ',');) TRY(apply_remote_option(arguments, option));
+  }
+  RemotePlan plan;
   TRY(refuse_secrets(arguments.url, "the address of the remote"));
   TRY(refuse_secrets(arguments.s3.endpoint, "--endpoint"));
-  TRY_ASSIGN(const auto slot, parse_slot(arguments.slot));
-  uint64_t limit = 0;
-  if (!arguments.limit.empty()) {
-    TRY_ASSIGN(limit, io::parse_size(arguments.limit));
+  plan.mount.url = arguments.url;
+  plan.mount.s3 = arguments.s3;
+  if (!arguments.s3.authorities.empty()) {
+    TRY_ASSIGN(plan.mount.s3.authorities, absolute_path(arguments.s3.authorities));
   }
-  TRY_ASSIGN(const std::string authorities, absolute(arguments.s3.authorities));
-  TRY_ASSIGN(const Target target, find_target(arguments.series));
-  return ask_and_wait(target.mount, "trying the remote", "remote_add",
-                      {{"series", target.path},
-                       {"url", arguments.url},
-                       {"slot", slot.first},
-                       {"slots", slot.second},
-                       {"upload_limit", limit},
-                       {"endpoint", arguments.s3.endpoint},
-                       {"region", arguments.s3.region},
-                       {"profile", arguments.s3.profile},
-                       {"authorities", authorities},
-                       {"path_style", arguments.s3.path_style}});
+  TRY_ASSIGN(plan.mount.mountpoint, absolute_path(arguments.mountpoint));
+  if (!arguments.cache.empty()) {
+    TRY_ASSIGN(plan.mount.cache, absolute_path(arguments.cache));
+  }
+  TRY_ASSIGN(plan.mount.cache_size, io::parse_size(arguments.cache_size));
+  const auto time = io::parse_duration(arguments.timeout);
+  if (!time || time.value().count() == 0)
+    return Error(EINVAL, "--timeout: it must be a time of at least 1s, as in 60s");
+  plan.mount.time = time.value();
+  plan.mount.for_others = geteuid() == 0 || arguments.allow_other;
+  plan.mount.no_exec = arguments.no_exec;
+  TRY_ASSIGN(plan.http, plan_http(arguments.http));
+  if (!arguments.log.empty()) {
+    TRY_ASSIGN(plan.log, absolute_path(arguments.log));
+  }
+  for (const std::string* const path : {&plan.mount.cache, &plan.log}) {
+    if (path->empty() || !io::lies_within(*path, plan.mount.mountpoint)) continue;
+    return Error(EINVAL, *path + ": it lies below the mountpoint, so the daemon would wait for itself");
+  }
+  plan.foreground = arguments.foreground;
+  plan.log_level = arguments.log_level;
+  return plan;
 }
 
-int run_add(const AddArguments& arguments) {
-  const auto added = ask_to_add(arguments);
-  if (!added) return fail_remote(arguments.url, added.error());
-  if (arguments.as_json) {
-    print_json(added.value());
-    return kSuccess;
+// The control socket and, if asked for, HTTP.
+class RemoteServers {
+ public:
+  RemoteServers(RemoteMount& mount, const RemotePlan& plan, const Outcome& outcome)
+      : socket_(socket_folder(plan.mount.for_others) + "/" + mount.id() + ".sock"),
+        control_(socket_, plan.mount.for_others ? ControlServer::Audience::everybody : ControlServer::Audience::owner),
+        http_(plan.http) {
+    mount.set_socket(socket_);
+    control_.add("status", ControlServer::Pace::quick, [this, &mount](const Peer&, const nlohmann::json&) {
+      nlohmann::json status = mount.status();
+      status["http"] = listens_ ? http_.address() : "";
+      return Result<nlohmann::json>(status);
+    });
+    add_outcome(control_, outcome);
+    listens_ = !plan.http.address.empty();
+    if (listens_) remote_mount::add_pages(http_, mount);
   }
-  std::printf("%s is pushed to %s, as slot %u of %u: each step once it has been quiet for a while.\n",
-              printable(added.value().value("series", "")).c_str(), printable(arguments.url).c_str(),
-              added.value().value("slot", 0U), added.value().value("slots", 1U));
-  return kSuccess;
-}
 
-// --- status
-
-std::string words_of(const json& step) {
-  const std::string error = step.value("error", ""), waits = step.value("waits_for", "");
-  return error.empty() ? waits : error;
-}
-
-// "sent 12.0 GiB, 90.1 GiB were there; 1.1 GiB/s now"
-std::string moved(const json& remote) {
-  std::string text = human_size(remote.value("sent", uint64_t{0})) + " sent, " +
-                     human_size(remote.value("borrowed", uint64_t{0})) + " were there already";
-  if (const uint64_t rate = remote.value("bytes_per_second", uint64_t{0}); rate > 0) {
-    text += "; " + human_size(rate) + "/s now";
-  }
-  return text;
-}
-
-void print_remote(const json& remote) {
-  std::printf("%s -> %s, slot %u of %u%s\n", printable(remote.value("series", "")).c_str(),
-              printable(remote.value("url", "")).c_str(), remote.value("slot", 0U), remote.value("slots", 1U),
-              remote.value("push", "") == "manual" ? ", by hand only (rule push)" : "");
-  std::printf("  %s\n", moved(remote).c_str());
-  if (const std::string trouble = remote.value("trouble", ""); !trouble.empty()) {
-    std::printf("  stalled for %s: %s\n", human_age(remote.value("stalled_seconds", int64_t{0})).c_str(),
-                printable(trouble).c_str());
-  }
-  Table table({{"TAG"}, {"REMOTE"}, {"SIZE", Table::Align::right}, {"WHAT STANDS IN THE WAY"}});
-  std::string notes;
-  for (const json& step : remote.value("steps", json::array())) {
-    const bool done = step.value("stage", "") == "committed", bad = !step.value("error", "").empty();
-    table.add({{step.value("tag", "")},
-               {step.value("state", ""), done  ? Colour::green
-                                         : bad ? Colour::red
-                                               : Colour::yellow},
-               {human_size(step.value("bytes", uint64_t{0}))},
-               {done ? "" : words_of(step)}});
-    for (const json& note : step.value("notes", json::array())) {
-      notes += printable("  " + step.value("tag", "") + ": " + note.get<std::string>()) + "\n";
+  Result<> start() {
+    if (listens_) {
+      TRY(http_.listen());
+      TRY(http_.start());
+      log::info("http://{}/ has the page, /metrics the metrics", http_.address());
     }
+    TRY(control_.start());
+    log::info("ckptfs {}, pid {}, control socket {}", CKPTFS_VERSION, getpid(), socket_);
+    return success();
   }
-  std::printf("%s%s", table.text(stdout_is_terminal()).c_str(), notes.c_str());
+  void stop() {
+    http_.stop();
+    control_.stop();
+  }
+
+ private:
+  const std::string socket_;
+  ControlServer control_;
+  HttpServer http_;
+  bool listens_ = false;
+};
+
+Result<> serve_remote(const RemotePlan& plan, const Outcome& outcome, const StartReport& report) {
+  TRY_ASSIGN(const std::unique_ptr<RemoteMount> mount, RemoteMount::start(plan.mount));
+  RemoteServers servers(*mount, plan, outcome);
+  const EndSignals signals(*mount);
+  const Result<> listening = servers.start();
+  listening ? report(success()) : mount->stop();
+  const Result<> ended = mount->run();
+  if (prctl(PR_SET_NAME, kLeavingName, 0, 0, 0) != 0) log::warn("PR_SET_NAME: {}", last_error().message());
+  servers.stop();
+  return listening ? ended : listening;
 }
 
-Result<int> run_status(const Target& target, bool as_json) {
-  TRY_ASSIGN(const json result, ask_daemon(target.mount, "remote_status", {{"path", target.path}}));
-  if (as_json) {
-    print_json(result);
-    return kSuccess;
-  }
-  const json remotes = result.value("remotes", json::array());
-  for (const json& remote : remotes) print_remote(remote);
-  if (remotes.empty()) std::printf("No series has a remote. `ckptfs remote add URL SERIES` gives one.\n");
+int serve(const RemotePlan& plan, const StartReport& report) {
+  bool started = false;
+  const StartReport note_start = [&](const Result<>& outcome) {
+    started = outcome.has_value();
+    report(outcome);
+  };
+  const auto failed = [&](const Error& error) {
+    log::error("{}", error.message());
+    if (!started) report(error);
+    return static_cast<int>(kFailed);
+  };
+  prepare_process();
+  const auto outcome = Outcome::make();
+  if (!outcome) return failed(outcome.error());
+  const Result<> ended = serve_remote(plan, outcome.value(), note_start);
+  if (const auto told = outcome.value().tell(ended); !told) log::error("{}", told.error().message());
+  if (!ended) return failed(ended.error());
+  log::info("{} is unmounted from {}", plan.mount.url, plan.mount.mountpoint);
   return kSuccess;
 }
 
-Result<int> run_remove(const Target& target, bool as_json) {
-  TRY_ASSIGN(const json result,
-             ask_and_wait(target.mount, "ending the pushes", "remote_remove", {{"series", target.path}}));
-  if (as_json) {
-    print_json(result);
-  } else {
-    std::printf("%s has no remote any more. What is there stays there.\n",
-                printable(result.value("series", "")).c_str());
+int mount_as_daemon(const RemotePlan& plan) {
+  return daemonize(plan.mount.url, [&plan](const StartReport& report) {
+    if (auto log = open_log(plan.log, false, plan.log_level); !log) {
+      report(log);
+      return static_cast<int>(kFailed);
+    }
+    return serve(plan, report);
+  });
+}
+
+int mount_in_foreground(const RemotePlan& plan) {
+  if (auto log = open_log(plan.log, true, plan.log_level); !log) return fail(log.error());
+  return serve(plan, [&](const Result<>& started) {
+    if (!started && !plan.log.empty()) fail(plan.mount.url, started.error());
+  });
+}
+
+int run_remote_mount(const MountRemoteArguments& arguments) {
+  release_hung_mounts();
+  const auto plan = plan_of(arguments);
+  if (!plan) return fail_remote(arguments.url, plan.error());
+  RemoteOptions options{plan.value().mount.url, plan.value().mount.s3, arguments.timeout, false};
+  // Tried here, where an error can say what to do.
+  if (const auto remote = open_remote(plan.value().mount.url, options); !remote) {
+    return fail_remote(arguments.url, remote.error());
   }
-  return kSuccess;
+  if (auto clear = clear_mountpoint(plan.value().mount.mountpoint); !clear) return fail(clear.error());
+  return plan.value().foreground ? mount_in_foreground(plan.value()) : mount_as_daemon(plan.value());
 }
 
 }  // namespace
 
-void add_remote_add(CLI::App& group, Chosen& chosen) {
-  auto arguments = std::make_shared<AddArguments>();
-  CLI::App* command = group.add_subcommand("add", "Push the steps of a series to a remote from now on");
+void add_remote_mount(CLI::App& group, Chosen& chosen) {
+  auto arguments = std::make_shared<MountRemoteArguments>();
+  CLI::App* command = group.add_subcommand("mount", "Mount the steps of a remote, read-only, on any machine");
   command->add_option("URL", arguments->url, "s3://BUCKET/PREFIX, or file:///FOLDER on a shared file system")
       ->required();
-  command->add_option("SERIES", arguments->series, "A series of a mount")->required();
-  command->add_option("--slot", arguments->slot, "I/N: this is mount I of N that hold a step together")
+  command->add_option("MOUNTPOINT", arguments->mountpoint, "An existing folder")->required();
+  command->add_option("--cache", arguments->cache, "Keep what was read in this folder, which holds nothing else");
+  command->add_option("--cache-size", arguments->cache_size, "At most so much")->capture_default_str();
+  command->add_option("--timeout", arguments->timeout, "Then a read of what cannot be had is an error (EIO)")
       ->capture_default_str();
-  command->add_option("--limit-upload", arguments->limit, "At most so many bytes a second, as in 100M");
   add_s3_options(*command, arguments->s3);
-  command->add_flag("--json", arguments->as_json, "Print as JSON");
+  command->add_option("-o", arguments->options, std::string("Comma list of ") + kRemoteOptions)
+      ->option_text("LIST")
+      ->type_size(1)
+      ->allow_extra_args(false);
+  command->add_flag("-f,--foreground", arguments->foreground, "Stay in the foreground, log to stderr");
+  command->add_option("--log", arguments->log, "Log to this file (default: syslog, with -f stderr)");
+  command->add_option("--log-level", arguments->log_level, kLogLevels)
+      ->check([](const std::string& level) -> std::string {
+        return is_log_level(level) ? "" : "one of " + std::string(kLogLevels);
+      });
   command->footer(
-      "The remote is tried first. The daemon finds the credentials as the AWS tools do, in its own environment.\n"
-      "Told again with the same URL it changes the options.\n"
-      "Example:\n  ckptfs remote add s3://bucket/run7 /ckpt/steps --slot 0/2\n"
-      "  ckptfs remote add file:///lustre/run7 /ckpt/steps --limit-upload 100M");
-  command->callback([arguments, &chosen] { chosen = [arguments] { return run_add(*arguments); }; });
-}
-
-void add_remote_remove(CLI::App& group, Chosen& chosen) {
-  add_path_command(group, chosen,
-                   {"remove", "Push to the remote of a series no more", "SERIES", "A series of a mount",
-                    "What is there stays there.\nExample:\n  ckptfs remote remove /ckpt/steps", run_remove});
-}
-
-void add_remote_status(CLI::App& group, Chosen& chosen) {
-  add_path_command(group, chosen,
-                   {"status", "What of a mount is in its remotes, what is on its way, and what stands in the way",
-                    "PATH", "A mount, a series or a step (default: the only mount)",
-                    "Example:\n  ckptfs remote status /ckpt/steps\n  ckptfs remote status --json", run_status});
+      "MOUNTPOINT/TAG is a whole step, MOUNTPOINT/@I/TAG what slot I wrote of it, MOUNTPOINT/views/TAG its weights as\n"
+      "files. Only what is read is fetched. An ordinary user can mount, too. It ends with `ckptfs umount MOUNTPOINT`.\n"
+      "Examples:\n"
+      "  ckptfs remote mount s3://bucket/run7 /remote\n"
+      "  ckptfs remote mount file:///lustre/run7 /remote --cache /var/cache/ckptfs --cache-size 200G\n"
+      "  /etc/fstab:  s3://bucket/run7  /remote  ckptfs  ro,nofail,_netdev,cache=/var/cache/ckptfs  0 0");
+  command->callback([arguments, &chosen] { chosen = [arguments] { return run_remote_mount(*arguments); }; });
 }
 
 }  // namespace ckptfs::fs::cli

@@ -88,10 +88,35 @@ void print_status(const json& status) {
   for (const json& warning : status.value("warnings", json::array())) line("WARNING", scalar(warning));
 }
 
+// Of a mounted remote.
+void print_remote_status(const json& status) {
+  line("mountpoint", status.value("mountpoint", ""));
+  const json remote = status.value("remote", json::object());
+  line("remote", remote.value("url", "") + " (id " + remote.value("id", "") + ", " +
+                     counted(remote.value("slots", uint64_t{1}), "slot") + ")");
+  line("daemon", "pid " + std::to_string(status.value("pid", 0)) + ", version " + status.value("version", ""));
+  if (const std::string http = status.value("http", ""); !http.empty()) line("page", "http://" + http + "/");
+  line("steps", std::to_string(status.value("steps", uint64_t{0})) + " in the last list");
+  if (const json cache = status.value("cache", json()); cache.is_object()) {
+    line("cache", size_of(cache, "bytes") + " of " + size_of(cache, "most") + " in " + cache.value("folder", ""));
+  }
+  line("open files", std::to_string(status.value("open_files", uint64_t{0})));
+  print_counters("requests", status.value("requests", json::object()));
+  print_counters("chunks", status.value("chunks", json::object()));
+  if (const json trouble = status.value("trouble", json()); trouble.is_object()) {
+    line("STALLED", "for " + human_age(trouble.value("seconds", int64_t{0})) + ": " + trouble.value("text", ""));
+  }
+  if (const json failure = status.value("last_failure", json()); failure.is_object()) {
+    line("last error", failure.value("text", ""));
+  }
+}
+
 Result<int> run_status(const Target& target, bool as_json) {
   TRY_ASSIGN(const json status, ask_status(target.mount));
   if (as_json) {
     print_json(status);
+  } else if (status.contains("remote")) {
+    print_remote_status(status);
   } else {
     print_status(status);
   }

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <span>
@@ -28,6 +29,7 @@ struct Mount::Internals {
   std::unique_ptr<MountedFiles> open_files;
   std::unique_ptr<Filesystem> filesystem;
   std::unique_ptr<Session> session;
+  std::atomic<Session*> to_stop{nullptr};  // null: it is gone, or was never there
 };
 
 namespace {
@@ -235,6 +237,7 @@ Result<std::unique_ptr<Mount>> Mount::start(const MountOptions& options) {
       log::error("closing the store: {}", closed.error().message());
     return mounted.error();
   }
+  internals->to_stop = internals->session.get();
   internals->open_files = std::make_unique<MountedFiles>(fs);
   internals->store->set_open_files(internals->open_files.get());
   fs.notifications.start();
@@ -276,6 +279,7 @@ Result<> Mount::run() {
     dirty = true;
   }
   const OpenFileTable::Leftover leftover = fs.files.clear();
+  internals_->to_stop = nullptr;
   internals_->session.reset();
   dirty = dirty || (fs.modes.passthrough && has_survivors(fs.tree, leftover.writing));
   if (!dirty) {
@@ -294,7 +298,9 @@ Result<> Mount::run() {
   return looped;
 }
 
-void Mount::stop() { internals_->session->stop(); }
+void Mount::stop() {
+  if (Session* const session = internals_->to_stop) session->stop();
+}
 
 meta::Store& Mount::store() { return *internals_->store; }
 

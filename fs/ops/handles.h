@@ -1,19 +1,16 @@
-// The handles that the kernel holds: what `fh` in its requests points to. A handle lives from the reply to OPEN or
-// OPENDIR until its RELEASE; the kernel names it in no request after that. Those whose RELEASE never came (the
-// connection was cut) are ended with the table.
+// What the kernel holds of open files and directories; fs/base/handle_table.h keeps them.
 //
-// Thread safety: Handles: all of it; lock: mutex_ (a leaf). Handle: its fields are constant but for seen_errors.
+// Thread safety: a Handle's fields are constant but for seen_errors.
 #pragma once
 
-#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <unordered_map>
 #include <vector>
 
 #include "fs/adopt/inline_block_dedup.h"
 #include "fs/adopt/speculative_clone.h"
+#include "fs/base/handle_table.h"
 #include "fs/base/user_budget.h"
 #include "fs/open/data_path.h"
 #include "fs/open/open_files.h"
@@ -66,45 +63,6 @@ struct DirectoryHandle {
   mutable io::Mutex mutex;
   std::shared_ptr<const Entries> entries GUARDED_BY(mutex);
   UserBudget::Claim claim GUARDED_BY(mutex);  // what of the daemon's memory they count for
-};
-
-template <class T>
-class Handles {
- public:
-  // Keeps it; the number for `fh`.
-  uint64_t add(std::unique_ptr<T> handle) {
-    const uint64_t number = reinterpret_cast<uint64_t>(handle.get());
-    const io::MutexLock lock(mutex_);
-    handles_.emplace(number, std::move(handle));
-    return number;
-  }
-  static T& get(uint64_t number) {
-    return *reinterpret_cast<T*>(number);  // NOLINT(performance-no-int-to-ptr): `fh` is a number
-  }
-  // Out of the table, to be ended by the caller.
-  std::unique_ptr<T> take(uint64_t number) {
-    const io::MutexLock lock(mutex_);
-    auto node = handles_.extract(number);
-    return node.empty() ? nullptr : std::move(node.mapped());
-  }
-  void clear() {
-    std::unordered_map<uint64_t, std::unique_ptr<T>> handles;
-    const io::MutexLock lock(mutex_);
-    handles.swap(handles_);
-  }
-  template <class Predicate>
-  bool any(const Predicate& predicate) const {
-    const io::MutexLock lock(mutex_);
-    return std::any_of(handles_.begin(), handles_.end(), [&](const auto& one) { return predicate(*one.second); });
-  }
-  size_t count() const {
-    const io::MutexLock lock(mutex_);
-    return handles_.size();
-  }
-
- private:
-  mutable io::Mutex mutex_;
-  std::unordered_map<uint64_t, std::unique_ptr<T>> handles_ GUARDED_BY(mutex_);
 };
 
 }  // namespace ckptfs::fs

@@ -94,6 +94,27 @@ std::vector<Content::Run> Content::runs() const {
   return runs;
 }
 
+std::vector<Content::Run> Content::sources(uint64_t offset, uint64_t size) const {
+  std::vector<Run> found;
+  if (offset >= size_ || size == 0) return found;
+  const uint64_t end = std::min(size_, offset + size);
+  auto part = first_behind(offset);
+  for (--part; part != parts_.end() && part->begin < end; ++part) {
+    if (part->text) continue;
+    const uint64_t wide = size_of(part->from), narrow = size_of(part->to);
+    const uint64_t from = std::max(offset, part->begin) - part->begin;
+    const uint64_t to = std::min(end, part->begin + part->size) - part->begin;
+    const uint64_t first = from / narrow * wide, last = (to + narrow - 1) / narrow * wide;
+    const Run run{part->begin + from, last - first, part->piece.file, part->piece.offset + first};
+    if (!found.empty() && found.back().file == run.file && found.back().offset + found.back().size == run.offset) {
+      found.back().size += run.size;
+    } else {
+      found.push_back(run);
+    }
+  }
+  return found;
+}
+
 Result<> Content::fill(const Part& part, std::span<std::byte> target, uint64_t at, const ReadPiece& read_piece) {
   if (part.text) {
     std::memcpy(target.data(), part.text->data() + at, target.size());

@@ -49,6 +49,9 @@ class Content {
   };
   // All runs, in order, each as long as it can be. Bytes in no run are text, or are cast.
   std::vector<Run> runs() const;
+  // What of the step's files read() needs for these bytes, likewise in order: `begin` is in the content, `size` in the
+  // file.
+  std::vector<Run> sources(uint64_t offset, uint64_t size) const;
   // The number of parts that read() would make these bytes from.
   size_t parts_of(uint64_t offset, size_t size) const;
   // Fills the buffer, or as much of it as the content has from `offset` on. EIO: a file of the step is shorter than it

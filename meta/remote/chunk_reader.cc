@@ -12,6 +12,7 @@ namespace {
 
 constexpr size_t kMostAhead = 32;  // runs that nobody waits for yet
 constexpr std::chrono::milliseconds kPoll{5};
+constexpr std::chrono::seconds kUnread{10};  // so long what was fetched ahead waits for its reader
 
 }  // namespace
 
@@ -24,7 +25,7 @@ struct ChunkReader::Run {
   uint32_t bytes = 0;
   bool ahead = false;  // nobody waits for it yet
   State state = State::asked;
-  Clock::time_point deadline;
+  Clock::time_point deadline, came;
   std::unique_ptr<std::byte[]> buffer;
   std::vector<std::shared_ptr<Waiting>> waiting;
   Runs::iterator self;
@@ -117,18 +118,18 @@ Result<> ChunkReader::read_now(const RemoteFile& file, uint64_t offset, std::spa
   return *outcome;
 }
 
-void ChunkReader::fetch_ahead(const RemoteFile& file, FileSpan wanted) {
+uint64_t ChunkReader::fetch_ahead(const RemoteFile& file, FileSpan wanted) {
   const Entry& entry = file.step->entry(file.entry);
   const uint64_t end = std::min(wanted.offset + wanted.size, entry.size);
-  if (wanted.offset >= end) return;
+  if (wanted.offset >= end) return end;
   const uint64_t first = wanted.offset / kChunkBytes, count = (end - 1) / kChunkBytes - first + 1;
   const auto chunks = file.step->part(file.entry.slot).chunks(entry.first_chunk + first, count);
-  if (!chunks) return;  // who reads is told
+  if (!chunks) return end;  // who reads is told
+  size_t at = 0;
   {
     const io::MutexLock lock(mutex_);
-    if (stop_) return;
     const std::span all(chunks.value());
-    for (size_t at = 0; at < count && ahead_.size() < kMostAhead;) {
+    while (!stop_ && at < count && ahead_.size() < kMostAhead) {
       size_t end_of_missing = at;
       while (end_of_missing < count && is_missing(all[end_of_missing], true)) ++end_of_missing;
       if (end_of_missing > at) plan(file, all.subspan(at, end_of_missing - at), first + at, true);
@@ -136,6 +137,7 @@ void ChunkReader::fetch_ahead(const RemoteFile& file, FileSpan wanted) {
     }
   }
   changed_.notify_all();
+  return std::min(end, (first + at) * kChunkBytes);
 }
 
 std::optional<ChunkReader::Failure> ChunkReader::last_failure() const {
@@ -230,7 +232,7 @@ void ChunkReader::want(Run& run) {
 // Null: there is none, or no memory for it.
 std::shared_ptr<ChunkReader::Run> ChunkReader::next_run_to_fetch() {
   auto& queue = wanted_.empty() ? ahead_ : wanted_;
-  if (queue.empty() || !make_room(queue.front()->bytes)) return nullptr;
+  if (queue.empty() || !make_room(*queue.front())) return nullptr;
   Run& run = *queue.front();
   queue.pop_front();
   run.state = Run::State::coming;
@@ -238,12 +240,20 @@ std::shared_ptr<ChunkReader::Run> ChunkReader::next_run_to_fetch() {
   return *run.self;
 }
 
-bool ChunkReader::make_room(size_t bytes) {
-  for (auto at = runs_.begin(); resident_ > 0 && resident_ + bytes > settings_.memory && at != runs_.end();) {
+// What was fetched ahead and not read yet makes room for what somebody waits for, but not for more of its kind.
+bool ChunkReader::make_room(const Run& wanted) {
+  evict_for(wanted.bytes, false);
+  if (!wanted.ahead) evict_for(wanted.bytes, true);
+  return resident_ == 0 || resident_ + wanted.bytes <= settings_.memory;
+}
+
+void ChunkReader::evict_for(size_t bytes, bool also_unread) {
+  const auto old = Clock::now() - kUnread;
+  for (auto at = runs_.begin(); resident_ + bytes > settings_.memory && at != runs_.end();) {
     Run& run = **at++;
-    if (run.state == Run::State::here && run.self->use_count() == 1) drop(run);
+    const bool unread = run.ahead && run.came > old;
+    if (run.state == Run::State::here && run.self->use_count() == 1 && (also_unread || !unread)) drop(run);
   }
-  return resident_ == 0 || resident_ + bytes <= settings_.memory;
 }
 
 void ChunkReader::drop(Run& run) {
@@ -291,6 +301,7 @@ void ChunkReader::finish(const std::shared_ptr<Run>& run, const Result<>& fetche
     }
     if (fetched) {
       run->state = Run::State::here;
+      run->came = Clock::now();
       counts_.fetched += run->chunks.size();
       counts_.bytes_fetched += run->bytes;
     } else {

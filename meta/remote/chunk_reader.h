@@ -76,8 +76,9 @@ class ChunkReader {
   void read(const RemoteFile& file, FileSpan wanted, Done done);
   // The same, and waits.
   Result<> read_now(const RemoteFile& file, uint64_t offset, std::span<std::byte> buffer);
-  // Fetches what is not here yet, soon. It is dropped if there is too much to do. An error is not told.
-  void fetch_ahead(const RemoteFile& file, FileSpan wanted);
+  // Fetches what is not here yet, soon, as far as there is not too much to do: returns up to which byte. An error is
+  // not told.
+  uint64_t fetch_ahead(const RemoteFile& file, FileSpan wanted);
 
   struct Counts {
     std::atomic<uint64_t> from_memory{0}, from_cache{0}, fetched{0}, failed{0};  // chunks, but failed: requests
@@ -111,7 +112,8 @@ class ChunkReader {
   void plan(const RemoteFile& file, std::span<const Chunk> missing, uint64_t first, bool ahead) REQUIRES(mutex_);
   void want(Run& run) REQUIRES(mutex_);
   std::shared_ptr<Run> next_run_to_fetch() REQUIRES(mutex_);
-  bool make_room(size_t bytes) REQUIRES(mutex_);
+  bool make_room(const Run& wanted) REQUIRES(mutex_);
+  void evict_for(size_t bytes, bool also_unread) REQUIRES(mutex_);
   void drop(Run& run) REQUIRES(mutex_);
   void serve();
   Result<> fetch(Run& run);

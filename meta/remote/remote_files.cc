@@ -7,11 +7,13 @@ namespace {
 
 class RemoteBytes : public io::ByteSource {
  public:
-  RemoteBytes(ChunkReader& reader, RemoteFile file) : reader_(reader), file_(std::move(file)) {}
+  RemoteBytes(ChunkReader& reader, RemoteFile file, std::shared_ptr<Result<>> outcome)
+      : reader_(reader), file_(std::move(file)), outcome_(std::move(outcome)) {}
 
   Result<size_t> read_full(std::span<std::byte> buffer, uint64_t offset) const override {
     const uint64_t size = file_.size(), wanted = offset < size ? std::min<uint64_t>(buffer.size(), size - offset) : 0;
-    TRY(reader_.read_now(file_, offset, buffer.first(wanted)));
+    if (*outcome_) *outcome_ = reader_.read_now(file_, offset, buffer.first(wanted));
+    TRY(*outcome_);
     return static_cast<size_t>(wanted);
   }
   Result<uint64_t> size() const override { return file_.size(); }
@@ -19,6 +21,7 @@ class RemoteBytes : public io::ByteSource {
  private:
   ChunkReader& reader_;
   const RemoteFile file_;
+  const std::shared_ptr<Result<>> outcome_;
 };
 
 }  // namespace
@@ -34,7 +37,7 @@ RemoteFiles::RemoteFiles(ChunkReader& reader, const std::shared_ptr<const Remote
 }
 
 Result<io::ReadableFile> RemoteFiles::open(uint32_t index) const {
-  return io::ReadableFile(std::make_unique<const RemoteBytes>(reader_, remote_[index]));
+  return io::ReadableFile(std::make_unique<const RemoteBytes>(reader_, remote_[index], outcome_));
 }
 
 }  // namespace ckptfs::meta::remote

@@ -1,7 +1,7 @@
 // The files of a committed step in the form that the readers of formats take. What they read is fetched by a
 // ChunkReader, which must outlive this and what it opens.
 //
-// Thread safety: constant; but the limit of what is read counts for one thread at a time.
+// Thread safety: one thread at a time may open and read; the rest is constant.
 #pragma once
 
 #include <memory>
@@ -22,9 +22,12 @@ class RemoteFiles : public formats::StepFiles {
   const std::vector<File>& list() const override { return files_; }
   const RemoteFile& file(uint32_t index) const { return remote_[index]; }
   Result<io::ReadableFile> open(uint32_t index) const override;
+  // The first error of a fetch. The readers of formats take it for a property of the step. After it nothing is read.
+  Result<> outcome() const { return *outcome_; }
 
  private:
   ChunkReader& reader_;
+  const std::shared_ptr<Result<>> outcome_ = std::make_shared<Result<>>(success());
   std::vector<File> files_;
   std::vector<RemoteFile> remote_;
 };

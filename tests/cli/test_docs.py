@@ -55,6 +55,8 @@ EXAMPLES = (
     "ckptfs remote ls file:///lustre/run7",
     "ckptfs remote ls --json file:///lustre/run7",
     "ckptfs remote export file:///lustre/run7/global_step100 /backup/global_step100",
+    "ckptfs remote mount s3://bucket/run7 /remote",
+    "ckptfs remote mount file:///lustre/run7 /remote --cache /var/cache/ckptfs --cache-size 200G",
     "ckptfs remote verify file:///lustre/run7/global_step100",
     "ckptfs remote verify --sample 5% file:///lustre/run7",
     "ckptfs remote add s3://bucket/run7 /ckpt/steps --slot 0/2",
@@ -87,6 +89,7 @@ ELSEWHERE = {
     "ckptfs remote check s3://bucket/run7 --endpoint https://s3.example.com:8333": "tests/remote/test_commands.py",
     "ckptfs remote check s3://bucket/run7 --endpoint http://HOST:7480 --profile ceph": "tests/remote/test_commands.py; Ceph by hand",
     "ckptfs remote add s3://bucket/run7 /ckpt/steps --endpoint https://s3.example.com:8333": "tests/remote",
+    "ckptfs remote mount s3://bucket/run7 /remote": "tests/remote/test_remote_mount.py",
     "ckptfs remote add s3://bucket/run7 /ckpt/steps --slot 0/2": "tests/remote",
     "ckptfs remote add s3://bucket/run7 /ckpt/steps --slot 1/2": "tests/remote",
     "python -m ckptfs.universal /ckpt/steps/global_step4 /ckpt/steps/global_step4_universal": "tests/deepspeed/test_universal.py",
@@ -136,7 +139,7 @@ class User:
         etc.mkdir()
         self.places = {"/data": disk, "/ckpt": work / "ckpt", "/backup": work / "backup", "/etc": etc, "/var/log": etc,
                        "/mnt/ckptfs": work / "above", "/usr/local/share/zsh/site-functions": etc,
-                       "~/.config/fish/completions": etc, "~": disk}
+                       "~/.config/fish/completions": etc, "~": disk, "/remote": work / "remote", "/var/cache/ckptfs": work / "cache"}
         tools = work / "bin"
         tools.mkdir()
         (tools / "ckptfs").symlink_to(CKPTFS)
@@ -198,8 +201,11 @@ class User:
 
     def has_run(self, *names):
         """Makes a Trainer's checkpoints, with only those files that identify them."""
+        self.has_run_in("runs/my-model", *names)
+
+    def has_run_in(self, series, *names):
         for name in names:
-            step = self.ckpt / "runs" / "my-model" / name
+            step = self.ckpt / series / name
             step.mkdir(parents=True)
             (step / "config.json").write_text('{"torch_dtype": "float32"}')
             (step / "model.safetensors").write_bytes(safetensors({"w": ("F32", [1], struct.pack("<f", 1.0))}))
@@ -412,6 +418,16 @@ def test_remote(work, disk):
     equal(user.types("getfattr --only-values -n user.ckptfs.remote.state /ckpt/steps/global_step100"),
           "committed global_step100", "its state")
     equal(user.types("ckptfs remote latest file:///lustre/run7"), "global_step100\n", "the newest step")
+    user.has_run_in("steps", "checkpoint-100")
+    run(CKPTFS, "push", "--wait", user.ckpt / "steps" / "checkpoint-100")
+    (work / "remote").mkdir()
+    for line in ("ckptfs remote mount file:///lustre/run7 /remote --cache", "ckptfs remote mount file:///lustre/run7 /remote"):
+        user.types_all(line)
+        if "--cache" in line:
+            run(CKPTFS, "umount", work / "remote")
+    user.types_all("cp")
+    true((work / "backup" / "model.bf16.safetensors").stat().st_size > 0, "the weights")
+    user.types("ckptfs umount /remote")
     user.types_all()
     copy = work / "backup" / "global_step100"
     equal(sorted(os.listdir(copy)), sorted(os.listdir(user.ckpt / "steps" / "global_step100")), "the copy")
@@ -425,6 +441,7 @@ def test_help_examples(work, disk):
     user = User("docs/commands.md", work, disk)
     user.ckpt.mkdir()
     user.has_remote_step("global_step100")
+    (work / "remote").mkdir()
     for line in EXAMPLES:
         if line in ELSEWHERE:
             continue
@@ -444,6 +461,8 @@ def test_help_examples(work, disk):
             user.has_run("checkpoint-10", "checkpoint-30")
             run(CKPTFS, "umount", user.ckpt)
             user.mounts("-o", "quiet=0s")  # else they would be in use for a minute
+        if line.startswith("ckptfs remote mount"):
+            run(CKPTFS, "umount", work / "remote")
         if line.startswith("ckptfs du --json"):
             write_state(user.ckpt, 1, 1)
             run(CKPTFS, "save", "global_step200", user.ckpt)

@@ -21,6 +21,7 @@ def answer(scene, *words):
     return json.loads(next(line for line in reversed(log.read_text(errors="replace").splitlines()) if line.startswith("{")))
 
 
+@pytest.mark.level("long")
 def test_deepspeed(scene):
     """A step of ZeRO-3, with the optimizer on NVMe."""
     own = scene.work / "own"

@@ -95,6 +95,7 @@ def test_resume(scene, run_):
         equal(lossy(mount), [], "warnings of a resume that lost nothing")
 
 
+@pytest.mark.level("long")
 def test_without_the_patch_it_is_told_of(scene):
     """Else this module is not needed any more."""
     run_ = Run(way="none")

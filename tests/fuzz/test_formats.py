@@ -5,12 +5,12 @@ import pathlib
 import pytest
 
 from checking import equal
-from mounting import BUILD, by_level, run
+from mounting import BUILD, run
 
-pytestmark = [pytest.mark.builds("fuzz"), pytest.mark.level("normal")]
+pytestmark = [pytest.mark.builds("fuzz"), pytest.mark.level("long")]
 
 HERE = pathlib.Path(__file__).parent
-SECONDS = by_level(0, 5, 60)
+SECONDS = 60
 MOST_MEMORY = 1024  # MiB, of which sanitizers take the most
 MOST_ALLOCATED = 128  # MiB at once
 SLOWEST = 10  # seconds for one input

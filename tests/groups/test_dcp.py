@@ -88,6 +88,7 @@ def test_in_a_folder(disk, scratch, case):
     equal(sorted(os.listdir(series)), ["step_1", "step_2", "step_3", "step_4", "step_4-before", "step_4-then"], "steps")
 
 
+@pytest.mark.level("long")
 def test_saved_by_processes_beside(mount, scratch):
     """dcp.async_save's process gets the Writer pickled. Beside that: a rank that has nothing to write."""
     step, one = str(mount.path / "steps" / "step_1"), str(mount.path / "steps" / "step_2")

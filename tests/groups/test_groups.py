@@ -48,6 +48,7 @@ def test_saved_by_some_and_loaded_by_others(mount, scratch):
           {"step_4": ("sealed", 4), "step_2": ("sealed", 2)}, "steps")
 
 
+@pytest.mark.level("long")
 def test_the_page_tells_of_a_load(store, work, scratch):
     with mounted(store, work / "page", options=("http=127.0.0.1:0",)) as mount:
         series = mount.path / "steps"
@@ -70,6 +71,7 @@ def test_any_number_of_ranks(mount, scratch):
             judge(series, scratch, saved, loaded)
 
 
+@pytest.mark.level("long")
 def test_in_any_folder(scratch):
     """Where there is no mount. The plan of the first save serves the second, and not the third, which is cut otherwise."""
     series = scratch / "steps"

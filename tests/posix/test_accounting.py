@@ -19,6 +19,8 @@ from mounting import CKPTFS, KIB, MIB, by_level, free_preallocated, run, used_by
 from recount import BLOCK, Recount, Unsettled, mark, usage_by_xattr
 from training import STAGE, names_below
 
+pytestmark = pytest.mark.one_mode
+
 SWAP = f"{STAGE}/optimizer/rank0"
 FOLDERS = ("work", "work/sub", "runs", SWAP)
 FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE = 1, 2

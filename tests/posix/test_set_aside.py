@@ -1,4 +1,5 @@
-"""The rule `set_aside`: what a killed training left half done is not found under its name again. In both open modes."""
+"""The rule `set_aside`: what a killed training left half done is not found under its name again. In both open modes at
+level long."""
 
 import contextlib
 import errno
@@ -14,6 +15,8 @@ import pytest
 from checking import equal, in_child, opened, raises, true, write
 from hugging import safetensors
 from mounting import CKPTFS, CKPTFS_DEBUG, Mount, Store, abandon, mounted, run, wait_until
+
+pytestmark = pytest.mark.one_mode
 
 SERIES = "runs/a"
 WEIGHTS = safetensors({"w": ("F32", [4], bytes(16))})

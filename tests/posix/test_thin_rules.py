@@ -11,6 +11,8 @@ from checking import equal, opened, raises, read, true
 from mounting import CKPTFS, MIB, run, wait_until
 from viewing import SERIES, full_step
 
+pytestmark = pytest.mark.one_mode
+
 MANIFEST = "ckptfs-thinned.json"
 
 

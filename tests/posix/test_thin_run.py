@@ -8,6 +8,8 @@ from checking import equal, true
 from mounting import KIB, by_level, wait_until
 from thinned_run import is_settled, space, theory
 
+pytestmark = pytest.mark.one_mode
+
 SERIES = "runs/model"
 WEIGHTS = 256 * KIB
 

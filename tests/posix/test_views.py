@@ -227,6 +227,7 @@ def asked_beside_busy_lanes(folder, questions):
 
 
 @pytest.mark.builds("asan")
+@pytest.mark.one_mode
 def test_what_takes_long_is_done_on_a_lane(mount):
     """A read of many small pieces, an open of a model of many tensors, a look at names, and a look at two steps: not by
     a thread that serves requests."""

@@ -25,7 +25,7 @@ SimulationResult simulate_seed(uint64_t seed) {
 }
 
 TEST(Simulation, HoldsItsInvariants) {
-  const uint64_t first = from_environment("CKPTFS_SIMULATED_SEED", 1), count = from_environment("CKPTFS_SIMULATED", 60);
+  const uint64_t first = from_environment("CKPTFS_SIMULATED_SEED", 1), count = from_environment("CKPTFS_SIMULATED", 20);
   uint64_t requests = 0, commits = 0, voids = 0;
   for (uint64_t seed = first; seed < first + count; ++seed) {
     const SimulationResult result = simulate_seed(seed);

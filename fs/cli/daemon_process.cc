@@ -1,0 +1,101 @@
+#include "fs/cli/daemon_process.h"
+
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <csignal>
+#include <cstdlib>
+#include <fstream>
+
+#include "fs/cli/system.h"
+#include "io/control_message.h"
+#include "io/lease.h"
+#include "io/log.h"
+
+namespace ckptfs::fs::cli {
+namespace {
+
+constexpr rlim_t kWantedDescriptors = 1 << 20;
+
+// What the signal handler ends. The handlers are removed before the mount is destroyed.
+std::atomic<void (*)(void*)> end_mount{nullptr};
+std::atomic<void*> served_mount{nullptr};
+
+void end_served(int) {
+  if (void* const mount = served_mount.load()) end_mount.load()(mount);
+}
+
+void install(void (*handler)(int)) {
+  struct sigaction action {};
+  action.sa_handler = handler;
+  action.sa_flags = SA_RESTART;
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP}) sigaction(signal, &action, nullptr);
+}
+
+void raise_descriptor_limit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return log::warn("RLIMIT_NOFILE: {}", last_error().message());
+  rlim_t wanted = kWantedDescriptors;
+  if (auto most = read_text("/proc/sys/fs/nr_open")) {
+    wanted = std::min<rlim_t>(wanted, std::strtoull(most.value().c_str(), nullptr, 10));
+  }
+  limit.rlim_max = std::max(limit.rlim_max, wanted);
+  limit.rlim_cur = limit.rlim_max;
+  if (setrlimit(RLIMIT_NOFILE, &limit) == 0) return;
+  log::warn("RLIMIT_NOFILE to {}: {}", limit.rlim_cur, last_error().message());
+  getrlimit(RLIMIT_NOFILE, &limit);
+  limit.rlim_cur = limit.rlim_max;
+  if (setrlimit(RLIMIT_NOFILE, &limit) != 0) log::warn("RLIMIT_NOFILE: {}", last_error().message());
+}
+
+}  // namespace
+
+void prepare_process() {
+  // A daemon that is started as mount.ckptfs would have that name, and `ckptfs umount` would not recognize it
+  // (daemon_probe.cc).
+  if (prctl(PR_SET_NAME, "ckptfs", 0, 0, 0) != 0) log::warn("PR_SET_NAME: {}", last_error().message());
+  if (prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) != 0) log::warn("PR_SET_IO_FLUSHER: {}", last_error().message());
+  std::ofstream score("/proc/self/oom_score_adj");
+  score << -900 << std::flush;
+  if (!score) log::warn("/proc/self/oom_score_adj to -900: {}", last_error().message());
+  raise_descriptor_limit();
+  std::signal(SIGPIPE, SIG_IGN);
+  io::ignore_lease_signals();
+}
+
+EndSignals::EndSignals(Stop stop, void* mount) {
+  end_mount = stop;
+  served_mount = mount;
+  install(end_served);
+}
+
+EndSignals::~EndSignals() {
+  install(SIG_IGN);
+  served_mount = nullptr;
+}
+
+std::string socket_folder(bool for_others) {
+  if (geteuid() == 0) return "/run/ckptfs";
+  const char* const folder = std::getenv("XDG_RUNTIME_DIR");
+  struct stat st {};
+  const bool own = folder != nullptr && *folder == '/' && ::stat(folder, &st) == 0 && st.st_uid == geteuid();
+  if (own && !for_others) return std::string(folder) + "/ckptfs";
+  return "/tmp/ckptfs-" + std::to_string(geteuid()) + (for_others ? "-shared" : "");
+}
+
+void add_outcome(ControlServer& server, const Outcome& outcome) {
+  server.add_for_files("outcome", [&outcome](const Peer& peer, const nlohmann::json&) -> Result<io::ControlReply> {
+    if (peer.credentials.uid != 0 && peer.credentials.uid != geteuid()) return Error(EPERM);
+    io::ControlReply reply;
+    TRY_ASSIGN(io::Fd reader, outcome.reader());
+    reply.result = nlohmann::json::object();
+    reply.descriptors.push_back(std::move(reader));
+    return reply;
+  });
+}
+
+}  // namespace ckptfs::fs::cli

@@ -1,0 +1,190 @@
+// ckptfs remote add, remove and status: what a mount knows of the remotes of its series.
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <charconv>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "fs/cli/client.h"
+#include "fs/cli/format.h"
+#include "fs/cli/path_command.h"
+#include "fs/cli/remote_commands.h"
+#include "fs/cli/remote_options.h"
+#include "fs/cli/system.h"
+#include "io/image_file.h"
+
+namespace ckptfs::fs::cli {
+namespace {
+
+using nlohmann::json;
+
+struct AddArguments {
+  std::string url;
+  std::string series;
+  std::string slot = "0/1";
+  std::string limit;
+  io::S3Settings s3;
+  bool as_json = false;
+};
+
+Result<std::pair<uint32_t, uint32_t>> parse_slot(const std::string& text) {
+  const Error wrong(EINVAL, "--slot: '" + text + "' is none; a slot is I/N: 0/2 and 1/2 for two nodes");
+  const size_t slash = text.find('/');
+  if (slash == std::string::npos) return wrong;
+  uint32_t slot = 0, slots = 0;
+  const char* const begin = text.data();
+  const auto first = std::from_chars(begin, begin + slash, slot);
+  const auto second = std::from_chars(begin + slash + 1, begin + text.size(), slots);
+  const bool whole = first.ptr == begin + slash && second.ptr == begin + text.size();
+  if (!whole || first.ec != std::errc() || second.ec != std::errc() || slot >= slots) return wrong;
+  return std::pair(slot, slots);
+}
+
+// The daemon looks for the file from a folder of its own.
+Result<std::string> absolute(const std::string& path) {
+  if (path.empty() || path.front() == '/') return path;
+  std::string folder(4096, '\0');
+  if (::getcwd(folder.data(), folder.size()) == nullptr) return last_error(path);
+  return folder.substr(0, folder.find('\0')) + "/" + path;
+}
+
+Result<json> ask_to_add(const AddArguments& arguments) {
+  TRY(refuse_secrets(arguments.url, "the address of the remote"));
+  TRY(refuse_secrets(arguments.s3.endpoint, "--endpoint"));
+  TRY_ASSIGN(const auto slot, parse_slot(arguments.slot));
+  uint64_t limit = 0;
+  if (!arguments.limit.empty()) {
+    TRY_ASSIGN(limit, io::parse_size(arguments.limit));
+  }
+  TRY_ASSIGN(const std::string authorities, absolute(arguments.s3.authorities));
+  TRY_ASSIGN(const Target target, find_target(arguments.series));
+  return ask_and_wait(target.mount, "trying the remote", "remote_add",
+                      {{"series", target.path},
+                       {"url", arguments.url},
+                       {"slot", slot.first},
+                       {"slots", slot.second},
+                       {"upload_limit", limit},
+                       {"endpoint", arguments.s3.endpoint},
+                       {"region", arguments.s3.region},
+                       {"profile", arguments.s3.profile},
+                       {"authorities", authorities},
+                       {"path_style", arguments.s3.path_style}});
+}
+
+int run_add(const AddArguments& arguments) {
+  const auto added = ask_to_add(arguments);
+  if (!added) return fail_remote(arguments.url, added.error());
+  if (arguments.as_json) {
+    print_json(added.value());
+    return kSuccess;
+  }
+  std::printf("%s is pushed to %s, as slot %u of %u: each step once it has been quiet for a while.\n",
+              printable(added.value().value("series", "")).c_str(), printable(arguments.url).c_str(),
+              added.value().value("slot", 0U), added.value().value("slots", 1U));
+  return kSuccess;
+}
+
+// --- status
+
+std::string words_of(const json& step) {
+  const std::string error = step.value("error", ""), waits = step.value("waits_for", "");
+  return error.empty() ? waits : error;
+}
+
+// "sent 12.0 GiB, 90.1 GiB were there; 1.1 GiB/s now"
+std::string moved(const json& remote) {
+  std::string text = human_size(remote.value("sent", uint64_t{0})) + " sent, " +
+                     human_size(remote.value("borrowed", uint64_t{0})) + " were there already";
+  if (const uint64_t rate = remote.value("bytes_per_second", uint64_t{0}); rate > 0) {
+    text += "; " + human_size(rate) + "/s now";
+  }
+  return text;
+}
+
+void print_remote(const json& remote) {
+  std::printf("%s -> %s, slot %u of %u%s\n", printable(remote.value("series", "")).c_str(),
+              printable(remote.value("url", "")).c_str(), remote.value("slot", 0U), remote.value("slots", 1U),
+              remote.value("push", "") == "manual" ? ", by hand only (rule push)" : "");
+  std::printf("  %s\n", moved(remote).c_str());
+  if (const std::string trouble = remote.value("trouble", ""); !trouble.empty()) {
+    std::printf("  stalled for %s: %s\n", human_age(remote.value("stalled_seconds", int64_t{0})).c_str(),
+                printable(trouble).c_str());
+  }
+  Table table({{"TAG"}, {"REMOTE"}, {"SIZE", Table::Align::right}, {"WHAT STANDS IN THE WAY"}});
+  std::string notes;
+  for (const json& step : remote.value("steps", json::array())) {
+    const bool done = step.value("stage", "") == "committed", bad = !step.value("error", "").empty();
+    table.add({{step.value("tag", "")},
+               {step.value("state", ""), done  ? Colour::green
+                                         : bad ? Colour::red
+                                               : Colour::yellow},
+               {human_size(step.value("bytes", uint64_t{0}))},
+               {done ? "" : words_of(step)}});
+    for (const json& note : step.value("notes", json::array())) {
+      notes += printable("  " + step.value("tag", "") + ": " + note.get<std::string>()) + "\n";
+    }
+  }
+  std::printf("%s%s", table.text(stdout_is_terminal()).c_str(), notes.c_str());
+}
+
+Result<int> run_status(const Target& target, bool as_json) {
+  TRY_ASSIGN(const json result, ask_daemon(target.mount, "remote_status", {{"path", target.path}}));
+  if (as_json) {
+    print_json(result);
+    return kSuccess;
+  }
+  const json remotes = result.value("remotes", json::array());
+  for (const json& remote : remotes) print_remote(remote);
+  if (remotes.empty()) std::printf("No series has a remote. `ckptfs remote add URL SERIES` gives one.\n");
+  return kSuccess;
+}
+
+Result<int> run_remove(const Target& target, bool as_json) {
+  TRY_ASSIGN(const json result,
+             ask_and_wait(target.mount, "ending the pushes", "remote_remove", {{"series", target.path}}));
+  if (as_json) {
+    print_json(result);
+  } else {
+    std::printf("%s has no remote any more. What is there stays there.\n",
+                printable(result.value("series", "")).c_str());
+  }
+  return kSuccess;
+}
+
+}  // namespace
+
+void add_remote_add(CLI::App& group, Chosen& chosen) {
+  auto arguments = std::make_shared<AddArguments>();
+  CLI::App* command = group.add_subcommand("add", "Push the steps of a series to a remote from now on");
+  command->add_option("URL", arguments->url, "s3://BUCKET/PREFIX, or file:///FOLDER on a shared file system")
+      ->required();
+  command->add_option("SERIES", arguments->series, "A series of a mount")->required();
+  command->add_option("--slot", arguments->slot, "I/N: this is mount I of N that hold a step together")
+      ->capture_default_str();
+  command->add_option("--limit-upload", arguments->limit, "At most so many bytes a second, as in 100M");
+  add_s3_options(*command, arguments->s3);
+  command->add_flag("--json", arguments->as_json, "Print as JSON");
+  command->footer(
+      "The remote is tried first. The daemon finds the credentials as the AWS tools do, in its own environment.\n"
+      "Told again with the same URL it changes the options.\n"
+      "Example:\n  ckptfs remote add s3://bucket/run7 /ckpt/steps --slot 0/2\n"
+      "  ckptfs remote add file:///lustre/run7 /ckpt/steps --limit-upload 100M");
+  command->callback([arguments, &chosen] { chosen = [arguments] { return run_add(*arguments); }; });
+}
+
+void add_remote_remove(CLI::App& group, Chosen& chosen) {
+  add_path_command(group, chosen,
+                   {"remove", "Push to the remote of a series no more", "SERIES", "A series of a mount",
+                    "What is there stays there.\nExample:\n  ckptfs remote remove /ckpt/steps", run_remove});
+}
+
+void add_remote_status(CLI::App& group, Chosen& chosen) {
+  add_path_command(group, chosen,
+                   {"status", "What of a mount is in its remotes, what is on its way, and what stands in the way",
+                    "PATH", "A mount, a series or a step (default: the only mount)",
+                    "Example:\n  ckptfs remote status /ckpt/steps\n  ckptfs remote status --json", run_status});
+}
+
+}  // namespace ckptfs::fs::cli

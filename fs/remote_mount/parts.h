@@ -1,0 +1,76 @@
+// What a remote mount consists of. Its operations work on this.
+#pragma once
+
+#include <fuse_lowlevel.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fs/base/handle_table.h"
+#include "fs/base/tasks.h"
+#include "fs/base/user_lanes.h"
+#include "fs/kernel/session.h"
+#include "fs/remote_mount/catalog.h"
+#include "fs/remote_mount/places.h"
+#include "fs/remote_mount/read_ahead.h"
+#include "fs/remote_mount/remote_mount.h"
+#include "fs/remote_mount/unanswered.h"
+#include "meta/remote/chunk_cache.h"
+#include "meta/remote/chunk_reader.h"
+#include "meta/remote/remote_facts.h"
+
+namespace ckptfs::fs::remote_mount {
+
+// An open file: of a step, or of its view.
+struct OpenedFile {
+  meta::remote::RemoteFile file;  // no step: a file of a view
+  std::shared_ptr<const RemoteView> view;
+  views::Content content;  // of that file
+  ReadAhead ahead;
+
+  uint64_t size() const { return view ? content.size() : file.size(); }
+};
+// A request that was interrupted may go on to use the file after its RELEASE.
+struct FileHandle {
+  std::shared_ptr<OpenedFile> opened;
+};
+
+struct FolderHandle {
+  struct Name {
+    std::string name;
+    InodeNumber inode = 0;
+    mode_t type = 0;
+  };
+  std::vector<Name> names;
+};
+
+struct Parts {
+  RemoteMountOptions options;
+  std::string id;
+  std::string socket;
+  uint32_t uid = 0, gid = 0;  // of what is no step's
+  timespec mounted{};
+  std::unique_ptr<io::ObjectStore> store;
+  meta::remote::RemoteFacts facts;
+  std::unique_ptr<meta::remote::ChunkCache> cache;
+  std::unique_ptr<meta::remote::ChunkReader> reader;
+  Ownership ownership;
+  std::unique_ptr<Catalog> catalog;
+  std::atomic<bool> stop{false};  // set when the mount ends
+  Unanswered unanswered;
+  Handles<FileHandle> files;
+  Handles<FolderHandle> folders;
+  std::atomic<uint64_t> requests{0}, errors{0};
+  std::unique_ptr<Session> session;
+  std::atomic<Session*> to_stop{nullptr};  // null: it is gone, or was never there
+  Tasks tasks;
+  UserLanes lanes{tasks};
+
+  io::RequestLimits limits() const { return io::RequestLimits::within(options.time, &stop); }
+};
+
+void add_operations(fuse_lowlevel_ops& operations);
+
+}  // namespace ckptfs::fs::remote_mount

@@ -1,0 +1,60 @@
+// A mounted remote: its committed steps, whole and read-only, on any machine and without a store.
+//
+//   /TAG            the union of what all slots hold of the step
+//   /@I/TAG         exactly what slot I wrote, for loads by node
+//   /views/TAG      made of the step when it is read (fs/views/view.h)
+//
+// It is a process and a FUSE session of its own, so that no network ever holds up a trainer. No thread of the session
+// waits for the network: what has to be fetched is answered from another thread, at the latest when the time of
+// RemoteMountOptions::time is over, then with EIO. A caller who is interrupted is answered at once.
+//
+// Thread safety: stop() from any thread and from a signal handler; status() from any thread; all else from one.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "io/objects/s3_settings.h"
+#include "io/result.h"
+
+namespace ckptfs::fs::remote_mount {
+
+struct RemoteMountOptions {
+  std::string url;  // s3://BUCKET/PREFIX or file:///FOLDER
+  io::S3Settings s3;
+  std::string mountpoint;
+  std::string cache;  // a folder; empty: none
+  uint64_t cache_size = uint64_t{100} << 30;
+  std::chrono::milliseconds time{60'000};
+  bool for_others = true;
+  bool no_exec = false;
+};
+
+struct Parts;
+
+class RemoteMount {
+ public:
+  // Tries the remote, and mounts it. ENOENT, in words: nothing was pushed there yet.
+  static Result<std::unique_ptr<RemoteMount>> start(const RemoteMountOptions& options);
+  ~RemoteMount();
+  // Serves until it is unmounted or stop() is called.
+  Result<> run();
+  void stop();
+
+  // Where `ckptfs status` finds the daemon: the xattr user.ckptfs.socket of the root. Before run().
+  void set_socket(const std::string& path);
+  // A name for this mount: 16 hexadecimal digits, the same for the same remote at the same place.
+  const std::string& id() const;
+  nlohmann::json status() const;
+  std::string metrics() const;  // in the text format of Prometheus
+
+ private:
+  explicit RemoteMount(std::unique_ptr<Parts> parts);
+  std::unique_ptr<Parts> parts_;
+};
+
+}  // namespace ckptfs::fs::remote_mount

@@ -1,0 +1,51 @@
+// Requests that wait for the network. When a caller is interrupted, as by Ctrl-C, the kernel says so, and the request
+// is answered EINTR at once; what was to answer it later finds it answered.
+//
+// The kernel's word and the answer may come at the same moment. So libfuse is given a number, not a pointer.
+//
+// Thread safety: all of it. Lock: mutex_ (a leaf).
+#pragma once
+
+#include <fuse_lowlevel.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <unordered_map>
+
+#include "io/mutex.h"
+
+namespace ckptfs::fs::remote_mount {
+
+class Unanswered {
+ public:
+  struct Entry {
+    fuse_req_t request = nullptr;
+    uint64_t number = 0;  // 0: it cannot be interrupted
+    std::atomic<bool> answered{false};
+  };
+
+  // From here on the request can be interrupted.
+  void add(const std::shared_ptr<Entry>& entry) {
+    {
+      const io::MutexLock lock(mutex_);
+      entry->number = ++last_;
+      entries_.emplace(entry->number, entry);
+    }
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): a number for interrupted()
+    fuse_req_interrupt_func(entry->request, interrupted, reinterpret_cast<void*>(entry->number));
+  }
+  void remove(uint64_t number) {
+    const io::MutexLock lock(mutex_);
+    entries_.erase(number);
+  }
+
+ private:
+  static void interrupted(fuse_req_t request, void* number);
+
+  io::Mutex mutex_;
+  uint64_t last_ GUARDED_BY(mutex_) = 0;
+  std::unordered_map<uint64_t, std::shared_ptr<Entry>> entries_ GUARDED_BY(mutex_);
+};
+
+}  // namespace ckptfs::fs::remote_mount

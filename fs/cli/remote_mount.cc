@@ -94,8 +94,7 @@ Result<RemotePlan> plan_of(MountRemoteArguments arguments) {
     for (std::string option; std::getline(stream, option, ',');) TRY(apply_remote_option(arguments, option));
   }
   RemotePlan plan;
-  TRY(refuse_secrets(arguments.url, "the address of the remote"));
-  TRY(refuse_secrets(arguments.s3.endpoint, "--endpoint"));
+  TRY(check_remote(arguments.url, arguments.s3));
   plan.mount.url = arguments.url;
   plan.mount.s3 = arguments.s3;
   if (!arguments.s3.authorities.empty()) {
@@ -185,7 +184,7 @@ int serve(const RemotePlan& plan, const StartReport& report) {
   };
   const auto failed = [&](const Error& error) {
     log::error("{}", error.message());
-    if (!started) report(error);
+    if (!started) report(with_way_out(error));
     return static_cast<int>(kFailed);
   };
   prepare_process();
@@ -219,11 +218,6 @@ int run_remote_mount(const MountRemoteArguments& arguments) {
   release_hung_mounts();
   const auto plan = plan_of(arguments);
   if (!plan) return fail_remote(arguments.url, plan.error());
-  RemoteOptions options{plan.value().mount.url, plan.value().mount.s3, arguments.timeout, false};
-  // Tried here, where an error can say what to do.
-  if (const auto remote = open_remote(plan.value().mount.url, options); !remote) {
-    return fail_remote(arguments.url, remote.error());
-  }
   if (auto clear = clear_mountpoint(plan.value().mount.mountpoint); !clear) return fail(clear.error());
   return plan.value().foreground ? mount_in_foreground(plan.value()) : mount_as_daemon(plan.value());
 }

@@ -94,11 +94,17 @@ Result<Remote> open_remote(const std::string& url, const RemoteOptions& options)
   const auto time = io::parse_duration(options.timeout);
   if (!time) return Error(EINVAL, "--timeout: " + time.error().message());
   if (time.value().count() == 0) return Error(EINVAL, "--timeout: it must be at least 1s");
-  TRY(refuse_secrets(url, "the address of the remote"));
-  TRY(refuse_secrets(options.s3.endpoint, "--endpoint"));
-  TRY(check_folder(url));
+  TRY(check_remote(url, options.s3));
   TRY_ASSIGN(auto store, io::open_object_store(url, options.s3));
   return Remote{std::move(store), time.value()};
+}
+
+Result<> check_remote(const std::string& url, const io::S3Settings& s3) {
+  TRY(refuse_secrets(url, "the address of the remote"));
+  TRY(refuse_secrets(s3.endpoint, "--endpoint"));
+  TRY(check_folder(url));
+  TRY(io::open_object_store(url, s3));
+  return success();
 }
 
 Result<StepAddress> split_step(const std::string& url) {
@@ -112,9 +118,13 @@ Result<StepAddress> split_step(const std::string& url) {
   return StepAddress{address.substr(0, slash), address.substr(slash + 1)};
 }
 
-int fail_remote(const std::string& url, const Error& error) {
+Error with_way_out(const Error& error) {
   const std::string then = way_out(error);
-  const Error told = then.empty() ? error : Error(error.errno_value(), error.message() + ". " + then);
+  return then.empty() ? error : Error(error.errno_value(), error.message() + ". " + then);
+}
+
+int fail_remote(const std::string& url, const Error& error) {
+  const Error told = with_way_out(error);
   const int code = has_secret(url) ? fail(told) : fail(url, told);
   return error.errno_value() == EINVAL ? kUsage : code;
 }

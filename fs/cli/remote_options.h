@@ -40,6 +40,9 @@ struct Remote {
 // wait for its file system. `url`: of the remote alone.
 Result<Remote> open_remote(const std::string& url, const RemoteOptions& options);
 
+// What open_remote() refuses before it asks anything of the store.
+Result<> check_remote(const std::string& url, const io::S3Settings& s3);
+
 // "s3://bucket/run7/global_step100~2" is the step "global_step100~2" of "s3://bucket/run7". EINVAL, in words: no step
 // is named.
 struct StepAddress {
@@ -48,7 +51,9 @@ struct StepAddress {
 };
 Result<StepAddress> split_step(const std::string& url);
 
-// Prints the error with what to do about it, where its own words do not say it. Returns the exit code (system.h).
+// The error with what to do about it, where its own words do not say it.
+Error with_way_out(const Error& error);
+// Prints that. Returns the exit code (system.h).
 int fail_remote(const std::string& url, const Error& error);
 
 }  // namespace ckptfs::fs::cli

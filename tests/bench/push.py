@@ -89,7 +89,7 @@ def throughput(context):
                 mounting.run(mounting.CKPTFS, "push", "--wait", step, timeout=600)
                 took = time.monotonic() - began
                 extra.append(machine.daemon_memory(mount.pid)[1] - before)
-                mounting.run(mounting.CKPTFS, "remote", "remove", URL, series)
+                mounting.run(mounting.CKPTFS, "remote", "remove", series)
                 shutil.rmtree(step)
             return size / took
 

@@ -5,19 +5,49 @@
 #include <cstring>
 #include <utility>
 
+#include "io/aligned_buffer.h"
 #include "meta/remote/chunk_run.h"
 
 namespace ckptfs::meta::remote {
 namespace {
 
+constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kMostSpare = 2;   // buffers of a run
 constexpr size_t kMostAhead = 32;  // runs that nobody waits for yet
 constexpr std::chrono::milliseconds kPoll{5};
 constexpr std::chrono::seconds kUnread{10};  // so long what was fetched ahead waits for its reader
 
 }  // namespace
 
+// Memory of runs. New memory costs almost as much as what is done with it, so a little of it is kept for the next run.
+class ChunkReader::Memory {
+ public:
+  io::AlignedBuffer take(size_t size) {
+    const io::MutexLock lock(mutex_);
+    if (size <= kMostRunBytes / 2 || spare_.empty()) return {};
+    io::AlignedBuffer buffer = std::move(spare_.back());
+    spare_.pop_back();
+    return buffer;
+  }
+  void give_back(io::AlignedBuffer buffer, size_t size) {
+    const io::MutexLock lock(mutex_);
+    if (size > kMostRunBytes / 2 && spare_.size() < kMostSpare) spare_.push_back(std::move(buffer));
+  }
+
+ private:
+  io::Mutex mutex_;
+  std::vector<io::AlignedBuffer> spare_ GUARDED_BY(mutex_);
+};
+
 // Chunks that one request brings.
 struct ChunkReader::Run {
+  explicit Run(std::shared_ptr<Memory> its_memory) : memory(std::move(its_memory)) {}
+  // AlignedBuffer has huge pages.
+  size_t memory_taken() const { return (bytes + kHugePage - 1) / kHugePage * kHugePage; }
+  Run(const Run&) = delete;
+  Run& operator=(const Run&) = delete;
+  ~Run() { memory->give_back(std::move(owned), buffer.size()); }
+
   enum class State { asked, coming, here };
   RemoteFile file;
   std::vector<Chunk> chunks;
@@ -26,7 +56,9 @@ struct ChunkReader::Run {
   bool ahead = false;  // nobody waits for it yet
   State state = State::asked;
   Clock::time_point deadline, came;
-  std::unique_ptr<std::byte[]> buffer;
+  const std::shared_ptr<Memory> memory;
+  io::AlignedBuffer owned;
+  std::span<std::byte> buffer;  // in it
   std::vector<std::shared_ptr<Waiting>> waiting;
   Runs::iterator self;
 };
@@ -54,7 +86,8 @@ size_t ChunkReader::Hash::operator()(const io::Digest& digest) const {
   return hash;
 }
 
-ChunkReader::ChunkReader(io::ObjectStore& store, const Settings& settings) : store_(store), settings_(settings) {
+ChunkReader::ChunkReader(io::ObjectStore& store, const Settings& settings)
+    : store_(store), settings_(settings), memory_(std::make_shared<Memory>()) {
   for (unsigned i = 0; i < settings.connections; ++i) {
     threads_.emplace_back([this] { serve(); });
   }
@@ -201,7 +234,7 @@ bool ChunkReader::is_missing(const Chunk& chunk, bool ask_cache) const {
 void ChunkReader::plan(const RemoteFile& file, std::span<const Chunk> missing, uint64_t first, bool ahead) {
   for (uint64_t number = first; !missing.empty();) {
     const ChunkRun found = next_run(missing, number);
-    auto run = std::make_shared<Run>();
+    auto run = std::make_shared<Run>(memory_);
     run->file = file;
     run->chunks.assign(found.chunks.begin(), found.chunks.end());
     run->first = number;
@@ -236,15 +269,15 @@ std::shared_ptr<ChunkReader::Run> ChunkReader::next_run_to_fetch() {
   Run& run = *queue.front();
   queue.pop_front();
   run.state = Run::State::coming;
-  resident_ += run.bytes;
+  resident_ += run.memory_taken();
   return *run.self;
 }
 
 // What was fetched ahead and not read yet makes room for what somebody waits for, but not for more of its kind.
 bool ChunkReader::make_room(const Run& wanted) {
-  evict_for(wanted.bytes, false);
-  if (!wanted.ahead) evict_for(wanted.bytes, true);
-  return resident_ == 0 || resident_ + wanted.bytes <= settings_.memory;
+  evict_for(wanted.memory_taken(), false);
+  if (!wanted.ahead) evict_for(wanted.memory_taken(), true);
+  return resident_ == 0 || resident_ + wanted.memory_taken() <= settings_.memory;
 }
 
 void ChunkReader::evict_for(size_t bytes, bool also_unread) {
@@ -261,7 +294,7 @@ void ChunkReader::drop(Run& run) {
     const auto found = places_.find(chunk.digest);
     if (found != places_.end() && found->second.run == &run) places_.erase(found);
   }
-  if (run.state != Run::State::asked) resident_ -= run.bytes;
+  if (run.state != Run::State::asked) resident_ -= run.memory_taken();
   runs_.erase(run.self);
 }
 
@@ -282,13 +315,15 @@ void ChunkReader::serve() {
 }
 
 Result<> ChunkReader::fetch(Run& run) {
-  run.buffer = std::make_unique_for_overwrite<std::byte[]>(run.bytes);
+  run.owned = memory_->take(run.bytes);
+  run.buffer = run.owned.get(run.bytes);
+  if (run.buffer.empty()) return Error(ENOMEM);
   io::RequestLimits limits;
   limits.deadline = run.deadline;
   limits.stop = &stop_;
   const ChunkRun chunks{run.chunks, run.first, run.bytes};
   const PartHeader& header = run.file.step->part(run.file.entry.slot).header();
-  return read_run(store_, header, run.file.entry.path, chunks, {run.buffer.get(), run.bytes}, limits);
+  return read_run(store_, header, run.file.entry.path, chunks, run.buffer, limits);
 }
 
 void ChunkReader::finish(const std::shared_ptr<Run>& run, const Result<>& fetched) {
@@ -316,7 +351,7 @@ void ChunkReader::finish(const std::shared_ptr<Run>& run, const Result<>& fetche
   if (!fetched || settings_.cache == nullptr) return;
   size_t at = 0;
   for (const Chunk& chunk : run->chunks) {
-    settings_.cache->add(chunk.digest, {run->buffer.get() + at, chunk.length});
+    settings_.cache->add(chunk.digest, run->buffer.subspan(at, chunk.length));
     at += chunk.length;
   }
 }
@@ -326,7 +361,7 @@ void ChunkReader::answer(const std::shared_ptr<Waiting>& waiting) {
   Pieces pieces;
   for (Waiting::Part& part : waiting->parts) {
     if (part.run) {
-      pieces.push_back({part.run, {part.run->buffer.get() + part.at + part.skip, part.take}});
+      pieces.push_back({part.run, part.run->buffer.subspan(part.at + part.skip, part.take)});
       continue;
     }
     const std::shared_ptr<std::byte[]> bytes = std::make_shared_for_overwrite<std::byte[]>(part.chunk.length);

@@ -52,7 +52,7 @@ class ChunkReader {
  public:
   struct Settings {
     unsigned connections = 8;
-    size_t memory = size_t{160} << 20;
+    size_t memory = size_t{144} << 20;
     std::chrono::milliseconds time{60'000};
     ChunkCache* cache = nullptr;  // outlives the reader
   };
@@ -95,6 +95,7 @@ class ChunkReader {
 
  private:
   using Clock = std::chrono::steady_clock;
+  class Memory;
   struct Run;
   struct Waiting;
   struct Hash {
@@ -131,6 +132,7 @@ class ChunkReader {
   std::deque<Run*> wanted_ GUARDED_BY(mutex_), ahead_ GUARDED_BY(mutex_);  // not begun yet
   size_t resident_ GUARDED_BY(mutex_) = 0;                                 // bytes of runs that were begun
   std::optional<Failure> last_failure_ GUARDED_BY(mutex_);
+  const std::shared_ptr<Memory> memory_;
   std::vector<std::thread> threads_;
 };
 

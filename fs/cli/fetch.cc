@@ -109,18 +109,18 @@ std::string attempt_of(const Source& source, std::optional<uint32_t> slot) {
   return meta::kFetchAttempt + io::hex_of(io::digest_of(std::as_bytes(std::span(text)))).substr(0, 16);
 }
 
-struct Outcome {
+struct Fetched {
   std::string step;  // its path
   bool was_there = false;
   FetchReport report;
 };
 
 // There is something of that name. If it is the same, all is well.
-Result<Outcome> compare(const std::string& path, const RemoteStep& step, std::optional<uint32_t> slot,
+Result<Fetched> compare(const std::string& path, const RemoteStep& step, std::optional<uint32_t> slot,
                         const Remote& remote) {
   ReadingLine line("comparing what is there already");
   TRY_ASSIGN(const std::string other, meta::remote::find_difference(step, slot, path, settings_of(remote, line)));
-  if (other.empty()) return Outcome{path, true, {}};
+  if (other.empty()) return Fetched{path, true, {}};
   return Error(EEXIST, path + " is there already, and differs at " + other + ": remove or rename it");
 }
 
@@ -132,7 +132,7 @@ Result<io::Fd> lock_folder(const std::string& path) {
   return last_error(path);
 }
 
-Result<Outcome> write_and_publish(const Series& series, const Source& source, const RemoteStep& step,
+Result<Fetched> write_and_publish(const Series& series, const Source& source, const RemoteStep& step,
                                   std::optional<uint32_t> slot, const json& begun) {
   const std::string inside = begun.value("path", ""), folder = series.child(inside);
   std::vector<std::string> lenders;
@@ -149,10 +149,10 @@ Result<Outcome> write_and_publish(const Series& series, const Source& source, co
   const FetchedStep fetched{source.id, source.step.decision.tag, source.step.name(), slot, written.value().content};
   TRY_ASSIGN(const json published,
              ask_daemon(series.target.mount, "fetch_commit", {{"path", inside}, {"fetched", to_json(fetched)}}));
-  return Outcome{series.child(published.value("step", "")), false, written.value()};
+  return Fetched{series.child(published.value("step", "")), false, written.value()};
 }
 
-Result<Outcome> fetch(const Series& series, const Source& source, std::optional<uint32_t> slot) {
+Result<Fetched> fetch(const Series& series, const Source& source, std::optional<uint32_t> slot) {
   TRY_ASSIGN(const RemoteStep step,
              RemoteStep::open(*source.remote.store, source.step, temporary_folder(), limits_of(source.remote)));
   TRY(step.files_of(slot));
@@ -164,13 +164,13 @@ Result<Outcome> fetch(const Series& series, const Source& source, std::optional<
   return compare(series.path + "/" + tag, step, slot, source.remote);
 }
 
-void print(const Outcome& outcome, const Source& source) {
-  const std::string path = printable(outcome.step);
-  if (outcome.was_there) {
+void print(const Fetched& fetched, const Source& source) {
+  const std::string path = printable(fetched.step);
+  if (fetched.was_there) {
     std::printf("%s is there already, and is the same\n", path.c_str());
     return;
   }
-  const FetchReport& report = outcome.report;
+  const FetchReport& report = fetched.report;
   std::printf("%s: %s fetched, %s shared with other steps, %s there already from an earlier fetch\n", path.c_str(),
               human_size(report.fetched).c_str(), human_size(report.shared).c_str(), human_size(report.found).c_str());
   print_cost(source.remote.store->counts());
@@ -180,17 +180,17 @@ Result<int> run(const FetchArguments& arguments) {
   end_in_order();
   TRY_ASSIGN(const Series series, find_series(arguments.series));
   TRY_ASSIGN(const Source source, find_source(series, arguments.options));
-  TRY_ASSIGN(const Outcome outcome, fetch(series, source, arguments.slot));
+  TRY_ASSIGN(const Fetched fetched, fetch(series, source, arguments.slot));
   if (!arguments.options.as_json) {
-    print(outcome, source);
+    print(fetched, source);
     return kSuccess;
   }
-  print_json({{"step", outcome.step},
+  print_json({{"step", fetched.step},
               {"name", source.step.name()},
-              {"was_there", outcome.was_there},
-              {"fetched", outcome.report.fetched},
-              {"shared", outcome.report.shared},
-              {"found", outcome.report.found},
+              {"was_there", fetched.was_there},
+              {"fetched", fetched.report.fetched},
+              {"shared", fetched.report.shared},
+              {"found", fetched.report.found},
               {"requests", cost_of(source.remote.store->counts())}});
   return kSuccess;
 }

@@ -41,6 +41,12 @@ def has(remote, tag, *folders):
     return done.stdout.strip()
 
 
+def make(folder, **options):
+    """Files alone, as the helper knows them."""
+    fill(folder, **options)
+    (folder / "link").unlink()
+
+
 def fetch(*words):
     """Returns what it says as JSON."""
     return json.loads(ckptfs("fetch", "--json", *words))
@@ -99,10 +105,9 @@ def test_a_step_comes_back(fresh_disk, work, remote, mode):
 @pytest.mark.one_mode
 def test_slots(fresh_disk, work, scratch, remote, mode):
     first, second = scratch / "0", scratch / "1"
-    fill(first, files=("rank0.bin", "both"), seed=1)
-    fill(second, files=("rank1.bin",), seed=9)
+    make(first, files=("rank0.bin", "both"), seed=1)
+    make(second, files=("rank1.bin",), seed=9)
     shutil.copy2(first / "both", second / "both")
-    (second / "link").unlink()
     has(remote, "global_step7", first, second)
     with node(fresh_disk, work, "slots", mode) as mount:
         steps, others = mount.path / "steps", mount.path / "others"
@@ -130,7 +135,7 @@ def test_a_later_commit_has_the_same_name_here(fresh_disk, work, scratch, remote
     made, wanted = scratch / "made", {}
     for name in ("global_step3", "global_step3~2"):
         shutil.rmtree(made, ignore_errors=True)
-        fill(made, seed=len(wanted) + 1)
+        make(made, seed=len(wanted) + 1)
         equal(has(remote, "global_step3", made), name, "its name")
         wanted[name] = tree(made)
     with node(fresh_disk, work, "later", mode) as mount:
@@ -147,7 +152,7 @@ def test_a_later_commit_has_the_same_name_here(fresh_disk, work, scratch, remote
 
 @pytest.mark.one_mode
 def test_what_is_refused(fresh_disk, work, scratch, remote, mode):
-    fill(scratch / "made")
+    make(scratch / "made")
     has(remote, "global_step1", scratch / "made")
     url = f"file://{remote}/global_step1"
     with node(fresh_disk, work, "refused", mode) as mount:
@@ -179,7 +184,7 @@ def test_what_is_refused(fresh_disk, work, scratch, remote, mode):
 @pytest.mark.one_mode
 def test_a_user_fetches(fresh_disk, work, scratch, remote, mode):
     """Into a folder of his own: what he gets is his. Nobody gets a folder that another one has begun."""
-    fill(scratch / "made")
+    make(scratch / "made")
     has(remote, "global_step1", scratch / "made")
     for path in (scratch, remote):
         run("chmod", "-R", "a+rX", path)
@@ -231,7 +236,7 @@ def interrupt_after(signal_number, size, url, series):
 
 def test_an_interrupted_fetch_goes_on(fresh_disk, work, scratch, remote, mode):
     size = 600 * MIB
-    fill(scratch / "made", size=size, files=("weights.bin", "sub/small", "empty"))
+    make(scratch / "made", size=size, files=("weights.bin", "sub/small", "empty"))
     write(scratch / "made" / "sub" / "small", b"small")
     has(remote, "global_step1", scratch / "made")
     url = f"file://{remote}/global_step1"
@@ -250,7 +255,7 @@ def test_an_interrupted_fetch_goes_on(fresh_disk, work, scratch, remote, mode):
 @pytest.mark.one_mode
 def test_the_daemon_is_killed(fresh_disk, work, scratch, remote, mode):
     """What was written before stays, and is compared."""
-    fill(scratch / "made", size=600 * MIB, files=("weights.bin",))
+    make(scratch / "made", size=600 * MIB, files=("weights.bin",))
     has(remote, "global_step1", scratch / "made")
     url = f"file://{remote}/global_step1"
     mount = Mount(Store(fresh_disk / "daemon"), work / "mnt-daemon", mode=mode, options=QUIET)
@@ -278,7 +283,7 @@ def test_the_daemon_is_killed(fresh_disk, work, scratch, remote, mode):
 def test_what_other_steps_have_is_shared(fresh_disk, work, scratch, remote, mode):
     """A step of which most is here, at the same place of the same files."""
     size = 40 * MIB
-    fill(scratch / "made", size=size, files=("frozen.bin", "trained.bin"))
+    make(scratch / "made", size=size, files=("frozen.bin", "trained.bin"))
     has(remote, "global_step2", scratch / "made")
     with node(fresh_disk, work, "shares", mode) as mount:
         steps = mount.path / "steps"
@@ -287,7 +292,7 @@ def test_what_other_steps_have_is_shared(fresh_disk, work, scratch, remote, mode
         with open(steps / "global_step1" / "frozen.bin", "r+b") as file:
             file.seek(17 * MIB + 5)
             file.write(b"changed")
-        os.setxattr(steps / "global_step1", "user.ckptfs.pin", b"1")  # a step, whatever its files
+        write(steps / "global_step1" / "trainer_state.json", b"{}")  # that it is a step
         said = fetch(f"file://{remote}/global_step2", steps)
         equal((said["shared"], said["fetched"]), (size - MIB, size + MIB), "what was shared")
         same_tree(steps / "global_step2", tree(scratch / "made"), "what came")
@@ -299,7 +304,7 @@ def test_what_other_steps_have_is_shared(fresh_disk, work, scratch, remote, mode
 
 @pytest.mark.one_mode
 def test_damage(fresh_disk, work, scratch, remote, mode):
-    fill(scratch / "made", size=20 * MIB)
+    make(scratch / "made", size=20 * MIB)
     has(remote, "global_step1", scratch / "made")
     pack, = (path for path in (remote / "packs" / "global_step1").rglob("0"))
     whole = pack.read_bytes()
@@ -320,7 +325,7 @@ def test_damage(fresh_disk, work, scratch, remote, mode):
 def test_a_full_disk(work, scratch, remote, mode):
     """It is told before anything is fetched, unless most of it is here."""
     size = 150 * MIB
-    fill(scratch / "made", size=size, files=("frozen.bin",))
+    make(scratch / "made", size=size, files=("frozen.bin",))
     has(remote, "global_step2", scratch / "made")
     url = f"file://{remote}/global_step2"
     with xfs(work, name="small", size=GIB) as disk, node(disk, work, "full", mode) as mount:
@@ -334,7 +339,7 @@ def test_a_full_disk(work, scratch, remote, mode):
         fails(url, steps, said=["bytes are to be fetched", "make room for"])
         true(not (steps / "global_step2").exists(), "nothing is published")
         (mount.path / "away").rename(steps / "global_step1")
-        os.setxattr(steps / "global_step1", "user.ckptfs.pin", b"1")
+        write(steps / "global_step1" / "trainer_state.json", b"{}")
         equal(fetch(url, steps)["shared"], size, "all is shared")
         same_tree(steps / "global_step2", tree(scratch / "made"), "what came")
 
@@ -342,7 +347,7 @@ def test_a_full_disk(work, scratch, remote, mode):
 @pytest.mark.one_mode
 def test_two_at_once(fresh_disk, work, scratch, remote, mode):
     """One of them fetches it, and the step is whole whatever the other one says."""
-    fill(scratch / "made", size=100 * MIB)
+    make(scratch / "made", size=100 * MIB)
     has(remote, "global_step1", scratch / "made")
     with node(fresh_disk, work, "twice", mode) as mount:
         steps = mount.path / "steps"
@@ -356,26 +361,29 @@ def test_two_at_once(fresh_disk, work, scratch, remote, mode):
 @pytest.mark.one_mode
 def test_a_fetch_is_no_run(fresh_disk, work, scratch, remote, mode):
     """Of two slots: a step that waits for the other slot is committed after an older one was fetched."""
-    fill(scratch / "0", files=("rank0.bin",), size=200 * MIB)
-    fill(scratch / "1", files=("rank1.bin",))
-    (scratch / "1" / "link").unlink()
+    make(scratch / "0", files=("rank0.bin",), size=200 * MIB)
+    make(scratch / "1", files=("rank1.bin",))
     has(remote, "global_step1", scratch / "0", scratch / "1")
     url = f"file://{remote}"
     with node(fresh_disk, work, "a", mode) as first, node(fresh_disk, work, "b", mode) as second:
         for slot, mount in enumerate((first, second)):
             ckptfs("remote", "add", url, mount.path / "steps", "--slot", f"{slot}/2")
-        fill(first.path / "steps" / "global_step2", files=("rank0.bin",))
+        make(first.path / "steps" / "global_step2", files=("rank0.bin",))
         wait_for(first.path / "steps" / "global_step2", "waiting for slot 1")
-        fetch("--slot", "0", "global_step1", first.path / "steps")
-        fill(second.path / "steps" / "global_step2", files=("rank1.bin",), seed=5)
-        (second.path / "steps" / "global_step2" / "link").unlink()
+        with subprocess.Popen([CKPTFS, "fetch", "--slot", "0", "global_step1", first.path / "steps"]) as process:
+            wait_until("it has begun", lambda: partial_in(first.path / "steps"), 30, 0.001)
+            process.send_signal(signal.SIGSTOP)
+            time.sleep(2.5)  # what runs for 2 s and writes is a run
+            process.send_signal(signal.SIGCONT)
+            equal(process.wait(timeout=100), 0, "the fetch")
+        make(second.path / "steps" / "global_step2", files=("rank1.bin",), seed=5)
         for mount in (first, second):
             wait_for(mount.path / "steps" / "global_step2", "committed global_step2")
 
 
 def test_steps_that_nobody_may_read(fresh_disk, work, scratch, remote, mode):
     """Lenders that cannot be opened lend nothing."""
-    fill(scratch / "made", files=("weights.bin",))
+    make(scratch / "made", files=("weights.bin",))
     has(remote, "global_step2", scratch / "made")
     run("chmod", "-R", "a+rX", scratch)
     with node(fresh_disk, work, "secret", mode) as mount:
@@ -383,7 +391,7 @@ def test_steps_that_nobody_may_read(fresh_disk, work, scratch, remote, mode):
         series.mkdir()
         series.chmod(0o777)
         shutil.copytree(scratch / "made", series / "global_step1", symlinks=True)
-        os.setxattr(series / "global_step1", "user.ckptfs.pin", b"1")
+        write(series / "global_step1" / "trainer_state.json", b"{}")
         (series / "global_step1").chmod(0o700)
         done = run("setpriv", "--reuid=12345", "--clear-groups", CKPTFS, "fetch", "--json",
                    f"file://{remote}/global_step2", series)

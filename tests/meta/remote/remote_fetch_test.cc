@@ -86,9 +86,8 @@ TEST_F(RemoteFetchTest, TellsTheContentOfWhatIsThere) {
     entry.uid = found.st_uid;
     entry.gid = found.st_gid;
     std::vector<io::Digest> digests;
-    for (const Chunk& chunk : step.part(0).chunks(known.first_chunk, known.chunks()).value()) {
-      digests.push_back(chunk.digest);
-    }
+    const auto chunks = step.part(0).chunks(known.first_chunk, known.chunks()).value();
+    for (const Chunk& chunk : chunks) digests.push_back(chunk.digest);
     content.add(entry, digests);
   }
   EXPECT_EQ(report.content, content.finish());
@@ -144,6 +143,7 @@ TEST_F(RemoteFetchTest, NobodysLinksAreFollowed) {
   EXPECT_TRUE(std::filesystem::is_empty(folder_.path("elsewhere")));
   std::filesystem::remove(to_ + "/sub");
   write_text(folder_.path("mine"), "first");
+  std::filesystem::remove(to_ + "/a");
   std::filesystem::create_symlink(folder_.path("mine"), to_ + "/a");
   write_text(folder_.path("large"), std::string(kLarge, 'x'));
   std::filesystem::create_directory(to_ + "/sub");

@@ -12,6 +12,7 @@
 #include "io/host.h"
 #include "io/log.h"
 #include "meta/names.h"
+#include "meta/remote/slot_parts.h"
 #include "meta/steps/policy.h"
 #include "meta/steps/steps.h"
 
@@ -347,17 +348,18 @@ Result<bool> SeriesPusher::is_better_there(const Candidate& candidate) {
 }
 
 // Does it still hold what was fetched, and is that commit still there? If it is this slot's own, and another slot has
-// pushed the step again since, it is pushed again, too.
+// pushed the step again, it is pushed again, too.
 Result<bool> SeriesPusher::is_as_fetched(const Candidate& candidate, const LocalStep& image) {
   TRY_ASSIGN(const auto fetched, fetched_step(env_.store, candidate.status.inode));
   if (!fetched || fetched->remote != facts_->id || fetched->tag != image.tag()) return false;
-  if (is_changed_elsewhere(candidate)) return false;
   TRY_ASSIGN(const io::Digest content, meta::remote::content_of(image));
   if (content != fetched->content) return false;
   const auto there = meta::remote::find_step(*remote_, fetched->name, limits());
   if (!there && there.error().errno_value() != ENOENT) return there.error();
   if (!there || there.value().gone) return false;
-  if (fetched->slot == settings_.slot) {
+  if (fetched->slot == settings_.slot && settings_.slots > 1) {
+    TRY_ASSIGN(const bool newer, meta::remote::has_newer_part(*remote_, fetched->tag, settings_.slot, limits()));
+    if (newer) return false;
     parts_at_commit_[candidate.status.inode] = parts_of_others(fetched->tag);
   }
   note_there(candidate, fetched->name);

@@ -381,6 +381,34 @@ def test_a_fetch_is_no_run(fresh_disk, work, scratch, remote, mode):
             wait_for(mount.path / "steps" / "global_step2", "committed global_step2")
 
 
+@pytest.mark.one_mode
+def test_a_change_on_one_of_two_nodes(fresh_disk, work, scratch, remote, mode):
+    """It is committed with what the other node has fetched, whether that sees it now or after a restart."""
+    make(scratch / "0", files=("rank0.bin",), seed=1)
+    make(scratch / "1", files=("rank1.bin",), seed=2)
+    has(remote, "global_step1", scratch / "0", scratch / "1")
+    url = f"file://{remote}"
+    with node(fresh_disk, work, "a", mode) as first, node(fresh_disk, work, "b", mode) as second:
+        steps = [mount.path / "steps" / "global_step1" for mount in (first, second)]
+        for slot, step in enumerate(steps):
+            ckptfs("remote", "add", url, step.parent, "--slot", f"{slot}/2")
+            fetch("--slot", slot, "global_step1", step.parent)
+        for step in steps:
+            wait_for(step, "committed global_step1")
+        write(steps[1] / "rank1.bin", b"changed")
+        for step in steps:
+            wait_until(f"{step} is the second", lambda step=step: state_of(step) == "committed global_step1~2", 60, 0.1)
+        shutil.rmtree(steps[0])
+        fetch("--slot", "0", "global_step1~2", steps[0].parent)
+        first.stop()
+        write(steps[1] / "rank1.bin", b"changed again")
+        wait_for(steps[1], "waiting for slot 0")
+        first.start()
+        for step in steps:
+            wait_until(f"{step} is the third", lambda step=step: state_of(step) == "committed global_step1~3", 60, 0.1)
+        equal(sum(status_of(step.parent)["sent"] for step in steps), len(b"changed") + len(b"changed again"), "sent")
+
+
 def test_steps_that_nobody_may_read(fresh_disk, work, scratch, remote, mode):
     """Lenders that cannot be opened lend nothing."""
     make(scratch / "made", files=("weights.bin",))

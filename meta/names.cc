@@ -53,6 +53,11 @@ std::string partial_name(std::string_view tag, std::string_view attempt) {
   return kPartialPrefix + std::string(attempt) + '-' + std::string(tag);
 }
 
+bool is_fetch_name(std::string_view name) {
+  const std::string_view prefix = kPartialPrefix;
+  return name.starts_with(prefix) && name.substr(prefix.size()).starts_with(kFetchAttempt);
+}
+
 bool is_partial_name(std::string_view name) {
   return name.starts_with(kPartialPrefix) || name.ends_with(kEarlierPartialSuffix);
 }

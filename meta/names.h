@@ -36,6 +36,9 @@ std::string checkpoint_rank_name(unsigned rank);
 inline constexpr const char* kPartialPrefix = "partial-";
 // EINVAL: no letters and digits, or more than 64.
 Result<> check_attempt(std::string_view attempt);
+// Attempts of `ckptfs fetch` begin with this word.
+inline constexpr const char* kFetchAttempt = "fetch-";
+bool is_fetch_name(std::string_view name);  // "partial-fetch-5f3a-global_step100"
 std::string partial_name(std::string_view tag, std::string_view attempt);
 // Also true of the form that earlier versions gave: "global_step100.5f3a.partial".
 bool is_partial_name(std::string_view name);

@@ -22,6 +22,7 @@ void add_policy(CLI::App& app, Chosen& chosen);
 void add_rm(CLI::App& app, Chosen& chosen);
 void add_thin(CLI::App& app, Chosen& chosen);
 void add_push(CLI::App& app, Chosen& chosen);
+void add_fetch(CLI::App& app, Chosen& chosen);
 void add_diff(CLI::App& app, Chosen& chosen);
 void add_verify(CLI::App& app, Chosen& chosen);
 void add_remote(CLI::App& app, Chosen& chosen);

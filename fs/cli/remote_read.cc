@@ -1,11 +1,8 @@
 // ckptfs remote export and verify: steps are read back from a remote, without a mount.
-#include <fcntl.h>
 #include <sys/stat.h>
 
 #include <CLI/CLI.hpp>
-#include <atomic>
 #include <charconv>
-#include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -17,8 +14,8 @@
 #include "fs/cli/progress.h"
 #include "fs/cli/remote_commands.h"
 #include "fs/cli/remote_options.h"
+#include "fs/cli/remote_reading.h"
 #include "fs/cli/system.h"
-#include "io/mutex.h"
 #include "meta/remote/commit.h"
 #include "meta/remote/remote_step.h"
 
@@ -26,79 +23,9 @@ namespace ckptfs::fs::cli {
 namespace {
 
 using meta::remote::CommittedStep;
-using meta::remote::ReadProgress;
-using meta::remote::ReadSettings;
 using meta::remote::RemoteStep;
 using meta::remote::VerifyReport;
 using nlohmann::json;
-
-std::atomic<bool> is_interrupted{false};
-
-void interrupt(int) { is_interrupted = true; }
-
-// The first Ctrl-C ends the work in order, so that nothing half done stays. The second one ends the process.
-void end_in_order() {
-  struct sigaction action {};
-  action.sa_handler = interrupt;
-  action.sa_flags = static_cast<int>(SA_RESETHAND);
-  for (const int signal : {SIGTERM, SIGINT}) sigaction(signal, &action, nullptr);
-}
-
-// A line for progress that any thread reports.
-class ReadingLine {
- public:
-  explicit ReadingLine(const char* what) : line_(what) {}
-  void show(const ReadProgress& progress) {
-    const io::MutexLock lock(mutex_);
-    const auto now = std::chrono::steady_clock::now();
-    if (now - shown_ < kBetween) return;
-    shown_ = now;
-    line_.show(progress.done, progress.bytes);
-  }
-
- private:
-  static constexpr std::chrono::milliseconds kBetween{200};
-  io::Mutex mutex_;
-  Progress line_ GUARDED_BY(mutex_);
-  std::chrono::steady_clock::time_point shown_ GUARDED_BY(mutex_);
-};
-
-ReadSettings settings_of(const Remote& remote, ReadingLine& line) {
-  ReadSettings settings;
-  settings.time = remote.time;
-  settings.stop = &is_interrupted;
-  settings.progress = [&line](const ReadProgress& progress) { line.show(progress); };
-  return settings;
-}
-
-io::RequestLimits limits_of(const Remote& remote) { return io::RequestLimits::within(remote.time, &is_interrupted); }
-
-Result<CommittedStep> find_standing(const Remote& remote, const std::string& name) {
-  TRY_ASSIGN(CommittedStep step, meta::remote::find_step(*remote.store, name, limits_of(remote)));
-  if (step.gone) return Error(ENOENT, remote.store->url() + ": step " + name + " was removed there");
-  return step;
-}
-
-std::string temporary_folder() {
-  std::error_code error;
-  const auto folder = std::filesystem::temp_directory_path(error);  // $TMPDIR, else /tmp
-  return error ? "/tmp" : folder.string();
-}
-
-json cost_of(io::RequestCounts& counts) {
-  const auto value = [](const std::atomic<uint64_t>& count) { return count.load(std::memory_order_relaxed); };
-  return {{"gets", value(counts.gets)},
-          {"lists", value(counts.lists)},
-          {"retries", value(counts.retries)},
-          {"bytes_received", value(counts.bytes_received)}};
-}
-
-void print_cost(io::RequestCounts& counts) {
-  const json cost = cost_of(counts);
-  std::printf("It took %s and %s, and %s came.\n", counted(cost.value("gets", uint64_t{0}), "GET").c_str(),
-              counted(cost.value("lists", uint64_t{0}), "list").c_str(),
-              human_size(cost.value("bytes_received", uint64_t{0})).c_str());
-}
 
 // --- export
 

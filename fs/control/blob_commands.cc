@@ -9,6 +9,7 @@
 
 #include "fs/open/walk.h"
 #include "fs/ops/filesystem.h"
+#include "fs/remote/fetched_step.h"
 #include "fs/views/files_of_step.h"
 #include "fs/views/writers.h"
 #include "io/lease.h"
@@ -29,6 +30,7 @@ using Clock = std::chrono::steady_clock;
 // all its files together, so that nobody can hold up an unmount.
 constexpr auto kCloseWait = std::chrono::seconds(5);
 constexpr auto kClosePoll = std::chrono::milliseconds(1);
+constexpr auto kTold = std::chrono::seconds(2);  // the kernel is told of what came and went
 
 struct HandedOut {
   meta::InodeNumber inode = 0;
@@ -81,14 +83,24 @@ Result<io::ControlReply> blobs(Filesystem& fs, const Peer& peer, const json& arg
   return reply;
 }
 
-Result<json> begin(Filesystem& fs, const Peer& peer, const json& arguments) {
+struct BegunAttempt {
+  meta::InodeNumber series = 0;
+  std::string path;
+};
+
+Result<BegunAttempt> begin_attempt(Filesystem& fs, const Peer& peer, const json& arguments, meta::Existing existing) {
   TRY_ASSIGN(const meta::InodeNumber series,
              resolve_as(fs.tree, peer.credentials, arguments.at("series").get<std::string>(), kWrite | kSearch));
   const meta::Caller caller{peer.credentials.uid, peer.credentials.gid, peer.pid};
   TRY_ASSIGN(const meta::InodeNumber folder,
              meta::begin_partial(fs.store, series, arguments.at("tag").get<std::string>(),
-                                 arguments.at("attempt").get<std::string>(), caller));
-  return json{{"path", fs.tree.path_of(folder)}};
+                                 arguments.at("attempt").get<std::string>(), caller, existing));
+  return BegunAttempt{series, fs.tree.path_of(folder)};
+}
+
+Result<json> begin(Filesystem& fs, const Peer& peer, const json& arguments) {
+  TRY_ASSIGN(const BegunAttempt begun, begin_attempt(fs, peer, arguments, meta::Existing::merge));
+  return json{{"path", begun.path}};
 }
 
 // Waits until nobody can write to the file, until `end`, or until the mount ends. freeze_files() deals with a file that
@@ -157,16 +169,21 @@ Result<meta::formats::Attendance> attendance_of(Filesystem& fs, meta::InodeNumbe
   return attendance;
 }
 
-Result<json> commit(Filesystem& fs, const Peer& peer, const json& arguments) {
-  const std::string path = arguments.at("path").get<std::string>();
-  const auto world_size = arguments.at("world_size").get<int64_t>();
-  if (world_size < 1 || world_size > meta::formats::kLargestWorld) {
-    return Error(EINVAL, std::to_string(world_size) + " ranks there cannot be");
-  }
+// The folder of an attempt that the caller may end.
+Result<meta::InodeNumber> attempt_at(const Filesystem& fs, const Peer& peer, const std::string& path) {
   TRY_ASSIGN(const meta::InodeNumber partial, resolve_as(fs.tree, peer.credentials, path, kWrite | kSearch));
   TRY_ASSIGN(const meta::InodeRecord record, fs.tree.inode(partial));
   TRY(resolve_as(fs.tree, peer.credentials, fs.tree.path_of(record.parent), kWrite | kSearch));
   TRY(check_attempt_of(fs.tree, peer.credentials, partial));
+  return partial;
+}
+
+Result<json> commit(Filesystem& fs, const Peer& peer, const json& arguments) {
+  const auto world_size = arguments.at("world_size").get<int64_t>();
+  if (world_size < 1 || world_size > meta::formats::kLargestWorld) {
+    return Error(EINVAL, std::to_string(world_size) + " ranks there cannot be");
+  }
+  TRY_ASSIGN(const meta::InodeNumber partial, attempt_at(fs, peer, arguments.at("path").get<std::string>()));
   TRY_ASSIGN(const auto attendance, attendance_of(fs, partial, static_cast<unsigned>(world_size)));
   if (!attendance.complete()) return json{{"missing", attendance.missing}, {"reason", attendance.reason}};
   TRY_ASSIGN(const meta::Committed committed,
@@ -175,10 +192,43 @@ Result<json> commit(Filesystem& fs, const Peer& peer, const json& arguments) {
   if (committed.problem) return *committed.problem;
   if (arguments.value("seal", true) && !committed.is_part) TRY(fs.saver.seal(committed.step));
   fs.look_again();
-  fs.notifications.wait_until_told(std::chrono::seconds(2));
+  fs.notifications.wait_until_told(kTold);
   const std::string step = fs.tree.path_of(committed.step);
   if (attendance.times) fs.saves.saved_by_ranks({step, *attendance.times});
   return json{{"step", step}};
+}
+
+// Steps of the series whose files may hold what a new one will. They are compared, so that any will do: the last ones.
+Result<std::vector<std::string>> lenders_in(Filesystem& fs, meta::InodeNumber series) {
+  constexpr size_t kMostLenders = 2;
+  TRY_ASSIGN(const auto steps, meta::list_steps(fs.store, series));
+  std::vector<std::string> lenders;
+  for (auto step = steps.rbegin(); step != steps.rend() && lenders.size() < kMostLenders; ++step) {
+    if (!meta::is_partial_name(step->tag) && !step->record.being_removed) {
+      lenders.push_back(step->series + "/" + step->tag);
+    }
+  }
+  return lenders;
+}
+
+Result<json> fetch_begin(Filesystem& fs, const Peer& peer, const json& arguments) {
+  const std::string series = arguments.at("series").get<std::string>();
+  if (fs.options.read_only) return Error(EROFS, series + ": the store is mounted read-only (-o ro)");
+  TRY_ASSIGN(const BegunAttempt begun, begin_attempt(fs, peer, arguments, meta::Existing::refuse));
+  TRY_ASSIGN(const std::vector<std::string> lenders, lenders_in(fs, begun.series));
+  return json{{"path", begun.path}, {"lenders", lenders}};
+}
+
+Result<json> fetch_commit(Filesystem& fs, const Peer& peer, const json& arguments) {
+  TRY_ASSIGN(const FetchedStep fetched, fetched_step_from(arguments.at("fetched")));
+  TRY_ASSIGN(const meta::InodeNumber partial, attempt_at(fs, peer, arguments.at("path").get<std::string>()));
+  TRY(note_fetched(fs.store, partial, fetched));
+  TRY_ASSIGN(const meta::Committed committed,
+             meta::commit_partial(fs.store, partial, fetched.tag, meta::Existing::refuse));
+  if (committed.problem) return *committed.problem;
+  fs.look_again();
+  fs.notifications.wait_until_told(kTold);
+  return json{{"step", fs.tree.path_of(committed.step)}};
 }
 
 Result<json> loaded(Filesystem& fs, const Peer& peer, const json& arguments) {
@@ -204,6 +254,10 @@ void add_blob_commands(ControlServer& server, Filesystem& fs) {
              [&fs](const Peer& peer, const json& arguments) { return freeze(fs, peer, arguments); });
   server.add("commit", ControlServer::Pace::slow,
              [&fs](const Peer& peer, const json& arguments) { return commit(fs, peer, arguments); });
+  server.add("fetch_begin", ControlServer::Pace::slow,
+             [&fs](const Peer& peer, const json& arguments) { return fetch_begin(fs, peer, arguments); });
+  server.add("fetch_commit", ControlServer::Pace::slow,
+             [&fs](const Peer& peer, const json& arguments) { return fetch_commit(fs, peer, arguments); });
   server.add("loaded", ControlServer::Pace::quick,
              [&fs](const Peer& peer, const json& arguments) { return loaded(fs, peer, arguments); });
 }

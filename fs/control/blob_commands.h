@@ -26,6 +26,12 @@ class Filesystem;
 // freeze {"paths"}           -> {}: freezes these closed files, durably
 // commit {"path", "tag", "world_size", "seal"} -> {"step"}, or {"missing": [ranks], "reason"} if not all ranks are
 //                                 done. Then the next rank that is done asks again.
+// fetch_begin {"series", "tag", "attempt"} -> {"path", "lenders": [paths]}: likewise, of `ckptfs fetch`. There must be
+// no
+//                                 step of that name, and the series is no step (Existing::refuse). `lenders`: steps
+//                                 that may hold the same.
+// fetch_commit {"path", "fetched": as FetchedStep} -> {"step"}: the folder becomes the step. All of it must be
+//                                 durable.
 // loaded {"path", "slowest", "host", "seconds", "stages": {stage: seconds}} -> {}
 //                                 A group of ranks has loaded the path, which the client may read. The page and the
 //                                 metrics tell of the last load.

@@ -52,7 +52,13 @@ Result<json> take_remote(Filesystem& fs, const Peer& peer, const json& arguments
 }
 
 json report_json(const RemoteReport& report) {
+  const io::S3Settings& s3 = report.settings.s3;
   return {{"url", report.settings.url},
+          {"endpoint", s3.endpoint},
+          {"region", s3.region},
+          {"profile", s3.profile},
+          {"authorities", s3.authorities},
+          {"path_style", s3.path_style},
           {"slot", report.settings.slot},
           {"slots", report.settings.slots},
           {"id", report.id},

@@ -8,9 +8,11 @@
 #include <tuple>
 #include <utility>
 
+#include "fs/remote/fetched_step.h"
 #include "io/host.h"
 #include "io/log.h"
 #include "meta/names.h"
+#include "meta/remote/slot_parts.h"
 #include "meta/steps/policy.h"
 #include "meta/steps/steps.h"
 
@@ -341,11 +343,37 @@ Result<bool> SeriesPusher::is_better_there(const Candidate& candidate) {
   TRY_ASSIGN(const auto decisions, meta::remote::list_decisions(*remote_, candidate.status.facts.tag, limits()));
   if (decisions.commits.empty()) return false;
   parts_at_commit_[candidate.status.inode] = parts_of_others(candidate.status.facts.tag);
+  note_there(candidate, decisions.commits.back().name());
+  return true;
+}
+
+// Does it still hold what was fetched, and is that commit still there? If it is this slot's own, and another slot has
+// pushed the step again, it is pushed again, too.
+Result<bool> SeriesPusher::is_as_fetched(const Candidate& candidate, const LocalStep& image) {
+  TRY_ASSIGN(const auto fetched, fetched_step(env_.store, candidate.status.inode));
+  if (!fetched || fetched->remote != facts_->id || fetched->tag != image.tag()) return false;
+  TRY_ASSIGN(const io::Digest content, meta::remote::content_of(image));
+  if (content != fetched->content) return false;
+  const auto there = meta::remote::find_step(*remote_, fetched->name, limits());
+  if (!there && there.error().errno_value() != ENOENT) return there.error();
+  if (!there || there.value().gone) return false;
+  if (fetched->slot == settings_.slot && settings_.slots > 1) {
+    TRY_ASSIGN(const bool newer, meta::remote::has_newer_part(*remote_, fetched->tag, settings_.slot, limits()));
+    if (newer) return false;
+    parts_at_commit_[candidate.status.inode] = parts_of_others(fetched->tag);
+  }
+  note_there(candidate, fetched->name);
+  return true;
+}
+
+// It is not pushed, since the remote has it.
+void SeriesPusher::note_there(const Candidate& candidate, const std::string& name) {
   PushState state = state_of(candidate);
   state.stage = Stage::committed;
-  state.name = decisions.commits.back().name();
+  state.name = name;
   states_.set(series_, candidate.status.inode, std::move(state));
-  return true;
+  failures_in_a_row_.erase(candidate.status.inode);
+  not_before_.erase(candidate.status.inode);
 }
 
 Result<> SeriesPusher::push(const Candidate& candidate) {
@@ -359,6 +387,8 @@ Result<> SeriesPusher::push(const Candidate& candidate) {
   pushed.fingerprint = candidate.status.fingerprint;
   TRY_ASSIGN(pushed.image,
              LocalStep::make(env_, step, [this](auto) { return thread_.wait_for(std::chrono::nanoseconds(0)); }));
+  TRY_ASSIGN(const bool fetched, is_as_fetched(candidate, *pushed.image));
+  if (fetched) return success();
   TRY_ASSIGN(auto journal, meta::remote::PushJournal::open(journal_of(pushed.image->tag()), facts_->id));
   TRY_ASSIGN(pushed.part, meta::remote::push_part(*remote_, slot_, *pushed.image, journal, push_settings(step)));
   failures_in_a_row_.erase(step);

@@ -6,7 +6,8 @@
 //
 // What fails is tried again, for ever, after a pause that grows to a minute; the step's state says what stands in the
 // way. What a crash interrupts is begun anew, without what has arrived (meta/remote/push_journal.h). A step that is
-// removed meanwhile is forgotten, and so is what was sent of it.
+// removed meanwhile is forgotten, and so is what was sent of it. A step that `ckptfs fetch` made counts as committed
+// while it is what came (fs/remote/fetched_step.h).
 //
 // Thread safety: all of it; start() and stop() from one thread. Lock: mutex_ (a leaf).
 #pragma once
@@ -91,6 +92,8 @@ class SeriesPusher {
   bool is_due(const Candidate& candidate) const;
   bool is_resting(meta::InodeNumber step) const;
   Result<bool> is_better_there(const Candidate& candidate);
+  Result<bool> is_as_fetched(const Candidate& candidate, const LocalStep& image);
+  void note_there(const Candidate& candidate, const std::string& name);
   Result<> push(const Candidate& candidate);
   Result<> decide(meta::InodeNumber step, Pushed& pushed);
   Result<> forget_missing();

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "io/log.h"
+#include "meta/names.h"
 #include "meta/steps/policy.h"
 #include "meta/steps/steps.h"
 #include "meta/time.h"
@@ -54,7 +55,7 @@ Result<> SeriesWriters::try_note(meta::InodeNumber folder, const meta::Caller& c
   const uint64_t begun = step == 0 ? 0 : meta::process_start(caller.pid);
   if (begun == 0 || meta::nanoseconds(meta::now()) - begun < kCommand) return success();
   TRY_ASSIGN(const uint64_t known, newest_of(step));
-  if (known >= begun) return success();
+  if (known >= begun || meta::is_fetch_name(meta::name_of(store_.tree(), step))) return success();
   const io::MutexLock noting(noting_);
   TRY_ASSIGN(const uint64_t before, newest_of(step));
   if (before >= begun) return success();

@@ -3,7 +3,7 @@
 // slot does not vote for a step once a younger process has written to that step's number or to one below it: such a
 // process is on its way to saving this step, too.
 //
-// A command (mkdir, cp) has just begun when it first writes. It is no run, and does not count.
+// A command (mkdir, cp) has just begun when it first writes. It is no run, and does not count. Nor does a fetch.
 //
 // Kept with each step in the index, so that it outlives the daemon. Thread safety: all of it. Locks: noting_, while a
 // step's record is changed, then mutex_ (a leaf).

@@ -230,13 +230,8 @@ class Pusher {
 };
 
 Result<> Pusher::digest_content() {
-  ContentDigest content;
-  for (size_t index = 0; index < image_.entries().size(); ++index) {
-    TRY_ASSIGN(const auto digests, digests_of(image_, index));
-    content.add(image_.entries()[index], digests);
-    bytes_ += image_.entries()[index].size;
-  }
-  content_ = content.finish();
+  TRY_ASSIGN(content_, content_of(image_));
+  for (const Entry& entry : image_.entries()) bytes_ += entry.size;
   return success();
 }
 
@@ -471,6 +466,15 @@ Result<PushedPart> Pusher::run() {
 }
 
 }  // namespace
+
+Result<io::Digest> content_of(const StepImage& image) {
+  ContentDigest content;
+  for (size_t index = 0; index < image.entries().size(); ++index) {
+    TRY_ASSIGN(const auto digests, digests_of(image, index));
+    content.add(image.entries()[index], digests);
+  }
+  return content.finish();
+}
 
 Result<PushedPart> push_part(io::ObjectStore& store, const Slot& slot, const StepImage& image, PushJournal& journal,
                              const PushSettings& settings) {

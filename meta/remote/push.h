@@ -63,6 +63,9 @@ struct PushedPart {
   std::vector<PushName> unfinished;         // likewise
 };
 
+// As PartHeader::content.
+Result<io::Digest> content_of(const StepImage& image);
+
 // ESTALE: the image is no longer current; take a new one. EBADMSG, naming the file: the disk holds something else than
 // its digest says. EEXIST, naming both hosts: another mount pushes as this slot. EAGAIN: the collector has ended this
 // push; the next call begins a new one. Else an error of the store, that names the object.

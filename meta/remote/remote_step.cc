@@ -52,6 +52,14 @@ Union RemoteStep::of_slot(uint32_t slot) const {
   return own;
 }
 
+Result<Union> RemoteStep::files_of(std::optional<uint32_t> slot) const {
+  if (!slot) return whole_;
+  if (*slot < slots()) return of_slot(*slot);
+  const std::string all = slots() == 1 ? "1 slot" : std::to_string(slots()) + " slots";
+  return Error(EINVAL,
+               "slot " + std::to_string(*slot) + ": the step " + step_.name() + " has " + all + ", counted from 0");
+}
+
 Result<> RemoteStep::read(const UnionEntry& file, uint64_t offset, std::span<std::byte> buffer,
                           const io::RequestLimits& limits) const {
   const Entry& of_it = entry(file);

@@ -35,6 +35,8 @@ class RemoteStep {
   // Of all slots, or of one alone with its own paths.
   const Union& whole() const { return whole_; }
   Union of_slot(uint32_t slot) const;
+  // The one or the other. EINVAL, in words: it has no such slot.
+  Result<Union> files_of(std::optional<uint32_t> slot) const;
   const Entry& entry(const UnionEntry& one) const { return parts_[one.slot].entries()[one.index]; }
 
   // Fills the buffer with what the file holds from `offset` on; reads whole chunks, in ranges of at most 16 MiB.

@@ -4,7 +4,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <map>
+#include <set>
 #include <utility>
+
+#include "meta/remote/commit.h"
 
 namespace ckptfs::meta::remote {
 namespace {
@@ -74,6 +78,28 @@ Result<std::optional<SlotPart>> newest_part(io::ObjectStore& store, const std::v
   }
   if (rival) return two_mounts(*best, *rival);
   return best;
+}
+
+Result<bool> has_newer_part(io::ObjectStore& store, const std::string& tag, uint32_t own,
+                            const io::RequestLimits& limits) {
+  TRY_ASSIGN(const TagDecisions decisions, list_decisions(store, tag, limits));
+  std::set<PushName> named;
+  std::map<uint32_t, uint64_t> newest;  // number by slot
+  for (const CommittedStep& step : decisions.commits) {
+    if (step.gone) continue;
+    TRY_ASSIGN(const Commit commit, fetch_commit(store, step.decision, limits));
+    for (const PartName& part : commit.parts) {
+      named.insert(part.push);
+      newest[part.push.slot] = std::max(newest[part.push.slot], part.number);
+    }
+  }
+  TRY_ASSIGN(const TagParts listed, list_parts(store, tag, limits));
+  for (const ListedPart& part : listed.parts) {
+    if (part.push.slot == own || named.contains(part.push)) continue;
+    TRY_ASSIGN(const PartHeader header, fetch_part_header(store, part.push, limits));
+    if (header.number > newest[part.push.slot]) return true;
+  }
+  return false;
 }
 
 Result<bool> has_lost_lender(io::ObjectStore& store, const std::vector<DecisionName>& borrowed_from,

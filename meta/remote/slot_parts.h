@@ -40,6 +40,11 @@ struct SlotPart {
 Result<std::optional<SlotPart>> newest_part(io::ObjectStore& store, const std::vector<ListedPart>& parts,
                                             const io::RequestLimits& limits);
 
+// Has another slot than `own` a part of the tag that is newer than those of it that commits name? It waits to be
+// decided.
+Result<bool> has_newer_part(io::ObjectStore& store, const std::string& tag, uint32_t own,
+                            const io::RequestLimits& limits);
+
 // May the collector delete packs that a part borrows? It may if a commit that lent them has a tombstone, or if an
 // unfinished push of this slot was ended. After the part was put and this has been false, the part itself
 // keeps the packs. `listed`: as it was listed after the part was put.

@@ -17,6 +17,10 @@ Error sealed_error(const Tree& tree, InodeNumber step) {
   return Error(EPERM, tree.path_of(step) + ": the step is sealed; choose another tag, or remove it");
 }
 
+Error taken_error(const Tree& tree, InodeNumber step) {
+  return Error(EEXIST, tree.path_of(step) + ": there is something of that name already; remove or rename it");
+}
+
 // Is a folder that is saved into this one a part of a step, as DeepSpeed's is in a Trainer's? It is if this folder lies
 // in a step, or if its name says that it will be a step.
 Result<bool> makes_parts(const Tree& tree, InodeNumber folder) {
@@ -33,6 +37,13 @@ Result<InodeNumber> make_folder(Tree& tree, InodeNumber series, const std::strin
   TRY_ASSIGN(const InodeRecord record, tree.inode(folder));
   if (!record.is_dir()) return Error(ENOTDIR, tree.path_of(folder) + ": it is no folder");
   return folder;
+}
+
+// Another user could change what is written there.
+Result<> refuse_other_user(const Tree& tree, InodeNumber folder, const Caller& caller) {
+  TRY_ASSIGN(const InodeRecord record, tree.inode(folder));
+  if (record.uid == caller.uid) return success();
+  return Error(EPERM, tree.path_of(folder) + ": another user began it; remove it, or wait until it is there");
 }
 
 // Marks the folder as a step, and `series` as a series.
@@ -100,24 +111,28 @@ Result<> refuse_suspect_files(const Tree& tree, InodeNumber partial) {
 }  // namespace
 
 Result<InodeNumber> begin_partial(Store& store, InodeNumber series, const std::string& tag, const std::string& attempt,
-                                  const Caller& caller) {
+                                  const Caller& caller, Existing existing) {
   const io::MutexLock no_seal_meanwhile(store.save_mutex());
   Tree& tree = store.tree();
   TRY(check_tag(tag));
   TRY(check_attempt(attempt));
   TRY_ASSIGN(const bool part, makes_parts(tree, series));
+  const bool refuses = existing == Existing::refuse;
+  if (part && refuses) return Error(EINVAL, tree.path_of(series) + ": it is a step, or lies in one; name a series");
   if (!part) TRY(check_series(tree, series));
   if (const auto step = tree.child(series, tag); step) {
+    if (refuses) return taken_error(tree, step.value());
     TRY_ASSIGN(const InodeRecord record, tree.inode(step.value()));
     if ((record.flags & kSealed) != 0) return sealed_error(tree, step.value());
   }
   const std::string name = partial_name(tag, attempt);
   TRY_ASSIGN(const InodeNumber folder, make_folder(tree, series, name, caller));
+  if (refuses) TRY(refuse_other_user(tree, folder, caller));
   if (!part) TRY(mark(store, series, folder, name));
   return folder;
 }
 
-Result<Committed> commit_partial(Store& store, InodeNumber partial, const std::string& tag) {
+Result<Committed> commit_partial(Store& store, InodeNumber partial, const std::string& tag, Existing existing) {
   const io::MutexLock no_seal_meanwhile(store.save_mutex());
   Tree& tree = store.tree();
   TRY(check_tag(tag));
@@ -133,6 +148,7 @@ Result<Committed> commit_partial(Store& store, InodeNumber partial, const std::s
   TRY_ASSIGN(const bool became, become_step(tree, series, name, tag));
   if (!became) {
     TRY_ASSIGN(const InodeNumber step, tree.child(series, tag));
+    if (existing == Existing::refuse) return taken_error(tree, step);
     TRY_ASSIGN(committed, merge(store, partial, record, step));
   }
   store.open_files().invalidate_name(series, name);

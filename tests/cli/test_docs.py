@@ -65,6 +65,8 @@ EXAMPLES = (
     "ckptfs remote status --json",
     "ckptfs push /ckpt/steps/global_step200",
     "ckptfs push --wait /ckpt/steps/global_step200",
+    "ckptfs fetch global_step100 /ckpt/steps",
+    "ckptfs fetch --slot 0 file:///lustre/run7/global_step100 /ckpt/steps",
     "ckptfs remote remove /ckpt/steps",
     "source <(ckptfs completion bash)",
     "ckptfs completion zsh >/usr/local/share/zsh/site-functions/_ckptfs",
@@ -92,6 +94,7 @@ ELSEWHERE = {
     "ckptfs remote mount s3://bucket/run7 /remote": "tests/remote/test_remote_mount.py",
     "ckptfs remote add s3://bucket/run7 /ckpt/steps --slot 0/2": "tests/remote",
     "ckptfs remote add s3://bucket/run7 /ckpt/steps --slot 1/2": "tests/remote",
+    "ckptfs fetch --slot 0 $tag /ckpt/steps": "tests/remote/test_fetch.py",
     "python -m ckptfs.universal /ckpt/steps/global_step4 /ckpt/steps/global_step4_universal": "tests/deepspeed/test_universal.py",
 }
 

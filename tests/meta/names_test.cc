@@ -80,6 +80,9 @@ TEST(Names, Attempts) {
   const std::string name = partial_name("checkpoint-500", "5f-3a");
   EXPECT_EQ(name, "partial-5f-3a-checkpoint-500");
   EXPECT_TRUE(is_partial_name(name));
+  EXPECT_FALSE(is_fetch_name(name));
+  EXPECT_TRUE(is_fetch_name(partial_name("checkpoint-500", "fetch-5f3a")));
+  EXPECT_FALSE(is_fetch_name("fetch-5f3a-checkpoint-500"));
   EXPECT_EQ(tags_of_partial(name), (std::vector<std::string_view>{"3a-checkpoint-500", "checkpoint-500", "500"}));
   EXPECT_TRUE(is_partial_name("checkpoint-500.5f3a.partial"));
   EXPECT_EQ(tags_of_partial("checkpoint-500.5f3a.partial"), std::vector<std::string_view>{"checkpoint-500"});

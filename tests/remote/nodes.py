@@ -1,6 +1,7 @@
 """Trains as one rank of several nodes on one machine: each node has a folder of its own, and saves a step a time there.
 
     nodes.py KIND --folders FOLDER,FOLDER --steps N --out OUT          KIND: zero3, zero2, trainer or dcp
+    nodes.py zero3 --folders ... --resume TAG --steps N --out OUT   goes on from TAG in the folders, through ckptfs.deepspeed
     nodes.py KIND --load FOLDER --tag TAG --scratch FOLDER --out OUT   all ranks load a step from one shared folder
 
 The trainers are real: DeepSpeed with node-local storage, a Hugging Face Trainer under DDP, FSDP with DCP; all on the
@@ -75,7 +76,7 @@ def run_zero(options):
     import deepspeed
     import train
 
-    torch.manual_seed(20_240_229)
+    torch.manual_seed(20_240_229 + (1 if options.resume else 0))  # a resume must not profit from the same random start
     deepspeed.init_distributed(dist_backend="gloo")
     folder = own_folder(options.folders) if options.folders else None
     config = zero_config(options, options.scratch or folder)
@@ -86,7 +87,12 @@ def run_zero(options):
             raise SystemExit(f"nodes: nothing to load in {options.load}")
         return {f"global_step{engine.global_steps}": zero_state(engine)}
     states = {}
-    for step in range(options.steps):
+    if options.resume:
+        import ckptfs.deepspeed
+
+        ckptfs.deepspeed.load_checkpoint(engine, os.path.join(folder, STEPS), tag=options.resume)
+        states[options.resume] = zero_state(engine)
+    for step in range(engine.global_steps, options.steps):
         train.train(torch, engine, WIDTH, step, 1, rank(), None)
         engine.save_checkpoint(os.path.join(folder, STEPS))
         states[f"global_step{engine.global_steps}"] = zero_state(engine)
@@ -193,6 +199,7 @@ def main():
     parser.add_argument("--on-each-node", action="store_true", help="the Trainer's save_on_each_node")
     parser.add_argument("--load", metavar="FOLDER", help="load from here, and do not train")
     parser.add_argument("--tag", help="the step to load")
+    parser.add_argument("--resume", metavar="TAG", help="DeepSpeed: each node loads this step from its own folder first")
     parser.add_argument("--scratch", help="where a run that loads may write")
     parser.add_argument("--out", required=True, help="the result, .RANK is appended")
     options = parser.parse_args()

@@ -1,0 +1,77 @@
+#include "fs/cli/remote_reading.h"
+
+#include <atomic>
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "fs/cli/format.h"
+
+namespace ckptfs::fs::cli {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::chrono::milliseconds kBetweenShown{200};
+
+std::atomic<bool> is_interrupted{false};
+
+void interrupt(int) { is_interrupted = true; }
+
+}  // namespace
+
+void end_in_order() {
+  struct sigaction action {};
+  action.sa_handler = interrupt;
+  action.sa_flags = static_cast<int>(SA_RESETHAND);
+  for (const int signal : {SIGTERM, SIGINT}) sigaction(signal, &action, nullptr);
+}
+
+void ReadingLine::show(const meta::remote::ReadProgress& progress) {
+  const io::MutexLock lock(mutex_);
+  const auto now = std::chrono::steady_clock::now();
+  if (now - shown_ < kBetweenShown) return;
+  shown_ = now;
+  line_.show(progress.done, progress.bytes);
+}
+
+meta::remote::ReadSettings settings_of(const Remote& remote, ReadingLine& line) {
+  meta::remote::ReadSettings settings;
+  settings.time = remote.time;
+  settings.stop = &is_interrupted;
+  settings.progress = [&line](const meta::remote::ReadProgress& progress) { line.show(progress); };
+  return settings;
+}
+
+io::RequestLimits limits_of(const Remote& remote) { return io::RequestLimits::within(remote.time, &is_interrupted); }
+
+Result<meta::remote::CommittedStep> find_standing(const Remote& remote, const std::string& name) {
+  TRY_ASSIGN(auto step, meta::remote::find_step(*remote.store, name, limits_of(remote)));
+  if (step.gone) return Error(ENOENT, remote.store->url() + ": step " + name + " was removed there");
+  return step;
+}
+
+std::string temporary_folder() {
+  std::error_code error;
+  const auto folder = std::filesystem::temp_directory_path(error);  // $TMPDIR, else /tmp
+  return error ? "/tmp" : folder.string();
+}
+
+json cost_of(io::RequestCounts& counts) {
+  const auto value = [](const std::atomic<uint64_t>& count) { return count.load(std::memory_order_relaxed); };
+  return {{"gets", value(counts.gets)},
+          {"lists", value(counts.lists)},
+          {"retries", value(counts.retries)},
+          {"bytes_received", value(counts.bytes_received)}};
+}
+
+void print_cost(io::RequestCounts& counts) {
+  const json cost = cost_of(counts);
+  std::printf("It took %s and %s, and %s came.\n", counted(cost.value("gets", uint64_t{0}), "GET").c_str(),
+              counted(cost.value("lists", uint64_t{0}), "list").c_str(),
+              human_size(cost.value("bytes_received", uint64_t{0})).c_str());
+}
+
+}  // namespace ckptfs::fs::cli

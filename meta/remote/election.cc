@@ -156,11 +156,17 @@ Round Election::choose_parts(const TagParts& listed, std::vector<PushName>& chos
 }
 
 Round Election::find_commit(const std::vector<PushName>& chosen) {
-  if (decisions_.commits.empty()) return looks_again();
-  const CommittedStep& last = decisions_.commits.back();
-  TRY_ASSIGN(Commit commit, fetch_commit(store_, last.decision, limits()));
-  if (names_in(commit.parts) != chosen) return looks_again();
-  return ends({State::committed, {}, "", last, std::move(commit.notes)});
+  for (auto step = decisions_.commits.rbegin(); step != decisions_.commits.rend(); ++step) {
+    if (step->decision.n <= memory_.unused_up_to) break;
+    TRY_ASSIGN(Commit commit, fetch_commit(store_, step->decision, limits()));
+    const std::vector<PushName> names = names_in(commit.parts);
+    const bool is_last = step == decisions_.commits.rbegin();
+    if (is_last && names == chosen) return ends({State::committed, {}, "", *step, std::move(commit.notes)});
+    if (std::ranges::find(names, own_.name.push) == names.end() || io::fault_value("part_spent")) continue;
+    return ends(status_of(State::push_again, "another slot has changed the step since its commit"));
+  }
+  memory_.unused_up_to = n_ - 1;
+  return looks_again();
 }
 
 // Can the parts be one step? Returns what speaks against it.

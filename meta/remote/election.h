@@ -12,6 +12,11 @@
 // is before every c_i. So from the last p_j to the first c_i all slots held their parts. How long a vote is on its way
 // does not matter. With one slot the commit takes the place of the vote.
 //
+// A part is in one commit at most. A commit's tombstone lets the collector take what only that commit's parts name,
+// also while such a part waits to be in another commit, and a process may be stopped for days before its last request.
+// So a slot whose part was committed, and that is to vote again since another slot has changed, pushes a new part
+// first. That one borrows everything from the commit, if it stands, and keeps it from then on.
+//
 // A part that an image of a later start of the mount only found again has no such image from p_i on: the files may have
 // changed and changed back. So such a slot first makes a void itself. Who votes at a later number asked its image
 // after that, when the new image was there already.
@@ -43,7 +48,7 @@ struct TagStatus {
     waits,       // for the parts or votes of `missing`, or for this slot's files to be quiet (none missing)
     incomplete,  // files are missing; `reason` tells which
     refused,     // the parts have no union, or two mounts are one slot; `reason` tells
-    push_again,  // a lender of this slot's part is gone: a new push is needed
+    push_again,  // a new part is needed: a lender of this one is gone, or a commit has it already
   };
   State state = State::waits;
   std::vector<uint32_t> missing;  // slots
@@ -61,6 +66,7 @@ struct ElectionMemory {
   std::vector<std::string> notes;      // of their union
   std::optional<TagStatus> unvotable;  // why nobody can vote for them
   uint64_t decided = 0;                // up to this number; lists may lag behind
+  uint64_t unused_up_to = 0;           // no commit up to this number names this slot's part
   bool may_vote = false;               // a part that was found: the void has been made
 };
 

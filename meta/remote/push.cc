@@ -244,7 +244,8 @@ Result<std::optional<PushedPart>> Pusher::find_part(const TagParts& listed) {
   if (is_same) {
     const PartHeader& header = newest->header;
     TRY_ASSIGN(const bool lost, has_lost_lender(store_, header.borrowed_from, header.unfinished, listed, limits()));
-    stays = !lost;
+    TRY_ASSIGN(const bool spent, is_spent(store_, newest->listed.push, listed, limits()));
+    stays = !lost && (!spent || io::fault_value("part_spent"));
   }
   if (!stays) {
     TRY(find_lenders(newest));

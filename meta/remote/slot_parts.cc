@@ -102,6 +102,21 @@ Result<bool> has_newer_part(io::ObjectStore& store, const std::string& tag, uint
   return false;
 }
 
+Result<bool> is_spent(io::ObjectStore& store, const PushName& part, const TagParts& listed,
+                      const io::RequestLimits& limits) {
+  TRY_ASSIGN(const TagDecisions decisions, list_decisions(store, part.tag, limits));
+  for (const CommittedStep& step : decisions.commits) {
+    TRY_ASSIGN(const Commit commit, fetch_commit(store, step.decision, limits));
+    if (part.slot >= commit.parts.size() || commit.parts[part.slot].push != part) continue;
+    for (const PartName& other : commit.parts) {
+      if (other.push.slot == part.slot) continue;
+      TRY_ASSIGN(const auto newest, newest_part(store, listed.of_slot(other.push.slot), limits));
+      if (newest && newest->listed.push != other.push && newest->header.number > other.number) return true;
+    }
+  }
+  return false;
+}
+
 Result<bool> has_lost_lender(io::ObjectStore& store, const std::vector<DecisionName>& borrowed_from,
                              const std::vector<PushName>& unfinished, const TagParts& listed,
                              const io::RequestLimits& limits) {

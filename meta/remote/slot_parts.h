@@ -45,6 +45,11 @@ Result<std::optional<SlotPart>> newest_part(io::ObjectStore& store, const std::v
 Result<bool> has_newer_part(io::ObjectStore& store, const std::string& tag, uint32_t own,
                             const io::RequestLimits& limits);
 
+// Is the part in a commit of its tag, also one that is gone, while another slot has a newer part than that commit? Then
+// a further commit must not name it: see the head of election.h.
+Result<bool> is_spent(io::ObjectStore& store, const PushName& part, const TagParts& listed,
+                      const io::RequestLimits& limits);
+
 // May the collector delete packs that a part borrows? It may if a commit that lent them has a tombstone, or if an
 // unfinished push of this slot was ended. After the part was put and this has been false, the part itself
 // keeps the packs. `listed`: as it was listed after the part was put.

@@ -72,7 +72,8 @@ TEST_P(LeftOut, IsFound) {
 INSTANTIATE_TEST_SUITE_P(Simulation, LeftOut,
                          ::testing::Values(LeftOutCheck{"vote_unchecked", 6}, LeftOutCheck{"commit_unequal", 38},
                                            LeftOutCheck{"void_replaces", 3}, LeftOutCheck{"lender_uncommitted", 1},
-                                           LeftOutCheck{"found_unvoided", 343}, LeftOutCheck{"chunk_unchecked", 1}),
+                                           LeftOutCheck{"found_unvoided", 343}, LeftOutCheck{"chunk_unchecked", 1},
+                                           LeftOutCheck{"part_spent", 107300}),
                          [](const auto& one) { return std::string(one.param.fault); });
 
 }  // namespace

@@ -20,19 +20,20 @@ MIB = 1 << 20
 LINES = []  # of ckptfs's log
 
 
-def state_of(seed):
+def state_of(seed, rows=4096):
     torch.manual_seed(seed)
-    sizes = {"embedding": (4096, 1024), "layers.0.weight": (2048, 1024), "layers.0.bias": (2048,), "norm": (1023,)}
+    sizes = {"embedding": (rows, 1024), "layers.0.weight": (2048, 1024), "layers.0.bias": (2048,), "norm": (1023,)}
     return {name: torch.randn(*shape) for name, shape in sizes.items()} | {"head": torch.randn(3000, 700).bfloat16()}
 
 
-def make(folder, kind, seed=1):
-    """A step with weights of some 30 MiB and moments of twice as many. A Trainer's files, DCP's, or a Saver's."""
-    state, path = state_of(seed), pathlib.Path(folder)
+def make(folder, kind, seed=1, rows=4096):
+    """A step with weights of some 30 MiB, or more rows, and moments of twice as many. A Trainer's files, DCP's, or a Saver's."""
+    state, path = state_of(seed, rows), pathlib.Path(folder)
     moments = {name: {"exp_avg": torch.randn(tensor.shape), "exp_avg_sq": torch.rand(tensor.shape)}
                for name, tensor in state.items()}
     if kind == "saver":
         with_moments = state | {f"{name}/{key}": one for name, both in moments.items() for key, one in both.items()}
+        path.parent.mkdir(exist_ok=True)
         ckptfs.Saver(path.parent).save(path.name, with_moments).wait()
     elif kind == "dcp":
         import torch.distributed.checkpoint as dcp

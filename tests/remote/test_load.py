@@ -13,6 +13,7 @@ import harness
 from acting import Ranks
 from checking import equal, true
 from mounting import BUILD, MIB, REPOSITORY, Failure, Store, mounted
+from reading import remote_mount
 from seaweed import BUCKET, Proxy, environment
 from test_push import QUIET, ckptfs, wait_for
 
@@ -66,6 +67,7 @@ def is_same(local, url, **more):
     said = act("compare", local=local, url=url, **more)
     equal(said["differ"], [], f"tensors of {url} that differ from those of {local}")
     true(said["tensors"] > 4, f"how many there are: {said}")
+    return said["log"]
 
 
 def test_what_a_mount_has_pushed(fresh_disk, work, scratch, remote, mode):
@@ -110,6 +112,30 @@ def test_from_s3(server, trainer_step):
         number, words, seconds = act("fails", url=url, timeout=3,
                                      variables=variables | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{proxy.port}"})
         true(number != 0 and seconds < 30, f"a server that hangs, after {seconds} s: {words}")
+
+
+def test_of_a_folder_in_a_remote_mount(remote, scratch, trainer_step):
+    """It is read from the remote, and a file in it through the mount."""
+    put(remote, "checkpoint-1", trainer_step)
+    with remote_mount(remote, scratch / "mnt") as mount:
+        for name in ("checkpoint-1", "@0/checkpoint-1"):
+            log = is_same(trainer_step, mount.path / name)
+            true(f"{remote}/{name}: " in log, f"from the remote: {log}")
+        equal(mount.fetched(), 0, "bytes that the mount has fetched")
+        is_same(trainer_step / "model.safetensors", mount.path / "checkpoint-1" / "model.safetensors")
+        true(mount.fetched() > 0, "a file goes through the mount")
+
+
+def test_of_a_folder_in_a_mount_of_s3(server, scratch, trainer_step):
+    """The mount says where the server is. Without credentials the mount is read."""
+    url = put(f"s3://{BUCKET}/mounted", "checkpoint-1", trainer_step, endpoint=server.endpoint)
+    with remote_mount(url.rpartition("/")[0], scratch / "mnt", "--endpoint", server.endpoint, env=environment()) as mount:
+        variables = {name: value for name, value in environment().items() if name.startswith("AWS_")}
+        log = is_same(trainer_step, mount.path / "checkpoint-1", variables=variables)
+        true(f"{url}: " in log and mount.fetched() == 0, f"from the remote: {log}")
+        log = is_same(trainer_step, mount.path / "checkpoint-1", variables={"AWS_EC2_METADATA_DISABLED": "true"})
+        true("read through the mount, not from s3://" in log and "no credentials" in log, f"through the mount: {log}")
+        true(mount.fetched() > 0, "the mount has fetched")
 
 
 def test_what_a_slot_has(remote, scratch):

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <memory>
 #include <span>
@@ -54,6 +55,8 @@ const bool kLogIsOurs = [] {
   log::send_to(log_line);
   return true;
 }();
+
+constexpr double kMostSeconds = 1e6;  // for a request to a remote
 
 std::string way_of(const io::TransferQueue::Way& way) {
   if (!way.io_uring) return "threads";
@@ -125,12 +128,16 @@ int ckptfs_memory_free(ckptfs_staging* staging, void* memory) {
   return guarded([&] { return staging->staging->device().release(static_cast<std::byte*>(memory)); });
 }
 
-int ckptfs_checkpoint_open(const char* path, const char* names, ckptfs_checkpoint** checkpoint) {
+int ckptfs_checkpoint_open(const char* path, const char* names, double seconds, ckptfs_checkpoint** checkpoint) {
   return guarded([&]() -> Result<> {
     const std::string_view wanted = names == nullptr ? "" : names;
     if (!wanted.empty() && wanted != "saved") return Error(EINVAL, std::string(wanted) + ": no kind of names");
-    using Names = gpu::Checkpoint::Names;
-    TRY_ASSIGN(auto opened, gpu::Checkpoint::open(path, wanted.empty() ? Names::views : Names::saved));
+    if (!(seconds >= 0 && seconds <= kMostSeconds)) return Error(EINVAL, "the time for a request is out of range");
+    gpu::Checkpoint::Options options;
+    if (!wanted.empty()) options.names = gpu::Checkpoint::Names::saved;
+    const std::chrono::duration<double> time(seconds);
+    if (seconds > 0) options.time = std::chrono::ceil<std::chrono::milliseconds>(time);
+    TRY_ASSIGN(auto opened, gpu::Checkpoint::open(path, options));
     auto handle = std::make_unique<ckptfs_checkpoint>();
     for (const auto& problem : opened->problems()) {
       handle->problems.push_back(problem.file.empty() ? problem.reason : problem.file + ": " + problem.reason);

@@ -7,7 +7,16 @@
 namespace ckptfs::gpu {
 namespace {
 
-// Names the tensors that want something of the bytes [begin, end) of the read's file: a few, and how many more.
+Error differs(const SourceFile& file, const ReadPlan& plan, const PlannedRead& read, uint64_t begin, uint64_t end) {
+  const std::string tensors = tensors_in(plan, read, begin, end);
+  return Error(EIO, file.path + ": bytes " + std::to_string(begin) + " to " + std::to_string(end) + " (MiB " +
+                        std::to_string(begin >> 20) +
+                        ") are not those that were saved: their digest differs. Tensors: " +
+                        (tensors.empty() ? "none that is wanted" : tensors));
+}
+
+}  // namespace
+
 std::string tensors_in(const ReadPlan& plan, const PlannedRead& read, uint64_t begin, uint64_t end) {
   constexpr size_t kMostNamed = 3;
   std::set<std::string> names;
@@ -23,16 +32,6 @@ std::string tensors_in(const ReadPlan& plan, const PlannedRead& read, uint64_t b
   }
   return text;
 }
-
-Error differs(const SourceFile& file, const ReadPlan& plan, const PlannedRead& read, uint64_t begin, uint64_t end) {
-  const std::string tensors = tensors_in(plan, read, begin, end);
-  return Error(EIO, file.path + ": bytes " + std::to_string(begin) + " to " + std::to_string(end) + " (MiB " +
-                        std::to_string(begin >> 20) +
-                        ") are not those that were saved: their digest differs. Tensors: " +
-                        (tensors.empty() ? "none that is wanted" : tensors));
-}
-
-}  // namespace
 
 Result<uint64_t> check_read(const SourceFile& file, const ReadPlan& plan, const PlannedRead& read,
                             std::span<const std::byte> bytes) {

@@ -1,14 +1,10 @@
 #include "gpu/checkpoint.h"
 
-#include <fcntl.h>
-
 #include <algorithm>
 #include <optional>
-#include <set>
 #include <utility>
 
-#include "io/control_message.h"
-#include "io/log.h"
+#include "gpu/open_source.h"
 #include "meta/formats/box.h"
 #include "meta/formats/checkpoint.h"
 #include "meta/formats/zip_archive.h"
@@ -29,7 +25,6 @@ using meta::formats::TensorMap;
 // layouts.
 constexpr uint64_t kMostMapBytes = uint64_t{4} << 30;
 constexpr uint64_t kMostMapRuns = uint64_t{1} << 26;
-constexpr size_t kMostDigests = size_t{1} << 24;  // of all files: 512 MiB, and 16 TiB in chunks of 1 MiB
 
 // Returns "0" for "archive/data/0", and an empty string if the entry is no storage.
 std::string storage_key(const std::string& entry) {
@@ -119,21 +114,21 @@ void add_wanted(const Item& item, const Box& box, uint64_t begin, uint64_t end, 
 
 }  // namespace
 
-Result<std::unique_ptr<Checkpoint>> Checkpoint::open(const std::string& path, Names names) {
-  const meta::formats::MapOptions options{kMostMapBytes, kMostMapRuns, true, names == Names::saved};
-  TRY_ASSIGN(std::string real, real_path(path));
-  TRY_ASSIGN(const struct stat st, io::stat_at(AT_FDCWD, real));
-  const bool step = S_ISDIR(st.st_mode);
-  TRY_ASSIGN(FolderFiles files, step ? FolderFiles::of(real) : FolderFiles::of_file(real));
-  std::unique_ptr<Checkpoint> found(new Checkpoint(std::move(real), std::move(files)));
+Result<std::unique_ptr<Checkpoint>> Checkpoint::open(const std::string& path, const Options& options) {
+  const meta::formats::MapOptions map{kMostMapBytes, kMostMapRuns, true, options.names == Names::saved};
+  TRY_ASSIGN(auto source, open_source(path, options.time));
+  std::unique_ptr<Checkpoint> found(new Checkpoint(std::move(source)));
+  const meta::formats::StepFiles& files = found->source_->files();
+  const bool step = found->source_->is_step();
   if (step) {
-    found->add_items(meta::formats::read_checkpoint(found->files_, options));
+    found->add_items(meta::formats::read_checkpoint(files, map));
   } else if (path.ends_with(".safetensors")) {
-    TRY(found->files_.open(0));
-    found->add_items(meta::formats::read_safetensors(found->files_, 0, options));
+    TRY(files.open(0));
+    found->add_items(meta::formats::read_safetensors(files, 0, map));
   } else if (const auto added = found->add_storages(); !added) {
     return Error(added.error().errno_value(), path + ": " + added.error().message());
   }
+  TRY(found->source_->check_fetched());
   if (!found->items_.empty() || (!step && found->problems_.empty())) return found;
   const std::string reason = found->problems_.empty() ? "no checkpoint that is known" : found->problems_[0].reason;
   return Error(EBADMSG, path + ": " + reason);
@@ -165,83 +160,14 @@ void Checkpoint::add_item(std::string name, meta::formats::Tensor tensor) {
 }
 
 Result<> Checkpoint::add_storages() {
-  TRY_ASSIGN(const io::ReadableFile file, files_.open(0));
-  TRY_ASSIGN(auto archive, meta::formats::ZipArchive::open(file, {0, files_.list()[0].size}));
+  const meta::formats::StepFiles& files = source_->files();
+  TRY_ASSIGN(const io::ReadableFile file, files.open(0));
+  TRY_ASSIGN(auto archive, meta::formats::ZipArchive::open(file, {0, files.list()[0].size}));
   for (uint64_t entry = 0; entry < archive.entries(); ++entry) {
     const std::string key = storage_key(std::string(archive.name(entry)));
     if (key.empty()) continue;
     TRY_ASSIGN(const auto range, archive.range(entry));
     add_item(key, {meta::formats::Dtype::uint8, {range.size}, {{0, range.offset, range.size}}});
-  }
-  return success();
-}
-
-// Reads the manifests of a step. A file of another length than in its manifest is not the one that was saved there.
-Result<> Checkpoint::find_digests() {
-  std::map<std::string_view, uint32_t> places;
-  const auto& list = files_.list();
-  for (uint32_t file = 0; file < list.size(); ++file) places[list[file].path] = file;
-  std::map<uint32_t, meta::formats::FileDigests> found;
-  size_t count = 0;
-  for (uint32_t file = 0; file < list.size(); ++file) {
-    if (!meta::formats::is_manifest_name(list[file].path)) continue;
-    TRY_ASSIGN(const std::string text, files_.read(file, meta::formats::kMostManifest));
-    auto manifest = meta::formats::parse_manifest(text);
-    if (!manifest) return Error(manifest.error().errno_value(), files_.path(file) + ": " + manifest.error().message());
-    for (const auto& [path, size] : manifest.value().files) {
-      const auto digests = manifest.value().digests.find(path);
-      const auto place = places.find(path);
-      if (digests == manifest.value().digests.end() || place == places.end()) continue;
-      if (list[place->second].size != size) continue;
-      count += digests->second.digests.size();
-      if (count > kMostDigests) return Error(EFBIG, path_ + ": its manifests have too many digests");
-      found[place->second] = std::move(digests->second);
-    }
-  }
-  digests_ = std::move(found);
-  return success();
-}
-
-// Opens those that are not open yet, kMaximumDescriptors at a time: a file of a mount has two descriptors for a moment.
-Result<> Checkpoint::open_files(const std::vector<uint32_t>& files) {
-  std::vector<uint32_t> fresh;
-  std::ranges::copy_if(files, std::back_inserter(fresh),
-                       [this](uint32_t file) { return !opened_.contains(file) && !blobs_.contains(file); });
-  TRY_ASSIGN(const auto mount, MountClient::of(path_));
-  on_mount_ = mount.has_value();
-  for (auto at = fresh.begin(); at != fresh.end();) {
-    const auto end = at + std::min<ptrdiff_t>(fresh.end() - at, io::kMaximumDescriptors);
-    const std::vector<uint32_t> some(at, end);
-    for (const uint32_t file : some) {
-      TRY_ASSIGN(opened_[file], files_.descriptor(file));
-    }
-    if (mount) TRY(get_blobs(*mount, some));
-    at = end;
-  }
-  return success();
-}
-
-// Gets the blobs of files that are open. A file whose blob we get is closed again, except for the first one: it keeps
-// the step in use.
-Result<> Checkpoint::get_blobs(const MountClient& mount, const std::vector<uint32_t>& files) {
-  std::vector<std::string> paths;
-  for (const uint32_t file : files) paths.push_back(files_.path(file));
-  auto blobs = mount.blobs_to_read(paths);
-  if (!blobs) {
-    log::warn("{}: its files are read through the mount, not past it: {}", path_, blobs.error().message());
-    return success();
-  }
-  for (size_t at = 0; at < files.size(); ++at) {
-    auto& blob = blobs.value()[at];
-    TRY_ASSIGN(const struct stat st, io::stat_fd(opened_[files[at]].get()));
-    if (blob && blob.value().inode == st.st_ino) {
-      blobs_[files[at]] = std::move(blob).value().blob;
-      io::Fd opened = std::move(opened_.extract(files[at]).mapped());
-      if (!kept_) kept_ = std::move(opened);
-    } else {
-      log::warn("{}: it is read through the mount, not past it: {}", paths[at],
-                blob ? "it was replaced" : blob.error().message());
-    }
   }
   return success();
 }
@@ -258,7 +184,7 @@ Result<Checkpoint::Report> Checkpoint::load(Staging& staging, const std::vector<
     const Box box = in_bytes(meta::formats::whole_box(item.tensor.shape), size_of(item.tensor.dtype));
     add_wanted(item, box, request.offset, request.offset + request.size, request.target, wanted);
   }
-  return read(staging, std::move(wanted), stream);
+  return source_->load(staging, std::move(wanted), stream);
 }
 
 Result<Checkpoint::Report> Checkpoint::load_boxes(Staging& staging, const std::vector<BoxRequest>& requests,
@@ -278,36 +204,7 @@ Result<Checkpoint::Report> Checkpoint::load_boxes(Staging& staging, const std::v
     add_wanted(item, in_bytes(request.box, element), request.begin * element, request.end * element, request.target,
                wanted);
   }
-  return read(staging, std::move(wanted), stream);
-}
-
-Result<> Checkpoint::tell_loaded(const meta::formats::RankTimes& times) const {
-  TRY_ASSIGN(const auto mount, MountClient::of(path_));
-  return mount ? mount->loaded(path_, times) : Result<>(success());
-}
-
-Result<Checkpoint::Report> Checkpoint::read(Staging& staging, std::vector<Wanted> wanted, Stream stream) {
-  std::set<uint32_t> used;
-  for (const Wanted& one : wanted) used.insert(one.file);
-  const std::vector<uint32_t> files(used.begin(), used.end());
-  TRY(open_files(files));
-  if (!digests_) TRY(find_digests());
-  Report report;
-  std::vector<SourceFile> sources;
-  std::map<uint32_t, uint32_t> place;
-  for (const uint32_t file : files) {
-    const auto blob = blobs_.find(file);
-    const io::Fd& chosen = blob == blobs_.end() ? opened_[file] : blob->second;
-    if (on_mount_ && blob == blobs_.end()) ++report.through_mount;
-    place[file] = static_cast<uint32_t>(sources.size());
-    TRY_ASSIGN(SourceFile source, make_source(files_.path(file), chosen.get()));
-    const auto digests = digests_->find(file);
-    if (digests != digests_->end() && files_.list()[file].size == source.size) source.digests = &digests->second;
-    sources.push_back(std::move(source));
-  }
-  for (Wanted& one : wanted) one.file = place[one.file];
-  TRY_ASSIGN(report.moved, gpu::load(staging, sources, std::move(wanted), stream));
-  return report;
+  return source_->load(staging, std::move(wanted), stream);
 }
 
 }  // namespace ckptfs::gpu

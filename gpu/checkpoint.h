@@ -5,24 +5,17 @@
 // that the model computes with, "layers.0.weight/exp_avg" and so on, with the ranks' parts joined. For a safetensors
 // file they are its tensors. For a file of torch.save they are its storages, named by their keys ("0").
 //
-// What is loaded of a step is checked against the digests in its manifests, if they have any: see load.h. The digests
-// take 32 bytes for each chunk.
-//
-// A Checkpoint on a mount keeps a file of the step open after its first load, so that rotation does not remove the
-// step.
+// Where its bytes come from, and how they are checked: folder_source.h, remote_source.h.
 //
 // Thread safety: only one thread at a time may call load(); everything else is constant.
 #pragma once
 
-#include <map>
+#include <chrono>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "gpu/folder_files.h"
-#include "gpu/load.h"
-#include "gpu/mount_client.h"
+#include "gpu/step_source.h"
 #include "meta/formats/manifest.h"
 #include "meta/formats/tensor_map.h"
 
@@ -59,44 +52,37 @@ class Checkpoint {
  public:
   // views: see above. saved: of a DCP checkpoint, the names that its tensors were saved by; of others, no difference.
   enum class Names { views, saved };
-  // Fails with EBADMSG and the first reason if nothing of the checkpoint can be read.
-  static Result<std::unique_ptr<Checkpoint>> open(const std::string& path, Names names = Names::views);
+  struct Options {
+    Names names = Names::views;
+    std::chrono::milliseconds time{60'000};  // for each request to a remote
+  };
+  // `path`: of a folder or a file, or the address of a step in a remote (meta/remote/address.h). Fails with EBADMSG and
+  // the first reason if nothing of the checkpoint can be read.
+  static Result<std::unique_ptr<Checkpoint>> open(const std::string& path, const Options& options);
+  static Result<std::unique_ptr<Checkpoint>> open(const std::string& path) { return open(path, Options()); }
 
   const std::vector<Item>& items() const { return items_; }
   // The parts of the step that could not be read. They are not among the items.
   const std::vector<meta::formats::Problem>& problems() const { return problems_; }
 
-  struct Report {
-    LoadReport moved;
-    uint64_t through_mount = 0;  // files of a mount that could not be read past it
-  };
+  using Report = SourceReport;
   // Like load() of load.h. Fails with EINVAL if a request exceeds its item, with EBADMSG or EFBIG if the step has a
   // manifest that cannot be read.
   Result<Report> load(Staging& staging, const std::vector<Request>& requests, Stream stream);
   // The same for boxes. Fails with EINVAL if a box lies outside its item, or a range outside its box.
   Result<Report> load_boxes(Staging& staging, const std::vector<BoxRequest>& requests, Stream stream);
   // Tells the daemon of the mount how long the ranks of a group took to load. Does nothing without a mount.
-  Result<> tell_loaded(const meta::formats::RankTimes& times) const;
+  Result<> tell_loaded(const meta::formats::RankTimes& times) const { return source_->tell_loaded(times); }
 
  private:
-  Checkpoint(std::string path, FolderFiles files) : path_(std::move(path)), files_(std::move(files)) {}
+  explicit Checkpoint(std::unique_ptr<StepSource> source) : source_(std::move(source)) {}
   void add_items(meta::formats::TensorMap map);
   void add_item(std::string name, meta::formats::Tensor tensor);
-  Result<Report> read(Staging& staging, std::vector<Wanted> wanted, Stream stream);
   Result<> add_storages();
-  Result<> find_digests();
-  Result<> open_files(const std::vector<uint32_t>& files);
-  Result<> get_blobs(const MountClient& mount, const std::vector<uint32_t>& files);
 
-  const std::string path_;
-  const FolderFiles files_;
+  const std::unique_ptr<StepSource> source_;
   std::vector<Item> items_;
   std::vector<meta::formats::Problem> problems_;
-  std::map<uint32_t, io::Fd> opened_;  // all that are open, except those in blobs_
-  std::map<uint32_t, io::Fd> blobs_;   // files of a mount whose blobs we have
-  io::Fd kept_;                        // one of the files in blobs_, open through the mount
-  bool on_mount_ = false;
-  std::optional<std::map<uint32_t, meta::formats::FileDigests>> digests_;  // by file; found by the first load
 };
 
 }  // namespace ckptfs::gpu

@@ -20,7 +20,7 @@ extern "C" {
 #pragma GCC visibility push(default)
 #endif
 
-#define CKPTFS_ABI 4 /* changes whenever anything below changes */
+#define CKPTFS_ABI 5 /* changes whenever anything below changes */
 uint32_t ckptfs_abi(void);
 
 /* The words for this thread's last call that failed. */
@@ -48,9 +48,14 @@ int ckptfs_memory_free(ckptfs_staging* staging, void* memory);
 /* --- A checkpoint to be loaded: a step's folder, a .safetensors file, or a file of torch.save (whose "tensors" are its
  * storages, named by their keys). Opening reads the headers. No code in the files is ever executed. `names` is "" or
  * NULL for the names that views have, or "saved": then the tensors of a DCP checkpoint have the names (fqn) that they
- * were saved by. For other checkpoints that is the same. */
+ * were saved by. For other checkpoints that is the same.
+ *
+ * `path` may also be the address of a committed step in a remote: "s3://bucket/run7/global_step100",
+ * "file:///lustre/run7/global_step100", or ".../run7/@1/global_step100" for what slot 1 holds of it. S3 is asked as the
+ * environment of the AWS tools says. `seconds` is how long each request may take, tries again included; 0 is 60. A
+ * child of fork must not close a checkpoint that its parent has opened. */
 typedef struct ckptfs_checkpoint ckptfs_checkpoint;
-int ckptfs_checkpoint_open(const char* path, const char* names, ckptfs_checkpoint** checkpoint);
+int ckptfs_checkpoint_open(const char* path, const char* names, double seconds, ckptfs_checkpoint** checkpoint);
 void ckptfs_checkpoint_close(ckptfs_checkpoint* checkpoint);
 
 typedef struct {
@@ -75,16 +80,16 @@ typedef struct {
 
 typedef struct {
   uint64_t bytes;         /* requested */
-  uint64_t read;          /* read from files */
+  uint64_t read;          /* read from files, or fetched from a remote */
   uint64_t direct;        /* of those, read past the page cache */
   uint64_t straight;      /* of those, read without a copy in host memory */
   uint64_t through_mount; /* number of files of a mount that could not be read past it */
-  uint64_t checked;       /* of those read, compared with the digests in the step's manifests */
+  uint64_t checked;       /* of those read, compared with the digests in the step's manifests, or of the remote */
 } ckptfs_load_report;
 
-/* Returns when everything is loaded. Of files that were saved with digests, each chunk that is read whole is checked:
- * if it differs, the load fails with EIO and names the file and the tensors. It writes nothing before the work that is
- * on the stream now has ended. `report` may be NULL. */
+/* Returns when everything is loaded. Of files that were saved with digests, each chunk that is read whole is checked,
+ * of a remote every chunk: if it differs, the load fails with EIO and names the file and the tensors. It writes nothing
+ * before the work that is on the stream now has ended. `report` may be NULL. */
 int ckptfs_load(ckptfs_checkpoint* checkpoint, ckptfs_staging* staging, const ckptfs_target* targets, uint64_t count,
                 void* stream, ckptfs_load_report* report);
 

@@ -253,16 +253,6 @@ std::vector<Chunks> chunks_of(const std::vector<SourceFile>& files, uint64_t slo
   return chunks;
 }
 
-Result<std::vector<MemoryKind>> kinds_of(Device& device, const std::vector<Wanted>& wanted) {
-  std::vector<MemoryKind> kinds;
-  kinds.reserve(wanted.size());
-  for (const Wanted& one : wanted) {
-    TRY_ASSIGN(const MemoryKind kind, device.kind_of(one.target));
-    kinds.push_back(kind);
-  }
-  return kinds;
-}
-
 Result<> check_ranges(const std::vector<SourceFile>& files, const std::vector<Wanted>& wanted) {
   for (const Wanted& one : wanted) {
     if (one.file >= files.size()) return Error(EINVAL, "there is no file " + std::to_string(one.file));
@@ -287,6 +277,16 @@ Result<SourceFile> make_source(std::string path, int fd) {
   source.direct = direct && set;
   source.memory_alignment = source.direct ? alignment.memory : 1;
   return source;
+}
+
+Result<std::vector<MemoryKind>> kinds_of(Device& device, const std::vector<Wanted>& wanted) {
+  std::vector<MemoryKind> kinds;
+  kinds.reserve(wanted.size());
+  for (const Wanted& one : wanted) {
+    TRY_ASSIGN(const MemoryKind kind, device.kind_of(one.target));
+    kinds.push_back(kind);
+  }
+  return kinds;
 }
 
 Result<LoadReport> load(Staging& staging, const std::vector<SourceFile>& files, std::vector<Wanted> wanted,

@@ -22,6 +22,9 @@ namespace ckptfs::gpu {
 // Decides how a descriptor is read, and sets or clears O_DIRECT on it.
 Result<SourceFile> make_source(std::string path, int fd);
 
+// Which memory each range goes to.
+Result<std::vector<MemoryKind>> kinds_of(Device& device, const std::vector<Wanted>& wanted);
+
 struct LoadReport {
   uint64_t bytes = 0;     // requested
   uint64_t read = 0;      // read from files, including the gaps between ranges

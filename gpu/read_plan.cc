@@ -6,7 +6,7 @@
 namespace ckptfs::gpu {
 namespace {
 
-constexpr uint64_t kAlwaysRead = uint64_t{4} << 10;  // bytes of a gap that reads of whole blocks bring anyway
+constexpr uint64_t kAlwaysRead = uint64_t{4} << 10;  // bytes of a gap that cost nothing
 constexpr uint64_t kMostInVain = 16;                 // one part in so many of what is wanted, if a gap is larger
 
 // Ranges that are read together: wanted[first, last), the bytes [begin, end) of the file.
@@ -29,14 +29,15 @@ bool is_close(const Run& run, const Wanted& first, const Wanted& next, uint64_t 
   return is_worth(run, gap, run.end - first.offset - run.in_vain + next.size);
 }
 
-Run run_from(const std::vector<Wanted>& wanted, size_t first) {
+Run run_from(const std::vector<Wanted>& wanted, size_t first, uint64_t block) {
   Run run{first, first, wanted[first].offset, 0};
   for (; run.last < wanted.size(); ++run.last) {
     const Wanted& next = wanted[run.last];
     if (run.last != first) {
       const bool apart = wanted[first].alone || next.alone || next.file != wanted[first].file;
       const uint64_t gap = next.offset > run.end ? next.offset - run.end : 0;
-      if (apart || !is_close(run, wanted[first], next, gap)) break;
+      const bool adjoins = next.offset / block <= (run.end + block - 1) / block;  // no block lies between them
+      if (apart || (!adjoins && !is_close(run, wanted[first], next, gap))) break;
       run.in_vain += gap;
     }
     run.end = std::max(run.end, next.offset + next.size);
@@ -68,7 +69,7 @@ ReadPlan plan_reads(std::vector<Wanted> wanted, uint64_t slot, uint64_t alignmen
   std::erase_if(wanted, [](const Wanted& one) { return one.size == 0; });
   std::ranges::sort(wanted, {}, [](const Wanted& one) { return std::tuple(one.file, one.offset); });
   for (size_t at = 0; at < wanted.size();) {
-    Run run = run_from(wanted, at);
+    Run run = run_from(wanted, at, alignment);
     const Chunks of_file = wanted[at].file < chunks.size() ? chunks[wanted[at].file] : Chunks();
     if (of_file.size != 0 && !wanted[at].alone) complete_chunks(run, of_file);
     size_t first = run.first, last = run.first;

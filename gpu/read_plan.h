@@ -2,8 +2,8 @@
 // blocks, in the order of file and offset, and at most one slot long. Stateless.
 //
 // Ranges with a gap between them are read as one if the gap costs less than another read: always, if it has at most 4
-// KiB; up to 64 KiB, as long as less than 1/16 of what is wanted there is read in vain. So a rank that loads some of a
-// tensor's columns reads little more than its own.
+// KiB or no whole block lies in it; up to 64 KiB, as long as less than 1/16 of what is wanted there is read in vain. So
+// a rank that loads some of a tensor's columns reads little more than its own, and no block is read twice.
 //
 // Of a file whose chunks have digests (meta/formats/manifest.h) reads begin and end where chunks do, so that each chunk
 // is whole in one read. Only at the ends of what is wanted a chunk may be cut; there its rest is read along if it costs

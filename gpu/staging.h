@@ -56,6 +56,7 @@ class Staging {
 
   Device& device() const { return *device_; }
   size_t slot_size() const { return slot_size_; }
+  size_t lanes() const { return lanes_.size(); }
   io::TransferQueue::Way way() const { return lanes_.front().queue->way(); }
 
   // Runs `work` for each lane, each on its own thread, while no other job uses the lanes. `files` are the files of its

@@ -23,6 +23,7 @@
 #include "fs/remote/fetched_step.h"
 #include "io/digest.h"
 #include "io/fd.h"
+#include "io/host.h"
 #include "meta/names.h"
 #include "meta/remote/remote_facts.h"
 #include "meta/remote/remote_fetch.h"
@@ -154,7 +155,7 @@ Result<Fetched> write_and_publish(const Series& series, const Source& source, co
 
 Result<Fetched> fetch(const Series& series, const Source& source, std::optional<uint32_t> slot) {
   TRY_ASSIGN(const RemoteStep step,
-             RemoteStep::open(*source.remote.store, source.step, temporary_folder(), limits_of(source.remote)));
+             RemoteStep::open(*source.remote.store, source.step, io::temporary_folder(), limits_of(source.remote)));
   TRY(step.files_of(slot));
   const std::string& tag = source.step.decision.tag;
   const auto begun = ask_daemon(series.target.mount, "fetch_begin",

@@ -1,40 +1,17 @@
 #include "fs/cli/remote_options.h"
 
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
 #include <cerrno>
 #include <cstdio>
-#include <string_view>
 
 #include "fs/cli/system.h"
 #include "io/duration.h"
 #include "io/log.h"
 #include "io/objects/open_object_store.h"
+#include "meta/remote/address.h"
 
 namespace ckptfs::fs::cli {
 namespace {
-
-constexpr std::string_view kFolderScheme = "file://";
-
-// "s3://KEY:SECRET@bucket/run7".
-bool has_secret(const std::string& address) {
-  const size_t scheme = address.find("://");
-  if (scheme == std::string::npos || address.starts_with(kFolderScheme)) return false;
-  return address.substr(0, address.find('/', scheme + 3)).find('@') != std::string::npos;
-}
-
-Result<> check_folder(const std::string& url) {
-  if (!url.starts_with(kFolderScheme)) return success();
-  const std::string folder = url.substr(kFolderScheme.size());
-  if (!folder.starts_with('/') || ::access(folder.c_str(), F_OK) == 0) return success();
-  const Error why = last_error();
-  if (why.errno_value() != ENOENT && why.errno_value() != ENOTDIR) {
-    return Error(why.errno_value(), folder + ": " + why.message());
-  }
-  return Error(ENOENT, "there is no folder " + folder + ": mount its file system, or make the folder if it is to be " +
-                           "a new remote");
-}
 
 // Words that are put after those of the error; empty if they say already what to do.
 std::string way_out(const Error& error) {
@@ -66,12 +43,6 @@ void log_to_stderr(log::Level level, const std::string& line) {
 
 }  // namespace
 
-Result<> refuse_secrets(const std::string& address, const char* what) {
-  if (!has_secret(address)) return success();
-  return Error(EINVAL, std::string(what) + " has a user or a secret in it, which `ps` shows to everybody: use the " +
-                           "environment (AWS_ACCESS_KEY_ID) or a profile, and change that secret");
-}
-
 void add_s3_options(CLI::App& command, io::S3Settings& settings) {
   command.add_option("--endpoint", settings.endpoint, "S3: the server, https://HOST:PORT (default: Amazon's)");
   command.add_option("--region", settings.region, "S3: the region (default: what the AWS tools take)");
@@ -102,20 +73,9 @@ Result<Remote> open_remote(const std::string& url, const RemoteOptions& options)
 Result<> check_remote(const std::string& url, const io::S3Settings& s3) {
   TRY(refuse_secrets(url, "the address of the remote"));
   TRY(refuse_secrets(s3.endpoint, "--endpoint"));
-  TRY(check_folder(url));
+  TRY(meta::remote::check_folder_of(url));
   TRY(io::open_object_store(url, s3));
   return success();
-}
-
-Result<StepAddress> split_step(const std::string& url) {
-  std::string address = url;
-  while (address.ends_with('/')) address.pop_back();
-  const size_t slash = address.rfind('/');
-  const size_t scheme = address.find("://");
-  if (scheme == std::string::npos || slash <= scheme + 2) {
-    return Error(EINVAL, url + ": it names no step; it has the form URL/TAG, as in s3://bucket/run7/global_step100");
-  }
-  return StepAddress{address.substr(0, slash), address.substr(slash + 1)};
 }
 
 Error with_way_out(const Error& error) {
@@ -125,7 +85,7 @@ Error with_way_out(const Error& error) {
 
 int fail_remote(const std::string& url, const Error& error) {
   const Error told = with_way_out(error);
-  const int code = has_secret(url) ? fail(told) : fail(url, told);
+  const int code = meta::remote::has_secret(url) ? fail(told) : fail(url, told);
   return error.errno_value() == EINVAL ? kUsage : code;
 }
 

@@ -10,14 +10,14 @@
 #include "io/objects/object_store.h"
 #include "io/objects/s3_settings.h"
 #include "io/result.h"
+#include "meta/remote/address.h"
 
 namespace ckptfs::fs::cli {
 
 // --endpoint, --region, --profile, --ca-file and --path-style.
 void add_s3_options(CLI::App& command, io::S3Settings& settings);
 
-// EINVAL if the address has a user or a secret in it; `what` names it.
-Result<> refuse_secrets(const std::string& address, const char* what);
+using meta::remote::refuse_secrets;
 
 struct RemoteOptions {
   std::string url;  // as it was given
@@ -42,14 +42,6 @@ Result<Remote> open_remote(const std::string& url, const RemoteOptions& options)
 
 // What open_remote() refuses before it asks anything of the store.
 Result<> check_remote(const std::string& url, const io::S3Settings& s3);
-
-// "s3://bucket/run7/global_step100~2" is the step "global_step100~2" of "s3://bucket/run7". EINVAL, in words: no step
-// is named.
-struct StepAddress {
-  std::string url;
-  std::string step;
-};
-Result<StepAddress> split_step(const std::string& url);
 
 // The error with what to do about it, where its own words do not say it.
 Error with_way_out(const Error& error);

@@ -16,6 +16,7 @@
 #include "fs/cli/remote_options.h"
 #include "fs/cli/remote_reading.h"
 #include "fs/cli/system.h"
+#include "io/host.h"
 #include "meta/remote/commit.h"
 #include "meta/remote/remote_step.h"
 
@@ -24,6 +25,7 @@ namespace {
 
 using meta::remote::CommittedStep;
 using meta::remote::RemoteStep;
+using meta::remote::StepAddress;
 using meta::remote::VerifyReport;
 using nlohmann::json;
 
@@ -49,7 +51,7 @@ Result<std::string> new_folder(const std::string& folder) {
 }
 
 Result<int> run_export(const ExportArguments& arguments) {
-  TRY_ASSIGN(const StepAddress address, split_step(arguments.options.url));
+  TRY_ASSIGN(const StepAddress address, meta::remote::split_step(arguments.options.url));
   TRY_ASSIGN(const std::string folder, new_folder(arguments.folder));
   TRY_ASSIGN(const Remote remote, open_remote(address.url, arguments.options));
   end_in_order();
@@ -57,11 +59,12 @@ Result<int> run_export(const ExportArguments& arguments) {
   TRY_ASSIGN(const CommittedStep found, find_standing(remote, address.step));
   const std::string above = std::filesystem::path(folder).parent_path();
   TRY_ASSIGN(const RemoteStep step, RemoteStep::open(*remote.store, found, above, limits_of(remote)));
-  if (arguments.slot && *arguments.slot >= step.slots()) {
-    return Error(EINVAL, "--slot " + std::to_string(*arguments.slot) + ": the step has " +
-                             counted(step.slots(), "slot") + ", counted from 0");
+  const std::optional<uint32_t> slot = arguments.slot ? arguments.slot : address.slot;
+  if (slot && *slot >= step.slots()) {
+    return Error(EINVAL, "slot " + std::to_string(*slot) + ": the step has " + counted(step.slots(), "slot") +
+                             ", counted from 0");
   }
-  TRY(meta::remote::export_step(step, arguments.slot, folder, settings_of(remote, line)));
+  TRY(meta::remote::export_step(step, slot, folder, settings_of(remote, line)));
   if (arguments.options.as_json) {
     print_json({{"step", found.name()}, {"folder", folder}, {"requests", cost_of(remote.store->counts())}});
   } else {
@@ -104,7 +107,7 @@ Result<ToVerify> all_steps(const RemoteOptions& options) {
 }
 
 Result<ToVerify> one_step(const RemoteOptions& options) {
-  TRY_ASSIGN(const StepAddress address, split_step(options.url));
+  TRY_ASSIGN(const StepAddress address, meta::remote::split_step(options.url));
   TRY_ASSIGN(Remote remote, open_remote(address.url, options));
   TRY_ASSIGN(CommittedStep step, find_standing(remote, address.step));
   return ToVerify{std::move(remote), {std::move(step)}};
@@ -127,7 +130,7 @@ struct VerifiedStep {
 };
 
 Result<VerifyReport> verify_one(const Remote& remote, const CommittedStep& step, double share, ReadingLine& line) {
-  TRY_ASSIGN(const RemoteStep opened, RemoteStep::open(*remote.store, step, temporary_folder(), limits_of(remote)));
+  TRY_ASSIGN(const RemoteStep opened, RemoteStep::open(*remote.store, step, io::temporary_folder(), limits_of(remote)));
   return meta::remote::verify_step(opened, share, settings_of(remote, line));
 }
 

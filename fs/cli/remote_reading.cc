@@ -4,7 +4,6 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "fs/cli/format.h"
@@ -51,12 +50,6 @@ Result<meta::remote::CommittedStep> find_standing(const Remote& remote, const st
   TRY_ASSIGN(auto step, meta::remote::find_step(*remote.store, name, limits_of(remote)));
   if (step.gone) return Error(ENOENT, remote.store->url() + ": step " + name + " was removed there");
   return step;
-}
-
-std::string temporary_folder() {
-  std::error_code error;
-  const auto folder = std::filesystem::temp_directory_path(error);  // $TMPDIR, else /tmp
-  return error ? "/tmp" : folder.string();
 }
 
 json cost_of(io::RequestCounts& counts) {

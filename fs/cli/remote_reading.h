@@ -34,9 +34,6 @@ io::RequestLimits limits_of(const Remote& remote);
 // ENOENT, in words: there is no such step, or it was removed there.
 Result<meta::remote::CommittedStep> find_standing(const Remote& remote, const std::string& name);
 
-// Where nameless files may lie.
-std::string temporary_folder();
-
 nlohmann::json cost_of(io::RequestCounts& counts);
 void print_cost(io::RequestCounts& counts);
 

@@ -15,7 +15,7 @@
 #include "fs/remote_mount/catalog.h"
 #include "fs/remote_mount/places.h"
 #include "fs/remote_mount/read_ahead.h"
-#include "fs/remote_mount/remote_mount.h"
+#include "fs/remote_mount/remote_mount_options.h"
 #include "fs/remote_mount/unanswered.h"
 #include "meta/remote/chunk_cache.h"
 #include "meta/remote/chunk_reader.h"

@@ -6,12 +6,12 @@
 
 #include <cstdlib>
 #include <ctime>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <span>
 
 #include "fs/remote_mount/parts.h"
 #include "io/digest.h"
+#include "io/host.h"
 #include "io/log.h"
 #include "io/mount_table.h"
 #include "io/objects/open_object_store.h"
@@ -21,12 +21,6 @@ namespace ckptfs::fs::remote_mount {
 namespace {
 
 using nlohmann::json;
-
-std::string temporary_folder() {
-  std::error_code error;
-  const auto folder = std::filesystem::temp_directory_path(error);  // $TMPDIR, else /tmp
-  return error ? "/tmp" : folder.string();
-}
 
 std::string id_of(const RemoteMountOptions& options) {
   const std::string text = options.url + '\0' + options.mountpoint;
@@ -56,7 +50,7 @@ Result<> open_remote(Parts& parts) {
   settings.cache = parts.cache.get();
   parts.reader = std::make_unique<meta::remote::ChunkReader>(*parts.store, settings);
   if (!options.for_others) parts.ownership.only = std::pair(parts.uid, parts.gid);
-  const std::string& folder = options.cache.empty() ? temporary_folder() : options.cache;
+  const std::string& folder = options.cache.empty() ? io::temporary_folder() : options.cache;
   parts.catalog = std::make_unique<Catalog>(*parts.store, *parts.reader, folder, parts.ownership);
   return success();
 }

@@ -11,28 +11,14 @@
 // Thread safety: stop() from any thread and from a signal handler; status() from any thread; all else from one.
 #pragma once
 
-#include <chrono>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
-#include <optional>
 #include <string>
-#include <utility>
 
-#include "io/objects/s3_settings.h"
+#include "fs/remote_mount/remote_mount_options.h"
 #include "io/result.h"
 
 namespace ckptfs::fs::remote_mount {
-
-struct RemoteMountOptions {
-  std::string url;  // s3://BUCKET/PREFIX or file:///FOLDER
-  io::S3Settings s3;
-  std::string mountpoint;
-  std::string cache;  // a folder; empty: none
-  uint64_t cache_size = uint64_t{100} << 30;
-  std::chrono::milliseconds time{60'000};
-  bool for_others = true;
-  bool no_exec = false;
-};
 
 struct Parts;
 

@@ -6,10 +6,10 @@
 namespace ckptfs::io {
 
 struct S3Settings {
-  std::string endpoint;     // "https://host:port"; empty: Amazon's, or what AWS_ENDPOINT_URL says
+  std::string endpoint;     // "https://host:port"; empty: what AWS_ENDPOINT_URL_S3 or _URL says, else Amazon's
   std::string region;       // empty: what AWS_REGION or the profile says, else us-east-1
   std::string profile;      // of the AWS tools' files; empty: AWS_PROFILE, else "default"
-  std::string authorities;  // file of the certificates to trust; empty: the system's
+  std::string authorities;  // file of the certificates to trust; empty: AWS_CA_BUNDLE, else the system's
   bool path_style = false;  // https://host/bucket/key instead of https://bucket.host/key; always so with an endpoint
 };
 

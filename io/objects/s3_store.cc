@@ -71,7 +71,7 @@ S3Store::S3Store(const std::string& bucket, std::string prefix, Place place, con
     : url_("s3://" + bucket + "/" + prefix),
       prefix_(std::move(prefix) + "/"),
       place_(std::move(place)),
-      http_(settings.authorities),
+      http_(first_of({settings.authorities, aws_variable("AWS_CA_BUNDLE")})),
       credentials_(http_, settings.profile) {}
 
 Result<std::unique_ptr<ObjectStore>> S3Store::open(const std::string& bucket, std::string prefix,

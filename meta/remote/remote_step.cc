@@ -69,15 +69,17 @@ Result<> RemoteStep::read(const UnionEntry& file, uint64_t offset, std::span<std
   if (buffer.empty()) return success();
   const uint64_t first = offset / kChunkBytes, last = (offset + buffer.size() - 1) / kChunkBytes;
   TRY_ASSIGN(const std::vector<Chunk> chunks, parts_[file.slot].chunks(of_it.first_chunk + first, last - first + 1));
-  const uint64_t begin = first * kChunkBytes, wanted = std::min(kMostRunBytes, chunks.size() * kChunkBytes);
-  const auto room = std::make_unique_for_overwrite<std::byte[]>(wanted);
+  const uint64_t begin = first * kChunkBytes, most = std::min(kMostRunBytes, chunks.size() * kChunkBytes);
+  const auto room = std::make_unique_for_overwrite<std::byte[]>(most);
   uint64_t at = begin;  // in the file
   for (std::span<const Chunk> rest = chunks; !rest.empty();) {
     const ChunkRun run = next_run(rest, at / kChunkBytes);
-    const std::span bytes(room.get(), run.bytes);
-    TRY(read_run(*store_, parts_[file.slot].header(), file.path, run, bytes, limits));
     const uint64_t from = std::max(at, offset), to = std::min(at + run.bytes, offset + buffer.size());
-    std::memcpy(buffer.data() + (from - offset), bytes.data() + (from - at), to - from);
+    const auto wanted = buffer.subspan(from - offset, to - from);
+    const bool whole = wanted.size() == run.bytes;  // then it is read in place
+    const std::span bytes = whole ? wanted : std::span(room.get(), run.bytes);
+    TRY(read_run(*store_, parts_[file.slot].header(), file.path, run, bytes, limits));
+    if (!whole) std::memcpy(wanted.data(), bytes.data() + (from - at), wanted.size());
     at += run.bytes;
     rest = rest.subspan(run.chunks.size());
   }

@@ -62,6 +62,20 @@ TEST(ReadPlan, ALargerGapIsReadOnlyBesideMuchThatIsWanted) {
   EXPECT_EQ(reads(100, 8 << 10), 2U);
 }
 
+TEST(ReadPlan, NoBlockIsReadTwice) {
+  constexpr uint64_t kBlock = 1 << 20;
+  std::vector<Wanted> wanted;
+  for (uint64_t at = 0; at < 100; ++at) wanted.push_back({0, at * 300'000, 100, target(1 + at)});
+  const auto plan = plan_reads(wanted, 16 * kBlock, kBlock);
+  uint64_t end = 0;
+  for (const PlannedRead& read : plan.reads) {
+    EXPECT_GE(read.begin, end);
+    end = read.end;
+  }
+  EXPECT_EQ(plan.reads.size(), 2U) << "29 blocks, and none lies between two that are wanted";
+  EXPECT_EQ(plan_reads({{0, 0, 1, target(1)}, {0, 2 * kBlock, 1, target(2)}}, 16 * kBlock, kBlock).reads.size(), 2U);
+}
+
 TEST(ReadPlan, WhatLiesFarApartOrInAnotherFileIsNot) {
   const auto plan = plan_reads({{1, 0, 10, target(1)}, {0, 0, 10, target(2)}, {0, 1 << 20, 10, target(3)}},
                                kPlannedSlot, kPlannedBlock);

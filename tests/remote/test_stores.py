@@ -260,6 +260,7 @@ def test_certificates(broken, scratch):
     said = store.fails(EPROTO, "get", "a")
     true("certificate" in said, said)
     equal(store.do("get", "a", options=("--authorities", scratch / "certificate.pem")), b"secret", "the object")
+    equal(store.do("get", "a", variables={"AWS_CA_BUNDLE": str(scratch / "certificate.pem")}), b"secret", "as the AWS tools")
 
 
 def test_wrong_credentials(server, request):

@@ -27,12 +27,13 @@ class Checkpoint:
 
     Of a step: "NAME" as the model computes with it, "NAME/fp32", "NAME/exp_avg" and so on; with names="saved" a DCP
     checkpoint's tensors by the names that they were saved by. `problems`: what could not be read. Raises OSError, in
-    words.
+    words. `path` may be the address of a step in a remote, "s3://bucket/run7/global_step100"; `timeout`: seconds for each
+    request to it.
     """
 
-    def __init__(self, path: Path, names: str = ""):
+    def __init__(self, path: Path, names: str = "", *, timeout: float = 60.0):
         self._open = contextlib.ExitStack()
-        self.handle = self._open.enter_context(native.checkpoint(path, names))
+        self.handle = self._open.enter_context(native.checkpoint(path, names, timeout))
         self.path = path
         library = native.library()
         self.tensors, self._numbers = {}, {}
@@ -132,13 +133,14 @@ class Checkpoint:
 
 def load(path: Path, into: "Tensors | torch.nn.Module | None" = None, *, device: "str | torch.device" = "cpu",
          names: "Iterable[str] | None" = None, stream: "torch.cuda.Stream | None" = None,
-         group: "object | None" = None, mode: str = "auto") -> "Tensors":
+         group: "object | None" = None, mode: str = "auto", timeout: float = 60.0) -> "Tensors":
     """The tensors of a checkpoint, as a dict by name.
 
         tensors = ckptfs.load("/ckpt/steps/step_100", device="cuda")
         ckptfs.load("model.safetensors", into=model)             # a module's parameters and buffers, in place
         ckptfs.load("/ckpt/steps/global_step100", names=["layers.0.weight/exp_avg"])
         ckptfs.load("/ckpt/steps/step_100", into=state, group=True)     # by all ranks of torch.distributed
+        ckptfs.load("s3://bucket/run7/global_step100", into=model)      # a committed step in a remote
 
     `into`: a dict of tensors, or a module; without it tensors are made on `device`. DTensors and ckptfs.Slice get this
     rank's part. All is there when it returns.
@@ -146,6 +148,8 @@ def load(path: Path, into: "Tensors | torch.nn.Module | None" = None, *, device:
     `group`: a process group of torch.distributed, True for the default one; all its ranks call load() for the same
     checkpoint. `mode`: what several ranks want is read once and passed on ("broadcast"), or read by each of them
     ("each"); "auto" measures which is quicker.
+
+    `timeout`: seconds for each request to a remote, tries again included.
     """
     def targets(checkpoint):
         if into is None:
@@ -156,9 +160,9 @@ def load(path: Path, into: "Tensors | torch.nn.Module | None" = None, *, device:
         return known if names is None else {name: known[name] for name in names}
 
     if group is not None:
-        return group_loading.load(lambda: Checkpoint(path), targets, None if group is True else group, mode, stream)
+        return group_loading.load(lambda: Checkpoint(path, timeout=timeout), targets, None if group is True else group, mode, stream)
     group_loading.check_mode(mode)
-    with Checkpoint(path) as checkpoint, memory.on(stream):
+    with Checkpoint(path, timeout=timeout) as checkpoint, memory.on(stream):
         filled = targets(checkpoint)
         checkpoint.load(filled, stream=stream)
         return filled

@@ -13,7 +13,7 @@ import threading
 from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_int, c_uint32, c_uint64, c_void_p
 
 _log = logging.getLogger("ckptfs")
-_ABI = 4
+_ABI = 5
 
 
 class Tensor(Structure):
@@ -65,7 +65,7 @@ _FUNCTIONS = {  # all that return an errno
     "ckptfs_staging_open": (c_char_p, c_uint64, c_uint64, c_uint32, POINTER(c_void_p)),
     "ckptfs_memory_allocate": (c_void_p, c_uint64, POINTER(c_void_p)),
     "ckptfs_memory_free": (c_void_p, c_void_p),
-    "ckptfs_checkpoint_open": (c_char_p, c_char_p, POINTER(c_void_p)),
+    "ckptfs_checkpoint_open": (c_char_p, c_char_p, c_double, POINTER(c_void_p)),
     "ckptfs_checkpoint_tensor": (c_void_p, c_uint64, POINTER(Tensor)),
     "ckptfs_load": (c_void_p, c_void_p, POINTER(Target), c_uint64, c_void_p, POINTER(LoadReport)),
     "ckptfs_load_boxes": (c_void_p, c_void_p, POINTER(BoxTarget), c_uint64, c_void_p, POINTER(LoadReport)),
@@ -224,11 +224,13 @@ class OwnRing:
 
 
 @contextlib.contextmanager
-def checkpoint(path, names=""):
-    """The handle of an open checkpoint. `names`: "" for those of the views, "saved" for those of a DCP checkpoint."""
-    handle = c_void_p()
-    call("ckptfs_checkpoint_open", os.fsencode(path), names.encode(), byref(handle))
+def checkpoint(path, names="", timeout=60.0):
+    """The handle of an open checkpoint. `names`: "" for those of the views, "saved" for those of a DCP checkpoint.
+    `timeout`: seconds for each request to a remote."""
+    handle, owner = c_void_p(), os.getpid()
+    call("ckptfs_checkpoint_open", os.fsencode(path), names.encode(), timeout, byref(handle))
     try:
         yield handle
     finally:
-        library().ckptfs_checkpoint_close(handle)
+        if os.getpid() == owner:  # a child of fork has not the threads that end with it
+            library().ckptfs_checkpoint_close(handle)

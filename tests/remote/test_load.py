@@ -1,0 +1,213 @@
+"""ckptfs.load of steps in a remote: the same tensors as from the folder, what has to be fetched and no more, or an error."""
+
+import errno
+import json
+import os
+import re
+import subprocess
+import types
+
+import pytest
+
+import harness
+from acting import Ranks
+from checking import equal, true
+from mounting import BUILD, MIB, REPOSITORY, Failure, Store, mounted
+from reading import remote_mount
+from seaweed import BUCKET, Proxy, environment
+from test_push import QUIET, ckptfs, wait_for
+
+pytestmark = [pytest.mark.builds("release", "venv"), pytest.mark.level("normal"), pytest.mark.timeout(600),
+              pytest.mark.usefixtures("venv"), pytest.mark.one_mode]
+
+LOADS = REPOSITORY / "tests" / "remote" / "loads.py"
+MAKER = BUILD / "helpers" / "remote_step"
+BOUND = 1.05  # of the bytes that are needed, in whole chunks
+GROUP = Ranks("group_ranks.py")
+
+
+@pytest.fixture(scope="session")
+def venv():
+    harness.install()
+
+
+def act(name, variables=None, **arguments):
+    """What loads.py says."""
+    given = harness.environment() | {"PYTHONPATH": str(REPOSITORY / "gpu" / "python")} | (variables or {})
+    words = [harness.python(), LOADS, name, json.dumps({key: str(value) if isinstance(value, os.PathLike) else value
+                                                        for key, value in arguments.items()})]
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, env=given, timeout=300, check=False)
+    if done.returncode != 0:
+        raise Failure(f"{name} {arguments}: {done.stdout}{done.stderr[-3000:]}")
+    return json.loads(done.stdout)
+
+
+def put(url, tag, *folders, endpoint=None):
+    """Makes a committed step of these folders, one for each slot. Returns its address."""
+    words = [MAKER, url, tag, *folders, *(["--endpoint", endpoint] if endpoint else [])]
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, env=environment(), timeout=200,
+                          check=False)
+    equal(done.returncode, 0, f"remote_step: {done.stderr}")
+    return f"{url}/{done.stdout.strip()}"
+
+
+@pytest.fixture
+def remote(scratch):
+    (scratch / "remote").mkdir()
+    return f"file://{scratch}/remote"
+
+
+@pytest.fixture
+def trainer_step(scratch):
+    act("make", folder=scratch / "checkpoint-1", kind="trainer")
+    return scratch / "checkpoint-1"
+
+
+def is_same(local, url, **more):
+    said = act("compare", local=local, url=url, **more)
+    equal(said["differ"], [], f"tensors of {url} that differ from those of {local}")
+    true(said["tensors"] > 4, f"how many there are: {said}")
+    return said["log"]
+
+
+def test_what_a_mount_has_pushed(fresh_disk, work, scratch, remote, mode):
+    with mounted(Store(fresh_disk / "store"), work / "mnt", mode=mode, options=QUIET) as mount:
+        steps = mount.path / "steps"
+        harness.run_trainer(types.SimpleNamespace(work=scratch), "trainer", steps, 1, "--width", "128", "--layers", "2")
+        for kind, tag in (("saver", "step_2"), ("dcp", "step_3"), ("trainer", "checkpoint-4")):
+            act("make", folder=steps / tag, kind=kind)
+        print(ckptfs("remote", "add", remote, steps))
+        for tag in ("checkpoint-1", "step_2", "step_3", "checkpoint-4"):
+            wait_for(steps / tag, "committed")
+            is_same(steps / tag, f"{remote}/{tag}")
+
+
+def test_into_tensors_that_are_there(remote, trainer_step):
+    url = put(remote, "checkpoint-1", trainer_step)
+    equal(act("load_into", local=trainer_step, url=url), [], "what differs")
+    equal(act("forked", url=url), 0, "a child of fork")
+
+
+def test_only_what_is_needed_is_fetched(remote, scratch):
+    step = scratch / "checkpoint-1"
+    act("make", folder=step, kind="trainer", rows=12 * 1024)
+    said = act("weights", url=put(remote, "checkpoint-1", step), local=step)
+    print(said)
+    for read, needed in (("read", "needed"), ("few_read", "few_needed")):
+        true(said[read] <= BOUND * said[needed], f"fetched at most {BOUND} of what is needed: {said}")
+    true(said["received"] <= BOUND * said["needed"] + 4 * MIB, f"with the headers of the other files: {said}")
+    true(said["straight"] > said["needed"] / 3, f"large tensors go straight to where they belong: {said}")
+    equal(said["checked"], said["read"], "bytes that were compared")
+
+
+def test_from_s3(server, trainer_step):
+    url = put(f"s3://{BUCKET}/loads", "checkpoint-1", trainer_step, endpoint=server.endpoint)
+    variables = {name: value for name, value in environment().items() if name.startswith("AWS_")}
+    is_same(trainer_step, url, variables=variables | {"AWS_ENDPOINT_URL": server.endpoint})
+    wrong = variables | {"AWS_ENDPOINT_URL_S3": server.endpoint, "AWS_SECRET_ACCESS_KEY": "wrong"}
+    number, words, _ = act("fails", url=url, variables=wrong)
+    equal((number, "SignatureDoesNotMatch" in words), (errno.EACCES, True), words)
+    with Proxy(server.ports[3]) as proxy:
+        proxy.become("hang")
+        number, words, seconds = act("fails", url=url, timeout=3,
+                                     variables=variables | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{proxy.port}"})
+        true(number != 0 and seconds < 30, f"a server that hangs, after {seconds} s: {words}")
+
+
+def test_of_a_folder_in_a_remote_mount(remote, scratch, trainer_step):
+    """It is read from the remote, and a file in it through the mount."""
+    put(remote, "checkpoint-1", trainer_step)
+    with remote_mount(remote, scratch / "mnt") as mount:
+        for name in ("checkpoint-1", "@0/checkpoint-1"):
+            log = is_same(trainer_step, mount.path / name)
+            true(f"{remote}/{name}: " in log, f"from the remote: {log}")
+        equal(mount.fetched(), 0, "bytes that the mount has fetched")
+        is_same(trainer_step / "model.safetensors", mount.path / "checkpoint-1" / "model.safetensors")
+        true(mount.fetched() > 0, "a file goes through the mount")
+
+
+def test_of_a_folder_in_a_mount_of_s3(server, scratch, trainer_step):
+    """The mount says where the server is. Without credentials the mount is read."""
+    url = put(f"s3://{BUCKET}/mounted", "checkpoint-1", trainer_step, endpoint=server.endpoint)
+    with remote_mount(url.rpartition("/")[0], scratch / "mnt", "--endpoint", server.endpoint, env=environment()) as mount:
+        variables = {name: value for name, value in environment().items() if name.startswith("AWS_")}
+        log = is_same(trainer_step, mount.path / "checkpoint-1", variables=variables)
+        true(f"{url}: " in log and mount.fetched() == 0, f"from the remote: {log}")
+        log = is_same(trainer_step, mount.path / "checkpoint-1", variables={"AWS_EC2_METADATA_DISABLED": "true"})
+        true("read through the mount, not from s3://" in log and "no credentials" in log, f"through the mount: {log}")
+        true(mount.fetched() > 0, "the mount has fetched")
+
+
+def test_what_a_slot_has(remote, scratch):
+    for slot in (0, 1):
+        act("make", folder=scratch / f"slot{slot}" / "checkpoint-1", kind="trainer", seed=slot)
+        folder = scratch / f"slot{slot}" / "checkpoint-1"
+        (folder / "model.safetensors").rename(folder / f"model-0000{slot + 1}-of-00002.safetensors")
+        (folder / "optimizer.pt").unlink()
+    url = put(remote, "checkpoint-1", scratch / "slot0" / "checkpoint-1", scratch / "slot1" / "checkpoint-1")
+    for slot in (0, 1):
+        is_same(scratch / f"slot{slot}" / "checkpoint-1", f"{remote}/@{slot}/checkpoint-1")
+    number, words, _ = act("fails", url=f"{remote}/@2/checkpoint-1")
+    equal((number, "slots 0 to 1" in words), (errno.ENOENT, True), words)
+    true(url.startswith("file://"), url)
+
+
+def test_a_step_that_is_not_there(remote, trainer_step):
+    put(remote, "checkpoint-1", trainer_step)
+    for url, said in ((f"{remote}/checkpoint-2", "no committed step checkpoint-2"), (f"{remote}/checkpoint-1~2", "no committed"),
+                      (f"{remote}/none/checkpoint-1", "there is no folder"), (f"{remote}/checkpoint-1/none", "")):
+        number, words, seconds = act("fails", url=url)
+        equal((number, said in words), (errno.ENOENT, True), f"{url}: {words}")
+        true(seconds < 20, f"{url}: {seconds} s")
+    for url in ("s3://bucket", "s3://key:secret@bucket/run7/step_1"):
+        number, words, _ = act("fails", url=url)
+        equal((number, "secret@" in words), (errno.EINVAL, False), f"{url}: {words}")
+
+
+def test_a_flipped_byte_is_found(remote, scratch):
+    """Wherever it is: in a tensor, or in what tells where the tensors are."""
+    act("make", folder=scratch / "steps" / "step_1", kind="saver")
+    url = put(remote, "step_1", scratch / "steps" / "step_1")
+    packs = [path for path in (scratch / "remote" / "packs").rglob("*") if path.is_file()]
+    true(len(packs) > 1, f"packs: {packs}")
+    for pack in packs:
+        for at in (2000 if pack.name == "0" else 0, pack.stat().st_size // 2, pack.stat().st_size - 1):
+            flip(pack, at)
+            number, words, _ = act("fails", url=url)
+            for said in (f"/packs/step_1/{pack.parent.name}/{pack.name}", "rank00.safetensors: chunk "):
+                equal((number, said in words), (errno.EIO, True), f"byte {at} of {pack}: {words}")
+            flip(pack, at)
+    equal(act("fails", url=url)[1], "it was loaded", "after all was put right")
+    packs[-1].rename(scratch / "away")
+    number, words, _ = act("fails", url=url, timeout=3)
+    true(number in (errno.ENOENT, errno.EIO) and f"{packs[-1].parent.name}/{packs[-1].name}" in words, f"no pack: {words}")
+
+
+def flip(path, at):
+    with open(path, "r+b") as file:
+        file.seek(at)
+        right = file.read(1)
+        file.seek(at)
+        file.write(bytes([right[0] ^ 1]))
+
+
+def test_written(remote, trainer_step):
+    """What docs/loading.md has is run as it stands there, but for the address."""
+    put(remote, "global_step100", trainer_step)
+    text = (REPOSITORY / "docs" / "loading.md").read_text()
+    section = re.search(r"^## Load from a remote\n(.*?)^## ", text, re.MULTILINE | re.DOTALL)[1]
+    lines = [line[4:] for line in section.splitlines() if line.startswith("    ")]
+    true(len(lines) > 3, f"examples: {lines}")
+    code = re.sub(r"s3://bucket/run7|file:///lustre/run7", remote, "\n".join(lines))
+    equal(act("run", code=code), [], "what was not loaded")
+
+
+def test_a_group(remote, scratch):
+    series = scratch / "steps"
+    series.mkdir()
+    truth = GROUP.do(2, [{"act": "save", "to": str(series / "step_1"), "seed": 1}], scratch / "saved")[0]
+    url = put(remote, "step_1", series / "step_1")
+    modes = ("each", "broadcast", "auto")
+    acts = [{"act": "load", "of": url, "mode": mode} for mode in modes]
+    for mode, got in zip(modes, GROUP.do(2, acts, scratch / "loaded"), strict=True):
+        equal(got, truth, f"what was loaded by {mode}")

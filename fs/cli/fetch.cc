@@ -25,6 +25,7 @@
 #include "io/fd.h"
 #include "io/host.h"
 #include "meta/names.h"
+#include "meta/remote/address.h"
 #include "meta/remote/remote_facts.h"
 #include "meta/remote/remote_fetch.h"
 
@@ -34,6 +35,7 @@ namespace {
 using meta::remote::CommittedStep;
 using meta::remote::FetchReport;
 using meta::remote::RemoteStep;
+using meta::remote::StepAddress;
 using nlohmann::json;
 
 struct FetchArguments {
@@ -77,7 +79,7 @@ Result<StepAddress> address_in_own_remote(const Series& series, const std::strin
   for (const json& remote : status ? status.value().value("remotes", json::array()) : json::array()) {
     if (remote.value("series", "") != series.target.path) continue;
     fill_in(s3, remote);
-    return StepAddress{remote.value("url", ""), tag};
+    return StepAddress{remote.value("url", ""), tag, std::nullopt};
   }
   return Error(EINVAL, series.path +
                            ": no series with a remote: name the step as URL/TAG, or give the series a remote " +
@@ -87,20 +89,21 @@ Result<StepAddress> address_in_own_remote(const Series& series, const std::strin
 struct Source {
   Remote remote;
   CommittedStep step;
-  std::string id;  // of the remote
+  std::string id;                // of the remote
+  std::optional<uint32_t> slot;  // that the address names
 };
 
 Result<Source> find_source(const Series& series, RemoteOptions options) {
   StepAddress address;
-  if (options.url.find("://") != std::string::npos) {
-    TRY_ASSIGN(address, split_step(options.url));
+  if (meta::remote::is_remote_address(options.url)) {
+    TRY_ASSIGN(address, meta::remote::split_step(options.url));
   } else {
     TRY_ASSIGN(address, address_in_own_remote(series, options.url, options.s3));
   }
   TRY_ASSIGN(Remote remote, open_remote(address.url, options));
   TRY_ASSIGN(CommittedStep step, find_standing(remote, address.step));
   TRY_ASSIGN(const auto facts, meta::remote::read_facts(*remote.store, limits_of(remote)));
-  return Source{std::move(remote), std::move(step), facts.id};
+  return Source{std::move(remote), std::move(step), facts.id, address.slot};
 }
 
 // The same for each call, so that it goes on where the last one ended.
@@ -181,7 +184,7 @@ Result<int> run(const FetchArguments& arguments) {
   end_in_order();
   TRY_ASSIGN(const Series series, find_series(arguments.series));
   TRY_ASSIGN(const Source source, find_source(series, arguments.options));
-  TRY_ASSIGN(const Fetched fetched, fetch(series, source, arguments.slot));
+  TRY_ASSIGN(const Fetched fetched, fetch(series, source, arguments.slot ? arguments.slot : source.slot));
   if (!arguments.options.as_json) {
     print(fetched, source);
     return kSuccess;

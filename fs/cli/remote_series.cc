@@ -129,7 +129,7 @@ void print_remote(const json& remote) {
   std::printf("%s%s", table.text(stdout_is_terminal()).c_str(), notes.c_str());
 }
 
-Result<int> run_status(const Target& target, bool as_json) {
+Result<int> run_remote_status(const Target& target, bool as_json) {
   TRY_ASSIGN(const json result, ask_daemon(target.mount, "remote_status", {{"path", target.path}}));
   if (as_json) {
     print_json(result);
@@ -184,7 +184,7 @@ void add_remote_status(CLI::App& group, Chosen& chosen) {
   add_path_command(group, chosen,
                    {"status", "What of a mount is in its remotes, what is on its way, and what stands in the way",
                     "PATH", "A mount, a series or a step (default: the only mount)",
-                    "Example:\n  ckptfs remote status /ckpt/steps\n  ckptfs remote status --json", run_status});
+                    "Example:\n  ckptfs remote status /ckpt/steps\n  ckptfs remote status --json", run_remote_status});
 }
 
 }  // namespace ckptfs::fs::cli

@@ -21,7 +21,7 @@ constexpr const char* kChunksName = "chunks";
 constexpr const char* kIndexName = "index";
 constexpr std::string_view kIndexMagic = "ckptfs cache 1\n";
 constexpr size_t kIndexEntry = sizeof(io::Digest) + 2 * sizeof(uint32_t);
-constexpr uint64_t kMostSlots = uint64_t{1} << 26;
+constexpr uint64_t kMostCacheSlots = uint64_t{1} << 26;
 
 Result<> refuse_other_files(const std::string& folder) {
   std::error_code error;
@@ -45,7 +45,7 @@ size_t ChunkCache::Hash::operator()(const io::Digest& digest) const {
 Result<std::unique_ptr<ChunkCache>> ChunkCache::open(const std::string& folder, uint64_t bytes) {
   if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) return last_error(folder);
   TRY(refuse_other_files(folder));
-  const uint64_t slots = std::clamp<uint64_t>(bytes / kChunkBytes, 1, kMostSlots);
+  const uint64_t slots = std::clamp<uint64_t>(bytes / kChunkBytes, 1, kMostCacheSlots);
   std::unique_ptr<ChunkCache> cache(new ChunkCache(folder, slots));
   const std::string path = folder + "/" + kChunksName;
   TRY_ASSIGN(cache->chunks_, io::open_at(AT_FDCWD, path, O_RDWR | O_CREAT | O_NOFOLLOW, 0600));

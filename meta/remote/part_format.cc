@@ -29,7 +29,7 @@ constexpr io::JsonBounds kHeaderBounds{.bytes = kMostHeaderBytes, .values = 1 <<
 constexpr io::JsonBounds kEntryBounds{.bytes = kLongestEntry, .values = 64, .text = 1 << 15, .depth = 4};
 
 // Numbers of the format are little-endian.
-void append_number(std::string& bytes, uint64_t number, size_t width) {
+void append_little_endian(std::string& bytes, uint64_t number, size_t width) {
   for (size_t at = 0; at < width; ++at) bytes += static_cast<char>(number >> (8 * at) & 0xff);
 }
 uint32_t u32_at(std::span<const std::byte> bytes, size_t at) {
@@ -265,10 +265,10 @@ Result<std::optional<TextHeader>> parse_begin(std::string_view text) {
 
 std::string bytes_of_chunk(const Chunk& chunk) {
   std::string bytes(reinterpret_cast<const char*>(chunk.digest.data()), kDigestBytes);
-  append_number(bytes, chunk.push, 4);
-  append_number(bytes, chunk.pack, 4);
-  append_number(bytes, chunk.offset, 4);
-  append_number(bytes, uint32_t{chunk.codec} << 24 | chunk.length, 4);
+  append_little_endian(bytes, chunk.push, 4);
+  append_little_endian(bytes, chunk.pack, 4);
+  append_little_endian(bytes, chunk.offset, 4);
+  append_little_endian(bytes, uint32_t{chunk.codec} << 24 | chunk.length, 4);
   return bytes;
 }
 
@@ -288,14 +288,14 @@ ContentDigest::ContentDigest() { hasher_.add(std::as_bytes(std::span(std::string
 
 void ContentDigest::begin(const Entry& entry) {
   std::string bytes;
-  append_number(bytes, entry.path.size(), 4);
+  append_little_endian(bytes, entry.path.size(), 4);
   bytes += entry.path;
-  append_number(bytes, static_cast<uint64_t>(entry.kind), 1);
-  append_number(bytes, entry.mode, 4);
-  append_number(bytes, entry.uid, 4);
-  append_number(bytes, entry.gid, 4);
-  append_number(bytes, entry.size, 8);
-  append_number(bytes, entry.target.size(), 4);
+  append_little_endian(bytes, static_cast<uint64_t>(entry.kind), 1);
+  append_little_endian(bytes, entry.mode, 4);
+  append_little_endian(bytes, entry.uid, 4);
+  append_little_endian(bytes, entry.gid, 4);
+  append_little_endian(bytes, entry.size, 8);
+  append_little_endian(bytes, entry.target.size(), 4);
   bytes += entry.target;
   hasher_.add(std::as_bytes(std::span(bytes)));
 }

@@ -13,6 +13,10 @@ import sys
 import time
 
 import harness
+
+sys.path.append(str(harness.REPOSITORY / "tests" / "remote"))
+
+import seaweed
 from leftovers import loops_of, mounts_below
 from mounting import device_stat
 
@@ -185,10 +189,7 @@ class Demo:
         reflink = has_reflink(places.store)
         if not reflink:
             screen.say("That is on a file system without reflink, so the store gets an image (XFS).")
-        log = ["-o", "quiet=0s", "--log", self.log.with_name("demo-ckptfs.log")]
-        words = [*([] if reflink else ["--image", "2G"]), "store", "ckpt"]
-        screen.command("ckptfs", "mount", *words)
-        run(CKPTFS, "mount", *log, *words, cwd=places.folder)
+        self.mount_store()
         self.ground = places.store if reflink else places.store / "fs"
         status = json.loads(run(CKPTFS, "status", "--json", places.mount))
         passthrough = status["passthrough"]
@@ -200,6 +201,12 @@ class Demo:
                             "to that:")
             screen.say("its O_DIRECT is served by the daemon, which takes any alignment (more on that below).")
         places.mount_plain()
+
+    def mount_store(self):
+        log = ["-o", "quiet=0s", "--log", self.log.with_name("demo-ckptfs.log")]
+        words = [*([] if has_reflink(self.places.store) else ["--image", "2G"]), "store", "ckpt"]
+        self.screen.command("ckptfs", "mount", *words)
+        run(CKPTFS, "mount", *log, *words, cwd=self.places.folder)
 
     def run_both(self):
         screen, places = self.screen, self.places
@@ -304,6 +311,31 @@ class Demo:
                    "With")
         screen.say("`python -m ckptfs.patch train.py` nothing is dropped: docs/deepspeed.md.)")
 
+    def comes_back(self):
+        screen, places = self.screen, self.places
+        screen.heading("A step leaves, the store is deleted, the step comes back")
+        store = places.folder / "seaweed"
+        store.mkdir()
+        with seaweed.seaweed(store) as server:
+            server.make_bucket()
+            url, s3 = f"s3://{seaweed.BUCKET}/demo", ("--endpoint", server.endpoint)
+            self.show("ckptfs", "remote", "add", url, "ckpt/steps", *s3)
+            self.show("ckptfs", "push", "--wait", f"ckpt/steps/{TAG}")
+            self.show("ckptfs", "remote", "status", "ckpt")
+            before = harness.checkpoint_files(places.mount / "steps" / TAG, [self.ours])
+            self.show("ckptfs", "umount", "ckpt")
+            screen.command("rm", "-r", "store")
+            shutil.rmtree(places.store)
+            places.store.mkdir()
+            self.mount_store()
+            self.show("ckptfs", "fetch", f"{url}/{TAG}", "ckpt/steps", *s3)
+        if harness.checkpoint_files(places.mount / "steps" / TAG, [self.ours]) != before:
+            raise Problem(f"the step that came back is another one; see {self.log}")
+        screen.say(screen.paint("32", "Every file is as it was."))
+        result = self.train("resumed from what came back", "fetched-resumed", places.mount, *MODEL, "--steps", 1, "--tag",
+                            TAG, "--resume", places.mount / "steps")
+        self.losses(["ckptfs, fetched"], [result])
+
     def odd(self):
         screen, places = self.screen, self.places
         screen.heading("The shape that goes wrong without ckptfs")
@@ -354,6 +386,7 @@ def measure_copytree(source, target, folder):
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--keep", action="store_true")
+    parser.add_argument("--remote", action="store_true")
     parser.add_argument("--log", type=pathlib.Path, required=True)
     parser.add_argument("folder", type=pathlib.Path)
     return parser.parse_args()
@@ -363,7 +396,9 @@ def stop(_signal, _frame):
     raise Problem("interrupted; all is taken down")
 
 
-def play(demo, keep):
+def play(demo, keep, remote):
+    if remote:
+        os.environ.update(seaweed.environment())  # before the daemon has its own
     demo.mount()
     demo.run_both()
     demo.costs()
@@ -371,6 +406,8 @@ def play(demo, keep):
     demo.copy_out()
     demo.views()
     demo.resume()
+    if remote:
+        demo.comes_back()
     demo.odd()
     demo.where_next(keep)
 
@@ -384,7 +421,7 @@ def main():
     try:
         places.take_down()
         places.make()
-        play(Demo(places, screen, options.log), options.keep)
+        play(Demo(places, screen, options.log), options.keep, options.remote)
         kept = options.keep
     except (Problem, harness.Failure, OSError) as problem:
         screen.end_progress()

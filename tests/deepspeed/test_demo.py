@@ -12,10 +12,11 @@ pytestmark = [pytest.mark.builds("venv"), pytest.mark.level("long"), pytest.mark
 
 
 def test_demo(venv, scratch):
-    done = run(REPOSITORY / "scripts" / "demo", scratch, timeout=1700)
+    done = run(REPOSITORY / "scripts" / "demo", "--remote", scratch, timeout=1700)
     print(done.stdout)
     mounts = pathlib.Path("/proc/self/mountinfo").read_text()
     true(str(scratch) not in mounts, f"nothing stays mounted: {mounts}")
     equal([path.name for path in scratch.iterdir()], [], "what it leaves in its folder")
     numbers = re.findall(r"\d+(?:\.\d+)? (?:KB|MB|GB|KiB|MiB|GiB)", done.stdout)
+    true("Every file is as it was." in done.stdout, "a step comes back from a remote")
     true(len(numbers) >= 4, f"it says what was written: {numbers}")

@@ -81,7 +81,7 @@ class Seaweed:
 
     def _curl(self, *words):
         run("curl", "-sS", "--fail", "--aws-sigv4", "aws:amz:us-east-1:s3", "--user", f"{KEY}:{SECRET}", "-H",
-            "x-amz-content-sha256: UNSIGNED-PAYLOAD", "-H", "Expect:", *words, timeout=600)
+            "x-amz-content-sha256: UNSIGNED-PAYLOAD", "--expect100-timeout", "0.01", *words, timeout=600)
 
     def counted(self):
         """By the server: the PUTs that it has answered, and the bytes that it was sent."""

@@ -6,19 +6,21 @@ import errno
 import json
 import os
 import pathlib
+import random
 import shutil
 import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 
 import pytest
 
-from checking import equal, noise, raises, same_bytes, true, write
+from checking import equal, raises, same_bytes, true, write
 from hugging import safetensors
-from mounting import CKPTFS, KIB, MIB, Store, mounted, run, wait_until
+from mounting import BUILD, CKPTFS, KIB, MIB, Store, by_level, mounted, run, wait_until
 from reading import RemoteMount, remote_mount
 from seaweed import BUCKET, Proxy, environment
 from test_push import QUIET, ckptfs, content, fill, tree, wait_for
@@ -172,7 +174,7 @@ def test_damage_is_named(pushed, scratch, harm):
             with raises(errno.EIO, what="what is damaged"):
                 (there.path / "@1/checkpoint-1/rank1.bin").read_bytes()
             told = there.status()["last_failure"]["text"]
-            true("rank1.bin" in told and f"packs/checkpoint-1/1." in told, f"the failure names it: {told}")
+            true("rank1.bin" in told and "packs/checkpoint-1/1." in told, f"the failure names it: {told}")
             same_bytes((there.path / "checkpoint-1/model.safetensors").read_bytes(),
                        steps["checkpoint-1"][0]["model.safetensors"][3], "another file")
         same_bytes((there.path / "@1/checkpoint-1/rank1.bin").read_bytes(), wanted["rank1.bin"][3], "once it is mended")
@@ -291,9 +293,9 @@ def test_a_link_that_hangs(server, work, disk, mode, scratch, monkeypatch):
         true(done.returncode == 1 and not os.listdir(scratch / "late"), f"a mount without a remote: {done.stderr}")
 
 
-def can_be_read(path):
+def can_be_read(path, size=3 * MIB):
     with contextlib.suppress(OSError):
-        return len(path.read_bytes()) == 3 * MIB
+        return len(path.read_bytes()) == size
     return False
 
 
@@ -370,3 +372,118 @@ def test_views_are_those_of_the_mount(pushed, scratch, work, disk, mode):
                                                         mount.path / "views/steps/checkpoint-1"))
         for path in sorted(theirs.rglob("*.safetensors")):
             same_bytes((ours / path.relative_to(theirs)).read_bytes(), path.read_bytes(), path.name)
+
+
+@pytest.mark.level("long")
+def test_a_thousand_steps(scratch):
+    """Lists cost what the store's pages cost, however many steps there are."""
+    (scratch / "remote").mkdir()
+    step = scratch / "step"
+    step.mkdir()
+    for number in range(500):
+        write(step / f"file{number}", b"x" * number)
+    url = f"file://{scratch}/remote"
+    for number in range(1, 1001):
+        run(BUILD / "helpers" / "remote_step", url, f"global_step{number}", step)
+    with remote_mount(url, scratch / "mnt") as there:
+        began, before = time.monotonic(), there.requests()
+        equal(len(os.listdir(there.path)), 1002, "what ls shows")
+        print(f"ls: {there.requests() - before} requests, {time.monotonic() - began:.2f} s")
+        true(there.requests() - before <= 20, f"ls: {there.requests() - before} requests")
+        began, before = time.monotonic(), there.requests()
+        run("ls", "-l", there.path)
+        print(f"ls -l: {there.requests() - before} requests, {time.monotonic() - began:.2f} s")
+        true(there.requests() - before <= 10, f"ls -l: {there.requests() - before} requests")
+        equal(len(os.listdir(there.path / "global_step500")), 500, "what is in a step")
+        for number in range(1, 200):
+            os.listdir(there.path / f"global_step{number}")
+        peak = next(int(line.split()[1]) for line in pathlib.Path(f"/proc/{there.status()['pid']}/status").read_text()
+                    .splitlines() if line.startswith("VmHWM"))
+        true(peak * KIB <= 256 * MIB, f"the daemon took {peak // KIB} MiB")
+
+
+class Looker(threading.Thread):
+    """Reads at random places all the time. What comes is right, or an error, in bounded time."""
+
+    def __init__(self, there, files, seed):
+        super().__init__(daemon=True)
+        self.there, self.files, self.dice = there, files, random.Random(seed)
+        self.ending, self.wrong, self.read, self.refused, self.longest = threading.Event(), [], 0, 0, 0.0
+
+    def run(self):
+        while not self.ending.is_set():
+            name, wanted = self.dice.choice(self.files)
+            at = self.dice.randrange(len(wanted))
+            length = self.dice.choice((1, 4096, 300_000, 2 * MIB))
+            began = time.monotonic()
+            try:
+                with open(self.there.path / name, "rb", buffering=0) as file:
+                    data = os.pread(file.fileno(), length, at)
+                self.read += 1
+                if data != wanted[at : at + len(data)] or (not data and length):
+                    self.wrong.append(f"{name} at {at}")
+            except OSError as error:
+                self.refused += 1
+                if error.errno not in (errno.EIO, errno.ENOTCONN, errno.ECONNABORTED, errno.ENOENT):
+                    self.wrong.append(repr(error))
+                time.sleep(0.05)
+            self.longest = max(self.longest, time.monotonic() - began)
+
+
+def strike(kind, there, server, link, dice):
+    if kind == "daemon":
+        there.kill()
+        there.start()
+    elif kind == "server":
+        server.kill()
+        time.sleep(dice.uniform(0, 1))
+        server.start()
+        server.wait_until_it_answers()
+    else:
+        link.become(*{"cut": ("refuse",), "slow": ("pass", (), 300_000), "deaf": ("deaf",)}[kind])
+        time.sleep(dice.uniform(0.1, 1.5))
+        link.become()
+
+
+@pytest.mark.builds("venv")
+def test_kills_while_it_is_read(server, work, disk, mode, scratch, seed, rounds, monkeypatch):
+    """Of the daemon, the server and the link. --rounds: of each."""
+    for name, value in environment().items():
+        monkeypatch.setenv(name, value)
+    server.make_bucket()
+    dice, url = random.Random(seed), f"s3://{BUCKET}/kills-{mode}"
+    with mounted(Store(disk / f"kills-{mode}"), work / f"mnt-kills-{mode}", mode=mode, options=QUIET) as mount:
+        ckptfs("remote", "add", url, mount.path / "steps", "--endpoint", server.endpoint)
+        step = mount.path / "steps/global_step1"
+        fill(step, size=20 * MIB)
+        wait_for(step, "committed")
+        files = [(f"global_step1/{name}", (step / name).read_bytes()) for name in ("weights.bin", "sub/optimizer.pt")]
+    kinds = ["daemon", "server", "cut", "slow", "deaf"] * (rounds or by_level(1, 1, 100))
+    dice.shuffle(kinds)
+    with Proxy(server.ports[3]) as link:
+        options = ("--endpoint", f"http://127.0.0.1:{link.port}", "--timeout", "20s", "--cache", scratch / "cache",
+                   "--cache-size", "8M")
+        there = RemoteMount(url, scratch / "mnt", *options).start()
+        lookers = [Looker(there, files, seed + number) for number in range(3)]
+        for looker in lookers:
+            looker.start()
+        try:
+            for kind in kinds:
+                time.sleep(dice.uniform(0.1, 0.8))
+                strike(kind, there, server, link, dice)
+            for name, wanted in files:
+                wait_until(f"{name} can be read again", lambda name=name: can_be_read(there.path / name, len(wanted)), 60,
+                           0.5)
+                same_bytes((there.path / name).read_bytes(), wanted, name)
+        finally:
+            for looker in lookers:
+                looker.ending.set()
+            for looker in lookers:
+                looker.join(60)
+            there.stop()
+    for looker in lookers:
+        equal(looker.wrong, [], "what was read")
+        true(looker.read > 0, "something was read")
+        true(looker.longest < 45, f"one read took {looker.longest:.0f} s")
+    print(f"{sum(one.read for one in lookers)} reads, {sum(one.refused for one in lookers)} refused, the longest "
+          f"{max(one.longest for one in lookers):.1f} s")

@@ -70,10 +70,9 @@ TEST_P(LeftOut, IsFound) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Simulation, LeftOut,
-                         ::testing::Values(LeftOutCheck{"vote_unchecked", 6}, LeftOutCheck{"commit_unequal", 38},
+                         ::testing::Values(LeftOutCheck{"vote_unchecked", 23}, LeftOutCheck{"commit_unequal", 62},
                                            LeftOutCheck{"void_replaces", 3}, LeftOutCheck{"lender_uncommitted", 1},
-                                           LeftOutCheck{"found_unvoided", 343}, LeftOutCheck{"chunk_unchecked", 1},
-                                           LeftOutCheck{"part_spent", 107300}),
+                                           LeftOutCheck{"found_unvoided", 1771}, LeftOutCheck{"chunk_unchecked", 66}),
                          [](const auto& one) { return std::string(one.param.fault); });
 
 }  // namespace

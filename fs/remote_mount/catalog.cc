@@ -17,7 +17,7 @@ using meta::remote::RemoteStep;
 namespace {
 
 constexpr uint64_t kMostReadOfStep = uint64_t{2} << 30;  // by the readers of formats
-constexpr uint32_t kModeBits = 0777;  // none that gives a program rights
+constexpr uint32_t kModeBits = 0777;                     // none that gives a program rights
 constexpr uint32_t kReadBits = 0555;
 
 Error in_step(const CommittedStep& step, const Error& why) {

@@ -26,6 +26,7 @@ import past
 import plan
 import plans
 import push
+import remote_reads
 import report
 import saves
 import steps
@@ -51,6 +52,7 @@ PARTS = {
     "groups": groups.section,
     "plans": plans.section,
     "push": push.section,
+    "remote": remote_reads.section,
     "filesystems": filesystems.section,
 }
 

@@ -99,4 +99,7 @@ COPY_BAR = measure.Bar(1.20, at_least=False)  # of read(2) of the same bytes, fr
 PUSH_BAR = measure.Bar(0.85, at_least=True)  # of a bare client with as many requests at a time
 PUSH_MEMORY = 64 * MIB  # beside the daemon's own
 CHANGED_LIMIT = 0.12  # of the bytes of a step of which a tenth changed
+REMOTE_READ_BAR = measure.Bar(0.85, at_least=True)  # of a bare client with as many requests at a time
+REMOTE_CACHE_BAR = measure.Bar(0.90, at_least=True)  # of cat of the cache's own file
+REMOTE_MEMORY = 256 * MIB
 BESIDE_PUSH_BAR = measure.Bar(1.03, at_least=False)  # of the trainer's steps without a remote

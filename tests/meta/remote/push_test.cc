@@ -270,6 +270,28 @@ TEST_F(ElectionTest, APartThatWasFoundMakesAVoidFirst) {
   EXPECT_EQ(commit(one, part0, of(0)).value().commit->decision.n, 2U);
 }
 
+// The collector may have taken what only a removed commit names.
+TEST_F(ElectionTest, APartIsInOneCommitAtMost) {
+  const BuiltImage one("step_1", share(0, 1)), other("step_1", share(1, 1)), changed("step_1", share(1, 2));
+  const auto part0 = push(one, of(0)).value();
+  const auto part1 = push(other, of(1)).value();
+  EXPECT_EQ(commit(one, part0, of(0)).value().state, State::waits);
+  EXPECT_EQ(commit(other, part1, of(1)).value().state, State::committed);
+  EXPECT_TRUE(push(one, of(0)).value().found);  // nothing has changed
+  const std::string gone = "{}";
+  ASSERT_OK(store_.put(gone_key({"step_1", 1}), io::content_of(gone), io::PutMode::make, {}));
+  EXPECT_EQ(commit(one, part0, of(0)).value().state, State::committed);  // what was removed does not come back
+  const auto part2 = push(changed, of(1)).value();
+  EXPECT_EQ(commit(one, part0, of(0)).value().state, State::push_again);
+  const auto anew = push(one, of(0)).value();
+  EXPECT_FALSE(anew.found);
+  EXPECT_EQ(anew.borrowed, 0U);  // it would be from what is gone
+  EXPECT_EQ(commit(changed, part2, of(1)).value().state, State::waits);
+  const auto status = commit(one, anew, of(0)).value();
+  EXPECT_EQ(status.state, State::committed);
+  EXPECT_EQ(status.commit->name(), "step_1~2");
+}
+
 TEST_F(ElectionTest, BusyFilesAndOtherAttemptsWait) {
   BuiltImage one("step_1", share(0, 1, "first"));
   const BuiltImage other("step_1", share(1, 1, "second")), same("step_1", share(1, 2, "first"));

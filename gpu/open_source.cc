@@ -22,13 +22,6 @@ using meta::remote::StepAddress;
 using nlohmann::json;
 using OpenedSource = Result<std::unique_ptr<StepSource>>;
 
-// Anybody may mount something and call it a remote. Our credentials go to a server that root or this user has named.
-bool is_trusted(const io::MountEntry& mount) {
-  const std::string list = "," + mount.options + ",";
-  return list.find(",user_id=0,") != std::string::npos ||
-         list.find(",user_id=" + std::to_string(::geteuid()) + ",") != std::string::npos;
-}
-
 // The step whose folder in a remote mount this is: /TAG or /@I/TAG. Nothing: it is none.
 std::optional<StepAddress> step_in_mount(const io::MountEntry& mount, const std::string& path) {
   if (!io::is_ckptfs(mount) || !meta::remote::is_remote_address(mount.source)) return std::nullopt;
@@ -54,7 +47,7 @@ Result<io::S3Settings> settings_of(const io::MountEntry& mount) {
 }
 
 OpenedSource open_behind(const io::MountEntry& mount, const StepAddress& address, std::chrono::milliseconds time) {
-  if (!is_trusted(mount)) return Error(EPERM, "another user has mounted it");
+  if (!io::is_trusted(mount, ::geteuid())) return Error(EPERM, "another user has mounted it");
   io::S3Settings settings;
   if (meta::remote::is_in_s3(address.url)) {
     TRY_ASSIGN(settings, settings_of(mount));

@@ -59,6 +59,9 @@ Result<> RemoteSource::open_step(const StepAddress& address) {
 }
 
 Result<> RemoteSource::check_fetched() const {
+  if (const auto& read = files_->outcome(); !read) {
+    return Error(read.error().errno_value(), path_ + ": " + read.error().message());
+  }
   const auto failure = reader_->last_failure();
   return failure ? Result<>(Error(EIO, path_ + ": " + failure->text)) : success();
 }

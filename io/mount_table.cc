@@ -118,6 +118,12 @@ std::vector<std::string> holders_of(const std::string& folder) {
 
 bool is_ckptfs(const MountEntry& mount) { return mount.type == "fuse.ckptfs"; }
 
+bool is_trusted(const MountEntry& mount, uint32_t uid) {
+  const std::string list = "," + mount.options + ",";
+  return list.find(",user_id=0,") != std::string::npos ||
+         list.find(",user_id=" + std::to_string(uid) + ",") != std::string::npos;
+}
+
 bool may_enter(const MountEntry& mount, uint32_t uid) {
   const std::string list = "," + mount.options + ",";
   return list.find(",allow_other,") != std::string::npos || list.find(",user_id=") == std::string::npos ||

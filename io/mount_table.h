@@ -30,6 +30,9 @@ std::vector<MountEntry> parse_mount_table(const std::string& text);
 bool is_ckptfs(const MountEntry& mount);
 // Returns true if the kernel lets this user into the FUSE mount: the user mounted it, or allow_other is set.
 bool may_enter(const MountEntry& mount, uint32_t uid);
+// Returns true if root or this user made the FUSE mount. Anybody may mount something, and name in it a server for
+// others to send their credentials to.
+bool is_trusted(const MountEntry& mount, uint32_t uid);
 // Returns the topmost mount at exactly this path.
 std::optional<MountEntry> mounted_at(const std::vector<MountEntry>& mounts, const std::string& path);
 // Returns the mount that contains the path (absolute, without symbolic links).

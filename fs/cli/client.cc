@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -9,6 +10,7 @@
 #include "fs/cli/progress.h"
 #include "fs/cli/system.h"
 #include "io/control_message.h"
+#include "meta/remote/address.h"
 
 namespace ckptfs::fs::cli {
 namespace {
@@ -27,8 +29,11 @@ std::vector<MountEntry> distinct_ckptfs(const std::vector<MountEntry>& mounts) {
   return found;
 }
 
+// A mounted remote counts only if there is no mount of a store.
 Result<Target> only_mount(const std::vector<MountEntry>& mounts) {
-  const auto found = distinct_ckptfs(mounts);
+  auto found = distinct_ckptfs(mounts);
+  const auto is_remote = [](const MountEntry& mount) { return meta::remote::is_remote_address(mount.source); };
+  if (!std::ranges::all_of(found, is_remote)) std::erase_if(found, is_remote);
   if (found.empty()) {
     return Error(ENOENT, "no ckptfs is mounted on this machine; mount one: ckptfs mount STORE MOUNTPOINT");
   }

@@ -17,8 +17,9 @@ struct Target {
   std::string path;  // from the mount's root: "/", "/steps/global_step100"
 };
 
-// Without a path: the only ckptfs mount that this user may enter. ENOENT: there is none. EINVAL, naming them: there are
-// several. With a path: the ckptfs mount that it lies in. ENOENT: it lies in none.
+// Without a path: the only ckptfs mount that this user may enter; a mounted remote only if no store is mounted. ENOENT:
+// there is none. EINVAL, naming them: there are several. With a path: the ckptfs mount that it lies in. ENOENT: it lies
+// in none.
 Result<Target> find_target(const std::optional<std::string>& path);
 // As above, of the given mounts. The path must be absolute. Pure.
 Result<Target> find_target(const std::vector<MountEntry>& mounts, const std::optional<std::string>& path);

@@ -78,6 +78,11 @@ Result<StepAddress> address_in_own_remote(const Series& series, const std::strin
   if (!status && status.error().errno_value() != ENOENT) return status.error();
   for (const json& remote : status ? status.value().value("remotes", json::array()) : json::array()) {
     if (remote.value("series", "") != series.target.path) continue;
+    if (!io::is_trusted(series.target.mount, ::geteuid())) {
+      return Error(EPERM, series.path +
+                              ": another user has mounted it, and your credentials would go where they say: " +
+                              "name the step as URL/TAG");
+    }
     fill_in(s3, remote);
     return StepAddress{remote.value("url", ""), tag, std::nullopt};
   }
@@ -144,6 +149,8 @@ Result<Fetched> write_and_publish(const Series& series, const Source& source, co
     lenders.push_back(series.child(lender.get<std::string>()));
   }
   TRY_ASSIGN(const io::Fd lock, lock_folder(folder));
+  TRY_ASSIGN(const struct stat locked, io::stat_fd(lock.get()));
+  if (locked.st_ino != begun.value("inode", uint64_t{0})) return Error(ENOENT, folder + ": it was removed meanwhile");
   ReadingLine line("fetching");
   auto written = meta::remote::fetch_step(step, slot, folder, lenders, settings_of(source.remote, line));
   if (!written) {
@@ -152,7 +159,8 @@ Result<Fetched> write_and_publish(const Series& series, const Source& source, co
   }
   const FetchedStep fetched{source.id, source.step.decision.tag, source.step.name(), slot, written.value().content};
   TRY_ASSIGN(const json published,
-             ask_daemon(series.target.mount, "fetch_commit", {{"path", inside}, {"fetched", to_json(fetched)}}));
+             ask_daemon(series.target.mount, "fetch_commit",
+                        {{"path", inside}, {"inode", begun["inode"]}, {"fetched", to_json(fetched)}}));
   return Fetched{series.child(published.value("step", "")), false, written.value()};
 }
 
@@ -163,7 +171,13 @@ Result<Fetched> fetch(const Series& series, const Source& source, std::optional<
   const std::string& tag = source.step.decision.tag;
   const auto begun = ask_daemon(series.target.mount, "fetch_begin",
                                 {{"series", series.target.path}, {"tag", tag}, {"attempt", attempt_of(source, slot)}});
-  if (begun) return write_and_publish(series, source, step, slot, begun.value());
+  if (begun) {
+    auto fetched = write_and_publish(series, source, step, slot, begun.value());
+    const bool is_gone = !fetched && fetched.error().errno_value() == ENOENT;
+    // Another fetch may have published it this moment.
+    const std::string there = series.path + "/" + tag;
+    return is_gone && ::access(there.c_str(), F_OK) == 0 ? compare(there, step, slot, source.remote) : fetched;
+  }
   if (begun.error().errno_value() != EEXIST) return begun.error();
   return compare(series.path + "/" + tag, step, slot, source.remote);
 }

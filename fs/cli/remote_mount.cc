@@ -138,6 +138,7 @@ class RemoteServers {
       return Result<nlohmann::json>(status);
     });
     add_outcome(control_, outcome);
+    refuse_others(mount);
     listens_ = !plan.http.address.empty();
     if (listens_) remote_mount::add_pages(http_, mount);
   }
@@ -158,6 +159,19 @@ class RemoteServers {
   }
 
  private:
+  // What is about a store, and is asked of this mount by mistake.
+  void refuse_others(const RemoteMount& mount) {
+    const std::string url = mount.status()["remote"].value("url", "");
+    for (const char* const command : {"ls", "show", "du", "diff", "save", "rm", "thin", "policy", "verify", "push",
+                                      "remote_add", "remote_remove", "remote_status", "fetch_begin", "begin"}) {
+      control_.add(command, ControlServer::Pace::quick, [url](const Peer&, const nlohmann::json&) {
+        return Result<nlohmann::json>(
+            Error(EOPNOTSUPP,
+                  "this is a mounted remote, which has no store: `ckptfs remote ls " + url + "` lists its steps"));
+      });
+    }
+  }
+
   const std::string socket_;
   ControlServer control_;
   HttpServer http_;

@@ -84,7 +84,7 @@ Result<io::ControlReply> blobs(Filesystem& fs, const Peer& peer, const json& arg
 }
 
 struct BegunAttempt {
-  meta::InodeNumber series = 0;
+  meta::InodeNumber series = 0, folder = 0;
   std::string path;
 };
 
@@ -95,10 +95,12 @@ Result<BegunAttempt> begin_attempt(Filesystem& fs, const Peer& peer, const json&
   TRY_ASSIGN(const meta::InodeNumber folder,
              meta::begin_partial(fs.store, series, arguments.at("tag").get<std::string>(),
                                  arguments.at("attempt").get<std::string>(), caller, existing));
-  return BegunAttempt{series, fs.tree.path_of(folder)};
+  return BegunAttempt{series, folder, fs.tree.path_of(folder)};
 }
 
 Result<json> begin(Filesystem& fs, const Peer& peer, const json& arguments) {
+  const std::string attempt = arguments.at("attempt").get<std::string>();
+  if (attempt.starts_with(meta::kFetchAttempt)) return Error(EINVAL, attempt + ": that is the name of a fetch");
   TRY_ASSIGN(const BegunAttempt begun, begin_attempt(fs, peer, arguments, meta::Existing::merge));
   return json{{"path", begun.path}};
 }
@@ -216,12 +218,17 @@ Result<json> fetch_begin(Filesystem& fs, const Peer& peer, const json& arguments
   if (fs.options.read_only) return Error(EROFS, series + ": the store is mounted read-only (-o ro)");
   TRY_ASSIGN(const BegunAttempt begun, begin_attempt(fs, peer, arguments, meta::Existing::refuse));
   TRY_ASSIGN(const std::vector<std::string> lenders, lenders_in(fs, begun.series));
-  return json{{"path", begun.path}, {"lenders", lenders}};
+  return json{{"path", begun.path}, {"inode", begun.folder}, {"lenders", lenders}};
 }
 
 Result<json> fetch_commit(Filesystem& fs, const Peer& peer, const json& arguments) {
   TRY_ASSIGN(const FetchedStep fetched, fetched_step_from(arguments.at("fetched")));
-  TRY_ASSIGN(const meta::InodeNumber partial, attempt_at(fs, peer, arguments.at("path").get<std::string>()));
+  const std::string path = arguments.at("path").get<std::string>();
+  TRY_ASSIGN(const meta::InodeNumber partial, attempt_at(fs, peer, path));
+  if (partial != arguments.at("inode").get<meta::InodeNumber>()) {
+    return Error(ENOENT, path + ": it is not the folder that was begun any more");
+  }
+  if (!meta::is_fetch_name(meta::name_of(fs.tree, partial))) return Error(EINVAL, path + ": it is no fetch");
   TRY(note_fetched(fs.store, partial, fetched));
   TRY_ASSIGN(const meta::Committed committed,
              meta::commit_partial(fs.store, partial, fetched.tag, meta::Existing::refuse));

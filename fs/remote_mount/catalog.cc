@@ -46,6 +46,7 @@ Result<std::shared_ptr<const StepList>> Catalog::list(const io::RequestLimits& l
   }
   const auto asked = Clock::now();
   TRY_ASSIGN(auto steps, meta::remote::list_steps(store_, limits));
+  if (steps.empty()) TRY(check_id(limits));
   const io::MutexLock lock(mutex_);
   TRY_ASSIGN(const auto made, numbered(std::move(steps)));
   made->asked = asked;
@@ -57,8 +58,8 @@ Result<std::shared_ptr<StepList>> Catalog::numbered(std::vector<CommittedStep> s
   auto made = std::make_shared<StepList>();
   for (CommittedStep& step : steps) {
     if (step.gone) continue;
-    const auto [known, fresh] =
-        by_decision_.try_emplace({step.decision.tag, step.decision.n}, static_cast<uint32_t>(numbers_.size()));
+    const auto [known, fresh] = by_decision_.try_emplace({step.decision.tag, step.decision.n, step.committed},
+                                                         static_cast<uint32_t>(numbers_.size()));
     if (fresh && numbers_.size() > kMostStepNumber) return Error(EOVERFLOW, "the remote has too many steps");
     if (fresh) numbers_.push_back(step);
     made->names.emplace(step.name(), made->steps.size());
@@ -109,12 +110,17 @@ Result<std::shared_ptr<const OpenedStep>> Catalog::fetch(uint32_t number, const 
   TRY_ASSIGN(const CommittedStep listed_step, listed(number));
   auto fetched = [&]() -> Result<std::shared_ptr<const OpenedStep>> {
     TRY_ASSIGN(RemoteStep opened, RemoteStep::open(store_, listed_step, folder_, limits));
+    if (opened.slots() != facts_.slots) {
+      return Error(EBADMSG, "its commit has " + std::to_string(opened.slots()) + " slots, and the remote has " +
+                                std::to_string(facts_.slots));
+    }
     auto step = std::make_shared<const RemoteStep>(std::move(opened));
     TRY_ASSIGN(StepFiles whole, StepFiles::make(*step, step->whole()));
-    OpenedStep made{step, std::move(whole), {}, 0};
+    OpenedStep made{step, std::move(whole), {}, 0, 0};
     made.memory = made.whole.memory();
     for (uint32_t slot = 0; slot < step->slots(); ++slot) {
       made.memory += step->part(slot).entries().size() * sizeof(meta::remote::Entry);
+      made.on_disk += step->part(slot).size();
       if (step->slots() == 1) break;
       TRY_ASSIGN(StepFiles own, StepFiles::make(*step, step->of_slot(slot)));
       made.memory += own.memory();
@@ -179,13 +185,27 @@ views::Access Catalog::reachable(const OpenedStep& step, uint32_t index) const {
   return found;
 }
 
+// What is no remote any more has no list, either: its folder may be one that something else was mounted on.
+Result<> Catalog::check_id(const io::RequestLimits& limits) {
+  const auto facts = meta::remote::read_facts(store_, limits);
+  if (!facts) return Error(EIO, store_.url() + ": it was a remote, and is none now: " + facts.error().message());
+  if (facts.value().id == facts_.id) return success();
+  return Error(EIO, store_.url() + ": it is another remote than when it was mounted; mount it again");
+}
+
+bool Catalog::is_too_much() const {
+  size_t memory = 0, parts = 0;
+  uint64_t on_disk = 0;
+  for (const auto& [number, one] : kept_) {
+    memory += one.step->memory + (one.view ? one.view->view.memory() : 0);
+    on_disk += one.step->on_disk;
+    parts += one.step->step->slots();
+  }
+  return memory > kMostMemory || on_disk > kMostOnDisk || parts > kMostParts;
+}
+
 void Catalog::make_room(uint32_t kept) {
-  const auto memory = [this]() REQUIRES(mutex_) {
-    size_t sum = 0;
-    for (const auto& [number, one] : kept_) sum += one.step->memory + (one.view ? one.view->view.memory() : 0);
-    return sum;
-  };
-  while (kept_.size() > 1 && memory() > kMostMemory) {
+  while (kept_.size() > 1 && is_too_much()) {
     auto oldest = kept_.end();
     for (auto at = kept_.begin(); at != kept_.end(); ++at) {
       if (at->first != kept && (oldest == kept_.end() || at->second.used < oldest->second.used)) oldest = at;

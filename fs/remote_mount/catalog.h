@@ -17,6 +17,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -25,6 +26,7 @@
 #include "fs/views/view.h"
 #include "io/mutex.h"
 #include "meta/remote/chunk_reader.h"
+#include "meta/remote/remote_facts.h"
 #include "meta/remote/remote_files.h"
 
 namespace ckptfs::fs::remote_mount {
@@ -50,6 +52,7 @@ struct OpenedStep {
   StepFiles whole;
   std::vector<StepFiles> slots;  // what each slot wrote; empty if there is but one
   size_t memory = 0;
+  uint64_t on_disk = 0;  // bytes of the lists of its chunks, each in a nameless file
 
   const StepFiles& files(bool of_slot, uint32_t slot) const { return of_slot && !slots.empty() ? slots[slot] : whole; }
 };
@@ -78,8 +81,9 @@ class Catalog {
   static constexpr std::chrono::seconds kRecent{1};
 
   // `folder`: where the lists of chunks of opened steps lie, in nameless files. `reader` outlives the catalog.
-  Catalog(io::ObjectStore& store, meta::remote::ChunkReader& reader, std::string folder, const Ownership& ownership)
-      : store_(store), reader_(reader), folder_(std::move(folder)), ownership_(ownership) {}
+  Catalog(io::ObjectStore& store, meta::remote::RemoteFacts facts, meta::remote::ChunkReader& reader,
+          std::string folder, const Ownership& ownership)
+      : store_(store), facts_(std::move(facts)), reader_(reader), folder_(std::move(folder)), ownership_(ownership) {}
 
   // Null: there is none that is no older.
   std::shared_ptr<const StepList> known_list(std::chrono::steady_clock::duration age) const;
@@ -112,15 +116,20 @@ class Catalog {
   };
 
   static constexpr size_t kMostMemory = size_t{32} << 20;
+  static constexpr uint64_t kMostOnDisk = uint64_t{1} << 30;
+  static constexpr size_t kMostParts = 512;  // each is a descriptor
 
   std::shared_ptr<io::Mutex> turn_for(uint32_t number);
   Result<std::shared_ptr<const OpenedStep>> fetch(uint32_t number, const io::RequestLimits& limits);
   Result<std::shared_ptr<const RemoteView>> make_view(const std::shared_ptr<const OpenedStep>& step);
   views::Access reachable(const OpenedStep& step, uint32_t index) const;
   Result<std::shared_ptr<StepList>> numbered(std::vector<meta::remote::CommittedStep> steps) REQUIRES(mutex_);
+  bool is_too_much() const REQUIRES(mutex_);
   void make_room(uint32_t kept) REQUIRES(mutex_);
+  Result<> check_id(const io::RequestLimits& limits);
 
   io::ObjectStore& store_;
+  const meta::remote::RemoteFacts facts_;
   meta::remote::ChunkReader& reader_;
   const std::string folder_;
   const Ownership ownership_;
@@ -128,7 +137,9 @@ class Catalog {
   mutable io::Mutex mutex_;
   std::shared_ptr<const StepList> list_ GUARDED_BY(mutex_);
   std::vector<meta::remote::CommittedStep> numbers_ GUARDED_BY(mutex_);  // by their number
-  std::map<std::pair<std::string, uint64_t>, uint32_t> by_decision_ GUARDED_BY(mutex_);
+  // With the time, since somebody may have emptied the remote and filled it anew.
+  std::map<std::tuple<std::string, uint64_t, std::chrono::system_clock::time_point>, uint32_t> by_decision_
+      GUARDED_BY(mutex_);
   std::unordered_map<uint32_t, Kept> kept_ GUARDED_BY(mutex_);
   std::unordered_map<uint32_t, std::weak_ptr<io::Mutex>> turns_ GUARDED_BY(mutex_);
 };

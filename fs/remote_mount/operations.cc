@@ -89,7 +89,13 @@ class RemoteRequest {
   void later(Work work) const {
     become_interruptible();
     const io::RequestLimits limits = parts_->limits();
-    const auto started = parts_->lanes.start(uid_, [work, limits] { work(limits); });
+    const auto started = parts_->lanes.start(uid_, [request = *this, work, limits] {
+      if (request.entry_->answered) return;  // it was interrupted meanwhile
+      if (std::chrono::steady_clock::now() > limits.deadline) {
+        return request.failed(Error(ETIMEDOUT, "other requests of this user took all the time"));
+      }
+      work(limits);
+    });
     if (!started) failed(started.error());
   }
 
@@ -209,6 +215,13 @@ bool may_enter(const RemoteRequest& request, const Credentials& who, const Opene
   return meta::may_access(who, record, wanted);
 }
 
+// May the kernel answer by itself what is in the folder? Not in a step's own, if that is not open to all: the kernel
+// takes it to be so, and asks for no lookup of what it knows.
+bool is_open_to_all(const RemoteRequest& request, const OpenedStep& step, const StepFiles& files) {
+  if (request.place().index != 0 || request.parts().ownership.only) return true;
+  return (step.step->entry(*files.at(0)).mode & 0111U) == 0111U;
+}
+
 const StepFiles& files_of(const OpenedStep& step, const Place& place) {
   return step.files(place.kind == Kind::of_slot, place.slot);
 }
@@ -255,20 +268,24 @@ void look_up_file(const RemoteRequest& request, const std::string& name) {
     if (!may_enter(request, who, *step, files, meta::kSearch)) return request.error(EACCES);
     const auto child = files.child(place.index, name);
     if (!child) return request.error(ENOENT);
+    const double seconds = is_open_to_all(request, *step, files) ? kForEver : 0;
     place.index = *child;
-    reply_entry(request, stat_of_entry(request.parts(), *step, files, place), kForEver);
+    reply_entry(request, stat_of_entry(request.parts(), *step, files, place), seconds);
   });
 }
 
 void look_up_node(const RemoteRequest& request, const std::string& name) {
-  with_view(request, request.place().step, [request, name](const std::shared_ptr<const RemoteView>& view) {
+  const Credentials who = request.caller();
+  with_view(request, request.place().step, [request, who, name](const std::shared_ptr<const RemoteView>& view) {
     Place place = request.place();
     const View::Node* const folder = view->view.node(place.index);
     if (folder == nullptr) return request.error(ESTALE);
+    if (!may_enter(request, who, *view->of, view->of->whole, meta::kSearch)) return request.error(EACCES);
+    const double seconds = is_open_to_all(request, *view->of, view->of->whole) ? kForEver : 0;
     const auto child = folder->children.find(name);
     if (child == folder->children.end()) return request.error(ENOENT);
     place.index = child->second;
-    reply_entry(request, stat_of_node(request.parts(), *view, place, *view->view.node(child->second)), kForEver);
+    reply_entry(request, stat_of_node(request.parts(), *view, place, *view->view.node(child->second)), seconds);
   });
 }
 
@@ -352,6 +369,8 @@ void open_top(const RemoteRequest& request, const fuse_file_info& info) {
       }
     }
     for (const ListedStep& one : list.steps) {
+      const bool taken = one.step.name() == meta::kViewsName || slot_named(request.parts(), one.step.name());
+      if (request.inode() == kRoot && taken) continue;  // it is in /@0
       names.push_back({one.step.name(), number_of(below(request.place(), one.number)), S_IFDIR});
     }
     reply_folder(request, info, std::move(names), false);
@@ -376,10 +395,12 @@ void open_folder_of_step(const RemoteRequest& request, const fuse_file_info& inf
 }
 
 void open_folder_of_view(const RemoteRequest& request, const fuse_file_info& info) {
-  with_view(request, request.place().step, [request, info](const std::shared_ptr<const RemoteView>& view) {
+  const Credentials who = request.caller();
+  with_view(request, request.place().step, [request, who, info](const std::shared_ptr<const RemoteView>& view) {
     Place place = request.place();
     const View::Node* const folder = view->view.node(place.index);
     if (folder == nullptr) return request.error(ESTALE);
+    if (!may_enter(request, who, *view->of, view->of->whole, meta::kRead)) return request.error(EACCES);
     std::vector<FolderHandle::Name> names;
     for (const auto& [name, number] : folder->children) {
       place.index = number;
@@ -492,12 +513,15 @@ void fetch_pieces_ahead(Parts& parts, OpenedFile& opened, const FileSpan& ahead)
   }
 }
 
-void read_view(const RemoteRequest& request, OpenedFile& opened, const FileSpan& wanted) {
+void read_view(const RemoteRequest& request, OpenedFile& opened, const FileSpan& wanted,
+               const io::RequestLimits& limits) {
   const auto buffer = view_buffer.get(wanted.size);
   if (buffer.size() < wanted.size) return request.error(ENOMEM);
   Parts& parts = request.parts();
   if (const auto ahead = opened.ahead.note(wanted, opened.size())) fetch_pieces_ahead(parts, opened, *ahead);
   const auto read_piece = [&](uint32_t index, std::span<std::byte> bytes, uint64_t offset) -> Result<size_t> {
+    if (std::chrono::steady_clock::now() > limits.deadline)
+      return Error(ETIMEDOUT, "the pieces of a view took too long");
     TRY(parts.reader->read_now(opened.view->files->file(index), offset, bytes));
     return bytes.size();
   };
@@ -513,7 +537,8 @@ void op_read(fuse_req_t req, fuse_ino_t inode, size_t size, off_t given, fuse_fi
   const uint64_t end = opened->size(), offset = std::min(static_cast<uint64_t>(given), end);
   const FileSpan wanted{offset, std::min<uint64_t>(size, end - offset)};
   if (!opened->view) return read_file(request, *opened, wanted);
-  request.later([request, opened, wanted](const io::RequestLimits&) { read_view(request, *opened, wanted); });
+  request.later(
+      [request, opened, wanted](const io::RequestLimits& limits) { read_view(request, *opened, wanted, limits); });
 }
 
 void op_release(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
@@ -584,7 +609,37 @@ void op_init(void* user_data, fuse_conn_info* connection) {
 
 }  // namespace
 
+namespace {
+
+// libfuse calls interrupted() from within fuse_req_interrupt_func() if the request was interrupted before, and uses the
+// request afterwards: it must not be answered there.
+thread_local bool adding = false;
+thread_local bool interrupted_before = false;
+
+}  // namespace
+
+void Unanswered::add(const std::shared_ptr<Entry>& entry) {
+  {
+    const io::MutexLock lock(mutex_);
+    entry->number = ++last_;
+    entries_.emplace(entry->number, entry);
+  }
+  adding = true;
+  interrupted_before = false;
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): a number for interrupted()
+  fuse_req_interrupt_func(entry->request, interrupted, reinterpret_cast<void*>(entry->number));
+  adding = false;
+  if (interrupted_before && !entry->answered.exchange(true)) {
+    remove(entry->number);
+    fuse_reply_err(entry->request, EINTR);
+  }
+}
+
 void Unanswered::interrupted(fuse_req_t request, void* number) {
+  if (adding) {
+    interrupted_before = true;
+    return;
+  }
   Unanswered& all = static_cast<Parts*>(fuse_req_userdata(request))->unanswered;
   std::shared_ptr<Entry> entry;
   {

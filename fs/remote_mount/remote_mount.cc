@@ -51,7 +51,7 @@ Result<> open_remote(Parts& parts) {
   parts.reader = std::make_unique<meta::remote::ChunkReader>(*parts.store, settings);
   if (!options.for_others) parts.ownership.only = std::pair(parts.uid, parts.gid);
   const std::string& folder = options.cache.empty() ? io::temporary_folder() : options.cache;
-  parts.catalog = std::make_unique<Catalog>(*parts.store, *parts.reader, folder, parts.ownership);
+  parts.catalog = std::make_unique<Catalog>(*parts.store, parts.facts, *parts.reader, folder, parts.ownership);
   return success();
 }
 

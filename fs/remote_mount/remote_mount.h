@@ -5,8 +5,9 @@
 //   /views/TAG      made of the step when it is read (fs/views/view.h)
 //
 // It is a process and a FUSE session of its own, so that no network ever holds up a trainer. No thread of the session
-// waits for the network: what has to be fetched is answered from another thread, at the latest when the time of
-// RemoteMountOptions::time is over, then with EIO. A caller who is interrupted is answered at once.
+// waits for the network: what has to be fetched is answered from another thread. Each request to the remote has
+// RemoteMountOptions::time, from when it was asked for; then the answer is EIO. A caller who is interrupted is answered
+// at once.
 //
 // Thread safety: stop() from any thread and from a signal handler; status() from any thread; all else from one.
 #pragma once

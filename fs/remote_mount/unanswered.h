@@ -1,7 +1,8 @@
 // Requests that wait for the network. When a caller is interrupted, as by Ctrl-C, the kernel says so, and the request
 // is answered EINTR at once; what was to answer it later finds it answered.
 //
-// The kernel's word and the answer may come at the same moment. So libfuse is given a number, not a pointer.
+// The kernel's word and the answer may come at the same moment. So libfuse is given a number, not a pointer. The kernel
+// says it for each signal that has a handler, not for Ctrl-C only, and only once for a request.
 //
 // Thread safety: all of it. Lock: mutex_ (a leaf).
 #pragma once
@@ -25,16 +26,8 @@ class Unanswered {
     std::atomic<bool> answered{false};
   };
 
-  // From here on the request can be interrupted.
-  void add(const std::shared_ptr<Entry>& entry) {
-    {
-      const io::MutexLock lock(mutex_);
-      entry->number = ++last_;
-      entries_.emplace(entry->number, entry);
-    }
-    // NOLINTNEXTLINE(performance-no-int-to-ptr): a number for interrupted()
-    fuse_req_interrupt_func(entry->request, interrupted, reinterpret_cast<void*>(entry->number));
-  }
+  // From here on the request can be interrupted. If it was already, it is answered before this returns.
+  void add(const std::shared_ptr<Entry>& entry);
   void remove(uint64_t number) {
     const io::MutexLock lock(mutex_);
     entries_.erase(number);

@@ -75,15 +75,17 @@ struct ChunkReader::Waiting {
   uint64_t first = 0;  // the number of the first chunk in the file
   std::vector<Part> parts;
   bool ask_cache = true;  // false: it did not have what it had promised
+  bool alone = false;     // each chunk by a request of its own: one of several was wrong
+  bool again = false;     // that is to be tried once the other runs have come
   size_t missing = 0;     // runs that have not come yet
   std::optional<Error> error;
   Done done;
 };
 
-size_t ChunkReader::Hash::operator()(const io::Digest& digest) const {
+size_t ChunkReader::Hash::operator()(const Key& key) const {
   size_t hash = 0;
-  std::memcpy(&hash, digest.data(), sizeof(hash));
-  return hash;
+  std::memcpy(&hash, key.digest.data(), sizeof(hash));
+  return hash ^ key.length;
 }
 
 ChunkReader::ChunkReader(io::ObjectStore& store, const Settings& settings)
@@ -165,7 +167,7 @@ uint64_t ChunkReader::fetch_ahead(const RemoteFile& file, FileSpan wanted) {
     while (!stop_ && at < count && ahead_.size() < kMostAhead) {
       size_t end_of_missing = at;
       while (end_of_missing < count && is_missing(all[end_of_missing], true)) ++end_of_missing;
-      if (end_of_missing > at) plan(file, all.subspan(at, end_of_missing - at), first + at, true);
+      if (end_of_missing > at) plan(file, all.subspan(at, end_of_missing - at), first + at, How::ahead);
       at = end_of_missing + 1;
     }
   }
@@ -210,10 +212,11 @@ void ChunkReader::place(Waiting& waiting) {
     if (!is_missing(chunks[at], waiting.ask_cache)) continue;
     size_t end = at;
     while (end < chunks.size() && is_missing(chunks[end], waiting.ask_cache)) ++end;
-    plan(waiting.file, std::span(chunks).subspan(at, end - at), waiting.first + at, false);
+    plan(waiting.file, std::span(chunks).subspan(at, end - at), waiting.first + at,
+         waiting.alone ? How::alone : How::wanted);
   }
   for (Waiting::Part& part : waiting.parts) {
-    const auto found = places_.find(part.chunk.digest);
+    const auto found = places_.find(key_of(part.chunk));
     if (found == places_.end()) {
       ++counts_.from_cache;
       continue;
@@ -227,13 +230,14 @@ void ChunkReader::place(Waiting& waiting) {
 }
 
 bool ChunkReader::is_missing(const Chunk& chunk, bool ask_cache) const {
-  if (places_.contains(chunk.digest)) return false;
+  if (places_.contains(key_of(chunk))) return false;
   return !ask_cache || settings_.cache == nullptr || !settings_.cache->has(chunk.digest);
 }
 
-void ChunkReader::plan(const RemoteFile& file, std::span<const Chunk> missing, uint64_t first, bool ahead) {
+void ChunkReader::plan(const RemoteFile& file, std::span<const Chunk> missing, uint64_t first, How how) {
+  const bool ahead = how == How::ahead;
   for (uint64_t number = first; !missing.empty();) {
-    const ChunkRun found = next_run(missing, number);
+    const ChunkRun found = next_run(how == How::alone ? missing.first(1) : missing, number);
     auto run = std::make_shared<Run>(memory_);
     run->file = file;
     run->chunks.assign(found.chunks.begin(), found.chunks.end());
@@ -244,7 +248,7 @@ void ChunkReader::plan(const RemoteFile& file, std::span<const Chunk> missing, u
     run->self = runs_.insert(runs_.end(), run);
     size_t at = 0;
     for (const Chunk& chunk : run->chunks) {
-      places_.try_emplace(chunk.digest, Place{run.get(), at});
+      places_.try_emplace(key_of(chunk), Place{run.get(), at});
       at += chunk.length;
     }
     (ahead ? ahead_ : wanted_).push_back(run.get());
@@ -269,15 +273,29 @@ std::shared_ptr<ChunkReader::Run> ChunkReader::next_run_to_fetch() {
   Run& run = *queue.front();
   queue.pop_front();
   run.state = Run::State::coming;
+  ++coming_;
   resident_ += run.memory_taken();
   return *run.self;
+}
+
+// Those that somebody has waited for in vain. They leave the queue.
+std::vector<std::shared_ptr<ChunkReader::Run>> ChunkReader::take_late_runs() {
+  std::vector<std::shared_ptr<Run>> late;
+  const auto now = Clock::now();
+  for (Run* const run : wanted_) {
+    if (run->deadline < now) late.push_back(*run->self);
+  }
+  std::erase_if(wanted_, [now](const Run* run) { return run->deadline < now; });
+  return late;
 }
 
 // What was fetched ahead and not read yet makes room for what somebody waits for, but not for more of its kind.
 bool ChunkReader::make_room(const Run& wanted) {
   evict_for(wanted.memory_taken(), false);
   if (!wanted.ahead) evict_for(wanted.memory_taken(), true);
-  return resident_ == 0 || resident_ + wanted.memory_taken() <= settings_.memory;
+  // If nothing is on its way, those who hold memory may wait for this run.
+  if (!wanted.ahead && coming_ == 0) return true;
+  return resident_ + wanted.memory_taken() <= settings_.memory;
 }
 
 void ChunkReader::evict_for(size_t bytes, bool also_unread) {
@@ -291,7 +309,7 @@ void ChunkReader::evict_for(size_t bytes, bool also_unread) {
 
 void ChunkReader::drop(Run& run) {
   for (const Chunk& chunk : run.chunks) {
-    const auto found = places_.find(chunk.digest);
+    const auto found = places_.find(key_of(chunk));
     if (found != places_.end() && found->second.run == &run) places_.erase(found);
   }
   if (run.state != Run::State::asked) resident_ -= run.memory_taken();
@@ -304,6 +322,14 @@ void ChunkReader::serve() {
     changed_.wait(mutex_, [this]() REQUIRES(mutex_) { return stop_ || !wanted_.empty() || !ahead_.empty(); });
     if (stop_) return;
     const auto run = next_run_to_fetch();
+    const auto late = take_late_runs();
+    if (!late.empty()) {
+      lock.unlock();
+      for (const auto& one : late)
+        finish(one, Error(ETIMEDOUT, "other requests took all the time and memory there is"));
+      lock.lock();
+      if (run == nullptr) continue;
+    }
     if (!run) {  // until who holds memory lets it go
       changed_.wait_for(mutex_, kPoll, [] { return false; });
       continue;
@@ -330,10 +356,14 @@ void ChunkReader::finish(const std::shared_ptr<Run>& run, const Result<>& fetche
   std::vector<std::shared_ptr<Waiting>> ready;
   {
     const io::MutexLock lock(mutex_);
+    const int failed = fetched ? 0 : fetched.error().errno_value();
+    const bool may_be_one = (failed == EBADMSG || failed == ENOENT) && run->chunks.size() > 1;
     for (const auto& waiting : std::exchange(run->waiting, {})) {
-      if (!fetched) waiting->error = fetched.error();
+      if (may_be_one) waiting->again = true;
+      if (!fetched && !may_be_one) waiting->error = fetched.error();
       if (--waiting->missing == 0) ready.push_back(waiting);
     }
+    if (run->state == Run::State::coming) --coming_;
     if (fetched) {
       run->state = Run::State::here;
       run->came = Clock::now();
@@ -358,6 +388,11 @@ void ChunkReader::finish(const std::shared_ptr<Run>& run, const Result<>& fetche
 
 void ChunkReader::answer(const std::shared_ptr<Waiting>& waiting) {
   if (waiting->error) return waiting->done(*waiting->error);
+  if (std::exchange(waiting->again, false)) {
+    waiting->alone = true;
+    for (Waiting::Part& part : waiting->parts) part.run.reset();
+    return begin(waiting);
+  }
   Pieces pieces;
   for (Waiting::Part& part : waiting->parts) {
     if (part.run) {

@@ -6,8 +6,9 @@
 // somebody waits for comes before what is fetched ahead. Memory is bounded: for what is on its way, what is kept, and
 // what readers still hold.
 //
-// Nobody waits longer than Settings::time for a request of theirs, from when it was asked for. A request that fails
-// fails for all who wait for it; whoever asks later tries anew.
+// Nobody waits longer than Settings::time for a request of theirs, from when it was asked for; but a folder on a file
+// system that hangs blocks as that does. A request that fails fails for all who wait for it; whoever asks later tries
+// anew. If what is wrong may be one chunk of several, each is asked for alone, so that only its readers are told.
 //
 // Thread safety: all of it. Lock: mutex_, then that of the cache; no callback is called under it.
 #pragma once
@@ -98,9 +99,16 @@ class ChunkReader {
   class Memory;
   struct Run;
   struct Waiting;
-  struct Hash {
-    size_t operator()(const io::Digest& digest) const;
+  // With the length, since a part may tell a wrong one.
+  struct Key {
+    io::Digest digest{};
+    uint32_t length = 0;
+    bool operator==(const Key&) const = default;
   };
+  struct Hash {
+    size_t operator()(const Key& key) const;
+  };
+  static Key key_of(const Chunk& chunk) { return {chunk.digest, chunk.length}; }
   struct Place {
     Run* run = nullptr;  // in runs_
     size_t at = 0;       // in the run's bytes
@@ -110,9 +118,11 @@ class ChunkReader {
   void begin(const std::shared_ptr<Waiting>& waiting);
   void place(Waiting& waiting) REQUIRES(mutex_);
   bool is_missing(const Chunk& chunk, bool ask_cache) const REQUIRES(mutex_);
-  void plan(const RemoteFile& file, std::span<const Chunk> missing, uint64_t first, bool ahead) REQUIRES(mutex_);
+  enum class How { wanted, alone, ahead };  // alone: each chunk by a request of its own
+  void plan(const RemoteFile& file, std::span<const Chunk> missing, uint64_t first, How how) REQUIRES(mutex_);
   void want(Run& run) REQUIRES(mutex_);
   std::shared_ptr<Run> next_run_to_fetch() REQUIRES(mutex_);
+  std::vector<std::shared_ptr<Run>> take_late_runs() REQUIRES(mutex_);
   bool make_room(const Run& wanted) REQUIRES(mutex_);
   void evict_for(size_t bytes, bool also_unread) REQUIRES(mutex_);
   void drop(Run& run) REQUIRES(mutex_);
@@ -127,9 +137,10 @@ class ChunkReader {
   std::atomic<bool> stop_{false};
   mutable io::Mutex mutex_;
   io::CondVar changed_;
-  std::unordered_map<io::Digest, Place, Hash> places_ GUARDED_BY(mutex_);  // of the chunks of runs_
+  std::unordered_map<Key, Place, Hash> places_ GUARDED_BY(mutex_);  // of the chunks of runs_
   Runs runs_ GUARDED_BY(mutex_);  // asked for, on their way, and kept; the one that was used last is the last one
   std::deque<Run*> wanted_ GUARDED_BY(mutex_), ahead_ GUARDED_BY(mutex_);  // not begun yet
+  unsigned coming_ GUARDED_BY(mutex_) = 0;                                 // runs on their way
   size_t resident_ GUARDED_BY(mutex_) = 0;                                 // bytes of runs that were begun
   std::optional<Failure> last_failure_ GUARDED_BY(mutex_);
   const std::shared_ptr<Memory> memory_;

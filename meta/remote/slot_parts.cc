@@ -86,9 +86,10 @@ Result<bool> has_newer_part(io::ObjectStore& store, const std::string& tag, uint
   std::set<PushName> named;
   std::map<uint32_t, uint64_t> newest;  // number by slot
   for (const CommittedStep& step : decisions.commits) {
-    if (step.gone) continue;
-    TRY_ASSIGN(const Commit commit, fetch_commit(store, step.decision, limits));
-    for (const PartName& part : commit.parts) {
+    const auto commit = fetch_commit(store, step.decision, limits);
+    if (!commit && step.gone && commit.error().errno_value() == ENOENT) continue;
+    TRY(commit);
+    for (const PartName& part : commit.value().parts) {
       named.insert(part.push);
       newest[part.push.slot] = std::max(newest[part.push.slot], part.number);
     }
@@ -111,7 +112,7 @@ Result<bool> is_spent(io::ObjectStore& store, const PushName& part, const TagPar
     for (const PartName& other : commit.parts) {
       if (other.push.slot == part.slot) continue;
       TRY_ASSIGN(const auto newest, newest_part(store, listed.of_slot(other.push.slot), limits));
-      if (newest && newest->listed.push != other.push && newest->header.number > other.number) return true;
+      if (newest && newest->listed.push != other.push) return true;
     }
   }
   return false;

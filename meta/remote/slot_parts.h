@@ -40,8 +40,8 @@ struct SlotPart {
 Result<std::optional<SlotPart>> newest_part(io::ObjectStore& store, const std::vector<ListedPart>& parts,
                                             const io::RequestLimits& limits);
 
-// Has another slot than `own` a part of the tag that is newer than those of it that commits name? It waits to be
-// decided.
+// Has another slot than `own` a part of the tag that is newer than those of it that commits name, also those that are
+// gone? It waits to be decided.
 Result<bool> has_newer_part(io::ObjectStore& store, const std::string& tag, uint32_t own,
                             const io::RequestLimits& limits);
 

@@ -100,6 +100,8 @@ def test_the_tree(there, pushed):
         equal(os.lseek(file.fileno(), 0, os.SEEK_HOLE), MOMENTS, "there is no hole")
     text = run(CKPTFS, "status", there.path).stdout
     true("remote" in text and there.url in text, f"status: {text}")
+    done = run(CKPTFS, "ls", there.path, check=False)
+    true(done.returncode == 1 and "ckptfs remote ls" in done.stderr, f"what has no store: {done.stderr}")
 
 
 def test_lists_cost_little(there, pushed):

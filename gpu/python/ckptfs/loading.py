@@ -32,7 +32,7 @@ class Checkpoint:
     """
 
     def __init__(self, path: Path, names: str = "", *, timeout: float = 60.0):
-        self._open = contextlib.ExitStack()
+        self._open, self._process = contextlib.ExitStack(), os.getpid()
         self.handle = self._open.enter_context(native.checkpoint(path, names, timeout))
         self.path = path
         library = native.library()
@@ -101,6 +101,8 @@ class Checkpoint:
     def _load(self, function, targets, device, stream):
         if self.handle is None:
             raise ValueError(f"{self.path}: the checkpoint is closed")
+        if os.getpid() != self._process:  # the threads that fetch are the parent's
+            raise ValueError(f"{self.path}: the checkpoint was opened before the fork: open it again")
         report = native.LoadReport()
         native.call(function, self.handle, native.ring(device), targets, len(targets), memory.stream_of(device, stream),
                     ctypes.byref(report))

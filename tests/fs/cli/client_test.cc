@@ -53,6 +53,14 @@ TEST(Client, SeveralMountsAreNamed) {
   EXPECT_NE(target.error().message().find("/ckpt"), std::string::npos);
 }
 
+TEST(Client, AStoreComesBeforeAMountedRemote) {
+  const std::string remote = "44 22 0:61 / /remote ro - fuse.ckptfs s3://bucket/run7 ro\n";
+  const auto target = find_target(mounts(kOne + remote), std::nullopt);
+  ASSERT_TRUE(target);
+  EXPECT_EQ(target.value().mount.mountpoint, "/mnt/a b");
+  EXPECT_EQ(find_target(mounts(remote), std::nullopt).value().mount.mountpoint, "/remote");
+}
+
 TEST(Client, NoMountSaysHowToMakeOne) {
   const auto target = find_target(std::vector<MountEntry>{}, std::nullopt);
   ASSERT_FALSE(target);

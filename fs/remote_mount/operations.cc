@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <string_view>
@@ -48,6 +50,7 @@ class RemoteRequest {
         uid_(fuse_req_ctx(request)->uid),
         entry_(std::make_shared<Unanswered::Entry>()) {
     entry_->request = request;
+    entry_->thread = fuse_req_ctx(request)->pid;
     ++parts_->requests;
   }
 
@@ -68,6 +71,8 @@ class RemoteRequest {
   void become_interruptible() const {
     if (entry_->number == 0) parts_->unanswered.add(entry_);
   }
+  // Before that.
+  void reads() const { entry_->reads = true; }
   // Returns whether the kernel took the answer.
   template <class Send>
   bool answer(const Send& send) const {
@@ -533,6 +538,7 @@ void read_view(const RemoteRequest& request, OpenedFile& opened, const FileSpan&
 
 void op_read(fuse_req_t req, fuse_ino_t inode, size_t size, off_t given, fuse_file_info* info) {
   const RemoteRequest request(req, inode);
+  request.reads();
   const std::shared_ptr<OpenedFile> opened = Handles<FileHandle>::get(info->fh).opened;
   const uint64_t end = opened->size(), offset = std::min(static_cast<uint64_t>(given), end);
   const FileSpan wanted{offset, std::min<uint64_t>(size, end - offset)};
@@ -616,6 +622,22 @@ namespace {
 thread_local bool adding = false;
 thread_local bool interrupted_before = false;
 
+constexpr uint64_t bit(int signal) { return uint64_t{1} << (signal - 1); }
+
+// Has the thread a signal that is to end it? If /proc does not tell: yes.
+bool is_to_end(pid_t thread) {
+  constexpr uint64_t kEnding = bit(SIGINT) | bit(SIGTERM) | bit(SIGQUIT) | bit(SIGHUP) | bit(SIGKILL);
+  constexpr uint64_t kHarmless = bit(SIGCHLD) | bit(SIGCONT) | bit(SIGURG) | bit(SIGWINCH);  // unless they are caught
+  const auto status = io::read_file("/proc/" + std::to_string(thread) + "/status");
+  if (thread == 0 || !status) return true;
+  const auto mask = [&](const std::string& name) {
+    const size_t at = status.value().find("\n" + name + ":");
+    return at == std::string::npos ? 0 : std::strtoull(status.value().c_str() + at + name.size() + 2, nullptr, 16);
+  };
+  const uint64_t pending = (mask("SigPnd") | mask("ShdPnd")) & ~(mask("SigBlk") | mask("SigIgn"));
+  return (pending & (kEnding | ~(mask("SigCgt") | kHarmless))) != 0;
+}
+
 }  // namespace
 
 void Unanswered::add(const std::shared_ptr<Entry>& entry) {
@@ -629,7 +651,8 @@ void Unanswered::add(const std::shared_ptr<Entry>& entry) {
   // NOLINTNEXTLINE(performance-no-int-to-ptr): a number for interrupted()
   fuse_req_interrupt_func(entry->request, interrupted, reinterpret_cast<void*>(entry->number));
   adding = false;
-  if (interrupted_before && !entry->answered.exchange(true)) {
+  if (!interrupted_before || (entry->reads && !is_to_end(entry->thread))) return;
+  if (!entry->answered.exchange(true)) {
     remove(entry->number);
     fuse_reply_err(entry->request, EINTR);
   }
@@ -647,8 +670,9 @@ void Unanswered::interrupted(fuse_req_t request, void* number) {
     const auto found = all.entries_.find(reinterpret_cast<uint64_t>(number));
     if (found == all.entries_.end()) return;  // it was answered this moment
     entry = found->second;
-    all.entries_.erase(found);
   }
+  if (entry->reads && !is_to_end(entry->thread)) return;
+  all.remove(entry->number);
   if (!entry->answered.exchange(true)) fuse_reply_err(request, EINTR);
 }
 

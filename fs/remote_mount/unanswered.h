@@ -1,6 +1,10 @@
 // Requests that wait for the network. When a caller is interrupted, as by Ctrl-C, the kernel says so, and the request
 // is answered EINTR at once; what was to answer it later finds it answered.
 //
+// A READ is answered so only if the signal is to end the caller. It may serve a fault of a mapping, and a process whose
+// child has ended, or whose alarm rings, must not get SIGBUS for that. Of READs that the kernel sends ahead of a reader
+// it says nothing. So a reader who catches Ctrl-C waits until the READ ends by itself.
+//
 // The kernel's word and the answer may come at the same moment. So libfuse is given a number, not a pointer. The kernel
 // says it for each signal that has a handler, not for Ctrl-C only, and only once for a request.
 //
@@ -23,6 +27,8 @@ class Unanswered {
   struct Entry {
     fuse_req_t request = nullptr;
     uint64_t number = 0;  // 0: it cannot be interrupted
+    pid_t thread = 0;     // of the caller; 0: it is in another pid namespace
+    bool reads = false;
     std::atomic<bool> answered{false};
   };
 

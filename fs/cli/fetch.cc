@@ -158,9 +158,13 @@ Result<Fetched> write_and_publish(const Series& series, const Source& source, co
                                                     ", and the same command goes on from there");
   }
   const FetchedStep fetched{source.id, source.step.decision.tag, source.step.name(), slot, written.value().content};
-  TRY_ASSIGN(const json published,
-             ask_daemon(series.target.mount, "fetch_commit",
-                        {{"path", inside}, {"inode", begun["inode"]}, {"fetched", to_json(fetched)}}));
+  const auto& own = written.value().own_folder;
+  const json own_folder = {
+      {"uid", own.uid}, {"gid", own.gid}, {"mode", own.mode}, {"mtime", {own.mtime.tv_sec, own.mtime.tv_nsec}}};
+  TRY_ASSIGN(
+      const json published,
+      ask_daemon(series.target.mount, "fetch_commit",
+                 {{"path", inside}, {"inode", begun["inode"]}, {"folder", own_folder}, {"fetched", to_json(fetched)}}));
   return Fetched{series.child(published.value("step", "")), false, written.value()};
 }
 

@@ -221,6 +221,21 @@ Result<json> fetch_begin(Filesystem& fs, const Peer& peer, const json& arguments
   return json{{"path", begun.path}, {"inode", begun.folder}, {"lenders", lenders}};
 }
 
+// What the step's folder is to be. Only root may give it away.
+Result<meta::AttributeChange> own_folder_from(const json& told, const meta::InodeRecord& now, const Peer& peer) {
+  constexpr uint32_t kFolderBits = 03777;
+  constexpr long kNanoseconds = 1'000'000'000;
+  meta::AttributeChange change;
+  change.uid = told.at("uid").get<uint32_t>();
+  change.gid = told.at("gid").get<uint32_t>();
+  change.mode = told.at("mode").get<uint32_t>() & kFolderBits;
+  const auto [seconds, nanoseconds] = told.at("mtime").get<std::pair<int64_t, int64_t>>();
+  if (nanoseconds < 0 || nanoseconds >= kNanoseconds) return Error(EINVAL, "the folder's time is none");
+  change.mtime = timespec{seconds, nanoseconds};
+  if (peer.credentials.uid == 0 || (*change.uid == now.uid && *change.gid == now.gid)) return change;
+  return Error(EPERM, "only root may give the step to another user");
+}
+
 Result<json> fetch_commit(Filesystem& fs, const Peer& peer, const json& arguments) {
   TRY_ASSIGN(const FetchedStep fetched, fetched_step_from(arguments.at("fetched")));
   const std::string path = arguments.at("path").get<std::string>();
@@ -229,7 +244,12 @@ Result<json> fetch_commit(Filesystem& fs, const Peer& peer, const json& argument
     return Error(ENOENT, path + ": it is not the folder that was begun any more");
   }
   if (!meta::is_fetch_name(meta::name_of(fs.tree, partial))) return Error(EINVAL, path + ": it is no fetch");
+  TRY_ASSIGN(const meta::InodeRecord record, fs.tree.inode(partial));
+  TRY_ASSIGN(const meta::AttributeChange own, own_folder_from(arguments.at("folder"), record, peer));
   TRY(note_fetched(fs.store, partial, fetched));
+  // Until here the folder was its maker's alone.
+  TRY(fs.tree.change_attributes(partial, own));
+  fs.notifications.attributes_changed(partial);
   TRY_ASSIGN(const meta::Committed committed,
              meta::commit_partial(fs.store, partial, fetched.tag, meta::Existing::refuse));
   if (committed.problem) return *committed.problem;

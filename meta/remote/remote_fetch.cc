@@ -128,9 +128,10 @@ Result<FetchReport> fetch_step(const RemoteStep& step, std::optional<uint32_t> s
   TRY(writer.reuse(lending));
   TRY(check_room(target.get(), writer.missing()));
   TRY(writer.fetch());
-  TRY(writer.finish());
+  TRY(writer.finish(false));
   TRY(io::fault_point("remote_fetch.written"));
-  FetchReport report{writer.fetched(), writer.shared(), writer.found(), {}};
+  FetchReport report{writer.fetched(), writer.shared(), writer.found(), {}, {}};
+  TRY_ASSIGN(report.own_folder, writer.own_folder());
   TRY_ASSIGN(report.content, writer.content());
   return report;
 }

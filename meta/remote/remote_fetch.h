@@ -9,6 +9,7 @@
 #include "io/digest.h"
 #include "io/result.h"
 #include "meta/remote/remote_step.h"
+#include "meta/remote/step_writer.h"
 
 namespace ckptfs::meta::remote {
 
@@ -17,9 +18,11 @@ struct FetchReport {
   uint64_t shared = 0;   // bytes that were copied from other steps, on a mount by sharing their blocks
   uint64_t found = 0;    // bytes that an earlier fetch had left
   io::Digest content{};  // as PartHeader::content, of what is there now
+  StepWriter::OwnFolder own_folder;
 };
 
 // Writes the step, or what one slot holds of it, to a folder that is there, durably; times and modes as export_step().
+// That folder stays the caller's alone: who publishes it makes it what `own_folder` says.
 // What an earlier call left there is compared, and fetched only where it is wrong. `lenders`: folders of steps that may
 // hold the same chunks. Errors are in words: ENOSPC: what is missing does not fit; nothing was fetched. EEXIST: the
 // folder holds something else, too.

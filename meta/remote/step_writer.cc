@@ -265,12 +265,14 @@ void StepWriter::report(const Job& job) const {
   settings_.progress({total_, total_ - missing(), job.piece.file->path});
 }
 
-Result<> StepWriter::finish() {
+Result<> StepWriter::finish(bool with_own_folder) {
   const auto& entries = files_.entries;
   TRY(io::for_each_parallel(entries.size(), settings_.parallel, [&](size_t i) { return finish_file(entries[i]); }));
   // What is in a folder comes before it, since it changes the folder's time.
-  for (auto one = entries.rbegin(); one != entries.rend(); ++one) TRY(finish_folder(*one));
-  return success();
+  for (auto one = entries.rbegin(); one != entries.rend(); ++one) {
+    if (with_own_folder || !one->path.empty()) TRY(finish_folder(*one));
+  }
+  return with_own_folder ? success() : io::fsync_fd(folder_);
 }
 
 Result<> StepWriter::finish_file(const UnionEntry& one) const {
@@ -296,8 +298,17 @@ Result<> StepWriter::finish_link(const UnionEntry& one, const Entry& entry) cons
   return last_error_at(one);
 }
 
+Result<StepWriter::OwnFolder> StepWriter::own_folder() const {
+  const Entry& entry = step_.entry(files_.entries.front());
+  TRY_ASSIGN(const struct stat found, io::stat_fd(folder_));
+  const bool may_give = ::geteuid() == 0;
+  return OwnFolder{may_give ? entry.uid : found.st_uid, may_give ? entry.gid : found.st_gid, entry.mode & kFolderBits,
+                   entry.mtime};
+}
+
 Result<io::Digest> StepWriter::content() const {
   ContentDigest content;
+  TRY_ASSIGN(const OwnFolder own, own_folder());
   for (const UnionEntry& one : files_.entries) {
     Entry entry = step_.entry(one);
     struct stat found {};
@@ -306,6 +317,11 @@ Result<io::Digest> StepWriter::content() const {
     entry.mode = found.st_mode & 07777;
     entry.uid = found.st_uid;
     entry.gid = found.st_gid;
+    if (one.path.empty()) {
+      entry.mode = own.mode;
+      entry.uid = own.uid;
+      entry.gid = own.gid;
+    }
     content.begin(entry);
     const uint64_t count = entry.kind == Entry::Kind::file ? entry.chunks() : 0;
     for (uint64_t first = 0; first < count; first += Piece::kChunks) {

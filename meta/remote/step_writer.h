@@ -59,12 +59,21 @@ class StepWriter {
   // Bytes that are neither there nor were fetched.
   uint64_t missing() const { return total_ - found_ - shared_ - fetched_; }
   Result<> fetch();
-  Result<> finish();
+  // `with_own_folder`: false: the step's own folder stays the caller's alone, until it is published (own_folder()).
+  Result<> finish(bool with_own_folder = true);
 
   uint64_t found() const { return found_; }  // bytes that were there already
   uint64_t shared() const { return shared_; }
   uint64_t fetched() const { return fetched_; }
-  // As PartHeader::content, of the files as they are after finish().
+  // What the step's own folder is to be.
+  struct OwnFolder {
+    uid_t uid = 0;
+    gid_t gid = 0;
+    mode_t mode = 0;
+    timespec mtime{};
+  };
+  Result<OwnFolder> own_folder() const;
+  // As PartHeader::content, of the files as they are after finish(), in that folder.
   Result<io::Digest> content() const;
 
  private:

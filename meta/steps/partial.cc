@@ -39,10 +39,10 @@ Result<InodeNumber> make_folder(Tree& tree, InodeNumber series, const std::strin
   return folder;
 }
 
-// Another user could change what is written there. Root may go on with what it has made another user's.
+// Another user could change what is written there.
 Result<> refuse_other_user(const Tree& tree, InodeNumber folder, const Caller& caller) {
   TRY_ASSIGN(const InodeRecord record, tree.inode(folder));
-  if (caller.uid == 0 || record.uid == caller.uid) return success();
+  if (record.uid == caller.uid) return success();
   return Error(EPERM, tree.path_of(folder) + ": another user began it; remove it, or wait until it is there");
 }
 

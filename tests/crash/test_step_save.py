@@ -15,7 +15,7 @@ from checking import equal, true
 from mounting import (CKPTFS_DEBUG, MODES, Mount, Store, abandon, by_level, detach, is_mountpoint, power_cut, run,
                       unmount, wait_until)
 
-pytestmark = [pytest.mark.level("normal"), pytest.mark.builds("asan")]
+pytestmark = [pytest.mark.level("normal"), pytest.mark.builds("asan"), pytest.mark.one_mode]
 
 RANK_POINTS = ["save.copy=3:kill", "save.sync=kill", "step_save.before_freeze=kill", "step_save.before_manifest=kill",
                "step_save.after_manifest=kill", "step_save.before_commit=kill"]

@@ -180,6 +180,7 @@ def with_trainer(scene, name, output_dir, *options):
     return json.loads(out.read_text()), text
 
 
+@pytest.mark.level("long")
 @pytest.mark.mode("direct")
 def test_the_trainer(scene, mode):
     """Checkpoints of the callback hold what the Trainer's own do, and it goes on from them."""

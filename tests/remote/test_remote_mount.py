@@ -449,6 +449,7 @@ def strike(kind, there, server, link, dice):
         link.become()
 
 
+@pytest.mark.level("long")
 @pytest.mark.builds("venv")
 def test_kills_while_it_is_read(server, work, disk, mode, scratch, seed, rounds, monkeypatch):
     """Of the daemon, the server and the link. --rounds: of each."""
@@ -462,7 +463,7 @@ def test_kills_while_it_is_read(server, work, disk, mode, scratch, seed, rounds,
         fill(step, size=20 * MIB)
         wait_for(step, "committed")
         files = [(f"global_step1/{name}", (step / name).read_bytes()) for name in ("weights.bin", "sub/optimizer.pt")]
-    kinds = ["daemon", "server", "cut", "slow", "deaf"] * (rounds or by_level(1, 1, 100))
+    kinds = ["daemon", "server", "cut", "slow", "deaf"] * (rounds or by_level(1, 1, 20))
     dice.shuffle(kinds)
     with Proxy(server.ports[3]) as link:
         options = ("--endpoint", f"http://127.0.0.1:{link.port}", "--timeout", "20s", "--cache", scratch / "cache",

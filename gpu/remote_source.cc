@@ -58,12 +58,11 @@ Result<> RemoteSource::open_step(const StepAddress& address) {
   return success();
 }
 
+// What could not be fetched is no property of the step. Of the two the reader's words name more.
 Result<> RemoteSource::check_fetched() const {
-  if (const auto& read = files_->outcome(); !read) {
-    return Error(read.error().errno_value(), path_ + ": " + read.error().message());
-  }
-  const auto failure = reader_->last_failure();
-  return failure ? Result<>(Error(EIO, path_ + ": " + failure->text)) : success();
+  if (const auto failure = reader_->last_failure()) return Error(EIO, path_ + ": " + failure->text);
+  const Result<> outcome = files_->outcome();
+  return outcome ? success() : Result<>(Error(EIO, path_ + ": " + outcome.error().message()));
 }
 
 Result<SourceReport> RemoteSource::load(Staging& staging, std::vector<Wanted> wanted, Stream stream) {

@@ -128,7 +128,8 @@ class Servers {
  private:
   // Changes through the mount are refused by the kernel.
   void refuse_changes() {
-    for (const char* const command : {"save", "rm", "thin", "begin", "freeze", "commit", "fetch_begin", "fetch_commit"}) {
+    for (const char* const command :
+         {"save", "rm", "thin", "begin", "freeze", "commit", "fetch_begin", "fetch_commit"}) {
       control_->add(command, ControlServer::Pace::quick, [](const Peer&, const nlohmann::json&) {
         return Result<nlohmann::json>(Error(EROFS, "the store is mounted read-only (-o ro)"));
       });

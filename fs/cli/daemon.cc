@@ -169,29 +169,15 @@ Result<> serve_store(const MountPlan& plan, const std::string& store_folder, con
 }  // namespace
 
 int serve(const MountPlan& plan, const StartReport& report) {
-  bool started = false;
-  const StartReport note_start = [&](const Result<>& outcome) {
-    started = outcome.has_value();
-    report(outcome);
-  };
-  const auto failed = [&](const Error& error) {
-    log::error("{}", error.message());
-    if (!started) report(error);
-    return kFailed;
-  };
-
-  prepare_process();
-  const auto outcome = Outcome::make();
-  if (!outcome) return failed(outcome.error());
-  auto image = ServedImage::open(plan);
-  if (!image) return failed(image.error());
-  const Result<> ended = serve_store(plan, image.value().folder(), outcome.value(), note_start);
-  const Result<> closed = image.value().close();
-  if (!closed) log::error("the image stays mounted: {}", closed.error().message());
-  if (const auto told = outcome.value().tell(ended ? closed : ended); !told) log::error("{}", told.error().message());
-  if (!ended) return failed(ended.error());
-  log::info("{} is unmounted from {}", plan.store, plan.mountpoint);
-  return closed ? kSuccess : kFailed;
+  return run_daemon(report, [&plan](const Outcome& outcome, const StartReport& note_start) -> Result<> {
+    TRY_ASSIGN(auto image, ServedImage::open(plan));
+    const Result<> ended = serve_store(plan, image.folder(), outcome, note_start);
+    const Result<> closed = image.close();
+    if (!closed) log::error("the image stays mounted: {}", closed.error().message());
+    TRY(ended);
+    log::info("{} is unmounted from {}", plan.store, plan.mountpoint);
+    return closed;
+  });
 }
 
 }  // namespace ckptfs::fs::cli

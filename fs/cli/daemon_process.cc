@@ -67,6 +67,25 @@ void prepare_process() {
   io::ignore_lease_signals();
 }
 
+int run_daemon(const StartReport& report, const std::function<Result<>(const Outcome&, const StartReport&)>& body) {
+  bool started = false;
+  const StartReport note_start = [&](const Result<>& outcome) {
+    started = outcome.has_value();
+    report(outcome);
+  };
+  const auto failed = [&](const Error& error) {
+    log::error("{}", error.message());
+    if (!started) report(error);
+    return static_cast<int>(kFailed);
+  };
+  prepare_process();
+  const auto outcome = Outcome::make();
+  if (!outcome) return failed(outcome.error());
+  const Result<> ended = body(outcome.value(), note_start);
+  if (const auto told = outcome.value().tell(ended); !told) log::error("{}", told.error().message());
+  return ended ? static_cast<int>(kSuccess) : failed(ended.error());
+}
+
 EndSignals::EndSignals(Stop stop, void* mount) {
   end_mount = stop;
   served_mount = mount;

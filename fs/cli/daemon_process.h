@@ -1,12 +1,21 @@
 // What the daemons of all kinds of mounts share: how their process is prepared, how it is ended, and where it answers.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "fs/cli/outcome.h"
 #include "fs/control/server.h"
 
 namespace ckptfs::fs::cli {
+
+// Called once: with success when the mount is there, or with the reason why it is not.
+using StartReport = std::function<void(const Result<>&)>;
+
+// Forks a process that runs `body` as a daemon: in its own session, in folder /, without the caller's descriptors, and
+// with stdio on /dev/null once it has reported success. Waits for the report. Returns kSuccess, or prints the error and
+// returns kFailed. To be called while the process has one thread.
+int daemonize(const std::string& name, const std::function<int(const StartReport&)>& body);
 
 // When memory is short, the kernel writes back through the daemon. It must not wait for the daemon while the daemon
 // waits for memory, and it must not kill the daemon. To be called while the process has one thread.
@@ -26,6 +35,10 @@ class EndSignals {
   using Stop = void (*)(void*);
   EndSignals(Stop stop, void* mount);
 };
+
+// Prepares the process, and runs `body`, which serves until the mount ends. It reports its start, and nothing else.
+// Errors of the start go to `report`, all to the log, and the outcome to who unmounts. Returns the exit code.
+int run_daemon(const StartReport& report, const std::function<Result<>(const Outcome&, const StartReport&)>& body);
 
 // The folder of a mount's control socket. If no other user can enter the mount, no other user can connect, either.
 std::string socket_folder(bool for_others);

@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "fs/cli/daemon.h"
+#include "fs/cli/daemon_process.h"
 #include "fs/cli/progress.h"
 #include "fs/cli/system.h"
 #include "io/fd.h"

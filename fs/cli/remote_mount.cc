@@ -9,7 +9,6 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "fs/cli/daemon.h"
 #include "fs/cli/daemon_process.h"
 #include "fs/cli/log.h"
 #include "fs/cli/mount_options.h"
@@ -191,24 +190,14 @@ Result<> serve_remote(const RemotePlan& plan, const Outcome& outcome, const Star
 }
 
 int serve(const RemotePlan& plan, const StartReport& report) {
-  bool started = false;
-  const StartReport note_start = [&](const Result<>& outcome) {
-    started = outcome.has_value();
-    report(outcome);
+  const StartReport with_words = [&](const Result<>& started) {
+    report(started ? started : Result<>(with_way_out(started.error())));
   };
-  const auto failed = [&](const Error& error) {
-    log::error("{}", error.message());
-    if (!started) report(with_way_out(error));
-    return static_cast<int>(kFailed);
-  };
-  prepare_process();
-  const auto outcome = Outcome::make();
-  if (!outcome) return failed(outcome.error());
-  const Result<> ended = serve_remote(plan, outcome.value(), note_start);
-  if (const auto told = outcome.value().tell(ended); !told) log::error("{}", told.error().message());
-  if (!ended) return failed(ended.error());
-  log::info("{} is unmounted from {}", plan.mount.url, plan.mount.mountpoint);
-  return kSuccess;
+  return run_daemon(with_words, [&plan](const Outcome& outcome, const StartReport& note_start) -> Result<> {
+    TRY(serve_remote(plan, outcome, note_start));
+    log::info("{} is unmounted from {}", plan.mount.url, plan.mount.mountpoint);
+    return success();
+  });
 }
 
 int mount_as_daemon(const RemotePlan& plan) {

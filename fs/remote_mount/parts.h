@@ -4,6 +4,7 @@
 #include <fuse_lowlevel.h>
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
@@ -46,6 +47,24 @@ struct FolderHandle {
   std::vector<Name> names;
 };
 
+// So that a thousand reads that fail alike are one line of the log in a minute.
+class RepeatedWords {
+ public:
+  bool is_new(const std::string& words) {
+    const auto now = std::chrono::steady_clock::now();
+    const io::MutexLock lock(mutex_);
+    if (words == last_ && now - told_ < std::chrono::minutes(1)) return false;
+    last_ = words;
+    told_ = now;
+    return true;
+  }
+
+ private:
+  io::Mutex mutex_;
+  std::string last_ GUARDED_BY(mutex_);
+  std::chrono::steady_clock::time_point told_ GUARDED_BY(mutex_);
+};
+
 struct Parts {
   RemoteMountOptions options;
   std::string id;
@@ -63,6 +82,7 @@ struct Parts {
   Handles<FileHandle> files;
   Handles<FolderHandle> folders;
   std::atomic<uint64_t> requests{0}, errors{0};
+  RepeatedWords failures;  // that are in the log
   std::unique_ptr<Session> session;
   std::atomic<Session*> to_stop{nullptr};  // null: it is gone, or was never there
   Tasks tasks;
@@ -70,7 +90,5 @@ struct Parts {
 
   io::RequestLimits limits() const { return io::RequestLimits::within(options.time, &stop); }
 };
-
-void add_operations(fuse_lowlevel_ops& operations);
 
 }  // namespace ckptfs::fs::remote_mount

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <span>
 
+#include "fs/remote_mount/operations.h"
 #include "fs/remote_mount/parts.h"
 #include "io/digest.h"
 #include "io/host.h"

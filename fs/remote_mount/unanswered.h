@@ -32,16 +32,13 @@ class Unanswered {
     std::atomic<bool> answered{false};
   };
 
-  // From here on the request can be interrupted. If it was already, it is answered before this returns.
-  void add(const std::shared_ptr<Entry>& entry);
-  void remove(uint64_t number) {
-    const io::MutexLock lock(mutex_);
-    entries_.erase(number);
-  }
+  // From here on the request can be interrupted. If it was already, it is answered before this returns. The kernel's
+  // word comes to `on_interrupt`, which calls interrupt() with the number that it is given.
+  void add(const std::shared_ptr<Entry>& entry, fuse_interrupt_func_t on_interrupt);
+  void interrupt(uint64_t number);
+  void remove(uint64_t number);
 
  private:
-  static void interrupted(fuse_req_t request, void* number);
-
   io::Mutex mutex_;
   uint64_t last_ GUARDED_BY(mutex_) = 0;
   std::unordered_map<uint64_t, std::shared_ptr<Entry>> entries_ GUARDED_BY(mutex_);

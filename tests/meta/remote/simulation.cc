@@ -110,6 +110,7 @@ class World {
 
   // Of the store.
   Result<> put(const std::string& key, const io::ObjectContent& content, io::PutMode mode);
+  Result<size_t> get(const std::string& key, uint64_t offset, std::span<std::byte> buffer) const;
   void put_later(const std::string& key, std::string text) { late_puts_.emplace_back(key, std::move(text)); }
   const StoredObject* find(const std::string& key) const;
   void remove(const std::string& key);
@@ -189,12 +190,7 @@ class SimulatedStore : public io::ObjectStore {
                      const io::RequestLimits& /*limits*/) override {
     TRY(begin());
     if (actor_.killed) return Error(ECANCELED);
-    const StoredObject* const found = world_.find(key);
-    if (found == nullptr) return Error(ENOENT, key + ": there is none");
-    const size_t first = std::min<uint64_t>(offset, found->text.size());
-    const size_t length = std::min(buffer.size(), found->text.size() - first);
-    std::memcpy(buffer.data(), found->text.data() + first, length);
-    return length;
+    return world_.get(key, offset, buffer);
   }
 
   // A late list does not have what was made of late.
@@ -453,12 +449,7 @@ class PlainStore : public io::ObjectStore {
   }
   Result<size_t> get(const std::string& key, uint64_t offset, std::span<std::byte> buffer,
                      const io::RequestLimits& /*limits*/) override {
-    const StoredObject* const found = world_.find(key);
-    if (found == nullptr) return Error(ENOENT, key + ": there is none");
-    const size_t first = std::min<uint64_t>(offset, found->text.size());
-    const size_t length = std::min(buffer.size(), found->text.size() - first);
-    std::memcpy(buffer.data(), found->text.data() + first, length);
-    return length;
+    return world_.get(key, offset, buffer);
   }
   Result<io::ObjectPage> list(const std::string& prefix, const std::string& /*token*/,
                               const io::RequestLimits& /*limits*/) override {
@@ -654,6 +645,15 @@ void World::fail(const std::string& what) {
 const StoredObject* World::find(const std::string& key) const {
   const auto found = objects_.find(key);
   return found == objects_.end() ? nullptr : &found->second;
+}
+
+Result<size_t> World::get(const std::string& key, uint64_t offset, std::span<std::byte> buffer) const {
+  const StoredObject* const found = find(key);
+  if (found == nullptr) return Error(ENOENT, key + ": there is none");
+  const size_t first = std::min<uint64_t>(offset, found->text.size());
+  const size_t length = std::min(buffer.size(), found->text.size() - first);
+  std::memcpy(buffer.data(), found->text.data() + first, length);
+  return length;
 }
 
 Result<> World::put(const std::string& key, const io::ObjectContent& content, io::PutMode mode) {

@@ -5,9 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
-#include <map>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <tuple>
 #include <utility>
 
@@ -22,6 +20,7 @@ namespace {
 using nlohmann::json;
 
 constexpr const char *kVoteKind = "vote", *kCommitKind = "commit", *kVoidKind = "void";
+constexpr const char* kEnded = "ended";
 constexpr uint64_t kMostCommitBytes = uint64_t{16} << 20;
 constexpr io::JsonBounds kCommitBounds{.bytes = kMostCommitBytes, .values = 1 << 20, .text = 1 << 16, .depth = 6};
 constexpr io::JsonBounds kSmallBounds{.bytes = 4096, .values = 64, .text = 1024, .depth = 4};
@@ -81,64 +80,54 @@ Result<Commit> commit_of(const std::string& text) {
   return commit;
 }
 
-Result<io::Digest> parts_of_document(const std::string& text, const char* kind) {
-  TRY_ASSIGN(const json object, parse_document(text, kind, kSmallBounds));
-  return digest_field(object, "parts");
+Result<Vote> vote_of(const std::string& text) {
+  TRY_ASSIGN(const json object, parse_document(text, kVoteKind, kSmallBounds));
+  TRY_ASSIGN(const io::Digest parts, digest_field(object, "parts"));
+  return Vote{parts};
 }
 
-std::string text_of_parts(const char* kind, const io::Digest& parts) {
-  json object = new_document(kind);
-  object["parts"] = io::hex_of(parts);
-  return line_of(object);
+// "<slot>.<id>", to which the tag belongs that is given.
+Result<Void> void_of(const std::string& text, const std::string& tag) {
+  if (text.size() > kMostVoidBytes) return Error(EBADMSG, "it is too long for a void");
+  TRY_ASSIGN(const json object, parse_document(text, kVoidKind, kSmallBounds));
+  Void nothing;
+  TRY_ASSIGN(nothing.parts, digest_field(object, "parts"));
+  if (!object.contains(kEnded)) return nothing;
+  TRY_ASSIGN(const std::string ended, text_field(object, kEnded));
+  nothing.ended = parse_push(tag + "/" + ended);
+  if (!nothing.ended) return Error(EBADMSG, "what it ended is no push: " + io::printable(ended));
+  return nothing;
 }
 
-Error not_whole(const io::ObjectStore& store, const std::string& key) {
-  return Error(EIO, fmt::format("{}/{} is missing in the list, and must be there: the list is not whole", store.url(),
+Error not_whole(const std::string& url, const std::string& key) {
+  return Error(EIO, fmt::format("{}/{} is missing in the list, and must be there: the list is not whole", url,
                                 io::printable(key)));
 }
 
-// What lists say of one tag.
-struct DecisionsOfTag {
-  struct One {
-    bool commit = false;  // else a void
-    std::chrono::system_clock::time_point changed;
-  };
-  std::map<uint64_t, One> decided;
-  std::set<uint64_t> gone;
-};
-using DecisionsByTag = std::map<std::string, DecisionsOfTag, std::less<>>;
-
-// `tags`: of all ("") or one ("<tag>/"). Tombstones are listed first, so that the decision of each is in the other
-// list.
+// `tags`: of all ("") or one ("<tag>/").
 Result<DecisionsByTag> list_decisions_by_tag(io::ObjectStore& store, const std::string& tags,
                                              const io::RequestLimits& limits) {
   DecisionsByTag found;
-  const auto note_gone = [&](const io::ObjectInfo& object) -> Result<> {
-    if (const auto decision = parse_gone_key(object.key)) found[decision->tag].gone.insert(decision->n);
+  const auto note = [&](const io::ObjectInfo& object) -> Result<> {
+    note_decision(found, object);
     return success();
   };
-  TRY(io::for_each_object(store, kGone + tags, note_gone, limits));
-  const auto note_decided = [&](const io::ObjectInfo& object) -> Result<> {
-    if (const auto decision = parse_step_key(object.key)) {
-      found[decision->tag].decided[decision->n] = {object.size > kMostVoidBytes, object.changed};
-    }
-    return success();
-  };
-  TRY(io::for_each_object(store, kSteps + tags, note_decided, limits));
+  TRY(io::for_each_object(store, kGone + tags, note, limits));
+  TRY(io::for_each_object(store, kSteps + tags, note, limits));
   return found;
 }
 
 // The commits of one tag, in the order of their numbers.
-Result<TagDecisions> decisions_of(const io::ObjectStore& store, const std::string& tag, const DecisionsOfTag& found) {
+Result<TagDecisions> decisions_of(const std::string& url, const std::string& tag, const DecisionsOfTag& found) {
   TagDecisions decisions;
   for (const auto& [n, one] : found.decided) {
-    if (n != decisions.undecided) return not_whole(store, step_key({tag, decisions.undecided}));
+    if (n != decisions.undecided) return not_whole(url, step_key({tag, decisions.undecided}));
     ++decisions.undecided;
     if (!one.commit) continue;
     decisions.commits.push_back({{tag, n}, decisions.commits.size() + 1, one.changed, found.gone.contains(n)});
   }
-  for (const uint64_t n : found.gone) {
-    if (n >= decisions.undecided) return not_whole(store, step_key({tag, n}));
+  for (const auto& [n, when] : found.gone) {
+    if (n >= decisions.undecided) return not_whole(url, step_key({tag, n}));
   }
   return decisions;
 }
@@ -174,8 +163,18 @@ io::Digest digest_of(const PartList& parts) {
   return io::digest_of(std::as_bytes(std::span(bytes)));
 }
 
-std::string text_of(const Vote& vote) { return text_of_parts(kVoteKind, vote.parts); }
-std::string text_of(const Void& nothing) { return text_of_parts(kVoidKind, nothing.parts); }
+std::string text_of(const Vote& vote) {
+  json object = new_document(kVoteKind);
+  object["parts"] = io::hex_of(vote.parts);
+  return line_of(object);
+}
+
+std::string text_of(const Void& nothing) {
+  json object = new_document(kVoidKind);
+  object["parts"] = io::hex_of(nothing.parts);
+  if (nothing.ended) object[kEnded] = fmt::format("{}.{}", nothing.ended->slot, nothing.ended->id);
+  return line_of(object);
+}
 
 std::string text_of(const Commit& commit) {
   json object = new_document(kCommitKind);
@@ -191,9 +190,9 @@ std::string text_of(const Commit& commit) {
 }
 
 Result<Vote> parse_vote(const std::string& text, const std::string& key) {
-  auto parts = parts_of_document(text, kVoteKind);
-  if (!parts) return error_in(key, parts.error());
-  return Vote{parts.value()};
+  auto vote = vote_of(text);
+  if (!vote) return error_in(key, vote.error());
+  return vote;
 }
 
 Result<Commit> parse_commit(const std::string& text, const std::string& key) {
@@ -202,22 +201,30 @@ Result<Commit> parse_commit(const std::string& text, const std::string& key) {
   return commit;
 }
 
-Result<Void> parse_void(const std::string& text, const std::string& key) {
-  if (text.size() > kMostVoidBytes) return error_in(key, Error(EBADMSG, "it is too long for a void"));
-  auto parts = parts_of_document(text, kVoidKind);
-  if (!parts) return error_in(key, parts.error());
-  return Void{parts.value()};
+Result<Void> parse_void(const std::string& text, const std::string& tag, const std::string& key) {
+  auto nothing = void_of(text, tag);
+  if (!nothing) return error_in(key, nothing.error());
+  return nothing;
 }
 
 std::string CommittedStep::name() const {
   return ordinal == 1 ? decision.tag : fmt::format("{}~{}", decision.tag, ordinal);
 }
 
-Result<std::vector<CommittedStep>> list_steps(io::ObjectStore& store, const io::RequestLimits& limits) {
-  TRY_ASSIGN(const DecisionsByTag found, list_decisions_by_tag(store, "", limits));
+bool note_decision(DecisionsByTag& decisions, const io::ObjectInfo& object) {
+  if (const auto gone = parse_gone_key(object.key)) {
+    decisions[gone->tag].gone.emplace(gone->n, object.changed);
+    return true;
+  }
+  const auto decision = parse_step_key(object.key);
+  if (decision) decisions[decision->tag].decided[decision->n] = {object.size > kMostVoidBytes, object.changed};
+  return decision.has_value();
+}
+
+Result<std::vector<CommittedStep>> steps_of(const DecisionsByTag& found, const std::string& url) {
   std::vector<CommittedStep> steps;
   for (const auto& [tag, of_tag] : found) {
-    TRY_ASSIGN(const TagDecisions decisions, decisions_of(store, tag, of_tag));
+    TRY_ASSIGN(const TagDecisions decisions, decisions_of(url, tag, of_tag));
     steps.insert(steps.end(), decisions.commits.begin(), decisions.commits.end());
   }
   // Servers tell whole seconds: of one second the higher number is the later step.
@@ -229,12 +236,17 @@ Result<std::vector<CommittedStep>> list_steps(io::ObjectStore& store, const io::
   return steps;
 }
 
+Result<std::vector<CommittedStep>> list_steps(io::ObjectStore& store, const io::RequestLimits& limits) {
+  TRY_ASSIGN(const DecisionsByTag found, list_decisions_by_tag(store, "", limits));
+  return steps_of(found, store.url());
+}
+
 Result<TagDecisions> list_decisions(io::ObjectStore& store, const std::string& tag, const io::RequestLimits& limits) {
   TRY(check_tag(tag));
   TRY_ASSIGN(const DecisionsByTag found, list_decisions_by_tag(store, tag + "/", limits));
   const auto of_tag = found.find(tag);
   if (of_tag == found.end()) return TagDecisions{};
-  return decisions_of(store, tag, of_tag->second);
+  return decisions_of(store.url(), tag, of_tag->second);
 }
 
 Result<CommittedStep> find_step(io::ObjectStore& store, const std::string& name, const io::RequestLimits& limits) {
@@ -257,6 +269,12 @@ Result<Commit> fetch_commit(io::ObjectStore& store, const DecisionName& decision
   TRY_ASSIGN(Commit commit, parse_commit(text, object));
   if (commit.name != decision) return error_in(object, Error(EBADMSG, "it is the commit of another step or number"));
   return commit;
+}
+
+Result<Void> fetch_void(io::ObjectStore& store, const DecisionName& decision, const io::RequestLimits& limits) {
+  const std::string key = step_key(decision);
+  TRY_ASSIGN(const std::string text, io::get_text(store, key, kMostVoidBytes, limits));
+  return parse_void(text, decision.tag, store.url() + "/" + key);
 }
 
 }  // namespace ckptfs::meta::remote

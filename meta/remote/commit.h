@@ -4,6 +4,8 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -43,16 +45,19 @@ struct Commit {
 };
 
 struct Void {
-  io::Digest parts{};  // one of the lists that were voted for; zero: none
+  io::Digest parts{};             // one of the lists that were voted for; zero: none
+  std::optional<PushName> ended;  // the collector made it: this part of the tag is in no commit, and will be in none
 };
 
 std::string text_of(const Vote& vote);
 std::string text_of(const Commit& commit);
+// `ended` is written without its tag, which the key has.
 std::string text_of(const Void& nothing);
 // EBADMSG, in words; EPROTO for another version. `key`: for messages.
 Result<Vote> parse_vote(const std::string& text, const std::string& key);
 Result<Commit> parse_commit(const std::string& text, const std::string& key);
-Result<Void> parse_void(const std::string& text, const std::string& key);
+// `tag`: of its key.
+Result<Void> parse_void(const std::string& text, const std::string& tag, const std::string& key);
 
 // A commit as a list tells it.
 struct CommittedStep {
@@ -63,6 +68,23 @@ struct CommittedStep {
 
   std::string name() const;  // "<tag>", "<tag>~2", ...
 };
+
+// What lists say of one tag, by the numbers of its decisions. Times are the server's.
+struct DecisionsOfTag {
+  using Time = std::chrono::system_clock::time_point;
+  struct One {
+    bool commit = false;  // else a void
+    Time changed;
+  };
+  std::map<uint64_t, One> decided;
+  std::map<uint64_t, Time> gone;  // tombstones
+};
+using DecisionsByTag = std::map<std::string, DecisionsOfTag, std::less<>>;
+// Notes what is listed. Returns whether it is a decision or a tombstone. All tombstones must be listed before the
+// decisions: then the decision of each is in the list.
+bool note_decision(DecisionsByTag& decisions, const io::ObjectInfo& object);
+// As list_steps() does. `url`: of the remote, for messages.
+Result<std::vector<CommittedStep>> steps_of(const DecisionsByTag& decisions, const std::string& url);
 
 // All commits, by the time of the server, oldest first. From lists alone. EIO, in words, which can pass: a list is not
 // whole, since a decision is missing before another of its tag, or one that has a tombstone.
@@ -80,5 +102,6 @@ std::optional<CommittedStep> newest(const std::vector<CommittedStep>& steps);
 
 // EBADMSG, naming the object: it is no commit, or that of another decision.
 Result<Commit> fetch_commit(io::ObjectStore& store, const DecisionName& decision, const io::RequestLimits& limits);
+Result<Void> fetch_void(io::ObjectStore& store, const DecisionName& decision, const io::RequestLimits& limits);
 
 }  // namespace ckptfs::meta::remote

@@ -20,6 +20,7 @@ namespace {
 using State = TagStatus::State;
 
 constexpr int kMostRounds = 8;  // of one call. A round ends with an object that is made, by us or somebody else
+constexpr int kMostUnlisted = 8;  // so often a list may come late. Then the part is gone: the store was rolled back
 constexpr size_t kMostSmallText = 4096;
 
 TagStatus waits(std::string reason, std::vector<uint32_t> missing = {}) {
@@ -62,6 +63,7 @@ class Election {
   DecisionName decision() const { return {image_.tag(), n_}; }
 
   Round look();
+  Round find_own(TagParts& listed);
   Result<> list_votes();
   Round choose_parts(const TagParts& listed, std::vector<PushName>& chosen);
   Round find_commit(const std::vector<PushName>& chosen);
@@ -93,12 +95,14 @@ Round Election::look() {
   n_ = decisions_.undecided;
   if (n_ <= memory_.decided) return ends(waits(fmt::format("the list of {} lags behind", store_.url())));
   memory_.decided = n_ - 1;
+  TRY(memory_.history.read(store_, image_.tag(), decisions_, limits()));
   TRY(list_votes());  // before the parts: see the head of election.h
   TRY_ASSIGN(TagParts listed, list_parts(store_, image_.tag(), limits()));
-  const ListedPart own{own_.name.push, own_.name.size};
-  if (!std::ranges::binary_search(listed.parts, own.push, {}, &ListedPart::push)) {  // the list came late
-    listed.parts.insert(std::ranges::lower_bound(listed.parts, own.push, {}, &ListedPart::push), own);
-  }
+  std::erase_if(listed.parts, [this](const ListedPart& part) {
+    return memory_.history.is_ended(part.push) && part.push != own_.name.push;
+  });
+  TRY_ASSIGN(auto unlisted, find_own(listed));
+  if (unlisted) return ends(std::move(*unlisted));
   std::vector<PushName> names;
   for (const ListedPart& part : listed.parts) names.push_back(part.push);
   const bool is_known = memory_.listed == names;
@@ -116,13 +120,29 @@ Round Election::look() {
   return decide(listed);
 }
 
+// The part of this slot must be among those that are listed. If its commit is gone, the collector may have taken it.
+Round Election::find_own(TagParts& listed) {
+  const PushName& own = own_.name.push;
+  if (std::ranges::binary_search(listed.parts, own, {}, &ListedPart::push)) {
+    memory_.unlisted = 0;
+    return looks_again();
+  }
+  if (memory_.history.commit_of(own)) {
+    listed.parts.insert(std::ranges::lower_bound(listed.parts, own, {}, &ListedPart::push), {own, own_.name.size});
+    return looks_again();
+  }
+  const std::string reason = "its part is missing in the list of " + store_.url();
+  if (++memory_.unlisted < kMostUnlisted) return ends(waits(reason));
+  return ends(status_of(State::push_again, reason));
+}
+
 Result<> Election::list_votes() {
   voters_.clear();
   if (slot_.slots == 1) return success();
   const std::string key = vote_key(decision(), slot_.slot);
   const auto visit = [&](const io::ObjectInfo& object) -> Result<> {
-    const auto voter = parse_vote_key(object.key, decision());
-    if (voter && *voter < slot_.slots) voters_.push_back(*voter);
+    const auto vote = parse_vote_key(object.key);
+    if (vote && vote->decision == decision() && vote->slot < slot_.slots) voters_.push_back(vote->slot);
     return success();
   };
   TRY(io::for_each_object(store_, key.substr(0, key.rfind('/') + 1), visit, limits()));
@@ -156,17 +176,15 @@ Round Election::choose_parts(const TagParts& listed, std::vector<PushName>& chos
 }
 
 Round Election::find_commit(const std::vector<PushName>& chosen) {
-  for (auto step = decisions_.commits.rbegin(); step != decisions_.commits.rend(); ++step) {
-    if (step->decision.n <= memory_.unused_up_to) break;
-    TRY_ASSIGN(Commit commit, fetch_commit(store_, step->decision, limits()));
-    const std::vector<PushName> names = names_in(commit.parts);
-    const bool is_last = step == decisions_.commits.rbegin();
-    if (is_last && names == chosen) return ends({State::committed, {}, "", *step, std::move(commit.notes)});
-    if (std::ranges::find(names, own_.name.push) == names.end() || io::fault_value("part_spent")) continue;
-    return ends(status_of(State::push_again, "another slot has changed the step since its commit"));
+  const auto committed = memory_.history.commit_of(own_.name.push);
+  if (!committed) return looks_again();
+  const CommittedStep& last = decisions_.commits.back();
+  if (last.decision.n == *committed && names_in(memory_.history.commits().at(*committed)) == chosen) {
+    TRY_ASSIGN(Commit commit, fetch_commit(store_, last.decision, limits()));  // for its notes
+    return ends({State::committed, {}, "", last, std::move(commit.notes)});
   }
-  memory_.unused_up_to = n_ - 1;
-  return looks_again();
+  if (io::fault_value("part_spent")) return looks_again();
+  return ends(status_of(State::push_again, "another slot has changed the step since its commit"));
 }
 
 // Can the parts be one step? Returns what speaks against it.
@@ -256,7 +274,10 @@ Round Election::count_votes(const TagParts& listed) {
 
 // What speaks against the word of this slot for its part. The image comes last: see the head of election.h.
 Result<std::optional<TagStatus>> Election::speaks_against(const TagParts& listed) {
-  TRY_ASSIGN(const bool lost, has_lost_lender(store_, own_.borrowed_from, own_.unfinished, listed, limits()));
+  if (memory_.history.is_ended(own_.name.push) && !io::fault_value("void_unread")) {
+    return std::optional(status_of(State::ended, "its part was undecided for days and was removed there"));
+  }
+  TRY_ASSIGN(const bool lost, has_lost_lender(store_, own_.lenders, listed, memory_.history, limits()));
   if (lost) return std::optional(status_of(State::push_again, "a step that lent it chunks was removed"));
   if (io::fault_value("vote_unchecked")) return std::optional<TagStatus>();
   TRY_ASSIGN(const bool may_vote, image_.may_be_voted_for());
@@ -281,7 +302,7 @@ Result<bool> Election::make(const std::string& key, const std::string& text, io:
 
 Round Election::make_void() {
   const auto mode = io::fault_value("void_replaces") ? io::PutMode::replace : io::PutMode::make;
-  TRY_ASSIGN(const bool made, make(step_key(decision()), text_of(Void{digest_of(memory_.parts)}), mode));
+  TRY_ASSIGN(const bool made, make(step_key(decision()), text_of(Void{digest_of(memory_.parts), std::nullopt}), mode));
   memory_.may_vote = memory_.may_vote || made;
   memory_.decided = n_;
   return looks_again();

@@ -17,6 +17,10 @@
 // So a slot whose part was committed, and that is to vote again since another slot has changed, pushes a new part
 // first. That one borrows everything from the commit, if it stands, and keeps it from then on.
 //
+// A part that stays undecided for days is ended by the collector, with a void that names it, at the number that is
+// undecided. Votes at that number can no longer become a commit. Who votes at a later one has read that void before,
+// with a get: what a get tells is never late. So a part that was ended is never committed.
+//
 // A part that an image of a later start of the mount only found again has no such image from p_i on: the files may have
 // changed and changed back. So such a slot first makes a void itself. Who votes at a later number asked its image
 // after that, when the new image was there already.
@@ -39,6 +43,7 @@
 #include "meta/remote/commit.h"
 #include "meta/remote/push.h"
 #include "meta/remote/step_image.h"
+#include "meta/remote/tag_history.h"
 
 namespace ckptfs::meta::remote {
 
@@ -49,6 +54,7 @@ struct TagStatus {
     incomplete,  // files are missing; `reason` tells which
     refused,     // the parts have no union, or two mounts are one slot; `reason` tells
     push_again,  // a new part is needed: a lender of this one is gone, or a commit has it already
+    ended,       // the collector has ended this part, since it was undecided for days. A new one is needed
   };
   State state = State::waits;
   std::vector<uint32_t> missing;  // slots
@@ -66,8 +72,9 @@ struct ElectionMemory {
   std::vector<std::string> notes;      // of their union
   std::optional<TagStatus> unvotable;  // why nobody can vote for them
   uint64_t decided = 0;                // up to this number; lists may lag behind
-  uint64_t unused_up_to = 0;           // no commit up to this number names this slot's part
   bool may_vote = false;               // a part that was found: the void has been made
+  int unlisted = 0;                    // so often in a row the slot's part was not in the list
+  TagHistory history;
 };
 
 // Goes as far as it can, and says how far that is. `own`: what push_part() returned for this image.

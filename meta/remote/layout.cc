@@ -7,6 +7,7 @@
 #include <charconv>
 #include <random>
 #include <tuple>
+#include <utility>
 
 #include "io/objects/object_store.h"
 #include "io/printable.h"
@@ -31,15 +32,30 @@ bool is_id(std::string_view text) {
   return text.size() == kIdDigits && std::ranges::all_of(text, is_digit);
 }
 
+// What stands behind the prefix; nothing: the key has another one.
+std::optional<std::string_view> behind(std::string_view key, std::string_view prefix) {
+  return key.starts_with(prefix) ? std::optional(key.substr(prefix.size())) : std::nullopt;
+}
+
+// "<n>", counted from 1.
+std::optional<uint64_t> parse_count(std::string_view text) {
+  const auto n = parse_number<uint64_t>(text);
+  return n && *n > 0 ? n : std::nullopt;
+}
+
+// "<prefix><n>"
+std::optional<uint64_t> parse_numbered(std::string_view key, std::string_view prefix) {
+  const auto rest = behind(key, prefix);
+  return rest ? parse_count(*rest) : std::nullopt;
+}
+
 // "<prefix><tag>/<n>"
 std::optional<DecisionName> parse_decision(std::string_view key, std::string_view prefix) {
-  if (!key.starts_with(prefix)) return std::nullopt;
-  key.remove_prefix(prefix.size());
-  const size_t slash = key.find('/');
-  if (slash == std::string_view::npos || !check_tag(key.substr(0, slash))) return std::nullopt;
-  const auto n = parse_number<uint64_t>(key.substr(slash + 1));
-  if (!n || *n == 0) return std::nullopt;
-  return DecisionName{std::string(key.substr(0, slash)), *n};
+  const auto rest = behind(key, prefix);
+  const size_t slash = rest ? rest->find('/') : std::string_view::npos;
+  if (slash == std::string_view::npos || !check_tag(rest->substr(0, slash))) return std::nullopt;
+  const auto n = parse_count(rest->substr(slash + 1));
+  return n ? std::optional(DecisionName{std::string(rest->substr(0, slash)), *n}) : std::nullopt;
 }
 
 }  // namespace
@@ -75,16 +91,32 @@ std::string vote_key(const DecisionName& decision, uint32_t slot) {
 std::string step_key(const DecisionName& decision) { return fmt::format("{}{}/{}", kSteps, decision.tag, decision.n); }
 std::string gone_key(const DecisionName& decision) { return fmt::format("{}{}/{}", kGone, decision.tag, decision.n); }
 
+std::string rules_key(uint64_t n) { return fmt::format("{}{}", kRules, n); }
+std::string look_key(uint64_t n) { return fmt::format("{}{}", kLooks, n); }
+
+std::optional<PackName> parse_pack_key(std::string_view key) {
+  const auto rest = behind(key, kPacks);
+  const size_t slash = rest ? rest->rfind('/') : std::string_view::npos;
+  if (slash == std::string_view::npos) return std::nullopt;
+  auto push = parse_push(rest->substr(0, slash));
+  const auto pack = parse_number<uint32_t>(rest->substr(slash + 1));
+  return push && pack ? std::optional(PackName{std::move(*push), *pack}) : std::nullopt;
+}
 std::optional<PushName> parse_part_key(std::string_view key) {
-  const std::string_view prefix = kParts;
-  return key.starts_with(prefix) ? parse_push(key.substr(prefix.size())) : std::nullopt;
+  const auto rest = behind(key, kParts);
+  return rest ? parse_push(*rest) : std::nullopt;
+}
+std::optional<VoteName> parse_vote_key(std::string_view key) {
+  const size_t slash = key.rfind('/');
+  if (slash == std::string_view::npos) return std::nullopt;
+  auto decision = parse_decision(key.substr(0, slash), kVotes);
+  const auto slot = parse_number<uint32_t>(key.substr(slash + 1));
+  return decision && slot ? std::optional(VoteName{std::move(*decision), *slot}) : std::nullopt;
 }
 std::optional<DecisionName> parse_step_key(std::string_view key) { return parse_decision(key, kSteps); }
 std::optional<DecisionName> parse_gone_key(std::string_view key) { return parse_decision(key, kGone); }
-std::optional<uint32_t> parse_vote_key(std::string_view key, const DecisionName& decision) {
-  const std::string prefix = fmt::format("{}{}/{}/", kVotes, decision.tag, decision.n);
-  return key.starts_with(prefix) ? parse_number<uint32_t>(key.substr(prefix.size())) : std::nullopt;
-}
+std::optional<uint64_t> parse_rules_key(std::string_view key) { return parse_numbered(key, kRules); }
+std::optional<uint64_t> parse_look_key(std::string_view key) { return parse_numbered(key, kLooks); }
 
 Result<> check_tag(std::string_view tag) {
   const std::string text = io::printable(tag);

@@ -5,7 +5,9 @@
 //   parts/<tag>/<slot>.<id>           what a slot holds of a step (part.h)
 //   votes/<tag>/<n>/<slot>            a slot's word for a list of parts (commit.h)
 //   steps/<tag>/<n>                   a commit, or a void (commit.h)
-//   gone/<tag>/<n>                    a tombstone
+//   gone/<tag>/<n>                    a tombstone (tombstone.h)
+//   rules/<n>                         which steps stay; the highest n counts (remote_rules.h)
+//   looks/<n>                         what the collector saw (look.h)
 //   probe/<id>                        what probe_store() tries, for a moment (remote_facts.h)
 //
 // No object is ever written twice with another content. Stateless; any thread.
@@ -31,6 +33,8 @@ inline constexpr const char* kParts = "parts/";
 inline constexpr const char* kVotes = "votes/";
 inline constexpr const char* kSteps = "steps/";
 inline constexpr const char* kGone = "gone/";
+inline constexpr const char* kRules = "rules/";
+inline constexpr const char* kLooks = "looks/";
 inline constexpr const char* kProbe = "probe/";
 
 // One try of one slot to push a step. `id` is random and never used again.
@@ -52,7 +56,17 @@ std::optional<PushName> parse_push(std::string_view text);
 struct DecisionName {
   std::string tag;
   uint64_t n = 0;
-  bool operator==(const DecisionName&) const = default;
+  auto operator<=>(const DecisionName&) const = default;
+};
+
+// A pack, or a vote, by name.
+struct PackName {
+  PushName push;
+  uint32_t pack = 0;
+};
+struct VoteName {
+  DecisionName decision;
+  uint32_t slot = 0;
 };
 
 std::string pack_key(const PushName& push, uint32_t pack);
@@ -60,12 +74,18 @@ std::string part_key(const PushName& push);
 std::string vote_key(const DecisionName& decision, uint32_t slot);
 std::string step_key(const DecisionName& decision);
 std::string gone_key(const DecisionName& decision);
+std::string rules_key(uint64_t n);
+std::string look_key(uint64_t n);
 
-// What a key below kParts, kSteps, kGone or kVotes names; none: it is no such key, and somebody else's object.
+// What a key below kPacks, kParts, kVotes, kSteps, kGone, kRules or kLooks names; none: it is no such key, and somebody
+// else's object.
+std::optional<PackName> parse_pack_key(std::string_view key);
 std::optional<PushName> parse_part_key(std::string_view key);
+std::optional<VoteName> parse_vote_key(std::string_view key);
 std::optional<DecisionName> parse_step_key(std::string_view key);
 std::optional<DecisionName> parse_gone_key(std::string_view key);
-std::optional<uint32_t> parse_vote_key(std::string_view key, const DecisionName& decision);
+std::optional<uint64_t> parse_rules_key(std::string_view key);
+std::optional<uint64_t> parse_look_key(std::string_view key);
 
 // EINVAL, in words, unless a step of this name can be pushed: it is part of a key, so it is UTF-8 without control
 // characters, which the list of an S3 store could not tell; and it has no '~', which stands before the number of a

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <chrono>
 #include <memory>
@@ -323,6 +324,11 @@ Result<Part> fetch_part(io::ObjectStore& store, const PushName& push, const std:
   if (!part) return error_in(object, part.error());
   if (auto own = check_own(part.value().header(), push); !own) return error_in(object, own.error());
   return part;
+}
+
+bool is_damage(const Error& error) {
+  constexpr std::array kDamage{ENOENT, EBADMSG, EPROTO, EFBIG, EINVAL};
+  return std::ranges::find(kDamage, error.errno_value()) != kDamage.end();
 }
 
 Result<PartHeader> fetch_part_header(io::ObjectStore& store, const PushName& push, const io::RequestLimits& limits) {

@@ -78,6 +78,9 @@ class PartWriter {
   ContentDigest content_;
 };
 
+// Does it say that an object is missing, or not what it should be? Else the store could not be asked.
+bool is_damage(const Error& error);
+
 // Fetches a part into a nameless file in `folder`, in ranges of 16 MiB. `wanted`: EBADMSG, naming the object, if it has
 // another digest.
 Result<Part> fetch_part(io::ObjectStore& store, const PushName& push, const std::optional<io::Digest>& wanted,

@@ -99,9 +99,9 @@ json json_of(const PartHeader& header) {
   json pushes = json::array();
   for (const UsedPush& used : header.pushes) pushes.push_back({{"push", used.push.text()}, {"packs", used.packs}});
   json lenders = json::array();
-  for (const DecisionName& lender : header.borrowed_from) lenders.push_back(step_key(lender));
+  for (const DecisionName& lender : header.lenders.commits) lenders.push_back(step_key(lender));
   json unfinished = json::array();
-  for (const PushName& push : header.unfinished) unfinished.push_back(push.text());
+  for (const PushName& push : header.lenders.unfinished) unfinished.push_back(push.text());
   return {{"borrowed_from", std::move(lenders)},
           {"unfinished", std::move(unfinished)},
           {"push", header.push.text()},
@@ -191,8 +191,8 @@ Result<PartHeader> parse_header(std::string_view line) {
   TRY_ASSIGN(header.chunks, number_field(object, "chunks", kMostPartBytes / Chunk::kBytes));
   TRY_ASSIGN(header.bytes, number_field(object, "bytes"));
   TRY(parse_pushes(object, header));
-  TRY_ASSIGN(header.borrowed_from, parse_borrowed_from(object));
-  TRY_ASSIGN(header.unfinished, parse_unfinished(object));
+  TRY_ASSIGN(header.lenders.commits, parse_borrowed_from(object));
+  TRY_ASSIGN(header.lenders.unfinished, parse_unfinished(object));
   if (header.number == 0) return Error(EBADMSG, "its number is 0");
   return header;
 }

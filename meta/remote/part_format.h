@@ -63,6 +63,12 @@ struct UsedPush {
   std::vector<std::pair<uint32_t, uint32_t>> packs;  // ranges, first and last, in order; finish() fills them in
 };
 
+// Who lends a part what lies in no pack of its own push.
+struct Lenders {
+  std::vector<DecisionName> commits;  // whose chunks it uses
+  std::vector<PushName> unfinished;   // pushes of this slot, without a part, whose packs its journal knew
+};
+
 struct PartHeader {
   PushName push;
   uint64_t number = 0;  // a slot counts its parts of a tag from 1. The highest counts
@@ -71,8 +77,7 @@ struct PartHeader {
   std::string attempt;           // what the step's own files name the attempt by; empty: nothing
   io::Digest content{};          // of all that the slot holds, but its times and where it lies (content_digest)
   std::vector<UsedPush> pushes;  // the first is `push` itself
-  std::vector<DecisionName> borrowed_from;  // the commits whose chunks it uses
-  std::vector<PushName> unfinished;         // other pushes, without a part, whose packs this slot's journal knew
+  Lenders lenders;               // "borrowed_from" and "unfinished"
   formats::CompletenessFacts facts;
   uint64_t entries = 0;
   uint64_t chunks = 0;

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
@@ -16,8 +15,8 @@
 
 #include "io/fault.h"
 #include "io/log.h"
-#include "io/mutex.h"
 #include "io/parallel.h"
+#include "meta/remote/pack_content.h"
 #include "meta/remote/part.h"
 #include "meta/remote/slot_parts.h"
 
@@ -29,38 +28,6 @@ constexpr size_t kMostPackChunks = 16'384;  // of a pack: small files fill one i
 uint64_t chunk_length(const Entry& file, uint64_t chunk) {
   return std::min(kChunkBytes, file.size - chunk * kChunkBytes);
 }
-
-Result<std::vector<io::Digest>> digests_of(const StepImage& image, size_t index) {
-  const Entry& entry = image.entries()[index];
-  if (entry.kind != Entry::Kind::file) return std::vector<io::Digest>();
-  TRY_ASSIGN(auto digests, image.digests(index));
-  if (digests.size() == entry.chunks()) return digests;
-  return Error(EBADMSG, fmt::format("{}/{}: it has {} digests, and should have {}", image.tag(), entry.path,
-                                    digests.size(), entry.chunks()));
-}
-
-// The digests of one file after the other, for the threads that send packs in that order. Thread-safe.
-// Lock: mutex_, held while digests are read: the others would ask for the same file.
-class DigestsInOrder {
- public:
-  using Digests = std::shared_ptr<const std::vector<io::Digest>>;
-  explicit DigestsInOrder(const StepImage& image) : image_(image) {}
-
-  Result<Digests> of(size_t index) {
-    const io::MutexLock lock(mutex_);
-    if (last_ && index_ == index) return last_;
-    TRY_ASSIGN(auto digests, digests_of(image_, index));
-    last_ = std::make_shared<const std::vector<io::Digest>>(std::move(digests));
-    index_ = index;
-    return last_;
-  }
-
- private:
-  const StepImage& image_;
-  io::Mutex mutex_;
-  size_t index_ GUARDED_BY(mutex_) = 0;
-  Digests last_ GUARDED_BY(mutex_);
-};
 
 // Where a chunk lies: 16 bytes, for each chunk of the step.
 struct PlacedChunk {
@@ -79,80 +46,9 @@ struct PlannedPack {
   size_t chunks = 0;
 };
 
-struct PackedChunk {
-  size_t entry = 0;
-  uint64_t at = 0;  // in the file
-  JournalledChunk chunk;
-};
-
-// The content of a pack: read from the image chunk by chunk, and compared. One chunk is in memory.
-class PackContent {
- public:
-  PackContent(const StepImage& image, const PushSettings& settings, std::vector<PackedChunk> chunks)
-      : image_(image), settings_(settings), chunks_(std::move(chunks)) {}
-
-  io::ObjectContent content() {
-    const JournalledChunk& last = chunks_.back().chunk;
-    return {uint64_t{last.offset} + last.length,
-            [this](uint64_t offset, std::span<std::byte> buffer) { return read(offset, buffer); }};
-  }
-  std::vector<JournalledChunk> chunks() const {
-    std::vector<JournalledChunk> chunks;
-    for (const PackedChunk& packed : chunks_) chunks.push_back(packed.chunk);
-    return chunks;
-  }
-
- private:
-  Result<> read(uint64_t offset, std::span<std::byte> buffer) {
-    if (settings_.limit != nullptr) settings_.limit->take(buffer.size(), settings_.stop);
-    while (!buffer.empty()) {
-      TRY(load(offset));
-      const uint64_t skip = offset - chunks_[loaded_].chunk.offset;
-      const size_t length = std::min<uint64_t>(buffer.size(), buffer_.size() - skip);
-      std::memcpy(buffer.data(), buffer_.data() + skip, length);
-      buffer = buffer.subspan(length);
-      offset += length;
-    }
-    return success();
-  }
-
-  // Loads the chunk that has this byte of the pack.
-  Result<> load(uint64_t offset) {
-    const auto after =
-        std::ranges::upper_bound(chunks_, offset, {}, [](const PackedChunk& packed) { return packed.chunk.offset; });
-    const auto index = static_cast<size_t>(after - chunks_.begin()) - 1;
-    if (index == loaded_) return success();
-    loaded_ = SIZE_MAX;
-    const PackedChunk& packed = chunks_[index];
-    buffer_.resize(packed.chunk.length);
-    TRY(image_.read(packed.entry, packed.at, buffer_));
-    const bool is_right = io::digest_of(buffer_) == packed.chunk.digest;
-    if (!is_right && !io::fault_value("chunk_unchecked")) return differs(packed);
-    loaded_ = index;
-    return success();
-  }
-
-  Error differs(const PackedChunk& packed) const {
-    const std::string file = image_.tag() + "/" + image_.entries()[packed.entry].path;
-    const auto current = image_.is_current();
-    if (!current) return current.error();
-    if (!current.value()) return Error(ESTALE, file + " has changed since it was read");
-    return Error(EBADMSG, fmt::format("{}: the disk holds something else from byte {} on than its digest says: it is "
-                                      "not pushed. Check the disk, and save the step again",
-                                      file, packed.at));
-  }
-
-  const StepImage& image_;
-  const PushSettings& settings_;
-  const std::vector<PackedChunk> chunks_;
-  std::vector<std::byte> buffer_;
-  size_t loaded_ = SIZE_MAX;
-};
-
 // A step that is lost or damaged there holds up no other one: all is sent.
 Result<> without_lender(const Error& error) {
-  constexpr std::array kDamaged{ENOENT, EBADMSG, EPROTO, EFBIG, EINVAL};
-  if (std::ranges::find(kDamaged, error.errno_value()) == kDamaged.end()) return error;
+  if (!is_damage(error)) return error;
   log::warn("nothing is borrowed from a step: {}", error.message());
   return success();
 }
@@ -193,7 +89,9 @@ class Pusher {
   io::RequestLimits limits() const { return io::RequestLimits::within(settings_.time, settings_.stop); }
   Result<> digest_content();
   Result<std::optional<PushedPart>> find_part(const TagParts& listed);
-  Result<> forget_journal_of_parts(const TagParts& listed);
+  Result<bool> can_stay(const SlotPart& part, const TagParts& listed, const TagDecisions& decisions,
+                        const TagHistory& history);
+  Result<> check_journal(const TagParts& listed);
   Result<> find_lenders(const std::optional<SlotPart>& own);
   Result<> add_lender(const DecisionName& decision);
   Result<> plan();
@@ -224,7 +122,8 @@ class Pusher {
   std::vector<Lender> lenders_;
   std::vector<PushName> used_;  // [0] is push_
   std::map<PushName, uint32_t> index_of_push_;
-  std::set<PushName> unfinished_;  // the journal's, that are used
+  std::set<std::pair<PushName, uint32_t>> arrived_;  // packs of the journal that are there
+  std::set<PushName> unfinished_;                    // the journal's pushes that are used
   std::vector<PlacedChunk> places_;
   std::vector<PlannedPack> packs_;
 };
@@ -235,35 +134,54 @@ Result<> Pusher::digest_content() {
   return success();
 }
 
+// Can this part still be what the slot says?
+Result<bool> Pusher::can_stay(const SlotPart& part, const TagParts& listed, const TagDecisions& decisions,
+                              const TagHistory& history) {
+  const PushName& push = part.listed.push;
+  const auto committed = history.commit_of(push);
+  if (!committed && history.is_ended(push)) return false;
+  const auto is_gone = [&](const CommittedStep& step) { return step.decision.n == committed && step.gone; };
+  if (std::ranges::any_of(decisions.commits, is_gone)) return false;
+  TRY_ASSIGN(const bool lost, has_lost_lender(store_, part.header.lenders, listed, history, limits()));
+  if (lost) return false;
+  TRY_ASSIGN(const bool spent, is_spent(store_, push, listed, history, limits()));
+  return !spent || io::fault_value("part_spent");
+}
+
 // Looks whether the slot's newest part is what the image holds, and can stay.
 Result<std::optional<PushedPart>> Pusher::find_part(const TagParts& listed) {
   TRY_ASSIGN(const auto newest, newest_part(store_, listed.of_slot(slot_.slot), limits()));
   if (newest) number_ = newest->header.number + 1;
+  TagHistory history;
+  TRY_ASSIGN(const TagDecisions decisions, history.update(store_, image_.tag(), limits()));
+  number_ = std::max(number_, history.highest_number(slot_.slot) + 1);  // the collector takes old parts away
   const bool is_same = newest && newest->header.mount == slot_.mount && newest->header.content == content_;
-  bool stays = is_same;
-  if (is_same) {
-    const PartHeader& header = newest->header;
-    TRY_ASSIGN(const bool lost, has_lost_lender(store_, header.borrowed_from, header.unfinished, listed, limits()));
-    TRY_ASSIGN(const bool spent, is_spent(store_, newest->listed.push, listed, limits()));
-    stays = !lost && (!spent || io::fault_value("part_spent"));
-  }
+  TRY_ASSIGN(const bool stays, is_same ? can_stay(*newest, listed, decisions, history) : Result<bool>(false));
   if (!stays) {
     TRY(find_lenders(newest));
     return std::optional<PushedPart>();
   }
   TRY_ASSIGN(const Part part, fetch_part(store_, newest->listed.push, {}, settings_.folder, limits()));
   const PartName name{newest->listed.push, part.header().number, part.digest(), part.size()};
-  return std::optional(PushedPart{name, 0, 0, true, part.header().borrowed_from, part.header().unfinished});
+  return std::optional(PushedPart{name, 0, 0, true, part.header().lenders});
 }
 
 // The journal knows pushes that have no part. One whose part's name is taken was ended, or its part was put and the
-// reply was lost: its packs are no longer kept for us.
-Result<> Pusher::forget_journal_of_parts(const TagParts& listed) {
+// reply was lost: its packs are no longer kept for us. And what the journal knows may be gone: a store may be rolled
+// back. What is not listed is sent again.
+Result<> Pusher::check_journal(const TagParts& listed) {
   for (const PushName& push : journal_.pushes()) {
     if (std::ranges::binary_search(listed.ended, push) ||
         std::ranges::binary_search(listed.parts, push, {}, &ListedPart::push)) {
       return journal_.clear();
     }
+  }
+  for (const PushName& push : journal_.pushes()) {
+    const auto note = [this](const io::ObjectInfo& object) -> Result<> {
+      if (const auto pack = parse_pack_key(object.key)) arrived_.emplace(pack->push, pack->pack);
+      return success();
+    };
+    TRY(io::for_each_object(store_, kPacks + push.text() + "/", note, limits()));
   }
   return success();
 }
@@ -326,6 +244,9 @@ Result<std::optional<PlacedChunk>> Pusher::borrow(const io::Digest& digest, uint
   }
   TRY_ASSIGN(const auto known, journal_.find(digest));
   if (!known || known->length != length) return std::optional<PlacedChunk>();
+  if (!arrived_.contains({known->push, known->pack}) && !io::fault_value("journal_trusted")) {
+    return std::optional<PlacedChunk>();
+  }
   unfinished_.insert(known->push);
   return std::optional(use(known->push, known->pack, known->offset, known->length));
 }
@@ -383,7 +304,10 @@ void Pusher::report(const std::string& object) const {
 Result<> Pusher::send(size_t pack) {
   const auto number = static_cast<uint32_t>(pack);
   TRY_ASSIGN(auto chunks, chunks_of(packs_[pack], number));
-  PackContent content(image_, settings_, std::move(chunks));
+  const auto throttle = [this](uint64_t bytes) {
+    if (settings_.limit != nullptr) settings_.limit->take(bytes, settings_.stop);
+  };
+  PackContent content(image_, throttle, std::move(chunks));
   const std::string key = pack_key(push_, number);
   const auto within = io::RequestLimits::within(settings_.pack_time, settings_.stop);
   auto put = store_.put(key, content.content(), io::PutMode::make, within);
@@ -407,9 +331,9 @@ PartHeader Pusher::header() const {
   header.attempt = image_.attempt();
   header.facts = image_.facts();
   for (const PushName& push : used_) header.pushes.push_back({push, {}});
-  header.unfinished.assign(unfinished_.begin(), unfinished_.end());
+  header.lenders.unfinished.assign(unfinished_.begin(), unfinished_.end());
   for (const Lender& lender : lenders_) {
-    if (lender.used) header.borrowed_from.push_back(lender.decision);
+    if (lender.used) header.lenders.commits.push_back(lender.decision);
   }
   return header;
 }
@@ -453,7 +377,7 @@ Result<PushedPart> Pusher::run() {
     TRY(journal_.clear());
     return std::move(*found);
   }
-  TRY(forget_journal_of_parts(listed));
+  TRY(check_journal(listed));
   push_ = settings_.name(image_.tag(), slot_.slot);
   TRY(plan());
   report("");
@@ -463,7 +387,7 @@ Result<PushedPart> Pusher::run() {
   report(part_key(push_));
   TRY(journal_.clear());
   const PartName name{push_, number_, part.digest(), part.size()};
-  return PushedPart{name, sent_, borrowed_, false, part.header().borrowed_from, part.header().unfinished};
+  return PushedPart{name, sent_, borrowed_, false, part.header().lenders};
 }
 
 }  // namespace

@@ -56,11 +56,10 @@ struct PushSettings {
 
 struct PushedPart {
   PartName name;
-  uint64_t sent = 0;                        // bytes of packs
-  uint64_t borrowed = 0;                    // bytes
-  bool found = false;                       // it was there before this image was made
-  std::vector<DecisionName> borrowed_from;  // as in its header
-  std::vector<PushName> unfinished;         // likewise
+  uint64_t sent = 0;      // bytes of packs
+  uint64_t borrowed = 0;  // bytes
+  bool found = false;     // it was there before this image was made
+  Lenders lenders;        // as in its header
 };
 
 // As PartHeader::content.

@@ -4,10 +4,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <map>
-#include <set>
 #include <utility>
 
+#include "io/fault.h"
 #include "meta/remote/commit.h"
 
 namespace ckptfs::meta::remote {
@@ -23,15 +22,22 @@ Error two_mounts(const SlotPart& one, const SlotPart& other) {
                                    one.listed.push.slot, one.listed.push.tag, one.header.host, other.header.host));
 }
 
-Result<bool> has_tombstone(io::ObjectStore& store, const DecisionName& decision, const io::RequestLimits& limits) {
-  const std::string key = gone_key(decision);
-  bool found = false;
-  const auto visit = [&](const io::ObjectInfo& object) -> Result<> {
-    found = found || object.key == key;
-    return success();
-  };
-  TRY(io::for_each_object(store, key.substr(0, key.rfind('/') + 1), visit, limits));
-  return found;
+// Is there such a commit, and no tombstone of it?
+Result<bool> stands(io::ObjectStore& store, const DecisionName& decision, const io::RequestLimits& limits) {
+  TRY_ASSIGN(const TagDecisions decisions, list_decisions(store, decision.tag, limits));
+  return std::ranges::any_of(decisions.commits, [&](const CommittedStep& step) {
+    return step.decision == decision && (!step.gone || io::fault_value("tombstone_unchecked"));
+  });
+}
+
+// Are the packs of a push without a part of its own no longer kept?
+Result<bool> is_abandoned(io::ObjectStore& store, const PushName& push, const TagParts& listed,
+                          const TagHistory& history, const io::RequestLimits& limits) {
+  if (std::ranges::binary_search(listed.ended, push) || history.is_ended(push)) return true;
+  const auto committed = history.commit_of(push);
+  if (!committed) return false;
+  TRY_ASSIGN(const bool standing, stands(store, {push.tag, *committed}, limits));
+  return !standing;
 }
 
 }  // namespace
@@ -82,51 +88,38 @@ Result<std::optional<SlotPart>> newest_part(io::ObjectStore& store, const std::v
 
 Result<bool> has_newer_part(io::ObjectStore& store, const std::string& tag, uint32_t own,
                             const io::RequestLimits& limits) {
-  TRY_ASSIGN(const TagDecisions decisions, list_decisions(store, tag, limits));
-  std::set<PushName> named;
-  std::map<uint32_t, uint64_t> newest;  // number by slot
-  for (const CommittedStep& step : decisions.commits) {
-    const auto commit = fetch_commit(store, step.decision, limits);
-    if (!commit && step.gone && commit.error().errno_value() == ENOENT) continue;
-    TRY(commit);
-    for (const PartName& part : commit.value().parts) {
-      named.insert(part.push);
-      newest[part.push.slot] = std::max(newest[part.push.slot], part.number);
-    }
-  }
+  TagHistory history;
+  TRY(history.update(store, tag, limits));
   TRY_ASSIGN(const TagParts listed, list_parts(store, tag, limits));
   for (const ListedPart& part : listed.parts) {
-    if (part.push.slot == own || named.contains(part.push)) continue;
+    if (part.push.slot == own || history.commit_of(part.push) || history.is_ended(part.push)) continue;
     TRY_ASSIGN(const PartHeader header, fetch_part_header(store, part.push, limits));
-    if (header.number > newest[part.push.slot]) return true;
+    if (header.number > history.highest_number(part.push.slot)) return true;
   }
   return false;
 }
 
-Result<bool> is_spent(io::ObjectStore& store, const PushName& part, const TagParts& listed,
+Result<bool> is_spent(io::ObjectStore& store, const PushName& part, const TagParts& listed, const TagHistory& history,
                       const io::RequestLimits& limits) {
-  TRY_ASSIGN(const TagDecisions decisions, list_decisions(store, part.tag, limits));
-  for (const CommittedStep& step : decisions.commits) {
-    TRY_ASSIGN(const Commit commit, fetch_commit(store, step.decision, limits));
-    if (part.slot >= commit.parts.size() || commit.parts[part.slot].push != part) continue;
-    for (const PartName& other : commit.parts) {
-      if (other.push.slot == part.slot) continue;
-      TRY_ASSIGN(const auto newest, newest_part(store, listed.of_slot(other.push.slot), limits));
-      if (newest && newest->listed.push != other.push) return true;
-    }
+  const auto committed = history.commit_of(part);
+  if (!committed) return false;
+  for (const PartName& other : history.commits().at(*committed)) {
+    if (other.push.slot == part.slot) continue;
+    TRY_ASSIGN(const auto newest, newest_part(store, listed.of_slot(other.push.slot), limits));
+    if (newest && newest->listed.push != other.push) return true;
   }
   return false;
 }
 
-Result<bool> has_lost_lender(io::ObjectStore& store, const std::vector<DecisionName>& borrowed_from,
-                             const std::vector<PushName>& unfinished, const TagParts& listed,
-                             const io::RequestLimits& limits) {
-  for (const PushName& push : unfinished) {
-    if (std::ranges::binary_search(listed.ended, push)) return true;
+Result<bool> has_lost_lender(io::ObjectStore& store, const Lenders& lenders, const TagParts& listed,
+                             const TagHistory& history, const io::RequestLimits& limits) {
+  for (const PushName& push : lenders.unfinished) {
+    TRY_ASSIGN(const bool abandoned, is_abandoned(store, push, listed, history, limits));
+    if (abandoned && !io::fault_value("ended_unchecked")) return true;
   }
-  for (const DecisionName& lender : borrowed_from) {
-    TRY_ASSIGN(const bool gone, has_tombstone(store, lender, limits));
-    if (gone) return true;
+  for (const DecisionName& lender : lenders.commits) {
+    TRY_ASSIGN(const bool standing, stands(store, lender, limits));
+    if (!standing) return true;
   }
   return false;
 }

@@ -10,6 +10,7 @@
 #include "io/result.h"
 #include "meta/remote/layout.h"
 #include "meta/remote/part.h"
+#include "meta/remote/tag_history.h"
 
 namespace ckptfs::meta::remote {
 
@@ -47,14 +48,14 @@ Result<bool> has_newer_part(io::ObjectStore& store, const std::string& tag, uint
 
 // Is the part in a commit of its tag, also one that is gone, while another slot has a newer part than that commit? Then
 // a further commit must not name it: see the head of election.h.
-Result<bool> is_spent(io::ObjectStore& store, const PushName& part, const TagParts& listed,
+Result<bool> is_spent(io::ObjectStore& store, const PushName& part, const TagParts& listed, const TagHistory& history,
                       const io::RequestLimits& limits);
 
-// May the collector delete packs that a part borrows? It may if a commit that lent them has a tombstone, or if an
-// unfinished push of this slot was ended. After the part was put and this has been false, the part itself
-// keeps the packs. `listed`: as it was listed after the part was put.
-Result<bool> has_lost_lender(io::ObjectStore& store, const std::vector<DecisionName>& borrowed_from,
-                             const std::vector<PushName>& unfinished, const TagParts& listed,
-                             const io::RequestLimits& limits);
+// May the collector delete packs that a part borrows? It may if a commit that lent them has a tombstone, or is no
+// longer there at all (the store was rolled back), or if an unfinished push of this slot was ended, or was put as a part
+// whose own commit is gone. After the part was put and this has been false, the part itself keeps the packs. `listed`,
+// `history`: of the part's tag, as they were read after the part was put.
+Result<bool> has_lost_lender(io::ObjectStore& store, const Lenders& lenders, const TagParts& listed,
+                             const TagHistory& history, const io::RequestLimits& limits);
 
 }  // namespace ckptfs::meta::remote

@@ -69,11 +69,21 @@ TEST_F(CommitTest, TextsGoThereAndBack) {
   EXPECT_EQ(again.host, "node0");
   const Vote vote{digest_of(commit.parts)};
   EXPECT_EQ(parse_vote(text_of(vote), "key").value(), vote);
-  EXPECT_EQ(parse_void(text_of(Void{vote.parts}), "key").value().parts, vote.parts);
+  EXPECT_EQ(parse_void(text_of(Void{vote.parts, {}}), "step_5", "key").value().parts, vote.parts);
+}
+
+TEST_F(CommitTest, AVoidMayNameAPartOfItsTag) {
+  const PushName part{"global_step5", 65'535, "fedcba9876543210"};
+  const std::string text = text_of(Void{{}, part});
+  EXPECT_EQ(text.find("global_step5"), std::string::npos) << "the key has the tag";
+  EXPECT_EQ(parse_void(text, "global_step5", "key").value().ended, part);
+  EXPECT_ERRNO(EBADMSG, parse_void(R"({"ckptfs":"void","version":1,"ended":"0","parts":")" + std::string(64, '0') + "\"}",
+                                   "a", "key"));
 }
 
 TEST_F(CommitTest, AVoidIsShorterThanAnyCommit) {
   EXPECT_LE(text_of(Void{}).size(), kMostVoidBytes);
+  EXPECT_LE((text_of(Void{{}, PushName{"a", 65'535, "fedcba9876543210"}}).size()), kMostVoidBytes);
   Commit least = commit_of("a", 1);
   least.host.clear();
   least.parts[0].size = 1;
@@ -111,7 +121,7 @@ TEST_F(CommitTest, OtherTextsAreRefused) {
   EXPECT_ERRNO(EBADMSG, changed("\"n\":1", "\"n\":-1"));
   EXPECT_ERRNO(EBADMSG, changed("07000", "x7000"));
   EXPECT_ERRNO(EBADMSG, parse_commit(text_of(Void{}), "key"));
-  EXPECT_ERRNO(EBADMSG, parse_void(text, "key"));
+  EXPECT_ERRNO(EBADMSG, parse_void(text, "step_5", "key"));
   EXPECT_ERRNO(EBADMSG, parse_vote("", "key"));
   EXPECT_ERRNO(EBADMSG, parse_vote("[1]", "key"));
   for (size_t length = 0; length + 1 < text.size(); ++length) {

@@ -24,7 +24,8 @@ TEST(Layout, KeysComeBack) {
       const DecisionName decision{tag, n};
       EXPECT_EQ(parse_step_key(step_key(decision)), decision);
       EXPECT_EQ(parse_gone_key(gone_key(decision)), decision);
-      EXPECT_EQ(parse_vote_key(vote_key(decision, 7), decision), 7U);
+      EXPECT_EQ(parse_vote_key(vote_key(decision, 7))->decision, decision);
+      EXPECT_EQ(parse_vote_key(vote_key(decision, 7))->slot, 7U);
     }
   }
 }
@@ -35,9 +36,9 @@ TEST(Layout, AKeyOfOneKindIsNoneOfAnother) {
   EXPECT_FALSE(parse_step_key(gone_key(decision)));
   EXPECT_FALSE(parse_step_key(vote_key(decision, 1)));
   EXPECT_FALSE(parse_part_key(pack_key({"step_5", 0, kId}, 0)));
-  EXPECT_FALSE(parse_vote_key(vote_key(decision, 1), {"step_5", 21}));
-  EXPECT_FALSE(parse_vote_key(vote_key({"step_5", 21}, 1), decision)) << "2 is no prefix of 21 here";
-  EXPECT_FALSE(parse_vote_key(vote_key(decision, 1), {"step_50", 2}));
+  EXPECT_FALSE(parse_vote_key(step_key(decision)));
+  EXPECT_FALSE(parse_pack_key(part_key({"step_5", 0, kId})));
+  EXPECT_FALSE(parse_look_key(rules_key(1)));
 }
 
 // Whoever may write to the remote may make any key.
@@ -89,9 +90,9 @@ TEST(Layout, HostileKeysAreNobodys) {
     EXPECT_FALSE(parse_step_key(std::string(kSteps) + text)) << text;
     EXPECT_FALSE(parse_gone_key(std::string(kGone) + text)) << text;
   }
-  const DecisionName decision{"step_5", 1};
   for (const char* const text : {"", "/", "00", "-1", "+1", "1/", "1/1", "4294967296", "x"}) {
-    EXPECT_FALSE(parse_vote_key("votes/step_5/1/" + std::string(text), decision)) << text;
+    EXPECT_FALSE(parse_vote_key("votes/step_5/1/" + std::string(text))) << text;
+    EXPECT_FALSE(parse_pack_key("packs/step_5/0." + kId + "/" + std::string(text))) << text;
   }
 }
 

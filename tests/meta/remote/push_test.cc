@@ -137,7 +137,7 @@ TEST_F(PushTest, BorrowsFromTheNewestCommit) {
   ASSERT_OK(pushed);
   EXPECT_EQ(pushed.value().sent, 100U);
   EXPECT_EQ(pushed.value().borrowed, 3 * kChunkBytes + 5);
-  EXPECT_EQ(pushed.value().borrowed_from, (std::vector<DecisionName>{{"step_1", 1}}));
+  EXPECT_EQ(pushed.value().lenders.commits, (std::vector<DecisionName>{{"step_1", 1}}));
   const std::string gone = "{}";
   ASSERT_OK(store_.put(gone_key({"step_1", 1}), io::content_of(gone), io::PutMode::make, {}));
   EXPECT_EQ(commit(image, pushed.value(), slot()).value().state, State::push_again);
@@ -157,7 +157,7 @@ TEST_F(PushTest, GoesOnFromItsJournal) {
   ASSERT_OK(pushed);
   EXPECT_EQ(pushed.value().borrowed, 2 * kChunkBytes);
   EXPECT_EQ(pushed.value().sent, kChunkBytes + 105);
-  EXPECT_EQ(pushed.value().unfinished.size(), 1U);
+  EXPECT_EQ(pushed.value().lenders.unfinished.size(), 1U);
   EXPECT_EQ(commit(image, pushed.value(), slot()).value().state, State::committed);
 }
 

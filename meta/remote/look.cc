@@ -1,0 +1,170 @@
+#include "meta/remote/look.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "io/json.h"
+#include "io/printable.h"
+#include "meta/remote/json_fields.h"
+
+namespace ckptfs::meta::remote {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kLookKind = "look";
+constexpr uint64_t kMostLookBytes = uint64_t{64} << 20;
+constexpr io::JsonBounds kLookBounds{.bytes = kMostLookBytes, .values = 1 << 21, .text = 1 << 12, .depth = 8};
+
+json json_of_tag(const std::string& tag, const Look::Tag& seen) {
+  return {{"tag", tag}, {"decided", seen.decided}, {"gone", seen.gone}};
+}
+
+Result<uint64_t> number_in(const json& value, uint64_t most) {
+  if (!value.is_number_unsigned() || value.get<uint64_t>() > most) return Error(EBADMSG, "it has a wrong number");
+  return value.get<uint64_t>();
+}
+
+Result<> parse_tags(const json& object, Look& look) {
+  TRY_ASSIGN(const json* const tags, list_field(object, "tags"));
+  for (const json& one : *tags) {
+    if (!one.is_object()) return Error(EBADMSG, "its \"tags\" are none");
+    TRY_ASSIGN(const std::string tag, text_field(one, "tag"));
+    Look::Tag& seen = look.tags[tag];
+    TRY_ASSIGN(seen.decided, number_field(one, "decided"));
+    TRY_ASSIGN(const json* const gone, list_field(one, "gone"));
+    for (const json& n : *gone) {
+      TRY_ASSIGN(const uint64_t number, number_in(n, UINT64_MAX));
+      seen.gone.insert(number);
+    }
+  }
+  return success();
+}
+
+Result<std::set<PushName>> parse_pushes(const json& object, const char* name) {
+  TRY_ASSIGN(const auto texts, texts_field(object, name));
+  std::set<PushName> pushes;
+  for (const std::string& text : texts) {
+    auto push = parse_push(text);
+    if (!push) return Error(EBADMSG, fmt::format("its \"{}\" name no push: {}", name, io::printable(text)));
+    pushes.insert(std::move(*push));
+  }
+  return pushes;
+}
+
+Result<> parse_garbage(const json& object, Look& look) {
+  TRY_ASSIGN(const json* const garbage, list_field(object, "garbage"));
+  for (const json& one : *garbage) {
+    if (!one.is_object()) return Error(EBADMSG, "its \"garbage\" is none");
+    TRY_ASSIGN(const PushName push, push_field(one, "push"));
+    TRY_ASSIGN(const json* const packs, list_field(one, "packs"));
+    PackRanges& ranges = look.garbage[push];
+    for (const json& range : *packs) {
+      if (!range.is_array() || range.size() != 2) return Error(EBADMSG, "its \"packs\" are no ranges");
+      TRY_ASSIGN(const uint64_t first, number_in(range[0], UINT32_MAX));
+      TRY_ASSIGN(const uint64_t last, number_in(range[1], UINT32_MAX));
+      ranges.emplace_back(static_cast<uint32_t>(first), static_cast<uint32_t>(last));
+    }
+  }
+  return success();
+}
+
+Result<Look> look_of(const std::string& text, uint64_t n) {
+  TRY_ASSIGN(const json object, parse_document(text, kLookKind, kLookBounds));
+  Look look;
+  look.n = n;
+  TRY_ASSIGN(look.host, text_field(object, "host"));
+  TRY_ASSIGN(look.restored, text_field(object, "restored"));
+  TRY(parse_tags(object, look));
+  TRY(parse_garbage(object, look));
+  TRY_ASSIGN(look.undecided, parse_pushes(object, "undecided"));
+  TRY_ASSIGN(look.needless_parts, parse_pushes(object, "needless_parts"));
+  return look;
+}
+
+json texts_of_pushes(const std::set<PushName>& pushes) {
+  json texts = json::array();
+  for (const PushName& push : pushes) texts.push_back(push.text());
+  return texts;
+}
+
+Error is_missing(const std::string& url, const std::string& key, const Look& look) {
+  return Error(EIO, fmt::format("{}/{} was there when {} looked last, and is not listed now. Either the list is not "
+                                "whole, and this passes; or somebody deleted it, or the store was restored from an "
+                                "older copy. Nothing is removed there until it is back. If you restored the store: "
+                                "ckptfs remote gc --restored {}",
+                                url, io::printable(key), io::printable(look.host), url));
+}
+
+}  // namespace
+
+std::string text_of(const Look& look) {
+  json object = new_document(kLookKind);
+  object["host"] = look.host;
+  object["restored"] = look.restored;
+  json& tags = object["tags"] = json::array();
+  for (const auto& [tag, seen] : look.tags) tags.push_back(json_of_tag(tag, seen));
+  json& garbage = object["garbage"] = json::array();
+  for (const auto& [push, ranges] : look.garbage) garbage.push_back({{"push", push.text()}, {"packs", ranges}});
+  object["undecided"] = texts_of_pushes(look.undecided);
+  object["needless_parts"] = texts_of_pushes(look.needless_parts);
+  return line_of(object);
+}
+
+Result<Look> parse_look(const std::string& text, uint64_t n, const std::string& key) {
+  auto look = look_of(text, n);
+  if (!look) return error_in(key, look.error());
+  return look;
+}
+
+Result<Look> fetch_look(io::ObjectStore& store, uint64_t n, const io::RequestLimits& limits) {
+  const std::string key = look_key(n);
+  TRY_ASSIGN(const std::string text, io::get_text(store, key, kMostLookBytes, limits));
+  return parse_look(text, n, store.url() + "/" + key);
+}
+
+Result<> check_decisions(const Look& look, const Inventory& inventory, const std::string& url) {
+  for (const auto& [tag, seen] : look.tags) {
+    const auto listed = inventory.decisions.find(tag);
+    const bool is_listed = listed != inventory.decisions.end();
+    // steps_of() has made certain that there is no gap before the last one.
+    const uint64_t decided = is_listed && !listed->second.decided.empty() ? listed->second.decided.rbegin()->first : 0;
+    if (decided < seen.decided) return is_missing(url, step_key({tag, decided + 1}), look);
+    for (const uint64_t n : seen.gone) {
+      if (!is_listed || !listed->second.gone.contains(n)) return is_missing(url, gone_key({tag, n}), look);
+    }
+  }
+  return success();
+}
+
+void append(PackRanges& ranges, uint32_t pack) {
+  if (!ranges.empty() && ranges.back().second + 1 == pack) {
+    ranges.back().second = pack;
+  } else {
+    ranges.emplace_back(pack, pack);
+  }
+}
+
+void unite(PackRanges& ranges) {
+  std::ranges::sort(ranges);
+  PackRanges united;
+  for (const auto& [first, last] : ranges) {
+    if (!united.empty() && first <= united.back().second) {
+      united.back().second = std::max(united.back().second, last);
+    } else {
+      united.emplace_back(first, last);
+    }
+  }
+  ranges = std::move(united);
+}
+
+bool contains(const PackRanges& ranges, uint32_t pack) {
+  const auto after = std::ranges::upper_bound(ranges, pack, {}, &std::pair<uint32_t, uint32_t>::first);
+  return after != ranges.begin() && std::prev(after)->second >= pack;
+}
+
+}  // namespace ckptfs::meta::remote

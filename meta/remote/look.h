@@ -1,0 +1,58 @@
+// What the collector saw when it looked at a remote, and what it took for garbage: looks/<n>, made and never changed.
+//
+// Garbage is deleted when two looks, a day apart, took it for that. So a list that was short or late once does no harm,
+// and who looks need not be who has looked before. A look also says what there was, so that the next one knows a list
+// that lacks something. docs/remote-format.md has the fields. Stateless; any thread.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "io/objects/object_store.h"
+#include "io/result.h"
+#include "meta/remote/inventory.h"
+#include "meta/remote/layout.h"
+
+namespace ckptfs::meta::remote {
+
+// Packs by number: first and last of each range, ascending.
+using PackRanges = std::vector<std::pair<uint32_t, uint32_t>>;
+
+struct Look {
+  struct Tag {
+    uint64_t decided = 0;     // decisions 1 to this one
+    std::set<uint64_t> gone;  // that had tombstones
+    bool operator==(const Tag&) const = default;
+  };
+
+  uint64_t n = 0;  // 0: there is none
+  std::string host;
+  // Somebody has said that the store was restored from a copy: what was seen before does not count. A random word, that
+  // later looks repeat; empty: nobody has.
+  std::string restored;
+  std::map<std::string, Tag> tags;
+  std::set<PushName> undecided;            // whose parts were listed, and in no commit
+  std::map<PushName, PackRanges> garbage;  // pushes that are no longer needed, and their packs
+  std::set<PushName> needless_parts;       // of those, likewise
+};
+
+std::string text_of(const Look& look);
+// EBADMSG, in words; EPROTO for another version. `key`: for messages.
+Result<Look> parse_look(const std::string& text, uint64_t n, const std::string& key);
+Result<Look> fetch_look(io::ObjectStore& store, uint64_t n, const io::RequestLimits& limits);
+
+// EIO, naming it: something that was decided at that look is not listed.
+Result<> check_decisions(const Look& look, const Inventory& inventory, const std::string& url);
+
+// Adds a pack that comes after all others.
+void append(PackRanges& ranges, uint32_t pack);
+// Puts ranges into order that overlap.
+void unite(PackRanges& ranges);
+bool contains(const PackRanges& ranges, uint32_t pack);
+
+}  // namespace ckptfs::meta::remote

@@ -1,0 +1,67 @@
+// What a push reads from its image: the digests of its files, and the bytes of its packs.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "io/digest.h"
+#include "io/mutex.h"
+#include "io/objects/object_store.h"
+#include "io/result.h"
+#include "meta/remote/push_journal.h"
+#include "meta/remote/step_image.h"
+
+namespace ckptfs::meta::remote {
+
+// Those of an entry's chunks; none for what is no file. EBADMSG, naming it: the image has another number of them.
+Result<std::vector<io::Digest>> digests_of(const StepImage& image, size_t index);
+
+// The digests of one file after the other, for the threads that send packs in that order. Thread-safe.
+// Lock: mutex_, held while digests are read: the others would ask for the same file.
+class DigestsInOrder {
+ public:
+  using Digests = std::shared_ptr<const std::vector<io::Digest>>;
+  explicit DigestsInOrder(const StepImage& image) : image_(image) {}
+  Result<Digests> of(size_t index);
+
+ private:
+  const StepImage& image_;
+  io::Mutex mutex_;
+  size_t index_ GUARDED_BY(mutex_) = 0;
+  Digests last_ GUARDED_BY(mutex_);
+};
+
+struct PackedChunk {
+  size_t entry = 0;
+  uint64_t at = 0;  // in the file
+  JournalledChunk chunk;
+};
+
+// The content of a pack: read from the image chunk by chunk, and compared with the digests. One chunk is in memory.
+// What is not as its digest says is ESTALE if the image is no longer current, else EBADMSG, naming the file.
+class PackContent {
+ public:
+  // `throttle`: called before so many bytes are read.
+  PackContent(const StepImage& image, std::function<void(uint64_t bytes)> throttle, std::vector<PackedChunk> chunks);
+
+  io::ObjectContent content();  // this must outlive it
+  std::vector<JournalledChunk> chunks() const;
+
+ private:
+  Result<> read(uint64_t offset, std::span<std::byte> buffer);
+  Result<> load(uint64_t offset);
+  Error differs(const PackedChunk& packed) const;
+
+  const StepImage& image_;
+  const std::function<void(uint64_t bytes)> throttle_;
+  const std::vector<PackedChunk> chunks_;
+  std::vector<std::byte> buffer_;
+  size_t loaded_ = SIZE_MAX;
+};
+
+}  // namespace ckptfs::meta::remote

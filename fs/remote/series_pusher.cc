@@ -252,6 +252,7 @@ Result<std::vector<SeriesPusher::Candidate>> SeriesPusher::candidates() {
     const bool is_new = !state || state->tag != one.status.facts.tag;  // a step that was renamed is another one there
     if (is_new || (unpushed && state->stage == Stage::committed)) states_.set(series_, one.status.inode, state_of(one));
   }
+  note_late(found, there);
   TRY(list_others());
   {
     const io::MutexLock lock(mutex_);
@@ -266,6 +267,19 @@ Result<std::vector<SeriesPusher::Candidate>> SeriesPusher::candidates() {
            std::tie(other.asked, other.awaited, other.status.facts.completed);
   });
   return found;
+}
+
+// Those that are older than a step that is there already.
+void SeriesPusher::note_late(const std::vector<Candidate>& all, const std::vector<meta::InodeNumber>& there) {
+  late_.clear();
+  std::optional<meta::WallTime> newest;
+  for (const Candidate& one : all) {
+    const bool is_there = std::ranges::find(there, one.status.inode) != there.end();
+    if (is_there && (!newest || *newest < one.status.facts.completed)) newest = one.status.facts.completed;
+  }
+  for (const Candidate& one : all) {
+    if (newest && one.status.facts.completed < *newest) late_.insert(one.status.inode);
+  }
 }
 
 PushState SeriesPusher::state_of(const Candidate& candidate) const {
@@ -304,6 +318,7 @@ Result<> SeriesPusher::forget_missing() {
 meta::remote::PushSettings SeriesPusher::push_settings(meta::InodeNumber step) {
   meta::remote::PushSettings settings;
   settings.folder = folder_;
+  settings.late = late_.contains(step);
   settings.parallel = kPacksAtOnce;
   settings.limit = &limit_;
   settings.time = kRequestTime;

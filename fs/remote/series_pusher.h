@@ -86,6 +86,7 @@ class SeriesPusher {
   Result<bool> round();
   Result<> reach();
   Result<std::vector<Candidate>> candidates();
+  void note_late(const std::vector<Candidate>& all, const std::vector<meta::InodeNumber>& there);
   Result<> list_others();
   uint64_t parts_of_others(const std::string& tag) const;
   bool is_changed_elsewhere(const Candidate& candidate) const;
@@ -117,8 +118,9 @@ class SeriesPusher {
   meta::remote::Slot slot_;
   meta::remote::UploadLimit limit_;
   std::atomic<bool> stopping_{false};
-  std::optional<meta::remote::RemoteFacts> facts_;             // the thread's own, as are the next six
+  std::optional<meta::remote::RemoteFacts> facts_;             // the thread's own, as are the next seven
   std::map<meta::InodeNumber, Pushed> pushed_;                 // not committed yet
+  std::set<meta::InodeNumber> late_;                           // a newer step was seen as committed before them
   std::map<std::string, uint64_t> others_;                     // parts of other slots by tag, as listed last
   std::map<meta::InodeNumber, uint64_t> parts_at_commit_;      // of other slots, when a step was seen as committed
   std::map<meta::InodeNumber, Clock::time_point> not_before_;  // what failed is tried again then

@@ -67,6 +67,8 @@ Result<std::vector<PushName>> parse_lenders(const json& object) {
   return lenders;
 }
 
+bool is_late(uint64_t bytes) { return bytes > kMostVoidBytes && bytes % kLateBytes == 0; }
+
 Result<Commit> commit_of(const std::string& text) {
   if (text.size() <= kMostVoidBytes) return Error(EBADMSG, "it is too short for a commit");
   TRY_ASSIGN(const json object, parse_document(text, kCommitKind, kCommitBounds));
@@ -77,6 +79,7 @@ Result<Commit> commit_of(const std::string& text) {
   TRY_ASSIGN(commit.lenders, parse_lenders(object));
   TRY_ASSIGN(commit.notes, texts_field(object, "notes"));
   TRY_ASSIGN(commit.host, text_field(object, "host"));
+  commit.late = is_late(text.size());
   return commit;
 }
 
@@ -124,12 +127,28 @@ Result<TagDecisions> decisions_of(const std::string& url, const std::string& tag
     if (n != decisions.undecided) return not_whole(url, step_key({tag, decisions.undecided}));
     ++decisions.undecided;
     if (!one.commit) continue;
-    decisions.commits.push_back({{tag, n}, decisions.commits.size() + 1, one.changed, found.gone.contains(n)});
+    const uint64_t ordinal = decisions.commits.size() + 1;
+    decisions.commits.push_back({{tag, n}, ordinal, one.changed, found.gone.contains(n), one.late});
   }
   for (const auto& [n, when] : found.gone) {
     if (n >= decisions.undecided) return not_whole(url, step_key({tag, n}));
   }
   return decisions;
+}
+
+uint64_t number_of(const CommittedStep& step) { return step_number(step.decision.tag).value_or(0); }
+
+// `by_time`: by the time of their commits. A late one goes before those that have a higher number, back to the first
+// that has not, and before one at least.
+std::vector<CommittedStep> in_order(const std::vector<CommittedStep>& by_time) {
+  std::vector<CommittedStep> ordered;
+  for (const CommittedStep& step : by_time) {
+    auto at = ordered.end();
+    if (step.late && !ordered.empty()) --at;
+    while (step.late && at != ordered.begin() && number_of(*std::prev(at)) > number_of(step)) --at;
+    ordered.insert(at, step);
+  }
+  return ordered;
 }
 
 // "<tag>" or "<tag>~<ordinal>".
@@ -186,7 +205,11 @@ std::string text_of(const Commit& commit) {
   json& lenders = object["lenders"] = json::array();
   for (const PushName& lender : commit.lenders) lenders.push_back(lender.text());
   object["notes"] = commit.notes;
-  return line_of(object);
+  std::string text = line_of(object);
+  const size_t rest = text.size() % kLateBytes;
+  const size_t spaces = commit.late ? (kLateBytes - rest) % kLateBytes : (rest == 0 ? 1 : 0);
+  text.insert(text.size() - 1, spaces, ' ');
+  return text;
 }
 
 Result<Vote> parse_vote(const std::string& text, const std::string& key) {
@@ -217,8 +240,10 @@ bool note_decision(DecisionsByTag& decisions, const io::ObjectInfo& object) {
     return true;
   }
   const auto decision = parse_step_key(object.key);
-  if (decision) decisions[decision->tag].decided[decision->n] = {object.size > kMostVoidBytes, object.changed};
-  return decision.has_value();
+  if (!decision) return false;
+  const bool is_commit = object.size > kMostVoidBytes;
+  decisions[decision->tag].decided[decision->n] = {is_commit, is_late(object.size), object.changed};
+  return true;
 }
 
 Result<std::vector<CommittedStep>> steps_of(const DecisionsByTag& found, const std::string& url) {
@@ -229,11 +254,10 @@ Result<std::vector<CommittedStep>> steps_of(const DecisionsByTag& found, const s
   }
   // Servers tell whole seconds: of one second the higher number is the later step.
   const auto when = [](const CommittedStep& step) {
-    return std::tuple(step.committed, step_number(step.decision.tag).value_or(0), std::string_view(step.decision.tag),
-                      step.decision.n);
+    return std::tuple(step.committed, number_of(step), std::string_view(step.decision.tag), step.decision.n);
   };
   std::ranges::sort(steps, {}, when);
-  return steps;
+  return in_order(steps);
 }
 
 Result<std::vector<CommittedStep>> list_steps(io::ObjectStore& store, const io::RequestLimits& limits) {

@@ -18,6 +18,9 @@
 namespace ckptfs::meta::remote {
 
 inline constexpr uint64_t kMostVoidBytes = 160;
+// A late commit is filled up with spaces to a multiple of this, and no other one has such a length, so that a list
+// tells them apart, too.
+inline constexpr uint64_t kLateBytes = 4096;
 
 struct PartName {
   PushName push;
@@ -42,6 +45,7 @@ struct Commit {
   std::vector<PushName> lenders;   // other pushes whose packs the parts use
   std::vector<std::string> notes;  // what the union left out (union.h)
   std::string host;                // that wrote it
+  bool late = false;               // a newer step of its series was committed before: CommittedStep::late
 };
 
 struct Void {
@@ -65,6 +69,9 @@ struct CommittedStep {
   uint64_t ordinal = 1;                             // among the commits of its tag
   std::chrono::system_clock::time_point committed;  // by the server's clock
   bool gone = false;                                // there is a tombstone
+  // When it was committed, a newer step of its series was already: the link had been down, and the newest went first.
+  // So it stands before that one in the order of the steps.
+  bool late = false;
 
   std::string name() const;  // "<tag>", "<tag>~2", ...
 };
@@ -74,6 +81,7 @@ struct DecisionsOfTag {
   using Time = std::chrono::system_clock::time_point;
   struct One {
     bool commit = false;  // else a void
+    bool late = false;    // CommittedStep::late
     Time changed;
   };
   std::map<uint64_t, One> decided;
@@ -86,8 +94,8 @@ bool note_decision(DecisionsByTag& decisions, const io::ObjectInfo& object);
 // As list_steps() does. `url`: of the remote, for messages.
 Result<std::vector<CommittedStep>> steps_of(const DecisionsByTag& decisions, const std::string& url);
 
-// All commits, by the time of the server, oldest first. From lists alone. EIO, in words, which can pass: a list is not
-// whole, since a decision is missing before another of its tag, or one that has a tombstone.
+// All commits, oldest first: by the time of the server, but for late ones. From lists alone. EIO, in words, which can
+// pass: a list is not whole, since a decision is missing before another of its tag, or one that has a tombstone.
 Result<std::vector<CommittedStep>> list_steps(io::ObjectStore& store, const io::RequestLimits& limits);
 // Those of one tag, and the lowest number that is not decided.
 struct TagDecisions {

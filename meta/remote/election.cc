@@ -19,7 +19,7 @@ namespace {
 
 using State = TagStatus::State;
 
-constexpr int kMostRounds = 8;  // of one call. A round ends with an object that is made, by us or somebody else
+constexpr int kMostRounds = 8;    // of one call. A round ends with an object that is made, by us or somebody else
 constexpr int kMostUnlisted = 8;  // so often a list may come late. Then the part is gone: the store was rolled back
 constexpr size_t kMostSmallText = 4096;
 
@@ -309,7 +309,7 @@ Round Election::make_void() {
 }
 
 Round Election::commit() {
-  const Commit commit{decision(), memory_.parts, memory_.lenders, memory_.notes, slot_.host};
+  const Commit commit{decision(), memory_.parts, memory_.lenders, memory_.notes, slot_.host, settings_.late};
   TRY(make(step_key(decision()), text_of(commit)));
   memory_.decided = n_;
   return looks_again();

@@ -46,6 +46,7 @@ struct PushSettings {
   std::string folder;                // of nameless files, on a local disk
   unsigned parallel = 4;             // packs on their way at a time
   uint64_t pack_bytes = kPackBytes;  // at most
+  bool late = false;                 // a newer step of the series is committed already: CommittedStep::late
   UploadLimit* limit = nullptr;
   std::chrono::milliseconds time{120'000};       // for each request but those of packs
   std::chrono::milliseconds pack_time{900'000};  // for a pack, with all its tries

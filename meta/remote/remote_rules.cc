@@ -69,8 +69,6 @@ Result<NumberedRules> rules_of(const std::string& text, uint64_t n) {
   return numbered;
 }
 
-uint64_t number_of(const CommittedStep& step) { return step_number(step.decision.tag).value_or(0); }
-
 // The decision about a step that so many newer ones stand before.
 RuleDecision decide(const RemoteRules& rules, const CommittedStep& step, uint64_t newer, Time now) {
   RuleDecision decision;
@@ -81,7 +79,7 @@ RuleDecision decide(const RemoteRules& rules, const CommittedStep& step, uint64_
   const auto texts = texts_of(rules);
   const auto kept_by = [&](const char* rule) { reasons.push_back(fmt::format("{}={}", rule, texts.at(rule))); };
   if (rules.keep_last && newer < *rules.keep_last) kept_by(kKeepLast);
-  if (rules.keep_every && number_of(step) % *rules.keep_every == 0) kept_by(kKeepEvery);
+  if (rules.keep_every && step_number(step.decision.tag).value_or(0) % *rules.keep_every == 0) kept_by(kKeepEvery);
   if (rules.keep_for && now - step.committed < *rules.keep_for) {
     if (reasons.empty()) decision.until = step.committed + *rules.keep_for;
     kept_by(kKeepFor);

@@ -123,7 +123,7 @@ Result<> make_step(const Words& words) {
     commit.parts.push_back(std::move(part));
   }
   TRY(store->put(step_key(commit.name), io::content_of(text_of(commit)), io::PutMode::make, limits()));
-  std::printf("%s\n", CommittedStep{commit.name, decisions.commits.size() + 1, {}, false}.name().c_str());
+  std::printf("%s\n", CommittedStep{commit.name, decisions.commits.size() + 1, {}}.name().c_str());
   return success();
 }
 

@@ -206,6 +206,22 @@ def test_by_hand_only(fresh_disk, work, scratch, remote, mode):
 
 
 @pytest.mark.one_mode
+def test_what_is_pushed_late_does_not_become_the_newest(fresh_disk, work, remote, mode):
+    """The link was down for a while: the newest step goes first, then those before it. A resume wants the newest."""
+    url = f"file://{remote}"
+    with node(fresh_disk, work, "a", mode) as mount:
+        series = mount.path / "steps"
+        for number in (1, 2, 3):
+            fill(series / f"global_step{number}", number)
+            time.sleep(0.05)  # so that their times differ
+        ckptfs("remote", "add", url, series)
+        for number in (3, 2, 1):
+            wait_for(series / f"global_step{number}", "committed")
+        listed = [step["name"] for step in json.loads(ckptfs("remote", "ls", "--json", url))["steps"]]
+        equal(listed, [f"global_step{number}" for number in (1, 2, 3)], "their order")
+        equal(ckptfs("remote", "latest", url).strip(), "global_step3", "latest")
+
+
 def test_the_newest_unpushed_steps_stay(fresh_disk, work, scratch, remote, mode):
     """A link that is dead does not fill the disk, and the last two are safe."""
     url = f"file://{remote}"

@@ -17,6 +17,25 @@ Result<> MemoryStore::leave(Fate of_it) {
   return success();
 }
 
+MemoryStore::Objects MemoryStore::copy() const {
+  const MutexLock lock(mutex_);
+  return objects_;
+}
+
+void MemoryStore::restore(Objects objects) {
+  const MutexLock lock(mutex_);
+  objects_ = std::move(objects);
+}
+
+std::vector<std::string> MemoryStore::keys(const std::string& prefix) const {
+  const MutexLock lock(mutex_);
+  std::vector<std::string> keys;
+  for (const auto& [key, object] : objects_) {
+    if (key.starts_with(prefix)) keys.push_back(key);
+  }
+  return keys;
+}
+
 Result<> MemoryStore::put(const std::string& key, const ObjectContent& content, PutMode mode,
                           const RequestLimits& /*limits*/) {
   TRY(check_key(key));
@@ -27,7 +46,7 @@ Result<> MemoryStore::put(const std::string& key, const ObjectContent& content, 
   TRY(content.read(0, std::as_writable_bytes(std::span(text))));
   const MutexLock lock(mutex_);
   if (mode == PutMode::make && objects_.contains(key)) return Error(EEXIST, key + " is there already");
-  objects_[key] = std::move(text);
+  objects_[key] = {std::move(text), now};
   return leave(of_it);
 }
 
@@ -39,9 +58,10 @@ Result<size_t> MemoryStore::get(const std::string& key, uint64_t offset, std::sp
   const MutexLock lock(mutex_);
   const auto found = objects_.find(key);
   if (found == objects_.end()) return Error(ENOENT, key + ": there is none");
-  const size_t begin = std::min<uint64_t>(offset, found->second.size());
-  const size_t length = std::min(buffer.size(), found->second.size() - begin);
-  std::memcpy(buffer.data(), found->second.data() + begin, length);
+  const std::string& content = found->second.content;
+  const size_t begin = std::min<uint64_t>(offset, content.size());
+  const size_t length = std::min(buffer.size(), content.size() - begin);
+  std::memcpy(buffer.data(), content.data() + begin, length);
   TRY(leave(of_it));
   return length;
 }
@@ -54,13 +74,13 @@ Result<ObjectPage> MemoryStore::list(const std::string& prefix, const std::strin
   TRY(leave(of_it));
   const MutexLock lock(mutex_);
   ObjectPage page;
-  for (const auto& [key, content] : objects_) {
+  for (const auto& [key, object] : objects_) {
     if (!key.starts_with(prefix) || key <= token) continue;
     if (page.objects.size() == 2) {
       page.next = page.objects.back().key;
       break;
     }
-    page.objects.push_back({key, content.size(), {}});
+    page.objects.push_back({key, object.content.size(), object.made});
   }
   return page;
 }

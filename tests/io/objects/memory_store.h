@@ -1,6 +1,7 @@
 // An object store in memory, whose tries fail as a test says. Thread-safe.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <map>
 #include <string>
@@ -26,6 +27,18 @@ class MemoryStore : public ObjectStore {
   // Asked for each try: the operation ("put", "get", "list", "remove") and the key.
   std::function<Fate(const std::string&, const std::string&)> fate = [](auto&, auto&) { return Fate::done; };
 
+  // What time an object gets that is put now. Not while others use the store.
+  std::chrono::system_clock::time_point now;
+  // What a test does behind everybody's back: all objects as they are, to be put back later; their keys.
+  struct Object {
+    std::string content;
+    std::chrono::system_clock::time_point made;
+  };
+  using Objects = std::map<std::string, Object>;
+  Objects copy() const;
+  void restore(Objects objects);
+  std::vector<std::string> keys(const std::string& prefix = "") const;
+
   Result<> put(const std::string& key, const ObjectContent& content, PutMode mode,
                const RequestLimits& limits) override;
   Result<size_t> get(const std::string& key, uint64_t offset, std::span<std::byte> buffer,
@@ -43,8 +56,8 @@ class MemoryStore : public ObjectStore {
 
   const std::string url_ = "memory:";
   RequestCounts counts_;
-  Mutex mutex_;
-  std::map<std::string, std::string> objects_ GUARDED_BY(mutex_);
+  mutable Mutex mutex_;
+  Objects objects_ GUARDED_BY(mutex_);
 };
 
 }  // namespace ckptfs::io::testing

@@ -2,7 +2,10 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstring>
 #include <span>
+#include <utility>
 
 namespace ckptfs::meta::remote::testing {
 namespace {
@@ -81,6 +84,26 @@ BuiltPart& BuiltPart::link(const std::string& path, const std::string& target) {
   return *this;
 }
 
+BuiltImage::BuiltImage(std::string tag, const BuiltPart& part) : tag_(std::move(tag)), part_(part) {
+  for (const auto& [path, one] : part_.entries) entries_.push_back(one.first);
+}
+
+Result<std::vector<io::Digest>> BuiltImage::digests(size_t index) const {
+  const std::string& bytes = content(index);
+  std::vector<io::Digest> digests;
+  for (size_t at = 0; at < bytes.size(); at += kChunkBytes) {
+    const size_t length = std::min<size_t>(kChunkBytes, bytes.size() - at);
+    digests.push_back(io::digest_of(bytes_of(bytes).subspan(at, length)));
+  }
+  return digests;
+}
+
+Result<> BuiltImage::read(size_t index, uint64_t offset, std::span<std::byte> buffer) const {
+  std::memcpy(buffer.data(), content(index).data() + offset, buffer.size());
+  if (rotten) buffer[0] ^= std::byte{1};
+  return success();
+}
+
 PartHeader header_for(const PushName& push, const BuiltPart& part) {
   PartHeader header;
   header.push = push;
@@ -117,7 +140,7 @@ Result<CommittedStep> put_step(io::ObjectStore& store, const DecisionName& name,
     commit.parts.push_back({push, part.header().number, part.digest(), part.size()});
   }
   TRY(store.put(step_key(name), io::content_of(std::string_view(text_of(commit))), io::PutMode::make, {}));
-  return CommittedStep{name, name.n, {}, false};
+  return CommittedStep{name, name.n, {}};
 }
 
 }  // namespace ckptfs::meta::remote::testing

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "io/result.h"
 #include "meta/remote/commit.h"
 #include "meta/remote/part.h"
+#include "meta/remote/step_image.h"
 
 namespace ckptfs::meta::remote::testing {
 
@@ -31,6 +33,30 @@ struct BuiltPart {
   BuiltPart& file(const std::string& path, const std::string& content);
   BuiltPart& folder(const std::string& path);
   BuiltPart& link(const std::string& path, const std::string& target);
+};
+
+// A step whose files, and answers, a test sets.
+class BuiltImage : public StepImage {
+ public:
+  BuiltImage(std::string tag, const BuiltPart& part);
+  const std::string& tag() const override { return tag_; }
+  const std::vector<Entry>& entries() const override { return entries_; }
+  Result<std::vector<io::Digest>> digests(size_t index) const override;
+  Result<> read(size_t index, uint64_t offset, std::span<std::byte> buffer) const override;
+  Result<bool> is_current() const override { return current; }
+  Result<bool> may_be_voted_for() const override { return current && quiet; }
+  const formats::CompletenessFacts& facts() const override { return facts_; }
+  const std::string& attempt() const override { return part_.attempt; }
+
+  bool current = true, quiet = true, rotten = false;
+
+ private:
+  const std::string& content(size_t index) const { return part_.entries.at(entries_[index].path).second; }
+
+  const std::string tag_;
+  const BuiltPart part_;
+  std::vector<Entry> entries_;
+  const formats::CompletenessFacts facts_;
 };
 
 PartHeader header_for(const PushName& push, const BuiltPart& part);

@@ -77,8 +77,9 @@ TEST_F(CommitTest, AVoidMayNameAPartOfItsTag) {
   const std::string text = text_of(Void{{}, part});
   EXPECT_EQ(text.find("global_step5"), std::string::npos) << "the key has the tag";
   EXPECT_EQ(parse_void(text, "global_step5", "key").value().ended, part);
-  EXPECT_ERRNO(EBADMSG, parse_void(R"({"ckptfs":"void","version":1,"ended":"0","parts":")" + std::string(64, '0') + "\"}",
-                                   "a", "key"));
+  EXPECT_ERRNO(
+      EBADMSG,
+      parse_void(R"({"ckptfs":"void","version":1,"ended":"0","parts":")" + std::string(64, '0') + "\"}", "a", "key"));
 }
 
 TEST_F(CommitTest, AVoidIsShorterThanAnyCommit) {
@@ -144,6 +145,38 @@ TEST_F(CommitTest, StepsComeInTheOrderOfTheirCommits) {
   EXPECT_TRUE(list_steps(store_, {}).value().back().gone);
   EXPECT_EQ(newest(list_steps(store_, {}).value())->name(), "step_10");
   EXPECT_FALSE(newest({}));
+}
+
+// The link was down. Then the newest step went first, and those before it after it.
+TEST_F(CommitTest, ALateCommitStandsBeforeTheNewerOnes) {
+  const auto commit_late = [this](const std::string& tag, int time) {
+    Commit late = commit_of(tag, 1);
+    late.late = true;
+    const std::string text = text_of(late);
+    EXPECT_TRUE(parse_commit(text, "key").value().late);
+    put(step_key({tag, 1}), text, time);
+  };
+  commit("step_900", 1, 10);  // of a run before this one
+  commit("step_100", 1, 20);
+  commit("step_400", 1, 30);
+  commit_late("step_300", 40);
+  commit_late("step_200", 50);
+  EXPECT_EQ(names(), (std::vector<std::string>{"step_900", "step_100", "step_200", "step_300", "step_400"}));
+  commit_late("unnumbered", 60);
+  EXPECT_EQ(names().back(), "step_400") << "something newer was there when it was committed";
+}
+
+TEST_F(CommitTest, OnlyALateCommitHasTheLengthOfOne) {
+  Commit commit = commit_of("a", 1);
+  for (size_t longer = 0; longer < 2 * kLateBytes; ++longer) {
+    commit.host += 'x';
+    commit.late = false;
+    const std::string text = text_of(commit);
+    ASSERT_NE(text.size() % kLateBytes, 0U);
+    ASSERT_FALSE(parse_commit(text, "key").value().late);
+    commit.late = true;
+    ASSERT_EQ(text_of(commit).size() % kLateBytes, 0U);
+  }
 }
 
 TEST_F(CommitTest, VoidsAndTombstonesDoNotMoveNames) {

@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstring>
 #include <filesystem>
 
 #include "meta/remote/election.h"
@@ -18,44 +17,6 @@ namespace {
 using ::testing::HasSubstr;
 using Fate = io::testing::MemoryStore::Fate;
 using State = TagStatus::State;
-
-// A step whose files, and answers, a test sets.
-class BuiltImage : public StepImage {
- public:
-  BuiltImage(std::string tag, const BuiltPart& part) : tag_(std::move(tag)), part_(part) {
-    for (const auto& [path, one] : part_.entries) entries_.push_back(one.first);
-  }
-  const std::string& tag() const override { return tag_; }
-  const std::vector<Entry>& entries() const override { return entries_; }
-  Result<std::vector<io::Digest>> digests(size_t index) const override {
-    const std::string& bytes = content(index);
-    std::vector<io::Digest> digests;
-    for (size_t at = 0; at < bytes.size(); at += kChunkBytes) {
-      digests.push_back(
-          io::digest_of(std::as_bytes(std::span(bytes)).subspan(at, std::min<size_t>(kChunkBytes, bytes.size() - at))));
-    }
-    return digests;
-  }
-  Result<> read(size_t index, uint64_t offset, std::span<std::byte> buffer) const override {
-    std::memcpy(buffer.data(), content(index).data() + offset, buffer.size());
-    if (rotten) buffer[0] ^= std::byte{1};
-    return success();
-  }
-  Result<bool> is_current() const override { return current; }
-  Result<bool> may_be_voted_for() const override { return current && quiet; }
-  const formats::CompletenessFacts& facts() const override { return facts_; }
-  const std::string& attempt() const override { return part_.attempt; }
-
-  bool current = true, quiet = true, rotten = false;
-
- private:
-  const std::string& content(size_t index) const { return part_.entries.at(entries_[index].path).second; }
-
-  const std::string tag_;
-  const BuiltPart part_;
-  std::vector<Entry> entries_;
-  const formats::CompletenessFacts facts_;
-};
 
 class PushTest : public ::testing::Test {
  protected:

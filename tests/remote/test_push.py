@@ -217,7 +217,7 @@ def test_what_is_pushed_late_does_not_become_the_newest(fresh_disk, work, remote
         ckptfs("remote", "add", url, series)
         for number in (3, 2, 1):
             wait_for(series / f"global_step{number}", "committed")
-        listed = [step["name"] for step in json.loads(ckptfs("remote", "ls", "--json", url))["steps"]]
+        listed = [one["step"] for one in json.loads(ckptfs("remote", "ls", "--json", url))["steps"]]
         equal(listed, [f"global_step{number}" for number in (1, 2, 3)], "their order")
         equal(ckptfs("remote", "latest", url).strip(), "global_step3", "latest")
 

@@ -456,6 +456,7 @@ Result<> SeriesPusher::decide(meta::InodeNumber step, Pushed& pushed) {
       state.error = status.reason;
       break;
     case TagStatus::State::push_again:
+    case TagStatus::State::ended:
       state.stage = Stage::unpushed;
       state.waits_for = status.reason;
       break;

@@ -23,12 +23,14 @@ using ::testing::IsEmpty;
 using ::testing::SizeIs;
 using State = TagStatus::State;
 
+constexpr uint64_t kBytes = 1000;  // of each file of a step, which is one chunk
+
 class CollectorTest : public ::testing::Test {
  protected:
   CollectorTest() {
     store_.now = std::chrono::sys_days(std::chrono::year(2026) / 11 / 1);
     pushing_.folder = scratch_.path();
-    pushing_.pack_bytes = 2 * kChunkBytes;
+    pushing_.pack_bytes = 2 * kBytes;
     collecting_.host = "node0";
   }
   void pass(std::chrono::seconds time) { store_.now += time; }
@@ -36,7 +38,10 @@ class CollectorTest : public ::testing::Test {
 
   static BuiltPart part_of(unsigned seed) {
     BuiltPart part;
-    part.file("frozen.bin", bytes_for(2 * kChunkBytes, 1)).file("weights.bin", bytes_for(3 * kChunkBytes, seed));
+    for (const char* const name : {"frozen0.bin", "frozen1.bin"}) part.file(name, bytes_for(kBytes, 1));
+    for (const char* const name : {"weights0.bin", "weights1.bin", "weights2.bin"}) {
+      part.file(name, bytes_for(kBytes, seed));
+    }
     return part;
   }
   static Slot slot(uint32_t number = 0, uint32_t slots = 1) {
@@ -307,13 +312,13 @@ TEST_F(CollectorTest, TheCostOfAStepIsWhatItsRemovalGivesBack) {
   const auto usage = measure_usage(store_, {});
   ASSERT_OK(usage);
   ASSERT_THAT(usage.value().steps, SizeIs(3));
-  for (const StepUsage& step : usage.value().steps) EXPECT_EQ(step.files, 5 * kChunkBytes);
-  EXPECT_EQ(usage.value().steps[0].shared, 2 * kChunkBytes) << "the frozen chunks";
-  EXPECT_EQ(usage.value().steps[0].alone, 3 * kChunkBytes);
-  EXPECT_EQ(usage.value().steps[1].alone, 3 * kChunkBytes);
-  EXPECT_EQ(usage.value().needed, 11 * kChunkBytes);
+  for (const StepUsage& step : usage.value().steps) EXPECT_EQ(step.files, 5 * kBytes);
+  EXPECT_EQ(usage.value().steps[0].shared, 2 * kBytes) << "the frozen chunks";
+  EXPECT_EQ(usage.value().steps[0].alone, 3 * kBytes);
+  EXPECT_EQ(usage.value().steps[1].alone, 3 * kBytes);
+  EXPECT_EQ(usage.value().needed, 11 * kBytes);
   remove("step_2");
-  EXPECT_EQ(measure_usage(store_, {}).value().needless, 3 * kChunkBytes);
+  EXPECT_EQ(measure_usage(store_, {}).value().needless, 3 * kBytes);
   look_for_days(4);
   const RemoteUsage after = measure_usage(store_, {}).value();
   EXPECT_EQ(after.needless, 0U);

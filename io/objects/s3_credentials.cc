@@ -6,6 +6,7 @@
 #include <ctime>
 #include <sstream>
 
+#include "io/core_files.h"
 #include "io/fd.h"
 #include "io/json.h"
 #include "io/log.h"
@@ -197,6 +198,7 @@ void S3CredentialSource::forget() {
 }
 
 Result<S3Credentials> S3CredentialSource::find(const RequestLimits& limits) const {
+  expect_secret();
   if (profile_.empty()) {
     if (auto found = from_environment()) return *found;
     for (const char* name : {"AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN"}) {

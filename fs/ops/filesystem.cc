@@ -31,7 +31,7 @@ Filesystem::Filesystem(const MountOptions& mount_options, meta::Store& mounted_s
           },
           counters),
       write_errors(tree, counters),
-      writers(store),
+      writers(store, step_facts),
       resumes(tree),
       files(environment()),
       mapped_files(tree),

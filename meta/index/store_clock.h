@@ -21,6 +21,8 @@ class StoreClock {
   static Result<StoreClock> load(const Index& index);
 
   StoreTime now() const;
+  // The time at this boot. It stays the same until the next boot, whoever loads the clock. May be negative.
+  StoreTime at_boot() const { return known_ - at_; }
   void put(Batch& batch) const;
   // Records how far the clock is. Not durable on return.
   Result<> note(Index& index) const;

@@ -107,7 +107,9 @@ uint64_t process_start(pid_t tid) {
   return ticks == 0 ? 0 : boot + static_cast<uint64_t>(time_of(ticks).count());
 }
 
-std::chrono::nanoseconds age_of(const Process& process) { return io::since_boot() - time_of(process.start); }
+std::chrono::nanoseconds start_of(const Process& process) { return time_of(process.start); }
+
+std::chrono::nanoseconds age_of(const Process& process) { return io::since_boot() - start_of(process); }
 
 // The first thread of a process may end before the others.
 bool has_ended(const Process& process) {

@@ -25,7 +25,8 @@ struct FoundProcess {
   bool gone = false;
 };
 FoundProcess find_process(pid_t tid);
-// For how long it has run.
+// When it began, after the boot; and for how long it has run.
+std::chrono::nanoseconds start_of(const Process& process);
 std::chrono::nanoseconds age_of(const Process& process);
 // A process that is dead counts as ended even if its parent has not asked for its end yet.
 bool has_ended(const Process& process);

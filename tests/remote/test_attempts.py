@@ -6,11 +6,13 @@ Options: --seed, --rounds.
 
 import contextlib
 import os
+import pathlib
 import random
 import shutil
 import subprocess
 import sys
 import time
+import unittest.mock
 
 import pytest
 
@@ -27,9 +29,10 @@ OPTIONS = (f"quiet={QUIET}s",)
 SECONDS_UNTIL_A_RUN = 2.3  # who is younger is a command, and no run (fs/steps/series_writers.cc)
 
 
-def part_of(slot, attempt):
-    return {f"rank{slot}.bin": noise(2 * MIB + slot, 10 * attempt + slot),
-            f"more{slot}.bin": noise(MIB, 10 * attempt + 5), "shared.txt": b"attempt %d" % attempt}
+def part_of(slot, attempt, shared=True):
+    """`shared`: with a file that all slots have, so that the parts of two attempts have no union."""
+    part = {f"rank{slot}.bin": noise(2 * MIB + slot, 10 * attempt + slot), f"more{slot}.bin": noise(MIB, 10 * attempt + 5)}
+    return part | ({"shared.txt": b"attempt %d" % attempt} if shared else {})
 
 
 class Run:
@@ -48,10 +51,10 @@ class Run:
     def __exit__(self, *_):
         self.kill()
 
-    def save(self, tag, attempt, slots=(0, 1)):
+    def save(self, tag, attempt, slots=(0, 1), shared=True):
         time.sleep(max(0, self.begun + SECONDS_UNTIL_A_RUN - time.monotonic()))
         for slot in slots:
-            print(tag, attempt, file=self.ranks[slot].stdin, flush=True)
+            print(tag, attempt, int(shared), file=self.ranks[slot].stdin, flush=True)
         for slot in slots:
             equal(self.ranks[slot].stdout.readline().strip(), "saved", f"slot {slot} saves {tag}")
 
@@ -65,11 +68,11 @@ class Run:
 
 def rank_of_a_run(slot, series):
     for line in sys.stdin:
-        tag, attempt = line.split()
+        tag, attempt, shared = line.split()
         step = os.path.join(series, tag)
         shutil.rmtree(step, ignore_errors=True)
         os.mkdir(step)
-        for name, content in part_of(slot, int(attempt)).items():
+        for name, content in part_of(slot, int(attempt), shared == "1").items():
             with open(os.path.join(step, name), "wb") as file:
                 file.write(content)
         print("saved", flush=True)
@@ -86,11 +89,39 @@ def url(scratch):
     return f"file://{scratch}"
 
 
+class NodeMount(Mount):
+    """A mount whose daemon has a wall clock of its own, so many seconds before or behind the machine's."""
+
+    clock = 0
+
+    def try_start(self):
+        variables = {}
+        if self.clock != 0:
+            library = next(pathlib.Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
+            variables = {"LD_PRELOAD": str(library), "FAKETIME": f"{self.clock:+d}", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+            # The library shifts what stat() says of files, too, whether the kernel or the daemon has set their times.
+            # One of the two is wrong then. A time in the future would be: nothing is quiet until it comes.
+            variables |= {"NO_FAKE_STAT": "1"} if self.clock > 0 else {}
+        with unittest.mock.patch.dict(os.environ, variables):
+            return super().try_start()
+
+    def start(self):
+        super().start()
+        folder = self.path / "what-time-is-it"
+        folder.mkdir()
+        off = folder.stat().st_mtime - time.time()
+        folder.rmdir()
+        true(abs(off - self.clock) < 60, f"the daemon's clock is {off:.0f} s off, and should be {self.clock}")
+        return self
+
+
 @contextlib.contextmanager
-def nodes(disk, work, name, mode, url, slots):
-    """Mounts, each with a store of its own, in these slots."""
-    made = [Mount(Store(disk / f"{name}{number}"), work / f"mnt-{name}{number}", mode=mode, options=OPTIONS)
+def nodes(disk, work, name, mode, url, slots, clocks=None):
+    """Mounts, each with a store of its own, in these slots, and with these clocks."""
+    made = [NodeMount(Store(disk / f"{name}{number}"), work / f"mnt-{name}{number}", mode=mode, options=OPTIONS)
             for number in range(len(slots))]
+    for mount, clock in zip(made, clocks or []):
+        mount.clock = clock
     try:
         for mount, slot in zip(made, slots):
             mount.start()
@@ -114,12 +145,13 @@ def kill_and_start(mount):
     mount.start()
 
 
-def test_a_run_saves_a_step_again(disk, work, url, mode, seed, rounds):
+@pytest.mark.parametrize("clocks", ((0, 0), pytest.param((600, -600), marks=pytest.mark.level("long"))), ids=str)
+def test_a_run_saves_a_step_again(disk, work, url, mode, seed, rounds, clocks):
     """A run ends between the pushes of its nodes. The next one saves the same step again: one node soon, and the other
     late, though it has begun to save an earlier step."""
     dice = random.Random(seed)
     reader = Reader(url, [], work)
-    with nodes(disk, work, "again", mode, url, ("0/2", "1/2")) as mounts:
+    with nodes(disk, work, "again", mode, url, ("0/2", "1/2"), clocks) as mounts:
         series = [mount.path / "steps" for mount in mounts]
         for number in range(rounds or by_level(1, 2, 50)):
             before, tag = f"global_step{10 * number + 1}", f"global_step{10 * number + 2}"
@@ -152,6 +184,43 @@ def test_a_run_saves_a_step_again(disk, work, url, mode, seed, rounds):
             for name in (before, tag):
                 true(any(same == [1] for step, same in reader.read.items() if step.partition("~")[0] == name),
                      f"{name}: the second attempt is there")
+
+
+@pytest.mark.level("long")
+def test_a_clock_is_set_back(disk, work, url, mode):
+    """A node's clock is set back ten minutes between two runs, and its daemon starts again. It still knows that the
+    second run is the later one, and has its old files not committed with the new ones of the other node."""
+    before, tag = "global_step1", "global_step2"
+    reader = Reader(url, [], work)
+    for name in (before, tag):
+        for attempt in (1, 2):
+            reader.expect(name, part_of(0, attempt, False) | part_of(1, attempt, False))
+    with nodes(disk, work, "back", mode, url, ("0/2", "1/2"), (600, 0)) as mounts:
+        series = [mount.path / "steps" for mount in mounts]
+        mounts[1].control("steps", "push", "manual")
+        with Run(series) as first:
+            first.save(before, 1, shared=False)
+            first.save(tag, 1, shared=False)
+        wait_for(series[0] / tag, "waiting for slot 1")
+        mounts[1].stop()
+        mounts[1].clock = -600
+        mounts[1].start()
+        with Run(series) as second:
+            second.save(before, 2, shared=False)
+            second.save(tag, 2, (0,), shared=False)
+            parts = pathlib.Path(url.removeprefix("file://")) / "parts" / tag
+            wait_until("node 0 has pushed it again", lambda: len(list(parts.glob("0.*"))) == 2, 60, 0.1)
+            mounts[1].control("steps", "push", "quiet")
+            wait_until("node 1 has pushed what it has", lambda: list(parts.glob("1.*")), 60, 0.1)
+            wait_until("it is decided", lambda: state_of(series[1] / tag) in ("waiting", f"committed {tag}"), 60, 0.1)
+            reader.look()
+            equal((reader.wrong, state_of(series[1] / tag)), ([], "waiting"), "what was read, and the state")
+            second.save(tag, 2, (1,), shared=False)
+        for one in series:
+            for name in (before, tag):
+                wait_for(one / name, "committed", 90)
+        reader.look()
+        equal((reader.wrong, reader.read), ([], {before: [1], tag: [1]}), "what was read in the end")
 
 
 def check_each(reader, steps):

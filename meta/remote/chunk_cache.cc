@@ -1,5 +1,6 @@
 #include "meta/remote/chunk_cache.h"
 
+#include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -22,6 +23,7 @@ constexpr const char* kIndexName = "index";
 constexpr std::string_view kIndexMagic = "ckptfs cache 1\n";
 constexpr size_t kIndexEntry = sizeof(io::Digest) + 2 * sizeof(uint32_t);
 constexpr uint64_t kMostCacheSlots = uint64_t{1} << 26;
+constexpr size_t kDirectAlignment = 4096;  // that of any disk
 
 Result<> refuse_other_files(const std::string& folder) {
   std::error_code error;
@@ -52,6 +54,12 @@ Result<std::unique_ptr<ChunkCache>> ChunkCache::open(const std::string& folder, 
   if (::flock(cache->chunks_.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) return last_error(path);
     return Error(EBUSY, folder + ": another mount uses this cache; give each its own");
+  }
+  auto direct = io::open_at(AT_FDCWD, path, O_RDONLY | O_DIRECT | O_NOFOLLOW);
+  if (direct) {
+    cache->direct_ = std::move(direct).value();
+  } else {
+    log::info("{}: chunks are read through the page cache: {}", folder, direct.error().message());
   }
   TRY(cache->read_index());
   return cache;
@@ -104,23 +112,33 @@ bool ChunkCache::has(const io::Digest& digest) const {
   return by_digest_.contains(digest);
 }
 
-bool ChunkCache::read(const io::Digest& digest, std::span<std::byte> buffer) {
+bool ChunkCache::read(const io::Digest& digest, size_t length, std::span<std::byte> room) {
   uint32_t slot = 0;
   {
     const io::MutexLock lock(mutex_);
     const auto found = by_digest_.find(digest);
-    if (found == by_digest_.end() || found->second->length != buffer.size()) return false;
+    if (found == by_digest_.end() || found->second->length != length) return false;
     slot = found->second->slot;
     order_.splice(order_.end(), order_, found->second);
   }
-  const auto got = io::read_full(chunks_.get(), buffer, static_cast<off_t>(slot * kChunkBytes));
-  if (got && got.value() == buffer.size() && io::digest_of(buffer) == digest) return true;
+  const auto got = read_slot(slot, length, room);
+  if (got && got.value() >= length && io::digest_of(room.first(length)) == digest) return true;
   const io::MutexLock lock(mutex_);
   const auto found = by_digest_.find(digest);
   if (found == by_digest_.end() || found->second->slot != slot) return false;  // it made room for another one
   note_failure(got ? Error(EIO, "a chunk is not what was written to it") : got.error());
   drop(found->second);
   return false;
+}
+
+Result<size_t> ChunkCache::read_slot(uint32_t slot, size_t length, std::span<std::byte> room) const {
+  const auto offset = static_cast<off_t>(slot * kChunkBytes);
+  if (direct_) {
+    const size_t whole = (length + kDirectAlignment - 1) / kDirectAlignment * kDirectAlignment;
+    auto got = io::read_full(direct_.get(), room.first(whole), offset);
+    if (got || got.error().errno_value() != EINVAL) return got;  // EINVAL: blocks are larger than pages
+  }
+  return io::read_full(chunks_.get(), room.first(length), offset);
 }
 
 void ChunkCache::add(const io::Digest& digest, std::span<const std::byte> bytes) {

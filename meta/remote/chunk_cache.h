@@ -33,8 +33,9 @@ class ChunkCache {
   // Without close() the next open() finds it empty.
   Result<> close();
 
-  // Fills the buffer if the chunk is there, is as long as the buffer, and has its digest.
-  bool read(const io::Digest& digest, std::span<std::byte> buffer);
+  // Reads the chunk if it is there, has this length, and has its digest. `room`: of a whole chunk, aligned to pages. It
+  // is read past the page cache, since the pages of the file that it is read for are kept by who reads.
+  bool read(const io::Digest& digest, size_t length, std::span<std::byte> room);
   bool has(const io::Digest& digest) const;
   // Keeps the chunk, unless the disk is full or fails: that is counted, and told in the log once.
   void add(const io::Digest& digest, std::span<const std::byte> bytes);
@@ -63,10 +64,12 @@ class ChunkCache {
   std::optional<uint32_t> take_slot() REQUIRES(mutex_);
   void drop(Order::iterator kept) REQUIRES(mutex_);
   void note_failure(const Error& error) REQUIRES(mutex_);
+  Result<size_t> read_slot(uint32_t slot, size_t length, std::span<std::byte> room) const;
 
   const std::string folder_;
   const uint64_t slots_;
   io::Fd chunks_;
+  io::Fd direct_;  // the same, with O_DIRECT; none: the file system refuses it
   mutable io::Mutex mutex_;
   Order order_ GUARDED_BY(mutex_);
   std::unordered_map<io::Digest, Order::iterator, Hash> by_digest_ GUARDED_BY(mutex_);

@@ -12,7 +12,8 @@ namespace ckptfs::meta::remote {
 namespace {
 
 constexpr size_t kHugePage = size_t{2} << 20;
-constexpr size_t kMostSpare = 2;   // buffers of a run
+constexpr size_t kMostSpare = 4;  // buffers of a run
+constexpr size_t kMostSpareChunks = 8;
 constexpr size_t kMostAhead = 32;  // runs that nobody waits for yet
 constexpr std::chrono::milliseconds kPoll{5};
 constexpr std::chrono::seconds kUnread{10};  // so long what was fetched ahead waits for its reader
@@ -33,10 +34,36 @@ class ChunkReader::Memory {
     const io::MutexLock lock(mutex_);
     if (size > kMostRunBytes / 2 && spare_.size() < kMostSpare) spare_.push_back(std::move(buffer));
   }
+  io::AlignedBuffer take_chunk() {
+    const io::MutexLock lock(mutex_);
+    if (spare_chunks_.empty()) return {};
+    io::AlignedBuffer buffer = std::move(spare_chunks_.back());
+    spare_chunks_.pop_back();
+    return buffer;
+  }
+  void give_back_chunk(io::AlignedBuffer buffer) {
+    const io::MutexLock lock(mutex_);
+    if (spare_chunks_.size() < kMostSpareChunks) spare_chunks_.push_back(std::move(buffer));
+  }
 
  private:
   io::Mutex mutex_;
-  std::vector<io::AlignedBuffer> spare_ GUARDED_BY(mutex_);
+  std::vector<io::AlignedBuffer> spare_ GUARDED_BY(mutex_), spare_chunks_ GUARDED_BY(mutex_);
+};
+
+// A chunk that the cache had.
+struct ChunkReader::CachedChunk {
+  explicit CachedChunk(std::shared_ptr<Memory> its_memory) : memory(std::move(its_memory)) {
+    owned = memory->take_chunk();
+    room = owned.get(kChunkBytes);
+  }
+  CachedChunk(const CachedChunk&) = delete;
+  CachedChunk& operator=(const CachedChunk&) = delete;
+  ~CachedChunk() { memory->give_back_chunk(std::move(owned)); }
+
+  const std::shared_ptr<Memory> memory;
+  io::AlignedBuffer owned;
+  std::span<std::byte> room;  // empty: memory is short
 };
 
 // Chunks that one request brings.
@@ -346,7 +373,7 @@ Result<> ChunkReader::fetch(Run& run) {
   if (run.buffer.empty()) return Error(ENOMEM);
   io::RequestLimits limits;
   limits.deadline = run.deadline;
-  limits.stop = &stop_;
+  limits.stop = settings_.stop != nullptr ? settings_.stop : &stop_;
   const ChunkRun chunks{run.chunks, run.first, run.bytes};
   const PartHeader& header = run.file.step->part(run.file.entry.slot).header();
   return read_run(store_, header, run.file.entry.path, chunks, run.buffer, limits);
@@ -399,13 +426,14 @@ void ChunkReader::answer(const std::shared_ptr<Waiting>& waiting) {
       pieces.push_back({part.run, part.run->buffer.subspan(part.at + part.skip, part.take)});
       continue;
     }
-    const std::shared_ptr<std::byte[]> bytes = std::make_shared_for_overwrite<std::byte[]>(part.chunk.length);
-    if (!settings_.cache->read(part.chunk.digest, {bytes.get(), part.chunk.length})) {
+    const auto cached = std::make_shared<CachedChunk>(memory_);
+    if (cached->room.empty()) return waiting->done(Error(ENOMEM));
+    if (!settings_.cache->read(part.chunk.digest, part.chunk.length, cached->room)) {
       waiting->ask_cache = false;
       for (Waiting::Part& one : waiting->parts) one.run.reset();
       return begin(waiting);
     }
-    pieces.push_back({bytes, {bytes.get() + part.skip, part.take}});
+    pieces.push_back({cached, cached->room.subspan(part.skip, part.take)});
   }
   for (Waiting::Part& part : waiting->parts) part.run.reset();
   waiting->done(std::move(pieces));

@@ -55,7 +55,8 @@ class ChunkReader {
     unsigned connections = 8;
     size_t memory = size_t{144} << 20;
     std::chrono::milliseconds time{60'000};
-    ChunkCache* cache = nullptr;  // outlives the reader
+    ChunkCache* cache = nullptr;              // outlives the reader
+    const std::atomic<bool>* stop = nullptr;  // likewise; while it is set, all requests end with ECANCELED
   };
   // `store` outlives the reader.
   ChunkReader(io::ObjectStore& store, const Settings& settings);
@@ -98,6 +99,7 @@ class ChunkReader {
   using Clock = std::chrono::steady_clock;
   class Memory;
   struct Run;
+  struct CachedChunk;
   struct Waiting;
   // With the length, since a part may tell a wrong one.
   struct Key {

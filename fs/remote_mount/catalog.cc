@@ -143,7 +143,7 @@ Result<std::shared_ptr<const RemoteView>> Catalog::view(uint32_t number, const i
   if (!step) {
     TRY_ASSIGN(step, fetch(number, limits));
   }
-  auto made = make_view(step);
+  auto made = make_view(step, limits);
   if (!made) return in_step(step->step->step(), made.error());
   const io::MutexLock lock(mutex_);
   kept_[number] = {step, made.value(), Clock::now()};
@@ -151,8 +151,10 @@ Result<std::shared_ptr<const RemoteView>> Catalog::view(uint32_t number, const i
   return made;
 }
 
-Result<std::shared_ptr<const RemoteView>> Catalog::make_view(const std::shared_ptr<const OpenedStep>& step) {
-  auto files = std::make_unique<RemoteFiles>(reader_, step->step, step->whole.list(), io::ReadLimit(kMostReadOfStep));
+Result<std::shared_ptr<const RemoteView>> Catalog::make_view(const std::shared_ptr<const OpenedStep>& step,
+                                                             const io::RequestLimits& limits) {
+  auto files = std::make_unique<RemoteFiles>(reader_, step->step, step->whole.list(), io::ReadLimit(kMostReadOfStep),
+                                             limits.deadline);
   views::Source source;
   source.files = files->list();
   source.map = meta::formats::read_checkpoint(*files);

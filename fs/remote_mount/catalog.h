@@ -121,7 +121,8 @@ class Catalog {
 
   std::shared_ptr<io::Mutex> turn_for(uint32_t number);
   Result<std::shared_ptr<const OpenedStep>> fetch(uint32_t number, const io::RequestLimits& limits);
-  Result<std::shared_ptr<const RemoteView>> make_view(const std::shared_ptr<const OpenedStep>& step);
+  Result<std::shared_ptr<const RemoteView>> make_view(const std::shared_ptr<const OpenedStep>& step,
+                                                      const io::RequestLimits& limits);
   views::Access reachable(const OpenedStep& step, uint32_t index) const;
   Result<std::shared_ptr<StepList>> numbered(std::vector<meta::remote::CommittedStep> steps) REQUIRES(mutex_);
   bool is_too_much() const REQUIRES(mutex_);

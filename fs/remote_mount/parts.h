@@ -88,7 +88,12 @@ struct Parts {
   Tasks tasks;
   UserLanes lanes{tasks};
 
-  io::RequestLimits limits() const { return io::RequestLimits::within(options.time, &stop); }
+  // Of all that one request of the kernel asks for.
+  io::RequestLimits limits() const {
+    io::RequestLimits limits = io::RequestLimits::within(options.time, &stop);
+    limits.in_all = true;
+    return limits;
+  }
 };
 
 }  // namespace ckptfs::fs::remote_mount

@@ -65,14 +65,16 @@ struct RequestLimits {
   std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
   std::chrono::milliseconds stall = kStall;  // a try ends when not a byte has moved for so long
   const std::atomic<bool>* stop = nullptr;   // it ends within a second after this is set
+  bool in_all = false;                       // the deadline is that of all requests of the work: somebody waits for it
 
   static RequestLimits within(std::chrono::milliseconds time, const std::atomic<bool>* stop = nullptr) {
-    return {std::chrono::steady_clock::now() + time, kStall, stop};
+    return {std::chrono::steady_clock::now() + time, kStall, stop, false};
   }
-  // For a further request of the same work: it has as much time as the first one had, which began at `first`.
+  // For a further request of the same work: it has as much time as the first one had, which began at `first`, unless
+  // the deadline is that of all.
   RequestLimits renewed(std::chrono::steady_clock::time_point first) const {
     RequestLimits next = *this;
-    if (deadline != std::chrono::steady_clock::time_point::max()) {
+    if (!in_all && deadline != std::chrono::steady_clock::time_point::max()) {
       next.deadline = std::chrono::steady_clock::now() + (deadline - first);
     }
     return next;

@@ -4,6 +4,7 @@
 // Thread safety: one thread at a time may open and read; the rest is constant.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <vector>
 
@@ -15,9 +16,11 @@ namespace ckptfs::meta::remote {
 
 class RemoteFiles : public formats::StepFiles {
  public:
-  // `files`: the union of the step, or what one slot holds. Folders and links are left out.
+  using Deadline = std::chrono::steady_clock::time_point;
+  // `files`: the union of the step, or what one slot holds. Folders and links are left out. After the deadline nothing
+  // more is asked for: ETIMEDOUT.
   RemoteFiles(ChunkReader& reader, const std::shared_ptr<const RemoteStep>& step, const Union& files,
-              const io::ReadLimit& limit = io::ReadLimit());
+              const io::ReadLimit& limit = io::ReadLimit(), Deadline deadline = Deadline::max());
 
   const std::vector<File>& list() const override { return files_; }
   const RemoteFile& file(uint32_t index) const { return remote_[index]; }
@@ -27,6 +30,7 @@ class RemoteFiles : public formats::StepFiles {
 
  private:
   ChunkReader& reader_;
+  const Deadline deadline_;
   const std::shared_ptr<Result<>> outcome_ = std::make_shared<Result<>>(success());
   std::vector<File> files_;
   std::vector<RemoteFile> remote_;

@@ -6,10 +6,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <sstream>
+#include <thread>
 
 #include "io/fault.h"
 #include "io/objects/folder_store.h"
@@ -195,6 +198,36 @@ TEST_F(RemoteStepTest, ExportsWhatWasPut) {
   EXPECT_FALSE(std::filesystem::exists(out("own/empty")));
   EXPECT_EQ(left_behind(), 2U);
   EXPECT_ERRNO(EINVAL, export_step(step, 2, out("none"), {}));
+}
+
+// Notes until when each request may take, and takes a moment for it.
+class SlowStore : public MemoryStore {
+ public:
+  Result<size_t> get(const std::string& key, uint64_t offset, std::span<std::byte> buffer,
+                     const io::RequestLimits& limits) override {
+    {
+      const io::MutexLock lock(mutex);
+      deadlines.insert(limits.deadline);
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    return MemoryStore::get(key, offset, buffer, limits);
+  }
+  io::Mutex mutex;
+  std::set<std::chrono::steady_clock::time_point> deadlines;
+};
+
+TEST_F(RemoteStepTest, ADeadlineCanBeThatOfAllRequests) {
+  SlowStore store;
+  const std::vector<BuiltPart> parts(20);
+  const CommittedStep step = put_step(store, {"a", 1}, parts, folder_.path()).value();
+  for (const bool in_all : {false, true}) {
+    store.deadlines.clear();
+    io::RequestLimits limits = io::RequestLimits::within(std::chrono::minutes(1));
+    limits.in_all = in_all;
+    ASSERT_OK(RemoteStep::open(store, step, folder_.path(), limits));
+    EXPECT_EQ(store.deadlines.size() == 1, in_all);
+    EXPECT_EQ(store.deadlines.contains(limits.deadline), true);
+  }
 }
 
 // The reader in tests/remote was written from docs/remote-format.md alone.

@@ -4,6 +4,7 @@ things."""
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import struct
@@ -11,6 +12,7 @@ import subprocess
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 
 from mounting import REPOSITORY, Failure, run
@@ -79,15 +81,20 @@ class Seaweed:
         self._curl("-Z", "--parallel-immediate", "--parallel-max", parallel, *words)
         return time.monotonic() - began
 
-    def get_by_curl(self, names, parallel):
+    def keys(self, prefix):
+        """Of the objects below it, 1,000 at most."""
+        listed = self._curl(f"{self.endpoint}/{BUCKET}?list-type=2&prefix={urllib.parse.quote(prefix, safe='')}").stdout
+        return re.findall("<Key>(.*?)</Key>", listed)
+
+    def get_by_curl(self, keys, parallel):
         """Gets these objects, so many at a time. Returns the seconds that it takes."""
-        words = [word for name in names for word in ("-o", "/dev/null", f"{self.endpoint}/{BUCKET}/curl/{name}")]
+        words = [word for key in keys for word in ("-o", "/dev/null", f"{self.endpoint}/{BUCKET}/{key}")]
         began = time.monotonic()
         self._curl("-Z", "--parallel-immediate", "--parallel-max", parallel, *words)
         return time.monotonic() - began
 
     def _curl(self, *words):
-        run("curl", "-sS", "--fail", "--aws-sigv4", "aws:amz:us-east-1:s3", "--user", f"{KEY}:{SECRET}", "-H",
+        return run("curl", "-sS", "--fail", "--aws-sigv4", "aws:amz:us-east-1:s3", "--user", f"{KEY}:{SECRET}", "-H",
             "x-amz-content-sha256: UNSIGNED-PAYLOAD", "--expect100-timeout", "0.01", *words, timeout=600)
 
     def counted(self):

@@ -20,7 +20,7 @@ import pytest
 
 from checking import equal, raises, same_bytes, true, write
 from hugging import safetensors
-from mounting import BUILD, CKPTFS, KIB, MIB, Store, by_level, mounted, run, wait_until
+from mounting import BUILD, CKPTFS, KIB, MIB, Store, by_level, is_mountpoint, mounted, run, wait_until
 from reading import RemoteMount, remote_mount
 from seaweed import BUCKET, Proxy, environment
 from test_push import QUIET, ckptfs, content, fill, tree, wait_for
@@ -245,6 +245,74 @@ def test_a_full_cache_disk_is_slow_not_wrong(pushed, scratch):
             true(there.status()["cache"]["failed"] > 0, "it is counted")
     finally:
         run("umount", "-l", small)
+
+
+def test_ten_times_the_cache(pushed, scratch):
+    """It stays within its size, also on the disk, while several read; and what they read is right."""
+    url, _, steps = pushed
+    most = 7 * MIB
+    wanted = {f"{tag}/{name}": steps[tag][0][name][3] for tag in steps for name in ("optimizer.pt", "model.safetensors")}
+    true(sum(map(len, wanted.values())) >= 10 * most, "there is much more than the cache")
+    with remote_mount(url, scratch / "mnt", "--cache", scratch / "cache", "--cache-size", "7M") as there:
+        def check():
+            equal(there.status()["cache"]["most"], most, "the cache's size")
+            true(there.status()["cache"]["bytes"] <= most, "what it holds")
+            used = sum(file.stat().st_blocks * 512 for file in (scratch / "cache").iterdir())
+            true(used <= most + 64 * KIB, f"on the disk: {used}")
+
+        for _ in range(2):
+            with concurrent.futures.ThreadPoolExecutor(3) as pool:
+                for name, data in zip(wanted, pool.map(lambda name: (there.path / name).read_bytes(), wanted)):
+                    same_bytes(data, wanted[name], name)
+                    check()
+            run("sh", "-c", "echo 1 >/proc/sys/vm/drop_caches")
+        equal(there.status()["cache"]["failed"], 0, "chunks that could not be kept")
+
+
+@pytest.mark.level("long")
+@pytest.mark.builds("venv")
+def test_opening_a_step_has_one_deadline(server, scratch, monkeypatch):
+    """Each object of the step comes in time, and all of them do not."""
+    for name, value in environment().items():
+        monkeypatch.setenv(name, value)
+    server.make_bucket()
+    (scratch / "step").mkdir()
+    write(scratch / "step/file", b"x")
+    url = f"s3://{BUCKET}/slow"
+    run(BUILD / "helpers" / "remote_step", url, "global_step1", scratch / "step", "--endpoint", server.endpoint)
+    with Proxy(server.ports[3]) as link, \
+         remote_mount(url, scratch / "mnt", "--endpoint", f"http://127.0.0.1:{link.port}", "--timeout", "9s") as there:
+        equal(os.listdir(there.path / "views"), ["global_step1"], "the list is known")
+        link.become(rate=220)  # bytes a second: the commit needs 5 s, the part 7 s
+        with raises(errno.EIO, what="a step that takes longer than the timeout"):
+            os.listdir(there.path / "global_step1")
+        link.become()
+        wait_until("it can be opened", lambda: can_be_read(there.path / "global_step1/file", 1), 30, 0.5)
+
+
+@pytest.mark.parametrize("kind", ["remote", "store"])
+def test_signals_while_it_ends(pushed, scratch, disk, kind):
+    """However many come, and when: the mount ends cleanly, and its cache is whole."""
+    url, _, steps = pushed
+    point = scratch / "mnt"
+    point.mkdir()
+    words = {"remote": (CKPTFS, "remote", "mount", "-f", "--cache", scratch / "cache", "--cache-size", "64M", url, point),
+             "store": (CKPTFS, "mount", "-f", disk / "signals", point)}[kind]
+    for number in range(3):
+        with open(scratch / "log", "ab") as log:
+            process = subprocess.Popen([str(word) for word in words], stdout=log, stderr=log)
+        wait_until("it serves", lambda: run(CKPTFS, "status", point, check=False).returncode == 0, 30, 0.1)
+        if kind == "remote":
+            same_bytes((point / "checkpoint-1/optimizer.pt").read_bytes(), steps["checkpoint-1"][0]["optimizer.pt"][3], "it")
+        sent = 0
+        while process.poll() is None and sent < 1_000_000:
+            process.send_signal((signal.SIGTERM, signal.SIGINT, signal.SIGHUP)[sent % 3])
+            sent += 1
+        process.wait(30)
+        equal(process.returncode, 0, f"round {number}, {sent} signals: {(scratch / 'log').read_text()[-2000:]}")
+        true(sent > 1, "it got more than one")
+        equal(is_mountpoint(point), False, "it is unmounted")
+        true(kind == "store" or (scratch / "cache/index").exists(), "the cache was closed")
 
 
 READER = """\

@@ -14,7 +14,7 @@
 namespace ckptfs::fs {
 namespace {
 
-constexpr const char* kNewestWriterXattr = "user.ckptfs.newest_writer";
+constexpr const char* kNewestWriterXattr = "user.ckptfs.newest_run";
 constexpr std::chrono::seconds kCommand{2};  // who has run no longer than that is a command
 constexpr int64_t kSameRun = 2'000'000'000;  // ns: the processes of a run begin one after the other
 constexpr size_t kMostSteps = 65536;

@@ -148,6 +148,13 @@ std::vector<Check> check_remotes(const MountEntry& mount) {
       check.advice = "ckptfs remote check " + url + " tries it; training goes on meanwhile";
     }
     checks.push_back(std::move(check));
+    const nlohmann::json collector = remote.value("collector", nlohmann::json());
+    const std::string stopped = collector.is_object() ? collector.value("trouble", "") : "";
+    if (!stopped.empty()) {
+      checks.push_back(
+          {"remote", Verdict::warn, "the rules of " + url + " are not carried out: " + stopped,
+           "ckptfs remote gc --dry-run " + url + " tries it; nothing is lost, but nothing is removed there"});
+    }
   }
   return checks;
 }

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <ctime>
 
 #include "io/printable.h"
 
@@ -51,6 +52,14 @@ std::string human_age(int64_t seconds) {
   if (seconds < 2 * 3600) return std::to_string(seconds / 60) + " min";
   if (seconds < 2 * 86400) return std::to_string(seconds / 3600) + " h";
   return std::to_string(seconds / 86400) + " d";
+}
+
+std::string utc_time(int64_t seconds) {
+  const time_t time = seconds;
+  std::tm parts{};
+  char text[40];
+  if (::gmtime_r(&time, &parts) == nullptr || std::strftime(text, sizeof(text), "%F %TZ", &parts) == 0) return "?";
+  return text;
 }
 
 std::string counted(uint64_t count, const std::string& singular, const std::string& plural) {

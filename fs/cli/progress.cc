@@ -7,6 +7,11 @@
 #include "fs/cli/format.h"
 
 namespace ckptfs::fs::cli {
+namespace {
+
+constexpr std::chrono::milliseconds kBetweenCounts{200};
+
+}  // namespace
 
 Progress::Progress(std::string what) : what_(std::move(what)), terminal_(isatty(STDERR_FILENO) == 1) {}
 
@@ -19,8 +24,18 @@ void Progress::show(uint64_t bytes, uint64_t total) {
   if (!terminal_ || seconds < 1) return;
   const std::string of = total == 0 ? "" : " of " + human_size(total);
   const auto rate = static_cast<uint64_t>(static_cast<double>(bytes) / seconds);
-  std::fprintf(stderr, "\r\033[K%s: %s%s, %s/s", what_.c_str(), human_size(bytes).c_str(), of.c_str(),
-               human_size(rate).c_str());
+  print(human_size(bytes) + of + ", " + human_size(rate) + "/s");
+}
+
+void Progress::show_count(uint64_t count) {
+  const auto now = std::chrono::steady_clock::now();
+  if (!terminal_ || now - began_ < std::chrono::seconds(1) || now - printed_ < kBetweenCounts) return;
+  printed_ = now;
+  print(std::to_string(count));
+}
+
+void Progress::print(const std::string& text) {
+  std::fprintf(stderr, "\r\033[K%s: %s", what_.c_str(), text.c_str());
   std::fflush(stderr);
   shown_ = true;
 }

@@ -18,10 +18,15 @@ class Progress {
 
   // A `total` of 0 is not known.
   void show(uint64_t bytes, uint64_t total);
+  // Of a number of things.
+  void show_count(uint64_t count);
 
  private:
+  void print(const std::string& text);
+
   const std::string what_;
   const std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
+  std::chrono::steady_clock::time_point printed_ = began_;
   const bool terminal_;
   bool shown_ = false;
 };

@@ -13,7 +13,8 @@ void add_remote(CLI::App& app, Chosen& chosen) {
   group->footer("`ckptfs remote COMMAND --help` shows each command with an example. The guide: docs/remote.md.");
   // In the order in which --help lists them.
   for (const auto add : {add_remote_add, add_remote_remove, add_remote_status, add_remote_check, add_remote_latest,
-                         add_remote_ls, add_remote_mount, add_remote_export, add_remote_verify}) {
+                         add_remote_ls, add_remote_mount, add_remote_export, add_remote_verify, add_remote_policy,
+                         add_remote_pin, add_remote_rm, add_remote_gc}) {
     add(*group, chosen);
   }
 }

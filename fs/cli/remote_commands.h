@@ -17,5 +17,9 @@ void add_remote_latest(CLI::App& group, Chosen& chosen);
 void add_remote_ls(CLI::App& group, Chosen& chosen);
 void add_remote_export(CLI::App& group, Chosen& chosen);
 void add_remote_verify(CLI::App& group, Chosen& chosen);
+void add_remote_policy(CLI::App& group, Chosen& chosen);
+void add_remote_pin(CLI::App& group, Chosen& chosen);
+void add_remote_rm(CLI::App& group, Chosen& chosen);
+void add_remote_gc(CLI::App& group, Chosen& chosen);
 
 }  // namespace ckptfs::fs::cli

@@ -52,12 +52,16 @@ void add_s3_options(CLI::App& command, io::S3Settings& settings) {
                    "S3: put the bucket into the path, not into the host's name; always so with --endpoint");
 }
 
-void add_remote_options(CLI::App& command, RemoteOptions& options, const std::string& argument,
-                        const std::string& about_argument) {
-  command.add_option(argument, options.url, about_argument)->required();
+void add_request_options(CLI::App& command, RemoteOptions& options) {
   command.add_flag("--json", options.as_json, "Print as JSON");
   command.add_option("--timeout", options.timeout, "Give up a request after this time")->capture_default_str();
   add_s3_options(command, options.s3);
+}
+
+void add_remote_options(CLI::App& command, RemoteOptions& options, const std::string& argument,
+                        const std::string& about_argument) {
+  command.add_option(argument, options.url, about_argument)->required();
+  add_request_options(command, options);
 }
 
 Result<Remote> open_remote(const std::string& url, const RemoteOptions& options) {

@@ -2,6 +2,7 @@
 // do. No option takes a secret: who runs `ps` would see it.
 #pragma once
 
+#include <CLI/CLI.hpp>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -25,7 +26,9 @@ struct RemoteOptions {
   std::string timeout = "60s";
   bool as_json = false;
 };
-// URL, --json, --timeout and the options of S3. `argument`: "URL" or "URL/TAG".
+// --json, --timeout and the options of S3.
+void add_request_options(CLI::App& command, RemoteOptions& options);
+// These, and URL. `argument`: "URL" or "URL/TAG".
 void add_remote_options(CLI::App& command, RemoteOptions& options, const std::string& argument,
                         const std::string& about_argument);
 
@@ -47,5 +50,17 @@ Result<> check_remote(const std::string& url, const io::S3Settings& s3);
 Error with_way_out(const Error& error);
 // Prints that. Returns the exit code (system.h).
 int fail_remote(const std::string& url, const Error& error);
+
+// The command calls run(). `Arguments` has the field `options`, which are RemoteOptions.
+template <class Arguments>
+void choose(CLI::App& command, Chosen& chosen, std::shared_ptr<Arguments> arguments,
+            Result<int> (*run)(const Arguments&)) {
+  command.callback([arguments, run, &chosen] {
+    chosen = [arguments, run] {
+      const auto code = run(*arguments);
+      return code ? code.value() : fail_remote(arguments->options.url, code.error());
+    };
+  });
+}
 
 }  // namespace ckptfs::fs::cli

@@ -189,17 +189,6 @@ Result<int> run_remote_verify(const VerifyArguments& arguments) {
   return kSuccess;
 }
 
-template <class Arguments>
-void choose(CLI::App& command, Chosen& chosen, std::shared_ptr<Arguments> arguments,
-            Result<int> (*run)(const Arguments&)) {
-  command.callback([arguments, run, &chosen] {
-    chosen = [arguments, run] {
-      const auto code = run(*arguments);
-      return code ? code.value() : fail_remote(arguments->options.url, code.error());
-    };
-  });
-}
-
 }  // namespace
 
 void add_remote_export(CLI::App& group, Chosen& chosen) {

@@ -54,16 +54,18 @@ Result<meta::remote::CommittedStep> find_standing(const Remote& remote, const st
 
 json cost_of(io::RequestCounts& counts) {
   const auto value = [](const std::atomic<uint64_t>& count) { return count.load(std::memory_order_relaxed); };
-  return {{"gets", value(counts.gets)},
-          {"lists", value(counts.lists)},
-          {"retries", value(counts.retries)},
-          {"bytes_received", value(counts.bytes_received)}};
+  return {{"gets", value(counts.gets)},       {"lists", value(counts.lists)},
+          {"puts", value(counts.puts)},       {"removes", value(counts.removes)},
+          {"retries", value(counts.retries)}, {"bytes_received", value(counts.bytes_received)}};
 }
 
 void print_cost(io::RequestCounts& counts) {
   const json cost = cost_of(counts);
-  std::printf("It took %s and %s, and %s came.\n", counted(cost.value("gets", uint64_t{0}), "GET").c_str(),
-              counted(cost.value("lists", uint64_t{0}), "list").c_str(),
+  const uint64_t puts = cost.value("puts", uint64_t{0}), removes = cost.value("removes", uint64_t{0});
+  const std::string changes =
+      puts + removes == 0 ? "" : ", " + counted(puts, "PUT") + ", " + counted(removes, "DELETE");
+  std::printf("It took %s and %s%s, and %s came.\n", counted(cost.value("gets", uint64_t{0}), "GET").c_str(),
+              counted(cost.value("lists", uint64_t{0}), "list").c_str(), changes.c_str(),
               human_size(cost.value("bytes_received", uint64_t{0})).c_str());
 }
 

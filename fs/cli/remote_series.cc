@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <charconv>
 #include <cstdio>
+#include <ctime>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -103,6 +104,25 @@ std::string moved(const json& remote) {
   return text;
 }
 
+// What slot 0 does there daily.
+void print_collector(const json& collector) {
+  if (!collector.is_object()) return;
+  if (const std::string trouble = collector.value("trouble", ""); !trouble.empty()) {
+    std::printf("  the collector fails for %s, so no rule is carried out there: %s\n",
+                human_age(collector.value("failing_seconds", int64_t{0})).c_str(), printable(trouble).c_str());
+  }
+  if (collector.at("last").is_number()) {
+    std::printf("  the collector ran %s ago: since the mount %s removed, %s deleted, %s wait\n",
+                human_age(std::time(nullptr) - collector.at("last").get<int64_t>()).c_str(),
+                counted(collector.value("removed", uint64_t{0}), "step").c_str(),
+                human_size(collector.value("deleted_bytes", uint64_t{0})).c_str(),
+                human_size(collector.value("waiting_bytes", uint64_t{0})).c_str());
+  }
+  for (const json& warning : collector.value("warnings", json::array())) {
+    std::printf("  warning: %s\n", printable(warning.get<std::string>()).c_str());
+  }
+}
+
 void print_remote(const json& remote) {
   std::printf("%s -> %s, slot %u of %u%s\n", printable(remote.value("series", "")).c_str(),
               printable(remote.value("url", "")).c_str(), remote.value("slot", 0U), remote.value("slots", 1U),
@@ -112,6 +132,7 @@ void print_remote(const json& remote) {
     std::printf("  stalled for %s: %s\n", human_age(remote.value("stalled_seconds", int64_t{0})).c_str(),
                 printable(trouble).c_str());
   }
+  print_collector(remote.value("collector", json()));
   Table table({{"TAG"}, {"REMOTE"}, {"SIZE", Table::Align::right}, {"WHAT STANDS IN THE WAY"}});
   std::string notes;
   for (const json& step : remote.value("steps", json::array())) {

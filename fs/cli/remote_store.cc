@@ -7,6 +7,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "fs/cli/format.h"
@@ -16,6 +17,7 @@
 #include "fs/cli/system.h"
 #include "meta/remote/commit.h"
 #include "meta/remote/remote_facts.h"
+#include "meta/remote/remote_rules.h"
 
 namespace ckptfs::fs::cli {
 namespace {
@@ -27,14 +29,6 @@ using nlohmann::json;
 int64_t seconds_of(const CommittedStep& step) { return std::chrono::system_clock::to_time_t(step.committed); }
 
 std::string age_of(const CommittedStep& step) { return human_age(std::time(nullptr) - seconds_of(step)); }
-
-std::string utc_time(int64_t seconds) {
-  const time_t time = seconds;
-  std::tm parts{};
-  char text[40];
-  if (::gmtime_r(&time, &parts) == nullptr || std::strftime(text, sizeof(text), "%F %TZ", &parts) == 0) return "?";
-  return text;
-}
 
 Result<std::vector<CommittedStep>> standing_steps(const Remote& remote) {
   TRY_ASSIGN(auto steps, meta::remote::list_steps(*remote.store, remote.limits()));
@@ -131,31 +125,59 @@ Result<int> run_latest(const RemoteOptions& options) {
 
 // --- ls
 
-void print_steps_of_remote(const std::vector<CommittedStep>& steps, const std::string& url) {
-  if (steps.empty()) {
+struct ListArguments {
+  RemoteOptions options;
+  bool all = false;  // also those that were removed
+};
+
+struct Listed {
+  std::vector<CommittedStep> steps;
+  std::set<std::string> pins;
+};
+
+Result<Listed> list_remote(const Remote& remote, bool all) {
+  const Waiting waiting("listing the steps");
+  Listed listed;
+  TRY_ASSIGN(listed.steps, meta::remote::list_steps(*remote.store, remote.limits()));
+  if (!all) std::erase_if(listed.steps, [](const CommittedStep& step) { return step.gone; });
+  TRY_ASSIGN(const auto rules, meta::remote::read_rules(*remote.store, remote.limits()));
+  listed.pins = rules.rules.pins;
+  return listed;
+}
+
+std::string mark_of(const CommittedStep& step, const Listed& listed) {
+  if (step.gone) return "removed";
+  return listed.pins.contains(step.name()) ? "pinned" : "";
+}
+
+void print_steps_of_remote(const Listed& listed, const std::string& url) {
+  if (listed.steps.empty()) {
     std::printf("%s: no step is committed there\n", printable(url).c_str());
     return;
   }
-  Table table({{"STEP"}, {"COMMITTED"}, {"AGE", Table::Align::right}});
-  for (const CommittedStep& step : steps) table.add({{step.name()}, {utc_time(seconds_of(step))}, {age_of(step)}});
-  std::printf("%s: %s\n%s", printable(url).c_str(), counted(steps.size(), "step").c_str(),
+  Table table({{"STEP"}, {"COMMITTED"}, {"AGE", Table::Align::right}, {""}});
+  for (const CommittedStep& step : listed.steps) {
+    table.add({{step.name()}, {utc_time(seconds_of(step))}, {age_of(step)}, {mark_of(step, listed)}});
+  }
+  std::printf("%s: %s\n%s", printable(url).c_str(), counted(listed.steps.size(), "step").c_str(),
               table.text(stdout_is_terminal()).c_str());
 }
 
-Result<int> run_remote_ls(const RemoteOptions& options) {
-  TRY_ASSIGN(const Remote remote, open_remote(options.url, options));
-  const auto steps = [&] {
-    const Waiting waiting("listing the steps");
-    return standing_steps(remote);
-  }();
-  if (!steps) return steps.error();
-  if (options.as_json) {
-    json list = json::array();
-    for (const CommittedStep& step : steps.value()) list.push_back(json_of(step));
-    print_json({{"url", remote.store->url()}, {"steps", std::move(list)}});
-  } else {
-    print_steps_of_remote(steps.value(), remote.store->url());
+Result<int> run_remote_ls(const ListArguments& arguments) {
+  TRY_ASSIGN(const Remote remote, open_remote(arguments.options.url, arguments.options));
+  TRY_ASSIGN(const Listed listed, list_remote(remote, arguments.all));
+  if (!arguments.options.as_json) {
+    print_steps_of_remote(listed, remote.store->url());
+    return kSuccess;
   }
+  json list = json::array();
+  for (const CommittedStep& step : listed.steps) {
+    json one = json_of(step);
+    one["pinned"] = listed.pins.contains(step.name());
+    if (arguments.all) one["removed"] = step.gone;
+    list.push_back(std::move(one));
+  }
+  print_json({{"url", remote.store->url()}, {"steps", std::move(list)}});
   return kSuccess;
 }
 
@@ -195,10 +217,14 @@ void add_remote_latest(CLI::App& group, Chosen& chosen) {
 }
 
 void add_remote_ls(CLI::App& group, Chosen& chosen) {
-  add_plain(group, chosen, "ls", "List the committed steps, oldest first",
-            "A step that changed after its commit is committed again, as TAG~2: each name stands for one content.\n"
-            "Example:\n  ckptfs remote ls file:///lustre/run7\n  ckptfs remote ls --json file:///lustre/run7",
-            run_remote_ls);
+  auto arguments = std::make_shared<ListArguments>();
+  CLI::App* command = group.add_subcommand("ls", "List the committed steps, oldest first");
+  add_remote_options(*command, arguments->options, "URL", "s3://BUCKET/PREFIX or file:///FOLDER");
+  command->add_flag("--all", arguments->all, "Also those that were removed");
+  command->footer(
+      "A step that changed after its commit is committed again, as TAG~2: each name stands for one content.\n"
+      "Example:\n  ckptfs remote ls file:///lustre/run7\n  ckptfs remote ls --json file:///lustre/run7");
+  choose(*command, chosen, arguments, run_remote_ls);
 }
 
 }  // namespace ckptfs::fs::cli

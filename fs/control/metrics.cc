@@ -191,6 +191,23 @@ void add_remotes(Metrics& metrics, const Filesystem& fs) {
   add("remote_retries_total", "Requests that were tried again.", "counter", [](Report one) { return one.retries; });
   add("remote_errors_total", "Pushes that failed; each is in the log.", "counter",
       [](Report one) { return one.failures; });
+  const auto add_of_collector = [&](const char* name, const char* help, const char* type, auto value_of) {
+    add(name, help, type, [&](Report one) { return value_of(one.collection.value_or(CollectionReport())); });
+  };
+  using Collection = const CollectionReport&;
+  add_of_collector("remote_collector_failing_seconds",
+                   "For so long the remote's rules cannot be carried out; 0: they are, or another slot does it.",
+                   "gauge", [](Collection one) { return one.failing.count(); });
+  add_of_collector("remote_collector_runs_total", "Of slot 0, that came to their end.", "counter",
+                   [](Collection one) { return one.runs; });
+  add_of_collector("remote_removed_steps_total", "That the remote's rules have removed there.", "counter",
+                   [](Collection one) { return one.removed; });
+  add_of_collector("remote_deleted_bytes_total", "Of objects that the collector has deleted there.", "counter",
+                   [](Collection one) { return one.deleted_bytes; });
+  add_of_collector("remote_waiting_bytes", "That the collector deletes if its next run finds them needless, too.",
+                   "gauge", [](Collection one) { return one.waiting_bytes; });
+  add_of_collector("remote_collector_warnings", "Of its last run: what is missing there, or does not belong there.",
+                   "gauge", [](Collection one) { return one.warnings.size(); });
 }
 
 void add_store(Metrics& metrics, const Filesystem& fs) {

@@ -51,6 +51,26 @@ Result<json> take_remote(Filesystem& fs, const Peer& peer, const json& arguments
   return json{{"series", fs.tree.path_of(series)}};
 }
 
+json collection_json(const CollectionReport& report) {
+  const json last = report.last ? json(std::chrono::system_clock::to_time_t(*report.last)) : json();
+  return {{"runs", report.runs},
+          {"failures", report.failures},
+          {"trouble", report.trouble},
+          {"failing_seconds", report.failing.count()},
+          {"last", last},
+          {"removed", report.removed},
+          {"ended", report.ended},
+          {"deleted", report.deleted},
+          {"deleted_bytes", report.deleted_bytes},
+          {"waiting", report.waiting},
+          {"waiting_bytes", report.waiting_bytes},
+          {"warnings", report.warnings},
+          {"puts", report.puts},
+          {"gets", report.gets},
+          {"lists", report.lists},
+          {"removes", report.removes}};
+}
+
 json report_json(const RemoteReport& report) {
   const io::S3Settings& s3 = report.settings.s3;
   return {{"url", report.settings.url},
@@ -76,6 +96,7 @@ json report_json(const RemoteReport& report) {
           {"retries", report.retries},
           {"bytes_per_second", report.bytes_per_second},
           {"stalled_seconds", report.stalled.count()},
+          {"collector", report.collection ? collection_json(*report.collection) : json()},
           {"oldest_unpushed_seconds", report.oldest ? json(report.oldest->count()) : json()}};
 }
 
@@ -91,6 +112,10 @@ const char* name_of(PushState::Stage stage) {
       return "committed";
     case PushState::Stage::refused:
       return "refused";
+    case PushState::Stage::not_kept:
+      return "not kept";
+    case PushState::Stage::removed:
+      return "removed";
   }
   return "";
 }

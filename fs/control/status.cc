@@ -130,6 +130,10 @@ json warnings_of(const Filesystem& fs) {
       warnings.push_back(fs.tree.path_of(series) + ": nothing is pushed to " + remote.settings.url + ": " +
                          remote.trouble);
     }
+    if (remote.collection && !remote.collection->trouble.empty()) {
+      warnings.push_back(fs.tree.path_of(series) + ": the rules of " + remote.settings.url +
+                         " are not carried out: " + remote.collection->trouble);
+    }
   }
   if (const uint64_t errors = fs.counters.all_write_errors(); errors != 0) {
     warnings.push_back(std::to_string(errors) +

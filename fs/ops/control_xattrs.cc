@@ -124,7 +124,8 @@ Result<std::string> ControlXattrs::remote(meta::InodeNumber step, const std::str
   const auto known = fs_->pushes.of(step);
   const PushState state = known.value_or(PushState());
   if (what == "state") return state.text();
-  const std::string error = fs_->remotes.error_of(record.parent, state);
+  std::string error = fs_->remotes.error_of(record.parent, state);
+  if (error.empty() && state.is_settled()) error = state.waits_for;
   return error.empty() ? Result<std::string>(Error(ENODATA)) : error;
 }
 

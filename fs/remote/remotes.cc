@@ -43,26 +43,43 @@ Result<> Remotes::start() {
 }
 
 void Remotes::stop() {
-  std::map<meta::InodeNumber, std::unique_ptr<SeriesPusher>> ending;
+  std::map<meta::InodeNumber, Running> ending;
   {
     const io::MutexLock lock(mutex_);
     stopped_ = true;
-    ending.swap(pushers_);
+    ending.swap(running_);
   }
-  for (auto& [series, pusher] : ending) pusher->ask_to_stop();  // all at once
+  for (auto& [series, running] : ending) running.ask_to_stop();  // all at once
   ending.clear();
 }
 
+void Remotes::Running::ask_to_stop() const {
+  pusher->ask_to_stop();
+  if (collector) collector->ask_to_stop();
+}
+
+RemoteReport Remotes::Running::report() const {
+  RemoteReport report = pusher->report();
+  if (collector) report.collection = collector->report();
+  return report;
+}
+
 Result<> Remotes::start_pusher(meta::InodeNumber series, const RemoteSettings& settings) {
-  TRY(make_folder(env_.store.folder() + "/remote"));
+  const std::string folder = env_.store.folder() + "/remote";
+  TRY(make_folder(folder));
   TRY_ASSIGN(auto remote, io::open_object_store(settings.url, settings.s3));
-  auto pusher = std::make_unique<SeriesPusher>(env_, states_, series, settings, std::move(remote), wake_rotation_);
+  Running running;
+  running.pusher = std::make_unique<SeriesPusher>(env_, states_, series, settings, std::move(remote), wake_rotation_);
+  if (settings.slot == 0) {
+    TRY_ASSIGN(auto another, io::open_object_store(settings.url, settings.s3));
+    running.collector = std::make_unique<DailyCollector>(settings, folder, std::move(another));
+  }
   const io::MutexLock lock(mutex_);
   if (stopped_) return Error(ECANCELED, "the mount ends");
-  auto& place = pushers_[series];
-  if (place) return Error(EBUSY, settings.url + ": somebody else has added it at this moment");
-  place = std::move(pusher);
-  place->start();
+  const auto [place, is_new] = running_.try_emplace(series, std::move(running));
+  if (!is_new) return Error(EBUSY, settings.url + ": somebody else has added it at this moment");
+  place->second.pusher->start();
+  if (place->second.collector) place->second.collector->start();
   return success();
 }
 
@@ -98,16 +115,17 @@ Result<meta::remote::RemoteFacts> Remotes::add(meta::InodeNumber series, const R
 
 // What is under way there ends.
 void Remotes::remove_pusher(meta::InodeNumber series) {
-  std::unique_ptr<SeriesPusher> ending;
+  Running ending;
   {
     const io::MutexLock lock(mutex_);
-    const auto found = pushers_.find(series);
-    if (found != pushers_.end()) {
+    const auto found = running_.find(series);
+    if (found != running_.end()) {
       ending = std::move(found->second);
-      pushers_.erase(found);
+      running_.erase(found);
     }
   }
-  ending.reset();
+  if (ending.pusher) ending.ask_to_stop();
+  ending = {};
   states_.remove_series(series);
   env_.writers.unwatch(series);
 }
@@ -122,30 +140,30 @@ Result<> Remotes::remove(meta::InodeNumber series) {
 
 Result<> Remotes::push(meta::InodeNumber series, meta::InodeNumber step) {
   const io::MutexLock lock(mutex_);
-  const auto found = pushers_.find(series);
-  if (found == pushers_.end()) {
+  const auto found = running_.find(series);
+  if (found == running_.end()) {
     return Error(ENOENT, env_.store.tree().path_of(series) + " has no remote; `ckptfs remote add URL " +
                              env_.store.tree().path_of(series) + "` gives it one");
   }
-  found->second->push_now(step);
+  found->second.pusher->push_now(step);
   return success();
 }
 
 void Remotes::wake() {
   const io::MutexLock lock(mutex_);
-  for (const auto& [series, pusher] : pushers_) pusher->wake();
+  for (const auto& [series, running] : running_) running.pusher->wake();
 }
 
 std::optional<RemoteReport> Remotes::report(meta::InodeNumber series) const {
   const io::MutexLock lock(mutex_);
-  const auto found = pushers_.find(series);
-  return found == pushers_.end() ? std::nullopt : std::optional(found->second->report());
+  const auto found = running_.find(series);
+  return found == running_.end() ? std::nullopt : std::optional(found->second.report());
 }
 
 std::vector<std::pair<meta::InodeNumber, RemoteReport>> Remotes::reports() const {
   const io::MutexLock lock(mutex_);
   std::vector<std::pair<meta::InodeNumber, RemoteReport>> found;
-  for (const auto& [series, pusher] : pushers_) found.emplace_back(series, pusher->report());
+  for (const auto& [series, running] : running_) found.emplace_back(series, running.report());
   return found;
 }
 

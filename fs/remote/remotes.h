@@ -1,4 +1,5 @@
-// The remotes of a mount's series: which series has one, and who pushes to it (fs/remote/series_pusher.h).
+// The remotes of a mount's series: which series has one, who pushes to it (fs/remote/series_pusher.h), and with slot 0
+// who collects there (fs/remote/daily_collector.h).
 //
 // Thread safety: start() and stop() from one thread, the rest from any. Lock: mutex_, held across calls into pushers,
 // which take leaves only, but never while a remote is asked.
@@ -45,6 +46,13 @@ class Remotes {
 
  private:
   Result<> refuse_shared(meta::InodeNumber series, const RemoteSettings& settings);
+  struct Running {
+    std::unique_ptr<SeriesPusher> pusher;
+    std::unique_ptr<DailyCollector> collector;  // none: another slot collects
+    void ask_to_stop() const;
+    RemoteReport report() const;
+  };
+
   void remove_pusher(meta::InodeNumber series);
   Result<> start_pusher(meta::InodeNumber series, const RemoteSettings& settings);
 
@@ -53,7 +61,7 @@ class Remotes {
   const std::function<void()> wake_rotation_;
   mutable io::Mutex mutex_;
   bool stopped_ GUARDED_BY(mutex_) = true;
-  std::map<meta::InodeNumber, std::unique_ptr<SeriesPusher>> pushers_ GUARDED_BY(mutex_);
+  std::map<meta::InodeNumber, Running> running_ GUARDED_BY(mutex_);
 };
 
 }  // namespace ckptfs::fs

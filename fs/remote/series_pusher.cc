@@ -8,7 +8,6 @@
 #include <tuple>
 #include <utility>
 
-#include "fs/remote/fetched_step.h"
 #include "io/host.h"
 #include "io/log.h"
 #include "meta/names.h"
@@ -95,7 +94,7 @@ RemoteReport SeriesPusher::report() const {
     report.stalled = std::chrono::duration_cast<std::chrono::seconds>(now - trouble->since);
   }
   for (const auto& [step, state] : states_.all(series_)) {
-    if (state.stage == Stage::committed) continue;
+    if (state.is_settled()) continue;
     const auto age = std::chrono::duration_cast<std::chrono::seconds>(now - state.since);
     report.oldest = std::max(report.oldest.value_or(age), age);
   }
@@ -186,6 +185,9 @@ Result<bool> SeriesPusher::round() {
   }
   for (const Candidate& candidate : found) {
     if (!is_due(candidate)) continue;
+    const auto left_out = candidate.asked ? Result<bool>(false) : is_not_kept(candidate);
+    if (left_out && left_out.value()) continue;
+    if (!left_out) return left_out.error();
     const auto pushed = push(candidate);
     if (!pushed) failed(candidate, pushed.error());
     if (!pushed && stopping_) return Error(ECANCELED);
@@ -203,24 +205,35 @@ bool SeriesPusher::is_resting(meta::InodeNumber step) const {
 
 bool SeriesPusher::is_due(const Candidate& candidate) const {
   const StepStatus& status = candidate.status;
-  if (pushed_.contains(status.inode) || is_resting(status.inode)) return false;
+  if (pushed_.contains(status.inode)) return false;
+  const auto state = states_.of(status.inode);
+  const bool left_out = state && state->is_settled() && state->stage != Stage::committed;
+  if (candidate.asked && left_out) return true;
+  if (is_resting(status.inode) || (!candidate.asked && was_ended(candidate))) return false;
   const bool unpushed = states_.is_unpushed(series_, status.inode, status.fingerprint);
-  if (!unpushed && !is_changed_elsewhere(candidate)) return false;
+  const bool may_be_kept = state && state->stage == Stage::not_kept;  // the rules may have changed
+  if (!unpushed && !may_be_kept && !is_changed_elsewhere(candidate)) return false;
   return candidate.asked || (!manual_ && !status.facts.in_use && status.quiet >= env_.quiet);
 }
 
 // Another slot has pushed the step again since it was committed: without this slot's vote that is never committed.
 bool SeriesPusher::is_changed_elsewhere(const Candidate& candidate) const {
-  const auto known = parts_at_commit_.find(candidate.status.inode);
-  return known != parts_at_commit_.end() && known->second != parts_of_others(candidate.status.facts.tag);
+  const auto known = others_at_rest_.find(candidate.status.inode);
+  return known != others_at_rest_.end() && known->second < parts_of_others(candidate.status.facts.tag);
 }
 
-uint64_t SeriesPusher::parts_of_others(const std::string& tag) const {
+// The collector has ended its part, and nothing has happened since that could bring the other slots' parts.
+bool SeriesPusher::was_ended(const Candidate& candidate) const {
+  const auto known = ended_.find(candidate.status.inode);
+  return known != ended_.end() && known->second == candidate.status.fingerprint && !is_changed_elsewhere(candidate);
+}
+
+SeriesPusher::PartsOfOthers SeriesPusher::parts_of_others(const std::string& tag) const {
   const auto found = others_.find(tag);
-  return found == others_.end() ? 0 : found->second;
+  return found == others_.end() ? PartsOfOthers() : found->second;
 }
 
-// How many parts of each tag the other slots have.
+// Which parts of each tag the other slots have.
 Result<> SeriesPusher::list_others() {
   others_.clear();
   if (settings_.slots == 1) return success();
@@ -228,7 +241,10 @@ Result<> SeriesPusher::list_others() {
       *remote_, meta::remote::kParts,
       [&](const io::ObjectInfo& object) -> Result<> {
         const auto push = meta::remote::parse_part_key(object.key);
-        if (push && push->slot != settings_.slot) ++others_[push->tag];
+        if (!push || push->slot == settings_.slot || object.size <= meta::remote::kMostEndedBytes) return success();
+        PartsOfOthers& parts = others_[push->tag];
+        ++parts.count;
+        parts.newest = std::max(parts.newest, object.changed);
         return success();
       },
       limits());
@@ -248,9 +264,9 @@ Result<std::vector<SeriesPusher::Candidate>> SeriesPusher::candidates() {
   for (const Candidate& one : found) {
     const bool unpushed = states_.is_unpushed(series_, one.status.inode, one.status.fingerprint);
     const auto state = states_.of(one.status.inode);
-    if (!unpushed) there.push_back(one.status.inode);
+    if (!unpushed && state->stage == Stage::committed) there.push_back(one.status.inode);
     const bool is_new = !state || state->tag != one.status.facts.tag;  // a step that was renamed is another one there
-    if (is_new || (unpushed && state->stage == Stage::committed)) states_.set(series_, one.status.inode, state_of(one));
+    if (is_new || (unpushed && state->is_settled())) states_.set(series_, one.status.inode, state_of(one));
   }
   note_late(found, there);
   TRY(list_others());
@@ -303,7 +319,8 @@ Result<> SeriesPusher::forget_missing() {
     if (is_step.value() && is_name_of_step(name) && name == state.tag) continue;
     states_.forget(step);
     pushed_.erase(step);
-    parts_at_commit_.erase(step);
+    others_at_rest_.erase(step);
+    ended_.erase(step);
     not_before_.erase(step);
     failures_in_a_row_.erase(step);
     if (::unlink(journal_of(state.tag).c_str()) != 0 && errno != ENOENT) {
@@ -352,49 +369,11 @@ void SeriesPusher::note_progress(meta::InodeNumber step, const meta::remote::Pus
   states_.set(series_, step, *std::move(state));
 }
 
-// A thinned step is pushed only where nothing else of that name is there: what is there holds more.
-Result<bool> SeriesPusher::is_better_there(const Candidate& candidate) {
-  if (candidate.status.facts.completeness != meta::formats::Completeness::weights) return false;
-  TRY_ASSIGN(const auto decisions, meta::remote::list_decisions(*remote_, candidate.status.facts.tag, limits()));
-  if (decisions.commits.empty()) return false;
-  parts_at_commit_[candidate.status.inode] = parts_of_others(candidate.status.facts.tag);
-  note_there(candidate, decisions.commits.back().name());
-  return true;
-}
-
-// Does it still hold what was fetched, and is that commit still there? If it is this slot's own, and another slot has
-// pushed the step again, it is pushed again, too.
-Result<bool> SeriesPusher::is_as_fetched(const Candidate& candidate, const LocalStep& image) {
-  TRY_ASSIGN(const auto fetched, fetched_step(env_.store, candidate.status.inode));
-  if (!fetched || fetched->remote != facts_->id || fetched->tag != image.tag()) return false;
-  TRY_ASSIGN(const io::Digest content, meta::remote::content_of(image));
-  if (content != fetched->content) return false;
-  const auto there = meta::remote::find_step(*remote_, fetched->name, limits());
-  if (!there && there.error().errno_value() != ENOENT) return there.error();
-  if (!there || there.value().gone) return false;
-  if (fetched->slot == settings_.slot && settings_.slots > 1) {
-    TRY_ASSIGN(const bool newer, meta::remote::has_newer_part(*remote_, fetched->tag, settings_.slot, limits()));
-    if (newer) return false;
-    parts_at_commit_[candidate.status.inode] = parts_of_others(fetched->tag);
-  }
-  note_there(candidate, fetched->name);
-  return true;
-}
-
-// It is not pushed, since the remote has it.
-void SeriesPusher::note_there(const Candidate& candidate, const std::string& name) {
-  PushState state = state_of(candidate);
-  state.stage = Stage::committed;
-  state.name = name;
-  states_.set(series_, candidate.status.inode, std::move(state));
-  failures_in_a_row_.erase(candidate.status.inode);
-  not_before_.erase(candidate.status.inode);
-}
-
 Result<> SeriesPusher::push(const Candidate& candidate) {
   const meta::InodeNumber step = candidate.status.inode;
   TRY_ASSIGN(const bool better, is_better_there(candidate));
   if (better) return success();
+  ended_.erase(step);
   PushState state = state_of(candidate);
   state.stage = Stage::pushing;
   states_.set(series_, step, state);
@@ -404,6 +383,8 @@ Result<> SeriesPusher::push(const Candidate& candidate) {
              LocalStep::make(env_, step, [this](auto) { return thread_.wait_for(std::chrono::nanoseconds(0)); }));
   TRY_ASSIGN(const bool fetched, is_as_fetched(candidate, *pushed.image));
   if (fetched) return success();
+  TRY_ASSIGN(const bool removed, candidate.asked ? Result<bool>(false) : is_removed_there(candidate, *pushed.image));
+  if (removed) return success();
   TRY_ASSIGN(auto journal, meta::remote::PushJournal::open(journal_of(pushed.image->tag()), facts_->id));
   TRY_ASSIGN(pushed.part, meta::remote::push_part(*remote_, slot_, *pushed.image, journal, push_settings(step)));
   failures_in_a_row_.erase(step);
@@ -455,17 +436,24 @@ Result<> SeriesPusher::decide(meta::InodeNumber step, Pushed& pushed) {
       state.stage = Stage::refused;
       state.error = status.reason;
       break;
+    case TagStatus::State::ended:
+      state.stage = Stage::waiting;
+      state.waits_for = status.reason +
+                        "; it is pushed again when it changes here, when another slot has pushed something new, or by "
+                        "`ckptfs push`";
+      break;
     case TagStatus::State::push_again:
     case TagStatus::State::ended:
       state.stage = Stage::unpushed;
       state.waits_for = status.reason;
       break;
   }
-  const bool ended = state.stage == Stage::committed || state.stage == Stage::unpushed;
-  const bool committed = state.stage == Stage::committed;
+  const bool committed = state.stage == Stage::committed, ended = status.state == TagStatus::State::ended;
+  const bool done = committed || ended || state.stage == Stage::unpushed;
   states_.set(series_, step, std::move(state));
-  if (committed) parts_at_commit_[step] = parts_of_others(pushed.image->tag());
-  if (ended) pushed_.erase(step);
+  if (committed || ended) others_at_rest_[step] = parts_of_others(pushed.image->tag());
+  if (ended) ended_[step] = pushed.fingerprint;
+  if (done) pushed_.erase(step);
   if (committed) {
     const io::MutexLock lock(mutex_);
     ++report_.committed;

@@ -7,12 +7,15 @@
 // What fails is tried again, for ever, after a pause that grows to a minute; the step's state says what stands in the
 // way. What a crash interrupts is begun anew, without what has arrived (meta/remote/push_journal.h). A step that is
 // removed meanwhile is forgotten, and so is what was sent of it. A step that `ckptfs fetch` made counts as committed
-// while it is what came (fs/remote/fetched_step.h).
+// while it is what came (fs/remote/fetched_step.h). Unless somebody asks for it by hand, a step is left out that the
+// remote's rules would not keep, or that was removed there as it is here. A part that the collector has ended, since
+// other slots' parts did not come, is pushed again only when something has happened.
 //
 // Thread safety: all of it; start() and stop() from one thread. Lock: mutex_ (a leaf).
 #pragma once
 
 #include <chrono>
+#include <compare>
 #include <functional>
 #include <map>
 #include <memory>
@@ -21,8 +24,10 @@
 #include <string>
 #include <vector>
 
+#include "fs/remote/daily_collector.h"
 #include "fs/remote/local_step.h"
 #include "fs/remote/remote_settings.h"
+#include "fs/remote/wanted_steps.h"
 #include "fs/steps/push_states.h"
 #include "io/background_thread.h"
 #include "io/mutex.h"
@@ -48,6 +53,7 @@ struct RemoteReport {
   uint64_t bytes_per_second = 0;               // of what is on its way now, lately
   std::chrono::seconds stalled{};              // for so long nothing has succeeded, though it was tried
   std::optional<std::chrono::seconds> oldest;  // the age of the oldest unpushed step; none: there is none
+  std::optional<CollectionReport> collection;  // of slot 0
 };
 
 class SeriesPusher {
@@ -81,6 +87,14 @@ class SeriesPusher {
     meta::remote::ElectionMemory memory;
   };
 
+  // Of a tag, as listed.
+  struct PartsOfOthers {
+    std::chrono::system_clock::time_point newest;  // by the server's clock
+    uint64_t count = 0;
+    // Less: the other one has a part more. The collector may take parts away.
+    auto operator<=>(const PartsOfOthers&) const = default;
+  };
+
   void run();
   std::chrono::seconds longest_rest() const;
   Result<bool> round();
@@ -88,13 +102,17 @@ class SeriesPusher {
   Result<std::vector<Candidate>> candidates();
   void note_late(const std::vector<Candidate>& all, const std::vector<meta::InodeNumber>& there);
   Result<> list_others();
-  uint64_t parts_of_others(const std::string& tag) const;
+  PartsOfOthers parts_of_others(const std::string& tag) const;
   bool is_changed_elsewhere(const Candidate& candidate) const;
+  bool was_ended(const Candidate& candidate) const;
   bool is_due(const Candidate& candidate) const;
   bool is_resting(meta::InodeNumber step) const;
   Result<bool> is_better_there(const Candidate& candidate);
   Result<bool> is_as_fetched(const Candidate& candidate, const LocalStep& image);
+  Result<bool> is_removed_there(const Candidate& candidate, const LocalStep& image);
+  Result<bool> is_not_kept(const Candidate& candidate);
   void note_there(const Candidate& candidate, const std::string& name);
+  void settle(const Candidate& candidate, PushState state);
   Result<> push(const Candidate& candidate);
   Result<> decide(meta::InodeNumber step, Pushed& pushed);
   Result<> forget_missing();
@@ -118,11 +136,13 @@ class SeriesPusher {
   meta::remote::Slot slot_;
   meta::remote::UploadLimit limit_;
   std::atomic<bool> stopping_{false};
-  std::optional<meta::remote::RemoteFacts> facts_;             // the thread's own, as are the next seven
+  std::optional<meta::remote::RemoteFacts> facts_;  // the thread's own, as are the next nine
+  WantedSteps wanted_;
   std::map<meta::InodeNumber, Pushed> pushed_;                 // not committed yet
   std::set<meta::InodeNumber> late_;                           // a newer step was seen as committed before them
-  std::map<std::string, uint64_t> others_;                     // parts of other slots by tag, as listed last
-  std::map<meta::InodeNumber, uint64_t> parts_at_commit_;      // of other slots, when a step was seen as committed
+  std::map<std::string, PartsOfOthers> others_;                // parts of other slots by tag, as listed last
+  std::map<meta::InodeNumber, PartsOfOthers> others_at_rest_;  // when a step was seen as committed, removed or ended
+  std::map<meta::InodeNumber, io::Digest> ended_;              // the step's fingerprint when its part was ended
   std::map<meta::InodeNumber, Clock::time_point> not_before_;  // what failed is tried again then
   std::map<meta::InodeNumber, int> failures_in_a_row_;
   bool manual_ = false;

@@ -20,6 +20,10 @@ std::string PushState::text() const {
       return "committed " + name;
     case Stage::refused:
       return "refused";
+    case Stage::not_kept:
+      return "not kept";
+    case Stage::removed:
+      return "removed";
   }
   return {};
 }
@@ -56,7 +60,7 @@ void PushStates::set(meta::InodeNumber series, meta::InodeNumber step, PushState
   const io::MutexLock lock(mutex_);
   if (!series_.contains(series)) return;
   Known& known = steps_[step];
-  const bool goes_on = known.series == series && known.state.stage != PushState::Stage::committed;
+  const bool goes_on = known.series == series && !known.state.is_settled();
   if (goes_on) state.since = known.state.since;
   known = {series, std::move(state)};
 }
@@ -81,7 +85,7 @@ bool PushStates::is_unpushed(meta::InodeNumber series, meta::InodeNumber step, c
   const auto found = steps_.find(step);
   if (found == steps_.end()) return true;
   const PushState& state = found->second.state;
-  return state.stage != PushState::Stage::committed || state.fingerprint != fingerprint;
+  return !state.is_settled() || state.fingerprint != fingerprint;
 }
 
 }  // namespace ckptfs::fs

@@ -25,7 +25,11 @@ struct PushState {
     waiting,    // its part is there; other slots' parts or votes are not, or its files are not quiet
     committed,  // `name` is what the step is called there
     refused,    // it cannot be committed as it is; `error` tells why
+    not_kept,   // it is not pushed, since the remote's rules would not keep it; `waits_for` tells which
+    removed,    // it was removed there, and is not pushed again; `waits_for` tells by whom
   };
+  // Is there nothing to do before the step changes, or the rules, or somebody asks?
+  bool is_settled() const { return stage == Stage::committed || stage == Stage::not_kept || stage == Stage::removed; }
   Stage stage = Stage::unpushed;
   std::string tag;
   std::string name;                // of the commit
@@ -59,7 +63,7 @@ class PushStates {
   std::vector<std::pair<meta::InodeNumber, PushState>> all(meta::InodeNumber series) const;
   void forget(meta::InodeNumber step);
 
-  // Is the step, as it is now, in a series with a remote, and not committed there?
+  // Is the step, as it is now, in a series with a remote, and to be pushed?
   bool is_unpushed(meta::InodeNumber series, meta::InodeNumber step, const io::Digest& fingerprint) const;
 
  private:

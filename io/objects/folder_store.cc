@@ -9,7 +9,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <functional>
 #include <memory>
+#include <string_view>
 #include <vector>
 
 #include "io/fault.h"
@@ -18,8 +20,12 @@
 namespace ckptfs::io {
 namespace {
 
-constexpr size_t kPage = 1000;                          // objects
-constexpr size_t kMostSynced = 10'000;                  // folders
+constexpr size_t kPage = 1000;          // objects
+constexpr size_t kMostSynced = 10'000;  // folders
+// What was synced once may have been swept and made again since, by somebody who has not come to sync it. But nothing
+// is swept that has changed so lately.
+constexpr std::chrono::hours kSyncedFor{1};
+constexpr std::string_view kTemporaryPrefix = ".ckptfs-";
 constexpr size_t kPiece = size_t{1} << 20;              // of a write
 constexpr mode_t kFolderMode = 0777, kFileMode = 0666;  // less the umask: other users of the remote read and write here
 
@@ -27,7 +33,7 @@ std::string temporary_beside(const std::string& path) {
   uint64_t number = 0;
   if (::getrandom(&number, sizeof(number), 0) != sizeof(number)) number = static_cast<uint64_t>(::getpid());
   char name[40];
-  std::snprintf(name, sizeof(name), ".ckptfs-%016lx", static_cast<unsigned long>(number));
+  std::snprintf(name, sizeof(name), "%s%016lx", kTemporaryPrefix.data(), static_cast<unsigned long>(number));
   return path.substr(0, path.rfind('/') + 1) + name;
 }
 
@@ -63,31 +69,49 @@ class Temporary {
   const std::string path_;
 };
 
-// What is in a folder; the name of a folder has a '/' at its end, so that all keys come in the order of their bytes.
-Result<std::vector<std::string>> read_folder(const std::string& path) {
+// Calls visit() with the name and the type of each that is in a folder; DT_UNKNOWN: it is gone meanwhile.
+Result<> for_each_in_folder(const std::string& path,
+                            const std::function<Result<>(std::string name, unsigned char type)>& visit) {
   const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir(path.c_str()), ::closedir);
   if (!folder) return last_error();
-  std::vector<std::string> names;
   for (;;) {
     errno = 0;
     const dirent* const found = ::readdir(folder.get());
     if (found == nullptr) break;
-    std::string name = found->d_name;
-    if (name.front() == '.') continue;  // of a put, or none of ours
     struct stat facts {};
     unsigned char type = found->d_type;
-    if (type == DT_UNKNOWN && ::fstatat(::dirfd(folder.get()), name.c_str(), &facts, AT_SYMLINK_NOFOLLOW) == 0) {
+    if (type == DT_UNKNOWN && ::fstatat(::dirfd(folder.get()), found->d_name, &facts, AT_SYMLINK_NOFOLLOW) == 0) {
       type = S_ISDIR(facts.st_mode) ? DT_DIR : S_ISREG(facts.st_mode) ? DT_REG : DT_LNK;
     }
-    if (type == DT_DIR) name += '/';
-    if (type == DT_DIR || type == DT_REG) {
-      names.push_back(std::move(name));
-    } else if (type != DT_UNKNOWN) {  // else it is gone
-      return Error(EPROTO, name + " is neither a file nor a folder");
-    }
+    TRY(visit(found->d_name, type));
   }
-  if (errno != 0) return last_error();
+  return errno == 0 ? success() : Result<>(last_error());
+}
+
+// The objects and folders in a folder. The name of a folder has a '/' at its end, so that all keys come in the order of
+// their bytes.
+Result<std::vector<std::string>> read_folder(const std::string& path) {
+  std::vector<std::string> names;
+  TRY(for_each_in_folder(path, [&](std::string name, unsigned char type) -> Result<> {
+    if (name.front() == '.' || type == DT_UNKNOWN) return success();  // the dot: of a put, or none of ours
+    if (type != DT_DIR && type != DT_REG) return Error(EPROTO, name + " is neither a file nor a folder");
+    if (type == DT_DIR) name += '/';
+    names.push_back(std::move(name));
+    return success();
+  }));
   std::ranges::sort(names);
+  return names;
+}
+
+// The temporary files and the folders in a folder.
+Result<std::vector<std::string>> read_to_sweep(const std::string& path) {
+  std::vector<std::string> names;
+  TRY(for_each_in_folder(path, [&](std::string name, unsigned char type) -> Result<> {
+    const bool is_folder = type == DT_DIR && name.front() != '.';
+    if (is_folder) name += '/';
+    if (is_folder || (type == DT_REG && name.starts_with(kTemporaryPrefix))) names.push_back(std::move(name));
+    return success();
+  }));
   return names;
 }
 
@@ -126,6 +150,7 @@ Result<> FolderStore::make_folders(const std::string& key) {
   const std::string folder = key.substr(0, slash);
   {
     const MutexLock lock(mutex_);
+    if (std::chrono::steady_clock::now() - synced_since_ > kSyncedFor) synced_.clear();
     if (synced_.contains(folder)) return success();
   }
   TRY(make_folders(folder));
@@ -134,6 +159,7 @@ Result<> FolderStore::make_folders(const std::string& key) {
   TRY(sync_parent(path));
   const MutexLock lock(mutex_);
   if (synced_.size() >= kMostSynced) synced_.clear();
+  if (synced_.empty()) synced_since_ = std::chrono::steady_clock::now();
   synced_.insert(folder);
   return success();
 }
@@ -143,7 +169,10 @@ Result<> FolderStore::put(const std::string& key, const ObjectContent& content, 
   TRY(check_key(key));
   ++counts_.puts;
   const std::string path = path_of(key);
-  if (auto made = make_folders(key); !made) return failed(key, "cannot make its folder", made.error());
+  if (auto made = make_folders(key); !made) {
+    forget_folders();  // somebody may have removed one
+    return failed(key, "cannot make its folder", made.error());
+  }
   Temporary temporary(temporary_beside(path));
   auto file = open_at(AT_FDCWD, temporary.path(), O_CREAT | O_EXCL | O_WRONLY, kFileMode);
   if (!file && file.error().errno_value() == EEXIST) return failed(key, "cannot be made", Error(EAGAIN));
@@ -238,6 +267,49 @@ Result<> FolderStore::remove(const std::string& key, const RequestLimits& limits
   const std::string path = path_of(key);
   if (::unlink(path.c_str()) != 0 && errno != ENOENT) return failed(key, "cannot be removed", last_error());
   return success();
+}
+
+// By the clock of the file system: what time a file gets that is made now.
+Result<FolderStore::Time> FolderStore::time_there() const {
+  const Temporary temporary(temporary_beside(path_of("now")));
+  TRY_ASSIGN(const Fd file, open_at(AT_FDCWD, temporary.path(), O_CREAT | O_EXCL | O_WRONLY, kFileMode));
+  TRY_ASSIGN(const struct stat facts, stat_fd(file.get()));
+  return time_of(facts.st_mtim);
+}
+
+Result<uint64_t> FolderStore::sweep(std::chrono::seconds older_than, const RequestLimits& limits) {
+  TRY(check_folder());
+  const auto now = time_there();
+  if (!now) return failed("", "its clock cannot be read", now.error());
+  return sweep_folder("", now.value() - older_than, limits);
+}
+
+// What others remove, or put, at that moment is no error.
+Result<uint64_t> FolderStore::sweep_folder(const std::string& key, Time before, const RequestLimits& limits) const {
+  TRY(check_limits(key, limits));
+  const auto swept = read_to_sweep(path_of(key));
+  if (!swept && swept.error().errno_value() == ENOENT) return uint64_t{0};
+  if (!swept) return failed(key, "cannot be listed", swept.error());
+  uint64_t removed = 0;
+  for (const std::string& name : swept.value()) {
+    const std::string path = path_of(key + name);
+    const bool is_folder = name.ends_with('/');
+    // Looked at first: what is removed in it makes it younger.
+    const auto facts = stat_at(AT_FDCWD, is_folder ? path.substr(0, path.size() - 1) : path);
+    if (!facts && facts.error().errno_value() == ENOENT) continue;
+    if (!facts) return failed(key + name, "cannot be looked at", facts.error());
+    if (is_folder) {
+      TRY_ASSIGN(const uint64_t within, sweep_folder(key + name, before, limits));
+      removed += within;
+    }
+    if (time_of(facts.value().st_mtim) > before) continue;
+    if (::unlinkat(AT_FDCWD, path.c_str(), is_folder ? AT_REMOVEDIR : 0) == 0) {
+      ++removed;
+    } else if (errno != ENOENT && errno != ENOTEMPTY && errno != EEXIST) {
+      return failed(key + name, "cannot be removed", last_error());
+    }
+  }
+  return removed;
 }
 
 }  // namespace ckptfs::io

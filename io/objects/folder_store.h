@@ -3,7 +3,8 @@
 // put() writes a file of a temporary name beside the object's place, syncs it, gives it the object's name by link(2),
 // which replaces nothing on any of these, and syncs the folder. So an object is there as a whole or not at all. Where a
 // file system has no hard links, renameat2(RENAME_NOREPLACE) takes link's place. A writer that dies leaves its
-// temporary file, whose name begins with a dot; lists leave it out.
+// temporary file, whose name begins with a dot; lists leave it out. sweep() removes such files, and empty folders. A
+// put() whose folder vanishes fails, and can pass.
 //
 // The folder itself is never made: if it is not there, its file system is not mounted (ESTALE, which can pass).
 //
@@ -30,11 +31,13 @@ class FolderStore : public ObjectStore {
                      const RequestLimits& limits) override;
   Result<ObjectPage> list(const std::string& prefix, const std::string& token, const RequestLimits& limits) override;
   Result<> remove(const std::string& key, const RequestLimits& limits) override;
+  Result<uint64_t> sweep(std::chrono::seconds older_than, const RequestLimits& limits) override;
 
   RequestCounts& counts() override { return counts_; }
   const std::string& url() const override { return url_; }
 
  private:
+  using Time = std::chrono::system_clock::time_point;
   explicit FolderStore(std::string folder) : folder_(std::move(folder)), url_("file://" + folder_) {}
 
   std::string path_of(const std::string& key) const { return folder_ + "/" + key; }
@@ -49,11 +52,15 @@ class FolderStore : public ObjectStore {
   // Adds what comes after `token`, as bytes. Returns whether there is room for more.
   Result<bool> list_folder(const std::string& key, const std::string& token, ObjectPage& page,
                            const RequestLimits& limits);
+  Result<Time> time_there() const;
+  // `key`: of a folder, with a '/' at its end, or empty. Removes what lies in it, not the folder itself.
+  Result<uint64_t> sweep_folder(const std::string& key, Time before, const RequestLimits& limits) const;
 
   const std::string folder_, url_;
   RequestCounts counts_;
   Mutex mutex_;
-  std::set<std::string> synced_ GUARDED_BY(mutex_);  // folders, by key
+  std::set<std::string> synced_ GUARDED_BY(mutex_);                        // folders, by key
+  std::chrono::steady_clock::time_point synced_since_ GUARDED_BY(mutex_);  // the first of them
 };
 
 }  // namespace ckptfs::io

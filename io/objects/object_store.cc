@@ -60,9 +60,10 @@ bool can_pass(const Error& error) {
 
 Result<> for_each_object(ObjectStore& store, const std::string& prefix, const ObjectVisitor& visit,
                          const RequestLimits& limits) {
+  const auto first = Clock::now();
   std::string token;
   do {
-    TRY_ASSIGN(ObjectPage page, store.list(prefix, token, limits));
+    TRY_ASSIGN(ObjectPage page, store.list(prefix, token, token.empty() ? limits : limits.renewed(first)));
     for (const ObjectInfo& object : page.objects) TRY(visit(object));
     if (!page.next.empty() && page.next == token) {
       return Error(EPROTO,

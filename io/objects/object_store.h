@@ -126,6 +126,11 @@ class ObjectStore {
   virtual Result<ObjectPage> list(const std::string& prefix, const std::string& token, const RequestLimits& limits) = 0;
   // It is no error if there is no such object.
   virtual Result<> remove(const std::string& key, const RequestLimits& limits) = 0;
+  // Removes what writers that were killed have left, and what is empty, if nothing has changed there for so long by the
+  // server's clock. Returns how many things that were. A store of S3 has nothing of the kind.
+  virtual Result<uint64_t> sweep(std::chrono::seconds /*older_than*/, const RequestLimits& /*limits*/) {
+    return uint64_t{0};
+  }
 
   virtual RequestCounts& counts() = 0;
   // "s3://bucket/run7" or "file:///mnt/run7": for messages.
@@ -136,7 +141,7 @@ class ObjectStore {
 bool can_pass(const Error& error);
 
 // Calls visit() for each object of the prefix, once. An error that it returns ends the list, and is returned. A list
-// that breaks off is an error.
+// that breaks off is an error. `limits`: each page has as much time as the first one.
 using ObjectVisitor = std::function<Result<>(const ObjectInfo&)>;
 Result<> for_each_object(ObjectStore& store, const std::string& prefix, const ObjectVisitor& visit,
                          const RequestLimits& limits);

@@ -396,6 +396,9 @@ Result<CollectorReport> Collector::run() {
   TRY(read_living());
   TRY(find_garbage());
   TRY(write_look());
+  if (!settings_.dry_run) {
+    TRY_ASSIGN(report_.swept, store_.sweep(settings_.unfinished, limits()));
+  }
   for (const std::string& key : inventory_.foreign) {
     warn(fmt::format("{}/{} is none of ckptfs's: it is left alone", store_.url(), io::printable(key)));
   }
@@ -406,6 +409,11 @@ Result<CollectorReport> Collector::run() {
 }
 
 }  // namespace
+
+std::chrono::seconds a_day() {
+  const auto shorter = io::fault_value("remote_day");
+  return shorter ? std::chrono::seconds(std::stoll(*shorter)) : std::chrono::hours(24);
+}
 
 Result<CollectorReport> collect(io::ObjectStore& store, const CollectorSettings& settings,
                                 std::optional<Look>& memory) {

@@ -37,6 +37,9 @@
 
 namespace ckptfs::meta::remote {
 
+// The day that is spoken of here. The fault point "remote_day" gives tests a shorter one, in seconds.
+std::chrono::seconds a_day();
+
 struct CollectorProgress {
   const char* what = "";  // "looking", "deleting"
   uint64_t objects = 0;   // that it has seen, or deleted
@@ -45,12 +48,12 @@ struct CollectorProgress {
 struct CollectorSettings {
   std::string host;
   // So long a step that was removed can be read. Two looks are at least so long apart.
-  std::chrono::seconds grace = std::chrono::hours(24);
-  std::chrono::seconds unfinished = std::chrono::days(7);  // after so long without news a push, or a part, is ended
-  std::chrono::milliseconds time{120'000};                 // for each request
-  unsigned parallel = 8;                                   // requests at a time
-  bool dry_run = false;                                    // nothing is written there; ages are told by our clock
-  bool restored = false;                                   // what was seen before does not count: look.h
+  std::chrono::seconds grace = a_day();
+  std::chrono::seconds unfinished = 7 * a_day();  // after so long without news a push, or a part, is ended
+  std::chrono::milliseconds time{120'000};        // for each request
+  unsigned parallel = 8;                          // requests at a time
+  bool dry_run = false;                           // nothing is written there; ages are told by our clock
+  bool restored = false;                          // what was seen before does not count: look.h
   const std::atomic<bool>* stop = nullptr;
   std::function<void(const CollectorProgress&)> progress = [](const auto&) {};  // from any thread
   std::function<std::string()> id = new_id;
@@ -70,6 +73,7 @@ struct CollectorReport {
   std::vector<PushName> ended;                // likewise
   Amount deleted;                             // likewise
   Amount garbage;                             // that goes later: when an earlier look has seen it, too
+  uint64_t swept = 0;                         // ObjectStore::sweep()
   std::vector<std::string> warnings;          // in words: what is missing there, or does not belong there
 };
 

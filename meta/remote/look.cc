@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "io/fd.h"
 #include "io/json.h"
 #include "io/printable.h"
 #include "meta/remote/json_fields.h"
@@ -126,6 +127,20 @@ Result<Look> fetch_look(io::ObjectStore& store, uint64_t n, const io::RequestLim
   TRY_ASSIGN(const std::string text, io::get_text(store, key, kMostLookBytes, limits));
   return parse_look(text, n, store.url() + "/" + key);
 }
+
+Result<std::optional<Look>> read_memory(const std::string& file) {
+  const auto text = io::read_file(file);
+  if (!text && text.error().errno_value() == ENOENT) return std::optional<Look>();
+  if (!text) return text.error();
+  auto look = parse_look(text.value(), 1, file);
+  if (look) return std::optional(std::move(look).value());
+  return Error(look.error().errno_value(), look.error().message() +
+                                               ". It says what this machine has seen in the remote. Without it nothing "
+                                               "can go wrong but that a store which was rolled back is not noticed: "
+                                               "remove the file to go on");
+}
+
+Result<> write_memory(const std::string& file, const Look& look) { return io::replace_file(file, text_of(look)); }
 
 Result<> check_decisions(const Look& look, const Inventory& inventory, const std::string& url) {
   for (const auto& [tag, seen] : look.tags) {

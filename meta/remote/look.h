@@ -46,6 +46,12 @@ std::string text_of(const Look& look);
 Result<Look> parse_look(const std::string& text, uint64_t n, const std::string& key);
 Result<Look> fetch_look(io::ObjectStore& store, uint64_t n, const io::RequestLimits& limits);
 
+// What a machine has seen of a remote, in a file of its own. None: there is no such file. What is damaged is an error,
+// in words, with what to do.
+Result<std::optional<Look>> read_memory(const std::string& file);
+// Durable on return.
+Result<> write_memory(const std::string& file, const Look& look);
+
 // EIO, naming it: something that was decided at that look is not listed.
 Result<> check_decisions(const Look& look, const Inventory& inventory, const std::string& url);
 

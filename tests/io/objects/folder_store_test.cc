@@ -92,6 +92,18 @@ TEST_F(FolderStoreTest, APageGoesOnWhereTheOneBeforeEnded) {
   EXPECT_EQ(store_->list("", "", {}).value().objects.size(), 1000U);
 }
 
+TEST_F(FolderStoreTest, EachPageOfAListHasItsTime) {
+  for (int number = 0; number < 1'100; ++number) std::ofstream(folder_.path(std::to_string(number))) << "x";
+  constexpr std::chrono::seconds kTime{2};
+  size_t seen = 0;
+  const auto slow = [&](const ObjectInfo&) -> Result<> {
+    if (seen++ == 0) std::this_thread::sleep_for(kTime + std::chrono::milliseconds(100));
+    return success();
+  };
+  ASSERT_OK(for_each_object(*store_, "", slow, RequestLimits::within(kTime)));
+  EXPECT_EQ(seen, 1'100U);
+}
+
 TEST_F(FolderStoreTest, AFolderThatIsNotThereIsNeitherMadeNorEmpty) {
   const auto gone = FolderStore::open(folder_.path("not/mounted")).value();
   EXPECT_ERRNO(ESTALE, gone->list("", "", {}));
@@ -106,6 +118,48 @@ TEST_F(FolderStoreTest, FoldersThatAreRemovedMeanwhileAreMadeAgain) {
   std::filesystem::remove_all(folder_.path("a"));
   EXPECT_ERRNO(ENOENT, make("a/b/d", "x"));  // which can pass
   ASSERT_OK(make("a/b/d", "x"));
+}
+
+TEST_F(FolderStoreTest, AFolderIsMadeBelowOneThatWasRemovedMeanwhile) {
+  ASSERT_OK(make("a/x", "x"));
+  std::filesystem::remove_all(folder_.path("a"));
+  EXPECT_ERRNO(ENOENT, make("a/b/c", "x"));  // which can pass
+  ASSERT_OK(make("a/b/c", "x"));
+}
+
+TEST_F(FolderStoreTest, SweepsWhatWritersHaveLeft) {
+  constexpr std::chrono::hours kWeek{7 * 24};
+  for (const char* key : {"packs/one/0", "packs/two/0", "full/a"}) ASSERT_OK(make(key, "x"));
+  ASSERT_OK(store_->remove("packs/one/0", {}));
+  ASSERT_OK(store_->remove("packs/two/0", {}));
+  const std::vector<std::string> left{"packs/one/.ckptfs-00", "full/.ckptfs-01", ".ckptfs-02"};
+  for (const std::string& name : left) std::ofstream(folder_.path(name)) << "x";
+  std::ofstream(folder_.path("full/.hidden")) << "x";  // none of ours
+  std::filesystem::create_directories(folder_.path(".snapshots/daily"));
+  EXPECT_EQ(store_->sweep(kWeek, {}).value(), 0U) << "all of it is young";
+
+  const auto old = std::filesystem::file_time_type::clock::now() - std::chrono::hours(8 * 24);
+  std::filesystem::last_write_time(folder_.path(".snapshots/daily"), old);
+  std::filesystem::last_write_time(folder_.path("full/.hidden"), old);
+  std::filesystem::last_write_time(folder_.path("full/a"), old);
+  for (const std::string& name : left) std::filesystem::last_write_time(folder_.path(name), old);
+  std::filesystem::last_write_time(folder_.path("packs/two"), old);
+  std::filesystem::last_write_time(folder_.path("full"), old);
+  EXPECT_EQ(store_->sweep(kWeek, {}).value(), 4U) << "three files, and the folder that is empty for a week";
+  EXPECT_FALSE(std::filesystem::exists(folder_.path("packs/two")));
+  EXPECT_TRUE(std::filesystem::exists(folder_.path("packs/one"))) << "a file went there lately";
+  EXPECT_TRUE(std::filesystem::exists(folder_.path(".snapshots/daily")));
+  EXPECT_TRUE(std::filesystem::exists(folder_.path("full/.hidden")));
+  for (const std::string& name : left) EXPECT_FALSE(std::filesystem::exists(folder_.path(name))) << name;
+  EXPECT_EQ(keys(""), std::vector<std::string>{"full/a"});
+
+  std::filesystem::last_write_time(folder_.path("packs/one"), old);
+  EXPECT_EQ(store_->sweep(kWeek, {}).value(), 1U);
+  std::filesystem::last_write_time(folder_.path("packs"), old);
+  EXPECT_EQ(store_->sweep(kWeek, {}).value(), 1U) << "a folder above goes later";
+  EXPECT_ERRNO(ENOENT, make("packs/two/1", "x"));  // which can pass
+  ASSERT_OK(make("packs/two/1", "x"));
+  EXPECT_ERRNO(ESTALE, FolderStore::open(folder_.path("none")).value()->sweep(kWeek, {}));
 }
 
 TEST_F(FolderStoreTest, RemovesAndLeavesNothingBehind) {

@@ -14,7 +14,7 @@ void add_remote(CLI::App& app, Chosen& chosen) {
   // In the order in which --help lists them.
   for (const auto add : {add_remote_add, add_remote_remove, add_remote_status, add_remote_check, add_remote_latest,
                          add_remote_ls, add_remote_mount, add_remote_export, add_remote_verify, add_remote_policy,
-                         add_remote_pin, add_remote_rm, add_remote_gc}) {
+                         add_remote_pin, add_remote_rm, add_remote_gc, add_remote_du}) {
     add(*group, chosen);
   }
 }

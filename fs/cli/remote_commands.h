@@ -21,5 +21,6 @@ void add_remote_policy(CLI::App& group, Chosen& chosen);
 void add_remote_pin(CLI::App& group, Chosen& chosen);
 void add_remote_rm(CLI::App& group, Chosen& chosen);
 void add_remote_gc(CLI::App& group, Chosen& chosen);
+void add_remote_du(CLI::App& group, Chosen& chosen);
 
 }  // namespace ckptfs::fs::cli

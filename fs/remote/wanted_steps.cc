@@ -19,13 +19,16 @@ Result<> WantedSteps::update(io::ObjectStore& remote, const io::RequestLimits& l
   if (read_ && Clock::now() - *read_ < kReadAgain) return success();
   TRY_ASSIGN(const auto rules, meta::remote::read_rules(remote, limits));
   rules_ = rules.rules;
-  standing_.clear();
+  numbers_.clear();
+  tags_.clear();
   if (rules_.has_keep_rule()) {
     TRY_ASSIGN(const auto steps, meta::remote::list_steps(remote, limits));
     for (const auto& step : steps) {
-      if (!step.gone) standing_.push_back(number_of_tag(step.decision.tag));
+      if (step.gone) continue;
+      numbers_.push_back(number_of_tag(step.decision.tag));
+      tags_.insert(step.decision.tag);
     }
-    std::ranges::sort(standing_);
+    std::ranges::sort(numbers_);
   }
   read_ = Clock::now();
   return success();
@@ -35,8 +38,8 @@ Result<std::string> WantedSteps::why_not(io::ObjectStore& remote, const std::str
                                          const io::RequestLimits& limits) {
   TRY(update(remote, limits));
   const uint64_t number = number_of_tag(tag);
-  const auto higher = static_cast<uint64_t>(standing_.end() - std::ranges::upper_bound(standing_, number));
-  if (meta::remote::would_keep(rules_, number, higher)) return std::string();
+  const auto higher = static_cast<uint64_t>(numbers_.end() - std::ranges::upper_bound(numbers_, number));
+  if (tags_.contains(tag) || meta::remote::would_keep(rules_, number, higher)) return std::string();
   std::string rules;
   for (const auto& [rule, value] : meta::remote::texts_of(rules_)) {
     rules += (rules.empty() ? "" : ", ") + rule + "=" + value;

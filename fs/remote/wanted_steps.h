@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -16,7 +17,8 @@ namespace ckptfs::fs {
 
 class WantedSteps {
  public:
-  // Why they would not keep a step of this tag, in words; empty: they would.
+  // Why they would not keep a step of this tag, in words. Empty: they would, or a step of this tag stands there, so
+  // that it is to be compared with what is here.
   Result<std::string> why_not(io::ObjectStore& remote, const std::string& tag, const io::RequestLimits& limits);
 
  private:
@@ -24,7 +26,8 @@ class WantedSteps {
 
   std::optional<std::chrono::steady_clock::time_point> read_;  // when
   meta::remote::RemoteRules rules_;
-  std::vector<uint64_t> standing_;  // numbers of the steps there, ascending
+  std::vector<uint64_t> numbers_;  // of the steps that stand there, ascending
+  std::set<std::string> tags_;     // likewise
 };
 
 }  // namespace ckptfs::fs

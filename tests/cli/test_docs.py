@@ -67,6 +67,14 @@ EXAMPLES = (
     "ckptfs push --wait /ckpt/steps/global_step200",
     "ckptfs fetch global_step100 /ckpt/steps",
     "ckptfs fetch --slot 0 file:///lustre/run7/global_step100 /ckpt/steps",
+    "ckptfs remote policy file:///lustre/run7",
+    "ckptfs remote policy file:///lustre/run7 --set keep_last=20 --set keep_every=1000 --dry-run",
+    "ckptfs remote pin file:///lustre/run7/global_step100",
+    "ckptfs remote pin --off file:///lustre/run7/global_step100",
+    "ckptfs remote rm file:///lustre/run7/global_step100",
+    "ckptfs remote gc --dry-run file:///lustre/run7",
+    "ckptfs remote gc file:///lustre/run7",
+    "ckptfs remote du file:///lustre/run7",
     "ckptfs remote remove /ckpt/steps",
     "source <(ckptfs completion bash)",
     "ckptfs completion zsh >/usr/local/share/zsh/site-functions/_ckptfs",
@@ -408,7 +416,8 @@ def test_operating(work, disk):
     equal(settings, [line for line in shipped if line[0] != "#"], "the settings that the package has as an example")
 
 
-def test_remote(work, disk):
+def test_remote(work, disk, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(work / "state"))
     user = User("docs/remote.md", work, disk)
     (work / "run7").mkdir()
     (work / "backup").mkdir()
@@ -422,7 +431,9 @@ def test_remote(work, disk):
           "committed global_step100", "its state")
     equal(user.types("ckptfs remote latest file:///lustre/run7"), "global_step100\n", "the newest step")
     user.has_run_in("steps", "checkpoint-100")
-    run(CKPTFS, "push", "--wait", user.ckpt / "steps" / "checkpoint-100")
+    user.has_run_in("steps", "checkpoint-200")  # the newest step there cannot be removed
+    for name in ("checkpoint-100", "checkpoint-200"):
+        run(CKPTFS, "push", "--wait", user.ckpt / "steps" / name)
     (work / "remote").mkdir()
     for line in ("ckptfs remote mount file:///lustre/run7 /remote --cache", "ckptfs remote mount file:///lustre/run7 /remote"):
         user.types_all(line)
@@ -437,7 +448,8 @@ def test_remote(work, disk):
     user.ends()
 
 
-def test_help_examples(work, disk):
+def test_help_examples(work, disk, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(work / "state"))
     lines = (REPOSITORY / "docs/commands.md").read_text().splitlines()
     examples = [line.strip() for line in lines if line.startswith("      ")]
     equal(sorted(line for line in examples if not line.startswith("/etc/fstab")), sorted(EXAMPLES), "the examples of --help")

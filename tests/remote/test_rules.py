@@ -357,6 +357,9 @@ def test_a_step_that_the_rules_would_not_keep(fresh_disk, work, folder, mode):
         true("not kept" in ckptfs("ls", steps), "ls")
         print(ckptfs("push", "--wait", steps / "global_step7"))
         equal(state_of(steps / "global_step7"), "committed global_step7", "by hand")
+        mount.stop()
+        mount.start()
+        wait_for(steps / "global_step7", "committed global_step7")  # it stands there, until the collector comes
 
 
 def test_a_step_that_was_removed_there(fresh_disk, work, folder, mode):

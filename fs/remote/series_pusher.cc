@@ -443,7 +443,6 @@ Result<> SeriesPusher::decide(meta::InodeNumber step, Pushed& pushed) {
                         "`ckptfs push`";
       break;
     case TagStatus::State::push_again:
-    case TagStatus::State::ended:
       state.stage = Stage::unpushed;
       state.waits_for = status.reason;
       break;

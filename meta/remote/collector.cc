@@ -107,8 +107,14 @@ Result<> Collector::tell_time() {
 }
 
 Result<> Collector::read_looks() {
-  if (inventory_.looks.empty() || settings_.restored) return success();
+  if (inventory_.looks.empty()) return success();
   TRY_ASSIGN(last_, fetch_look(store_, inventory_.looks.rbegin()->first, limits()));
+  if (settings_.restored) {
+    const std::string restored = std::move(last_.restored);
+    last_ = {};
+    last_.restored = restored;
+    return success();
+  }
   const auto is_old = [this](const auto& look) { return is_past(look.second, settings_.grace); };
   const auto old = std::find_if(inventory_.looks.rbegin(), inventory_.looks.rend(), is_old);
   if (old == inventory_.looks.rend()) return success();
@@ -120,9 +126,7 @@ Result<> Collector::read_looks() {
 // A list may be short, and a store may be restored from a copy. Both show as something that is no longer there.
 Result<> Collector::check_seen() const {
   if (last_.n > 0) TRY(check_decisions(last_, inventory_, store_.url()));
-  if (memory_ && memory_->restored == last_.restored && !settings_.restored) {
-    TRY(check_decisions(*memory_, inventory_, store_.url()));
-  }
+  if (memory_ && !settings_.restored) TRY(check_memory(*memory_, last_, inventory_, store_.url()));
   return success();
 }
 
@@ -363,7 +367,8 @@ Result<> Collector::remove(const Deletions& deletions) {
 Result<> Collector::write_look() {
   ours_.n = inventory_.looks.empty() ? 1 : inventory_.looks.rbegin()->first + 1;
   ours_.host = settings_.host;
-  ours_.restored = settings_.restored ? settings_.id() : last_.restored;
+  ours_.restored = last_.restored;
+  if (settings_.restored) ours_.restored += (ours_.restored.empty() ? "" : " ") + settings_.id();
   ours_.undecided = pushes_.undecided;
   for (const auto& [tag, listed] : inventory_.decisions) {
     Look::Tag& seen = ours_.tags[tag];

@@ -101,6 +101,11 @@ Error is_missing(const std::string& url, const std::string& key, const Look& loo
                                 url, io::printable(key), io::printable(look.host), url));
 }
 
+// Is `later` what `earlier` is, with more words?
+bool was_restored_since(const std::string& earlier, const std::string& later) {
+  return later.size() > earlier.size() && later.starts_with(earlier) && (earlier.empty() || later[earlier.size()] == ' ');
+}
+
 }  // namespace
 
 std::string text_of(const Look& look) {
@@ -154,6 +159,12 @@ Result<> check_decisions(const Look& look, const Inventory& inventory, const std
     }
   }
   return success();
+}
+
+Result<> check_memory(const Look& memory, const Look& last, const Inventory& inventory, const std::string& url) {
+  if (was_restored_since(memory.restored, last.restored)) return success();
+  if (memory.restored != last.restored) return is_missing(url, look_key(memory.n), memory);
+  return check_decisions(memory, inventory, url);
 }
 
 void append(PackRanges& ranges, uint32_t pack) {

@@ -32,8 +32,8 @@ struct Look {
 
   uint64_t n = 0;  // 0: there is none
   std::string host;
-  // Somebody has said that the store was restored from a copy: what was seen before does not count. A random word, that
-  // later looks repeat; empty: nobody has.
+  // How often somebody has said that the store was restored from a copy: a random word for each time, with a space
+  // between them. What was seen with fewer words does not count. Later looks repeat them; empty: nobody has.
   std::string restored;
   std::map<std::string, Tag> tags;
   std::set<PushName> undecided;            // whose parts were listed, and in no commit
@@ -54,6 +54,9 @@ Result<> write_memory(const std::string& file, const Look& look);
 
 // EIO, naming it: something that was decided at that look is not listed.
 Result<> check_decisions(const Look& look, const Inventory& inventory, const std::string& url);
+// The same for what a machine remembers. `last`: the newest look that is listed. EIO, too: the store was restored from
+// a copy that is older than what `memory` was told of.
+Result<> check_memory(const Look& memory, const Look& last, const Inventory& inventory, const std::string& url);
 
 // Adds a pack that comes after all others.
 void append(PackRanges& ranges, uint32_t pack);

@@ -15,8 +15,6 @@
 namespace ckptfs::meta::remote {
 namespace {
 
-constexpr unsigned kPartsAtOnce = 8;
-
 Result<> check_part(const Part& part, const PartName& name) {
   if (part.size() == name.size && part.header().number == name.number) return success();
   return Error(EBADMSG, part_key(name.push) + ": it has another size or number than the commit says");
@@ -25,14 +23,14 @@ Result<> check_part(const Part& part, const PartName& name) {
 }  // namespace
 
 Result<RemoteStep> RemoteStep::open(io::ObjectStore& store, const CommittedStep& step, const std::string& folder,
-                                    const io::RequestLimits& limits) {
+                                    const io::RequestLimits& limits, unsigned parallel) {
   const auto began = std::chrono::steady_clock::now();
   RemoteStep opened(store);
   opened.step_ = step;
   TRY_ASSIGN(opened.commit_, fetch_commit(store, step.decision, limits));
   const PartList& names = opened.commit_.parts;
   std::vector<std::optional<Part>> parts(names.size());
-  TRY(io::for_each_parallel(names.size(), kPartsAtOnce, [&](size_t slot) -> Result<> {
+  TRY(io::for_each_parallel(names.size(), parallel, [&](size_t slot) -> Result<> {
     TRY_ASSIGN(parts[slot], fetch_part(store, names[slot].push, names[slot].digest, folder, limits.renewed(began)));
     return check_part(*parts[slot], names[slot]);
   }));

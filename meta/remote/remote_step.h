@@ -23,9 +23,9 @@ namespace ckptfs::meta::remote {
 class RemoteStep {
  public:
   // Fetches the commit and its parts into nameless files in `folder`, and checks their digests. `limits`:
-  // of each request.
+  // of each request. `parallel`: parts at a time.
   static Result<RemoteStep> open(io::ObjectStore& store, const CommittedStep& step, const std::string& folder,
-                                 const io::RequestLimits& limits);
+                                 const io::RequestLimits& limits, unsigned parallel = 8);
 
   io::ObjectStore& store() const { return *store_; }
   const CommittedStep& step() const { return step_; }

@@ -1,0 +1,107 @@
+#include "tests/meta/remote/simulated_store.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+namespace ckptfs::meta::remote::testing {
+namespace {
+
+constexpr size_t kPage = 8;
+
+}  // namespace
+
+// Some of what fails is asked again, as retrying_store.h does, and some is told.
+Result<> SimulatedStore::begin(const char* what, const std::string& key) {
+  for (;;) {
+    world_.pass_turn(actor_);
+    if (world_.is_over()) return Error(ECANCELED);
+    world_.note(&actor_, [&] { return fmt::format("{} {}{}", what, key, actor_.killed ? ", and is dead" : ""); });
+    if (actor_.killed || !world_.happens(Hazard::refuse, 60)) return success();
+    actor_.met_hazard = true;
+    if (world_.roll(3) == 0) return Error(EAGAIN, "answers 500");
+  }
+}
+
+Result<SimulatedStore::Reply> SimulatedStore::reply() {
+  if (world_.happens(Hazard::kill, 100)) actor_.killed = true;
+  if (actor_.killed) return Error(ECANCELED);
+  if (!world_.happens(Hazard::lose_reply, 30)) return Reply::comes;
+  actor_.met_hazard = true;
+  if (world_.roll(2) == 0) return Error(ECONNRESET, "the connection broke");
+  return Reply::is_lost;
+}
+
+Result<> SimulatedStore::put(const std::string& key, const io::ObjectContent& content, io::PutMode mode,
+                             const io::RequestLimits& /*limits*/) {
+  for (;;) {
+    TRY(begin("put", key));
+    std::string text(content.size, '\0');
+    TRY(content.read(0, std::as_writable_bytes(std::span(text))));
+    if (actor_.killed) {
+      const bool late = !actor_.is_cut_off && world_.happens(Hazard::late_request, 2);
+      if (late) world_.arrive_later(key, std::move(text));
+      return Error(ECANCELED);
+    }
+    auto done = world_.put(&actor_, key, std::move(text), mode);
+    TRY_ASSIGN(const Reply comes, reply());
+    if (comes == Reply::comes) return done;
+  }
+}
+
+Result<size_t> SimulatedStore::get(const std::string& key, uint64_t offset, std::span<std::byte> buffer,
+                                   const io::RequestLimits& /*limits*/) {
+  TRY(begin("get", key));
+  if (actor_.killed) return Error(ECANCELED);
+  const StoredObject* const found = world_.find(key);
+  if (found == nullptr) return Error(ENOENT, key + ": there is none");
+  const size_t first = std::min<uint64_t>(offset, found->text.size());
+  const size_t length = std::min(buffer.size(), found->text.size() - first);
+  std::memcpy(buffer.data(), found->text.data() + first, length);
+  return length;
+}
+
+// A late list does not have what was made of late.
+Result<io::ObjectPage> SimulatedStore::list(const std::string& prefix, const std::string& token,
+                                            const io::RequestLimits& /*limits*/) {
+  TRY(begin("list", prefix + (token.empty() ? "" : " after " + token)));
+  if (actor_.killed) return Error(ECANCELED);
+  const uint64_t lag = world_.happens(Hazard::late_list, 20) ? world_.roll(kLatest) : 0;
+  io::ObjectPage page;
+  const auto& objects = world_.objects();
+  for (auto at = token.empty() ? objects.lower_bound(prefix) : objects.upper_bound(token);
+       at != objects.end() && at->first.starts_with(prefix); ++at) {
+    if (at->second.made + lag > world_.now()) continue;
+    if (page.objects.size() == kPage) {
+      page.next = page.objects.back().key;
+      break;
+    }
+    const std::chrono::system_clock::time_point made{std::chrono::seconds(at->second.made)};
+    page.objects.push_back({at->first, at->second.text.size(), made});
+  }
+  if (!page.next.empty() && world_.happens(Hazard::short_list, 60)) {
+    world_.note(&actor_, [&] { return "and the list ends after " + page.next; });
+    page.next.clear();
+    actor_.met_hazard = actor_.met_short_list = true;
+  }
+  return page;
+}
+
+Result<> SimulatedStore::remove(const std::string& key, const io::RequestLimits& /*limits*/) {
+  for (;;) {
+    TRY(begin("remove", key));
+    if (actor_.killed) {
+      if (!actor_.is_cut_off && world_.happens(Hazard::late_request, 2)) world_.arrive_later(key, std::nullopt);
+      return Error(ECANCELED);
+    }
+    world_.remove(key);
+    TRY_ASSIGN(const Reply comes, reply());
+    if (comes == Reply::comes) return success();
+  }
+}
+
+}  // namespace ckptfs::meta::remote::testing

@@ -1,0 +1,117 @@
+// What must hold in a simulation, after each change of the store:
+//   - no object changes
+//   - a commit names whole parts, whose chunks are all there with the right digests. They hold one attempt, and at one
+//     moment all of their mounts held exactly that. No part is in two commits, or in one and in a void
+//   - nothing that a standing commit names is deleted
+//   - a part borrows from commits, or from a push that has no part
+//   - the newest commit has no tombstone, and the rules remove nothing that was pinned before they were read
+// What a reader reads is what a mount held, and a collector stops if it remembers more than there is. In the end the
+// last attempt of each tag is committed, and nothing lies there that nobody needs.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "io/digest.h"
+#include "meta/remote/commit.h"
+#include "meta/remote/layout.h"
+#include "meta/remote/look.h"
+#include "meta/remote/part_format.h"
+#include "meta/remote/push.h"
+#include "meta/remote/remote_step.h"
+#include "tests/meta/remote/simulated_disk.h"
+
+namespace ckptfs::meta::remote::testing {
+
+class Actor;
+class World;
+
+struct StoredObject {
+  std::string text;
+  uint64_t made = 0;
+};
+using Objects = std::map<std::string, StoredObject>;
+
+class Checks {
+ public:
+  explicit Checks(World& world) : world_(world) {}
+
+  // What a mount holds of a step from now on. `attempt`: 0: it is half written.
+  void note_state(const std::string& mount, const std::string& tag, uint64_t attempt, const Files& files);
+  // When push_part() was called. Nothing: a list that it got was short.
+  void note_push(const PushName& push, uint64_t began) { began_.emplace(push, began); }
+
+  // `actor`: none if the one who asked for it is dead.
+  void after_put(const Actor* actor, const std::string& key);
+  void after_remove(const std::string& key);
+  void after_restore();
+
+  void check_file(const RemoteStep& step, const UnionEntry& file, const std::string& content);
+  // `seen`: by this collector before, and in the look that was not refused.
+  void check_look(const Look& seen, const Look& now);
+  void note_restored_look() { restored_unknown_ = false; }
+
+  void check_last_attempt(const Slot& slot, const std::string& tag, const Files& files);
+  void check_tidiness();
+
+  const PartHeader& header_of(const PushName& push) const { return headers_.at(push); }
+  std::vector<CommittedStep> standing() const;  // as list_steps() has them
+  std::optional<uint64_t> gone_since(const DecisionName& decision) const;
+
+ private:
+  struct State {
+    uint64_t since = 0, until = UINT64_MAX;
+    uint64_t attempt = 0;  // 0: half written
+    io::Digest content{};
+  };
+  struct KnownCommit {
+    PartList parts;
+    uint64_t made = 0;
+    uint64_t ordinal = 1;
+    std::optional<uint64_t> gone;
+    std::vector<std::string> needs;  // keys
+  };
+  struct KnownRules {
+    uint64_t made = 0;
+    std::set<std::string> pins;
+  };
+
+  void note_part(const PushName& push, const StoredObject& object);
+  void note_decision(const DecisionName& decision, const StoredObject& object);
+  void note_commit(const DecisionName& decision, const StoredObject& object);
+  void note_gone(const DecisionName& decision, const StoredObject& object);
+  void note_rules(const StoredObject& object);
+  void check_part(const PushName& push) const;
+  void check_decision(const DecisionName& decision);
+  void check_commit(const DecisionName& decision);
+  void check_chunks(const StoredObject& part, const PartHeader& header, const std::string& key) const;
+  void check_moment(const PartList& parts, const std::string& key) const;
+  void check_gone(const Actor* actor, const DecisionName& decision) const;
+  void check_pins(const Actor& actor, const std::string& step) const;
+  bool may_stay(const std::string& key, const StoredObject& object) const;
+  std::optional<DecisionName> newest() const;
+
+  World& world_;
+  std::map<std::pair<std::string, std::string>, std::vector<State>> states_;  // by mount and tag
+  std::map<io::Digest, Files> held_;
+  std::map<PushName, uint64_t> began_;
+  std::map<PushName, PartHeader> headers_;
+
+  // Of the store as it is.
+  std::map<DecisionName, uint64_t> decided_;  // when
+  std::map<DecisionName, KnownCommit> commits_;
+  std::set<PushName> ended_;      // by voids
+  std::set<PushName> committed_;  // that the parts of commits use
+  std::unordered_map<std::string, unsigned> needed_;
+  std::vector<KnownRules> rules_;
+  bool restored_unknown_ = false;  // no collector was told that the store was restored
+};
+
+}  // namespace ckptfs::meta::remote::testing

@@ -35,6 +35,34 @@ def free_ports(count):
     return found
 
 
+def write_keys(folder):
+    identity = {"name": "test", "credentials": [{"accessKey": KEY, "secretKey": SECRET}],
+                "actions": ["Admin", "Read", "Write", "List", "Tagging"]}
+    (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
+
+
+def wait_for_s3(endpoint, processes, log):
+    """It answers long before it can serve, so who needs that puts something."""
+    end = time.monotonic() + SECONDS_TO_START
+    while time.monotonic() < end and all(process.poll() is None for process in processes):
+        try:
+            urllib.request.urlopen(endpoint, timeout=5)
+        except OSError as answer:
+            if isinstance(answer, urllib.error.HTTPError) and answer.code == 403:
+                return
+        time.sleep(0.1)
+    raise Failure(f"SeaweedFS does not start: {log.read_text(errors='replace')[-2000:]}")
+
+
+def curl(*words):
+    return run("curl", "-sS", "--fail", "--aws-sigv4", "aws:amz:us-east-1:s3", "--user", f"{KEY}:{SECRET}", "-H",
+               "x-amz-content-sha256: UNSIGNED-PAYLOAD", "--expect100-timeout", "0.01", *words, timeout=600)
+
+
+def make_bucket(endpoint):
+    curl("--retry", 60, "--retry-delay", 1, "--retry-all-errors", "-X", "PUT", f"{endpoint}/{BUCKET}")
+
+
 class Seaweed:
     """One server. It keeps its data in a folder, over kills, too."""
 
@@ -43,9 +71,7 @@ class Seaweed:
         self.ports = free_ports(5)
         self.endpoint = f"http://127.0.0.1:{self.ports[3]}"
         self.log = folder / "weed.log"
-        identity = {"name": "test", "credentials": [{"accessKey": KEY, "secretKey": SECRET}],
-                    "actions": ["Admin", "Read", "Write", "List", "Tagging"]}
-        (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
+        write_keys(folder)
         self.process = None
 
     def start(self):
@@ -58,44 +84,29 @@ class Seaweed:
             self.process = subprocess.Popen(words, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 
     def wait_until_it_answers(self):
-        """It answers long before it can serve, so who needs that puts something."""
-        end = time.monotonic() + SECONDS_TO_START
-        while time.monotonic() < end:
-            if self.process.poll() is not None:
-                break
-            try:
-                urllib.request.urlopen(self.endpoint, timeout=5)
-            except OSError as answer:
-                if isinstance(answer, urllib.error.HTTPError) and answer.code == 403:
-                    return
-            time.sleep(0.1)
-        raise Failure(f"SeaweedFS does not start: {self.log.read_text(errors='replace')[-2000:]}")
+        wait_for_s3(self.endpoint, [self.process], self.log)
 
     def make_bucket(self):
-        self._curl("--retry", 60, "--retry-delay", 1, "--retry-all-errors", "-X", "PUT", f"{self.endpoint}/{BUCKET}")
+        make_bucket(self.endpoint)
 
     def put_by_curl(self, folder, parallel):
         """Puts each file of the folder as an object, so many at a time. Returns the seconds that it takes."""
         words = [word for file in folder.iterdir() for word in ("-T", file, f"{self.endpoint}/{BUCKET}/curl/{file.name}")]
         began = time.monotonic()
-        self._curl("-Z", "--parallel-immediate", "--parallel-max", parallel, *words)
+        curl("-Z", "--parallel-immediate", "--parallel-max", parallel, *words)
         return time.monotonic() - began
 
     def keys(self, prefix):
         """Of the objects below it, 1,000 at most."""
-        listed = self._curl(f"{self.endpoint}/{BUCKET}?list-type=2&prefix={urllib.parse.quote(prefix, safe='')}").stdout
+        listed = curl(f"{self.endpoint}/{BUCKET}?list-type=2&prefix={urllib.parse.quote(prefix, safe='')}").stdout
         return re.findall("<Key>(.*?)</Key>", listed)
 
     def get_by_curl(self, keys, parallel):
         """Gets these objects, so many at a time. Returns the seconds that it takes."""
         words = [word for key in keys for word in ("-o", "/dev/null", f"{self.endpoint}/{BUCKET}/{key}")]
         began = time.monotonic()
-        self._curl("-Z", "--parallel-immediate", "--parallel-max", parallel, *words)
+        curl("-Z", "--parallel-immediate", "--parallel-max", parallel, *words)
         return time.monotonic() - began
-
-    def _curl(self, *words):
-        return run("curl", "-sS", "--fail", "--aws-sigv4", "aws:amz:us-east-1:s3", "--user", f"{KEY}:{SECRET}", "-H",
-            "x-amz-content-sha256: UNSIGNED-PAYLOAD", "--expect100-timeout", "0.01", *words, timeout=600)
 
     def counted(self):
         """By the server: the PUTs that it has answered, and the bytes that it was sent."""
@@ -117,6 +128,65 @@ def seaweed(folder):
     made.start()
     try:
         made.wait_until_it_answers()
+        yield made
+    finally:
+        made.kill()
+
+
+class Cluster:
+    """One master, three volume servers, each chunk on two of them, two filers, and a gateway of S3 on each of these."""
+
+    VOLUMES, GATEWAYS = 3, 2
+
+    def __init__(self, folder):
+        self.folder, self.log = folder, folder / "weed.log"
+        write_keys(folder)
+        ports = free_ports(1 + self.VOLUMES + 2 * self.GATEWAYS)
+        self.master, self.volume_ports = ports[0], ports[1:1 + self.VOLUMES]
+        self.filers, self.gateways = ports[1 + self.VOLUMES:][::2], ports[1 + self.VOLUMES:][1::2]
+        self.endpoints = [f"http://127.0.0.1:{port}" for port in self.gateways]
+        self.volumes, self.others = [], []
+
+    def start(self):
+        self.others.append(self._weed("master", self.master, "-mdir", self._made("master"), "-defaultReplication=001",
+                                      "-volumeSizeLimitMB=256"))
+        for at, port in enumerate(self.volume_ports):
+            self.volumes.append(self._weed("volume", port, "-dir", self._made(f"volume{at}"), "-max=40",
+                                           f"-master=127.0.0.1:{self.master}", "-preStopSeconds=0"))
+        for at, (filer, gateway) in enumerate(zip(self.filers, self.gateways)):
+            self.others.append(self._weed("filer", filer, "-defaultStoreDir", self._made(f"filer{at}"),
+                                          f"-master=127.0.0.1:{self.master}"))
+            self.others.append(self._weed("s3", gateway, f"-filer=127.0.0.1:{filer}", f"-config={self.folder}/s3.json",
+                                          "-port.iceberg=0", "-port.lance=0"))
+        for endpoint in self.endpoints:
+            wait_for_s3(endpoint, self.volumes + self.others, self.log)
+        make_bucket(self.endpoints[0])
+
+    def _made(self, name):
+        (self.folder / name).mkdir()
+        return self.folder / name
+
+    def _weed(self, kind, port, *words):
+        with open(self.log, "ab") as log:
+            return subprocess.Popen([WEED, kind, "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-port={port}", *words],
+                                    stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+
+    def kill_volume_server(self):
+        process = self.volumes.pop()
+        process.kill()
+        process.wait()
+
+    def kill(self):
+        for process in self.volumes + self.others:
+            process.kill()
+            process.wait()
+
+
+@contextlib.contextmanager
+def cluster(folder):
+    made = Cluster(folder)
+    try:
+        made.start()
         yield made
     finally:
         made.kill()

@@ -145,7 +145,7 @@ def kill_and_start(mount):
     mount.start()
 
 
-@pytest.mark.parametrize("clocks", ((0, 0), pytest.param((600, -600), marks=pytest.mark.level("long"))), ids=str)
+@pytest.mark.parametrize("clocks", ((0, 0), pytest.param((600, -600), marks=pytest.mark.level("long"))), ids=("right", "off"))
 def test_a_run_saves_a_step_again(disk, work, url, mode, seed, rounds, clocks):
     """A run ends between the pushes of its nodes. The next one saves the same step again: one node soon, and the other
     late, though it has begun to save an earlier step."""

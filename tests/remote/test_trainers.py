@@ -1,5 +1,6 @@
 """Real trainers on two nodes with a mount each: every step is in the remote once and whole, and loads from there."""
 
+import concurrent.futures
 import contextlib
 import json
 import os
@@ -12,7 +13,7 @@ import pytest
 import harness
 from checking import equal, true
 from mounting import CKPTFS, GIB, Store, by_level, mounted, run, wait_until, xfs
-from seaweed import BUCKET, environment, seaweed
+from seaweed import BUCKET, cluster, environment, seaweed
 
 pytestmark = [pytest.mark.builds("release", "venv"), pytest.mark.level("normal"), pytest.mark.mode("passthrough"),
               pytest.mark.timeout(900)]
@@ -25,12 +26,13 @@ QUIET = ("quiet=3s",)
 
 
 class Remote:
-    def __init__(self, url, options=()):
-        self.url, self.options = url, options
+    def __init__(self, url, endpoints=(), servers=None):
+        self.url, self.endpoints, self.servers = url, endpoints, servers
 
-    def ckptfs(self, *words, timeout=120):
-        """Returns what it prints."""
-        done = subprocess.run([CKPTFS, *map(str, words), *self.options], capture_output=True, text=True,
+    def ckptfs(self, *words, timeout=120, slot=0):
+        """Returns what it prints. Each slot has an endpoint of its own, if there are several."""
+        options = ["--endpoint", self.endpoints[slot % len(self.endpoints)]] if self.endpoints else []
+        done = subprocess.run([CKPTFS, *map(str, words), *options], capture_output=True, text=True,
                               timeout=timeout, check=False)
         equal(done.returncode, 0, f"ckptfs {' '.join(map(str, words))}: {done.stdout}{done.stderr}")
         return done.stdout
@@ -52,8 +54,13 @@ def remote(request, scratch, monkeypatch):
     for name, value in environment().items():
         monkeypatch.setenv(name, value)
     (scratch / "seaweed").mkdir()
-    with seaweed(scratch / "seaweed") as server:
-        yield Remote(f"s3://{BUCKET}/{scratch.name}", ("--endpoint", server.endpoint))
+    url = f"s3://{BUCKET}/{scratch.name}"
+    if request.param == "seaweed":
+        with seaweed(scratch / "seaweed") as server:
+            yield Remote(url, [server.endpoint])
+    else:
+        with cluster(scratch / "seaweed") as servers:
+            yield Remote(url, servers.endpoints, servers)
 
 
 @pytest.fixture
@@ -65,7 +72,8 @@ def nodes(scratch, remote):
             disk = stack.enter_context(xfs(scratch, name=f"disk{slot}", size=4 * GIB))
             mount = stack.enter_context(mounted(Store(disk / "store"), scratch / f"node{slot}", mode="passthrough",
                                                 options=QUIET))
-            remote.ckptfs("remote", "add", remote.url, mount.path / "steps", "--slot", f"{slot}/{RANKS // PER_NODE}")
+            remote.ckptfs("remote", "add", remote.url, mount.path / "steps", "--slot", f"{slot}/{RANKS // PER_NODE}",
+                          slot=slot)
             mounts.append(mount)
         yield mounts
 
@@ -164,6 +172,24 @@ def notes_of(mount, remote, tag):
 def test_deepspeed_on_nvme(nodes, remote, scratch):
     """ZeRO-3 with node-local storage: each node has its ranks' files. The union is a step on shared storage."""
     trained = train_on(nodes, scratch, "zero3")
+    tags = [f"global_step{step}" for step in range(1, STEPS + 1)]
+    union = judge(nodes, remote, scratch, tags)
+    for tag in tags:
+        judge_swapped(nodes, union, tag)
+    equal(load(scratch, "zero3", union, tags[-1]), [result[tags[-1]] for result in trained], "what DeepSpeed loads")
+
+
+@pytest.mark.level("long")
+@pytest.mark.parametrize("remote", ["cluster"], indirect=True)
+def test_a_server_of_a_cluster_dies(nodes, remote, scratch):
+    """Each node pushes to a gateway of its own. One of the servers that hold the data is killed amid the pushes."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        training = pool.submit(train_on, nodes, scratch, "zero3")
+        wait_until("a step is there", lambda: training.done() or remote.steps(), 600, 0.5)
+        there = len(remote.steps())
+        remote.servers.kill_volume_server()
+        trained = training.result()
+    true(there < STEPS, f"{there} of {STEPS} steps were there when the server was killed")
     tags = [f"global_step{step}" for step in range(1, STEPS + 1)]
     union = judge(nodes, remote, scratch, tags)
     for tag in tags:

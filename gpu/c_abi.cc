@@ -58,6 +58,10 @@ const bool kLogIsOurs = [] {
 
 constexpr double kMostSeconds = 1e6;  // for a request to a remote
 
+// A byte of the caller's, seen as a flag.
+using StopFlag = std::atomic<bool>;
+static_assert(sizeof(StopFlag) == 1 && StopFlag::is_always_lock_free);
+
 std::string way_of(const io::TransferQueue::Way& way) {
   if (!way.io_uring) return "threads";
   return way.registered_memory ? "io_uring, registered memory" : "io_uring";
@@ -128,7 +132,8 @@ int ckptfs_memory_free(ckptfs_staging* staging, void* memory) {
   return guarded([&] { return staging->staging->device().release(static_cast<std::byte*>(memory)); });
 }
 
-int ckptfs_checkpoint_open(const char* path, const char* names, double seconds, ckptfs_checkpoint** checkpoint) {
+int ckptfs_checkpoint_open(const char* path, const char* names, double seconds, const volatile unsigned char* stop,
+                           ckptfs_checkpoint** checkpoint) {
   return guarded([&]() -> Result<> {
     const std::string_view wanted = names == nullptr ? "" : names;
     if (!wanted.empty() && wanted != "saved") return Error(EINVAL, std::string(wanted) + ": no kind of names");
@@ -136,7 +141,8 @@ int ckptfs_checkpoint_open(const char* path, const char* names, double seconds, 
     gpu::Checkpoint::Options options;
     if (!wanted.empty()) options.names = gpu::Checkpoint::Names::saved;
     const std::chrono::duration<double> time(seconds);
-    if (seconds > 0) options.time = std::chrono::ceil<std::chrono::milliseconds>(time);
+    if (seconds > 0) options.remote.time = std::chrono::ceil<std::chrono::milliseconds>(time);
+    options.remote.stop = reinterpret_cast<const StopFlag*>(const_cast<const unsigned char*>(stop));
     TRY_ASSIGN(auto opened, gpu::Checkpoint::open(path, options));
     auto handle = std::make_unique<ckptfs_checkpoint>();
     for (const auto& problem : opened->problems()) {

@@ -10,7 +10,6 @@
 // Thread safety: only one thread at a time may call load(); everything else is constant.
 #pragma once
 
-#include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
@@ -54,7 +53,7 @@ class Checkpoint {
   enum class Names { views, saved };
   struct Options {
     Names names = Names::views;
-    std::chrono::milliseconds time{60'000};  // for each request to a remote
+    RemoteWait remote;
   };
   // `path`: of a folder or a file, or the address of a step in a remote (meta/remote/address.h). Fails with EBADMSG and
   // the first reason if nothing of the checkpoint can be read.

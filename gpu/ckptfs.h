@@ -20,7 +20,7 @@ extern "C" {
 #pragma GCC visibility push(default)
 #endif
 
-#define CKPTFS_ABI 5 /* changes whenever anything below changes */
+#define CKPTFS_ABI 6 /* changes whenever anything below changes */
 uint32_t ckptfs_abi(void);
 
 /* The words for this thread's last call that failed. */
@@ -53,9 +53,13 @@ int ckptfs_memory_free(ckptfs_staging* staging, void* memory);
  * `path` may also be the address of a committed step in a remote: "s3://bucket/run7/global_step100",
  * "file:///lustre/run7/global_step100", or ".../run7/@1/global_step100" for what slot 1 holds of it. S3 is asked as the
  * environment of the AWS tools says. `seconds` is how long each request may take, tries again included; 0 is 60. A
- * child of fork must not close a checkpoint that its parent has opened. */
+ * child of fork must not close a checkpoint that its parent has opened.
+ *
+ * `stop` is NULL, or a byte that outlives the checkpoint. Once another thread sets it to 1, what waits for a remote,
+ * here or in a load, ends within a second: ECANCELED. Files are read to the end all the same. */
 typedef struct ckptfs_checkpoint ckptfs_checkpoint;
-int ckptfs_checkpoint_open(const char* path, const char* names, double seconds, ckptfs_checkpoint** checkpoint);
+int ckptfs_checkpoint_open(const char* path, const char* names, double seconds, const volatile unsigned char* stop,
+                           ckptfs_checkpoint** checkpoint);
 void ckptfs_checkpoint_close(ckptfs_checkpoint* checkpoint);
 
 typedef struct {

@@ -46,28 +46,28 @@ Result<io::S3Settings> settings_of(const io::MountEntry& mount) {
                         path_style != found->end() && path_style->is_boolean() && path_style->get<bool>()};
 }
 
-OpenedSource open_behind(const io::MountEntry& mount, const StepAddress& address, std::chrono::milliseconds time) {
+OpenedSource open_behind(const io::MountEntry& mount, const StepAddress& address, const RemoteWait& wait) {
   if (!io::is_trusted(mount, ::geteuid())) return Error(EPERM, "another user has mounted it");
   io::S3Settings settings;
   if (meta::remote::is_in_s3(address.url)) {
     TRY_ASSIGN(settings, settings_of(mount));
   }
-  return RemoteSource::open(address, settings, time);
+  return RemoteSource::open(address, settings, wait);
 }
 
 }  // namespace
 
-OpenedSource open_source(const std::string& path, std::chrono::milliseconds time) {
+OpenedSource open_source(const std::string& path, const RemoteWait& wait) {
   if (meta::remote::is_remote_address(path)) {
     TRY_ASSIGN(const StepAddress address, meta::remote::split_step(path));
-    return RemoteSource::open(address, {}, time);
+    return RemoteSource::open(address, {}, wait);
   }
   TRY_ASSIGN(std::string real, real_path(path));
   TRY_ASSIGN(const auto mounts, io::mount_table());
   const auto mount = io::mount_of(mounts, real);
   if (const auto step = mount ? step_in_mount(*mount, real) : std::nullopt) {
-    auto opened = open_behind(*mount, *step, time);
-    if (opened) return opened;
+    auto opened = open_behind(*mount, *step, wait);
+    if (opened || opened.error().errno_value() == ECANCELED) return opened;
     log::warn("{}: it is read through the mount, not from {}: {}", real, mount->source, opened.error().message());
   }
   return FolderSource::open(std::move(real));

@@ -114,10 +114,11 @@ class RemoteReads {
 
   Result<> fetch(const PlannedRead& read) {
     const RemoteFile& file = file_of(read);
+    const RemoteWait& wait = load_.input.wait;
     const uint64_t size = std::min(read.end, file.size()) - read.begin;
     std::byte* const target = straight_target(read, size);
     if (target == nullptr) return fetch_pieces(read, size);
-    const auto limits = io::RequestLimits::within(load_.input.time, &load_.failed);
+    const auto limits = io::RequestLimits::within(wait.time, wait.stop != nullptr ? wait.stop : &load_.failed);
     TRY(file.step->read(file.entry, read.begin, {target, size}, limits));
     load_.straight += size;
     return success();

@@ -9,12 +9,12 @@
 // Thread safety: any thread. Loads that use one ring run one after the other.
 #pragma once
 
-#include <chrono>
 #include <vector>
 
 #include "gpu/load.h"
 #include "gpu/read_plan.h"
 #include "gpu/staging.h"
+#include "gpu/step_source.h"
 #include "io/result.h"
 #include "meta/remote/chunk_reader.h"
 #include "meta/remote/remote_files.h"
@@ -24,7 +24,7 @@ namespace ckptfs::gpu {
 struct RemoteInput {
   meta::remote::ChunkReader& reader;
   const meta::remote::RemoteFiles& files;
-  std::chrono::milliseconds time;  // for each request
+  RemoteWait wait;
 };
 
 // As load() of load.h. LoadReport::read has what was fetched for this load, and all of that was compared. EIO, naming

@@ -30,17 +30,17 @@ std::string address_of(const StepAddress& address) {
 }  // namespace
 
 Result<std::unique_ptr<StepSource>> RemoteSource::open(const StepAddress& address, const io::S3Settings& settings,
-                                                       std::chrono::milliseconds time) {
+                                                       const RemoteWait& wait) {
   TRY(meta::remote::refuse_secrets(address.url, "the address of the remote"));
   TRY(meta::remote::check_folder_of(address.url));
   TRY_ASSIGN(auto store, io::open_object_store(address.url, settings));
-  std::unique_ptr<RemoteSource> source(new RemoteSource(std::move(store), address_of(address), time));
+  std::unique_ptr<RemoteSource> source(new RemoteSource(std::move(store), address_of(address), wait));
   TRY(source->open_step(address));
   return std::unique_ptr<StepSource>(std::move(source));
 }
 
 Result<> RemoteSource::open_step(const StepAddress& address) {
-  const auto limits = [this] { return io::RequestLimits::within(time_); };
+  const auto limits = [this] { return io::RequestLimits::within(wait_.time, wait_.stop); };
   TRY_ASSIGN(const CommittedStep found, meta::remote::find_step(*store_, address.step, limits()));
   if (found.gone) {
     return Error(ENOENT, fmt::format("{}: step {} was removed there", store_->url(), io::printable(address.step)));
@@ -51,7 +51,8 @@ Result<> RemoteSource::open_step(const StepAddress& address) {
     return Error(ENOENT, fmt::format("{}: the step has the slots 0 to {}", path_, step->slots() - 1));
   }
   ChunkReader::Settings settings;
-  settings.time = time_;
+  settings.time = wait_.time;
+  settings.stop = wait_.stop;
   reader_ = std::make_unique<ChunkReader>(*store_, settings);
   const meta::remote::Union files = address.slot ? step->of_slot(*address.slot) : step->whole();
   files_ = std::make_unique<const meta::remote::RemoteFiles>(*reader_, step, files);
@@ -66,7 +67,7 @@ Result<> RemoteSource::check_fetched() const {
 }
 
 Result<SourceReport> RemoteSource::load(Staging& staging, std::vector<Wanted> wanted, Stream stream) {
-  TRY_ASSIGN(const LoadReport moved, load_remote({*reader_, *files_, time_}, staging, std::move(wanted), stream));
+  TRY_ASSIGN(const LoadReport moved, load_remote({*reader_, *files_, wait_}, staging, std::move(wanted), stream));
   const io::RequestCounts& counts = store_->counts();
   log::info("{}: {} bytes are loaded, {} fetched for them; {} in {} GETs since it was opened", path_, moved.bytes,
             moved.read, counts.bytes_received.load(), counts.gets.load());

@@ -6,7 +6,6 @@
 // Thread safety: as StepSource. A child of fork must not use or destroy it, since the reader's threads are not there.
 #pragma once
 
-#include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
@@ -22,9 +21,9 @@ namespace ckptfs::gpu {
 
 class RemoteSource : public StepSource {
  public:
-  // `time`: for each request, tries again included. ENOENT, in words: there is no such step, or no such slot of it.
+  // `wait.stop` outlives the source. ENOENT, in words: there is no such step, or no such slot of it.
   static Result<std::unique_ptr<StepSource>> open(const meta::remote::StepAddress& address,
-                                                  const io::S3Settings& settings, std::chrono::milliseconds time);
+                                                  const io::S3Settings& settings, const RemoteWait& wait);
 
   const std::string& path() const override { return path_; }
   bool is_step() const override { return true; }
@@ -34,13 +33,13 @@ class RemoteSource : public StepSource {
   Result<> tell_loaded(const meta::formats::RankTimes&) const override { return success(); }
 
  private:
-  RemoteSource(std::unique_ptr<io::ObjectStore> store, std::string path, std::chrono::milliseconds time)
-      : store_(std::move(store)), path_(std::move(path)), time_(time) {}
+  RemoteSource(std::unique_ptr<io::ObjectStore> store, std::string path, const RemoteWait& wait)
+      : store_(std::move(store)), path_(std::move(path)), wait_(wait) {}
   Result<> open_step(const meta::remote::StepAddress& address);
 
   const std::unique_ptr<io::ObjectStore> store_;
   const std::string path_;
-  const std::chrono::milliseconds time_;
+  const RemoteWait wait_;
   std::unique_ptr<meta::remote::ChunkReader> reader_;
   std::unique_ptr<const meta::remote::RemoteFiles> files_;
 };

@@ -3,6 +3,8 @@
 // Thread safety: only one thread at a time may call load(); everything else is constant.
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <string>
 #include <vector>
 
@@ -15,6 +17,12 @@
 #include "meta/formats/tensor_map.h"
 
 namespace ckptfs::gpu {
+
+// How long a remote is waited for.
+struct RemoteWait {
+  std::chrono::milliseconds time{60'000};   // for each request, tries again included
+  const std::atomic<bool>* stop = nullptr;  // set: what waits ends within a second, with ECANCELED
+};
 
 struct SourceReport {
   LoadReport moved;

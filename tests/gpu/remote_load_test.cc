@@ -58,7 +58,7 @@ class RemoteLoadTest : public ::testing::Test {
   }
 
   Result<LoadReport> load(std::vector<Wanted> wanted) {
-    return load_remote({*reader_, *files_, std::chrono::seconds(60)}, *staging_, std::move(wanted), nullptr);
+    return load_remote({*reader_, *files_, {}}, *staging_, std::move(wanted), nullptr);
   }
   std::string wanted_of(const Wanted& one) const { return contents_[one.file].substr(one.offset, one.size); }
   // What came to a target, on the device or not.

@@ -119,7 +119,7 @@ static void save_columns(char** words) {
 static void load(const char* path) {
   ckptfs_staging* const staging = open_staging();
   ckptfs_checkpoint* checkpoint = NULL;
-  check(ckptfs_checkpoint_open(path, "", 0, &checkpoint), "open");
+  check(ckptfs_checkpoint_open(path, "", 0, NULL, &checkpoint), "open");
   const uint64_t count = ckptfs_checkpoint_tensors(checkpoint);
   for (uint64_t at = 0; at < count; ++at) {
     ckptfs_tensor tensor;

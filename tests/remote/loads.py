@@ -48,6 +48,19 @@ def make(folder, kind, seed=1, rows=4096):
         safetensors.torch.save_file(state, path / "model.safetensors", {"format": "pt"})
 
 
+def model(folder, own):
+    """A Trainer's step of a GPT-2 of 27 MiB, whose optimizer is twice as large. OWN: what save_pretrained makes of it."""
+    import transformers
+
+    torch.manual_seed(3)
+    config = transformers.GPT2Config(vocab_size=1031, n_positions=64, n_embd=512, n_layer=2, n_head=4)
+    made, path = transformers.GPT2LMHeadModel(config), pathlib.Path(folder)
+    for target in (own, folder):
+        made.save_pretrained(target)
+    torch.save({"state": {0: {"exp_avg": torch.randn(14 * MIB)}}}, path / "optimizer.pt")
+    (path / "trainer_state.json").write_text(json.dumps({"global_step": 1}))
+
+
 def received():
     """Bytes that have come since the checkpoint was opened, as its log says."""
     return max(int(found[1]) for line in LINES if (found := re.search(r"for them; (\d+) in \d+ GETs", line)))

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import signal
 import subprocess
 import types
 
@@ -12,7 +13,7 @@ import pytest
 import harness
 from acting import Ranks
 from checking import equal, true
-from mounting import BUILD, MIB, REPOSITORY, Failure, Store, mounted
+from mounting import BUILD, MIB, REPOSITORY, Failure, Store, mounted, wait_until
 from reading import remote_mount
 from seaweed import BUCKET, Proxy, environment
 from test_push import QUIET, ckptfs, wait_for
@@ -112,6 +113,80 @@ def test_from_s3(server, trainer_step):
         number, words, seconds = act("fails", url=url, timeout=3,
                                      variables=variables | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{proxy.port}"})
         true(number != 0 and seconds < 30, f"a server that hangs, after {seconds} s: {words}")
+
+
+@pytest.mark.level("long")
+def test_from_pretrained_by_eight(remote, scratch):
+    """All of them load the model from the view in a remote mount. What they need is fetched once."""
+    step, own = scratch / "checkpoint-1", scratch / "own"
+    act("model", folder=step, own=own)
+    put(remote, "checkpoint-1", step)
+    words = [str(harness.python()), str(REPOSITORY / "tests" / "deepspeed" / "pretrained.py"), "load"]
+
+    def start(folder):
+        return subprocess.Popen([*words, str(folder), "float32"], stdout=subprocess.PIPE, text=True, env=harness.environment())
+
+    def outcome(process):
+        said = process.communicate(timeout=500)[0]
+        equal(process.returncode, 0, "the exit code of from_pretrained")
+        return json.loads(said.splitlines()[-1])
+
+    truth = outcome(start(own))
+    with remote_mount(remote, scratch / "mnt") as mount:
+        readers = [start(mount.path / "views" / "checkpoint-1") for _ in range(8)]
+        for reader in readers:
+            equal(outcome(reader), truth, "the model")
+        needed = (step / "model.safetensors").stat().st_size
+        true(mount.fetched() <= BOUND * needed + 4 * MIB, f"{mount.fetched()} bytes for {needed}")
+
+
+INTERRUPTED = """\
+import sys, ckptfs
+def interrupted(act):
+    try:
+        return act()
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+        sys.stdin.readline()
+        return act()
+def opened():
+    return ckptfs.Checkpoint(sys.argv[1], timeout=600)
+checkpoint = interrupted(opened)
+into = checkpoint.make_tensors(None, "cpu")
+print("open", flush=True)
+sys.stdin.readline()
+interrupted(lambda: checkpoint.load(into))
+print(all(tensor.any() for tensor in into.values()))
+"""
+
+
+def test_ctrl_c(server, trainer_step):
+    """It ends an open and a load that wait for a remote, and the next one is right."""
+    url = put(f"s3://{BUCKET}/interrupted", "checkpoint-1", trainer_step, endpoint=server.endpoint)
+    with Proxy(server.ports[3]) as link:
+        credentials = {name: value for name, value in environment().items() if name.startswith("AWS_")}
+        variables = harness.environment() | credentials | {
+            "PYTHONPATH": str(REPOSITORY / "gpu" / "python"), "AWS_ENDPOINT_URL": f"http://127.0.0.1:{link.port}"}
+        link.become("hang")
+        seen = link.seen
+        reader = subprocess.Popen([str(harness.python()), "-c", INTERRUPTED, url], stdin=subprocess.PIPE,
+                                  stdout=subprocess.PIPE, text=True, env=variables)
+        try:
+            for then in ("open", "True"):
+                wait_until("it waits for the remote", lambda seen=seen: link.seen > seen, 100)
+                reader.send_signal(signal.SIGINT)
+                equal(reader.stdout.readline().strip(), "interrupted", f"before {then}")
+                link.become()
+                print(file=reader.stdin, flush=True)
+                equal(reader.stdout.readline().strip(), then, "the next try")
+                if then == "open":
+                    link.become("hang")
+                    seen = link.seen
+                    print(file=reader.stdin, flush=True)
+            equal(reader.wait(60), 0, "its exit code")
+        finally:
+            reader.kill()
+            reader.wait()
 
 
 def test_of_a_folder_in_a_remote_mount(remote, scratch, trainer_step):

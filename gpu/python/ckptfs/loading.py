@@ -33,7 +33,8 @@ class Checkpoint:
 
     def __init__(self, path: Path, names: str = "", *, timeout: float = 60.0):
         self._open, self._process = contextlib.ExitStack(), os.getpid()
-        self.handle = self._open.enter_context(native.checkpoint(path, names, timeout))
+        self._stop = ctypes.c_ubyte()  # outlives the handle
+        self.handle = self._open.enter_context(native.checkpoint(path, names, timeout, self._stop))
         self.path = path
         library = native.library()
         self.tensors, self._numbers = {}, {}
@@ -104,8 +105,8 @@ class Checkpoint:
         if os.getpid() != self._process:  # the threads that fetch are the parent's
             raise ValueError(f"{self.path}: the checkpoint was opened before the fork: open it again")
         report = native.LoadReport()
-        native.call(function, self.handle, native.ring(device), targets, len(targets), memory.stream_of(device, stream),
-                    ctypes.byref(report))
+        native.call_until_stopped(self._stop, function, self.handle, native.ring(device), targets, len(targets),
+                                  memory.stream_of(device, stream), ctypes.byref(report))
         return Report(*(getattr(report, name) for name in Report._fields))
 
     def tell_loaded(self, slowest, host, seconds, stages):

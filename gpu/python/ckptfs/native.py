@@ -10,10 +10,10 @@ import logging
 import os
 import pathlib
 import threading
-from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_int, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_int, c_ubyte, c_uint32, c_uint64, c_void_p
 
 _log = logging.getLogger("ckptfs")
-_ABI = 5
+_ABI = 6
 
 
 class Tensor(Structure):
@@ -65,7 +65,7 @@ _FUNCTIONS = {  # all that return an errno
     "ckptfs_staging_open": (c_char_p, c_uint64, c_uint64, c_uint32, POINTER(c_void_p)),
     "ckptfs_memory_allocate": (c_void_p, c_uint64, POINTER(c_void_p)),
     "ckptfs_memory_free": (c_void_p, c_void_p),
-    "ckptfs_checkpoint_open": (c_char_p, c_char_p, c_double, POINTER(c_void_p)),
+    "ckptfs_checkpoint_open": (c_char_p, c_char_p, c_double, POINTER(c_ubyte), POINTER(c_void_p)),
     "ckptfs_checkpoint_tensor": (c_void_p, c_uint64, POINTER(Tensor)),
     "ckptfs_load": (c_void_p, c_void_p, POINTER(Target), c_uint64, c_void_p, POINTER(LoadReport)),
     "ckptfs_load_boxes": (c_void_p, c_void_p, POINTER(BoxTarget), c_uint64, c_void_p, POINTER(LoadReport)),
@@ -172,6 +172,32 @@ def call(name, *arguments):
         raise OSError(number, known.ckptfs_last_error().decode(errors="replace"))
 
 
+def call_until_stopped(stop, name, *arguments):
+    """As call(), but Ctrl-C ends it where it waits for a remote: `stop` is a byte (c_ubyte) that the checkpoint was opened
+    with. Python handles signals in its main thread only, and not during a call. So another thread makes the call."""
+    if threading.current_thread() is not threading.main_thread():
+        return call(name, *arguments)
+    outcome, interrupt = [], None
+
+    def make():
+        try:
+            call(name, *arguments)
+        except OSError as problem:
+            outcome.append(problem)
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    while True:  # the call uses memory that the caller may free
+        try:
+            thread.join()
+            break
+        except BaseException as raised:  # by the handler of a signal
+            stop.value, interrupt = 1, raised
+    stop.value = 0
+    if interrupt or outcome:
+        raise interrupt or outcome[0]
+
+
 def configure(*, ring=256 << 20, slot=0, lanes=0):
     """The pinned memory of each device's ring from now on, and how it is cut (0: as suits the device); before the first
     load or save."""
@@ -224,13 +250,14 @@ class OwnRing:
 
 
 @contextlib.contextmanager
-def checkpoint(path, names="", timeout=60.0):
+def checkpoint(path, names="", timeout=60.0, stop=None):
     """The handle of an open checkpoint. `names`: "" for those of the views, "saved" for those of a DCP checkpoint.
-    `timeout`: seconds for each request to a remote."""
-    handle, owner = c_void_p(), os.getpid()
-    call("ckptfs_checkpoint_open", os.fsencode(path), names.encode(), timeout, byref(handle))
+    `timeout`: seconds for each request to a remote. `stop`: see call_until_stopped()."""
+    handle, owner, stop = c_void_p(), os.getpid(), c_ubyte() if stop is None else stop
     try:
+        call_until_stopped(stop, "ckptfs_checkpoint_open", os.fsencode(path), names.encode(), timeout, byref(stop),
+                           byref(handle))
         yield handle
     finally:
-        if os.getpid() == owner:  # a child of fork has not the threads that end with it
+        if handle and os.getpid() == owner:  # a child of fork has not the threads that end with it
             library().ckptfs_checkpoint_close(handle)

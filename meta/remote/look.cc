@@ -103,7 +103,8 @@ Error is_missing(const std::string& url, const std::string& key, const Look& loo
 
 // Is `later` what `earlier` is, with more words?
 bool was_restored_since(const std::string& earlier, const std::string& later) {
-  return later.size() > earlier.size() && later.starts_with(earlier) && (earlier.empty() || later[earlier.size()] == ' ');
+  return later.size() > earlier.size() && later.starts_with(earlier) &&
+         (earlier.empty() || later[earlier.size()] == ' ');
 }
 
 }  // namespace

@@ -146,12 +146,12 @@ def kill_and_start(mount):
 
 
 @pytest.mark.parametrize("clocks", ((0, 0), pytest.param((600, -600), marks=pytest.mark.level("long"))), ids=("right", "off"))
-def test_a_run_saves_a_step_again(disk, work, url, mode, seed, rounds, clocks):
+def test_a_run_saves_a_step_again(fresh_disk, work, url, mode, seed, rounds, clocks):
     """A run ends between the pushes of its nodes. The next one saves the same step again: one node soon, and the other
     late, though it has begun to save an earlier step."""
     dice = random.Random(seed)
     reader = Reader(url, [], work)
-    with nodes(disk, work, "again", mode, url, ("0/2", "1/2"), clocks) as mounts:
+    with nodes(fresh_disk, work, "again", mode, url, ("0/2", "1/2"), clocks) as mounts:
         series = [mount.path / "steps" for mount in mounts]
         for number in range(rounds or by_level(1, 2, 50)):
             before, tag = f"global_step{10 * number + 1}", f"global_step{10 * number + 2}"
@@ -187,7 +187,7 @@ def test_a_run_saves_a_step_again(disk, work, url, mode, seed, rounds, clocks):
 
 
 @pytest.mark.level("long")
-def test_a_clock_is_set_back(disk, work, url, mode):
+def test_a_clock_is_set_back(fresh_disk, work, url, mode):
     """A node's clock is set back ten minutes between two runs, and its daemon starts again. It still knows that the
     second run is the later one, and has its old files not committed with the new ones of the other node."""
     before, tag = "global_step1", "global_step2"
@@ -195,7 +195,7 @@ def test_a_clock_is_set_back(disk, work, url, mode):
     for name in (before, tag):
         for attempt in (1, 2):
             reader.expect(name, part_of(0, attempt, False) | part_of(1, attempt, False))
-    with nodes(disk, work, "back", mode, url, ("0/2", "1/2"), (600, 0)) as mounts:
+    with nodes(fresh_disk, work, "back", mode, url, ("0/2", "1/2"), (600, 0)) as mounts:
         series = [mount.path / "steps" for mount in mounts]
         mounts[1].control("steps", "push", "manual")
         with Run(series) as first:
@@ -241,8 +241,8 @@ def is_decided(step):
 
 
 @pytest.mark.level("long")
-def test_two_mounts_in_one_slot(disk, work, url, mode):
-    with nodes(disk, work, "twice", mode, url, ("0/1", "0/1")) as mounts:
+def test_two_mounts_in_one_slot(fresh_disk, work, url, mode):
+    with nodes(fresh_disk, work, "twice", mode, url, ("0/1", "0/1")) as mounts:
         reader = Reader(url, [], work)
         steps = [mount.path / "steps" / "global_step1" for mount in mounts]
         for number, step in enumerate(steps):
@@ -257,9 +257,9 @@ def test_two_mounts_in_one_slot(disk, work, url, mode):
 
 
 @pytest.mark.level("long")
-def test_another_store_in_a_slot(disk, work, url, mode):
+def test_another_store_in_a_slot(fresh_disk, work, url, mode):
     """A second cluster of the same prefix: the slot 1 is there twice."""
-    with nodes(disk, work, "other", mode, url, ("0/2", "1/2", "1/2")) as mounts:
+    with nodes(fresh_disk, work, "other", mode, url, ("0/2", "1/2", "1/2")) as mounts:
         reader = Reader(url, [], work)
         steps = [mount.path / "steps" / "global_step1" for mount in mounts]
         parts = [part_of(slot, attempt) for slot, attempt in ((0, 1), (1, 1), (1, 2))]
@@ -288,10 +288,10 @@ def test_another_store_in_a_slot(disk, work, url, mode):
 
 
 @pytest.mark.level("long")
-def test_a_copied_store(disk, work, url, mode):
+def test_a_copied_store(fresh_disk, work, url, mode):
     """A copy has the id of the original. It is refused beside the original, and counts as another mount after it."""
-    original = Mount(Store(disk / "original"), work / "mnt-original", mode=mode, options=OPTIONS)
-    copy = Mount(Store(disk / "copy"), work / "mnt-copy", mode=mode, options=OPTIONS)
+    original = Mount(Store(fresh_disk / "original"), work / "mnt-original", mode=mode, options=OPTIONS)
+    copy = Mount(Store(fresh_disk / "copy"), work / "mnt-copy", mode=mode, options=OPTIONS)
     reader = Reader(url, [], work)
     try:
         original.start()

@@ -116,6 +116,7 @@ def test_from_s3(server, trainer_step):
 
 
 @pytest.mark.level("long")
+@pytest.mark.timeout(1800)
 def test_from_pretrained_by_eight(remote, scratch):
     """All of them load the model from the view in a remote mount. What they need is fetched once."""
     step, own = scratch / "checkpoint-1", scratch / "own"
@@ -127,7 +128,7 @@ def test_from_pretrained_by_eight(remote, scratch):
         return subprocess.Popen([*words, str(folder), "float32"], stdout=subprocess.PIPE, text=True, env=harness.environment())
 
     def outcome(process):
-        said = process.communicate(timeout=500)[0]
+        said = process.communicate(timeout=800)[0]
         equal(process.returncode, 0, "the exit code of from_pretrained")
         return json.loads(said.splitlines()[-1])
 

@@ -379,6 +379,7 @@ Result<> SeriesPusher::push(const Candidate& candidate) {
   states_.set(series_, step, state);
   Pushed pushed;
   pushed.fingerprint = candidate.status.fingerprint;
+  pushed.others = parts_of_others(candidate.status.facts.tag);
   TRY_ASSIGN(pushed.image,
              LocalStep::make(env_, step, [this](auto) { return thread_.wait_for(std::chrono::nanoseconds(0)); }));
   TRY_ASSIGN(const bool fetched, is_as_fetched(candidate, *pushed.image));
@@ -450,7 +451,10 @@ Result<> SeriesPusher::decide(meta::InodeNumber step, Pushed& pushed) {
   const bool committed = state.stage == Stage::committed, ended = status.state == TagStatus::State::ended;
   const bool done = committed || ended || state.stage == Stage::unpushed;
   states_.set(series_, step, std::move(state));
-  if (committed || ended) others_at_rest_[step] = parts_of_others(pushed.image->tag());
+  const PartsOfOthers others = parts_of_others(pushed.image->tag());
+  if (committed) others_at_rest_[step] = others;
+  if (ended) others_at_rest_[step] = pushed.others;  // of the round before: what has come since is new
+  pushed.others = others;
   if (ended) ended_[step] = pushed.fingerprint;
   if (done) pushed_.erase(step);
   if (committed) {

@@ -79,20 +79,20 @@ class SeriesPusher {
     bool asked = false;    // by hand
     bool awaited = false;  // another slot has a part of it
   };
-  // What is known of a step that was pushed, while it is what it was.
-  struct Pushed {
-    io::Digest fingerprint{};
-    std::unique_ptr<LocalStep> image;
-    meta::remote::PushedPart part;
-    meta::remote::ElectionMemory memory;
-  };
-
   // Of a tag, as listed.
   struct PartsOfOthers {
     std::chrono::system_clock::time_point newest;  // by the server's clock
     uint64_t count = 0;
     // Less: the other one has a part more. The collector may take parts away.
     auto operator<=>(const PartsOfOthers&) const = default;
+  };
+  // What is known of a step that was pushed, while it is what it was.
+  struct Pushed {
+    io::Digest fingerprint{};
+    std::unique_ptr<LocalStep> image;
+    meta::remote::PushedPart part;
+    meta::remote::ElectionMemory memory;
+    PartsOfOthers others;  // when it was decided about last
   };
 
   void run();

@@ -96,6 +96,10 @@ Round Election::look() {
   if (n_ <= memory_.decided) return ends(waits(fmt::format("the list of {} lags behind", store_.url())));
   memory_.decided = n_ - 1;
   TRY(memory_.history.read(store_, image_.tag(), decisions_, limits()));
+  // Also while others are waited for: its part is no longer what they could vote for.
+  if (memory_.history.is_ended(own_.name.push) && !io::fault_value("void_unread")) {
+    return ends(status_of(State::ended, "its part was undecided for days and was removed there"));
+  }
   TRY(list_votes());  // before the parts: see the head of election.h
   TRY_ASSIGN(TagParts listed, list_parts(store_, image_.tag(), limits()));
   std::erase_if(listed.parts, [this](const ListedPart& part) {
@@ -274,9 +278,6 @@ Round Election::count_votes(const TagParts& listed) {
 
 // What speaks against the word of this slot for its part. The image comes last: see the head of election.h.
 Result<std::optional<TagStatus>> Election::speaks_against(const TagParts& listed) {
-  if (memory_.history.is_ended(own_.name.push) && !io::fault_value("void_unread")) {
-    return std::optional(status_of(State::ended, "its part was undecided for days and was removed there"));
-  }
   TRY_ASSIGN(const bool lost, has_lost_lender(store_, own_.lenders, listed, memory_.history, limits()));
   if (lost) return std::optional(status_of(State::push_again, "a step that lent it chunks was removed"));
   if (io::fault_value("vote_unchecked")) return std::optional<TagStatus>();

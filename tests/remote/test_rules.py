@@ -408,7 +408,8 @@ def test_a_part_that_was_ended(fresh_disk, work, folder, mode):
         wait_until("some rounds pass", lambda: status_of(one.parent)["lists"] > lists + 3, 60, 0.1)
         equal(sorted((folder / "parts" / "checkpoint-7").iterdir()), parts, "it is not pushed again by itself")
         ckptfs("remote", "add", url, other.parent, "--slot", "1/2")
-        fill(other, files=("rank1.bin",), size=MIB)
+        other.mkdir()
+        write(other / "rank1.bin", noise(MIB, 9))
         for step in (one, other):
             wait_for(step, "committed checkpoint-7", 120)
         ckptfs("remote", "verify", url)

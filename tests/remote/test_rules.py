@@ -609,8 +609,8 @@ def test_lists_of_a_collection(server, request, scratch):
     remote = s3(server, request.node.name)
     for number in (1, 2):
         remote.has(f"step_{number}", make_step(scratch / "step", "small"))
-    run(OBJECTS, remote.url, *remote.options, "fill", "packs/step_9/0.0123456789abcdef/", count, env=environment(),
-        timeout=1_200)
+    run(OBJECTS, remote.url, *remote.options, "fill", "--within", 1_000, "fill", "packs/step_9/0.0123456789abcdef/", count,
+        env=environment(), timeout=1_200)
     said, memory = measured_gc(remote)
     print(said, memory)
     true(said["objects"] >= count, f"objects: {said}")

@@ -609,7 +609,7 @@ def test_lists_of_a_collection(server, request, scratch):
     remote = s3(server, request.node.name)
     for number in (1, 2):
         remote.has(f"step_{number}", make_step(scratch / "step", "small"))
-    run(OBJECTS, remote.url, *remote.options, "fill", "--within", 1_000, "fill", "packs/step_9/0.0123456789abcdef/", count,
+    run(OBJECTS, remote.url, *remote.options, "--within", 1_000, "fill", "packs/step_9/0.0123456789abcdef/", count,
         env=environment(), timeout=1_200)
     said, memory = measured_gc(remote)
     print(said, memory)

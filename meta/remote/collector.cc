@@ -91,7 +91,8 @@ Result<> Collector::tell_time() {
   report_.now = std::chrono::system_clock::now();
   if (settings_.dry_run) return success();
   const std::string key = kProbe + settings_.id();
-  TRY(store_.put(key, io::content_of(std::string_view("what time is it?")), io::PutMode::make, limits()));
+  const auto put = store_.put(key, io::content_of(std::string_view("what time is it?")), io::PutMode::make, limits());
+  if (!put && put.error().errno_value() != EEXIST) return put;  // EEXIST: a reply was lost
   std::optional<Time> made;
   const auto note = [&](const io::ObjectInfo& object) -> Result<> {
     if (object.key == key) made = object.changed;
@@ -126,7 +127,8 @@ Result<> Collector::read_looks() {
 // A list may be short, and a store may be restored from a copy. Both show as something that is no longer there.
 Result<> Collector::check_seen() const {
   if (last_.n > 0) TRY(check_decisions(last_, inventory_, store_.url()));
-  if (memory_ && !settings_.restored) TRY(check_memory(*memory_, last_, inventory_, store_.url()));
+  const bool remembers = memory_ && !settings_.restored && !io::fault_value("memory_forgotten");
+  if (remembers) TRY(check_memory(*memory_, last_, inventory_, store_.url()));
   return success();
 }
 
@@ -249,9 +251,11 @@ Result<> Collector::read_living() {
   });
 }
 
-// Of parts that are older than a day: of the others a list that is made meanwhile may not have the packs.
+// Of what stands, and is older than a day: of younger parts a list that is made meanwhile may not have the packs, and
+// an undecided part that has lost a lender is never voted for.
 void Collector::warn_of_missing(const PushName& part, const UsedPush& used, Time since) {
-  if (!is_past(since, settings_.grace)) return;
+  const bool stands = pushes_.living.contains(part) && !pushes_.undecided.contains(part);
+  if (!stands || !is_past(since, settings_.grace)) return;
   const auto objects = inventory_.pushes.find(used.push);
   for (const auto& [first, last] : used.packs) {
     for (uint64_t pack = first; pack <= last; ++pack) {

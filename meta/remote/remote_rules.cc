@@ -74,7 +74,7 @@ RuleDecision decide(const RemoteRules& rules, const CommittedStep& step, uint64_
   RuleDecision decision;
   std::vector<std::string> reasons;
   if (newer == 0 && !io::fault_value("newest_removed")) reasons.emplace_back("newest");
-  if (rules.pins.contains(step.name())) reasons.emplace_back("pinned");
+  if (rules.pins.contains(step.name()) && !io::fault_value("pins_forgotten")) reasons.emplace_back("pinned");
   if (!rules.has_keep_rule()) reasons.emplace_back("no rule");
   const auto texts = texts_of(rules);
   const auto kept_by = [&](const char* rule) { reasons.push_back(fmt::format("{}={}", rule, texts.at(rule))); };

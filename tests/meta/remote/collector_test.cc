@@ -261,6 +261,21 @@ TEST_F(CollectorTest, WhoStillHoldsAnEndedPartIsTold) {
   EXPECT_THAT(store_.keys(kVotes), IsEmpty());
 }
 
+// If the parts of both were ended, each would wait for the other.
+TEST_F(CollectorTest, ASlotWhosePartWasEndedWaitsForNobody) {
+  const BuiltImage image("step_1", part_of(1));
+  const PushedPart part = push(image, slot(0, 2));
+  look_for_days(8);
+  EXPECT_EQ(decide(image, part, slot(0, 2)).state, State::ended);
+}
+
+// The try whose reply was lost has made it.
+TEST_F(CollectorTest, AProbeThatIsThereIsItsOwn) {
+  collecting_.id = [] { return std::string("0123456789abcdef"); };
+  ASSERT_OK(store_.put("probe/0123456789abcdef", io::content_of(std::string_view("?")), io::PutMode::make, {}));
+  looked();
+}
+
 // Its part was put, the reply was lost, and the machine was off for a month: the journal names packs that are gone.
 TEST_F(CollectorTest, AJournalOfLongAgoIsNotTrusted) {
   const BuiltImage image("step_1", part_of(1));
@@ -386,6 +401,26 @@ TEST_F(CollectorTest, AStoreThatWasRolledBackIsKnownByWhoRemembers) {
   ASSERT_OK(collect(store_, collecting_, elsewhere));
   look_for_days(4);
   expect_whole("step_1");
+}
+
+TEST_F(CollectorTest, WhoWasToldOfARestoredStoreKnowsOfASecondOne) {
+  commit("step_1", 1);
+  looked();
+  const auto older = store_.copy();
+  collecting_.restored = true;
+  looked();
+  collecting_.restored = false;
+  commit("step_2", 2);
+  looked();
+  store_.restore(older);  // from before somebody said so
+  const auto report = look();
+  ASSERT_FALSE(report);
+  EXPECT_ERRNO(EIO, report);
+  EXPECT_THAT(report.error().message(), HasSubstr("gc --restored"));
+  collecting_.restored = true;
+  looked();
+  collecting_.restored = false;
+  look_for_days(2);
 }
 
 TEST_F(CollectorTest, WhatIsMissingAndWhatIsForeignIsNamed) {

@@ -37,8 +37,11 @@ void SimulatedCollector::look() {
   began = world_.now();
   met_hazard = met_short_list = false;
   settings_.restored = stopped_ && world_.was_restored() && (world_.is_calm() || world_.roll(3) == 0);
+  if (settings_.restored) world_.checks().note_told();
   const auto seen = memory_;
+  const uint64_t seen_at = seen_at_;
   const auto report = collect(store_, settings_, memory_);
+  if (memory_ && (!seen || memory_->n != seen->n || report)) seen_at_ = began;
   if (must_end()) return;
   world_.note(this, [&] {
     return report ? fmt::format("has looked: {} removed, {} ended, {} deleted, {} later", report.value().removed.size(),
@@ -48,8 +51,7 @@ void SimulatedCollector::look() {
   });
   if (report) {
     ++world_.result().looks;
-    if (settings_.restored) world_.checks().note_restored_look();
-    if (seen && memory_) world_.checks().check_look(*seen, *memory_);
+    if (seen && memory_) world_.checks().check_look(*seen, seen_at, *memory_);
     if (!report.value().warnings.empty() && world_.is_calm() && !met_short_list)
       world_.fail(report.value().warnings.front());
   } else if (world_.is_last() && (settings_.restored || !world_.was_restored())) {

@@ -24,6 +24,7 @@ class SimulatedCollector : public Actor {
   SimulatedStore store_;
   CollectorSettings settings_;
   std::optional<Look> memory_;  // of the machine: it outlives the process
+  uint64_t seen_at_ = 0;        // when the look began that it remembers
   bool stopped_ = false;        // the last look ended with EIO
 };
 

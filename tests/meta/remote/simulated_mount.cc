@@ -92,6 +92,7 @@ Result<bool> SimulatedMount::work(const std::string& tag, const DiskStep& step, 
     if (removed) return true;
     TRY(push(tag, work));
   }
+  settings_.late = world_.checks().has_higher(tag) && world_.roll(2) == 0;
   TRY_ASSIGN(const TagStatus status, advance(store_, slot_, *work.image, *work.pushed, work.memory, settings_));
   world_.note(this,
               [&] { return fmt::format("{} is in state {}: {}", tag, static_cast<int>(status.state), status.reason); });

@@ -8,6 +8,8 @@
 #include <cstring>
 #include <utility>
 
+#include "meta/remote/layout.h"
+
 namespace ckptfs::meta::remote::testing {
 namespace {
 
@@ -27,8 +29,9 @@ Result<> SimulatedStore::begin(const char* what, const std::string& key) {
   }
 }
 
-Result<SimulatedStore::Reply> SimulatedStore::reply() {
-  if (world_.happens(Hazard::kill, 100)) actor_.killed = true;
+Result<SimulatedStore::Reply> SimulatedStore::reply(const std::string& key) {
+  const bool dies_often = world_.is_patient() && key.starts_with(kPacks);
+  if (world_.happens(Hazard::kill, dies_often ? 10 : 100)) actor_.killed = true;
   if (actor_.killed) return Error(ECANCELED);
   if (!world_.happens(Hazard::lose_reply, 30)) return Reply::comes;
   actor_.met_hazard = true;
@@ -38,6 +41,9 @@ Result<SimulatedStore::Reply> SimulatedStore::reply() {
 
 Result<> SimulatedStore::put(const std::string& key, const io::ObjectContent& content, io::PutMode mode,
                              const io::RequestLimits& /*limits*/) {
+  if (world_.is_patient() && world_.happens(Hazard::long_stop, 8)) {
+    world_.sleep(actor_, world_.roll(kLongestLongStop));
+  }
   for (;;) {
     TRY(begin("put", key));
     std::string text(content.size, '\0');
@@ -48,7 +54,7 @@ Result<> SimulatedStore::put(const std::string& key, const io::ObjectContent& co
       return Error(ECANCELED);
     }
     auto done = world_.put(&actor_, key, std::move(text), mode);
-    TRY_ASSIGN(const Reply comes, reply());
+    TRY_ASSIGN(const Reply comes, reply(key));
     if (comes == Reply::comes) return done;
   }
 }
@@ -99,7 +105,7 @@ Result<> SimulatedStore::remove(const std::string& key, const io::RequestLimits&
       return Error(ECANCELED);
     }
     world_.remove(key);
-    TRY_ASSIGN(const Reply comes, reply());
+    TRY_ASSIGN(const Reply comes, reply(key));
     if (comes == Reply::comes) return success();
   }
 }

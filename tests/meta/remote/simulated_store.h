@@ -29,7 +29,7 @@ class SimulatedStore : public io::ObjectStore {
   enum class Reply { comes, is_lost };
 
   Result<> begin(const char* what, const std::string& key);
-  Result<Reply> reply();
+  Result<Reply> reply(const std::string& key);
 
   World& world_;
   Actor& actor_;

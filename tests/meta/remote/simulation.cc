@@ -17,9 +17,8 @@ namespace ckptfs::meta::remote::testing {
 namespace {
 
 constexpr uint64_t kLongestStop = kDay / 2;
-constexpr uint64_t kLongestLongStop = 25 * kDay;  // longer than it takes until anything is ended, and deleted
-constexpr uint64_t kMostCalm = 8000;              // turns, until the last attempt must be committed
-constexpr uint64_t kTidyAfter = 16 * kDay;        // a week until a push is ended, and three days until it is deleted
+constexpr uint64_t kMostCalm = 8000;        // turns, until the last attempt must be committed
+constexpr uint64_t kTidyAfter = 16 * kDay;  // a week until a push is ended, and three days until it is deleted
 constexpr size_t kTrace = 300;
 
 }  // namespace
@@ -163,7 +162,6 @@ void World::act() {
   if (happens(Hazard::kill, 80)) any_actor().killed = true;
   if (happens(Hazard::stop, 60)) any_actor().sleeps_until = now_ + roll(kLongestStop);
   if (happens(Hazard::long_stop, 150)) any_actor().sleeps_until = now_ + roll(kLongestLongStop);
-  if (patient_ && happens(Hazard::long_stop, 100)) any_mount().sleeps_until = now_ + roll(kLongestLongStop);
   if (!late_.empty() && roll(30) == 0) arrive();
   if (happens(Hazard::restore, 200)) copy_ = objects_;
   if (copy_ && happens(Hazard::restore, 400)) restore();

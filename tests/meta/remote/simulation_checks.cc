@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 
 #include "meta/names.h"
 #include "meta/remote/remote_rules.h"
@@ -25,16 +26,18 @@ std::optional<uint64_t> Checks::gone_since(const DecisionName& decision) const {
   return found == commits_.end() ? std::nullopt : found->second.gone;
 }
 
-std::optional<DecisionName> Checks::newest() const {
-  const auto when = [](const auto& one) {
-    const auto& [decision, commit] = one;
-    return std::tuple(commit.made, step_number(decision.tag).value_or(0), decision.tag, decision.n);
-  };
-  const std::pair<const DecisionName, KnownCommit>* latest = nullptr;
-  for (const auto& one : commits_) {
-    if (!one.second.gone && (latest == nullptr || when(*latest) < when(one))) latest = &one;
-  }
-  return latest == nullptr ? std::nullopt : std::optional(latest->first);
+std::optional<CommittedStep> Checks::newest_step() const {
+  const auto steps = steps_of(by_tag_, "simulated:");
+  return steps ? newest(steps.value()) : std::nullopt;
+}
+
+bool Checks::has_higher(const std::string& tag) const {
+  return std::ranges::any_of(commits_, [&](const auto& one) { return step_number(one.first.tag) > step_number(tag); });
+}
+
+void Checks::list(const std::string& key, const StoredObject& object) {
+  const std::chrono::system_clock::time_point made{std::chrono::seconds(object.made)};
+  remote::note_decision(by_tag_, {key, object.text.size(), made});
 }
 
 // What the objects say.
@@ -47,6 +50,7 @@ void Checks::note_part(const PushName& push, const StoredObject& object) {
 
 void Checks::note_decision(const DecisionName& decision, const StoredObject& object) {
   decided_.emplace(decision, object.made);
+  list(step_key(decision), object);
   if (object.text.size() > kMostVoidBytes) return note_commit(decision, object);
   const auto nothing = parse_void(object.text, decision.tag, step_key(decision));
   if (!nothing) return world_.fail(nothing.error().message());
@@ -79,6 +83,7 @@ void Checks::note_commit(const DecisionName& decision, const StoredObject& objec
 void Checks::note_gone(const DecisionName& decision, const StoredObject& object) {
   const auto commit = commits_.find(decision);
   if (commit == commits_.end()) return world_.fail(gone_key(decision) + ": there is no such commit");
+  list(gone_key(decision), object);
   commit->second.gone = object.made;
   for (const std::string& key : commit->second.needs) --needed_[key];
 }
@@ -91,13 +96,13 @@ void Checks::note_rules(const StoredObject& object) {
 
 // Parts come before steps in the order of the keys, but tombstones do not come after them.
 void Checks::after_restore() {
+  by_tag_.clear();
   decided_.clear();
   commits_.clear();
   ended_.clear();
   committed_.clear();
   needed_.clear();
   rules_.clear();
-  restored_unknown_ = true;
   std::map<DecisionName, const StoredObject*> decisions;
   std::map<uint64_t, const StoredObject*> rules;
   for (const auto& [key, object] : world_.objects()) {
@@ -233,12 +238,13 @@ void Checks::check_gone(const Actor* actor, const DecisionName& decision) const 
   const std::string key = gone_key(decision);
   const auto commit = commits_.find(decision);
   if (commit == commits_.end()) return;  // note_gone() says so
-  if (newest() == decision) return world_.fail(key + ": it is the newest step");
+  const auto latest = newest_step();
+  if (latest && latest->decision == decision) return world_.fail(key + ": it is the newest step");
   const auto tombstone = parse_tombstone(world_.find(key)->text, key);
   if (!tombstone) return world_.fail(tombstone.error().message());
   const bool by_rule = tombstone.value().why.starts_with("no rule keeps it");
   if (!by_rule || actor == nullptr || actor->met_short_list) return;
-  check_pins(*actor, CommittedStep{decision, commit->second.ordinal, {}, false}.name());
+  check_pins(*actor, CommittedStep{decision, commit->second.ordinal, {}}.name());
 }
 
 // The collector reads the rules after it began: those of then, or later ones.
@@ -265,8 +271,10 @@ void Checks::check_file(const RemoteStep& step, const UnionEntry& file, const st
   world_.fail(fmt::format("{}: {} is not what was held", step.step().name(), file.path));
 }
 
-void Checks::check_look(const Look& seen, const Look& now) {
-  if (!restored_unknown_) return;
+uint64_t Checks::last_time() const { return world_.now(); }
+
+void Checks::check_look(const Look& seen, uint64_t seen_at, const Look& now) {
+  if (told_at_ >= seen_at) return;
   for (const auto& [tag, known] : seen.tags) {
     const auto is = now.tags.find(tag);
     const bool less = is == now.tags.end() || is->second.decided < known.decided ||

@@ -45,7 +45,7 @@ class Checks {
 
   // What a mount holds of a step from now on. `attempt`: 0: it is half written.
   void note_state(const std::string& mount, const std::string& tag, uint64_t attempt, const Files& files);
-  // When push_part() was called. Nothing: a list that it got was short.
+  // When push_part() was called, unless a list that it got was short.
   void note_push(const PushName& push, uint64_t began) { began_.emplace(push, began); }
 
   // `actor`: none if the one who asked for it is dead.
@@ -54,15 +54,15 @@ class Checks {
   void after_restore();
 
   void check_file(const RemoteStep& step, const UnionEntry& file, const std::string& content);
-  // `seen`: by this collector before, and in the look that was not refused.
-  void check_look(const Look& seen, const Look& now);
-  void note_restored_look() { restored_unknown_ = false; }
+  // Somebody tells a collector that the store was restored.
+  void note_told() { told_at_ = last_time(); }
+  // `seen`: what a collector remembers of the look that it began at `seen_at`; `now`: what it saw, and did not stop.
+  void check_look(const Look& seen, uint64_t seen_at, const Look& now);
 
   void check_last_attempt(const Slot& slot, const std::string& tag, const Files& files);
   void check_tidiness();
 
-  const PartHeader& header_of(const PushName& push) const { return headers_.at(push); }
-  std::vector<CommittedStep> standing() const;  // as list_steps() has them
+  bool has_higher(const std::string& tag) const;  // a commit of a step with a higher number
   std::optional<uint64_t> gone_since(const DecisionName& decision) const;
 
  private:
@@ -96,7 +96,9 @@ class Checks {
   void check_gone(const Actor* actor, const DecisionName& decision) const;
   void check_pins(const Actor& actor, const std::string& step) const;
   bool may_stay(const std::string& key, const StoredObject& object) const;
-  std::optional<DecisionName> newest() const;
+  uint64_t last_time() const;
+  std::optional<CommittedStep> newest_step() const;
+  void list(const std::string& key, const StoredObject& object);
 
   World& world_;
   std::map<std::pair<std::string, std::string>, std::vector<State>> states_;  // by mount and tag
@@ -105,13 +107,14 @@ class Checks {
   std::map<PushName, PartHeader> headers_;
 
   // Of the store as it is.
+  DecisionsByTag by_tag_;
   std::map<DecisionName, uint64_t> decided_;  // when
   std::map<DecisionName, KnownCommit> commits_;
   std::set<PushName> ended_;      // by voids
   std::set<PushName> committed_;  // that the parts of commits use
   std::unordered_map<std::string, unsigned> needed_;
   std::vector<KnownRules> rules_;
-  bool restored_unknown_ = false;  // no collector was told that the store was restored
+  uint64_t told_at_ = 0;
 };
 
 }  // namespace ckptfs::meta::remote::testing

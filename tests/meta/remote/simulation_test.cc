@@ -8,13 +8,16 @@
 #include "tests/meta/remote/simulation.h"
 
 #include <fmt/format.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "io/fault.h"
 
@@ -96,17 +99,21 @@ TEST(Simulation, RepeatsItself) {
   }
 }
 
-// A check that is left out, and a seed that shows it soon.
+// What is left out, and a seed that shows it soon.
 struct LeftOutCheck {
-  const char* fault;
+  const char* name;
+  std::vector<const char*> faults;
   uint64_t seed;
 };
 
 // Each check that is left out must be found.
 class LeftOut : public ::testing::TestWithParam<LeftOutCheck> {
  protected:
-  void SetUp() override { io::set_fault(GetParam().fault, "1"); }
-  void TearDown() override { io::set_fault(GetParam().fault, ""); }
+  void SetUp() override { set("1"); }
+  void TearDown() override { set(""); }
+  static void set(const char* value) {
+    for (const char* const fault : GetParam().faults) io::set_fault(fault, value);
+  }
 };
 
 TEST_P(LeftOut, IsFound) {
@@ -115,6 +122,11 @@ TEST_P(LeftOut, IsFound) {
   ASSERT_TRUE(seed) << "not found in " << kMost << " runs";
   std::cout << fmt::format("seed {}: {}\n", *seed, simulate(plan_of(*seed)).broken);
 }
+
+LeftOutCheck left_out(const char* fault, uint64_t seed) { return {fault, {fault}, seed}; }
+
+INSTANTIATE_TEST_SUITE_P(Simulation, LeftOut, ::testing::Values(@ @),
+                         [](const auto& one) { return std::string(one.param.name); });
 
 }  // namespace
 }  // namespace ckptfs::meta::remote::testing

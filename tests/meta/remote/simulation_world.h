@@ -20,7 +20,8 @@ namespace ckptfs::meta::remote::testing {
 
 inline constexpr uint64_t kHour = 3600;  // seconds of the store's clock
 inline constexpr uint64_t kDay = 24 * kHour;
-inline constexpr uint64_t kLatest = 600;  // by which a list may lag behind
+inline constexpr uint64_t kLatest = 600;                 // by which a list may lag behind
+inline constexpr uint64_t kLongestLongStop = 25 * kDay;  // longer than it takes until anything is ended, and deleted
 
 class World;
 class Trainer;
@@ -78,7 +79,8 @@ class World {
   bool is_over() const { return over_; }
   uint64_t now() const { return now_; }
   uint32_t slots() const { return slots_; }
-  // In some runs little is saved, mounts sleep for days, and stop at any request.
+  // In some runs little is saved, mounts sleep for days, and processes stop just before they make something, or die
+  // just after they have sent a pack.
   bool is_patient() const { return patient_; }
   const std::string& folder() const { return plan_.folder; }
   SimulationResult& result() { return result_; }
@@ -113,7 +115,6 @@ class World {
   void become_calm();
   void add_to_trace(const Actor* actor, const std::string& words);
   Actor& any_actor() { return *actors_[roll(actors_.size())]; }
-  Actor& any_mount() { return *actors_[roll(mounts_.size())]; }  // they are the first ones
 
   const SimulationPlan plan_;
   std::mt19937_64 dice_;

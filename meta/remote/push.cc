@@ -155,7 +155,8 @@ Result<std::optional<PushedPart>> Pusher::find_part(const TagParts& listed) {
   TagHistory history;
   TRY_ASSIGN(const TagDecisions decisions, history.update(store_, image_.tag(), limits()));
   number_ = std::max(number_, history.highest_number(slot_.slot) + 1);  // the collector takes old parts away
-  const bool is_same = newest && newest->header.mount == slot_.mount && newest->header.content == content_;
+  const bool is_last = newest && newest->header.number + 1 == number_;  // else a later one was committed, and is gone
+  const bool is_same = is_last && newest->header.mount == slot_.mount && newest->header.content == content_;
   TRY_ASSIGN(const bool stays, is_same ? can_stay(*newest, listed, decisions, history) : Result<bool>(false));
   if (!stays) {
     TRY(find_lenders(newest));

@@ -269,6 +269,17 @@ TEST_F(CollectorTest, ASlotWhosePartWasEndedWaitsForNobody) {
   EXPECT_EQ(decide(image, part, slot(0, 2)).state, State::ended);
 }
 
+// The part of its second commit is gone, so that of the first one is the newest that is listed.
+TEST_F(CollectorTest, AStepThatIsAgainAsItOnceWasIsCommittedAnew) {
+  commit("step_1", 1);
+  commit("step_1", 2);
+  commit("step_2", 3);
+  remove("step_1~2");
+  look_for_days(4);
+  commit("step_1", 1);
+  expect_whole("step_1~3");
+}
+
 // The try whose reply was lost has made it.
 TEST_F(CollectorTest, AProbeThatIsThereIsItsOwn) {
   collecting_.id = [] { return std::string("0123456789abcdef"); };

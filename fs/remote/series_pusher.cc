@@ -21,6 +21,8 @@ namespace {
 using Stage = PushState::Stage;
 using meta::remote::TagStatus;
 
+constexpr const char* kWhenPushedAgain =
+    "; it is pushed again when it changes here, when another slot has pushed something new, or by `ckptfs push`";
 constexpr std::chrono::seconds kShortestRest{1}, kLongestRest{30};  // between rounds in which nothing happened
 constexpr std::chrono::seconds kWaitingRest{5};                     // likewise, while other slots are waited for
 constexpr std::chrono::seconds kFirstRetry{5}, kLongestRetry{60};
@@ -244,6 +246,7 @@ Result<> SeriesPusher::list_others() {
         if (!push || push->slot == settings_.slot || object.size <= meta::remote::kMostEndedBytes) return success();
         PartsOfOthers& parts = others_[push->tag];
         ++parts.count;
+        parts.slots.insert(push->slot);
         parts.newest = std::max(parts.newest, object.changed);
         return success();
       },
@@ -419,6 +422,7 @@ Result<> SeriesPusher::decide(meta::InodeNumber step, Pushed& pushed) {
   state.error.clear();
   state.waits_for.clear();
   state.notes = status.notes;
+  const bool rests = status.state == TagStatus::State::ended && rests_when_ended(pushed);
   switch (status.state) {
     case TagStatus::State::committed:
       state.stage = Stage::committed;
@@ -438,24 +442,22 @@ Result<> SeriesPusher::decide(meta::InodeNumber step, Pushed& pushed) {
       state.error = status.reason;
       break;
     case TagStatus::State::ended:
-      state.stage = Stage::waiting;
-      state.waits_for = status.reason +
-                        "; it is pushed again when it changes here, when another slot has pushed something new, or by "
-                        "`ckptfs push`";
+      state.stage = rests ? Stage::waiting : Stage::unpushed;
+      state.waits_for = status.reason + (rests ? kWhenPushedAgain : "");
       break;
     case TagStatus::State::push_again:
       state.stage = Stage::unpushed;
       state.waits_for = status.reason;
       break;
   }
-  const bool committed = state.stage == Stage::committed, ended = status.state == TagStatus::State::ended;
-  const bool done = committed || ended || state.stage == Stage::unpushed;
+  const bool committed = state.stage == Stage::committed;
+  const bool done = committed || rests || state.stage == Stage::unpushed;
   states_.set(series_, step, std::move(state));
   const PartsOfOthers others = parts_of_others(pushed.image->tag());
   if (committed) others_at_rest_[step] = others;
-  if (ended) others_at_rest_[step] = pushed.others;  // of the round before: what has come since is new
+  if (rests) others_at_rest_[step] = pushed.others;  // of the round before: what has come since is new
   pushed.others = others;
-  if (ended) ended_[step] = pushed.fingerprint;
+  if (rests) ended_[step] = pushed.fingerprint;
   if (done) pushed_.erase(step);
   if (committed) {
     const io::MutexLock lock(mutex_);

@@ -9,7 +9,7 @@
 // removed meanwhile is forgotten, and so is what was sent of it. A step that `ckptfs fetch` made counts as committed
 // while it is what came (fs/remote/fetched_step.h). Unless somebody asks for it by hand, a step is left out that the
 // remote's rules would not keep, or that was removed there as it is here. A part that the collector has ended, since
-// other slots' parts did not come, is pushed again only when something has happened.
+// other slots' parts did not come or it is incomplete, is pushed again only when something has happened.
 //
 // Thread safety: all of it; start() and stop() from one thread. Lock: mutex_ (a leaf).
 #pragma once
@@ -83,6 +83,7 @@ class SeriesPusher {
   struct PartsOfOthers {
     std::chrono::system_clock::time_point newest;  // by the server's clock
     uint64_t count = 0;
+    std::set<uint32_t> slots;  // that have one
     // Less: the other one has a part more. The collector may take parts away.
     auto operator<=>(const PartsOfOthers&) const = default;
   };
@@ -115,6 +116,7 @@ class SeriesPusher {
   void settle(const Candidate& candidate, PushState state);
   Result<> push(const Candidate& candidate);
   Result<> decide(meta::InodeNumber step, Pushed& pushed);
+  bool rests_when_ended(const Pushed& pushed) const;
   Result<> forget_missing();
   PushState state_of(const Candidate& candidate) const;
   uint64_t bytes_per_second() const;

@@ -1,4 +1,5 @@
-// Which steps are not pushed: what the remote has already, what was removed there, and what its rules would not keep.
+// Which steps are not pushed: what the remote has already, what was removed or ended there, and what its rules would
+// not keep.
 #include <cerrno>
 #include <utility>
 
@@ -92,6 +93,13 @@ void SeriesPusher::settle(const Candidate& candidate, PushState state) {
   states_.set(series_, candidate.status.inode, std::move(state));
   failures_in_a_row_.erase(candidate.status.inode);
   not_before_.erase(candidate.status.inode);
+}
+
+// Would its step wait for days again? If only a vote was missing, as of a slot whose files were in use, it is pushed
+// again at once: otherwise two slots whose parts were ended would wait for each other.
+bool SeriesPusher::rests_when_ended(const Pushed& pushed) const {
+  const bool is_a_slot_missing = pushed.others.slots.size() + 1 < settings_.slots;
+  return is_a_slot_missing || pushed.memory.unvotable;
 }
 
 }  // namespace ckptfs::fs

@@ -21,6 +21,7 @@ using State = TagStatus::State;
 
 constexpr int kMostRounds = 8;    // of one call. A round ends with an object that is made, by us or somebody else
 constexpr int kMostUnlisted = 8;  // so often a list may come late. Then the part is gone: the store was rolled back
+constexpr const char* kChangedElsewhere = "another slot has changed the step since its commit";
 constexpr size_t kMostSmallText = 4096;
 
 TagStatus waits(std::string reason, std::vector<uint32_t> missing = {}) {
@@ -124,14 +125,19 @@ Round Election::look() {
   return decide(listed);
 }
 
-// The part of this slot must be among those that are listed. If its commit is gone, the collector may have taken it.
+// The part of this slot must be among those that are listed. If its commit is gone, the collector may have taken it,
+// and those of the other slots.
 Round Election::find_own(TagParts& listed) {
   const PushName& own = own_.name.push;
   if (std::ranges::binary_search(listed.parts, own, {}, &ListedPart::push)) {
     memory_.unlisted = 0;
     return looks_again();
   }
-  if (memory_.history.commit_of(own)) {
+  if (const auto committed = memory_.history.commit_of(own)) {
+    const CommittedStep& last = decisions_.commits.back();
+    TRY_ASSIGN(const bool spent, is_spent(store_, own, listed, memory_.history, limits()));
+    if (spent || last.decision.n != *committed) return ends(status_of(State::push_again, kChangedElsewhere));
+    if (last.gone) return ends({State::committed, {}, "", last, {}});
     listed.parts.insert(std::ranges::lower_bound(listed.parts, own, {}, &ListedPart::push), {own, own_.name.size});
     return looks_again();
   }
@@ -188,7 +194,7 @@ Round Election::find_commit(const std::vector<PushName>& chosen) {
     return ends({State::committed, {}, "", last, std::move(commit.notes)});
   }
   if (io::fault_value("part_spent")) return looks_again();
-  return ends(status_of(State::push_again, "another slot has changed the step since its commit"));
+  return ends(status_of(State::push_again, kChangedElsewhere));
 }
 
 // Can the parts be one step? Returns what speaks against it.

@@ -106,7 +106,8 @@ Result<bool> is_spent(io::ObjectStore& store, const PushName& part, const TagPar
   for (const PartName& other : history.commits().at(*committed)) {
     if (other.push.slot == part.slot) continue;
     TRY_ASSIGN(const auto newest, newest_part(store, listed.of_slot(other.push.slot), limits));
-    if (newest && newest->listed.push != other.push) return true;
+    // The collector may have taken the part of the commit, and left an older one.
+    if (newest && newest->listed.push != other.push && newest->header.number >= other.number) return true;
   }
   return false;
 }

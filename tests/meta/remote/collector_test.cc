@@ -248,6 +248,28 @@ TEST_F(CollectorTest, APartThatStaysUndecidedIsEnded) {
   expect_whole("step_1");
 }
 
+// A slot voted, and was stopped. When it looks again, the commit has been removed, and all parts are deleted.
+TEST_F(CollectorTest, WhoLooksWhenTheCommitIsGoneIsTold) {
+  BuiltPart other;
+  other.file("other.bin", bytes_for(100, 9));
+  const BuiltImage image("step_1", part_of(1)), other_image("step_1", other);
+  const PushedPart part = push(image, slot(0, 2)), other_part = push(other_image, slot(1, 2));
+  EXPECT_EQ(decide(image, part, slot(0, 2)).state, State::waits);
+  EXPECT_EQ(decide(other_image, other_part, slot(1, 2)).state, State::committed);
+  remove("step_1");
+  look_for_days(4);
+  ASSERT_THAT(store_.keys(kParts), IsEmpty());
+  const TagStatus status = decide(image, part, slot(0, 2));
+  EXPECT_EQ(status.state, State::committed) << status.reason;
+  EXPECT_TRUE(status.commit->gone);
+
+  // The other slot changes it: then this one's part is needed again, and is a new one.
+  other.file("other.bin", bytes_for(100, 10));
+  const BuiltImage changed("step_1", other);
+  push(changed, slot(1, 2));
+  EXPECT_EQ(decide(image, part, slot(0, 2)).state, State::push_again);
+}
+
 // A mount that was stopped all the while still holds the part's name.
 TEST_F(CollectorTest, WhoStillHoldsAnEndedPartIsTold) {
   const BuiltImage image("step_1", part_of(1));

@@ -54,9 +54,10 @@ void SimulatedCollector::look() {
     if (seen && memory_) world_.checks().check_look(*seen, seen_at, *memory_);
     if (!report.value().warnings.empty() && world_.is_calm() && !met_short_list)
       world_.fail(report.value().warnings.front());
-  } else if (world_.is_last() && (settings_.restored || !world_.was_restored())) {
-    world_.fail("the collector fails: " + report.error().message());
+  } else if (world_.is_last() && failed_ && (settings_.restored || !world_.was_restored())) {
+    world_.fail("the collector fails twice in a row: " + report.error().message());
   }
+  failed_ = !report && world_.is_last();  // one failure may be what another collector has deleted meanwhile
   stopped_ = !report && report.error().errno_value() == EIO;
 }
 

@@ -26,6 +26,7 @@ class SimulatedCollector : public Actor {
   std::optional<Look> memory_;  // of the machine: it outlives the process
   uint64_t seen_at_ = 0;        // when the look began that it remembers
   bool stopped_ = false;        // the last look ended with EIO
+  bool failed_ = false;         // the last look of the last phase failed
 };
 
 class Operator : public Actor {

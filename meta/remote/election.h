@@ -19,8 +19,9 @@
 //
 // A part that stays undecided for days is ended by the collector, with a void that names it, at the number that is
 // undecided. Votes at that number can no longer become a commit. Who votes at a later one has read that void before,
-// with a get: what a get tells is never late. So a part that was ended is never committed. Its slot pushes anew at once,
-// also while others are missing: if the parts of two slots were ended, each would wait for the other.
+// with a get: what a get tells is never late. So a part that was ended is never committed.
+// Its slot is told of that also while others are missing: if the parts of two slots were ended, each would wait for the
+// other.
 //
 // A part that an image of a later start of the mount only found again has no such image from p_i on: the files may have
 // changed and changed back. So such a slot first makes a void itself. Who votes at a later number asked its image

@@ -277,11 +277,13 @@ Result<FolderStore::Time> FolderStore::time_there() const {
   return time_of(facts.st_mtim);
 }
 
-Result<uint64_t> FolderStore::sweep(std::chrono::seconds older_than, const RequestLimits& limits) {
+Result<uint64_t> FolderStore::sweep(const std::string& prefix, std::chrono::seconds older_than,
+                                    const RequestLimits& limits) {
+  TRY(check_prefix(prefix));
   TRY(check_folder());
   const auto now = time_there();
   if (!now) return failed("", "its clock cannot be read", now.error());
-  return sweep_folder("", now.value() - older_than, limits);
+  return sweep_folder(prefix, now.value() - older_than, limits);
 }
 
 // What others remove, or put, at that moment is no error.

@@ -31,7 +31,8 @@ class FolderStore : public ObjectStore {
                      const RequestLimits& limits) override;
   Result<ObjectPage> list(const std::string& prefix, const std::string& token, const RequestLimits& limits) override;
   Result<> remove(const std::string& key, const RequestLimits& limits) override;
-  Result<uint64_t> sweep(std::chrono::seconds older_than, const RequestLimits& limits) override;
+  Result<uint64_t> sweep(const std::string& prefix, std::chrono::seconds older_than,
+                         const RequestLimits& limits) override;
 
   RequestCounts& counts() override { return counts_; }
   const std::string& url() const override { return url_; }

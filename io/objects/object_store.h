@@ -126,9 +126,10 @@ class ObjectStore {
   virtual Result<ObjectPage> list(const std::string& prefix, const std::string& token, const RequestLimits& limits) = 0;
   // It is no error if there is no such object.
   virtual Result<> remove(const std::string& key, const RequestLimits& limits) = 0;
-  // Removes what writers that were killed have left, and what is empty, if nothing has changed there for so long by the
-  // server's clock. Returns how many things that were. A store of S3 has nothing of the kind.
-  virtual Result<uint64_t> sweep(std::chrono::seconds /*older_than*/, const RequestLimits& /*limits*/) {
+  // Removes what writers that were killed have left below this prefix, and what is empty there, if nothing has changed
+  // there for so long by the server's clock. Returns how many things that were. A store of S3 has nothing of the kind.
+  virtual Result<uint64_t> sweep(const std::string& /*prefix*/, std::chrono::seconds /*older_than*/,
+                                 const RequestLimits& /*limits*/) {
     return uint64_t{0};
   }
 

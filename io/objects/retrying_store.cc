@@ -115,8 +115,9 @@ Result<> RetryingStore::remove(const std::string& key, const RequestLimits& limi
   return again_and_again(limits, [&](int) { return store_->remove(key, limits); });
 }
 
-Result<uint64_t> RetryingStore::sweep(std::chrono::seconds older_than, const RequestLimits& limits) {
-  return again_and_again(limits, [&](int) { return store_->sweep(older_than, limits); });
+Result<uint64_t> RetryingStore::sweep(const std::string& prefix, std::chrono::seconds older_than,
+                                      const RequestLimits& limits) {
+  return again_and_again(limits, [&](int) { return store_->sweep(prefix, older_than, limits); });
 }
 
 }  // namespace ckptfs::io

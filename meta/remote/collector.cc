@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <map>
-#include <mutex>
 #include <set>
 #include <utility>
 
 #include "io/fault.h"
+#include "io/mutex.h"
 #include "io/parallel.h"
 #include "io/printable.h"
 #include "meta/remote/inventory.h"
@@ -68,6 +68,7 @@ class Collector {
   void judge_votes(Deletions& deletions);
   Result<> remove(const Deletions& deletions);
   Result<> write_look();
+  Result<> sweep();
   void warn(std::string words);
   bool is_past(Time since, std::chrono::seconds age) const { return since + age <= report_.now; }
 
@@ -235,12 +236,12 @@ Result<> Collector::read_living() {
       parts.push_back(push);
     }
   }
-  std::mutex mutex;
+  io::Mutex mutex;
   return io::for_each_parallel(parts.size(), settings_.parallel, [&](size_t at) -> Result<> {
     const auto header = fetch_part_header(store_, parts[at], limits());
     if (!header && at >= living && is_damage(header.error())) return success();
     TRY(header);
-    const std::lock_guard lock(mutex);
+    const io::MutexLock lock(mutex);
     for (const UsedPush& used : header.value().pushes) {
       if (used.push != parts[at] && io::fault_value("borrower_forgotten")) continue;
       PackRanges& needed = pushes_.needed[used.push];
@@ -390,6 +391,16 @@ Result<> Collector::write_look() {
   return success();
 }
 
+// Only below what is ckptfs's.
+Result<> Collector::sweep() {
+  if (settings_.dry_run) return success();
+  for (const char* const prefix : {kPacks, kParts, kVotes, kSteps, kGone, kRules, kLooks, kProbe}) {
+    TRY_ASSIGN(const uint64_t swept, store_.sweep(prefix, settings_.unfinished, limits()));
+    report_.swept += swept;
+  }
+  return success();
+}
+
 Result<CollectorReport> Collector::run() {
   TRY(tell_time());
   const auto listed = [this](uint64_t objects) { settings_.progress({"looking", objects}); };
@@ -405,9 +416,7 @@ Result<CollectorReport> Collector::run() {
   TRY(read_living());
   TRY(find_garbage());
   TRY(write_look());
-  if (!settings_.dry_run) {
-    TRY_ASSIGN(report_.swept, store_.sweep(settings_.unfinished, limits()));
-  }
+  TRY(sweep());
   for (const std::string& key : inventory_.foreign) {
     warn(fmt::format("{}/{} is none of ckptfs's: it is left alone", store_.url(), io::printable(key)));
   }

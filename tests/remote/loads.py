@@ -125,6 +125,17 @@ def fails(url, timeout=60, names=None):
     return [0, "it was loaded", 0]
 
 
+def wrong_call():
+    """What is raised when a call of the library cannot even be made."""
+    from ckptfs import native
+
+    try:
+        native.call_until_stopped(native.c_ubyte(), "ckptfs_load", "no handle")
+    except Exception as problem:
+        return type(problem).__name__
+    return "nothing"
+
+
 def forked(url):
     """A child of fork ends with the checkpoint of its parent open, and loads by itself."""
     checkpoint = ckptfs.Checkpoint(url)

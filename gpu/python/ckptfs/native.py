@@ -182,7 +182,7 @@ def call_until_stopped(stop, name, *arguments):
     def make():
         try:
             call(name, *arguments)
-        except OSError as problem:
+        except BaseException as problem:  # all of them: a thread's exceptions are nobody's
             outcome.append(problem)
 
     thread = threading.Thread(target=make)

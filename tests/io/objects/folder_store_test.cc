@@ -136,7 +136,7 @@ TEST_F(FolderStoreTest, SweepsWhatWritersHaveLeft) {
   for (const std::string& name : left) std::ofstream(folder_.path(name)) << "x";
   std::ofstream(folder_.path("full/.hidden")) << "x";  // none of ours
   std::filesystem::create_directories(folder_.path(".snapshots/daily"));
-  EXPECT_EQ(store_->sweep(kWeek, {}).value(), 0U) << "all of it is young";
+  EXPECT_EQ(store_->sweep("", kWeek, {}).value(), 0U) << "all of it is young";
 
   const auto old = std::filesystem::file_time_type::clock::now() - std::chrono::hours(8 * 24);
   std::filesystem::last_write_time(folder_.path(".snapshots/daily"), old);
@@ -145,7 +145,7 @@ TEST_F(FolderStoreTest, SweepsWhatWritersHaveLeft) {
   for (const std::string& name : left) std::filesystem::last_write_time(folder_.path(name), old);
   std::filesystem::last_write_time(folder_.path("packs/two"), old);
   std::filesystem::last_write_time(folder_.path("full"), old);
-  EXPECT_EQ(store_->sweep(kWeek, {}).value(), 4U) << "three files, and the folder that is empty for a week";
+  EXPECT_EQ(store_->sweep("", kWeek, {}).value(), 4U) << "three files, and the folder that is empty for a week";
   EXPECT_FALSE(std::filesystem::exists(folder_.path("packs/two")));
   EXPECT_TRUE(std::filesystem::exists(folder_.path("packs/one"))) << "a file went there lately";
   EXPECT_TRUE(std::filesystem::exists(folder_.path(".snapshots/daily")));
@@ -154,12 +154,24 @@ TEST_F(FolderStoreTest, SweepsWhatWritersHaveLeft) {
   EXPECT_EQ(keys(""), std::vector<std::string>{"full/a"});
 
   std::filesystem::last_write_time(folder_.path("packs/one"), old);
-  EXPECT_EQ(store_->sweep(kWeek, {}).value(), 1U);
+  EXPECT_EQ(store_->sweep("", kWeek, {}).value(), 1U);
   std::filesystem::last_write_time(folder_.path("packs"), old);
-  EXPECT_EQ(store_->sweep(kWeek, {}).value(), 1U) << "a folder above goes later";
+  EXPECT_EQ(store_->sweep("", kWeek, {}).value(), 1U) << "a folder above goes later";
   EXPECT_ERRNO(ENOENT, make("packs/two/1", "x"));  // which can pass
   ASSERT_OK(make("packs/two/1", "x"));
-  EXPECT_ERRNO(ESTALE, FolderStore::open(folder_.path("none")).value()->sweep(kWeek, {}));
+  EXPECT_ERRNO(ESTALE, FolderStore::open(folder_.path("none")).value()->sweep("", kWeek, {}));
+}
+
+TEST_F(FolderStoreTest, SweepsBelowThePrefixOnly) {
+  const auto old = std::filesystem::file_time_type::clock::now() - std::chrono::hours(8 * 24);
+  for (const char* const name : {"packs/one", "mine/empty"}) {
+    std::filesystem::create_directories(folder_.path(name));
+    std::filesystem::last_write_time(folder_.path(name), old);
+  }
+  EXPECT_EQ(store_->sweep("packs/", std::chrono::hours(7 * 24), {}).value(), 1U);
+  EXPECT_FALSE(std::filesystem::exists(folder_.path("packs/one")));
+  EXPECT_TRUE(std::filesystem::exists(folder_.path("mine/empty")));
+  EXPECT_EQ(store_->sweep("votes/", std::chrono::hours(7 * 24), {}).value(), 0U) << "there is no such folder";
 }
 
 TEST_F(FolderStoreTest, RemovesAndLeavesNothingBehind) {

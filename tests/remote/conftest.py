@@ -18,3 +18,18 @@ def fresh_disk(work):
     """A file system of the test's own."""
     with xfs(work, name="fresh") as made:
         yield made
+
+
+@pytest.fixture(autouse=True)
+def memory(scratch, monkeypatch):
+    """What `gc` remembers of remotes."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(scratch / "state"))
+    return scratch / "state" / "ckptfs"
+
+
+@pytest.fixture
+def folder(scratch):
+    """A new folder for a remote."""
+    made = scratch / "remote"
+    made.mkdir()
+    return made

@@ -26,6 +26,7 @@ import time
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
+import forked_ranks
 from checking import equal, true
 from mounting import BUILD, GIB, KIB, REPOSITORY, Failure, Store, mounted, run, unmount, wait_until, xfs
 
@@ -344,7 +345,8 @@ def environment():
 @contextlib.contextmanager
 def ranks_running(count, arguments, output, patched=False, script="train.py", ranks_per_node=None):
     """The processes of a training, perhaps under `python -m ckptfs.patch`, on one node or, as their environment says,
-    several. At the end none is left, nor what DeepSpeed leaves in /dev/shm, 66 MiB per rank."""
+    several. Ranks of tests are forked (forked_ranks.py). At the end none is left, nor what DeepSpeed leaves in /dev/shm, 66 MiB
+    per rank."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -353,11 +355,15 @@ def ranks_running(count, arguments, output, patched=False, script="train.py", ra
     if ranks_per_node:
         shared["LOCAL_WORLD_SIZE"] = str(local)
     shared["PYTHONPATH"] = str(REPOSITORY / "gpu" / "python")
-    program = [*(["-m", "ckptfs.patch"] if patched else []), str(HERE / script)]
-    processes = [subprocess.Popen([python(), *program, *arguments], stdin=subprocess.DEVNULL,
-                                  stdout=output, stderr=output,
-                                  env=dict(shared, RANK=str(rank), LOCAL_RANK=str(rank % local)))
-                 for rank in range(count)]
+    each = [dict(shared, RANK=str(rank), LOCAL_RANK=str(rank % local)) for rank in range(count)]
+    path = HERE / script
+    if patched or "PYTEST_CURRENT_TEST" not in os.environ:
+        program = [python(), *(["-m", "ckptfs.patch"] if patched else []), str(path), *arguments]
+        processes = [subprocess.Popen(program, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=own)
+                     for own in each]
+    else:
+        server = rank_server(forked_ranks.TRAINERS if path.parent == HERE else forked_ranks.TORCH)
+        processes = [server.start([path, *arguments], own, output) for own in each]
     try:
         yield processes
     finally:
@@ -366,6 +372,10 @@ def ranks_running(count, arguments, output, patched=False, script="train.py", ra
             process.wait()
         for buffer in pathlib.Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{port}_*"):
             buffer.unlink()
+
+
+def rank_server(modules=forked_ranks.TRAINERS):
+    return forked_ranks.server(python(), modules, environment())
 
 
 def wait_for_ranks(processes, log):
@@ -384,13 +394,12 @@ def wait_for_ranks(processes, log):
 def run_trainer(scene, name, output_dir, steps, *options):
     """The result of trainer.py, which trains up to that step. Its output goes to a log in the workspace."""
     out, log = scene.work / f"{name}.json", scene.work / f"{name}.log"
-    command = [python(), HERE / "trainer.py", "--output-dir", output_dir, "--steps", steps, "--out", out, *options]
+    words = [HERE / "trainer.py", "--output-dir", output_dir, "--steps", steps, "--out", out, *options]
     with open(log, "wb") as output:
-        ended = subprocess.run([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                               env=environment(), timeout=RUN_TIMEOUT, check=False)
-    if ended.returncode != 0:
+        code = rank_server().start(words, environment(), output).wait(RUN_TIMEOUT)
+    if code != 0:
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-30:])
-        raise Failure(f"trainer.py ended with {ended.returncode}:\n{tail}")
+        raise Failure(f"trainer.py ended with {code}:\n{tail}")
     return json.loads(out.read_text())
 
 

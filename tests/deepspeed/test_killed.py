@@ -8,6 +8,7 @@ DeepSpeed saves by its own function. It loads by ckptfs.deepspeed, because its o
 Options: --seed, --rounds (how many kills).
 """
 
+import contextlib
 import json
 import os
 import pathlib
@@ -20,7 +21,7 @@ import time
 import pytest
 
 from checking import equal, true
-from harness import HERE, RUN_TIMEOUT, Ckptfs, PlainXfs, Tmpfs, environment, python
+from harness import HERE, RUN_TIMEOUT, Ckptfs, PlainXfs, Tmpfs, environment, python, rank_server
 from mounting import CKPTFS, LEVEL, REPOSITORY, Failure, by_level, run, wait_until
 from trainer import TENSORS, digests
 
@@ -55,15 +56,17 @@ class Run:
         alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1", "MASTER_PORT": self.port}
         shared = dict(environment(), PYTHONPATH=str(REPOSITORY / "gpu" / "python"))
         shared |= alone if words[0] == "paced.py" else {}
-        command = [python(), str(HERE / words[0]), *map(str, words[1:])]
-        with open(self.log, "wb") as log:
-            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
-                                            text=True, env=shared)
+        asked, self.asking = os.pipe()
+        self.answers, answering = os.pipe()
+        with open(self.log, "wb") as log, open(asked) as stdin, open(answering) as stdout:
+            words = [HERE / words[0], *words[1:]]
+            self.process = rank_server().start(words, shared, log, stdin, stdout)
+        self.asking, self.answers = open(self.asking, "w"), open(self.answers)
         self.answer()
 
     def answer(self):
         """What it prints next: after its start, and after each save. None: it has ended."""
-        for line in self.process.stdout:
+        for line in self.answers:
             if line.startswith(('"ready"', '{"')):  # the Trainer prints {'loss': ...} itself
                 return json.loads(line)
         return None
@@ -71,8 +74,8 @@ class Run:
     def ask(self):
         """Lets it take the next step."""
         try:
-            self.process.stdin.write("\n")
-            self.process.stdin.flush()
+            self.asking.write("\n")
+            self.asking.flush()
         except BrokenPipeError:
             pass  # it has ended, as its answer says
 
@@ -82,7 +85,10 @@ class Run:
 
     def kill(self):
         self.process.kill()
-        self.process.communicate()
+        self.process.wait()
+        for pipe in (self.asking, self.answers):
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
         for buffer in pathlib.Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{self.port}_*"):
             buffer.unlink()
 

@@ -101,6 +101,16 @@ A run saves steps of 2 MiB of fp32 weights and 4 MiB for a resume, none of which
 are `keep_full=2`, `keep_every=100`, `keep_last=20` and `thin_to=bf16`. After every tenth save the growth of df is taken,
 once rotation has done its work. *Theory*: the bytes of the two full steps, and half of those of the weights of the others.
 *The same steps in full*: as they would be without `keep_full`.""",
+    "Pushing a step": """\
+The store is SeaweedFS on this machine, so client and server share the processors. curl PUTs as many equal objects in
+parallel. PUTs and bytes are those that the server has counted. *The push beside it*: DeepSpeed trains on one processor and
+offloads its optimizer to the mount, daemon and server run on the other, and each save is pushed at once. The time is that
+of the steps, without the saves. Higher is better for GiB/s, lower for times.""",
+    "Reading a mounted remote": """\
+The store is SeaweedFS on this machine. All read the same packs of a step of one file; curl keeps nothing and checks
+nothing, ckptfs checks a digest of each chunk. *All processors busy*: the seconds that all processors together, the
+server's, too, spend on a GiB, and the rate that follows. No client reaches more here with as much work. *From the cache*:
+neither file is in memory. Higher is better for GiB/s, lower for times.""",
     "Listing steps": """\
 Each row of `ckptfs ls` says whether the step is complete, what it costs and what keeps it. Lower is better.""",
     "Removing a step": """\

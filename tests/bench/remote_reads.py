@@ -6,6 +6,7 @@ import os
 import pathlib
 import random
 import shutil
+import statistics
 import subprocess
 import sys
 import time
@@ -125,12 +126,14 @@ def others(context, remote):
 
 
 def cold(context, remote, size, packs):
-    peaks = []
+    peaks, busy = [], {"ours": [], "curl": []}
 
     def ours(act):
         memory.drop_caches()
         with mounted(context, remote) as there:
+            before = machine.busy_seconds()
             took = act(there.path / TAG / NAME)
+            busy["ours"].append(machine.busy_seconds() - before)
             peaks.append(machine.daemon_memory(there.status()["pid"])[1])
         return took
 
@@ -141,7 +144,10 @@ def cold(context, remote, size, packs):
 
     def curl():
         memory.drop_caches()
-        return size / remote.get_by_curl(packs, CONNECTIONS)
+        before = machine.busy_seconds()
+        took = remote.get_by_curl(packs, CONNECTIONS)
+        busy["curl"].append(machine.busy_seconds() - before)
+        return size / took
 
     programs = others(context, remote)
     contestants = {"ours": lambda: size / ours(read), "curl": curl}
@@ -152,6 +158,10 @@ def cold(context, remote, size, packs):
                                      figures["curl"], plan.REMOTE_READ_BAR))
     for name in programs:
         context.add(SECTION, measure.Row(title, f"{name}, {objects}", measure.RATE, figures["ours"], figures[name]))
+    for name, spent in busy.items():
+        seconds = statistics.median(spent) * plan.GIB / size
+        context.add(SECTION, measure.Note(f"{title}: {name}, all processors busy",
+                                          f"{seconds:.2f} s a GiB, so at most {machine.cores() / seconds:.2f} GiB/s"))
     context.add(SECTION, measure.Limit("memory of its daemon at the peak", max(peaks) / plan.MIB,
                                        plan.REMOTE_MEMORY / plan.MIB, "MiB"))
     contestants = {"ours": lambda: ours(read_at_random)}

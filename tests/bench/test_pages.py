@@ -1,12 +1,14 @@
 """The pages of scripts/bench: what is measured can be read again from the tables, and the numbers are those of the tables."""
 
 import pathlib
+import re
 import sys
 import types
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 import measure
+import notes
 import overview
 import tables
 from checking import equal, true
@@ -64,6 +66,13 @@ def test_choices_have_short_tables():
     true("| save of 6 files | on btrfs | 4.0 ms | on XFS | 2.0 ms | **2.00** |" in lines, f"the row: {lines}")
     equal(lines[-1], "ext4 has no reflink.", "the note")
     true("not measured" in overview.choice({}, heading, section, advice), "a choice without rows says so")
+
+
+def test_each_section_has_a_note():
+    folder = pathlib.Path(__file__).parent
+    sections = [name for file in folder.glob("*.py") for name in re.findall(r'^SECTION = "(.*)"$', file.read_text(), re.M)]
+    true(len(sections) > 1, f"sections were found: {sections}")
+    equal([name for name in sections if name not in notes.NOTES], [], "sections that the page cannot have")
 
 
 def test_the_pages_in_docs_are_as_they_are_written():

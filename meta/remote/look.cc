@@ -1,15 +1,19 @@
 #include "meta/remote/look.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "io/fd.h"
 #include "io/json.h"
 #include "io/printable.h"
+#include "io/retry.h"
 #include "meta/remote/json_fields.h"
 
 namespace ckptfs::meta::remote {
@@ -146,7 +150,12 @@ Result<std::optional<Look>> read_memory(const std::string& file) {
                                                "remove the file to go on");
 }
 
-Result<> write_memory(const std::string& file, const Look& look) { return io::replace_file(file, text_of(look)); }
+Result<> write_memory(const std::string& file, const Look& look) {
+  const std::string folder = std::filesystem::path(file).parent_path();
+  TRY_ASSIGN(const io::Fd lock, io::open_at(AT_FDCWD, folder, O_RDONLY | O_DIRECTORY));
+  if (io::retry_interrupted([&] { return ::flock(lock.get(), LOCK_EX); }) != 0) return last_error(folder);
+  return io::replace_file(file, text_of(look));
+}
 
 Result<> check_decisions(const Look& look, const Inventory& inventory, const std::string& url) {
   for (const auto& [tag, seen] : look.tags) {

@@ -49,7 +49,7 @@ Result<Look> fetch_look(io::ObjectStore& store, uint64_t n, const io::RequestLim
 // What a machine has seen of a remote, in a file of its own. None: there is no such file. What is damaged is an error,
 // in words, with what to do.
 Result<std::optional<Look>> read_memory(const std::string& file);
-// Durable on return.
+// Durable on return. Several processes may write it at the same moment: one after the other.
 Result<> write_memory(const std::string& file, const Look& look);
 
 // EIO, naming it: something that was decided at that look is not listed.

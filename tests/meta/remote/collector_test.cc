@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <thread>
+
 #include "io/fault.h"
 #include "meta/remote/election.h"
 #include "meta/remote/push.h"
@@ -517,6 +519,20 @@ TEST(LookText, ANewerVersionIsRefusedByName) {
   EXPECT_ERRNO(EPROTO, parse_rules(newer(text_of(NumberedRules())), 1, "rules/1"));
   EXPECT_ERRNO(EPROTO, parse_tombstone(newer(text_of(Tombstone())), "gone/a/1"));
   EXPECT_ERRNO(EPROTO, parse_void(newer(text_of(Void())), "a", "steps/a/1"));
+}
+
+TEST(LookText, TwoWhoWriteTheMemoryOfAMachineLeaveItWhole) {
+  const io::testing::ScratchFolder folder;
+  const std::string file = folder.path("seen");
+  const auto write = [&](const std::string& host) {
+    Look look;
+    look.host = host;
+    for (int round = 0; round < 100; ++round) ASSERT_OK(write_memory(file, look));
+  };
+  std::thread other(write, std::string(4'000, 'b'));
+  write("a");
+  other.join();
+  EXPECT_OK(read_memory(file));
 }
 
 TEST(PackRangesTest, KnowWhatIsInThem) {

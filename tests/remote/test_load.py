@@ -143,7 +143,8 @@ def test_from_pretrained_by_eight(remote, scratch):
 
 
 INTERRUPTED = """\
-import sys, ckptfs
+import signal, sys, ckptfs
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also where whoever runs the tests ignores it
 def interrupted(act):
     try:
         return act()

@@ -10,7 +10,7 @@ import subprocess
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
-# What loading takes most of a rank's start.
+# Loading these is most of a rank's start.
 TORCH = ("torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "safetensors.torch")
 TRAINERS = (*TORCH, "deepspeed", "transformers", "transformers.trainer", "accelerate")
 
@@ -85,16 +85,10 @@ class Rank:
             time.sleep(0.01)
         return self.returncode
 
-    def send_signal(self, number):
-        # The server has waited for it: only then its number can be another process's.
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
     def kill(self):
-        self.send_signal(signal.SIGKILL)
-
-    def terminate(self):
-        self.send_signal(signal.SIGTERM)
+        # Once the server has waited for it, its number can be another process's.
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
 
 
 def server(python, modules, environment):

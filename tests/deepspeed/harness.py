@@ -345,8 +345,8 @@ def environment():
 @contextlib.contextmanager
 def ranks_running(count, arguments, output, patched=False, script="train.py", ranks_per_node=None):
     """The processes of a training, perhaps under `python -m ckptfs.patch`, on one node or, as their environment says,
-    several. Ranks of tests are forked (forked_ranks.py). At the end none is left, nor what DeepSpeed leaves in /dev/shm, 66 MiB
-    per rank."""
+    several. In a test they are forked (forked_ranks.py); the demo and the bench start them as a user does. At the end
+    none is left, nor what DeepSpeed leaves in /dev/shm, 66 MiB per rank."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -357,7 +357,7 @@ def ranks_running(count, arguments, output, patched=False, script="train.py", ra
     shared["PYTHONPATH"] = str(REPOSITORY / "gpu" / "python")
     each = [dict(shared, RANK=str(rank), LOCAL_RANK=str(rank % local)) for rank in range(count)]
     path = HERE / script
-    if patched or "PYTEST_CURRENT_TEST" not in os.environ:
+    if patched or "pytest" not in sys.modules:
         program = [python(), *(["-m", "ckptfs.patch"] if patched else []), str(path), *arguments]
         processes = [subprocess.Popen(program, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=own)
                      for own in each]
@@ -396,7 +396,11 @@ def run_trainer(scene, name, output_dir, steps, *options):
     out, log = scene.work / f"{name}.json", scene.work / f"{name}.log"
     words = [HERE / "trainer.py", "--output-dir", output_dir, "--steps", steps, "--out", out, *options]
     with open(log, "wb") as output:
-        code = rank_server().start(words, environment(), output).wait(RUN_TIMEOUT)
+        trainer = rank_server().start(words, environment(), output)
+        try:
+            code = trainer.wait(RUN_TIMEOUT)
+        finally:
+            trainer.kill()
     if code != 0:
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-30:])
         raise Failure(f"trainer.py ended with {code}:\n{tail}")

@@ -3,8 +3,9 @@ processor time. forked_ranks.py starts this program and talks to it.
 
     python rank_server.py SOCKET MODULE ...      SOCKET: a descriptor (SOCK_SEQPACKET)
 
-It is asked by {"argv": [script, ...], "env": {...}} with descriptors for input, output and errors, and answers {"pid": N}, later
-{"pid": N, "status": S}, as waitpid has it. When the socket is closed it ends; the ranks go on.
+It says {} once all is loaded. Each {"argv": [script, ...], "env": {...}}, which comes with descriptors for input, output
+and errors, is answered by {"pid": N}, and when that rank has ended by {"pid": N, "status": S}, as waitpid has it. When
+the socket is closed the server ends; ranks that still run go on.
 """
 
 import importlib
@@ -41,10 +42,6 @@ def serve(asking):
     asking.send(b"{}")
     while True:
         ready, _, _ = select.select([asking, woken], [], [])
-        if woken in ready:
-            woken.recv(4096)
-            while (ended := reap()) is not None:
-                asking.send(json.dumps(ended).encode())
         if asking in ready:
             text, descriptors, _, _ = socket.recv_fds(asking, 1 << 20, 3)
             if not text:
@@ -57,6 +54,10 @@ def serve(asking):
             for descriptor in descriptors:
                 os.close(descriptor)
             asking.send(json.dumps({"pid": pid}).encode())
+        if woken in ready:
+            woken.recv(4096)
+            while (ended := reap()) is not None:
+                asking.send(json.dumps(ended).encode())
 
 
 def reap():

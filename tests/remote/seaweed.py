@@ -89,9 +89,9 @@ class Seaweed:
     def make_bucket(self):
         make_bucket(self.endpoint)
 
-    def put_by_curl(self, folder, parallel):
-        """Puts each file of the folder as an object, so many at a time. Returns the seconds that it takes."""
-        words = [word for file in folder.iterdir() for word in ("-T", file, f"{self.endpoint}/{BUCKET}/curl/{file.name}")]
+    def put_by_curl(self, files, parallel):
+        """Puts each file as an object, so many at a time. Returns the seconds that it takes."""
+        words = [word for file in files for word in ("-T", file, f"{self.endpoint}/{BUCKET}/curl/{file.name}")]
         began = time.monotonic()
         curl("-Z", "--parallel-immediate", "--parallel-max", parallel, *words)
         return time.monotonic() - began

@@ -15,6 +15,7 @@ import time
 
 import pytest
 
+import attacker
 import hostile
 from checking import equal, in_child, true
 from harness import SWAP, TAG, Ckptfs, Outcome, checkpoint_files, same_checkpoint, same_outcome
@@ -60,12 +61,12 @@ def attack(socket_path, seed, folder):
     """Plays the attacker. Only root may put a process behind all others, so that comes before the process changes its
     user."""
     hostile.run_behind_all()
-    return in_child(lambda: hostile.play(socket_path, SECONDS, seed), uid=hostile.ATTACKER, folder=folder)
+    return in_child(lambda: hostile.play(socket_path, SECONDS, seed), uid=attacker.ATTACKER, folder=folder)
 
 
 def test_beside_a_training(scene, mode):
     with Ckptfs(mode=mode).place(scene) as mount, concurrent.futures.ThreadPoolExecutor() as pool:
-        hostile.make_ground(mount.path)
+        attacker.make_ground(mount.path)
         truth, _ = train(scene, "alone")  # once more than is measured: DeepSpeed may compile something first
         alone = statistics.median(train(scene, "alone")[1] for _ in range(ROUNDS))
         with computing(ATTACKERS):
@@ -80,7 +81,7 @@ def test_beside_a_training(scene, mode):
             same_outcome(outcome, truth)
             same_checkpoint(outcome, truth)
             beside.append(seconds)
-        counts = [attacker.result() for attacker in attackers]
+        counts = [one.result() for one in attackers]
         took = statistics.median(beside)
         status = mount.status()
         memory, allowed = peak_memory(mount.pid), 256 * MIB + status["remembered_inodes"] * KIB

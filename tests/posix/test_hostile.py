@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+import attacker
 import hostile
 from checking import equal, in_child, read, same_bytes, true
 from mounting import CKPTFS, Store, by_level, mounted, run, wait_until
@@ -27,7 +28,7 @@ def ground(work, disk, mode):
     store = Store(disk / mode)
     options = ("http=127.0.0.1:0", f"http_token={token}")
     with mounted(store, work / f"mnt-{mode}", mode=mode, options=options) as mount:
-        hostile.make_ground(mount.path)
+        attacker.make_ground(mount.path)
         yield mount
     store.fsck()
 
@@ -35,7 +36,7 @@ def ground(work, disk, mode):
 def once(mount, attempt):
     """The mount survives the attempt."""
     pid, socket_path = mount.pid, mount.ask(".", "socket")
-    in_child(lambda: attempt(hostile.Attacker(socket_path)), uid=hostile.ATTACKER, folder=mount.path)
+    in_child(lambda: attempt(attacker.Attacker(socket_path)), uid=attacker.ATTACKER, folder=mount.path)
     equal(mount.status()["pid"], pid, "the daemon that answers")
 
 
@@ -54,7 +55,7 @@ def test_attempt(ground, attempt):
 
 def train(seconds):
     """The victim's process: writes its state, saves it, reads the step back; how many steps."""
-    folder = pathlib.Path("victim") / f"{hostile.NAME}_training"
+    folder = pathlib.Path("victim") / f"{attacker.NAME}_training"
     folder.mkdir(mode=0o700)
     (folder / "steps").mkdir()
     write_state(folder, 0, ranks=1, groups=("0_2",), size=300_000)
@@ -75,9 +76,9 @@ def test_beside_a_victim(ground):
     pid, socket_path, seconds = ground.pid, ground.ask(".", "socket"), by_level(1, 3, 60)
     with concurrent.futures.ThreadPoolExecutor() as pool:
         attackers = [pool.submit(in_child, lambda seed=seed: hostile.play(socket_path, seconds, seed),
-                                 uid=hostile.ATTACKER, folder=ground.path) for seed in range(2)]
-        steps = in_child(lambda: train(seconds), uid=hostile.VICTIM, folder=ground.path)
-        counts = [attacker.result() for attacker in attackers]
+                                 uid=attacker.ATTACKER, folder=ground.path) for seed in range(2)]
+        steps = in_child(lambda: train(seconds), uid=attacker.VICTIM, folder=ground.path)
+        counts = [one.result() for one in attackers]
     print(f"      {steps} steps of the victim's beside {counts} attempts")
     equal(ground.status()["pid"], pid, "the daemon that answers")
 
@@ -90,16 +91,16 @@ def test_the_log_has_no_forged_line(ground):
 
 @pytest.mark.together
 def test_the_victims_files_are_what_they_were(ground):
-    for number, name in enumerate(hostile.SWAP_FILES):
-        for folder, seed in (("open", 10), (f"{hostile.NAME}_run", 20)):
-            data = read(ground.path / "victim" / folder / hostile.TENSORS / name)
-            same_bytes(data, hostile.secret_bytes(seed + number), f"{folder}/{name}")
+    for number, name in enumerate(attacker.SWAP_FILES):
+        for folder, seed in (("open", 10), (f"{attacker.NAME}_run", 20)):
+            data = read(ground.path / "victim" / folder / attacker.TENSORS / name)
+            same_bytes(data, attacker.secret_bytes(seed + number), f"{folder}/{name}")
     equal(sorted(os.listdir(ground.path / "shared/global_step1")), ["notes.txt"], "the victim's step")
 
 
 def hold_a_freeze(socket_path):
     """A request to freeze files that it could still write to, and the connection that waits for it."""
-    me = hostile.Attacker(socket_path)
+    me = attacker.Attacker(socket_path)
     folder = me.fresh("held")
     answer, _ = me.ask("begin", series=f"/{folder}", tag="global_step1", attempt="a")
     paths = [f"{answer['result']['path']}/{number}" for number in range(60)]
@@ -117,11 +118,11 @@ def hold_a_freeze(socket_path):
 def test_ends_beside_a_freeze(disk, work):
     store = Store(disk / "ending")
     with mounted(store, work / "mnt-ending") as mount:
-        hostile.make_ground(mount.path)
+        attacker.make_ground(mount.path)
         socket_path = mount.ask(".", "socket")
         with concurrent.futures.ThreadPoolExecutor() as pool:
             holder = pool.submit(
-                in_child, lambda: hold_a_freeze(socket_path), uid=hostile.ATTACKER, folder=mount.path
+                in_child, lambda: hold_a_freeze(socket_path), uid=attacker.ATTACKER, folder=mount.path
             )
             while mount.status()["counters"]["operations"].get("create", 0) < 60 and not holder.done():
                 time.sleep(0.01)
@@ -133,7 +134,7 @@ def test_ends_beside_a_freeze(disk, work):
 def is_read_to_its_limit(mount):
     """A step of many large files is refused, in words and within some seconds, and keeps nobody waiting."""
     folder = "attacker/run/global_step1"
-    in_child(lambda: hostile.make_endless_step(folder, 3000), uid=hostile.ATTACKER, folder=mount.path)
+    in_child(lambda: hostile.make_endless_step(folder, 3000), uid=attacker.ATTACKER, folder=mount.path)
     row = json.loads(run(CKPTFS, "ls", "--json", mount.path / "attacker/run", timeout=60).stdout)["steps"][0]
     equal(row["state"], "unknown", "the state of a step that takes too long to read")
     true("more than 2048 MiB" in row["reason"], f"the reason: {row}")
@@ -153,7 +154,7 @@ def many_readings_at_once(mount):
     """
     for number in range(16):
         folder = f"attacker/many{number}/global_step1"
-        in_child(lambda: hostile.make_endless_step(folder, 10), uid=hostile.ATTACKER, folder=mount.path)
+        in_child(lambda: hostile.make_endless_step(folder, 10), uid=attacker.ATTACKER, folder=mount.path)
     before = peak_memory(mount)
     lists = [subprocess.Popen([CKPTFS, "ls", mount.path / f"attacker/many{number}"], stdout=subprocess.DEVNULL)
              for number in range(16)]
@@ -166,20 +167,20 @@ def many_readings_at_once(mount):
 def what_users_hold_is_bounded(mount):
     before = peak_memory(mount)
     for hold in (hostile.holds_lists_of_names, hostile.holds_versions_of_a_view):
-        count = in_child(hold, uid=hostile.ATTACKER, folder=mount.path)
+        count = in_child(hold, uid=attacker.ATTACKER, folder=mount.path)
         grown = peak_memory(mount) - before
         print(f"      {hold.__name__}: {count} opened, {grown} MiB more")
         true(grown < 320, f"{hold.__name__}: the daemon took {grown} MiB more")
         os.listdir(mount.path / "attacker/names")
     # The kernel tells the mount of a close after close() returned.
     wait_until("the attacker sees all names when all is closed", lambda: in_child(
-        hostile.names_that_are_listed, uid=hostile.ATTACKER, folder=mount.path / "attacker/names") == 8000, 10, 0.05)
+        hostile.names_that_are_listed, uid=attacker.ATTACKER, folder=mount.path / "attacker/names") == 8000, 10, 0.05)
 
 
 def test_memory_is_bounded(disk, work):
     store = Store(disk / "bounded")
     with mounted(store, work / "mnt-bounded") as mount:
-        hostile.make_ground(mount.path)
+        attacker.make_ground(mount.path)
         many_readings_at_once(mount)
         what_users_hold_is_bounded(mount)
     store.fsck()
@@ -189,11 +190,11 @@ def test_ends_beside_a_step_without_end(disk, work):
     """Who reads a step, for a view, for a list and for rotation, lets the mount end."""
     store = Store(disk / "endless")
     with mounted(store, work / "mnt-endless") as mount:
-        hostile.make_ground(mount.path)
+        attacker.make_ground(mount.path)
         is_read_to_its_limit(mount)
         for number in range(2, 20):
             folder = f"attacker/run/global_step{number}"
-            in_child(lambda: hostile.make_endless_step(folder, 100), uid=hostile.ATTACKER, folder=mount.path)
+            in_child(lambda: hostile.make_endless_step(folder, 100), uid=attacker.ATTACKER, folder=mount.path)
         asking = subprocess.Popen([CKPTFS, "ls", mount.path / "attacker/run"], stdout=subprocess.DEVNULL)
         time.sleep(1)
         true(asking.poll() is None, "the list is there already")

@@ -11,8 +11,8 @@ import subprocess
 import pytest
 
 import saving
+from attacker import Attacker
 from checking import equal, in_child, opened, raises, read, same_bytes, true, write
-from hostile import Attacker
 from hugging import parse, safetensors
 from mounting import CKPTFS, CKPTFS_DEBUG, KIB, MIB, Store, mounted, run, wait_until
 from training import write_state

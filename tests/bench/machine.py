@@ -24,6 +24,19 @@ def busy_seconds():
     return (user + nice + system + interrupts + soft) / os.sysconf("SC_CLK_TCK")
 
 
+@contextlib.contextmanager
+def kernel_workers_on(core):
+    """Has what the kernel does for all processors, as the work of loop devices, done by that one. It is what a disk's own
+    processor does, and nobody's whom we measure."""
+    mask = pathlib.Path("/sys/devices/virtual/workqueue/cpumask")
+    before = mask.read_text()
+    mask.write_text(f"{1 << core:x}")
+    try:
+        yield
+    finally:
+        mask.write_text(before)
+
+
 def memory(field="MemTotal"):
     for line in pathlib.Path("/proc/meminfo").read_text().splitlines():
         if line.startswith(f"{field}:"):

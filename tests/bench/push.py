@@ -142,7 +142,7 @@ def training(context):
         return
     trainers, others = sorted(os.sched_getaffinity(0))[:2]
     with context.mounted("training beside a push", "passthrough", "safe", options=("quiet=1s",)) as mount, \
-            server(context) as remote:
+            server(context) as remote, machine.kernel_workers_on(others):
         series = {name: mount.path / name for name in ("pushed", "kept")}
         for folder in series.values():
             folder.mkdir()
@@ -157,6 +157,7 @@ def training(context):
                 mounting.wait_until(f"{name} is pushed", lambda: name == "kept" or all_pushed(series[name]), 600, 0.2)
                 for step in series[name].glob("global_step*"):
                     shutil.rmtree(step)
+                (series[name] / "latest").unlink()
                 return took
 
             return measured
@@ -172,15 +173,17 @@ def training(context):
 
 @contextlib.contextmanager
 def put_by_curl_beside(remote, series, core):
-    """What a bare client costs the training: each step that appears is put at once, by curl on that core."""
-    ended, done = threading.Event(), set()
+    """What a bare client costs the training: each step is put once `latest` names it, by curl on that core."""
+    ended, done, latest = threading.Event(), set(), series / "latest"
 
     def put():
         os.sched_setaffinity(0, {core})  # of this thread, and of the curl that it starts
         while not ended.wait(0.05):
-            for step in set(series.glob("global_step*")) - done:
-                done.add(step)
-                remote.put_by_curl([file for file in step.rglob("*") if file.is_file()], PARALLEL)
+            tag = latest.read_text() if latest.exists() else ""
+            if not tag or tag in done:
+                continue
+            done.add(tag)
+            remote.put_by_curl([file for file in (series / tag).rglob("*") if file.is_file()], PARALLEL)
 
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         putting = pool.submit(put)

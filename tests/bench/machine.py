@@ -26,8 +26,7 @@ def busy_seconds():
 
 @contextlib.contextmanager
 def kernel_workers_on(core):
-    """Has what the kernel does for all processors, as the work of loop devices, done by that one. It is what a disk's own
-    processor does, and nobody's whom we measure."""
+    """Keeps the kernel's unbound workers on that processor. They copy for loop devices, which a real disk does by itself."""
     mask = pathlib.Path("/sys/devices/virtual/workqueue/cpumask")
     before = mask.read_text()
     mask.write_text(f"{1 << core:x}")

@@ -104,9 +104,10 @@ once rotation has done its work. *Theory*: the bytes of the two full steps, and 
     "Pushing a step": """\
 The store is SeaweedFS on this machine, so client and server share the processors. curl PUTs as many equal objects in
 parallel. PUTs and bytes are those that the server has counted. *The push beside it*: DeepSpeed trains on one processor and
-offloads its optimizer to the mount; daemon, server and the kernel's workers, which are the disk here, run on the other,
-the server when nothing else does; and each save is pushed at once. The time is that of the steps, without the saves. The last
-row has a bare client in the place of the push. Higher is better for GiB/s, lower for times.""",
+offloads its optimizer to the mount. Each save is pushed at once. The daemon runs on the other processor, with the kernel's
+workers, which do here what a disk does by itself, and with the server. The server has idle priority there, since in use it
+is another machine. The time is that of the steps, without the saves. In the last row curl takes the place of the push. Higher
+is better for GiB/s, lower for times.""",
     "Reading a mounted remote": """\
 The store is SeaweedFS on this machine. All read the same packs of a step of one file; curl keeps nothing and checks
 nothing, ckptfs checks a digest of each chunk. *All processors busy*: the seconds that all processors together, the

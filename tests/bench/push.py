@@ -149,7 +149,7 @@ def training(context):
         add(series["pushed"], remote)
         for pid in (mount.pid, remote.process.pid):
             mounting.run("taskset", "-a", "-c", "-p", others, pid)
-        # In life it is another machine: here it takes what the daemon and its clients leave.
+        # In use the server is another machine, so it must not delay the daemon.
         mounting.run("chrt", "-a", "--idle", "-p", 0, remote.process.pid)
 
         def seconds(name, beside=contextlib.nullcontext):

@@ -412,7 +412,7 @@ def opened(path):
 def test_errors_are_counted(disk, work):
     """Tests each kind of error that promise 4 names: the caller, the log and the metrics must report a disk's error."""
     for fault, meet, *counters in ERRORS:
-        # Quiet so late that no digest is taken meanwhile, which meets the fault, too.
+        # No file becomes quiet, so no digest is taken: it would meet the fault, too.
         mount = Mount(Store(disk / fault), work / fault, mode="direct", binary=CKPTFS_DEBUG, faults=f"{fault}=error:EIO",
                       options=(LOOPBACK, "quiet=1h"))
         try:

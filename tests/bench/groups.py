@@ -4,13 +4,13 @@ import contextlib
 import itertools
 import pathlib
 import shutil
-import socket
 
 import child
 import machine
 import measure
 import memory
 import plan
+from ports import free_port
 
 SECTION = "Groups of ranks"
 MOVER = pathlib.Path(__file__).resolve().parent / "group_mover.py"
@@ -49,9 +49,7 @@ class Ranks:
 
 @contextlib.contextmanager
 def group(context):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     with contextlib.ExitStack() as stack:
         words = (RANKS, port, context.sizes.moved)
         children = [stack.enter_context(child.started(context.work / f"rank{rank}.log", MOVER, rank, *words))

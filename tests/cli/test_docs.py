@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import saving
 from checking import equal, true
 from hugging import parse, safetensors
 from mounting import BUILD, CKPTFS, REPOSITORY, is_mountpoint, run, wait_until, workspace, xfs
+from ports import free_port
 from training import write_state
 from viewing import torch_file
 
@@ -132,11 +132,6 @@ def blocks(page):
 
 def commands(page):
     return [re.split(r"\s{2,}#", line)[0].strip() for line in blocks(page) if COMMAND.match(line)]
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 PORT = free_port()

@@ -17,7 +17,6 @@ import json
 import os
 import pathlib
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -30,6 +29,7 @@ import forked_ranks
 from checking import equal, true
 from mounting import BUILD, GIB, KIB, REPOSITORY, Failure, Store, mounted, run, unmount, wait_until, xfs
 
+from ports import free_port
 TAG, XATTR_TAG = "global_step4", "saved4"
 SWAP = "zero_stage_3"
 RUN_TIMEOUT = 300
@@ -347,9 +347,7 @@ def ranks_running(count, arguments, output, patched=False, script="train.py", ra
     """The processes of a training, perhaps under `python -m ckptfs.patch`, on one node or, as their environment says,
     several. In a test they are forked (forked_ranks.py); the demo and the bench start them as a user does. At the end
     none is left, nor what DeepSpeed leaves in /dev/shm, 66 MiB per rank."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     local = ranks_per_node or count
     shared = dict(environment(), WORLD_SIZE=str(count), LOCAL_SIZE=str(local), MASTER_PORT=str(port))
     if ranks_per_node:

@@ -14,7 +14,6 @@ import os
 import pathlib
 import random
 import shutil
-import socket
 import subprocess
 import time
 
@@ -23,6 +22,7 @@ import pytest
 from checking import equal, true
 from harness import HERE, RUN_TIMEOUT, Ckptfs, PlainXfs, Tmpfs, environment, python, rank_server
 from mounting import CKPTFS, LEVEL, REPOSITORY, Failure, by_level, run, wait_until
+from ports import free_port
 from trainer import TENSORS, digests
 
 pytestmark = [pytest.mark.builds("venv"), pytest.mark.level("normal"), pytest.mark.timeout(7200)]
@@ -50,9 +50,7 @@ class Run:
 
     def __init__(self, scene, words):
         self.log = scene.work / "killed.log"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = str(probe.getsockname()[1])
+        self.port = str(free_port())
         alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1", "MASTER_PORT": self.port}
         shared = dict(environment(), PYTHONPATH=str(REPOSITORY / "gpu" / "python"))
         shared |= alone if words[0] == "paced.py" else {}

@@ -16,23 +16,11 @@ import urllib.parse
 import urllib.request
 
 from mounting import REPOSITORY, Failure, run
+from ports import free_ports
 
 WEED = REPOSITORY / "build" / "venv" / "bin" / "weed"
 KEY, SECRET, BUCKET = "key", "secret", "bucket"
 SECONDS_TO_START = 60
-
-
-def free_ports(count):
-    """The gRPC port of each is 10,000 above it."""
-    found = []
-    while len(found) < count:
-        with socket.socket() as low, socket.socket() as high:
-            low.bind(("127.0.0.1", 0))
-            port = low.getsockname()[1]
-            with contextlib.suppress(OSError, OverflowError):
-                high.bind(("127.0.0.1", port + 10_000))
-                found.append(port)
-    return found
 
 
 def write_keys(folder):

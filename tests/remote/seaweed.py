@@ -15,7 +15,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 
-from mounting import REPOSITORY, Failure, run
+from mounting import REPOSITORY, Failure, run, wait_until
 from ports import free_ports
 
 WEED = REPOSITORY / "build" / "venv" / "bin" / "weed"
@@ -48,7 +48,15 @@ def curl(*words):
 
 
 def make_bucket(endpoint):
-    curl("--retry", 60, "--retry-delay", 1, "--retry-all-errors", "-X", "PUT", f"{endpoint}/{BUCKET}")
+    """While the server starts it answers errors, also to a request that has made the bucket: the next one gets a 409."""
+    def made():
+        try:
+            curl("-X", "PUT", f"{endpoint}/{BUCKET}")
+        except Failure as failure:
+            return "error: 409" in str(failure)
+        return True
+
+    wait_until("the bucket is made", made, 60, 1)
 
 
 class Seaweed:

@@ -518,6 +518,7 @@ def strike(kind, there, server, link, dice):
 
 
 @pytest.mark.level("long")
+@pytest.mark.timeout(5400)
 @pytest.mark.builds("venv")
 def test_kills_while_it_is_read(server, work, disk, mode, scratch, seed, rounds, monkeypatch):
     """Of the daemon, the server and the link. --rounds: of each."""

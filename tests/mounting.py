@@ -333,7 +333,7 @@ class Mount:
     def wait_for_end(self):
         pid = self.pid
         if pid is not None:
-            wait_until(f"end of the daemon {pid}", lambda: not _alive(pid), 60)
+            wait_for_end_of(pid)
         self.pid = None
 
     def connection(self):
@@ -469,6 +469,11 @@ def _alive(pid):
         return state not in "ZX" or len(os.listdir(f"/proc/{pid}/task")) > 1  # threads may outlive their leader
     except OSError:
         return False
+
+
+def wait_for_end_of(pid):
+    """A daemon that was killed holds its locks for a moment."""
+    wait_until(f"end of the daemon {pid}", lambda: not _alive(pid), 60)
 
 
 @contextlib.contextmanager

@@ -4,10 +4,11 @@ import contextlib
 import json
 import os
 import pathlib
+import signal
 import subprocess
 
 from checking import equal
-from mounting import CKPTFS, is_mountpoint, run, unmount
+from mounting import CKPTFS, is_mountpoint, run, unmount, wait_for_end_of
 
 
 class RemoteMount:
@@ -40,8 +41,10 @@ class RemoteMount:
         run(CKPTFS, "umount", self.path)
 
     def kill(self):
-        os.kill(self.status()["pid"], 9)
+        pid = self.status()["pid"]
+        os.kill(pid, signal.SIGKILL)
         run("umount", "-l", self.path, check=False)
+        wait_for_end_of(pid)
 
     def read_log(self):
         return self.log.read_text(errors="replace") if self.log.exists() else ""

@@ -26,6 +26,7 @@ struct MountOptions {
   bool no_exec = false;                 // -o noexec
   bool for_others = true;               // may other users look into it? A mount by an ordinary user: -o allow_other
   bool adopt = true;  // -o adopt=: may files begin, or go on, as clones of what they will probably hold?
+  std::function<void()> before_mount;  // called by start() before the kernel mounts anything
   // Called by run() when no request is served any more, before the store closes: whoever else uses the store or the
   // mount (the control socket) must be done with it when this returns.
   std::function<void()> before_close;

@@ -148,6 +148,7 @@ Result<> serve_store(const MountPlan& plan, const std::string& store_folder, con
                      const StartReport& report) {
   Servers servers(outcome);
   MountOptions options = mount_options(plan, store_folder);
+  options.before_mount = EndSignals::hold;
   options.before_close = [&servers] {
     if (prctl(PR_SET_NAME, kLeavingName, 0, 0, 0) != 0) log::warn("PR_SET_NAME: {}", last_error().message());
     servers.stop();

@@ -25,6 +25,10 @@ constexpr rlim_t kWantedDescriptors = 1 << 20;
 std::atomic<void (*)(void*)> end_mount{nullptr};
 std::atomic<void*> served_mount{nullptr};
 
+std::atomic<bool> end_noted{false};  // has one come that still has to end its mount?
+
+void note_end(int) { end_noted = true; }
+
 void end_served(int) {
   if (void* const mount = served_mount.load()) end_mount.load()(mount);
 }
@@ -90,7 +94,10 @@ EndSignals::EndSignals(Stop stop, void* mount) {
   end_mount = stop;
   served_mount = mount;
   install(end_served);
+  if (end_noted.exchange(false)) stop(mount);
 }
+
+void EndSignals::hold() { install(note_end); }
 
 EndSignals::~EndSignals() {
   install(SIG_IGN);

@@ -24,6 +24,9 @@ void prepare_process();
 // SIGTERM, SIGINT and SIGHUP end the mount cleanly while this lives; then they are ignored. Only one at a time.
 class EndSignals {
  public:
+  // From here on none of them ends the process: the one that is made next ends its mount for it. To be called before
+  // the kernel mounts anything, or a signal at that moment leaves a mount without a daemon.
+  static void hold();
   // `mount.stop()` must be async-signal-safe.
   template <class Mounted>
   explicit EndSignals(Mounted& mount) : EndSignals([](void* of) { static_cast<Mounted*>(of)->stop(); }, &mount) {}

@@ -110,6 +110,7 @@ Result<RemotePlan> plan_of(MountRemoteArguments arguments) {
   plan.mount.time = time.value();
   plan.mount.for_others = geteuid() == 0 || arguments.allow_other;
   plan.mount.no_exec = arguments.no_exec;
+  plan.mount.before_mount = EndSignals::hold;
   TRY_ASSIGN(plan.http, plan_http(arguments.http));
   if (!arguments.log.empty()) {
     TRY_ASSIGN(plan.log, absolute_path(arguments.log));

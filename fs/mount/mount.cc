@@ -225,6 +225,7 @@ Result<std::unique_ptr<Mount>> Mount::start(const MountOptions& options) {
                Session::make({options.mountpoint, source, options.for_others, options.read_only, options.no_exec},
                              operations(), &fs));
     fs.kernel.connect(internals->session->get());
+    if (options.before_mount) options.before_mount();
     TRY(internals->session->mount());
     if (const auto ahead = read_far_ahead(options.mountpoint); !ahead) {
       log::info("the kernel reads views ahead by 128 KiB only: {}", ahead.error().message());

@@ -105,6 +105,7 @@ Result<std::unique_ptr<RemoteMount>> RemoteMount::start(const RemoteMountOptions
   Parts& made = *mount->parts_;
   TRY_ASSIGN(made.session, Session::make({options.mountpoint, options.url, options.for_others, true, options.no_exec},
                                          operations, mount->parts_.get()));
+  if (options.before_mount) options.before_mount();
   TRY(made.session->mount());
   made.to_stop = made.session.get();
   if (const auto ahead = read_far_ahead(options.mountpoint); !ahead) {

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "io/objects/s3_settings.h"
@@ -18,6 +19,7 @@ struct RemoteMountOptions {
   std::chrono::milliseconds time{60'000};
   bool for_others = true;
   bool no_exec = false;
+  std::function<void()> before_mount;  // called by start() before the kernel mounts anything
 };
 
 }  // namespace ckptfs::fs::remote_mount

@@ -290,17 +290,34 @@ def test_opening_a_step_has_one_deadline(server, scratch, monkeypatch):
         wait_until("it can be opened", lambda: can_be_read(there.path / "global_step1/file", 1), 30, 0.5)
 
 
+def in_foreground(kind, url, scratch, disk):
+    words = {"remote": ("remote", "mount", "-f", "--cache", scratch / "cache", "--cache-size", "64M", url),
+             "store": ("mount", "-f", disk / "signals")}[kind]
+    point = scratch / "mnt"
+    point.mkdir()
+    return [str(word) for word in (CKPTFS, *words, point)], point
+
+
+@pytest.mark.parametrize("kind", ["remote", "store"])
+def test_a_signal_as_soon_as_it_is_mounted(pushed, scratch, disk, kind):
+    words, point = in_foreground(kind, pushed[0], scratch, disk)
+    for number in range(10):
+        with open(scratch / "log", "wb") as log:
+            process = subprocess.Popen(words, stdout=log, stderr=log)
+        wait_until("it is mounted", lambda: is_mountpoint(point), 30, 0)
+        process.send_signal((signal.SIGTERM, signal.SIGINT, signal.SIGHUP)[number % 3])
+        equal(process.wait(30), 0, f"round {number}: {(scratch / 'log').read_text()[-2000:]}")
+        equal(is_mountpoint(point), False, "it is unmounted")
+
+
 @pytest.mark.parametrize("kind", ["remote", "store"])
 def test_signals_while_it_ends(pushed, scratch, disk, kind):
     """However many come, and when: the mount ends cleanly, and its cache is whole."""
     url, _, steps = pushed
-    point = scratch / "mnt"
-    point.mkdir()
-    words = {"remote": (CKPTFS, "remote", "mount", "-f", "--cache", scratch / "cache", "--cache-size", "64M", url, point),
-             "store": (CKPTFS, "mount", "-f", disk / "signals", point)}[kind]
+    words, point = in_foreground(kind, url, scratch, disk)
     for number in range(3):
         with open(scratch / "log", "ab") as log:
-            process = subprocess.Popen([str(word) for word in words], stdout=log, stderr=log)
+            process = subprocess.Popen(words, stdout=log, stderr=log)
         wait_until("it serves", lambda: run(CKPTFS, "status", point, check=False).returncode == 0, 30, 0.1)
         if kind == "remote":
             same_bytes((point / "checkpoint-1/optimizer.pt").read_bytes(), steps["checkpoint-1"][0]["optimizer.pt"][3], "it")

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import tempfile
 import types
 
 import pytest
@@ -33,14 +34,17 @@ def venv():
 
 
 def act(name, variables=None, **arguments):
-    """What loads.py says."""
+    """What loads.py says. It is forked from a process that has loaded torch."""
     given = harness.environment() | {"PYTHONPATH": str(REPOSITORY / "gpu" / "python")} | (variables or {})
-    words = [harness.python(), LOADS, name, json.dumps({key: str(value) if isinstance(value, os.PathLike) else value
-                                                        for key, value in arguments.items()})]
-    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, env=given, timeout=300, check=False)
-    if done.returncode != 0:
-        raise Failure(f"{name} {arguments}: {done.stdout}{done.stderr[-3000:]}")
-    return json.loads(done.stdout)
+    words = [LOADS, name, json.dumps({key: str(value) if isinstance(value, os.PathLike) else value
+                                      for key, value in arguments.items()})]
+    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as errors:
+        code = harness.rank_server().start(words, given, errors, answers=said).wait(300)
+        for text in (said, errors):
+            text.seek(0)
+        if code != 0:
+            raise Failure(f"{name} {arguments}: {said.read()}{errors.read()[-3000:]}")
+        return json.load(said)
 
 
 def put(url, tag, *folders, endpoint=None):

@@ -30,6 +30,7 @@ pytestmark = [pytest.mark.builds("release"), pytest.mark.level("normal"), pytest
 
 WEIGHTS = 6 * MIB  # of each tensor
 MOMENTS = 2 * WEIGHTS
+TIMEOUT = 20  # seconds, of a mount whose remote fails
 
 
 def checkpoint(step, seed=1):
@@ -552,8 +553,8 @@ def test_kills_while_it_is_read(server, work, disk, mode, scratch, seed, rounds,
     kinds = ["daemon", "server", "cut", "slow", "deaf"] * (rounds or by_level(1, 1, 20))
     dice.shuffle(kinds)
     with Proxy(server.ports[3]) as link:
-        options = ("--endpoint", f"http://127.0.0.1:{link.port}", "--timeout", "20s", "--cache", scratch / "cache",
-                   "--cache-size", "8M")
+        options = ("--endpoint", f"http://127.0.0.1:{link.port}", "--timeout", f"{TIMEOUT}s", "--cache",
+                   scratch / "cache", "--cache-size", "8M")
         there = RemoteMount(url, scratch / "mnt", *options).start()
         lookers = [Looker(there, files, seed + number) for number in range(3)]
         for looker in lookers:
@@ -572,9 +573,9 @@ def test_kills_while_it_is_read(server, work, disk, mode, scratch, seed, rounds,
             for looker in lookers:
                 looker.join(60)
             there.stop()
-    for looker in lookers:
-        equal(looker.wrong, [], "what was read")
-        true(looker.read > 0, "something was read")
-        true(looker.longest < 45, f"one read took {looker.longest:.0f} s")
+    equal([wrong for looker in lookers for wrong in looker.wrong], [], "what was read")
+    true(all(looker.read > 0 for looker in lookers), "each has read something")
+    longest = max(one.longest for one in lookers)
     print(f"{sum(one.read for one in lookers)} reads, {sum(one.refused for one in lookers)} refused, the longest "
-          f"{max(one.longest for one in lookers):.1f} s")
+          f"{longest:.1f} s")
+    true(longest < 3 * TIMEOUT + 15, f"one read took {longest:.0f} s")  # the list, the step, and the bytes have it each

@@ -173,7 +173,7 @@ int serve(const MountPlan& plan, const StartReport& report) {
   return run_daemon(report, [&plan](const Outcome& outcome, const StartReport& note_start) -> Result<> {
     TRY_ASSIGN(auto image, ServedImage::open(plan));
     const Result<> ended = serve_store(plan, image.folder(), outcome, note_start);
-    const Result<> closed = image.close();
+    Result<> closed = image.close();
     if (!closed) log::error("the image stays mounted: {}", closed.error().message());
     TRY(ended);
     log::info("{} is unmounted from {}", plan.store, plan.mountpoint);

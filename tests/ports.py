@@ -4,17 +4,16 @@ import contextlib
 import random
 import socket
 
-FIRST, LAST = 10_000, 22_000
 GRPC = 10_000
+FIRST, END = 10_000, 20_000  # so that no port is the gRPC port of another one
 
 
 def free_ports(count):
-    """Each has the port that is 10,000 above it free too, where SeaweedFS answers gRPC. The kernel gives none of them to
-    a client (ip_local_port_range begins at 32,768), so that none is taken before the server binds it, or while it is
-    restarted."""
+    """The port that is 10,000 above each is free, too: SeaweedFS answers gRPC there. By default the kernel gives clients
+    ports from 32,768 on (ip_local_port_range). So no client takes one of these before its server binds it."""
     found = set()
     while len(found) < count:
-        port = random.SystemRandom().randrange(FIRST, LAST)
+        port = random.SystemRandom().randrange(FIRST, END)
         with socket.socket() as low, socket.socket() as high, contextlib.suppress(OSError):
             low.bind(("127.0.0.1", port))
             high.bind(("127.0.0.1", port + GRPC))

@@ -25,7 +25,7 @@ constexpr rlim_t kWantedDescriptors = 1 << 20;
 std::atomic<void (*)(void*)> end_mount{nullptr};
 std::atomic<void*> served_mount{nullptr};
 
-std::atomic<bool> end_noted{false};  // has one come that still has to end its mount?
+std::atomic<bool> end_noted{false};  // a signal has come before there was a mount to end
 
 void note_end(int) { end_noted = true; }
 

@@ -24,8 +24,8 @@ void prepare_process();
 // SIGTERM, SIGINT and SIGHUP end the mount cleanly while this lives; then they are ignored. Only one at a time.
 class EndSignals {
  public:
-  // From here on none of them ends the process: the one that is made next ends its mount for it. To be called before
-  // the kernel mounts anything, or a signal at that moment leaves a mount without a daemon.
+  // From here on a signal does not end the process. It is noted, and the next EndSignals ends its mount at once. To be
+  // called before the kernel mounts anything: a process that ends after that leaves a mount without a daemon.
   static void hold();
   // `mount.stop()` must be async-signal-safe.
   template <class Mounted>

@@ -85,7 +85,7 @@ class SeriesPusher {
     uint64_t count = 0;
     std::set<uint32_t> slots;  // that have one
     // Less: the other one has a part more. The collector may take parts away.
-    auto operator<=>(const PartsOfOthers&) const = default;
+    auto operator<=>(const PartsOfOthers&) const = default;  // NOLINT(modernize-use-nullptr): in what is generated
   };
   // What is known of a step that was pushed, while it is what it was.
   struct Pushed {

@@ -28,8 +28,8 @@ sys.path.insert(0, str(HERE.parent))
 import forked_ranks
 from checking import equal, true
 from mounting import BUILD, GIB, KIB, REPOSITORY, Failure, Store, mounted, run, unmount, wait_until, xfs
-
 from ports import free_port
+
 TAG, XATTR_TAG = "global_step4", "saved4"
 SWAP = "zero_stage_3"
 RUN_TIMEOUT = 300

@@ -43,9 +43,8 @@ def deepspeed(point, resume, on_ckptfs):
 
 
 PREFIXES = {trainer: "checkpoint-", deepspeed: "global_step"}
-
-
-COMMAND = 2.2  # seconds: who has run no longer when it writes is a command, as cp is. A training that is not forked never is
+# A process that writes in its first 2 s counts as a command (docs/rotation.md). A forked training would be one.
+OLDER_THAN_A_COMMAND = 2.2
 
 
 class Run:
@@ -65,7 +64,7 @@ class Run:
             self.process = rank_server().start(words, shared, log, stdin, stdout)
         self.asking, self.answers = open(self.asking, "w"), open(self.answers)
         self.answer()
-        time.sleep(max(0, began + COMMAND - time.monotonic()))
+        time.sleep(max(0, began + OLDER_THAN_A_COMMAND - time.monotonic()))
 
     def answer(self):
         """What it prints next: after its start, and after each save. None: it has ended."""

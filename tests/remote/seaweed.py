@@ -15,7 +15,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 
-from mounting import REPOSITORY, Failure, run, wait_until
+from mounting import REPOSITORY, Failure, run
 from ports import free_ports
 
 WEED = REPOSITORY / "build" / "venv" / "bin" / "weed"
@@ -48,15 +48,18 @@ def curl(*words):
 
 
 def make_bucket(endpoint):
-    """While the server starts it answers errors, also to a request that has made the bucket: the next one gets a 409."""
-    def made():
+    """A server that starts answers errors, even to the request that has made the bucket. The next request gets a 409."""
+    end = time.monotonic() + SECONDS_TO_START
+    while True:
         try:
             curl("-X", "PUT", f"{endpoint}/{BUCKET}")
+            return
         except Failure as failure:
-            return "error: 409" in str(failure)
-        return True
-
-    wait_until("the bucket is made", made, 60, 1)
+            if "error: 409" in str(failure):
+                return
+            if time.monotonic() > end:
+                raise
+        time.sleep(1)
 
 
 class Seaweed:

@@ -39,7 +39,11 @@ def act(name, variables=None, **arguments):
     words = [LOADS, name, json.dumps({key: str(value) if isinstance(value, os.PathLike) else value
                                       for key, value in arguments.items()})]
     with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as errors:
-        code = harness.rank_server().start(words, given, errors, answers=said).wait(300)
+        process = harness.rank_server().start(words, given, errors, answers=said)
+        try:
+            code = process.wait(300)
+        finally:
+            process.kill()
         for text in (said, errors):
             text.seek(0)
         if code != 0:

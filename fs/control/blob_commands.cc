@@ -57,6 +57,7 @@ Result<HandedOut> hand_out(Filesystem& fs, const Peer& peer, const std::string& 
   if (writing) {
     TRY(fs.privileges.clear(inode, {peer.credentials.uid, peer.credentials.gid, peer.pid}));
     fs.files.changes(inode);
+    fs.notifications.attributes_changed(inode);  // those that came with the answer to CREATE
   }
   return HandedOut{inode, std::move(blob)};
 }
@@ -79,6 +80,7 @@ Result<io::ControlReply> blobs(Filesystem& fs, const Peer& peer, const json& arg
     files.push_back({{"inode", handed_out.value().inode}});
     reply.descriptors.push_back(std::move(handed_out.value().blob));
   }
+  if (writing) fs.notifications.wait_until_told(kTold);
   reply.result = {{"files", std::move(files)}};
   return reply;
 }

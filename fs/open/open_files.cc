@@ -86,7 +86,7 @@ OpenFileTable::OpenCount OpenFileTable::begin(InodeNumber inode, bool writing) {
       ++file->changes;
       note_change(inode);
     }
-    begun = {file, writing && file->writers == 1};
+    begun = {file, writing && file->writers == 1, nodes_.contains(inode)};
   }
   if (begun.first_writer) environment_.about_to_change(inode);
   return begun;

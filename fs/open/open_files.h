@@ -95,10 +95,12 @@ class OpenFileTable {
   // is only whether it is open.
   void taken_out(InodeNumber inode);
 
-  // --- opens. Counts one; `writing` also as a writer. first_writer: nobody wrote before.
+  // --- opens. Counts one; `writing` also as a writer. first_writer: nobody wrote before. remembered: by the kernel.
+  // It learns of a file not before the CREATE that makes it is answered: the folder is locked until then.
   struct OpenCount {
     std::shared_ptr<OpenFile> file;
     bool first_writer = false;
+    bool remembered = false;
   };
   OpenCount begin(InodeNumber inode, bool writing);
   // The file's descriptor and mode; made at its first open. Valid until the end() of the open that asks.

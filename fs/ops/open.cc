@@ -19,6 +19,11 @@ namespace {
 constexpr uint64_t kDescriptorsOfAnOpen = 1;
 constexpr uint64_t kDescriptorsOfItsOwn = 2;  // further ones, of an open that the daemon serves: buffered and direct
 
+// To end an open that made the file, the kernel looks at the file's mode and owner. For so long it may take them from
+// the answer to CREATE, and so does not ask for them. It notes its own changes at once, and is told before others can
+// make any.
+constexpr double kUntilOpened = 0.001;  // seconds
+
 // An open that is not answered yet, but counted. The destructor uncounts it, unless a handle has taken it over.
 class PendingOpen {
  public:
@@ -33,7 +38,8 @@ class PendingOpen {
   }
 
   OpenFile& file() const { return *begun_.file; }
-  bool first_writer() const { return begun_.first_writer; }
+  // From now on the kernel may not use the attributes that it remembers.
+  bool outdates_attributes() const { return begun_.first_writer && begun_.remembered; }
   std::shared_ptr<OpenFile> take() { return std::move(begun_.file); }
 
  private:
@@ -183,7 +189,7 @@ Result<std::unique_ptr<Handle>> open_file(Filesystem& fs, meta::InodeNumber inod
     return served.error();
   }
   // Until now the kernel was allowed to cache the attributes for a day.
-  if (pending.first_writer()) fs.notifications.attributes_changed(inode);
+  if (pending.outdates_attributes()) fs.notifications.attributes_changed(inode);
   if (!writing && caller.pid != 0) {  // 0: of another pid namespace
     handle->reader = caller.pid;
     fs.speculative_clones.predictor.opened(caller, inode);
@@ -229,7 +235,8 @@ void create(const Request& request, mode_t mode, fuse_file_info info) {
     if (const auto dropped = fs.tree.unlink(request.inode(), request.name())) fs.dropped(dropped.value());
     return request.error(opened.error());
   }
-  const fuse_entry_param entry = fs.entry_of(made.value());
+  fuse_entry_param entry = fs.entry_of(made.value());
+  if (!has_privileges(entry.attr.st_mode)) entry.attr_timeout = kUntilOpened;
   fs.files.add_lookup(inode, request.name());
   info.fh = fs.handles.add(std::move(opened).value());
   if (request.answer(fuse_reply_create, &entry, &info) != 0) {

@@ -120,6 +120,46 @@ def test_attributes_right_behind_writes(folder):
         same_bytes(agent.aioread(folder / "swap", len(data)), data, "content by libaio")
 
 
+def test_attributes_of_files_that_were_just_made(folder):
+    """CREATE's answer may be used for a moment. A change of the size in that moment shows at once."""
+    write(folder / "source", b"s" * 5000)
+    with opened(folder / "source", os.O_RDONLY) as source:
+        changes = {
+            "written": lambda file: os.write(file, b"x" * 4321),
+            "written behind a hole": lambda file: os.pwrite(file, b"x", 4320),
+            "truncated": lambda file: os.ftruncate(file, 4321),
+            "allocated": lambda file: os.posix_fallocate(file, 0, 4321),
+            "copied": lambda file: os.copy_file_range(source, file, 4321, 0, 0),
+        }
+        for number in range(20):
+            for how, change in changes.items():
+                name = folder / f"{how} {number}"
+                with opened(name, os.O_RDWR | os.O_CREAT | os.O_EXCL) as file:
+                    change(file)
+                    equal(os.stat(name).st_size, 4321, f"size by path, {how}")
+                    equal(os.fstat(file).st_size, 4321, f"size by descriptor, {how}")
+    for number in range(20):
+        for mode in (0o640, 0o4755):
+            name = folder / f"{mode:o} {number}"
+            with opened(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode) as file:
+                os.fchmod(file, 0o600)
+                equal(stat.S_IMODE(os.stat(name).st_mode), 0o600, "mode")
+
+
+def test_a_file_that_is_made_costs_no_further_request(mount):
+    """The kernel asks for the folder's attributes after each change of it, and has those of the file already."""
+    made = 200
+
+    def asked():
+        return mount.counted("operations").get("getattr", 0)
+
+    before, told = asked(), mount.counted("notifications")
+    for number in range(made):
+        os.close(os.open(mount.path / str(number), os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+    true(asked() - before < 1.5 * made, f"{asked() - before} times asked for attributes, {made} files made")
+    true(mount.counted("notifications") - told < made // 2, "the kernel was told of files that it did not know")
+
+
 def test_fallocate_and_holes(folder):
     data = noise(1 * MIB)
     write(folder / "f", data)

@@ -54,6 +54,8 @@ std::string human_age(int64_t seconds) {
   return std::to_string(seconds / 86400) + " d";
 }
 
+int64_t seconds_of(std::chrono::system_clock::time_point time) { return std::chrono::system_clock::to_time_t(time); }
+
 std::string utc_time(int64_t seconds) {
   const time_t time = seconds;
   std::tm parts{};

@@ -1,6 +1,7 @@
 // Formats numbers, times and tables for people. Pure functions and one plain value; any thread.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -8,10 +9,11 @@
 
 namespace ckptfs::fs::cli {
 
-std::string human_size(uint64_t bytes);      // "512 B", "1.5 GiB"
-std::string human_duration(double seconds);  // "0.4 ms", "2.3 s", "3 min 20 s"
-std::string human_age(int64_t seconds);      // "5 s", "3 min", "2 h", "4 d"
-std::string utc_time(int64_t seconds);       // since 1970: "2026-11-26 12:00:00Z"
+std::string human_size(uint64_t bytes);                          // "512 B", "1.5 GiB"
+std::string human_duration(double seconds);                      // "0.4 ms", "2.3 s", "3 min 20 s"
+std::string human_age(int64_t seconds);                          // "5 s", "3 min", "2 h", "4 d"
+std::string utc_time(int64_t seconds);                           // since 1970: "2026-11-26 12:00:00Z"
+int64_t seconds_of(std::chrono::system_clock::time_point time);  // since 1970
 std::string counted(uint64_t count, const std::string& singular,
                     const std::string& plural = {});  // "1 file", "2 files"
 

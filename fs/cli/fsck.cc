@@ -48,13 +48,13 @@ class ImageForCheck {
   std::optional<io::MountedImage> image_;
 };
 
-struct Outcome {
+struct FsckOutcome {
   meta::FsckReport report;
   uint64_t removed_orphans = 0;
 };
 
-Result<Outcome> check(const std::string& folder, bool remove_orphans) {
-  Outcome outcome;
+Result<FsckOutcome> check(const std::string& folder, bool remove_orphans) {
+  FsckOutcome outcome;
   TRY_ASSIGN(outcome.report, meta::fsck(folder));
   // A store with problems is left exactly as it is.
   if (remove_orphans && outcome.report.problems.empty()) {
@@ -63,7 +63,7 @@ Result<Outcome> check(const std::string& folder, bool remove_orphans) {
   return outcome;
 }
 
-void print_report(const FsckArguments& arguments, const Outcome& outcome) {
+void print_report(const FsckArguments& arguments, const FsckOutcome& outcome) {
   const meta::FsckReport& report = outcome.report;
   for (const std::string& problem : report.problems) std::printf("%s\n", printable(problem).c_str());
   const bool removed = arguments.remove_orphans && report.problems.empty();
@@ -84,7 +84,7 @@ void print_report(const FsckArguments& arguments, const Outcome& outcome) {
   }
 }
 
-json to_json(const Outcome& outcome) {
+json to_json(const FsckOutcome& outcome) {
   const meta::FsckReport& report = outcome.report;
   json orphans = json::array();
   for (const meta::Orphan& orphan : report.orphans) orphans.push_back({{"name", orphan.name}, {"bytes", orphan.bytes}});

@@ -187,8 +187,6 @@ Result<Collected> collect_there(const Remote& remote, const CollectArguments& ar
   return Collected{std::move(report).value(), arguments.dry_run};
 }
 
-int64_t seconds_of(std::chrono::system_clock::time_point time) { return std::chrono::system_clock::to_time_t(time); }
-
 json amount_json(const CollectorReport::Amount& amount) {
   return {{"objects", amount.objects}, {"bytes", amount.bytes}};
 }

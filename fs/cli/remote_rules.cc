@@ -31,8 +31,6 @@ using meta::remote::StepAddress;
 using nlohmann::json;
 using Time = std::chrono::system_clock::time_point;
 
-int64_t seconds_of(Time time) { return std::chrono::system_clock::to_time_t(time); }
-
 // --- policy
 
 struct RemotePolicyArguments {

@@ -26,9 +26,7 @@ using meta::remote::CommittedStep;
 using meta::remote::RemoteFacts;
 using nlohmann::json;
 
-int64_t seconds_of(const CommittedStep& step) { return std::chrono::system_clock::to_time_t(step.committed); }
-
-std::string age_of(const CommittedStep& step) { return human_age(std::time(nullptr) - seconds_of(step)); }
+std::string age_of(const CommittedStep& step) { return human_age(std::time(nullptr) - seconds_of(step.committed)); }
 
 Result<std::vector<CommittedStep>> standing_steps(const Remote& remote) {
   TRY_ASSIGN(auto steps, meta::remote::list_steps(*remote.store, remote.limits()));
@@ -37,7 +35,7 @@ Result<std::vector<CommittedStep>> standing_steps(const Remote& remote) {
 }
 
 json json_of(const CommittedStep& step) {
-  return {{"step", step.name()}, {"tag", step.decision.tag}, {"committed", seconds_of(step)}};
+  return {{"step", step.name()}, {"tag", step.decision.tag}, {"committed", seconds_of(step.committed)}};
 }
 
 // --- check
@@ -157,7 +155,7 @@ void print_steps_of_remote(const Listed& listed, const std::string& url) {
   }
   Table table({{"STEP"}, {"COMMITTED"}, {"AGE", Table::Align::right}, {""}});
   for (const CommittedStep& step : listed.steps) {
-    table.add({{step.name()}, {utc_time(seconds_of(step))}, {age_of(step)}, {mark_of(step, listed)}});
+    table.add({{step.name()}, {utc_time(seconds_of(step.committed))}, {age_of(step)}, {mark_of(step, listed)}});
   }
   std::printf("%s: %s\n%s", printable(url).c_str(), counted(listed.steps.size(), "step").c_str(),
               table.text(stdout_is_terminal()).c_str());

@@ -9,14 +9,14 @@ namespace {
 
 constexpr const char* kSeenXattr = "user.ckptfs.seen";
 
-std::string encode(const SeenStep& seen) {
+std::string encode_seen(const SeenStep& seen) {
   std::ostringstream text;
   text << seen.series << ' ' << seen.changed.time_since_epoch().count() << ' ' << seen.changed_at.count() << ' '
        << seen.completed.time_since_epoch().count() << ' ' << seen.completed_at.count();
   return text.str();
 }
 
-Result<SeenStep> decode(const std::string& text) {
+Result<SeenStep> decode_seen(const std::string& text) {
   std::istringstream numbers(text);
   InodeNumber series = 0;
   int64_t changed = 0, changed_at = 0, completed = 0, completed_at = 0;
@@ -57,7 +57,7 @@ Result<std::optional<SeenStep>> seen_step(const Store& store, InodeNumber step) 
   const auto text = store.index().xattr(step, kSeenXattr);
   if (!text && text.error().errno_value() == ENOENT) return std::optional<SeenStep>();
   if (!text) return text.error();
-  TRY_ASSIGN(const SeenStep seen, decode(text.value()));
+  TRY_ASSIGN(const SeenStep seen, decode_seen(text.value()));
   return std::optional(seen);
 }
 
@@ -68,7 +68,7 @@ Result<> note_seen(Store& store, const StoreClock& clock, const std::vector<std:
     const auto record = store.index().inode(step);
     if (!record && record.error().errno_value() == ENOENT) continue;
     TRY(record);
-    if (record.value().nlink != 0) change.batch.put_xattr(step, kSeenXattr, encode(seen));
+    if (record.value().nlink != 0) change.batch.put_xattr(step, kSeenXattr, encode_seen(seen));
   }
   clock.put(change.batch);
   return store.tree().commit(std::move(change));

@@ -57,7 +57,7 @@ Result<HandedOut> hand_out(Filesystem& fs, const Peer& peer, const std::string& 
   if (writing) {
     TRY(fs.privileges.clear(inode, {peer.credentials.uid, peer.credentials.gid, peer.pid}));
     fs.files.changes(inode);
-    fs.notifications.attributes_changed(inode);  // those that came with the answer to CREATE
+    fs.notifications.attributes_changed(inode);  // it may still use those of CREATE's answer
   }
   return HandedOut{inode, std::move(blob)};
 }

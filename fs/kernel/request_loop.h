@@ -9,7 +9,7 @@
 // *One at a time.* While requests come one at a time, each soon after the last (a copy by READs and WRITEs of 64 KiB
 // each), most of their time goes into waking processors. run() then keeps the processors from halting
 // (io/wake_latency.h), until a second after. Requests over io_uring (Linux 6.14), which arrive on the caller's
-// processor, are no quicker than that: tried with a thread for each processor, and with one for each request.
+// processor, were no quicker on 2 cores: tried with a thread for each processor, and with one for each request.
 //
 // Thread safety: stop() from any thread, at any time; run() once.
 #pragma once

@@ -96,7 +96,7 @@ class OpenFileTable {
   void taken_out(InodeNumber inode);
 
   // --- opens. Counts one; `writing` also as a writer. first_writer: nobody wrote before. remembered: by the kernel.
-  // It learns of a file not before the CREATE that makes it is answered: the folder is locked until then.
+  // It learns of a file only when the CREATE that makes it is answered: it locks the folder until then.
   struct OpenCount {
     std::shared_ptr<OpenFile> file;
     bool first_writer = false;

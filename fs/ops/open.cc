@@ -19,9 +19,9 @@ namespace {
 constexpr uint64_t kDescriptorsOfAnOpen = 1;
 constexpr uint64_t kDescriptorsOfItsOwn = 2;  // further ones, of an open that the daemon serves: buffered and direct
 
-// To end an open that made the file, the kernel looks at the file's mode and owner. For so long it may take them from
-// the answer to CREATE, and so does not ask for them. It notes its own changes at once, and is told before others can
-// make any.
+// When CREATE is answered, the kernel checks the file's mode and owner to end the open. For so long it may use those of
+// the answer; else it would ask for them. It sees its own changes of the file at once. Before a descriptor is handed
+// out, which changes the file past the kernel, the kernel is told (fs/control/blob_commands.cc).
 constexpr double kUntilOpened = 0.001;  // seconds
 
 // An open that is not answered yet, but counted. The destructor uncounts it, unless a handle has taken it over.

@@ -24,7 +24,7 @@ LEVELS = ("quick", "normal", "long")
 # In the order in which scripts/test has them ready.
 BUILDS = (*builds.PRESETS, "venv")
 # The order of the folders: the longest tests first, so that all processes end at about the same time.
-FOLDERS = ("packaging", "deepspeed", "groups", "remote", "posix", "crash", "fuzz", "gpu", "cli", "bench")
+FOLDERS = ("packaging", "deepspeed", "groups", "remote", "posix", "crash", "fuzz", "gpu", "cli", "bench", "tooling")
 FAILED = pytest.StashKey[bool]()
 SECONDS_TO_CLEAN_UP = 30
 

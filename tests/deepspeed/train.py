@@ -16,7 +16,7 @@ import shutil
 import sys
 import time
 
-sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent))
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "lib"))
 
 import memory
 from ending import end_rank

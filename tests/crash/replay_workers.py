@@ -17,6 +17,8 @@ import signal
 import struct
 import sys
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "lib"))
+
 import saving
 from checking import equal, opened, pwrite_all, read, same_bytes, true, write, write_all
 from crash_model import Content, Files, Log, Steps, noise

@@ -18,7 +18,7 @@ PRESETS = {"unit": "asan", "tsan": "tsan"}  # build -> its folder
 SANITIZERS = {
     "ASAN_OPTIONS": "detect_stack_use_after_return=1:strict_string_checks=1",
     "UBSAN_OPTIONS": "print_stacktrace=1",
-    "TSAN_OPTIONS": f"second_deadlock_stack=1:suppressions={ROOT / 'tests' / 'tsan_suppressions'}",
+    "TSAN_OPTIONS": f"second_deadlock_stack=1:suppressions={ROOT / 'tests' / 'runner' / 'tsan_suppressions'}",
 }
 # The mounts of a unit test must not be seen by a script test: it would take a copy of them into the mount namespace that
 # it makes for itself, and so keep their loop devices.

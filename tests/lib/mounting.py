@@ -29,7 +29,7 @@ import unittest
 import leftovers
 from leftovers import PREFIX
 
-REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("CKPTFS_BUILD", REPOSITORY / "build"))
 CKPTFS = os.environ.get("CKPTFS", str(BUILD / "ckptfs"))
 CKPTFS_DEBUG = os.environ.get("CKPTFS_DEBUG", str(BUILD / "asan" / "ckptfs"))  # has fault points

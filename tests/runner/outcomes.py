@@ -6,7 +6,7 @@ import re
 import sys
 import threading
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build"
 LOGS = BUILD / "test-logs"
 TAIL_LINES = 40

@@ -4,10 +4,13 @@ import argparse
 import concurrent.futures
 import fcntl
 import os
+import pathlib
 import re
 import shutil
 import signal
 import sys
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "lib"))
 
 import commands
 import leftovers

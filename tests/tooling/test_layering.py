@@ -1,4 +1,4 @@
-"""tests/layering.py finds a circle of includes and an include from above in a tree that has one of each."""
+"""tests/runner/layering.py finds a circle of includes and an include from above in a tree that has one of each."""
 
 import pathlib
 import tempfile

@@ -1,4 +1,4 @@
-"""Each lint finds a violation that is planted. cli/test_layering.py does this for circles and layers."""
+"""Each lint finds a violation that is planted. tooling/test_layering.py does this for circles and layers."""
 
 import json
 import pathlib

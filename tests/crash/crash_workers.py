@@ -15,6 +15,8 @@ import shutil
 import sys
 import time
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "lib"))
+
 from agent import Agent
 from checking import noise, opened, pwrite_all
 from mounting import KIB, run

@@ -36,7 +36,7 @@ def used(path, tree):
 
 
 def file_of(path, module):
-    places = (path.parent, TESTS, TESTS / "deepspeed")
+    places = (path.parent, *(TESTS / name for name in ("lib", "runner", "posix", "crash", "deepspeed", "groups", "remote")))
     return next((file for place in places if (file := place / f"{module}.py").exists()), None)
 
 

@@ -1,4 +1,4 @@
-"""Which source may include which: lint/circles and lint/layers of tests/runner.py.
+"""Which source may include which: lint/circles and lint/layers of tests/runner/main.py.
 
 A unit is a header and its .cc: X.h and X.cc. Units of one folder must not include each other in a circle, and includes
 point downwards only: from a layer to those below it, and within fs/ from a room to those before it. The order is below.

@@ -98,8 +98,8 @@ std::string format_size(uint64_t bytes) {
     bytes /= 1024;
     ++unit;
   }
-  constexpr std::array kUnits = {" bytes", "K", "M", "G", "T"};
-  return std::to_string(bytes) + kUnits[unit];
+  constexpr std::array kSizeUnits = {" bytes", "K", "M", "G", "T"};
+  return std::to_string(bytes) + kSizeUnits[unit];
 }
 
 uint64_t usable_image_size(uint64_t size) { return size / kBlock * kBlock; }

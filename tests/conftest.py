@@ -17,12 +17,10 @@ import time
 import pytest
 
 import builds
+import claims
 import mounting
 from mounting import (LEVEL, MODES, Mount, Plain, Store, abandon, mounted, supports_passthrough, workspace, xfs)
 
-LEVELS = ("quick", "normal", "long")
-# In the order in which scripts/test has them ready.
-BUILDS = (*builds.PRESETS, "venv")
 # The order of the folders: the longest tests first, so that all processes end at about the same time.
 FOLDERS = ("packaging", "deepspeed", "groups", "remote", "posix", "crash", "fuzz", "gpu", "cli", "bench", "tooling")
 FAILED = pytest.StashKey[bool]()
@@ -31,7 +29,7 @@ SECONDS_TO_CLEAN_UP = 30
 
 def pytest_addoption(parser):
     group = parser.getgroup("ckptfs")
-    group.addoption("--only", metavar="REGEX", help="only tests whose name matches this regular expression")
+    group.addoption("--chosen", metavar="FILE", help="only the tests that the file names, one a line")
     group.addoption("--plain", action="store_true", help="against plain XFS: checks the test itself")
     group.addoption("--seed", type=int, default=0, help="of random tests; 0: a new one")
     group.addoption("--rounds", type=int, default=0, help="rounds, operations, crashes, errors or points of a random "
@@ -71,17 +69,13 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("mode", modes_of(metafunc), indirect=True, scope="module")
 
 
-def lowest_level(item):
-    mark = item.get_closest_marker("level")
-    return mark.args[0] if mark else LEVELS[0]
-
-
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
 def pytest_collection_modifyitems(config, items):
-    only = re.compile(config.getoption("only") or "")
+    chosen = config.getoption("chosen")
+    names = set(pathlib.Path(chosen).read_text().splitlines()) if chosen else None
 
     def is_wanted(item):
-        return LEVELS.index(lowest_level(item)) <= LEVELS.index(LEVEL) and only.search(item.nodeid)
+        return item.nodeid in names if chosen else LEVEL == "long" or not item.get_closest_marker("long")
 
     config.hook.pytest_deselected(items=[item for item in items if not is_wanted(item)])
     items[:] = sorted(filter(is_wanted, items), key=place_in_order)
@@ -91,7 +85,7 @@ def pytest_collection_modifyitems(config, items):
 
 def place_in_order(item):
     """The longer a test has to wait for a build, the later it comes: a process that waits runs nothing else."""
-    last = max((BUILDS.index(name) for name in awaited(item)), default=-1)
+    last = max((builds.NAMES.index(name) for name in awaited(item)), default=-1)
     return last, FOLDERS.index(item.path.parent.name)
 
 
@@ -130,7 +124,21 @@ def pytest_runtest_protocol(item):
     """Waits here, where the test's timeout does not count yet."""
     with contextlib.suppress(pytest.fail.Exception):  # the setup says it
         wait_for_builds(item)
-    yield
+    with claimed_disk(item):
+        yield
+
+
+@contextlib.contextmanager
+def claimed_disk(item):
+    """Holds the test back while others use the disk that it needs."""
+    needs = item.get_closest_marker("disk")
+    with contextlib.ExitStack() as stack:
+        try:
+            if needs:
+                stack.enter_context(claims.disk(mounting.scratch_root(), needs.args[0]))
+        except OSError as problem:
+            item.add_marker(pytest.mark.skip(f"disk: {problem.strerror}"))
+        yield
 
 
 @pytest.hookimpl(tryfirst=True)

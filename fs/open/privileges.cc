@@ -21,7 +21,7 @@ uint32_t without_privileges(uint32_t mode, bool in_group) {
   return result & 07777u;
 }
 
-bool is_same(const timespec& a, const timespec& b) { return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec; }
+bool is_same_time(const timespec& a, const timespec& b) { return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec; }
 
 // Waits, a few milliseconds at most, until the clock that kernels before 6.13 stamp writes with has gone past this
 // mtime: a write from then on changes it.
@@ -63,7 +63,7 @@ void Privileges::clear_if_written(InodeNumber inode) {
   const bool goes_on = can_be_written(inode);  // before its mtime is read: who closes now has written before
   const auto attributes = tree_.attributes(inode);
   if (!attributes) return unwatch(inode, *since);
-  const bool same = is_same(attributes.value().stat.st_mtim, *since);
+  const bool same = is_same_time(attributes.value().stat.st_mtim, *since);
   if (same && goes_on) return;
   constexpr uint32_t kAnybody = UINT32_MAX;  // nobody knows who wrote
   if (const auto cleared = same ? success() : clear(inode, {kAnybody, kAnybody, 0}); !cleared) {
@@ -116,7 +116,7 @@ void Privileges::forget(InodeNumber inode) {
 void Privileges::unwatch(InodeNumber inode, const timespec& since) {
   const io::MutexLock lock(mutex_);
   const auto found = watched_.find(inode);
-  if (found != watched_.end() && is_same(found->second, since)) watched_.erase(found);
+  if (found != watched_.end() && is_same_time(found->second, since)) watched_.erase(found);
   count_.store(watched_.size(), std::memory_order_release);
 }
 

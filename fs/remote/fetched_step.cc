@@ -22,15 +22,15 @@ json to_json(const FetchedStep& fetched) {
           {"content", io::hex_of(fetched.content)}};
 }
 
-Result<FetchedStep> fetched_step_from(const json& json) {
+Result<FetchedStep> fetched_step_from(const json& record) {
   FetchedStep fetched;
   std::string content;
   try {
-    fetched.remote = json.at("remote").get<std::string>();
-    fetched.tag = json.at("tag").get<std::string>();
-    fetched.name = json.at("name").get<std::string>();
-    content = json.at("content").get<std::string>();
-    if (!json.at("slot").is_null()) fetched.slot = json.at("slot").get<uint32_t>();
+    fetched.remote = record.at("remote").get<std::string>();
+    fetched.tag = record.at("tag").get<std::string>();
+    fetched.name = record.at("name").get<std::string>();
+    content = record.at("content").get<std::string>();
+    if (!record.at("slot").is_null()) fetched.slot = record.at("slot").get<uint32_t>();
   } catch (const nlohmann::json::exception& error) {
     return Error(EINVAL, std::string("where the step came from: ") + error.what());
   }

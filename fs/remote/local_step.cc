@@ -22,7 +22,7 @@ using meta::remote::Entry;
 
 constexpr size_t kDeepest = meta::kDeepestStep;
 
-bool is_same(const Entry& one, const Entry& other) {
+bool is_same_entry(const Entry& one, const Entry& other) {
   return one.path == other.path && one.kind == other.kind && one.mode == other.mode && one.uid == other.uid &&
          one.gid == other.gid && one.size == other.size && one.target == other.target;
 }
@@ -164,7 +164,7 @@ Result<bool> LocalStep::is_current() const {
   if (!now && now.error().errno_value() == ENOENT) return false;
   TRY(now);
   const Tree& tree = now.value();
-  if (tree.files != files_ || !std::ranges::equal(tree.entries, entries_, is_same)) return false;
+  if (tree.files != files_ || !std::ranges::equal(tree.entries, entries_, is_same_entry)) return false;
   for (size_t at = 0; at < entries_.size(); ++at) {
     if (entries_[at].kind != Entry::Kind::file) continue;
     const auto verdict = meta::known_verdict(env_.store, files_[at].inode);

@@ -27,18 +27,18 @@ json to_json(const RemoteSettings& settings) {
           {"path_style", settings.s3.path_style}};
 }
 
-Result<RemoteSettings> remote_settings_from(const json& json) {
+Result<RemoteSettings> remote_settings_from(const json& record) {
   RemoteSettings settings;
   try {
-    settings.url = json.at("url").get<std::string>();
-    settings.slot = json.value("slot", uint32_t{0});
-    settings.slots = json.value("slots", uint32_t{1});
-    settings.upload_limit = json.value("upload_limit", uint64_t{0});
-    settings.s3.endpoint = json.value("endpoint", "");
-    settings.s3.region = json.value("region", "");
-    settings.s3.profile = json.value("profile", "");
-    settings.s3.authorities = json.value("authorities", "");
-    settings.s3.path_style = json.value("path_style", false);
+    settings.url = record.at("url").get<std::string>();
+    settings.slot = record.value("slot", uint32_t{0});
+    settings.slots = record.value("slots", uint32_t{1});
+    settings.upload_limit = record.value("upload_limit", uint64_t{0});
+    settings.s3.endpoint = record.value("endpoint", "");
+    settings.s3.region = record.value("region", "");
+    settings.s3.profile = record.value("profile", "");
+    settings.s3.authorities = record.value("authorities", "");
+    settings.s3.path_style = record.value("path_style", false);
   } catch (const nlohmann::json::exception& error) {
     return Error(EINVAL, std::string("the settings of the remote: ") + error.what());
   }
@@ -52,8 +52,8 @@ Result<std::optional<RemoteSettings>> remote_of(const meta::Store& store, meta::
   const auto text = store.index().xattr(series, kRemoteXattr);
   if (!text && text.error().errno_value() == ENOENT) return std::optional<RemoteSettings>();
   TRY(text);
-  TRY_ASSIGN(const json json, io::parse_json(text.value(), {}));
-  TRY_ASSIGN(RemoteSettings settings, remote_settings_from(json));
+  TRY_ASSIGN(const json record, io::parse_json(text.value(), {}));
+  TRY_ASSIGN(RemoteSettings settings, remote_settings_from(record));
   return std::optional(std::move(settings));
 }
 

@@ -23,7 +23,7 @@ constexpr std::chrono::milliseconds kLongest{5000};
 constexpr std::chrono::minutes kNoteClock{10};
 constexpr int kPauseFactor = 50;  // an inspection is followed by a pause of so many times its duration
 
-meta::WallTime now() { return meta::wall_time(meta::now()); }
+meta::WallTime wall_now() { return meta::wall_time(meta::now()); }
 
 std::string names_of(const std::vector<Reason>& reasons) {
   std::string names;
@@ -249,7 +249,7 @@ Result<std::string> Rotation::recheck_protections(meta::InodeNumber series, cons
 Result<bool> Rotation::arm(meta::InodeNumber series, const meta::SeriesPolicy& policy, const SeriesStatus& status) {
   if (!policy.left_alone) {
     const auto since = std::max(status.changed, meta::wall_time(policy.changed)) + quiet_;
-    if (status.written || now() < since) return false;
+    if (status.written || wall_now() < since) return false;
     // With a quiet time of 0, any step that completes after the change arms the policy.
     const timespec left_alone = quiet_.count() == 0 ? policy.changed : meta::to_timespec(since);
     TRY(meta::note_left_alone(store_, series, policy, left_alone));
@@ -258,7 +258,7 @@ Result<bool> Rotation::arm(meta::InodeNumber series, const meta::SeriesPolicy& p
   const auto left_alone = meta::wall_time(*policy.left_alone);
   const bool completed = std::any_of(status.steps.begin(), status.steps.end(), [&](const StepStatus& step) {
     return step.facts.completeness == Completeness::complete && step.facts.completed >= left_alone &&
-           step.facts.completed <= now();  // a step dated in the future may be older than the change
+           step.facts.completed <= wall_now();  // a step dated in the future may be older than the change
   });
   if (!completed) return false;
   TRY(meta::arm(store_, series, policy));
@@ -350,7 +350,7 @@ Result<meta::Judgement> Rotation::judge_owner(const Rules& rules, const SeriesSt
     }
     return left;
   };
-  const meta::Moment moment{now(), step_facts_.clock().now()};
+  const meta::Moment moment{wall_now(), step_facts_.clock().now()};
   // It takes a while to find out whether a user could remove a step. So it is asked only of steps that are to go, or to
   // be thinned.
   std::unordered_set<size_t> allowed;

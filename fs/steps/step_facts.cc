@@ -114,8 +114,8 @@ Result<> StepFactsFinder::start() {
 }
 
 Result<StepFactsFinder::Changes> StepFactsFinder::changes_below(meta::InodeNumber folder, unsigned depth) const {
-  constexpr unsigned kDeepest = 256;  // levels of recursion
-  if (depth > kDeepest) return Error(ELOOP, tree_.path_of(folder) + ": folders lie too deep in each other");
+  constexpr unsigned kMostLevels = 256;  // levels of recursion
+  if (depth > kMostLevels) return Error(ELOOP, tree_.path_of(folder) + ": folders lie too deep in each other");
   TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(folder));
   Changes changes{record.mtime, later_of(record.mtime, record.ctime)};
   TRY_ASSIGN(const auto entries, tree_.list(folder));

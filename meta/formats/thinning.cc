@@ -164,15 +164,15 @@ nlohmann::ordered_json to_json(const std::vector<ThinnedFile>& files) {
 }  // namespace
 
 bool is_resume_state_name(std::string_view path) {
-  constexpr std::array<std::pair<std::string_view, std::string_view>, 8> kNames{{{"optimizer", ".pt"},
-                                                                                 {"optimizer", ".bin"},
-                                                                                 {"scheduler", ".pt"},
-                                                                                 {"scheduler", ".bin"},
-                                                                                 {"scaler", ".pt"},
-                                                                                 {"rng_state", ".pth"},
-                                                                                 {"random_states", ".pkl"},
-                                                                                 {"sampler", ".bin"}}};
-  return std::any_of(kNames.begin(), kNames.end(),
+  constexpr std::array<std::pair<std::string_view, std::string_view>, 8> kResumeStates{{{"optimizer", ".pt"},
+                                                                                        {"optimizer", ".bin"},
+                                                                                        {"scheduler", ".pt"},
+                                                                                        {"scheduler", ".bin"},
+                                                                                        {"scaler", ".pt"},
+                                                                                        {"rng_state", ".pth"},
+                                                                                        {"random_states", ".pkl"},
+                                                                                        {"sampler", ".bin"}}};
+  return std::any_of(kResumeStates.begin(), kResumeStates.end(),
                      [path](const auto& one) { return is_numbered(path, one.first, one.second); });
 }
 

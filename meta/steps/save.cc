@@ -24,7 +24,7 @@
 namespace ckptfs::meta {
 namespace {
 
-constexpr unsigned kThreads = 4;
+constexpr unsigned kSaveThreads = 4;
 // Clones contend for the reference counts of XFS's allocation group. More than two threads would sleep waiting for each
 // other.
 constexpr unsigned kCloneThreads = 2;
@@ -126,7 +126,7 @@ class Save {
   }
 
   // An error here is a failure of the save. So an errno that elsewhere means a refusal becomes EIO.
-  Result<> for_each_taken(const std::function<Result<>(SaveFile&)>& work, unsigned threads = kThreads) {
+  Result<> for_each_taken(const std::function<Result<>(SaveFile&)>& work, unsigned threads = kSaveThreads) {
     auto done = io::for_each_parallel(taken_.size(), threads, [&](size_t i) { return work(taken_[i]); });
     if (done || !is_refusal(done.error())) return done;
     return Error(EIO, done.error().message());

@@ -147,6 +147,6 @@ def run(context, ranks, arguments, side):
     out, log = context.work / "offload", context.work / "offload.log"
     with open(log, "wb") as output:
         words = [str(word) for word in [*arguments, "--out", out]]
-        with harness.ranks_running(ranks, words, output, patched=side == "patched") as processes:
+        with harness.ranks_running(ranks, words, output, patched=side == "patched", forked=()) as processes:
             harness.wait_for_ranks(processes, log)
     return json.loads(out.with_name("offload.0").read_text())

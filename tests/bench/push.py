@@ -210,7 +210,7 @@ def trained(context, root, series, core):
     everywhere = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
     try:
-        with open(log, "wb") as output, harness.ranks_running(1, [str(word) for word in words], output) as processes:
+        with open(log, "wb") as output, harness.ranks_running(1, [str(word) for word in words], output, forked=()) as processes:
             harness.wait_for_ranks(processes, log)
     finally:
         os.sched_setaffinity(0, everywhere)

@@ -149,7 +149,7 @@ def train(context, series):
     series.mkdir(exist_ok=True)
     log = context.work / "conversion.log"
     with open(log, "wb") as output:
-        with harness.ranks_running(1, list(map(str, words)), output, script="variety.py") as processes:
+        with harness.ranks_running(1, list(map(str, words)), output, script="variety.py", forked=()) as processes:
             harness.wait_for_ranks(processes, log)
 
 

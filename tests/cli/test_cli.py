@@ -253,7 +253,7 @@ def on_a_terminal(*words, **options):
     return process.wait(60), text.decode()
 
 
-@pytest.mark.builds("asan")
+@pytest.mark.builds("faults")
 def test_what_takes_long_says_so(disk, work):
     """After a second a line shows progress; it disappears at the end. Without a terminal there is no such line."""
     mount = Mount(Store(disk / "slow"), work / "slow", mode="direct", binary=CKPTFS_DEBUG, faults="save.before_publish=sleep:2600")

@@ -408,7 +408,7 @@ def opened(path):
     return os.open(path, os.O_RDWR)
 
 
-@pytest.mark.builds("asan")
+@pytest.mark.builds("faults")
 def test_errors_are_counted(disk, work):
     """Tests each kind of error that promise 4 names: the caller, the log and the metrics must report a disk's error."""
     for fault, meet, *counters in ERRORS:
@@ -431,7 +431,7 @@ def test_errors_are_counted(disk, work):
             abandon(mount)
 
 
-@pytest.mark.builds("asan")
+@pytest.mark.builds("faults")
 def test_errors_at_release_are_counted(disk, work):
     mount = Mount(Store(disk / "release"), work / "release", mode="direct", binary=CKPTFS_DEBUG,
                   faults="tree.finished_writing=2:error:EIO", options=(LOOPBACK,))

@@ -175,7 +175,7 @@ def test_a_sparse_image_has_what_its_host_has(on):
         on.image_is_down()
 
 
-@pytest.mark.builds("asan")
+@pytest.mark.builds("faults")
 def test_unmounted_by_umount_and_mounted_again(on):
     """umount(8) does not know of the daemon, which must still write the end of the store and of its image."""
     for image in ("--image=" + IMAGE, None):
@@ -197,7 +197,7 @@ def test_unmounted_by_umount_and_mounted_again(on):
 # --- on a mount; `shared` is one for all
 
 
-@pytest.mark.builds("asan")
+@pytest.mark.builds("faults")
 def test_umount_fails_where_not_all_is_written_down(disk, work):
     with mounted(Store(disk / "unwritten"), work / "mnt-unwritten", mode="direct", binary=CKPTFS_DEBUG,
                  faults="store.close=error:EIO") as mount:

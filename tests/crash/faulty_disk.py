@@ -8,7 +8,7 @@ import os
 import struct
 import subprocess
 
-from mounting import Failure, helper, is_mountpoint, run, unmount, wait_until
+from mounting import Failure, abandon, helper, is_mountpoint, run, unmount, wait_until
 
 ZEROS, FLUSH, MARK, DATA, XFS_LOG, XFS_METADATA = range(1, 7)
 SECTOR, BLOCK = 512, 4096
@@ -107,6 +107,15 @@ class Disk:
             yield point
         finally:
             unmount(point)
+
+    @contextlib.contextmanager
+    def below(self, mount):
+        """Mounts its XFS where `mount` has its store, within the scope, in which the mount may be started."""
+        with self.mounted(mount.store.folder.parent):
+            try:
+                yield
+            finally:
+                abandon(mount)
 
     def mount(self, point):
         point.mkdir(exist_ok=True)

@@ -11,21 +11,13 @@ import time
 import pytest
 
 from checking import equal, noise, opened, pwrite_all, raises, read, same_bytes, write, write_all
-from mounting import (CKPTFS_DEBUG, KIB, MIB, Mount, Store, abandon, detach, is_mountpoint, power_cut, run,
-                      unmount, wait_until, workspace)
+from mounting import CKPTFS_DEBUG, KIB, MIB, run, wait_until
 
 pytestmark = pytest.mark.builds("asan")
 
 CHUNK = 64 * KIB
 DATA = noise(4 * MIB, 1)
 CHANGED = DATA[:MIB] + noise(MIB, 2) + DATA[2 * MIB :]  # a copy with some changes
-
-
-@pytest.fixture
-def work(own_mounts):
-    """A folder of the test's own, so that only one test's image takes up room at a time."""
-    with workspace("adopt") as folder:
-        yield folder
 
 
 def begin(source, target):
@@ -55,60 +47,45 @@ def target_in(mount, folder):
     return mount.path / folder / "tensor"
 
 
-def test_power_is_lost(work, mode):
-    store = Store(work / f"store-{mode}", image="1G")
-    store.folder.mkdir()
-    mount = Mount(store, work / f"mnt-{mode}", mode=mode, binary=CKPTFS_DEBUG, faults="boot_id=before")
-    try:
-        mount.start()
-        source = target_in(mount, "from")
-        write(source, DATA)
-        run("sync", "-f", store.inner)
+def close_unheard(descriptors):
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):  # a close asks the daemon, which is dead
+            os.close(descriptor)
 
-        copy(source, target_in(mount, "settled"), CHANGED)
-        wait_until("the closed copy is synced", lambda: unsettled(store) == 0, 20)
-        copy(source, target_in(mount, "synced"), CHANGED, sync=True)
-        again = target_in(mount, "again")
-        copy(source, again, DATA)
-        with opened(again, os.O_WRONLY | os.O_APPEND) as file:
-            write_all(file, b"more")
-            os.fsync(file)
-        copy(source, target_in(mount, "closed"), CHANGED)
-        descriptors = begin(source, target_in(mount, "under way"))
-        for at in range(0, 2 * MIB, CHUNK):
-            write_all(descriptors[1], CHANGED[at : at + CHUNK])
-        equal(mount.counted("adoptions"), 5, "adoptions")
-        os.sync()  # the kernel does that by itself, too: it syncs names and clones, but nobody asked for these files
-        equal(unsettled(store), 2, "unsettled blobs")
 
-        power_cut(store.inner)
-        mount.kill()
-        for descriptor in descriptors:
-            with contextlib.suppress(OSError):  # a close asks the daemon, which is dead
-                os.close(descriptor)
-        run("umount", "-l", mount.path, check=False)
-        unmount(store.inner)
-        detach(store.folder / "image.xfs")
-        mount.faults = "boot_id=after"
-        mount.start()
+def test_power_is_lost(crashing_mount, mode):
+    mount = crashing_mount(image="1G", mode=mode, faults="boot_id=before")
+    source = target_in(mount, "from")
+    write(source, DATA)
+    run("sync", "-f", mount.store.inner)
 
-        same_bytes(read(mount.path / "settled/tensor"), CHANGED, "synced in the background")
-        same_bytes(read(mount.path / "synced/tensor"), CHANGED, "synced")
-        same_bytes(read(again), DATA + b"more", "closed, written to again, and synced")
-        for name in ("closed", "under way"):
-            same_bytes(read(mount.path / name / "tensor"), b"", f"never synced: {name}")
-        equal(mount.status()["recovery"]["cut_files"], 2, "files cut")
-        equal(unsettled(store), 0, "unsettled blobs")
-        mount.stop()
-        store.fsck()
-    except BaseException:
-        print(mount.read_log())
-        raise
-    finally:
-        abandon(mount)
-        if is_mountpoint(store.inner):
-            unmount(store.inner)
-        detach(store.folder / "image.xfs")
+    copy(source, target_in(mount, "settled"), CHANGED)
+    wait_until("the closed copy is synced", lambda: unsettled(mount.store) == 0, 20)
+    copy(source, target_in(mount, "synced"), CHANGED, sync=True)
+    again = target_in(mount, "again")
+    copy(source, again, DATA)
+    with opened(again, os.O_WRONLY | os.O_APPEND) as file:
+        write_all(file, b"more")
+        os.fsync(file)
+    copy(source, target_in(mount, "closed"), CHANGED)
+    descriptors = begin(source, target_in(mount, "under way"))
+    for at in range(0, 2 * MIB, CHUNK):
+        write_all(descriptors[1], CHANGED[at : at + CHUNK])
+    equal(mount.counted("adoptions"), 5, "adoptions")
+    os.sync()  # the kernel does that by itself, too: it syncs names and clones, but nobody asked for these files
+    equal(unsettled(mount.store), 2, "unsettled blobs")
+
+    mount.lose_power(lambda: close_unheard(descriptors))
+    mount.faults = "boot_id=after"
+    mount.start()
+
+    same_bytes(read(mount.path / "settled/tensor"), CHANGED, "synced in the background")
+    same_bytes(read(mount.path / "synced/tensor"), CHANGED, "synced")
+    same_bytes(read(again), DATA + b"more", "closed, written to again, and synced")
+    for name in ("closed", "under way"):
+        same_bytes(read(mount.path / name / "tensor"), b"", f"never synced: {name}")
+    equal(mount.status()["recovery"]["cut_files"], 2, "files cut")
+    equal(unsettled(mount.store), 0, "unsettled blobs")
 
 
 def write_again_what_failed(source, target):
@@ -127,60 +104,38 @@ def write_again_what_failed(source, target):
         os.close(reader)
 
 
-@contextlib.contextmanager
-def faulty(store, work, mode, faults, **settings):
-    """Mounts with faults. Unmounts in any case, and shows the log after a failure."""
-    mount = Mount(store, work / f"mnt-{mode}", mode=mode, binary=CKPTFS_DEBUG, faults=faults, **settings)
-    try:
-        mount.start()
-        yield mount
-        mount.stop()
-        store.fsck()
-    except BaseException:
-        print(mount.read_log())
-        raise
-    finally:
-        abandon(mount)
-        if is_mountpoint(store.inner):
-            unmount(store.inner)
-        detach(store.folder / "image.xfs")
-
-
-def test_a_closed_copy_that_does_not_reach_the_disk(work, mode):
+def test_a_closed_copy_that_does_not_reach_the_disk(crashing_mount, mode):
     """Nobody asked for the sync that fails. Each later fsync is told, and nobody sees the blocks of the source."""
-    store = Store(work / f"unasked-{mode}", image="1G")
-    store.folder.mkdir()
-    with faulty(store, work, mode, "write_back.sync=1:error:EIO", options=("quiet=30s",)) as mount:
-        source = target_in(mount, "from")
-        write(source, DATA)
-        target = target_in(mount, "to")
-        copy(source, target, CHANGED)
-        equal(mount.counted("adoptions"), 1, "adoptions")
-        wait_until("the sync has failed", lambda: mount.ask(target, "state") == "suspect", 20)
+    mount = crashing_mount(image="1G", mode=mode, faults="write_back.sync=1:error:EIO", options=("quiet=30s",))
+    source = target_in(mount, "from")
+    write(source, DATA)
+    target = target_in(mount, "to")
+    copy(source, target, CHANGED)
+    equal(mount.counted("adoptions"), 1, "adoptions")
+    wait_until("the sync has failed", lambda: mount.ask(target, "state") == "suspect", 20)
 
-        def is_lost():
-            for attempt in range(2):
-                with opened(target, os.O_RDONLY) as file, raises(errno.EIO, what=f"fsync, attempt {attempt}"):
-                    os.fsync(file)
-            same_bytes(read(target), b"", "what is shown")
+    def is_lost():
+        for attempt in range(2):
+            with opened(target, os.O_RDONLY) as file, raises(errno.EIO, what=f"fsync, attempt {attempt}"):
+                os.fsync(file)
+        same_bytes(read(target), b"", "what is shown")
 
-        wait_until("it is emptied", lambda: not read(target), 20)
-        is_lost()
-        mount.kill()
-        mount.faults = None
-        mount.start()
-        is_lost()
-        write(target, DATA)
-        with opened(target, os.O_RDONLY) as file:
-            os.fsync(file)
-        same_bytes(read(target), DATA, "written anew")
+    wait_until("it is emptied", lambda: not read(target), 20)
+    is_lost()
+    mount.kill()
+    mount.faults = None
+    mount.start()
+    is_lost()
+    write(target, DATA)
+    with opened(target, os.O_RDONLY) as file:
+        os.fsync(file)
+    same_bytes(read(target), DATA, "written anew")
 
 
-def test_a_disk_that_refuses(work, mode):
+def test_a_disk_that_refuses(crashing_mount, mode):
     """A clone, emptying, comparison, write or cut fails. The result is an error or a plain copy, never unwritten
     bytes."""
-    store = Store(work / f"refuses-{mode}", image="1G")
-    store.folder.mkdir()
+    mount = crashing_mount(image="1G", mode=mode, binary=CKPTFS_DEBUG)
     for faults, outcome in (
         ("adopt.clone=error:EIO", "plain"),
         ("adopt.clone=error:EIO;adopt.undo=error:EIO", "error"),
@@ -189,155 +144,146 @@ def test_a_disk_that_refuses(work, mode):
         ("adopt.read=3:error:EIO", "plain"),
         ("adopt.write=1:error:ENOSPC", "again"),
     ):
-        with faulty(store, work, mode, faults) as mount:
-            source = target_in(mount, "from")
-            write(source, DATA)
-            target = target_in(mount, "to")
-            if outcome == "again":
-                write_again_what_failed(source, target)
-                same_bytes(read(target), DATA, faults)
-            elif outcome == "error":
-                with raises(errno.EIO, errno.ENOSPC, what=faults):
-                    copy(source, target, CHANGED)
-                content = read(target) if "write" in faults else b""
-                equal(os.stat(target).st_size, len(content), f"{faults}: size")
-                same_bytes(content, CHANGED[: len(content)], faults)
-            else:
+        mount.faults = faults
+        mount.remount_after_fsck()
+        source = target_in(mount, "from")
+        write(source, DATA)
+        target = target_in(mount, "to")
+        if outcome == "again":
+            write_again_what_failed(source, target)
+            same_bytes(read(target), DATA, faults)
+        elif outcome == "error":
+            with raises(errno.EIO, errno.ENOSPC, what=faults):
                 copy(source, target, CHANGED)
-                same_bytes(read(target), CHANGED, faults)
-                equal(mount.counted("adoption_fallbacks"), int(outcome == "plain"), "fallbacks")
-            mount.faults = None
-            mount.kill()
-            mount.start()
-            wanted = content if outcome == "error" else DATA if outcome == "again" else CHANGED
-            same_bytes(read(target), wanted, f"{faults}, after a kill")
-            for name in ("from", "to"):
-                shutil.rmtree(mount.path / name)
-
-
-def test_a_source_that_changes_while_it_is_looked_at(work, mode):
-    """A WRITE was found equal to the source after the source was opened for writing, so the clone may hold something
-    else."""
-    store = Store(work / f"looked-{mode}", image="1G")
-    store.folder.mkdir()
-    new = noise(len(DATA), 3)
-    with faulty(store, work, mode, "adopt.read=2:sleep:2000") as mount:
-        source, target = target_in(mount, "from"), target_in(mount, "to")
-        write(source, DATA)
-        reader, writer = begin(source, target)
-        write_all(writer, DATA[:CHUNK])
-        waiting = threading.Thread(target=lambda: write_all(writer, new[CHUNK : 2 * CHUNK]))
-        waiting.start()
-        time.sleep(0.5)
-        with opened(source, os.O_RDWR) as other:
-            pwrite_all(other, new, 0)
-        waiting.join()
-        for at in range(2 * CHUNK, len(new), CHUNK):
-            write_all(writer, new[at : at + CHUNK])
-        os.close(writer)
-        os.close(reader)
-        same_bytes(read(target), DATA[:CHUNK] + new[CHUNK:], "the copy")
-        equal(mount.counted("adoptions"), 1, "adoptions")
-
-
-def test_a_source_that_ends_while_it_is_looked_at(work, mode):
-    """The source is compared where it is mapped. If the source becomes shorter, the daemon must not die."""
-    store = Store(work / f"ends-{mode}", image="1G")
-    store.folder.mkdir()
-    with faulty(store, work, mode, "adopt.read=2:sleep:2000") as mount:
-        source, target = target_in(mount, "from"), target_in(mount, "to")
-        write(source, DATA)
-        reader, writer = begin(source, target)
-        write_all(writer, DATA[:CHUNK])
-        waiting = threading.Thread(target=lambda: write_all(writer, DATA[CHUNK : 2 * CHUNK]))
-        waiting.start()
-        time.sleep(0.5)
-        os.truncate(source, 0)
-        waiting.join()
-        for at in range(2 * CHUNK, len(DATA), CHUNK):
-            write_all(writer, DATA[at : at + CHUNK])
-        os.close(writer)
-        os.close(reader)
-        same_bytes(read(target), DATA, "the copy")
-        equal((mount.counted("adoptions"), mount.alive()), (1, True), "adoptions, and the daemon lives")
-
-
-def test_others_are_served_beside_a_copy(work, mode):
-    """While a WRITE of a copy takes long, requests of others are answered."""
-    store = Store(work / f"beside-{mode}", image="1G")
-    store.folder.mkdir()
-    with faulty(store, work, mode, "adopt.read=300:sleep:4000") as mount:
-        source, target = target_in(mount, "from"), target_in(mount, "to")
-        data = DATA * 6
-        write(source, data)
-        reader, writer = begin(source, target)
-        written = []
-
-        def copy_all():
-            for at in range(0, len(data), CHUNK):
-                write_all(writer, data[at : at + CHUNK])
-                written.append(at)
-
-        copier = threading.Thread(target=copy_all)
-        copier.start()
-        try:
-            wait_until("the WRITE that takes long", lambda: len(written) == 299, 60)
-            for attempt in range(10):
-                equal((mount.path / f"nothing-{attempt}").exists(), False, "what nobody made")
-            equal(len(written), 299, "WRITEs that were answered meanwhile")
-        finally:
-            copier.join()
-            os.close(writer)
-            os.close(reader)
-        same_bytes(read(target), data, "the copy")
-
-
-def test_blocks_that_cannot_be_cloned(work, mode):
-    """If a block of a new step's file, which may be mapped, cannot be cloned, the file is written plainly from there
-    on."""
-    store = Store(work / f"blocks-{mode}", image="1G")
-    store.folder.mkdir()
-    with faulty(store, work, mode, "adopt.clone_range=2:error:EIO") as mount:
-        for tag, data in (("checkpoint-1", DATA), ("checkpoint-2", CHANGED)):
-            (mount.path / "steps" / tag).mkdir(parents=True)
-            with opened(mount.path / "steps" / tag / "model", os.O_RDWR | os.O_CREAT) as file:
-                for at in range(0, len(data), CHUNK):
-                    write_all(file, data[at : at + CHUNK])
-        target = mount.path / "steps/checkpoint-2/model"
-        same_bytes(read(target), CHANGED, "the new step's file")
-        counters = mount.status()["counters"]
-        equal(counters["adoption_fallbacks"], 1, "fallbacks")
-        equal(counters["bytes_adopted"], CHUNK, "bytes adopted before the refusal")
+            content = read(target) if "write" in faults else b""
+            equal(os.stat(target).st_size, len(content), f"{faults}: size")
+            same_bytes(content, CHANGED[: len(content)], faults)
+        else:
+            copy(source, target, CHANGED)
+            same_bytes(read(target), CHANGED, faults)
+            equal(mount.counted("adoption_fallbacks"), int(outcome == "plain"), "fallbacks")
         mount.faults = None
         mount.kill()
         mount.start()
-        same_bytes(read(target), CHANGED, "after a kill")
+        wanted = content if outcome == "error" else DATA if outcome == "again" else CHANGED
+        same_bytes(read(target), wanted, f"{faults}, after a kill")
+        for name in ("from", "to"):
+            shutil.rmtree(mount.path / name)
+
+
+def test_a_source_that_changes_while_it_is_looked_at(crashing_mount, mode):
+    """A WRITE was found equal to the source after the source was opened for writing, so the clone may hold something
+    else."""
+    new = noise(len(DATA), 3)
+    mount = crashing_mount(image="1G", mode=mode, faults="adopt.read=2:sleep:2000")
+    source, target = target_in(mount, "from"), target_in(mount, "to")
+    write(source, DATA)
+    reader, writer = begin(source, target)
+    write_all(writer, DATA[:CHUNK])
+    waiting = threading.Thread(target=lambda: write_all(writer, new[CHUNK : 2 * CHUNK]))
+    waiting.start()
+    time.sleep(0.5)
+    with opened(source, os.O_RDWR) as other:
+        pwrite_all(other, new, 0)
+    waiting.join()
+    for at in range(2 * CHUNK, len(new), CHUNK):
+        write_all(writer, new[at : at + CHUNK])
+    os.close(writer)
+    os.close(reader)
+    same_bytes(read(target), DATA[:CHUNK] + new[CHUNK:], "the copy")
+    equal(mount.counted("adoptions"), 1, "adoptions")
+
+
+def test_a_source_that_ends_while_it_is_looked_at(crashing_mount, mode):
+    """The source is compared where it is mapped. If the source becomes shorter, the daemon must not die."""
+    mount = crashing_mount(image="1G", mode=mode, faults="adopt.read=2:sleep:2000")
+    source, target = target_in(mount, "from"), target_in(mount, "to")
+    write(source, DATA)
+    reader, writer = begin(source, target)
+    write_all(writer, DATA[:CHUNK])
+    waiting = threading.Thread(target=lambda: write_all(writer, DATA[CHUNK : 2 * CHUNK]))
+    waiting.start()
+    time.sleep(0.5)
+    os.truncate(source, 0)
+    waiting.join()
+    for at in range(2 * CHUNK, len(DATA), CHUNK):
+        write_all(writer, DATA[at : at + CHUNK])
+    os.close(writer)
+    os.close(reader)
+    same_bytes(read(target), DATA, "the copy")
+    equal((mount.counted("adoptions"), mount.alive()), (1, True), "adoptions, and the daemon lives")
+
+
+def test_others_are_served_beside_a_copy(crashing_mount, mode):
+    """While a WRITE of a copy takes long, requests of others are answered."""
+    mount = crashing_mount(image="1G", mode=mode, faults="adopt.read=300:sleep:4000")
+    source, target = target_in(mount, "from"), target_in(mount, "to")
+    data = DATA * 6
+    write(source, data)
+    reader, writer = begin(source, target)
+    written = []
+
+    def copy_all():
+        for at in range(0, len(data), CHUNK):
+            write_all(writer, data[at : at + CHUNK])
+            written.append(at)
+
+    copier = threading.Thread(target=copy_all)
+    copier.start()
+    try:
+        wait_until("the WRITE that takes long", lambda: len(written) == 299, 60)
+        for attempt in range(10):
+            equal((mount.path / f"nothing-{attempt}").exists(), False, "what nobody made")
+        equal(len(written), 299, "WRITEs that were answered meanwhile")
+    finally:
+        copier.join()
+        os.close(writer)
+        os.close(reader)
+    same_bytes(read(target), data, "the copy")
+
+
+def test_blocks_that_cannot_be_cloned(crashing_mount, mode):
+    """If a block of a new step's file, which may be mapped, cannot be cloned, the file is written plainly from there
+    on."""
+    mount = crashing_mount(image="1G", mode=mode, faults="adopt.clone_range=2:error:EIO")
+    for tag, data in (("checkpoint-1", DATA), ("checkpoint-2", CHANGED)):
+        (mount.path / "steps" / tag).mkdir(parents=True)
+        with opened(mount.path / "steps" / tag / "model", os.O_RDWR | os.O_CREAT) as file:
+            for at in range(0, len(data), CHUNK):
+                write_all(file, data[at : at + CHUNK])
+    target = mount.path / "steps/checkpoint-2/model"
+    same_bytes(read(target), CHANGED, "the new step's file")
+    counters = mount.status()["counters"]
+    equal(counters["adoption_fallbacks"], 1, "fallbacks")
+    equal(counters["bytes_adopted"], CHUNK, "bytes adopted before the refusal")
+    mount.faults = None
+    mount.kill()
+    mount.start()
+    same_bytes(read(target), CHANGED, "after a kill")
 
 
 @pytest.mark.parametrize("clone_fails", (False, True))
-def test_a_guess_that_changes_before_a_write_that_fails(work, mode, clone_fails):
+def test_a_guess_that_changes_before_a_write_that_fails(crashing_mount, mode, clone_fails):
     """Blocks shared with a file that was changed meanwhile, and that then could not be written, are not content. A clone
     that fails may have shared some, too."""
-    store = Store(work / f"withdrawn-{mode}-{clone_fails}", image="1G")
-    store.folder.mkdir()
     # after the writes of the first step, and the one that changes it
     failing = 1 if mode == "passthrough" else len(DATA) // CHUNK + 2
     faults = f"adopt.clone_range=sleep:1500;fs.write={failing}:error:ENOSPC"
     if clone_fails:
         faults += ";adopt.clone_range_end=error:EIO"
-    with faulty(store, work, mode, faults) as mount:
-        for tag in ("checkpoint-1", "checkpoint-2"):
-            (mount.path / "steps" / tag).mkdir(parents=True)
-        source, target = (mount.path / "steps" / tag / "model" for tag in ("checkpoint-1", "checkpoint-2"))
-        with opened(source, os.O_WRONLY | os.O_CREAT) as file:
-            for at in range(0, len(DATA), CHUNK):
-                write_all(file, DATA[at : at + CHUNK])
-        with opened(target, os.O_RDWR | os.O_CREAT) as file, concurrent.futures.ThreadPoolExecutor(1) as pool:
-            writing = pool.submit(os.pwrite, file, DATA[:CHUNK], 0)
-            time.sleep(0.5)
-            with opened(source, os.O_WRONLY) as other:
-                equal(os.pwrite(other, CHANGED[-CHUNK:], 0), CHUNK, "written to the source")
-            with raises(errno.ENOSPC, what="the write"):
-                writing.result()
-        content = read(target)
-        same_bytes(content, bytes(len(content)), "what was not written")
+    mount = crashing_mount(image="1G", mode=mode, faults=faults)
+    for tag in ("checkpoint-1", "checkpoint-2"):
+        (mount.path / "steps" / tag).mkdir(parents=True)
+    source, target = (mount.path / "steps" / tag / "model" for tag in ("checkpoint-1", "checkpoint-2"))
+    with opened(source, os.O_WRONLY | os.O_CREAT) as file:
+        for at in range(0, len(DATA), CHUNK):
+            write_all(file, DATA[at : at + CHUNK])
+    with opened(target, os.O_RDWR | os.O_CREAT) as file, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(os.pwrite, file, DATA[:CHUNK], 0)
+        time.sleep(0.5)
+        with opened(source, os.O_WRONLY) as other:
+            equal(os.pwrite(other, CHANGED[-CHUNK:], 0), CHUNK, "written to the source")
+        with raises(errno.ENOSPC, what="the write"):
+            writing.result()
+    content = read(target)
+    same_bytes(content, bytes(len(content)), "what was not written")

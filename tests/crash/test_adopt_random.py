@@ -20,8 +20,7 @@ import pytest
 from checking import opened, pwrite_all, read, true, write, write_all
 from copying import SMALLEST, altered, pieces, random_content
 from crash_model import Content
-from mounting import (CKPTFS, CKPTFS_DEBUG, KIB, Failure, Mount, Store, abandon, by_level, detach, is_mountpoint,
-                      power_cut, run, unmount, wait_until)
+from mounting import CKPTFS_DEBUG, KIB, Failure, by_level, wait_until
 
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.builds("asan")]
 
@@ -270,107 +269,69 @@ def judge(mount, crash, totals, dice):
         mount.kill()
         mount.start()
         crash.check()
-    mount.stop()
-    mount.store.fsck()
-    mount.start()
+    mount.remount_after_fsck()
     crash.check()
     crash.remove()
 
 
-@contextlib.contextmanager
-def started(store, point, **options):
-    mount = Mount(store, point, **options)
-    try:
-        yield mount.start()
-        mount.stop()
-        store.fsck()
-    except BaseException:
-        print(mount.read_log())
-        raise
-    finally:
-        abandon(mount)
-
-
-def test_killed(work, disk, mode, seed, crashes):
+def test_killed(crashing_mount, mode, seed, crashes):
     """Kills the daemon from outside, at any moment."""
     totals = Totals()
-    with started(Store(disk / f"killed-{mode}"), work / f"mnt-{mode}", mode=mode, binary=CKPTFS) as mount:
-        for index in range(crashes):
-            dice = random.Random(seed + index)
-            crash = Crash(folder_of(mount), seed + index, power=False)
-            try:
-                crash.wait_for_moment(dice)
-                totals.before(mount)
-                mount.kill()
-            finally:
-                crash.end()
-            judge(mount, crash, totals, dice)
+    mount = crashing_mount(mode=mode)
+    for index in range(crashes):
+        dice = random.Random(seed + index)
+        crash = Crash(folder_of(mount), seed + index, power=False)
+        try:
+            crash.wait_for_moment(dice)
+            totals.before(mount)
+            mount.kill()
+        finally:
+            crash.end()
+        judge(mount, crash, totals, dice)
     totals.check()
 
 
-def test_killed_inside(work, disk, mode, seed, crashes):
+def test_killed_inside(crashing_mount, mode, seed, crashes):
     """The daemon dies at a fault point: before a clone, after a write, before a cut."""
     totals = Totals()
-    options = {"mode": mode, "binary": CKPTFS_DEBUG}
-    with started(Store(disk / f"inside-{mode}"), work / f"mnt-inside-{mode}", **options) as mount:
-        for index in range(crashes):
-            dice = random.Random(seed + index)
-            mount.stop()
-            mount.faults = f"{dice.choice(POINTS)}={dice.randrange(1, 60)}:kill"
-            print(f"      seed {seed + index}: {mount.faults}", flush=True)
-            mount.start()
-            crash = Crash(folder_of(mount), seed + index, power=False)
-            try:
-                wait_until("the daemon dies", lambda: crash.problems or not mount.alive(), 120)
-            finally:
-                crash.end()
-            mount.faults = None
-            mount.wait_for_end()
-            judge(mount, crash, totals, dice)
+    mount = crashing_mount(mode=mode, binary=CKPTFS_DEBUG)
+    for index in range(crashes):
+        dice = random.Random(seed + index)
+        mount.faults = f"{dice.choice(POINTS)}={dice.randrange(1, 60)}:kill"
+        print(f"      seed {seed + index}: {mount.faults}", flush=True)
+        mount.remount()
+        crash = Crash(folder_of(mount), seed + index, power=False)
+        try:
+            wait_until("the daemon dies", lambda: crash.problems or not mount.alive(), 120)
+        finally:
+            crash.end()
+        mount.faults = None
+        mount.wait_for_end()
+        judge(mount, crash, totals, dice)
     print(f"      {dict(totals.counts)}", flush=True)
     true(totals.counts["cut"] > 0, "no copy was cut short")
 
 
-def test_power_is_lost(work, mode, seed, crashes):
+def test_power_is_lost(crashing_mount, mode, seed, crashes):
     totals = Totals()
-    store = Store(work / f"power-{mode}", image="1G")
-    store.folder.mkdir()
-    mount = Mount(store, work / f"mnt-power-{mode}", mode=mode, binary=CKPTFS_DEBUG, faults="boot_id=0")
-    try:
+    mount = crashing_mount(image="1G", mode=mode, faults="boot_id=0")
+    for index in range(crashes):
+        dice = random.Random(seed + index)
+        crash = Crash(folder_of(mount), seed + index, power=True)
+        try:
+            crash.wait_for_moment(dice)
+            if dice.random() < 0.5:
+                os.sync()  # the kernel does that by itself, too
+            totals.before(mount)
+            moment = time.monotonic()
+            mount.lose_power(crash.end)
+        finally:
+            crash.end()
+        mount.faults = f"boot_id={index + 1}"
         mount.start()
-        for index in range(crashes):
-            dice = random.Random(seed + index)
-            crash = Crash(folder_of(mount), seed + index, power=True)
-            try:
-                crash.wait_for_moment(dice)
-                if dice.random() < 0.5:
-                    os.sync()  # the kernel does that by itself, too
-                totals.before(mount)
-                moment = time.monotonic()
-                power_cut(store.inner)
-                mount.kill()
-            finally:
-                crash.end()
-            run("umount", "-l", mount.path, check=False)
-            unmount(store.inner)
-            detach(store.folder / "image.xfs")
-            mount.faults = f"boot_id={index + 1}"
-            mount.start()
-            totals.after(mount, crash)
-            crash.check(moment)
-            mount.stop()
-            store.fsck()
-            mount.start()
-            crash.check(moment)
-            crash.remove()
-        mount.stop()
-        store.fsck()
-    except BaseException:
-        print(mount.read_log())
-        raise
-    finally:
-        abandon(mount)
-        if is_mountpoint(store.inner):
-            unmount(store.inner)
-        detach(store.folder / "image.xfs")
+        totals.after(mount, crash)
+        crash.check(moment)
+        mount.remount_after_fsck()
+        crash.check(moment)
+        crash.remove()
     totals.check()

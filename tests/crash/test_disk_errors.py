@@ -20,7 +20,7 @@ from agent import Agent
 from checking import noise, opened, read, true, write_all
 from crash_model import Content
 from faulty_disk import Disk
-from mounting import CKPTFS, KIB, Failure, Mount, Store, abandon, by_level, is_mountpoint, run, unmount
+from mounting import CKPTFS, KIB, Failure, Mount, Store, abandon, by_level, run
 from training import name_in_step, swap_names
 
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.level("normal")]
@@ -31,8 +31,8 @@ PIECE = 64 * KIB
 class Round:
     """One mount on a failing disk, and its promises."""
 
-    def __init__(self, disk, below, mount, dice, acts, tries):
-        self.disk, self.below, self.mount, self.dice = disk, below, mount, dice
+    def __init__(self, disk, mount, dice, acts, tries):
+        self.disk, self.mount, self.dice = disk, mount, dice
         self.tries = tries
         self.root = mount.path
         self.acts = acts
@@ -128,7 +128,7 @@ class Round:
 
     def write_back(self):
         """Writes back, as the kernel does by itself after a while."""
-        run("sync", "-f", self.below, check=False)
+        run("sync", "-f", self.mount.store.folder, check=False)
 
     # The disk.
 
@@ -377,37 +377,25 @@ ALL = (*ACTS, "umount", "pull")
 
 def play_round(work, disk, mode, seed, acts, tries, count):
     """Plays one round. Returns counts of what succeeded."""
-    below = work / "below"
     dice = random.Random(seed)
     disk.heal()
     disk.format()
-    mount = Mount(Store(below / "store"), work / "mnt", mode=mode, binary=CKPTFS)
-    one = Round(disk, below, mount, dice, acts, tries)
+    mount = Mount(Store(work / "below/store"), work / "mnt", mode=mode, binary=CKPTFS)
+    one = Round(disk, mount, dice, acts, tries)
     try:
-        with disk.mounted(below):
-            try:
-                mount.start()
-                one.play(count)
-                one.end()
-            finally:
-                abandon(mount)
-        with disk.mounted(below):  # nothing is in the page cache
-            try:
-                mount.start()
-                one.check()
-                mount.stop()
-                mount.store.fsck()
-            finally:
-                abandon(mount)
+        with disk.below(mount):
+            mount.start()
+            one.play(count)
+            one.end()
+        with disk.below(mount):  # nothing is in the page cache
+            mount.start()
+            one.check()
+            mount.stop()
+            mount.store.fsck()
         return one.succeeded
     except BaseException:
         print(f"--- round {seed}:\n" + "\n".join(one.history) + f"\n{mount.read_log()}---", flush=True)
         raise
-    finally:
-        disk.heal()
-        abandon(mount)
-        if is_mountpoint(below):
-            unmount(below)
 
 
 def errors_of(disk):

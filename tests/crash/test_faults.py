@@ -10,8 +10,7 @@ import sys
 import pytest
 
 from checking import equal, noise, opened, raises, read, same_bytes, true, write
-from leftovers import abort_connections
-from mounting import CKPTFS_DEBUG, MIB, Failure, Mount, Store, abandon, run, wait_until
+from mounting import CKPTFS_DEBUG, MIB, Failure, run, wait_until
 from training import check_step, step_of, write_state
 from viewing import RESUME, SERIES, full_step
 
@@ -136,55 +135,41 @@ SCENES = {
 
 
 @pytest.mark.parametrize("point", SCENES)
-def test_dies_at(disk, work, point, mode):
+def test_dies_at(crashing_mount, point, mode):
     """Plays the scene up to its crash on a mount without faults, then the crash, then the rest on the next mount."""
-    store = Store(disk / f"{mode}-{point}")
-    mount = Mount(store, work / f"mnt-{mode}-{point}", mode=mode, binary=CKPTFS_DEBUG)
+    mount = crashing_mount(mode=mode, binary=CKPTFS_DEBUG)
     scene = SCENES[point](mount)
-    try:
-        mount.start()
-        action = next(scene)
-        mount.stop()
-        mount.faults = f"{point}=kill"
-        mount.start()
-        dies(mount, action)
-        mount.faults = None
-        mount.start()
-        next(scene, None)
-        mount.stop()
-        store.fsck(CKPTFS_DEBUG)
-    except BaseException:
-        print(mount.read_log())
-        raise
-    finally:
-        abandon(mount)
+    action = next(scene)
+    mount.faults = f"{point}=kill"
+    mount.remount()
+    dies(mount, action)
+    mount.faults = None
+    mount.start()
+    next(scene, None)
 
 
 # --- durable writes
 
 
 @pytest.mark.mode("direct")
-def test_writes_that_sync(disk, work, mode):
+def test_writes_that_sync(crashing_mount, mode):
     """RWF_DSYNC and RWF_SYNC through the daemon, on an ordinary file and on one that is adopted."""
-    mount = Mount(Store(disk / f"{mode}-sync"), work / f"mnt-{mode}-sync", mode=mode, faults="write_back.sync=error:EIO")
-    try:
-        mount.start()
-        for name in ("a", "b"):
-            (mount.path / "steps" / name).mkdir()
-        write(mount.path / "steps/a/model.pt", noise(MIB))
-        with opened(mount.path / "steps/a/model.pt", os.O_RDONLY) as source, \
-                opened(mount.path / "steps/b/model.pt", os.O_WRONLY | os.O_CREAT) as copy, \
-                opened(mount.path / "plain", os.O_WRONLY | os.O_CREAT) as plain:
+    mount = crashing_mount(mode=mode, faults="write_back.sync=error:EIO")
+    for name in ("a", "b"):
+        (mount.path / "steps" / name).mkdir()
+    write(mount.path / "steps/a/model.pt", noise(MIB))
+    with opened(mount.path / "steps/a/model.pt", os.O_RDONLY) as source, \
+            opened(mount.path / "steps/b/model.pt", os.O_WRONLY | os.O_CREAT) as copy, \
+            opened(mount.path / "plain", os.O_WRONLY | os.O_CREAT) as plain:
+        for file in (copy, plain):
+            os.pwrite(file, os.pread(source, MIB // 2, 0), 0)
+        for flags in (os.RWF_DSYNC, os.RWF_SYNC):
             for file in (copy, plain):
-                os.pwrite(file, os.pread(source, MIB // 2, 0), 0)
-            for flags in (os.RWF_DSYNC, os.RWF_SYNC):
-                for file in (copy, plain):
-                    with raises(errno.EIO, what="a write that is to be synced"):
-                        os.pwritev(file, [os.pread(source, MIB // 4, MIB // 2)], MIB // 2, flags)
-            os.pwrite(plain, b"unsynced", 0)
-        equal(mount.counted("adoptions"), 1, "adoptions")
-    finally:
-        abandon(mount)
+                with raises(errno.EIO, what="a write that is to be synced"):
+                    os.pwritev(file, [os.pread(source, MIB // 4, MIB // 2)], MIB // 2, flags)
+        os.pwrite(plain, b"unsynced", 0)
+    equal(mount.counted("adoptions"), 1, "adoptions")
+    mount.kill()  # an unmount would sync
 
 
 # --- killed while the kernel holds a folder's lock for a request
@@ -200,7 +185,6 @@ def requests(mount, operation):
 
 
 def steps_to_remove(mount):
-    mount.start()
     write_state(mount.path)
     for tag in ("a", "b"):
         mount.save(tag)
@@ -208,64 +192,40 @@ def steps_to_remove(mount):
 
 
 @pytest.mark.one_mode  # the locks are those of names
-def test_killed_in_a_save_beside_a_removal(disk, work, mode):
+def test_killed_in_a_save_beside_a_removal(crashing_mount, mode):
     """The kernel holds the series' lock for the trainer's setxattr. The daemon never waits for it, and ends at once."""
-    mount = Mount(Store(disk / f"{mode}-setxattr"), work / f"mnt-{mode}-setxattr", mode=mode,
-                  faults="save.before_publish=3:sleep:600000")
-    connection = None
-    try:
-        steps_to_remove(mount)
-        connection, before = mount.connection(), requests(mount, "setxattr")
-        trainer = start_waiting("import os, sys\ntry: os.setxattr(sys.argv[1], 'user.ckptfs.save', b'cut')\n"
-                                "except OSError as problem: print(problem.errno)", mount.path / "steps")
-        wait_until("the save has begun", lambda: requests(mount, "setxattr") > before)
-        run(mount.binary, "rm", mount.path / "steps/a", cwd="/")
-        pid = mount.pid
-        os.kill(pid, signal.SIGKILL)
-        wait_until("the daemon ends", lambda: not mount.alive(), 20)
-        true(int(trainer.communicate(timeout=20)[0]) in (errno.ENOTCONN, errno.ECONNABORTED), "the trainer is told")
-        mount.faults = None
-        mount.start()
-        equal(sorted(os.listdir(mount.path / "steps")), ["b"], "steps")
-        mount.stop()
-        mount.store.fsck(CKPTFS_DEBUG)
-    finally:
-        if mount.alive():
-            os.kill(mount.pid, signal.SIGKILL)
-            abort_connections([connection] if connection else [])
-        abandon(mount)
+    mount = crashing_mount(mode=mode, faults="save.before_publish=3:sleep:600000")
+    steps_to_remove(mount)
+    before = requests(mount, "setxattr")
+    trainer = start_waiting("import os, sys\ntry: os.setxattr(sys.argv[1], 'user.ckptfs.save', b'cut')\n"
+                            "except OSError as problem: print(problem.errno)", mount.path / "steps")
+    wait_until("the save has begun", lambda: requests(mount, "setxattr") > before)
+    run(mount.binary, "rm", mount.path / "steps/a", cwd="/")
+    os.kill(mount.pid, signal.SIGKILL)
+    wait_until("the daemon ends", lambda: not mount.alive(), 20)
+    true(int(trainer.communicate(timeout=20)[0]) in (errno.ENOTCONN, errno.ECONNABORTED), "the trainer is told")
+    mount.faults = None
+    mount.start()
+    equal(sorted(os.listdir(mount.path / "steps")), ["b"], "steps")
 
 
 @pytest.mark.one_mode
 @pytest.mark.parametrize("command", ("mount", "umount"))
-def test_killed_with_a_name_on_its_way(disk, work, mode, command):
+def test_killed_with_a_name_on_its_way(crashing_mount, mode, command):
     """The daemon is just notifying the kernel of a name. The kernel waits for the lock that an unanswered request
     holds, so the daemon cannot end. The next mount or umount releases both."""
-    mount = Mount(Store(disk / f"{mode}-{command}"), work / f"mnt-{mode}-{command}", mode=mode,
-                  faults="unlink.after_batch=sleep:600000")
-    connection = None
-    try:
-        steps_to_remove(mount)
-        write(mount.path / "steps/note", b"")
-        connection = mount.connection()
-        user = start_waiting("import os, sys\ntry: os.unlink(sys.argv[1])\n"
-                             "except OSError as problem: print(problem.errno)", mount.path / "steps/note")
-        wait_until("the unlink has begun", lambda: requests(mount, "unlink") > 0)
-        run(mount.binary, "rm", mount.path / "steps/a", cwd="/")
-        os.kill(mount.pid, signal.SIGKILL)
-        mount.faults = None
-        if command == "mount":
-            mount.start()
-        else:
-            run(mount.binary, "umount", mount.path, timeout=60)
-            mount.wait_for_end()
-            mount.start()
-        true(int(user.communicate(timeout=20)[0]) in (errno.ENOTCONN, errno.ECONNABORTED), "the user is told")
-        equal(sorted(os.listdir(mount.path / "steps")), ["b"], "steps")
-        mount.stop()
-        mount.store.fsck(CKPTFS_DEBUG)
-    finally:
-        if mount.alive():  # else its connection's number may be another's by now
-            os.kill(mount.pid, signal.SIGKILL)
-            abort_connections([connection] if connection else [])
-        abandon(mount)
+    mount = crashing_mount(mode=mode, faults="unlink.after_batch=sleep:600000")
+    steps_to_remove(mount)
+    write(mount.path / "steps/note", b"")
+    user = start_waiting("import os, sys\ntry: os.unlink(sys.argv[1])\n"
+                         "except OSError as problem: print(problem.errno)", mount.path / "steps/note")
+    wait_until("the unlink has begun", lambda: requests(mount, "unlink") > 0)
+    run(mount.binary, "rm", mount.path / "steps/a", cwd="/")
+    os.kill(mount.pid, signal.SIGKILL)
+    mount.faults = None
+    if command == "umount":
+        run(mount.binary, "umount", mount.path, timeout=60)
+        mount.wait_for_end()
+    mount.start()
+    true(int(user.communicate(timeout=20)[0]) in (errno.ENOTCONN, errno.ECONNABORTED), "the user is told")
+    equal(sorted(os.listdir(mount.path / "steps")), ["b"], "steps")

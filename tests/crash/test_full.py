@@ -12,7 +12,7 @@ import pytest
 import saving
 from agent import Agent
 from checking import equal, noise, opened, raises, read, same_bytes, true, write, write_all
-from mounting import CKPTFS, MIB, Store, free_bytes, run, wait_until
+from mounting import CKPTFS, MIB, free_bytes, run, wait_until
 from training import check_step, optimizer_file, step_of, write_state
 
 SIZE = 2 * MIB  # of a swap file
@@ -21,12 +21,9 @@ STATE = SIZE * COUNT
 
 
 @pytest.fixture
-def store(scratch):
-    """A store on a small image."""
-    made = Store(scratch / "store", image="512M")
-    made.folder.mkdir()
-    yield made
-    (made.folder / "image.xfs").unlink(missing_ok=True)
+def mount(crashing_mount, mode):
+    """A mount on a small image."""
+    return crashing_mount(image="512M", mode=mode)
 
 
 def stays_full(mount, wanted_free):

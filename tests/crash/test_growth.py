@@ -7,7 +7,7 @@ import time
 import pytest
 
 from checking import equal, noise, read, same_bytes, true, write
-from mounting import GIB, Mount, Store, abandon, by_level, run, wait_until, xfs
+from mounting import by_level, run, wait_until
 
 pytestmark = [pytest.mark.alone, pytest.mark.timeout(1500), pytest.mark.level("normal")]
 
@@ -24,21 +24,12 @@ def make_files(mount):
             os.close(os.open(folder / str(number), os.O_WRONLY | os.O_CREAT, 0o644))
 
 
-@pytest.fixture
-def mount(work):
-    with xfs(work, size=8 * GIB) as disk:
-        made = Mount(Store(disk / "store"), work / "mnt", options=("scrub=0",))
-        try:
-            yield made.start()
-        finally:
-            abandon(made)
-
-
-def test_starts_within_seconds(mount):
+def test_starts_within_seconds(crashing_mount):
+    mount = crashing_mount(image="8G", options=("scrub=0",))
     content = noise(100_000, 7)
     write(mount.path / "file", content)
     make_files(mount)
-    run("sync", "-f", mount.store.folder)
+    run("sync", "-f", mount.store.inner)
     mount.kill()
     pathlib.Path("/proc/sys/vm/drop_caches").write_text("3")
     began = time.monotonic()
@@ -54,3 +45,4 @@ def test_starts_within_seconds(mount):
     wait_until("all are inspected", lambda: mount.status()["recovery"]["inspected"], 300, 0.2)
     mount.remount()
     true(mount.status()["recovery"]["clean"], "clean after an umount")
+    mount.kill()  # fsck of so many files would take long

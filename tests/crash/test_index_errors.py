@@ -11,7 +11,7 @@ import pytest
 
 from checking import opened, true
 from faulty_disk import Disk
-from mounting import Failure, Mount, Store, abandon, by_level, is_mountpoint, unmount
+from mounting import Failure, Mount, Store, by_level
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -74,29 +74,18 @@ def try_point(work, disk, *point):
     mount = Mount(Store(work / "below/store"), work / "mnt")
     one = Round(disk, mount)
     try:
-        with disk.mounted(work / "below"):
-            try:
-                mount.start()
-                one.play(*point)
-            finally:
-                abandon(mount)
+        with disk.below(mount):
+            mount.start()
+            one.play(*point)
         disk.heal()
-        with disk.mounted(work / "below"):
-            try:
-                mount.start()
-                one.check()
-                mount.stop()
-                mount.store.fsck()
-            finally:
-                abandon(mount)
+        with disk.below(mount):
+            mount.start()
+            one.check()
+            mount.stop()
+            mount.store.fsck()
     except (Failure, OSError) as problem:
         print(f"--- {point}:\n" + "\n".join(one.history) + f"\n{mount.read_log()}---", flush=True)
         raise Failure(f"{point}: {problem}") from problem
-    finally:
-        disk.heal()
-        abandon(mount)
-        if is_mountpoint(work / "below"):
-            unmount(work / "below")
 
 
 def points():

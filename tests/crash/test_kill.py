@@ -14,16 +14,16 @@ import pytest
 from agent import Agent
 from checking import equal, noise, opened, pwrite_all, raises, read, same_bytes, true, write
 from crashing import Counts, Workers, check_witness, clear, make_witness
-from mounting import Mount, Store, abandon, by_level, run
+from mounting import by_level, run
 from training import check_step, optimizer_file, step_of, write_state
 
 pytestmark = pytest.mark.timeout(1500)
 
 
-def one_round(mount, work, seed, counts):
+def one_round(mount, logs, seed, counts):
     """Runs workers, kills the daemon, mounts over the dead mount, and checks. The mount is in use afterwards."""
     dice = random.Random(seed)
-    workers = Workers(mount.path, work, seed)
+    workers = Workers(mount.path, logs, seed)
     try:
         workers.wait_for_moment(dice)
         moment = time.monotonic()
@@ -38,92 +38,67 @@ def one_round(mount, work, seed, counts):
         workers.kill()
 
 
-def test_rounds(work, disk, mode, seed, rounds):
+def test_rounds(crashing_mount, scratch, mode, seed, rounds):
     counts = Counts()
-    store = Store(disk / mode)
-    mount = Mount(store, work / f"mnt-{mode}", mode=mode)
-    try:
-        mount.start()
-        witness = make_witness(mount)
-        for index in range(rounds or by_level(1, 3, 25)):
-            clear(mount.path)
-            one_round(mount, work, seed + index, counts)
-            check_witness(mount, witness)
-            mount.stop()
-            store.fsck()
-            mount.start()
-            check_witness(mount, witness)
-        mount.stop()
-    except BaseException:
-        print(mount.read_log())
-        raise
-    finally:
-        abandon(mount)
+    mount = crashing_mount(mode=mode)
+    witness = make_witness(mount)
+    for index in range(rounds or by_level(1, 3, 25)):
+        clear(mount.path)
+        one_round(mount, scratch, seed + index, counts)
+        check_witness(mount, witness)
+        mount.remount_after_fsck()
+        check_witness(mount, witness)
     print(counts)
     counts.check()
 
 
-def test_survivors(work, disk):
+def test_survivors(crashing_mount):
     """Under passthrough, open descriptors and mappings work without a daemon, and beside the next one."""
-    store = Store(disk / "survivors")
-    mount = Mount(store, work / "mnt-survivors")
-    try:
-        mount.start()
-        state = write_state(mount.path)
-        name = optimizer_file(0)
-        size = len(state[name])
-        with Agent() as agent, opened(mount.path / name, os.O_RDWR) as file:
-            mapping = agent.map(mount.path / optimizer_file(1), size)
-            mount.kill()
-            with raises(errno.ENOTCONN, errno.ECONNABORTED):
-                os.stat(mount.path / name)
-            pwrite_all(file, b"nobody there", size)
-            agent.store(mapping, 5000, b"nobody there")
-            mount.start()
-            equal(os.stat(mount.path / name).st_size, size + 12, "what grew without a daemon")
-            pwrite_all(file, b"and the next one", size + 12)
-            equal(os.stat(mount.path / name).st_size, size + 28, "what grows beside the next one")
-            agent.store(mapping, 6000, b"and the next one")
-            mount.save("s")
-            state[name] += b"nobody thereand the next one"
-            old = state[optimizer_file(1)]
-            state[optimizer_file(1)] = old[:5000] + b"nobody there" + old[5012:6000] + b"and the next one" + old[6016:]
-            check_step(mount.path / "steps/s", step_of(state))
-            pwrite_all(file, b"after the save", 0)
-            agent.store(mapping, 0, b"after the save")
-            check_step(mount.path / "steps/s", step_of(state))
-            mount.save("t")
-            state[name] = b"after the save" + state[name][14:]
-            state[optimizer_file(1)] = b"after the save" + state[optimizer_file(1)][14:]
-            check_step(mount.path / "steps/t", step_of(state))
-            agent.unmap(mapping)
-        mount.stop()
-        store.fsck()
-    finally:
-        abandon(mount)
-
-
-def test_an_idle_kill(work, disk, mode):
-    """With nothing in flight everything is there, no blob counts as an orphan, and status reports the unclean end."""
-    store = Store(disk / f"idle-{mode}")
-    mount = Mount(store, work / f"mnt-idle-{mode}", mode=mode)
-    try:
-        mount.start()
-        state = write_state(mount.path)
-        mount.save("s")
-        write(mount.path / "plain", noise(12345))
-        numbers = {path: os.stat(mount.path / path).st_ino for path in ("plain", "steps/s", "zero_stage_3")}
+    mount = crashing_mount()
+    state = write_state(mount.path)
+    name = optimizer_file(0)
+    size = len(state[name])
+    with Agent() as agent, opened(mount.path / name, os.O_RDWR) as file:
+        mapping = agent.map(mount.path / optimizer_file(1), size)
         mount.kill()
-        equal(run(mount.binary, "status", mount.path, check=False).returncode, 1, "status of a dead mount")
+        with raises(errno.ENOTCONN, errno.ECONNABORTED):
+            os.stat(mount.path / name)
+        pwrite_all(file, b"nobody there", size)
+        agent.store(mapping, 5000, b"nobody there")
         mount.start()
-        recovery = mount.status()["recovery"]
-        equal((recovery["clean"], recovery["damaged"], recovery["orphan_blobs"]), (False, [], 0), json.dumps(recovery))
+        equal(os.stat(mount.path / name).st_size, size + 12, "what grew without a daemon")
+        pwrite_all(file, b"and the next one", size + 12)
+        equal(os.stat(mount.path / name).st_size, size + 28, "what grows beside the next one")
+        agent.store(mapping, 6000, b"and the next one")
+        mount.save("s")
+        state[name] += b"nobody thereand the next one"
+        old = state[optimizer_file(1)]
+        state[optimizer_file(1)] = old[:5000] + b"nobody there" + old[5012:6000] + b"and the next one" + old[6016:]
         check_step(mount.path / "steps/s", step_of(state))
-        same_bytes(read(mount.path / "plain"), noise(12345), "plain")
-        equal({path: os.stat(mount.path / path).st_ino for path in numbers}, numbers, "inode numbers")
-        mount.remount()
-        true(mount.status()["recovery"]["clean"], "clean after an umount")
-        mount.stop()
-        store.fsck()
-    finally:
-        abandon(mount)
+        pwrite_all(file, b"after the save", 0)
+        agent.store(mapping, 0, b"after the save")
+        check_step(mount.path / "steps/s", step_of(state))
+        mount.save("t")
+        state[name] = b"after the save" + state[name][14:]
+        state[optimizer_file(1)] = b"after the save" + state[optimizer_file(1)][14:]
+        check_step(mount.path / "steps/t", step_of(state))
+        agent.unmap(mapping)
+
+
+def test_an_idle_kill(crashing_mount, mode):
+    """With nothing in flight everything is there, no blob counts as an orphan, and status reports the unclean end."""
+    mount = crashing_mount(mode=mode)
+    state = write_state(mount.path)
+    mount.save("s")
+    write(mount.path / "plain", noise(12345))
+    numbers = {path: os.stat(mount.path / path).st_ino for path in ("plain", "steps/s", "zero_stage_3")}
+    mount.kill()
+    equal(run(mount.binary, "status", mount.path, check=False).returncode, 1, "status of a dead mount")
+    mount.start()
+    recovery = mount.status()["recovery"]
+    equal((recovery["clean"], recovery["damaged"], recovery["orphan_blobs"]), (False, [], 0), json.dumps(recovery))
+    check_step(mount.path / "steps/s", step_of(state))
+    same_bytes(read(mount.path / "plain"), noise(12345), "plain")
+    equal({path: os.stat(mount.path / path).st_ino for path in numbers}, numbers, "inode numbers")
+    mount.remount()
+    true(mount.status()["recovery"]["clean"], "clean after an umount")

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from checking import equal, noise, opened, read, true, write
-from mounting import CKPTFS, Mount, Store, abandon, is_mountpoint, run
+from mounting import CKPTFS, Mount, Store, is_mountpoint, mounted, run
 from training import check_step, step_of, write_state
 
 
@@ -31,26 +31,19 @@ def picture(store):
 ENDS = ("an umount", "kill -9", "kill -9 in its first life")
 
 
-def make(store, point, end="an umount"):
-    """Makes a store with a step, live files and synced files, and ends its mount in that way. Returns the step's
-    content."""
-    mount = Mount(store, point)
-    try:
-        mount.start()
-        state = write_state(mount.path, ranks=1)
-        mount.save("s")
-        if end != ENDS[2]:
-            mount.remount()  # so that the index has files of each kind
-        with opened(mount.path / "plain", os.O_WRONLY | os.O_CREAT) as file:
-            os.write(file, noise(1000))
-            os.fsync(file)
-        if end == ENDS[0]:
-            mount.stop()
-        else:
-            mount.kill()
-            run("umount", "-l", mount.path, check=False)
-    finally:
-        abandon(mount)
+def make(mount, end="an umount"):
+    """Makes a step, live files and synced files, and ends the mount in that way. Returns the step's content."""
+    state = write_state(mount.path, ranks=1)
+    mount.save("s")
+    if end != ENDS[2]:
+        mount.remount()  # so that the index has files of each kind
+    with opened(mount.path / "plain", os.O_WRONLY | os.O_CREAT) as file:
+        os.write(file, noise(1000))
+        os.fsync(file)
+    if end == ENDS[0]:
+        mount.stop()
+    else:
+        mount.take_down()
     return step_of(state)
 
 
@@ -100,12 +93,8 @@ def tables(store):
 def new_index(store):
     """Replaces the index by that of another, new store."""
     other = Store(store.folder.parent / "other")
-    mount = Mount(other, store.folder.parent.parent / "mnt-other")
-    try:
-        mount.start()
-        mount.stop()
-    finally:
-        abandon(mount)
+    with mounted(other, store.folder.parent.parent / "mnt-other"):
+        pass
     shutil.rmtree(store.inner / "meta")
     os.rename(other.inner / "meta", store.inner / "meta")
     shutil.rmtree(other.folder)
@@ -113,28 +102,21 @@ def new_index(store):
 
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("what", DAMAGES)
-def test_is_refused(disk, work, what, end):
-    store, point = Store(disk / "store"), work / "mnt"
-    wanted = make(store, point, end)
-    try:
-        if what == "tables removed" and not tables(store):
-            print("      this index has no tables: nothing to remove")
-            return
-        before = picture(store)
-        true(len(before) > 8, "blobs there")
-        DAMAGES[what](store)
-        mount = Mount(store, point)
-        try:
-            done = mount.try_start()
-            if done.returncode == 0 and what in MAY_MOUNT:
-                all_is_there(mount, wanted)
-            else:
-                is_refused(mount, done, what)
-        finally:
-            abandon(mount)
-        equal(picture(store), before, "the blobs afterwards")
-    finally:
-        shutil.rmtree(store.folder)
+def test_is_refused(crashing_mount, what, end):
+    mount = crashing_mount()
+    wanted = make(mount, end)
+    if what == "tables removed" and not tables(mount.store):
+        print("      this index has no tables: nothing to remove")
+        return
+    before = picture(mount.store)
+    true(len(before) > 8, "blobs there")
+    DAMAGES[what](mount.store)
+    done = mount.try_start()
+    if done.returncode == 0 and what in MAY_MOUNT:
+        all_is_there(mount, wanted)
+    else:
+        is_refused(mount, done, what)
+    equal(picture(mount.store), before, "the blobs afterwards")
 
 
 def all_is_there(mount, wanted):
@@ -153,10 +135,11 @@ def is_refused(mount, done, what):
         true(run(CKPTFS, "fsck", mount.store.folder, check=False).returncode != 0, "fsck finds it too")
 
 
-def test_unknown_version(disk, work):
+def test_unknown_version(crashing_mount):
     """A store of an unknown format is refused, with both versions named."""
-    store = Store(disk / "version")
-    make(store, work / "mnt")
+    mount = crashing_mount()
+    store = mount.store
+    make(mount)
     before = picture(store)
     config = json.loads((store.inner / "config.json").read_text())
     key = next(key for key, value in config.items() if "version" in key or "format" in key and isinstance(value, int))
@@ -164,7 +147,6 @@ def test_unknown_version(disk, work):
     for other in (own + 998, 0):
         config[key] = other
         (store.inner / "config.json").write_text(json.dumps(config))
-        mount = Mount(store, work / "mnt")
         done = mount.try_start()
         equal(done.returncode, 1, "status of mount")
         true(str(other) in done.stderr and str(own) in done.stderr, f"both versions are named: {done.stderr!r}")
@@ -172,30 +154,22 @@ def test_unknown_version(disk, work):
     equal(picture(store), before, "the blobs")
     config[key] = own
     (store.inner / "config.json").write_text(json.dumps(config))
-    mount = Mount(store, work / "mnt").start()
-    mount.stop()
+    mount.start()
 
 
-def test_second_daemon(disk, work):
+def test_second_daemon(crashing_mount):
     """A store that is mounted is refused, for mount and for fsck, and the mount continues."""
-    store = Store(disk / "second")
-    mount = Mount(store, work / "mnt").start()
-    try:
-        other = Mount(store, work / "mnt-second")
-        done = other.try_start()
-        equal(done.returncode, 1, "status of the second mount")
-        true(str(store.folder) in done.stderr, f"a clear message: {done.stderr!r}")
-        true(not is_mountpoint(other.path), "nothing is mounted")
-        done = run(CKPTFS, "fsck", store.folder, check=False)
-        equal(done.returncode, 1, f"status of fsck ({done.stderr})")
-        write(mount.path / "f", b"goes on")
-        again = Mount(store, work / "mnt").try_start()
-        equal(again.returncode, 1, "a second mount over the first")
-        write(mount.path / "g", b"goes on")
-        mount.stop()
-        store.fsck()
-    finally:
-        abandon(mount)
+    mount = crashing_mount()
+    other = Mount(mount.store, mount.path.with_name("mnt-second"))
+    done = other.try_start()
+    equal(done.returncode, 1, "status of the second mount")
+    true(str(mount.store.folder) in done.stderr, f"a clear message: {done.stderr!r}")
+    true(not is_mountpoint(other.path), "nothing is mounted")
+    done = run(CKPTFS, "fsck", mount.store.folder, check=False)
+    equal(done.returncode, 1, f"status of fsck ({done.stderr})")
+    write(mount.path / "f", b"goes on")
+    equal(mount.try_start().returncode, 1, "a second mount over the first")
+    write(mount.path / "g", b"goes on")
 
 
 def test_places_that_are_refused(disk, work):

@@ -3,7 +3,6 @@
 Options: --seed, --rounds, --plain.
 """
 
-import contextlib
 import os
 import random
 import shutil
@@ -14,23 +13,19 @@ import pytest
 from checking import equal, noise, opened, read, same_bytes, write
 from crashing import Counts, Workers, check_witness, clear, make_witness
 from hugging import safetensors
-from mounting import (KIB, MIB, Mount, Skip, Store, abandon, by_level, detach, is_mountpoint, power_cut, run, unmount,
-                      wait_until, xfs)
+from mounting import KIB, MIB, by_level, power_cut, run, unmount, wait_until, xfs
 
 pytestmark = pytest.mark.timeout(1500)
 
 
-def start_and_cut(root, disk, work, seed, counts, plain, cut):
-    """Runs workers on `root`. At a random moment the power of `disk` is cut, and cut() removes the mounts.
-
-    Returns the workers, and the moment.
-    """
+def start_and_cut(root, logs, seed, counts, cut, plain=False):
+    """Runs workers on `root`. At a random moment cut(workers) cuts the power, kills the workers, and removes the
+    mounts. Returns the workers, and the moment."""
     dice = random.Random(seed)
-    workers = Workers(root, work, seed, plain)
+    workers = Workers(root, logs, seed, plain)
     try:
         workers.wait_for_moment(dice)
         moment = time.monotonic()
-        power_cut(disk)
         cut(workers)
         flight = workers.in_flight_at(moment)
         counts.add(flight)
@@ -40,67 +35,44 @@ def start_and_cut(root, disk, work, seed, counts, plain, cut):
     return workers, moment
 
 
-def plain_round(work, seed, counts):
+def plain_round(folder, seed, counts):
     """The same on XFS itself, where a save is a reflink copy, synced and renamed. It shows whether the model is
     right."""
-    with xfs(work) as disk:
+    with xfs(folder) as disk:
         (disk / "steps").mkdir()
         device = run("findmnt", "-n", "-o", "SOURCE", disk).stdout.strip()
         run("sync", "-f", disk)
 
         def cut(workers):
+            power_cut(disk)
             workers.kill()
             unmount(disk)
             run("mount", "-t", "xfs", device, disk)
 
-        workers, moment = start_and_cut(disk, disk, work, seed, counts, True, cut)
+        workers, moment = start_and_cut(disk, folder, seed, counts, cut, plain=True)
         workers.judge(moment, plain=True)
 
 
-def rounds_on_a_store(work, mode, seed, number, counts):
-    store = Store(work / f"store-{mode}", image="1G")
-    store.folder.mkdir()
-    mount = Mount(store, work / f"mnt-{mode}", mode=mode)
-
-    def cut(workers):
-        mount.kill()
-        workers.kill()
-        run("umount", "-l", mount.path, check=False)
-        unmount(store.inner)
-        detach(store.folder / "image.xfs")
-
-    try:
+def rounds_on_a_store(mount, logs, seed, number, counts):
+    witness = make_witness(mount)
+    for index in range(number):
+        clear(mount.path)
+        workers, moment = start_and_cut(mount.path, logs, seed + index, counts,
+                                        lambda workers: mount.lose_power(workers.kill))
         mount.start()
-        witness = make_witness(mount)
-        for index in range(number):
-            clear(mount.path)
-            workers, moment = start_and_cut(mount.path, store.inner, work, seed + index, counts, False, cut)
-            mount.start()
-            workers.judge(moment)
-            check_witness(mount, witness)
-            mount.stop()
-            store.fsck()
-            mount.start()
-            check_witness(mount, witness)
-        mount.stop()
-        store.fsck()
-    except BaseException:
-        print(mount.read_log())
-        raise
-    finally:
-        abandon(mount)
-        if is_mountpoint(store.inner):
-            unmount(store.inner)
-        detach(store.folder / "image.xfs")
+        workers.judge(moment)
+        check_witness(mount, witness)
+        mount.remount_after_fsck()
+        check_witness(mount, witness)
 
 
-def test_rounds(work, mode, seed, rounds):
+def test_rounds(crashing_mount, scratch, mode, seed, rounds):
     number, counts = rounds or by_level(1, 3, 25), Counts()
     if mode == "plain":
         for index in range(number):
-            plain_round(work, seed + index, counts)
+            plain_round(scratch, seed + index, counts)
     else:
-        rounds_on_a_store(work, mode, seed, number, counts)
+        rounds_on_a_store(crashing_mount(image="1G", mode=mode), scratch, seed, number, counts)
     print(counts)
     counts.check()
 
@@ -118,100 +90,69 @@ def write_step(series, number):
     return content
 
 
-@contextlib.contextmanager
-def one_cut(work, mode, name, act, options=()):
-    """Yields a mount after a power cut at the end of act(mount), and act's result."""
-    if mode == "plain":
-        raise Skip("plain: needs a mount")
-    store = Store(work / f"store-{name}-{mode}", image="1G")
-    store.folder.mkdir()
-    mount = Mount(store, work / f"mnt-{name}-{mode}", mode=mode, options=options)
-    try:
-        mount.start()
-        done = act(mount)
-        power_cut(store.inner)
-        time.sleep(0.5)
-        mount.status()  # the daemon survives the loss of its disk
-        mount.kill()
-        run("umount", "-l", mount.path, check=False)
-        unmount(store.inner)
-        detach(store.folder / "image.xfs")
-        mount.start()
-        yield mount, done
-        mount.stop()
-        store.fsck()
-    except BaseException:
-        print(mount.read_log())
-        raise
-    finally:
-        abandon(mount)
-        if is_mountpoint(store.inner):
-            unmount(store.inner)
-        detach(store.folder / "image.xfs")
+def cut_once(mount):
+    """Cuts the power, and mounts again."""
+    power_cut(mount.store.inner)
+    time.sleep(0.5)
+    mount.status()  # the daemon survives the loss of its disk
+    mount.take_down()
+    mount.start()
 
 
-def test_rotation(work, mode):
+def test_rotation(crashing_mount, mode):
     """A rule has removed a step. What stays is on the disk, with the tag that `latest` names."""
-
-    def act(mount):
-        series = mount.path / "runs/a"
-        series.mkdir(parents=True)
-        mount.control("runs/a", "keep_last", "1")
-        # while a file is open for writing, nothing else syncs them
-        with opened(mount.path / "log", os.O_CREAT | os.O_WRONLY):
-            write_step(series, 1)
-            content = write_step(series, 2)
-            write(series / "latest", b"checkpoint-2")
-            wait_until("the first is removed", lambda: mount.status()["rotation"]["removed"] == 1, 30)
-            return content
-
-    with one_cut(work, mode, "rotation", act) as (mount, content):
-        series = mount.path / "runs/a"
-        equal(sorted(os.listdir(series)), ["checkpoint-2", "latest"], "the series")
-        equal(sorted(os.listdir(series / "checkpoint-2")), sorted(content), "the step")
-        for name, data in content.items():
-            same_bytes(read(series / "checkpoint-2" / name), data, name)
-        equal(mount.ask("runs/a/checkpoint-2", "state"), "complete", "state")
+    mount = crashing_mount(image="1G", mode=mode)
+    series = mount.path / "runs/a"
+    series.mkdir(parents=True)
+    mount.control("runs/a", "keep_last", "1")
+    # while a file is open for writing, nothing else syncs them
+    with opened(mount.path / "log", os.O_CREAT | os.O_WRONLY):
+        write_step(series, 1)
+        content = write_step(series, 2)
+        write(series / "latest", b"checkpoint-2")
+        wait_until("the first is removed", lambda: mount.status()["rotation"]["removed"] == 1, 30)
+    cut_once(mount)
+    equal(sorted(os.listdir(series)), ["checkpoint-2", "latest"], "the series")
+    equal(sorted(os.listdir(series / "checkpoint-2")), sorted(content), "the step")
+    for name, data in content.items():
+        same_bytes(read(series / "checkpoint-2" / name), data, name)
+    equal(mount.ask("runs/a/checkpoint-2", "state"), "complete", "state")
 
 
-def test_replaced_without_a_sync(work, mode):
+def test_replaced_without_a_sync(crashing_mount, mode):
     """Files that replace others, some overwritten in place, have the old content or the new, never none."""
     old, new = {"latest": b"global_step1"}, {"latest": b"global_step2"}
     for name, size in (("anew", 700), ("model", 6 * MIB), ("copy", 6 * MIB)):
         old[name], new[name] = noise(size, 1), noise(size, 2)
-
-    def act(mount):
-        for name, data in old.items():
-            write(mount.path / name, data)
-        write(mount.path / "source", new["copy"])
-        run("sync", "-f", mount.store.inner)
-        write(mount.path / "anew", new["anew"])
-        for name in ("latest", "model"):
-            write(mount.path / "tmp", new[name])
-            os.rename(mount.path / "tmp", mount.path / name)
-        shutil.copy(mount.path / "source", mount.path / "tmp")  # the copy is adopted
-        os.rename(mount.path / "tmp", mount.path / "copy")
-        for index in range(4):  # the log's sync makes the names durable
-            time.sleep(0.4)
-            write(mount.path / f"log{index}", b"x")
-
-    with one_cut(work, mode, "replaced", act, ("quiet=30s",)) as (mount, _):  # nothing else syncs them
-        found = {name: read(mount.path / name) for name in old}
-        neither = [name for name in old if found[name] not in (old[name], new[name])]
-        equal(neither, [], "what is neither old nor new")
+    mount = crashing_mount(image="1G", mode=mode, options=("quiet=30s",))  # nothing else syncs them
+    for name, data in old.items():
+        write(mount.path / name, data)
+    write(mount.path / "source", new["copy"])
+    run("sync", "-f", mount.store.inner)
+    write(mount.path / "anew", new["anew"])
+    for name in ("latest", "model"):
+        write(mount.path / "tmp", new[name])
+        os.rename(mount.path / "tmp", mount.path / name)
+    shutil.copy(mount.path / "source", mount.path / "tmp")  # the copy is adopted
+    os.rename(mount.path / "tmp", mount.path / "copy")
+    for index in range(4):  # the log's sync makes the names durable
+        time.sleep(0.4)
+        write(mount.path / f"log{index}", b"x")
+    cut_once(mount)
+    found = {name: read(mount.path / name) for name in old}
+    neither = [name for name in old if found[name] not in (old[name], new[name])]
+    equal(neither, [], "what is neither old nor new")
 
 
-def test_written_to_be_durable(work, mode):
+def test_written_to_be_durable(crashing_mount, mode):
     """What O_DSYNC or RWF_DSYNC has written to a new file is there, under its name."""
     data = noise(64 * KIB, 1)
-
-    def act(mount):
-        with opened(mount.path / "o_dsync", os.O_WRONLY | os.O_CREAT | os.O_DSYNC) as file:
-            os.write(file, data)
-        if mode == "direct":  # in passthrough the daemon does not see it: the name is durable within a second
-            with opened(mount.path / "rwf_dsync", os.O_WRONLY | os.O_CREAT) as file:
-                os.pwritev(file, [data], 0, os.RWF_DSYNC)
-
-    with one_cut(work, mode, "durable", act) as (mount, _):
-        for name in ("o_dsync", "rwf_dsync")[: 2 if mode == "direct" else 1]:
-            same_bytes(read(mount.path / name), data, name)
+    mount = crashing_mount(image="1G", mode=mode)
+    with opened(mount.path / "o_dsync", os.O_WRONLY | os.O_CREAT | os.O_DSYNC) as file:
+        os.write(file, data)
+    if mode == "direct":  # in passthrough the daemon does not see it: the name is durable within a second
+        with opened(mount.path / "rwf_dsync", os.O_WRONLY | os.O_CREAT) as file:
+            os.pwritev(file, [data], 0, os.RWF_DSYNC)
+    cut_once(mount)
+    for name in ("o_dsync", "rwf_dsync")[: 2 if mode == "direct" else 1]:
+        same_bytes(read(mount.path / name), data, name)

@@ -24,7 +24,7 @@ import pytest
 import replay_workers
 from checking import equal, read, true, write
 from faulty_disk import BLOCK, SECTOR, XFS_METADATA, ZEROS, Disk, DiskLog
-from mounting import CKPTFS, CKPTFS_DEBUG, Failure, Mount, Store, abandon, by_level, is_mountpoint, unmount, wait_until
+from mounting import CKPTFS, CKPTFS_DEBUG, Failure, Mount, Store, by_level, wait_until
 
 pytestmark = [pytest.mark.timeout(5400), pytest.mark.level("normal"), pytest.mark.builds("asan")]
 
@@ -49,8 +49,8 @@ def record(work, mode, seed, log, kinds, lies=False):
     """Records the whole life of a mount with the workers on it. A disk that lies drops most flushes."""
     with Disk(work, "recorded", log) as disk:
         disk.format()
-        with disk.mounted(work / "below") as below:
-            mount = Mount(Store(below / STORE), work / "mnt", mode=mode, binary=CKPTFS)
+        mount = Mount(Store(work / "below" / STORE), work / "mnt", mode=mode, binary=CKPTFS)
+        with disk.below(mount):
             journal = replay_workers.Journal(disk.mark, "mount")
             workers = []
             try:
@@ -71,7 +71,6 @@ def record(work, mode, seed, log, kinds, lies=False):
                     process.kill()
                     process.wait()
                 os.close(journal.file)
-                abandon(mount)
 
 
 def has_all(status, kinds):
@@ -127,12 +126,11 @@ class Judge:
     """A disk that is set to one point after the other, and the mounts on it."""
 
     def __init__(self, work, name, log_path, mode):
-        self.work = work / name
-        self.work.mkdir()
+        folder = work / name
+        folder.mkdir()
         self.log = DiskLog(log_path)
-        self.disk = Disk(self.work, "replayed", log_path, replay=True)
-        self.below = self.work / "below"
-        self.mount = Mount(Store(self.below / STORE), self.work / "mnt", mode=mode, binary=CKPTFS_DEBUG)
+        self.disk = Disk(folder, "replayed", log_path, replay=True)
+        self.mount = Mount(Store(folder / "below" / STORE), folder / "mnt", mode=mode, binary=CKPTFS_DEBUG)
 
     def try_point(self, point):
         """Returns None, or what is wrong."""
@@ -140,15 +138,12 @@ class Judge:
         self.mount.faults = f"boot_id={point['flush']}"
         self.mount.log.unlink(missing_ok=True)
         try:
-            with self.disk.mounted(self.below):
-                try:
-                    self.name_store()
-                    self.mount.start()
-                    replay_workers.judge(self.mount.path, self.log.marks_before(point["until"]))
-                    self.mount.stop()
-                    self.mount.store.fsck(CKPTFS_DEBUG)
-                finally:
-                    abandon(self.mount)
+            with self.disk.below(self.mount):
+                self.name_store()
+                self.mount.start()
+                replay_workers.judge(self.mount.path, self.log.marks_before(point["until"]))
+                self.mount.stop()
+                self.mount.store.fsck(CKPTFS_DEBUG)
         except (Failure, OSError) as problem:
             return f"{problem}\n{self.mount.read_log()}"
         return None
@@ -159,21 +154,13 @@ class Judge:
         config = json.loads(read(path))
         write(path, json.dumps({**config, "id": uuid.uuid4().hex[: len(config["id"])]}).encode())
 
-    def close(self):
-        abandon(self.mount)
-        if is_mountpoint(self.below):
-            unmount(self.below)
-        self.disk.close()
-
 
 def judge_all(work, name, log_path, mode, points):
     """Returns the points that are wrong, as (point, reason)."""
     judge = Judge(work, name, log_path, mode)
-    try:
+    with judge.disk:
         found = ((point, judge.try_point(point)) for point in points)
         return [(point, problem) for point, problem in found if problem]
-    finally:
-        judge.close()
 
 
 def judge_on_several_disks(work, mode, log_path, points):

@@ -3,7 +3,6 @@
 The step is there completely or not at all, the previous one is untouched, and the save can be repeated.
 """
 
-import contextlib
 import json
 import os
 import signal
@@ -12,8 +11,7 @@ import pytest
 
 import saving
 from checking import equal, true
-from mounting import (CKPTFS_DEBUG, MODES, Mount, Store, abandon, by_level, detach, is_mountpoint, power_cut, run,
-                      unmount, wait_until)
+from mounting import CKPTFS_DEBUG, MODES, by_level, run, wait_until
 
 pytestmark = [pytest.mark.level("normal"), pytest.mark.builds("asan"), pytest.mark.one_mode]
 
@@ -53,12 +51,6 @@ def save_again(mount, ranks):
     saving.check(mount.path / "steps/step_2", ranks=ranks, seed=2)
 
 
-def finish(mount, ranks):
-    save_again(mount, ranks)
-    mount.stop()
-    mount.store.fsck(CKPTFS_DEBUG)
-
-
 def rank_dies(mount, fault, ranks):
     saving.save(mount.path / "steps", "step_1", "first")
     for rank in range(ranks - 1):
@@ -69,7 +61,7 @@ def rank_dies(mount, fault, ranks):
     mount.kill()  # with what the dead rank left
     mount.start()
     check_all(mount, ranks, whole=False)
-    finish(mount, ranks)
+    save_again(mount, ranks)
 
 
 def daemon_dies(mount, fault, ranks):
@@ -88,51 +80,7 @@ def daemon_dies(mount, fault, ranks):
     mount.faults = None
     mount.start()
     check_all(mount, ranks, whole=True if fault.split("=")[0] in ("commit.after_batch", "commit.after_merge") else None)
-    finish(mount, ranks)
-
-
-def power_goes(mount):
-    """After wait_durable() the files are on the disk, so the other rank can still commit. So is the effect of
-    commit()."""
-    saving.save(mount.path / "steps", "step_1", "first")
-    equal(saving.save(mount.path / "steps", "step_2", "cut", world=2, seed=2)[-2:], ["durable", "waiting"], "reached")
-    power_cut(mount.store.inner)
-    take_down(mount)
-    mount.start()
-    check_all(mount, 2, whole=False)
-    equal(saving.save(mount.path / "steps", "step_2", "cut", rank=1, world=2, seed=2)[-1], "committed", "reached")
-    power_cut(mount.store.inner)
-    take_down(mount)
-    mount.start()
-    check_all(mount, 2, whole=True)
-    equal(mount.ask("steps/step_2", "state"), "sealed", "state")
-    finish(mount, 2)
-
-
-def take_down(mount):
-    """Ends the daemon and the mounts after a power cut."""
-    mount.kill()
-    run("umount", "-l", mount.path, check=False)
-    unmount(mount.store.inner)
-    detach(mount.store.folder / "image.xfs")
-
-
-@contextlib.contextmanager
-def in_place(store, point, mode):
-    """A mount that may be killed, and whose image may lose its power."""
-    store.folder.mkdir(exist_ok=True)
-    mount = Mount(store, point, mode=mode, binary=CKPTFS_DEBUG)
-    try:
-        yield mount.start()
-    except BaseException:
-        print(mount.read_log())
-        raise
-    finally:
-        abandon(mount)
-        if store.image:
-            if is_mountpoint(store.inner):
-                unmount(store.inner)
-            detach(store.folder / "image.xfs")
+    save_again(mount, ranks)
 
 
 def deaths():
@@ -147,11 +95,22 @@ def deaths():
 
 
 @pytest.mark.parametrize("mode, ranks, play, fault", list(deaths()), indirect=["mode"])
-def test_dies(disk, scratch, mode, ranks, play, fault):
-    with in_place(Store(disk / scratch.name), scratch / "mnt", mode) as mount:
-        play(mount, fault, ranks)
+def test_dies(crashing_mount, mode, ranks, play, fault):
+    play(crashing_mount(mode=mode, binary=CKPTFS_DEBUG), fault, ranks)
 
 
-def test_power_goes(scratch, mode):
-    with in_place(Store(scratch / "store", image="1G"), scratch / "mnt", mode) as mount:
-        power_goes(mount)
+def test_power_goes(crashing_mount, mode):
+    """After wait_durable() the files are on the disk, so the other rank can still commit. So is the effect of
+    commit()."""
+    mount = crashing_mount(image="1G", mode=mode, binary=CKPTFS_DEBUG)
+    saving.save(mount.path / "steps", "step_1", "first")
+    equal(saving.save(mount.path / "steps", "step_2", "cut", world=2, seed=2)[-2:], ["durable", "waiting"], "reached")
+    mount.lose_power()
+    mount.start()
+    check_all(mount, 2, whole=False)
+    equal(saving.save(mount.path / "steps", "step_2", "cut", rank=1, world=2, seed=2)[-1], "committed", "reached")
+    mount.lose_power()
+    mount.start()
+    check_all(mount, 2, whole=True)
+    equal(mount.ask("steps/step_2", "state"), "sealed", "state")
+    save_again(mount, 2)

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from checking import equal, read, same_bytes, true
-from mounting import MIB, Mount, Store, abandon, by_level, run
+from mounting import MIB, by_level, run
 from viewing import RESUME, SERIES, full_step
 
 pytestmark = pytest.mark.timeout(1500)
@@ -50,23 +50,12 @@ def one_round(mount, number, dice):
     return thin
 
 
-def test_killed_while_it_thins(disk, work, mode, seed, rounds):
+def test_killed_while_it_thins(crashing_mount, mode, seed, rounds):
     dice = random.Random(seed)
-    store = Store(disk / f"{mode}-thin")
-    mount = Mount(store, work / f"mnt-{mode}-thin", mode=mode)
+    mount = crashing_mount(mode=mode)
     thin = 0
-    try:
-        mount.start()
-        count = rounds or by_level(2, 6, 50)
-        for index in range(count):
-            thin += one_round(mount, 10 * (index + 1), dice)
-            mount.stop()
-            store.fsck()
-            mount.start()
-        print(f"      {mode}: after {count} kills {thin} steps were thin, {count - thin} full")
-        mount.stop()
-    except BaseException:
-        print(mount.read_log())
-        raise
-    finally:
-        abandon(mount)
+    count = rounds or by_level(2, 6, 50)
+    for index in range(count):
+        thin += one_round(mount, 10 * (index + 1), dice)
+        mount.remount_after_fsck()
+    print(f"      {mode}: after {count} kills {thin} steps were thin, {count - thin} full")

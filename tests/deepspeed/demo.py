@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 
+import forked_ranks
 import harness
 
 sys.path.append(str(harness.REPOSITORY / "tests" / "remote"))
@@ -170,7 +171,7 @@ class Demo:
             output.write(f"\n=== {what}: train.py {' '.join(words)}\n".encode())
             output.flush()
             start = time.monotonic()
-            with harness.ranks_running(1, words, output) as processes:
+            with harness.ranks_running(1, words, output, forked=forked_ranks.DEEPSPEED) as processes:
                 try:
                     while processes[0].poll() is None:
                         lines = progress.read_text().splitlines()

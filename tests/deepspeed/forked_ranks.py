@@ -12,6 +12,7 @@ import time
 HERE = pathlib.Path(__file__).resolve().parent
 # Loading these is most of a rank's start.
 TORCH = ("torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "safetensors.torch")
+DEEPSPEED = ("deepspeed",)
 TRAINERS = (*TORCH, "deepspeed", "transformers", "transformers.trainer", "accelerate")
 
 servers = {}

@@ -339,14 +339,16 @@ def environment():
     keep = {name: value for name, value in os.environ.items() if not name.startswith(("CKPTFS", "DS_", "TORCH_"))}
     return dict(keep, DS_ACCELERATOR="cpu", TORCH_EXTENSIONS_DIR=str(BUILD / "torch_extensions"), CC="gcc", CXX="g++",
                 PATH=f"{BUILD / 'venv' / 'bin'}:{os.environ['PATH']}", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1",
-                CUDA_VISIBLE_DEVICES="", PYTHONDONTWRITEBYTECODE="1", MASTER_ADDR="127.0.0.1")
+                CUDA_VISIBLE_DEVICES="", PYTHONPYCACHEPREFIX=str(BUILD / "pycache"), MASTER_ADDR="127.0.0.1")
 
 
 @contextlib.contextmanager
-def ranks_running(count, arguments, output, patched=False, script="train.py", ranks_per_node=None):
+def ranks_running(count, arguments, output, patched=False, script="train.py", ranks_per_node=None, forked=None):
     """The processes of a training, perhaps under `python -m ckptfs.patch`, on one node or, as their environment says,
-    several. In a test they are forked (forked_ranks.py); the demo and the bench start them as a user does. At the end
-    none is left, nor what DeepSpeed leaves in /dev/shm, 66 MiB per rank."""
+    several. At the end none is left, nor what DeepSpeed leaves in /dev/shm, 66 MiB per rank.
+
+    They are forked from a process that has loaded the modules `forked` (forked_ranks.py). With none, and under
+    ckptfs.patch, each is started as a user does."""
     port = free_port()
     local = ranks_per_node or count
     shared = dict(environment(), WORLD_SIZE=str(count), LOCAL_SIZE=str(local), MASTER_PORT=str(port))
@@ -355,12 +357,14 @@ def ranks_running(count, arguments, output, patched=False, script="train.py", ra
     shared["PYTHONPATH"] = str(REPOSITORY / "gpu" / "python")
     each = [dict(shared, RANK=str(rank), LOCAL_RANK=str(rank % local)) for rank in range(count)]
     path = HERE / script
-    if patched or "pytest" not in sys.modules:
+    if forked is None:
+        forked = forked_ranks.TRAINERS if path.parent == HERE else forked_ranks.TORCH
+    if patched or not forked:
         program = [python(), *(["-m", "ckptfs.patch"] if patched else []), str(path), *arguments]
         processes = [subprocess.Popen(program, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=own)
                      for own in each]
     else:
-        server = rank_server(forked_ranks.TRAINERS if path.parent == HERE else forked_ranks.TORCH)
+        server = rank_server(forked)
         processes = [server.start([path, *arguments], own, output) for own in each]
     try:
         yield processes

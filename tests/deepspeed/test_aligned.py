@@ -4,7 +4,7 @@ import pytest
 
 from harness import Ckptfs, PlainXfs, judge_as_plain_xfs
 
-pytestmark = [pytest.mark.builds("venv"), pytest.mark.level("normal"), pytest.mark.timeout(1800), pytest.mark.together]
+pytestmark = [pytest.mark.builds("venv"), pytest.mark.timeout(1800), pytest.mark.together]
 
 # (ranks, mode, odirect)
 NORMAL = ((1, "passthrough", "safe"),)
@@ -13,11 +13,11 @@ LONG = ((2, "direct", "safe"), (1, "passthrough", "raw"), (2, "passthrough", "sa
 
 
 @pytest.mark.parametrize("ranks, mode, odirect",
-                         [*NORMAL, *(pytest.param(*row, marks=pytest.mark.level("long")) for row in LONG)])
+                         [*NORMAL, *(pytest.param(*row, marks=pytest.mark.long) for row in LONG)])
 def test_aligned(scene, ranks, mode, odirect):
     judge_as_plain_xfs(scene, Ckptfs(mode=mode, odirect=odirect), ranks)
 
 
-@pytest.mark.level("long")
+@pytest.mark.long
 def test_plain_xfs_twice(scene):
     judge_as_plain_xfs(scene, PlainXfs(), 1)

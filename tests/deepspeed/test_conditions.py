@@ -4,7 +4,7 @@ import pytest
 
 from harness import Ckptfs, Tmpfs, equal, judge_as_plain_xfs, same_outcome, true
 
-pytestmark = [pytest.mark.builds("venv"), pytest.mark.level("long"), pytest.mark.timeout(2400), pytest.mark.together]
+pytestmark = [pytest.mark.builds("venv"), pytest.mark.long, pytest.mark.timeout(2400), pytest.mark.together]
 
 
 def test_with_reader(scene, mode):
@@ -17,7 +17,7 @@ def test_odd_with_reader(scene, mode):
     same_outcome(ours, scene.reference(Tmpfs(), shape="odd", ranks=1))
 
 
-@pytest.mark.builds("asan")
+@pytest.mark.builds("faults")
 def test_nvme_alignment(scene):
     """A device that takes any memory aligned to 4 bytes: O_DIRECT goes to it by passthrough, with nothing between."""
     ours = judge_as_plain_xfs(scene, Ckptfs(faults="dioalign=4:512"), 1)

@@ -8,7 +8,7 @@ import pytest
 from checking import equal, true
 from mounting import REPOSITORY, run
 
-pytestmark = [pytest.mark.builds("venv"), pytest.mark.level("long"), pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.builds("venv"), pytest.mark.long, pytest.mark.timeout(1800)]
 
 
 def test_demo(venv, scratch):

@@ -10,7 +10,7 @@ from checking import equal, true
 from harness import RUN_TIMEOUT, Ckptfs, digest, environment, python, ranks_running, tree, wait_for_ranks
 from mounting import REPOSITORY, Failure
 
-pytestmark = [pytest.mark.builds("venv"), pytest.mark.level("normal"), pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.builds("venv"), pytest.mark.timeout(1200)]
 
 BEFORE, AFTER = 3, 2
 IDS = "ckptfs.ds_ids.json"  # ckptfs.deepspeed leaves it in a step
@@ -47,7 +47,7 @@ def lossy(mount):
     return [warning for warning in mount.status()["warnings"] if "begins the optimizer anew" in warning]
 
 
-@pytest.mark.level("long")
+@pytest.mark.long
 def test_on_a_mount(scene):
     """load_checkpoint loses nothing, also without the scheduler, as Lightning calls it."""
     with Ckptfs().place(scene) as mount:
@@ -73,7 +73,7 @@ def test_latest_is_not_written_before_all_ranks_have_saved(scene):
         true(not (series / "latest").exists(), "latest names a step that lacks rank 1")
 
 
-@pytest.mark.level("long")
+@pytest.mark.long
 def test_an_unknown_version_is_refused_by_name(scene):
     """On every rank, before anything is changed; its save is DeepSpeed's own, and says so."""
     with Ckptfs().place(scene) as mount:
@@ -91,7 +91,7 @@ def test_an_unknown_version_is_refused_by_name(scene):
         true((other / "latest").exists() and not (other / "global_step1" / IDS).exists(), "and is DeepSpeed's own")
 
 
-@pytest.mark.level("long")
+@pytest.mark.long
 def test_elsewhere_nothing_changes(scene):
     """The checkpoint does not lie on the mount: the engine saves, and loses, what it does without the patch."""
     with Ckptfs().place(scene):
@@ -112,7 +112,7 @@ print("patched:", hasattr(DeepSpeedEngine.load_checkpoint, "ckptfs"))
 """
 
 
-@pytest.mark.level("long")
+@pytest.mark.long
 @pytest.mark.parametrize("launcher", (["torchrun", "--nproc-per-node", "2"], ["accelerate", "launch", "--cpu"],
                                       ["deepspeed", "--num_gpus", "2"]), ids=lambda words: words[0])
 def test_launchers(venv, scratch, launcher):

@@ -21,7 +21,7 @@ from checking import equal, in_child, true
 from harness import SWAP, TAG, Ckptfs, Outcome, checkpoint_files, same_checkpoint, same_outcome
 from mounting import KIB, MIB
 
-pytestmark = [pytest.mark.builds("venv"), pytest.mark.level("long"), pytest.mark.timeout(3600), pytest.mark.alone]
+pytestmark = [pytest.mark.builds("venv"), pytest.mark.long, pytest.mark.timeout(3600), pytest.mark.alone]
 
 SECONDS = 600
 ATTACKERS = 2

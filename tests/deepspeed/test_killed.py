@@ -25,7 +25,7 @@ from mounting import CKPTFS, LEVEL, REPOSITORY, Failure, by_level, run, wait_unt
 from ports import free_port
 from trainer import TENSORS, digests
 
-pytestmark = [pytest.mark.builds("venv"), pytest.mark.level("normal"), pytest.mark.timeout(7200)]
+pytestmark = [pytest.mark.builds("venv"), pytest.mark.timeout(7200)]
 
 SERIES = "runs"
 
@@ -249,7 +249,7 @@ def test_an_empty_latest_is_told_of(venv, scratch):
 
 
 @pytest.mark.one_mode
-@pytest.mark.parametrize("kind", (trainer, pytest.param(deepspeed, marks=pytest.mark.level("long"))))
+@pytest.mark.parametrize("kind", (trainer, pytest.param(deepspeed, marks=pytest.mark.long)))
 def test_killed_in_its_saves(scene, mode, kind, seed, rounds):
     kills = rounds or by_level(1, 2, 50)
     truth = whole_run(scene, kind, kills)
@@ -274,7 +274,7 @@ def tell_of_plain_xfs(scene, kind, kills, seed, truth):
           "a kill")
 
 
-@pytest.mark.parametrize("limit, full", ((2, 2), pytest.param(3, 1, marks=pytest.mark.level("long"))))
+@pytest.mark.parametrize("limit, full", ((2, 2), pytest.param(3, 1, marks=pytest.mark.long)))
 def test_save_total_limit(scene, limit, full, seed, rounds):
     """Beside keep_full: as many as the smaller one of both says can be resumed from, at each save and each start. The
     Trainer leaves as many folders as save_total_limit says, and those that keep_full does not keep are thin."""

@@ -7,7 +7,7 @@ import pytest
 
 from harness import REPOSITORY, Ckptfs, environment, equal, python, true
 
-pytestmark = [pytest.mark.builds("venv"), pytest.mark.level("normal"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.builds("venv"), pytest.mark.timeout(900)]
 
 BEFORE = """
 import torch, ckptfs

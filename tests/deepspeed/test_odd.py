@@ -4,7 +4,7 @@ import pytest
 
 from harness import Ckptfs, Memory, PlainXfs, Tmpfs, differences, same_outcome, same_resume, true
 
-pytestmark = [pytest.mark.builds("venv"), pytest.mark.level("long"), pytest.mark.timeout(1800), pytest.mark.together]
+pytestmark = [pytest.mark.builds("venv"), pytest.mark.long, pytest.mark.timeout(1800), pytest.mark.together]
 
 ROWS = ((1, "passthrough"), (2, "direct"), (2, "passthrough"), (1, "direct"))
 

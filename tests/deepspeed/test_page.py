@@ -8,7 +8,7 @@ from browser import chromium
 from checking import equal, true
 from harness import Ckptfs, ranks_running, wait_for_ranks
 
-pytestmark = [pytest.mark.builds("venv"), pytest.mark.level("long"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.builds("venv"), pytest.mark.long, pytest.mark.timeout(900)]
 
 SAVES = 8
 QUIET = 1  # seconds

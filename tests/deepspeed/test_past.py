@@ -14,7 +14,7 @@ from harness import (HERE, REPOSITORY, RUN_TIMEOUT, Ckptfs, environment, equal, 
                      wait_for_ranks)
 from mounting import MIB, run, wait_until
 
-pytestmark = [pytest.mark.builds("venv"), pytest.mark.level("normal"), pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.builds("venv"), pytest.mark.timeout(1800)]
 
 RING = 64 * MIB  # as past.py has it
 
@@ -64,7 +64,7 @@ def place(scene, run_):
 
 
 @pytest.mark.parametrize("run_", [*(Run(*row) for row in NORMAL),
-                                  *(pytest.param(Run(*row), marks=pytest.mark.level("long")) for row in LONG)], ids=str)
+                                  *(pytest.param(Run(*row), marks=pytest.mark.long) for row in LONG)], ids=str)
 def test_saves_and_loads(scene, run_):
     """Each engine loads what either saved; the run goes on as one that was not interrupted."""
     with place(scene, run_) as mount:
@@ -93,7 +93,7 @@ def test_saves_and_loads(scene, run_):
 
 
 @pytest.mark.alone
-@pytest.mark.level("long")
+@pytest.mark.long
 @pytest.mark.parametrize("stage", (2, 3))
 def test_in_the_memory_of_training(scene, stage):
     """Peak of the load at most that of training, plus the ring; the stock engine beside it."""
@@ -147,7 +147,7 @@ def test_a_rank_is_killed(scene):
             equal([rank["loaded"] for rank in again], [rank["saved"] for rank in first], "state")
 
 
-@pytest.mark.level("long")
+@pytest.mark.long
 def test_a_save_that_fails(scene):
     """Is said, and training goes on as if nothing had been."""
     run_ = Run(1, "direct", 2)
@@ -180,7 +180,7 @@ def with_trainer(scene, name, output_dir, *options):
     return json.loads(out.read_text()), text
 
 
-@pytest.mark.level("long")
+@pytest.mark.long
 @pytest.mark.mode("direct")
 def test_the_trainer(scene, mode):
     """Checkpoints of the callback hold what the Trainer's own do, and it goes on from them."""

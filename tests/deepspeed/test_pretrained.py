@@ -10,7 +10,7 @@ from checking import equal, true
 from harness import Ckptfs, ranks_running, run_trainer, wait_for_ranks
 from thinned import thin
 
-pytestmark = [pytest.mark.builds("venv"), pytest.mark.level("normal"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.builds("venv"), pytest.mark.timeout(900)]
 
 
 def answer(scene, *words):
@@ -21,7 +21,7 @@ def answer(scene, *words):
     return json.loads(next(line for line in reversed(log.read_text(errors="replace").splitlines()) if line.startswith("{")))
 
 
-@pytest.mark.level("long")
+@pytest.mark.long
 def test_deepspeed(scene):
     """A step of ZeRO-3, with the optimizer on NVMe."""
     own = scene.work / "own"
@@ -51,7 +51,7 @@ def judge_thin(scene, mount, step, kind, dtype):
     return wanted
 
 
-@pytest.mark.level("long")
+@pytest.mark.long
 def test_trainer(scene):
     """Of one step the weights stay as they are, of another they become smaller."""
     with Ckptfs(mode="direct").place(scene) as mount:
@@ -64,7 +64,7 @@ def test_trainer(scene):
               "the type that config.json still names")
 
 
-@pytest.mark.level("long")
+@pytest.mark.long
 def test_trainer_with_deepspeed(scene):
     """Both devices on NVMe. The step holds the weights twice: in DeepSpeed's files, and as the Trainer gathered them."""
     with Ckptfs().place(scene) as mount:

@@ -12,7 +12,7 @@ import pytest
 from harness import Ckptfs, Failure, Tmpfs, environment, equal, python, ranks_running, true, wait_for_ranks
 from mounting import REPOSITORY
 
-pytestmark = [pytest.mark.builds("venv"), pytest.mark.level("normal"), pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.builds("venv"), pytest.mark.timeout(1800)]
 
 BEFORE, AFTER = 4, 3
 WIDTHS = {"odd": 901, "aligned": 1024}
@@ -77,7 +77,7 @@ def judge_view(view, told):
     true(parameters <= linked, f"without a number: {sorted(parameters - linked)}")
 
 
-@pytest.mark.parametrize("run_", [*NORMAL, *(pytest.param(run_, marks=pytest.mark.level("long")) for run_ in LONG)],
+@pytest.mark.parametrize("run_", [*NORMAL, *(pytest.param(run_, marks=pytest.mark.long) for run_ in LONG)],
                          ids=str)
 def test_resume(scene, run_):
     whole = uninterrupted(scene, run_)

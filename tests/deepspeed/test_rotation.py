@@ -14,7 +14,7 @@ from harness import RUN_TIMEOUT, Ckptfs, ranks_running, run_trainer, wait_for_ra
 from mounting import KIB, wait_until
 from rotating import digests, metric_of
 
-pytestmark = [pytest.mark.builds("venv"), pytest.mark.level("long"), pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.builds("venv"), pytest.mark.long, pytest.mark.timeout(1800)]
 
 SAVES = 20
 QUIET = 1  # seconds

@@ -9,7 +9,7 @@ from harness import Ckptfs, run_trainer
 from mounting import CKPTFS, MIB, device_stat, run
 from trainer import digests
 
-pytestmark = [pytest.mark.builds("venv"), pytest.mark.level("long"), pytest.mark.timeout(900), pytest.mark.together]
+pytestmark = [pytest.mark.builds("venv"), pytest.mark.long, pytest.mark.timeout(900), pytest.mark.together]
 
 STEPS = 10
 RESUMED = 5  # from here

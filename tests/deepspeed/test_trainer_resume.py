@@ -12,7 +12,7 @@ import pytest
 
 from harness import Ckptfs, Tmpfs, equal, ranks_running, true, wait_for_ranks
 
-pytestmark = [pytest.mark.builds("venv"), pytest.mark.level("normal"), pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.builds("venv"), pytest.mark.timeout(1800)]
 
 STEPS, SAVED, KILLED = 7, 4, 5
 
@@ -83,7 +83,7 @@ def judge(resumed, whole):
             equal(ours["state"][name], right, f"rank {rank}: {name} after the last step")
 
 
-@pytest.mark.parametrize("run_", [*NORMAL, *(pytest.param(run_, marks=pytest.mark.level("long")) for run_ in LONG)],
+@pytest.mark.parametrize("run_", [*NORMAL, *(pytest.param(run_, marks=pytest.mark.long) for run_ in LONG)],
                          ids=str)
 def test_resume(scene, run_):
     whole = uninterrupted(scene, run_)
@@ -95,7 +95,7 @@ def test_resume(scene, run_):
         equal(lossy(mount), [], "warnings of a resume that lost nothing")
 
 
-@pytest.mark.level("long")
+@pytest.mark.long
 def test_without_the_patch_it_is_told_of(scene):
     """Else this module is not needed any more."""
     run_ = Run(way="none")

@@ -8,7 +8,7 @@ import pytest
 from harness import Ckptfs, Failure, environment, equal, python, ranks_running, true, wait_for_ranks
 from mounting import REPOSITORY
 
-pytestmark = [pytest.mark.builds("venv"), pytest.mark.level("long"), pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.builds("venv"), pytest.mark.long, pytest.mark.timeout(1800)]
 
 TAG = "global_step2"
 COMPARE = """

@@ -13,7 +13,7 @@ import pytest
 from harness import Ckptfs, environment, equal, python, ranks_running, true, wait_for_ranks
 from thinned import LOAD, by_python, digest, thin
 
-pytestmark = [pytest.mark.builds("venv"), pytest.mark.level("long"), pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.builds("venv"), pytest.mark.long, pytest.mark.timeout(1800)]
 
 TAG = "global_step2"
 CAST = """

@@ -7,7 +7,7 @@ import pytest
 from checking import equal
 from mounting import BUILD, run
 
-pytestmark = [pytest.mark.builds("fuzz"), pytest.mark.level("long")]
+pytestmark = [pytest.mark.builds("fuzz"), pytest.mark.long]
 
 HERE = pathlib.Path(__file__).parent
 SECONDS = 60

@@ -56,7 +56,7 @@ class CheckReadTest : public testing::StagingTest {
     ASSERT_OK(fd);
     ASSERT_OK(io::fsync_fd(fd.value().get()));
     ASSERT_EQ(::posix_fadvise(fd.value().get(), 0, 0, POSIX_FADV_DONTNEED), 0);
-    if (cached) io::testing::content_of(fd.value().get());
+    if (cached) io::testing::content_of_file(fd.value().get());
   }
 
   // Bytes of the tensors, both of which are one after the other here.

@@ -13,7 +13,7 @@
 namespace ckptfs::gpu {
 namespace {
 
-using io::testing::content_of;
+using io::testing::content_of_file;
 using io::testing::pattern;
 using testing::kSlot;
 
@@ -28,7 +28,7 @@ class FileSaveTest : public testing::StagingTest {
   std::vector<std::byte> saved() const {
     auto fd = io::open_at(AT_FDCWD, path("file"), O_RDONLY);
     EXPECT_OK(fd);
-    return content_of(fd.value().get());
+    return content_of_file(fd.value().get());
   }
 
   // Returns device memory with this content, at one byte past the start of an allocation.

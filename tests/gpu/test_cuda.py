@@ -13,7 +13,7 @@ ACTS = REPOSITORY / "tests/gpu/cuda_acts.py"
 NAMES = ("saved_and_loaded", "targets_anywhere", "host_and_device", "in_the_streams_order",
          "made_on_the_loads_stream", "into_pinned_memory", "changed_after_the_copy", "memory_is_the_ring", "a_flipped_byte", "dcp_alone", "groups")
 
-pytestmark = [pytest.mark.builds("venv"), pytest.mark.usefixtures("venv"), pytest.mark.level("normal"),
+pytestmark = [pytest.mark.builds("venv"), pytest.mark.usefixtures("venv"),
               pytest.mark.timeout(600)]
 
 
@@ -40,7 +40,7 @@ def test_on_the_gpu(scratch, name):
     act(name, scratch, "cuda")
 
 
-@pytest.mark.level("long")
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_the_acts_themselves(scratch, name):
     act(name, scratch, "cpu")

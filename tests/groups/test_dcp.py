@@ -13,7 +13,7 @@ from checking import equal, true
 from harness import environment, python
 from mounting import REPOSITORY
 
-pytestmark = [pytest.mark.builds("venv"), pytest.mark.level("normal"), pytest.mark.timeout(600),
+pytestmark = [pytest.mark.builds("venv"), pytest.mark.timeout(600),
               pytest.mark.usefixtures("venv"), pytest.mark.one_mode]
 
 GROUP = Ranks("dcp_ranks.py")
@@ -30,7 +30,7 @@ class Case:
         return f"{self.saved} to {self.loaded}"
 
 
-CASES = [Case(4, 2), *(pytest.param(Case(*pair), marks=pytest.mark.level("long"))
+CASES = [Case(4, 2), *(pytest.param(Case(*pair), marks=pytest.mark.long)
                        for pair in ((1, 3), (2, 4), (3, 1), (2, 8), (8, 3)))]
 
 
@@ -80,7 +80,7 @@ def test_on_a_mount(mount, scratch, case):
     equal(sorted(states), ["step_1", "step_2", "step_3", "step_4", "step_4-before", "step_4-then"], "steps")
 
 
-@pytest.mark.parametrize("case", [pytest.param(Case(2, 3), marks=pytest.mark.level("long"))], ids=str)
+@pytest.mark.parametrize("case", [pytest.param(Case(2, 3), marks=pytest.mark.long)], ids=str)
 def test_in_a_folder(disk, scratch, case):
     series = disk / "runs" / "plain"  # the Writer makes it
     judge(series, scratch, case)
@@ -88,7 +88,7 @@ def test_in_a_folder(disk, scratch, case):
     equal(sorted(os.listdir(series)), ["step_1", "step_2", "step_3", "step_4", "step_4-before", "step_4-then"], "steps")
 
 
-@pytest.mark.level("long")
+@pytest.mark.long
 def test_saved_by_processes_beside(mount, scratch):
     """dcp.async_save's process gets the Writer pickled. Beside that: a rank that has nothing to write."""
     step, one = str(mount.path / "steps" / "step_1"), str(mount.path / "steps" / "step_2")
@@ -115,7 +115,7 @@ def test_a_rank_fails(mount, scratch):
 
 
 DEATHS = [(1, "write_data", "before"), (0, "finish", "before"),
-          *(pytest.param(*death, marks=pytest.mark.level("long")) for death in ((1, "write_data", "after"),
+          *(pytest.param(*death, marks=pytest.mark.long) for death in ((1, "write_data", "after"),
                                                                                (0, "write_data", "after")))]
 
 

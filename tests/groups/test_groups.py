@@ -15,7 +15,7 @@ from checking import equal, true
 from harness import ranks_running, wait_for_ranks
 from mounting import CKPTFS, LEVEL, REPOSITORY, mounted, run, wait_until
 
-pytestmark = [pytest.mark.builds("venv"), pytest.mark.level("normal"), pytest.mark.timeout(600),
+pytestmark = [pytest.mark.builds("venv"), pytest.mark.timeout(600),
               pytest.mark.usefixtures("venv"), pytest.mark.one_mode]
 
 RANKS = (1, 2, 3, 4, 8)
@@ -48,7 +48,7 @@ def test_saved_by_some_and_loaded_by_others(mount, scratch):
           {"step_4": ("sealed", 4), "step_2": ("sealed", 2)}, "steps")
 
 
-@pytest.mark.level("long")
+@pytest.mark.long
 def test_the_page_tells_of_a_load(store, work, scratch):
     with mounted(store, work / "page", options=("http=127.0.0.1:0",)) as mount:
         series = mount.path / "steps"
@@ -61,7 +61,7 @@ def test_the_page_tells_of_a_load(store, work, scratch):
     true(told["slowest"] in (0, 1) and told["seconds"] >= told["stages"]["read"] > 0, f"times: {told}")
 
 
-@pytest.mark.level("long")
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_any_number_of_ranks(mount, scratch):
     series = mount.path / "steps"
@@ -71,7 +71,7 @@ def test_any_number_of_ranks(mount, scratch):
             judge(series, scratch, saved, loaded)
 
 
-@pytest.mark.level("long")
+@pytest.mark.long
 def test_in_any_folder(scratch):
     """Where there is no mount. The plan of the first save serves the second, and not the third, which is cut otherwise."""
     series = scratch / "steps"
@@ -105,7 +105,7 @@ EXAMPLES = {"fsdp2": 2, "tensor_parallel": 4, "zero_pieces": 3}  # ranks
 LONG = ("tensor_parallel",)  # four ranks load torch
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.level("long")) if name in LONG else name
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.long) if name in LONG else name
                                   for name in EXAMPLES])
 def test_examples(mount, scratch, name):
     """docs/examples, which docs/groups.md shows."""
@@ -140,7 +140,7 @@ FAILURES = {"names": "rank 1 cannot take part: ValueError: 'w\\udcff': no name f
             "a value": "rank 1 cannot take part: TypeError: w: a str is no tensor",
             "shapes": "w: rank 0 holds it as F32 [3], rank 1 as F32 [4]", "tags": "were told different steps",
             "closed": "rank 1: its save was closed before it was committed"}
-DEATHS = ["killed", *(pytest.param(how, marks=pytest.mark.level("long")) for how in ("ended", "connecting"))]
+DEATHS = ["killed", *(pytest.param(how, marks=pytest.mark.long) for how in ("ended", "connecting"))]
 
 
 def judge_failures(series, scratch, failures, acts=()):
@@ -192,7 +192,7 @@ def test_a_step_that_one_rank_does_not_see(mount, scratch):
     true(all("step_1" in text for text in words), f"the ranks were told {words}")
 
 
-@pytest.mark.level("long")
+@pytest.mark.long
 @pytest.mark.parametrize("still", (1, 0))
 def test_one_rank_stands_still(scratch, still):
     """All ranks give up the group, that one, too. A new Saver works. Rank 0 has torch's store, so that does not answer."""

@@ -12,7 +12,7 @@
 namespace ckptfs::io {
 namespace {
 
-using testing::content_of;
+using testing::content_of_file;
 using testing::pattern;
 
 constexpr size_t kMiB = size_t{1} << 20;
@@ -44,7 +44,7 @@ TEST_F(CloneTest, SharesAndStaysAsItWas) {
   EXPECT_EQ(extents(to).mapped_bytes, 4 * kMiB);
 
   ASSERT_OK(write_full(from.get(), pattern(kMiB, 3), kMiB));
-  EXPECT_EQ(content_of(to.get()), before);
+  EXPECT_EQ(content_of_file(to.get()), before);
   EXPECT_EQ(extents(from).shared_bytes, 3 * kMiB);
   EXPECT_EQ(extents(to).shared_bytes, 3 * kMiB);
 }
@@ -62,7 +62,7 @@ TEST_F(CloneTest, ARange) {
   const Fd from = file("from", data);
   const Fd to = file("to", pattern(2 * kMiB, 2));
   ASSERT_OK(clone_range(from.get(), 256 << 10, to.get(), 512 << 10, 128 << 10));
-  const auto result = content_of(to.get());
+  const auto result = content_of_file(to.get());
   EXPECT_TRUE(std::equal(data.begin() + (256 << 10), data.begin() + (384 << 10), result.begin() + (512 << 10)));
   EXPECT_EQ(extents(to).shared_bytes, 128u << 10);
   EXPECT_EQ(result.size(), 2 * kMiB);
@@ -74,7 +74,7 @@ TEST_F(CloneTest, ARangeToTheEnd) {
   const Fd from = file("from", data);
   const Fd to = file("to");
   ASSERT_OK(clone_range(from.get(), 4096, to.get(), 0, 0));
-  const auto result = content_of(to.get());
+  const auto result = content_of_file(to.get());
   EXPECT_TRUE(std::equal(result.begin(), result.end(), data.begin() + 4096, data.end()));
 }
 
@@ -86,7 +86,7 @@ TEST_F(CloneTest, DedupeSharesWhatIsEqual) {
   ASSERT_OK(shared);
   EXPECT_EQ(shared.value(), 2 * kMiB);
   EXPECT_EQ(extents(second).shared_bytes, 2 * kMiB);
-  EXPECT_EQ(content_of(second.get()), data);
+  EXPECT_EQ(content_of_file(second.get()), data);
 }
 
 TEST_F(CloneTest, DedupeOfTheUnequalSharesNothing) {
@@ -98,7 +98,7 @@ TEST_F(CloneTest, DedupeOfTheUnequalSharesNothing) {
   ASSERT_OK(shared);
   EXPECT_EQ(shared.value(), 0u);
   EXPECT_EQ(extents(second).shared_bytes, 0u);
-  EXPECT_EQ(content_of(second.get()), data);
+  EXPECT_EQ(content_of_file(second.get()), data);
 }
 
 TEST_F(CloneTest, DedupeReportsErrors) {

@@ -12,7 +12,7 @@
 namespace ckptfs::io {
 namespace {
 
-using testing::content_of;
+using testing::content_of_file;
 using testing::pattern;
 using testing::ScratchFolder;
 
@@ -127,7 +127,7 @@ TEST(ReplaceFileTest, MakesAndReplaces) {
   ASSERT_OK(replace_file(path, "second"));
   EXPECT_EQ(read_file(path).value(), "second");
   EXPECT_NE(stat_at(AT_FDCWD, path).value().st_ino, first);
-  EXPECT_EQ(content_of(reader.value().get()).size(), 19u) << "the old file was changed, not replaced";
+  EXPECT_EQ(content_of_file(reader.value().get()).size(), 19u) << "the old file was changed, not replaced";
   EXPECT_ERRNO(ENOENT, stat_at(AT_FDCWD, path + ".new"));
 }
 

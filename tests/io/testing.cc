@@ -93,7 +93,7 @@ std::vector<std::byte> pattern(size_t size, unsigned seed) {
   return bytes;
 }
 
-std::vector<std::byte> content_of(int fd) {
+std::vector<std::byte> content_of_file(int fd) {
   const Result<struct stat> status = stat_fd(fd);
   EXPECT_OK(status);
   std::vector<std::byte> bytes(status ? static_cast<size_t>(status.value().st_size) : 0);

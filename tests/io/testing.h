@@ -70,6 +70,6 @@ class XfsTest : public ::testing::Test {
 
 // Returns bytes that differ from block to block and from seed to seed.
 std::vector<std::byte> pattern(size_t size, unsigned seed);
-std::vector<std::byte> content_of(int fd);
+std::vector<std::byte> content_of_file(int fd);
 
 }  // namespace ckptfs::io::testing

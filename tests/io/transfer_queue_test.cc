@@ -14,7 +14,7 @@
 namespace ckptfs::io {
 namespace {
 
-using testing::content_of;
+using testing::content_of_file;
 using testing::pattern;
 using testing::ScratchFolder;
 
@@ -92,8 +92,8 @@ TEST_P(TransferQueueTest, WritesAndReadsBack) {
     }
     EXPECT_TRUE(back == content);
   }
-  EXPECT_TRUE(content_of(file.get()) == content);
-  EXPECT_TRUE(content_of(other.get()).empty());
+  EXPECT_TRUE(content_of_file(file.get()) == content);
+  EXPECT_TRUE(content_of_file(other.get()).empty());
 }
 
 TEST_P(TransferQueueTest, MemoryOfItsOwnDoesToo) {

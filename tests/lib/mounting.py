@@ -347,6 +347,26 @@ class Mount:
         self.stop()
         return self.start()
 
+    def remount_after_fsck(self):
+        self.stop()
+        self.store.fsck(self.binary)
+        return self.start()
+
+    def lose_power(self, close=lambda: None):
+        """Cuts the power of the store's image, and kills the daemon. close() closes what is open on the mount. Then
+        nothing is mounted."""
+        power_cut(self.store.inner)
+        self.kill()
+        close()
+        self.take_down()
+
+    def take_down(self):
+        """Kills the daemon and unmounts all, also the store's image."""
+        abandon(self)
+        if self.store.image:
+            unmount(self.store.inner)
+            detach(self.store.folder / "image.xfs")
+
     def counted(self, name):
         return self.status()["counters"][name]
 

@@ -9,8 +9,6 @@
 namespace ckptfs::meta {
 namespace {
 
-bool without_pause(std::chrono::nanoseconds) { return true; }
-
 class IndexTest : public ScratchStore {
  protected:
   void TearDown() override {

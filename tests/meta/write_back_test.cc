@@ -14,8 +14,6 @@ namespace {
 constexpr const char* kOther = "/zero_stage_3/optimizer/rank1/0_2.tensor.swp";
 constexpr const char* kModel = "/steps/global_step7/mp_rank_00_model_states.pt";
 
-bool without_pause(std::chrono::nanoseconds) { return true; }
-
 class WriteBackTest : public ScratchStore {
  protected:
   void SetUp() override {

@@ -7,7 +7,7 @@ import pytest
 from checking import equal, true
 from mounting import REPOSITORY, run
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.level("long")]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.long]
 
 USE = """
 import ctypes, os, ckptfs.native as native

@@ -337,7 +337,7 @@ def test_many_descriptors_of_one_file(folder):
         equal(buffer[:10], b"d" * 10, "content")
 
 
-@pytest.mark.builds("asan")
+@pytest.mark.builds("faults")
 @pytest.mark.mode("passthrough")
 def test_a_file_without_a_backing_id_is_served_by_the_daemon(mount):
     mount.stop()

@@ -463,7 +463,7 @@ SLEEP = "1:sleep:1500"  # in the daemon
 UNTIL_IT_SLEEPS = 0.5
 
 
-@pytest.mark.builds("asan")
+@pytest.mark.builds("faults")
 @pytest.mark.mode("passthrough")
 def test_nobody_sees_set_user_id_while_it_is_taken_away(mount):
     with (written_behind_the_daemon(mount, f"privileges.clear={SLEEP}") as (_, path),
@@ -474,7 +474,7 @@ def test_nobody_sees_set_user_id_while_it_is_taken_away(mount):
         equal(first.result(), oct(0o755), "behind it")
 
 
-@pytest.mark.builds("asan")
+@pytest.mark.builds("faults")
 @pytest.mark.mode("passthrough")
 def test_set_user_id_that_is_given_while_it_is_taken_away_is_watched_too(mount):
     with (written_behind_the_daemon(mount, f"privileges.cleared={SLEEP}") as (file, path),

@@ -46,7 +46,7 @@ def test_a_whole_step_at_once(mount):
         true(what in done.stderr, done.stderr)
 
 
-@pytest.mark.builds("asan")
+@pytest.mark.builds("faults")
 @pytest.mark.one_mode
 def test_what_was_not_emptied_is_at_the_next_mount(mount):
     mount.stop()
@@ -70,7 +70,7 @@ def test_what_was_not_emptied_is_at_the_next_mount(mount):
     wait_until("all is emptied", lambda: mount.status()["rotation"]["being_emptied"] == 0)
 
 
-@pytest.mark.builds("asan")
+@pytest.mark.builds("faults")
 @pytest.mark.one_mode
 def test_killed_at_any_point(mount):
     """A step is whole or gone; the next mount goes on."""

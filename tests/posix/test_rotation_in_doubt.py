@@ -50,7 +50,7 @@ def test_what_a_power_loss_left_is_not_complete(mount):
     stays(mount, {4})
 
 
-@pytest.mark.builds("asan")
+@pytest.mark.builds("faults")
 def test_what_cannot_be_made_durable_removes_nothing(mount):
     """The disk fails under the newest step: the one before it stays, whatever the rules say."""
     mount.stop()  # no digests: what has them is durable already

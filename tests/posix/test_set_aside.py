@@ -147,7 +147,7 @@ MOMENTS = {"no file": begin_without_file, "config": begin_with_its_config, "a fi
            "between files": begin_between_files, "last file": begin_last_file}
 
 
-@pytest.mark.builds("asan")
+@pytest.mark.builds("faults")
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_killed_in_a_save(calm, moment):
     """A listing that comes at once, and then a lookup, of a step each."""
@@ -169,7 +169,7 @@ def test_killed_in_a_save(calm, moment):
     equal(names(mount), ["checkpoint-1", "checkpoint-2", "incomplete-checkpoint-2", "incomplete-checkpoint-3"], "later")
 
 
-@pytest.mark.builds("asan")
+@pytest.mark.builds("faults")
 @pytest.mark.parametrize("order, removed", ((REMOVED_LAST_FIRST, 1), (REMOVED_LAST_FIRST, 3), (REMOVED_LAST_FIRST, 6),
                                             (sorted(REMOVED_LAST_FIRST), 2), (sorted(REMOVED_LAST_FIRST), 4)))
 def test_killed_in_a_removal(calm, order, removed):
@@ -305,7 +305,7 @@ def test_the_daemon_was_killed_too(mount):
 
 
 @pytest.mark.one_mode
-@pytest.mark.builds("asan")
+@pytest.mark.builds("faults")
 @pytest.mark.parametrize("ahead", (-86400, 86400))
 def test_the_wall_clock_jumps(calm, ahead):
     """Whether a process has ended does not depend on it."""
@@ -400,7 +400,7 @@ def test_deepspeed(mount):
     equal(names(mount), ["incomplete-global_step5"], "the series")
 
 
-@pytest.mark.builds("asan")
+@pytest.mark.builds("faults")
 def test_only_what_the_setter_could_rename(calm):
     """And no user waits for another one's steps: they are answered before, and rounds do the rest."""
     mount = calm
@@ -468,7 +468,7 @@ def test_keep_partial_removes_it(disk, work, mode):
         wait_until("keep_partial removes it", lambda: names(mount) == ["checkpoint-2"], 60, 0.1)
 
 
-@pytest.mark.builds("asan")
+@pytest.mark.builds("faults")
 def test_of_another_boot_or_container(disk, work, mode):
     """Nothing outlives a boot. A process of a namespace below the daemon's is one like any other."""
     mount = Mount(Store(disk / f"{mode}-boot"), work / f"mnt-{mode}-boot", mode=mode, faults="boot_id=before")
@@ -491,7 +491,7 @@ def test_of_another_boot_or_container(disk, work, mode):
         abandon(mount)
 
 
-@pytest.mark.builds("asan")
+@pytest.mark.builds("faults")
 def test_killed_between_rename_and_sync(disk, work, mode):
     mount = Mount(Store(disk / f"{mode}-sync"), work / f"mnt-{mode}-sync", mode=mode, binary=CKPTFS_DEBUG)
     try:

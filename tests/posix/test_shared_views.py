@@ -59,7 +59,7 @@ def test_blocks_are_shared(mount):
     equal(mount.counted("view_fallbacks"), 0, "fallbacks")
 
 
-@pytest.mark.builds("asan")
+@pytest.mark.builds("faults")
 def test_where_blocks_cannot_be_shared(mount):
     """The daemon reads, says so, and counts it."""
     mount.stop()
@@ -74,7 +74,7 @@ def test_where_blocks_cannot_be_shared(mount):
     equal(mount.counted("opens_of_shared_views"), 0, "opens that share blocks")
 
 
-@pytest.mark.builds("asan")
+@pytest.mark.builds("faults")
 def test_blocks_of_a_suspect_file_are_not_shared(mount):
     tensors, view = large_step(mount)
     mount.stop()
@@ -89,7 +89,7 @@ def test_blocks_of_a_suspect_file_are_not_shared(mount):
 
 
 @pytest.mark.mode("passthrough")
-@pytest.mark.builds("asan")
+@pytest.mark.builds("faults")
 def test_a_file_that_failed_unseen_is_found_after_sharing(mount):
     """Its blocks are shared before anybody knows. Then the kernel is asked, and they are not used."""
     tensors, view = large_step(mount)

@@ -289,7 +289,7 @@ def test_space_comes_back(mount):
          "the step takes more than its weights")
 
 
-@pytest.mark.builds("asan")
+@pytest.mark.builds("faults")
 @pytest.mark.one_mode
 def test_what_the_disk_does_not_hold_replaces_nothing(mount):
     """The new weights are read back before the old ones go. Here a byte of them changes on the disk."""
@@ -372,7 +372,7 @@ def ends_of(path):
 
 @pytest.mark.one_mode
 @pytest.mark.timeout(900)
-@pytest.mark.level("long")
+@pytest.mark.long
 def test_weights_of_more_than_5_gb_become_shards(work):
     counts = {"a": 1_200_000_000, "b": 1_200_000_000, "c": 300_000_000}
     store = Store(work / "large", image="12G")

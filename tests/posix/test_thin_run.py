@@ -15,7 +15,6 @@ WEIGHTS = 256 * KIB
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.level("normal")
 def test_newest_steps_can_be_resumed_from(mount):
     series, saved = mount.path / SERIES, {}
     series.mkdir(parents=True)

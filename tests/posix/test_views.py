@@ -158,7 +158,7 @@ def test_what_was_closed_this_moment_is_there(mount):
     read(view / "model.fp32.safetensors")
 
 
-@pytest.mark.builds("asan")
+@pytest.mark.builds("faults")
 def test_a_close_that_is_told_late(mount):
     """Takes no longer than it takes to be told, and past the daemon not even that."""
     _, view = step_with(mount)
@@ -175,7 +175,7 @@ def test_a_close_that_is_told_late(mount):
     true((view / "model.fp32.safetensors").exists(), "it is there, copied")
 
 
-@pytest.mark.builds("asan")
+@pytest.mark.builds("faults")
 def test_nobody_waits_for_anothers_view(mount):
     """Not who creates a file, nor who looks at another step, however many wait for a view that takes long."""
     tensors, view = step_with(mount)
@@ -226,7 +226,7 @@ def asked_beside_busy_lanes(folder, questions):
     return took
 
 
-@pytest.mark.builds("asan")
+@pytest.mark.builds("faults")
 @pytest.mark.one_mode
 def test_what_takes_long_is_done_on_a_lane(mount):
     """A read of many small pieces, an open of a model of many tensors, a look at names, and a look at two steps: not by

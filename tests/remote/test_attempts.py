@@ -21,7 +21,7 @@ from mounting import MIB, Mount, Store, abandon, by_level, run, wait_until
 from test_kills import Reader
 from test_push import ERROR, ckptfs, fill, state_of, tree, wait_for
 
-pytestmark = [pytest.mark.builds("release"), pytest.mark.level("normal"), pytest.mark.one_mode,
+pytestmark = [pytest.mark.one_mode,
               pytest.mark.timeout(400)]
 
 QUIET = 2  # seconds
@@ -145,7 +145,7 @@ def kill_and_start(mount):
     mount.start()
 
 
-@pytest.mark.parametrize("clocks", ((0, 0), pytest.param((600, -600), marks=pytest.mark.level("long"))), ids=("right", "off"))
+@pytest.mark.parametrize("clocks", ((0, 0), pytest.param((600, -600), marks=pytest.mark.long)), ids=("right", "off"))
 def test_a_run_saves_a_step_again(fresh_disk, work, url, mode, seed, rounds, clocks):
     """A run ends between the pushes of its nodes. The next one saves the same step again: one node soon, and the other
     late, though it has begun to save an earlier step."""
@@ -186,7 +186,7 @@ def test_a_run_saves_a_step_again(fresh_disk, work, url, mode, seed, rounds, clo
                      f"{name}: the second attempt is there")
 
 
-@pytest.mark.level("long")
+@pytest.mark.long
 def test_a_clock_is_set_back(fresh_disk, work, url, mode):
     """A node's clock is set back ten minutes between two runs, and its daemon starts again. It still knows that the
     second run is the later one, and has its old files not committed with the new ones of the other node."""
@@ -240,7 +240,7 @@ def is_decided(step):
     return state_of(step).startswith(("committed", "refused"))
 
 
-@pytest.mark.level("long")
+@pytest.mark.long
 def test_two_mounts_in_one_slot(fresh_disk, work, url, mode):
     with nodes(fresh_disk, work, "twice", mode, url, ("0/1", "0/1")) as mounts:
         reader = Reader(url, [], work)
@@ -256,7 +256,7 @@ def test_two_mounts_in_one_slot(fresh_disk, work, url, mode):
         wait_for(mounts[0].path / "steps" / "global_step2", "committed global_step2")
 
 
-@pytest.mark.level("long")
+@pytest.mark.long
 def test_another_store_in_a_slot(fresh_disk, work, url, mode):
     """A second cluster of the same prefix: the slot 1 is there twice."""
     with nodes(fresh_disk, work, "other", mode, url, ("0/2", "1/2", "1/2")) as mounts:
@@ -287,7 +287,7 @@ def test_another_store_in_a_slot(fresh_disk, work, url, mode):
             wait_for(mount.path / "steps" / "global_step2", "committed global_step2")
 
 
-@pytest.mark.level("long")
+@pytest.mark.long
 def test_a_copied_store(fresh_disk, work, url, mode):
     """A copy has the id of the original. It is refused beside the original, and counts as another mount after it."""
     original = Mount(Store(fresh_disk / "original"), work / "mnt-original", mode=mode, options=OPTIONS)

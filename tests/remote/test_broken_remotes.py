@@ -22,7 +22,7 @@ from test_push import ERROR, QUIET, ckptfs, fill, state_of, tree, wait_for
 from test_stores import answer, error
 from training import write_state
 
-pytestmark = [pytest.mark.builds("release"), pytest.mark.builds("venv"), pytest.mark.level("normal"),
+pytestmark = [pytest.mark.builds("venv"),
               pytest.mark.one_mode, pytest.mark.timeout(500)]
 
 SECONDS_TO_NAME_IT = 60
@@ -271,7 +271,7 @@ def rotate(series):
         os.setxattr(step, "user.ckptfs.seal", b"1")
 
 
-@pytest.mark.level("long")
+@pytest.mark.long
 def test_whatever_is_broken(disk, work, ways, mode):
     store = Store(disk / "broken")
     with mounted(store, work / "mnt-broken", mode=mode, options=(*QUIET, "http=127.0.0.1:0")) as mount:

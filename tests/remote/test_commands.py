@@ -14,7 +14,7 @@ from mounting import BUILD, CKPTFS, MIB
 from seaweed import BUCKET, Proxy, environment
 from test_stores import answer, error
 
-pytestmark = [pytest.mark.builds("release"), pytest.mark.builds("venv"), pytest.mark.level("normal"),
+pytestmark = [pytest.mark.builds("venv"),
               pytest.mark.one_mode, pytest.mark.timeout(300)]
 
 MAKER = BUILD / "helpers" / "remote_step"

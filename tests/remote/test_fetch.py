@@ -15,7 +15,7 @@ from checking import equal, true, write
 from mounting import BUILD, CKPTFS, GIB, MIB, Mount, Store, mounted, run, unmount, wait_until, xfs
 from test_push import QUIET, ckptfs, content, fill, state_of, status_of, tree, wait_for
 
-pytestmark = [pytest.mark.builds("release"), pytest.mark.level("normal"), pytest.mark.timeout(300), pytest.mark.one_mode]
+pytestmark = [pytest.mark.timeout(300), pytest.mark.one_mode]
 
 MAKER = BUILD / "helpers" / "remote_step"
 

@@ -23,7 +23,7 @@ from mounting import (CKPTFS, LEVEL, MIB, Mount, Store, abandon, by_level, power
 from seaweed import BUCKET, Proxy, environment, seaweed
 from test_push import ckptfs, state_of, tree
 
-pytestmark = [pytest.mark.builds("release"), pytest.mark.builds("venv"), pytest.mark.level("normal"),
+pytestmark = [pytest.mark.builds("venv"),
               pytest.mark.one_mode, pytest.mark.timeout(600 if LEVEL != "long" else 12_000)]
 
 QUIET = ("quiet=1s",)

@@ -19,7 +19,7 @@ from reading import remote_mount
 from seaweed import BUCKET, Proxy, environment
 from test_push import QUIET, ckptfs, wait_for
 
-pytestmark = [pytest.mark.builds("release", "venv"), pytest.mark.level("normal"), pytest.mark.timeout(600),
+pytestmark = [pytest.mark.builds("venv"), pytest.mark.timeout(600),
               pytest.mark.usefixtures("venv"), pytest.mark.one_mode]
 
 LOADS = REPOSITORY / "tests" / "remote" / "loads.py"
@@ -124,7 +124,7 @@ def test_from_s3(server, trainer_step):
         true(number != 0 and seconds < 30, f"a server that hangs, after {seconds} s: {words}")
 
 
-@pytest.mark.level("long")
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_from_pretrained_by_eight(remote, scratch):
     """All of them load the model from the view in a remote mount. What they need is fetched once."""

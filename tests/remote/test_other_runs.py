@@ -11,7 +11,7 @@ from checking import equal
 from mounting import wait_until
 from test_push import ckptfs, node, state_of, wait_for
 
-pytestmark = [pytest.mark.builds("release"), pytest.mark.level("normal"), pytest.mark.one_mode,
+pytestmark = [pytest.mark.one_mode,
               pytest.mark.timeout(300)]
 
 # A process that runs for less than two seconds is a command, not a run.

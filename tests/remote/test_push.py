@@ -14,7 +14,7 @@ from checking import equal, noise, raises, true, write
 from mounting import CKPTFS, MIB, Mount, Store, mounted, run, unmount, wait_until
 from seaweed import BUCKET, environment
 
-pytestmark = [pytest.mark.builds("release"), pytest.mark.level("normal"), pytest.mark.timeout(300), pytest.mark.one_mode]
+pytestmark = [pytest.mark.timeout(300), pytest.mark.one_mode]
 
 QUIET = ("quiet=1s",)
 STATE, ERROR = "user.ckptfs.remote.state", "user.ckptfs.remote.error"

@@ -25,7 +25,7 @@ from reading import RemoteMount, remote_mount
 from seaweed import BUCKET, Proxy, environment
 from test_push import QUIET, ckptfs, content, fill, tree, wait_for
 
-pytestmark = [pytest.mark.builds("release"), pytest.mark.level("normal"), pytest.mark.one_mode,
+pytestmark = [pytest.mark.one_mode,
               pytest.mark.timeout(300)]
 
 WEIGHTS = 6 * MIB  # of each tensor
@@ -271,7 +271,7 @@ def test_ten_times_the_cache(pushed, scratch):
         equal(there.status()["cache"]["failed"], 0, "chunks that could not be kept")
 
 
-@pytest.mark.level("long")
+@pytest.mark.long
 @pytest.mark.builds("venv")
 def test_opening_a_step_has_one_deadline(server, scratch, monkeypatch):
     """Each object of the step comes in time, and all of them do not."""
@@ -450,7 +450,7 @@ def test_a_resume_without_the_remote_fails(pushed, scratch):
         true("checkpoint-3" in os.listdir(there.path), "it is there again")
 
 
-@pytest.mark.level("long")
+@pytest.mark.long
 def test_views_are_those_of_the_mount(pushed, scratch, work, disk, mode):
     """The same files, byte for byte, as the views of a local step."""
     url, _, _ = pushed
@@ -465,7 +465,7 @@ def test_views_are_those_of_the_mount(pushed, scratch, work, disk, mode):
             same_bytes((ours / path.relative_to(theirs)).read_bytes(), path.read_bytes(), path.name)
 
 
-@pytest.mark.level("long")
+@pytest.mark.long
 def test_a_thousand_steps(scratch):
     """Lists cost what the store's pages cost, however many steps there are."""
     (scratch / "remote").mkdir()
@@ -536,7 +536,7 @@ def strike(kind, there, server, link, dice):
         link.become()
 
 
-@pytest.mark.level("long")
+@pytest.mark.long
 @pytest.mark.timeout(5400)
 @pytest.mark.builds("venv")
 def test_kills_while_it_is_read(server, work, disk, mode, scratch, seed, rounds, monkeypatch):

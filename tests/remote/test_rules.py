@@ -19,7 +19,7 @@ from mounting import CKPTFS, MIB, by_level, run
 from seaweed import environment
 from test_commands import Remote, make_step, s3
 
-pytestmark = [pytest.mark.builds("release"), pytest.mark.level("normal"), pytest.mark.one_mode, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.one_mode, pytest.mark.timeout(300)]
 
 MOST_MEMORY = 256 * MIB
 
@@ -337,7 +337,7 @@ def test_lists_of_a_collection(server, request, scratch):
     true(said["requests"]["gets"] <= 2 * 2 + 1, f"for each standing step its commit and its slot's part: {said}")
 
 
-@pytest.mark.level("long")
+@pytest.mark.long
 @pytest.mark.timeout(3_600)
 def test_a_million_objects(folder, scratch):
     remote = Remote(f"file://{folder}")

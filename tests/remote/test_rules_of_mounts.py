@@ -18,7 +18,7 @@ from mounting import CKPTFS, CKPTFS_DEBUG, MIB, Mount, Store, mounted, run, unmo
 from seaweed import BUCKET, environment
 from test_push import ERROR, QUIET, ckptfs, fill, node, state_of, status_of, wait_for
 
-pytestmark = [pytest.mark.builds("release"), pytest.mark.level("normal"), pytest.mark.one_mode, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.one_mode, pytest.mark.timeout(300)]
 
 
 # --- the pusher asks the rules
@@ -120,7 +120,7 @@ def collector_of(steps):
     return status_of(steps)["collector"]
 
 
-@pytest.mark.builds("asan")
+@pytest.mark.builds("faults")
 def test_the_mount_collects(fresh_disk, work, folder, mode):
     url = f"file://{folder}"
     with collecting(fresh_disk, work, "daily", mode, day=2) as mount:
@@ -152,7 +152,7 @@ def test_the_mount_collects(fresh_disk, work, folder, mode):
         ckptfs("remote", "verify", url)
 
 
-@pytest.mark.builds("asan")
+@pytest.mark.builds("faults")
 def test_only_slot_0_collects(fresh_disk, work, folder, mode):
     with collecting(fresh_disk, work, "slot1", mode, day=1) as mount:
         ckptfs("remote", "add", f"file://{folder}", mount.path / "steps", "--slot", "1/2")
@@ -249,7 +249,7 @@ def live(cluster, days, each, seed):
     cluster.call("verify")
 
 
-@pytest.mark.builds("asan")
+@pytest.mark.builds("faults")
 @pytest.mark.timeout(900)
 def test_what_stays_is_what_a_model_says(fresh_disk, work, folder, mode, seed, monkeypatch):
     monkeypatch.setattr(Cluster, "KEEP_LAST", 4)
@@ -258,8 +258,8 @@ def test_what_stays_is_what_a_model_says(fresh_disk, work, folder, mode, seed, m
         live(cluster, days=2, each=4, seed=seed)
 
 
-@pytest.mark.level("long")
-@pytest.mark.builds("asan")
+@pytest.mark.long
+@pytest.mark.builds("faults")
 @pytest.mark.builds("venv")
 @pytest.mark.timeout(7_200)
 @pytest.mark.parametrize("kind", ("folder", "s3"))

@@ -12,7 +12,7 @@ from mounting import KIB, Skip, Mount, Store, is_mountpoint, run, wait_until
 from seaweed import BUCKET, KEY, SECRET, environment
 from test_push import QUIET, ckptfs, fill, wait_for
 
-pytestmark = [pytest.mark.builds("release"), pytest.mark.builds("venv"), pytest.mark.level("normal"),
+pytestmark = [pytest.mark.builds("venv"),
               pytest.mark.one_mode, pytest.mark.timeout(300)]
 
 

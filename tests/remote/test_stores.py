@@ -13,7 +13,7 @@ from checking import equal, true
 from mounting import BUILD, MIB, run, wait_until
 from seaweed import BUCKET, Proxy, environment
 
-pytestmark = [pytest.mark.builds("release"), pytest.mark.builds("venv"), pytest.mark.level("normal"),
+pytestmark = [pytest.mark.builds("venv"),
               pytest.mark.one_mode, pytest.mark.timeout(300)]
 
 HELPER = BUILD / "helpers" / "objects"

@@ -15,7 +15,7 @@ from checking import equal, true
 from mounting import CKPTFS, GIB, Store, by_level, mounted, run, wait_until, xfs
 from seaweed import BUCKET, cluster, environment, seaweed
 
-pytestmark = [pytest.mark.builds("release", "venv"), pytest.mark.level("normal"), pytest.mark.mode("passthrough"),
+pytestmark = [pytest.mark.builds("venv"), pytest.mark.mode("passthrough"),
               pytest.mark.timeout(900)]
 
 NODES = pathlib.Path(__file__).resolve().parent / "nodes.py"
@@ -179,7 +179,7 @@ def test_deepspeed_on_nvme(nodes, remote, scratch):
     equal(load(scratch, "zero3", union, tags[-1]), [result[tags[-1]] for result in trained], "what DeepSpeed loads")
 
 
-@pytest.mark.level("long")
+@pytest.mark.long
 @pytest.mark.parametrize("remote", ["cluster"], indirect=True)
 def test_a_server_of_a_cluster_dies(nodes, remote, scratch):
     """Each node pushes to a gateway of its own. One of the servers that hold the data is killed amid the pushes."""
@@ -197,7 +197,7 @@ def test_a_server_of_a_cluster_dies(nodes, remote, scratch):
     equal(load(scratch, "zero3", union, tags[-1]), [result[tags[-1]] for result in trained], "what DeepSpeed loads")
 
 
-@pytest.mark.level("long")
+@pytest.mark.long
 def test_deepspeed_without_nvme(nodes, remote, scratch):
     """ZeRO-2: each node writes the model, and the two differ in paths of their configuration."""
     trained = train_on(nodes, scratch, "zero2")
@@ -211,7 +211,7 @@ def test_deepspeed_without_nvme(nodes, remote, scratch):
     equal(load(scratch, "zero2", union, tags[-1]), [result[tags[-1]] for result in trained], "what DeepSpeed loads")
 
 
-@pytest.mark.level("long")
+@pytest.mark.long
 @pytest.mark.parametrize("on_each_node", (False, True))
 def test_a_trainer(nodes, remote, scratch, on_each_node):
     """DDP. Only one node has rank 0: the other has the states of its ranks' dice, or most files once more."""

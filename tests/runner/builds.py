@@ -5,25 +5,36 @@ import threading
 import commands
 from outcomes import LOGS, ROOT, log_path, read_log
 
-# In the order in which they are built: preset and targets. The daemon with fault points comes before its unit tests.
-PRESETS = {
+# In the order in which they are built: preset and targets. `faults` has the daemon with fault points, `unit` the unit
+# tests of the same preset.
+NORMAL = {
     "release": ("release",),
-    "asan": ("asan", "ckptfs", "helper_step_save"),
+    "faults": ("debug", "ckptfs", "helper_step_save"),
+    "unit": ("debug",),
+}
+# A long run takes the sanitizers' build instead of the debug build.
+LONG = NORMAL | {
+    "faults": ("asan", "ckptfs", "helper_step_save"),
     "unit": ("asan",),
     "fuzz": ("fuzz", "fuzzers"),
     "clang": ("clang",),
-    "headers": ("debug", "check_headers"),
+    "headers": ("clang", "check_headers"),
     "tsan": ("tsan",),
 }
 VENV = ROOT / "tests" / "deepspeed" / "venv.sh"
+NAMES = (*LONG, "venv")
+
+
+def presets(level):
+    return LONG if level == "long" else NORMAL
 
 
 class Builds:
     """The wanted builds of a run. A thread builds; any thread may wait for a build."""
 
-    def __init__(self, report, wanted):
-        self.report = report
-        self.wanted = [name for name in (*PRESETS, "venv") if name in wanted]
+    def __init__(self, report, level, wanted):
+        self.report, self.presets = report, presets(level)
+        self.wanted = [name for name in NAMES if name in wanted]
         self.folder = LOGS / "builds"  # conftest.py reads there how a build ended
         self.folder.mkdir(parents=True)
         self.ended = {name: threading.Event() for name in self.wanted}
@@ -33,7 +44,7 @@ class Builds:
         try:
             for name in self.wanted:
                 if name != "venv":
-                    preset, *targets = PRESETS[name]
+                    preset, *targets = self.presets[name]
                     words = [word for target in targets for word in ("--target", target)]
                     self._run(name, [ROOT / "scripts" / "build", "--preset", preset, *words])
         except BaseException:
@@ -47,11 +58,11 @@ class Builds:
 
     def _run(self, name, command):
         log = log_path(f"build/{name}")
-        code, seconds = commands.execute(command, log)
-        if code == 0:
+        ended = commands.execute(command, log)
+        if ended.code == 0:
             self.succeeded.add(name)
-        outcome = "ok" if code == 0 else "FAIL"
-        self.report.add(f"build/{name}", outcome, seconds, log=read_log(log), count=False)
+        outcome = "ok" if ended.code == 0 else "FAIL"
+        self.report.add(f"build/{name}", outcome, ended.seconds, log=read_log(log), count=False, processor=ended.processor)
         part = self.folder / f"{name}.part"
         part.write_text(outcome)
         part.rename(self.folder / name)

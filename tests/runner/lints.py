@@ -10,13 +10,13 @@ import layering
 from commands import execute
 from outcomes import BUILD, ROOT, log_path, read_log
 
-QUICK = ("lint/format", "lint/circles", "lint/layers", "lint/python")
+NORMAL = ("lint/format", "lint/circles", "lint/layers", "lint/python")
 LONG = ("lint/headers", "lint/clang", "lint/tidy")
 BUILDS = {"lint/headers": "headers", "lint/clang": "clang", "lint/tidy": "clang"}
 
 
 def names(level):
-    return QUICK + LONG if level == "long" else QUICK
+    return NORMAL + LONG if level == "long" else NORMAL
 
 
 def sources(*globs):
@@ -49,14 +49,16 @@ class Lints:
 
     def format(self, name):
         log = log_path(name)
-        code, seconds = execute(format_command(sources("*.cc", "*.h")), log)
-        self.report.add(name, "ok" if code == 0 else "FAIL", seconds, log=read_log(log))
+        self._end(name, execute(format_command(sources("*.cc", "*.h")), log), log)
 
     def python(self, name):
         """Finds names that are not there, and imports and variables that nothing uses."""
         log = log_path(name)
-        code, seconds = execute(pyflakes_command(ROOT / "tests", ROOT / "gpu"), log)
-        self.report.add(name, "ok" if code == 0 else "FAIL", seconds, log=read_log(log))
+        self._end(name, execute(pyflakes_command(ROOT / "tests", ROOT / "gpu"), log), log)
+
+    def _end(self, name, ended, log):
+        outcome = "ok" if ended.code == 0 else "FAIL"
+        self.report.add(name, outcome, ended.seconds, log=read_log(log), processor=ended.processor)
 
     def circles(self, name):
         self._includes(name, layering.circles)

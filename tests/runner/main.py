@@ -17,8 +17,9 @@ import leftovers
 import lints
 import script_tests
 import unit_tests
-from builds import Builds
+from builds import Builds, presets
 from outcomes import BUILD, LOGS, Report
+from sittings import Sittings, estimate, record, share
 
 SCRATCH = BUILD / "tmp"
 
@@ -27,29 +28,42 @@ A script test is a function test_* in a file tests/*/test_*.py, run by pytest: s
 build/test-logs/, one for each file.
 
 examples:
-  scripts/test                  everything a change has to pass, from nothing
-  scripts/test --quick          the inner loop
+  scripts/test                  everything a change has to pass, from nothing; at most 20 minutes on 2 processors
   scripts/test -k posix/        what has posix/ in its name
   scripts/test -k 'Tree\\.|save'  a regular expression
-  scripts/test --long --strict  all rounds and scenarios, clang-tidy and tsan; no skip but those in tests/optional
+  scripts/test --long --strict  all rounds and scenarios, clang-tidy, sanitizers; no skip but those in tests/optional
+  scripts/test --long --share 2/6   a sixth of it
+  scripts/test --long --resume  go on after the last sitting: what failed, and what has not run
+  scripts/test --long --record  write the long run that has ended into docs/developing.md
 """
 
 
 class Run:
     """One run: the wanted tests, what has to be built for them, and the report."""
 
-    def __init__(self, level, pattern, jobs, report):
-        self.level, self.jobs, self.report = level, jobs, report
-        self.pattern = re.compile(pattern or "")
-        self.lints = self.wanted(lints.names(level))
-        self.units = self.wanted(unit_tests.names(level))
-        self.scripts, self.problems = script_tests.collect(self.pattern.pattern)
+    def __init__(self, arguments):
+        self.level, self.jobs = arguments.level, arguments.jobs
+        self.sittings = Sittings() if self.level == "long" else None
+        self.report = Report(arguments.strict, self.sittings)
+        scripts, self.problems = script_tests.collect()
+        every = [*lints.names(self.level), *unit_tests.names(self.level), *(test.name for test in scripts)]
+        pattern = re.compile(arguments.k or "")
+        self.names = [name for name in every if pattern.search(name)]
+        if arguments.share:
+            self.names = share(self.names, *arguments.share)
+        if self.sittings:
+            if not arguments.resume:
+                self.sittings.forget(self.names)
+            self.names = [name for name in self.names if not self.sittings.has_passed(name)]
+        wanted = self.wanted = set(self.names)
+        self.lints = [name for name in lints.names(self.level) if name in wanted]
+        self.units = [name for name in unit_tests.names(self.level) if name in wanted]
+        self.scripts = [test for test in scripts if test.name in wanted]
 
-    def wanted(self, names):
-        return [name for name in names if self.pattern.search(name)]
-
-    def names(self):
-        return [*self.lints, *self.units, *(test.name for test in self.scripts)]
+    def wants_unit(self, name):
+        """A case with a parameter has a name of its own, which the sources do not tell: Prefix/Suite.Case/0."""
+        executable, _, case = name.partition(".")
+        return f"{executable}.{plain_case(case)}" in self.wanted
 
     def needed_builds(self):
         needed = {name.split("/")[0] for name in self.units} | {lints.BUILDS.get(name) for name in self.lints}
@@ -71,9 +85,10 @@ class Run:
 
     def run_in(self, scratch):
         """Builds, lints, unit tests and script tests at the same time; then the tests that must run alone."""
-        builds = Builds(self.report, self.needed_builds())
+        builds = Builds(self.report, self.level, self.needed_builds())
         linted = lints.Lints(self.report, builds, self.lints)
-        units = unit_tests.UnitTests(self.report, builds, self.units, self.pattern, scratch)
+        executables = list(dict.fromkeys(name.split(".")[0] for name in self.units))  # unit/io, unit/meta, ...
+        units = unit_tests.UnitTests(self.report, builds, executables, self.wants_unit, scratch)
         with concurrent.futures.ThreadPoolExecutor() as pool:
             beside = [pool.submit(work) for work in (builds.run, builds.run_venv, linted.run, units.run)]
             try:
@@ -92,24 +107,54 @@ class Run:
             return
         if not builds.wait("release"):
             return self.report.add("script tests", "FAIL", 0, "the release build failed")
-        jobs = 1 if alone else min(self.jobs, len(tests))
-        return script_tests.run(self.report, tests, self.pattern.pattern, jobs, builds)
+        return script_tests.run(self.report, tests, 1 if alone else min(self.jobs, len(tests)), builds)
+
+    def close(self):
+        """Prints the summary. Returns the exit status."""
+        status = self.report.close()
+        if self.sittings:
+            self.report.say(f"the long run so far: {self.sittings.count()}")
+        return status
+
+
+def plain_case(case):
+    """Suite.Case of Prefix/Suite.Case/0 and of Suite/0.Case, as the sources have it."""
+    suite, _, test = case.partition(".")
+    parts = [part for part in suite.split("/") if not part.isdigit()]
+    return f"{parts[-1]}.{test.split('/')[0]}"
+
+
+def part_of(text):
+    """Returns (2, 6) of "2/6"."""
+    index, _, count = text.partition("/")
+    if not (index.isdigit() and count.isdigit() and 1 <= int(index) <= int(count)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no share; the second of six is 2/6")
+    return int(index), int(count)
 
 
 def parse_arguments():
     parser = argparse.ArgumentParser(prog="scripts/test", epilog=EXAMPLES,
                                      formatter_class=argparse.RawDescriptionHelpFormatter,
                                      description="Builds ckptfs and runs its tests; a line for each, then the counts.")
-    level = parser.add_mutually_exclusive_group()
-    level.add_argument("--quick", dest="level", action="store_const", const="quick", help="only what takes seconds")
-    level.add_argument("--long", dest="level", action="store_const", const="long", help="everything, hours if need be")
+    parser.add_argument("--long", dest="level", action="store_const", const="long", default="normal",
+                        help="everything: hours; says beforehand how many")
+    parser.add_argument("--share", metavar="I/N", type=part_of, help="with --long: only share I of N")
+    parser.add_argument("--resume", action="store_true", help="with --long: only what has not passed in a sitting so far")
+    parser.add_argument("--record", action="store_true",
+                        help="with --long: run nothing; write the run that has ended into docs/developing.md")
     parser.add_argument("--strict", action="store_true", help="a skip fails, unless tests/optional excuses it")
     parser.add_argument("-k", metavar="PATTERN", help="only tests whose name matches this regular expression")
-    parser.add_argument("-j", "--jobs", metavar="N", type=int, default=os.cpu_count(),
-                        help="script tests at a time (default: processors)")
+    parser.add_argument("-j", "--jobs", metavar="N", type=int, default=jobs_by_default(),
+                        help="script tests at a time (default: processors and a half, since tests also wait)")
     parser.add_argument("--list", action="store_true", help="print the names of the tests and run none")
-    parser.set_defaults(level="normal")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.level != "long" and (arguments.share or arguments.resume or arguments.record):
+        parser.error("--share, --resume and --record are for --long")
+    return arguments
+
+
+def jobs_by_default():
+    return max(2, os.cpu_count() * 3 // 2)
 
 
 def claim_build():
@@ -126,28 +171,45 @@ def claim_build():
 def set_environment(level):
     """The tests' settings, which the processes of pytest inherit."""
     os.environ.pop("PYTEST_ADDOPTS", None)
-    os.environ.update(CKPTFS=str(BUILD / "ckptfs"), CKPTFS_DEBUG=str(BUILD / "asan" / "ckptfs"),
-                      CKPTFS_BUILD=str(BUILD), CKPTFS_TEST_LEVEL=level, PYTHONDONTWRITEBYTECODE="1")
+    os.environ.update(CKPTFS=str(BUILD / "ckptfs"), CKPTFS_DEBUG=str(BUILD / presets(level)["faults"][0] / "ckptfs"),
+                      CKPTFS_BUILD=str(BUILD), CKPTFS_TEST_LEVEL=level, PYTHONPYCACHEPREFIX=str(BUILD / "pycache"))
+
+
+def announce(run):
+    expected = estimate(run.names, run.jobs)
+    run.report.say(f"test: {len(run.names):,} tests; about {expected / 60:.1f} hours with {run.jobs} at a time, and the "
+                   "builds, by the last long run in docs/developing.md")
 
 
 def main():
     arguments = parse_arguments()
     set_environment(arguments.level)
-    run = Run(arguments.level, arguments.k, arguments.jobs, Report(arguments.strict))
-    if not run.names() and not run.problems:
-        sys.exit(f"test: no test of this level has a name that matches {arguments.k!r} (--list shows them)")
+    run = Run(arguments)
     if arguments.list:
-        print("\n".join(run.names()))
+        print("\n".join(run.names))
         return 0
+    if arguments.record:
+        return complain(record(run.names, run.sittings))
+    if not run.names and not run.problems:
+        return complain(f"no test of this level has a name that matches {arguments.k!r} (--list shows them)"
+                        if not arguments.resume else "")
     with claim_build():
         shutil.rmtree(LOGS, ignore_errors=True)
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a stopped run cleans up, too
+        if run.sittings:
+            announce(run)
         try:
             run.run()
         except KeyboardInterrupt:
-            run.report.close()
+            run.close()
             return 130
-        return run.report.close()
+        return run.close()
+
+
+def complain(problem):
+    if problem:
+        print(f"test: {problem}", file=sys.stderr)
+    return 1 if problem else 0
 
 
 if __name__ == "__main__":

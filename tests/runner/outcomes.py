@@ -5,6 +5,7 @@ import pathlib
 import re
 import sys
 import threading
+import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build"
@@ -14,20 +15,29 @@ MARKS = {"ok": "32", "FAIL": "31", "skip": "33"}  # colours
 
 
 class Report:
-    """Prints a line for each test. Knows which skips are excused. Any thread may use it."""
+    """Prints a line for each test. Knows which skips are excused. Any thread may use it.
 
-    def __init__(self, strict):
-        self.strict = strict
+    `sittings` is told of each test that ends, if there is one.
+    """
+
+    def __init__(self, strict, sittings=None):
+        self.strict, self.sittings = strict, sittings
         self.optional = read_optional()
         self.counts = {"ok": 0, "FAIL": 0, "skip": 0}
         self.failures = []
+        self.costs = Costs()
         self.color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
         self.out = os.fdopen(os.dup(1), "w")  # pytest redirects sys.stdout
         self.lock = threading.Lock()
 
-    def add(self, name, outcome, seconds, note="", log="", count=True):
+    def say(self, text):
+        with self.lock:
+            print(text, file=self.out, flush=True)
+
+    def add(self, name, outcome, seconds, note="", log="", count=True, processor=None):
         """Prints one line; for a failure also the end of its log. With --strict, a skip without an excuse is a
-        failure."""
+        failure. What is no test (count=False) is not counted, unless it fails. `processor`: seconds, if they are
+        known."""
         if outcome == "skip" and self.strict and not self.excused(name, note):
             outcome, note = "FAIL", f"skipped, and --strict: {note}"
         mark = f"\033[{MARKS[outcome]}m{outcome:<4}\033[0m" if self.color else f"{outcome:<4}"
@@ -38,6 +48,11 @@ class Report:
             print("\n".join(lines), file=self.out, flush=True)
             self.failures += [name, *why(log)] if outcome == "FAIL" else []
             self.counts[outcome] += count or outcome == "FAIL"
+            self.costs.add(name, seconds, processor)
+            if self.sittings:
+                self.sittings.forget([name])  # what is no test is noted only as long as it fails
+                if count or outcome == "FAIL":
+                    self.sittings.note(name, outcome, seconds)
 
     def excused(self, name, reason):
         need = reason.split(":")[0].strip() if ":" in reason else ""
@@ -49,8 +64,49 @@ class Report:
         if self.failures:
             print("\nfailed: " + "\n        ".join(self.failures), file=self.out)
             print(f"logs:   {LOGS}", file=self.out)
+        print(f"\n{self.costs}", file=self.out)
         print(f"\n{counts['ok']} passed, {counts['FAIL']} failed, {counts['skip']} skipped", file=self.out, flush=True)
         return 1 if self.failures or not counts["ok"] else 0
+
+
+class Costs:
+    """What a run costs: minutes of the clock and of processors, and the longest tests. Machines differ, so the processor
+    time is what to compare with an earlier run."""
+
+    LONGEST = 10
+
+    def __init__(self):
+        self.start, self.busy = time.monotonic(), processor_seconds()
+        self.parts = {}  # part -> seconds of processor time; builds, lints and unit tests
+        self.tests = []  # (seconds, name)
+
+    def add(self, name, seconds, processor):
+        if processor is not None:
+            part = name if name.startswith("build/") else name.split("/")[0]
+            self.parts[part] = self.parts.get(part, 0) + processor
+        elif "::" in name:
+            self.tests.append((seconds, name))
+
+    def __str__(self):
+        clock, busy = time.monotonic() - self.start, processor_seconds() - self.busy
+        parts = self.parts | ({"script tests": busy - sum(self.parts.values())} if self.tests else {})
+        longest = sorted(self.tests, reverse=True)[: self.LONGEST]
+        lines = [f"{minutes(clock)} on the clock, {minutes(busy)} of processor time on {os.cpu_count()} processors:",
+                 "  " + ", ".join(f"{name} {minutes(seconds)}" for name, seconds in parts.items())]
+        if longest:
+            lines += ["the longest tests:", *(f"  {seconds:7.1f} s  {name}" for seconds, name in longest)]
+        return "\n".join(lines)
+
+
+def minutes(seconds):
+    return f"{seconds / 60:.1f} min"
+
+
+def processor_seconds():
+    """Returns the seconds that this machine's processors have worked since it was started."""
+    with open("/proc/stat", encoding="ascii") as lines:
+        user, nice, system, _, _, irq, softirq, *_ = map(int, next(lines).split()[1:])
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
 def why(log):

@@ -18,8 +18,8 @@ class ScriptTest:
     alone: bool
 
     @property
-    def path(self):
-        return TESTS / self.name.split("::")[0]
+    def file(self):
+        return self.name.split("::")[0]
 
 
 class Collector:
@@ -77,27 +77,25 @@ def run_pytest(plugin, *words):
                                 *map(str, words)], plugins=[plugin])
 
 
-def collect(pattern):
-    """Returns the tests of this level whose name matches, and the problems (name, text)."""
+def collect():
+    """Returns the tests of this level, and the problems (name, text)."""
     found = Collector()
-    status = run_pytest(found, "--collect-only", "-q", "--only", pattern, TESTS)
+    status = run_pytest(found, "--collect-only", "-q", TESTS)
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) and not found.problems:
         found.problems.append(("pytest", log_path("pytest").read_text()))
     return found.tests, found.problems
 
 
-def run(report, tests, pattern, jobs, builds):
+def run(report, tests, jobs, builds):
     """Runs these tests in `jobs` processes. A test that needs a build that is not there yet waits for it."""
-    if not tests:
-        return
     os.environ["CKPTFS_TEST_BUILDS"] = str(builds.folder)
     os.environ["CKPTFS_TEST_AWAITED"] = " ".join(builds.awaited())
     lines = Lines(report)
-    chosen = "alone" if tests[0].alone else "not alone"
-    files = sorted({test.path for test in tests})
+    chosen = LOGS / "chosen"
+    chosen.write_text("".join(f"{test.name}\n" for test in tests))
     # Where a process dies, pytest-xdist 3.1 may wait for ever for the one that it starts instead.
-    status = run_pytest(lines, "-n", jobs, "--dist", "loadgroup", "--max-worker-restart", 0, "-m", chosen, "--only",
-                        pattern, *files)
+    processes = ["-n", jobs, "--dist", "loadgroup", "--max-worker-restart", 0] if len(tests) > 1 else []
+    status = run_pytest(lines, *processes, "--chosen", chosen, *sorted({TESTS / test.file for test in tests}))
     if status == pytest.ExitCode.INTERRUPTED:
         raise KeyboardInterrupt
     for test in tests:

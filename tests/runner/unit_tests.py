@@ -1,12 +1,13 @@
 """Runs the gtest executables, one for each layer, and reports a line for each case.
 
-ctest with gtest_discover_tests would start a process of a sanitizer build for each of some 600 cases, and the build would
-run each executable to list its cases. One process for each executable reports the same cases.
+ctest with gtest_discover_tests would start a process for each of some 900 cases, and the build would run each executable
+to list its cases. One process for each executable reports the same cases, by the XML that gtest writes.
 """
 
 import os
 import re
 import subprocess
+from xml.etree import ElementTree
 
 import leftovers
 from commands import execute
@@ -14,7 +15,6 @@ from layering import LAYERS
 from outcomes import BUILD, ROOT, log_path, read_log
 
 TIMEOUT = 900  # seconds, of one executable
-PRESETS = {"unit": "asan", "tsan": "tsan"}  # build -> its folder
 SANITIZERS = {
     "ASAN_OPTIONS": "detect_stack_use_after_return=1:strict_string_checks=1",
     "UBSAN_OPTIONS": "print_stacktrace=1",
@@ -23,7 +23,6 @@ SANITIZERS = {
 # The mounts of a unit test must not be seen by a script test: it would take a copy of them into the mount namespace that
 # it makes for itself, and so keep their loop devices.
 OWN_MOUNTS = ["unshare", "--mount", "--propagation", "private"]
-OUTCOMES = {"OK": "ok", "FAILED": "FAIL", "SKIPPED": "skip"}
 
 
 def builds(level):
@@ -52,11 +51,10 @@ def gtest_list(executable):
 
 
 class UnitTests:
-    """The wanted unit tests of a run."""
+    """The unit tests of a run. `executables`: unit/io, unit/meta, ...; `wants` tells of a case's name if it shall run."""
 
-    def __init__(self, report, built, wanted, pattern, scratch):
-        self.report, self.built, self.pattern, self.scratch = report, built, pattern, scratch
-        self.executables = list(dict.fromkeys(name.split(".")[0] for name in wanted))  # unit/io, unit/meta, ...
+    def __init__(self, report, built, executables, wants, scratch):
+        self.report, self.built, self.executables, self.wants, self.scratch = report, built, executables, wants, scratch
 
     def run(self):
         for name in self.executables:
@@ -64,43 +62,47 @@ class UnitTests:
             if not self.built.wait(build):
                 self.report.add(name, "FAIL", 0, f"the {build} build failed")
                 continue
-            self.executable(BUILD / PRESETS[build] / f"tests_{layer}", name)
+            self.executable(BUILD / self.built.presets[build][0] / f"tests_{layer}", name)
 
     def executable(self, executable, name):
-        command = [*(OWN_MOUNTS if os.geteuid() == 0 else []), executable]
-        if self.pattern.pattern:
-            wanted = [case for case in gtest_list(executable) if self.pattern.search(f"{name}.{case}")]
+        every = gtest_list(executable)
+        wanted = [case for case in every if self.wants(f"{name}.{case}")]
+        if not wanted:
+            return
+        log, results = log_path(name), log_path(name).with_suffix(".xml")
+        command = [*(OWN_MOUNTS if os.geteuid() == 0 else []), executable, f"--gtest_output=xml:{results}"]
+        if wanted != every:
             command.append("--gtest_filter=" + ":".join(wanted))
-        log = log_path(name)
         with leftovers.scratch_folder(self.scratch, name) as (folder, complaints):
             env = dict(os.environ, **SANITIZERS, CKPTFS_TMP=str(folder))
-            code, seconds = execute(command, log, TIMEOUT, env)
-        output = read_log(log)
-        failed, unfinished = self.cases(name, output)
-        if code is None or unfinished or (code != 0 and not failed):
-            end = f"still running after {TIMEOUT} s" if code is None else f"ended with {describe(code)}"
-            if unfinished:
-                name, end = f"{name}.{unfinished}", end + "; the cases after it did not run"
-            self.report.add(name, "FAIL", seconds, end, output)
-        elif code == 0 and complaints:
-            self.report.add(name, "FAIL", seconds, "left behind: " + ", ".join(complaints), output)
+            ended = execute(command, log, TIMEOUT, env)
+        failed = self.report_cases(name, results, read_log(log)) if results.exists() else 0
+        wrong = []
+        if ended.code is None:
+            wrong.append(f"still running after {TIMEOUT} s")
+        elif not results.exists() or (ended.code != 0 and not failed):
+            wrong.append(f"ended with {describe(ended.code)}; its last case is at the end of the log")
+        elif complaints:
+            wrong.append("left behind: " + ", ".join(complaints))
+        self.report.add(name, "FAIL" if wrong else "ok", ended.seconds, "; ".join(wrong), read_log(log), count=False,
+                        processor=ended.processor)
 
-    def cases(self, name, output):
-        """Prints a line for each case that ended. Returns how many failed, and the case that did not end, if any."""
-        failed, running, text = 0, "", []
-        for line in output.splitlines():
-            match = re.match(r"\[\s+(RUN|OK|FAILED|SKIPPED)\s+\] (\S+?)(?:,.*?)?(?: \((\d+) ms\))?$", line)
-            if not match:
-                text.append(line)
-            elif match[1] == "RUN":
-                running, text = match[2], []
-            elif match[3] is not None:
-                outcome = OUTCOMES[match[1]]
-                reason = next((said for said in reversed(text) if said.strip()), "") if outcome == "skip" else ""
-                self.report.add(f"{name}.{match[2]}", outcome, int(match[3]) / 1000, reason, "\n".join(text))
-                failed += outcome == "FAIL"
-                running = ""
-        return failed, running
+    def report_cases(self, name, results, output):
+        """Prints a line for each case. Returns how many failed."""
+        failed = 0
+        for case in ElementTree.parse(results).iter("testcase"):
+            full = f"{case.get('classname')}.{case.get('name')}"
+            failure, skipped = case.find("failure"), case.find("skipped")
+            outcome = "FAIL" if failure is not None else "skip" if skipped is not None else "ok"
+            reason = (skipped.get("message") or "").strip().rpartition("\n")[2] if skipped is not None else ""
+            self.report.add(f"{name}.{full}", outcome, float(case.get("time")), reason, printed_by(full, output))
+            failed += outcome == "FAIL"
+        return failed
+
+
+def printed_by(case, output):
+    """Returns what a case printed, of all that its executable printed."""
+    return output.partition(f"[ RUN      ] {case}\n")[2].partition(f" {case}")[0]
 
 
 def describe(code):

@@ -73,14 +73,14 @@ def compile_command(build, like, file):
     return words
 
 
-@pytest.mark.level("long")
+@pytest.mark.long
 @pytest.mark.builds("clang")
 def test_clang(planted):
     finds_nothing(compile_command("clang", "/io/fd.cc", planted(GOOD)))
     finds(compile_command("clang", "/io/fd.cc", planted("int answer() { int other = 42; return 42; }\n")), "-Wunused")
 
 
-@pytest.mark.level("long")
+@pytest.mark.long
 @pytest.mark.builds("headers")
 def test_headers(planted):
     """A header that lacks an include or a guard."""

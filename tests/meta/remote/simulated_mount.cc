@@ -96,9 +96,8 @@ Result<bool> SimulatedMount::work(const std::string& tag, const DiskStep& step, 
   TRY_ASSIGN(const TagStatus status, advance(store_, slot_, *work.image, *work.pushed, work.memory, settings_));
   world_.note(this,
               [&] { return fmt::format("{} is in state {}: {}", tag, static_cast<int>(status.state), status.reason); });
-  using State = TagStatus::State;
-  if (status.state == State::push_again || status.state == State::ended) work.pushed.reset();
-  return status.state == State::committed;
+  if (status.state == TagStatus::State::push_again || status.state == TagStatus::State::ended) work.pushed.reset();
+  return status.state == TagStatus::State::committed;
 }
 
 // A step that was removed there is not pushed anew, unless another slot waits for it.

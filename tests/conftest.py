@@ -81,6 +81,18 @@ def pytest_collection_modifyitems(config, items):
     items[:] = sorted(filter(is_wanted, items), key=place_in_order)
     for item in items:
         keep_together(item)
+        be_patient(item)
+
+
+def be_patient(item):
+    """A timeout says how long an idle machine may need."""
+    seconds = timeout_of(item) * mounting.PATIENCE
+    item.add_marker(pytest.mark.timeout(seconds), append=False)
+
+
+def timeout_of(item):
+    mark = item.get_closest_marker("timeout")
+    return mark.args[0] if mark else float(item.config.getini("timeout"))
 
 
 def place_in_order(item):
@@ -164,9 +176,7 @@ def pytest_runtest_makereport(item):
 def watchdog(request):
     """Kills the daemons of a test that is far past its timeout, since a call that waits for a daemon is not
     interrupted."""
-    mark = request.node.get_closest_marker("timeout")
-    seconds = mark.args[0] if mark else float(request.config.getini("timeout"))
-    timer = threading.Timer(seconds + SECONDS_TO_CLEAN_UP, mounting.kill_daemons_of_this_process)
+    timer = threading.Timer(timeout_of(request.node) + SECONDS_TO_CLEAN_UP, mounting.kill_daemons_of_this_process)
     timer.daemon = True
     timer.start()
     yield

@@ -13,7 +13,7 @@ import pytest
 from checking import equal, noise, opened, pwrite_all, raises, read, same_bytes, write, write_all
 from mounting import CKPTFS_DEBUG, KIB, MIB, run, wait_until
 
-pytestmark = pytest.mark.builds("asan")
+pytestmark = pytest.mark.builds("faults")
 
 CHUNK = 64 * KIB
 DATA = noise(4 * MIB, 1)

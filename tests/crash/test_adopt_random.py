@@ -22,7 +22,7 @@ from copying import SMALLEST, altered, pieces, random_content
 from crash_model import Content
 from mounting import CKPTFS_DEBUG, KIB, Failure, by_level, wait_until
 
-pytestmark = [pytest.mark.timeout(3600), pytest.mark.builds("asan")]
+pytestmark = [pytest.mark.timeout(3600), pytest.mark.builds("faults")]
 
 THREADS, UNDER_WAY = 4, 8  # of each thread
 ENOUGH = 60  # copies that have begun
@@ -34,7 +34,7 @@ POINTS = ("adopt.clone", "adopt.write", "adopt.write", "adopt.cut", "adopt.cut")
 
 @pytest.fixture
 def crashes(rounds):
-    return rounds or by_level(1, 1, 30)
+    return rounds or by_level(1, 30)
 
 
 class Copy:

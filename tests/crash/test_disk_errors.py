@@ -23,7 +23,7 @@ from faulty_disk import Disk
 from mounting import CKPTFS, KIB, Failure, Mount, Store, abandon, by_level, run
 from training import name_in_step, swap_names
 
-pytestmark = [pytest.mark.timeout(3600), pytest.mark.level("normal")]
+pytestmark = [pytest.mark.timeout(3600)]
 
 PIECE = 64 * KIB
 
@@ -423,4 +423,4 @@ def play(work, mode, seed, wanted, acts, tries):
 
 def test_no_call_lies(request, work, mode, seed, rounds):
     acts = request.config.getoption("acts") or ",".join((*ACTS, "umount"))
-    play(work, mode, seed, rounds or by_level(4, 8, 500), acts.split(","), request.config.getoption("tries"))
+    play(work, mode, seed, rounds or by_level(8, 500), acts.split(","), request.config.getoption("tries"))

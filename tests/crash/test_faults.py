@@ -14,7 +14,7 @@ from mounting import CKPTFS_DEBUG, MIB, Failure, run, wait_until
 from training import check_step, step_of, write_state
 from viewing import RESUME, SERIES, full_step
 
-pytestmark = pytest.mark.builds("asan")
+pytestmark = pytest.mark.builds("faults")
 
 
 def prepare(mount):

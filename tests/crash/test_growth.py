@@ -7,11 +7,11 @@ import time
 import pytest
 
 from checking import equal, noise, read, same_bytes, true, write
-from mounting import by_level, run, wait_until
+from mounting import run, wait_until
 
-pytestmark = [pytest.mark.alone, pytest.mark.timeout(1500), pytest.mark.level("normal")]
+pytestmark = [pytest.mark.long, pytest.mark.alone, pytest.mark.timeout(1500)]
 
-FILES = by_level(0, 12_000, 1_000_000)  # more than the daemon inspects before it serves
+FILES = 1_000_000  # more than the daemon inspects before it serves
 IN_A_FOLDER = 1000
 SECONDS = 10
 

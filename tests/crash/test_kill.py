@@ -42,7 +42,7 @@ def test_rounds(crashing_mount, scratch, mode, seed, rounds):
     counts = Counts()
     mount = crashing_mount(mode=mode)
     witness = make_witness(mount)
-    for index in range(rounds or by_level(1, 3, 25)):
+    for index in range(rounds or by_level(3, 25)):
         clear(mount.path)
         one_round(mount, scratch, seed + index, counts)
         check_witness(mount, witness)

@@ -67,7 +67,7 @@ def rounds_on_a_store(mount, logs, seed, number, counts):
 
 
 def test_rounds(crashing_mount, scratch, mode, seed, rounds):
-    number, counts = rounds or by_level(1, 3, 25), Counts()
+    number, counts = rounds or by_level(3, 25), Counts()
     if mode == "plain":
         for index in range(number):
             plain_round(scratch, seed + index, counts)

@@ -26,7 +26,7 @@ from checking import equal, read, true, write
 from faulty_disk import BLOCK, SECTOR, XFS_METADATA, ZEROS, Disk, DiskLog
 from mounting import CKPTFS, CKPTFS_DEBUG, Failure, Mount, Store, by_level, wait_until
 
-pytestmark = [pytest.mark.timeout(5400), pytest.mark.level("normal"), pytest.mark.builds("asan")]
+pytestmark = [pytest.mark.timeout(5400), pytest.mark.builds("faults")]
 
 ROUNDS = {"scribe": 60, "trainer": 6, "copier": 10, "rotator": 8, "ranks": 4, "twins": 5, "killed": 6,
           "thinner": 5}
@@ -184,7 +184,7 @@ def kinds(request):
     return (request.config.getoption("workers") or ",".join(ROUNDS)).split(",")
 
 
-@pytest.mark.level("long")
+@pytest.mark.long
 def test_a_disk_that_lies_is_found_out(work, mode, seed, kinds):
     """The disk reports flushes that it mostly did not make. A test that finds nothing here would never find
     anything."""
@@ -219,7 +219,7 @@ def play(work, mode, seed, count, kinds, keep):
     shutil.rmtree(work)
 
 
-RECORDINGS = by_level(1, 1, 5)  # in each mode
+RECORDINGS = by_level(1, 5)  # in each mode
 
 
 @pytest.mark.parametrize("number", range(RECORDINGS))
@@ -228,5 +228,5 @@ def test_power_cuts(request, work, mode, seed, rounds, kinds, number):
     if options.recording:
         wrong = judge_all(work, f"judge-{mode}", options.recording, mode, [json.loads(options.point)])
         return true(not wrong, wrong and wrong[0][1])
-    points = (rounds or by_level(16, 32, 2400)) // RECORDINGS // 2
+    points = (rounds or by_level(32, 2400)) // RECORDINGS // 2
     return play(work, mode, seed + 100 * number, points, kinds, options.keep)

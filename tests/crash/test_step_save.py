@@ -13,7 +13,7 @@ import saving
 from checking import equal, true
 from mounting import CKPTFS_DEBUG, MODES, by_level, run, wait_until
 
-pytestmark = [pytest.mark.level("normal"), pytest.mark.builds("asan"), pytest.mark.one_mode]
+pytestmark = [pytest.mark.builds("faults"), pytest.mark.one_mode]
 
 RANK_POINTS = ["save.copy=3:kill", "save.sync=kill", "step_save.before_freeze=kill", "step_save.before_manifest=kill",
                "step_save.after_manifest=kill", "step_save.before_commit=kill"]
@@ -88,8 +88,8 @@ def deaths():
     daemon in the other."""
     kinds = [(RANK_POINTS, rank_dies), (DAEMON_POINTS, daemon_dies)]
     for number, mode in enumerate(MODES):
-        for ranks in by_level((1,), (1 + number,), (1, 2)):
-            for points, play in by_level(kinds[number:][:1], kinds[number:][:1], kinds):
+        for ranks in by_level((1 + number,), (1, 2)):
+            for points, play in by_level(kinds[number:][:1], kinds):
                 for fault in points:
                     yield mode, ranks, play, fault
 

@@ -54,7 +54,7 @@ def test_killed_while_it_thins(crashing_mount, mode, seed, rounds):
     dice = random.Random(seed)
     mount = crashing_mount(mode=mode)
     thin = 0
-    count = rounds or by_level(2, 6, 50)
+    count = rounds or by_level(4, 50)
     for index in range(count):
         thin += one_round(mount, 10 * (index + 1), dice)
         mount.remount_after_fsck()

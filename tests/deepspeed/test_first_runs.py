@@ -11,7 +11,7 @@ from checking import equal, true
 from harness import REPOSITORY, RUN_TIMEOUT, Ckptfs, environment, python
 from mounting import CKPTFS, Failure, run
 
-pytestmark = [pytest.mark.builds("venv"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.builds("venv"), pytest.mark.timeout(900)]
 
 
 def script_of(page, mount):

@@ -9,7 +9,7 @@ from checking import equal, true
 from harness import environment, rank_server
 from mounting import wait_until
 
-pytestmark = [pytest.mark.builds("venv"), pytest.mark.timeout(300), pytest.mark.usefixtures("venv")]
+pytestmark = [pytest.mark.long, pytest.mark.builds("venv"), pytest.mark.timeout(300), pytest.mark.usefixtures("venv")]
 
 SCRIPT = """\
 import os, sys, sibling

@@ -251,7 +251,7 @@ def test_an_empty_latest_is_told_of(venv, scratch):
 @pytest.mark.one_mode
 @pytest.mark.parametrize("kind", (trainer, pytest.param(deepspeed, marks=pytest.mark.long)))
 def test_killed_in_its_saves(scene, mode, kind, seed, rounds):
-    kills = rounds or by_level(1, 2, 50)
+    kills = rounds or by_level(1, 50)
     truth = whole_run(scene, kind, kills)
     with Ckptfs(mode=mode, options=("quiet=30s",)).place(scene) as mount:
         ours = Interrupted(scene, kind, on_ckptfs=True)
@@ -285,7 +285,7 @@ def test_save_total_limit(scene, limit, full, seed, rounds):
         ours.start(resume=False)
         for _ in range(limit + 1):
             ours.step()
-        for _ in range(rounds or by_level(1, 3, 20)):
+        for _ in range(rounds or by_level(1, 20)):
             ours.kill_in_save(max(ours.taken) + 1, dice)
             ours.start()
             ours.step()

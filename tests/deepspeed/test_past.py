@@ -63,6 +63,7 @@ def place(scene, run_):
         shutil.rmtree(scene.point / "steps")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("run_", [*(Run(*row) for row in NORMAL),
                                   *(pytest.param(Run(*row), marks=pytest.mark.long) for row in LONG)], ids=str)
 def test_saves_and_loads(scene, run_):
@@ -115,6 +116,7 @@ def test_in_the_memory_of_training(scene, stage):
         true(peaks["ckptfs"] <= peaks["stock"], f"more than the stock engine: {peaks}")
 
 
+@pytest.mark.long
 def test_saves_that_follow(scene):
     """Each waits for the one before; all appear, and the last is `latest`."""
     run_ = Run(2, "direct", 3)

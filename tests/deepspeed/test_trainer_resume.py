@@ -12,7 +12,7 @@ import pytest
 
 from harness import Ckptfs, Tmpfs, equal, ranks_running, true, wait_for_ranks
 
-pytestmark = [pytest.mark.builds("venv"), pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long, pytest.mark.builds("venv"), pytest.mark.timeout(1800)]
 
 STEPS, SAVED, KILLED = 7, 4, 5
 

@@ -100,6 +100,7 @@ def test_saved_by_processes_beside(mount, scratch):
     equal(mount.ask("steps/step_1", "state"), "sealed", "state")
 
 
+@pytest.mark.long
 def test_a_rank_fails(mount, scratch):
     """All are told why, there is no step, and the next save of that name works. A sealed step is refused."""
     series = mount.path / "steps"
@@ -145,6 +146,7 @@ def run_python(mount, program):
     equal((done.returncode, done.stdout.strip()), (0, "through"), done.stderr[-3000:])
 
 
+@pytest.mark.long
 def test_one_process(mount):
     run_python(mount, (HERE / "dcp_alone.py").read_text())
 
@@ -169,6 +171,7 @@ print("through")
 """
 
 
+@pytest.mark.long
 def test_what_the_guide_says(mount):
     """docs/loading.md, as it stands there."""
     section = (REPOSITORY / "docs" / "loading.md").read_text().split("## PyTorch DCP\n")[1].split("\n## ")[0]

@@ -96,6 +96,7 @@ def test_a_flipped_byte_is_found(scratch):
     true("OSError" in [of_group for _, (of_group, _) in heard], f"one at least has found it itself: {heard}")
 
 
+@pytest.mark.long
 def test_what_others_saved(mount, scratch):
     (mount.path / "runs").mkdir(exist_ok=True)
     equal(GROUP.do(3, [{"act": "others", "series": str(mount.path / "runs")}], scratch / "others"), ["equal"], "steps of others")
@@ -105,6 +106,7 @@ EXAMPLES = {"fsdp2": 2, "tensor_parallel": 4, "zero_pieces": 3}  # ranks
 LONG = ("tensor_parallel",)  # four ranks load torch
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.long) if name in LONG else name
                                   for name in EXAMPLES])
 def test_examples(mount, scratch, name):
@@ -118,6 +120,7 @@ def test_examples(mount, scratch, name):
     equal(log.read_text().count("loaded"), EXAMPLES[name], "ranks that have loaded")
 
 
+@pytest.mark.long
 def test_no_byte_is_written_or_read_twice(mount, scratch):
     series = mount.path / "steps"
     series.mkdir(exist_ok=True)
@@ -170,6 +173,7 @@ def test_one_rank_dies(mount, scratch, how):
     equal(judge_failures(mount.path / "steps", scratch, {how: " has ended"}), [], "steps")
 
 
+@pytest.mark.long
 def test_one_rank_cannot_read(scratch):
     """All ranks are told, and can load together again."""
     series = scratch / "steps"

@@ -7,14 +7,14 @@ import socket
 import subprocess
 
 from checking import equal, true
-from mounting import BUILD, Failure, helper
+from mounting import CKPTFS_DEBUG, Failure, helper
 
 MASK = (1 << 64) - 1
 
 
 def program(faults=None):
     """Returns the path of step_save, of the build with fault points if `faults` are given."""
-    return str(BUILD / "asan" / "helpers" / "step_save") if faults else helper("step_save")
+    return str(pathlib.Path(CKPTFS_DEBUG).with_name("helpers") / "step_save") if faults else helper("step_save")
 
 
 def command(series, tag, attempt, *, rank=0, world=1, size=600_001, seed=1, seal=1, faults=None):

@@ -272,7 +272,7 @@ def compare(mount):
 def test_walk(mount, seed, rounds):
     changes = Changes(mount, seed)
     try:
-        for _ in range(rounds or by_level(5, 8, 400)):
+        for _ in range(rounds or by_level(5, 400)):
             for _ in range(changes.dice.randint(1, 12)):
                 changes.act()
             blobs, blocks = compare(mount)
@@ -381,4 +381,4 @@ def test_many_extents(mount):
 
 
 def test_small_files(mount):
-    space_of_changes(mount, "small", by_level(100, 300, 1000), 16 * KIB, range(0, 16 * KIB, BLOCK))
+    space_of_changes(mount, "small", by_level(100, 1000), 16 * KIB, range(0, 16 * KIB, BLOCK))

@@ -552,7 +552,7 @@ def walk(mount, plain, seed, rounds):
 
 @pytest.mark.timeout(3600)
 def test_random_copies(work, disk, mode, seed, rounds):
-    rounds = rounds or by_level(20, 100, 3000)
+    rounds = rounds or by_level(20, 3000)
     plain = disk / f"plain-{mode}"
     if mode == "plain":
         walk(Plain(disk / "other"), plain, seed, rounds)

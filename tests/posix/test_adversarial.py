@@ -35,7 +35,7 @@ def walk(mount, seed, operations):
 
 
 def test_walk(request, disk, mode, seed, rounds):
-    operations = rounds or by_level(200, 2000, 20000)
+    operations = rounds or by_level(400, 20000)
     walk(Plain(disk / "plain") if mode == "plain" else request.getfixturevalue("mount"), seed, operations)
 
 
@@ -92,7 +92,7 @@ def test_storm(mount):
         thread.start()
     seen = {}
     try:
-        for number in range(by_level(5, 20, 100)):
+        for number in range(by_level(5, 100)):
             reached = dict(counts)
             wait_until("the writers go on", lambda: problems or all(counts[name] > reached[name] for name in names), 60)
             mount.save(f"storm{number}")

@@ -73,7 +73,7 @@ def train(seconds):
 
 @pytest.mark.together
 def test_beside_a_victim(ground):
-    pid, socket_path, seconds = ground.pid, ground.ask(".", "socket"), by_level(1, 3, 60)
+    pid, socket_path, seconds = ground.pid, ground.ask(".", "socket"), by_level(1, 60)
     with concurrent.futures.ThreadPoolExecutor() as pool:
         attackers = [pool.submit(in_child, lambda seed=seed: hostile.play(socket_path, seconds, seed),
                                  uid=attacker.ATTACKER, folder=ground.path) for seed in range(2)]

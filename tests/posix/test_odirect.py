@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(900)
 
 def random_operations(folder, seed, alignment, threads=4, size=8 * MIB + 1234, extra=()):
     """helpers/odirect_any against its reference in memory."""
-    operations = by_level(400, 4000, 40000)
+    operations = by_level(400, 40000)
     size -= size % alignment
     words = (folder / f"file-{seed}", size, operations, threads, seed, alignment, *extra)
     print(run(helper("odirect_any"), *words, timeout=600).stdout.strip())
@@ -172,7 +172,7 @@ def test_neighbours_in_one_block(swap):
     model = bytearray(noise(MIB, 7))
     with opened(swap / "neighbours", os.O_RDWR | os.O_CREAT | os.O_DIRECT) as file:
         equal(os.pwrite(file, model, 0), MIB, "written")
-        for round_ in range(by_level(5, 10, 200)):
+        for round_ in range(by_level(5, 200)):
             os.fsync(file)
             drop_caches()
             parts = {100: noise(8604, 2 * round_), 8804: noise(10, 2 * round_ + 1)}

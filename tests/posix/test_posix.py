@@ -238,7 +238,7 @@ def test_fifos_sockets_and_devices(folder):
 
 
 def test_ten_thousand_entries(folder):
-    wanted = by_level(2000, 10000, 10000)
+    wanted = by_level(2000, 10000)
     directory = os.open(folder, os.O_RDONLY)
     try:
         for number in range(wanted):

@@ -27,7 +27,7 @@ def test_newest_steps_can_be_resumed_from(mount):
             for name, data in saved[number].items():
                 true((step / name).read_bytes() == data, f"{step / name} while step {max(saved) + 1} is saved")
 
-    for number in range(1, by_level(0, 110, 520) + 1):
+    for number in range(1, by_level(60, 520) + 1):
         files = thinned_run.files_of(number, WEIGHTS)
         thinned_run.save(series, number, files, check)
         saved = {number: files, **{one: saved[one] for one in thinned_run.full(number) if one in saved}}
@@ -37,5 +37,5 @@ def test_newest_steps_can_be_resumed_from(mount):
             true(space(mount.store) > 0.95 * theory(number, WEIGHTS), f"{space(mount.store)} bytes are too few")
     check()
     status = mount.status()["rotation"]
-    true(status["thinned"] >= 20 and status["failures"] == 0, f"{status}")
+    true(status["thinned"] >= 15 and status["failures"] == 0, f"{status}")
     equal(mount.status()["warnings"], [], "warnings")

@@ -143,7 +143,7 @@ def test_what_was_closed_this_moment_is_there(mount):
     for number, source in enumerate(sources):
         write(source, safetensors(content(number)))
     wanted = [read(source) for source in sources]
-    for round_ in range(by_level(50, 200, 1000)):
+    for round_ in range(by_level(50, 1000)):
         number = round_ // 2 % 2
         if round_ % 2 == 0:
             write(model, wanted[number])

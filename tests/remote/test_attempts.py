@@ -153,7 +153,7 @@ def test_a_run_saves_a_step_again(fresh_disk, work, url, mode, seed, rounds, clo
     reader = Reader(url, [], work)
     with nodes(fresh_disk, work, "again", mode, url, ("0/2", "1/2"), clocks) as mounts:
         series = [mount.path / "steps" for mount in mounts]
-        for number in range(rounds or by_level(1, 2, 50)):
+        for number in range(rounds or by_level(1, 50)):
             before, tag = f"global_step{10 * number + 1}", f"global_step{10 * number + 2}"
             for name in (before, tag):
                 for attempt in (1, 2):

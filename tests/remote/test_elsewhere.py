@@ -9,7 +9,7 @@ from checking import equal
 from mounting import GIB, Store, mounted, xfs
 from test_trainers import PER_NODE, QUIET, RANKS, Remote, files_in, train, wait_for_commits
 
-pytestmark = [pytest.mark.builds("venv"), pytest.mark.mode("passthrough"),
+pytestmark = [pytest.mark.long, pytest.mark.builds("venv"), pytest.mark.mode("passthrough"),
               pytest.mark.timeout(900)]
 
 SLOTS = RANKS // PER_NODE

@@ -272,7 +272,7 @@ def struck_while_it_pushes(nodes, server, url, out, kinds, dice):
 def test_kills(work, mode, seed, rounds, monkeypatch):
     for name, value in environment().items():
         monkeypatch.setenv(name, value)
-    dice, left = random.Random(seed), rounds or by_level(1, 1, 100)
+    dice, left = random.Random(seed), rounds or by_level(1, 100)
     with two_nodes(work, "kills", mode) as nodes:
         while left > 0:
             folder = work / f"server{left}"
@@ -287,7 +287,7 @@ def test_kills(work, mode, seed, rounds, monkeypatch):
 
 def test_a_kill_sends_little_again(work, disk, scratch, mode, seed):
     """Of a large step what has arrived is not sent again, whenever the daemon is killed."""
-    dice, size = random.Random(seed), by_level(512, 640, 2048) * MIB
+    dice, size = random.Random(seed), by_level(512, 2048) * MIB
     url, store = f"file://{scratch}", Store(disk / "large")
     mount = Mount(store, work / "mnt-large", mode=mode, options=QUIET)
     try:
@@ -299,7 +299,7 @@ def test_a_kill_sends_little_again(work, disk, scratch, mode, seed):
             for piece in range(size // (32 * MIB)):
                 file.write(noise(32 * MIB, piece))
         sent_before = 0
-        for _ in range(by_level(1, 2, 5)):
+        for _ in range(by_level(1, 5)):
             wait_until("more has arrived", lambda: arrived(scratch) > sent_before + 100 * MIB, 60, 0.02)
             time.sleep(dice.uniform(0, 0.5))
             if state_of(step).startswith("committed"):

@@ -79,6 +79,7 @@ def is_same(local, url, **more):
     return said["log"]
 
 
+@pytest.mark.long
 def test_what_a_mount_has_pushed(fresh_disk, work, scratch, remote, mode):
     with mounted(Store(fresh_disk / "store"), work / "mnt", mode=mode, options=QUIET) as mount:
         steps = mount.path / "steps"
@@ -91,6 +92,7 @@ def test_what_a_mount_has_pushed(fresh_disk, work, scratch, remote, mode):
             is_same(steps / tag, f"{remote}/{tag}")
 
 
+@pytest.mark.long
 def test_into_tensors_that_are_there(remote, trainer_step):
     url = put(remote, "checkpoint-1", trainer_step)
     equal(act("load_into", local=trainer_step, url=url), [], "what differs")
@@ -171,6 +173,7 @@ print(all(tensor.any() for tensor in into.values()))
 """
 
 
+@pytest.mark.long
 def test_ctrl_c(server, trainer_step):
     """It ends an open and a load that wait for a remote, and the next one is right."""
     url = put(f"s3://{BUCKET}/interrupted", "checkpoint-1", trainer_step, endpoint=server.endpoint)
@@ -212,6 +215,7 @@ def test_of_a_folder_in_a_remote_mount(remote, scratch, trainer_step):
         true(mount.fetched() > 0, "a file goes through the mount")
 
 
+@pytest.mark.long
 def test_of_a_folder_in_a_mount_of_s3(server, scratch, trainer_step):
     """The mount says where the server is. Without credentials the mount is read."""
     url = put(f"s3://{BUCKET}/mounted", "checkpoint-1", trainer_step, endpoint=server.endpoint)
@@ -224,6 +228,7 @@ def test_of_a_folder_in_a_mount_of_s3(server, scratch, trainer_step):
         true(mount.fetched() > 0, "the mount has fetched")
 
 
+@pytest.mark.long
 def test_what_a_slot_has(remote, scratch):
     for slot in (0, 1):
         act("make", folder=scratch / f"slot{slot}" / "checkpoint-1", kind="trainer", seed=slot)
@@ -238,6 +243,7 @@ def test_what_a_slot_has(remote, scratch):
     true(url.startswith("file://"), url)
 
 
+@pytest.mark.long
 def test_a_step_that_is_not_there(remote, trainer_step):
     put(remote, "checkpoint-1", trainer_step)
     for url, said in ((f"{remote}/checkpoint-2", "no committed step checkpoint-2"), (f"{remote}/checkpoint-1~2", "no committed"),

@@ -551,7 +551,7 @@ def test_kills_while_it_is_read(server, work, disk, mode, scratch, seed, rounds,
         fill(step, size=20 * MIB)
         wait_for(step, "committed")
         files = [(f"global_step1/{name}", (step / name).read_bytes()) for name in ("weights.bin", "sub/optimizer.pt")]
-    kinds = ["daemon", "server", "cut", "slow", "deaf"] * (rounds or by_level(1, 1, 20))
+    kinds = ["daemon", "server", "cut", "slow", "deaf"] * (rounds or by_level(1, 20))
     dice.shuffle(kinds)
     with Proxy(server.ports[3]) as link:
         options = ("--endpoint", f"http://127.0.0.1:{link.port}", "--timeout", f"{TIMEOUT}s", "--cache",

@@ -322,9 +322,9 @@ def most_lists(objects):
 
 
 @pytest.mark.builds("venv")
-@pytest.mark.timeout(by_level(300, 300, 1_800))
+@pytest.mark.timeout(by_level(300, 1_800))
 def test_lists_of_a_collection(server, request, scratch):
-    count = by_level(2_500, 2_500, 50_000)
+    count = by_level(2_500, 50_000)
     remote = s3(server, request.node.name)
     for number in (1, 2):
         remote.has(f"step_{number}", make_step(scratch / "step", "small"))

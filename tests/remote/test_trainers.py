@@ -15,12 +15,12 @@ from checking import equal, true
 from mounting import CKPTFS, GIB, Store, by_level, mounted, run, wait_until, xfs
 from seaweed import BUCKET, cluster, environment, seaweed
 
-pytestmark = [pytest.mark.builds("venv"), pytest.mark.mode("passthrough"),
+pytestmark = [pytest.mark.long, pytest.mark.builds("venv"), pytest.mark.mode("passthrough"),
               pytest.mark.timeout(900)]
 
 NODES = pathlib.Path(__file__).resolve().parent / "nodes.py"
 PER_NODE, RANKS = 2, 4
-STEPS = by_level(2, 2, 10)
+STEPS = by_level(2, 10)
 # A rank that waits for the others must not seem to be done.
 QUIET = ("quiet=3s",)
 
@@ -45,7 +45,7 @@ class Remote:
         return folder
 
 
-@pytest.fixture(params=by_level(["folder"], ["folder"], ["folder", "seaweed"]))
+@pytest.fixture(params=by_level(["folder"], ["folder", "seaweed"]))
 def remote(request, scratch, monkeypatch):
     if request.param == "folder":
         (scratch / "remote").mkdir()

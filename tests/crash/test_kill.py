@@ -5,6 +5,7 @@ Options: --seed, --rounds.
 
 import errno
 import json
+import mmap
 import os
 import random
 import time
@@ -102,3 +103,18 @@ def test_an_idle_kill(crashing_mount, mode):
     equal({path: os.stat(mount.path / path).st_ino for path in numbers}, numbers, "inode numbers")
     mount.remount()
     true(mount.status()["recovery"]["clean"], "clean after an umount")
+
+
+def test_a_mapping_that_was_synced(crashing_mount, mode):
+    """In direct mode a mapping keeps its pages in the kernel: msync hands them to the daemon."""
+    data = noise(3 * 4096, 2)
+    mount = crashing_mount(mode=mode)
+    write(mount.path / "file", bytes(len(data)))
+    with opened(mount.path / "file", os.O_RDWR) as file:
+        mapping = mmap.mmap(file, len(data))
+    with mapping:
+        mapping[:] = data
+        mapping.flush()
+        mount.kill()
+        mount.start()
+        same_bytes(read(mount.path / "file"), data, "the file")

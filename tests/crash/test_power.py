@@ -6,14 +6,17 @@ Options: --seed, --rounds, --plain.
 import os
 import random
 import shutil
+import sys
 import time
 
 import pytest
 
-from checking import equal, noise, opened, read, same_bytes, write
+from checking import equal, noise, opened, read, same_bytes, true, wait_for_seal, write, write_all
 from crashing import Counts, Workers, check_witness, clear, make_witness
 from hugging import safetensors
-from mounting import KIB, MIB, by_level, power_cut, run, unmount, wait_until, xfs
+from mounting import (CKPTFS, KIB, MIB, REPOSITORY, Mount, Store, abandon, by_level, power_cut, run, unmount, wait_until,
+                      xfs)
+from training import check_step, step_of, write_state
 
 pytestmark = pytest.mark.timeout(1500)
 
@@ -156,3 +159,90 @@ def test_written_to_be_durable(crashing_mount, mode):
     cut_once(mount)
     for name in ("o_dsync", "rwf_dsync")[: 2 if mode == "direct" else 1]:
         same_bytes(read(mount.path / name), data, name)
+
+
+def keep_a_file(mount):
+    data = noise(3 * MIB, 1)
+    with opened(mount.path / "file", os.O_WRONLY | os.O_CREAT) as file:
+        write_all(file, data)
+        os.fsync(file)
+    yield
+    same_bytes(read(mount.path / "file"), data, "the file")
+
+
+def keep_a_save(mount):
+    wanted = step_of(write_state(mount.path))
+    mount.save("s")
+    write_state(mount.path, 1)
+    yield
+    check_step(mount.path / "steps/s", wanted, "the step")
+
+
+def keep_a_seal(mount):
+    wanted = step_of(write_state(mount.path))
+    mount.save("s")
+    write(mount.path / "steps/s/model", noise(70000))
+    wanted["model"] = noise(70000)
+    wait_for_seal(mount, "steps/s")
+    yield
+    check_step(mount.path / "steps/s", wanted, "the step")
+    equal(mount.ask("steps/s", "seal"), "1", "is it sealed?")
+
+
+def keep_a_removal(mount):
+    write_state(mount.path)
+    for tag in ("s", "t"):
+        mount.save(tag)
+    run(CKPTFS, "rm", mount.path / "steps/s")
+    yield
+    equal(os.listdir(mount.path / "steps"), ["t"], "the steps")
+
+
+def keep_what_the_library_synced(mount):
+    """ckptfs.deepspeed.save_checkpoint returns, and writes `latest`, behind these two."""
+    sys.path.append(str(REPOSITORY / "gpu" / "python"))
+    from ckptfs import durable
+
+    step, data = mount.path / "steps/global_step1", noise(2 * MIB, 3)
+    (step / "inner").mkdir(parents=True)
+    for place in (step, step / "inner"):
+        write(place / "states.pt", data)
+    durable.sync(step)
+    durable.sync_one(step.parent)
+    durable.replace(step.parent / "latest", "global_step1")
+    yield
+    for place in (step, step / "inner"):
+        same_bytes(read(place / "states.pt"), data, place)
+    equal(read(step.parent / "latest"), b"global_step1", "latest")
+
+
+@pytest.mark.parametrize("keep", (keep_a_file, keep_a_save, keep_a_seal, keep_a_removal, keep_what_the_library_synced))
+def test_what_has_returned_is_kept(crashing_mount, mode, keep):
+    """The power goes right behind it."""
+    mount = crashing_mount(image="1G", mode=mode, options=("quiet=30s",))  # nothing else syncs
+    act = keep(mount)
+    next(act)
+    mount.lose_power()
+    mount.start()
+    next(act, None)
+
+
+def test_what_was_unmounted_is_kept(work, scratch):
+    """The disk loses its power right behind a successful umount."""
+    data = noise(3 * MIB, 1)
+    with xfs(scratch) as disk:
+        device = run("findmnt", "-n", "-o", "SOURCE", disk).stdout.strip()
+        mount = Mount(Store(disk / "store"), scratch / "mnt", options=("quiet=30s",))
+        try:
+            mount.start()
+            write(mount.path / "file", data)
+            mount.stop()
+            power_cut(disk)
+            unmount(disk)
+            run("mount", "-t", "xfs", device, disk)
+            mount.start()
+            true(mount.status()["recovery"]["clean"], "the end was clean")
+            same_bytes(read(mount.path / "file"), data, "the file")
+            mount.stop()
+        finally:
+            abandon(mount)

@@ -162,26 +162,36 @@ class Demo:
         self.ours = self.theirs = None
 
     def train(self, what, name, swap, *arguments):
-        """Runs one training, and shows its steps as they come. Returns the result. DeepSpeed's own output goes to
-        the log."""
-        progress, out = self.places.scratch / f"{name}.progress", self.places.scratch / name
-        progress.touch()
-        words = ["--nvme", str(swap), "--progress", str(progress), "--out", str(out), *map(str, arguments)]
-        with open(self.log, "ab") as output:
-            output.write(f"\n=== {what}: train.py {' '.join(words)}\n".encode())
-            output.flush()
+        """Runs one training, and returns its result."""
+        return self.train_together([(what, name, swap, *arguments)])[0]
+
+    def train_together(self, runs):
+        """Runs trainings at the same time, and shows the steps of one as they come. Returns the results. DeepSpeed's own
+        output goes to the log."""
+        with open(self.log, "ab") as output, contextlib.ExitStack() as running:
+            started = [self.start(output, running, *run) for run in runs]
             start = time.monotonic()
-            with harness.ranks_running(1, words, output, forked=forked_ranks.DEEPSPEED) as processes:
-                try:
+            try:
+                for what, progress, _, processes in started:
                     while processes[0].poll() is None:
                         lines = progress.read_text().splitlines()
                         now = lines[-1] if lines else "loading torch and DeepSpeed"
                         self.screen.progress(f"{what}: {now} ({time.monotonic() - start:.0f} s)")
                         time.sleep(0.1)
-                finally:
-                    self.screen.end_progress()
+            finally:
+                self.screen.end_progress()
+            for *_, processes in started:
                 harness.wait_for_ranks(processes, self.log)
-        return json.loads(pathlib.Path(f"{out}.0").read_text())
+        return [json.loads(pathlib.Path(f"{out}.0").read_text()) for _, _, out, _ in started]
+
+    def start(self, output, running, what, name, swap, *arguments):
+        progress, out = self.places.scratch / f"{name}.progress", self.places.scratch / name
+        progress.touch()
+        words = ["--nvme", str(swap), "--progress", str(progress), "--out", str(out), *map(str, arguments)]
+        output.write(f"\n=== {what}: train.py {' '.join(words)}\n".encode())
+        output.flush()
+        processes = harness.ranks_running(1, words, output, forked=forked_ranks.DEEPSPEED)
+        return what, progress, out, running.enter_context(processes)
 
     def mount(self):
         places, screen = self.places, self.screen
@@ -301,9 +311,9 @@ class Demo:
     def resume(self):
         screen, places = self.screen, self.places
         screen.heading("Resume in a new process")
-        results = [self.train(f"{name}, resumed", f"{name}-resumed", root, *MODEL, "--steps", 3, "--tag", TAG,
-                              "--resume", root / "steps")
-                   for name, root in (("plain XFS", places.plain), ("ckptfs", places.mount))]
+        results = self.train_together([(f"{name}, resumed", f"{name}-resumed", root, *MODEL, "--steps", 3, "--tag", TAG,
+                                        "--resume", root / "steps")
+                                       for name, root in (("plain XFS", places.plain), ("ckptfs", places.mount))])
         self.losses(["plain XFS, resumed", "ckptfs, resumed"], results)
         if results[0]["losses"] != results[1]["losses"]:
             raise Problem(f"the resumed runs differ, and should not; see {self.log}")
@@ -346,10 +356,11 @@ class Demo:
                    "refused: the truth.")
         run("mount", "-t", "tmpfs", "-o", "size=1G", "tmpfs", places.tmpfs)
         roots = {"tmpfs": places.tmpfs, "plain XFS": places.plain / "odd", "ckptfs": places.mount / "odd"}
-        results = {}
-        for name, root in roots.items():
+        for root in roots.values():
             root.mkdir(exist_ok=True)
-            results[name] = self.train(f"{name}, odd shape", f"{name}-odd", root, *ODD_MODEL, "--steps", 5)
+        results = dict(zip(roots, self.train_together(
+            [(f"{name}, odd shape", f"{name}-odd", root, *ODD_MODEL, "--steps", 5) for name, root in roots.items()])))
+        for name, root in roots.items():
             shutil.rmtree(root, ignore_errors=name == "tmpfs")
         truth = results.pop("tmpfs")
         right = {name: result["losses"] == truth["losses"] for name, result in results.items()}

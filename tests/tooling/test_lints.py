@@ -87,7 +87,7 @@ def test_headers(planted):
     def command(header):
         file = planted('#include "planted.h"\n#include "planted.h"\n')
         (file.parent / "planted.h").write_text(header)
-        return compile_command("debug", "check_headers/io/fd.h.cc", file)
+        return compile_command("clang", "check_headers/io/fd.h.cc", file)
 
     finds_nothing(command(f"#pragma once\ninline {GOOD}"))
     finds(command("#pragma once\ninline std::string text();\n"), "string")

@@ -73,6 +73,7 @@ class UnitTests:
         command = [*(OWN_MOUNTS if os.geteuid() == 0 else []), executable, f"--gtest_output=xml:{results}"]
         if wanted != every:
             command.append("--gtest_filter=" + ":".join(wanted))
+        results.unlink(missing_ok=True)
         with leftovers.scratch_folder(self.scratch, name) as (folder, complaints):
             env = dict(os.environ, **SANITIZERS, CKPTFS_TMP=str(folder))
             ended = execute(command, log, TIMEOUT, env)

@@ -96,14 +96,22 @@ def timeout_of(item):
 
 
 def place_in_order(item):
-    """The longer a test has to wait for a build, the later it comes: a process that waits runs nothing else."""
+    """The longest first: those that need torch. Of the others, the longer a test has to wait for a build, the later it
+    comes: a process that waits runs nothing else."""
     last = max((builds.NAMES.index(name) for name in awaited(item)), default=-1)
-    return last, FOLDERS.index(item.path.parent.name)
+    return (-1 if needs_torch(item) else last), FOLDERS.index(item.path.parent.name)
+
+
+def needs_torch(item):
+    return "venv" in item.fixturenames
 
 
 def keep_together(item):
-    """Gives tests that share something expensive to the same process."""
-    if item.get_closest_marker("together") or "shared_mount" in item.fixturenames:
+    """Gives tests that share something expensive to the same process: a process that has loaded torch, of which their
+    ranks are forked; a training; a mount."""
+    if needs_torch(item) and LEVEL != "long":
+        item.add_marker(pytest.mark.xdist_group("deepspeed" if item.path.parent.name == "deepspeed" else "torch"))
+    elif item.get_closest_marker("together") or "shared_mount" in item.fixturenames:
         mode = item.callspec.params.get("mode", "") if hasattr(item, "callspec") else ""
         item.add_marker(pytest.mark.xdist_group(f"{item.path.parent.name}-{item.path.stem}-{mode}"))
 
@@ -189,6 +197,14 @@ def watchdog(request):
 @pytest.fixture(scope="session")
 def own_mounts():
     mounting.see_no_other_mounts()
+
+
+@pytest.fixture(scope="session")
+def venv():
+    """torch, DeepSpeed and more in build/venv; scripts/test has installed them by now."""
+    import harness  # of tests/deepspeed
+
+    harness.install()
 
 
 @pytest.fixture(scope="module")

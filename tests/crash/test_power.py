@@ -14,7 +14,7 @@ import pytest
 from checking import equal, noise, opened, read, same_bytes, true, wait_for_seal, write, write_all
 from crashing import Counts, Workers, check_witness, clear, make_witness
 from hugging import safetensors
-from mounting import (CKPTFS, KIB, MIB, REPOSITORY, Mount, Store, abandon, by_level, power_cut, run, unmount, wait_until,
+from mounting import (CKPTFS, KIB, MIB, REPOSITORY, Store, by_level, mounted, power_cut, run, unmount, wait_until,
                       xfs)
 from training import check_step, step_of, write_state
 
@@ -227,14 +227,12 @@ def test_what_has_returned_is_kept(crashing_mount, mode, keep):
     next(act, None)
 
 
-def test_what_was_unmounted_is_kept(work, scratch):
+def test_what_was_unmounted_is_kept(scratch):
     """The disk loses its power right behind a successful umount."""
     data = noise(3 * MIB, 1)
     with xfs(scratch) as disk:
         device = run("findmnt", "-n", "-o", "SOURCE", disk).stdout.strip()
-        mount = Mount(Store(disk / "store"), scratch / "mnt", options=("quiet=30s",))
-        try:
-            mount.start()
+        with mounted(Store(disk / "store"), scratch / "mnt", options=("quiet=30s",)) as mount:
             write(mount.path / "file", data)
             mount.stop()
             power_cut(disk)
@@ -243,6 +241,3 @@ def test_what_was_unmounted_is_kept(work, scratch):
             mount.start()
             true(mount.status()["recovery"]["clean"], "the end was clean")
             same_bytes(read(mount.path / "file"), data, "the file")
-            mount.stop()
-        finally:
-            abandon(mount)

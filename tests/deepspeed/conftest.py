@@ -5,12 +5,6 @@ import pytest
 import harness
 
 
-@pytest.fixture(scope="session")
-def venv():
-    """DeepSpeed in build/venv; scripts/test has installed it by now."""
-    harness.install()
-
-
 @pytest.fixture(scope="module")
 def scene(venv, work):
     return harness.Scene(work)

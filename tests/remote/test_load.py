@@ -28,11 +28,6 @@ BOUND = 1.05  # of the bytes that are needed, in whole chunks
 GROUP = Ranks("group_ranks.py")
 
 
-@pytest.fixture(scope="session")
-def venv():
-    harness.install()
-
-
 def act(name, variables=None, **arguments):
     """What loads.py says. It is forked from a process that has loaded torch."""
     given = harness.environment() | {"PYTHONPATH": str(REPOSITORY / "gpu" / "python")} | (variables or {})

@@ -22,6 +22,7 @@ from outcomes import BUILD, LOGS, Report
 from sittings import Sittings, estimate, record, share
 
 SCRATCH = BUILD / "tmp"
+MEMORY_OF_A_JOB = 3 << 30  # a rank that has loaded torch takes 1 GiB
 
 EXAMPLES = """\
 A script test is a function test_* in a file tests/*/test_*.py, run by pytest: see docs/developing.md. Logs:
@@ -145,7 +146,7 @@ def parse_arguments():
     parser.add_argument("--strict", action="store_true", help="a skip fails, unless tests/optional excuses it")
     parser.add_argument("-k", metavar="PATTERN", help="only tests whose name matches this regular expression")
     parser.add_argument("-j", "--jobs", metavar="N", type=int, default=jobs_by_default(),
-                        help="script tests at a time (default: processors and a half, since tests also wait)")
+                        help="script tests at a time (default: twice the processors, since tests also wait, as far as there is memory)")
     parser.add_argument("--list", action="store_true", help="print the names of the tests and run none")
     arguments = parser.parse_args()
     if arguments.level != "long" and (arguments.share or arguments.resume or arguments.record):
@@ -154,7 +155,8 @@ def parse_arguments():
 
 
 def jobs_by_default():
-    return max(2, os.cpu_count() * 3 // 2)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(2, min(2 * os.cpu_count(), memory // MEMORY_OF_A_JOB))
 
 
 def claim_build():

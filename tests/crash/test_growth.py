@@ -9,7 +9,7 @@ import pytest
 from checking import equal, noise, read, same_bytes, true, write
 from mounting import run, wait_until
 
-pytestmark = [pytest.mark.long, pytest.mark.alone, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.long, pytest.mark.alone, pytest.mark.disk(9), pytest.mark.timeout(1500)]
 
 FILES = 1_000_000  # more than the daemon inspects before it serves
 IN_A_FOLDER = 1000

@@ -18,7 +18,7 @@ from checking import equal, read, true, write
 from mounting import BUILD, LEVEL, REPOSITORY, Failure, Skip, fuse_for_all, run, wait_until
 from training import write_state
 
-pytestmark = [pytest.mark.timeout(3600), pytest.mark.together]
+pytestmark = [pytest.mark.disk(2), pytest.mark.timeout(3600), pytest.mark.together]
 
 RELEASES = {"12": "bookworm", "13": "trixie"}
 PACKAGE = "scripts/packaging/package"

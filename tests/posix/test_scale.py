@@ -10,7 +10,7 @@ from checking import equal, true
 from mounting import CKPTFS, GIB, KIB, MIB, Store, mounted, run, xfs
 from training import write_state
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.long, pytest.mark.alone]
+pytestmark = [pytest.mark.disk(8), pytest.mark.timeout(900), pytest.mark.long, pytest.mark.alone]
 
 STEPS, GROUPS = 1000, 84  # a group is three swap files, and a rank has one of its parameters
 FILES = 2 * (3 * GROUPS + 1)

@@ -373,6 +373,7 @@ def ends_of(path):
 @pytest.mark.one_mode
 @pytest.mark.timeout(900)
 @pytest.mark.long
+@pytest.mark.disk(13)
 def test_weights_of_more_than_5_gb_become_shards(work):
     counts = {"a": 1_200_000_000, "b": 1_200_000_000, "c": 300_000_000}
     store = Store(work / "large", image="12G")

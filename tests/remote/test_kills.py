@@ -285,6 +285,7 @@ def test_kills(work, mode, seed, rounds, monkeypatch):
             shutil.rmtree(folder)
 
 
+@pytest.mark.disk(by_level(2, 8))
 def test_a_kill_sends_little_again(work, disk, scratch, mode, seed):
     """Of a large step what has arrived is not sent again, whenever the daemon is killed."""
     dice, size = random.Random(seed), by_level(512, 2048) * MIB

@@ -52,10 +52,10 @@ class Run:
         self.names = [name for name in every if pattern.search(name)]
         if arguments.share:
             self.names = share(self.names, *arguments.share)
-        if self.sittings:
-            if not arguments.resume:
-                self.sittings.forget(self.names)
+        if arguments.resume:
             self.names = [name for name in self.names if not self.sittings.has_passed(name)]
+        elif self.sittings and not arguments.record:
+            self.sittings.forget(self.names)
         wanted = self.wanted = set(self.names)
         self.lints = [name for name in lints.names(self.level) if name in wanted]
         self.units = [name for name in unit_tests.names(self.level) if name in wanted]
@@ -192,9 +192,11 @@ def main():
         return 0
     if arguments.record:
         return complain(record(run.names, run.sittings))
+    if not run.names and not run.problems and arguments.resume:
+        print("test: nothing is left, all of it has passed")
+        return 0
     if not run.names and not run.problems:
-        return complain(f"no test of this level has a name that matches {arguments.k!r} (--list shows them)"
-                        if not arguments.resume else "")
+        return complain(f"no test of this level has a name that matches {arguments.k!r} (--list shows them)")
     with claim_build():
         shutil.rmtree(LOGS, ignore_errors=True)
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a stopped run cleans up, too

@@ -51,7 +51,8 @@ def running(log, *words, python=PYTHON):
 @contextlib.contextmanager
 def started(log, *words, python=PYTHON):
     """Yields a Child whose first answer is that it is ready."""
-    environment = dict(os.environ, CUDA_VISIBLE_DEVICES="", DS_ACCELERATOR="cpu", PYTHONPYCACHEPREFIX=str(mounting.BUILD / "pycache"))
+    environment = dict(os.environ, CUDA_VISIBLE_DEVICES="", DS_ACCELERATOR="cpu",
+                       PYTHONPYCACHEPREFIX=str(mounting.BUILD / "pycache"))
     with open(log, "wb") as errors:
         process = subprocess.Popen([str(python), *map(str, words)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                    stderr=errors, text=True, env=environment)

@@ -336,7 +336,8 @@ def python():
 def environment():
     """The environment for DeepSpeed on the CPU. With another compiler than in venv.sh it would compile its
     extensions again."""
-    keep = {name: value for name, value in os.environ.items() if not name.startswith(("CKPTFS", "DS_", "TORCH_"))}
+    drop = ("CKPTFS", "DS_", "TORCH_", "PYTHONDONTWRITEBYTECODE")
+    keep = {name: value for name, value in os.environ.items() if not name.startswith(drop)}
     return dict(keep, DS_ACCELERATOR="cpu", TORCH_EXTENSIONS_DIR=str(BUILD / "torch_extensions"), CC="gcc", CXX="g++",
                 PATH=f"{BUILD / 'venv' / 'bin'}:{os.environ['PATH']}", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1",
                 CUDA_VISIBLE_DEVICES="", PYTHONPYCACHEPREFIX=str(BUILD / "pycache"), MASTER_ADDR="127.0.0.1")

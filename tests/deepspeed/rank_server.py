@@ -8,6 +8,7 @@ and errors, is answered by {"pid": N}, and when that rank has ended by {"pid": N
 the socket is closed the server ends; ranks that still run go on.
 """
 
+import functools
 import importlib
 import json
 import os
@@ -68,9 +69,18 @@ def reap():
     return {"pid": pid, "status": status} if pid else None
 
 
+def ask_for_the_processor_once():
+    """DeepSpeed asks py-cpuinfo five times in each training, and each time takes a second of processor time."""
+    cpuinfo = importlib.import_module("cpuinfo")
+    cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
+    cpuinfo.get_cpu_info()
+
+
 if __name__ == "__main__":
     for name in sys.argv[2:]:
         importlib.import_module(name)
+    if "deepspeed" in sys.modules:
+        ask_for_the_processor_once()
     del sys.path[0]
     SCRIPT = serve(socket.socket(fileno=int(sys.argv[1])))
     if SCRIPT is not None:

@@ -76,7 +76,8 @@ compile_extensions() {
   machine | cmp -s - "$stamp" && return
   say "compiling DeepSpeed's extensions: ${ops[*]%Builder} (about 2 minutes)"
   make_compiler "$extensions/bin"
-  logged env DS_ACCELERATOR=cpu TORCH_EXTENSIONS_DIR="$extensions" CC=gcc CXX=g++ CCACHE_DISABLE=1 MAX_JOBS="$(nproc)" \
+  logged env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX="$build/pycache" DS_ACCELERATOR=cpu \
+    TORCH_EXTENSIONS_DIR="$extensions" CC=gcc CXX=g++ CCACHE_DISABLE=1 MAX_JOBS="$(nproc)" \
     PATH="$extensions/bin:$venv/bin:$PATH" "$venv/bin/python" - "${ops[@]}" <<'END'
 import sys
 from deepspeed.accelerator import get_accelerator

@@ -1,7 +1,6 @@
 """Loads and saves of the memory of a real GPU, where there is one: the acts of cuda_acts.py."""
 
 import functools
-import os
 import subprocess
 
 import pytest
@@ -18,8 +17,7 @@ pytestmark = [pytest.mark.builds("venv"), pytest.mark.usefixtures("venv"),
 
 
 def run(*words):
-    environment = dict(os.environ, PYTHONDONTWRITEBYTECODE="1")
-    return subprocess.run([python(), *map(str, words)], capture_output=True, text=True, env=environment, timeout=500)
+    return subprocess.run([python(), *map(str, words)], capture_output=True, text=True, timeout=500)
 
 
 @functools.cache

@@ -172,7 +172,8 @@ def claim_build():
 
 def set_environment(level):
     """The tests' settings, which the processes of pytest inherit."""
-    os.environ.pop("PYTEST_ADDOPTS", None)
+    for name in ("PYTEST_ADDOPTS", "PYTHONDONTWRITEBYTECODE"):  # compiling modules anew takes each training seconds
+        os.environ.pop(name, None)
     os.environ.update(CKPTFS=str(BUILD / "ckptfs"), CKPTFS_DEBUG=str(BUILD / presets(level)["faults"][0] / "ckptfs"),
                       CKPTFS_BUILD=str(BUILD), CKPTFS_TEST_LEVEL=level, PYTHONPYCACHEPREFIX=str(BUILD / "pycache"))
 

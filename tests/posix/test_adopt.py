@@ -365,14 +365,18 @@ def test_after_a_kill_of_the_daemon_a_copy_ends_where_it_was(folder, shared):
     plain.write(data[:MIB])
     same_bytes(read(plain.path), data[:MIB], "what was written so far")
     plain.write(changed[MIB:])
+    (folder / "expected").mkdir()
+    expected = Copier(source, folder / "expected" / "tensor")
+    expected.write(data[:MIB])
     shared.kill()
-    for descriptor in (copier.source, copier.target, plain.source, plain.target):
+    for descriptor in (copier.source, copier.target, plain.source, plain.target, expected.source, expected.target):
         with contextlib.suppress(OSError):  # a close of what the daemon writes asks the daemon
             os.close(descriptor)
     shared.start()
     folder = shared.path / relative
     same_bytes(read(target), changed, "the copy that was under way")
     same_bytes(read(folder / "looked-at" / "tensor"), changed, "the copy that somebody had looked at")
+    same_bytes(read(folder / "expected" / "tensor"), data[:MIB], "the copy of which all was as expected so far")
     same_bytes(read(whole), data, "the copy that was closed")
     same_bytes(read(synced), data, "the copy that was synced")
     same_bytes(read(appended), data + b"more", "the copy that was closed, and written to again")

@@ -5,6 +5,7 @@
 
 #include <filesystem>
 
+#include "io/mutex.h"
 #include "meta/remote/election.h"
 #include "meta/remote/part.h"
 #include "tests/io/objects/memory_store.h"
@@ -23,7 +24,8 @@ class PushTest : public ::testing::Test {
   PushTest() {
     settings_.folder = scratch_.path();
     settings_.pack_bytes = 2 * kChunkBytes;
-    store_.fate = [this](const std::string& operation, const std::string& key) {
+    store_.fate = [this](const std::string& operation, const std::string& key) {  // packs are sent at the same time
+      const io::MutexLock lock(mutex_);
       if (operation == "put") puts_.push_back(key);
       return fate_(operation, key);
     };
@@ -57,6 +59,7 @@ class PushTest : public ::testing::Test {
 
   io::testing::ScratchFolder scratch_;
   io::testing::MemoryStore store_;
+  io::Mutex mutex_;
   std::function<Fate(const std::string&, const std::string&)> fate_ = [](auto&, auto&) { return Fate::done; };
   std::vector<std::string> puts_;
   PushSettings settings_;

@@ -229,6 +229,7 @@ TEST_F(OlderIndexTest, ThatStillPromisesWhatWasPublishedDeletesNothing) {
   put_index_back();
   open();
   EXPECT_TRUE(store_->recovery().older_index);
+  close();  // finishes the reaper's work
   for (const auto& [name, content] : before) EXPECT_TRUE(std::filesystem::exists(folder_ + "/blobs/" + name)) << name;
 }
 

@@ -29,7 +29,7 @@ A script test is a function test_* in a file tests/*/test_*.py, run by pytest: s
 build/test-logs/, one for each file.
 
 examples:
-  scripts/test                  everything a change has to pass, from nothing; at most 20 minutes on 2 processors
+  scripts/test                  everything a change has to pass, from nothing; some 20 minutes on 2 processors
   scripts/test -k posix/        what has posix/ in its name
   scripts/test -k 'Tree\\.|save'  a regular expression
   scripts/test --long --strict  all rounds and scenarios, clang-tidy, sanitizers; no skip but those in tests/optional

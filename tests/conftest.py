@@ -85,7 +85,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def be_patient(item):
-    """A timeout says how long an idle machine may need."""
+    """Multiplies the test's timeout, which is what an idle machine may need."""
     seconds = timeout_of(item) * mounting.PATIENCE
     item.add_marker(pytest.mark.timeout(seconds), append=False)
 
@@ -96,8 +96,8 @@ def timeout_of(item):
 
 
 def place_in_order(item):
-    """The longest first: those that need torch. Of the others, the longer a test has to wait for a build, the later it
-    comes: a process that waits runs nothing else."""
+    """Tests that need torch come first, because they take longest. Of the others, those that wait longest for a build
+    come last, because a process that waits runs nothing else."""
     last = max((builds.NAMES.index(name) for name in awaited(item)), default=-1)
     return (-1 if needs_torch(item) else last), FOLDERS.index(item.path.parent.name)
 
@@ -107,8 +107,8 @@ def needs_torch(item):
 
 
 def keep_together(item):
-    """Gives tests that share something expensive to the same process: a process that has loaded torch, of which their
-    ranks are forked; a training; a mount."""
+    """Gives tests that share something expensive to the same process: a mount, a training, or the server that has loaded
+    torch and forks their ranks."""
     if needs_torch(item) and LEVEL != "long":
         item.add_marker(pytest.mark.xdist_group("deepspeed" if item.path.parent.name == "deepspeed" else "torch"))
     elif item.get_closest_marker("together") or "shared_mount" in item.fixturenames:

@@ -9,7 +9,7 @@
 namespace ckptfs::meta {
 namespace {
 
-constexpr size_t kDeepestNeighbour = 64;
+constexpr size_t kLongestWay = 64;
 
 Result<std::string> name_in(const Tree& tree, InodeNumber folder, InodeNumber child) {
   TRY_ASSIGN(const auto entries, tree.list(folder));
@@ -61,7 +61,7 @@ Result<std::optional<Place>> place_of(const Tree& tree, InodeNumber inode) {
   std::vector<InodeNumber> way{inode};
   while (place.series == 0) {
     TRY_ASSIGN(const InodeRecord record, tree.inode(way.back()));
-    if (record.parent == 0 || way.size() > kDeepestNeighbour) return std::optional<Place>();
+    if (record.parent == 0 || way.size() > kLongestWay) return std::optional<Place>();
     TRY_ASSIGN(const InodeRecord parent, tree.inode(record.parent));
     if ((parent.flags & kSeries) == 0) {
       way.push_back(record.parent);

@@ -76,15 +76,18 @@ class Scribe:
     def create(self, name=None):
         if len(self.sizes) > 30:
             self.unlink(self.dice.choice(sorted(self.sizes)))
+        seed, length = self.dice.randrange(1 << 40), self.dice.choice((0, 100, 4096, 50000, 200000))
+        return self.make(seed, length, name)
+
+    def make(self, seed, length, name=None):
         self.made += 1
         name = name or f"file{self.made}"
-        seed, length = self.dice.randrange(1 << 40), self.dice.choice((0, 100, 4096, 50000, 200000))
 
-        def make():
+        def write():
             with opened(self.root / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
                 pwrite_all(file, noise(length, seed), 0)
 
-        self.journal.logged(make, "create", name=name, seed=seed, length=length)
+        self.journal.logged(write, "create", name=name, seed=seed, length=length)
         self.sizes[name] = length
         return name
 

@@ -20,7 +20,7 @@ import sys
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "lib"))
 
 import saving
-from checking import equal, opened, pwrite_all, read, same_bytes, true, write, write_all
+from checking import equal, opened, read, same_bytes, true, write, write_all
 from crash_model import Content, Files, Log, Steps, noise
 from crash_workers import Journal, Scribe, Trainer
 from hugging import parse, safetensors
@@ -327,18 +327,6 @@ class Twins(Scribe):
             self.fsync(name)
         for name in list(self.held):  # a file that is open for writing is not shared
             os.close(self.held.pop(name))
-
-    def make(self, seed, length):
-        self.made += 1
-        name = f"twin{self.made}"
-
-        def create():
-            with opened(self.root / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
-                pwrite_all(file, noise(length, seed), 0)
-
-        self.journal.logged(create, "create", name=name, seed=seed, length=length)
-        self.sizes[name] = length
-        return name
 
 
 class Thinner(Worker):

@@ -171,25 +171,35 @@ def test_a_disk_that_refuses(crashing_mount, mode):
             shutil.rmtree(mount.path / name)
 
 
+def begin_a_copy_that_is_looked_at(mount, second):
+    """Begins a copy whose second WRITE waits in the daemon. Returns source, target, both descriptors, and the thread."""
+    source, target = target_in(mount, "from"), target_in(mount, "to")
+    write(source, DATA)
+    reader, writer = begin(source, target)
+    write_all(writer, DATA[:CHUNK])
+    waiting = threading.Thread(target=lambda: write_all(writer, second))
+    waiting.start()
+    time.sleep(0.5)
+    return source, target, reader, writer, waiting
+
+
+def end_a_copy(reader, writer, data):
+    for at in range(2 * CHUNK, len(data), CHUNK):
+        write_all(writer, data[at : at + CHUNK])
+    os.close(writer)
+    os.close(reader)
+
+
 def test_a_source_that_changes_while_it_is_looked_at(crashing_mount, mode):
     """A WRITE was found equal to the source after the source was opened for writing, so the clone may hold something
     else."""
     new = noise(len(DATA), 3)
     mount = crashing_mount(image="1G", mode=mode, faults="adopt.read=2:sleep:2000")
-    source, target = target_in(mount, "from"), target_in(mount, "to")
-    write(source, DATA)
-    reader, writer = begin(source, target)
-    write_all(writer, DATA[:CHUNK])
-    waiting = threading.Thread(target=lambda: write_all(writer, new[CHUNK : 2 * CHUNK]))
-    waiting.start()
-    time.sleep(0.5)
+    source, target, reader, writer, waiting = begin_a_copy_that_is_looked_at(mount, new[CHUNK : 2 * CHUNK])
     with opened(source, os.O_RDWR) as other:
         pwrite_all(other, new, 0)
     waiting.join()
-    for at in range(2 * CHUNK, len(new), CHUNK):
-        write_all(writer, new[at : at + CHUNK])
-    os.close(writer)
-    os.close(reader)
+    end_a_copy(reader, writer, new)
     same_bytes(read(target), DATA[:CHUNK] + new[CHUNK:], "the copy")
     equal(mount.counted("adoptions"), 1, "adoptions")
 
@@ -197,19 +207,10 @@ def test_a_source_that_changes_while_it_is_looked_at(crashing_mount, mode):
 def test_a_source_that_ends_while_it_is_looked_at(crashing_mount, mode):
     """The source is compared where it is mapped. If the source becomes shorter, the daemon must not die."""
     mount = crashing_mount(image="1G", mode=mode, faults="adopt.read=2:sleep:2000")
-    source, target = target_in(mount, "from"), target_in(mount, "to")
-    write(source, DATA)
-    reader, writer = begin(source, target)
-    write_all(writer, DATA[:CHUNK])
-    waiting = threading.Thread(target=lambda: write_all(writer, DATA[CHUNK : 2 * CHUNK]))
-    waiting.start()
-    time.sleep(0.5)
+    source, target, reader, writer, waiting = begin_a_copy_that_is_looked_at(mount, DATA[CHUNK : 2 * CHUNK])
     os.truncate(source, 0)
     waiting.join()
-    for at in range(2 * CHUNK, len(DATA), CHUNK):
-        write_all(writer, DATA[at : at + CHUNK])
-    os.close(writer)
-    os.close(reader)
+    end_a_copy(reader, writer, DATA)
     same_bytes(read(target), DATA, "the copy")
     equal((mount.counted("adoptions"), mount.alive()), (1, True), "adoptions, and the daemon lives")
 

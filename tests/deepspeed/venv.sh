@@ -42,7 +42,10 @@ install_packages() {
   local stamp=$venv/.requirements
   cmp -s "$here/requirements.txt" "$stamp" && "$venv/bin/python" -c '' 2>/dev/null && return
   say "installing torch, deepspeed and transformers into build/venv (about 90 s, 5.4 GB)"
-  "$venv/bin/python" -c '' 2>/dev/null || logged python3 -m venv --clear "$venv"
+  if ! "$venv/bin/python" -c '' 2>/dev/null; then
+    logged python3 -m venv --clear "$venv"
+    rm -rf "$extensions"  # new headers: each training would compile them again
+  fi
   logged "$venv/bin/pip" install --disable-pip-version-check --progress-bar off --no-compile -r "$here/requirements.txt"
   cp "$here/requirements.txt" "$stamp"
 }

@@ -7,7 +7,7 @@ import pickle
 import random
 import time
 
-from mounting import Failure
+from mounting import PATIENCE, Failure
 
 
 def equal(got, wanted, what=""):
@@ -133,7 +133,7 @@ def wait_for_seal(mount, step, may_fail=False, seconds=5.0):
 
     Returns False if it stayed EBUSY and may_fail allows that.
     """
-    end = time.monotonic() + (0.2 if may_fail else seconds)
+    end = time.monotonic() + (0.2 if may_fail else seconds * PATIENCE)
     while True:
         try:
             mount.seal(step)

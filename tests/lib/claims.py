@@ -11,14 +11,19 @@ import pathlib
 import tempfile
 import time
 
-FOLDER = pathlib.Path(tempfile.gettempdir()) / "ckptfs-test-claims"
+FOLDER = pathlib.Path(tempfile.gettempdir()) / f"ckptfs-test-claims-{os.geteuid()}"
 SPARE_GIB = 4  # for tests that claim none
 
 
 def try_lock(name):
     """Returns a descriptor that holds the claim of this name until it is closed, or None if a process has it."""
-    FOLDER.mkdir(exist_ok=True)
-    file = os.open(FOLDER / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    FOLDER.mkdir(mode=0o700, exist_ok=True)
+    if FOLDER.is_symlink() or FOLDER.stat().st_uid != os.geteuid():
+        raise PermissionError(errno.EPERM, "another user has made the folder of the tests' claims: remove it", str(FOLDER))
+    return _lock(os.open(FOLDER / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+
+
+def _lock(file):
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return file
@@ -27,16 +32,18 @@ def try_lock(name):
         return None
 
 
-def _is_held(name):
-    file = try_lock(name)
-    if file is not None:
-        os.close(file)
-    return file is None
-
-
 def _claimed_gib(device):
-    return sum(int(name.rsplit("-", 1)[1]) for name in os.listdir(FOLDER)
-               if name.startswith(f"disk-{device}-") and _is_held(name))
+    """Returns what is claimed of the disk. Removes claims whose process was killed."""
+    total = 0
+    for path in FOLDER.glob(f"disk-{device}-*"):
+        with contextlib.suppress(FileNotFoundError):  # it has just ended
+            file = _lock(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+            if file is None:
+                total += int(path.name.rsplit("-", 1)[1])
+            else:
+                path.unlink()
+                os.close(file)
+    return total
 
 
 @contextlib.contextmanager
@@ -53,12 +60,13 @@ def disk(folder, gib):
                 name = f"disk-{device}-{os.getpid()}-{gib}"
                 claim = try_lock(name)
             elif not others:
-                raise OSError(errno.ENOSPC, f"the test needs {gib} GiB of disk and {SPARE_GIB} to spare, {free} are free", str(folder))
+                problem = f"the test needs {gib} GiB of disk and {SPARE_GIB} to spare, {free} are free"
+                raise OSError(errno.ENOSPC, problem, str(folder))
         time.sleep(0 if name else 0.5)
     try:
         yield
     finally:
-        (FOLDER / name).unlink()
+        (FOLDER / name).unlink(missing_ok=True)
         os.close(claim)
 
 

@@ -36,7 +36,7 @@ CKPTFS_DEBUG = os.environ.get("CKPTFS_DEBUG", str(BUILD / "debug" / "ckptfs"))  
 LEVEL = os.environ.get("CKPTFS_TEST_LEVEL", "normal")
 MODES = ("passthrough", "direct")
 
-# On a busy machine everything takes longer: how many times longer until a test gives up. What succeeds costs nothing.
+# A busy machine is slower: a test gives up after this many times what an idle machine needs. Success costs nothing.
 PATIENCE = 4
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30

@@ -44,16 +44,17 @@ class Run:
 
     def __init__(self, arguments):
         self.level, self.jobs = arguments.level, arguments.jobs
-        self.sittings = Sittings() if self.level == "long" else None
-        self.report = Report(arguments.strict, self.sittings)
         scripts, self.problems = script_tests.collect()
         every = [*lints.names(self.level), *unit_tests.names(self.level), *(test.name for test in scripts)]
+        self.sittings = Sittings(every) if self.level == "long" else None
+        self.report = Report(arguments.strict, self.sittings)
         pattern = re.compile(arguments.k or "")
         self.names = [name for name in every if pattern.search(name)]
         if arguments.share:
             self.names = share(self.names, *arguments.share)
         if arguments.resume:
-            self.names = [name for name in self.names if not self.sittings.has_passed(name)]
+            passed = self.sittings.passed()
+            self.names = [name for name in self.names if name not in passed]
         elif self.sittings and not arguments.record:
             self.sittings.forget(self.names)
         wanted = self.wanted = set(self.names)
@@ -62,9 +63,7 @@ class Run:
         self.scripts = [test for test in scripts if test.name in wanted]
 
     def wants_unit(self, name):
-        """A case with a parameter has a name of its own, which the sources do not tell: Prefix/Suite.Case/0."""
-        executable, _, case = name.partition(".")
-        return f"{executable}.{plain_case(case)}" in self.wanted
+        return unit_tests.name_in_source(name) in self.wanted
 
     def needed_builds(self):
         needed = {name.split("/")[0] for name in self.units} | {lints.BUILDS.get(name) for name in self.lints}
@@ -81,8 +80,8 @@ class Run:
             finally:
                 left = leftovers.clean(scratch)
                 shutil.rmtree(scratch, ignore_errors=True)
-            if left:
-                self.report.add("script tests", "FAIL", 0, "left behind: " + ", ".join(left))
+            self.report.add("clean-up", "FAIL" if left else "ok", 0, "left behind: " + ", ".join(left) if left else "",
+                            count=False)
 
     def run_in(self, scratch):
         """Builds, lints, unit tests and script tests at the same time; then the tests that must run alone."""
@@ -118,13 +117,6 @@ class Run:
         return status
 
 
-def plain_case(case):
-    """Suite.Case of Prefix/Suite.Case/0 and of Suite/0.Case, as the sources have it."""
-    suite, _, test = case.partition(".")
-    parts = [part for part in suite.split("/") if not part.isdigit()]
-    return f"{parts[-1]}.{test.split('/')[0]}"
-
-
 def part_of(text):
     """Returns (2, 6) of "2/6"."""
     index, _, count = text.partition("/")
@@ -146,11 +138,14 @@ def parse_arguments():
     parser.add_argument("--strict", action="store_true", help="a skip fails, unless tests/optional excuses it")
     parser.add_argument("-k", metavar="PATTERN", help="only tests whose name matches this regular expression")
     parser.add_argument("-j", "--jobs", metavar="N", type=int, default=jobs_by_default(),
-                        help="script tests at a time (default: twice the processors, since tests also wait, as far as there is memory)")
+                        help="script tests at a time (default: twice the processors, since tests also wait, or fewer "
+                             "where memory is short)")
     parser.add_argument("--list", action="store_true", help="print the names of the tests and run none")
     arguments = parser.parse_args()
     if arguments.level != "long" and (arguments.share or arguments.resume or arguments.record):
         parser.error("--share, --resume and --record are for --long")
+    if arguments.record and (arguments.share or arguments.resume or arguments.strict or arguments.k):
+        parser.error("--record is of a whole run: give it with --long alone")
     return arguments
 
 
@@ -179,9 +174,10 @@ def set_environment(level):
 
 
 def announce(run):
-    expected = estimate(run.names, run.jobs)
+    """Says how long it will take."""
+    expected, basis = estimate(run.names, run.jobs)
     run.report.say(f"test: {len(run.names):,} tests; about {expected / 60:.1f} hours with {run.jobs} at a time, and the "
-                   "builds, by the last long run in docs/developing.md")
+                   f"builds: {basis}")
 
 
 def main():
@@ -192,7 +188,9 @@ def main():
         print("\n".join(run.names))
         return 0
     if arguments.record:
-        return complain(record(run.names, run.sittings))
+        if run.problems:
+            return complain(f"{run.problems[0][0]} cannot be read: {run.problems[0][1]}")
+        return complain(record(run.sittings))
     if not run.names and not run.problems and arguments.resume:
         print("test: nothing is left, all of it has passed")
         return 0

@@ -49,10 +49,10 @@ class Report:
             self.failures += [name, *why(log)] if outcome == "FAIL" else []
             self.counts[outcome] += count or outcome == "FAIL"
             self.costs.add(name, seconds, processor)
-            if self.sittings:
-                self.sittings.forget([name])  # what is no test is noted only as long as it fails
-                if count or outcome == "FAIL":
-                    self.sittings.note(name, outcome, seconds)
+            if self.sittings and count:
+                self.sittings.note(name, outcome, seconds)
+            elif self.sittings:
+                self.sittings.note_no_test(name, outcome == "FAIL", seconds)
 
     def excused(self, name, reason):
         need = reason.split(":")[0].strip() if ":" in reason else ""
@@ -91,7 +91,7 @@ class Costs:
         clock, busy = time.monotonic() - self.start, processor_seconds() - self.busy
         parts = self.parts | ({"script tests": busy - sum(self.parts.values())} if self.tests else {})
         longest = sorted(self.tests, reverse=True)[: self.LONGEST]
-        lines = [f"{minutes(clock)} on the clock, {minutes(busy)} of processor time on {os.cpu_count()} processors:",
+        lines = [f"{minutes(clock)} on the clock; all {os.cpu_count()} processors of the machine worked {minutes(busy)}:",
                  "  " + ", ".join(f"{name} {minutes(seconds)}" for name, seconds in parts.items())]
         if longest:
             lines += ["the longest tests:", *(f"  {seconds:7.1f} s  {name}" for seconds, name in longest)]

@@ -12,6 +12,7 @@ import re
 import subprocess
 
 from outcomes import BUILD, ROOT
+from unit_tests import name_in_source
 
 STATE = BUILD / "long-run.json"
 PAGE = ROOT / "docs" / "developing.md"
@@ -31,29 +32,53 @@ def piece_of(name):
 
 
 class Sittings:
-    """What of a long run has ended. One thread at a time calls it."""
+    """What of a long run has ended. One thread at a time calls it. `names`: all tests that there are; what ended under
+    another name, of an older tree, is forgotten."""
 
-    def __init__(self):
-        self.ended = json.loads(STATE.read_text()) if STATE.exists() else {}
+    def __init__(self, names):
+        self.names = list(names)
+        there = set(names)
+        ended = json.loads(STATE.read_text()) if STATE.exists() else {}
+        no_test = {name for name in ended if "." not in name}  # a build or an executable that failed
+        self.ended = {name: one for name, one in ended.items() if name_in_source(name) in there or name in no_test}
         self.commit = git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain") else "")
 
     def forget(self, names):
-        for name in names:
-            self.ended.pop(name, None)
+        gone = set(names)
+        for name in [name for name in self.ended if name_in_source(name) in gone]:
+            del self.ended[name]
 
     def note(self, name, outcome, seconds):
         self.ended[name] = {"outcome": outcome, "seconds": round(seconds, 2), "commit": self.commit}
+        self._write()
+
+    def note_no_test(self, name, failed, seconds):
+        """A build or an executable counts only as long as it fails."""
+        if failed:
+            self.note(name, "FAIL", seconds)
+        elif self.ended.pop(name, None):
+            self._write()
+
+    def _write(self):
         part = STATE.with_suffix(".part")
         part.write_text(json.dumps(self.ended, indent=0))
         part.rename(STATE)
 
-    def has_passed(self, name):
-        return name in self.ended and self.ended[name]["outcome"] != "FAIL"
+    def passed(self):
+        """Returns the names of the tests that have passed, or were skipped, with all their parameters."""
+        ended = {name_in_source(name) for name in self.ended}
+        return ended - {name_in_source(name) for name, one in self.ended.items() if one["outcome"] == "FAIL"}
+
+    def missing(self):
+        """Returns the names of the tests that have not ended."""
+        ended = {name_in_source(name) for name in self.ended}
+        return [name for name in self.names if name not in ended]
 
     def count(self):
         """Counts of all sittings, in words."""
         outcomes = collections.Counter(one["outcome"] for one in self.ended.values())
-        return f"{outcomes['ok']:,} passed, {outcomes['FAIL']} failed, {outcomes['skip']} skipped"
+        return (f"{outcomes['ok']:,} passed, {outcomes['FAIL']} failed, {outcomes['skip']} skipped, "
+                f"{len(self.missing()):,} not run")
 
 
 def git(*words):
@@ -70,9 +95,10 @@ def known_minutes():
 
 
 def estimate(names, jobs):
-    """Returns the minutes that these tests will take, without the builds."""
+    """Returns the minutes that these tests will take, without the builds, and what that is known from."""
     known = known_minutes()
-    return sum(known.get(group_of(name), MINUTES_UNKNOWN) for name in names) / jobs
+    minutes = sum(known.get(group_of(name), MINUTES_UNKNOWN) for name in names) / jobs
+    return minutes, "by the last long run in docs/developing.md" if known else "a guess, no long run is recorded yet"
 
 
 def share(names, index, count):
@@ -92,23 +118,21 @@ def share(names, index, count):
 # --- the record
 
 
-def record(names, sittings):
-    """Writes the long run into docs/developing.md. Returns what is missing, in words, or nothing."""
-    known = {piece_of(name) for name in sittings.ended}
-    missing = sorted({piece_of(name) for name in names} - known)
-    if missing:
-        return f"{len(missing)} have not run, the first is {missing[0]}: go on with --resume"
+def record(sittings):
+    """Writes the long run into docs/developing.md. Returns why not, in words, or nothing."""
+    if missing := sittings.missing():
+        return f"{len(missing):,} tests have not run, the first is {missing[0]}: go on with scripts/test --long --resume"
     seconds, tests = collections.Counter(), collections.Counter()
     for name, one in sittings.ended.items():
         seconds[group_of(name)] += one["seconds"]
         tests[group_of(name)] += 1
     commits = sorted({one["commit"] for one in sittings.ended.values()})
     failed = sorted(name for name, one in sittings.ended.items() if one["outcome"] == "FAIL")
-    rows = [f"| `{group}` | {tests[group]:,} | {seconds[group] / 60:.1f} |" for group in sorted(tests)]
-    lines = [BEGIN, f"The last one ended on {datetime.date.today()}, at commit {' and '.join(commits)}, on {os.cpu_count()} processors: "
-             f"{sittings.count()}." + (f" Failed: {', '.join(failed)}." if failed else ""), "",
-             "| group | tests | minutes, one at a time |", "|---|---:|---:|", *rows, END]
+    told = (f"The last one ended on {datetime.date.today()}, at commit {' and '.join(commits)}, on {os.cpu_count()} "
+            f"processors: {sittings.count()}.")
+    lines = [BEGIN, told + (f" Failed: {', '.join(failed)}." if failed else ""), "",
+             "| group | tests | minutes, one at a time |", "|---|---:|---:|",
+             *(f"| `{group}` | {tests[group]:,} | {seconds[group] / 60:.1f} |" for group in sorted(tests)), END]
     page = PAGE.read_text()
-    before, rest = page.partition(BEGIN)[0], page.partition(END)[2]
-    PAGE.write_text(before + "\n".join(lines) + rest)
+    PAGE.write_text(page.partition(BEGIN)[0] + "\n".join(lines) + page.partition(END)[2])
     return ""

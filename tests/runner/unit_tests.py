@@ -37,6 +37,17 @@ def names(level):
             for suite, case in pattern.findall(path.read_text())]
 
 
+def name_in_source(name):
+    """Returns unit/meta.Suite.Case of unit/meta.Prefix/Suite.Case/0 and of unit/meta.Suite/0.Case; other names as they
+    are."""
+    if not name.startswith(("unit/", "tsan/")):
+        return name
+    executable, _, case = name.partition(".")
+    suite, _, test = case.partition(".")
+    parts = [part for part in suite.split("/") if not part.isdigit()]
+    return f"{executable}.{parts[-1]}.{test.split('/')[0]}"
+
+
 def gtest_list(executable):
     """Returns the names of all cases of a gtest executable."""
     output = subprocess.run([executable, "--gtest_list_tests"], capture_output=True, text=True, check=True).stdout

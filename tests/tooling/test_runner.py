@@ -1,5 +1,6 @@
 """The runner of scripts/test: shares, sittings, what tests claim of the machine, and what it reports of gtest."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -36,28 +37,45 @@ def test_shares_have_each_test_once(state):
 
 
 def test_a_run_goes_on_and_is_recorded(state):
-    first = sittings.Sittings()
+    first = sittings.Sittings(NAMES)
     for name in NAMES[:30]:
         first.note(name, "ok", 6)
     first.note(NAMES[0], "FAIL", 6)
-    second = sittings.Sittings()
-    equal([name for name in NAMES if not second.has_passed(name)], [NAMES[0], *NAMES[30:]], "what is left")
-    true("have not run" in sittings.record(NAMES, second), "a run that has not ended is not recorded")
-    equal(sittings.PAGE.read_text(), PAGE, "the page")
-    for name in NAMES[30:]:
+    second = sittings.Sittings(NAMES)
+    equal([name for name in NAMES if name not in second.passed()], [NAMES[0], *NAMES[30:]], "what is left")
+    for name in NAMES[30:-1]:
         second.note(name, "skip" if name == "lint/tidy" else "ok", 6)
-    second.forget(NAMES[:1])
+    true(NAMES[-1] in sittings.record(second), "a run of which one test has not ended is not recorded")
+    equal(sittings.PAGE.read_text(), PAGE, "the page")
+    second.note(f"{NAMES[-1].replace('Suite', 'Ways/Suite')}/0", "ok", 6)  # with a parameter
     second.note(NAMES[0], "ok", 12)
-    equal(sittings.record(NAMES, second), "", "what is missing")
+    equal(sittings.record(second), "", "what is missing")
     page = sittings.PAGE.read_text()
     true(page.startswith("before\n") and page.endswith("\nafter\n"), page)
-    true(f"{len(NAMES) - 1} passed, 0 failed, 1 skipped" in page and "| `posix` | 45 | 4.6 |" in page, page)
-    equal(round(sittings.estimate(NAMES, 2), 1), round((6 * len(NAMES) + 6) / 60 / 2, 1), "minutes of the next one")
+    true(f"{len(NAMES) - 1} passed, 0 failed, 1 skipped, 0 not run" in page and "| `posix` | 45 | 4.6 |" in page, page)
+    equal(round(sittings.estimate(NAMES, 2)[0], 1), round((6 * len(NAMES) + 6) / 60 / 2, 1), "minutes of the next one")
+
+
+def test_what_ended_counts_under_the_names_of_today(state):
+    """A parameter that failed is not hidden by one that passed. What is no test counts as long as it fails."""
+    first = sittings.Sittings(NAMES)
+    first.note("unit/io.Ways/Suite.Case/0", "FAIL", 1)
+    first.note("unit/io.Ways/Suite.Case/1", "ok", 1)
+    first.note("posix/test_gone.py::test_1", "FAIL", 1)
+    first.note_no_test("build/asan", True, 1)
+    second = sittings.Sittings(NAMES)
+    equal(sorted(second.ended), ["build/asan", "unit/io.Ways/Suite.Case/0", "unit/io.Ways/Suite.Case/1"], "what is known")
+    true("unit/io.Suite.Case" not in second.passed(), "one of its parameters has failed")
+    second.note_no_test("build/asan", False, 1)
+    second.forget(["unit/io.Suite.Case"])
+    equal(second.ended, {}, "what is known")
 
 
 def test_disk_is_waited_for(scratch, monkeypatch):
     """A second test that needs nearly all of the disk waits for the first. One that needs more is told so."""
     monkeypatch.setattr(claims, "FOLDER", scratch / "claims")
+    claims.FOLDER.mkdir()
+    (claims.FOLDER / f"disk-{os.stat(scratch).st_dev}-1-5000").touch()  # of a process that was killed
     figures = os.statvfs(scratch)
     free = figures.f_bavail * figures.f_frsize >> 30
     need = max(0, free - claims.SPARE_GIB - 1)
@@ -73,6 +91,19 @@ def test_disk_is_waited_for(scratch, monkeypatch):
     true((scratch / "claimed").exists(), "the other one had its turn")
     with raises(28, what="more than there is"), claims.disk(scratch, free + 1):
         pass
+
+
+def test_nobody_elses_folder_is_used(scratch, monkeypatch):
+    """Else who makes it first chooses what root opens."""
+    monkeypatch.setattr(claims, "FOLDER", scratch / "claims")
+    claims.FOLDER.symlink_to(scratch)
+    with raises(errno.EPERM, what="a link"):
+        claims.try_lock("x")
+    claims.FOLDER.unlink()
+    claims.FOLDER.mkdir()
+    os.chown(claims.FOLDER, 5001, 5001)
+    with raises(errno.EPERM, what="another user's folder"):
+        claims.try_lock("x")
 
 
 def test_a_port_is_given_once(monkeypatch):
@@ -131,3 +162,10 @@ def test_costs_are_told():
     costs.add("build/release", 100, 90.0)
     costs.add("posix/test_x.py::test_y", 7, None)
     true("build/release 1.5 min" in str(costs) and "7.0 s  posix/test_x.py::test_y" in str(costs), str(costs))
+
+
+def test_wrong_arguments_are_refused():
+    for words, told in ((["--share", "1/2"], "are for --long"), (["--long", "--share", "3/2"], "is no share"),
+                        (["--long", "--record", "-k", "posix"], "of a whole run"), (["-k", "no such test"], "no test of this level")):
+        done = run(REPOSITORY / "scripts" / "test", *words, check=False)
+        true(done.returncode != 0 and told in done.stderr, f"{words}: {done}")

@@ -77,16 +77,10 @@ Result<ExtentSummary> summarize_extents(int fd) {
 Result<uint64_t> overwrite_allocation(int fd, uint64_t size, uint64_t unit) {
   if (unit == 0) return Error(EINVAL, "the allocation is counted in units of at least one byte");
   UnitCounter allocated(unit);
-  uint64_t covered = 0;  // the extents below this offset have been seen
   TRY(for_each_extent(fd, WriteBack::no, [&](const Extent& extent) -> Result<> {
-    const uint64_t begin = std::min<uint64_t>(extent.logical, size);
-    const uint64_t end = std::min<uint64_t>(extent.logical + extent.length, size);
-    allocated.touch(covered, begin);
-    if (extent.shared) allocated.touch(begin, end);
-    covered = std::max(covered, end);
+    if (extent.shared) allocated.touch(std::min(extent.logical, size), std::min(extent.logical + extent.length, size));
     return success();
   }));
-  allocated.touch(covered, size);
   return allocated.bytes();
 }
 

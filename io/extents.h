@@ -32,10 +32,10 @@ struct ExtentSummary {
 };
 Result<ExtentSummary> summarize_extents(int fd);
 
-// Returns how many bytes overwriting the first `size` bytes of the file would newly allocate: those in shared blocks
-// and those in holes, counted in whole aligned `unit`s (so at most `size` rounded up). Blocks that are allocated but
-// not written yet (fallocate) do not count. It does not wait for write-back, so shared blocks below dirty pages still
-// count. The result is therefore never too low, and it is exact after fdatasync.
+// Returns how many bytes overwriting what the first `size` bytes of the file hold would newly allocate: those in shared
+// blocks, counted in whole aligned `unit`s (so at most `size` rounded up). Holes hold nothing, and do not count, nor do
+// blocks that are allocated but not written yet (fallocate). It does not wait for write-back, so shared blocks below
+// dirty pages still count. The result is therefore never too low, and it is exact after fdatasync.
 Result<uint64_t> overwrite_allocation(int fd, uint64_t size, uint64_t unit);
 
 struct Range {

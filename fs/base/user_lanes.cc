@@ -8,7 +8,7 @@ Result<> UserLanes::start(uint32_t user, std::function<void()> work) {
   const io::MutexLock lock(mutex_);
   User& lanes = users_[user];
   lanes.waiting.push_back(std::move(work));
-  if (lanes.threads == kAtOnce) return success();
+  if (lanes.threads == at_once_) return success();
   auto started = tasks_.start([this, user] { serve(user); });
   if (started) {
     ++lanes.threads;

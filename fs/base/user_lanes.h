@@ -16,10 +16,10 @@ namespace ckptfs::fs {
 
 class UserLanes {
  public:
-  static constexpr size_t kAtOnce = 4;  // of one user's
+  static constexpr size_t kAtOnce = 4;
 
-  // Its threads are `tasks`, which are waited for there.
-  explicit UserLanes(Tasks& tasks) : tasks_(tasks) {}
+  // Its threads are `tasks`, which are waited for there. `at_once`: so many of each user's.
+  explicit UserLanes(Tasks& tasks, size_t at_once = kAtOnce) : tasks_(tasks), at_once_(at_once) {}
 
   // EAGAIN: the user has no thread, and there is none to be had.
   Result<> start(uint32_t user, std::function<void()> work);
@@ -33,6 +33,7 @@ class UserLanes {
   void serve(uint32_t user);
 
   Tasks& tasks_;
+  const size_t at_once_;
   io::Mutex mutex_;
   std::unordered_map<uint32_t, User> users_ GUARDED_BY(mutex_);  // those who have work
 };

@@ -40,20 +40,33 @@ void install(void (*handler)(int)) {
   for (const int signal : {SIGTERM, SIGINT, SIGHUP}) sigaction(signal, &action, nullptr);
 }
 
-void raise_descriptor_limit() {
+// To `wanted`, or as high as this process may.
+void raise_limit(__rlimit_resource_t resource, const char* name, rlim_t wanted) {
   rlimit limit{};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return log::warn("RLIMIT_NOFILE: {}", last_error().message());
-  rlim_t wanted = kWantedDescriptors;
-  if (auto most = read_text("/proc/sys/fs/nr_open")) {
-    wanted = std::min<rlim_t>(wanted, std::strtoull(most.value().c_str(), nullptr, 10));
-  }
+  if (getrlimit(resource, &limit) != 0) return log::warn("{}: {}", name, last_error().message());
+  if (limit.rlim_cur >= wanted) return;
   limit.rlim_max = std::max(limit.rlim_max, wanted);
   limit.rlim_cur = limit.rlim_max;
-  if (setrlimit(RLIMIT_NOFILE, &limit) == 0) return;
-  log::warn("RLIMIT_NOFILE to {}: {}", limit.rlim_cur, last_error().message());
-  getrlimit(RLIMIT_NOFILE, &limit);
+  if (setrlimit(resource, &limit) == 0) return;
+  const Error refused = last_error();
+  getrlimit(resource, &limit);
   limit.rlim_cur = limit.rlim_max;
-  if (setrlimit(RLIMIT_NOFILE, &limit) != 0) log::warn("RLIMIT_NOFILE: {}", last_error().message());
+  if (setrlimit(resource, &limit) != 0) return log::warn("{}: {}", name, last_error().message());
+  log::warn("{} is {}, since it cannot be raised further: {}", name, limit.rlim_cur, refused.message());
+}
+
+// The limits of the shell that mounts are meant for one program, but the daemon writes the files of all users.
+void raise_limits() {
+  rlim_t descriptors = kWantedDescriptors;
+  if (auto most = read_text("/proc/sys/fs/nr_open")) {
+    descriptors = std::min<rlim_t>(descriptors, std::strtoull(most.value().c_str(), nullptr, 10));
+  }
+  raise_limit(RLIMIT_NOFILE, "RLIMIT_NOFILE (ulimit -n)", descriptors);
+  raise_limit(RLIMIT_FSIZE, "RLIMIT_FSIZE (ulimit -f)", RLIM_INFINITY);
+  raise_limit(RLIMIT_CPU, "RLIMIT_CPU (ulimit -t)", RLIM_INFINITY);
+  raise_limit(RLIMIT_AS, "RLIMIT_AS (ulimit -v)", RLIM_INFINITY);
+  raise_limit(RLIMIT_DATA, "RLIMIT_DATA (ulimit -d)", RLIM_INFINITY);
+  std::signal(SIGXFSZ, SIG_IGN);  // where the limit stays, a write beyond it is EFBIG
 }
 
 }  // namespace
@@ -66,7 +79,7 @@ void prepare_process() {
   std::ofstream score("/proc/self/oom_score_adj");
   score << -900 << std::flush;
   if (!score) log::warn("/proc/self/oom_score_adj to -900: {}", last_error().message());
-  raise_descriptor_limit();
+  raise_limits();
   std::signal(SIGPIPE, SIG_IGN);
   io::ignore_lease_signals();
 }

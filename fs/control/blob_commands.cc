@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -133,19 +134,19 @@ Result<> check_attempt_of(const meta::Tree& tree, const Credentials& who, meta::
 
 Result<json> freeze(Filesystem& fs, const Peer& peer, const json& arguments) {
   const auto end = Clock::now() + kCloseWait;
-  std::vector<meta::InodeNumber> files;
+  std::map<meta::InodeNumber, std::vector<meta::InodeNumber>> files;  // by folder
   for (const auto& path : arguments.at("paths").get<std::vector<std::string>>()) {
     TRY_ASSIGN(const meta::InodeNumber folder,
                resolve_as(fs.tree, peer.credentials, path.substr(0, path.rfind('/')), kWrite | kSearch));
     TRY(check_attempt_of(fs.tree, peer.credentials, folder));
     TRY_ASSIGN(const meta::InodeNumber file, resolve_as(fs.tree, peer.credentials, path, kWrite));
-    files.push_back(file);
+    files[folder].push_back(file);
   }
-  std::ranges::sort(files);
-  files.erase(std::unique(files.begin(), files.end()), files.end());
-  for (const meta::InodeNumber file : files) TRY(wait_for_writers(fs, file, end));
-  TRY(meta::freeze_files(fs.store, files));
-  for (const meta::InodeNumber file : files) fs.notifications.attributes_changed(file);
+  for (const auto& [folder, in_folder] : files) {
+    for (const meta::InodeNumber file : in_folder) TRY(wait_for_writers(fs, file, end));
+    TRY(meta::freeze_files(fs.store, folder, in_folder));
+    for (const meta::InodeNumber file : in_folder) fs.notifications.attributes_changed(file);
+  }
   return json::object();
 }
 

@@ -170,7 +170,8 @@ void op_releasedir(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
 
 void op_fsyncdir(fuse_req_t req, fuse_ino_t inode, int, fuse_file_info*) {
   const Request request(req, Operation::fsyncdir, inode);
-  request.result(request.fs().tree.sync());
+  const auto sync = [request] { request.result(request.fs().tree.sync()); };
+  if (!request.fs().syncs.start(request.caller().uid, sync)) sync();
 }
 
 }  // namespace

@@ -10,6 +10,7 @@ namespace ckptfs::fs {
 namespace {
 
 constexpr uint64_t kReadingsAtOnce = 1;  // each takes up to 100 MiB
+constexpr size_t kSyncsAtOnce = 16;      // of one user: so many the disk can take together
 
 }  // namespace
 
@@ -38,6 +39,7 @@ Filesystem::Filesystem(const MountOptions& mount_options, meta::Store& mounted_s
       speculative_clones(store, files, notifications, write_errors, counters),
       file_sync(tree, files, write_errors, speculative_clones),
       lanes(tasks),
+      syncs(tasks, kSyncsAtOnce),
       views(
           store, lanes, [this](meta::InodeNumber inode, int blob) { return views::writers_of(files, inode, blob); },
           readings, leaving),

@@ -84,6 +84,7 @@ class Filesystem {
   Handles<DirectoryHandle> directories;
   Tasks tasks;
   UserLanes lanes;
+  UserLanes syncs;  // fsync: many wait for the disk at once, and none of them for what else the user has asked for
   views::Views views;
   ViewFiles view_files;
   Handles<ViewHandle> view_handles;

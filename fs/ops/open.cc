@@ -269,12 +269,10 @@ void op_release(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
   request.ok();
 }
 
-void op_fsync(fuse_req_t req, fuse_ino_t inode, int, fuse_file_info* info) {
-  const Request request(req, Operation::fsync, inode);
+void sync_handle(const Request& request, Handle& handle) {
   Filesystem& fs = request.fs();
-  Handle& handle = Handles<Handle>::get(info->fh);
   const auto sync = [&] { return fs.file_sync.sync_data(*handle.file, handle.descriptor); };
-  if (const auto durable = fs.speculative_clones.make_durable(inode, handle.descriptor, sync); !durable) {
+  if (const auto durable = fs.speculative_clones.make_durable(request.inode(), handle.descriptor, sync); !durable) {
     return request.error(durable.error());
   }
   const auto synced = sync();
@@ -284,6 +282,16 @@ void op_fsync(fuse_req_t req, fuse_ino_t inode, int, fuse_file_info* info) {
   }
   if (!synced) return request.logged_error(synced.error());
   request.result(fs.tree.sync());
+}
+
+// On a thread of the user's, since a slow disk would hold up all that serve requests. The kernel keeps the file open
+// until it is answered.
+void op_fsync(fuse_req_t req, fuse_ino_t inode, int, fuse_file_info* info) {
+  const Request request(req, Operation::fsync, inode);
+  Handle& handle = Handles<Handle>::get(info->fh);
+  const auto started =
+      request.fs().syncs.start(request.caller().uid, [request, &handle] { sync_handle(request, handle); });
+  if (!started) sync_handle(request, handle);
 }
 
 }  // namespace

@@ -39,8 +39,18 @@ bool is_harmless(const Error& error) { return error.errno_value() == ENOENT || e
 // Is it a protection that `status` reports as held? *Unknown* is not, since it has a warning of its own. The decision
 // to protect is made by judge() in meta/steps/retention.cc.
 bool is_protection(Reason reason) {
-  return reason == Reason::newest || reason == Reason::pinned || reason == Reason::latest || reason == Reason::in_use ||
-         reason == Reason::out_of_reach || reason == Reason::unpushed;
+  return reason == Reason::newest || reason == Reason::pinned || reason == Reason::latest ||
+         reason == Reason::best_model || reason == Reason::in_use || reason == Reason::out_of_reach ||
+         reason == Reason::unpushed;
+}
+
+// If the series has no step: a folder that its rules may be meant for, by the number in its name, and why it is none.
+// Empty: there is none.
+std::string looks_like_a_step(const SeriesStatus& status) {
+  if (!status.steps.empty()) return {};
+  const auto has_number = [](const NoStep& one) { return one.name.find_first_of("0123456789") != std::string::npos; };
+  const auto found = std::ranges::find_if(status.others, has_number);
+  return found == status.others.end() ? std::string() : found->name + ": " + found->reason;
 }
 
 }  // namespace
@@ -120,6 +130,10 @@ Result<> Rotation::rotate_series(meta::InodeNumber series, Findings& findings) {
   TRY(note_clock());
   const std::string metric = wanted.keep_best ? wanted.keep_best->metric : "";
   TRY_ASSIGN(const SeriesStatus status, step_facts_.inspect_series(series, metric, true));
+  if (const std::string other = looks_like_a_step(status); !other.empty() && wall_now() - status.changed >= quiet_) {
+    findings.warnings.push_back(tree_.path_of(series) + ": its rules do nothing, since no folder in it is a step (" +
+                                other + "); steps have names like checkpoint-100, global_step100 or step_100");
+  }
   forget_finished(status, tree_.path_of(series));
   if (!series_policy.is_armed()) {
     TRY_ASSIGN(const bool changed, arm(series, series_policy, status));
@@ -202,11 +216,12 @@ Result<> Rotation::make_durable(meta::InodeNumber series, const SeriesStatus& st
     if (!judgement.decisions[at].stays || !meta::formats::is_whole(step.facts.completeness)) continue;
     TRY(step_facts_.make_durable(step));
   }
-  const auto latest = tree_.child(series, "latest");
-  if (!latest && latest.error().errno_value() != ENOENT) return latest.error();
-  if (latest) {
-    TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(latest.value()));
-    if (record.is_live_file()) TRY(file_sync_.sync_file(latest.value()));
+  for (const char* const tracker : kTrackers) {
+    const auto file = tree_.child(series, tracker);
+    if (!file && file.error().errno_value() == ENOENT) continue;
+    TRY(file);
+    TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(file.value()));
+    if (record.is_live_file()) TRY(file_sync_.sync_file(file.value()));
   }
   return tree_.sync();
 }

@@ -45,17 +45,26 @@ Result<std::string> read_file(const meta::Tree& tree, meta::InodeNumber folder, 
   return text;
 }
 
-// Reads a metric from the step's trainer_state.json. ENOENT: the step has no such file.
-Result<std::optional<double>> metric_in(const meta::Tree& tree, meta::InodeNumber step, const std::string& metric) {
-  const std::string name = meta::formats::kTrainerStateName;
-  TRY_ASSIGN(const meta::InodeNumber file, tree.child(step, name));
+struct TrainerState {
+  io::Fd blob;
+  uint64_t size = 0;
+};
+// ENOENT: the step has no such file.
+Result<TrainerState> open_trainer_state(const meta::Tree& tree, meta::InodeNumber step) {
+  TRY_ASSIGN(const meta::InodeNumber file, tree.child(step, meta::formats::kTrainerStateName));
   TRY_ASSIGN(const meta::Attributes attributes, tree.attributes(file));
   if (!attributes.record.is_regular()) return Error(ENOENT);
-  TRY_ASSIGN(const io::Fd blob, tree.open_blob(file, O_RDONLY));
-  auto found =
-      meta::formats::metric_in_trainer_state(blob.get(), static_cast<uint64_t>(attributes.stat.st_size), metric);
+  TRY_ASSIGN(io::Fd blob, tree.open_blob(file, O_RDONLY));
+  return TrainerState{std::move(blob), static_cast<uint64_t>(attributes.stat.st_size)};
+}
+
+// Reads a metric from the step's trainer_state.json. ENOENT: the step has no such file.
+Result<std::optional<double>> metric_in(const meta::Tree& tree, meta::InodeNumber step, const std::string& metric) {
+  TRY_ASSIGN(const TrainerState state, open_trainer_state(tree, step));
+  auto found = meta::formats::metric_in_trainer_state(state.blob.get(), state.size, metric);
   if (found) return found;
-  return Error(found.error().errno_value(), name + ": " + found.error().message());
+  return Error(found.error().errno_value(),
+               std::string(meta::formats::kTrainerStateName) + ": " + found.error().message());
 }
 
 // The rank that a file's name tells, or the name of its folder.
@@ -408,15 +417,21 @@ Result<std::optional<double>> StepFactsFinder::metric_of(const StepStatus& statu
   return found;
 }
 
-Result<std::optional<std::string>> StepFactsFinder::latest_of(meta::InodeNumber series) const {
-  const auto file = tree_.child(series, "latest");
+bool Latest::names(const std::string& tag) const {
+  if (named.contains(tag)) return true;
+  const auto number = meta::step_number(tag);
+  return number && named.contains(std::to_string(*number));
+}
+
+Result<std::optional<std::string>> StepFactsFinder::named_by(meta::InodeNumber series, const char* tracker) const {
+  const auto file = tree_.child(series, tracker);
   if (!file && file.error().errno_value() == ENOENT) return std::optional<std::string>();
   TRY(file);
   TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(file.value()));
   if (record.is_dir()) return std::optional<std::string>();  // just a directory
   std::string tag = record.target;
   if (!S_ISLNK(record.mode)) {
-    TRY_ASSIGN(tag, read_file(tree_, series, "latest", kMostLatest));
+    TRY_ASSIGN(tag, read_file(tree_, series, tracker, kMostLatest));
   }
   tag.erase(tag.find_last_not_of(" \t\r\n/") + 1);
   tag.erase(0, tag.find_first_not_of(" \t\r\n"));
@@ -425,14 +440,73 @@ Result<std::optional<std::string>> StepFactsFinder::latest_of(meta::InodeNumber 
   return std::optional(tag);
 }
 
-// Any user who may make names in the series might have made `latest`.
-Result<> StepFactsFinder::note_unclear(meta::InodeNumber series, const Error& error, SeriesStatus& status) const {
-  status.unclear = "nobody can tell what `latest` names: " + error.message();
-  const auto file = tree_.child(series, "latest");
-  if (!file && file.error().errno_value() == ENOENT) return success();  // it was removed this moment
-  TRY(file);
-  TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(file.value()));
-  if (record.uid != 0 && record.uid != status.owner) status.unclear_to = record.uid;
+Result<Latest> StepFactsFinder::latest_of(meta::InodeNumber series) const {
+  Latest latest;
+  for (const char* const tracker : kTrackers) {
+    const auto named = named_by(series, tracker);
+    if (!named) return Error(named.error().errno_value(), std::string(tracker) + ": " + named.error().message());
+    if (named.value()) latest.named.insert(*named.value());
+  }
+  return latest;
+}
+
+// Any user who may make names in the series might have made a tracker file.
+Result<> StepFactsFinder::find_latest(meta::InodeNumber series, SeriesStatus& status) const {
+  for (const char* const tracker : kTrackers) {
+    const auto named = named_by(series, tracker);
+    if (named && named.value()) status.latest.named.insert(*named.value());
+    if (named) continue;
+    const auto file = tree_.child(series, tracker);
+    if (!file && file.error().errno_value() == ENOENT) continue;  // it was removed this moment
+    TRY(file);
+    TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(file.value()));
+    const bool theirs = record.uid != 0 && record.uid != status.owner;
+    const bool same = status.unclear.empty() || status.unclear_to == record.uid;
+    status.unclear = "nobody can tell what `" + std::string(tracker) + "` names: " + named.error().message();
+    status.unclear_to = theirs && same ? std::optional(record.uid) : std::nullopt;
+  }
+  return success();
+}
+
+// ENOENT: the step has no such file.
+Result<std::string> StepFactsFinder::best_model_of(const StepStatus& status) {
+  {
+    const io::MutexLock lock(mutex_);
+    const auto known = known_.find(status.inode);
+    const bool same = known != known_.end() && known->second.fingerprint == status.fingerprint;
+    if (same && known->second.best_model) return *known->second.best_model;
+  }
+  TRY_ASSIGN(const TrainerState state, open_trainer_state(tree_, status.inode));
+  TRY_ASSIGN(std::string best, meta::formats::best_model_in_trainer_state(state.blob.get(), state.size));
+  const io::MutexLock lock(mutex_);
+  const auto known = known_.find(status.inode);
+  if (known != known_.end() && known->second.fingerprint == status.fingerprint) known->second.best_model = best;
+  return best;
+}
+
+// What an owner's newest steps say counts for his steps: the one with the highest number, and the one that completed
+// last.
+Result<> StepFactsFinder::find_best_models(SeriesStatus& status) {
+  struct Newest {
+    const StepStatus *highest = nullptr, *last = nullptr;
+  };
+  std::map<uint32_t, Newest> newest;  // by owner
+  for (const StepStatus& step : status.steps) {
+    if (!meta::formats::is_whole(step.facts.completeness)) continue;
+    auto& [highest, last] = newest[step.owner];
+    if (highest == nullptr || step.facts.number > highest->facts.number) highest = &step;
+    if (last == nullptr || step.facts.seen > last->facts.seen) last = &step;
+  }
+  std::set<std::pair<uint32_t, std::string>> best;
+  for (const auto& [owner, of_owner] : newest) {
+    for (const StepStatus* const step : {of_owner.highest, of_owner.last}) {
+      const auto named = best_model_of(*step);
+      if (!named && named.error().errno_value() == ENOENT) continue;
+      TRY(named);
+      best.emplace(owner, named.value());
+    }
+  }
+  for (StepStatus& step : status.steps) step.facts.best_model = best.contains({step.owner, step.facts.tag});
   return success();
 }
 
@@ -443,9 +517,7 @@ Result<SeriesStatus> StepFactsFinder::inspect_series(meta::InodeNumber series, c
   status.owner = record.uid;
   status.changed = wall_time(later_of(record.mtime, record.ctime));
   status.written = is_written(series);
-  const auto latest = latest_of(series);
-  if (latest) status.latest = latest.value();
-  if (!latest) TRY(note_unclear(series, latest.error(), status));
+  TRY(find_latest(series, status));
   Circumstances now{used(), {}, watches};
   TRY_ASSIGN(now.pinned, tree_.pinned_folders());
   TRY_ASSIGN(const auto entries, tree_.list(series));
@@ -472,7 +544,7 @@ Result<SeriesStatus> StepFactsFinder::inspect_series(meta::InodeNumber series, c
       status.others.push_back({entry.name, "it is being removed"});
       continue;
     }
-    one.facts.latest = latest && latest.value() == entry.name;
+    one.facts.latest = status.latest.names(entry.name);
     one.facts.unpushed = pushes_.is_unpushed(series, one.inode, one.fingerprint);
     if (!metric.empty()) {
       const auto told = metric_of(one, metric);
@@ -483,6 +555,7 @@ Result<SeriesStatus> StepFactsFinder::inspect_series(meta::InodeNumber series, c
     status.steps.push_back(std::move(one));
   }
   TRY(see(series, status.steps, watches));
+  TRY(find_best_models(status));
   return status;
 }
 

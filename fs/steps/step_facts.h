@@ -13,10 +13,12 @@
 // Thread safety: all of it. Lock: mutex_ (a leaf).
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -65,13 +67,24 @@ struct NoStep {
   std::string reason;
 };
 
+// The files of a series in which trainers write which step they resume from: DeepSpeed's, its universal checkpoint's,
+// Megatron's.
+inline constexpr std::array kTrackers{"latest", "latest_universal", "latest_checkpointed_iteration.txt"};
+
+// What they name: steps by their names, or by their numbers.
+struct Latest {
+  std::set<std::string> named;
+  bool names(const std::string& tag) const;
+  bool operator==(const Latest&) const = default;
+};
+
 struct SeriesStatus {
   uint32_t owner = 0;
   std::vector<StepStatus> steps;
   std::vector<NoStep> others;
-  meta::WallTime changed;             // when anything in it changed last; of what is no step only names count
-  bool written = false;               // somebody has a file of a step open for writing
-  std::optional<std::string> latest;  // what the file `latest` names
+  meta::WallTime changed;  // when anything in it changed last; of what is no step only names count
+  bool written = false;    // somebody has a file of a step open for writing
+  Latest latest;
   std::string unclear;  // why nothing may be removed: there is a file `latest`, and nobody can tell what it names
   std::optional<uint32_t> unclear_to;  // whose `latest` that is, if it concerns nobody else's steps
 };
@@ -95,8 +108,8 @@ class StepFactsFinder {
   Result<> start();
   const meta::StoreClock& clock() const { return *clock_; }
   Result<StepStatus> inspect_step(meta::InodeNumber step);
-  // What the file `latest` of the series names; none: there is no such file.
-  Result<std::optional<std::string>> latest_of(meta::InodeNumber series) const;
+  // What the tracker files of the series name that there are. An error names the file.
+  Result<Latest> latest_of(meta::InodeNumber series) const;
   // Inspections end with ECANCELED from now on, also those that are under way.
   void stop() { stopping_ = true; }
   // `metric`: what keep_best asks for; empty: nothing. `watches`: what is seen of the steps is recorded with them. A
@@ -123,6 +136,7 @@ class StepFactsFinder {
     bool damaged = false;                                          // never cached: each inspection asks
     bool durable = false;                                          // synced since it was judged
     std::map<std::string, Result<std::optional<double>>> metrics;  // by name, as its files tell them, or cannot
+    std::optional<std::string> best_model;                         // what its trainer_state.json names
   };
 
   // The last changes of a folder and of the folders below it.
@@ -137,7 +151,9 @@ class StepFactsFinder {
     bool watches = false;
   };
   Result<StepStatus> inspect_step(meta::InodeNumber step, const std::string& tag, const Circumstances& now);
-  Result<> note_unclear(meta::InodeNumber series, const Error& error, SeriesStatus& status) const;
+  // What the tracker file of that name has in it; none: there is no such file.
+  Result<std::optional<std::string>> named_by(meta::InodeNumber series, const char* tracker) const;
+  Result<> find_latest(meta::InodeNumber series, SeriesStatus& status) const;
   std::chrono::seconds quiet_of(const StepStatus& status, bool watches) const;
   Result<> see(meta::InodeNumber series, std::vector<StepStatus>& steps, bool watches) const;
   Used used() const;
@@ -149,6 +165,8 @@ class StepFactsFinder {
   Result<bool> is_mapped_for_writing(meta::InodeNumber step) const;
   Result<std::optional<std::string>> damage_in(const std::vector<meta::InodeNumber>& files) const;
   Result<std::optional<double>> metric_of(const StepStatus& status, const std::string& name);
+  Result<std::string> best_model_of(const StepStatus& status);
+  Result<> find_best_models(SeriesStatus& status);
 
   meta::Store& store_;
   meta::Tree& tree_;

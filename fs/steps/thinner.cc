@@ -19,6 +19,7 @@
 #include "io/log.h"
 #include "meta/accounting/accounting.h"
 #include "meta/formats/safetensors.h"
+#include "meta/steps/policy.h"
 #include "meta/steps/steps.h"
 #include "meta/time.h"
 #include "meta/tree/unpublished.h"
@@ -52,8 +53,12 @@ const char* words_of(Reason reason) {
       return "it is pinned; unpin it first (setfattr -n user.ckptfs.pin -v 0)";
     case Reason::latest:
       return "`latest` names it";
+    case Reason::best_model:
+      return "a Trainer will load it at its end (best_model_checkpoint)";
     case Reason::in_use:
       return "a file of it is open, or was a moment ago; try again later";
+    case Reason::unpushed:
+      return "it is not pushed yet (hold_unpushed says how many such steps stay as they are)";
     default:
       return "it cannot be judged now";
   }
@@ -98,6 +103,15 @@ struct Thinner::Model {
   Access index_access;
 };
 
+// What speaks against thinning a step; empty: nothing. Then what that rests on.
+struct Thinner::Standing {
+  std::string objection;
+  meta::InodeNumber series = 0;
+  std::string tag{};
+  Latest latest{};
+  std::vector<std::pair<std::string, meta::InodeNumber>> newest{};  // the steps that are newer, by their names
+};
+
 struct Thinner::Plan {
   meta::InodeNumber step = 0;
   std::shared_ptr<const views::StepView> view;
@@ -122,27 +136,41 @@ bool is_thin_type(const std::string& text) {
   return text == kSame || std::ranges::any_of(kTypes, [&](const Type& type) { return text == type.name; });
 }
 
-Result<std::string> Thinner::objection(meta::InodeNumber step) {
+Result<Thinner::Standing> Thinner::standing_of(meta::InodeNumber step) {
   TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(step));
   TRY_ASSIGN(const meta::InodeRecord above, tree_.inode(record.parent));
-  if ((above.flags & meta::kSeries) == 0) return "it is no step of a series";
+  if ((above.flags & meta::kSeries) == 0) return Standing{"it is no step of a series"};
   TRY_ASSIGN(const SeriesStatus series, step_facts_.inspect_series(record.parent, "", false));
   const auto found = std::ranges::find(series.steps, step, &StepStatus::inode);
-  if (found == series.steps.end()) return "it is no step, or it is being removed";
-  if (found->facts.completeness == Completeness::weights) return "it holds weights only already";
+  if (found == series.steps.end()) return Standing{"it is no step, or it is being removed"};
+  if (found->facts.completeness == Completeness::weights) return Standing{"it holds weights only already"};
   if (found->damaged || found->facts.completeness != Completeness::complete) {
-    return std::string("it is ") + state_of(*found) + (found->reason.empty() ? "" : ": " + found->reason);
+    return Standing{std::string("it is ") + state_of(*found) + (found->reason.empty() ? "" : ": " + found->reason)};
   }
-  if (!series.unclear.empty() && series.unclear_to.value_or(found->owner) == found->owner) return series.unclear;
-  std::vector<meta::StepFacts> facts;  // of the owner's steps, that of this one last
+  if (!series.unclear.empty() && series.unclear_to.value_or(found->owner) == found->owner) {
+    return Standing{series.unclear};
+  }
+  std::vector<const StepStatus*> steps;  // the owner's, this one last
   for (const StepStatus& one : series.steps) {
-    if (one.owner == found->owner && one.inode != step) facts.push_back(one.facts);
+    if (one.owner == found->owner && one.inode != step) steps.push_back(&one);
   }
-  facts.push_back(found->facts);
+  steps.push_back(&*found);
+  std::vector<meta::StepFacts> facts;
+  for (const StepStatus* const one : steps) facts.push_back(one->facts);
   const meta::Moment now{meta::wall_time(meta::now()), step_facts_.clock().now()};
-  TRY_ASSIGN(const meta::Judgement judgement, meta::judge({}, facts, now, {}));
+  TRY_ASSIGN(const meta::SeriesPolicy rules, meta::policy_of(store_, record.parent));
+  TRY_ASSIGN(const meta::Policy set, meta::parse_policy(rules.set));
+  meta::Policy policy;  // without keep rules: only what protects the step speaks against a command
+  policy.hold_unpushed = set.hold_unpushed;
+  TRY_ASSIGN(const meta::Judgement judgement, meta::judge(policy, facts, now, {}));
   const Reason reason = judgement.decisions.back().reasons.front();
-  return std::string(reason == Reason::no_rule ? "" : words_of(reason));
+  Standing standing{reason == Reason::no_rule ? "" : words_of(reason), record.parent, found->facts.tag, series.latest};
+  for (size_t at = 0; at < steps.size(); ++at) {
+    if (std::ranges::count(judgement.decisions[at].reasons, Reason::newest) != 0) {
+      standing.newest.emplace_back(steps[at]->facts.tag, steps[at]->inode);
+    }
+  }
+  return standing;
 }
 
 Result<std::shared_ptr<const views::StepView>> Thinner::view_of(meta::InodeNumber step, uint32_t user) {
@@ -280,17 +308,29 @@ Result<> Thinner::keep_files(Plan& plan, ThinReport& report, const KeepPause& pa
   return success();
 }
 
-Result<> Thinner::put_in_place(const Plan& plan) {
+// Behind the lock of saves and seals, for which the thinning may have waited long. So it asks names only, no files.
+Result<> Thinner::refuse_by_changes(const Plan& plan, const Standing& standing) {
+  TRY_ASSIGN(const bool current, views_.is_current(*plan.view));
+  if (!current) return Error(EBUSY, "a file of it has changed meanwhile; try again");
+  TRY_ASSIGN(const bool in_use, step_facts_.is_in_use(plan.step));
+  if (in_use) return Error(EBUSY, words_of(Reason::in_use));
+  const auto latest = step_facts_.latest_of(standing.series);
+  if (latest && latest.value().names(standing.tag)) return Error(EBUSY, words_of(Reason::latest));
+  if (!latest || latest.value() != standing.latest) return Error(EBUSY, "`latest` has just changed; try again");
+  for (const auto& [tag, newer] : standing.newest) {
+    const auto there = tree_.child(standing.series, tag);
+    if (!there || there.value() != newer) return Error(EBUSY, tag + ", which is newer, has gone meanwhile; try again");
+  }
+  return success();
+}
+
+Result<> Thinner::put_in_place(const Plan& plan, const Standing& standing) {
   meta::Thinning thinning;
   thinning.step = plan.step;
   thinning.files = plan.files;
   for (const uint32_t index : plan.going) thinning.going.insert(plan.of_step()[index].path);
-  thinning.check = [&]() -> Result<> {
-    TRY_ASSIGN(const bool current, views_.is_current(*plan.view));
-    TRY_ASSIGN(const bool in_use, step_facts_.is_in_use(plan.step));
-    if (current && !in_use) return success();
-    return Error(EBUSY, current ? words_of(Reason::in_use) : "a file of it has changed meanwhile; try again");
-  };
+  TRY(io::fault_point("thin.before_change"));
+  thinning.check = [&] { return refuse_by_changes(plan, standing); };
   TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(plan.step));
   TRY_ASSIGN(const meta::Thinned thinned, meta::thin(store_, thinning));
   views_.forget(plan.step);
@@ -309,15 +349,16 @@ Result<> Thinner::put_in_place(const Plan& plan) {
 }
 
 // close() returns before the kernel's RELEASE reaches the daemon. So wait for files that were closed a moment ago.
-Result<> Thinner::refuse_by_facts(meta::InodeNumber step) {
+Result<Thinner::Standing> Thinner::refuse_by_facts(meta::InodeNumber step) {
   constexpr auto kPatience = std::chrono::milliseconds(200);
   const auto until = std::chrono::steady_clock::now() + kPatience;
-  TRY_ASSIGN(std::string why, objection(step));
-  while (why == words_of(Reason::in_use) && std::chrono::steady_clock::now() < until) {
+  TRY_ASSIGN(Standing standing, standing_of(step));
+  while (standing.objection == words_of(Reason::in_use) && std::chrono::steady_clock::now() < until) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    TRY_ASSIGN(why, objection(step));
+    TRY_ASSIGN(standing, standing_of(step));
   }
-  return why.empty() ? Result<>(success()) : Error(EBUSY, why);
+  if (!standing.objection.empty()) return Error(EBUSY, standing.objection);
+  return standing;
 }
 
 // What is kept of a file that is there already is listed, too. Blocks that the new files share with those that go stay
@@ -367,7 +408,7 @@ Result<ThinReport> Thinner::thin(meta::InodeNumber step, const std::string& type
     }
     return report;
   }
-  const auto kept = [&]() -> Result<> {
+  const auto kept = [&]() -> Result<Standing> {
     TRY(keep_files(plan, report, pause));
     TRY(tree_.write_back().sync_all());
     return refuse_by_facts(step);  // writing may have taken minutes
@@ -376,7 +417,7 @@ Result<ThinReport> Thinner::thin(meta::InodeNumber step, const std::string& type
     meta::doom_unpublished(tree_, plan.blobs, "files of a thinning that failed");
     return kept.error();
   }
-  TRY(put_in_place(plan));
+  TRY(put_in_place(plan, kept.value()));
   log::info("thin {}: {} weights stay, {} files went, {} MiB are freed", report.step, report.manifest.type,
             report.manifest.went.size(), report.freed >> 20);
   return report;

@@ -5,7 +5,8 @@
 //   2. Makes the step's view. The kept files are exactly its model.* in the type that is asked for, under the names
 //      that transformers expects. If the step holds its weights in such files already, these stay.
 //   3. Writes them aside (fs/steps/kept_file.h): durable, and compared by digest with what the view shows.
-//   4. Puts them in place, in one durable change (meta/steps/thin.h), if the step's files are still those of the view.
+//   4. Puts them in place, in one durable change (meta/steps/thin.h), if the step's files are still those of the view,
+//      and what protects steps has not come to this one meanwhile: the change may have waited for saves and seals.
 //
 // Thread safety: all of it.
 #pragma once
@@ -52,8 +53,6 @@ class Thinner {
         notifications_(notifications),
         stop_(stop) {}
 
-  // Why the step is not to be thinned, as far as the facts tell; empty: nothing speaks against it.
-  Result<std::string> objection(meta::InodeNumber step);
   // `user`: whose lane makes the view. `pause`: between chunks of what is written; the caller's pace. Errors carry
   // words. EBUSY: it is in use, or is protected. EINVAL: its weights cannot be told, or it holds weights only.
   Result<ThinReport> thin(meta::InodeNumber step, const std::string& type, uint32_t user, bool dry_run,
@@ -62,15 +61,19 @@ class Thinner {
  private:
   struct Model;
   struct Plan;
+  struct Standing;
 
+  Result<Standing> standing_of(meta::InodeNumber step);
   Result<std::shared_ptr<const views::StepView>> view_of(meta::InodeNumber step, uint32_t user);
   Result<Plan> make_plan(meta::InodeNumber step, const std::string& type, uint32_t user);
   static Result<Model> model_of(const views::View& view, const std::string& type, const std::string& name);
-  Result<> refuse_by_facts(meta::InodeNumber step);
+  // Returns the standing of a step against which nothing speaks. EBUSY, in words: something does.
+  Result<Standing> refuse_by_facts(meta::InodeNumber step);
+  Result<> refuse_by_changes(const Plan& plan, const Standing& standing);
   Result<ThinReport> foretell(const Plan& plan);
   Result<> refuse_other_weights(const Plan& plan) const;
   Result<> keep_files(Plan& plan, ThinReport& report, const KeepPause& pause);
-  Result<> put_in_place(const Plan& plan);
+  Result<> put_in_place(const Plan& plan, const Standing& standing);
   Result<uint64_t> exclusive_bytes(std::vector<meta::InodeNumber> roots);
 
   meta::Store& store_;

@@ -1,6 +1,5 @@
 #include "meta/blobs/space.h"
 
-#include <sys/stat.h>
 #include <sys/statvfs.h>
 
 #include <algorithm>
@@ -10,9 +9,10 @@
 
 namespace ckptfs::meta {
 
-uint64_t cow_reserve_of_clone(uint64_t size) {
-  const uint64_t unit = io::cow_extent_hint(size);
-  return (size + unit - 1) / unit * unit;
+uint64_t cow_reserve_of_clone(const struct stat& file) {
+  const auto size = static_cast<uint64_t>(file.st_size);
+  const uint64_t unit = io::cow_extent_hint(size), held = std::min(size, static_cast<uint64_t>(file.st_blocks) * 512);
+  return (held + unit - 1) / unit * unit;
 }
 
 // The least that can be written. The next block that XFS allocates may be any free one, also one that a sparse image

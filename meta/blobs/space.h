@@ -1,9 +1,10 @@
 // How full the store is, and what it must keep free.
 //
 // After a save the next overwrite of each live swap file allocates new blocks, and in passthrough mode nobody would see
-// it fail. So each live swap file has a *COW reserve*: what overwriting all of it would newly allocate. From the moment
-// that something shares its blocks the reserve is the file's length. After the last close for writing it is counted
-// from the file's extents (Tree::finished_writing). Users know the sum of all reserves as what is *owed*.
+// it fail. So each live swap file has a *COW reserve*: what overwriting all that it holds would newly allocate. From
+// the moment that something shares its blocks the reserve is all blocks that it has. After the last close for writing
+// it is counted from the file's extents (Tree::finished_writing). Holes never count: else anybody could owe an exabyte
+// without having a block, and everybody's saves would be refused. Users know the sum of all reserves as what is *owed*.
 //   - A save needs room for all COW reserves as they are afterwards.
 //   - An open for writing needs room for the reserves of all files that are then open for writing
 //     (Tree::prepare_writing).
@@ -16,6 +17,8 @@
 //
 // Thread safety: all of it, without locks.
 #pragma once
+
+#include <sys/stat.h>
 
 #include <atomic>
 #include <cstdint>
@@ -41,8 +44,8 @@ struct SpaceReport {
   uint64_t inodes_free = 0;
 };
 
-// The COW reserve of a file of `size` bytes from the moment that all of it is shared.
-uint64_t cow_reserve_of_clone(uint64_t size);
+// The COW reserve of a file from the moment that all of its blocks are shared.
+uint64_t cow_reserve_of_clone(const struct stat& file);
 
 class Space {
  public:

@@ -7,7 +7,6 @@
 #include <string_view>
 
 #include "io/fd.h"
-#include "io/json.h"
 #include "meta/formats/dcp.h"
 #include "meta/formats/deepspeed.h"
 #include "meta/formats/map_budget.h"
@@ -15,47 +14,11 @@
 #include "meta/formats/safetensors.h"
 #include "meta/formats/saved_step.h"
 #include "meta/formats/torch_file.h"
+#include "meta/formats/weight_index.h"
 #include "meta/names.h"
 
 namespace ckptfs::meta::formats {
 namespace {
-
-// Bounds for model.safetensors.index.json.
-constexpr io::JsonBounds kIndexBounds{
-    .bytes = uint64_t{16} << 20, .values = io::kAnyNumber, .text = uint64_t{64} << 10, .depth = 16};
-constexpr size_t kMostShards = size_t{1} << 16;
-
-// Collects the files that an index names: {"weight_map": {"layers.0.weight": "model-00001-of-00002.safetensors", ...}}
-class IndexReader : public io::JsonVisitor {
- public:
-  bool key(string_t& key) override {
-    if (depth_ == 1) key_ = key;
-    return true;
-  }
-  bool string(string_t& file) override {
-    if (depth_ != 2 || !in_map_) return true;
-    files.insert(file);
-    return files.size() <= kMostShards || fails(Error(EFBIG, "it names more files than any checkpoint has"));
-  }
-
-  std::set<std::string> files;
-  bool is_index = false;
-
- private:
-  bool begin(bool object) override {
-    if (++depth_ == 2) in_map_ = object && key_ == "weight_map";
-    is_index = is_index || in_map_;
-    return true;
-  }
-  bool end() override {
-    --depth_;
-    return true;
-  }
-
-  unsigned depth_ = 0;
-  std::string key_;
-  bool in_map_ = false;
-};
 
 // Returns the folder of the DeepSpeed checkpoint in a Trainer's: "global_step500/". Of several it is the one with the
 // highest number, which was saved last.
@@ -116,18 +79,11 @@ void add_torch_weights(const StepFiles& files, uint32_t index, TensorMap& map, M
   }
 }
 
-std::set<std::string> files_of_index(const StepFiles& files, uint32_t index, TensorMap& map) {
-  const auto wrong = [&](const std::string& reason) {
-    add_problem(map, {files.list()[index].path, reason});
-    return std::set<std::string>();
-  };
-  const auto file = files.open(index);
-  if (!file) return wrong(file.error().message());
-  IndexReader reader;
-  const auto read = io::read_json(files.limited(file.value()), 0, files.list()[index].size, kIndexBounds, reader);
-  if (!read) return wrong(read.error().message());
-  if (!reader.is_index) return wrong("it is no index of weights");
-  return std::move(reader.files);
+std::set<std::string> shards_of(const StepFiles& files, uint32_t index, TensorMap& map) {
+  auto named = files_of_index(files, index);
+  if (named) return std::move(named).value();
+  add_problem(map, {files.list()[index].path, named.error().message()});
+  return {};
 }
 
 // Chooses the files that transformers would load: a whole file, else those that an index names, else the only one with
@@ -145,7 +101,7 @@ std::set<std::string> weight_files(const StepFiles& files, const std::string& wh
     if (is_at_top(path) && path.ends_with(ending) && !(saved && is_rank_file(path))) candidates.insert(path);
   }
   if (!index_file) return candidates.size() == 1 ? candidates : std::set<std::string>();
-  auto named = files_of_index(files, *index_file, map);
+  auto named = shards_of(files, *index_file, map);
   for (const std::string& name : named) {
     if (!candidates.contains(name))
       add_problem(map, {name, "the index names it, and it is not there", Problem::Kind::missing});

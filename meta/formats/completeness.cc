@@ -5,12 +5,14 @@
 #include <optional>
 #include <string_view>
 
+#include "meta/formats/checkpoint.h"
 #include "meta/formats/deepspeed_names.h"
 #include "meta/formats/manifest.h"
 #include "meta/formats/safetensors.h"
 #include "meta/formats/step_names.h"
 #include "meta/formats/thinning.h"
 #include "meta/formats/trainer_state.h"
+#include "meta/formats/weight_index.h"
 #include "meta/formats/zip_archive.h"
 
 namespace ckptfs::meta::formats {
@@ -40,6 +42,12 @@ bool is_deepspeed_state(std::string_view path) {
 }
 bool is_dcp_metadata(std::string_view path) {
   return std::count(path.begin(), path.end(), '/') <= 1 && name_of(path) == kMetadataName;
+}
+
+bool is_dcp_data(std::string_view path) { return path.ends_with(".distcp"); }
+bool shows_a_resume(std::string_view path) {
+  return is_resume_state_name(path) || is_deepspeed_state(path) || path.starts_with("optimizer") ||
+         path.starts_with("pytorch_model_fsdp");
 }
 
 CompletenessJudgement lacking(std::string_view file) {
@@ -110,10 +118,28 @@ std::optional<CompletenessJudgement> judge_trainers_file(const StepFiles& files,
   return path == kTrainerState ? judge_trainer_state(files, index) : judge_end(files, index);
 }
 
+// `latest` in a Trainer's step names the folder that DeepSpeed resumes from. The machine that wrote it has files there.
+void check_inner_latest(const StepFiles& files, ShareCheck& share) {
+  constexpr uint64_t kMostTag = 4096;
+  for (uint32_t index = 0; index < files.list().size(); ++index) {
+    if (files.list()[index].path != kInnerLatest) continue;
+    auto named = files.read(index, kMostTag);
+    std::string tag = named ? std::move(named).value() : std::string();
+    tag.erase(tag.find_last_not_of(" \t\r\n") + 1);
+    const auto lies_in = [&](std::string_view path) { return path.starts_with(tag + '/'); };
+    if (tag.empty() || !any_path(files, lies_in)) share.add_unclear("`latest` names no folder of it");
+  }
+}
+
 CompletenessJudgement judge_trainer_ends(const StepFiles& files) {
   for (uint32_t index = 0; index < files.list().size(); ++index) {
     if (auto judgement = judge_trainers_file(files, index)) return *std::move(judgement);
   }
+  ShareCheck demanded;
+  check_weight_indexes(files, demanded);
+  check_inner_latest(files, demanded);
+  if (!demanded.missing.empty()) return lacking(demanded.missing.front().path);
+  if (!demanded.unclear.empty()) return {Completeness::unknown, demanded.unclear};
   return {Completeness::complete, {}};
 }
 
@@ -177,6 +203,8 @@ ShareCheck check_trainer_ends(const StepFiles& files) {
     if (judgement->completeness == Completeness::incomplete) share.add_broken(judgement->reason);
     if (judgement->completeness == Completeness::unknown) share.add_unclear(judgement->reason);
   }
+  check_weight_indexes(files, share);
+  check_inner_latest(files, share);
   return share;
 }
 
@@ -190,9 +218,11 @@ CompletenessJudgement judge_abandoned(const StepFiles& files, const Completeness
   if (is_whole(judged.completeness) || files.refused()) return judged;
   if (files.list().empty()) return {Completeness::incomplete, "it holds no file"};
   const bool trainer_state = any_path(files, [](std::string_view path) { return path == kTrainerState; });
-  // A Trainer cannot go on from a checkpoint without its state, whatever else that holds.
   const bool arguments = any_path(files, [](std::string_view path) { return path == "training_args.bin"; });
-  if (!trainer_state && (arguments || siblings.trainer_state)) return lacking(kTrainerState);
+  const bool of_trainer = !trainer_state && (arguments || siblings.trainer_state);
+  // What is for a resume is of no use without the Trainer's state. A model alone may be all that was to be saved.
+  const bool model_alone = !any_path(files, shows_a_resume) && !names_of(paths_of(files)).no_weights;
+  if (of_trainer && !model_alone) return lacking(kTrainerState);
   // DCP writes .metadata last. So what that names and is not there was never here: other ranks wrote to other machines.
   const bool metadata = any_path(files, is_dcp_metadata);
   if (metadata) return {Completeness::unknown, "other machines may have the files that are not there"};
@@ -200,11 +230,14 @@ CompletenessJudgement judge_abandoned(const StepFiles& files, const Completeness
     return {Completeness::unknown, "rank 0 has no file here, and may have its files on another machine"};
   }
   if (judged.completeness == Completeness::incomplete) return judged;
-  if (siblings.dcp_metadata) return lacking(kMetadataName);
+  // Siblings tell what a file of this kind lacks, and nothing of a step of another kind.
   const auto is_first = [](std::string_view path) { return is_first_model_states(name_of(path)); };
-  if (siblings.first_model_states && !any_path(files, is_first)) return lacking("model_states.pt of rank 0");
+  if (siblings.dcp_metadata && any_path(files, is_dcp_data)) return lacking(kMetadataName);
+  if (siblings.first_model_states && any_path(files, is_deepspeed_state) && !any_path(files, is_first))
+    return lacking("model_states.pt of rank 0");
   if (auto cut = find_cut_file(files)) return *std::move(cut);
   if (auto missing = find_missing_weights(files)) return *std::move(missing);
+  if (of_trainer) return {Completeness::unknown, "it has a model and no trainer_state.json, and may be meant so"};
   return judged;
 }
 

@@ -46,6 +46,24 @@ bool has_lost_weights(const StepPaths& paths) {
   return std::ranges::any_of(paths, is_of_trainer) && std::ranges::all_of(paths, holds_none);
 }
 
+bool is_known_to_hold_weights(std::string_view path) {
+  constexpr std::array<std::string_view, 12> kEndings{".safetensors", ".bin",     ".pt",   ".pth", ".ckpt", ".distcp",
+                                                      ".h5",          ".msgpack", ".gguf", ".npz", ".pkl",  ".swp"};
+  return path != kTrainerArguments && !is_resume_state_name(path) &&
+         std::ranges::any_of(kEndings, [&](auto ending) { return path.ends_with(ending); });
+}
+
+// A Trainer that saves its scheduler saves its optimizer, too: "optimizer.pt", "optimizer.bin", "optimizer_0/".
+bool has_lost_optimizer(const StepPaths& paths) {
+  const bool scheduler = std::ranges::any_of(
+      paths, [](std::string_view path) { return path == "scheduler.pt" || path == "scheduler.bin"; });
+  const auto is_optimizer = [](std::string_view path) {
+    return path.starts_with("optimizer") || path == kMetadataEnding ||
+           parse_states_name(path.substr(path.rfind('/') + 1)).has_value();
+  };
+  return scheduler && std::ranges::none_of(paths, is_optimizer);
+}
+
 // "partial-5f3a-global_step500/..." is there, and "global_step500/ckptfs.rank00.json" is not. Its save is still
 // running, or has failed.
 bool lacks_committed_part(const StepPaths& paths) {
@@ -92,7 +110,11 @@ CompletenessJudgement lacking_file(std::string_view file) {
 CompletenessJudgement judge_trainers(const StepNames& names, const KindJudges& judges) {
   CompletenessJudgement ends = judges.trainer_ends();
   if (ends.completeness != Completeness::complete) return ends;
-  return names.lost_weights ? lacking_file("a file of weights") : ends;
+  if (names.lost_weights) return lacking_file("a file of weights");
+  if (names.no_weights) return {Completeness::unknown, "no file of it is known to hold weights"};
+  if (names.no_inner_latest) return {Completeness::unknown, "it has no file `latest`, which names DeepSpeed's folder"};
+  if (names.no_optimizer) return {Completeness::unknown, "it has the scheduler's state, and no optimizer's"};
+  return ends;
 }
 
 CompletenessJudgement judge_deepspeeds(const StepNames& names, const KindJudges& judges, bool all_machines) {
@@ -112,12 +134,15 @@ StepNames names_of(const std::vector<std::string_view>& paths) {
   names.trainer_state = std::ranges::count(paths, std::string_view(kTrainerStateName)) != 0;
   names.begun_by_trainer = is_begun_by_trainer(paths);
   names.lost_weights = has_lost_weights(paths);
+  names.no_weights = std::ranges::none_of(paths, is_known_to_hold_weights);
+  names.no_optimizer = has_lost_optimizer(paths);
   names.manifests = std::ranges::any_of(paths, is_manifest_name);
   names.lacks_part = lacks_committed_part(paths);
   note_dcp(names, paths);
   for (const std::string_view path : paths) {
     if (!is_deep(path)) note_deepspeed(names, path);
   }
+  names.no_inner_latest = names.deepspeed && !names.deepspeed_at_top && std::ranges::count(paths, kInnerLatest) == 0;
   return names;
 }
 
@@ -131,6 +156,8 @@ CompletenessJudgement judge_by_names(const StepNames& names, const KindJudges& j
   if (!names.trainer_state && names.begun_by_trainer) return lacking_file(kTrainerStateName);
   // DCP writes .metadata last, on one machine.
   if (all_machines && names.lacks_dcp_metadata) return lacking_file(kMetadataEnding);
+  if (names.lacks_dcp_metadata && (names.dcp_metadata || names.trainer_state))
+    return {Completeness::unknown, "a folder of it has no .metadata, which another machine may have"};
   if (names.deepspeed || names.dcp_metadata) {
     CompletenessJudgement states = names.deepspeed ? judge_deepspeeds(names, judges, all_machines) : judges.states();
     return is_complete(states) && names.trainer_state ? judge_trainers(names, judges) : states;

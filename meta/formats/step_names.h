@@ -9,10 +9,16 @@
 
 namespace ckptfs::meta::formats {
 
+// In a Trainer's step it names DeepSpeed's folder.
+inline constexpr std::string_view kInnerLatest = "latest";
+
 struct StepNames {
   bool trainer_state = false;
   bool begun_by_trainer = false;  // files are there that a Trainer writes into checkpoints only
   bool lost_weights = false;      // of what a Trainer writes, all is there but what may be weights
+  bool no_weights = false;        // no file is known to hold weights
+  bool no_optimizer = false;      // beside a scheduler's state
+  bool no_inner_latest = false;   // beside DeepSpeed's folder
   bool manifests = false;         // of ranks that saved through libckptfs
   bool lacks_part = false;        // a part was begun through libckptfs, and never committed
   // DeepSpeed's states, in the step or in a folder of it.

@@ -23,6 +23,7 @@ constexpr uint64_t kThinnedFormat = 1;
 constexpr uint64_t kMostThinned = uint64_t{16} << 20;  // bytes of a manifest
 constexpr size_t kMostFiles = size_t{1} << 17;         // in one of its lists
 constexpr uint64_t kMostScalar = 1;                    // of a tensor that is no weights, whatever its type
+constexpr uint64_t kMostOfGenerator = 5056;            // bytes: the state of torch's largest one
 constexpr io::JsonBounds kBounds{.bytes = kMostThinned, .values = io::kAnyNumber, .text = 1 << 16, .depth = 8};
 
 std::string_view last_name(std::string_view path) { return path.substr(path.rfind('/') + 1); }
@@ -73,7 +74,7 @@ bool is_for_resume(std::string_view path, const Origin& from) {
   if (is_deepspeeds_own(path) || (from.dcp && is_dcp(path))) return true;
   if (!from.inner.empty() && path.starts_with(from.inner)) return is_deepspeeds_own(path.substr(from.inner.size()));
   if (!lies_at_top(path)) return false;
-  if (path == "zero_to_fp32.py" || (path == "latest" && !from.inner.empty())) return true;
+  if (path == "zero_to_fp32.py" || path == "zero_to_torch.py" || (path == "latest" && !from.inner.empty())) return true;
   if (from.torch_weights && path == "pytorch_model.bin.index.json") return true;
   return is_resume_state_name(path) || (from.saved_by_us && rank_of_manifest(path));
 }
@@ -239,12 +240,16 @@ std::vector<uint32_t> files_that_go(const TensorMap& map, const std::vector<Step
   return going;
 }
 
+// A model may be of any type, also of integers. So only what is known to be something else is none.
 std::string unknown_weights(const TensorMap& map) {
   for (const Parameter& parameter : map.parameters) {
     if (parameter.kind != Parameter::Kind::other) continue;
     for (const auto& [state, tensor] : parameter.states) {
-      const bool several = elements_of(tensor.shape).value_or(kMostScalar + 1) > kMostScalar;
-      if (several && is_float(tensor.dtype)) return parameter.name;
+      const auto elements = elements_of(tensor.shape);
+      const bool single = elements && *elements <= kMostScalar;
+      const bool generator =
+          tensor.dtype == Dtype::uint8 && tensor.shape.size() == 1 && tensor.shape.front() <= kMostOfGenerator;
+      if (!single && !generator) return parameter.name;
     }
   }
   return {};

@@ -92,11 +92,43 @@ class MetricOfState : public NumbersOfState {
   std::optional<double> of_name_;
 };
 
+class KeysOfState : public io::JsonVisitor {
+ public:
+  bool key(string_t& key) override {
+    is_best_ = depth_ == 1 && key == "best_model_checkpoint";
+    has_step = has_step || (depth_ == 1 && key == "global_step");
+    return true;
+  }
+  bool string(string_t& text) override {
+    if (is_best_) best_model = text;
+    is_best_ = false;
+    return true;
+  }
+  std::string best_model;
+  bool has_step = false;
+
+ private:
+  bool begin(bool) override {
+    is_best_ = false;
+    ++depth_;
+    return true;
+  }
+  bool end() override {
+    --depth_;
+    return true;
+  }
+
+  unsigned depth_ = 0;
+  bool is_best_ = false;
+};
+
 }  // namespace
 
 Result<> check_trainer_state(const io::LimitedFile& file, uint64_t size) {
-  io::JsonVisitor nothing;
-  return io::read_json(file, 0, size, kTrainerStateBounds, nothing);
+  KeysOfState state;
+  TRY(io::read_json(file, 0, size, kTrainerStateBounds, state));
+  if (!state.has_step) return Error(ENODATA, "it has no global_step, so no Trainer wrote it");
+  return success();
 }
 
 // It needs two passes, because "global_step" may come after the history.
@@ -107,6 +139,14 @@ Result<std::optional<double>> metric_in_trainer_state(const io::LimitedFile& fil
   MetricOfState of_history(of_state.step, name);
   TRY(io::read_json(file, 0, size, kTrainerStateBounds, of_history));
   return of_history.metric;
+}
+
+Result<std::string> best_model_in_trainer_state(const io::LimitedFile& file, uint64_t size) {
+  KeysOfState state;
+  TRY(io::read_json(file, 0, size, kTrainerStateBounds, state));
+  std::string& path = state.best_model;
+  path.erase(path.find_last_not_of('/') + 1);
+  return path.substr(path.rfind('/') + 1);
 }
 
 }  // namespace ckptfs::meta::formats

@@ -136,8 +136,6 @@ Result<TagDecisions> decisions_of(const std::string& url, const std::string& tag
   return decisions;
 }
 
-uint64_t number_of(const CommittedStep& step) { return step_number(step.decision.tag).value_or(0); }
-
 // `by_time`: by the time of their commits. A late one goes before those that have a higher number, back to the first
 // that has not, and before one at least.
 std::vector<CommittedStep> in_order(const std::vector<CommittedStep>& by_time) {
@@ -145,7 +143,7 @@ std::vector<CommittedStep> in_order(const std::vector<CommittedStep>& by_time) {
   for (const CommittedStep& step : by_time) {
     auto at = ordered.end();
     if (step.late && !ordered.empty()) --at;
-    while (step.late && at != ordered.begin() && number_of(*std::prev(at)) > number_of(step)) --at;
+    while (step.late && at != ordered.begin() && std::prev(at)->number() > step.number()) --at;
     ordered.insert(at, step);
   }
   return ordered;
@@ -230,6 +228,8 @@ Result<Void> parse_void(const std::string& text, const std::string& tag, const s
   return nothing;
 }
 
+uint64_t CommittedStep::number() const { return step_number(decision.tag).value_or(0); }
+
 std::string CommittedStep::name() const {
   return ordinal == 1 ? decision.tag : fmt::format("{}~{}", decision.tag, ordinal);
 }
@@ -254,7 +254,7 @@ Result<std::vector<CommittedStep>> steps_of(const DecisionsByTag& found, const s
   }
   // Servers tell whole seconds: of one second the higher number is the later step.
   const auto when = [](const CommittedStep& step) {
-    return std::tuple(step.committed, number_of(step), std::string_view(step.decision.tag), step.decision.n);
+    return std::tuple(step.committed, step.number(), std::string_view(step.decision.tag), step.decision.n);
   };
   std::ranges::sort(steps, {}, when);
   return in_order(steps);

@@ -74,6 +74,7 @@ struct CommittedStep {
   bool late = false;
 
   std::string name() const;  // "<tag>", "<tag>~2", ...
+  uint64_t number() const;   // in the tag; 0: it has none
 };
 
 // What lists say of one tag, by the numbers of its decisions. Times are the server's.

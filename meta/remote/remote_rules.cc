@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -69,7 +70,7 @@ Result<NumberedRules> rules_of(const std::string& text, uint64_t n) {
   return numbered;
 }
 
-// The decision about a step that so many newer ones stand before.
+// The decision about a step that so many newer ones stand beside.
 RuleDecision decide(const RemoteRules& rules, const CommittedStep& step, uint64_t newer, Time now) {
   RuleDecision decision;
   std::vector<std::string> reasons;
@@ -79,7 +80,7 @@ RuleDecision decide(const RemoteRules& rules, const CommittedStep& step, uint64_
   const auto texts = texts_of(rules);
   const auto kept_by = [&](const char* rule) { reasons.push_back(fmt::format("{}={}", rule, texts.at(rule))); };
   if (rules.keep_last && newer < *rules.keep_last) kept_by(kKeepLast);
-  if (rules.keep_every && step_number(step.decision.tag).value_or(0) % *rules.keep_every == 0) kept_by(kKeepEvery);
+  if (rules.keep_every && step.number() % *rules.keep_every == 0) kept_by(kKeepEvery);
   if (rules.keep_for && now - step.committed < *rules.keep_for) {
     if (reasons.empty()) decision.until = step.committed + *rules.keep_for;
     kept_by(kKeepFor);
@@ -166,9 +167,16 @@ Result<NumberedRules> change_rules(io::ObjectStore& store, const std::string& ho
 
 std::vector<RuleDecision> decide_by_rules(const RemoteRules& rules, const std::vector<CommittedStep>& steps, Time now) {
   std::vector<RuleDecision> decisions(steps.size());
-  uint64_t newer = 0;
+  std::vector<size_t> standing;  // the last commit first
   for (size_t at = steps.size(); at-- > 0;) {
-    if (!steps[at].gone) decisions[at] = decide(rules, steps[at], newer++, now);
+    if (!steps[at].gone) standing.push_back(at);
+  }
+  std::vector<uint64_t> newer(steps.size());
+  for (uint64_t place = 0; place < standing.size(); ++place) newer[standing[place]] = place;
+  std::ranges::stable_sort(standing, std::greater(), [&](size_t at) { return steps[at].number(); });
+  for (uint64_t place = 0; place < standing.size(); ++place) {
+    const size_t at = standing[place];
+    decisions[at] = decide(rules, steps[at], std::min(newer[at], place), now);
   }
   return decisions;
 }

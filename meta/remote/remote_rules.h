@@ -2,7 +2,9 @@
 // rules/<n>, made and never changed, of which the highest n counts. docs/remote-format.md has the fields.
 //
 // A step stays if any of the keep rules that are set keeps it; if none is set, every step stays. The newest step and a
-// pinned one always stay. Newer means: committed later, by the store's clock. Stateless; any thread.
+// pinned one always stay. Newer means: committed later, by the store's clock, or with a higher number. As on a mount
+// (meta/steps/retention.h) a step goes only if it is old in both orders: a step that an evaluation wrote to is
+// committed once more, and makes nothing old that training saved since. Stateless; any thread.
 #pragma once
 
 #include <chrono>

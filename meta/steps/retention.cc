@@ -58,11 +58,15 @@ class Judge {
     return steps_[a].seen != steps_[b].seen ? steps_[a].seen > steps_[b].seen : is_newer_by_time(a, b);
   }
 
+  bool is_higher(size_t a, size_t b) const {
+    return steps_[a].number != steps_[b].number ? steps_[a].number > steps_[b].number : is_seen_later(a, b);
+  }
+
   // Sorts these steps by rank, and returns the ranks, of all steps by their index. Of steps of equal rank the one that
   // was seen later comes first.
   std::vector<size_t> rank(std::vector<size_t>& among) const {
     std::vector<size_t> ranks(steps_.size());
-    std::sort(among.begin(), among.end(), [this](size_t a, size_t b) { return is_newer_by_time(a, b); });
+    std::sort(among.begin(), among.end(), [this](size_t a, size_t b) { return is_higher(a, b); });
     for (size_t place = 0; place < among.size(); ++place) ranks[among[place]] = place;
     std::sort(among.begin(), among.end(), [this](size_t a, size_t b) { return is_seen_later(a, b); });
     for (size_t place = 0; place < among.size(); ++place) ranks[among[place]] = std::min(ranks[among[place]], place);
@@ -93,6 +97,7 @@ class Judge {
       const StepFacts& step = steps_[at];
       if (step.pinned) keep(at, Reason::pinned);
       if (step.latest) keep(at, Reason::latest);
+      if (step.best_model) keep(at, Reason::best_model);
       if (step.in_use) keep(at, Reason::in_use);
       if (step.completeness == Completeness::unknown || step.untold) keep(at, Reason::unknown);
       if (step.out_of_reach) keep(at, Reason::out_of_reach);
@@ -235,10 +240,24 @@ class Judge {
 }  // namespace
 
 const char* name_of(Reason reason) {
-  constexpr std::array<const char*, 17> kNames{
-      "newest",         "pinned",           "latest",       "in use",    "unknown",   "its setter may not remove it",
-      "not pushed yet", "keep_last",        "keep_every",   "keep_for",  "keep_best", "no rule",
-      "keep_partial",   "no rule keeps it", "keep_partial", "max_bytes", "min_free"};
+  constexpr std::array<const char*, 18> kNames{"newest",
+                                               "pinned",
+                                               "latest",
+                                               "best model",
+                                               "in use",
+                                               "unknown",
+                                               "its setter may not remove it",
+                                               "not pushed yet",
+                                               "keep_last",
+                                               "keep_every",
+                                               "keep_for",
+                                               "keep_best",
+                                               "no rule",
+                                               "keep_partial",
+                                               "no rule keeps it",
+                                               "keep_partial",
+                                               "max_bytes",
+                                               "min_free"};
   return kNames[static_cast<size_t>(reason)];
 }
 

@@ -12,16 +12,19 @@
 // If keep_full is set, the complete steps that stay are thinned, except for those that it keeps full and those that are
 // never removed. As long as one is still to be thinned, max_bytes removes nothing, since thinning makes room, too.
 //
-// Never removed: the newest complete step, a pinned one, the one that `latest` names, one that is in use, one that
-// cannot be judged, one that whoever set the rules could not remove by hand, and of the steps that are to be pushed to
-// a remote the newest hold_unpushed, complete or not: a machine of several cannot tell alone whether one is complete. A
-// seal does not protect: it forbids changes of a step, not its removal.
+// Never removed: the newest complete step, a pinned one, one that `latest` or another tracker file names, one that the
+// newest trainer_state.json names as best_model_checkpoint, one that is in use, one that cannot be judged, one that
+// whoever set the rules could not remove by hand, and of the steps that are to be pushed to a remote the newest
+// hold_unpushed, complete or not: a machine of several cannot tell alone whether one is complete. A seal does not
+// protect: it forbids changes of a step, not its removal.
 //
-// Newer is told in two ways: by the time of completion that the files tell, and by the order in which rotation saw the
-// steps complete (meta/steps/seen_step.h). They differ where the wall clock was wrong, or where a step was copied in
-// with its times. So a step's rank is the better of its places in the two orders, the newest first; in each order, of
-// equal ones the higher number is newer. Likewise it is as young as the younger of its two ages. A step that only one
-// of the two takes for old stays.
+// Newer is told in two ways: by the order in which rotation saw the steps complete (meta/steps/seen_step.h), and by
+// their numbers. They differ where an old step is copied in, or written to once more, by an evaluation say: what
+// training saved last has the highest number then. They also differ where a run starts again at small numbers. So a
+// step's rank is the better of its places in the two orders, the newest first. A step that only one of the two takes
+// for old stays: a series may keep up to twice what a rule says, never less. Of steps that were seen at one moment the
+// dates of their files decide, and nothing else does: the wall clock may have been wrong, and a copy may keep its
+// times. Likewise a step is as young as the younger of its two ages, by its files' dates and by the clock of the store.
 #pragma once
 
 #include <chrono>
@@ -44,7 +47,8 @@ struct StepFacts {
   WallTime completed;  // complete ones; of others, when anything in it changed last
   StoreTime seen{};    // since when rotation has seen it so
   bool pinned = false;
-  bool latest = false;           // the file `latest` of the series names it
+  bool latest = false;           // `latest` or another tracker file of the series names it
+  bool best_model = false;       // a Trainer will load it at its end
   bool in_use = false;           // has a file open, or had a moment ago
   std::optional<double> metric;  // the one that keep_best asks for
   bool out_of_reach = false;     // who set the rules could not remove it
@@ -59,6 +63,7 @@ enum class Reason {
   newest,
   pinned,
   latest,
+  best_model,
   in_use,
   unknown,
   out_of_reach,

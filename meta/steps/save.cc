@@ -182,7 +182,7 @@ class Save {
     taken.writer_open = store_.open_files().open_for_writing(taken.plan.source);
     TRY(store_.open_files().truncate_to_written(taken.plan.source));
     TRY_ASSIGN(const struct stat st, io::stat_fd(live.value()));
-    taken.size = static_cast<uint64_t>(st.st_size);
+    taken.cow_reserve = cow_reserve_of_clone(st);
     taken.mtime = st.st_mtim;
     if (!taken.writer_open) {
       TRY_ASSIGN(taken.writer_open, io::has_writer(live.value()));
@@ -228,7 +228,7 @@ class Save {
   }
 
   // Takes numbers for the clones, those of spare blobs first, and marks them as tentative: a crash before the step is
-  // published deletes them. From here on the COW reserve of each live file to be cloned is its length, and the file
+  // published deletes them. From here on the COW reserve of each live file to be cloned is all that it holds, and it
   // counts as saved until somebody opens it for writing. If the save fails, its blobs are never frozen, and
   // find_saved() ignores them.
   Result<> reserve() {
@@ -257,7 +257,7 @@ class Save {
         TRY_ASSIGN(record, store_.index().inode(taken.plan.source));
       }
       record.saved_blob = taken.writer_open ? 0 : taken.blob;
-      change.set_cow_reserve(record, cow_reserve_afterwards(taken));
+      change.set_cow_reserve(record, taken.cow_reserve);
       change.batch.put(taken.plan.source, record);
     }
     change.begin_cloning(cloned);
@@ -265,8 +265,6 @@ class Save {
     if (!reserved) tree_.end_cloning();
     return reserved;
   }
-
-  static uint64_t cow_reserve_afterwards(const SaveFile& taken) { return cow_reserve_of_clone(taken.size); }
 
   // ENOSPC: the store has no room for the COW reserves after the save (meta/blobs/space.h).
   Result<> check_space() {
@@ -286,8 +284,7 @@ class Save {
   uint64_t cow_reserve_after_save() const {
     uint64_t cow_reserve = store_.space().cow_reserve;
     for (const SaveFile& taken : taken_) {
-      if (taken.blob == 0 && taken.same == nullptr)
-        cow_reserve += cow_reserve_afterwards(taken) - taken.plan.record.cow_reserve;
+      if (taken.blob == 0 && taken.same == nullptr) cow_reserve += taken.cow_reserve - taken.plan.record.cow_reserve;
     }
     return cow_reserve;
   }

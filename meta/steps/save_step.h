@@ -19,8 +19,8 @@ namespace ckptfs::meta {
 // One file on its way into the step.
 struct SaveFile {
   PlannedFile plan;
-  io::Fd live;        // O_RDONLY, where it is held
-  uint64_t size = 0;  // of the live file behind the gate, as mtime
+  io::Fd live;               // O_RDONLY, where it is held
+  uint64_t cow_reserve = 0;  // of the live file once it is cloned; as it is behind the gate, as mtime
   timespec mtime{};
   BlobNumber blob = 0;             // frozen blob the step will name
   bool cloned = false;             // else `blob` is the one it was last saved as

@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
 #include <unordered_set>
 #include <vector>
 
@@ -229,8 +228,10 @@ class Freeze {
     TRY_ASSIGN(InodeRecord outside, change.batch.inode(number));
     outside.nlink -= static_cast<uint32_t>(member.names.size());
     outside.ctime = now();
-    if (member.clone != 0 && (outside.flags & kSwap) != 0)
-      change.set_cow_reserve(outside, cow_reserve_of_clone(record.size));
+    if (member.clone != 0 && (outside.flags & kSwap) != 0) {
+      TRY_ASSIGN(const struct stat shared, store_.blobs().stat(outside.blob));
+      change.set_cow_reserve(outside, cow_reserve_of_clone(shared));
+    }
     change.batch.put(number, outside);
     const InodeNumber own = change.allot_inode();
     TRY_ASSIGN(const auto xattrs, store_.index().xattr_names(number));
@@ -311,7 +312,8 @@ class SealStep : public Freeze {
 
 class FreezeFiles : public Freeze {
  public:
-  FreezeFiles(Store& store, const std::vector<InodeNumber>& files) : Freeze(store, 0), files_(files) {}
+  FreezeFiles(Store& store, InodeNumber folder, const std::vector<InodeNumber>& files)
+      : Freeze(store, 0), folder_(folder), files_(files) {}
 
  private:
   Result<> collect() override {
@@ -320,24 +322,21 @@ class FreezeFiles : public Freeze {
       TRY_ASSIGN(member.record, tree_.inode(file));
       if (!member.record.is_regular()) return Error(EINVAL, tree_.path_of(file) + ": it is no regular file");
     }
-    std::set<InodeNumber> folders;
-    for (const auto& [file, member] : members_) folders.insert(member.record.parent);
-    for (const InodeNumber folder : folders) {
-      TRY_ASSIGN(const auto entries, tree_.list(folder));
-      for (const DirectoryEntry& entry : entries) {
-        const auto member = members_.find(entry.inode);
-        if (member != members_.end()) member->second.names.emplace_back(folder, entry.name);
-      }
+    TRY_ASSIGN(const auto entries, tree_.list(folder_));
+    for (const DirectoryEntry& entry : entries) {
+      const auto member = members_.find(entry.inode);
+      if (member != members_.end()) member->second.names.emplace_back(folder_, entry.name);
     }
     for (const auto& [file, member] : members_) {
-      if (member.names.empty()) return Error(EINVAL, tree_.path_of(file) + ": it has no name where it was made");
+      if (member.names.empty()) return Error(ENOENT, tree_.path_of(folder_) + ": a file of it has gone meanwhile");
     }
     return success();
   }
 
   Result<> complete(Tree::Change&) override { return success(); }
-  std::string what() const override { return tree_.path_of(files_.front()); }
+  std::string what() const override { return tree_.path_of(folder_); }
 
+  const InodeNumber folder_;
   const std::vector<InodeNumber>& files_;
 };
 
@@ -353,10 +352,10 @@ Result<> seal(Store& store, InodeNumber step) {
   return SealStep(store, step).run();
 }
 
-Result<> freeze_files(Store& store, const std::vector<InodeNumber>& files) {
+Result<> freeze_files(Store& store, InodeNumber folder, const std::vector<InodeNumber>& files) {
   if (files.empty()) return success();
   const io::MutexLock one_at_a_time(store.save_mutex());
-  return FreezeFiles(store, files).run();
+  return FreezeFiles(store, folder, files).run();
 }
 
 }  // namespace ckptfs::meta

@@ -12,9 +12,9 @@ namespace ckptfs::meta {
 // Durable on return.
 Result<> seal(Store& store, InodeNumber step);
 
-// The files (regular, live, in one folder) become frozen, durably. EBUSY: one is open for writing. One that somebody
-// can still write to without having it open (a descriptor handed out, a mapping) is frozen as a clone of what it is
-// now.
-Result<> freeze_files(Store& store, const std::vector<InodeNumber>& files);
+// The names of these files (regular, live) in this folder become frozen, durably. EBUSY: one is open for writing. One
+// that somebody can still write to without having it open (a descriptor handed out, a mapping), or that has names
+// elsewhere, is frozen as a clone of what it is now: its other names go on being written.
+Result<> freeze_files(Store& store, InodeNumber folder, const std::vector<InodeNumber>& files);
 
 }  // namespace ckptfs::meta

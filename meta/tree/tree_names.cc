@@ -245,7 +245,7 @@ Result<bool> Tree::relabel_one(Change& change, InodeNumber number, InodeRecord& 
     uint64_t cow_reserve = 0;
     if (swap) {
       TRY_ASSIGN(const struct stat blob, blobs_.stat(record.blob));
-      cow_reserve = static_cast<uint64_t>(blob.st_size);
+      cow_reserve = cow_reserve_of_clone(blob);
     }
     change.set_cow_reserve(record, cow_reserve);
   }

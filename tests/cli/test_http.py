@@ -500,7 +500,7 @@ def test_steps_that_go_meanwhile(shared):
             for part in range(20):
                 (step / f"part{part}").mkdir(parents=True)
                 (step / f"part{part}" / "data").write_text("x")
-            (step / "trainer_state.json").write_text("{}")
+            (step / "trainer_state.json").write_text('{"global_step": 1}')
             shutil.rmtree(step)
     finally:
         done.set()

@@ -13,7 +13,7 @@ import sys
 import pytest
 
 from calling import ckptfs, daemon_of, ended, mount_types_at, status_is
-from checking import equal, noise, raises, read, same_bytes, true, write
+from checking import equal, noise, opened, raises, read, same_bytes, true, write
 from mounting import CKPTFS, CKPTFS_DEBUG, Store, free_bytes, mounted, run, wait_until, xfs
 from training import write_state
 
@@ -91,6 +91,28 @@ class OnImage:
         except OSError as problem:
             return problem.errno in (errno.ENOTCONN, errno.ECONNABORTED)
         return False
+
+
+@pytest.mark.parametrize("kind", ["soft", "hard"])
+def test_limits_of_the_shell_do_not_end_the_daemon(on, kind):
+    """They are meant for one program. A write beyond `ulimit -f` would kill the daemon of all users."""
+    status_is(on.mount("--image", IMAGE), 0)
+    on.umount()
+    words = {"soft": "ulimit -S -f 65536 -t 3600 -v 9000000", "hard": "ulimit -f 65536"}[kind]
+    status_is(run("bash", "-c", f'{words}; exec "$@"', "mount", CKPTFS, "mount", "--log", on.log, "-o",
+                  "passthrough=off", on.store, on.point,
+                  check=False), 0)
+    pid = daemon_of(on.point)
+    limits = {line[:26].strip(): line[26:].split()[0] for line in pathlib.Path(f"/proc/{pid}/limits").read_text().splitlines()}
+    raised = limits["Max file size"] == "unlimited"
+    true(raised or kind == "hard", f"limits: {limits}")  # a hard one can be raised where there is CAP_SYS_RESOURCE
+    if kind == "soft":
+        equal({limits[f"Max {what}"] for what in ("cpu time", "address space", "data size")}, {"unlimited"}, "other limits")
+    with opened(on.point / "file", os.O_CREAT | os.O_WRONLY) as file:
+        with contextlib.nullcontext() if raised else raises(errno.EFBIG):
+            os.pwrite(file, noise(1 << 20), 70 << 20)
+    equal(daemon_of(on.point), pid, "the daemon")
+    on.umount()
 
 
 def test_image_made_and_found_again(on):

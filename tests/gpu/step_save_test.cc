@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <deque>
@@ -91,6 +92,25 @@ TEST_F(StepSaveTest, WhatCouldNotBeReadIsNotWritten) {
   EXPECT_ERRNO(EFBIG, save->add_tensors("rank00.safetensors", many, nullptr));
   many.pop_back();
   EXPECT_OK(save->add_tensors("rank00.safetensors", many, nullptr));
+}
+
+// A manifest says that the files of its rank are there. Here one of these cannot take its place.
+TEST_F(StepSaveTest, InAFolderTheManifestComesLast) {
+  const std::vector<std::byte> memory(4096);
+  const auto save = [&](const char* attempt) {
+    auto one = StepSave::begin(staging_, {path(""), "step_1", attempt, 0, 1});
+    EXPECT_OK(one);
+    EXPECT_OK(one.value()->add_file("file", memory.size(), {{memory.data(), memory.size(), 0}}, nullptr));
+    EXPECT_OK(one.value()->wait_durable());
+    return one.value()->commit(false);
+  };
+  ASSERT_OK(save("a1"));
+  const std::string manifest = path("step_1/ckptfs.rank00.json");
+  ASSERT_EQ(::access(manifest.c_str(), F_OK), 0);
+  ASSERT_EQ(::unlink(path("step_1/file").c_str()), 0);
+  ASSERT_EQ(::mkdir(path("step_1/file").c_str(), 0700), 0);
+  EXPECT_FALSE(save("a2"));
+  EXPECT_NE(::access(manifest.c_str(), F_OK), 0) << "the step looks complete";
 }
 
 TEST_F(StepSaveTest, TheManifestTellsHowLongItTook) {

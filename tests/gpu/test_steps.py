@@ -84,7 +84,7 @@ def test_what_is_not_sealed_can_be_added_to(mount):
     equal(os.listdir(steps), ["checkpoint-1"], "steps")
     equal(os.stat(steps / "checkpoint-1").st_ino, inode, "inode of the step")
     saving.check(steps / "checkpoint-1")
-    write(steps / "checkpoint-1/trainer_state.json", b"{}")
+    write(steps / "checkpoint-1/trainer_state.json", b'{"global_step": 1}')
     equal((steps / "checkpoint-1/inside/other").read_bytes(), b"other", "what was there")
     mount.stop()
     mount.store.fsck()

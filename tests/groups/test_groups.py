@@ -215,10 +215,15 @@ def test_one_rank_stands_still(scratch, still):
 def test_each_rank_takes_another_step(scratch):
     series = scratch / "steps"
     series.mkdir()
-    steps = [str(series / "step_1"), str(series / "step_2")]
-    GROUP.do(2, [*({"act": "save_one", "to": step} for step in steps), {"act": "different", "of": steps}], scratch / "out")
-    text = said(scratch / "out", 1)[2]
-    true("rank 1 has loaded step_2, and rank 0 step_1" in text, text)
+    steps, links = [str(series / "step_1"), str(series / "step_2")], []
+    for rank, step in enumerate(steps):  # as a link that moves between the opens of the ranks
+        (scratch / str(rank)).mkdir()
+        links.append(str(scratch / str(rank) / "current"))
+        os.symlink(step, links[-1])
+    GROUP.do(2, [*({"act": "save_one", "to": step} for step in steps), {"act": "different", "of": steps},
+                 {"act": "different", "of": links}], scratch / "out")
+    for text in said(scratch / "out", 1)[2:]:
+        true("rank 1 has loaded step_2, and rank 0 step_1" in text, text)
 
 
 def test_one_rank_has_no_memory_for_the_plan(scratch):

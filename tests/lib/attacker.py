@@ -84,10 +84,11 @@ def make_ground(root):
     common = make_folder(shared / "global_step4", VICTIM, 0o777)
     make_file(common / "notes.txt", b"the victim's", VICTIM, 0o644)
     closed = make_folder(shared / "global_step5", VICTIM, 0o700)
-    make_file(closed / "trainer_state.json", b"{}", VICTIM, 0o644)
+    make_file(closed / "trainer_state.json", b'{"global_step": 1}', VICTIM, 0o644)
     half = make_folder(shared / "global_step2", VICTIM, 0o755)
     make_file(half / "weights.bin", secret_bytes(30), VICTIM, 0o600)
-    make_file(half / "trainer_state.json", b"{}", VICTIM, 0o644)
+    make_file(half / "trainer_state.json", b'{"global_step": 1}', VICTIM, 0o644)
+    make_file(victim / "open" / "everybodys.bin", b"the victim's", VICTIM, 0o666)
     os.setxattr(victim / "open", "trusted.mine", b"1")
 
 

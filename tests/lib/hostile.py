@@ -125,6 +125,52 @@ def commits_into_a_step_of_the_victims(me):
     shutil.rmtree(folder[1:])
 
 
+@attempt
+def freezes_a_file_of_the_victims(me):
+    """By a hard link of it in an attempt to save a step."""
+    answer, _ = me.ask("begin", series="/shared", tag="global_step9", attempt=f"f{os.getpid()}")
+    if not answer["ok"]:
+        return
+    folder = answer["result"]["path"]
+    os.link("victim/open/everybodys.bin", f"{folder[1:]}/linked")
+    answer, _ = me.ask("freeze", paths=[f"{folder}/linked"])
+    try:
+        with open("victim/open/everybodys.bin", "r+b") as file:
+            file.write(b"the victim's")
+    except PermissionError as error:
+        raise Harm(f"a file of the victim's is frozen: {error}") from error
+    if os.listdir(folder[1:]) != ["linked"]:
+        raise Harm(f"a freeze changed the names of an attempt: {os.listdir(folder[1:])}")
+    shutil.rmtree(folder[1:])
+
+
+@attempt
+def owes_what_it_has_not(me):
+    """Saves are refused for what overwriting swap files would take. A file of no blocks takes none."""
+    base = me.fresh("sparse")
+
+    def nobody_owes_for(what):
+        if me.told("status")["space"]["owed"] >= 1 << 50:
+            raise Harm(f"everybody owes the length of a sparse file {what}")
+
+    os.makedirs(f"{base}/zero_stage_0/a")
+    with open(f"{base}/zero_stage_0/a/x", "wb") as file:
+        file.truncate(1 << 60)
+        nobody_owes_for("that is open")
+    nobody_owes_for("that is closed")
+    os.mkdir(f"{base}/steps")
+    os.setxattr(f"{base}/steps", "user.ckptfs.source", f"/{base}/zero_stage_0".encode())
+    with contextlib.suppress(OSError):
+        os.setxattr(f"{base}/steps", "user.ckptfs.save", b"global_step1")
+        nobody_owes_for("that was saved")
+    os.makedirs(f"{base}/plain/a")
+    write(f"{base}/plain/a/x", b"")
+    os.truncate(f"{base}/plain/a/x", 1 << 60)
+    os.rename(f"{base}/plain", f"{base}/zero_stage_1")
+    nobody_owes_for("that was moved")
+    shutil.rmtree(base)
+
+
 # --- reading
 
 
@@ -229,7 +275,7 @@ def asks_whether_a_private_file_holds_this(me):
     with opened("attacker", os.O_RDONLY) as turn, contextlib.ExitStack() as last:
         fcntl.flock(turn, fcntl.LOCK_EX)
         last.callback(shutil.rmtree, mine)
-        write(f"{mine}/trainer_state.json", b"{}")
+        write(f"{mine}/trainer_state.json", b'{"global_step": 1}')
         digested = me.care()["digested_files"]
         write(f"{mine}/weights.bin", secret_bytes(30))
         if me.alone:
@@ -430,7 +476,7 @@ def names_that_are_listed():
 def holds_versions_of_a_view():
     folder = "attacker/views/checkpoint-1"
     os.makedirs(folder)
-    write(f"{folder}/trainer_state.json", b"{}")
+    write(f"{folder}/trainer_state.json", b'{"global_step": 1}')
     write(f"{folder}/config.json", b"{}")
     data = safetensors([f"weight.{number:090}" for number in range(60_000)], 1)
 

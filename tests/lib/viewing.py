@@ -47,7 +47,7 @@ def step_with(mount, seed=0, tag=TAG):
     write(step / "config.json", b'{"model_type": "none"}')
     write(step / "tokenizer.json", b"{}")
     write(step / "model.safetensors", safetensors(tensors))
-    write(step / "trainer_state.json", b"{}")
+    write(step / "trainer_state.json", b'{"global_step": 1}')
     return tensors, mount.path / "views" / SERIES / tag
 
 

@@ -92,6 +92,22 @@ TEST_F(DigestsTest, DamageIsRememberedUntilAWholeReadingFindsNone) {
   EXPECT_EQ(store_->index().blob(blob_of(kFile)).value().digest.state, DigestState::taken);
 }
 
+// A long file is verified part by part. A part that is as it was says nothing of the others.
+TEST_F(DigestsTest, AReadingInPartsForgetsNoDamage) {
+  make_file(kFile, content('a'));
+  ASSERT_EQ(take(kFile), Taking::taken);
+  flip_byte(kFile, 5);
+  const auto first = verify(*store_, at(kFile), 0, [](std::chrono::nanoseconds) { return false; });
+  ASSERT_TRUE(first) << first.error().message();
+  EXPECT_EQ(first.value().verdict, Verdict::damaged);
+  ASSERT_EQ(first.value().next, 1U);
+  const auto rest = verify(*store_, at(kFile), first.value().next, go_on);
+  ASSERT_TRUE(rest) << rest.error().message();
+  EXPECT_EQ(rest.value().verdict, Verdict::ok);
+  EXPECT_TRUE(rest.value().done);
+  EXPECT_EQ(known_verdict(*store_, at(kFile)).value(), Verdict::damaged);
+}
+
 TEST_F(DigestsTest, ShortenedPastTheTreeIsDamage) {
   make_file(kFile, content('a'));
   ASSERT_EQ(take(kFile), Taking::taken);

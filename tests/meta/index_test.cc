@@ -1,6 +1,7 @@
 // The index when it cannot be written: without descriptors, and on a full file system.
 #include <sys/resource.h>
 
+#include "io/fault.h"
 #include "meta/care/digests.h"
 #include "meta/index/store_clock.h"
 #include "meta/steps/seen_step.h"
@@ -64,6 +65,17 @@ class IndexTest : public ScratchStore {
   io::Fd filler_;
   off_t filled_ = 0;
 };
+
+#ifdef CKPTFS_FAULT_POINTS
+// Who syncs after somebody else's sync has failed has nothing new, and is told of it all the same.
+TEST_F(IndexTest, ASyncThatFailedIsDoneAgain) {
+  io::set_fault("index.sync", "error:EIO");
+  make_file("/f", "content");
+  for (int sync = 0; sync < 2; ++sync) EXPECT_FALSE(tree().sync()) << "sync " << sync;
+  io::set_fault("index.sync", "");
+  EXPECT_TRUE(tree().sync());
+}
+#endif
 
 TEST_F(IndexTest, GoesOnWhenThereAreDescriptorsAgain) {
   make_file("/f", "content");

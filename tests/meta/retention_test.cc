@@ -143,11 +143,16 @@ TEST(RetentionTest, MinFreeWaitsForThinningWhileHalfOfItIsFree) {
   EXPECT_EQ(staying(rules, all, room), (Numbers{50})) << "nothing is left to thin";
 }
 
-TEST(RetentionTest, OldAndNewIsByCompletion) {
-  std::vector<StepFacts> all = steps(4);
-  all[0].completed = kNow + 1s;  // a run that started over
-  all[0].seen = kStoreNow;
-  EXPECT_EQ(staying({{"keep_last", "1"}}, all), (Numbers{10}));
+// A run that starts over, an evaluation that writes into an old step, and a copy of one look alike.
+TEST(RetentionTest, WhatCompletedLastAndTheHighestNumberStay) {
+  std::vector<StepFacts> all = steps(5);
+  all[0].completed = kNow + 1s;
+  all[0].seen = kStoreNow + 1s;
+  EXPECT_EQ(staying({{"keep_last", "1"}}, all), (Numbers{10, 50}));
+  EXPECT_EQ(staying({{"keep_last", "2"}}, all), (Numbers{10, 40, 50}));
+  EXPECT_EQ(numbers_thinned({{"keep_full", "1"}}, all), (Numbers{20, 30, 40}));
+  const RoomWithout never = [](const auto&) -> Result<Room> { return Room{1000, 0}; };
+  EXPECT_EQ(staying({{"max_bytes", "1"}}, all, never), (Numbers{10, 50}));
 }
 
 // The clock was a day ahead and has been corrected, so what is written now has earlier dates than what was written
@@ -155,8 +160,8 @@ TEST(RetentionTest, OldAndNewIsByCompletion) {
 TEST(RetentionTest, AClockThatWasAheadTakesNoNewStep) {
   std::vector<StepFacts> all = steps(6);
   for (size_t at = 0; at < 3; ++at) all[at].completed += 24h;
-  EXPECT_EQ(staying({{"keep_last", "2"}}, all), (Numbers{20, 30, 50, 60}));
-  EXPECT_EQ(staying({{"keep_last", "3"}}, all), (Numbers{10, 20, 30, 40, 50, 60}));
+  EXPECT_EQ(staying({{"keep_last", "2"}}, all), (Numbers{50, 60}));
+  EXPECT_EQ(staying({{"keep_last", "3"}}, all), (Numbers{40, 50, 60}));
   EXPECT_EQ(staying({{"keep_for", "1h"}}, all), (Numbers{10, 20, 30, 60}));
   const auto judgement = judge(parse_policy({{"keep_last", "2"}}).value(), all, kMoment, no_room);
   ASSERT_TRUE(judgement);
@@ -308,15 +313,18 @@ std::vector<bool> slow_reference(const Policy& policy, const World& world) {
   const auto seen_later = [&](size_t a, size_t b) {
     return all[a].seen != all[b].seen ? all[a].seen > all[b].seen : newer_by_time(a, b);
   };
+  const auto higher = [&](size_t a, size_t b) {
+    return all[a].number != all[b].number ? all[a].number > all[b].number : seen_later(a, b);
+  };
   std::vector<size_t> newer_ones(all.size(), 0);
   for (size_t at = 0; at < all.size(); ++at) {
-    size_t by_time = 0, by_sight = 0;
+    size_t by_number = 0, by_sight = 0;
     for (size_t other = 0; other < all.size(); ++other) {
       if (other == at || !complete(other)) continue;
-      by_time += newer_by_time(other, at);
+      by_number += higher(other, at);
       by_sight += seen_later(other, at);
     }
-    newer_ones[at] = std::min(by_time, by_sight);
+    newer_ones[at] = std::min(by_number, by_sight);
   }
   const auto newer = [&](size_t a, size_t b) {
     return newer_ones[a] != newer_ones[b] ? newer_ones[a] < newer_ones[b] : seen_later(a, b);
@@ -334,13 +342,13 @@ std::vector<bool> slow_reference(const Policy& policy, const World& world) {
       const bool better = policy.keep_best->smallest ? its < mine : its > mine;
       if (better || (its == mine && newer(other, at))) ++better_ones;
     }
-    size_t later_by_time = 0, later_by_sight = 0;  // unpushed ones
+    size_t later_by_number = 0, later_by_sight = 0;  // unpushed ones
     for (size_t other = 0; other < all.size(); ++other) {
       if (other == at || !all[other].unpushed) continue;
-      later_by_time += newer_by_time(other, at);
+      later_by_number += higher(other, at);
       later_by_sight += seen_later(other, at);
     }
-    const bool held = all[at].unpushed && std::min(later_by_time, later_by_sight) < policy.hold_unpushed.value_or(2);
+    const bool held = all[at].unpushed && std::min(later_by_number, later_by_sight) < policy.hold_unpushed.value_or(2);
     safe[at] = newest || all[at].pinned || all[at].latest || all[at].in_use || all[at].untold || held;
     bool kept = false;
     if (complete(at)) {

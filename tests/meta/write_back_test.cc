@@ -105,6 +105,16 @@ TEST_F(WriteBackTest, ASaveOfASuspectFileFailsAndNamesIt) {
   expect_clean_fsck();
 }
 
+// What is left of it is still what the disk refused.
+TEST_F(WriteBackTest, ASuspectFileThatIsCutShortStaysSuspect) {
+  fail(kLive);
+  ASSERT_TRUE(tree().truncate(at(kLive), 4096));
+  EXPECT_TRUE(is_suspect(kLive));
+  EXPECT_FALSE(save("s1"));
+  ASSERT_TRUE(tree().truncate(at(kLive), 0));
+  EXPECT_FALSE(is_suspect(kLive));
+}
+
 TEST_F(WriteBackTest, AnErrorThatNoFileExplainsMakesAllSuspectThatWasWritten) {
   ASSERT_TRUE(save("s1"));
   tree().write_back().prune([](InodeNumber) { return false; });

@@ -31,6 +31,23 @@ TEST_F(WrittenEndsTest, ABlobHasOneSlotWhereItsFirstCouldNotBeEmptied) {
   EXPECT_EQ(left.value()->left(7), 50U);
   EXPECT_EQ(left.value()->left(8), std::nullopt);
 }
+
+// The first copy ended before the daemon was killed, the second one had not.
+TEST_F(WrittenEndsTest, AnEmptySlotHidesNoOther) {
+  const std::string file = folder_ + "/frontiers_of_a_test";
+  const auto written_ends = WrittenEnds::open(file, store_->index());
+  ASSERT_TRUE(written_ends) << written_ends.error().message();
+  ASSERT_TRUE(written_ends.value()->begin({}));
+  auto first = written_ends.value()->take(7).value();
+  auto second = written_ends.value()->take(8).value();
+  ASSERT_TRUE(first->set(100));
+  ASSERT_TRUE(second->set(50));
+  first->give_back();
+  const auto left = WrittenEnds::open(file, store_->index());
+  ASSERT_TRUE(left) << left.error().message();
+  EXPECT_EQ(left.value()->left(7), std::nullopt);
+  EXPECT_EQ(left.value()->left(8), 50U);
+}
 #endif
 
 }  // namespace

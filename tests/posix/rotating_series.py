@@ -17,7 +17,7 @@ def make_series(mount, **rules):
         mount.control(SERIES, rule, str(value))
 
 
-def write_step(mount, number, loss=None, extra=0, series=SERIES):
+def write_step(mount, number, loss=None, extra=0, series=SERIES, best=None):
     """As a Trainer leaves one; trainer_state.json comes last."""
     step = mount.path / series / f"checkpoint-{number}"
     step.mkdir(parents=True)
@@ -26,7 +26,8 @@ def write_step(mount, number, loss=None, extra=0, series=SERIES):
     if extra:
         write(step / "optimizer.pt", os.urandom(extra))
     history = [] if loss is None else [{"step": number, "eval_loss": 9.0}, {"step": number, "eval_loss": loss}]
-    write(step / "trainer_state.json", json.dumps({"global_step": number, "log_history": history}).encode())
+    state = {"global_step": number, "log_history": history} | ({"best_model_checkpoint": best} if best else {})
+    write(step / "trainer_state.json", json.dumps(state).encode())
     return step
 
 

@@ -80,7 +80,7 @@ def block_steps(mount, tag, *names):
     old, new = output / "checkpoint-1", output / "checkpoint-2"
     old.mkdir(parents=True)
     contents = {name: noise(4 * MIB + 777, 40 + number) for number, name in enumerate(names)}
-    write(old / "trainer_state.json", b"{}")
+    write(old / "trainer_state.json", b'{"global_step": 1}')
     for name, data in contents.items():
         write(old / name, data)
     new.mkdir()

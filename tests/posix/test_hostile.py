@@ -12,7 +12,7 @@ import pytest
 
 import attacker
 import hostile
-from checking import equal, in_child, read, same_bytes, true
+from checking import equal, in_child, opened, read, same_bytes, true
 from mounting import CKPTFS, Store, by_level, mounted, run, wait_until
 from training import step_of, write_state
 
@@ -128,6 +128,27 @@ def test_ends_beside_a_freeze(disk, work):
                 time.sleep(0.01)
             mount.stop()
             holder.result()
+    store.fsck()
+
+
+@pytest.mark.builds("faults")
+def test_syncs_hold_up_nobody(disk, work):
+    """On a slow disk more files are synced at once than threads serve requests."""
+    store = Store(disk / "syncing")
+    with mounted(store, work / "mnt-syncing", faults="write_back.sync=sleep:2000") as mount:
+        def sync(number):
+            with opened(mount.path / str(number), os.O_WRONLY | os.O_CREAT) as file:
+                os.write(file, b"x")
+                os.fsync(file)
+
+        with concurrent.futures.ThreadPoolExecutor(40) as pool:
+            syncing = [pool.submit(sync, number) for number in range(40)]
+            wait_until("all are there", lambda: len(os.listdir(mount.path)) >= 40)
+            time.sleep(0.2)
+            os.mkdir(mount.path / "made")
+            true(not any(one.done() for one in syncing), "it waited for none of them")
+            for one in syncing:
+                one.result()
     store.fsck()
 
 

@@ -34,7 +34,7 @@ def make_step(mount, folder="steps/global_step4"):
         (step / name).write_bytes(b"states")
     shutil.copytree(live(mount), step / "offloaded_tensors" / "rank00")
     if step.parent.name.startswith("checkpoint-"):
-        (step.parent / "trainer_state.json").write_text("{}")
+        (step.parent / "trainer_state.json").write_text('{"global_step": 1}')
     return step
 
 

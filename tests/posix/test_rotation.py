@@ -1,6 +1,7 @@
 """Rotation by xattrs: what stays, what goes and when; in both open modes."""
 
 import errno
+import json
 import os
 import pathlib
 import time
@@ -110,6 +111,111 @@ def test_the_best_and_every_tenth(mount):
     equal(decisions(policy(mount))[10], (True, ["keep_every", "keep_best"]), "why it stays")
 
 
+def test_what_happens_to_an_old_step_removes_no_newer_one(mount):
+    """An evaluation writes its results, a hub client its cache, a user moves and copies: the step that training saved
+    last stays, in full."""
+    make_series(mount, keep_last=1, keep_full=1, thin_to="bf16", keep_best="eval_loss:min:1")
+    series = mount.path / SERIES
+    for number, loss in ((10, 1.0), (20, 3.0), (30, 2.0)):
+        write_step(mount, number, loss, extra=4096)
+    stays(mount, {10, 30})
+    best = series / "checkpoint-10"
+
+    def cached():
+        (best / ".cache/huggingface").mkdir(parents=True)
+        write(best / ".cache/huggingface/lock", b"")
+
+    def moved():
+        os.rename(best, series / "x")
+        os.rename(series / "x", best)
+
+    for act in (lambda: write(best / "eval_results.json", b"{}"),
+                cached,
+                lambda: os.utime(best),
+                lambda: os.utime(best / "config.json"),
+                lambda: os.chmod(best / "config.json", 0o600),
+                lambda: os.setxattr(best / "config.json", "user.note", b"1"),
+                lambda: os.unlink(best / "optimizer.pt") if (best / "optimizer.pt").exists() else None,
+                lambda: run("cp", "-al", best, mount.path / "kept"),
+                lambda: mount.control(f"{SERIES}/checkpoint-10", "metric.acc", "0.5"),
+                moved,
+                lambda: write(best / "merged.safetensors", safetensors(WEIGHTS))):
+        act()
+        never(mount, {10, 30})
+        true((series / "checkpoint-30/optimizer.pt").exists(), "the step that training saved last is full")
+    run("cp", "-r", best, series / "checkpoint-15")
+    stays(mount, {15, 30}, "the copy is as good as the best, and newer")
+    true((series / "checkpoint-30/optimizer.pt").exists(), "the step that training saved last is full")
+    write_step(mount, 40, 4.0)
+    stays(mount, {15, 40}, "what training saves later takes its place")
+
+
+@pytest.mark.one_mode
+def test_rules_that_do_nothing_are_told(mount):
+    def told():
+        return [one for one in mount.status()["warnings"] if "its rules do nothing" in one]
+
+    make_series(mount, keep_last=1)
+    (mount.path / SERIES / "runs").mkdir()
+    mount.wait_for_rounds(2)
+    equal(told(), [], "of a run that has yet to save")
+    (mount.path / SERIES / "iter_0000100").mkdir()
+    write(mount.path / SERIES / "iter_0000100" / ".metadata", b"x")
+    wait_until("it says so", lambda: any("iter_0000100" in one for one in told()))
+    write_step(mount, 1)
+    wait_until("it no longer does", lambda: not told())
+
+
+@pytest.mark.one_mode
+def test_the_best_model_of_a_trainer_stays_in_full(mount):
+    """load_best_model_at_end loads it at the end of the run, with DeepSpeed all of it."""
+    make_series(mount, keep_last=1, keep_full=1, thin_to="bf16")
+    for number in (10, 20, 30):
+        write_step(mount, number, extra=4096, best="runs/a/checkpoint-10")
+    stays(mount, {10, 30})
+    equal(decisions(policy(mount))[10][1], ["best model"], "why it stays")
+    true((mount.path / SERIES / "checkpoint-10/optimizer.pt").exists(), "it is full")
+    write_step(mount, 40, extra=4096, best="runs/a/checkpoint-40/")
+    stays(mount, {40})
+
+
+@pytest.mark.one_mode
+def test_what_a_tracker_file_names_stays(mount):
+    """Megatron's has a number, DeepSpeed's universal one a name. One that cannot be read removes nothing."""
+    make_series(mount, keep_last=1)
+    for number in (1, 2, 3):
+        write_step(mount, number)
+        if number == 1:
+            write(mount.path / SERIES / "latest_checkpointed_iteration.txt", b"1\n")
+            write(mount.path / SERIES / "latest_universal", b"checkpoint-2")
+    stays(mount, {1, 2, 3})
+    write(mount.path / SERIES / "latest_universal", b"")
+    write_step(mount, 4)
+    never(mount, {1, 2, 3, 4})
+    os.unlink(mount.path / SERIES / "latest_universal")
+    stays(mount, {1, 4})
+
+
+@pytest.mark.one_mode
+@pytest.mark.parametrize("lack", ["model-00002-of-00002.safetensors", "model-00001-of-00002.safetensors", "optimizer.pt"])
+def test_a_step_that_lacks_a_part_pushes_out_no_whole_one(mount, lack):
+    """As an interrupted download or a killed rm leaves it."""
+    make_series(mount, keep_last=1, keep_partial="1s")
+    for number in (1, 2, 3):
+        step = write_step(mount, number, extra=4096)
+        shards = [f"model-0000{shard}-of-00002.safetensors" for shard in (1, 2)]
+        for shard in shards:
+            write(step / shard, safetensors(WEIGHTS))
+        write(step / "model.safetensors.index.json", json.dumps({"weight_map": {"v": shards[0], "w": shards[1]}}).encode())
+        write(step / "scheduler.pt", b"")
+        os.unlink(step / "model.safetensors")
+        os.unlink(step / "scheduler.pt" if number < 3 else step / lack)
+    stays(mount, {2, 3})
+    time.sleep(1.2)
+    never(mount, {2, 3})
+    true(policy(mount)["steps"][-1]["state"] != "complete", f"the torso: {policy(mount)}")
+
+
 def date(step, seconds):
     """As if its files had been written so many seconds from now."""
     when = time.time() + seconds
@@ -127,25 +233,29 @@ def test_dates_alone_make_no_step_old(mount):
         date(write_step(mount, number), 86400)
     wait_until("it says so", lambda: any("future" in text for text in mount.status()["warnings"]))
     stays(mount, {2, 3})
-    for number in (4, 5):
-        write_step(mount, number)
-        stays(mount, {2, 3, number} | ({4} if number == 5 else set()))
+    write_step(mount, 4)
+    stays(mount, {3, 4})
     mount.remount()
-    write_step(mount, 6)
-    stays(mount, {2, 3, 5, 6})
-    for number in (2, 3):
-        date(mount.path / SERIES / f"checkpoint-{number}", 0)
-    write_step(mount, 7)
-    write_step(mount, 8)
-    stays(mount, {7, 8})
-    backup = write_step(mount, 500, series="backup")
+    for number in (5, 6):
+        write_step(mount, number)
+    stays(mount, {5, 6})
+    backup = write_step(mount, 2, series="backup")
     date(backup, -90 * 86400)
     run("cp", "-a", backup, mount.path / SERIES)
-    never(mount, {7, 8, 500})
-    write_step(mount, 9)
-    stays(mount, {8, 9, 500})
-    write_step(mount, 10)
-    stays(mount, {9, 10})
+    never(mount, {2, 5, 6})
+    write_step(mount, 7)
+    stays(mount, {2, 6, 7})
+    write_step(mount, 8)
+    stays(mount, {7, 8})
+
+
+@pytest.mark.one_mode
+def test_a_run_that_starts_again_keeps_its_steps(mount):
+    """Beside them the highest numbers of the run before it stay: nobody can tell them from steps that it needs."""
+    make_series(mount, keep_last=2)
+    for number in (100, 200, 300, 10, 20, 30):
+        write_step(mount, number)
+    stays(mount, {200, 300, 20, 30})
 
 
 @pytest.mark.one_mode

@@ -23,7 +23,7 @@ def large_step(mount, tensors=None, tag=TAG):
     step.mkdir(parents=True)
     tensors = tensors or floats([(1000, 701), (77,), (2048, 512), (3, 5, 7), (512, 512)])
     write(step / "model.safetensors", safetensors(tensors))
-    write(step / "trainer_state.json", b"{}")
+    write(step / "trainer_state.json", b'{"global_step": 1}')
     view = mount.path / "views" / SERIES / tag
     true((view / "model.fp32.safetensors").exists(), "it is there, once all is closed")
     return tensors, view
@@ -151,7 +151,7 @@ def test_what_is_open_stays_though_its_view_is_forgotten(mount):
             other = mount.path / SERIES / f"checkpoint-{100 + number}"
             other.mkdir()
             write(other / "model.safetensors", safetensors(floats([(3,)])))
-            write(other / "trainer_state.json", b"{}")
+            write(other / "trainer_state.json", b'{"global_step": 1}')
             others = mount.path / "views" / SERIES / other.name / "model.fp32.safetensors"
             true(others.exists(), "it is there, once all is closed")
         for model in ("fp32", "bf16"):
@@ -219,7 +219,7 @@ def test_any_layout(mount):
             whole |= tensors
         weight_map = {name: f"model-{name.split('.')[0]}.safetensors" for name in whole}
         write(step / "model.safetensors.index.json", json.dumps({"weight_map": weight_map}).encode())
-        write(step / "trainer_state.json", b"{}")
+        write(step / "trainer_state.json", b'{"global_step": 1}')
         view = mount.path / "views" / SERIES / tag
         true((view / "model.fp32.safetensors").exists(), "it is there, once all is closed")
         equal(parse(read(view / "model.fp32.safetensors")), whole, f"{tag}: model.fp32")

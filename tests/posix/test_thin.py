@@ -7,6 +7,7 @@ import os
 import shutil
 import struct
 import subprocess
+import time
 
 import pytest
 
@@ -136,7 +137,7 @@ def dcp_step(step):
 def resumable(step):
     """What makes it a Trainer's step that can be resumed from."""
     write(step / "optimizer.pt", torch_file(b"moments"))
-    write(step / "trainer_state.json", b"{}")
+    write(step / "trainer_state.json", b'{"global_step": 1}')
 
 
 def sharded_step(step):
@@ -322,6 +323,45 @@ def test_what_the_disk_does_not_hold_replaces_nothing(mount):
     wait_until("what was written is gone", lambda: not written())
     thin(step, "--to", "bf16")
     same_bytes(read(step / "model.safetensors"), wanted, "the weights of the thin step")
+
+
+@pytest.mark.one_mode
+def test_what_is_not_pushed_yet(mount):
+    """hold_unpushed holds for the command, too, as the user has set it."""
+    steps = [full_step(mount, number)[0] for number in (1, 2, 3, 4)]
+    mount.control(SERIES, "push", "manual")
+    (mount.store.folder.parent / "remote").mkdir()
+    run(CKPTFS, "remote", "add", f"file://{mount.store.folder.parent}/remote", mount.path / SERIES)
+    refused(steps[2], "it is not pushed yet")
+    thin(steps[0], "--to", "bf16")
+    mount.control(SERIES, "hold_unpushed", "0")
+    thin(steps[2], "--to", "bf16")
+    mount.control(SERIES, "hold_unpushed", "9")
+    refused(steps[1], "it is not pushed yet")
+
+
+@pytest.mark.builds("faults")
+@pytest.mark.one_mode
+@pytest.mark.parametrize("act, told", [("named", "`latest` names it"), ("moved", "has gone meanwhile")])
+def test_what_protects_it_comes_at_the_last_moment(mount, act, told):
+    """All was asked and written, and the thinning waits for a save: `latest` names the step, or it becomes the newest."""
+    mount.stop()
+    mount.binary, mount.faults = CKPTFS_DEBUG, "thin.before_change=1:sleep:3000"
+    mount.start()
+    step, _ = full_step(mount, 1)
+    newer, _ = full_step(mount, 2)
+    names, blobs = sorted(os.listdir(step)), mount.store.filled_blobs()
+    with subprocess.Popen([CKPTFS, "thin", "--to", "bf16", step], stderr=subprocess.PIPE, text=True) as thinning:
+        wait_until("what stays is written", lambda: mount.store.filled_blobs() >= blobs + 2)
+        time.sleep(0.5)  # until it waits
+        if act == "named":
+            write(step.parent / "latest", step.name.encode())
+        else:
+            os.rename(newer, mount.path / "elsewhere")
+        said = thinning.communicate()[1]
+    equal(thinning.returncode, 1, f"status: {said}")
+    true(told in said, said)
+    equal(sorted(os.listdir(step)), names, "the files")
 
 
 @pytest.mark.one_mode

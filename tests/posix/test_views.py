@@ -237,7 +237,7 @@ def test_what_takes_long_is_done_on_a_lane(mount):
     for tag in ("checkpoint-1", "checkpoint-2"):
         (mount.path / SERIES / tag).mkdir()
         write(mount.path / SERIES / tag / "config.json", b"{}")
-        write(mount.path / SERIES / tag / "trainer_state.json", b"{}")
+        write(mount.path / SERIES / tag / "trainer_state.json", b'{"global_step": 1}')
         write(mount.path / SERIES / tag / "model.safetensors", safetensors(tensors))
     mount.seal(f"{SERIES}/checkpoint-2")  # what such a step holds is not inspected again, which is done on a lane, too
     view, sealed = (mount.path / "views" / SERIES / tag for tag in ("checkpoint-1", "checkpoint-2"))
@@ -410,7 +410,7 @@ def test_what_is_mapped_is_being_written(mount):
     step.mkdir(parents=True)
     count = 64 * KIB
     write(step / "model.safetensors", safetensors({"w": ("F32", [count], bytes(4 * count))}, 8, 4096))
-    write(step / "trainer_state.json", b"{}")
+    write(step / "trainer_state.json", b'{"global_step": 1}')
     view = mount.path / "views" / SERIES / TAG / "model.bf16.safetensors"
     same_bytes(read(view)[-4:], bytes(4), "before")
     with mapped_alone(step / "model.safetensors") as address:
@@ -433,7 +433,7 @@ def test_times_that_are_set_hide_nothing(mount):
     """As `tar`, `cp -p` and `rsync --inplace` set them."""
     step = mount.path / SERIES / TAG
     step.mkdir(parents=True)
-    write(step / "trainer_state.json", b"{}")
+    write(step / "trainer_state.json", b'{"global_step": 1}')
     view = mount.path / "views" / SERIES / TAG
     count = 64 * KIB
 
@@ -461,7 +461,7 @@ def test_a_header_that_is_rewritten_is_read_again(mount):
     """It keeps its size and its times. The map of the tensors that the index keeps is of the old one."""
     step = mount.path / SERIES / TAG
     step.mkdir(parents=True)
-    write(step / "trainer_state.json", b"{}")
+    write(step / "trainer_state.json", b'{"global_step": 1}')
     of_a = mount.path / "views" / SERIES / TAG / "by_name/a/param"
     count = 64 * KIB
     for number, names in enumerate(("ab", "ba", "ab", "ba")):

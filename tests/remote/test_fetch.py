@@ -292,7 +292,7 @@ def test_what_other_steps_have_is_shared(fresh_disk, work, scratch, remote, mode
         with open(steps / "global_step1" / "frozen.bin", "r+b") as file:
             file.seek(17 * MIB + 5)
             file.write(b"changed")
-        write(steps / "global_step1" / "trainer_state.json", b"{}")  # that it is a step
+        write(steps / "global_step1" / "trainer_state.json", b'{"global_step": 1}')  # that it is a step
         said = fetch(f"file://{remote}/global_step2", steps)
         equal((said["shared"], said["fetched"]), (size - MIB, size + MIB), "what was shared")
         same_tree(steps / "global_step2", tree(scratch / "made"), "what came")
@@ -339,7 +339,7 @@ def test_a_full_disk(work, scratch, remote, mode):
         fails(url, steps, said=["bytes are to be fetched", "make room for"])
         true(not (steps / "global_step2").exists(), "nothing is published")
         (mount.path / "away").rename(steps / "global_step1")
-        write(steps / "global_step1" / "trainer_state.json", b"{}")
+        write(steps / "global_step1" / "trainer_state.json", b'{"global_step": 1}')
         equal(fetch(url, steps)["shared"], size, "all is shared")
         same_tree(steps / "global_step2", tree(scratch / "made"), "what came")
 
@@ -419,7 +419,7 @@ def test_steps_that_nobody_may_read(fresh_disk, work, scratch, remote, mode):
         series.mkdir()
         series.chmod(0o777)
         shutil.copytree(scratch / "made", series / "global_step1", symlinks=True)
-        write(series / "global_step1" / "trainer_state.json", b"{}")
+        write(series / "global_step1" / "trainer_state.json", b'{"global_step": 1}')
         (series / "global_step1").chmod(0o700)
         done = run("setpriv", "--reuid=12345", "--clear-groups", CKPTFS, "fetch", "--json",
                    f"file://{remote}/global_step2", series)

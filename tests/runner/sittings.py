@@ -1,7 +1,8 @@
 """A long run in several sittings: what has ended so far, the shares, and the record in docs/developing.md.
 
 build/long-run.json has the outcome of each test that has ended, whichever share it is in. docs/developing.md has the
-last long run that ended whole: its table tells how long the next one will take.
+last whole run of each group, so that a checkout that is new goes on with the next group. Its table tells how long the
+next run will take.
 """
 
 import collections
@@ -17,7 +18,7 @@ from unit_tests import name_in_source
 STATE = BUILD / "long-run.json"
 PAGE = ROOT / "docs" / "developing.md"
 BEGIN, END = "<!-- the last long run: scripts/test --long --record writes it -->", "<!-- its end -->"
-ROW = re.compile(r"^\| `([\w/]+)` \| ([\d,]+) \| ([\d.]+) \|$", re.MULTILINE)
+ROW = re.compile(r"^\| `([\w/]+)` \| ([\d,]+) \| ([\d.]+) \|.*$", re.MULTILINE)
 MINUTES_UNKNOWN = 0.1  # of a test in a group that no long run has met
 
 
@@ -119,20 +120,31 @@ def share(names, index, count):
 
 
 def record(sittings):
-    """Writes the long run into docs/developing.md. Returns why not, in words, or nothing."""
-    if missing := sittings.missing():
-        return f"{len(missing):,} tests have not run, the first is {missing[0]}: go on with scripts/test --long --resume"
-    seconds, tests = collections.Counter(), collections.Counter()
-    for name, one in sittings.ended.items():
-        seconds[group_of(name)] += one["seconds"]
-        tests[group_of(name)] += 1
-    commits = sorted({one["commit"] for one in sittings.ended.values()})
-    failed = sorted(name for name, one in sittings.ended.items() if one["outcome"] == "FAIL")
-    told = (f"The last one ended on {datetime.date.today()}, at commit {' and '.join(commits)}, on {os.cpu_count()} "
-            f"processors: {sittings.count()}.")
-    lines = [BEGIN, told + (f" Failed: {', '.join(failed)}." if failed else ""), "",
-             "| group | tests | minutes, one at a time |", "|---|---:|---:|",
-             *(f"| `{group}` | {tests[group]:,} | {seconds[group] / 60:.1f} |" for group in sorted(tests)), END]
+    """Writes the groups of which all tests have ended into docs/developing.md; the rows of the others stay. Returns why
+    not, in words, or nothing."""
+    unfinished = {group_of(name): name for name in reversed(sittings.missing())}
+    groups = sorted({group_of(name) for name in sittings.names})
+    rows = {group: row_of(group, sittings) for group in groups if group not in unfinished}
+    if not rows:
+        return (f"no group has run whole; of {groups[0]} the first that lacks is {unfinished[groups[0]]}: go on with "
+                "scripts/test --long --resume")
     page = PAGE.read_text()
-    PAGE.write_text(page.partition(BEGIN)[0] + "\n".join(lines) + page.partition(END)[2])
+    before, _, rest = page.partition(BEGIN)
+    block, _, after = rest.partition(END)
+    rows = {found[1]: found[0] for found in ROW.finditer(block) if found[1] in groups} | rows
+    told = f"{len(rows)} of the {len(groups)} groups have run whole, on {os.cpu_count()} processors:"
+    lines = [BEGIN, told, "", "| group | tests | minutes, one at a time | skipped | ended | at commit | failed |",
+             "|---|---:|---:|---:|---|---|---|", *(rows[group] for group in sorted(rows)), END]
+    PAGE.write_text(before + "\n".join(lines) + after)
     return ""
+
+
+def row_of(group, sittings):
+    tests = {name for name in sittings.names if group_of(name) == group}
+    ended = {name: one for name, one in sittings.ended.items() if name_in_source(name) in tests}
+    seconds = sum(one["seconds"] for one in ended.values())
+    skipped = sum(one["outcome"] == "skip" for one in ended.values())
+    failed = ", ".join(f"`{name}`" for name, one in sorted(ended.items()) if one["outcome"] == "FAIL")
+    commits = " and ".join(sorted({one["commit"] for one in ended.values()}))
+    return (f"| `{group}` | {len(ended):,} | {seconds / 60:.1f} | {skipped} | {datetime.date.today()} | {commits} | "
+            f"{failed or '-'} |")

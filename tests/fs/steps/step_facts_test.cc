@@ -60,6 +60,7 @@ class StepFactsTest : public meta::ScratchStore {
     std::string step = "/runs/checkpoint-" + std::to_string(number);
     make_folder(step);
     make_file(step + "/config.json", "{}");
+    make_file(step + "/model.msgpack", "weights");
     std::string state = R"({"global_step": 1, "log_history": [{"step": 1, "eval_loss": 0.5}])";
     state.append(kState - state.size() - 1, ' ');
     make_file(step + "/trainer_state.json", state + "}");

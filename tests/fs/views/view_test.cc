@@ -71,6 +71,13 @@ TEST(ViewTest, OfFilesOfSeveralOwnersRootAloneSeesNames) {
   EXPECT_EQ(shown(view, "manifest.json"), "0 400");
 }
 
+// A member of one group may not read what only the other one may.
+TEST(ViewTest, OfFilesOfSeveralGroupsRootAloneSeesNames) {
+  const View view(source_of({1000, 1000, 0640}, {1000, 1001, 0640}));
+  EXPECT_EQ(shown(view, "by_name"), "0 500");
+  EXPECT_EQ(shown(view, "manifest.json"), "0 400");
+}
+
 TEST(ViewTest, NamesThatAnotherStepToldAreTheOwners) {
   Source source = source_of(kOpen, kOpen);
   source.map.names_from = "/steps/other";

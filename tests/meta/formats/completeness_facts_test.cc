@@ -95,6 +95,8 @@ std::string one_tensor() {
   return file + header + "data";
 }
 
+constexpr const char* kTrainerState = R"({"global_step": 1})";
+
 StepContents trainers() {
   const std::string zip = stage_3(1).begin()->second;
   return {{"model.safetensors", one_tensor()},
@@ -102,7 +104,7 @@ StepContents trainers() {
           {"optimizer.pt", zip},
           {"rng_state_0.pth", zip},
           {"rng_state_1.pth", zip},
-          {"trainer_state.json", "{}"}};
+          {"trainer_state.json", kTrainerState}};
 }
 
 StepContents joined(StepContents step, const StepContents& more, const std::string& folder) {
@@ -152,13 +154,15 @@ const std::map<std::string, StepContents>& kinds() {
       {"stage 2", stage_2()},
       {"a Trainer's", trainers()},
       {"a Trainer's with DeepSpeed",
-       joined({{"trainer_state.json", "{}"}, {"config.json", "{}"}}, stage_3(2), "global_step4/")},
+       joined({{"trainer_state.json", kTrainerState}, {"config.json", "{}"}, {"latest", "global_step4"}}, stage_3(2),
+              "global_step4/")},
       {"DeepSpeed's in a folder", joined({{"config.json", "{}"}}, stage_3(2), "global_step4/")},
       {"DCP", dcp()},
-      {"a Trainer's with DCP",
-       joined({{"trainer_state.json", "{}"}, {"model.safetensors", one_tensor()}}, dcp(), "pytorch_model_fsdp_0/")},
+      {"a Trainer's with DCP", joined({{"trainer_state.json", kTrainerState}, {"model.safetensors", one_tensor()}},
+                                      dcp(), "pytorch_model_fsdp_0/")},
       {"by our Saver", by_our_saver()},
-      {"our Saver's in a Trainer's", joined(by_our_saver(), {{"trainer_state.json", "{}"}, {"config.json", "{}"}}, "")},
+      {"our Saver's in a Trainer's",
+       joined(by_our_saver(), {{"trainer_state.json", kTrainerState}, {"config.json", "{}"}}, "")},
       {"weights", weights_alone()},
       {"a part that failed", failed_part()},
       {"torch.save", {{"weights.pt", stage_3(1).begin()->second}, {"other.pt", "x"}, {"empty.bin", ""}}},
@@ -211,8 +215,10 @@ CompletenessJudgement judge_placed(const StepContents& step, const Placement& pl
   return judge_together(facts, files);
 }
 
-// What lies on one machine together: the files of a rank of DeepSpeed. Any other file may lie anywhere.
+// What lies on one machine together: the files of a rank of DeepSpeed, and with those of the first `latest`. Any other
+// file may lie anywhere.
 std::string unit_of(const std::string& path) {
+  if (path == "latest") return "rank 0";
   const auto states = parse_states_name(path.substr(path.rfind('/') + 1));
   const bool of_rank = (states && states->rank) || path.starts_with(kSwapFolder);
   if (!of_rank) return path;

@@ -95,7 +95,8 @@ Contents trainer() {
           {"training_args.bin", zip},
           {"optimizer.pt", zip},
           {"rng_state.pth", zip},
-          {"trainer_state.json", R"({"best_metric": NaN, "log_history": [{"grad_norm": -Infinity, "NaN\"": "NaN"}]})"}};
+          {"trainer_state.json",
+           R"({"global_step": 5, "best_metric": NaN, "log_history": [{"grad_norm": -Infinity, "NaN\"": "NaN"}]})"}};
 }
 
 TEST(Completeness, OfATrainer) {
@@ -122,11 +123,44 @@ TEST(Completeness, ATrainersThatHasLostItsWeights) {
   EXPECT_EQ(judge(step).completeness, Completeness::incomplete);
   step["tokenizer.model"] = "of sentencepiece";
   EXPECT_EQ(judge(step).completeness, Completeness::incomplete);
-  for (const char* unknown : {"weights.dat", "my.model", "folder/weights.json"}) {
+  for (const char* unknown :
+       {"weights.dat", "spiece.model", "modeling_mine.py", "vocab.bpe", ".tmpAb12Cd", "a/w.json"}) {
     Contents other = step;
-    other[unknown] = "may be weights";
-    EXPECT_EQ(judge(other).completeness, Completeness::complete) << unknown;
+    other[unknown] = "may be weights, or not";
+    EXPECT_EQ(judge(other).completeness, Completeness::unknown) << unknown;
   }
+}
+
+TEST(Completeness, WhatAnIndexNames) {
+  Contents step = trainer();
+  step.erase("model.safetensors");
+  step["model-00001-of-00002.safetensors"] = step["model-00002-of-00002.safetensors"] = safetensors();
+  step["model.safetensors.index.json"] =
+      R"({"weight_map": {"v": "model-00001-of-00002.safetensors", "w": "model-00002-of-00002.safetensors"}})";
+  EXPECT_EQ(judge(step).completeness, Completeness::complete) << judge(step).reason;
+  Contents lacks = step;
+  lacks.erase("model-00002-of-00002.safetensors");
+  EXPECT_EQ(judge(lacks).completeness, Completeness::incomplete);
+  EXPECT_EQ(judge(lacks).reason, "model-00002-of-00002.safetensors is not there");
+  lacks["model.safetensors"] = safetensors();
+  EXPECT_EQ(judge(lacks).completeness, Completeness::complete) << "the index is left over";
+  for (const char* text : {"", "{", R"({"weight_map": 3})"}) {
+    step["model.safetensors.index.json"] = text;
+    EXPECT_EQ(judge(step).completeness, Completeness::unknown) << text;
+  }
+}
+
+TEST(Completeness, WhatBelongsTogether) {
+  Contents step = trainer();
+  step["scheduler.pt"] = step["optimizer.pt"];
+  EXPECT_EQ(judge(step).completeness, Completeness::complete) << judge(step).reason;
+  step.erase("optimizer.pt");
+  EXPECT_EQ(judge(step).completeness, Completeness::unknown) << "no optimizer";
+  Contents none = trainer();
+  none["trainer_state.json"] = "{}";
+  EXPECT_EQ(judge(none).completeness, Completeness::unknown) << "no Trainer's state";
+  Contents fsdp{{"trainer_state.json", R"({"global_step": 5})"}, {"optimizer_0/__0_0.distcp", "x"}};
+  EXPECT_EQ(judge(fsdp).completeness, Completeness::unknown) << "no .metadata";
 }
 
 // A power loss leaves unsynced files like this: their names are there, and a part of their content.
@@ -144,9 +178,17 @@ TEST(Completeness, WhatOfATrainersIsCutShortOrEmpty) {
 }
 
 TEST(Completeness, OfATrainerWithDeepSpeed) {
-  Contents step = {{"config.json", "{}"}, {"trainer_state.json", "{}"}};
+  Contents step = {{"config.json", "{}"}, {"latest", "global_step4"}, {"trainer_state.json", R"({"global_step": 4})"}};
   for (const auto& [path, content] : deepspeed("stage_3")) step["global_step4/" + path] = content;
-  EXPECT_EQ(judge(step).completeness, Completeness::complete);
+  EXPECT_EQ(judge(step).completeness, Completeness::complete) << judge(step).reason;
+  for (const char* latest : {"", "global_step3"}) {
+    Contents other = step;
+    other["latest"] = latest;
+    EXPECT_EQ(judge(other).completeness, Completeness::unknown) << latest;
+  }
+  Contents without_latest = step;
+  without_latest.erase("latest");
+  EXPECT_EQ(judge(without_latest).completeness, Completeness::unknown);
   Contents without_state = step;
   without_state.erase("trainer_state.json");
   EXPECT_EQ(judge(without_state).completeness, Completeness::unknown);
@@ -181,7 +223,8 @@ CompletenessJudgement judge_left(const Contents& contents, const SiblingFiles& s
 TEST(Abandoned, WhatIsMissingWillNotCome) {
   EXPECT_EQ(judge_left({}).completeness, Completeness::incomplete);
   EXPECT_EQ(judge_left(deepspeed("stage_3")).completeness, Completeness::complete);
-  EXPECT_EQ(judge_left({{"config.json", "{}"}, {"training_args.bin", "x"}}).completeness, Completeness::incomplete);
+  EXPECT_EQ(judge_left({{"config.json", "{}"}, {"training_args.bin", ""}}).completeness, Completeness::incomplete);
+  EXPECT_EQ(judge_left({{"optimizer.pt", "x"}, {"training_args.bin", "x"}}).completeness, Completeness::incomplete);
   EXPECT_EQ(judge_left({{"weights.pt", std::string("PK\3\4", 4)}}).completeness, Completeness::incomplete);
 }
 
@@ -196,11 +239,28 @@ TEST(Abandoned, AModelWithoutItsWeights) {
 }
 
 TEST(Abandoned, ByTheFilesOfItsSiblings) {
-  const Contents weights{{"config.json", "{}"}, {"weights", "x"}};
-  EXPECT_EQ(judge_left(weights).completeness, Completeness::unknown);
-  EXPECT_EQ(judge_left(weights, {.trainer_state = true}).completeness, Completeness::incomplete);
-  EXPECT_EQ(judge_left(weights, {.dcp_metadata = true}).completeness, Completeness::incomplete);
-  EXPECT_EQ(judge_left(weights, {.first_model_states = true}).completeness, Completeness::incomplete);
+  const Contents resume{{"model.safetensors", safetensors()}, {"optimizer.pt", deepspeed("stage_3").begin()->second}};
+  EXPECT_EQ(judge_left(resume).completeness, Completeness::unknown);
+  EXPECT_EQ(judge_left(resume, {.trainer_state = true}).completeness, Completeness::incomplete);
+  const Contents dcp{{"__0_0.distcp", "x"}};
+  EXPECT_EQ(judge_left(dcp).completeness, Completeness::unknown);
+  EXPECT_EQ(judge_left(dcp, {.dcp_metadata = true}).completeness, Completeness::incomplete);
+}
+
+// The base model as checkpoint-0; the last step of a run, saved as a Hugging Face model beside DCP's.
+TEST(Abandoned, AModelOfAnotherKindThanItsSiblings) {
+  const Contents model{{"config.json", "{}"}, {"model.safetensors", safetensors()}, {"training_args.bin", ""}};
+  Contents base = model;
+  base.erase("training_args.bin");
+  const Contents shards{
+      {"model-00001-of-00001.safetensors", safetensors()},
+      {"model.safetensors.index.json", R"({"weight_map": {"w": "model-00001-of-00001.safetensors"}})"}};
+  for (const SiblingFiles& siblings : {SiblingFiles{}, SiblingFiles{.trainer_state = true},
+                                       SiblingFiles{.dcp_metadata = true}, SiblingFiles{.first_model_states = true}}) {
+    EXPECT_EQ(judge_left(base, siblings).completeness, Completeness::unknown);
+    EXPECT_EQ(judge_left(shards, siblings).completeness, Completeness::unknown);
+  }
+  EXPECT_EQ(judge_left(model).completeness, Completeness::incomplete) << "an empty training_args.bin is cut off";
 }
 
 // Other machines may have what DCP's .metadata names and is not there.

@@ -239,7 +239,7 @@ void add_many_states(StepInMemory& step) {
 
 void add_many_headers(StepInMemory& step) {
   const std::string header = "{" + std::string(100000, ' ') + "}";
-  step.add("trainer_state.json", "{}");
+  step.add("trainer_state.json", R"({"global_step": 1})");
   for (size_t at = 0; at < 100; ++at) {
     step.add(std::to_string(at) + ".safetensors", little<uint64_t>(header.size()) + header);
   }

@@ -121,13 +121,25 @@ TEST(ThinningTest, NamesOfWeights) {
   }
 }
 
-TEST(ThinningTest, FloatsThatAreNoWeightsAreTold) {
-  TensorMap map = map_of({0});
-  map.parameters.push_back({"rng", Parameter::Kind::other, std::nullopt, {{"x", {Dtype::uint8, {5000}, {}}}}});
-  map.parameters.push_back({"lr", Parameter::Kind::other, std::nullopt, {{"x", {Dtype::float32, {}, {}}}}});
-  EXPECT_EQ(unknown_weights(map), "");
-  map.parameters.push_back({"ema.w", Parameter::Kind::other, std::nullopt, {{"x", {Dtype::float32, {9}, {}}}}});
-  EXPECT_EQ(unknown_weights(map), "ema.w");
+// A second model may be of any type, also beside a model of another one.
+TEST(ThinningTest, TensorsThatMayBeWeightsAreTold) {
+  const auto add = [](TensorMap& map, const std::string& name, Dtype dtype, std::vector<uint64_t> shape) {
+    map.parameters.push_back({name, Parameter::Kind::other, std::nullopt, {{"x", {dtype, std::move(shape), {}}}}});
+  };
+  TensorMap known = map_of({0});
+  add(known, "dice", Dtype::uint8, {5056});
+  add(known, "dice_of_gpu", Dtype::uint8, {16});
+  add(known, "lr", Dtype::float32, {});
+  add(known, "step", Dtype::int64, {1});
+  EXPECT_EQ(unknown_weights(known), "");
+  for (const Dtype dtype : {Dtype::float64, Dtype::float32, Dtype::bfloat16, Dtype::float8_e4m3fn, Dtype::int8,
+                            Dtype::uint8, Dtype::complex64}) {
+    TensorMap map = known;
+    add(map, "ema.w", dtype, {90, 90});
+    EXPECT_EQ(unknown_weights(map), "ema.w") << torch_name(dtype);
+  }
+  add(known, "rng.w", Dtype::uint8, {1 << 20});
+  EXPECT_EQ(unknown_weights(known), "rng.w");
 }
 
 ThinnedManifest a_manifest() {

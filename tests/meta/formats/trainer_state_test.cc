@@ -36,8 +36,18 @@ TEST(TrainerState, TellsWhatWasLoggedAtItsOwnStep) {
     const auto found = metric_in(state);
     ASSERT_TRUE(found) << state << ": " << found.error().message();
     EXPECT_EQ(found.value(), metric) << state;
-    EXPECT_TRUE(check_trainer_state(file_of(state).get(), state.size()));
+    EXPECT_EQ(check_trainer_state(file_of(state).get(), state.size()).has_value(), state != "{}");
   }
+}
+
+TEST(TrainerState, NamesTheBestModel) {
+  const auto best_in = [](const std::string& state) {
+    return best_model_in_trainer_state(file_of(state).get(), state.size()).value();
+  };
+  EXPECT_EQ(best_in(R"({"best_model_checkpoint": "out/run/checkpoint-500", "global_step": 9})"), "checkpoint-500");
+  EXPECT_EQ(best_in(R"({"best_model_checkpoint": "checkpoint-500/"})"), "checkpoint-500");
+  EXPECT_EQ(best_in(R"({"best_model_checkpoint": null, "x": "y", "z": {"best_model_checkpoint": "no"}})"), "");
+  EXPECT_EQ(best_in(R"({"best_model_checkpoint": {"a": "no"}, "log_history": ["no"]})"), "");
 }
 
 TEST(TrainerState, WhatIsNone) {

@@ -1,0 +1,85 @@
+#include "meta/formats/weight_index.h"
+
+#include <cerrno>
+#include <utility>
+
+#include "io/json.h"
+
+namespace ckptfs::meta::formats {
+namespace {
+
+constexpr std::string_view kIndexEnding = ".index.json";
+constexpr io::JsonBounds kIndexBounds{
+    .bytes = uint64_t{16} << 20, .values = io::kAnyNumber, .text = uint64_t{64} << 10, .depth = 16};
+constexpr size_t kMostShards = size_t{1} << 16;
+
+class IndexReader : public io::JsonVisitor {
+ public:
+  bool key(string_t& key) override {
+    if (depth_ == 1) key_ = key;
+    return true;
+  }
+  bool string(string_t& file) override {
+    if (depth_ != 2 || !in_map_) return true;
+    files.insert(file);
+    return files.size() <= kMostShards || fails(Error(EFBIG, "it names more files than any checkpoint has"));
+  }
+
+  std::set<std::string> files;
+  bool is_index = false;
+
+ private:
+  bool begin(bool object) override {
+    if (++depth_ == 2) in_map_ = object && key_ == "weight_map";
+    is_index = is_index || in_map_;
+    return true;
+  }
+  bool end() override {
+    --depth_;
+    return true;
+  }
+
+  unsigned depth_ = 0;
+  std::string key_;
+  bool in_map_ = false;
+};
+
+std::set<std::string_view> names_at_top(const StepFiles& files) {
+  std::set<std::string_view> names;
+  for (const StepFiles::File& file : files.list()) {
+    if (file.path.find('/') == std::string::npos) names.insert(file.path);
+  }
+  return names;
+}
+
+}  // namespace
+
+bool is_weight_index(std::string_view path) {
+  return path.ends_with(kIndexEnding) && path.find('/') == std::string_view::npos;
+}
+
+Result<std::set<std::string>> files_of_index(const StepFiles& files, uint32_t index) {
+  TRY_ASSIGN(const io::ReadableFile file, files.open(index));
+  IndexReader reader;
+  TRY(io::read_json(files.limited(file), 0, files.list()[index].size, kIndexBounds, reader));
+  if (!reader.is_index) return Error(EBADMSG, "it is no index of weights");
+  return std::move(reader.files);
+}
+
+void check_weight_indexes(const StepFiles& files, ShareCheck& share) {
+  const std::set<std::string_view> there = names_at_top(files);
+  for (uint32_t index = 0; index < files.list().size(); ++index) {
+    const std::string& path = files.list()[index].path;
+    if (!is_weight_index(path) || there.contains(path.substr(0, path.size() - kIndexEnding.size()))) continue;
+    const auto named = files_of_index(files, index);
+    if (!named) {
+      share.add_unclear(path + ": " + named.error().message());
+      continue;
+    }
+    for (const std::string& name : named.value()) {
+      if (!there.contains(name)) share.add_missing({name});
+    }
+  }
+}
+
+}  // namespace ckptfs::meta::formats

@@ -129,7 +129,7 @@ class Servers {
   // Changes through the mount are refused by the kernel.
   void refuse_changes() {
     for (const char* const command :
-         {"save", "rm", "thin", "begin", "freeze", "commit", "fetch_begin", "fetch_commit"}) {
+         {"save", "rm", "thin", "begin", "freeze", "commit", "fetch_begin", "fetch_commit", "accept"}) {
       control_->add(command, ControlServer::Pace::quick, [](const Peer&, const nlohmann::json&) {
         return Result<nlohmann::json>(Error(EROFS, "the store is mounted read-only (-o ro)"));
       });

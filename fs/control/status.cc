@@ -12,6 +12,8 @@ using nlohmann::json;
 
 namespace {
 
+constexpr uint64_t kFewInodes = 4096;
+
 json counters_of(const Counters& counters) {
   json operations = json::object();
   for (size_t i = 0; i < kOperationNames.size(); ++i) {
@@ -48,8 +50,13 @@ json counters_of(const Counters& counters) {
 }
 
 json space_of(const meta::SpaceReport& space) {
-  return {{"total", space.total},     {"free", space.free},       {"raw_free", space.raw_free},
-          {"reserve", space.reserve}, {"ballast", space.ballast}, {"owed", space.cow_reserve}};
+  return {{"total", space.total},
+          {"free", space.free},
+          {"raw_free", space.raw_free},
+          {"reserve", space.reserve},
+          {"ballast", space.ballast},
+          {"owed", space.cow_reserve},
+          {"inodes_free", space.inodes_free}};
 }
 
 json recovery_of(const meta::RecoveryReport& recovery, const meta::Tree& tree) {
@@ -107,6 +114,10 @@ json warnings_of(const Filesystem& fs) {
   }
   if (recovery.orphan_blobs != 0) {
     warnings.push_back(std::to_string(recovery.orphan_blobs) + " blobs have no name; `ckptfs fsck` lists them");
+  }
+  if (const meta::SpaceReport space = fs.store.space(); space.inodes != 0 && space.inodes_free < kFewInodes) {
+    warnings.push_back("the store has " + std::to_string(space.inodes_free) +
+                       " inodes left for new files: remove files or steps");
   }
   if (fs.tree.short_of_space()) {
     warnings.push_back("space is short: swap files are written through the daemon; remove steps");

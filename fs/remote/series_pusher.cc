@@ -256,6 +256,8 @@ Result<> SeriesPusher::list_others() {
 // All that can be pushed, in the order in which it is to be.
 Result<std::vector<SeriesPusher::Candidate>> SeriesPusher::candidates() {
   TRY_ASSIGN(SeriesStatus series, env_.step_facts.inspect_series(series_, "", false));
+  const bool quiet = meta::wall_time(meta::now()) - series.changed >= env_.quiet;
+  if (const std::string why = why_no_steps(series); quiet && !why.empty()) return Error(EINVAL, why);
   std::vector<Candidate> found;
   for (StepStatus& status : series.steps) found.push_back({std::move(status)});
   std::erase_if(found, [](const Candidate& one) {

@@ -86,9 +86,9 @@ Result<meta::formats::CompletenessJudgement> Abandonment::judge(meta::InodeNumbe
   if (files.short_of()) return *files.short_of();
   if (meta::formats::is_whole(judged.completeness)) return judged;
   TRY_ASSIGN(const auto siblings, siblings_of(series, step));
-  const auto judgement = meta::formats::judge_abandoned(files, judged, siblings);
+  auto judgement = meta::formats::judge_abandoned(files, judged, siblings);
   if (files.short_of()) return *files.short_of();
-  return judgement;
+  return heed_symlinks(tree_, step, std::move(judgement));
 }
 
 }  // namespace ckptfs::fs

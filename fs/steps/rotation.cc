@@ -44,15 +44,6 @@ bool is_protection(Reason reason) {
          reason == Reason::unpushed;
 }
 
-// If the series has no step: a folder that its rules may be meant for, by the number in its name, and why it is none.
-// Empty: there is none.
-std::string looks_like_a_step(const SeriesStatus& status) {
-  if (!status.steps.empty()) return {};
-  const auto has_number = [](const NoStep& one) { return one.name.find_first_of("0123456789") != std::string::npos; };
-  const auto found = std::ranges::find_if(status.others, has_number);
-  return found == status.others.end() ? std::string() : found->name + ": " + found->reason;
-}
-
 }  // namespace
 
 void Rotation::start() {
@@ -130,9 +121,8 @@ Result<> Rotation::rotate_series(meta::InodeNumber series, Findings& findings) {
   TRY(note_clock());
   const std::string metric = wanted.keep_best ? wanted.keep_best->metric : "";
   TRY_ASSIGN(const SeriesStatus status, step_facts_.inspect_series(series, metric, true));
-  if (const std::string other = looks_like_a_step(status); !other.empty() && wall_now() - status.changed >= quiet_) {
-    findings.warnings.push_back(tree_.path_of(series) + ": its rules do nothing, since no folder in it is a step (" +
-                                other + "); steps have names like checkpoint-100, global_step100 or step_100");
+  if (const std::string why = why_no_steps(status); !why.empty() && wall_now() - status.changed >= quiet_) {
+    findings.warnings.push_back(tree_.path_of(series) + ": its rules do nothing: " + why);
   }
   forget_finished(status, tree_.path_of(series));
   if (!series_policy.is_armed()) {

@@ -117,6 +117,24 @@ StepStatus uninspected(const meta::DirectoryEntry& entry, const Error& error) {
 
 }  // namespace
 
+std::string why_no_steps(const SeriesStatus& series) {
+  if (!series.steps.empty()) return {};
+  const auto has_number = [](const NoStep& one) { return one.name.find_first_of("0123456789") != std::string::npos; };
+  const auto found = std::ranges::find_if(series.others, has_number);
+  if (found == series.others.end()) return {};
+  return "no folder in it is a step (" + found->name + ": " + found->reason +
+         "); steps have names like checkpoint-100, global_step100 or step_100";
+}
+
+Result<meta::formats::CompletenessJudgement> heed_symlinks(const meta::Tree& tree, meta::InodeNumber step,
+                                                           meta::formats::CompletenessJudgement judgement) {
+  if (judgement.completeness != Completeness::incomplete) return judgement;
+  TRY_ASSIGN(const bool linked, meta::holds_symlink(tree, step));
+  if (!linked) return judgement;
+  return meta::formats::CompletenessJudgement{
+      Completeness::unknown, judgement.reason + ", but it has a symlink, which may lead to what it lacks"};
+}
+
 Result<> StepFactsFinder::start() {
   TRY_ASSIGN(clock_, meta::StoreClock::load(store_.index()));
   return success();
@@ -265,7 +283,7 @@ Result<StepFactsFinder::CachedFacts> StepFactsFinder::judge(meta::InodeNumber st
     const std::lock_guard turn(readings_);
     TRY_ASSIGN(const auto meanwhile, cached(step, known.fingerprint));
     if (meanwhile) return *meanwhile;
-    known.judgement = judge_by_content(files, status.record.sealed);
+    TRY_ASSIGN(known.judgement, heed_symlinks(tree_, step, judge_by_content(files, status.record.sealed)));
   }
   if (known.saved_alone) known.completed = status.record.saved;
   if (files.short_of()) return *files.short_of();

@@ -89,6 +89,15 @@ struct SeriesStatus {
   std::optional<uint32_t> unclear_to;  // whose `latest` that is, if it concerns nobody else's steps
 };
 
+// In words, why rules and remotes do nothing with the series: none of its folders is a step, though one has a number in
+// its name. Empty: there are steps, or there is nothing that somebody could take for one.
+std::string why_no_steps(const SeriesStatus& series);
+
+// What an incomplete step lacks may be behind a symlink in it, of which only the name is known. Then the step is
+// unknown.
+Result<meta::formats::CompletenessJudgement> heed_symlinks(const meta::Tree& tree, meta::InodeNumber step,
+                                                           meta::formats::CompletenessJudgement judgement);
+
 class StepFactsFinder {
  public:
   // `quiet`: how long nothing must have happened to a step. `readings`: of all that a step holds.

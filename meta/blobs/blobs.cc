@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <sys/statvfs.h>
 #include <sys/xattr.h>
 #include <unistd.h>
 
@@ -30,7 +31,20 @@ std::optional<BlobNumber> Blobs::parse_name(const std::string& name) {
   return number;
 }
 
+// Asking takes a sum over all processors, so it is done for some at a time: at most a quarter of the reserve.
+Result<> Blobs::refuse_without_inodes() const {
+  if (unasked_.fetch_sub(1, std::memory_order_relaxed) > 0) return success();
+  struct statvfs fs {};
+  if (::fstatvfs(folder_fd_, &fs) != 0) return last_error("the store's free inodes");
+  if (fs.f_files != 0 && fs.f_favail < kInodeReserve) {
+    return Error(ENOSPC, "the store has no inodes left, but those that removals need: remove files or steps");
+  }
+  unasked_.store(kInodeReserve / 4, std::memory_order_relaxed);
+  return success();
+}
+
 Result<io::Fd> Blobs::create(BlobNumber number) const {
+  TRY(refuse_without_inodes());
   return io::open_at(folder_fd_, name(number), O_RDWR | O_CREAT | O_EXCL, 0600);
 }
 

@@ -1,9 +1,10 @@
 // The folder blobs/: one backing file a blob, named by its number in 16 hex digits, mode 0600, the daemon's own.
-// Thread safety: all of it; it keeps only the folder's descriptor, which its owner outlives it with.
+// Thread safety: all of it; it keeps the folder's descriptor, which its owner outlives it with.
 #pragma once
 
 #include <sys/stat.h>
 
+#include <atomic>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,7 +21,9 @@ class Blobs {
   static std::string name(BlobNumber number);
   static std::optional<BlobNumber> parse_name(const std::string& name);
 
-  // EEXIST where the number was used before.
+  // Inodes of the file system below that no blob takes: the index makes files for whatever it records, removals, too.
+  static constexpr uint64_t kInodeReserve = 1024;
+  // EEXIST where the number was used before. ENOSPC, in words: only the reserve is left.
   Result<io::Fd> create(BlobNumber number) const;  // O_RDWR
   Result<io::Fd> open(BlobNumber number, int flags) const;
   Result<struct stat> stat(BlobNumber number) const;
@@ -41,7 +44,10 @@ class Blobs {
   int folder_fd() const { return folder_fd_; }
 
  private:
+  Result<> refuse_without_inodes() const;
+
   const int folder_fd_;
+  mutable std::atomic<int64_t> unasked_{0};  // so many more may be created before the file system is asked again
 };
 
 }  // namespace ckptfs::meta

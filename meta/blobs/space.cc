@@ -6,6 +6,7 @@
 
 #include "io/clone.h"
 #include "io/preallocated.h"
+#include "meta/blobs/blobs.h"
 
 namespace ckptfs::meta {
 
@@ -39,7 +40,7 @@ Result<SpaceReport> Space::report() const {
   report.free = report.raw_free > report.reserve ? report.raw_free - report.reserve : 0;
   report.cow_reserve = cow_reserve();
   report.inodes = fs.f_files;
-  report.inodes_free = fs.f_favail;
+  report.inodes_free = fs.f_favail - std::min<uint64_t>(fs.f_favail, Blobs::kInodeReserve);
   return report;
 }
 

@@ -41,7 +41,7 @@ struct SpaceReport {
   uint64_t ballast = 0;
   uint64_t cow_reserve = 0;  // of all live swap files; `owed` in what users see
   uint64_t inodes = 0;
-  uint64_t inodes_free = 0;
+  uint64_t inodes_free = 0;  // without Blobs::kInodeReserve
 };
 
 // The COW reserve of a file from the moment that all of its blocks are shared.

@@ -43,6 +43,18 @@ Result<FileCount> count_files(const Tree& tree, InodeNumber folder) {
   return counted ? Result<FileCount>(count) : counted.error();
 }
 
+Result<bool> holds_symlink(const Tree& tree, InodeNumber folder, size_t depth) {
+  if (depth > kDeepestStep) return true;  // nobody has looked
+  TRY_ASSIGN(const auto entries, tree.list(folder));
+  for (const DirectoryEntry& entry : entries) {
+    if (entry.type == S_IFLNK) return true;
+    if (entry.type != S_IFDIR) continue;
+    TRY_ASSIGN(const bool below, holds_symlink(tree, entry.inode, depth + 1));
+    if (below) return true;
+  }
+  return false;
+}
+
 namespace {
 
 Result<StepInfo> info_of(Store& store, InodeNumber number, const std::string& series, const std::string& tag) {

@@ -27,6 +27,8 @@ Result<FileCount> count_files(const Tree& tree, InodeNumber folder);
 // Visits every regular file below a folder; `path`: the names from there down, the file's own last.
 using VisitFile = std::function<Result<>(const std::vector<std::string>& path, InodeNumber file)>;
 Result<> for_each_file(const Tree& tree, InodeNumber folder, const VisitFile& visit);
+// Is there a symlink in the folder, or anywhere below it? Of what lies deeper than any step: yes.
+Result<bool> holds_symlink(const Tree& tree, InodeNumber folder, size_t depth = 0);
 // All steps of one series, or of every series (series = 0), sorted by series, then by step number and tag.
 Result<std::vector<StepInfo>> list_steps(Store& store, InodeNumber series = 0);
 Result<StepInfo> step_info(Store& store, InodeNumber step);

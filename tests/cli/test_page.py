@@ -8,6 +8,7 @@ import pathlib
 
 from browser import chromium
 from checking import equal, noise, true, write
+from hugging import safetensors
 from mounting import CKPTFS, KIB, MIB, Store, mounted, run, wait_until
 from training import write_state
 
@@ -58,6 +59,7 @@ def test_steps_appear_and_go(disk, work):
         browser.wait_for("a warning", lambda: any("max_bytes" in text for text in browser.text(".warnings li")))
         folder = mount.path / "runs/b/checkpoint-10"
         folder.mkdir(parents=True)
+        write(folder / "model.safetensors", safetensors({"w": ("F32", [1], bytes(4))}))
         (folder / "trainer_state.json").write_text('{"global_step": 10}')
         browser.wait_for("another series", lambda: tags_of(browser, "/runs/b") == ["checkpoint-10"])
         browser.wait_for("how it was saved", lambda: "by files" in browser.text("#saves tr")[0])

@@ -12,7 +12,7 @@ import pytest
 import saving
 from agent import Agent
 from checking import equal, noise, opened, raises, read, same_bytes, true, write, write_all
-from mounting import CKPTFS, MIB, free_bytes, run, wait_until
+from mounting import CKPTFS, MIB, Store, free_bytes, mounted, run, wait_until, xfs
 from training import check_step, optimizer_file, step_of, write_state
 
 SIZE = 2 * MIB  # of a swap file
@@ -59,13 +59,13 @@ def fill(folder, wanted_free, mount):
 
 def fill_all(path, mount):
     """Fills the file system below to the last block, as far as ordinary writes can."""
-    for number, chunk in enumerate((MIB, 64 * 1024, 4096)):
-        try:
-            with opened(f"{path}{number}", os.O_WRONLY | os.O_CREAT | os.O_APPEND) as file:
+    with opened(f"{path}", os.O_WRONLY | os.O_CREAT | os.O_APPEND) as file:
+        for chunk in (MIB, 64 * 1024, 4096):
+            try:
                 while True:
                     os.write(file, os.urandom(chunk))
-        except OSError as problem:
-            equal(problem.errno, errno.ENOSPC, "what a full disk says")
+            except OSError as problem:
+                equal(problem.errno, errno.ENOSPC, "what a full disk says")
     run("sync", "-f", mount.store.inner)
 
 
@@ -285,6 +285,32 @@ def hold_files(folder, uid, told, until):
         number = problem.errno
     os.write(told, f"{number} {len(held)}\n".encode())
     os.read(until, 1)
+
+
+@pytest.mark.one_mode
+def test_removals_work_without_inodes(scratch, mode):
+    """A user makes empty files until there are no inodes. The index needs some for whatever it records."""
+    with xfs(scratch, 320 * MIB, options=("-i", "maxpct=1")) as disk:
+        store = Store(disk / "store")
+        with mounted(store, scratch / "mnt", mode=mode) as mount:
+            step, folder = mount.path / "steps/checkpoint-1", mount.path / "empty"
+            step.mkdir(parents=True)
+            folder.mkdir()
+            for name in ("trainer_state.json", "model.safetensors"):
+                write(step / name, b"content")
+            with raises(errno.ENOSPC):
+                for number in range(20000):
+                    write(folder / str(number), b"")
+            made = len(os.listdir(folder))
+            true(any("inodes left" in one for one in mount.status()["warnings"]), "status warns")
+            os.unlink(folder / "0")
+            run(CKPTFS, "rm", step)
+            mount.remount()
+            equal((os.listdir(step.parent), len(os.listdir(folder))), ([], made - 1), "what is left")
+            shutil.rmtree(folder)
+            wait_until("there is room", lambda: mount.status()["space"]["inodes_free"] > 500)
+            write(mount.path / "file", b"content")
+        store.fsck()
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """What an engine does under ckptfs.patch: on a mount what ckptfs.deepspeed does, elsewhere what DeepSpeed does."""
 
 import json
+import os
 import pathlib
 import subprocess
 
@@ -125,3 +126,17 @@ def test_launchers(venv, scratch, launcher):
     if done.returncode != 0:
         raise Failure(f"{words} ended with {done.returncode}:\n{done.stdout[-1000:]}\n{done.stderr[-3000:]}")
     true("patched: True" in done.stdout and "patched: False" not in done.stdout, done.stdout[-3000:])
+
+
+def test_a_folder_is_no_script(venv, scratch):
+    """In the working directory a folder has the name of the command."""
+    (scratch / "python").mkdir()
+    (scratch / "script").mkdir()
+    (scratch / "script/__main__.py").write_text("print('as Python runs a folder')")
+    shared = dict(environment(), PYTHONPATH=str(REPOSITORY / "gpu" / "python"),
+                  PATH=f"{os.path.dirname(python())}:{os.environ['PATH']}")
+    for words, told in ((["python", "-c", "print('as a shell does')"], "as a shell does"),
+                        (["script"], "as Python runs a folder")):
+        done = subprocess.run([python(), "-m", "ckptfs.patch", *words], env=shared, cwd=scratch, capture_output=True,
+                              text=True, timeout=RUN_TIMEOUT, check=False)
+        true(done.returncode == 0 and told in done.stdout, f"{words}: {done}")

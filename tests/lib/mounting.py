@@ -172,15 +172,15 @@ def workspace(name):
 
 
 @contextlib.contextmanager
-def xfs(work, size=4 * GIB, sector=512, name="disk"):
-    """Mounts a fresh XFS with reflink, on a sparse image, at work/name."""
+def xfs(work, size=4 * GIB, sector=512, name="disk", options=()):
+    """Mounts a fresh XFS with reflink, on a sparse image, at work/name. `options`: more words for mkfs.xfs."""
     image, point = work / f"{name}.xfs", work / name
     with open(image, "wb") as made:
         made.truncate(size)
     point.mkdir(exist_ok=True)
     device = run("losetup", "--show", "-f", "--sector-size", sector, image).stdout.strip()
     try:
-        run("mkfs.xfs", "-q", "-f", "-m", "reflink=1", "-s", f"size={sector}", device)
+        run("mkfs.xfs", "-q", "-f", "-m", "reflink=1", "-s", f"size={sector}", *options, device)
         run("mount", "-t", "xfs", "-o", "nouuid", device, point)
         try:
             yield point

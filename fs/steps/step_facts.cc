@@ -503,7 +503,7 @@ Result<std::string> StepFactsFinder::best_model_of(const StepStatus& status) {
 }
 
 // What an owner's newest steps say counts for his steps: the one with the highest number, and the one that completed
-// last.
+// last. If one of them cannot be read, any step may be the one that it names.
 Result<> StepFactsFinder::find_best_models(SeriesStatus& status) {
   struct Newest {
     const StepStatus *highest = nullptr, *last = nullptr;
@@ -516,15 +516,18 @@ Result<> StepFactsFinder::find_best_models(SeriesStatus& status) {
     if (last == nullptr || step.facts.seen > last->facts.seen) last = &step;
   }
   std::set<std::pair<uint32_t, std::string>> best;
+  std::set<uint32_t> untold;  // owners
   for (const auto& [owner, of_owner] : newest) {
     for (const StepStatus* const step : {of_owner.highest, of_owner.last}) {
       const auto named = best_model_of(*step);
-      if (!named && named.error().errno_value() == ENOENT) continue;
-      TRY(named);
-      best.emplace(owner, named.value());
+      if (named) best.emplace(owner, named.value());
+      if (!named && named.error().errno_value() != ENOENT) untold.insert(owner);
     }
   }
-  for (StepStatus& step : status.steps) step.facts.best_model = best.contains({step.owner, step.facts.tag});
+  for (StepStatus& step : status.steps) {
+    step.facts.best_model = best.contains({step.owner, step.facts.tag});
+    step.facts.untold = step.facts.untold || untold.contains(step.owner);
+  }
   return success();
 }
 

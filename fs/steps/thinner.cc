@@ -108,7 +108,7 @@ struct Thinner::Standing {
   std::string objection;
   meta::InodeNumber series = 0;
   std::string tag{};
-  Latest latest{};
+  std::optional<Latest> latest{};                                   // none: another user's file says nothing
   std::vector<std::pair<std::string, meta::InodeNumber>> newest{};  // the steps that are newer, by their names
 };
 
@@ -164,7 +164,8 @@ Result<Thinner::Standing> Thinner::standing_of(meta::InodeNumber step) {
   policy.hold_unpushed = set.hold_unpushed;
   TRY_ASSIGN(const meta::Judgement judgement, meta::judge(policy, facts, now, {}));
   const Reason reason = judgement.decisions.back().reasons.front();
-  Standing standing{reason == Reason::no_rule ? "" : words_of(reason), record.parent, found->facts.tag, series.latest};
+  Standing standing{reason == Reason::no_rule ? "" : words_of(reason), record.parent, found->facts.tag};
+  if (series.unclear.empty()) standing.latest = series.latest;
   for (size_t at = 0; at < steps.size(); ++at) {
     if (std::ranges::count(judgement.decisions[at].reasons, Reason::newest) != 0) {
       standing.newest.emplace_back(steps[at]->facts.tag, steps[at]->inode);
@@ -316,7 +317,8 @@ Result<> Thinner::refuse_by_changes(const Plan& plan, const Standing& standing) 
   if (in_use) return Error(EBUSY, words_of(Reason::in_use));
   const auto latest = step_facts_.latest_of(standing.series);
   if (latest && latest.value().names(standing.tag)) return Error(EBUSY, words_of(Reason::latest));
-  if (!latest || latest.value() != standing.latest) return Error(EBUSY, "`latest` has just changed; try again");
+  const bool same = latest ? latest.value() == standing.latest : !standing.latest;
+  if (!same) return Error(EBUSY, "`latest` has just changed; try again");
   for (const auto& [tag, newer] : standing.newest) {
     const auto there = tree_.child(standing.series, tag);
     if (!there || there.value() != newer) return Error(EBUSY, tag + ", which is newer, has gone meanwhile; try again");
@@ -329,8 +331,10 @@ Result<> Thinner::put_in_place(const Plan& plan, const Standing& standing) {
   thinning.step = plan.step;
   thinning.files = plan.files;
   for (const uint32_t index : plan.going) thinning.going.insert(plan.of_step()[index].path);
-  TRY(io::fault_point("thin.before_change"));
-  thinning.check = [&] { return refuse_by_changes(plan, standing); };
+  thinning.check = [&]() -> Result<> {
+    TRY(io::fault_point("thin.before_change"));
+    return refuse_by_changes(plan, standing);
+  };
   TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(plan.step));
   TRY_ASSIGN(const meta::Thinned thinned, meta::thin(store_, thinning));
   views_.forget(plan.step);

@@ -1,6 +1,6 @@
 """The Debian package on a bare Debian: installed, used by fstab, by its unit and by a user, upgraded, removed.
 
-On the release of this machine; with --long on Debian 12 and 13, each with a package that was built on it.
+On Debian 12 and 13, each with a package that was built on it.
 """
 
 import configparser
@@ -15,10 +15,10 @@ import signal
 import pytest
 
 from checking import equal, read, true, write
-from mounting import BUILD, LEVEL, REPOSITORY, Failure, Skip, fuse_for_all, run, wait_until
+from mounting import BUILD, REPOSITORY, Failure, Skip, fuse_for_all, run, wait_until
 from training import write_state
 
-pytestmark = [pytest.mark.disk(2), pytest.mark.timeout(3600), pytest.mark.together]
+pytestmark = [pytest.mark.disk(2), pytest.mark.timeout(3600), pytest.mark.together, pytest.mark.long]
 
 RELEASES = {"12": "bookworm", "13": "trixie"}
 PACKAGE = "scripts/packaging/package"
@@ -121,13 +121,8 @@ def package_made_in(chroot, version):
     return chroot.root / made[0].lstrip("/")
 
 
-RELEASES_TO_TEST = list(RELEASES) if LEVEL == "long" else [own_release()]
-
-
-@pytest.fixture(scope="module", params=RELEASES_TO_TEST)
+@pytest.fixture(scope="module", params=RELEASES)
 def release(request):
-    if request.param not in RELEASES:
-        raise Skip(f"debian: this machine runs no Debian {' or '.join(RELEASES)}; --long tests both")
     return request.param
 
 

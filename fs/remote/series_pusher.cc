@@ -118,7 +118,7 @@ Result<bool> SeriesPusher::is_manual() const {
 void SeriesPusher::note_trouble(const std::string& text) {
   const io::MutexLock lock(mutex_);
   if (!text.empty() && text != report_.trouble) log::warn("{}: {}", settings_.url, text);
-  if (!text.empty()) ++report_.failures;
+  if (!text.empty() && text != nothing_) ++report_.failures;
   report_.trouble = text;
 }
 
@@ -132,7 +132,7 @@ void SeriesPusher::run() {
   while (!thread_.is_stopping()) {
     const auto busy = round();
     if (!busy && busy.error().errno_value() == ECANCELED) return;
-    note_trouble(busy ? std::string() : busy.error().message());
+    note_trouble(busy ? nothing_ : busy.error().message());
     rest = busy && busy.value() ? kShortestRest : std::min(2 * rest, longest_rest());
     if (busy && busy.value()) continue;
     const auto before = Clock::now();
@@ -257,7 +257,7 @@ Result<> SeriesPusher::list_others() {
 Result<std::vector<SeriesPusher::Candidate>> SeriesPusher::candidates() {
   TRY_ASSIGN(SeriesStatus series, env_.step_facts.inspect_series(series_, "", false));
   const bool quiet = meta::wall_time(meta::now()) - series.changed >= env_.quiet;
-  if (const std::string why = why_no_steps(series); quiet && !why.empty()) return Error(EINVAL, why);
+  nothing_ = quiet ? why_no_steps(series) : std::string();
   std::vector<Candidate> found;
   for (StepStatus& status : series.steps) found.push_back({std::move(status)});
   std::erase_if(found, [](const Candidate& one) {

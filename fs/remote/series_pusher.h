@@ -147,6 +147,7 @@ class SeriesPusher {
   std::map<meta::InodeNumber, io::Digest> ended_;              // the step's fingerprint when its part was ended
   std::map<meta::InodeNumber, Clock::time_point> not_before_;  // what failed is tried again then
   std::map<meta::InodeNumber, int> failures_in_a_row_;
+  std::string nothing_;  // why there is nothing to push, in words; empty: there is, or may soon be
   bool manual_ = false;
 
   mutable io::Mutex mutex_;

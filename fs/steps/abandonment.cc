@@ -40,9 +40,9 @@ Result<std::optional<std::string>> Abandonment::find_protection(meta::InodeNumbe
   TRY_ASSIGN(const auto pinned, tree_.pinned_folders());
   if (pinned.contains(step)) return Reason("it is pinned");
   if (pushes_.has_slots(series)) return Reason("other machines have other files of it (ckptfs remote status)");
-  const auto latest = step_facts_.latest_of(series);
-  if (!latest) return Reason("nobody can tell what `latest` names: " + latest.error().message());
-  if (latest.value().names(tag)) {
+  const Latest latest = step_facts_.latest_of(series);
+  if (!latest.unread.empty()) return Reason("nobody can tell what a file names: " + *latest.unread.begin());
+  if (latest.names(tag)) {
     return Reason(
         "the file `latest` names it, and a trainer that did not find it would begin anew; write the tag of a "
         "complete step into `latest`");

@@ -243,9 +243,7 @@ Result<std::string> Rotation::recheck_protections(meta::InodeNumber series, cons
   if (now.facts.in_use) return "in use";
   if (now.facts.completeness != step.facts.completeness || now.changed != step.changed) return "it has just changed";
   // Check last what may change in a moment.
-  const auto latest = step_facts_.latest_of(series);
-  const bool same = latest ? status.unclear.empty() && latest.value() == status.latest : status.unclear_to.has_value();
-  if (!same) return "`latest` has just changed";
+  if (step_facts_.latest_of(series) != status.latest) return "`latest` has just changed";
   TRY_ASSIGN(const bool in_use, step_facts_.is_in_use(step.inode));
   return std::string(in_use ? "in use" : "");
 }

@@ -3,11 +3,13 @@
 #include <fcntl.h>
 
 #include <algorithm>
+#include <cctype>
 #include <functional>
 #include <mutex>
 #include <set>
 #include <span>
 #include <string_view>
+#include <tuple>
 #include <utility>
 
 #include "fs/views/files_of_step.h"
@@ -119,7 +121,9 @@ StepStatus uninspected(const meta::DirectoryEntry& entry, const Error& error) {
 
 std::string why_no_steps(const SeriesStatus& series) {
   if (!series.steps.empty()) return {};
-  const auto has_number = [](const NoStep& one) { return one.name.find_first_of("0123456789") != std::string::npos; };
+  const auto has_number = [](const NoStep& one) {
+    return std::isdigit(static_cast<unsigned char>(one.name.back())) != 0;
+  };
   const auto found = std::ranges::find_if(series.others, has_number);
   if (found == series.others.end()) return {};
   return "no folder in it is a step (" + found->name + ": " + found->reason +
@@ -458,21 +462,21 @@ Result<std::optional<std::string>> StepFactsFinder::named_by(meta::InodeNumber s
   return std::optional(tag);
 }
 
-Result<Latest> StepFactsFinder::latest_of(meta::InodeNumber series) const {
+Latest StepFactsFinder::latest_of(meta::InodeNumber series) const {
   Latest latest;
   for (const char* const tracker : kTrackers) {
     const auto named = named_by(series, tracker);
-    if (!named) return Error(named.error().errno_value(), std::string(tracker) + ": " + named.error().message());
-    if (named.value()) latest.named.insert(*named.value());
+    if (!named) latest.unread.insert(std::string(tracker) + ": " + named.error().message());
+    if (named && named.value()) latest.named.insert(*named.value());
   }
   return latest;
 }
 
 // Any user who may make names in the series might have made a tracker file.
 Result<> StepFactsFinder::find_latest(meta::InodeNumber series, SeriesStatus& status) const {
+  status.latest = latest_of(series);
   for (const char* const tracker : kTrackers) {
     const auto named = named_by(series, tracker);
-    if (named && named.value()) status.latest.named.insert(*named.value());
     if (named) continue;
     const auto file = tree_.child(series, tracker);
     if (!file && file.error().errno_value() == ENOENT) continue;  // it was removed this moment
@@ -508,12 +512,16 @@ Result<> StepFactsFinder::find_best_models(SeriesStatus& status) {
   struct Newest {
     const StepStatus *highest = nullptr, *last = nullptr;
   };
+  const auto later = [](const StepStatus& a, const StepStatus& b) {
+    return std::tie(a.facts.seen, a.facts.completed, a.facts.number) >
+           std::tie(b.facts.seen, b.facts.completed, b.facts.number);
+  };
   std::map<uint32_t, Newest> newest;  // by owner
   for (const StepStatus& step : status.steps) {
     if (!meta::formats::is_whole(step.facts.completeness)) continue;
     auto& [highest, last] = newest[step.owner];
     if (highest == nullptr || step.facts.number > highest->facts.number) highest = &step;
-    if (last == nullptr || step.facts.seen > last->facts.seen) last = &step;
+    if (last == nullptr || later(step, *last)) last = &step;
   }
   std::set<std::pair<uint32_t, std::string>> best;
   std::set<uint32_t> untold;  // owners

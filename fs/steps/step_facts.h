@@ -74,6 +74,7 @@ inline constexpr std::array kTrackers{"latest", "latest_universal", "latest_chec
 // What they name: steps by their names, or by their numbers.
 struct Latest {
   std::set<std::string> named;
+  std::set<std::string> unread;  // the files that nobody can read, each with the reason
   bool names(const std::string& tag) const;
   bool operator==(const Latest&) const = default;
 };
@@ -89,8 +90,8 @@ struct SeriesStatus {
   std::optional<uint32_t> unclear_to;  // whose `latest` that is, if it concerns nobody else's steps
 };
 
-// In words, why rules and remotes do nothing with the series: none of its folders is a step, though one has a number in
-// its name. Empty: there are steps, or there is nothing that somebody could take for one.
+// In words, why rules and remotes do nothing with the series: none of its folders is a step, though one has a number at
+// the end of its name. Empty: there are steps, or there is nothing that somebody could take for one.
 std::string why_no_steps(const SeriesStatus& series);
 
 // What an incomplete step lacks may be behind a symlink in it, of which only the name is known. Then the step is
@@ -117,8 +118,8 @@ class StepFactsFinder {
   Result<> start();
   const meta::StoreClock& clock() const { return *clock_; }
   Result<StepStatus> inspect_step(meta::InodeNumber step);
-  // What the tracker files of the series name that there are. An error names the file.
-  Result<Latest> latest_of(meta::InodeNumber series) const;
+  // What the tracker files of the series name that there are.
+  Latest latest_of(meta::InodeNumber series) const;
   // Inspections end with ECANCELED from now on, also those that are under way.
   void stop() { stopping_ = true; }
   // `metric`: what keep_best asks for; empty: nothing. `watches`: what is seen of the steps is recorded with them. A

@@ -108,7 +108,7 @@ struct Thinner::Standing {
   std::string objection;
   meta::InodeNumber series = 0;
   std::string tag{};
-  std::optional<Latest> latest{};                                   // none: another user's file says nothing
+  Latest latest{};
   std::vector<std::pair<std::string, meta::InodeNumber>> newest{};  // the steps that are newer, by their names
 };
 
@@ -164,8 +164,7 @@ Result<Thinner::Standing> Thinner::standing_of(meta::InodeNumber step) {
   policy.hold_unpushed = set.hold_unpushed;
   TRY_ASSIGN(const meta::Judgement judgement, meta::judge(policy, facts, now, {}));
   const Reason reason = judgement.decisions.back().reasons.front();
-  Standing standing{reason == Reason::no_rule ? "" : words_of(reason), record.parent, found->facts.tag};
-  if (series.unclear.empty()) standing.latest = series.latest;
+  Standing standing{reason == Reason::no_rule ? "" : words_of(reason), record.parent, found->facts.tag, series.latest};
   for (size_t at = 0; at < steps.size(); ++at) {
     if (std::ranges::count(judgement.decisions[at].reasons, Reason::newest) != 0) {
       standing.newest.emplace_back(steps[at]->facts.tag, steps[at]->inode);
@@ -315,10 +314,9 @@ Result<> Thinner::refuse_by_changes(const Plan& plan, const Standing& standing) 
   if (!current) return Error(EBUSY, "a file of it has changed meanwhile; try again");
   TRY_ASSIGN(const bool in_use, step_facts_.is_in_use(plan.step));
   if (in_use) return Error(EBUSY, words_of(Reason::in_use));
-  const auto latest = step_facts_.latest_of(standing.series);
-  if (latest && latest.value().names(standing.tag)) return Error(EBUSY, words_of(Reason::latest));
-  const bool same = latest ? latest.value() == standing.latest : !standing.latest;
-  if (!same) return Error(EBUSY, "`latest` has just changed; try again");
+  const Latest latest = step_facts_.latest_of(standing.series);
+  if (latest.names(standing.tag)) return Error(EBUSY, words_of(Reason::latest));
+  if (latest != standing.latest) return Error(EBUSY, "`latest` has just changed; try again");
   for (const auto& [tag, newer] : standing.newest) {
     const auto there = tree_.child(standing.series, tag);
     if (!there || there.value() != newer) return Error(EBUSY, tag + ", which is newer, has gone meanwhile; try again");

@@ -10,10 +10,23 @@
 
 namespace ckptfs::meta {
 
-uint64_t cow_reserve_of_clone(const struct stat& file) {
+namespace {
+
+uint64_t held_by(const struct stat& file) {
+  return std::min(static_cast<uint64_t>(file.st_size), static_cast<uint64_t>(file.st_blocks) * 512);
+}
+
+}  // namespace
+
+uint32_t cow_unit(const struct stat& file) {
+  constexpr uint32_t kBlock = 4096;
   const auto size = static_cast<uint64_t>(file.st_size);
-  const uint64_t unit = io::cow_extent_hint(size), held = std::min(size, static_cast<uint64_t>(file.st_blocks) * 512);
-  return (held + unit - 1) / unit * unit;
+  return held_by(file) < size ? kBlock : io::cow_extent_hint(size);
+}
+
+uint64_t cow_reserve_of_clone(const struct stat& file) {
+  const uint64_t unit = cow_unit(file);
+  return (held_by(file) + unit - 1) / unit * unit;
 }
 
 // The least that can be written. The next block that XFS allocates may be any free one, also one that a sparse image

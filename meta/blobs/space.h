@@ -44,6 +44,9 @@ struct SpaceReport {
   uint64_t inodes_free = 0;  // without Blobs::kInodeReserve
 };
 
+// In what units an overwrite of the file allocates, to be set as its hint (io/clone.h). Of a file with holes it is a
+// block: with a block in each of many large units it would owe many times what it holds.
+uint32_t cow_unit(const struct stat& file);
 // The COW reserve of a file from the moment that all of its blocks are shared.
 uint64_t cow_reserve_of_clone(const struct stat& file);
 

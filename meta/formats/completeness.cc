@@ -220,9 +220,10 @@ CompletenessJudgement judge_abandoned(const StepFiles& files, const Completeness
   const bool trainer_state = any_path(files, [](std::string_view path) { return path == kTrainerState; });
   const bool arguments = any_path(files, [](std::string_view path) { return path == "training_args.bin"; });
   const bool of_trainer = !trainer_state && (arguments || siblings.trainer_state);
-  // What is for a resume is of no use without the Trainer's state. A model alone may be all that was to be saved.
-  const bool model_alone = !any_path(files, shows_a_resume) && !names_of(paths_of(files)).no_weights;
-  if (of_trainer && !model_alone) return lacking(kTrainerState);
+  // What is for a resume is of no use without the Trainer's state. A model alone may be all that was to be saved,
+  // unless a Trainer wrote it among its checkpoints.
+  const bool model_alone = !any_path(files, shows_a_resume) && !names_of(paths_of(files)).lost_weights;
+  if (of_trainer && (!model_alone || (arguments && siblings.trainer_state))) return lacking(kTrainerState);
   // DCP writes .metadata last. So what that names and is not there was never here: other ranks wrote to other machines.
   const bool metadata = any_path(files, is_dcp_metadata);
   if (metadata) return {Completeness::unknown, "other machines may have the files that are not there"};

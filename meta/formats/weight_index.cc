@@ -1,5 +1,6 @@
 #include "meta/formats/weight_index.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -44,12 +45,23 @@ class IndexReader : public io::JsonVisitor {
   bool in_map_ = false;
 };
 
-std::set<std::string_view> names_at_top(const StepFiles& files) {
-  std::set<std::string_view> names;
-  for (const StepFiles::File& file : files.list()) {
-    if (file.path.find('/') == std::string::npos) names.insert(file.path);
-  }
-  return names;
+std::set<std::string_view> paths_of_all(const StepFiles& files) {
+  std::set<std::string_view> paths;
+  for (const StepFiles::File& file : files.list()) paths.insert(file.path);
+  return paths;
+}
+
+bool is_plain_path(std::string_view path) {
+  return !path.empty() && path.front() != '/' && path.find("./") == std::string_view::npos;
+}
+
+// Weights that the index does not name: a converter may have left the index behind.
+bool has_other_weights(const std::set<std::string_view>& paths, const std::set<std::string>& named) {
+  return std::ranges::any_of(paths, [&](std::string_view path) {
+    const bool weights =
+        path.ends_with(".safetensors") || (path.ends_with(".bin") && path.starts_with("pytorch_model"));
+    return weights && !named.contains(std::string(path));
+  });
 }
 
 }  // namespace
@@ -67,7 +79,7 @@ Result<std::set<std::string>> files_of_index(const StepFiles& files, uint32_t in
 }
 
 void check_weight_indexes(const StepFiles& files, ShareCheck& share) {
-  const std::set<std::string_view> there = names_at_top(files);
+  const std::set<std::string_view> there = paths_of_all(files);
   for (uint32_t index = 0; index < files.list().size(); ++index) {
     const std::string& path = files.list()[index].path;
     if (!is_weight_index(path) || there.contains(path.substr(0, path.size() - kIndexEnding.size()))) continue;
@@ -76,8 +88,14 @@ void check_weight_indexes(const StepFiles& files, ShareCheck& share) {
       share.add_unclear(path + ": " + named.error().message());
       continue;
     }
+    const bool others = has_other_weights(there, named.value());
     for (const std::string& name : named.value()) {
-      if (!there.contains(name)) share.add_missing({name});
+      if (there.contains(name)) continue;
+      if (others || !is_plain_path(name)) {
+        share.add_unclear(name + " is not there, and " + path + " names it");
+      } else {
+        share.add_missing({name});
+      }
     }
   }
 }

@@ -30,6 +30,7 @@ class Judge {
     if (complete_.empty()) return;
     newest_by_time_ = *std::max_element(complete_.begin(), complete_.end(),
                                         [this](size_t a, size_t b) { return is_newer_by_time(b, a); });
+    for (const size_t at : complete_) highest_ = std::max(highest_, steps_[at].number);
     seen_last_ = *std::max_element(complete_.begin(), complete_.end(),
                                    [this](size_t a, size_t b) { return is_seen_later(b, a); });
   }
@@ -157,7 +158,8 @@ class Judge {
   }
 
   void judge_incomplete(size_t at) {
-    const bool is_newest = complete_.empty() || is_newer_by_time(at, newest_by_time_) || is_seen_later(at, seen_last_);
+    const bool is_newest = complete_.empty() || is_newer_by_time(at, newest_by_time_) ||
+                           is_seen_later(at, seen_last_) || steps_[at].number > highest_;
     if (!policy_.keep_partial || is_newest || is_younger_than(at, *policy_.keep_partial)) {
       keep(at, Reason::keep_partial);
     } else if (!protected_[at]) {
@@ -232,6 +234,7 @@ class Judge {
   std::vector<size_t> unpushed_ranks_;  // among unpushed_; a step each
   size_t newest_by_time_ = 0;           // of complete ones, as is seen_last_
   size_t seen_last_ = 0;
+  uint64_t highest_ = 0;  // number of a complete one
   std::vector<Decision> decisions_;
   std::vector<bool> protected_;
   std::vector<std::string> warnings_;

@@ -185,7 +185,7 @@ Result<bool> Tree::try_recount_cow_reserve(InodeNumber number) {
   TRY_ASSIGN(const struct stat st, io::stat_fd(fd.get()));
   TRY(io::fault_point("tree.finished_writing"));
   const auto size = static_cast<uint64_t>(st.st_size);
-  const uint32_t hint = io::cow_extent_hint(size);
+  const uint32_t hint = cow_unit(st);
   if (auto set = io::set_cow_extent_hint(fd.get(), hint); !set && set.error().errno_value() != EOPNOTSUPP) {
     return std::move(set).error();
   }

@@ -158,6 +158,16 @@ def owes_what_it_has_not(me):
         file.truncate(1 << 60)
         nobody_owes_for("that is open")
     nobody_owes_for("that is closed")
+    before = me.told("status")["space"]["owed"]
+    with open(f"{base}/zero_stage_0/a/scattered", "wb") as file:
+        for at in range(64):  # a block in each of the largest units
+            file.seek(at << 24)
+            file.write(b"x" * 4096)
+    os.makedirs(f"{base}/zero_stage_2")
+    os.rename(f"{base}/zero_stage_0/a/scattered", f"{base}/scattered")
+    os.rename(f"{base}/scattered", f"{base}/zero_stage_2/scattered")
+    if me.alone and me.told("status")["space"]["owed"] > before + (16 << 20):
+        raise Harm("everybody owes 16 MiB for each of a few blocks")
     os.mkdir(f"{base}/steps")
     os.setxattr(f"{base}/steps", "user.ckptfs.source", f"/{base}/zero_stage_0".encode())
     with contextlib.suppress(OSError):

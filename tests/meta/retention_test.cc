@@ -360,12 +360,13 @@ std::vector<bool> slow_reference(const Policy& policy, const World& world) {
       if (policy.keep_best && all[at].metric && better_ones < policy.keep_best->count) kept = true;
       if (policy.keep_best && !any_metric) kept = true;
     } else if (all[at].completeness == Completeness::incomplete) {
-      bool newer_in_time = false, seen_since = false;
+      bool newer_in_time = false, seen_since = false, reached = false;
       for (size_t other = 0; other < all.size(); ++other) {
         newer_in_time |= complete(other) && newer_by_time(other, at);
         seen_since |= complete(other) && seen_later(other, at);
+        reached |= complete(other) && all[other].number >= all[at].number;
       }
-      kept = !policy.keep_partial || !newer_in_time || !seen_since || young(at, *policy.keep_partial);
+      kept = !policy.keep_partial || !newer_in_time || !seen_since || !reached || young(at, *policy.keep_partial);
     } else {
       kept = true;
     }

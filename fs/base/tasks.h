@@ -1,4 +1,4 @@
-// Threads for the few operations that take long (save, seal): each runs on one of its own, so that no worker of the
+// Threads for operations that take long (save, seal, fsync): each runs on one of its own, so that no worker of the
 // session waits.
 //
 // Thread safety: all of it. Lock: mutex_ (a leaf), never held while a task runs.

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -134,19 +133,22 @@ Result<> check_attempt_of(const meta::Tree& tree, const Credentials& who, meta::
 
 Result<json> freeze(Filesystem& fs, const Peer& peer, const json& arguments) {
   const auto end = Clock::now() + kCloseWait;
-  std::map<meta::InodeNumber, std::vector<meta::InodeNumber>> files;  // by folder
+  meta::InodeNumber folder = 0;
+  std::vector<meta::InodeNumber> files;
   for (const auto& path : arguments.at("paths").get<std::vector<std::string>>()) {
-    TRY_ASSIGN(const meta::InodeNumber folder,
+    TRY_ASSIGN(const meta::InodeNumber in,
                resolve_as(fs.tree, peer.credentials, path.substr(0, path.rfind('/')), kWrite | kSearch));
+    if (folder != 0 && folder != in) return Error(EINVAL, path + ": files of one attempt only are frozen together");
+    folder = in;
     TRY(check_attempt_of(fs.tree, peer.credentials, folder));
     TRY_ASSIGN(const meta::InodeNumber file, resolve_as(fs.tree, peer.credentials, path, kWrite));
-    files[folder].push_back(file);
+    files.push_back(file);
   }
-  for (const auto& [folder, in_folder] : files) {
-    for (const meta::InodeNumber file : in_folder) TRY(wait_for_writers(fs, file, end));
-    TRY(meta::freeze_files(fs.store, folder, in_folder));
-    for (const meta::InodeNumber file : in_folder) fs.notifications.attributes_changed(file);
-  }
+  std::ranges::sort(files);
+  files.erase(std::unique(files.begin(), files.end()), files.end());
+  for (const meta::InodeNumber file : files) TRY(wait_for_writers(fs, file, end));
+  TRY(meta::freeze_files(fs.store, folder, files));
+  for (const meta::InodeNumber file : files) fs.notifications.attributes_changed(file);
   return json::object();
 }
 

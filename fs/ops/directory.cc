@@ -170,8 +170,7 @@ void op_releasedir(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
 
 void op_fsyncdir(fuse_req_t req, fuse_ino_t inode, int, fuse_file_info*) {
   const Request request(req, Operation::fsyncdir, inode);
-  const auto sync = [request] { request.result(request.fs().tree.sync()); };
-  if (!request.fs().syncs.start(request.caller().uid, sync)) sync();
+  sync_and_answer(request, [request] { request.result(request.fs().tree.sync()); });
 }
 
 }  // namespace

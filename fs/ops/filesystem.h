@@ -84,7 +84,8 @@ class Filesystem {
   Handles<DirectoryHandle> directories;
   Tasks tasks;
   UserLanes lanes;
-  UserLanes syncs;  // fsync: many wait for the disk at once, and none of them for what else the user has asked for
+  UserLanes syncs;                      // those of fsync, apart from what else the user has asked for
+  std::atomic<unsigned> syncs_here{0};  // on threads that serve requests
   views::Views views;
   ViewFiles view_files;
   Handles<ViewHandle> view_handles;

@@ -284,14 +284,11 @@ void sync_handle(const Request& request, Handle& handle) {
   request.result(fs.tree.sync());
 }
 
-// On a thread of the user's, since a slow disk would hold up all that serve requests. The kernel keeps the file open
-// until it is answered.
+// The kernel keeps the file open until it is answered.
 void op_fsync(fuse_req_t req, fuse_ino_t inode, int, fuse_file_info* info) {
   const Request request(req, Operation::fsync, inode);
   Handle& handle = Handles<Handle>::get(info->fh);
-  const auto started =
-      request.fs().syncs.start(request.caller().uid, [request, &handle] { sync_handle(request, handle); });
-  if (!started) sync_handle(request, handle);
+  sync_and_answer(request, [request, &handle] { sync_handle(request, handle); });
 }
 
 }  // namespace

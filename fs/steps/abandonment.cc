@@ -41,7 +41,10 @@ Result<std::optional<std::string>> Abandonment::find_protection(meta::InodeNumbe
   if (pinned.contains(step)) return Reason("it is pinned");
   if (pushes_.has_slots(series)) return Reason("other machines have other files of it (ckptfs remote status)");
   const Latest latest = step_facts_.latest_of(series);
-  if (!latest.unread.empty()) return Reason("nobody can tell what a file names: " + *latest.unread.begin());
+  if (!latest.unread.empty()) {
+    const auto& [tracker, why] = *latest.unread.begin();
+    return Reason("nobody can tell what `" + tracker + "` names: " + why);
+  }
   if (latest.names(tag)) {
     return Reason(
         "the file `latest` names it, and a trainer that did not find it would begin anew; write the tag of a "

@@ -141,10 +141,13 @@ Result<> Rotation::rotate_series(meta::InodeNumber series, Findings& findings) {
     if (step.failed) findings.warnings.push_back(path + "/" + step.facts.tag + " cannot be judged: " + step.reason);
   }
   if (!status.unclear.empty()) {
-    const std::string what = status.unclear_to ? owned_by(*status.unclear_to) : "nothing";
-    findings.warnings.push_back(path + ": " + what + (status.unclear_to ? " stay: " : " is removed: ") +
-                                status.unclear);
-    if (!status.unclear_to) return success();
+    for (const uint32_t user : status.unclear_to) {
+      findings.warnings.push_back(path + ": " + owned_by(user) + " stay: " + status.unclear);
+    }
+    if (status.unclear_to.empty()) {
+      findings.warnings.push_back(path + ": nothing is removed: " + status.unclear);
+      return success();
+    }
   }
   TRY(carry_out(series, wanted, status, judgement, findings));
   TRY(thin(series, wanted, status, judgement, findings));
@@ -172,7 +175,7 @@ Result<> Rotation::carry_out(meta::InodeNumber series, const meta::Policy& polic
     if (std::find(reasons.begin(), reasons.end(), Reason::newest) != reasons.end()) newest.push_back(&status.steps[at]);
     if (judgement.decisions[at].stays) {
       note_held(path, policy, status.steps[at], judgement.decisions[at], findings);
-    } else if (status.unclear.empty() || status.unclear_to != status.steps[at].owner) {
+    } else if (!status.is_unclear_to(status.steps[at].owner)) {
       going.push_back(at);
     }
   }
@@ -306,7 +309,7 @@ Result<> Rotation::thin(meta::InodeNumber series, const meta::Policy& policy, co
   const StepStatus* oldest = nullptr;
   for (size_t at = 0; at < status.steps.size(); ++at) {
     const StepStatus& step = status.steps[at];
-    if (!judgement.decisions[at].thins || (status.unclear_to && *status.unclear_to == step.owner)) continue;
+    if (!judgement.decisions[at].thins || status.is_unclear_to(step.owner)) continue;
     if (oldest == nullptr || step.facts.completed < oldest->facts.completed) oldest = &step;
   }
   if (oldest == nullptr) return success();

@@ -9,7 +9,6 @@
 #include <set>
 #include <span>
 #include <string_view>
-#include <tuple>
 #include <utility>
 
 #include "fs/views/files_of_step.h"
@@ -122,7 +121,7 @@ StepStatus uninspected(const meta::DirectoryEntry& entry, const Error& error) {
 std::string why_no_steps(const SeriesStatus& series) {
   if (!series.steps.empty()) return {};
   const auto has_number = [](const NoStep& one) {
-    return std::isdigit(static_cast<unsigned char>(one.name.back())) != 0;
+    return !one.was_step && std::isdigit(static_cast<unsigned char>(one.name.back())) != 0;
   };
   const auto found = std::ranges::find_if(series.others, has_number);
   if (found == series.others.end()) return {};
@@ -466,7 +465,7 @@ Latest StepFactsFinder::latest_of(meta::InodeNumber series) const {
   Latest latest;
   for (const char* const tracker : kTrackers) {
     const auto named = named_by(series, tracker);
-    if (!named) latest.unread.insert(std::string(tracker) + ": " + named.error().message());
+    if (!named) latest.unread.emplace(tracker, named.error().message());
     if (named && named.value()) latest.named.insert(*named.value());
   }
   return latest;
@@ -475,18 +474,17 @@ Latest StepFactsFinder::latest_of(meta::InodeNumber series) const {
 // Any user who may make names in the series might have made a tracker file.
 Result<> StepFactsFinder::find_latest(meta::InodeNumber series, SeriesStatus& status) const {
   status.latest = latest_of(series);
-  for (const char* const tracker : kTrackers) {
-    const auto named = named_by(series, tracker);
-    if (named) continue;
+  bool everybodys = false;
+  for (const auto& [tracker, why] : status.latest.unread) {
     const auto file = tree_.child(series, tracker);
     if (!file && file.error().errno_value() == ENOENT) continue;  // it was removed this moment
     TRY(file);
     TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(file.value()));
-    const bool theirs = record.uid != 0 && record.uid != status.owner;
-    const bool same = status.unclear.empty() || status.unclear_to == record.uid;
-    status.unclear = "nobody can tell what `" + std::string(tracker) + "` names: " + named.error().message();
-    status.unclear_to = theirs && same ? std::optional(record.uid) : std::nullopt;
+    status.unclear = "nobody can tell what `" + tracker + "` names: " + why;
+    status.unclear_to.insert(record.uid);
+    everybodys = everybodys || record.uid == 0 || record.uid == status.owner;
   }
+  if (everybodys) status.unclear_to.clear();
   return success();
 }
 
@@ -512,16 +510,12 @@ Result<> StepFactsFinder::find_best_models(SeriesStatus& status) {
   struct Newest {
     const StepStatus *highest = nullptr, *last = nullptr;
   };
-  const auto later = [](const StepStatus& a, const StepStatus& b) {
-    return std::tie(a.facts.seen, a.facts.completed, a.facts.number) >
-           std::tie(b.facts.seen, b.facts.completed, b.facts.number);
-  };
   std::map<uint32_t, Newest> newest;  // by owner
   for (const StepStatus& step : status.steps) {
     if (!meta::formats::is_whole(step.facts.completeness)) continue;
     auto& [highest, last] = newest[step.owner];
-    if (highest == nullptr || step.facts.number > highest->facts.number) highest = &step;
-    if (last == nullptr || later(step, *last)) last = &step;
+    if (highest == nullptr || meta::is_higher(step.facts, highest->facts)) highest = &step;
+    if (last == nullptr || meta::is_seen_later(step.facts, last->facts)) last = &step;
   }
   std::set<std::pair<uint32_t, std::string>> best;
   std::set<uint32_t> untold;  // owners
@@ -570,7 +564,7 @@ Result<SeriesStatus> StepFactsFinder::inspect_series(meta::InodeNumber series, c
     StepStatus& one = found.value();
     status.changed = std::max(status.changed, one.changed);
     if (one.record.being_removed) {
-      status.others.push_back({entry.name, "it is being removed"});
+      status.others.push_back({entry.name, "it is being removed", true});
       continue;
     }
     one.facts.latest = status.latest.names(entry.name);

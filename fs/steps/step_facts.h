@@ -65,6 +65,7 @@ const char* state_of(const StepStatus& step);
 struct NoStep {
   std::string name;
   std::string reason;
+  bool was_step = false;  // it is being removed
 };
 
 // The files of a series in which trainers write which step they resume from: DeepSpeed's, its universal checkpoint's,
@@ -74,7 +75,7 @@ inline constexpr std::array kTrackers{"latest", "latest_universal", "latest_chec
 // What they name: steps by their names, or by their numbers.
 struct Latest {
   std::set<std::string> named;
-  std::set<std::string> unread;  // the files that nobody can read, each with the reason
+  std::map<std::string, std::string> unread;  // the files that nobody can read: why
   bool names(const std::string& tag) const;
   bool operator==(const Latest&) const = default;
 };
@@ -87,7 +88,10 @@ struct SeriesStatus {
   bool written = false;    // somebody has a file of a step open for writing
   Latest latest;
   std::string unclear;  // why nothing may be removed: there is a file `latest`, and nobody can tell what it names
-  std::optional<uint32_t> unclear_to;  // whose `latest` that is, if it concerns nobody else's steps
+  std::set<uint32_t> unclear_to;  // whose files these are, if they concern nobody else's steps; empty: everybody's
+  bool is_unclear_to(uint32_t user) const {
+    return !unclear.empty() && (unclear_to.empty() || unclear_to.contains(user));
+  }
 };
 
 // In words, why rules and remotes do nothing with the series: none of its folders is a step, though one has a number at

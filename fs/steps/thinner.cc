@@ -147,9 +147,7 @@ Result<Thinner::Standing> Thinner::standing_of(meta::InodeNumber step) {
   if (found->damaged || found->facts.completeness != Completeness::complete) {
     return Standing{std::string("it is ") + state_of(*found) + (found->reason.empty() ? "" : ": " + found->reason)};
   }
-  if (!series.unclear.empty() && series.unclear_to.value_or(found->owner) == found->owner) {
-    return Standing{series.unclear};
-  }
+  if (series.is_unclear_to(found->owner)) return Standing{series.unclear};
   std::vector<const StepStatus*> steps;  // the owner's, this one last
   for (const StepStatus& one : series.steps) {
     if (one.owner == found->owner && one.inode != step) steps.push_back(&one);

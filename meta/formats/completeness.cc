@@ -123,23 +123,21 @@ void check_inner_latest(const StepFiles& files, ShareCheck& share) {
   constexpr uint64_t kMostTag = 4096;
   for (uint32_t index = 0; index < files.list().size(); ++index) {
     if (files.list()[index].path != kInnerLatest) continue;
-    auto named = files.read(index, kMostTag);
-    std::string tag = named ? std::move(named).value() : std::string();
+    const auto named = files.read(index, kMostTag);
+    if (!named) return share.add_unclear("latest: " + named.error().message());
+    std::string tag = named.value();
     tag.erase(tag.find_last_not_of(" \t\r\n") + 1);
     const auto lies_in = [&](std::string_view path) { return path.starts_with(tag + '/'); };
     if (tag.empty() || !any_path(files, lies_in)) share.add_unclear("`latest` names no folder of it");
   }
 }
 
+// A missing part outweighs one that cannot be read.
 CompletenessJudgement judge_trainer_ends(const StepFiles& files) {
-  for (uint32_t index = 0; index < files.list().size(); ++index) {
-    if (auto judgement = judge_trainers_file(files, index)) return *std::move(judgement);
-  }
-  ShareCheck demanded;
-  check_weight_indexes(files, demanded);
-  check_inner_latest(files, demanded);
-  if (!demanded.missing.empty()) return lacking(demanded.missing.front().path);
-  if (!demanded.unclear.empty()) return {Completeness::unknown, demanded.unclear};
+  const ShareCheck share = check_trainer_ends(files);
+  if (!share.broken.empty()) return {Completeness::incomplete, share.broken};
+  if (!share.missing.empty()) return lacking(share.missing.front().path);
+  if (!share.unclear.empty()) return {Completeness::unknown, share.unclear};
   return {Completeness::complete, {}};
 }
 

@@ -28,9 +28,8 @@ class Judge {
     ranks_ = rank(whole_);
     unpushed_ranks_ = rank(unpushed_);
     if (complete_.empty()) return;
-    newest_by_time_ = *std::max_element(complete_.begin(), complete_.end(),
-                                        [this](size_t a, size_t b) { return is_newer_by_time(b, a); });
-    for (const size_t at : complete_) highest_ = std::max(highest_, steps_[at].number);
+    highest_ =
+        *std::max_element(complete_.begin(), complete_.end(), [this](size_t a, size_t b) { return is_higher(b, a); });
     seen_last_ = *std::max_element(complete_.begin(), complete_.end(),
                                    [this](size_t a, size_t b) { return is_seen_later(b, a); });
   }
@@ -50,18 +49,8 @@ class Judge {
   }
 
  private:
-  bool is_newer_by_time(size_t a, size_t b) const {
-    const StepFacts &first = steps_[a], &second = steps_[b];
-    return std::tie(first.completed, first.number, first.tag) > std::tie(second.completed, second.number, second.tag);
-  }
-
-  bool is_seen_later(size_t a, size_t b) const {
-    return steps_[a].seen != steps_[b].seen ? steps_[a].seen > steps_[b].seen : is_newer_by_time(a, b);
-  }
-
-  bool is_higher(size_t a, size_t b) const {
-    return steps_[a].number != steps_[b].number ? steps_[a].number > steps_[b].number : is_seen_later(a, b);
-  }
+  bool is_seen_later(size_t a, size_t b) const { return meta::is_seen_later(steps_[a], steps_[b]); }
+  bool is_higher(size_t a, size_t b) const { return meta::is_higher(steps_[a], steps_[b]); }
 
   // Sorts these steps by rank, and returns the ranks, of all steps by their index. Of steps of equal rank the one that
   // was seen later comes first.
@@ -158,8 +147,7 @@ class Judge {
   }
 
   void judge_incomplete(size_t at) {
-    const bool is_newest = complete_.empty() || is_newer_by_time(at, newest_by_time_) ||
-                           is_seen_later(at, seen_last_) || steps_[at].number > highest_;
+    const bool is_newest = complete_.empty() || is_higher(at, highest_) || is_seen_later(at, seen_last_);
     if (!policy_.keep_partial || is_newest || is_younger_than(at, *policy_.keep_partial)) {
       keep(at, Reason::keep_partial);
     } else if (!protected_[at]) {
@@ -232,15 +220,22 @@ class Judge {
   std::vector<size_t> ranks_;           // among whole_; a step each
   std::vector<size_t> unpushed_;        // likewise, complete or not
   std::vector<size_t> unpushed_ranks_;  // among unpushed_; a step each
-  size_t newest_by_time_ = 0;           // of complete ones, as is seen_last_
+  size_t highest_ = 0;                  // of complete ones, as is seen_last_
   size_t seen_last_ = 0;
-  uint64_t highest_ = 0;  // number of a complete one
   std::vector<Decision> decisions_;
   std::vector<bool> protected_;
   std::vector<std::string> warnings_;
 };
 
 }  // namespace
+
+bool is_seen_later(const StepFacts& a, const StepFacts& b) {
+  return std::tie(a.seen, a.completed, a.number, a.tag) > std::tie(b.seen, b.completed, b.number, b.tag);
+}
+
+bool is_higher(const StepFacts& a, const StepFacts& b) {
+  return a.number != b.number ? a.number > b.number : is_seen_later(a, b);
+}
 
 const char* name_of(Reason reason) {
   constexpr std::array<const char*, 18> kNames{"newest",

@@ -57,6 +57,10 @@ struct StepFacts {
   bool unpushed = false;         // its series has a remote, and it is not committed there yet
 };
 
+// The two orders. Was `a` seen to complete later; has it the higher number? Ties are broken by dates, then by names.
+bool is_seen_later(const StepFacts& a, const StepFacts& b);
+bool is_higher(const StepFacts& a, const StepFacts& b);
+
 // Why a step stays or goes.
 enum class Reason {
   // stays, whatever the rules say

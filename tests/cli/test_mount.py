@@ -257,7 +257,8 @@ def test_the_kernels_options(shared):
             with raises(errno.EROFS, what="a change"):
                 change()
         for words in (("save", "other", shared.path), ("rm", shared.path / "steps/kept"),
-                      ("policy", shared.path / "steps", "--set", "keep_last=1")):
+                      ("policy", shared.path / "steps", "--set", "keep_last=1"),
+                      ("verify", "--accept", shared.path / "steps/kept")):
             status_is(ckptfs(*words), 1, "read-only")
         with raises(errno.EACCES, what="noexec"):
             subprocess.run([shared.path / "program"], check=False)

@@ -111,12 +111,16 @@ def saves_into_a_step_of_the_victims(me):
     shutil.rmtree(mine)
 
 
+def begun(me, series, tag):
+    """The folder of an attempt to save a step, as the daemon names it; nothing if that is refused."""
+    answer, _ = me.ask("begin", series=f"/{series}", tag=tag, attempt=f"a{os.getpid()}")
+    return answer["result"]["path"] if answer["ok"] else None
+
+
 @attempt
 def commits_into_a_step_of_the_victims(me):
-    answer, _ = me.ask("begin", series="/shared", tag="global_step1", attempt=f"a{os.getpid()}")
-    if not answer["ok"]:
+    if not (folder := begun(me, "shared", "global_step1")):
         return
-    folder = answer["result"]["path"]
     write(f"{folder[1:]}/planted", b"mine")
     me.ask("freeze", paths=[f"{folder}/planted"])
     me.ask("commit", path=folder, tag="global_step1", world_size=1)
@@ -128,12 +132,12 @@ def commits_into_a_step_of_the_victims(me):
 @attempt
 def freezes_a_file_of_the_victims(me):
     """By a hard link of it in an attempt to save a step."""
-    answer, _ = me.ask("begin", series="/shared", tag="global_step9", attempt=f"f{os.getpid()}")
-    if not answer["ok"]:
-        return
-    folder = answer["result"]["path"]
+    series = me.fresh("freezing")
+    folder = begun(me, series, "global_step1")
     os.link("victim/open/everybodys.bin", f"{folder[1:]}/linked")
     answer, _ = me.ask("freeze", paths=[f"{folder}/linked"])
+    if not answer["ok"]:
+        raise Harm(f"a file of the attempt is not frozen: {answer}")
     try:
         with open("victim/open/everybodys.bin", "r+b") as file:
             file.write(b"the victim's")
@@ -141,38 +145,33 @@ def freezes_a_file_of_the_victims(me):
         raise Harm(f"a file of the victim's is frozen: {error}") from error
     if os.listdir(folder[1:]) != ["linked"]:
         raise Harm(f"a freeze changed the names of an attempt: {os.listdir(folder[1:])}")
-    shutil.rmtree(folder[1:])
+    shutil.rmtree(series)
 
 
 @attempt
 def owes_what_it_has_not(me):
-    """Saves are refused for what overwriting swap files would take. A file of no blocks takes none."""
+    """Saves are refused for what overwriting swap files would take: what they hold, not how long they are."""
     base = me.fresh("sparse")
+    swap = f"{base}/{TENSORS}/0_1.tensor.swp"
 
-    def nobody_owes_for(what):
-        if me.told("status")["space"]["owed"] >= 1 << 50:
-            raise Harm(f"everybody owes the length of a sparse file {what}")
+    def nobody_owes_for(what, most=1 << 50):
+        if (owed := me.told("status")["space"]["owed"]) >= most:
+            raise Harm(f"everybody owes {owed} bytes for a sparse file {what}")
 
-    os.makedirs(f"{base}/zero_stage_0/a")
-    with open(f"{base}/zero_stage_0/a/x", "wb") as file:
+    os.makedirs(os.path.dirname(swap))
+    with open(swap, "wb") as file:
         file.truncate(1 << 60)
         nobody_owes_for("that is open")
+        before = me.told("status")["space"]["owed"]
+        for at in range(64):  # a block in each of the largest units of an allocation
+            os.pwrite(file.fileno(), b"x" * 4096, at << 24)
     nobody_owes_for("that is closed")
-    before = me.told("status")["space"]["owed"]
-    with open(f"{base}/zero_stage_0/a/scattered", "wb") as file:
-        for at in range(64):  # a block in each of the largest units
-            file.seek(at << 24)
-            file.write(b"x" * 4096)
-    os.makedirs(f"{base}/zero_stage_2")
-    os.rename(f"{base}/zero_stage_0/a/scattered", f"{base}/scattered")
-    os.rename(f"{base}/scattered", f"{base}/zero_stage_2/scattered")
-    if me.alone and me.told("status")["space"]["owed"] > before + (16 << 20):
-        raise Harm("everybody owes 16 MiB for each of a few blocks")
     os.mkdir(f"{base}/steps")
-    os.setxattr(f"{base}/steps", "user.ckptfs.source", f"/{base}/zero_stage_0".encode())
-    with contextlib.suppress(OSError):
-        os.setxattr(f"{base}/steps", "user.ckptfs.save", b"global_step1")
-        nobody_owes_for("that was saved")
+    os.setxattr(f"{base}/steps", "user.ckptfs.source", f"/{base}/{TENSORS.split('/')[0]}".encode())
+    os.setxattr(f"{base}/steps", "user.ckptfs.save", b"global_step1")
+    nobody_owes_for("that was saved")
+    os.close(os.open(swap, os.O_RDWR))  # so that what it owes is counted from its blocks
+    nobody_owes_for("of which each block is shared", before + (1 << 29) if me.alone else 1 << 50)
     os.makedirs(f"{base}/plain/a")
     write(f"{base}/plain/a/x", b"")
     os.truncate(f"{base}/plain/a/x", 1 << 60)

@@ -259,6 +259,9 @@ TEST(RetentionTest, IncompleteOnesGoByTheirOwnRuleOnly) {
   all[0].in_use = true;
   EXPECT_EQ(staying({{"keep_partial", "1h"}}, all), (Numbers{10, 20, 30, 40}));
   all[0].in_use = false;
+  all[1].completed = kNow + 1s;  // an evaluation has written to it since the last save was cut off
+  all[1].seen = kStoreNow + 1s;
+  EXPECT_EQ(staying({{"keep_partial", "1s"}}, all), (Numbers{20, 30, 40}));
   all[1].completeness = all[2].completeness = Completeness::incomplete;
   EXPECT_EQ(staying({{"keep_partial", "1s"}}, all), (Numbers{10, 20, 30, 40})) << "there is nothing better";
 }
@@ -360,13 +363,12 @@ std::vector<bool> slow_reference(const Policy& policy, const World& world) {
       if (policy.keep_best && all[at].metric && better_ones < policy.keep_best->count) kept = true;
       if (policy.keep_best && !any_metric) kept = true;
     } else if (all[at].completeness == Completeness::incomplete) {
-      bool newer_in_time = false, seen_since = false, reached = false;
+      bool seen_since = false, reached = false;
       for (size_t other = 0; other < all.size(); ++other) {
-        newer_in_time |= complete(other) && newer_by_time(other, at);
         seen_since |= complete(other) && seen_later(other, at);
-        reached |= complete(other) && all[other].number >= all[at].number;
+        reached |= complete(other) && higher(other, at);
       }
-      kept = !policy.keep_partial || !newer_in_time || !seen_since || !reached || young(at, *policy.keep_partial);
+      kept = !policy.keep_partial || !seen_since || !reached || young(at, *policy.keep_partial);
     } else {
       kept = true;
     }

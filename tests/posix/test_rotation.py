@@ -285,7 +285,7 @@ def test_what_has_just_come_is_young(mount):
     never(mount, {1, 2, 3})
 
 
-STRANGER, VICTIM = 5001, 5002
+STRANGER, VICTIM, ANOTHER = 5001, 5002, 5003
 
 
 def folder_of(mount, uid, mode):
@@ -324,6 +324,7 @@ def test_a_stranger_makes_nobodys_steps_go(mount):
     held = "checkpoint-997: its setter may not remove it"
     wait_until("it says so", lambda: any(held in text for text in mount.status()["rotation"]["held"]))
     as_user(mount, STRANGER, lambda here: write(here.path / SERIES / "latest", b""))
+    as_user(mount, ANOTHER, lambda here: write(here.path / SERIES / "latest_universal", b""))
     write_steps_as(mount, VICTIM, 0o700, 4)
     stays(mount, {3, 4, 997, 998, 999})
     os.unlink(mount.path / SERIES / "latest")

@@ -133,7 +133,7 @@ def _run(words):
         sys.argv[:] = words[1:]
         sys.path[0] = os.getcwd()
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
-    elif os.path.isfile(words[0]) or os.path.isfile(os.path.join(words[0], "__main__.py")):
+    elif os.path.exists(words[0]) and (not os.path.isdir(words[0]) or os.path.exists(f"{words[0]}/__main__.py")):
         sys.argv[:] = words
         sys.path[0] = os.path.dirname(os.path.abspath(words[0]))
         runpy.run_path(words[0], run_name="__main__")

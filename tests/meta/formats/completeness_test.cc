@@ -144,6 +144,12 @@ TEST(Completeness, WhatAnIndexNames) {
   EXPECT_EQ(judge(lacks).reason, "model-00002-of-00002.safetensors is not there");
   lacks["model.safetensors"] = safetensors();
   EXPECT_EQ(judge(lacks).completeness, Completeness::complete) << "the index is left over";
+  Contents converted = trainer();  // from torch's format, whose shards were removed
+  converted["pytorch_model.bin.index.json"] = R"({"weight_map": {"w": "pytorch_model-00001-of-00002.bin"}})";
+  EXPECT_EQ(judge(converted).completeness, Completeness::unknown);
+  Contents elsewhere = step;
+  elsewhere["model.safetensors.index.json"] = R"({"weight_map": {"v": "../model-00001-of-00002.safetensors"}})";
+  EXPECT_EQ(judge(elsewhere).completeness, Completeness::unknown);
   for (const char* text : {"", "{", R"({"weight_map": 3})"}) {
     step["model.safetensors.index.json"] = text;
     EXPECT_EQ(judge(step).completeness, Completeness::unknown) << text;

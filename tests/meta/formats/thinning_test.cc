@@ -42,8 +42,9 @@ TEST(ThinningTest, OfDeepSpeedGoesWhatIsForAResume) {
                     "zero_pp_rank_0_mp_rank_00_model_states.pt",
                     "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt",
                     "zero_to_fp32.py",
+                    "zero_to_torch.py",
                     "latest"};
-  EXPECT_EQ(going(paths, {1, 5}), (Paths{paths[1], paths[2], paths[4], paths[5], paths[6], paths[7]}));
+  EXPECT_EQ(going(paths, {1, 5}), (Paths{paths[1], paths[2], paths[4], paths[5], paths[6], paths[7], paths[8]}));
 }
 
 TEST(ThinningTest, OfATrainerStaysAllThatIsNotKnown) {

@@ -220,7 +220,7 @@ CompletenessJudgement judge_abandoned(const StepFiles& files, const Completeness
   const bool of_trainer = !trainer_state && (arguments || siblings.trainer_state);
   // What is for a resume is of no use without the Trainer's state. A model alone may be all that was to be saved,
   // unless a Trainer wrote it among its checkpoints.
-  const bool model_alone = !any_path(files, shows_a_resume) && !names_of(paths_of(files)).lost_weights;
+  const bool model_alone = !any_path(files, shows_a_resume) && names_of(paths_of(files)).may_be_model;
   if (of_trainer && (!model_alone || (arguments && siblings.trainer_state))) return lacking(kTrainerState);
   // DCP writes .metadata last. So what that names and is not there was never here: other ranks wrote to other machines.
   const bool metadata = any_path(files, is_dcp_metadata);

@@ -32,19 +32,24 @@ bool is_begun_by_trainer(const StepPaths& paths) {
   return std::ranges::count(paths, kTrainerArguments) != 0 && std::ranges::any_of(paths, is_of_checkpoint);
 }
 
+bool is_of_trainer(std::string_view path) { return path == kTrainerArguments || is_resume_state_name(path); }
+
+bool may_hold_weights(std::string_view path) {
+  constexpr std::array<std::string_view, 4> kTexts{".json", ".txt", ".md", ".jinja"};
+  const bool none =
+      is_at_top_of_step(path) && (is_of_trainer(path) || path == "tokenizer.model" ||
+                                  std::ranges::any_of(kTexts, [&](auto end) { return path.ends_with(end); }));
+  return !none;
+}
+
 // A Trainer writes the weights first, so a checkpoint that holds nothing but its other files has lost them: somebody
 // has begun to remove it. A file of a name that is not known here may hold weights.
 bool has_lost_weights(const StepPaths& paths) {
-  const auto is_of_trainer = [](std::string_view path) {
-    return path == kTrainerArguments || is_resume_state_name(path);
-  };
-  const auto holds_none = [&](std::string_view path) {
-    constexpr std::array<std::string_view, 4> kTexts{".json", ".txt", ".md", ".jinja"};
-    return is_at_top_of_step(path) && (is_of_trainer(path) || path == "tokenizer.model" ||
-                                       std::ranges::any_of(kTexts, [&](auto end) { return path.ends_with(end); }));
-  };
-  return std::ranges::any_of(paths, is_of_trainer) && std::ranges::all_of(paths, holds_none);
+  return std::ranges::any_of(paths, is_of_trainer) && std::ranges::none_of(paths, may_hold_weights);
 }
+
+// safetensors writes ".tmpAb12Cd" first, and renames it.
+bool is_temporary(std::string_view path) { return path.substr(path.rfind('/') + 1).starts_with(".tmp"); }
 
 bool is_known_to_hold_weights(std::string_view path) {
   constexpr std::array<std::string_view, 12> kEndings{".safetensors", ".bin",     ".pt",   ".pth", ".ckpt", ".distcp",
@@ -134,6 +139,8 @@ StepNames names_of(const std::vector<std::string_view>& paths) {
   names.trainer_state = std::ranges::count(paths, std::string_view(kTrainerStateName)) != 0;
   names.begun_by_trainer = is_begun_by_trainer(paths);
   names.lost_weights = has_lost_weights(paths);
+  names.may_be_model =
+      std::ranges::any_of(paths, [](std::string_view path) { return may_hold_weights(path) && !is_temporary(path); });
   names.no_weights = std::ranges::none_of(paths, is_known_to_hold_weights);
   names.no_optimizer = has_lost_optimizer(paths);
   names.manifests = std::ranges::any_of(paths, is_manifest_name);

@@ -16,6 +16,7 @@ struct StepNames {
   bool trainer_state = false;
   bool begun_by_trainer = false;  // files are there that a Trainer writes into checkpoints only
   bool lost_weights = false;      // of what a Trainer writes, all is there but what may be weights
+  bool may_be_model = false;      // a file may hold weights, and was written to its end as far as its name tells
   bool no_weights = false;        // no file is known to hold weights
   bool no_optimizer = false;      // beside a scheduler's state
   bool no_inner_latest = false;   // beside DeepSpeed's folder

@@ -253,6 +253,14 @@ TEST(Abandoned, ByTheFilesOfItsSiblings) {
   EXPECT_EQ(judge_left(dcp, {.dcp_metadata = true}).completeness, Completeness::incomplete);
 }
 
+// As safetensors begins: its file has its name once it is written.
+TEST(Abandoned, AModelThatWasBeingWritten) {
+  const Contents begun{{"config.json", "{}"}, {"generation_config.json", "{}"}, {".tmpAb12Cd", "x"}};
+  EXPECT_EQ(judge_left(begun, {.trainer_state = true}).completeness, Completeness::incomplete);
+  const Contents model{{"config.json", "{}"}, {"model.onnx", "x"}};
+  EXPECT_EQ(judge_left(model, {.trainer_state = true}).completeness, Completeness::unknown);
+}
+
 // The base model as checkpoint-0; the last step of a run, saved as a Hugging Face model beside DCP's.
 TEST(Abandoned, AModelOfAnotherKindThanItsSiblings) {
   const Contents model{{"config.json", "{}"}, {"model.safetensors", safetensors()}, {"training_args.bin", ""}};

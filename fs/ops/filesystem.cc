@@ -32,7 +32,7 @@ Filesystem::Filesystem(const MountOptions& mount_options, meta::Store& mounted_s
           },
           counters),
       write_errors(tree, counters),
-      writers(store, step_facts),
+      writers(store, step_facts, [this](const StepWriters::Written& written) { set_aside.note(written); }),
       resumes(tree),
       files(environment()),
       mapped_files(tree),
@@ -55,11 +55,11 @@ Filesystem::Filesystem(const MountOptions& mount_options, meta::Store& mounted_s
             return directories.any([folder](const DirectoryHandle& one) { return one.inode == folder; });
           },
           step_facts, pushes, readings),
-      set_aside(store, abandonment, notifications, lanes, std::chrono::seconds(options.quiet_seconds)),
+      set_aside(store, abandonment, writers, notifications, lanes, std::chrono::seconds(options.quiet_seconds)),
       removals(store, files, notifications),
       thinner(store, views, step_facts, removals, files, notifications, leaving),
       saver(store, notifications, saves, last_errors, counters, [this] { look_again(); }),
-      rotation(store, files, file_sync, step_facts, set_aside, removals, saver, thinner,
+      rotation(store, files, file_sync, step_facts, writers, set_aside, removals, saver, thinner,
                std::chrono::seconds(options.quiet_seconds)),
       remotes({store, step_facts, files, writers, readings, leaving, std::chrono::seconds(options.quiet_seconds)},
               pushes, [this] { rotation.wake(); }) {}
@@ -74,6 +74,7 @@ OpenFileTable::Environment Filesystem::environment() {
     privileges.forget(inode);
     last_errors.forget(inode);
     step_facts.forget(inode);
+    writers.forget(inode);
     set_aside.forget(inode);
     tree.reap(inode);
   };
@@ -119,11 +120,6 @@ fuse_entry_param Filesystem::entry_of(const meta::Attributes& attributes) const 
   const bool is_unfinished = attributes.record.is_dir() && set_aside.is_unfinished(entry.ino);
   entry.entry_timeout = is_unfinished ? 0 : kLongTimeout;
   return entry;
-}
-
-void Filesystem::note_writer(meta::InodeNumber folder, const meta::Caller& caller) {
-  set_aside.note_writer(folder, caller);
-  writers.note(folder, caller);
 }
 
 void Filesystem::look_again() {

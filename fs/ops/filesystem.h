@@ -34,9 +34,9 @@
 #include "fs/steps/rotation.h"
 #include "fs/steps/save_history.h"
 #include "fs/steps/saver.h"
-#include "fs/steps/series_writers.h"
 #include "fs/steps/set_aside.h"
 #include "fs/steps/step_facts.h"
+#include "fs/steps/step_writers.h"
 #include "fs/steps/thinner.h"
 #include "fs/views/view_file.h"
 #include "fs/views/views.h"
@@ -74,7 +74,7 @@ class Filesystem {
   LastErrors last_errors;
   SaveHistory saves;
   PushStates pushes;
-  SeriesWriters writers;
+  StepWriters writers;
   ResumeWatch resumes;
   OpenFileTable files;
   mutable MappedFiles mapped_files;
@@ -109,8 +109,6 @@ class Filesystem {
   struct stat shown(const meta::Attributes& attributes) const;
   fuse_entry_param entry_of(const meta::Attributes& attributes) const;
 
-  // Somebody makes or removes something in `folder`, or writes to a file of it.
-  void note_writer(meta::InodeNumber folder, const meta::Caller& caller);
   // A step was saved or committed, or the rules have changed: rotation and the remotes look again.
   void look_again();
   // After an unlink, rmdir or overwriting rename.

@@ -62,9 +62,9 @@ void make(const Request& request, const meta::NewNode& node) {
     if (!made) return request.error(made.error());
     if (S_ISDIR(node.mode)) {
       request.fs().saves.made(made.value().stat.st_ino);
-      request.fs().set_aside.note_made(request.inode(), made.value().stat.st_ino, request.name(), request.caller());
+      request.fs().writers.note(made.value().stat.st_ino, request.caller());
     } else {
-      request.fs().note_writer(request.inode(), request.caller());
+      request.fs().writers.note(request.inode(), request.caller());
     }
     request.entry(made.value());
   });
@@ -88,7 +88,7 @@ void op_link(fuse_req_t req, fuse_ino_t inode, fuse_ino_t parent, const char* na
   through_gate(request.fs(), parent, [request, inode] {
     const auto linked = request.fs().tree.link(inode, request.inode(), request.name());
     if (!linked) return request.error(linked.error());
-    request.fs().note_writer(request.inode(), request.caller());
+    request.fs().writers.note(request.inode(), request.caller());
     request.entry(linked.value());
   });
 }
@@ -98,7 +98,7 @@ void op_unlink(fuse_req_t req, fuse_ino_t parent, const char* name) {
   through_gate(request.fs(), parent, [request] {
     const auto dropped = request.fs().tree.unlink(request.inode(), request.name());
     if (!dropped) return request.error(dropped.error());
-    request.fs().note_writer(request.inode(), request.caller());
+    request.fs().writers.note(request.inode(), request.caller());
     request.ok();
     request.fs().dropped(dropped.value());
   });
@@ -109,7 +109,7 @@ void op_rmdir(fuse_req_t req, fuse_ino_t parent, const char* name) {
   through_gate(request.fs(), parent, [request] {
     const auto dropped = request.fs().tree.remove_directory(request.inode(), request.name());
     if (!dropped) return request.error(dropped.error());
-    request.fs().note_writer(request.inode(), request.caller());
+    request.fs().writers.note(request.inode(), request.caller());
     request.ok();
     request.fs().dropped(dropped.value());
   });
@@ -133,8 +133,7 @@ void op_rename(fuse_req_t req, fuse_ino_t parent, const char* name, fuse_ino_t n
     if (!durable) return request.logged_error(durable.error());
     const auto renamed = request.fs().tree.rename(request.inode(), request.name(), new_parent, to, flags);
     if (!renamed) return request.error(renamed.error());
-    request.fs().set_aside.note_renamed(new_parent, request.caller());
-    request.fs().writers.note(new_parent, request.caller());
+    request.fs().writers.note_renamed(new_parent, request.caller());
     request.ok();
     if (renamed.value()) request.fs().dropped(*renamed.value());
   });

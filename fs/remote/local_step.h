@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "fs/base/turns.h"
-#include "fs/steps/series_writers.h"
 #include "fs/steps/step_facts.h"
+#include "fs/steps/step_writers.h"
 #include "meta/care/digests.h"
 #include "meta/remote/step_image.h"
 #include "meta/store/store.h"
@@ -28,7 +28,7 @@ class LocalStep : public meta::remote::StepImage {
     meta::Store& store;
     StepFactsFinder& step_facts;
     const OpenFileTable& files;
-    SeriesWriters& writers;
+    StepWriters& writers;
     Turns& readings;
     const std::atomic<bool>& stop;
     std::chrono::seconds quiet;

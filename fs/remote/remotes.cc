@@ -127,7 +127,7 @@ void Remotes::remove_pusher(meta::InodeNumber series) {
   if (ending.pusher) ending.ask_to_stop();
   ending = {};
   states_.remove_series(series);
-  env_.writers.unwatch(series);
+  env_.writers.unwatch(series, StepWriters::kRemote);
 }
 
 Result<> Remotes::remove(meta::InodeNumber series) {

@@ -60,7 +60,7 @@ SeriesPusher::SeriesPusher(const LocalStep::Environment& environment, PushStates
 void SeriesPusher::start() {
   stopping_ = false;
   states_.add_series(series_, settings_.slots);
-  if (settings_.slots > 1) env_.writers.watch(series_);
+  if (settings_.slots > 1) env_.writers.watch(series_, StepWriters::kRemote);
   thread_.start([this] { run(); }, io::BackgroundThread::Priority::low);
 }
 

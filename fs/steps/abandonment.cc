@@ -7,7 +7,9 @@
 #include "fs/views/files_of_step.h"
 #include "io/lease.h"
 #include "meta/formats/checkpoint.h"
+#include "meta/formats/trainer_state.h"
 #include "meta/names.h"
+#include "meta/steps/ledger.h"
 #include "meta/steps/policy.h"
 #include "meta/steps/steps.h"
 
@@ -60,6 +62,7 @@ Result<std::optional<std::string>> Abandonment::find_protection(meta::InodeNumbe
 Result<meta::formats::SiblingFiles> Abandonment::siblings_of(meta::InodeNumber series, meta::InodeNumber step) const {
   meta::formats::SiblingFiles found;
   TRY_ASSIGN(const meta::InodeRecord own, tree_.inode(step));
+  TRY_ASSIGN(const auto ledger, meta::ledger_of(store_, step));
   TRY_ASSIGN(const auto entries, tree_.list(series));
   size_t asked = 0;
   for (const meta::DirectoryEntry& entry : entries) {
@@ -70,11 +73,16 @@ Result<meta::formats::SiblingFiles> Abandonment::siblings_of(meta::InodeNumber s
     if (++asked > kMostSiblings) break;
     const auto files = tree_.list(entry.inode);
     if (!files) continue;
+    bool has_trainer_state = false;
     for (const meta::DirectoryEntry& file : files.value()) {
-      found.trainer_state = found.trainer_state || file.name == "trainer_state.json";
+      has_trainer_state = has_trainer_state || file.name == meta::formats::kTrainerStateName;
       found.dcp_metadata = found.dcp_metadata || file.name == ".metadata";
       found.first_model_states = found.first_model_states || meta::formats::is_first_model_states(file.name);
     }
+    found.trainer_state = found.trainer_state || has_trainer_state;
+    if (!has_trainer_state || found.of_same_trainer) continue;
+    TRY_ASSIGN(const auto sibling, meta::ledger_of(store_, entry.inode));
+    found.of_same_trainer = meta::share_a_run(ledger, sibling);
   }
   return found;
 }

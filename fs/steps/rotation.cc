@@ -21,6 +21,7 @@ using meta::formats::Completeness;
 constexpr std::chrono::milliseconds kShortest{250};
 constexpr std::chrono::milliseconds kLongest{5000};
 constexpr std::chrono::minutes kNoteClock{10};
+constexpr meta::WallTime kLongAgo{std::chrono::nanoseconds(1)};  // of a step whose files are all frozen
 constexpr int kPauseFactor = 50;  // an inspection is followed by a pause of so many times its duration
 
 meta::WallTime wall_now() { return meta::wall_time(meta::now()); }
@@ -124,7 +125,7 @@ Result<> Rotation::rotate_series(meta::InodeNumber series, Findings& findings) {
   if (const std::string why = why_no_steps(status); !why.empty() && wall_now() - status.changed >= quiet_) {
     findings.warnings.push_back(tree_.path_of(series) + ": its rules do nothing: " + why);
   }
-  forget_finished(status, tree_.path_of(series));
+  note_whole(status, tree_.path_of(series));
   if (!series_policy.is_armed()) {
     TRY_ASSIGN(const bool changed, arm(series, series_policy, status));
     if (changed) {  // a policy that has just been replaced does nothing
@@ -155,12 +156,16 @@ Result<> Rotation::rotate_series(meta::InodeNumber series, Findings& findings) {
 }
 
 // What is complete and durable needs not be set aside any more.
-void Rotation::forget_finished(const SeriesStatus& status, const std::string& path) {
+void Rotation::note_whole(const SeriesStatus& status, const std::string& path) {
   for (const StepStatus& step : status.steps) {
-    if (!meta::formats::is_whole(step.facts.completeness) || !set_aside_.is_unfinished(step.inode)) continue;
+    const meta::LedgerEntry& known = step.ledger;
+    const bool is_noted = !known.unfinished && known.whole != meta::WallTime() && !set_aside_.is_unfinished(step.inode);
+    if (!meta::formats::is_whole(step.facts.completeness) || is_noted) continue;
     const auto durable = step_facts_.make_durable(step);
-    if (durable) set_aside_.note_complete(step.inode);
-    if (!durable && !is_harmless(durable.error())) failed("syncing " + path + "/" + step.facts.tag, durable.error());
+    const auto noted =
+        durable ? writers_.note_whole(step.inode, known, std::max(step.written, kLongAgo)) : durable.error();
+    if (noted && noted.value()) set_aside_.note_complete(step.inode);
+    if (!noted && !is_harmless(noted.error())) failed("syncing " + path + "/" + step.facts.tag, noted.error());
   }
 }
 
@@ -391,9 +396,10 @@ Result<> Rotation::seal(const Rules& rules, const SeriesStatus& status, const me
   const meta::StoreTime now = step_facts_.clock().now();
   for (size_t at = 0; at < status.steps.size(); ++at) {
     const StepStatus& step = status.steps[at];
+    const auto& seen = step.ledger.seen;
     if (!judgement.decisions[at].stays) continue;
     const bool due = meta::formats::is_whole(step.facts.completeness) && !step.record.sealed && !step.facts.in_use &&
-                     step.seen && now - std::max(step.seen->completed_at, step.seen->changed_at) >= *policy.seal_after;
+                     seen && now - std::max(seen->completed_at, seen->changed_at) >= *policy.seal_after;
     if (!due) continue;
     const auto may = meta::may_rules_remove(tree_, rules.text, rules.setters, step.inode);
     if (!may && may.error().errno_value() != ENOENT) return may.error();

@@ -72,12 +72,14 @@ class Rotation {
  public:
   // `quiet`: how long nothing must have happened to what it acts on.
   Rotation(meta::Store& store, OpenFileTable& files, FileSync& file_sync, StepFactsFinder& step_facts,
-           SetAside& set_aside, Removals& removals, Saver& saver, Thinner& thinner, std::chrono::seconds quiet)
+           StepWriters& writers, SetAside& set_aside, Removals& removals, Saver& saver, Thinner& thinner,
+           std::chrono::seconds quiet)
       : store_(store),
         tree_(store.tree()),
         files_(files),
         file_sync_(file_sync),
         step_facts_(step_facts),
+        writers_(writers),
         set_aside_(set_aside),
         removals_(removals),
         saver_(saver),
@@ -122,7 +124,7 @@ class Rotation {
   Result<std::string> recheck_protections(meta::InodeNumber series, const SeriesStatus& status, const StepStatus& step,
                                           const std::vector<const StepStatus*>& newest) const;
   Result<> remove(meta::InodeNumber series, const StepStatus& step, const meta::Decision& decision);
-  void forget_finished(const SeriesStatus& status, const std::string& path);
+  void note_whole(const SeriesStatus& status, const std::string& path);
   // Has the next step thinned that is to be, the oldest one first.
   Result<> thin(meta::InodeNumber series, const meta::Policy& policy, const SeriesStatus& status,
                 const meta::Judgement& judgement, Findings& findings);
@@ -137,6 +139,7 @@ class Rotation {
   OpenFileTable& files_;
   FileSync& file_sync_;
   StepFactsFinder& step_facts_;
+  StepWriters& writers_;
   SetAside& set_aside_;
   Removals& removals_;
   Saver& saver_;

@@ -19,7 +19,6 @@ using meta::formats::Completeness;
 
 constexpr std::chrono::milliseconds kUntilReleased{500};
 constexpr std::chrono::milliseconds kPoll{2};
-constexpr size_t kMostNoSteps = 4096;
 
 bool is_gone(const Error& error) { return error.errno_value() == ENOENT; }
 
@@ -36,6 +35,11 @@ Result<> SetAside::start() {
 Result<> SetAside::read_rule(meta::InodeNumber series, bool at_start) {
   TRY_ASSIGN(const meta::SeriesPolicy policy, meta::policy_of(store_, series));
   const bool has_rule = policy.set.contains(Abandonment::kRule);
+  if (policy.set.empty()) {
+    writers_.unwatch(series, StepWriters::kRules);
+  } else {
+    writers_.watch(series, StepWriters::kRules);
+  }
   {
     const io::MutexLock lock(mutex_);
     const bool had_rule = series_.contains(series);
@@ -53,21 +57,22 @@ Result<> SetAside::read_steps(meta::InodeNumber series, bool at_start) {
   TRY_ASSIGN(const auto entries, tree_.list(series));
   for (const meta::DirectoryEntry& entry : entries) {
     if (entry.type != S_IFDIR || !meta::step_number(entry.name)) continue;
-    auto found = meta::step_writers(store_, entry.inode);
+    auto found = meta::ledger_of(store_, entry.inode);
     if (!found) {
       log::warn("{}/{} is never set aside: {}", tree_.path_of(series), entry.name, found.error().message());
       continue;
     }
-    std::optional<std::vector<meta::StepWriter>> writers = std::move(found).value();
-    if (!writers && at_start) {
+    meta::LedgerEntry& known = found.value();
+    bool unfinished = known.unfinished;
+    if (known == meta::LedgerEntry() && at_start) {
       TRY_ASSIGN(const bool has_files, store_.index().has_entries(entry.inode));
-      if (!has_files) writers.emplace();
+      unfinished = !has_files;
     }
-    if (!writers) continue;
+    if (!unfinished) continue;
     TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(entry.inode));
     const io::MutexLock lock(mutex_);
     Unfinished* const added = find_or_add(entry.inode, record.uid);
-    if (added != nullptr) added->writers = std::move(*writers);
+    if (added != nullptr) added->writers = std::move(known.writers);
   }
   return success();
 }
@@ -99,102 +104,34 @@ void SetAside::erase(meta::InodeNumber step) {
   unfinished_.erase(at);
 }
 
-void SetAside::note_made(meta::InodeNumber parent, meta::InodeNumber folder, const std::string& name,
-                         const meta::Caller& caller) {
-  if (!watches_) return;
-  if (is_watched(parent) && meta::step_number(name)) return add_writer(folder, caller);
-  note_writer(parent, caller);
-}
-
-void SetAside::note_writer(meta::InodeNumber folder, const meta::Caller& caller) {
-  if (!watches_) return;
-  const auto step = step_above(folder);
-  if (step && step.value() != 0) add_writer(step.value(), caller);
-  if (!step && !is_gone(step.error()))
-    log::warn("who writes to inode {} is not noted: {}", folder, step.error().message());
-}
-
-// The step of a watched series that the folder is or lies in; 0: none.
-Result<meta::InodeNumber> SetAside::step_above(meta::InodeNumber folder) {
-  for (meta::InodeNumber at = folder; at != meta::kRootInode && at != 0;) {
-    TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(at));
-    bool ask = false;
-    {
-      const io::MutexLock lock(mutex_);
-      if (unfinished_.contains(at)) return at;
-      ask = series_.contains(record.parent) && !no_steps_.contains(at);
-    }
-    if (ask && meta::step_number(meta::name_of(tree_, at))) return at;
-    if (ask) {
-      const io::MutexLock lock(mutex_);
-      if (no_steps_.size() >= kMostNoSteps) no_steps_.clear();
-      no_steps_.insert(at);
-    }
-    at = record.parent;
-  }
-  return meta::InodeNumber{0};
-}
-
-// Recorded in the index first. Who is gone already need not be recorded.
-void SetAside::add_writer(meta::InodeNumber step, const meta::Caller& caller) {
-  const meta::FoundProcess found = meta::find_process(caller.pid);
-  const auto writer = found.gone ? std::nullopt : std::optional(meta::writer_now(here_, found.process));
-  const auto is_writer = [&writer](const meta::StepWriter& one) { return one.is_same(*writer); };
+void SetAside::note(const StepWriters::Written& written) {
   {
     const io::MutexLock lock(mutex_);
-    const auto known = unfinished_.find(step);
-    if (known != unfinished_.end()) known->second.written = Clock::now();
-    if (known != unfinished_.end() && (!writer || std::ranges::any_of(known->second.writers, is_writer))) return;
-  }
-  if (const auto noted = meta::note_step_writer(store_, step, writer); !noted) {
-    if (!is_gone(noted.error()))
-      log::warn("{}: who writes to it is not noted: {}", tree_.path_of(step), noted.error().message());
-    return;
-  }
-  const auto record = tree_.inode(step);
-  if (!record) return;
-  {
-    const io::MutexLock lock(mutex_);
-    Unfinished* const known = find_or_add(step, record.value().uid);
+    const auto at = unfinished_.find(written.step);
+    if (at != unfinished_.end()) at->second.written = Clock::now();
+    if (written.writers == nullptr || !series_.contains(written.series)) return;
+    Unfinished* const known = find_or_add(written.step, written.owner);
     if (known == nullptr) return;
-    if (writer) known->writers.push_back(*writer);
+    known->writers = *written.writers;
     known->ended.reset();
     known->complete = false;
   }
   // Until now the kernel was allowed to remember the name for a day.
-  notifications_.name_changed(record.value().parent, meta::name_of(tree_, step));
-}
-
-void SetAside::note_renamed(meta::InodeNumber folder, const meta::Caller& caller) {
-  if (!watches_) return;
-  {
-    const io::MutexLock lock(mutex_);
-    no_steps_.clear();
-  }
-  note_writer(folder, caller);
+  notifications_.name_changed(written.series, meta::name_of(tree_, written.step));
 }
 
 void SetAside::forget(meta::InodeNumber inode) {
   if (!watches_) return;
   const io::MutexLock lock(mutex_);
   series_.erase(inode);
-  no_steps_.erase(inode);
   const auto at = unfinished_.find(inode);
   if (at != unfinished_.end() && !at->second.busy) erase(inode);
 }
 
 void SetAside::note_complete(meta::InodeNumber step) {
-  {
-    const io::MutexLock lock(mutex_);
-    const auto at = unfinished_.find(step);
-    if (at == unfinished_.end() || at->second.busy) return;
-    erase(step);
-  }
-  const auto forgotten = meta::forget_step_writers(store_, step);
-  if (!forgotten && !is_gone(forgotten.error())) {
-    log::warn("{}: who wrote to it stays noted until the next mount: {}", tree_.path_of(step),
-              forgotten.error().message());
-  }
+  const io::MutexLock lock(mutex_);
+  const auto at = unfinished_.find(step);
+  if (at != unfinished_.end() && !at->second.busy) erase(step);
 }
 
 // --- who asks

@@ -1,10 +1,8 @@
 // The rule `set_aside`: a step of the series that is incomplete and abandoned is renamed to incomplete-TAG before it is
 // found under its name again. So a trainer that is restarted right after a crash does not resume from it.
 //
-//   - *Abandoned*: nothing of it is open, or mapped for writing, and all processes that wrote to it have ended. Each of
-//     them is recorded with the step (meta/steps/step_writers.h) when it makes the step's folder, makes or removes a
-//     file or folder in it, moves one into it, or opens a file of it for writing. That begins with the rule: who wrote
-//     before is not known. Who removes counts, because a step that is half removed is none to resume from either. Where
+//   - *Abandoned*: nothing of it is open, or mapped for writing, and all processes that wrote to it have ended. Who
+//     they are the ledger knows (fs/steps/step_writers.h). Where
 //     only commands wrote to it (mkdir, cp: processes that had just begun), the next one may be about to follow. So
 //     such a step is abandoned once nothing has had it open for twice the quiet time.
 //   - *Incomplete*: by its own files, and by those of its siblings (meta/formats/completeness.h). A step whose kind
@@ -41,8 +39,9 @@
 #include "fs/base/user_lanes.h"
 #include "fs/kernel/notifications.h"
 #include "fs/steps/abandonment.h"
+#include "fs/steps/step_writers.h"
 #include "io/mutex.h"
-#include "meta/steps/step_writers.h"
+#include "meta/steps/ledger.h"
 #include "meta/store/store.h"
 
 namespace ckptfs::fs {
@@ -52,11 +51,12 @@ class SetAside {
   static constexpr size_t kMostOfOwner = 1024;
 
   // `quiet`: the quiet time.
-  SetAside(meta::Store& store, Abandonment& abandonment, Notifications& notifications, UserLanes& lanes,
-           std::chrono::seconds quiet)
+  SetAside(meta::Store& store, Abandonment& abandonment, StepWriters& writers, Notifications& notifications,
+           UserLanes& lanes, std::chrono::seconds quiet)
       : store_(store),
         tree_(store.tree()),
         abandonment_(abandonment),
+        writers_(writers),
         notifications_(notifications),
         lanes_(lanes),
         quiet_(quiet),
@@ -73,14 +73,8 @@ class SetAside {
 
   bool watches_any() const { return watches_; }
 
-  // --- who writes
-  // A folder of that name was made in `parent`.
-  void note_made(meta::InodeNumber parent, meta::InodeNumber folder, const std::string& name,
-                 const meta::Caller& caller);
-  // Somebody makes or removes something in `folder`, or writes to a file of it.
-  void note_writer(meta::InodeNumber folder, const meta::Caller& caller);
-  // Something has a new name, in `folder`: what names told may be wrong.
-  void note_renamed(meta::InodeNumber folder, const meta::Caller& caller);
+  // Somebody writes to a step of a series.
+  void note(const StepWriters::Written& written);
   // The inode is gone.
   void forget(meta::InodeNumber inode);
   // The step was found complete, and is durable. Until then a power cut could take of it what is there now.
@@ -113,8 +107,6 @@ class SetAside {
   enum class Outcome { forget, hold, complete, ask_again };
 
   bool is_watched(meta::InodeNumber series) const;
-  Result<meta::InodeNumber> step_above(meta::InodeNumber folder);
-  void add_writer(meta::InodeNumber step, const meta::Caller& caller);
   Unfinished* find_or_add(meta::InodeNumber step, uint32_t owner) REQUIRES(mutex_);
   void erase(meta::InodeNumber step) REQUIRES(mutex_);
   Result<> read_rule(meta::InodeNumber series, bool at_start);
@@ -135,6 +127,7 @@ class SetAside {
   meta::Store& store_;
   meta::Tree& tree_;
   Abandonment& abandonment_;
+  StepWriters& writers_;
   Notifications& notifications_;
   UserLanes& lanes_;
   const std::chrono::seconds quiet_;
@@ -146,7 +139,6 @@ class SetAside {
   std::unordered_set<meta::InodeNumber> series_ GUARDED_BY(mutex_);  // with the rule
   std::unordered_map<meta::InodeNumber, Unfinished> unfinished_ GUARDED_BY(mutex_);
   std::unordered_map<uint32_t, size_t> of_owner_ GUARDED_BY(mutex_);
-  std::unordered_set<meta::InodeNumber> no_steps_ GUARDED_BY(mutex_);  // folders of a series with another name
 };
 
 }  // namespace ckptfs::fs

@@ -17,6 +17,7 @@
 #include "meta/formats/checkpoint.h"
 #include "meta/formats/deepspeed_names.h"
 #include "meta/formats/manifest.h"
+#include "meta/formats/step_names.h"
 #include "meta/formats/thinning.h"
 #include "meta/formats/trainer_state.h"
 #include "meta/names.h"
@@ -103,6 +104,33 @@ meta::formats::CompletenessJudgement judge_by_content(const meta::formats::StepF
   if (const auto thinned = meta::formats::judge_thinned(files)) return *thinned;
   if (sealed) return {Completeness::complete, {}};
   return meta::formats::judge_completeness(files, meta::formats::read_checkpoint(files));
+}
+
+// The newest ctime of its live files.
+timespec written_last(const views::FilesOfStep& files) {
+  timespec newest{};
+  for (const views::SourceVersion& file : files.made()) newest = later_of(newest, file.ctime);
+  return newest;
+}
+
+// What was whole and is written again is whole again once each file that a save writes is newer. Which files are frozen
+// tells nothing: a save may name what it shares with the one before.
+meta::formats::CompletenessJudgement heed_second_save(const views::FilesOfStep& files, const meta::LedgerEntry& ledger,
+                                                      meta::formats::CompletenessJudgement judgement) {
+  if (!ledger.is_written_again() || judgement.completeness != Completeness::complete) return judgement;
+  const auto names = meta::formats::names_of(files.list());
+  const std::string *again = nullptr, *before = nullptr;
+  for (size_t at = 0; at < files.list().size(); ++at) {
+    const std::string& path = files.list()[at].path;
+    if (files.made()[at].frozen || !meta::formats::is_checkpoint_file(names, path)) continue;
+    const bool is_newer = wall_time(files.made()[at].ctime) > ledger.whole;
+    if (!is_newer) before = &path;
+    // Who adds a line to the Trainer's log saves nothing: the weights come first.
+    if (is_newer && path != meta::formats::kTrainerStateName) again = &path;
+  }
+  if (again == nullptr || before == nullptr) return judgement;
+  return {Completeness::unknown, *again + " was written again after the step had been whole, and " + *before +
+                                     " was not: they may be of two saves"};
 }
 
 // The status of a step that cannot be inspected, so that the other steps of the series are inspected all the same.
@@ -265,7 +293,8 @@ Result<StepFactsFinder::CachedFacts> StepFactsFinder::judge(meta::InodeNumber st
   }
   const std::string fingerprint = files.fingerprint() + (status.record.sealed ? "sealed" : "") +
                                   std::to_string(meta::nanoseconds(status.record.saved)) + ' ' +
-                                  std::to_string(meta::nanoseconds(changes.names));
+                                  std::to_string(meta::nanoseconds(changes.names)) +
+                                  (status.ledger.is_written_again() ? " again" : "");
   known.fingerprint = io::digest_of(std::as_bytes(std::span(fingerprint)));
   TRY_ASSIGN(const auto damage, damage_in(files.inodes()));
   if (damage) {
@@ -276,6 +305,7 @@ Result<StepFactsFinder::CachedFacts> StepFactsFinder::judge(meta::InodeNumber st
   TRY_ASSIGN(const auto before, cached(step, known.fingerprint));
   if (before) return *before;
   known.completed = files.time();
+  known.written = written_last(files);
   known.ranks = ranks_of(files);
   known.saved_alone = status.record.source != 0 && is_swap_state_only(files);
   if (status.record.sealed && !meta::formats::has_thinned_manifest(files)) {
@@ -287,6 +317,7 @@ Result<StepFactsFinder::CachedFacts> StepFactsFinder::judge(meta::InodeNumber st
     TRY_ASSIGN(const auto meanwhile, cached(step, known.fingerprint));
     if (meanwhile) return *meanwhile;
     TRY_ASSIGN(known.judgement, heed_symlinks(tree_, step, judge_by_content(files, status.record.sealed)));
+    known.judgement = heed_second_save(files, status.ledger, std::move(known.judgement));
   }
   if (known.saved_alone) known.completed = status.record.saved;
   if (files.short_of()) return *files.short_of();
@@ -303,9 +334,9 @@ Result<StepFactsFinder::CachedFacts> StepFactsFinder::judge(meta::InodeNumber st
 // saw the step and does not watch the series, the wall clock tells.
 std::chrono::seconds StepFactsFinder::quiet_of(const StepStatus& status, bool watches) const {
   std::chrono::nanoseconds quiet{};
-  if (status.seen && status.seen->changed == status.changed) {
-    quiet = clock().now() - status.seen->changed_at;
-  } else if (!status.seen && !watches) {
+  if (status.ledger.seen && status.ledger.seen->changed == status.changed) {
+    quiet = clock().now() - status.ledger.seen->changed_at;
+  } else if (!status.ledger.seen && !watches) {
     quiet = wall_time(meta::now()) - status.changed;
   }
   return std::chrono::duration_cast<std::chrono::seconds>(std::max(quiet, std::chrono::nanoseconds(0)));
@@ -316,9 +347,9 @@ Result<> StepFactsFinder::see(meta::InodeNumber series, std::vector<StepStatus>&
   const meta::Moment now{wall_time(meta::now()), clock().now()};
   std::vector<std::pair<meta::InodeNumber, meta::SeenStep>> changed;
   for (StepStatus& step : steps) {
-    const meta::SeenStep seen = meta::see_step(step.seen, series, step.changed, step.completed, now);
-    if (!step.failed && step.seen != seen) changed.emplace_back(step.inode, seen);
-    if (!step.failed) step.seen = seen;
+    const meta::SeenStep seen = meta::see_step(step.ledger.seen, series, step.changed, step.completed, now);
+    if (!step.failed && step.ledger.seen != seen) changed.emplace_back(step.inode, seen);
+    if (!step.failed) step.ledger.seen = seen;
     step.facts.seen = step.completed ? seen.completed_at : seen.changed_at;
   }
   return watches ? meta::note_seen(store_, clock(), changed) : Result<>(success());
@@ -335,14 +366,15 @@ Result<StepStatus> StepFactsFinder::inspect_step(meta::InodeNumber step, const s
   status.record = record.value_or(meta::StepRecord());
   TRY_ASSIGN(const Changes changes, changes_below(step));
   status.changed = wall_time(changes.any);
+  TRY_ASSIGN(status.ledger, meta::ledger_of(store_, step));
   TRY_ASSIGN(const CachedFacts known, judge(step, changes, now.used, status));
-  TRY_ASSIGN(status.seen, meta::seen_step(store_, step));
   status.quiet = quiet_of(status, now.watches);
   const bool aside = meta::is_set_aside_name(tag);
   const bool partial = meta::is_partial_name(tag) || aside;
   status.reason = known.judgement.reason;
   if (partial) status.reason = aside ? "it was set aside: " + status.reason : "it was not committed";
   status.ranks = known.ranks;
+  status.written = wall_time(known.written);
   status.damaged = known.damaged;
   status.fingerprint = known.fingerprint;
   const Completeness completeness = partial ? Completeness::incomplete : known.judgement.completeness;

@@ -5,7 +5,7 @@
 //     What is unreadable makes it unknown. Only what a kind of checkpoint says of itself makes it complete.
 //   - *In use* is what the node table has open, or had within twice the quiet time (OpenFileTable::used_since).
 //   - *Age* is told by two clocks: by the dates of the files, and by the clock of the store since rotation first saw
-//     the step as it is (meta/steps/seen_step.h, meta/index/store_clock.h). A step is old only by both.
+//     the step as it is (meta/steps/ledger.h, meta/index/store_clock.h). A step is old only by both.
 //
 // Reading a step's headers takes a while, up to 2 GiB where somebody wants it so. What was found is kept until a file
 // of the step changes, whatever was found.
@@ -33,8 +33,8 @@
 #include "io/digest.h"
 #include "io/mutex.h"
 #include "meta/formats/completeness.h"
+#include "meta/steps/ledger.h"
 #include "meta/steps/retention.h"
-#include "meta/steps/seen_step.h"
 #include "meta/steps/steps.h"
 #include "meta/store/store.h"
 
@@ -55,7 +55,8 @@ struct StepStatus {
   meta::WallTime changed;                   // when anything in it changed last
   std::chrono::seconds quiet{};             // since then
   std::optional<meta::WallTime> completed;  // whether or not it is quiet
-  std::optional<meta::SeenStep> seen;       // by rotation; none: by nobody
+  meta::LedgerEntry ledger;
+  meta::WallTime written;  // the newest change of its live files, as the kernel tells
 };
 
 // "complete", "weights", "sealed", "being removed", "damaged", "incomplete", "unknown"
@@ -143,7 +144,7 @@ class StepFactsFinder {
   struct CachedFacts {
     io::Digest fingerprint{};
     meta::formats::CompletenessJudgement judgement;
-    timespec completed{};
+    timespec completed{}, written{};
     unsigned ranks = 0;
     bool saved_alone = false;                                      // by `save`, and nothing was added
     bool mapped = false;                                           // for writing

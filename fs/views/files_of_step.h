@@ -34,7 +34,7 @@ struct SourceVersion {
   InodeNumber inode = 0;
   bool frozen = false;  // cannot change
   off_t size = 0;
-  timespec ctime{};                 // of the blob
+  timespec ctime{};                 // of the blob, unless it is frozen
   std::optional<uint64_t> changed;  // as in Writers, then
 };
 
@@ -96,7 +96,7 @@ class FilesOfStep : public meta::formats::StepFiles {
   const std::vector<meta::formats::Problem>& problems() const { return problems_; }
   // Is a file left out only because its close is not known yet?
   bool is_closing() const { return closing_; }
-  timespec time() const { return time_; }  // when the newest of them changed
+  timespec time() const { return time_; }  // when the newest of them changed, as its mtime tells
 
  private:
   struct Now {

@@ -23,13 +23,6 @@ constexpr std::string_view kMetadataName = ".metadata";
 
 std::string_view name_of(std::string_view path) { return path.substr(path.rfind('/') + 1); }
 
-std::vector<std::string_view> paths_of(const StepFiles& files) {
-  std::vector<std::string_view> paths;
-  paths.reserve(files.list().size());
-  for (const StepFiles::File& file : files.list()) paths.emplace_back(file.path);
-  return paths;
-}
-
 template <class Predicate>
 bool any_path(const StepFiles& files, const Predicate& predicate) {
   return std::any_of(files.list().begin(), files.list().end(),
@@ -150,7 +143,7 @@ CompletenessJudgement judge_manifests(const StepFiles& files) {
 
 CompletenessJudgement judge_by_kind(const StepFiles& files, const TensorMap& map) {
   if (const auto thinned = judge_thinned(files)) return *thinned;
-  const StepNames names = names_of(paths_of(files));
+  const StepNames names = names_of(files.list());
   return judge_by_names(names,
                         {.manifests = [&] { return judge_manifests(files); },
                          .states = [&] { return judge_states(names, map); },
@@ -219,9 +212,10 @@ CompletenessJudgement judge_abandoned(const StepFiles& files, const Completeness
   const bool arguments = any_path(files, [](std::string_view path) { return path == "training_args.bin"; });
   const bool of_trainer = !trainer_state && (arguments || siblings.trainer_state);
   // What is for a resume is of no use without the Trainer's state. A model alone may be all that was to be saved,
-  // unless a Trainer wrote it among its checkpoints.
-  const bool model_alone = !any_path(files, shows_a_resume) && names_of(paths_of(files)).may_be_model;
-  if (of_trainer && (!model_alone || (arguments && siblings.trainer_state))) return lacking(kTrainerState);
+  // unless who wrote it had written checkpoints, or a Trainer wrote it among its checkpoints.
+  const bool model_alone = !any_path(files, shows_a_resume) && names_of(files.list()).may_be_model;
+  if (of_trainer && (!model_alone || siblings.of_same_trainer || (arguments && siblings.trainer_state)))
+    return lacking(kTrainerState);
   // DCP writes .metadata last. So what that names and is not there was never here: other ranks wrote to other machines.
   const bool metadata = any_path(files, is_dcp_metadata);
   if (metadata) return {Completeness::unknown, "other machines may have the files that are not there"};

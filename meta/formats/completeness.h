@@ -23,6 +23,7 @@ ShareCheck check_trainer_ends(const StepFiles& files);
 // The files that the other steps of a series have: they tell what the writer of the series writes.
 struct SiblingFiles {
   bool trainer_state = false;
+  bool of_same_trainer = false;  // one with trainer_state.json was written by a process that wrote this step
   bool dcp_metadata = false;
   bool first_model_states = false;  // DeepSpeed's, of rank 0
 };

@@ -23,13 +23,6 @@ using Json = nlohmann::json;
 using Facts = std::vector<const CompletenessFacts*>;
 using OneCheck = ShareCheck CompletenessFacts::*;
 
-std::vector<std::string_view> views_of_paths(const std::vector<StepFiles::File>& files) {
-  std::vector<std::string_view> paths;
-  paths.reserve(files.size());
-  for (const StepFiles::File& file : files) paths.emplace_back(file.path);
-  return paths;
-}
-
 // What the map tells beside missing files.
 ShareCheck share_of(const TensorMap& map) {
   ShareCheck share;
@@ -176,7 +169,7 @@ CompletenessFacts completeness_facts(const StepFiles& files, const TensorMap& ma
   facts.own = judge_completeness(files, map);
   if (files.refused()) return refused_facts(facts.own, files.refused()->message());
   if (const auto thinned = check_thinned(files)) facts.thinned = thinned->share;
-  const StepNames names = names_of(views_of_paths(files.list()));
+  const StepNames names = names_of(files.list());
   // A Trainer's state may lie elsewhere, and makes more of the files count.
   const bool whole = facts.own.completeness == Completeness::complete && names.trainer_state;
   if (whole || facts.own.completeness == Completeness::weights) return facts;
@@ -191,7 +184,7 @@ CompletenessJudgement judge_together(const Facts& facts, const std::vector<StepF
   if (facts.size() == 1) return facts.front()->own;
   const Together together(facts, files);
   if (together.is_thinned()) return together.judge_thinned_step();
-  return judge_by_names(names_of(views_of_paths(files)),
+  return judge_by_names(names_of(files),
                         {.manifests = [&] { return together.judge(&CompletenessFacts::manifests); },
                          .states = [&] { return together.judge(&CompletenessFacts::states); },
                          .trainer_ends = [&] { return together.judge(&CompletenessFacts::trainer); }},

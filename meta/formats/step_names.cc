@@ -153,6 +153,23 @@ StepNames names_of(const std::vector<std::string_view>& paths) {
   return names;
 }
 
+StepNames names_of(const std::vector<StepFiles::File>& files) {
+  StepPaths paths;
+  for (const StepFiles::File& file : files) paths.emplace_back(file.path);
+  return names_of(paths);
+}
+
+// Who saves through libckptfs writes to an attempt, which takes the step's place as a whole.
+bool is_checkpoint_file(const StepNames& names, std::string_view path) {
+  if (names.manifests) return false;
+  const std::string_view name = path.substr(folder_of(path).size());
+  if (names.deepspeed && (parse_states_name(name) || name.ends_with(".swp"))) return true;
+  if (names.dcp_metadata && (name.ends_with(".distcp") || name.ends_with(kMetadataEnding))) return true;
+  if (!names.trainer_state) return false;
+  if (path == kTrainerStateName || is_of_trainer(path)) return true;
+  return !names.deepspeed && !names.dcp_metadata && is_known_to_hold_weights(path);
+}
+
 CompletenessJudgement judge_by_names(const StepNames& names, const KindJudges& judges, bool all_machines) {
   const auto is_complete = [](const CompletenessJudgement& one) { return one.completeness == Completeness::complete; };
   if (names.lacks_part) return {Completeness::incomplete, "a part of it was not committed"};

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "meta/formats/completeness_judgement.h"
+#include "meta/formats/tensor_map.h"
 
 namespace ckptfs::meta::formats {
 
@@ -33,9 +34,14 @@ struct StepNames {
 };
 // `paths`: relative to the step.
 StepNames names_of(const std::vector<std::string_view>& paths);
+StepNames names_of(const std::vector<StepFiles::File>& files);
 
 // Does a path lie directly in the step?
 inline bool is_at_top_of_step(std::string_view path) { return path.find('/') == std::string_view::npos; }
+
+// Does each save of such a step write the file anew? All others are notes (texts, results of an evaluation, logs), or
+// what a converter made of the step.
+bool is_checkpoint_file(const StepNames& names, std::string_view path);
 
 // How the files of each kind are judged. Only those of the kinds that count are asked.
 struct KindJudges {

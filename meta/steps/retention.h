@@ -18,7 +18,7 @@
 // hold_unpushed, complete or not: a machine of several cannot tell alone whether one is complete. A seal does not
 // protect: it forbids changes of a step, not its removal.
 //
-// Newer is told in two ways: by the order in which rotation saw the steps complete (meta/steps/seen_step.h), and by
+// Newer is told in two ways: by the order in which rotation saw the steps complete (meta/steps/ledger.h), and by
 // their numbers. They differ where an old step is copied in, or written to once more, by an evaluation say: what
 // training saved last has the highest number then. They also differ where a run starts again at small numbers. So a
 // step's rank is the better of its places in the two orders, the newest first. A step that only one of the two takes
@@ -34,8 +34,8 @@
 #include <vector>
 
 #include "meta/formats/completeness.h"
+#include "meta/steps/ledger.h"
 #include "meta/steps/policy.h"
-#include "meta/steps/seen_step.h"
 #include "meta/time.h"
 
 namespace ckptfs::meta {

@@ -5,7 +5,7 @@
 
 #include "io/fault.h"
 #include "meta/names.h"
-#include "meta/steps/step_writers.h"
+#include "meta/steps/ledger.h"
 #include "meta/steps/steps.h"
 
 namespace ckptfs::meta {
@@ -30,8 +30,8 @@ Result<> mark_as_step(Store& store, InodeNumber series, InodeNumber step, const 
 
 }  // namespace
 
-// The record of the writers goes last: until then a crash leaves what makes the next mount begin anew. A user who gives
-// the step its old name back is not overruled.
+// That it is unfinished is forgotten last: until then a crash leaves what makes the next mount begin anew. A user who
+// gives the step its old name back is not overruled.
 Result<std::string> set_aside(Store& store, InodeNumber series, InodeNumber step, const std::string& tag) {
   Tree& tree = store.tree();
   TRY(mark_as_step(store, series, step, tag));
@@ -41,7 +41,7 @@ Result<std::string> set_aside(Store& store, InodeNumber series, InodeNumber step
     if (!renamed && renamed.error().errno_value() == EEXIST) continue;
     TRY(renamed);
     TRY(io::fault_point("set_aside.after_rename"));
-    TRY(forget_step_writers(store, step));
+    TRY(change_ledger(store, step, [](LedgerEntry& entry) { entry.unfinished = false; }));
     TRY(tree.sync());
     return name;
   }

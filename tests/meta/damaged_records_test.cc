@@ -2,8 +2,7 @@
 #include <gmock/gmock.h>
 
 #include "meta/steps/policy.h"
-#include "meta/steps/seen_step.h"
-#include "meta/steps/step_writers.h"
+#include "meta/steps/ledger.h"
 #include "tests/meta/scratch_store.h"
 
 namespace ckptfs::meta {
@@ -36,16 +35,12 @@ TEST_F(DamagedRecordsTest, Policy) {
   }
 }
 
-TEST_F(DamagedRecordsTest, WhenAStepWasSeen) {
-  damage("user.ckptfs.seen", "7 1000 yesterday");
-  EXPECT_EQ(seen_step(*store_, at("/steps")).error().errno_value(), EIO);
-}
-
-TEST_F(DamagedRecordsTest, WhoWroteToAStep) {
-  damage("user.ckptfs.writers", "boot-1 pid:[1] 17\n");
-  EXPECT_EQ(step_writers(*store_, at("/steps")).error().errno_value(), EIO);
-  EXPECT_EQ(note_step_writer(*store_, at("/steps"), std::nullopt).error().errno_value(), EIO);
-  EXPECT_EQ(forget_step_writers(*store_, at("/steps")).error().errno_value(), EIO);
+TEST_F(DamagedRecordsTest, WhoWroteToAStepAndWhen) {
+  for (const char* text : {"run boot-1 pid:[1] 17\n", "seen 7 1000 yesterday\n", "whole\n", "unfinished\n", "x 1\n"}) {
+    damage("user.ckptfs.ledger", text);
+    EXPECT_EQ(ledger_of(*store_, at("/steps")).error().errno_value(), EIO) << text;
+    EXPECT_EQ(change_ledger(*store_, at("/steps"), [](LedgerEntry&) {}).error().errno_value(), EIO) << text;
+  }
 }
 
 TEST_F(DamagedRecordsTest, TheFormatOfTheIndex) {

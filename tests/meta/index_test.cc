@@ -4,7 +4,7 @@
 #include "io/fault.h"
 #include "meta/care/digests.h"
 #include "meta/index/store_clock.h"
-#include "meta/steps/seen_step.h"
+#include "meta/steps/ledger.h"
 #include "tests/meta/scratch_store.h"
 
 namespace ckptfs::meta {

@@ -220,6 +220,35 @@ def test_a_step_that_lacks_a_part_pushes_out_no_whole_one(mount, lack):
 
 
 @pytest.mark.one_mode
+def test_a_second_save_that_died_half_way_is_none_to_keep(mount):
+    """A run that starts again from an older step saves it once more, over the whole one."""
+    make_series(mount, keep_last=1)
+    step = write_step(mount, 1)
+    wait_until("the step is known to be whole", lambda: states(mount) == ["complete"], 30, 0.1)
+    mount.wait_for_rounds(2)
+    for note in ("trainer_state.json", "eval_results.json"):
+        with opened(step / note, os.O_WRONLY | os.O_CREAT | os.O_APPEND) as file:
+            os.write(file, b"\n")
+    wait_until("notes make no second save", lambda: states(mount) == ["complete"], 30, 0.1)
+    mount.wait_for_rounds(2)
+    weights = read(step / "model.safetensors")
+    write(step / "model.safetensors", weights)
+    write_step(mount, 2)
+    stays(mount, {1, 2})
+    equal(states(mount), ["unknown", "complete"], "states")
+    true("two saves" in policy(mount)["steps"][0]["reason"], f"the reason: {policy(mount)}")
+    mount.remount()
+    never(mount, {1, 2})
+    for path in step.iterdir():
+        write(path, read(path))
+    wait_until("it is saved anew", lambda: states(mount) == ["complete", "complete"], 30, 0.1)
+
+
+def states(mount):
+    return [step["state"] for step in policy(mount)["steps"]]
+
+
+@pytest.mark.one_mode
 def test_what_lies_behind_a_symlink_is_not_missing(mount):
     make_series(mount, keep_last=1, keep_partial="1s", set_aside=1)
     write_step(mount, 1)

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.one_mode,
 
 QUIET = 2  # seconds
 OPTIONS = (f"quiet={QUIET}s",)
-SECONDS_UNTIL_A_RUN = 2.3  # who is younger is a command, and no run (fs/steps/series_writers.cc)
+SECONDS_UNTIL_A_RUN = 2.3  # who is younger is a command, and no run (meta/steps/ledger.cc)
 
 
 def part_of(slot, attempt, shared=True):

@@ -1,0 +1,83 @@
+// Who writes to the steps of the series that have rules or a remote. It is recorded in the ledger
+// (meta/steps/ledger.h), so that it outlives the daemon, before whoever writes is answered.
+//
+// Watching begins with the rule or the remote: who wrote before is not known. Who removes counts, because a step that
+// is half removed is none to resume from either. A fetch does not count: its folder is no step yet.
+//
+// Thread safety: all of it. Locks: noting_, while the ledger is changed, then mutex_ (a leaf).
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "fs/steps/step_facts.h"
+#include "io/mutex.h"
+#include "io/result.h"
+#include "meta/steps/ledger.h"
+#include "meta/store/store.h"
+
+namespace ckptfs::fs {
+
+class StepWriters {
+ public:
+  struct Written {
+    meta::InodeNumber step = 0, series = 0;
+    uint32_t owner = 0;
+    // All of the step, if the ledger has changed. None: it is known already that this one writes.
+    const std::vector<meta::StepWriter>* writers = nullptr;
+  };
+  // `step_facts` has the clock, and need not be there before the first call. `tell`: called at each writing, from the
+  // thread of whoever writes.
+  StepWriters(meta::Store& store, const StepFactsFinder& step_facts, std::function<void(const Written&)> tell)
+      : store_(store),
+        tree_(store.tree()),
+        step_facts_(step_facts),
+        tell_(std::move(tell)),
+        here_(meta::process_place()) {}
+
+  enum Purpose : unsigned { kRules = 1, kRemote = 2 };
+  void watch(meta::InodeNumber series, Purpose purpose);
+  void unwatch(meta::InodeNumber series, Purpose purpose);
+
+  // Somebody makes or removes something in `folder`, or writes to a file of it, or has just made it. Quick where no
+  // series is watched.
+  void note(meta::InodeNumber folder, const meta::Caller& caller);
+  // Something has a new name, in `folder`: what names told may be wrong.
+  void note_renamed(meta::InodeNumber folder, const meta::Caller& caller);
+  // The step was found whole. `inspected`: what the ledger said then; if more is known now, nothing is noted, and false
+  // returned. `changed`: the newest change of its files.
+  Result<bool> note_whole(meta::InodeNumber step, const meta::LedgerEntry& inspected, meta::WallTime changed);
+  // The inode is gone.
+  void forget(meta::InodeNumber inode);
+
+  // Has a process that is younger than all writers of this step written to a step of the series whose number is not
+  // above this one's? Then it says so, in words; else it is empty. A run that goes back and saves a step again on one
+  // node must not have the new files committed with the old ones of another node. Commands (mkdir, cp) do not count.
+  Result<std::string> younger_than(meta::InodeNumber series, meta::InodeNumber step) const;
+
+ private:
+  Result<> try_note(meta::InodeNumber folder, const meta::Caller& caller);
+  Result<meta::InodeNumber> step_above(meta::InodeNumber folder);
+  bool is_known(meta::InodeNumber step, const std::optional<meta::StepWriter>& writer) const;
+  Result<meta::LedgerEntry> change(meta::InodeNumber step, const std::function<void(meta::LedgerEntry&)>& change);
+
+  meta::Store& store_;
+  meta::Tree& tree_;
+  const StepFactsFinder& step_facts_;
+  const std::function<void(const Written&)> tell_;
+  const std::string here_;
+  std::atomic<bool> watches_{false};  // any series
+  io::Mutex noting_;                  // so that known_ is what the ledger says
+  mutable io::Mutex mutex_;
+  std::unordered_map<meta::InodeNumber, unsigned> series_ GUARDED_BY(mutex_);          // and their purposes
+  std::unordered_map<meta::InodeNumber, meta::LedgerEntry> known_ GUARDED_BY(mutex_);  // of steps written to lately
+  std::unordered_set<meta::InodeNumber> no_steps_ GUARDED_BY(mutex_);  // folders of a series with another name
+};
+
+}  // namespace ckptfs::fs

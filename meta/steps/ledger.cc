@@ -1,0 +1,187 @@
+#include "meta/steps/ledger.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <sstream>
+#include <string_view>
+
+namespace ckptfs::meta {
+namespace {
+
+constexpr const char* kLedgerXattr = "user.ckptfs.ledger";
+constexpr std::chrono::seconds kCommand{2};
+constexpr size_t kMostWriters = 1024;  // of one step; then one that cannot be seen stands for the others
+
+int64_t count_of(WallTime time) { return time.time_since_epoch().count(); }
+WallTime wall_of(int64_t count) { return WallTime(std::chrono::nanoseconds(count)); }
+
+// A line for each fact: "unfinished run|commands", "whole TIME", "seen SERIES CHANGED CHANGED_AT COMPLETED
+// COMPLETED_AT", "run|command BOOT-ID pid:[4026531836] PID START BEGAN".
+std::string encode_ledger(const LedgerEntry& entry) {
+  std::ostringstream text;
+  if (entry.unfinished) text << "unfinished " << (entry.by_run ? "run" : "commands") << '\n';
+  if (entry.whole != WallTime()) text << "whole " << count_of(entry.whole) << '\n';
+  if (const auto& seen = entry.seen) {
+    text << "seen " << seen->series << ' ' << count_of(seen->changed) << ' ' << seen->changed_at.count() << ' '
+         << count_of(seen->completed) << ' ' << seen->completed_at.count() << '\n';
+  }
+  for (const StepWriter& one : entry.writers) {
+    text << (one.is_command ? "command " : "run ") << one.place << ' ' << one.process.pid << ' ' << one.process.start
+         << ' ' << one.began.count() << '\n';
+  }
+  return text.str();
+}
+
+bool decode_line(std::istream& line, LedgerEntry& entry) {
+  std::string fact, boot, space;
+  int64_t first = 0, second = 0, third = 0, fourth = 0;
+  line >> fact;
+  if (fact == "unfinished") {
+    entry.unfinished = static_cast<bool>(line >> boot);
+    entry.by_run = boot != "commands";
+  } else if (fact == "whole") {
+    line >> first;
+    entry.whole = wall_of(first);
+  } else if (fact == "seen") {
+    SeenStep& seen = entry.seen.emplace();
+    line >> seen.series >> first >> second >> third >> fourth;
+    seen = {seen.series, wall_of(first), StoreTime(second), wall_of(third), StoreTime(fourth)};
+  } else {
+    StepWriter& writer = entry.writers.emplace_back();
+    writer.is_command = fact == "command";
+    line >> boot >> space >> writer.process.pid >> writer.process.start >> first;
+    writer.place = boot + ' ' + space;
+    writer.began = StoreTime(first);
+    if (!writer.is_command && fact != "run") return false;
+  }
+  return !line.fail();
+}
+
+Result<LedgerEntry> decode_ledger(const std::string& text) {
+  LedgerEntry entry;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream facts(line);
+    if (!decode_line(facts, entry))
+      return Error(EIO, "the index holds a damaged record of who wrote to a step, and when");
+  }
+  return entry;
+}
+
+std::string_view boot_of(std::string_view place) { return place.substr(0, place.find(' ')); }
+
+const StepWriter* find_writer(const LedgerEntry& entry, const StepWriter& writer) {
+  const auto found = std::ranges::find_if(entry.writers, [&](const StepWriter& one) { return one.is_same(writer); });
+  return found == entry.writers.end() ? nullptr : &*found;
+}
+
+// When the step became complete, by the store's clock. Never 0, which means that it is not complete.
+StoreTime completion_time(WallTime date, const Moment& now) {
+  constexpr std::chrono::minutes kRecent{1};
+  const auto age = now.wall - date;
+  const bool recent = age >= age.zero() && age < kRecent;
+  return std::max(recent ? now.store - age : now.store, StoreTime(1));
+}
+
+}  // namespace
+
+Result<LedgerEntry> ledger_of(const Store& store, InodeNumber step) {
+  const auto text = store.index().xattr(step, kLedgerXattr);
+  if (!text && text.error().errno_value() == ENOENT) return LedgerEntry();
+  TRY(text);
+  return decode_ledger(text.value());
+}
+
+Result<LedgerEntry> change_ledger(Store& store, InodeNumber step, const std::function<void(LedgerEntry&)>& change) {
+  Tree::Change tree_change = store.tree().begin();
+  TRY_ASSIGN(const InodeRecord record, store.index().inode(step));
+  if (record.nlink == 0) return Error(ENOENT);
+  TRY_ASSIGN(const LedgerEntry known, ledger_of(store, step));
+  LedgerEntry changed = known;
+  change(changed);
+  if (changed == known) return changed;
+  tree_change.batch.put_xattr(step, kLedgerXattr, encode_ledger(changed));
+  TRY(store.tree().commit(std::move(tree_change)));
+  return changed;
+}
+
+StepWriter writer_now(const std::string& place, const Process& process, const StoreClock& clock) {
+  return {place, process, clock.at_boot() + start_of(process), process.pid != 0 && age_of(process) < kCommand};
+}
+
+bool is_noted(const LedgerEntry& entry, const std::optional<StepWriter>& writer) {
+  const StepWriter* const known = writer ? find_writer(entry, *writer) : nullptr;
+  return known != nullptr && entry.unfinished && (entry.by_run || known->is_command);
+}
+
+void note_writer(LedgerEntry& entry, const std::optional<StepWriter>& writer) {
+  const StepWriter* const known = writer ? find_writer(entry, *writer) : nullptr;
+  const StepWriter* const one = known == nullptr && writer ? &*writer : known;
+  entry.unfinished = true;
+  entry.by_run = entry.by_run || one == nullptr || !one->is_command;
+  if (!writer || known != nullptr || entry.writers.size() > kMostWriters) return;
+  entry.writers.push_back(entry.writers.size() < kMostWriters ? *writer : StepWriter{writer->place, {}, {}, false});
+}
+
+void note_whole(LedgerEntry& entry, WallTime changed) {
+  entry.unfinished = entry.by_run = false;
+  entry.whole = changed;
+}
+
+bool share_a_run(const LedgerEntry& a, const LedgerEntry& b) {
+  return std::ranges::any_of(a.writers, [&b](const StepWriter& one) {
+    return one.process.pid != 0 && !one.is_command && find_writer(b, one) != nullptr;
+  });
+}
+
+bool are_commands(const std::vector<StepWriter>& writers, const std::string& here) {
+  const auto is_one = [&here](const StepWriter& one) { return one.is_command && boot_of(one.place) == boot_of(here); };
+  return !writers.empty() && std::ranges::all_of(writers, is_one);
+}
+
+WritersState state_of_writers(const std::vector<StepWriter>& writers, const std::string& here,
+                              const std::function<bool(const Process&)>& ended) {
+  bool unknown = false;
+  for (const StepWriter& one : writers) {
+    if (boot_of(one.place) != boot_of(here)) continue;  // nothing outlives a boot
+    const bool seen = one.process.pid != 0 && one.place == here;
+    if (seen && !ended(one.process)) return WritersState::living;
+    unknown = unknown || !seen;
+  }
+  return unknown ? WritersState::unknown : WritersState::ended;
+}
+
+SeenStep see_step(const std::optional<SeenStep>& before, InodeNumber series, WallTime changed,
+                  const std::optional<WallTime>& completed, const Moment& now) {
+  const bool known = before && before->series == series;
+  SeenStep seen = known ? *before : SeenStep();
+  seen.series = series;
+  if (!known || seen.changed != changed) {
+    seen.changed = changed;
+    seen.changed_at = now.store;
+  }
+  if (completed && (seen.completed_at == StoreTime(0) || seen.completed != *completed)) {
+    seen.completed = *completed;
+    seen.completed_at = completion_time(*completed, now);
+  }
+  return seen;
+}
+
+Result<> note_seen(Store& store, const StoreClock& clock, const std::vector<std::pair<InodeNumber, SeenStep>>& steps) {
+  if (steps.empty()) return success();
+  Tree::Change change = store.tree().begin();
+  for (const auto& [step, seen] : steps) {
+    const auto record = store.index().inode(step);
+    if (!record && record.error().errno_value() == ENOENT) continue;
+    TRY(record);
+    if (record.value().nlink == 0) continue;
+    TRY_ASSIGN(LedgerEntry entry, ledger_of(store, step));
+    entry.seen = seen;
+    change.batch.put_xattr(step, kLedgerXattr, encode_ledger(entry));
+  }
+  clock.put(change.batch);
+  return store.tree().commit(std::move(change));
+}
+
+}  // namespace ckptfs::meta

@@ -1,0 +1,99 @@
+// The ledger of saves: what is known of a step that its files do not tell. Who wrote it, since when it has been as it
+// is, and up to when it was whole. Kept with the step in the index.
+//
+//   - *Who*: the processes that made or removed something in it, or opened a file of it for writing. Each is recorded
+//     once. Once all of them have ended, nobody will finish the step (fs/steps/set_aside.h).
+//   - *When*: by the clock of the store. What its files say of when they were written may be anything: they were copied
+//     with their times, or the wall clock was wrong.
+//   - *Whole*: until when its files had changed when it was found whole and durable last. What was written since may be
+//     a second save that died half-way (meta/formats/step_names.h, are_of_two_saves).
+//
+// Thread safety: all of it.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "meta/index/store_clock.h"
+#include "meta/store/store.h"
+#include "meta/time.h"
+#include "meta/tree/process.h"
+
+namespace ckptfs::meta {
+
+struct StepWriter {
+  std::string place;  // process_place() of the daemon that saw it
+  Process process;
+  StoreTime began{};  // when the process began; may be negative
+  // It had just begun when it first wrote, as mkdir or cp had. A program that trains has run for seconds before it
+  // saves.
+  bool is_command = false;
+  bool operator==(const StepWriter&) const = default;
+  bool is_same(const StepWriter& other) const { return place == other.place && process == other.process; }
+};
+
+struct Moment {
+  WallTime wall;
+  StoreTime store{};
+};
+
+struct SeenStep {
+  InodeNumber series = 0;  // where it was then
+  WallTime changed;        // what its files and folders said
+  StoreTime changed_at{};  // since when they have said so
+  WallTime completed;
+  StoreTime completed_at{};  // 0: it was not complete yet
+
+  bool operator==(const SeenStep&) const = default;
+};
+
+struct LedgerEntry {
+  std::vector<StepWriter> writers;
+  bool unfinished = false;       // somebody wrote since it was found whole, or set aside
+  bool by_run = false;           // and not only commands did
+  WallTime whole;                // the newest change of its files when it was found whole; zero: it never was
+  std::optional<SeenStep> seen;  // by rotation; none: by nobody
+
+  bool operator==(const LedgerEntry&) const = default;
+  // Was it whole, and is it or was it written again by more than commands?
+  bool is_written_again() const { return by_run && whole != WallTime(); }
+};
+
+// Of a step that the ledger does not know, an empty entry.
+Result<LedgerEntry> ledger_of(const Store& store, InodeNumber step);
+// `change` gets what is known, and makes of it what is to be known; it must not call the store. Not durable on return.
+// ENOENT: the step is gone.
+Result<LedgerEntry> change_ledger(Store& store, InodeNumber step, const std::function<void(LedgerEntry&)>& change);
+
+// `place`: process_place().
+StepWriter writer_now(const std::string& place, const Process& process, const StoreClock& clock);
+// Somebody writes; none: a process that is gone already. Does the entry say so already?
+void note_writer(LedgerEntry& entry, const std::optional<StepWriter>& writer);
+bool is_noted(const LedgerEntry& entry, const std::optional<StepWriter>& writer);
+// It was found whole, and the newest change of its files is `changed`.
+void note_whole(LedgerEntry& entry, WallTime changed);
+// Has one process that is no command written both?
+bool share_a_run(const LedgerEntry& a, const LedgerEntry& b);
+// True: all of them are commands of this boot, and others may go on, as those of a script that fills a step.
+bool are_commands(const std::vector<StepWriter>& writers, const std::string& here);
+enum class WritersState {
+  ended,
+  living,
+  unknown,  // one cannot be seen from here, in this boot of the machine
+};
+// `here`: process_place(). `ended`: has_ended().
+WritersState state_of_writers(const std::vector<StepWriter>& writers, const std::string& here,
+                              const std::function<bool(const Process&)>& ended);
+
+// What is to be kept of a step that is in `series` now, was last changed at `changed` and completed at `completed`
+// (none: it is not complete), where `before` was kept. What is dated less than a minute ago completed when it is dated:
+// so steps that complete one soon after the other are in order, whichever is looked at first.
+SeenStep see_step(const std::optional<SeenStep>& before, InodeNumber series, WallTime changed,
+                  const std::optional<WallTime>& completed, const Moment& now);
+// Together with the clock. Steps that are gone are left out. Not durable on return.
+Result<> note_seen(Store& store, const StoreClock& clock, const std::vector<std::pair<InodeNumber, SeenStep>>& steps);
+
+}  // namespace ckptfs::meta

@@ -1,0 +1,197 @@
+#include "meta/steps/ledger.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "io/fault.h"
+#include "tests/meta/scratch_store.h"
+
+namespace ckptfs::meta {
+namespace {
+
+using namespace std::chrono_literals;
+using LedgerTest = ScratchStore;
+
+constexpr const char* kHere = "boot-1 pid:[1]";
+
+WritersState state_of(const std::vector<StepWriter>& writers) {
+  return state_of_writers(writers, kHere, [](const Process& process) { return process.pid == 1; });
+}
+
+TEST(StepWriters, AllMustHaveEnded) {
+  const StepWriter dead{kHere, {1, 10}}, alive{kHere, {2, 10}}, unseen{kHere, {}};
+  const StepWriter elsewhere{"boot-1 pid:[2]", {1, 10}}, before{"boot-0 pid:[1]", {2, 10}};
+  EXPECT_EQ(state_of({}), WritersState::ended);
+  EXPECT_EQ(state_of({dead, before}), WritersState::ended);
+  EXPECT_EQ(state_of({dead, alive}), WritersState::living);
+  EXPECT_EQ(state_of({dead, unseen}), WritersState::unknown);
+  EXPECT_EQ(state_of({dead, elsewhere}), WritersState::unknown);
+  EXPECT_EQ(state_of({unseen, alive}), WritersState::living);
+}
+
+TEST(StepWriters, CommandsMayBeFollowedByOthers) {
+  const StepWriter training{kHere, {1, 10}}, command{kHere, {2, 10}, {}, true};
+  const StepWriter before{"boot-0 pid:[1]", {2, 10}, {}, true};
+  EXPECT_FALSE(are_commands({}, kHere));
+  EXPECT_TRUE(are_commands({command, command}, kHere));
+  EXPECT_FALSE(are_commands({command, training}, kHere));
+  EXPECT_FALSE(are_commands({command, before}, kHere));
+}
+
+TEST(StepWriters, AProcessEndsOnce) {
+  const FoundProcess own = find_process(::gettid());
+  EXPECT_EQ(own.process.pid, ::getpid());
+  EXPECT_FALSE(has_ended(own.process));
+  EXPECT_TRUE(has_ended({own.process.pid, own.process.start + 1}));  // the number came back
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::pause();
+    ::_exit(0);
+  }
+  const Process process = find_process(child).process;
+  EXPECT_FALSE(has_ended(process));
+  ASSERT_EQ(::kill(child, SIGKILL), 0);
+  siginfo_t info{};
+  ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOWAIT), 0);
+  EXPECT_TRUE(has_ended(process)) << "dead, and nobody has asked for it";
+  ASSERT_EQ(::waitpid(child, nullptr, 0), child);
+  EXPECT_TRUE(has_ended(process));
+}
+
+TEST(Ledger, ARunThatWritesAfterItWasWholeWritesItAgain) {
+  const StepWriter run{kHere, {1, 10}}, command{kHere, {2, 10}, {}, true};
+  LedgerEntry entry;
+  EXPECT_FALSE(is_noted(entry, run));
+  note_writer(entry, run);
+  EXPECT_TRUE(is_noted(entry, run));
+  EXPECT_TRUE(entry.unfinished);
+  EXPECT_FALSE(entry.is_written_again()) << "it was never whole";
+  note_whole(entry, WallTime(10s));
+  EXPECT_FALSE(entry.unfinished);
+  EXPECT_FALSE(is_noted(entry, run));
+  note_writer(entry, command);
+  EXPECT_TRUE(entry.unfinished);
+  EXPECT_FALSE(entry.is_written_again());
+  EXPECT_TRUE(is_noted(entry, command));
+  EXPECT_FALSE(is_noted(entry, run)) << "until now only a command has written";
+  note_writer(entry, run);
+  EXPECT_TRUE(entry.is_written_again());
+  EXPECT_EQ(entry.writers, (std::vector<StepWriter>{run, command}));
+  note_whole(entry, WallTime(20s));
+  note_writer(entry, std::nullopt);
+  EXPECT_TRUE(entry.is_written_again()) << "nobody can tell who it was";
+}
+
+TEST(Ledger, WhoWroteBoth) {
+  const StepWriter run{kHere, {1, 10}}, other{kHere, {1, 11}}, command{kHere, {2, 10}, {}, true}, unseen{kHere, {}};
+  const auto by = [](std::vector<StepWriter> writers) { return LedgerEntry{.writers = std::move(writers)}; };
+  EXPECT_TRUE(share_a_run(by({command, run}), by({run, other})));
+  EXPECT_FALSE(share_a_run(by({run}), by({other})));
+  EXPECT_FALSE(share_a_run(by({command, unseen}), by({command, unseen})));
+}
+
+TEST_F(LedgerTest, IsKeptWithTheStep) {
+  make_folder("/steps/checkpoint-1");
+  const InodeNumber step = at("/steps/checkpoint-1");
+  EXPECT_EQ(ledger_of(*store_, step).value(), LedgerEntry());
+  LedgerEntry entry;
+  for (const bool command : {false, true}) note_writer(entry, StepWriter{process_place(), {7, 8}, -3s, command});
+  note_writer(entry, StepWriter{process_place(), {9, 8}, 3s, true});
+  entry.whole = WallTime(-5s);
+  entry.seen = SeenStep{7, WallTime(1s), 2s, WallTime(3s), 4s};
+  ASSERT_TRUE(change_ledger(*store_, step, [&entry](LedgerEntry& known) { known = entry; }));
+  reopen();
+  EXPECT_EQ(ledger_of(*store_, step).value(), entry);
+  EXPECT_EQ(change_ledger(*store_, step + 1000, [](LedgerEntry&) {}).error().errno_value(), ENOENT);
+}
+
+TEST_F(LedgerTest, WhoHasJustBegunIsACommand) {
+  const StoreClock clock = StoreClock::load(store_->index()).value();
+  const Process own = find_process(::getpid()).process;
+  EXPECT_FALSE(writer_now(kHere, {own.pid, 1}, clock).is_command);  // it began with the machine
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::pause();
+    ::_exit(0);
+  }
+  EXPECT_TRUE(writer_now(kHere, find_process(child).process, clock).is_command);
+  ASSERT_EQ(::kill(child, SIGKILL), 0);
+  ASSERT_EQ(::waitpid(child, nullptr, 0), child);
+}
+
+TEST(Ledger, TooManyWritersAreUnseen) {
+  LedgerEntry entry;
+  for (uint64_t number = 0; number < 1100; ++number) note_writer(entry, StepWriter{kHere, {1, number}, {}, false});
+  EXPECT_LT(entry.writers.size(), 1030U);
+  EXPECT_EQ(state_of(entry.writers), WritersState::unknown);
+}
+
+constexpr WallTime kMonday{1'000'000s};
+constexpr InodeNumber kSeries = 7;
+
+// A week later, so that no date is recent.
+Moment at_time(StoreTime time) { return {kMonday + 7 * 24h + time, time}; }
+
+TEST(SeeStepTest, WhatHasChangedIsNew) {
+  const SeenStep first = see_step({}, kSeries, kMonday, {}, at_time(10s));
+  EXPECT_EQ(first, (SeenStep{kSeries, kMonday, 10s, {}, 0s}));
+  const SeenStep complete = see_step(first, kSeries, kMonday + 1s, kMonday, at_time(20s));
+  EXPECT_EQ(complete, (SeenStep{kSeries, kMonday + 1s, 20s, kMonday, 20s}));
+  EXPECT_EQ(see_step(complete, kSeries, kMonday + 1s, kMonday, at_time(30s)), complete) << "nothing has changed";
+  const SeenStep touched = see_step(complete, kSeries, kMonday + 2s, {}, at_time(40s));
+  EXPECT_EQ(touched, (SeenStep{kSeries, kMonday + 2s, 40s, kMonday, 20s})) << "it is not complete for now";
+  const SeenStep rewritten = see_step(touched, kSeries, kMonday + 2s, kMonday - 24h, at_time(50s));
+  EXPECT_EQ(rewritten.completed_at, 50s) << "though it is dated before";
+  const SeenStep moved = see_step(complete, kSeries + 1, kMonday + 1s, kMonday, at_time(60s));
+  EXPECT_EQ(moved, (SeenStep{kSeries + 1, kMonday + 1s, 60s, kMonday, 60s})) << "it is new in its series";
+}
+
+TEST(SeeStepTest, WhatIsDatedAMomentAgoCompletedThen) {
+  const auto completed_at = [](std::chrono::seconds age, StoreTime now) {
+    return see_step({}, kSeries, kMonday, kMonday - age, {kMonday, now}).completed_at;
+  };
+  EXPECT_EQ(completed_at(20s, 100s), 80s);
+  EXPECT_EQ(completed_at(0s, 100s), 100s);
+  EXPECT_EQ(completed_at(20s, 10s), 1ns) << "before the store was made";
+  EXPECT_EQ(completed_at(60s, 100s), 100s) << "it was copied, perhaps, with its times";
+  EXPECT_EQ(completed_at(-1s, 100s), 100s) << "it is of the future";
+}
+
+TEST_F(LedgerTest, WhatWasSeenIsKept) {
+  const InodeNumber step = make_folder("/steps/global_step1");
+  ASSERT_FALSE(ledger_of(*store_, step).value().seen);
+  const StoreClock clock = StoreClock::load(store_->index()).value();
+  const SeenStep seen = see_step({}, at("/steps"), kMonday, kMonday, at_time(clock.now()));
+  ASSERT_TRUE(note_seen(*store_, clock, {{step, seen}, {step + 1000, seen}}));
+  reopen();
+  EXPECT_EQ(ledger_of(*store_, step).value().seen, seen);
+  EXPECT_GT(StoreClock::load(store_->index()).value().now(), seen.changed_at);
+}
+
+#ifdef CKPTFS_FAULT_POINTS
+TEST_F(LedgerTest, TheClockOnlyCountsUp) {
+  const auto boot = [this](const char* id, const char* seconds) {
+    io::set_fault("boot_id", id);
+    io::set_fault("since_boot", seconds);
+    return StoreClock::load(store_->index()).value();
+  };
+  const StoreClock first = boot("first", "1000");
+  const StoreTime begin = first.now();
+  io::set_fault("since_boot", "1010");
+  EXPECT_EQ(first.now(), begin + 10s);
+  io::set_fault("since_boot", "900");
+  EXPECT_EQ(first.now(), begin) << "whatever it is told";
+  io::set_fault("since_boot", "1010");
+  ASSERT_TRUE(first.note(store_->index()));
+  EXPECT_EQ(boot("first", "1500").now(), begin + 500s) << "it was not mounted for a while";
+  const StoreClock second = boot("second", "30");
+  EXPECT_EQ(second.now(), begin + 40s) << "the machine was off for a while, and what was not noted is lost";
+  ASSERT_TRUE(note_seen(*store_, second, {{at("/steps"), {}}}));
+  EXPECT_EQ(boot("second", "40").now(), begin + 50s);
+  io::set_fault("boot_id", "");
+  io::set_fault("since_boot", "");
+}
+#endif
+
+}  // namespace
+}  // namespace ckptfs::meta

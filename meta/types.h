@@ -62,6 +62,9 @@ struct InodeRecord {
   // writes live ones, too; else 0. Two of one run have the same.
   uint64_t newest_writer = 0;
   std::string target;  // symlink
+  // Anything else: its name in `parent`, for paths. A hint, as `parent` is: the entries of `parent` tell whether it is
+  // so. Empty in what an older version made.
+  std::string name;
 
   bool is_dir() const { return S_ISDIR(mode); }
   bool is_regular() const { return S_ISREG(mode); }

@@ -248,8 +248,7 @@ bool StepFactsFinder::is_written(meta::InodeNumber series) const {
     const auto record = tree_.inode(below);
     if (!record || !record.value().is_dir()) return false;
     const auto step = meta::is_step(tree_, below);
-    const std::string path = tree_.path_of(below);
-    return !step || step.value() || meta::step_number(path.substr(path.rfind('/') + 1)).has_value();
+    return !step || step.value() || meta::step_number(meta::name_of(tree_, below)).has_value();
   });
 }
 
@@ -304,6 +303,7 @@ Result<StepFactsFinder::CachedFacts> StepFactsFinder::judge(meta::InodeNumber st
   }
   TRY_ASSIGN(const auto before, cached(step, known.fingerprint));
   if (before) return *before;
+  status.was_read = true;
   known.completed = files.time();
   known.written = written_last(files);
   known.ranks = ranks_of(files);
@@ -565,9 +565,10 @@ Result<> StepFactsFinder::find_best_models(SeriesStatus& status) {
   return success();
 }
 
-Result<SeriesStatus> StepFactsFinder::inspect_series(meta::InodeNumber series, const std::string& metric,
-                                                     bool watches) {
+Result<SeriesStatus> StepFactsFinder::inspect_series(meta::InodeNumber series, const std::string& metric, bool watches,
+                                                     std::chrono::nanoseconds reading) {
   SeriesStatus status;
+  std::chrono::nanoseconds spent{};
   TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(series));
   status.owner = record.uid;
   status.changed = wall_time(later_of(record.mtime, record.ctime));
@@ -588,7 +589,11 @@ Result<SeriesStatus> StepFactsFinder::inspect_series(meta::InodeNumber series, c
       status.others.push_back({entry.name, named ? "it holds no checkpoint file" : "it has no step's name"});
       continue;
     }
+    status.unfinished = spent >= reading;
+    if (status.unfinished) return status;
+    const auto began = std::chrono::steady_clock::now();
     auto found = inspect_step(entry.inode, entry.name, now);
+    if (found && found.value().was_read) spent += std::chrono::steady_clock::now() - began;
     const int failed = found ? 0 : found.error().errno_value();
     if (failed == ENOENT) continue;
     if (failed == ECANCELED) return found.error();

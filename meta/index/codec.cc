@@ -147,7 +147,7 @@ std::string encode(const InodeRecord& r) {
       .time(r.mtime)
       .time(r.ctime)
       .u64(r.newest_writer)
-      .text(r.target)
+      .text(S_ISLNK(r.mode) ? r.target : r.name)
       .take();
 }
 
@@ -170,7 +170,7 @@ Result<InodeRecord> decode_inode(std::string_view value) {
   r.mtime = d.time();
   r.ctime = d.time();
   r.newest_writer = d.u64();
-  r.target = d.text();
+  (S_ISLNK(r.mode) ? r.target : r.name) = d.text();
   return d.finish(std::move(r), "inode");
 }
 

@@ -106,6 +106,7 @@ Result<> SaveStep::put_step(Tree::Change& change, InodeNumber source, const std:
     result_.step = change.allot_inode();
     step = new_folder(series_number);
     step.flags = kStep;
+    step.name = request_.tag;
     change.add_child(series_number, series, request_.tag, result_.step, step);
   } else {
     TRY_ASSIGN(step, tree_.inode(result_.step));
@@ -153,6 +154,7 @@ Result<InodeNumber> SaveStep::folder_for(Tree::Change& change, const PlannedFile
     if (fresh) {
       at->second = change.allot_inode();
       InodeRecord record = new_folder(parent);
+      record.name = name;
       if (name == plan.folder) record.newest_writer = plan.newest_writer;
       change.add_child(parent, new_folders_.at(parent), name, at->second, record);
       new_folders_.emplace(at->second, record);
@@ -167,6 +169,7 @@ Result<> SaveStep::put_file(Tree::Change& change, InodeNumber folder, const Save
   record.nlink = 1;
   record.flags = kFrozen;
   record.parent = folder;
+  record.name = taken.plan.name;
   record.blob = taken.blob;
   record.saved_blob = 0;
   record.cow_reserve = 0;

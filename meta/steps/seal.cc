@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 #include <unordered_set>
 #include <vector>
 
@@ -240,7 +241,7 @@ class Freeze {
       change.batch.put_xattr(own, name, value);
     }
     record.nlink = static_cast<uint32_t>(member.names.size());
-    record.parent = member.names.front().first;
+    std::tie(record.parent, record.name) = member.names.front();
     change.batch.put(own, record);
     for (const auto& [folder, name] : member.names) change.batch.put_entry(folder, name, {own, S_IFREG});
     replaced_.insert(replaced_.end(), member.names.begin(), member.names.end());

@@ -143,6 +143,7 @@ class ThinChange {
     record.nlink = 1;
     if (sealed) record.flags = kFrozen | kSealed;
     record.parent = thinning_.step;
+    record.name = file.name;
     record.blob = file.blob;
     record.size = static_cast<uint64_t>(st.st_size);
     record.blocks = static_cast<uint64_t>(st.st_blocks);

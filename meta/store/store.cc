@@ -78,6 +78,7 @@ Result<> fill_new_index(Index& index, const StoreOptions& options) {
   ++root.nlink;
   InodeRecord steps = directory_record(options.owner_uid, options.owner_gid, kRootInode);
   steps.flags = kSeries;
+  steps.name = kStepsName;
   Batch batch(index);
   batch.put(kRootInode, root);
   batch.put(kStepsInode, steps);

@@ -55,25 +55,46 @@ Result<> visit_folders(const Tree& tree, InodeNumber folder,
   return success();
 }
 
-// Is one of the folders on the path a step by its name?
-bool leads_through_step(const std::string& path) {
-  for (size_t begin = 1, end = 0; begin < path.size(); begin = end + 1) {
-    end = std::min(path.find('/', begin), path.size());
-    if (step_number(std::string_view(path).substr(begin, end - begin))) return true;
+// Can no series be here: is the folder or one above it a step, by its mark or its name, or lies it too deep?
+Result<bool> is_no_place_for_series(const Tree& tree, InodeNumber folder) {
+  size_t depth = 0;
+  for (InodeNumber at = folder; at != kRootInode && at != 0; ++depth) {
+    TRY_ASSIGN(const InodeRecord record, tree.inode(at));
+    if (depth > kDeepestStep || (record.flags & kStep) != 0) return true;
+    TRY_ASSIGN(const std::string name, tree.own_name(at, record));
+    if (step_number(name)) return true;
+    at = record.parent;
   }
   return false;
 }
 
-// Marks the folder above a step as a series.
-Result<> make_series_above(Tree& tree, InodeNumber directory) {
+// By the first of its names, those that are signs by themselves, and the one that has just come. So whoever has put
+// many others beside them does not make each new one cost a look at all.
+Result<bool> looks_like_checkpoint(const Tree& tree, InodeNumber directory, const DirectoryEntry* came) {
+  constexpr size_t kMostNames = 512;
+  TRY_ASSIGN(auto entries, tree.list_first(directory, kMostNames));
+  if (came != nullptr) entries.push_back(*came);
+  if (entries.size() < kMostNames) return holds_checkpoint(entries);
+  for (const std::string name : {"config.json", "trainer_state.json", ".metadata", formats::kThinnedName}) {
+    const auto there = tree.child(directory, name);
+    if (there) entries.push_back({name, there.value(), S_IFREG});
+  }
+  return holds_checkpoint(entries);
+}
+
+// Marks the folder above a step as a series. `came`: the name that may have made it a step.
+Result<> make_series_above(Tree& tree, InodeNumber directory, const DirectoryEntry* came) {
   TRY_ASSIGN(const InodeRecord record, tree.inode(directory));
   if (record.parent == 0 || record.parent == kRootInode || (record.flags & kSwap) != 0) return success();
   TRY_ASSIGN(const InodeRecord above, tree.inode(record.parent));
   if ((above.flags & kSeries) != 0) return success();
-  TRY_ASSIGN(const bool step, is_step(tree, directory));
-  if (!step) return success();
-  TRY_ASSIGN(const InodeNumber outer, tree.step_of(record.parent));
-  if (outer != 0 || leads_through_step(tree.path_of(record.parent))) return success();
+  if ((record.flags & kStep) == 0) {
+    if (!step_number(name_of(tree, directory))) return success();
+    TRY_ASSIGN(const bool step, looks_like_checkpoint(tree, directory, came));
+    if (!step) return success();
+  }
+  TRY_ASSIGN(const bool refused, is_no_place_for_series(tree, record.parent));
+  if (refused) return success();
   Tree::Change change = tree.begin();
   TRY_ASSIGN(InodeRecord series, tree.inode(record.parent));
   if (series.nlink == 0) return success();
@@ -90,12 +111,14 @@ void warn_unless(const Result<>& noted, const Tree& tree, InodeNumber folder) {
 }  // namespace
 
 std::string name_of(const Tree& tree, InodeNumber directory) {
-  const std::string path = tree.path_of(directory);
-  return path.substr(path.rfind('/') + 1);
+  const auto record = tree.inode(directory);
+  const auto name = record ? tree.own_name(directory, record.value()) : record.error();
+  if (name) return name.value();
+  return directory == kRootInode ? std::string() : tree.path_of(directory);
 }
 
 Result<bool> is_step(const Tree& tree, InodeNumber directory) {
-  return is_step(tree, directory, directory == kRootInode ? std::string() : name_of(tree, directory));
+  return is_step(tree, directory, name_of(tree, directory));
 }
 
 Result<bool> is_step(const Tree& tree, InodeNumber directory, const std::string& name) {
@@ -151,12 +174,27 @@ Result<std::vector<InodeNumber>> list_series(const Tree& tree) {
   return series;
 }
 
+Result<bool> is_series(const Tree& tree, InodeNumber directory) {
+  size_t depth = 0;
+  for (InodeNumber at = directory; at != kRootInode; ++depth) {
+    if (at == 0 || depth > kDeepestStep) return false;
+    const auto found = tree.inode(at);
+    if (!found && found.error().errno_value() == ENOENT) return false;
+    TRY(found);
+    const InodeRecord& record = found.value();
+    const bool fits = at == directory ? (record.flags & kSeries) != 0 : (record.flags & (kStep | kSwap)) == 0;
+    if (!fits || record.nlink == 0) return false;
+    at = record.parent;
+  }
+  return directory != kRootInode;
+}
+
 void note_entry(Tree& tree, InodeNumber folder, const DirectoryEntry& entry) {
-  if (may_complete_checkpoint(entry)) warn_unless(make_series_above(tree, folder), tree, folder);
+  if (may_complete_checkpoint(entry)) warn_unless(make_series_above(tree, folder, &entry), tree, folder);
 }
 
 void note_directory(Tree& tree, InodeNumber directory) {
-  warn_unless(make_series_above(tree, directory), tree, directory);
+  warn_unless(make_series_above(tree, directory, nullptr), tree, directory);
 }
 
 }  // namespace ckptfs::meta

@@ -12,7 +12,7 @@ namespace ckptfs::meta {
 
 inline constexpr size_t kDeepestStep = 256;  // folders in each other: who walks them calls itself for each
 
-// The directory's own name.
+// The directory's own name; the root has none.
 std::string name_of(const Tree& tree, InodeNumber directory);
 // True for a child directory of a series that save, seal or pin made a step, or that has a step's name and holds a
 // recognised checkpoint file; in a series with a remote any file, since a machine of several may have few of a step.
@@ -27,6 +27,8 @@ Result<bool> is_in_step(const Tree& tree, InodeNumber directory);
 Result<> check_series(const Tree& tree, InodeNumber directory);
 // Every series of the mount.
 Result<std::vector<InodeNumber>> list_series(const Tree& tree);
+// Is it one of them? Looks at the folders above it only.
+Result<bool> is_series(const Tree& tree, InodeNumber directory);
 
 // `folder` now has `entry`. Where that makes it a step, its parent is a series from now on, unless that is the root or
 // lies in a step. What fails is logged: a series that is not noted now is with the next file of a step.

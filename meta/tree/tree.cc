@@ -88,19 +88,41 @@ Result<InodeNumber> Tree::child(InodeNumber parent, const std::string& name) con
 
 Result<std::vector<DirectoryEntry>> Tree::list(InodeNumber number) const { return index_.entries(number); }
 
+Result<std::vector<DirectoryEntry>> Tree::list_first(InodeNumber number, size_t most) const {
+  return index_.entries_after(number, "", most);
+}
+
 std::string Tree::path_of(InodeNumber number) const {
+  constexpr size_t kLongestPath = 4096;
   std::string path;
   while (number != kRootInode) {
     const auto record = index_.inode(number);
-    if (!record || record.value().parent == 0) return "(inode " + std::to_string(number) + ")" + path;
-    const auto entries = index_.entries(record.value().parent);
-    if (!entries) return "(inode " + std::to_string(number) + ")" + path;
-    const auto found = std::find_if(entries.value().begin(), entries.value().end(),
-                                    [number](const DirectoryEntry& entry) { return entry.inode == number; });
-    path.insert(0, "/" + (found == entries.value().end() ? "(removed)" : found->name));
+    const auto name = record ? own_name(number, record.value()) : record.error();
+    if (!name || path.size() > kLongestPath) return "(inode " + std::to_string(number) + ")" + path;
+    path.insert(0, "/" + name.value());
     number = record.value().parent;
   }
   return path.empty() ? "/" : path;
+}
+
+// The folder is searched only where the record cannot tell: for a file that lost the name that it was made by (it may
+// have others there), for a symlink, and for what an older version made. Of those only a folder may be far behind.
+Result<std::string> Tree::own_name(InodeNumber number, const InodeRecord& record) const {
+  constexpr size_t kMostSearched = 1024;
+  if (record.parent == 0) return Error(ENOENT);
+  if (!record.name.empty()) {
+    TRY_ASSIGN(const auto named, index_.find_entry(record.parent, record.name));
+    if (named && named->inode == number) return record.name;
+    TRY_ASSIGN(const InodeRecord again, index_.inode(number));
+    if (again.name != record.name || again.parent != record.parent)
+      return own_name(number, again);  // it has just moved
+    if (record.is_dir()) return std::string("(removed)");
+  }
+  TRY_ASSIGN(const auto entries,
+             record.is_dir() ? index_.entries(record.parent) : index_.entries_after(record.parent, "", kMostSearched));
+  const auto found = std::ranges::find(entries, number, &DirectoryEntry::inode);
+  if (found != entries.end()) return found->name;
+  return entries.size() == kMostSearched ? "(inode " + std::to_string(number) + ")" : "(removed)";
 }
 
 Result<InodeNumber> Tree::resolve(const std::string& path) const {

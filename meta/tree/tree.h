@@ -81,8 +81,13 @@ class Tree {
   void note_pinned(InodeNumber step);
   // Without "." and "..". Sorted by name.
   Result<std::vector<DirectoryEntry>> list(InodeNumber directory) const;
-  // Path from the root ("/a/b"), for logs and messages; a regular file's is where it was made or last renamed.
+  // The first `most` of them.
+  Result<std::vector<DirectoryEntry>> list_first(InodeNumber directory, size_t most) const;
+  // Path from the root ("/a/b"), for logs and messages; a regular file's is where it was made or last renamed. Neither
+  // reads the names beside it. A path that is longer than any call takes begins with an inode.
   std::string path_of(InodeNumber number) const;
+  // The last part of it. `record` is the inode's. ENOENT: the root, which has none.
+  Result<std::string> own_name(InodeNumber number, const InodeRecord& record) const;
   // Walks "/a/b" or "a/b" from the root; symlinks are not followed.
   Result<InodeNumber> resolve(const std::string& path) const;
 

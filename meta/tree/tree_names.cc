@@ -76,6 +76,7 @@ Result<Attributes> Tree::make(InodeNumber parent_number, const std::string& name
     if (there) return Error(EEXIST);
     InodeRecord record = new_record(node, parent, parent_number, caller);
     record.blob = blob;
+    record.name = name;
     const bool swap = (parent.flags & kSwap) != 0 || (record.is_dir() && is_swap_folder_name(name));
     if (swap && (record.is_dir() || regular)) record.flags |= kSwap;
     if (regular && is_swap_file_name(name)) note_maker(parent, caller);
@@ -301,6 +302,7 @@ Result<std::optional<Dropped>> Tree::rename(InodeNumber old_number, const std::s
   const bool swap = (into.flags & kSwap) != 0 || (moved.is_dir() && is_swap_folder_name(new_name));
   TRY(relabel_swap(change, entry.inode, moved, swap));
   moved.parent = new_number;
+  moved.name = new_name;
   moved.ctime = now();
   if (moved.is_dir() && !same_folder) {
     drop_folder_from(old_parent);
@@ -345,6 +347,7 @@ Result<Tree::Moved> Tree::move_all(InodeNumber from_number, InodeNumber to_numbe
         moved.replaced.push_back({there->inode, target->nlink == 0});
       }
       record->parent = to_number;
+      record->name = entry.name;
       record->ctime = now();
       if (record->is_dir()) {
         drop_folder_from(from);

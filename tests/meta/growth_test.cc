@@ -100,5 +100,45 @@ TEST_F(GrowthTest, ARecountOfCowReservesReadsEachInodeOnce) {
   EXPECT_LT(scanned_by_recount(), 12 * few);
 }
 
+// Refused opens are logged with the path, and a file that may make a step asks for its folder's name.
+TEST_F(GrowthTest, APathIsFoundWithoutALookAtTheNamesBesideIt) {
+  const auto scanned_by_path = [this](const std::string& path) {
+    const InodeNumber number = at(path);
+    return scanned_by([&] { EXPECT_EQ(tree().path_of(number), path); });
+  };
+  for (const char* folder : {"/few", "/many"}) make_folder(folder);
+  make_step("/few/last", 10);
+  make_step("/many/last", 10);
+  for (int i = 0; i < 1000; ++i) make_folder("/many/folder-" + std::to_string(i));
+  const uint64_t few = scanned_by_path("/few/last/trainer_state.json");
+  EXPECT_LE(scanned_by_path("/many/last/trainer_state.json"), few + 2);
+  ASSERT_TRUE(tree().rename(at("/many"), "last", at("/many"), "renamed", 0));
+  ASSERT_TRUE(tree().rename(at("/many/renamed"), "trainer_state.json", at("/many"), "moved.json", 0));
+  EXPECT_LE(scanned_by_path("/many/renamed"), few + 2);
+  EXPECT_LE(scanned_by_path("/many/moved.json"), few + 2);
+}
+
+TEST_F(GrowthTest, AFileThatMayMakeAStepCostsTheSameBesideManyFolders) {
+  for (const char* folder : {"/few", "/runs"}) make_folder(folder);
+  for (int i = 0; i < 1000; ++i) make_folder("/runs/s-" + std::to_string(i));
+  make_folder("/few/s-1");
+  for (const std::string name : {"config.json", "model.safetensors", "trainer_state.json"}) {
+    const uint64_t few = scanned_by([&] { make_file("/few/s-1/" + name); });
+    EXPECT_LE(scanned_by([&] { make_file("/runs/s-1/" + name); }), few + 10) << name;
+  }
+}
+
+// Of a folder with a step's name, too, in which there are no files of a checkpoint.
+TEST_F(GrowthTest, AFileThatMayMakeAStepIsNotLookedForAmongAllOthers) {
+  for (const char* folder : {"/few", "/many", "/few/step_1", "/many/step_1"}) make_folder(folder);
+  for (int i = 0; i < 600; ++i) make_folder("/few/step_1/" + std::to_string(i));
+  for (int i = 0; i < 4800; ++i) make_folder("/many/step_1/" + std::to_string(i));
+  const auto scanned_by_name = [this](const std::string& path) { return scanned_by([&] { make_file(path); }); };
+  EXPECT_LT(scanned_by_name("/many/step_1/config.json"), 2 * scanned_by_name("/few/step_1/config.json"));
+  EXPECT_EQ(tree().inode(at("/many")).value().flags & kSeries, 0U);
+  EXPECT_LT(scanned_by_name("/many/step_1/z.safetensors"), 2 * scanned_by_name("/few/step_1/z.safetensors"));
+  EXPECT_NE(tree().inode(at("/many")).value().flags & kSeries, 0U) << "the new file and config.json make it one";
+}
+
 }  // namespace
 }  // namespace ckptfs::meta

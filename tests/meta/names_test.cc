@@ -36,6 +36,7 @@ TEST(Codec, RecordsComeBack) {
   inode.blob = 0x1234567890;
   inode.cow_reserve = 99;
   inode.mtime = {-5, 999999999};
+  inode.name = "here";
   inode.target = "there";
   const auto back = decode_inode(encode(inode));
   ASSERT_TRUE(back);
@@ -43,7 +44,13 @@ TEST(Codec, RecordsComeBack) {
   EXPECT_EQ(back.value().flags, uint32_t{kSwap});
   EXPECT_EQ(back.value().blob, inode.blob);
   EXPECT_EQ(back.value().mtime.tv_sec, -5);
-  EXPECT_EQ(back.value().target, "there");
+  EXPECT_EQ(back.value().name, "here");
+  EXPECT_EQ(back.value().target, "");
+  inode.mode = S_IFLNK | 0777;
+  const auto link = decode_inode(encode(inode));
+  ASSERT_TRUE(link);
+  EXPECT_EQ(link.value().name, "");
+  EXPECT_EQ(link.value().target, "there");
 }
 
 TEST(Codec, EveryTruncationIsAnError) {

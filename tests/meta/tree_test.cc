@@ -1,6 +1,7 @@
 #include <linux/fs.h>
 
 #include "io/fault.h"
+#include "meta/tree/step_detection.h"
 #include "tests/meta/scratch_store.h"
 
 namespace ckptfs::meta {
@@ -215,6 +216,64 @@ TEST_F(TreeTest, FoldersMayBeNestedAsDeepAsTheStackIsNot) {
   }
   ASSERT_TRUE(tree().rename(kRootInode, "d", kRootInode, "zero_stage_2", 0));
   EXPECT_NE(tree().inode(folder).value().flags & kSwap, 0U);
+  EXPECT_LT(tree().path_of(folder).size(), 5000U) << "who makes such folders does not have their paths searched";
+}
+
+// The name that a record has is a hint.
+TEST_F(TreeTest, APathIsThatOfANameThatIsThere) {
+  const InodeNumber folder = make_folder("/d"), file = make_file("/d/first");
+  EXPECT_EQ(tree().path_of(kRootInode), "/");
+  ASSERT_TRUE(tree().link(file, folder, "second"));
+  remove("/d/first");
+  EXPECT_EQ(tree().path_of(file), "/d/second");
+  ASSERT_TRUE(tree().rename(folder, "second", kRootInode, "third", 0));
+  EXPECT_EQ(tree().path_of(file), "/third");
+  ASSERT_TRUE(tree().make(folder, "link", {S_IFLNK | 0777, 0, "/third"}, user()));
+  EXPECT_EQ(tree().path_of(at("/d/link")), "/d/link");
+  ASSERT_TRUE(tree().rename(kRootInode, "d", kRootInode, "e", 0));
+  EXPECT_EQ(tree().path_of(at("/e/link")), "/e/link");
+  for (const InodeNumber old : {folder, file}) {  // an older version has made them
+    Tree::Change change = tree().begin();
+    InodeRecord record = tree().inode(old).value();
+    record.name.clear();
+    change.batch.put(old, record);
+    ASSERT_TRUE(tree().commit(std::move(change)));
+  }
+  reopen();
+  EXPECT_EQ(tree().path_of(folder), "/e");
+  EXPECT_EQ(tree().path_of(file), "/third");
+  remove("/e/link");
+  ASSERT_TRUE(tree().remove_directory(kRootInode, "e"));
+  EXPECT_EQ(tree().path_of(folder), "/(removed)");
+}
+
+TEST_F(TreeTest, ASeriesIsOneOfThoseThatAreListed) {
+  for (const char* folder : {"/a", "/a/b", "/a/b/c", "/zero_stage_2", "/a/checkpoint-1"}) make_folder(folder);
+  make_folder("/a/b/c/step_1");
+  make_file("/a/b/c/step_1/.metadata");
+  make_file("/a/checkpoint-1/trainer_state.json");
+  const auto expect_listed = [this](std::set<std::string> wanted) {
+    const auto all = list_series(tree());
+    ASSERT_TRUE(all);
+    std::set<std::string> listed;
+    for (const InodeNumber series : all.value()) listed.insert(tree().path_of(series));
+    EXPECT_EQ(listed, wanted);
+  };
+  const InodeNumber c = at("/a/b/c"), b = at("/a/b");
+  const auto is_one = [this](InodeNumber folder) { return is_series(tree(), folder).value(); };
+  expect_listed({"/steps", "/a", "/a/b/c"});
+  EXPECT_TRUE(is_one(c) && is_one(at("/a")) && is_one(at("/steps")));
+  EXPECT_FALSE(is_one(b) || is_one(kRootInode) || is_one(at("/a/checkpoint-1")));
+  ASSERT_TRUE(set_pinned(*store_, at("/a/checkpoint-1"), false));  // it has the mark of a step
+  for (const std::string parent : {"/zero_stage_2", "/a/checkpoint-1"}) {
+    ASSERT_TRUE(tree().rename(at("/a"), "b", at(parent), "b", 0));
+    expect_listed({"/steps", "/a"});
+    EXPECT_FALSE(is_one(c)) << parent;
+    ASSERT_TRUE(tree().rename(at(parent), "b", at("/a"), "b", 0));
+    EXPECT_TRUE(is_one(c));
+  }
+  ASSERT_TRUE(tree().take_out(at("/a"), "b", b));
+  EXPECT_FALSE(is_one(c));
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // What rotation reads of the steps that it inspects again and again: a step is read once for each of its states.
 #include "fs/steps/step_facts.h"
 
+#include <rocksdb/perf_context.h>
 #include <sys/mman.h>
 
 #include <fstream>
@@ -157,6 +158,46 @@ TEST_F(StepFactsTest, AStepWithASuspectFileIsDamagedUntilItIsWrittenAnew) {
   EXPECT_EQ(inspect().states.at("checkpoint-1"), "damaged");
   ASSERT_TRUE(tree().truncate(file, 0));
   EXPECT_EQ(inspect().states.at("checkpoint-1"), "complete");
+}
+
+TEST_F(StepFactsTest, AnInspectionThatEndsEarlyGoesOnWhereItWas) {
+  for (unsigned number = 1; number <= 3; ++number) make_step(number);
+  for (size_t known = 1; known <= 3; ++known) {
+    const uint64_t before = bytes_read();
+    const auto status = facts_->inspect_series(at("/runs"), "", true, std::chrono::nanoseconds(1));
+    ASSERT_TRUE(status);
+    EXPECT_EQ(status.value().steps.size(), known);
+    EXPECT_EQ(status.value().unfinished, known < 3);
+    EXPECT_LT(bytes_read() - before, 2 * kState + kNoise);
+  }
+}
+
+// Each round looks at all of them.
+TEST_F(StepFactsTest, AStepCostsTheSameInALargeSeries) {
+  const auto scanned_by_round = [this](const std::string& series) {
+    rocksdb::get_perf_context()->Reset();
+    const auto status = facts_->inspect_series(at(series), "", true);
+    EXPECT_TRUE(status);
+    if (status) EXPECT_STREQ(state_of(status.value().steps.back()), "complete");
+    return rocksdb::get_perf_context()->internal_key_skipped_count;
+  };
+  const auto make_steps = [this](const std::string& series, int count) {
+    for (int i = 0; i < count; ++i) {
+      const std::string step = series + "/checkpoint-" + std::to_string(i);
+      make_folder(step);
+      make_file(step + "/config.json", "{}");
+      make_file(step + "/model.msgpack", "weights");
+      make_file(step + "/trainer_state.json", R"({"global_step": 1, "log_history": []})");
+    }
+  };
+  for (const char* series : {"/few", "/many"}) make_folder(series);
+  make_steps("/few", 50);
+  make_steps("/many", 400);
+  for (int round = 0; round < 2; ++round) {
+    const uint64_t few = scanned_by_round("/few");
+    EXPECT_GT(few, 0U);
+    EXPECT_LT(scanned_by_round("/many"), 12 * few) << "round " << round;
+  }
 }
 
 }  // namespace

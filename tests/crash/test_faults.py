@@ -210,10 +210,11 @@ def test_killed_in_a_save_beside_a_removal(crashing_mount, mode):
 
 
 @pytest.mark.one_mode
-@pytest.mark.parametrize("command", ("mount", "umount"))
+@pytest.mark.parametrize("command", ("mount", "umount", "umount -l"))
 def test_killed_with_a_name_on_its_way(crashing_mount, mode, command):
     """The daemon is just notifying the kernel of a name. The kernel waits for the lock that an unanswered request
-    holds, so the daemon cannot end. The next mount or umount releases both."""
+    holds, so the daemon cannot end. The next mount or umount releases both, also where umount -l took the mount out of
+    the table of mounts."""
     mount = crashing_mount(mode=mode, faults="unlink.after_batch=sleep:600000")
     steps_to_remove(mount)
     write(mount.path / "steps/note", b"")
@@ -226,6 +227,8 @@ def test_killed_with_a_name_on_its_way(crashing_mount, mode, command):
     if command == "umount":
         run(mount.binary, "umount", mount.path, timeout=60)
         mount.wait_for_end()
+    elif command == "umount -l":
+        run("umount", "-l", mount.path)
     mount.start()
     true(int(user.communicate(timeout=20)[0]) in (errno.ENOTCONN, errno.ECONNABORTED), "the user is told")
     equal(sorted(os.listdir(mount.path / "steps")), ["b"], "steps")

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "fs/cli/client.h"
 #include "fs/cli/system.h"
@@ -29,18 +30,29 @@ DaemonProbe probe_daemon(const MountEntry& mount) {
   return {status.error().errno_value() == ENOTCONN, std::nullopt};
 }
 
+namespace {
+
+// Its first thread has ended. The others, if there are any, are about to.
+bool is_zombie(pid_t pid) {
+  const auto status = read_text("/proc/" + std::to_string(pid) + "/status");
+  return status && status.value().find("\nState:\tZ") != std::string::npos;
+}
+
+}  // namespace
+
 bool wait_for_end(const DaemonHandle& daemon, const std::function<bool()>& still_waiting) {
+  constexpr int kSecondsOfAZombie = 5;
   pollfd ended{daemon.process.get(), POLLIN, 0};
-  int timeout = 1000;
-  for (;;) {
-    const int count = ::poll(&ended, 1, timeout);
+  bool asked = false;
+  for (int seconds = 0; seconds < kSecondsOfAZombie;) {
+    const int count = ::poll(&ended, 1, 1000);
     if (count > 0) return true;
     if (count < 0 && errno != EINTR) return true;
-    if (count == 0) {
-      if (!still_waiting()) return false;
-      timeout = -1;
-    }
+    if (count < 0) continue;
+    if (!std::exchange(asked, true) && !still_waiting()) return false;
+    seconds = is_zombie(daemon.pid) ? seconds + 1 : 0;
   }
+  return true;
 }
 
 }  // namespace ckptfs::fs::cli

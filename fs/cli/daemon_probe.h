@@ -31,7 +31,8 @@ struct DaemonProbe {
 DaemonProbe probe_daemon(const MountEntry& mount);
 
 // Waits for the process to end, and returns true when it has. After a second calls `still_waiting` once, and returns
-// false if that says no.
+// false if that says no. A process of which the kernel keeps a thread back (fs/kernel/notifications.h) has ended, too,
+// when all else of it has gone for some seconds.
 bool wait_for_end(const DaemonHandle& daemon, const std::function<bool()>& still_waiting);
 
 }  // namespace ckptfs::fs::cli

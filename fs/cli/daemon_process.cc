@@ -40,6 +40,16 @@ void install(void (*handler)(int)) {
   for (const int signal : {SIGTERM, SIGINT, SIGHUP}) sigaction(signal, &action, nullptr);
 }
 
+// Everybody may make folders in /tmp. Where another user has taken the name, a new one is made, which nobody could
+// guess. Clients ask the mount for its socket.
+std::string own_folder_in_tmp(const std::string& name, mode_t mode) {
+  struct stat st {};
+  if (::lstat(name.c_str(), &st) != 0 || st.st_uid == geteuid()) return name;
+  std::string other = name + "-XXXXXX";
+  const bool made = ::mkdtemp(other.data()) != nullptr && ::chmod(other.c_str(), mode) == 0;
+  return made ? other : name;  // what is wrong with it is said when the socket is made
+}
+
 // To `wanted`, or as high as this process may.
 void raise_limit(__rlimit_resource_t resource, const char* name, rlim_t wanted) {
   rlimit limit{};
@@ -123,7 +133,8 @@ std::string socket_folder(bool for_others) {
   struct stat st {};
   const bool own = folder != nullptr && *folder == '/' && ::stat(folder, &st) == 0 && st.st_uid == geteuid();
   if (own && !for_others) return std::string(folder) + "/ckptfs";
-  return "/tmp/ckptfs-" + std::to_string(geteuid()) + (for_others ? "-shared" : "");
+  const std::string name = "/tmp/ckptfs-" + std::to_string(geteuid());
+  return for_others ? own_folder_in_tmp(name + "-shared", 0755) : own_folder_in_tmp(name, 0700);
 }
 
 void add_outcome(ControlServer& server, const Outcome& outcome) {

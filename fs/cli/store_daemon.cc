@@ -5,9 +5,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <set>
 #include <sstream>
+#include <vector>
 
 #include "fs/cli/format.h"
 #include "fs/cli/system.h"
@@ -50,6 +54,70 @@ bool was_killed(pid_t pid) {
   return false;
 }
 
+std::vector<std::string> names_in(const std::string& folder) {
+  std::vector<std::string> names;
+  std::error_code ended;  // what it is told of has ended
+  for (std::filesystem::directory_iterator at(folder, ended), end; !ended && at != end; at.increment(ended)) {
+    names.push_back(at->path().filename());
+  }
+  return names;
+}
+
+std::vector<pid_t> killed_daemons() {
+  std::vector<pid_t> found;
+  for (const std::string& name : names_in("/proc")) {
+    pid_t pid = 0;
+    if (std::from_chars(name.data(), name.data() + name.size(), pid).ec != std::errc()) continue;
+    const auto command = read_text("/proc/" + name + "/comm");
+    if (command && command.value().starts_with("ckptfs") && was_killed(pid)) found.push_back(pid);
+  }
+  return found;
+}
+
+// The FUSE connections of the process, by their numbers (Linux 6.17 tells them). Each thread is looked at: those that
+// are left may have descriptors of their own (KernelChannel::leave_descriptors).
+std::set<std::string> connections_of(pid_t pid) {
+  constexpr std::string_view kKey = "fuse_connection:\t";
+  std::set<std::string> numbers;
+  const std::string tasks = "/proc/" + std::to_string(pid) + "/task/";
+  for (const std::string& task : names_in(tasks)) {
+    const std::string descriptors = tasks + task + "/fdinfo/";
+    for (const std::string& descriptor : names_in(descriptors)) {
+      const auto text = read_text(descriptors + descriptor);
+      const size_t at = text ? text.value().find(kKey) : std::string::npos;
+      if (at == std::string::npos) continue;
+      const size_t begin = at + kKey.size();
+      numbers.insert(text.value().substr(begin, text.value().find('\n', begin) - begin));
+      break;  // a daemon has one
+    }
+  }
+  return numbers;
+}
+
+// Has the kernel given the number to a mount whose daemon lives?
+bool is_of_another(const std::string& number) {
+  const auto mounts = io::mount_table();
+  return !mounts || std::ranges::any_of(mounts.value(), [&number](const MountEntry& mount) {
+    if (mount.device != "0:" + number) return false;
+    const auto daemon = io::is_ckptfs(mount) ? daemon_of_store(mount.source) : std::nullopt;
+    return !io::is_ckptfs(mount) || (daemon && !daemon->killed);
+  });
+}
+
+void abort_connections_of(pid_t pid) {
+  const auto daemon = handle_on(pid);
+  if (!daemon || wait_for_end(*daemon, [] { return false; })) return;
+  for (const std::string& number : connections_of(pid)) {
+    const auto is_still_it = [&] {
+      return was_killed(pid) && connections_of(pid).contains(number) && !is_of_another(number);
+    };
+    const auto aborted = io::abort_connection("0:" + number, is_still_it);
+    if (aborted || aborted.error().errno_value() == ENOENT) continue;  // ENOENT: it has ended meanwhile
+    std::fprintf(stderr, "ckptfs: the daemon %d was killed and does not end: %s\n", pid,
+                 aborted.error().message().c_str());
+  }
+}
+
 }  // namespace
 
 std::optional<StoreDaemon> daemon_of_store(const std::string& store) {
@@ -67,6 +135,8 @@ std::optional<StoreDaemon> daemon_of_store(const std::string& store) {
 }
 
 void release_hung_mounts() {
+  for (const pid_t pid : killed_daemons()) abort_connections_of(pid);
+  // Before Linux 6.17 only a mount that is still in the table leads to its connection.
   const auto mounts = io::mount_table();
   if (!mounts) return;
   for (const MountEntry& mount : mounts.value()) {

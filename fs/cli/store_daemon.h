@@ -23,7 +23,7 @@ inline constexpr const char* kLeavingName = "ckptfs-leaving";
 
 // A killed daemon cannot end while one of its threads waits in the kernel for the lock of a folder, and a request to
 // the daemon holds that lock. Aborts the connections of such daemons, so that the requests fail. Otherwise everything
-// that looks at such a mount would wait, too.
+// that looks at such a mount would wait, too; and after `umount -l` nothing else would end these requests.
 void release_hung_mounts();
 
 }  // namespace ckptfs::fs::cli

@@ -1,8 +1,12 @@
 #include "fs/kernel/kernel_channel.h"
 
+#include <linux/close_range.h>
+#include <unistd.h>
+
 #include <cerrno>
 
 #include "fs/kernel/passthrough.h"
+#include "io/fd.h"
 
 namespace ckptfs::fs {
 
@@ -14,6 +18,14 @@ void KernelChannel::attributes_changed(meta::InodeNumber inode) const {
 
 void KernelChannel::name_changed(meta::InodeNumber folder, const std::string& name) const {
   fuse_lowlevel_notify_inval_entry(session_, folder, name.c_str(), name.size());
+}
+
+void KernelChannel::leave_descriptors() const {
+  const int kept = fuse_session_fd(session_);
+  const auto told = io::read_file("/proc/thread-self/fdinfo/" + std::to_string(kept));
+  if (!told || told.value().find("fuse_connection:") == std::string::npos) return;
+  if (::close_range(kept + 1, ~0U, CLOSE_RANGE_UNSHARE) != 0) return;  // the table is still the process's
+  if (kept > 0) ::close_range(0, kept - 1, 0);
 }
 
 Result<> KernelChannel::write_back(meta::InodeNumber inode) const {

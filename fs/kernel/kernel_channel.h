@@ -25,6 +25,11 @@ class KernelChannel {
   // no error.
   void attributes_changed(meta::InodeNumber inode) const;
   void name_changed(meta::InodeNumber folder, const std::string& name) const;
+  // Gives the calling thread a table of descriptors of its own, with the connection only. So what this
+  // process has open and locked is closed when it is killed, although the thread may wait in the kernel. The thread
+  // must neither write to the log afterwards nor open anything for others. Does nothing where a thread that hangs could
+  // not be found by its connection (before Linux 6.17): release_hung_mounts finds it by the store's lock there.
+  void leave_descriptors() const;
   // The kernel writes the dirty pages of the inode's mappings, by requests that other threads serve meanwhile.
   Result<> write_back(meta::InodeNumber inode) const;
 

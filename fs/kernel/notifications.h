@@ -1,26 +1,29 @@
-// Tells the kernel, from a thread of its own, that what it caches of an inode or a name is out of date. The kernel may
+// Tells the kernel, from threads of its own, that what it caches of an inode or a name is out of date. The kernel may
 // take locks for that which an unanswered request holds, so no thread that serves requests does it.
 //
 // To be told of a name the kernel takes the lock of its folder, which it also holds for most requests about that folder
-// until they are answered. The thread cannot be ended while it waits for that lock. If the daemon were killed then, its
-// /dev/fuse would stay open, and the request would wait for ever; `ckptfs mount` and `umount` would have to abort the
-// connection (io/fuse_connection.h). So the names of a folder wait while a request about it may take long (`hold`).
+// until they are answered. A thread cannot be ended while it waits for that lock, not even by SIGKILL. So the names of
+// a folder wait while a request about it may take long (`hold`). But a program can keep the lock, too, for as long as
+// it likes: it lists the folder into a page that a slow FUSE file system of its own must bring. Therefore:
+// - One thread tells, and a second one waits. When the first does not come back for a second, the second takes over,
+// and
+//   a new one waits. The first ends when it comes back. The folder's other names wait until then.
+// - stop() leaves a thread in the kernel after some seconds.
+// - Each thread has file descriptors of its own (`prepare`): with SIGKILL the daemon loses its locks and files,
+// although
+//   the thread stays. Its /dev/fuse then stays open, and unanswered requests wait; `ckptfs mount` and `umount` abort
+//   the connection (release_hung_mounts in fs/cli/store_daemon.h).
 //
-// Thread safety: all of it. Lock: mutex_ (a leaf), never held while the kernel is told.
+// Thread safety: all of it. Lock: of `Shared` (a leaf), never held while the kernel is told.
 #pragma once
 
 #include <chrono>
 #include <compare>
-#include <deque>
 #include <functional>
-#include <set>
+#include <memory>
 #include <string>
-#include <thread>
-#include <unordered_map>
-#include <utility>
 
 #include "fs/base/counters.h"
-#include "io/mutex.h"
 #include "meta/types.h"
 
 namespace ckptfs::fs {
@@ -33,14 +36,22 @@ class Notifications {
     std::string name;
     auto operator<=>(const Change&) const = default;  // NOLINT(modernize-use-nullptr): in what is generated
   };
-  // `tell` reaches the kernel; called on the thread only.
-  Notifications(std::function<void(const Change&)> tell, Counters& counters)
-      : tell_(std::move(tell)), counters_(counters) {}
-  ~Notifications() { stop(); }
+  struct Patience {
+    std::chrono::milliseconds with_one{1000};    // afterwards the next thread takes over
+    std::chrono::milliseconds at_the_end{5000};  // afterwards stop() leaves the threads that are in the kernel
+  };
+  // `tell` reaches the kernel; called on the threads only. `prepare` is called first on each thread.
+  Notifications(std::function<void(const Change&)> tell, Counters& counters);
+  Notifications(std::function<void(const Change&)> tell, Counters& counters, std::function<void()> prepare,
+                Patience patience);
+  ~Notifications();
+  Notifications(const Notifications&) = delete;
+  Notifications& operator=(const Notifications&) = delete;
 
   void start();
-  // Ends the thread. What is still queued is dropped: nobody can look it up any more.
-  void stop();
+  // Ends the threads. What is still queued is dropped: nobody can look it up any more. False: the kernel does not let
+  // go of one. When it returns from `tell`, it uses nothing else of the daemon.
+  bool stop();
 
   // Never waits; what waits to be told already is told once.
   void attributes_changed(meta::InodeNumber inode) { queue({inode, {}}); }
@@ -55,28 +66,11 @@ class Notifications {
   void release(meta::InodeNumber folder);
 
  private:
-  using Clock = std::chrono::steady_clock;
-  struct Held {
-    int requests = 0;
-    Clock::time_point until;  // where there are none any more
-  };
+  struct Shared;
 
   void queue(Change change);
-  void run();
-  bool may_be_told(const Change& change) REQUIRES(mutex_);
-  bool has_change_to_tell() REQUIRES(mutex_);
-  void wait_for_change() REQUIRES(mutex_);
 
-  const std::function<void(const Change&)> tell_;
-  Counters& counters_;
-  io::Mutex mutex_;
-  io::CondVar wake_;
-  std::deque<Change> queue_ GUARDED_BY(mutex_);
-  std::set<Change> queued_ GUARDED_BY(mutex_);                           // what queue_ holds
-  std::unordered_map<meta::InodeNumber, Held> held_ GUARDED_BY(mutex_);  // folders
-  bool running_ GUARDED_BY(mutex_) = false;
-  bool telling_ GUARDED_BY(mutex_) = false;
-  std::thread thread_;
+  const std::shared_ptr<Shared> shared_;  // also the threads', which may outlive this object
 };
 
 }  // namespace ckptfs::fs

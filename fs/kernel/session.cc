@@ -109,6 +109,8 @@ Session::~Session() {
   stop();
   if (stopper_.joinable()) stopper_.join();
   if (session_) fuse_session_unmount(get());
+  if (left_to_thread_) [[maybe_unused]]
+    const auto* const never_destroyed = session_.release();
 }
 
 Result<> Session::loop() {

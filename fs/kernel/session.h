@@ -46,6 +46,8 @@ class Session {
   // After the loop. If it was forced to end, requests are left that nobody will answer. Makes them fail now, so that no
   // thread waits for them in the kernel, also none of ours that tells it of a changed name.
   void release() const;
+  // A thread is still in the kernel with a call of libfuse, and may come back: keeps the memory that it then uses.
+  void leave_to_thread() { left_to_thread_ = true; }
   // After the loop: has the kernel let go of the mount, or did we leave with files open?
   bool was_forced() const { return forced_; }
 
@@ -69,6 +71,7 @@ class Session {
   std::thread stopper_;
   std::atomic<bool> loop_ended_{false};
   std::atomic<bool> forced_{false};
+  bool left_to_thread_ = false;
 };
 
 }  // namespace ckptfs::fs

@@ -195,7 +195,8 @@ Mount::~Mount() {
   internals_->filesystem->removals.stop();
   internals_->filesystem->maintenance.stop();
   internals_->filesystem->tasks.wait();
-  internals_->filesystem->notifications.stop();
+  const bool all_came_back = internals_->filesystem->notifications.stop();
+  if (!all_came_back && internals_->session) internals_->session->leave_to_thread();
   internals_->filesystem->view_handles.clear();
   internals_->filesystem->view_files.drop_all_blocks();
   internals_->session.reset();
@@ -267,7 +268,13 @@ Result<> Mount::run() {
   fs.removals.stop();
   fs.maintenance.stop();
   fs.tasks.wait();
-  fs.notifications.stop();
+  if (!fs.notifications.stop()) {
+    log::warn(
+        "{}: a program holds a folder's lock, for which a thread of the daemon waits in the kernel; leaving all "
+        "the same. The process ends when that program does",
+        internals_->options.mountpoint);
+    internals_->session->leave_to_thread();
+  }
 
   // The kernel does not send every RELEASE and FORGET when a mount ends.
   fs.directories.clear();

@@ -30,7 +30,7 @@ Filesystem::Filesystem(const MountOptions& mount_options, meta::Store& mounted_s
               kernel.name_changed(change.inode, change.name);
             }
           },
-          counters),
+          counters, [this] { kernel.leave_descriptors(); }, {}),
       write_errors(tree, counters),
       writers(store, step_facts, [this](const StepWriters::Written& written) { set_aside.note(written); }),
       resumes(tree),

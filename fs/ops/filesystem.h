@@ -17,6 +17,7 @@
 #include "fs/base/tasks.h"
 #include "fs/base/turns.h"
 #include "fs/base/user_budget.h"
+#include "fs/base/log_limit.h"
 #include "fs/base/user_lanes.h"
 #include "fs/kernel/kernel_channel.h"
 #include "fs/kernel/notifications.h"
@@ -72,6 +73,7 @@ class Filesystem {
   Notifications notifications;
   WriteErrors write_errors;
   LastErrors last_errors;
+  LogLimit log_limit;
   SaveHistory saves;
   PushStates pushes;
   StepWriters writers;

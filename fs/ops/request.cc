@@ -75,22 +75,20 @@ void Request::log(const Error& error) const {
     default:
       break;
   }
+  const int number = error.errno_value();
+  const bool refused = number == EPERM || number == EBUSY || number == EACCES || number == EROFS || number == ESTALE ||
+                       number == EMFILE || number == ENFILE;
+  if (!refused) add(fs().counters.failed[static_cast<size_t>(operation_)]);
+  const uint32_t user = caller().uid;
+  const auto left_out = fs().log_limit.claim(user);
+  if (!left_out) return;
+  if (*left_out > 0) log::info("of user {}: {} more requests that failed or were refused", user, *left_out);
   std::string path = fs().tree.path_of(inode_);
   if (!name_.empty()) path += (path.empty() || path.back() != '/' ? "/" : "") + name_;
-  switch (error.errno_value()) {
-    case EPERM:
-    case EBUSY:
-    case EACCES:
-    case EROFS:
-    case ESTALE:
-    case EMFILE:
-    case ENFILE:
-      log::info("{} {} refused: {}", operation, path, error.message());
-      return;
-    default:
-      add(fs().counters.failed[static_cast<size_t>(operation_)]);
-      log::error("{} {} failed: {}", operation, path, error.message());
-      return;
+  if (refused) {
+    log::info("{} {} refused: {}", operation, path, error.message());
+  } else {
+    log::error("{} {} failed: {}", operation, path, error.message());
   }
 }
 

@@ -1,5 +1,5 @@
 // Extended attributes. The user's own are kept in the index. Those in user.ckptfs.* are controls
-// (fs/ops/control_xattrs.h). ACLs and the rest of system.* are not supported.
+// (fs/ops/control_xattrs.h). ACLs and all names outside of user, trusted and security are not supported, as on XFS.
 #include <cerrno>
 #include <string_view>
 
@@ -13,7 +13,9 @@ namespace {
 
 bool is_control(std::string_view name) { return name.starts_with(ControlXattrs::kPrefix); }
 std::string control_name(std::string_view name) { return std::string(name.substr(ControlXattrs::kPrefix.size())); }
-bool is_unsupported(std::string_view name) { return name.starts_with("system."); }
+bool is_unsupported(std::string_view name) {
+  return !name.starts_with("user.") && !name.starts_with("trusted.") && !name.starts_with("security.");
+}
 // The kernel lets only root read such an xattr, but leaves it to the file system whether it is listed.
 bool is_trusted(std::string_view name) { return name.starts_with("trusted."); }
 
@@ -103,13 +105,14 @@ void op_listxattr(fuse_req_t req, fuse_ino_t inode, size_t size) {
 
 void op_removexattr(fuse_req_t req, fuse_ino_t inode, const char* name) {
   const Request request(req, Operation::removexattr, inode);
-  if (is_unsupported(name)) return request.error(EOPNOTSUPP);
   if (is_control(name)) {
     return ControlXattrs(request.fs())
         .remove(inode, control_name(name), request.peer(),
                 [request](const Result<>& result) { request.result(result); });
   }
-  request.result(request.fs().tree.remove_xattr(inode, name));
+  const auto removed = request.fs().tree.remove_xattr(inode, name);  // earlier versions took any name
+  if (!removed && is_unsupported(name)) return request.error(EOPNOTSUPP);
+  request.result(removed);
 }
 
 }  // namespace

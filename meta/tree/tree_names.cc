@@ -15,6 +15,10 @@
 namespace ckptfs::meta {
 namespace {
 
+// One change labels a moved folder with all below it (relabel_swap), and everybody's changes wait for it: this many take
+// a quarter of a second and 13 MiB. A larger folder is refused as if it moved to another file system, so that mv and the
+// like copy it.
+constexpr size_t kMostRelabelled = 16384;
 constexpr const char* kUnpin = "unpin it first (setfattr -n user.ckptfs.pin -v 0)";
 
 bool is_reserved(InodeNumber parent, const std::string& name) {
@@ -217,16 +221,22 @@ Result<> Tree::replace_target(Change& change, const InodeRecord& moved, InodeNum
 }
 
 // A file or folder that moves into a zero_stage_N folder becomes swap state, with all below it. One that moves out is
-// no longer.
+// no longer. EXDEV: too much lies below it.
 Result<> Tree::relabel_swap(Change& change, InodeNumber number, InodeRecord& record, bool swap) {
   TRY_ASSIGN(const bool changed, relabel_one(change, number, record, swap));
   // A loop instead of recursion, since users may nest folders as deep as they like.
   std::vector<std::pair<InodeNumber, bool>> folders;
   if (changed && record.is_dir()) folders.emplace_back(number, swap);
+  size_t left = kMostRelabelled;
   while (!folders.empty()) {
     const auto [folder, in_swap] = folders.back();
     folders.pop_back();
-    TRY_ASSIGN(const auto children, index_.entries(folder));
+    TRY_ASSIGN(const auto children, index_.entries_after(folder, "", left + 1));
+    if (children.size() > left) {
+      return Error(EXDEV, path_of(number) + ": a rename takes at most " + std::to_string(kMostRelabelled) +
+                              " files into or out of a zero_stage_N folder; copy it (mv does)");
+    }
+    left -= children.size();
     for (const DirectoryEntry& child : children) {
       TRY_ASSIGN(InodeRecord child_record, change.batch.inode(child.inode));
       const bool child_swap = in_swap || (child_record.is_dir() && is_swap_folder_name(child.name));

@@ -217,6 +217,12 @@ def test_refusals(work, disk, runtime):
             here.run("mount", here.store, here.path)
             equal(stat.S_IMODE(fallback.stat().st_mode), 0o700, "its folder in /tmp")
             here.run("umount", here.path)
+            os.chown(fallback, OTHER, OTHER)  # another user has taken the name
+            here.run("mount", here.store, here.path)
+            used = pathlib.Path(as_user(lambda: os.getxattr(here.path, "user.ckptfs.socket").decode())).parent
+            equal((used.stat().st_uid, stat.S_IMODE(used.stat().st_mode)), (USER, 0o700), "the other folder in /tmp")
+            here.run("umount", here.path)
+            used.rmdir()
         finally:
             fallback.rmdir()
     with mounted(Store(disk / "roots"), work / "roots", mode="direct") as mount:

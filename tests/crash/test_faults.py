@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import sys
 import pytest
 
 from checking import equal, noise, opened, raises, read, same_bytes, true, write
-from mounting import CKPTFS_DEBUG, MIB, Failure, run, wait_until
+from mounting import CKPTFS_DEBUG, MIB, Failure, Skip, run, wait_until
 from training import check_step, step_of, write_state
 from viewing import RESUME, SERIES, full_step
 
@@ -210,10 +211,11 @@ def test_killed_in_a_save_beside_a_removal(crashing_mount, mode):
 
 
 @pytest.mark.one_mode
-@pytest.mark.parametrize("command", ("mount", "umount"))
+@pytest.mark.parametrize("command", ("mount", "umount", "umount -l"))
 def test_killed_with_a_name_on_its_way(crashing_mount, mode, command):
     """The daemon is just notifying the kernel of a name. The kernel waits for the lock that an unanswered request
-    holds, so the daemon cannot end. The next mount or umount releases both."""
+    holds, so the daemon cannot end. The next mount or umount releases both, also where umount -l took the mount out of
+    the table of mounts."""
     mount = crashing_mount(mode=mode, faults="unlink.after_batch=sleep:600000")
     steps_to_remove(mount)
     write(mount.path / "steps/note", b"")
@@ -226,6 +228,68 @@ def test_killed_with_a_name_on_its_way(crashing_mount, mode, command):
     if command == "umount":
         run(mount.binary, "umount", mount.path, timeout=60)
         mount.wait_for_end()
+    elif command == "umount -l":
+        run("umount", "-l", mount.path)
     mount.start()
     true(int(user.communicate(timeout=20)[0]) in (errno.ENOTCONN, errno.ECONNABORTED), "the user is told")
     equal(sorted(os.listdir(mount.path / "steps")), ["b"], "steps")
+
+
+HOLD_A_FOLDER = """
+import ctypes, mmap, os, struct, sys
+libc = ctypes.CDLL(None, use_errno=True)
+faults = libc.syscall(323, os.O_CLOEXEC)  # userfaultfd
+page = mmap.mmap(-1, 1 << 16)
+address = ctypes.addressof(ctypes.c_char.from_buffer(page))
+for request, argument in ((0xC018AA3F, struct.pack("=QQQ", 0xAA, 0, 0)),
+                          (0xC020AA00, struct.pack("=QQQQ", address, 1 << 16, 1, 0))):
+    if faults < 0 or libc.ioctl(faults, ctypes.c_ulong(request), ctypes.create_string_buffer(argument)) != 0:
+        print("no userfaultfd:", os.strerror(ctypes.get_errno()), flush=True)
+        sys.exit()
+folder = os.open(sys.argv[1], os.O_RDONLY)
+print("listing", flush=True)
+libc.syscall(217, folder, ctypes.c_void_p(address), 1 << 16)  # getdents64
+"""
+
+
+@contextlib.contextmanager
+def held(folder):
+    """Another program keeps the kernel's lock of the folder: it lists it into a page that never comes."""
+    holder = start_waiting(HOLD_A_FOLDER, folder)
+    try:
+        said = holder.stdout.readline().strip()
+        if said != "listing":
+            raise Skip(f"needs root's userfaultfd: {said}")
+        wait_until("it waits in the kernel", lambda: "userfault" in pathlib.Path(f"/proc/{holder.pid}/wchan").read_text())
+        yield
+    finally:
+        holder.kill()
+        holder.communicate()
+
+
+def is_zombie(pid):
+    return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+@pytest.mark.one_mode
+@pytest.mark.parametrize("number", (signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)),
+                         ids=("kill", "term"))
+def test_a_folder_that_a_program_holds(crashing_mount, mode, number):
+    """The daemon cannot tell the kernel of a name there. It tells of others', it ends, and the store can be mounted."""
+    mount = crashing_mount(mode=mode)
+    for series in ("held", "others"):
+        for tag in ("checkpoint-1", "checkpoint-2"):
+            (mount.path / series / tag).mkdir(parents=True)
+            write(mount.path / series / tag / "trainer_state.json", b"{}")
+            os.stat(mount.path / series / tag)
+    pid = mount.pid
+    with held(mount.path / "held"):
+        run(mount.binary, "rm", mount.path / "held/checkpoint-1", cwd="/")
+        run(mount.binary, "rm", mount.path / "others/checkpoint-1", cwd="/")
+        wait_until("the kernel knows", lambda: not (mount.path / "others/checkpoint-1").exists())
+        os.kill(pid, number)
+        wait_until("the daemon's files are closed", lambda: is_zombie(pid), 30)
+        mount.start()
+        equal([sorted(os.listdir(mount.path / series)) for series in ("held", "others")], [["checkpoint-2"], ["checkpoint-2"]], "steps")
+        equal(is_zombie(pid), True, "its last thread waits, or else this tests nothing")
+    wait_until("the daemon has ended", lambda: not pathlib.Path(f"/proc/{pid}").exists() or is_zombie(pid))

@@ -207,9 +207,24 @@ TEST_F(TreeTest, WhatMovesIntoAZeroStageFolderIsSwapState) {
   EXPECT_EQ(store_->space().cow_reserve, 0U);
 }
 
+// One change labels all that moves, and all other changes wait for it.
+TEST_F(TreeTest, AFolderIsRefusedThatHoldsTooMuchToBecomeSwapStateAtOnce) {
+  const InodeNumber folder = make_folder("/d");
+  for (int count = 0; count < 16385; ++count) {
+    ASSERT_TRUE(tree().make(folder, std::to_string(count), {S_IFLNK | 0777, 0, "x"}, user()));
+  }
+  const auto moved = tree().rename(kRootInode, "d", kRootInode, "zero_stage_2", 0);
+  ASSERT_FALSE(moved);
+  EXPECT_EQ(moved.error().errno_value(), EXDEV);
+  EXPECT_EQ(tree().inode(folder).value().flags & kSwap, 0U);
+  ASSERT_TRUE(tree().unlink(folder, "0"));
+  ASSERT_TRUE(tree().rename(kRootInode, "d", kRootInode, "zero_stage_2", 0));
+  EXPECT_NE(tree().inode(folder).value().flags & kSwap, 0U);
+}
+
 TEST_F(TreeTest, FoldersMayBeNestedAsDeepAsTheStackIsNot) {
   InodeNumber folder = make_folder("/d");
-  for (int depth = 0; depth < 20000; ++depth) {
+  for (int depth = 0; depth < 16000; ++depth) {
     const auto made = tree().make(folder, "f", {S_IFDIR | 0755, 0, {}}, user());
     ASSERT_TRUE(made) << made.error().message();
     folder = made.value().stat.st_ino;

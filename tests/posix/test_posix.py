@@ -490,6 +490,17 @@ def test_set_user_id_that_is_given_while_it_is_taken_away_is_watched_too(mount):
 # --- attributes of the user's own, and the file system's
 
 
+def test_xattrs_of_no_known_namespace(folder):
+    path = folder / "file"
+    write(path, b"")
+    for name in ("nothing.one", "user", "username.one", "system.one"):
+        for act in (lambda name: os.setxattr(path, name, b"1"), lambda name: os.getxattr(path, name),
+                    lambda name: os.removexattr(path, name)):
+            with raises(errno.EOPNOTSUPP):
+                act(name)
+    equal(os.listxattr(path), [], "names")
+
+
 def test_user_xattrs(folder):
     write(folder / "f", b"x")
     for path in (folder / "f", folder):

@@ -5,7 +5,7 @@ import os
 import shutil
 
 from agent import Agent
-from checking import equal, in_child, noise, opened, raises, read, same_bytes, write
+from checking import equal, in_child, noise, opened, raises, read, same_bytes, true, write
 from mounting import MIB, run, used_bytes, wait_until
 from training import check_step, name_in_step, optimizer_file, step_of, write_state
 
@@ -62,6 +62,16 @@ def test_a_sealed_step_refuses(mount):
 
     in_child(other, uid=4321, folder=mount.path)
     check_step(step, wanted)
+
+
+def test_refused_requests_do_not_fill_the_log(mount):
+    complete_step(mount)
+    mount.seal(STEP)
+    for _ in range(2000):
+        with raises(errno.EPERM):
+            os.open(mount.path / STEP / SAVED, os.O_WRONLY)
+    lines = mount.log.read_text().count("open")
+    true(lines < 1000, f"{lines} lines")  # a few hundred, if 2,000 opens took as long as a minute
 
 
 def test_a_sealed_step_stays_sealed(mount):

@@ -71,5 +71,63 @@ TEST_F(NotificationsTest, TheEndDropsWhatIsHeld) {
   EXPECT_TRUE(all_told().empty());
 }
 
+// Like a kernel in which a program holds the folder's lock.
+class HeldFolderTest : public NotificationsTest {
+ protected:
+  ~HeldFolderTest() override { let_go(); }
+  void let_go() {
+    const io::MutexLock lock(mutex_);
+    held_ = false;
+    changed_.notify_all();
+  }
+  void tell(const Notifications::Change& change) {
+    {
+      const io::MutexLock lock(mutex_);
+      if (change.inode == kFolder) changed_.wait(mutex_, [this]() REQUIRES(mutex_) { return !held_; });
+    }
+    told(change);
+  }
+
+  io::CondVar changed_;
+  bool held_ GUARDED_BY(mutex_) = true;
+  Notifications held_up_{[this](const Notifications::Change& change) { tell(change); },
+                         counters_,
+                         [] {},
+                         {.with_one = std::chrono::milliseconds(10), .at_the_end = std::chrono::milliseconds(10)}};
+};
+
+TEST_F(HeldFolderTest, OneFolderThatTheKernelWaitsForHoldsUpNoOther) {
+  held_up_.start();
+  for (const char* const name : {"a", "b"}) held_up_.name_changed(kFolder, name);
+  for (meta::InodeNumber folder = kOther; folder < kOther + 200; ++folder) held_up_.name_changed(folder, "name");
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  const auto count = [this] {
+    const io::MutexLock lock(mutex_);
+    return told_.size();
+  };
+  while (count() < 200 && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+  EXPECT_EQ(count(), 200u);
+  let_go();
+  while (count() < 202 && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+  EXPECT_EQ(count(), 202u) << "the folder's own names are told at last";
+  while (!held_up_.stop() && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+}
+
+TEST_F(HeldFolderTest, AThreadThatTheKernelKeepsIsLeftBehind) {
+  held_up_.start();
+  held_up_.name_changed(kFolder, "name");
+  held_up_.name_changed(kOther, "name");
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  const auto is_told = [this] {
+    const io::MutexLock lock(mutex_);
+    return !told_.empty();
+  };
+  while (!is_told() && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+  EXPECT_FALSE(held_up_.stop());
+  let_go();
+  while (!held_up_.stop() && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+  EXPECT_TRUE(held_up_.stop()) << "it has come back";
+}
+
 }  // namespace
 }  // namespace ckptfs::fs

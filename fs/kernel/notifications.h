@@ -5,11 +5,11 @@
 // until they are answered. A thread cannot be ended while it waits for that lock, not even by SIGKILL. So the names of
 // a folder wait while a request about it may take long (`hold`). But a program can keep the lock, too, for as long as
 // it likes: it lists the folder into a page that a slow FUSE file system of its own must bring. Therefore:
-// - One thread tells, and a second one waits. When the first does not come back for a second, the second takes over, and
-//   a new one waits. The first ends when it comes back. The folder's other names wait until then.
+// - One thread tells, and a second one waits. When the first does not come back for a second, the second takes over,
+//   and a new one waits. The first ends when it comes back. The folder's other names wait until then.
 // - stop() leaves a thread in the kernel after some seconds.
-// - Each thread has file descriptors of its own (`prepare`): with SIGKILL the daemon loses its locks and files, although
-//   the thread stays. Its /dev/fuse then stays open, and unanswered requests wait; `ckptfs mount` and `umount` abort
+// - Each thread has file descriptors of its own (`prepare`): with SIGKILL the daemon loses its locks and files,
+//   although the thread stays. Its /dev/fuse then stays open, and unanswered requests wait; `ckptfs mount` and `umount` abort
 //   the connection (release_hung_mounts in fs/cli/store_daemon.h).
 //
 // Thread safety: all of it. Lock: of `Shared` (a leaf), never held while the kernel is told.

@@ -9,8 +9,8 @@
 //   and a new one waits. The first ends when it comes back. The folder's other names wait until then.
 // - stop() leaves a thread in the kernel after some seconds.
 // - Each thread has file descriptors of its own (`prepare`): with SIGKILL the daemon loses its locks and files,
-//   although the thread stays. Its /dev/fuse then stays open, and unanswered requests wait; `ckptfs mount` and `umount` abort
-//   the connection (release_hung_mounts in fs/cli/store_daemon.h).
+//   although the thread stays. Its /dev/fuse then stays open, and unanswered requests wait; `ckptfs mount` and `umount`
+//   abort the connection (release_hung_mounts in fs/cli/store_daemon.h).
 //
 // Thread safety: all of it. Lock: of `Shared` (a leaf), never held while the kernel is told.
 #pragma once

@@ -229,9 +229,10 @@ Result<> Rotation::rotate_series(meta::InodeNumber series, const meta::SeriesPol
 void Rotation::note_whole(const SeriesStatus& status, const std::string& path) {
   for (const StepStatus& step : status.steps) {
     const meta::LedgerEntry& known = step.ledger;
-    const bool is_noted = !known.unfinished && known.whole != meta::WallTime() && !set_aside_.is_unfinished(step.inode);
+    const bool may_be_set_aside = set_aside_.is_unfinished(step.inode);
+    const bool is_noted = !known.unfinished && known.whole != meta::WallTime() && !may_be_set_aside;
     if (!meta::formats::is_whole(step.facts.completeness) || is_noted) continue;
-    const auto durable = step_facts_.make_durable(step);
+    const auto durable = may_be_set_aside ? step_facts_.make_durable(step) : Result<>(success());
     const auto noted =
         durable ? writers_.note_whole(step.inode, known, std::max(step.written, kLongAgo)) : durable.error();
     if (noted && noted.value()) set_aside_.note_complete(step.inode);

@@ -58,6 +58,13 @@ bool is_known_to_hold_weights(std::string_view path) {
          std::ranges::any_of(kEndings, [&](auto ending) { return path.ends_with(ending); });
 }
 
+// As transformers and peft name them. Other names are those of converters.
+bool is_trainers_weights(std::string_view path) {
+  constexpr std::array<std::string_view, 3> kBeginnings{"model", "pytorch_model", "adapter_model"};
+  return is_at_top_of_step(path) && is_known_to_hold_weights(path) &&
+         std::ranges::any_of(kBeginnings, [&](auto beginning) { return path.starts_with(beginning); });
+}
+
 // A Trainer that saves its scheduler saves its optimizer, too: "optimizer.pt", "optimizer.bin", "optimizer_0/".
 bool has_lost_optimizer(const StepPaths& paths) {
   const bool scheduler = std::ranges::any_of(
@@ -167,7 +174,7 @@ bool is_checkpoint_file(const StepNames& names, std::string_view path) {
   if (names.dcp_metadata && (name.ends_with(".distcp") || name.ends_with(kMetadataEnding))) return true;
   if (!names.trainer_state) return false;
   if (path == kTrainerStateName || is_of_trainer(path)) return true;
-  return !names.deepspeed && !names.dcp_metadata && is_known_to_hold_weights(path);
+  return !names.deepspeed && !names.dcp_metadata && is_trainers_weights(path);
 }
 
 CompletenessJudgement judge_by_names(const StepNames& names, const KindJudges& judges, bool all_machines) {

@@ -1,7 +1,5 @@
 #include "meta/formats/completeness.h"
 
-#include "meta/formats/step_names.h"
-
 #include <gtest/gtest.h>
 
 #include <map>
@@ -9,6 +7,7 @@
 
 #include "io/fd.h"
 #include "meta/formats/checkpoint.h"
+#include "meta/formats/step_names.h"
 #include "tests/meta/formats/step_in_memory.h"
 
 namespace ckptfs::meta::formats {
@@ -257,19 +256,19 @@ TEST(Abandoned, ByTheFilesOfItsSiblings) {
 
 // What a second save of the step writes again. Notes and what a converter made are none of it.
 TEST(StepNames, CheckpointFiles) {
-  const std::vector<std::string_view> all{"model.safetensors",  "merged.safetensors", "config.json",
-                                          "trainer_state.json", "optimizer.pt",       "eval_results.json",
-                                          "README.md",          "training_args.bin"};
+  using Paths = std::vector<std::string_view>;
+  const Paths all{"model.safetensors", "merged.safetensors", "config.json", "trainer_state.json",
+                  "optimizer.pt",      "eval_results.json",  "README.md",   "training_args.bin"};
   const auto of_trainer = [names = names_of(all)](auto path) { return is_checkpoint_file(names, path); };
   for (const char* const path : {"model.safetensors", "trainer_state.json", "optimizer.pt", "training_args.bin"})
     EXPECT_TRUE(of_trainer(path)) << path;
   for (const char* const path : {"merged.safetensors", "config.json", "eval_results.json", "README.md"})
     EXPECT_FALSE(of_trainer(path)) << path;
-  const StepNames deepspeed = names_of({"mp_rank_00_model_states.pt", "pytorch_model.bin", "trainer_state.json"});
+  const StepNames deepspeed = names_of(Paths{"mp_rank_00_model_states.pt", "pytorch_model.bin", "trainer_state.json"});
   EXPECT_TRUE(is_checkpoint_file(deepspeed, "mp_rank_00_model_states.pt"));
   EXPECT_TRUE(is_checkpoint_file(deepspeed, "offloaded_tensors/rank00/0_6.tensor.swp"));
   EXPECT_FALSE(is_checkpoint_file(deepspeed, "pytorch_model.bin")) << "zero_to_fp32.py writes it";
-  const StepNames dcp = names_of({"__0_0.distcp", ".metadata"});
+  const StepNames dcp = names_of(Paths{"__0_0.distcp", ".metadata"});
   EXPECT_TRUE(is_checkpoint_file(dcp, "__0_0.distcp"));
   EXPECT_TRUE(is_checkpoint_file(dcp, ".metadata"));
 }

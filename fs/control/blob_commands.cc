@@ -195,6 +195,7 @@ Result<json> commit(Filesystem& fs, const Peer& peer, const json& arguments) {
   if (!attendance.complete()) return json{{"missing", attendance.missing}, {"reason", attendance.reason}};
   TRY_ASSIGN(const meta::Committed committed,
              meta::commit_partial(fs.store, partial, arguments.at("tag").get<std::string>()));
+  fs.writers.names_changed();
   for (const meta::Dropped& dropped : committed.dropped) fs.dropped(dropped);
   if (committed.problem) return *committed.problem;
   if (arguments.value("seal", true) && !committed.is_part) TRY(fs.saver.seal(committed.step));
@@ -257,6 +258,7 @@ Result<json> fetch_commit(Filesystem& fs, const Peer& peer, const json& argument
   fs.notifications.attributes_changed(partial);
   TRY_ASSIGN(const meta::Committed committed,
              meta::commit_partial(fs.store, partial, fetched.tag, meta::Existing::refuse));
+  fs.writers.names_changed();
   if (committed.problem) return *committed.problem;
   fs.look_again();
   fs.notifications.wait_until_told(kTold);

@@ -133,7 +133,8 @@ void op_rename(fuse_req_t req, fuse_ino_t parent, const char* name, fuse_ino_t n
     if (!durable) return request.logged_error(durable.error());
     const auto renamed = request.fs().tree.rename(request.inode(), request.name(), new_parent, to, flags);
     if (!renamed) return request.error(renamed.error());
-    request.fs().writers.note_renamed(new_parent, request.caller());
+    request.fs().writers.names_changed();
+    request.fs().writers.note(new_parent, request.caller());
     request.ok();
     if (renamed.value()) request.fs().dropped(*renamed.value());
   });

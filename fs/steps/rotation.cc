@@ -20,8 +20,8 @@ using meta::formats::Completeness;
 
 constexpr std::chrono::minutes kNoteClock{10};
 constexpr meta::WallTime kLongAgo{std::chrono::nanoseconds(1)};  // of a step whose files are all frozen
-constexpr std::chrono::seconds kReading{2};  // for one series, before others have their turn
-constexpr std::chrono::seconds kActing{5};   // likewise
+constexpr std::chrono::seconds kReading{2};                      // for one series, before others have their turn
+constexpr std::chrono::seconds kActing{5};                       // likewise
 
 meta::WallTime wall_now() { return meta::wall_time(meta::now()); }
 
@@ -233,9 +233,9 @@ void Rotation::note_whole(const SeriesStatus& status, const std::string& path) {
     const bool is_noted = !known.unfinished && known.whole != meta::WallTime() && !may_be_set_aside;
     if (!meta::formats::is_whole(step.facts.completeness) || is_noted) continue;
     const auto durable = may_be_set_aside ? step_facts_.make_durable(step) : Result<>(success());
+    const auto forget = [&] { set_aside_.note_complete(step.inode); };
     const auto noted =
-        durable ? writers_.note_whole(step.inode, known, std::max(step.written, kLongAgo)) : durable.error();
-    if (noted && noted.value()) set_aside_.note_complete(step.inode);
+        durable ? writers_.note_whole(step.inode, known, std::max(step.written, kLongAgo), forget) : durable.error();
     if (!noted && !is_harmless(noted.error())) failed("syncing " + path + "/" + step.facts.tag, noted.error());
   }
 }

@@ -1,7 +1,8 @@
 // Which series rotation looks at next. One user's series do not delay the rules of another's:
 //
 //   - Each owner's series come in rounds. Between two rounds the owner rests 50 times as long as the first one took,
-//     and at least an interval. So whoever has much to look at is looked at rarely, and costs a fiftieth of a processor.
+//     and at least an interval. So whoever has much to look at is looked at rarely, and costs a fiftieth of a
+//     processor.
 //   - Owners that do not rest take turns, a series each.
 //   - After a wake(), that is when something has happened that may have to be acted on, the rests are as long as the
 //     rounds before them were. After a round that was shorter than the interval there is none.

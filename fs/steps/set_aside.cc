@@ -105,6 +105,7 @@ void SetAside::erase(meta::InodeNumber step) {
 }
 
 void SetAside::note(const StepWriters::Written& written) {
+  if (written.writers != nullptr && !meta::step_number(meta::name_of(tree_, written.step))) return;
   {
     const io::MutexLock lock(mutex_);
     const auto at = unfinished_.find(written.step);
@@ -112,7 +113,8 @@ void SetAside::note(const StepWriters::Written& written) {
     if (written.writers == nullptr || !series_.contains(written.series)) return;
     Unfinished* const known = find_or_add(written.step, written.owner);
     if (known == nullptr) return;
-    known->writers = *written.writers;
+    // Who has noted more may have told it before.
+    if (written.writers->size() > known->writers.size()) known->writers = *written.writers;
     known->ended.reset();
     known->complete = false;
   }

@@ -122,11 +122,10 @@ meta::formats::CompletenessJudgement heed_second_save(const views::FilesOfStep& 
   const std::string *again = nullptr, *before = nullptr;
   for (size_t at = 0; at < files.list().size(); ++at) {
     const std::string& path = files.list()[at].path;
-    if (files.made()[at].frozen || !meta::formats::is_checkpoint_file(names, path)) continue;
+    if (files.made()[at].frozen) continue;
     const bool is_newer = wall_time(files.made()[at].ctime) > ledger.whole;
-    if (!is_newer) before = &path;
-    // Who adds a line to the Trainer's log saves nothing: the weights come first.
-    if (is_newer && path != meta::formats::kTrainerStateName) again = &path;
+    if (!is_newer && meta::formats::is_checkpoint_file(names, path)) before = &path;
+    if (is_newer && meta::formats::is_written_first(names, path)) again = &path;
   }
   if (again == nullptr || before == nullptr) return judgement;
   return {Completeness::unknown, *again + " was written again after the step had been whole, and " + *before +

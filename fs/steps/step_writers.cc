@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <string_view>
 
+#include "io/fd.h"
 #include "io/log.h"
 #include "meta/names.h"
 #include "meta/steps/steps.h"
@@ -16,13 +18,17 @@ constexpr size_t kMostKnown = 4096;
 
 bool has_gone(const Error& error) { return error.errno_value() == ENOENT; }
 
-// When the newest of them began. None: nobody knows who wrote it.
-std::optional<meta::StoreTime> newest_run(const std::vector<meta::StepWriter>& writers) {
-  std::optional<meta::StoreTime> newest;
-  for (const meta::StepWriter& one : writers) {
-    if (one.process.pid != 0 && !one.is_command) newest = std::max(newest, std::optional(one.began));
-  }
-  return newest;
+// Those that bring what others wrote, in however long a time.
+bool is_copying_tool(const meta::Process& process) {
+  static const std::unordered_set<std::string_view> kTools{"cp",     "mv",  "rsync",   "tar",   "scp",    "sftp-server",
+                                                           "rclone", "git", "git-lfs", "unzip", "install"};
+  const auto name = io::read_file("/proc/" + std::to_string(process.pid) + "/comm");
+  return name && kTools.contains(std::string_view(name.value()).substr(0, name.value().find('\n')));
+}
+
+// Also of an attempt, which becomes a step.
+bool may_be_step(const std::string& name) {
+  return meta::step_number(name) || (meta::is_partial_name(name) && !meta::is_fetch_name(name));
 }
 
 }  // namespace
@@ -48,14 +54,10 @@ void StepWriters::note(meta::InodeNumber folder, const meta::Caller& caller) {
   }
 }
 
-void StepWriters::note_renamed(meta::InodeNumber folder, const meta::Caller& caller) {
-  if (!watches_) return;
-  {
-    const io::MutexLock lock(mutex_);
-    no_steps_.clear();
-    known_.clear();
-  }
-  note(folder, caller);
+void StepWriters::names_changed() {
+  const io::MutexLock lock(mutex_);
+  no_steps_.clear();
+  known_.clear();
 }
 
 // Who is gone already need not be recorded.
@@ -63,13 +65,14 @@ Result<> StepWriters::try_note(meta::InodeNumber folder, const meta::Caller& cal
   TRY_ASSIGN(const meta::InodeNumber step, step_above(folder));
   if (step == 0) return success();
   const meta::FoundProcess found = meta::find_process(caller.pid);
-  const auto writer =
-      found.gone ? std::nullopt : std::optional(meta::writer_now(here_, found.process, step_facts_.clock()));
+  auto writer = found.gone ? std::nullopt : std::optional(meta::StepWriter{here_, found.process, {}, false});
   if (is_known(step, writer)) {
     tell_({step, 0, 0, nullptr});
     return success();
   }
-  TRY(step_facts_.clock().note(store_.index()));  // what begins after the next boot is later
+  const meta::StoreClock& clock = step_facts_.clock();
+  if (writer) writer = meta::writer_now(here_, found.process, clock, is_copying_tool(found.process));
+  TRY(clock.note(store_.index()));  // what begins after the next boot is later
   TRY_ASSIGN(const auto entry, change(step, [&writer](meta::LedgerEntry& one) { meta::note_writer(one, writer); }));
   TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(step));
   tell_({step, record.parent, record.uid, &entry.writers});
@@ -86,7 +89,7 @@ Result<meta::InodeNumber> StepWriters::step_above(meta::InodeNumber folder) {
       ask = series_.contains(record.parent) && !no_steps_.contains(at);
       if (ask && known_.contains(at)) return at;
     }
-    if (ask && meta::step_number(meta::name_of(tree_, at))) return at;
+    if (ask && ((record.flags & meta::kStep) != 0 || may_be_step(meta::name_of(tree_, at)))) return at;
     if (ask) {
       const io::MutexLock lock(mutex_);
       if (no_steps_.size() >= kMostKnown) no_steps_.clear();
@@ -113,14 +116,22 @@ Result<meta::LedgerEntry> StepWriters::change(meta::InodeNumber step,
   return entry;
 }
 
-Result<bool> StepWriters::note_whole(meta::InodeNumber step, const meta::LedgerEntry& inspected,
-                                     meta::WallTime changed) {
+// Whoever opens a file from here on is noted anew, after this. Who did before has it open, or had a moment ago.
+Result<bool> StepWriters::note_whole(meta::InodeNumber step, const meta::LedgerEntry& inspected, meta::WallTime changed,
+                                     const std::function<void()>& done) {
+  const io::MutexLock noting(noting_);
+  {
+    const io::MutexLock lock(mutex_);
+    known_.erase(step);
+  }
+  TRY_ASSIGN(const bool in_use, step_facts_.is_in_use(step));
   bool same = false;
-  TRY(change(step, [&](meta::LedgerEntry& entry) {
-    same = entry.writers == inspected.writers && entry.unfinished == inspected.unfinished &&
+  TRY(meta::change_ledger(store_, step, [&](meta::LedgerEntry& entry) {
+    same = !in_use && entry.writers == inspected.writers && entry.unfinished == inspected.unfinished &&
            entry.by_run == inspected.by_run;
     if (same) meta::note_whole(entry, changed);
   }));
+  if (same) done();
   return same;
 }
 
@@ -134,7 +145,7 @@ void StepWriters::forget(meta::InodeNumber inode) {
 
 Result<std::string> StepWriters::younger_than(meta::InodeNumber series, meta::InodeNumber step) const {
   TRY_ASSIGN(const auto entry, meta::ledger_of(store_, step));
-  const auto own = newest_run(entry.writers);
+  const auto& own = entry.newest_run;
   if (!own) return std::string();
   TRY_ASSIGN(const auto steps, meta::list_steps(store_, series));
   const auto is_it = [step](const meta::StepInfo& one) { return one.inode == step; };
@@ -143,7 +154,7 @@ Result<std::string> StepWriters::younger_than(meta::InodeNumber series, meta::In
   for (const meta::StepInfo& one : steps) {
     if (one.inode == step || meta::number_of(one.tag, one.record) > number) continue;
     TRY_ASSIGN(const auto other, meta::ledger_of(store_, one.inode));
-    const auto newest = newest_run(other.writers);
+    const auto& newest = other.newest_run;
     if (!newest || *newest <= *own + kSameRun) continue;
     return "a process that began after those that wrote it has written to " + one.tag +
            ": it may be a run that will save this step again, and its files are not to mix with these. Saving the step "

@@ -48,11 +48,13 @@ class StepWriters {
   // Somebody makes or removes something in `folder`, or writes to a file of it, or has just made it. Quick where no
   // series is watched.
   void note(meta::InodeNumber folder, const meta::Caller& caller);
-  // Something has a new name, in `folder`: what names told may be wrong.
-  void note_renamed(meta::InodeNumber folder, const meta::Caller& caller);
-  // The step was found whole. `inspected`: what the ledger said then; if more is known now, nothing is noted, and false
-  // returned. `changed`: the newest change of its files.
-  Result<bool> note_whole(meta::InodeNumber step, const meta::LedgerEntry& inspected, meta::WallTime changed);
+  // Something has a new name, so that what names told may be wrong.
+  void names_changed();
+  // The step was found whole. `inspected`: what the ledger said then; if more is known now, or somebody uses the step,
+  // nothing is noted, and false returned. `changed`: the newest change of its files. `done` is called if it is noted,
+  // before anybody else is.
+  Result<bool> note_whole(meta::InodeNumber step, const meta::LedgerEntry& inspected, meta::WallTime changed,
+                          const std::function<void()>& done);
   // The inode is gone.
   void forget(meta::InodeNumber inode);
 

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "meta/formats/deepspeed_names.h"
 #include "meta/formats/manifest.h"
@@ -58,11 +60,27 @@ bool is_known_to_hold_weights(std::string_view path) {
          std::ranges::any_of(kEndings, [&](auto ending) { return path.ends_with(ending); });
 }
 
-// As transformers and peft name them. Other names are those of converters.
-bool is_trainers_weights(std::string_view path) {
-  constexpr std::array<std::string_view, 3> kBeginnings{"model", "pytorch_model", "adapter_model"};
-  return is_at_top_of_step(path) && is_known_to_hold_weights(path) &&
-         std::ranges::any_of(kBeginnings, [&](auto beginning) { return path.starts_with(beginning); });
+// As transformers and peft name a model's weights: "BEGINNING.ENDING" or "BEGINNING-00001-of-00002.ENDING". Other names
+// are those of converters.
+bool is_of_weights(std::string_view path, std::string_view beginning, std::string_view ending) {
+  if (!path.starts_with(beginning) || !path.ends_with(ending)) return false;
+  const std::string_view shard = path.substr(beginning.size(), path.size() - beginning.size() - ending.size());
+  return shard.empty() || (shard.starts_with('-') && shard.find("-of-") != shard.npos);
+}
+
+// The first of them that a step has is what it was saved as; what else there is was made of it.
+constexpr std::array<std::pair<std::string_view, std::string_view>, 4> kWeights{{{"adapter_model", ".safetensors"},
+                                                                                 {"adapter_model", ".bin"},
+                                                                                 {"model", ".safetensors"},
+                                                                                 {"pytorch_model", ".bin"}}};
+
+std::optional<size_t> find_weights(const StepPaths& paths) {
+  for (size_t at = 0; at < kWeights.size(); ++at) {
+    const auto& names = kWeights.at(at);
+    const auto is_one = [&names](auto path) { return is_of_weights(path, names.first, names.second); };
+    if (std::ranges::any_of(paths, is_one)) return at;
+  }
+  return std::nullopt;
 }
 
 // A Trainer that saves its scheduler saves its optimizer, too: "optimizer.pt", "optimizer.bin", "optimizer_0/".
@@ -150,6 +168,7 @@ StepNames names_of(const std::vector<std::string_view>& paths) {
       std::ranges::any_of(paths, [](std::string_view path) { return may_hold_weights(path) && !is_temporary(path); });
   names.no_weights = std::ranges::none_of(paths, is_known_to_hold_weights);
   names.no_optimizer = has_lost_optimizer(paths);
+  names.weights = find_weights(paths);
   names.manifests = std::ranges::any_of(paths, is_manifest_name);
   names.lacks_part = lacks_committed_part(paths);
   note_dcp(names, paths);
@@ -166,15 +185,22 @@ StepNames names_of(const std::vector<StepFiles::File>& files) {
   return names_of(paths);
 }
 
-// Who saves through libckptfs writes to an attempt, which takes the step's place as a whole.
+// Who saves through libckptfs writes to an attempt, which takes the step's place as a whole. Of DCP's files .metadata
+// alone tells, and of a Trainer's not the states of ranks: those of more ranks than there are now are left over.
 bool is_checkpoint_file(const StepNames& names, std::string_view path) {
   if (names.manifests) return false;
   const std::string_view name = path.substr(folder_of(path).size());
   if (names.deepspeed && (parse_states_name(name) || name.ends_with(".swp"))) return true;
-  if (names.dcp_metadata && (name.ends_with(".distcp") || name.ends_with(kMetadataEnding))) return true;
+  if (names.dcp_metadata && name.ends_with(kMetadataEnding)) return true;
   if (!names.trainer_state) return false;
-  if (path == kTrainerStateName || is_of_trainer(path)) return true;
-  return !names.deepspeed && !names.dcp_metadata && is_trainers_weights(path);
+  if (path == kTrainerStateName || path == "optimizer.pt" || path == "optimizer.bin") return true;
+  if (names.deepspeed || names.dcp_metadata || !names.weights) return false;
+  return is_of_weights(path, kWeights.at(*names.weights).first, kWeights.at(*names.weights).second);
+}
+
+bool is_written_first(const StepNames& names, std::string_view path) {
+  if (names.dcp_metadata && path.ends_with(".distcp")) return true;
+  return path != kTrainerStateName && !path.ends_with(kMetadataEnding) && is_checkpoint_file(names, path);
 }
 
 CompletenessJudgement judge_by_names(const StepNames& names, const KindJudges& judges, bool all_machines) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -20,6 +21,7 @@ struct StepNames {
   bool may_be_model = false;      // a file may hold weights, and was written to its end as far as its name tells
   bool no_weights = false;        // no file is known to hold weights
   bool no_optimizer = false;      // beside a scheduler's state
+  std::optional<size_t> weights;  // of which names a Trainer's are; none: of none that it gives
   bool no_inner_latest = false;   // beside DeepSpeed's folder
   bool manifests = false;         // of ranks that saved through libckptfs
   bool lacks_part = false;        // a part was begun through libckptfs, and never committed
@@ -39,9 +41,11 @@ StepNames names_of(const std::vector<StepFiles::File>& files);
 // Does a path lie directly in the step?
 inline bool is_at_top_of_step(std::string_view path) { return path.find('/') == std::string_view::npos; }
 
-// Does each save of such a step write the file anew? All others are notes (texts, results of an evaluation, logs), or
-// what a converter made of the step.
+// Does each save of such a step write the file anew? All others are notes (texts, results of an evaluation, logs), left
+// over, or what a converter made of the step.
 bool is_checkpoint_file(const StepNames& names, std::string_view path);
+// Is it written before others, so that who has written it anew has begun a save?
+bool is_written_first(const StepNames& names, std::string_view path);
 
 // How the files of each kind are judged. Only those of the kinds that count are asked.
 struct KindJudges {

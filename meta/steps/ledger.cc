@@ -11,25 +11,29 @@ namespace {
 
 constexpr const char* kLedgerXattr = "user.ckptfs.ledger";
 constexpr std::chrono::seconds kCommand{2};
+constexpr size_t kMostSavers = 64;     // the last ones; who is none of them is not known to have saved the step
 constexpr size_t kMostWriters = 1024;  // of one step; then one that cannot be seen stands for the others
 
 int64_t count_of(WallTime time) { return time.time_since_epoch().count(); }
 WallTime wall_of(int64_t count) { return WallTime(std::chrono::nanoseconds(count)); }
 
-// A line for each fact: "unfinished run|commands", "whole TIME", "seen SERIES CHANGED CHANGED_AT COMPLETED
-// COMPLETED_AT", "run|command BOOT-ID pid:[4026531836] PID START BEGAN".
+// A line for each fact: "unfinished run|commands", "whole TIME", "newest TIME", "seen SERIES CHANGED CHANGED_AT
+// COMPLETED COMPLETED_AT", "run|command|saver BOOT-ID pid:[4026531836] PID START BEGAN".
 std::string encode_ledger(const LedgerEntry& entry) {
   std::ostringstream text;
+  const auto put = [&text](const char* fact, const StepWriter& one) {
+    text << fact << ' ' << one.place << ' ' << one.process.pid << ' ' << one.process.start << ' ' << one.began.count()
+         << '\n';
+  };
   if (entry.unfinished) text << "unfinished " << (entry.by_run ? "run" : "commands") << '\n';
   if (entry.whole != WallTime()) text << "whole " << count_of(entry.whole) << '\n';
+  if (entry.newest_run) text << "newest " << entry.newest_run->count() << '\n';
   if (const auto& seen = entry.seen) {
     text << "seen " << seen->series << ' ' << count_of(seen->changed) << ' ' << seen->changed_at.count() << ' '
          << count_of(seen->completed) << ' ' << seen->completed_at.count() << '\n';
   }
-  for (const StepWriter& one : entry.writers) {
-    text << (one.is_command ? "command " : "run ") << one.place << ' ' << one.process.pid << ' ' << one.process.start
-         << ' ' << one.began.count() << '\n';
-  }
+  for (const StepWriter& one : entry.savers) put("saver", one);
+  for (const StepWriter& one : entry.writers) put(one.is_command ? "command" : "run", one);
   return text.str();
 }
 
@@ -43,17 +47,20 @@ bool decode_line(std::istream& line, LedgerEntry& entry) {
   } else if (fact == "whole") {
     line >> first;
     entry.whole = wall_of(first);
+  } else if (fact == "newest") {
+    line >> first;
+    entry.newest_run = StoreTime(first);
   } else if (fact == "seen") {
     SeenStep& seen = entry.seen.emplace();
     line >> seen.series >> first >> second >> third >> fourth;
     seen = {seen.series, wall_of(first), StoreTime(second), wall_of(third), StoreTime(fourth)};
   } else {
-    StepWriter& writer = entry.writers.emplace_back();
+    if (fact != "run" && fact != "command" && fact != "saver") return false;
+    StepWriter& writer = (fact == "saver" ? entry.savers : entry.writers).emplace_back();
     writer.is_command = fact == "command";
     line >> boot >> space >> writer.process.pid >> writer.process.start >> first;
     writer.place = boot + ' ' + space;
     writer.began = StoreTime(first);
-    if (!writer.is_command && fact != "run") return false;
   }
   return !line.fail();
 }
@@ -71,9 +78,9 @@ Result<LedgerEntry> decode_ledger(const std::string& text) {
 
 std::string_view boot_of(std::string_view place) { return place.substr(0, place.find(' ')); }
 
-const StepWriter* find_writer(const LedgerEntry& entry, const StepWriter& writer) {
-  const auto found = std::ranges::find_if(entry.writers, [&](const StepWriter& one) { return one.is_same(writer); });
-  return found == entry.writers.end() ? nullptr : &*found;
+const StepWriter* find_in(const std::vector<StepWriter>& writers, const StepWriter& writer) {
+  const auto found = std::ranges::find_if(writers, [&](const StepWriter& one) { return one.is_same(writer); });
+  return found == writers.end() ? nullptr : &*found;
 }
 
 // When the step became complete, by the store's clock. Never 0, which means that it is not complete.
@@ -106,32 +113,45 @@ Result<LedgerEntry> change_ledger(Store& store, InodeNumber step, const std::fun
   return changed;
 }
 
-StepWriter writer_now(const std::string& place, const Process& process, const StoreClock& clock) {
-  return {place, process, clock.at_boot() + start_of(process), process.pid != 0 && age_of(process) < kCommand};
+StepWriter writer_now(const std::string& place, const Process& process, const StoreClock& clock, bool tool) {
+  const bool is_command = process.pid != 0 && (tool || age_of(process) < kCommand);
+  return {place, process, clock.at_boot() + start_of(process), is_command};
 }
 
 bool is_noted(const LedgerEntry& entry, const std::optional<StepWriter>& writer) {
-  const StepWriter* const known = writer ? find_writer(entry, *writer) : nullptr;
-  return known != nullptr && entry.unfinished && (entry.by_run || known->is_command);
+  const StepWriter* const known = writer ? find_in(entry.writers, *writer) : nullptr;
+  const bool is_full = entry.writers.size() > kMostWriters && entry.by_run;
+  return entry.unfinished && (is_full || (known != nullptr && (entry.by_run || known->is_command)));
 }
 
 void note_writer(LedgerEntry& entry, const std::optional<StepWriter>& writer) {
-  const StepWriter* const known = writer ? find_writer(entry, *writer) : nullptr;
+  const StepWriter* const known = writer ? find_in(entry.writers, *writer) : nullptr;
   const StepWriter* const one = known == nullptr && writer ? &*writer : known;
   entry.unfinished = true;
   entry.by_run = entry.by_run || one == nullptr || !one->is_command;
+  if (one != nullptr && one->process.pid != 0 && !one->is_command) {
+    entry.newest_run = std::max(entry.newest_run, std::optional(one->began));
+  }
   if (!writer || known != nullptr || entry.writers.size() > kMostWriters) return;
   entry.writers.push_back(entry.writers.size() < kMostWriters ? *writer : StepWriter{writer->place, {}, {}, false});
 }
 
 void note_whole(LedgerEntry& entry, WallTime changed) {
+  for (const StepWriter& one : entry.writers) {
+    const bool is_run = one.process.pid != 0 && !one.is_command;
+    if (!is_run || find_in(entry.savers, one) != nullptr) continue;
+    if (entry.savers.size() >= kMostSavers) entry.savers.erase(entry.savers.begin());
+    entry.savers.push_back(one);
+  }
+  entry.writers.clear();
   entry.unfinished = entry.by_run = false;
   entry.whole = changed;
 }
 
-bool share_a_run(const LedgerEntry& a, const LedgerEntry& b) {
-  return std::ranges::any_of(a.writers, [&b](const StepWriter& one) {
-    return one.process.pid != 0 && !one.is_command && find_writer(b, one) != nullptr;
+bool share_a_run(const LedgerEntry& one, const LedgerEntry& other) {
+  return std::ranges::any_of(one.writers, [&other](const StepWriter& writer) {
+    const bool is_run = writer.process.pid != 0 && !writer.is_command;
+    return is_run && (find_in(other.writers, writer) != nullptr || find_in(other.savers, writer) != nullptr);
   });
 }
 

@@ -28,8 +28,8 @@ struct StepWriter {
   std::string place;  // process_place() of the daemon that saw it
   Process process;
   StoreTime began{};  // when the process began; may be negative
-  // It had just begun when it first wrote, as mkdir or cp had. A program that trains has run for seconds before it
-  // saves.
+  // It had just begun when it first wrote, as mkdir had, or copies, as rsync does. A program that trains has run for
+  // seconds before it saves.
   bool is_command = false;
   bool operator==(const StepWriter&) const = default;
   bool is_same(const StepWriter& other) const { return place == other.place && process == other.process; }
@@ -51,11 +51,13 @@ struct SeenStep {
 };
 
 struct LedgerEntry {
-  std::vector<StepWriter> writers;
-  bool unfinished = false;       // somebody wrote since it was found whole, or set aside
-  bool by_run = false;           // and not only commands did
-  WallTime whole;                // the newest change of its files when it was found whole; zero: it never was
-  std::optional<SeenStep> seen;  // by rotation; none: by nobody
+  std::vector<StepWriter> writers;      // since it was found whole
+  std::vector<StepWriter> savers;       // those before who were no commands, as far as they are kept
+  std::optional<StoreTime> newest_run;  // when the newest of both began; none: nobody knows
+  bool unfinished = false;              // somebody wrote since it was found whole, or set aside
+  bool by_run = false;                  // and not only commands did
+  WallTime whole;                       // the newest change of its files when it was found whole; zero: it never was
+  std::optional<SeenStep> seen;         // by rotation; none: by nobody
 
   bool operator==(const LedgerEntry&) const = default;
   // Was it whole, and is it or was it written again by more than commands?
@@ -68,15 +70,15 @@ Result<LedgerEntry> ledger_of(const Store& store, InodeNumber step);
 // ENOENT: the step is gone.
 Result<LedgerEntry> change_ledger(Store& store, InodeNumber step, const std::function<void(LedgerEntry&)>& change);
 
-// `place`: process_place().
-StepWriter writer_now(const std::string& place, const Process& process, const StoreClock& clock);
+// `place`: process_place(). `tool`: it is called like a program that copies.
+StepWriter writer_now(const std::string& place, const Process& process, const StoreClock& clock, bool tool = false);
 // Somebody writes; none: a process that is gone already. Does the entry say so already?
 void note_writer(LedgerEntry& entry, const std::optional<StepWriter>& writer);
 bool is_noted(const LedgerEntry& entry, const std::optional<StepWriter>& writer);
 // It was found whole, and the newest change of its files is `changed`.
 void note_whole(LedgerEntry& entry, WallTime changed);
-// Has one process that is no command written both?
-bool share_a_run(const LedgerEntry& a, const LedgerEntry& b);
+// Has a process that is no command, and writes or wrote last to `one`, written to the other?
+bool share_a_run(const LedgerEntry& one, const LedgerEntry& other);
 // True: all of them are commands of this boot, and others may go on, as those of a script that fills a step.
 bool are_commands(const std::vector<StepWriter>& writers, const std::string& here);
 enum class WritersState {

@@ -76,7 +76,8 @@ TEST(Ledger, ARunThatWritesAfterItWasWholeWritesItAgain) {
   EXPECT_FALSE(is_noted(entry, run)) << "until now only a command has written";
   note_writer(entry, run);
   EXPECT_TRUE(entry.is_written_again());
-  EXPECT_EQ(entry.writers, (std::vector<StepWriter>{run, command}));
+  EXPECT_EQ(entry.writers, (std::vector<StepWriter>{command, run}));
+  EXPECT_EQ(entry.savers, std::vector<StepWriter>{run});
   note_whole(entry, WallTime(20s));
   note_writer(entry, std::nullopt);
   EXPECT_TRUE(entry.is_written_again()) << "nobody can tell who it was";
@@ -88,6 +89,22 @@ TEST(Ledger, WhoWroteBoth) {
   EXPECT_TRUE(share_a_run(by({command, run}), by({run, other})));
   EXPECT_FALSE(share_a_run(by({run}), by({other})));
   EXPECT_FALSE(share_a_run(by({command, unseen}), by({command, unseen})));
+  LedgerEntry whole = by({command, run});
+  note_whole(whole, WallTime(10s));
+  EXPECT_TRUE(share_a_run(by({run}), whole));
+  EXPECT_FALSE(share_a_run(whole, by({run}))) << "nobody writes to it";
+}
+
+TEST(Ledger, TheNewestRunStaysKnown) {
+  LedgerEntry entry;
+  note_writer(entry, StepWriter{kHere, {3, 10}, 9s, true});
+  EXPECT_FALSE(entry.newest_run) << "it is a command";
+  note_writer(entry, StepWriter{kHere, {1, 10}, -2s});
+  EXPECT_EQ(entry.newest_run, std::optional<StoreTime>(-2s));
+  note_writer(entry, StepWriter{kHere, {2, 10}, 5s});
+  note_whole(entry, WallTime(10s));
+  note_writer(entry, StepWriter{kHere, {1, 10}, -2s});
+  EXPECT_EQ(entry.newest_run, std::optional<StoreTime>(5s));
 }
 
 TEST_F(LedgerTest, IsKeptWithTheStep) {
@@ -97,7 +114,8 @@ TEST_F(LedgerTest, IsKeptWithTheStep) {
   LedgerEntry entry;
   for (const bool command : {false, true}) note_writer(entry, StepWriter{process_place(), {7, 8}, -3s, command});
   note_writer(entry, StepWriter{process_place(), {9, 8}, 3s, true});
-  entry.whole = WallTime(-5s);
+  note_whole(entry, WallTime(-5s));
+  for (const bool command : {false, true}) note_writer(entry, StepWriter{process_place(), {10, 8}, 4s, command});
   entry.seen = SeenStep{7, WallTime(1s), 2s, WallTime(3s), 4s};
   ASSERT_TRUE(change_ledger(*store_, step, [&entry](LedgerEntry& known) { known = entry; }));
   reopen();

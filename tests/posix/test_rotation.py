@@ -243,6 +243,11 @@ def test_a_second_save_that_died_half_way_is_none_to_keep(mount):
     for path in step.iterdir():
         write(path, read(path))
     wait_until("it is saved anew", lambda: states(mount) == ["complete", "complete"], 30, 0.1)
+    mount.wait_for_rounds(2)
+    write(step / "model.safetensors", weights)
+    wait_until("it may be of two saves again", lambda: states(mount) == ["unknown", "complete"], 30, 0.1)
+    mount.control(f"{SERIES}/checkpoint-1", "seal", "1")
+    equal(states(mount), ["sealed", "complete"], "states after a seal, which says that it is whole")
 
 
 def until_this_is_no_command():

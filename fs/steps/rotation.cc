@@ -20,8 +20,7 @@ using meta::formats::Completeness;
 
 constexpr std::chrono::minutes kNoteClock{10};
 constexpr meta::WallTime kLongAgo{std::chrono::nanoseconds(1)};  // of a step whose files are all frozen
-constexpr std::chrono::seconds kReading{2};                      // for one series, before others have their turn
-constexpr std::chrono::seconds kActing{5};                       // likewise
+constexpr std::chrono::seconds kActing{5};  // for one series, before others have their turn
 
 meta::WallTime wall_now() { return meta::wall_time(meta::now()); }
 
@@ -153,8 +152,8 @@ Result<> Rotation::rotate_next(meta::InodeNumber series) {
   // Removals end by themselves, so nobody has to rest from them.
   const bool acted = report().removed != removed;
   queue_.done(series, (acted ? acting_until_ - kActing : Clock::now()) - began, unfinished_);
-  if (!unfinished_) findings_.erase(series);
-  if (!unfinished_ && !(findings.held.empty() && findings.warnings.empty())) findings_[series] = std::move(findings);
+  findings_.erase(series);
+  if (!findings.held.empty() || !findings.warnings.empty()) findings_[series] = std::move(findings);
   if (!done && done.error().errno_value() == ECANCELED) return done.error();
   if (!done && !is_harmless(done.error())) failed("rotation of " + tree_.path_of(series), done.error());
   return success();
@@ -188,9 +187,7 @@ Result<> Rotation::rotate_series(meta::InodeNumber series, const meta::SeriesPol
   TRY_ASSIGN(const meta::Policy wanted, meta::parse_policy(series_policy.armed));
   TRY(note_clock());
   const std::string metric = wanted.keep_best ? wanted.keep_best->metric : "";
-  TRY_ASSIGN(const SeriesStatus status, step_facts_.inspect_series(series, metric, true, kReading));
-  unfinished_ = status.unfinished;
-  if (unfinished_) return success();
+  TRY_ASSIGN(const SeriesStatus status, step_facts_.inspect_series(series, metric, true));
   if (const std::string why = why_no_steps(status); !why.empty() && wall_now() - status.changed >= quiet_) {
     findings.warnings.push_back(tree_.path_of(series) + ": its rules do nothing: " + why);
   }

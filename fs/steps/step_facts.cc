@@ -302,7 +302,6 @@ Result<StepFactsFinder::CachedFacts> StepFactsFinder::judge(meta::InodeNumber st
   }
   TRY_ASSIGN(const auto before, cached(step, known.fingerprint));
   if (before) return *before;
-  status.was_read = true;
   known.completed = files.time();
   known.written = written_last(files);
   known.ranks = ranks_of(files);
@@ -564,10 +563,9 @@ Result<> StepFactsFinder::find_best_models(SeriesStatus& status) {
   return success();
 }
 
-Result<SeriesStatus> StepFactsFinder::inspect_series(meta::InodeNumber series, const std::string& metric, bool watches,
-                                                     std::chrono::nanoseconds reading) {
+Result<SeriesStatus> StepFactsFinder::inspect_series(meta::InodeNumber series, const std::string& metric,
+                                                     bool watches) {
   SeriesStatus status;
-  std::chrono::nanoseconds spent{};
   TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(series));
   status.owner = record.uid;
   status.changed = wall_time(later_of(record.mtime, record.ctime));
@@ -588,11 +586,7 @@ Result<SeriesStatus> StepFactsFinder::inspect_series(meta::InodeNumber series, c
       status.others.push_back({entry.name, named ? "it holds no checkpoint file" : "it has no step's name"});
       continue;
     }
-    status.unfinished = spent >= reading;
-    if (status.unfinished) return status;
-    const auto began = std::chrono::steady_clock::now();
     auto found = inspect_step(entry.inode, entry.name, now);
-    if (found && found.value().was_read) spent += std::chrono::steady_clock::now() - began;
     const int failed = found ? 0 : found.error().errno_value();
     if (failed == ENOENT) continue;
     if (failed == ECANCELED) return found.error();

@@ -45,10 +45,9 @@ struct StepStatus {
   uint32_t owner = 0;
   meta::StepRecord record;
   meta::StepFacts facts;
-  std::string reason;     // why it is not complete
-  bool failed = false;    // it could not be inspected: `reason` is the error
-  bool damaged = false;   // a file of it does not hold what was written
-  bool was_read = false;  // just now, since it was not known yet
+  std::string reason;    // why it is not complete
+  bool failed = false;   // it could not be inspected: `reason` is the error
+  bool damaged = false;  // a file of it does not hold what was written
   uint64_t files = 0;
   uint64_t bytes = 0;                       // apparent
   unsigned ranks = 0;                       // that have files in it; 0: its files name none
@@ -86,9 +85,8 @@ struct SeriesStatus {
   uint32_t owner = 0;
   std::vector<StepStatus> steps;
   std::vector<NoStep> others;
-  meta::WallTime changed;   // when anything in it changed last; of what is no step only names count
-  bool written = false;     // somebody has a file of a step open for writing
-  bool unfinished = false;  // reading the steps has taken long: not all of them are here
+  meta::WallTime changed;  // when anything in it changed last; of what is no step only names count
+  bool written = false;    // somebody has a file of a step open for writing
   Latest latest;
   std::string unclear;  // why nothing may be removed: there is a file `latest`, and nobody can tell what it names
   std::set<uint32_t> unclear_to;  // whose files these are, if they concern nobody else's steps; empty: everybody's
@@ -130,10 +128,8 @@ class StepFactsFinder {
   // Inspections end with ECANCELED from now on, also those that are under way.
   void stop() { stopping_ = true; }
   // `metric`: what keep_best asks for; empty: nothing. `watches`: what is seen of the steps is recorded with them. A
-  // series is watched if it has rules. `reading`: after steps were read for so long, it ends before its end. What was
-  // read stays known, so the next call gets further.
-  Result<SeriesStatus> inspect_series(meta::InodeNumber series, const std::string& metric, bool watches,
-                                      std::chrono::nanoseconds reading = std::chrono::nanoseconds::max());
+  // series is watched if it has rules.
+  Result<SeriesStatus> inspect_series(meta::InodeNumber series, const std::string& metric, bool watches);
   // Syncs what was written to the step, as it was inspected; its names are durable when the index is synced. An error
   // names the file; its step is no longer complete.
   Result<> make_durable(const StepStatus& status);

@@ -160,18 +160,6 @@ TEST_F(StepFactsTest, AStepWithASuspectFileIsDamagedUntilItIsWrittenAnew) {
   EXPECT_EQ(inspect().states.at("checkpoint-1"), "complete");
 }
 
-TEST_F(StepFactsTest, AnInspectionThatEndsEarlyGoesOnWhereItWas) {
-  for (unsigned number = 1; number <= 3; ++number) make_step(number);
-  for (size_t known = 1; known <= 3; ++known) {
-    const uint64_t before = bytes_read();
-    const auto status = facts_->inspect_series(at("/runs"), "", true, std::chrono::nanoseconds(1));
-    ASSERT_TRUE(status);
-    EXPECT_EQ(status.value().steps.size(), known);
-    EXPECT_EQ(status.value().unfinished, known < 3);
-    EXPECT_LT(bytes_read() - before, 2 * kState + kNoise);
-  }
-}
-
 // Each round looks at all of them.
 TEST_F(StepFactsTest, AStepCostsTheSameInALargeSeries) {
   const auto scanned_by_round = [this](const std::string& series) {

@@ -46,7 +46,9 @@ Result<json> policy(Filesystem& fs, const Peer& peer, const json& arguments) {
     if (fs.options.read_only) return Error(EROFS, path + ": the store is mounted read-only (-o ro)");
     TRY_ASSIGN(const meta::InodeRecord record, fs.tree.inode(series));
     TRY(meta::check_sticky(fs.tree, peer.credentials, series, record.uid));
-    TRY(fs.set_rules(series, changes, peer.credentials));
+    TRY(meta::set_rules(fs.store, series, changes, peer.credentials));
+    TRY(fs.set_aside.read_rule(series));
+    fs.look_again();
   }
   TRY_ASSIGN(const meta::SeriesPolicy known, meta::policy_of(fs.store, series));
   meta::PolicyText rules = known.set;

@@ -200,7 +200,10 @@ void ControlXattrs::remove(meta::InodeNumber inode, const std::string& name, con
   in_background(inode, peer, done, [self = *this, inode, name, peer]() -> Result<> {
     TRY(self.get(inode, name, peer));
     if (name.starts_with(kMetric)) return self.set_metric(inode, name, "");
-    return self.fs_->set_rules(inode, {{name, ""}}, peer.credentials);
+    TRY(meta::set_rules(self.fs_->store, inode, {{name, ""}}, peer.credentials));
+    TRY(self.fs_->set_aside.read_rule(inode));
+    self.fs_->look_again();
+    return success();
   });
 }
 
@@ -226,7 +229,10 @@ void ControlXattrs::set(meta::InodeNumber inode, const std::string& name, const 
       if (name == "source") return self.set_source(inode, value, peer);
       if (name.starts_with(kMetric)) return self.set_metric(inode, name, value);
       if (value.empty()) return Error(EINVAL, name + ": it has no value; setfattr -x takes a rule away");
-      return self.fs_->set_rules(inode, {{name, value}}, peer.credentials);
+      TRY(meta::set_rules(self.fs_->store, inode, {{name, value}}, peer.credentials));
+      TRY(self.fs_->set_aside.read_rule(inode));
+      self.fs_->look_again();
+      return success();
     });
   } else {
     done(unknown(name));

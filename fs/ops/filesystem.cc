@@ -127,15 +127,6 @@ void Filesystem::look_again() {
   remotes.wake();
 }
 
-Result<> Filesystem::set_rules(meta::InodeNumber series, const meta::PolicyText& rules, const meta::Credentials& who) {
-  const auto set = meta::set_rules(store, series, rules, who);
-  rotation.rules_changed(series);  // they may have, though that did not become durable
-  TRY(set);
-  TRY(set_aside.read_rule(series));
-  look_again();
-  return success();
-}
-
 void Filesystem::dropped(const meta::Dropped& dropped) {
   if (dropped.last_name) files.dropped(dropped.inode);
 }

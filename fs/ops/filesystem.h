@@ -113,8 +113,6 @@ class Filesystem {
 
   // A step was saved or committed, or the rules have changed: rotation and the remotes look again.
   void look_again();
-  // As meta::set_rules. What acts by them is told.
-  Result<> set_rules(meta::InodeNumber series, const meta::PolicyText& rules, const meta::Credentials& who);
   // After an unlink, rmdir or overwriting rename.
   void dropped(const meta::Dropped& dropped);
 

@@ -18,9 +18,11 @@ namespace {
 using meta::Reason;
 using meta::formats::Completeness;
 
+constexpr std::chrono::milliseconds kShortest{250};
+constexpr std::chrono::milliseconds kLongest{5000};
 constexpr std::chrono::minutes kNoteClock{10};
 constexpr meta::WallTime kLongAgo{std::chrono::nanoseconds(1)};  // of a step whose files are all frozen
-constexpr std::chrono::seconds kActing{5};  // for one series, before others have their turn
+constexpr int kPauseFactor = 50;  // an inspection is followed by a pause of so many times its duration
 
 meta::WallTime wall_now() { return meta::wall_time(meta::now()); }
 
@@ -67,112 +69,43 @@ void Rotation::failed(const std::string& what, const Error& error) {
   ++report_.failures;
 }
 
-void Rotation::count_rounds(uint64_t rounds) {
+void Rotation::count_round() {
   const io::MutexLock lock(mutex_);
-  report_.rounds += rounds;
-}
-
-void Rotation::rules_changed(meta::InodeNumber series) {
-  const io::MutexLock lock(mutex_);
-  changed_.insert(series);
+  ++report_.rounds;
 }
 
 void Rotation::run() {
   started_ = clock_noted_ = Clock::now();
-  for (Clock::duration rest = interval_; thread_.wait_for(rest);) {
+  const auto interval = std::clamp<Clock::duration>(quiet_ / 4, kShortest, kLongest);
+  for (Clock::duration rest = interval; thread_.wait_for(rest);) {
     set_aside_.settle_all();
-    const auto rotated = rotate_due();
+    const auto began = Clock::now();
+    const auto rotated = rotate_all();
     if (!rotated && !is_harmless(rotated.error())) failed("rotation", rotated.error());
-    rest = rotated && rotated.value() ? Clock::duration::zero() : interval_;
+    count_round();
+    rest = std::max(interval, (Clock::now() - began) * kPauseFactor);
   }
   clock_noted_ = {};
   if (const auto noted = note_clock(); !noted) failed("rotation", noted.error());
 }
 
-Result<bool> Rotation::rotate_due() {
-  if (!tree_.is_inspected()) {  // what is damaged is not known yet
-    count_rounds(1);
-    return false;
-  }
-  const auto began = Clock::now();
-  files_.forget_closed_before(began - 2 * quiet_);
-  TRY(note_series());
-  if (woken_.exchange(false)) queue_.wake();
-  bool is_over = false;
-  while (!is_over) {
-    const auto series = queue_.next(Clock::now());
-    if (!series) break;
-    TRY(rotate_next(*series));
-    is_over = Clock::now() - began >= interval_;
-  }
-  tell_findings();
-  count_rounds(queue_.take_rounds());
-  return is_over;
-}
-
-// Tells the queue of series that have rules since it was told last.
-Result<> Rotation::note_series() {
-  std::vector<meta::InodeNumber> changed;
-  if (!listed_) {
-    TRY_ASSIGN(changed, meta::list_series(tree_));
-    listed_ = true;
-  }
-  {
-    const io::MutexLock lock(mutex_);
-    changed.insert(changed.end(), changed_.begin(), changed_.end());
-    changed_.clear();
-  }
-  for (const meta::InodeNumber series : changed) {
-    const auto record = tree_.inode(series);
-    if (record) queue_.add(series, record.value().uid);
-    if (!record && !is_harmless(record.error())) failed("rotation of " + tree_.path_of(series), record.error());
-  }
-  return success();
-}
-
-// A series that has no rules any more, or has gone, is looked at no more. One that was moved into a step or a
-// zero_stage_N is none while it is there.
-Result<> Rotation::rotate_next(meta::InodeNumber series) {
-  const auto began = Clock::now();
-  const uint64_t removed = report().removed;
+Result<> Rotation::rotate_all() {
+  if (!tree_.is_inspected()) return success();  // what is damaged is not known yet
+  files_.forget_closed_before(Clock::now() - 2 * quiet_);
+  TRY_ASSIGN(const auto all, meta::list_series(tree_));
   Findings findings;
-  acting_until_ = Clock::time_point::max();
-  unfinished_ = false;
-  const auto done = [&]() -> Result<bool> {
-    TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(series));
-    queue_.add(series, record.uid);  // it may have got another owner
-    TRY_ASSIGN(const meta::SeriesPolicy policy, meta::policy_of(store_, series));
-    if (record.nlink == 0 || (policy.set.empty() && policy.armed.empty())) return false;
-    TRY_ASSIGN(const bool there, meta::is_series(tree_, series));
-    if (there) TRY(rotate_series(series, policy, findings));
-    return true;
-  }();
-  const bool is_gone = !done && done.error().errno_value() == ENOENT && !tree_.inode(series);
-  if (is_gone || (done && !done.value())) queue_.remove(series);
-  // Removals end by themselves, so nobody has to rest from them.
-  const bool acted = report().removed != removed;
-  queue_.done(series, (acted ? acting_until_ - kActing : Clock::now()) - began, unfinished_);
-  findings_.erase(series);
-  if (!findings.held.empty() || !findings.warnings.empty()) findings_[series] = std::move(findings);
-  if (!done && done.error().errno_value() == ECANCELED) return done.error();
-  if (!done && !is_harmless(done.error())) failed("rotation of " + tree_.path_of(series), done.error());
-  return success();
-}
-
-void Rotation::tell_findings() {
-  Findings all;
-  for (const auto& [series, findings] : findings_) {
-    all.held.insert(all.held.end(), findings.held.begin(), findings.held.end());
-    all.warnings.insert(all.warnings.end(), findings.warnings.begin(), findings.warnings.end());
+  for (const meta::InodeNumber series : all) {
+    const auto done = rotate_series(series, findings);
+    if (!done && !is_harmless(done.error())) failed("rotation of " + tree_.path_of(series), done.error());
   }
-  const std::vector<std::string> before = report().warnings;
-  const std::unordered_set<std::string> told(before.begin(), before.end());
-  for (const std::string& warning : all.warnings) {
-    if (!told.contains(warning)) log::warn("rotation: {}", warning);
+  const std::vector<std::string> told = report().warnings;
+  for (const std::string& warning : findings.warnings) {
+    if (std::find(told.begin(), told.end(), warning) == told.end()) log::warn("rotation: {}", warning);
   }
   const io::MutexLock lock(mutex_);
-  report_.held = std::move(all.held);
-  report_.warnings = std::move(all.warnings);
+  report_.held = std::move(findings.held);
+  report_.warnings = std::move(findings.warnings);
+  return success();
 }
 
 // After a crash of the machine the steps are younger by the time since the clock was noted last.
@@ -182,8 +115,9 @@ Result<> Rotation::note_clock() {
   return step_facts_.clock().note(store_.index());
 }
 
-Result<> Rotation::rotate_series(meta::InodeNumber series, const meta::SeriesPolicy& series_policy,
-                                 Findings& findings) {
+Result<> Rotation::rotate_series(meta::InodeNumber series, Findings& findings) {
+  TRY_ASSIGN(const meta::SeriesPolicy series_policy, meta::policy_of(store_, series));
+  if (series_policy.set.empty() && series_policy.armed.empty()) return success();
   TRY_ASSIGN(const meta::Policy wanted, meta::parse_policy(series_policy.armed));
   TRY(note_clock());
   const std::string metric = wanted.keep_best ? wanted.keep_best->metric : "";
@@ -216,7 +150,6 @@ Result<> Rotation::rotate_series(meta::InodeNumber series, const meta::SeriesPol
       return success();
     }
   }
-  acting_until_ = Clock::now() + kActing;
   TRY(carry_out(series, wanted, status, judgement, findings));
   TRY(thin(series, wanted, status, judgement, findings));
   return seal(rules, status, judgement);
@@ -254,20 +187,13 @@ Result<> Rotation::carry_out(meta::InodeNumber series, const meta::Policy& polic
   }
   if (going.empty()) return success();
   if (auto durable = make_durable(series, status, judgement); !durable) {
-    unfinished_ = is_over(durable.error());
-    if (unfinished_) return success();
     if (is_harmless(durable.error())) return durable;
     findings.warnings.push_back(path +
                                 ": nothing is removed, as what stays is not durable: " + durable.error().message());
     return success();
   }
-  std::ranges::sort(going, [&](size_t a, size_t b) {  // the oldest first, since some may have to wait
-    return meta::is_seen_later(status.steps[b].facts, status.steps[a].facts);
-  });
   for (const size_t at : going) {
     if (thread_.is_stopping()) return Error(ECANCELED);
-    unfinished_ = Clock::now() >= acting_until_;
-    if (unfinished_) return success();
     const StepStatus& step = status.steps[at];
     const auto objection = recheck_protections(series, status, step, newest);
     if (objection && !objection.value().empty()) {
@@ -280,19 +206,13 @@ Result<> Rotation::carry_out(meta::InodeNumber series, const meta::Policy& polic
   return success();
 }
 
-bool Rotation::is_over(const Error& error) const {
-  return error.errno_value() == EAGAIN && Clock::now() >= acting_until_;
-}
-
 // A removal is durable at once. What was written to the steps that stay, and to `latest`, may still be in memory only.
-// EAGAIN: it takes long, and goes on where it was in the next turn.
 Result<> Rotation::make_durable(meta::InodeNumber series, const SeriesStatus& status,
                                 const meta::Judgement& judgement) const {
   TRY(tree_.write_back().sync_all());  // also reports failed write-backs that no file reports any more
   for (size_t at = 0; at < status.steps.size(); ++at) {
     const StepStatus& step = status.steps[at];
     if (!judgement.decisions[at].stays || !meta::formats::is_whole(step.facts.completeness)) continue;
-    if (Clock::now() >= acting_until_) return Error(EAGAIN, "others have their turn");
     TRY(step_facts_.make_durable(step));
   }
   for (const char* const tracker : kTrackers) {
@@ -400,8 +320,6 @@ Result<> Rotation::thin(meta::InodeNumber series, const meta::Policy& policy, co
   }
   if (oldest == nullptr) return success();
   if (auto durable = make_durable(series, status, judgement); !durable) {
-    unfinished_ = unfinished_ || is_over(durable.error());
-    if (unfinished_) return success();
     if (is_harmless(durable.error())) return durable;
     findings.warnings.push_back(tree_.path_of(series) +
                                 ": nothing is thinned, as what stays is not durable: " + durable.error().message());
@@ -484,8 +402,6 @@ Result<> Rotation::seal(const Rules& rules, const SeriesStatus& status, const me
     const bool due = meta::formats::is_whole(step.facts.completeness) && !step.record.sealed && !step.facts.in_use &&
                      seen && now - std::max(seen->completed_at, seen->changed_at) >= *policy.seal_after;
     if (!due) continue;
-    unfinished_ = unfinished_ || Clock::now() >= acting_until_;
-    if (unfinished_) return success();
     const auto may = meta::may_rules_remove(tree_, rules.text, rules.setters, step.inode);
     if (!may && may.error().errno_value() != ENOENT) return may.error();
     if (!may || !may.value()) continue;

@@ -1,6 +1,5 @@
 // Rotation: removes the steps that the rules of a series do not keep. What users see is in docs/rotation.md. A thread
-// looks at each series that has rules whenever something may have changed, and every few seconds. A user whose series
-// take long to look at waits longer, and nobody else does: fs/steps/series_queue.h.
+// looks at each series that has rules whenever something may have changed, and every few seconds.
 //
 // Who does what:
 //   - meta/steps/policy.h keeps the rules of a series, with the credentials of who set each, and arms them;
@@ -28,12 +27,9 @@
 // Thread safety: preview() and report() from any thread; start() and stop() from one. Lock: mutex_ (a leaf).
 #pragma once
 
-#include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <map>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -42,7 +38,6 @@
 #include "fs/steps/background_thinner.h"
 #include "fs/steps/removals.h"
 #include "fs/steps/saver.h"
-#include "fs/steps/series_queue.h"
 #include "fs/steps/set_aside.h"
 #include "fs/steps/step_facts.h"
 #include "io/background_thread.h"
@@ -67,7 +62,7 @@ struct Rules {
 
 struct RotationReport {
   uint64_t removed = 0;               // steps, since the mount
-  uint64_t rounds = 0;                // each has decided about all series
+  uint64_t rounds = 0;                // each decides about all series
   uint64_t failures = 0;              // of any of it; each is logged
   std::vector<std::string> held;      // "/steps/global_step5: latest": only this protection keeps it, no rule does
   std::vector<std::string> warnings;  // caps that cannot be met, and why nothing is removed
@@ -89,20 +84,13 @@ class Rotation {
         removals_(removals),
         saver_(saver),
         quiet_(quiet),
-        interval_(std::clamp<Clock::duration>(quiet / 4, kShortest, kLongest)),
-        queue_(interval_),
         thinner_(store, thinner, [this] { wake(); }) {}
   ~Rotation() { stop(); }
 
   void start();
   void stop();
   // To be called when something has happened that rotation may have to act on.
-  void wake() {
-    woken_ = true;
-    thread_.wake();
-  }
-  // To be called when the rules of a series have changed.
-  void rules_changed(meta::InodeNumber series);
+  void wake() { thread_.wake(); }
   RotationReport report() const;
   ThinningReport thinning_report() const { return thinner_.report(); }
 
@@ -112,18 +100,13 @@ class Rotation {
 
  private:
   using Clock = std::chrono::steady_clock;
-  static constexpr std::chrono::milliseconds kShortest{250};
-  static constexpr std::chrono::milliseconds kLongest{5000};
   struct Findings {
     std::vector<std::string> held, warnings;
   };
 
   void run();
-  Result<bool> rotate_due();  // true: some are left, and settle_all() is to come between
-  Result<> note_series();
-  Result<> rotate_next(meta::InodeNumber series);
-  Result<> rotate_series(meta::InodeNumber series, const meta::SeriesPolicy& series_policy, Findings& findings);
-  void tell_findings();
+  Result<> rotate_all();
+  Result<> rotate_series(meta::InodeNumber series, Findings& findings);
   // Judges each owner's steps by themselves, so that nobody's steps are removed because of another's.
   Result<meta::Judgement> judge(const Rules& rules, const SeriesStatus& status) const;
   Result<meta::Judgement> judge_owner(const Rules& rules, const SeriesStatus& status, const std::vector<size_t>& steps,
@@ -136,7 +119,6 @@ class Rotation {
   Result<uint64_t> exclusive_bytes(std::vector<meta::InodeNumber> steps) const;
   // When it returns, all that stays is on the disk and in the durable index.
   Result<> make_durable(meta::InodeNumber series, const SeriesStatus& status, const meta::Judgement& judgement) const;
-  bool is_over(const Error& error) const;  // was it the turn that ended?
   Result<bool> is_as_it_was(meta::InodeNumber series, const StepStatus& complete) const;
   // Why the step must stay after all, as things are now. Empty: it may be removed.
   Result<std::string> recheck_protections(meta::InodeNumber series, const SeriesStatus& status, const StepStatus& step,
@@ -150,7 +132,7 @@ class Rotation {
   void note_held(const std::string& path, const meta::Policy& policy, const StepStatus& step,
                  const meta::Decision& decision, Findings& findings) const;
   void failed(const std::string& what, const Error& error);
-  void count_rounds(uint64_t rounds);
+  void count_round();
 
   meta::Store& store_;
   meta::Tree& tree_;
@@ -162,19 +144,11 @@ class Rotation {
   Removals& removals_;
   Saver& saver_;
   const std::chrono::seconds quiet_;
-  const Clock::duration interval_;
-  Clock::time_point started_;       // the thread's own, as are those up to findings_
-  Clock::time_point clock_noted_;   // the store's
-  bool listed_ = false;             // the series that there were at the start are in the queue
-  SeriesQueue queue_;               // those with rules
-  Clock::time_point acting_until_;  // then what is left to be done for the series waits for its next turn
-  bool unfinished_ = false;         // something does
-  std::map<meta::InodeNumber, Findings> findings_;
-  std::atomic<bool> woken_{false};
+  Clock::time_point started_;      // the thread's own, as is clock_noted_
+  Clock::time_point clock_noted_;  // the store's
 
   mutable io::Mutex mutex_;
   RotationReport report_ GUARDED_BY(mutex_);
-  std::set<meta::InodeNumber> changed_ GUARDED_BY(mutex_);  // series whose rules have, since the queue was told
   BackgroundThinner thinner_;
   io::BackgroundThread thread_;
 };

@@ -247,7 +247,8 @@ bool StepFactsFinder::is_written(meta::InodeNumber series) const {
     const auto record = tree_.inode(below);
     if (!record || !record.value().is_dir()) return false;
     const auto step = meta::is_step(tree_, below);
-    return !step || step.value() || meta::step_number(meta::name_of(tree_, below)).has_value();
+    const std::string path = tree_.path_of(below);
+    return !step || step.value() || meta::step_number(path.substr(path.rfind('/') + 1)).has_value();
   });
 }
 

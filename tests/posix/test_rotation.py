@@ -11,7 +11,7 @@ import pytest
 
 from checking import equal, in_child, opened, raises, read, true, write
 from hugging import safetensors
-from mounting import CKPTFS, CKPTFS_DEBUG, MIB, Mount, run, wait_until
+from mounting import CKPTFS, MIB, Mount, run, wait_until
 from rotating_series import SERIES, WEIGHTS, decisions, make_series, never, policy, stays, steps, write_step
 from training import write_state
 
@@ -372,29 +372,6 @@ def test_a_stranger_makes_nobodys_steps_go(mount):
     mount.control(SERIES, "keep_last", "1")  # root's
     write_steps_as(mount, VICTIM, 0o700, 5)
     stays(mount, {5, 999})
-
-
-@pytest.mark.one_mode
-@pytest.mark.builds("faults")
-def test_a_long_turn_delays_nobody_else(mount):
-    """All owners together once rested 50 times as long as a round took."""
-    mount.stop()
-    mount.binary, mount.faults = CKPTFS_DEBUG, "rotation.before_remove=1:sleep:4000"
-    mount.start()
-    folder_of(mount, VICTIM, 0o755)
-    set_rule_as(mount, VICTIM, "keep_last", "1")
-    other = mount.path / "other"
-    other.mkdir()
-    os.chown(other, STRANGER, STRANGER)
-    mount.control("other", "keep_last", "1")
-    write_steps_as(mount, VICTIM, 0o755, 1)
-    for number in (1, 2):
-        write_step(mount, number, series="other")
-        time.sleep(0.02)
-    wait_until("the stranger's rule has acted", lambda: len(os.listdir(other)) == 1, 30)
-    time.sleep(1)  # the round is over
-    write_steps_as(mount, VICTIM, 0o755, 2)
-    stays(mount, {2})
 
 
 @pytest.mark.one_mode

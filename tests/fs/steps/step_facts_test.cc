@@ -1,7 +1,6 @@
 // What rotation reads of the steps that it inspects again and again: a step is read once for each of its states.
 #include "fs/steps/step_facts.h"
 
-#include <rocksdb/perf_context.h>
 #include <sys/mman.h>
 
 #include <fstream>
@@ -158,34 +157,6 @@ TEST_F(StepFactsTest, AStepWithASuspectFileIsDamagedUntilItIsWrittenAnew) {
   EXPECT_EQ(inspect().states.at("checkpoint-1"), "damaged");
   ASSERT_TRUE(tree().truncate(file, 0));
   EXPECT_EQ(inspect().states.at("checkpoint-1"), "complete");
-}
-
-// Each round looks at all of them.
-TEST_F(StepFactsTest, AStepCostsTheSameInALargeSeries) {
-  const auto scanned_by_round = [this](const std::string& series) {
-    rocksdb::get_perf_context()->Reset();
-    const auto status = facts_->inspect_series(at(series), "", true);
-    EXPECT_TRUE(status);
-    if (status) EXPECT_STREQ(state_of(status.value().steps.back()), "complete");
-    return rocksdb::get_perf_context()->internal_key_skipped_count;
-  };
-  const auto make_steps = [this](const std::string& series, int count) {
-    for (int i = 0; i < count; ++i) {
-      const std::string step = series + "/checkpoint-" + std::to_string(i);
-      make_folder(step);
-      make_file(step + "/config.json", "{}");
-      make_file(step + "/model.msgpack", "weights");
-      make_file(step + "/trainer_state.json", R"({"global_step": 1, "log_history": []})");
-    }
-  };
-  for (const char* series : {"/few", "/many"}) make_folder(series);
-  make_steps("/few", 50);
-  make_steps("/many", 400);
-  for (int round = 0; round < 2; ++round) {
-    const uint64_t few = scanned_by_round("/few");
-    EXPECT_GT(few, 0U);
-    EXPECT_LT(scanned_by_round("/many"), 12 * few) << "round " << round;
-  }
 }
 
 }  // namespace

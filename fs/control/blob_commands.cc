@@ -180,7 +180,7 @@ Result<meta::formats::Attendance> attendance_of(Filesystem& fs, meta::InodeNumbe
 Result<meta::InodeNumber> attempt_at(const Filesystem& fs, const Peer& peer, const std::string& path) {
   TRY_ASSIGN(const meta::InodeNumber partial, resolve_as(fs.tree, peer.credentials, path, kWrite | kSearch));
   TRY_ASSIGN(const meta::InodeRecord record, fs.tree.inode(partial));
-  TRY(resolve_as(fs.tree, peer.credentials, fs.tree.path_of(record.parent), kWrite | kSearch));
+  TRY(reach_as(fs.tree, peer.credentials, record.parent, kWrite | kSearch));
   TRY(check_attempt_of(fs.tree, peer.credentials, partial));
   return partial;
 }

@@ -75,7 +75,7 @@ Result<meta::InodeNumber> removable_step(const Filesystem& fs, const Peer& peer,
   if (!is_step || (above.flags & meta::kSeries) == 0) {
     return Error(EINVAL, path + ": it is no step of a series; " + instead);
   }
-  TRY(resolve_as(fs.tree, peer.credentials, fs.tree.path_of(record.parent), kWrite | kSearch));
+  TRY(reach_as(fs.tree, peer.credentials, record.parent, kWrite | kSearch));
   TRY(meta::check_removal(fs.tree, peer.credentials, step));
   return step;
 }

@@ -92,4 +92,9 @@ Result<meta::InodeNumber> resolve_as(const meta::Tree& tree, const Credentials& 
   return inode;
 }
 
+Result<> reach_as(const meta::Tree& tree, const Credentials& who, meta::InodeNumber inode, unsigned wanted) {
+  TRY_ASSIGN(const bool may, meta::may_reach(tree, who, inode, wanted));
+  return may ? success() : Result<>(Error(EACCES, tree.path_of(inode) + ": " + Error(EACCES).message()));
+}
+
 }  // namespace ckptfs::fs

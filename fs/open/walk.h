@@ -6,6 +6,7 @@
 
 #include "fs/open/permission.h"
 #include "io/result.h"
+#include "meta/tree/access.h"
 #include "meta/tree/tree.h"
 
 namespace ckptfs::fs {
@@ -13,6 +14,8 @@ namespace ckptfs::fs {
 // Walks `path` from the root as `who` would: search permission on the way, `wanted` at its end. EACCES names where.
 Result<meta::InodeNumber> resolve_as(const meta::Tree& tree, const Credentials& who, const std::string& path,
                                      unsigned wanted);
+// Could `who` walk to the inode, and do there what is wanted?
+Result<> reach_as(const meta::Tree& tree, const Credentials& who, meta::InodeNumber inode, unsigned wanted);
 
 struct FoundFile {
   std::string path;  // of `top`, and from there down

@@ -83,6 +83,11 @@ const StepWriter* find_in(const std::vector<StepWriter>& writers, const StepWrit
   return found == writers.end() ? nullptr : &*found;
 }
 
+// Who saved the step may have more to write than makes it whole.
+bool is_new_run(const LedgerEntry& entry, const StepWriter& writer) {
+  return !writer.is_command && find_in(entry.savers, writer) == nullptr;
+}
+
 // When the step became complete, by the store's clock. Never 0, which means that it is not complete.
 StoreTime completion_time(WallTime date, const Moment& now) {
   constexpr std::chrono::minutes kRecent{1};
@@ -121,14 +126,14 @@ StepWriter writer_now(const std::string& place, const Process& process, const St
 bool is_noted(const LedgerEntry& entry, const std::optional<StepWriter>& writer) {
   const StepWriter* const known = writer ? find_in(entry.writers, *writer) : nullptr;
   const bool is_full = entry.writers.size() > kMostWriters && entry.by_run;
-  return entry.unfinished && (is_full || (known != nullptr && (entry.by_run || known->is_command)));
+  return entry.unfinished && (is_full || (known != nullptr && (entry.by_run || !is_new_run(entry, *known))));
 }
 
 void note_writer(LedgerEntry& entry, const std::optional<StepWriter>& writer) {
   const StepWriter* const known = writer ? find_in(entry.writers, *writer) : nullptr;
   const StepWriter* const one = known == nullptr && writer ? &*writer : known;
   entry.unfinished = true;
-  entry.by_run = entry.by_run || one == nullptr || !one->is_command;
+  entry.by_run = entry.by_run || one == nullptr || is_new_run(entry, *one);
   if (one != nullptr && one->process.pid != 0 && !one->is_command) {
     entry.newest_run = std::max(entry.newest_run, std::optional(one->began));
   }

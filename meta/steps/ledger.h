@@ -55,12 +55,12 @@ struct LedgerEntry {
   std::vector<StepWriter> savers;       // those before who were no commands, as far as they are kept
   std::optional<StoreTime> newest_run;  // when the newest of both began; none: nobody knows
   bool unfinished = false;              // somebody wrote since it was found whole, or set aside
-  bool by_run = false;                  // and not only commands did
+  bool by_run = false;                  // not only by commands and by who had saved it
   WallTime whole;                       // the newest change of its files when it was found whole; zero: it never was
   std::optional<SeenStep> seen;         // by rotation; none: by nobody
 
   bool operator==(const LedgerEntry&) const = default;
-  // Was it whole, and is it or was it written again by more than commands?
+  // Was it whole, and is it or was it written again, by another run?
   bool is_written_again() const { return by_run && whole != WallTime(); }
 };
 

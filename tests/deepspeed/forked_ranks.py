@@ -1,6 +1,7 @@
 """Ranks that are forked from a process which has loaded torch and the rest: rank_server.py."""
 
 import atexit
+import contextlib
 import json
 import os
 import pathlib
@@ -89,7 +90,8 @@ class Rank:
     def kill(self):
         # Once the server has waited for it, its number can be another process's.
         if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # the server has waited for it this moment
+                os.kill(self.pid, signal.SIGKILL)
 
 
 def server(python, modules, environment):

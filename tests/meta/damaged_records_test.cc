@@ -1,8 +1,8 @@
 // Records of the index that cannot be what was written. Each is an error. What is decided by one is then not decided.
 #include <gmock/gmock.h>
 
-#include "meta/steps/policy.h"
 #include "meta/steps/ledger.h"
+#include "meta/steps/policy.h"
 #include "tests/meta/scratch_store.h"
 
 namespace ckptfs::meta {

@@ -59,7 +59,7 @@ TEST(StepWriters, AProcessEndsOnce) {
 }
 
 TEST(Ledger, ARunThatWritesAfterItWasWholeWritesItAgain) {
-  const StepWriter run{kHere, {1, 10}}, command{kHere, {2, 10}, {}, true};
+  const StepWriter run{kHere, {1, 10}}, other{kHere, {1, 11}}, command{kHere, {2, 10}, {}, true};
   LedgerEntry entry;
   EXPECT_FALSE(is_noted(entry, run));
   note_writer(entry, run);
@@ -73,10 +73,13 @@ TEST(Ledger, ARunThatWritesAfterItWasWholeWritesItAgain) {
   EXPECT_TRUE(entry.unfinished);
   EXPECT_FALSE(entry.is_written_again());
   EXPECT_TRUE(is_noted(entry, command));
-  EXPECT_FALSE(is_noted(entry, run)) << "until now only a command has written";
   note_writer(entry, run);
+  EXPECT_TRUE(is_noted(entry, run));
+  EXPECT_FALSE(entry.is_written_again()) << "who saved it had more to write";
+  EXPECT_FALSE(is_noted(entry, other));
+  note_writer(entry, other);
   EXPECT_TRUE(entry.is_written_again());
-  EXPECT_EQ(entry.writers, (std::vector<StepWriter>{command, run}));
+  EXPECT_EQ(entry.writers, (std::vector<StepWriter>{command, run, other}));
   EXPECT_EQ(entry.savers, std::vector<StepWriter>{run});
   note_whole(entry, WallTime(20s));
   note_writer(entry, std::nullopt);

@@ -222,7 +222,6 @@ def test_a_step_that_lacks_a_part_pushes_out_no_whole_one(mount, lack):
 @pytest.mark.one_mode
 def test_a_second_save_that_died_half_way_is_none_to_keep(mount):
     """A run that starts again from an older step saves it once more, over the whole one."""
-    until_this_is_no_command()
     make_series(mount, keep_last=1)
     step = write_step(mount, 1)
     wait_until("the step is known to be whole", lambda: states(mount) == ["complete"], 30, 0.1)
@@ -232,8 +231,7 @@ def test_a_second_save_that_died_half_way_is_none_to_keep(mount):
             os.write(file, b"\n")
     wait_until("notes make no second save", lambda: states(mount) == ["complete"], 30, 0.1)
     mount.wait_for_rounds(2)
-    weights = read(step / "model.safetensors")
-    write(step / "model.safetensors", weights)
+    begin_second_save(step)
     write_step(mount, 2)
     stays(mount, {1, 2})
     equal(states(mount), ["unknown", "complete"], "states")
@@ -244,16 +242,16 @@ def test_a_second_save_that_died_half_way_is_none_to_keep(mount):
         write(path, read(path))
     wait_until("it is saved anew", lambda: states(mount) == ["complete", "complete"], 30, 0.1)
     mount.wait_for_rounds(2)
-    write(step / "model.safetensors", weights)
+    begin_second_save(step)
     wait_until("it may be of two saves again", lambda: states(mount) == ["unknown", "complete"], 30, 0.1)
     mount.control(f"{SERIES}/checkpoint-1", "seal", "1")
     equal(states(mount), ["sealed", "complete"], "states after a seal, which says that it is whole")
 
 
-def until_this_is_no_command():
-    """Who has just begun when it first writes is a command (meta/steps/ledger.cc)."""
-    began = int(pathlib.Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19]) / os.sysconf("SC_CLK_TCK")
-    time.sleep(max(0, began + 2.2 - time.clock_gettime(time.CLOCK_BOOTTIME)))
+def begin_second_save(step):
+    """Another run does, which is no command any more (meta/steps/ledger.cc), and dies."""
+    weights = read(step / "model.safetensors")
+    in_child(lambda: (time.sleep(2.2), write(step / "model.safetensors", weights)))
 
 
 def states(mount):

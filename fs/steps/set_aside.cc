@@ -113,8 +113,11 @@ void SetAside::note(const StepWriters::Written& written) {
     if (written.writers == nullptr || !series_.contains(written.series)) return;
     Unfinished* const known = find_or_add(written.step, written.owner);
     if (known == nullptr) return;
-    // Who has noted more may have told it before.
-    if (written.writers->size() > known->writers.size()) known->writers = *written.writers;
+    // Others may have told of themselves meanwhile, and of more than are in the ledger.
+    for (const meta::StepWriter& writer : *written.writers) {
+      const auto is_it = [&writer](const meta::StepWriter& one) { return one.is_same(writer); };
+      if (std::ranges::none_of(known->writers, is_it)) known->writers.push_back(writer);
+    }
     known->ended.reset();
     known->complete = false;
   }

@@ -26,9 +26,10 @@ bool is_copying_tool(const meta::Process& process) {
   return name && kTools.contains(std::string_view(name.value()).substr(0, name.value().find('\n')));
 }
 
-// Also of an attempt, which becomes a step.
-bool may_be_step(const std::string& name) {
-  return meta::step_number(name) || (meta::is_partial_name(name) && !meta::is_fetch_name(name));
+// An attempt becomes a step. What a fetch brings was written elsewhere.
+bool may_be_step(const meta::InodeRecord& record, const std::string& name) {
+  if (meta::is_fetch_name(name)) return false;
+  return (record.flags & meta::kStep) != 0 || meta::step_number(name) || meta::is_partial_name(name);
 }
 
 }  // namespace
@@ -89,7 +90,7 @@ Result<meta::InodeNumber> StepWriters::step_above(meta::InodeNumber folder) {
       ask = series_.contains(record.parent) && !no_steps_.contains(at);
       if (ask && known_.contains(at)) return at;
     }
-    if (ask && ((record.flags & meta::kStep) != 0 || may_be_step(meta::name_of(tree_, at)))) return at;
+    if (ask && may_be_step(record, meta::name_of(tree_, at))) return at;
     if (ask) {
       const io::MutexLock lock(mutex_);
       if (no_steps_.size() >= kMostKnown) no_steps_.clear();

@@ -254,10 +254,23 @@ Result<> SeriesPusher::list_others() {
 }
 
 // All that can be pushed, in the order in which it is to be.
+// Of a series with rules rotation does it.
+Result<> SeriesPusher::note_whole(const SeriesStatus& series) {
+  TRY_ASSIGN(const meta::SeriesPolicy policy, meta::policy_of(env_.store, series_));
+  if (settings_.slots == 1 || !policy.set.empty()) return success();
+  for (const StepStatus& step : series.steps) {
+    if (!meta::formats::is_whole(step.facts.completeness) || step.ledger.is_known_whole()) continue;
+    const auto noted = env_.writers.note_whole(step, [] {});
+    if (!noted && noted.error().errno_value() != ENOENT) return noted.error();
+  }
+  return success();
+}
+
 Result<std::vector<SeriesPusher::Candidate>> SeriesPusher::candidates() {
   TRY_ASSIGN(SeriesStatus series, env_.step_facts.inspect_series(series_, "", false));
   const bool quiet = meta::wall_time(meta::now()) - series.changed >= env_.quiet;
   nothing_ = quiet ? why_no_steps(series) : std::string();
+  TRY(note_whole(series));
   std::vector<Candidate> found;
   for (StepStatus& status : series.steps) found.push_back({std::move(status)});
   std::erase_if(found, [](const Candidate& one) {

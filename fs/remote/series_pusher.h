@@ -101,6 +101,7 @@ class SeriesPusher {
   Result<bool> round();
   Result<> reach();
   Result<std::vector<Candidate>> candidates();
+  Result<> note_whole(const SeriesStatus& series);
   void note_late(const std::vector<Candidate>& all, const std::vector<meta::InodeNumber>& there);
   Result<> list_others();
   PartsOfOthers parts_of_others(const std::string& tag) const;

@@ -42,7 +42,7 @@ Result<std::optional<std::string>> Abandonment::find_protection(meta::InodeNumbe
   TRY_ASSIGN(const auto pinned, tree_.pinned_folders());
   if (pinned.contains(step)) return Reason("it is pinned");
   if (pushes_.has_slots(series)) return Reason("other machines have other files of it (ckptfs remote status)");
-  const Latest latest = step_facts_.latest_of(series);
+  const Latest latest = latest_of(tree_, series);
   if (!latest.unread.empty()) {
     const auto& [tracker, why] = *latest.unread.begin();
     return Reason("nobody can tell what `" + tracker + "` names: " + why);
@@ -63,6 +63,8 @@ Result<meta::formats::SiblingFiles> Abandonment::siblings_of(meta::InodeNumber s
   meta::formats::SiblingFiles found;
   TRY_ASSIGN(const meta::InodeRecord own, tree_.inode(step));
   TRY_ASSIGN(const auto ledger, meta::ledger_of(store_, step));
+  // Under another name a training may save a model alone, and mean it.
+  const bool named_by_trainer = meta::name_of(tree_, step).starts_with("checkpoint-");
   TRY_ASSIGN(const auto entries, tree_.list(series));
   size_t asked = 0;
   for (const meta::DirectoryEntry& entry : entries) {
@@ -80,7 +82,7 @@ Result<meta::formats::SiblingFiles> Abandonment::siblings_of(meta::InodeNumber s
       found.first_model_states = found.first_model_states || meta::formats::is_first_model_states(file.name);
     }
     found.trainer_state = found.trainer_state || has_trainer_state;
-    if (!has_trainer_state || found.of_same_trainer) continue;
+    if (!has_trainer_state || !named_by_trainer || found.of_same_trainer) continue;
     TRY_ASSIGN(const auto sibling, meta::ledger_of(store_, entry.inode));
     found.of_same_trainer = meta::share_a_run(ledger, sibling);
   }

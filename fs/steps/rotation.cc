@@ -21,7 +21,6 @@ using meta::formats::Completeness;
 constexpr std::chrono::milliseconds kShortest{250};
 constexpr std::chrono::milliseconds kLongest{5000};
 constexpr std::chrono::minutes kNoteClock{10};
-constexpr meta::WallTime kLongAgo{std::chrono::nanoseconds(1)};  // of a step whose files are all frozen
 constexpr int kPauseFactor = 50;  // an inspection is followed by a pause of so many times its duration
 
 meta::WallTime wall_now() { return meta::wall_time(meta::now()); }
@@ -158,14 +157,12 @@ Result<> Rotation::rotate_series(meta::InodeNumber series, Findings& findings) {
 // What is complete and durable needs not be set aside any more.
 void Rotation::note_whole(const SeriesStatus& status, const std::string& path) {
   for (const StepStatus& step : status.steps) {
-    const meta::LedgerEntry& known = step.ledger;
     const bool may_be_set_aside = set_aside_.is_unfinished(step.inode);
-    const bool is_noted = !known.unfinished && known.whole != meta::WallTime() && !may_be_set_aside;
-    if (!meta::formats::is_whole(step.facts.completeness) || is_noted) continue;
+    if (!meta::formats::is_whole(step.facts.completeness) || (step.ledger.is_known_whole() && !may_be_set_aside))
+      continue;
     const auto durable = may_be_set_aside ? step_facts_.make_durable(step) : Result<>(success());
     const auto forget = [&] { set_aside_.note_complete(step.inode); };
-    const auto noted =
-        durable ? writers_.note_whole(step.inode, known, std::max(step.written, kLongAgo), forget) : durable.error();
+    const auto noted = durable ? writers_.note_whole(step, forget) : durable.error();
     if (!noted && !is_harmless(noted.error())) failed("syncing " + path + "/" + step.facts.tag, noted.error());
   }
 }
@@ -252,7 +249,7 @@ Result<std::string> Rotation::recheck_protections(meta::InodeNumber series, cons
   if (now.facts.in_use) return "in use";
   if (now.facts.completeness != step.facts.completeness || now.changed != step.changed) return "it has just changed";
   // Check last what may change in a moment.
-  if (step_facts_.latest_of(series) != status.latest) return "`latest` has just changed";
+  if (latest_of(tree_, series) != status.latest) return "`latest` has just changed";
   TRY_ASSIGN(const bool in_use, step_facts_.is_in_use(step.inode));
   return std::string(in_use ? "in use" : "");
 }

@@ -30,22 +30,7 @@ namespace {
 using meta::wall_time;
 using meta::formats::Completeness;
 
-constexpr size_t kMostLatest = 4096;  // bytes of `latest`
-
 timespec later_of(const timespec& a, const timespec& b) { return meta::later(a, b) ? a : b; }
-
-// Reads the whole of a small file. ENOENT: there is no such file.
-Result<std::string> read_file(const meta::Tree& tree, meta::InodeNumber folder, const std::string& name, size_t most) {
-  TRY_ASSIGN(const meta::InodeNumber file, tree.child(folder, name));
-  TRY_ASSIGN(const meta::Attributes attributes, tree.attributes(file));
-  if (!attributes.record.is_regular()) return Error(ENOENT);
-  if (static_cast<uint64_t>(attributes.stat.st_size) > most) return Error(EFBIG);
-  TRY_ASSIGN(const io::Fd blob, tree.open_blob(file, O_RDONLY));
-  std::string text(static_cast<size_t>(attributes.stat.st_size), '\0');
-  TRY_ASSIGN(const size_t got, io::read_full(blob.get(), std::as_writable_bytes(std::span(text)), 0));
-  text.resize(got);
-  return text;
-}
 
 struct TrainerState {
   io::Fd blob;
@@ -106,30 +91,9 @@ meta::formats::CompletenessJudgement judge_by_content(const meta::formats::StepF
   return meta::formats::judge_completeness(files, meta::formats::read_checkpoint(files));
 }
 
-// The newest ctime of its live files.
-timespec written_last(const views::FilesOfStep& files) {
-  timespec newest{};
-  for (const views::SourceVersion& file : files.made()) newest = later_of(newest, file.ctime);
-  return newest;
-}
-
-// What was whole and is written again is whole again once each file that a save writes is newer. Which files are frozen
-// tells nothing: a save may name what it shares with the one before.
-meta::formats::CompletenessJudgement heed_second_save(const views::FilesOfStep& files, const meta::LedgerEntry& ledger,
-                                                      meta::formats::CompletenessJudgement judgement) {
-  if (!ledger.is_written_again() || judgement.completeness != Completeness::complete) return judgement;
-  const auto names = meta::formats::names_of(files.list());
-  const std::string *again = nullptr, *before = nullptr;
-  for (size_t at = 0; at < files.list().size(); ++at) {
-    const std::string& path = files.list()[at].path;
-    if (files.made()[at].frozen) continue;
-    const bool is_newer = wall_time(files.made()[at].ctime) > ledger.whole;
-    if (!is_newer && meta::formats::is_checkpoint_file(names, path)) before = &path;
-    if (is_newer && meta::formats::is_written_first(names, path)) again = &path;
-  }
-  if (again == nullptr || before == nullptr) return judgement;
-  return {Completeness::unknown, *again + " was written again after the step had been whole, and " + *before +
-                                     " was not: they may be of two saves"};
+// Does nothing in the files of a step that nobody will finish tell that it lacks something?
+bool may_be_meant(const meta::formats::StepFiles& files, const meta::formats::CompletenessJudgement& judgement) {
+  return meta::formats::judge_abandoned(files, judgement, {}).completeness == Completeness::unknown;
 }
 
 // The status of a step that cannot be inspected, so that the other steps of the series are inspected all the same.
@@ -292,8 +256,7 @@ Result<StepFactsFinder::CachedFacts> StepFactsFinder::judge(meta::InodeNumber st
   }
   const std::string fingerprint = files.fingerprint() + (status.record.sealed ? "sealed" : "") +
                                   std::to_string(meta::nanoseconds(status.record.saved)) + ' ' +
-                                  std::to_string(meta::nanoseconds(changes.names)) +
-                                  (status.ledger.is_written_again() ? " again" : "");
+                                  std::to_string(meta::nanoseconds(changes.names));
   known.fingerprint = io::digest_of(std::as_bytes(std::span(fingerprint)));
   TRY_ASSIGN(const auto damage, damage_in(files.inodes()));
   if (damage) {
@@ -304,7 +267,8 @@ Result<StepFactsFinder::CachedFacts> StepFactsFinder::judge(meta::InodeNumber st
   TRY_ASSIGN(const auto before, cached(step, known.fingerprint));
   if (before) return *before;
   known.completed = files.time();
-  known.written = written_last(files);
+  const auto names = meta::formats::names_of(files.list());
+  known.times = save_times_of(files, names);
   known.ranks = ranks_of(files);
   known.saved_alone = status.record.source != 0 && is_swap_state_only(files);
   if (status.record.sealed && !meta::formats::has_thinned_manifest(files)) {
@@ -316,7 +280,7 @@ Result<StepFactsFinder::CachedFacts> StepFactsFinder::judge(meta::InodeNumber st
     TRY_ASSIGN(const auto meanwhile, cached(step, known.fingerprint));
     if (meanwhile) return *meanwhile;
     TRY_ASSIGN(known.judgement, heed_symlinks(tree_, step, judge_by_content(files, status.record.sealed)));
-    known.judgement = heed_second_save(files, status.ledger, std::move(known.judgement));
+    known.may_be_model = names.model_alone && may_be_meant(files, known.judgement);
   }
   if (known.saved_alone) known.completed = status.record.saved;
   if (files.short_of()) return *files.short_of();
@@ -366,17 +330,23 @@ Result<StepStatus> StepFactsFinder::inspect_step(meta::InodeNumber step, const s
   TRY_ASSIGN(const Changes changes, changes_below(step));
   status.changed = wall_time(changes.any);
   TRY_ASSIGN(status.ledger, meta::ledger_of(store_, step));
-  TRY_ASSIGN(const CachedFacts known, judge(step, changes, now.used, status));
+  TRY_ASSIGN(CachedFacts known, judge(step, changes, now.used, status));
+  if (!status.record.sealed && !known.saved_alone) {
+    known.judgement = heed_second_save(known.times, status.ledger, std::move(known.judgement));
+  }
   status.quiet = quiet_of(status, now.watches);
   const bool aside = meta::is_set_aside_name(tag);
   const bool partial = meta::is_partial_name(tag) || aside;
   status.reason = known.judgement.reason;
   if (partial) status.reason = aside ? "it was set aside: " + status.reason : "it was not committed";
   status.ranks = known.ranks;
-  status.written = wall_time(known.written);
+  status.written = known.times.newest;
   status.damaged = known.damaged;
   status.fingerprint = known.fingerprint;
-  const Completeness completeness = partial ? Completeness::incomplete : known.judgement.completeness;
+  const Completeness own = known.judgement.completeness;
+  // That a step was set aside is no proof that a model is of no use, so no rule removes it.
+  const bool in_doubt = aside && known.may_be_model;
+  const Completeness completeness = partial && !in_doubt ? Completeness::incomplete : own;
   const bool complete = completeness == Completeness::complete;
   status.facts.tag = tag;
   status.facts.number = meta::number_of(tag, status.record);
@@ -469,42 +439,9 @@ Result<std::optional<double>> StepFactsFinder::metric_of(const StepStatus& statu
   return found;
 }
 
-bool Latest::names(const std::string& tag) const {
-  if (named.contains(tag)) return true;
-  const auto number = meta::step_number(tag);
-  return number && named.contains(std::to_string(*number));
-}
-
-Result<std::optional<std::string>> StepFactsFinder::named_by(meta::InodeNumber series, const char* tracker) const {
-  const auto file = tree_.child(series, tracker);
-  if (!file && file.error().errno_value() == ENOENT) return std::optional<std::string>();
-  TRY(file);
-  TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(file.value()));
-  if (record.is_dir()) return std::optional<std::string>();  // just a directory
-  std::string tag = record.target;
-  if (!S_ISLNK(record.mode)) {
-    TRY_ASSIGN(tag, read_file(tree_, series, tracker, kMostLatest));
-  }
-  tag.erase(tag.find_last_not_of(" \t\r\n/") + 1);
-  tag.erase(0, tag.find_first_not_of(" \t\r\n"));
-  tag.erase(0, tag.rfind('/') + 1);
-  if (tag.empty()) return Error(ENODATA, "it is empty");
-  return std::optional(tag);
-}
-
-Latest StepFactsFinder::latest_of(meta::InodeNumber series) const {
-  Latest latest;
-  for (const char* const tracker : kTrackers) {
-    const auto named = named_by(series, tracker);
-    if (!named) latest.unread.emplace(tracker, named.error().message());
-    if (named && named.value()) latest.named.insert(*named.value());
-  }
-  return latest;
-}
-
 // Any user who may make names in the series might have made a tracker file.
 Result<> StepFactsFinder::find_latest(meta::InodeNumber series, SeriesStatus& status) const {
-  status.latest = latest_of(series);
+  status.latest = latest_of(tree_, series);
   bool everybodys = false;
   for (const auto& [tracker, why] : status.latest.unread) {
     const auto file = tree_.child(series, tracker);

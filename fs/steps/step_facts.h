@@ -13,7 +13,6 @@
 // Thread safety: all of it. Lock: mutex_ (a leaf).
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <chrono>
 #include <map>
@@ -30,6 +29,8 @@
 #include "fs/open/write_errors.h"
 #include "fs/steps/push_states.h"
 #include "fs/steps/save_history.h"
+#include "fs/steps/second_save.h"
+#include "fs/steps/tracker_files.h"
 #include "io/digest.h"
 #include "io/mutex.h"
 #include "meta/formats/completeness.h"
@@ -56,7 +57,7 @@ struct StepStatus {
   std::chrono::seconds quiet{};             // since then
   std::optional<meta::WallTime> completed;  // whether or not it is quiet
   meta::LedgerEntry ledger;
-  meta::WallTime written;  // the newest change of its live files, as the kernel tells
+  meta::WallTime written;  // the newest change of its live files, by the kernel's times
 };
 
 // "complete", "weights", "sealed", "being removed", "damaged", "incomplete", "unknown"
@@ -67,18 +68,6 @@ struct NoStep {
   std::string name;
   std::string reason;
   bool was_step = false;  // it is being removed
-};
-
-// The files of a series in which trainers write which step they resume from: DeepSpeed's, its universal checkpoint's,
-// Megatron's.
-inline constexpr std::array kTrackers{"latest", "latest_universal", "latest_checkpointed_iteration.txt"};
-
-// What they name: steps by their names, or by their numbers.
-struct Latest {
-  std::set<std::string> named;
-  std::map<std::string, std::string> unread;  // the files that nobody can read: why
-  bool names(const std::string& tag) const;
-  bool operator==(const Latest&) const = default;
 };
 
 struct SeriesStatus {
@@ -123,8 +112,6 @@ class StepFactsFinder {
   Result<> start();
   const meta::StoreClock& clock() const { return *clock_; }
   Result<StepStatus> inspect_step(meta::InodeNumber step);
-  // What the tracker files of the series name that there are.
-  Latest latest_of(meta::InodeNumber series) const;
   // Inspections end with ECANCELED from now on, also those that are under way.
   void stop() { stopping_ = true; }
   // `metric`: what keep_best asks for; empty: nothing. `watches`: what is seen of the steps is recorded with them. A
@@ -144,7 +131,9 @@ class StepFactsFinder {
   struct CachedFacts {
     io::Digest fingerprint{};
     meta::formats::CompletenessJudgement judgement;
-    timespec completed{}, written{};
+    timespec completed{};
+    SaveTimes times;
+    bool may_be_model = false;  // and nothing but that
     unsigned ranks = 0;
     bool saved_alone = false;                                      // by `save`, and nothing was added
     bool mapped = false;                                           // for writing
@@ -166,8 +155,6 @@ class StepFactsFinder {
     bool watches = false;
   };
   Result<StepStatus> inspect_step(meta::InodeNumber step, const std::string& tag, const Circumstances& now);
-  // What the tracker file of that name has in it; none: there is no such file.
-  Result<std::optional<std::string>> named_by(meta::InodeNumber series, const char* tracker) const;
   Result<> find_latest(meta::InodeNumber series, SeriesStatus& status) const;
   std::chrono::seconds quiet_of(const StepStatus& status, bool watches) const;
   Result<> see(meta::InodeNumber series, std::vector<StepStatus>& steps, bool watches) const;

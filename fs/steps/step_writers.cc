@@ -15,6 +15,7 @@ namespace {
 
 constexpr std::chrono::seconds kSameRun{2};  // the processes of a run begin one after the other
 constexpr size_t kMostKnown = 4096;
+constexpr meta::WallTime kLongAgo{std::chrono::nanoseconds(1)};  // of a step whose files are all frozen
 
 bool has_gone(const Error& error) { return error.errno_value() == ENOENT; }
 
@@ -56,6 +57,7 @@ void StepWriters::note(meta::InodeNumber folder, const meta::Caller& caller) {
 }
 
 void StepWriters::names_changed() {
+  if (!watches_) return;
   const io::MutexLock lock(mutex_);
   no_steps_.clear();
   known_.clear();
@@ -117,20 +119,24 @@ Result<meta::LedgerEntry> StepWriters::change(meta::InodeNumber step,
   return entry;
 }
 
-// Whoever opens a file from here on is noted anew, after this. Who did before has it open, or had a moment ago.
-Result<bool> StepWriters::note_whole(meta::InodeNumber step, const meta::LedgerEntry& inspected, meta::WallTime changed,
-                                     const std::function<void()>& done) {
+// Who opened a file before it was forgotten here has it open, or had a moment ago. Who does so later is noted anew.
+Result<bool> StepWriters::note_whole(const StepStatus& step, const std::function<void()>& done) {
+  {
+    const io::MutexLock lock(mutex_);
+    known_.erase(step.inode);
+  }
+  TRY_ASSIGN(const bool in_use, step_facts_.is_in_use(step.inode));
+  if (in_use) return false;
   const io::MutexLock noting(noting_);
   {
     const io::MutexLock lock(mutex_);
-    known_.erase(step);
+    if (known_.contains(step.inode)) return false;
   }
-  TRY_ASSIGN(const bool in_use, step_facts_.is_in_use(step));
   bool same = false;
-  TRY(meta::change_ledger(store_, step, [&](meta::LedgerEntry& entry) {
-    same = !in_use && entry.writers == inspected.writers && entry.unfinished == inspected.unfinished &&
-           entry.by_run == inspected.by_run;
-    if (same) meta::note_whole(entry, changed);
+  TRY(meta::change_ledger(store_, step.inode, [&](meta::LedgerEntry& entry) {
+    same = entry.writers == step.ledger.writers && entry.unfinished == step.ledger.unfinished &&
+           entry.by_run == step.ledger.by_run;
+    if (same) meta::note_whole(entry, std::max(step.written, kLongAgo));
   }));
   if (same) done();
   return same;

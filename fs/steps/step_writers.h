@@ -50,11 +50,9 @@ class StepWriters {
   void note(meta::InodeNumber folder, const meta::Caller& caller);
   // Something has a new name, so that what names told may be wrong.
   void names_changed();
-  // The step was found whole. `inspected`: what the ledger said then; if more is known now, or somebody uses the step,
-  // nothing is noted, and false returned. `changed`: the newest change of its files. `done` is called if it is noted,
-  // before anybody else is.
-  Result<bool> note_whole(meta::InodeNumber step, const meta::LedgerEntry& inspected, meta::WallTime changed,
-                          const std::function<void()>& done);
+  // The step was found whole. If more is known of who writes to it than when it was inspected, or if somebody uses it,
+  // nothing is noted, and false returned. `done` is called if it is noted, before anybody else is.
+  Result<bool> note_whole(const StepStatus& step, const std::function<void()>& done);
   // The inode is gone.
   void forget(meta::InodeNumber inode);
 

@@ -312,7 +312,7 @@ Result<> Thinner::refuse_by_changes(const Plan& plan, const Standing& standing) 
   if (!current) return Error(EBUSY, "a file of it has changed meanwhile; try again");
   TRY_ASSIGN(const bool in_use, step_facts_.is_in_use(plan.step));
   if (in_use) return Error(EBUSY, words_of(Reason::in_use));
-  const Latest latest = step_facts_.latest_of(standing.series);
+  const Latest latest = latest_of(tree_, standing.series);
   if (latest.names(standing.tag)) return Error(EBUSY, words_of(Reason::latest));
   if (latest != standing.latest) return Error(EBUSY, "`latest` has just changed; try again");
   for (const auto& [tag, newer] : standing.newest) {

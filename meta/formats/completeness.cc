@@ -38,10 +38,6 @@ bool is_dcp_metadata(std::string_view path) {
 }
 
 bool is_dcp_data(std::string_view path) { return path.ends_with(".distcp"); }
-bool shows_a_resume(std::string_view path) {
-  return is_resume_state_name(path) || is_deepspeed_state(path) || path.starts_with("optimizer") ||
-         path.starts_with("pytorch_model_fsdp");
-}
 
 CompletenessJudgement lacking(std::string_view file) {
   return {Completeness::incomplete, std::string(file) + " is not there"};
@@ -213,7 +209,7 @@ CompletenessJudgement judge_abandoned(const StepFiles& files, const Completeness
   const bool of_trainer = !trainer_state && (arguments || siblings.trainer_state);
   // What is for a resume is of no use without the Trainer's state. A model alone may be all that was to be saved,
   // unless who wrote it had written checkpoints, or a Trainer wrote it among its checkpoints.
-  const bool model_alone = !any_path(files, shows_a_resume) && names_of(files.list()).may_be_model;
+  const bool model_alone = names_of(files.list()).model_alone;
   if (of_trainer && (!model_alone || siblings.of_same_trainer || (arguments && siblings.trainer_state)))
     return lacking(kTrainerState);
   // DCP writes .metadata last. So what that names and is not there was never here: other ranks wrote to other machines.

@@ -53,6 +53,16 @@ bool has_lost_weights(const StepPaths& paths) {
 // safetensors writes ".tmpAb12Cd" first, and renames it.
 bool is_temporary(std::string_view path) { return path.substr(path.rfind('/') + 1).starts_with(".tmp"); }
 
+bool shows_a_resume(std::string_view path) {
+  return is_resume_state_name(path) || parse_states_name(path.substr(folder_of(path).size())) ||
+         path.starts_with("optimizer") || path.starts_with("pytorch_model_fsdp");
+}
+
+bool is_model_alone(const StepPaths& paths) {
+  const auto is_weights = [](std::string_view path) { return may_hold_weights(path) && !is_temporary(path); };
+  return std::ranges::any_of(paths, is_weights) && std::ranges::none_of(paths, shows_a_resume);
+}
+
 bool is_known_to_hold_weights(std::string_view path) {
   constexpr std::array<std::string_view, 12> kEndings{".safetensors", ".bin",     ".pt",   ".pth", ".ckpt", ".distcp",
                                                       ".h5",          ".msgpack", ".gguf", ".npz", ".pkl",  ".swp"};
@@ -164,8 +174,7 @@ StepNames names_of(const std::vector<std::string_view>& paths) {
   names.trainer_state = std::ranges::count(paths, std::string_view(kTrainerStateName)) != 0;
   names.begun_by_trainer = is_begun_by_trainer(paths);
   names.lost_weights = has_lost_weights(paths);
-  names.may_be_model =
-      std::ranges::any_of(paths, [](std::string_view path) { return may_hold_weights(path) && !is_temporary(path); });
+  names.model_alone = is_model_alone(paths);
   names.no_weights = std::ranges::none_of(paths, is_known_to_hold_weights);
   names.no_optimizer = has_lost_optimizer(paths);
   names.weights = find_weights(paths);

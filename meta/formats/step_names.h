@@ -18,7 +18,7 @@ struct StepNames {
   bool trainer_state = false;
   bool begun_by_trainer = false;  // files are there that a Trainer writes into checkpoints only
   bool lost_weights = false;      // of what a Trainer writes, all is there but what may be weights
-  bool may_be_model = false;      // a file may hold weights, and was written to its end as far as its name tells
+  bool model_alone = false;       // a file may hold weights, and none is for a resume only
   bool no_weights = false;        // no file is known to hold weights
   bool no_optimizer = false;      // beside a scheduler's state
   std::optional<size_t> weights;  // of which names a Trainer's are; none: of none that it gives

@@ -5,8 +5,8 @@
 //     once. Once all of them have ended, nobody will finish the step (fs/steps/set_aside.h).
 //   - *When*: by the clock of the store. What its files say of when they were written may be anything: they were copied
 //     with their times, or the wall clock was wrong.
-//   - *Whole*: until when its files had changed when it was found whole and durable last. What was written since may be
-//     a second save that died half-way (meta/formats/step_names.h, are_of_two_saves).
+//   - *Whole*: until when its files had changed when it was found whole last. What was written since may be a second
+//     save that died half-way (fs/steps/second_save.h).
 //
 // Thread safety: all of it.
 #pragma once
@@ -60,6 +60,8 @@ struct LedgerEntry {
   std::optional<SeenStep> seen;         // by rotation; none: by nobody
 
   bool operator==(const LedgerEntry&) const = default;
+  // Was it whole, and has nobody written since?
+  bool is_known_whole() const { return !unfinished && whole != WallTime(); }
   // Was it whole, and is it or was it written again, by another run?
   bool is_written_again() const { return by_run && whole != WallTime(); }
 };

@@ -377,6 +377,28 @@ def test_kinds_that_cannot_be_judged(mount):
     equal(names(mount), ["best", "checkpoint-5", "incomplete-checkpoint-6", "step_5"], "what is for a resume is not")
 
 
+def write_model(step):
+    """As a Trainer begins a checkpoint."""
+    step.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        write(step / name, WEIGHTS if name.endswith("safetensors") else b"{}")
+
+
+@pytest.mark.builds("faults")
+def test_a_model_of_who_saves_checkpoints(calm):
+    """Under the Trainer's own name, and by a process that has saved one in full, it is the beginning of a checkpoint."""
+    series = calm.path / SERIES
+
+    def work():
+        write_step(series / "checkpoint-1")
+        for name in ("checkpoint-2", "step-3"):
+            write_model(series / name)
+
+    killed(work)
+    killed(lambda: write_model(series / "checkpoint-4"))
+    equal(names(calm), ["checkpoint-1", "checkpoint-4", "incomplete-checkpoint-2", "step-3"], "the series")
+
+
 def test_a_step_in_a_step(mount):
     """A Trainer's with DeepSpeed's in it: the outer one is the step."""
     series = mount.path / SERIES
@@ -471,6 +493,31 @@ def test_keep_partial_removes_it(disk, work, mode):
         wait_until("rotation has seen it", lambda: mount.status()["rotation"]["rounds"] >= seen)
         write_step(series / "checkpoint-2")
         wait_until("keep_partial removes it", lambda: names(mount) == ["checkpoint-2"], 60, 0.1)
+
+
+@pytest.mark.one_mode
+def test_keep_partial_leaves_a_model(disk, work, mode):
+    """That it was set aside is no proof that nobody wants it."""
+    with mounted(Store(disk / f"{mode}-model"), work / f"{mode}-model", mode=mode) as mount:
+        series = mount.path / SERIES
+        series.mkdir(parents=True)
+        for rule, value in (("set_aside", "1"), ("keep_partial", "1s")):
+            mount.control(SERIES, rule, value)
+
+        def saves():
+            time.sleep(2.2)  # else it is a command
+            write_step(series / "checkpoint-1")
+            write_model(series / "checkpoint-2")
+            begin_a_file(series / "checkpoint-3")
+
+        killed(saves)
+        equal(names(mount), ["checkpoint-1", "incomplete-checkpoint-2", "incomplete-checkpoint-3"], "set aside")
+        mount.wait_for_rounds(2)
+        write_step(series / "checkpoint-4")
+        left = ["checkpoint-1", "checkpoint-4", "incomplete-checkpoint-2"]
+        wait_until("keep_partial removes what is cut off", lambda: names(mount) == left, 60, 0.1)
+        mount.wait_for_rounds(2)
+        equal(names(mount), left, "the series")
 
 
 @pytest.mark.builds("faults")

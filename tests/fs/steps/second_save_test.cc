@@ -1,0 +1,48 @@
+#include "fs/steps/second_save.h"
+
+#include <gtest/gtest.h>
+
+namespace ckptfs::fs {
+namespace {
+
+using meta::WallTime;
+using meta::formats::Completeness;
+using std::chrono::seconds;
+
+// The step was whole at 10.
+Completeness judge(int first_written, int oldest, bool by_run = true, Completeness own = Completeness::complete) {
+  meta::LedgerEntry ledger;
+  ledger.whole = WallTime(seconds(10));
+  ledger.unfinished = true;
+  ledger.by_run = by_run;
+  const SaveTimes times{.newest = WallTime(seconds(99)),
+                        .first_written = "model.safetensors",
+                        .first_written_at = WallTime(seconds(first_written)),
+                        .oldest = "optimizer.pt",
+                        .oldest_at = WallTime(seconds(oldest))};
+  return heed_second_save(times, ledger, {own, {}}).completeness;
+}
+
+TEST(SecondSave, UntilAllIsNewer) {
+  EXPECT_EQ(judge(9, 8), Completeness::complete) << "notes only";
+  EXPECT_EQ(judge(20, 8), Completeness::unknown);
+  EXPECT_EQ(judge(20, 10), Completeness::unknown);
+  EXPECT_EQ(judge(20, 19), Completeness::complete);
+}
+
+TEST(SecondSave, OfAnotherRunOnly) {
+  EXPECT_EQ(judge(20, 8, false), Completeness::complete);
+  SaveTimes times{.first_written = "model.safetensors", .first_written_at = WallTime(seconds(20))};
+  times.oldest = "optimizer.pt";
+  EXPECT_EQ(heed_second_save(times, {.by_run = true}, {Completeness::complete, {}}).completeness,
+            Completeness::complete)
+      << "it was never whole";
+}
+
+TEST(SecondSave, MakesNothingBetter) {
+  for (const auto own : {Completeness::incomplete, Completeness::unknown, Completeness::weights})
+    EXPECT_EQ(judge(20, 8, true, own), own);
+}
+
+}  // namespace
+}  // namespace ckptfs::fs

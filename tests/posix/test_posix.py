@@ -6,8 +6,6 @@ import pathlib
 import stat
 import time
 
-import pytest
-
 from checking import equal, in_child, noise, opened, raises, read, true, write, write_all
 from mounting import MIB, by_level, run
 

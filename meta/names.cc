@@ -120,4 +120,12 @@ std::optional<uint64_t> step_number(std::string_view name) {
   return std::nullopt;
 }
 
+std::optional<uint64_t> last_number_in(std::string_view name) {
+  if (const auto number = step_number(name)) return number;
+  while (!name.empty() && !is_digit(name.back())) name.remove_suffix(1);
+  size_t begin = name.size();
+  while (begin > 0 && is_digit(name[begin - 1])) --begin;
+  return decimal(name.substr(begin));
+}
+
 }  // namespace ckptfs::meta

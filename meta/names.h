@@ -21,6 +21,7 @@ inline constexpr const char* kParamsName = "offloaded_params";
 inline constexpr const char* kControlPrefix = "user.ckptfs.";
 inline constexpr const char* kSourceXattr = "user.ckptfs.source";
 inline constexpr const char* kMetricXattr = "user.ckptfs.metric.";  // and its name; of a step
+inline constexpr const char* kWholeXattr = "user.ckptfs.whole";     // of a step: "1", or not there
 
 // "zero_stage_3"
 bool is_swap_folder_name(std::string_view name);
@@ -52,5 +53,7 @@ bool is_set_aside_name(std::string_view name);
 Result<> check_tag(std::string_view tag);
 // The number a step's name carries (global_step100, checkpoint-500, step_7, epoch=3-step=900); none: no step's name.
 std::optional<uint64_t> step_number(std::string_view name);
+// Likewise of any name: otherwise its last digits, 100 of "iter_0000100"; none: it has none, or too many.
+std::optional<uint64_t> last_number_in(std::string_view name);
 
 }  // namespace ckptfs::meta

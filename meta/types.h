@@ -31,6 +31,7 @@ enum InodeFlag : uint32_t {
   kRecovered = 32,  // regular file, in memory only: a writer may have survived the last daemon
   kDigested = 64,   // file: not opened for writing, while it was live, since its digests were taken or began to be
   kPushed = 128,    // directory: a series with a remote, where a step's name and any content make a step
+  kDeclared = 256,  // directory: a series of which somebody said what its steps are called (declared_steps())
 };
 
 struct InodeRecord {

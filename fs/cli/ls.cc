@@ -30,7 +30,7 @@ Cell kept_by(const json& step) {
   std::string by;
   for (const json& reason : step.value("by", json::array())) {
     const std::string name = reason.get<std::string>();
-    if (name == "no rule" || name == "unknown" || name == "keep_partial") continue;
+    if (name == "no rule" || name == "unknown" || name == "incomplete") continue;
     by += (by.empty() ? "" : ", ") + name;
   }
   return {by};

@@ -136,10 +136,11 @@ void add_policy(CLI::App& app, Chosen& chosen) {
   command->add_flag("--dry-run", arguments->dry_run, "Show what these rules would do, and set none");
   command->add_flag("--json", arguments->as_json, "Print as JSON");
   command->footer(
-      "Rules: keep_last=N, keep_every=N, keep_for=7d, keep_best=NAME:min:N, keep_partial=2d, max_bytes=2T,\n"
-      "min_free=100G, seal_after=1h, set_aside=1, keep_full=N, thin_to=bf16, push=manual, hold_unpushed=N. A complete\n"
-      "step stays if any keep rule keeps it, or none is set; the newest complete one, a pinned one, the one that\n"
-      "`latest` names, and one in use always do.\n"
+      "Rules: keep_last=N, keep_every=N, keep_for=7d, keep_best=NAME:min:N, keep_partial=2d, keep_unknown=30d,\n"
+      "max_bytes=2T, min_free=100G, seal_after=1h, set_aside=1, keep_full=N, thin_to=bf16, push=manual,\n"
+      "hold_unpushed=N; steps='iter_*' and complete_when=FILE say which folders are steps, and when one is complete.\n"
+      "A complete step stays if any keep rule keeps it, or none is set; the newest complete one, a pinned one, the\n"
+      "one that `latest` names, and one in use always do.\n"
       "Example:\n  ckptfs policy\n  ckptfs policy /ckpt/runs/a --set keep_last=3 --set keep_every=1000 --dry-run");
   command->callback([arguments, &chosen] { chosen = [arguments] { return run(*arguments); }; });
 }

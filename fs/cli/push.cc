@@ -19,6 +19,7 @@ namespace {
 using nlohmann::json;
 
 constexpr std::chrono::milliseconds kLook{200};
+constexpr int kSilentLooks = 25;  // so long nobody needs to be told why nothing happens
 
 struct PushArguments {
   std::vector<std::string> steps;
@@ -26,24 +27,37 @@ struct PushArguments {
   bool as_json = false;
 };
 
+// With what else is "pushing".
 Result<json> state_of(const Target& target) {
   TRY_ASSIGN(const json status, ask_daemon(target.mount, "remote_status", {{"path", target.path}}));
   for (const json& remote : status.value("remotes", json::array())) {
-    for (const json& step : remote.value("steps", json::array())) return step;
+    for (json step : remote.value("steps", json::array())) {
+      step["pushing"] = remote.value("pushing", "");
+      return step;
+    }
   }
-  return Error(ENOENT, "it is not there any more");
+  return Error(ENOENT, "it is no step there any more: it was removed or renamed");
 }
 
-// Until it is committed, or is refused for good. What fails meanwhile is tried again by the daemon, and told once.
+// What stands in its way, or comes before it; empty: nothing that is worth a word.
+std::string words_of(const json& state, int looks) {
+  const std::string error = state.value("error", ""), waits_for = state.value("waits_for", "");
+  if (!error.empty()) return error;
+  if (!waits_for.empty() || state.value("stage", "") != "unpushed" || looks < kSilentLooks) return waits_for;
+  const std::string pushing = state.value("pushing", "");
+  return pushing.empty() ? "the mount has not come to it yet" : pushing + " is pushed first";
+}
+
+// Until it is committed, or is refused. What fails meanwhile is tried again by the daemon, and told once.
 Result<json> wait_for(const Target& target) {
   Progress progress("pushing " + target.path);
   std::string told;
-  for (;;) {
+  for (int looks = 0;; ++looks) {
     TRY_ASSIGN(json state, state_of(target));
-    const std::string stage = state.value("stage", ""), error = state.value("error", "");
+    const std::string stage = state.value("stage", "");
     if (stage == "committed") return state;
-    if (stage == "refused") return Error(EINVAL, error);
-    const std::string words = error.empty() ? state.value("waits_for", "") : error;
+    if (stage == "refused") return Error(EINVAL, state.value("error", ""));
+    const std::string words = words_of(state, looks);
     if (!words.empty() && words != told) {
       std::fprintf(stderr, "ckptfs: %s: %s; waiting\n", printable(target.path).c_str(), printable(words).c_str());
       told = words;
@@ -89,7 +103,7 @@ void add_push(CLI::App& app, Chosen& chosen) {
   auto arguments = std::make_shared<PushArguments>();
   CLI::App* command = app.add_subcommand("push", "Send steps to the remote of their series now");
   command->add_option("STEP", arguments->steps, "A step of a series that has a remote")->required();
-  command->add_flag("--wait", arguments->wait, "Return when the steps are committed there");
+  command->add_flag("--wait", arguments->wait, "Return when the steps are committed there, or cannot be");
   command->add_flag("--json", arguments->as_json, "Print as JSON");
   command->footer(
       "A series with a remote is pushed anyhow, unless its rule `push` is `manual`. This sends a step at once, before\n"

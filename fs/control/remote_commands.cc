@@ -7,6 +7,7 @@
 
 #include "fs/open/walk.h"
 #include "fs/ops/filesystem.h"
+#include "meta/names.h"
 #include "meta/tree/step_detection.h"
 
 namespace ckptfs::fs {
@@ -85,6 +86,7 @@ json report_json(const RemoteReport& report) {
           {"push", report.manual ? "manual" : "quiet"},
           {"upload_limit", report.settings.upload_limit},
           {"trouble", report.trouble},
+          {"pushing", report.pushing},
           {"pushed", report.pushed},
           {"committed", report.committed},
           {"failures", report.failures},
@@ -159,6 +161,21 @@ Result<json> remote_status(Filesystem& fs, const Peer& peer, const json& argumen
   return json{{"remotes", std::move(remotes)}};
 }
 
+// Why there is nothing of it to push, in words; empty: it is a step.
+Result<std::string> why_no_step(const Filesystem& fs, meta::InodeNumber step) {
+  const std::string name = meta::name_of(fs.tree, step);
+  if (meta::is_partial_name(name)) return std::string("it is an attempt to save a step that was not committed");
+  if (meta::is_set_aside_name(name)) {
+    return std::string("it was set aside as incomplete; to push it all the same, give it back its step's name");
+  }
+  TRY_ASSIGN(const auto known, fs.store.index().find_step(step));
+  if (known && known->being_removed) return std::string("it is being removed");
+  TRY_ASSIGN(const bool is_step, meta::is_step(fs.tree, step, name));
+  if (is_step) return std::string();
+  if (meta::step_number(name)) return std::string("it holds nothing yet: there is nothing to push");
+  return std::string("it has no step's name, as checkpoint-100, global_step100 or step_100: there is nothing to push");
+}
+
 Result<json> push_step(Filesystem& fs, const Peer& peer, const json& arguments) {
   const std::string path = arguments.at("path").get<std::string>();
   TRY_ASSIGN(const meta::InodeNumber step, resolve_as(fs.tree, peer.credentials, path, kRead | kSearch | kWrite));
@@ -167,10 +184,8 @@ Result<json> push_step(Filesystem& fs, const Peer& peer, const json& arguments) 
   if (!record.is_dir() || (above.flags & meta::kSeries) == 0) {
     return Error(EINVAL, path + ": it is no step of a series; `ckptfs ls` lists them");
   }
-  TRY_ASSIGN(const bool is_step, meta::is_step(fs.tree, step));
-  if (fs.pushes.has_remote(record.parent) && !is_step) {
-    return Error(EINVAL, path + ": it has no step's name, or holds nothing yet: there is nothing to push");
-  }
+  TRY_ASSIGN(const std::string why, why_no_step(fs, step));
+  if (fs.pushes.has_remote(record.parent) && !why.empty()) return Error(EINVAL, path + ": " + why);
   TRY(fs.remotes.push(record.parent, step));
   return json{{"step", fs.tree.path_of(step)}};
 }

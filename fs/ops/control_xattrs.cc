@@ -5,6 +5,7 @@
 
 #include "fs/open/walk.h"
 #include "meta/accounting/accounting.h"
+#include "meta/names.h"
 #include "meta/steps/policy.h"
 #include "meta/steps/source.h"
 #include "meta/steps/steps.h"
@@ -14,6 +15,7 @@ namespace ckptfs::fs {
 namespace {
 
 constexpr std::string_view kMetric = "metric.";
+constexpr std::string_view kWhole = "whole";
 constexpr std::string_view kRemote = "remote.";
 
 Error unknown(const std::string& name) {
@@ -26,6 +28,9 @@ std::string inside_mount(const std::string& path, const std::string& mountpoint)
   if (path.starts_with(mountpoint + "/")) return path.substr(mountpoint.size());
   return path;
 }
+
+// What a user tells of a step.
+bool is_of_step(const std::string& name) { return name == kWhole || name.starts_with(kMetric); }
 
 Result<bool> parse_flag(const std::string& value) {
   if (value == "1") return true;
@@ -63,6 +68,7 @@ Result<std::string> ControlXattrs::get(meta::InodeNumber inode, const std::strin
     const bool set = name == "seal" ? info.value().record.sealed : info.value().record.pinned;
     return std::string(set ? "1" : "0");
   }
+  if (name == kWhole) return fs_->tree.xattr(inode, meta::kWholeXattr);
   if (name == "state") return state(inode);
   if (name.starts_with(kRemote)) return remote(inode, name.substr(kRemote.size()));
   if (meta::is_policy_rule(name)) return rule(inode, name);
@@ -137,11 +143,15 @@ Result<std::string> ControlXattrs::rule(meta::InodeNumber series, const std::str
 }
 
 // A sealed step may get a metric, too, since its files do not change.
-Result<> ControlXattrs::set_metric(meta::InodeNumber step, const std::string& name, const std::string& value) const {
+Result<> ControlXattrs::set_of_step(meta::InodeNumber step, const std::string& name, const std::string& value) const {
   TRY_ASSIGN(const bool is_step, meta::is_step(fs_->tree, step));
-  if (!is_step) return Error(EINVAL, fs_->tree.path_of(step) + ": it is no step; a metric is of a step of a series");
-  if (name.size() <= kMetric.size()) return Error(EINVAL, "a metric has a name: user.ckptfs.metric.NAME");
-  if (!value.empty() && !meta::parse_metric(value)) return Error(EINVAL, "'" + value + "' is no number");
+  if (!is_step)
+    return Error(EINVAL, fs_->tree.path_of(step) + ": it is no step; " + name + " is of a step of a series");
+  if (name == kMetric) return Error(EINVAL, "a metric has a name: user.ckptfs.metric.NAME");
+  if (name == kWhole && !value.empty() && value != "1")
+    return Error(EINVAL, "the value is 1; setfattr -x takes it away");
+  if (name != kWhole && !value.empty() && !meta::parse_metric(value))
+    return Error(EINVAL, "'" + value + "' is no number");
   TRY(meta::set_control_xattr(fs_->store, step, std::string(kPrefix) + name, value));
   fs_->rotation.wake();
   return fs_->tree.sync();
@@ -194,12 +204,12 @@ void ControlXattrs::in_background(meta::InodeNumber inode, const Peer& peer,
 
 void ControlXattrs::remove(meta::InodeNumber inode, const std::string& name, const Peer& peer,
                            const std::function<void(const Result<>&)>& done) const {
-  if (!meta::is_policy_rule(name) && !name.starts_with(kMetric)) {
+  if (!meta::is_policy_rule(name) && !is_of_step(name)) {
     return done(Error(EOPNOTSUPP, std::string(kPrefix) + name + ": it cannot be taken away"));
   }
   in_background(inode, peer, done, [self = *this, inode, name, peer]() -> Result<> {
     TRY(self.get(inode, name, peer));
-    if (name.starts_with(kMetric)) return self.set_metric(inode, name, "");
+    if (is_of_step(name)) return self.set_of_step(inode, name, "");
     TRY(meta::set_rules(self.fs_->store, inode, {{name, ""}}, peer.credentials));
     TRY(self.fs_->set_aside.read_rule(inode));
     self.fs_->look_again();
@@ -224,10 +234,10 @@ void ControlXattrs::set(meta::InodeNumber inode, const std::string& name, const 
       TRY_ASSIGN(const bool pinned, parse_flag(value));
       return meta::set_pinned(self.fs_->store, inode, pinned);
     });
-  } else if (name == "source" || meta::is_policy_rule(name) || name.starts_with(kMetric)) {
+  } else if (name == "source" || meta::is_policy_rule(name) || is_of_step(name)) {
     in_background(inode, peer, done, [self = *this, inode, name, value, peer]() -> Result<> {
       if (name == "source") return self.set_source(inode, value, peer);
-      if (name.starts_with(kMetric)) return self.set_metric(inode, name, value);
+      if (is_of_step(name)) return self.set_of_step(inode, name, value);
       if (value.empty()) return Error(EINVAL, name + ": it has no value; setfattr -x takes a rule away");
       TRY(meta::set_rules(self.fs_->store, inode, {{name, value}}, peer.credentials));
       TRY(self.fs_->set_aside.read_rule(inode));

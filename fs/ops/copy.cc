@@ -85,6 +85,16 @@ bool may_share_source(const Request& request, meta::InodeNumber from) {
   return may_share(request.peer().credentials, record.value());
 }
 
+// The source may share its blocks now, also if the copy failed behind that. If it is a live swap file, its COW reserve
+// has grown. That is counted before the caller is answered, so that an open that follows at once sees it.
+void note_shared(Filesystem& fs, meta::InodeNumber source) {
+  if (views::is_virtual(source)) return;
+  const auto record = fs.tree.inode(source);
+  if (record && record.value().is_live_file() && (record.value().flags & meta::kSwap) != 0) {
+    fs.tree.finished_writing(source);
+  }
+}
+
 void op_copy_file_range(fuse_req_t req, fuse_ino_t from, off_t from_offset, fuse_file_info* from_info, fuse_ino_t to,
                         off_t to_offset, fuse_file_info*, size_t length, int flags) {
   const Request request(req, Operation::copy_file_range, to);
@@ -94,17 +104,12 @@ void op_copy_file_range(fuse_req_t req, fuse_ino_t from, off_t from_offset, fuse
   if (range.from_descriptor < 0) return request.error(EOPNOTSUPP);  // the kernel then copies through its cache
   through_gate(request.fs(), to, [request, range] {
     const auto copied = copy(request.fs(), range);
+    note_shared(request.fs(), range.from);
     if (!copied) return request.error(copied.error());
     if (const auto cleared = request.fs().privileges.clear(request.inode(), request.caller()); !cleared) {
       return request.error(cleared.error());
     }
     request.answer(fuse_reply_write, copied.value());
-    // The source shares its blocks now. If it is a live swap file, its COW reserve has grown.
-    if (views::is_virtual(range.from)) return;
-    const auto source = request.fs().tree.inode(range.from);
-    if (source && source.value().is_live_file() && (source.value().flags & meta::kSwap) != 0) {
-      request.fs().tree.finished_writing(range.from);
-    }
   });
 }
 

@@ -1,5 +1,6 @@
 // Extended attributes. The user's own are kept in the index. Those in user.ckptfs.* are controls
-// (fs/ops/control_xattrs.h). ACLs and all names outside of user, trusted and security are not supported, as on XFS.
+// (fs/ops/control_xattrs.h). ACLs and all names outside of user, trusted and security are not supported, as on XFS. Nor
+// are the capabilities of files (setcap): every write would have to clear them, also one that bypasses the daemon.
 #include <cerrno>
 #include <string_view>
 
@@ -14,6 +15,7 @@ namespace {
 bool is_control(std::string_view name) { return name.starts_with(ControlXattrs::kPrefix); }
 std::string control_name(std::string_view name) { return std::string(name.substr(ControlXattrs::kPrefix.size())); }
 bool is_unsupported(std::string_view name) {
+  if (name == "security.capability") return true;
   return !name.starts_with("user.") && !name.starts_with("trusted.") && !name.starts_with("security.");
 }
 // The kernel lets only root read such an xattr, but leaves it to the file system whether it is listed.

@@ -9,6 +9,7 @@
 #include <numeric>
 #include <utility>
 
+#include "fs/steps/declared_steps.h"
 #include "fs/views/files_of_step.h"
 #include "io/aligned_buffer.h"
 #include "meta/formats/checkpoint.h"
@@ -28,7 +29,7 @@ bool is_same_entry(const Entry& one, const Entry& other) {
 }
 
 Error cannot_push(const std::string& path, const std::string& why) {
-  return Error(EINVAL, path + ": " + why + ", which cannot be pushed");
+  return Error(EINVAL, path + ": " + why + ", which cannot be pushed; move it out of the step");
 }
 
 // What the manifests of libckptfs call the attempt; empty: there is none.
@@ -46,8 +47,8 @@ Result<std::string> attempt_of(const meta::formats::StepFiles& files) {
 }  // namespace
 
 Result<std::unique_ptr<LocalStep>> LocalStep::make(const Environment& environment, meta::InodeNumber step,
-                                                   const meta::Pause& pause) {
-  std::unique_ptr<LocalStep> made(new LocalStep(environment, step));
+                                                   uint32_t slots, const meta::Pause& pause) {
+  std::unique_ptr<LocalStep> made(new LocalStep(environment, step, slots));
   made->tag_ = meta::name_of(environment.store.tree(), step);
   TRY(meta::remote::check_tag(made->tag_));
   TRY_ASSIGN(Tree tree, made->collect());
@@ -95,6 +96,9 @@ Result<> LocalStep::add(const std::string& path, meta::InodeNumber inode, Tree& 
   } else {
     return cannot_push(names.path_of(inode), "it is no file, folder or symbolic link");
   }
+  if (const auto fit = meta::remote::check_alone(entry); !fit) {
+    return Error(EINVAL, tag_ + "/" + fit.error().message() + ", which cannot be pushed; rename or remove it");
+  }
   tree.entries.push_back(std::move(entry));
   tree.files.push_back({inode, record.blob});
   if (!record.is_dir()) return success();
@@ -136,6 +140,9 @@ Result<> LocalStep::judge() {
   if (!files.problems().empty()) return Error(EBUSY, files.problems().front().file + ": it is being written");
   facts_ = meta::formats::completeness_facts(files, meta::formats::read_checkpoint(files));
   if (files.short_of()) return *files.short_of();
+  TRY_ASSIGN(const auto ledger, meta::ledger_of(env_.store, step_));
+  TRY_ASSIGN(const auto declared, heed_declared(env_.store, step_, ledger, facts_.own));
+  if (meta::formats::is_whole(declared.completeness)) facts_.own = declared;
   TRY_ASSIGN(attempt_, attempt_of(files));
   return success();
 }
@@ -182,9 +189,15 @@ Result<bool> LocalStep::may_be_voted_for() const {
   if (in_use) return false;
   TRY_ASSIGN(const StepStatus status, env_.step_facts.inspect_step(step_));
   if (status.quiet < env_.quiet) return false;
-  TRY_ASSIGN(const meta::InodeRecord record, env_.store.tree().inode(step_));
-  TRY_ASSIGN(const std::string younger, env_.writers.younger_than(record.parent, step_));
+  TRY_ASSIGN(const std::string younger, younger_run());
   return younger.empty();
+}
+
+// What one machine has is never mixed with another's.
+Result<std::string> LocalStep::younger_run() const {
+  if (slots_ == 1) return std::string();
+  TRY_ASSIGN(const meta::InodeRecord record, env_.store.tree().inode(step_));
+  return env_.writers.younger_than(record.parent, step_);
 }
 
 }  // namespace ckptfs::fs

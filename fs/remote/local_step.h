@@ -34,9 +34,10 @@ class LocalStep : public meta::remote::StepImage {
     std::chrono::seconds quiet;
   };
 
-  // Takes the digests that are missing. `pause`: between chunks of what is read; false ends with ECANCELED. EBUSY:
-  // somebody writes to it. EINVAL, in words: it holds what cannot be pushed. EBADMSG or EIO: a file of it is damaged.
-  static Result<std::unique_ptr<LocalStep>> make(const Environment& environment, meta::InodeNumber step,
+  // Takes the digests that are missing. `slots`: of the remote. `pause`: between chunks of what is read; false ends
+  // with ECANCELED. EBUSY: somebody writes to it. EINVAL, in words: it holds what cannot be pushed. EBADMSG or EIO: a
+  // file of it is damaged.
+  static Result<std::unique_ptr<LocalStep>> make(const Environment& environment, meta::InodeNumber step, uint32_t slots,
                                                  const meta::Pause& pause);
 
   const std::string& tag() const override { return tag_; }
@@ -45,6 +46,8 @@ class LocalStep : public meta::remote::StepImage {
   Result<> read(size_t index, uint64_t offset, std::span<std::byte> buffer) const override;
   Result<bool> is_current() const override;
   Result<bool> may_be_voted_for() const override;
+  // Why it may be of an older run than what other slots have of it. Empty: nothing tells so.
+  Result<std::string> younger_run() const;
   const meta::formats::CompletenessFacts& facts() const override { return facts_; }
   const std::string& attempt() const override { return attempt_; }
 
@@ -58,7 +61,8 @@ class LocalStep : public meta::remote::StepImage {
     std::vector<meta::remote::Entry> entries;
     std::vector<File> files;  // of each entry
   };
-  explicit LocalStep(const Environment& environment, meta::InodeNumber step) : env_(environment), step_(step) {}
+  LocalStep(const Environment& environment, meta::InodeNumber step, uint32_t slots)
+      : env_(environment), step_(step), slots_(slots) {}
   Result<Tree> collect() const;
   Result<> add(const std::string& path, meta::InodeNumber inode, Tree& tree) const;
   Result<> take_digests(const meta::Pause& pause) const;
@@ -66,6 +70,7 @@ class LocalStep : public meta::remote::StepImage {
 
   const Environment env_;
   const meta::InodeNumber step_;
+  const uint32_t slots_;
   std::string tag_;
   std::string attempt_;
   std::vector<meta::remote::Entry> entries_;

@@ -139,13 +139,14 @@ Result<> Remotes::remove(meta::InodeNumber series) {
 }
 
 Result<> Remotes::push(meta::InodeNumber series, meta::InodeNumber step) {
+  const std::string tag = meta::name_of(env_.store.tree(), step);
   const io::MutexLock lock(mutex_);
   const auto found = running_.find(series);
   if (found == running_.end()) {
     return Error(ENOENT, env_.store.tree().path_of(series) + " has no remote; `ckptfs remote add URL " +
                              env_.store.tree().path_of(series) + "` gives it one");
   }
-  found->second.pusher->push_now(step);
+  found->second.pusher->push_now(step, tag);
   return success();
 }
 

@@ -23,6 +23,8 @@ using meta::remote::TagStatus;
 
 constexpr const char* kWhenPushedAgain =
     "; it is pushed again when it changes here, when another slot has pushed something new, or by `ckptfs push`";
+constexpr const char* kLeftAlone =
+    ": it is incomplete, and nobody writes to it. It is committed once that is there; or save the step again";
 constexpr std::chrono::seconds kShortestRest{1}, kLongestRest{30};  // between rounds in which nothing happened
 constexpr std::chrono::seconds kWaitingRest{5};                     // likewise, while other slots are waited for
 constexpr std::chrono::seconds kFirstRetry{5}, kLongestRetry{60};
@@ -31,6 +33,10 @@ constexpr std::chrono::minutes kRequestTime{2};
 constexpr std::chrono::seconds kTroubled{5};  // a failure that passes sooner is not told
 constexpr std::chrono::seconds kRateWindow{5};
 constexpr unsigned kPacksAtOnce = 4;
+
+// Can the step never be pushed as it is? A file of it is damaged or of a kind that no remote holds, its name is none
+// for a remote, or another mount is the same slot. Then somebody must act.
+bool is_hopeless(int code) { return code == EINVAL || code == EBADMSG || code == EEXIST; }
 
 // Not what an attempt to save it is called until it is committed, nor what an abandoned one is.
 bool is_name_of_step(const std::string& name) { return !meta::is_partial_name(name) && !meta::is_set_aside_name(name); }
@@ -60,7 +66,7 @@ SeriesPusher::SeriesPusher(const LocalStep::Environment& environment, PushStates
 void SeriesPusher::start() {
   stopping_ = false;
   states_.add_series(series_, settings_.slots);
-  if (settings_.slots > 1) env_.writers.watch(series_, StepWriters::kRemote);
+  env_.writers.watch(series_, StepWriters::kRemote);
   thread_.start([this] { run(); }, io::BackgroundThread::Priority::low);
 }
 
@@ -69,10 +75,18 @@ void SeriesPusher::stop() {
   thread_.stop();
 }
 
-void SeriesPusher::push_now(meta::InodeNumber step) {
+// What was known of the step may be old: it may have been removed there, or mended here. Who waits for it sees only
+// what the next rounds find.
+void SeriesPusher::push_now(meta::InodeNumber step, const std::string& tag) {
+  const auto known = states_.of(step);
+  if (!known || known->is_settled() || known->stage == Stage::refused) {
+    PushState state;
+    state.tag = tag;
+    states_.set(series_, step, std::move(state));
+  }
   {
     const io::MutexLock lock(mutex_);
-    asked_.insert(step);
+    asked_[step] = true;
   }
   thread_.wake();
 }
@@ -97,6 +111,7 @@ RemoteReport SeriesPusher::report() const {
   }
   for (const auto& [step, state] : states_.all(series_)) {
     if (state.is_settled()) continue;
+    if (state.stage == Stage::pushing) report.pushing = state.tag;
     const auto age = std::chrono::duration_cast<std::chrono::seconds>(now - state.since);
     report.oldest = std::max(report.oldest.value_or(age), age);
   }
@@ -253,66 +268,77 @@ Result<> SeriesPusher::list_others() {
       limits());
 }
 
-// All that can be pushed, in the order in which it is to be.
 // Of a series with rules rotation does it.
 Result<> SeriesPusher::note_whole(const SeriesStatus& series) {
   TRY_ASSIGN(const meta::SeriesPolicy policy, meta::policy_of(env_.store, series_));
-  if (settings_.slots == 1 || !policy.set.empty()) return success();
+  if (!policy.set.empty()) return success();
   for (const StepStatus& step : series.steps) {
-    if (!meta::formats::is_whole(step.facts.completeness) || step.ledger.is_known_whole()) continue;
+    if (!meta::formats::is_whole(step.facts.completeness) || step.is_known_whole()) continue;
     const auto noted = env_.writers.note_whole(step, [] {});
     if (!noted && noted.error().errno_value() != ENOENT) return noted.error();
   }
   return success();
 }
 
+// All that can be pushed, in the order in which it is to be.
 Result<std::vector<SeriesPusher::Candidate>> SeriesPusher::candidates() {
   TRY_ASSIGN(SeriesStatus series, env_.step_facts.inspect_series(series_, "", false));
   const bool quiet = meta::wall_time(meta::now()) - series.changed >= env_.quiet;
   nothing_ = quiet ? why_no_steps(series) : std::string();
   TRY(note_whole(series));
+  std::set<uint32_t> owners_of_whole;
+  for (const StepStatus& status : series.steps) {
+    if (status.facts.is_whole()) owners_of_whole.insert(status.owner);
+  }
   std::vector<Candidate> found;
-  for (StepStatus& status : series.steps) found.push_back({std::move(status)});
-  std::erase_if(found, [](const Candidate& one) {
-    const StepStatus& status = one.status;
-    return status.failed || status.record.being_removed || status.fingerprint == io::Digest{} ||
-           !is_name_of_step(status.facts.tag);
-  });
+  for (StepStatus& status : series.steps) {
+    const bool beside_whole = owners_of_whole.contains(status.owner);
+    if (is_name_of_step(status.facts.tag) && !note_blocked(status, beside_whole)) found.push_back({std::move(status)});
+  }
   std::vector<meta::InodeNumber> there;
   for (const Candidate& one : found) {
     const bool unpushed = states_.is_unpushed(series_, one.status.inode, one.status.fingerprint);
     const auto state = states_.of(one.status.inode);
     if (!unpushed && state->stage == Stage::committed) there.push_back(one.status.inode);
-    const bool is_new = !state || state->tag != one.status.facts.tag;  // a step that was renamed is another one there
-    if (is_new || (unpushed && state->is_settled())) states_.set(series_, one.status.inode, state_of(one));
+    // A step that was renamed is another one there. One without a fingerprint was asked for, or blocked, until now.
+    const bool is_new = !state || state->tag != one.status.facts.tag || state->fingerprint == io::Digest{};
+    const bool has_changed = state && state->fingerprint != one.status.fingerprint;
+    const bool was_final = state && (state->is_settled() || state->stage == Stage::refused);
+    if (is_new || (has_changed && was_final)) states_.set(series_, one.status.inode, state_of(one));
   }
   note_late(found, there);
   TRY(list_others());
   {
     const io::MutexLock lock(mutex_);
-    for (const meta::InodeNumber step : there) asked_.erase(step);
+    std::erase_if(asked_, [&there](const auto& asked) {  // but what was asked for since they were looked at
+      return !asked.second && std::ranges::find(there, asked.first) != there.end();
+    });
     for (Candidate& one : found) {
-      one.asked = asked_.contains(one.status.inode);
+      const auto asked = asked_.find(one.status.inode);
+      one.asked = asked != asked_.end();
+      if (one.asked && std::exchange(asked->second, false)) not_before_.erase(one.status.inode);
       one.awaited = others_.contains(one.status.facts.tag);
     }
   }
   std::ranges::stable_sort(found, [](const Candidate& one, const Candidate& other) {
-    return std::tie(one.asked, one.awaited, one.status.facts.completed) >
-           std::tie(other.asked, other.awaited, other.status.facts.completed);
+    return std::tie(one.asked, one.awaited, one.status.saved) >
+           std::tie(other.asked, other.awaited, other.status.saved);
   });
   return found;
 }
 
-// Those that are older than a step that is there already.
+// Those that were saved before a step that is there already. A step of the future tells nothing: the clock was set
+// back.
 void SeriesPusher::note_late(const std::vector<Candidate>& all, const std::vector<meta::InodeNumber>& there) {
   late_.clear();
   std::optional<meta::WallTime> newest;
+  const meta::WallTime now = meta::wall_time(meta::now());
   for (const Candidate& one : all) {
     const bool is_there = std::ranges::find(there, one.status.inode) != there.end();
-    if (is_there && (!newest || *newest < one.status.facts.completed)) newest = one.status.facts.completed;
+    if (is_there && one.status.saved <= now && (!newest || *newest < one.status.saved)) newest = one.status.saved;
   }
   for (const Candidate& one : all) {
-    if (newest && one.status.facts.completed < *newest) late_.insert(one.status.inode);
+    if (newest && one.status.saved < *newest) late_.insert(one.status.inode);
   }
 }
 
@@ -392,14 +418,17 @@ Result<> SeriesPusher::push(const Candidate& candidate) {
   TRY_ASSIGN(const bool better, is_better_there(candidate));
   if (better) return success();
   ended_.erase(step);
+  const auto before = states_.of(step);
+  const bool was_refused = before && before->stage == Stage::refused;  // then it may be so again
   PushState state = state_of(candidate);
   state.stage = Stage::pushing;
-  states_.set(series_, step, state);
+  if (!was_refused) states_.set(series_, step, state);
   Pushed pushed;
   pushed.fingerprint = candidate.status.fingerprint;
   pushed.others = parts_of_others(candidate.status.facts.tag);
-  TRY_ASSIGN(pushed.image,
-             LocalStep::make(env_, step, [this](auto) { return thread_.wait_for(std::chrono::nanoseconds(0)); }));
+  TRY_ASSIGN(pushed.image, LocalStep::make(env_, step, settings_.slots,
+                                           [this](auto) { return thread_.wait_for(std::chrono::nanoseconds(0)); }));
+  if (was_refused) states_.set(series_, step, state);
   TRY_ASSIGN(const bool fetched, is_as_fetched(candidate, *pushed.image));
   if (fetched) return success();
   TRY_ASSIGN(const bool removed, candidate.asked ? Result<bool>(false) : is_removed_there(candidate, *pushed.image));
@@ -446,10 +475,18 @@ Result<> SeriesPusher::decide(meta::InodeNumber step, Pushed& pushed) {
       break;
     case TagStatus::State::waits:
     case TagStatus::State::incomplete: {
-      state.stage = Stage::waiting;
+      // What its fingerprint does not tell, as the mode of an empty folder.
+      TRY_ASSIGN(const bool current, status.missing.empty() ? pushed.image->is_current() : Result<bool>(true));
+      state.stage = current ? Stage::waiting : Stage::unpushed;
       state.waits_for = status.reason;
-      TRY_ASSIGN(const std::string younger, env_.writers.younger_than(series_, step));
+      if (!current) break;
+      TRY_ASSIGN(const std::string younger, pushed.image->younger_run());
       if (!younger.empty() && status.missing.empty()) state.waits_for = younger;
+      if (status.state != TagStatus::State::incomplete) break;
+      TRY_ASSIGN(const bool alone, is_left_alone(step));
+      if (!alone) break;
+      state.stage = Stage::refused;
+      state.error = status.reason + kLeftAlone;
       break;
     }
     case TagStatus::State::refused:
@@ -486,24 +523,23 @@ void SeriesPusher::failed(const Candidate& candidate, const Error& error) {
   const meta::InodeNumber step = candidate.status.inode;
   const int code = error.errno_value();
   if (code == ECANCELED && stopping_) return;
-  const bool changes = code == ESTALE || code == EBUSY || code == ENOENT;
+  const bool changes = code == ESTALE || code == EBUSY || code == ENOENT, refused = is_hopeless(code);
   int& before = failures_in_a_row_[step];
   const auto pause = changes ? kFirstRetry : std::min(kLongestRetry, kFirstRetry * (1 << std::min(before, 5)));
   not_before_[step] = Clock::now() + pause;
   if (!changes) ++before;
   PushState state = states_.of(step).value_or(state_of(candidate));
-  if (state.stage == Stage::pushing) state.stage = Stage::unpushed;
+  if (state.stage == Stage::pushing || state.stage == Stage::refused) state.stage = Stage::unpushed;
   if (!changes && state.error != error.message()) {
     log::warn("{}: it is not pushed: {}", env_.store.tree().path_of(step), error.message());
   }
-  if (changes) {
-    state.waits_for = error.message();
-  } else {
-    state.error = error.message();
-  }
+  if (refused) state.stage = Stage::refused;
+  (changes ? state.waits_for : state.error) = error.message();
+  if (changes) state.error.clear();
   states_.set(series_, step, std::move(state));
   const io::MutexLock lock(mutex_);
   if (!changes) ++report_.failures;
+  if (refused) asked_.erase(step);
 }
 
 }  // namespace ckptfs::fs

@@ -5,11 +5,13 @@
 // while other slots are waited for. First come steps of which another slot has a part, then the newest.
 //
 // What fails is tried again, for ever, after a pause that grows to a minute; the step's state says what stands in the
-// way. What a crash interrupts is begun anew, without what has arrived (meta/remote/push_journal.h). A step that is
-// removed meanwhile is forgotten, and so is what was sent of it. A step that `ckptfs fetch` made counts as committed
-// while it is what came (fs/remote/fetched_step.h). Unless somebody asks for it by hand, a step is left out that the
-// remote's rules would not keep, or that was removed there as it is here. A part that the collector has ended, since
-// other slots' parts did not come or it is incomplete, is pushed again only when something has happened.
+// way. A step that nobody can push as it is (a file is damaged, or of a kind that no remote holds) is *refused*: it is
+// looked at again all the same. What a crash interrupts is begun anew, without what has arrived
+// (meta/remote/push_journal.h). A step that is removed meanwhile is forgotten, and so is what was sent of it. A step
+// that `ckptfs fetch` made counts as committed while it is what came (fs/remote/fetched_step.h). Unless somebody asks
+// for it by hand, a step is left out that the remote's rules would not keep, or that was removed there as it is here. A
+// part that the collector has ended, since other slots' parts did not come or it is incomplete, is pushed again only
+// when something has happened.
 //
 // Thread safety: all of it; start() and stop() from one thread. Lock: mutex_ (a leaf).
 #pragma once
@@ -50,7 +52,8 @@ struct RemoteReport {
   uint64_t sent = 0;      // bytes of packs
   uint64_t borrowed = 0;  // bytes that were there already
   uint64_t puts = 0, gets = 0, lists = 0, retries = 0;
-  uint64_t bytes_per_second = 0;               // of what is on its way now, lately
+  std::string pushing;                         // the tag of the step that is on its way now; empty: none is
+  uint64_t bytes_per_second = 0;               // of it, lately
   std::chrono::seconds stalled{};              // for so long nothing has succeeded, though it was tried
   std::optional<std::chrono::seconds> oldest;  // the age of the oldest unpushed step; none: there is none
   std::optional<CollectionReport> collection;  // of slot 0
@@ -68,7 +71,7 @@ class SeriesPusher {
   void stop();
   void wake() { thread_.wake(); }
   // Pushes this step next, whatever the rule says, and without waiting for it to be quiet.
-  void push_now(meta::InodeNumber step);
+  void push_now(meta::InodeNumber step, const std::string& tag);
   RemoteReport report() const;
   const RemoteSettings& settings() const { return settings_; }
 
@@ -102,6 +105,9 @@ class SeriesPusher {
   Result<> reach();
   Result<std::vector<Candidate>> candidates();
   Result<> note_whole(const SeriesStatus& series);
+  bool is_in_doubt(const StepStatus& status, bool beside_whole) const;
+  // `beside_whole`: another step of its owner is whole.
+  bool note_blocked(const StepStatus& status, bool beside_whole);
   void note_late(const std::vector<Candidate>& all, const std::vector<meta::InodeNumber>& there);
   Result<> list_others();
   PartsOfOthers parts_of_others(const std::string& tag) const;
@@ -118,6 +124,7 @@ class SeriesPusher {
   Result<> push(const Candidate& candidate);
   Result<> decide(meta::InodeNumber step, Pushed& pushed);
   bool rests_when_ended(const Pushed& pushed) const;
+  Result<bool> is_left_alone(meta::InodeNumber step) const;
   Result<> forget_missing();
   PushState state_of(const Candidate& candidate) const;
   uint64_t bytes_per_second() const;
@@ -152,7 +159,7 @@ class SeriesPusher {
   bool manual_ = false;
 
   mutable io::Mutex mutex_;
-  std::set<meta::InodeNumber> asked_ GUARDED_BY(mutex_);
+  std::map<meta::InodeNumber, bool> asked_ GUARDED_BY(mutex_);  // by hand; true: since the last round
   RemoteReport report_ GUARDED_BY(mutex_);
   mutable Clock::time_point rate_from_ GUARDED_BY(mutex_);  // when somebody asked for the rate last
   mutable uint64_t rate_bytes_ GUARDED_BY(mutex_) = 0, rate_ GUARDED_BY(mutex_) = 0;

@@ -1,5 +1,5 @@
-// Which steps are not pushed: what the remote has already, what was removed or ended there, and what its rules would
-// not keep.
+// Which steps are not pushed: what cannot be, what the remote has already, what was removed or ended there, and what
+// its rules would not keep.
 #include <cerrno>
 #include <utility>
 
@@ -8,13 +8,74 @@
 #include "io/log.h"
 #include "meta/remote/slot_parts.h"
 #include "meta/remote/tombstone.h"
+#include "meta/tree/process.h"
 
 namespace ckptfs::fs {
 namespace {
 
 constexpr std::chrono::hours kRulesAgain{1};  // so often a step that they would not keep is judged again
+constexpr const char* kNotKnownWhole =
+    ": it is not known to be whole; `setfattr -n user.ckptfs.whole -v 1 STEP` says that it is";
 
 }  // namespace
+
+// Can nobody tell that the step is whole, so that it is not to be the newest one there? Its files alone might not tell.
+// Where no step is known to be whole, its layout is one that the mount does not know. Of several slots each sees a
+// part.
+bool SeriesPusher::is_in_doubt(const StepStatus& status, bool beside_whole) const {
+  if (status.facts.is_whole()) return false;
+  const auto declared = meta::declared_steps(env_.store.tree(), series_);
+  if (!declared || !declared.value().complete_when.empty()) return true;
+  const bool is_unknown = status.facts.completeness == meta::formats::Completeness::unknown;
+  if (!is_unknown || status.damaged || status.failed) return false;
+  const auto pushed = pushed_.find(status.inode);
+  if (pushed != pushed_.end() && pushed->second.fingerprint == status.fingerprint) return false;
+  const auto fetched = fetched_step(env_.store, status.inode);
+  if (fetched && fetched.value()) return false;  // it is there; push() finds whether it is as it came
+  const io::MutexLock lock(mutex_);
+  if (asked_.contains(status.inode)) return false;
+  return status.facts.written_again || (beside_whole && settings_.slots == 1);
+}
+
+// Can the step not even be looked at? Then its state says why, and it is looked at again in each round. What is
+// written, or cannot be read in this moment, waits; what is damaged, or cannot be read, is refused.
+bool SeriesPusher::note_blocked(const StepStatus& status, bool beside_whole) {
+  const bool refused = status.damaged || (status.failed && !status.passing);
+  const bool in_doubt = is_in_doubt(status, beside_whole);
+  if (!refused && !in_doubt && !status.failed && status.fingerprint != io::Digest{}) return false;
+  const auto before = states_.of(status.inode);
+  const bool is_same = before && before->tag == status.facts.tag;
+  const bool is_known = is_same && (before->fingerprint == status.fingerprint || status.fingerprint == io::Digest{});
+  if (is_same && before->is_settled() && (is_known || !in_doubt)) return true;
+  if (is_same && !refused && before->stage == PushState::Stage::waiting) return true;
+  PushState state = state_of({status});
+  std::string why;  // what a user has to know of
+  if (refused) {
+    state.stage = PushState::Stage::refused;
+    state.error = why = status.reason + (status.damaged ? "; save the step again" : "");
+    const io::MutexLock lock(mutex_);
+    asked_.erase(status.inode);
+  } else {
+    const bool is_unknown = status.facts.completeness == meta::formats::Completeness::unknown;
+    const bool can_tell_nothing = in_doubt && is_unknown && !status.failed;
+    state.waits_for = status.reason + (can_tell_nothing ? kNotKnownWhole : "");
+    if (can_tell_nothing) why = state.waits_for;
+  }
+  if (!why.empty() && (!is_same || (before->error != why && before->waits_for != why))) {
+    log::warn("{}: it is not pushed: {}", env_.store.tree().path_of(status.inode), why);
+  }
+  states_.set(series_, status.inode, std::move(state));
+  return true;
+}
+
+// Does nobody go on with a step that lacks files? With several slots another machine may.
+Result<bool> SeriesPusher::is_left_alone(meta::InodeNumber step) const {
+  if (settings_.slots > 1) return false;
+  TRY_ASSIGN(const StepStatus status, env_.step_facts.inspect_step(step));
+  if (status.facts.in_use || status.quiet < env_.quiet) return false;
+  return meta::state_of_writers(status.ledger.writers, meta::process_place(), meta::has_ended) !=
+         meta::WritersState::living;
+}
 
 // A thinned step is pushed only where nothing else of that name is there: what is there holds more.
 Result<bool> SeriesPusher::is_better_there(const Candidate& candidate) {

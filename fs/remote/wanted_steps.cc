@@ -11,7 +11,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::minutes kReadAgain{1};
 
-uint64_t number_of_tag(const std::string& tag) { return meta::step_number(tag).value_or(0); }
+uint64_t number_of_tag(const std::string& tag) { return meta::last_number_in(tag).value_or(0); }
 
 }  // namespace
 

@@ -4,10 +4,11 @@
 
 #include <mutex>
 
+#include "fs/steps/declared_steps.h"
 #include "fs/views/files_of_step.h"
 #include "io/lease.h"
 #include "meta/formats/checkpoint.h"
-#include "meta/formats/trainer_state.h"
+#include "meta/formats/file_kinds.h"
 #include "meta/names.h"
 #include "meta/steps/ledger.h"
 #include "meta/steps/policy.h"
@@ -15,6 +16,9 @@
 
 namespace ckptfs::fs {
 namespace {
+
+using meta::formats::FileKind;
+using meta::formats::FileRole;
 
 constexpr size_t kMostSiblings = 256;
 
@@ -36,27 +40,25 @@ Result<bool> Abandonment::is_open(meta::InodeNumber step) const {
   return open;
 }
 
-Result<std::optional<std::string>> Abandonment::find_protection(meta::InodeNumber series, meta::InodeNumber step,
-                                                                const std::string& tag) const {
-  using Reason = std::optional<std::string>;
-  TRY_ASSIGN(const auto pinned, tree_.pinned_folders());
-  if (pinned.contains(step)) return Reason("it is pinned");
-  if (pushes_.has_slots(series)) return Reason("other machines have other files of it (ckptfs remote status)");
+Result<std::string> Abandonment::find_protection(meta::InodeNumber series, meta::InodeNumber step,
+                                                 const std::string& tag) const {
   const Latest latest = latest_of(tree_, series);
   if (!latest.unread.empty()) {
     const auto& [tracker, why] = *latest.unread.begin();
-    return Reason("nobody can tell what `" + tracker + "` names: " + why);
-  }
-  if (latest.names(tag)) {
-    return Reason(
-        "the file `latest` names it, and a trainer that did not find it would begin anew; write the tag of a "
-        "complete step into `latest`");
+    return "nobody can tell what `" + tracker + "` names: " + why;
   }
   TRY_ASSIGN(const meta::SeriesPolicy policy, meta::policy_of(store_, series));
   const auto setter = policy.set_by.find(kRule);
-  if (!policy.set.contains(kRule) || setter == policy.set_by.end()) return Reason("its series has no such rule");
+  if (!policy.set.contains(kRule) || setter == policy.set_by.end()) return "its series has no such rule";
   TRY_ASSIGN(const bool may, meta::may_rules_remove(tree_, {{kRule, "1"}}, {*setter}, step));
-  return may ? Reason() : Reason("the user who set the rule could not remove it by hand");
+  TRY_ASSIGN(const auto pinned, tree_.pinned_folders());
+  meta::StepFacts facts;
+  facts.pinned = pinned.contains(step);
+  facts.latest = latest.names(tag);
+  facts.elsewhere = pushes_.has_slots(series);
+  facts.out_of_reach = !may;
+  const auto protections = meta::own_protections(facts, meta::kSetAside);
+  return std::string(protections.empty() ? "" : meta::words_of(protections.front(), meta::kSetAside));
 }
 
 Result<meta::formats::SiblingFiles> Abandonment::siblings_of(meta::InodeNumber series, meta::InodeNumber step) const {
@@ -69,7 +71,8 @@ Result<meta::formats::SiblingFiles> Abandonment::siblings_of(meta::InodeNumber s
   size_t asked = 0;
   for (const meta::DirectoryEntry& entry : entries) {
     if (stopping_) return Error(ECANCELED);
-    if (entry.type != S_IFDIR || entry.inode == step || !meta::step_number(entry.name)) continue;
+    TRY_ASSIGN(const bool named, meta::may_be_step(tree_, series, entry.name));
+    if (entry.type != S_IFDIR || entry.inode == step || !named) continue;
     const auto record = tree_.inode(entry.inode);
     if (!record || record.value().uid != own.uid) continue;  // nobody's step is judged by another user's
     if (++asked > kMostSiblings) break;
@@ -77,9 +80,10 @@ Result<meta::formats::SiblingFiles> Abandonment::siblings_of(meta::InodeNumber s
     if (!files) continue;
     bool has_trainer_state = false;
     for (const meta::DirectoryEntry& file : files.value()) {
-      has_trainer_state = has_trainer_state || file.name == meta::formats::kTrainerStateName;
-      found.dcp_metadata = found.dcp_metadata || file.name == ".metadata";
-      found.first_model_states = found.first_model_states || meta::formats::is_first_model_states(file.name);
+      const FileKind kind = meta::formats::kind_of(file.name);
+      has_trainer_state = has_trainer_state || kind.role == FileRole::trainer_state;
+      found.dcp_metadata = found.dcp_metadata || kind.role == FileRole::dcp_metadata;
+      found.first_model_states = found.first_model_states || kind.is_first_model_states();
     }
     found.trainer_state = found.trainer_state || has_trainer_state;
     if (!has_trainer_state || !named_by_trainer || found.of_same_trainer) continue;
@@ -97,9 +101,11 @@ Result<meta::formats::CompletenessJudgement> Abandonment::judge(meta::InodeNumbe
   const std::lock_guard turn(readings_);
   const auto judged = meta::formats::judge_completeness(files, meta::formats::read_checkpoint(files));
   if (files.short_of()) return *files.short_of();
-  if (meta::formats::is_whole(judged.completeness)) return judged;
+  TRY_ASSIGN(const auto ledger, meta::ledger_of(store_, step));
+  TRY_ASSIGN(const auto declared, heed_declared(store_, step, ledger, judged));
+  if (meta::formats::is_whole(declared.completeness)) return declared;
   TRY_ASSIGN(const auto siblings, siblings_of(series, step));
-  auto judgement = meta::formats::judge_abandoned(files, judged, siblings);
+  auto judgement = meta::formats::judge_abandoned(files, declared, siblings);
   if (files.short_of()) return *files.short_of();
   return heed_symlinks(tree_, step, std::move(judgement));
 }

@@ -6,7 +6,6 @@
 
 #include <atomic>
 #include <functional>
-#include <optional>
 #include <string>
 #include <utility>
 
@@ -43,9 +42,8 @@ class Abandonment {
   Result<bool> is_open(meta::InodeNumber step) const;
   // Had it a file open within twice the quiet time?
   Result<bool> is_in_use(meta::InodeNumber step) const { return step_facts_.is_in_use(step); }
-  // Why it must keep its name, in words. None: nothing protects it.
-  Result<std::optional<std::string>> find_protection(meta::InodeNumber series, meta::InodeNumber step,
-                                                     const std::string& tag) const;
+  // Why it must keep its name, in words. Empty: nothing protects it.
+  Result<std::string> find_protection(meta::InodeNumber series, meta::InodeNumber step, const std::string& tag) const;
   Result<meta::formats::CompletenessJudgement> judge(meta::InodeNumber series, meta::InodeNumber step) const;
 
  private:

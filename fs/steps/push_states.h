@@ -24,7 +24,7 @@ struct PushState {
     pushing,    // its chunks are on their way
     waiting,    // its part is there; other slots' parts or votes are not, or its files are not quiet
     committed,  // `name` is what the step is called there
-    refused,    // it cannot be committed as it is; `error` tells why
+    refused,    // it cannot be pushed or committed as it is; `error` tells why
     not_kept,   // it is not pushed, since the remote's rules would not keep it; `waits_for` tells which
     removed,    // it was removed there, and is not pushed again; `waits_for` tells by whom
   };

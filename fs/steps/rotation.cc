@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <ctime>
 #include <map>
 #include <unordered_set>
 #include <utility>
 
+#include "fs/steps/declared_steps.h"
 #include "io/fault.h"
 #include "io/log.h"
 #include "meta/accounting/accounting.h"
@@ -16,12 +18,11 @@ namespace ckptfs::fs {
 namespace {
 
 using meta::Reason;
-using meta::formats::Completeness;
 
 constexpr std::chrono::milliseconds kShortest{250};
 constexpr std::chrono::milliseconds kLongest{5000};
 constexpr std::chrono::minutes kNoteClock{10};
-constexpr int kPauseFactor = 50;  // an inspection is followed by a pause of so many times its duration
+constexpr int kPauseFactor = 50;  // rotation uses at most a fiftieth of a processor, or two if series differ much
 
 meta::WallTime wall_now() { return meta::wall_time(meta::now()); }
 
@@ -31,17 +32,32 @@ std::string names_of(const std::vector<Reason>& reasons) {
   return names;
 }
 
+// The processor time of this thread.
+std::chrono::nanoseconds time_of_thread() {
+  timespec time{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+}
+
 std::string owned_by(uint32_t uid) { return "steps of uid " + std::to_string(uid); }
 
 // It is no failure if somebody else removes a step meanwhile, or if the mount ends.
 bool is_harmless(const Error& error) { return error.errno_value() == ENOENT || error.errno_value() == ECANCELED; }
 
-// Is it a protection that `status` reports as held? *Unknown* is not, since it has a warning of its own. The decision
-// to protect is made by judge() in meta/steps/retention.cc.
-bool is_protection(Reason reason) {
-  return reason == Reason::newest || reason == Reason::pinned || reason == Reason::latest ||
-         reason == Reason::best_model || reason == Reason::in_use || reason == Reason::out_of_reach ||
-         reason == Reason::unpushed;
+// Would a rule remove the step, if it was not protected? The protections are the first reasons. Unknown steps are not
+// reported as held, since they have a warning of their own.
+bool is_held(const meta::Policy& policy, const StepStatus& step, const std::vector<Reason>& reasons) {
+  return meta::protects_from(reasons.back(), meta::kRemove) && std::ranges::count(reasons, Reason::unknown) == 0 &&
+         (step.facts.is_whole() ? policy.has_keep_rule() : policy.keep_partial.has_value());
+}
+
+// Of each owner, in both orders.
+std::vector<const StepStatus*> newest_complete(const SeriesStatus& status) {
+  std::vector<meta::StepFacts> facts;
+  for (const StepStatus& one : status.steps) facts.push_back(one.facts);
+  std::vector<const StepStatus*> newest;
+  for (const size_t at : meta::newest_of(facts, &meta::StepFacts::is_complete)) newest.push_back(&status.steps[at]);
+  return newest;
 }
 
 }  // namespace
@@ -68,7 +84,14 @@ void Rotation::failed(const std::string& what, const Error& error) {
   ++report_.failures;
 }
 
+void Rotation::wake() {
+  woken_ = true;
+  thread_.wake();
+}
+
 void Rotation::count_round() {
+  if (!std::ranges::all_of(turns_, [](const auto& one) { return one.second.looked_at; })) return;
+  for (auto& [series, turn] : turns_) turn.looked_at = false;
   const io::MutexLock lock(mutex_);
   ++report_.rounds;
 }
@@ -78,24 +101,75 @@ void Rotation::run() {
   const auto interval = std::clamp<Clock::duration>(quiet_ / 4, kShortest, kLongest);
   for (Clock::duration rest = interval; thread_.wait_for(rest);) {
     set_aside_.settle_all();
-    const auto began = Clock::now();
-    const auto rotated = rotate_all();
-    if (!rotated && !is_harmless(rotated.error())) failed("rotation", rotated.error());
+    const auto began = time_of_thread();
+    const auto rotating = rotate_all();
+    if (!rotating && !is_harmless(rotating.error())) failed("rotation", rotating.error());
     count_round();
-    rest = std::max(interval, (Clock::now() - began) * kPauseFactor);
+    const auto beside = time_of_thread() - began - (rotating ? rotating.value() : std::chrono::nanoseconds(0));
+    rest = std::max<Clock::duration>(interval, beside * kPauseFactor);
   }
   clock_noted_ = {};
   if (const auto noted = note_clock(); !noted) failed("rotation", noted.error());
 }
 
-Result<> Rotation::rotate_all() {
-  if (!tree_.is_inspected()) return success();  // what is damaged is not known yet
+// Rotation's time is divided equally among owners, then among each owner's series: one with thousands of steps delays
+// only its own rules. What the others do not use of theirs shortens its pause.
+Result<std::chrono::nanoseconds> Rotation::rotate_all() {
+  std::chrono::nanoseconds rotating{};
+  if (!tree_.is_inspected()) return rotating;  // what is damaged is not known yet
   files_.forget_closed_before(Clock::now() - 2 * quiet_);
+  TRY_ASSIGN(const auto divisors, find_divisors());
+  const bool woken = woken_.exchange(false);
+  std::erase_if(turns_, [&divisors](const auto& one) { return !divisors.contains(one.first); });
+  std::chrono::nanoseconds all{};
+  for (const auto& [series, turn] : turns_) all += turn.took;
+  for (const auto& [series, divisor] : divisors) {
+    Turn& turn = turns_[series];
+    if (!woken && Clock::now() < turn.next) continue;
+    all -= turn.took;
+    turn.took = look_at(series, turn);
+    all += turn.took;
+    rotating += turn.took;
+    turn.next = Clock::now() + kPauseFactor * std::min(turn.took * static_cast<int64_t>(divisor), all);
+  }
+  report_findings();
+  return rotating;
+}
+
+// Returns what it took: processor time. What was in vain, and is tried again, may have made others wait for the disk.
+std::chrono::nanoseconds Rotation::look_at(meta::InodeNumber series, Turn& turn) {
+  const auto began = Clock::now();
+  const auto began_here = time_of_thread();
+  turn.findings = {};
+  turn.looked_at = true;
+  const auto done = rotate_series(series, turn.findings);
+  if (!done && !is_harmless(done.error())) failed("rotation of " + tree_.path_of(series), done.error());
+  return turn.findings.in_vain ? Clock::now() - began : time_of_thread() - began_here;
+}
+
+// Of each series that has rules: the number of owners times that of its owner's series.
+Result<std::map<meta::InodeNumber, size_t>> Rotation::find_divisors() {
   TRY_ASSIGN(const auto all, meta::list_series(tree_));
-  Findings findings;
+  std::map<uint32_t, std::vector<meta::InodeNumber>> by_owner;
   for (const meta::InodeNumber series : all) {
-    const auto done = rotate_series(series, findings);
-    if (!done && !is_harmless(done.error())) failed("rotation of " + tree_.path_of(series), done.error());
+    const auto record = tree_.inode(series);
+    const auto policy = record ? meta::policy_of(store_, series) : record.error();
+    if (!policy && !is_harmless(policy.error())) failed("rotation of " + tree_.path_of(series), policy.error());
+    if (policy && !(policy.value().set.empty() && policy.value().armed.empty()))
+      by_owner[record.value().uid].push_back(series);
+  }
+  std::map<meta::InodeNumber, size_t> divisors;
+  for (const auto& [owner, owned] : by_owner) {
+    for (const meta::InodeNumber series : owned) divisors[series] = by_owner.size() * owned.size();
+  }
+  return divisors;
+}
+
+void Rotation::report_findings() {
+  Findings findings;
+  for (const auto& [series, turn] : turns_) {
+    findings.held.insert(findings.held.end(), turn.findings.held.begin(), turn.findings.held.end());
+    findings.warnings.insert(findings.warnings.end(), turn.findings.warnings.begin(), turn.findings.warnings.end());
   }
   const std::vector<std::string> told = report().warnings;
   for (const std::string& warning : findings.warnings) {
@@ -104,7 +178,6 @@ Result<> Rotation::rotate_all() {
   const io::MutexLock lock(mutex_);
   report_.held = std::move(findings.held);
   report_.warnings = std::move(findings.warnings);
-  return success();
 }
 
 // After a crash of the machine the steps are younger by the time since the clock was noted last.
@@ -125,6 +198,7 @@ Result<> Rotation::rotate_series(meta::InodeNumber series, Findings& findings) {
     findings.warnings.push_back(tree_.path_of(series) + ": its rules do nothing: " + why);
   }
   note_whole(status, tree_.path_of(series));
+  TRY(note_named(series, status));
   if (!series_policy.is_armed()) {
     TRY_ASSIGN(const bool changed, arm(series, series_policy, status));
     if (changed) {  // a policy that has just been replaced does nothing
@@ -132,7 +206,7 @@ Result<> Rotation::rotate_series(meta::InodeNumber series, Findings& findings) {
       return success();
     }
   }
-  if (series_policy.armed.empty()) return success();
+  if (series_policy.armed.empty() || series_policy.tells_other_steps()) return success();
   const Rules rules{series_policy.armed, series_policy.armed_by};
   TRY_ASSIGN(const meta::Judgement judgement, judge(rules, status));
   const std::string path = tree_.path_of(series);
@@ -140,26 +214,23 @@ Result<> Rotation::rotate_series(meta::InodeNumber series, Findings& findings) {
   for (const StepStatus& step : status.steps) {
     if (step.failed) findings.warnings.push_back(path + "/" + step.facts.tag + " cannot be judged: " + step.reason);
   }
+  for (const auto& [user, why] : status.unclear_to) {
+    findings.warnings.push_back(path + ": " + owned_by(user) + " stay: " + why);
+  }
   if (!status.unclear.empty()) {
-    for (const uint32_t user : status.unclear_to) {
-      findings.warnings.push_back(path + ": " + owned_by(user) + " stay: " + status.unclear);
-    }
-    if (status.unclear_to.empty()) {
-      findings.warnings.push_back(path + ": nothing is removed: " + status.unclear);
-      return success();
-    }
+    findings.warnings.push_back(path + ": nothing is removed: " + status.unclear);
+    return success();
   }
   TRY(carry_out(series, wanted, status, judgement, findings));
   TRY(thin(series, wanted, status, judgement, findings));
-  return seal(rules, status, judgement);
+  return seal(wanted, rules, status, judgement);
 }
 
 // What is complete and durable needs not be set aside any more.
 void Rotation::note_whole(const SeriesStatus& status, const std::string& path) {
   for (const StepStatus& step : status.steps) {
     const bool may_be_set_aside = set_aside_.is_unfinished(step.inode);
-    if (!meta::formats::is_whole(step.facts.completeness) || (step.ledger.is_known_whole() && !may_be_set_aside))
-      continue;
+    if (!step.facts.is_whole() || (step.is_known_whole() && !may_be_set_aside)) continue;
     const auto durable = may_be_set_aside ? step_facts_.make_durable(step) : Result<>(success());
     const auto forget = [&] { set_aside_.note_complete(step.inode); };
     const auto noted = durable ? writers_.note_whole(step, forget) : durable.error();
@@ -167,38 +238,59 @@ void Rotation::note_whole(const SeriesStatus& status, const std::string& path) {
   }
 }
 
+// Which steps the tracker file named while the mount looked.
+Result<> Rotation::note_named(meta::InodeNumber series, const SeriesStatus& status) {
+  TRY_ASSIGN(const meta::DeclaredSteps declared, meta::declared_steps(tree_, series));
+  if (std::ranges::count(kTrackers, declared.complete_when) == 0) return success();
+  const Latest latest = latest_of(tree_, series, declared.complete_when);
+  for (const StepStatus& step : status.steps) {
+    if (step.ledger.named || step.failed || !latest.names(step.facts.tag)) continue;
+    TRY_ASSIGN(const std::string why, why_not_named(tree_, step.inode, declared.complete_when, step.ledger));
+    if (why.empty()) TRY(writers_.note_named(step.inode));
+  }
+  return success();
+}
+
 // If the removal of one step fails, the others are removed all the same.
 Result<> Rotation::carry_out(meta::InodeNumber series, const meta::Policy& policy, const SeriesStatus& status,
                              const meta::Judgement& judgement, Findings& findings) {
   const std::string path = tree_.path_of(series);
-  std::vector<const StepStatus*> newest;
   std::vector<size_t> going;
   for (size_t at = 0; at < status.steps.size(); ++at) {
-    const auto& reasons = judgement.decisions[at].reasons;
-    if (std::find(reasons.begin(), reasons.end(), Reason::newest) != reasons.end()) newest.push_back(&status.steps[at]);
     if (judgement.decisions[at].stays) {
-      note_held(path, policy, status.steps[at], judgement.decisions[at], findings);
-    } else if (!status.is_unclear_to(status.steps[at].owner)) {
+      const auto& reasons = judgement.decisions[at].reasons;
+      if (is_held(policy, status.steps[at], reasons))
+        findings.held.push_back(path + "/" + status.steps[at].facts.tag + ": " + names_of(reasons));
+    } else if (status.why_unclear(status.steps[at].owner).empty()) {
       going.push_back(at);
     }
   }
   if (going.empty()) return success();
+  if (Clock::now() - started_ < 2 * quiet_) {  // nobody knows who had what open before
+    for (const size_t at : going)
+      findings.held.push_back(path + "/" + status.steps[at].facts.tag + ": mounted a moment ago");
+    return success();
+  }
   if (auto durable = make_durable(series, status, judgement); !durable) {
     if (is_harmless(durable.error())) return durable;
     findings.warnings.push_back(path +
                                 ": nothing is removed, as what stays is not durable: " + durable.error().message());
+    findings.in_vain = true;
     return success();
   }
+  const std::vector<const StepStatus*> newest = newest_complete(status);
   for (const size_t at : going) {
     if (thread_.is_stopping()) return Error(ECANCELED);
     const StepStatus& step = status.steps[at];
-    const auto objection = recheck_protections(series, status, step, newest);
+    const auto objection = find_objection(series, status, step, judgement.decisions[at], newest);
     if (objection && !objection.value().empty()) {
       findings.held.push_back(path + "/" + step.facts.tag + ": " + objection.value());
       continue;
     }
     const auto done = objection ? remove(series, step, judgement.decisions[at]) : Result<>(objection.error());
-    if (!done && !is_harmless(done.error())) failed("rotation of " + path + "/" + step.facts.tag, done.error());
+    if (done || is_harmless(done.error())) continue;
+    failed("rotation of " + path + "/" + step.facts.tag, done.error());
+    findings.in_vain = true;
   }
   return success();
 }
@@ -209,7 +301,7 @@ Result<> Rotation::make_durable(meta::InodeNumber series, const SeriesStatus& st
   TRY(tree_.write_back().sync_all());  // also reports failed write-backs that no file reports any more
   for (size_t at = 0; at < status.steps.size(); ++at) {
     const StepStatus& step = status.steps[at];
-    if (!judgement.decisions[at].stays || !meta::formats::is_whole(step.facts.completeness)) continue;
+    if (!judgement.decisions[at].stays || !step.facts.is_whole()) continue;
     TRY(step_facts_.make_durable(step));
   }
   for (const char* const tracker : kTrackers) {
@@ -227,16 +319,15 @@ Result<bool> Rotation::is_as_it_was(meta::InodeNumber series, const StepStatus& 
   const auto now = there ? step_facts_.inspect_step(complete.inode) : there.error();
   if (!now && now.error().errno_value() == ENOENT) return false;
   TRY(now);
-  return there.value() == complete.inode && now.value().facts.completeness == Completeness::complete &&
+  return there.value() == complete.inode && now.value().facts.is_complete() &&
          now.value().fingerprint == complete.fingerprint;
 }
 
-// Right before a removal: what may have changed since the series was inspected. The pin is not asked for here:
-// Tree::take_out does that. After a start nobody knows who had what open.
-Result<std::string> Rotation::recheck_protections(meta::InodeNumber series, const SeriesStatus& status,
-                                                  const StepStatus& step,
-                                                  const std::vector<const StepStatus*>& newest) const {
-  if (Clock::now() - started_ < 2 * quiet_) return "mounted a moment ago";
+// Right before a removal: the owner's newest steps and the tracker files must be what they were, and the step is asked
+// for its own protections once more, what may change in a moment last.
+Result<std::string> Rotation::find_objection(meta::InodeNumber series, const SeriesStatus& status,
+                                             const StepStatus& step, const meta::Decision& decision,
+                                             const std::vector<const StepStatus*>& newest) const {
   bool any = false;
   for (const StepStatus* const one : newest) {
     if (one->owner != step.owner) continue;
@@ -246,12 +337,20 @@ Result<std::string> Rotation::recheck_protections(meta::InodeNumber series, cons
   }
   if (!any) return "nothing complete would be left";
   TRY_ASSIGN(const StepStatus now, step_facts_.inspect_step(step.inode));
-  if (now.facts.in_use) return "in use";
-  if (now.facts.completeness != step.facts.completeness || now.changed != step.changed) return "it has just changed";
-  // Check last what may change in a moment.
-  if (latest_of(tree_, series) != status.latest) return "`latest` has just changed";
+  const Latest latest = latest_of(tree_, series);
   TRY_ASSIGN(const bool in_use, step_facts_.is_in_use(step.inode));
-  return std::string(in_use ? "in use" : "");
+  meta::StepFacts facts = step.facts;  // those that depend on other steps stay those of the inspection
+  facts.completeness = now.facts.completeness;
+  facts.pinned = now.facts.pinned;
+  facts.latest = latest.names(step.facts.tag);
+  facts.in_use = now.facts.in_use || in_use;
+  facts.untold = facts.untold || now.facts.untold;
+  auto protections = meta::own_protections(facts, meta::kRemove);
+  const bool unknown_goes = decision.reasons.front() == Reason::keep_unknown_is_over && !facts.untold;
+  if (unknown_goes) std::erase(protections, Reason::unknown);
+  if (!protections.empty()) return std::string(meta::name_of(protections.front()));
+  if (now.facts.completeness != step.facts.completeness || now.changed != step.changed) return "it has just changed";
+  return std::string(latest != status.latest ? "`latest` has just changed" : "");
 }
 
 // A series is *left alone* if nothing in it has changed for the quiet time. See meta/steps/policy.h.
@@ -266,19 +365,13 @@ Result<bool> Rotation::arm(meta::InodeNumber series, const meta::SeriesPolicy& p
   }
   const auto left_alone = meta::wall_time(*policy.left_alone);
   const bool completed = std::any_of(status.steps.begin(), status.steps.end(), [&](const StepStatus& step) {
-    return step.facts.completeness == Completeness::complete && step.facts.completed >= left_alone &&
+    return step.facts.is_complete() && step.facts.completed >= left_alone &&
            step.facts.completed <= wall_now();  // a step dated in the future may be older than the change
   });
   if (!completed) return false;
   TRY(meta::arm(store_, series, policy));
   log::info("the policy of {} is armed", tree_.path_of(series));
   return true;
-}
-
-Result<uint64_t> Rotation::exclusive_bytes(std::vector<meta::InodeNumber> steps) const {
-  if (steps.empty()) return uint64_t{0};
-  TRY_ASSIGN(const meta::Account account, store_.accounting().account({{std::move(steps), 0}}));
-  return account.owners.front().exclusive;
 }
 
 // The owner of the series comes last, so that other users' steps are the first to make room.
@@ -312,7 +405,7 @@ Result<> Rotation::thin(meta::InodeNumber series, const meta::Policy& policy, co
   const StepStatus* oldest = nullptr;
   for (size_t at = 0; at < status.steps.size(); ++at) {
     const StepStatus& step = status.steps[at];
-    if (!judgement.decisions[at].thins || status.is_unclear_to(step.owner)) continue;
+    if (!judgement.decisions[at].thins || !status.why_unclear(step.owner).empty()) continue;
     if (oldest == nullptr || step.facts.completed < oldest->facts.completed) oldest = &step;
   }
   if (oldest == nullptr) return success();
@@ -348,13 +441,13 @@ Result<meta::Judgement> Rotation::judge_owner(const Rules& rules, const SeriesSt
     meta::Room left;
     if (policy.max_bytes) {
       if (!of_owner) {
-        TRY_ASSIGN(of_owner, exclusive_bytes(inodes));
+        TRY_ASSIGN(of_owner, store_.accounting().exclusive(inodes));
       }
-      TRY_ASSIGN(const uint64_t freed, exclusive_bytes(own));
+      TRY_ASSIGN(const uint64_t freed, store_.accounting().exclusive(own));
       left.series = *of_owner - std::min(freed, *of_owner);
     }
     if (policy.min_free) {
-      TRY_ASSIGN(const uint64_t freed, exclusive_bytes(all));
+      TRY_ASSIGN(const uint64_t freed, store_.accounting().exclusive(all));
       left.free = store_.space().free + freed;
     }
     return left;
@@ -388,16 +481,16 @@ Result<> Rotation::remove(meta::InodeNumber series, const StepStatus& step, cons
   return success();
 }
 
-Result<> Rotation::seal(const Rules& rules, const SeriesStatus& status, const meta::Judgement& judgement) {
-  TRY_ASSIGN(const meta::Policy policy, meta::parse_policy(rules.text));
+Result<> Rotation::seal(const meta::Policy& policy, const Rules& rules, const SeriesStatus& status,
+                        const meta::Judgement& judgement) {
   if (!policy.seal_after) return success();
   const meta::StoreTime now = step_facts_.clock().now();
   for (size_t at = 0; at < status.steps.size(); ++at) {
     const StepStatus& step = status.steps[at];
     const auto& seen = step.ledger.seen;
     if (!judgement.decisions[at].stays) continue;
-    const bool due = meta::formats::is_whole(step.facts.completeness) && !step.record.sealed && !step.facts.in_use &&
-                     seen && now - std::max(seen->completed_at, seen->changed_at) >= *policy.seal_after;
+    const bool due = step.facts.is_whole() && !step.record.sealed && !step.facts.in_use && seen &&
+                     now - std::max(seen->completed_at, seen->changed_at) >= *policy.seal_after;
     if (!due) continue;
     const auto may = meta::may_rules_remove(tree_, rules.text, rules.setters, step.inode);
     if (!may && may.error().errno_value() != ENOENT) return may.error();
@@ -412,15 +505,6 @@ Result<> Rotation::seal(const Rules& rules, const SeriesStatus& status, const me
   return success();
 }
 
-void Rotation::note_held(const std::string& path, const meta::Policy& policy, const StepStatus& step,
-                         const meta::Decision& decision, Findings& findings) const {
-  const bool only_protected = std::all_of(decision.reasons.begin(), decision.reasons.end(), is_protection);
-  const bool judged =
-      meta::formats::is_whole(step.facts.completeness) ? policy.has_keep_rule() : policy.keep_partial.has_value();
-  if (only_protected && judged)
-    findings.held.push_back(path + "/" + step.facts.tag + ": " + names_of(decision.reasons));
-}
-
 Result<SeriesJudgement> Rotation::preview(meta::InodeNumber series, const std::optional<Rules>& rules) {
   SeriesJudgement found;
   TRY_ASSIGN(found.policy, meta::policy_of(store_, series));
@@ -428,6 +512,8 @@ Result<SeriesJudgement> Rotation::preview(meta::InodeNumber series, const std::o
   TRY_ASSIGN(const meta::Policy policy, meta::parse_policy(asked.text));
   TRY_ASSIGN(found.status, step_facts_.inspect_series(series, policy.keep_best ? policy.keep_best->metric : "", false));
   TRY_ASSIGN(found.judgement, judge(asked, found.status));
+  const std::string why = asked.text.empty() ? std::string() : why_no_steps(found.status);
+  if (!why.empty()) found.judgement.warnings.push_back("these rules do nothing: " + why);
   return found;
 }
 

@@ -8,17 +8,8 @@
 //   - fs/steps/set_aside.h renames steps that nobody will finish, also between the rounds, and without being armed;
 //   - this file carries it out: makes durable what stays, asks once more, removes (fs/steps/removals.h), seals.
 //
-// When a step may be removed. Three places protect it:
-//   - judge() in meta/steps/retention.cc protects the newest complete step, pinned steps, the step that `latest` names,
-//     steps in use, steps that cannot be judged (*unknown*, and with it *damaged*), and steps that the user who set the
-//     rules could not remove by hand. Each owner's steps are judged by themselves.
-//   - Rotation::recheck_protections() asks again right before a removal, since much may have happened: is the newest
-//     complete step of the owner still what it was, has the step changed, is it in use, has `latest` changed? For twice
-//     the quiet time after a start it removes nothing, as nobody knows who had what open.
-//   - Tree::take_out(), in which each of its removals ends, and each of `ckptfs rm`, refuses a pinned step, and one
-//     whose name leads elsewhere by now.
-// Which of these `status` reports under `rotation.held` is_protection() in fs/steps/rotation.cc says. *Unknown* is not
-// among them: it has a warning of its own.
+// What protects a step is one table (meta/steps/protection.h), which is asked again right before a removal. For twice
+// the quiet time after a start nothing is removed, as nobody knows who had what open.
 //
 // Nothing is removed, either, while files are not inspected after a crash (meta/store/inspection.h), while nobody can
 // tell what `latest` names (where it is another user's file: nothing of that user), or while a step that stays cannot
@@ -27,6 +18,7 @@
 // Thread safety: preview() and report() from any thread; start() and stop() from one. Lock: mutex_ (a leaf).
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <map>
 #include <optional>
@@ -62,7 +54,7 @@ struct Rules {
 
 struct RotationReport {
   uint64_t removed = 0;               // steps, since the mount
-  uint64_t rounds = 0;                // each decides about all series
+  uint64_t rounds = 0;                // a round ends when each series was looked at, at least once
   uint64_t failures = 0;              // of any of it; each is logged
   std::vector<std::string> held;      // "/steps/global_step5: latest": only this protection keeps it, no rule does
   std::vector<std::string> warnings;  // caps that cannot be met, and why nothing is removed
@@ -90,7 +82,7 @@ class Rotation {
   void start();
   void stop();
   // To be called when something has happened that rotation may have to act on.
-  void wake() { thread_.wake(); }
+  void wake();
   RotationReport report() const;
   ThinningReport thinning_report() const { return thinner_.report(); }
 
@@ -102,10 +94,21 @@ class Rotation {
   using Clock = std::chrono::steady_clock;
   struct Findings {
     std::vector<std::string> held, warnings;
+    bool in_vain = false;  // something was to be removed, and could not be
+  };
+  // When a series is looked at next, and what was found.
+  struct Turn {
+    Clock::time_point next;
+    std::chrono::nanoseconds took{};
+    bool looked_at = false;  // in this round
+    Findings findings;
   };
 
   void run();
-  Result<> rotate_all();
+  Result<std::chrono::nanoseconds> rotate_all();
+  std::chrono::nanoseconds look_at(meta::InodeNumber series, Turn& turn);
+  Result<std::map<meta::InodeNumber, size_t>> find_divisors();
+  void report_findings();
   Result<> rotate_series(meta::InodeNumber series, Findings& findings);
   // Judges each owner's steps by themselves, so that nobody's steps are removed because of another's.
   Result<meta::Judgement> judge(const Rules& rules, const SeriesStatus& status) const;
@@ -115,22 +118,22 @@ class Rotation {
   Result<bool> arm(meta::InodeNumber series, const meta::SeriesPolicy& policy, const SeriesStatus& status);
   Result<> carry_out(meta::InodeNumber series, const meta::Policy& policy, const SeriesStatus& status,
                      const meta::Judgement& judgement, Findings& findings);
-  Result<> seal(const Rules& rules, const SeriesStatus& status, const meta::Judgement& judgement);
-  Result<uint64_t> exclusive_bytes(std::vector<meta::InodeNumber> steps) const;
+  Result<> seal(const meta::Policy& policy, const Rules& rules, const SeriesStatus& status,
+                const meta::Judgement& judgement);
   // When it returns, all that stays is on the disk and in the durable index.
   Result<> make_durable(meta::InodeNumber series, const SeriesStatus& status, const meta::Judgement& judgement) const;
+  Result<> note_named(meta::InodeNumber series, const SeriesStatus& status);
   Result<bool> is_as_it_was(meta::InodeNumber series, const StepStatus& complete) const;
   // Why the step must stay after all, as things are now. Empty: it may be removed.
-  Result<std::string> recheck_protections(meta::InodeNumber series, const SeriesStatus& status, const StepStatus& step,
-                                          const std::vector<const StepStatus*>& newest) const;
+  Result<std::string> find_objection(meta::InodeNumber series, const SeriesStatus& status, const StepStatus& step,
+                                     const meta::Decision& decision,
+                                     const std::vector<const StepStatus*>& newest) const;
   Result<> remove(meta::InodeNumber series, const StepStatus& step, const meta::Decision& decision);
   void note_whole(const SeriesStatus& status, const std::string& path);
   // Has the next step thinned that is to be, the oldest one first.
   Result<> thin(meta::InodeNumber series, const meta::Policy& policy, const SeriesStatus& status,
                 const meta::Judgement& judgement, Findings& findings);
   Result<> note_clock();
-  void note_held(const std::string& path, const meta::Policy& policy, const StepStatus& step,
-                 const meta::Decision& decision, Findings& findings) const;
   void failed(const std::string& what, const Error& error);
   void count_round();
 
@@ -144,8 +147,10 @@ class Rotation {
   Removals& removals_;
   Saver& saver_;
   const std::chrono::seconds quiet_;
-  Clock::time_point started_;      // the thread's own, as is clock_noted_
-  Clock::time_point clock_noted_;  // the store's
+  Clock::time_point started_;                // the thread's own, as is clock_noted_
+  Clock::time_point clock_noted_;            // the store's
+  std::map<meta::InodeNumber, Turn> turns_;  // the thread's own
+  std::atomic<bool> woken_{false};
 
   mutable io::Mutex mutex_;
   RotationReport report_ GUARDED_BY(mutex_);

@@ -31,7 +31,13 @@ meta::formats::CompletenessJudgement heed_second_save(const SaveTimes& times, co
   const bool begun = !times.first_written.empty() && times.first_written_at > ledger.whole;
   const bool ended = times.oldest.empty() || times.oldest_at > ledger.whole;
   const bool complete = judgement.completeness == Completeness::complete;
-  if (!complete || !ledger.is_written_again() || !begun || ended) return judgement;
+  if (!complete || !ledger.is_written_again()) return judgement;
+  if (ledger.is_set_back()) {
+    return {Completeness::unknown,
+            "another run wrote to it after it had been whole, and the clock had been set back: "
+            "its files may be of two saves; `setfattr -n user.ckptfs.whole -v 1 STEP` says that they are not"};
+  }
+  if (!begun || ended) return judgement;
   return {Completeness::unknown, times.first_written + " was written again after the step had been whole, and " +
                                      times.oldest + " was not: they may be of two saves"};
 }

@@ -2,7 +2,7 @@
 // whole and is written again by another run is whole again once each file that a save writes is newer.
 //
 // The kernel's times of the files tell that, not their dates, which anybody may set. If the wall clock was set back
-// between the two saves, the second one is not seen.
+// between the two saves, nothing tells it.
 //
 // Stateless.
 #pragma once

@@ -56,7 +56,8 @@ Result<> SetAside::read_rule(meta::InodeNumber series, bool at_start) {
 Result<> SetAside::read_steps(meta::InodeNumber series, bool at_start) {
   TRY_ASSIGN(const auto entries, tree_.list(series));
   for (const meta::DirectoryEntry& entry : entries) {
-    if (entry.type != S_IFDIR || !meta::step_number(entry.name)) continue;
+    TRY_ASSIGN(const bool named, meta::may_be_step(tree_, series, entry.name));
+    if (entry.type != S_IFDIR || !named) continue;
     auto found = meta::ledger_of(store_, entry.inode);
     if (!found) {
       log::warn("{}/{} is never set aside: {}", tree_.path_of(series), entry.name, found.error().message());
@@ -105,7 +106,8 @@ void SetAside::erase(meta::InodeNumber step) {
 }
 
 void SetAside::note(const StepWriters::Written& written) {
-  if (written.writers != nullptr && !meta::step_number(meta::name_of(tree_, written.step))) return;
+  const auto named = meta::may_be_step(tree_, written.series, meta::name_of(tree_, written.step));
+  if (written.writers != nullptr && named && !named.value()) return;
   {
     const io::MutexLock lock(mutex_);
     const auto at = unfinished_.find(written.step);
@@ -311,7 +313,8 @@ Result<SetAside::Outcome> SetAside::try_inspect(meta::InodeNumber step, bool pat
   const std::string path = tree_.path_of(step), tag = path.substr(path.rfind('/') + 1);
   TRY_ASSIGN(const auto known, store_.index().find_step(step));
   const bool is_over = known && (known->sealed || known->being_removed);
-  if (record.nlink == 0 || !is_watched(record.parent) || !meta::step_number(tag) || is_over) return Outcome::forget;
+  TRY_ASSIGN(const bool named, meta::may_be_step(tree_, record.parent, tag));
+  if (record.nlink == 0 || !is_watched(record.parent) || !named || is_over) return Outcome::forget;
   TRY_ASSIGN(const auto objection, find_objection(record.parent, step, tag, patient));
   if (objection) return *objection;
   TRY_ASSIGN(const auto judgement, abandonment_.judge(record.parent, step));
@@ -335,8 +338,8 @@ Result<SetAside::Outcome> SetAside::try_inspect(meta::InodeNumber step, bool pat
 Result<std::optional<SetAside::Outcome>> SetAside::find_objection(meta::InodeNumber series, meta::InodeNumber step,
                                                                   const std::string& tag, bool patient) {
   TRY_ASSIGN(const auto protection, abandonment_.find_protection(series, step, tag));
-  if (protection) {
-    leave_alone(step, *protection);
+  if (!protection.empty()) {
+    leave_alone(step, protection);
     return std::optional(Outcome::hold);
   }
   TRY_ASSIGN(const bool closed, wait_until_closed(step, patient));

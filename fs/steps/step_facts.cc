@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cerrno>
 #include <functional>
 #include <mutex>
 #include <set>
@@ -11,6 +12,7 @@
 #include <string_view>
 #include <utility>
 
+#include "fs/steps/declared_steps.h"
 #include "fs/views/files_of_step.h"
 #include "io/lease.h"
 #include "meta/care/digests.h"
@@ -101,9 +103,11 @@ StepStatus uninspected(const meta::DirectoryEntry& entry, const Error& error) {
   StepStatus status;
   status.inode = entry.inode;
   status.facts.tag = entry.name;
-  status.facts.number = meta::step_number(entry.name).value_or(0);
+  status.facts.number = meta::last_number_in(entry.name).value_or(0);
   status.reason = error.message();
   status.failed = true;
+  const int code = error.errno_value();
+  status.passing = code == EMFILE || code == ENFILE || code == ENOMEM;
   return status;
 }
 
@@ -117,7 +121,8 @@ std::string why_no_steps(const SeriesStatus& series) {
   const auto found = std::ranges::find_if(series.others, has_number);
   if (found == series.others.end()) return {};
   return "no folder in it is a step (" + found->name + ": " + found->reason +
-         "); steps have names like checkpoint-100, global_step100 or step_100";
+         "); steps have names like checkpoint-100, global_step100 or step_100. Others can be declared: ckptfs policy "
+         "SERIES --set steps='iter_*' --set complete_when=FILE";
 }
 
 Result<meta::formats::CompletenessJudgement> heed_symlinks(const meta::Tree& tree, meta::InodeNumber step,
@@ -212,7 +217,8 @@ bool StepFactsFinder::is_written(meta::InodeNumber series) const {
     if (!record || !record.value().is_dir()) return false;
     const auto step = meta::is_step(tree_, below);
     const std::string path = tree_.path_of(below);
-    return !step || step.value() || meta::step_number(path.substr(path.rfind('/') + 1)).has_value();
+    const auto named = meta::may_be_step(tree_, series, path.substr(path.rfind('/') + 1));
+    return !step || step.value() || !named || named.value();
   });
 }
 
@@ -246,6 +252,7 @@ Result<StepFactsFinder::CachedFacts> StepFactsFinder::judge(meta::InodeNumber st
   views::FilesOfStep files(store_, ask_writers, stopping_);
   TRY(files.collect(step));
   status.changed = std::max(status.changed, wall_time(files.time()));
+  status.saved = wall_time(files.saved_time());
   status.files = files.inodes().size();
   status.bytes = files.bytes();
   status.facts.in_use = std::ranges::any_of(files.inodes(), [&used](auto inode) { return used.contains(inode); });
@@ -254,9 +261,10 @@ Result<StepFactsFinder::CachedFacts> StepFactsFinder::judge(meta::InodeNumber st
     known.judgement = {Completeness::incomplete, files.problems().front().file + ": it is being written"};
     return known;
   }
+  TRY_ASSIGN(const bool whole, is_called_whole(tree_, step));
   const std::string fingerprint = files.fingerprint() + (status.record.sealed ? "sealed" : "") +
-                                  std::to_string(meta::nanoseconds(status.record.saved)) + ' ' +
-                                  std::to_string(meta::nanoseconds(changes.names));
+                                  (whole ? "whole" : "") + std::to_string(meta::nanoseconds(status.record.saved)) +
+                                  ' ' + std::to_string(meta::nanoseconds(changes.names));
   known.fingerprint = io::digest_of(std::as_bytes(std::span(fingerprint)));
   TRY_ASSIGN(const auto damage, damage_in(files.inodes()));
   if (damage) {
@@ -264,11 +272,14 @@ Result<StepFactsFinder::CachedFacts> StepFactsFinder::judge(meta::InodeNumber st
     known.damaged = true;
     return known;
   }
+  TRY_ASSIGN(const bool declared, is_declared(tree_, step));
   TRY_ASSIGN(const auto before, cached(step, known.fingerprint));
-  if (before) return *before;
+  if (before && (before->probed || !declared)) return *before;
+  known.whole = whole;
   known.completed = files.time();
   const auto names = meta::formats::names_of(files.list());
   known.times = save_times_of(files, names);
+  known.lacks_meta = meta::formats::lacks_meta_of_lightning(names);
   known.ranks = ranks_of(files);
   known.saved_alone = status.record.source != 0 && is_swap_state_only(files);
   if (status.record.sealed && !meta::formats::has_thinned_manifest(files)) {
@@ -278,13 +289,15 @@ Result<StepFactsFinder::CachedFacts> StepFactsFinder::judge(meta::InodeNumber st
   } else {
     const std::lock_guard turn(readings_);
     TRY_ASSIGN(const auto meanwhile, cached(step, known.fingerprint));
-    if (meanwhile) return *meanwhile;
+    if (meanwhile && (meanwhile->probed || !declared)) return *meanwhile;
     TRY_ASSIGN(known.judgement, heed_symlinks(tree_, step, judge_by_content(files, status.record.sealed)));
     known.may_be_model = names.model_alone && may_be_meant(files, known.judgement);
   }
   if (known.saved_alone) known.completed = status.record.saved;
   if (files.short_of()) return *files.short_of();
-  if (meta::formats::is_whole(known.judgement.completeness) && !status.record.sealed && !known.saved_alone) {
+  const bool counts = whole || declared || meta::formats::is_whole(known.judgement.completeness);
+  known.probed = counts || status.record.sealed || known.saved_alone;
+  if (counts && !status.record.sealed && !known.saved_alone) {
     TRY_ASSIGN(known.mapped, is_mapped_for_writing(step));
   }
   if (known.mapped) known.judgement = {Completeness::unknown, "a file of it is mapped for writing"};
@@ -331,14 +344,23 @@ Result<StepStatus> StepFactsFinder::inspect_step(meta::InodeNumber step, const s
   status.changed = wall_time(changes.any);
   TRY_ASSIGN(status.ledger, meta::ledger_of(store_, step));
   TRY_ASSIGN(CachedFacts known, judge(step, changes, now.used, status));
-  if (!status.record.sealed && !known.saved_alone) {
+  const bool told = status.record.sealed || known.saved_alone;
+  if (!told && !known.damaged && !known.mapped && known.fingerprint != io::Digest{}) {
+    TRY_ASSIGN(known.judgement, heed_declared(store_, step, status.ledger, std::move(known.judgement)));
+  }
+  if (!told && !known.whole) {
     known.judgement = heed_second_save(known.times, status.ledger, std::move(known.judgement));
+  }
+  if (!told && !known.whole && known.lacks_meta && tag.ends_with(".ckpt") &&
+      meta::formats::is_whole(known.judgement.completeness)) {
+    known.judgement = {Completeness::unknown, "meta.pt is not there, which Lightning writes last"};
   }
   status.quiet = quiet_of(status, now.watches);
   const bool aside = meta::is_set_aside_name(tag);
   const bool partial = meta::is_partial_name(tag) || aside;
   status.reason = known.judgement.reason;
   if (partial) status.reason = aside ? "it was set aside: " + status.reason : "it was not committed";
+  if (known.saved_alone) status.saved = wall_time(status.record.saved);
   status.ranks = known.ranks;
   status.written = known.times.newest;
   status.damaged = known.damaged;
@@ -349,11 +371,14 @@ Result<StepStatus> StepFactsFinder::inspect_step(meta::InodeNumber step, const s
   const Completeness completeness = partial && !in_doubt ? Completeness::incomplete : own;
   const bool complete = completeness == Completeness::complete;
   status.facts.tag = tag;
+  status.facts.owner = status.owner;
+  status.facts.written_again = status.ledger.is_written_again();
   status.facts.number = meta::number_of(tag, status.record);
   status.facts.completeness = completeness;
   if (meta::formats::is_whole(completeness)) status.completed = wall_time(known.completed);
   status.facts.completed = status.completed.value_or(status.changed);
   status.facts.pinned = now.pinned.contains(step);
+  status.facts.untold = known.damaged;
   status.facts.in_use = status.facts.in_use || known.mapped;
   const bool settled = status.record.sealed || known.saved_alone || status.quiet >= quiet_;
   if (complete && !settled) {
@@ -442,17 +467,15 @@ Result<std::optional<double>> StepFactsFinder::metric_of(const StepStatus& statu
 // Any user who may make names in the series might have made a tracker file.
 Result<> StepFactsFinder::find_latest(meta::InodeNumber series, SeriesStatus& status) const {
   status.latest = latest_of(tree_, series);
-  bool everybodys = false;
   for (const auto& [tracker, why] : status.latest.unread) {
     const auto file = tree_.child(series, tracker);
     if (!file && file.error().errno_value() == ENOENT) continue;  // it was removed this moment
     TRY(file);
     TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(file.value()));
-    status.unclear = "nobody can tell what `" + tracker + "` names: " + why;
-    status.unclear_to.insert(record.uid);
-    everybodys = everybodys || record.uid == 0 || record.uid == status.owner;
+    const bool everybodys = record.uid == 0 || record.uid == status.owner;
+    (everybodys ? status.unclear : status.unclear_to[record.uid]) =
+        "nobody can tell what `" + tracker + "` names: " + why;
   }
-  if (everybodys) status.unclear_to.clear();
   return success();
 }
 
@@ -475,30 +498,36 @@ Result<std::string> StepFactsFinder::best_model_of(const StepStatus& status) {
 // What an owner's newest steps say counts for his steps: the one with the highest number, and the one that completed
 // last. If one of them cannot be read, any step may be the one that it names.
 Result<> StepFactsFinder::find_best_models(SeriesStatus& status) {
-  struct Newest {
-    const StepStatus *highest = nullptr, *last = nullptr;
-  };
-  std::map<uint32_t, Newest> newest;  // by owner
-  for (const StepStatus& step : status.steps) {
-    if (!meta::formats::is_whole(step.facts.completeness)) continue;
-    auto& [highest, last] = newest[step.owner];
-    if (highest == nullptr || meta::is_higher(step.facts, highest->facts)) highest = &step;
-    if (last == nullptr || meta::is_seen_later(step.facts, last->facts)) last = &step;
-  }
+  std::vector<meta::StepFacts> facts;
+  for (const StepStatus& step : status.steps) facts.push_back(step.facts);
   std::set<std::pair<uint32_t, std::string>> best;
   std::set<uint32_t> untold;  // owners
-  for (const auto& [owner, of_owner] : newest) {
-    for (const StepStatus* const step : {of_owner.highest, of_owner.last}) {
-      const auto named = best_model_of(*step);
-      if (named) best.emplace(owner, named.value());
-      if (!named && named.error().errno_value() != ENOENT) untold.insert(owner);
-    }
+  for (const size_t at : meta::newest_of(facts, &meta::StepFacts::is_whole)) {
+    const StepStatus& step = status.steps[at];
+    const auto named = best_model_of(step);
+    if (named) best.emplace(step.owner, named.value());
+    if (!named && named.error().errno_value() != ENOENT) untold.insert(step.owner);
   }
   for (StepStatus& step : status.steps) {
     step.facts.best_model = best.contains({step.owner, step.facts.tag});
     step.facts.untold = step.facts.untold || untold.contains(step.owner);
   }
   return success();
+}
+
+// Who saved a step, or has written to it since. A process that cannot be seen from here counts as none.
+void StepFactsFinder::find_runs(SeriesStatus& status) const {
+  std::map<meta::Process, bool> lives;
+  for (StepStatus& step : status.steps) {
+    for (const auto* const writers : {&step.ledger.savers, &step.ledger.writers}) {
+      for (const meta::StepWriter& one : *writers) {
+        if (one.is_command || one.process.pid == 0 || one.place != here_) continue;
+        const auto [known, is_new] = lives.try_emplace(one.process);
+        if (is_new) known->second = !meta::has_ended(one.process);
+        if (known->second) step.facts.runs.insert(one.process);
+      }
+    }
+  }
 }
 
 Result<SeriesStatus> StepFactsFinder::inspect_series(meta::InodeNumber series, const std::string& metric,
@@ -536,10 +565,12 @@ Result<SeriesStatus> StepFactsFinder::inspect_series(meta::InodeNumber series, c
       continue;
     }
     one.facts.latest = status.latest.names(entry.name);
-    one.facts.unpushed = pushes_.is_unpushed(series, one.inode, one.fingerprint);
+    // Where a machine has all of a step, what is unknown may never be pushed, and stays for that reason alone.
+    const bool may_be_pushed = !one.facts.is_unknown() || pushes_.has_slots(series);
+    one.facts.unpushed = may_be_pushed && pushes_.is_unpushed(series, one.inode, one.fingerprint);
     if (!metric.empty()) {
       const auto told = metric_of(one, metric);
-      one.facts.untold = !told;
+      one.facts.untold = one.facts.untold || !told;
       if (told) one.facts.metric = told.value();
       if (!told && one.reason.empty()) one.reason = metric + " cannot be told: " + told.error().message();
     }
@@ -547,6 +578,7 @@ Result<SeriesStatus> StepFactsFinder::inspect_series(meta::InodeNumber series, c
   }
   TRY(see(series, status.steps, watches));
   TRY(find_best_models(status));
+  find_runs(status);
   return status;
 }
 

@@ -48,6 +48,7 @@ struct StepStatus {
   meta::StepFacts facts;
   std::string reason;    // why it is not complete
   bool failed = false;   // it could not be inspected: `reason` is the error
+  bool passing = false;  // what failed may go well in a moment: there were no descriptors, or no memory
   bool damaged = false;  // a file of it does not hold what was written
   uint64_t files = 0;
   uint64_t bytes = 0;                       // apparent
@@ -58,6 +59,11 @@ struct StepStatus {
   std::optional<meta::WallTime> completed;  // whether or not it is quiet
   meta::LedgerEntry ledger;
   meta::WallTime written;  // the newest change of its live files, by the kernel's times
+  meta::WallTime saved;    // likewise, as their mtimes tell, without its notes (formats::is_note)
+
+  // It was found whole as it is now. A touch or a chown since then counts as a change: or else all its files would seem
+  // to be of a save after it had been whole.
+  bool is_known_whole() const { return ledger.is_known_whole() && ledger.whole >= written; }
 };
 
 // "complete", "weights", "sealed", "being removed", "damaged", "incomplete", "unknown"
@@ -77,10 +83,14 @@ struct SeriesStatus {
   meta::WallTime changed;  // when anything in it changed last; of what is no step only names count
   bool written = false;    // somebody has a file of a step open for writing
   Latest latest;
-  std::string unclear;  // why nothing may be removed: there is a file `latest`, and nobody can tell what it names
-  std::set<uint32_t> unclear_to;  // whose files these are, if they concern nobody else's steps; empty: everybody's
-  bool is_unclear_to(uint32_t user) const {
-    return !unclear.empty() && (unclear_to.empty() || unclear_to.contains(user));
+  // Why nothing may be removed: there is a tracker file, and nobody can tell what it names. Of all steps; of the steps
+  // of a user whose file concerns nobody else's.
+  std::string unclear;
+  std::map<uint32_t, std::string> unclear_to;
+  // Empty: nothing is unclear of that user's steps.
+  const std::string& why_unclear(uint32_t user) const {
+    const auto own = unclear_to.find(user);
+    return own == unclear_to.end() ? unclear : own->second;
   }
 };
 
@@ -133,6 +143,9 @@ class StepFactsFinder {
     meta::formats::CompletenessJudgement judgement;
     timespec completed{};
     SaveTimes times;
+    bool lacks_meta = false;    // it would be incomplete if Lightning had saved it
+    bool whole = false;         // so somebody says
+    bool probed = false;        // it is known whether a file is mapped for writing, where that matters
     bool may_be_model = false;  // and nothing but that
     unsigned ranks = 0;
     bool saved_alone = false;                                      // by `save`, and nothing was added
@@ -169,6 +182,7 @@ class StepFactsFinder {
   Result<std::optional<double>> metric_of(const StepStatus& status, const std::string& name);
   Result<std::string> best_model_of(const StepStatus& status);
   Result<> find_best_models(SeriesStatus& status);
+  void find_runs(SeriesStatus& status) const;
 
   meta::Store& store_;
   meta::Tree& tree_;
@@ -179,6 +193,7 @@ class StepFactsFinder {
   SaveHistory& saves_;
   const PushStates& pushes_;
   const std::chrono::seconds quiet_;
+  const std::string here_ = meta::process_place();
   std::optional<meta::StoreClock> clock_;
   std::atomic<bool> stopping_{false};
   io::Mutex mutex_;

@@ -28,9 +28,10 @@ bool is_copying_tool(const meta::Process& process) {
 }
 
 // An attempt becomes a step. What a fetch brings was written elsewhere.
-bool may_be_step(const meta::InodeRecord& record, const std::string& name) {
+Result<bool> may_be_step(const meta::Tree& tree, const meta::InodeRecord& record, const std::string& name) {
   if (meta::is_fetch_name(name)) return false;
-  return (record.flags & meta::kStep) != 0 || meta::step_number(name) || meta::is_partial_name(name);
+  if ((record.flags & meta::kStep) != 0 || meta::is_partial_name(name)) return true;
+  return meta::may_be_step(tree, record.parent, name);
 }
 
 }  // namespace
@@ -38,6 +39,7 @@ bool may_be_step(const meta::InodeRecord& record, const std::string& name) {
 void StepWriters::watch(meta::InodeNumber series, Purpose purpose) {
   const io::MutexLock lock(mutex_);
   series_[series] |= purpose;
+  no_steps_.clear();  // it may have been declared which are
   watches_ = true;
 }
 
@@ -76,7 +78,8 @@ Result<> StepWriters::try_note(meta::InodeNumber folder, const meta::Caller& cal
   const meta::StoreClock& clock = step_facts_.clock();
   if (writer) writer = meta::writer_now(here_, found.process, clock, is_copying_tool(found.process));
   TRY(clock.note(store_.index()));  // what begins after the next boot is later
-  TRY_ASSIGN(const auto entry, change(step, [&writer](meta::LedgerEntry& one) { meta::note_writer(one, writer); }));
+  const auto note = [&](meta::LedgerEntry& one) { meta::note_writer(one, writer, meta::wall_time(meta::now())); };
+  TRY_ASSIGN(const auto entry, change(step, note));
   TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(step));
   tell_({step, record.parent, record.uid, &entry.writers});
   return success();
@@ -92,7 +95,8 @@ Result<meta::InodeNumber> StepWriters::step_above(meta::InodeNumber folder) {
       ask = series_.contains(record.parent) && !no_steps_.contains(at);
       if (ask && known_.contains(at)) return at;
     }
-    if (ask && may_be_step(record, meta::name_of(tree_, at))) return at;
+    TRY_ASSIGN(const bool step, ask ? may_be_step(tree_, record, meta::name_of(tree_, at)) : Result<bool>(false));
+    if (step) return at;
     if (ask) {
       const io::MutexLock lock(mutex_);
       if (no_steps_.size() >= kMostKnown) no_steps_.clear();
@@ -140,6 +144,11 @@ Result<bool> StepWriters::note_whole(const StepStatus& step, const std::function
   }));
   if (same) done();
   return same;
+}
+
+Result<> StepWriters::note_named(meta::InodeNumber step) {
+  TRY(change(step, [](meta::LedgerEntry& entry) { entry.named = true; }));
+  return success();
 }
 
 void StepWriters::forget(meta::InodeNumber inode) {

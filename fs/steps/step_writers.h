@@ -53,6 +53,8 @@ class StepWriters {
   // The step was found whole. If more is known of who writes to it than when it was inspected, or if somebody uses it,
   // nothing is noted, and false returned. `done` is called if it is noted, before anybody else is.
   Result<bool> note_whole(const StepStatus& step, const std::function<void()>& done);
+  // The tracker file that tells when the step is complete names it.
+  Result<> note_named(meta::InodeNumber step);
   // The inode is gone.
   void forget(meta::InodeNumber inode);
 

@@ -45,25 +45,6 @@ struct Type {
 };
 constexpr std::array kTypes{Type{"fp32", Dtype::float32}, Type{"bf16", Dtype::bfloat16}, Type{"fp16", Dtype::float16}};
 
-const char* words_of(Reason reason) {
-  switch (reason) {
-    case Reason::newest:
-      return "it is the newest complete step, from which a training resumes";
-    case Reason::pinned:
-      return "it is pinned; unpin it first (setfattr -n user.ckptfs.pin -v 0)";
-    case Reason::latest:
-      return "`latest` names it";
-    case Reason::best_model:
-      return "a Trainer will load it at its end (best_model_checkpoint)";
-    case Reason::in_use:
-      return "a file of it is open, or was a moment ago; try again later";
-    case Reason::unpushed:
-      return "it is not pushed yet (hold_unpushed says how many such steps stay as they are)";
-    default:
-      return "it cannot be judged now";
-  }
-}
-
 const View::Node* child_of(const View& view, const std::string& name, View::Kind kind) {
   const auto& children = view.node(0)->children;
   const auto found = children.find(name);
@@ -103,9 +84,8 @@ struct Thinner::Model {
   Access index_access;
 };
 
-// What speaks against thinning a step; empty: nothing. Then what that rests on.
+// What it rests on that nothing speaks against thinning a step.
 struct Thinner::Standing {
-  std::string objection;
   meta::InodeNumber series = 0;
   std::string tag{};
   Latest latest{};
@@ -139,34 +119,25 @@ bool is_thin_type(const std::string& text) {
 Result<Thinner::Standing> Thinner::standing_of(meta::InodeNumber step) {
   TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(step));
   TRY_ASSIGN(const meta::InodeRecord above, tree_.inode(record.parent));
-  if ((above.flags & meta::kSeries) == 0) return Standing{"it is no step of a series"};
+  if ((above.flags & meta::kSeries) == 0) return Error(EBUSY, "it is no step of a series");
   TRY_ASSIGN(const SeriesStatus series, step_facts_.inspect_series(record.parent, "", false));
   const auto found = std::ranges::find(series.steps, step, &StepStatus::inode);
-  if (found == series.steps.end()) return Standing{"it is no step, or it is being removed"};
-  if (found->facts.completeness == Completeness::weights) return Standing{"it holds weights only already"};
-  if (found->damaged || found->facts.completeness != Completeness::complete) {
-    return Standing{std::string("it is ") + state_of(*found) + (found->reason.empty() ? "" : ": " + found->reason)};
+  if (found == series.steps.end()) return Error(EBUSY, "it is no step, or it is being removed");
+  if (found->facts.completeness == Completeness::weights) return Error(EBUSY, "it holds weights only already");
+  if (found->damaged || !found->facts.is_complete()) {
+    return Error(EBUSY, std::string("it is ") + state_of(*found) + (found->reason.empty() ? "" : ": ") + found->reason);
   }
-  if (series.is_unclear_to(found->owner)) return Standing{series.unclear};
-  std::vector<const StepStatus*> steps;  // the owner's, this one last
-  for (const StepStatus& one : series.steps) {
-    if (one.owner == found->owner && one.inode != step) steps.push_back(&one);
-  }
-  steps.push_back(&*found);
-  std::vector<meta::StepFacts> facts;
-  for (const StepStatus* const one : steps) facts.push_back(one->facts);
-  const meta::Moment now{meta::wall_time(meta::now()), step_facts_.clock().now()};
+  if (const std::string& why = series.why_unclear(found->owner); !why.empty()) return Error(EBUSY, why);
   TRY_ASSIGN(const meta::SeriesPolicy rules, meta::policy_of(store_, record.parent));
-  TRY_ASSIGN(const meta::Policy set, meta::parse_policy(rules.set));
-  meta::Policy policy;  // without keep rules: only what protects the step speaks against a command
-  policy.hold_unpushed = set.hold_unpushed;
-  TRY_ASSIGN(const meta::Judgement judgement, meta::judge(policy, facts, now, {}));
-  const Reason reason = judgement.decisions.back().reasons.front();
-  Standing standing{reason == Reason::no_rule ? "" : words_of(reason), record.parent, found->facts.tag, series.latest};
-  for (size_t at = 0; at < steps.size(); ++at) {
-    if (std::ranges::count(judgement.decisions[at].reasons, Reason::newest) != 0) {
-      standing.newest.emplace_back(steps[at]->facts.tag, steps[at]->inode);
-    }
+  TRY_ASSIGN(const meta::Policy policy, meta::parse_policy(rules.set));
+  std::vector<meta::StepFacts> facts;
+  for (const StepStatus& one : series.steps) facts.push_back(one.facts);
+  const auto protections = meta::find_protections(facts, policy.hold_unpushed, meta::kThin);
+  const auto& own = protections[static_cast<size_t>(found - series.steps.begin())];
+  if (!own.empty()) return Error(EBUSY, words_of(own.front()));
+  Standing standing{record.parent, found->facts.tag, series.latest};
+  for (const size_t at : meta::newest_of(facts, &meta::StepFacts::is_complete)) {
+    if (facts[at].owner == found->owner) standing.newest.emplace_back(facts[at].tag, series.steps[at].inode);
   }
   return standing;
 }
@@ -268,11 +239,6 @@ Result<> Thinner::refuse_other_weights(const Plan& plan) const {
   return success();
 }
 
-Result<uint64_t> Thinner::exclusive_bytes(std::vector<meta::InodeNumber> roots) {
-  TRY_ASSIGN(const meta::Account account, store_.accounting().account({{std::move(roots), 0}}));
-  return account.owners.front().exclusive;
-}
-
 // Writes the files of weights and the manifest into the promised blobs.
 Result<> Thinner::keep_files(Plan& plan, ThinReport& report, const KeepPause& pause) {
   TRY_ASSIGN(plan.blobs, meta::promise_blobs(store_, plan.new_files()));
@@ -350,15 +316,13 @@ Result<> Thinner::put_in_place(const Plan& plan, const Standing& standing) {
 
 // close() returns before the kernel's RELEASE reaches the daemon. So wait for files that were closed a moment ago.
 Result<Thinner::Standing> Thinner::refuse_by_facts(meta::InodeNumber step) {
-  constexpr auto kPatience = std::chrono::milliseconds(200);
-  const auto until = std::chrono::steady_clock::now() + kPatience;
-  TRY_ASSIGN(Standing standing, standing_of(step));
-  while (standing.objection == words_of(Reason::in_use) && std::chrono::steady_clock::now() < until) {
+  const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(200);
+  while (true) {
+    auto standing = standing_of(step);
+    const bool used = !standing && standing.error().message() == words_of(Reason::in_use);
+    if (!used || std::chrono::steady_clock::now() >= until) return standing;
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    TRY_ASSIGN(standing, standing_of(step));
   }
-  if (!standing.objection.empty()) return Error(EBUSY, standing.objection);
-  return standing;
 }
 
 // What is kept of a file that is there already is listed, too. Blocks that the new files share with those that go stay
@@ -386,8 +350,8 @@ Result<ThinReport> Thinner::foretell(const Plan& plan) {
     if (meta::formats::is_weights_name(path) || path == plan.weights_name)
       report.manifest.kept.push_back(listed(index));
   }
-  TRY_ASSIGN(report.before, exclusive_bytes({plan.step}));
-  TRY_ASSIGN(const uint64_t freed, exclusive_bytes(std::move(gone)));
+  TRY_ASSIGN(report.before, store_.accounting().exclusive({plan.step}));
+  TRY_ASSIGN(const uint64_t freed, store_.accounting().exclusive(std::move(gone)));
   report.freed = freed - std::min(freed, plan.new_bytes());
   report.after = report.before - std::min(report.before, report.freed);
   return report;

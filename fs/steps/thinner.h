@@ -74,7 +74,6 @@ class Thinner {
   Result<> refuse_other_weights(const Plan& plan) const;
   Result<> keep_files(Plan& plan, ThinReport& report, const KeepPause& pause);
   Result<> put_in_place(const Plan& plan, const Standing& standing);
-  Result<uint64_t> exclusive_bytes(std::vector<meta::InodeNumber> roots);
 
   meta::Store& store_;
   meta::Tree& tree_;

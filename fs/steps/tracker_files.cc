@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 
+#include <cctype>
 #include <optional>
 #include <span>
 
@@ -48,13 +49,15 @@ Result<std::optional<std::string>> named_by(const meta::Tree& tree, meta::InodeN
 
 bool Latest::names(const std::string& tag) const {
   if (named.contains(tag)) return true;
-  const auto number = meta::step_number(tag);
+  const bool ends_with_number = !tag.empty() && std::isdigit(static_cast<unsigned char>(tag.back())) != 0;
+  const auto number = ends_with_number ? meta::last_number_in(tag) : meta::step_number(tag);
   return number && named.contains(std::to_string(*number));
 }
 
-Latest latest_of(const meta::Tree& tree, meta::InodeNumber series) {
+Latest latest_of(const meta::Tree& tree, meta::InodeNumber series, const std::string& only) {
   Latest latest;
   for (const char* const tracker : kTrackers) {
+    if (!only.empty() && only != tracker) continue;
     const auto named = named_by(tree, series, tracker);
     if (!named) latest.unread.emplace(tracker, named.error().message());
     if (named && named.value()) latest.named.insert(*named.value());

@@ -1,17 +1,16 @@
 // The files of a series in which trainers write which step they resume from. Stateless.
 #pragma once
 
-#include <array>
 #include <map>
 #include <set>
 #include <string>
 
+#include "meta/steps/policy.h"
 #include "meta/tree/tree.h"
 
 namespace ckptfs::fs {
 
-// DeepSpeed's, its universal checkpoint's, Megatron's.
-inline constexpr std::array kTrackers{"latest", "latest_universal", "latest_checkpointed_iteration.txt"};
+using meta::kTrackers;
 
 // What they name: steps by their names, or by their numbers.
 struct Latest {
@@ -20,6 +19,7 @@ struct Latest {
   bool names(const std::string& tag) const;
   bool operator==(const Latest&) const = default;
 };
-Latest latest_of(const meta::Tree& tree, meta::InodeNumber series);
+// `only`: of this one of kTrackers.
+Latest latest_of(const meta::Tree& tree, meta::InodeNumber series, const std::string& only = {});
 
 }  // namespace ckptfs::fs

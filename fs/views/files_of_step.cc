@@ -9,10 +9,10 @@
 #include <chrono>
 #include <span>
 #include <thread>
-#include <tuple>
 
 #include "meta/care/digests.h"
 #include "meta/formats/checkpoint.h"
+#include "meta/formats/step_names.h"
 #include "meta/names.h"
 #include "meta/steps/save_plan.h"
 #include "meta/steps/steps.h"
@@ -119,9 +119,8 @@ void FilesOfStep::add(const std::string& path, InodeNumber inode, const meta::In
   files_.push_back({path, static_cast<uint64_t>(st.st_size)});
   made_.push_back({inode, frozen, st.st_size, now.ctime, changed});
   access_.push_back(access);
-  time_ = std::max(time_, st.st_mtim, [](const timespec& a, const timespec& b) {
-    return std::tie(a.tv_sec, a.tv_nsec) < std::tie(b.tv_sec, b.tv_nsec);
-  });
+  if (meta::later(st.st_mtim, time_)) time_ = st.st_mtim;
+  if (!meta::formats::is_note(path) && (!saved_ || meta::later(st.st_mtim, *saved_))) saved_ = st.st_mtim;
 }
 
 bool FilesOfStep::has_run() const {

@@ -97,6 +97,8 @@ class FilesOfStep : public meta::formats::StepFiles {
   // Is a file left out only because its close is not known yet?
   bool is_closing() const { return closing_; }
   timespec time() const { return time_; }  // when the newest of them changed, as its mtime tells
+  // When the newest of them changed that is no note (formats::is_note); of notes alone, as above.
+  timespec saved_time() const { return saved_.value_or(time_); }
 
  private:
   struct Now {
@@ -137,6 +139,7 @@ class FilesOfStep : public meta::formats::StepFiles {
   std::string fingerprint_;
   std::string lasting_;  // likewise, over mounts
   timespec time_{};
+  std::optional<timespec> saved_;
 };
 
 }  // namespace ckptfs::fs::views

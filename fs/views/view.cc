@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "io/digest.h"
+#include "meta/formats/file_kinds.h"
 #include "meta/formats/safetensors.h"
 
 namespace ckptfs::fs::views {
@@ -61,13 +62,6 @@ Access both(const Access& a, const Access& b) {
   common.mode &= b.mode;
   if (a.uid == b.uid && a.gid == b.gid) return common;
   return {0, 0, common.mode == 0444 && (b.mode & 0444) == 0444 ? 0444U : 0400U};
-}
-
-bool tells_names(const std::string& path) {
-  constexpr std::array<std::string_view, 6> endings{"model_states.pt", "optim_states.pt", ".safetensors",
-                                                    ".index.json",     ".metadata",       ".distcp"};
-  if (path.starts_with("pytorch_model")) return true;
-  return std::any_of(endings.begin(), endings.end(), [&](auto ending) { return path.ends_with(ending); });
 }
 
 // A piece is [index of the file, offset, bytes].
@@ -233,7 +227,7 @@ Access View::access_of_names() const {
   }
   for (const meta::formats::SwapFile& swap : source_.map.undivided) all.push_back({swap.file, 0, 0});
   for (uint32_t index = 0; index < source_.files.size(); ++index) {
-    if (tells_names(source_.files[index].path)) all.push_back({index, 0, 0});
+    if (meta::formats::kind_of(source_.files[index].path).tells_names()) all.push_back({index, 0, 0});
   }
   Access access = access_of(all);
   if (!source_.map.names_from.empty()) access.mode &= 0400;  // the names come from a file of another step

@@ -11,6 +11,7 @@
 #include "io/fault.h"
 #include "io/log.h"
 #include "meta/formats/checkpoint.h"
+#include "meta/formats/file_kinds.h"
 #include "meta/formats/same_run.h"
 #include "meta/names.h"
 #include "meta/steps/save_plan.h"
@@ -45,8 +46,9 @@ struct stat stat_of(InodeNumber number, mode_t type, const Access& access, uint6
 // Does this folder hold names, beside swap files of that run? The folder of one rank tells.
 bool tells_names(const meta::Tree& tree, InodeNumber folder, const FilesOfStep::Runs::value_type& run) {
   const auto entries = tree.list(folder);
-  const bool states = entries && std::any_of(entries.value().begin(), entries.value().end(),
-                                             [](const auto& entry) { return entry.name.ends_with("model_states.pt"); });
+  const bool states = entries && std::any_of(entries.value().begin(), entries.value().end(), [](const auto& entry) {
+                        return meta::formats::kind_of(entry.name).role == meta::formats::FileRole::model_states;
+                      });
   const auto swapped = states ? tree.child(folder, meta::kTensorsName) : Error(ENOENT);
   const auto rank = swapped ? tree.child(swapped.value(), run.first) : swapped.error();
   const auto record = rank ? tree.inode(rank.value()) : rank.error();

@@ -274,6 +274,12 @@ ExtentCache::Blob Accounting::kind_of(const Holder& holder) const {
   return idle ? ExtentCache::Blob::idle : ExtentCache::Blob::busy;
 }
 
+Result<uint64_t> Accounting::exclusive(std::vector<InodeNumber> roots) {
+  if (roots.empty()) return uint64_t{0};
+  TRY_ASSIGN(const Account found, account({{std::move(roots), 0}}));
+  return found.owners.front().exclusive;
+}
+
 Result<std::optional<Usage>> Accounting::usage_from_own_extents(InodeNumber file) const {
   TRY_ASSIGN(const InodeRecord record, index_.inode(file));
   if (!record.is_regular()) return Error(EINVAL);

@@ -65,6 +65,8 @@ class Accounting {
              std::function<bool(InodeNumber)> open_for_writing, const AccountingLimits& limits = {});
 
   Result<Account> account(const std::vector<AskedOwner>& owners);
+  // The exclusive bytes of all of these together.
+  Result<uint64_t> exclusive(std::vector<InodeNumber> roots);
   // The usage of one regular file, from its own extents alone. Right only if nothing but blobs shares its blocks. None
   // if its own extents do not tell; account() does.
   Result<std::optional<Usage>> usage_from_own_extents(InodeNumber file) const;

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "meta/care/digests.h"
+#include "meta/formats/file_kinds.h"
 #include "meta/names.h"
 
 namespace ckptfs::meta {
@@ -26,10 +27,8 @@ Result<std::optional<io::Digest>> root_of(const Store& store, const InodeRecord&
 }
 
 bool holds_tensors(const std::string& name) {
-  static constexpr std::string_view kEndings[] = {".safetensors", ".bin", ".pt", ".pth", ".distcp"};
-  static constexpr std::string_view kOthers[] = {"scheduler.pt", "training_args.bin", "scaler.pt"};
-  if (name.starts_with("rng_state") || std::ranges::find(kOthers, name) != std::end(kOthers)) return false;
-  return std::ranges::any_of(kEndings, [&](std::string_view ending) { return name.ends_with(ending); });
+  const formats::FileKind kind = formats::kind_of(name);
+  return kind.holds_weights() || kind.role == formats::FileRole::optimizer;
 }
 
 bool is_directory(const DirectoryEntry& entry, bool numbered) {

@@ -6,7 +6,6 @@
 #include <string_view>
 
 #include "meta/formats/checkpoint.h"
-#include "meta/formats/deepspeed_names.h"
 #include "meta/formats/manifest.h"
 #include "meta/formats/safetensors.h"
 #include "meta/formats/step_names.h"
@@ -18,26 +17,11 @@
 namespace ckptfs::meta::formats {
 namespace {
 
-constexpr std::string_view kTrainerState = kTrainerStateName;
-constexpr std::string_view kMetadataName = ".metadata";
-
-std::string_view name_of(std::string_view path) { return path.substr(path.rfind('/') + 1); }
-
 template <class Predicate>
 bool any_path(const StepFiles& files, const Predicate& predicate) {
   return std::any_of(files.list().begin(), files.list().end(),
                      [&](const StepFiles::File& file) { return predicate(std::string_view(file.path)); });
 }
-
-// The file may be in the step or in a folder of it.
-bool is_deepspeed_state(std::string_view path) {
-  return std::count(path.begin(), path.end(), '/') <= 1 && parse_states_name(name_of(path)).has_value();
-}
-bool is_dcp_metadata(std::string_view path) {
-  return std::count(path.begin(), path.end(), '/') <= 1 && name_of(path) == kMetadataName;
-}
-
-bool is_dcp_data(std::string_view path) { return path.ends_with(".distcp"); }
 
 CompletenessJudgement lacking(std::string_view file) {
   return {Completeness::incomplete, std::string(file) + " is not there"};
@@ -60,7 +44,7 @@ CompletenessJudgement judge_problems(const TensorMap& map) {
 // DeepSpeed's or DCP's, of which one file tells which others there should be.
 CompletenessJudgement judge_states(const StepNames& names, const TensorMap& map) {
   CompletenessJudgement judgement = judge_problems(map);
-  if (names.deepspeed && judgement.completeness == Completeness::complete && map.parameters.empty()) {
+  if (names.deepspeed() && judgement.completeness == Completeness::complete && map.parameters.empty()) {
     return {Completeness::unknown, "nothing could be read of it"};
   }
   return judgement;
@@ -103,15 +87,15 @@ std::optional<CompletenessJudgement> judge_trainer_state(const StepFiles& files,
 // content. So the state, and the ends of the other files, are checked, too. Nothing: there is nothing wrong with it.
 std::optional<CompletenessJudgement> judge_trainers_file(const StepFiles& files, uint32_t index) {
   const std::string& path = files.list()[index].path;
-  if (!is_at_top_of_step(path)) return std::nullopt;
-  return path == kTrainerState ? judge_trainer_state(files, index) : judge_end(files, index);
+  if (kind_of(path).folders != 0) return std::nullopt;
+  return path == kTrainerStateName ? judge_trainer_state(files, index) : judge_end(files, index);
 }
 
 // `latest` in a Trainer's step names the folder that DeepSpeed resumes from. The machine that wrote it has files there.
 void check_inner_latest(const StepFiles& files, ShareCheck& share) {
   constexpr uint64_t kMostTag = 4096;
   for (uint32_t index = 0; index < files.list().size(); ++index) {
-    if (files.list()[index].path != kInnerLatest) continue;
+    if (kind_of(files.list()[index].path).role != FileRole::inner_latest) continue;
     const auto named = files.read(index, kMostTag);
     if (!named) return share.add_unclear("latest: " + named.error().message());
     std::string tag = named.value();
@@ -148,27 +132,14 @@ CompletenessJudgement judge_by_kind(const StepFiles& files, const TensorMap& map
 }
 
 // A Hugging Face model begins with its JSON files. Of weights in several files the index comes last.
-std::optional<CompletenessJudgement> find_missing_weights(const StepFiles& files) {
-  const auto is_json = [](std::string_view path) { return path.ends_with(".json"); };
-  const auto is_config = [](std::string_view path) { return path == "config.json"; };
+std::optional<CompletenessJudgement> find_missing_weights(const StepFiles& files, const StepNames& names) {
   const auto is_shard = [](std::string_view path) {
-    return is_at_top_of_step(path) && path.find("-of-") != path.npos &&
-           (path.ends_with(".safetensors") || path.ends_with(".bin"));
+    const bool indexed = path.ends_with(".safetensors") || path.ends_with(".bin");  // others have shards without one
+    return indexed && kind_of(path).folders == 0 && path.find("-of-") != path.npos;
   };
-  const auto is_index = [](std::string_view path) { return path.ends_with(".index.json"); };
-  const bool others = any_path(files, [&](std::string_view path) { return !is_json(path); });
-  if (!others && any_path(files, is_config)) return lacking("a file of weights");
-  if (any_path(files, is_shard) && !any_path(files, is_index)) return lacking("the index of the weights");
+  if (names.has_at_top(FileRole::config) && !names.may_hold_weights) return lacking("a file of weights");
+  if (!names.has(FileRole::weights_index) && any_path(files, is_shard)) return lacking("the index of the weights");
   return std::nullopt;
-}
-
-// Only ranks of other nodes have written here, as far as the names tell (use_node_local_storage).
-bool is_of_another_node(const StepFiles& files) {
-  const auto is_first = [](std::string_view path) {
-    const auto states = parse_states_name(name_of(path));
-    return states && states->rank.value_or(0) == 0;
-  };
-  return any_path(files, is_deepspeed_state) && !any_path(files, is_first);
 }
 
 // A file that its writer would have made longer.
@@ -195,37 +166,30 @@ ShareCheck check_trainer_ends(const StepFiles& files) {
   return share;
 }
 
-bool is_first_model_states(std::string_view name) {
-  const auto states = parse_states_name(name);
-  return states && states->kind == StatesName::Kind::model && states->rank.value_or(0) == 0;
-}
-
 CompletenessJudgement judge_abandoned(const StepFiles& files, const CompletenessJudgement& judged,
                                       const SiblingFiles& siblings) {
   if (is_whole(judged.completeness) || files.refused()) return judged;
   if (files.list().empty()) return {Completeness::incomplete, "it holds no file"};
-  const bool trainer_state = any_path(files, [](std::string_view path) { return path == kTrainerState; });
-  const bool arguments = any_path(files, [](std::string_view path) { return path == "training_args.bin"; });
-  const bool of_trainer = !trainer_state && (arguments || siblings.trainer_state);
+  const StepNames names = names_of(files.list());
+  const bool arguments = names.has_at_top(FileRole::arguments);
+  const bool of_trainer = !names.trainer_state() && (arguments || siblings.trainer_state);
   // What is for a resume is of no use without the Trainer's state. A model alone may be all that was to be saved,
   // unless who wrote it had written checkpoints, or a Trainer wrote it among its checkpoints.
-  const bool model_alone = names_of(files.list()).model_alone;
-  if (of_trainer && (!model_alone || siblings.of_same_trainer || (arguments && siblings.trainer_state)))
-    return lacking(kTrainerState);
+  if (of_trainer && (!names.model_alone || siblings.of_same_trainer || (arguments && siblings.trainer_state)))
+    return lacking(kTrainerStateName);
   // DCP writes .metadata last. So what that names and is not there was never here: other ranks wrote to other machines.
-  const bool metadata = any_path(files, is_dcp_metadata);
-  if (metadata) return {Completeness::unknown, "other machines may have the files that are not there"};
-  if (is_of_another_node(files) && !siblings.first_model_states) {
+  if (names.has(FileRole::dcp_metadata))
+    return {Completeness::unknown, "other machines may have the files that are not there"};
+  // Only ranks of other nodes have written here, as far as the names tell (use_node_local_storage).
+  if (names.deepspeed() && !names.first_rank && !siblings.first_model_states)
     return {Completeness::unknown, "rank 0 has no file here, and may have its files on another machine"};
-  }
   if (judged.completeness == Completeness::incomplete) return judged;
   // Siblings tell what a file of this kind lacks, and nothing of a step of another kind.
-  const auto is_first = [](std::string_view path) { return is_first_model_states(name_of(path)); };
-  if (siblings.dcp_metadata && any_path(files, is_dcp_data)) return lacking(kMetadataName);
-  if (siblings.first_model_states && any_path(files, is_deepspeed_state) && !any_path(files, is_first))
+  if (siblings.dcp_metadata && names.has(FileRole::dcp_data)) return lacking(".metadata");
+  if (siblings.first_model_states && names.deepspeed() && !names.first_model_states)
     return lacking("model_states.pt of rank 0");
   if (auto cut = find_cut_file(files)) return *std::move(cut);
-  if (auto missing = find_missing_weights(files)) return *std::move(missing);
+  if (auto missing = find_missing_weights(files, names)) return *std::move(missing);
   if (of_trainer) return {Completeness::unknown, "it has a model and no trainer_state.json, and may be meant so"};
   return judged;
 }

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <optional>
-#include <string_view>
 
 #include "meta/formats/completeness_judgement.h"
 #include "meta/formats/share_check.h"
@@ -27,7 +26,6 @@ struct SiblingFiles {
   bool dcp_metadata = false;
   bool first_model_states = false;  // DeepSpeed's, of rank 0
 };
-bool is_first_model_states(std::string_view name);
 // Of a step whose writers have ended, so that what it lacks it will never get. `judged`: as above. Where that leaves it
 // unknown, a file that was cut off makes it incomplete, and the lack of weights, or of a file that each step of its
 // writer has. A step that may lie on several machines is unknown.

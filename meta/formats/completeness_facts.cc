@@ -36,8 +36,8 @@ ShareCheck share_of(const TensorMap& map) {
 ShareCheck check_states(const StepFiles& files, const TensorMap& map, const StepNames& names) {
   if (const auto folder = deepspeed_folder(files)) return check_deepspeed(files, *folder);
   ShareCheck share = share_of(map);
-  if (names.deepspeed) share.add_unclear("DeepSpeed's files lie in a folder that is not read");
-  if (names.deepspeed || !names.dcp_metadata) return share;
+  if (names.deepspeed()) share.add_unclear("DeepSpeed's files lie in a folder that is not read");
+  if (names.deepspeed() || !names.has(FileRole::dcp_metadata)) return share;
   ShareCheck demanded = check_dcp(files);
   share.missing = std::move(demanded.missing);
   share.add_broken(demanded.broken);
@@ -171,9 +171,9 @@ CompletenessFacts completeness_facts(const StepFiles& files, const TensorMap& ma
   if (const auto thinned = check_thinned(files)) facts.thinned = thinned->share;
   const StepNames names = names_of(files.list());
   // A Trainer's state may lie elsewhere, and makes more of the files count.
-  const bool whole = facts.own.completeness == Completeness::complete && names.trainer_state;
+  const bool whole = facts.own.completeness == Completeness::complete && names.trainer_state();
   if (whole || facts.own.completeness == Completeness::weights) return facts;
-  if (names.manifests) facts.manifests = check_manifests(files).share;
+  if (names.manifests()) facts.manifests = check_manifests(files).share;
   facts.states = check_states(files, map, names);
   facts.trainer = check_trainer_ends(files);
   if (files.refused()) return refused_facts(facts.own, files.refused()->message());

@@ -99,6 +99,9 @@ class Reader {
       }
       const auto optimizer = root.find("optimizer");  // with ZeRO it is None here, and has files of its own
       if (optimizer && !optimizer->is_none()) return builder_.give_up(first, "checkpoints without ZeRO are not read");
+      const auto module = root.find("module");  // a pipeline's is None, and lies in a file of each layer
+      if (module && module->is_none())
+        return builder_.give_up(first, "it has no files of layers, which hold its model");
       if (const auto world = number_of(root.find("dp_world_size"))) expect_ranks(*world);
       read_groups(*first, root.find("param_shapes"));
       read_frozen_shapes(*first, root.find("frozen_param_shapes"));

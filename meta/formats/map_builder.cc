@@ -6,7 +6,7 @@ namespace ckptfs::meta::formats {
 namespace {
 
 // The kind of problem if a torch file cannot be opened. ENODATA: it was not written to its end.
-Problem::Kind kind_of(const Error& error) {
+Problem::Kind kind_of_problem(const Error& error) {
   return error.errno_value() == ENODATA ? Problem::Kind::missing : Problem::Kind::unreadable;
 }
 
@@ -26,7 +26,7 @@ void MapBuilder::with_file(uint32_t index, const std::function<void(TorchFile&)>
   const auto descriptor = files_.open(index);
   if (!descriptor) return problem(index, descriptor.error().message());
   auto file = TorchFile::open(files_.limited(descriptor.value()));
-  if (!file) return problem(index, file.error().message(), kind_of(file.error()));
+  if (!file) return problem(index, file.error().message(), kind_of_problem(file.error()));
   with(file.value());
 }
 

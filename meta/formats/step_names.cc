@@ -1,15 +1,11 @@
 #include "meta/formats/step_names.h"
 
 #include <algorithm>
-#include <array>
 #include <optional>
 #include <set>
 #include <string>
-#include <utility>
 
-#include "meta/formats/deepspeed_names.h"
 #include "meta/formats/manifest.h"
-#include "meta/formats/thinning.h"
 #include "meta/formats/trainer_state.h"
 #include "meta/names.h"
 
@@ -18,90 +14,16 @@ namespace {
 
 using StepPaths = std::vector<std::string_view>;
 
-constexpr std::string_view kTrainerArguments = "training_args.bin";
-constexpr std::string_view kMetadataEnding = ".metadata";
-
-std::string_view folder_of(std::string_view path) { return path.substr(0, path.rfind('/') + 1); }
-bool is_deep(std::string_view path) { return std::ranges::count(path, '/') > 1; }
-
-// training_args.bin alone is no sign, because a Trainer saves it with every model. The other files are only in
-// checkpoints. trainer_state.json is written last.
-bool is_begun_by_trainer(const StepPaths& paths) {
-  const auto is_of_checkpoint = [](std::string_view path) {
-    return path == "optimizer.pt" || path == "scheduler.pt" ||
-           (is_at_top_of_step(path) && path.starts_with("rng_state"));
-  };
-  return std::ranges::count(paths, kTrainerArguments) != 0 && std::ranges::any_of(paths, is_of_checkpoint);
+// training_args.bin alone is no sign, because a Trainer saves it with every model. The others are only in checkpoints.
+// trainer_state.json is written last.
+bool is_begun_by_trainer(const StepNames& names) {
+  const bool of_checkpoint = names.has_at_top(FileRole::optimizer) || names.has_at_top(FileRole::scheduler) ||
+                             names.has_at_top(FileRole::rng_state);
+  return names.has_at_top(FileRole::arguments) && of_checkpoint && !names.trainer_state();
 }
 
-bool is_of_trainer(std::string_view path) { return path == kTrainerArguments || is_resume_state_name(path); }
-
-bool may_hold_weights(std::string_view path) {
-  constexpr std::array<std::string_view, 4> kTexts{".json", ".txt", ".md", ".jinja"};
-  const bool none =
-      is_at_top_of_step(path) && (is_of_trainer(path) || path == "tokenizer.model" ||
-                                  std::ranges::any_of(kTexts, [&](auto end) { return path.ends_with(end); }));
-  return !none;
-}
-
-// A Trainer writes the weights first, so a checkpoint that holds nothing but its other files has lost them: somebody
-// has begun to remove it. A file of a name that is not known here may hold weights.
-bool has_lost_weights(const StepPaths& paths) {
-  return std::ranges::any_of(paths, is_of_trainer) && std::ranges::none_of(paths, may_hold_weights);
-}
-
-// safetensors writes ".tmpAb12Cd" first, and renames it.
-bool is_temporary(std::string_view path) { return path.substr(path.rfind('/') + 1).starts_with(".tmp"); }
-
-bool shows_a_resume(std::string_view path) {
-  return is_resume_state_name(path) || parse_states_name(path.substr(folder_of(path).size())) ||
-         path.starts_with("optimizer") || path.starts_with("pytorch_model_fsdp");
-}
-
-bool is_model_alone(const StepPaths& paths) {
-  const auto is_weights = [](std::string_view path) { return may_hold_weights(path) && !is_temporary(path); };
-  return std::ranges::any_of(paths, is_weights) && std::ranges::none_of(paths, shows_a_resume);
-}
-
-bool is_known_to_hold_weights(std::string_view path) {
-  constexpr std::array<std::string_view, 12> kEndings{".safetensors", ".bin",     ".pt",   ".pth", ".ckpt", ".distcp",
-                                                      ".h5",          ".msgpack", ".gguf", ".npz", ".pkl",  ".swp"};
-  return path != kTrainerArguments && !is_resume_state_name(path) &&
-         std::ranges::any_of(kEndings, [&](auto ending) { return path.ends_with(ending); });
-}
-
-// As transformers and peft name a model's weights: "BEGINNING.ENDING" or "BEGINNING-00001-of-00002.ENDING". Other names
-// are those of converters.
-bool is_of_weights(std::string_view path, std::string_view beginning, std::string_view ending) {
-  if (!path.starts_with(beginning) || !path.ends_with(ending)) return false;
-  const std::string_view shard = path.substr(beginning.size(), path.size() - beginning.size() - ending.size());
-  return shard.empty() || (shard.starts_with('-') && shard.find("-of-") != shard.npos);
-}
-
-// The first of them that a step has is what it was saved as; what else there is was made of it.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 4> kWeights{{{"adapter_model", ".safetensors"},
-                                                                                 {"adapter_model", ".bin"},
-                                                                                 {"model", ".safetensors"},
-                                                                                 {"pytorch_model", ".bin"}}};
-
-std::optional<size_t> find_weights(const StepPaths& paths) {
-  for (size_t at = 0; at < kWeights.size(); ++at) {
-    const auto& names = kWeights.at(at);
-    const auto is_one = [&names](auto path) { return is_of_weights(path, names.first, names.second); };
-    if (std::ranges::any_of(paths, is_one)) return at;
-  }
-  return std::nullopt;
-}
-
-// A Trainer that saves its scheduler saves its optimizer, too: "optimizer.pt", "optimizer.bin", "optimizer_0/".
-bool has_lost_optimizer(const StepPaths& paths) {
-  const bool scheduler = std::ranges::any_of(
-      paths, [](std::string_view path) { return path == "scheduler.pt" || path == "scheduler.bin"; });
-  const auto is_optimizer = [](std::string_view path) {
-    return path.starts_with("optimizer") || path == kMetadataEnding ||
-           parse_states_name(path.substr(path.rfind('/') + 1)).has_value();
-  };
-  return scheduler && std::ranges::none_of(paths, is_optimizer);
+bool tells_of_optimizer(const FileKind& kind, std::string_view path) {
+  return kind.states || path.starts_with("optimizer");  // "optimizer.pt", "optimizer.bin", "optimizer_0/"
 }
 
 // "partial-5f3a-global_step500/..." is there, and "global_step500/ckptfs.rank00.json" is not. Its save is still
@@ -120,28 +42,19 @@ bool lacks_committed_part(const StepPaths& paths) {
   });
 }
 
-void note_deepspeed(StepNames& names, std::string_view path) {
-  const auto states = parse_states_name(path.substr(folder_of(path).size()));
-  if (!states) return;
-  names.deepspeed = true;
-  names.deepspeed_at_top = names.deepspeed_at_top || is_at_top_of_step(path);
-  if (states->kind != StatesName::Kind::model) return;
-  names.model_states = true;
-  names.first_model_states = names.first_model_states || states->rank.value_or(0) == 0;
-}
+bool is_dcp_description(FileRole role) { return role == FileRole::dcp_metadata || role == FileRole::dcp_rank_metadata; }
 
-void note_dcp(StepNames& names, const StepPaths& paths) {
-  std::set<std::string_view> described, used;  // folders
-  for (const std::string_view path : paths) {
-    if (is_deep(path)) continue;
-    const std::string_view folder = folder_of(path), name = path.substr(folder.size());
-    names.dcp_metadata = names.dcp_metadata || name == kMetadataEnding;
-    // Some writers name it "__0.metadata".
-    if (name.ends_with(kMetadataEnding)) described.insert(folder);
-    if (name.ends_with(".distcp")) used.insert(folder);
+// Folders with files of DCP, and which of them have a .metadata.
+struct DcpFolders {
+  std::set<std::string_view> described, used;
+  void note(const FileKind& kind, std::string_view path) {
+    if (kind.folders > 1) return;
+    const std::string_view folder = path.substr(0, path.rfind('/') + 1);
+    if (is_dcp_description(kind.role)) described.insert(folder);
+    if (kind.role == FileRole::dcp_data) used.insert(folder);
   }
-  names.lacks_dcp_metadata = std::ranges::any_of(used, [&](auto folder) { return !described.contains(folder); });
-}
+  bool lack_metadata() const { return !std::ranges::includes(described, used); }
+};
 
 CompletenessJudgement lacking_file(std::string_view file) {
   return {Completeness::incomplete, std::string(file) + " is not there"};
@@ -150,17 +63,27 @@ CompletenessJudgement lacking_file(std::string_view file) {
 CompletenessJudgement judge_trainers(const StepNames& names, const KindJudges& judges) {
   CompletenessJudgement ends = judges.trainer_ends();
   if (ends.completeness != Completeness::complete) return ends;
-  if (names.lost_weights) return lacking_file("a file of weights");
-  if (names.no_weights) return {Completeness::unknown, "no file of it is known to hold weights"};
-  if (names.no_inner_latest) return {Completeness::unknown, "it has no file `latest`, which names DeepSpeed's folder"};
-  if (names.no_optimizer) return {Completeness::unknown, "it has the scheduler's state, and no optimizer's"};
+  // A Trainer writes the weights first. So a step without them has lost them: somebody has begun to remove it.
+  if (names.shows_trainer && !names.may_hold_weights) return lacking_file("a file of weights");
+  if (!names.holds_weights) return {Completeness::unknown, "no file of it is known to hold weights"};
+  if (names.deepspeed() && !names.deepspeed_at_top() && !names.has_at_top(FileRole::inner_latest))
+    return {Completeness::unknown, "it has no file `latest`, which names DeepSpeed's folder"};
+  // A Trainer that saves its scheduler saves its optimizer, too.
+  if (names.has_at_top(FileRole::scheduler) && !names.shows_optimizer && !names.has_at_top(FileRole::dcp_metadata))
+    return {Completeness::unknown, "it has the scheduler's state, and no optimizer's"};
+  const bool adapter = names.weights == FileRole::adapter_safetensors || names.weights == FileRole::adapter_bin;
+  if (adapter && !names.has_at_top(FileRole::adapter_config))
+    return {Completeness::unknown, "it has an adapter, and no adapter_config.json"};
+  // Of a model of several files transformers has written config.json first.
+  if (!adapter && names.has_at_top(FileRole::weights_index) && !names.has_at_top(FileRole::config))
+    return {Completeness::unknown, "it has a model in several files, and no config.json"};
   return ends;
 }
 
 CompletenessJudgement judge_deepspeeds(const StepNames& names, const KindJudges& judges, bool all_machines) {
-  if (!names.deepspeed_at_top && !names.trainer_state)
+  if (!names.deepspeed_at_top() && !names.trainer_state())
     return {Completeness::unknown, "DeepSpeed's files lie in a folder, and no Trainer's beside"};
-  if (!names.model_states) return {Completeness::incomplete, "there is no model_states.pt"};
+  if (!names.has(FileRole::model_states)) return {Completeness::incomplete, "there is no model_states.pt"};
   // The other ranks may have written to other machines (use_node_local_storage).
   if (!names.first_model_states && all_machines) return lacking_file("model_states.pt of rank 0");
   if (!names.first_model_states) return {Completeness::unknown, "rank 0 has no model_states.pt here"};
@@ -171,20 +94,29 @@ CompletenessJudgement judge_deepspeeds(const StepNames& names, const KindJudges&
 
 StepNames names_of(const std::vector<std::string_view>& paths) {
   StepNames names;
-  names.trainer_state = std::ranges::count(paths, std::string_view(kTrainerStateName)) != 0;
-  names.begun_by_trainer = is_begun_by_trainer(paths);
-  names.lost_weights = has_lost_weights(paths);
-  names.model_alone = is_model_alone(paths);
-  names.no_weights = std::ranges::none_of(paths, is_known_to_hold_weights);
-  names.no_optimizer = has_lost_optimizer(paths);
-  names.weights = find_weights(paths);
-  names.manifests = std::ranges::any_of(paths, is_manifest_name);
-  names.lacks_part = lacks_committed_part(paths);
-  note_dcp(names, paths);
+  DcpFolders folders;
+  bool resume = false, model = false;
   for (const std::string_view path : paths) {
-    if (!is_deep(path)) note_deepspeed(names, path);
+    const FileKind kind = kind_of(path);
+    if (kind.folders == 0) names.top.set(static_cast<size_t>(kind.role));
+    if (kind.folders <= 1) names.files.set(static_cast<size_t>(kind.role));
+    names.first_rank = names.first_rank || (kind.folders <= 1 && kind.states && kind.states->rank.value_or(0) == 0);
+    names.first_model_states = names.first_model_states || (kind.folders <= 1 && kind.is_first_model_states());
+    names.may_hold_weights = names.may_hold_weights || kind.may_hold_weights();
+    names.holds_weights = names.holds_weights || (kind.holds_weights() && !path.starts_with("optimizer"));
+    names.shows_trainer = names.shows_trainer || kind.role == FileRole::arguments || kind.is_resume_state();
+    names.shows_optimizer = names.shows_optimizer || tells_of_optimizer(kind, path);
+    resume = resume || kind.is_resume_state() || path.starts_with("pytorch_model_fsdp");
+    model = model || (kind.may_hold_weights() && kind.role != FileRole::temporary);
+    folders.note(kind, path);
   }
-  names.no_inner_latest = names.deepspeed && !names.deepspeed_at_top && std::ranges::count(paths, kInnerLatest) == 0;
+  names.model_alone = model && !resume && !names.shows_optimizer;
+  names.lacks_dcp_metadata = folders.lack_metadata();
+  names.lacks_part = lacks_committed_part(paths);
+  for (const FileRole role :
+       {FileRole::model_bin, FileRole::model_safetensors, FileRole::adapter_bin, FileRole::adapter_safetensors}) {
+    if (names.has_at_top(role)) names.weights = role;
+  }
   return names;
 }
 
@@ -197,39 +129,40 @@ StepNames names_of(const std::vector<StepFiles::File>& files) {
 // Who saves through libckptfs writes to an attempt, which takes the step's place as a whole. Of DCP's files .metadata
 // alone tells, and of a Trainer's not the states of ranks: those of more ranks than there are now are left over.
 bool is_checkpoint_file(const StepNames& names, std::string_view path) {
-  if (names.manifests) return false;
-  const std::string_view name = path.substr(folder_of(path).size());
-  if (names.deepspeed && (parse_states_name(name) || name.ends_with(".swp"))) return true;
-  if (names.dcp_metadata && name.ends_with(kMetadataEnding)) return true;
-  if (!names.trainer_state) return false;
-  if (path == kTrainerStateName || path == "optimizer.pt" || path == "optimizer.bin") return true;
-  if (names.deepspeed || names.dcp_metadata || !names.weights) return false;
-  return is_of_weights(path, kWeights.at(*names.weights).first, kWeights.at(*names.weights).second);
+  if (names.manifests()) return false;
+  const FileKind kind = kind_of(path);
+  if (names.deepspeed() && (kind.states || kind.role == FileRole::swap_file)) return true;
+  if (names.has(FileRole::dcp_metadata) && is_dcp_description(kind.role)) return true;
+  if (!names.trainer_state()) return false;
+  if (kind.role == FileRole::trainer_state || kind.role == FileRole::optimizer) return true;
+  return !names.deepspeed() && !names.has(FileRole::dcp_metadata) && kind.role == names.weights;
 }
 
 bool is_written_first(const StepNames& names, std::string_view path) {
-  if (names.dcp_metadata && path.ends_with(".distcp")) return true;
-  return path != kTrainerStateName && !path.ends_with(kMetadataEnding) && is_checkpoint_file(names, path);
+  const FileRole role = kind_of(path).role;
+  if (names.has(FileRole::dcp_metadata) && role == FileRole::dcp_data) return true;
+  return role != FileRole::trainer_state && !is_dcp_description(role) && is_checkpoint_file(names, path);
 }
 
 CompletenessJudgement judge_by_names(const StepNames& names, const KindJudges& judges, bool all_machines) {
   const auto is_complete = [](const CompletenessJudgement& one) { return one.completeness == Completeness::complete; };
   if (names.lacks_part) return {Completeness::incomplete, "a part of it was not committed"};
-  if (names.manifests) {
+  if (names.manifests()) {
     CompletenessJudgement manifests = judges.manifests();
     if (!is_complete(manifests)) return manifests;
   }
-  if (!names.trainer_state && names.begun_by_trainer) return lacking_file(kTrainerStateName);
+  if (is_begun_by_trainer(names)) return lacking_file(kTrainerStateName);
   // DCP writes .metadata last, on one machine.
-  if (all_machines && names.lacks_dcp_metadata) return lacking_file(kMetadataEnding);
-  if (names.lacks_dcp_metadata && (names.dcp_metadata || names.trainer_state))
+  if (all_machines && names.lacks_dcp_metadata) return lacking_file(".metadata");
+  if (names.lacks_dcp_metadata && (names.has(FileRole::dcp_metadata) || names.trainer_state()))
     return {Completeness::unknown, "a folder of it has no .metadata, which another machine may have"};
-  if (names.deepspeed || names.dcp_metadata) {
-    CompletenessJudgement states = names.deepspeed ? judge_deepspeeds(names, judges, all_machines) : judges.states();
-    return is_complete(states) && names.trainer_state ? judge_trainers(names, judges) : states;
+  if (names.deepspeed() || names.has(FileRole::dcp_metadata)) {
+    if (!names.holds_weights) return {Completeness::unknown, "it has an optimizer's state, and no weights"};
+    CompletenessJudgement states = names.deepspeed() ? judge_deepspeeds(names, judges, all_machines) : judges.states();
+    return is_complete(states) && names.trainer_state() ? judge_trainers(names, judges) : states;
   }
-  if (names.trainer_state) return judge_trainers(names, judges);
-  if (names.manifests) return {Completeness::complete, {}};
+  if (names.trainer_state()) return judge_trainers(names, judges);
+  if (names.manifests()) return {Completeness::complete, {}};
   return {Completeness::unknown, "no file tells which files belong to it"};
 }
 

@@ -1,4 +1,4 @@
-// What the names of a step's files tell of its kind, and how a step of that kind is judged. Stateless.
+// What the names of a step's files tell of it (file_kinds.h), and how a step of that kind is judged. Stateless.
 #pragma once
 
 #include <functional>
@@ -7,45 +7,47 @@
 #include <vector>
 
 #include "meta/formats/completeness_judgement.h"
+#include "meta/formats/file_kinds.h"
 #include "meta/formats/tensor_map.h"
 
 namespace ckptfs::meta::formats {
 
-// In a Trainer's step it names DeepSpeed's folder.
-inline constexpr std::string_view kInnerLatest = "latest";
-
+// A file that lies deeper than in a folder of the step is of no kind that is read.
 struct StepNames {
-  bool trainer_state = false;
-  bool begun_by_trainer = false;  // files are there that a Trainer writes into checkpoints only
-  bool lost_weights = false;      // of what a Trainer writes, all is there but what may be weights
-  bool model_alone = false;       // a file may hold weights, and none is for a resume only
-  bool no_weights = false;        // no file is known to hold weights
-  bool no_optimizer = false;      // beside a scheduler's state
-  std::optional<size_t> weights;  // of which names a Trainer's are; none: of none that it gives
-  bool no_inner_latest = false;   // beside DeepSpeed's folder
-  bool manifests = false;         // of ranks that saved through libckptfs
-  bool lacks_part = false;        // a part was begun through libckptfs, and never committed
-  // DeepSpeed's states, in the step or in a folder of it.
-  bool deepspeed = false;
-  bool deepspeed_at_top = false;
-  bool model_states = false;
-  bool first_model_states = false;  // of rank 0
-  // DCP, likewise.
-  bool dcp_metadata = false;
+  FileRoles top;                    // of the files at the top of the step
+  FileRoles files;                  // likewise, with those in its folders
+  std::optional<FileRole> weights;  // a Trainer's: the best of those at the top; none: of none that it gives
+  bool first_rank = false;          // rank 0 of DeepSpeed has a file
+  bool first_model_states = false;  // namely that of its model
+  bool may_hold_weights = false;    // a file may; so may what is not known
+  bool holds_weights = false;       // a file is known to
+  bool shows_optimizer = false;     // a name tells of an optimizer's state
+  bool shows_trainer = false;       // a file is there that a Trainer writes beside weights
+  bool model_alone = false;         // a file may hold weights, and none is for a resume only
+  bool lacks_part = false;          // a part was begun through libckptfs, and never committed
   bool lacks_dcp_metadata = false;  // of a folder with files of ranks
+
+  bool has(FileRole role) const { return files[static_cast<size_t>(role)]; }
+  bool has_at_top(FileRole role) const { return top[static_cast<size_t>(role)]; }
+  bool trainer_state() const { return has_at_top(FileRole::trainer_state); }
+  bool manifests() const { return has_at_top(FileRole::rank_manifest); }
+  bool deepspeed() const { return has(FileRole::model_states) || has(FileRole::optim_states); }
+  bool deepspeed_at_top() const { return has_at_top(FileRole::model_states) || has_at_top(FileRole::optim_states); }
 };
 // `paths`: relative to the step.
 StepNames names_of(const std::vector<std::string_view>& paths);
 StepNames names_of(const std::vector<StepFiles::File>& files);
-
-// Does a path lie directly in the step?
-inline bool is_at_top_of_step(std::string_view path) { return path.find('/') == std::string_view::npos; }
 
 // Does each save of such a step write the file anew? All others are notes (texts, results of an evaluation, logs), left
 // over, or what a converter made of the step.
 bool is_checkpoint_file(const StepNames& names, std::string_view path);
 // Is it written before others, so that who has written it anew has begun a save?
 bool is_written_first(const StepNames& names, std::string_view path);
+
+// Of DCP's, if Lightning has saved it, which calls its steps *.ckpt: meta.pt comes after .metadata.
+inline bool lacks_meta_of_lightning(const StepNames& names) {
+  return names.has_at_top(FileRole::dcp_metadata) && !names.has_at_top(FileRole::lightning);
+}
 
 // How the files of each kind are judged. Only those of the kinds that count are asked.
 struct KindJudges {

@@ -9,15 +9,12 @@
 #include <utility>
 
 #include "io/json.h"
-#include "meta/formats/deepspeed_names.h"
-#include "meta/formats/manifest.h"
 #include "meta/formats/saved_step.h"
 #include "meta/names.h"
 
 namespace ckptfs::meta::formats {
 namespace {
 
-constexpr std::string_view kModel = "model";
 constexpr std::string_view kSafetensors = ".safetensors";
 constexpr uint64_t kThinnedFormat = 1;
 constexpr uint64_t kMostThinned = uint64_t{16} << 20;  // bytes of a manifest
@@ -33,17 +30,6 @@ bool is_float(Dtype dtype) { return dtype == Dtype::float32 || dtype == Dtype::f
 
 bool lies_at_top(std::string_view path) { return path.find('/') == std::string_view::npos; }
 
-bool are_digits(std::string_view text) {
-  return !text.empty() && std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
-}
-
-// "rng_state" of "rng_state.pth" and of "rng_state_3.pth", but of nothing else.
-bool is_numbered(std::string_view name, std::string_view stem, std::string_view ending) {
-  if (!name.starts_with(stem) || !name.ends_with(ending) || name.size() < stem.size() + ending.size()) return false;
-  const std::string_view number = name.substr(stem.size(), name.size() - stem.size() - ending.size());
-  return number.empty() || (number.front() == '_' && are_digits(number.substr(1)));
-}
-
 // "offloaded_tensors/rank00/0_6.tensor.swp"
 bool is_swap_file(std::string_view path) {
   const bool offloaded =
@@ -53,12 +39,12 @@ bool is_swap_file(std::string_view path) {
 
 // DeepSpeed's own files, in a step of its own or in the folder of one.
 bool is_deepspeeds_own(std::string_view path) {
-  return is_swap_file(path) || (lies_at_top(path) && parse_states_name(path).has_value());
+  return is_swap_file(path) || (lies_at_top(path) && kind_of(path).states);
 }
 
 bool is_dcp(std::string_view path) {
-  return std::count(path.begin(), path.end(), '/') <= 1 &&
-         (last_name(path) == ".metadata" || path.ends_with(".distcp"));
+  const FileKind kind = kind_of(path);
+  return kind.folders <= 1 && (kind.role == FileRole::dcp_metadata || kind.role == FileRole::dcp_data);
 }
 
 // What the map was made from.
@@ -74,9 +60,10 @@ bool is_for_resume(std::string_view path, const Origin& from) {
   if (is_deepspeeds_own(path) || (from.dcp && is_dcp(path))) return true;
   if (!from.inner.empty() && path.starts_with(from.inner)) return is_deepspeeds_own(path.substr(from.inner.size()));
   if (!lies_at_top(path)) return false;
-  if (path == "zero_to_fp32.py" || path == "zero_to_torch.py" || (path == "latest" && !from.inner.empty())) return true;
+  const FileKind kind = kind_of(path);
+  if (kind.role == FileRole::script || (kind.role == FileRole::inner_latest && !from.inner.empty())) return true;
   if (from.torch_weights && path == "pytorch_model.bin.index.json") return true;
-  return is_resume_state_name(path) || (from.saved_by_us && rank_of_manifest(path));
+  return kind.is_resume_state() || (from.saved_by_us && kind.role == FileRole::rank_manifest);
 }
 
 // Is it a folder of a step in the step, in which DeepSpeed's files lie?
@@ -164,28 +151,8 @@ nlohmann::ordered_json to_json(const std::vector<ThinnedFile>& files) {
 
 }  // namespace
 
-bool is_resume_state_name(std::string_view path) {
-  constexpr std::array<std::pair<std::string_view, std::string_view>, 8> kResumeStates{{{"optimizer", ".pt"},
-                                                                                        {"optimizer", ".bin"},
-                                                                                        {"scheduler", ".pt"},
-                                                                                        {"scheduler", ".bin"},
-                                                                                        {"scaler", ".pt"},
-                                                                                        {"rng_state", ".pth"},
-                                                                                        {"random_states", ".pkl"},
-                                                                                        {"sampler", ".bin"}}};
-  return std::any_of(kResumeStates.begin(), kResumeStates.end(),
-                     [path](const auto& one) { return is_numbered(path, one.first, one.second); });
-}
-
 bool is_weights_name(const std::string& path) {
-  if (path == kWeightsName || path == kWeightsIndexName) return true;
-  // "model-00001-of-00002.safetensors"
-  std::string_view name = path;
-  if (!name.starts_with("model-") || !name.ends_with(kSafetensors)) return false;
-  name.remove_prefix(kModel.size() + 1);
-  name.remove_suffix(kSafetensors.size());
-  const size_t of = name.find("-of-");
-  return of != std::string_view::npos && are_digits(name.substr(0, of)) && are_digits(name.substr(of + 4));
+  return path == kWeightsIndexName || kind_of(path).role == FileRole::model_safetensors;
 }
 
 std::set<uint32_t> files_of(const TensorMap& map) {

@@ -20,22 +20,18 @@
 #include <vector>
 
 #include "io/result.h"
+#include "meta/formats/file_kinds.h"
 #include "meta/formats/share_check.h"
 #include "meta/formats/tensor_map.h"
 
 namespace ckptfs::meta::formats {
 
-inline constexpr const char* kThinnedName = "ckptfs-thinned.json";
 inline constexpr const char* kWeightsName = "model.safetensors";
 inline constexpr const char* kWeightsIndexName = "model.safetensors.index.json";
 
 // A file of weights as transformers names it, at the top of the step: "model.safetensors",
 // "model-00001-of-00002.safetensors", "model.safetensors.index.json".
 bool is_weights_name(const std::string& path);
-
-// A file that a Trainer or accelerate writes at the top of a step for a resume alone: "optimizer.pt",
-// "rng_state_3.pth".
-bool is_resume_state_name(std::string_view path);
 
 // The name of the file of weights, if it is one: its own if the weights lie in one safetensors file already
 // ("adapter_model.safetensors" of PEFT), else "model.safetensors".

@@ -228,7 +228,7 @@ Result<Void> parse_void(const std::string& text, const std::string& tag, const s
   return nothing;
 }
 
-uint64_t CommittedStep::number() const { return step_number(decision.tag).value_or(0); }
+uint64_t CommittedStep::number() const { return last_number_in(decision.tag).value_or(0); }
 
 std::string CommittedStep::name() const {
   return ordinal == 1 ? decision.tag : fmt::format("{}~{}", decision.tag, ordinal);

@@ -45,7 +45,7 @@ struct Commit {
   std::vector<PushName> lenders;   // other pushes whose packs the parts use
   std::vector<std::string> notes;  // what the union left out (union.h)
   std::string host;                // that wrote it
-  bool late = false;               // a newer step of its series was committed before: CommittedStep::late
+  bool late = false;               // CommittedStep::late
 };
 
 struct Void {
@@ -69,8 +69,8 @@ struct CommittedStep {
   uint64_t ordinal = 1;                             // among the commits of its tag
   std::chrono::system_clock::time_point committed;  // by the server's clock
   bool gone = false;                                // there is a tombstone
-  // When it was committed, a newer step of its series was already: the link had been down, and the newest went first.
-  // So it stands before that one in the order of the steps.
+  // When it was committed, a newer step of its series was already: the link had been down, and the newest went first;
+  // or only notes of an old step have changed. So it stands before that one in the order of the steps.
   bool late = false;
 
   std::string name() const;  // "<tag>", "<tag>~2", ...

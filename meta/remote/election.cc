@@ -69,6 +69,8 @@ class Election {
   Round choose_parts(const TagParts& listed, std::vector<PushName>& chosen);
   Round find_commit(const std::vector<PushName>& chosen);
   Result<> read_parts(const std::vector<PushName>& chosen);
+  Result<bool> is_save_of_last(const std::vector<const Part*>& parts);
+  Result<bool> is_late();
   Round decide(const TagParts& listed);
   Round count_votes(const TagParts& listed);
   Result<std::map<uint32_t, Vote>> read_votes();
@@ -247,7 +249,27 @@ Result<> Election::read_parts(const std::vector<PushName>& chosen) {
   memory_.lenders.assign(lenders.begin(), lenders.end());
   memory_.notes.clear();
   TRY_ASSIGN(memory_.unvotable, judge_parts(all, memory_.notes));
+  TRY_ASSIGN(memory_.same_save, is_save_of_last(all));
   return success();
+}
+
+// Do the parts hold what the last commit of the tag does? Of what was removed, or is damaged, nobody can tell.
+Result<bool> Election::is_save_of_last(const std::vector<const Part*>& parts) {
+  if (decisions_.commits.empty() || decisions_.commits.back().gone) return false;
+  const PartList& last = memory_.history.commits().at(decisions_.commits.back().decision.n);
+  std::vector<std::optional<Part>> fetched(last.size());  // those that are not among `parts`
+  std::vector<const Part*> before;
+  for (size_t slot = 0; slot < last.size(); ++slot) {
+    if (slot < parts.size() && parts[slot]->header().push == last[slot].push) {
+      before.push_back(parts[slot]);
+      continue;
+    }
+    auto part = fetch_part(store_, last[slot].push, last[slot].digest, settings_.folder, limits());
+    if (!part && is_damage(part.error())) return false;
+    if (!part) return part.error();
+    before.push_back(&fetched[slot].emplace(std::move(part).value()));
+  }
+  return is_same_save(before, parts);
 }
 
 Round Election::decide(const TagParts& listed) {
@@ -315,8 +337,16 @@ Round Election::make_void() {
   return looks_again();
 }
 
+// CommittedStep::late
+Result<bool> Election::is_late() {
+  if (settings_.late || !memory_.same_save) return settings_.late;
+  TRY_ASSIGN(const auto steps, list_steps(store_, limits()));
+  return !steps.empty() && steps.back().decision.tag != image_.tag();
+}
+
 Round Election::commit() {
-  const Commit commit{decision(), memory_.parts, memory_.lenders, memory_.notes, slot_.host, settings_.late};
+  TRY_ASSIGN(const bool late, is_late());
+  const Commit commit{decision(), memory_.parts, memory_.lenders, memory_.notes, slot_.host, late};
   TRY(make(step_key(decision()), text_of(commit)));
   memory_.decided = n_;
   return looks_again();

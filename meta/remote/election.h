@@ -27,6 +27,10 @@
 // changed and changed back. So such a slot first makes a void itself. Who votes at a later number asked its image
 // after that, when the new image was there already.
 //
+// A commit of a tag that was committed before, with the save that the last one has and other notes, is late
+// (CommittedStep::late), if another step is the newest: who adds an evaluation's results to an old step does not make
+// it the newest. A step that was saved again is newer than all.
+//
 // Why it makes progress: a void never does harm, since it commits nothing. Once no slot changes its files, all slots
 // see the same list. At n there may be votes for older lists, which stand. Who sees one writes a void. From n + 1 on
 // all votes are for the current list: none differs, so none is voided, and N of them come. Votes are read before the
@@ -72,6 +76,7 @@ struct ElectionMemory {
   PartList parts;
   std::vector<PushName> lenders;       // of all parts
   std::vector<std::string> notes;      // of their union
+  bool same_save = false;              // they hold the save that the last commit of the tag has (union.h)
   std::optional<TagStatus> unvotable;  // why nobody can vote for them
   uint64_t decided = 0;                // up to this number; lists may lag behind
   bool may_vote = false;               // a part that was found: the void has been made

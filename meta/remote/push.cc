@@ -148,6 +148,11 @@ Result<bool> Pusher::can_stay(const SlotPart& part, const TagParts& listed, cons
   return !spent || io::fault_value("part_spent");
 }
 
+// The same files are judged otherwise: somebody has said that the step is whole.
+bool is_whole_now(const formats::CompletenessFacts& before, const formats::CompletenessFacts& now) {
+  return formats::is_whole(now.own.completeness) && before.own.completeness == formats::Completeness::incomplete;
+}
+
 // Looks whether the slot's newest part is what the image holds, and can stay.
 Result<std::optional<PushedPart>> Pusher::find_part(const TagParts& listed) {
   TRY_ASSIGN(const auto newest, newest_part(store_, listed.of_slot(slot_.slot), limits()));
@@ -158,11 +163,15 @@ Result<std::optional<PushedPart>> Pusher::find_part(const TagParts& listed) {
   const bool is_last = newest && newest->header.number + 1 == number_;  // else a later one was committed, and is gone
   const bool is_same = is_last && newest->header.mount == slot_.mount && newest->header.content == content_;
   TRY_ASSIGN(const bool stays, is_same ? can_stay(*newest, listed, decisions, history) : Result<bool>(false));
-  if (!stays) {
+  std::optional<Part> there;
+  if (stays) {
+    TRY_ASSIGN(there, fetch_part(store_, newest->listed.push, {}, settings_.folder, limits()));
+  }
+  if (!there || is_whole_now(there->header().facts, image_.facts())) {
     TRY(find_lenders(newest));
     return std::optional<PushedPart>();
   }
-  TRY_ASSIGN(const Part part, fetch_part(store_, newest->listed.push, {}, settings_.folder, limits()));
+  const Part& part = *there;
   const PartName name{newest->listed.push, part.header().number, part.digest(), part.size()};
   return std::optional(PushedPart{name, 0, 0, true, part.header().lenders});
 }

@@ -30,6 +30,11 @@ struct Union {
   std::vector<std::string> notes;   // in words, for status
 };
 
+// Do these parts of all slots, `now`, hold the save that `before` holds? Each file of that, but notes
+// (formats::is_note), is there as it was. More may be there: notes, or what a rank was late with. One of notes alone
+// holds no save.
+Result<bool> is_same_save(const std::vector<const Part*>& before, const std::vector<const Part*>& now);
+
 // `parts`: of slots 0, 1, ... EEXIST, in words: what differs, and between which slots.
 Result<Union> unite(const std::vector<const Part*>& parts);
 

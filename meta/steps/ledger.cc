@@ -17,8 +17,8 @@ constexpr size_t kMostWriters = 1024;  // of one step; then one that cannot be s
 int64_t count_of(WallTime time) { return time.time_since_epoch().count(); }
 WallTime wall_of(int64_t count) { return WallTime(std::chrono::nanoseconds(count)); }
 
-// A line for each fact: "unfinished run|commands", "whole TIME", "newest TIME", "seen SERIES CHANGED CHANGED_AT
-// COMPLETED COMPLETED_AT", "run|command|saver BOOT-ID pid:[4026531836] PID START BEGAN".
+// A line for each fact: "unfinished run|commands", "again TIME", "named", "whole TIME", "newest TIME", "seen SERIES
+// CHANGED CHANGED_AT COMPLETED COMPLETED_AT", "run|command|saver BOOT-ID pid:[4026531836] PID START BEGAN".
 std::string encode_ledger(const LedgerEntry& entry) {
   std::ostringstream text;
   const auto put = [&text](const char* fact, const StepWriter& one) {
@@ -26,6 +26,8 @@ std::string encode_ledger(const LedgerEntry& entry) {
          << '\n';
   };
   if (entry.unfinished) text << "unfinished " << (entry.by_run ? "run" : "commands") << '\n';
+  if (entry.again != WallTime()) text << "again " << count_of(entry.again) << '\n';
+  if (entry.named) text << "named\n";
   if (entry.whole != WallTime()) text << "whole " << count_of(entry.whole) << '\n';
   if (entry.newest_run) text << "newest " << entry.newest_run->count() << '\n';
   if (const auto& seen = entry.seen) {
@@ -44,9 +46,11 @@ bool decode_line(std::istream& line, LedgerEntry& entry) {
   if (fact == "unfinished") {
     entry.unfinished = static_cast<bool>(line >> boot);
     entry.by_run = boot != "commands";
-  } else if (fact == "whole") {
+  } else if (fact == "named") {
+    entry.named = true;
+  } else if (fact == "whole" || fact == "again") {
     line >> first;
-    entry.whole = wall_of(first);
+    (fact == "whole" ? entry.whole : entry.again) = wall_of(first);
   } else if (fact == "newest") {
     line >> first;
     entry.newest_run = StoreTime(first);
@@ -129,11 +133,15 @@ bool is_noted(const LedgerEntry& entry, const std::optional<StepWriter>& writer)
   return entry.unfinished && (is_full || (known != nullptr && (entry.by_run || !is_new_run(entry, *known))));
 }
 
-void note_writer(LedgerEntry& entry, const std::optional<StepWriter>& writer) {
+void note_writer(LedgerEntry& entry, const std::optional<StepWriter>& writer, WallTime now) {
   const StepWriter* const known = writer ? find_in(entry.writers, *writer) : nullptr;
   const StepWriter* const one = known == nullptr && writer ? &*writer : known;
   entry.unfinished = true;
-  entry.by_run = entry.by_run || one == nullptr || is_new_run(entry, *one);
+  entry.named = entry.named && one != nullptr && one->is_command;
+  if (one == nullptr || is_new_run(entry, *one)) {
+    entry.by_run = true;
+    entry.again = entry.again == WallTime() ? now : std::min(entry.again, now);
+  }
   if (one != nullptr && one->process.pid != 0 && !one->is_command) {
     entry.newest_run = std::max(entry.newest_run, std::optional(one->began));
   }
@@ -150,6 +158,7 @@ void note_whole(LedgerEntry& entry, WallTime changed) {
   }
   entry.writers.clear();
   entry.unfinished = entry.by_run = false;
+  entry.again = {};
   entry.whole = changed;
 }
 

@@ -56,14 +56,20 @@ struct LedgerEntry {
   std::optional<StoreTime> newest_run;  // when the newest of both began; none: nobody knows
   bool unfinished = false;              // somebody wrote since it was found whole, or set aside
   bool by_run = false;                  // not only by commands and by who had saved it
+  WallTime again;                       // by_run: since when; the earliest time that the wall clock showed
   WallTime whole;                       // the newest change of its files when it was found whole; zero: it never was
+  bool named = false;                   // by the tracker file that tells when it is complete; no run wrote to it since
   std::optional<SeenStep> seen;         // by rotation; none: by nobody
 
   bool operator==(const LedgerEntry&) const = default;
   // Was it whole, and has nobody written since?
   bool is_known_whole() const { return !unfinished && whole != WallTime(); }
+  // Was it whole, and has nobody written since but commands and who had saved it?
+  bool was_whole() const { return !by_run && whole != WallTime(); }
   // Was it whole, and is it or was it written again, by another run?
   bool is_written_again() const { return by_run && whole != WallTime(); }
+  // If it is written again: was the wall clock set back in between, so that dates tell nothing?
+  bool is_set_back() const { return again != WallTime() && again < whole; }
 };
 
 // Of a step that the ledger does not know, an empty entry.
@@ -74,8 +80,8 @@ Result<LedgerEntry> change_ledger(Store& store, InodeNumber step, const std::fun
 
 // `place`: process_place(). `tool`: it is called like a program that copies.
 StepWriter writer_now(const std::string& place, const Process& process, const StoreClock& clock, bool tool = false);
-// Somebody writes; none: a process that is gone already. Does the entry say so already?
-void note_writer(LedgerEntry& entry, const std::optional<StepWriter>& writer);
+// Somebody writes, at that time; none: a process that is gone already. Does the entry say so already?
+void note_writer(LedgerEntry& entry, const std::optional<StepWriter>& writer, WallTime now);
 bool is_noted(const LedgerEntry& entry, const std::optional<StepWriter>& writer);
 // It was found whole, and the newest change of its files is `changed`.
 void note_whole(LedgerEntry& entry, WallTime changed);

@@ -88,6 +88,21 @@ Result<std::string> parse_push(std::string_view rule, const std::string& text) {
   return wrong(rule, text, "quiet or manual");
 }
 
+Result<std::string> parse_names(std::string_view rule, const std::string& text) {
+  if (!text.empty() && text.size() <= kMaximumName && text.find('/') == std::string::npos) return text;
+  return wrong(rule, text, "a pattern for the names of folders, as in 'iter_*'");
+}
+
+Result<std::string> parse_complete_when(std::string_view rule, const std::string& text) {
+  const std::string path = '/' + text + '/';
+  const bool inside = path.find("//") == std::string::npos && path.find("/../") == std::string::npos &&
+                      path.find("/./") == std::string::npos;
+  if (inside && text.size() <= kMaximumName) return text;
+  return wrong(rule, text,
+               "the path of a file in the step that is written last, `quiet`, or a file that names the newest step: "
+               "latest, latest_universal or latest_checkpointed_iteration.txt");
+}
+
 Error no_such_rule(const std::string& name) {
   return Error(EINVAL, name + ": there is no such rule; `ckptfs policy --help` lists them");
 }
@@ -104,18 +119,21 @@ Result<> set_member(Policy& policy, std::string_view rule, const std::string& te
   return success();
 }
 
-constexpr std::array<Rule, 13> kRules{{
+constexpr std::array<Rule, 16> kRules{{
     {"keep_last", set_member<&Policy::keep_last, parse_count>},
     {"keep_every", set_member<&Policy::keep_every, parse_count>},
     {"keep_for", set_member<&Policy::keep_for, parse_time>},
     {"keep_best", set_member<&Policy::keep_best, parse_best>},
     {"keep_partial", set_member<&Policy::keep_partial, parse_time>},
+    {"keep_unknown", set_member<&Policy::keep_unknown, parse_time>},
     {"max_bytes", set_member<&Policy::max_bytes, parse_bytes>},
     {"min_free", set_member<&Policy::min_free, parse_bytes>},
     {"seal_after", set_member<&Policy::seal_after, parse_time>},
     {"set_aside", set_member<&Policy::set_aside, parse_switch>},
     {"keep_full", set_member<&Policy::keep_full, parse_full>},
     {"thin_to", set_member<&Policy::thin_to, parse_type>},
+    {"steps", set_member<&Policy::steps, parse_names>},
+    {"complete_when", set_member<&Policy::complete_when, parse_complete_when>},
     {"push", set_member<&Policy::push, parse_push>},
     {"hold_unpushed", set_member<&Policy::hold_unpushed, parse_hold>},
 }};
@@ -187,6 +205,12 @@ Result<SeriesPolicy> decode(const std::string& text) {
   return policy;
 }
 
+// Empty: the rule is not set.
+std::string text_in(const PolicyText& text, std::string_view rule) {
+  const auto found = text.find(rule);
+  return found == text.end() ? std::string() : found->second;
+}
+
 // Changes the policy that a series has now.
 template <class Change>
 Result<> change_policy(Store& store, InodeNumber series, const Change& change_it) {
@@ -196,6 +220,14 @@ Result<> change_policy(Store& store, InodeNumber series, const Change& change_it
   TRY_ASSIGN(SeriesPolicy policy, policy_of(store, series));
   if (!change_it(policy)) return success();
   record.flags |= kSeries;
+  const DeclaredSteps declared{text_in(policy.set, "steps"), text_in(policy.set, "complete_when")};
+  if (declared.names.empty() && declared.complete_when.empty()) {
+    if ((record.flags & kDeclared) != 0) change.batch.erase_xattr(series, kDeclaredXattr);
+    record.flags &= ~kDeclared;
+  } else {
+    record.flags |= kDeclared;
+    change.batch.put_xattr(series, kDeclaredXattr, text_of(declared));
+  }
   change.batch.put(series, record);
   change.batch.put_xattr(series, kPolicyXattr, encode(policy));
   return store.tree().commit(std::move(change));
@@ -204,6 +236,11 @@ Result<> change_policy(Store& store, InodeNumber series, const Change& change_it
 bool same_time(const timespec& a, const timespec& b) { return !later(a, b) && !later(b, a); }
 
 }  // namespace
+
+bool SeriesPolicy::tells_other_steps() const {
+  return !armed.empty() && (text_in(set, "steps") != text_in(armed, "steps") ||
+                            text_in(set, "complete_when") != text_in(armed, "complete_when"));
+}
 
 bool is_policy_rule(std::string_view name) { return find_rule(name) != nullptr; }
 

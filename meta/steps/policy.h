@@ -9,6 +9,7 @@
 // with the credentials of who set it.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -34,7 +35,11 @@ struct KeepFull {
   std::optional<std::chrono::seconds> age;
 };
 
-inline constexpr uint64_t kHoldUnpushed = 2;  // where hold_unpushed is not set
+// In which trainers write, beside the steps, from which step they resume: DeepSpeed's, its universal checkpoint's,
+// Megatron's.
+inline constexpr std::array kTrackers{"latest", "latest_universal", "latest_checkpointed_iteration.txt"};
+inline constexpr const char* kWhenQuiet = "quiet";  // of complete_when
+inline constexpr uint64_t kHoldUnpushed = 2;        // where hold_unpushed is not set
 
 // What is not set has no say.
 struct Policy {
@@ -43,12 +48,18 @@ struct Policy {
   std::optional<std::chrono::seconds> keep_for;
   std::optional<KeepBest> keep_best;
   std::optional<std::chrono::seconds> keep_partial;
+  std::optional<std::chrono::seconds> keep_unknown;
   std::optional<uint64_t> max_bytes;  // exclusive bytes of the series
   std::optional<uint64_t> min_free;   // bytes of the store
   std::optional<std::chrono::seconds> seal_after;
   bool set_aside = false;              // acts at once, since it removes nothing: fs/steps/set_aside.h
   std::optional<KeepFull> keep_full;   // the other steps that stay are thinned (meta/steps/thin.h)
   std::optional<std::string> thin_to;  // the type of their weights: "same" (the default), "bf16", ...
+  // What cannot be told by itself, and acts at once (meta/tree/step_detection.h). While such a change is not armed, no
+  // rule removes a step.
+  std::optional<std::string> steps;  // "iter_*": folders of such names are steps
+  // A file of the step that is written last, one of kTrackers that names the step, or kWhenQuiet: once nobody writes.
+  std::optional<std::string> complete_when;
   // Of a series with a remote (meta/remote/push.h).
   std::optional<std::string> push;        // when a step is pushed: "quiet" (the default), or "manual": when asked to
   std::optional<uint64_t> hold_unpushed;  // so many unpushed steps stay, the newest
@@ -82,6 +93,8 @@ struct SeriesPolicy {
   std::optional<timespec> left_alone;  // since the change: a step that completes from then on arms it
 
   bool is_armed() const { return set == armed && set_by == armed_by; }
+  // Does what runs rest on other steps than are told now?
+  bool tells_other_steps() const;
 };
 // Empty for a series without one.
 Result<SeriesPolicy> policy_of(const Store& store, InodeNumber series);

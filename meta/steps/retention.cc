@@ -1,16 +1,12 @@
 #include "meta/steps/retention.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <iterator>
-#include <tuple>
 #include <utility>
 
 namespace ckptfs::meta {
 namespace {
-
-using formats::Completeness;
 
 // If a step's date is later than this from now, the wall clock was ahead when it was written, or is behind now.
 constexpr std::chrono::minutes kFuture{1};
@@ -19,27 +15,22 @@ class Judge {
  public:
   Judge(const Policy& policy, const std::vector<StepFacts>& steps, const Moment& now, const RoomWithout& room)
       : policy_(policy), steps_(steps), now_(now), room_(room), decisions_(steps.size()) {
+    protections_ = find_protections(steps, policy.hold_unpushed, kRemove);
     for (size_t at = 0; at < steps.size(); ++at) {
-      if (steps[at].completeness == Completeness::complete) complete_.push_back(at);
-      if (formats::is_whole(steps[at].completeness)) whole_.push_back(at);
-      if (steps[at].unpushed) unpushed_.push_back(at);
+      if (steps[at].is_complete()) complete_.push_back(at);
+      if (steps[at].is_whole()) whole_.push_back(at);
+      decisions_[at].reasons = protections_[at];
     }
-    complete_ranks_ = rank(complete_);
-    ranks_ = rank(whole_);
-    unpushed_ranks_ = rank(unpushed_);
-    if (complete_.empty()) return;
-    highest_ =
-        *std::max_element(complete_.begin(), complete_.end(), [this](size_t a, size_t b) { return is_higher(b, a); });
-    seen_last_ = *std::max_element(complete_.begin(), complete_.end(),
-                                   [this](size_t a, size_t b) { return is_seen_later(b, a); });
+    complete_ranks_ = rank(steps, complete_);
+    ranks_ = rank(steps, whole_);
   }
 
   Result<Judgement> run() {
     warn_of_future();
-    protect();
     apply_keep_rules();
     for (size_t at = 0; at < steps_.size(); ++at) {
-      if (steps_[at].completeness == Completeness::incomplete) judge_incomplete(at);
+      if (steps_[at].completeness == formats::Completeness::incomplete) judge_incomplete(at);
+      if (steps_[at].completeness == formats::Completeness::unknown) judge_unknown(at);
       if (!decisions_[at].reasons.empty()) continue;
       decisions_[at] = {false, {Reason::no_rule_keeps_it}};
     }
@@ -49,21 +40,6 @@ class Judge {
   }
 
  private:
-  bool is_seen_later(size_t a, size_t b) const { return meta::is_seen_later(steps_[a], steps_[b]); }
-  bool is_higher(size_t a, size_t b) const { return meta::is_higher(steps_[a], steps_[b]); }
-
-  // Sorts these steps by rank, and returns the ranks, of all steps by their index. Of steps of equal rank the one that
-  // was seen later comes first.
-  std::vector<size_t> rank(std::vector<size_t>& among) const {
-    std::vector<size_t> ranks(steps_.size());
-    std::sort(among.begin(), among.end(), [this](size_t a, size_t b) { return is_higher(a, b); });
-    for (size_t place = 0; place < among.size(); ++place) ranks[among[place]] = place;
-    std::sort(among.begin(), among.end(), [this](size_t a, size_t b) { return is_seen_later(a, b); });
-    for (size_t place = 0; place < among.size(); ++place) ranks[among[place]] = std::min(ranks[among[place]], place);
-    std::stable_sort(among.begin(), among.end(), [&](size_t a, size_t b) { return ranks[a] < ranks[b]; });
-    return ranks;
-  }
-
   bool is_younger_than(size_t at, std::chrono::seconds age) const {
     return now_.wall - steps_[at].completed < age || now_.store - steps_[at].seen < age;
   }
@@ -78,25 +54,6 @@ class Judge {
   }
 
   void keep(size_t step, Reason reason) { decisions_[step].reasons.push_back(reason); }
-
-  void protect() {
-    for (const size_t at : complete_) {
-      if (complete_ranks_[at] == 0) keep(at, Reason::newest);
-    }
-    for (size_t at = 0; at < steps_.size(); ++at) {
-      const StepFacts& step = steps_[at];
-      if (step.pinned) keep(at, Reason::pinned);
-      if (step.latest) keep(at, Reason::latest);
-      if (step.best_model) keep(at, Reason::best_model);
-      if (step.in_use) keep(at, Reason::in_use);
-      if (step.completeness == Completeness::unknown || step.untold) keep(at, Reason::unknown);
-      if (step.out_of_reach) keep(at, Reason::out_of_reach);
-    }
-    for (const size_t at : unpushed_) {
-      if (unpushed_ranks_[at] < policy_.hold_unpushed.value_or(kHoldUnpushed)) keep(at, Reason::unpushed);
-    }
-    for (size_t at = 0; at < steps_.size(); ++at) protected_.push_back(!decisions_[at].reasons.empty());
-  }
 
   void apply_keep_rules() {
     if (!policy_.has_keep_rule()) {
@@ -128,16 +85,16 @@ class Judge {
     for (const size_t at : measured) keep(at, Reason::keep_best);
   }
 
-  // The first reasons of a step that is protected are its protections.
   void apply_keep_full(const KeepFull& rule) {
+    const Protections protections = find_protections(steps_, policy_.hold_unpushed, kThin);
     for (const size_t at : complete_) {
       Decision& decision = decisions_[at];
       if (!decision.stays) continue;
       const bool full = complete_ranks_[at] < rule.count.value_or(0) || (rule.age && is_younger_than(at, *rule.age));
       if (full) {
         decision.full_because = "keep_full";
-      } else if (protected_[at]) {
-        decision.full_because = name_of(decision.reasons.front());
+      } else if (!protections[at].empty()) {
+        decision.full_because = name_of(protections[at].front());
       } else if (!steps_[at].not_thinned.empty()) {
         decision.full_because = steps_[at].not_thinned;
       } else {
@@ -146,11 +103,27 @@ class Judge {
     }
   }
 
+  // Is it newer than every complete one, in one of the two orders?
+  bool is_newest(size_t at) const {
+    const auto is_first = [&](auto is_newer) {
+      return std::ranges::none_of(complete_, [&](size_t one) { return is_newer(steps_[one], steps_[at]); });
+    };
+    return is_first(is_higher) || is_first(is_seen_later);
+  }
+
+  // That it is unknown protects it, unless the rule says for how long.
+  void judge_unknown(size_t at) {
+    const bool only_unknown = protections_[at] == std::vector{Reason::unknown} && !steps_[at].untold;
+    if (!policy_.keep_unknown || !only_unknown || is_newest(at) || is_younger_than(at, *policy_.keep_unknown)) return;
+    decisions_[at] = {false, {Reason::keep_unknown_is_over}};
+  }
+
   void judge_incomplete(size_t at) {
-    const bool is_newest = complete_.empty() || is_higher(at, highest_) || is_seen_later(at, seen_last_);
-    if (!policy_.keep_partial || is_newest || is_younger_than(at, *policy_.keep_partial)) {
+    if (!policy_.keep_partial) {
+      keep(at, Reason::incomplete);
+    } else if (is_newest(at) || is_younger_than(at, *policy_.keep_partial)) {
       keep(at, Reason::keep_partial);
-    } else if (!protected_[at]) {
+    } else if (protections_[at].empty()) {
       decisions_[at] = {false, {Reason::keep_partial_is_over}};
     }
   }
@@ -178,7 +151,7 @@ class Judge {
     if (!cap) return success();
     std::vector<size_t> oldest;
     std::copy_if(whole_.rbegin(), whole_.rend(), std::back_inserter(oldest),
-                 [this](size_t at) { return decisions_[at].stays && !protected_[at]; });
+                 [this](size_t at) { return decisions_[at].stays && protections_[at].empty(); });
     size_t enough = oldest.size() + 1;  // more than there are means that not even all are enough
     for (size_t low = 0; low < enough;) {
       const size_t middle = low + (enough - low) / 2;
@@ -218,46 +191,12 @@ class Judge {
   std::vector<size_t> whole_;           // likewise, with those that hold weights only
   std::vector<size_t> complete_ranks_;  // among complete_; a step each
   std::vector<size_t> ranks_;           // among whole_; a step each
-  std::vector<size_t> unpushed_;        // likewise, complete or not
-  std::vector<size_t> unpushed_ranks_;  // among unpushed_; a step each
-  size_t highest_ = 0;                  // of complete ones, as is seen_last_
-  size_t seen_last_ = 0;
+  Protections protections_;             // from removal
   std::vector<Decision> decisions_;
-  std::vector<bool> protected_;
   std::vector<std::string> warnings_;
 };
 
 }  // namespace
-
-bool is_seen_later(const StepFacts& a, const StepFacts& b) {
-  return std::tie(a.seen, a.completed, a.number, a.tag) > std::tie(b.seen, b.completed, b.number, b.tag);
-}
-
-bool is_higher(const StepFacts& a, const StepFacts& b) {
-  return a.number != b.number ? a.number > b.number : is_seen_later(a, b);
-}
-
-const char* name_of(Reason reason) {
-  constexpr std::array<const char*, 18> kNames{"newest",
-                                               "pinned",
-                                               "latest",
-                                               "best model",
-                                               "in use",
-                                               "unknown",
-                                               "its setter may not remove it",
-                                               "not pushed yet",
-                                               "keep_last",
-                                               "keep_every",
-                                               "keep_for",
-                                               "keep_best",
-                                               "no rule",
-                                               "keep_partial",
-                                               "no rule keeps it",
-                                               "keep_partial",
-                                               "max_bytes",
-                                               "min_free"};
-  return kNames[static_cast<size_t>(reason)];
-}
 
 Result<Judgement> judge(const Policy& policy, const std::vector<StepFacts>& steps, const Moment& now,
                         const RoomWithout& room) {

@@ -117,12 +117,14 @@ Result<std::vector<StepInfo>> list_steps(Store& store, InodeNumber series) {
 }
 
 uint64_t number_of(const std::string& tag, const StepRecord& record) {
-  return step_number(tag).value_or(record.number);
+  if (const auto number = step_number(tag)) return *number;
+  return record.number != 0 ? record.number : last_number_in(tag).value_or(0);
 }
 
 Result<uint64_t> allot_number(const Store& store, InodeNumber series, const std::string& tag,
                               const StepRecord& record) {
-  if (step_number(tag)) return uint64_t{0};
+  TRY_ASSIGN(const bool named, may_be_step(store.tree(), series, tag));
+  if (named) return uint64_t{0};
   if (record.number != 0) return record.number;
   uint64_t last = 0;
   TRY_ASSIGN(const auto entries, store.tree().list(series));

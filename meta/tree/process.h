@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <tuple>
 
 namespace ckptfs::meta {
 
@@ -18,6 +19,7 @@ struct Process {
   pid_t pid = 0;       // 0: it cannot be seen from here, as one of another pid namespace or one that /proc hides
   uint64_t start = 0;  // clock ticks after the boot
   bool operator==(const Process&) const = default;
+  bool operator<(const Process& other) const { return std::tie(pid, start) < std::tie(other.pid, other.start); }
 };
 // The process that thread `tid` belongs to; likewise remembered for a second. `gone`: there is none any more.
 struct FoundProcess {

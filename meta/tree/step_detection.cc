@@ -1,42 +1,39 @@
 #include "meta/tree/step_detection.h"
 
+#include <fnmatch.h>
+
 #include <algorithm>
 #include <functional>
 
 #include "io/log.h"
-#include "meta/formats/manifest.h"
-#include "meta/formats/thinning.h"
+#include "meta/formats/file_kinds.h"
 #include "meta/names.h"
 
 namespace ckptfs::meta {
 namespace {
 
-bool is_checkpoint_file(const DirectoryEntry& entry, bool has_config) {
-  const std::string& name = entry.name;
-  if (entry.type == S_IFDIR) return name == kTensorsName || name == kParamsName;
-  return name.ends_with("model_states.pt") || name.ends_with("optim_states.pt") || name == "trainer_state.json" ||
-         name == ".metadata" || name == formats::kThinnedName || formats::is_manifest_name(name) ||
-         (has_config && name.ends_with(".safetensors"));
+bool is_swap_root(const DirectoryEntry& entry) {
+  return entry.type == S_IFDIR && (entry.name == kTensorsName || entry.name == kParamsName);
 }
 
 // Can this entry be the file that a checkpoint still lacked?
 bool may_complete_checkpoint(const DirectoryEntry& entry) {
-  return entry.name == "config.json" || is_checkpoint_file(entry, true);
-}
-
-bool has_name(const std::vector<DirectoryEntry>& entries, const std::string& name) {
-  return std::any_of(entries.begin(), entries.end(), [&](const DirectoryEntry& entry) { return entry.name == name; });
+  if (entry.type == S_IFDIR) return is_swap_root(entry);
+  const formats::FileKind kind = formats::kind_of(entry.name);
+  return kind.is_sign(true) || kind.role == formats::FileRole::config;
 }
 
 bool holds_checkpoint(const std::vector<DirectoryEntry>& entries) {
-  const bool has_config = has_name(entries, "config.json");
-  return std::any_of(entries.begin(), entries.end(),
-                     [&](const DirectoryEntry& entry) { return is_checkpoint_file(entry, has_config); });
-}
-
-bool any_ends_with(const std::vector<DirectoryEntry>& entries, std::string_view suffix) {
-  return std::any_of(entries.begin(), entries.end(),
-                     [&](const DirectoryEntry& entry) { return entry.name.ends_with(suffix); });
+  bool config = false, model = false;
+  for (const DirectoryEntry& entry : entries) {
+    if (is_swap_root(entry)) return true;
+    if (entry.type == S_IFDIR) continue;
+    const formats::FileKind kind = formats::kind_of(entry.name);
+    if (kind.is_sign(false)) return true;
+    config = config || kind.role == formats::FileRole::config;
+    model = model || kind.is_sign(true);
+  }
+  return config && model;
 }
 
 Result<> visit_folders(const Tree& tree, InodeNumber folder,
@@ -55,6 +52,11 @@ Result<> visit_folders(const Tree& tree, InodeNumber folder,
   return success();
 }
 
+Result<bool> is_declared(const Tree& tree, InodeNumber series, const std::string& name) {
+  TRY_ASSIGN(const DeclaredSteps declared, declared_steps(tree, series));
+  return !declared.names.empty() && ::fnmatch(declared.names.c_str(), name.c_str(), FNM_PERIOD) == 0;
+}
+
 // Can no series be here: is the folder or one above it a step, by its mark or its name, or lies it too deep?
 Result<bool> is_no_place_for_series(const Tree& tree, InodeNumber folder) {
   size_t depth = 0;
@@ -62,7 +64,8 @@ Result<bool> is_no_place_for_series(const Tree& tree, InodeNumber folder) {
     TRY_ASSIGN(const InodeRecord record, tree.inode(at));
     if (depth > kDeepestStep || (record.flags & kStep) != 0) return true;
     TRY_ASSIGN(const std::string name, tree.own_name(at, record));
-    if (step_number(name)) return true;
+    TRY_ASSIGN(const bool step, may_be_step(tree, record.parent, name));
+    if (step) return true;
     at = record.parent;
   }
   return false;
@@ -75,7 +78,7 @@ Result<bool> looks_like_checkpoint(const Tree& tree, InodeNumber directory, cons
   TRY_ASSIGN(auto entries, tree.list_first(directory, kMostNames));
   if (came != nullptr) entries.push_back(*came);
   if (entries.size() < kMostNames) return holds_checkpoint(entries);
-  for (const std::string name : {"config.json", "trainer_state.json", ".metadata", formats::kThinnedName}) {
+  for (const std::string& name : formats::sign_names()) {
     const auto there = tree.child(directory, name);
     if (there) entries.push_back({name, there.value(), S_IFREG});
   }
@@ -110,6 +113,22 @@ void warn_unless(const Result<>& noted, const Tree& tree, InodeNumber folder) {
 
 }  // namespace
 
+std::string text_of(const DeclaredSteps& declared) { return declared.names + '\n' + declared.complete_when; }
+
+Result<DeclaredSteps> declared_steps(const Tree& tree, InodeNumber series) {
+  if (series == 0) return DeclaredSteps();
+  TRY_ASSIGN(const InodeRecord record, tree.inode(series));
+  if ((record.flags & kDeclared) == 0) return DeclaredSteps();
+  TRY_ASSIGN(const std::string text, tree.xattr(series, kDeclaredXattr));
+  const size_t end = text.find('\n');
+  if (end == std::string::npos) return Error(EIO, tree.path_of(series) + ": what is declared of it is damaged");
+  return DeclaredSteps{text.substr(0, end), text.substr(end + 1)};
+}
+
+Result<bool> may_be_step(const Tree& tree, InodeNumber series, const std::string& name) {
+  return step_number(name) ? Result<bool>(true) : is_declared(tree, series, name);
+}
+
 std::string name_of(const Tree& tree, InodeNumber directory) {
   const auto record = tree.inode(directory);
   const auto name = record ? tree.own_name(directory, record.value()) : record.error();
@@ -125,7 +144,10 @@ Result<bool> is_step(const Tree& tree, InodeNumber directory, const std::string&
   TRY_ASSIGN(const InodeRecord record, tree.inode(directory));
   if (!record.is_dir() || directory == kRootInode) return false;
   if ((record.flags & kStep) != 0) return true;
-  if (record.parent == kRootInode || !step_number(name)) return false;
+  if (record.parent == kRootInode) return false;
+  TRY_ASSIGN(const bool declared, is_declared(tree, record.parent, name));
+  if (declared && (record.flags & kSeries) == 0) return true;
+  if (!step_number(name)) return false;
   TRY_ASSIGN(const auto entries, tree.list(directory));
   if (holds_checkpoint(entries)) return true;
   TRY_ASSIGN(const InodeRecord above, tree.inode(record.parent));
@@ -133,13 +155,10 @@ Result<bool> is_step(const Tree& tree, InodeNumber directory, const std::string&
 }
 
 std::string checkpoint_kind(const std::vector<DirectoryEntry>& entries) {
-  if (has_name(entries, "trainer_state.json")) return "hf";
-  if (has_name(entries, formats::kThinnedName)) return "weights";
-  if (any_ends_with(entries, "model_states.pt") || any_ends_with(entries, "optim_states.pt")) return "deepspeed";
-  if (has_name(entries, ".metadata")) return "dcp";
-  if (std::ranges::any_of(entries, formats::is_manifest_name, &DirectoryEntry::name)) return "ckptfs";
-  if (has_name(entries, kTensorsName) || has_name(entries, kParamsName)) return "swap state only";
-  return "other";
+  formats::FileRoles roles;
+  for (const DirectoryEntry& entry : entries) roles.set(static_cast<size_t>(formats::kind_of(entry.name).role));
+  if (const char* const name = formats::name_of_kind(roles)) return name;
+  return std::ranges::any_of(entries, is_swap_root) ? "swap state only" : "other";
 }
 
 Result<bool> is_in_step(const Tree& tree, InodeNumber directory) {

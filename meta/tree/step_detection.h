@@ -12,10 +12,23 @@ namespace ckptfs::meta {
 
 inline constexpr size_t kDeepestStep = 256;  // folders in each other: who walks them calls itself for each
 
+// What somebody said of the steps of a series that nothing tells by itself (the rules `steps` and `complete_when`).
+struct DeclaredSteps {
+  std::string names;          // a glob for the names of folders; empty: they are told as in other series
+  std::string complete_when;  // meta/steps/policy.h; empty: told by their files, as in other series
+};
+inline constexpr const char* kDeclaredXattr = "user.ckptfs.declared";  // of a series
+std::string text_of(const DeclaredSteps& declared);
+// Empty where nothing is declared.
+Result<DeclaredSteps> declared_steps(const Tree& tree, InodeNumber series);
+// May a folder of that name in the series become a step?
+Result<bool> may_be_step(const Tree& tree, InodeNumber series, const std::string& name);
+
 // The directory's own name; the root has none.
 std::string name_of(const Tree& tree, InodeNumber directory);
 // True for a child directory of a series that save, seal or pin made a step, or that has a step's name and holds a
-// recognised checkpoint file; in a series with a remote any file, since a machine of several may have few of a step.
+// recognised checkpoint file; in a series with a remote any file, since a machine of several may have few of a step. A
+// child whose name is declared is a step, whatever is in it.
 Result<bool> is_step(const Tree& tree, InodeNumber directory);
 // Of one whose name is known: quicker.
 Result<bool> is_step(const Tree& tree, InodeNumber directory, const std::string& name);

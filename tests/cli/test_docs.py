@@ -321,6 +321,7 @@ def test_rotation(work, disk):
     user.mounts("-o", "quiet=0s")
     user.has_steps("global_step50", "global_step100")
     user.has_run("checkpoint-10", "checkpoint-30")
+    (user.ckpt / "runs" / "megatron" / "iter_0000100").mkdir(parents=True)
     user.types_all("setfattr -n")
     policy = user.types("ckptfs policy /ckpt/steps")
     true("keep_every=1000" in policy and "pinned" in policy, "the rule, and what is pinned, are shown")

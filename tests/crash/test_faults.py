@@ -173,6 +173,44 @@ def test_writes_that_sync(crashing_mount, mode):
     mount.kill()  # an unmount would sync
 
 
+# --- an error that no program looked at
+
+
+def test_an_error_stays_until_the_file_is_written_anew(crashing_mount, mode):
+    """An allocation failed. Whatever is done to the file then, write_error tells it, and the step is damaged."""
+    mount = crashing_mount(mode=mode, faults="fs.fallocate=1:error:ENOSPC")
+    step, _ = full_step(mount, 1)
+    model = step / "model.safetensors"
+    size = model.stat().st_size
+    wait_until("the step is complete", lambda: mount.ask(step, "state") == "complete")
+    with opened(model, os.O_RDWR) as file:
+        with raises(errno.ENOSPC, what="fallocate"):
+            os.posix_fallocate(file, 0, 4 * MIB)
+        told = mount.ask(model, "write_error")
+        for what, act in {
+            "ftruncate, longer": lambda: os.ftruncate(file, 4 * MIB),
+            "ftruncate, shorter": lambda: os.ftruncate(file, size),
+            "ftruncate, as long": lambda: os.ftruncate(file, size),
+            "truncate, longer": lambda: os.truncate(model, 4 * MIB),
+            "truncate, shorter": lambda: os.truncate(model, size),
+            "fallocate": lambda: os.posix_fallocate(file, 0, 4 * MIB),
+            "ftruncate behind it": lambda: os.ftruncate(file, size),
+            "a write": lambda: os.pwrite(file, b"x", 0),
+            "chmod": lambda: os.chmod(model, 0o600),
+            "fsync": lambda: os.fsync(file),
+        }.items():
+            act()
+            equal(mount.ask(model, "write_error"), told, f"write_error after {what}")
+    os.close(os.open(model, os.O_WRONLY))
+    os.rename(model, step / "other")
+    os.rename(step / "other", model)
+    equal(mount.ask(model, "write_error"), told, "write_error after an open and a rename")
+    equal(mount.ask(step, "state"), "damaged", "the step's state")
+    os.truncate(model, 0)
+    with raises(errno.ENODATA, what="write_error of a file that was emptied"):
+        mount.ask(model, "write_error")
+
+
 # --- killed while the kernel holds a folder's lock for a request
 
 

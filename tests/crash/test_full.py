@@ -13,7 +13,7 @@ import saving
 from agent import Agent
 from checking import equal, noise, opened, raises, read, same_bytes, true, write, write_all
 from mounting import CKPTFS, MIB, Store, free_bytes, mounted, run, wait_until, xfs
-from training import check_step, optimizer_file, step_of, write_state
+from training import STAGE, check_step, optimizer_file, step_of, write_state
 
 SIZE = 2 * MIB  # of a swap file
 COUNT = 7  # swap files: six of the optimizer, one of parameters
@@ -147,10 +147,20 @@ def test_an_open_for_writing_fails_loudly(mount):
     check_step(mount.path / "steps/second", step_of(live))
 
 
-def test_what_several_writers_owe_is_added_up(mount):
+def save(mount):
+    mount.save("first")
+
+
+def copy(mount):
+    """Copies the live state, as a user does to look into it."""
+    run("cp", "-r", mount.path / STAGE, mount.path / "copy")
+
+
+@pytest.mark.parametrize("share", (save, copy))
+def test_what_several_writers_owe_is_added_up(mount, share):
     """The debt of one writer fits, that of all writers does not: an open is refused, and the others can overwrite."""
     live = write_state(mount.path, 0, 1, size=SIZE)
-    mount.save("first")
+    share(mount)
     fill(mount.path / "filler", STATE * 2 // 3, mount)
     files, refused = {}, 0
     try:
@@ -169,6 +179,58 @@ def test_what_several_writers_owe_is_added_up(mount):
         for file in files.values():
             os.close(file)
     check_live(mount, live)
+
+
+def copied_by_range(source, target, begin=0, length=SIZE):
+    with opened(source, os.O_RDONLY) as from_, opened(target, os.O_WRONLY | os.O_CREAT) as to:
+        equal(os.copy_file_range(from_, to, length, begin, begin), length, "bytes copied")
+
+
+def copied_by_reading(source, target):
+    """As shutil does it: the copy is adopted."""
+    with opened(source, os.O_RDONLY) as from_, opened(target, os.O_WRONLY | os.O_CREAT) as to:
+        while data := os.read(from_, MIB // 4):
+            write_all(to, data)
+
+
+@pytest.mark.parametrize("share, least", (
+    (copied_by_range, SIZE),
+    (lambda source, target: copied_by_range(source, target, MIB // 2, MIB), MIB),  # of a part
+    (lambda source, target: run("cp", source, target), SIZE),
+    (copied_by_reading, 1),
+    (lambda source, target: (write(target, noise(SIZE, 9)), copied_by_range(target, source)), SIZE),  # into it
+), ids=("range", "part", "cp", "read", "into"))
+def test_what_a_live_file_shares_is_owed(mount, share, least):
+    """Whatever shared its blocks: there is room for its next overwrite, which nobody would see fail."""
+    source, target = mount.path / optimizer_file(0), mount.path / "copies" / os.path.basename(optimizer_file(0))
+    source.parent.mkdir(parents=True)
+    target.parent.mkdir()
+    write(source, noise(SIZE, 1))
+    run("sync", "-f", mount.store.inner)
+    os.close(os.open(source, os.O_WRONLY))  # its blocks are on the disk now, so that its close counts nothing
+    wait_until("it owes nothing", lambda: mount.status()["space"]["owed"] == 0)
+    share(source, target)
+    shared = SIZE - int(mount.ask(source, "bytes.exclusive"))
+    true(shared >= least, f"{shared} bytes are shared")
+    wait_until(f"{shared} bytes are owed", lambda: mount.status()["space"]["owed"] >= shared, 5)
+    with Agent() as agent:
+        agent.aio(source, noise(SIZE, 2))
+    wait_until("it shares nothing any more", lambda: mount.status()["space"]["owed"] == 0)
+
+
+@pytest.mark.builds("faults")
+def test_what_a_copy_shares_is_owed_as_it_returns(crashing_mount, mode):
+    """However long it takes to count it. Else who opens the file right then is not refused, and fails in a write."""
+    mount = crashing_mount(image="512M", mode=mode, faults="tree.finished_writing=sleep:300")
+    source = mount.path / optimizer_file(0)
+    source.parent.mkdir(parents=True)
+    write(source, noise(SIZE, 1))
+    run("sync", "-f", mount.store.inner)
+    os.close(os.open(source, os.O_WRONLY))
+    wait_until("it owes nothing", lambda: mount.status()["space"]["owed"] == 0)
+    with opened(source, os.O_RDONLY) as from_, opened(mount.path / "copy", os.O_WRONLY | os.O_CREAT) as to:
+        equal(os.copy_file_range(from_, to, SIZE), SIZE, "bytes copied")
+        true(mount.status()["space"]["owed"] >= SIZE, "what it shares is owed")
 
 
 def test_what_is_allocated_ahead_leaves_what_is_owed(mount):

@@ -11,11 +11,12 @@ import time
 
 import pytest
 
+import saving
 from checking import equal, noise, opened, read, same_bytes, true, wait_for_seal, write, write_all
 from crashing import Counts, Workers, check_witness, clear, make_witness
 from hugging import safetensors
-from mounting import (CKPTFS, KIB, MIB, REPOSITORY, Store, by_level, mounted, power_cut, run, unmount, wait_until,
-                      xfs)
+from mounting import (BUILD, CKPTFS, KIB, MIB, REPOSITORY, Store, by_level, mounted, power_cut, run, unmount,
+                      wait_until, xfs)
 from training import check_step, step_of, write_state
 
 pytestmark = pytest.mark.timeout(1500)
@@ -216,7 +217,44 @@ def keep_what_the_library_synced(mount):
     equal(read(step.parent / "latest"), b"global_step1", "latest")
 
 
-@pytest.mark.parametrize("keep", (keep_a_file, keep_a_save, keep_a_seal, keep_a_removal, keep_what_the_library_synced))
+def keep_a_commit(mount):
+    """Ranks have saved a step that is not sealed, and no step of that name was there."""
+    saving.save(mount.path / "steps", "step_1", "a", seal=0)
+    yield
+    equal(os.listdir(mount.path / "steps"), ["step_1"], "the steps")
+    saving.check(mount.path / "steps/step_1")
+
+
+def keep_a_commit_into_a_step(mount):
+    (mount.path / "steps/step_1").mkdir()
+    write(mount.path / "steps/step_1/rank00.safetensors", b"older")
+    yield from keep_a_commit(mount)
+
+
+def keep_a_part(mount):
+    """A part of a step is never sealed, as DeepSpeed's in a Trainer's checkpoint."""
+    step = mount.path / "runs/checkpoint-1"
+    step.mkdir(parents=True)
+    saving.save(step, "global_step1", "a")
+    yield
+    equal(os.listdir(step), ["global_step1"], "the parts")
+    saving.check(step / "global_step1")
+
+
+def keep_a_fetch(mount):
+    source, remote = mount.path.with_name("source"), mount.path.with_name("remote")
+    source.mkdir()
+    write(source / "model.safetensors", noise(MIB, 4))
+    remote.mkdir()
+    run(BUILD / "helpers/remote_step", f"file://{remote}", "step_1", source)
+    run(mount.binary, "fetch", f"file://{remote}/step_1", mount.path / "steps")
+    yield
+    equal(os.listdir(mount.path / "steps"), ["step_1"], "the steps")
+    same_bytes(read(mount.path / "steps/step_1/model.safetensors"), noise(MIB, 4), "what was fetched")
+
+
+@pytest.mark.parametrize("keep", (keep_a_file, keep_a_save, keep_a_seal, keep_a_removal, keep_what_the_library_synced,
+                                  keep_a_commit, keep_a_commit_into_a_step, keep_a_part, keep_a_fetch))
 def test_what_has_returned_is_kept(crashing_mount, mode, keep):
     """The power goes right behind it."""
     mount = crashing_mount(image="1G", mode=mode, options=("quiet=30s",))  # nothing else syncs

@@ -13,6 +13,7 @@ using namespace std::chrono_literals;
 using LedgerTest = ScratchStore;
 
 constexpr const char* kHere = "boot-1 pid:[1]";
+constexpr WallTime kLater(99s);
 
 WritersState state_of(const std::vector<StepWriter>& writers) {
   return state_of_writers(writers, kHere, [](const Process& process) { return process.pid == 1; });
@@ -62,28 +63,44 @@ TEST(Ledger, ARunThatWritesAfterItWasWholeWritesItAgain) {
   const StepWriter run{kHere, {1, 10}}, other{kHere, {1, 11}}, command{kHere, {2, 10}, {}, true};
   LedgerEntry entry;
   EXPECT_FALSE(is_noted(entry, run));
-  note_writer(entry, run);
+  note_writer(entry, run, kLater);
   EXPECT_TRUE(is_noted(entry, run));
   EXPECT_TRUE(entry.unfinished);
   EXPECT_FALSE(entry.is_written_again()) << "it was never whole";
   note_whole(entry, WallTime(10s));
   EXPECT_FALSE(entry.unfinished);
   EXPECT_FALSE(is_noted(entry, run));
-  note_writer(entry, command);
+  note_writer(entry, command, kLater);
   EXPECT_TRUE(entry.unfinished);
   EXPECT_FALSE(entry.is_written_again());
   EXPECT_TRUE(is_noted(entry, command));
-  note_writer(entry, run);
+  note_writer(entry, run, kLater);
   EXPECT_TRUE(is_noted(entry, run));
   EXPECT_FALSE(entry.is_written_again()) << "who saved it had more to write";
   EXPECT_FALSE(is_noted(entry, other));
-  note_writer(entry, other);
+  note_writer(entry, other, kLater);
   EXPECT_TRUE(entry.is_written_again());
   EXPECT_EQ(entry.writers, (std::vector<StepWriter>{command, run, other}));
   EXPECT_EQ(entry.savers, std::vector<StepWriter>{run});
   note_whole(entry, WallTime(20s));
-  note_writer(entry, std::nullopt);
+  note_writer(entry, std::nullopt, kLater);
   EXPECT_TRUE(entry.is_written_again()) << "nobody can tell who it was";
+}
+
+TEST(Ledger, TheClockWasSetBack) {
+  const StepWriter run{kHere, {1, 10}}, other{kHere, {1, 11}}, command{kHere, {2, 10}, {}, true};
+  LedgerEntry entry;
+  note_writer(entry, run, WallTime(3s));
+  EXPECT_FALSE(entry.is_set_back());
+  note_whole(entry, WallTime(10s));
+  for (const StepWriter& one : {run, command}) note_writer(entry, one, WallTime(5s));
+  EXPECT_FALSE(entry.is_set_back()) << "they make no second save";
+  note_writer(entry, other, WallTime(5s));
+  EXPECT_TRUE(entry.is_set_back());
+  note_writer(entry, std::nullopt, kLater);
+  EXPECT_TRUE(entry.is_set_back()) << "what was written until then is dated before the step was whole";
+  note_whole(entry, WallTime(6s));
+  EXPECT_FALSE(entry.is_set_back());
 }
 
 TEST(Ledger, WhoWroteBoth) {
@@ -100,13 +117,13 @@ TEST(Ledger, WhoWroteBoth) {
 
 TEST(Ledger, TheNewestRunStaysKnown) {
   LedgerEntry entry;
-  note_writer(entry, StepWriter{kHere, {3, 10}, 9s, true});
+  note_writer(entry, StepWriter{kHere, {3, 10}, 9s, true}, kLater);
   EXPECT_FALSE(entry.newest_run) << "it is a command";
-  note_writer(entry, StepWriter{kHere, {1, 10}, -2s});
+  note_writer(entry, StepWriter{kHere, {1, 10}, -2s}, kLater);
   EXPECT_EQ(entry.newest_run, std::optional<StoreTime>(-2s));
-  note_writer(entry, StepWriter{kHere, {2, 10}, 5s});
+  note_writer(entry, StepWriter{kHere, {2, 10}, 5s}, kLater);
   note_whole(entry, WallTime(10s));
-  note_writer(entry, StepWriter{kHere, {1, 10}, -2s});
+  note_writer(entry, StepWriter{kHere, {1, 10}, -2s}, kLater);
   EXPECT_EQ(entry.newest_run, std::optional<StoreTime>(5s));
 }
 
@@ -115,10 +132,13 @@ TEST_F(LedgerTest, IsKeptWithTheStep) {
   const InodeNumber step = at("/steps/checkpoint-1");
   EXPECT_EQ(ledger_of(*store_, step).value(), LedgerEntry());
   LedgerEntry entry;
-  for (const bool command : {false, true}) note_writer(entry, StepWriter{process_place(), {7, 8}, -3s, command});
-  note_writer(entry, StepWriter{process_place(), {9, 8}, 3s, true});
+  for (const bool command : {false, true})
+    note_writer(entry, StepWriter{process_place(), {7, 8}, -3s, command}, kLater);
+  note_writer(entry, StepWriter{process_place(), {9, 8}, 3s, true}, kLater);
   note_whole(entry, WallTime(-5s));
-  for (const bool command : {false, true}) note_writer(entry, StepWriter{process_place(), {10, 8}, 4s, command});
+  for (const bool command : {false, true})
+    note_writer(entry, StepWriter{process_place(), {10, 8}, 4s, command}, kLater);
+  note_writer(entry, std::nullopt, WallTime(-6s));
   entry.seen = SeenStep{7, WallTime(1s), 2s, WallTime(3s), 4s};
   ASSERT_TRUE(change_ledger(*store_, step, [&entry](LedgerEntry& known) { known = entry; }));
   reopen();
@@ -142,7 +162,8 @@ TEST_F(LedgerTest, WhoHasJustBegunIsACommand) {
 
 TEST(Ledger, TooManyWritersAreUnseen) {
   LedgerEntry entry;
-  for (uint64_t number = 0; number < 1100; ++number) note_writer(entry, StepWriter{kHere, {1, number}, {}, false});
+  for (uint64_t number = 0; number < 1100; ++number)
+    note_writer(entry, StepWriter{kHere, {1, number}, {}, false}, kLater);
   EXPECT_LT(entry.writers.size(), 1030U);
   EXPECT_EQ(state_of(entry.writers), WritersState::unknown);
 }

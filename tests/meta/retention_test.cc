@@ -251,6 +251,19 @@ TEST(RetentionTest, WhatCannotBeJudgedIsNeitherCountedNorRemoved) {
   EXPECT_EQ(staying({{"keep_last", "1"}, {"keep_partial", "1s"}}, all), (Numbers{30, 40}));
 }
 
+TEST(RetentionTest, UnknownOnesGoByTheirOwnRuleOnly) {
+  std::vector<StepFacts> all = steps(4);
+  all[0].completeness = all[1].completeness = all[3].completeness = Completeness::unknown;
+  EXPECT_EQ(staying({{"keep_last", "1"}, {"keep_partial", "1s"}}, all), (Numbers{10, 20, 30, 40}));
+  EXPECT_EQ(staying({{"keep_unknown", "1h"}}, all), (Numbers{30, 40})) << "what is newer than the complete one stays";
+  all[0].untold = true;  // it is damaged
+  all[1].pinned = true;
+  EXPECT_EQ(staying({{"keep_unknown", "1h"}}, all), (Numbers{10, 20, 30, 40}));
+  all[0].untold = all[1].pinned = false;
+  all[1].seen = kStoreNow;
+  EXPECT_EQ(staying({{"keep_unknown", "1h"}}, all), (Numbers{20, 30, 40}));
+}
+
 TEST(RetentionTest, IncompleteOnesGoByTheirOwnRuleOnly) {
   std::vector<StepFacts> all = steps(4);
   all[0].completeness = all[3].completeness = Completeness::incomplete;
@@ -362,15 +375,14 @@ std::vector<bool> slow_reference(const Policy& policy, const World& world) {
       if (policy.keep_for && young(at, *policy.keep_for)) kept = true;
       if (policy.keep_best && all[at].metric && better_ones < policy.keep_best->count) kept = true;
       if (policy.keep_best && !any_metric) kept = true;
-    } else if (all[at].completeness == Completeness::incomplete) {
+    } else {
       bool seen_since = false, reached = false;
       for (size_t other = 0; other < all.size(); ++other) {
         seen_since |= complete(other) && seen_later(other, at);
         reached |= complete(other) && higher(other, at);
       }
-      kept = !policy.keep_partial || !seen_since || !reached || young(at, *policy.keep_partial);
-    } else {
-      kept = true;
+      const auto& until = all[at].completeness == Completeness::incomplete ? policy.keep_partial : policy.keep_unknown;
+      kept = !until || !seen_since || !reached || young(at, *until);
     }
     gone[at] = !kept && !safe[at];
   }
@@ -439,6 +451,7 @@ PolicyText random_rules(Dice& dice) {
   maybe("keep_for", std::to_string(1 + dice.below(15)) + "s");
   maybe("keep_best", std::string("loss:") + (dice.one_in(2) ? "min:" : "max:") + std::to_string(1 + dice.below(3)));
   maybe("keep_partial", std::to_string(1 + dice.below(15)) + "s");
+  maybe("keep_unknown", std::to_string(1 + dice.below(15)) + "s");
   maybe("max_bytes", std::to_string(1 + dice.below(150)));
   maybe("min_free", std::to_string(1 + dice.below(200)));
   maybe("hold_unpushed", std::to_string(dice.below(4)));

@@ -405,6 +405,42 @@ TEST_F(SaveTest, AFileThatIsOpenedAsItsCopyIsSealedIsOpenedAsTheCopy) {
   ::munmap(mapping, 4096);
 }
 
+// The seal has looked for what is in the step, and waits at its gate for an operation that makes one more file.
+TEST_F(SaveTest, AFileThatIsMadeInAStepWhileItIsSealedIsNotLeftOut) {
+  ASSERT_TRUE(save("s1"));
+  const InodeNumber step = at("/steps/s1");
+  std::future<Result<>> sealing;
+  {
+    const Gate::Pass making = tree().gate().enter({step}, [] {});
+    ASSERT_TRUE(making);
+    sealing = std::async(std::launch::async, [&] { return seal(*store_, step); });
+    const auto is_closed = [&] { return !tree().gate().enter({step}, [] {}); };
+    while (!is_closed() && sealing.wait_for(std::chrono::milliseconds(1)) != std::future_status::ready) continue;
+    make_file("/steps/s1/late", "of another rank");
+  }
+  const auto sealed = sealing.get();
+  ASSERT_FALSE(sealed);
+  EXPECT_EQ(sealed.error().errno_value(), EBUSY);
+  ASSERT_TRUE(seal(*store_, step));
+  EXPECT_EQ(tree().truncate(at("/steps/s1/late"), 0).error().errno_value(), EPERM);
+  expect_clean_fsck();
+}
+
+TEST_F(SaveTest, AFileThatGetsANameOutsideWhileItIsSealedSharesNoBlobWithIt) {
+  ASSERT_TRUE(save("s1"));
+  const InodeNumber linked = make_file("/steps/s1/a", "linked");
+  make_file("/steps/s1/b", "looked at after it");
+  open_files_.behind_gate = [&] {
+    open_files_.behind_gate = [&] { ASSERT_TRUE(tree().link(linked, at(""), "outside")); };
+  };
+  const auto sealed = seal(*store_, at("/steps/s1"));
+  ASSERT_FALSE(sealed);
+  EXPECT_EQ(sealed.error().errno_value(), EBUSY);
+  ASSERT_TRUE(seal(*store_, at("/steps/s1")));
+  EXPECT_NE(tree().inode(at("/outside")).value().blob, tree().inode(at("/steps/s1/a")).value().blob);
+  expect_clean_fsck();
+}
+
 TEST_F(SaveTest, AFileThatLosesItsNameOutsideWhileItIsSealedKeepsItsBlob) {
   ASSERT_TRUE(save("s1"));
   const InodeNumber linked = make_file("/steps/s1/a", "linked");

@@ -233,6 +233,27 @@ TEST_F(WriteBackTest, WhatCanStillBeWrittenIsRememberedOverACleanSync) {
   EXPECT_FALSE(is_suspect(kOther));
 }
 
+// It was open while all was synced, and was written on through passthrough, which the daemon does not see.
+TEST_F(WriteBackTest, WhatIsWrittenOnAfterACleanSyncIsRememberedToo) {
+  ASSERT_TRUE(tree().prepare_writing(at(kLive), user(), 0));
+  ASSERT_TRUE(tree().write_back().sync_all());
+  tree().finished_writing(at(kLive));
+  tree().write_back().prune([](InodeNumber) { return false; });
+  io::set_fault("write_back.sync_all", "1:error:EIO");
+  EXPECT_FALSE(tree().write_back().sync_all());
+  EXPECT_TRUE(is_suspect(kLive));
+  EXPECT_FALSE(is_suspect(kOther));
+}
+
+TEST_F(WriteBackTest, WhatIsWrittenOnAfterACleanSyncIsNotSureWithoutAnother) {
+  ASSERT_TRUE(tree().prepare_writing(at(kLive), user(), 0));
+  ASSERT_TRUE(tree().write_back().sync_all());
+  tree().finished_writing(at(kLive));
+  io::set_fault("write_back.sync_all", "1:error:EIO");
+  EXPECT_FALSE(tree().write_back().make_sure(tree().inode(at(kLive)).value().blob));
+  EXPECT_TRUE(is_suspect(kLive));
+}
+
 TEST_F(WriteBackTest, AStepWithASuspectFileIsNotSealed) {
   make_folder("/steps/global_step7");
   make_file(kModel, std::string(1 << 20, 'm'));

@@ -2,13 +2,14 @@
 
 import concurrent.futures
 import contextlib
+import errno
 import os
 import stat
 import time
 
 import pytest
 
-from checking import equal, in_child, opened, write
+from checking import equal, in_child, opened, raises, write
 from mounting import CKPTFS_DEBUG, run
 
 
@@ -29,6 +30,14 @@ def test_a_write_takes_set_user_id_away(folder):
     os.chmod(folder / "f", 0o6777)
     os.chown(folder / "f", 4321, 999)
     equal(oct(stat.S_IMODE(os.stat(folder / "f").st_mode)), oct(0o777), "after chown")
+
+
+def test_a_file_gets_no_capabilities_that_a_write_would_have_to_take_away(folder):
+    """In the direct mode another user's write left them there."""
+    write(folder / "f", b"x" * 10)
+    with raises(errno.EOPNOTSUPP):
+        os.setxattr(folder / "f", "security.capability", bytes.fromhex("0100000200040000000000000000000000000000"))
+    equal(os.listxattr(folder / "f"), [], "xattrs")
 
 
 def test_an_allocation_takes_set_group_id_away(folder):

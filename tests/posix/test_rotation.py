@@ -4,6 +4,8 @@ import errno
 import json
 import os
 import pathlib
+import subprocess
+import sys
 import time
 import types
 
@@ -83,6 +85,24 @@ def test_what_is_protected_stays(mount):
 
 
 @pytest.mark.one_mode
+def test_each_run_keeps_its_newest_step(mount):
+    """Two trainings in one series: what one saves takes nothing from the other while that runs."""
+    make_series(mount, keep_last=1)
+    template = write_step(mount, 1, series="elsewhere")
+    program = "import shutil, sys, time; time.sleep(2.2); shutil.copytree(*sys.argv[1:]); sys.stdin.read()"
+    write_step(mount, 500)
+    with subprocess.Popen([sys.executable, "-c", program, template, mount.path / SERIES / "checkpoint-1"],
+                          stdin=subprocess.PIPE) as other:
+        stays(mount, {1, 500})
+        for number in (600, 700):
+            write_step(mount, number)
+            stays(mount, {1, number})
+        equal(decisions(policy(mount))[1], (True, ["newest of its run"]), "why it stays")
+        other.stdin.close()
+    stays(mount, {700}, "once the other has ended")
+
+
+@pytest.mark.one_mode
 def test_a_step_that_is_pinned_within_one_stays(mount):
     """The checkpoint-N of a Trainer holds the global_stepN of its DeepSpeed."""
     make_series(mount, keep_last=1)
@@ -144,9 +164,10 @@ def test_what_happens_to_an_old_step_removes_no_newer_one(mount):
         act()
         never(mount, {10, 30})
     run("cp", "-r", best, series / "checkpoint-15")
-    stays(mount, {15, 30}, "the copy is as good as the best, and newer")
+    never(mount, {10, 15, 30})  # this process, which runs, wrote to 10 last
     write_step(mount, 40, 4.0)
     stays(mount, {15, 40}, "what training saves later takes its place")
+    true("keep_best" in decisions(policy(mount))[15][1], "the copy is as good as the best, and newer")
 
 
 @pytest.mark.one_mode
@@ -161,8 +182,10 @@ def test_rules_that_do_nothing_are_told(mount):
     (mount.path / SERIES / "iter_0000100").mkdir()
     write(mount.path / SERIES / "iter_0000100" / ".metadata", b"x")
     wait_until("it says so", lambda: any("iter_0000100" in one for one in told()))
-    (mount.store.folder.parent / "remote").mkdir()
-    run(CKPTFS, "remote", "add", f"file://{mount.store.folder.parent}/remote", mount.path / SERIES)
+    true(any("do nothing" in one and "--set steps=" in one for one in policy(mount)["warnings"]), f"{policy(mount)}")
+    remote = mount.store.folder.parent / f"remote-{mount.mode}"
+    remote.mkdir()
+    run(CKPTFS, "remote", "add", f"file://{remote}", mount.path / SERIES)
     wait_until("so does the remote", lambda: any("nothing is pushed" in one and "iter_0000100" in one
                                                  for one in mount.status()["warnings"]))
     write_step(mount, 1)
@@ -231,6 +254,8 @@ def test_a_second_save_that_died_half_way_is_none_to_keep(mount):
             os.write(file, b"\n")
     wait_until("notes make no second save", lambda: states(mount) == ["complete"], 30, 0.1)
     mount.wait_for_rounds(2)
+    date(step, 0)
+    mount.wait_for_rounds(2)
     begin_second_save(step)
     write_step(mount, 2)
     stays(mount, {1, 2})
@@ -256,6 +281,24 @@ def begin_second_save(step):
 
 def states(mount):
     return [step["state"] for step in policy(mount)["steps"]]
+
+
+@pytest.mark.one_mode
+def test_many_steps_hold_up_no_other_series(mount):
+    """Who has many steps waits for them himself: the rules of others act again and again in one round over all."""
+    (mount.path / "runs/many").mkdir(parents=True)
+    for number in range(500):
+        write_step(mount, number, series="runs/many")
+    mount.control("runs/many", "keep_last", "1000")
+    make_series(mount, keep_last=1)
+    write_step(mount, 0)
+    mount.wait_for_rounds(1)
+    before = mount.status()["rotation"]["rounds"]
+    for number in range(1, 7):
+        write_step(mount, number)
+        wait_until(f"{number - 1} goes", lambda: steps(mount) == {number}, 60, 0.05)
+    rounds = mount.status()["rotation"]["rounds"] - before
+    true(rounds < 5, f"{rounds} rounds over all series for 6 removals in one")
 
 
 @pytest.mark.one_mode
@@ -366,9 +409,13 @@ def test_a_stranger_makes_nobodys_steps_go(mount):
     as_user(mount, ANOTHER, lambda here: write(here.path / SERIES / "latest_universal", b""))
     write_steps_as(mount, VICTIM, 0o700, 4)
     stays(mount, {3, 4, 997, 998, 999})
-    os.unlink(mount.path / SERIES / "latest")
-    mount.control(SERIES, "keep_last", "1")  # root's
+    mount.control(SERIES, "keep_last", "1")  # root's, which reaches the stranger's: one of them `latest` may name
     write_steps_as(mount, VICTIM, 0o700, 5)
+    stays(mount, {5, 997, 998, 999})
+    for uid, tracker in ((STRANGER, "latest"), (ANOTHER, "latest_universal")):
+        said = f"steps of uid {uid} stay: nobody can tell what `{tracker}` names"
+        true(any(said in text for text in mount.status()["warnings"]), f"{said}: {mount.status()['warnings']}")
+    os.unlink(mount.path / SERIES / "latest")
     stays(mount, {5, 999})
 
 

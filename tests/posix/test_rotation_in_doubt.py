@@ -13,7 +13,7 @@ from training import write_state
 
 @pytest.mark.one_mode
 def test_what_cannot_be_told_removes_nothing(mount):
-    """A metric that cannot be read protects its step; a `latest` that cannot be told protects all."""
+    """A `latest` that cannot be told protects all. NaN in a history, and what it says of other steps, are no metric."""
     make_series(mount, keep_best="eval_loss:min:1")
     best = write_step(mount, 1, 0.1)
     write(best / "trainer_state.json",
@@ -31,6 +31,17 @@ def test_what_cannot_be_told_removes_nothing(mount):
     os.unlink(mount.path / SERIES / "latest")
     os.symlink("checkpoint-5", mount.path / SERIES / "latest")
     stays(mount, {1, 5, 6})
+
+
+@pytest.mark.one_mode
+def test_a_metric_that_cannot_be_read_protects_its_step(mount):
+    make_series(mount, keep_best="eval_loss:min:1")
+    step = write_step(mount, 1)
+    write(step / "trainer_state.json", b'{"global_step": 1, "log_history": [')
+    mount.control(f"{SERIES}/checkpoint-1", "seal", "1")  # who seals it says that it is whole
+    for number in (2, 3, 4):
+        write_step(mount, number, number + 0.5)
+    stays(mount, {1, 2, 4})
 
 
 def test_what_a_power_loss_left_is_not_complete(mount):
@@ -59,7 +70,7 @@ def test_what_cannot_be_made_durable_removes_nothing(mount):
     make_series(mount, keep_last=1)
     for number in (1, 2):
         write_step(mount, number)
-    wait_until("it says so", lambda: any("durable" in text for text in mount.status()["warnings"]), 20)
+    wait_until("it says so", lambda: "what stays is not durable" in mount.read_log(), 20)
     wait_until("the step does not count", lambda: mount.ask(f"{SERIES}/checkpoint-2", "state") == "damaged")
     never(mount, {1, 2})
     write_step(mount, 3)

@@ -148,6 +148,7 @@ def sharded_step(step):
         parts.update(dict.fromkeys(part, shard))
         write(step / shard, safetensors({name: tensors[name] for name in part}))
     write(step / SHARDS[-1], json.dumps({"metadata": {}, "weight_map": parts}).encode())
+    write(step / "config.json", b"{}")
     resumable(step)
 
 
@@ -175,7 +176,7 @@ def saved_step(step):
 KINDS = {
     "swapped": (swapped_step, ["model.safetensors"]),
     "dcp": (dcp_step, ["model.safetensors"]),
-    "sharded": (sharded_step, [*SHARDS, "trainer_state.json"]),
+    "sharded": (sharded_step, [*SHARDS, "config.json", "trainer_state.json"]),
     "inner": (inner_step, ["global_step3", "model.safetensors", "trainer_state.json"]),
     "adapter": (adapter_step, ["adapter_config.json", "adapter_model.safetensors", "trainer_state.json"]),
     "saved": (saved_step, ["model.safetensors"]),

@@ -287,29 +287,6 @@ def test_numbers_stay(mount):
     equal(numbers(), before, "inode numbers after a remount")
 
 
-def test_who_may_read(mount):
-    tensors, view = step_with(mount)
-    step = mount.path / SERIES / TAG
-    os.chmod(step / "model.safetensors", 0o600)
-    os.chmod(step / "config.json", 0o644)
-    model = view / "model.bf16.safetensors"
-    wait_until("the mode of what is made from it follows", lambda: os.stat(model).st_mode == 0o100400, 5)
-    with raises(errno.EACCES, what="by another user"):
-        in_child(lambda: read(view / "model.bf16.safetensors"), uid=1234)
-    in_child(lambda: read(view / "config.json"), uid=1234)
-    refused = {
-        "names": lambda: os.listdir(view / "by_name"),
-        "a size": lambda: os.stat(view / "by_name" / "embed.weight" / "param"),
-        "the manifest": lambda: read(view / "manifest.json"),
-    }
-    for what, look in refused.items():
-        with raises(errno.EACCES, what=f"{what}, by another user"):
-            in_child(look, uid=1234)
-    os.chmod(step, 0o700)
-    with raises(errno.EACCES, what="in a folder that is closed"):
-        in_child(lambda: read(view / "config.json"), uid=1234)
-
-
 def test_many_readers_at_once(mount):
     tensors, view = step_with(mount)
     wanted = read(view / "model.bf16.safetensors")

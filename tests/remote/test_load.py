@@ -107,6 +107,7 @@ def test_only_what_is_needed_is_fetched(remote, scratch):
     equal(said["checked"], said["read"], "bytes that were compared")
 
 
+@pytest.mark.long
 def test_from_s3(server, trainer_step):
     url = put(f"s3://{BUCKET}/loads", "checkpoint-1", trainer_step, endpoint=server.endpoint)
     variables = {name: value for name, value in environment().items() if name.startswith("AWS_")}

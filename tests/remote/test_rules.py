@@ -87,6 +87,24 @@ def test_rules_pins_and_removals(remote, scratch):
     remote.says("verify")
 
 
+def test_a_pin_of_what_was_pushed_again(folder, scratch):
+    """It holds the commit that it names, and no other one of the same tag."""
+    remote = Remote(f"file://{folder}")
+    for seed, tag, name in ((1, "step_1", "step_1"), (2, "step_1", "step_1~2"), (3, "step_2", "step_2")):
+        equal(remote.has(tag, make_step(scratch / "step", "small", seed=bytes([seed]))), name, "the commit")
+    remote.says("policy", "--set", "keep_last=1")
+    equal(going(remote.json("policy")), ["step_1", "step_1~2"], "what would go")
+    for pinned, other in (("step_1", "step_1~2"), ("step_1~2", "step_1")):
+        remote.says("pin", url=f"{remote.url}/{pinned}")
+        equal([one["step"] for one in remote.json("ls")["steps"] if one["pinned"]], [pinned], "ls tells the pins")
+        remote.fails("rm", url=f"{remote.url}/{pinned}", said=["is pinned"])
+        equal(going(remote.json("policy")), [other], f"what would go beside {pinned}")
+        if pinned == "step_1":
+            remote.says("pin", "--off", url=f"{remote.url}/{pinned}")
+    equal([one["step"] for one in remote.json("gc")["removed"]], ["step_1"], "what the rule removes")
+    equal(names(remote.json("ls")), ["step_1~2", "step_2"], "what stays")
+
+
 def test_what_is_wrong_is_said(folder, scratch):
     remote = Remote(f"file://{folder}")
     for words, said in ((("--set", "keep_last"), "RULE=VALUE"), (("--set", "keep_last=0"), "a whole number from 1 up"),

@@ -221,11 +221,12 @@ class Cluster:
                 wait_for(self.steps(slot) / tag, "committed", 240)
 
     def model(self):
-        """What stays of all that was ever committed, oldest first."""
+        """What stays of all that was ever committed, oldest first: what is new by its commit, or by its number."""
         tags = self.listed("--all")
         equal(len(tags), self.number, "all steps were committed")
-        return [tag for at, tag in enumerate(tags)
-                if at >= len(tags) - self.KEEP_LAST or int(tag.removeprefix("global_step")) % self.KEEP_EVERY == 0]
+        numbers = [int(tag.removeprefix("global_step")) for tag in tags]
+        newest = {*numbers[-self.KEEP_LAST :], *sorted(numbers)[-self.KEEP_LAST :]}
+        return [tag for tag, number in zip(tags, numbers) if number in newest or number % self.KEEP_EVERY == 0]
 
     def pass_day(self, runs=2):
         """The run that is under way may have begun before the last commit."""

@@ -39,6 +39,20 @@ TEST(SecondSave, OfAnotherRunOnly) {
       << "it was never whole";
 }
 
+TEST(SecondSave, WithAClockThatWasSetBack) {
+  const SaveTimes times{.first_written = "model.safetensors",
+                        .first_written_at = WallTime(seconds(9)),
+                        .oldest = "optimizer.pt",
+                        .oldest_at = WallTime(seconds(8))};
+  const auto judge = [&times](bool set_back) {
+    return heed_second_save(
+        times, {.by_run = true, .again = WallTime(seconds(set_back ? 7 : 11)), .whole = WallTime(seconds(10))},
+        {Completeness::complete, {}});
+  };
+  EXPECT_EQ(judge(false).completeness, Completeness::complete);
+  EXPECT_EQ(judge(true).completeness, Completeness::unknown);
+}
+
 TEST(SecondSave, MakesNothingBetter) {
   for (const auto own : {Completeness::incomplete, Completeness::unknown, Completeness::weights})
     EXPECT_EQ(judge(20, 8, true, own), own);

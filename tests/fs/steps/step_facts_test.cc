@@ -2,6 +2,7 @@
 #include "fs/steps/step_facts.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <fstream>
 
@@ -90,6 +91,23 @@ TEST_F(StepFactsTest, OfAStepThatCannotBeCompleteNoMetricIsRead) {
     EXPECT_LT(found.read, kNoise);
   }
   files_->end(open.file, true);
+}
+
+TEST_F(StepFactsTest, WhoSavedItAndStillLives) {
+  make_step(1);
+  const meta::Process own = meta::find_process(::gettid()).process;
+  const std::string here = meta::process_place();
+  const auto runs = [&](const std::vector<meta::StepWriter>& savers, const std::vector<meta::StepWriter>& writers) {
+    EXPECT_TRUE(meta::change_ledger(*store_, at("/runs/checkpoint-1"), [&](meta::LedgerEntry& entry) {
+      entry.savers = savers;
+      entry.writers = writers;
+    }));
+    return facts_->inspect_series(at("/runs"), "", false).value().steps.front().facts.runs;
+  };
+  EXPECT_EQ(runs({{here, {own.pid, own.start + 1}}, {"boot pid:[1]", own}, {here, {}}}, {}), std::set<meta::Process>{});
+  EXPECT_EQ(runs({}, {{here, own, {}, true}}), std::set<meta::Process>{}) << "it is a command";
+  EXPECT_EQ(runs({}, {{here, own}}), std::set{own}) << "whom no round has found to be a saver yet";
+  EXPECT_EQ(runs({{here, own}, {here, {own.pid, own.start + 1}}}, {}), std::set{own});
 }
 
 TEST_F(StepFactsTest, AStepWithASuspectFileIsDamagedUntilItIsWrittenAnew) {

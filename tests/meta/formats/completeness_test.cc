@@ -139,6 +139,9 @@ TEST(Completeness, WhatAnIndexNames) {
   step["model.safetensors.index.json"] =
       R"({"weight_map": {"v": "model-00001-of-00002.safetensors", "w": "model-00002-of-00002.safetensors"}})";
   EXPECT_EQ(judge(step).completeness, Completeness::complete) << judge(step).reason;
+  Contents no_config = step;
+  no_config.erase("config.json");
+  EXPECT_EQ(judge(no_config).completeness, Completeness::unknown);
   Contents lacks = step;
   lacks.erase("model-00002-of-00002.safetensors");
   EXPECT_EQ(judge(lacks).completeness, Completeness::incomplete);
@@ -168,6 +171,44 @@ TEST(Completeness, WhatBelongsTogether) {
   EXPECT_EQ(judge(none).completeness, Completeness::unknown) << "no Trainer's state";
   Contents fsdp{{"trainer_state.json", R"({"global_step": 5})"}, {"optimizer_0/__0_0.distcp", "x"}};
   EXPECT_EQ(judge(fsdp).completeness, Completeness::unknown) << "no .metadata";
+  Contents adapter = trainer();
+  adapter.erase("model.safetensors");
+  adapter["adapter_model.safetensors"] = safetensors();
+  EXPECT_EQ(judge(adapter).completeness, Completeness::unknown) << "no adapter_config.json";
+  adapter["adapter_config.json"] = "{}";
+  EXPECT_EQ(judge(adapter).completeness, Completeness::complete) << judge(adapter).reason;
+}
+
+// What PyTorch's DCP wrote, in the folders of a Trainer with FSDP.
+TEST(Completeness, BothFoldersOfFsdp) {
+  const auto corpus = io::read_file(CKPTFS_SOURCE_DIR "/tests/fuzz/corpus/checkpoint/dcp");
+  ASSERT_TRUE(corpus) << corpus.error().message();
+  const std::string& bytes = corpus.value();
+  const auto length_at = [&bytes](size_t at) {
+    return static_cast<uint8_t>(bytes[at]) | static_cast<size_t>(static_cast<uint8_t>(bytes[at + 1])) << 8;
+  };
+  const size_t metadata = length_at(1), first = length_at(3);
+  const Contents dcp{{".metadata", bytes.substr(5, metadata)},
+                     {"__0_0.distcp", bytes.substr(5 + metadata, first)},
+                     {"__1_0.distcp", bytes.substr(5 + metadata + first)}};
+  Contents step{{"trainer_state.json", R"({"global_step": 5})"}, {"training_args.bin", trainer()["training_args.bin"]}};
+  step["scheduler.pt"] = step["training_args.bin"];
+  for (const std::string folder : {"pytorch_model_fsdp_0/", "optimizer_0/"}) {
+    for (const auto& [path, content] : dcp) step[folder + path] = content;
+  }
+  EXPECT_EQ(judge(step).completeness, Completeness::complete) << judge(step).reason;
+  for (const std::string folder : {"pytorch_model_fsdp_0/", "optimizer_0/"}) {
+    Contents without = step;
+    std::erase_if(without, [&](const auto& file) { return file.first.starts_with(folder); });
+    EXPECT_EQ(judge(without).completeness, Completeness::unknown) << folder;
+  }
+}
+
+// The layers of a pipeline's model lie in files of their own, which nothing else names.
+TEST(Completeness, APipelineWithoutItsLayers) {
+  const auto judgement = judge(deepspeed("pipeline"));
+  EXPECT_EQ(judgement.completeness, Completeness::unknown);
+  EXPECT_NE(judgement.reason.find("layers"), std::string::npos) << judgement.reason;
 }
 
 // A power loss leaves unsynced files like this: their names are there, and a part of their content.
@@ -252,28 +293,6 @@ TEST(Abandoned, ByTheFilesOfItsSiblings) {
   const Contents dcp{{"__0_0.distcp", "x"}};
   EXPECT_EQ(judge_left(dcp).completeness, Completeness::unknown);
   EXPECT_EQ(judge_left(dcp, {.dcp_metadata = true}).completeness, Completeness::incomplete);
-}
-
-// What a second save of the step writes again. Notes and what a converter made are none of it.
-TEST(StepNames, CheckpointFiles) {
-  using Paths = std::vector<std::string_view>;
-  const Paths all{"model.safetensors", "merged.safetensors", "config.json", "trainer_state.json",
-                  "optimizer.pt",      "eval_results.json",  "README.md",   "training_args.bin"};
-  const auto of_trainer = [names = names_of(all)](auto path) { return is_checkpoint_file(names, path); };
-  for (const char* const path : {"model.safetensors", "trainer_state.json", "optimizer.pt"})
-    EXPECT_TRUE(of_trainer(path)) << path;
-  for (const char* const path :
-       {"merged.safetensors", "pytorch_model.bin", "model.gguf", "config.json", "rng_state_3.pth"})
-    EXPECT_FALSE(of_trainer(path)) << path;
-  const StepNames deepspeed = names_of(Paths{"mp_rank_00_model_states.pt", "pytorch_model.bin", "trainer_state.json"});
-  EXPECT_TRUE(is_checkpoint_file(deepspeed, "mp_rank_00_model_states.pt"));
-  EXPECT_TRUE(is_checkpoint_file(deepspeed, "offloaded_tensors/rank00/0_6.tensor.swp"));
-  EXPECT_FALSE(is_checkpoint_file(deepspeed, "pytorch_model.bin")) << "zero_to_fp32.py writes it";
-  const StepNames dcp = names_of(Paths{"__0_0.distcp", ".metadata"});
-  EXPECT_FALSE(is_checkpoint_file(dcp, "__0_0.distcp")) << "it may be of more ranks than there are now";
-  EXPECT_TRUE(is_written_first(dcp, "__0_0.distcp"));
-  EXPECT_FALSE(is_written_first(dcp, ".metadata"));
-  EXPECT_TRUE(is_checkpoint_file(dcp, ".metadata"));
 }
 
 // As safetensors begins: its file has its name once it is written.

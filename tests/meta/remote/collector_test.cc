@@ -4,8 +4,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <thread>
-
 #include "io/fault.h"
 #include "meta/remote/election.h"
 #include "meta/remote/push.h"
@@ -176,6 +174,27 @@ TEST_F(CollectorTest, RulesRemoveAllButWhatTheyKeep) {
   EXPECT_THAT(store_.keys(kGone), ElementsAre("gone/step_1/1", "gone/step_3/1", "gone/step_4/1", "gone/step_6/1"));
   look_for_days(4);
   for (const char* const name : {"step_2", "step_5", "step_7", "step_8"}) expect_whole(name);
+}
+
+// A step that was pushed again has a name of its own. A pin, a removal and a rule reach the commit that they name.
+TEST_F(CollectorTest, APinHoldsTheCommitThatItNames) {
+  commit("step_1", 1);
+  commit("step_1", 2);
+  commit("step_2", 3);
+  set("keep_last", "1");
+  collecting_.dry_run = true;
+  for (const std::string pinned : {"step_1", "step_1~2"}) {
+    ASSERT_OK(change_rules(store_, "node0", [&](RemoteRules& rules) { return rules.pins = {pinned}, success(); }, {}));
+    const CollectorReport report = looked();
+    ASSERT_THAT(report.removed, SizeIs(1)) << pinned;
+    EXPECT_EQ(report.removed[0].step.name(), pinned == "step_1" ? "step_1~2" : "step_1");
+  }
+  collecting_.dry_run = false;
+  looked();
+  EXPECT_THAT(store_.keys(kGone), ElementsAre("gone/step_1/1"));
+  look_for_days(4);
+  for (const char* const name : {"step_1~2", "step_2"}) expect_whole(name);
+  EXPECT_FALSE(verify("step_1"));
 }
 
 TEST_F(CollectorTest, NoRuleRemovesTheNewestStep) {
@@ -487,107 +506,6 @@ TEST_F(CollectorTest, ADamagedPartStopsItUntilItsStepIsRemoved) {
   look_for_days(4);
   EXPECT_THAT(store_.keys("parts/step_1/"), IsEmpty());
   expect_whole("step_2");
-}
-
-// --- texts
-
-TEST(LookText, GoesThereAndBack) {
-  Look look;
-  look.n = 4;
-  look.host = "node0";
-  look.restored = "0123";
-  look.tags["step_1"] = {3, {1, 2}};
-  look.undecided = {{"step_2", 0, "0123456789abcdef"}};
-  look.garbage[{"step_1", 1, "0123456789abcdef"}] = {{0, 7}, {9, 9}};
-  look.needless_parts = {{"step_1", 1, "0123456789abcdef"}};
-  const Look again = parse_look(text_of(look), 4, "looks/4").value();
-  EXPECT_EQ(again.host, look.host);
-  EXPECT_EQ(again.restored, look.restored);
-  EXPECT_EQ(again.tags, look.tags);
-  EXPECT_EQ(again.undecided, look.undecided);
-  EXPECT_EQ(again.garbage, look.garbage);
-  EXPECT_EQ(again.needless_parts, look.needless_parts);
-  EXPECT_ERRNO(EBADMSG, parse_look("{}", 4, "looks/4"));
-}
-
-TEST(LookText, ANewerVersionIsRefusedByName) {
-  const auto newer = [](std::string text) {
-    const std::string version = "\"version\":1";
-    return text.replace(text.find(version), version.size(), "\"version\":2");
-  };
-  EXPECT_ERRNO(EPROTO, parse_look(newer(text_of(Look())), 1, "looks/1"));
-  EXPECT_ERRNO(EPROTO, parse_rules(newer(text_of(NumberedRules())), 1, "rules/1"));
-  EXPECT_ERRNO(EPROTO, parse_tombstone(newer(text_of(Tombstone())), "gone/a/1"));
-  EXPECT_ERRNO(EPROTO, parse_void(newer(text_of(Void())), "a", "steps/a/1"));
-}
-
-TEST(LookText, TwoWhoWriteTheMemoryOfAMachineLeaveItWhole) {
-  const io::testing::ScratchFolder folder;
-  const std::string file = folder.path("seen");
-  const auto write = [&](const std::string& host) {
-    Look look;
-    look.host = host;
-    for (int round = 0; round < 100; ++round) ASSERT_OK(write_memory(file, look));
-  };
-  std::thread other(write, std::string(4'000, 'b'));
-  write("a");
-  other.join();
-  EXPECT_OK(read_memory(file));
-}
-
-TEST(PackRangesTest, KnowWhatIsInThem) {
-  PackRanges ranges{{8, 9}, {0, 5}, {3, 4}, {5, 6}};
-  unite(ranges);
-  EXPECT_EQ(ranges, (PackRanges{{0, 6}, {8, 9}}));
-  for (const uint32_t pack : {0U, 4U, 6U, 8U, 9U}) EXPECT_TRUE(contains(ranges, pack)) << pack;
-  for (const uint32_t pack : {7U, 10U}) EXPECT_FALSE(contains(ranges, pack)) << pack;
-  append(ranges, 10);
-  append(ranges, 12);
-  EXPECT_EQ(ranges, (PackRanges{{0, 6}, {8, 10}, {12, 12}}));
-}
-
-TEST(RemoteRulesTest, ValuesAreCheckedInWords) {
-  RemoteRules rules;
-  EXPECT_OK(set_rule(rules, "keep_last", "20"));
-  EXPECT_OK(set_rule(rules, "keep_for", "30d"));
-  EXPECT_ERRNO(EINVAL, set_rule(rules, "keep_last", "0"));
-  EXPECT_ERRNO(EINVAL, set_rule(rules, "keep_every", "x"));
-  EXPECT_ERRNO(EINVAL, set_rule(rules, "keep_for", "soon"));
-  EXPECT_THAT(set_rule(rules, "keep_best", "3").error().message(), HasSubstr("no such rule"));
-  NumberedRules numbered{3, rules, "node0"};
-  numbered.rules.pins = {"step_1~2"};
-  const NumberedRules again = parse_rules(text_of(numbered), 3, "rules/3").value();
-  EXPECT_EQ(again.rules, numbered.rules);
-  EXPECT_EQ(again.host, "node0");
-  EXPECT_OK(set_rule(rules, "keep_last", ""));
-  EXPECT_FALSE(rules.keep_last);
-}
-
-TEST(RemoteRulesTest, TwoWhoChangeThemBothSucceed) {
-  io::testing::MemoryStore store;
-  bool other_came = false;
-  const auto change = [&](RemoteRules& rules) -> Result<> {
-    if (!other_came) {
-      other_came = true;
-      const auto pin = [](RemoteRules& theirs) { return theirs.pins.insert("step_1"), success(); };
-      TRY(change_rules(store, "node1", pin, {}));
-    }
-    return set_rule(rules, "keep_last", "3");
-  };
-  ASSERT_OK(change_rules(store, "node0", change, {}));
-  const NumberedRules rules = read_rules(store, {}).value();
-  EXPECT_EQ(rules.n, 2U);
-  EXPECT_EQ(rules.rules.keep_last, 3U);
-  EXPECT_THAT(rules.rules.pins, ElementsAre("step_1"));
-}
-
-TEST(RemoteRulesTest, AGapIsAListThatIsNotWhole) {
-  io::testing::MemoryStore store;
-  for (const char* const value : {"1", "2", "3"}) {
-    ASSERT_OK(change_rules(store, "a", [&](RemoteRules& rules) { return set_rule(rules, "keep_last", value); }, {}));
-  }
-  ASSERT_OK(store.remove("rules/2", {}));
-  EXPECT_ERRNO(EIO, read_rules(store, {}));
 }
 
 }  // namespace

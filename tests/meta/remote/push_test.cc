@@ -275,5 +275,57 @@ TEST_F(ElectionTest, BusyFilesAndOtherAttemptsWait) {
   EXPECT_EQ(commit(other, part1, of(1)).value().state, State::push_again);
 }
 
+std::string newest_name(io::ObjectStore& store) { return newest(list_steps(store, {}).value())->name(); }
+
+TEST_F(PushTest, NotesDoNotMakeAnOldStepTheNewest) {
+  const auto saved = [](unsigned seed) { return BuiltPart().file("weights.bin", bytes_for(100, seed)); };
+  const auto commits = [&](const std::string& tag, const BuiltPart& part) {
+    store_.now += std::chrono::seconds(10);
+    push_and_commit(BuiltImage(tag, part));
+    return newest_name(store_);
+  };
+  EXPECT_EQ(commits("step_10", saved(10)), "step_10");
+  EXPECT_EQ(commits("step_20", saved(20)), "step_20");
+  EXPECT_EQ(commits("step_30", saved(30)), "step_30");
+  EXPECT_EQ(commits("step_10", saved(10).file("eval_results.json", "{}")), "step_30");
+  EXPECT_EQ(commits("step_10", saved(10).file("eval_results.json", "[]")), "step_30");
+  EXPECT_EQ(commits("step_30", saved(30).file("eval_results.json", "{}")), "step_30~2") << "the newest itself";
+  EXPECT_EQ(commits("step_20", saved(21)), "step_20~2") << "saved again";
+  EXPECT_EQ(commits("step_30", saved(30).file("eval_results.json", "[]")), "step_20~2");
+  EXPECT_EQ(commits("step_20", saved(21).file("README.md", "")), "step_20~3");
+  EXPECT_EQ(commits("step_5", saved(5)), "step_5") << "another run";
+  EXPECT_EQ(commits("step_30", saved(30)), "step_5");
+}
+
+// What was removed is not read. So nobody can tell whether the step was saved again.
+TEST_F(PushTest, ARemovedCommitTellsNothing) {
+  push_and_commit(BuiltImage("step_10", BuiltPart().file("weights.bin", "x")));
+  store_.now += std::chrono::seconds(10);
+  push_and_commit(BuiltImage("step_20", BuiltPart().file("weights.bin", "y")));
+  const std::string gone = "{}";
+  ASSERT_OK(store_.put(gone_key({"step_10", 1}), io::content_of(gone), io::PutMode::make, {}));
+  store_.now += std::chrono::seconds(10);
+  push_and_commit(BuiltImage("step_10", BuiltPart().file("weights.bin", "x").file("README.md", "")));
+  EXPECT_EQ(newest_name(store_), "step_10~2");
+}
+
+// The slot that commits has changed nothing.
+TEST_F(ElectionTest, AStepThatAnotherSlotSavedAgainIsTheNewest) {
+  const auto commit_both = [this](const std::string& tag, const BuiltPart& first, const BuiltPart& second) {
+    store_.now += std::chrono::seconds(10);
+    const BuiltImage one(tag, first), other(tag, second);
+    auto part0 = push(one, of(0)).value();
+    auto part1 = push(other, of(1)).value();
+    while (commit(one, part0, of(0)).value().state == State::push_again) part0 = push(one, of(0)).value();
+    while (commit(other, part1, of(1)).value().state == State::push_again) part1 = push(other, of(1)).value();
+    EXPECT_EQ(commit(one, part0, of(0)).value().state, State::committed);
+    return newest_name(store_);
+  };
+  EXPECT_EQ(commit_both("step_1", share(0, 1), share(1, 1)), "step_1");
+  EXPECT_EQ(commit_both("step_2", share(0, 2), share(1, 2)), "step_2");
+  EXPECT_EQ(commit_both("step_1", share(0, 1).file("eval_results.json", "{}"), share(1, 1)), "step_2");
+  EXPECT_EQ(commit_both("step_1", share(0, 3), share(1, 1)), "step_1~3");
+}
+
 }  // namespace
 }  // namespace ckptfs::meta::remote::testing

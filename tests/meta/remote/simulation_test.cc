@@ -132,10 +132,10 @@ INSTANTIATE_TEST_SUITE_P(Simulation, LeftOut,
                                            left_out("part_spent", 77), left_out("ended_unchecked", 10038),
                                            left_out("void_unread", 162), left_out("journal_trusted", 29),
                                            left_out("undecided_collected", 1), left_out("borrower_forgotten", 1),
-                                           left_out("mark_deleted", 19), left_out("newest_removed", 6),
-                                           left_out("memory_forgotten", 27), left_out("pins_forgotten", 27),
+                                           left_out("mark_deleted", 37), left_out("newest_removed", 6),
+                                           left_out("memory_forgotten", 29), left_out("pins_forgotten", 54),
                                            // Either one alone still leaves a day between a removal and a delete.
-                                           LeftOutCheck{"grace_and_look", {"grace_forgotten", "one_look"}, 158}),
+                                           LeftOutCheck{"grace_and_look", {"grace_forgotten", "one_look"}, 475}),
                          [](const auto& one) { return std::string(one.param.name); });
 
 }  // namespace

@@ -1,0 +1,130 @@
+#include "fs/steps/declared_steps.h"
+
+#include <algorithm>
+#include <cerrno>
+
+#include "fs/steps/tracker_files.h"
+#include "meta/names.h"
+#include "meta/tree/step_detection.h"
+
+namespace ckptfs::fs {
+namespace {
+
+using meta::formats::Completeness;
+using meta::formats::CompletenessJudgement;
+
+// The file of that path in the step; 0: there is none. It may be empty, as what `touch` makes.
+Result<meta::InodeNumber> find_file(const meta::Tree& tree, meta::InodeNumber step, std::string_view path) {
+  meta::InodeNumber at = step;
+  while (!path.empty()) {
+    const size_t end = std::min(path.find('/'), path.size());
+    const auto child = tree.child(at, std::string(path.substr(0, end)));
+    const int failed = child ? 0 : child.error().errno_value();
+    if (failed == ENOENT || failed == ENOTDIR) return meta::InodeNumber{0};
+    TRY_ASSIGN(at, child);
+    path.remove_prefix(std::min(end + 1, path.size()));
+  }
+  TRY_ASSIGN(const meta::InodeRecord record, tree.inode(at));
+  return record.is_regular() ? at : meta::InodeNumber{0};
+}
+
+// Has a process that writes to the step, or wrote to it last, made such a file in a step before? That others make one,
+// or made one since, tells nothing.
+Result<bool> should_have_file(const meta::Store& store, meta::InodeNumber series, meta::InodeNumber step,
+                              const std::string& path, const meta::LedgerEntry& ledger) {
+  TRY_ASSIGN(const auto entries, store.tree().list(series));
+  for (const meta::DirectoryEntry& entry : entries) {
+    if (entry.type != S_IFDIR || entry.inode >= step) continue;  // numbers of inodes only grow
+    const auto other = meta::ledger_of(store, entry.inode);
+    if (!other || !meta::share_a_run(ledger, other.value())) continue;
+    TRY_ASSIGN(const meta::InodeNumber file, find_file(store.tree(), entry.inode, path));
+    if (file != 0 && file < step) return true;
+  }
+  return false;
+}
+
+CompletenessJudgement an_unknown_one(const std::string& reason) { return {Completeness::unknown, reason}; }
+CompletenessJudgement a_complete_one() { return {Completeness::complete, {}}; }
+
+// May the file be from before another run wrote to the step?
+Result<bool> may_be_older(const meta::Tree& tree, meta::InodeNumber file, const meta::LedgerEntry& ledger) {
+  if (!ledger.is_written_again()) return false;
+  TRY_ASSIGN(const meta::Attributes attributes, tree.attributes(file));
+  return ledger.is_set_back() || meta::wall_time(attributes.stat.st_ctim) <= std::max(ledger.again, ledger.whole);
+}
+
+std::string older_words(const std::string& file) {
+  return "another run has written to it since " + file + " was written";
+}
+
+Result<CompletenessJudgement> judge_by_marker(const meta::Store& store, meta::InodeNumber series,
+                                              meta::InodeNumber step, const std::string& marker,
+                                              const meta::LedgerEntry& ledger, const CompletenessJudgement& by_files) {
+  TRY_ASSIGN(const meta::InodeNumber file, find_file(store.tree(), step, marker));
+  if (file != 0) {
+    TRY_ASSIGN(const bool older, may_be_older(store.tree(), file, ledger));
+    return older ? an_unknown_one(older_words(marker)) : a_complete_one();
+  }
+  if (by_files.completeness == Completeness::complete) return an_unknown_one(marker + " is not there");
+  TRY_ASSIGN(const bool lost, should_have_file(store, series, step, marker, ledger));
+  return CompletenessJudgement{lost ? Completeness::incomplete : Completeness::unknown, marker + " is not there"};
+}
+
+}  // namespace
+
+Result<bool> is_called_whole(const meta::Tree& tree, meta::InodeNumber step) {
+  const auto word = tree.xattr(step, meta::kWholeXattr);
+  if (!word && word.error().errno_value() != ENODATA) return word.error();
+  return word.has_value();
+}
+
+// Whoever may make names in the series may make such a file. It counts for his own steps only.
+Result<std::string> why_not_named(const meta::Tree& tree, meta::InodeNumber step, const std::string& tracker,
+                                  const meta::LedgerEntry& ledger) {
+  TRY_ASSIGN(const meta::InodeRecord own, tree.inode(step));
+  const std::string silent = tracker + " has not named it";
+  const auto file = tree.child(own.parent, tracker);
+  if (!file && file.error().errno_value() == ENOENT) return silent;
+  TRY(file);
+  const auto record = tree.inode(file.value());
+  if (!record && record.error().errno_value() == ENOENT) return silent;  // another takes its place this moment
+  TRY(record);
+  if (!latest_of(tree, own.parent, tracker).names(meta::name_of(tree, step))) return silent;
+  TRY_ASSIGN(const meta::InodeRecord series, tree.inode(own.parent));
+  const uint32_t user = record.value().uid;
+  if (user != 0 && user != series.uid && user != own.uid)
+    return tracker + " names it, and belongs to another user; remove that file once, so that a training makes its own";
+  TRY_ASSIGN(const bool older, may_be_older(tree, file.value(), ledger));
+  return older ? older_words(tracker) : std::string();
+}
+
+Result<bool> is_declared(const meta::Tree& tree, meta::InodeNumber step) {
+  TRY_ASSIGN(const meta::InodeRecord record, tree.inode(step));
+  TRY_ASSIGN(const meta::DeclaredSteps declared, meta::declared_steps(tree, record.parent));
+  return !declared.complete_when.empty();
+}
+
+Result<CompletenessJudgement> heed_declared(const meta::Store& store, meta::InodeNumber step,
+                                            const meta::LedgerEntry& ledger, CompletenessJudgement judgement) {
+  const meta::Tree& tree = store.tree();
+  if (judgement.completeness == Completeness::weights) return judgement;
+  TRY_ASSIGN(const bool whole, is_called_whole(tree, step));
+  if (whole) return a_complete_one();
+  TRY_ASSIGN(const meta::InodeRecord record, tree.inode(step));
+  TRY_ASSIGN(const meta::DeclaredSteps declared, meta::declared_steps(tree, record.parent));
+  const std::string& when = declared.complete_when;
+  const std::string tag = meta::name_of(tree, step);
+  const bool by_name = meta::is_set_aside_name(tag) || meta::is_partial_name(tag);
+  if (when.empty() || by_name || judgement.completeness == Completeness::incomplete) return judgement;
+  if (judgement.completeness == Completeness::complete && ledger.was_whole()) return judgement;
+  if (std::ranges::count(kTrackers, when) != 0) {
+    if (ledger.named) return a_complete_one();
+    TRY_ASSIGN(const std::string why, why_not_named(tree, step, when, ledger));
+    return why.empty() ? a_complete_one() : an_unknown_one(why);
+  }
+  if (when != meta::kWhenQuiet) return judge_by_marker(store, record.parent, step, when, ledger, judgement);
+  return ledger.is_written_again() ? an_unknown_one("another run has written to it since it was whole")
+                                   : a_complete_one();
+}
+
+}  // namespace ckptfs::fs

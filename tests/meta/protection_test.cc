@@ -1,0 +1,108 @@
+// The table of what protects a step: which reasons hold, from what they protect, and what commands say.
+#include "meta/steps/protection.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace ckptfs::meta {
+namespace {
+
+using formats::Completeness;
+using testing::ElementsAre;
+using testing::IsEmpty;
+
+// Complete, and seen in the order of `seen`.
+StepFacts step(uint64_t number, int64_t seen) {
+  StepFacts facts;
+  facts.tag = "step_" + std::to_string(number);
+  facts.number = number;
+  facts.seen = StoreTime(seen);
+  facts.completeness = Completeness::complete;
+  return facts;
+}
+
+Protections removal(const std::vector<StepFacts>& steps) { return find_protections(steps, {}, kRemove); }
+
+TEST(ProtectionTest, TheNewestInBothOrdersOfEachOwner) {
+  std::vector<StepFacts> steps{step(1, 9), step(2, 2), step(3, 3), step(1, 1)};
+  steps[3].owner = 7;
+  EXPECT_THAT(removal(steps), ElementsAre(ElementsAre(Reason::newest), IsEmpty(), ElementsAre(Reason::newest),
+                                          ElementsAre(Reason::newest)));
+  steps[2].completeness = Completeness::weights;
+  EXPECT_THAT(removal(steps)[1], ElementsAre(Reason::newest)) << "no training can resume from weights";
+}
+
+TEST(ProtectionTest, TheNewestOfEachRunThatLives) {
+  const Process first{1, 10}, second{2, 20};
+  std::vector<StepFacts> steps{step(1, 1), step(2, 2), step(100, 3), step(200, 4), step(3, 0)};
+  steps[0].runs = steps[1].runs = {first};
+  steps[2].runs = {second};
+  steps[3].runs = {second, first};
+  EXPECT_THAT(removal(steps)[1], IsEmpty()) << "its run has saved a later step";
+  steps[3].runs = {second};
+  EXPECT_THAT(removal(steps), ElementsAre(IsEmpty(), ElementsAre(Reason::newest_of_run), IsEmpty(),
+                                          ElementsAre(Reason::newest), IsEmpty()));
+  EXPECT_EQ(find_protections(steps, {}, kThin), removal(steps));
+  EXPECT_THAT(find_protections(steps, {}, kSetAside)[1], IsEmpty());
+  steps[1].runs = {first, {3, 30}};
+  EXPECT_THAT(removal(steps)[1], ElementsAre(Reason::newest_of_run)) << "once, however many processes a run has";
+  steps[1].completeness = Completeness::incomplete;
+  EXPECT_THAT(removal(steps)[0], ElementsAre(Reason::newest_of_run));
+}
+
+TEST(ProtectionTest, WhatWasNewestWhileTheNewestIsSavedAgain) {
+  std::vector<StepFacts> steps{step(1, 1), step(2, 2), step(3, 3)};
+  steps[2].written_again = true;
+  EXPECT_THAT(removal(steps), ElementsAre(IsEmpty(), ElementsAre(Reason::newest_before), ElementsAre(Reason::newest)));
+  steps[0].written_again = true;
+  steps[2].written_again = false;
+  EXPECT_THAT(removal(steps), ElementsAre(IsEmpty(), IsEmpty(), ElementsAre(Reason::newest)));
+}
+
+TEST(ProtectionTest, EachFactIsAReasonAndTheyComeInTheOrderOfTheTable) {
+  StepFacts facts = step(1, 1);
+  facts.completeness = Completeness::unknown;
+  facts.pinned = facts.latest = facts.best_model = facts.in_use = true;
+  facts.out_of_reach = facts.unpushed = facts.elsewhere = true;
+  EXPECT_THAT(removal({facts}).front(), ElementsAre(Reason::pinned, Reason::latest, Reason::best_model, Reason::in_use,
+                                                    Reason::unknown, Reason::out_of_reach, Reason::unpushed));
+  EXPECT_EQ(find_protections({facts}, {}, kThin), removal({facts}));
+  const std::vector<Reason> aside{Reason::pinned, Reason::latest, Reason::out_of_reach, Reason::elsewhere};
+  EXPECT_EQ(find_protections({facts}, {}, kSetAside).front(), aside);
+  EXPECT_EQ(own_protections(facts, kSetAside), aside);
+  EXPECT_THAT(own_protections(facts, kRemove), ElementsAre(Reason::pinned, Reason::latest, Reason::best_model,
+                                                           Reason::in_use, Reason::unknown, Reason::out_of_reach))
+      << "whether it is held for a push, other steps tell";
+  facts = step(1, 1);
+  facts.untold = true;
+  EXPECT_THAT(removal({facts, step(2, 2)}).front(), ElementsAre(Reason::unknown));
+}
+
+TEST(ProtectionTest, HoldUnpushedSaysHowMany) {
+  std::vector<StepFacts> steps{step(1, 1), step(2, 2), step(3, 3), step(4, 4)};
+  for (const size_t at : {0U, 1U, 2U}) steps[at].unpushed = true;
+  const auto held = [&](std::optional<uint64_t> count) {
+    const Protections found = find_protections(steps, count, kThin);
+    return std::ranges::count(found, std::vector{Reason::unpushed});
+  };
+  EXPECT_EQ(held({}), 2);
+  EXPECT_EQ(held(0), 0);
+  EXPECT_EQ(held(9), 3);
+}
+
+TEST(ProtectionTest, EveryProtectionHasWords) {
+  for (int at = 0; at <= static_cast<int>(Reason::min_free); ++at) {
+    const auto reason = static_cast<Reason>(at);
+    EXPECT_STRNE(name_of(reason), "");
+    const bool protects =
+        protects_from(reason, kRemove) || protects_from(reason, kThin) || protects_from(reason, kSetAside);
+    EXPECT_EQ(words_of(reason) != nullptr, protects) << name_of(reason);
+    EXPECT_EQ(protects, reason < Reason::keep_last) << name_of(reason);
+  }
+  EXPECT_STREQ(words_of(Reason::latest), "`latest` names it");
+  EXPECT_STREQ(words_of(Reason::pinned, kSetAside), "it is pinned");
+  EXPECT_STREQ(words_of(Reason::out_of_reach, kSetAside), words_of(Reason::out_of_reach));
+}
+
+}  // namespace
+}  // namespace ckptfs::meta

@@ -1,0 +1,111 @@
+"""Random histories of series with rules: trainings that save, save again, die and start again lower, what others do
+beside them, kills of the daemon. After each act the newest whole save of each training that lives is there, in full.
+
+Many histories go on side by side, so that rotation's rounds are waited for once. A failure prints the seed and the acts
+of each history that failed: `--seed THAT --rounds 1` replays it.
+"""
+
+import contextlib
+import functools
+import random
+
+import pytest
+
+from histories import History
+from mounting import Failure, Store, by_level, mounted, run, wait_until
+from rotating_series import SERIES, make_series, stays
+from savers import Pool, trainers
+
+SIDE_BY_SIDE = 100
+OF_A_MOUNT = 25  # rotation takes a fiftieth of its time for its rounds, so that many series make them rare
+
+
+def going_well(histories, act):
+    """Those of which act(history) finds nothing wrong."""
+    return [history for history in histories if is_well(history, act)]
+
+
+def is_well(history, act):
+    try:
+        act(history)
+    except Failure as found:
+        history.say(str(found))
+        print(f"--- {history.series}, seed {history.seed}, {history.mount.mode}:", *history.told, sep="\n", flush=True)
+        return False
+    return True
+
+
+def wait_for_rounds(mounts, count=1):
+    """As Mount.wait_for_rounds(), for all at once. A rule that is set wakes rotation out of its pause."""
+    wanted = {mount: rounds_of(mount) + count + 1 for mount in mounts}
+
+    def have_passed():
+        late = [mount for mount in mounts if rounds_of(mount) < wanted[mount]]
+        for mount in late:
+            mount.control("poke", "keep_last", "1")
+        return not late
+
+    wait_until("rotation's rounds", have_passed, 60, 0.03)
+
+
+def rounds_of(mount):
+    return mount.status()["rotation"]["rounds"]
+
+
+def walk(mounts, pool, seed, first, count):
+    """Returns how many histories went well."""
+    well = [History(mounts[at % len(mounts)], pool, seed + at, f"h{first + at:05}") for at in range(count)]
+    while any(history.left for history in well):
+        well = going_well(well, History.act)
+        pool.fill()
+        wait_for_rounds(mounts)
+        well = going_well(well, History.look)
+    wait_for_rounds(mounts, 2)
+    return len(going_well(well, end))
+
+
+def end(history):
+    wait_until(f"no more steps stay than the rules say: {history.too_many()}", functools.partial(is_over, history), 10)
+
+
+def is_over(history):
+    history.look()
+    history.mount.control("poke", "keep_last", "1")
+    return not history.too_many()
+
+
+@pytest.mark.one_mode
+def test_a_copy_pushes_out_nothing_that_a_training_needs(mount):
+    """It is the newest in both orders: by its number, and because it came last."""
+    make_series(mount, keep_last=1)
+    (mount.path / "poke").mkdir()
+    with Pool(1) as pool:
+        training = pool.take()
+        training.do([("mkdir", mount.path / SERIES / "checkpoint-10")])
+        training.do([("write", mount.path / SERIES / "checkpoint-10" / name, data)
+                     for name, data in trainers(random.Random(1), 10, 1.0)])  # fmt: skip
+        wait_for_rounds([mount], 2)
+        for number in (98, 99):
+            run("cp", "-r", mount.path / SERIES / "checkpoint-10", mount.path / SERIES / f"checkpoint-{number}")
+            wait_for_rounds([mount], 2)
+        stays(mount, {10, 99})
+    stays(mount, {99}, "once it has ended")
+
+
+@pytest.mark.timeout(4 * 3600)
+def test_random_histories(work, disk, mode, seed, rounds):
+    rounds = rounds or by_level(SIDE_BY_SIDE, 5000)
+    well = 0
+    with contextlib.ExitStack() as stack:
+        count = min(SIDE_BY_SIDE, rounds + OF_A_MOUNT - 1) // OF_A_MOUNT
+        stores = [Store(disk / f"{mode}-{at}") for at in range(count)]
+        mounts = [stack.enter_context(mounted(store, work / f"mnt-{store.folder.name}", mode=mode)) for store in stores]
+        for mount in mounts:
+            (mount.path / "poke").mkdir()
+        for first in range(0, rounds, SIDE_BY_SIDE):
+            count = min(SIDE_BY_SIDE, rounds - first)
+            with Pool(2 * count) as pool:
+                well += walk(mounts, pool, seed + first, first, count)
+    for store in stores:
+        store.fsck()
+    assert well == rounds, f"{rounds - well} of {rounds} histories failed"

@@ -41,7 +41,9 @@ std::optional<MountEntry> parse_entry(const std::string& line) {
   std::istringstream words(line);
   std::string skipped;
   MountEntry entry;
-  words >> entry.id >> entry.parent >> entry.device >> entry.root >> entry.mountpoint;
+  std::string here;
+  words >> entry.id >> entry.parent >> entry.device >> entry.root >> entry.mountpoint >> here;
+  entry.read_only = here == "ro" || here.starts_with("ro,");
   while (words >> skipped && skipped != "-") {
   }
   if (!(words >> entry.type >> entry.source)) return std::nullopt;

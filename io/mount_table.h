@@ -19,6 +19,7 @@ struct MountEntry {
   std::string mountpoint;  // absolute, unescaped
   std::string type;        // "xfs", "fuse.ckptfs"
   std::string source;      // "/dev/loop0", or the name that the file system gives itself
+  bool read_only = false;  // here: `mount -o remount,bind,ro` changes this alone, and not the file system's own options
   std::string options;     // the file system's own options: "rw,user_id=0,group_id=0,allow_other"
 };
 

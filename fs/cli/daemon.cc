@@ -115,7 +115,10 @@ class Servers {
     add_remote_commands(*control_, fs);
     add_blob_commands(*control_, fs);
     add_outcome(*control_, outcome_);
-    if (mount.options().read_only) refuse_changes();
+    for (const char* const command : {"save", "rm", "thin", "begin", "freeze", "commit", "fetch_begin", "fetch_commit",
+                                      "accept", "remote_add", "remote_remove"}) {
+      control_->guard(command, [&fs] { return check_writable(fs.options); });
+    }
     TRY(control_->start());
     log::info("ckptfs {}, pid {}, control socket {}", CKPTFS_VERSION, getpid(), control_->socket_path());
     return success();
@@ -126,16 +129,6 @@ class Servers {
   }
 
  private:
-  // Changes through the mount are refused by the kernel.
-  void refuse_changes() {
-    for (const char* const command :
-         {"save", "rm", "thin", "begin", "freeze", "commit", "fetch_begin", "fetch_commit", "accept"}) {
-      control_->add(command, ControlServer::Pace::quick, [](const Peer&, const nlohmann::json&) {
-        return Result<nlohmann::json>(Error(EROFS, "the store is mounted read-only (-o ro)"));
-      });
-    }
-  }
-
   const Outcome& outcome_;
   std::unique_ptr<PageState> page_;
   std::unique_ptr<HttpServer> http_;

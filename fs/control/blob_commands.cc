@@ -220,8 +220,6 @@ Result<std::vector<std::string>> lenders_in(Filesystem& fs, meta::InodeNumber se
 }
 
 Result<json> fetch_begin(Filesystem& fs, const Peer& peer, const json& arguments) {
-  const std::string series = arguments.at("series").get<std::string>();
-  if (fs.options.read_only) return Error(EROFS, series + ": the store is mounted read-only (-o ro)");
   TRY_ASSIGN(const BegunAttempt begun, begin_attempt(fs, peer, arguments, meta::Existing::refuse));
   TRY_ASSIGN(const std::vector<std::string> lenders, lenders_in(fs, begun.series));
   return json{{"path", begun.path}, {"inode", begun.folder}, {"lenders", lenders}};

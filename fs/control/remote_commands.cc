@@ -30,7 +30,6 @@ Result<meta::InodeNumber> series_at(const Filesystem& fs, const Peer& peer, cons
 Result<json> give_remote(Filesystem& fs, const Peer& peer, const json& arguments) {
   const std::string path = arguments.at("series").get<std::string>();
   TRY(refuse_others(peer));
-  if (fs.options.read_only) return Error(EROFS, path + ": the store is mounted read-only (-o ro)");
   TRY_ASSIGN(const meta::InodeNumber series, series_at(fs, peer, path));
   TRY_ASSIGN(const RemoteSettings settings, remote_settings_from(arguments));
   TRY_ASSIGN(const meta::remote::RemoteFacts facts, fs.remotes.add(series, settings));
@@ -46,7 +45,6 @@ Result<json> give_remote(Filesystem& fs, const Peer& peer, const json& arguments
 Result<json> take_remote(Filesystem& fs, const Peer& peer, const json& arguments) {
   const std::string path = arguments.at("series").get<std::string>();
   TRY(refuse_others(peer));
-  if (fs.options.read_only) return Error(EROFS, path + ": the store is mounted read-only (-o ro)");
   TRY_ASSIGN(const meta::InodeNumber series, series_at(fs, peer, path));
   TRY(fs.remotes.remove(series));
   return json{{"series", fs.tree.path_of(series)}};

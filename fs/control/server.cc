@@ -359,6 +359,14 @@ void ControlServer::add_for_files(const std::string& command, FileHandler handle
   internals_->commands[command] = {Pace::slow, std::move(handler)};
 }
 
+void ControlServer::guard(const std::string& command, std::function<Result<>()> check) {
+  FileHandler& handler = internals_->commands.at(command).handler;
+  handler = [check = std::move(check), guarded = std::move(handler)](const Peer& peer, const json& arguments) {
+    const auto checked = check();
+    return checked ? guarded(peer, arguments) : Result<io::ControlReply>(checked.error());
+  };
+}
+
 Result<> ControlServer::start() {
   if (auto listening = internals_->listen(); !listening) {
     internals_->remove_socket();

@@ -6,7 +6,7 @@
 // thread of its own, so that it holds nobody up. The requests of one connection are answered in order, those of
 // different connections independently.
 //
-// Thread safety: add() before start(); start() and stop() from one thread. Handlers must not outlive what they capture:
+// Thread safety: add() and guard() before start(); start() and stop() from one thread. Handlers must not outlive what they capture:
 // stop() returns when none runs any more.
 #pragma once
 
@@ -36,6 +36,8 @@ class ControlServer {
 
   void add(const std::string& command, Pace pace, Handler handler);
   void add_for_files(const std::string& command, FileHandler handler);
+  // `check` is asked before the command, which has been added; its error is the answer.
+  void guard(const std::string& command, std::function<Result<>()> check);
 
   // Makes the socket, and its folder if that is missing, and serves it. EPERM: others may write to the folder or, with
   // Audience::owner, enter it. An old socket that nobody listens on is replaced. EADDRINUSE: somebody listens on it.

@@ -19,12 +19,31 @@ constexpr meta::WallTime kLongAgo{std::chrono::nanoseconds(1)};  // of a step wh
 
 bool has_gone(const Error& error) { return error.errno_value() == ENOENT; }
 
+using Names = std::unordered_set<std::string_view>;
+
 // Those that bring what others wrote, in however long a time.
-bool is_copying_tool(const meta::Process& process) {
-  static const std::unordered_set<std::string_view> kTools{"cp",     "mv",  "rsync",   "tar",   "scp",    "sftp-server",
-                                                           "rclone", "git", "git-lfs", "unzip", "install"};
+const Names& copying_tools() {
+  static const Names kTools{"cp",     "mv",  "rsync",   "tar",   "scp",    "sftp-server",
+                            "rclone", "git", "git-lfs", "unzip", "install"};
+  return kTools;
+}
+// Their forks make the files of a redirection, and are about to become a command.
+const Names& shells() {
+  static const Names kShells{"sh", "bash", "dash", "zsh", "ksh", "fish", "busybox"};
+  return kShells;
+}
+
+bool is_one_of(const Names& names, const meta::Process& process) {
   const auto name = io::read_file("/proc/" + std::to_string(process.pid) + "/comm");
-  return name && kTools.contains(std::string_view(name.value()).substr(0, name.value().find('\n')));
+  return name && names.contains(std::string_view(name.value()).substr(0, name.value().find('\n')));
+}
+
+// A program that trains may fork for each file that it writes, as Megatron does. While such a fork is as young as a
+// command, it counts as its program, which has more to write when the fork has ended.
+meta::Process who_writes(const meta::FoundProcess& found) {
+  const bool young_fork = found.forked_from != found.process && meta::age_of(found.process) < meta::kCommandAge;
+  if (!young_fork || is_one_of(copying_tools(), found.process)) return found.process;
+  return is_one_of(shells(), found.forked_from) ? found.process : found.forked_from;
 }
 
 // An attempt becomes a step. What a fetch brings was written elsewhere.
@@ -70,13 +89,14 @@ Result<> StepWriters::try_note(meta::InodeNumber folder, const meta::Caller& cal
   TRY_ASSIGN(const meta::InodeNumber step, step_above(folder));
   if (step == 0) return success();
   const meta::FoundProcess found = meta::find_process(caller.pid);
-  auto writer = found.gone ? std::nullopt : std::optional(meta::StepWriter{here_, found.process, {}, false});
+  const meta::Process process = who_writes(found);
+  auto writer = found.gone ? std::nullopt : std::optional(meta::StepWriter{here_, process, {}, false});
   if (is_known(step, writer)) {
     tell_({step, 0, 0, nullptr});
     return success();
   }
   const meta::StoreClock& clock = step_facts_.clock();
-  if (writer) writer = meta::writer_now(here_, found.process, clock, is_copying_tool(found.process));
+  if (writer) writer = meta::writer_now(here_, process, clock, is_one_of(copying_tools(), process));
   TRY(clock.note(store_.index()));  // what begins after the next boot is later
   const auto note = [&](meta::LedgerEntry& one) { meta::note_writer(one, writer, meta::wall_time(meta::now())); };
   TRY_ASSIGN(const auto entry, change(step, note));

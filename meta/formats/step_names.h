@@ -31,6 +31,8 @@ struct StepNames {
   bool has_at_top(FileRole role) const { return top[static_cast<size_t>(role)]; }
   bool trainer_state() const { return has_at_top(FileRole::trainer_state); }
   bool manifests() const { return has_at_top(FileRole::rank_manifest); }
+  // Does a file tell which files belong to the step?
+  bool tells_files() const { return trainer_state() || manifests() || deepspeed() || has(FileRole::dcp_metadata); }
   bool deepspeed() const { return has(FileRole::model_states) || has(FileRole::optim_states); }
   bool deepspeed_at_top() const { return has_at_top(FileRole::model_states) || has_at_top(FileRole::optim_states); }
 };

@@ -10,7 +10,6 @@ namespace ckptfs::meta {
 namespace {
 
 constexpr const char* kLedgerXattr = "user.ckptfs.ledger";
-constexpr std::chrono::seconds kCommand{2};
 constexpr size_t kMostSavers = 64;     // the last ones; who is none of them is not known to have saved the step
 constexpr size_t kMostWriters = 1024;  // of one step; then one that cannot be seen stands for the others
 
@@ -123,7 +122,7 @@ Result<LedgerEntry> change_ledger(Store& store, InodeNumber step, const std::fun
 }
 
 StepWriter writer_now(const std::string& place, const Process& process, const StoreClock& clock, bool tool) {
-  const bool is_command = process.pid != 0 && (tool || age_of(process) < kCommand);
+  const bool is_command = process.pid != 0 && (tool || age_of(process) < kCommandAge);
   return {place, process, clock.at_boot() + start_of(process), is_command};
 }
 

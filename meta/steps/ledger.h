@@ -11,6 +11,7 @@
 // Thread safety: all of it.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <optional>
 #include <string>
@@ -23,6 +24,8 @@
 #include "meta/tree/process.h"
 
 namespace ckptfs::meta {
+
+inline constexpr std::chrono::seconds kCommandAge{2};  // of processes that are younger when they first write
 
 struct StepWriter {
   std::string place;  // process_place() of the daemon that saw it

@@ -1,14 +1,18 @@
 #include "meta/tree/process.h"
 
 #include <signal.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
 #include <charconv>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <unordered_map>
+#include <utility>
 
 #include "io/boot.h"
 #include "io/fd.h"
@@ -18,28 +22,35 @@
 namespace ckptfs::meta {
 namespace {
 
-// /proc/TID/status: "Tgid:\t123"
-pid_t process_of(pid_t tid) {
-  const auto status = io::read_file("/proc/" + std::to_string(tid) + "/status");
-  if (!status) return 0;
-  const size_t at = status.value().find("Tgid:\t");
+struct Status {
   pid_t pid = 0;
-  if (at != std::string::npos) {
-    const std::string& text = status.value();
-    std::from_chars(text.data() + at + 6, text.data() + text.size(), pid);
-  }
-  return pid;
+  uint32_t uid = 0;
+};
+
+// /proc/TID/status: "Tgid:\t123", "Uid:\t1000\t1000\t..."
+Result<Status> read_status(pid_t tid) {
+  TRY_ASSIGN(const std::string text, io::read_file("/proc/" + std::to_string(tid) + "/status"));
+  const auto read_number = [&text](std::string_view name, auto& number) {
+    const size_t at = text.find(name);
+    if (at == std::string::npos) return false;
+    return std::from_chars(text.data() + at + name.size(), text.data() + text.size(), number).ec == std::errc();
+  };
+  Status status;
+  if (!read_number("\nTgid:\t", status.pid) || !read_number("\nUid:\t", status.uid)) return Error(EBADMSG);
+  return status;
 }
 
 struct Stat {
   char state = 0;
+  pid_t parent = 0;
+  uint64_t flags = 0;
   uint64_t threads = 0;
   uint64_t start = 0;  // clock ticks after the boot
 };
 
 // /proc/PID/stat. The name in field 2 may hold anything, so count from its end.
 Result<Stat> read_stat(pid_t pid) {
-  constexpr int kState = 3, kThreads = 20, kStart = 22;  // fields
+  constexpr int kState = 3, kParent = 4, kFlags = 9, kThreads = 20, kStart = 22;  // fields
   TRY_ASSIGN(const std::string text, io::read_file("/proc/" + std::to_string(pid) + "/stat"));
   Stat stat;
   size_t at = text.rfind(')');
@@ -47,8 +58,11 @@ Result<Stat> read_stat(pid_t pid) {
     at = text.find(' ', at + 1);
     if (at == std::string::npos) return Error(EBADMSG);
     if (field == kState && at + 1 < text.size()) stat.state = text[at + 1];
-    if (field == kThreads) std::from_chars(text.data() + at + 1, text.data() + text.size(), stat.threads);
-    if (field == kStart) std::from_chars(text.data() + at + 1, text.data() + text.size(), stat.start);
+    const char *const begin = text.data() + at + 1, *const end = text.data() + text.size();
+    if (field == kParent) std::from_chars(begin, end, stat.parent);
+    if (field == kFlags) std::from_chars(begin, end, stat.flags);
+    if (field == kThreads) std::from_chars(begin, end, stat.threads);
+    if (field == kStart) std::from_chars(begin, end, stat.start);
   }
   return stat;
 }
@@ -59,11 +73,36 @@ std::chrono::nanoseconds time_of(uint64_t ticks) {
   return std::chrono::nanoseconds(ticks * (1'000'000'000 / per_second));
 }
 
+bool run_the_same_program(pid_t one, pid_t other) {
+  const auto program_of = [](pid_t pid) -> std::optional<std::pair<dev_t, ino_t>> {
+    struct stat st {};
+    if (::stat(("/proc/" + std::to_string(pid) + "/exe").c_str(), &st) != 0) return std::nullopt;
+    return std::pair(st.st_dev, st.st_ino);
+  };
+  const auto program = program_of(one);
+  return program && program == program_of(other);
+}
+
+// An orphan has another parent, which as a rule runs another program. A server's fork that became another user works
+// for that user.
+Process find_origin(Process process, uint32_t uid, Stat stat) {
+  constexpr uint64_t kForkedWithoutExec = 0x40;  // PF_FORKNOEXEC of linux/sched.h
+  for (int most = 8; most > 0 && (stat.flags & kForkedWithoutExec) != 0; --most) {
+    const auto parent = read_stat(stat.parent);
+    const auto status = read_status(stat.parent);
+    if (!parent || !status || status.value().uid != uid || !run_the_same_program(process.pid, stat.parent)) break;
+    process = {stat.parent, parent.value().start};
+    stat = parent.value();
+  }
+  return process;
+}
+
 FoundProcess ask_process(pid_t tid) {
-  const pid_t pid = process_of(tid);
-  const auto stat = pid == 0 ? Error(ESRCH) : read_stat(pid);
-  if (stat) return {{pid, stat.value().start}, false};
-  return {{}, ::kill(tid, 0) != 0 && errno == ESRCH};  // else /proc hides it
+  const auto status = read_status(tid);
+  const auto stat = status ? read_stat(status.value().pid) : Result<Stat>(status.error());
+  if (!stat) return {{}, {}, ::kill(tid, 0) != 0 && errno == ESRCH};  // else /proc hides it
+  const Process found{status.value().pid, stat.value().start};
+  return {found, find_origin(found, status.value().uid, stat.value()), false};
 }
 
 // Caches the answers for a second. A trainer opens its swap files in bursts, and no kernel uses a number again so soon.

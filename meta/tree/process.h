@@ -22,8 +22,11 @@ struct Process {
   bool operator<(const Process& other) const { return std::tie(pid, start) < std::tie(other.pid, other.start); }
 };
 // The process that thread `tid` belongs to; likewise remembered for a second. `gone`: there is none any more.
+// `forked_from`: the program that it, or what it was forked from, is a fork of without exec; itself: of none. A parent
+// that has ended is not found.
 struct FoundProcess {
   Process process;
+  Process forked_from;
   bool gone = false;
 };
 FoundProcess find_process(pid_t tid);

@@ -1,7 +1,10 @@
 #include "meta/steps/ledger.h"
 
+#include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include <array>
 
 #include "io/fault.h"
 #include "tests/meta/scratch_store.h"
@@ -57,6 +60,28 @@ TEST(StepWriters, AProcessEndsOnce) {
   EXPECT_TRUE(has_ended(process)) << "dead, and nobody has asked for it";
   ASSERT_EQ(::waitpid(child, nullptr, 0), child);
   EXPECT_TRUE(has_ended(process));
+}
+
+TEST(StepWriters, AForkBelongsToItsProgram) {
+  const FoundProcess own = find_process(::gettid());
+  std::array<int, 2> pipes{};
+  ASSERT_EQ(::pipe2(pipes.data(), O_CLOEXEC), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const pid_t grandchild = ::fork();
+    if (grandchild != 0) [[maybe_unused]]
+      const ssize_t written = ::write(pipes[1], &grandchild, sizeof grandchild);
+    ::pause();
+    ::_exit(0);
+  }
+  pid_t grandchild = 0;
+  ASSERT_EQ(::read(pipes[0], &grandchild, sizeof grandchild), ssize_t{sizeof grandchild});
+  EXPECT_EQ(find_process(child).forked_from, own.forked_from);
+  EXPECT_EQ(find_process(grandchild).forked_from, own.forked_from);
+  EXPECT_NE(find_process(grandchild).process, own.process);
+  for (const pid_t one : {child, grandchild}) EXPECT_EQ(::kill(one, SIGKILL), 0);
+  EXPECT_EQ(::waitpid(child, nullptr, 0), child);
+  for (const int end : pipes) ::close(end);
 }
 
 TEST(Ledger, ARunThatWritesAfterItWasWholeWritesItAgain) {

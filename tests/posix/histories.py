@@ -299,7 +299,7 @@ class History(HistoryChecks):
             in_child(lambda: [perform({}, *one) for one in operations] and None)
         made = self.step_at(folder)
         true(made, f"{folder.name}: it is a model that was meant so, and has another name")
-        made.alone, made.whole, made.odd = True, MAYBE, True
+        made.alone, made.whole, made.odd, made.touched = True, MAYBE, True, self.now
         if training:
             training.wrote.add(made)
 
@@ -386,6 +386,8 @@ class History(HistoryChecks):
         self.say(f"seal {step.name}")
         with contextlib.suppress(OSError):
             self.mount.seal(self.series / step.name)
+            if step.alone:  # no training resumes from it
+                step.full = step.was_full = False
             step.odd, step.mixed, step.alone = step.odd or step.whole != YES, False, False
             step.whole = step.whole if step.whole == YES else MAYBE  # so the user says
 

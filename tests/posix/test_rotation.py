@@ -267,16 +267,32 @@ def test_a_second_save_that_died_half_way_is_none_to_keep(mount):
         write(path, read(path))
     wait_until("it is saved anew", lambda: states(mount) == ["complete", "complete"], 30, 0.1)
     mount.wait_for_rounds(2)
-    begin_second_save(step)
+    begin_second_save(step, "if os.fork():\n    os._exit(os.wait()[1])\n")
     wait_until("it may be of two saves again", lambda: states(mount) == ["unknown", "complete"], 30, 0.1)
     mount.control(f"{SERIES}/checkpoint-1", "seal", "1")
     equal(states(mount), ["sealed", "complete"], "states after a seal, which says that it is whole")
 
 
-def begin_second_save(step):
-    """Another run does, which is no command any more (meta/steps/ledger.cc), and dies."""
-    weights = read(step / "model.safetensors")
-    in_child(lambda: (time.sleep(2.2), write(step / "model.safetensors", weights)))
+def begin_second_save(step, fork=""):
+    """Another run does, which is no command any more (meta/steps/ledger.h), and dies. Its forks count as the run."""
+    program = f"import os,sys,time\nbytes = open(sys.argv[1], 'rb').read()\ntime.sleep(2.2)\n{fork}open(sys.argv[1], 'wb').write(bytes)\n"
+    run(sys.executable, "-c", program, step / "model.safetensors")
+
+
+@pytest.mark.one_mode
+def test_a_sealed_model_takes_no_checkpoints_place(mount):
+    """No training resumes from it, whoever says that it is whole."""
+    make_series(mount, keep_last=1)
+    write_step(mount, 1)
+    export = mount.path / SERIES / "checkpoint-2"
+    export.mkdir()
+    for name, data in (("config.json", b"{}"), ("model.safetensors", safetensors(WEIGHTS))):
+        write(export / name, data)
+    mount.control(f"{SERIES}/checkpoint-2", "seal", "1")
+    stays(mount, {1, 2})
+    equal(states(mount), ["complete", "weights"], "states")
+    write_step(mount, 3)
+    stays(mount, {3})
 
 
 def states(mount):

@@ -8,13 +8,15 @@ import os
 import shutil
 import signal
 import stat
+import subprocess
+import sys
 import time
 
 import pytest
 
 from checking import equal, in_child, opened, raises, true, write
 from hugging import safetensors
-from mounting import CKPTFS, CKPTFS_DEBUG, Mount, Store, abandon, mounted, run, wait_until
+from mounting import CKPTFS, CKPTFS_DEBUG, Mount, Store, abandon, mounted, run, wait_for_end_of, wait_until
 
 pytestmark = pytest.mark.one_mode
 
@@ -57,25 +59,39 @@ def slow(request, disk, work, mode):
 
 
 class Writer:
-    """A process that does something and then lives until it is killed; what it opened stays open."""
+    """A program that does something and then lives until it is killed; what it opened stays open. It is an orphan, since
+    a child of this process would count as this one."""
 
     def __init__(self, work, uid=None):
-        self.reader, told = os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
+        reader, told = os.pipe()
+        parent = os.fork()
+        if parent == 0:
             try:
-                if uid is not None:
-                    os.setgroups([])
-                    os.setgid(uid)
-                    os.setuid(uid)
-                work()
-                os.write(told, b"1")
-                while True:
-                    signal.pause()
+                self.begin(work, uid, told)
             finally:
                 os._exit(1)
+        os.waitpid(parent, 0)
         os.close(told)
-        true(os.read(self.reader, 1) == b"1", "the writer has done its work")
+        with os.fdopen(reader) as said:
+            self.pid = int(said.readline())
+            equal(said.readline(), "done\n", "the writer's work")
+
+    def begin(self, work, uid, told):
+        parent = os.getpid()
+        if os.fork():
+            return
+        while os.getppid() == parent:
+            time.sleep(0.001)
+        os.write(told, f"{os.getpid()}\n".encode())
+        if uid is not None:
+            os.setgroups([])
+            os.setgid(uid)
+            os.setuid(uid)
+        work()
+        os.write(told, b"done\n")
+        os.close(told)
+        while True:
+            signal.pause()
 
     def __enter__(self):
         return self
@@ -86,8 +102,7 @@ class Writer:
     def kill(self):
         if self.pid:
             os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
-            os.close(self.reader)
+            wait_for_end_of(self.pid)
         self.pid = 0
 
 
@@ -213,6 +228,18 @@ def test_filled_by_commands(slow):
     with Writer(lambda: write(slow.path / SERIES / "checkpoint-1" / "more", b"x")):
         pass
     equal(names(slow), ["checkpoint-1"], "and after another one")
+
+
+def test_forks_of_a_program(slow):
+    """Megatron forks for each file. A fork that has just begun is no command: its program has more to write."""
+    program = ("import os,sys,time\ntime.sleep(2.2)\nif os.fork() == 0:\n    os.mkdir(sys.argv[1])\n    os._exit(0)\n"
+               "os.wait()\nprint(flush=True)\nsys.stdin.read()\n")
+    step = slow.path / SERIES / "checkpoint-1"
+    with subprocess.Popen([sys.executable, "-c", program, step], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as trainer:
+        trainer.stdout.readline()
+        equal(names(slow), ["checkpoint-1"], "while the program lives")
+        trainer.kill()
+    equal(names(slow), ["incomplete-checkpoint-1"], "when it has ended")
 
 
 def test_commands_that_nobody_continues(mount):

@@ -164,8 +164,10 @@ Result<std::unique_ptr<Handle>> open_file(Filesystem& fs, meta::InodeNumber inod
   if (!record.is_regular()) return Error(record.is_dir() ? EISDIR : ENXIO);
   if (fs.tree.is_damaged(inode)) return Error(EIO, "damaged: its blob is missing or short (see `ckptfs status`)");
   if (fs.speculative_clones.knows(inode)) TRY(end_adoption(fs, pending.file(), writing));
-  if (writing) fs.writers.note(record.parent, caller);
-  if (writing) TRY(fs.tree.prepare_writing(inode, caller, fs.cow_reserve_of_others(inode)));
+  if (writing) {
+    TRY(fs.tree.prepare_writing(inode, caller, fs.cow_reserve_of_others(inode)));
+    fs.writers.note(record.parent, caller);  // whoever is refused has written nothing
+  }
   if ((info.flags & O_TRUNC) != 0) {
     fs.files.changes(inode);
     TRY(fs.tree.truncate(inode, 0));

@@ -284,7 +284,7 @@ Result<StepFactsFinder::CachedFacts> StepFactsFinder::judge(meta::InodeNumber st
   known.saved_alone = status.record.source != 0 && is_swap_state_only(files);
   if (status.record.sealed && !meta::formats::has_thinned_manifest(files)) {
     // Who seals a step says that it is whole. That makes no checkpoint of a model, from which no training resumes.
-    const bool model = names.model_alone && !names.tells_files() && !whole && !declared;
+    const bool model = names.weights && names.model_alone && !names.tells_files() && !whole && !declared;
     known.judgement = {model ? Completeness::weights : Completeness::complete, {}};
   } else if (known.saved_alone) {
     known.judgement = judge_save(status.record, changes.names);

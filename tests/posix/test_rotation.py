@@ -103,6 +103,26 @@ def test_each_run_keeps_its_newest_step(mount):
 
 
 @pytest.mark.one_mode
+def test_who_is_refused_has_written_nothing(mount):
+    """A training that cannot write to a sealed step has saved no newer one."""
+    make_series(mount, keep_last=1)
+    template = write_step(mount, 1, series="elsewhere")
+    program = ("import shutil, sys, time; time.sleep(2.2); shutil.copytree(*sys.argv[1:3]); sys.stdin.readline()\n"
+               "try: open(sys.argv[3], 'w')\nexcept PermissionError: print('refused', flush=True)\nsys.stdin.read()")
+    series = mount.path / SERIES
+    sealed = write_step(mount, 500)
+    with subprocess.Popen([sys.executable, "-c", program, template, series / "checkpoint-1", sealed / "config.json"],
+                          stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        stays(mount, {1, 500})
+        mount.control(f"{SERIES}/checkpoint-500", "seal", "1")
+        other.stdin.write(b"\n")
+        other.stdin.flush()
+        equal(other.stdout.readline(), b"refused\n", "what the training gets")
+        never(mount, {1, 500})
+        other.stdin.close()
+
+
+@pytest.mark.one_mode
 def test_a_step_that_is_pinned_within_one_stays(mount):
     """The checkpoint-N of a Trainer holds the global_stepN of its DeepSpeed."""
     make_series(mount, keep_last=1)

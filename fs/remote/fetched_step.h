@@ -1,5 +1,5 @@
-// Which commit a step came from, if `ckptfs fetch` made it: noted with the step in the index. So it is not pushed again
-// while it is what came. Stateless; any thread.
+// Which commit a step came from, if `ckptfs fetch` made it, or which one a push by hand made of it, if it was not known
+// to be whole: noted with the step in the index. So it is not pushed again while it is that. Stateless; any thread.
 #pragma once
 
 #include <cstdint>

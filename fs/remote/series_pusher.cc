@@ -504,7 +504,9 @@ Result<> SeriesPusher::decide(meta::InodeNumber step, Pushed& pushed) {
   }
   const bool committed = state.stage == Stage::committed;
   const bool done = committed || rests || state.stage == Stage::unpushed;
+  const std::string name = state.name;
   states_.set(series_, step, std::move(state));
+  if (committed) TRY(note_pushed_by_hand(step, *pushed.image, name));
   const PartsOfOthers others = parts_of_others(pushed.image->tag());
   if (committed) others_at_rest_[step] = others;
   if (rests) others_at_rest_[step] = pushed.others;  // of the round before: what has come since is new

@@ -106,6 +106,16 @@ Result<bool> SeriesPusher::is_as_fetched(const Candidate& candidate, const Local
   return true;
 }
 
+// A step that is not known to be whole was pushed by hand. So that the next daemon knows that it is there, it counts as
+// fetched from now on.
+Result<> SeriesPusher::note_pushed_by_hand(meta::InodeNumber step, const LocalStep& image, const std::string& name) {
+  TRY_ASSIGN(const StepStatus status, env_.step_facts.inspect_step(step));
+  if (status.facts.is_whole()) return success();
+  TRY_ASSIGN(const io::Digest content, meta::remote::content_of(image));
+  const auto slot = settings_.slots > 1 ? std::optional(settings_.slot) : std::nullopt;
+  return note_fetched(env_.store, step, {facts_->id, image.tag(), name, slot, content});
+}
+
 // Was it removed there, as it is here? If another slot has pushed the step again, it is pushed again, too.
 Result<bool> SeriesPusher::is_removed_there(const Candidate& candidate, const LocalStep& image) {
   TRY_ASSIGN(const io::Digest content, meta::remote::content_of(image));

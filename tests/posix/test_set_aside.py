@@ -14,9 +14,9 @@ import time
 
 import pytest
 
-from checking import equal, in_child, opened, raises, true, write
+from checking import equal, fork_off, in_child, opened, raises, true, wait_for_end, write
 from hugging import safetensors
-from mounting import CKPTFS, CKPTFS_DEBUG, Mount, Store, abandon, mounted, run, wait_for_end_of, wait_until
+from mounting import CKPTFS, CKPTFS_DEBUG, Mount, Store, abandon, mounted, run, wait_until
 
 pytestmark = pytest.mark.one_mode
 
@@ -59,39 +59,28 @@ def slow(request, disk, work, mode):
 
 
 class Writer:
-    """A program that does something and then lives until it is killed; what it opened stays open. It is an orphan, since
-    a child of this process would count as this one."""
+    """A program that does something and then lives until it is killed; what it opened stays open."""
 
     def __init__(self, work, uid=None):
         reader, told = os.pipe()
-        parent = os.fork()
-        if parent == 0:
-            try:
-                self.begin(work, uid, told)
-            finally:
-                os._exit(1)
-        os.waitpid(parent, 0)
+
+        def act():
+            os.write(told, f"{os.getpid()}\n".encode())
+            if uid is not None:
+                os.setgroups([])
+                os.setgid(uid)
+                os.setuid(uid)
+            work()
+            os.write(told, b"done\n")
+            os.close(told)
+            while True:
+                signal.pause()
+
+        fork_off(act)
         os.close(told)
         with os.fdopen(reader) as said:
             self.pid = int(said.readline())
             equal(said.readline(), "done\n", "the writer's work")
-
-    def begin(self, work, uid, told):
-        parent = os.getpid()
-        if os.fork():
-            return
-        while os.getppid() == parent:
-            time.sleep(0.001)
-        os.write(told, f"{os.getpid()}\n".encode())
-        if uid is not None:
-            os.setgroups([])
-            os.setgid(uid)
-            os.setuid(uid)
-        work()
-        os.write(told, b"done\n")
-        os.close(told)
-        while True:
-            signal.pause()
 
     def __enter__(self):
         return self
@@ -102,7 +91,7 @@ class Writer:
     def kill(self):
         if self.pid:
             os.kill(self.pid, signal.SIGKILL)
-            wait_for_end_of(self.pid)
+            wait_for_end(self.pid)
         self.pid = 0
 
 

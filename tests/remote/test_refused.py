@@ -22,12 +22,17 @@ pytestmark = [pytest.mark.one_mode, pytest.mark.timeout(300)]
 
 
 @pytest.fixture
-def steps(fresh_disk, work, folder, mode):
-    """A series with a remote."""
+def mount(fresh_disk, work, folder, mode):
     with node(fresh_disk, work, folder.parent.name, mode) as mount:
-        made = mount.path / "steps"
-        ckptfs("remote", "add", f"file://{folder}", made)
-        yield made
+        yield mount
+
+
+@pytest.fixture
+def steps(mount, folder):
+    """A series with a remote."""
+    made = mount.path / "steps"
+    ckptfs("remote", "add", f"file://{folder}", made)
+    return made
 
 
 def is_refused(step, words):
@@ -58,7 +63,7 @@ def waiting(step):
         process.communicate()
 
 
-def test_a_torso_does_not_become_the_newest(steps):
+def test_a_torso_does_not_become_the_newest(steps, mount):
     """accelerate is killed in its save. What its files do not tell, the whole step beside it does; a user may."""
     for number, files in ((1, ("model.safetensors", "optimizer.bin", "random_states_0.pkl")), (2, ("pytorch_model.bin",))):
         fill(steps / f"checkpoint-{number}", size=MIB, files=files)
@@ -73,6 +78,10 @@ def test_a_torso_does_not_become_the_newest(steps):
     equal(state_of(steps / "checkpoint-2"), "unpushed", "state of the other")
     os.setxattr(steps / "checkpoint-2", "user.ckptfs.whole", b"1")
     wait_for(steps / "checkpoint-2", "committed checkpoint-2")
+    mount.remount()
+    wait_for(steps / "checkpoint-3", "committed checkpoint-3")
+    write(steps / "checkpoint-3/other.bin", b"changed")
+    wait_for(steps / "checkpoint-3", "unpushed")
 
 
 def test_torsos_hold_no_place_of_what_is_to_be_pushed(steps):

@@ -41,7 +41,7 @@ Result<json> state_of(const Target& target) {
 
 // What stands in its way, or comes before it; empty: nothing that is worth a word.
 std::string words_of(const json& state, int looks) {
-  const std::string error = state.value("error", ""), waits_for = state.value("waits_for", "");
+  std::string error = state.value("error", ""), waits_for = state.value("waits_for", "");
   if (!error.empty()) return error;
   if (!waits_for.empty() || state.value("stage", "") != "unpushed" || looks < kSilentLooks) return waits_for;
   const std::string pushing = state.value("pushing", "");

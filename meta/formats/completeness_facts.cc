@@ -11,7 +11,7 @@
 #include "meta/formats/checkpoint.h"
 #include "meta/formats/dcp.h"
 #include "meta/formats/deepspeed.h"
-#include "meta/formats/deepspeed_names.h"
+#include "meta/formats/deepspeed_files.h"
 #include "meta/formats/manifest.h"
 #include "meta/formats/step_names.h"
 #include "meta/formats/thinning.h"

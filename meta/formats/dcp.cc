@@ -11,7 +11,6 @@
 #include "meta/formats/box.h"
 #include "meta/formats/map_budget.h"
 #include "meta/formats/pickle_access.h"
-#include "meta/formats/pickle_reader.h"
 #include "meta/formats/torch_file.h"
 
 namespace ckptfs::meta::formats {

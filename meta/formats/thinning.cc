@@ -1,7 +1,6 @@
 #include "meta/formats/thinning.h"
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -89,10 +88,6 @@ ThinnedCheck unreadable_manifest(const Error& error) {
 // Depth 1 is the manifest, 2 a list of files, 3 one of these.
 class ThinnedReader : public io::JsonVisitor {
  public:
-  bool key(string_t& key) override {
-    key_ = key;
-    return true;
-  }
   bool string(string_t& text) override {
     if (depth_ == 1 && key_ == "from") manifest.from = text;
     if (depth_ == 1 && key_ == "type") manifest.type = text;
@@ -118,7 +113,6 @@ class ThinnedReader : public io::JsonVisitor {
 
  private:
   bool begin(bool object) override {
-    ++depth_;
     if (depth_ == 1) return object || fails(Error(EBADMSG, "it is no object"));
     if (depth_ == 2)
       list_ = object ? nullptr : key_ == "kept" ? &manifest.kept : key_ == "went" ? &manifest.went : nullptr;
@@ -126,15 +120,13 @@ class ThinnedReader : public io::JsonVisitor {
     return true;
   }
   bool end() override {
-    if (depth_-- != 3 || list_ == nullptr) return true;
+    if (depth_ != 3 || list_ == nullptr) return true;
     if (file_.name.empty()) return fails(Error(EBADMSG, "it names a file without a name"));
     if (list_->size() == kMostFiles) return fails(Error(EFBIG, "it names more files than any step has"));
     list_->push_back(std::move(file_));
     return true;
   }
 
-  unsigned depth_ = 0;
-  std::string key_;
   uint64_t format_ = 0;
   std::vector<ThinnedFile>* list_ = nullptr;
   ThinnedFile file_;

@@ -20,8 +20,8 @@
 #include <vector>
 
 #include "io/result.h"
+#include "meta/formats/completeness_judgement.h"
 #include "meta/formats/file_kinds.h"
-#include "meta/formats/share_check.h"
 #include "meta/formats/tensor_map.h"
 
 namespace ckptfs::meta::formats {

@@ -6,7 +6,6 @@
 
 #include "io/fd.h"
 #include "meta/formats/pickle_access.h"
-#include "meta/formats/pickle_reader.h"
 #include "meta/formats/tensor_map.h"
 
 namespace ckptfs::meta::formats {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -22,6 +23,9 @@ struct CompletenessJudgement {
   std::string reason;  // why it is not complete: the first missing part, or what cannot be decided
   bool operator==(const CompletenessJudgement&) const = default;
 };
+inline CompletenessJudgement lacking(std::string_view file) {
+  return {Completeness::incomplete, std::string(file) + " is not there"};
+}
 
 // A file that other files demand, with the lengths that it may have.
 struct MissingFile {

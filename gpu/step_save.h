@@ -21,7 +21,7 @@
 #include "io/not_inherited.h"
 #include "meta/formats/manifest.h"
 #include "meta/formats/safetensors.h"
-#include "meta/formats/saved_piece.h"
+#include "meta/formats/saved_step.h"
 
 namespace ckptfs::gpu {
 

@@ -37,17 +37,20 @@ class JsonVisitor : public nlohmann::json_sax<nlohmann::json> {
   bool number_float(number_float_t, const string_t&) override { return true; }
   bool string(string_t&) override { return true; }
   bool binary(binary_t&) override { return true; }
-  bool start_object(size_t) override { return begin(true); }
-  bool key(string_t&) override { return true; }
-  bool end_object() override { return end(); }
-  bool start_array(size_t) override { return begin(false); }
-  bool end_array() override { return end(); }
+  bool start_object(size_t) override { return enter(true); }
+  bool key(string_t& key) override {
+    key_ = key;
+    return true;
+  }
+  bool end_object() override { return leave(); }
+  bool start_array(size_t) override { return enter(false); }
+  bool end_array() override { return leave(); }
   bool parse_error(size_t, const std::string&, const nlohmann::detail::exception&) override { return false; }
 
   const Error& why() const { return why_; }
 
  protected:
-  // Of an object, or else an array. For visitors that need not tell the ends apart.
+  // Of an object, or else an array. Both are called with the depth of what is in it, begin() with its key, too.
   virtual bool begin(bool /*object*/) { return true; }
   virtual bool end() { return true; }
   bool fails(Error why) {
@@ -55,7 +58,23 @@ class JsonVisitor : public nlohmann::json_sax<nlohmann::json> {
     return false;
   }
 
+  unsigned depth_ = 0;  // of the objects and arrays that have begun and not ended
+  std::string key_;     // of the value that is read; empty in an array
+
  private:
+  bool enter(bool object) {
+    ++depth_;
+    const bool go_on = begin(object);
+    key_.clear();
+    return go_on;
+  }
+  bool leave() {
+    const bool go_on = end();
+    --depth_;
+    key_.clear();
+    return go_on;
+  }
+
   Error why_;
 };
 

@@ -17,7 +17,7 @@
 #include "io/lease.h"
 #include "meta/care/digests.h"
 #include "meta/formats/checkpoint.h"
-#include "meta/formats/deepspeed_names.h"
+#include "meta/formats/deepspeed_files.h"
 #include "meta/formats/manifest.h"
 #include "meta/formats/step_names.h"
 #include "meta/formats/thinning.h"

@@ -3,13 +3,11 @@
 #include <algorithm>
 #include <iterator>
 #include <set>
-#include <span>
 #include <string_view>
 
 #include "io/fd.h"
 #include "meta/formats/dcp.h"
 #include "meta/formats/deepspeed.h"
-#include "meta/formats/map_budget.h"
 #include "meta/formats/pickle_access.h"
 #include "meta/formats/safetensors.h"
 #include "meta/formats/saved_step.h"
@@ -36,8 +34,6 @@ std::optional<std::string> inner_folder(const StepFiles& files) {
   }
   return found;
 }
-
-bool is_at_top(const std::string& path) { return path.find('/') == std::string::npos; }
 
 void add_safetensors(const StepFiles& files, uint32_t index, TensorMap& map, MapBudget& budget) {
   const std::string& path = files.list()[index].path;
@@ -79,13 +75,6 @@ void add_torch_weights(const StepFiles& files, uint32_t index, TensorMap& map, M
   }
 }
 
-std::set<std::string> shards_of(const StepFiles& files, uint32_t index, TensorMap& map) {
-  auto named = files_of_index(files, index);
-  if (named) return std::move(named).value();
-  add_problem(map, {files.list()[index].path, named.error().message()});
-  return {};
-}
-
 // Chooses the files that transformers would load: a whole file, else those that an index names, else the only one with
 // this ending. Other files may be left from an earlier save. Ranks' files of a step that libckptfs saved are none: they
 // may hold pieces.
@@ -98,15 +87,20 @@ std::set<std::string> weight_files(const StepFiles& files, const std::string& wh
     const std::string& path = files.list()[index].path;
     if (path == whole) return {whole};
     if (path == whole + ".index.json") index_file = index;
-    if (is_at_top(path) && path.ends_with(ending) && !(saved && is_rank_file(path))) candidates.insert(path);
+    const bool at_top = path.find('/') == std::string::npos;
+    if (at_top && path.ends_with(ending) && !(saved && is_rank_file(path))) candidates.insert(path);
   }
   if (!index_file) return candidates.size() == 1 ? candidates : std::set<std::string>();
-  auto named = shards_of(files, *index_file, map);
-  for (const std::string& name : named) {
+  auto named = files_of_index(files, *index_file);
+  if (!named) {
+    add_problem(map, {files.list()[*index_file].path, named.error().message()});
+    return {};
+  }
+  for (const std::string& name : named.value()) {
     if (!candidates.contains(name))
       add_problem(map, {name, "the index names it, and it is not there", Problem::Kind::missing});
   }
-  return named;
+  return std::move(named).value();
 }
 
 void add_weights(const StepFiles& files, TensorMap& map, const MapOptions& options) {

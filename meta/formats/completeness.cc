@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <optional>
 #include <string_view>
 
 #include "meta/formats/checkpoint.h"
@@ -17,37 +16,23 @@
 namespace ckptfs::meta::formats {
 namespace {
 
-template <class Predicate>
-bool any_path(const StepFiles& files, const Predicate& predicate) {
-  return std::any_of(files.list().begin(), files.list().end(),
-                     [&](const StepFiles::File& file) { return predicate(std::string_view(file.path)); });
-}
-
-CompletenessJudgement lacking(std::string_view file) {
-  return {Completeness::incomplete, std::string(file) + " is not there"};
-}
-
 // A missing part outweighs one that cannot be read.
-CompletenessJudgement judge_problems(const TensorMap& map) {
-  const auto first = [&](Problem::Kind kind) {
-    return std::find_if(map.problems.begin(), map.problems.end(), [kind](const auto& one) { return one.kind == kind; });
-  };
-  if (const auto missing = first(Problem::Kind::missing); missing != map.problems.end()) {
-    return {Completeness::incomplete, text_of(*missing)};
-  }
-  if (const auto unreadable = first(Problem::Kind::unreadable); unreadable != map.problems.end()) {
-    return {Completeness::unknown, text_of(*unreadable)};
-  }
+CompletenessJudgement judgement_of(const ShareCheck& share) {
+  if (!share.broken.empty()) return {Completeness::incomplete, share.broken};
+  if (!share.missing.empty()) return lacking(share.missing.front().path);
+  if (!share.unclear.empty()) return {Completeness::unknown, share.unclear};
   return {Completeness::complete, {}};
 }
 
 // DeepSpeed's or DCP's, of which one file tells which others there should be.
 CompletenessJudgement judge_states(const StepNames& names, const TensorMap& map) {
-  CompletenessJudgement judgement = judge_problems(map);
-  if (names.deepspeed() && judgement.completeness == Completeness::complete && map.parameters.empty()) {
-    return {Completeness::unknown, "nothing could be read of it"};
+  ShareCheck share;
+  for (const Problem& problem : map.problems) {
+    if (problem.kind == Problem::Kind::missing) share.add_broken(text_of(problem));
+    if (problem.kind == Problem::Kind::unreadable) share.add_unclear(text_of(problem));
   }
-  return judgement;
+  if (names.deepspeed() && map.parameters.empty()) share.add_unclear("nothing could be read of it");
+  return judgement_of(share);
 }
 
 // Judges whether a file of weights or states was cut short. Its tensors are not read.
@@ -101,17 +86,9 @@ void check_inner_latest(const StepFiles& files, ShareCheck& share) {
     std::string tag = named.value();
     tag.erase(tag.find_last_not_of(" \t\r\n") + 1);
     const auto lies_in = [&](std::string_view path) { return path.starts_with(tag + '/'); };
-    if (tag.empty() || !any_path(files, lies_in)) share.add_unclear("`latest` names no folder of it");
+    if (tag.empty() || std::ranges::none_of(files.list(), lies_in, &StepFiles::File::path))
+      share.add_unclear("`latest` names no folder of it");
   }
-}
-
-// A missing part outweighs one that cannot be read.
-CompletenessJudgement judge_trainer_ends(const StepFiles& files) {
-  const ShareCheck share = check_trainer_ends(files);
-  if (!share.broken.empty()) return {Completeness::incomplete, share.broken};
-  if (!share.missing.empty()) return lacking(share.missing.front().path);
-  if (!share.unclear.empty()) return {Completeness::unknown, share.unclear};
-  return {Completeness::complete, {}};
 }
 
 // Judges by the manifests of the ranks.
@@ -127,7 +104,7 @@ CompletenessJudgement judge_by_kind(const StepFiles& files, const TensorMap& map
   return judge_by_names(names,
                         {.manifests = [&] { return judge_manifests(files); },
                          .states = [&] { return judge_states(names, map); },
-                         .trainer_ends = [&] { return judge_trainer_ends(files); }},
+                         .trainer_ends = [&] { return judgement_of(check_trainer_ends(files)); }},
                         false);
 }
 
@@ -138,7 +115,8 @@ std::optional<CompletenessJudgement> find_missing_weights(const StepFiles& files
     return indexed && kind_of(path).folders == 0 && path.find("-of-") != path.npos;
   };
   if (names.has_at_top(FileRole::config) && !names.may_hold_weights) return lacking("a file of weights");
-  if (!names.has(FileRole::weights_index) && any_path(files, is_shard)) return lacking("the index of the weights");
+  if (!names.has(FileRole::weights_index) && std::ranges::any_of(files.list(), is_shard, &StepFiles::File::path))
+    return lacking("the index of the weights");
   return std::nullopt;
 }
 
@@ -197,9 +175,9 @@ CompletenessJudgement judge_abandoned(const StepFiles& files, const Completeness
 std::optional<CompletenessJudgement> judge_thinned(const StepFiles& files) {
   const auto thinned = check_thinned(files);
   if (!thinned) return std::nullopt;
-  if (!thinned->problem) return CompletenessJudgement{Completeness::weights, {}};
-  const bool missing = thinned->problem->kind == Problem::Kind::missing;
-  return CompletenessJudgement{missing ? Completeness::incomplete : Completeness::unknown, text_of(*thinned->problem)};
+  CompletenessJudgement judgement = judgement_of(*thinned);
+  if (judgement.completeness == Completeness::complete) judgement.completeness = Completeness::weights;
+  return judgement;
 }
 
 CompletenessJudgement judge_completeness(const StepFiles& files, const TensorMap& map) {

@@ -6,7 +6,6 @@
 #include <optional>
 
 #include "meta/formats/completeness_judgement.h"
-#include "meta/formats/share_check.h"
 #include "meta/formats/tensor_map.h"
 
 namespace ckptfs::meta::formats {

@@ -11,7 +11,7 @@
 #include "meta/formats/checkpoint.h"
 #include "meta/formats/dcp.h"
 #include "meta/formats/deepspeed.h"
-#include "meta/formats/deepspeed_names.h"
+#include "meta/formats/deepspeed_files.h"
 #include "meta/formats/manifest.h"
 #include "meta/formats/step_names.h"
 #include "meta/formats/thinning.h"
@@ -168,7 +168,7 @@ CompletenessFacts completeness_facts(const StepFiles& files, const TensorMap& ma
   CompletenessFacts facts;
   facts.own = judge_completeness(files, map);
   if (files.refused()) return refused_facts(facts.own, files.refused()->message());
-  if (const auto thinned = check_thinned(files)) facts.thinned = thinned->share;
+  facts.thinned = check_thinned(files);
   const StepNames names = names_of(files.list());
   // A Trainer's state may lie elsewhere, and makes more of the files count.
   const bool whole = facts.own.completeness == Completeness::complete && names.trainer_state();

@@ -10,12 +10,10 @@
 
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "io/result.h"
 #include "meta/formats/completeness.h"
-#include "meta/formats/share_check.h"
 
 namespace ckptfs::meta::formats {
 

@@ -9,9 +9,7 @@
 
 #include "meta/formats/assembly.h"
 #include "meta/formats/box.h"
-#include "meta/formats/map_budget.h"
 #include "meta/formats/pickle_access.h"
-#include "meta/formats/pickle_reader.h"
 #include "meta/formats/torch_file.h"
 
 namespace ckptfs::meta::formats {
@@ -25,7 +23,6 @@ constexpr std::array<std::string_view, 3> kModelKeys{"model", "module", "state_d
 constexpr const char* kOther = "value";
 // Limits for one step.
 constexpr size_t kMostFolders = 16;
-constexpr const char* kTooManyFolders = "it is one of too many";
 constexpr size_t kMostKeys = 64;                          // on the way to a tensor
 constexpr uint64_t kMostChunkPickle = uint64_t{1} << 20;  // bytes: it describes a single tensor
 
@@ -183,9 +180,8 @@ class Folder {
     const auto shape = size ? shape_of(*size) : std::nullopt;
     const auto settings = properties ? properties->state() : std::nullopt;
     if (!shape || !chunks || !settings || settings->size() == 0) return bad("it does not tell shape, type and chunks");
-    constexpr std::string_view module = "torch.";
     const std::string type = (*settings)[0].name();
-    const auto dtype = dtype_of_torch(std::string_view(type).substr(std::min(module.size(), type.size())));
+    const auto dtype = dtype_of_torch(type);
     if (!dtype) return Error(ENOTSUP, "of the type " + type + ", which is not known");
     std::vector<PlacedBox> boxes;
     for (size_t at = 0; at < chunks->size(); ++at) {
@@ -308,6 +304,15 @@ class Sorted {
     for (Saved& one : rest) add_rest(std::move(one));
   }
 
+  // The tensors under the names that they were saved by, with the folder's name in front if there are several.
+  static TensorMap by_saved_name(std::vector<Saved> saved, bool several) {
+    Sorted named(std::vector<Saved>{});
+    for (Saved& one : saved) {
+      named.add((several ? one.folder : "") + one.name, Parameter::Kind::trained, kParam, std::move(one.tensor));
+    }
+    return named.take();
+  }
+
   TensorMap take() { return std::move(map_); }
 
  private:
@@ -354,23 +359,6 @@ class Sorted {
   TensorMap map_;
 };
 
-// Returns the tensors under the names that they were saved by, with the folder's name in front if there are several.
-TensorMap by_saved_name(std::vector<Saved> saved, bool several) {
-  TensorMap map;
-  std::set<std::string> names;
-  for (Saved& one : saved) {
-    std::string name = several ? one.folder + one.name : std::move(one.name);
-    if (!names.insert(name).second) {
-      add_problem(map, {"", name + " is there twice"});
-      continue;
-    }
-    Parameter parameter{std::move(name), Parameter::Kind::trained, std::nullopt, {}};
-    parameter.states.emplace(kParam, std::move(one.tensor));
-    map.parameters.push_back(std::move(parameter));
-  }
-  return map;
-}
-
 // Returns the ".metadata" of the step and of its subfolders, but at most one more than are read.
 std::vector<uint32_t> find_metadata(const StepFiles& files) {
   std::vector<uint32_t> found;
@@ -401,9 +389,9 @@ TensorMap read_dcp(const StepFiles& files, const MapOptions& options) {
   for (size_t at = 0; at < std::min(folders.size(), kMostFolders); ++at) {
     Folder(files, folders[at], budget).read(saved, problems);
   }
-  if (folders.size() > kMostFolders) problems.push_back({files.list()[folders.back()].path, kTooManyFolders});
-  TensorMap map =
-      options.saved_names ? by_saved_name(std::move(saved), folders.size() > 1) : Sorted(std::move(saved)).take();
+  if (folders.size() > kMostFolders) problems.push_back({files.list()[folders.back()].path, "it is one of too many"});
+  TensorMap map = options.saved_names ? Sorted::by_saved_name(std::move(saved), folders.size() > 1)
+                                      : Sorted(std::move(saved)).take();
   for (Problem& problem : problems) add_problem(map, std::move(problem));
   return map;
 }

@@ -10,8 +10,8 @@
 // makes. Any other tensor is named by all of its keys. With MapOptions::saved_names none of that is done.
 #pragma once
 
+#include "meta/formats/completeness_judgement.h"
 #include "meta/formats/map_budget.h"
-#include "meta/formats/share_check.h"
 #include "meta/formats/tensor_map.h"
 
 namespace ckptfs::meta::formats {

@@ -5,13 +5,11 @@
 #include <set>
 #include <utility>
 
+#include "io/json.h"
 #include "meta/formats/deepspeed_compose.h"
 #include "meta/formats/deepspeed_files.h"
-#include "meta/formats/deepspeed_ids.h"
-#include "meta/formats/deepspeed_names.h"
 #include "meta/formats/map_builder.h"
 #include "meta/formats/pickle_access.h"
-#include "meta/formats/shards.h"
 #include "meta/formats/torch_file.h"
 
 namespace ckptfs::meta::formats {
@@ -22,6 +20,28 @@ using Value = Pickle::Value;
 constexpr size_t kMostStates = 16;  // in one group
 // Bytes; runtime/swap_tensor/optimizer_utils.py, MIN_AIO_BYTES
 constexpr uint64_t kSmallestSwapped = uint64_t{1} << 20;
+constexpr io::JsonBounds kIdsBounds{
+    .bytes = uint64_t{16} << 20, .values = io::kAnyNumber, .text = uint64_t{64} << 10, .depth = 8};
+
+// Reads what our Python helper leaves with a checkpoint: the ds_id of each parameter, {"layers.0.weight": 3, ...}.
+// Fills in the ids of those parameters that `ids` has.
+class IdsReader : public io::JsonVisitor {
+ public:
+  explicit IdsReader(ParameterIds& ids) : ids_(ids) {}
+
+  bool number_unsigned(number_unsigned_t id) override {
+    const auto known = depth_ == 1 ? ids_.find(key_) : ids_.end();
+    if (known != ids_.end()) known->second = id;
+    return true;
+  }
+
+ private:
+  bool begin(bool object) override {
+    return object || depth_ > 1 || fails(Error(EBADMSG, "it is no map of names to numbers"));
+  }
+
+  ParameterIds& ids_;
+};
 
 class Reader {
  public:
@@ -246,7 +266,10 @@ class Reader {
       for (const Member& member : group.members) parts_.ids.emplace(member.name, std::nullopt);
     }
     for (const Member& member : parts_.frozen) parts_.ids.emplace(member.name, std::nullopt);
-    const auto read = formats::read_ids(files_, *found_.ids, parts_.ids);
+    IdsReader reader(parts_.ids);
+    const auto file = files_.open(*found_.ids);
+    const uint64_t size = files_.list()[*found_.ids].size;
+    const auto read = file ? io::read_json(files_.limited(file.value()), 0, size, kIdsBounds, reader) : file.error();
     if (!read) builder_.left_out(*found_.ids, read.error().message());
   }
 

@@ -14,8 +14,8 @@
 #include <string>
 #include <string_view>
 
+#include "meta/formats/completeness_judgement.h"
 #include "meta/formats/map_budget.h"
-#include "meta/formats/share_check.h"
 #include "meta/formats/tensor_map.h"
 
 namespace ckptfs::meta::formats {

@@ -5,18 +5,18 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "meta/formats/deepspeed_files.h"
-#include "meta/formats/deepspeed_ids.h"
-#include "meta/formats/deepspeed_names.h"
 #include "meta/formats/map_builder.h"
-#include "meta/formats/shards.h"
 
 namespace ckptfs::meta::formats {
 
 // The state that is the weights in full precision.
 inline constexpr const char* kMaster = "fp32";
+
+inline uint64_t divide_up(uint64_t number, uint64_t by) { return (number + by - 1) / by; }
 
 // Parameters that the optimizer has as one.
 struct ParameterGroup {
@@ -25,6 +25,9 @@ struct ParameterGroup {
   std::optional<GroupName> name;
   std::map<std::string, Flats> states;
 };
+
+// DeepSpeed's numbers of parameters, by their names.
+using ParameterIds = std::map<std::string_view, std::optional<uint64_t>>;
 
 struct DeepSpeedParts {
   unsigned stage = 0;  // none: no optim_states.pt was read

@@ -49,7 +49,10 @@ unsigned size_of(Dtype dtype) { return names_of(dtype).size; }
 std::string_view safetensors_name(Dtype dtype) { return names_of(dtype).safetensors; }
 std::string_view torch_name(Dtype dtype) { return names_of(dtype).torch; }
 std::optional<Dtype> dtype_of_safetensors(std::string_view name) { return find(&Names::safetensors, name); }
-std::optional<Dtype> dtype_of_torch(std::string_view name) { return find(&Names::torch, name); }
+std::optional<Dtype> dtype_of_torch(std::string_view name) {
+  constexpr std::string_view module = "torch.";
+  return name.starts_with(module) ? find(&Names::torch, name.substr(module.size())) : std::nullopt;
+}
 std::optional<Dtype> dtype_of_storage(std::string_view name) { return find(&Names::storage, name); }
 
 }  // namespace ckptfs::meta::formats

@@ -33,6 +33,7 @@ std::string_view safetensors_name(Dtype dtype);
 std::optional<Dtype> dtype_of_safetensors(std::string_view name);
 // "float32", as in torch.float32
 std::string_view torch_name(Dtype dtype);
+// By "torch.float32"
 std::optional<Dtype> dtype_of_torch(std::string_view name);
 // "FloatStorage", as torch names a storage in a pickle
 std::optional<Dtype> dtype_of_storage(std::string_view name);

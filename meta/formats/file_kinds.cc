@@ -69,19 +69,11 @@ bool are_digits(std::string_view text) {
 }
 
 bool fits(Middle middle, std::string_view text) {
+  if (text.empty() || middle == Middle::any) return true;
+  if (middle == Middle::number) return text.front() == '_' && are_digits(text.substr(1));
   const size_t of = text.find("-of-");
-  switch (middle) {
-    case Middle::none:
-      return text.empty();
-    case Middle::number:
-      return text.empty() || (text.front() == '_' && are_digits(text.substr(1)));
-    case Middle::shard:
-      return text.empty() || (text.front() == '-' && of != text.npos && of != 0 && are_digits(text.substr(1, of - 1)) &&
-                              are_digits(text.substr(of + 4)));
-    case Middle::any:
-      return true;
-  }
-  return false;
+  return middle == Middle::shard && text.front() == '-' && of != text.npos && of != 0 &&
+         are_digits(text.substr(1, of - 1)) && are_digits(text.substr(of + 4));
 }
 
 bool fits(const Row& row, std::string_view name) {

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "meta/formats/deepspeed_names.h"
+#include "meta/formats/deepspeed_files.h"
 
 namespace ckptfs::meta::formats {
 

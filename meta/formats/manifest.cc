@@ -4,7 +4,6 @@
 #include <bit>
 #include <cmath>
 #include <limits>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -52,10 +51,6 @@ constexpr io::JsonBounds kManifestBounds{.bytes = kMostManifest, .values = io::k
 // Depth 1 is the manifest, 2 its list of files or the timing, 3 a file or the timing's stages, 4 a file's digests.
 class ManifestReader : public io::JsonVisitor {
  public:
-  bool key(string_t& key) override {
-    key_ = key;
-    return true;
-  }
   bool string(string_t& text) override {
     if (depth_ == 1 && key_ == "attempt") attempt_ = text;
     if (in_file() && key_ == "name") name_ = text;
@@ -125,7 +120,6 @@ class ManifestReader : public io::JsonVisitor {
     return true;
   }
   bool begin(bool object) override {
-    ++depth_;
     if (depth_ == 1) return object || fails(Error(EBADMSG, "it is no object"));
     if (depth_ == 2) in_files_ = !object && key_ == "files";
     if (depth_ == 2 && object && key_ == "timing") {
@@ -141,15 +135,13 @@ class ManifestReader : public io::JsonVisitor {
   bool end() override {
     in_digests_ = false;
     if (depth_ == 2) in_timing_ = false;
-    if (depth_-- != 3 || !in_files_) return true;
+    if (depth_ != 3 || !in_files_) return true;
     if (!name_ || !size_) return fails(Error(EBADMSG, "a file without a name or a size"));
     if (files_.size() == kMostFilesOfRank) return fails(Error(EFBIG, "it names more files than any rank writes"));
     files_.push_back({*name_, *size_});
     return take_digests();
   }
 
-  unsigned depth_ = 0;
-  std::string key_;
   std::map<std::string, uint64_t> numbers_;
   std::optional<std::string> attempt_;
   bool has_files_ = false;

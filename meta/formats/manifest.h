@@ -20,7 +20,7 @@
 
 #include "io/digest.h"
 #include "io/result.h"
-#include "meta/formats/share_check.h"
+#include "meta/formats/completeness_judgement.h"
 #include "meta/formats/tensor_map.h"
 
 namespace ckptfs::meta::formats {

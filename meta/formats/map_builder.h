@@ -9,13 +9,28 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "meta/formats/map_budget.h"
-#include "meta/formats/shards.h"
 #include "meta/formats/tensor_map.h"
 #include "meta/formats/torch_file.h"
 
 namespace ckptfs::meta::formats {
+
+// One rank's part of a group: contiguous elements of one state.
+struct Flat {
+  Piece piece;
+  Dtype dtype = Dtype::float32;
+  uint64_t elements() const { return piece.size / size_of(dtype); }
+};
+using Flats = std::vector<std::optional<Flat>>;  // by rank
+
+struct Member {
+  std::string name;
+  Shape shape;
+  uint64_t elements = 0;
+  uint64_t padding = 0;  // elements that follow it, in stages 1 and 2
+};
 
 class MapBuilder {
  public:

@@ -1,23 +1,8 @@
 #include "meta/formats/pickle.h"
 
-#include <bit>
-
 namespace ckptfs::meta::formats {
 
 using Kind = Pickle::Kind;
-
-const Pickle::Growing* Pickle::growing(const Node& node) const {
-  switch (node.kind) {
-    case Kind::object:
-      return &objects_[node.where].given;
-    case Kind::list:
-    case Kind::set:
-    case Kind::dict:
-      return &growing_[node.where];
-    default:
-      return nullptr;
-  }
-}
 
 Kind Pickle::Value::kind() const { return pickle_->nodes_[index_].kind; }
 
@@ -31,11 +16,6 @@ std::optional<int64_t> Pickle::Value::integer() const {
   return static_cast<int64_t>(pickle_->nodes_[index_].payload);
 }
 
-std::optional<double> Pickle::Value::real() const {
-  if (kind() != Kind::real) return std::nullopt;
-  return std::bit_cast<double>(pickle_->nodes_[index_].payload);
-}
-
 std::optional<std::string_view> Pickle::Value::text() const {
   if (kind() != Kind::text) return std::nullopt;
   const Node& node = pickle_->nodes_[index_];
@@ -45,7 +25,7 @@ std::optional<std::string_view> Pickle::Value::text() const {
 std::span<const uint32_t> Pickle::Value::items() const {
   const Node& node = pickle_->nodes_[index_];
   if (node.kind == Kind::tuple) return std::span(pickle_->tuples_).subspan(node.where, node.payload);
-  const Growing* const growing = pickle_->growing(node);
+  const Growing* const growing = Pickle::growing(*pickle_, index_);
   return growing == nullptr ? std::span<const uint32_t>() : growing->items;
 }
 
@@ -85,7 +65,7 @@ std::optional<Pickle::Value> Pickle::Value::arguments() const {
 }
 
 std::optional<Pickle::Value> Pickle::Value::state() const {
-  const Growing* const growing = pickle_->growing(pickle_->nodes_[index_]);
+  const Growing* const growing = Pickle::growing(*pickle_, index_);
   if (growing == nullptr || !growing->state) return std::nullopt;
   return Value(pickle_, *growing->state);
 }

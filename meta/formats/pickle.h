@@ -2,8 +2,8 @@
 // here is an *object*: the name of the callable, its arguments, and the state that it would get. Only three names are
 // known: collections.OrderedDict and defaultdict become dicts, and torch.Size becomes a tuple.
 //
-// pickle_reader.h makes one from its bytes. Format: Python's Lib/pickletools.py, protocols 2 to 5, as torch.save and
-// DCP write them; the text opcodes of protocol 0 and buffers outside the pickle are refused.
+// Format: Python's Lib/pickletools.py, protocols 2 to 5, as torch.save and DCP write them; the text opcodes of protocol
+// 0 and buffers outside the pickle are refused.
 //
 // Memory is bounded: the pickle itself, which texts are views of, and kMostMemory for at most kMostValues values of
 // some 30 bytes. Values may share other values, and in a hostile pickle may contain themselves, so code that walks them
@@ -21,6 +21,8 @@
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include "io/result.h"
 
 namespace ckptfs::meta::formats {
 
@@ -55,7 +57,6 @@ class Pickle {
     // Each returns nothing if the value is of another kind.
     std::optional<bool> boolean() const;
     std::optional<int64_t> integer() const;
-    std::optional<double> real() const;
     std::optional<std::string_view> text() const;
 
     // The items of a list, tuple or set. size() is 0 for any other kind.
@@ -117,7 +118,13 @@ class Pickle {
   };
 
   Pickle() = default;
-  const Growing* growing(const Node& node) const;
+  // The items of a list, a set, a dict or an object. Null: the value can have none. `Any`: constant or not.
+  template <class Any>
+  static auto* growing(Any& pickle, uint32_t index) {
+    const auto& [kind, where, payload] = pickle.nodes_[index];
+    const bool grows = kind == Kind::list || kind == Kind::set || kind == Kind::dict;
+    return kind == Kind::object ? &pickle.objects_[where].given : grows ? &pickle.growing_[where] : nullptr;
+  }
 
   std::unique_ptr<const std::string> bytes_;  // texts are views of it
   std::deque<Node> nodes_;
@@ -127,5 +134,8 @@ class Pickle {
   std::vector<Global> globals_;
   uint32_t root_ = 0;
 };
+
+// Fails with EBADMSG and the offset if the bytes are no pickle, are cut short, or are beyond the bounds.
+Result<Pickle> read_pickle(std::string bytes);
 
 }  // namespace ckptfs::meta::formats

@@ -1,9 +1,10 @@
-#include "meta/formats/pickle_reader.h"
-
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
 #include <limits>
+
+#include "meta/formats/pickle.h"
 
 namespace ckptfs::meta::formats {
 
@@ -107,29 +108,33 @@ class PickleReader {
     return stack_.back();
   }
 
-  // Pops the last mark and all values above it, which it returns.
-  Result<std::vector<Id>> pop_to_mark() {
-    if (marks_.empty()) return wrong("there is no mark");
-    const auto from = stack_.begin() + static_cast<std::ptrdiff_t>(marks_.back());
+  // Pops the values above that height of the stack, and returns them.
+  std::vector<Id> pop_above(size_t height) {
+    const auto from = stack_.begin() + static_cast<std::ptrdiff_t>(height);
     std::vector<Id> items(from, stack_.end());
     stack_.erase(from, stack_.end());
-    marks_.pop_back();
     return items;
   }
 
-  Result<> push_tuple(const std::vector<Id>& items) {
+  Result<std::vector<Id>> pop(size_t count) {
+    if (depth() < count) return wrong("its stack is empty");
+    return pop_above(stack_.size() - count);
+  }
+
+  // Pops the last mark, too, and returns the values above it.
+  Result<std::vector<Id>> pop_to_mark() {
+    if (marks_.empty()) return wrong("there is no mark");
+    const size_t height = marks_.back();
+    marks_.pop_back();
+    return pop_above(height);
+  }
+
+  Result<> push_tuple(Result<std::vector<Id>> popped) {
+    TRY_ASSIGN(const auto items, std::move(popped));
     const auto where = static_cast<uint32_t>(pickle_.tuples_.size());
     memory_ += items.size() * sizeof(Id);
     pickle_.tuples_.insert(pickle_.tuples_.end(), items.begin(), items.end());
     return push_new(Kind::tuple, where, items.size());
-  }
-
-  Result<> push_tuple_of(size_t count) {
-    std::vector<Id> items(count);
-    for (size_t at = count; at > 0; --at) {
-      TRY_ASSIGN(items[at - 1], pop());
-    }
-    return push_tuple(items);
   }
 
   Result<> push_global(std::string_view module, std::string_view name) {
@@ -146,18 +151,11 @@ class PickleReader {
     return *text;
   }
 
-  // The items of a list, a set, a dict or an object. Null: the value can have none.
-  Pickle::Growing* growing(Id id) {
-    const Pickle::Node& node = pickle_.nodes_[id];
-    if (node.kind == Kind::object) return &pickle_.objects_[node.where].given;
-    const bool grows = node.kind == Kind::list || node.kind == Kind::set || node.kind == Kind::dict;
-    return grows ? &pickle_.growing_[node.where] : nullptr;
-  }
-
-  Result<> append(const std::vector<Id>& items, bool as_pairs) {
+  Result<> append(Result<std::vector<Id>> popped, bool as_pairs) {
+    TRY_ASSIGN(const auto items, std::move(popped));
     TRY_ASSIGN(const Id target, top());
     const Kind kind = pickle_.nodes_[target].kind;
-    Pickle::Growing* const grown = growing(target);
+    Pickle::Growing* const grown = Pickle::growing(pickle_, target);
     const bool fits = kind == Kind::object || (kind == Kind::dict) == as_pairs;
     if (grown == nullptr || !fits || (as_pairs && items.size() % 2 != 0)) return wrong("nothing can be appended here");
     // Of an object only pairs are kept. Torch writes no object that is both a list and a mapping.
@@ -166,19 +164,6 @@ class PickleReader {
     memory_ += (grown->items.empty() ? 2 * sizeof(void*) : 0) + items.size() * sizeof(Id);
     grown->items.insert(grown->items.end(), items.begin(), items.end());
     return success();
-  }
-
-  Result<> append_top(size_t count, bool as_pairs) {
-    std::vector<Id> items(count);
-    for (size_t at = count; at > 0; --at) {
-      TRY_ASSIGN(items[at - 1], pop());
-    }
-    return append(items, as_pairs);
-  }
-
-  Result<> append_to_mark(bool as_pairs) {
-    TRY_ASSIGN(const auto items, pop_to_mark());
-    return append(items, as_pairs);
   }
 
   // Pushes what the call would return.
@@ -207,7 +192,7 @@ class PickleReader {
   Result<> build() {
     TRY_ASSIGN(const Id state, pop());
     TRY_ASSIGN(const Id target, top());
-    Pickle::Growing* const built = growing(target);
+    Pickle::Growing* const built = Pickle::growing(pickle_, target);
     if (built == nullptr) return wrong("nothing here can have a state");
     built->state = state;
     return success();
@@ -274,15 +259,10 @@ class PickleReader {
     return recall(slot);
   }
 
-  Result<> tuple_to_mark() {
-    TRY_ASSIGN(const auto items, pop_to_mark());
-    return push_tuple(items);
-  }
-
   Result<> frozen_set() {
-    TRY_ASSIGN(const auto items, pop_to_mark());
+    TRY_ASSIGN(auto items, pop_to_mark());
     TRY(push_growing(Kind::set));
-    return append(items, false);
+    return append(std::move(items), false);
   }
 
   Result<> persistent() {
@@ -328,130 +308,70 @@ class PickleReader {
     return success();
   }
 
-  // The names are those of pickletools.
+  using Step = Result<> (*)(PickleReader&);
+
+  // What each opcode does. The names are those of pickletools.
+  static constexpr std::array<Step, 256> steps() {
+    using R = PickleReader&;
+    std::array<Step, 256> does{};
+    does[0x80] = [](R r) { return r.protocol(); };
+    does[0x95] = [](R r) { return r.without_value(r.number<uint64_t>()); };  // FRAME: how much to read ahead
+    does['.'] = [](R r) { return r.stop(); };
+    does['('] = [](R r) { return r.mark(); };
+    does['0'] = [](R r) { return r.drop(); };
+    does['1'] = [](R r) { return r.without_value(r.pop_to_mark()); };
+    does['2'] = [](R r) { return r.duplicate(); };
+    does['c'] = [](R r) { return r.global(); };
+    does[0x93] = [](R r) { return r.stack_global(); };  // STACK_GLOBAL
+    does['R'] = [](R r) { return r.call_top(2); };
+    does[0x81] = [](R r) { return r.call_top(2); };  // NEWOBJ
+    does[0x92] = [](R r) { return r.call_top(3); };  // NEWOBJ_EX
+    does['b'] = [](R r) { return r.build(); };
+    does['q'] = [](R r) { return r.put<uint8_t>(); };
+    does['r'] = [](R r) { return r.put<uint32_t>(); };
+    does[0x94] = [](R r) { return r.remember(r.remembered_); };  // MEMOIZE
+    does['h'] = [](R r) { return r.get<uint8_t>(); };
+    does['j'] = [](R r) { return r.get<uint32_t>(); };
+    does['Q'] = [](R r) { return r.persistent(); };
+    does[']'] = [](R r) { return r.push_growing(Kind::list); };
+    does['}'] = [](R r) { return r.push_growing(Kind::dict); };
+    does[0x8f] = [](R r) { return r.push_growing(Kind::set); };  // EMPTY_SET
+    does['a'] = [](R r) { return r.append(r.pop(1), false); };
+    does['e'] = [](R r) { return r.append(r.pop_to_mark(), false); };
+    does['s'] = [](R r) { return r.append(r.pop(2), true); };
+    does['u'] = [](R r) { return r.append(r.pop_to_mark(), true); };
+    does[0x90] = [](R r) { return r.append(r.pop_to_mark(), false); };  // ADDITEMS
+    does[0x91] = [](R r) { return r.frozen_set(); };                    // FROZENSET
+    does[')'] = [](R r) { return r.push_tuple(r.pop(0)); };
+    does['t'] = [](R r) { return r.push_tuple(r.pop_to_mark()); };
+    does[0x85] = [](R r) { return r.push_tuple(r.pop(1)); };  // TUPLE1
+    does[0x86] = [](R r) { return r.push_tuple(r.pop(2)); };  // TUPLE2
+    does[0x87] = [](R r) { return r.push_tuple(r.pop(3)); };  // TUPLE3
+    does['N'] = [](R r) { return r.push_new(Kind::none); };
+    does[0x88] = [](R r) { return r.push_new(Kind::boolean, 0, 1); };  // NEWTRUE
+    does[0x89] = [](R r) { return r.push_new(Kind::boolean, 0, 0); };  // NEWFALSE
+    does['J'] = [](R r) { return r.integer<int32_t>(); };
+    does['K'] = [](R r) { return r.integer<uint8_t>(); };
+    does['M'] = [](R r) { return r.integer<uint16_t>(); };
+    does[0x8a] = [](R r) { return r.long_integer<uint8_t>(); };   // LONG1
+    does[0x8b] = [](R r) { return r.long_integer<uint32_t>(); };  // LONG4
+    does['G'] = [](R r) { return r.real(); };
+    does['X'] = [](R r) { return r.push_text(Kind::text, r.counted<uint32_t>()); };
+    does[0x8c] = [](R r) { return r.push_text(Kind::text, r.counted<uint8_t>()); };   // SHORT_BINUNICODE
+    does[0x8d] = [](R r) { return r.push_text(Kind::text, r.counted<uint64_t>()); };  // BINUNICODE8
+    does['T'] = [](R r) { return r.push_text(Kind::text, r.counted<uint32_t>()); };
+    does['U'] = [](R r) { return r.push_text(Kind::text, r.counted<uint8_t>()); };
+    does['B'] = [](R r) { return r.push_text(Kind::bytes, r.counted<uint32_t>()); };
+    does['C'] = [](R r) { return r.push_text(Kind::bytes, r.counted<uint8_t>()); };
+    does[0x8e] = [](R r) { return r.push_text(Kind::bytes, r.counted<uint64_t>()); };  // BINBYTES8
+    does[0x96] = [](R r) { return r.push_text(Kind::bytes, r.counted<uint64_t>()); };  // BYTEARRAY8
+    return does;
+  }
+
   Result<> step(uint8_t opcode) {
-    switch (opcode) {
-      case 0x80:
-        return protocol();
-      case 0x95:
-        return without_value(number<uint64_t>());  // FRAME: how much to read ahead
-      case '.':
-        return stop();
-      case '(':
-        return mark();
-      case '0':
-        return drop();
-      case '1':
-        return without_value(pop_to_mark());
-      case '2':
-        return duplicate();
-      case 'c':
-        return global();
-      case 0x93:
-        return stack_global();  // STACK_GLOBAL
-      case 'R':
-        return call_top(2);
-      case 0x81:
-        return call_top(2);  // NEWOBJ
-      case 0x92:
-        return call_top(3);  // NEWOBJ_EX
-      case 'b':
-        return build();
-      case 'q':
-        return put<uint8_t>();
-      case 'r':
-        return put<uint32_t>();
-      case 0x94:
-        return remember(remembered_);  // MEMOIZE
-      case 'h':
-        return get<uint8_t>();
-      case 'j':
-        return get<uint32_t>();
-      case 'Q':
-        return persistent();
-      default:
-        return step_collection(opcode);
-    }
-  }
-
-  // Opcodes of lists, dicts, sets and tuples.
-  Result<> step_collection(uint8_t opcode) {
-    switch (opcode) {
-      case ']':
-        return push_growing(Kind::list);
-      case '}':
-        return push_growing(Kind::dict);
-      case 0x8f:
-        return push_growing(Kind::set);  // EMPTY_SET
-      case 'a':
-        return append_top(1, false);
-      case 'e':
-        return append_to_mark(false);
-      case 's':
-        return append_top(2, true);
-      case 'u':
-        return append_to_mark(true);
-      case 0x90:
-        return append_to_mark(false);  // ADDITEMS
-      case 0x91:
-        return frozen_set();  // FROZENSET
-      case ')':
-        return push_tuple({});
-      case 't':
-        return tuple_to_mark();
-      case 0x85:
-        return push_tuple_of(1);  // TUPLE1
-      case 0x86:
-        return push_tuple_of(2);  // TUPLE2
-      case 0x87:
-        return push_tuple_of(3);  // TUPLE3
-      default:
-        return step_constant(opcode);
-    }
-  }
-
-  // Opcodes that push a value which they carry themselves.
-  Result<> step_constant(uint8_t opcode) {
-    switch (opcode) {
-      case 'N':
-        return push_new(Kind::none);
-      case 0x88:
-        return push_new(Kind::boolean, 0, 1);  // NEWTRUE
-      case 0x89:
-        return push_new(Kind::boolean, 0, 0);  // NEWFALSE
-      case 'J':
-        return integer<int32_t>();
-      case 'K':
-        return integer<uint8_t>();
-      case 'M':
-        return integer<uint16_t>();
-      case 0x8a:
-        return long_integer<uint8_t>();  // LONG1
-      case 0x8b:
-        return long_integer<uint32_t>();  // LONG4
-      case 'G':
-        return real();
-      case 'X':
-        return push_text(Kind::text, counted<uint32_t>());
-      case 0x8c:
-        return push_text(Kind::text, counted<uint8_t>());  // SHORT_BINUNICODE
-      case 0x8d:
-        return push_text(Kind::text, counted<uint64_t>());  // BINUNICODE8
-      case 'T':
-        return push_text(Kind::text, counted<uint32_t>());
-      case 'U':
-        return push_text(Kind::text, counted<uint8_t>());
-      case 'B':
-        return push_text(Kind::bytes, counted<uint32_t>());
-      case 'C':
-        return push_text(Kind::bytes, counted<uint8_t>());
-      case 0x8e:
-        return push_text(Kind::bytes, counted<uint64_t>());  // BINBYTES8
-      case 0x96:
-        return push_text(Kind::bytes, counted<uint64_t>());  // BYTEARRAY8
-      default:
-        return wrong("opcode " + std::to_string(opcode) + " is not one that torch writes");
-    }
+    static constexpr std::array<Step, 256> kSteps = steps();
+    if (kSteps[opcode] != nullptr) return kSteps[opcode](*this);
+    return wrong("opcode " + std::to_string(opcode) + " is not one that torch writes");
   }
 
   static constexpr size_t kLongestGlobal = 1024;

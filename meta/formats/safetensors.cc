@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -46,17 +45,28 @@ class HeaderReader : public io::JsonVisitor {
   }
 
   bool string(string_t& text) override {
-    if (depth_ != 2 || list_ != nullptr) return unexpected();
+    if (depth_ != 2) return unexpected();
     if (in_metadata_) return keep_entry(text);
-    if (field_ != "dtype") return unexpected();
+    if (key_ != "dtype") return unexpected();
     dtype_ = dtype_of_safetensors(text);
     if (dtype_) return true;
     return fails(Error(ENOTSUP, "tensor " + name_ + " is of type " + text + ", which is not known"));
   }
 
-  bool start_object(size_t) override {
-    if (depth_ == 2 || list_ != nullptr) return unexpected();
-    ++depth_;
+  bool key(string_t& key) override {
+    if (depth_ == 1) name_ = key;
+    if ((depth_ == 2 && in_metadata_) || key.size() <= kLongestTensorName) return JsonVisitor::key(key);
+    return fails(in_header(EFBIG, "the name of a tensor has " + std::to_string(key.size()) + " bytes"));
+  }
+
+  SafetensorsHeader header;
+
+ private:
+  // Depth 1 is the header, 2 a tensor or the metadata, 3 a tensor's shape or offsets.
+  bool begin(bool object) override { return object ? begin_object() : begin_list(); }
+
+  bool begin_object() {
+    if (depth_ > 2) return unexpected();
     in_metadata_ = depth_ == 2 && name_ == kMetadata;
     dtype_.reset();
     shape_.clear();
@@ -65,8 +75,23 @@ class HeaderReader : public io::JsonVisitor {
     return true;
   }
 
-  bool end_object() override {
-    if (--depth_ == 0 || in_metadata_) return true;
+  bool begin_list() {
+    if (depth_ != 3 || in_metadata_) return unexpected();
+    if (key_ == "shape") {
+      list_ = &shape_;
+      has_shape_ = true;
+    } else if (key_ == "data_offsets") {
+      list_ = &offsets_;
+    } else {
+      return unexpected();
+    }
+    list_->clear();
+    return true;
+  }
+
+  bool end() override {
+    list_ = nullptr;
+    if (depth_ != 2 || in_metadata_) return true;
     if (!dtype_ || !has_shape_ || offsets_.size() != 2 || offsets_[0] > offsets_[1]) {
       return fails(bad_header("tensor " + name_ + " lacks a dtype, a shape or data_offsets"));
     }
@@ -77,52 +102,22 @@ class HeaderReader : public io::JsonVisitor {
     return true;
   }
 
-  bool start_array(size_t) override {
-    if (depth_ != 2 || in_metadata_ || list_ != nullptr) return unexpected();
-    if (field_ == "shape") {
-      list_ = &shape_;
-      has_shape_ = true;
-    } else if (field_ == "data_offsets") {
-      list_ = &offsets_;
-    } else {
-      return unexpected();
-    }
-    list_->clear();
-    return true;
-  }
-
-  bool end_array() override {
-    list_ = nullptr;
-    return true;
-  }
-
-  bool key(string_t& key) override {
-    (depth_ == 1 ? name_ : field_) = key;
-    if ((depth_ == 2 && in_metadata_) || key.size() <= kLongestTensorName) return true;
-    return fails(in_header(EFBIG, "the name of a tensor has " + std::to_string(key.size()) + " bytes"));
-  }
-
-  SafetensorsHeader header;
-
- private:
   bool unexpected() {
     return fails(bad_header("its JSON has what no header has, in " + (name_.empty() ? "the beginning" : name_)));
   }
 
   // Most of the metadata is for the programs that load the tensors.
   bool keep_entry(const std::string& text) {
-    if (keep_.empty() || !field_.starts_with(keep_)) return true;
-    const bool fits = field_.size() <= keep_.size() + kLongestTensorName && text.size() <= kLongestEntry &&
+    if (keep_.empty() || !key_.starts_with(keep_)) return true;
+    const bool fits = key_.size() <= keep_.size() + kLongestTensorName && text.size() <= kLongestEntry &&
                       header.metadata.size() < kMostTensors;
     if (!fits) return fails(in_header(EFBIG, "its metadata has too many or too long entries " + std::string(keep_)));
-    header.metadata.emplace(field_, text);
+    header.metadata.emplace(key_, text);
     return true;
   }
 
   std::string_view keep_;
-  unsigned depth_ = 0;  // of nested objects
-  std::string name_;
-  std::string field_;
+  std::string name_;  // of the tensor
   bool in_metadata_ = false;
   std::optional<Dtype> dtype_;
   bool has_shape_ = false;
@@ -130,15 +125,6 @@ class HeaderReader : public io::JsonVisitor {
   std::vector<uint64_t> offsets_;
   std::vector<uint64_t>* list_ = nullptr;  // numbers are added to it
 };
-
-std::optional<uint64_t> bytes_of(const SafeTensor& tensor) {
-  uint64_t bytes = size_of(tensor.dtype);
-  for (const uint64_t length : tensor.shape) {
-    if (length != 0 && bytes > std::numeric_limits<uint64_t>::max() / length) return std::nullopt;
-    bytes *= length;
-  }
-  return bytes;
-}
 
 // Sorts the tensors by their offsets, checks them, and makes the offsets count from the beginning of the file.
 Result<> place(SafetensorsHeader& header, uint64_t begin, uint64_t end) {
@@ -150,7 +136,8 @@ Result<> place(SafetensorsHeader& header, uint64_t begin, uint64_t end) {
   for (SafeTensor& tensor : header.tensors) {
     if (!names.insert(tensor.name).second) return bad_header("tensor " + tensor.name + " is there twice");
     if (tensor.offset != at - begin) return bad_header("there is a gap or an overlap before tensor " + tensor.name);
-    if (bytes_of(tensor) != tensor.size)
+    const auto elements = elements_of(tensor.shape);
+    if (!elements || *elements * size_of(tensor.dtype) != tensor.size)
       return bad_header("tensor " + tensor.name + " has not the length of its shape");
     if (tensor.size > end - at) return bad_header("the file ends before tensor " + tensor.name + " does");
     tensor.offset = at;

@@ -2,8 +2,6 @@
 // the same run, whose swap files hold the same parameters at the same places. Pure functions.
 #pragma once
 
-#include <string>
-
 #include "meta/formats/tensor_map.h"
 
 namespace ckptfs::meta::formats {

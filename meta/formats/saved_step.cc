@@ -1,16 +1,16 @@
 #include "meta/formats/saved_step.h"
 
 #include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
 #include <set>
-#include <string_view>
-#include <unordered_map>
 #include <utility>
 
+#include "io/json.h"
 #include "meta/formats/assembly.h"
 #include "meta/formats/box.h"
 #include "meta/formats/manifest.h"
 #include "meta/formats/safetensors.h"
-#include "meta/formats/saved_piece.h"
 #include "meta/names.h"
 
 namespace ckptfs::meta::formats {
@@ -18,6 +18,15 @@ namespace {
 
 constexpr std::string_view kEnding = ".safetensors";
 constexpr uint64_t kOfNames = 96;  // bytes that a name takes in a container, beside its own
+constexpr size_t kLongestWhole = 4096;
+constexpr io::JsonBounds kPieceBounds{.bytes = 1 << 16, .text = 1 << 14, .depth = 4};
+
+std::optional<Shape> shape_in(const nlohmann::json& piece, const char* key) {
+  const auto list = piece.find(key);
+  const bool fits = list != piece.end() && list->is_array() && list->size() <= kMostDimensions &&
+                    std::ranges::all_of(*list, [](const auto& length) { return length.is_number_unsigned(); });
+  return fits ? std::optional(list->get<Shape>()) : std::nullopt;
+}
 
 // Returns "rank00" for "rank00.safetensors".
 std::string rank_name(const std::string& path) { return path.substr(0, path.size() - kEnding.size()); }
@@ -134,12 +143,29 @@ class SavedStepReader {
   const StepFiles& files_;
   MapBudget budget_;
   TensorMap map_;
-  std::vector<Whole> wholes_;                        // in the order in which their first pieces are read
-  std::unordered_map<std::string, size_t> numbers_;  // in wholes_, by name
-  std::set<std::string> names_;                      // of what is in the map
+  std::vector<Whole> wholes_;              // in the order in which their first pieces are read
+  std::map<std::string, size_t> numbers_;  // in wholes_, by name
+  std::set<std::string> names_;            // of what is in the map
 };
 
 }  // namespace
+
+std::string piece_text(const SavedPiece& piece) {
+  const nlohmann::ordered_json whole = {{"of", piece.of}, {"shape", piece.shape}, {"offsets", piece.offsets}};
+  return whole.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
+Result<SavedPiece> parse_piece(const std::string& text) {
+  TRY_ASSIGN(const auto piece, io::parse_json(text, kPieceBounds));
+  const auto of = piece.find("of");
+  const std::string name = of != piece.end() && of->is_string() ? of->get<std::string>() : std::string();
+  const auto shape = shape_in(piece, "shape"), offsets = shape_in(piece, "offsets");
+  if (name.empty() || !shape || !offsets || shape->size() != offsets->size())
+    return Error(EBADMSG, "it lacks a name, a shape or offsets");
+  if (name.size() > kLongestWhole)
+    return Error(EFBIG, "the name of a tensor has " + std::to_string(name.size()) + " bytes");
+  return SavedPiece{name, *shape, *offsets};
+}
 
 std::optional<unsigned> rank_of_file(std::string_view path) {
   if (!path.ends_with(kEnding)) return std::nullopt;

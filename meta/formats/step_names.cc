@@ -1,7 +1,6 @@
 #include "meta/formats/step_names.h"
 
 #include <algorithm>
-#include <optional>
 #include <set>
 #include <string>
 
@@ -12,8 +11,6 @@
 namespace ckptfs::meta::formats {
 namespace {
 
-using StepPaths = std::vector<std::string_view>;
-
 // training_args.bin alone is no sign, because a Trainer saves it with every model. The others are only in checkpoints.
 // trainer_state.json is written last.
 bool is_begun_by_trainer(const StepNames& names) {
@@ -22,15 +19,12 @@ bool is_begun_by_trainer(const StepNames& names) {
   return names.has_at_top(FileRole::arguments) && of_checkpoint && !names.trainer_state();
 }
 
-bool tells_of_optimizer(const FileKind& kind, std::string_view path) {
-  return kind.states || path.starts_with("optimizer");  // "optimizer.pt", "optimizer.bin", "optimizer_0/"
-}
-
 // "partial-5f3a-global_step500/..." is there, and "global_step500/ckptfs.rank00.json" is not. Its save is still
 // running, or has failed.
-bool lacks_committed_part(const StepPaths& paths) {
+bool lacks_committed_part(const std::vector<StepFiles::File>& files) {
   std::set<std::string_view> attempts, committed;
-  for (const std::string_view path : paths) {
+  for (const StepFiles::File& file : files) {
+    const std::string_view path = file.path;
     const std::string_view folder = path.substr(0, path.find('/'));
     if (folder.size() == path.size()) continue;
     if (is_manifest_name(path.substr(folder.size() + 1))) committed.insert(folder);
@@ -56,15 +50,11 @@ struct DcpFolders {
   bool lack_metadata() const { return !std::ranges::includes(described, used); }
 };
 
-CompletenessJudgement lacking_file(std::string_view file) {
-  return {Completeness::incomplete, std::string(file) + " is not there"};
-}
-
 CompletenessJudgement judge_trainers(const StepNames& names, const KindJudges& judges) {
   CompletenessJudgement ends = judges.trainer_ends();
   if (ends.completeness != Completeness::complete) return ends;
   // A Trainer writes the weights first. So a step without them has lost them: somebody has begun to remove it.
-  if (names.shows_trainer && !names.may_hold_weights) return lacking_file("a file of weights");
+  if (names.shows_trainer && !names.may_hold_weights) return lacking("a file of weights");
   if (!names.holds_weights) return {Completeness::unknown, "no file of it is known to hold weights"};
   if (names.deepspeed() && !names.deepspeed_at_top() && !names.has_at_top(FileRole::inner_latest))
     return {Completeness::unknown, "it has no file `latest`, which names DeepSpeed's folder"};
@@ -85,18 +75,19 @@ CompletenessJudgement judge_deepspeeds(const StepNames& names, const KindJudges&
     return {Completeness::unknown, "DeepSpeed's files lie in a folder, and no Trainer's beside"};
   if (!names.has(FileRole::model_states)) return {Completeness::incomplete, "there is no model_states.pt"};
   // The other ranks may have written to other machines (use_node_local_storage).
-  if (!names.first_model_states && all_machines) return lacking_file("model_states.pt of rank 0");
+  if (!names.first_model_states && all_machines) return lacking("model_states.pt of rank 0");
   if (!names.first_model_states) return {Completeness::unknown, "rank 0 has no model_states.pt here"};
   return judges.states();
 }
 
 }  // namespace
 
-StepNames names_of(const std::vector<std::string_view>& paths) {
+StepNames names_of(const std::vector<StepFiles::File>& files) {
   StepNames names;
   DcpFolders folders;
   bool resume = false, model = false;
-  for (const std::string_view path : paths) {
+  for (const StepFiles::File& file : files) {
+    const std::string_view path = file.path;
     const FileKind kind = kind_of(path);
     if (kind.folders == 0) names.top.set(static_cast<size_t>(kind.role));
     if (kind.folders <= 1) names.files.set(static_cast<size_t>(kind.role));
@@ -105,25 +96,20 @@ StepNames names_of(const std::vector<std::string_view>& paths) {
     names.may_hold_weights = names.may_hold_weights || kind.may_hold_weights();
     names.holds_weights = names.holds_weights || (kind.holds_weights() && !path.starts_with("optimizer"));
     names.shows_trainer = names.shows_trainer || kind.role == FileRole::arguments || kind.is_resume_state();
-    names.shows_optimizer = names.shows_optimizer || tells_of_optimizer(kind, path);
+    // "optimizer.pt", "optimizer.bin", "optimizer_0/"
+    names.shows_optimizer = names.shows_optimizer || kind.states || path.starts_with("optimizer");
     resume = resume || kind.is_resume_state() || path.starts_with("pytorch_model_fsdp");
     model = model || (kind.may_hold_weights() && kind.role != FileRole::temporary);
     folders.note(kind, path);
   }
   names.model_alone = model && !resume && !names.shows_optimizer;
   names.lacks_dcp_metadata = folders.lack_metadata();
-  names.lacks_part = lacks_committed_part(paths);
+  names.lacks_part = lacks_committed_part(files);
   for (const FileRole role :
        {FileRole::model_bin, FileRole::model_safetensors, FileRole::adapter_bin, FileRole::adapter_safetensors}) {
     if (names.has_at_top(role)) names.weights = role;
   }
   return names;
-}
-
-StepNames names_of(const std::vector<StepFiles::File>& files) {
-  StepPaths paths;
-  for (const StepFiles::File& file : files) paths.emplace_back(file.path);
-  return names_of(paths);
 }
 
 // Who saves through libckptfs writes to an attempt, which takes the step's place as a whole. Of DCP's files .metadata
@@ -151,9 +137,9 @@ CompletenessJudgement judge_by_names(const StepNames& names, const KindJudges& j
     CompletenessJudgement manifests = judges.manifests();
     if (!is_complete(manifests)) return manifests;
   }
-  if (is_begun_by_trainer(names)) return lacking_file(kTrainerStateName);
+  if (is_begun_by_trainer(names)) return lacking(kTrainerStateName);
   // DCP writes .metadata last, on one machine.
-  if (all_machines && names.lacks_dcp_metadata) return lacking_file(".metadata");
+  if (all_machines && names.lacks_dcp_metadata) return lacking(".metadata");
   if (names.lacks_dcp_metadata && (names.has(FileRole::dcp_metadata) || names.trainer_state()))
     return {Completeness::unknown, "a folder of it has no .metadata, which another machine may have"};
   if (names.deepspeed() || names.has(FileRole::dcp_metadata)) {

@@ -36,8 +36,6 @@ struct StepNames {
   bool deepspeed() const { return has(FileRole::model_states) || has(FileRole::optim_states); }
   bool deepspeed_at_top() const { return has_at_top(FileRole::model_states) || has_at_top(FileRole::optim_states); }
 };
-// `paths`: relative to the step.
-StepNames names_of(const std::vector<std::string_view>& paths);
 StepNames names_of(const std::vector<StepFiles::File>& files);
 
 // Does each save of such a step write the file anew? All others are notes (texts, results of an evaluation, logs), left

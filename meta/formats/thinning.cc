@@ -1,7 +1,6 @@
 #include "meta/formats/thinning.h"
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -80,19 +79,9 @@ std::optional<uint32_t> index_of_manifest(const StepFiles& files) {
   return static_cast<uint32_t>(found - files.list().begin());
 }
 
-ThinnedCheck unreadable_manifest(const Error& error) {
-  ThinnedCheck check{Problem{kThinnedName, error.message()}};
-  check.share.add_unclear(text_of(*check.problem));
-  return check;
-}
-
 // Depth 1 is the manifest, 2 a list of files, 3 one of these.
 class ThinnedReader : public io::JsonVisitor {
  public:
-  bool key(string_t& key) override {
-    key_ = key;
-    return true;
-  }
   bool string(string_t& text) override {
     if (depth_ == 1 && key_ == "from") manifest.from = text;
     if (depth_ == 1 && key_ == "type") manifest.type = text;
@@ -118,7 +107,6 @@ class ThinnedReader : public io::JsonVisitor {
 
  private:
   bool begin(bool object) override {
-    ++depth_;
     if (depth_ == 1) return object || fails(Error(EBADMSG, "it is no object"));
     if (depth_ == 2)
       list_ = object ? nullptr : key_ == "kept" ? &manifest.kept : key_ == "went" ? &manifest.went : nullptr;
@@ -126,15 +114,13 @@ class ThinnedReader : public io::JsonVisitor {
     return true;
   }
   bool end() override {
-    if (depth_-- != 3 || list_ == nullptr) return true;
+    if (depth_ != 3 || list_ == nullptr) return true;
     if (file_.name.empty()) return fails(Error(EBADMSG, "it names a file without a name"));
     if (list_->size() == kMostFiles) return fails(Error(EFBIG, "it names more files than any step has"));
     list_->push_back(std::move(file_));
     return true;
   }
 
-  unsigned depth_ = 0;
-  std::string key_;
   uint64_t format_ = 0;
   std::vector<ThinnedFile>* list_ = nullptr;
   ThinnedFile file_;
@@ -239,12 +225,16 @@ Result<ThinnedManifest> parse_thinned(const std::string& text) {
 
 bool has_thinned_manifest(const StepFiles& files) { return index_of_manifest(files).has_value(); }
 
-std::optional<ThinnedCheck> check_thinned(const StepFiles& files) {
+std::optional<ShareCheck> check_thinned(const StepFiles& files) {
   const auto index = index_of_manifest(files);
   if (!index) return std::nullopt;
   const auto text = files.read(*index, kMostThinned);
   const auto manifest = text ? parse_thinned(text.value()) : text.error();
-  if (!manifest) return unreadable_manifest(manifest.error());
+  ShareCheck share;
+  if (!manifest) {
+    share.add_unclear(std::string(kThinnedName) + ": " + manifest.error().message());
+    return share;
+  }
   std::map<std::string_view, uint64_t> sizes;
   for (const StepFiles::File& file : files.list()) sizes.emplace(file.path, file.size);
   std::set<std::string_view> kept;
@@ -252,21 +242,16 @@ std::optional<ThinnedCheck> check_thinned(const StepFiles& files) {
   for (const ThinnedFile& file : manifest.value().went) {
     if (sizes.contains(file.name) && !kept.contains(file.name)) return std::nullopt;
   }
-  ThinnedCheck check;
   for (const ThinnedFile& file : manifest.value().kept) {
     const auto there = sizes.find(file.name);
-    if (there != sizes.end() && there->second == file.size) continue;
-    Problem problem{file.name, "it is not there", Problem::Kind::missing};
     if (there == sizes.end()) {
-      check.share.add_missing({file.name, file.size, file.size});
-    } else {
-      problem.reason =
-          "it has " + std::to_string(there->second) + " bytes, and should have " + std::to_string(file.size);
-      check.share.add_broken(text_of(problem));
+      share.add_missing({file.name, file.size, file.size});
+    } else if (there->second != file.size) {
+      share.add_broken(file.name + ": it has " + std::to_string(there->second) + " bytes, and should have " +
+                       std::to_string(file.size));
     }
-    if (!check.problem) check.problem = std::move(problem);
   }
-  return check;
+  return share;
 }
 
 }  // namespace ckptfs::meta::formats

@@ -20,8 +20,8 @@
 #include <vector>
 
 #include "io/result.h"
+#include "meta/formats/completeness_judgement.h"
 #include "meta/formats/file_kinds.h"
-#include "meta/formats/share_check.h"
 #include "meta/formats/tensor_map.h"
 
 namespace ckptfs::meta::formats {
@@ -71,12 +71,8 @@ Result<std::string> thinned_text(const ThinnedManifest& manifest);
 Result<ThinnedManifest> parse_thinned(const std::string& text);
 
 bool has_thinned_manifest(const StepFiles& files);
-// Whether the files that the manifest says were kept are there.
-struct ThinnedCheck {
-  std::optional<Problem> problem;  // missing: such a file is not there, or has another length
-  ShareCheck share = {};           // as if other machines had the files that are not here
-};
-// None: the step has no manifest, or another step's.
-std::optional<ThinnedCheck> check_thinned(const StepFiles& files);
+// Whether the files that the manifest says were kept are there, as if other machines had those that are not here. None:
+// the step has no manifest, or another step's.
+std::optional<ShareCheck> check_thinned(const StepFiles& files);
 
 }  // namespace ckptfs::meta::formats

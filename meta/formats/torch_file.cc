@@ -1,13 +1,9 @@
 #include "meta/formats/torch_file.h"
 
 #include <array>
-#include <functional>
-#include <numeric>
 
 #include "io/fd.h"
 #include "meta/formats/pickle_access.h"
-#include "meta/formats/pickle_reader.h"
-#include "meta/formats/tensor_map.h"
 
 namespace ckptfs::meta::formats {
 namespace {
@@ -53,14 +49,13 @@ Result<Unwrapped> unwrap(const Value& value) {
   return found;
 }
 
-template <class T>
-Result<std::vector<T>> numbers(const Value& value) {
-  std::vector<T> result;
+Result<std::vector<uint64_t>> numbers(const Value& value) {
+  std::vector<uint64_t> result;
   if (value.size() > kMostDimensions) return bad_tensor("it has too many dimensions");
   for (size_t at = 0; at < value.size(); ++at) {
     const auto number = value[at].integer();
     if (!number || *number < 0) return bad_tensor("a length or a stride is not a number from 0 up");
-    result.push_back(static_cast<T>(*number));
+    result.push_back(static_cast<uint64_t>(*number));
   }
   return result;
 }
@@ -98,7 +93,7 @@ Result<uint64_t> end_of(const TorchTensor& tensor) {
   for (size_t at = 0; at < tensor.shape.size(); ++at) {
     const uint64_t length = tensor.shape[at];
     if (length == 0) return tensor.first;
-    const auto stride = static_cast<uint64_t>(tensor.strides[at]);
+    const uint64_t stride = tensor.strides[at];
     if (length > kMostElements / elements || (stride != 0 && length - 1 > kMostElements / stride)) {
       return bad_tensor("it is too large");
     }
@@ -112,10 +107,7 @@ Result<uint64_t> end_of(const TorchTensor& tensor) {
 // Returns the dtype of a tensor in an untyped storage, from an argument such as "torch.float8_e4m3fn".
 std::optional<Dtype> named_dtype(const Call& call) {
   constexpr size_t where = 6;
-  if (call.arguments.size() <= where) return std::nullopt;
-  const std::string name = call.arguments[where].name();
-  constexpr std::string_view prefix = "torch.";
-  return name.starts_with(prefix) ? dtype_of_torch(std::string_view(name).substr(prefix.size())) : std::nullopt;
+  return call.arguments.size() > where ? dtype_of_torch(call.arguments[where].name()) : std::nullopt;
 }
 
 Result<TorchTensor> build(const Call& call, std::optional<Value> attributes) {
@@ -133,8 +125,8 @@ Result<TorchTensor> build(const Call& call, std::optional<Value> attributes) {
   tensor.storage = std::move(storage.key);
   tensor.first = static_cast<uint64_t>(*first);
   tensor.attributes = attributes;
-  TRY_ASSIGN(tensor.shape, numbers<uint64_t>(arguments[2]));
-  TRY_ASSIGN(tensor.strides, numbers<int64_t>(arguments[3]));
+  TRY_ASSIGN(tensor.shape, numbers(arguments[2]));
+  TRY_ASSIGN(tensor.strides, numbers(arguments[3]));
   TRY_ASSIGN(const uint64_t end, end_of(tensor));
   if (end > storage.count) return bad_tensor("it reaches past the end of its storage");
   return tensor;
@@ -149,15 +141,11 @@ bool is_old_format(const io::LimitedFile& file, const FileRange& part) {
 
 }  // namespace
 
-uint64_t TorchTensor::elements() const {
-  return std::accumulate(shape.begin(), shape.end(), uint64_t{1}, std::multiplies<>());
-}
-
 bool TorchTensor::is_contiguous() const {
   uint64_t expected = 1;
   for (size_t at = shape.size(); at > 0; --at) {
     if (shape[at - 1] == 0) return true;
-    if (shape[at - 1] != 1 && static_cast<uint64_t>(strides[at - 1]) != expected) return false;
+    if (shape[at - 1] != 1 && strides[at - 1] != expected) return false;
     expected *= shape[at - 1];
   }
   return true;
@@ -206,24 +194,22 @@ Result<std::optional<TorchTensor>> TorchFile::tensor(const Value& value) {
   return std::optional(std::move(tensor));
 }
 
-Result<FileRange> TorchFile::storage(const std::string& key) {
-  const auto entry = archive_.find(folder_ + "data/" + key);
-  if (!entry) return Error(EBADMSG, "there is no storage " + key);
-  const auto known = places_.find(*entry);
-  if (known != places_.end()) return known->second;
-  TRY_ASSIGN(const FileRange place, archive_.range(*entry));
-  return places_[*entry] = place;
-}
-
 Result<FileRange> TorchFile::range(const TorchTensor& tensor) {
   if (!tensor.is_contiguous()) return Error(ENOTSUP, "a tensor whose elements do not lie in order");
-  TRY_ASSIGN(const FileRange storage_range, storage(tensor.storage));
+  const auto entry = archive_.find(folder_ + "data/" + tensor.storage);
+  if (!entry) return Error(EBADMSG, "there is no storage " + tensor.storage);
+  auto known = places_.find(*entry);
+  if (known == places_.end()) {
+    TRY_ASSIGN(const FileRange place, archive_.range(*entry));
+    known = places_.emplace(*entry, place).first;
+  }
+  const FileRange& storage = known->second;
   const uint64_t size = size_of(tensor.dtype);
   const uint64_t offset = tensor.first * size, bytes = tensor.elements() * size;
-  if (offset > storage_range.size || bytes > storage_range.size - offset) {
+  if (offset > storage.size || bytes > storage.size - offset) {
     return bad_tensor("storage " + tensor.storage + " is shorter than the tensor");
   }
-  return FileRange{storage_range.offset + offset, bytes};
+  return FileRange{storage.offset + offset, bytes};
 }
 
 }  // namespace ckptfs::meta::formats

@@ -17,6 +17,7 @@
 #include "io/result.h"
 #include "meta/formats/dtype.h"
 #include "meta/formats/pickle.h"
+#include "meta/formats/tensor_map.h"
 #include "meta/formats/zip_archive.h"
 
 namespace ckptfs::meta::formats {
@@ -25,12 +26,12 @@ namespace ckptfs::meta::formats {
 struct TorchTensor {
   Dtype dtype = Dtype::float32;
   std::vector<uint64_t> shape;
-  std::vector<int64_t> strides;             // in elements
+  std::vector<uint64_t> strides;            // in elements
   std::string storage;                      // the key of its storage, which is the entry data/<key>
   uint64_t first = 0;                       // index of its first element in the storage
   std::optional<Pickle::Value> attributes;  // attributes that were set on it, as a dict
 
-  uint64_t elements() const;
+  uint64_t elements() const { return *elements_of(shape); }
   // Returns true if the elements are in order, without gaps.
   bool is_contiguous() const;
 };
@@ -50,9 +51,8 @@ class TorchFile {
   // Returns nothing if the value is no tensor. Fails with EBADMSG if it cannot be a valid tensor, and with ENOTSUP if
   // the kind of tensor is not supported. A returned tensor ends within its storage.
   static Result<std::optional<TorchTensor>> tensor(const Pickle::Value& value);
-  // Returns where the storage of that key is in the file. Fails with EBADMSG if there is none.
-  Result<FileRange> storage(const std::string& key);
-  // Returns where a contiguous tensor's elements are. Fails with ENOTSUP if it is not contiguous.
+  // Returns where a contiguous tensor's elements are in the file. Fails with ENOTSUP if it is not contiguous, and with
+  // EBADMSG if its storage is not there.
   Result<FileRange> range(const TorchTensor& tensor);
 
  private:

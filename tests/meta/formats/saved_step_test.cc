@@ -8,7 +8,6 @@
 #include "meta/formats/checkpoint.h"
 #include "meta/formats/manifest.h"
 #include "meta/formats/safetensors.h"
-#include "meta/formats/saved_piece.h"
 #include "tests/meta/formats/step_in_memory.h"
 
 namespace ckptfs::meta::formats {

@@ -162,8 +162,8 @@ TEST(ThinningTest, TheManifestIsReadAsItWasWritten) {
   ThinnedManifest large = a_manifest();
   large.went.resize(1 << 18, {"x", 1, ""});
   EXPECT_EQ(thinned_text(large).error().errno_value(), EINVAL);
-  for (const char* text :
-       {"", "[]", "{}", R"({"format": 2, "kept": [{"name": "a"}]})", R"({"format": 1, "kept": [{}]})"}) {
+  for (const char* text : {"", "[]", "{}", R"({"format": 2, "kept": [{"name": "a"}]})",
+                           R"({"format": 1, "kept": [{}]})", R"({"format": 1, "kept": [{"name": "a"}, ["b"]]})"}) {
     EXPECT_FALSE(parse_thinned(text)) << text;
   }
 }
@@ -177,7 +177,7 @@ TEST(ThinningTest, AStepIsOneOfWeightsIfItsManifestFits) {
   const std::pair<std::string, std::string> told{kThinnedName, thinned_text(a_manifest()).value()};
   EXPECT_EQ(judged({told, {"model.safetensors", "abc"}}).completeness, Completeness::weights);
   EXPECT_EQ(judged({told}).completeness, Completeness::incomplete);
-  EXPECT_EQ(judged({told}).reason, "model.safetensors: it is not there");
+  EXPECT_EQ(judged({told}).reason, "model.safetensors is not there");
   EXPECT_EQ(judged({told, {"model.safetensors", "ab"}}).completeness, Completeness::incomplete);
   EXPECT_EQ(judged({{kThinnedName, "{}"}, {"model.safetensors", "abc"}}).completeness, Completeness::unknown);
   // The manifest was copied into a step that is whole.

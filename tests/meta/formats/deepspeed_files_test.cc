@@ -1,4 +1,4 @@
-#include "meta/formats/deepspeed_names.h"
+#include "meta/formats/deepspeed_files.h"
 
 #include <gtest/gtest.h>
 

@@ -66,7 +66,7 @@ TEST_F(TorchFileTest, TensorsLieWhereTorchPutThem) {
 TEST_F(TorchFileTest, ATurnedTensorHasNoRange) {
   const auto turned = tensor("turned");
   EXPECT_EQ(turned.shape, (std::vector<uint64_t>{4, 3}));
-  EXPECT_EQ(turned.strides, (std::vector<int64_t>{1, 4}));
+  EXPECT_EQ(turned.strides, (std::vector<uint64_t>{1, 4}));
   EXPECT_FALSE(turned.is_contiguous());
   EXPECT_EQ(file_->range(turned).error().errno_value(), ENOTSUP);
 }

@@ -117,7 +117,7 @@ class Servers {
     add_outcome(*control_, outcome_);
     for (const char* const command : {"save", "rm", "thin", "begin", "freeze", "commit", "fetch_begin", "fetch_commit",
                                       "accept", "remote_add", "remote_remove"}) {
-      control_->guard(command, [&fs] { return check_writable(fs.options); });
+      control_->guard(command, [&fs] { return fs.check_writable(); });
     }
     TRY(control_->start());
     log::info("ckptfs {}, pid {}, control socket {}", CKPTFS_VERSION, getpid(), control_->socket_path());

@@ -9,7 +9,6 @@
 #include "fs/control/status.h"
 #include "fs/open/walk.h"
 #include "fs/ops/filesystem.h"
-#include "io/mount_table.h"
 #include "meta/accounting/accounting.h"
 #include "meta/steps/save.h"
 #include "meta/steps/source.h"
@@ -264,14 +263,6 @@ Result<std::vector<meta::StepInfo>> visible_steps(meta::Store& store, const Peer
     return !known->second;
   });
   return steps;
-}
-
-Result<> check_writable(const MountOptions& options) {
-  if (options.read_only) return Error(EROFS, "the store is mounted read-only (-o ro)");
-  TRY_ASSIGN(const auto mounts, io::mount_table());
-  const auto ours = io::mounted_at(mounts, options.mountpoint);
-  if (!ours || !ours->read_only) return success();
-  return Error(EROFS, options.mountpoint + " is mounted read-only; mount -o remount,bind,rw makes it writable");
 }
 
 Result<json> inspect_all_steps(meta::Store& store, Rotation& rotation, const PushStates& pushes) {

@@ -5,7 +5,6 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
-#include "fs/base/mount_options.h"
 #include "fs/control/server.h"
 #include "fs/steps/rotation.h"
 #include "meta/steps/steps.h"
@@ -26,10 +25,6 @@ class Filesystem;
 //                                     "live", "rest" and "nobody" are swap folders, other files, and blobs without a
 //                                     name. "all": bytes on the disk of everything, each block once
 void add_commands(ControlServer& server, Filesystem& fs);
-
-// EROFS: the store is mounted read-only, or its mount point was made so. The kernel then refuses changes through the
-// mount; whoever changes something by the socket asks this.
-Result<> check_writable(const MountOptions& options);
 
 // What `ls` and `du` answer root for the whole mount, from one inspection: {"steps", "usage"}.
 Result<nlohmann::json> inspect_all_steps(meta::Store& store, Rotation& rotation, const PushStates& pushes);

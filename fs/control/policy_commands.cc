@@ -4,7 +4,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "fs/control/commands.h"
 #include "fs/open/walk.h"
 #include "fs/ops/filesystem.h"
 
@@ -44,7 +43,7 @@ Result<json> policy(Filesystem& fs, const Peer& peer, const json& arguments) {
              resolve_as(fs.tree, peer.credentials, path, sets ? kRead | kSearch | kWrite : kRead | kSearch));
   TRY(meta::check_series(fs.tree, series));
   if (sets) {
-    TRY(check_writable(fs.options));
+    TRY(fs.check_writable());
     TRY_ASSIGN(const meta::InodeRecord record, fs.tree.inode(series));
     TRY(meta::check_sticky(fs.tree, peer.credentials, series, record.uid));
     TRY(meta::set_rules(fs.store, series, changes, peer.credentials));

@@ -6,8 +6,8 @@
 // thread of its own, so that it holds nobody up. The requests of one connection are answered in order, those of
 // different connections independently.
 //
-// Thread safety: add() and guard() before start(); start() and stop() from one thread. Handlers must not outlive what they capture:
-// stop() returns when none runs any more.
+// Thread safety: add() and guard() before start(); start() and stop() from one thread. Handlers must not outlive what
+// they capture: stop() returns when none runs any more.
 #pragma once
 
 #include <functional>

@@ -1,10 +1,12 @@
 #include "fs/ops/filesystem.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdint>
 #include <utility>
 
 #include "fs/views/writers.h"
+#include "io/mount_table.h"
 
 namespace ckptfs::fs {
 namespace {
@@ -120,6 +122,14 @@ fuse_entry_param Filesystem::entry_of(const meta::Attributes& attributes) const 
   const bool is_unfinished = attributes.record.is_dir() && set_aside.is_unfinished(entry.ino);
   entry.entry_timeout = is_unfinished ? 0 : kLongTimeout;
   return entry;
+}
+
+Result<> Filesystem::check_writable() const {
+  if (options.read_only) return Error(EROFS, "the store is mounted read-only (-o ro)");
+  TRY_ASSIGN(const auto mounts, io::mount_table());
+  const auto ours = io::mounted_at(mounts, options.mountpoint);
+  if (!ours || !ours->read_only) return success();
+  return Error(EROFS, options.mountpoint + " is mounted read-only; mount -o remount,bind,rw makes it writable");
 }
 
 void Filesystem::look_again() {

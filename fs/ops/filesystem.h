@@ -111,6 +111,9 @@ class Filesystem {
   struct stat shown(const meta::Attributes& attributes) const;
   fuse_entry_param entry_of(const meta::Attributes& attributes) const;
 
+  // EROFS: the store is mounted read-only, or its mount point was made so. The kernel then refuses changes through the
+  // mount; whoever changes something by the socket asks this.
+  Result<> check_writable() const;
   // A step was saved or committed, or the rules have changed: rotation and the remotes look again.
   void look_again();
   // After an unlink, rmdir or overwriting rename.

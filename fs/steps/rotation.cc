@@ -413,6 +413,7 @@ Result<> Rotation::thin(meta::InodeNumber series, const meta::Policy& policy, co
     if (is_harmless(durable.error())) return durable;
     findings.warnings.push_back(tree_.path_of(series) +
                                 ": nothing is thinned, as what stays is not durable: " + durable.error().message());
+    findings.in_vain = true;
     return success();
   }
   thinner_.thin({oldest->inode, oldest->fingerprint, oldest->owner, policy.thin_to.value_or("same")});

@@ -99,9 +99,10 @@ bool may_be_meant(const meta::formats::StepFiles& files, const meta::formats::Co
 }
 
 // The status of a step that cannot be inspected, so that the other steps of the series are inspected all the same.
-StepStatus uninspected(const meta::DirectoryEntry& entry, const Error& error) {
+StepStatus uninspected(const meta::Tree& tree, const meta::DirectoryEntry& entry, const Error& error) {
   StepStatus status;
   status.inode = entry.inode;
+  if (const auto folder = tree.inode(entry.inode)) status.owner = status.facts.owner = folder.value().uid;
   status.facts.tag = entry.name;
   status.facts.number = meta::last_number_in(entry.name).value_or(0);
   status.reason = error.message();
@@ -559,7 +560,7 @@ Result<SeriesStatus> StepFactsFinder::inspect_series(meta::InodeNumber series, c
     const int failed = found ? 0 : found.error().errno_value();
     if (failed == ENOENT) continue;
     if (failed == ECANCELED) return found.error();
-    if (!found) found = uninspected(entry, found.error());
+    if (!found) found = uninspected(tree_, entry, found.error());
     StepStatus& one = found.value();
     status.changed = std::max(status.changed, one.changed);
     if (one.record.being_removed) {

@@ -297,10 +297,11 @@ Result<> Thinner::put_in_place(const Plan& plan, const Standing& standing) {
     TRY(io::fault_point("thin.before_change"));
     return refuse_by_changes(plan, standing);
   };
-  TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(plan.step));
   TRY_ASSIGN(const meta::Thinned thinned, meta::thin(store_, thinning));
   views_.forget(plan.step);
-  notifications_.name_changed(views::number_of(record.parent, 0), meta::name_of(tree_, plan.step));
+  if (const auto record = tree_.inode(plan.step)) {
+    notifications_.name_changed(views::number_of(record.value().parent, 0), meta::name_of(tree_, plan.step));
+  }
   for (const meta::Dropped& file : thinned.files) {
     if (file.last_name) {
       files_.taken_out(file.inode);

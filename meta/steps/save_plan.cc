@@ -19,9 +19,9 @@ class Planner {
       if (entry.type != S_IFDIR) continue;
       plan_.guarded.insert(entry.inode);
       if (entry.name == "optimizer") {
-        TRY(take_group(entry, kTensorsName));
+        TRY(unless_gone(take_group(entry, kTensorsName)));
       } else if (entry.name.ends_with("params")) {
-        TRY(take_group(entry, kParamsName));
+        TRY(unless_gone(take_group(entry, kParamsName)));
       }
     }
     std::sort(plan_.files.begin(), plan_.files.end(), [](const PlannedFile& a, const PlannedFile& b) {
@@ -42,6 +42,11 @@ class Planner {
     return Error(EACCES, tree_.path_of(number) + ": permission denied; who saves it must be able to " + what + " it");
   }
 
+  // A folder that is removed this moment is left out.
+  static Result<> unless_gone(Result<> taken) {
+    return !taken && taken.error().errno_value() == ENOENT ? Result<>(success()) : taken;
+  }
+
   Result<> take_group(const DirectoryEntry& group, const char* target) {
     TRY(readable_folder(group.inode));
     TRY_ASSIGN(const auto ranks, tree_.list(group.inode));
@@ -49,15 +54,13 @@ class Planner {
       const auto number = rank_of(rank.name);
       if (rank.type != S_IFDIR || !number) continue;
       plan_.guarded.insert(rank.inode);
-      TRY(take_rank(rank, target, checkpoint_rank_name(*number)));
+      TRY(unless_gone(take_rank(rank, target, checkpoint_rank_name(*number))));
     }
     return success();
   }
 
   Result<> take_rank(const DirectoryEntry& rank, const std::string& group, const std::string& folder) {
-    const auto found = readable_folder(rank.inode);
-    if (!found && found.error().errno_value() == ENOENT) return success();  // it was removed this moment
-    TRY_ASSIGN(const InodeRecord record, found);
+    TRY_ASSIGN(const InodeRecord record, readable_folder(rank.inode));
     TRY_ASSIGN(const auto files, tree_.list(rank.inode));
     for (const DirectoryEntry& entry : files) {
       if (entry.type != S_IFREG || entry.name.find("gradient") != std::string::npos) continue;

@@ -17,11 +17,7 @@ class ThinChange {
   ThinChange(Store& store, const Thinning& thinning) : store_(store), tree_(store.tree()), thinning_(thinning) {}
 
   Result<Thinned> run() {
-    TRY(collect());
-    const std::unordered_set<InodeNumber> guarded = members_;
-    tree_.gate().close(guarded);
-    auto changed = behind_gate(guarded);
-    tree_.gate().open();
+    auto changed = change();
     if (!changed) {
       abandon();
       return std::move(changed).error();
@@ -36,6 +32,15 @@ class ThinChange {
     InodeNumber folder = 0;
     DirectoryEntry entry;
   };
+
+  Result<> change() {
+    TRY(collect());
+    const std::unordered_set<InodeNumber> guarded = members_;
+    tree_.gate().close(guarded);
+    auto changed = behind_gate(guarded);
+    tree_.gate().open();
+    return changed;
+  }
 
   Result<> behind_gate(const std::unordered_set<InodeNumber>& guarded) {
     TRY(collect());

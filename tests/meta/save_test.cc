@@ -1,5 +1,6 @@
 #include "io/clone.h"
 #include "io/fault.h"
+#include "meta/steps/save_plan.h"
 #include "tests/meta/scratch_store.h"
 
 #include <sys/mman.h>
@@ -121,6 +122,18 @@ TEST_F(SaveTest, FilesThatComeAndGoBeforeTheGateAreTakenAsTheyAreBehindIt) {
 }
 
 // A load that copies over a live file may begin between the write-back and the gate.
+// The names of folders whose inodes have gone: as it looks to a plan that is made while they are removed.
+TEST_F(SaveTest, FoldersThatGoWhileAPlanIsMadeAreLeftOut) {
+  const InodeNumber source = at("/zero_stage_3");
+  Tree::Change change = tree().begin();
+  change.batch.put_entry(source, "float16params", {999'999, S_IFDIR});
+  change.batch.put_entry(at("/zero_stage_3/optimizer"), "rank7", {999'998, S_IFDIR});
+  ASSERT_TRUE(tree().commit(std::move(change)));
+  const auto plan = plan_save(tree(), source, {1000, 1000, {}});
+  ASSERT_TRUE(plan) << plan.error().message();
+  EXPECT_EQ(plan.value().files.size(), 8U);
+}
+
 TEST_F(SaveTest, WhatIsBeingAdoptedIsCutBehindTheGate) {
   open_files_.writers.insert(at("/zero_stage_3/optimizer/rank1/0_2.tensor.swp"));
   open_files_.meanwhile = [this] { open_files_.writers.insert(at(kLive)); };

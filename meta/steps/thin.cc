@@ -93,10 +93,9 @@ class ThinChange {
     for (const NewFile& file : thinning_.files) TRY(put_file(change, file, *step));
     step->flags |= kStep;
     step->ctime = now();
-    TRY_ASSIGN(const auto known, store_.index().find_step(thinning_.step));
-    StepRecord record = known.value_or(StepRecord());
+    TRY_ASSIGN(const StepRecord record,
+               step_record(store_, step->parent, thinning_.step, name_of(tree_, thinning_.step)));
     if (record.being_removed) return Error(ENOENT, path() + ": the step is being removed");
-    TRY_ASSIGN(record.number, allot_number(store_, step->parent, name_of(tree_, thinning_.step), record));
     change.batch.put_step(thinning_.step, record);
     change.batch.erase_map(thinning_.step);
     for (const auto& [number, changed] : records_) change.batch.put(number, changed);

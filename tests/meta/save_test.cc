@@ -1,6 +1,5 @@
 #include "io/clone.h"
 #include "io/fault.h"
-#include "meta/steps/save_plan.h"
 #include "tests/meta/scratch_store.h"
 
 #include <sys/mman.h>
@@ -366,7 +365,7 @@ TEST_F(SaveTest, SealedStepsAreImmutableAndCanBeRemoved) {
   EXPECT_EQ(tree().unlink(step, "zero_pp_rank_0_mp_rank_00_model_states.pt").error().errno_value(), EPERM);
   ASSERT_TRUE(set_pinned(*store_, step, false));
   remove("/steps/renamed/zero_pp_rank_0_mp_rank_00_model_states.pt");
-  EXPECT_TRUE(step_info(*store_, step).value().record.being_removed);
+  EXPECT_TRUE(store_->index().step(step).value().being_removed);
   expect_clean_fsck();
 }
 
@@ -601,7 +600,7 @@ TEST_F(SaveTest, PerhapsStaleFilesAreNamed) {
   ASSERT_TRUE(saved) << saved.error().message();
   ASSERT_EQ(saved.value().warnings.size(), 1U);
   EXPECT_NE(saved.value().warnings[0].find("3 perhaps stale"), std::string::npos) << saved.value().warnings[0];
-  EXPECT_NE(step_info(*store_, at("/steps/s1")).value().record.stale.find("exp_avg-0_2"), std::string::npos);
+  EXPECT_NE(store_->index().step(at("/steps/s1")).value().stale.find("exp_avg-0_2"), std::string::npos);
 }
 
 }  // namespace

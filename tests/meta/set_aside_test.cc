@@ -1,7 +1,6 @@
-#include "meta/steps/set_aside.h"
-
 #include "meta/names.h"
 #include "meta/steps/ledger.h"
+#include "meta/steps/partial.h"
 #include "tests/meta/scratch_store.h"
 
 namespace ckptfs::meta {

@@ -25,8 +25,7 @@ inline constexpr const char* kWholeXattr = "user.ckptfs.whole";     // of a step
 
 // "zero_stage_3"
 bool is_swap_folder_name(std::string_view name);
-// "0_6.tensor.swp", as the optimizer's are called. A save does not go by it: meta/steps/save_plan.h has what that
-// takes.
+// "0_6.tensor.swp", as the optimizer's are called. A save does not go by it: meta/steps/source.h has what that takes.
 bool is_swap_file_name(std::string_view name);
 // "rank12" -> 12
 std::optional<unsigned> rank_of(std::string_view name);
@@ -45,7 +44,7 @@ std::string partial_name(std::string_view tag, std::string_view attempt);
 bool is_partial_name(std::string_view name);
 // The tags of which `name` may be an attempt: the word of an attempt may have dashes of its own.
 std::vector<std::string_view> tags_of_partial(std::string_view name);
-// What an abandoned step is called once it is set aside (meta/steps/set_aside.h): "incomplete-checkpoint-500"; from the
+// What an abandoned step is called once it is set aside (meta/steps/partial.h): "incomplete-checkpoint-500"; from the
 // second of that name on "incomplete-2-checkpoint-500".
 std::string set_aside_name(std::string_view tag, unsigned attempt);
 bool is_set_aside_name(std::string_view name);

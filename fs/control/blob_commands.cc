@@ -202,7 +202,7 @@ Result<json> commit(Filesystem& fs, const Peer& peer, const json& arguments) {
   fs.look_again();
   fs.notifications.wait_until_told(kTold);
   const std::string step = fs.tree.path_of(committed.step);
-  if (attendance.times) fs.saves.saved_by_ranks({step, *attendance.times});
+  if (attendance.times) fs.saves.moved_by_ranks(SaveHistory::Way::saved, {step, *attendance.times});
   return json{{"step", step}};
 }
 
@@ -272,7 +272,7 @@ Result<json> loaded(Filesystem& fs, const Peer& peer, const json& arguments) {
   times.seconds = arguments.at("seconds").get<double>();
   times.longest = arguments.at("stages").get<std::map<std::string, double>>();
   TRY(meta::formats::check_times(times));
-  fs.saves.loaded_by_ranks({fs.tree.path_of(inode), std::move(times)});
+  fs.saves.moved_by_ranks(SaveHistory::Way::loaded, {fs.tree.path_of(inode), std::move(times)});
   return json::object();
 }
 

@@ -106,12 +106,12 @@ void add_stages(Metrics& metrics, const char* name, const char* help, const Move
 }
 
 void add_ranks(Metrics& metrics, const SaveHistory& saves) {
-  if (const auto save = saves.last_save_by_ranks()) {
+  if (const auto save = saves.last_by_ranks(SaveHistory::Way::saved)) {
     add_stages(metrics, "rank_save_stage_seconds",
                "Of the last step that ranks saved past the mount: the longest of each stage.", *save);
     metrics.gauge("rank_save_slowest", "Of that step: the rank that was durable last.", save->times.slowest);
   }
-  if (const auto load = saves.last_load_by_ranks()) {
+  if (const auto load = saves.last_by_ranks(SaveHistory::Way::loaded)) {
     add_stages(metrics, "rank_load_stage_seconds",
                "Of the last step that a group of ranks loaded: the longest of each stage.", *load);
     metrics.gauge("rank_load_slowest", "Of that step: the rank that took longest for its own part.",

@@ -89,8 +89,8 @@ json PageState::now() {
     for (const auto& sample : space_.samples()) space.push_back({sample.time, sample.used});
   }
   state["saves"] = std::move(saves);
-  if (const auto ranks = fs_.saves.last_save_by_ranks()) state["saved_by_ranks"] = to_json(*ranks);
-  if (const auto ranks = fs_.saves.last_load_by_ranks()) state["loaded_by_ranks"] = to_json(*ranks);
+  if (const auto ranks = fs_.saves.last_by_ranks(SaveHistory::Way::saved)) state["saved_by_ranks"] = to_json(*ranks);
+  if (const auto ranks = fs_.saves.last_by_ranks(SaveHistory::Way::loaded)) state["loaded_by_ranks"] = to_json(*ranks);
   state["space"] = std::move(space);
   return state;
 }

@@ -101,7 +101,8 @@ Result<json> thin(Filesystem& fs, const Peer& peer, const json& arguments) {
   const std::string path = arguments.at("path").get<std::string>();
   const std::string type = arguments.value("to", "same");
   const bool dry_run = arguments.value("dry_run", false);
-  if (!is_thin_type(type)) return Error(EINVAL, "'" + type + "' is no type for it; choose same, bf16, fp16 or fp32");
+  if (!meta::parse_policy({{"thin_to", type}}))
+    return Error(EINVAL, "'" + type + "' is no type for it; choose same, bf16, fp16 or fp32");
   TRY_ASSIGN(const meta::InodeNumber step, removable_step(fs, peer, path, "`ckptfs ls` lists them"));
   TRY(resolve_as(fs.tree, peer.credentials, path, kRead | kSearch | kWrite));
   const auto thinned = fs.thinner.thin(step, type, peer.credentials.uid, dry_run, [](auto) { return true; });

@@ -100,26 +100,6 @@ json report_json(const RemoteReport& report) {
           {"oldest_unpushed_seconds", report.oldest ? json(report.oldest->count()) : json()}};
 }
 
-const char* name_of(PushState::Stage stage) {
-  switch (stage) {
-    case PushState::Stage::unpushed:
-      return "unpushed";
-    case PushState::Stage::pushing:
-      return "pushing";
-    case PushState::Stage::waiting:
-      return "waiting";
-    case PushState::Stage::committed:
-      return "committed";
-    case PushState::Stage::refused:
-      return "refused";
-    case PushState::Stage::not_kept:
-      return "not kept";
-    case PushState::Stage::removed:
-      return "removed";
-  }
-  return "";
-}
-
 json state_json(const PushState& state, const std::string& error) {
   return {{"tag", state.tag},         {"stage", name_of(state.stage)}, {"state", state.text()}, {"name", state.name},
           {"missing", state.missing}, {"waits_for", state.waits_for},  {"error", error},        {"bytes", state.bytes},

@@ -63,9 +63,8 @@ Result<std::string> ControlXattrs::get(meta::InodeNumber inode, const std::strin
     return suspect ? Error(ENODATA) : Result<std::string>(suspect.error().message());
   }
   if (name == "seal" || name == "pin") {
-    const auto info = meta::step_info(fs_->store, inode);
-    if (!info) return Error(ENODATA);
-    const bool set = name == "seal" ? info.value().record.sealed : info.value().record.pinned;
+    TRY_ASSIGN(const auto step, fs_->store.index().find_step(inode));
+    const bool set = step && (name == "seal" ? step->sealed : step->pinned);
     return std::string(set ? "1" : "0");
   }
   if (name == kWhole) return fs_->tree.xattr(inode, meta::kWholeXattr);

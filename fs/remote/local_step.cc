@@ -141,8 +141,9 @@ Result<> LocalStep::judge() {
   facts_ = meta::formats::completeness_facts(files, meta::formats::read_checkpoint(files));
   if (files.short_of()) return *files.short_of();
   TRY_ASSIGN(const auto ledger, meta::ledger_of(env_.store, step_));
-  TRY_ASSIGN(const auto declared, heed_declared(env_.store, step_, ledger, facts_.own));
-  if (meta::formats::is_whole(declared.completeness)) facts_.own = declared;
+  TRY_ASSIGN(const Declared declared, declared_of(env_.store.tree(), step_));
+  TRY_ASSIGN(const auto heeded, heed_declared(env_.store, step_, ledger, declared, facts_.own));
+  if (meta::formats::is_whole(heeded.completeness)) facts_.own = heeded;
   TRY_ASSIGN(attempt_, attempt_of(files));
   return success();
 }

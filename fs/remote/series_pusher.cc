@@ -288,11 +288,11 @@ Result<std::vector<SeriesPusher::Candidate>> SeriesPusher::candidates() {
   TRY(note_whole(series));
   std::set<uint32_t> owners_of_whole;
   for (const StepStatus& status : series.steps) {
-    if (status.facts.is_whole()) owners_of_whole.insert(status.owner);
+    if (status.facts.is_whole()) owners_of_whole.insert(status.facts.owner);
   }
   std::vector<Candidate> found;
   for (StepStatus& status : series.steps) {
-    const bool beside_whole = owners_of_whole.contains(status.owner);
+    const bool beside_whole = owners_of_whole.contains(status.facts.owner);
     if (is_name_of_step(status.facts.tag) && !note_blocked(status, beside_whole)) found.push_back({std::move(status)});
   }
   std::vector<meta::InodeNumber> there;

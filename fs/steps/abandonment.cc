@@ -9,7 +9,6 @@
 #include "io/lease.h"
 #include "meta/formats/checkpoint.h"
 #include "meta/formats/file_kinds.h"
-#include "meta/names.h"
 #include "meta/steps/ledger.h"
 #include "meta/steps/policy.h"
 #include "meta/steps/steps.h"
@@ -102,10 +101,11 @@ Result<meta::formats::CompletenessJudgement> Abandonment::judge(meta::InodeNumbe
   const auto judged = meta::formats::judge_completeness(files, meta::formats::read_checkpoint(files));
   if (files.short_of()) return *files.short_of();
   TRY_ASSIGN(const auto ledger, meta::ledger_of(store_, step));
-  TRY_ASSIGN(const auto declared, heed_declared(store_, step, ledger, judged));
-  if (meta::formats::is_whole(declared.completeness)) return declared;
+  TRY_ASSIGN(const Declared declared, declared_of(tree_, step));
+  TRY_ASSIGN(const auto heeded, heed_declared(store_, step, ledger, declared, judged));
+  if (meta::formats::is_whole(heeded.completeness)) return heeded;
   TRY_ASSIGN(const auto siblings, siblings_of(series, step));
-  auto judgement = meta::formats::judge_abandoned(files, declared, siblings);
+  auto judgement = meta::formats::judge_abandoned(files, heeded, siblings);
   if (files.short_of()) return *files.short_of();
   return heed_symlinks(tree_, step, std::move(judgement));
 }

@@ -1,7 +1,6 @@
 #include "fs/steps/background_thinner.h"
 
 #include <cerrno>
-#include <utility>
 
 #include "io/log.h"
 

@@ -30,9 +30,10 @@ Result<meta::InodeNumber> find_file(const meta::Tree& tree, meta::InodeNumber st
 
 // Has a process that writes to the step, or wrote to it last, made such a file in a step before? That others make one,
 // or made one since, tells nothing.
-Result<bool> should_have_file(const meta::Store& store, meta::InodeNumber series, meta::InodeNumber step,
-                              const std::string& path, const meta::LedgerEntry& ledger) {
-  TRY_ASSIGN(const auto entries, store.tree().list(series));
+Result<bool> should_have_file(const meta::Store& store, meta::InodeNumber step, const std::string& path,
+                              const meta::LedgerEntry& ledger) {
+  TRY_ASSIGN(const meta::InodeRecord record, store.tree().inode(step));
+  TRY_ASSIGN(const auto entries, store.tree().list(record.parent));
   for (const meta::DirectoryEntry& entry : entries) {
     if (entry.type != S_IFDIR || entry.inode >= step) continue;  // numbers of inodes only grow
     const auto other = meta::ledger_of(store, entry.inode);
@@ -57,25 +58,27 @@ std::string older_words(const std::string& file) {
   return "another run has written to it since " + file + " was written";
 }
 
-Result<CompletenessJudgement> judge_by_marker(const meta::Store& store, meta::InodeNumber series,
-                                              meta::InodeNumber step, const std::string& marker,
-                                              const meta::LedgerEntry& ledger, const CompletenessJudgement& by_files) {
+Result<CompletenessJudgement> judge_by_marker(const meta::Store& store, meta::InodeNumber step,
+                                              const std::string& marker, const meta::LedgerEntry& ledger,
+                                              const CompletenessJudgement& by_files) {
   TRY_ASSIGN(const meta::InodeNumber file, find_file(store.tree(), step, marker));
   if (file != 0) {
     TRY_ASSIGN(const bool older, may_be_older(store.tree(), file, ledger));
     return older ? an_unknown_one(older_words(marker)) : a_complete_one();
   }
   if (by_files.completeness == Completeness::complete) return an_unknown_one(marker + " is not there");
-  TRY_ASSIGN(const bool lost, should_have_file(store, series, step, marker, ledger));
+  TRY_ASSIGN(const bool lost, should_have_file(store, step, marker, ledger));
   return CompletenessJudgement{lost ? Completeness::incomplete : Completeness::unknown, marker + " is not there"};
 }
 
 }  // namespace
 
-Result<bool> is_called_whole(const meta::Tree& tree, meta::InodeNumber step) {
+Result<Declared> declared_of(const meta::Tree& tree, meta::InodeNumber step) {
   const auto word = tree.xattr(step, meta::kWholeXattr);
   if (!word && word.error().errno_value() != ENODATA) return word.error();
-  return word.has_value();
+  TRY_ASSIGN(const meta::InodeRecord record, tree.inode(step));
+  TRY_ASSIGN(meta::DeclaredSteps of_series, meta::declared_steps(tree, record.parent));
+  return Declared{word.has_value(), std::move(of_series.complete_when)};
 }
 
 // Whoever may make names in the series may make such a file. It counts for his own steps only.
@@ -98,20 +101,12 @@ Result<std::string> why_not_named(const meta::Tree& tree, meta::InodeNumber step
   return older ? older_words(tracker) : std::string();
 }
 
-Result<bool> is_declared(const meta::Tree& tree, meta::InodeNumber step) {
-  TRY_ASSIGN(const meta::InodeRecord record, tree.inode(step));
-  TRY_ASSIGN(const meta::DeclaredSteps declared, meta::declared_steps(tree, record.parent));
-  return !declared.complete_when.empty();
-}
-
 Result<CompletenessJudgement> heed_declared(const meta::Store& store, meta::InodeNumber step,
-                                            const meta::LedgerEntry& ledger, CompletenessJudgement judgement) {
+                                            const meta::LedgerEntry& ledger, const Declared& declared,
+                                            CompletenessJudgement judgement) {
   const meta::Tree& tree = store.tree();
   if (judgement.completeness == Completeness::weights) return judgement;
-  TRY_ASSIGN(const bool whole, is_called_whole(tree, step));
-  if (whole) return a_complete_one();
-  TRY_ASSIGN(const meta::InodeRecord record, tree.inode(step));
-  TRY_ASSIGN(const meta::DeclaredSteps declared, meta::declared_steps(tree, record.parent));
+  if (declared.whole) return a_complete_one();
   const std::string& when = declared.complete_when;
   const std::string tag = meta::name_of(tree, step);
   const bool by_name = meta::is_set_aside_name(tag) || meta::is_partial_name(tag);
@@ -122,7 +117,7 @@ Result<CompletenessJudgement> heed_declared(const meta::Store& store, meta::Inod
     TRY_ASSIGN(const std::string why, why_not_named(tree, step, when, ledger));
     return why.empty() ? a_complete_one() : an_unknown_one(why);
   }
-  if (when != meta::kWhenQuiet) return judge_by_marker(store, record.parent, step, when, ledger, judgement);
+  if (when != meta::kWhenQuiet) return judge_by_marker(store, step, when, ledger, judgement);
   return ledger.is_written_again() ? an_unknown_one("another run has written to it since it was whole")
                                    : a_complete_one();
 }

@@ -11,15 +11,15 @@
 
 namespace ckptfs::fs {
 
-// Has somebody said that the step is whole?
-Result<bool> is_called_whole(const meta::Tree& tree, meta::InodeNumber step);
+struct Declared {
+  bool whole = false;         // somebody has said so
+  std::string complete_when;  // of its series; empty: nobody has said that
+};
+Result<Declared> declared_of(const meta::Tree& tree, meta::InodeNumber step);
 
 // Does this tracker file name the step? Empty: it does.
 Result<std::string> why_not_named(const meta::Tree& tree, meta::InodeNumber step, const std::string& tracker,
                                   const meta::LedgerEntry& ledger);
-
-// Does somebody say when the steps of its series are complete?
-Result<bool> is_declared(const meta::Tree& tree, meta::InodeNumber step);
 
 // `judgement`: by the files of the step. What these lack stays lacking: no marker makes up for a lost shard. A doubt
 // makes unknown.
@@ -31,7 +31,7 @@ Result<bool> is_declared(const meta::Tree& tree, meta::InodeNumber step);
 // What was known to be whole before all that stays so, and what was set aside is not looked at. What a user calls whole
 // is complete, but for what was thinned.
 Result<meta::formats::CompletenessJudgement> heed_declared(const meta::Store& store, meta::InodeNumber step,
-                                                           const meta::LedgerEntry& ledger,
+                                                           const meta::LedgerEntry& ledger, const Declared& declared,
                                                            meta::formats::CompletenessJudgement judgement);
 
 }  // namespace ckptfs::fs

@@ -19,16 +19,12 @@ using Clock = std::chrono::steady_clock;
 
 constexpr size_t kKeptChunk = meta::kDigestChunk;
 
-std::string root_of(const std::vector<io::Digest>& digests) {
-  return io::hex_of(io::digest_of(std::as_bytes(std::span(digests))));
-}
-
 class Keeping {
  public:
   Keeping(const meta::Store& store, const views::Content& content, ViewSources& sources, const KeepPause& pause)
       : store_(store), content_(content), sources_(sources), pause_(pause) {}
 
-  Result<KeptFile> run(meta::BlobNumber blob, const timespec& time) {
+  Result<std::string> run(meta::BlobNumber blob, const timespec& time) {
     TRY_ASSIGN(const io::Fd file, store_.blobs().create(blob));
     TRY_ASSIGN(const bool shared,
                views::fill_with_shared(
@@ -39,7 +35,7 @@ class Keeping {
     TRY(io::fsync_fd(file.get()));
     TRY(io::fault_point("thin.written"));
     TRY(compare(file.get()));
-    return KeptFile{content_.size(), root_of(digests_), shared};
+    return io::hex_of(io::digest_of(std::as_bytes(std::span(digests_))));
   }
 
  private:
@@ -128,8 +124,8 @@ Result<> ViewSources::check_write_back() {
   return success();
 }
 
-Result<KeptFile> keep_content(const meta::Store& store, const views::Content& content, ViewSources& sources,
-                              meta::BlobNumber blob, const timespec& time, const KeepPause& pause) {
+Result<std::string> keep_content(const meta::Store& store, const views::Content& content, ViewSources& sources,
+                                 meta::BlobNumber blob, const timespec& time, const KeepPause& pause) {
   return Keeping(store, content, sources, pause).run(blob, time);
 }
 

@@ -38,15 +38,10 @@ class ViewSources {
 // Called after each chunk with the time that it took; false ends the work (ECANCELED).
 using KeepPause = std::function<bool(std::chrono::nanoseconds)>;
 
-struct KeptFile {
-  uint64_t size = 0;
-  std::string digest;  // in hexadecimal, as `ckptfs verify` would take it (meta/care/digests.h)
-  bool shared = false;
-};
-
-// Fills the empty blob with the content. `time`: of its last change. ENOSPC, in words: there is no room for it. EIO:
-// the device does not hold what was written.
-Result<KeptFile> keep_content(const meta::Store& store, const views::Content& content, ViewSources& sources,
-                              meta::BlobNumber blob, const timespec& time, const KeepPause& pause);
+// Fills the empty blob with the content. `time`: of its last change. Returns the digest of the content in hexadecimal,
+// as `ckptfs verify` would take it (meta/care/digests.h). ENOSPC, in words: there is no room for it. EIO: the device
+// does not hold what was written.
+Result<std::string> keep_content(const meta::Store& store, const views::Content& content, ViewSources& sources,
+                                 meta::BlobNumber blob, const timespec& time, const KeepPause& pause);
 
 }  // namespace ckptfs::fs

@@ -3,29 +3,24 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <array>
 #include <utility>
 
 namespace ckptfs::fs {
 
+const char* name_of(PushState::Stage stage) {
+  constexpr std::array kNames{"unpushed", "pushing", "waiting", "committed", "refused", "not kept", "removed"};
+  return kNames.at(static_cast<size_t>(stage));
+}
+
 std::string PushState::text() const {
-  switch (stage) {
-    case Stage::unpushed:
-      return "unpushed";
-    case Stage::pushing:
-      return bytes == 0 ? "pushing" : fmt::format("pushing {}%", (sent + borrowed) * 100 / bytes);
-    case Stage::waiting:
-      if (missing.empty()) return "waiting";
-      return fmt::format("waiting for slot{} {}", missing.size() == 1 ? "" : "s", fmt::join(missing, ", "));
-    case Stage::committed:
-      return "committed " + name;
-    case Stage::refused:
-      return "refused";
-    case Stage::not_kept:
-      return "not kept";
-    case Stage::removed:
-      return "removed";
+  std::string text = name_of(stage);
+  if (stage == Stage::pushing && bytes != 0) text += fmt::format(" {}%", (sent + borrowed) * 100 / bytes);
+  if (stage == Stage::waiting && !missing.empty()) {
+    text += fmt::format(" for slot{} {}", missing.size() == 1 ? "" : "s", fmt::join(missing, ", "));
   }
-  return {};
+  if (stage == Stage::committed) text += ' ' + name;
+  return text;
 }
 
 void PushStates::add_series(meta::InodeNumber series, uint32_t slots) {

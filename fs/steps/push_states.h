@@ -19,14 +19,14 @@
 namespace ckptfs::fs {
 
 struct PushState {
-  enum class Stage {
-    unpushed,   // nothing was done yet, or the step has changed since
-    pushing,    // its chunks are on their way
-    waiting,    // its part is there; other slots' parts or votes are not, or its files are not quiet
-    committed,  // `name` is what the step is called there
-    refused,    // it cannot be pushed or committed as it is; `error` tells why
-    not_kept,   // it is not pushed, since the remote's rules would not keep it; `waits_for` tells which
-    removed,    // it was removed there, and is not pushed again; `waits_for` tells by whom
+  enum class Stage {  // their names: push_states.cc
+    unpushed,         // nothing was done yet, or the step has changed since
+    pushing,          // its chunks are on their way
+    waiting,          // its part is there; other slots' parts or votes are not, or its files are not quiet
+    committed,        // `name` is what the step is called there
+    refused,          // it cannot be pushed or committed as it is; `error` tells why
+    not_kept,         // it is not pushed, since the remote's rules would not keep it; `waits_for` tells which
+    removed,          // it was removed there, and is not pushed again; `waits_for` tells by whom
   };
   // Is there nothing to do before the step changes, or the rules, or somebody asks?
   bool is_settled() const { return stage == Stage::committed || stage == Stage::not_kept || stage == Stage::removed; }
@@ -46,6 +46,7 @@ struct PushState {
   // "pushing 45%", "waiting for slots 1, 2", "committed global_step5~2"
   std::string text() const;
 };
+const char* name_of(PushState::Stage stage);  // "pushing"
 
 class PushStates {
  public:

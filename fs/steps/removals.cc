@@ -33,6 +33,16 @@ void Removals::empty(const std::vector<meta::InodeNumber>& directories) {
   last_ = std::chrono::steady_clock::now();
 }
 
+void Removals::dropped(const std::vector<meta::Dropped>& files) {
+  for (const meta::Dropped& file : files) {
+    if (file.last_name) {
+      files_.taken_out(file.inode);
+    } else {
+      notifications_.attributes_changed(file.inode);  // its count of links
+    }
+  }
+}
+
 size_t Removals::waiting() const {
   const io::MutexLock lock(mutex_);
   return directories_.size();
@@ -77,13 +87,7 @@ Result<bool> Removals::empty_next(meta::InodeNumber directory, std::string& afte
   if (purged.missing != 0) {
     log::error("inode {}, which was removed: {} names in it led to no inode", directory, purged.missing);
   }
-  for (const meta::Dropped& file : purged.files) {
-    if (file.last_name) {
-      files_.taken_out(file.inode);
-    } else {
-      notifications_.attributes_changed(file.inode);  // its count of links
-    }
-  }
+  dropped(purged.files);
   {
     const io::MutexLock lock(mutex_);
     directories_.insert(directories_.end(), purged.directories.begin(), purged.directories.end());

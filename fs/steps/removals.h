@@ -36,6 +36,8 @@ class Removals {
   Result<> remove(meta::InodeNumber parent, const std::string& name, meta::InodeNumber expected);
   // The directories were taken out of the tree, durably or not. They are emptied behind.
   void empty(const std::vector<meta::InodeNumber>& directories);
+  // These files have lost a name.
+  void dropped(const std::vector<meta::Dropped>& files);
   // How many directories have not been emptied yet.
   size_t waiting() const;
   // May what was removed not have been freed yet? Blobs go a moment after their last name.

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <ctime>
-#include <map>
 #include <unordered_set>
 #include <utility>
 
@@ -11,7 +10,6 @@
 #include "io/fault.h"
 #include "io/log.h"
 #include "meta/accounting/accounting.h"
-#include "meta/names.h"
 #include "meta/time.h"
 
 namespace ckptfs::fs {
@@ -49,15 +47,6 @@ bool is_harmless(const Error& error) { return error.errno_value() == ENOENT || e
 bool is_held(const meta::Policy& policy, const StepStatus& step, const std::vector<Reason>& reasons) {
   return meta::protects_from(reasons.back(), meta::kRemove) && std::ranges::count(reasons, Reason::unknown) == 0 &&
          (step.facts.is_whole() ? policy.has_keep_rule() : policy.keep_partial.has_value());
-}
-
-// Of each owner, in both orders.
-std::vector<const StepStatus*> newest_complete(const SeriesStatus& status) {
-  std::vector<meta::StepFacts> facts;
-  for (const StepStatus& one : status.steps) facts.push_back(one.facts);
-  std::vector<const StepStatus*> newest;
-  for (const size_t at : meta::newest_of(facts, &meta::StepFacts::is_complete)) newest.push_back(&status.steps[at]);
-  return newest;
 }
 
 }  // namespace
@@ -261,7 +250,7 @@ Result<> Rotation::carry_out(meta::InodeNumber series, const meta::Policy& polic
       const auto& reasons = judgement.decisions[at].reasons;
       if (is_held(policy, status.steps[at], reasons))
         findings.held.push_back(path + "/" + status.steps[at].facts.tag + ": " + names_of(reasons));
-    } else if (status.why_unclear(status.steps[at].owner).empty()) {
+    } else if (status.why_unclear(status.steps[at].facts.owner).empty()) {
       going.push_back(at);
     }
   }
@@ -278,7 +267,7 @@ Result<> Rotation::carry_out(meta::InodeNumber series, const meta::Policy& polic
     findings.in_vain = true;
     return success();
   }
-  const std::vector<const StepStatus*> newest = newest_complete(status);
+  const std::vector<const StepStatus*> newest = status.newest(&meta::StepFacts::is_complete);
   for (const size_t at : going) {
     if (thread_.is_stopping()) return Error(ECANCELED);
     const StepStatus& step = status.steps[at];
@@ -287,10 +276,19 @@ Result<> Rotation::carry_out(meta::InodeNumber series, const meta::Policy& polic
       findings.held.push_back(path + "/" + step.facts.tag + ": " + objection.value());
       continue;
     }
-    const auto done = objection ? remove(series, step, judgement.decisions[at]) : Result<>(objection.error());
-    if (done || is_harmless(done.error())) continue;
-    failed("rotation of " + path + "/" + step.facts.tag, done.error());
-    findings.in_vain = true;
+    const auto done = [&]() -> Result<> {
+      TRY(objection);
+      TRY(io::fault_point("rotation.before_remove"));
+      return removals_.remove(series, step.facts.tag, step.inode);
+    }();
+    if (done) {
+      log::info("rotation: {}/{} is removed: {}", path, step.facts.tag, names_of(judgement.decisions[at].reasons));
+      const io::MutexLock lock(mutex_);
+      ++report_.removed;
+    } else if (!is_harmless(done.error())) {
+      failed("rotation of " + path + "/" + step.facts.tag, done.error());
+      findings.in_vain = true;
+    }
   }
   return success();
 }
@@ -330,7 +328,7 @@ Result<std::string> Rotation::find_objection(meta::InodeNumber series, const Ser
                                              const std::vector<const StepStatus*>& newest) const {
   bool any = false;
   for (const StepStatus* const one : newest) {
-    if (one->owner != step.owner) continue;
+    if (one->facts.owner != step.facts.owner) continue;
     TRY_ASSIGN(const bool same, is_as_it_was(series, *one));
     if (!same) return "the newest complete step is no longer what it was";
     any = true;
@@ -378,7 +376,7 @@ Result<bool> Rotation::arm(meta::InodeNumber series, const meta::SeriesPolicy& p
 Result<meta::Judgement> Rotation::judge(const Rules& rules, const SeriesStatus& status) const {
   std::map<std::pair<bool, uint32_t>, std::vector<size_t>> by_owner;
   for (size_t at = 0; at < status.steps.size(); ++at) {
-    const uint32_t owner = status.steps[at].owner;
+    const uint32_t owner = status.steps[at].facts.owner;
     by_owner[{owner == status.owner, owner}].push_back(at);
   }
   meta::Judgement judgement;
@@ -397,15 +395,14 @@ Result<meta::Judgement> Rotation::judge(const Rules& rules, const SeriesStatus& 
   return judgement;
 }
 
-// Thinning is a removal: it acts only when all that stays is durable, and not right after a start, when nobody knows
-// who had what open. The protections are asked for again right before the change (fs/steps/thinner.h).
+// Thinning is a removal. Who thins asks for the protections again (fs/steps/thinner.h).
 Result<> Rotation::thin(meta::InodeNumber series, const meta::Policy& policy, const SeriesStatus& status,
                         const meta::Judgement& judgement, Findings& findings) {
   if (thinner_.is_busy() || Clock::now() - started_ < 2 * quiet_) return success();
   const StepStatus* oldest = nullptr;
   for (size_t at = 0; at < status.steps.size(); ++at) {
     const StepStatus& step = status.steps[at];
-    if (!judgement.decisions[at].thins || !status.why_unclear(step.owner).empty()) continue;
+    if (!judgement.decisions[at].thins || !status.why_unclear(step.facts.owner).empty()) continue;
     if (oldest == nullptr || step.facts.completed < oldest->facts.completed) oldest = &step;
   }
   if (oldest == nullptr) return success();
@@ -413,9 +410,10 @@ Result<> Rotation::thin(meta::InodeNumber series, const meta::Policy& policy, co
     if (is_harmless(durable.error())) return durable;
     findings.warnings.push_back(tree_.path_of(series) +
                                 ": nothing is thinned, as what stays is not durable: " + durable.error().message());
+    findings.in_vain = true;
     return success();
   }
-  thinner_.thin({oldest->inode, oldest->fingerprint, oldest->owner, policy.thin_to.value_or("same")});
+  thinner_.thin({oldest->inode, oldest->fingerprint, oldest->facts.owner, policy.thin_to.value_or("same")});
   return success();
 }
 
@@ -469,16 +467,6 @@ Result<meta::Judgement> Rotation::judge_owner(const Rules& rules, const SeriesSt
     }
     if (all_allowed) return judgement;
   }
-}
-
-Result<> Rotation::remove(meta::InodeNumber series, const StepStatus& step, const meta::Decision& decision) {
-  const std::string path = tree_.path_of(step.inode);
-  TRY(io::fault_point("rotation.before_remove"));
-  TRY(removals_.remove(series, step.facts.tag, step.inode));
-  log::info("rotation: {} is removed: {}", path, names_of(decision.reasons));
-  const io::MutexLock lock(mutex_);
-  ++report_.removed;
-  return success();
 }
 
 Result<> Rotation::seal(const meta::Policy& policy, const Rules& rules, const SeriesStatus& status,

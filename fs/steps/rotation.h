@@ -128,7 +128,6 @@ class Rotation {
   Result<std::string> find_objection(meta::InodeNumber series, const SeriesStatus& status, const StepStatus& step,
                                      const meta::Decision& decision,
                                      const std::vector<const StepStatus*>& newest) const;
-  Result<> remove(meta::InodeNumber series, const StepStatus& step, const meta::Decision& decision);
   void note_whole(const SeriesStatus& status, const std::string& path);
   // Has the next step thinned that is to be, the oldest one first.
   Result<> thin(meta::InodeNumber series, const meta::Policy& policy, const SeriesStatus& status,

@@ -1,6 +1,5 @@
 #include "fs/steps/save_history.h"
 
-#include <algorithm>
 #include <utility>
 
 namespace ckptfs::fs {
@@ -13,13 +12,7 @@ void SaveHistory::add(TakenSave save) {
 
 void SaveHistory::made(meta::InodeNumber folder) {
   const io::MutexLock lock(mutex_);
-  // Inode numbers ascend, so the smallest are the oldest.
-  if (made_.size() >= kMostMade) {
-    std::vector<meta::InodeNumber> numbers;
-    for (const auto& [number, when] : made_) numbers.push_back(number);
-    std::ranges::nth_element(numbers, numbers.begin() + kMostMade / 2);
-    std::erase_if(made_, [middle = numbers[kMostMade / 2]](const auto& one) { return one.first < middle; });
-  }
+  if (made_.size() >= kMostMade) made_.erase(made_.begin());
   made_[folder] = meta::wall_time(meta::now());
 }
 
@@ -34,24 +27,15 @@ void SaveHistory::complete(meta::InodeNumber step, const std::string& path, meta
   if (saves_.size() > kMost) saves_.pop_front();
 }
 
-void SaveHistory::saved_by_ranks(MovedByRanks save) {
+void SaveHistory::moved_by_ranks(Way way, MovedByRanks step) {
   const io::MutexLock lock(mutex_);
-  save_by_ranks_ = std::move(save);
+  by_ranks_[way] = std::move(step);
 }
 
-void SaveHistory::loaded_by_ranks(MovedByRanks load) {
+std::optional<MovedByRanks> SaveHistory::last_by_ranks(Way way) const {
   const io::MutexLock lock(mutex_);
-  load_by_ranks_ = std::move(load);
-}
-
-std::optional<MovedByRanks> SaveHistory::last_save_by_ranks() const {
-  const io::MutexLock lock(mutex_);
-  return save_by_ranks_;
-}
-
-std::optional<MovedByRanks> SaveHistory::last_load_by_ranks() const {
-  const io::MutexLock lock(mutex_);
-  return load_by_ranks_;
+  const auto last = by_ranks_.find(way);
+  return last == by_ranks_.end() ? std::nullopt : std::optional(last->second);
 }
 
 std::vector<TakenSave> SaveHistory::all() const {

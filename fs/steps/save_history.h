@@ -7,9 +7,9 @@
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "io/mutex.h"
@@ -44,11 +44,10 @@ class SaveHistory {
   // A step was found to be complete that no save took: the first time counts, what is done to it later is no save.
   // Nothing is known of one that was made before the mount.
   void complete(meta::InodeNumber step, const std::string& path, meta::WallTime changed);
-  void saved_by_ranks(MovedByRanks save);
-  void loaded_by_ranks(MovedByRanks load);
-  // The last ones, if any.
-  std::optional<MovedByRanks> last_save_by_ranks() const;
-  std::optional<MovedByRanks> last_load_by_ranks() const;
+  enum class Way { saved, loaded };
+  void moved_by_ranks(Way way, MovedByRanks step);
+  // The last one, if any.
+  std::optional<MovedByRanks> last_by_ranks(Way way) const;
   // The oldest first.
   std::vector<TakenSave> all() const;
 
@@ -57,9 +56,9 @@ class SaveHistory {
 
   mutable io::Mutex mutex_;
   std::deque<TakenSave> saves_ GUARDED_BY(mutex_);
-  std::optional<MovedByRanks> save_by_ranks_ GUARDED_BY(mutex_);
-  std::optional<MovedByRanks> load_by_ranks_ GUARDED_BY(mutex_);
-  std::unordered_map<meta::InodeNumber, meta::WallTime> made_ GUARDED_BY(mutex_);  // of those not known to be complete
+  std::map<Way, MovedByRanks> by_ranks_ GUARDED_BY(mutex_);  // the last ones
+  // Of those not known to be complete. Inode numbers ascend, so the first are the oldest.
+  std::map<meta::InodeNumber, meta::WallTime> made_ GUARDED_BY(mutex_);
 };
 
 }  // namespace ckptfs::fs

@@ -7,7 +7,6 @@
 
 #include "io/log.h"
 #include "meta/steps/seal.h"
-#include "meta/steps/steps.h"
 #include "meta/tree/tree.h"
 
 namespace ckptfs::fs {

@@ -6,9 +6,8 @@
 #include <utility>
 
 #include "io/log.h"
-#include "meta/names.h"
+#include "meta/steps/partial.h"
 #include "meta/steps/policy.h"
-#include "meta/steps/set_aside.h"
 #include "meta/steps/steps.h"
 
 namespace ckptfs::fs {
@@ -98,7 +97,7 @@ SetAside::Unfinished* SetAside::find_or_add(meta::InodeNumber step, uint32_t own
 
 void SetAside::erase(meta::InodeNumber step) {
   const auto at = unfinished_.find(step);
-  if (at == unfinished_.end()) return;
+  if (at == unfinished_.end() || at->second.busy) return;
   if (const auto owner = of_owner_.find(at->second.owner); owner != of_owner_.end() && --owner->second == 0) {
     of_owner_.erase(owner);
   }
@@ -131,14 +130,12 @@ void SetAside::forget(meta::InodeNumber inode) {
   if (!watches_) return;
   const io::MutexLock lock(mutex_);
   series_.erase(inode);
-  const auto at = unfinished_.find(inode);
-  if (at != unfinished_.end() && !at->second.busy) erase(inode);
+  erase(inode);
 }
 
 void SetAside::note_complete(meta::InodeNumber step) {
   const io::MutexLock lock(mutex_);
-  const auto at = unfinished_.find(step);
-  if (at != unfinished_.end() && !at->second.busy) erase(step);
+  erase(step);
 }
 
 // --- who asks
@@ -180,21 +177,24 @@ bool SetAside::may_go_on(const Unfinished& known) const {
   return meta::are_commands(known.writers, here_) && Clock::now() < known.written + 2 * quiet_;
 }
 
-bool SetAside::only_commands_wrote(meta::InodeNumber step) const {
+std::optional<std::vector<meta::StepWriter>> SetAside::writers_of(meta::InodeNumber step) const {
   const io::MutexLock lock(mutex_);
   const auto at = unfinished_.find(step);
-  return at != unfinished_.end() && meta::are_commands(at->second.writers, here_);
+  return at == unfinished_.end() ? std::nullopt : std::optional(at->second.writers);
 }
 
-bool SetAside::have_ended(meta::InodeNumber step) const {
-  std::vector<meta::StepWriter> writers;
+bool SetAside::begin_inspection(meta::InodeNumber step, const std::function<void()>& otherwise) {
   {
     const io::MutexLock lock(mutex_);
     const auto at = unfinished_.find(step);
-    if (at == unfinished_.end()) return false;
-    writers = at->second.writers;
+    if (at != unfinished_.end()) {
+      const bool busy = std::exchange(at->second.busy, true);
+      if (busy && otherwise) at->second.waiting.push_back(otherwise);
+      return !busy;
+    }
   }
-  return meta::state_of_writers(writers, here_, meta::has_ended) == WritersState::ended;
+  if (otherwise) otherwise();
+  return false;
 }
 
 void SetAside::settle(const std::vector<meta::InodeNumber>& steps, uint32_t user, const std::function<void()>& then) {
@@ -203,21 +203,7 @@ void SetAside::settle(const std::vector<meta::InodeNumber>& steps, uint32_t user
     if (--*left == 0) then();
   };
   for (const meta::InodeNumber step : steps) {
-    bool mine = false;
-    {
-      const io::MutexLock lock(mutex_);
-      const auto at = unfinished_.find(step);
-      if (at != unfinished_.end() && at->second.busy) {
-        at->second.waiting.push_back(one_less);
-        continue;
-      }
-      mine = at != unfinished_.end();
-      if (mine) at->second.busy = true;
-    }
-    if (!mine) {
-      one_less();
-      continue;
-    }
+    if (!begin_inspection(step, one_less)) continue;
     const auto started = lanes_.start(user, [this, step, one_less] {
       end_inspection(step, inspect(step, true));
       one_less();
@@ -245,13 +231,7 @@ void SetAside::settle_all() {
                   "nobody can tell whether a process that wrote to it has ended (it is of another container, or was "
                   "before the daemon moved to another one); this is over with the next boot");
     }
-    if (state != WritersState::ended) continue;
-    {
-      const io::MutexLock lock(mutex_);
-      const auto at = unfinished_.find(step);
-      if (at == unfinished_.end() || at->second.busy) continue;
-      at->second.busy = true;
-    }
+    if (state != WritersState::ended || !begin_inspection(step, {})) continue;
     const Outcome outcome = inspect(step, false);
     if (outcome != Outcome::ask_again || !inspect_patiently(step)) end_inspection(step, outcome);
   }
@@ -325,7 +305,9 @@ Result<SetAside::Outcome> SetAside::try_inspect(meta::InodeNumber step, bool pat
   }
   TRY_ASSIGN(const auto meanwhile, find_objection(record.parent, step, tag, false));
   if (meanwhile) return *meanwhile;
-  if (!have_ended(step)) return Outcome::ask_again;  // somebody has come meanwhile
+  const auto writers = writers_of(step);
+  const bool ended = writers && meta::state_of_writers(*writers, here_, meta::has_ended) == WritersState::ended;
+  if (!ended) return Outcome::ask_again;  // somebody has come meanwhile
   TRY_ASSIGN(const std::string name, meta::set_aside(store_, record.parent, step, tag));
   notifications_.name_changed(record.parent, tag);
   notifications_.attributes_changed(record.parent);
@@ -347,7 +329,8 @@ Result<std::optional<SetAside::Outcome>> SetAside::find_objection(meta::InodeNum
     leave_alone(step, "a file or a folder of it is open");
     return std::optional(Outcome::ask_again);
   }
-  if (!only_commands_wrote(step)) return std::optional<Outcome>();
+  const auto writers = writers_of(step);
+  if (!writers || !meta::are_commands(*writers, here_)) return std::optional<Outcome>();
   TRY_ASSIGN(const bool in_use, abandonment_.is_in_use(step));
   if (!in_use) return std::optional<Outcome>();
   leave_alone(step, "commands such as cp wrote to it, and others may follow until nothing has had it open for " +

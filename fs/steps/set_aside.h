@@ -2,9 +2,9 @@
 // found under its name again. So a trainer that is restarted right after a crash does not resume from it.
 //
 //   - *Abandoned*: nothing of it is open, or mapped for writing, and all processes that wrote to it have ended. Who
-//     they are the ledger knows (fs/steps/step_writers.h). Where
-//     only commands wrote to it (mkdir, cp: processes that had just begun), the next one may be about to follow. So
-//     such a step is abandoned once nothing has had it open for twice the quiet time.
+//     they are the ledger knows (fs/steps/step_writers.h). Where only commands wrote to it (mkdir, cp: processes that
+//     had just begun), the next one may be about to follow. So such a step is abandoned once nothing has had it open
+//     for twice the quiet time.
 //   - *Incomplete*: by its own files, and by those of its siblings (meta/formats/completeness.h). A step whose kind
 //     cannot be told is left alone.
 //   - *Before it is found*: a lookup of the step and a listing of the series wait, if they are those of the step's
@@ -108,18 +108,21 @@ class SetAside {
 
   bool is_watched(meta::InodeNumber series) const;
   Unfinished* find_or_add(meta::InodeNumber step, uint32_t owner) REQUIRES(mutex_);
+  // Not while it is inspected.
   void erase(meta::InodeNumber step) REQUIRES(mutex_);
   Result<> read_rule(meta::InodeNumber series, bool at_start);
   Result<> read_steps(meta::InodeNumber series, bool at_start);
   bool may_go_on(const Unfinished& known) const REQUIRES(mutex_);
-  bool have_ended(meta::InodeNumber step) const;
+  // None: it is not unfinished.
+  std::optional<std::vector<meta::StepWriter>> writers_of(meta::InodeNumber step) const;
+  // False: it is not unfinished, and `otherwise` was called; or it is being inspected, and `otherwise` is called then.
+  bool begin_inspection(meta::InodeNumber step, const std::function<void()>& otherwise);
   Outcome inspect(meta::InodeNumber step, bool patient);
   Result<Outcome> try_inspect(meta::InodeNumber step, bool patient);
   Result<std::optional<Outcome>> find_objection(meta::InodeNumber series, meta::InodeNumber step,
                                                 const std::string& tag, bool patient);
   Result<bool> wait_until_closed(meta::InodeNumber step, bool patient);
   Clock::time_point first_inspected(meta::InodeNumber step);
-  bool only_commands_wrote(meta::InodeNumber step) const;
   void leave_alone(meta::InodeNumber step, const std::string& why);
   bool inspect_patiently(meta::InodeNumber step);
   void end_inspection(meta::InodeNumber step, Outcome outcome);

@@ -5,9 +5,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cerrno>
-#include <functional>
 #include <mutex>
-#include <set>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -23,7 +21,6 @@
 #include "meta/formats/thinning.h"
 #include "meta/formats/trainer_state.h"
 #include "meta/names.h"
-#include "meta/steps/save_plan.h"
 #include "meta/time.h"
 
 namespace ckptfs::fs {
@@ -34,26 +31,14 @@ using meta::formats::Completeness;
 
 timespec later_of(const timespec& a, const timespec& b) { return meta::later(a, b) ? a : b; }
 
-struct TrainerState {
-  io::Fd blob;
-  uint64_t size = 0;
-};
-// ENOENT: the step has no such file.
-Result<TrainerState> open_trainer_state(const meta::Tree& tree, meta::InodeNumber step) {
+// What `read` finds in the step's trainer_state.json. ENOENT: the step has no such file.
+template <class Read>
+auto from_trainer_state(const meta::Tree& tree, meta::InodeNumber step, const Read& read) -> decltype(read(0, 0)) {
   TRY_ASSIGN(const meta::InodeNumber file, tree.child(step, meta::formats::kTrainerStateName));
   TRY_ASSIGN(const meta::Attributes attributes, tree.attributes(file));
   if (!attributes.record.is_regular()) return Error(ENOENT);
-  TRY_ASSIGN(io::Fd blob, tree.open_blob(file, O_RDONLY));
-  return TrainerState{std::move(blob), static_cast<uint64_t>(attributes.stat.st_size)};
-}
-
-// Reads a metric from the step's trainer_state.json. ENOENT: the step has no such file.
-Result<std::optional<double>> metric_in(const meta::Tree& tree, meta::InodeNumber step, const std::string& metric) {
-  TRY_ASSIGN(const TrainerState state, open_trainer_state(tree, step));
-  auto found = meta::formats::metric_in_trainer_state(state.blob.get(), state.size, metric);
-  if (found) return found;
-  return Error(found.error().errno_value(),
-               std::string(meta::formats::kTrainerStateName) + ": " + found.error().message());
+  TRY_ASSIGN(const io::Fd blob, tree.open_blob(file, O_RDONLY));
+  return read(blob.get(), static_cast<uint64_t>(attributes.stat.st_size));
 }
 
 // The rank that a file's name tells, or the name of its folder.
@@ -99,9 +84,10 @@ bool may_be_meant(const meta::formats::StepFiles& files, const meta::formats::Co
 }
 
 // The status of a step that cannot be inspected, so that the other steps of the series are inspected all the same.
-StepStatus uninspected(const meta::DirectoryEntry& entry, const Error& error) {
+StepStatus uninspected(const meta::Tree& tree, const meta::DirectoryEntry& entry, const Error& error) {
   StepStatus status;
   status.inode = entry.inode;
+  if (const auto folder = tree.inode(entry.inode)) status.facts.owner = folder.value().uid;
   status.facts.tag = entry.name;
   status.facts.number = meta::last_number_in(entry.name).value_or(0);
   status.reason = error.message();
@@ -111,7 +97,45 @@ StepStatus uninspected(const meta::DirectoryEntry& entry, const Error& error) {
   return status;
 }
 
+// Any user who may make names in the series might have made a tracker file.
+Result<> find_latest(const meta::Tree& tree, meta::InodeNumber series, SeriesStatus& status) {
+  status.latest = latest_of(tree, series);
+  for (const auto& [tracker, why] : status.latest.unread) {
+    const auto file = tree.child(series, tracker);
+    if (!file && file.error().errno_value() == ENOENT) continue;  // it was removed this moment
+    TRY(file);
+    TRY_ASSIGN(const meta::InodeRecord record, tree.inode(file.value()));
+    const bool everybodys = record.uid == 0 || record.uid == status.owner;
+    (everybodys ? status.unclear : status.unclear_to[record.uid]) =
+        "nobody can tell what `" + tracker + "` names: " + why;
+  }
+  return success();
+}
+
+// Who saved a step, or has written to it since. A process that cannot be seen from `here` counts as none.
+void find_runs(SeriesStatus& status, const std::string& here) {
+  std::map<meta::Process, bool> lives;
+  for (StepStatus& step : status.steps) {
+    for (const auto* const writers : {&step.ledger.savers, &step.ledger.writers}) {
+      for (const meta::StepWriter& one : *writers) {
+        if (one.is_command || one.process.pid == 0 || one.place != here) continue;
+        const auto [known, is_new] = lives.try_emplace(one.process);
+        if (is_new) known->second = !meta::has_ended(one.process);
+        if (known->second) step.facts.runs.insert(one.process);
+      }
+    }
+  }
+}
+
 }  // namespace
+
+std::vector<const StepStatus*> SeriesStatus::newest(const meta::Holds& holds) const {
+  std::vector<meta::StepFacts> facts;
+  for (const StepStatus& step : steps) facts.push_back(step.facts);
+  std::vector<const StepStatus*> found;
+  for (const size_t at : meta::newest_of(facts, holds)) found.push_back(&steps[at]);
+  return found;
+}
 
 std::string why_no_steps(const SeriesStatus& series) {
   if (!series.steps.empty()) return {};
@@ -139,9 +163,8 @@ Result<> StepFactsFinder::start() {
   return success();
 }
 
-Result<StepFactsFinder::Changes> StepFactsFinder::changes_below(meta::InodeNumber folder, unsigned depth) const {
-  constexpr unsigned kMostLevels = 256;  // levels of recursion
-  if (depth > kMostLevels) return Error(ELOOP, tree_.path_of(folder) + ": folders lie too deep in each other");
+Result<StepFactsFinder::Changes> StepFactsFinder::changes_below(meta::InodeNumber folder, size_t depth) const {
+  if (depth > meta::kDeepestStep) return Error(ELOOP, tree_.path_of(folder) + ": folders lie too deep in each other");
   TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(folder));
   Changes changes{record.mtime, later_of(record.mtime, record.ctime)};
   TRY_ASSIGN(const auto entries, tree_.list(folder));
@@ -187,20 +210,19 @@ Result<std::optional<std::string>> StepFactsFinder::damage_in(const std::vector<
   return std::optional<std::string>();
 }
 
-StepFactsFinder::Used StepFactsFinder::used() const {
+StepFactsFinder::Inodes StepFactsFinder::used() const {
   return files_.used_since(std::chrono::steady_clock::now() - 2 * quiet_);
 }
 
-Result<bool> StepFactsFinder::holds_any(meta::InodeNumber step, const Used& used) const {
+Result<bool> StepFactsFinder::is_in_use(meta::InodeNumber step) const {
+  const Inodes lately = used();
   bool found = false;
   TRY(meta::for_each_file(tree_, step, [&](const auto&, meta::InodeNumber file) -> Result<> {
-    found = found || used.contains(file);
+    found = found || lately.contains(file);
     return success();
   }));
   return found;
 }
-
-Result<bool> StepFactsFinder::is_in_use(meta::InodeNumber step) const { return holds_any(step, used()); }
 
 // Is a file written in a step, or in a directory that may become one? Files beside the steps do not count, since the
 // log of a run is written all the time.
@@ -227,6 +249,11 @@ void StepFactsFinder::forget(meta::InodeNumber inode) {
   known_.erase(inode);
 }
 
+StepFactsFinder::CachedFacts* StepFactsFinder::known_as(meta::InodeNumber step, const io::Digest& fingerprint) {
+  const auto known = known_.find(step);
+  return known != known_.end() && known->second.fingerprint == fingerprint ? &known->second : nullptr;
+}
+
 // None: the step has to be read. Stores through a mapping can leave the fingerprint as it is. So the facts of a step
 // that was mapped for writing hold until it no longer is.
 Result<std::optional<StepFactsFinder::CachedFacts>> StepFactsFinder::cached(meta::InodeNumber step,
@@ -234,18 +261,16 @@ Result<std::optional<StepFactsFinder::CachedFacts>> StepFactsFinder::cached(meta
   std::optional<CachedFacts> facts;
   {
     const io::MutexLock lock(mutex_);
-    const auto known = known_.find(step);
-    if (known != known_.end() && known->second.fingerprint == fingerprint) facts = known->second;
+    if (const CachedFacts* const known = known_as(step, fingerprint)) facts = *known;
   }
   if (!facts || !facts->mapped) return facts;
   TRY_ASSIGN(const bool mapped, is_mapped_for_writing(step));
   return mapped ? facts : std::nullopt;
 }
 
-// If no file has changed, the answer is the cached one. A step may hold 2 GiB of headers, and rotation asks again every
-// few seconds.
 Result<StepFactsFinder::CachedFacts> StepFactsFinder::judge(meta::InodeNumber step, const Changes& changes,
-                                                            const Used& used, StepStatus& status) {
+                                                            const Declared& declared, const Inodes& used,
+                                                            StepStatus& status) {
   const views::AskWriters ask_writers = [this](meta::InodeNumber inode, int) {
     return views::Writers{files_.open_for_writing(inode), false, {}};
   };
@@ -261,10 +286,9 @@ Result<StepFactsFinder::CachedFacts> StepFactsFinder::judge(meta::InodeNumber st
     known.judgement = {Completeness::incomplete, files.problems().front().file + ": it is being written"};
     return known;
   }
-  TRY_ASSIGN(const bool whole, is_called_whole(tree_, step));
-  const std::string fingerprint = files.fingerprint() + (status.record.sealed ? "sealed" : "") +
-                                  (whole ? "whole" : "") + std::to_string(meta::nanoseconds(status.record.saved)) +
-                                  ' ' + std::to_string(meta::nanoseconds(changes.names));
+  const std::string fingerprint =
+      files.fingerprint() + (status.record.sealed ? "sealed" : "") + (declared.whole ? "whole" : "") +
+      std::to_string(meta::nanoseconds(status.record.saved)) + ' ' + std::to_string(meta::nanoseconds(changes.names));
   known.fingerprint = io::digest_of(std::as_bytes(std::span(fingerprint)));
   TRY_ASSIGN(const auto damage, damage_in(files.inodes()));
   if (damage) {
@@ -272,10 +296,9 @@ Result<StepFactsFinder::CachedFacts> StepFactsFinder::judge(meta::InodeNumber st
     known.damaged = true;
     return known;
   }
-  TRY_ASSIGN(const bool declared, is_declared(tree_, step));
+  const bool is_declared = !declared.complete_when.empty();
   TRY_ASSIGN(const auto before, cached(step, known.fingerprint));
-  if (before && (before->probed || !declared)) return *before;
-  known.whole = whole;
+  if (before && (before->probed || !is_declared)) return *before;
   known.completed = files.time();
   const auto names = meta::formats::names_of(files.list());
   known.times = save_times_of(files, names);
@@ -284,20 +307,20 @@ Result<StepFactsFinder::CachedFacts> StepFactsFinder::judge(meta::InodeNumber st
   known.saved_alone = status.record.source != 0 && is_swap_state_only(files);
   if (status.record.sealed && !meta::formats::has_thinned_manifest(files)) {
     // Who seals a step says that it is whole. That makes no checkpoint of a model, from which no training resumes.
-    const bool model = names.weights && names.model_alone && !names.tells_files() && !whole && !declared;
+    const bool model = names.weights && names.model_alone && !names.tells_files() && !declared.whole && !is_declared;
     known.judgement = {model ? Completeness::weights : Completeness::complete, {}};
   } else if (known.saved_alone) {
     known.judgement = judge_save(status.record, changes.names);
   } else {
     const std::lock_guard turn(readings_);
     TRY_ASSIGN(const auto meanwhile, cached(step, known.fingerprint));
-    if (meanwhile && (meanwhile->probed || !declared)) return *meanwhile;
+    if (meanwhile && (meanwhile->probed || !is_declared)) return *meanwhile;
     TRY_ASSIGN(known.judgement, heed_symlinks(tree_, step, judge_by_content(files, status.record.sealed)));
     known.may_be_model = names.model_alone && may_be_meant(files, known.judgement);
   }
   if (known.saved_alone) known.completed = status.record.saved;
   if (files.short_of()) return *files.short_of();
-  const bool counts = whole || declared || meta::formats::is_whole(known.judgement.completeness);
+  const bool counts = declared.whole || is_declared || meta::formats::is_whole(known.judgement.completeness);
   known.probed = counts || status.record.sealed || known.saved_alone;
   if (counts && !status.record.sealed && !known.saved_alone) {
     TRY_ASSIGN(known.mapped, is_mapped_for_writing(step));
@@ -339,21 +362,22 @@ Result<StepStatus> StepFactsFinder::inspect_step(meta::InodeNumber step, const s
   StepStatus status;
   status.inode = step;
   TRY_ASSIGN(const meta::InodeRecord folder, tree_.inode(step));
-  status.owner = folder.uid;
+  status.facts.owner = folder.uid;
   TRY_ASSIGN(const auto record, store_.index().find_step(step));
   status.record = record.value_or(meta::StepRecord());
   TRY_ASSIGN(const Changes changes, changes_below(step));
   status.changed = wall_time(changes.any);
   TRY_ASSIGN(status.ledger, meta::ledger_of(store_, step));
-  TRY_ASSIGN(CachedFacts known, judge(step, changes, now.used, status));
+  TRY_ASSIGN(const Declared declared, declared_of(tree_, step));
+  TRY_ASSIGN(CachedFacts known, judge(step, changes, declared, now.used, status));
   const bool told = status.record.sealed || known.saved_alone;
   if (!told && !known.damaged && !known.mapped && known.fingerprint != io::Digest{}) {
-    TRY_ASSIGN(known.judgement, heed_declared(store_, step, status.ledger, std::move(known.judgement)));
+    TRY_ASSIGN(known.judgement, heed_declared(store_, step, status.ledger, declared, std::move(known.judgement)));
   }
-  if (!told && !known.whole) {
+  if (!told && !declared.whole) {
     known.judgement = heed_second_save(known.times, status.ledger, std::move(known.judgement));
   }
-  if (!told && !known.whole && known.lacks_meta && tag.ends_with(".ckpt") &&
+  if (!told && !declared.whole && known.lacks_meta && tag.ends_with(".ckpt") &&
       meta::formats::is_whole(known.judgement.completeness)) {
     known.judgement = {Completeness::unknown, "meta.pt is not there, which Lightning writes last"};
   }
@@ -373,7 +397,6 @@ Result<StepStatus> StepFactsFinder::inspect_step(meta::InodeNumber step, const s
   const Completeness completeness = partial && !in_doubt ? Completeness::incomplete : own;
   const bool complete = completeness == Completeness::complete;
   status.facts.tag = tag;
-  status.facts.owner = status.owner;
   status.facts.written_again = status.ledger.is_written_again();
   status.facts.number = meta::number_of(tag, status.record);
   status.facts.completeness = completeness;
@@ -403,13 +426,10 @@ Result<StepStatus> StepFactsFinder::inspect_step(meta::InodeNumber step) {
 // A step that was made durable stays so until its files change. A file with current digests is durable, too, since it
 // was synced before they were taken. So is a frozen file.
 Result<> StepFactsFinder::make_durable(const StepStatus& status) {
-  const auto is_same = [&](const auto& known) REQUIRES(mutex_) {
-    return known != known_.end() && known->second.fingerprint == status.fingerprint;
-  };
   {
     const io::MutexLock lock(mutex_);
-    const auto known = known_.find(status.inode);
-    if (is_same(known) && known->second.durable && tree_.write_back().suspects() == 0) return success();
+    const CachedFacts* const known = known_as(status.inode, status.fingerprint);
+    if (known != nullptr && known->durable && tree_.write_back().suspects() == 0) return success();
   }
   TRY(meta::for_each_file(tree_, status.inode, [this](const auto&, meta::InodeNumber file) -> Result<> {
     if (stopping_) return Error(ECANCELED);
@@ -420,7 +440,7 @@ Result<> StepFactsFinder::make_durable(const StepStatus& status) {
     return verdict == meta::Verdict::ok ? Result<>(success()) : file_sync_.sync_file(file);
   }));
   const io::MutexLock lock(mutex_);
-  if (const auto known = known_.find(status.inode); is_same(known)) known->second.durable = true;
+  if (CachedFacts* const known = known_as(status.inode, status.fingerprint)) known->durable = true;
   return success();
 }
 
@@ -429,16 +449,8 @@ const char* state_of(const StepStatus& step) {
   if (step.damaged) return "damaged";
   if (step.facts.completeness == Completeness::weights) return "weights";
   if (step.record.sealed) return "sealed";
-  switch (step.facts.completeness) {
-    case Completeness::complete:
-      return "complete";
-    case Completeness::incomplete:
-      return "incomplete";
-    case Completeness::weights:
-    case Completeness::unknown:
-      break;
-  }
-  return "unknown";
+  if (step.facts.is_complete()) return "complete";
+  return step.facts.completeness == Completeness::incomplete ? "incomplete" : "unknown";
 }
 
 Result<std::optional<double>> StepFactsFinder::metric_of(const StepStatus& status, const std::string& name) {
@@ -447,88 +459,56 @@ Result<std::optional<double>> StepFactsFinder::metric_of(const StepStatus& statu
   if (set.error().errno_value() != ENOENT) return set.error();
   // No rule asks for the metric of another step, and what its file says would be cached for none.
   if (!meta::formats::is_whole(status.facts.completeness)) return std::optional<double>();
-  const auto is_known = [&](const auto& known) REQUIRES(mutex_) {
-    return known != known_.end() && known->second.fingerprint == status.fingerprint;
-  };
   {
     const io::MutexLock lock(mutex_);
-    const auto known = known_.find(status.inode);
-    if (is_known(known) && known->second.metrics.contains(name)) return known->second.metrics.at(name);
+    const CachedFacts* const known = known_as(status.inode, status.fingerprint);
+    if (known != nullptr && known->metrics.contains(name)) return known->metrics.at(name);
   }
-  auto found = metric_in(tree_, status.inode, name);
+  const auto read = [&name](int file, uint64_t size) -> Result<std::optional<double>> {
+    auto metric = meta::formats::metric_in_trainer_state(file, size, name);
+    if (metric) return metric;
+    return Error(metric.error().errno_value(),
+                 std::string(meta::formats::kTrainerStateName) + ": " + metric.error().message());
+  };
+  auto found = from_trainer_state(tree_, status.inode, read);
   if (!found && found.error().errno_value() == ENOENT) found = std::optional<double>();
   // If the file itself is the reason, the answer stays so, and is cached.
   const int failed = found ? 0 : found.error().errno_value();
   if (failed != 0 && failed != EBADMSG && failed != EFBIG) return found;
   const io::MutexLock lock(mutex_);
-  if (const auto known = known_.find(status.inode); is_known(known))
-    known->second.metrics.insert_or_assign(name, found);
-  return found;
-}
-
-// Any user who may make names in the series might have made a tracker file.
-Result<> StepFactsFinder::find_latest(meta::InodeNumber series, SeriesStatus& status) const {
-  status.latest = latest_of(tree_, series);
-  for (const auto& [tracker, why] : status.latest.unread) {
-    const auto file = tree_.child(series, tracker);
-    if (!file && file.error().errno_value() == ENOENT) continue;  // it was removed this moment
-    TRY(file);
-    TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(file.value()));
-    const bool everybodys = record.uid == 0 || record.uid == status.owner;
-    (everybodys ? status.unclear : status.unclear_to[record.uid]) =
-        "nobody can tell what `" + tracker + "` names: " + why;
+  if (CachedFacts* const known = known_as(status.inode, status.fingerprint)) {
+    known->metrics.insert_or_assign(name, found);
   }
-  return success();
+  return found;
 }
 
 // ENOENT: the step has no such file.
 Result<std::string> StepFactsFinder::best_model_of(const StepStatus& status) {
   {
     const io::MutexLock lock(mutex_);
-    const auto known = known_.find(status.inode);
-    const bool same = known != known_.end() && known->second.fingerprint == status.fingerprint;
-    if (same && known->second.best_model) return *known->second.best_model;
+    const CachedFacts* const known = known_as(status.inode, status.fingerprint);
+    if (known != nullptr && known->best_model) return *known->best_model;
   }
-  TRY_ASSIGN(const TrainerState state, open_trainer_state(tree_, status.inode));
-  TRY_ASSIGN(std::string best, meta::formats::best_model_in_trainer_state(state.blob.get(), state.size));
+  const auto read = [](int file, uint64_t size) { return meta::formats::best_model_in_trainer_state(file, size); };
+  TRY_ASSIGN(std::string best, from_trainer_state(tree_, status.inode, read));
   const io::MutexLock lock(mutex_);
-  const auto known = known_.find(status.inode);
-  if (known != known_.end() && known->second.fingerprint == status.fingerprint) known->second.best_model = best;
+  if (CachedFacts* const known = known_as(status.inode, status.fingerprint)) known->best_model = best;
   return best;
 }
 
 // What an owner's newest steps say counts for his steps: the one with the highest number, and the one that completed
 // last. If one of them cannot be read, any step may be the one that it names.
-Result<> StepFactsFinder::find_best_models(SeriesStatus& status) {
-  std::vector<meta::StepFacts> facts;
-  for (const StepStatus& step : status.steps) facts.push_back(step.facts);
+void StepFactsFinder::find_best_models(SeriesStatus& status) {
   std::set<std::pair<uint32_t, std::string>> best;
   std::set<uint32_t> untold;  // owners
-  for (const size_t at : meta::newest_of(facts, &meta::StepFacts::is_whole)) {
-    const StepStatus& step = status.steps[at];
-    const auto named = best_model_of(step);
-    if (named) best.emplace(step.owner, named.value());
-    if (!named && named.error().errno_value() != ENOENT) untold.insert(step.owner);
+  for (const StepStatus* const step : status.newest(&meta::StepFacts::is_whole)) {
+    const auto named = best_model_of(*step);
+    if (named) best.emplace(step->facts.owner, named.value());
+    if (!named && named.error().errno_value() != ENOENT) untold.insert(step->facts.owner);
   }
   for (StepStatus& step : status.steps) {
-    step.facts.best_model = best.contains({step.owner, step.facts.tag});
-    step.facts.untold = step.facts.untold || untold.contains(step.owner);
-  }
-  return success();
-}
-
-// Who saved a step, or has written to it since. A process that cannot be seen from here counts as none.
-void StepFactsFinder::find_runs(SeriesStatus& status) const {
-  std::map<meta::Process, bool> lives;
-  for (StepStatus& step : status.steps) {
-    for (const auto* const writers : {&step.ledger.savers, &step.ledger.writers}) {
-      for (const meta::StepWriter& one : *writers) {
-        if (one.is_command || one.process.pid == 0 || one.place != here_) continue;
-        const auto [known, is_new] = lives.try_emplace(one.process);
-        if (is_new) known->second = !meta::has_ended(one.process);
-        if (known->second) step.facts.runs.insert(one.process);
-      }
-    }
+    step.facts.best_model = best.contains({step.facts.owner, step.facts.tag});
+    step.facts.untold = step.facts.untold || untold.contains(step.facts.owner);
   }
 }
 
@@ -539,7 +519,7 @@ Result<SeriesStatus> StepFactsFinder::inspect_series(meta::InodeNumber series, c
   status.owner = record.uid;
   status.changed = wall_time(later_of(record.mtime, record.ctime));
   status.written = is_written(series);
-  TRY(find_latest(series, status));
+  TRY(find_latest(tree_, series, status));
   Circumstances now{used(), {}, watches};
   TRY_ASSIGN(now.pinned, tree_.pinned_folders());
   TRY_ASSIGN(const auto entries, tree_.list(series));
@@ -559,7 +539,7 @@ Result<SeriesStatus> StepFactsFinder::inspect_series(meta::InodeNumber series, c
     const int failed = found ? 0 : found.error().errno_value();
     if (failed == ENOENT) continue;
     if (failed == ECANCELED) return found.error();
-    if (!found) found = uninspected(entry, found.error());
+    if (!found) found = uninspected(tree_, entry, found.error());
     StepStatus& one = found.value();
     status.changed = std::max(status.changed, one.changed);
     if (one.record.being_removed) {
@@ -579,8 +559,8 @@ Result<SeriesStatus> StepFactsFinder::inspect_series(meta::InodeNumber series, c
     status.steps.push_back(std::move(one));
   }
   TRY(see(series, status.steps, watches));
-  TRY(find_best_models(status));
-  find_runs(status);
+  find_best_models(status);
+  find_runs(status, here_);
   return status;
 }
 

@@ -17,7 +17,6 @@
 #include <chrono>
 #include <map>
 #include <optional>
-#include <set>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -27,6 +26,7 @@
 #include "fs/base/turns.h"
 #include "fs/open/open_files.h"
 #include "fs/open/write_errors.h"
+#include "fs/steps/declared_steps.h"
 #include "fs/steps/push_states.h"
 #include "fs/steps/save_history.h"
 #include "fs/steps/second_save.h"
@@ -43,7 +43,6 @@ namespace ckptfs::fs {
 
 struct StepStatus {
   meta::InodeNumber inode = 0;
-  uint32_t owner = 0;
   meta::StepRecord record;
   meta::StepFacts facts;
   std::string reason;    // why it is not complete
@@ -87,6 +86,8 @@ struct SeriesStatus {
   // of a user whose file concerns nobody else's.
   std::string unclear;
   std::map<uint32_t, std::string> unclear_to;
+  // The newest of each owner's steps of which `holds` is true (meta::newest_of).
+  std::vector<const StepStatus*> newest(const meta::Holds& holds) const;
   // Empty: nothing is unclear of that user's steps.
   const std::string& why_unclear(uint32_t user) const {
     const auto own = unclear_to.find(user);
@@ -137,14 +138,12 @@ class StepFactsFinder {
 
  private:
   using Inodes = std::unordered_set<meta::InodeNumber>;
-  using Used = Inodes;
   struct CachedFacts {
     io::Digest fingerprint{};
     meta::formats::CompletenessJudgement judgement;
     timespec completed{};
     SaveTimes times;
     bool lacks_meta = false;    // it would be incomplete if Lightning had saved it
-    bool whole = false;         // so somebody says
     bool probed = false;        // it is known whether a file is mapped for writing, where that matters
     bool may_be_model = false;  // and nothing but that
     unsigned ranks = 0;
@@ -163,26 +162,27 @@ class StepFactsFinder {
   };
 
   struct Circumstances {
-    Used used;
+    Inodes used;
     Inodes pinned;
     bool watches = false;
   };
   Result<StepStatus> inspect_step(meta::InodeNumber step, const std::string& tag, const Circumstances& now);
-  Result<> find_latest(meta::InodeNumber series, SeriesStatus& status) const;
   std::chrono::seconds quiet_of(const StepStatus& status, bool watches) const;
   Result<> see(meta::InodeNumber series, std::vector<StepStatus>& steps, bool watches) const;
-  Used used() const;
-  Result<bool> holds_any(meta::InodeNumber step, const Used& used) const;
+  Inodes used() const;
   bool is_written(meta::InodeNumber series) const;
+  // What is kept of the step, if it is still what it was; else null.
+  CachedFacts* known_as(meta::InodeNumber step, const io::Digest& fingerprint) REQUIRES(mutex_);
   Result<std::optional<CachedFacts>> cached(meta::InodeNumber step, const io::Digest& fingerprint);
-  Result<CachedFacts> judge(meta::InodeNumber step, const Changes& changes, const Used& used, StepStatus& status);
-  Result<Changes> changes_below(meta::InodeNumber folder, unsigned depth = 0) const;
+  // If no file has changed, the answer is the cached one.
+  Result<CachedFacts> judge(meta::InodeNumber step, const Changes& changes, const Declared& declared,
+                            const Inodes& used, StepStatus& status);
+  Result<Changes> changes_below(meta::InodeNumber folder, size_t depth = 0) const;
   Result<bool> is_mapped_for_writing(meta::InodeNumber step) const;
   Result<std::optional<std::string>> damage_in(const std::vector<meta::InodeNumber>& files) const;
   Result<std::optional<double>> metric_of(const StepStatus& status, const std::string& name);
   Result<std::string> best_model_of(const StepStatus& status);
-  Result<> find_best_models(SeriesStatus& status);
-  void find_runs(SeriesStatus& status) const;
+  void find_best_models(SeriesStatus& status);
 
   meta::Store& store_;
   meta::Tree& tree_;

@@ -1,7 +1,9 @@
 #include "fs/steps/step_writers.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
+#include <span>
 #include <string_view>
 
 #include "io/fd.h"
@@ -19,31 +21,23 @@ constexpr meta::WallTime kLongAgo{std::chrono::nanoseconds(1)};  // of a step wh
 
 bool has_gone(const Error& error) { return error.errno_value() == ENOENT; }
 
-using Names = std::unordered_set<std::string_view>;
-
 // Those that bring what others wrote, in however long a time.
-const Names& copying_tools() {
-  static const Names kTools{"cp",     "mv",  "rsync",   "tar",   "scp",    "sftp-server",
-                            "rclone", "git", "git-lfs", "unzip", "install"};
-  return kTools;
-}
+constexpr auto kCopyingTools = std::to_array<std::string_view>(
+    {"cp", "mv", "rsync", "tar", "scp", "sftp-server", "rclone", "git", "git-lfs", "unzip", "install"});
 // Their forks make the files of a redirection, and are about to become a command.
-const Names& shells() {
-  static const Names kShells{"sh", "bash", "dash", "zsh", "ksh", "fish", "busybox"};
-  return kShells;
-}
+constexpr auto kShells = std::to_array<std::string_view>({"sh", "bash", "dash", "zsh", "ksh", "fish", "busybox"});
 
-bool is_one_of(const Names& names, const meta::Process& process) {
-  const auto name = io::read_file("/proc/" + std::to_string(process.pid) + "/comm");
-  return name && names.contains(std::string_view(name.value()).substr(0, name.value().find('\n')));
+bool is_one_of(std::span<const std::string_view> names, const meta::Process& process) {
+  const auto comm = io::read_file("/proc/" + std::to_string(process.pid) + "/comm");
+  return comm && std::ranges::count(names, comm.value().substr(0, comm.value().find('\n'))) != 0;
 }
 
 // A program that trains may fork for each file that it writes, as Megatron does. While such a fork is as young as a
 // command, it counts as its program, which has more to write when the fork has ended.
 meta::Process who_writes(const meta::FoundProcess& found) {
   const bool young_fork = found.forked_from != found.process && meta::age_of(found.process) < meta::kCommandAge;
-  if (!young_fork || is_one_of(copying_tools(), found.process)) return found.process;
-  return is_one_of(shells(), found.forked_from) ? found.process : found.forked_from;
+  if (!young_fork || is_one_of(kCopyingTools, found.process)) return found.process;
+  return is_one_of(kShells, found.forked_from) ? found.process : found.forked_from;
 }
 
 // An attempt becomes a step. What a fetch brings was written elsewhere.
@@ -58,7 +52,6 @@ Result<bool> may_be_step(const meta::Tree& tree, const meta::InodeRecord& record
 void StepWriters::watch(meta::InodeNumber series, Purpose purpose) {
   const io::MutexLock lock(mutex_);
   series_[series] |= purpose;
-  no_steps_.clear();  // it may have been declared which are
   watches_ = true;
 }
 
@@ -80,7 +73,6 @@ void StepWriters::note(meta::InodeNumber folder, const meta::Caller& caller) {
 void StepWriters::names_changed() {
   if (!watches_) return;
   const io::MutexLock lock(mutex_);
-  no_steps_.clear();
   known_.clear();
 }
 
@@ -96,7 +88,7 @@ Result<> StepWriters::try_note(meta::InodeNumber folder, const meta::Caller& cal
     return success();
   }
   const meta::StoreClock& clock = step_facts_.clock();
-  if (writer) writer = meta::writer_now(here_, process, clock, is_one_of(copying_tools(), process));
+  if (writer) writer = meta::writer_now(here_, process, clock, is_one_of(kCopyingTools, process));
   TRY(clock.note(store_.index()));  // what begins after the next boot is later
   const auto note = [&](meta::LedgerEntry& one) { meta::note_writer(one, writer, meta::wall_time(meta::now())); };
   TRY_ASSIGN(const auto entry, change(step, note));
@@ -112,16 +104,11 @@ Result<meta::InodeNumber> StepWriters::step_above(meta::InodeNumber folder) {
     bool ask = false;
     {
       const io::MutexLock lock(mutex_);
-      ask = series_.contains(record.parent) && !no_steps_.contains(at);
+      ask = series_.contains(record.parent);
       if (ask && known_.contains(at)) return at;
     }
     TRY_ASSIGN(const bool step, ask ? may_be_step(tree_, record, meta::name_of(tree_, at)) : Result<bool>(false));
     if (step) return at;
-    if (ask) {
-      const io::MutexLock lock(mutex_);
-      if (no_steps_.size() >= kMostKnown) no_steps_.clear();
-      no_steps_.insert(at);
-    }
     at = record.parent;
   }
   return meta::InodeNumber{0};
@@ -176,7 +163,6 @@ void StepWriters::forget(meta::InodeNumber inode) {
   const io::MutexLock lock(mutex_);
   series_.erase(inode);
   known_.erase(inode);
-  no_steps_.erase(inode);
 }
 
 Result<std::string> StepWriters::younger_than(meta::InodeNumber series, meta::InodeNumber step) const {

@@ -13,7 +13,6 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "fs/steps/step_facts.h"
@@ -79,7 +78,6 @@ class StepWriters {
   mutable io::Mutex mutex_;
   std::unordered_map<meta::InodeNumber, unsigned> series_ GUARDED_BY(mutex_);          // and their purposes
   std::unordered_map<meta::InodeNumber, meta::LedgerEntry> known_ GUARDED_BY(mutex_);  // of steps written to lately
-  std::unordered_set<meta::InodeNumber> no_steps_ GUARDED_BY(mutex_);  // folders of a series with another name
 };
 
 }  // namespace ckptfs::fs

@@ -10,7 +10,6 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <span>
 #include <thread>
 #include <utility>
 
@@ -68,9 +67,10 @@ std::string index_for(const std::string& text, const std::string& prefix) {
   return index.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 
-// Who may read it may read it, and its owner may change it, as with any file.
-meta::NewFile new_file(const std::string& name, meta::BlobNumber blob, const Access& access, const timespec& time) {
-  return {name, blob, (access.mode & 0444) | 0200, access.uid, access.gid, time};
+views::Content content_of(const std::string& text) {
+  views::Content content;
+  content.add(text);
+  return content;
 }
 
 }  // namespace
@@ -112,10 +112,6 @@ struct Thinner::Plan {
   }
 };
 
-bool is_thin_type(const std::string& text) {
-  return text == kSame || std::ranges::any_of(kTypes, [&](const Type& type) { return text == type.name; });
-}
-
 Result<Thinner::Standing> Thinner::standing_of(meta::InodeNumber step) {
   TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(step));
   TRY_ASSIGN(const meta::InodeRecord above, tree_.inode(record.parent));
@@ -127,7 +123,7 @@ Result<Thinner::Standing> Thinner::standing_of(meta::InodeNumber step) {
   if (found->damaged || !found->facts.is_complete()) {
     return Error(EBUSY, std::string("it is ") + state_of(*found) + (found->reason.empty() ? "" : ": ") + found->reason);
   }
-  if (const std::string& why = series.why_unclear(found->owner); !why.empty()) return Error(EBUSY, why);
+  if (const std::string& why = series.why_unclear(found->facts.owner); !why.empty()) return Error(EBUSY, why);
   TRY_ASSIGN(const meta::SeriesPolicy rules, meta::policy_of(store_, record.parent));
   TRY_ASSIGN(const meta::Policy policy, meta::parse_policy(rules.set));
   std::vector<meta::StepFacts> facts;
@@ -136,8 +132,8 @@ Result<Thinner::Standing> Thinner::standing_of(meta::InodeNumber step) {
   const auto& own = protections[static_cast<size_t>(found - series.steps.begin())];
   if (!own.empty()) return Error(EBUSY, words_of(own.front()));
   Standing standing{record.parent, found->facts.tag, series.latest};
-  for (const size_t at : meta::newest_of(facts, &meta::StepFacts::is_complete)) {
-    if (facts[at].owner == found->owner) standing.newest.emplace_back(facts[at].tag, series.steps[at].inode);
+  for (const StepStatus* const one : series.newest(&meta::StepFacts::is_complete)) {
+    if (one->facts.owner == found->facts.owner) standing.newest.emplace_back(one->facts.tag, one->inode);
   }
   return standing;
 }
@@ -152,16 +148,13 @@ Result<std::shared_ptr<const views::StepView>> Thinner::view_of(meta::InodeNumbe
 Result<Thinner::Model> Thinner::model_of(const View& view, const std::string& type, const std::string& name) {
   Model model;
   model.type = type;
-  if (type == kSame) {
-    const View::Node* link = child_of(view, kWeightsName, View::Kind::link);
-    if (link == nullptr) link = child_of(view, kWeightsIndexName, View::Kind::link);
-    for (const Type& one : kTypes) {
-      if (link != nullptr && link->text->find(std::string(".") + one.name + ".") != std::string::npos)
-        model.type = one.name;
-    }
-  }
+  const View::Node* link = child_of(view, kWeightsName, View::Kind::link);
+  if (link == nullptr) link = child_of(view, kWeightsIndexName, View::Kind::link);
   for (const Type& one : kTypes) {
-    if (model.type == one.name) model.dtype = one.dtype;
+    const bool linked = link != nullptr && link->text->find(std::string(".") + one.name + ".") != std::string::npos;
+    if (type != one.name && !(type == kSame && linked)) continue;
+    model.type = one.name;
+    model.dtype = one.dtype;
   }
   const std::string prefix = "model." + model.type;
   for (const auto& [child, number] : view.node(0)->children) {
@@ -242,33 +235,28 @@ Result<> Thinner::refuse_other_weights(const Plan& plan) const {
 // Writes the files of weights and the manifest into the promised blobs.
 Result<> Thinner::keep_files(Plan& plan, ThinReport& report, const KeepPause& pause) {
   TRY_ASSIGN(plan.blobs, meta::promise_blobs(store_, plan.new_files()));
-  const auto next_blob = [&plan] { return plan.blobs[plan.files.size()]; };
   const views::StepView& view = *plan.view;
-  auto& kept = report.manifest.kept;
   ViewSources sources(store_, view);
   const KeepPause unless_stopped = [&](auto time) { return !stop_ && pause(time); };
+  const auto keep = [&](const std::string& name, const views::Content& content,
+                        const Access& access) -> Result<ThinnedFile> {
+    const meta::BlobNumber blob = plan.blobs[plan.files.size()];
+    TRY_ASSIGN(const std::string digest, keep_content(store_, content, sources, blob, view.time, unless_stopped));
+    // Who may read it may read it, and its owner may change it, as with any file.
+    plan.files.push_back({name, blob, (access.mode & 0444) | 0200, access.uid, access.gid, view.time});
+    return ThinnedFile{name, content.size(), digest};
+  };
+  auto& kept = report.manifest.kept;
   for (const auto& [name, node] : plan.model.files) {
     if (plan.stay) continue;
-    TRY_ASSIGN(const KeptFile file,
-               keep_content(store_, *view.content(node), sources, next_blob(), view.time, unless_stopped));
-    kept.push_back({name, file.size, file.digest});
-    plan.files.push_back(new_file(name, next_blob(), view.view.node(node)->access, view.time));
+    TRY_ASSIGN(kept.emplace_back(), keep(name, *view.content(node), view.view.node(node)->access));
   }
   TRY(sources.check_write_back());
-  const auto keep_text = [&](const std::string& name, const std::string& text,
-                             const Access& access) -> Result<KeptFile> {
-    views::Content content;
-    content.add(text);
-    TRY_ASSIGN(KeptFile file, keep_content(store_, content, sources, next_blob(), view.time, unless_stopped));
-    plan.files.push_back(new_file(name, next_blob(), access, view.time));
-    return file;
-  };
   if (!plan.stay && !plan.model.index.empty()) {
-    TRY_ASSIGN(const KeptFile file, keep_text(kWeightsIndexName, plan.model.index, plan.model.index_access));
-    kept.push_back({kWeightsIndexName, file.size, file.digest});
+    TRY_ASSIGN(kept.emplace_back(), keep(kWeightsIndexName, content_of(plan.model.index), plan.model.index_access));
   }
   TRY_ASSIGN(const std::string text, meta::formats::thinned_text(report.manifest));
-  TRY(keep_text(meta::formats::kThinnedName, text, access_of_manifest(view.view)));
+  TRY(keep(meta::formats::kThinnedName, content_of(text), access_of_manifest(view.view)));
   return success();
 }
 
@@ -297,17 +285,12 @@ Result<> Thinner::put_in_place(const Plan& plan, const Standing& standing) {
     TRY(io::fault_point("thin.before_change"));
     return refuse_by_changes(plan, standing);
   };
-  TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(plan.step));
   TRY_ASSIGN(const meta::Thinned thinned, meta::thin(store_, thinning));
   views_.forget(plan.step);
-  notifications_.name_changed(views::number_of(record.parent, 0), meta::name_of(tree_, plan.step));
-  for (const meta::Dropped& file : thinned.files) {
-    if (file.last_name) {
-      files_.taken_out(file.inode);
-    } else {
-      notifications_.attributes_changed(file.inode);  // its count of links
-    }
+  if (const auto record = tree_.inode(plan.step)) {
+    notifications_.name_changed(views::number_of(record.value().parent, 0), meta::name_of(tree_, plan.step));
   }
+  removals_.dropped(thinned.files);
   removals_.empty(thinned.directories);
   TRY(io::fault_point("thin.after_batch"));
   TRY(tree_.sync());

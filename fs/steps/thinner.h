@@ -12,9 +12,7 @@
 #pragma once
 
 #include <atomic>
-#include <optional>
 #include <string>
-#include <vector>
 
 #include "fs/kernel/notifications.h"
 #include "fs/open/open_files.h"
@@ -35,9 +33,6 @@ struct ThinReport {
   uint64_t freed = 0;   // at least
   meta::formats::ThinnedManifest manifest;
 };
-
-// "same", "bf16", "fp16", "fp32"
-bool is_thin_type(const std::string& text);
 
 class Thinner {
  public:

@@ -14,29 +14,23 @@ namespace {
 
 constexpr size_t kMostLatest = 4096;  // bytes of `latest`
 
-// Reads the whole of a small file. ENOENT: there is no such file.
-Result<std::string> read_file(const meta::Tree& tree, meta::InodeNumber folder, const std::string& name, size_t most) {
-  TRY_ASSIGN(const meta::InodeNumber file, tree.child(folder, name));
-  TRY_ASSIGN(const meta::Attributes attributes, tree.attributes(file));
-  if (!attributes.record.is_regular()) return Error(ENOENT);
-  if (static_cast<uint64_t>(attributes.stat.st_size) > most) return Error(EFBIG);
-  TRY_ASSIGN(const io::Fd blob, tree.open_blob(file, O_RDONLY));
-  std::string text(static_cast<size_t>(attributes.stat.st_size), '\0');
-  TRY_ASSIGN(const size_t got, io::read_full(blob.get(), std::as_writable_bytes(std::span(text)), 0));
-  text.resize(got);
-  return text;
-}
-
 // What the tracker file of that name has in it; none: there is no such file.
 Result<std::optional<std::string>> named_by(const meta::Tree& tree, meta::InodeNumber series, const char* tracker) {
   const auto file = tree.child(series, tracker);
   if (!file && file.error().errno_value() == ENOENT) return std::optional<std::string>();
   TRY(file);
-  TRY_ASSIGN(const meta::InodeRecord record, tree.inode(file.value()));
+  TRY_ASSIGN(const meta::Attributes attributes, tree.attributes(file.value()));
+  const meta::InodeRecord& record = attributes.record;
   if (record.is_dir()) return std::optional<std::string>();  // just a directory
   std::string tag = record.target;
   if (!S_ISLNK(record.mode)) {
-    TRY_ASSIGN(tag, read_file(tree, series, tracker, kMostLatest));
+    if (!record.is_regular()) return Error(ENOENT);
+    const auto size = static_cast<size_t>(attributes.stat.st_size);
+    if (size > kMostLatest) return Error(EFBIG);
+    TRY_ASSIGN(const io::Fd blob, tree.open_blob(file.value(), O_RDONLY));
+    tag.resize(size);
+    TRY_ASSIGN(const size_t got, io::read_full(blob.get(), std::as_writable_bytes(std::span(tag)), 0));
+    tag.resize(got);
   }
   tag.erase(tag.find_last_not_of(" \t\r\n/") + 1);
   tag.erase(0, tag.find_first_not_of(" \t\r\n"));

@@ -14,7 +14,6 @@
 #include "meta/formats/checkpoint.h"
 #include "meta/formats/step_names.h"
 #include "meta/names.h"
-#include "meta/steps/save_plan.h"
 #include "meta/steps/steps.h"
 #include "meta/time.h"
 

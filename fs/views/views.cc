@@ -14,7 +14,6 @@
 #include "meta/formats/file_kinds.h"
 #include "meta/formats/same_run.h"
 #include "meta/names.h"
-#include "meta/steps/save_plan.h"
 #include "meta/steps/steps.h"
 #include "meta/steps/tensor_maps.h"
 

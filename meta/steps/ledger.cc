@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <sstream>
 #include <string_view>
 
@@ -16,8 +15,9 @@ constexpr size_t kMostWriters = 1024;  // of one step; then one that cannot be s
 int64_t count_of(WallTime time) { return time.time_since_epoch().count(); }
 WallTime wall_of(int64_t count) { return WallTime(std::chrono::nanoseconds(count)); }
 
-// A line for each fact: "unfinished run|commands", "again TIME", "named", "whole TIME", "newest TIME", "seen SERIES
-// CHANGED CHANGED_AT COMPLETED COMPLETED_AT", "run|command|saver BOOT-ID pid:[4026531836] PID START BEGAN".
+// A line for each fact: "unfinished run|commands", "again TIME" (by a run, whether it is unfinished or not), "named",
+// "whole TIME", "newest TIME", "seen SERIES CHANGED CHANGED_AT COMPLETED COMPLETED_AT",
+// "run|command|saver BOOT-ID pid:[4026531836] PID START BEGAN".
 std::string encode_ledger(const LedgerEntry& entry) {
   std::ostringstream text;
   const auto put = [&text](const char* fact, const StepWriter& one) {
@@ -25,7 +25,7 @@ std::string encode_ledger(const LedgerEntry& entry) {
          << '\n';
   };
   if (entry.unfinished) text << "unfinished " << (entry.by_run ? "run" : "commands") << '\n';
-  if (entry.again != WallTime()) text << "again " << count_of(entry.again) << '\n';
+  if (entry.by_run) text << "again " << count_of(entry.again) << '\n';
   if (entry.named) text << "named\n";
   if (entry.whole != WallTime()) text << "whole " << count_of(entry.whole) << '\n';
   if (entry.newest_run) text << "newest " << entry.newest_run->count() << '\n';
@@ -44,12 +44,13 @@ bool decode_line(std::istream& line, LedgerEntry& entry) {
   line >> fact;
   if (fact == "unfinished") {
     entry.unfinished = static_cast<bool>(line >> boot);
-    entry.by_run = boot != "commands";
+    entry.by_run = entry.by_run || boot != "commands";
   } else if (fact == "named") {
     entry.named = true;
   } else if (fact == "whole" || fact == "again") {
     line >> first;
     (fact == "whole" ? entry.whole : entry.again) = wall_of(first);
+    entry.by_run = entry.by_run || fact == "again";
   } else if (fact == "newest") {
     line >> first;
     entry.newest_run = StoreTime(first);

@@ -8,10 +8,13 @@
 #include "io/fault.h"
 #include "io/mutex.h"
 #include "meta/names.h"
+#include "meta/steps/ledger.h"
 #include "meta/steps/steps.h"
 
 namespace ckptfs::meta {
 namespace {
+
+constexpr unsigned kMostAttempts = 1000;  // to find a name for what is set aside
 
 Error sealed_error(const Tree& tree, InodeNumber step) {
   return Error(EPERM, tree.path_of(step) + ": the step is sealed; choose another tag, or remove it");
@@ -55,8 +58,7 @@ Result<> mark(Store& store, InodeNumber series, InodeNumber folder, const std::s
   if ((record.flags & kStep) != 0 && (above.flags & kSeries) != 0) return success();
   above.flags |= kSeries;
   record.flags |= kStep;
-  StepRecord step;
-  TRY_ASSIGN(step.number, allot_number(store, series, name, step));
+  TRY_ASSIGN(const StepRecord step, step_record(store, series, folder, name));
   change.batch.put(series, above);
   change.batch.put(folder, record);
   change.batch.put_step(folder, step);
@@ -108,6 +110,21 @@ Result<> refuse_suspect_files(const Tree& tree, InodeNumber partial) {
   });
 }
 
+// By its name alone it would be a step no more, so it gets the mark of one, and keeps its number.
+Result<> mark_as_step(Store& store, InodeNumber series, InodeNumber step, const std::string& tag) {
+  Tree::Change change = store.tree().begin();
+  TRY_ASSIGN(const EntryRecord entry, store.index().entry(series, tag));
+  if (entry.inode != step) return Error(ENOENT, tag + ": something else has that name now");
+  TRY_ASSIGN(InodeRecord record, store.index().inode(step));
+  TRY_ASSIGN(const auto known, store.index().find_step(step));
+  StepRecord as_step = known.value_or(StepRecord());
+  as_step.number = number_of(tag, as_step);
+  record.flags |= kStep;
+  change.batch.put(step, record);
+  change.batch.put_step(step, as_step);
+  return store.tree().commit(std::move(change));
+}
+
 }  // namespace
 
 Result<InodeNumber> begin_partial(Store& store, InodeNumber series, const std::string& tag, const std::string& attempt,
@@ -156,6 +173,25 @@ Result<Committed> commit_partial(Store& store, InodeNumber partial, const std::s
   if (auto done = finish_commit(tree, series, became ? "" : name, committed); !done) committed.problem = done.error();
   if (!committed.problem) TRY(io::fault_point("commit.after_batch"));
   return committed;
+}
+
+// That it is unfinished is forgotten last: until then a crash leaves what makes the next mount begin anew. A user who
+// gives the step its old name back is not overruled.
+Result<std::string> set_aside(Store& store, InodeNumber series, InodeNumber step, const std::string& tag) {
+  Tree& tree = store.tree();
+  TRY(mark_as_step(store, series, step, tag));
+  for (unsigned attempt = 1; attempt <= kMostAttempts; ++attempt) {
+    const std::string name = set_aside_name(tag, attempt);
+    const auto renamed = tree.rename(series, tag, series, name, RENAME_NOREPLACE);
+    if (!renamed && renamed.error().errno_value() == EEXIST) continue;
+    TRY(renamed);
+    TRY(io::fault_point("set_aside.after_rename"));
+    TRY(change_ledger(store, step, [](LedgerEntry& entry) { entry.unfinished = false; }));
+    TRY(tree.sync());
+    return name;
+  }
+  return Error(EEXIST, set_aside_name(tag, 1) + " and so on are taken, up to " + set_aside_name(tag, kMostAttempts) +
+                           "; remove some");
 }
 
 }  // namespace ckptfs::meta

@@ -1,6 +1,11 @@
-// Steps that are made piece by piece, by the ranks of a run (gpu/step_save.h) or by `ckptfs fetch` (fs/cli/fetch.cc),
-// and appear when all is there. Until then what there is lies beside them, in partial-ATTEMPT-TAG: a step that is never
-// complete. Nothing else makes it one: what was never committed is listed, and left to keep_partial.
+// Steps under another name than their own.
+//   - Steps that are made piece by piece, by the ranks of a run (gpu/step_save.h) or by `ckptfs fetch`
+//     (fs/cli/fetch.cc), and appear when all is there. Until then what there is lies beside them, in
+//     partial-ATTEMPT-TAG: a step that is never complete. Nothing else makes it one: what was never committed is
+//     listed, and left to keep_partial.
+//   - Abandoned steps that were set aside, so that no program takes them for steps of a training. When that is done,
+//   and
+//     when not: fs/steps/set_aside.h.
 #pragma once
 
 #include <optional>
@@ -35,5 +40,9 @@ struct Committed {
 };
 Result<Committed> commit_partial(Store& store, InodeNumber partial, const std::string& tag,
                                  Existing existing = Existing::merge);
+
+// Renames the step `tag` of `series` to incomplete-TAG, or incomplete-2-TAG and so on where there is such a name
+// already. Durable on return of the new name. It stays a step, also if it holds nothing. ENOENT: the name is another's.
+Result<std::string> set_aside(Store& store, InodeNumber series, InodeNumber step, const std::string& tag);
 
 }  // namespace ckptfs::meta

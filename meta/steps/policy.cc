@@ -1,10 +1,8 @@
 #include "meta/steps/policy.h"
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <cmath>
-#include <limits>
 #include <sstream>
 
 #include "io/duration.h"
@@ -18,129 +16,113 @@ namespace {
 
 constexpr const char* kPolicyXattr = "user.ckptfs.policy";
 
-Error wrong(std::string_view rule, const std::string& value, const std::string& wanted) {
-  return Error(EINVAL, std::string(rule) + ": '" + value + "' is no value for it; it takes " + wanted);
-}
-
 std::optional<uint64_t> number_in(std::string_view text) {
   uint64_t number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   return error == std::errc() && end == text.data() + text.size() ? std::optional(number) : std::nullopt;
 }
 
-Result<uint64_t> parse_count(std::string_view rule, const std::string& text) {
+std::optional<uint64_t> parse_count(const std::string& text) {
   const auto count = number_in(text);
-  if (!count || *count == 0) return wrong(rule, text, "a whole number from 1 up");
-  return *count;
+  return count && *count > 0 ? count : std::nullopt;
 }
 
-Result<std::chrono::seconds> parse_time(std::string_view rule, const std::string& text) {
-  auto time = io::parse_duration(text);
-  if (!time || time.value().count() == 0) return wrong(rule, text, "a duration, as in 7d, 36h, 90m or 45s");
-  return time;
+std::optional<std::chrono::seconds> parse_time(const std::string& text) {
+  const auto time = io::parse_duration(text);
+  return time && time.value().count() > 0 ? std::optional(time.value()) : std::nullopt;
 }
 
-Result<uint64_t> parse_bytes(std::string_view rule, const std::string& text) {
-  if (const auto bytes = number_in(text); bytes && *bytes > 0) return *bytes;
-  auto size = io::parse_size(text);
-  if (!size) return wrong(rule, text, "bytes, as in 500G or 2T");
-  return size;
-}
-
-Result<bool> parse_switch(std::string_view rule, const std::string& text) {
-  if (text == "1") return true;
-  return wrong(rule, text, "1; take the rule away to switch it off");
+std::optional<uint64_t> parse_bytes(const std::string& text) {
+  if (const auto bytes = parse_count(text)) return bytes;
+  const auto size = io::parse_size(text);
+  return size ? std::optional(size.value()) : std::nullopt;
 }
 
 // "eval_loss:min:2". The name of a metric may have colons of its own.
-Result<KeepBest> parse_best(std::string_view rule, const std::string& text) {
-  const Error error = wrong(rule, text, "NAME:min:N or NAME:max:N, as in eval_loss:min:2");
+std::optional<KeepBest> parse_best(const std::string& text) {
   const size_t last = text.rfind(':');
-  if (last == std::string::npos || last == 0) return error;
+  if (last == std::string::npos || last == 0) return std::nullopt;
   const size_t middle = text.rfind(':', last - 1);
-  if (middle == std::string::npos || middle == 0) return error;
+  if (middle == std::string::npos || middle == 0) return std::nullopt;
   const std::string side = text.substr(middle + 1, last - middle - 1);
-  const auto count = number_in(std::string_view(text).substr(last + 1));
-  if ((side != "min" && side != "max") || !count || *count == 0) return error;
+  const auto count = parse_count(text.substr(last + 1));
+  if ((side != "min" && side != "max") || !count) return std::nullopt;
   return KeepBest{text.substr(0, middle), side == "min", *count};
 }
 
-// A whole number, or a duration.
-Result<KeepFull> parse_full(std::string_view rule, const std::string& text) {
-  if (const auto count = number_in(text); count && *count > 0) return KeepFull{*count, std::nullopt};
-  auto time = io::parse_duration(text);
-  if (time && time.value().count() > 0 && !number_in(text)) return KeepFull{std::nullopt, time.value()};
-  return wrong(rule, text, "a whole number from 1 up, or a duration, as in 7d or 36h");
+std::optional<KeepFull> parse_full(const std::string& text) {
+  if (const auto count = parse_count(text)) return KeepFull{*count, std::nullopt};
+  if (const auto time = parse_time(text)) return KeepFull{std::nullopt, *time};
+  return std::nullopt;
 }
 
-Result<std::string> parse_type(std::string_view rule, const std::string& text) {
-  if (text == "same" || text == "bf16" || text == "fp16" || text == "fp32") return text;
-  return wrong(rule, text, "same, bf16, fp16 or fp32");
+std::optional<std::string> parse_names(const std::string& text) {
+  const bool fits = !text.empty() && text.size() <= kMaximumName && text.find('/') == std::string::npos;
+  return fits ? std::optional(text) : std::nullopt;
 }
 
-Result<uint64_t> parse_hold(std::string_view rule, const std::string& text) {
-  const auto count = number_in(text);
-  return count ? Result<uint64_t>(*count) : wrong(rule, text, "a whole number");
-}
-
-Result<std::string> parse_push(std::string_view rule, const std::string& text) {
-  if (text == "quiet" || text == "manual") return text;
-  return wrong(rule, text, "quiet or manual");
-}
-
-Result<std::string> parse_names(std::string_view rule, const std::string& text) {
-  if (!text.empty() && text.size() <= kMaximumName && text.find('/') == std::string::npos) return text;
-  return wrong(rule, text, "a pattern for the names of folders, as in 'iter_*'");
-}
-
-Result<std::string> parse_complete_when(std::string_view rule, const std::string& text) {
+std::optional<std::string> parse_complete_when(const std::string& text) {
   const std::string path = '/' + text + '/';
   const bool inside = path.find("//") == std::string::npos && path.find("/../") == std::string::npos &&
                       path.find("/./") == std::string::npos;
-  if (inside && text.size() <= kMaximumName) return text;
-  return wrong(rule, text,
-               "the path of a file in the step that is written last, `quiet`, or a file that names the newest step: "
-               "latest, latest_universal or latest_checkpointed_iteration.txt");
+  return inside && text.size() <= kMaximumName ? std::optional(text) : std::nullopt;
+}
+
+std::optional<bool> parse_switch(const std::string& text) { return text == "1" ? std::optional(true) : std::nullopt; }
+
+std::optional<std::string> parse_type(const std::string& text) {
+  return text == "same" || text == "bf16" || text == "fp16" || text == "fp32" ? std::optional(text) : std::nullopt;
+}
+
+std::optional<std::string> parse_push(const std::string& text) {
+  return text == "quiet" || text == "manual" ? std::optional(text) : std::nullopt;
 }
 
 Error no_such_rule(const std::string& name) {
   return Error(EINVAL, name + ": there is no such rule; `ckptfs policy --help` lists them");
 }
 
-// A rule, and the function that sets it in a policy from its text.
+// A rule, the function that sets it in a policy from its text, and what it takes.
 struct Rule {
   std::string_view name;
-  Result<> (*set)(Policy&, std::string_view, const std::string&);
+  bool (*set)(Policy&, const std::string&);
+  const char* takes;
 };
 
 template <auto Member, auto Parse>
-Result<> set_member(Policy& policy, std::string_view rule, const std::string& text) {
-  TRY_ASSIGN(policy.*Member, Parse(rule, text));
-  return success();
+bool set_member(Policy& policy, const std::string& text) {
+  const auto value = Parse(text);
+  if (value) policy.*Member = *value;
+  return value.has_value();
 }
 
+constexpr const char* kCounts = "a whole number from 1 up";
+constexpr const char* kTimes = "a duration, as in 7d, 36h, 90m or 45s";
+constexpr const char* kBytes = "bytes, as in 500G or 2T";
 constexpr std::array<Rule, 16> kRules{{
-    {"keep_last", set_member<&Policy::keep_last, parse_count>},
-    {"keep_every", set_member<&Policy::keep_every, parse_count>},
-    {"keep_for", set_member<&Policy::keep_for, parse_time>},
-    {"keep_best", set_member<&Policy::keep_best, parse_best>},
-    {"keep_partial", set_member<&Policy::keep_partial, parse_time>},
-    {"keep_unknown", set_member<&Policy::keep_unknown, parse_time>},
-    {"max_bytes", set_member<&Policy::max_bytes, parse_bytes>},
-    {"min_free", set_member<&Policy::min_free, parse_bytes>},
-    {"seal_after", set_member<&Policy::seal_after, parse_time>},
-    {"set_aside", set_member<&Policy::set_aside, parse_switch>},
-    {"keep_full", set_member<&Policy::keep_full, parse_full>},
-    {"thin_to", set_member<&Policy::thin_to, parse_type>},
-    {"steps", set_member<&Policy::steps, parse_names>},
-    {"complete_when", set_member<&Policy::complete_when, parse_complete_when>},
-    {"push", set_member<&Policy::push, parse_push>},
-    {"hold_unpushed", set_member<&Policy::hold_unpushed, parse_hold>},
+    {"keep_last", set_member<&Policy::keep_last, parse_count>, kCounts},
+    {"keep_every", set_member<&Policy::keep_every, parse_count>, kCounts},
+    {"keep_for", set_member<&Policy::keep_for, parse_time>, kTimes},
+    {"keep_best", set_member<&Policy::keep_best, parse_best>, "NAME:min:N or NAME:max:N, as in eval_loss:min:2"},
+    {"keep_partial", set_member<&Policy::keep_partial, parse_time>, kTimes},
+    {"keep_unknown", set_member<&Policy::keep_unknown, parse_time>, kTimes},
+    {"max_bytes", set_member<&Policy::max_bytes, parse_bytes>, kBytes},
+    {"min_free", set_member<&Policy::min_free, parse_bytes>, kBytes},
+    {"seal_after", set_member<&Policy::seal_after, parse_time>, kTimes},
+    {"set_aside", set_member<&Policy::set_aside, parse_switch>, "1; take the rule away to switch it off"},
+    {"keep_full", set_member<&Policy::keep_full, parse_full>,
+     "a whole number from 1 up, or a duration, as in 7d or 36h"},
+    {"thin_to", set_member<&Policy::thin_to, parse_type>, "same, bf16, fp16 or fp32"},
+    {"steps", set_member<&Policy::steps, parse_names>, "a pattern for the names of folders, as in 'iter_*'"},
+    {"complete_when", set_member<&Policy::complete_when, parse_complete_when>,
+     "the path of a file in the step that is written last, `quiet`, or a file that names the newest step: "
+     "latest, latest_universal or latest_checkpointed_iteration.txt"},
+    {"push", set_member<&Policy::push, parse_push>, "quiet or manual"},
+    {"hold_unpushed", set_member<&Policy::hold_unpushed, number_in>, "a whole number"},
 }};
 
 const Rule* find_rule(std::string_view name) {
-  const auto* const rule =
-      std::find_if(kRules.begin(), kRules.end(), [name](const Rule& one) { return one.name == name; });
+  const auto* const rule = std::ranges::find(kRules, name, &Rule::name);
   return rule == kRules.end() ? nullptr : rule;
 }
 
@@ -174,11 +156,6 @@ std::string encode(const SeriesPolicy& policy) {
   return text.str();
 }
 
-timespec from_nanoseconds(uint64_t time) {
-  constexpr uint64_t kSecond = 1'000'000'000;
-  return {static_cast<time_t>(time / kSecond), static_cast<long>(time % kSecond)};
-}
-
 Result<SeriesPolicy> decode(const std::string& text) {
   const Error damaged(EIO, "the index holds a damaged policy");
   SeriesPolicy policy;
@@ -190,8 +167,9 @@ Result<SeriesPolicy> decode(const std::string& text) {
     if (kind == "changed" || kind == "left_alone") {
       const auto time = number_in(rest);
       if (!time) return damaged;
-      if (kind == "changed") policy.changed = from_nanoseconds(*time);
-      if (kind == "left_alone") policy.left_alone = from_nanoseconds(*time);
+      const timespec when = to_timespec(WallTime(std::chrono::nanoseconds(*time)));
+      if (kind == "changed") policy.changed = when;
+      if (kind == "left_alone") policy.left_alone = when;
       continue;
     }
     if (kind == "set_by" || kind == "armed_by") {
@@ -233,7 +211,7 @@ Result<> change_policy(Store& store, InodeNumber series, const Change& change_it
   return store.tree().commit(std::move(change));
 }
 
-bool same_time(const timespec& a, const timespec& b) { return !later(a, b) && !later(b, a); }
+bool same_time(const timespec& a, const timespec& b) { return wall_time(a) == wall_time(b); }
 
 }  // namespace
 
@@ -255,7 +233,8 @@ Result<Policy> parse_policy(const PolicyText& text) {
   for (const auto& [name, value] : text) {
     const Rule* const rule = find_rule(name);
     if (rule == nullptr) return no_such_rule(name);
-    TRY(rule->set(policy, name, value));
+    if (rule->set(policy, value)) continue;
+    return Error(EINVAL, name + ": '" + value + "' is no value for it; it takes " + rule->takes);
   }
   return policy;
 }

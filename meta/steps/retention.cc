@@ -128,18 +128,12 @@ class Judge {
     }
   }
 
-  std::vector<size_t> gone() const {
-    std::vector<size_t> gone;
-    for (size_t at = 0; at < decisions_.size(); ++at) {
-      if (!decisions_[at].stays) gone.push_back(at);
-    }
-    return gone;
-  }
-
   Result<bool> is_met_without(const std::vector<size_t>& oldest, size_t count, uint64_t cap,
                               bool (*met)(const Room&, uint64_t)) const {
-    std::vector<size_t> without = gone();
-    without.insert(without.end(), oldest.begin(), oldest.begin() + static_cast<std::ptrdiff_t>(count));
+    std::vector<size_t> without(oldest.begin(), oldest.begin() + static_cast<std::ptrdiff_t>(count));
+    for (size_t at = 0; at < decisions_.size(); ++at) {
+      if (!decisions_[at].stays) without.push_back(at);
+    }
     std::sort(without.begin(), without.end());
     TRY_ASSIGN(const Room room, room_(without));
     return met(room, cap);

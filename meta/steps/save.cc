@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <functional>
 #include <unordered_map>
@@ -15,9 +16,7 @@
 #include "io/lease.h"
 #include "io/parallel.h"
 #include "meta/names.h"
-#include "meta/steps/save_plan.h"
 #include "meta/steps/save_step.h"
-#include "meta/steps/source.h"
 #include "meta/time.h"
 #include "meta/tree/unpublished.h"
 
@@ -344,18 +343,8 @@ class Save {
 }  // namespace
 
 bool is_refusal(const Error& error) {
-  switch (error.errno_value()) {
-    case EINVAL:
-    case EEXIST:
-    case ENOENT:
-    case ENOTDIR:
-    case EPERM:
-    case EACCES:
-    case ENAMETOOLONG:
-      return true;
-    default:
-      return false;
-  }
+  constexpr std::array kRefusals{EINVAL, EEXIST, ENOENT, ENOTDIR, EPERM, EACCES, ENAMETOOLONG};
+  return std::ranges::count(kRefusals, error.errno_value()) != 0;
 }
 
 Result<SaveResult> save(Store& store, const SaveRequest& request) {

@@ -1,6 +1,6 @@
 // Save: a point-in-time clone of the live swap files into a step. One save at a time, in this order (class Save in
 // meta/steps/save.cc):
-//   1. Plan which files (meta/steps/save_plan.h), and write back what is dirty, with no gate closed and no lock held.
+//   1. Plan which files (meta/steps/source.h), and write back what is dirty, with no gate closed and no lock held.
 //   2. Close the gate (meta/tree/gate.h). Renames, unlinks, truncates and opens for writing in the source are set
 //      aside, and no thread waits. Plan again if anything in the tree has changed since.
 //   3. Look at each file: a suspect one fails the save, one that is being adopted is cut, and somebody may be writing
@@ -21,8 +21,7 @@
 // trainer is between two steps, as it is inside `save_checkpoint`.
 #pragma once
 
-#include "meta/steps/save_request.h"
-#include "meta/store/store.h"
+#include "meta/steps/source.h"
 
 namespace ckptfs::meta {
 

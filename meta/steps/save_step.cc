@@ -117,11 +117,9 @@ Result<> SaveStep::put_step(Tree::Change& change, InodeNumber source, const std:
   }
   change.batch.put(series_number, series);
   new_folders_.emplace(result_.step, step);
-  TRY_ASSIGN(const auto present, store_.index().find_step(result_.step));
-  step_record_ = present.value_or(StepRecord());
+  TRY_ASSIGN(step_record_, step_record(store_, series_number, result_.step, request_.tag));
   step_record_.source = source;
   step_record_.stale = stale_names(files);
-  TRY_ASSIGN(step_record_.number, allot_number(store_, series_number, request_.tag, step_record_));
   return success();
 }
 

@@ -10,9 +10,7 @@
 #include <vector>
 
 #include "io/fd.h"
-#include "meta/steps/save_plan.h"
-#include "meta/steps/save_request.h"
-#include "meta/store/store.h"
+#include "meta/steps/source.h"
 
 namespace ckptfs::meta {
 

@@ -1,9 +1,3 @@
-// Freezing: live files become frozen, in one batch behind a closed gate (meta/tree/gate.h), without any copy. Sealing a
-// step freezes every file in it, and makes everything in it immutable.
-//
-// A file with names outside the step, or with a mapping that outlived its descriptor, is frozen as a clone, so that
-// those who can still write to the file write to another blob. A file that somebody has open for writing is EBUSY. A
-// suspect file is refused.
 #include "meta/steps/seal.h"
 
 #include <fcntl.h>
@@ -12,7 +6,6 @@
 #include <map>
 #include <tuple>
 #include <unordered_set>
-#include <vector>
 
 #include "io/clone.h"
 #include "io/fault.h"
@@ -34,11 +27,13 @@ struct Member {
 
 class Freeze {
  public:
-  // `flags` are set in each member, beside kFrozen.
-  Freeze(Store& store, uint32_t flags) : store_(store), tree_(store.tree()), flags_(flags) {}
-  Freeze(const Freeze&) = delete;
-  Freeze& operator=(const Freeze&) = delete;
-  virtual ~Freeze() = default;
+  // Of all that is in the step `top`, which is sealed; or of these files of the folder `top`.
+  Freeze(Store& store, InodeNumber top, const std::vector<InodeNumber>* files)
+      : store_(store),
+        tree_(store.tree()),
+        top_(top),
+        files_(files),
+        flags_(files == nullptr ? uint32_t{kSealed} : 0) {}
 
   Result<> run() {
     TRY(collect());
@@ -56,18 +51,47 @@ class Freeze {
     return tree_.sync();
   }
 
- protected:
-  // Finds the members as they are now.
-  virtual Result<> collect() = 0;
-  // Adds to the batch what else belongs to it.
-  virtual Result<> complete(Tree::Change& change) = 0;
-  virtual std::string what() const = 0;
-
-  Store& store_;
-  Tree& tree_;
-  std::map<InodeNumber, Member> members_;
-
  private:
+  // Finds the members as they are now.
+  Result<> collect() {
+    members_.clear();
+    return files_ == nullptr ? collect_step() : collect_files();
+  }
+
+  Result<> collect_step() {
+    TRY_ASSIGN(members_[top_].record, tree_.inode(top_));
+    std::vector<InodeNumber> folders{top_};
+    while (!folders.empty()) {
+      const InodeNumber folder = folders.back();
+      folders.pop_back();
+      TRY_ASSIGN(const auto entries, tree_.list(folder));
+      for (const DirectoryEntry& entry : entries) {
+        Member& member = members_[entry.inode];
+        member.names.emplace_back(folder, entry.name);
+        TRY_ASSIGN(member.record, tree_.inode(entry.inode));
+        if (member.record.is_dir()) folders.push_back(entry.inode);
+      }
+    }
+    return success();
+  }
+
+  Result<> collect_files() {
+    for (const InodeNumber file : *files_) {
+      Member& member = members_[file];
+      TRY_ASSIGN(member.record, tree_.inode(file));
+      if (!member.record.is_regular()) return Error(EINVAL, tree_.path_of(file) + ": it is no regular file");
+    }
+    TRY_ASSIGN(const auto entries, tree_.list(top_));
+    for (const DirectoryEntry& entry : entries) {
+      const auto member = members_.find(entry.inode);
+      if (member != members_.end()) member->second.names.emplace_back(top_, entry.name);
+    }
+    for (const auto& [file, member] : members_) {
+      if (member.names.empty()) return Error(ENOENT, tree_.path_of(top_) + ": a file of it has gone meanwhile");
+    }
+    return success();
+  }
+
   // The members, and the folders of their names.
   std::unordered_set<InodeNumber> to_be_guarded() const {
     std::unordered_set<InodeNumber> guarded;
@@ -79,10 +103,9 @@ class Freeze {
   }
 
   Result<> freeze(const std::unordered_set<InodeNumber>& guarded) {
-    members_.clear();
     TRY(collect());
     for (const InodeNumber number : to_be_guarded()) {
-      if (!guarded.contains(number)) return Error(EBUSY, what() + ": files are still being made in it");
+      if (!guarded.contains(number)) return Error(EBUSY, tree_.path_of(top_) + ": files are still being made in it");
     }
     for (auto& [number, member] : members_) {
       if (member.record.is_live_file()) TRY(check_file(number, member));
@@ -164,7 +187,7 @@ class Freeze {
         change.batch.put(number, record);
       }
     }
-    TRY(complete(change));
+    if (files_ == nullptr) TRY(seal(change));
     TRY(tree_.commit(std::move(change)));
     for (auto& [number, member] : members_) member.clone = 0;
     return success();
@@ -256,49 +279,17 @@ class Freeze {
     doom_unpublished(tree_, clones, "clones of what could not be frozen");
   }
 
-  const uint32_t flags_;
-  std::vector<std::pair<InodeNumber, std::string>> replaced_;  // names that lead to another inode now
-};
-
-class SealStep : public Freeze {
- public:
-  SealStep(Store& store, InodeNumber step) : Freeze(store, kSealed), step_(step) {}
-
- private:
-  Result<> collect() override {
-    TRY_ASSIGN(members_[step_].record, tree_.inode(step_));
-    std::vector<InodeNumber> folders{step_};
-    while (!folders.empty()) {
-      const InodeNumber folder = folders.back();
-      folders.pop_back();
-      TRY_ASSIGN(const auto entries, tree_.list(folder));
-      for (const DirectoryEntry& entry : entries) {
-        Member& member = members_[entry.inode];
-        member.names.emplace_back(folder, entry.name);
-        TRY_ASSIGN(member.record, tree_.inode(entry.inode));
-        if (member.record.is_dir()) folders.push_back(entry.inode);
-      }
-    }
-    return success();
-  }
-
-  Result<> complete(Tree::Change& change) override {
-    TRY_ASSIGN(InodeRecord folder, change.batch.inode(step_));
+  Result<> seal(Tree::Change& change) {
+    TRY_ASSIGN(InodeRecord folder, change.batch.inode(top_));
     if (folder.nlink == 0) return Error(ENOENT, "the step was removed meanwhile");
     folder.flags |= kSealed | kStep;
-    change.batch.put(step_, folder);
-    TRY_ASSIGN(const auto known, store_.index().find_step(step_));
-    StepRecord step = known.value_or(StepRecord());
+    change.batch.put(top_, folder);
+    TRY_ASSIGN(StepRecord step, step_record(store_, folder.parent, top_, name_of(tree_, top_)));
     step.sealed = true;
-    TRY_ASSIGN(step.number, allot_number(store_, folder.parent, name_of(tree_, step_), step));
-    change.batch.put_step(step_, step);
-    return seal_steps_within(change);
-  }
-
-  // In a Trainer's checkpoint-N lies DeepSpeed's global_stepN, which is sealed, too.
-  Result<> seal_steps_within(Tree::Change& change) {
+    change.batch.put_step(top_, step);
+    // In a Trainer's checkpoint-N lies DeepSpeed's global_stepN, which is sealed, too.
     for (const auto& [number, member] : members_) {
-      if (number == step_ || (member.record.flags & kStep) == 0) continue;
+      if (number == top_ || (member.record.flags & kStep) == 0) continue;
       TRY_ASSIGN(StepRecord within, store_.index().step(number));
       within.sealed = true;
       change.batch.put_step(number, within);
@@ -306,39 +297,13 @@ class SealStep : public Freeze {
     return success();
   }
 
-  std::string what() const override { return tree_.path_of(step_); }
-
-  const InodeNumber step_;
-};
-
-class FreezeFiles : public Freeze {
- public:
-  FreezeFiles(Store& store, InodeNumber folder, const std::vector<InodeNumber>& files)
-      : Freeze(store, 0), folder_(folder), files_(files) {}
-
- private:
-  Result<> collect() override {
-    for (const InodeNumber file : files_) {
-      Member& member = members_[file];
-      TRY_ASSIGN(member.record, tree_.inode(file));
-      if (!member.record.is_regular()) return Error(EINVAL, tree_.path_of(file) + ": it is no regular file");
-    }
-    TRY_ASSIGN(const auto entries, tree_.list(folder_));
-    for (const DirectoryEntry& entry : entries) {
-      const auto member = members_.find(entry.inode);
-      if (member != members_.end()) member->second.names.emplace_back(folder_, entry.name);
-    }
-    for (const auto& [file, member] : members_) {
-      if (member.names.empty()) return Error(ENOENT, tree_.path_of(folder_) + ": a file of it has gone meanwhile");
-    }
-    return success();
-  }
-
-  Result<> complete(Tree::Change&) override { return success(); }
-  std::string what() const override { return tree_.path_of(folder_); }
-
-  const InodeNumber folder_;
-  const std::vector<InodeNumber>& files_;
+  Store& store_;
+  Tree& tree_;
+  const InodeNumber top_;
+  const std::vector<InodeNumber>* const files_;
+  const uint32_t flags_;  // set in each member, beside kFrozen
+  std::map<InodeNumber, Member> members_;
+  std::vector<std::pair<InodeNumber, std::string>> replaced_;  // names that lead to another inode now
 };
 
 }  // namespace
@@ -350,13 +315,13 @@ Result<> seal(Store& store, InodeNumber step) {
   if (!is_one) return Error(EINVAL, tree.path_of(step) + ": it is no step; seal a step of a series");
   TRY_ASSIGN(const InodeRecord record, tree.inode(step));
   if ((record.flags & kSealed) != 0) return store.tree().sync();  // an earlier seal may have failed to sync it
-  return SealStep(store, step).run();
+  return Freeze(store, step, nullptr).run();
 }
 
 Result<> freeze_files(Store& store, InodeNumber folder, const std::vector<InodeNumber>& files) {
   if (files.empty()) return success();
   const io::MutexLock one_at_a_time(store.save_mutex());
-  return FreezeFiles(store, folder, files).run();
+  return Freeze(store, folder, &files).run();
 }
 
 }  // namespace ckptfs::meta

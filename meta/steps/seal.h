@@ -1,5 +1,9 @@
-// Freezing: live files become frozen, in one batch behind a closed gate. Sealing a step freezes every file in it, and
-// makes everything in it immutable.
+// Freezing: live files become frozen, in one batch behind a closed gate (meta/tree/gate.h), without any copy. Sealing a
+// step freezes every file in it, and makes everything in it immutable.
+//
+// A file with names outside the step, or with a mapping that outlived its descriptor, is frozen as a clone, so that
+// those who can still write to the file write to another blob. A file that somebody has open for writing is EBUSY. A
+// suspect file is refused.
 #pragma once
 
 #include <vector>

@@ -21,8 +21,6 @@ Result<> visit_files(const Tree& tree, InodeNumber folder, std::vector<std::stri
   return success();
 }
 
-std::string folder_of(const std::string& path) { return path.rfind('/') == 0 ? "/" : path.substr(0, path.rfind('/')); }
-
 }  // namespace
 
 Result<> for_each_file(const Tree& tree, InodeNumber folder, const VisitFile& visit) {
@@ -93,11 +91,6 @@ Result<> add_steps_of(Store& store, InodeNumber series, std::vector<StepInfo>& s
 
 }  // namespace
 
-Result<StepInfo> step_info(Store& store, InodeNumber number) {
-  const std::string path = store.tree().path_of(number);
-  return info_of(store, number, folder_of(path), path.substr(path.rfind('/') + 1));
-}
-
 Result<std::vector<StepInfo>> list_steps(Store& store, InodeNumber series) {
   std::vector<InodeNumber> all{series};
   if (series == 0) {
@@ -121,18 +114,19 @@ uint64_t number_of(const std::string& tag, const StepRecord& record) {
   return record.number != 0 ? record.number : last_number_in(tag).value_or(0);
 }
 
-Result<uint64_t> allot_number(const Store& store, InodeNumber series, const std::string& tag,
-                              const StepRecord& record) {
+Result<StepRecord> step_record(const Store& store, InodeNumber series, InodeNumber step, const std::string& tag) {
+  TRY_ASSIGN(const auto known, store.index().find_step(step));
+  StepRecord record = known.value_or(StepRecord());
   TRY_ASSIGN(const bool named, may_be_step(store.tree(), series, tag));
-  if (named) return uint64_t{0};
-  if (record.number != 0) return record.number;
-  uint64_t last = 0;
+  if (named) record.number = 0;
+  if (named || record.number != 0) return record;
   TRY_ASSIGN(const auto entries, store.tree().list(series));
   for (const DirectoryEntry& entry : entries) {
     TRY_ASSIGN(const auto other, store.index().find_step(entry.inode));
-    if (other) last = std::max(last, other->number);
+    if (other) record.number = std::max(record.number, other->number);
   }
-  return last + 1;
+  ++record.number;
+  return record;
 }
 
 Result<> set_pinned(Store& store, InodeNumber number, bool pinned) {
@@ -144,11 +138,9 @@ Result<> set_pinned(Store& store, InodeNumber number, bool pinned) {
     TRY_ASSIGN(InodeRecord record, store.index().inode(number));
     if (record.nlink == 0) return Error(ENOENT);
     record.flags |= kStep;
-    TRY_ASSIGN(const auto known, store.index().find_step(number));
-    StepRecord present = known.value_or(StepRecord());
+    TRY_ASSIGN(StepRecord present, step_record(store, record.parent, number, name_of(tree, number)));
     present.pinned = pinned;
     if (pinned) tree.note_pinned(number);
-    TRY_ASSIGN(present.number, allot_number(store, record.parent, name_of(tree, number), present));
     change.batch.put(number, record);
     change.batch.put_step(number, present);
     if (!pinned) change.batch.allow_on_full_store();  // so that it can be removed

@@ -31,12 +31,11 @@ Result<> for_each_file(const Tree& tree, InodeNumber folder, const VisitFile& vi
 Result<bool> holds_symlink(const Tree& tree, InodeNumber folder, size_t depth = 0);
 // All steps of one series, or of every series (series = 0), sorted by series, then by step number and tag.
 Result<std::vector<StepInfo>> list_steps(Store& store, InodeNumber series = 0);
-Result<StepInfo> step_info(Store& store, InodeNumber step);
 
 // The number of a step: what its name carries, else what it was given when it was made (StepRecord::number); 0: none.
 uint64_t number_of(const std::string& tag, const StepRecord& record);
-// The number to be given to a step of that name, in its record.
-Result<uint64_t> allot_number(const Store& store, InodeNumber series, const std::string& tag, const StepRecord& record);
+// The step's record, with the number that is to be given to a step of that name. Of one that has none, a new record.
+Result<StepRecord> step_record(const Store& store, InodeNumber series, InodeNumber step, const std::string& tag);
 
 Result<> set_pinned(Store& store, InodeNumber step, bool pinned);
 

@@ -1,6 +1,8 @@
 #include "meta/steps/tensor_maps.h"
 
-#include <algorithm>
+#include <set>
+
+#include "meta/formats/thinning.h"
 
 namespace ckptfs::meta {
 namespace {
@@ -17,13 +19,8 @@ size_t pieces_of(const formats::TensorMap& map) {
 }
 
 bool is_within(const formats::TensorMap& map, size_t files) {
-  const auto inside = [&](const formats::Piece& piece) { return piece.file < files; };
-  for (const formats::Parameter& parameter : map.parameters) {
-    for (const auto& [state, tensor] : parameter.states) {
-      if (!std::all_of(tensor.pieces.begin(), tensor.pieces.end(), inside)) return false;
-    }
-  }
-  return std::all_of(map.undivided.begin(), map.undivided.end(), [&](const auto& swap) { return swap.file < files; });
+  const std::set<uint32_t> held = formats::files_of(map);
+  return held.empty() || *held.rbegin() < files;
 }
 
 }  // namespace

@@ -17,11 +17,7 @@ class ThinChange {
   ThinChange(Store& store, const Thinning& thinning) : store_(store), tree_(store.tree()), thinning_(thinning) {}
 
   Result<Thinned> run() {
-    TRY(collect());
-    const std::unordered_set<InodeNumber> guarded = members_;
-    tree_.gate().close(guarded);
-    auto changed = behind_gate(guarded);
-    tree_.gate().open();
+    auto changed = change();
     if (!changed) {
       abandon();
       return std::move(changed).error();
@@ -36,6 +32,15 @@ class ThinChange {
     InodeNumber folder = 0;
     DirectoryEntry entry;
   };
+
+  Result<> change() {
+    TRY(collect());
+    const std::unordered_set<InodeNumber> guarded = members_;
+    tree_.gate().close(guarded);
+    auto changed = behind_gate(guarded);
+    tree_.gate().open();
+    return changed;
+  }
 
   Result<> behind_gate(const std::unordered_set<InodeNumber>& guarded) {
     TRY(collect());
@@ -88,10 +93,9 @@ class ThinChange {
     for (const NewFile& file : thinning_.files) TRY(put_file(change, file, *step));
     step->flags |= kStep;
     step->ctime = now();
-    TRY_ASSIGN(const auto known, store_.index().find_step(thinning_.step));
-    StepRecord record = known.value_or(StepRecord());
+    TRY_ASSIGN(const StepRecord record,
+               step_record(store_, step->parent, thinning_.step, name_of(tree_, thinning_.step)));
     if (record.being_removed) return Error(ENOENT, path() + ": the step is being removed");
-    TRY_ASSIGN(record.number, allot_number(store_, step->parent, name_of(tree_, thinning_.step), record));
     change.batch.put_step(thinning_.step, record);
     change.batch.erase_map(thinning_.step);
     for (const auto& [number, changed] : records_) change.batch.put(number, changed);

@@ -171,6 +171,37 @@ TEST_F(LedgerTest, IsKeptWithTheStep) {
   EXPECT_EQ(change_ledger(*store_, step + 1000, [](LedgerEntry&) {}).error().errno_value(), ENOENT);
 }
 
+TEST_F(LedgerTest, EachFactIsKept) {
+  make_folder("/steps/checkpoint-1");
+  const InodeNumber step = at("/steps/checkpoint-1");
+  for (const WallTime again : {WallTime(), WallTime(7s)}) {
+    for (const bool unfinished : {false, true}) {
+      for (const bool by_run : {false, true}) {
+        const LedgerEntry entry{
+            .unfinished = unfinished, .by_run = by_run, .again = by_run ? again : WallTime(), .whole = WallTime(5s)};
+        ASSERT_TRUE(change_ledger(*store_, step, [&entry](LedgerEntry& known) { known = entry; }));
+        EXPECT_EQ(ledger_of(*store_, step).value(), entry);
+      }
+    }
+  }
+}
+
+// As they were written before "again" told that it was a run.
+TEST_F(LedgerTest, OldRecordsAreRead) {
+  make_folder("/steps/checkpoint-1");
+  const InodeNumber step = at("/steps/checkpoint-1");
+  const auto read = [&](const std::string& text) {
+    Tree::Change change = tree().begin();
+    change.batch.put_xattr(step, "user.ckptfs.ledger", text);
+    EXPECT_TRUE(tree().commit(std::move(change)));
+    return ledger_of(*store_, step).value();
+  };
+  EXPECT_EQ(read("unfinished run\n"), (LedgerEntry{.unfinished = true, .by_run = true}));
+  EXPECT_EQ(read("unfinished commands\n"), (LedgerEntry{.unfinished = true}));
+  EXPECT_EQ(read("again 7000000000\nwhole 5000000000\n"),
+            (LedgerEntry{.by_run = true, .again = WallTime(7s), .whole = WallTime(5s)}));
+}
+
 TEST_F(LedgerTest, WhoHasJustBegunIsACommand) {
   const StoreClock clock = StoreClock::load(store_->index()).value();
   const Process own = find_process(::getpid()).process;

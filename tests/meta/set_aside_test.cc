@@ -1,6 +1,6 @@
-#include "meta/steps/set_aside.h"
-
 #include "meta/names.h"
+#include "meta/steps/ledger.h"
+#include "meta/steps/partial.h"
 #include "tests/meta/scratch_store.h"
 
 namespace ckptfs::meta {
@@ -28,6 +28,20 @@ TEST_F(SetAsideTest, TakesTheNextFreeName) {
   EXPECT_EQ(at("/steps/" + name.value()), step);
   EXPECT_FALSE(tree().resolve(kStepPath));
   expect_clean_fsck();
+}
+
+// So that its files are doubted once it has its own name again.
+TEST_F(SetAsideTest, ThatItIsOfTwoSavesStaysKnown) {
+  const InodeNumber step = at(kStepPath);
+  ASSERT_TRUE(change_ledger(*store_, step, [](LedgerEntry& entry) {
+    note_whole(entry, WallTime(std::chrono::seconds(10)));
+    note_writer(entry, std::nullopt, WallTime(std::chrono::seconds(20)));
+  }));
+  ASSERT_TRUE(set_aside(*store_, at("/steps"), step, kTag));
+  reopen();
+  const LedgerEntry known = ledger_of(*store_, step).value();
+  EXPECT_FALSE(known.unfinished);
+  EXPECT_TRUE(known.is_written_again());
 }
 
 TEST_F(SetAsideTest, AStepWithoutAFreeNameStays) {

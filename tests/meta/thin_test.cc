@@ -147,6 +147,17 @@ TEST_F(ThinTest, WhatIsRefusedLeavesTheStepAsItIs) {
   expect_clean_fsck();
 }
 
+// Also where the step cannot even be read.
+TEST_F(ThinTest, OfAThinningThatFailsNoBlobStays) {
+  const size_t blobs = blob_files();
+  std::string folder = kFull;
+  for (size_t depth = 0; depth <= kDeepestStep; ++depth) make_folder(folder += "/f");
+  EXPECT_EQ(thin(*store_, thinning()).error().errno_value(), ELOOP);
+  for (int i = 0; i < 1000 && blob_files() != blobs; ++i) ::usleep(10000);
+  EXPECT_EQ(blob_files(), blobs);
+  expect_clean_fsck();
+}
+
 // A change that was not published is taken back by the next start, and one that was is finished by it.
 TEST_F(ThinTest, AfterACrashTheStepIsFullOrThin) {
   const size_t blobs = blob_files();

@@ -263,8 +263,9 @@ TEST_F(WriteBackTest, AStepWithASuspectFileIsNotSealed) {
     ASSERT_FALSE(sealed);
     EXPECT_TRUE(names(sealed.error(), kModel)) << sealed.error().message();
   }
-  EXPECT_FALSE(step_info(*store_, at("/steps/global_step7")) &&
-               step_info(*store_, at("/steps/global_step7")).value().record.sealed);
+  const auto record = store_->index().find_step(at("/steps/global_step7"));
+  ASSERT_TRUE(record);
+  EXPECT_FALSE(record.value().value_or(StepRecord()).sealed);
 }
 
 TEST_F(WriteBackTest, AnAttemptWithASuspectFileIsNotCommitted) {

@@ -110,6 +110,14 @@ TEST_F(StepFactsTest, WhoSavedItAndStillLives) {
   EXPECT_EQ(runs({{here, own}, {here, {own.pid, own.start + 1}}}, {}), std::set{own});
 }
 
+TEST_F(StepFactsTest, AStepThatCannotBeInspectedIsItsOwners) {
+  ASSERT_TRUE(meta::set_control_xattr(*store_, at(make_step(1)), "user.ckptfs.ledger", "damaged"));
+  const auto status = facts_->inspect_series(at("/runs"), "", false);
+  ASSERT_TRUE(status) << status.error().message();
+  EXPECT_TRUE(status.value().steps.front().failed);
+  EXPECT_EQ(status.value().steps.front().facts.owner, user().uid);
+}
+
 TEST_F(StepFactsTest, AStepWithASuspectFileIsDamagedUntilItIsWrittenAnew) {
   const meta::InodeNumber file = at(make_step(1) + "/config.json");
   {

@@ -398,6 +398,7 @@ Result<StepStatus> StepFactsFinder::inspect_step(meta::InodeNumber step, const s
   const bool complete = completeness == Completeness::complete;
   status.facts.tag = tag;
   status.facts.written_again = status.ledger.is_written_again();
+  status.facts.saved = status.ledger.has_saver();
   status.facts.number = meta::number_of(tag, status.record);
   status.facts.completeness = completeness;
   if (meta::formats::is_whole(completeness)) status.completed = wall_time(known.completed);
@@ -496,12 +497,22 @@ Result<std::string> StepFactsFinder::best_model_of(const StepStatus& status) {
   return best;
 }
 
-// What an owner's newest steps say counts for his steps: the one with the highest number, and the one that completed
-// last. If one of them cannot be read, any step may be the one that it names.
+// What an owner's newest steps say counts for his steps: the newest of all, the newest that was saved here, and the
+// newest of each run. If one of them cannot be read, any step may be the one that it names.
 void StepFactsFinder::find_best_models(SeriesStatus& status) {
   std::set<std::pair<uint32_t, std::string>> best;
   std::set<uint32_t> untold;  // owners
-  for (const StepStatus* const step : status.newest(&meta::StepFacts::is_whole)) {
+  std::set<const StepStatus*> newest;
+  const auto add = [&](const meta::Holds& holds) {
+    for (const StepStatus* const step : status.newest(holds)) newest.insert(step);
+  };
+  add(&meta::StepFacts::is_whole);
+  add(&meta::StepFacts::is_saved);
+  std::set<meta::Process> runs;
+  for (const StepStatus& step : status.steps) runs.insert(step.facts.runs.begin(), step.facts.runs.end());
+  for (const meta::Process& run : runs)
+    add([&run](const meta::StepFacts& step) { return step.is_complete() && step.runs.contains(run); });
+  for (const StepStatus* const step : newest) {
     const auto named = best_model_of(*step);
     if (named) best.emplace(step->facts.owner, named.value());
     if (!named && named.error().errno_value() != ENOENT) untold.insert(step->facts.owner);
@@ -559,8 +570,8 @@ Result<SeriesStatus> StepFactsFinder::inspect_series(meta::InodeNumber series, c
     status.steps.push_back(std::move(one));
   }
   TRY(see(series, status.steps, watches));
-  find_best_models(status);
   find_runs(status, here_);
+  find_best_models(status);
   return status;
 }
 

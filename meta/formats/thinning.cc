@@ -16,7 +16,6 @@ namespace {
 
 constexpr std::string_view kSafetensors = ".safetensors";
 constexpr uint64_t kThinnedFormat = 1;
-constexpr uint64_t kMostThinned = uint64_t{16} << 20;  // bytes of a manifest
 constexpr size_t kMostFiles = size_t{1} << 17;         // in one of its lists
 constexpr uint64_t kMostScalar = 1;                    // of a tensor that is no weights, whatever its type
 constexpr uint64_t kMostOfGenerator = 5056;            // bytes: the state of torch's largest one

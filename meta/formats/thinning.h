@@ -51,6 +51,8 @@ std::vector<uint32_t> files_that_go(const TensorMap& map, const std::vector<Step
 // there is none.
 std::string unknown_weights(const TensorMap& map);
 
+inline constexpr uint64_t kMostThinned = uint64_t{16} << 20;  // bytes of a manifest
+
 struct ThinnedFile {
   std::string name;  // the path below the step
   uint64_t size = 0;

@@ -13,8 +13,8 @@ constexpr io::JsonBounds kTrainerStateBounds{
 // Depth 1 is the state, 3 an entry of its history.
 class StateReader : public io::JsonVisitor {
  public:
-  // `metric` is looked for in the entries of that step.
-  explicit StateReader(std::string metric = {}, std::optional<double> of = {}) : name_(std::move(metric)), of_(of) {}
+  // The metric of that name is looked for in the entries of that step.
+  explicit StateReader(std::string name = {}, std::optional<double> of = {}) : name_(std::move(name)), of_(of) {}
 
   bool number_integer(number_integer_t number) override { return told(static_cast<double>(number)); }
   bool number_unsigned(number_unsigned_t number) override { return told(static_cast<double>(number)); }

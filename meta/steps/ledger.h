@@ -65,6 +65,8 @@ struct LedgerEntry {
   std::optional<SeenStep> seen;         // by rotation; none: by nobody
 
   bool operator==(const LedgerEntry&) const = default;
+  // Did a program that is no command save it, or does one write to it?
+  bool has_saver() const;
   // Was it whole, and has nobody written since?
   bool is_known_whole() const { return !unfinished && whole != WallTime(); }
   // Was it whole, and has nobody written since but commands and who had saved it?

@@ -28,6 +28,9 @@ struct Row {
 const std::array kRows{
     Row{Reason::newest, "newest", kLose, &StepFacts::is_complete,
         "it is the newest complete step, from which a training resumes", nullptr, 1},
+    // What was copied in later is no reason to lose it.
+    Row{Reason::newest_saved, "newest that was saved here", kLose, &StepFacts::is_saved,
+        "it is the newest complete step that a training saved here", nullptr, 1},
     // One of each run: two trainings may save into one series.
     Row{Reason::newest_of_run, "newest of its run", kLose, &StepFacts::is_complete,
         "it is the newest complete step of a process that still runs", nullptr, 1},

@@ -46,9 +46,11 @@ struct StepFacts {
   bool elsewhere = false;        // other machines may have files of it
   std::set<Process> runs{};      // those of its savers that live
   bool written_again = false;    // by a run, after it was whole
+  bool saved = false;            // by a program that is no command, as far as is known; others were copied in
   bool is_complete() const { return completeness == formats::Completeness::complete; }
   bool is_whole() const { return formats::is_whole(completeness); }
   bool is_unknown() const { return completeness == formats::Completeness::unknown || untold; }
+  bool is_saved() const { return is_complete() && saved; }
   bool is_settled() const { return is_complete() && !written_again; }
 };
 
@@ -66,6 +68,7 @@ std::vector<size_t> newest_of(const std::vector<StepFacts>& steps, const Holds& 
 enum class Reason {
   // it is protected
   newest,
+  newest_saved,
   newest_of_run,
   newest_before,
   pinned,

@@ -140,6 +140,7 @@ class HistoryChecks:
         every = self.rules.get("keep_every", 1 << 40)
         left = [step for step in left if all(number % every for number in step.numbers)]
         most = 2 * self.rules.get("keep_last", 1) + int(self.rules.get("keep_best", "0").split(":")[-1])
+        most += 2  # the newest that a training saved, in both orders, if others were copied in since
         return [step.name for step in left] if len(left) > most else []
 
 

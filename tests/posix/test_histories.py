@@ -89,7 +89,27 @@ def test_a_copy_pushes_out_nothing_that_a_training_needs(mount):
             run("cp", "-r", mount.path / SERIES / "checkpoint-10", mount.path / SERIES / f"checkpoint-{number}")
             wait_for_rounds([mount], 2)
         stays(mount, {10, 99})
-    stays(mount, {99}, "once it has ended")
+    stays(mount, {10, 99}, "and once it has ended")
+
+
+@pytest.mark.one_mode
+def test_a_copy_takes_no_protection_from_the_best_model(mount):
+    """The training's newest step names it, whatever a copy that came later says."""
+    make_series(mount, keep_last=1)
+    with Pool(1) as pool:
+        training = pool.take()
+        for number, best in ((3, 3), (12, 12), (15, 12)):
+            folder = mount.path / SERIES / f"checkpoint-{number}"
+            files = dict(trainers(random.Random(1), number, 1.0))
+            state = json.loads(files.pop("trainer_state.json")) | {"best_model_checkpoint": f"out/checkpoint-{best}"}
+            files["trainer_state.json"] = json.dumps(state).encode()
+            training.do([("mkdir", folder)] + [("write", folder / name, data) for name, data in files.items()])
+            wait_for_rounds([mount], 2)
+        stays(mount, {12, 15}, "the best and the newest")
+        old = write_step(mount, 3, series="elsewhere", best="out/checkpoint-3")
+        run("cp", "-r", old, mount.path / SERIES / "checkpoint-25")
+        wait_for_rounds([mount], 2)
+        stays(mount, {12, 15, 25}, "and a copy")
 
 
 @pytest.mark.timeout(4 * 3600)

@@ -9,7 +9,7 @@
 #include <numeric>
 #include <utility>
 
-#include "fs/steps/declared_steps.h"
+#include "fs/steps/step_judgement.h"
 #include "fs/views/files_of_step.h"
 #include "io/aligned_buffer.h"
 #include "meta/formats/checkpoint.h"

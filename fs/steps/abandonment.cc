@@ -4,7 +4,6 @@
 
 #include <mutex>
 
-#include "fs/steps/declared_steps.h"
 #include "fs/views/files_of_step.h"
 #include "io/lease.h"
 #include "meta/formats/checkpoint.h"

@@ -6,7 +6,6 @@
 #include <unordered_set>
 #include <utility>
 
-#include "fs/steps/declared_steps.h"
 #include "io/fault.h"
 #include "io/log.h"
 #include "meta/accounting/accounting.h"

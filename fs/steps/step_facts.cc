@@ -10,7 +10,6 @@
 #include <string_view>
 #include <utility>
 
-#include "fs/steps/declared_steps.h"
 #include "fs/views/files_of_step.h"
 #include "io/lease.h"
 #include "meta/care/digests.h"
@@ -147,15 +146,6 @@ std::string why_no_steps(const SeriesStatus& series) {
   return "no folder in it is a step (" + found->name + ": " + found->reason +
          "); steps have names like checkpoint-100, global_step100 or step_100. Others can be declared: ckptfs policy "
          "SERIES --set steps='iter_*' --set complete_when=FILE";
-}
-
-Result<meta::formats::CompletenessJudgement> heed_symlinks(const meta::Tree& tree, meta::InodeNumber step,
-                                                           meta::formats::CompletenessJudgement judgement) {
-  if (judgement.completeness != Completeness::incomplete) return judgement;
-  TRY_ASSIGN(const bool linked, meta::holds_symlink(tree, step));
-  if (!linked) return judgement;
-  return meta::formats::CompletenessJudgement{
-      Completeness::unknown, judgement.reason + ", but it has a symlink, which may lead to what it lacks"};
 }
 
 Result<> StepFactsFinder::start() {

@@ -26,10 +26,9 @@
 #include "fs/base/turns.h"
 #include "fs/open/open_files.h"
 #include "fs/open/write_errors.h"
-#include "fs/steps/declared_steps.h"
 #include "fs/steps/push_states.h"
 #include "fs/steps/save_history.h"
-#include "fs/steps/second_save.h"
+#include "fs/steps/step_judgement.h"
 #include "fs/steps/tracker_files.h"
 #include "io/digest.h"
 #include "io/mutex.h"
@@ -98,11 +97,6 @@ struct SeriesStatus {
 // In words, why rules and remotes do nothing with the series: none of its folders is a step, though one has a number at
 // the end of its name. Empty: there are steps, or there is nothing that somebody could take for one.
 std::string why_no_steps(const SeriesStatus& series);
-
-// What an incomplete step lacks may be behind a symlink in it, of which only the name is known. Then the step is
-// unknown.
-Result<meta::formats::CompletenessJudgement> heed_symlinks(const meta::Tree& tree, meta::InodeNumber step,
-                                                           meta::formats::CompletenessJudgement judgement);
 
 class StepFactsFinder {
  public:

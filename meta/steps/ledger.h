@@ -6,7 +6,7 @@
 //   - *When*: by the clock of the store. What its files say of when they were written may be anything: they were copied
 //     with their times, or the wall clock was wrong.
 //   - *Whole*: until when its files had changed when it was found whole last. What was written since may be a second
-//     save that died half-way (fs/steps/second_save.h).
+//     save that died half-way (fs/steps/step_judgement.h).
 //
 // Thread safety: all of it.
 #pragma once

@@ -1,4 +1,4 @@
-#include "fs/steps/second_save.h"
+#include "fs/steps/step_judgement.h"
 
 #include <gtest/gtest.h>
 

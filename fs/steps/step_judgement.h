@@ -1,0 +1,65 @@
+// What is to be thought of a step, given what its files tell.
+//   - *Declared*: what users say of steps that nothing tells by itself: of a series, when its steps are complete (the
+//     rule `complete_when`); of a step, that it is whole (user.ckptfs.whole).
+//   - *Of two saves*: a run that goes back saves a step anew, over the whole one, and may die half-way. What was whole
+//     and is written again by another run is whole again once each file that a save writes is newer. The kernel's times
+//     of the files tell that, not their dates, which anybody may set. If the wall clock was set back between the two
+//     saves, nothing tells it.
+//   - *With symlinks*: they may lead to what it lacks.
+//
+// Stateless.
+#pragma once
+
+#include <string>
+
+#include "fs/views/files_of_step.h"
+#include "meta/formats/completeness_judgement.h"
+#include "meta/formats/step_names.h"
+#include "meta/steps/ledger.h"
+#include "meta/store/store.h"
+
+namespace ckptfs::fs {
+
+struct Declared {
+  bool whole = false;         // somebody has said so
+  std::string complete_when;  // of its series; empty: nobody has said that
+};
+Result<Declared> declared_of(const meta::Tree& tree, meta::InodeNumber step);
+
+// Does this tracker file name the step? Empty: it does.
+Result<std::string> why_not_named(const meta::Tree& tree, meta::InodeNumber step, const std::string& tracker,
+                                  const meta::LedgerEntry& ledger);
+
+// Heeds what users say of the step. `judgement`: by its files. What these lack stays lacking: no marker makes up for a
+// lost shard. A doubt makes unknown.
+//   - A file of the step: the step is complete with it. Without it the step is incomplete, if who wrote to it made one
+//     in a step before, and its own files do not make it complete; else unknown.
+//   - A tracker file: the step is complete once it was named, whatever is named since, and unknown before.
+//   - Either one from before another run wrote to the step tells nothing.
+//   - Quiet: where its files do not tell, the step is complete. That nobody writes to it is asked elsewhere.
+// What was known to be whole before all that stays so, and what was set aside is not looked at. What a user calls whole
+// is complete, but for what was thinned.
+Result<meta::formats::CompletenessJudgement> heed_declared(const meta::Store& store, meta::InodeNumber step,
+                                                           const meta::LedgerEntry& ledger, const Declared& declared,
+                                                           meta::formats::CompletenessJudgement judgement);
+
+// When the live files of a step were written. Frozen ones tell nothing: a save may name what it shares with another.
+struct SaveTimes {
+  meta::WallTime newest;      // of all of them; zero: none is live
+  std::string first_written;  // of those that a save writes first, the newest
+  meta::WallTime first_written_at;
+  std::string oldest;  // of those that each save writes
+  meta::WallTime oldest_at;
+};
+SaveTimes save_times_of(const views::FilesOfStep& files, const meta::formats::StepNames& names);
+
+// What is to be thought of a step that is complete by its files.
+meta::formats::CompletenessJudgement heed_second_save(const SaveTimes& times, const meta::LedgerEntry& ledger,
+                                                      meta::formats::CompletenessJudgement judgement);
+
+// What an incomplete step lacks may be behind a symlink in it, of which only the name is known. Then the step is
+// unknown.
+Result<meta::formats::CompletenessJudgement> heed_symlinks(const meta::Tree& tree, meta::InodeNumber step,
+                                                           meta::formats::CompletenessJudgement judgement);
+
+}  // namespace ckptfs::fs

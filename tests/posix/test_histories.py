@@ -7,13 +7,14 @@ of each history that failed: `--seed THAT --rounds 1` replays it.
 
 import contextlib
 import functools
+import json
 import random
 
 import pytest
 
 from histories import History
 from mounting import Failure, Store, by_level, mounted, run, wait_until
-from rotating_series import SERIES, make_series, stays
+from rotating_series import SERIES, make_series, stays, write_step
 from savers import Pool, trainers
 
 SIDE_BY_SIDE = 100

@@ -4,11 +4,13 @@ import contextlib
 import errno
 import json
 import os
+import random
 
 import pytest
 
 from checking import equal, opened, raises, read, true
 from mounting import CKPTFS, MIB, run, wait_until
+from savers import KINDS, Pool
 from viewing import SERIES, full_step
 
 pytestmark = pytest.mark.one_mode
@@ -47,6 +49,31 @@ def test_rules_keep_the_last_ones_full(mount):
     true(status["freed_by_thinning"] > 2 * MIB, f"{status}")
     full_step(mount, 7)
     become(mount, {4: "weights", 5: "weights", 6: "complete", 7: "complete"})
+
+
+@pytest.mark.parametrize("prefix", ("checkpoint-", "step_"))
+def test_a_step_that_is_saved_anew_is_thinned_again(mount, prefix):
+    """What the first thinning left in it is in no way, and is not left beside the second one's."""
+    series_with(mount, keep_full=1, keep_last=9)
+
+    def save(training, number):
+        folder = mount.path / SERIES / f"{prefix}{number}"
+        operations = [("write", folder / name, data) for name, data in KINDS[prefix](random.Random(number), number, 1.0)]
+        training.do([("mkdir", folder), *operations])
+        mount.wait_for_rounds(2)
+
+    step = f"{SERIES}/{prefix}20"
+    with Pool(2) as pool:
+        first, second = pool.take(), pool.take()
+        for number in (10, 20, 30):
+            save(first, number)
+        wait_until("20 is thin", lambda: mount.ask(step, "state") == "weights", 30)
+        before = sorted(os.listdir(mount.path / step))
+        first.kill()
+        for number in (20, 30, 40, 50):
+            save(second, number)
+        wait_until("20 is thin again", lambda: mount.ask(step, "state") == "weights", 30)
+        equal(sorted(os.listdir(mount.path / step)), before, "its files")
 
 
 def test_rules_leave_what_is_protected(mount):

@@ -31,8 +31,9 @@ OLDER_THAN_A_COMMAND = 2.2  # seconds
 ACTS_OF_A_SERIES = 25
 MEGATRON = "megatron-core==0.16.1"  # the newest one for Python 3.11
 NEVER = 1 << 40
+ALSO = 2  # stay, too: the step that the notebook, which lives, wrote to last, and the best one of the training before
 
-RULES = ({"keep_last": 1}, {"keep_last": 2}, {"keep_last": 1, "keep_every": 4 * STRIDE})
+RULES = ({"keep_last": 1}, {"keep_last": 2}, {"keep_last": 1, "keep_every": 4 * STRIDE}, {"keep_last": 4, "keep_full": 1})
 RULES_OF_TRAINERS = ({"keep_last": 1, "keep_best": "eval_score:max:1"}, {"keep_last": 1, "keep_best": "eval_score:max:2"},
                      {"keep_last": 4, "keep_full": 1, "thin_to": "bf16"}, {"keep_last": 2})  # fmt: skip
 MORE_RULES = {"megatron": {"steps": "iter_*", "complete_when": TRACKER},
@@ -192,7 +193,8 @@ class History:
         said = self.training.answer()
         step = self.step_at(f"{self.prefix}{said['saving']}")
         self.say(f"{what} {step.path.name}, score {score}")
-        step.whole, step.touched, step.copy = None, self.now, False
+        step.whole, step.copy = None, False
+        step.saved = step.touched = self.now
         step.weights = {*step.weights, said["weights"]}
         step.score = step.score if what == "again" else score
         return step
@@ -202,7 +204,6 @@ class History:
         self.takes = time.monotonic() - self.began
         step.whole, step.weights, step.run = True, {said["weights"]}, self.training
         step.files, step.inode = files_of(step.path), os.stat(step.path).st_ino
-        step.saved = step.touched = self.now
         self.saved = [one for one in self.saved if one is not step] + [step]
         best = self.steps.get(os.path.basename(said["best"] or ""))
         self.best = best if best and best.path.exists() else None
@@ -349,9 +350,11 @@ class History:
         arrived = sorted((step for step in there if step.copy), key=lambda step: step.touched)[-1:]
         left = [step for step in there if step not in (self.newest(), self.best, *arrived)]
         left = [step for step in left if step.copy or step.number % self.rules.get("keep_every", NEVER)]
-        full = [step for step in left if step.is_full()] if self.kind.startswith("trainer") else []
-        most = 2 * self.rules["keep_last"] + self.count_of_best()
-        return [step.path.name for step in left if len(left) > most or len(full) > 2 * self.rules.get("keep_full", NEVER)]
+        full = [step for step in left if step.is_full()]
+        most = 2 * self.rules["keep_last"] + self.count_of_best() + ALSO
+        if len(left) > most:
+            return [step.path.name for step in left]
+        return [step.path.name for step in full if len(full) > 2 * self.rules.get("keep_full", NEVER) + ALSO]
 
 
 @pytest.mark.parametrize("kind", PREFIXES)

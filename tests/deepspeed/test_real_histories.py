@@ -13,6 +13,7 @@ import os
 import pathlib
 import random
 import re
+import signal
 import time
 
 import pytest
@@ -84,8 +85,15 @@ class Process:
         raise Failure(f"a training ended:\n{tail}")
 
     def kill(self):
+        """Forked writers go on, as after a real kill. Megatron's server of queues would do so for ever."""
+        tasks = pathlib.Path(f"/proc/{self.process.pid}/task")
+        children = [int(pid) for path in tasks.glob("*/children") for pid in path.read_text().split()]
+        servers = [pid for pid in children if "multiprocessing" in pathlib.Path(f"/proc/{pid}/cmdline").read_text()]
         self.process.kill()
         self.process.wait()
+        for pid in servers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         for pipe in (self.asking, self.answers):
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()

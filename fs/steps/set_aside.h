@@ -19,8 +19,8 @@
 // A process that was killed may have files open for a moment after its end, until their RELEASEs come. So the first
 // inspection waits for them, for half a second at most.
 //
-// Left alone, as the log says: what meta/steps/protection.h protects, and a step of one of whose writers nobody can tell
-// whether it has ended. Of one user at most kMostOfOwner steps are kept in mind; others are left alone.
+// Left alone, as the log says: what meta/steps/protection.h protects, and a step of one of whose writers nobody can
+// tell whether it has ended. Of one user at most kMostOfOwner steps are kept in mind; others are left alone.
 //
 // Thread safety: all of it. Lock: mutex_ (a leaf).
 #pragma once

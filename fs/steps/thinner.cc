@@ -351,8 +351,9 @@ Result<ThinReport> Thinner::foretell(const Plan& plan) {
   };
   std::vector<meta::InodeNumber> gone;
   for (const uint32_t index : plan.going) {
-    report.manifest.went.push_back(listed(index));
     gone.push_back(plan.view->files[index].inode);
+    if (plan.of_step()[index].path == meta::formats::kThinnedName) continue;  // one that is there tells of a thinning
+    report.manifest.went.push_back(listed(index));
   }
   for (uint32_t index = 0; plan.stay && index < plan.of_step().size(); ++index) {
     const std::string& path = plan.of_step()[index].path;

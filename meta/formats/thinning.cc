@@ -16,9 +16,9 @@ namespace {
 
 constexpr std::string_view kSafetensors = ".safetensors";
 constexpr uint64_t kThinnedFormat = 1;
-constexpr size_t kMostFiles = size_t{1} << 17;         // in one of its lists
-constexpr uint64_t kMostScalar = 1;                    // of a tensor that is no weights, whatever its type
-constexpr uint64_t kMostOfGenerator = 5056;            // bytes: the state of torch's largest one
+constexpr size_t kMostFiles = size_t{1} << 17;  // in one of its lists
+constexpr uint64_t kMostScalar = 1;             // of a tensor that is no weights, whatever its type
+constexpr uint64_t kMostOfGenerator = 5056;     // bytes: the state of torch's largest one
 constexpr io::JsonBounds kBounds{.bytes = kMostThinned, .values = io::kAnyNumber, .text = 1 << 16, .depth = 8};
 
 std::string_view last_name(std::string_view path) { return path.substr(path.rfind('/') + 1); }

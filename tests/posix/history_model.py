@@ -40,9 +40,9 @@ class Training:
         self.pending = None  # (step, operations) of a save that is under way
 
     def overtaken(self, step):
-        """Nothing tells that it is the newest: somebody gave an older step of the training a higher number, or made one
-        whole that it had begun to save."""
-        return any(one.is_whole() and max(one.numbers) > max(step.numbers) for one in self.wrote)
+        """Nothing tells that it is the newest: somebody gave an older step of the training a higher number, or this one a
+        lower one, or made one whole that it had begun to save."""
+        return any(one.is_whole() and max(one.numbers) > number_of(step.name) for one in self.wrote if one is not step)
 
     def newest(self):
         return next((step for step in reversed(self.saves) if step.whole == YES and not step.gone), None)

@@ -97,6 +97,7 @@ def test_a_copy_pushes_out_nothing_that_a_training_needs(mount):
 def test_a_copy_takes_no_protection_from_the_best_model(mount):
     """The training's newest step names it, whatever a copy that came later says."""
     make_series(mount, keep_last=1)
+    (mount.path / "poke").mkdir()
     with Pool(1) as pool:
         training = pool.take()
         for number, best in ((3, 3), (12, 12), (15, 12)):

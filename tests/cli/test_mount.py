@@ -272,19 +272,19 @@ def test_the_kernels_options(shared):
 def test_a_mount_point_that_is_made_read_only(shared):
     """The kernel tells the file system nothing of it. The commands ask the mount table."""
     write_state(shared.path)
-    shared.save("kept")
+    shared.save("held")
     run("mount", "-o", "remount,bind,ro", shared.path)
     try:
         with raises(errno.EROFS, what="a change"):
             write(shared.path / "new", b"")
-        for words in (("save", "other", shared.path), ("rm", shared.path / "steps/kept"),
-                      ("thin", shared.path / "steps/kept"), ("policy", shared.path / "steps", "--set", "keep_last=1"),
-                      ("verify", "--accept", shared.path / "steps/kept")):
+        for words in (("save", "other", shared.path), ("rm", shared.path / "steps/held"),
+                      ("thin", shared.path / "steps/held"), ("policy", shared.path / "steps", "--set", "keep_last=1"),
+                      ("verify", "--accept", shared.path / "steps/held")):
             status_is(ckptfs(*words), 1, "read-only", "remount,bind,rw")
-        equal(os.listdir(shared.path / "steps"), ["kept"], "steps")
+        equal(os.listdir(shared.path / "steps"), ["held"], "steps")
     finally:
         run("mount", "-o", "remount,bind,rw", shared.path)
-    status_is(ckptfs("rm", shared.path / "steps/kept"), 0)
+    status_is(ckptfs("rm", shared.path / "steps/held"), 0)
 
 
 def test_busy_umount_names_the_holders(shared):

@@ -20,7 +20,7 @@ import sys
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "lib"))
 
 import saving
-from checking import equal, opened, read, same_bytes, true, write, write_all
+from checking import equal, fork_off, opened, read, same_bytes, true, wait_for_end, write, write_all
 from crash_model import Content, Files, Log, Steps, noise
 from crash_workers import Journal, Scribe, Trainer
 from hugging import parse, safetensors
@@ -225,7 +225,7 @@ class Rotated:
 
 
 class Killed(Worker):
-    """Its children are killed in their saves, and what they left is set aside before a listing is answered."""
+    """Processes are killed in their saves, and what they left is set aside before a listing is answered."""
 
     def act(self):
         if self.made == 0:
@@ -235,14 +235,20 @@ class Killed(Worker):
         self.journal.logged(lambda: self.save(number), "aside", number=number)
 
     def save(self, number):
-        child = os.fork()
-        if child == 0:
+        reader, told = os.pipe()
+
+        def act():
+            os.write(told, str(os.getpid()).encode())
             folder = self.root / f"checkpoint-{number}"
             folder.mkdir()
             for name in ("training_args.bin", "config.json", "optimizer.pt"):
                 write(folder / name, noise(KIB, number))
             os.kill(os.getpid(), signal.SIGKILL)
-        os.waitpid(child, 0)
+
+        fork_off(act)
+        os.close(told)
+        with os.fdopen(reader) as said:
+            wait_for_end(int(said.read()))
         true(f"incomplete-checkpoint-{number}" in os.listdir(self.root), f"step {number} is set aside")
 
 

@@ -50,6 +50,16 @@ TEST(ProtectionTest, TheNewestOfEachRunThatLives) {
   EXPECT_THAT(removal(steps)[0], ElementsAre(Reason::newest_of_run));
 }
 
+TEST(ProtectionTest, TheNewestThatWasSavedHereWhateverWasCopiedInSince) {
+  std::vector<StepFacts> steps{step(10, 1), step(20, 2), step(99, 3)};
+  steps[0].saved = steps[1].saved = true;
+  const auto found = removal(steps);
+  EXPECT_THAT(found, ElementsAre(IsEmpty(), ElementsAre(Reason::newest_saved), ElementsAre(Reason::newest)));
+  EXPECT_EQ(find_protections(steps, {}, kThin), found);
+  steps[2].saved = true;
+  EXPECT_THAT(removal(steps), ElementsAre(IsEmpty(), IsEmpty(), ElementsAre(Reason::newest)));
+}
+
 TEST(ProtectionTest, WhatWasNewestWhileTheNewestIsSavedAgain) {
   std::vector<StepFacts> steps{step(1, 1), step(2, 2), step(3, 3)};
   steps[2].written_again = true;

@@ -281,7 +281,7 @@ def test_a_mount_point_that_is_made_read_only(shared):
                       ("thin", shared.path / "steps/held"), ("policy", shared.path / "steps", "--set", "keep_last=1"),
                       ("verify", "--accept", shared.path / "steps/held")):
             status_is(ckptfs(*words), 1, "read-only", "remount,bind,rw")
-        equal(os.listdir(shared.path / "steps"), ["held"], "steps")
+        true((shared.path / "steps/held").is_dir(), "the step is there")
     finally:
         run("mount", "-o", "remount,bind,rw", shared.path)
     status_is(ckptfs("rm", shared.path / "steps/held"), 0)

@@ -30,7 +30,9 @@ class HistoryChecks:
                 self.judge_thinning(step)
                 self.judge_mixture(step)
         for training in self.trainings:
-            training.last = training.newest()
+            before, training.last = training.last, training.newest()
+            if training.last and training.last is not before:  # another training may have spoilt the one before
+                training.last.was_older = bool(before and before.saved > training.last.saved)
             if training.last and not training.overtaken(training.last):
                 self.judge_content(training.last)
         for step in self.steps:
@@ -123,6 +125,8 @@ class HistoryChecks:
 
     def judge_content(self, step):
         folder = self.path / step.name
+        if step.was_older and not step.full:
+            return
         true(step.full, f"{step.name}: it was thinned, and is the newest whole save of a training that lives")
         for name, data in step.files.items():
             try:

@@ -239,4 +239,13 @@ class ScratchStore : public testing::Test {
   std::unique_ptr<Store> store_;
 };
 
+// With the live state of two ranks.
+class ScratchSwapState : public ScratchStore {
+ protected:
+  void SetUp() override {
+    ScratchStore::SetUp();
+    if (!IsSkipped()) make_swap_state();
+  }
+};
+
 }  // namespace ckptfs::meta

@@ -14,18 +14,14 @@ namespace {
 constexpr const char* kOther = "/zero_stage_3/optimizer/rank1/0_2.tensor.swp";
 constexpr const char* kModel = "/steps/global_step7/mp_rank_00_model_states.pt";
 
-class WriteBackTest : public ScratchStore {
+class WriteBackTest : public ScratchSwapState {
  protected:
-  void SetUp() override {
-    ScratchStore::SetUp();
-    if (!IsSkipped()) make_swap_state();
-  }
   void TearDown() override {
     io::set_fault("write_back.sync", "");
     io::set_fault("write_back.sync_all", "");
     io::set_fault("write_back.before_names", "");
     if (store_) crash();  // a close reports the suspect files
-    ScratchStore::TearDown();
+    ScratchSwapState::TearDown();
   }
   Result<> sync(const std::string& path) {
     TRY_ASSIGN(const io::Fd fd, tree().open_blob(at(path), O_RDONLY));

@@ -125,7 +125,7 @@ class HistoryChecks:
 
     def judge_content(self, step):
         folder = self.path / step.name
-        if step.was_older and not step.full:
+        if step.was_older and (folder / THINNED).exists():
             return
         true(step.full, f"{step.name}: it was thinned, and is the newest whole save of a training that lives")
         for name, data in step.files.items():

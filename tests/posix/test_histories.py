@@ -75,17 +75,23 @@ def is_over(history):
     return not history.too_many()
 
 
+def save_as_newest(mount, training, number, **state):
+    """A step of a Trainer, which rotation has seen then. `state`: what its trainer_state.json has, too."""
+    folder = mount.path / SERIES / f"checkpoint-{number}"
+    files = dict(trainers(random.Random(1), number, 1.0))
+    last = json.loads(files.pop("trainer_state.json")) | state
+    files["trainer_state.json"] = json.dumps(last).encode()
+    training.do([("mkdir", folder)] + [("write", folder / name, data) for name, data in files.items()])
+    wait_for_rounds([mount], 2)
+
+
 @pytest.mark.one_mode
 def test_a_copy_pushes_out_nothing_that_a_training_needs(mount):
     """It is the newest in both orders: by its number, and because it came last."""
     make_series(mount, keep_last=1)
     (mount.path / "poke").mkdir()
     with Pool(1) as pool:
-        training = pool.take()
-        training.do([("mkdir", mount.path / SERIES / "checkpoint-10")])
-        training.do([("write", mount.path / SERIES / "checkpoint-10" / name, data)
-                     for name, data in trainers(random.Random(1), 10, 1.0)])  # fmt: skip
-        wait_for_rounds([mount], 2)
+        save_as_newest(mount, pool.take(), 10)
         for number in (98, 99):
             run("cp", "-r", mount.path / SERIES / "checkpoint-10", mount.path / SERIES / f"checkpoint-{number}")
             wait_for_rounds([mount], 2)
@@ -101,12 +107,7 @@ def test_a_copy_takes_no_protection_from_the_best_model(mount):
     with Pool(1) as pool:
         training = pool.take()
         for number, best in ((3, 3), (12, 12), (15, 12)):
-            folder = mount.path / SERIES / f"checkpoint-{number}"
-            files = dict(trainers(random.Random(1), number, 1.0))
-            state = json.loads(files.pop("trainer_state.json")) | {"best_model_checkpoint": f"out/checkpoint-{best}"}
-            files["trainer_state.json"] = json.dumps(state).encode()
-            training.do([("mkdir", folder)] + [("write", folder / name, data) for name, data in files.items()])
-            wait_for_rounds([mount], 2)
+            save_as_newest(mount, training, number, best_model_checkpoint=f"out/checkpoint-{best}")
         stays(mount, {12, 15}, "the best and the newest")
         old = write_step(mount, 3, series="elsewhere", best="out/checkpoint-3")
         run("cp", "-r", old, mount.path / SERIES / "checkpoint-25")

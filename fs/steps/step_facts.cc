@@ -117,7 +117,7 @@ void find_runs(SeriesStatus& status, const std::string& here) {
   for (StepStatus& step : status.steps) {
     for (const auto* const writers : {&step.ledger.savers, &step.ledger.writers}) {
       for (const meta::StepWriter& one : *writers) {
-        if (one.is_command || one.process.pid == 0 || one.place != here) continue;
+        if (!one.is_run() || one.place != here) continue;
         const auto [known, is_new] = lives.try_emplace(one.process);
         if (is_new) known->second = !meta::has_ended(one.process);
         if (known->second) step.facts.runs.insert(one.process);

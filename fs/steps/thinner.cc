@@ -200,31 +200,22 @@ Result<Thinner::Plan> Thinner::make_plan(meta::InodeNumber step, const std::stri
   plan.stay = meta::formats::has_weights_files(map, plan.of_step(), dtype);
   plan.going = meta::formats::files_that_go(map, plan.of_step(), plan.stay);
   if (plan.going.empty()) return Error(EINVAL, "it holds nothing that is for a resume only");
-  TRY(add_left_over(plan));
+  TRY(replace_manifest(plan));
   TRY(refuse_other_weights(plan));
   return plan;
 }
 
-// What an earlier thinning made goes, too, if the step was saved anew since: its manifest, and the weights unless they
-// stay. A manifest that is none is somebody's, and in the way.
-Result<> Thinner::add_left_over(Plan& plan) const {
+// The manifest of an earlier thinning goes, too, if the step was saved anew since. A file of its name that is none is
+// somebody's, and in the way.
+Result<> Thinner::replace_manifest(Plan& plan) const {
   const auto& files = plan.of_step();
   const auto manifest = std::ranges::find(files, meta::formats::kThinnedName, &meta::formats::StepFiles::File::path);
   if (manifest == files.end() || manifest->size > meta::formats::kMostThinned) return success();
-  const meta::InodeNumber inode = plan.view->files[static_cast<size_t>(manifest - files.begin())].inode;
-  TRY_ASSIGN(const io::Fd blob, tree_.open_blob(inode, O_RDONLY));
+  const auto index = static_cast<uint32_t>(manifest - files.begin());
+  TRY_ASSIGN(const io::Fd blob, tree_.open_blob(plan.view->files[index].inode, O_RDONLY));
   std::string text(manifest->size, '\0');
   TRY_ASSIGN(const size_t got, io::read_full(blob.get(), std::as_writable_bytes(std::span(text)), 0));
-  const auto thinned = meta::formats::parse_thinned(text.substr(0, got));
-  if (!thinned) return success();
-  const auto is_left_over = [&](const meta::formats::StepFiles::File& file) {
-    if (file.path == manifest->path) return true;
-    const auto is_it = [&file](const ThinnedFile& one) { return one.name == file.path && one.size == file.size; };
-    return !plan.stay && std::ranges::any_of(thinned.value().kept, is_it);
-  };
-  for (uint32_t index = 0; index < files.size(); ++index) {
-    if (is_left_over(files[index]) && std::ranges::count(plan.going, index) == 0) plan.going.push_back(index);
-  }
+  if (meta::formats::parse_thinned(text.substr(0, got))) plan.going.push_back(index);
   return success();
 }
 

@@ -66,7 +66,7 @@ class Thinner {
   Result<Standing> refuse_by_facts(meta::InodeNumber step);
   Result<> refuse_by_changes(const Plan& plan, const Standing& standing);
   Result<ThinReport> foretell(const Plan& plan);
-  Result<> add_left_over(Plan& plan) const;
+  Result<> replace_manifest(Plan& plan) const;
   Result<> refuse_other_weights(const Plan& plan) const;
   Result<> keep_files(Plan& plan, ThinReport& report, const KeepPause& pause);
   Result<> put_in_place(const Plan& plan, const Standing& standing);

@@ -87,9 +87,6 @@ const StepWriter* find_in(const std::vector<StepWriter>& writers, const StepWrit
   return found == writers.end() ? nullptr : &*found;
 }
 
-// A command, or a process that cannot be seen from here, is none.
-bool is_run(const StepWriter& one) { return one.process.pid != 0 && !one.is_command; }
-
 // Who saved the step may have more to write than makes it whole.
 bool is_new_run(const LedgerEntry& entry, const StepWriter& writer) {
   return !writer.is_command && find_in(entry.savers, writer) == nullptr;
@@ -105,7 +102,7 @@ StoreTime completion_time(WallTime date, const Moment& now) {
 
 }  // namespace
 
-bool LedgerEntry::has_saver() const { return !savers.empty() || std::ranges::any_of(writers, is_run); }
+bool LedgerEntry::has_saver() const { return !savers.empty() || std::ranges::any_of(writers, &StepWriter::is_run); }
 
 Result<LedgerEntry> ledger_of(const Store& store, InodeNumber step) {
   const auto text = store.index().xattr(step, kLedgerXattr);
@@ -147,7 +144,7 @@ void note_writer(LedgerEntry& entry, const std::optional<StepWriter>& writer, Wa
     entry.by_run = true;
     entry.again = entry.again == WallTime() ? now : std::min(entry.again, now);
   }
-  if (one != nullptr && is_run(*one)) {
+  if (one != nullptr && one->is_run()) {
     entry.newest_run = std::max(entry.newest_run, std::optional(one->began));
   }
   if (!writer || known != nullptr || entry.writers.size() > kMostWriters) return;
@@ -156,7 +153,7 @@ void note_writer(LedgerEntry& entry, const std::optional<StepWriter>& writer, Wa
 
 void note_whole(LedgerEntry& entry, WallTime changed) {
   for (const StepWriter& one : entry.writers) {
-    if (!is_run(one) || find_in(entry.savers, one) != nullptr) continue;
+    if (!one.is_run() || find_in(entry.savers, one) != nullptr) continue;
     if (entry.savers.size() >= kMostSavers) entry.savers.erase(entry.savers.begin());
     entry.savers.push_back(one);
   }
@@ -168,7 +165,7 @@ void note_whole(LedgerEntry& entry, WallTime changed) {
 
 bool share_a_run(const LedgerEntry& one, const LedgerEntry& other) {
   return std::ranges::any_of(one.writers, [&other](const StepWriter& writer) {
-    return is_run(writer) && (find_in(other.writers, writer) != nullptr || find_in(other.savers, writer) != nullptr);
+    return writer.is_run() && (find_in(other.writers, writer) != nullptr || find_in(other.savers, writer) != nullptr);
   });
 }
 

@@ -35,6 +35,8 @@ struct StepWriter {
   // seconds before it saves.
   bool is_command = false;
   bool operator==(const StepWriter&) const = default;
+  // A process that cannot be seen from here is none.
+  bool is_run() const { return process.pid != 0 && !is_command; }
   bool is_same(const StepWriter& other) const { return place == other.place && process == other.process; }
 };
 

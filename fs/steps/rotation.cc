@@ -194,7 +194,7 @@ Result<> Rotation::rotate_series(meta::InodeNumber series, Findings& findings) {
       return success();
     }
   }
-  if (series_policy.armed.empty() || series_policy.tells_other_steps()) return success();
+  if (series_policy.armed.empty() || !meta::tell_same_steps(series_policy.set, series_policy.armed)) return success();
   const Rules rules{series_policy.armed, series_policy.armed_by};
   TRY_ASSIGN(const meta::Judgement judgement, judge(rules, status));
   const std::string path = tree_.path_of(series);
@@ -266,7 +266,8 @@ Result<> Rotation::carry_out(meta::InodeNumber series, const meta::Policy& polic
     findings.in_vain = true;
     return success();
   }
-  const std::vector<const StepStatus*> newest = status.newest(&meta::StepFacts::is_complete);
+  std::vector<const StepStatus*> newest = status.newest(&meta::StepFacts::is_complete);
+  std::ranges::copy(status.newest(&meta::StepFacts::is_saved), std::back_inserter(newest));
   for (const size_t at : going) {
     if (thread_.is_stopping()) return Error(ECANCELED);
     const StepStatus& step = status.steps[at];
@@ -329,7 +330,7 @@ Result<std::string> Rotation::find_objection(meta::InodeNumber series, const Ser
   for (const StepStatus* const one : newest) {
     if (one->facts.owner != step.facts.owner) continue;
     TRY_ASSIGN(const bool same, is_as_it_was(series, *one));
-    if (!same) return "the newest complete step is no longer what it was";
+    if (!same) return "the newest complete step, or the newest that was saved, is no longer what it was";
     any = true;
   }
   if (!any) return "nothing complete would be left";
@@ -499,6 +500,12 @@ Result<SeriesJudgement> Rotation::preview(meta::InodeNumber series, const std::o
   TRY_ASSIGN(const meta::Policy policy, meta::parse_policy(asked.text));
   TRY_ASSIGN(found.status, step_facts_.inspect_series(series, policy.keep_best ? policy.keep_best->metric : "", false));
   TRY_ASSIGN(found.judgement, judge(asked, found.status));
+  if (!meta::tell_same_steps(asked.text, found.policy.set)) {
+    found.judgement.warnings.push_back(
+        "the steps are those of `steps` and `complete_when` as they are set now: set "
+        "these two, and ask again");
+    return found;
+  }
   const std::string why = asked.text.empty() ? std::string() : why_no_steps(found.status);
   if (!why.empty()) found.judgement.warnings.push_back("these rules do nothing: " + why);
   return found;

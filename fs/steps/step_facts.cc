@@ -277,8 +277,9 @@ Result<StepFactsFinder::CachedFacts> StepFactsFinder::judge(meta::InodeNumber st
     return known;
   }
   const std::string fingerprint =
-      files.fingerprint() + (status.record.sealed ? "sealed" : "") + (declared.whole ? "whole" : "") +
-      std::to_string(meta::nanoseconds(status.record.saved)) + ' ' + std::to_string(meta::nanoseconds(changes.names));
+      files.fingerprint() + (status.record.sealed ? "sealed" + declared.complete_when : "") +
+      (declared.whole ? "whole" : "") + std::to_string(meta::nanoseconds(status.record.saved)) + ' ' +
+      std::to_string(meta::nanoseconds(changes.names));
   known.fingerprint = io::digest_of(std::as_bytes(std::span(fingerprint)));
   TRY_ASSIGN(const auto damage, damage_in(files.inodes()));
   if (damage) {
@@ -379,6 +380,7 @@ Result<StepStatus> StepFactsFinder::inspect_step(meta::InodeNumber step, const s
   if (known.saved_alone) status.saved = wall_time(status.record.saved);
   status.ranks = known.ranks;
   status.written = known.times.newest;
+  status.oldest_written = known.times.oldest_at;
   status.damaged = known.damaged;
   status.fingerprint = known.fingerprint;
   const Completeness own = known.judgement.completeness;
@@ -388,7 +390,7 @@ Result<StepStatus> StepFactsFinder::inspect_step(meta::InodeNumber step, const s
   const bool complete = completeness == Completeness::complete;
   status.facts.tag = tag;
   status.facts.written_again = status.ledger.is_written_again();
-  status.facts.saved = status.ledger.has_saver();
+  status.facts.saved = status.ledger.is_saved_in(folder.parent);
   status.facts.number = meta::number_of(tag, status.record);
   status.facts.completeness = completeness;
   if (meta::formats::is_whole(completeness)) status.completed = wall_time(known.completed);

@@ -56,8 +56,9 @@ struct StepStatus {
   std::chrono::seconds quiet{};             // since then
   std::optional<meta::WallTime> completed;  // whether or not it is quiet
   meta::LedgerEntry ledger;
-  meta::WallTime written;  // the newest change of its live files, by the kernel's times
-  meta::WallTime saved;    // likewise, as their mtimes tell, without its notes (formats::is_note)
+  meta::WallTime written;         // the newest change of its live files, by the kernel's times
+  meta::WallTime oldest_written;  // the oldest one of those that each save writes; zero: none is live
+  meta::WallTime saved;           // likewise, as their mtimes tell, without its notes (formats::is_note)
 
   // It was found whole as it is now. A touch or a chown since then counts as a change: or else all its files would seem
   // to be of a save after it had been whole.

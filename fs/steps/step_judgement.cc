@@ -33,6 +33,7 @@ Result<meta::InodeNumber> find_file(const meta::Tree& tree, meta::InodeNumber st
 // or made one since, tells nothing.
 Result<bool> should_have_file(const meta::Store& store, meta::InodeNumber step, const std::string& path,
                               const meta::LedgerEntry& ledger) {
+  if (std::ranges::none_of(ledger.writers, &meta::StepWriter::is_run)) return false;
   TRY_ASSIGN(const meta::InodeRecord record, store.tree().inode(step));
   TRY_ASSIGN(const auto entries, store.tree().list(record.parent));
   for (const meta::DirectoryEntry& entry : entries) {

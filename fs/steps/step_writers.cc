@@ -144,10 +144,11 @@ Result<bool> StepWriters::note_whole(const StepStatus& step, const std::function
     if (known_.contains(step.inode)) return false;
   }
   bool same = false;
+  TRY_ASSIGN(const meta::InodeRecord folder, tree_.inode(step.inode));
   TRY(meta::change_ledger(store_, step.inode, [&](meta::LedgerEntry& entry) {
     same = entry.writers == step.ledger.writers && entry.unfinished == step.ledger.unfinished &&
            entry.by_run == step.ledger.by_run;
-    if (same) meta::note_whole(entry, std::max(step.written, kLongAgo));
+    if (same) meta::note_whole(entry, folder.parent, std::max(step.written, kLongAgo), step.oldest_written);
   }));
   if (same) done();
   return same;

@@ -16,7 +16,7 @@ int64_t count_of(WallTime time) { return time.time_since_epoch().count(); }
 WallTime wall_of(int64_t count) { return WallTime(std::chrono::nanoseconds(count)); }
 
 // A line for each fact: "unfinished run|commands", "again TIME" (by a run, whether it is unfinished or not), "named",
-// "whole TIME", "newest TIME", "seen SERIES CHANGED CHANGED_AT COMPLETED COMPLETED_AT",
+// "saved SERIES", "whole TIME", "newest TIME", "seen SERIES CHANGED CHANGED_AT COMPLETED COMPLETED_AT",
 // "run|command|saver BOOT-ID pid:[4026531836] PID START BEGAN".
 std::string encode_ledger(const LedgerEntry& entry) {
   std::ostringstream text;
@@ -26,6 +26,7 @@ std::string encode_ledger(const LedgerEntry& entry) {
   };
   if (entry.unfinished) text << "unfinished " << (entry.by_run ? "run" : "commands") << '\n';
   if (entry.by_run) text << "again " << count_of(entry.again) << '\n';
+  if (entry.saved_in != 0) text << "saved " << entry.saved_in << '\n';
   if (entry.named) text << "named\n";
   if (entry.whole != WallTime()) text << "whole " << count_of(entry.whole) << '\n';
   if (entry.newest_run) text << "newest " << entry.newest_run->count() << '\n';
@@ -45,6 +46,8 @@ bool decode_line(std::istream& line, LedgerEntry& entry) {
   if (fact == "unfinished") {
     entry.unfinished = static_cast<bool>(line >> boot);
     entry.by_run = entry.by_run || boot != "commands";
+  } else if (fact == "saved") {
+    line >> entry.saved_in;
   } else if (fact == "named") {
     entry.named = true;
   } else if (fact == "whole" || fact == "again") {
@@ -102,7 +105,9 @@ StoreTime completion_time(WallTime date, const Moment& now) {
 
 }  // namespace
 
-bool LedgerEntry::has_saver() const { return !savers.empty() || std::ranges::any_of(writers, &StepWriter::is_run); }
+bool LedgerEntry::is_saved_in(InodeNumber series) const {
+  return saved_in == series || (whole == WallTime() && std::ranges::any_of(writers, &StepWriter::is_run));
+}
 
 Result<LedgerEntry> ledger_of(const Store& store, InodeNumber step) {
   const auto text = store.index().xattr(step, kLedgerXattr);
@@ -151,7 +156,9 @@ void note_writer(LedgerEntry& entry, const std::optional<StepWriter>& writer, Wa
   entry.writers.push_back(entry.writers.size() < kMostWriters ? *writer : StepWriter{writer->place, {}, {}, false});
 }
 
-void note_whole(LedgerEntry& entry, WallTime changed) {
+void note_whole(LedgerEntry& entry, InodeNumber series, WallTime changed, WallTime oldest) {
+  const bool is_save = entry.whole == WallTime() || oldest > entry.whole;
+  if (is_save && std::ranges::any_of(entry.writers, &StepWriter::is_run)) entry.saved_in = series;
   for (const StepWriter& one : entry.writers) {
     if (!one.is_run() || find_in(entry.savers, one) != nullptr) continue;
     if (entry.savers.size() >= kMostSavers) entry.savers.erase(entry.savers.begin());

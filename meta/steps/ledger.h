@@ -63,12 +63,13 @@ struct LedgerEntry {
   bool by_run = false;                  // not only by commands and by who had saved it
   WallTime again;                       // by_run: since when; the earliest time that the wall clock showed
   WallTime whole;                       // the newest change of its files when it was found whole; zero: it never was
+  InodeNumber saved_in = 0;             // the series in which a run saved it, to its end; 0: none did
   bool named = false;                   // by the tracker file that tells when it is complete; no run wrote to it since
   std::optional<SeenStep> seen;         // by rotation; none: by nobody
 
   bool operator==(const LedgerEntry&) const = default;
-  // Did a program that is no command save it, or does one write to it?
-  bool has_saver() const;
+  // Did a program that is no command save it in this series, or does one write to what was never whole?
+  bool is_saved_in(InodeNumber series) const;
   // Was it whole, and has nobody written since?
   bool is_known_whole() const { return !unfinished && whole != WallTime(); }
   // Was it whole, and has nobody written since but commands and who had saved it?
@@ -90,8 +91,9 @@ StepWriter writer_now(const std::string& place, const Process& process, const St
 // Somebody writes, at that time; none: a process that is gone already. Does the entry say so already?
 void note_writer(LedgerEntry& entry, const std::optional<StepWriter>& writer, WallTime now);
 bool is_noted(const LedgerEntry& entry, const std::optional<StepWriter>& writer);
-// It was found whole, and the newest change of its files is `changed`.
-void note_whole(LedgerEntry& entry, WallTime changed);
+// It was found whole in `series`. The newest change of its files is `changed`; of those that each save writes the
+// oldest is `oldest` (zero: it has none), which tells a save from a note that somebody added.
+void note_whole(LedgerEntry& entry, InodeNumber series, WallTime changed, WallTime oldest);
 // Has a process that is no command, and writes or wrote last to `one`, written to the other?
 bool share_a_run(const LedgerEntry& one, const LedgerEntry& other);
 // True: all of them are commands of this boot, and others may go on, as those of a script that fills a step.

@@ -65,8 +65,18 @@ Result<> mark(Store& store, InodeNumber series, InodeNumber folder, const std::s
   return store.tree().commit(std::move(change));
 }
 
-// Renames the attempt's folder to the step. False: there is a step of that name already.
-Result<bool> become_step(Tree& tree, InodeNumber series, const std::string& name, const std::string& tag) {
+// Renames the attempt's folder to the step. False: there is a step of that name already. An attempt may have got a
+// number for want of a name that has one.
+Result<bool> become_step(Store& store, InodeNumber series, InodeNumber partial, const std::string& tag) {
+  Tree& tree = store.tree();
+  const std::string name = name_of(tree, partial);
+  TRY_ASSIGN(const auto known, store.index().find_step(partial));
+  if (known) {
+    TRY_ASSIGN(const StepRecord record, step_record(store, series, partial, tag));
+    Tree::Change change = tree.begin();
+    change.batch.put_step(partial, record);
+    TRY(tree.commit(std::move(change)));
+  }
   const auto renamed = tree.rename(series, name, series, tag, RENAME_NOREPLACE);
   if (renamed) return true;
   if (renamed.error().errno_value() == EEXIST) return false;
@@ -162,7 +172,7 @@ Result<Committed> commit_partial(Store& store, InodeNumber partial, const std::s
   const InodeNumber series = record.parent;
   TRY(io::fault_point("commit.before_batch"));
   Committed committed{partial, {}, {}};
-  TRY_ASSIGN(const bool became, become_step(tree, series, name, tag));
+  TRY_ASSIGN(const bool became, become_step(store, series, partial, tag));
   if (!became) {
     TRY_ASSIGN(const InodeNumber step, tree.child(series, tag));
     if (existing == Existing::refuse) return taken_error(tree, step);

@@ -215,9 +215,9 @@ bool same_time(const timespec& a, const timespec& b) { return wall_time(a) == wa
 
 }  // namespace
 
-bool SeriesPolicy::tells_other_steps() const {
-  return !armed.empty() && (text_in(set, "steps") != text_in(armed, "steps") ||
-                            text_in(set, "complete_when") != text_in(armed, "complete_when"));
+bool tell_same_steps(const PolicyText& one, const PolicyText& other) {
+  const auto same = [&](const char* rule) { return text_in(one, rule) == text_in(other, rule); };
+  return same("steps") && same("complete_when");
 }
 
 bool is_policy_rule(std::string_view name) { return find_rule(name) != nullptr; }

@@ -84,6 +84,9 @@ Result<> set_control_xattr(Store& store, InodeNumber inode, const std::string& n
 // By rule. Who took a rule away stays, too, until somebody sets it or all are taken away: others' rules take more then.
 using RuleSetters = std::map<std::string, Credentials, std::less<>>;
 
+// Are the rules about the same steps: have both the same `steps` and `complete_when`?
+bool tell_same_steps(const PolicyText& one, const PolicyText& other);
+
 struct SeriesPolicy {
   PolicyText set;    // as the xattrs are
   PolicyText armed;  // what runs
@@ -93,8 +96,6 @@ struct SeriesPolicy {
   std::optional<timespec> left_alone;  // since the change: a step that completes from then on arms it
 
   bool is_armed() const { return set == armed && set_by == armed_by; }
-  // Does what runs rest on other steps than are told now?
-  bool tells_other_steps() const;
 };
 // Empty for a series without one.
 Result<SeriesPolicy> policy_of(const Store& store, InodeNumber series);

@@ -54,6 +54,7 @@ Result<> visit_folders(const Tree& tree, InodeNumber folder,
 
 Result<bool> is_declared(const Tree& tree, InodeNumber series, const std::string& name) {
   TRY_ASSIGN(const DeclaredSteps declared, declared_steps(tree, series));
+  if (is_set_aside_name(name) || is_partial_name(name)) return false;
   return !declared.names.empty() && ::fnmatch(declared.names.c_str(), name.c_str(), FNM_PERIOD) == 0;
 }
 

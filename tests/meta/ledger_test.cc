@@ -16,6 +16,7 @@ using namespace std::chrono_literals;
 using LedgerTest = ScratchStore;
 
 constexpr const char* kHere = "boot-1 pid:[1]";
+constexpr InodeNumber kSeries = 7;
 constexpr WallTime kLater(99s);
 
 WritersState state_of(const std::vector<StepWriter>& writers) {
@@ -92,7 +93,7 @@ TEST(Ledger, ARunThatWritesAfterItWasWholeWritesItAgain) {
   EXPECT_TRUE(is_noted(entry, run));
   EXPECT_TRUE(entry.unfinished);
   EXPECT_FALSE(entry.is_written_again()) << "it was never whole";
-  note_whole(entry, WallTime(10s));
+  note_whole(entry, kSeries, WallTime(10s), {});
   EXPECT_FALSE(entry.unfinished);
   EXPECT_FALSE(is_noted(entry, run));
   note_writer(entry, command, kLater);
@@ -107,7 +108,7 @@ TEST(Ledger, ARunThatWritesAfterItWasWholeWritesItAgain) {
   EXPECT_TRUE(entry.is_written_again());
   EXPECT_EQ(entry.writers, (std::vector<StepWriter>{command, run, other}));
   EXPECT_EQ(entry.savers, std::vector<StepWriter>{run});
-  note_whole(entry, WallTime(20s));
+  note_whole(entry, kSeries, WallTime(20s), {});
   note_writer(entry, std::nullopt, kLater);
   EXPECT_TRUE(entry.is_written_again()) << "nobody can tell who it was";
 }
@@ -117,14 +118,14 @@ TEST(Ledger, TheClockWasSetBack) {
   LedgerEntry entry;
   note_writer(entry, run, WallTime(3s));
   EXPECT_FALSE(entry.is_set_back());
-  note_whole(entry, WallTime(10s));
+  note_whole(entry, kSeries, WallTime(10s), {});
   for (const StepWriter& one : {run, command}) note_writer(entry, one, WallTime(5s));
   EXPECT_FALSE(entry.is_set_back()) << "they make no second save";
   note_writer(entry, other, WallTime(5s));
   EXPECT_TRUE(entry.is_set_back());
   note_writer(entry, std::nullopt, kLater);
   EXPECT_TRUE(entry.is_set_back()) << "what was written until then is dated before the step was whole";
-  note_whole(entry, WallTime(6s));
+  note_whole(entry, kSeries, WallTime(6s), {});
   EXPECT_FALSE(entry.is_set_back());
 }
 
@@ -135,9 +136,30 @@ TEST(Ledger, WhoWroteBoth) {
   EXPECT_FALSE(share_a_run(by({run}), by({other})));
   EXPECT_FALSE(share_a_run(by({command, unseen}), by({command, unseen})));
   LedgerEntry whole = by({command, run});
-  note_whole(whole, WallTime(10s));
+  note_whole(whole, kSeries, WallTime(10s), {});
   EXPECT_TRUE(share_a_run(by({run}), whole));
   EXPECT_FALSE(share_a_run(whole, by({run}))) << "nobody writes to it";
+}
+
+TEST(Ledger, WhatARunSavedIsNotWhatItAddedANoteTo) {
+  const StepWriter run{kHere, {1, 10}}, command{kHere, {2, 10}, {}, true};
+  LedgerEntry saved, copied;
+  note_writer(saved, run, kLater);
+  EXPECT_TRUE(saved.is_saved_in(kSeries)) << "while it is saved";
+  note_whole(saved, kSeries, WallTime(10s), WallTime(8s));
+  EXPECT_TRUE(saved.is_saved_in(kSeries));
+  EXPECT_FALSE(saved.is_saved_in(kSeries + 1)) << "it was moved to another series";
+  note_writer(copied, command, kLater);
+  note_whole(copied, kSeries, WallTime(10s), WallTime(8s));
+  EXPECT_FALSE(copied.is_saved_in(kSeries));
+  note_writer(copied, run, kLater);
+  EXPECT_FALSE(copied.is_saved_in(kSeries)) << "it may be a note";
+  note_whole(copied, kSeries, WallTime(20s), WallTime(8s));
+  EXPECT_FALSE(copied.is_saved_in(kSeries)) << "it was a note";
+  note_writer(copied, run, kLater);
+  note_writer(copied, StepWriter{kHere, {3, 10}}, kLater);
+  note_whole(copied, kSeries, WallTime(30s), WallTime(25s));
+  EXPECT_TRUE(copied.is_saved_in(kSeries)) << "all of it was saved anew";
 }
 
 TEST(Ledger, TheNewestRunStaysKnown) {
@@ -147,7 +169,7 @@ TEST(Ledger, TheNewestRunStaysKnown) {
   note_writer(entry, StepWriter{kHere, {1, 10}, -2s}, kLater);
   EXPECT_EQ(entry.newest_run, std::optional<StoreTime>(-2s));
   note_writer(entry, StepWriter{kHere, {2, 10}, 5s}, kLater);
-  note_whole(entry, WallTime(10s));
+  note_whole(entry, kSeries, WallTime(10s), {});
   note_writer(entry, StepWriter{kHere, {1, 10}, -2s}, kLater);
   EXPECT_EQ(entry.newest_run, std::optional<StoreTime>(5s));
 }
@@ -160,7 +182,7 @@ TEST_F(LedgerTest, IsKeptWithTheStep) {
   for (const bool command : {false, true})
     note_writer(entry, StepWriter{process_place(), {7, 8}, -3s, command}, kLater);
   note_writer(entry, StepWriter{process_place(), {9, 8}, 3s, true}, kLater);
-  note_whole(entry, WallTime(-5s));
+  note_whole(entry, kSeries, WallTime(-5s), {});
   for (const bool command : {false, true})
     note_writer(entry, StepWriter{process_place(), {10, 8}, 4s, command}, kLater);
   note_writer(entry, std::nullopt, WallTime(-6s));
@@ -225,7 +247,6 @@ TEST(Ledger, TooManyWritersAreUnseen) {
 }
 
 constexpr WallTime kMonday{1'000'000s};
-constexpr InodeNumber kSeries = 7;
 
 // A week later, so that no date is recent.
 Moment at_time(StoreTime time) { return {kMonday + 7 * 24h + time, time}; }

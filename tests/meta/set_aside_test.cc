@@ -33,8 +33,8 @@ TEST_F(SetAsideTest, TakesTheNextFreeName) {
 // So that its files are doubted once it has its own name again.
 TEST_F(SetAsideTest, ThatItIsOfTwoSavesStaysKnown) {
   const InodeNumber step = at(kStepPath);
-  ASSERT_TRUE(change_ledger(*store_, step, [](LedgerEntry& entry) {
-    note_whole(entry, WallTime(std::chrono::seconds(10)));
+  ASSERT_TRUE(change_ledger(*store_, step, [this](LedgerEntry& entry) {
+    note_whole(entry, at("/steps"), WallTime(std::chrono::seconds(10)), {});
     note_writer(entry, std::nullopt, WallTime(std::chrono::seconds(20)));
   }));
   ASSERT_TRUE(set_aside(*store_, at("/steps"), step, kTag));

@@ -63,6 +63,17 @@ def test_by_a_file_that_is_written_last(mount):
     become(mount, {300: "complete", 500: "complete"})
 
 
+def test_a_dry_run_of_other_steps_says_that_it_cannot_tell(mount):
+    make_series(mount)
+    write_iteration(mount, 100)
+    asked = ("--set", "steps=iter_*", "--set", "complete_when=done", "--set", "keep_last=1")
+    dry = run(CKPTFS, "policy", "--dry-run", *asked, mount.path / SERIES)
+    true("set these two, and ask again" in dry.stdout + dry.stderr, f"a dry run: {dry.stdout}{dry.stderr}")
+    run(CKPTFS, "policy", *asked, mount.path / SERIES)
+    again = run(CKPTFS, "policy", "--dry-run", "--set", "keep_last=2", mount.path / SERIES)
+    true("set these two" not in again.stdout + again.stderr, f"a dry run of the steps as they are: {again.stdout}")
+
+
 def test_what_a_killed_run_left_is_set_aside(mount):
     make_series(mount, steps="iter_*", complete_when="done", set_aside=1)
     in_child(lambda: (time.sleep(2.2), write_iteration(mount, 100), write_iteration(mount, 200, done=None)))

@@ -97,6 +97,11 @@ def test_a_copy_pushes_out_nothing_that_a_training_needs(mount):
             wait_for_rounds([mount], 2)
         stays(mount, {10, 99})
     stays(mount, {10, 99}, "and once it has ended")
+    with Pool(1) as pool:
+        notes = mount.path / SERIES / "checkpoint-99/eval_results.json"
+        pool.take().do([("write", notes, b"{}")])
+        wait_for_rounds([mount], 6)
+    stays(mount, {10, 99}, "and once an evaluation has written into the copy")
 
 
 @pytest.mark.one_mode

@@ -179,6 +179,15 @@ def keep_a_save(mount):
     check_step(mount.path / "steps/s", wanted, "the step")
 
 
+def keep_a_save_of_what_was_saved(mount):
+    """It clones nothing."""
+    wanted = step_of(write_state(mount.path))
+    for tag in ("s", "t"):
+        mount.save(tag)
+    yield
+    check_step(mount.path / "steps/t", wanted, "the second step")
+
+
 def keep_a_seal(mount):
     wanted = step_of(write_state(mount.path))
     mount.save("s")
@@ -253,8 +262,8 @@ def keep_a_fetch(mount):
     same_bytes(read(mount.path / "steps/step_1/model.safetensors"), noise(MIB, 4), "what was fetched")
 
 
-@pytest.mark.parametrize("keep", (keep_a_file, keep_a_save, keep_a_seal, keep_a_removal, keep_what_the_library_synced,
-                                  keep_a_commit, keep_a_commit_into_a_step, keep_a_part, keep_a_fetch))
+@pytest.mark.parametrize("keep", (keep_a_file, keep_a_save, keep_a_save_of_what_was_saved, keep_a_seal, keep_a_removal,
+                                  keep_what_the_library_synced, keep_a_commit, keep_a_commit_into_a_step, keep_a_part, keep_a_fetch))
 def test_what_has_returned_is_kept(crashing_mount, mode, keep):
     """The power goes right behind it."""
     mount = crashing_mount(image="1G", mode=mode, options=("quiet=30s",))  # nothing else syncs

@@ -415,6 +415,23 @@ def test_a_model_of_who_saves_checkpoints(calm):
     equal(names(calm), ["checkpoint-1", "checkpoint-4", "incomplete-checkpoint-2", "step-3"], "the series")
 
 
+@pytest.mark.one_mode
+def test_another_users_steps_tell_nothing(mount):
+    """A model alone, as `trainer.save_model` saves it, beside the checkpoints of somebody else's Trainer."""
+    series = mount.path / SERIES
+    os.chmod(series, 0o777)
+
+    def work(name):
+        write_model(series / name)
+        write(series / name / "training_args.bin", b"x")
+
+    killed(lambda: write_step(series / "checkpoint-1"))
+    killed(lambda: work("checkpoint-10"), uid=12345)
+    equal(in_child(lambda: names(mount), uid=12345), ["checkpoint-1", "checkpoint-10"], "the series, as its owner lists it")
+    killed(lambda: work("checkpoint-11"))
+    equal(names(mount), ["checkpoint-1", "checkpoint-10", "incomplete-checkpoint-11"], "beside one's own")
+
+
 def test_a_step_in_a_step(mount):
     """A Trainer's with DeepSpeed's in it: the outer one is the step."""
     series = mount.path / SERIES

@@ -20,7 +20,6 @@
 
 namespace gpu = ckptfs::gpu;
 namespace io = ckptfs::io;
-namespace log = ckptfs::log;
 namespace meta = ckptfs::meta;
 using ckptfs::Error;
 using ckptfs::Result;
@@ -46,13 +45,13 @@ namespace {
 // The function that gets log lines. Without one they go to stderr, because stdout belongs to the program.
 std::atomic<ckptfs_log_function> log_function{nullptr};
 
-void log_line(log::Level level, const std::string& line) {
+void log_line(ckptfs::log::Level level, const std::string& line) {
   if (const auto function = log_function.load()) return function(static_cast<int>(level), line.c_str());
   std::fprintf(stderr, "ckptfs: %s\n", line.c_str());
 }
 
 const bool kLogIsOurs = [] {
-  log::send_to(log_line);
+  ckptfs::log::send_to(log_line);
   return true;
 }();
 

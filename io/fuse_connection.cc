@@ -1,7 +1,8 @@
 #include "io/fuse_connection.h"
 
 #include <fcntl.h>
-#include <sys/mount.h>
+#include <linux/mount.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -12,12 +13,14 @@ namespace ckptfs::io {
 
 namespace {
 
-// Mounts fusectl without a mount point, because not every system mounts it at /sys/fs/fuse/connections.
+// Mounts fusectl without a mount point, because not every system mounts it at /sys/fs/fuse/connections. By system
+// calls: glibc has their functions from 2.36 on.
 Result<Fd> own_fusectl() {
-  const Fd context(::fsopen("fusectl", FSOPEN_CLOEXEC));
+  const Fd context(static_cast<int>(::syscall(SYS_fsopen, "fusectl", FSOPEN_CLOEXEC)));
   if (!context) return last_error("fusectl");
-  if (::fsconfig(context.get(), FSCONFIG_CMD_CREATE, nullptr, nullptr, 0) != 0) return last_error("fusectl");
-  Fd folder(::fsmount(context.get(), FSMOUNT_CLOEXEC, 0));
+  if (::syscall(SYS_fsconfig, context.get(), FSCONFIG_CMD_CREATE, nullptr, nullptr, 0) != 0)
+    return last_error("fusectl");
+  Fd folder(static_cast<int>(::syscall(SYS_fsmount, context.get(), FSMOUNT_CLOEXEC, 0)));
   if (!folder) return last_error("fusectl");
   return folder;
 }

@@ -1,8 +1,11 @@
 #include "fs/cli/command_line.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <map>
+#include <numeric>
 #include <sstream>
+#include <utility>
 
 #include "fs/cli/log.h"
 #include "fs/cli/mount_options.h"
@@ -73,14 +76,57 @@ CommandOutline outline_of_command(const CLI::App& command, const std::string& gr
   return outline;
 }
 
+// Levenshtein's distance: letters to insert, remove or replace.
+size_t distance(const std::string& one, const std::string& other) {
+  std::vector<size_t> row(other.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 0; i < one.size(); ++i) {
+    size_t diagonal = std::exchange(row[0], i + 1);
+    for (size_t j = 0; j < other.size(); ++j) {
+      const size_t replaced = diagonal + (one[i] == other[j] ? 0 : 1);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({replaced, diagonal + 1, row[j] + 1});
+    }
+  }
+  return row.back();
+}
+
+std::string nearest(const std::vector<const CLI::App*>& commands, const std::string& word) {
+  std::string found;
+  size_t best = 3;  // letters: more is another word
+  for (const CLI::App* const command : commands) {
+    const size_t here = distance(word, command->get_name());
+    if (here < best && here < word.size()) best = here, found = command->get_name();
+  }
+  return found;
+}
+
 }  // namespace
+
+std::string unknown_command(const CLI::App& app, const std::vector<std::string>& words) {
+  const CLI::App* group = &app;
+  std::string before = "ckptfs";
+  for (const std::string& word : words) {
+    const auto commands = commands_of(*group);
+    if (word.starts_with("-") || commands.empty()) return "";
+    const auto found = std::ranges::find(commands, word, &CLI::App::get_name);
+    if (found == commands.end()) {
+      const std::string other = nearest(commands, word);
+      const std::string question = other.empty() ? "" : "; did you mean `" + before + " " + other + "`?";
+      return "there is no command `" + before + " " + word + "`" + question;
+    }
+    group = *found;
+    before += " " + word;
+  }
+  return "";
+}
 
 std::string CommandOutline::words() const { return group.empty() ? name : group + " " + name; }
 
 void add_all_commands(CLI::App& app, Chosen& chosen) {
   for (const auto add :
        {add_mount, add_umount, add_save, add_ls, add_show, add_du, add_diff, add_policy, add_rm, add_thin, add_verify,
-        add_remote, add_push, add_fetch, add_status, add_fsck, add_doctor, add_completion}) {
+        add_remote, add_push, add_fetch, add_status, add_fsck, add_doctor, add_completion, add_help}) {
     add(app, chosen);
   }
 }
@@ -97,40 +143,6 @@ std::vector<CommandOutline> outline_of(const CLI::App& app) {
     }
   }
   return commands;
-}
-
-std::string reference_of(const std::vector<CommandOutline>& commands) {
-  std::string text =
-      "# Commands\n\n"
-      "Made by `ckptfs completion --reference`: what `--help` says, on one page. Without a path a command means the\n"
-      "only ckptfs mount. Exit codes: 0, 1 (failed), 2 (usage). Shells complete all of it: `ckptfs completion "
-      "--help`.\n";
-  for (const CommandOutline& command : commands) {
-    text += "\n## ckptfs " + command.words() + "\n\n" + command.description + ".\n\n    ckptfs " + command.words();
-    if (!command.options.empty()) text += " [OPTIONS]";
-    for (const OptionOutline& argument : command.arguments) {
-      const std::string name = argument.argument + (argument.repeats ? "..." : "");
-      text += argument.required ? " " + name : " [" + name + "]";
-    }
-    text += "\n\n| | |\n|---|---|\n";
-    for (const auto* list : {&command.arguments, &command.options}) {
-      for (const OptionOutline& option : *list) {
-        std::string names;
-        for (const std::string& name : option.names) names += (names.empty() ? "" : ", ") + name;
-        if (!option.argument.empty()) names += (names.empty() ? "" : " ") + option.argument;
-        std::string about = option.description;
-        for (size_t at = 0; (at = about.find_first_of("|\n", at)) != std::string::npos; ++at) {
-          about.replace(at, 1, about[at] == '|' ? "\\|" : " ");
-          if (about[at] == '\\') ++at;
-        }
-        text += "| `" + names + "` | " + about + " |\n";
-      }
-    }
-    text += "\n";
-    std::istringstream footer(command.footer);
-    for (std::string line; std::getline(footer, line);) text += line.empty() ? "\n" : "    " + line + "\n";
-  }
-  return text;
 }
 
 }  // namespace ckptfs::fs::cli

@@ -36,7 +36,12 @@ std::vector<CommandOutline> outline_of(const CLI::App& app);
 
 // The completion script for `shell`: bash, zsh or fish.
 std::string completion_of(const std::vector<CommandOutline>& commands, const std::string& shell);
-// The text of docs/commands.md.
+// The text of docs/commands.md, and of the manual page ckptfs(1), in troff's man macros.
 std::string reference_of(const std::vector<CommandOutline>& commands);
+std::string manual_page_of(const std::vector<CommandOutline>& commands);
+
+// If the first of `words` that should name a command names none: says so, with the name that is nearest to it. Else
+// empty.
+std::string unknown_command(const CLI::App& app, const std::vector<std::string>& words);
 
 }  // namespace ckptfs::fs::cli

@@ -30,5 +30,6 @@ void add_status(CLI::App& app, Chosen& chosen);
 void add_fsck(CLI::App& app, Chosen& chosen);
 void add_doctor(CLI::App& app, Chosen& chosen);
 void add_completion(CLI::App& app, Chosen& chosen);
+void add_help(CLI::App& app, Chosen& chosen);
 
 }  // namespace ckptfs::fs::cli

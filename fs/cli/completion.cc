@@ -196,29 +196,18 @@ std::string completion_of(const std::vector<CommandOutline>& commands, const std
 }
 
 void add_completion(CLI::App& app, Chosen& chosen) {
-  struct Arguments {
-    std::string shell;
-    bool reference = false;
-  };
-  auto arguments = std::make_shared<Arguments>();
+  auto shell = std::make_shared<std::string>();
   CLI::App* command = app.add_subcommand("completion", "Print what a shell needs to complete ckptfs");
-  auto* shell = command->add_option("SHELL", arguments->shell, "bash, zsh or fish")
-                    ->check(CLI::IsMember({"bash", "zsh", "fish"}));
-  command->add_flag("--reference", arguments->reference, "Print all commands on one page, as docs/commands.md")
-      ->excludes(shell);
+  command->add_option("SHELL", *shell, "bash, zsh or fish")->required()->check(CLI::IsMember({"bash", "zsh", "fish"}));
   command->footer(
-      "The Debian package installs all three.\n"
+      "The packages install all three.\n"
       "Examples:\n"
       "  source <(ckptfs completion bash)\n"
       "  ckptfs completion zsh >/usr/local/share/zsh/site-functions/_ckptfs\n"
       "  ckptfs completion fish >~/.config/fish/completions/ckptfs.fish");
-  command->callback([&app, arguments, &chosen] {
-    if (arguments->shell.empty() && !arguments->reference) throw CLI::RequiredError("SHELL");
-    chosen = [&app, arguments] {
-      const auto commands = outline_of(app);
-      const std::string text =
-          arguments->reference ? reference_of(commands) : completion_of(commands, arguments->shell);
-      std::fputs(text.c_str(), stdout);
+  command->callback([&app, shell, &chosen] {
+    chosen = [&app, shell] {
+      std::fputs(completion_of(outline_of(app), *shell).c_str(), stdout);
       return static_cast<int>(kSuccess);
     };
   });

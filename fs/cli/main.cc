@@ -21,11 +21,12 @@ int run(int argc, char** argv) {
       "  ckptfs doctor /data                      what this machine has and lacks\n"
       "  ckptfs mount /data/store /ckpt           on XFS with reflink\n"
       "  ckptfs mount --image 200G /data/store /ckpt   anywhere else\n"
-      "`ckptfs COMMAND --help` shows each command with an example.");
+      "`ckptfs help COMMAND` shows each command with an example.");
   Chosen chosen;
   add_all_commands(app, chosen);
 
   std::vector<std::string> arguments = normalize_arguments({argv, argv + argc});
+  if (arguments.size() == 2 && arguments[1] == "help") arguments[1] = "--help";
   try {
     // CLI11 takes the arguments in reverse order.
     app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend() - 1));
@@ -35,7 +36,9 @@ int run(int argc, char** argv) {
     for (auto used = app.get_subcommands(); !used.empty(); used = used.front()->get_subcommands()) {
       command += " " + used.front()->get_name();
     }
-    std::fprintf(stderr, "ckptfs: %s; see `%s --help`\n", e.what(), command.c_str());
+    const std::string unknown = unknown_command(app, {arguments.begin() + 1, arguments.end()});
+    std::fprintf(stderr, "ckptfs: %s; see `%s --help`\n", unknown.empty() ? e.what() : unknown.c_str(),
+                 command.c_str());
     return kUsage;
   }
   return chosen();

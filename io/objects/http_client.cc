@@ -1,6 +1,7 @@
 #include "io/objects/http_client.h"
 
 #include <curl/curl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
@@ -146,6 +147,20 @@ std::string host_of(const std::string& url) {
   return url.substr(0, url.find_first_of("/?", host));
 }
 
+// The system's certificates: libcurl knows the place of one distribution at most, and a portable build none.
+std::string system_authorities() {
+  for (const char* const file : {"/etc/ssl/certs/ca-certificates.crt",  // Debian, Ubuntu, Arch
+                                 "/etc/pki/tls/certs/ca-bundle.crt",    // Fedora, RHEL
+                                 "/etc/ssl/ca-bundle.pem",              // SUSE
+                                 "/etc/ssl/cert.pem"}) {                // Alpine
+    if (::access(file, R_OK) == 0) return file;
+  }
+  return "";
+}
+
+constexpr const char* kNoAuthorities =
+    "; this machine has no certificates of authorities: install ca-certificates, or name a file by --ca-file";
+
 }  // namespace
 
 struct HttpClient::Handle {
@@ -157,7 +172,8 @@ struct HttpClient::Handle {
   CURL* const curl;
 };
 
-HttpClient::HttpClient(std::string authorities) : authorities_(std::move(authorities)) {
+HttpClient::HttpClient(std::string authorities)
+    : authorities_(authorities.empty() ? system_authorities() : std::move(authorities)) {
   static std::once_flag once;
   std::call_once(once, [] { curl_global_init(CURL_GLOBAL_DEFAULT); });
 }
@@ -240,7 +256,8 @@ Result<HttpAnswer> HttpClient::send(const HttpRequest& request, const RequestLim
                             : why[0] != '\0'                  ? printable(why)
                                                               : curl_easy_strerror(code);
   const int number = exchange.ended.errno_value() != 0 ? exchange.ended.errno_value() : errno_of(code);
-  return Error(number, host_of(request.url) + ": " + words);
+  const bool trusts_nobody = code == CURLE_PEER_FAILED_VERIFICATION && authorities_.empty();
+  return Error(number, host_of(request.url) + ": " + words + (trusts_nobody ? kNoAuthorities : ""));
 }
 
 }  // namespace ckptfs::io

@@ -39,7 +39,7 @@ struct HttpAnswer {
 
 class HttpClient {
  public:
-  // `authorities`: a file of the certificates to trust, and of no others; empty: the system's.
+  // `authorities`: a file of the certificates to trust, and of no others; empty: the system's, if it has some.
   explicit HttpClient(std::string authorities);
   HttpClient(const HttpClient&) = delete;
   HttpClient& operator=(const HttpClient&) = delete;

@@ -5,17 +5,22 @@ set(doc ${CMAKE_INSTALL_DATADIR}/doc/ckptfs)
 install(TARGETS ckptfs RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(DIRECTORY gpu/python/ckptfs DESTINATION lib/python3/dist-packages FILES_MATCHING PATTERN "*.py" PATTERN "py.typed")
 install(TARGETS ckptfs_library LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+# Of the Python wheel, which takes the package's own files by itself.
+install(TARGETS ckptfs_library LIBRARY DESTINATION ckptfs COMPONENT wheel EXCLUDE_FROM_ALL)
+if(SKBUILD)
+  install(TARGETS ckptfs RUNTIME DESTINATION ${SKBUILD_SCRIPTS_DIR} COMPONENT wheel EXCLUDE_FROM_ALL)
+endif()
 install(FILES gpu/ckptfs.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(FILES README.md DESTINATION ${doc})
 install(DIRECTORY docs DESTINATION ${doc})  # beside README.md, whose links lead there
 install(FILES scripts/packaging/copyright DESTINATION ${doc})
 install(FILES scripts/packaging/ckpt.conf DESTINATION ${doc}/examples)
 install(FILES scripts/packaging/ckptfs@.service DESTINATION lib/systemd/system)
-# mount(8) looks for mount.ckptfs. The command itself prints the shells' completions.
+# mount(8) looks for mount.ckptfs. The command itself prints the shells' completions and its manual.
 install(CODE [[
   set(root "$ENV{DESTDIR}${CMAKE_INSTALL_PREFIX}")
   file(MAKE_DIRECTORY "${root}/sbin" "${root}/share/bash-completion/completions"
-       "${root}/share/zsh/vendor-completions" "${root}/share/fish/vendor_completions.d")
+       "${root}/share/zsh/vendor-completions" "${root}/share/fish/vendor_completions.d" "${root}/share/man/man1")
   file(CREATE_LINK ../bin/ckptfs "${root}/sbin/mount.ckptfs" SYMBOLIC)
   foreach(shell_and_file "bash;bash-completion/completions/ckptfs" "zsh;zsh/vendor-completions/_ckptfs"
           "fish;fish/vendor_completions.d/ckptfs.fish")
@@ -24,6 +29,8 @@ install(CODE [[
     execute_process(COMMAND "${root}/bin/ckptfs" completion ${shell} OUTPUT_FILE "${root}/share/${file}"
                     COMMAND_ERROR_IS_FATAL ANY)
   endforeach()
+  execute_process(COMMAND "${root}/bin/ckptfs" help --man OUTPUT_FILE "${root}/share/man/man1/ckptfs.1"
+                  COMMAND_ERROR_IS_FATAL ANY)
 ]])
 
 set(CPACK_GENERATOR DEB)

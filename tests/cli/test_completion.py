@@ -10,7 +10,7 @@ import time
 import pytest
 
 from checking import equal, true
-from mounting import CKPTFS, REPOSITORY, run
+from mounting import CKPTFS, run
 
 SHELLS = {
     "bash": ("bash --norc --noprofile -i", "source {script}"),
@@ -98,9 +98,3 @@ def test_completes(shell, scratch):
 def test_bad_shells():
     equal(run(CKPTFS, "completion", "csh", check=False).returncode, 2, "an unknown shell")
     equal(run(CKPTFS, "completion", check=False).returncode, 2, "no shell")
-
-
-def test_reference_is_what_help_says():
-    made = run(CKPTFS, "completion", "--reference").stdout
-    kept = (REPOSITORY / "docs" / "commands.md").read_text()
-    true(made == kept, "docs/commands.md is not what `ckptfs completion --reference` prints: write it anew")

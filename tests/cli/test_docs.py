@@ -76,6 +76,7 @@ EXAMPLES = (
     "ckptfs remote gc file:///lustre/run7",
     "ckptfs remote du file:///lustre/run7",
     "ckptfs remote remove /ckpt/steps",
+    "ckptfs help remote check",
     "source <(ckptfs completion bash)",
     "ckptfs completion zsh >/usr/local/share/zsh/site-functions/_ckptfs",
     "ckptfs completion fish >~/.config/fish/completions/ckptfs.fish",
@@ -89,6 +90,8 @@ ELSEWHERE = {
     "scripts/packaging/package": "tests/packaging",
     "sudo apt install ./build/packages/ckptfs_*.deb": "tests/packaging",
     "sudo apt purge ckptfs": "tests/packaging",
+    "scripts/packaging/wheel": "tests/packaging",
+    "pip install ./build/packages/ckptfs-*.whl": "tests/packaging",
     "sudo systemctl enable --now ckptfs@ckpt": "tests/packaging runs the unit's own command lines",
     "sudo systemctl disable --now ckptfs@ckpt": "tests/packaging",
     "journalctl -u ckptfs@ckpt": "needs systemd",
@@ -221,7 +224,7 @@ class User:
 
 def test_scripts_are_there():
     """These scripts take as long as this test, or contain it."""
-    for line in ("scripts/demo", "scripts/test", "scripts/build", "scripts/packaging/package"):
+    for line in ("scripts/demo", "scripts/test", "scripts/build", "scripts/packaging/package", "scripts/packaging/wheel"):
         true("Usage" in run(REPOSITORY / line, "--help").stdout.capitalize(), f"{line} --help")
 
 

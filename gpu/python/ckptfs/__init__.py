@@ -6,6 +6,8 @@
 ckptfs.patch, and what of ckptfs.deepspeed says so, need neither torch nor libckptfs.
 """
 
+__version__ = "0.1.0"  # of all of ckptfs: CMakeLists.txt reads it here
+
 _LAZY = {"load": "loading", "Checkpoint": "loading", "Saver": "saving", "Save": "saving", "configure": "native",
          "Slice": "pieces", "GroupError": "group"}
 

@@ -33,7 +33,9 @@ class HistoryChecks:
             before, training.last = training.last, training.newest()
             if training.last and training.last is not before:  # another training may have spoilt the one before
                 training.last.was_older = bool(before and before.saved > training.last.saved)
-            if training.last and not training.overtaken(training.last):
+            if training.last and training.overtaken(training.last):
+                training.last.was_older |= (self.path / training.last.name / THINNED).exists()
+            elif training.last:
                 self.judge_content(training.last)
         for step in self.steps:
             step.was_whole, step.was_full, step.was_pinned = step.whole, step.full, step.pinned

@@ -18,7 +18,7 @@ class Step:
         self.numbers = {number_of(name)}
         self.loss = None
         self.pinned = self.was_pinned = False
-        self.was_older = False  # than the newest whole save of its training, and may have been thinned then
+        self.was_older = False  # than another whole save, and may have been thinned then
         self.odd = False  # written twice, or sealed as it is: what the mount thinks of it is its own matter
         self.alone = False  # a model that was meant so
         self.gone = ""

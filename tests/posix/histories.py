@@ -140,7 +140,8 @@ class History(HistoryChecks):
         alike = len(step.layouts) == 1 and bool(self.rules)
         step.mixed = step.mixed or bool(known and alike and state and rest and not error)
         step.writers.add(training)
-        step.whole = MAYBE if mixes else NO
+        was_done = error and not rest and done + 1 == len(operations)  # perhaps, as the daemon died over the last one
+        step.whole = MAYBE if mixes or was_done else NO
         step.alone = False
         step.writer = training
         if error:

@@ -502,8 +502,7 @@ Result<SeriesJudgement> Rotation::preview(meta::InodeNumber series, const std::o
   TRY_ASSIGN(found.judgement, judge(asked, found.status));
   if (!meta::tell_same_steps(asked.text, found.policy.set)) {
     found.judgement.warnings.push_back(
-        "the steps are those of `steps` and `complete_when` as they are set now: set "
-        "these two, and ask again");
+        "`steps` and `complete_when` count as they are set now: set these two first, and ask again");
     return found;
   }
   const std::string why = asked.text.empty() ? std::string() : why_no_steps(found.status);

@@ -158,8 +158,7 @@ std::string system_authorities() {
   return "";
 }
 
-constexpr const char* kNoAuthorities =
-    "; this machine has no certificates of authorities: install ca-certificates, or name a file by --ca-file";
+constexpr const char* kNoAuthorities = "; this machine has no certificates of authorities: install ca-certificates";
 
 }  // namespace
 
@@ -173,7 +172,8 @@ struct HttpClient::Handle {
 };
 
 HttpClient::HttpClient(std::string authorities)
-    : authorities_(authorities.empty() ? system_authorities() : std::move(authorities)) {
+    : own_authorities_(!authorities.empty()),
+      authorities_(own_authorities_ ? std::move(authorities) : system_authorities()) {
   static std::once_flag once;
   std::call_once(once, [] { curl_global_init(CURL_GLOBAL_DEFAULT); });
 }
@@ -227,10 +227,8 @@ Result<HttpAnswer> HttpClient::send(const HttpRequest& request, const RequestLim
 #if LIBCURL_VERSION_NUM >= 0x075700
   curl_easy_setopt(curl, CURLOPT_QUICK_EXIT, 1L);  // a name server that does not answer holds nobody past the limits
 #endif
-  if (!authorities_.empty()) {
-    curl_easy_setopt(curl, CURLOPT_CAINFO, authorities_.c_str());
-    curl_easy_setopt(curl, CURLOPT_CAPATH, nullptr);
-  }
+  if (!authorities_.empty()) curl_easy_setopt(curl, CURLOPT_CAINFO, authorities_.c_str());
+  if (own_authorities_) curl_easy_setopt(curl, CURLOPT_CAPATH, nullptr);
   if (request.no_proxy) curl_easy_setopt(curl, CURLOPT_NOPROXY, "*");
   if (request.content != nullptr) {
     curl_easy_setopt(curl, CURLOPT_UPLOAD, 1L);

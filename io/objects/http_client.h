@@ -58,6 +58,7 @@ class HttpClient {
   std::unique_ptr<Handle> take();
   void give_back(std::unique_ptr<Handle> handle);
 
+  const bool own_authorities_;  // not the system's
   const std::string authorities_;
   Mutex mutex_;
   std::vector<std::unique_ptr<Handle>> idle_ GUARDED_BY(mutex_);

@@ -68,7 +68,7 @@ def test_a_dry_run_of_other_steps_says_that_it_cannot_tell(mount):
     write_iteration(mount, 100)
     asked = ("--set", "steps=iter_*", "--set", "complete_when=done", "--set", "keep_last=1")
     dry = run(CKPTFS, "policy", "--dry-run", *asked, mount.path / SERIES)
-    true("set these two, and ask again" in dry.stdout + dry.stderr, f"a dry run: {dry.stdout}{dry.stderr}")
+    true("set these two first" in dry.stdout + dry.stderr, f"a dry run: {dry.stdout}{dry.stderr}")
     run(CKPTFS, "policy", *asked, mount.path / SERIES)
     again = run(CKPTFS, "policy", "--dry-run", "--set", "keep_last=2", mount.path / SERIES)
     true("set these two" not in again.stdout + again.stderr, f"a dry run of the steps as they are: {again.stdout}")

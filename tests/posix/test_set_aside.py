@@ -323,7 +323,6 @@ def test_the_daemon_was_killed_too(mount):
     equal(names(mount), ["incomplete-checkpoint-2", "incomplete-checkpoint-3", "incomplete-checkpoint-4"], "at its end")
 
 
-@pytest.mark.one_mode
 @pytest.mark.builds("faults")
 @pytest.mark.parametrize("ahead", (-86400, 86400))
 def test_the_wall_clock_jumps(calm, ahead):
@@ -415,7 +414,6 @@ def test_a_model_of_who_saves_checkpoints(calm):
     equal(names(calm), ["checkpoint-1", "checkpoint-4", "incomplete-checkpoint-2", "step-3"], "the series")
 
 
-@pytest.mark.one_mode
 def test_another_users_steps_tell_nothing(mount):
     """A model alone, as `trainer.save_model` saves it, beside the checkpoints of somebody else's Trainer."""
     series = mount.path / SERIES
@@ -480,7 +478,6 @@ def test_only_what_the_setter_could_rename(calm):
     true("could not remove it by hand" in mount.read_log(), "the log says why")
 
 
-@pytest.mark.one_mode
 def test_more_than_anybody_has(mount):
     """Of one user so many are kept in mind. The others stay, and nobody waits for them."""
     series, most = mount.path / SERIES, 1024
@@ -512,7 +509,6 @@ def test_by_hand(mount):
     equal(names(mount), ["checkpoint-1", "checkpoint-2"], "without the rule")
 
 
-@pytest.mark.one_mode
 def test_keep_partial_removes_it(disk, work, mode):
     with mounted(Store(disk / f"{mode}-keep"), work / f"{mode}-keep", mode=mode) as mount:
         series = mount.path / SERIES
@@ -528,7 +524,6 @@ def test_keep_partial_removes_it(disk, work, mode):
         wait_until("keep_partial removes it", lambda: names(mount) == ["checkpoint-2"], 60, 0.1)
 
 
-@pytest.mark.one_mode
 def test_keep_partial_leaves_a_model(disk, work, mode):
     """That it was set aside is no proof that nobody wants it."""
     with mounted(Store(disk / f"{mode}-model"), work / f"{mode}-model", mode=mode) as mount:

@@ -16,8 +16,11 @@ from attacker import Attacker
 from checking import equal, in_child, opened, raises, read, same_bytes, true, write
 from hugging import parse, safetensors
 from mounting import CKPTFS, CKPTFS_DEBUG, KIB, MIB, Store, mounted, run, wait_until
+from savers import OLD
 from training import write_state
 from viewing import RESUME, SERIES, as_bf16, content, full_step, sample_of, sampled_step, swapped_step, torch_file
+
+STARTED = time.monotonic()
 
 MANIFEST = "ckptfs-thinned.json"
 SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"]
@@ -343,14 +346,21 @@ def test_what_is_not_pushed_yet(mount):
 
 @pytest.mark.builds("faults")
 @pytest.mark.one_mode
-@pytest.mark.parametrize("act, told", [("named", "`latest` names it"), ("moved", "has gone meanwhile")])
+@pytest.mark.parametrize("act, told", [("named", "`latest` names it"), ("moved", "has gone meanwhile"),
+                                       ("moved beside a copy", "has gone meanwhile")])
 def test_what_protects_it_comes_at_the_last_moment(mount, act, told):
-    """All was asked and written, and the thinning waits for a save: `latest` names the step, or it becomes the newest."""
+    """All was asked and written, and the thinning waits for a save: `latest` names the step, or it becomes the newest,
+    or the newest that was saved."""
     mount.stop()
     mount.binary, mount.faults = CKPTFS_DEBUG, "thin.before_change=1:sleep:3000"
     mount.start()
+    (mount.path / SERIES).mkdir(parents=True)
+    mount.control(SERIES, "keep_last", "9")  # from now on it is known who saves
+    time.sleep(max(0.0, STARTED + OLD - time.monotonic()))  # this process is no command, wherever the runner starts it anew
     step, _ = full_step(mount, 1)
     newer, _ = full_step(mount, 2)
+    if act.endswith("copy"):
+        run("cp", "-r", newer, step.parent / "checkpoint-3")
     names, blobs = sorted(os.listdir(step)), mount.store.filled_blobs()
     with subprocess.Popen([CKPTFS, "thin", "--to", "bf16", step], stderr=subprocess.PIPE, text=True) as thinning:
         wait_until("what stays is written", lambda: mount.store.filled_blobs() >= blobs + 2)

@@ -156,6 +156,12 @@ std::string path_inside(const MountEntry& mount, const std::string& path) {
   return inside.empty() ? "/" : inside;
 }
 
+std::string path_outside(const MountEntry& mount, const std::string& inside) {
+  const std::string below = mount.root == "/" ? inside : inside.substr(mount.root.size());
+  if (below.empty() || below == "/") return mount.mountpoint;
+  return (mount.mountpoint == "/" ? "" : mount.mountpoint) + below;
+}
+
 std::vector<std::string> mounts_on(const std::vector<MountEntry>& mounts, const MountEntry& mount) {
   std::vector<std::string> found;
   for (const MountEntry& entry : mounts) {

@@ -40,6 +40,8 @@ std::optional<MountEntry> mounted_at(const std::vector<MountEntry>& mounts, cons
 std::optional<MountEntry> mount_of(const std::vector<MountEntry>& mounts, const std::string& path);
 // Returns the path within the mounted file system: "/" for the mount point itself, except for bind mounts.
 std::string path_inside(const MountEntry& mount, const std::string& path);
+// The inverse: "/steps" of the mount's file system is "/ckpt/steps". The path lies below the mount's root.
+std::string path_outside(const MountEntry& mount, const std::string& inside);
 // Returns the mounts on top of this one, which keep it busy.
 std::vector<std::string> mounts_on(const std::vector<MountEntry>& mounts, const MountEntry& mount);
 // Returns true if `path` is `folder` or is below it. Both must be absolute, without "." and "..".

@@ -18,6 +18,10 @@ void add_save(CLI::App& app, Chosen& chosen);
 void add_show(CLI::App& app, Chosen& chosen);
 void add_du(CLI::App& app, Chosen& chosen);
 void add_ls(CLI::App& app, Chosen& chosen);
+void add_latest(CLI::App& app, Chosen& chosen);
+void add_state(CLI::App& app, Chosen& chosen);
+void add_wait(CLI::App& app, Chosen& chosen);
+void add_marks(CLI::App& app, Chosen& chosen);  // pin, unpin, seal
 void add_policy(CLI::App& app, Chosen& chosen);
 void add_rm(CLI::App& app, Chosen& chosen);
 void add_thin(CLI::App& app, Chosen& chosen);

@@ -115,7 +115,7 @@ int run(const FsckArguments& arguments) {
     print_report(arguments, outcome.value());
   }
   if (!closed) return fail(store.value(), closed.error());
-  return outcome.value().report.problems.empty() ? kSuccess : kFailed;
+  return outcome.value().report.problems.empty() ? kSuccess : kDamaged;
 }
 
 }  // namespace
@@ -128,7 +128,7 @@ void add_fsck(CLI::App& app, Chosen& chosen) {
   command->add_flag("--json", arguments->as_json, "Print as JSON");
   command->footer(
       "Recounts every reference from the tree and reports each difference; changes nothing unless told to.\n"
-      "Exits with 1 if there are problems; orphans are notes.\n"
+      "Exits with 3 if there are problems; orphans are notes.\n"
       "Example:\n  ckptfs umount /ckpt && ckptfs fsck /data/store");
   command->callback([arguments, &chosen] { chosen = [arguments] { return run(*arguments); }; });
 }

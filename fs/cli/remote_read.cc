@@ -184,7 +184,7 @@ Result<int> run_remote_verify(const VerifyArguments& arguments) {
     print_cost(work.remote.store->counts());
   }
   for (const VerifiedStep& step : verified) {
-    if (!step.report.wrong.empty()) return kFailed;
+    if (!step.report.wrong.empty()) return kDamaged;
   }
   return kSuccess;
 }
@@ -212,7 +212,7 @@ void add_remote_verify(CLI::App& group, Chosen& chosen) {
       ->capture_default_str();
   command->footer(
       "It reads as many bytes as it verifies, and says what it took. What two steps share is read for both.\n"
-      "Exits with 1 if anything is damaged or missing.\n"
+      "Exits with 3 if anything is damaged or missing.\n"
       "Example:\n  ckptfs remote verify file:///lustre/run7/global_step100\n"
       "  ckptfs remote verify --sample 5% file:///lustre/run7");
   choose(*command, chosen, arguments, run_remote_verify);

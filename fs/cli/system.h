@@ -8,7 +8,12 @@
 
 namespace ckptfs::fs::cli {
 
-enum ExitCode { kSuccess = 0, kFailed = 1, kUsage = 2 };
+enum ExitCode {
+  kSuccess = 0,
+  kFailed = 1,
+  kUsage = 2,
+  kDamaged = 3,  // what was asked about does not hold what was written
+};
 
 // Reads all of a file whose size the kernel does not tell (/proc, /sys).
 Result<std::string> read_text(const std::string& path);

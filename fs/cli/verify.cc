@@ -103,7 +103,7 @@ Result<int> run_verify(const Target& target, bool as_json) {
   } else {
     print(outcome);
   }
-  return outcome.count("damaged") == 0 ? kSuccess : kFailed;
+  return outcome.count("damaged") == 0 ? kSuccess : kDamaged;
 }
 
 }  // namespace
@@ -113,7 +113,7 @@ void add_verify(CLI::App& app, Chosen& chosen) {
       app, chosen,
       {"verify", "Read steps back and compare them with their digests", "PATH",
        "A mount, a series, a step or a file (default: all steps of the only mount)",
-       "The daemon takes digests in the background, some time after a file was written. Exits with 1 if "
+       "The daemon takes digests in the background, some time after a file was written. Exits with 3 if "
        "a file is damaged.\n"
        "Example:\n  ckptfs verify\n  ckptfs verify /ckpt/steps/global_step100",
        run_verify,

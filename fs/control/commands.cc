@@ -2,6 +2,7 @@
 
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 #include <vector>
 
@@ -66,23 +67,29 @@ json to_json(const meta::Usage& usage) {
   return {{"apparent", usage.apparent}, {"exclusive", usage.exclusive}, {"shared", usage.shared}};
 }
 
-// What rotation knows of each step of the series of these steps, by the step's inode.
-Result<std::map<meta::InodeNumber, json>> judged(const meta::Tree& tree, Rotation& rotation,
-                                                 const std::vector<meta::StepInfo>& steps) {
-  std::map<meta::InodeNumber, json> found;
-  std::string series;
+// What rotation knows of each series of these steps.
+Result<std::map<std::string, SeriesJudgement>> judge_series(const meta::Tree& tree, Rotation& rotation,
+                                                            const std::vector<meta::StepInfo>& steps) {
+  std::map<std::string, SeriesJudgement> found;
   for (const meta::StepInfo& step : steps) {
-    if (step.series == series) continue;
-    series = step.series;
-    const auto number = tree.resolve(series);
+    if (found.contains(step.series)) continue;
+    const auto number = tree.resolve(step.series);
     if (!number) continue;  // removed meanwhile
-    const auto judgement = rotation.preview(number.value(), std::nullopt);
+    auto judgement = rotation.preview(number.value(), std::nullopt);
     if (!judgement && judgement.error().errno_value() == ENOENT) continue;
     TRY(judgement);
-    const SeriesJudgement& of_series = judgement.value();
-    for (size_t at = 0; at < of_series.status.steps.size(); ++at) {
-      const StepStatus& status = of_series.status.steps[at];
-      found[status.inode] = judged_step(status, of_series.judgement.decisions[at]);
+    found.emplace(step.series, std::move(judgement.value()));
+  }
+  return found;
+}
+
+// Of each step, by its inode.
+std::map<meta::InodeNumber, json> judged_steps(const std::map<std::string, SeriesJudgement>& series) {
+  std::map<meta::InodeNumber, json> found;
+  for (const auto& [path, one] : series) {
+    for (size_t at = 0; at < one.status.steps.size(); ++at) {
+      const StepStatus& status = one.status.steps[at];
+      found[status.inode] = judged_step(status, one.judgement.decisions[at]);
     }
   }
   return found;
@@ -112,7 +119,8 @@ Result<Survey> survey(meta::Store& store, const Peer& peer, const std::string& p
 
 // One row for each step. A step that is removed meanwhile has a row without what rotation knows.
 Result<json> step_rows(const meta::Tree& tree, Rotation& rotation, const PushStates& pushes, const Survey& survey) {
-  TRY_ASSIGN(const auto known, judged(tree, rotation, survey.steps));
+  TRY_ASSIGN(const auto series, judge_series(tree, rotation, survey.steps));
+  const auto known = judged_steps(series);
   json rows = json::array();
   for (size_t at = 0; at < survey.steps.size(); ++at) {
     json row = to_json(survey.steps[at]);
@@ -149,6 +157,37 @@ Result<json> list(meta::Store& store, Rotation& rotation, const PushStates& push
   TRY_ASSIGN(const Survey found, survey(store, peer, path));
   TRY_ASSIGN(json rows, step_rows(store.tree(), rotation, pushes, found));
   return json{{"steps", std::move(rows)}};
+}
+
+// The step that `user` goes on from: of their own steps, if one is complete; else of the series' owner's. Another
+// user's step is never meant: its files may do anything to who loads them.
+std::optional<std::string> newest_for(const SeriesStatus& series, const std::set<meta::InodeNumber>& visible,
+                                      uint32_t user) {
+  std::vector<meta::StepFacts> steps;
+  for (const StepStatus& step : series.steps) {
+    if (!step.damaged && visible.contains(step.inode)) steps.push_back(step.facts);
+  }
+  auto newest = meta::newest_to_resume(steps, user);
+  if (!newest) newest = meta::newest_to_resume(steps, series.owner);
+  return newest ? std::optional(steps[*newest].tag) : std::nullopt;
+}
+
+// What programs ask for often: without what each step costs on the disk.
+Result<json> states(meta::Store& store, Rotation& rotation, const Peer& peer, const std::string& path) {
+  TRY_ASSIGN(const auto steps, visible_steps(store, peer, path));
+  TRY_ASSIGN(const auto series, judge_series(store.tree(), rotation, steps));
+  const auto known = judged_steps(series);
+  json rows = json::array(), newest = json::object();
+  std::set<meta::InodeNumber> visible;
+  for (const meta::StepInfo& step : steps) {
+    visible.insert(step.inode);
+    rows.push_back(to_json(step));
+    if (const auto more = known.find(step.inode); more != known.end()) rows.back().update(more->second);
+  }
+  for (const auto& [name, one] : series) {
+    newest[name] = newest_for(one.status, visible, peer.credentials.uid).value_or("");
+  }
+  return json{{"steps", std::move(rows)}, {"newest", std::move(newest)}};
 }
 
 Result<json> disk_use(meta::Store& store, const Peer& peer, const std::string& path) {
@@ -280,6 +319,9 @@ void add_commands(ControlServer& server, Filesystem& fs) {
   });
   server.add("ls", ControlServer::Pace::slow, [&fs](const Peer& peer, const json& arguments) -> Result<json> {
     return list(fs.store, fs.rotation, fs.pushes, peer, arguments.value("path", "/"));
+  });
+  server.add("states", ControlServer::Pace::slow, [&fs](const Peer& peer, const json& arguments) -> Result<json> {
+    return states(fs.store, fs.rotation, peer, arguments.value("path", "/"));
   });
   server.add("show", ControlServer::Pace::slow, [&fs](const Peer& peer, const json& arguments) -> Result<json> {
     return show(fs.store, fs.rotation, fs.pushes, peer, arguments.at("path").get<std::string>());

@@ -12,8 +12,8 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::chrono::milliseconds kShortest{1000};
-constexpr int kPauseFactor = 20;  // an inspection is followed by a pause of so many times its duration
+constexpr std::chrono::milliseconds kGoodForAtLeast{1000};
+constexpr int kGoodForFactor = 20;  // an inspection is followed by a pause of so many times its duration
 constexpr std::chrono::seconds kSampling{10};
 
 json to_json(const TakenSave& save) {
@@ -76,7 +76,7 @@ json PageState::now() {
         log::warn("page: {}", found.error().message());
       }
       const auto ended = Clock::now();
-      good_to_ = ended + std::max<Clock::duration>(kShortest, (ended - began) * kPauseFactor);
+      good_to_ = ended + std::max<Clock::duration>(kGoodForAtLeast, (ended - began) * kGoodForFactor);
     }
     state = known_;
   }
@@ -99,7 +99,7 @@ void add_pages(HttpServer& server, Filesystem& fs, PageState& state) {
   using Pace = HttpServer::Pace;
   using Guard = HttpServer::Guard;
   server.add("/", Pace::quick, Guard::none, [] {
-    return HttpServer::Answer{200, "text/html; charset=utf-8", std::string(kPage)};
+    return HttpServer::Answer{200, "text/html; charset=utf-8", std::string(kPageText)};
   });
   server.add("/metrics", Pace::quick, Guard::token, [&fs] {
     return HttpServer::Answer{200, kMetricsType, metrics_of(fs)};

@@ -13,7 +13,7 @@
 namespace ckptfs::fs {
 
 // fs/control/page.html
-extern const std::string_view kPage;
+extern const std::string_view kPageText;
 
 // How full the store was, as points over the whole time since the mount. The longer that is, the further apart they
 // are.

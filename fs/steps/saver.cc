@@ -45,8 +45,8 @@ Result<meta::SaveResult> Saver::save(meta::InodeNumber series, const std::string
 
 Result<> Saver::seal(meta::InodeNumber step) {
   // close() returns before the kernel's RELEASE reaches the daemon. So wait for files that were closed a moment ago.
-  constexpr auto kPatience = std::chrono::milliseconds(200);
-  const auto until = std::chrono::steady_clock::now() + kPatience;
+  constexpr auto kWriterPatience = std::chrono::milliseconds(200);
+  const auto until = std::chrono::steady_clock::now() + kWriterPatience;
   Result<> result = meta::seal(store_, step);
   while (!result && result.error().errno_value() == EBUSY && std::chrono::steady_clock::now() < until) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));

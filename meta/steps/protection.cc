@@ -37,7 +37,7 @@ const std::array kRows{
     Row{Reason::newest_before, "newest before one that is saved again", kLose, &StepFacts::is_settled,
         "it is the newest complete step that is not being saved again", nullptr, 1},
     Row{Reason::pinned, "pinned", kLose | kSetAside, &StepFacts::pinned,
-        "it is pinned; unpin it first (setfattr -n user.ckptfs.pin -v 0)", "it is pinned"},
+        "it is pinned; unpin it first (ckptfs unpin)", "it is pinned"},
     Row{Reason::latest, "latest", kLose | kSetAside, &StepFacts::latest, "`latest` names it",
         "the file `latest` names it, and a trainer that did not find it would begin anew; write the tag of a complete "
         "step into `latest`"},
@@ -98,6 +98,19 @@ std::vector<size_t> newest_of(const std::vector<StepFacts>& steps, const Holds& 
   for (auto& [owner, own] : by_owner) {
     const std::vector<size_t> ranks = rank(steps, own);
     std::ranges::copy_if(own, std::back_inserter(newest), [&](size_t at) { return ranks[at] < count; });
+  }
+  return newest;
+}
+
+std::optional<size_t> newest_to_resume(const std::vector<StepFacts>& steps, uint32_t owner) {
+  const auto is_newer = [](const StepFacts& a, const StepFacts& b) {
+    if (a.saved != b.saved) return a.saved;
+    return a.saved ? is_seen_later(a, b) : is_higher(a, b);
+  };
+  std::optional<size_t> newest;
+  for (size_t at = 0; at < steps.size(); ++at) {
+    if (steps[at].owner != owner || !steps[at].is_complete()) continue;
+    if (!newest || is_newer(steps[at], steps[*newest])) newest = at;
   }
   return newest;
 }

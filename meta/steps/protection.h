@@ -63,6 +63,9 @@ std::vector<size_t> rank(const std::vector<StepFacts>& steps, std::vector<size_t
 // The newest of each owner's steps of which `holds` is true: those with a rank below `count`.
 using Holds = std::function<bool(const StepFacts&)>;
 std::vector<size_t> newest_of(const std::vector<StepFacts>& steps, const Holds& holds, uint64_t count = 1);
+// The owner's complete step that a training goes on from: the one that was saved here last. Where the ledger knows of
+// none who saved, the one with the highest number.
+std::optional<size_t> newest_to_resume(const std::vector<StepFacts>& steps, uint32_t owner);
 
 // Why a step stays or goes.
 enum class Reason {

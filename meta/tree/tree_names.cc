@@ -18,7 +18,7 @@ namespace {
 // One change labels a moved folder with all below it (relabel_swap), and everybody's changes wait for it. So many take
 // a quarter of a second and 13 MiB. A larger folder is refused as if it moved to another file system, and mv copies it.
 constexpr size_t kMostRelabelled = 16384;
-constexpr const char* kUnpin = "unpin it first (setfattr -n user.ckptfs.pin -v 0)";
+constexpr const char* kUnpin = "unpin it first (ckptfs unpin)";
 
 bool is_reserved(InodeNumber parent, const std::string& name) {
   return parent == kRootInode && (name == kStepsName || name == kViewsName);

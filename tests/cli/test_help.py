@@ -18,7 +18,7 @@ def test_help_without_a_command_lists_all():
 @pytest.mark.parametrize("words, said", [
     (["psuh"], "there is no command `ckptfs psuh`; did you mean `ckptfs push`?"),
     (["remote", "chekc", "s3://bucket"], "there is no command `ckptfs remote chekc`; did you mean `ckptfs remote check`?"),
-    (["help", "statsu"], "there is no command `ckptfs statsu`; did you mean `ckptfs status`?"),
+    (["help", "verfiy"], "there is no command `ckptfs verfiy`; did you mean `ckptfs verify`?"),
     (["frobnicate"], "there is no command `ckptfs frobnicate`; see"),
 ])
 def test_a_command_that_is_none_is_named(words, said):

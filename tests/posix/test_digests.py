@@ -63,7 +63,7 @@ def test_verify_names_what_is_damaged(mount):
     copied = "steps/global_step2/mp_rank_00_model_states.pt"
     for path, offset in ((SAVED, 5), (copied, 2 * MIB + 3)):
         flip(blob_of_saved(mount) if path == SAVED else blob_of(mount, path), offset)
-    found = command("verify", mount.path, status=1)
+    found = command("verify", mount.path, status=3)
     damaged = {file["path"]: file["damaged"] for file in found["files"] if file["state"] == "damaged"}
     equal(set(damaged), {f"/{SAVED}", f"/{copied}"}, "what is damaged")
     equal(damaged[f"/{copied}"], [{"offset": 2 * MIB, "length": MIB}], "where")
@@ -71,7 +71,7 @@ def test_verify_names_what_is_damaged(mount):
     assert "DAMAGED" in text and copied in text and str(2 * MIB) in text, text
     assert f"/{SAVED}: damaged" in mount.log.read_text(), "the log names it"
     wait_until("status names it", lambda: f"/{copied}" in mount.status()["care"]["damaged"])
-    equal(verify(mount, "steps/s1", status=1)[f"/{SAVED}"], "damaged", "of one step")
+    equal(verify(mount, "steps/s1", status=3)[f"/{SAVED}"], "damaged", "of one step")
 
 
 def blob_of_saved(mount):
@@ -91,7 +91,7 @@ def test_what_steps_share_is_read_once(mount):
     equal(found["bytes"], sum(len(content) for content in wanted.values()), "bytes read")
     equal(len(found["files"]), 2 * len(wanted), "files judged")
     flip(blob_of_saved(mount), 5)
-    states = verify(mount, status=1)
+    states = verify(mount, status=3)
     damaged = {path for path, state in states.items() if state == "damaged"}
     equal(damaged, {f"/{SAVED}", f"/{SAVED.replace('s1', 's2')}"}, "each file that names the blob is damaged")
 
@@ -129,7 +129,7 @@ def test_digests_outlive_the_mount(mount):
     mount.stop()
     flip(sorted(mount.store.blobs.iterdir(), key=lambda blob: blob.stat().st_size)[-1], 12345)
     mount.start()
-    assert "damaged" in verify(mount, status=1).values(), "a byte that flipped while it was not mounted"
+    assert "damaged" in verify(mount, status=3).values(), "a byte that flipped while it was not mounted"
 
 
 def test_equal_files_are_shared(mount):

@@ -254,7 +254,7 @@ def test_damage_is_found(scratch):
     part, = (scratch / "remote" / "parts" / "step_3").iterdir()
     part.write_bytes(part.read_bytes()[:-1])
     done = remote.call("verify", "--json")
-    equal(done.returncode, 1, f"exit status: {done.stderr}")
+    equal(done.returncode, 3, f"exit status: {done.stderr}")
     found = {one["step"]: one["wrong"] for one in json.loads(done.stdout)["steps"]}
     equal([tag for tag, wrong in found.items() if wrong], ["step_1", "step_3"], "what is damaged")
     true("large" in found["step_1"][0] and "packs/step_1/" in found["step_1"][0], found["step_1"])

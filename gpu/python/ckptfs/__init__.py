@@ -2,14 +2,15 @@
 
     tensors = ckptfs.load("/ckpt/steps/step_100", device="cuda")
     save = ckptfs.Saver("/ckpt/steps").save("step_200", model.state_dict())
+    newest = ckptfs.latest("/ckpt/steps")
 
-ckptfs.patch, and what of ckptfs.deepspeed says so, need neither torch nor libckptfs.
+ckptfs.latest and its kin, ckptfs.patch, and what of ckptfs.deepspeed says so, need neither torch nor libckptfs.
 """
 
 __version__ = "0.1.0"  # of all of ckptfs: CMakeLists.txt reads it here
 
 _LAZY = {"load": "loading", "Checkpoint": "loading", "Saver": "saving", "Save": "saving", "configure": "native",
-         "Slice": "pieces", "GroupError": "group"}
+         "Slice": "pieces", "GroupError": "group", "Step": "series", "latest": "series", "state": "series", "steps": "series"}
 
 
 def __getattr__(name):

@@ -7,14 +7,18 @@ _known = {}  # st_dev -> is that a ckptfs mount?
 
 
 def is_ckptfs(device):
+    """Any thread may ask."""
     if device not in _known:
-        wanted = f"{os.major(device)}:{os.minor(device)}"
-        _known[device] = False
-        for line in pathlib.Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
-            before, _, after = line.partition(" - ")
-            if before.split(" ")[2] == wanted:
-                _known[device] = after.startswith("fuse.ckptfs ")
+        _known[device] = _is_mounted(f"{os.major(device)}:{os.minor(device)}")
     return _known[device]
+
+
+def _is_mounted(device):
+    for line in pathlib.Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
+        before, _, after = line.partition(" - ")
+        if before.split(" ")[2] == device:
+            return after.startswith("fuse.ckptfs ")
+    return False
 
 
 def holds(path):

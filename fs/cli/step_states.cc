@@ -1,0 +1,36 @@
+#include "fs/cli/step_states.h"
+
+#include <nlohmann/json.hpp>
+
+#include "fs/cli/system.h"
+
+namespace ckptfs::fs::cli {
+
+using nlohmann::json;
+
+Result<json> ask_states(const Target& target) {
+  TRY_ASSIGN(json answer, ask_and_wait(target.mount, "looking at the steps", "states", {{"path", target.path}}));
+  for (json& step : answer.at("steps")) {
+    step["path"] = io::path_outside(target.mount, step.value("series", "") + "/" + step.value("tag", ""));
+  }
+  return answer;
+}
+
+bool is_complete(const json& step) {
+  const std::string state = step.value("state", "");
+  return state == "complete" || state == "sealed";
+}
+
+bool is_whole(const json& step) { return is_complete(step) || step.value("state", "") == "weights"; }
+
+std::string state_and_reason(const json& step) {
+  const std::string reason = step.value("reason", "");
+  return step.value("state", "unknown") + (reason.empty() ? "" : ": " + reason);
+}
+
+int exit_code_of(const json& step) {
+  if (step.value("state", "") == "damaged") return kDamaged;
+  return is_complete(step) ? kSuccess : kFailed;
+}
+
+}  // namespace ckptfs::fs::cli

@@ -241,14 +241,14 @@ def test_scripts_are_there():
 
 def test_readme(work, disk):
     user = User("README.md", work, disk)
-    user.types_all("ckptfs doctor", "mkdir", "ckptfs mount --image")
+    user.types_all("mkdir", "ckptfs mount --image")
     true(is_mountpoint(user.ckpt), "an image is mounted")
     true("passthrough" in run(CKPTFS, "status", user.ckpt).stdout, "ckptfs status says the mode")
-    user.types_all("setfattr")
-    true("keep_last=3" in run(CKPTFS, "policy", user.ckpt / "steps").stdout, "the rule")
+    user.types_all("ckptfs policy")
+    true("keep_last=20" in run(CKPTFS, "policy", user.ckpt / "steps").stdout, "the rule")
     user.has_steps("global_step50")
     true("global_step50" in user.types("ckptfs ls"), "ckptfs ls shows the step")
-    user.types("ckptfs umount /ckpt")
+    run(CKPTFS, "umount", user.ckpt)
     user.ends()
 
 
@@ -319,7 +319,7 @@ def test_resume(work, disk):
     user.has_steps("global_step50", "global_step100")
     user.has_run("checkpoint-10", "checkpoint-30")
     equal(user.types("ckptfs ls /ckpt/steps | awk '/ newest/ { print $1 }'"), "global_step100\n", "the newest step")
-    equal(user.types("ckptfs ls /ckpt/runs/my-model | awk '/ newest/ { print $1 }'"), "checkpoint-30\n", "the newest checkpoint")
+    equal(user.types("ckptfs latest /ckpt/runs/my-model"), "checkpoint-30\n", "the newest checkpoint")
     equal(user.types("getfattr --only-values -n user.ckptfs.state /ckpt/steps/global_step100"), "complete", "its state")
     os.kill(json.loads(run(CKPTFS, "status", "--json", user.ckpt).stdout)["pid"], signal.SIGKILL)
     user.types("ckptfs mount /data/store /ckpt")
@@ -336,10 +336,11 @@ def test_rotation(work, disk):
     user.has_steps("global_step50", "global_step100")
     user.has_run("checkpoint-10", "checkpoint-30")
     (user.ckpt / "runs" / "megatron" / "iter_0000100").mkdir(parents=True)
-    user.types_all("setfattr -n")
+    user.types_all("ckptfs policy /ckpt/steps --set keep_last=3 --set keep_every", "ckptfs policy /ckpt/runs", "ckptfs pin",
+                   "setfattr")
     policy = user.types("ckptfs policy /ckpt/steps")
     true("keep_every=1000" in policy and "pinned" in policy, "the rule, and what is pinned, are shown")
-    user.types("setfattr -x user.ckptfs.keep_every /ckpt/steps")
+    user.types("ckptfs policy /ckpt/steps --unset keep_every")
     true("keep_every" not in run(CKPTFS, "policy", user.ckpt / "steps").stdout, "the rule is taken away")
     user.types_all()
     equal(os.listdir(user.ckpt / "steps"), ["global_step100"], "the steps that are left")
@@ -368,7 +369,7 @@ def test_space(work, disk):
     user.mounts("--image", "512M")
     user.has_steps("global_step50", "global_step100")
     true("EXCLUSIVE" in user.types("ckptfs du"), "ckptfs du shows what is exclusive")
-    user.types_all("ckptfs status", "ckptfs policy", "ckptfs rm", "setfattr")
+    user.types_all("ckptfs status", "ckptfs policy", "ckptfs rm")
     before = os.statvfs(user.ckpt).f_blocks
     user.types_all()
     true(os.statvfs(user.ckpt).f_blocks > 1.8 * before, "the image has grown")

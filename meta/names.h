@@ -22,6 +22,7 @@ inline constexpr const char* kControlPrefix = "user.ckptfs.";
 inline constexpr const char* kSourceXattr = "user.ckptfs.source";
 inline constexpr const char* kMetricXattr = "user.ckptfs.metric.";  // and its name; of a step
 inline constexpr const char* kWholeXattr = "user.ckptfs.whole";     // of a step: "1", or not there
+inline constexpr const char* kLedgerXattr = "user.ckptfs.ledger";   // of a step: meta/steps/ledger.h
 
 // "zero_stage_3"
 bool is_swap_folder_name(std::string_view name);

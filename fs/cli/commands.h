@@ -21,6 +21,7 @@ void add_ls(CLI::App& app, Chosen& chosen);
 void add_latest(CLI::App& app, Chosen& chosen);
 void add_state(CLI::App& app, Chosen& chosen);
 void add_wait(CLI::App& app, Chosen& chosen);
+void add_watch(CLI::App& app, Chosen& chosen);
 void add_marks(CLI::App& app, Chosen& chosen);  // pin, unpin, seal
 void add_policy(CLI::App& app, Chosen& chosen);
 void add_rm(CLI::App& app, Chosen& chosen);

@@ -13,6 +13,7 @@
 #include "fs/control/blob_commands.h"
 #include "fs/control/commands.h"
 #include "fs/control/content_commands.h"
+#include "fs/control/event_commands.h"
 #include "fs/control/http_server.h"
 #include "fs/control/page.h"
 #include "fs/control/policy_commands.h"
@@ -112,6 +113,7 @@ class Servers {
     add_commands(*control_, fs);
     add_content_commands(*control_, mount.store());
     add_policy_commands(*control_, fs);
+    add_event_commands(*control_, fs);
     add_remote_commands(*control_, fs);
     add_blob_commands(*control_, fs);
     add_outcome(*control_, outcome_);

@@ -1,7 +1,10 @@
 #include "fs/cli/step_states.h"
 
+#include <cerrno>
+#include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "fs/cli/format.h"
 #include "fs/cli/system.h"
 
 namespace ckptfs::fs::cli {
@@ -31,6 +34,18 @@ std::string state_and_reason(const json& step) {
 int exit_code_of(const json& step) {
   if (step.value("state", "") == "damaged") return kDamaged;
   return is_complete(step) ? kSuccess : kFailed;
+}
+
+bool may_pass(const Error& error) {
+  const int code = error.errno_value();
+  return code == ENOENT || code == ECONNREFUSED || code == ENOTCONN || code == ECONNRESET || code == EPIPE ||
+         code == ENODATA || code == EOPNOTSUPP || code == ETIMEDOUT;
+}
+
+void ToldOnce::tell(const Error& error) {
+  if (told_ == error.message()) return;
+  told_ = error.message();
+  std::fprintf(stderr, "ckptfs: waiting: %s\n", printable(told_).c_str());
 }
 
 }  // namespace ckptfs::fs::cli

@@ -1,4 +1,4 @@
-// What `latest`, `state` and `wait` ask the daemon: the states of steps, without what they cost. Stateless.
+// What `latest`, `state`, `wait` and `watch` share: the states of steps, and waiting for the daemon. Main thread only.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -19,5 +19,17 @@ bool is_complete(const nlohmann::json& step);
 std::string state_and_reason(const nlohmann::json& step);
 // kSuccess if it is complete, kDamaged, or else kFailed (system.h).
 int exit_code_of(const nlohmann::json& step);
+
+// While the daemon is started anew, or the series is not there yet, there is something to wait for.
+bool may_pass(const Error& error);
+
+// Says on stderr what is waited for, each reason once in a row.
+class ToldOnce {
+ public:
+  void tell(const Error& error);
+
+ private:
+  std::string told_;
+};
 
 }  // namespace ckptfs::fs::cli

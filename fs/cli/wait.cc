@@ -1,7 +1,6 @@
 // ckptfs wait: until a step of a series is complete.
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <map>
@@ -44,13 +43,6 @@ Completed completed_in(const json& steps) {
   return found;
 }
 
-// While the daemon is started again, or the series is not there yet, there is something to wait for.
-bool may_pass(const Error& error) {
-  const int code = error.errno_value();
-  return code == ENOENT || code == ECONNREFUSED || code == ENOTCONN || code == ECONNRESET || code == EPIPE ||
-         code == ETIMEDOUT;
-}
-
 const json* find_awaited(const json& steps, const std::string& awaited, const Completed& before) {
   const json* found = nullptr;
   for (const json& step : steps) {
@@ -79,7 +71,7 @@ class Looking {
         if (!before) before = awaited_ == kNext ? completed_in(steps) : Completed();
         if (const json* const step = find_awaited(steps, awaited_, *before)) return *step;
       } else if (may_pass(answer.error())) {
-        tell(answer.error());
+        told_.tell(answer.error());
       } else {
         return answer.error();
       }
@@ -91,12 +83,6 @@ class Looking {
   }
 
  private:
-  void tell(const Error& error) {
-    if (told_ == error.message()) return;
-    told_ = error.message();
-    std::fprintf(stderr, "ckptfs: waiting: %s\n", printable(told_).c_str());
-  }
-
   std::string why(const Result<json>& answer) const {
     if (!answer) return answer.error().message();
     if (awaited_ == kNext) return "no step has completed since";
@@ -109,7 +95,7 @@ class Looking {
   const Target& target_;
   const std::string awaited_;
   const std::optional<Clock::time_point> end_;
-  std::string told_;
+  ToldOnce told_;
 };
 
 int run(const WaitArguments& arguments) {

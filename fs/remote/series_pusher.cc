@@ -503,6 +503,7 @@ Result<> SeriesPusher::decide(meta::InodeNumber step, Pushed& pushed) {
       break;
   }
   const bool committed = state.stage == Stage::committed;
+  if (committed) TRY(note_pushed(step, state.name));
   const bool done = committed || rests || state.stage == Stage::unpushed;
   const std::string name = state.name;
   states_.set(series_, step, std::move(state));

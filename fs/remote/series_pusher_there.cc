@@ -1,5 +1,6 @@
 // Which steps are not pushed: what cannot be, what the remote has already, what was removed or ended there, and what
 // its rules would not keep.
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -8,6 +9,7 @@
 #include "io/log.h"
 #include "meta/remote/slot_parts.h"
 #include "meta/remote/tombstone.h"
+#include "meta/steps/ledger.h"
 #include "meta/tree/process.h"
 
 namespace ckptfs::fs {
@@ -104,6 +106,13 @@ Result<bool> SeriesPusher::is_as_fetched(const Candidate& candidate, const Local
   }
   note_there(candidate, fetched->name);
   return true;
+}
+
+// So that who watches the series is told, and told once.
+Result<> SeriesPusher::note_pushed(meta::InodeNumber step, std::string name) {
+  std::ranges::replace(name, '\n', '?');  // it becomes a line of the ledger
+  const auto noted = meta::change_ledger(env_.store, step, [&](meta::LedgerEntry& entry) { entry.pushed = name; });
+  return noted || noted.error().errno_value() == ENOENT ? Result<>(success()) : noted.error();
 }
 
 // A step that is not known to be whole was pushed by hand. So that the next daemon knows that it is there, it counts as

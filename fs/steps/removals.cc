@@ -18,8 +18,9 @@ void Removals::start() {
   thread_.start([this] { run(); }, io::BackgroundThread::Priority::low);
 }
 
-Result<> Removals::remove(meta::InodeNumber parent, const std::string& name, meta::InodeNumber expected) {
-  TRY(tree_.take_out(parent, name, expected));
+Result<> Removals::remove(meta::InodeNumber parent, const std::string& name, meta::InodeNumber expected,
+                          const std::string& why) {
+  TRY(tree_.take_out(parent, name, expected, why));
   notifications_.name_changed(parent, name);
   notifications_.attributes_changed(parent);
   empty({expected});

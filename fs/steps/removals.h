@@ -33,7 +33,9 @@ class Removals {
 
   // Removes the directory `expected`, durably on return. Files of it that somebody has open stay until they are closed.
   // EPERM: it is a pinned step. ENOENT: something else has that name now.
-  Result<> remove(meta::InodeNumber parent, const std::string& name, meta::InodeNumber expected);
+  // `why`: for who watches the series.
+  Result<> remove(meta::InodeNumber parent, const std::string& name, meta::InodeNumber expected,
+                  const std::string& why);
   // The directories were taken out of the tree, durably or not. They are emptied behind.
   void empty(const std::vector<meta::InodeNumber>& directories);
   // These files have lost a name.

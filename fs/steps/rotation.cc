@@ -279,7 +279,7 @@ Result<> Rotation::carry_out(meta::InodeNumber series, const meta::Policy& polic
     const auto done = [&]() -> Result<> {
       TRY(objection);
       TRY(io::fault_point("rotation.before_remove"));
-      return removals_.remove(series, step.facts.tag, step.inode);
+      return removals_.remove(series, step.facts.tag, step.inode, names_of(judgement.decisions[at].reasons));
     }();
     if (done) {
       log::info("rotation: {}/{} is removed: {}", path, step.facts.tag, names_of(judgement.decisions[at].reasons));

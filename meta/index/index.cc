@@ -165,6 +165,10 @@ void Batch::put_suspect(BlobNumber blob, const SuspectRecord& record) {
 void Batch::erase_suspect(BlobNumber blob) {
   batch_->Delete(index_.handle(Table::kv), kSuspectPrefix + number_key(blob));
 }
+void Batch::put_event(uint64_t number, const std::string& event) {
+  batch_->Put(index_.handle(Table::kv), kEventPrefix + number_key(number), event);
+  if (number > kKeptEvents) batch_->Delete(index_.handle(Table::kv), kEventPrefix + number_key(number - kKeptEvents));
+}
 bool Batch::empty() const { return batch_->GetWriteBatch()->Count() == 0; }
 
 Result<std::string> Batch::get(Table table, const std::string& key) const {
@@ -375,6 +379,28 @@ Result<> Index::for_each_suspect(const std::function<Result<>(BlobNumber, const 
     TRY_ASSIGN(const SuspectRecord record, decode_suspect(value));
     return visit(key_number(key.substr(prefix.size())), record);
   });
+}
+
+Result<std::vector<std::pair<uint64_t, std::string>>> Index::events_after(uint64_t after, size_t most) const {
+  const std::string prefix = kEventPrefix;
+  const std::unique_ptr<rocksdb::Iterator> it(db_->NewIterator({}, handle(Table::kv)));
+  std::vector<std::pair<uint64_t, std::string>> events;
+  if (after == UINT64_MAX) return events;
+  for (it->Seek(prefix + number_key(after + 1)); events.size() < most && it->Valid(); it->Next()) {
+    if (!it->key().starts_with(prefix)) break;
+    events.emplace_back(key_number(it->key().ToStringView().substr(prefix.size())), it->value().ToString());
+  }
+  if (!it->status().ok()) return from_status(it->status());
+  return events;
+}
+
+Result<uint64_t> Index::last_event() const {
+  const std::string prefix = kEventPrefix;
+  const std::unique_ptr<rocksdb::Iterator> it(db_->NewIterator({}, handle(Table::kv)));
+  it->SeekForPrev(prefix + number_key(UINT64_MAX));
+  if (!it->status().ok()) return from_status(it->status());
+  if (!it->Valid() || !it->key().starts_with(prefix)) return uint64_t{0};
+  return key_number(it->key().ToStringView().substr(prefix.size()));
 }
 
 Result<> Index::commit(Batch batch) {

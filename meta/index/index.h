@@ -50,6 +50,9 @@ inline constexpr const char* kGenerationKey = "generation";
 inline constexpr const char* kScrubbedKey = "scrubbed";  // the scrub goes on behind this blob
 inline constexpr const char* kSettledKey = "settled";    // all blobs below are settled (meta/blobs/written_ends.h)
 
+// Before the number of an event (meta/tree/step_events.h). The newest so many are kept.
+inline constexpr const char* kEventPrefix = "event/";
+inline constexpr uint64_t kKeptEvents = uint64_t{1} << 17;
 // Before the number of a blob whose write-back failed.
 inline constexpr const char* kSuspectPrefix = "suspect/";
 
@@ -93,6 +96,7 @@ class Batch {
   void allow_on_full_store() { allowed_on_full_store_ = true; }
   void put_suspect(BlobNumber blob, const SuspectRecord& record);
   void erase_suspect(BlobNumber blob);
+  void put_event(uint64_t number, const std::string& event);  // takes the place of the oldest one
   bool empty() const;
 
   // As this batch leaves it. ENOENT where there is none.
@@ -156,6 +160,10 @@ class Index {
   Result<> for_each_blob(const std::function<Result<>(BlobNumber, const BlobRecord&)>& visit) const;
   Result<> for_each_step(const std::function<Result<>(InodeNumber, const StepRecord&)>& visit) const;
   Result<> for_each_entry(const std::function<Result<>(InodeNumber, const DirectoryEntry&)>& visit) const;
+
+  // Up to `most` events, those behind the number `after`, in order.
+  Result<std::vector<std::pair<uint64_t, std::string>>> events_after(uint64_t after, size_t most) const;
+  Result<uint64_t> last_event() const;  // its number; 0: there was none
 
   Result<> for_each_suspect(const std::function<Result<>(BlobNumber, const SuspectRecord&)>& visit) const;
 

@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <iomanip>
 #include <sstream>
 #include <string_view>
 
 namespace ckptfs::meta {
 namespace {
 
-constexpr const char* kLedgerXattr = "user.ckptfs.ledger";
 constexpr size_t kMostSavers = 64;     // the last ones; who is none of them is not known to have saved the step
 constexpr size_t kMostWriters = 1024;  // of one step; then one that cannot be seen stands for the others
 
@@ -16,8 +16,8 @@ int64_t count_of(WallTime time) { return time.time_since_epoch().count(); }
 WallTime wall_of(int64_t count) { return WallTime(std::chrono::nanoseconds(count)); }
 
 // A line for each fact: "unfinished run|commands", "again TIME" (by a run, whether it is unfinished or not), "named",
-// "saved SERIES", "whole TIME", "newest TIME", "seen SERIES CHANGED CHANGED_AT COMPLETED COMPLETED_AT",
-// "run|command|saver BOOT-ID pid:[4026531836] PID START BEGAN".
+// "saved SERIES", "saves COUNT", "pushed NAME", "whole TIME", "newest TIME", "seen SERIES CHANGED CHANGED_AT COMPLETED
+// COMPLETED_AT", "run|command|saver BOOT-ID pid:[4026531836] PID START BEGAN".
 std::string encode_ledger(const LedgerEntry& entry) {
   std::ostringstream text;
   const auto put = [&text](const char* fact, const StepWriter& one) {
@@ -27,6 +27,8 @@ std::string encode_ledger(const LedgerEntry& entry) {
   if (entry.unfinished) text << "unfinished " << (entry.by_run ? "run" : "commands") << '\n';
   if (entry.by_run) text << "again " << count_of(entry.again) << '\n';
   if (entry.saved_in != 0) text << "saved " << entry.saved_in << '\n';
+  if (entry.saves != 0) text << "saves " << entry.saves << '\n';
+  if (!entry.pushed.empty()) text << "pushed " << std::quoted(entry.pushed) << '\n';
   if (entry.named) text << "named\n";
   if (entry.whole != WallTime()) text << "whole " << count_of(entry.whole) << '\n';
   if (entry.newest_run) text << "newest " << entry.newest_run->count() << '\n';
@@ -48,6 +50,10 @@ bool decode_line(std::istream& line, LedgerEntry& entry) {
     entry.by_run = entry.by_run || boot != "commands";
   } else if (fact == "saved") {
     line >> entry.saved_in;
+  } else if (fact == "saves") {
+    line >> entry.saves;
+  } else if (fact == "pushed") {
+    line >> std::quoted(entry.pushed);
   } else if (fact == "named") {
     entry.named = true;
   } else if (fact == "whole" || fact == "again") {
@@ -103,6 +109,16 @@ StoreTime completion_time(WallTime date, const Moment& now) {
   return std::max(recent ? now.store - age : now.store, StoreTime(1));
 }
 
+// What the change means for who watches the step.
+void note_events(Tree::Change& change, InodeNumber step, const InodeRecord& record, const LedgerEntry& before,
+                 const LedgerEntry& after) {
+  if (after.is_being_saved() && !before.is_being_saved()) change.note_event(StepEvent::What::began, step, record);
+  const bool is_again = before.unfinished && before.by_run;
+  if (after.is_known_whole() && (after.saves != before.saves || is_again))
+    change.note_event(StepEvent::What::completed, step, record);
+  if (after.pushed != before.pushed) change.note_event(StepEvent::What::pushed, step, record, after.pushed);
+}
+
 }  // namespace
 
 bool LedgerEntry::is_saved_in(InodeNumber series) const {
@@ -125,6 +141,7 @@ Result<LedgerEntry> change_ledger(Store& store, InodeNumber step, const std::fun
   change(changed);
   if (changed == known) return changed;
   tree_change.batch.put_xattr(step, kLedgerXattr, encode_ledger(changed));
+  note_events(tree_change, step, record, known, changed);
   TRY(store.tree().commit(std::move(tree_change)));
   return changed;
 }
@@ -158,6 +175,7 @@ void note_writer(LedgerEntry& entry, const std::optional<StepWriter>& writer, Wa
 
 void note_whole(LedgerEntry& entry, InodeNumber series, WallTime changed, WallTime oldest) {
   const bool is_save = entry.whole == WallTime() || oldest > entry.whole;
+  if (is_save) ++entry.saves;
   if (is_save && std::ranges::any_of(entry.writers, &StepWriter::is_run)) entry.saved_in = series;
   for (const StepWriter& one : entry.writers) {
     if (!one.is_run() || find_in(entry.savers, one) != nullptr) continue;

@@ -64,6 +64,8 @@ struct LedgerEntry {
   WallTime again;                       // by_run: since when; the earliest time that the wall clock showed
   WallTime whole;                       // the newest change of its files when it was found whole; zero: it never was
   InodeNumber saved_in = 0;             // the series in which a run saved it, to its end; 0: none did
+  uint64_t saves = 0;                   // that made it whole
+  std::string pushed;                   // what the commit is called in which it was pushed last
   bool named = false;                   // by the tracker file that tells when it is complete; no run wrote to it since
   std::optional<SeenStep> seen;         // by rotation; none: by nobody
 
@@ -77,6 +79,7 @@ struct LedgerEntry {
   // Was it whole, and is it or was it written again, by another run?
   bool is_written_again() const { return by_run && whole != WallTime(); }
   // If it is written again: was the wall clock set back in between, so that dates tell nothing?
+  bool is_being_saved() const { return unfinished && !was_whole(); }
   bool is_set_back() const { return again != WallTime() && again < whole; }
 };
 
@@ -84,6 +87,7 @@ struct LedgerEntry {
 Result<LedgerEntry> ledger_of(const Store& store, InodeNumber step);
 // `change` gets what is known, and makes of it what is to be known; it must not call the store. Not durable on return.
 // ENOENT: the step is gone.
+// That a step begins, is complete or was pushed by it becomes an event (meta/tree/step_events.h).
 Result<LedgerEntry> change_ledger(Store& store, InodeNumber step, const std::function<void(LedgerEntry&)>& change);
 
 // `place`: process_place(). `tool`: it is called like a program that copies.

@@ -36,8 +36,8 @@ const std::array kRows{
         "it is the newest complete step of a process that still runs", nullptr, 1},
     Row{Reason::newest_before, "newest before one that is saved again", kLose, &StepFacts::is_settled,
         "it is the newest complete step that is not being saved again", nullptr, 1},
-    Row{Reason::pinned, "pinned", kLose | kSetAside, &StepFacts::pinned,
-        "it is pinned; unpin it first (ckptfs unpin)", "it is pinned"},
+    Row{Reason::pinned, "pinned", kLose | kSetAside, &StepFacts::pinned, "it is pinned; unpin it first (ckptfs unpin)",
+        "it is pinned"},
     Row{Reason::latest, "latest", kLose | kSetAside, &StepFacts::latest, "`latest` names it",
         "the file `latest` names it, and a trainer that did not find it would begin anew; write the tag of a complete "
         "step into `latest`"},

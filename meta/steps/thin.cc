@@ -98,6 +98,7 @@ class ThinChange {
     if (record.being_removed) return Error(ENOENT, path() + ": the step is being removed");
     change.batch.put_step(thinning_.step, record);
     change.batch.erase_map(thinning_.step);
+    change.note_event(StepEvent::What::thinned, thinning_.step, *step);
     for (const auto& [number, changed] : records_) change.batch.put(number, changed);
     return tree_.commit(std::move(change));
   }

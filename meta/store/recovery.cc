@@ -37,6 +37,7 @@ class Recoverer {
     TRY(begin_generation());
     recovery_.start.next_inode = inode_limit_;
     recovery_.start.next_blob = blob_limit_;
+    TRY_ASSIGN(recovery_.start.last_event, index_.last_event());
     return std::move(recovery_);
   }
 

@@ -28,7 +28,8 @@ Tree::Tree(Index& index, const Blobs& blobs, Space& space, Start start)
       next_inode_(start.next_inode),
       inode_limit_(start.next_inode),
       next_blob_(start.next_blob),
-      blob_limit_(start.next_blob) {}
+      blob_limit_(start.next_blob),
+      last_event_(start.last_event) {}
 
 Result<InodeRecord> Tree::inode(InodeNumber number) const {
   TRY_ASSIGN(InodeRecord record, index_.inode(number));
@@ -281,7 +282,25 @@ Result<> Tree::Change::drop_reference(BlobNumber blob) {
   return success();
 }
 
-void Tree::Change::drop_name(InodeNumber number, InodeRecord& record) {
+// A step is what has the mark of one, a step's name, or a ledger; an attempt to save one is none yet.
+bool Tree::is_told_of(InodeNumber directory, const InodeRecord& record, const std::string& name) const {
+  if (!record.is_dir() || is_partial_name(name)) return false;
+  const auto above = index_.inode(record.parent);
+  if (!above || (above.value().flags & kSeries) == 0) return false;
+  return (record.flags & kStep) != 0 || step_number(name) || index_.xattr(directory, kLedgerXattr);
+}
+
+void Tree::Change::note_event(StepEvent::What what, InodeNumber directory, const InodeRecord& record,
+                              const std::string& detail) {
+  tree_.mutex_.assert_held();
+  const auto name = tree_.own_name(directory, record);
+  if (!name || !tree_.is_told_of(directory, record, name.value())) return;
+  const StepEvent event{what, wall_time(now()), directory, tree_.path_of(record.parent), name.value(), detail};
+  batch.put_event(++tree_.last_event_, encode_event(event));
+}
+
+void Tree::Change::drop_name(InodeNumber number, InodeRecord& record, const std::string& why) {
+  if (record.is_dir()) note_event(StepEvent::What::removed, number, record, why);
   record.nlink = record.is_dir() ? 0 : record.nlink - 1;
   record.ctime = now();
   if (record.nlink == 0) set_cow_reserve(record, 0);

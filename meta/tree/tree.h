@@ -27,6 +27,7 @@
 #include "meta/index/index.h"
 #include "meta/tree/file_health.h"
 #include "meta/tree/gate.h"
+#include "meta/tree/step_events.h"
 #include "meta/types.h"
 
 namespace ckptfs::meta {
@@ -60,6 +61,7 @@ class Tree {
   struct Start {
     InodeNumber next_inode = 0;
     BlobNumber next_blob = 0;
+    uint64_t last_event = 0;
     std::function<void(BlobNumber)> doomed;
     // Told of names that came, once the change is made, with no lock held (meta/tree/step_detection.h).
     std::function<void(InodeNumber folder, const DirectoryEntry& entry)> entry_added;
@@ -106,8 +108,8 @@ class Tree {
   };
   Result<Moved> move_all(InodeNumber from, InodeNumber to);
   // Takes the directory `expected` out of the tree with all that is in it, in one change: its name goes now, and what
-  // it holds when purge() takes that. EPERM: a pinned step. ENOENT: the name is another's.
-  Result<> take_out(InodeNumber parent, const std::string& name, InodeNumber expected);
+  // it holds when purge() takes that. EPERM: a pinned step. ENOENT: the name is another's. `why`: for the event.
+  Result<> take_out(InodeNumber parent, const std::string& name, InodeNumber expected, const std::string& why = {});
   // Takes up to `most` names, behind `after`, out of a directory that was taken out. Directories come out as whole as
   // that one did.
   struct Purged {
@@ -195,7 +197,10 @@ class Tree {
                    const InodeRecord& child);
     Result<> drop_reference(BlobNumber blob);
     // The inode loses one of its names; a directory has one only. `record` is updated, and put.
-    void drop_name(InodeNumber number, InodeRecord& record);
+    void drop_name(InodeNumber number, InodeRecord& record, const std::string& why = {});
+    // Records what happens to a step of a series by this change. Nothing if the directory is none.
+    void note_event(StepEvent::What what, InodeNumber directory, const InodeRecord& record,
+                    const std::string& detail = {});
     void set_cow_reserve(InodeRecord& record, uint64_t bytes);
     // From the change that sets the COW reserves of these files for their clones, until the clones are made,
     // finished_writing() leaves the files alone. It also counts again what it counted meanwhile. One save or seal at a
@@ -247,6 +252,7 @@ class Tree {
   Result<bool> is_below(InodeNumber directory, InodeNumber ancestor) const;
   void fill_stat(InodeNumber number, Attributes& attributes) const;
   void note_writer(Change& change, InodeNumber folder, const Caller& caller);
+  bool is_told_of(InodeNumber directory, const InodeRecord& record, const std::string& name) const;
   void note_maker(InodeRecord& folder, const Caller& caller);
   void note_replacing(InodeNumber old_number, const std::string& name, InodeNumber new_number,
                       const std::string& new_name);
@@ -269,6 +275,7 @@ class Tree {
   InodeNumber inode_limit_ GUARDED_BY(mutex_);  // recorded in the index
   BlobNumber next_blob_ GUARDED_BY(mutex_);
   BlobNumber blob_limit_ GUARDED_BY(mutex_);  // recorded in the index
+  uint64_t last_event_ GUARDED_BY(mutex_);
   std::unordered_set<InodeNumber> cloning_ GUARDED_BY(mutex_);
   uint64_t clonings_ GUARDED_BY(mutex_) = 0;                          // begun, and ended
   std::set<uint64_t> trainers_ GUARDED_BY(mutex_);                    // when those began that wrote live swap files

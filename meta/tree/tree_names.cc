@@ -308,6 +308,9 @@ Result<std::optional<Dropped>> Tree::rename(InodeNumber old_number, const std::s
     dropped = Dropped{target_number, target.nlink == 0};
   }
 
+  const bool aside = same_folder && is_set_aside_name(new_name);
+  change.note_event(aside ? StepEvent::What::set_aside : StepEvent::What::renamed, entry.inode, moved,
+                    same_folder ? new_name : path_of(new_number) + "/" + new_name);
   const bool swap = (into.flags & kSwap) != 0 || (moved.is_dir() && is_swap_folder_name(new_name));
   TRY(relabel_swap(change, entry.inode, moved, swap));
   moved.parent = new_number;
@@ -376,7 +379,8 @@ Result<Tree::Moved> Tree::move_all(InodeNumber from_number, InodeNumber to_numbe
   return moved;
 }
 
-Result<> Tree::take_out(InodeNumber parent_number, const std::string& name, InodeNumber expected) {
+Result<> Tree::take_out(InodeNumber parent_number, const std::string& name, InodeNumber expected,
+                        const std::string& why) {
   if (is_reserved(parent_number, name)) return Error(EBUSY, "/" + name + " cannot be removed");
   {
     Change change = begin();
@@ -391,7 +395,7 @@ Result<> Tree::take_out(InodeNumber parent_number, const std::string& name, Inod
     parent.mtime = parent.ctime = now();
     drop_folder_from(parent);
     change.batch.put(parent_number, parent);
-    change.drop_name(expected, record);
+    change.drop_name(expected, record, why);
     TRY(commit(std::move(change)));
   }
   return io::fault_point("take_out.after_batch");

@@ -20,7 +20,7 @@ from training import STAGE, step_of, write_state
 
 pytestmark = pytest.mark.mode("direct")
 
-COMMANDS = ("mount", "umount", "save", "ls", "latest", "state", "wait", "pin", "unpin", "seal", "show", "du", "diff", "policy", "rm", "verify", "push", "status", "fsck", "doctor")
+COMMANDS = ("mount", "umount", "save", "ls", "latest", "state", "wait", "watch", "pin", "unpin", "seal", "show", "du", "diff", "policy", "rm", "verify", "push", "status", "fsck", "doctor")
 REMOTE_COMMANDS = ("add", "remove", "status", "check", "latest", "ls", "export", "verify")
 NOBODY = 65534
 

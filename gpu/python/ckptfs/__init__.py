@@ -10,7 +10,8 @@ ckptfs.latest and its kin, ckptfs.patch, and what of ckptfs.deepspeed says so, n
 __version__ = "0.1.0"  # of all of ckptfs: CMakeLists.txt reads it here
 
 _LAZY = {"load": "loading", "Checkpoint": "loading", "Saver": "saving", "Save": "saving", "configure": "native",
-         "Slice": "pieces", "GroupError": "group", "Step": "series", "latest": "series", "state": "series", "steps": "series"}
+         "Slice": "pieces", "GroupError": "group", "Step": "series", "latest": "series", "state": "series", "steps": "series",
+         "Event": "series", "watch": "series"}
 
 
 def __getattr__(name):

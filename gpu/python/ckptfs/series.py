@@ -9,15 +9,22 @@ Each call is one question to the daemon of the mount. Thread-safe.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import pathlib
 import socket
+import time
+from collections.abc import Iterator
 from typing import Any
 
 from . import mounts
 
-__all__ = ["Step", "latest", "state", "steps"]
+__all__ = ["Event", "Step", "latest", "state", "steps", "watch"]
+
+_BETWEEN_QUESTIONS = 0.25  # seconds
+_MAY_PASS = (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTCONN, errno.ECONNRESET, errno.EPIPE, errno.ENODATA,
+             errno.EOPNOTSUPP, errno.ECONNABORTED)  # while the daemon is started anew
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +53,7 @@ def latest(series: str | os.PathLike[str]) -> Step | None:
     OSError: nobody answers for the mount, or the series is not there. ValueError: the path is on no mount.
     """
     mount, path = _place(series)
-    answer = _ask(mount, path)
+    answer = _ask(mount, "states", {"path": path})
     tag = answer["newest"].get(path, "")
     return next((step for step in _steps(mount, answer) if step.tag == tag), None)
 
@@ -54,13 +61,52 @@ def latest(series: str | os.PathLike[str]) -> Step | None:
 def steps(series: str | os.PathLike[str]) -> list[Step]:
     """Returns the steps of the series, sorted by number and tag. Errors as latest()."""
     mount, path = _place(series)
-    return _steps(mount, _ask(mount, path))
+    return _steps(mount, _ask(mount, "states", {"path": path}))
 
 
 def state(step: str | os.PathLike[str]) -> Step:
     """Returns what is known of one step. Errors as latest()."""
     mount, path = _place(step)
-    return _steps(mount, _ask(mount, path))[0]
+    return _steps(mount, _ask(mount, "states", {"path": path}))[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """What happened to a step."""
+
+    number: int  # watch(..., since=number) goes on behind it
+    time: float  # seconds since 1970
+    what: str  # began, completed, set_aside, renamed, thinned, pushed or removed
+    path: pathlib.Path  # of the step, then
+    tag: str
+    detail: str  # its new name, what it is called in the remote, or what removed it
+
+
+def watch(series: str | os.PathLike[str], since: int | None = None) -> Iterator[Event]:
+    """Yields what happens to the steps of the series, for ever; what has happened behind the event `since`, too.
+
+    No event is lost and none comes twice, also while the daemon is started anew. That a step began or is complete needs a
+    rule on the series. OSError: the store keeps the event behind `since` no more, or has not had it.
+    """
+    mount, path = _place(series)
+    question: dict[str, Any] = {"path": path} if since is None else {"path": path, "since": since}
+    while True:
+        try:
+            answer = _ask(mount, "events", question)
+        except OSError as error:
+            if error.errno not in _MAY_PASS:
+                raise
+            time.sleep(_BETWEEN_QUESTIONS)
+            continue
+        if answer["lost"]:
+            raise OSError(errno.ENODATA, f"{answer['lost']} events behind number {question['since']} are kept no more")
+        for one in answer["events"]:
+            yield Event(number=one["number"], time=one["time"], what=one["event"], tag=one["tag"], detail=one["detail"],
+                        path=mount.joinpath(one["series"].lstrip("/"), one["tag"]))
+        more = "since" in question and question["since"] != answer["since"]
+        question["since"] = answer["since"]
+        if not more:
+            time.sleep(_BETWEEN_QUESTIONS)
 
 
 def _steps(mount: pathlib.Path, answer: dict[str, Any]) -> list[Step]:
@@ -79,11 +125,11 @@ def _place(path: str | os.PathLike[str]) -> tuple[pathlib.Path, str]:
     return mount, f"/{path.relative_to(mount)}"
 
 
-def _ask(mount: pathlib.Path, path: str) -> dict[str, Any]:
+def _ask(mount: pathlib.Path, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """io/control_message.h has the protocol."""
     with socket.socket(socket.AF_UNIX) as daemon:
         daemon.connect(os.getxattr(mount, "user.ckptfs.socket"))
-        daemon.sendall(json.dumps({"command": "states", "arguments": {"path": path}}).encode() + b"\n")
+        daemon.sendall(json.dumps({"command": command, "arguments": arguments}).encode() + b"\n")
         with daemon.makefile("rb") as replies:
             reply = json.loads(replies.readline() or b'{"ok": false, "errno": 104, "error": "the daemon has ended"}')
     if not reply["ok"]:

@@ -11,9 +11,9 @@ import zipfile
 
 import pytest
 
-from bare import USER, Chroot
+from bare import USER, Chroot, made_by_the_wheels_script
 from checking import equal, noise, read, true, write
-from mounting import REPOSITORY, fuse_for_all, run
+from mounting import fuse_for_all, run
 from seaweed import BUCKET, KEY, SECRET, Proxy, seaweed
 from training import write_state
 
@@ -43,9 +43,9 @@ print(ckptfs.__version__)
 
 
 @pytest.fixture(scope="module")
-def made():
+def made(work):
     """The paths of the wheel and of the tar."""
-    return run(REPOSITORY / "scripts/packaging/wheel", timeout=3000).stdout.split()
+    return made_by_the_wheels_script(work)
 
 
 @pytest.fixture(scope="module", params=("12", "13"))

@@ -7,7 +7,6 @@ tests/packaging/test_clusters.py runs them under Slurm and in containers.
 import contextlib
 import json
 import os
-import pathlib
 import pwd
 import shutil
 import signal

@@ -39,7 +39,7 @@ def test_kubernetes_schema():
 
 # --- Docker and Kubernetes: podman with crun, as root
 
-CONTAINERS = f"""
+CONTAINERS = """
 [engine]
 cgroup_manager = "cgroupfs"
 events_logger = "file"

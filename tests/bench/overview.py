@@ -26,7 +26,7 @@ that were taken pair by pair, so it can differ from the ratio of the two figures
 
 {numbers}
 The disk is in memory, so the processors are the limit. The tables name the machine and the kernel. We have not measured
-a GPU, a fast NVMe drive, or another kernel.
+a fast NVMe drive or another kernel. [Loads and saves of a GPU](loading.md#on-a-gpu) were measured on other machines.
 
 ## Charts
 
@@ -49,7 +49,9 @@ passthrough_hp, libfuse's own example, does nothing but pass each operation on. 
 
 ## What to choose
 
-*Ratio* is the first figure over the second. It is the median of ratios that were taken pair by pair, too.
+*Ratio* is the first figure over the second. It is the median of ratios that were taken pair by pair, too. Each section was
+measured in a run of its own. Compare the two sides of a row only: between runs the time of one open or create differs up
+to threefold on this virtual machine.
 
 {choices}"""
 

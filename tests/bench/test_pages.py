@@ -79,3 +79,11 @@ def test_the_pages_in_docs_are_as_they_are_written():
     sections = tables.read()
     equal(tables.PAGE.read_text(), tables.page(sections), "docs/benchmarks-tables.md, written again")
     equal(overview.PAGE.read_text(), overview.page(sections), "docs/benchmarks.md: run scripts/bench --draw")
+
+
+def test_other_pages_have_figures_of_the_tables_only():
+    """What is measured in these units stands in docs/benchmarks-tables.md, and is not said otherwise elsewhere."""
+    measured = tables.PAGE.read_text()
+    pages = [page for page in tables.PAGE.parent.glob("*.md") if page not in (tables.PAGE, overview.PAGE)]
+    said = {(page.name, figure) for page in pages for figure in re.findall(r"[\d.,]*\d (?:µs|GiB/s)", page.read_text())}
+    equal([(page, figure) for page, figure in said if figure not in measured], [], "figures that no table has")

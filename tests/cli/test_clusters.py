@@ -40,8 +40,8 @@ def test_kubernetes_files():
     spec, container = template["spec"], template["spec"]["containers"][0]
     equal((spec["hostPID"], container["securityContext"]), (True, {"privileged": True}), "what Bidirectional needs")
     true(spec["terminationGracePeriodSeconds"] > 10, "time to wait for open files, which is 10 s")
-    equal(volumes(spec, container), {"/data": ("/data", None), "/mnt/ckptfs": ("/mnt/ckptfs", "Bidirectional"),
-                                     "/run/ckptfs": ("/run/ckptfs", None)}, "folders of the node")
+    wanted = {"/data": ("/data", None), "/mnt/ckptfs": ("/mnt/ckptfs", "Bidirectional"), "/run/ckptfs": ("/run/ckptfs", None)}
+    equal(volumes(spec, container), wanted, "folders of the node")
     point = container["args"][0].split()[-1]
     pod = yaml.safe_load((EXAMPLES / "kubernetes/training.yaml").read_text())
     equal((pod["apiVersion"], pod["kind"]), ("v1", "Pod"))
@@ -58,10 +58,10 @@ class Namespace:
     """A mount namespace that has the folder as a container would: with this propagation."""
 
     def __init__(self, stack, folder, propagation):
-        script = 'mount --make-rslave / && mount --bind "$0" "$0" && mount --make-$1 "$0" && echo there && exec sleep 1000'
-        if propagation == "rshared":  # a peer of the host's
-            script = "echo there && exec sleep 1000"
-        process = subprocess.Popen(["unshare", "-m", "--propagation", "unchanged", "sh", "-c", script, folder, propagation],
+        script = "echo there && exec sleep 1000"
+        if propagation != "rshared":  # else it is a peer of the host's
+            script = f'mount --make-rslave / && mount --bind "$0" "$0" && mount --make-{propagation} "$0" && {script}'
+        process = subprocess.Popen(["unshare", "-m", "--propagation", "unchanged", "sh", "-c", script, folder],
                                    text=True, stdout=subprocess.PIPE)
         stack.callback(process.wait)
         stack.callback(process.kill)
@@ -120,8 +120,8 @@ class Node:
 
     def words(self, script, job):
         group = pwd.getpwuid(USER).pw_gid
-        return ["env", "-i", f"SLURM_JOB_ID={job}", "SLURM_JOB_USER=nobody", f"SLURM_JOB_UID={USER}", f"SLURM_JOB_GID={group}",
-                self.scripts / script]
+        variables = {"ID": job, "USER": "nobody", "UID": USER, "GID": group}
+        return ["env", "-i", *(f"SLURM_JOB_{name}={value}" for name, value in variables.items()), self.scripts / script]
 
     def run(self, script, job, check=True):
         return run(*self.words(script, job), check=check)
@@ -191,6 +191,18 @@ def test_epilog_of_a_mount_in_use(node):
     node.store.fsck()
 
 
+def test_epilog_that_cannot_unmount(node):
+    """Then it fails, if the mount does not answer either, so that Slurm starts no other job on the node."""
+    node.run("prolog", 1)
+    command = node.scripts / "ckptfs"
+    command.unlink()
+    command.write_text("#!/bin/sh\necho no answer >&2\nexit 1\n")
+    command.chmod(0o755)
+    done = node.run("epilog", 1, check=False)
+    equal((done.returncode, done.stderr), (1, "no answer\n"), "the epilog")
+    run(CKPTFS, "umount", node.ckpt)
+
+
 def test_prolog_that_cannot_mount(node):
     """Then it fails, so that Slurm starts no job on the node."""
     node.store.folder.parent.rmdir()
@@ -233,8 +245,8 @@ class Job:
         self.started.unlink(missing_ok=True)
         environment = {"PATH": f"{self.tools}:{os.environ['PATH']}", "USER": "nobody", "STARTED": str(self.started),
                        "SECONDS_TO_TRAIN": str(seconds)}
-        return subprocess.Popen([self.script], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/", user=USER,
-                                group=USER, extra_groups=[], env=environment)
+        return subprocess.Popen([self.script], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/",
+                                user=USER, group=USER, extra_groups=[], env=environment)
 
     def processes(self, pid):
         """All that share the job's mount namespace."""
@@ -259,7 +271,7 @@ def test_job_with_a_mount_of_its_own(work, disk):
         job.store.fsck()
         second = job.start(1000)
         wait_until("training", lambda: job.started.exists() or second.poll() is not None, 60)
-        true(second.poll() is None, f"the job ended: {second.communicate() if second.poll() is not None else ''}")
+        true(second.poll() is None, "the job goes on")
         true(not is_mountpoint(job.folder / "ckpt"), "the node does not see the mount")
         for pid in job.processes(second.pid):  # as Slurm ends a job
             with contextlib.suppress(ProcessLookupError):

@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import struct
-import subprocess
 import sys
 
 import pytest
@@ -13,14 +12,14 @@ import pytest
 import saving
 from checking import equal, true
 from hugging import parse, safetensors
-from mounting import BUILD, CKPTFS, REPOSITORY, is_mountpoint, run, wait_until, workspace, xfs
+from mounting import BUILD, CKPTFS, REPOSITORY, is_mountpoint, run, workspace, xfs
 from ports import free_port
 from training import write_state
 from viewing import torch_file
 
 # A block is a run of lines indented by four spaces. A line in it is a command if it begins like this.
 COMMAND = re.compile(r"(?:sudo )?(?:scripts/[\w/]+|ckptfs(?!\.)|cp|rm|mkdir|cat|printf|fallocate|xfs_growfs|apt|systemctl|journalctl|"
-                     r"docker|python|torchrun|[sg]etfattr|os\.setxattr|curl|\(umask)\b.*")
+                     r"docker|kubectl|mount(?= --)|python|torchrun|[sg]etfattr|os\.setxattr|curl|\(umask)\b.*")
 
 # The examples of docs/commands.md, which are those of --help, in an order in which they can be run.
 EXAMPLES = (
@@ -96,6 +95,7 @@ EXAMPLES = (
 ELSEWHERE = {
     "scripts/demo": "tests/deepspeed/test_demo.py",
     "scripts/test": "this is part of it",
+    "scripts/test --strict": "this is part of it",
     "scripts/build": "each test stands on it",
     "scripts/bench --draw": "tests/bench/test_pages has the pages that it writes",
     "scripts/packaging/package": "tests/packaging",
@@ -106,7 +106,15 @@ ELSEWHERE = {
     "sudo systemctl enable --now ckptfs@ckpt": "tests/packaging runs the unit's own command lines",
     "sudo systemctl disable --now ckptfs@ckpt": "tests/packaging",
     "journalctl -u ckptfs@ckpt": "needs systemd",
-    "docker run -v /mnt/ckptfs:/mnt/ckptfs:rslave IMAGE ...": "no Docker here; containers() has the mount namespaces",
+    "cp build/packages/ckptfs-*.whl docs/examples/docker/": "tests/packaging/test_slurm_and_containers.py",
+    "docker build -t ckptfs docs/examples/docker": "tests/packaging/test_slurm_and_containers.py, with podman",
+    "docker run -v /mnt/ckptfs:/mnt/ckptfs:rslave -v /run/ckptfs:/run/ckptfs ckptfs ckptfs ls":
+        "tests/packaging/test_slurm_and_containers.py, with podman",
+    "kubectl label node NODE ckptfs=true": "needs a cluster",
+    "kubectl apply -f docs/examples/kubernetes/daemonset.yaml":
+        "needs a cluster; tests/packaging/test_slurm_and_containers.py runs its container with podman",
+    "kubectl apply -f docs/examples/kubernetes/training.yaml": "as the line before",
+    "sudo apt install linux-generic-hwe-24.04": "needs Ubuntu",
     "torchrun --nproc-per-node 2 train.py": "tests/deepspeed/test_first_runs.py",
     "python -m ckptfs.patch train.py": "tests/posix/test_patch.py",
     "python -m ckptfs.patch torchrun --nproc-per-node 2 train.py": "tests/deepspeed/test_first_runs.py",
@@ -126,7 +134,7 @@ ELSEWHERE = {
 
 
 # The pages of docs/ that have a test of their own.
-PAGES = ("requirements", "trainer", "deepspeed", "resume", "rotation", "views", "space", "control", "watching", "operating",
+PAGES = ("requirements", "clusters", "trainer", "deepspeed", "resume", "rotation", "views", "space", "control", "watching", "operating",
          "remote")
 
 
@@ -259,44 +267,24 @@ def test_readme(work, disk):
 def test_requirements(work, disk):
     user = User("docs/requirements.md", work, disk)
     user.types_all()
-    containers(work / "above" / "ckpt", user.store)
-    run(CKPTFS, "umount", work / "above" / "ckpt")
     user.ends()
 
 
-IN_A_CONTAINER = """
-mount --make-rslave /
-mkdir -p {inside}
-mount --rbind {above} {inside}
-mount --make-rslave {inside}
-echo there
-read -r _
-ls {inside}/ckpt
-"""
-
-
-def containers(point, store):
-    """Tests the page's claim about containers: if a folder above the mount point is passed in as a slave, the
-    container sees the mount that replaces a dead one."""
-    above, inside = point.parent, point.parent.parent / "inside"
-    run(CKPTFS, "umount", point)
-    run("mount", "--bind", above, above)
-    run("mount", "--make-shared", above)
+def test_clusters(work, disk):
+    """tests/cli/test_clusters.py tests the examples, and how mounts reach containers."""
+    user = User("docs/clusters.md", work, disk)
+    above = work / "above"
     try:
-        run(CKPTFS, "mount", store, point)
-        script = IN_A_CONTAINER.format(above=above, inside=inside)
-        with subprocess.Popen(["unshare", "-m", "--propagation", "unchanged", "bash", "-e", "-c", script], text=True,
-                              stdin=subprocess.PIPE, stdout=subprocess.PIPE) as container:
-            equal(container.stdout.readline(), "there\n", "the container")
-            os.kill(json.loads(run(CKPTFS, "status", "--json", point).stdout)["pid"], signal.SIGKILL)
-            wait_until("the daemon is dead", lambda: run("ls", point, check=False).returncode != 0)
-            run(CKPTFS, "mount", store, point)
-            listed = container.communicate("go\n", timeout=60)[0]
-        equal(listed.split(), ["steps"], "what the container sees of the new mount")
-        run(CKPTFS, "umount", point)
+        user.types_all("mkdir", "mount", "ckptfs mount /data/store")
+        true("shared:" in run("grep", f" {above}/ckpt ", "/proc/self/mountinfo").stdout, "the mount, as containers take it")
+        run(CKPTFS, "umount", above / "ckpt")
+        run("rm", "-r", user.store)
     finally:
         run("umount", "-l", above, check=False)
-    run(CKPTFS, "mount", store, point)
+    user.ckpt.mkdir()
+    user.types_all()
+    true((user.store / "image.xfs").exists(), "an image")
+    user.ends()
 
 
 def test_trainer(work, disk):
@@ -502,7 +490,7 @@ def test_help_examples(work, disk, monkeypatch):
 def test_other_pages():
     """Every command on any page is run by a test, and every link between pages is valid."""
     tested = {"README.md"} | {f"docs/{page}.md" for page in PAGES}
-    pages = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+    pages = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md")), *(REPOSITORY / ".github").glob("*.md")]
     known = {line for page in tested for line in commands(page)} | set(EXAMPLES) | set(ELSEWHERE)
     for page in pages:
         name = str(page.relative_to(REPOSITORY))

@@ -54,7 +54,8 @@ driver = "overlay"
 runroot = "/run/containers/storage"
 graphroot = "/data/containers"
 """
-MOUNT = "mkdir -p /ckpt && ckptfs mount /data/store /ckpt && ckptfs status /ckpt && echo kept >/ckpt/file && ckptfs umount /ckpt"
+MOUNT = """mkdir -p /ckpt && ckptfs mount /data/store /ckpt && ckptfs status /ckpt && echo kept >/ckpt/file &&
+ckptfs umount /ckpt"""
 
 
 class Podman:
@@ -76,8 +77,8 @@ class Podman:
 
 @pytest.fixture(scope="module")
 def podman(wheel, work, disk):
-    """podman on a bare Debian, with an image that docs/examples/docker/Dockerfile has made. No registry is asked: the base
-    is the bare Debian itself."""
+    """podman on a bare Debian, with an image that docs/examples/docker/Dockerfile has made. No registry is asked: the
+    base is the bare Debian itself."""
     (work / "containers").mkdir()
     (disk / "containers").mkdir()
     machine = Machine(work / "containers", "12", {"/data": disk / "containers"})
@@ -104,7 +105,9 @@ def test_docker(podman):
     """What a container needs to mount a store by itself."""
     device, power = "--device=/dev/fuse", "--cap-add=SYS_ADMIN"
     done = podman.container("-v", "/data:/data", IMAGE, check=False)
-    true(done.returncode == 1 and "--device /dev/fuse" in done.stdout and "--cap-add SYS_ADMIN" in done.stdout, f"doctor: {done}")
+    equal(done.returncode, 1, "doctor's status")
+    for advice in ("--device /dev/fuse", "--cap-add SYS_ADMIN"):
+        true(advice in done.stdout, f"doctor advises {advice}: {done}")
     mounts = podman.container(device, power, "-v", "/data:/data", IMAGE, "sh", "-c", MOUNT)
     true("mode         passthrough" in mounts.stdout, f"the mode: {mounts}")
     for words, reason in (((device,), "fusermount3: mount failed: Operation not permitted"),
@@ -113,8 +116,8 @@ def test_docker(podman):
         done = podman.container(*words, "-v", "/data:/data", IMAGE, "sh", "-c", MOUNT, check=False)
         true(done.returncode != 0 and reason in done.stderr, f"{words}: {done}")
     podman.machine.run("install", "-d", "-o", "100000", "/data/remapped")
-    mapped = podman.container("--uidmap=0:100000:65536", "--gidmap=0:100000:65536", device, power, "-v", "/data/remapped:/data",
-                              IMAGE, "sh", "-c", MOUNT)
+    mapped = podman.container("--uidmap=0:100000:65536", "--gidmap=0:100000:65536", device, power, "-v",
+                              "/data/remapped:/data", IMAGE, "sh", "-c", MOUNT)
     true("mode         direct" in mapped.stdout, f"the mode with a user namespace: {mapped}")
     podman.machine.run("sh", "-c", "grep -qx kept /data/store/blobs/*")
 
@@ -123,7 +126,8 @@ def words_of(spec, container):
     """Returns podman's words for a container of a pod."""
     paths = {volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"]}
     kinds = {"Bidirectional": ":rshared", "HostToContainer": ":rslave", None: ""}
-    words = [f"-v={paths[one['name']]}:{one['mountPath']}{kinds[one.get('mountPropagation')]}" for one in container["volumeMounts"]]
+    words = [f"-v={paths[one['name']]}:{one['mountPath']}{kinds[one.get('mountPropagation')]}"
+             for one in container["volumeMounts"]]
     words += ["--privileged"] * container.get("securityContext", {}).get("privileged", False)
     return words + ["--pid=host"] * spec.get("hostPID", False) + [container["image"]]
 
@@ -302,12 +306,13 @@ def test_slurm_job_with_a_mount_of_its_own(slurm):
 
 
 def test_slurm_job_that_leaves_its_mount(slurm):
-    """A mount by fusermount3 outlives the job as a dead one, because Slurm kills the daemon. The next mount replaces it."""
+    """A mount by fusermount3 outlives the job as a dead one, because Slurm kills the daemon. The next one replaces it."""
     with fuse_for_all():
         first = slurm.submit("/local/with-a-fusermount.sh")
         slurm.wait()
         equal(slurm.machine.mounts(), ["/local/trainer/own"], "what the job has left")
-        true("dead" in slurm.machine.run("ckptfs", "status", "/local/trainer/own", user=1000, check=False).stderr, "it is dead")
+        status = slurm.machine.run("ckptfs", "status", "/local/trainer/own", user=1000, check=False)
+        true("dead" in status.stderr, f"it is dead: {status}")
         second = slurm.submit("/local/with-a-fusermount.sh")
         slurm.wait()
         true("had died" in slurm.said(second), f"the second job says {slurm.said(second)}")

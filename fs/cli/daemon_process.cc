@@ -128,7 +128,8 @@ EndSignals::~EndSignals() {
 }
 
 std::string socket_folder(bool for_others) {
-  if (geteuid() == 0) return "/run/ckptfs";
+  const bool is_root = geteuid() == 0 && ::access("/run", W_OK) == 0;  // not of a user namespace alone
+  if (is_root) return "/run/ckptfs";
   const char* const folder = std::getenv("XDG_RUNTIME_DIR");
   struct stat st {};
   const bool own = folder != nullptr && *folder == '/' && ::stat(folder, &st) == 0 && st.st_uid == geteuid();

@@ -160,8 +160,9 @@ Check check_fuse_device() {
   if (device) return check;
   check.verdict = Verdict::fail;
   check.found = device.error().message();
-  check.advice =
-      device.error().errno_value() == EACCES ? "run as root" : "modprobe fuse; in a container: --device /dev/fuse";
+  const int code = device.error().errno_value();
+  check.advice = code == EACCES ? "run as root" : "modprobe fuse; in a container: --device /dev/fuse";
+  if (code == EPERM) check.advice = "the container may not open it: run it with --device /dev/fuse, not -v /dev/fuse";
   return check;
 }
 

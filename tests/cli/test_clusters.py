@@ -284,3 +284,18 @@ def test_job_with_a_mount_of_its_own(work, disk):
             model = mount.path / "runs/my-model"
             equal(read(model / "live"), b"written\n" * 2, "what both jobs have written")
             equal(read(model / "uid"), f"{USER}\n".encode(), "who the training was")
+
+
+def test_root_of_a_user_namespace_mounts(work, disk):
+    """It may not write to /run, which belongs to the machine's root."""
+    os.makedirs("/run/ckptfs", exist_ok=True)
+    with fuse_for_all():
+        for shown in (work, disk):
+            shown.chmod(0o755)
+        folder = disk / "own"
+        (folder / "ckpt").mkdir(parents=True)
+        run("chown", "-R", f"{USER}:{USER}", folder)
+        script = 'ckptfs=$1; cd "$2"; "$ckptfs" mount store ckpt; echo written >ckpt/file; cat ckpt/file; "$ckptfs" ls ckpt; "$ckptfs" umount ckpt'
+        done = run("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "env", "-u", "XDG_RUNTIME_DIR",
+                   "unshare", "--user", "--map-root-user", "--mount", "sh", "-euc", script, "sh", CKPTFS, folder)
+        true("written" in done.stdout and "No steps yet" in done.stdout, f"{done.stdout}{done.stderr}")

@@ -125,9 +125,9 @@ std::string CommandOutline::words() const { return group.empty() ? name : group 
 
 void add_all_commands(CLI::App& app, Chosen& chosen) {
   for (const auto add :
-       {add_mount,  add_umount, add_save,  add_ls,     add_latest, add_state,  add_wait,       add_watch,
-        add_show,   add_du,     add_diff,  add_policy, add_marks,  add_rm,     add_thin,       add_verify,
-        add_remote, add_push,   add_fetch, add_status, add_fsck,   add_doctor, add_completion, add_help}) {
+       {add_mount, add_umount, add_save,   add_ls,     add_latest, add_state,      add_wait,   add_watch,  add_show,
+        add_du,    add_diff,   add_policy, add_marks,  add_rm,     add_thin,       add_verify, add_remote, add_push,
+        add_fetch, add_status, add_fsck,   add_doctor, add_debug,  add_completion, add_help}) {
     add(app, chosen);
   }
 }

@@ -1,11 +1,14 @@
 // ckptfs ls: lists the steps of one series or of all.
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <ctime>
+#include <memory>
 #include <nlohmann/json.hpp>
 
+#include "fs/cli/client.h"
+#include "fs/cli/commands.h"
 #include "fs/cli/format.h"
-#include "fs/cli/path_command.h"
 #include "fs/cli/system.h"
 
 namespace ckptfs::fs::cli {
@@ -92,12 +95,65 @@ void print_steps(const json& steps) {
   if (series.empty()) std::printf("No steps yet: save_checkpoint into MOUNTPOINT/steps, or ckptfs save TAG.\n");
 }
 
-Result<int> run_ls(const Target& target, bool as_json) {
-  TRY_ASSIGN(const json result, ask_and_wait(target.mount, "looking at the steps", "ls", {{"path", target.path}}));
-  if (as_json) {
-    print_json(result);
+// The columns that -o knows: fields of --json.
+constexpr const char* kFields[] = {"series", "tag",    "number",    "state",  "reason", "kind",      "ranks",
+                                   "files",  "bytes",  "exclusive", "shared", "mtime",  "completed", "saved",
+                                   "sealed", "pinned", "metric",    "stays",  "by",     "remote",    "path"};
+
+std::string all_fields() {
+  std::string names;
+  for (const char* const field : kFields) names += (names.empty() ? "" : ",") + std::string(field);
+  return names;
+}
+
+struct LsArguments {
+  std::string path;
+  std::vector<std::string> columns;
+  bool no_header = false;
+  bool as_json = false;
+};
+
+// For programs: as in --json, lists with commas, and nothing for what is not known.
+std::string plain(const json& value) {
+  if (value.is_null()) return "";
+  if (value.is_string()) return printable(value.get<std::string>());
+  if (!value.is_array()) return value.dump();
+  std::string text;
+  for (const json& one : value) text += (text.empty() ? "" : ",") + plain(one);
+  return text;
+}
+
+// Lines of values between tabs.
+void print_columns(const json& steps, LsArguments arguments) {
+  if (arguments.columns.empty())
+    arguments.columns = {"tag", "number", "state", "kind", "files", "bytes", "exclusive", "by"};
+  std::string header;
+  for (const std::string& column : arguments.columns) header += (header.empty() ? "" : "\t") + column;
+  if (!arguments.no_header) std::printf("%s\n", header.c_str());
+  for (const json& step : steps) {
+    std::string line;
+    for (const std::string& column : arguments.columns) {
+      line += (&column == arguments.columns.data() ? "" : "\t") + plain(step.value(column, json()));
+    }
+    std::printf("%s\n", line.c_str());
+  }
+}
+
+int run(const LsArguments& arguments) {
+  const auto target = find_target(arguments.path.empty() ? std::nullopt : std::optional(arguments.path));
+  if (!target) return fail(target.error());
+  auto result = ask_and_wait(target.value().mount, "looking at the steps", "ls", {{"path", target.value().path}});
+  if (!result) return fail(io::path_outside(target.value().mount, target.value().path), result.error());
+  json& steps = result.value()["steps"];
+  for (json& step : steps) {
+    step["path"] = io::path_outside(target.value().mount, step.value("series", "") + "/" + step.value("tag", ""));
+  }
+  if (arguments.as_json) {
+    print_json(result.value());
+  } else if (arguments.no_header || !arguments.columns.empty()) {
+    print_columns(steps, arguments);
   } else {
-    print_steps(result.value("steps", json::array()));
+    print_steps(steps);
   }
   return kSuccess;
 }
@@ -105,14 +161,25 @@ Result<int> run_ls(const Target& target, bool as_json) {
 }  // namespace
 
 void add_ls(CLI::App& app, Chosen& chosen) {
-  add_path_command(app, chosen,
-                   {"ls", "List steps: state, kind, ranks, files, what they cost, and what keeps them", "PATH",
-                    "A mount, a series or a step (default: the only mount)",
-                    "SIZE is apparent: blocks shared between steps are counted in each. EXCLUSIVE is what removing "
-                    "just this step would\n"
-                    "free. KEPT BY: what rotation keeps it for (ckptfs policy).\n"
-                    "Example:\n  ckptfs ls\n  ckptfs ls --json /ckpt/steps",
-                    run_ls});
+  auto arguments = std::make_shared<LsArguments>();
+  CLI::App* command =
+      app.add_subcommand("ls", "List steps: state, kind, ranks, files, what they cost, and what keeps them");
+  command->add_option("PATH", arguments->path, "A mount, a series or a step (default: the only mount)");
+  command->add_option("-o", arguments->columns, "Print these columns, with tabs between them: " + all_fields())
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->option_text("FIELD,...")
+      ->check(CLI::IsMember(std::vector<std::string>(std::begin(kFields), std::end(kFields))));
+  command->add_flag("-H", arguments->no_header, "No header, and tabs between the columns");
+  command->add_flag("--json", arguments->as_json, "Print as JSON");
+  command->footer(
+      "SIZE is apparent: blocks shared between steps are counted in each. EXCLUSIVE is what removing just this step "
+      "would\n"
+      "free. KEPT BY: what rotation keeps it for (ckptfs policy). Of -o and --json: sizes are bytes, times seconds "
+      "since\n"
+      "1970; `saved` is of `ckptfs save`; `by` is what keeps the step, or why it goes, which `stays` tells.\n"
+      "Example:\n  ckptfs ls\n  ckptfs ls --json /ckpt/steps\n  ckptfs ls -H -o tag,state,bytes /ckpt/steps");
+  command->callback([arguments, &chosen] { chosen = [arguments] { return run(*arguments); }; });
 }
 
 }  // namespace ckptfs::fs::cli

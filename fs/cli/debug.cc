@@ -1,0 +1,146 @@
+// ckptfs debug bundle: one text file for a bug report.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "fs/cli/client.h"
+#include "fs/cli/commands.h"
+#include "fs/cli/progress.h"
+#include "fs/cli/system.h"
+#include "io/process.h"
+
+namespace ckptfs::fs::cli {
+namespace {
+
+using nlohmann::json;
+using Words = std::vector<std::string>;
+
+struct BundleArguments {
+  std::string path;
+  std::string file;
+  bool as_json = false;
+};
+
+// The file of --log, as the daemon's own command line has it. Empty: it logs to syslog.
+std::string log_of(const std::string& command_line) {
+  Words words;
+  std::istringstream rest(command_line);
+  for (std::string word; std::getline(rest, word, '\0');) words.push_back(word);
+  const auto option = std::ranges::find(words, "--log");
+  return option == words.end() || option + 1 == words.end() ? "" : *(option + 1);
+}
+
+class Bundle {
+ public:
+  explicit Bundle(std::ostream& out) : out_(out) {}
+
+  // What cannot be had says why, in its place.
+  void add(const std::string& title, const Result<std::string>& text) {
+    out_ << "==== " << title << "\n" << (text ? text.value() : text.error().message()) << "\n\n";
+  }
+  void add_output(const Words& words) {
+    std::string title;
+    for (const std::string& word : words) title += (title.empty() ? "" : " ") + word;
+    const auto done = io::run_process(words);
+    add(title, done ? Result<std::string>(done.value().out + done.value().err) : done.error());
+  }
+  void add_file(const std::string& path) { add(path, read_text(path)); }
+  void add_own(const std::string& self, const Words& words) {
+    Words all{self};
+    all.insert(all.end(), words.begin(), words.end());
+    add_output(all);
+  }
+
+ private:
+  std::ostream& out_;
+};
+
+void add_machine(Bundle& bundle, const std::string& self) {
+  bundle.add_own(self, {"--version"});
+  bundle.add_output({"uname", "-a"});
+  bundle.add_file("/etc/os-release");
+  bundle.add_own(self, {"doctor", "--json"});
+  bundle.add_file("/proc/self/mountinfo");
+  bundle.add_output({"df", "-h"});
+  bundle.add_file("/proc/meminfo");
+}
+
+void add_mount(Bundle& bundle, const std::string& self, const Target& target) {
+  const std::string& point = target.mount.mountpoint;
+  const auto status = ask_status(target.mount);
+  bundle.add("status of " + point, status ? Result<std::string>(status.value().dump(2)) : status.error());
+  if (!status) return;
+  for (const char* const command : {"ls", "du"}) bundle.add_own(self, {command, "--json", point});
+  bundle.add_own(self, {"remote", "status", "--json", point});
+  const std::string process = "/proc/" + std::to_string(status.value().value("pid", 0));
+  for (const char* const name : {"/status", "/limits", "/io"}) bundle.add_file(process + name);
+  const auto words = read_text(process + "/cmdline");
+  const std::string log = words ? log_of(words.value()) : "";
+  if (log.empty()) {
+    bundle.add_output({"journalctl", "-t", "ckptfs", "-n", "2000", "--no-pager"});
+  } else {
+    bundle.add_output({"tail", "-n", "2000", log});
+  }
+}
+
+int run(const BundleArguments& arguments) {
+  std::ofstream out(arguments.file, std::ios::out | std::ios::trunc);
+  if (!out) return fail(last_error(arguments.file));
+  const std::string self = std::filesystem::read_symlink("/proc/self/exe");
+  {
+    const Waiting waiting("asking the machine and the mount");
+    Bundle bundle(out);
+    add_machine(bundle, self);
+    const auto target = find_target(arguments.path.empty() ? std::nullopt : std::optional(arguments.path));
+    if (target) add_mount(bundle, self, target.value());
+    if (!target) bundle.add("the mount", target.error());
+  }
+  out.close();
+  if (!out) return fail(Error(EIO, arguments.file + ": it could not be written whole"));
+  if (arguments.as_json) {
+    print_json({{"file", arguments.file}});
+  } else {
+    std::printf("%s: read it before you send it: it has names of folders, users and hosts, but no content of files\n",
+                arguments.file.c_str());
+  }
+  return kSuccess;
+}
+
+std::string default_name() {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  ::gmtime_r(&now, &utc);
+  char text[64];
+  std::strftime(text, sizeof text, "ckptfs-debug-%Y%m%d-%H%M%S.txt", &utc);
+  return text;
+}
+
+}  // namespace
+
+void add_debug(CLI::App& app, Chosen& chosen) {
+  CLI::App* group = app.add_subcommand("debug", "Collect what a bug report needs");
+  group->require_subcommand(1);
+  group->footer("Example:\n  ckptfs debug bundle");
+  auto arguments = std::make_shared<BundleArguments>();
+  arguments->file = default_name();
+  CLI::App* command = group->add_subcommand("bundle", "Write one text file with versions, status, doctor and log");
+  command->add_option("PATH", arguments->path, "A mount (default: the only one)");
+  command->add_option("-o", arguments->file, "The file (default: ckptfs-debug-TIME.txt here)");
+  command->add_flag("--json", arguments->as_json, "Print as JSON");
+  command->footer(
+      "It has no content of files, no keys and no tokens. It has names of folders, users and hosts: read it before "
+      "you\n"
+      "send it.\n"
+      "Example:\n  ckptfs debug bundle\n  ckptfs debug bundle -o report.txt /ckpt");
+  command->callback([arguments, &chosen] { chosen = [arguments] { return run(*arguments); }; });
+}
+
+}  // namespace ckptfs::fs::cli

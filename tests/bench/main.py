@@ -16,6 +16,7 @@ import data
 import filesystems
 import groups
 import guesses
+import large
 import machine
 import mounting
 import names
@@ -40,6 +41,7 @@ PARTS = {
     "data": data.section,
     "versions": versions.section,
     "saves": saves.section,
+    "large": large.section,
     "copies": copies.section,
     "guesses": guesses.section,
     "trainer": trainers.section,

@@ -11,6 +11,15 @@ The alternatives' sync is one syncfs of this file system, without a process of i
 between the rounds. Lower is better.""",
     "Saves of an unchanged state": """\
 Each save has a tag of its own. Nothing is written between the saves.""",
+    "A model of a billion parameters: saves of its swap state": """\
+As in the section above, with the swap state of one of two ranks (2 bytes of weights and 12 of Adam for each parameter), on
+the machine's disk.""",
+    "A model of a billion parameters: checkpoints by torch.save": """\
+A file of the weights in bf16, and one of master weights and Adam's two moments in fp32, into the next step's folder, beside
+the step before. The time includes a sync. *Full training*: every block differs from the step before. *Mostly frozen*: one tensor of
+a hundred does. Disk and memory are the machine's, so that both sides are as slow as its disk. Lower is better.""",
+    "A model of a billion parameters: the space that a checkpoint takes": """\
+The growth of df by each of these saves.""",
     "Copies": """\
 Common tools copy a tree of large files within the mount, and within native XFS. The source is not in memory. The time
 includes a sync. `cp -r` shares blocks on both sides. `shutil` of Python before 3.14, `cp --reflink=never`, `tar`, `rsync`

@@ -32,14 +32,15 @@ class Sizes:
     other_image: int  # for a file system other than XFS
     planned_ranks: int  # of the group whose plan is made
     remote: int  # bytes of the file that is read from a remote
+    parameters: int  # of a large model
     unchanged_saves: int = 50
     saves_of_a_run: int = 300  # of which older ones are thinned
 
 
 FULL = Sizes(11 * GIB, 512 * MIB, 128 * MIB, ((24, 64 * MIB), (2000, 512 * KIB)), 10_000, 6, 64 * MIB, 2 * GIB, 3072,
-             1_000, 500, 10_000, GIB, 3 * GIB, 4096, 4 * GIB)
+             1_000, 500, 10_000, GIB, 3 * GIB, 4096, 4 * GIB, 1_000_000_000)
 QUICK = Sizes(2 * GIB, 128 * MIB, 32 * MIB, ((24, 8 * MIB), (200, 512 * KIB)), 1_000, 4, 8 * MIB, 256 * MIB, 1024,
-              100, 100, 1_000, 256 * MIB, GIB, 256, 512 * MIB, saves_of_a_run=120)
+              100, 100, 1_000, 256 * MIB, GIB, 256, 512 * MIB, 40_000_000, saves_of_a_run=120)
 
 
 @dataclasses.dataclass

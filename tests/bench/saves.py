@@ -71,7 +71,7 @@ def saver(context, mount, live):
     return save
 
 
-def against_copies(context, mount, native, live, shape):
+def against_copies(context, mount, native, live, shape, title=SAVES):
     copy = context.disk / "copy"
 
     def copied(by):
@@ -96,7 +96,7 @@ def against_copies(context, mount, native, live, shape):
         ("copytree", "shutil.copytree, then syncfs", None),
     ):
         row = measure.Row(f"save, {shape}", alternative, measure.MILLISECONDS, figures["save"], figures[name], bar)
-        context.add(SAVES, row)
+        context.add(title, row)
 
 
 def check_step(mount, live):

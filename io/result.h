@@ -5,6 +5,7 @@
 
 #include <boost/outcome/basic_result.hpp>
 #include <cerrno>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -37,6 +38,16 @@ template <class T = void>
 using Result = boost::outcome_v2::basic_result<T, Error, boost::outcome_v2::policy::terminate>;
 
 inline auto success() { return boost::outcome_v2::success(); }
+
+// There is no such thing, or no more.
+inline bool is_gone(const Error& error) { return error.errno_value() == ENOENT; }
+// None: it is gone. Any other error stays one.
+template <class T>
+Result<std::optional<T>> none_if_gone(Result<T> found) {
+  if (found) return std::optional(std::move(found).value());
+  if (is_gone(found.error())) return std::optional<T>();
+  return std::move(found).error();
+}
 
 }  // namespace ckptfs
 

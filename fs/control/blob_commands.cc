@@ -123,12 +123,11 @@ Result<> wait_for_writers(const Filesystem& fs, meta::InodeNumber file, Clock::t
 
 // Checks that `folder` is an attempt to save a step, and that `who` began it or is root.
 Result<> check_attempt_of(const meta::Tree& tree, const Credentials& who, meta::InodeNumber folder) {
-  const std::string path = tree.path_of(folder);
   TRY_ASSIGN(const meta::InodeRecord record, tree.inode(folder));
-  if (!record.is_dir() || !meta::is_partial_name(path.substr(path.rfind('/') + 1)))
-    return Error(ENOENT, path + ": it is no attempt to save a step");
+  if (!record.is_dir() || !meta::is_partial_name(meta::name_of(tree, folder)))
+    return Error(ENOENT, tree.path_of(folder) + ": it is no attempt to save a step");
   if (who.uid == 0 || who.uid == record.uid) return success();
-  return Error(EPERM, path + ": only who began it may do that");
+  return Error(EPERM, tree.path_of(folder) + ": only who began it may do that");
 }
 
 Result<json> freeze(Filesystem& fs, const Peer& peer, const json& arguments) {

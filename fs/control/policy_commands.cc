@@ -85,7 +85,7 @@ Result<json> remove(Filesystem& fs, const Peer& peer, const json& arguments) {
   TRY_ASSIGN(const meta::InodeNumber step, removable_step(fs, peer, path, "`rm -r` removes any directory"));
   TRY_ASSIGN(const meta::InodeRecord record, fs.tree.inode(step));
   const std::string full = fs.tree.path_of(step);
-  TRY(fs.removals.remove(record.parent, full.substr(full.rfind('/') + 1), step, "ckptfs rm"));
+  TRY(fs.removals.remove(record.parent, meta::name_of(fs.tree, step), step, "ckptfs rm"));
   // When the command returns, the step is gone for the kernel, too.
   fs.notifications.wait_until_told(std::chrono::seconds(2));
   return json{{"removed", full}};

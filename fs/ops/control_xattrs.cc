@@ -165,8 +165,7 @@ Result<std::string> ControlXattrs::identical_to(meta::InodeNumber inode, const P
   if (!steps.before) return Error(ENODATA);
   TRY_ASSIGN(const meta::Sameness sameness, sameness_with(*place, inode, *steps.before, peer));
   if (sameness != meta::Sameness::same) return Error(ENODATA);
-  const std::string path = fs_->tree.path_of(*steps.before);
-  return path.substr(path.rfind('/') + 1);
+  return meta::name_of(fs_->tree, *steps.before);
 }
 
 Result<meta::Sameness> ControlXattrs::sameness_with(const meta::Place& place, meta::InodeNumber inode,

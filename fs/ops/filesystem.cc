@@ -59,7 +59,7 @@ Filesystem::Filesystem(const MountOptions& mount_options, meta::Store& mounted_s
           step_facts, pushes, readings),
       set_aside(store, abandonment, writers, notifications, lanes, std::chrono::seconds(options.quiet_seconds)),
       removals(store, files, notifications),
-      thinner(store, views, step_facts, removals, files, notifications, leaving),
+      thinner(store, views, step_facts, removals, notifications, leaving),
       saver(store, notifications, saves, last_errors, counters, [this] { look_again(); }),
       rotation(store, files, file_sync, step_facts, writers, set_aside, removals, saver, thinner,
                std::chrono::seconds(options.quiet_seconds)),

@@ -69,7 +69,7 @@ void Removals::run() {
       continue;
     }
     const auto done = empty_next(directory, after);
-    const bool gone = !done && done.error().errno_value() == ENOENT;
+    const bool gone = !done && is_gone(done.error());
     if (!done && !gone) {
       log::error("what was removed (inode {}) is not emptied yet, trying again: {}", directory, done.error().message());
     }

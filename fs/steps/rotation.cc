@@ -39,12 +39,12 @@ std::chrono::nanoseconds time_of_thread() {
 std::string owned_by(uint32_t uid) { return "steps of uid " + std::to_string(uid); }
 
 // It is no failure if somebody else removes a step meanwhile, or if the mount ends.
-bool is_harmless(const Error& error) { return error.errno_value() == ENOENT || error.errno_value() == ECANCELED; }
+bool is_harmless(const Error& error) { return is_gone(error) || error.errno_value() == ECANCELED; }
 
 // Would a rule remove the step, if it was not protected? The protections are the first reasons. Unknown steps are not
 // reported as held, since they have a warning of their own.
 bool is_held(const meta::Policy& policy, const StepStatus& step, const std::vector<Reason>& reasons) {
-  return meta::protects_from(reasons.back(), meta::kRemove) && std::ranges::count(reasons, Reason::unknown) == 0 &&
+  return meta::protects_from(reasons.back(), meta::kLose) && std::ranges::count(reasons, Reason::unknown) == 0 &&
          (step.facts.is_whole() ? policy.has_keep_rule() : policy.keep_partial.has_value());
 }
 
@@ -259,13 +259,8 @@ Result<> Rotation::carry_out(meta::InodeNumber series, const meta::Policy& polic
       findings.held.push_back(path + "/" + status.steps[at].facts.tag + ": mounted a moment ago");
     return success();
   }
-  if (auto durable = make_durable(series, status, judgement); !durable) {
-    if (is_harmless(durable.error())) return durable;
-    findings.warnings.push_back(path +
-                                ": nothing is removed, as what stays is not durable: " + durable.error().message());
-    findings.in_vain = true;
-    return success();
-  }
+  TRY_ASSIGN(const bool durable, try_make_durable(series, status, judgement, "removed", findings));
+  if (!durable) return success();
   std::vector<const StepStatus*> newest = status.newest(&meta::StepFacts::is_complete);
   std::ranges::copy(status.newest(&meta::StepFacts::is_saved), std::back_inserter(newest));
   for (const size_t at : going) {
@@ -303,22 +298,32 @@ Result<> Rotation::make_durable(meta::InodeNumber series, const SeriesStatus& st
     TRY(step_facts_.make_durable(step));
   }
   for (const char* const tracker : kTrackers) {
-    const auto file = tree_.child(series, tracker);
-    if (!file && file.error().errno_value() == ENOENT) continue;
-    TRY(file);
-    TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(file.value()));
-    if (record.is_live_file()) TRY(file_sync_.sync_file(file.value()));
+    TRY_ASSIGN(const auto file, none_if_gone(tree_.child(series, tracker)));
+    if (!file) continue;
+    TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(*file));
+    if (record.is_live_file()) TRY(file_sync_.sync_file(*file));
   }
   return tree_.sync();
 }
 
+// `what` is not done otherwise, as a warning says.
+Result<bool> Rotation::try_make_durable(meta::InodeNumber series, const SeriesStatus& status,
+                                        const meta::Judgement& judgement, const std::string& what,
+                                        Findings& findings) const {
+  const auto durable = make_durable(series, status, judgement);
+  if (durable) return true;
+  if (is_harmless(durable.error())) return durable.error();
+  findings.warnings.push_back(tree_.path_of(series) + ": nothing is " + what +
+                              ", as what stays is not durable: " + durable.error().message());
+  findings.in_vain = true;
+  return false;
+}
+
 Result<bool> Rotation::is_as_it_was(meta::InodeNumber series, const StepStatus& complete) const {
-  const auto there = tree_.child(series, complete.facts.tag);
-  const auto now = there ? step_facts_.inspect_step(complete.inode) : there.error();
-  if (!now && now.error().errno_value() == ENOENT) return false;
-  TRY(now);
-  return there.value() == complete.inode && now.value().facts.is_complete() &&
-         now.value().fingerprint == complete.fingerprint;
+  TRY_ASSIGN(const auto there, none_if_gone(tree_.child(series, complete.facts.tag)));
+  if (there != complete.inode) return false;
+  TRY_ASSIGN(const auto now, none_if_gone(step_facts_.inspect_step(complete.inode)));
+  return now && now->facts.is_complete() && now->fingerprint == complete.fingerprint;
 }
 
 // Right before a removal: the owner's newest steps and the tracker files must be what they were, and the step is asked
@@ -343,7 +348,7 @@ Result<std::string> Rotation::find_objection(meta::InodeNumber series, const Ser
   facts.latest = latest.names(step.facts.tag);
   facts.in_use = now.facts.in_use || in_use;
   facts.untold = facts.untold || now.facts.untold;
-  auto protections = meta::own_protections(facts, meta::kRemove);
+  auto protections = meta::own_protections(facts, meta::kLose);
   const bool unknown_goes = decision.reasons.front() == Reason::keep_unknown_is_over && !facts.untold;
   if (unknown_goes) std::erase(protections, Reason::unknown);
   if (!protections.empty()) return std::string(meta::name_of(protections.front()));
@@ -406,14 +411,9 @@ Result<> Rotation::thin(meta::InodeNumber series, const meta::Policy& policy, co
     if (oldest == nullptr || step.facts.completed < oldest->facts.completed) oldest = &step;
   }
   if (oldest == nullptr) return success();
-  if (auto durable = make_durable(series, status, judgement); !durable) {
-    if (is_harmless(durable.error())) return durable;
-    findings.warnings.push_back(tree_.path_of(series) +
-                                ": nothing is thinned, as what stays is not durable: " + durable.error().message());
-    findings.in_vain = true;
-    return success();
-  }
-  thinner_.thin({oldest->inode, oldest->fingerprint, oldest->facts.owner, policy.thin_to.value_or("same")});
+  TRY_ASSIGN(const bool durable, try_make_durable(series, status, judgement, "thinned", findings));
+  if (durable)
+    thinner_.thin({oldest->inode, oldest->fingerprint, oldest->facts.owner, policy.thin_to.value_or("same")});
   return success();
 }
 
@@ -480,12 +480,11 @@ Result<> Rotation::seal(const meta::Policy& policy, const Rules& rules, const Se
     const bool due = step.facts.is_whole() && !step.record.sealed && !step.facts.in_use && seen &&
                      now - std::max(seen->completed_at, seen->changed_at) >= *policy.seal_after;
     if (!due) continue;
-    const auto may = meta::may_rules_remove(tree_, rules.text, rules.setters, step.inode);
-    if (!may && may.error().errno_value() != ENOENT) return may.error();
-    if (!may || !may.value()) continue;
+    TRY_ASSIGN(const auto may, none_if_gone(meta::may_rules_remove(tree_, rules.text, rules.setters, step.inode)));
+    if (!may || !*may) continue;
     const auto sealed = saver_.seal(step.inode);
     // ENOENT: it was removed this moment. EBUSY: somebody writes to it again.
-    if (!sealed && sealed.error().errno_value() != ENOENT && sealed.error().errno_value() != EBUSY) {
+    if (!sealed && !is_gone(sealed.error()) && sealed.error().errno_value() != EBUSY) {
       failed("sealing " + tree_.path_of(step.inode), sealed.error());
     }
     if (sealed) log::info("rotation: {} is sealed: seal_after", tree_.path_of(step.inode));

@@ -122,6 +122,8 @@ class Rotation {
                 const meta::Judgement& judgement);
   // When it returns, all that stays is on the disk and in the durable index.
   Result<> make_durable(meta::InodeNumber series, const SeriesStatus& status, const meta::Judgement& judgement) const;
+  Result<bool> try_make_durable(meta::InodeNumber series, const SeriesStatus& status, const meta::Judgement& judgement,
+                                const std::string& what, Findings& findings) const;
   Result<> note_named(meta::InodeNumber series, const SeriesStatus& status);
   Result<bool> is_as_it_was(meta::InodeNumber series, const StepStatus& complete) const;
   // Why the step must stay after all, as things are now. Empty: it may be removed.

@@ -19,8 +19,6 @@ using meta::formats::Completeness;
 constexpr std::chrono::milliseconds kUntilReleased{500};
 constexpr std::chrono::milliseconds kPoll{2};
 
-bool is_gone(const Error& error) { return error.errno_value() == ENOENT; }
-
 }  // namespace
 
 // --- the rule
@@ -286,31 +284,30 @@ SetAside::Outcome SetAside::inspect(meta::InodeNumber step, bool patient) {
 
 Result<SetAside::Outcome> SetAside::try_inspect(meta::InodeNumber step, bool patient) {
   if (stopping_) return Outcome::ask_again;
-  const auto found = tree_.inode(step);
-  if (!found && is_gone(found.error())) return Outcome::forget;
-  TRY(found);
-  const meta::InodeRecord& record = found.value();
-  const std::string path = tree_.path_of(step), tag = path.substr(path.rfind('/') + 1);
+  TRY_ASSIGN(const auto record, none_if_gone(tree_.inode(step)));
+  if (!record) return Outcome::forget;
+  const meta::InodeNumber series = record->parent;
+  const std::string path = tree_.path_of(step), tag = meta::name_of(tree_, step);
   TRY_ASSIGN(const auto known, store_.index().find_step(step));
   const bool is_over = known && (known->sealed || known->being_removed);
-  TRY_ASSIGN(const bool named, meta::may_be_step(tree_, record.parent, tag));
-  if (record.nlink == 0 || !is_watched(record.parent) || !named || is_over) return Outcome::forget;
-  TRY_ASSIGN(const auto objection, find_objection(record.parent, step, tag, patient));
+  TRY_ASSIGN(const bool named, meta::may_be_step(tree_, series, tag));
+  if (record->nlink == 0 || !is_watched(series) || !named || is_over) return Outcome::forget;
+  TRY_ASSIGN(const auto objection, find_objection(series, step, tag, patient));
   if (objection) return *objection;
-  TRY_ASSIGN(const auto judgement, abandonment_.judge(record.parent, step));
+  TRY_ASSIGN(const auto judgement, abandonment_.judge(series, step));
   if (meta::formats::is_whole(judgement.completeness)) return Outcome::complete;
   if (judgement.completeness == Completeness::unknown) {
     leave_alone(step, "its state cannot be told: " + judgement.reason);
     return Outcome::forget;
   }
-  TRY_ASSIGN(const auto meanwhile, find_objection(record.parent, step, tag, false));
+  TRY_ASSIGN(const auto meanwhile, find_objection(series, step, tag, false));
   if (meanwhile) return *meanwhile;
   const auto writers = writers_of(step);
   const bool ended = writers && meta::state_of_writers(*writers, here_, meta::has_ended) == WritersState::ended;
   if (!ended) return Outcome::ask_again;  // somebody has come meanwhile
-  TRY_ASSIGN(const std::string name, meta::set_aside(store_, record.parent, step, tag));
-  notifications_.name_changed(record.parent, tag);
-  notifications_.attributes_changed(record.parent);
+  TRY_ASSIGN(const std::string name, meta::set_aside(store_, series, step, tag));
+  notifications_.name_changed(series, tag);
+  notifications_.attributes_changed(series);
   ++count_;
   log::warn("{} is set aside as {}: {}, and the processes that wrote it have ended", path, name, judgement.reason);
   return Outcome::forget;

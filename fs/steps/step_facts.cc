@@ -100,10 +100,9 @@ StepStatus uninspected(const meta::Tree& tree, const meta::DirectoryEntry& entry
 Result<> find_latest(const meta::Tree& tree, meta::InodeNumber series, SeriesStatus& status) {
   status.latest = latest_of(tree, series);
   for (const auto& [tracker, why] : status.latest.unread) {
-    const auto file = tree.child(series, tracker);
-    if (!file && file.error().errno_value() == ENOENT) continue;  // it was removed this moment
-    TRY(file);
-    TRY_ASSIGN(const meta::InodeRecord record, tree.inode(file.value()));
+    TRY_ASSIGN(const auto file, none_if_gone(tree.child(series, tracker)));
+    if (!file) continue;  // it was removed this moment
+    TRY_ASSIGN(const meta::InodeRecord record, tree.inode(*file));
     const bool everybodys = record.uid == 0 || record.uid == status.owner;
     (everybodys ? status.unclear : status.unclear_to[record.uid]) =
         "nobody can tell what `" + tracker + "` names: " + why;
@@ -228,8 +227,7 @@ bool StepFactsFinder::is_written(meta::InodeNumber series) const {
     const auto record = tree_.inode(below);
     if (!record || !record.value().is_dir()) return false;
     const auto step = meta::is_step(tree_, below);
-    const std::string path = tree_.path_of(below);
-    const auto named = meta::may_be_step(tree_, series, path.substr(path.rfind('/') + 1));
+    const auto named = meta::may_be_step(tree_, series, meta::name_of(tree_, below));
     return !step || step.value() || !named || named.value();
   });
 }
@@ -296,7 +294,7 @@ Result<StepFactsFinder::CachedFacts> StepFactsFinder::judge(meta::InodeNumber st
   known.lacks_meta = meta::formats::lacks_meta_of_lightning(names);
   known.ranks = ranks_of(files);
   known.saved_alone = status.record.source != 0 && is_swap_state_only(files);
-  if (status.record.sealed && !meta::formats::has_thinned_manifest(files)) {
+  if (status.record.sealed && !meta::formats::index_of(files.list(), meta::formats::kThinnedName)) {
     // Who seals a step says that it is whole. That makes no checkpoint of a model, from which no training resumes.
     const bool model = names.weights && names.model_alone && !names.tells_files() && !declared.whole && !is_declared;
     known.judgement = {model ? Completeness::weights : Completeness::complete, {}};
@@ -410,10 +408,9 @@ Result<StepStatus> StepFactsFinder::inspect_step(meta::InodeNumber step, const s
 
 Result<StepStatus> StepFactsFinder::inspect_step(meta::InodeNumber step) {
   TRY_ASSIGN(const bool is_step, meta::is_step(tree_, step));
-  const std::string path = tree_.path_of(step);
-  if (!is_step) return Error(EINVAL, path + ": it is no step");
+  if (!is_step) return Error(EINVAL, tree_.path_of(step) + ": it is no step");
   TRY_ASSIGN(Inodes pinned, tree_.pinned_folders());
-  return inspect_step(step, path.substr(path.rfind('/') + 1), {used(), std::move(pinned)});
+  return inspect_step(step, meta::name_of(tree_, step), {used(), std::move(pinned)});
 }
 
 // A step that was made durable stays so until its files change. A file with current digests is durable, too, since it
@@ -464,7 +461,7 @@ Result<std::optional<double>> StepFactsFinder::metric_of(const StepStatus& statu
                  std::string(meta::formats::kTrainerStateName) + ": " + metric.error().message());
   };
   auto found = from_trainer_state(tree_, status.inode, read);
-  if (!found && found.error().errno_value() == ENOENT) found = std::optional<double>();
+  if (!found && is_gone(found.error())) found = std::optional<double>();
   // If the file itself is the reason, the answer stays so, and is cached.
   const int failed = found ? 0 : found.error().errno_value();
   if (failed != 0 && failed != EBADMSG && failed != EFBIG) return found;
@@ -507,7 +504,7 @@ void StepFactsFinder::find_best_models(SeriesStatus& status) {
   for (const StepStatus* const step : newest) {
     const auto named = best_model_of(*step);
     if (named) best.emplace(step->facts.owner, named.value());
-    if (!named && named.error().errno_value() != ENOENT) untold.insert(step->facts.owner);
+    if (!named && !is_gone(named.error())) untold.insert(step->facts.owner);
   }
   for (StepStatus& step : status.steps) {
     step.facts.best_model = best.contains({step.facts.owner, step.facts.tag});
@@ -528,10 +525,9 @@ Result<SeriesStatus> StepFactsFinder::inspect_series(meta::InodeNumber series, c
   TRY_ASSIGN(const auto entries, tree_.list(series));
   for (const meta::DirectoryEntry& entry : entries) {
     if (entry.type != S_IFDIR) continue;
-    const auto step = meta::is_step(tree_, entry.inode, entry.name);
-    if (!step && step.error().errno_value() == ENOENT) continue;  // it was removed this moment
-    TRY(step);
-    if (!step.value()) {
+    TRY_ASSIGN(const auto step, none_if_gone(meta::is_step(tree_, entry.inode, entry.name)));
+    if (!step) continue;  // it was removed this moment
+    if (!*step) {
       const bool named = meta::step_number(entry.name).has_value();
       const auto changes = named ? changes_below(entry.inode) : Error(ENOENT);
       if (changes) status.changed = std::max(status.changed, wall_time(changes.value().names));

@@ -88,18 +88,16 @@ Result<std::string> why_not_named(const meta::Tree& tree, meta::InodeNumber step
                                   const meta::LedgerEntry& ledger) {
   TRY_ASSIGN(const meta::InodeRecord own, tree.inode(step));
   const std::string silent = tracker + " has not named it";
-  const auto file = tree.child(own.parent, tracker);
-  if (!file && file.error().errno_value() == ENOENT) return silent;
-  TRY(file);
-  const auto record = tree.inode(file.value());
-  if (!record && record.error().errno_value() == ENOENT) return silent;  // another takes its place this moment
-  TRY(record);
+  TRY_ASSIGN(const auto file, none_if_gone(tree.child(own.parent, tracker)));
+  if (!file) return silent;
+  TRY_ASSIGN(const auto record, none_if_gone(tree.inode(*file)));
+  if (!record) return silent;  // another takes its place this moment
   if (!latest_of(tree, own.parent, tracker).names(meta::name_of(tree, step))) return silent;
   TRY_ASSIGN(const meta::InodeRecord series, tree.inode(own.parent));
-  const uint32_t user = record.value().uid;
+  const uint32_t user = record->uid;
   if (user != 0 && user != series.uid && user != own.uid)
     return tracker + " names it, and belongs to another user; remove that file once, so that a training makes its own";
-  TRY_ASSIGN(const bool older, may_be_older(tree, file.value(), ledger));
+  TRY_ASSIGN(const bool older, may_be_older(tree, *file, ledger));
   return older ? older_words(tracker) : std::string();
 }
 

@@ -19,8 +19,6 @@ constexpr std::chrono::seconds kSameRun{2};  // the processes of a run begin one
 constexpr size_t kMostKnown = 4096;
 constexpr meta::WallTime kLongAgo{std::chrono::nanoseconds(1)};  // of a step whose files are all frozen
 
-bool has_gone(const Error& error) { return error.errno_value() == ENOENT; }
-
 // Those that bring what others wrote, in however long a time.
 constexpr auto kCopyingTools = std::to_array<std::string_view>(
     {"cp", "mv", "rsync", "tar", "scp", "sftp-server", "rclone", "git", "git-lfs", "unzip", "install"});
@@ -65,7 +63,7 @@ void StepWriters::unwatch(meta::InodeNumber series, Purpose purpose) {
 void StepWriters::note(meta::InodeNumber folder, const meta::Caller& caller) {
   if (!watches_) return;
   const auto noted = try_note(folder, caller);
-  if (!noted && !has_gone(noted.error())) {
+  if (!noted && !is_gone(noted.error())) {
     log::warn("who writes to {} is not noted: {}", tree_.path_of(folder), noted.error().message());
   }
 }

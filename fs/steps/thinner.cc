@@ -130,7 +130,7 @@ Result<Thinner::Standing> Thinner::standing_of(meta::InodeNumber step) {
   TRY_ASSIGN(const meta::Policy policy, meta::parse_policy(rules.set));
   std::vector<meta::StepFacts> facts;
   for (const StepStatus& one : series.steps) facts.push_back(one.facts);
-  const auto protections = meta::find_protections(facts, policy.hold_unpushed, meta::kThin);
+  const auto protections = meta::find_protections(facts, policy.hold_unpushed);
   const auto& own = protections[static_cast<size_t>(found - series.steps.begin())];
   if (!own.empty()) return Error(EBUSY, words_of(own.front()));
   Standing standing{record.parent, found->facts.tag, series.latest};
@@ -210,14 +210,12 @@ Result<Thinner::Plan> Thinner::make_plan(meta::InodeNumber step, const std::stri
 // The manifest of an earlier thinning goes, too, if the step was saved anew since. A file of its name that is none is
 // somebody's, and in the way.
 Result<> Thinner::replace_manifest(Plan& plan) const {
-  const auto& files = plan.of_step();
-  const auto manifest = std::ranges::find(files, meta::formats::kThinnedName, &meta::formats::StepFiles::File::path);
-  if (manifest == files.end() || manifest->size > meta::formats::kMostThinned) return success();
-  const auto index = static_cast<uint32_t>(manifest - files.begin());
-  TRY_ASSIGN(const io::Fd blob, tree_.open_blob(plan.view->files[index].inode, O_RDONLY));
-  std::string text(manifest->size, '\0');
-  TRY_ASSIGN(const size_t got, io::read_full(blob.get(), std::as_writable_bytes(std::span(text)), 0));
-  if (meta::formats::parse_thinned(text.substr(0, got))) plan.going.push_back(index);
+  const auto index = meta::formats::index_of(plan.of_step(), meta::formats::kThinnedName);
+  if (!index || plan.of_step()[*index].size > meta::formats::kMostThinned) return success();
+  std::string text(plan.of_step()[*index].size, '\0');
+  TRY_ASSIGN(const size_t got,
+             ViewSources(store_, *plan.view).read(*index, std::as_writable_bytes(std::span(text)), 0));
+  if (meta::formats::parse_thinned(text.substr(0, got))) plan.going.push_back(*index);
   return success();
 }
 

@@ -15,7 +15,6 @@
 #include <string>
 
 #include "fs/kernel/notifications.h"
-#include "fs/open/open_files.h"
 #include "fs/steps/kept_file.h"
 #include "fs/steps/removals.h"
 #include "fs/steps/step_facts.h"
@@ -38,13 +37,12 @@ class Thinner {
  public:
   // `stop` is set when the mount ends: then what is under way ends with ECANCELED.
   Thinner(meta::Store& store, views::Views& views, StepFactsFinder& step_facts, Removals& removals,
-          OpenFileTable& files, Notifications& notifications, const std::atomic<bool>& stop)
+          Notifications& notifications, const std::atomic<bool>& stop)
       : store_(store),
         tree_(store.tree()),
         views_(views),
         step_facts_(step_facts),
         removals_(removals),
-        files_(files),
         notifications_(notifications),
         stop_(stop) {}
 
@@ -76,7 +74,6 @@ class Thinner {
   views::Views& views_;
   StepFactsFinder& step_facts_;
   Removals& removals_;
-  OpenFileTable& files_;
   Notifications& notifications_;
   const std::atomic<bool>& stop_;
 };

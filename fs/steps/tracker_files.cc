@@ -16,10 +16,9 @@ constexpr size_t kMostLatest = 4096;  // bytes of `latest`
 
 // What the tracker file of that name has in it; none: there is no such file.
 Result<std::optional<std::string>> named_by(const meta::Tree& tree, meta::InodeNumber series, const char* tracker) {
-  const auto file = tree.child(series, tracker);
-  if (!file && file.error().errno_value() == ENOENT) return std::optional<std::string>();
-  TRY(file);
-  TRY_ASSIGN(const meta::Attributes attributes, tree.attributes(file.value()));
+  TRY_ASSIGN(const auto file, none_if_gone(tree.child(series, tracker)));
+  if (!file) return std::optional<std::string>();
+  TRY_ASSIGN(const meta::Attributes attributes, tree.attributes(*file));
   const meta::InodeRecord& record = attributes.record;
   if (record.is_dir()) return std::optional<std::string>();  // just a directory
   std::string tag = record.target;
@@ -27,7 +26,7 @@ Result<std::optional<std::string>> named_by(const meta::Tree& tree, meta::InodeN
     if (!record.is_regular()) return Error(ENOENT);
     const auto size = static_cast<size_t>(attributes.stat.st_size);
     if (size > kMostLatest) return Error(EFBIG);
-    TRY_ASSIGN(const io::Fd blob, tree.open_blob(file.value(), O_RDONLY));
+    TRY_ASSIGN(const io::Fd blob, tree.open_blob(*file, O_RDONLY));
     tag.resize(size);
     TRY_ASSIGN(const size_t got, io::read_full(blob.get(), std::as_writable_bytes(std::span(tag)), 0));
     tag.resize(got);

@@ -22,7 +22,6 @@ constexpr Time kShortest = std::chrono::milliseconds(250);
 constexpr Time kLongest = std::chrono::seconds(15);
 
 // It is no failure if a file is removed meanwhile.
-bool has_gone(const Error& error) { return error.errno_value() == ENOENT; }
 
 uint64_t first_bytes(const io::Digest& root) {
   uint64_t bytes = 0;
@@ -59,7 +58,7 @@ void Maintenance::run() {
   Time rest = kShortest;
   for (auto began = Clock::now(); thread_.wait_for(rest);) {
     const auto done = maintain_all();
-    if (!done && !has_gone(done.error())) failed("maintenance", done.error());
+    if (!done && !is_gone(done.error())) failed("maintenance", done.error());
     const auto passed = Clock::now() - began;
     began += passed;
     if (const auto scrubbed = scrub(passed); !scrubbed) failed("the scrub", scrubbed.error());
@@ -81,7 +80,7 @@ Result<Maintenance::Time> Maintenance::maintain_all() {
   for (const File& file : inventory_.undigested) {
     if (thread_.is_stopping()) return searched;
     const auto done = maintain_file(file);
-    if (!done && !has_gone(done.error())) failed(store_.tree().path_of(file.inode), done.error());
+    if (!done && !is_gone(done.error())) failed(store_.tree().path_of(file.inode), done.error());
     if (!done || !done.value()) postponed_ = true;
   }
   version_ = version;
@@ -232,7 +231,7 @@ Result<uint64_t> Maintenance::scrub_next() {
   scrubbed_ = next->blob;
   const auto verified = verify(store_, next->inode, 0, [this](Time read) { return pause(read); });
   if (verified) return verified.value().bytes;
-  if (has_gone(verified.error())) return uint64_t{0};
+  if (is_gone(verified.error())) return uint64_t{0};
   return verified.error();
 }
 

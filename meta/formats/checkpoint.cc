@@ -8,6 +8,7 @@
 #include "io/fd.h"
 #include "meta/formats/dcp.h"
 #include "meta/formats/deepspeed.h"
+#include "meta/formats/file_kinds.h"
 #include "meta/formats/pickle_access.h"
 #include "meta/formats/safetensors.h"
 #include "meta/formats/saved_step.h"
@@ -87,8 +88,7 @@ std::set<std::string> weight_files(const StepFiles& files, const std::string& wh
     const std::string& path = files.list()[index].path;
     if (path == whole) return {whole};
     if (path == whole + ".index.json") index_file = index;
-    const bool at_top = path.find('/') == std::string::npos;
-    if (at_top && path.ends_with(ending) && !(saved && is_rank_file(path))) candidates.insert(path);
+    if (lies_at_top(path) && path.ends_with(ending) && !(saved && is_rank_file(path))) candidates.insert(path);
   }
   if (!index_file) return candidates.size() == 1 ? candidates : std::set<std::string>();
   auto named = files_of_index(files, *index_file);

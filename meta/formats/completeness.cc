@@ -16,21 +16,10 @@
 namespace ckptfs::meta::formats {
 namespace {
 
-// A missing part outweighs one that cannot be read.
-CompletenessJudgement judgement_of(const ShareCheck& share) {
-  if (!share.broken.empty()) return {Completeness::incomplete, share.broken};
-  if (!share.missing.empty()) return lacking(share.missing.front().path);
-  if (!share.unclear.empty()) return {Completeness::unknown, share.unclear};
-  return {Completeness::complete, {}};
-}
-
 // DeepSpeed's or DCP's, of which one file tells which others there should be.
 CompletenessJudgement judge_states(const StepNames& names, const TensorMap& map) {
   ShareCheck share;
-  for (const Problem& problem : map.problems) {
-    if (problem.kind == Problem::Kind::missing) share.add_broken(text_of(problem));
-    if (problem.kind == Problem::Kind::unreadable) share.add_unclear(text_of(problem));
-  }
+  add_problems(map, share);
   if (names.deepspeed() && map.parameters.empty()) share.add_unclear("nothing could be read of it");
   return judgement_of(share);
 }
@@ -174,10 +163,7 @@ CompletenessJudgement judge_abandoned(const StepFiles& files, const Completeness
 
 std::optional<CompletenessJudgement> judge_thinned(const StepFiles& files) {
   const auto thinned = check_thinned(files);
-  if (!thinned) return std::nullopt;
-  CompletenessJudgement judgement = judgement_of(*thinned);
-  if (judgement.completeness == Completeness::complete) judgement.completeness = Completeness::weights;
-  return judgement;
+  return thinned ? std::optional(judgement_of(*thinned, Completeness::weights)) : std::nullopt;
 }
 
 CompletenessJudgement judge_completeness(const StepFiles& files, const TensorMap& map) {

@@ -21,21 +21,11 @@ namespace {
 
 using Json = nlohmann::json;
 using Facts = std::vector<const CompletenessFacts*>;
-using OneCheck = ShareCheck CompletenessFacts::*;
-
-// What the map tells beside missing files.
-ShareCheck share_of(const TensorMap& map) {
-  ShareCheck share;
-  for (const Problem& problem : map.problems) {
-    if (problem.kind == Problem::Kind::missing && !problem.absent) share.add_broken(text_of(problem));
-    if (problem.kind == Problem::Kind::unreadable) share.add_unclear(text_of(problem));
-  }
-  return share;
-}
 
 ShareCheck check_states(const StepFiles& files, const TensorMap& map, const StepNames& names) {
   if (const auto folder = deepspeed_folder(files)) return check_deepspeed(files, *folder);
-  ShareCheck share = share_of(map);
+  ShareCheck share;
+  add_problems(map, share, false);
   if (names.deepspeed()) share.add_unclear("DeepSpeed's files lie in a folder that is not read");
   if (names.deepspeed() || !names.has(FileRole::dcp_metadata)) return share;
   ShareCheck demanded = check_dcp(files);
@@ -72,38 +62,27 @@ class Together {
     return std::ranges::any_of(facts_, [](const auto* one) { return one->thinned.has_value(); });
   }
   CompletenessJudgement judge_thinned_step() const {
-    std::vector<const ShareCheck*> checks;
-    for (const CompletenessFacts* const one : facts_) {
-      if (one->thinned) checks.push_back(&*one->thinned);
-    }
-    CompletenessJudgement judgement = judge_checks(checks);
-    if (judgement.completeness == Completeness::complete) judgement.completeness = Completeness::weights;
-    return judgement;
+    const auto thinned = [](const CompletenessFacts& one) { return one.thinned.value_or(ShareCheck()); };
+    return judgement_of(all(thinned), Completeness::weights);
   }
-  CompletenessJudgement judge(OneCheck which) const {
-    std::vector<const ShareCheck*> checks;
-    checks.reserve(facts_.size());
-    for (const CompletenessFacts* const one : facts_) checks.push_back(&(one->*which));
-    return judge_checks(checks);
+  CompletenessJudgement judge(ShareCheck CompletenessFacts::*which) const {
+    return judgement_of(all([which](const CompletenessFacts& one) -> const ShareCheck& { return one.*which; }));
   }
 
  private:
-  // A missing part outweighs one that cannot be read.
-  CompletenessJudgement judge_checks(const std::vector<const ShareCheck*>& checks) const {
-    for (const ShareCheck* const check : checks) {
-      if (!check->broken.empty()) return {Completeness::incomplete, check->broken};
+  // What is wrong together: a file that one machine lacks another may have.
+  ShareCheck all(const auto& check_of) const {
+    ShareCheck all;
+    std::string wrong;
+    for (const CompletenessFacts* const one : facts_) {
+      const ShareCheck& check = check_of(*one);
+      all.add_broken(check.broken);
+      all.add_unclear(check.unclear);
+      for (auto file = check.missing.begin(); wrong.empty() && file != check.missing.end(); ++file)
+        wrong = wrong_with_demanded(*file);
     }
-    for (const ShareCheck* const check : checks) {
-      for (const MissingFile& file : check->missing) {
-        if (std::string wrong = wrong_with_demanded(file); !wrong.empty()) {
-          return {Completeness::incomplete, std::move(wrong)};
-        }
-      }
-    }
-    for (const ShareCheck* const check : checks) {
-      if (!check->unclear.empty()) return {Completeness::unknown, check->unclear};
-    }
-    return {Completeness::complete, {}};
+    all.add_broken(wrong);
+    return all;
   }
 
   std::string wrong_with_demanded(const MissingFile& file) const {

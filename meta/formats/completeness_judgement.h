@@ -58,4 +58,12 @@ struct ShareCheck {
   bool operator==(const ShareCheck&) const = default;
 };
 
+// A missing part outweighs one that cannot be read. `whole`: what the step is if nothing is wrong.
+inline CompletenessJudgement judgement_of(const ShareCheck& share, Completeness whole = Completeness::complete) {
+  if (!share.broken.empty()) return {Completeness::incomplete, share.broken};
+  if (!share.missing.empty()) return lacking(share.missing.front().path);
+  if (!share.unclear.empty()) return {Completeness::unknown, share.unclear};
+  return {whole, {}};
+}
+
 }  // namespace ckptfs::meta::formats

@@ -9,6 +9,7 @@
 
 #include "meta/formats/assembly.h"
 #include "meta/formats/box.h"
+#include "meta/formats/file_kinds.h"
 #include "meta/formats/pickle_access.h"
 #include "meta/formats/torch_file.h"
 
@@ -18,7 +19,6 @@ namespace {
 using Value = Pickle::Value;
 using Keys = std::vector<std::string>;
 
-constexpr std::string_view kDcpMetadata = ".metadata";
 constexpr std::array<std::string_view, 3> kModelKeys{"model", "module", "state_dict"};
 constexpr const char* kOther = "value";
 // Limits for one step.
@@ -43,7 +43,7 @@ class Folder {
   Folder(const StepFiles& files, uint32_t metadata, MapBudget& budget)
       : files_(files), metadata_(metadata), budget_(budget) {
     const std::string& path = files.list()[metadata].path;
-    folder_ = path.substr(0, path.size() - kDcpMetadata.size());
+    folder_ = path.substr(0, path.rfind('/') + 1);
     for (uint32_t index = 0; index < files.list().size(); ++index) {
       const std::string_view other = files.list()[index].path;
       if (!other.starts_with(folder_)) continue;
@@ -363,9 +363,8 @@ class Sorted {
 std::vector<uint32_t> find_metadata(const StepFiles& files) {
   std::vector<uint32_t> found;
   for (uint32_t index = 0; index < files.list().size() && found.size() <= kMostFolders; ++index) {
-    const std::string& path = files.list()[index].path;
-    const bool metadata = path == kDcpMetadata || path.ends_with("/" + std::string(kDcpMetadata));
-    if (metadata && std::count(path.begin(), path.end(), '/') <= 1) found.push_back(index);
+    const FileKind kind = kind_of(files.list()[index].path);
+    if (kind.role == FileRole::dcp_metadata && kind.folders <= 1) found.push_back(index);
   }
   return found;
 }

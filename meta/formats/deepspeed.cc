@@ -72,10 +72,7 @@ class Reader {
     for (const auto& [file, reason] : found_.foreign) builder_.give_up(file, reason);
     const bool read = !builder_.is_given_up() && read_first_model();
     if (!builder_.is_given_up()) read ? check_ranks() : check_ends();
-    for (const Problem& problem : builder_.map().problems) {
-      if (problem.kind == Problem::Kind::missing) share_.add_broken(text_of(problem));
-      if (problem.kind == Problem::Kind::unreadable) share_.add_unclear(text_of(problem));
-    }
+    add_problems(builder_.map(), share_);
     return std::move(share_);
   }
 

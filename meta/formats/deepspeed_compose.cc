@@ -29,11 +29,10 @@ std::optional<Tensor> joined(const Member& member, const Flats& flats, uint64_t 
 // value in `flats`. Returns an empty list if there are more than 2^60 elements.
 using Ends = std::vector<uint64_t>;
 Ends ends_of(const Flats& flats) {
-  constexpr uint64_t most = uint64_t{1} << 60;
   Ends ends;
   uint64_t end = 0;
   for (const auto& flat : flats) {
-    if (flat->elements() > most - end) return {};
+    if (flat->elements() > kMostElements - end) return {};
     ends.push_back(end += flat->elements());
   }
   return ends;

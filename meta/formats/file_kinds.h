@@ -77,6 +77,7 @@ struct FileKind {
 };
 
 FileKind kind_of(std::string_view path);
+inline bool lies_at_top(std::string_view path) { return path.find('/') == path.npos; }
 // No resume reads it, and it says nothing of when the step was saved.
 inline bool is_note(std::string_view path) { return kind_of(path).is_note(); }
 // Of the signs, and of what a model needs beside it, those that have one name only.

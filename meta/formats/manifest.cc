@@ -252,10 +252,9 @@ Result<RankManifest> parse_manifest(const std::string& text) {
 }
 
 std::optional<unsigned> world_size_of(const StepFiles& files) {
-  const auto& list = files.list();
-  const auto first = std::ranges::find(list, manifest_name(0), &StepFiles::File::path);
-  if (first == list.end()) return std::nullopt;
-  const auto text = files.read(static_cast<uint32_t>(first - list.begin()), kMostManifest);
+  const auto first = index_of(files.list(), manifest_name(0));
+  if (!first) return std::nullopt;
+  const auto text = files.read(*first, kMostManifest);
   const auto manifest = text ? parse_manifest(text.value()) : text.error();
   return manifest ? std::optional(manifest.value().world_size) : std::nullopt;
 }

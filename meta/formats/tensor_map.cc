@@ -1,5 +1,6 @@
 #include "meta/formats/tensor_map.h"
 
+#include <algorithm>
 #include <span>
 #include <utility>
 
@@ -15,8 +16,21 @@ Result<std::string> StepFiles::read(uint32_t index, uint64_t most) const {
   return content;
 }
 
+std::optional<uint32_t> index_of(const std::vector<StepFiles::File>& files, std::string_view path) {
+  const auto found = std::ranges::find(files, path, &StepFiles::File::path);
+  return found == files.end() ? std::nullopt : std::optional(static_cast<uint32_t>(found - files.begin()));
+}
+
 std::string text_of(const Problem& problem) {
   return problem.file.empty() ? problem.reason : problem.file + ": " + problem.reason;
+}
+
+void add_problems(const TensorMap& map, ShareCheck& share, bool and_absent) {
+  for (const Problem& problem : map.problems) {
+    const bool counts = and_absent || !problem.absent;
+    if (problem.kind == Problem::Kind::missing && counts) share.add_broken(text_of(problem));
+    if (problem.kind == Problem::Kind::unreadable) share.add_unclear(text_of(problem));
+  }
 }
 
 void add_problem(TensorMap& map, Problem problem) {
@@ -27,13 +41,12 @@ void add_problem(TensorMap& map, Problem problem) {
 }
 
 std::optional<uint64_t> elements_of(const Shape& shape) {
-  constexpr uint64_t most = uint64_t{1} << 60;
   uint64_t elements = 1;
   for (const uint64_t length : shape) {
     if (length == 0) return 0;
   }
   for (const uint64_t length : shape) {
-    if (length > most / elements) return std::nullopt;
+    if (length > kMostElements / elements) return std::nullopt;
     elements *= length;
   }
   return elements;

@@ -7,11 +7,13 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "io/fd.h"
 #include "io/read_limit.h"
 #include "io/result.h"
+#include "meta/formats/completeness_judgement.h"
 #include "meta/formats/dtype.h"
 
 namespace ckptfs::meta::formats {
@@ -44,6 +46,9 @@ class StepFiles {
  private:
   mutable io::ReadLimit limit_;
 };
+
+// The index of the file of that path.
+std::optional<uint32_t> index_of(const std::vector<StepFiles::File>& files, std::string_view path);
 
 using Shape = std::vector<uint64_t>;
 inline constexpr size_t kMostDimensions = 64;  // torch's own limit
@@ -129,10 +134,14 @@ struct TensorMap {
   std::string names_from;
 };
 
+// What the problems say of the step's files. `and_absent`: also of those that are not there.
+void add_problems(const TensorMap& map, ShareCheck& share, bool and_absent = true);
+
 // Keeps the first kMostProblems problems, and cuts a reason that is too long to be read.
 void add_problem(TensorMap& map, Problem problem);
 
-// Returns nothing if the number of elements exceeds 2^60.
+inline constexpr uint64_t kMostElements = uint64_t{1} << 60;
+// Returns nothing if there are more.
 std::optional<uint64_t> elements_of(const Shape& shape);
 
 }  // namespace ckptfs::meta::formats

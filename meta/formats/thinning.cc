@@ -26,8 +26,6 @@ std::string_view last_name(std::string_view path) { return path.substr(path.rfin
 // A type that a view can cast to another.
 bool is_float(Dtype dtype) { return dtype == Dtype::float32 || dtype == Dtype::float16 || dtype == Dtype::bfloat16; }
 
-bool lies_at_top(std::string_view path) { return path.find('/') == std::string_view::npos; }
-
 // "offloaded_tensors/rank00/0_6.tensor.swp"
 bool is_swap_file(std::string_view path) {
   const bool offloaded =
@@ -69,13 +67,6 @@ bool is_inner_file(std::string_view path) {
   const size_t slash = path.find('/');
   return slash != std::string_view::npos && step_number(path.substr(0, slash)) &&
          is_deepspeeds_own(path.substr(slash + 1));
-}
-
-std::optional<uint32_t> index_of_manifest(const StepFiles& files) {
-  const auto found = std::find_if(files.list().begin(), files.list().end(),
-                                  [](const StepFiles::File& file) { return file.path == kThinnedName; });
-  if (found == files.list().end()) return std::nullopt;
-  return static_cast<uint32_t>(found - files.list().begin());
 }
 
 // Depth 1 is the manifest, 2 a list of files, 3 one of these.
@@ -222,10 +213,8 @@ Result<ThinnedManifest> parse_thinned(const std::string& text) {
   return reader.take();
 }
 
-bool has_thinned_manifest(const StepFiles& files) { return index_of_manifest(files).has_value(); }
-
 std::optional<ShareCheck> check_thinned(const StepFiles& files) {
-  const auto index = index_of_manifest(files);
+  const auto index = index_of(files.list(), kThinnedName);
   if (!index) return std::nullopt;
   const auto text = files.read(*index, kMostThinned);
   const auto manifest = text ? parse_thinned(text.value()) : text.error();

@@ -72,7 +72,6 @@ Result<std::string> thinned_text(const ThinnedManifest& manifest);
 // EBADMSG or EFBIG, in words.
 Result<ThinnedManifest> parse_thinned(const std::string& text);
 
-bool has_thinned_manifest(const StepFiles& files);
 // Whether the files that the manifest says were kept are there, as if other machines had those that are not here. None:
 // the step has no manifest, or another step's.
 std::optional<ShareCheck> check_thinned(const StepFiles& files);

@@ -11,7 +11,6 @@ namespace {
 using Value = Pickle::Value;
 using Kind = Pickle::Kind;
 
-constexpr uint64_t kMostElements = uint64_t{1} << 60;
 constexpr unsigned kMostWrappings = 8;
 
 Error bad_tensor(const std::string& what) { return Error(EBADMSG, "a tensor that cannot be one: " + what); }

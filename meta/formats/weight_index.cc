@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <string_view>
 #include <utility>
 
 #include "io/json.h"
+#include "meta/formats/file_kinds.h"
 
 namespace ckptfs::meta::formats {
 namespace {
@@ -35,12 +37,6 @@ class IndexReader : public io::JsonVisitor {
   bool in_map_ = false;
 };
 
-std::set<std::string_view> paths_of_all(const StepFiles& files) {
-  std::set<std::string_view> paths;
-  for (const StepFiles::File& file : files.list()) paths.insert(file.path);
-  return paths;
-}
-
 bool is_plain_path(std::string_view path) {
   return !path.empty() && path.front() != '/' && path.find("./") == std::string_view::npos;
 }
@@ -56,10 +52,6 @@ bool has_other_weights(const std::set<std::string_view>& paths, const std::set<s
 
 }  // namespace
 
-bool is_weight_index(std::string_view path) {
-  return path.ends_with(kIndexEnding) && path.find('/') == std::string_view::npos;
-}
-
 Result<std::set<std::string>> files_of_index(const StepFiles& files, uint32_t index) {
   TRY_ASSIGN(const io::ReadableFile file, files.open(index));
   IndexReader reader;
@@ -69,10 +61,12 @@ Result<std::set<std::string>> files_of_index(const StepFiles& files, uint32_t in
 }
 
 void check_weight_indexes(const StepFiles& files, ShareCheck& share) {
-  const std::set<std::string_view> there = paths_of_all(files);
+  std::set<std::string_view> there;
+  for (const StepFiles::File& file : files.list()) there.insert(file.path);
   for (uint32_t index = 0; index < files.list().size(); ++index) {
     const std::string& path = files.list()[index].path;
-    if (!is_weight_index(path) || there.contains(path.substr(0, path.size() - kIndexEnding.size()))) continue;
+    const bool is_index = kind_of(path).role == FileRole::weights_index && lies_at_top(path);
+    if (!is_index || there.contains(path.substr(0, path.size() - kIndexEnding.size()))) continue;
     const auto named = files_of_index(files, index);
     if (!named) {
       share.add_unclear(path + ": " + named.error().message());

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <set>
 #include <string>
-#include <string_view>
 
 #include "io/result.h"
 #include "meta/formats/completeness_judgement.h"
@@ -15,8 +14,6 @@
 
 namespace ckptfs::meta::formats {
 
-// Is it a name of one, at the top of a step?
-bool is_weight_index(std::string_view path);
 // The files that the index names. EBADMSG, in words: it is none. EFBIG: it exceeds the bounds.
 Result<std::set<std::string>> files_of_index(const StepFiles& files, uint32_t index);
 // The files that the indexes of the step demand, and that are not there. An index demands nothing if the weights are

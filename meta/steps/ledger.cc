@@ -126,10 +126,8 @@ bool LedgerEntry::is_saved_in(InodeNumber series) const {
 }
 
 Result<LedgerEntry> ledger_of(const Store& store, InodeNumber step) {
-  const auto text = store.index().xattr(step, kLedgerXattr);
-  if (!text && text.error().errno_value() == ENOENT) return LedgerEntry();
-  TRY(text);
-  return decode_ledger(text.value());
+  TRY_ASSIGN(const auto text, none_if_gone(store.index().xattr(step, kLedgerXattr)));
+  return text ? decode_ledger(*text) : LedgerEntry();
 }
 
 Result<LedgerEntry> change_ledger(Store& store, InodeNumber step, const std::function<void(LedgerEntry&)>& change) {
@@ -231,10 +229,8 @@ Result<> note_seen(Store& store, const StoreClock& clock, const std::vector<std:
   if (steps.empty()) return success();
   Tree::Change change = store.tree().begin();
   for (const auto& [step, seen] : steps) {
-    const auto record = store.index().inode(step);
-    if (!record && record.error().errno_value() == ENOENT) continue;
-    TRY(record);
-    if (record.value().nlink == 0) continue;
+    TRY_ASSIGN(const auto record, none_if_gone(store.index().inode(step)));
+    if (!record || record->nlink == 0) continue;
     TRY_ASSIGN(LedgerEntry entry, ledger_of(store, step));
     entry.seen = seen;
     change.batch.put_xattr(step, kLedgerXattr, encode_ledger(entry));

@@ -113,10 +113,8 @@ Result<> finish_commit(Tree& tree, InodeNumber series, const std::string& emptie
 Result<> refuse_suspect_files(const Tree& tree, InodeNumber partial) {
   if (tree.write_back().suspects() == 0) return success();
   return for_each_file(tree, partial, [&tree](const auto&, InodeNumber file) -> Result<> {
-    const auto record = tree.inode(file);
-    if (!record && record.error().errno_value() == ENOENT) return success();  // removed meanwhile
-    TRY(record);
-    return tree.refuse_suspect(file, record.value());
+    TRY_ASSIGN(const auto record, none_if_gone(tree.inode(file)));
+    return record ? tree.refuse_suspect(file, *record) : success();  // removed meanwhile
   });
 }
 

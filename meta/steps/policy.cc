@@ -259,10 +259,8 @@ Result<> set_control_xattr(Store& store, InodeNumber inode, const std::string& n
 }
 
 Result<SeriesPolicy> policy_of(const Store& store, InodeNumber series) {
-  const auto text = store.index().xattr(series, kPolicyXattr);
-  if (!text && text.error().errno_value() == ENOENT) return SeriesPolicy();
-  if (!text) return text.error();
-  return decode(text.value());
+  TRY_ASSIGN(const auto text, none_if_gone(store.index().xattr(series, kPolicyXattr)));
+  return text ? decode(*text) : SeriesPolicy();
 }
 
 Result<> set_rules(Store& store, InodeNumber series, const PolicyText& rules, const Credentials& who) {

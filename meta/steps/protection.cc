@@ -11,7 +11,6 @@
 namespace ckptfs::meta {
 namespace {
 
-constexpr unsigned kLose = kRemove | kThin;
 constexpr uint64_t kAll = UINT64_MAX;
 
 struct Row {
@@ -133,12 +132,12 @@ std::vector<Reason> own_protections(const StepFacts& step, Act act) {
 }
 
 // Of the rows about the newest steps, the first ones, a step gets one only.
-Protections find_protections(const std::vector<StepFacts>& steps, std::optional<uint64_t> hold_unpushed, Act act) {
+Protections find_protections(const std::vector<StepFacts>& steps, std::optional<uint64_t> hold_unpushed) {
   Protections found(steps.size());
   std::set<Process> runs;
   for (const StepFacts& step : steps) runs.insert(step.runs.begin(), step.runs.end());
   for (const Row& row : kRows) {
-    if ((row.acts & act) == 0) continue;
+    if ((row.acts & kLose) == 0) continue;
     const uint64_t count = row.reason == Reason::unpushed ? hold_unpushed.value_or(row.count) : row.count;
     const auto protect = [&](const Holds& holds) {
       for (const size_t at : newest_of(steps, holds, count)) {

@@ -98,15 +98,15 @@ enum class Reason {
   max_bytes,
   min_free,
 };
-enum Act : unsigned { kRemove = 1, kThin = 2, kSetAside = 4 };
+enum Act : unsigned { kLose = 1, kSetAside = 2 };  // its files: by a removal or a thinning; its name
 
 const char* name_of(Reason reason);                    // "keep_last", "in use"
-const char* words_of(Reason reason, Act act = kThin);  // of a protection: why the step stays as it is
+const char* words_of(Reason reason, Act act = kLose);  // of a protection: why the step stays as it is
 bool protects_from(Reason reason, Act act);
 
-// What protects each of the steps from that, in the order of the table.
+// What protects each of the steps from a removal or a thinning, in the order of the table.
 using Protections = std::vector<std::vector<Reason>>;
-Protections find_protections(const std::vector<StepFacts>& steps, std::optional<uint64_t> hold_unpushed, Act act);
+Protections find_protections(const std::vector<StepFacts>& steps, std::optional<uint64_t> hold_unpushed);
 // Those of them that the facts of the step tell alone, without any other step's.
 std::vector<Reason> own_protections(const StepFacts& step, Act act);
 

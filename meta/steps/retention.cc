@@ -15,7 +15,7 @@ class Judge {
  public:
   Judge(const Policy& policy, const std::vector<StepFacts>& steps, const Moment& now, const RoomWithout& room)
       : policy_(policy), steps_(steps), now_(now), room_(room), decisions_(steps.size()) {
-    protections_ = find_protections(steps, policy.hold_unpushed, kRemove);
+    protections_ = find_protections(steps, policy.hold_unpushed);
     for (size_t at = 0; at < steps.size(); ++at) {
       if (steps[at].is_complete()) complete_.push_back(at);
       if (steps[at].is_whole()) whole_.push_back(at);
@@ -86,15 +86,14 @@ class Judge {
   }
 
   void apply_keep_full(const KeepFull& rule) {
-    const Protections protections = find_protections(steps_, policy_.hold_unpushed, kThin);
     for (const size_t at : complete_) {
       Decision& decision = decisions_[at];
       if (!decision.stays) continue;
       const bool full = complete_ranks_[at] < rule.count.value_or(0) || (rule.age && is_younger_than(at, *rule.age));
       if (full) {
         decision.full_because = "keep_full";
-      } else if (!protections[at].empty()) {
-        decision.full_because = name_of(protections[at].front());
+      } else if (!protections_[at].empty()) {
+        decision.full_because = name_of(protections_[at].front());
       } else if (!steps_[at].not_thinned.empty()) {
         decision.full_because = steps_[at].not_thinned;
       } else {
@@ -185,7 +184,7 @@ class Judge {
   std::vector<size_t> whole_;           // likewise, with those that hold weights only
   std::vector<size_t> complete_ranks_;  // among complete_; a step each
   std::vector<size_t> ranks_;           // among whole_; a step each
-  Protections protections_;             // from removal
+  Protections protections_;
   std::vector<Decision> decisions_;
   std::vector<std::string> warnings_;
 };

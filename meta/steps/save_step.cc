@@ -92,10 +92,11 @@ InodeRecord SaveStep::new_folder(InodeNumber parent) const {
 
 Result<> SaveStep::put_step(Tree::Change& change, InodeNumber source, const std::vector<SaveFile>& files) {
   const InodeNumber series_number = request_.series;
-  auto known = tree_.inode(series_number);
-  const bool gone = known ? known.value().nlink == 0 : known.error().errno_value() == ENOENT;
-  if (gone) return Error(ENOENT, "the series was removed while " + request_.tag + " was saved to it");
-  TRY_ASSIGN(InodeRecord series, std::move(known));
+  TRY_ASSIGN(const auto known, none_if_gone(tree_.inode(series_number)));
+  if (!known || known->nlink == 0) {
+    return Error(ENOENT, "the series was removed while " + request_.tag + " was saved to it");
+  }
+  InodeRecord series = *known;
   series.flags |= kSeries;
   TRY_ASSIGN(const auto entry, store_.index().find_entry(series_number, request_.tag));
   if (entry.has_value() != (result_.step != 0) || (entry && entry->inode != result_.step)) {

@@ -9,26 +9,6 @@
 
 namespace ckptfs::meta {
 
-// A loop instead of recursion, since users may nest folders as deep as they like.
-Result<std::vector<InodeNumber>> list_swap_folders(const Tree& tree) {
-  std::vector<InodeNumber> found, folders{kRootInode};
-  while (!folders.empty()) {
-    const InodeNumber folder = folders.back();
-    folders.pop_back();
-    TRY_ASSIGN(const auto entries, tree.list(folder));
-    for (const DirectoryEntry& entry : entries) {
-      if (entry.type != S_IFDIR) continue;
-      const auto record = tree.inode(entry.inode);
-      if (!record && record.error().errno_value() == ENOENT) continue;  // removed meanwhile
-      TRY(record);
-      const uint64_t flags = record.value().flags;
-      if ((flags & kSwap) != 0) found.push_back(entry.inode);
-      if ((flags & (kSwap | kStep)) == 0) folders.push_back(entry.inode);
-    }
-  }
-  return found;
-}
-
 namespace {
 
 // The swap folders that a save of `who` is taken from by default: the user's own ones. If there are none, all that the
@@ -103,11 +83,10 @@ class Planner {
     for (const DirectoryEntry& entry : files) {
       if (entry.type != S_IFREG || entry.name.find("gradient") != std::string::npos) continue;
       plan_.guarded.insert(entry.inode);
-      auto file = tree_.inode(entry.inode);
-      if (!file && file.error().errno_value() == ENOENT) continue;
-      if (!file) return std::move(file).error();
-      if (!may_share(who_, file.value())) return denied(entry.inode, "read and write");
-      plan_.files.push_back({entry.inode, group, folder, entry.name, std::move(file).value(), record.newest_writer});
+      TRY_ASSIGN(auto file, none_if_gone(tree_.inode(entry.inode)));
+      if (!file) continue;
+      if (!may_share(who_, *file)) return denied(entry.inode, "read and write");
+      plan_.files.push_back({entry.inode, group, folder, entry.name, *std::move(file), record.newest_writer});
     }
     return success();
   }
@@ -151,9 +130,8 @@ Result<InodeNumber> save_source(Store& store, InodeNumber series, const Credenti
 Result<> set_source(Store& store, InodeNumber series, InodeNumber source) {
   TRY(check_series(store.tree(), series));
   TRY_ASSIGN(const InodeRecord record, store.tree().inode(source));
-  const std::string path = store.tree().path_of(source);
-  if (!record.is_dir() || (record.flags & kSwap) == 0 || !is_swap_folder_name(path.substr(path.rfind('/') + 1))) {
-    return Error(EINVAL, path + ": it is no zero_stage_N folder");
+  if (!record.is_dir() || (record.flags & kSwap) == 0 || !is_swap_folder_name(name_of(store.tree(), source))) {
+    return Error(EINVAL, store.tree().path_of(source) + ": it is no zero_stage_N folder");
   }
   Tree::Change change = store.tree().begin();
   TRY_ASSIGN(InodeRecord series_record, store.index().inode(series));

@@ -21,40 +21,6 @@ Result<> visit_files(const Tree& tree, InodeNumber folder, std::vector<std::stri
   return success();
 }
 
-}  // namespace
-
-Result<> for_each_file(const Tree& tree, InodeNumber folder, const VisitFile& visit) {
-  std::vector<std::string> path;
-  return visit_files(tree, folder, path, visit);
-}
-
-Result<FileCount> count_files(const Tree& tree, InodeNumber folder) {
-  FileCount count;
-  const auto counted = for_each_file(tree, folder, [&](const auto&, InodeNumber file) -> Result<> {
-    const auto attributes = tree.attributes(file);
-    if (!attributes && attributes.error().errno_value() == ENOENT) return success();  // removed meanwhile
-    TRY(attributes);
-    ++count.files;
-    count.bytes += static_cast<uint64_t>(attributes.value().stat.st_size);
-    return success();
-  });
-  return counted ? Result<FileCount>(count) : counted.error();
-}
-
-Result<bool> holds_symlink(const Tree& tree, InodeNumber folder, size_t depth) {
-  if (depth > kDeepestStep) return true;  // nobody has looked
-  TRY_ASSIGN(const auto entries, tree.list(folder));
-  for (const DirectoryEntry& entry : entries) {
-    if (entry.type == S_IFLNK) return true;
-    if (entry.type != S_IFDIR) continue;
-    TRY_ASSIGN(const bool below, holds_symlink(tree, entry.inode, depth + 1));
-    if (below) return true;
-  }
-  return false;
-}
-
-namespace {
-
 Result<StepInfo> info_of(Store& store, InodeNumber number, const std::string& series, const std::string& tag) {
   const Tree& tree = store.tree();
   StepInfo step;
@@ -76,20 +42,44 @@ Result<> add_steps_of(Store& store, InodeNumber series, std::vector<StepInfo>& s
   const std::string path = store.tree().path_of(series);
   for (const DirectoryEntry& entry : entries) {
     if (entry.type != S_IFDIR) continue;
-    auto info = [&]() -> Result<std::optional<StepInfo>> {
-      TRY_ASSIGN(const bool step, is_step(store.tree(), entry.inode, entry.name));
-      if (!step) return std::optional<StepInfo>();
-      TRY_ASSIGN(StepInfo found, info_of(store, entry.inode, path, entry.name));
-      return std::optional(std::move(found));
-    }();
-    if (!info && info.error().errno_value() == ENOENT) continue;
-    TRY(info);
-    if (info.value()) steps.push_back(*std::move(info).value());
+    TRY_ASSIGN(const auto step, none_if_gone(is_step(store.tree(), entry.inode, entry.name)));
+    if (!step || !*step) continue;
+    TRY_ASSIGN(auto info, none_if_gone(info_of(store, entry.inode, path, entry.name)));
+    if (info) steps.push_back(*std::move(info));
   }
   return success();
 }
 
 }  // namespace
+
+Result<> for_each_file(const Tree& tree, InodeNumber folder, const VisitFile& visit) {
+  std::vector<std::string> path;
+  return visit_files(tree, folder, path, visit);
+}
+
+Result<FileCount> count_files(const Tree& tree, InodeNumber folder) {
+  FileCount count;
+  const auto counted = for_each_file(tree, folder, [&](const auto&, InodeNumber file) -> Result<> {
+    TRY_ASSIGN(const auto attributes, none_if_gone(tree.attributes(file)));
+    if (!attributes) return success();  // removed meanwhile
+    ++count.files;
+    count.bytes += static_cast<uint64_t>(attributes->stat.st_size);
+    return success();
+  });
+  return counted ? Result<FileCount>(count) : counted.error();
+}
+
+Result<bool> holds_symlink(const Tree& tree, InodeNumber folder, size_t depth) {
+  if (depth > kDeepestStep) return true;  // nobody has looked
+  TRY_ASSIGN(const auto entries, tree.list(folder));
+  for (const DirectoryEntry& entry : entries) {
+    if (entry.type == S_IFLNK) return true;
+    if (entry.type != S_IFDIR) continue;
+    TRY_ASSIGN(const bool below, holds_symlink(tree, entry.inode, depth + 1));
+    if (below) return true;
+  }
+  return false;
+}
 
 Result<std::vector<StepInfo>> list_steps(Store& store, InodeNumber series) {
   std::vector<InodeNumber> all{series};

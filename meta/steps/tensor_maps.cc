@@ -27,13 +27,9 @@ bool is_within(const formats::TensorMap& map, size_t files) {
 
 Result<std::optional<formats::TensorMap>> kept_map(const Store& store, InodeNumber step, const io::Digest& version,
                                                    size_t files) {
-  auto kept = store.index().map(step);
-  if (!kept && kept.error().errno_value() == ENOENT) return std::optional<formats::TensorMap>();
-  if (!kept) return std::move(kept).error();
-  if (kept.value().version != version || !is_within(kept.value().map, files)) {
-    return std::optional<formats::TensorMap>();
-  }
-  return std::optional(std::move(kept).value().map);
+  TRY_ASSIGN(auto kept, none_if_gone(store.index().map(step)));
+  const bool fits = kept && kept->version == version && is_within(kept->map, files);
+  return fits ? std::optional(std::move(kept->map)) : std::nullopt;
 }
 
 Result<> keep_map(Store& store, InodeNumber step, const io::Digest& version, const formats::TensorMap& map) {

@@ -39,17 +39,25 @@ bool holds_checkpoint(const std::vector<DirectoryEntry>& entries) {
 Result<> visit_folders(const Tree& tree, InodeNumber folder,
                        const std::function<bool(InodeNumber, const InodeRecord&)>& enter, size_t depth = 0) {
   if (depth > kDeepestStep) return success();  // no series of ours lies so deep
-  const auto entries = tree.list(folder);
-  if (!entries && entries.error().errno_value() == ENOENT) return success();  // it was removed this moment
-  TRY(entries);
-  for (const DirectoryEntry& entry : entries.value()) {
+  TRY_ASSIGN(const auto entries, none_if_gone(tree.list(folder)));
+  if (!entries) return success();  // it was removed this moment
+  for (const DirectoryEntry& entry : *entries) {
     if (entry.type != S_IFDIR) continue;
-    const auto record = tree.inode(entry.inode);
-    if (!record && record.error().errno_value() == ENOENT) continue;  // it was removed this moment
-    TRY(record);
-    if (enter(entry.inode, record.value())) TRY(visit_folders(tree, entry.inode, enter, depth + 1));
+    TRY_ASSIGN(const auto record, none_if_gone(tree.inode(entry.inode)));
+    if (!record) continue;  // it was removed this moment
+    if (enter(entry.inode, *record)) TRY(visit_folders(tree, entry.inode, enter, depth + 1));
   }
   return success();
+}
+
+// Those with this flag, but for what lies in a step or a swap folder.
+Result<std::vector<InodeNumber>> list_folders(const Tree& tree, uint32_t flag) {
+  std::vector<InodeNumber> found;
+  TRY(visit_folders(tree, kRootInode, [&](InodeNumber number, const InodeRecord& record) {
+    if ((record.flags & flag) != 0) found.push_back(number);
+    return (record.flags & (kStep | kSwap)) == 0;
+  }));
+  return found;
 }
 
 Result<bool> is_declared(const Tree& tree, InodeNumber series, const std::string& name) {
@@ -108,7 +116,7 @@ Result<> make_series_above(Tree& tree, InodeNumber directory, const DirectoryEnt
 }
 
 void warn_unless(const Result<>& noted, const Tree& tree, InodeNumber folder) {
-  if (noted || noted.error().errno_value() == ENOENT) return;
+  if (noted || is_gone(noted.error())) return;
   log::warn("{}: whether it is a step was not looked at: {}", tree.path_of(folder), noted.error().message());
 }
 
@@ -185,26 +193,19 @@ Result<> check_series(const Tree& tree, InodeNumber series) {
   return success();
 }
 
-Result<std::vector<InodeNumber>> list_series(const Tree& tree) {
-  std::vector<InodeNumber> series;
-  TRY(visit_folders(tree, kRootInode, [&](InodeNumber number, const InodeRecord& record) {
-    if ((record.flags & kSeries) != 0) series.push_back(number);
-    return (record.flags & (kStep | kSwap)) == 0;
-  }));
-  return series;
-}
+Result<std::vector<InodeNumber>> list_series(const Tree& tree) { return list_folders(tree, kSeries); }
+
+Result<std::vector<InodeNumber>> list_swap_folders(const Tree& tree) { return list_folders(tree, kSwap); }
 
 Result<bool> is_series(const Tree& tree, InodeNumber directory) {
   size_t depth = 0;
   for (InodeNumber at = directory; at != kRootInode; ++depth) {
     if (at == 0 || depth > kDeepestStep) return false;
-    const auto found = tree.inode(at);
-    if (!found && found.error().errno_value() == ENOENT) return false;
-    TRY(found);
-    const InodeRecord& record = found.value();
-    const bool fits = at == directory ? (record.flags & kSeries) != 0 : (record.flags & (kStep | kSwap)) == 0;
-    if (!fits || record.nlink == 0) return false;
-    at = record.parent;
+    TRY_ASSIGN(const auto record, none_if_gone(tree.inode(at)));
+    if (!record || record->nlink == 0) return false;
+    const bool fits = at == directory ? (record->flags & kSeries) != 0 : (record->flags & (kStep | kSwap)) == 0;
+    if (!fits) return false;
+    at = record->parent;
   }
   return directory != kRootInode;
 }

@@ -40,7 +40,9 @@ Result<bool> is_in_step(const Tree& tree, InodeNumber directory);
 Result<> check_series(const Tree& tree, InodeNumber directory);
 // Every series of the mount.
 Result<std::vector<InodeNumber>> list_series(const Tree& tree);
-// Is it one of them? Looks at the folders above it only.
+// Every zero_stage_N folder of the mount.
+Result<std::vector<InodeNumber>> list_swap_folders(const Tree& tree);
+// Is it a series? Looks at the folders above it only.
 Result<bool> is_series(const Tree& tree, InodeNumber directory);
 
 // `folder` now has `entry`. Where that makes it a step, its parent is a series from now on, unless that is the root or

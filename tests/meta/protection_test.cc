@@ -21,7 +21,7 @@ StepFacts step(uint64_t number, int64_t seen) {
   return facts;
 }
 
-Protections removal(const std::vector<StepFacts>& steps) { return find_protections(steps, {}, kRemove); }
+Protections removal(const std::vector<StepFacts>& steps) { return find_protections(steps, {}); }
 
 TEST(ProtectionTest, TheNewestInBothOrdersOfEachOwner) {
   std::vector<StepFacts> steps{step(1, 9), step(2, 2), step(3, 3), step(1, 1)};
@@ -42,8 +42,6 @@ TEST(ProtectionTest, TheNewestOfEachRunThatLives) {
   steps[3].runs = {second};
   EXPECT_THAT(removal(steps), ElementsAre(IsEmpty(), ElementsAre(Reason::newest_of_run), IsEmpty(),
                                           ElementsAre(Reason::newest), IsEmpty()));
-  EXPECT_EQ(find_protections(steps, {}, kThin), removal(steps));
-  EXPECT_THAT(find_protections(steps, {}, kSetAside)[1], IsEmpty());
   steps[1].runs = {first, {3, 30}};
   EXPECT_THAT(removal(steps)[1], ElementsAre(Reason::newest_of_run)) << "once, however many processes a run has";
   steps[1].completeness = Completeness::incomplete;
@@ -53,9 +51,7 @@ TEST(ProtectionTest, TheNewestOfEachRunThatLives) {
 TEST(ProtectionTest, TheNewestThatWasSavedHereWhateverWasCopiedInSince) {
   std::vector<StepFacts> steps{step(10, 1), step(20, 2), step(99, 3)};
   steps[0].saved = steps[1].saved = true;
-  const auto found = removal(steps);
-  EXPECT_THAT(found, ElementsAre(IsEmpty(), ElementsAre(Reason::newest_saved), ElementsAre(Reason::newest)));
-  EXPECT_EQ(find_protections(steps, {}, kThin), found);
+  EXPECT_THAT(removal(steps), ElementsAre(IsEmpty(), ElementsAre(Reason::newest_saved), ElementsAre(Reason::newest)));
   steps[2].saved = true;
   EXPECT_THAT(removal(steps), ElementsAre(IsEmpty(), IsEmpty(), ElementsAre(Reason::newest)));
 }
@@ -76,12 +72,10 @@ TEST(ProtectionTest, EachFactIsAReasonAndTheyComeInTheOrderOfTheTable) {
   facts.out_of_reach = facts.unpushed = facts.elsewhere = true;
   EXPECT_THAT(removal({facts}).front(), ElementsAre(Reason::pinned, Reason::latest, Reason::best_model, Reason::in_use,
                                                     Reason::unknown, Reason::out_of_reach, Reason::unpushed));
-  EXPECT_EQ(find_protections({facts}, {}, kThin), removal({facts}));
-  const std::vector<Reason> aside{Reason::pinned, Reason::latest, Reason::out_of_reach, Reason::elsewhere};
-  EXPECT_EQ(find_protections({facts}, {}, kSetAside).front(), aside);
-  EXPECT_EQ(own_protections(facts, kSetAside), aside);
-  EXPECT_THAT(own_protections(facts, kRemove), ElementsAre(Reason::pinned, Reason::latest, Reason::best_model,
-                                                           Reason::in_use, Reason::unknown, Reason::out_of_reach))
+  EXPECT_THAT(own_protections(facts, kSetAside),
+              ElementsAre(Reason::pinned, Reason::latest, Reason::out_of_reach, Reason::elsewhere));
+  EXPECT_THAT(own_protections(facts, kLose), ElementsAre(Reason::pinned, Reason::latest, Reason::best_model,
+                                                         Reason::in_use, Reason::unknown, Reason::out_of_reach))
       << "whether it is held for a push, other steps tell";
   facts = step(1, 1);
   facts.untold = true;
@@ -92,7 +86,7 @@ TEST(ProtectionTest, HoldUnpushedSaysHowMany) {
   std::vector<StepFacts> steps{step(1, 1), step(2, 2), step(3, 3), step(4, 4)};
   for (const size_t at : {0U, 1U, 2U}) steps[at].unpushed = true;
   const auto held = [&](std::optional<uint64_t> count) {
-    const Protections found = find_protections(steps, count, kThin);
+    const Protections found = find_protections(steps, count);
     return std::ranges::count(found, std::vector{Reason::unpushed});
   };
   EXPECT_EQ(held({}), 2);
@@ -104,8 +98,7 @@ TEST(ProtectionTest, EveryProtectionHasWords) {
   for (int at = 0; at <= static_cast<int>(Reason::min_free); ++at) {
     const auto reason = static_cast<Reason>(at);
     EXPECT_STRNE(name_of(reason), "");
-    const bool protects =
-        protects_from(reason, kRemove) || protects_from(reason, kThin) || protects_from(reason, kSetAside);
+    const bool protects = protects_from(reason, kLose) || protects_from(reason, kSetAside);
     EXPECT_EQ(words_of(reason) != nullptr, protects) << name_of(reason);
     EXPECT_EQ(protects, reason < Reason::keep_last) << name_of(reason);
   }

@@ -60,6 +60,13 @@ Result<std::optional<T>> none_if_gone(Result<T> found) {
     auto&& try_result = (expr);                            \
     if (!try_result) return std::move(try_result).error(); \
   } while (false)
+// Assigns to what is there already, as one statement.
+#define TRY_SET(place, expr)                               \
+  do {                                                     \
+    auto&& try_result = (expr);                            \
+    if (!try_result) return std::move(try_result).error(); \
+    place = std::move(try_result).value();                 \
+  } while (false)
 #define TRY_ASSIGN(decl, expr) TRY_ASSIGN_IMPL(CKPTFS_CONCAT(try_result_, __LINE__), decl, expr)
 #define TRY_ASSIGN_IMPL(tmp, decl, expr)   \
   auto tmp = (expr);                       \

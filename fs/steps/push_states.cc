@@ -34,15 +34,10 @@ void PushStates::remove_series(meta::InodeNumber series) {
   std::erase_if(steps_, [series](const auto& one) { return one.second.series == series; });
 }
 
-bool PushStates::has_remote(meta::InodeNumber series) const {
-  const io::MutexLock lock(mutex_);
-  return series_.contains(series);
-}
-
-bool PushStates::has_slots(meta::InodeNumber series) const {
+uint32_t PushStates::slots_of(meta::InodeNumber series) const {
   const io::MutexLock lock(mutex_);
   const auto found = series_.find(series);
-  return found != series_.end() && found->second > 1;
+  return found == series_.end() ? 0 : found->second;
 }
 
 std::optional<PushState> PushStates::of(meta::InodeNumber step) const {

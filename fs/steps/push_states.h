@@ -53,9 +53,9 @@ class PushStates {
   // `slots`: of the remote.
   void add_series(meta::InodeNumber series, uint32_t slots);
   void remove_series(meta::InodeNumber series);
-  bool has_remote(meta::InodeNumber series) const;
+  bool has_remote(meta::InodeNumber series) const { return slots_of(series) != 0; }
   // Does a step of the series lie on several machines?
-  bool has_slots(meta::InodeNumber series) const;
+  bool has_slots(meta::InodeNumber series) const { return slots_of(series) > 1; }
 
   // None: the step is of no series with a remote, or nobody has looked at it yet.
   std::optional<PushState> of(meta::InodeNumber step) const;
@@ -68,6 +68,8 @@ class PushStates {
   bool is_unpushed(meta::InodeNumber series, meta::InodeNumber step, const io::Digest& fingerprint) const;
 
  private:
+  uint32_t slots_of(meta::InodeNumber series) const;
+
   struct Known {
     meta::InodeNumber series = 0;
     PushState state;

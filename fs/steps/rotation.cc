@@ -438,9 +438,7 @@ Result<meta::Judgement> Rotation::judge_owner(const Rules& rules, const SeriesSt
     all.insert(all.end(), own.begin(), own.end());
     meta::Room left;
     if (policy.max_bytes) {
-      if (!of_owner) {
-        TRY_ASSIGN(of_owner, store_.accounting().exclusive(inodes));
-      }
+      if (!of_owner) TRY_SET(of_owner, store_.accounting().exclusive(inodes));
       TRY_ASSIGN(const uint64_t freed, store_.accounting().exclusive(own));
       left.series = *of_owner - std::min(freed, *of_owner);
     }

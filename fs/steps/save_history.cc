@@ -17,14 +17,14 @@ void SaveHistory::made(meta::InodeNumber folder) {
 }
 
 void SaveHistory::complete(meta::InodeNumber step, const std::string& path, meta::WallTime changed) {
-  const io::MutexLock lock(mutex_);
+  io::MutexLock lock(mutex_);
   const auto known = made_.find(step);
   if (known == made_.end()) return;
   const meta::WallTime began = known->second;
   made_.erase(known);
   if (changed < began) return;  // the clock was set back
-  saves_.push_back({path, true, changed, changed - began, 0, {}});
-  if (saves_.size() > kMost) saves_.pop_front();
+  lock.unlock();
+  add({path, true, changed, changed - began, 0, {}});
 }
 
 void SaveHistory::moved_by_ranks(Way way, MovedByRanks step) {

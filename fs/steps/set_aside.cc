@@ -1,6 +1,7 @@
 #include "fs/steps/set_aside.h"
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -157,12 +158,11 @@ std::vector<meta::InodeNumber> SetAside::find_abandoned(std::span<const meta::In
       asked.emplace_back(inode, at->second.writers);
     }
   }
-  std::vector<std::pair<meta::Process, bool>> known;  // most steps have the same writers
+  std::map<meta::Process, bool> known;  // most steps have the same writers
   const auto has_ended = [&known](const meta::Process& process) {
-    const auto at = std::ranges::find(known, process, &std::pair<meta::Process, bool>::first);
-    if (at != known.end()) return at->second;
-    known.emplace_back(process, meta::has_ended(process));
-    return known.back().second;
+    const auto [at, is_new] = known.try_emplace(process);
+    if (is_new) at->second = meta::has_ended(process);
+    return at->second;
   };
   for (const auto& [inode, writers] : asked) {
     if (meta::state_of_writers(writers, here_, has_ended) == WritersState::ended) found.push_back(inode);

@@ -152,17 +152,14 @@ Result<> StepFactsFinder::start() {
   return success();
 }
 
-Result<StepFactsFinder::Changes> StepFactsFinder::changes_below(meta::InodeNumber folder, size_t depth) const {
-  if (depth > meta::kDeepestStep) return Error(ELOOP, tree_.path_of(folder) + ": folders lie too deep in each other");
-  TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(folder));
+Result<StepFactsFinder::Changes> StepFactsFinder::changes_in(meta::InodeNumber top) const {
+  TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(top));
   Changes changes{record.mtime, later_of(record.mtime, record.ctime)};
-  TRY_ASSIGN(const auto entries, tree_.list(folder));
-  for (const meta::DirectoryEntry& entry : entries) {
-    if (entry.type != S_IFDIR) continue;
-    TRY_ASSIGN(const Changes below, changes_below(entry.inode, depth + 1));
-    changes.names = later_of(changes.names, below.names);
-    changes.any = later_of(changes.any, below.any);
-  }
+  TRY(meta::visit_folders(tree_, top, [&changes](auto, const meta::InodeRecord& folder) {
+    changes.names = later_of(changes.names, folder.mtime);
+    changes.any = later_of(changes.any, later_of(folder.mtime, folder.ctime));
+    return true;
+  }));
   return changes;
 }
 
@@ -242,15 +239,18 @@ StepFactsFinder::CachedFacts* StepFactsFinder::known_as(meta::InodeNumber step, 
   return known != known_.end() && known->second.fingerprint == fingerprint ? &known->second : nullptr;
 }
 
+std::optional<StepFactsFinder::CachedFacts> StepFactsFinder::kept_of(meta::InodeNumber step,
+                                                                     const io::Digest& fingerprint) {
+  const io::MutexLock lock(mutex_);
+  const CachedFacts* const known = known_as(step, fingerprint);
+  return known == nullptr ? std::nullopt : std::optional(*known);
+}
+
 // None: the step has to be read. Stores through a mapping can leave the fingerprint as it is. So the facts of a step
 // that was mapped for writing hold until it no longer is.
 Result<std::optional<StepFactsFinder::CachedFacts>> StepFactsFinder::cached(meta::InodeNumber step,
                                                                             const io::Digest& fingerprint) {
-  std::optional<CachedFacts> facts;
-  {
-    const io::MutexLock lock(mutex_);
-    if (const CachedFacts* const known = known_as(step, fingerprint)) facts = *known;
-  }
+  const auto facts = kept_of(step, fingerprint);
   if (!facts || !facts->mapped) return facts;
   TRY_ASSIGN(const bool mapped, is_mapped_for_writing(step));
   return mapped ? facts : std::nullopt;
@@ -280,7 +280,7 @@ Result<StepFactsFinder::CachedFacts> StepFactsFinder::judge(meta::InodeNumber st
       std::to_string(meta::nanoseconds(changes.names));
   known.fingerprint = io::digest_of(std::as_bytes(std::span(fingerprint)));
   TRY_ASSIGN(const auto damage, damage_in(files.inodes()));
-  if (damage) {
+  if (damage) {  // never cached: each inspection asks
     known.judgement = {Completeness::unknown, *damage};
     known.damaged = true;
     return known;
@@ -311,9 +311,7 @@ Result<StepFactsFinder::CachedFacts> StepFactsFinder::judge(meta::InodeNumber st
   if (files.short_of()) return *files.short_of();
   const bool counts = declared.whole || is_declared || meta::formats::is_whole(known.judgement.completeness);
   known.probed = counts || status.record.sealed || known.saved_alone;
-  if (counts && !status.record.sealed && !known.saved_alone) {
-    TRY_ASSIGN(known.mapped, is_mapped_for_writing(step));
-  }
+  if (counts && !status.record.sealed && !known.saved_alone) TRY_SET(known.mapped, is_mapped_for_writing(step));
   if (known.mapped) known.judgement = {Completeness::unknown, "a file of it is mapped for writing"};
   const io::MutexLock lock(mutex_);
   return known_[step] = known;
@@ -354,21 +352,19 @@ Result<StepStatus> StepFactsFinder::inspect_step(meta::InodeNumber step, const s
   status.facts.owner = folder.uid;
   TRY_ASSIGN(const auto record, store_.index().find_step(step));
   status.record = record.value_or(meta::StepRecord());
-  TRY_ASSIGN(const Changes changes, changes_below(step));
+  TRY_ASSIGN(const Changes changes, changes_in(step));
   status.changed = wall_time(changes.any);
   TRY_ASSIGN(status.ledger, meta::ledger_of(store_, step));
   TRY_ASSIGN(const Declared declared, declared_of(tree_, step));
   TRY_ASSIGN(CachedFacts known, judge(step, changes, declared, now.used, status));
   const bool told = status.record.sealed || known.saved_alone;
-  if (!told && !known.damaged && !known.mapped && known.fingerprint != io::Digest{}) {
-    TRY_ASSIGN(known.judgement, heed_declared(store_, step, status.ledger, declared, std::move(known.judgement)));
-  }
+  if (!told && !known.damaged && !known.mapped && known.fingerprint != io::Digest{})
+    TRY_SET(known.judgement, heed_declared(store_, step, status.ledger, declared, std::move(known.judgement)));
   if (!told && !declared.whole) {
     known.judgement = heed_second_save(known.times, status.ledger, std::move(known.judgement));
-  }
-  if (!told && !declared.whole && known.lacks_meta && tag.ends_with(".ckpt") &&
-      meta::formats::is_whole(known.judgement.completeness)) {
-    known.judgement = {Completeness::unknown, "meta.pt is not there, which Lightning writes last"};
+    const bool whole = meta::formats::is_whole(known.judgement.completeness);
+    if (whole && known.lacks_meta && tag.ends_with(".ckpt"))
+      known.judgement = {Completeness::unknown, "meta.pt is not there, which Lightning writes last"};
   }
   status.quiet = quiet_of(status, now.watches);
   const bool aside = meta::is_set_aside_name(tag);
@@ -376,11 +372,7 @@ Result<StepStatus> StepFactsFinder::inspect_step(meta::InodeNumber step, const s
   status.reason = known.judgement.reason;
   if (partial) status.reason = aside ? "it was set aside: " + status.reason : "it was not committed";
   if (known.saved_alone) status.saved = wall_time(status.record.saved);
-  status.ranks = known.ranks;
-  status.written = known.times.newest;
-  status.oldest_written = known.times.oldest_at;
-  status.damaged = known.damaged;
-  status.fingerprint = known.fingerprint;
+  static_cast<StepContent&>(status) = known;
   const Completeness own = known.judgement.completeness;
   // That a step was set aside is no proof that a model is of no use, so no rule removes it.
   const bool in_doubt = aside && known.may_be_model;
@@ -416,11 +408,8 @@ Result<StepStatus> StepFactsFinder::inspect_step(meta::InodeNumber step) {
 // A step that was made durable stays so until its files change. A file with current digests is durable, too, since it
 // was synced before they were taken. So is a frozen file.
 Result<> StepFactsFinder::make_durable(const StepStatus& status) {
-  {
-    const io::MutexLock lock(mutex_);
-    const CachedFacts* const known = known_as(status.inode, status.fingerprint);
-    if (known != nullptr && known->durable && tree_.write_back().suspects() == 0) return success();
-  }
+  const auto kept = kept_of(status.inode, status.fingerprint);
+  if (kept && kept->durable && tree_.write_back().suspects() == 0) return success();
   TRY(meta::for_each_file(tree_, status.inode, [this](const auto&, meta::InodeNumber file) -> Result<> {
     if (stopping_) return Error(ECANCELED);
     TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(file));
@@ -449,11 +438,8 @@ Result<std::optional<double>> StepFactsFinder::metric_of(const StepStatus& statu
   if (set.error().errno_value() != ENOENT) return set.error();
   // No rule asks for the metric of another step, and what its file says would be cached for none.
   if (!meta::formats::is_whole(status.facts.completeness)) return std::optional<double>();
-  {
-    const io::MutexLock lock(mutex_);
-    const CachedFacts* const known = known_as(status.inode, status.fingerprint);
-    if (known != nullptr && known->metrics.contains(name)) return known->metrics.at(name);
-  }
+  const auto kept = kept_of(status.inode, status.fingerprint);
+  if (kept && kept->metrics.contains(name)) return kept->metrics.at(name);
   const auto read = [&name](int file, uint64_t size) -> Result<std::optional<double>> {
     auto metric = meta::formats::metric_in_trainer_state(file, size, name);
     if (metric) return metric;
@@ -474,11 +460,8 @@ Result<std::optional<double>> StepFactsFinder::metric_of(const StepStatus& statu
 
 // ENOENT: the step has no such file.
 Result<std::string> StepFactsFinder::best_model_of(const StepStatus& status) {
-  {
-    const io::MutexLock lock(mutex_);
-    const CachedFacts* const known = known_as(status.inode, status.fingerprint);
-    if (known != nullptr && known->best_model) return *known->best_model;
-  }
+  const auto kept = kept_of(status.inode, status.fingerprint);
+  if (kept && kept->best_model) return *kept->best_model;
   const auto read = [](int file, uint64_t size) { return meta::formats::best_model_in_trainer_state(file, size); };
   TRY_ASSIGN(std::string best, from_trainer_state(tree_, status.inode, read));
   const io::MutexLock lock(mutex_);
@@ -529,7 +512,7 @@ Result<SeriesStatus> StepFactsFinder::inspect_series(meta::InodeNumber series, c
     if (!step) continue;  // it was removed this moment
     if (!*step) {
       const bool named = meta::step_number(entry.name).has_value();
-      const auto changes = named ? changes_below(entry.inode) : Error(ENOENT);
+      const auto changes = named ? changes_in(entry.inode) : Error(ENOENT);
       if (changes) status.changed = std::max(status.changed, wall_time(changes.value().names));
       status.others.push_back({entry.name, named ? "it holds no checkpoint file" : "it has no step's name"});
       continue;

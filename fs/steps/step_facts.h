@@ -40,29 +40,32 @@
 
 namespace ckptfs::fs {
 
-struct StepStatus {
+// What the files of a step tell, as they are.
+struct StepContent {
+  io::Digest fingerprint{};  // changes with any of them; zero: one is being written
+  SaveTimes times;
+  unsigned ranks = 0;    // that have files in it; 0: its files name none
+  bool damaged = false;  // a file of it does not hold what was written
+};
+
+struct StepStatus : StepContent {
   meta::InodeNumber inode = 0;
   meta::StepRecord record;
   meta::StepFacts facts;
   std::string reason;    // why it is not complete
   bool failed = false;   // it could not be inspected: `reason` is the error
   bool passing = false;  // what failed may go well in a moment: there were no descriptors, or no memory
-  bool damaged = false;  // a file of it does not hold what was written
   uint64_t files = 0;
   uint64_t bytes = 0;                       // apparent
-  unsigned ranks = 0;                       // that have files in it; 0: its files name none
-  io::Digest fingerprint{};                 // changes with any of its files; zero: one is being written
   meta::WallTime changed;                   // when anything in it changed last
   std::chrono::seconds quiet{};             // since then
   std::optional<meta::WallTime> completed;  // whether or not it is quiet
   meta::LedgerEntry ledger;
-  meta::WallTime written;         // the newest change of its live files, by the kernel's times
-  meta::WallTime oldest_written;  // the oldest one of those that each save writes; zero: none is live
-  meta::WallTime saved;           // likewise, as their mtimes tell, without its notes (formats::is_note)
+  meta::WallTime saved;  // when its files but the notes changed last, as their mtimes tell
 
   // It was found whole as it is now. A touch or a chown since then counts as a change: or else all its files would seem
   // to be of a save after it had been whole.
-  bool is_known_whole() const { return ledger.is_known_whole() && ledger.whole >= written; }
+  bool is_known_whole() const { return ledger.is_known_whole() && ledger.whole >= times.newest; }
 };
 
 // "complete", "weights", "sealed", "being removed", "damaged", "incomplete", "unknown"
@@ -133,19 +136,15 @@ class StepFactsFinder {
 
  private:
   using Inodes = std::unordered_set<meta::InodeNumber>;
-  struct CachedFacts {
-    io::Digest fingerprint{};
+  struct CachedFacts : StepContent {
     meta::formats::CompletenessJudgement judgement;
     timespec completed{};
-    SaveTimes times;
     bool lacks_meta = false;    // it would be incomplete if Lightning had saved it
     bool probed = false;        // it is known whether a file is mapped for writing, where that matters
     bool may_be_model = false;  // and nothing but that
-    unsigned ranks = 0;
-    bool saved_alone = false;                                      // by `save`, and nothing was added
-    bool mapped = false;                                           // for writing
-    bool damaged = false;                                          // never cached: each inspection asks
-    bool durable = false;                                          // synced since it was judged
+    bool saved_alone = false;   // by `save`, and nothing was added
+    bool mapped = false;        // for writing
+    bool durable = false;       // synced since it was judged
     std::map<std::string, Result<std::optional<double>>> metrics;  // by name, as its files tell them, or cannot
     std::optional<std::string> best_model;                         // what its trainer_state.json names
   };
@@ -168,11 +167,12 @@ class StepFactsFinder {
   bool is_written(meta::InodeNumber series) const;
   // What is kept of the step, if it is still what it was; else null.
   CachedFacts* known_as(meta::InodeNumber step, const io::Digest& fingerprint) REQUIRES(mutex_);
+  std::optional<CachedFacts> kept_of(meta::InodeNumber step, const io::Digest& fingerprint);
   Result<std::optional<CachedFacts>> cached(meta::InodeNumber step, const io::Digest& fingerprint);
   // If no file has changed, the answer is the cached one.
   Result<CachedFacts> judge(meta::InodeNumber step, const Changes& changes, const Declared& declared,
                             const Inodes& used, StepStatus& status);
-  Result<Changes> changes_below(meta::InodeNumber folder, size_t depth = 0) const;
+  Result<Changes> changes_in(meta::InodeNumber top) const;
   Result<bool> is_mapped_for_writing(meta::InodeNumber step) const;
   Result<std::optional<std::string>> damage_in(const std::vector<meta::InodeNumber>& files) const;
   Result<std::optional<double>> metric_of(const StepStatus& status, const std::string& name);

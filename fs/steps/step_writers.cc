@@ -146,7 +146,7 @@ Result<bool> StepWriters::note_whole(const StepStatus& step, const std::function
   TRY(meta::change_ledger(store_, step.inode, [&](meta::LedgerEntry& entry) {
     same = entry.writers == step.ledger.writers && entry.unfinished == step.ledger.unfinished &&
            entry.by_run == step.ledger.by_run;
-    if (same) meta::note_whole(entry, folder.parent, std::max(step.written, kLongAgo), step.oldest_written);
+    if (same) meta::note_whole(entry, folder.parent, std::max(step.times.newest, kLongAgo), step.times.oldest_at);
   }));
   if (same) done();
   return same;
@@ -169,8 +169,7 @@ Result<std::string> StepWriters::younger_than(meta::InodeNumber series, meta::In
   const auto& own = entry.newest_run;
   if (!own) return std::string();
   TRY_ASSIGN(const auto steps, meta::list_steps(store_, series));
-  const auto is_it = [step](const meta::StepInfo& one) { return one.inode == step; };
-  const auto found = std::ranges::find_if(steps, is_it);
+  const auto found = std::ranges::find(steps, step, &meta::StepInfo::inode);
   const uint64_t number = found == steps.end() ? UINT64_MAX : meta::number_of(found->tag, found->record);
   for (const meta::StepInfo& one : steps) {
     if (one.inode == step || meta::number_of(one.tag, one.record) > number) continue;

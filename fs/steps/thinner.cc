@@ -269,9 +269,8 @@ Result<> Thinner::keep_files(Plan& plan, ThinReport& report, const KeepPause& pa
     TRY_ASSIGN(kept.emplace_back(), keep(name, *view.content(node), view.view.node(node)->access));
   }
   TRY(sources.check_write_back());
-  if (!plan.stay && !plan.model.index.empty()) {
-    TRY_ASSIGN(kept.emplace_back(), keep(kWeightsIndexName, content_of(plan.model.index), plan.model.index_access));
-  }
+  if (!plan.stay && !plan.model.index.empty())
+    TRY_SET(kept.emplace_back(), keep(kWeightsIndexName, content_of(plan.model.index), plan.model.index_access));
   TRY_ASSIGN(const std::string text, meta::formats::thinned_text(report.manifest));
   TRY(keep(meta::formats::kThinnedName, content_of(text), access_of_manifest(view.view)));
   return success();

@@ -42,10 +42,8 @@ void add_safetensors(const StepFiles& files, uint32_t index, TensorMap& map, Map
   auto header = file ? read_safetensors_header(files.limited(file.value())) : file.error();
   if (!header) return add_problem(map, {path, header.error().message()});
   for (SafeTensor& tensor : header.value().tensors) {
-    Parameter parameter{tensor.name, Parameter::Kind::trained, std::nullopt, {}};
-    parameter.states[kParam] = {tensor.dtype, std::move(tensor.shape), {{index, tensor.offset, tensor.size}}};
-    if (!budget.take(parameter)) return add_problem(map, {path, kTooManyTensors});
-    map.parameters.push_back(std::move(parameter));
+    Tensor whole{tensor.dtype, std::move(tensor.shape), {{index, tensor.offset, tensor.size}}};
+    if (!budget.add(map, tensor.name, std::move(whole))) return add_problem(map, {path, kTooManyTensors});
   }
 }
 
@@ -69,10 +67,7 @@ void add_torch_weights(const StepFiles& files, uint32_t index, TensorMap& map, M
       add_problem(map, {path, name ? std::string(*name) + ": " + reason : reason});
       continue;
     }
-    Parameter parameter{std::string(*name), Parameter::Kind::trained, std::nullopt, {}};
-    parameter.states.emplace(kParam, placed.value());
-    if (!budget.take(parameter)) return add_problem(map, {path, kTooManyTensors});
-    map.parameters.push_back(std::move(parameter));
+    if (!budget.add(map, *name, placed.value())) return add_problem(map, {path, kTooManyTensors});
   }
 }
 

@@ -24,45 +24,37 @@ CompletenessJudgement judge_states(const StepNames& names, const TensorMap& map)
   return judgement_of(share);
 }
 
-// Judges whether a file of weights or states was cut short. Its tensors are not read.
-std::optional<CompletenessJudgement> judge_end(const StepFiles& files, uint32_t index, bool is_abandoned = false) {
+// Was a file of weights or states cut short? Its tensors are not read.
+void check_end(const StepFiles& files, uint32_t index, ShareCheck& share, bool is_abandoned = false) {
   const StepFiles::File& file = files.list()[index];
   const bool zip = file.path.ends_with(".pt") || file.path.ends_with(".pth") || file.path.ends_with(".bin");
   const bool safe = file.path.ends_with(".safetensors");
-  if (!zip && !safe) return std::nullopt;
-  if (file.size == 0) return CompletenessJudgement{Completeness::incomplete, file.path + ": it is empty"};
+  if (!zip && !safe) return;
+  if (file.size == 0) return share.add_broken(file.path + ": it is empty");
   const auto opened = files.open(index);
-  if (!opened) return CompletenessJudgement{Completeness::unknown, file.path + ": " + opened.error().message()};
-  if (safe) {
-    const auto header = read_safetensors_header(files.limited(opened.value()));
-    // ENOTSUP: a dtype that is not known here
-    if (header || header.error().errno_value() == ENOTSUP) return std::nullopt;
-    // Nobody will write the tensors that the header places beyond the end, nor the header.
-    const bool is_cut = is_abandoned && header.error().errno_value() == EBADMSG;
-    return CompletenessJudgement{is_cut ? Completeness::incomplete : Completeness::unknown,
-                                 file.path + ": " + header.error().message()};
+  if (!opened) return share.add_unclear(file.path + ": " + opened.error().message());
+  if (zip) {
+    const auto archive = ZipArchive::open(files.limited(opened.value()), {0, file.size});
+    const bool is_cut = !archive && archive.error().errno_value() == ENODATA;
+    if (is_cut) share.add_broken(file.path + ": " + archive.error().message());
+    return;
   }
-  const auto archive = ZipArchive::open(files.limited(opened.value()), {0, file.size});
-  if (archive || archive.error().errno_value() != ENODATA) return std::nullopt;
-  return CompletenessJudgement{Completeness::incomplete, file.path + ": " + archive.error().message()};
+  const auto header = read_safetensors_header(files.limited(opened.value()));
+  // ENOTSUP: a dtype that is not known here
+  if (header || header.error().errno_value() == ENOTSUP) return;
+  const std::string why = file.path + ": " + header.error().message();
+  // Nobody will write the tensors that the header places beyond the end, nor the header.
+  const bool is_cut = is_abandoned && header.error().errno_value() == EBADMSG;
+  is_cut ? share.add_broken(why) : share.add_unclear(why);
 }
 
-std::optional<CompletenessJudgement> judge_trainer_state(const StepFiles& files, uint32_t index) {
+void check_state(const StepFiles& files, uint32_t index, ShareCheck& share) {
   const auto& [path, size] = files.list()[index];
   const auto file = files.open(index);
   const auto whole = file ? check_trainer_state(files.limited(file.value()), size) : file.error();
-  if (whole) return std::nullopt;
-  const bool cut_short = whole.error().errno_value() == EBADMSG;
-  return CompletenessJudgement{cut_short ? Completeness::incomplete : Completeness::unknown,
-                               path + ": " + whole.error().message()};
-}
-
-// A Trainer writes its state last, but syncs nothing: after a power loss the file may have its name but not its
-// content. So the state, and the ends of the other files, are checked, too. Nothing: there is nothing wrong with it.
-std::optional<CompletenessJudgement> judge_trainers_file(const StepFiles& files, uint32_t index) {
-  const std::string& path = files.list()[index].path;
-  if (kind_of(path).folders != 0) return std::nullopt;
-  return path == kTrainerStateName ? judge_trainer_state(files, index) : judge_end(files, index);
+  if (whole) return;
+  const std::string why = path + ": " + whole.error().message();
+  whole.error().errno_value() == EBADMSG ? share.add_broken(why) : share.add_unclear(why);  // it was cut short
 }
 
 // `latest` in a Trainer's step names the folder that DeepSpeed resumes from. The machine that wrote it has files there.
@@ -109,24 +101,19 @@ std::optional<CompletenessJudgement> find_missing_weights(const StepFiles& files
   return std::nullopt;
 }
 
-// A file that its writer would have made longer.
-std::optional<CompletenessJudgement> find_cut_file(const StepFiles& files) {
-  for (uint32_t index = 0; index < files.list().size(); ++index) {
-    auto judgement = judge_end(files, index, true);
-    if (judgement && judgement->completeness == Completeness::incomplete) return judgement;
-  }
-  return std::nullopt;
-}
-
 }  // namespace
 
+// A Trainer writes its state last, but syncs nothing: after a power loss the file may have its name but not its
+// content. So the state, and the ends of the other files, are checked, too.
 ShareCheck check_trainer_ends(const StepFiles& files) {
   ShareCheck share;
   for (uint32_t index = 0; index < files.list().size(); ++index) {
-    const auto judgement = judge_trainers_file(files, index);
-    if (!judgement) continue;
-    if (judgement->completeness == Completeness::incomplete) share.add_broken(judgement->reason);
-    if (judgement->completeness == Completeness::unknown) share.add_unclear(judgement->reason);
+    const std::string& path = files.list()[index].path;
+    if (path == kTrainerStateName) {
+      check_state(files, index, share);
+    } else if (lies_at_top(path)) {
+      check_end(files, index, share);
+    }
   }
   check_weight_indexes(files, share);
   check_inner_latest(files, share);
@@ -155,7 +142,11 @@ CompletenessJudgement judge_abandoned(const StepFiles& files, const Completeness
   if (siblings.dcp_metadata && names.has(FileRole::dcp_data)) return lacking(".metadata");
   if (siblings.first_model_states && names.deepspeed() && !names.first_model_states)
     return lacking("model_states.pt of rank 0");
-  if (auto cut = find_cut_file(files)) return *std::move(cut);
+  ShareCheck ends;  // a file that was cut off its writer would have made longer
+  for (uint32_t index = 0; index < files.list().size() && ends.broken.empty(); ++index) {
+    check_end(files, index, ends, true);
+  }
+  if (!ends.broken.empty()) return {Completeness::incomplete, ends.broken};
   if (auto missing = find_missing_weights(files, names)) return *std::move(missing);
   if (of_trainer) return {Completeness::unknown, "it has a model and no trainer_state.json, and may be meant so"};
   return judged;

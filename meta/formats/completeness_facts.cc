@@ -135,9 +135,7 @@ Result<ShareCheck> share_in(const Json& json, const char* key) {
   if (missing == found->end()) return share;
   if (!missing->is_array() || missing->size() > kMostMissing) return wrong_facts("no list of missing files");
   share.missing.reserve(missing->size());
-  for (const auto& one : *missing) {
-    TRY_ASSIGN(share.missing.emplace_back(), missing_of(one));
-  }
+  for (const auto& one : *missing) TRY_SET(share.missing.emplace_back(), missing_of(one));
   return share;
 }
 
@@ -171,15 +169,12 @@ CompletenessJudgement judge_together(const Facts& facts, const std::vector<StepF
 }
 
 Json json_of(const CompletenessFacts& facts) {
-  Json json = {{"judged", kJudgements.at(static_cast<size_t>(facts.own.completeness))}, {"reason", facts.own.reason}};
-  const std::array<std::pair<const char*, const ShareCheck*>, 4> checks{
-      {{"thinned", facts.thinned ? &*facts.thinned : nullptr},
-       {"manifests", &facts.manifests},
-       {"states", &facts.states},
-       {"trainer", &facts.trainer}}};
-  for (const auto& [key, check] : checks) {
-    if (check != nullptr) json[key] = json_of(*check);
-  }
+  Json json = {{"judged", kJudgements.at(static_cast<size_t>(facts.own.completeness))},
+               {"reason", facts.own.reason},
+               {"manifests", json_of(facts.manifests)},
+               {"states", json_of(facts.states)},
+               {"trainer", json_of(facts.trainer)}};
+  if (facts.thinned) json["thinned"] = json_of(*facts.thinned);
   return json;
 }
 
@@ -191,9 +186,7 @@ Result<CompletenessFacts> facts_of(const Json& json) {
   if (known == kJudgements.end()) return wrong_facts("no judgement is called \"" + judged + "\"");
   facts.own.completeness = static_cast<Completeness>(known - kJudgements.begin());
   TRY_ASSIGN(facts.own.reason, text_in(json, "reason"));
-  if (json.contains("thinned")) {
-    TRY_ASSIGN(facts.thinned, share_in(json, "thinned"));
-  }
+  if (json.contains("thinned")) TRY_SET(facts.thinned, share_in(json, "thinned"));
   TRY_ASSIGN(facts.manifests, share_in(json, "manifests"));
   TRY_ASSIGN(facts.states, share_in(json, "states"));
   TRY_ASSIGN(facts.trainer, share_in(json, "trainer"));

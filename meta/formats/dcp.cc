@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <compare>
 #include <map>
 #include <set>
 #include <string_view>
-#include <tuple>
 
 #include "meta/formats/assembly.h"
 #include "meta/formats/box.h"
@@ -132,9 +132,7 @@ class Folder {
   struct ChunkName {
     std::string_view tensor;
     Shape offsets;
-    bool operator<(const ChunkName& other) const {
-      return std::tie(tensor, offsets) < std::tie(other.tensor, other.offsets);
-    }
+    auto operator<=>(const ChunkName&) const = default;
   };
 
   // Counts the tensor twice: as it is here, and as the parameter that it becomes.
@@ -283,10 +281,9 @@ class Sorted {
  public:
   explicit Sorted(std::vector<Saved> saved) {
     const auto has_key = [&](std::string_view key) {
-      return std::any_of(saved.begin(), saved.end(),
-                         [&](const Saved& one) { return one.keys.size() > 1 && one.keys.front() == key; });
+      return std::ranges::any_of(saved, [&](const Saved& one) { return one.keys.size() > 1 && one.keys[0] == key; });
     };
-    const auto* const key = std::find_if(kModelKeys.begin(), kModelKeys.end(), has_key);
+    const auto* const key = std::ranges::find_if(kModelKeys, has_key);
     if (key != kModelKeys.end()) model_key_ = *key;
     std::set<std::string> models;
     for (const Saved& one : saved) {

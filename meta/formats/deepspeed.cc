@@ -49,19 +49,16 @@ class Reader {
       : files_(files), folder_(folder), found_(find_files(files, folder)), builder_(files, options) {}
 
   TensorMap read() {
-    for (const auto& [file, reason] : found_.foreign) builder_.give_up(file, reason);
-    if (builder_.is_given_up()) return std::move(builder_.map());  // with foreign files what is joined would be wrong
-    if (!read_first_model()) {
+    if (!read_ranks()) {
       leave_undivided();
       return std::move(builder_.map());
     }
-    if (builder_.is_given_up()) return nothing();
-    for (unsigned rank = 0; rank < ranks_.size(); ++rank) read_optimizer(rank);
-    if (builder_.is_given_up()) return nothing();
-    read_other_models();
-    read_ids();
-    compose(parts_, ranks_, builder_);
-    if (builder_.is_given_up()) return nothing();
+    if (!builder_.is_given_up()) read_ids();
+    if (!builder_.is_given_up()) compose(parts_, ranks_, builder_);
+    if (builder_.is_given_up()) {
+      builder_.map().parameters.clear();
+      builder_.map().tied.clear();
+    }
     return std::move(builder_.map());
   }
 
@@ -69,9 +66,10 @@ class Reader {
   ShareCheck check() {
     is_share_ = true;
     place_swap_folders(found_);
-    for (const auto& [file, reason] : found_.foreign) builder_.give_up(file, reason);
-    const bool read = !builder_.is_given_up() && read_first_model();
-    if (!builder_.is_given_up()) read ? check_ranks() : check_ends();
+    const bool read = read_ranks();
+    const bool nothing = parts_.groups.empty() && parts_.frozen.empty() && builder_.map().parameters.empty();
+    if (!builder_.is_given_up() && !read) check_ends();
+    if (!builder_.is_given_up() && read && nothing) share_.add_unclear("nothing could be read of it");
     add_problems(builder_.map(), share_);
     return std::move(share_);
   }
@@ -85,18 +83,23 @@ class Reader {
     return first == ranks_.end() ? std::nullopt : first->model;
   }
 
+  // False: there is no model_states.pt that can be read. With foreign files what is joined would be wrong.
+  bool read_ranks() {
+    for (const auto& [file, reason] : found_.foreign) builder_.give_up(file, reason);
+    if (builder_.is_given_up()) return true;
+    if (!read_first_model()) return false;
+    if (builder_.is_given_up()) return true;
+    const auto goes_on = [this] { return !is_share_ || !builder_.is_given_up(); };
+    for (unsigned rank = 0; rank < ranks_.size() && goes_on(); ++rank) read_optimizer(rank);
+    if (!builder_.is_given_up()) read_other_models();
+    return true;
+  }
+
   // Checks that the optimizer's states were written to their ends.
   void check_ends() {
     for (const RankFiles& rank : ranks_) {
       if (rank.optimizer) builder_.with_file(*rank.optimizer, [](TorchFile&) {});
     }
-  }
-
-  void check_ranks() {
-    for (unsigned rank = 0; rank < ranks_.size() && !builder_.is_given_up(); ++rank) read_optimizer(rank);
-    if (!builder_.is_given_up()) read_other_models();
-    const bool nothing = parts_.groups.empty() && parts_.frozen.empty() && builder_.map().parameters.empty();
-    if (nothing) share_.add_unclear("nothing could be read of it");
   }
 
   // Reads the model_states.pt of the first rank.
@@ -129,12 +132,6 @@ class Reader {
       read = true;
     });
     return read;
-  }
-
-  TensorMap nothing() {
-    builder_.map().parameters.clear();
-    builder_.map().tied.clear();
-    return std::move(builder_.map());
   }
 
   // Lists the swap files by themselves: a step that only `save` made has nothing that names their parameters.

@@ -140,12 +140,11 @@ void place_swap_folders(DeepSpeedFiles& found) {
 }
 
 SwappedStates swapped_states(const RankFiles& rank) {
-  constexpr std::string_view suffix = ".tensor.swp";
   SwappedStates found;
   for (const auto& [file_name, index] : rank.swapped) {
     const size_t dash = file_name.find('-');
     std::string_view group = std::string_view(file_name).substr(dash == std::string::npos ? 0 : dash + 1);
-    group.remove_suffix(suffix.size());
+    group.remove_suffix(kSwapSuffix.size());
     found[group].push_back({parse_group_name(file_name)->state, index});
   }
   return found;

@@ -38,8 +38,7 @@ const Names& names_of(Dtype dtype) { return kNames.at(static_cast<size_t>(dtype)
 
 std::optional<Dtype> find(std::string_view Names::*kind, std::string_view name) {
   if (name.empty()) return std::nullopt;
-  const auto* const found =
-      std::find_if(kNames.begin(), kNames.end(), [&](const Names& names) { return names.*kind == name; });
+  const auto* const found = std::ranges::find(kNames, name, kind);
   return found == kNames.end() ? std::nullopt : std::optional(found->dtype);
 }
 

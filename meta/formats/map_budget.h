@@ -3,6 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
 
 #include "meta/formats/tensor_map.h"
 
@@ -38,6 +41,13 @@ class MapBudget {
     uint64_t bytes = sizeof(Parameter) + parameter.name.size();
     for (const auto& [state, tensor] : parameter.states) bytes += bytes_of(tensor);
     return take(bytes);
+  }
+  // Adds a parameter that has this state alone. Returns false if it exceeds the budget.
+  bool add(TensorMap& map, std::string_view name, Tensor tensor, Parameter::Kind kind = Parameter::Kind::trained) {
+    Parameter parameter{std::string(name), kind, std::nullopt, {}};
+    parameter.states.emplace(kParam, std::move(tensor));
+    if (take(parameter)) map.parameters.push_back(std::move(parameter));
+    return left_ > 0;
   }
   bool take(const Tensor& tensor) { return take(bytes_of(tensor)); }
   bool take(const PlacedBox& placed) { return take(bytes_of(placed)); }

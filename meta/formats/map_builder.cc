@@ -46,11 +46,8 @@ std::optional<Flat> MapBuilder::flat_of(uint32_t index, TorchFile& file, const P
 }
 
 bool MapBuilder::add_whole(std::string_view name, Parameter::Kind kind, Tensor tensor) {
-  Parameter parameter{std::string(name), kind, std::nullopt, {}};
-  parameter.states.emplace(kParam, std::move(tensor));
-  if (!has_room(parameter)) return false;
-  map_.parameters.push_back(std::move(parameter));
-  return true;
+  if (!given_up_ && !budget_.add(map_, name, std::move(tensor), kind)) give_up(std::nullopt, kTooManyTensors);
+  return !given_up_;
 }
 
 std::optional<Tensor> MapBuilder::whole(uint32_t index, TorchFile& file, const Pickle::Value& value,

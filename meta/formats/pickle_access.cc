@@ -56,7 +56,7 @@ std::optional<int64_t> largest_of(const std::optional<Pickle::Value>& value) {
   return largest;
 }
 
-std::optional<Shape> shape_of(const Pickle::Value& value) {
+std::optional<Shape> numbers_of(const Pickle::Value& value) {
   if (value.size() > kMostDimensions) return std::nullopt;
   Shape shape;
   for (size_t at = 0; at < value.size(); ++at) {
@@ -64,7 +64,12 @@ std::optional<Shape> shape_of(const Pickle::Value& value) {
     if (!length || *length < 0) return std::nullopt;
     shape.push_back(static_cast<uint64_t>(*length));
   }
-  return elements_of(shape) ? std::optional(shape) : std::nullopt;
+  return shape;
+}
+
+std::optional<Shape> shape_of(const Pickle::Value& value) {
+  const auto shape = numbers_of(value);
+  return shape && elements_of(*shape) ? shape : std::nullopt;
 }
 
 }  // namespace ckptfs::meta::formats

@@ -37,7 +37,9 @@ std::vector<std::optional<Pickle::Value>> by_number(const std::optional<Pickle::
 std::optional<int64_t> number_of(const std::optional<Pickle::Value>& value);
 // Returns an integer, or the largest one of a list.
 std::optional<int64_t> largest_of(const std::optional<Pickle::Value>& value);
-// Returns a torch.Size, if its dimensions and elements are in the range that torch supports.
+// Returns a list of numbers from 0 up, one for each dimension of a tensor; or a torch.Size, if its elements are in the
+// range that torch supports, too.
+std::optional<Shape> numbers_of(const Pickle::Value& value);
 std::optional<Shape> shape_of(const Pickle::Value& value);
 
 }  // namespace ckptfs::meta::formats

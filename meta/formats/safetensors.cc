@@ -128,9 +128,7 @@ class HeaderReader : public io::JsonVisitor {
 
 // Sorts the tensors by their offsets, checks them, and makes the offsets count from the beginning of the file.
 Result<> place(SafetensorsHeader& header, uint64_t begin, uint64_t end) {
-  std::sort(header.tensors.begin(), header.tensors.end(), [](const SafeTensor& a, const SafeTensor& b) {
-    return std::tie(a.offset, a.size) < std::tie(b.offset, b.size);
-  });
+  std::ranges::sort(header.tensors, {}, [](const SafeTensor& tensor) { return std::tie(tensor.offset, tensor.size); });
   std::set<std::string_view> names;
   uint64_t at = begin;
   for (SafeTensor& tensor : header.tensors) {

@@ -46,9 +46,8 @@ TensorMap named_like(TensorMap nameless, const StepFiles& files, const TensorMap
   std::set<uint32_t> divided;
   for (Parameter parameter : named.parameters) {
     std::erase_if(parameter.states, [&](const auto& state) {
-      const auto& pieces = state.second.pieces;
-      return std::any_of(pieces.begin(), pieces.end(),
-                         [&](const Piece& piece) { return !as_ours.contains(piece.file); });
+      return std::ranges::any_of(state.second.pieces,
+                                 [&](const Piece& piece) { return !as_ours.contains(piece.file); });
     });
     for (auto& [name, tensor] : parameter.states) {
       for (Piece& piece : tensor.pieces) divided.insert(piece.file = as_ours.at(piece.file));

@@ -133,11 +133,7 @@ class SavedStepReader {
       add_problem(map_, {"", name + " is there twice"});
       return true;
     }
-    Parameter parameter{name, Parameter::Kind::trained, std::nullopt, {}};
-    parameter.states.emplace(kParam, std::move(tensor));
-    if (!budget_.take(parameter)) return false;
-    map_.parameters.push_back(std::move(parameter));
-    return true;
+    return budget_.add(map_, name, std::move(tensor));
   }
 
   const StepFiles& files_;

@@ -152,12 +152,12 @@ std::string weights_name(const TensorMap& map, const std::vector<StepFiles::File
 
 bool has_weights_files(const TensorMap& map, const std::vector<StepFiles::File>& files, std::optional<Dtype> type) {
   const std::string name = weights_name(map, files);
-  return std::all_of(map.parameters.begin(), map.parameters.end(), [&](const Parameter& parameter) {
+  return std::ranges::all_of(map.parameters, [&](const Parameter& parameter) {
     const auto state = parameter.states.find(kParam);
     if (parameter.states.size() != 1 || state == parameter.states.end()) return false;
     const Tensor& tensor = state->second;
     const bool stored = !type || !is_float(tensor.dtype) || tensor.dtype == *type;
-    return stored && std::all_of(tensor.pieces.begin(), tensor.pieces.end(), [&](const Piece& piece) {
+    return stored && std::ranges::all_of(tensor.pieces, [&](const Piece& piece) {
              return is_weights_name(files[piece.file].path) || files[piece.file].path == name;
            });
   });

@@ -48,17 +48,6 @@ Result<Unwrapped> unwrap(const Value& value) {
   return found;
 }
 
-Result<std::vector<uint64_t>> numbers(const Value& value) {
-  std::vector<uint64_t> result;
-  if (value.size() > kMostDimensions) return bad_tensor("it has too many dimensions");
-  for (size_t at = 0; at < value.size(); ++at) {
-    const auto number = value[at].integer();
-    if (!number || *number < 0) return bad_tensor("a length or a stride is not a number from 0 up");
-    result.push_back(static_cast<uint64_t>(*number));
-  }
-  return result;
-}
-
 struct Storage {
   std::optional<Dtype> dtype;  // empty: untyped, and `count` is in bytes
   std::string key;
@@ -124,8 +113,10 @@ Result<TorchTensor> build(const Call& call, std::optional<Value> attributes) {
   tensor.storage = std::move(storage.key);
   tensor.first = static_cast<uint64_t>(*first);
   tensor.attributes = attributes;
-  TRY_ASSIGN(tensor.shape, numbers(arguments[2]));
-  TRY_ASSIGN(tensor.strides, numbers(arguments[3]));
+  auto shape = numbers_of(arguments[2]), strides = numbers_of(arguments[3]);
+  if (!shape || !strides) return bad_tensor("it has too many lengths or strides, or one that is no number from 0 up");
+  tensor.shape = *std::move(shape);
+  tensor.strides = *std::move(strides);
   TRY_ASSIGN(const uint64_t end, end_of(tensor));
   if (end > storage.count) return bad_tensor("it reaches past the end of its storage");
   return tensor;

@@ -125,9 +125,7 @@ Result<ZipArchive> ZipArchive::open(const io::LimitedFile& file, const FileRange
 
 Result<> ZipArchive::add_entries(uint64_t count) {
   size_t at = 0;
-  for (uint64_t entry = 0; entry < count; ++entry) {
-    TRY_ASSIGN(at, add_entry(at));
-  }
+  for (uint64_t entry = 0; entry < count; ++entry) TRY_SET(at, add_entry(at));
   by_name_.resize(entries_.size());
   std::iota(by_name_.begin(), by_name_.end(), 0);
   std::stable_sort(by_name_.begin(), by_name_.end(), [this](uint32_t a, uint32_t b) { return name(a) < name(b); });

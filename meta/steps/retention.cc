@@ -46,9 +46,9 @@ class Judge {
 
   void warn_of_future() {
     const auto is_future = [this](size_t at) { return steps_[at].completed > now_.wall + kFuture; };
-    const auto count = std::count_if(whole_.begin(), whole_.end(), is_future);
+    const auto count = std::ranges::count_if(whole_, is_future);
     if (count == 0) return;
-    const StepFacts& one = steps_[*std::find_if(whole_.begin(), whole_.end(), is_future)];
+    const StepFacts& one = steps_[*std::ranges::find_if(whole_, is_future)];
     warnings_.push_back(one.tag + (count == 1 ? " is" : " and " + std::to_string(count - 1) + " more are") +
                         " dated in the future (was the clock set back?): until then no rule takes it for old");
   }
@@ -71,16 +71,16 @@ class Judge {
   // Of steps with equal metrics the newer is better. A step without a metric, or with NaN, is not among the best.
   void keep_best(const KeepBest& rule) {
     std::vector<size_t> measured;
-    std::copy_if(whole_.begin(), whole_.end(), std::back_inserter(measured),
-                 [this](size_t at) { return steps_[at].metric && !std::isnan(*steps_[at].metric); });
+    for (const size_t at : whole_) {
+      if (steps_[at].metric && !std::isnan(*steps_[at].metric)) measured.push_back(at);
+    }
     if (measured.empty() && !whole_.empty()) {
       for (const size_t at : whole_) keep(at, Reason::keep_best);
       warnings_.push_back("keep_best keeps all: no step has the metric " + rule.metric);
       return;
     }
-    std::stable_sort(measured.begin(), measured.end(), [&](size_t a, size_t b) {
-      return rule.smallest ? *steps_[a].metric < *steps_[b].metric : *steps_[a].metric > *steps_[b].metric;
-    });
+    const auto badness = [&](size_t at) { return rule.smallest ? *steps_[at].metric : -*steps_[at].metric; };
+    std::ranges::stable_sort(measured, {}, badness);
     measured.resize(static_cast<size_t>(std::min<uint64_t>(rule.count, measured.size())));
     for (const size_t at : measured) keep(at, Reason::keep_best);
   }
@@ -133,7 +133,7 @@ class Judge {
     for (size_t at = 0; at < decisions_.size(); ++at) {
       if (!decisions_[at].stays) without.push_back(at);
     }
-    std::sort(without.begin(), without.end());
+    std::ranges::sort(without);
     TRY_ASSIGN(const Room room, room_(without));
     return met(room, cap);
   }
@@ -166,7 +166,7 @@ class Judge {
   // Thinning makes room, too. But it takes its time, and a training needs the room: so as long as a step is to be
   // thinned, removals make half of it.
   Result<> apply_caps() {
-    const bool thins = std::any_of(decisions_.begin(), decisions_.end(), [](const Decision& one) { return one.thins; });
+    const bool thins = std::ranges::any_of(decisions_, &Decision::thins);
     std::optional<uint64_t> min_free = policy_.min_free;
     if (thins && min_free) *min_free /= 2;
     if (!thins) {

@@ -183,9 +183,7 @@ class Save {
     TRY_ASSIGN(const struct stat st, io::stat_fd(live.value()));
     taken.cow_reserve = cow_reserve_of_clone(st);
     taken.mtime = st.st_mtim;
-    if (!taken.writer_open) {
-      TRY_ASSIGN(taken.writer_open, io::has_writer(live.value()));
-    }
+    if (!taken.writer_open) TRY_SET(taken.writer_open, io::has_writer(live.value()));
     return success();
   }
 
@@ -252,9 +250,7 @@ class Save {
       taken.blob = tentative_[used++];
       taken.cloned = true;
       InodeRecord record = taken.plan.record;
-      if (!as_planned) {
-        TRY_ASSIGN(record, store_.index().inode(taken.plan.source));
-      }
+      if (!as_planned) TRY_SET(record, store_.index().inode(taken.plan.source));
       record.saved_blob = taken.writer_open ? 0 : taken.blob;
       change.set_cow_reserve(record, taken.cow_reserve);
       change.batch.put(taken.plan.source, record);
@@ -270,9 +266,7 @@ class Save {
     if (enough_space()) return success();
     for (const SaveFile& taken : taken_) tree_.finished_writing(taken.plan.source);
     tree_.reclaim_space();
-    for (SaveFile& taken : taken_) {
-      TRY_ASSIGN(taken.plan.record, tree_.inode(taken.plan.source));
-    }
+    for (SaveFile& taken : taken_) TRY_SET(taken.plan.record, tree_.inode(taken.plan.source));
     if (enough_space()) return success();
     const SpaceReport space = store_.space();
     return Error(ENOSPC, step_.path() + ": not enough space: overwriting the swap files would need " +

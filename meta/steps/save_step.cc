@@ -49,11 +49,10 @@ Result<> SaveStep::compare_with(InodeNumber source, const std::vector<SaveFile>&
   for (const char* group : {kTensorsName, kParamsName}) {
     TRY_ASSIGN(const auto folder, store_.index().find_entry(result_.step, group));
     if (!folder) continue;
-    TRY_ASSIGN(const auto ranks, tree_.list(folder->inode));
-    for (const DirectoryEntry& rank : ranks) {
-      TRY_ASSIGN(const auto there, tree_.list(rank.inode));
-      present += there.size();
-    }
+    TRY(for_each_file(tree_, folder->inode, [&present](const auto&, InodeNumber) -> Result<> {
+      ++present;
+      return success();
+    }));
   }
   if (present != files.size()) return exists();
   for (const SaveFile& taken : files) {

@@ -42,9 +42,8 @@ class Planner {
         TRY(unless_gone(take_group(entry, kParamsName)));
       }
     }
-    std::sort(plan_.files.begin(), plan_.files.end(), [](const PlannedFile& a, const PlannedFile& b) {
-      return std::tie(a.group, a.folder, a.name) < std::tie(b.group, b.folder, b.name);
-    });
+    std::ranges::sort(plan_.files, {},
+                      [](const PlannedFile& file) { return std::tie(file.group, file.folder, file.name); });
     return success();
   }
 

@@ -52,10 +52,10 @@ struct PlannedFile {
 };
 
 struct SavePlan {
-  uint64_t version = 0;                     // of the tree (Tree::version), before any of it was read
-  std::vector<PlannedFile> files;           // sorted by group, folder, name; the parameter folders of two dtypes can
-                                            // hold the same name: then it is there twice,
-                                            // and choose_between_dtypes() in save.cc takes the later
+  uint64_t version = 0;  // of the tree (Tree::version), before any of it was read
+  // Sorted by group, folder, name. The parameter folders of two dtypes can hold the same name: then it is there twice,
+  // and choose_between_dtypes() in save.cc takes the later.
+  std::vector<PlannedFile> files;
   std::unordered_set<InodeNumber> guarded;  // folders and files: what the gate closes for
 };
 

@@ -83,18 +83,13 @@ Result<bool> holds_symlink(const Tree& tree, InodeNumber folder, size_t depth) {
 
 Result<std::vector<StepInfo>> list_steps(Store& store, InodeNumber series) {
   std::vector<InodeNumber> all{series};
-  if (series == 0) {
-    TRY_ASSIGN(all, list_series(store.tree()));
-  }
+  if (series == 0) TRY_SET(all, list_series(store.tree()));
   std::vector<StepInfo> steps;
   for (const InodeNumber one : all) {
     if (auto done = add_steps_of(store, one, steps); !done && done.error().errno_value() != ENOENT) return done.error();
   }
-  std::sort(steps.begin(), steps.end(), [](const StepInfo& a, const StepInfo& b) {
-    const auto order = [](const StepInfo& step) {
-      return std::tuple(step.series, step_number(step.tag).value_or(UINT64_MAX), step.record.number, step.tag);
-    };
-    return order(a) < order(b);
+  std::ranges::sort(steps, {}, [](const StepInfo& step) {
+    return std::tuple(step.series, step_number(step.tag).value_or(UINT64_MAX), step.record.number, step.tag);
   });
   return steps;
 }

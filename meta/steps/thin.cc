@@ -70,9 +70,7 @@ class ThinChange {
       const std::string inside = prefix + entry.name;
       bool goes = entry.type == S_IFREG && thinning_.going.contains(inside);
       members_.insert(entry.inode);
-      if (entry.type == S_IFDIR) {
-        TRY_ASSIGN(goes, collect_folder(entry.inode, inside + '/', depth + 1));
-      }
+      if (entry.type == S_IFDIR) TRY_SET(goes, collect_folder(entry.inode, inside + '/', depth + 1));
       if (goes) going.push_back(entry);
     }
     if (!entries.empty() && going.size() == entries.size() && depth > 0) {
@@ -106,9 +104,7 @@ class ThinChange {
   // As the change leaves it: a folder loses several names, and a file may have several.
   Result<InodeRecord*> record_of(InodeNumber number) {
     const auto [at, fresh] = records_.try_emplace(number);
-    if (fresh) {
-      TRY_ASSIGN(at->second, store_.index().inode(number));
-    }
+    if (fresh) TRY_SET(at->second, store_.index().inode(number));
     return &at->second;
   }
 

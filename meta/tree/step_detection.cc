@@ -3,7 +3,6 @@
 #include <fnmatch.h>
 
 #include <algorithm>
-#include <functional>
 
 #include "io/log.h"
 #include "meta/formats/file_kinds.h"
@@ -34,20 +33,6 @@ bool holds_checkpoint(const std::vector<DirectoryEntry>& entries) {
     model = model || kind.is_sign(true);
   }
   return config && model;
-}
-
-Result<> visit_folders(const Tree& tree, InodeNumber folder,
-                       const std::function<bool(InodeNumber, const InodeRecord&)>& enter, size_t depth = 0) {
-  if (depth > kDeepestStep) return success();  // no series of ours lies so deep
-  TRY_ASSIGN(const auto entries, none_if_gone(tree.list(folder)));
-  if (!entries) return success();  // it was removed this moment
-  for (const DirectoryEntry& entry : *entries) {
-    if (entry.type != S_IFDIR) continue;
-    TRY_ASSIGN(const auto record, none_if_gone(tree.inode(entry.inode)));
-    if (!record) continue;  // it was removed this moment
-    if (enter(entry.inode, *record)) TRY(visit_folders(tree, entry.inode, enter, depth + 1));
-  }
-  return success();
 }
 
 // Those with this flag, but for what lies in a step or a swap folder.
@@ -132,6 +117,20 @@ Result<DeclaredSteps> declared_steps(const Tree& tree, InodeNumber series) {
   const size_t end = text.find('\n');
   if (end == std::string::npos) return Error(EIO, tree.path_of(series) + ": what is declared of it is damaged");
   return DeclaredSteps{text.substr(0, end), text.substr(end + 1)};
+}
+
+Result<> visit_folders(const Tree& tree, InodeNumber folder,
+                       const std::function<bool(InodeNumber, const InodeRecord&)>& enter, size_t depth) {
+  if (depth > kDeepestStep) return success();  // no series of ours lies so deep
+  TRY_ASSIGN(const auto entries, none_if_gone(tree.list(folder)));
+  if (!entries) return success();  // it was removed this moment
+  for (const DirectoryEntry& entry : *entries) {
+    if (entry.type != S_IFDIR) continue;
+    TRY_ASSIGN(const auto record, none_if_gone(tree.inode(entry.inode)));
+    if (!record) continue;  // it was removed this moment
+    if (enter(entry.inode, *record)) TRY(visit_folders(tree, entry.inode, enter, depth + 1));
+  }
+  return success();
 }
 
 Result<bool> may_be_step(const Tree& tree, InodeNumber series, const std::string& name) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,10 @@ inline constexpr const char* kDeclaredXattr = "user.ckptfs.declared";  // of a s
 std::string text_of(const DeclaredSteps& declared);
 // Empty where nothing is declared.
 Result<DeclaredSteps> declared_steps(const Tree& tree, InodeNumber series);
+// Calls `enter` for each folder below this one; false: not for those below that one. What is removed meanwhile, or lies
+// deeper than any step, is left out.
+Result<> visit_folders(const Tree& tree, InodeNumber folder,
+                       const std::function<bool(InodeNumber, const InodeRecord&)>& enter, size_t depth = 0);
 // May a folder of that name in the series become a step?
 Result<bool> may_be_step(const Tree& tree, InodeNumber series, const std::string& name);
 
